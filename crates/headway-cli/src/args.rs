@@ -100,7 +100,7 @@ pub(crate) enum Command {
         /// Print this machine file
         name: Option<String>,
     },
-    /// Run an unmodified CUDA program whose small copies out of a GPU do not wait behind its bulk copies
+    /// Run an unmodified CUDA program with faster copies of ordinary memory, or with small copies that do not wait for bulk ones
     Exec(crate::guest::ExecArgs),
     /// Arbitrate GPUs between processes until interrupted
     Broker(BrokerArgs),

@@ -63,8 +63,8 @@ pub(crate) struct ExecArgs {
     /// Neither use what earlier programs have learnt of copies on this node, nor keep what this one learns
     #[arg(long)]
     pub(crate) no_cache: bool,
-    /// The program and its arguments, behind `--`
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    /// The program and its arguments, behind `--` if they could be taken for options
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
 }
 

@@ -337,6 +337,7 @@ fn a_program_that_cannot_be_started_ends_as_under_env_and_timeout() {
     let status = |command: &[&str]| headway(place.path(), &[&["exec"], command].concat()).status;
     fs::write(place.path().join("text"), "no program").unwrap();
     assert_eq!(status(&["--", "sh", "-c", "exit 3"]), Some(3));
+    assert_eq!(status(&["sh", "-c", "exit 4"]), Some(4));
     assert_eq!(status(&["--", "no-such-program"]), Some(127));
     assert_eq!(status(&["--", "./text"]), Some(126));
     assert_eq!(status(&["--yield=1KiB", "--", "true"]), Some(125));

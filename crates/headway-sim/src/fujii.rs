@@ -1,4 +1,4 @@
-//! Fujii, Azumi, Nishio 2013 ("Data Transfer Matters of Real-Time GPU Computing"): the GeForce GTX 480 under Gdev.
+//! Fujii, Azumi, Nishio, Kato, Edahiro 2013 ("Data Transfer Matters of Real-Time GPU Computing"): the GeForce GTX 480 under Gdev.
 //!
 //! **A reconstruction.** The values of the paper's figures are not available. [`Constants::TEXT`] was chosen so that every
 //! statement of the text holds ([`statements`]); it carries no other authority. Basis: text.

@@ -60,7 +60,7 @@ fn usual_piece_of_class() -> UsualPiece {
         Some((known.advise(WAIT_GUESTS), format!("built-in figures for {name}, run {run}")))
     };
     smallest(names.iter().filter_map(known)).unwrap_or_else(|| {
-        let here = if names.is_empty() { "the GPUs here, which NVML does not name".to_owned() } else { names.join(", ") };
+        let here = if names.is_empty() { "GPUs here, as no NVIDIA driver was found that names them".to_owned() } else { names.join(", ") };
         UsualPiece {
             piece: None,
             why: format!(

@@ -1,4 +1,4 @@
-//! Cho, Kang, Yoon 2018 (multithreaded double queuing): breadth-first search and Pathfinder with the driver's copies, with
+//! Cho and Hong 2018 (multithreaded double queuing): breadth-first search and Pathfinder with the driver's copies, with
 //! the paper's queues, and with ours.
 
 mod fidelity;

@@ -1,4 +1,4 @@
-//! Patil 2021: pageable against pinned memory, overlap of copies and kernels, many small copies in one.
+//! Patil and Kulkarni 2021: pageable against pinned memory, overlap of copies and kernels, many small copies in one.
 
 mod batch;
 mod table_1;

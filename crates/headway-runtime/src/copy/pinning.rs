@@ -1,4 +1,4 @@
-//! Ordinary memory that is pinned range by range while it moves (Patil 2018: pinned and overlapped transfers).
+//! Ordinary memory that is pinned range by range while it moves (Patil and Kulkarni 2021: pinned and overlapped transfers).
 //!
 //! The CPU only asks for pages to be pinned and released, which the engine's copying hides. At most two ranges are pinned at a time:
 //! the one that is copied, and the next.

@@ -176,7 +176,7 @@ pub fn statements(study: &Study, slack_percent: u64) -> Vec<Finding> {
                 (Verdict::Fails, format!("{} of {} comparisons fail, first {text}", check.failures, check.compared))
             }
             None if check.missing > 0 || check.compared == 0 => {
-                (Verdict::NotMeasured, format!("{} figures are missing", check.missing))
+                (Verdict::NotMeasured, format!("figures that are missing: {}", check.missing))
             }
             None => (Verdict::Holds, format!("{} comparisons", check.compared)),
         };

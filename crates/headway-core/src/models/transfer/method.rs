@@ -17,7 +17,7 @@ pub enum Method {
     Dma,
     /// `dma` from or to ordinary memory that is pinned for this one copy and released behind it.
     Register,
-    /// The same in ranges: while one is copied the next is pinned, and the one before is released (Patil 2018: pinned and overlapped).
+    /// The same in ranges: while one is copied the next is pinned, and the one before is released (Patil and Kulkarni 2021: pinned and overlapped).
     Pinning,
     /// Threads copy between ordinary memory and pinned buffers while the engine copies on (Cho 2018: double queuing).
     Staged,

@@ -194,9 +194,10 @@ impl Planner<'_> {
 fn summary(set: &MessageSet, transformed: &Transformed) -> String {
     let before = transformed.sums.first().map_or(0, |sum| sum.ppm());
     let percent = |ppm: u64| format!("{}.{:02} %", ppm / 10_000, ppm % 10_000 / 100);
+    let blocks = set.elementary.len();
     format!(
-        "{} blocks of messages in {}: utilisation {} instead of {}{}",
-        set.elementary.len(),
+        "{blocks} block{} of messages in {}: utilisation {} instead of {}{}",
+        if blocks == 1 { "" } else { "s" },
         if transformed.batches.len() == 1 {
             "1 batch".to_owned()
         } else {
