@@ -24,6 +24,7 @@ const LOCK_TRIALS: u32 = 100;
 const PRIVATE: Mode = Mode::from_raw_mode(0o600);
 /// Rights of group and others to write.
 const FOREIGN_WRITE: u32 = 0o022;
+/// What an error says of a link, pipe, socket or folder under the name of one of our files.
 const NO_FILE: &str = "it is no regular file; move it away";
 /// Of a folder: only owners rename and remove.
 const STICKY: u32 = 0o1000;
@@ -331,7 +332,7 @@ impl Folder {
 /// Refuses a folder that others can put another one in place of, since they may rename and remove what is in one above it, or
 /// have a link on the way to it.
 fn check_above(path: &Path) -> io::Result<()> {
-    // Who has that can replace everything. It is root, if perhaps by another number in a user namespace.
+    // The owner of `/` is root; inside a user namespace root may have another number than 0.
     let root = std::fs::metadata("/")?.uid();
     std::path::absolute(path)?.parent().map_or(Ok(()), |above| check_way(above, root))
 }

@@ -335,7 +335,7 @@ fn what_somebody_puts_in_the_way_of_a_running_broker_s_files_stays_and_is_told_o
         // The record's second file is there already.
         let _ = fs::remove_file(&planted);
         symlink(&victim, &planted).unwrap();
-        wait_until("it is told of", || {
+        wait_until("the broker reports the planted link", || {
             // Another client each time, and a line or two more in the log.
             drop(connect(&broker, "other"));
             task.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));

@@ -33,14 +33,13 @@ fn kept_runs_replay_and_their_summaries_are_theirs() {
             continue;
         }
         if !run.join("run.jsonl.gz").is_file() {
-            if records(&run, &name) == 0 {
+            let records = records(&run, &name);
+            if records == 0 || run.join("outcome.json").is_file() {
                 experiment(&run, &name);
             }
             continue;
         }
-        let packed = fs::read(run.join("run.jsonl.gz")).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let mut text = String::new();
-        GzDecoder::new(packed.as_slice()).read_to_string(&mut text).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let text = text(&run.join("run.jsonl.gz"));
         let page = fs::read_to_string(run.join("summary.md")).unwrap_or_else(|error| panic!("{name}: {error}"));
         let table = table(&text, &name);
         // The first lines: the verdict, what ran where, and the totals.
@@ -62,8 +61,21 @@ fn table(text: &str, name: &str) -> String {
     summarize(&log).table(140)
 }
 
-/// How many JSON files a run has that counts no deadlines of its own, such as one of another program under Headway. Each
-/// must be whole, none may name a folder of the machine, and the page says where it comes from.
+/// The text of a file; one that ends with `.gz` is unpacked.
+fn text(path: &Path) -> String {
+    let failed = |error: &dyn std::fmt::Display| -> ! { panic!("{}: {error}", path.display()) };
+    let bytes = fs::read(path).unwrap_or_else(|error| failed(&error));
+    let mut text = String::new();
+    let read = match path.extension().is_some_and(|ending| ending == "gz") {
+        true => GzDecoder::new(bytes.as_slice()).read_to_string(&mut text),
+        false => bytes.as_slice().read_to_string(&mut text),
+    };
+    read.unwrap_or_else(|error| failed(&error));
+    text
+}
+
+/// How many JSON files a run has. Each must be whole, none may name a folder of the machine that it ran on, and the run's
+/// page says where the figures come from.
 fn records(run: &Path, name: &str) -> usize {
     let mut files = 0;
     for entry in fs::read_dir(run).unwrap() {
@@ -72,12 +84,7 @@ fn records(run: &Path, name: &str) -> usize {
         if !["json", "jsonl", "json.gz", "jsonl.gz"].iter().any(|end| file.ends_with(&format!(".{end}"))) {
             continue;
         }
-        let packed = fs::read(&path).unwrap();
-        let mut text = String::new();
-        match file.ends_with(".gz") {
-            true => drop(GzDecoder::new(packed.as_slice()).read_to_string(&mut text).unwrap()),
-            false => text = String::from_utf8(packed).unwrap(),
-        }
+        let text = text(&path);
         let mut values = 0;
         for value in serde_json::Deserializer::from_str(&text).into_iter::<serde_json::Value>() {
             value.unwrap_or_else(|error| panic!("{file}: {error}"));
@@ -102,15 +109,11 @@ fn experiment(run: &Path, name: &str) {
     let mut tables = 0;
     for entry in fs::read_dir(run).unwrap() {
         let path = entry.unwrap().path();
-        let packed = fs::read(&path).unwrap();
-        let mut text = String::new();
-        match path.to_string_lossy() {
-            file if file.ends_with(".csv.gz") => {
-                GzDecoder::new(packed.as_slice()).read_to_string(&mut text).unwrap();
-            }
-            file if file.ends_with(".csv") => text = String::from_utf8(packed).unwrap(),
-            _ => continue,
+        let file = path.to_string_lossy();
+        if ![".csv", ".csv.gz"].iter().any(|end| file.ends_with(end)) {
+            continue;
         }
+        let text = text(&path);
         tables += 1;
         // Where no core of the CPU served, there is none to tell of.
         let none = path.ends_with("cores.csv") && page.contains("\nCPU: no core of the CPU serves.");
@@ -122,9 +125,7 @@ fn experiment(run: &Path, name: &str) {
 
 /// The figures that a benchmark's page lists as targets are in its rows, as far as they are medians in nanoseconds.
 fn benchmark(run: &Path, name: &str) {
-    let mut rows = String::new();
-    let packed = fs::read(run.join("rows.csv.gz")).unwrap_or_else(|error| panic!("{name}: {error}"));
-    GzDecoder::new(packed.as_slice()).read_to_string(&mut rows).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let rows = text(&run.join("rows.csv.gz"));
     let rates: Vec<f64> = rows
         .lines()
         .skip(1)

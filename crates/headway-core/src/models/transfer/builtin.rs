@@ -176,8 +176,9 @@ impl NodeClass {
     ///
     /// `bench/runs/2026-11-22-h200x1-transfers-none-behind/tunings.csv` and that of `2026-11-22-h100x1-transfers` (512 MiB): in, 6
     /// threads reach 53.4 and 43.7 GB/s, 8 threads 53.7 and 52.1; out, 3 threads 52.5 and 40.5, 4 threads 54.0 and 49.4, 6 threads
-    /// 54.7 and 53.7. The few first copies of a short program go by the first tuning, so it is the one that no node makes slow: of 64 MiB
-    /// in, eight threads took 2.1 ms and four 4.6 on an H100 (`2026-11-25-h100x1-learns-cho-queues`). With one to three threads stores past the cache are no slower on the way in.
+    /// 54.7 and 53.7. A short program makes few copies, all by the first tuning, so the first one must be slow on no node: 64 MiB in
+    /// took 2.1 ms with eight threads and 4.6 ms with four on an H100 (`2026-11-25-h100x1-learns-cho-queues`). With one to three threads
+    /// stores past the cache are no slower on the way in.
     #[must_use]
     pub fn tunings(self, direction: Direction, memory: HostMemory, bytes: Bytes, threads_max: u32) -> Vec<Tuning> {
         let (threads, buffer, stores): (&[u32], u64, Stores) = match (direction, memory) {
