@@ -311,6 +311,7 @@ fn row(text: &mut String, plan: &Plan, pipeline: &Pipeline) {
             let window = pipeline.windows.get(at).map_or_else(String::new, |window| format!(" of {window}"));
             let chunk = if step.chunk.0 > 0 { format!(" in chunks of {}", step.chunk) } else { String::new() };
             let name = match &step.operations[0].work {
+                _ if step.operations.len() > 1 && matches!(pipeline.source, Source::Parts(_)) => step.name.clone(),
                 Work::Copy { class, .. } => format!("{class:?}").to_lowercase(),
                 Work::Compute { kernel } => kernel.clone(),
                 Work::Hold => step.name.clone(),

@@ -284,6 +284,7 @@ fn plans(found: &mut Found, place: &Path) {
         ("encrypt", "h200-x1"),
         ("exchange", "h200-x4"),
         ("wafer", "h200-x4"),
+        ("two-gpus", "h200-x4"),
         ("background", "h200-x1"),
         ("messages", "h200-x1"),
         ("cpu", "h200-x1"),

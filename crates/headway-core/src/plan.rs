@@ -7,6 +7,7 @@
 pub mod block;
 pub mod combine;
 pub mod message;
+mod parted;
 pub mod payload;
 pub mod planner;
 mod sharded;
@@ -21,6 +22,7 @@ use crate::models::transfer::Method;
 use crate::plan::message::{Elementary, Member};
 use crate::units::{Bytes, Nanos, Rate};
 
+pub use self::parted::Parted;
 pub use self::sharded::{Shard, Sharded, is_first_kernel};
 
 /// Version of the JSON form of [`Plan`].
@@ -281,6 +283,8 @@ pub enum Source {
     /// A stream whose packets are divided among all GPUs.
     #[serde(rename = "wafer")]
     Sharded(Sharded),
+    /// A stream whose packets have parts that go to several processors.
+    Parts(Parted),
     /// A bulk transfer of so many bytes, or endless. A cycle is one piece of it, of [`Pipeline::reserve`] bytes but for the
     /// last: the next begins when one is complete, so that period and window mean nothing.
     Bulk(Option<Bytes>),
@@ -307,6 +311,7 @@ impl Source {
         match self {
             Self::Streams(streams) => streams,
             Self::Sharded(sharded) => std::slice::from_ref(&sharded.stream),
+            Self::Parts(parted) => std::slice::from_ref(&parted.stream),
             Self::Message | Self::Batch(_) | Self::Flow | Self::Bulk(_) | Self::Urgent(_) => &[],
         }
     }
@@ -315,7 +320,12 @@ impl Source {
     #[must_use]
     pub fn one_by_one(&self, step: &PlannedStep) -> bool {
         let copies = step.operations.iter().all(|operation| matches!(operation.work, Work::Copy { .. }));
-        matches!(self, Self::Sharded(sharded) if sharded.one_by_one && copies)
+        match self {
+            Self::Sharded(sharded) => sharded.one_by_one && copies,
+            // One copy may be cut into chunks.
+            Self::Parts(parted) => parted.one_by_one && copies && step.operations.len() > 1,
+            _ => false,
+        }
     }
 
     /// Its class, which orders its jobs against others that are due at the same time.
@@ -324,7 +334,9 @@ impl Source {
         match self {
             Self::Bulk(_) => Class::Bulk,
             Self::Urgent(_) => Class::Urgent,
-            Self::Streams(_) | Self::Message | Self::Batch(_) | Self::Flow | Self::Sharded(_) => Class::Guaranteed,
+            Self::Streams(_) | Self::Message | Self::Batch(_) | Self::Flow | Self::Sharded(_) | Self::Parts(_) => {
+                Class::Guaranteed
+            }
         }
     }
 
@@ -337,7 +349,7 @@ impl Source {
     /// Whether its cycles begin with data that comes from outside.
     #[must_use]
     pub const fn is_fed(&self) -> bool {
-        matches!(self, Self::Streams(_) | Self::Sharded(_))
+        matches!(self, Self::Streams(_) | Self::Sharded(_) | Self::Parts(_))
     }
 }
 
@@ -561,9 +573,12 @@ impl Plan {
         self.verdict.outcome == Outcome::Undecided && self.verdict.violation.is_some()
     }
 
-    /// The core of the CPU that serves a pipeline, counted from 0; `None` = no core does.
+    /// The core of the CPU that serves a whole pipeline, counted from 0; `None` = no core does.
     #[must_use]
     pub fn core_of(&self, pipeline: &Pipeline) -> Option<u32> {
+        if matches!(pipeline.source, Source::Parts(_)) {
+            return None;
+        }
         let engine = pipeline.steps.first()?.operations.first()?.engines.first()?;
         self.core(engine.at())
     }

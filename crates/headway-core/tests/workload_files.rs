@@ -365,21 +365,21 @@ fn steps_that_do_not_connect_are_refused() {
         "",
         (15, 22, 12),
         "the step computes before the data reached a GPU",
-        "put `{ copy = \"host -> gpu\" }` before it",
+        "put `{ copy = \"host -> gpu\" }` before it, or write `on = \"cpu\"`",
     );
     check(
         "{ copy = \"host -> gpu\" }, ",
         "{ copy = \"gpu -> host\" }, ",
         (15, 48, 12),
         "the step computes before the data reached a GPU",
-        "put `{ copy = \"host -> gpu\" }` before it",
+        "put `{ copy = \"host -> gpu\" }` before it, or write `on = \"cpu\"`",
     );
     check(
         "\"host -> gpu\"",
         "\"host -> gpu2\"",
-        (15, 49, 12),
-        "the step computes on the stream's own GPU, but the data is at `gpu2`",
-        "copy it to `gpu`, or write `gpu = \"gpu2\"` if that is a GPU",
+        (15, 74, 12),
+        "the step copies from `gpu1`, but the data is at `gpu2`",
+        "start it at `gpu2`, or add a copy from there to `gpu1`",
     );
     check(
         "\"gpu1->cpu1\"",
@@ -401,14 +401,14 @@ fn steps_that_do_not_connect_are_refused() {
         "copy = \"gpu->host\", compute = \"k\"",
         (15, 64, 37),
         "a step is one `copy` or one `compute`",
-        "write `{ copy = \"host -> gpu\" }` or `{ compute = \"KERNEL\" }`",
+        "write `{ copy = \"host -> gpu\" }` or `{ compute = \"KERNEL\" }`; lists of both, each element for one part, go together",
     );
     check(
         "copy = \"gpu1->cpu1\"",
         "move = \"gpu->host\"",
         (15, 66, 4),
         "unknown key `move` in a step",
-        "known keys: `copy`, `compute`, `exchange`",
+        "known keys: `copy`, `compute`, `on`, `exchange`",
     );
     check(
         "gpu = \"gpu1\"",

@@ -73,8 +73,28 @@ impl Application for Encryption {
             let message = format!("stream `{id}` has the same key and iv as stream `{}`", other.id);
             return Err(written.error(KEY, message, help.to_owned()));
         }
-        let encrypts = |step: &Step| matches!(step, Step::Compute { kernel } if kernel == ID);
-        let Some(step) = stream.steps.iter().position(encrypts) else { return Ok(()) };
+        let encrypted = |step: &Step| match step {
+            Step::Compute { kernel } if kernel == ID => vec![0],
+            Step::Parts(set) => set.iter().filter(|part| part.kernel() == Some(ID)).map(|part| part.part).collect(),
+            _ => Vec::new(),
+        };
+        let Some(step) = stream.steps.iter().position(|step| !encrypted(step).is_empty()) else { return Ok(()) };
+        let mut parts: Vec<u32> = stream.steps.iter().flat_map(encrypted).collect();
+        parts.sort_unstable();
+        parts.dedup();
+        if parts.len() > 1 {
+            let message = format!("stream `{id}` encrypts {} parts of a packet with one key and iv", parts.len());
+            let help = "make each part a stream of its own, with its own `key` and `iv`: with the same pair, parts that begin \
+                        alike encrypt alike";
+            return Err(written.error(&format!("steps.{step}"), message, help.to_owned()));
+        }
+        let odd = parts.iter().filter_map(|&part| stream.parts.get(part as usize));
+        if let Some(odd) = odd.filter(|part| !part.bytes.0.is_multiple_of(BLOCK as u64)).next() {
+            let message =
+                format!("part `{}` has {} bytes, no multiple of {BLOCK} as `{ID}` needs", odd.id, odd.bytes.0);
+            let help = format!("write for example `bytes = \"{} B\"`", odd.bytes.0.next_multiple_of(BLOCK as u64));
+            return Err(written.error("parts", message, help));
+        }
         if stream.on_miss == OnMiss::Skip {
             let message = format!("stream `{id}` encrypts in a chain, in which no packet can be left out");
             let help = "write `on_miss = \"finish\"` or `on_miss = \"stop\"`".to_owned();

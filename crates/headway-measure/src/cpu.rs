@@ -105,7 +105,7 @@ fn stages(id: &str) -> Result<Stages, Error> {
         let parameters = Cipher { key: [7; 16], iv: [9; 16] }.parameters();
         let portion = Portion { stream: "probe".into(), parameters, item: 0 };
         let kernel = kernels::find(id).expect("the registry's own id");
-        stages.insert((number, 0), Stage::new(kernel, &vec![portion; portions])?);
+        stages.insert((number, 0, 0), Stage::new(kernel, &vec![portion; portions])?);
     }
     Ok(stages)
 }
@@ -125,7 +125,7 @@ fn slow(core: &Core, stage: u32, lens: &[u64], effort: Effort) -> Result<Nanos, 
     let mut samples = series(effort, clock::now, |number| {
         let (input, output) = &blocks[number as usize % blocks.len()];
         let (input, output) = (input.claim(0..size, Access::Read)?, output.claim(0..size, Access::Write)?);
-        Ok::<_, Error>(timed(core, Job { tag: u64::from(number), stage: (stage, 0), input, output })?)
+        Ok::<_, Error>(timed(core, Job { tag: u64::from(number), stage: (stage, 0, 0), input, output })?)
     })?;
     samples.sort_unstable();
     Ok(samples[(samples.len() * 999).div_ceil(1000) - 1])

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use headway_core::log::StreamRun;
 use headway_core::plan::block::{self, BlockError, Header};
 use headway_core::plan::payload::Gathered;
-use headway_core::plan::{Plan, PlannedStream, Source};
+use headway_core::plan::{Parted, Plan, PlannedStream, Source};
 use headway_core::units::Bytes;
 use headway_device::work::Items;
 
@@ -179,6 +179,9 @@ impl Gatherer {
     fn lens(&self, pipeline: u32, cycle: u64) -> Vec<u64> {
         match &self.plan.pipelines[pipeline as usize].source {
             Source::Streams(streams) => streams.iter().map(|&stream| self.part(pipeline, cycle, stream).1).collect(),
+            Source::Parts(parted) => (0..parted.parts.len())
+                .map(|part| self.pieces(parted, pipeline, cycle, part).map(|(_, bytes)| bytes).sum())
+                .collect(),
             Source::Sharded(_)
             | Source::Message
             | Source::Batch(_)
@@ -186,6 +189,56 @@ impl Gatherer {
             | Source::Bulk(_)
             | Source::Urgent(_) => Vec::new(),
         }
+    }
+
+    /// What `part` has of each packet of a cycle: first byte in the stream, and number.
+    fn pieces<'p>(
+        &self,
+        parted: &'p Parted,
+        pipeline: u32,
+        cycle: u64,
+        part: usize,
+    ) -> impl Iterator<Item = (u64, u64)> + use<'p> {
+        let planned = &self.plan.streams[parted.stream as usize];
+        let (packet, end) = (planned.packet.0, self.runs[parted.stream as usize].bytes.0);
+        let packets = planned.packets_in(&self.plan.pipelines[pipeline as usize], cycle);
+        let (offset, bytes) = (parted.offset(part), parted.parts[part].0);
+        packets.map(move |number| {
+            let at = |byte: u64| number.saturating_mul(packet).saturating_add(byte).min(end);
+            (at(offset), at(offset + bytes) - at(offset))
+        })
+    }
+
+    /// Packs the blocks of all parts into `buffer`.
+    fn gather_parts(
+        &self,
+        parted: &Parted,
+        pipeline: u32,
+        cycle: u64,
+        buffer: &mut [u8],
+    ) -> Result<Gathered, DataError> {
+        let planned = &self.plan.pipelines[pipeline as usize];
+        let damaged = |source| DataError::Block { pipeline: planned.name.clone(), cycle, source };
+        let mut longest = 0;
+        for part in 0..parted.parts.len() {
+            let room = parted.range(part);
+            let Some(buffer) = buffer.get_mut(room.clone()) else {
+                let available = buffer.len() as u64;
+                return Err(damaged(BlockError::TooSmall { needed: room.end as u64, available }));
+            };
+            let bytes = self.pieces(parted, pipeline, cycle, part).map(|(_, bytes)| bytes).sum();
+            block::write_header(buffer, cycle, &[bytes]).map_err(damaged)?;
+            let portion = Header::read(buffer).map_err(damaged)?.portions[0].clone();
+            let mut at = portion.start;
+            for (from, bytes) in self.pieces(parted, pipeline, cycle, part) {
+                self.intake.read(parted.stream as usize, from, &mut buffer[at..at + bytes as usize])?;
+                at += bytes as usize;
+            }
+            let padded = portion.end.next_multiple_of(block::ALIGN);
+            buffer[portion.end..padded].fill(0);
+            longest = bytes.max(longest);
+        }
+        Ok(Gathered { block: planned.reserve, longest_portion: Bytes(longest) })
     }
 
     /// Packs the block of `cycle` into the start of `buffer`.
@@ -198,6 +251,9 @@ impl Gatherer {
             return Ok(Gathered::default());
         }
         let planned = &self.plan.pipelines[pipeline as usize];
+        if let Source::Parts(parted) = &planned.source {
+            return self.gather_parts(parted, pipeline, cycle, buffer);
+        }
         let damaged = |source| DataError::Block { pipeline: planned.name.clone(), cycle, source };
         let block = block::write_header(buffer, cycle, &lens).map_err(damaged)?;
         let header = Header::read(&buffer[..block.0 as usize]).map_err(damaged)?;
@@ -287,26 +343,62 @@ impl Scatterer {
     /// # Errors
     /// [`DataError`]; a block of another cycle, out of order, or of other sizes is refused.
     pub fn scatter(&mut self, pipeline: u32, cycle: u64, block: &[u8]) -> Result<(), DataError> {
-        let planned = &self.gatherer.plan.pipelines[pipeline as usize];
+        let plan = Arc::clone(&self.gatherer.plan);
+        let planned = &plan.pipelines[pipeline as usize];
         let name = || planned.name.clone();
-        let header = Header::read(block).map_err(|source| DataError::Block { pipeline: name(), cycle, source })?;
+        let damaged = |source| DataError::Block { pipeline: name(), cycle, source };
+        let blocks = match &planned.source {
+            Source::Parts(parted) => (0..parted.parts.len()).map(|part| parted.range(part)).collect(),
+            _ => vec![0..block.len()],
+        };
+        let blocks: Vec<&[u8]> = blocks.into_iter().map(|range| block.get(range).unwrap_or_default()).collect();
+        let headers = blocks.iter().map(|block| Header::read(block)).collect::<Result<Vec<_>, _>>().map_err(damaged)?;
         let wrong = |what: String| Err(DataError::Sequence { pipeline: name(), cycle, what });
-        if header.cycle != cycle {
-            return wrong(format!("the block of cycle {} came back", header.cycle));
+        if let Some(other) = headers.iter().find(|header| header.cycle != cycle) {
+            return wrong(format!("the block of cycle {} came back", other.cycle));
         }
         if cycle < self.next[pipeline as usize] {
             return wrong(format!("cycle {} came back before it", self.next[pipeline as usize] - 1));
         }
-        let lens: Vec<u64> = header.portions.iter().map(|portion| portion.len() as u64).collect();
+        let portions = headers.iter().flat_map(|header| &header.portions);
+        let lens: Vec<u64> = portions.map(|portion| portion.len() as u64).collect();
         let sent = self.gatherer.lens(pipeline, cycle);
         if lens != sent {
             return wrong(format!("portions of {lens:?} bytes came back, {sent:?} were sent"));
         }
         self.next[pipeline as usize] = cycle + 1;
-        let plan = Arc::clone(&self.gatherer.plan);
-        let Source::Streams(streams) = &plan.pipelines[pipeline as usize].source else { return Ok(()) };
-        for (&stream, portion) in streams.iter().zip(header.portions) {
-            self.append(stream, &block[portion])?;
+        match &planned.source {
+            Source::Streams(streams) => {
+                for (&stream, portion) in streams.iter().zip(&headers[0].portions) {
+                    self.append(stream, &block[portion.clone()])?;
+                }
+            }
+            Source::Parts(parted) => {
+                let data = blocks.iter().zip(&headers).map(|(block, header)| &block[header.portions[0].clone()]);
+                self.append_parts(parted, pipeline, cycle, data.collect())?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Appends packets whose parts came back in blocks of their own.
+    fn append_parts(
+        &mut self,
+        parted: &Parted,
+        pipeline: u32,
+        cycle: u64,
+        mut data: Vec<&[u8]>,
+    ) -> Result<(), OutputError> {
+        let parts =
+            (0..data.len()).map(|part| self.gatherer.pieces(parted, pipeline, cycle, part).map(|(_, bytes)| bytes));
+        let lens: Vec<Vec<u64>> = parts.map(Iterator::collect).collect();
+        for packet in 0..lens.first().map_or(0, Vec::len) {
+            for (part, lens) in data.iter_mut().zip(&lens) {
+                let (now, later) = part.split_at(lens[packet] as usize);
+                self.append(parted.stream, now)?;
+                *part = later;
+            }
         }
         Ok(())
     }
@@ -353,9 +445,16 @@ impl Scatterer {
         self.next[pipeline as usize] = cycle + 1;
         let plan = Arc::clone(&self.gatherer.plan);
         let lens = self.gatherer.lens(pipeline, cycle);
-        let Source::Streams(streams) = &plan.pipelines[pipeline as usize].source else { return Ok(()) };
-        for (&stream, len) in streams.iter().zip(lens) {
-            self.append(stream, &vec![0; len as usize])?;
+        match &plan.pipelines[pipeline as usize].source {
+            Source::Streams(streams) => {
+                for (&stream, len) in streams.iter().zip(lens) {
+                    self.append(stream, &vec![0; len as usize])?;
+                }
+            }
+            Source::Parts(parted) => {
+                self.append(parted.stream, &vec![0; lens.iter().sum::<u64>() as usize])?;
+            }
+            _ => {}
         }
         Ok(())
     }

@@ -38,15 +38,18 @@ impl Stage {
     }
 }
 
-/// What a core serves: stages by pipeline and step.
-pub type Stages = BTreeMap<(u32, u32), Stage>;
+/// A compute operation of a plan: pipeline, step, and which of the step's operations.
+pub type Operation = (u32, u32, u32);
+
+/// What a core serves.
+pub type Stages = BTreeMap<Operation, Stage>;
 
 /// One block for one stage.
 #[derive(Debug)]
 pub struct Job {
     /// What its completion carries.
     pub tag: u64,
-    pub stage: (u32, u32),
+    pub stage: Operation,
     /// The packed block; host memory.
     pub input: Span,
     /// Where the result goes, claimed for writing; host memory of the same length.
@@ -272,7 +275,7 @@ mod tests {
     fn stages(portions: usize) -> Stages {
         let portions = vec![portion(); portions];
         let kernel = headway_kernels::find("aes128-cbc").unwrap();
-        [((3, 0), Stage::new(kernel, &portions).unwrap())].into()
+        [((3, 0, 0), Stage::new(kernel, &portions).unwrap())].into()
     }
 
     fn block() -> (Buffer, Buffer, usize) {
@@ -284,7 +287,7 @@ mod tests {
         (input, output, bytes)
     }
 
-    fn job(tag: u64, stage: (u32, u32), (input, output, bytes): &(Buffer, Buffer, usize)) -> Job {
+    fn job(tag: u64, stage: Operation, (input, output, bytes): &(Buffer, Buffer, usize)) -> Job {
         let (input, output) = (input.claim(0..*bytes, Access::Read), output.claim(0..*bytes, Access::Write));
         Job { tag, stage, input: input.unwrap(), output: output.unwrap() }
     }
@@ -302,9 +305,9 @@ mod tests {
             let span = blocks.1.claim(0..blocks.2, Access::Read).unwrap();
             span.bytes().unwrap()[block::header_bytes(1)..][..32].to_vec()
         };
-        timed(&core, job(7, (3, 0), &blocks)).unwrap();
+        timed(&core, job(7, (3, 0, 0), &blocks)).unwrap();
         let first = result(&blocks);
-        timed(&core, job(8, (3, 0), &blocks)).unwrap();
+        timed(&core, job(8, (3, 0, 0), &blocks)).unwrap();
         let second = result(&blocks);
         drop(core);
         assert_eq!(woken.load(Ordering::SeqCst), 2);
@@ -323,15 +326,15 @@ mod tests {
     fn a_job_for_a_stage_that_is_elsewhere_fails_and_the_core_goes_on() {
         let core = Core::start(0, stages(1), None, Arc::new(|| {})).unwrap();
         let blocks = block();
-        assert!(timed(&core, job(1, (9, 0), &blocks)).is_err());
-        timed(&core, job(2, (3, 0), &blocks)).unwrap();
+        assert!(timed(&core, job(1, (9, 0, 0), &blocks)).is_err());
+        timed(&core, job(2, (3, 0, 0), &blocks)).unwrap();
     }
 
     #[test]
     fn dropping_a_core_releases_what_waits() {
         let core = Core::start(0, stages(1), None, Arc::new(|| {})).unwrap();
         let all: Vec<_> = (0..8).map(|_| block()).collect();
-        all.iter().for_each(|blocks| core.submit(job(0, (3, 0), blocks)));
+        all.iter().for_each(|blocks| core.submit(job(0, (3, 0, 0), blocks)));
         drop(core);
         all.iter().for_each(|blocks| drop(blocks.1.claim(0..blocks.2, Access::Write).unwrap()));
     }

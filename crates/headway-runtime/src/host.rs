@@ -1,5 +1,6 @@
 //! The payload of a simulated run: ordinary memory, copies by the CPU, kernels in their CPU form.
 
+mod parted;
 mod sharded;
 
 use std::collections::BTreeMap;
@@ -12,6 +13,7 @@ use headway_device::work::{Work, WorkError};
 
 use crate::blocks::{DataError, Gatherer, Scatterer};
 use crate::kernels::Kernels;
+use parted::PartedHost;
 use sharded::ShardedHost;
 
 /// A payload that cannot go on.
@@ -47,6 +49,8 @@ pub struct HostPayload {
     open: BTreeMap<(u32, u64), Open>,
     /// Pipelines whose packets are divided, by number.
     sharded: BTreeMap<u32, ShardedHost>,
+    /// Pipelines whose packets have parts, by number.
+    parted: BTreeMap<u32, PartedHost>,
     /// Buffers of delivered cycles, by pipeline: a cycle takes them over instead of allocating.
     spare: Vec<Vec<Vec<Vec<u8>>>>,
     interrupt: Arc<AtomicBool>,
@@ -66,10 +70,12 @@ impl HostPayload {
         interrupt: Arc<AtomicBool>,
     ) -> Result<Self, WorkError> {
         let mut stages = BTreeMap::new();
-        let mut sharded = BTreeMap::new();
+        let (mut sharded, mut parted) = (BTreeMap::new(), BTreeMap::new());
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
-            if let Source::Sharded(planned) = &pipeline.source {
-                sharded.insert(number, ShardedHost::new(planned, kernels, number)?);
+            match &pipeline.source {
+                Source::Sharded(planned) => drop(sharded.insert(number, ShardedHost::new(planned, kernels, number)?)),
+                Source::Parts(planned) => drop(parted.insert(number, PartedHost::new(planned, kernels, number)?)),
+                _ => {}
             }
         }
         for (pipeline, step, kernel) in kernels.stages().filter(|(pipeline, ..)| !sharded.contains_key(pipeline)) {
@@ -79,7 +85,7 @@ impl HostPayload {
             stages.insert((pipeline, step), Stage { kernel: Arc::clone(kernel), state });
         }
         let spare = plan.pipelines.iter().map(|_| Vec::new()).collect();
-        Ok(Self { plan, gatherer, scatterer, stages, open: BTreeMap::new(), sharded, spare, interrupt })
+        Ok(Self { plan, gatherer, scatterer, stages, open: BTreeMap::new(), sharded, parted, spare, interrupt })
     }
 
     /// Ends the run: writes everything out and returns the bytes of each stream.
@@ -103,6 +109,9 @@ impl Payload for HostPayload {
         if let Some(sharded) = self.sharded.get_mut(&pipeline) {
             return sharded.gather(planned, cycle);
         }
+        if let Some(parted) = self.parted.get_mut(&pipeline) {
+            return parted.gather(pipeline, planned, cycle, &self.gatherer);
+        }
         let mut buffers = self.spare[pipeline as usize]
             .pop()
             .unwrap_or_else(|| vec![vec![0; planned.reserve.0 as usize]; planned.steps.len() + 1]);
@@ -119,6 +128,9 @@ impl Payload for HostPayload {
         let planned = &self.plan.pipelines[piece.pipeline as usize];
         if let Some(sharded) = self.sharded.get_mut(&piece.pipeline) {
             return sharded.execute(planned, piece);
+        }
+        if let Some(parted) = self.parted.get_mut(&piece.pipeline) {
+            return parted.execute(planned, piece);
         }
         if !matches!(planned.source, Source::Streams(_)) {
             return Ok(()); // Messages and flows carry no user's bytes.
@@ -145,6 +157,9 @@ impl Payload for HostPayload {
         if let Some(sharded) = self.sharded.get_mut(&pipeline) {
             return sharded.deliver(pipeline, cycle, &mut self.scatterer);
         }
+        if let Some(parted) = self.parted.get_mut(&pipeline) {
+            return parted.deliver(pipeline, cycle, &mut self.scatterer);
+        }
         if let Some(open) = self.open.remove(&(pipeline, cycle)) {
             let last = open.buffers.last().expect("there is a buffer before the first step");
             self.scatterer.scatter(pipeline, cycle, &last[..open.block])?;
@@ -154,6 +169,9 @@ impl Payload for HostPayload {
     }
 
     fn give_up(&mut self, pipeline: u32, cycle: u64) -> Result<(), HostError> {
+        if let Some(parted) = self.parted.get_mut(&pipeline) {
+            return parted.give_up(pipeline, cycle, &mut self.scatterer);
+        }
         if let Some(open) = self.open.remove(&(pipeline, cycle)) {
             self.scatterer.lose(pipeline, cycle)?;
             self.spare[pipeline as usize].push(open.buffers);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use headway_core::files::workload::Workload;
-use headway_core::plan::{self, Pipeline, Plan, Sharded, Source};
+use headway_core::plan::{self, Parted, Pipeline, Plan, Sharded, Source};
 use headway_device::work::{Items, Library, Portion, Work};
 
 /// A library whose kernels cannot run a plan.
@@ -55,6 +55,18 @@ pub struct Divided {
     pub items: Arc<dyn Items>,
 }
 
+/// A kernel over one part of a packet.
+#[derive(Clone)]
+pub struct PartKernel {
+    pub step: u32,
+    /// Which of the step's operations it is.
+    pub index: u32,
+    pub part: u32,
+    pub work: Arc<dyn Work>,
+    /// What checks it.
+    pub reference: Arc<dyn Work>,
+}
+
 /// Kernels of all compute steps of a plan.
 #[derive(Clone)]
 pub struct Kernels {
@@ -64,6 +76,8 @@ pub struct Kernels {
     portions: Vec<Vec<Portion>>,
     /// What serves the pipelines whose packets are divided.
     divided: BTreeMap<u32, Divided>,
+    /// What serves the pipelines whose packets have parts.
+    parted: BTreeMap<u32, Vec<PartKernel>>,
 }
 
 impl Kernels {
@@ -73,16 +87,19 @@ impl Kernels {
     /// [`KernelError`].
     pub fn of(plan: &Plan, workload: &Workload, library: &dyn Library) -> Result<Self, KernelError> {
         let (mut stages, mut references) = (Vec::new(), Vec::new());
-        let (mut portions, mut divided) = (Vec::new(), BTreeMap::new());
+        let (mut portions, mut divided, mut parted) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
+            if let Source::Parts(planned) = &pipeline.source {
+                parted.insert(number, of_parts(plan, pipeline, planned, library)?);
+                let stream = &workload.streams[planned.stream as usize];
+                let portion = |item| Portion { stream: stream.id.clone(), parameters: stream.parameters.clone(), item };
+                portions.push((0..planned.parts.len() as u32).map(portion).collect());
+                continue;
+            }
             let mut works = Vec::new();
             for (step, planned) in (0u32..).zip(&pipeline.steps) {
                 if let plan::Work::Compute { kernel } = &planned.operations[0].work {
-                    let found = library.find(kernel).ok_or_else(|| KernelError::Unknown {
-                        pipeline: pipeline.name.clone(),
-                        name: kernel.clone(),
-                        known: library.ids().join(", "),
-                    })?;
+                    let found = find(library, pipeline, kernel)?;
                     // What a core has made with a CPU form is checked by another.
                     let other = plan.core_of(pipeline).and_then(|_| library.reference(kernel));
                     references.push((number, step, other.unwrap_or_else(|| Arc::clone(&found))));
@@ -108,13 +125,14 @@ impl Kernels {
                         |item| Portion { stream: stream.clone(), parameters: planned.parameters.clone(), item };
                     (0..planned.sharding.items).map(portion).collect()
                 }
+                Source::Parts(_) => unreachable!("its portions were pushed above"),
                 Source::Message | Source::Batch(_) | Source::Flow | Source::Bulk(_) | Source::Urgent(_) => Vec::new(),
             });
         }
-        Ok(Self { stages, references, portions, divided })
+        Ok(Self { stages, references, portions, divided, parted })
     }
 
-    /// Pipeline, step and kernel of every compute step.
+    /// Pipeline, step and kernel of every compute step, but of pipelines whose packets have parts.
     pub fn stages(&self) -> impl Iterator<Item = (u32, u32, &Arc<dyn Work>)> {
         self.stages.iter().map(|(pipeline, step, kernel)| (*pipeline, *step, kernel))
     }
@@ -137,11 +155,60 @@ impl Kernels {
         &self.divided[&pipeline]
     }
 
+    /// The kernels of a pipeline whose packets have parts, in the order of steps; empty if they have none.
+    #[must_use]
+    pub fn of_parts(&self, pipeline: u32) -> &[PartKernel] {
+        self.parted.get(&pipeline).map_or(&[], Vec::as_slice)
+    }
+
+    /// Pipeline and kernels of every pipeline whose packets have parts.
+    pub fn parted(&self) -> impl Iterator<Item = (u32, &[PartKernel])> {
+        self.parted.iter().map(|(pipeline, kernels)| (*pipeline, kernels.as_slice()))
+    }
+
     /// The portions of a pipeline.
     #[must_use]
     pub fn portions(&self, pipeline: u32) -> &[Portion] {
         &self.portions[pipeline as usize]
     }
+}
+
+fn find(library: &dyn Library, pipeline: &Pipeline, kernel: &str) -> Result<Arc<dyn Work>, KernelError> {
+    library.find(kernel).ok_or_else(|| KernelError::Unknown {
+        pipeline: pipeline.name.clone(),
+        name: kernel.to_owned(),
+        known: library.ids().join(", "),
+    })
+}
+
+/// The kernels of `pipeline`, whose packets have the parts of `planned`.
+fn of_parts(
+    plan: &Plan,
+    pipeline: &Pipeline,
+    planned: &Parted,
+    library: &dyn Library,
+) -> Result<Vec<PartKernel>, KernelError> {
+    let mut kernels = Vec::new();
+    for (step, (operations, of)) in (0u32..).zip(pipeline.steps.iter().map(|step| &step.operations).zip(&planned.of)) {
+        for (index, (operation, &part)) in (0u32..).zip(operations.iter().zip(of)) {
+            let plan::Work::Compute { kernel } = &operation.work else { continue };
+            let work = find(library, pipeline, kernel)?;
+            let bytes = planned.reserves[part as usize].0 as usize;
+            let made = work.output_bytes(bytes, 1);
+            if made != bytes {
+                let reason = format!(
+                    "it makes {made} bytes of a block of {bytes}, and a step leaves a block of the same size; correct its `output_bytes`"
+                );
+                return Err(unfit(pipeline, &work, reason));
+            }
+            // What a core has made with a CPU form is checked by another.
+            let on_core = operation.engines.first().is_some_and(|engine| plan.core(engine.at()).is_some());
+            let other = if on_core { library.reference(kernel) } else { None };
+            let reference = other.unwrap_or_else(|| Arc::clone(&work));
+            kernels.push(PartKernel { step, index, part, work, reference });
+        }
+    }
+    Ok(kernels)
 }
 
 fn unfit(pipeline: &Pipeline, kernel: &Arc<dyn Work>, reason: String) -> KernelError {

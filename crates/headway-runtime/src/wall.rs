@@ -10,9 +10,11 @@ mod cores;
 mod feed;
 mod messages;
 mod pace;
+mod parted;
 mod piece;
 mod requests;
 mod sharded;
+mod stage;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};

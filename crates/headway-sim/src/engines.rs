@@ -107,8 +107,10 @@ impl<'a> Engines<'a> {
                             Source::Sharded(sharded) => sharded.operations(&pipeline.steps, piece.step as usize),
                             _ => None,
                         };
+                        // Each part of a packet is one portion.
+                        let chain = if matches!(source, Source::Parts(_)) { piece.bytes } else { longest_portion };
                         let known = self.machine.kernel(kernel, gpu);
-                        known.map(|k: &KernelCost| k.launch(piece.bytes, longest_portion, operations))
+                        known.map(|k: &KernelCost| k.launch(piece.bytes, chain, operations))
                     }
                     None => {
                         let portions = source.streams().len() as u64;

@@ -5,8 +5,8 @@ mod support;
 use headway_core::decisions::dispatch::{Answer, Event, Input};
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::{
-    Block, Cycle, Flow, Grouping, Kind, Message, OnMiss, Otherwise, Parameters, Place, Placement, Step, Stream,
-    Unplanned, Urgent, Workload,
+    Block, Cycle, Flow, Grouping, Kind, Message, OnMiss, Otherwise, Parameters, Part, PartStep, PartWork, Place,
+    Placement, Step, Stream, Unplanned, Urgent, Workload,
 };
 use headway_core::models::transfer::Method;
 use headway_core::plan::planner::{PlanOptions, plan};
@@ -46,7 +46,13 @@ fn steps(machine: &Machine, draw: &mut Draw, gpu: Option<&str>) -> Vec<Step> {
         machine.routes.iter().find(|r| r.method == Method::Peer && Some(&*machine.endpoints[r.from.at()].id) == gpu);
     match (draw.below(4), peer) {
         (0, _) => {}
-        (1, Some(peer)) => steps.push(copy(Place::OwnGpu, Place::Named(machine.endpoints[peer.to.at()].id.clone()))),
+        (1, Some(peer)) => {
+            let other = Place::Named(machine.endpoints[peer.to.at()].id.clone());
+            steps.push(copy(Place::OwnGpu, other.clone()));
+            if draw.below(2) == 0 {
+                steps.push(copy(other, Place::Host));
+            }
+        }
         (_, _) => steps.push(copy(Place::OwnGpu, Place::Host)),
     }
     steps
@@ -68,7 +74,45 @@ fn stream(machine: &Machine, draw: &mut Draw, number: usize) -> Stream {
         on_miss: OnMiss::Finish,
         parameters: Parameters::default(),
         sharding: None,
+        parts: Vec::new(),
     }
+}
+
+fn any_stream(machine: &Machine, draw: &mut Draw, number: usize) -> Stream {
+    let stream = stream(machine, draw, number);
+    if draw.below(5) == 0 { in_parts(machine, draw, stream) } else { stream }
+}
+
+/// The same packets in parts, each of which goes to a GPU of its own, meets a kernel and comes back, one step or none at a time.
+fn in_parts(machine: &Machine, draw: &mut Draw, stream: Stream) -> Stream {
+    let gpus: Vec<&str> = machine.gpus().map(|gpu| machine.endpoints[gpu.at()].id.as_str()).collect();
+    let count = draw.within(1, 3).min(stream.packet.0);
+    let bytes = |part| stream.packet.0 / count + u64::from(part < stream.packet.0 % count);
+    let parts = (0..count).map(|part| Part { id: format!("p{part}"), bytes: Bytes(bytes(part)) }).collect();
+    let way = |draw: &mut Draw| {
+        let gpu = Place::Named((*draw.pick(&gpus)).to_owned());
+        let mut way = vec![PartWork::Copy { from: Place::Host, to: gpu.clone() }];
+        if !machine.kernels.is_empty() && draw.below(2) == 0 {
+            let kernel = draw.pick(&machine.kernels).id.clone();
+            way.push(PartWork::Compute { kernel, at: gpu.clone(), on_cpu: false });
+        }
+        way.push(PartWork::Copy { from: gpu, to: Place::Host });
+        way.reverse();
+        way
+    };
+    let mut ways: Vec<Vec<PartWork>> = (0..count).map(|_| way(draw)).collect();
+    let mut steps = Vec::new();
+    while ways.iter().any(|way| !way.is_empty()) {
+        let mut set = Vec::new();
+        for (part, way) in (0u32..).zip(&mut ways) {
+            let work = if draw.below(4) == 0 { None } else { way.pop() };
+            set.extend(work.map(|work| PartStep { part, work }));
+        }
+        if !set.is_empty() {
+            steps.push(Step::Parts(set));
+        }
+    }
+    Stream { steps, parts, ..stream }
 }
 
 fn message(machine: &Machine, draw: &mut Draw, number: usize) -> Message {
@@ -139,7 +183,7 @@ fn workload(machine: &Machine, draw: &mut Draw) -> Workload {
     Workload {
         cycle: *draw.pick(&[Cycle::Auto, Cycle::Paper, Cycle::Arrival]),
         grouping: *draw.pick(&[Grouping::Class, Grouping::Each, Grouping::Gpu]),
-        streams: (0..streams).map(|n| stream(machine, draw, n as usize)).collect(),
+        streams: (0..streams).map(|n| any_stream(machine, draw, n as usize)).collect(),
         messages: (0..messages).map(|n| message(machine, draw, n as usize)).collect(),
         flows: (0..flows).map(|n| flow(draw, n)).collect(),
         unplanned: (0..draw.below(4)).map(|n| unplanned(machine, draw, n as usize)).collect(),
@@ -174,7 +218,13 @@ fn contrast(machine: &Machine, draw: &mut Draw) -> Workload {
 fn larger(workload: &Workload, factor: u64) -> Workload {
     let scaled = |bytes: Bytes| Bytes((bytes.0 * factor).div_ceil(8));
     let mut larger = workload.clone();
-    larger.streams.iter_mut().for_each(|s| s.packet = scaled(s.packet));
+    for stream in &mut larger.streams {
+        stream.parts.iter_mut().for_each(|part| part.bytes = scaled(part.bytes));
+        stream.packet = match stream.parts.is_empty() {
+            true => scaled(stream.packet),
+            false => Bytes(stream.parts.iter().map(|part| part.bytes.0).sum()),
+        };
+    }
     larger.messages.iter_mut().flat_map(|m| &mut m.blocks).for_each(|b| b.bytes = scaled(b.bytes));
     larger
 }
@@ -222,6 +272,8 @@ struct Seen {
     partitioned: u32,
     per_gpu: u32,
     in_gangs: u32,
+    in_parts: u32,
+    sets: u32,
     pieces_of_bulk: u64,
     admitted: u32,
     best_effort: u32,
@@ -246,6 +298,10 @@ impl Seen {
         self.accepted += 1;
         self.busy += u32::from(plan.verdict.utilisation_ppm > 500_000);
         let steps = || plan.pipelines.iter().flat_map(|p| &p.steps);
+        let parted = |p: &&headway_core::plan::Pipeline| matches!(p.source, Source::Parts(_));
+        self.in_parts += u32::from(plan.pipelines.iter().any(|p| parted(&p)));
+        let of_parts = plan.pipelines.iter().filter(parted).flat_map(|p| &p.steps);
+        self.sets += of_parts.filter(|step| step.operations.len() > 1).count() as u32;
         self.chunked += u32::from(steps().any(|step| step.chunk > Bytes(0)));
         let sizes_differ = |server: usize| {
             let mut chunks: Vec<Bytes> =
@@ -313,6 +369,7 @@ fn on_one_h200_with_nothing_to_spare() {
     let seen = accepted_plans_hold(&exact(machine("h200-x1")), 2, 600);
     assert!(seen.accepted > 200 && seen.busy > 100 && seen.chunked > 50 && seen.by_arrival > 80);
     assert!(seen.serial > 50 && seen.partitioned > 50);
+    assert!(seen.in_parts > 20 && seen.sets > 50);
 }
 
 #[test]

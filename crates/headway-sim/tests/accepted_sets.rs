@@ -120,6 +120,7 @@ fn streams(draw: &mut Draw) -> Workload {
             on_miss: OnMiss::Finish,
             parameters: Parameters::default(),
             sharding: None,
+            parts: Vec::new(),
         }
     };
     let streams = (0..count).map(stream).collect();

@@ -60,7 +60,7 @@ pub(crate) fn jobs(log: &Log, timeline: &Timeline) -> (Jobs, Jobs) {
                 messages = messages.and(cycle_by_cycle(log, timeline, index, blocks as u64));
             }
             Source::Flow => flows = flows.and(cycle_by_cycle(log, timeline, index, 1)),
-            Source::Streams(_) | Source::Sharded(_) | Source::Bulk(_) | Source::Urgent(_) => {}
+            Source::Streams(_) | Source::Sharded(_) | Source::Parts(_) | Source::Bulk(_) | Source::Urgent(_) => {}
         }
     }
     (messages, flows)

@@ -3,7 +3,7 @@
 //! A run cuts streams into packets, blocks and chunks, and on a GPU uses other code; the reference does neither. A lost,
 //! repeated or reordered packet changes everything behind it, since the kernels carry state.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use headway_core::plan::block;
-use headway_core::plan::{Plan, PlannedStream, Sharded, Source};
+use headway_core::plan::{Parted, Plan, PlannedStream, Sharded, Source};
 use headway_device::work::{Items, Work};
 use headway_kernels::inspect::cameras::Cameras;
 use headway_kernels::inspect::ring::{Ring, listed};
@@ -61,7 +61,12 @@ pub fn verify(
             Source::Streams(members) if !outputs.lost.contains(&(number as u32)) => {
                 let portion = members.iter().position(|&member| member as usize == number).unwrap_or(0);
                 let mut stages = stages(kernels, stream.pipeline, portion)?;
-                compare(stream, number, &mut stages, intake, outputs, interrupt)?;
+                let mut expected = |offset, bytes| reference(intake, number, offset, bytes, &mut stages);
+                compare(stream, number, &mut expected, intake, outputs, interrupt)?;
+            }
+            Source::Parts(parted) if !outputs.lost.contains(&(number as u32)) => {
+                let mut packets = Packets::new(parted, stream, kernels, intake)?;
+                compare(stream, number, &mut |_, bytes| packets.next(bytes), intake, outputs, interrupt)?;
             }
             _ => {}
         }
@@ -84,11 +89,11 @@ fn stages(kernels: &Kernels, pipeline: u32, portion: usize) -> Result<Vec<Stage>
     .collect()
 }
 
-/// Compares what stream `number` gave with what `stages` make of its input.
+/// Compares what stream `number` gave with `expected`, which says so many bytes from an offset on, one after the other.
 fn compare(
     stream: &PlannedStream,
     number: usize,
-    stages: &mut [Stage],
+    expected: &mut dyn FnMut(u64, u64) -> Result<Vec<u8>, Error>,
     intake: &Intake,
     outputs: &Outputs<'_>,
     interrupt: &AtomicBool,
@@ -107,7 +112,7 @@ fn compare(
             return Err(Error::Interrupted);
         }
         let until = if offset < kept { kept } else { total };
-        let expected = reference(intake, number, offset, STRIDE.min(until - offset), stages)?;
+        let expected = expected(offset, STRIDE.min(until - offset))?;
         if offset >= kept {
             tail.write(&expected);
         } else if let Some(at) = difference(&mut output, &expected, &path)? {
@@ -225,6 +230,57 @@ fn results(
         each(shards::row(planned, cycle), &result)?;
     }
     Ok(())
+}
+
+/// What the kernels make of a stream whose packets have parts, packet by packet.
+struct Packets<'a> {
+    parted: &'a Parted,
+    stream: &'a PlannedStream,
+    intake: &'a Intake,
+    /// Of each part.
+    stages: Vec<Vec<Stage>>,
+    /// Bytes of the stream.
+    total: u64,
+    /// The first byte that is not made yet.
+    at: u64,
+    /// Made and not asked for.
+    ready: VecDeque<u8>,
+}
+
+impl<'a> Packets<'a> {
+    fn new(
+        parted: &'a Parted,
+        stream: &'a PlannedStream,
+        kernels: &Kernels,
+        intake: &'a Intake,
+    ) -> Result<Self, Error> {
+        let mut stages: Vec<Vec<Stage>> = parted.parts.iter().map(|_| Vec::new()).collect();
+        for kernel in kernels.of_parts(stream.pipeline) {
+            let portion = std::slice::from_ref(&kernels.portions(stream.pipeline)[kernel.part as usize]);
+            let mut state = vec![0; kernel.reference.state_bytes(1)];
+            kernel.reference.init_state(portion, &mut state)?;
+            stages[kernel.part as usize].push((Arc::clone(&kernel.reference), state));
+        }
+        let share = &intake.shares()[parted.stream as usize];
+        let (total, at) = (share.bytes + share.padding, 0);
+        Ok(Self { parted, stream, intake, stages, total, at, ready: VecDeque::new() })
+    }
+
+    /// The next `bytes` bytes.
+    fn next(&mut self, bytes: u64) -> Result<Vec<u8>, Error> {
+        while (self.ready.len() as u64) < bytes && self.at < self.total {
+            for (part, stages) in self.stages.iter_mut().enumerate() {
+                let from = (self.at + self.parted.offset(part)).min(self.total);
+                let len = self.parted.parts[part].0.min(self.total - from);
+                if len > 0 {
+                    self.ready.extend(reference(self.intake, self.parted.stream as usize, from, len, stages)?);
+                }
+            }
+            self.at += self.stream.packet.0;
+        }
+        let bytes = (bytes as usize).min(self.ready.len());
+        Ok(self.ready.drain(..bytes).collect())
+    }
 }
 
 /// What the kernels make of `bytes` bytes of a stream from `offset` on.

@@ -428,7 +428,15 @@ impl Dispatcher {
     fn enqueue(&mut self, job: Job, place: Nanos, class: Class) {
         let planned = &self.plan.pipelines[job.pipeline as usize];
         let server = planned.steps[job.step as usize].server as usize;
-        let bytes = self.state(job).expect("a job that is ready keeps its cycle open").bytes;
+        let block = self.state(job).expect("a job that is ready keeps its cycle open").bytes;
+        let pipeline = &self.plan.pipelines[job.pipeline as usize];
+        let bytes = match &pipeline.source {
+            // What the step works on is one part of the block.
+            Source::Parts(parted) if pipeline.steps[job.step as usize].operations.len() == 1 => {
+                parted.bytes(job.step as usize, 0)
+            }
+            _ => block,
+        };
         self.sequence += 1;
         let key = Key { place, class, sequence: self.sequence };
         if key.is_guaranteed() && self.servers[server].is_idle() {
@@ -502,8 +510,9 @@ impl Dispatcher {
         let planned = &pipeline.steps[job.step as usize];
         for (index, operation) in (0u32..).zip(&planned.operations) {
             let (offset, bytes) = match &pipeline.source {
-                Source::Sharded(_) if only.is_some_and(|only| only != u64::from(index)) => continue,
+                Source::Sharded(_) | Source::Parts(_) if only.is_some_and(|only| only != u64::from(index)) => continue,
                 Source::Sharded(sharded) => (Bytes(0), sharded.bytes(&pipeline.steps, job.step as usize, index)),
+                Source::Parts(parted) if count > 1 => (Bytes(0), parted.bytes(job.step as usize, index as usize)),
                 Source::Batch(parts) => {
                     let part = match &contents {
                         Some(contents) => contents[index as usize].clone(),

@@ -202,6 +202,11 @@ impl<'a> Field<'a> {
         if written.len() <= 60 && !written.contains('\n') { written } else { &self.key }
     }
 
+    /// Whether the value is a list.
+    pub(crate) fn is_list(&self) -> bool {
+        matches!(self.value, DeValue::Array(_))
+    }
+
     /// Where it stands.
     pub(crate) fn mark(&self) -> Mark {
         Mark { key: self.key_span.clone(), value: self.span.clone(), excerpt: self.excerpt().to_owned() }

@@ -3,6 +3,8 @@
 mod application;
 mod file;
 mod parameters;
+mod parts;
+mod parts_file;
 mod processor_file;
 mod reader;
 mod sharding;
@@ -17,6 +19,7 @@ use serde::{Deserialize, Serialize};
 pub use self::application::{Application, Field, Keys, Own, Table, Written};
 pub use self::file::{parse, parse_with};
 pub use self::parameters::Parameters;
+pub use self::parts::{Part, PartStep, PartWork};
 pub use self::sharding::Sharding;
 pub use self::task::{Sharing, Task};
 pub use self::unplanned::{Kind, Otherwise, Unplanned, Urgent};
@@ -130,6 +133,8 @@ pub struct Stream {
     pub parameters: Parameters,
     /// How its packets are divided among all GPUs, if they are.
     pub sharding: Option<Sharding>,
+    /// The parts of a packet, if its steps are sets ([`Step::Parts`]) of which each element works on one; else empty.
+    pub parts: Vec<Part>,
 }
 
 impl Stream {
@@ -148,14 +153,16 @@ impl Stream {
             on_miss,
             parameters: Parameters::default(),
             sharding: None,
+            parts: Vec::new(),
         }
     }
 
     /// The kernels of its steps, in their order.
     pub fn kernels(&self) -> impl Iterator<Item = &str> {
-        self.steps.iter().filter_map(|step| match step {
-            Step::Compute { kernel } => Some(kernel.as_str()),
-            Step::Copy { .. } | Step::Exchange => None,
+        self.steps.iter().flat_map(|step| match step {
+            Step::Compute { kernel } => vec![kernel.as_str()],
+            Step::Copy { .. } | Step::Exchange => Vec::new(),
+            Step::Parts(steps) => steps.iter().filter_map(PartStep::kernel).collect(),
         })
     }
 }
@@ -185,6 +192,9 @@ pub enum Step {
     },
     /// Moves what every GPU has made of its items to all others. Only for streams with a [`Stream::sharding`].
     Exchange,
+    /// Copies and kernels that begin together, at most one for each part; the step ends with the last of them (`verner-2014`, III-B).
+    /// All steps of a stream have this form or none has.
+    Parts(Vec<PartStep>),
 }
 
 impl Step {

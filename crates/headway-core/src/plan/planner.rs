@@ -25,6 +25,7 @@ mod demands;
 mod division;
 mod gangs;
 mod models;
+mod parted;
 mod processors;
 mod servers;
 mod sharded;
@@ -194,8 +195,8 @@ fn best(machine: &Machine, workload: &Workload, options: PlanOptions, uneven: bo
         Some(Strategy::Generation) => &[Strategy::Generation],
         // Without a calibration nothing says how far transfers that run together keep to the model.
         None if machine.calibration.is_none() => &[Strategy::Serial],
-        // Only messages, and the shards of a packet, are combined.
-        None if workload.messages.is_empty() && workload.streams.iter().all(|stream| stream.sharding.is_none()) => {
+        // Only messages, and the shards and parts of a packet, are combined.
+        None if workload.messages.is_empty() && workload.streams.iter().all(is_single) => {
             &[Strategy::Serial, Strategy::Partitioned]
         }
         None => &[Strategy::Serial, Strategy::Combined, Strategy::Partitioned],
@@ -231,6 +232,11 @@ fn best(machine: &Machine, workload: &Workload, options: PlanOptions, uneven: bo
     Ok(Plan { alternatives, ..best })
 }
 
+/// Whether every step of a stream is one operation.
+fn is_single(stream: &Stream) -> bool {
+    stream.sharding.is_none() && stream.parts.is_empty()
+}
+
 fn alternative(plan: &Plan) -> Alternative {
     let Verdict { outcome, utilisation_ppm, margin_ppm, .. } = plan.verdict;
     Alternative { strategy: plan.strategy, outcome, utilisation_ppm, margin_ppm }
@@ -249,7 +255,7 @@ fn check(workload: &Workload) -> Result<(), PlanError> {
         );
     }
     for stream in &workload.streams {
-        if let Some(reason) = sharded::fault(stream) {
+        if let Some(reason) = sharded::fault(stream).or_else(|| parted::fault(stream)) {
             return impossible(format!("stream.{}", stream.id), &reason);
         }
         if stream.steps.is_empty() || stream.period == Nanos::ZERO {
@@ -312,6 +318,7 @@ impl Planner<'_> {
         }
         let mut notes = Vec::new();
         self.sharded(&mut pipelines, &mut streams, &mut notes)?;
+        self.parted(&processors, &mut pipelines, &mut streams)?;
         let mut batches: Vec<PlannedBatch> = Vec::new();
         let domains = match self.strategy {
             Strategy::Combined => self.domains(&pipelines)?,
@@ -409,7 +416,7 @@ impl Planner<'_> {
         let mut shortest: BTreeMap<Processor, Nanos> = BTreeMap::new();
         let mut formed = Vec::new();
         for (index, (stream, &processor)) in self.workload.streams.iter().zip(processors).enumerate() {
-            if self.is_sharded(index) {
+            if self.is_sharded(index) || self.is_parted(index) {
                 continue;
             }
             let steps = self.resolve(stream, processor)?;
@@ -494,7 +501,7 @@ impl Planner<'_> {
                     let route = self.route(from, to);
                     Resolved::Copy(route.ok_or_else(|| self.no_route(stream, &key, (from, to)))?)
                 }
-                Step::Exchange => unreachable!("a stream that exchanges without shards is refused at the start"),
+                Step::Exchange | Step::Parts(_) => unreachable!("these streams have pipelines of their own"),
             });
         }
         Ok(steps)

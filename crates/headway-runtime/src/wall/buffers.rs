@@ -1,33 +1,24 @@
 //! The buffers of every pipeline on its device, and how a piece of a step becomes an operation on them.
 
-use std::sync::Arc;
-
 use headway_core::files::machine::EngineClass;
 use headway_core::models::transfer::Method;
 use headway_core::plan::{self, Pipeline, Plan, Source};
 use headway_core::units::Nanos;
-use headway_device::work::StepMemory;
-use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Work};
+use headway_device::{Access, Buffer, DeviceError, Engines, HostKind};
 
 use super::RunError;
 use super::cores::Cores;
 use super::messages::{self, Compared, MessageBuffers};
+use super::parted::PartedBuffers;
 use super::piece::Piece;
 use super::sharded::ShardedBuffers;
+use super::stage::{Stage, stage};
 use crate::cores::{Job, Memory};
 use crate::kernels::Kernels;
-use crate::settle::upload;
 
 /// Time that the blocks of a core's pipeline reach ahead, in at most so many cycles.
 const AHEAD: Nanos = Nanos(20_000_000);
 const CYCLES_AHEAD_MAX: u64 = 48;
-
-/// A compute step ready to launch.
-struct Stage {
-    work: Arc<dyn Work>,
-    state: Option<Buffer>,
-    portions: u32,
-}
 
 /// What one step does on the device.
 enum Stepped {
@@ -51,6 +42,7 @@ enum On {
 enum PipelineBuffers {
     Block(BlockBuffers),
     Sharded(ShardedBuffers),
+    Parts(PartedBuffers),
     Messages(MessageBuffers),
     /// Only time passes.
     Flow,
@@ -86,6 +78,11 @@ impl Buffers {
                     pipelines.push(PipelineBuffers::Sharded(buffers));
                     continue;
                 }
+                Source::Parts(planned) => {
+                    let buffers = PartedBuffers::new(planned, plan, number, devices, kernels, spare_cycles)?;
+                    pipelines.push(PipelineBuffers::Parts(buffers));
+                    continue;
+                }
                 Source::Message | Source::Batch(_) | Source::Bulk(_) | Source::Urgent(_) => {
                     pipelines.push(PipelineBuffers::Messages(MessageBuffers::new(plan, number, devices, cycles)?));
                     continue;
@@ -104,16 +101,11 @@ impl Buffers {
             let device = devices.get_mut(gpu as usize).ok_or(RunError::NoDevice { gpu, devices: count })?;
             let stages = kernels.stages().filter(|(of, ..)| *of == number);
             let mut stages: Vec<(u32, Stage)> = stages
-                .map(|(_, step, kernel)| Ok((step, stage(device, kernel, kernels, number)?)))
+                .map(|(_, step, kernel)| Ok((step, stage(device, kernel, kernels.portions(number))?)))
                 .collect::<Result<_, RunError>>()?;
             let mut steps = Vec::new();
             for (step, planned) in (0u32..).zip(&pipeline.steps) {
                 steps.push(match &planned.operations[0].work {
-                    plan::Work::Copy { class: EngineClass::Peer, .. } => {
-                        let object = format!("step `{}` of pipeline `{}`", planned.name, pipeline.name);
-                        let reason = "copies between GPUs inside a stream are not built yet";
-                        return Err(RunError::Unsupported { object, reason });
-                    }
                     plan::Work::Copy { class, method, .. } => Stepped::Copy { class: *class, method: *method },
                     plan::Work::Compute { .. } | plan::Work::Hold => {
                         let at = stages.iter().position(|(of, _)| *of == step).expect("every compute step has a stage");
@@ -135,6 +127,7 @@ impl Buffers {
         match &self.pipelines[pipeline as usize] {
             PipelineBuffers::Block(buffers) => buffers.slots.len(),
             PipelineBuffers::Sharded(buffers) => buffers.slots(),
+            PipelineBuffers::Parts(buffers) => buffers.slots(),
             PipelineBuffers::Messages(_) | PipelineBuffers::Flow => 0,
         }
     }
@@ -143,6 +136,7 @@ impl Buffers {
     pub(super) fn first(&self, pipeline: u32, slot: usize) -> Ends<'_> {
         match &self.pipelines[pipeline as usize] {
             PipelineBuffers::Block(buffers) => Ends::Block(&buffers.slots[slot][0]),
+            PipelineBuffers::Parts(buffers) => Ends::Block(buffers.first(slot)),
             PipelineBuffers::Sharded(buffers) => Ends::Sharded(buffers),
             PipelineBuffers::Messages(buffers) => Ends::Messages(buffers),
             PipelineBuffers::Flow => Ends::Nowhere,
@@ -155,6 +149,7 @@ impl Buffers {
             PipelineBuffers::Block(buffers) => {
                 Ends::Block(buffers.slots[slot].last().expect("a slot has a buffer before the first step"))
             }
+            PipelineBuffers::Parts(buffers) => Ends::Block(buffers.last(slot)),
             PipelineBuffers::Sharded(buffers) => Ends::Sharded(buffers),
             PipelineBuffers::Messages(buffers) => Ends::Messages(buffers),
             PipelineBuffers::Flow => Ends::Nowhere,
@@ -165,7 +160,10 @@ impl Buffers {
     pub(super) fn compare_rest(&self, devices: &mut [Engines]) -> Result<Compared, RunError> {
         let messages = self.pipelines.iter().filter_map(|buffers| match buffers {
             PipelineBuffers::Messages(buffers) => Some(buffers),
-            PipelineBuffers::Block(_) | PipelineBuffers::Sharded(_) | PipelineBuffers::Flow => None,
+            PipelineBuffers::Block(_)
+            | PipelineBuffers::Sharded(_)
+            | PipelineBuffers::Parts(_)
+            | PipelineBuffers::Flow => None,
         });
         messages::compare_rest(messages, devices)
     }
@@ -181,6 +179,7 @@ impl Buffers {
         let buffers = match &self.pipelines[piece.pipeline as usize] {
             PipelineBuffers::Block(buffers) => buffers,
             PipelineBuffers::Sharded(buffers) => return buffers.submit(devices, piece, operation),
+            PipelineBuffers::Parts(buffers) => return buffers.submit(devices, cores, piece, operation),
             PipelineBuffers::Messages(buffers) => return buffers.submit(devices, piece, operation),
             PipelineBuffers::Flow => return Ok(()),
         };
@@ -191,7 +190,7 @@ impl Buffers {
             On::Core(core) => {
                 let block = 0..piece.block.0 as usize;
                 let (input, output) = (input.claim(block.clone(), Access::Read)?, output.claim(block, Access::Write)?);
-                cores.submit(core, Job { tag: operation, stage: (piece.pipeline, piece.step), input, output });
+                cores.submit(core, Job { tag: operation, stage: (piece.pipeline, piece.step, 0), input, output });
                 return Ok(());
             }
         };
@@ -207,11 +206,7 @@ impl Buffers {
                 let block = 0..piece.block.0 as usize;
                 let input = input.claim(block.clone(), Access::Read)?;
                 let output = output.claim(block, Access::Write)?;
-                let state = match &stage.state {
-                    Some(state) => Some(state.claim(0..state.len(), Access::Write)?),
-                    None => None,
-                };
-                device.launch(&stage.work, StepMemory { input, output, state }, stage.portions, operation)
+                stage.launch(device, input, output, operation)
             }
         }
     }
@@ -262,16 +257,4 @@ fn buffers(device: &mut Engines, pipeline: &Pipeline) -> Result<Vec<Buffer>, Dev
         });
     }
     Ok(buffers)
-}
-
-/// Loads a work, and puts its first state into device memory.
-fn stage(device: &mut Engines, work: &Arc<dyn Work>, kernels: &Kernels, pipeline: u32) -> Result<Stage, RunError> {
-    let prepare = |source| RunError::Prepare { what: format!("kernel `{}`", work.id()), source };
-    device.gpu().load(work.as_ref()).map_err(prepare)?;
-    let portions = kernels.portions(pipeline);
-    let bytes = work.state_bytes(portions.len());
-    let mut first = vec![0; bytes];
-    work.init_state(portions, &mut first)?;
-    let state = if bytes == 0 { None } else { Some(upload(device, &first).map_err(prepare)?) };
-    Ok(Stage { work: Arc::clone(work), state, portions: portions.len() as u32 })
 }

@@ -11,7 +11,7 @@ use headway_os::sched::Classes;
 
 use super::{Message, RunError};
 use crate::cores::{Core, Job, Stage, Stages, apart};
-use crate::kernels::Kernels;
+use crate::kernels::{Kernels, PartKernel};
 
 /// A thread for every core of the plan.
 pub(super) struct Cores {
@@ -41,7 +41,16 @@ impl Cores {
         for (pipeline, step, kernel) in kernels.stages() {
             if let Some(core) = plan.core_of(&plan.pipelines[pipeline as usize]) {
                 let stage = Stage::new(Arc::clone(kernel), kernels.portions(pipeline))?;
-                stages[core as usize].insert((pipeline, step), stage);
+                stages[core as usize].insert((pipeline, step, 0), stage);
+            }
+        }
+        for (pipeline, own) in kernels.parted() {
+            for PartKernel { step, index, part, work, .. } in own {
+                let operation = &plan.pipelines[pipeline as usize].steps[*step as usize].operations[*index as usize];
+                let core = operation.engines.first().and_then(|engine| plan.core(engine.at()));
+                let Some(core) = core else { continue };
+                let portion = std::slice::from_ref(&kernels.portions(pipeline)[*part as usize]);
+                stages[core as usize].insert((pipeline, *step, *index), Stage::new(Arc::clone(work), portion)?);
             }
         }
         let parts = if awake { apart(count) } else { None };

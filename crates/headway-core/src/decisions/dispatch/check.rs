@@ -128,6 +128,11 @@ pub(super) fn check(plan: &Plan, limits: &Limits) -> Result<(), Refused> {
         {
             return broken(format!("`{name}` does not say which GPU works on which items"));
         }
+        if let Source::Parts(parted) = &pipeline.source
+            && !parted.is_whole(steps)
+        {
+            return broken(format!("`{name}` does not say which operation works on which part"));
+        }
     }
     let speaks = |of: &Announced| match plan.pipelines.get(of.pipeline as usize).map(|pipeline| &pipeline.source) {
         Some(Source::Message) => of.part == 0,

@@ -40,6 +40,7 @@ impl Overload {
             Source::Streams(streams) => {
                 !streams.is_empty() && streams.iter().all(|&s| plan.streams[s as usize].on_miss == OnMiss::Skip)
             }
+            Source::Parts(parted) => plan.streams[parted.stream as usize].on_miss == OnMiss::Skip,
             Source::Sharded(_)
             | Source::Message
             | Source::Batch(_)

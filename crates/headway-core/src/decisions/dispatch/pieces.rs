@@ -18,6 +18,7 @@ pub(super) fn carried(pipeline: &Pipeline, cycle: u64, contents: Option<&[Option
         }
         Source::Streams(_)
         | Source::Sharded(_)
+        | Source::Parts(_)
         | Source::Message
         | Source::Flow
         | Source::Bulk(_)

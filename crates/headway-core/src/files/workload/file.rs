@@ -5,10 +5,8 @@ use std::ops::Range;
 
 use super::application::{Application, Keys, Own, Written};
 use super::reader::Reader;
-use super::{
-    Block, Cycle, Flow, Grouping, Message, OnMiss, Parameters, Place, Placement, Sharding, Step, Stream, Workload,
-};
-use crate::files::document::{self, Field, Mark, Table};
+use super::{Block, Cycle, Flow, Grouping, Message, OnMiss, Parameters, Sharding, Stream, Workload};
+use crate::files::document::{self, Field, Table};
 use crate::files::error::{FileError, Loaded, Source};
 use crate::plan::combine::Mode;
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos};
@@ -20,8 +18,8 @@ pub(super) const SEED: u64 = 1;
 
 const TOP: &[&str] = &["name", "description", "run", "stream", "message", "flow", "bulk", "urgent", "task", "sharing"];
 const RUN: &[&str] = &["duration", "seed", "cycle", "grouping", "transform"];
-const STREAM: &[&str] = &["id", "packet", "period", "deadline", "start", "processor", "gpu", "on_miss", "steps"];
-const STEP: &[&str] = &["copy", "compute", "exchange"];
+const STREAM: &[&str] =
+    &["id", "packet", "period", "deadline", "start", "processor", "gpu", "on_miss", "parts", "steps"];
 const MESSAGE: &[&str] = &["id", "period", "start", "late", "blocks"];
 const BLOCK: &[&str] = &["from", "to", "bytes"];
 const FLOW: &[&str] = &["id", "server", "start", "cost", "period", "deadline"];
@@ -193,8 +191,14 @@ impl Reader {
         let gpu = super::processor_file::placement(gpu.as_ref(), processor.as_ref())?;
         let on_miss = self.take(&mut table, &part, "on_miss").map_or(Ok(OnMiss::Finish), |f| f.word(ON_MISS))?;
         let steps = self.require(&mut table, &part, "steps", "[{ copy = \"host -> gpu\" }]")?;
-        let steps = self.steps(steps, &part, &gpu, &mut written.marks)?;
-        let stream = Stream { id, packet, period, deadline, start, gpu, steps, on_miss, parameters, sharding };
+        let parts = self.take(&mut table, &part, "parts");
+        if let (Some(parts), true) = (&parts, sharding.is_some()) {
+            let help = "leave `parts` out".to_owned();
+            return Err(parts.key_error("all GPUs share the packets of this stream", Some(help)));
+        }
+        let parts = self.parts(parts, &id, packet)?;
+        let steps = self.steps(steps, &part, &parts, &gpu, &mut written)?;
+        let stream = Stream { id, packet, period, deadline, start, gpu, steps, on_miss, parameters, sharding, parts };
         for application in applications {
             application.check(&stream, &workload.streams, &written)?;
         }
@@ -231,46 +235,6 @@ impl Reader {
             divided = divided.or(sharding);
         }
         Ok((parameters, divided))
-    }
-
-    /// Reads the steps; notes where the kernels are named.
-    fn steps(
-        &mut self,
-        list: Field<'_>,
-        part: &str,
-        gpu: &Placement,
-        marks: &mut BTreeMap<String, Mark>,
-    ) -> Result<Vec<Step>, FileError> {
-        let none = list
-            .error("the stream has no steps", Some("write for example `steps = [{ copy = \"host -> gpu\" }]`".into()));
-        let (mut steps, mut at) = (Vec::new(), None);
-        for (i, element) in list.elements("[{ copy = \"host -> gpu\" }]")?.into_iter().enumerate() {
-            self.note(format!("{part}.steps.{i}"), &element.span);
-            let mut table = element.table("a step", STEP)?;
-            let step = format!("{part}.steps.{i}");
-            match (
-                self.take(&mut table, &step, "copy"),
-                self.take(&mut table, &step, "compute"),
-                table.take("exchange"),
-            ) {
-                (Some(copy), None, None) => steps.push(copy_step(&copy, &mut at, gpu)?),
-                (None, None, Some(exchange)) => {
-                    exchange.word(&[("gpus", ())])?;
-                    steps.push(Step::Exchange);
-                }
-                (None, Some(compute), None) => {
-                    let kernel = compute.name()?;
-                    on_own_gpu(&compute, at.as_ref(), gpu)?;
-                    steps.push(Step::Compute { kernel });
-                    marks.insert(format!("steps.{i}"), compute.mark());
-                }
-                _ => {
-                    let help = "write `{ copy = \"host -> gpu\" }` or `{ compute = \"KERNEL\" }`";
-                    return Err(table.error("a step is one `copy` or one `compute`", help));
-                }
-            }
-        }
-        if steps.is_empty() { Err(none) } else { Ok(steps) }
     }
 
     fn message(&mut self, mut table: Table<'_>) -> Result<Message, FileError> {
@@ -327,69 +291,4 @@ fn alone(source: &Source, workload: &Workload) -> Result<(), FileError> {
         }
         _ => Ok(()),
     }
-}
-
-/// Reads `"FROM -> TO"` and moves `at`, where the data is, along.
-fn copy_step(field: &Field<'_>, at: &mut Option<Place>, gpu: &Placement) -> Result<Step, FileError> {
-    let text = field.text("\"host -> gpu\"")?;
-    let ends = text.split_once("->").and_then(|(from, to)| Some((place(from)?, place(to)?)));
-    let Some((from, to)) = ends else {
-        let help = "write for example `copy = \"host -> gpu\"`, or names of the machine file".to_owned();
-        return Err(field.error(format!("`{}` is not of the form FROM -> TO", field.excerpt()), Some(help)));
-    };
-    if same(&from, &to, gpu) {
-        return Err(field.error(format!("`{}` goes nowhere", field.excerpt()), Some("name two places".to_owned())));
-    }
-    if let Some(here) = at
-        && !same(here, &from, gpu)
-    {
-        let message = format!("the step copies from `{}`, but the data is at `{}`", called(&from), called(here));
-        let help = format!("start it at `{}`, or add a copy from there to `{}`", called(here), called(&from));
-        return Err(field.error(message, Some(help)));
-    }
-    *at = Some(to.clone());
-    Ok(Step::Copy { from, to })
-}
-
-/// Refuses a compute step unless the data `at` hand is on the stream's own GPU.
-fn on_own_gpu(step: &Field<'_>, at: Option<&Place>, gpu: &Placement) -> Result<(), FileError> {
-    match at {
-        Some(place) if same(place, &Place::OwnGpu, gpu) => Ok(()),
-        None if *gpu == Placement::Cpu => Ok(()),
-        None | Some(Place::Host) => {
-            let help = "put `{ copy = \"host -> gpu\" }` before it".to_owned();
-            Err(step.error("the step computes before the data reached a GPU", Some(help)))
-        }
-        Some(place) => {
-            let name = called(place);
-            let message = format!("the step computes on the stream's own GPU, but the data is at `{name}`");
-            Err(step.error(message, Some(format!("copy it to `gpu`, or write `gpu = \"{name}\"` if that is a GPU"))))
-        }
-    }
-}
-
-fn place(text: &str) -> Option<Place> {
-    match text.trim() {
-        "host" => Some(Place::Host),
-        "gpu" => Some(Place::OwnGpu),
-        name => document::is_name(name).then(|| Place::Named(name.to_owned())),
-    }
-}
-
-fn called(place: &Place) -> &str {
-    match place {
-        Place::Host => "host",
-        Place::OwnGpu => "gpu",
-        Place::Named(name) => name,
-    }
-}
-
-/// Whether two places are one for a stream on `gpu`, whose name may stand for `gpu`.
-fn same(a: &Place, b: &Place, gpu: &Placement) -> bool {
-    let own = |place: &Place| match (place, gpu) {
-        (Place::OwnGpu, _) => true,
-        (Place::Named(name), Placement::Gpu(gpu)) => name == gpu,
-        _ => false,
-    };
-    a == b || (own(a) && own(b))
 }

@@ -4,9 +4,12 @@ use std::fmt::{Display, Write as _};
 
 use super::application::Application;
 use super::file::{CYCLES, GROUPINGS, ON_MISS, TRANSFORMS};
+use super::parts_file::name;
 use super::task_file::{MODES, PEER_LOCKS};
 use super::unplanned_file::OTHERWISE;
-use super::{Kind, Message, OnMiss, Place, Placement, Sharing, Step, Stream, Task, Unplanned, Workload};
+use super::{
+    Kind, Message, OnMiss, Part, PartStep, PartWork, Place, Placement, Sharing, Step, Stream, Task, Unplanned, Workload,
+};
 use crate::decisions::sharing::{Direction, Segment};
 use crate::decisions::token::Mode;
 use crate::files::document::quoted;
@@ -83,7 +86,11 @@ impl Text {
         if stream.sharding.is_none() {
             self.field("packet", size(stream.packet));
         }
-        self.field("steps", list(stream.steps.iter().map(step)));
+        if !stream.parts.is_empty() {
+            let part = |part: &Part| format!("{{ id = {}, bytes = {} }}", quoted(&part.id), size(part.bytes));
+            self.field("parts", list(stream.parts.iter().map(part)));
+        }
+        self.field("steps", list(stream.steps.iter().map(|it| step(it, &stream.parts))));
         for (key, value) in applications.iter().flat_map(|application| application.write(stream)) {
             self.field(key, value);
         }
@@ -167,17 +174,51 @@ impl Text {
     }
 }
 
-fn step(step: &Step) -> String {
-    let place = |place: &Place| match place {
-        Place::Host => "host".to_owned(),
-        Place::OwnGpu => "gpu".to_owned(),
-        Place::Named(name) => name.clone(),
-    };
+fn step(step: &Step, parts: &[Part]) -> String {
     match step {
-        Step::Copy { from, to } => format!("{{ copy = {} }}", quoted(&format!("{} -> {}", place(from), place(to)))),
+        Step::Copy { from, to } => format!("{{ copy = {} }}", quoted(&format!("{} -> {}", name(from), name(to)))),
         Step::Compute { kernel } => format!("{{ compute = {} }}", quoted(kernel)),
         Step::Exchange => "{ exchange = \"gpus\" }".to_owned(),
+        Step::Parts(steps) if parts.is_empty() => whole(steps),
+        Step::Parts(steps) => {
+            let part = |step: &PartStep| quoted(parts.get(step.part as usize).map_or("", |part| &part.id));
+            let (mut copies, mut kernels) = (Vec::new(), Vec::new());
+            for step in steps {
+                let part = part(step);
+                match &step.work {
+                    PartWork::Copy { from, to } => {
+                        let [from, to] = [from, to].map(|place| quoted(name(place)));
+                        copies.push(format!("{{ part = {part}, from = {from}, to = {to} }}"));
+                    }
+                    PartWork::Compute { kernel, at, on_cpu } => {
+                        let (kernel, on) = (quoted(kernel), quoted(on(at, *on_cpu)));
+                        kernels.push(format!("{{ part = {part}, kernel = {kernel}, on = {on} }}"));
+                    }
+                }
+            }
+            let sets = [("copy", copies), ("compute", kernels)];
+            let sets = sets.into_iter().filter(|(_, set)| !set.is_empty());
+            let sets: Vec<String> = sets.map(|(key, set)| format!("{key} = {}", list(set.into_iter()))).collect();
+            format!("{{ {} }}", sets.join(", "))
+        }
     }
+}
+
+/// A step that works on whole packets.
+fn whole(steps: &[PartStep]) -> String {
+    match steps.first().map(|step| &step.work) {
+        Some(PartWork::Copy { from, to }) => {
+            format!("{{ copy = {} }}", quoted(&format!("{} -> {}", name(from), name(to))))
+        }
+        Some(PartWork::Compute { kernel, at, on_cpu }) => {
+            format!("{{ compute = {}, on = {} }}", quoted(kernel), quoted(on(at, *on_cpu)))
+        }
+        None => "{}".to_owned(),
+    }
+}
+
+fn on(at: &Place, on_cpu: bool) -> &str {
+    if on_cpu { "cpu" } else { name(at) }
 }
 
 fn list(elements: impl Iterator<Item = String>) -> String {

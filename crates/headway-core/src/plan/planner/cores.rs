@@ -90,14 +90,7 @@ impl Planner<'_> {
         for (number, step) in stream.steps.iter().enumerate() {
             let Step::Compute { kernel } = step else { continue };
             if self.cpu.kernel(kernel).is_none() {
-                let known: Vec<&str> = self.cpu.kernels.iter().map(|kernel| kernel.id.as_str()).collect();
-                return Err(PlanError::UnknownName {
-                    place: format!("stream.{}.steps.{number}.compute", stream.id),
-                    object: format!("stream `{}` on the CPU", stream.id),
-                    name: kernel.clone(),
-                    machine: self.machine.name.clone(),
-                    known: known.join(", "),
-                });
+                return Err(self.unknown_on_cpu(stream, number, kernel));
             }
             steps.push(Resolved::Compute(kernel.clone()));
         }
@@ -109,6 +102,17 @@ impl Planner<'_> {
             });
         }
         Ok(steps)
+    }
+
+    pub(super) fn unknown_on_cpu(&self, stream: &Stream, number: usize, kernel: &str) -> PlanError {
+        let known: Vec<&str> = self.cpu.kernels.iter().map(|kernel| kernel.id.as_str()).collect();
+        PlanError::UnknownName {
+            place: format!("stream.{}.steps.{number}.compute", stream.id),
+            object: format!("stream `{}` on the CPU", stream.id),
+            name: kernel.to_owned(),
+            machine: self.machine.name.clone(),
+            known: known.join(", "),
+        }
     }
 
     /// The engine of a core, and what a job of a kernel costs there.
@@ -138,9 +142,15 @@ impl Planner<'_> {
         }
         let served = pipelines.iter().filter_map(|pipeline| match &pipeline.source {
             Source::Streams(streams) if pipeline.gpu.is_none() => Some(streams.len()),
+            Source::Parts(_) => {
+                let mut engines = pipeline.steps.iter().flat_map(|s| &s.operations).flat_map(|o| &o.engines);
+                engines.any(|engine| engine.at() >= self.machine.engines.len()).then_some(1)
+            }
             _ => None,
         });
         let streams: usize = served.sum();
+        let streams = if streams == 1 { "1 stream".to_owned() } else { format!("{streams} streams") };
+        let cores = if cores == 1 { "1 core".to_owned() } else { format!("{cores} cores") };
         let source = if !self.cpu.assumed {
             format!("`[cpu]` of machine `{}`", self.machine.name)
         } else {
@@ -151,7 +161,7 @@ impl Planner<'_> {
             )
         };
         Some(format!(
-            "{streams} streams on {cores} cores of the CPU: each core serves one job at a time, the earliest deadline first, none \
+            "{streams} on {cores} of the CPU: each core serves one job at a time, the earliest deadline first, none \
              is interrupted, and is tested as any engine; the answer holds while no other thread takes these cores and a job \
              takes no longer than its cost, which rests on {source}"
         ))

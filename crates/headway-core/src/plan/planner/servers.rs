@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::demands::{Demand, demands, routes_of, steps_on, window_of};
 use super::{
-    Bytes, Domains, EngineId, Nanos, Outcome, PPM, Pipeline, PlanError, PlannedBatch, Planner, RouteId, Server, Source,
-    Strategy, Strength, Verdict, Work, uneven,
+    Bytes, Domains, EngineId, Nanos, Outcome, PPM, Pipeline, PlanError, PlannedBatch, PlannedStep, Planner, RouteId,
+    Server, Source, Strategy, Strength, Verdict, Work, uneven,
 };
 use crate::analysis::schedulability::{self, ChunkFlow, Task};
 use crate::files::machine::{EngineClass, Route};
@@ -123,20 +123,37 @@ impl Planner<'_> {
                 }
                 continue;
             }
-            for step in &mut pipeline.steps {
-                let mut per_engines: BTreeMap<Vec<EngineId>, Nanos> = BTreeMap::new();
-                for operation in &step.operations {
-                    let Work::Copy { route, bytes, .. } = operation.work else { continue };
-                    let time = per_engines.entry(operation.engines.clone()).or_default();
-                    *time = time.saturating_add(self.copy_time(route, bytes, &used, domains)?);
+            if let Source::Parts(planned) = &pipeline.source {
+                let planned = planned.clone();
+                for step in &mut pipeline.steps {
+                    self.price_parts(&planned, step, &used, domains)?;
                 }
-                if let Some(cost) = longest(&per_engines) {
-                    step.cost = self.with_margin(cost);
+                continue;
+            }
+            for step in &mut pipeline.steps {
+                let time = |route, bytes| self.copy_time(route, bytes, &used, domains);
+                if let Some(cost) = self.side_by_side(step, time)? {
+                    step.cost = cost;
                 }
                 step.piece = step.cost;
             }
         }
         Ok(())
+    }
+
+    /// What the copies of a step cost where each takes `time` at most whatever the others do; `None` = it has none.
+    pub(super) fn side_by_side(
+        &self,
+        step: &PlannedStep,
+        time: impl Fn(RouteId, Bytes) -> Result<Nanos, PlanError>,
+    ) -> Result<Option<Nanos>, PlanError> {
+        let mut per_engines: BTreeMap<Vec<EngineId>, Nanos> = BTreeMap::new();
+        for operation in &step.operations {
+            let Work::Copy { route, bytes, .. } = operation.work else { continue };
+            let sum = per_engines.entry(operation.engines.clone()).or_default();
+            *sum = sum.saturating_add(time(route, bytes)?);
+        }
+        Ok(longest(&per_engines).map(|cost| self.with_margin(cost)))
     }
 
     /// Set-up and bytes at the rate that the route keeps whatever the rest of the plan does.
@@ -166,6 +183,19 @@ impl Planner<'_> {
         Ok((planned.setup.max(planned.setup_queued), rate))
     }
 
+    /// As [`Self::copy_time`] at the rate that the route keeps while all of `used` copy.
+    pub(super) fn copy_time_beside(
+        &self,
+        route: RouteId,
+        bytes: Bytes,
+        used: &[RouteId],
+        domains: &Domains,
+    ) -> Result<Nanos, PlanError> {
+        let planned = &self.machine.routes[route.at()];
+        let rate = domains.network(route).guaranteed_rate(route, used)?;
+        Ok(planned.setup.max(planned.setup_queued).saturating_add(rate.time_for(bytes)))
+    }
+
     /// Whether one GPU's engines serve both.
     fn shares_gpu(&self, one: &Route, other: &Route) -> bool {
         let gpu = |engine: &EngineId| self.machine.engines[engine.at()].gpu;
@@ -185,6 +215,7 @@ impl Planner<'_> {
                 let name = match engines.as_slice() {
                     [one] => self.engine_name(*one),
                     _ if self.strategy == Strategy::Generation => "node".to_owned(),
+                    several if pipelines.iter().any(|p| matches!(p.source, Source::Parts(_))) => self.joined(several),
                     [first, ..] if self.strategy == Strategy::PerGpu => {
                         let gpu = self.machine.engines[first.at()].gpu;
                         format!("{} transfers", self.machine.endpoints[gpu.at()].id)
@@ -205,6 +236,20 @@ impl Planner<'_> {
             verdict = verdict_of(&name, &demands(&steps_on(at, pipelines)));
         }
         Server { name, engines, in_flight: 1, verdict }
+    }
+
+    /// The engines that a step in parts ties, by their names while they are few.
+    fn joined(&self, engines: &[EngineId]) -> String {
+        let copies = |engine: &EngineId| {
+            self.machine.engines.get(engine.at()).is_some_and(|engine| !engine.serves.contains(&EngineClass::Ee))
+        };
+        match engines {
+            [_, _] | [_, _, _] => {
+                engines.iter().map(|engine| self.engine_name(*engine)).collect::<Vec<_>>().join(" + ")
+            }
+            _ if engines.iter().all(copies) => "transfers".to_owned(),
+            _ => "node".to_owned(),
+        }
     }
 
     /// What engines on several GPUs have in common.

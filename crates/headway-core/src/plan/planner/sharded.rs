@@ -137,6 +137,7 @@ impl Planner<'_> {
                     let launches = planned.shards.iter().map(|shard| self.launch(stream, number, kernel, gpu(shard)));
                     launches.collect::<Result<_, PlanError>>()?
                 }
+                Step::Parts(_) => unreachable!("a stream that is divided has no parts"),
             };
             // One GPU has nobody to exchange with.
             if !operations.is_empty() {
@@ -202,10 +203,7 @@ impl Planner<'_> {
         self.route(ends.0, ends.1).ok_or_else(|| self.no_route(stream, key, ends))
     }
 
-    /// Cost and longest piece of a copy step on all GPUs.
-    ///
-    /// The copies of a step are a batch: its bound holds where nothing else of the domain runs at the same time. One after the
-    /// other they cost the sum.
+    /// Sets cost and longest piece of a copy step on all GPUs.
     pub(super) fn price_spread(
         &self,
         planned: &Sharded,
@@ -213,37 +211,52 @@ impl Planner<'_> {
         used: &[RouteId],
         domains: &Domains,
     ) -> Result<(), PlanError> {
+        if let Some((cost, piece)) = self.batch_of_step(step, planned.one_by_one, used, domains)? {
+            (step.cost, step.piece) = (cost, piece);
+        } else {
+            step.piece = step.cost;
+        }
+        Ok(())
+    }
+
+    /// What the copies of a step cost together, and the longest piece that runs without preemption; `None` = it has none.
+    ///
+    /// As a batch: its bound holds where nothing else of the domain runs at the same time. Or one by one: the sum.
+    pub(super) fn batch_of_step(
+        &self,
+        step: &PlannedStep,
+        one_by_one: bool,
+        used: &[RouteId],
+        domains: &Domains,
+    ) -> Result<Option<(Nanos, Nanos)>, PlanError> {
         let blocks = step.operations.iter().filter_map(|operation| match operation.work {
             Work::Copy { route, bytes, .. } => Some(BatchBlock { route, bytes }),
             Work::Compute { .. } | Work::Hold => None,
         });
         let blocks: Vec<BatchBlock> = blocks.collect();
         if blocks.is_empty() {
-            step.piece = step.cost;
-            return Ok(());
+            return Ok(None);
         }
         let calibration = self.machine.calibration.as_ref();
-        if planned.one_by_one {
+        if one_by_one {
             let mut cost = Nanos::ZERO;
             let mut piece = Nanos::ZERO;
             for block in &blocks {
                 let alone = self.with_margin(self.copy_time(block.route, block.bytes, used, domains)?);
                 (cost, piece) = (cost.saturating_add(alone), piece.max(alone));
             }
-            (step.cost, step.piece) = (cost, piece);
-            return Ok(());
+            return Ok(Some((cost, piece)));
         }
         // What lies in different domains goes side by side.
         let mut parts: BTreeMap<Option<usize>, Vec<BatchBlock>> = BTreeMap::new();
         for block in blocks {
             parts.entry(domains.of(block.route)).or_default().push(block);
         }
-        step.cost = Nanos::ZERO;
+        let mut cost = Nanos::ZERO;
         for part in parts.values() {
-            step.cost = step.cost.max(domains.network(part[0].route).wcet(part, calibration)?.value);
+            cost = cost.max(domains.network(part[0].route).wcet(part, calibration)?.value);
         }
-        step.piece = step.cost;
-        Ok(())
+        Ok(Some((cost, cost)))
     }
 
     pub(super) fn no_route(&self, stream: &Stream, key: &str, (from, to): (EndpointId, EndpointId)) -> PlanError {

@@ -35,7 +35,7 @@ pub(super) fn instead(
     options: PlanOptions,
     best: Plan,
 ) -> Result<Plan, PlanError> {
-    let streams = |pipeline: &Pipeline| matches!(pipeline.source, Source::Streams(_));
+    let streams = |pipeline: &Pipeline| matches!(pipeline.source, Source::Streams(_) | Source::Parts(_));
     let as_asked = options.strategy.is_some_and(Strategy::is_baseline) || workload.cycle == Cycle::Paper;
     if as_asked || best.verdict.outcome != Outcome::NotSchedulable || !best.pipelines.iter().any(streams) {
         return Ok(best);
@@ -92,9 +92,10 @@ fn hopeless(machine: &Machine, plan: &Plan) -> bool {
     })
 }
 
-/// What a server has to do at least.
+/// What a server has to do at least. Streams in parts are left out: what their steps need at least is not bounded here.
 fn relaxed(machine: &Machine, network: &Network, cpu: &Cpu, plan: &Plan, server: u32) -> Vec<Task> {
-    let all = steps_on(server, &plan.pipelines).into_iter().filter(|(pipeline, _)| pipeline.source.is_planned());
+    let counts = |pipeline: &Pipeline| pipeline.source.is_planned() && !matches!(pipeline.source, Source::Parts(_));
+    let all = steps_on(server, &plan.pipelines).into_iter().filter(|(pipeline, _)| counts(pipeline));
     let (of_streams, others): (Vec<_>, Vec<_>) = all.partition(|(p, _)| matches!(p.source, Source::Streams(_)));
     let mut tasks: Vec<Task> = demands(&others).into_iter().map(|demand| demand.task).collect();
     for (pipeline, step) in of_streams {
@@ -192,7 +193,8 @@ impl Search {
     fn of(pipelines: &[Pipeline], deadline_of: impl Fn(u32) -> Nanos) -> Option<Self> {
         let divisible = |pipeline: &Pipeline| {
             let alone = pipeline.gang.is_none() && pipeline.steps.iter().all(|step| step.batch.is_none());
-            let of_one = matches!(&pipeline.source, Source::Streams(streams) if streams.len() == 1);
+            let of_one = matches!(&pipeline.source, Source::Streams(_) | Source::Parts(_))
+                && pipeline.source.streams().len() == 1;
             of_one && alone && pipeline.gather == Nanos::ZERO && pipeline.steps.len() > 1
         };
         let count = pipelines.iter().flat_map(|p| &p.steps).map(|step| step.server + 1).max()?;

@@ -180,6 +180,7 @@ fn workload(machine: &Machine, draw: &mut Draw, percent: u64, seed: u64) -> Work
             on_miss: OnMiss::Finish,
             parameters: Parameters::default(),
             sharding: None,
+            parts: Vec::new(),
         }
     };
     Workload {

@@ -155,6 +155,7 @@ impl Demand {
             on_miss: OnMiss::Finish,
             parameters: cipher.parameters(),
             sharding: None,
+            parts: Vec::new(),
         }
     }
 }

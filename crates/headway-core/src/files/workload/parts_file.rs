@@ -1,0 +1,323 @@
+//! `parts` and `steps` of a stream: what is done with each part of a packet, and where.
+
+use super::application::Written;
+use super::reader::Reader;
+use super::{Part, PartStep, PartWork, Place, Placement, Step};
+use crate::files::document::{self, Field};
+use crate::files::error::FileError;
+use crate::units::Bytes;
+
+const PART: &[&str] = &["id", "bytes"];
+const STEP: &[&str] = &["copy", "compute", "on", "exchange"];
+const COPY: &[&str] = &["part", "from", "to"];
+const COMPUTE: &[&str] = &["part", "kernel", "on"];
+/// What `on` says for a core of the CPU.
+const CPU: &str = "cpu";
+const PARTS: &str = "[{ id = \"left\", bytes = \"512 KiB\" }, { id = \"right\", bytes = \"512 KiB\" }]";
+const COPIES: &str = "[{ part = \"left\", from = \"host\", to = \"gpu0\" }]";
+const KERNELS: &str = "[{ part = \"left\", kernel = \"spin\" }]";
+
+/// The steps of a stream while they are read: where each part is.
+struct Ways<'a> {
+    parts: &'a [Part],
+    gpu: &'a Placement,
+    /// Where each part is; `None` before its first step.
+    at: Vec<Option<Place>>,
+    /// Whether some step needs [`Step::Parts`].
+    spread: bool,
+}
+
+impl Reader {
+    /// Reads the parts of a packet of `packet` bytes; none where the key is not written.
+    pub(super) fn parts(
+        &mut self,
+        list: Option<Field<'_>>,
+        stream: &str,
+        packet: Bytes,
+    ) -> Result<Vec<Part>, FileError> {
+        let Some(list) = list else { return Ok(Vec::new()) };
+        let none = list.error("the packet has no parts", Some(format!("write for example `parts = {PARTS}`")));
+        let total = |parts: &[Part]| parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.bytes.0));
+        let mut parts: Vec<Part> = Vec::new();
+        let mut last = None;
+        for element in list.elements(PARTS)? {
+            let mut table = element.table("a part", PART)?;
+            let id_field = table.require("id", "\"left\"")?;
+            let id = id_field.name()?;
+            if parts.iter().any(|part| part.id == id) {
+                let help = "give each part of the packet an id of its own".to_owned();
+                return Err(id_field.error(format!("stream `{stream}` has a part `{id}` already"), Some(help)));
+            }
+            let size = table.require("bytes", "\"512 KiB\"")?;
+            parts.push(Part { id, bytes: size.size_above_zero("512 KiB")? });
+            if total(&parts) > packet.0 {
+                let message = format!("the parts have {} bytes, more than the packet of {}", total(&parts), packet.0);
+                return Err(size.error(message, Some("let the parts add up to the packet".to_owned())));
+            }
+            last = Some(size);
+        }
+        match last {
+            None => Err(none),
+            Some(last) if total(&parts) < packet.0 => {
+                let (sum, missing) = (total(&parts), packet.0 - total(&parts));
+                let message = format!("the parts have {sum} bytes, and the packet has {}", packet.0);
+                Err(last.error(message, Some(format!("make this part {missing} bytes larger, or add a part"))))
+            }
+            Some(_) => Ok(parts),
+        }
+    }
+
+    /// Reads the steps of stream `part`; notes where the kernels are named.
+    pub(super) fn steps(
+        &mut self,
+        list: Field<'_>,
+        part: &str,
+        parts: &[Part],
+        gpu: &Placement,
+        written: &mut Written<'_>,
+    ) -> Result<Vec<Step>, FileError> {
+        let none = list
+            .error("the stream has no steps", Some("write for example `steps = [{ copy = \"host -> gpu\" }]`".into()));
+        let count = parts.len().max(1);
+        let mut ways = Ways { parts, gpu, at: vec![None; count], spread: !parts.is_empty() };
+        let (mut steps, mut exchanged) = (Vec::new(), None);
+        let whole = list.span.clone();
+        for (i, element) in list.elements("[{ copy = \"host -> gpu\" }]")?.into_iter().enumerate() {
+            let step = format!("{part}.steps.{i}");
+            self.note(step.clone(), &element.span);
+            let mut table = element.table("a step", STEP)?;
+            let copy = self.take(&mut table, &step, "copy");
+            let compute = self.take(&mut table, &step, "compute");
+            let (on, exchange) = (table.take("on"), table.take("exchange"));
+            let both = copy.as_ref().is_some_and(Field::is_list) && compute.as_ref().is_some_and(Field::is_list);
+            let one = usize::from(copy.is_some()) + usize::from(compute.is_some()) + usize::from(exchange.is_some());
+            if (one != 1 && !(both && exchange.is_none())) || (on.is_some() && compute.is_none()) {
+                let help = "write `{ copy = \"host -> gpu\" }` or `{ compute = \"KERNEL\" }`; lists of both, each \
+                            element for one part, go together";
+                return Err(table.error("a step is one `copy` or one `compute`", help));
+            }
+            if let Some(exchange) = exchange {
+                exchange.word(&[("gpus", ())])?;
+                exchanged = Some(exchange);
+                steps.push(None);
+                continue;
+            }
+            let mut set = Vec::new();
+            if let Some(copy) = copy {
+                ways.copies(copy, &mut set)?;
+            }
+            if let Some(compute) = compute {
+                written.marks.insert(format!("steps.{i}"), compute.mark());
+                ways.kernels(compute, on.as_ref(), &mut set)?;
+            }
+            steps.push(Some(set));
+        }
+        if steps.is_empty() {
+            return Err(none);
+        }
+        if let Some(idle) = ways.at.iter().position(Option::is_none).filter(|_| !parts.is_empty()) {
+            let message = format!("no step does anything with part `{}`", parts[idle].id);
+            let help = Some("copy it to a GPU, or leave the part out".to_owned());
+            return Err(written.source.error(whole, message, help));
+        }
+        if let Some(exchange) = exchanged.filter(|_| ways.spread) {
+            let help = "name the GPUs in the copies".to_owned();
+            return Err(exchange.error("a stream whose steps name several processors exchanges nothing", Some(help)));
+        }
+        let step = |set: Option<Vec<PartStep>>| match set {
+            None => Step::Exchange,
+            Some(set) if ways.spread => Step::Parts(set),
+            Some(set) => match set.into_iter().next().expect("a step of a whole packet does one thing").work {
+                PartWork::Copy { from, to } => Step::Copy { from, to },
+                PartWork::Compute { kernel, .. } => Step::Compute { kernel },
+            },
+        };
+        Ok(steps.into_iter().map(step).collect())
+    }
+}
+
+impl Ways<'_> {
+    /// Reads `"FROM -> TO"` for all parts, or a list with one element for each part that is copied.
+    fn copies(&mut self, field: Field<'_>, set: &mut Vec<PartStep>) -> Result<(), FileError> {
+        if !field.is_list() {
+            let text = field.text("\"host -> gpu\"")?;
+            let ends = text.split_once("->").and_then(|(from, to)| Some((place(from)?, place(to)?)));
+            let Some((from, to)) = ends else {
+                let help = "write for example `copy = \"host -> gpu\"`, or names of the machine file".to_owned();
+                return Err(field.error(format!("`{}` is not of the form FROM -> TO", field.excerpt()), Some(help)));
+            };
+            return (0..self.at.len()).try_for_each(|part| self.copy(&field, set, part, &from, &to));
+        }
+        let none = nothing(&field, COPIES);
+        for element in field.elements(COPIES)? {
+            let mut table = element.table("a copy of a part", COPY)?;
+            let part = self.part(&table.require("part", "\"left\"")?)?;
+            let from = end(&table.require("from", "\"host\"")?)?;
+            let to_field = table.require("to", "\"gpu0\"")?;
+            let to = end(&to_field)?;
+            self.copy(&to_field, set, part, &from, &to)?;
+        }
+        if set.is_empty() { Err(none) } else { Ok(()) }
+    }
+
+    /// Reads the kernel of all parts, or a list with one element for each part that is computed on.
+    fn kernels(&mut self, field: Field<'_>, on: Option<&Field<'_>>, set: &mut Vec<PartStep>) -> Result<(), FileError> {
+        if !field.is_list() {
+            let kernel = field.name()?;
+            return (0..self.at.len()).try_for_each(|part| self.compute(&field, set, part, &kernel, on));
+        }
+        if let Some(on) = on {
+            let help = "write `on` into the elements of the list".to_owned();
+            return Err(on.key_error("the list says what computes", Some(help)));
+        }
+        let (none, before) = (nothing(&field, KERNELS), set.len());
+        for element in field.elements(KERNELS)? {
+            let mut table = element.table("a kernel over a part", COMPUTE)?;
+            let part = self.part(&table.require("part", "\"left\"")?)?;
+            let kernel = table.require("kernel", "\"spin\"")?;
+            let on = table.take("on");
+            let id = kernel.name()?;
+            self.compute(&kernel, set, part, &id, on.as_ref())?;
+        }
+        if set.len() == before { Err(none) } else { Ok(()) }
+    }
+
+    /// The part that an element names.
+    fn part(&mut self, field: &Field<'_>) -> Result<usize, FileError> {
+        let id = field.name()?;
+        if self.parts.is_empty() {
+            let help = format!("name the parts of the packet, for example `parts = {PARTS}`");
+            return Err(field.error("the stream has no parts", Some(help)));
+        }
+        let found = self.parts.iter().position(|part| part.id == id);
+        found.ok_or_else(|| {
+            let known: Vec<&str> = self.parts.iter().map(|part| part.id.as_str()).collect();
+            field.error(format!("the packet has no part `{id}`"), Some(format!("its parts are {}", known.join(", "))))
+        })
+    }
+
+    /// Refuses a second thing for one part in one step.
+    fn free(&self, field: &Field<'_>, set: &[PartStep], part: usize) -> Result<(), FileError> {
+        if set.iter().all(|done| done.part as usize != part) {
+            return Ok(());
+        }
+        let message = format!("the step does two things with {}", self.called(part));
+        Err(field.error(message, Some("put the second into a step of its own".to_owned())))
+    }
+
+    fn called(&self, part: usize) -> String {
+        self.parts.get(part).map_or_else(|| "the data".to_owned(), |part| format!("part `{}`", part.id))
+    }
+
+    /// Moves `part`, and where it is, along.
+    fn copy(
+        &mut self,
+        field: &Field<'_>,
+        set: &mut Vec<PartStep>,
+        part: usize,
+        from: &Place,
+        to: &Place,
+    ) -> Result<(), FileError> {
+        self.free(field, set, part)?;
+        if same(from, to, self.gpu) {
+            return Err(field.error(format!("`{}` goes nowhere", field.excerpt()), Some("name two places".to_owned())));
+        }
+        if let Some(here) = &self.at[part]
+            && !same(here, from, self.gpu)
+        {
+            let (from, here) = (name(from), name(here));
+            let message = format!("the step copies from `{from}`, but {} is at `{here}`", self.called(part));
+            let help = format!("start it at `{here}`, or add a copy from there to `{from}`");
+            return Err(field.error(message, Some(help)));
+        }
+        self.at[part] = Some(to.clone());
+        set.push(PartStep { part: part as u32, work: PartWork::Copy { from: from.clone(), to: to.clone() } });
+        Ok(())
+    }
+
+    /// Lets `kernel` work on `part` where it is; `on` says what must be there.
+    fn compute(
+        &mut self,
+        field: &Field<'_>,
+        set: &mut Vec<PartStep>,
+        part: usize,
+        kernel: &str,
+        on: Option<&Field<'_>>,
+    ) -> Result<(), FileError> {
+        self.free(field, set, part)?;
+        let on = on.map(|on| Ok((on, on.name()?))).transpose()?;
+        let here = self.at[part].clone();
+        let at = match (&here, &on) {
+            (here, Some((field, wanted))) if wanted == CPU => match here {
+                None => Place::Host,
+                Some(here) if !same(here, &Place::OwnGpu, self.gpu) => here.clone(),
+                Some(_) => {
+                    let message = format!("the step computes on the CPU, but {} is on a GPU", self.called(part));
+                    return Err(field.error(message, Some("put a copy to `host` before it".to_owned())));
+                }
+            },
+            (None | Some(Place::Host), _) => {
+                // A stream that only the CPU serves has no copies.
+                if self.parts.is_empty() && *self.gpu == Placement::Cpu && on.is_none() {
+                    let at = Place::OwnGpu;
+                    let work = PartWork::Compute { kernel: kernel.to_owned(), at, on_cpu: false };
+                    set.push(PartStep { part: part as u32, work });
+                    return Ok(());
+                }
+                let help = "put `{ copy = \"host -> gpu\" }` before it, or write `on = \"cpu\"`".to_owned();
+                return Err(field.error("the step computes before the data reached a GPU", Some(help)));
+            }
+            (Some(here), Some((field, wanted))) => {
+                let there = place(wanted).filter(|place| same(here, place, self.gpu));
+                there.ok_or_else(|| {
+                    let message =
+                        format!("the step computes on `{wanted}`, but {} is at `{}`", self.called(part), name(here));
+                    field.error(message, Some(format!("copy it from `{}` to `{wanted}` before", name(here))))
+                })?
+            }
+            (Some(here), None) => here.clone(),
+        };
+        let on_cpu = on.as_ref().is_some_and(|(_, wanted)| wanted == CPU);
+        self.spread |= on_cpu || !same(&at, &Place::OwnGpu, self.gpu);
+        self.at[part] = Some(at.clone());
+        set.push(PartStep { part: part as u32, work: PartWork::Compute { kernel: kernel.to_owned(), at, on_cpu } });
+        Ok(())
+    }
+}
+
+fn nothing(field: &Field<'_>, example: &str) -> FileError {
+    field.error("the list is empty", Some(format!("write for example `{} = {example}`", field.key())))
+}
+
+/// An end of a copy by itself.
+fn end(field: &Field<'_>) -> Result<Place, FileError> {
+    let name = field.name()?;
+    Ok(place(&name).expect("a name is a place"))
+}
+
+fn place(text: &str) -> Option<Place> {
+    match text.trim() {
+        "host" => Some(Place::Host),
+        "gpu" => Some(Place::OwnGpu),
+        name => document::is_name(name).then(|| Place::Named(name.to_owned())),
+    }
+}
+
+/// As files write it.
+pub(super) fn name(place: &Place) -> &str {
+    match place {
+        Place::Host => "host",
+        Place::OwnGpu => "gpu",
+        Place::Named(name) => name,
+    }
+}
+
+/// Whether two places are one for a stream on `gpu`, whose name may stand for `gpu`.
+fn same(a: &Place, b: &Place, gpu: &Placement) -> bool {
+    let own = |place: &Place| match (place, gpu) {
+        (Place::OwnGpu, _) => true,
+        (Place::Named(name), Placement::Gpu(gpu)) => name == gpu,
+        _ => false,
+    };
+    a == b || (own(a) && own(b))
+}
