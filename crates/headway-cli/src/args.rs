@@ -6,6 +6,7 @@ mod broker;
 mod label;
 
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -28,7 +29,7 @@ pub(crate) use self::foreign::{ExportArgs, ImportArgs};
 
 /// Moves data between host and GPU memory on time: plans periodic transfers, runs them, shows what happened.
 #[derive(Debug, Parser)]
-#[command(name = "headway", version, max_term_width = 100, disable_help_subcommand = true)]
+#[command(name = "headway", version, long_version = long_version(), max_term_width = 100, disable_help_subcommand = true)]
 #[command(after_help = "Exit status: 0 yes, 1 a negative answer, 2 an error, 3 undecided, 130 interrupted.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -39,6 +40,12 @@ pub(crate) struct Cli {
     /// No progress and no warnings
     #[arg(long, short, global = true)]
     pub(crate) quiet: bool,
+}
+
+/// Version and commit, as `headway --version` prints them.
+fn long_version() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| format!("{} ({})", headway::VERSION, headway::COMMIT));
+    &TEXT
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

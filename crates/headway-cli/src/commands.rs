@@ -66,7 +66,8 @@ pub(crate) fn write_out(text: &[u8]) -> Result<()> {
 pub(crate) fn doctor(out: &Out, backend: CopyBackendArg) -> Result<Answer> {
     let examination = examine::examine(backend.into());
     out.print(&examination, || show::examination(&examination))?;
-    Ok(Answer::Yes)
+    // What is missing is a finding. Only who asks for GPUs by name is answered whether there is one.
+    Ok(if backend == CopyBackendArg::Cuda && !examination.has_gpu() { Answer::No } else { Answer::Yes })
 }
 
 fn machine(args: &PlanArgs) -> Result<Machine> {

@@ -82,11 +82,15 @@ fn measured(report: &measuring::MeasureReport) -> String {
     for (situation, tuning) in &report.tunings {
         let _ = writeln!(
             text,
-            "{situation:<28} {:>2} threads, buffers of {}, {} stores, {} in flight",
-            tuning.threads, tuning.buffer, tuning.stores, tuning.in_flight
+            "{situation:<28} {:>2} thread{}, buffers of {}, {} stores, {} in flight",
+            tuning.threads,
+            if tuning.threads == 1 { " " } else { "s" },
+            tuning.buffer,
+            tuning.stores,
+            tuning.in_flight
         );
     }
-    let _ = writeln!(text, "\nfirst GPU, idle: the fastest way from each size on");
+    let _ = writeln!(text, "\nfirst GPU, idle: the fastest way from each size on, of ways within 3 % the simplest");
     for (situation, thresholds) in &report.thresholds {
         let steps: Vec<String> = thresholds.iter().map(|(from, method)| format!("{from}: {method}")).collect();
         let _ = writeln!(text, "{situation:<12} {}", steps.join(", "));

@@ -167,6 +167,10 @@ fn doctor_without_a_gpu_says_so_with_a_remedy_once_and_exits_0() {
         "{answer:?}"
     );
     assert_eq!(answer.out.matches("install the NVIDIA driver, or name").count(), 1, "{answer:?}");
+    assert!(answer.out.contains("missing  ways of copying none is available: there is no GPU"), "{answer:?}");
+    assert!(answer.out.contains("pageable, dma, "), "{answer:?}");
+    // Who asks for GPUs by name gets a no.
+    assert!(headway(place.path(), &["doctor", "--backend", "cuda"]).exits(1).out.contains("missing  CUDA driver"));
     let json = headway(place.path(), &["doctor", "--format", "json"]).exits(0).json();
     let check = &json["checks"][0];
     assert_eq!((&check["what"], &check["state"]), (&"CUDA driver".into(), &"missing".into()));
@@ -223,6 +227,8 @@ fn measuring_without_a_gpu_says_what_is_missing_and_leaves_nothing() {
         let answer = headway(place.path(), args).exits(2);
         assert!(answer.err.contains("cannot use the cuda backend"), "{answer:?}");
     }
+    let answer = headway(place.path(), &["measure"]).exits(2);
+    assert!(answer.err.contains("`headway machines`") && answer.err.contains("`--backend emu`"), "{answer:?}");
     assert_eq!(common::tree(place.path()), before);
 }
 
@@ -248,6 +254,6 @@ fn doctor_tries_every_way_of_copying_where_there_is_a_gpu_or_an_emulated_one() {
     for method in ["pageable", "dma", "staged", "window vulkan", "resident hub", "kernel"] {
         assert!(answer.out.contains(&format!("gpu0 {method}: tried, copies rightly")), "{method}: {answer:?}");
     }
-    assert!(answer.out.contains("gpu0 window gdrdrv: "), "{answer:?}");
+    assert!(answer.out.contains("gpu0 window gdrdrv: the form `gdrdrv` on "), "{answer:?}");
     assert!(!headway(place.path(), &["doctor"]).exits(0).out.contains("copies rightly"));
 }
