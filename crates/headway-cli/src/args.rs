@@ -474,9 +474,9 @@ pub(crate) struct ExplainArgs {
     /// What the host end is
     #[arg(long, value_enum, default_value_t = HostArg::Pageable)]
     pub(crate) host: HostArg,
-    /// Machine: a shipped name or a file
-    #[arg(long, default_value = "h200-x4")]
-    pub(crate) machine: String,
+    /// Machine: a shipped name or a file [default: h200-x4]
+    #[arg(long)]
+    pub(crate) machine: Option<String>,
     /// The GPU [default: the first]
     #[arg(long)]
     pub(crate) gpu: Option<String>,
@@ -527,7 +527,8 @@ pub(crate) enum PreferArg {
 /// Host memory as users call it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum HostArg {
-    /// Ordinary memory in use
+    /// Ordinary memory in use; machine files and tables call it `warm`, which is accepted too
+    #[value(alias = "warm")]
     Pageable,
     /// Memory pinned for the GPU
     Pinned,
