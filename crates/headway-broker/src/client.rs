@@ -94,7 +94,7 @@ struct State {
     link: Arc<Link>,
     records: Vec<Record>,
     closing: bool,
-    /// Nothing will come: the broker is lost and nobody waits for the next, or it refuses this client.
+    /// No answer will come: the broker is lost and no thread waits for the next one, or it refuses this client.
     failed: bool,
 }
 
@@ -150,7 +150,7 @@ const SPIN_ENGINE: Nanos = Nanos(50_000);
 /// What the broker has said and what it still owes.
 struct Answers {
     heard: Receiver<Heard>,
-    /// Questions of which nobody awaits the answer any more, to the broker of this number: their answers come first.
+    /// Questions to the broker of this number whose answers no thread awaits any more: these answers come first.
     owed: usize,
     epoch: u64,
 }
@@ -227,7 +227,7 @@ impl Client {
         self.shared.patience.store(nanos(time), Ordering::Relaxed);
     }
 
-    /// Who holds and waits.
+    /// The holders and the waiting jobs.
     ///
     /// # Errors
     /// [`ClientError::Lost`], [`ClientError::Silent`], [`ClientError::Protocol`].
@@ -238,8 +238,8 @@ impl Client {
         }
     }
 
-    /// Changes how tokens of a cluster are given; it applies once the present holders have finished. Only for the user who
-    /// runs the broker.
+    /// Changes how tokens of a cluster are given; it applies once the present holders have finished. Only the broker's user
+    /// may do this.
     ///
     /// # Errors
     /// [`ClientError::Refused`], [`ClientError::Lost`].
@@ -255,7 +255,7 @@ impl Client {
         self.ask(&FromClient::Fault { gpu }).map(drop)
     }
 
-    /// Gives a GPU up for everybody, until the broker and all its clients have ended. Only for the user who runs the broker.
+    /// Gives a GPU up for all clients, until the broker and all its clients have ended. Only the broker's user may do this.
     ///
     /// # Errors
     /// [`ClientError::Refused`], [`ClientError::Lost`].
@@ -331,7 +331,7 @@ impl Client {
         let link = Arc::clone(&self.shared.lock().link);
         // A broker that was found silent, and has not gone round since, gets the message, but its answer is not awaited.
         let patience = if link.is_silent() { Nanos::ZERO } else { self.shared.patience() };
-        // A broker that is gone has forgotten it, and the next one is not told of it: nobody waits for that.
+        // A broker that is gone has forgotten the request, and the next one does not learn of it: no thread waits for it.
         let _ = Self::ask_at(&link, &mut answers, &FromClient::Withdraw { task }, patience);
     }
 }
@@ -351,7 +351,7 @@ impl Drop for Client {
     }
 }
 
-/// Asks the broker at `socket` who holds and waits, without becoming its client.
+/// Asks the broker at `socket` for holders and waiting jobs, without becoming its client.
 ///
 /// # Errors
 /// [`ClientError::Connect`], [`ClientError::Stranger`], [`ClientError::Silent`], [`ClientError::Lost`],

@@ -62,7 +62,7 @@ pub enum ServerError {
     /// The socket cannot be made.
     #[error("cannot listen at `{path}`")]
     Listen { path: PathBuf, source: OsError },
-    /// A folder or file beside the socket cannot be used.
+    /// A folder or file next to the socket cannot be used.
     #[error("cannot use `{path}`")]
     Place { path: PathBuf, source: io::Error },
     /// The limit on open files leaves no room for clients.
@@ -108,7 +108,7 @@ pub enum ServerError {
         gpu: String,
         /// The locked file, which has the UUID in its name.
         file: PathBuf,
-        /// Whose file it is: not necessarily who has locked it.
+        /// The owner of the file; another user may have locked it.
         owner: u32,
     },
     /// The parameters cannot work.
@@ -137,11 +137,11 @@ pub enum ServerError {
 pub(crate) const ABSTRACT: &str = "names that begin with `@` are those of abstract sockets, which have no owner and are not used; give a path, with `./` in \
      front for a file of this name";
 
-/// What a client is told instead of what it asked for.
+/// Why a client does not get what it asked for.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// Nobody listens, or the connection was refused.
+    /// No broker listens, or the connection was refused.
     #[error("cannot reach a broker at `{path}`; start one with `headway broker`, or name its socket")]
     Connect { path: PathBuf, source: OsError },
     /// The name is no path.
@@ -150,7 +150,7 @@ pub enum ClientError {
         /// The name.
         path: PathBuf,
     },
-    /// A broker is there and accepts nobody.
+    /// A broker is there and accepts no connections.
     #[error(
         "so many wait at `{path}` that nobody else can: the broker there is stopped, or hangs; let it go on, or end it"
     )]
@@ -158,7 +158,7 @@ pub enum ClientError {
         /// The socket's path.
         path: PathBuf,
     },
-    /// Somebody serves the socket who must not.
+    /// The socket is served by a user that the client does not trust.
     #[error(
         "process {pid} of user {uid} serves `{path}`, and {expected} should: nothing was said to it; find out who it is, or name \
          another socket with `--socket`"
@@ -170,7 +170,7 @@ pub enum ClientError {
         pid: u32,
         /// Its user.
         uid: u32,
-        /// Who may serve there.
+        /// The users that may serve there.
         expected: String,
     },
     /// The broker is there and does not answer.

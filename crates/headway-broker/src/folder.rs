@@ -1,6 +1,6 @@
 //! A folder held by its descriptor, and the broker's files in it: only regular files of our own are read or written.
 //!
-//! Whoever may write in a folder can replace what is in it by a link to somewhere else. So the folder itself must be ours and
+//! A user with write access to a folder can replace its files by links to other places. So the folder itself must be ours and
 //! must not be writable for others ([`Folder::open`]), no link is followed, and every file is used through the descriptor of
 //! the folder that was checked.
 
@@ -48,8 +48,8 @@ pub(crate) struct Entry {
 }
 
 impl Folder {
-    /// Opens a folder that belongs to us and in which nobody else may write. Nobody but root may rename one above it, save members
-    /// of a group that may write there.
+    /// Opens a folder that belongs to us and in which no other user may write. Only root, and members of a group that may write there, may
+    /// rename a folder above it.
     ///
     /// # Errors
     /// What the system says, or what is wrong with the folder and what to do.
@@ -75,8 +75,8 @@ impl Folder {
         Ok(this)
     }
 
-    /// Opens a folder in which nobody else can remove or rename what is ours: it is ours or root's, and if others may write in
-    /// it, only their own files go (as in `/tmp`).
+    /// Opens a folder in which no other user can remove or rename our files. It is ours or root's. If others may write in it, they can
+    /// remove only their own files (as in `/tmp`).
     ///
     /// # Errors
     /// What the system says, or what is wrong with the folder and what to do.
@@ -146,8 +146,8 @@ impl Folder {
         self.path.join(name)
     }
 
-    /// The same file by way of our descriptor: for calls that take a path and nothing else. However the folder is called by
-    /// now, it is the one that was checked.
+    /// The path of the same file through our descriptor, for calls that take only a path. Even if the folder has been renamed, this is the
+    /// folder that was checked.
     pub(crate) fn descriptor_path(&self, name: &OsStr) -> PathBuf {
         Path::new("/proc/self/fd").join(self.fd.as_fd().as_raw_fd().to_string()).join(name)
     }
@@ -172,7 +172,7 @@ impl Folder {
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let fd = openat(&self.fd, name, flags, PRIVATE).map_err(|errno| match errno {
             Errno::LOOP => denied("it is a link; remove it".to_owned()),
-            // A socket, or a pipe that nobody reads; a folder.
+            // A socket, or a pipe without a reader; a folder.
             Errno::NXIO | Errno::ISDIR => denied(NO_FILE.to_owned()),
             errno => errno.into(),
         })?;
@@ -226,7 +226,7 @@ impl Folder {
         Ok(Some((bytes, length)))
     }
 
-    /// Replaces a file, or makes it: whoever reads it, also after a crash, finds the old bytes or the new ones.
+    /// Replaces a file, or makes it. A reader finds either the old bytes or the new ones, also after a crash.
     pub(crate) fn replace(&self, name: &OsStr, bytes: &[u8]) -> io::Result<()> {
         let new = with_ending(name, ".new");
         self.clear(&new)?;
@@ -305,8 +305,8 @@ impl Folder {
         Ok(chownat(&self.fd, name, None, Some(Gid::from_raw(self.gid)), AtFlags::SYMLINK_NOFOLLOW)?)
     }
 
-    /// Takes the lock that a file of our own stands for, for as long as what is returned lives; `None` = another process has
-    /// it. The kernel gives it back however this process ends. Only who has the lock may remove the file.
+    /// Locks a file of our own for as long as the returned value lives; `None` = another process has the lock. The kernel frees the lock
+    /// however this process ends. Only the holder of the lock may remove the file.
     pub(crate) fn lock(&self, name: &OsStr) -> io::Result<Option<File>> {
         for _ in 0..LOCK_TRIALS {
             let file = match self.file(name, OFlags::RDWR | OFlags::CREATE) {
@@ -319,7 +319,7 @@ impl Folder {
                 Err(Errno::WOULDBLOCK) => return Ok(None),
                 Err(errno) => return Err(errno.into()),
             }
-            // Who had it may have removed it since it was opened here: then it locks nothing any more.
+            // The former holder may have removed the file since it was opened here: then the lock has no effect.
             let stat = fstat(&file)?;
             if self.entry(name)?.is_some_and(|entry| entry.file == (stat.st_dev, stat.st_ino)) {
                 return Ok(Some(file));
@@ -329,8 +329,8 @@ impl Folder {
     }
 }
 
-/// Refuses a folder that others can put another one in place of, since they may rename and remove what is in one above it, or
-/// have a link on the way to it.
+/// Refuses a folder that other users can replace: they may rename and remove files in a folder above it, or own a symbolic link in its
+/// path.
 fn check_above(path: &Path) -> io::Result<()> {
     // The owner of `/` is root; inside a user namespace root may have another number than 0.
     let root = std::fs::metadata("/")?.uid();

@@ -51,7 +51,7 @@ pub(crate) const ASLEEP: usize = 0;
 pub(crate) const NOTICE_LONGS: usize = 1;
 pub(crate) const NOTICE_WORDS: usize = 1;
 
-/// Generations of a slot: what a state word holds beside the code.
+/// Generations of a slot: the part of a state word next to the code.
 pub(crate) const GENERATIONS: u32 = (1 << 30) - 1;
 
 /// Lease word of an engine (0 to 2) of the GPU at a position.
@@ -120,7 +120,7 @@ pub(crate) enum Entry {
     Abort { job: JobId },
     /// A token holder wants engines.
     Acquire { slot: u32, generation: u32, job: JobId, operation: Operation },
-    /// A token holder has used an engine that is leased to it; `missing` uses before this one were not told for lack of room.
+    /// A token holder has used an engine that is leased to it; `missing` earlier uses were not reported, for lack of room.
     Used { lock: u32, job: JobId, begin: Nanos, end: Nanos, missing: u64 },
 }
 

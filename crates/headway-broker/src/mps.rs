@@ -2,7 +2,7 @@
 //!
 //! Under MPS the kernels of several processes run at the same time, and each process can be given a share of the multiprocessors;
 //! without it, processes take turns in time slices of milliseconds. The daemon runs for one user, with its files in a folder of its
-//! own beside the broker's socket. A guardian process starts it, is the parent of everything that it starts, and stops it when the
+//! own next to the broker's socket. A guardian process starts it, is the parent of everything that it starts, and stops it when the
 //! broker has ended, however that ended.
 
 mod daemon;
@@ -81,7 +81,7 @@ pub struct Other {
     pub folder: Option<String>,
 }
 
-/// Where programs of this user look for a daemon without being told otherwise.
+/// Where programs of this user look for a daemon by default.
 #[must_use]
 pub fn usual_folder() -> String {
     std::env::var(PIPE_VARIABLE).ok().filter(|path| !path.is_empty()).unwrap_or_else(|| USUAL_PIPES.to_owned())
@@ -113,8 +113,8 @@ fn is_daemon(pid: u32) -> bool {
     words.next().is_some() && words.any(|word| word == b"-d" || word == b"-f")
 }
 
-/// The daemon that programs of this user would meet without being told otherwise. Its own file counts too: of a daemon outside this
-/// container `/proc` shows nothing.
+/// The daemon that programs of this user find by default. Its own file counts too, since `/proc` does not show a daemon outside this
+/// container.
 fn usual_daemon() -> Option<Other> {
     let folder = usual_folder();
     let noted = fs::read_to_string(Path::new(&folder).join(PID_FILE)).ok();

@@ -32,13 +32,13 @@ fn private_of(named: Option<OsString>, runtime: Option<OsString>) -> PathBuf {
     }
 }
 
-/// Whether somebody means an abstract socket.
+/// Whether the path means an abstract socket.
 pub(crate) fn is_abstract(path: &Path) -> bool {
     path.as_os_str().as_encoded_bytes().starts_with(b"@")
 }
 
-/// The socket that a client tries without being told: the user's if there is one, else the machine's. What somebody else has put
-/// in the user's place is none.
+/// The socket that a client tries by default: the user's if there is one, else the machine's. A socket that another user has put in the
+/// user's place does not count.
 #[must_use]
 pub fn usual() -> PathBuf {
     let private = private();
@@ -88,7 +88,7 @@ fn knock(path: &Path) -> Result<Socket, ClientError> {
     }
 }
 
-/// The owner of a socket's folder, where nobody but him can write in it and nobody but root in those above it.
+/// The owner of a socket's folder, if only this user can write in it and only root in the folders above it.
 fn host(path: &Path) -> Option<u32> {
     let (folder, _) = Folder::of(path).ok()?;
     let folder = fs::canonicalize(folder).ok()?;

@@ -49,10 +49,10 @@ use crate::message::BYTES_MAX;
 use crate::mps::{self, Daemon, MpsError, MpsOptions};
 use crate::protocol::handshake;
 
-/// Who may connect.
+/// Which users may connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Only the user who runs the broker.
+    /// Only the broker's user.
     Private,
     /// Users in the group of the socket's folder.
     Group,
@@ -63,8 +63,8 @@ pub enum Access {
 pub struct BrokerLimits {
     /// Clients of one user.
     pub clients_per_user: usize,
-    /// Connections of one user that have not said yet who they are; when there are more, the one that is silent for longest
-    /// goes.
+    /// Connections of one user that have not identified themselves yet; with more, the broker ends the one that is silent for
+    /// longest.
     pub guests_per_user: usize,
     /// Tasks of one user.
     pub tasks_per_user: usize,
@@ -104,22 +104,22 @@ impl Default for BrokerLimits {
 pub struct ServerOptions {
     /// Where it listens.
     pub socket: PathBuf,
-    /// Who may connect.
+    /// Which users may connect.
     pub access: Access,
     /// The GPUs and how they are shared.
     pub arbiter: ArbiterParameters,
     /// Capacities.
     pub limits: BrokerLimits,
-    /// Names of the GPUs that nothing else on this machine has (UUIDs). Nobody else may arbitrate one of them at the same time.
+    /// Names of the GPUs that are unique on this machine (UUIDs). No other broker may arbitrate one of them at the same time.
     /// A GPU that is only a number in this broker, as where the driver is not there, is in no list: only this broker has it.
     pub claims: Vec<String>,
     /// Start even where a process of another user has claimed one of the GPUs.
     pub despite_claims: bool,
-    /// How long a connection may take to say who it is.
+    /// How long a connection may take to identify itself.
     pub greeting: Nanos,
     /// The highest real-time priority that threads of other users than the broker's may get; `None` = none.
     pub lend_realtime: Option<i32>,
-    /// How long a GPU may still work for a process that has ended: nobody gets its tokens and engines before.
+    /// How long a GPU may still work for a process that has ended. Only then the broker gives its tokens and engines to others.
     pub drain: Nanos,
     /// A client that holds a token for longer is cut off.
     pub watchdog: Nanos,
@@ -143,9 +143,9 @@ pub struct ServerOptions {
     pub log_bytes: u64,
     /// Files of the log that are kept, the present one included; at least one.
     pub log_files: u32,
-    /// Whether nobody is granted anything while what happens cannot be written down, as on a full disk.
+    /// Whether the broker grants nothing while it cannot write its record, for example on a full disk.
     pub must_remember: bool,
-    /// Is told what goes wrong while the broker goes on; `None` = it is in the status only.
+    /// Gets each problem that does not end the broker; `None` = problems are only in the status.
     pub tell: Option<Tell>,
     /// Runs an MPS daemon for the broker's user.
     pub mps: Option<MpsOptions>,
@@ -236,7 +236,7 @@ impl Server {
     /// Listens.
     ///
     /// # Errors
-    /// [`ServerError`] with what is in the way.
+    /// [`ServerError`] with the cause.
     pub fn bind(options: ServerOptions) -> Result<Self, ServerError> {
         let gpus = options.arbiter.clusters.iter().map(|cluster| cluster.gpus.len()).sum();
         if gpus > GPUS_MAX {
@@ -248,7 +248,7 @@ impl Server {
             return Err(ServerError::TooFewDescriptors { limit: descriptors, least: door::LEAST });
         }
         let epoch = files.next_epoch(options.must_remember)?;
-        // Whoever comes before the log is read finds nobody, and tries again.
+        // A client that connects before the log is read finds no broker, and tries again.
         let mut state = BrokerState::new(&options, epoch, clock::now())?;
         let poller = Poller::new()?;
         let mps = mps_daemon(&options, &poller)?;
@@ -312,7 +312,7 @@ impl Server {
     /// Handles what the last look found; whether there was anything to do.
     fn turn(&mut self, now: Nanos) -> bool {
         self.notice.long(BEAT).store(now.0.max(1), Ordering::Relaxed);
-        // Before anything is granted: whoever holds something is waited for by the next broker.
+        // Before the first grant: the next broker waits for every holder.
         self.state.write_down(now);
         let busy = self.state.turn(now, SHARE);
         for client in self.state.take_removed() {
@@ -321,7 +321,7 @@ impl Server {
         busy
     }
 
-    /// Sleeps until somebody rings, connects, writes or ends, or until it is time for something: how long that may take.
+    /// Sleeps until a client rings, connects, writes or ends, or until something is due: how long that may take.
     fn sleep(&mut self) -> Result<Nanos, ServerError> {
         let asleep = self.notice.word(ASLEEP);
         let may = handshake::may_sleep(|| asleep.store(1, Ordering::Relaxed), || self.state.is_idle());
@@ -405,7 +405,7 @@ impl Server {
                     }
                     self.state.take_hints().into_iter().for_each(|gpu| self.watch.hint(gpu));
                     if !greeted && let Some(bell) = self.state.bell(client) {
-                        // Without its bell the client would never be heard: it is told by the end of its connection.
+                        // Without its bell the broker would never hear the client: so it ends the connection.
                         if self.poller.add(bell.as_fd(), client.0 * KINDS + BELL).is_err() {
                             self.state.cut(now, client, false);
                             return;
@@ -581,7 +581,7 @@ mod tests {
         assert!(cut_off_giving_back(Nanos(3 * WATCHDOG.0), false) > 0, "it is the excuse that helps");
     }
 
-    /// Who holds a token, at the times of a clock that is ours, of a broker that goes round when we say so.
+    /// The holder of a token over time, with a clock and a broker that the test drives step by step.
     fn cut_off(late: Nanos, then: Nanos) -> u64 {
         let folder = tempfile::tempdir().unwrap();
         let mut server = Server::bind(options(folder.path().join("s"))).unwrap();

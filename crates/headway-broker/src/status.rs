@@ -1,4 +1,4 @@
-//! Who holds and waits: what `headway status` shows.
+//! The holders and the waiting jobs: what `headway status` shows.
 
 use headway_core::decisions::engine_lock::LockId;
 use headway_core::decisions::sharing::{ClientId, GpuId, TaskId, TokenId};
@@ -39,7 +39,7 @@ pub struct Status {
     pub memory: MemoryStatus,
     /// What happened since the start.
     pub counts: Counts,
-    /// The MPS daemon that the broker runs, for its own user; `None` = none, or somebody else asks.
+    /// The MPS daemon that the broker runs, for its own user; `None` = there is none, or another user asks.
     #[serde(default)]
     pub mps: Option<MpsStatus>,
 }
@@ -57,7 +57,7 @@ pub struct MpsStatus {
 }
 
 impl Status {
-    /// The same with every text as terminals may show it, whoever wrote it: an honest broker has escaped names already, and escaping
+    /// The same with every text made safe for terminals, from whatever source: an honest broker has escaped names already, and escaping
     /// twice changes nothing.
     pub(crate) fn readable(mut self) -> Self {
         let memory = &mut self.memory;
@@ -75,7 +75,7 @@ impl Status {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryStatus {
-    /// The log; `None` = there is none, and only who holds what is remembered.
+    /// The log; `None` = there is none, and the broker records only tokens and their holders.
     pub log: Option<String>,
     /// Whether nothing is granted while nothing can be written.
     pub must_remember: bool,
@@ -98,11 +98,11 @@ pub struct GpuStatus {
     pub tokens: u32,
     /// Tasks that hold one.
     pub holders: Vec<TaskId>,
-    /// The client that takes its engines without asking, as nobody else holds a token of it.
+    /// The client with a lease of its engines, since no other client holds a token of it.
     pub leased_to: Option<ClientId>,
-    /// Whether it is lost: nobody gets it any more.
+    /// Whether it is lost: no client gets it any more.
     pub lost: bool,
-    /// How often clients told of an error that a lost GPU gives.
+    /// How often clients reported an error that a lost GPU gives.
     pub faults: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Texts of others, before anybody is shown them.
+//! Texts from other processes, made safe before they are shown.
 
 /// Longest name that a client may give itself, a task or a kernel, in bytes.
 pub(crate) const NAME_BYTES_MAX: usize = 256;
@@ -6,8 +6,8 @@ pub(crate) const NAME_BYTES_MAX: usize = 256;
 const LETTERS_MAX: usize = 64;
 const SHOWN_MAX: usize = 128;
 
-/// A name as terminals, logs and sentences may show it: what is not to be seen, or changes how what follows is read, is
-/// escaped, and back-ticks, in which we quote names, are apostrophes.
+/// A name, made safe for terminals, logs and sentences. Characters that are invisible, or that change how the following ones are read, are
+/// escaped. Back-ticks, in which we quote names, become apostrophes.
 pub(crate) fn shown(name: &str) -> String {
     let mut text = String::with_capacity(name.len().min(LETTERS_MAX));
     for letter in name.chars().take(LETTERS_MAX) {
@@ -47,7 +47,7 @@ fn escaped(letter: char) -> impl Iterator<Item = char> {
     unicode.into_iter().flatten().chain(usual.into_iter().flatten())
 }
 
-/// Refuses names that are no names.
+/// Refuses texts that are not valid names.
 pub(crate) fn check(what: &str, name: &str) -> Result<(), String> {
     let length = name.len();
     if length <= NAME_BYTES_MAX {

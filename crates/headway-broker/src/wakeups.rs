@@ -1,5 +1,5 @@
-//! No wake-up is lost. In these tests whoever sleeps does not look again by itself for an hour, and nobody looks before it
-//! sleeps: one lost wake-up ends the run.
+//! No wake-up is lost. In these tests a sleeper does not check again by itself for an hour, and it does not poll before it sleeps: one lost
+//! wake-up ends the run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -15,11 +15,11 @@ use headway_os::ipc::Socket;
 
 use crate::{Client, OnLoss, Server, ServerOptions, TaskShape};
 
-/// One more than there are tokens, so that somebody waits for a token while the others take turns at one engine.
+/// One more than there are tokens, so that one client waits for a token while the others take turns at one engine.
 const CLIENTS: u32 = 3;
 const TOKENS: u32 = 2;
 const ROUNDS: u32 = 200;
-/// Nobody is away from its CPU for that long.
+/// No thread is off its CPU for that long.
 const STALL: Duration = Duration::from_secs(120);
 
 fn options(socket: std::path::PathBuf) -> ServerOptions {
@@ -68,7 +68,7 @@ fn work(socket: &std::path::Path, rounds: &AtomicU32, alone: bool) {
         token.release(Nanos(1));
         rounds.fetch_add(1, Ordering::SeqCst);
         if alone {
-            // The broker falls asleep meanwhile, and nobody else wakes it. If it does not, this round shows nothing.
+            // The broker falls asleep meanwhile, and no other thread wakes it. If it does not, this round shows nothing.
             std::thread::park_timeout(Duration::from_millis(1));
         }
     }

@@ -6,6 +6,7 @@ mod broker;
 mod label;
 
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -28,7 +29,7 @@ pub(crate) use self::foreign::{ExportArgs, ImportArgs};
 
 /// Moves data between host and GPU memory on time: plans periodic transfers, runs them, shows what happened.
 #[derive(Debug, Parser)]
-#[command(name = "headway", version, max_term_width = 100, disable_help_subcommand = true)]
+#[command(name = "headway", version, long_version = long_version(), max_term_width = 100, disable_help_subcommand = true)]
 #[command(after_help = "Exit status: 0 yes, 1 a negative answer, 2 an error, 3 undecided, 130 interrupted.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -39,6 +40,12 @@ pub(crate) struct Cli {
     /// No progress and no warnings
     #[arg(long, short, global = true)]
     pub(crate) quiet: bool,
+}
+
+/// Version and commit, as `headway --version` prints them.
+fn long_version() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| format!("{} ({})", headway::VERSION, headway::COMMIT));
+    &TEXT
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -467,9 +474,9 @@ pub(crate) struct ExplainArgs {
     /// What the host end is
     #[arg(long, value_enum, default_value_t = HostArg::Pageable)]
     pub(crate) host: HostArg,
-    /// Machine: a shipped name or a file
-    #[arg(long, default_value = "h200-x4")]
-    pub(crate) machine: String,
+    /// Machine: a shipped name or a file [default: h200-x4]
+    #[arg(long)]
+    pub(crate) machine: Option<String>,
     /// The GPU [default: the first]
     #[arg(long)]
     pub(crate) gpu: Option<String>,
@@ -520,7 +527,8 @@ pub(crate) enum PreferArg {
 /// Host memory as users call it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum HostArg {
-    /// Ordinary memory in use
+    /// Ordinary memory in use; machine files and tables call it `warm`, which is accepted too
+    #[value(alias = "warm")]
     Pageable,
     /// Memory pinned for the GPU
     Pinned,

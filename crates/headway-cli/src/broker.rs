@@ -138,9 +138,9 @@ fn list(words: impl IntoIterator<Item = String>) -> String {
 /// What is written down, and why not where that fails.
 fn memory(memory: &MemoryStatus) -> String {
     let log = match (&memory.log, &memory.trouble) {
-        (None, None) => "who holds what".to_owned(),
+        (None, None) => "tokens and their holders".to_owned(),
         (Some(log), None) => format!("everything, in {log}"),
-        (None, Some(_)) => "not even who holds what, since that cannot be written".to_owned(),
+        (None, Some(_)) => "not even tokens and their holders, since that cannot be written".to_owned(),
         (Some(log), Some(_)) => format!("not everything, since that cannot be written; should be in {log}"),
     };
     let must = if memory.must_remember { "; grants nothing that it cannot write down" } else { "" };

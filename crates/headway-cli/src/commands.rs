@@ -29,6 +29,8 @@ pub(crate) struct Out {
     pub(crate) quiet: bool,
 }
 
+/// The machine of plans and explanations for which nobody names one.
+pub(crate) const USUAL_MACHINE: &str = "h200-x4";
 /// Progress is shown for what takes longer than this.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -66,11 +68,12 @@ pub(crate) fn write_out(text: &[u8]) -> Result<()> {
 pub(crate) fn doctor(out: &Out, backend: CopyBackendArg) -> Result<Answer> {
     let examination = examine::examine(backend.into());
     out.print(&examination, || show::examination(&examination))?;
-    Ok(Answer::Yes)
+    // What is missing is a finding. Only who asks for GPUs by name is answered whether there is one.
+    Ok(if backend == CopyBackendArg::Cuda && !examination.has_gpu() { Answer::No } else { Answer::Yes })
 }
 
 fn machine(args: &PlanArgs) -> Result<Machine> {
-    let machine = headway::machine::open(args.machine.as_deref().unwrap_or("h200-x4"))?;
+    let machine = headway::machine::open(args.machine.as_deref().unwrap_or(USUAL_MACHINE))?;
     Ok(match args.gpus {
         Some(gpus) => headway::machine::restrict(&machine, gpus)?,
         None => machine,
@@ -89,15 +92,18 @@ struct Planned<'a> {
 
 pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<Answer> {
     let workload = headway::workload::open(&args.workload)?;
-    if workload.value.sharing.is_some() {
-        return sharing::plan(out, &machine(args)?, &workload);
-    }
     let machine = machine(args)?;
+    let usual = args.machine.is_none();
+    if workload.value.sharing.is_some() {
+        return sharing::plan(out, &machine, &workload, usual);
+    }
     let mut plan = plans::make(&machine, &workload, PlanOptions { strategy: args.strategy.map(Into::into) })?;
+    plan.verdict.notes.extend(plans::jitter_note(&machine, &plan));
     plan.verdict.notes.extend(plans::absent_kernels(&plan));
     let (models, assumes, confidence) = (plans::models(&plan), plans::assumption(&plan), machine.confidence());
     let planned = Planned { plan: &plan, models, assumes, confidence };
-    out.print(&planned, || show::plan(&plan, &planned.models, &planned.assumes, &planned.confidence))?;
+    let text = || show::plan(&plan, &planned.models, &planned.assumes, &planned.confidence, usual);
+    out.print(&planned, text)?;
     Ok(match plan.verdict.outcome {
         Outcome::Schedulable => Answer::Yes,
         Outcome::NotSchedulable => Answer::No,

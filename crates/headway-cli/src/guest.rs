@@ -156,6 +156,13 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<Answer> {
         let share = Share { percent, memory: args.memory };
         mps::join_as_guest(&mut command, args.socket.as_deref(), share)?;
     }
+    let is_told = args.stats || args.lint || args.verify || args.log.is_some();
+    if is_told && guest::is_static(program) {
+        eprintln!(
+            "headway: `{}` is statically linked, so no library is loaded into it: its copies are neither changed nor counted",
+            program.to_string_lossy()
+        );
+    }
     let source = command.exec();
     let program = program.to_string_lossy().into_owned();
     Err(headway::Error::from(GuestError::Start { program, source }).into())

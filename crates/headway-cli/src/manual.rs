@@ -59,6 +59,10 @@ fn page(words: &[String]) -> Result<Vec<u8>> {
     }
     let name = [&["headway".to_owned()][..], words].concat().join("-");
     let mut text = Vec::new();
-    Man::new(command).title(name).manual("Headway").render(&mut text)?;
+    Man::new(command)
+        .title(name)
+        .source(format!("headway {}", headway::VERSION))
+        .manual("Headway")
+        .render(&mut text)?;
     Ok(text)
 }

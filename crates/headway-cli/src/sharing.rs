@@ -19,9 +19,9 @@ use crate::commands::{Bar, Out};
 use crate::show;
 use crate::tightest::{self, LINES, more, tightest};
 
-pub(crate) fn plan(out: &Out, machine: &Machine, workload: &Loaded<Workload>) -> Result<Answer> {
+pub(crate) fn plan(out: &Out, machine: &Machine, workload: &Loaded<Workload>, usual: bool) -> Result<Answer> {
     let report = share::bounds(machine, workload)?;
-    out.print(&report, || text(&report))?;
+    out.print(&report, || text(&report, usual))?;
     Ok(match report.verdict {
         Verdict::Yes => Answer::Yes,
         Verdict::No(_) => Answer::No,
@@ -43,6 +43,9 @@ pub(crate) fn run(out: &Out, workload: &Loaded<Workload>, options: &RunOptions) 
         if report.verified > 0 {
             let _ = writeln!(text, "verified  {} frames are those that the CPU tracks", report.verified);
         }
+        if options.machine.is_none() {
+            let _ = write!(text, "\nmachine   {}{}", report.summary.machine.name, show::chosen(true));
+        }
         let _ = write!(text, "\nresults   {}", report.folder.display());
         text + &places(&report.folder)
     })?;
@@ -63,13 +66,14 @@ fn places(folder: &Path) -> String {
     )
 }
 
-fn text(report: &SharingReport) -> String {
+fn text(report: &SharingReport, usual: bool) -> String {
     let mut text = format!(
-        "workload  {} ({})\nmachine   {} ({})\nsharing   {} GPUs, {} tokens each, {} CPUs, mode {}\n\n",
+        "workload  {} ({})\nmachine   {} ({}){}\nsharing   {} GPUs, {} tokens each, {} CPUs, mode {}\n\n",
         report.workload.name,
         report.workload.hash,
         report.machine.name,
         report.machine.hash,
+        show::chosen(usual),
         report.gpus.len(),
         report.tokens_per_gpu,
         report.cpus,

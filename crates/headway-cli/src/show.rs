@@ -52,10 +52,10 @@ pub(crate) fn machines(machines: &[Machine]) -> String {
     for machine in machines {
         let gpus = machine.gpus().count();
         let calibrated = match &machine.calibration {
-            None => "not calibrated".to_owned(),
-            Some(calibration) if calibration.driver == "none" => "not measured".to_owned(),
-            Some(calibration) if calibration.batches == 0 => "calibrated, no batches behind its margin".to_owned(),
-            Some(calibration) => format!("calibrated, {} batches behind its margin", calibration.batches),
+            None => "not measured, costs have no margin".to_owned(),
+            Some(calibration) if calibration.driver == "none" => "not measured, its file states a margin".to_owned(),
+            Some(calibration) if calibration.batches == 0 => "measured, no batches checked its margin".to_owned(),
+            Some(calibration) => format!("measured, {} batches checked its margin", calibration.batches),
         };
         let _ = writeln!(
             text,
@@ -69,19 +69,33 @@ pub(crate) fn machines(machines: &[Machine]) -> String {
     text
 }
 
-pub(crate) fn plan(plan: &Plan, models: &[ModelAnswer], assumes: &Assumption, confidence: &Confidence) -> String {
+/// What follows the name of a machine that nobody named.
+pub(crate) fn chosen(usual: bool) -> &'static str {
+    if usual { ", as no `--machine` was given; `headway machines` lists others" } else { "" }
+}
+
+/// A plan; `usual` = for the machine that is taken where none is named.
+pub(crate) fn plan(
+    plan: &Plan,
+    models: &[ModelAnswer],
+    assumes: &Assumption,
+    confidence: &Confidence,
+    usual: bool,
+) -> String {
     let mut text = format!(
-        "workload  {} ({})\nmachine   {} ({})\nstrategy  {}: {}\n\n",
+        "workload  {} ({})\nmachine   {} ({}){}\nstrategy  {}: {}\n\n",
         plan.workload.name,
         plan.workload.hash,
         plan.machine.name,
         plan.machine.hash,
+        chosen(usual),
         plan.strategy.name(),
         meaning(plan.strategy)
     );
     verdict(&mut text, plan);
     let _ = writeln!(text, "assumes   {}", assumes.text);
-    let _ = writeln!(text, "support   {}", confidence.statement);
+    let statement = confidence.statement.strip_prefix("none: ").unwrap_or(&confidence.statement);
+    let _ = writeln!(text, "costs     {statement}");
     if let Some(division) = &plan.division {
         let _ = writeln!(text, "division  {}", division.reason());
     }
@@ -191,9 +205,10 @@ fn model_answers(text: &mut String, models: &[ModelAnswer], by_choice: bool) {
             Some(Evidence::Late { server, name, job, release, deadline, finish }) => {
                 let _ = writeln!(
                     text,
-                    "{which}: job {job} of `{name}` on `{server}`, released at {} ns and due at {} ns, can be on it until \
-                     {} ns",
-                    release.0, deadline.0, finish.0
+                    "{which}: job {job} of `{name}` on `{server}`, released at {} and due at {}, can be on it until {}",
+                    release.exact(),
+                    deadline.exact(),
+                    finish.exact()
                 );
             }
         }
@@ -246,8 +261,8 @@ fn none() -> String {
 fn verdict(text: &mut String, plan: &Plan) {
     let verdict = &plan.verdict;
     let strength = match verdict.strength {
-        Strength::Exact => "exact: yes and no are both proofs",
-        Strength::Sufficient => "sufficient: yes is a proof, no may be pessimistic",
+        Strength::Exact => "exact: for these costs, yes and no are both proofs",
+        Strength::Sufficient => "sufficient: for these costs, yes is a proof, no may be pessimistic",
     };
     // Undecided, and yet there is an interval that is too short: it is one of the planner's windows.
     let by_choice = verdict.outcome == Outcome::Undecided && verdict.violation.is_some();
@@ -281,22 +296,22 @@ fn evidence(text: &mut String, violation: &Violation) {
     }
     let _ = writeln!(
         text,
-        "because   in an interval of {} ns on `{server}`, {} ns of work are due, {} ns too many:",
-        interval.0,
-        demand.0,
-        demand.0 - interval.0
+        "because   in an interval of {} on `{server}`, {} of work are due, {} too much:",
+        interval.exact(),
+        demand.exact(),
+        (*demand - *interval).exact()
     );
     if let Some(blocker) = blocker {
         let _ = writeln!(
             text,
-            "            {:>14} ns  `{blocker}`, begun just before and not to be interrupted",
-            blocking.0
+            "            {:>14}  `{blocker}`, begun just before and not to be interrupted",
+            blocking.exact()
         );
     }
     let largest = tightest(parts, LINES, |(_, _, time)| Reverse(*time));
     for (name, jobs, time) in &largest {
         let plural = if *jobs == 1 { "" } else { "s" };
-        let _ = writeln!(text, "            {:>14} ns  `{name}`, {jobs} job{plural}", time.0);
+        let _ = writeln!(text, "            {:>14}  `{name}`, {jobs} job{plural}", time.exact());
     }
     more(text, parts.len(), largest.len(), "of whom work is due", "with most of it");
 }
@@ -369,6 +384,9 @@ pub(crate) fn run(report: &RunReport, args: &RunArgs) -> String {
             Bytes(messages.moved),
             messages.blocks
         );
+    }
+    if args.plan.machine.is_none() {
+        let _ = writeln!(text, "machine   {}{}", report.summary.machine.name, chosen(true));
     }
     let folder = &report.folder;
     let _ = writeln!(text, "results   {}", folder.display());

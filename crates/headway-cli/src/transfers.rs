@@ -11,8 +11,8 @@ use headway_measure::{self as measuring, Depth};
 
 use crate::Answer;
 use crate::args::{BenchArgs, ExplainArgs, MeasureArgs, PreferArg};
-use crate::commands::{Bar, Out, interrupt};
-use crate::show::{imitation, quoted};
+use crate::commands::{Bar, Out, USUAL_MACHINE, interrupt};
+use crate::show::{chosen, imitation, quoted};
 
 pub(crate) fn measure(out: &Out, args: &MeasureArgs) -> Result<Answer> {
     let depth = match (args.quick, args.full) {
@@ -82,11 +82,15 @@ fn measured(report: &measuring::MeasureReport) -> String {
     for (situation, tuning) in &report.tunings {
         let _ = writeln!(
             text,
-            "{situation:<28} {:>2} threads, buffers of {}, {} stores, {} in flight",
-            tuning.threads, tuning.buffer, tuning.stores, tuning.in_flight
+            "{situation:<28} {:>2} thread{}, buffers of {}, {} stores, {} in flight",
+            tuning.threads,
+            if tuning.threads == 1 { " " } else { "s" },
+            tuning.buffer,
+            tuning.stores,
+            tuning.in_flight
         );
     }
-    let _ = writeln!(text, "\nfirst GPU, idle: the fastest way from each size on");
+    let _ = writeln!(text, "\nfirst GPU, idle: the fastest way from each size on, of ways within 3 % the simplest");
     for (situation, thresholds) in &report.thresholds {
         let steps: Vec<String> = thresholds.iter().map(|(from, method)| format!("{from}: {method}")).collect();
         let _ = writeln!(text, "{situation:<12} {}", steps.join(", "));
@@ -139,7 +143,7 @@ fn benched(report: &bench::TransferBenchReport) -> String {
 
 pub(crate) fn explain(out: &Out, args: &ExplainArgs) -> Result<Answer> {
     let question = Question {
-        machine: args.machine.clone(),
+        machine: args.machine.clone().unwrap_or_else(|| USUAL_MACHINE.to_owned()),
         gpu: args.gpu.clone(),
         peer: args.peer.clone(),
         direction: args.direction,
@@ -155,7 +159,7 @@ pub(crate) fn explain(out: &Out, args: &ExplainArgs) -> Result<Answer> {
     let explanation = explaining::explain(&question)?;
     let mut json = serde_json::to_value(&explanation)?;
     json["schema"] = 1.into();
-    out.print(&json, || explained(&explanation, args.long))?;
+    out.print(&json, || explained(&explanation, args))?;
     Ok(Answer::Yes)
 }
 
@@ -181,8 +185,13 @@ fn priced(price: &Price) -> String {
     parts.join(", ")
 }
 
-fn explained(explanation: &Explanation, long: bool) -> String {
-    let mut text = format!("{}\nprofile {}\n\n", explanation.question, explanation.profile);
+fn explained(explanation: &Explanation, args: &ExplainArgs) -> String {
+    let long = args.long;
+    let usual = chosen(args.machine.is_none());
+    let mut text = format!(
+        "{}\nmachine {}{usual}\nprofile {}\n\n",
+        explanation.question, explanation.machine, explanation.profile
+    );
     let some_are_few = explanation.rows.iter().any(|row| (1..TAIL_SAMPLES).contains(&row.figures.n));
     for row in &explanation.rows {
         let Figures { median, p99, max, n } = row.figures;

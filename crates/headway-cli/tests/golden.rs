@@ -45,7 +45,7 @@ fn np_edf_miss_is_refused_with_its_interval_and_its_blocker() {
     let args = ["plan", "workloads/np-edf-miss.toml", "--machine", "tyan-ft72b7015"];
     let answer = headway(place.path(), &args).exits(1);
     assert!(
-        answer.out.contains("interval of 2000001 ns") && answer.out.contains("`b`, begun just before"),
+        answer.out.contains("interval of 2.000001 ms") && answer.out.contains("`b`, begun just before"),
         "{answer:?}"
     );
     assert_eq!(answer.err, "");
@@ -111,7 +111,7 @@ fn plan_says_how_many_batches_stand_behind_the_margin() {
     let workload = root().join("workloads/encrypt.toml");
     let args = ["plan", workload.to_str().unwrap(), "--machine", "h200-x1"];
     let answer = headway(&root(), &args).exits(0);
-    assert!(answer.out.contains("\nsupport   none: no batch of copies checked the 1.06 % and 100 us"), "{answer:?}");
+    assert!(answer.out.contains("\ncosts     no batch of copies checked the 1.06 % and 100 us"), "{answer:?}");
     let json = headway(&root(), &[&args[..], &["--format", "json"]].concat()).exits(0).json();
     assert_eq!((&json["confidence"]["batches"], &json["confidence"]["excess_ppm"]), (&0.into(), &Value::Null));
 }
@@ -167,6 +167,10 @@ fn doctor_without_a_gpu_says_so_with_a_remedy_once_and_exits_0() {
         "{answer:?}"
     );
     assert_eq!(answer.out.matches("install the NVIDIA driver, or name").count(), 1, "{answer:?}");
+    assert!(answer.out.contains("missing  ways of copying none is available: there is no GPU"), "{answer:?}");
+    assert!(answer.out.contains("pageable, dma, "), "{answer:?}");
+    // Who asks for GPUs by name gets a no.
+    assert!(headway(place.path(), &["doctor", "--backend", "cuda"]).exits(1).out.contains("missing  CUDA driver"));
     let json = headway(place.path(), &["doctor", "--format", "json"]).exits(0).json();
     let check = &json["checks"][0];
     assert_eq!((&check["what"], &check["state"]), (&"CUDA driver".into(), &"missing".into()));
@@ -223,6 +227,8 @@ fn measuring_without_a_gpu_says_what_is_missing_and_leaves_nothing() {
         let answer = headway(place.path(), args).exits(2);
         assert!(answer.err.contains("cannot use the cuda backend"), "{answer:?}");
     }
+    let answer = headway(place.path(), &["measure"]).exits(2);
+    assert!(answer.err.contains("`headway machines`") && answer.err.contains("`--backend emu`"), "{answer:?}");
     assert_eq!(common::tree(place.path()), before);
 }
 
@@ -248,6 +254,87 @@ fn doctor_tries_every_way_of_copying_where_there_is_a_gpu_or_an_emulated_one() {
     for method in ["pageable", "dma", "staged", "window vulkan", "resident hub", "kernel"] {
         assert!(answer.out.contains(&format!("gpu0 {method}: tried, copies rightly")), "{method}: {answer:?}");
     }
-    assert!(answer.out.contains("gpu0 window gdrdrv: "), "{answer:?}");
+    assert!(answer.out.contains("gpu0 window gdrdrv: the form `gdrdrv` on "), "{answer:?}");
     assert!(!headway(place.path(), &["doctor"]).exits(0).out.contains("copies rightly"));
+}
+
+#[test]
+fn every_message_has_response_times_of_its_own_below_its_bound_also_where_messages_are_combined() {
+    let place = place();
+    for workload in ["workloads/messages.toml", "workloads/exchange.toml"] {
+        let run = ["run", workload, "--backend", "sim", "--machine", "h200-x4", "--out", "results", "--force"];
+        let text = headway(place.path(), &run).exits(0).out;
+        let json = headway(place.path(), &[&run[..], &["--format", "json"]].concat()).exits(0).json();
+        let summary = &json["summary"];
+        let messages = summary["messages"].as_array().unwrap();
+        let jobs: u64 = messages.iter().map(|of| of["jobs"].as_u64().unwrap()).sum();
+        assert_eq!(jobs, summary["totals"]["message_jobs"].as_u64().unwrap(), "{summary}");
+        for of in messages {
+            let number = |value: &Value| value.as_u64().unwrap();
+            let (longest, bound, deadline) = (&of["response"]["max"], &of["bound"], &of["deadline"]);
+            assert!(number(longest) <= number(bound) && number(bound) <= number(deadline), "{of}");
+            assert!(number(&of["response"]["median"]) <= number(longest) && of["misses"] == 0, "{of}");
+            assert!(text.contains(&format!("\n  {} ", of["id"].as_str().unwrap())), "{text}");
+        }
+        assert!(text.contains("\nMessages, response times in ms [sim]\n"), "{text}");
+    }
+}
+
+#[test]
+fn who_names_no_machine_is_told_which_one_was_taken() {
+    let place = place();
+    let run = ["run", "workloads/messages.toml", "--backend", "sim", "--out", "results", "--force"];
+    for args in [&["plan", "workloads/messages.toml"][..], &run] {
+        let told = |more: &[&str]| {
+            let text = headway(place.path(), &[args, more].concat()).exits(0).out;
+            let line = text.lines().find(|line| line.starts_with("machine   "));
+            line.is_some_and(|line| line.contains("h200-x4") && line.ends_with("; `headway machines` lists others"))
+        };
+        assert!(told(&[]) && !told(&["--machine", "h200-x1"]), "{args:?}");
+    }
+    let ask = ["explain", "--bytes", "1 MiB", "--direction", "d2h"];
+    let answer = headway(place.path(), &ask).exits(0);
+    assert!(answer.out.contains("\nmachine h200-x4, as no `--machine` was given; "), "{answer:?}");
+    let answer = headway(place.path(), &[&ask[..], &["--machine", "h200-x1"]].concat()).exits(0);
+    assert!(answer.out.contains("\nmachine h200-x1\n"), "{answer:?}");
+}
+
+#[test]
+fn a_plan_says_where_jitter_is_most_of_a_cost() {
+    let place = place();
+    let shipped = headway(place.path(), &["machines", "h200-x1"]).exits(0).out;
+    let jitter = shipped.lines().find(|line| line.starts_with("jitter = ")).unwrap().to_owned();
+    let noisy = shipped.replacen(&jitter, "jitter = \"1 ms\"", 1);
+    std::fs::write(place.path().join("noisy.toml"), noisy).unwrap();
+    std::fs::write(place.path().join("quiet.toml"), shipped.replacen(&jitter, "jitter = \"1 us\"", 1)).unwrap();
+    let plan = |machine: &str| headway(place.path(), &["plan", "workloads/messages.toml", "--machine", machine]).out;
+    let said = plan("noisy.toml");
+    assert!(said.contains("more than half of the cost is the machine's jitter in 2 of 2 steps: 1 ms"), "{said}");
+    assert!(said.contains("measure again on a quiet node (`headway measure`)"), "{said}");
+    // What every measurement assumes at least is no sign of a noisy node.
+    let said = headway(place.path(), &["plan", "workloads/messages.toml", "--machine", "h200-x1"]).exits(0).out;
+    assert!(said.contains("it is the least that `headway measure` assumes"), "{said}");
+    assert!(!plan("quiet.toml").contains("machine's jitter in"));
+}
+
+#[test]
+fn a_plan_says_what_combining_gave_only_where_it_gave_something() {
+    let place = place();
+    let plan = ["plan", "workloads/messages.toml", "--machine", "h200-x4"];
+    let text = headway(place.path(), &plan).exits(0).out;
+    assert!(text.contains("4 blocks of messages in 1 batch: utilisation 18.49 % instead of 20.82 %"), "{text}");
+    assert!(!text.contains("1 block of messages in 1 batch"), "{text}");
+}
+
+#[test]
+fn the_version_names_the_commit_and_a_manual_page_its_program() {
+    let place = place();
+    let version = headway(place.path(), &["--version"]).exits(0).out;
+    assert!(
+        version.starts_with("headway ") && version.contains(" (") && version.trim_end().ends_with(')'),
+        "{version}"
+    );
+    let page = headway(place.path(), &["man", "bench", "transfers"]).exits(0).out;
+    let head = page.lines().find(|line| line.starts_with(".TH")).unwrap();
+    assert!(head.contains("\"headway ") && !head.contains("\"transfers "), "{head}");
 }

@@ -206,7 +206,7 @@ fn an_unknown_machine_is_answered_with_those_that_are_shipped() {
     fails(place.path(), &sim(&["--machine", "h300"]), 2, &words);
     fails(place.path(), &["machines", "h300"], 2, &words);
     fails(place.path(), &sim(&["--machine", "workloads"]), 2, &["`workloads`", "Is a directory", "help:"]);
-    fails(place.path(), &sim(&["--machine", ENCRYPT]), 2, &["encrypt.toml:12:2: unknown key `run`", "known keys"]);
+    fails(place.path(), &sim(&["--machine", ENCRYPT]), 2, &["encrypt.toml:12:2: this is a workload file", "has `run`"]);
 }
 
 #[test]
@@ -392,7 +392,7 @@ fn logs_that_are_none_are_named_with_the_reason() {
     fs::create_dir(place.path().join("folder")).unwrap();
     for command in ["replay", "report"] {
         fails(place.path(), &[command, "missing"], 2, &["`missing`", "No such file", "help:"]);
-        fails(place.path(), &[command, "folder"], 2, &["`folder/run.jsonl`", "No such file", "help:"]);
+        fails(place.path(), &[command, "folder"], 2, &["`folder` is a folder without a log", "help:"]);
         fails(
             place.path(),
             &[command, ENCRYPT],
@@ -446,4 +446,53 @@ fn an_interrupt_before_a_run_begins_leaves_nothing_behind() {
         &["interrupted; nothing was kept"],
     );
     assert_eq!(tree(place.path()), before);
+}
+
+#[test]
+fn a_machine_in_place_of_a_workload_and_the_reverse_are_told_apart() {
+    let place = place();
+    let file = headway(place.path(), &["machines", "h200-x1"]).exits(0).out;
+    fs::write(place.path().join("node.toml"), file).unwrap();
+    fails(place.path(), &["plan", "node.toml"], 2, &["this is a machine file, not a workload file", "`--machine`"]);
+    let swapped = ["plan", "workloads/encrypt.toml", "--machine", "workloads/messages.toml"];
+    fails(place.path(), &swapped, 2, &["this is a workload file, not a machine file", "`headway machines`"]);
+}
+
+#[test]
+fn a_text_that_is_not_closed_is_shown_with_its_remedy() {
+    let place = place();
+    fs::write(place.path().join("open.toml"), "name = \"open\n").unwrap();
+    fails(place.path(), &["plan", "open.toml"], 2, &["open.toml:1:", "close the text with a double quote"]);
+}
+
+#[test]
+fn a_folder_of_several_runs_is_answered_with_the_runs_inside() {
+    let place = place();
+    for seed in ["1", "2"] {
+        let to = format!("out/seed-{seed}");
+        headway(place.path(), &sim(&["--duration", "10 ms", "--seed", seed, "--out", &to])).exits(0);
+    }
+    for command in ["replay", "report"] {
+        fails(place.path(), &[command, "out"], 2, &["`out` is a folder without a log", "`out/seed-1`, `out/seed-2`"]);
+        fails(place.path(), &[command, "workloads"], 2, &["`workloads` is a folder without a log", "`headway run`"]);
+    }
+}
+
+#[test]
+fn counts_of_a_statically_linked_program_are_answered_with_why_there_are_none() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = place();
+    // The headers of an ELF file with one segment, which names no loader; too little to run.
+    let mut program = vec![0u8; 64 + 56];
+    program[..6].copy_from_slice(b"\x7fELF\x02\x01");
+    program[32..40].copy_from_slice(&64u64.to_le_bytes());
+    program[54..58].copy_from_slice(&[56, 0, 1, 0]);
+    program[64] = 1;
+    let path = place.path().join("static");
+    fs::write(&path, program).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let counted = headway(place.path(), &["exec", "--stats", "--", "./static"]);
+    assert!(counted.err.contains("`./static` is statically linked, so no library is loaded into it"), "{counted:?}");
+    assert!(!headway(place.path(), &["exec", "--", "./static"]).err.contains("statically linked"));
+    assert!(!headway(place.path(), &["exec", "--stats", "--", "true"]).exits(0).err.contains("statically linked"));
 }

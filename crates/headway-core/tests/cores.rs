@@ -50,11 +50,7 @@ fn a_stream_on_the_cpu_has_a_core_and_no_copies() {
     assert_eq!((server.name.as_str(), &server.engines), ("cpu0", &vec![engine]));
     // A deadline of 2 ms and two cycles, gathering and encrypting, or one from each arrival.
     assert!([Nanos(1_000_000), Nanos(2_000_000)].contains(&pipeline.window), "{}", pipeline.window);
-    assert!(
-        plan.verdict.notes.iter().any(|note| note.contains("1 stream on 1 core of the CPU")),
-        "{:?}",
-        plan.verdict
-    );
+    assert!(plan.verdict.notes.iter().any(|note| note.contains("1 stream on 1 core of the CPU")), "{:?}", plan.verdict);
 }
 
 #[test]

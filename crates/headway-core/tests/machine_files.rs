@@ -237,9 +237,15 @@ fn names_that_dangle_clash_or_cannot_be_names_are_refused() {
         "`out9` is not among the links and limits",
         "did you mean `out0`?",
     );
-    check("id = \"gpu1\"", "id = \"gpu0\"", (7, 6, 6), "`gpu0` is already taken", "give each part its own id");
-    check("id = \"io\"", "id = \"in0\"", (28, 6, 5), "`in0` is already taken", "give each part its own id");
-    check("id = \"x1\"", "id = \"e0\"", (36, 6, 4), "`e0` is already taken", "give each part its own id");
+    check(
+        "id = \"gpu1\"",
+        "id = \"gpu0\"",
+        (7, 6, 6),
+        "`gpu0` is already taken, in line 5",
+        "give each part its own id",
+    );
+    check("id = \"io\"", "id = \"in0\"", (28, 6, 5), "`in0` is already taken, in line 9", "give each part its own id");
+    check("id = \"x1\"", "id = \"e0\"", (36, 6, 4), "`e0` is already taken, in line 32", "give each part its own id");
     check(
         "id = \"gpu1\"",
         "id = \"gpu\"",
@@ -529,7 +535,13 @@ fn a_file_that_describes_nothing_or_has_the_wrong_shape_is_refused() {
         "limit `io` is used by nothing",
         "add `use = { host = \"1\" }`",
     );
-    check("name = \"node\"", "name = \"node\"\nname = \"n\"", (2, 1, 4), "duplicate key", "");
+    check(
+        "name = \"node\"",
+        "name = \"node\"\nname = \"n\"",
+        (2, 1, 4),
+        "duplicate key",
+        "a key stands once in its table; remove one, or begin another table",
+    );
 }
 
 #[test]

@@ -264,13 +264,13 @@ impl EmuGpu {
     }
 
     /// Whether `have` lists `form`.
-    fn form<T: PartialEq + std::fmt::Debug>(&self, form: T, have: &[T]) -> Result<(), DeviceError> {
+    fn form<T: PartialEq>(&self, form: T, word: &str, have: &[T]) -> Result<(), DeviceError> {
         self.shared.alive()?;
         if have.contains(&form) {
             return Ok(());
         }
         Err(DeviceError::Unavailable {
-            what: format!("the form {form:?} on `{}`", self.shared.description.name),
+            what: format!("the form `{word}` on `{}`", self.shared.description.name),
             reason: "this emulated GPU was built without it".into(),
             remedy: "list it in the GPU's specification, or use another form".into(),
         })
@@ -310,7 +310,7 @@ impl Gpu for EmuGpu {
     fn device_buffer(&self, bytes: usize, reach: Reach) -> Result<Buffer, DeviceError> {
         self.shared.alive()?;
         if let Reach::Window(mapping) = reach {
-            self.form(mapping, &self.shared.windows)?;
+            self.form(mapping, mapping.word(), &self.shared.windows)?;
         }
         let reservation = self.shared.budget.reserve(1, 0, bytes as u64)?;
         Ok(match reach {
@@ -380,11 +380,11 @@ impl Gpu for EmuGpu {
     }
 
     fn windows(&self) -> Vec<(Mapping, Result<(), DeviceError>)> {
-        WINDOWS.map(|mapping| (mapping, self.form(mapping, &self.shared.windows))).into()
+        WINDOWS.map(|mapping| (mapping, self.form(mapping, mapping.word(), &self.shared.windows))).into()
     }
 
     fn pager(&self, mapping: Mapping, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError> {
-        self.form(mapping, &self.shared.windows)?;
+        self.form(mapping, mapping.word(), &self.shared.windows)?;
         if self.shared.pager_open.swap(true, Ordering::AcqRel) {
             return Err(DeviceError::Refused { limit: "paged windows of one device", max: 1 });
         }
@@ -398,11 +398,11 @@ impl Gpu for EmuGpu {
     }
 
     fn residents(&self) -> Vec<(Shape, Result<(), DeviceError>)> {
-        RESIDENTS.map(|shape| (shape, self.form(shape, &self.shared.residents_forms))).into()
+        RESIDENTS.map(|shape| (shape, self.form(shape, shape.word(), &self.shared.residents_forms))).into()
     }
 
     fn resident(&self, shape: Shape, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError> {
-        self.form(shape, &self.shared.residents_forms)?;
+        self.form(shape, shape.word(), &self.shared.residents_forms)?;
         if !(1..=PIECE_MAX).contains(&options.piece) {
             let reason = format!("pieces of {} bytes: 1 to {PIECE_MAX} can be had", options.piece);
             return Err(DeviceError::Invalid { what: "resident copier", reason });

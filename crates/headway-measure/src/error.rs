@@ -93,6 +93,10 @@ impl Diagnosis for Error {
 
     fn help(&self) -> Option<String> {
         let fixed = match self {
+            Self::Headway(headway::Error::Backend { backend: "cuda", .. }) => {
+                "measuring needs a GPU; `headway doctor` says what is missing. Without one, plan and run with a machine that is \
+                 shipped (`headway machines`), or see with `--backend emu` how measuring works"
+            }
             Self::Headway(error) => return error.help(),
             Self::Exists { .. } => "`--force` replaces it; or choose another file with `--out`",
             Self::Paused { .. } => "the same command goes on with it",

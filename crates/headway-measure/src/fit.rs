@@ -11,13 +11,13 @@ use headway_core::units::{Nanos, Rate};
 use headway_device::gpu::Gpu;
 use headway_os::topology::SYSFS;
 
+use headway::plan::JITTER_MIN;
+
 use super::links::Setup;
 use super::node::{self, part};
 use super::sets::{Member, Rates, Set};
 use crate::Error;
 
-/// Threads that wait for a plan's operations learn of their end later than a probe that only polls: no jitter below this.
-const JITTER_MIN: Nanos = Nanos(100_000);
 /// Slowest rate that a machine file can hold.
 const RATE_MIN: u64 = 1_000_000;
 

@@ -3,8 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use headway_core::files::machine::{Calibration, Machine};
-use headway_core::models::transfer::{Direction, HostMemory, Request, Selector, Tuning};
-use headway_core::units::{Bytes, Nanos, Rate};
+use headway_core::models::transfer::{
+    Choice, Direction, HostMemory, Method, Reason, Request, Selector, Tuning, Verdict, choose,
+};
+use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use serde::Serialize;
 
 use headway::emulation;
@@ -91,7 +93,11 @@ impl MeasureReport {
     }
 }
 
-/// Which way the first GPU's copies go from which size on, when every way that was measured may be used.
+/// A way that takes at most 3 % longer than the fastest counts as equally fast.
+const TIE_PPM: u64 = 30_000;
+
+/// Which way the first GPU's copies go from which size on, when every way that was measured may be used. Of ways that are equally
+/// fast the simplest is named, so that noise does not make the list flip between them.
 fn thresholds(machine: &Machine) -> Vec<(String, Vec<(Bytes, String)>)> {
     let Some(gpu) = machine.gpus().next() else { return Vec::new() };
     let available = measured_ways(&machine.profile);
@@ -105,7 +111,74 @@ fn thresholds(machine: &Machine) -> Vec<(String, Vec<(Bytes, String)>)> {
     let rows = situations.into_iter().map(|(direction, memory)| {
         let request = Request::new(gpu, direction, memory, Bytes(0));
         let selector = Selector::new(&machine.profile, &request, &available);
-        (format!("{direction} {memory}"), selector.thresholds().map(|(from, way)| (from, way.to_string())).collect())
+        let steps: Vec<Bytes> = selector.thresholds().map(|(from, _)| from).collect();
+        let simplest =
+            |bytes: Bytes| simplest(&choose(&machine.profile, &Request { bytes, ..request.clone() }, &available));
+        let mut named: Vec<(Bytes, Method)> = Vec::new();
+        for (at, from) in steps.iter().enumerate() {
+            let way = simplest(middle(*from, steps.get(at + 1).copied()));
+            if named.last().is_none_or(|(_, before)| *before != way) {
+                named.push((*from, way));
+            }
+        }
+        (format!("{direction} {memory}"), named.into_iter().map(|(from, way)| (from, way.to_string())).collect())
     });
     rows.collect()
+}
+
+/// A size inside the step that begins at `from` and ends before `next`, in the middle as sizes are spaced.
+fn middle(from: Bytes, next: Option<Bytes>) -> Bytes {
+    let end = next.map_or_else(|| from.0.saturating_mul(4), |next| next.0).max(1);
+    let root = (u128::from(from.0.max(1)) * u128::from(end)).isqrt();
+    Bytes(u64::try_from(root).unwrap_or(u64::MAX).max(from.0))
+}
+
+/// The first in the order of methods among the chosen way and those that are only slower, by no more than counts as equal.
+fn simplest(choice: &Choice) -> Method {
+    let Some(best) = choice.predicted else { return choice.method };
+    let limit = u128::from(best.0) * u128::from(PPM + TIE_PPM) / u128::from(PPM);
+    let equal = choice.candidates.iter().filter(|candidate| {
+        let is_open =
+            matches!(candidate.verdict, Verdict::Chosen | Verdict::Rejected(Reason::Slower | Reason::WithinMargin));
+        is_open && candidate.figures.median.is_some_and(|median| u128::from(median.0) <= limit)
+    });
+    equal.map(|candidate| candidate.method).min().unwrap_or(choice.method)
+}
+
+#[cfg(test)]
+mod tests {
+    use headway_core::models::transfer::{Candidate, Figures, Price};
+
+    use super::*;
+
+    #[test]
+    fn of_ways_that_are_equally_fast_the_simplest_is_named_whichever_was_chosen() {
+        let of = |ways: &[(Method, u64)]| {
+            let candidates = ways.iter().enumerate().map(|(at, &(method, median))| Candidate {
+                method,
+                figures: Figures { median: Some(Nanos(median)), ..Figures::default() },
+                price: Price::default(),
+                verdict: if at == 0 { Verdict::Chosen } else { Verdict::Rejected(Reason::Slower) },
+            });
+            simplest(&Choice {
+                method: ways[0].0,
+                tuning: None,
+                price: Price::default(),
+                predicted: Some(Nanos(ways[0].1)),
+                runner_up: None,
+                why: Vec::new(),
+                candidates: candidates.collect(),
+            })
+        };
+        let (dma, window) = (Method::Dma, Method::Window(None));
+        assert_eq!([of(&[(window, 1000), (dma, 1030)]), of(&[(dma, 1000), (window, 1010)])], [dma, dma]);
+        assert_eq!(of(&[(window, 1000), (dma, 1031)]), window);
+    }
+
+    #[test]
+    fn the_middle_of_a_step_lies_inside_it() {
+        assert_eq!(middle(Bytes(0), Some(Bytes(1024))), Bytes(32));
+        assert_eq!((middle(Bytes(0), None), middle(Bytes(64), None)), (Bytes(1), Bytes(128)));
+        assert_eq!(middle(Bytes(5), Some(Bytes(6))), Bytes(5));
+    }
 }

@@ -1,16 +1,16 @@
-//! `--hook=audit`: the loader tells this library of symbols that `LD_PRELOAD` does not reach (experimental).
+//! `--hook=audit`: the loader reports symbols to this library that `LD_PRELOAD` does not reach (experimental).
 //!
 //! Libraries that are opened with `RTLD_DEEPBIND` look into themselves first, and a linker namespace (`dlmopen`) has no preloaded
 //! libraries. With `LD_AUDIT` the loader loads this library a second time, into a namespace of its own, and asks it at each
 //! binding to the driver, also for answers of `dlsym`. That second copy does nothing but ask the preloaded one.
-//! What is bound while the program starts is left to `LD_PRELOAD`: the preloaded copy is not ready before.
+//! Bindings at the start of the program are left to `LD_PRELOAD`, since the preloaded copy is not ready before.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::road;
 
-/// `LA_FLG_BINDTO` and `LA_FLG_BINDFROM`: bindings to an object, and from it, are told.
+/// `LA_FLG_BINDTO` and `LA_FLG_BINDFROM`: the loader reports bindings to an object, and from it.
 const BIND_TO: c_uint = 1;
 const BIND_FROM: c_uint = 2;
 /// The namespace of the program.
@@ -18,7 +18,7 @@ const LM_ID_BASE: c_long = 0;
 const OURS: &str = "libheadway_preload.so";
 const DRIVER: &str = "libcuda.so";
 
-/// What a cookie says of an object: this library, or the driver with its namespace above these bits.
+/// The meaning of a cookie: this library, or the driver with its namespace above these bits.
 const COOKIE_OURS: usize = 1;
 const COOKIE_DRIVER: usize = 2;
 const COOKIE_BITS: u32 = 2;
@@ -111,7 +111,7 @@ pub(crate) unsafe extern "C" fn la_symbind64(
     // SAFETY: the loader gives a symbol whose value, the second word, is the address that it found, and both cookies.
     let (address, from, to) = unsafe { ((*symbol)[1], *from, *to) };
     let bound = BOUND.load(Ordering::Acquire);
-    // The loader also tells of other bindings. Our own look-ups must find the driver's functions.
+    // The loader also reports other bindings. Our own look-ups must find the driver's functions.
     if bound.is_null() || from == COOKIE_OURS || to & COOKIE_DRIVER == 0 {
         return address;
     }

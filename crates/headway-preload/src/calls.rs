@@ -20,7 +20,7 @@ const fn named(stream: Stream, default: Stream) -> Stream {
     if stream == 0 { default } else { stream }
 }
 
-/// What is kept for the primary context of a device goes.
+/// Drops what Headway keeps for the primary context of a device.
 fn forget_device(device: c_int) {
     fast::forget_device(device);
     context::forget_device(device);
@@ -150,7 +150,7 @@ replaced! {
         decide::into_gpu(In { to, from, bytes, stream: STREAM_PER_THREAD }, Kind::In, || unsafe { real(to, from, bytes) })
     };
 
-    /// Copies whatever the two addresses say, in the order of a stream.
+    /// Copies between the two addresses, which tell the direction, in the order of a stream.
     cuMemcpyAsync: c"cuMemcpyAsync" is c"cuMemcpyAsync" from 4_000 until UNKNOWN, per thread false;
     fn(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Stream) |real| {
         let out = Out { to: to as *mut c_void, from, bytes, stream: named(stream, STREAM_LEGACY), waits: false };
@@ -166,7 +166,7 @@ replaced! {
         decide::out_of_gpu(out, Kind::AnyAsync, || unsafe { real(to, from, bytes, stream) })
     };
 
-    /// Copies whatever the two addresses say, and waits where the driver does.
+    /// Copies between the two addresses, which tell the direction, and waits where the driver does.
     cuMemcpy: c"cuMemcpy" is c"cuMemcpy" from 4_000 until UNKNOWN, per thread false;
     fn(to: DevicePtr, from: DevicePtr, bytes: usize) |real| {
         let out = Out { to: to as *mut c_void, from, bytes, stream: STREAM_LEGACY, waits: true };
@@ -376,7 +376,7 @@ replaced! {
         unsafe { real(to, from, bytes, attributes, stream) }
     };
 
-    /// The context goes, and with it what was kept for it, also what another thread made meanwhile.
+    /// The context is destroyed. Headway drops what it keeps for it, also what another thread made meanwhile.
     cuCtxDestroy_v2: c"cuCtxDestroy_v2" is c"cuCtxDestroy" from 4_000 until UNKNOWN, per thread false;
     fn(which: Context) |real| {
         context::forget(which);
@@ -396,7 +396,7 @@ replaced! {
         status
     };
 
-    /// A part of a GPU goes, and its context, whose name it does not tell: all are prepared anew.
+    /// A part of a GPU and its context are destroyed. The call does not name the context, so Headway prepares all of them anew.
     cuGreenCtxDestroy: c"cuGreenCtxDestroy" is c"cuGreenCtxDestroy" from 12_040 until UNKNOWN, per thread false;
     fn(which: usize) |real| {
         context::forget_all();
@@ -426,7 +426,7 @@ replaced! {
         status
     };
 
-    /// The primary context is destroyed whoever holds it.
+    /// The primary context is destroyed, whatever parts of the program hold it.
     cuDevicePrimaryCtxReset_v2: c"cuDevicePrimaryCtxReset_v2" is c"cuDevicePrimaryCtxReset" from 11_000 until UNKNOWN, per thread false;
     fn(device: c_int) |real| {
         forget_device(device);

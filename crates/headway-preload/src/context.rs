@@ -56,7 +56,7 @@ pub(crate) struct Prepared {
     bulk: Mutex<Bulk>,
 }
 
-// SAFETY: `memory` is pinned memory that lives as long as the context; each line is used by who took it.
+// SAFETY: `memory` is pinned memory that lives as long as the context; each line is used only by the thread that took it.
 unsafe impl Send for Prepared {}
 // SAFETY: as above; everything else is atomic or behind a lock.
 unsafe impl Sync for Prepared {}
@@ -186,7 +186,7 @@ fn prepare(driver: &Driver) -> Option<Prepared> {
     try_out(driver, &prepared).then_some(prepared)
 }
 
-/// Launches the kernel for no bytes and writes the word once, in a stream that nobody waits for.
+/// Launches the kernel for no bytes and writes the word once, in a stream for which no thread waits.
 fn try_out(driver: &Driver, prepared: &Prepared) -> bool {
     let mut stream = 0;
     // SAFETY: `stream` is valid for the call to write.
@@ -240,7 +240,7 @@ impl Prepared {
         if event == 0 && unsafe { (driver.event_create)(&raw mut event, driver::EVENT_WITHOUT_TIME) } != SUCCESS {
             return;
         }
-        // SAFETY: the event is ours, the stream the caller's, who uses it in this call.
+        // SAFETY: the event is ours, the stream the caller's, which uses it in this call.
         if unsafe { (driver.event_record)(event, stream) } == SUCCESS {
             bulk.under_way.push(UnderWay { event, stream });
         } else {
@@ -280,13 +280,13 @@ impl Prepared {
     /// Writes a word in `stream`, with the memory barrier that makes the engine serve other streams.
     pub(crate) fn write_value(&self, driver: &Driver, stream: Stream) {
         let word = self.memory_seen + (LINES * LINE_BYTES) as u64;
-        // SAFETY: the word is ours; nobody reads it.
+        // SAFETY: the word is ours; it is never read.
         if unsafe { (driver.stream_write_value)(stream, word, 0, 0) } != SUCCESS {
             self.writes.store(false, Ordering::Relaxed);
         }
     }
 
-    /// A line that nobody uses; `None` if all are in use.
+    /// A free line; `None` if all are in use.
     pub(crate) fn line(&self) -> Option<Line<'_>> {
         let number = self.taken.iter().position(|taken| !taken.swap(true, Ordering::Acquire))?;
         Some(Line { owner: self, number })

@@ -44,7 +44,7 @@ pub(crate) const BULK_MIN: usize = 2 << 20;
 /// From this size on a copy of ordinary memory may be made by several threads.
 const FAST_MIN: usize = headway::copy::NodeClass::LEAST.0 as usize;
 /// Up to this size a copy may be made by a kernel. It shares the link with the engine about half and half, so 16 MiB take
-/// 0.45 ms beside a bulk copy (H200, 2026-11-23), and the bulk copy loses a fifth of its rate meanwhile.
+/// 0.45 ms next to a bulk copy (H200, 2026-11-23), and the bulk copy loses a fifth of its rate meanwhile.
 const ASIDE_MAX: usize = 16 << 20;
 /// One block is enough up to this size; beyond, sixteen.
 const ONE_BLOCK: usize = 64 << 10;
@@ -183,7 +183,7 @@ fn look_in(copy: In, kind: Kind, attention: u32, real: impl FnOnce() -> Status) 
     })
 }
 
-/// Makes a copy of `asked` (the host's address, bytes, stream) by `make`, and logs it or looks for lost time where that is asked for.
+/// Makes a copy of `asked` (the host's address, bytes, stream) by `make`. With `--log` it logs the copy, with `--lint` it looks for lost time.
 fn observed(
     attention: u32,
     call: Kind,
@@ -218,7 +218,7 @@ impl In {
     }
 }
 
-/// The driver's own call, timed where that is asked for.
+/// The driver's own call, timed if an option needs the time.
 fn by_driver(timing: Option<Timing>, real: impl FnOnce() -> Status) -> Status {
     let status = real();
     if let Some(timing) = timing {
@@ -227,7 +227,7 @@ fn by_driver(timing: Option<Timing>, real: impl FnOnce() -> Status) -> Status {
     status
 }
 
-/// Makes a large copy by several threads if it is of ordinary memory and that is the best way known; the call's answer then.
+/// Makes a large copy of ordinary memory by several threads, if that is the best known method; then returns the call's answer.
 fn made_fast(driver: &Driver, copy: fast::Copy, made: &mut Made, timing: &mut Option<Timing>) -> Option<Status> {
     let start = Instant::now();
     match fast::copy(driver, copy, &mut made.host) {
@@ -344,7 +344,7 @@ fn made_fast_out(
     answer
 }
 
-/// Makes a copy by a kernel, if that can be; the call's answer then.
+/// Makes a copy by a kernel if that is possible; then returns the call's answer.
 fn made_aside(driver: &Driver, context: &Prepared, out: Out, made: &mut Made) -> Option<Status> {
     let relaxed = Relaxed::new(driver);
     let answer = aside(driver, context, out, &mut made.host);
@@ -372,7 +372,7 @@ impl Out {
     }
 }
 
-/// Compares a copy that the driver did not make as it was asked to, where that is asked for; the call's answer.
+/// With `--verify`, compares a copy that the driver did not make as the guest requested it; returns the call's answer.
 fn checked(driver: &Driver, out: Out, complete: bool, status: Status, made: &Made) -> Status {
     if !options().verify || status != SUCCESS {
         return status;
@@ -384,7 +384,7 @@ fn checked(driver: &Driver, out: Out, complete: bool, status: Status, made: &Mad
     verify::compare(driver, out.to_ordinary_memory(), made.call, made.became)
 }
 
-/// Whether something is on the engine that a small copy would wait for.
+/// Whether an operation on the engine would delay a small copy.
 fn goes_aside(driver: &Driver, context: &Prepared, out: Out, attention: u32) -> bool {
     match options().aside {
         Aside::Never => false,
@@ -410,7 +410,7 @@ fn aside(driver: &Driver, context: &Prepared, out: Out, host_is: &mut Host) -> R
     if let Some(to) = driver::pinned(driver, out.to, out.bytes) {
         *host_is = Host::PageLocked;
         launch(driver, context, to, out)?;
-        // SAFETY: the stream is the caller's, who uses it in this call.
+        // SAFETY: the stream is the caller's, which uses it in this call.
         return Ok(if out.waits { unsafe { (driver.stream_synchronize)(out.stream) } } else { SUCCESS });
     }
     // Ordinary memory: the driver's call would return with the bytes there, too, whatever its name says.
@@ -425,7 +425,7 @@ fn aside(driver: &Driver, context: &Prepared, out: Out, host_is: &mut Host) -> R
     if status != SUCCESS {
         return Ok(status);
     }
-    // Memory that cannot be written is the driver's to report, in the way that the guest knows.
+    // The driver reports memory that cannot be written, as the guest expects.
     if line.give(out.to, out.bytes) { Ok(SUCCESS) } else { Err(Outcome::OtherMemory) }
 }
 
@@ -493,6 +493,6 @@ pub(crate) fn pieces(driver: &Driver, context: &Prepared, out: Out, piece: usize
         stats::outcome(Outcome::Piece, 1);
         context.write_value(driver, out.stream);
     }
-    // SAFETY: the stream is the caller's, who uses it in this call.
+    // SAFETY: the stream is the caller's, which uses it in this call.
     if out.waits { unsafe { (driver.stream_synchronize)(out.stream) } } else { SUCCESS }
 }

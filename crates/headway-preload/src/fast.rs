@@ -2,8 +2,8 @@
 //!
 //! The driver copies ordinary memory with one thread, at a fifth of the bus. Here the calling thread waits for its stream as the
 //! driver would, has the copy made by the same [`Copier`] that the library offers, and returns when the bytes are there. Every
-//! failure leaves the copy to the driver, which makes it again from the start. Which copies are made so, and by how many threads,
-//! [`Learning`] says: by built-in figures at first, then by what copies took.
+//! failure leaves the copy to the driver, which makes it again from the start. [`Learning`] decides which copies are made so, and by how
+//! many threads: first by built-in figures, then by the times of earlier copies.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,7 @@ use headway_core::files::guest_log::{Host, Why};
 use crate::driver::{self, DevicePtr, Driver, Relaxed, STREAM_LEGACY, SUCCESS, Status, Stream};
 use crate::{decide, road, stats};
 
-/// The driver waits without end for a GPU that is busy, and so does a guest: a copy that was given up could still write.
+/// Like the driver, a guest waits without end for a busy GPU: a copy that was given up could still write.
 const PATIENCE: Nanos = Nanos(3_600_000_000_000);
 /// Pinned memory of each GPU.
 const PINNED_MAX: Bytes = Bytes(256 << 20);
@@ -45,7 +45,7 @@ struct Gpu {
 /// What becomes of a copy.
 pub(crate) enum Answer {
     Made,
-    /// The driver makes it from the start, and what that takes is asked for where it teaches something.
+    /// The driver makes it from the start. Its time is measured where the choice can learn from it.
     Left(Why, Option<Timing>),
 }
 
@@ -82,7 +82,7 @@ fn cuda() -> Option<Arc<CudaDriver>> {
     let mut known = CUDA.lock().unwrap_or_else(PoisonError::into_inner);
     if known.is_none() {
         let library = road::library()?;
-        // SAFETY: `find` asks the guest's own driver by the real `dlsym`; nobody unloads a driver that has a context.
+        // SAFETY: `find` asks the guest's own driver by the real `dlsym`; no program unloads a driver that has a context.
         *known = unsafe { CudaDriver::of_program(|name| road::find(library, name)) }.ok();
     }
     known.clone()
@@ -198,11 +198,11 @@ fn wait(driver: &Driver, stream: Stream) -> bool {
             return waited;
         }
     }
-    // SAFETY: the stream is the caller's, who uses it in this call.
+    // SAFETY: the stream is the caller's, which uses it in this call.
     unsafe { (driver.stream_synchronize)(stream) == SUCCESS }
 }
 
-/// Makes `copy` in the way that is the best as far as known, unless that is the driver's, and notes what the host's end is once that is
+/// Makes `copy` by the best known method, unless that is the driver's, and notes what the host's end is once that is
 /// known.
 pub(crate) fn copy(driver: &Driver, copy: Copy, host_is: &mut Host) -> Answer {
     let _relaxed = Relaxed::new(driver);

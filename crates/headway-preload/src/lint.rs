@@ -1,7 +1,7 @@
 //! `--lint`: where in the program copies lose time.
 //!
 //! Copies are sorted into problems and counted; a sample of them is traced to its call site by the C library's unwinder. No lock is
-//! held while the driver, the unwinder or the loader is asked.
+//! held during calls of the driver, the unwinder or the loader.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt::Write;
@@ -28,7 +28,7 @@ const LOCK_MIN: u64 = 64 << 10;
 const BLOCKS: usize = 256;
 /// So often a block is copied before it counts as copied again and again.
 const AGAIN: u32 = 4;
-/// Below these numbers, tiny copies and small results are nobody's problem.
+/// Below these numbers, tiny copies and small results are no problem.
 const TINY_MANY: u64 = 1_000;
 const RESULTS_MANY: u64 = 100;
 /// Libraries of CUDA, by the beginning of their names.

@@ -65,7 +65,7 @@ impl Made {
         self.why.get_or_insert(why);
     }
 
-    /// `direction` is that of the way in which it was made, also where the call does not say it.
+    /// `direction` is that of the copy that was made, also where the call does not say it.
     pub(crate) fn by(&mut self, became: Became, direction: Towards) {
         (self.became, self.direction) = (became, direction);
     }
@@ -269,7 +269,7 @@ fn write_line(line: &Line) {
 
 /// Prints on standard error, by one call.
 pub(crate) fn print(text: &str) {
-    // SAFETY: the bytes are initialised. Whether anybody reads standard error does not matter.
+    // SAFETY: the bytes are initialised. It does not matter whether standard error is read.
     unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
 }
 

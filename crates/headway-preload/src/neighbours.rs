@@ -1,4 +1,4 @@
-//! A page in shared memory by which the guests of one user know of each other's bulk copies.
+//! A page in shared memory through which the guests of one user announce bulk copies to each other.
 //!
 //! For each GPU it holds a time on the monotonic clock until which bulk copies are expected on the engine. A guest that
 //! queues one moves the time on. A guest that dies leaves nothing behind: the time passes. The page is a hint: a wrong

@@ -1,4 +1,4 @@
-//! How a guest's calls get here.
+//! How a guest's calls reach this library.
 //!
 //! CUDA programs reach the driver by three roads: `dlsym` on the driver's library (XLA, Triton), `cuGetProcAddress`, which
 //! they fetch by `dlsym` and then often again through itself (cudart 13), and direct links. All three end in a table,
@@ -22,7 +22,7 @@ pub(crate) struct Replaced {
     pub(crate) per_thread: bool,
     /// The replacement's address.
     pub(crate) ours: fn() -> *mut c_void,
-    /// The real one's address; null until somebody asked for it.
+    /// The real one's address; null until it was first looked up.
     pub(crate) real: &'static AtomicPtr<c_void>,
 }
 
@@ -234,7 +234,7 @@ fn has_stream(row: &Replaced) -> bool {
 }
 
 /// `dlsym`, for the whole program. It must not have a frame of its own: with `RTLD_NEXT` the real one looks at its return
-/// address to know who asks. Names that do not begin with `cu`, `RTLD_NEXT` and `RTLD_DEFAULT` go straight on.
+/// address to identify the caller. Names that do not begin with `cu`, `RTLD_NEXT` and `RTLD_DEFAULT` go straight on.
 ///
 /// # Safety
 /// As for `dlsym`.

@@ -92,7 +92,7 @@ struct Text {
 
 impl Text {
     fn print(&self) {
-        // SAFETY: the bytes are initialised. Whether anybody reads standard error does not matter.
+        // SAFETY: the bytes are initialised. It does not matter whether standard error is read.
         unsafe { libc::write(libc::STDERR_FILENO, self.bytes.as_ptr().cast(), self.length) };
     }
 }
@@ -189,7 +189,7 @@ extern "C" fn on_signal(_signal: c_int) {
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = end;
 
-/// Says that nothing was seen, if its user asked for what is seen.
+/// With `--stats`, reports that no copy was seen.
 extern "C" fn end() {
     let variable = |name: &str| std::env::var(name).ok();
     let Some(options) = variable(VARIABLE).and_then(|text| text.parse::<GuestOptions>().ok()) else { return };
@@ -228,7 +228,7 @@ pub(crate) fn begin() {
         let mut ours: libc::sigaction = unsafe { std::mem::zeroed() };
         ours.sa_sigaction = on_signal as *const () as usize;
         ours.sa_flags = libc::SA_RESTART;
-        // SAFETY: the handler does what a handler may; nobody's handler is replaced.
+        // SAFETY: the handler does what a handler may; no handler is replaced.
         unsafe { libc::sigaction(libc::SIGUSR1, &raw const ours, std::ptr::null_mut()) };
     }
 }

@@ -69,7 +69,7 @@ fn libraries(library: *mut c_void) {
     }
 }
 
-/// Whether a function of the table copies; those for contexts and the resolver may be held by anybody.
+/// Whether a function of the table copies; any library may hold those for contexts and the resolver.
 fn is_copy(symbol: &CStr) -> bool {
     symbol.to_bytes().starts_with(b"cuMemcpy")
 }

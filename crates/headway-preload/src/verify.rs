@@ -1,6 +1,6 @@
 //! `--verify`: each accelerated copy that is complete when its call returns is made again by the driver, and compared.
 //!
-//! Copies that may still be under way when the call returns are counted as not compared: waiting for them here could wait for
+//! Copies that may still be under way when the call returns count as not compared. Waiting for them here could block: they may depend on
 //! something that the program does only after the call.
 
 use std::ffi::c_void;

@@ -7,11 +7,99 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use headway_core::decisions::dispatch::Event;
 use headway_core::log::{Record, What};
-use headway_core::plan::{Carried, Source};
+use headway_core::plan::{Carried, Outcome, Pipeline, Plan, Source};
 use headway_core::units::{Bytes, Nanos};
+use serde::Serialize;
 
+use crate::response::{Response, order_statistics};
 use crate::timeline::{Job, Operation, Timeline};
 use crate::{Log, due};
+
+/// What the jobs of one message, of one block of a combined message, or of one flow experienced.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct JobsSummary {
+    /// Name of the message, of its block, or of the flow.
+    pub id: String,
+    /// Name of the pipeline that serves it.
+    pub pipeline: String,
+    /// Jobs expected: one for each block and period.
+    pub jobs: u64,
+    /// Of these, complete.
+    pub delivered: u64,
+    /// Of these, never complete; of a run that ended early, those that were due by then.
+    pub lost: u64,
+    /// Of these, complete after their deadlines, or given up because their producers were late.
+    pub misses: u64,
+    /// Bytes that arrived; none of a flow.
+    pub bytes: Bytes,
+    /// Relative deadline.
+    pub deadline: Nanos,
+    /// From release to completion; `None` if no job completed.
+    pub response: Option<Response>,
+    /// The longest response that the plan allows for the jobs of this run: the latest end of their windows. `None` if the
+    /// plan does not prove that the jobs end inside their windows.
+    pub bound: Option<Nanos>,
+    /// Deadline minus longest response in nanoseconds; negative = missed by that much.
+    pub worst_slack_ns: Option<i64>,
+}
+
+/// The jobs of all messages, and of all flows, in the plan's order.
+#[derive(Default)]
+pub(crate) struct Elementary {
+    pub(crate) messages: Vec<Row>,
+    pub(crate) flows: Vec<Row>,
+}
+
+/// The jobs of one message, block or flow.
+pub(crate) struct Row {
+    jobs: Jobs,
+    summary: JobsSummary,
+}
+
+/// The sum over `rows`.
+pub(crate) fn sum(rows: &[Row]) -> Jobs {
+    rows.iter().fold(Jobs::default(), |sum, row| sum.and(row.jobs))
+}
+
+/// What each of `rows` experienced.
+pub(crate) fn summaries(rows: Vec<Row>) -> Vec<JobsSummary> {
+    rows.into_iter().map(|row| row.summary).collect()
+}
+
+impl Row {
+    /// A row from its jobs and their responses.
+    fn new(
+        (id, pipeline): (&str, &Pipeline),
+        jobs: Jobs,
+        deadline: Nanos,
+        mut responses: Vec<Nanos>,
+        bound: Option<Nanos>,
+    ) -> Self {
+        responses.sort_unstable();
+        let response = order_statistics(&responses);
+        let slack = |response: Response| deadline.0.cast_signed() - response.max.0.cast_signed();
+        let summary = JobsSummary {
+            id: id.to_owned(),
+            pipeline: pipeline.name.clone(),
+            jobs: jobs.expected,
+            delivered: jobs.delivered,
+            lost: jobs.lost,
+            misses: jobs.misses,
+            bytes: jobs.bytes,
+            deadline,
+            response,
+            bound,
+            worst_slack_ns: response.map(slack),
+        };
+        Self { jobs, summary }
+    }
+}
+
+/// Whether the plan proves that every job of `pipeline` ends inside its window.
+fn is_proven(plan: &Plan, pipeline: &Pipeline) -> bool {
+    let verdict = |server: u32| plan.servers[server as usize].verdict.outcome;
+    pipeline.steps.iter().all(|step| verdict(step.server) == Outcome::Schedulable)
+}
 
 /// What became of the jobs of one pipeline, or of several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,21 +137,21 @@ impl Jobs {
     }
 }
 
-/// The jobs of all messages, and of all flows.
-pub(crate) fn jobs(log: &Log, timeline: &Timeline) -> (Jobs, Jobs) {
-    let (mut messages, mut flows) = (Jobs::default(), Jobs::default());
+/// The jobs of each message and of each flow.
+pub(crate) fn jobs(log: &Log, timeline: &Timeline) -> Elementary {
+    let mut all = Elementary::default();
     for (index, pipeline) in (0u32..).zip(&log.header().plan.pipelines) {
         match &pipeline.source {
-            Source::Batch(parts) => messages = messages.and(in_slots(log, timeline, index, parts)),
+            Source::Batch(parts) => all.messages.extend(in_slots(log, timeline, index, parts)),
             Source::Message => {
                 let blocks = pipeline.steps.iter().map(|step| step.operations.len()).max().unwrap_or(0);
-                messages = messages.and(cycle_by_cycle(log, timeline, index, blocks as u64));
+                all.messages.push(cycle_by_cycle(log, timeline, index, blocks));
             }
-            Source::Flow => flows = flows.and(cycle_by_cycle(log, timeline, index, 1)),
+            Source::Flow => all.flows.push(cycle_by_cycle(log, timeline, index, 1)),
             Source::Streams(_) | Source::Sharded(_) | Source::Parts(_) | Source::Bulk(_) | Source::Urgent(_) => {}
         }
     }
-    (messages, flows)
+    all
 }
 
 /// The operations of `pipeline` that ended.
@@ -72,10 +160,11 @@ fn ended(timeline: &Timeline, pipeline: u32) -> impl Iterator<Item = &Operation>
     timeline.operations.iter().filter(of).filter(|operation| operation.ended.is_some())
 }
 
-/// A pipeline whose every cycle is `jobs` jobs, which end together.
-fn cycle_by_cycle(log: &Log, timeline: &Timeline, index: u32, jobs: u64) -> Jobs {
-    let pipeline = &log.header().plan.pipelines[index as usize];
-    let last = pipeline.steps.len() - 1;
+/// A pipeline whose every cycle is `blocks` jobs, which end together.
+fn cycle_by_cycle(log: &Log, timeline: &Timeline, index: u32, blocks: usize) -> Row {
+    let plan = &log.header().plan;
+    let pipeline = &plan.pipelines[index as usize];
+    let (jobs, last) = (blocks as u64, pipeline.steps.len() - 1);
     let cycles = log.header().cycles[index as usize];
     let due = due::count(log, timeline, cycles, pipeline.deadline(0, last), pipeline.period);
     let until = due::until(log, timeline);
@@ -85,58 +174,120 @@ fn cycle_by_cycle(log: &Log, timeline: &Timeline, index: u32, jobs: u64) -> Jobs
     let delivered = deliveries().count() as u64;
     let is_late = |job: &&Job| job.pipeline == index && job.step as usize == last && job.late.is_some();
     let late = timeline.jobs.iter().filter(is_late).count() as u64;
-    let bytes = ended(timeline, index).fold(0, |sum: u64, operation| sum.saturating_add(operation.bytes.0));
-    Jobs {
+    // A flow moves nothing: its operations only hold a server.
+    let moved = ended(timeline, index).filter(|_| pipeline.source != Source::Flow);
+    let bytes = moved.fold(0, |sum: u64, operation| sum.saturating_add(operation.bytes.0));
+    let release = |cycle| timeline.epoch.saturating_add(pipeline.release(cycle, 0));
+    let responses = deliveries().flat_map(|of| std::iter::repeat_n(of.at.saturating_sub(release(of.cycle)), blocks));
+    let whole = pipeline.deadline(0, last).saturating_sub(pipeline.release(0, 0));
+    let found = Jobs {
         expected: cycles.saturating_mul(jobs),
         delivered: delivered.saturating_mul(jobs),
         misses: late.saturating_mul(jobs),
         lost: due.saturating_sub(delivered - early).saturating_mul(jobs),
         given_up: 0,
         bytes: Bytes(bytes),
-    }
+    };
+    let bound = is_proven(plan, pipeline).then_some(whole);
+    Row::new((&pipeline.name, pipeline), found, whole, responses.collect(), bound)
 }
 
-/// A batch, whose slots carry parts of the jobs of its messages.
-fn in_slots(log: &Log, timeline: &Timeline, index: u32, parts: &[Carried]) -> Jobs {
+/// What one job of a part of a batch has moved so far.
+#[derive(Clone, Copy, Default)]
+struct Moved {
+    bytes: u64,
+    /// When the last part of it arrived.
+    at: Nanos,
+    /// When the window of that part ends, after the epoch.
+    window_end: Nanos,
+}
+
+/// A batch, whose slots carry parts of the jobs of its messages: a row for each part.
+fn in_slots(log: &Log, timeline: &Timeline, index: u32, parts: &[Carried]) -> Vec<Row> {
+    let pipeline = &log.header().plan.pipelines[index as usize];
     let cycles = log.header().cycles[index as usize];
-    let expected: Vec<u64> = parts.iter().map(|part| part.jobs_within(cycles)).collect();
     let delivered: HashMap<u64, Nanos> =
         timeline.deliveries.iter().filter(|of| of.pipeline == index).map(|of| (of.cycle, of.at)).collect();
-    let mut moved: BTreeMap<(u32, u64), (u64, Nanos)> = BTreeMap::new();
-    let mut jobs = Jobs { expected: expected.iter().fold(0, |sum, of| sum.saturating_add(*of)), ..Jobs::default() };
+    let mut moved: Vec<BTreeMap<u64, Moved>> = vec![BTreeMap::new(); parts.len()];
+    let mut bytes = vec![0u64; parts.len()];
     for operation in ended(timeline, index) {
-        jobs.bytes = Bytes(jobs.bytes.0.saturating_add(operation.bytes.0));
+        let Some(part) = parts.get(operation.index as usize) else { continue };
+        let at = operation.index as usize;
+        bytes[at] = bytes[at].saturating_add(operation.bytes.0);
         let cycle = timeline.jobs[operation.job].cycle;
-        let part = parts.get(operation.index as usize);
-        let (Some(at), Some(job)) = (delivered.get(&cycle), part.and_then(|part| part.job_of(cycle))) else { continue };
-        let entry = moved.entry((operation.index, job)).or_default();
-        *entry = (entry.0.saturating_add(operation.bytes.0), entry.1.max(*at));
-    }
-    let deadline = |part: u32, job: u64| u128::from(timeline.epoch.0) + parts[part as usize].message.window(job).1;
-    let until = u128::from(due::until(log, timeline).0);
-    // Complete, or given up, of what was due.
-    let mut settled = 0;
-    for ((part, job), (bytes, at)) in moved {
-        if job >= expected[part as usize] || bytes < parts[part as usize].message.bytes.0 {
-            continue;
-        }
-        jobs.delivered += 1;
-        jobs.misses += u64::from(u128::from(at.0) > deadline(part, job));
-        settled += u64::from(deadline(part, job) <= until);
+        let (Some(arrived), Some(job)) = (delivered.get(&cycle), part.job_of(cycle)) else { continue };
+        let entry = moved[at].entry(job).or_default();
+        entry.bytes = entry.bytes.saturating_add(operation.bytes.0);
+        entry.at = entry.at.max(*arrived);
+        entry.window_end = entry.window_end.max(pipeline.deadline(cycle, pipeline.steps.len() - 1));
     }
     let given_up = |record: &Record| match record.what {
         What::Event(Event::Unready { pipeline, part, job, .. }) if pipeline == index => Some((part, job)),
         _ => None,
     };
-    for (part, job) in log.records().iter().filter_map(given_up).collect::<BTreeSet<_>>() {
-        jobs.given_up += 1;
-        settled += u64::from((part as usize) < parts.len() && deadline(part, job) <= until);
+    let given_up: BTreeSet<(u32, u64)> = log.records().iter().filter_map(given_up).collect();
+    let part = |(at, moved): (usize, BTreeMap<u64, Moved>)| {
+        let number = at as u32;
+        let given_up = given_up.range((number, 0)..=(number, u64::MAX)).map(|(_, job)| *job).collect();
+        let of = Part { index, number, carried: &parts[at], expected: parts[at].jobs_within(cycles) };
+        of.row(log, timeline, &moved, given_up, Bytes(bytes[at]))
+    };
+    moved.into_iter().enumerate().map(part).collect()
+}
+
+/// A part of a batch: one block of one message.
+struct Part<'p> {
+    /// Position of the batch's pipeline.
+    index: u32,
+    /// Position in the batch.
+    number: u32,
+    carried: &'p Carried,
+    /// Jobs for which the run has all cycles.
+    expected: u64,
+}
+
+impl Part<'_> {
+    fn row(
+        &self,
+        log: &Log,
+        timeline: &Timeline,
+        moved: &BTreeMap<u64, Moved>,
+        given_up: Vec<u64>,
+        bytes: Bytes,
+    ) -> Row {
+        let plan = &log.header().plan;
+        let pipeline = &plan.pipelines[self.index as usize];
+        let message = &self.carried.message;
+        // The plan counts a late producer's message from its latest time; its jobs are released that much earlier.
+        let announced = plan.announced.iter().find(|of| (of.pipeline, of.part) == (self.index, self.number));
+        let late = announced.map_or(Nanos::ZERO, |of| of.late);
+        let epoch = u128::from(timeline.epoch.0);
+        let release = |job: u64| (epoch + message.window(job).0).saturating_sub(u128::from(late.0));
+        let deadline = |job: u64| epoch + message.window(job).1;
+        let until = u128::from(due::until(log, timeline).0);
+        let since = |job: u64, at: u128| Nanos(u64::try_from(at.saturating_sub(release(job))).unwrap_or(u64::MAX));
+        let mut jobs = Jobs { expected: self.expected, bytes, ..Jobs::default() };
+        // Complete, or given up, of what was due.
+        let mut settled = 0;
+        let mut responses = Vec::new();
+        let relative = message.deadline.saturating_add(late);
+        // Blocks of a late producer may go with any later slot of their windows.
+        let mut latest = announced.map_or(Nanos::ZERO, |_| relative);
+        for (&job, of) in moved.iter().filter(|(job, of)| **job < self.expected && of.bytes >= message.bytes.0) {
+            jobs.delivered += 1;
+            jobs.misses += u64::from(u128::from(of.at.0) > deadline(job));
+            settled += u64::from(deadline(job) <= until);
+            responses.push(since(job, u128::from(of.at.0)));
+            latest = latest.max(since(job, epoch + u128::from(of.window_end.0)));
+        }
+        for job in given_up {
+            jobs.given_up += 1;
+            settled += u64::from(deadline(job) <= until);
+        }
+        jobs.misses = jobs.misses.saturating_add(jobs.given_up);
+        let first = message.start.saturating_add(message.deadline);
+        jobs.lost = due::count(log, timeline, self.expected, first, message.period).saturating_sub(settled);
+        let bound = (is_proven(plan, pipeline) && latest > Nanos::ZERO).then_some(latest);
+        Row::new((&message.name, pipeline), jobs, relative, responses, bound)
     }
-    jobs.misses = jobs.misses.saturating_add(jobs.given_up);
-    let due = expected.iter().zip(parts).map(|(expected, part)| {
-        let first = part.message.start.saturating_add(part.message.deadline);
-        due::count(log, timeline, *expected, first, part.message.period)
-    });
-    jobs.lost = due.fold(0, u64::saturating_add).saturating_sub(settled);
-    jobs
 }

@@ -15,6 +15,7 @@ pub mod perfetto;
 mod proto;
 pub mod reader;
 pub mod replay;
+mod response;
 pub mod sharing;
 pub mod summary;
 mod table;

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use headway_core::decisions::dispatch::Event;
 use headway_core::log::{Incomplete, Source, What};
 use headway_core::models::cpu::{self, Class};
-use headway_core::models::transfer::tail;
 use headway_core::plan::{Named, Outcome, PlannedCapacity, Server, Strategy, Work};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 use serde::Serialize;
@@ -13,8 +12,12 @@ use serde::Serialize;
 use crate::Log;
 use crate::due;
 use crate::elementary::{self, Jobs};
+use crate::response::order_statistics;
 use crate::timeline::{Job, Timeline};
 use crate::unplanned::{self, BulkSummary, UrgentSummary};
+
+pub use crate::elementary::JobsSummary;
+pub use crate::response::Response;
 
 /// Version of the JSON form of [`Summary`].
 pub const SCHEMA: u32 = 1;
@@ -54,6 +57,12 @@ pub struct Summary {
     pub totals: Totals,
     /// The streams, in the plan's order.
     pub streams: Vec<StreamSummary>,
+    /// The messages, or blocks of messages, in the plan's order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub messages: Vec<JobsSummary>,
+    /// The flows, in the plan's order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub flows: Vec<JobsSummary>,
     /// The engines, in the plan's order.
     pub engines: Vec<EngineSummary>,
     /// The links and limits, in the plan's order.
@@ -143,18 +152,6 @@ pub struct Totals {
     pub data_late: u64,
     /// Wait of all jobs together.
     pub wait: Nanos,
-}
-
-/// Times of several packets. Order statistics are values that occurred, by nearest rank: of `n` values the one with rank
-/// `ceil(n / 2)` is the median and the one with rank `ceil(99 n / 100)` the 99th percentile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Response {
-    /// Shortest.
-    pub min: Nanos,
-    pub median: Nanos,
-    /// 99th percentile; of fewer than 100 values it is left out.
-    pub p99: Option<Nanos>,
-    pub max: Nanos,
 }
 
 /// What one stream experienced.
@@ -321,7 +318,8 @@ pub fn summarize_with(log: &Log, timeline: &Timeline) -> Summary {
     let header = log.header();
     let plan = &header.plan;
     let streams = streams(log, timeline);
-    let jobs = elementary::jobs(log, timeline);
+    let elementary = elementary::jobs(log, timeline);
+    let jobs = [&elementary.messages, &elementary.flows].map(|rows| elementary::sum(rows));
     let totals = totals(log, timeline, &streams, jobs);
     let urgent = unplanned::urgent(log, timeline);
     Summary {
@@ -338,9 +336,11 @@ pub fn summarize_with(log: &Log, timeline: &Timeline) -> Summary {
         span: timeline.span(),
         complete: log.incomplete().is_none(),
         incomplete: log.incomplete().cloned(),
-        verdict: verdict(log, timeline, &streams, [jobs.0, jobs.1], &urgent),
+        verdict: verdict(log, timeline, &streams, jobs, &urgent),
         totals,
         streams,
+        messages: elementary::summaries(elementary.messages),
+        flows: elementary::summaries(elementary.flows),
         engines: engines(log, timeline),
         capacities: capacities(log, timeline),
         servers: servers(log, timeline),
@@ -415,7 +415,7 @@ pub(crate) fn grouped(n: u64) -> String {
     text
 }
 
-fn totals(log: &Log, timeline: &Timeline, streams: &[StreamSummary], (messages, flows): (Jobs, Jobs)) -> Totals {
+fn totals(log: &Log, timeline: &Timeline, streams: &[StreamSummary], [messages, flows]: [Jobs; 2]) -> Totals {
     let mut totals = Totals {
         packets: streams.iter().map(|stream| stream.packets).sum(),
         delivered: streams.iter().map(|stream| stream.delivered).sum(),
@@ -478,13 +478,6 @@ fn streams(log: &Log, timeline: &Timeline) -> Vec<StreamSummary> {
         }
     };
     responses.iter_mut().enumerate().map(of_stream).collect()
-}
-
-/// Nearest-rank order statistics of sorted times.
-pub(crate) fn order_statistics(sorted: &[Nanos]) -> Option<Response> {
-    let (Some(&min), Some(&max)) = (sorted.first(), sorted.last()) else { return None };
-    let rank = |hundredths: usize| sorted[(sorted.len() * hundredths).div_ceil(100) - 1];
-    Some(Response { min, median: rank(50), p99: tail(sorted.len() as u64, rank(99)), max })
 }
 
 fn engines(log: &Log, timeline: &Timeline) -> Vec<EngineSummary> {
@@ -660,19 +653,6 @@ fn blame(log: &Log, timeline: &Timeline) -> Vec<Blame> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn order_statistics_are_values_by_nearest_rank() {
-        let times = |n: u64| (1..=n).map(Nanos).collect::<Vec<_>>();
-        let of = |n| order_statistics(&times(n)).map(|r| (r.min.0, r.median.0, r.p99.map(|time| time.0), r.max.0));
-        assert_eq!(of(0), None);
-        assert_eq!(of(1), Some((1, 1, None, 1)));
-        assert_eq!(of(2), Some((1, 1, None, 2)));
-        assert_eq!(of(99), Some((1, 50, None, 99)));
-        assert_eq!(of(100), Some((1, 50, Some(99), 100)));
-        assert_eq!(of(101), Some((1, 51, Some(100), 101)));
-        assert_eq!(of(1000), Some((1, 500, Some(990), 1000)));
-    }
 
     #[test]
     fn overlapping_intervals_count_once() {

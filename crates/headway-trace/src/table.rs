@@ -6,7 +6,9 @@ use std::fmt::Write as _;
 use headway_core::models::cpu::{Lateness, Threads, Use};
 use headway_core::units::{Bytes, Nanos};
 
-use crate::summary::{BlamedWait, CpuSummary, JobName, Response, ServerSummary, StepSummary, Summary, grouped};
+use crate::summary::{
+    BlamedWait, CpuSummary, JobName, JobsSummary, Response, ServerSummary, StepSummary, Summary, grouped,
+};
 
 /// Lines of who waited for whom that a terminal gets; the page and the JSON form have all.
 const BLAME_LINES: usize = 8;
@@ -177,6 +179,8 @@ impl Summary {
         let mut out = String::new();
         self.head(&mut out);
         self.stream_table().write(width, &mut out);
+        self.jobs_table("message", &self.messages).write(width, &mut out);
+        self.jobs_table("flow", &self.flows).write(width, &mut out);
         self.bulk_table().write(width, &mut out);
         self.urgent_table().write(width, &mut out);
         self.engine_table().write(width, &mut out);
@@ -308,6 +312,52 @@ impl Summary {
                 unit.time(stream.deadline),
                 stream.worst_slack_ns.map_or_else(dash, |slack| unit.text(i128::from(slack))),
                 grouped(stream.misses),
+            ]);
+        }
+        table
+    }
+
+    /// The response times of messages or flows; `word` names one of them.
+    fn jobs_table(&self, word: &str, all: &[JobsSummary]) -> Table {
+        let longest = |of: &JobsSummary| of.response.map_or(Nanos::ZERO, |response| response.max);
+        let unit = Unit::of(all.iter().flat_map(|of| [of.deadline, longest(of)]));
+        let (rows, shown) =
+            tightest(all.iter(), "nearest to their deadlines", |of| (Reverse(of.lost + of.misses), of.worst_slack_ns));
+        let name = if word == "flow" { "Flows" } else { "Messages" };
+        let title = self.title(&format!("{name}, response times in {}{shown}", unit.name));
+        let columns = [
+            (word, false, 0),
+            ("jobs", true, 0),
+            ("delivered", true, 6),
+            ("lost", true, 1),
+            ("data", true, 4),
+            ("min", true, 5),
+            ("median", true, 2),
+            ("p99", true, 1),
+            ("max", true, 0),
+            ("bound", true, 0),
+            ("deadline", true, 0),
+            ("slack", true, 3),
+            ("missed", true, 0),
+        ];
+        let mut table = Table::new(title, &columns);
+        for of in rows {
+            let time = |time: Option<Nanos>| time.map_or_else(dash, |time| unit.time(time));
+            let some = |part: fn(&Response) -> Nanos| time(of.response.as_ref().map(part));
+            table.rows.push(vec![
+                plain(&of.id),
+                grouped(of.jobs),
+                grouped(of.delivered),
+                grouped(of.lost),
+                if of.bytes == Bytes(0) { dash() } else { of.bytes.to_string() },
+                some(|response| response.min),
+                some(|response| response.median),
+                time(of.response.and_then(|response| response.p99)),
+                some(|response| response.max),
+                time(of.bound),
+                unit.time(of.deadline),
+                of.worst_slack_ns.map_or_else(dash, |slack| unit.text(i128::from(slack))),
+                grouped(of.misses),
             ]);
         }
         table

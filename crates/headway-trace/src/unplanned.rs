@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::Log;
 use crate::due;
-use crate::summary::{Response, order_statistics};
+use crate::response::{Response, order_statistics};
 use crate::timeline::Timeline;
 
 /// What a bulk transfer moved while others had their windows.

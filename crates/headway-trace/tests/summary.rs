@@ -149,6 +149,23 @@ fn a_batch_takes_from_its_first_start_to_its_last_finish_and_a_flow_needs_no_eng
     assert_eq!((totals.message_bytes, totals.flow_jobs_done), (Bytes(400_000 * message), flow));
     assert_eq!(summary.verdict.deadlines, 2 * message + flow);
     assert!(summary.verdict.held && replay(&log).unwrap().finished);
+    // Each has a row of its own. A window of 2 ms is what the plan promises; both blocks end 32 us after it opens.
+    let [of_message, of_flow] = [&summary.messages[0], &summary.flows[0]];
+    assert_eq!((of_message.jobs, of_message.delivered, of_flow.jobs), (2 * message, 2 * message, flow));
+    let window = log.header().plan.pipelines[0].window;
+    assert_eq!((of_message.deadline, of_message.bound), (window, Some(window)));
+    let response = of_message.response.unwrap();
+    assert_eq!((response.min, response.max), (Nanos(32_000), Nanos(32_000)));
+    assert_eq!(of_message.worst_slack_ns, Some(window.0 as i64 - 32_000));
+    let table = summary.table(140);
+    let first = |head: &str| table.lines().skip_while(|line| !line.starts_with(head)).nth(2).unwrap().to_owned();
+    assert!(first("Messages, response times in ms [sim]").starts_with(&format!("  {} ", of_message.id)), "{table}");
+    assert!(first("Flows, response times in ").starts_with(&format!("  {} ", of_flow.id)), "{table}");
+    // A plan that proves nothing has no bound.
+    let mut header = log.header().clone();
+    header.plan.servers[0].verdict.outcome = headway_core::plan::Outcome::Undecided;
+    let unproven = summarize(&Log::new(header, log.records().to_vec(), "fixture").unwrap());
+    assert_eq!((unproven.messages[0].bound, unproven.messages[0].response), (None, of_message.response));
 }
 
 #[test]

@@ -53,6 +53,17 @@ pub struct Examination {
     pub checks: Vec<Check>,
 }
 
+impl Examination {
+    /// Whether a GPU was found.
+    #[must_use]
+    pub fn has_gpu(&self) -> bool {
+        self.checks.iter().any(|check| check.what == GPU)
+    }
+}
+
+/// What a check of a GPU is called.
+const GPU: &str = "GPU";
+
 /// Looks at everything, and tries every way of copying on the GPUs of `backend`. Never fails: what is absent is a finding.
 #[must_use]
 pub fn examine(backend: Backend) -> Examination {
@@ -114,19 +125,25 @@ fn devices() -> Vec<Check> {
             );
             if (major, minor) < (7, 5) {
                 let remedy = "Headway's kernels need compute capability 7.5; copies work".to_owned();
-                Check { what: "GPU", state: State::Limited, found, remedy: Some(remedy) }
+                Check { what: GPU, state: State::Limited, found, remedy: Some(remedy) }
             } else {
-                ok("GPU", found)
+                ok(GPU, found)
             }
         })
         .collect()
 }
 
-/// Every way of copying on every GPU, each tried with random bytes; nothing where there are no GPUs.
+/// Every way of copying on every GPU, each tried with random bytes; without GPUs, which ways there would be.
 fn methods(backend: Backend) -> Vec<Check> {
     let gpus = headway_cuda::probe().is_ok_and(|probe| !probe.devices.is_empty());
     if backend != Backend::Emu && !gpus {
-        return Vec::new();
+        let ways: Vec<&str> = Method::words().into_iter().map(|(word, _)| word).collect();
+        return vec![Check {
+            what: "ways of copying",
+            state: State::Missing,
+            found: format!("none is available: there is no GPU to try them on ({})", ways.join(", ")),
+            remedy: Some("until then copies are simulated; `--backend emu` tries them on emulated GPUs".to_owned()),
+        }];
     }
     let opened = gpus::open(backend, None, None).and_then(|gpus| {
         let ends = (0..).map(EndpointId).zip(gpus).collect();

@@ -159,6 +159,13 @@ pub enum Error {
     /// A log cannot be read.
     #[error(transparent)]
     Log(#[from] LogError),
+    /// A folder that is not one of results.
+    #[error("`{folder}` is a folder without a log of a run (`run.jsonl`)")]
+    NoRun {
+        folder: PathBuf,
+        /// The folders of results inside it.
+        runs: Vec<PathBuf>,
+    },
     /// A log lacks records of its run.
     #[error(
         "log `{path}` has {records} records and lacks the {omitted} behind them, as it had reached its size: figures from it \
@@ -260,7 +267,7 @@ impl Diagnosis for Error {
             Self::Stopped { .. } => "stopped",
             Self::Panicked { .. } => "panic",
             Self::Interrupted => "interrupted",
-            Self::Log(_) | Self::CutLog { .. } => "log",
+            Self::Log(_) | Self::CutLog { .. } | Self::NoRun { .. } => "log",
             Self::Replay(_) | Self::ReplayBroker(_) => "replay",
             Self::Write { .. } => "write",
             Self::Device(_) => "device",
@@ -288,6 +295,7 @@ impl Diagnosis for Error {
                     "choose from 1 to {available} with `--gpus`, or another machine with `--machine`"
                 ));
             }
+            Self::NoRun { runs, .. } => return Some(one_of(runs)),
             Self::CutLog { .. } => {
                 "the figures of the whole run are in `summary.json` beside it; `headway replay` compares what the log has; \
                  a run with a larger `--log-max` keeps more"
@@ -349,6 +357,18 @@ fn chain(mut last: String, mut source: Option<&dyn std::error::Error>) -> Vec<St
         source = cause.source();
     }
     causes
+}
+
+/// Which of the `runs` in a folder could be meant.
+fn one_of(runs: &[PathBuf]) -> String {
+    const NAMED_MAX: usize = 4;
+    let named: Vec<String> = runs.iter().take(NAMED_MAX).map(|run| format!("`{}`", run.display())).collect();
+    match runs.len() {
+        0 => "give a log, or the folder that `headway run` names as its results".to_owned(),
+        n if n > NAMED_MAX => format!("give one of the {n} runs inside, for example {}", named.join(", ")),
+        1 => format!("give the run inside: {}", named.join(", ")),
+        _ => format!("give one of the runs inside: {}", named.join(", ")),
+    }
 }
 
 /// What to do about a file that cannot be read.

@@ -145,9 +145,72 @@ pub fn command<'a>(
     Ok(command)
 }
 
+/// Bytes of a program that are looked at: its headers are at the beginning.
+const HEADERS_MAX: u64 = 64 << 10;
+
+/// Whether `program`, a path or a name in `$PATH`, is statically linked: then no loader reads `LD_PRELOAD`, and nothing of
+/// Headway gets into it. `false` where that cannot be seen, and for scripts.
+#[must_use]
+pub fn is_static(program: &OsStr) -> bool {
+    let is_path = program.as_encoded_bytes().contains(&b'/');
+    let found = if is_path {
+        Some(PathBuf::from(program))
+    } else {
+        let folders = env::var_os("PATH").unwrap_or_default();
+        env::split_paths(&folders).map(|folder| folder.join(program)).find(|path| path.is_file())
+    };
+    let mut bytes = Vec::new();
+    let read = found.and_then(|path| File::open(path).ok()?.take(HEADERS_MAX).read_to_end(&mut bytes).ok());
+    read.is_some() && names_a_loader(&bytes) == Some(false)
+}
+
+/// Whether the headers of an ELF file of 64 bits name a loader (`PT_INTERP`); `None` = these are none.
+fn names_a_loader(bytes: &[u8]) -> Option<bool> {
+    const INTERPRETER: u32 = 3;
+    if !bytes.starts_with(b"\x7fELF\x02\x01") {
+        return None;
+    }
+    let half = |at: usize| Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
+    let begin = u64::from_le_bytes(bytes.get(32..40)?.try_into().ok()?);
+    let (size, count) = (half(54)?, half(56)?);
+    for number in 0..usize::from(count) {
+        let at = usize::try_from(begin).ok()?.checked_add(number * usize::from(size))?;
+        let kind = bytes.get(at..at.checked_add(4)?)?;
+        if u32::from_le_bytes(kind.try_into().ok()?) == INTERPRETER {
+            return Some(true);
+        }
+    }
+    Some(false)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_without_a_loader_is_statically_linked() {
+        let with = |kinds: &[u32]| {
+            let mut elf = vec![0u8; 64 + 56 * kinds.len()];
+            elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+            elf[32..40].copy_from_slice(&64u64.to_le_bytes());
+            elf[54..56].copy_from_slice(&56u16.to_le_bytes());
+            elf[56..58].copy_from_slice(&(kinds.len() as u16).to_le_bytes());
+            for (at, kind) in kinds.iter().enumerate() {
+                elf[64 + 56 * at..][..4].copy_from_slice(&kind.to_le_bytes());
+            }
+            elf
+        };
+        assert_eq!(names_a_loader(&with(&[6, 3, 1])), Some(true));
+        assert_eq!(names_a_loader(&with(&[1, 2])), Some(false));
+        assert_eq!((names_a_loader(b"#!/bin/sh\n"), names_a_loader(&with(&[1])[..70])), (None, Some(false)));
+        assert_eq!(names_a_loader(&with(&[1, 1])[..100]), None, "cut off");
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("program");
+        fs::write(&file, with(&[1])).unwrap();
+        assert!(
+            is_static(file.as_os_str()) && !is_static(OsStr::new("sh")) && !is_static(OsStr::new("no such program"))
+        );
+    }
 
     #[test]
     fn tiny_pieces_are_refused_before_anything_is_started() {

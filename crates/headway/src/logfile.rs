@@ -15,6 +15,8 @@ use crate::keep::Keep;
 /// Name of a log inside the results, as text and compressed.
 const PLAIN: &str = "run.jsonl";
 const PACKED: &str = "run.jsonl.gz";
+/// Entries of a folder that are looked at for folders of results.
+const ENTRIES_MAX: usize = 10_000;
 /// First bytes of a compressed file (RFC 1952).
 const MAGIC: [u8; 2] = [0x1f, 0x8b];
 /// On the log of the main job level 3 is twice as fast as the usual level, for files a sixth larger.
@@ -35,12 +37,25 @@ fn find(path: &Path) -> PathBuf {
 /// # Errors
 /// [`Error::Read`].
 pub(crate) fn open(path: &Path) -> Result<(Box<dyn BufRead>, PathBuf), Error> {
-    let path = find(path);
+    let log = find(path);
+    if path.is_dir() && !log.exists() {
+        return Err(Error::NoRun { folder: path.to_owned(), runs: runs(path) });
+    }
+    let path = log;
     let error = |source| Error::Read { path: path.clone(), source };
     let mut file = BufReader::with_capacity(1 << 16, File::open(&path).map_err(error)?);
     let packed = file.fill_buf().map_err(error)?.starts_with(&MAGIC);
     let log = if packed { unpacked(file).map_err(error)? } else { Box::new(file) };
     Ok((log, path))
+}
+
+/// The folders of results right inside `folder`, in order, as far as they can be seen.
+fn runs(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let inside = entries.take(ENTRIES_MAX).filter_map(|entry| Some(entry.ok()?.path()));
+    let mut runs: Vec<PathBuf> = inside.filter(|path| path.is_dir() && find(path).exists()).collect();
+    runs.sort();
+    runs
 }
 
 #[cfg(feature = "gzip")]

@@ -10,6 +10,8 @@ pub use headway_core::plan::{
 
 use std::collections::BTreeSet;
 
+use headway_core::units::Nanos;
+
 use crate::machine::Machine;
 use crate::workload::{Loaded, Workload};
 use crate::{Error, why};
@@ -32,6 +34,38 @@ pub fn absent_kernels(plan: &Plan) -> Vec<String> {
     absent
         .map(|name| format!("kernel `{name}` is not in this program, which can plan it but not run it; it has {known}"))
         .collect()
+}
+
+/// Threads that wait for a plan's operations learn of their end later than a probe that only polls: no measured jitter is below
+/// this.
+#[doc(hidden)]
+pub const JITTER_MIN: Nanos = Nanos(100_000);
+
+/// Says so where the machine's jitter is more than half of what a job is planned to cost.
+#[must_use]
+pub fn jitter_note(machine: &Machine, plan: &Plan) -> Option<String> {
+    let calibration = machine.calibration.as_ref().filter(|of| of.jitter > Nanos::ZERO)?;
+    let jitter = calibration.jitter;
+    let planned = plan.pipelines.iter().filter(|pipeline| pipeline.source.is_planned());
+    let steps: Vec<(&str, &PlannedStep)> =
+        planned.flat_map(|pipeline| pipeline.steps.iter().map(|step| (pipeline.name.as_str(), step))).collect();
+    let dominated = || steps.iter().filter(|(_, step)| u128::from(jitter.0) * 2 > u128::from(step.cost.0));
+    let (pipeline, most) = dominated().min_by_key(|(_, step)| step.cost)?;
+    let remedy = if calibration.driver == "none" {
+        "the machine file states it, and no measurement stands behind it"
+    } else if jitter <= JITTER_MIN {
+        "it is the least that `headway measure` assumes; fewer and larger copies lose less to it"
+    } else {
+        "the measured node was that late: measure again on a quiet node (`headway measure`)"
+    };
+    Some(format!(
+        "more than half of the cost is the machine's jitter in {} of {} steps: {jitter}, for example of {} in `{pipeline}` \
+         (`{}`); {remedy}",
+        dominated().count(),
+        steps.len(),
+        most.cost,
+        most.name
+    ))
 }
 
 /// Plans a workload; what a file causes is reported at its line.

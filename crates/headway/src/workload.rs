@@ -6,8 +6,8 @@ use std::path::Path;
 pub use headway_core::decisions::sharing::{Direction, Segment};
 pub use headway_core::files::error::Loaded;
 pub use headway_core::files::workload::{
-    Block, Cycle, Flow, Grouping, Kind, Message, OnMiss, Otherwise, Parameters, Part, PartStep, PartWork, Place, Placement, Sharding,
-    Sharing, Step, Stream, Task, Unplanned, Urgent, Workload,
+    Block, Cycle, Flow, Grouping, Kind, Message, OnMiss, Otherwise, Parameters, Part, PartStep, PartWork, Place,
+    Placement, Sharding, Sharing, Step, Stream, Task, Unplanned, Urgent, Workload,
 };
 pub use headway_kernels::Cipher;
 pub use headway_kernels::inspect::cameras::Cameras;

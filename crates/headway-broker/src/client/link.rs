@@ -47,12 +47,12 @@ pub(super) struct Link {
     tail: Mutex<Tail>,
 }
 
-/// The end of the ring; whoever writes there holds it.
+/// The end of the ring; the writing thread holds it.
 #[derive(Default)]
 struct Tail {
     /// Entries written.
     entries: u64,
-    /// Uses of leased engines that were not told.
+    /// Uses of leased engines that were not reported.
     untold: u64,
 }
 

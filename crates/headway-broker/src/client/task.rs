@@ -96,8 +96,8 @@ impl<'client> Task<'client> {
                     return Err(ClientError::TimedOut);
                 }
                 Err(Unanswered::Silent) => {
-                    // Should the broker go on, it reads that nobody waits any more. Where that finds no room, its request does
-                    // not either.
+                    // If the broker goes on, it reads that the job waits no more. If this entry finds no room, neither did the
+                    // request.
                     let _ = link.push(Entry::Abort { job }, Nanos::ZERO);
                     return Err(link.silent(patience));
                 }
@@ -107,7 +107,7 @@ impl<'client> Task<'client> {
         }
     }
 
-    /// Notes the token for the next broker; `false` if the one that granted it is gone and nobody was told in time.
+    /// Notes the token for the next broker; `false` if the broker that granted it is gone and no broker learnt of it in time.
     fn note(&self, link: &Link, held: Held) -> bool {
         let mut state = self.client.shared.lock();
         if link.is_lost() {
@@ -241,7 +241,7 @@ impl<'client> Token<'_, 'client> {
                 }
                 Ok(answer) => break answer,
                 Err(Unanswered::Refused(reason)) => {
-                    // Who has no token any more has none because its GPU is lost.
+                    // A job that has no token any more has lost it together with its GPU.
                     return Err(match link.look(self.task.slot(), self.generation) {
                         Some(Err(Unanswered::Revoked(gpu))) => revoked(gpu),
                         _ => ClientError::Request(reason),
@@ -286,7 +286,7 @@ impl<'client> Token<'_, 'client> {
             record.held = None;
         }
         let link = Arc::clone(&state.link);
-        // While no broker is there, the watcher tells the next one. Nobody gets the lock while this entry is under way, so
+        // While no broker is there, the watcher reports to the next one. No other thread gets the lock while this entry is under way, so
         // that the watcher sees the token either held or given back.
         if !link.is_lost() {
             let _ = link.push(Entry::Release { job: self.job, outcome }, self.task.client.shared.patience());

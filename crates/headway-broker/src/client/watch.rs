@@ -27,7 +27,7 @@ pub(super) fn watch(shared: &Shared, tell: &Sender<Heard>, stop: &AtomicBool) {
         if hear(&link, tell) {
             continue;
         }
-        // In this order: who asks looks whether it is lost after it has dropped what was said before.
+        // In this order: a thread that asks drops earlier answers first, and then checks whether the broker is lost.
         link.lose();
         let _ = tell.send(Heard::End { epoch: link.epoch });
         match relink(shared, &link, stop) {
@@ -45,7 +45,7 @@ fn hear(link: &Link, tell: &Sender<Heard>) -> bool {
     let mut buffer = vec![0; BYTES_MAX];
     match link.socket.receive(&mut buffer) {
         Ok(Packet::Message(length, _)) => {
-            // What makes no sense is no answer; whoever asked gives up by itself.
+            // A message that makes no sense is no answer; the thread that asked gives up by itself.
             if let Ok(message) = serde_json::from_slice(&buffer[..length]) {
                 let _ = tell.send(Heard::Message(message));
             }
@@ -78,8 +78,8 @@ impl Frozen {
 fn relink(shared: &Shared, old: &Arc<Link>, stop: &AtomicBool) -> Option<Arc<Link>> {
     let frozen = freeze(shared, old);
     while !stop.load(Ordering::Acquire) && shared.on_loss == OnLoss::Wait {
-        // The lock of a peer copy on the GPU that a job leaves cannot be taken over: it ends first, and nobody is granted
-        // anything before this client is back.
+        // The lock of a peer copy on the GPU that a job leaves cannot be taken over: it ends first, and the broker grants
+        // nothing before this client is back.
         if frozen.iter().any(|frozen| frozen.copies_from_elsewhere(old)) {
             std::thread::sleep(RETRY);
             continue;
@@ -137,8 +137,8 @@ fn resumed(state: &State, frozen: &[Frozen]) -> Vec<ResumedTask> {
     state.records.iter().map(resume).collect()
 }
 
-/// Tells the new broker what was given back since the old one was lost. From here on, whoever gives something back finds
-/// the new connection: the lock on the state makes that one or the other.
+/// Reports to the new broker what was given back since the old one was lost. From here on, a thread that gives something back uses the
+/// new connection: the lock on the state decides which of the two cases holds.
 fn settle(state: &State, old: &Link, link: &Link, frozen: &[Frozen], patience: Nanos) {
     let mut returned = false;
     for frozen in frozen {

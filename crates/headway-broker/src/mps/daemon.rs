@@ -1,4 +1,4 @@
-//! The daemon as the broker sees it: by its guardian.
+//! The daemon, which the broker starts and watches through a guardian.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,9 +15,9 @@ use crate::error::ServerError;
 use crate::folder::Folder;
 use crate::status::MpsStatus;
 
-/// How long the guardian may take to say how the start went; its own waits are shorter.
+/// How long the guardian may take to report the outcome of the start; its own waits are shorter.
 const SAYS_MAX: Duration = Duration::from_secs(60);
-/// A line of the guardian's is shorter.
+/// The guardian's lines are shorter than this.
 const LINE_MAX: usize = 4 << 10;
 
 /// A daemon that serves. It is stopped when this is dropped.
@@ -73,7 +73,7 @@ impl Daemon {
         self.process.as_fd()
     }
 
-    /// What to say after the daemon or the guardian has ended; each is said once.
+    /// The message about the end of the daemon or the guardian; each comes once.
     pub(crate) fn ended(&mut self) -> Option<String> {
         if !self.process.has_ended() {
             let text = "the guardian of the MPS daemon has ended: if this broker is killed, nobody stops the daemon";
@@ -99,7 +99,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         end(&mut self.guardian);
-        // Where somebody has killed the guardian, nobody else stops the daemon.
+        // If the guardian was killed, no other process stops the daemon.
         if !self.process.has_ended() {
             stop(&Control { folder: self.folder.clone() }, self.pid);
         }

@@ -80,7 +80,7 @@ fn wait_for_the_end(pid: u32, told: impl Fn() -> bool) -> io::Result<()> {
     let Ok(daemon) = Process::open(pid) else { return Ok(()) };
     poller.add(daemon.as_fd(), 1).map_err(io::Error::other)?;
     let mut ready = Vec::new();
-    // Nobody writes to the standard input: it is readable when it has ended.
+    // No process writes to the standard input: it is readable when the other end is closed.
     while ready.is_empty() && !told() {
         poller.wait(None, &mut ready).map_err(io::Error::other)?;
     }

@@ -1,6 +1,6 @@
 //! The lease word: one engine lock as one client sees it.
 //!
-//! | state | meaning | who leaves it |
+//! | state | meaning | changed by |
 //! |---|---|---|
 //! | none | the client has nothing; it must ask the broker | broker |
 //! | idle | leased: the client may take the lock | both |
@@ -26,9 +26,9 @@ const ATTEMPTS_MAX: u32 = 64;
 /// What came of giving a lock back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Released {
-    /// The lease stays: no word to anybody.
+    /// The lease stays: the broker need not know.
     Kept,
-    /// The lock is the broker's again: it must be told.
+    /// The lock is the broker's again: the client must notify it.
     Returned,
     /// The lock had been taken away meanwhile.
     Lost,
@@ -62,7 +62,7 @@ pub(crate) fn acquire(word: &AtomicU64, owner: u32) -> Option<u64> {
         return None;
     }
     let mine = (owner as u64) << 32 | with(seen & LOWER, BUSY);
-    // Released too: whoever sees this lock in use sees that the task has given back the one before.
+    // Also a release: a reader that sees this lock in use sees that the task has given back the one before.
     word.compare_exchange(seen, mine, Ordering::AcqRel, Ordering::Relaxed).is_ok().then_some(mine)
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn granted(word: &AtomicU64, owner: u32) -> Option<u64> {
     (seen & STATE == HELD && seen >> 32 == u64::from(owner)).then_some(seen)
 }
 
-/// Begins a lease. Only for a lock that nobody holds and no other client is leased.
+/// Begins a lease. Only for a lock that no task holds and no other client has a lease of.
 pub(crate) fn lend(word: &AtomicU64, generation: u32) {
     word.store(begun(generation, IDLE, 0), Ordering::Release);
 }

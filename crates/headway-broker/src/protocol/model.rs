@@ -112,13 +112,13 @@ fn a_wake_up_is_never_lost() {
         let idle = || value.load(Ordering::Acquire) == 0;
         let sleeps = handshake::may_sleep(|| asleep.store(true, Ordering::Relaxed), idle);
         publisher.join().unwrap();
-        // Whoever sleeps is called, or would sleep for ever.
+        // A sleeper must be woken, or it would sleep for ever.
         assert!(!sleeps || bell.load(Ordering::Acquire));
     });
 }
 
-/// A lock that one client holds and another one waits for: two lease words, the broker's answer to the one who waits, and
-/// for broker and waiter whether it sleeps and what wakes it.
+/// A lock that one client holds and another one waits for: two lease words, the broker's answer to the waiting client, and
+/// for broker and waiting client whether it sleeps and what wakes it.
 struct HandOver {
     holder: AtomicU64,
     waiter: AtomicU64,
@@ -178,7 +178,7 @@ impl HandOver {
     }
 }
 
-/// Whoever sleeps and is never called would stand still for ever, which the model checker finds.
+/// A sleeper that is never woken would stand still for ever, which the model checker finds.
 #[test]
 fn an_engine_handed_over_is_used_by_one_at_a_time_although_broker_and_waiter_may_sleep() {
     let mut model = loom::model::Builder::new();

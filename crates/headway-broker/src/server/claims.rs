@@ -1,8 +1,8 @@
 //! One broker for each GPU of the machine, whatever its socket.
 //!
-//! A GPU is claimed by two means at once, since each is divided by another namespace of Linux. An abstract socket says who has it, and
-//! belongs to the network namespace; a lock on a file in [`SHARED`] belongs to whoever sees the same folder. Containers that share
-//! neither do not see each other's brokers: then only one of them may be given the GPU.
+//! The broker claims a GPU by two means at once, since each covers another namespace of Linux. An abstract socket identifies the process that
+//! has the GPU; it covers a network namespace. A lock on a file in [`SHARED`] covers all processes that see the same folder. Containers
+//! that share neither do not see each other's brokers: then give the GPU to only one of them.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use super::ServerOptions;
 use crate::error::ServerError;
 
-/// A folder in which every user may make files, of which nobody else's can be removed.
+/// A folder in which every user may make files and may remove only own files.
 const SHARED: &str = "/dev/shm";
 /// How often a file is opened anew that its owner removed meanwhile.
 const TRIALS: u32 = 100;
@@ -29,7 +29,7 @@ pub(super) struct GpuClaim {
 impl Drop for GpuClaim {
     fn drop(&mut self) {
         if let Some((path, _)) = &self.lock {
-            // While the lock is held; one who waits for nothing sees that the name is gone. Another user's file stays.
+            // While the lock is held: a process that then gets the lock sees that the name is gone. Another user's file stays.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -38,7 +38,7 @@ impl Drop for GpuClaim {
 /// What became of the lock of a GPU.
 enum Lock {
     Taken(PathBuf, File),
-    /// By another process, or it is nothing that could be locked; the user whose file it is.
+    /// Another process has it, or it cannot be locked; the file belongs to this user.
     Denied(u32),
     /// There is no such folder here, or nothing can be made in it.
     None,
@@ -62,7 +62,7 @@ pub(super) fn claims(options: &ServerOptions) -> Result<Vec<GpuClaim>, ServerErr
         match lock_of(Path::new(SHARED), gpu) {
             Lock::Taken(path, file) => lock = Some((path, file)),
             Lock::None => {}
-            // Any user may lock the file, so nobody can say who has it. Whose file it is can remove it.
+            // Any user may lock the file, so its holder is not known. The owner of the file can remove it.
             Lock::Denied(owner) if options.despite_claims && owner != user() => {}
             Lock::Denied(owner) => {
                 let file = path_of(Path::new(SHARED), gpu);
@@ -85,7 +85,7 @@ fn lock_of(folder: &Path, gpu: &str) -> Lock {
     for _ in 0..TRIALS {
         let file = match opened(&path) {
             Ok(file) => file,
-            // Removed by its owner, or made by somebody else, between the two steps.
+            // Between the two steps its owner removed it, or another process made it.
             Err(Errno::NOENT | Errno::EXIST) if folder.is_dir() => continue,
             Err(Errno::ACCESS | Errno::LOOP | Errno::ISDIR | Errno::NXIO) if lstat(&path).is_ok() => {
                 return Lock::Denied(owner());
@@ -109,7 +109,7 @@ fn lock_of(folder: &Path, gpu: &str) -> Lock {
     Lock::Denied(owner())
 }
 
-/// Opens the file that is there, else a new one that all may lock: whoever made it may have ended long ago.
+/// Opens the existing file, else makes a new one that all users may lock, since its maker may have ended long ago.
 fn opened(path: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     match open(path, flags, Mode::empty()) {

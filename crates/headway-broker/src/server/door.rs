@@ -1,5 +1,5 @@
-//! Who comes in: connections are accepted, given a bounded time to say who they are, and turned away with a word where
-//! descriptors or places are used up.
+//! New connections. The broker accepts a connection and gives it a bounded time to identify itself. If descriptors or places are used up,
+//! it refuses the connection with a reason.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,11 +15,11 @@ use super::places::leaves_room;
 use super::session::{self, Session};
 use super::{Access, KINDS, LISTENER, PROCESS, SHARE, SOCKET, Server};
 
-/// How long nobody is accepted after not even the spare descriptor was left.
+/// How long the broker accepts no connection after even the spare descriptor was used up.
 const PAUSE: Nanos = Nanos(100_000_000);
 
 /// Descriptors of the broker itself: its files, claims of GPUs, the poller, a spare one, and some for its owner and root to ask
-/// who has all the others.
+/// which processes have all the others.
 pub(super) const OWN: usize = 64;
 /// With fewer, hardly any client of other users could come.
 pub(super) const LEAST: usize = 96;
@@ -27,7 +27,7 @@ pub(super) const LEAST: usize = 96;
 const CONNECTION: usize = 2;
 const CLIENT: usize = 5;
 
-/// Connections before they have said who they are.
+/// Connections that have not identified themselves yet.
 #[derive(Clone, Copy, Debug)]
 struct Guest {
     uid: u32,
@@ -37,9 +37,9 @@ struct Guest {
 /// The listening socket and what stands before it.
 pub(super) struct Door {
     listener: Listener,
-    /// A descriptor that is given up for a moment to tell somebody that none is left.
+    /// A descriptor that is given up for a moment, to tell a connection that none is left.
     spare: Option<File>,
-    /// Nobody is accepted before.
+    /// Until then the broker accepts no connection.
     shut_until: Option<Nanos>,
     guests: BTreeMap<ClientId, Guest>,
     /// Descriptors for connections.
@@ -52,12 +52,12 @@ impl Door {
         Ok(Self { listener, spare: spare(), shut_until: None, guests: BTreeMap::new(), descriptors })
     }
 
-    /// When something is due here although nobody comes.
+    /// When something is due here although no connection comes.
     pub(super) fn wake_time(&self) -> Option<Nanos> {
         self.guests.values().map(|guest| guest.until).chain(self.shut_until).min()
     }
 
-    /// A connection has said who it is, or is gone.
+    /// A connection has identified itself, or is gone.
     pub(super) fn settle(&mut self, client: ClientId) {
         self.guests.remove(&client);
     }
@@ -145,8 +145,8 @@ impl Server {
         is_trusted(uid) || leaves_room(own, taken, self.door.descriptors)
     }
 
-    /// Sees that another connection of a user may wait to say who it is: the one that is silent for longest goes, so that whoever
-    /// comes and speaks is always heard.
+    /// Makes room for another connection of a user that has not identified itself yet. The one that is silent for longest goes, so that the
+    /// broker always hears a connection that identifies itself at once.
     fn make_room(&mut self, uid: u32) -> bool {
         let guests = || self.door.guests.iter().filter(move |(_, guest)| guest.uid == uid).map(|(client, _)| *client);
         if guests().count() < self.options.limits.guests_per_user {
@@ -169,7 +169,7 @@ impl Server {
         self.state.cut(clock::now(), client, false);
     }
 
-    /// Ends what has waited for too long, and opens the door again.
+    /// Ends connections that have waited for too long, and accepts new ones again.
     pub(super) fn keep_door(&mut self, now: Nanos) {
         if self.door.shut_until.is_some_and(|until| until <= now) {
             self.door.shut_until = None;

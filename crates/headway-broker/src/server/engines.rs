@@ -100,7 +100,7 @@ impl BrokerState {
         }
     }
 
-    /// Ends the lease of a lock, if there is one. In use, it becomes a grant of the arbiter's, who knew it as free.
+    /// Ends the lease of a lock, if there is one. If the lock is in use, the arbiter, for which it was free, grants it to its user.
     pub(super) fn end_lease(&mut self, now: Nanos, lock: usize) {
         let Some(client) = self.leases.of[lock].take() else { return };
         let Some(pages) = self.sessions.get(&client).and_then(|session| session.pages.as_ref()) else { return };
@@ -113,7 +113,7 @@ impl BrokerState {
             |open: &&mut Open| open.engines.is_none() && open.granted.is_some_and(|(granted, _)| granted == gpu);
         let task = self.tasks.get_mut(&owner).filter(|task| task.client == client);
         let Some(open) = task.and_then(|task| task.open.as_mut()).filter(is_holder) else {
-            // The word lies, or its job has released the token: nobody is known who could use the engine.
+            // The word is wrong, or its job has released the token: no known job can use the engine.
             let generation = self.leases.next_generation();
             if let Some(pages) = self.sessions.get(&client).and_then(|session| session.pages.as_ref()) {
                 lease::take_back(pages.lease(lock), generation);
@@ -177,7 +177,7 @@ impl BrokerState {
         open.filter_map(|open| open.engines.as_ref()).any(|engines| engines.locks.contains(&lock))
     }
 
-    /// The client that alone holds tokens of a GPU, and that nobody leaves with state to copy.
+    /// The client that alone holds tokens of a GPU, if no task leaves that GPU with state to copy.
     fn only_holder(&self, gpu: GpuId) -> Option<ClientId> {
         let mut only = None;
         for task in self.tasks.values() {

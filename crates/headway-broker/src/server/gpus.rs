@@ -75,7 +75,7 @@ impl Watch {
         Ok(Self { hints: Some(hints), lost, bell })
     }
 
-    /// Somebody has met an error of this GPU.
+    /// A client has met an error of this GPU.
     pub(super) fn hint(&self, gpu: GpuId) {
         if let Some(hints) = &self.hints {
             let _ = hints.try_send(gpu);
@@ -129,7 +129,7 @@ impl BrokerState {
         std::mem::take(&mut self.hints)
     }
 
-    /// A GPU is lost: who holds it is told, and the others share what is left. `false` if it is not here or lost already.
+    /// A GPU is lost. The broker notifies its holders, and the others share the remaining GPUs. `false` if the GPU is unknown or lost already.
     pub(super) fn lose(&mut self, now: Nanos, gpu: GpuId) -> bool {
         let is_new = self.feed(now, Input::GpuLost { gpu }).is_ok();
         if is_new {

@@ -1,8 +1,8 @@
-//! What the broker remembers: a log of every input and decision, if there is one, and always a small record of who holds what.
+//! What the broker remembers: always a small record of tokens and their holders; with a log, also every input and decision.
 //!
-//! Nothing that happens to a file ends the broker. What cannot be written is trouble: it is told once, it is in the status, and
-//! every second the broker tries again. When that works it writes a snapshot, so that nothing but the lines in between is
-//! missing. With [`ServerOptions::must_remember`](super::ServerOptions::must_remember) nobody is granted anything meanwhile.
+//! No error of a file ends the broker. If it cannot write, it reports this once, shows it in the status, and tries again every
+//! second. When a write succeeds it writes a snapshot, so that only the lines in between are missing. With
+//! [`ServerOptions::must_remember`](super::ServerOptions::must_remember) the broker grants nothing meanwhile.
 
 mod log;
 mod record;
@@ -170,7 +170,7 @@ impl Journal {
         text
     }
 
-    /// Writes down an input and what the arbiter made of it, before anybody is told of it.
+    /// Writes an input and the arbiter's decision to the log, before the broker answers.
     pub(super) fn fed(&mut self, fed: Fed, arbiter: &Arbiter, recovering: bool) {
         let now = fed.now;
         if changes_holders(&fed.input) {
@@ -192,7 +192,7 @@ impl Journal {
         }
     }
 
-    /// Writes down that a job gets engines, before it is told.
+    /// Writes to the log that a job gets engines, before the broker answers the job.
     pub(super) fn engines(&mut self, now: Nanos, locks: &[LockId], job: JobId) {
         let written = locks.iter().try_for_each(|lock| self.record.lock(*lock, job));
         if let Err(error) = written {
@@ -321,7 +321,7 @@ impl Journal {
         true
     }
 
-    /// The time of recovery is over: who has not come back holds nothing.
+    /// The time of recovery is over: clients that have not come back hold nothing.
     pub(super) fn settle(&mut self, now: Nanos, arbiter: &Arbiter) {
         self.hold(now, arbiter, false);
     }
@@ -368,7 +368,7 @@ const fn changes_holders(input: &Input) -> bool {
     )
 }
 
-/// Whether an error may go away by itself, or by somebody's tidying up: disks that are full or fail.
+/// Whether an error may go away by itself, or when a user tidies up: disks that are full or fail.
 pub(super) fn is_passing(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge | ReadOnlyFilesystem)

@@ -1,4 +1,4 @@
-//! What counts where the broker itself is late: it hears of things after they happened, and reads its clock before or after that.
+//! The times that count if the broker itself is late. It learns of events after they happened, and reads its clock before or after that.
 
 use headway_core::decisions::sharing::ClientId;
 use headway_core::units::Nanos;
@@ -12,8 +12,8 @@ use super::state::BrokerState;
 const LATE: u64 = 8;
 
 impl BrokerState {
-    /// Finds the entries of a client, or of all, that count at a time that is read afterwards. A token is given back by an entry: if
-    /// that were written after the time that counts for it, a part of its use would not be counted.
+    /// Finds the entries of a client, or of all clients; the caller then reads the time that counts for them. In the other order, an entry
+    /// that gives a token back could be written after that time, and a part of the token's use would not count.
     pub(super) fn look(&mut self, client: Option<ClientId>) {
         let of = |session: &mut Session| session.pages.as_mut().map_or((), Pages::look);
         match client {
@@ -22,9 +22,9 @@ impl BrokerState {
         }
     }
 
-    /// The broker went round so much later than it meant to. Whoever gave something back meanwhile was not heard, and whoever
-    /// waited for an answer got none: if that took a part of the watchdog that counts, everybody has another one from now on, and the
-    /// time that the broker was late is not counted as use of what was held.
+    /// The broker was late by this much. Meanwhile it read nothing that clients gave back, and answered no request. If the delay is at
+    /// least a certain part of the watchdog, each client gets another watchdog from now on, and the delay does not count as use of what
+    /// clients held.
     pub(super) fn excuse(&mut self, now: Nanos, late: Nanos) {
         if late.0 < self.watchdog.0 / LATE {
             return;

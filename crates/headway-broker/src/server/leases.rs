@@ -1,10 +1,10 @@
-//! Engine locks in shared memory: who is leased which, and who was granted one.
+//! Engine locks in shared memory: which client has a lease of each, and which tasks were granted one.
 
 use headway_core::decisions::sharing::{ClientId, TaskId};
 
 use crate::layout::ENGINES;
 
-/// Who is leased each lock.
+/// The client with the lease of each lock.
 pub(super) struct Leases {
     pub(super) of: Vec<Option<ClientId>>,
     generation: u32,
@@ -26,7 +26,7 @@ impl Leases {
         self.running.retain(|running| *running != task);
     }
 
-    /// The client that is leased an engine of the GPU at a position.
+    /// The client with a lease of an engine of the GPU at a position.
     pub(super) fn client(&self, position: usize) -> Option<ClientId> {
         self.of[position * ENGINES..][..ENGINES].iter().flatten().next().copied()
     }

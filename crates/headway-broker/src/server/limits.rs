@@ -1,19 +1,19 @@
 //! What one user and one client may take of the broker: places, bytes of the log, and how urgent they may be.
 //!
-//! A job's key is its release plus its relative deadline, both the client's word. So that nobody is the most urgent for ever:
+//! A job's key is its release plus its relative deadline, both the client's word. So that no job is the most urgent for ever:
 //!
 //! * no key is before the time of the request: a job that asks when its deadline has passed counts as due now. So at the latest
-//!   when its deadline has passed, a waiting job comes before all who ask from then on;
+//!   when its deadline has passed, a waiting job comes before all requests from then on;
 //! * the next release of a task that used more than twice the time it declared is postponed as if it had kept to the share
 //!   that it declared;
 //! * a client that used more than [`BrokerLimits::urgent_ppm`](super::BrokerLimits::urgent_ppm) of a cluster's tokens while
-//!   others waited comes after all who did not, until it is back at that share: what is above it, it gets where nobody else
+//!   others waited comes after all other clients, until it is back at that share: it gets more only where no other client
 //!   wants it.
 //!
 //! Keys order the jobs of one user; users take [turns](super::turns).
 //!
 //! A job in time, of a task that keeps to what it declared, of a client that leaves others their share, keeps the key that it
-//! gave: nothing changes for whom the bounds of the analysis hold.
+//! gave: nothing changes for the jobs for which the bounds of the analysis hold.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ const LOG_BURST: u64 = 16;
 pub(super) const REQUEST_BYTES: u64 = 1_024;
 pub(super) const ACQUIRE_BYTES: u64 = 512;
 
-/// What is counted of clients, and of users who write to the log.
+/// Accounts of clients, and of users whose requests go to the log.
 #[derive(Debug, Default)]
 pub(super) struct Accounts {
     /// How far each client has come by what it used: until when that is its share.

@@ -1,5 +1,5 @@
-//! Whether a file that has the name of one of the broker's is one that a broker made. Whatever else has such a name, as `Cargo.lock`
-//! beside a socket `Cargo`, stays as it is, and the broker does not start.
+//! Whether a broker made a file that has the name of one of the broker's files. If not, as with `Cargo.lock` next to a socket `Cargo`, the
+//! file stays as it is, and the broker does not start.
 
 use std::ffi::OsStr;
 use std::io;

@@ -2,7 +2,7 @@
 //!
 //! It looks longer where that pays: as long as it may after requests that followed each other closely, shorter and shorter
 //! where they are far apart. What it spends is bounded by a share of one CPU, so that any pattern of requests costs at most
-//! that, beside the work itself.
+//! that, in addition to the work itself.
 
 use headway_core::units::{Nanos, PPM};
 

@@ -46,7 +46,7 @@ impl Pages {
         self.client.long(TAIL).load(Ordering::Acquire) == self.head
     }
 
-    /// [`next`](Self::next) gives the entries that are there now. Whoever reads the clock afterwards knows a time at which each of them
+    /// [`next`](Self::next) gives the entries that are there now. A clock that is read afterwards gives a time at which each of them
     /// had been written.
     pub(super) fn look(&mut self) {
         self.seen = self.client.long(TAIL).load(Ordering::Acquire);
@@ -74,7 +74,7 @@ impl Pages {
         self.client.long(layout::lease(lock))
     }
 
-    /// Answers what was asked in a slot, and wakes who sleeps there.
+    /// Answers the request in a slot, and wakes the client that sleeps there.
     pub(super) fn answer(&self, slot: u32, generation: u32, code: Code, answer: [u64; ANSWER_LONGS]) {
         let first = layout::answer(slot as usize);
         for (at, long) in answer.into_iter().enumerate() {

@@ -5,7 +5,7 @@
 //! one may have a third of what is left. That shrinks by a third with each user: with few places for many users, the last ones find
 //! too little.
 
-/// Whether a user who has `own` of `all` places, of which `taken` are taken, may have another one.
+/// Whether a user with `own` of `all` places may have another one. `taken` places are taken, by all users together.
 pub(super) const fn leaves_room(own: usize, taken: usize, all: usize) -> bool {
     own.saturating_mul(2) < all.saturating_sub(taken)
 }

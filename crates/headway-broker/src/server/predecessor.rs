@@ -1,5 +1,5 @@
-//! Whom a broker that is started again waits for, and whom it believes: the processes that its predecessor served, by the record
-//! beside the socket.
+//! The processes for which a broker that is started again waits, and the claims that it believes. Both follow from the record next to the
+//! socket, which names the processes that its predecessor served.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use headway_os::ipc::{Process, started};
 use super::journal::{Known, Roster};
 use crate::message::HeldToken;
 
-/// Between two looks at who has ended meanwhile.
+/// Time between two checks for processes that have ended meanwhile.
 const LOOK: Nanos = Nanos(5_000_000);
 
 /// The time in which clients come back.
@@ -20,21 +20,21 @@ pub(super) struct Recovery {
     until: Nanos,
     /// Processes that live and have not come back.
     missing: Vec<(Known, Process)>,
-    /// Whose each task was: of those that are waited for, whether they have come back or not.
+    /// The process of each task, whether that process has come back or not.
     owners: BTreeMap<TaskId, Known>,
-    /// Who held each token, as far as it could be written, and whether that is all.
+    /// The holder of each token, as far as it could be written, and whether that is all.
     held: BTreeMap<(ClusterId, TokenId), JobId>,
-    /// Who had each engine last.
+    /// The last holder of each engine.
     engines: BTreeMap<LockId, JobId>,
     is_complete: bool,
 }
 
 impl Recovery {
-    /// `None` if nobody is to be waited for.
+    /// `None` if the broker waits for no process.
     pub(super) fn begin(roster: Roster, until: Nanos) -> Option<Self> {
         let (mut missing, mut owners) = (Vec::new(), BTreeMap::new());
         for known in roster.clients {
-            // In this order: while the descriptor's process lives, nobody else has its number.
+            // In this order: while the descriptor's process lives, no other process has its number.
             let Ok(process) = Process::open(known.pid) else { continue };
             if started(known.pid).unwrap_or(0) != known.started || process.has_ended() {
                 continue;
@@ -77,7 +77,7 @@ impl Recovery {
         if holder == Some(&JobId { task, job: *job }) {
             return Ok(());
         }
-        // Of what could not be written, whoever was served is believed.
+        // For what could not be written, every former client is believed.
         if !self.is_complete && holder.is_none() && !self.held.values().any(|held| held.task == task) {
             return Ok(());
         }
@@ -89,11 +89,11 @@ impl Recovery {
         ))
     }
 
-    /// Whether a job may come back with an engine in use. Of one that the record gives to nobody, who holds a token of the GPU is
-    /// believed: it may have been used by lease.
+    /// Whether a job may come back with an engine in use. If the record gives the engine to no job, the broker believes any holder of a token of
+    /// the GPU, since that job may have used the engine by lease.
     pub(super) fn may_use(&self, engine: LockId, job: JobId) -> Result<(), String> {
         let user = self.engines.get(&engine).filter(|user| self.is_complete && **user != job);
-        // What a job gave back stays in its slot until it gives its token back too, and is in nobody's way then.
+        // An engine that a job gave back stays in its slot until the job also gives its token back. It blocks no other job then.
         match user.filter(|user| self.held.values().any(|holder| holder == *user)) {
             Some(user) => Err(format!(
                 "job {} of task {} did not have that engine of GPU {} when the broker before ended: by its record job {} of \
@@ -121,7 +121,7 @@ impl Recovery {
         }
     }
 
-    /// Processes that are still waited for, with their tasks.
+    /// Processes for which the broker still waits, with their tasks.
     pub(super) fn missing(&self) -> impl Iterator<Item = Known> {
         self.missing.iter().map(|(known, _)| known.clone())
     }

@@ -127,7 +127,7 @@ impl Priority {
         threads
     }
 
-    /// Sees that the guardian is there, and starts another one where somebody has killed it.
+    /// Makes sure that the guardian is there, and starts another one if it was killed.
     pub(super) fn keep_guard(&mut self) {
         if let Some(guard) = self.guard.as_mut().filter(|_| self.threads.values().any(|thread| thread.level.is_some()))
         {
@@ -182,7 +182,7 @@ impl Priority {
             }
             let done = match level {
                 None if !was_raised => continue,
-                // What nobody would take back is not given.
+                // Without a guardian that would take it back, no priority is given.
                 Some(_) if !self.guard.as_mut().is_none_or(|guard| guard.note(pid, tid, started)) => {
                     thread.level = None;
                     continue;
@@ -194,7 +194,7 @@ impl Priority {
                     done
                 }
             };
-            // What a kernel refuses for one thread of another user says nothing of the others' threads.
+            // If the kernel refuses one thread of another user, it may still permit other threads.
             if let Err(error) = done
                 && thread.is_own
                 && has_thread(thread.pid, thread.tid)
@@ -206,8 +206,8 @@ impl Priority {
     }
 }
 
-/// Takes back what the broker before gave to threads of a process, if it and its guardian were killed at once. What follows a job
-/// is raised again when the job is back.
+/// Takes back the priorities that the former broker gave to threads of a process, if it and its guardian were killed at once. A thread
+/// that follows a job is raised again when the job is back.
 pub(super) fn take_back(known: &Known) {
     for (tid, started) in &known.threads {
         if thread_started(known.pid, *tid) == Some(*started) && sched::is_fifo(*tid) {
@@ -218,7 +218,7 @@ pub(super) fn take_back(known: &Known) {
 }
 
 impl Drop for Priority {
-    /// The broker ends: whoever it raised is an ordinary thread again.
+    /// The broker ends: every raised thread becomes an ordinary one again.
     fn drop(&mut self) {
         for thread in self.threads.values().filter(|thread| thread.level.is_some()) {
             if thread_started(thread.pid, thread.tid) == Some(thread.started) {

@@ -1,4 +1,4 @@
-//! Requests that wait for their user's turn, and the way of those whose turn it is to the arbiter.
+//! Requests that wait for their user's turn; when it comes, they go to the arbiter.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::turns::Asker;
 use crate::layout::Code;
 
 impl BrokerState {
-    /// A job has asked: it goes to the arbiter at once, or when it is its user's turn.
+    /// A job has made a request. It goes to the arbiter at once, or when its user's turn comes.
     pub(super) fn queue(&mut self, now: Nanos, job: JobId) {
         let Some(task) = self.tasks.get(&job.task) else { return };
         let (cluster, uid) = (task.shape.cluster, self.uid_of(task.client));
@@ -21,14 +21,14 @@ impl BrokerState {
         self.take_turns(now, cluster);
     }
 
-    /// Gives what is free to those whose turn it is, in all clusters.
+    /// Gives free tokens to the jobs whose turn it is, in all clusters.
     pub(super) fn take_all_turns(&mut self, now: Nanos) {
         for cluster in 0..self.clusters.len() {
             self.take_turns(now, self.clusters[cluster].id);
         }
     }
 
-    /// Gives what is free to those whose turn it is.
+    /// Gives free tokens to the jobs whose turn it is.
     pub(super) fn take_turns(&mut self, now: Nanos, cluster: ClusterId) {
         let open: Vec<u32> = if self.turns.ledgers.get(&cluster).is_some_and(|ledger| ledger.users.len() > 1) {
             self.open_in(cluster).map(|(_, task, _)| self.uid_of(task.client)).collect()
@@ -85,14 +85,14 @@ impl BrokerState {
         theirs.map(|(.., open)| open.key).min().map(|key| key.job)
     }
 
-    /// Another user has come: what waits with the arbiter waits for its turn from now on.
+    /// Another user competes: requests that wait with the arbiter go back and wait for their turn.
     fn recall(&mut self, now: Nanos, cluster: ClusterId) {
         let waiting = self.open_in(cluster).filter(|(.., open)| open.entered && open.granted.is_none());
         let mut waiting: Vec<_> = waiting.map(|(.., open)| open.key).collect();
-        // The least urgent first, so that nobody takes the place of one that goes too.
+        // The least urgent first, so that no request takes the place of another one that also goes back.
         waiting.sort_unstable_by(|one, other| other.cmp(one));
         for key in waiting {
-            // Granted meanwhile, or withheld until it can be written down: then it stays.
+            // The request was granted meanwhile, or its grant waits until it can be written: then it stays.
             let holds =
                 self.arbiter.tokens(cluster).is_some_and(|tokens| tokens.holders().any(|(_, job)| job == key.job));
             if !holds
@@ -112,7 +112,7 @@ impl BrokerState {
         let cluster = self.tasks.get(&job.task).map(|task| task.shape.cluster);
         let is_by_urgency = self.engines.is_some_and(|engines| engines.order == Order::Urgency);
         if is_by_urgency && cluster.is_some_and(|cluster| self.turns.are_taken(cluster)) {
-            // Another user's jobs may all be more urgent, but not for longer than this.
+            // The jobs of another user may all be more urgent, but only up to this time.
             key.deadline = key.deadline.min(now.saturating_add(self.turns.half_life));
         }
         if let Err(refused) = self.feed(now, Input::Request { key, acquisition }) {
@@ -125,14 +125,14 @@ impl BrokerState {
         }
     }
 
-    /// When somebody's turn may have come.
+    /// When a user's turn may have come.
     pub(super) fn turns_due(&self) -> Option<Nanos> {
         let waits = |task: &Task| task.open.as_ref().is_some_and(|open| !open.entered);
         self.turns.wake_time().filter(|_| self.tasks.values().any(waits))
     }
 
-    /// A client is cut off since it hung: its user is passed over for a while. Not if it waited for others' engines for most of the
-    /// time.
+    /// The broker cuts off a client that hung. It then passes over the client's user for a while, unless the client spent most of the time
+    /// waiting for engines of others.
     pub(super) fn strike(&mut self, now: Nanos, client: ClientId) {
         let mut hung: Vec<(ClusterId, u32)> = Vec::new();
         for task in self.tasks.values().filter(|task| task.client == client) {
@@ -148,7 +148,7 @@ impl BrokerState {
         hung.into_iter().for_each(|(cluster, uid)| self.turns.strike(now, cluster, uid));
     }
 
-    /// A job's token is free again: its user has used it.
+    /// A job's token is free again: its use counts for the job's user.
     pub(super) fn charge_user(&mut self, now: Nanos, job: JobId) {
         let Some(task) = self.tasks.get(&job.task) else { return };
         let Some(open) = task.open.as_ref().filter(|open| open.key.job == job && open.granted.is_some()) else {

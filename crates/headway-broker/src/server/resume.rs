@@ -1,4 +1,4 @@
-//! Control messages: who a client is, what it registers, and what it held before the broker was started again.
+//! Control messages: the identity of a client, what it registers, and what it held before the broker was started again.
 
 use std::os::fd::AsFd;
 
@@ -63,7 +63,7 @@ impl BrokerState {
             }
             _ => return false,
         };
-        // A client that does not read its answers is cut off: nobody waits for it.
+        // The broker does not wait for a client that does not read its answers: it cuts the client off.
         self.sessions.get(&client).is_some_and(|session| session.send(&answer))
     }
 
@@ -92,7 +92,7 @@ impl BrokerState {
         };
         session.pages = Some(pages);
         session.name = text::shown(name);
-        // All are looked at before one is believed: a greeting that is refused leaves everything as it was.
+        // All claims are checked before one is accepted: a refused greeting changes nothing.
         let checked = (0..resumed.len()).try_for_each(|at| self.check_claim(client, &resumed[at], &resumed[..at]));
         let back = checked.and_then(|()| resumed.into_iter().try_for_each(|task| self.resume(now, client, task)));
         if let Err(reason) = back {
@@ -217,7 +217,7 @@ impl BrokerState {
         FromBroker::Done
     }
 
-    /// Whether `client` may come back with this task, and with what it says that the task holds, besides the `others`.
+    /// Whether `client` may come back with this task and the claim about what it holds, in addition to the `others`.
     fn check_claim(&self, client: ClientId, claim: &ResumedTask, others: &[ResumedTask]) -> Result<(), String> {
         let Some(recovery) = &self.recovering else {
             return Err("too late: the broker no longer waits for the clients of its predecessor".to_owned());

@@ -15,7 +15,7 @@ pub(super) struct Session {
     /// When its process was started; 0 where the system does not say.
     pub(super) started: u64,
     pub(super) name: String,
-    /// `None` before it has said who it is, and after it is gone.
+    /// `None` before it has identified itself, and after it is gone.
     pub(super) pages: Option<Pages>,
     pub(super) tasks: Vec<TaskId>,
     pub(super) gone: Option<Gone>,
@@ -28,7 +28,7 @@ pub(super) struct Gone {
     pub(super) since: Nanos,
     /// When its process ended; `None` = not yet.
     pub(super) ended: Option<Nanos>,
-    /// Nobody waits for the end of its process: it has held something for too long already.
+    /// The broker does not wait for the end of its process: it has held something for too long already.
     pub(super) hung: bool,
 }
 
@@ -50,10 +50,10 @@ impl Session {
     }
 }
 
-/// Says no to somebody who is not admitted.
+/// Refuses a connection that is not admitted.
 pub(super) fn refuse(socket: &Socket, reason: &str) {
     if let Ok(text) = serde_json::to_vec(&FromBroker::Refused { reason: reason.to_owned() }) {
-        // Who does not read it sees the end of the connection.
+        // A client that does not read the refusal sees the end of the connection.
         let _ = socket.send(&text, &[]);
     }
 }

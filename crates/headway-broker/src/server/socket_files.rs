@@ -1,7 +1,7 @@
 //! The place where a broker listens: its folder, the lock that only one broker has, the socket's file, the count of starts.
 //!
-//! The lock comes first and is kept for life. Whoever has it knows that no other broker of this version is there, and what it
-//! finds of a socket is left over. It removes that only if its predecessor noted that it had made it; whatever else has the
+//! The broker takes the lock first and keeps it for life. With the lock it knows that no other broker of this version is there, and that a
+//! socket at its place is left over. It removes that socket only if its predecessor recorded that it had made it. Any other file of that
 //! name stays, and the broker does not start.
 
 use std::ffi::OsString;
@@ -33,7 +33,7 @@ pub(super) struct SocketFiles {
 }
 
 impl SocketFiles {
-    /// Takes the place: nobody listens there, and nobody else can come before this is dropped.
+    /// Takes the place: no process listens there, and no other broker can take it before this is dropped.
     pub(super) fn take(options: &ServerOptions) -> Result<Self, ServerError> {
         let path = &options.socket;
         if place::is_abstract(path) {
@@ -59,7 +59,7 @@ impl SocketFiles {
         Ok(this)
     }
 
-    /// Sees that nothing has the socket's name, or only what a broker before left there.
+    /// Makes sure that no file has the socket's name; removes a socket that a former broker left there.
     fn clear(&mut self, path: &Path) -> Result<(), ServerError> {
         let at = |source| ServerError::Place { path: path.to_owned(), source };
         // One of an earlier version has no lock.
@@ -77,7 +77,7 @@ impl SocketFiles {
         self.folder.remove(&self.name).map_err(at)
     }
 
-    /// The socket that the broker before noted.
+    /// The socket that the former broker recorded.
     fn noted(&mut self) -> io::Result<Option<(u64, u64)>> {
         let mut text = String::new();
         self.lock.seek(SeekFrom::Start(0))?;
@@ -99,7 +99,7 @@ impl SocketFiles {
         let path = self.folder.path(&new);
         let at = |source| ServerError::Place { path: path.clone(), source };
         match self.folder.entry(&new).map_err(at)? {
-            // Left by a broker that was killed just here: nobody listens.
+            // A broker that was killed just here left it: no process listens.
             Some(Entry { is_socket: true, .. }) if is_dead(&self.folder.descriptor_path(&new)) => {
                 self.folder.remove(&new).map_err(at)?
             }
@@ -151,18 +151,18 @@ impl SocketFiles {
     }
 }
 
-/// Whether nobody has the socket any more.
+/// Whether no process has the socket any more.
 fn is_dead(path: &Path) -> bool {
     matches!(Socket::connect(path), Err(error) if error.errno.name() == Some("ECONNREFUSED"))
 }
 
 impl Drop for SocketFiles {
     fn drop(&mut self) {
-        // A start that was refused leaves nothing: what never noted a socket tells nobody anything.
+        // A refused start leaves nothing: without a recorded socket the lock file has no information.
         if self.bound.is_none() && self.lock.metadata().is_ok_and(|lock| lock.len() == 0) {
             let _ = self.folder.remove(&with_ending(&self.name, ".lock"));
         }
-        // Only what is ours: somebody may have put something else there meanwhile.
+        // Only our own socket: another process may have put something else there meanwhile.
         let is_ours = |entry: Entry| entry.is_socket && Some(entry.file) == self.bound;
         if self.bound.is_some() && matches!(self.folder.entry(&self.name), Ok(Some(entry)) if is_ours(entry)) {
             let _ = self.folder.remove(&self.name);

@@ -36,7 +36,7 @@ pub(super) struct BrokerState {
     pub(super) tasks: BTreeMap<TaskId, Task>,
     pub(super) leases: Leases,
     pub(super) priority: Priority,
-    /// What the broker's process does beside arbitrating.
+    /// What the broker's process does in addition to arbitrating.
     pub(super) about: About,
     pub(super) counts: Counts,
     pub(super) limits: BrokerLimits,
@@ -56,12 +56,12 @@ pub(super) struct BrokerState {
     pub(super) roster_changed: bool,
     pub(super) drain: Nanos,
     pub(super) watchdog: Nanos,
-    /// Nobody is cut off before: the broker itself was late.
+    /// Until then the broker cuts off no client, since it was late itself.
     pub(super) excused_until: Nanos,
     next_client: u64,
     pub(super) next_task: u32,
     pub(super) removed: Vec<ClientId>,
-    /// GPUs of which clients told errors since the last look.
+    /// GPUs for which clients have reported errors since the last look.
     pub(super) hints: Vec<GpuId>,
     /// How many such reports there were of each GPU.
     pub(super) faults: BTreeMap<GpuId, u64>,
@@ -84,7 +84,7 @@ impl BrokerState {
         // The broker before may have been killed together with its guardian.
         before.roster.clients.iter().for_each(priority::take_back);
         let recovering = Recovery::begin(before.roster, now.saturating_add(options.recover));
-        // Without anybody from before there is nobody whom it concerns, and lost GPUs may be back.
+        // Without former clients this concerns no client, and lost GPUs may be back.
         let memory = before.memory.filter(|_| recovering.is_some());
         if let Some(memory) = &memory {
             arbiter.recall(now, memory);
@@ -209,7 +209,7 @@ impl BrokerState {
             if self.recovering.take().is_some() {
                 self.roster_changed = true;
                 event!(INFO, "headway::broker", "those of the broker before are back or gone: grants begin");
-                // Nobody's requests were read until now.
+                // The broker has read no requests until now.
                 self.tasks.values_mut().filter_map(|task| task.open.as_mut()).for_each(|open| open.since = now);
                 let _ = self.feed(now, Input::Recovered);
                 self.journal.settle(now, &self.arbiter);
@@ -289,7 +289,7 @@ impl BrokerState {
         }
     }
 
-    /// When [`BrokerState::turn`] is due although nobody rings.
+    /// When [`BrokerState::turn`] is due although no client rings.
     pub(super) fn wake_time(&self) -> Option<Nanos> {
         let drained = self.sessions.values().filter_map(|session| self.drained_at(session.gone?));
         let watched = self.tasks.values().filter_map(|task| self.overdue_at(task));
@@ -302,14 +302,14 @@ impl BrokerState {
             .min()
     }
 
-    /// When a job with a token has been silent for too long. Nobody is overdue while requests are not read.
+    /// When a job with a token has been silent for too long. While the broker reads no requests, no job is overdue.
     fn overdue_at(&self, task: &Task) -> Option<Nanos> {
         if self.recovering.is_some() {
             return None;
         }
         let open = task.open.as_ref().filter(|open| open.granted.is_some())?;
         let is_served = self.sessions.get(&task.client)?.gone.is_none();
-        // Where users share, one that keeps an engine does not have another one cut off who waits for it.
+        // Where users share: while a user's job keeps an engine, the broker does not cut off another user's job that waits for it.
         let most = Nanos(self.watchdog.0.saturating_mul(u64::from(self.tokens_per_gpu)));
         let waited = match open.asked {
             _ if !self.turns.are_taken(task.shape.cluster) => Nanos::ZERO,
@@ -370,7 +370,7 @@ impl BrokerState {
         let result = self.arbiter.handle(now, &input);
         let actions: Vec<Action> = std::iter::from_fn(|| self.arbiter.poll_action()).collect();
         let fed = Fed { now, input, actions: actions.clone(), refused: result.as_ref().err().cloned() };
-        // What comes of it is written down before anybody is told: the next broker never knows less than the clients.
+        // The outcome is written before the broker answers: the next broker never knows less than the clients.
         self.journal.fed(fed, &self.arbiter, self.recovering.is_some());
         for action in &actions {
             if let Action::Run { job, .. } = action
@@ -400,7 +400,7 @@ impl BrokerState {
             return;
         }
         for action in std::mem::take(&mut self.withheld) {
-            // Who has given up meanwhile, or lost the GPU, is not told.
+            // A job that has given up meanwhile, or has lost the GPU, gets no answer.
             let holds = |(_, held): (TokenId, JobId), job| held == job;
             let stands = match &action {
                 Action::Grant { job, token, .. } => self.clusters.iter().any(|cluster| {
@@ -654,7 +654,7 @@ impl BrokerState {
     }
 }
 
-/// A refusal of the arbiter as a client is told it.
+/// A refusal of the arbiter, in the words of the protocol.
 pub(super) fn reason(refused: &Refused) -> Reason {
     match refused {
         Refused::Token(headway_core::decisions::token::Refused::TooManyRequests { .. }) => Reason::Limit,

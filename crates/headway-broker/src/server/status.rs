@@ -1,4 +1,4 @@
-//! What the broker tells about itself.
+//! The broker's status.
 
 use std::collections::BTreeSet;
 
@@ -12,10 +12,10 @@ use crate::status::{ClientStatus, GpuStatus, JobStatus, Phase, Status};
 
 /// Tasks without room that are listed at most.
 const LISTED_MAX: usize = 128;
-/// What a message holds beside the document.
+/// Bytes of a message in addition to the document.
 const FRAME_BYTES: usize = 64;
 
-/// Leaves out clients and jobs until the document has at most `most` bytes: who holds something stays longest.
+/// Leaves out clients and jobs until the document has at most `most` bytes. Those that hold something are left out last.
 fn fit(status: &mut Status, most: usize) {
     let length = |status: &Status| serde_json::to_vec(status).map_or(usize::MAX, |text| text.len());
     if length(status) <= most {

@@ -1,24 +1,24 @@
 //! Turns between users.
 //!
-//! Keys order the jobs of one user. Between users they say nothing: whoever runs more processes has more of them. So where
-//! several users ask, a request waits here, and not with the arbiter, until a token is free for it. The user who has used least
-//! lately is next, and of that user the most urgent job. The arbiter sees requests one by one as they get their turn: its log is
-//! replayed as ever and says nothing of users.
+//! Keys order the jobs of one user. They cannot order users: a user with more processes has more keys. So if several users make
+//! requests, a request waits here, and not with the arbiter, until a token is free for it. The user with the least recent use is next, and
+//! of that user the most urgent job. The arbiter sees requests one by one when their turn comes: its log is replayed as ever and does
+//! not mention users.
 //!
 //! With `W` the watchdog, `D` the drain and `K` tokens a GPU, a token is free again `T = (K + 1) W + D` after its grant at the
 //! latest: a holder may keep it for `W`, and for up to `K W` more while it waits for engines, each of which the `K - 1` other
-//! holders may keep for `W`. With `U` users who ask for the tokens of a cluster:
+//! holders may keep for `W`. With `U` users that compete for the tokens of a cluster:
 //!
-//! * a user who has used less than every other one gets the next token that is free, so within `T`;
-//! * every user gets one within `T (U + log2(6 U) / 8)`. Use is forgotten with a half-life of `T / 8`, by all at the same rate. So
-//!   who has used as much as the one who waits is passed over until that one has had a token. Of `k` tokens the one who waits has
-//!   used `k T / (1 - 2^-8)` at most. The others reach that in `T / 8 log2(6 U)`, as what they use while it waits weighs more;
-//!   each of them may hold tokens then, for another `T`.
+//! * a user with less use than every other one gets the next free token, so within `T`;
+//! * every user gets one within `T (U + log2(6 U) / 8)`. The account of every user decays with a half-life of `T / 8`.
+//!   So a user with as much use as the waiting user is passed over until the waiting user has had a token. With `k` tokens, the waiting user
+//!   has used at most `k T / (1 - 2^-8)`. The others reach that in `T / 8 log2(6 U)`, since their use during the wait weighs more;
+//!   then each of them may hold tokens for another `T`.
 //!
 //! In modes where a FIFO has more than one place, a request may stand behind the holder of one token: `T` more. A user whose
 //! clients hang is passed over for longer ([`Turns::strike`]).
 //!
-//! While one user alone asks, and since [`CALM`] no other one did, every request goes to the arbiter at once.
+//! While only one user makes requests, and no other one did for [`CALM`], every request goes to the arbiter at once.
 
 use std::collections::BTreeMap;
 
@@ -26,11 +26,11 @@ use headway_core::decisions::sharing::ClusterId;
 use headway_core::units::Nanos;
 use serde::{Deserialize, Serialize};
 
-/// How long a user counts as one who asks after its last request has ended.
+/// How long a user competes after its last request has ended.
 const CALM: Nanos = Nanos(10_000_000_000);
 /// Half-life of what a user has used, as a part of the longest time for which a token is kept.
 const HALF_LIFE: u64 = 8;
-/// How often in a half-life what users have used is written down.
+/// How often in a half-life the broker records the use of all users.
 const WRITTEN: u64 = 4;
 /// How often the time for which a user is passed over is doubled at most.
 const DOUBLED_MAX: u32 = 3;
@@ -66,11 +66,11 @@ pub(super) struct Ledger {
     pub(super) users: BTreeMap<u32, User>,
     /// Whether requests wait for their turn.
     several: bool,
-    /// When that, and who is next, was last asked.
+    /// When the broker last determined that, and the next user.
     looked: Nanos,
 }
 
-/// What is counted of each user, and whether users take turns.
+/// The account of each user, and whether users take turns.
 #[derive(Debug)]
 pub(super) struct Turns {
     pub(super) ledgers: BTreeMap<ClusterId, Ledger>,
@@ -85,7 +85,7 @@ pub(super) fn longest_hold(tokens_per_gpu: u32, watchdog: Nanos, drain: Nanos) -
     Nanos(watchdog.0.saturating_mul(u64::from(tokens_per_gpu) + 1).saturating_add(drain.0))
 }
 
-/// A user who asks at one moment: when its oldest request came, and for how long its present holders have had their tokens.
+/// A competing user at one moment: when its oldest request came, and for how long its present holders have had their tokens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asker {
     pub(super) uid: u32,
@@ -110,14 +110,14 @@ impl Use {
 }
 
 impl Turns {
-    /// Goes on from what the broker before wrote down.
+    /// Goes on from the accounts that the former broker recorded.
     pub(super) fn new(watchdog: Nanos, longest: Nanos, before: Vec<Use>, now: Nanos) -> Self {
         let half_life = Nanos((longest.0 / HALF_LIFE).max(1));
         let mut this = Self { ledgers: BTreeMap::new(), watchdog, half_life, written: now };
         for account in before.into_iter().filter(|account| account.counted <= now) {
             let ledger = this.ledgers.entry(account.cluster).or_default();
             if ledger.users.len() < USERS_MAX {
-                // It does not count as one who asks.
+                // It does not compete.
                 ledger.users.insert(account.uid, User { account, seen: Nanos::ZERO });
             }
         }
@@ -181,7 +181,7 @@ impl Turns {
         account.barred_until = account.barred_until.max(now.saturating_add(Nanos(passed_over)));
     }
 
-    /// Looks again whether several users ask; `open` are those who have requests open.
+    /// Determines again whether several users compete; `open` are the users with open requests.
     pub(super) fn look(&mut self, now: Nanos, cluster: ClusterId, open: impl Iterator<Item = u32>) -> bool {
         for uid in open {
             self.see(now, cluster, uid);
@@ -193,7 +193,7 @@ impl Turns {
         ledger.several
     }
 
-    /// Who is next of those who ask: whoever has used least, then whoever has waited longest. `None` if all are passed over.
+    /// The next of the competing users: the one with the least use, then the one that has waited longest. `None` if all are passed over.
     pub(super) fn next(&mut self, now: Nanos, cluster: ClusterId, asking: &[Asker]) -> Option<u32> {
         let half_life = self.half_life;
         let mut best = None;
@@ -209,8 +209,8 @@ impl Turns {
         best.map(|(_, _, uid)| uid)
     }
 
-    /// When somebody's turn may have come although nothing happens: who is passed over may ask again, or who was there before
-    /// counts no longer.
+    /// When a user's turn may have come although nothing happens: a user is no longer passed over, or a former user no longer
+    /// competes.
     pub(super) fn wake_time(&self) -> Option<Nanos> {
         let ledgers = self.ledgers.values().filter(|ledger| ledger.several);
         let of = |ledger: &Ledger| {
@@ -233,7 +233,7 @@ impl Turns {
         self.accounts()
     }
 
-    /// How often clients of anybody hung.
+    /// How often clients hung, of all users.
     #[cfg(test)]
     pub(super) fn strikes(&self) -> u32 {
         self.ledgers.values().flat_map(|ledger| ledger.users.values()).map(|user| user.account.hung).sum()
@@ -319,7 +319,7 @@ mod tests {
         let shares = share(1, &[(1, 60, 10 * MS, 0), (2, 1, 10 * MS, 0)], 20_000 * MS);
         assert!(shares[&2].1 <= 10 * MS, "one token of the other user: {shares:?}");
         assert!(shares[&2].2 * 100 >= shares[&1].2 * 95, "half: {shares:?}");
-        // A little now and then, beside one that keeps its tokens for as long as it may.
+        // A small use now and then, next to a user that keeps its tokens for as long as possible.
         let shares = share(2, &[(1, 60, WATCHDOG.0, 0), (2, 1, MS, 20 * MS)], 60_000 * MS);
         assert!(shares[&2].1 <= WATCHDOG.0, "{shares:?}");
         let shares = share(1, &[(1, 60, WATCHDOG.0, 0), (2, 1, MS, 0)], 60_000 * MS);

@@ -31,11 +31,55 @@ pub(crate) fn hash(text: &str) -> String {
 /// The whole document of `source`, which may hold the keys `known` at its top level.
 pub(crate) fn root<'a>(source: &'a Source, known: &'static [&'static str]) -> Result<Table<'a>, FileError> {
     let parsed = DeTable::parse(&source.text).map_err(|error| {
-        let quoting = error.message().starts_with("string values must be quoted");
-        let help = quoting.then(|| "put the value in double quotes; a value with a unit is a text".to_owned());
+        let help = toml_help(error.message()).map(str::to_owned);
         source.error(error.span().unwrap_or(0..0), error.message(), help)
     })?;
-    Table::new(source, "the top level", 0..0, parsed.into_inner(), known)
+    let entries = parsed.into_inner();
+    mistaken(source, &entries, known)?;
+    Table::new(source, "the top level", 0..0, entries, known)
+}
+
+/// What to do about text that is not TOML, by the parser's `message`.
+fn toml_help(message: &str) -> Option<&'static str> {
+    let help = [
+        ("string values must be quoted", "put the value in double quotes; a value with a unit is a text"),
+        ("invalid basic string", "close the text with a double quote on the same line, as in `name = \"a\"`"),
+        ("invalid literal string", "close the text with a single quote on the same line, as in `name = 'a'`"),
+        ("invalid multi-line", "close the text with the three quotes that begin it"),
+        ("invalid boolean", "write `true` or `false`; put a text in double quotes, on both sides"),
+        ("unclosed array", "close the list with `]`"),
+        ("unclosed inline table", "close the table with `}`"),
+        ("unclosed table", "close the heading with `]`, or with `]]` where it began with `[[`"),
+        ("duplicate key", "a key stands once in its table; remove one, or begin another table"),
+    ];
+    help.into_iter().find(|(begins, _)| message.starts_with(begins)).map(|(_, help)| help)
+}
+
+/// Keys at the top level that only machine files, or only workload files, have.
+const MACHINE_ONLY: &[&str] = &["memory", "gpu", "link", "limit", "engine", "route", "calibration", "curve"];
+const WORKLOAD_ONLY: &[&str] = &["run", "stream", "message", "flow", "task", "sharing", "bulk", "urgent"];
+
+/// A file of the other kind: that is said rather than which key is unknown.
+fn mistaken(source: &Source, entries: &DeTable<'_>, known: &[&str]) -> Result<(), FileError> {
+    let is_one_of = |keys: &[&str], key: &str| keys.contains(&key);
+    let (own, other, fact, help) = if known.contains(&WORKLOAD_ONLY[0]) {
+        let help = "give the workload first, and this file with `--machine`";
+        (WORKLOAD_ONLY, MACHINE_ONLY, "a machine file, not a workload file", help)
+    } else if known.contains(&MACHINE_ONLY[0]) {
+        let help = "give this file as the workload; `headway machines` lists what `--machine` takes by name";
+        (MACHINE_ONLY, WORKLOAD_ONLY, "a workload file, not a machine file", help)
+    } else {
+        return Ok(());
+    };
+    if entries.keys().any(|key| is_one_of(own, key.get_ref())) {
+        return Ok(());
+    }
+    match entries.keys().filter(|key| is_one_of(other, key.get_ref())).min_by_key(|key| key.span().start) {
+        None => Ok(()),
+        Some(key) => {
+            Err(source.error(key.span(), format!("this is {fact}: it has `{}`", key.get_ref()), Some(help.to_owned())))
+        }
+    }
 }
 
 /// "did you mean `x`?" for a near miss of one of `names`, else the names.
@@ -180,6 +224,11 @@ pub struct Field<'a> {
 }
 
 impl<'a> Field<'a> {
+    /// The line of the value, counted from 1.
+    pub(crate) fn line(&self) -> usize {
+        self.source.error(self.span.clone(), "", None).line
+    }
+
     /// The key; of a list's element, the list's.
     #[must_use]
     pub fn key(&self) -> &str {
@@ -466,6 +515,29 @@ mod tests {
         assert_eq!(suggest("calixxxtion", ["calibration"].into_iter(), "known keys"), "known keys: `calibration`");
         assert_eq!(suggest("x", [].into_iter(), "links"), "there are no links");
         assert_eq!(distance("kitten", "sitting"), 3);
+    }
+
+    #[test]
+    fn text_that_is_not_toml_is_told_with_its_remedy() {
+        let help = |text: &str| {
+            let source = Source::new("t.toml", text);
+            let error = root(&source, &["name"]).err().unwrap();
+            (error.line, error.help.unwrap_or_default())
+        };
+        for (text, line, part) in [
+            ("name = \"x\n", 1, "close the text with a double quote"),
+            ("\nname = 'x\n", 2, "close the text with a single quote"),
+            ("name = \"\"\"x\n", 1, "three quotes"),
+            ("name = foo\"\n", 1, "put a text in double quotes, on both sides"),
+            ("name = 10 ms\n", 1, ""),
+            ("name = [1, 2\n", 1, "close the list"),
+            ("[name\n", 1, "close the heading"),
+            ("name = 1\nname = 2\n", 2, "a key stands once"),
+        ] {
+            let (at, said) = help(text);
+            assert!(said.contains(part), "{text}: {said}");
+            assert!(part.is_empty() || at >= line, "{text}: {at}");
+        }
     }
 
     #[test]

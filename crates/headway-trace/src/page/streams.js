@@ -113,6 +113,28 @@
     responses(columns, summary.streams, Math.max(0, summary.streams.indexOf(leastSlack(summary))), "streams", (s) => s.id, card, view);
   }
 
+  function jobsTable(summary) {
+    const all = [...(summary.messages ?? []), ...(summary.flows ?? [])];
+    byId("jobs-section").hidden = !all.length;
+    if (!all.length) return;
+    byId("jobs-lead").textContent = "From the release of a job to its completion. The bound is the longest response that the plan allows.";
+    const unit = unitFor(all.flatMap((j) => [j.deadline, j.response ? j.response.max : 0]));
+    const text = (ns) => (ns === null || ns === undefined ? "–" : unit.text(ns));
+    const response = (key) => ({ num: true, value: (j) => j.response?.[key] ?? -1, cell: (j) => text(j.response?.[key]) });
+    sortable(byId("jobs"), "Table of messages and flows", [
+      { label: "message or flow", value: (j) => j.id, cell: (j) => j.id },
+      { label: "jobs", num: true, value: (j) => j.jobs, cell: (j) => number(j.jobs) },
+      { label: "data", num: true, value: (j) => j.bytes, cell: (j) => size(j.bytes) },
+      { label: `median ${unit.name}`, ...response("median") },
+      { label: `p99 ${unit.name}`, ...response("p99") },
+      { label: `max ${unit.name}`, ...response("max") },
+      { label: `bound ${unit.name}`, num: true, value: (j) => j.bound ?? -1, cell: (j) => text(j.bound) },
+      { label: `deadline ${unit.name}`, num: true, value: (j) => j.deadline, cell: (j) => text(j.deadline) },
+      { label: "missed", num: true, value: (j) => j.misses, cell: (j) => badNumber(j.misses) },
+      { label: "lost", num: true, value: (j) => j.lost, cell: (j) => badNumber(j.lost) },
+    ], all, { word: "messages and flows", name: (j) => j.id });
+  }
+
   function capacityTable(summary) {
     sortable(byId("capacities"), "Links and limits", [
       { label: "link or limit", value: (c) => c.name, cell: (c) => c.name },
@@ -201,6 +223,7 @@
       + "Red: longer than planned, or late.";
     const view = new Timeline(streamSpec(data));
     streamTable(data, view);
+    jobsTable(summary);
     engineTable(summary.engines);
     capacityTable(summary);
     streamBlame(data, view);

@@ -172,8 +172,8 @@ fn write(file: &mut File, bytes: &[u8], faults: Option<&Faults>, path: &Path) ->
     file.write_all(bytes)
 }
 
-/// What the arbiter of the broker before knew, by the last snapshot of its log and what follows it. `None` if there is no log, or
-/// it is of other GPUs, of another way of sharing them, or of before the system was started, whose clock began anew.
+/// The state of the former broker's arbiter, from the last snapshot of its log and the lines after it. `None` if there is no log, if the
+/// log is of other GPUs or other rules of sharing, or if the system was restarted since, which resets the clock.
 pub(super) fn memory(path: &Path, parameters: &ArbiterParameters, now: Nanos) -> Option<Memory> {
     let (folder, name) = Folder::of(path).ok()?;
     let folder = Folder::open_shared(&folder).ok()?;

@@ -1,8 +1,8 @@
-//! The record beside the socket: which processes are served, which tasks are theirs, who holds which token and which engine. It
-//! is always there, so that a broker that is started again knows whom to believe.
+//! The record next to the socket: the processes that are served, their tasks, and the holder of each token and engine. The broker always
+//! writes it, so that a broker that is started again knows which claims are true.
 //!
 //! `.state` is replaced whenever a client or task comes or goes. `.held` has a slot of 64 bytes for each token and each engine
-//! lock, which is written in place before a holder is told; a process that is killed never leaves half a slot. Both have their
+//! lock. The broker writes a slot in place before it answers the holder; a process that is killed never leaves half a slot. Both have their
 //! room on the disk from the start, so that it may be full later.
 //!
 //! Each slot, and the whole of `.state`, has a checksum, so that a damaged value is not taken for another one.
@@ -69,9 +69,9 @@ struct State {
 pub(in crate::server) struct Roster {
     pub(in crate::server) clients: Vec<Known>,
     pub(in crate::server) users: Vec<Use>,
-    /// Who held each token, as far as it could be written.
+    /// The holder of each token, as far as the record could be written.
     pub(in crate::server) held: BTreeMap<(ClusterId, TokenId), JobId>,
-    /// Who had each engine last, other than by lease.
+    /// The last holder of each engine, other than by lease.
     pub(in crate::server) engines: BTreeMap<LockId, JobId>,
     /// Whether that is all.
     pub(in crate::server) is_complete: bool,
@@ -104,7 +104,7 @@ pub(super) struct Record {
     users: Vec<Use>,
     is_written: bool,
     is_complete: bool,
-    /// Whether nobody is told of what could not be written: then nothing is ever missing.
+    /// Whether the broker answers only after it has written: then nothing is ever missing.
     must_remember: bool,
     faults: Option<Faults>,
 }
@@ -174,7 +174,7 @@ fn parse(slot: &[u8]) -> Option<Entry> {
     }
 }
 
-/// What `.held` says, and whether that is all. Where nobody was served it counts for nothing.
+/// What `.held` says, and whether that is all. If there was no client, it is ignored.
 fn entries(bytes: &[u8], was_served: bool) -> Result<(Vec<Entry>, bool), String> {
     let mut slots = bytes.chunks(SLOT);
     let first = slots.next().and_then(text_of).unwrap_or_default();
@@ -219,7 +219,7 @@ impl Record {
         let path_of = |name: &OsString| folder.path(name);
         let failed = |name: &OsString, source| ServerError::Place { path: path_of(name), source };
         let clients = folder.read(&state, BYTES_MAX).map_err(|source| failed(&state, source))?;
-        // Taken for "nobody held anything", a damaged file would give a living holder's token to somebody else.
+        // If a damaged file counted as empty, the broker would give the token of a living holder to another client.
         let damaged = || failed(&state, damage("it does not say who was served"));
         let parsed = |bytes: Vec<u8>| json_of(&bytes).and_then(|json| serde_json::from_str::<State>(json).ok());
         let clients = clients.map(|bytes| parsed(bytes).ok_or_else(damaged)).transpose()?;
@@ -267,7 +267,7 @@ impl Record {
     }
 
     pub(super) fn describe(&self, error: &io::Error) -> String {
-        format!("cannot write who holds what to `{}`: {error}", self.unwritten().display())
+        format!("cannot write the record of tokens and their holders to `{}`: {error}", self.unwritten().display())
     }
 
     /// Which of the two files the last write failed at.
@@ -316,7 +316,7 @@ impl Record {
         }
     }
 
-    /// Notes who holds what. While clients of the broker before are waited for, their tokens stay as they were.
+    /// Records the holders of tokens. While the broker waits for clients of its predecessor, it leaves their tokens as they were.
     pub(super) fn hold(&mut self, holders: &Holders, recovering: bool) -> io::Result<()> {
         for ((cluster, token), job) in holders {
             self.enter(Place::Token(*cluster, *token), *job)?;
@@ -333,7 +333,7 @@ impl Record {
             }
         }
         if !self.is_complete {
-            // Nobody from before is waited for: all that there is is known here.
+            // The broker waits for no former client: it knows all holders.
             self.is_complete = true;
             if let Err(error) = self.write_first() {
                 self.is_complete = false;
@@ -372,7 +372,7 @@ impl Record {
         written
     }
 
-    /// Notes who is served.
+    /// Records the clients.
     pub(super) fn serve(&mut self, clients: Vec<Known>, users: Vec<Use>) -> io::Result<()> {
         if self.is_written && self.clients == clients && self.users == users {
             return Ok(());

@@ -92,18 +92,22 @@ pub fn parse(name: &str, text: &str) -> Result<Machine, FileError> {
 struct Names<T> {
     kind: &'static str,
     known: BTreeMap<String, T>,
+    /// The line in which each is defined.
+    lines: BTreeMap<String, usize>,
 }
 
 impl<T: Copy> Names<T> {
     const fn new(kind: &'static str) -> Self {
-        Self { kind, known: BTreeMap::new() }
+        Self { kind, known: BTreeMap::new(), lines: BTreeMap::new() }
     }
 
     fn define(&mut self, field: &Field<'_>, value: T) -> Result<String, FileError> {
         let id = field.name()?;
-        if self.known.insert(id.clone(), value).is_some() {
-            return Err(field.error(format!("`{id}` is already taken"), Some("give each part its own id".to_owned())));
+        if let Some(line) = self.lines.insert(id.clone(), field.line()) {
+            let help = "give each part its own id".to_owned();
+            return Err(field.error(format!("`{id}` is already taken, in line {line}"), Some(help)));
         }
+        self.known.insert(id.clone(), value);
         Ok(id)
     }
 

@@ -10,6 +10,8 @@ use crate::files::machine::Machine;
 pub struct Explanation {
     /// What was asked, as `4 KiB d2h gpu0, memory pinned, load bulk-same, 1 active GPU, objective p99`.
     pub question: String,
+    /// Name of the machine whose figures these are.
+    pub machine: String,
     /// Where the figures come from: the profile's source and date, or `default`.
     pub profile: String,
     pub rows: Vec<Row>,
@@ -54,6 +56,7 @@ pub fn explain(machine: &Machine, request: &Request, choice: &Choice) -> Explana
     };
     Explanation {
         question: question(machine, request),
+        machine: machine.name.clone(),
         profile: source(&machine.profile, machine, choice),
         rows: choice.candidates.iter().map(row).collect(),
         why: choice.why.clone(),

@@ -98,7 +98,7 @@ impl Planner<'_> {
             let set = MessageSet::grouped(elementary, &groups).map_err(|error| self.senseless(&error))?;
             let network = &domains.parts[domain].1;
             let transformed = self.transformed(&set, network, &fixed)?;
-            notes.push(summary(&set, &transformed));
+            notes.extend(summary(&set, &transformed));
             for priced in &transformed.batches {
                 let (pipeline, batch) = self.batch_pipeline(&parts, &priced.batch, network)?;
                 pipelines.push(pipeline);
@@ -190,21 +190,23 @@ impl Planner<'_> {
     }
 }
 
-/// What combining did, in one sentence.
-fn summary(set: &MessageSet, transformed: &Transformed) -> String {
+/// What combining did, in one sentence; nothing where it changed nothing that can be seen.
+fn summary(set: &MessageSet, transformed: &Transformed) -> Option<String> {
     let before = transformed.sums.first().map_or(0, |sum| sum.ppm());
-    let percent = |ppm: u64| format!("{}.{:02} %", ppm / 10_000, ppm % 10_000 / 100);
-    let blocks = set.elementary.len();
-    format!(
-        "{blocks} block{} of messages in {}: utilisation {} instead of {}{}",
-        if blocks == 1 { "" } else { "s" },
-        if transformed.batches.len() == 1 {
-            "1 batch".to_owned()
-        } else {
-            format!("{} batches", transformed.batches.len())
-        },
-        percent(transformed.sum().ppm()),
-        percent(before),
+    // Rounded up, as tables have it: a utilisation above one never reads as 100.
+    let percent = |ppm: u64| format!("{}.{:02} %", ppm.div_ceil(100) / 100, ppm.div_ceil(100) % 100);
+    let (blocks, batches) = (set.elementary.len(), transformed.batches.len());
+    let (used, without) = (percent(transformed.sum().ppm()), percent(before));
+    let differs = used != without;
+    if !differs && batches >= blocks && transformed.accepted {
+        return None;
+    }
+    let count = |n: usize, one: &str, more: &str| if n == 1 { format!("1 {one}") } else { format!("{n} {more}") };
+    Some(format!(
+        "{} of messages in {}{}{}",
+        count(blocks, "block", "blocks"),
+        count(batches, "batch", "batches"),
+        if differs { format!(": utilisation {used} instead of {without}") } else { String::new() },
         if transformed.accepted { "" } else { "; no combination passes the test" },
-    )
+    ))
 }
