@@ -95,7 +95,7 @@ fn what_no_task_can_do_is_refused_at_its_place() {
         "a segment is one `cpu`, one `copy` or one `compute`",
     );
     check("gpu->host", "gpu -> gpu1", 13, "`copy = \"gpu -> gpu1\"` is no copy of a task");
-    check("id = \"cam1\"", "id = \"cam0\"", 17, "a task is already called `cam0`");
+    check("id = \"cam1\"", "id = \"cam0\"", 17, "a task is already called `cam0`, in line 5");
     check("cpus = 6", "cpus = 6\nqueue = 2", 4, "only `relaxed` FIFOs have a length of their own");
     check("cpus = 6", "cpus = 0", 3, "`cpus = 0` is outside 1 to 1024");
     check("[sharing]\ncpus = 6\n", "", 2, "nothing says how the tasks share the GPUs");

@@ -309,9 +309,9 @@ fn deadlines_that_no_machine_can_meet_are_refused() {
 #[test]
 fn ids_are_names_and_unique_over_the_file() {
     let help = "give each stream, message, flow and task its own id";
-    check("id = \"log\"", "id = \"cam\"", (19, 6, 5), "a stream is already called `cam`", help);
-    check("id = \"fig2.1\"", "id = \"log\"", (25, 6, 5), "a stream is already called `log`", help);
-    check("id = \"a\"", "id = \"fig2.1\"", (29, 6, 8), "a message is already called `fig2.1`", help);
+    check("id = \"log\"", "id = \"cam\"", (19, 6, 5), "a stream is already called `cam`, in line 8", help);
+    check("id = \"fig2.1\"", "id = \"log\"", (25, 6, 5), "a stream is already called `log`, in line 19", help);
+    check("id = \"a\"", "id = \"fig2.1\"", (29, 6, 8), "a message is already called `fig2.1`, in line 25", help);
     check(
         "id = \"log\"",
         "id = \"lo g\"",

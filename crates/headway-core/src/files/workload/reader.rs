@@ -10,8 +10,8 @@ use crate::files::error::FileError;
 #[derive(Default)]
 pub(super) struct Reader {
     pub(super) spans: BTreeMap<String, Range<usize>>,
-    /// What each id stands for.
-    ids: BTreeMap<String, &'static str>,
+    /// What each id stands for, and the line where it is given.
+    ids: BTreeMap<String, (&'static str, usize)>,
     /// Streams by their ids in lower case.
     streams: BTreeMap<String, String>,
 }
@@ -48,9 +48,9 @@ impl Reader {
     ) -> Result<(String, String), FileError> {
         let field = table.require("id", "\"a\"")?;
         let id = field.name()?;
-        if let Some(other) = self.ids.insert(id.clone(), kind) {
+        if let Some((other, line)) = self.ids.insert(id.clone(), (kind, field.line())) {
             let help = "give each stream, message, flow and task its own id".to_owned();
-            return Err(field.error(format!("a {other} is already called `{id}`"), Some(help)));
+            return Err(field.error(format!("a {other} is already called `{id}`, in line {line}"), Some(help)));
         }
         if kind == "stream" {
             self.refuse_same_file(&id, &field)?;
