@@ -229,9 +229,10 @@ pub(crate) struct ReproduceArgs {
     /// How long each run on devices lasts [default: what suits it on GPUs]
     #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
     pub(crate) duration: Option<Nanos>,
-    /// verner-aes: the paper's workload
-    #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=12))]
-    pub(crate) workload: u32,
+    /// verner-aes: the paper's workloads, for example "1,2,3"; of several, none is taken beyond what its plan accepts
+    #[arg(long, value_name = "NUMBER", value_delimiter = ',', default_value = "3",
+        value_parser = clap::value_parser!(u32).range(1..=12))]
+    pub(crate) workload: Vec<u32>,
     /// verner-aes: leave out streams with shorter deadlines
     #[arg(long, value_name = "TIME", default_value = "20 ms", value_parser = str::parse::<Nanos>)]
     pub(crate) deadline_min: Nanos,

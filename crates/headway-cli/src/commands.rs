@@ -295,7 +295,7 @@ pub(crate) fn reproduce(out: &Out, args: &ReproduceArgs) -> Result<Answer> {
     };
     let (backend, machine) = (args.backend.into(), args.machine.clone());
     let streams = experiments::StreamSetting {
-        workload: args.workload,
+        workloads: args.workload.clone(),
         deadline_min: args.deadline_min,
         rate_scale: args.rate_scale,
         slower: args.slower,

@@ -254,8 +254,8 @@ impl Default for Setting {
 /// What `verner-aes` encrypts on devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamSetting {
-    /// Number of the paper's workload, 1 to 12.
-    pub workload: u32,
+    /// Numbers of the paper's workloads, 1 to 12.
+    pub workloads: Vec<u32>,
     /// Streams with shorter deadlines are left out, whatever the policy.
     pub deadline_min: Nanos,
     /// Rates of the streams are the paper's times this.
@@ -273,7 +273,7 @@ pub struct StreamSetting {
 impl Default for StreamSetting {
     fn default() -> Self {
         Self {
-            workload: 3,
+            workloads: vec![3],
             deadline_min: Nanos(20_000_000),
             rate_scale: 1,
             slower: None,

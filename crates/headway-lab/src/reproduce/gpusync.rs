@@ -1,7 +1,7 @@
 //! GPUSync (Elliott, Ward, Anderson 2013): every scenario of the evaluation in simulation, beside the published averages.
 
 mod chunks;
-mod shape;
+pub(super) mod shape;
 mod study;
 
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ use crate::plot::{Figure, Line};
 use headway::run::Backend;
 
 /// What the paper gives as numbers: mean response, percent of the period (Section 5, Fig. 6).
-const PUBLISHED: [(&str, f64, &str); 9] = [
+pub(super) const PUBLISHED: [(&str, f64, &str); 9] = [
     ("TG,2MB", 73.98, "5, Observation 3"),
     ("AEdG,2MB", TARGET, "5, Observation 1"),
     ("AEDG,2MB", 78.08, "5, Observation 6"),

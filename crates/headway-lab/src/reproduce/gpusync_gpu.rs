@@ -8,6 +8,7 @@ mod child;
 mod hand_over;
 mod results;
 mod setup;
+mod simulated;
 mod verdicts;
 
 use std::collections::BTreeMap;
@@ -21,6 +22,7 @@ use headway_broker::Server;
 use headway_core::units::Nanos;
 use headway_os::ipc::Words;
 use headway_os::{affinity, clock};
+use headway_sim::sharing::Scenario;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
@@ -31,7 +33,8 @@ use self::results::{Files, Measured, Run};
 use self::setup::{
     Alone, Configuration, Kind, SIMULATED_BUSY_PPM, alone, configurations, frame_kernels, load, periods, state_bytes,
 };
-use self::verdicts::{grouped, mean_of, rows, table, worst_of};
+use self::simulated::Node;
+use self::verdicts::{against_paper, grouped, mean_of, means_of_paper, means_table, rows, table, worst_of};
 use super::{Outcome, Setting};
 use crate::Error;
 use crate::folder;
@@ -177,7 +180,25 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     {
         return Err(Error::Camera { camera: 0, reason: what });
     }
-    Ok(outcome(setting, source, machine, &bench, (&all, expected), failed))
+    let mut outcome = outcome(setting, source, machine, &bench, (&all, expected), failed);
+    if options.all && all.len() == expected {
+        let phases: Vec<_> = (1..=repetitions).map(|number| bench.phases(setting.seed, number)).collect();
+        let codes = codes(&configurations);
+        let complete = codes.len() == Scenario::distinct().len();
+        // The load of the last one is the one that is known; others have other means.
+        let means = means_of_paper(&all, &codes, bench.busy_ppm / 10_000);
+        if complete && source == "cuda" {
+            let simulated = simulated::means(&bench.node(), &phases, setting.seed).map_err(headway::Error::Sharing)?;
+            outcome.rows.extend(against_paper(&means, &simulated, bench.busy_ppm / 10_000));
+            outcome.tables.push(means_table(&means, &simulated, bench.busy_ppm / 10_000));
+        }
+    }
+    Ok(outcome)
+}
+
+/// The paper's codes by the names of configurations.
+fn codes(configurations: &[Configuration]) -> BTreeMap<String, String> {
+    configurations.iter().filter_map(|one| Some((one.name(), one.of_paper()?.to_string()))).collect()
 }
 
 fn chain(error: &dyn std::error::Error) -> String {
@@ -273,6 +294,17 @@ impl Bench {
         Ok(())
     }
 
+    /// When each camera's first frame is released in a repetition.
+    fn phases(&self, seed: u64, repetition: u32) -> Vec<u64> {
+        phases(&self.periods, seed.wrapping_add(u64::from(repetition)))
+    }
+
+    /// What is simulated beside it.
+    fn node(&self) -> Node<'_> {
+        let (load, alone) = (self.load, self.alone);
+        Node { gpus: self.gpus, cpus: self.cpus, periods: &self.periods, frames: &self.frames, load, alone }
+    }
+
     /// One run.
     fn measure(
         &mut self,
@@ -280,7 +312,7 @@ impl Bench {
         repetition: u32,
         seed: u64,
     ) -> Result<(Measured, Vec<Tracked>), Error> {
-        let phases = phases(&self.periods, seed.wrapping_add(u64::from(repetition)));
+        let phases = self.phases(seed, repetition);
         let tracked = match configuration.arbiter(self.gpus as u32, self.cpus) {
             Some(arbiter) => self.under_broker(configuration, arbiter, &phases)?,
             None => self.order(configuration, &phases, |camera, this| match configuration.kind {

@@ -206,6 +206,8 @@ fn tallies(machines: &[Machine], totals: &[Tally]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reproduce::{StreamSetting, quotes};
+    use headway_core::plan::Strategy;
 
     fn quick() -> Setting {
         Setting { backend: Backend::Sim, quick: true, ..Setting::default() }
@@ -245,6 +247,26 @@ mod tests {
             let [serial, lockstep, combined] = [3, 4, 5].map(|at| line[at].parse::<u64>().unwrap());
             assert!(1_500_000 < serial && serial < lockstep && lockstep < combined, "{line:?}");
         }
+    }
+
+    #[test]
+    fn several_workloads_are_planned_and_run_one_after_the_other() {
+        let (workloads, policies) = (vec![3, 12], vec![Strategy::Partitioned]);
+        let streams = StreamSetting { workloads, policies, ..StreamSetting::default() };
+        let (gpus, duration) = (Some(2), Some(Nanos(100_000_000)));
+        let outcome = aes(&Setting { backend: Backend::Emu, gpus, duration, streams, ..quick() }).unwrap();
+        let what: Vec<&str> = outcome.rows.iter().map(|row| row.what.as_str()).collect();
+        assert_eq!(what.len(), 4, "{what:?}");
+        assert!(what[1].starts_with("workload 3 ") && what[2].starts_with("workload 12 "), "{what:?}");
+        for row in &outcome.rows {
+            assert_eq!(quotes::invented("verner-aes", &row.paper), [""; 0], "{row:?}");
+            assert!(!row.ours.contains("did not start") && !row.ours.contains("it failed"), "{row:?}");
+        }
+        // Bytes do not depend on how fast anything is.
+        assert_eq!(outcome.rows[3].verdict, Verdict::OwnCheck, "{:?}", outcome.rows[3]);
+        let plans = outcome.tables.iter().find(|table| table.name == "plans").unwrap();
+        let workloads: Vec<&str> = plans.lines.iter().map(|line| line[0].as_str()).collect();
+        assert_eq!(workloads, ["3", "12"]);
     }
 
     #[test]

@@ -5,25 +5,25 @@ use std::collections::BTreeMap;
 use headway_sim::sharing::{Arbitration, Migration, Scenario, Taking};
 
 /// Mean response of every scenario, percent of the period, by code.
-pub(super) type Means = BTreeMap<String, f64>;
+pub(in crate::reproduce) type Means = BTreeMap<String, f64>;
 
 /// One statement and what was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Check {
-    pub(super) number: usize,
+pub(in crate::reproduce) struct Check {
+    pub(in crate::reproduce) number: usize,
     /// What the paper says.
-    pub(super) claim: &'static str,
+    pub(in crate::reproduce) claim: &'static str,
     /// Section of the paper in which it says so.
-    pub(super) section: &'static str,
-    pub(super) holds: bool,
+    pub(in crate::reproduce) section: &'static str,
+    pub(in crate::reproduce) holds: bool,
     /// The figures that decide.
-    pub(super) evidence: String,
+    pub(in crate::reproduce) evidence: String,
 }
 
 const CHUNKS: [&str; 3] = ["2MB", "4MB", "X"];
 
 /// All seven; `means` has every distinct scenario.
-pub(super) fn checks(means: &Means) -> Vec<Check> {
+pub(in crate::reproduce) fn checks(means: &Means) -> Vec<Check> {
     vec![schedulable(means), order(means), affinity(means), chunking(means), group(means), gain(means), driver(means)]
 }
 

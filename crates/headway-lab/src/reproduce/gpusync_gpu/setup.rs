@@ -26,6 +26,10 @@ const BY_URGENCY: [(u32, bool); 2] = [(4, true), (5, false)];
 /// Their chunks: 16 MiB take 0.3 ms, less than a kernel segment; smaller ones cost more hand-overs than they save waits.
 const URGENT_CHUNK: Bytes = Bytes(16 << 20);
 
+/// The chunks of the paper.
+const LESS: Bytes = Bytes(2 << 20);
+const MORE: Bytes = Bytes(4 << 20);
+
 /// One way of running the cameras.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Configuration {
@@ -60,17 +64,36 @@ impl Configuration {
 
     /// As tables call it.
     pub(super) fn name(&self) -> String {
-        let chunk = self.chunk.is_some();
         match self.kind {
             Kind::Headway { scenario, tokens, order: Order::Urgency, .. } => {
                 format!("edf{tokens} {scenario} with 2 copy locks")
             }
             Kind::Headway { scenario, copy_engines: 1, .. } => scenario.to_string(),
             Kind::Headway { scenario, tokens, .. } => format!("rho{tokens} {scenario} with 2 copy locks"),
-            Kind::Fewest if !self.peer => "B0g fewest users, state saved".to_owned(),
-            Kind::Fewest if chunk => "B1 fewest users, chunked".to_owned(),
-            Kind::Fewest => "B0 fewest users".to_owned(),
+            Kind::Fewest => {
+                let (saved, state) = if self.peer { ("", "") } else { ("g", ", state saved") };
+                match self.chunk {
+                    None => format!("B0{saved} fewest users{state}"),
+                    Some(LESS) => format!("B1{saved} fewest users{state}, chunked"),
+                    Some(chunk) => format!("B1{saved}-{}MB fewest users{state}, chunked", chunk.0 >> 20),
+                }
+            }
             Kind::Fixed => "B2 fixed GPU".to_owned(),
+        }
+    }
+
+    /// The scenario of the paper that this is; `None` for what the paper does not have.
+    pub(super) fn of_paper(&self) -> Option<Scenario> {
+        match self.kind {
+            Kind::Headway { scenario, copy_engines: 1, order: Order::Arrival, .. } => Some(scenario),
+            Kind::Fewest => {
+                let migration = if self.peer { Migration::Peer } else { Migration::System };
+                let is_this = |one: &Scenario| {
+                    (one.arbitration, one.migration, one.chunk) == (Arbitration::Driver, migration, self.chunk)
+                };
+                Scenario::distinct().into_iter().find(is_this)
+            }
+            Kind::Headway { .. } | Kind::Fixed => None,
         }
     }
 
@@ -168,13 +191,13 @@ pub(super) fn configurations(gpus: usize, all: bool, quick: bool) -> Vec<Configu
         let kind = Kind::Headway { scenario, copy_engines: 2, tokens: *tokens, order: Order::Urgency };
         Some(Configuration { kind, chunk: scenario.chunk, peer: true })
     }));
-    let chunk = Some(Bytes(2 << 20));
-    configurations.extend([
-        Configuration { kind: Kind::Fewest, chunk: None, peer: true },
-        Configuration { kind: Kind::Fewest, chunk, peer: true },
-        Configuration { kind: Kind::Fewest, chunk: None, peer: false },
-        Configuration { kind: Kind::Fixed, chunk: None, peer: true },
-    ]);
+    let fewest = |chunk, peer| Configuration { kind: Kind::Fewest, chunk, peer };
+    configurations.extend([fewest(None, true), fewest(Some(LESS), true), fewest(None, false)]);
+    if all {
+        // The others of the driver's.
+        configurations.extend([fewest(Some(MORE), true), fewest(Some(LESS), false), fewest(Some(MORE), false)]);
+    }
+    configurations.push(Configuration { kind: Kind::Fixed, chunk: None, peer: true });
     configurations
 }
 
@@ -268,13 +291,13 @@ mod tests {
 
     #[test]
     fn scenarios_and_baselines_have_names_of_their_own() {
-        for (gpus, all, count) in [(4, false, 14), (1, false, 13), (4, true, 38), (2, true, 38)] {
+        for (gpus, all, count, without) in [(4, false, 14, 4), (1, false, 13, 4), (4, true, 41, 7), (2, true, 41, 7)] {
             let configurations = configurations(gpus, all, false);
             let mut names: Vec<_> = configurations.iter().map(Configuration::name).collect();
             names.sort();
             names.dedup();
             assert_eq!((names.len(), configurations.len()), (count, count), "{names:?}");
-            assert_eq!(configurations.iter().filter(|one| !one.is_managed()).count(), 4);
+            assert_eq!(configurations.iter().filter(|one| !one.is_managed()).count(), without);
             assert_eq!(configurations.iter().filter(|one| one.is_called("B0")).count(), 1);
             assert_eq!(configurations.iter().filter(|one| one.is_called("rho3")).count(), 1);
             for one in configurations {
@@ -285,6 +308,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn all_means_every_distinct_scenario_of_the_paper_once() {
+        let code = |scenario: Scenario| scenario.to_string();
+        let mut all: Vec<String> =
+            configurations(2, true, false).iter().filter_map(Configuration::of_paper).map(code).collect();
+        let mut paper: Vec<String> = Scenario::distinct().into_iter().map(code).collect();
+        all.sort();
+        paper.sort();
+        assert_eq!((all.len(), all), (36, paper));
     }
 
     #[test]

@@ -1,9 +1,14 @@
 //! What the runs say: a row for each claim, a table of all configurations.
 
+use std::collections::BTreeMap;
+
 use headway_core::units::Nanos;
 
 use super::results::Measured;
-use crate::reproduce::{Row, Said, Verdict, said, silent};
+use super::simulated::rank_correlation;
+use crate::reproduce::gpusync::PUBLISHED;
+use crate::reproduce::gpusync::shape::{Means, checks};
+use crate::reproduce::{Row, Said, Table, Verdict, said, silent};
 
 /// At the same load, the worst response of the best run without Headway is to be at least so many times Headway's, and
 /// Headway's mean at most so many times as long.
@@ -30,6 +35,11 @@ pub(super) fn mean_of(runs: &[&Measured], of: impl Fn(&Measured) -> f64) -> f64 
 pub(super) fn worst_of(runs: &[&Measured]) -> f64 {
     runs.iter().map(|run| run.max).fold(0.0, f64::max)
 }
+
+/// A mean within this share of another counts as near it, as in `gpusync-sim`.
+const NEAR: f64 = 0.10;
+/// The order of the means on GPUs and in simulation must correlate so much, by Spearman.
+const CORRELATED: f64 = 0.8;
 
 fn row(what: &str, paper: Said, ours: String, holds: bool, why: &str) -> Row {
     Row { what: what.to_owned(), paper, ours, verdict: Verdict::own(holds), why: why.to_owned() }
@@ -157,6 +167,101 @@ fn each_repetition(ours: &[&Measured], others: &[&Vec<&Measured>]) -> String {
     )
 }
 
+/// Means of the paper's scenarios at one load, by code.
+pub(super) fn means_of_paper(all: &[Measured], codes: &BTreeMap<String, String>, busy: u64) -> Means {
+    let groups = grouped(all).into_iter().filter(|runs| runs[0].busy == busy);
+    groups.filter_map(|runs| Some((codes.get(&runs[0].name)?.clone(), mean_of(&runs, |run| run.mean)))).collect()
+}
+
+/// Every scenario of the paper on GPUs: beside the published means and statements, and beside the simulation of the same cameras.
+pub(super) fn against_paper(means: &Means, simulated: &Means, busy: u64) -> Vec<Row> {
+    let mut rows = vec![against_simulation(means, simulated, busy)];
+    for (code, paper, section) in PUBLISHED {
+        let (Some(ours), Some(model)) = (means.get(code), simulated.get(code)) else { continue };
+        let verdict = Verdict::fitted((ours / paper - 1.0).abs() <= NEAR);
+        rows.push(Row {
+            what: format!("mean of {code}, load {busy} %"),
+            paper: said(section, format!("{paper:.2} %")),
+            ours: format!("{ours:.2} %; {model:.2} % in simulation"),
+            verdict,
+            why: verdict.why(
+                "within 10 % of the paper; the work of a frame is scaled so that GPUs are as busy as in the calibrated simulation",
+                "off by more than 10 %: copies take another share of a frame than in 2013; the second figure is what the simulation of the same \
+                 cameras gives with this node's rates",
+            ),
+        });
+    }
+    let modelled = checks(simulated);
+    for (check, model) in checks(means).into_iter().zip(modelled) {
+        let verdict = Verdict::fitted(check.holds);
+        let holds = if model.holds { "holds" } else { "does not hold" };
+        rows.push(Row {
+            what: format!("statement {} on the means, load {busy} %", check.number),
+            paper: said(check.section, check.claim),
+            ours: format!("{}; in simulation it {holds}: {}", check.evidence, model.evidence),
+            verdict,
+            why: verdict.why(
+                "as the paper says; the load is scaled to that of the calibrated simulation",
+                if model.holds {
+                    "the simulation of the same cameras has it, these GPUs do not"
+                } else {
+                    "it does not hold in the simulation of the same cameras either: with this node's rates there is less to gain"
+                },
+            ),
+        });
+    }
+    rows
+}
+
+fn against_simulation(means: &Means, simulated: &Means, busy: u64) -> Row {
+    let pairs: Vec<(&str, f64, f64)> =
+        means.iter().filter_map(|(code, ours)| Some((code.as_str(), *ours, *simulated.get(code)?))).collect();
+    let (ours, model): (Vec<f64>, Vec<f64>) = pairs.iter().map(|(_, ours, model)| (*ours, *model)).unzip();
+    let managed: Vec<&(&str, f64, f64)> = pairs.iter().filter(|(code, ..)| !code.starts_with('T')).collect();
+    let (ours_managed, model_managed): (Vec<f64>, Vec<f64>) =
+        managed.iter().map(|(_, ours, model)| (*ours, *model)).unzip();
+    let correlation = rank_correlation(&ours_managed, &model_managed);
+    let near = managed.iter().filter(|(_, ours, model)| (ours / model - 1.0).abs() <= NEAR).count();
+    let off = |(_, ours, model): &(&str, f64, f64)| (ours / model).ln().abs();
+    let farthest = managed.iter().max_by(|a, b| off(a).total_cmp(&off(b)));
+    let farthest = farthest.map_or_else(String::new, |(code, ours, model)| {
+        format!("; the farthest is {code} with {ours:.1} % and {model:.1} %")
+    });
+    Row {
+        what: format!("{} scenarios of the paper, means on GPUs and in simulation, load {busy} %", pairs.len()),
+        paper: said("5", "each meaningful combination of parameters, and those of the driver"),
+        ours: format!(
+            "the order of those with tokens correlates with {correlation:.2} (all {:.2}); {near} of {} within 10 % of the simulation{farthest}",
+            rank_correlation(&ours, &model),
+            managed.len()
+        ),
+        verdict: Verdict::own(correlation >= CORRELATED),
+        why: "the order of the means with tokens must correlate with 0.8 or more (Spearman) with that of the same cameras, load and phases in \
+              simulation"
+            .into(),
+    }
+}
+
+/// The means that were compared, as a table.
+pub(super) fn means_table(means: &Means, simulated: &Means, busy: u64) -> Table {
+    let line = |(code, ours): (&String, &f64)| {
+        let published = PUBLISHED.iter().find(|(of, ..)| of == code).map(|(_, mean, _)| format!("{mean:.2}"));
+        let model = simulated.get(code).map(|mean| format!("{mean:.3}"));
+        vec![
+            busy.to_string(),
+            code.clone(),
+            format!("{ours:.3}"),
+            model.unwrap_or_default(),
+            published.unwrap_or_default(),
+        ]
+    };
+    Table {
+        name: "means".into(),
+        columns: vec!["load_percent", "scenario", "mean_percent", "simulated_percent", "published_percent"],
+        lines: means.iter().map(line).collect(),
+    }
+}
+
 /// Every configuration: means over its repetitions, worst of all.
 pub(super) fn table(all: &[Measured], source: &str) -> String {
     let mut text = format!(
@@ -195,4 +300,41 @@ pub(super) fn table(all: &[Measured], source: &str) -> String {
         ));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headway_sim::sharing::{Arbitration, Scenario};
+
+    /// Means of which every one is one point above the one before.
+    fn means(factor: f64) -> Means {
+        let of = |(at, scenario): (usize, Scenario)| {
+            let base = match scenario.arbitration {
+                Arbitration::TokenOnly => 150.0,
+                _ => 60.0,
+            };
+            (scenario.to_string(), (base + at as f64) * factor)
+        };
+        Scenario::distinct().into_iter().enumerate().map(of).collect()
+    }
+
+    #[test]
+    fn all_scenarios_are_compared_with_the_paper_and_the_simulation() {
+        let rows = against_paper(&means(1.0), &means(1.05), 75);
+        assert_eq!(rows.len(), 1 + 9 + 7);
+        assert_eq!(rows[0].verdict, Verdict::OwnCheck, "{:?}", rows[0]);
+        assert!(rows[0].ours.contains("correlates with 1.00") && rows[0].ours.contains("30 of 30"), "{:?}", rows[0]);
+        for row in &rows {
+            assert_eq!(crate::reproduce::quotes::invented("gpusync-gpu", &row.paper), [""; 0], "{row:?}");
+        }
+        let table = means_table(&means(1.0), &means(1.05), 75);
+        assert_eq!((table.lines.len(), table.lines.iter().filter(|line| !line[4].is_empty()).count()), (36, 9));
+    }
+
+    #[test]
+    fn an_order_that_the_simulation_does_not_have_is_told() {
+        let reversed: Means = means(1.0).into_iter().map(|(code, mean)| (code, 1_000.0 - mean)).collect();
+        assert_eq!(against_simulation(&means(1.0), &reversed, 75).verdict, Verdict::NotReproduced);
+    }
 }

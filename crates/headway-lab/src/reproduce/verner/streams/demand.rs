@@ -34,10 +34,10 @@ pub(super) struct Demand {
 }
 
 impl Demand {
-    /// The pool that `setting` asks for, with more streams than `machine` can carry.
-    pub(super) fn new(setting: &Setting, machine: &Machine) -> Result<Self, Error> {
+    /// The pool of workload `number` as `setting` asks for it, with more streams than `machine` can carry.
+    pub(super) fn new(setting: &Setting, number: u32, machine: &Machine) -> Result<Self, Error> {
         let options = &setting.streams;
-        let kind = KINDS.iter().find(|kind| kind.number == options.workload);
+        let kind = KINDS.iter().find(|kind| kind.number == number);
         let kind = *kind.ok_or(headway::Error::Options("the paper's workloads have the numbers 1 to 12"))?;
         let kernel = |gpu| machine.kernel(KERNEL, gpu).map_or(0, |kernel| kernel.rate.0);
         let most: u64 = machine.gpus().map(kernel).sum::<u64>() + machine.cpu_or_assumed().rate(KERNEL).0;
@@ -68,6 +68,15 @@ impl Demand {
 
     pub(super) fn len(&self) -> usize {
         self.streams.len()
+    }
+
+    pub(super) fn number(&self) -> u32 {
+        self.kind.number
+    }
+
+    /// The workload as the paper writes it.
+    pub(super) fn name(&self) -> &'static str {
+        self.kind.text
     }
 
     pub(super) fn text(&self) -> String {

@@ -4,9 +4,8 @@ use headway_core::plan::Plan;
 use headway_core::plan::Strategy;
 use headway_core::units::Nanos;
 
-use super::demand::Demand;
 use super::trial::{Trial, cycle_bytes};
-use super::{Found, Setting, Try, cycle_of};
+use super::{Found, OfWorkload, Setting, Try, cycle_of};
 use crate::reproduce::site::{Site, with_causes};
 use crate::reproduce::{Outcome, Row, Table, Verdict, said, silent};
 use headway_measure::sample::Figures;
@@ -16,44 +15,87 @@ const TARGET: f64 = 1.7;
 
 /// Everything that was found.
 pub(super) struct Results {
-    pub(super) found: Vec<Found>,
-    pub(super) tries: Vec<Try>,
-    pub(super) refused: Vec<String>,
-    /// The longest prefix of the best policy without the CPU.
-    pub(super) without: Option<(Strategy, usize)>,
+    pub(super) all: Vec<OfWorkload>,
+    /// The run before those that count: its policy, its streams, and what came of it.
+    pub(super) warm_up: Option<(Strategy, usize, Trial)>,
     /// What the CPU is.
     pub(super) cores: String,
     pub(super) planning: Nanos,
     pub(super) duration: Nanos,
 }
 
-pub(super) fn outcome(setting: &Setting, site: &Site, demand: &Demand, results: &Results) -> Outcome {
-    let mut rows = vec![against_serial(results)];
-    rows.extend(results.found.iter().map(|found| planned(found, results.duration)));
-    rows.extend(results.found.iter().filter_map(on_cpu));
-    rows.extend(against_gpus_alone(results));
-    rows.extend(results.found.iter().map(verified));
-    rows.push(border(results, demand));
+impl Results {
+    /// Everything that was found, with its workload.
+    pub(super) fn found(&self) -> impl Iterator<Item = (&OfWorkload, &Found)> {
+        self.all.iter().flat_map(|one| one.found.iter().map(move |found| (one, found)))
+    }
+}
+
+/// The outcome with `rows`.
+pub(super) fn outcome(setting: &Setting, site: &Site, results: &Results, rows: Vec<Row>) -> Outcome {
+    let mut tables = vec![plans(results), runs(results), cores(results), steps(results), lates(results)];
+    if let [one] = &results.all[..] {
+        tables.push(blocks(one));
+    }
     Outcome {
         rows,
-        notes: notes(site, demand, results),
-        tables: vec![plans(results), runs(results, demand), cores(results), steps(results), blocks(results)],
+        notes: notes(site, results),
+        tables,
         ..Outcome::new("verner-aes", site.source, site.named(), setting.seed)
     }
 }
 
-fn streams(found: &Found) -> usize {
+pub(super) fn rows_of_one(one: &OfWorkload, duration: Nanos) -> Vec<Row> {
+    let mut rows = vec![against_serial(one)];
+    rows.extend(one.found.iter().map(|found| planned(found, duration)));
+    rows.extend(one.found.iter().filter_map(|found| fewer(one, found, duration)));
+    rows.extend(one.found.iter().filter_map(on_cpu));
+    rows.extend(against_gpus_alone(one));
+    rows.extend(one.found.iter().map(verified));
+    rows.push(border(one));
+    rows
+}
+
+/// What came of fewer streams.
+pub(super) fn tried(found: &Found) -> String {
+    let planned = streams(found);
+    let share = |one: &Try| one.streams as f64 / planned.max(1) as f64 * 100.0;
+    match (found.fewer.iter().find(|one| one.holds()), found.fewer.last()) {
+        (Some(held), _) => format!("nothing missed with {} streams ({:.0} %)", held.streams, share(held)),
+        (None, Some(last)) => match &last.trial {
+            Ok(_) => format!("some missed with {} streams ({:.0} %), too, the fewest tried", last.streams, share(last)),
+            Err(error) => format!("{} streams did not run: {}", last.streams, with_causes(error)),
+        },
+        (None, None) => "fewer were not tried".to_owned(),
+    }
+}
+
+/// How many streams miss nothing where those of the plan miss some.
+fn fewer(one: &OfWorkload, found: &Found, duration: Nanos) -> Option<Row> {
+    if found.fewer.is_empty() {
+        return None;
+    }
+    Some(Row {
+        what: format!("`{}`: fewer streams than planned, for {duration}", found.policy.name()),
+        paper: silent("not stated"),
+        ours: format!("{} planned, of {} in the pool; {}", streams(found), one.demand.len(), tried(found)),
+        verdict: Verdict::NotComparable,
+        why: "only a figure: the largest of 90, 75, 50 and 25 % of the plan with which nothing is missed".into(),
+    })
+}
+
+pub(super) fn streams(found: &Found) -> usize {
     found.planned.case.plan.streams.len()
 }
 
-fn rate(found: &Found) -> f64 {
+pub(super) fn rate(found: &Found) -> f64 {
     let plan = &found.planned.case.plan;
     plan.streams.iter().map(|stream| stream.packet.0 as f64 / stream.period.0.max(1) as f64).sum()
 }
 
-fn against_serial(results: &Results) -> Row {
+fn against_serial(results: &OfWorkload) -> Row {
     let of = |policy| results.found.iter().find(|found| found.policy == policy);
-    let clean = |found: &&Found| found.trial.as_ref().is_ok_and(Trial::is_clean);
+    let clean = |found: &&Found| found.is_clean();
     let best =
         results.found.iter().filter(|found| found.policy != Strategy::Serial).filter(clean).max_by_key(|f| streams(f));
     let (ours, verdict) = match (of(Strategy::Serial), best) {
@@ -88,17 +130,7 @@ fn planned(found: &Found, duration: Nanos) -> Row {
     let plan = &found.planned.case.plan;
     let (ours, verdict) = match &found.trial {
         Ok(trial) => {
-            let all = responses(plan, trial, |core| core.is_none());
-            let times = Figures::of(&all).map_or_else(String::new, |figures| {
-                format!(
-                    "; from a block's oldest byte to its delivery n = {}, median {}, p99 {}, max {} of {}",
-                    figures.n,
-                    figures.median,
-                    figures.p99_text(),
-                    figures.max,
-                    cycle_of(plan) * 4
-                )
-            });
+            let times = response(plan, trial);
             let failure = trial.failure.as_ref().map_or_else(String::new, |why| format!("; it failed: {why}"));
             let text = format!(
                 "{} streams, {} of them on the CPU, {:.2} GB/s, on GPUs in cycles of {}, utilisation {:.1} %: {} misses, {} of \
@@ -125,11 +157,25 @@ fn planned(found: &Found, duration: Nanos) -> Row {
         paper: said("V-B", "a schedule that is verified to be valid runs without deadline misses; the paper ran none"),
         ours,
         verdict,
-        why: "no packet missed, no job late and no failure are asked for".into(),
+        why: "no packet missed and no failure are asked for".into(),
     }
 }
 
-fn streams_on_cpu(plan: &Plan) -> usize {
+/// How long blocks of GPUs took.
+pub(super) fn response(plan: &Plan, trial: &Trial) -> String {
+    Figures::of(&responses(plan, trial, |core| core.is_none())).map_or_else(String::new, |figures| {
+        format!(
+            "; from a block's oldest byte to its delivery n = {}, median {}, p99 {}, max {} of {}",
+            figures.n,
+            figures.median,
+            figures.p99_text(),
+            figures.max,
+            cycle_of(plan) * 4
+        )
+    })
+}
+
+pub(super) fn streams_on_cpu(plan: &Plan) -> usize {
     plan.streams.iter().filter(|stream| stream.gpu.is_none()).count()
 }
 
@@ -187,7 +233,7 @@ fn on_cpu(found: &Found) -> Option<Row> {
 }
 
 /// What the CPU is worth.
-fn against_gpus_alone(results: &Results) -> Option<Row> {
+fn against_gpus_alone(results: &OfWorkload) -> Option<Row> {
     let (policy, alone) = results.without?;
     let with = results.found.iter().find(|found| found.policy == policy).map(streams)?;
     Some(Row {
@@ -231,7 +277,8 @@ fn verified(found: &Found) -> Row {
     }
 }
 
-fn border(results: &Results, demand: &Demand) -> Row {
+fn border(results: &OfWorkload) -> Row {
+    let demand = &results.demand;
     let held: Vec<&Try> = results.tries.iter().filter(|one| one.holds()).collect();
     let missed = results.tries.iter().filter(|one| one.trial.as_ref().is_ok_and(|trial| trial.misses > 0));
     let first = missed.map(|one| one.streams).min();
@@ -255,14 +302,24 @@ fn border(results: &Results, demand: &Demand) -> Row {
     }
 }
 
-fn notes(site: &Site, demand: &Demand, results: &Results) -> Vec<String> {
+fn notes(site: &Site, results: &Results) -> Vec<String> {
+    let pools = results.all.iter().map(|one| format!("{} ({} left out)", one.demand.text(), one.demand.left_out));
+    let again = match &results.all[..] {
+        [_] => {
+            "When the last block has come, the CPU encrypts the whole run again and compares every stream's last packet, which depends on \
+                all of its plaintext."
+        }
+        _ => {
+            "Headers of all blocks, all bytes of some streams and parts of all others are compared as they come. The ends of all chains are \
+              compared only where one workload is run."
+        }
+    };
     let mut notes = vec![
         format!(
-            "Streams: {}; {} streams of the pool with shorter deadlines were left out for every policy. A packet is what a \
+            "Streams: {}; those of the pool with shorter deadlines were left out for every policy. A packet is what a \
              stream's rate brings in a cycle, in whole blocks of 16 bytes; all streams of a GPU share one pipeline in cycles of a \
              quarter of the shortest deadline that the CPU leaves.",
-            demand.text(),
-            demand.left_out
+            pools.collect::<Vec<_>>().join("; ")
         ),
         format!(
             "CPU: {}. It takes the streams inside a rectangle, deadline below d* and rate at most r*, with the greatest margin of \
@@ -273,13 +330,14 @@ fn notes(site: &Site, demand: &Demand, results: &Results) -> Vec<String> {
              What cores encrypt (AES instructions) is checked by another implementation (tables).",
             results.cores
         ),
-        "Packets lie in a ring of pinned blocks, as a network card would leave them: payload is written once, before the run; \
+        format!(
+            "Packets lie in a ring of pinned blocks, as a network card would leave them: payload is written once, before the run; \
          in each cycle only the block's number is written. Chains of the cipher go on over all cycles, so that no ciphertext \
          comes twice. Response times begin with the cycle in which a byte arrives and end when the driver has noticed that \
-         the block is in host memory; comparing bytes with the CPU's comes after that. When the last block has come, the CPU \
-         encrypts the whole run again and compares every stream's last packet, which depends on all of its plaintext. \
-         Start-up is excluded; no sample is dropped."
-            .to_owned(),
+         the block is in host memory; comparing bytes with the CPU's comes after that. {again} \
+         Start-up is excluded; no sample is dropped. `lates.csv` has the first {} things of each run that were late, with their times.",
+            super::trial::LATES_MAX
+        ),
         format!(
             "Counts are the longest prefixes that the planner accepts, to one part in 200, by bisection with the plans that \
              were run; planning took {} in all. Kernel costs and rates are those of the machine file{}.",
@@ -290,17 +348,31 @@ fn notes(site: &Site, demand: &Demand, results: &Results) -> Vec<String> {
     if site.source == "emu" {
         notes.push("Emulated devices: the figures say nothing about any GPU.".to_owned());
     }
-    notes.extend(results.refused.iter().cloned());
+    if let Some((policy, streams, trial)) = &results.warm_up {
+        notes.push(format!(
+            "Before the runs that count the GPUs worked for {} with {streams} streams of `{}` ({} packets missed): in the first seconds \
+             after a pause kernels and copies can take up to twice as long.",
+            trial.took,
+            policy.name(),
+            trial.misses
+        ));
+    }
+    for one in &results.all {
+        let several = results.all.len() > 1;
+        let prefix = if several { format!("Workload {}: ", one.demand.number()) } else { String::new() };
+        notes.extend(one.refused.iter().map(|refused| format!("{prefix}{refused}")));
+    }
     notes
 }
 
 fn plans(results: &Results) -> Table {
-    let line = |found: &Found| -> Vec<String> {
+    let line = |(one, found): (&OfWorkload, &Found)| -> Vec<String> {
         let (plan, planned) = (&found.planned.case.plan, &found.planned);
         let rectangle = planned.division.rectangle;
         let batches: Vec<String> =
             plan.batches.iter().map(|batch| format!("{} {}", batch.name, batch.worst_case)).collect();
         vec![
+            one.demand.number().to_string(),
             found.policy.name().to_owned(),
             plan.streams.len().to_string(),
             planned.refused.map_or_else(|| "none: the whole pool passes".to_owned(), |count| count.to_string()),
@@ -317,6 +389,7 @@ fn plans(results: &Results) -> Table {
     Table {
         name: "plans".into(),
         columns: vec![
+            "workload",
             "policy",
             "streams",
             "refused",
@@ -329,58 +402,91 @@ fn plans(results: &Results) -> Table {
             "utilisation_ppm",
             "batches",
         ],
-        lines: results.found.iter().map(line).collect(),
+        lines: results.found().map(line).collect(),
     }
 }
 
-fn runs(results: &Results, demand: &Demand) -> Table {
-    let line = |policy: Strategy, part: &str, streams: usize, bits: u64, trial: &Trial| -> Vec<String> {
+/// The columns of `runs`.
+const RUNS: [&str; 20] = [
+    "workload",
+    "policy",
+    "part",
+    "streams",
+    "bits_per_s",
+    "cycles",
+    "took_ns",
+    "packets",
+    "misses",
+    "misses_on_cpu",
+    "jobs_late",
+    "overruns",
+    "data_late",
+    "release_late",
+    "driver_late_max_ns",
+    "stolen_ns",
+    "n",
+    "response_median_ns",
+    "response_p99_ns",
+    "response_max_ns",
+];
+
+fn runs(results: &Results) -> Table {
+    let line = |workload: u32, policy: Strategy, part: &str, streams: usize, bits: u64, trial: &Trial| -> Vec<String> {
         let all: Vec<Nanos> = trial.responses.iter().map(|(.., response)| *response).collect();
         let figures = Figures::of(&all);
         let [median, p99, max] =
             [|f: Figures| f.median.0.to_string(), |f: Figures| f.p99_ns(), |f: Figures| f.max.0.to_string()]
                 .map(|of| figures.map_or(String::new(), of));
-        let counts = [trial.cycles, trial.took.0, trial.misses, trial.late, trial.overruns, trial.data_late];
-        let words = [policy.name().to_owned(), part.to_owned(), streams.to_string(), bits.to_string()];
-        let counts = counts.into_iter().chain([trial.release_late, all.len() as u64]).map(|count| count.to_string());
-        words.into_iter().chain(counts).chain([median, p99, max]).collect()
+        let counts = [
+            trial.cycles,
+            trial.took.0,
+            trial.packets,
+            trial.misses,
+            trial.misses_on_cpu,
+            trial.late,
+            trial.overruns,
+            trial.data_late,
+            trial.release_late,
+            trial.woken.max.0,
+            trial.stolen.unwrap_or_default().0,
+            all.len() as u64,
+        ];
+        let words =
+            [workload.to_string(), policy.name().to_owned(), part.to_owned(), streams.to_string(), bits.to_string()];
+        words.into_iter().chain(counts.map(|count| count.to_string())).chain([median, p99, max]).collect()
     };
     let mut lines = Vec::new();
-    for found in &results.found {
-        if let Ok(trial) = &found.trial {
-            lines.push(line(found.policy, "planned", streams(found), demand.bits_per_second(streams(found)), trial));
+    if let (Some((policy, streams, trial)), Some(one)) = (&results.warm_up, results.all.first()) {
+        let bits = one.demand.bits_per_second(*streams);
+        lines.push(line(one.demand.number(), *policy, "warm-up", *streams, bits, trial));
+    }
+    for one in &results.all {
+        let number = one.demand.number();
+        for found in &one.found {
+            if let Ok(trial) = &found.trial {
+                let bits = one.demand.bits_per_second(streams(found));
+                lines.push(line(number, found.policy, "planned", streams(found), bits, trial));
+            }
+            for less in &found.fewer {
+                if let Ok(trial) = &less.trial {
+                    lines.push(line(number, found.policy, "fewer", less.streams, less.bits_per_second, trial));
+                }
+            }
+        }
+        let best = one.found.iter().max_by_key(|found| streams(found)).map_or(Strategy::Combined, |found| found.policy);
+        for more in &one.tries {
+            if let Ok(trial) = &more.trial {
+                lines.push(line(number, best, "raised", more.streams, more.bits_per_second, trial));
+            }
         }
     }
-    let best = results.found.iter().max_by_key(|found| streams(found)).map_or(Strategy::Combined, |found| found.policy);
-    for one in &results.tries {
-        if let Ok(trial) = &one.trial {
-            lines.push(line(best, "raised", one.streams, one.bits_per_second, trial));
-        }
-    }
-    let columns = vec![
-        "policy",
-        "part",
-        "streams",
-        "bits_per_s",
-        "cycles",
-        "took_ns",
-        "misses",
-        "jobs_late",
-        "overruns",
-        "data_late",
-        "release_late",
-        "n",
-        "response_median_ns",
-        "response_p99_ns",
-        "response_max_ns",
-    ];
-    Table { name: "runs".into(), columns, lines }
+    Table { name: "runs".into(), columns: RUNS.to_vec(), lines }
 }
 
 /// What each pipeline of a core did.
 fn cores(results: &Results) -> Table {
     let mut lines = Vec::new();
-    for found in &results.found {
+    for (one, found) in results.found() {
         let (Ok(trial), plan) = (&found.trial, &found.planned.case.plan) else { continue };
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
             let Some(core) = plan.core_of(pipeline) else { continue };
@@ -399,12 +505,13 @@ fn cores(results: &Results) -> Table {
                 u64::from(figures.n),
                 figures.median.0,
             ];
-            let words = [found.policy.name().to_owned()].into_iter();
+            let words = [one.demand.number().to_string(), found.policy.name().to_owned()].into_iter();
             let numbers = numbers.map(|number| number.to_string());
             lines.push(words.chain(numbers).chain([figures.p99_ns(), figures.max.0.to_string()]).collect());
         }
     }
     let columns = vec![
+        "workload",
         "policy",
         "core",
         "streams",
@@ -422,21 +529,43 @@ fn cores(results: &Results) -> Table {
 
 fn steps(results: &Results) -> Table {
     let mut lines = Vec::new();
-    for found in &results.found {
+    for (one, found) in results.found() {
         let Ok(trial) = &found.trial else { continue };
         for (name, (cost, times)) in &trial.steps {
             let Some(figures) = Figures::of(times) else { continue };
             let numbers = [cost.0, u64::from(figures.n), figures.median.0].map(|number| number.to_string());
-            let words = [found.policy.name().to_owned(), name.clone()];
+            let words = [one.demand.number().to_string(), found.policy.name().to_owned(), name.clone()];
             let last = [figures.p99_ns(), figures.max.0.to_string()];
             lines.push(words.into_iter().chain(numbers).chain(last).collect());
         }
     }
-    let columns = vec!["policy", "step", "worst_case_ns", "n", "median_ns", "p99_ns", "max_ns"];
+    let columns = vec!["workload", "policy", "step", "worst_case_ns", "n", "median_ns", "p99_ns", "max_ns"];
     Table { name: "steps".into(), columns, lines }
 }
 
-fn blocks(results: &Results) -> Table {
+/// What was late in each run, in the order in which it was noticed.
+fn lates(results: &Results) -> Table {
+    let mut lines = Vec::new();
+    let mut add = |workload: u32, policy: Strategy, streams: usize, trial: &Trial| {
+        for late in &trial.lates {
+            let words = [workload.to_string(), policy.name().to_owned(), streams.to_string(), late.at.0.to_string()];
+            let numbers =
+                [u64::from(late.pipeline), late.cycle, late.by.0, late.count].map(|number| number.to_string());
+            lines.push(words.into_iter().chain([late.what.to_owned()]).chain(numbers).collect());
+        }
+    };
+    for (one, found) in results.found() {
+        let number = one.demand.number();
+        found.trial.iter().for_each(|trial| add(number, found.policy, streams(found), trial));
+        for less in &found.fewer {
+            less.trial.iter().for_each(|trial| add(number, found.policy, less.streams, trial));
+        }
+    }
+    let columns = vec!["workload", "policy", "streams", "at_ns", "what", "pipeline", "cycle", "by_ns", "count"];
+    Table { name: "lates".into(), columns, lines }
+}
+
+fn blocks(results: &OfWorkload) -> Table {
     let mut lines = Vec::new();
     for found in &results.found {
         let Ok(trial) = &found.trial else { continue };

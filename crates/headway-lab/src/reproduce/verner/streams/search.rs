@@ -44,6 +44,12 @@ pub(super) fn forced(machine: &Machine, demand: &Demand, policy: Strategy, on_cp
     Ok(Case { workload, plan: Arc::new(plan.map_err(|error| headway::Error::Plan(Box::new(error)))?) })
 }
 
+/// The first `count` streams, divided so that there is as much room as can be on both sides, with their plan.
+pub(super) fn with_room(machine: &Machine, demand: &Demand, policy: Strategy, count: usize) -> Result<Case, Error> {
+    let found = Divider::new(machine, demand, policy).divide(count, BEST)?;
+    forced(machine, demand, policy, &found.on_cpu)
+}
+
 /// A search for divisions of prefixes.
 struct Divider<'a> {
     machine: &'a Machine,
@@ -54,7 +60,12 @@ struct Divider<'a> {
     plans: u32,
 }
 
-impl Divider<'_> {
+impl<'a> Divider<'a> {
+    fn new(machine: &'a Machine, demand: &'a Demand, policy: Strategy) -> Self {
+        let capacity = machine.cpu_or_assumed().rate(KERNEL).0.saturating_mul(8);
+        Self { machine, demand, policy, capacity, plans: 0 }
+    }
+
     /// The margins of one side of a division.
     fn side(&mut self, on_cpu: &[bool], part: Part) -> Result<u64, Error> {
         let Some(workload) = self.demand.workload(on_cpu, part) else { return Ok(u64::MAX) };
@@ -94,8 +105,7 @@ impl Divider<'_> {
 /// The longest prefix that is accepted, none if that is not even one stream. Acceptance is nearly monotone; the border is
 /// the one that doubling and bisection find.
 pub(super) fn longest(machine: &Machine, demand: &Demand, policy: Strategy) -> Result<Option<Planned>, Error> {
-    let capacity = machine.cpu_or_assumed().rate(KERNEL).0.saturating_mul(8);
-    let mut divider = Divider { machine, demand, policy, capacity, plans: 0 };
+    let mut divider = Divider::new(machine, demand, policy);
     let mut best = divider.divide(1, ANY)?;
     if !best.is_accepted() {
         return Ok(None);
@@ -116,7 +126,7 @@ pub(super) fn longest(machine: &Machine, demand: &Demand, policy: Strategy) -> R
             high = Some(next);
         }
     }
-    if capacity > 0 {
+    if divider.capacity > 0 {
         // The same count with as much room as can be on both sides.
         let even = divider.divide(best.on_cpu.len(), BEST)?;
         if even.margins.least() > best.margins.least() {
