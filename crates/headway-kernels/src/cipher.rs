@@ -88,8 +88,8 @@ impl Application for Encryption {
                         alike encrypt alike";
             return Err(written.error(&format!("steps.{step}"), message, help.to_owned()));
         }
-        let odd = parts.iter().filter_map(|&part| stream.parts.get(part as usize));
-        if let Some(odd) = odd.filter(|part| !part.bytes.0.is_multiple_of(BLOCK as u64)).next() {
+        let mut odd = parts.iter().filter_map(|&part| stream.parts.get(part as usize));
+        if let Some(odd) = odd.find(|part| !part.bytes.0.is_multiple_of(BLOCK as u64)) {
             let message =
                 format!("part `{}` has {} bytes, no multiple of {BLOCK} as `{ID}` needs", odd.id, odd.bytes.0);
             let help = format!("write for example `bytes = \"{} B\"`", odd.bytes.0.next_multiple_of(BLOCK as u64));

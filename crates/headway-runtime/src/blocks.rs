@@ -347,11 +347,12 @@ impl Scatterer {
         let planned = &plan.pipelines[pipeline as usize];
         let name = || planned.name.clone();
         let damaged = |source| DataError::Block { pipeline: name(), cycle, source };
-        let blocks = match &planned.source {
-            Source::Parts(parted) => (0..parted.parts.len()).map(|part| parted.range(part)).collect(),
-            _ => vec![0..block.len()],
+        let blocks: Vec<&[u8]> = match &planned.source {
+            Source::Parts(parted) => {
+                (0..parted.parts.len()).map(|part| block.get(parted.range(part)).unwrap_or_default()).collect()
+            }
+            _ => vec![block],
         };
-        let blocks: Vec<&[u8]> = blocks.into_iter().map(|range| block.get(range).unwrap_or_default()).collect();
         let headers = blocks.iter().map(|block| Header::read(block)).collect::<Result<Vec<_>, _>>().map_err(damaged)?;
         let wrong = |what: String| Err(DataError::Sequence { pipeline: name(), cycle, what });
         if let Some(other) = headers.iter().find(|header| header.cycle != cycle) {
