@@ -83,7 +83,7 @@ impl World {
                 Worker::Ended => {}
                 Worker::Idle => all.extend(self.worker_asks(case, worker, *link)),
                 Worker::Holds(task, part) => {
-                    let ends = |fails| self.worker_ends(case, worker, (*task, *part), fails == 1);
+                    let ends = |fails| self.worker_ends(case, worker, *task, *part, fails == 1);
                     all.extend((0..=self.failures).map(ends));
                 }
             }
@@ -134,7 +134,7 @@ impl World {
         Some(next)
     }
 
-    fn worker_ends(&self, case: &Case, worker: usize, (task, part): (Task, u32), fails: bool) -> Self {
+    fn worker_ends(&self, case: &Case, worker: usize, task: Task, part: u32, fails: bool) -> Self {
         let mut next = self.clone();
         let link = next.workers[worker].0;
         next.workers[worker].1 = Worker::Idle;

@@ -147,7 +147,8 @@ impl Turns<'_> {
 
     fn launch(
         &mut self,
-        (work, grid): (Arc<dyn Work>, Grid),
+        work: Arc<dyn Work>,
+        grid: Grid,
         regions: &[(&Buffer, Access, Range<usize>)],
         numbers: &[usize],
     ) -> Result<String, DeviceError> {
@@ -198,7 +199,7 @@ fn an_inspection_writes_the_same_bytes_as_on_the_cpu() {
                 let range = camera * SYNOPSIS_BYTES..(camera + 1) * SYNOPSIS_BYTES;
                 let there = turns.memory(span.bytes()?)?;
                 let regions = [(&there, Access::Read, 0..there.len()), (&all, Access::Write, range.clone())];
-                times.push(turns.launch((Arc::new(Inspect), Inspect::grid(&layout)), &regions, &numbers)?);
+                times.push(turns.launch(Arc::new(Inspect), Inspect::grid(&layout), &regions, &numbers)?);
                 let mut synopsis = synopses.claim(range, Access::Write)?;
                 let mut arguments = vec![CpuArgument::Read(span.bytes()?), CpuArgument::Write(synopsis.bytes_mut()?)];
                 arguments.extend(numbers.map(|number| CpuArgument::Int(number as i32)));
@@ -209,7 +210,7 @@ fn an_inspection_writes_the_same_bytes_as_on_the_cpu() {
                 (&scratch, Access::Write, 0..scratch.len()),
                 (&list, Access::Write, 0..list.len()),
             ];
-            let merged = turns.launch((Arc::new(Merge), Merge::grid()), &regions, &sizes)?;
+            let merged = turns.launch(Arc::new(Merge), Merge::grid(), &regions, &sizes)?;
             let synopses = synopses.claim(0..all.len(), Access::Read)?;
             assert!(turns.content(&all)? == synopses.bytes()?, "synopses differ");
             let expected = host(gpu, SYNOPSIS_BYTES)?;

@@ -105,7 +105,7 @@ pub(crate) fn copied(driver: &Driver, asked: Asked, made: Made, took: u64) {
         problem = Problem::Blocking;
     }
     let Some((address, name)) = site() else { return };
-    state().add((problem, asked.call, address, name), step, (bytes, took));
+    state().add((problem, asked.call, address, name), step, bytes, took);
 }
 
 /// What the host's end of a copy is; asks the driver unless that is known already.
@@ -160,7 +160,7 @@ impl State {
         block.times >= AGAIN
     }
 
-    fn add(&mut self, place: (Problem, Call, usize, String), step: u64, (bytes, took): (u64, u64)) {
+    fn add(&mut self, place: (Problem, Call, usize, String), step: u64, bytes: u64, took: u64) {
         let (problem, call, address, name) = place;
         let same = |site: &Site| (site.problem, site.call, site.address) == (problem, call, address);
         let at = match self.sites.iter().position(same) {

@@ -65,10 +65,10 @@ pub(crate) fn compare(driver: &Driver, copy: Copy, call: Call, became: Became) -
         at += part.len();
     }
     COMPARED.fetch_add(1, Ordering::Relaxed);
-    first.map_or(SUCCESS, |first| different(driver, copy, (call, became), first))
+    first.map_or(SUCCESS, |first| different(driver, copy, call, became, first))
 }
 
-fn different(driver: &Driver, copy: Copy, (call, became): (Call, Became), first: usize) -> Status {
+fn different(driver: &Driver, copy: Copy, call: Call, became: Became, first: usize) -> Status {
     DIFFERENT.fetch_add(1, Ordering::Relaxed);
     let Copy { host, there, bytes, stream, direction } = copy;
     log::print(&format!(

@@ -196,7 +196,7 @@ impl Builder {
             ("commit", text(&header.commit)),
         ];
         arguments.extend(excerpt.left_out().map(|what| ("left_out", text(what))));
-        self.event(excerpt.timeline.epoch, Kind::Instant, ROOT, ("run", "run"), arguments);
+        self.event(excerpt.timeline.epoch, Kind::Instant, ROOT, "run", "run", arguments);
     }
 
     /// A track with children below `parent`.
@@ -233,7 +233,8 @@ impl Builder {
         at: Nanos,
         kind: Kind,
         track: u64,
-        (name, category): (&str, &str),
+        name: &str,
+        category: &str,
         arguments: Vec<(&str, Value)>,
     ) -> &mut Message {
         let mut content = Message::default();
@@ -278,7 +279,7 @@ impl Builder {
                 true => (Kind::Begin, "gather", opens.saturating_sub(pipeline.gather)),
                 false => (Kind::Instant, "release", opens),
             };
-            let content = self.event(from, kind, track, (name, "pipeline"), vec![("cycle", Value::Uint(cycle))]);
+            let content = self.event(from, kind, track, name, "pipeline", vec![("cycle", Value::Uint(cycle))]);
             content.fixed64(field::event::FLOW, flow);
             if gathers {
                 self.end(opens, track);
@@ -293,7 +294,7 @@ impl Builder {
             let Some(&flow) = flows.get(&(delivery.pipeline, delivery.cycle)) else { continue };
             let track = self.pipelines[delivery.pipeline as usize];
             let arguments = vec![("cycle", Value::Uint(delivery.cycle))];
-            let content = self.event(delivery.at, Kind::Instant, track, ("deliver", "pipeline"), arguments);
+            let content = self.event(delivery.at, Kind::Instant, track, "deliver", "pipeline", arguments);
             content.fixed64(field::event::FLOW_END, flow);
         }
     }
@@ -329,7 +330,7 @@ impl Builder {
                 let track = self.free_track(&mut rows[row], from, to);
                 self.operation(log, timeline, flows, operation, (from, to, track));
                 if std::mem::take(&mut last) {
-                    self.trouble(log, timeline, operation.job, (to, track));
+                    self.trouble(log, timeline, operation.job, to, track);
                 }
             }
         }
@@ -376,7 +377,7 @@ impl Builder {
             }
         }
         let name = &pipelines[job.pipeline as usize].name;
-        let content = self.event(from, Kind::Begin, track, (name, &step.name), arguments);
+        let content = self.event(from, Kind::Begin, track, name, &step.name, arguments);
         if let Some(&flow) = flows.get(&(job.pipeline, job.cycle)) {
             content.fixed64(field::event::FLOW, flow);
         }
@@ -384,15 +385,15 @@ impl Builder {
     }
 
     /// Overrun and lateness of a job, where its last operation ended.
-    fn trouble(&mut self, log: &Log, timeline: &Timeline, index: usize, (at, track): (Nanos, u64)) {
+    fn trouble(&mut self, log: &Log, timeline: &Timeline, index: usize, at: Nanos, track: u64) {
         let job = &timeline.jobs[index];
         if job.overrun {
             let planned = timeline.step(log, index).cost;
             let arguments = vec![("planned_ns", Value::Uint(planned.0)), ("took_ns", Value::Uint(job.took.0))];
-            self.event(at, Kind::Instant, track, ("overrun", "trouble"), arguments);
+            self.event(at, Kind::Instant, track, "overrun", "trouble", arguments);
         }
         if let Some(by) = job.late {
-            self.event(at, Kind::Instant, track, ("late", "trouble"), vec![("by_ns", Value::Uint(by.0))]);
+            self.event(at, Kind::Instant, track, "late", "trouble", vec![("by_ns", Value::Uint(by.0))]);
         }
     }
 
@@ -418,11 +419,11 @@ impl Builder {
                 ("slack_ns", Value::Int(slack)),
             ];
             let name = &log.header().plan.streams[packet.stream as usize].id;
-            self.event(packet.arrival, Kind::Begin, track, (name, "packet"), arguments);
+            self.event(packet.arrival, Kind::Begin, track, name, "packet", arguments);
             self.end(packet.delivered, track);
             let name = if packet.missed() { "missed" } else { "deadline" };
             let arguments = vec![("packet", Value::Uint(packet.packet))];
-            self.event(packet.deadline, Kind::Instant, *deadlines, (name, "deadline"), arguments);
+            self.event(packet.deadline, Kind::Instant, *deadlines, name, "deadline", arguments);
         }
     }
 

@@ -108,7 +108,7 @@ pub(crate) struct Model {
 pub(crate) fn model(machine: &Machine, workload: &Loaded<Workload>, sharing: &Sharing) -> Result<Model, Error> {
     let used = used(machine, workload, sharing)?;
     let (rate, setup) = pace(machine, &used)?;
-    let system = system(machine, &workload.value.tasks, sharing, &used, (rate, setup));
+    let system = system(machine, &workload.value.tasks, sharing, &used, rate, setup);
     let demands: Vec<_> = (0..).zip(&workload.value.tasks).map(|(at, task)| demand(at, task, &system)).collect();
     let analysis = analyse(&system, &demands);
     Ok(Model { report: report(machine, &workload.value, &used, &system, analysis), rate, setup, peer: used.peer })
@@ -178,7 +178,7 @@ fn pace(machine: &Machine, used: &Used) -> Result<(Rate, Nanos), Error> {
     Ok((rate, setup))
 }
 
-fn system(machine: &Machine, tasks: &[Task], sharing: &Sharing, used: &Used, (rate, setup): (Rate, Nanos)) -> System {
+fn system(machine: &Machine, tasks: &[Task], sharing: &Sharing, used: &Used, rate: Rate, setup: Nanos) -> System {
     let copied = |segment: &Segment| match segment {
         Segment::Copy { bytes, .. } => *bytes,
         Segment::Cpu(_) | Segment::Execute { .. } => Bytes(0),

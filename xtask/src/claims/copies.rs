@@ -24,7 +24,7 @@ pub(super) fn claims(runs: &[Run]) -> Vec<Claim> {
     let mut claims = Vec::new();
     for (direction, word, times) in [("h2d", "into", 4.5), ("d2h", "out of", 2.5)] {
         for (bytes, size) in [(GIB, "1 GiB"), (256 * MIB, "256 MiB")] {
-            claims.push(staged(runs, (direction, word), (bytes, size), (bytes == GIB).then_some(times)));
+            claims.push(staged(runs, direction, word, bytes, size, (bytes == GIB).then_some(times)));
         }
     }
     claims.push(fresh(runs));
@@ -67,7 +67,7 @@ fn line(run: &Run, row: &Row, figures: Vec<Option<f64>>) -> Line {
     Line { run: run.name.clone(), gpu: run.gpu, gpus: run.gpus, commit: run.commit.clone(), samples, figures }
 }
 
-fn staged(runs: &[Run], (direction, word): (&str, &str), (bytes, size): (u64, &str), times: Option<f64>) -> Claim {
+fn staged(runs: &[Run], direction: &str, word: &str, bytes: u64, size: &str, times: Option<f64>) -> Claim {
     let bytes = bytes.to_string();
     let of = |run: &Run| {
         let method = |method, memory| {

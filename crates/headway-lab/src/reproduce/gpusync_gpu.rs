@@ -180,7 +180,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     {
         return Err(Error::Camera { camera: 0, reason: what });
     }
-    let mut outcome = outcome(setting, source, machine, &bench, (&all, expected), failed);
+    let mut outcome = outcome(setting, source, machine, &bench, &all, expected, failed);
     if options.all && all.len() == expected {
         let phases: Vec<_> = (1..=repetitions).map(|number| bench.phases(setting.seed, number)).collect();
         let codes = codes(&configurations);
@@ -454,7 +454,8 @@ fn outcome(
     source: &'static str,
     machine: String,
     bench: &Bench,
-    (all, expected): (&[Measured], usize),
+    all: &[Measured],
+    expected: usize,
     failed: Option<String>,
 ) -> Outcome {
     let options = &setting.sharing;

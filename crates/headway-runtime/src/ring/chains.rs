@@ -73,7 +73,7 @@ impl Chains {
         let work = || {
             let (mut streams, mut bytes) = (0, 0);
             while let Some((pipeline, kernel, portions)) = groups.get(next.fetch_add(1, Ordering::Relaxed)) {
-                bytes += self.group(ring, (*pipeline, &pipelines[*pipeline]), *kernel, portions)?;
+                bytes += self.group(ring, *pipeline, &pipelines[*pipeline], *kernel, portions)?;
                 streams += portions.len() as u64;
             }
             Ok((streams, bytes))
@@ -94,7 +94,8 @@ impl Chains {
     fn group(
         &self,
         ring: &Ring,
-        (number, checked): (usize, &Checked),
+        number: usize,
+        checked: &Checked,
         kernel: &dyn Work,
         portions: &[usize],
     ) -> Result<u64, DataError> {

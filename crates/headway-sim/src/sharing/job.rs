@@ -91,7 +91,8 @@ pub(crate) fn after_grant(
     scenario: Scenario,
     task: &Task,
     draw: Draw,
-    (gpu, from): (u32, Option<u32>),
+    gpu: u32,
+    from: Option<u32>,
     steps: &mut Vec<Step>,
 ) {
     let mut put = Put { cluster, scenario, gpu, steps };

@@ -103,7 +103,7 @@ impl<O: Observer> Simulation<'_, O> {
         let job = &mut self.jobs[task];
         (job.gpu, job.from, job.holds, job.stage) = (gpu, from, true, Stage::Granted);
         let mut steps = std::mem::take(&mut job.steps);
-        after_grant(self.cluster, self.setting.scenario, parameters, job.draw, (gpu, from), &mut steps);
+        after_grant(self.cluster, self.setting.scenario, parameters, job.draw, gpu, from, &mut steps);
         job.steps = steps;
         self.enter(task, Phase::Delay { until: self.now.saturating_add(self.cluster.costs.grant) });
         self.record(task, What::Granted { gpu, from });

@@ -176,7 +176,7 @@ impl Reader {
     ) -> Result<Stream, FileError> {
         let mut written = Written { source, header: table.span.clone(), marks: table.marks() };
         let (id, part) = self.identify(&mut table, "stream")?;
-        let (parameters, sharding) = self.own(&mut table, &id, &written, (applications, workload.seed))?;
+        let (parameters, sharding) = self.own(&mut table, &id, &written, applications, workload.seed)?;
         let packet = match (sharding, self.take(&mut table, &part, "packet")) {
             (Some(sharding), None) => sharding.packet(),
             (_, Some(field)) => field.size_above_zero("16 KiB")?,
@@ -222,7 +222,8 @@ impl Reader {
         table: &mut Table<'_>,
         stream: &str,
         written: &Written<'_>,
-        (applications, seed): (&[&dyn Application], u64),
+        applications: &[&dyn Application],
+        seed: u64,
     ) -> Result<(Parameters, Option<Sharding>), FileError> {
         let (mut parameters, mut divided) = (Parameters::default(), None);
         for application in applications {

@@ -141,7 +141,7 @@ impl Planner<'_> {
             };
             // One GPU has nobody to exchange with.
             if !operations.is_empty() {
-                steps.push(self.spread_step(step, operations, is_first_kernel(&steps, steps.len()), (planned, gpus)));
+                steps.push(self.spread_step(step, operations, is_first_kernel(&steps, steps.len()), planned, gpus));
             }
         }
         Ok(steps)
@@ -168,7 +168,8 @@ impl Planner<'_> {
         step: &Step,
         operations: Vec<PlannedOperation>,
         is_first_kernel: bool,
-        (planned, gpus): (&Sharded, &[EndpointId]),
+        planned: &Sharded,
+        gpus: &[EndpointId],
     ) -> PlannedStep {
         let name = match (step, &operations[0].work) {
             (Step::Exchange, _) => "exchange".to_owned(),

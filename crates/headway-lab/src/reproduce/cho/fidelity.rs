@@ -46,18 +46,13 @@ impl DoubleQueue {
             let _ = give_empty.send(buffer);
         }
         match direction {
-            Direction::H2d => self.copy_in(there, host, (give_empty, empty))?,
-            _ => self.copy_out(there, host, (give_empty, empty))?,
+            Direction::H2d => self.copy_in(there, host, give_empty, empty)?,
+            _ => self.copy_out(there, host, give_empty, empty)?,
         }
         Ok(clock::now() - before)
     }
 
-    fn copy_in(
-        &self,
-        there: &Buffer,
-        host: &[u8],
-        (give, empty): (Sender<usize>, Receiver<usize>),
-    ) -> Result<(), Error> {
+    fn copy_in(&self, there: &Buffer, host: &[u8], give: Sender<usize>, empty: Receiver<usize>) -> Result<(), Error> {
         let chunks = host.len().div_ceil(self.bytes);
         let (next, empty) = (AtomicUsize::new(0), Mutex::new(empty));
         let (give_full, full) = channel::<Full>();
@@ -86,7 +81,7 @@ impl DoubleQueue {
             let consumed = full.iter().try_for_each(|(buffer, index)| {
                 let at = index * self.bytes;
                 let len = self.bytes.min(host.len() - at);
-                self.engine(&mut queue, (&self.buffers[buffer], 0), (there, at), len)?;
+                self.engine(&mut queue, &self.buffers[buffer], 0, there, at, len)?;
                 let _ = give.send(buffer);
                 Ok(())
             });
@@ -100,7 +95,8 @@ impl DoubleQueue {
         &self,
         there: &Buffer,
         host: &mut [u8],
-        (give, empty): (Sender<usize>, Receiver<usize>),
+        give: Sender<usize>,
+        empty: Receiver<usize>,
     ) -> Result<(), Error> {
         let total = host.len();
         let (give_full, full) = channel::<Full>();
@@ -131,7 +127,7 @@ impl DoubleQueue {
                 let Ok(buffer) = empty.recv() else { return Ok(()) };
                 let at = index * self.bytes;
                 let len = self.bytes.min(total - at);
-                self.engine(&mut queue, (there, at), (&self.buffers[buffer], 0), len)?;
+                self.engine(&mut queue, there, at, &self.buffers[buffer], 0, len)?;
                 let _ = give_full.send((buffer, index));
                 Ok(())
             });
@@ -144,8 +140,10 @@ impl DoubleQueue {
     fn engine(
         &self,
         queue: &mut Box<dyn Queue>,
-        (from, from_at): (&Buffer, usize),
-        (to, to_at): (&Buffer, usize),
+        from: &Buffer,
+        from_at: usize,
+        to: &Buffer,
+        to_at: usize,
         len: usize,
     ) -> Result<(), Error> {
         let from = from.claim(from_at..from_at + len, Access::Read)?;

@@ -39,7 +39,7 @@ struct Study {
 
 impl Study {
     /// GB/s of the median copy of the first `bytes`; they are compared.
-    fn rate(&mut self, (direction, word): (Direction, &str), bytes: usize, by: By) -> Result<f64, Error> {
+    fn rate(&mut self, direction: Direction, word: &str, bytes: usize, by: By) -> Result<f64, Error> {
         let (name, n, b) = match by {
             By::Driver => ("pageable", 0, 0),
             By::Ours => ("headway", 0, 0),
@@ -102,20 +102,20 @@ impl Study {
         bytes: usize,
         (threads, buffers): (&[usize], &[usize]),
     ) -> Result<([Row; 2], (String, Figure)), Error> {
-        let driver = self.rate((direction, word), bytes, By::Driver)?;
-        let ours = self.rate((direction, word), bytes, By::Ours)?;
+        let driver = self.rate(direction, word, bytes, By::Driver)?;
+        let ours = self.rate(direction, word, bytes, By::Ours)?;
         let level = |name: &str, rate| Line::new(name, threads.iter().map(|n| (*n as f64, rate)).collect());
         let mut lines = vec![level("pageable", driver), level("headway", ours)];
         let mut staged = Vec::new();
         for &n in threads {
-            staged.push((n as f64, self.rate((direction, word), bytes, By::Staged(n))?));
+            staged.push((n as f64, self.rate(direction, word, bytes, By::Staged(n))?));
         }
         lines.push(Line::new("staged", staged));
         let mut best = (0.0, 0, 0);
         for &b in buffers {
             let mut points = Vec::new();
             for &n in threads {
-                let rate = self.rate((direction, word), bytes, By::Queues(n, b))?;
+                let rate = self.rate(direction, word, bytes, By::Queues(n, b))?;
                 points.push((n as f64, rate));
                 if rate > best.0 {
                     best = (rate, n, b);

@@ -66,7 +66,8 @@ impl Memory {
         &mut self,
         bench: &Bench,
         direction: Direction,
-        (name, method): (&str, Method),
+        name: &str,
+        method: Method,
         bytes: usize,
     ) -> Result<Nanos, Error> {
         if name != "dma" {
@@ -107,7 +108,7 @@ fn measure(bench: &Bench, setting: &Setting, sizes: &[usize]) -> Result<Times, E
         for (at, (direction, _)) in DIRECTIONS.into_iter().enumerate() {
             for (name, method) in METHODS {
                 memory.prepare(bench, direction, bytes)?;
-                let samples = samples(n_min, time, || memory.copy(bench, direction, (name, method), bytes))?;
+                let samples = samples(n_min, time, || memory.copy(bench, direction, name, method, bytes))?;
                 memory.check(bench, direction, name, bytes)?;
                 times.insert((bytes, at, name), samples);
             }

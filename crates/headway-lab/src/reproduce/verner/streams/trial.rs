@@ -151,7 +151,7 @@ impl Watch<'_> {
     }
 
     /// Keeps what was late; packets of one block are one entry.
-    fn late(&mut self, what: &'static str, at: Nanos, (pipeline, cycle): (u32, u64), by: Nanos, count: u64) {
+    fn late(&mut self, what: &'static str, at: Nanos, pipeline: u32, cycle: u64, by: Nanos, count: u64) {
         let lates = &mut self.trial.lates;
         if let Some(last) =
             lates.last_mut().filter(|last| (last.what, last.pipeline, last.cycle) == (what, pipeline, cycle))
@@ -168,27 +168,27 @@ impl Watch<'_> {
                 let planned = &self.plan.streams[stream as usize];
                 self.missed(1, planned.gpu.is_none());
                 // Every stream sends one packet in every cycle.
-                self.late("packets", at, (planned.pipeline, packet), by, 1);
+                self.late("packets", at, planned.pipeline, packet, by, 1);
             }
             Event::MissedMore { pipeline, cycle, packets } => {
                 self.missed(packets, self.plan.core_of(&self.plan.pipelines[pipeline as usize]).is_some());
-                self.late("packets", at, (pipeline, cycle), Nanos::ZERO, packets);
+                self.late("packets", at, pipeline, cycle, Nanos::ZERO, packets);
             }
             Event::Late { pipeline, cycle, by, .. } => {
                 self.trial.late += 1;
-                self.late("job", at, (pipeline, cycle), by, 1);
+                self.late("job", at, pipeline, cycle, by, 1);
             }
             Event::Overrun { pipeline, cycle, cost, took, .. } => {
                 self.trial.overruns += 1;
-                self.late("overrun", at, (pipeline, cycle), took.saturating_sub(cost), 1);
+                self.late("overrun", at, pipeline, cycle, took.saturating_sub(cost), 1);
             }
             Event::DataLate { pipeline, cycle, by } => {
                 self.trial.data_late += 1;
-                self.late("data", at, (pipeline, cycle), by, 1);
+                self.late("data", at, pipeline, cycle, by, 1);
             }
             Event::ReleaseLate { pipeline, cycle, by, .. } => {
                 self.trial.release_late += 1;
-                self.late("window", at, (pipeline, cycle), by, 1);
+                self.late("window", at, pipeline, cycle, by, 1);
             }
             _ => {}
         }
