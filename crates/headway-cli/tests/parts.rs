@@ -89,3 +89,53 @@ fn a_part_that_stays_on_a_gpu_is_simulated_and_refused_on_devices() {
     let refused = headway(place.path(), &[&run[..], &["emu", "--out", "emu"]].concat()).exits(2);
     assert!(refused.err.contains("it ends on a GPU, where nothing takes it: add a copy to `host`"), "{refused:?}");
 }
+
+/// A stream that leaves out what is late, beside one that takes too much. Cycles are given up while earlier ones are under way.
+fn skipping(steps: &str) -> String {
+    format!(
+        r#"name = "skipping"
+[run]
+duration = "20 ms"
+[[stream]]
+id = "f"
+packet = "400 kB"
+period = "200 us"
+deadline = "300 us"
+on_miss = "skip"
+{steps}
+[[stream]]
+id = "g"
+packet = "700 kB"
+period = "200 us"
+deadline = "900 us"
+steps = [{{ copy = "cpu0 -> gpu0" }}, {{ copy = "gpu0 -> cpu0" }}]
+"#
+    )
+}
+
+#[test]
+fn packets_that_are_given_up_are_counted_and_zeros_take_their_places() {
+    let place = place();
+    let there_and_back = r#"steps = [{ copy = "cpu0 -> gpu0" }, { copy = "gpu0 -> cpu0" }, { copy = "cpu0 -> gpu1" }, { copy = "gpu1 -> cpu0" }]"#;
+    let in_parts = r#"parts = [{ id = "a", bytes = "300 kB" }, { id = "b", bytes = "100 kB" }]
+steps = [
+  { copy = [{ part = "a", from = "cpu0", to = "gpu0" }, { part = "b", from = "cpu0", to = "gpu1" }] },
+  { copy = [{ part = "a", from = "gpu0", to = "cpu0" }, { part = "b", from = "gpu1", to = "cpu0" }] },
+]"#;
+    for (name, steps) in [("chain", there_and_back), ("parts", in_parts)] {
+        let file = format!("{name}.toml");
+        fs::write(place.path().join(&file), skipping(steps)).unwrap();
+        let run = ["run", &file, "--machine", "tyan-ft72b7015", "--backend", "sim", "--strategy", "serial", "--force"];
+        let whole = ["--sample-max", "1 GB", "--quiet", "--out", name];
+        let run = headway(place.path(), &[&run[..], &whole].concat()).exits(1);
+        assert!(run.out.contains("never delivered [sim]"), "{run:?}");
+        let summary = fs::read_to_string(place.path().join(name).join("summary.json")).unwrap();
+        let summary: serde_json::Value = serde_json::from_str(&summary).unwrap();
+        let lost = summary["streams"][0]["lost"].as_u64().unwrap();
+        let written = fs::read(place.path().join(name).join("streams/f.bin")).unwrap();
+        assert_eq!(written.len(), 100 * 400_000, "{name}");
+        let zeros = written.chunks(400_000).filter(|packet| packet.iter().all(|byte| *byte == 0)).count();
+        assert!(lost > 0 && zeros as u64 == lost, "{name}: {lost} lost, {zeros} packets of zeros");
+        headway(place.path(), &["replay", &format!("{name}/run.jsonl")]).exits(0);
+    }
+}

@@ -139,7 +139,7 @@ fn what_no_parts_can_do_is_refused_where_it_stands() {
         "kernel = \"spin\", on = \"gpu0\" }",
         "\"gpu0\" }] },\n  { compute",
         "the step computes on `gpu0`, but part `b` is at `gpu1`",
-        "copy it from `gpu1` to `gpu0` before",
+        "leave `on` out: a kernel runs where its data is; or copy it from `gpu1` before",
     );
     refused(
         "parts = [{ id = \"a\", bytes = \"64 KiB\" }, { id = \"b\", bytes = \"32 KiB\" }]\n",
@@ -160,6 +160,21 @@ fn what_no_parts_can_do_is_refused_where_it_stands() {
     );
     let error = parse("w.toml", &encrypted).unwrap_err();
     assert_eq!(error.message, "stream `s` encrypts 2 parts of a packet with one key and iv");
+    let odd = FILE
+        .replace("packet = \"528 KiB\"", "packet = \"540688 B\"")
+        .replace("  { id = \"header\"", "  { id = \"odd\", bytes = \"8 B\" },\n  { id = \"header\"");
+    let odd = odd.replace("\"512 KiB\"", "\"524296 B\"").replace(
+        "steps = [\n  { copy = [{ part = \"picture\"",
+        "steps = [\n  { copy = [{ part = \"odd\", from = \"host\", to = \"gpu1\" }, { part = \"picture\"",
+    );
+    let error = parse("w.toml", &odd).unwrap_err();
+    let begins = "the part that is encrypted begins at byte 8 of the packet, no multiple of 16 as `aes128-cbc` needs";
+    assert_eq!(error.message, begins);
+    let many: Vec<String> = (0..65).map(|at| format!("{{ id = \"p{at}\", bytes = \"1 B\" }}")).collect();
+    let parts = format!("[{}]", many.join(", "));
+    let text = TWO.replace("[{ id = \"a\", bytes = \"64 KiB\" }, { id = \"b\", bytes = \"32 KiB\" }]", &parts);
+    let error = parse("w.toml", &text).unwrap_err();
+    assert_eq!(error.message, "a packet has at most 64 parts");
 }
 
 #[test]
@@ -239,7 +254,10 @@ fn baselines_refuse_parts_and_a_name_that_the_machine_lacks_is_found() {
     );
     let away = workload(&TWO.replace("{ compute = \"spin\" }", "{ compute = \"spin\", on = \"cpu\" }"));
     let error = plan(&node(), &away, PlanOptions::default()).unwrap_err();
-    assert!(error.to_string().contains("on the CPU, and its data is on `gpu1`: copy it to `host` before"), "{error}");
+    assert!(
+        error.to_string().contains("computes in host memory, and part `a` is on `gpu1`: copy it to `host` before"),
+        "{error}"
+    );
     let unknown = workload(&TWO.replace("spin", "fold"));
     let error = plan(&node(), &unknown, PlanOptions::default()).unwrap_err();
     assert!(matches!(&error, PlanError::UnknownKernel { place, .. } if place == "stream.s.steps.1.compute"), "{error}");

@@ -105,6 +105,14 @@ impl Application for Encryption {
             let help = format!("write for example `packet = \"{} B\"`", stream.packet.0.next_multiple_of(BLOCK as u64));
             return Err(written.error("packet", message, help));
         }
+        let before = |part: &u32| stream.parts.iter().take(*part as usize).map(|part| part.bytes.0).sum::<u64>();
+        if let Some(offset) = parts.iter().map(before).find(|offset| !offset.is_multiple_of(BLOCK as u64)) {
+            let message = format!(
+                "the part that is encrypted begins at byte {offset} of the packet, no multiple of {BLOCK} as `{ID}` needs"
+            );
+            let help = "put it first, or make the parts before it multiples of 16 bytes: an input can end inside it";
+            return Err(written.error("parts", message, help.to_owned()));
+        }
         if cipher.is_none() {
             let help = "add `key` and `iv`, 32 hexadecimal digits each, to the stream".to_owned();
             return Err(written.error(

@@ -1,6 +1,6 @@
 //! Between streams and blocks: packs what arrived in a cycle, and takes processed blocks apart again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use headway_core::log::StreamRun;
@@ -277,6 +277,8 @@ pub struct Scatterer {
     bounds: Bounds,
     /// The next cycle of each pipeline that is not empty must be at least this one.
     next: Vec<u64>,
+    /// Cycles of each pipeline that were given up and are not in the files yet: cycles before them may still come.
+    lost: Vec<BTreeSet<u64>>,
     /// What the results of divided packets must be, by pipeline.
     items: BTreeMap<u32, Arc<dyn Items>>,
 }
@@ -305,8 +307,9 @@ impl Scatterer {
     pub fn new(gatherer: Gatherer, outlet: &Outlet) -> Result<Self, OutputError> {
         let streams = gatherer.plan.streams.iter();
         let files = streams.map(|stream| outlet.file(&output_name(&stream.id))).collect::<Result<_, _>>()?;
-        let next = vec![0; gatherer.plan.pipelines.len()];
-        Ok(Self { gatherer, files, bounds: Bounds::default(), next, items: BTreeMap::new() })
+        let (next, lost) =
+            (vec![0; gatherer.plan.pipelines.len()], vec![BTreeSet::new(); gatherer.plan.pipelines.len()]);
+        Ok(Self { gatherer, files, bounds: Bounds::default(), next, lost, items: BTreeMap::new() })
     }
 
     /// The same that checks the results of divided packets against the items of `kernels`.
@@ -358,6 +361,9 @@ impl Scatterer {
         if let Some(other) = headers.iter().find(|header| header.cycle != cycle) {
             return wrong(format!("the block of cycle {} came back", other.cycle));
         }
+        if self.lost[pipeline as usize].contains(&cycle) {
+            return wrong("it came back although it was given up".to_owned());
+        }
         if cycle < self.next[pipeline as usize] {
             return wrong(format!("cycle {} came back before it", self.next[pipeline as usize] - 1));
         }
@@ -367,6 +373,7 @@ impl Scatterer {
         if lens != sent {
             return wrong(format!("portions of {lens:?} bytes came back, {sent:?} were sent"));
         }
+        self.make_up(pipeline, cycle)?;
         self.next[pipeline as usize] = cycle + 1;
         match &planned.source {
             Source::Streams(streams) => {
@@ -433,29 +440,38 @@ impl Scatterer {
         Ok(())
     }
 
-    /// Appends zeros for the portions of a cycle that was given up, so that what follows stays in its place.
+    /// Remembers that `cycle` was given up. Zeros take its place, so that what follows stays in its own.
+    ///
+    /// A cycle can be given up while those before it are still under way.
     ///
     /// # Errors
-    /// [`DataError`]; a cycle out of order is refused.
+    /// [`DataError`] for a cycle that came back or was given up before.
     pub fn lose(&mut self, pipeline: u32, cycle: u64) -> Result<(), DataError> {
-        let planned = &self.gatherer.plan.pipelines[pipeline as usize];
-        if cycle < self.next[pipeline as usize] {
-            let what = format!("cycle {} came back before it was given up", self.next[pipeline as usize] - 1);
-            return Err(DataError::Sequence { pipeline: planned.name.clone(), cycle, what });
+        if cycle < self.next[pipeline as usize] || !self.lost[pipeline as usize].insert(cycle) {
+            let pipeline = self.gatherer.plan.pipelines[pipeline as usize].name.clone();
+            let what = "it was given up after it had come back, or twice".to_owned();
+            return Err(DataError::Sequence { pipeline, cycle, what });
         }
-        self.next[pipeline as usize] = cycle + 1;
+        Ok(())
+    }
+
+    /// Appends zeros for the cycles before `until` that were given up.
+    fn make_up(&mut self, pipeline: u32, until: u64) -> Result<(), OutputError> {
+        let rest = self.lost[pipeline as usize].split_off(&until);
         let plan = Arc::clone(&self.gatherer.plan);
-        let lens = self.gatherer.lens(pipeline, cycle);
-        match &plan.pipelines[pipeline as usize].source {
-            Source::Streams(streams) => {
-                for (&stream, len) in streams.iter().zip(lens) {
-                    self.append(stream, &vec![0; len as usize])?;
+        for cycle in std::mem::replace(&mut self.lost[pipeline as usize], rest) {
+            let lens = self.gatherer.lens(pipeline, cycle);
+            match &plan.pipelines[pipeline as usize].source {
+                Source::Streams(streams) => {
+                    for (&stream, len) in streams.iter().zip(lens) {
+                        self.append(stream, &vec![0; len as usize])?;
+                    }
                 }
+                Source::Parts(parted) => {
+                    self.append(parted.stream, &vec![0; lens.iter().sum::<u64>() as usize])?;
+                }
+                _ => {}
             }
-            Source::Parts(parted) => {
-                self.append(parted.stream, &vec![0; lens.iter().sum::<u64>() as usize])?;
-            }
-            _ => {}
         }
         Ok(())
     }
@@ -464,7 +480,10 @@ impl Scatterer {
     ///
     /// # Errors
     /// [`OutputError`].
-    pub fn finish(self) -> Result<Vec<u64>, OutputError> {
+    pub fn finish(mut self) -> Result<Vec<u64>, OutputError> {
+        for pipeline in 0..self.lost.len() as u32 {
+            self.make_up(pipeline, u64::MAX)?;
+        }
         let Bounds { tails, wrong_result, left, .. } = self.bounds;
         left.put(Ends { digests: tails.into_iter().map(Tail::finish).collect(), wrong_result });
         self.files.into_iter().map(OutFile::finish).collect()

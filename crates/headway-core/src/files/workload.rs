@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 pub use self::application::{Application, Field, Keys, Own, Table, Written};
 pub use self::file::{parse, parse_with};
 pub use self::parameters::Parameters;
-pub use self::parts::{Part, PartStep, PartWork};
+pub use self::parts::{PARTS_MAX, Part, PartStep, PartWork};
 pub use self::sharding::Sharding;
 pub use self::task::{Sharing, Task};
 pub use self::unplanned::{Kind, Otherwise, Unplanned, Urgent};

@@ -77,12 +77,19 @@ impl PartedBuffers {
         let whole = |part: usize| 0..planned.reserves[part].0 as usize;
         let mut at: Vec<Room> =
             (0..planned.parts.len()).map(|part| Room { buffer: FIRST, range: planned.range(part) }).collect();
+        let mut places = vec![Memory::Host; planned.parts.len()];
         let mut steps = Vec::new();
         for (step, of) in planned.of.iter().enumerate() {
             let mut operations = Vec::new();
             for (index, &part) in of.iter().enumerate() {
                 let part = part as usize;
                 let (on, memory) = on(plan, number, step, index, devices, kernels)?;
+                if let (On::Copy(CopyPath { from: Some(_), .. }), Memory::Host) = (&on, places[part]) {
+                    let object = format!("part {} of the packets of pipeline `{}`", part + 1, pipeline.name);
+                    let reason = "it begins on a GPU, where nothing brings it: let its first copy start at `host`";
+                    return Err(RunError::Unsupported { object, reason });
+                }
+                places[part] = memory;
                 let is_last = planned.of[step + 1..].iter().all(|later| !later.contains(&(part as u32)));
                 let to = if is_last && memory == Memory::Host {
                     Room { buffer: LAST, range: planned.range(part) }
@@ -96,7 +103,7 @@ impl PartedBuffers {
             steps.push(operations);
         }
         if let Some(part) = at.iter().position(|room| room.buffer != LAST) {
-            let object = format!("part {part} of the packets of pipeline `{}`", pipeline.name);
+            let object = format!("part {} of the packets of pipeline `{}`", part + 1, pipeline.name);
             let reason = "it ends on a GPU, where nothing takes it: add a copy to `host` as its last step";
             return Err(RunError::Unsupported { object, reason });
         }

@@ -134,12 +134,10 @@ impl Dispatcher {
         self.state(job).expect("a job that is given up keeps its cycle open").complete = steps;
         self.actions.push_back(Action::Drop { pipeline, cycle });
         let planned = &self.plan.pipelines[pipeline as usize];
-        if let Source::Streams(streams) = &planned.source {
-            for &stream in streams {
-                let carried = self.plan.streams[stream as usize].packets_in(planned, cycle);
-                for packet in carried.start..carried.end.min(self.packets[stream as usize]) {
-                    self.events.push_back(Event::Lost { stream, packet });
-                }
+        for &stream in planned.source.streams() {
+            let carried = self.plan.streams[stream as usize].packets_in(planned, cycle);
+            for packet in carried.start..carried.end.min(self.packets[stream as usize]) {
+                self.events.push_back(Event::Lost { stream, packet });
             }
         }
         self.retire(pipeline);

@@ -3,6 +3,9 @@
 use super::{Place, Step, Stream};
 use crate::units::Bytes;
 
+/// The most parts of a packet: an engine of a GPU takes so many operations at a time.
+pub const PARTS_MAX: usize = 64;
+
 /// A range of every packet of a stream. The parts of a packet follow each other without gaps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {

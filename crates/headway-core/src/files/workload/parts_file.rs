@@ -2,7 +2,7 @@
 
 use super::application::Written;
 use super::reader::Reader;
-use super::{Part, PartStep, PartWork, Place, Placement, Step};
+use super::{PARTS_MAX, Part, PartStep, PartWork, Place, Placement, Step};
 use crate::files::document::{self, Field};
 use crate::files::error::FileError;
 use crate::units::Bytes;
@@ -47,6 +47,10 @@ impl Reader {
             if parts.iter().any(|part| part.id == id) {
                 let help = "give each part of the packet an id of its own".to_owned();
                 return Err(id_field.error(format!("stream `{stream}` has a part `{id}` already"), Some(help)));
+            }
+            if parts.len() == PARTS_MAX {
+                let help = "let fewer parts be larger, or make streams of them".to_owned();
+                return Err(id_field.error(format!("a packet has at most {PARTS_MAX} parts"), Some(help)));
             }
             let size = table.require("bytes", "\"512 KiB\"")?;
             parts.push(Part { id, bytes: size.size_above_zero("512 KiB")? });
@@ -121,7 +125,7 @@ impl Reader {
             return Err(written.source.error(whole, message, help));
         }
         if let Some(exchange) = exchanged.filter(|_| ways.spread) {
-            let help = "name the GPUs in the copies".to_owned();
+            let help = "write `gpu` for the GPUs, all of which share the packet".to_owned();
             return Err(exchange.error("a stream whose steps name several processors exchanges nothing", Some(help)));
         }
         let step = |set: Option<Vec<PartStep>>| match set {
@@ -150,6 +154,10 @@ impl Ways<'_> {
         }
         let none = nothing(&field, COPIES);
         for element in field.elements(COPIES)? {
+            if let Ok(text) = element.text("") {
+                let help = format!("write for example `copy = {COPIES}`");
+                return Err(element.error(format!("`{text}` does not say which part is copied"), Some(help)));
+            }
             let mut table = element.table("a copy of a part", COPY)?;
             let part = self.part(&table.require("part", "\"left\"")?)?;
             let from = end(&table.require("from", "\"host\"")?)?;
@@ -172,6 +180,10 @@ impl Ways<'_> {
         }
         let (none, before) = (nothing(&field, KERNELS), set.len());
         for element in field.elements(KERNELS)? {
+            if let Ok(text) = element.text("") {
+                let help = format!("write for example `compute = {KERNELS}`");
+                return Err(element.error(format!("`{text}` does not say over which part"), Some(help)));
+            }
             let mut table = element.table("a kernel over a part", COMPUTE)?;
             let part = self.part(&table.require("part", "\"left\"")?)?;
             let kernel = table.require("kernel", "\"spin\"")?;
@@ -184,7 +196,7 @@ impl Ways<'_> {
 
     /// The part that an element names.
     fn part(&mut self, field: &Field<'_>) -> Result<usize, FileError> {
-        let id = field.name()?;
+        let id = field.text("\"left\"")?.to_owned();
         if self.parts.is_empty() {
             let help = format!("name the parts of the packet, for example `parts = {PARTS}`");
             return Err(field.error("the stream has no parts", Some(help)));
@@ -245,7 +257,7 @@ impl Ways<'_> {
         on: Option<&Field<'_>>,
     ) -> Result<(), FileError> {
         self.free(field, set, part)?;
-        let on = on.map(|on| Ok((on, on.name()?))).transpose()?;
+        let on = on.map(|on| Ok((on, on.text("\"cpu\"")?.to_owned()))).transpose()?;
         let here = self.at[part].clone();
         let at = match (&here, &on) {
             (here, Some((field, wanted))) if wanted == CPU => match here {
@@ -256,9 +268,14 @@ impl Ways<'_> {
                     return Err(field.error(message, Some("put a copy to `host` before it".to_owned())));
                 }
             },
-            (None | Some(Place::Host), _) => {
+            (None | Some(Place::Host), Some((field, wanted))) => {
+                let message = format!("the step computes on `{wanted}`, but {} is at `host`", self.called(part));
+                let help = "write `on = \"cpu\"` for a core of the CPU, or put a copy to a GPU before it".to_owned();
+                return Err(field.error(message, Some(help)));
+            }
+            (None | Some(Place::Host), None) => {
                 // A stream that only the CPU serves has no copies.
-                if self.parts.is_empty() && *self.gpu == Placement::Cpu && on.is_none() {
+                if self.parts.is_empty() && *self.gpu == Placement::Cpu {
                     let at = Place::OwnGpu;
                     let work = PartWork::Compute { kernel: kernel.to_owned(), at, on_cpu: false };
                     set.push(PartStep { part: part as u32, work });
@@ -272,7 +289,11 @@ impl Ways<'_> {
                 there.ok_or_else(|| {
                     let message =
                         format!("the step computes on `{wanted}`, but {} is at `{}`", self.called(part), name(here));
-                    field.error(message, Some(format!("copy it from `{}` to `{wanted}` before", name(here))))
+                    let help = format!(
+                        "leave `on` out: a kernel runs where its data is; or copy it from `{}` before",
+                        name(here)
+                    );
+                    field.error(message, Some(help))
                 })?
             }
             (Some(here), None) => here.clone(),

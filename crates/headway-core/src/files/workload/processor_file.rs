@@ -47,6 +47,10 @@ pub(super) fn fits(field: &Field<'_>, placement: &Placement, steps: &[Step]) -> 
     if matches!(placement, Placement::Auto | Placement::Gpu(_)) {
         return Ok(());
     }
+    if steps.iter().any(|step| matches!(step, Step::Parts(_))) {
+        let help = "leave `processor` out, and write `on = \"cpu\"` where a core computes".to_owned();
+        return Err(field.key_error("the steps say themselves what processes each part", Some(help)));
+    }
     let into = Step::Copy { from: Place::Host, to: Place::OwnGpu };
     let out = Step::Copy { from: Place::OwnGpu, to: Place::Host };
     let between = match steps {

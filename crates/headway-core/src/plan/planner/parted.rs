@@ -10,7 +10,7 @@ use super::{
     Domains, EndpointId, EngineId, Nanos, Pipeline, Place, PlanError, PlannedOperation, PlannedStep, PlannedStream,
     Planner, Processor, RouteId, Source, Step, Strategy, Stream, Work,
 };
-use crate::files::workload::{PartStep, PartWork, Placement};
+use crate::files::workload::{PARTS_MAX, PartStep, PartWork, Placement};
 use crate::plan::Parted;
 use crate::units::Bytes;
 
@@ -23,6 +23,9 @@ pub(super) fn fault(stream: &Stream) -> Option<String> {
     }
     let total = stream.parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.bytes.0));
     let count = stream.parts.len().max(1);
+    if stream.parts.len() > PARTS_MAX {
+        return Some(format!("its packets have {} parts: let {PARTS_MAX} or fewer be larger", stream.parts.len()));
+    }
     if sets != stream.steps.len() {
         return Some("some of its steps are sets and some are not: make all of them sets".to_owned());
     }
@@ -99,11 +102,13 @@ impl Planner<'_> {
             let name = self.strategy.name();
             return Err(impossible(
                 ".steps",
-                format!("strategy `{name}` knows only streams of one GPU; choose another"),
+                format!(
+                    "strategy `{name}` knows only streams of one GPU; choose `serial`, `combined`, `partitioned` or `per-gpu`"
+                ),
             ));
         }
         let (Some((parts, steps)), Processor::Gpu(own)) = (stream.in_parts(), processor) else {
-            return Err(impossible(".steps", "its steps name several processors; leave `processor` out".to_owned()));
+            return Err(impossible(".steps", "its steps name several processors: leave `processor` out, and write `on = \"cpu\"` where a core computes".to_owned()));
         };
         let (gathered, window) = self.window(stream, processor, steps.len() as u64)?;
         let packets = if gathered { window.0.div_ceil(stream.period.0) } else { 1 };
@@ -117,7 +122,12 @@ impl Planner<'_> {
         let reserve = planned.reserves.iter().fold(0u64, |sum, part| sum.saturating_add(part.0));
         if reserve > u64::from(u32::MAX) {
             let reserve = Bytes(reserve);
-            return Err(impossible(".packet", format!("one cycle of {window} would carry {reserve}, more than 4 GiB")));
+            return Err(impossible(
+                ".packet",
+                format!(
+                    "one cycle of {window} would carry {reserve}, more than 4 GiB: make packets smaller or the deadline shorter"
+                ),
+            ));
         }
         let step = |(number, set): (usize, &Vec<PartStep>)| {
             self.parted_step(&StepPlace { stream, number, own }, set, &planned, cores)
@@ -164,7 +174,7 @@ impl Planner<'_> {
                 PartWork::Compute { kernel, at: here, on_cpu } => {
                     let here = self.end(stream, &format!("steps.{number}.compute"), here, own)?;
                     let (engine, cost) = if *on_cpu {
-                        self.is_on_host(place, here)?;
+                        self.is_on_host(place, *part, here)?;
                         self.on_cpu(stream, number, kernel, bytes, cores)?
                     } else {
                         self.on_gpu(stream, number, kernel, here, bytes)?
@@ -202,17 +212,18 @@ impl Planner<'_> {
     }
 
     /// Refuses a kernel on a core of the CPU whose data is on a GPU.
-    fn is_on_host(&self, place: &StepPlace<'_>, here: EndpointId) -> Result<(), PlanError> {
+    fn is_on_host(&self, place: &StepPlace<'_>, part: u32, here: EndpointId) -> Result<(), PlanError> {
         if self.machine.gpus().all(|gpu| gpu != here) {
             return Ok(());
         }
         let gpu = &self.machine.endpoints[here.at()].id;
+        let part = place.stream.parts.get(part as usize);
+        let what = part.map_or_else(|| "its data".to_owned(), |part| format!("part `{}`", part.id));
         Err(PlanError::Impossible {
             place: format!("stream.{}.steps.{}", place.stream.id, place.number),
             object: format!("stream `{}`", place.stream.id),
             reason: format!(
-                "step {} computes on the CPU, and its data is on `{gpu}`: copy it to `host` before",
-                place.number
+                "`on = \"cpu\"` computes in host memory, and {what} is on `{gpu}`: copy it to `host` before"
             ),
         })
     }
