@@ -68,7 +68,7 @@ pub(crate) fn write_out(text: &[u8]) -> Result<()> {
 pub(crate) fn doctor(out: &Out, backend: CopyBackendArg) -> Result<Answer> {
     let examination = examine::examine(backend.into());
     out.print(&examination, || show::examination(&examination))?;
-    // What is missing is a finding. Only who asks for GPUs by name is answered whether there is one.
+    // Missing things alone do not make the answer "no": that takes `--backend cuda` on a machine without a GPU.
     Ok(if backend == CopyBackendArg::Cuda && !examination.has_gpu() { Answer::No } else { Answer::Yes })
 }
 

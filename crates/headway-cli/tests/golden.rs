@@ -169,7 +169,7 @@ fn doctor_without_a_gpu_says_so_with_a_remedy_once_and_exits_0() {
     assert_eq!(answer.out.matches("install the NVIDIA driver, or name").count(), 1, "{answer:?}");
     assert!(answer.out.contains("missing  ways of copying none is available: there is no GPU"), "{answer:?}");
     assert!(answer.out.contains("pageable, dma, "), "{answer:?}");
-    // Who asks for GPUs by name gets a no.
+    // With `--backend cuda` the answer is "no".
     assert!(headway(place.path(), &["doctor", "--backend", "cuda"]).exits(1).out.contains("missing  CUDA driver"));
     let json = headway(place.path(), &["doctor", "--format", "json"]).exits(0).json();
     let check = &json["checks"][0];

@@ -36,6 +36,14 @@ impl Stage {
         kernel.init_state(portions, &mut state)?;
         Ok(Self { kernel, state })
     }
+
+    /// Runs the CPU form over one block and moves the state on.
+    ///
+    /// # Errors
+    /// [`WorkError`] if the kernel refuses the block.
+    pub fn run(&mut self, input: &[u8], output: &mut [u8]) -> Result<(), WorkError> {
+        self.kernel.run(input, output, &mut self.state)
+    }
 }
 
 /// A compute operation of a plan: pipeline, step, and which of the step's operations.
@@ -188,10 +196,10 @@ fn serve(shared: &Shared, mut stages: Stages, cpu: Option<u32>, waker: &Waker) {
 /// Runs one job; its claims are released by the end.
 fn execute(stages: &mut Stages, job: Job) -> Result<(), DeviceError> {
     let Job { stage, input, mut output, .. } = job;
-    let Some(Stage { kernel, state }) = stages.get_mut(&stage) else {
+    let Some(stage) = stages.get_mut(&stage) else {
         return Err(DeviceError::Invalid { what: "job", reason: "no such stage is on this core".into() });
     };
-    Ok(kernel.run(input.bytes()?, output.bytes_mut()?, state)?)
+    Ok(stage.run(input.bytes()?, output.bytes_mut()?)?)
 }
 
 /// The CPUs of `cores` cores, ascending, and those that everybody else keeps to; `None` where there are too few for cores of their

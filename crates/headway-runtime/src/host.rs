@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use headway_core::plan::payload::{Gathered, Payload, Piece};
 use headway_core::plan::{self, Plan, Source};
-use headway_device::work::{Work, WorkError};
+use headway_device::work::WorkError;
 
 use crate::blocks::{DataError, Gatherer, Scatterer};
+use crate::cores::Stage;
 use crate::kernels::Kernels;
 use parted::PartedHost;
 use sharded::ShardedHost;
@@ -26,12 +27,6 @@ pub enum HostError {
     /// A kernel refused its block.
     #[error(transparent)]
     Kernel(#[from] WorkError),
-}
-
-/// A kernel with the state it keeps from cycle to cycle.
-struct Stage {
-    kernel: Arc<dyn Work>,
-    state: Vec<u8>,
 }
 
 /// Buffers of a cycle under way: one before the first step and one after each.
@@ -79,10 +74,7 @@ impl HostPayload {
             }
         }
         for (pipeline, step, kernel) in kernels.stages().filter(|(pipeline, ..)| !sharded.contains_key(pipeline)) {
-            let portions = kernels.portions(pipeline);
-            let mut state = vec![0; kernel.state_bytes(portions.len())];
-            kernel.init_state(portions, &mut state)?;
-            stages.insert((pipeline, step), Stage { kernel: Arc::clone(kernel), state });
+            stages.insert((pipeline, step), Stage::new(Arc::clone(kernel), kernels.portions(pipeline))?);
         }
         let spare = plan.pipelines.iter().map(|_| Vec::new()).collect();
         Ok(Self { plan, gatherer, scatterer, stages, open: BTreeMap::new(), sharded, parted, spare, interrupt })
@@ -146,7 +138,7 @@ impl Payload for HostPayload {
             }
             plan::Work::Compute { .. } => {
                 let stage = self.stages.get_mut(&(piece.pipeline, piece.step)).expect("every compute step has a stage");
-                stage.kernel.run(&input[..open.block], &mut output[..open.block], &mut stage.state)?;
+                stage.run(&input[..open.block], &mut output[..open.block])?;
             }
             plan::Work::Hold => {}
         }

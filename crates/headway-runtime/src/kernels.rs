@@ -193,14 +193,7 @@ fn of_parts(
         for (index, (operation, &part)) in (0u32..).zip(operations.iter().zip(of)) {
             let plan::Work::Compute { kernel } = &operation.work else { continue };
             let work = find(library, pipeline, kernel)?;
-            let bytes = planned.reserves[part as usize].0 as usize;
-            let made = work.output_bytes(bytes, 1);
-            if made != bytes {
-                let reason = format!(
-                    "it makes {made} bytes of a block of {bytes}, and a step leaves a block of the same size; correct its `output_bytes`"
-                );
-                return Err(unfit(pipeline, &work, reason));
-            }
+            check_block(pipeline, &work, planned.reserves[part as usize].0 as usize, 1)?;
             // What a core has made with a CPU form is checked by another.
             let on_core = operation.engines.first().is_some_and(|engine| plan.core(engine.at()).is_some());
             let other = if on_core { library.reference(kernel) } else { None };
@@ -217,17 +210,19 @@ fn unfit(pipeline: &Pipeline, kernel: &Arc<dyn Work>, reason: String) -> KernelE
 
 /// Refuses works of which one makes no block for the next step of `pipeline`, which serves so many portions.
 fn check_blocks(pipeline: &Pipeline, works: &[Arc<dyn Work>], portions: usize) -> Result<(), KernelError> {
-    let bytes = pipeline.reserve.0 as usize;
-    for work in works {
-        let made = work.output_bytes(bytes, portions as u32);
-        if made != bytes {
-            let reason = format!(
-                "it makes {made} bytes of a block of {bytes}, and a step leaves a block of the same size; correct its `output_bytes`"
-            );
-            return Err(unfit(pipeline, work, reason));
-        }
+    works.iter().try_for_each(|work| check_block(pipeline, work, pipeline.reserve.0 as usize, portions as u32))
+}
+
+/// Refuses a work that makes another size of a block of `bytes` bytes.
+fn check_block(pipeline: &Pipeline, work: &Arc<dyn Work>, bytes: usize, portions: u32) -> Result<(), KernelError> {
+    let made = work.output_bytes(bytes, portions);
+    if made == bytes {
+        return Ok(());
     }
-    Ok(())
+    let reason = format!(
+        "it makes {made} bytes of a block of {bytes}, and a step leaves a block of the same size; correct its `output_bytes`"
+    );
+    Err(unfit(pipeline, work, reason))
 }
 
 /// What serves the packets of `pipeline`, divided as `planned`, if `works` fit them.

@@ -8,7 +8,7 @@ use serde::Serialize;
 /// `ceil(n / 2)` is the median and the one with rank `ceil(99 n / 100)` the 99th percentile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Response {
-    /// Shortest.
+    /// The shortest time.
     pub min: Nanos,
     pub median: Nanos,
     /// 99th percentile; of fewer than 100 values it is left out.

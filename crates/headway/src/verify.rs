@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use headway_core::plan::block;
 use headway_core::plan::{Parted, Plan, PlannedStream, Sharded, Source};
-use headway_device::work::{Items, Work};
+use headway_device::work::Items;
 use headway_kernels::inspect::cameras::Cameras;
 use headway_kernels::inspect::ring::{Ring, listed};
 use headway_runtime::blocks::output_name;
+use headway_runtime::cores::Stage;
 use headway_runtime::intake::Intake;
 use headway_runtime::kernels::Kernels;
 use headway_runtime::shards;
@@ -74,19 +75,11 @@ pub fn verify(
     Ok(())
 }
 
-/// A kernel that says what a step must have made, with its state.
-type Stage = (Arc<dyn Work>, Vec<u8>);
-
 /// The stages of a pipeline for one of its portions, before the first packet.
 fn stages(kernels: &Kernels, pipeline: u32, portion: usize) -> Result<Vec<Stage>, Error> {
     let portion = &kernels.portions(pipeline)[portion..=portion];
     let own = kernels.references().filter(|(of, ..)| *of == pipeline);
-    own.map(|(.., kernel)| {
-        let mut state = vec![0; kernel.state_bytes(1)];
-        kernel.init_state(portion, &mut state)?;
-        Ok((Arc::clone(kernel), state))
-    })
-    .collect()
+    own.map(|(.., kernel)| Ok(Stage::new(Arc::clone(kernel), portion)?)).collect()
 }
 
 /// Compares what stream `number` gave with `expected`, which says so many bytes from an offset on, one after the other.
@@ -257,9 +250,7 @@ impl<'a> Packets<'a> {
         let mut stages: Vec<Vec<Stage>> = parted.parts.iter().map(|_| Vec::new()).collect();
         for kernel in kernels.of_parts(stream.pipeline) {
             let portion = std::slice::from_ref(&kernels.portions(stream.pipeline)[kernel.part as usize]);
-            let mut state = vec![0; kernel.reference.state_bytes(1)];
-            kernel.reference.init_state(portion, &mut state)?;
-            stages[kernel.part as usize].push((Arc::clone(&kernel.reference), state));
+            stages[kernel.part as usize].push(Stage::new(Arc::clone(&kernel.reference), portion)?);
         }
         let share = &intake.shares()[parted.stream as usize];
         let (total, at) = (share.bytes + share.padding, 0);
@@ -290,9 +281,9 @@ fn reference(intake: &Intake, stream: usize, offset: u64, bytes: u64, stages: &m
     block::write_header(&mut data, 0, &[bytes]).expect("a block of one stride fits its own size");
     let portion = block::header_bytes(1)..block::header_bytes(1) + bytes as usize;
     intake.read(stream, offset, &mut data[portion.clone()])?;
-    for (kernel, state) in stages {
+    for stage in stages {
         let mut next = vec![0; size];
-        kernel.run(&data, &mut next, state)?;
+        stage.run(&data, &mut next)?;
         data = next;
     }
     Ok(data[portion].to_vec())

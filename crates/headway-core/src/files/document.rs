@@ -224,9 +224,9 @@ pub struct Field<'a> {
 }
 
 impl<'a> Field<'a> {
-    /// The line of the value, counted from 1.
-    pub(crate) fn line(&self) -> usize {
-        self.source.error(self.span.clone(), "", None).line
+    /// The line of byte `at` of the same file, counted from 1. Reads the text up to there.
+    pub(crate) fn line_of(&self, at: usize) -> usize {
+        self.source.error(at..at, "", None).line
     }
 
     /// The key; of a list's element, the list's.
@@ -437,6 +437,14 @@ impl<'a> Field<'a> {
             value,
         };
         Ok(elements.into_iter().map(|element| of((element.span(), element.into_inner()))).collect())
+    }
+
+    /// The elements of a list that has some; `empty` says what is wrong with one that has none.
+    pub(crate) fn some_elements(self, example: &str, empty: &str) -> Result<Vec<Self>, FileError> {
+        if matches!(&self.value, DeValue::Array(elements) if elements.is_empty()) {
+            return Err(self.error(empty, Some(format!("write for example `{} = {example}`", self.key))));
+        }
+        self.elements(example)
     }
 
     /// The value as a table that may hold the keys `known`.

@@ -490,16 +490,11 @@ impl Planner<'_> {
         for (number, step) in stream.steps.iter().enumerate() {
             steps.push(match step {
                 Step::Compute { kernel } => {
-                    if self.machine.kernel(kernel, gpu).is_none() || self.machine.execution_engine(gpu).is_none() {
-                        return Err(self.unknown_kernel(stream, number, kernel));
-                    }
+                    self.kernel_on_gpu(stream, number, kernel, gpu)?;
                     Resolved::Compute(kernel.clone())
                 }
                 Step::Copy { from, to } => {
-                    let key = format!("steps.{number}.copy");
-                    let (from, to) = (self.end(stream, &key, from, gpu)?, self.end(stream, &key, to, gpu)?);
-                    let route = self.route(from, to);
-                    Resolved::Copy(route.ok_or_else(|| self.no_route(stream, &key, (from, to)))?)
+                    Resolved::Copy(self.route_of(stream, &format!("steps.{number}.copy"), (from, to), gpu)?)
                 }
                 Step::Exchange | Step::Parts(_) => unreachable!("these streams have pipelines of their own"),
             });

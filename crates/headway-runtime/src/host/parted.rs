@@ -7,8 +7,9 @@ use headway_core::plan::payload::{Gathered, Piece};
 use headway_core::plan::{self, Parted, Pipeline};
 use headway_device::work::WorkError;
 
-use super::{HostError, Stage};
+use super::HostError;
 use crate::blocks::{Gatherer, Scatterer};
+use crate::cores::Stage;
 use crate::kernels::Kernels;
 
 /// The cycles under way, and the kernels with the state that they keep from cycle to cycle.
@@ -26,9 +27,7 @@ impl PartedHost {
         let mut stages = BTreeMap::new();
         for kernel in kernels.of_parts(number) {
             let portion = std::slice::from_ref(&kernels.portions(number)[kernel.part as usize]);
-            let mut state = vec![0; kernel.work.state_bytes(1)];
-            kernel.work.init_state(portion, &mut state)?;
-            stages.insert((kernel.step, kernel.index), Stage { kernel: Arc::clone(&kernel.work), state });
+            stages.insert((kernel.step, kernel.index), Stage::new(Arc::clone(&kernel.work), portion)?);
         }
         Ok(Self { planned: planned.clone(), stages, open: BTreeMap::new(), spare: Vec::new() })
     }
@@ -67,7 +66,7 @@ impl PartedHost {
             plan::Work::Compute { .. } => {
                 let stage = self.stages.get_mut(&(piece.step, piece.index));
                 let stage = stage.expect("every compute operation has a stage");
-                stage.kernel.run(input, output, &mut stage.state)?;
+                stage.run(input, output)?;
             }
             plan::Work::Hold => {}
         }

@@ -91,29 +91,31 @@ pub fn parse(name: &str, text: &str) -> Result<Machine, FileError> {
 /// Names given so far in one namespace, and what they stand for.
 struct Names<T> {
     kind: &'static str,
-    known: BTreeMap<String, T>,
-    /// The line in which each is defined.
-    lines: BTreeMap<String, usize>,
+    /// What each is, and where in the file it is defined.
+    known: BTreeMap<String, (T, usize)>,
 }
 
 impl<T: Copy> Names<T> {
     const fn new(kind: &'static str) -> Self {
-        Self { kind, known: BTreeMap::new(), lines: BTreeMap::new() }
+        Self { kind, known: BTreeMap::new() }
     }
 
     fn define(&mut self, field: &Field<'_>, value: T) -> Result<String, FileError> {
         let id = field.name()?;
-        if let Some(line) = self.lines.insert(id.clone(), field.line()) {
-            let help = "give each part its own id".to_owned();
+        if let Some((_, first)) = self.known.insert(id.clone(), (value, field.span.start)) {
+            let (line, help) = (field.line_of(first), "give each part its own id".to_owned());
             return Err(field.error(format!("`{id}` is already taken, in line {line}"), Some(help)));
         }
-        self.known.insert(id.clone(), value);
         Ok(id)
+    }
+
+    fn get(&self, id: &str) -> Option<T> {
+        self.known.get(id).map(|(value, _)| *value)
     }
 
     fn find(&self, field: &Field<'_>) -> Result<T, FileError> {
         let id = field.text("\"...\"")?;
-        self.known.get(id).copied().ok_or_else(|| {
+        self.get(id).ok_or_else(|| {
             let help = suggest(id, self.known.keys().map(String::as_str), self.kind);
             field.error(format!("`{id}` is not among the {}", self.kind), Some(help))
         })
@@ -420,7 +422,7 @@ impl<'a> Reader<'a> {
         if let Some((from, to)) = field.key.split_once("->") {
             let end = |id: &str| {
                 let id = id.trim();
-                self.endpoints.known.get(id).copied().ok_or_else(|| {
+                self.endpoints.get(id).ok_or_else(|| {
                     let known = self.endpoints.known.keys().map(String::as_str);
                     let help = suggest(id, known, self.endpoints.kind);
                     field.key_error(format!("`{id}` is not among the {}", self.endpoints.kind), Some(help))
@@ -476,7 +478,7 @@ impl<'a> Reader<'a> {
     /// The `dma` route between host and a GPU that `field` names.
     fn copy_called(&self, field: &Field<'_>) -> Result<RouteId, FileError> {
         let name = field.text("\"host->gpu0\"")?;
-        let end = |id: &str| self.endpoints.known.get(id.trim()).copied();
+        let end = |id: &str| self.endpoints.get(id.trim());
         let found = name.split_once("->").and_then(|(from, to)| self.machine.route(end(from)?, end(to)?));
         let copy = found.filter(|route| self.machine.class(*route) != EngineClass::Peer);
         copy.ok_or_else(|| {

@@ -245,10 +245,9 @@ impl Reader {
         let late = self.take(&mut table, &part, "late").map(|f| f.time()).transpose()?;
         let example = "[{ from = \"host\", to = \"gpu0\", bytes = \"1 MB\" }]";
         let list = self.require(&mut table, &part, "blocks", example)?;
-        let none = list
-            .error(format!("message `{id}` has no blocks"), Some(format!("write for example `blocks = {example}`")));
         let mut blocks = Vec::new();
-        for (i, element) in list.elements(example)?.into_iter().enumerate() {
+        let empty = format!("message `{id}` has no blocks");
+        for (i, element) in list.some_elements(example, &empty)?.into_iter().enumerate() {
             self.note(format!("{part}.blocks.{i}"), &element.span);
             let mut table = element.table("a block", BLOCK)?;
             let block = format!("{part}.blocks.{i}");
@@ -262,7 +261,7 @@ impl Reader {
             let bytes: Bytes = table.require("bytes", "\"1 MB\"")?.size_above_zero("1 MB")?;
             blocks.push(Block { from, to, bytes });
         }
-        if blocks.is_empty() { Err(none) } else { Ok(Message { id, period, start, late, blocks }) }
+        Ok(Message { id, period, start, late, blocks })
     }
 
     fn flow(&mut self, mut table: Table<'_>) -> Result<Flow, FileError> {

@@ -15,6 +15,8 @@ const COMPUTE: &[&str] = &["part", "kernel", "on"];
 const CPU: &str = "cpu";
 const PARTS: &str = "[{ id = \"left\", bytes = \"512 KiB\" }, { id = \"right\", bytes = \"512 KiB\" }]";
 const COPIES: &str = "[{ part = \"left\", from = \"host\", to = \"gpu0\" }]";
+const STEPS: &str = "[{ copy = \"host -> gpu\" }]";
+const EMPTY: &str = "the list is empty";
 const KERNELS: &str = "[{ part = \"left\", kernel = \"spin\" }]";
 
 /// The steps of a stream while they are read: where each part is.
@@ -36,11 +38,10 @@ impl Reader {
         packet: Bytes,
     ) -> Result<Vec<Part>, FileError> {
         let Some(list) = list else { return Ok(Vec::new()) };
-        let none = list.error("the packet has no parts", Some(format!("write for example `parts = {PARTS}`")));
         let total = |parts: &[Part]| parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.bytes.0));
         let mut parts: Vec<Part> = Vec::new();
         let mut last = None;
-        for element in list.elements(PARTS)? {
+        for element in list.some_elements(PARTS, "the packet has no parts")? {
             let mut table = element.table("a part", PART)?;
             let id_field = table.require("id", "\"left\"")?;
             let id = id_field.name()?;
@@ -61,13 +62,12 @@ impl Reader {
             last = Some(size);
         }
         match last {
-            None => Err(none),
             Some(last) if total(&parts) < packet.0 => {
                 let (sum, missing) = (total(&parts), packet.0 - total(&parts));
                 let message = format!("the parts have {sum} bytes, and the packet has {}", packet.0);
                 Err(last.error(message, Some(format!("make this part {missing} bytes larger, or add a part"))))
             }
-            Some(_) => Ok(parts),
+            _ => Ok(parts),
         }
     }
 
@@ -80,13 +80,11 @@ impl Reader {
         gpu: &Placement,
         written: &mut Written<'_>,
     ) -> Result<Vec<Step>, FileError> {
-        let none = list
-            .error("the stream has no steps", Some("write for example `steps = [{ copy = \"host -> gpu\" }]`".into()));
         let count = parts.len().max(1);
         let mut ways = Ways { parts, gpu, at: vec![None; count], spread: !parts.is_empty() };
         let (mut steps, mut exchanged) = (Vec::new(), None);
         let whole = list.span.clone();
-        for (i, element) in list.elements("[{ copy = \"host -> gpu\" }]")?.into_iter().enumerate() {
+        for (i, element) in list.some_elements(STEPS, "the stream has no steps")?.into_iter().enumerate() {
             let step = format!("{part}.steps.{i}");
             self.note(step.clone(), &element.span);
             let mut table = element.table("a step", STEP)?;
@@ -115,9 +113,6 @@ impl Reader {
                 ways.kernels(compute, on.as_ref(), &mut set)?;
             }
             steps.push(Some(set));
-        }
-        if steps.is_empty() {
-            return Err(none);
         }
         if let Some(idle) = ways.at.iter().position(Option::is_none).filter(|_| !parts.is_empty()) {
             let message = format!("no step does anything with part `{}`", parts[idle].id);
@@ -152,8 +147,7 @@ impl Ways<'_> {
             };
             return (0..self.at.len()).try_for_each(|part| self.copy(&field, set, part, &from, &to));
         }
-        let none = nothing(&field, COPIES);
-        for element in field.elements(COPIES)? {
+        for element in field.some_elements(COPIES, EMPTY)? {
             if let Ok(text) = element.text("") {
                 let help = format!("write for example `copy = {COPIES}`");
                 return Err(element.error(format!("`{text}` does not say which part is copied"), Some(help)));
@@ -165,7 +159,7 @@ impl Ways<'_> {
             let to = end(&to_field)?;
             self.copy(&to_field, set, part, &from, &to)?;
         }
-        if set.is_empty() { Err(none) } else { Ok(()) }
+        Ok(())
     }
 
     /// Reads the kernel of all parts, or a list with one element for each part that is computed on.
@@ -178,8 +172,7 @@ impl Ways<'_> {
             let help = "write `on` into the elements of the list".to_owned();
             return Err(on.key_error("the list says what computes", Some(help)));
         }
-        let (none, before) = (nothing(&field, KERNELS), set.len());
-        for element in field.elements(KERNELS)? {
+        for element in field.some_elements(KERNELS, EMPTY)? {
             if let Ok(text) = element.text("") {
                 let help = format!("write for example `compute = {KERNELS}`");
                 return Err(element.error(format!("`{text}` does not say over which part"), Some(help)));
@@ -191,7 +184,7 @@ impl Ways<'_> {
             let id = kernel.name()?;
             self.compute(&kernel, set, part, &id, on.as_ref())?;
         }
-        if set.len() == before { Err(none) } else { Ok(()) }
+        Ok(())
     }
 
     /// The part that an element names.
@@ -304,10 +297,6 @@ impl Ways<'_> {
         set.push(PartStep { part: part as u32, work: PartWork::Compute { kernel: kernel.to_owned(), at, on_cpu } });
         Ok(())
     }
-}
-
-fn nothing(field: &Field<'_>, example: &str) -> FileError {
-    field.error("the list is empty", Some(format!("write for example `{} = {example}`", field.key())))
 }
 
 /// An end of a copy by itself.

@@ -10,7 +10,7 @@ use crate::files::error::FileError;
 #[derive(Default)]
 pub(super) struct Reader {
     pub(super) spans: BTreeMap<String, Range<usize>>,
-    /// What each id stands for, and the line where it is given.
+    /// What each id stands for, and where in the file it is given.
     ids: BTreeMap<String, (&'static str, usize)>,
     /// Streams by their ids in lower case.
     streams: BTreeMap<String, String>,
@@ -48,8 +48,8 @@ impl Reader {
     ) -> Result<(String, String), FileError> {
         let field = table.require("id", "\"a\"")?;
         let id = field.name()?;
-        if let Some((other, line)) = self.ids.insert(id.clone(), (kind, field.line())) {
-            let help = "give each stream, message, flow and task its own id".to_owned();
+        if let Some((other, first)) = self.ids.insert(id.clone(), (kind, field.span.start)) {
+            let (line, help) = (field.line_of(first), "give each stream, message, flow and task its own id".to_owned());
             return Err(field.error(format!("a {other} is already called `{id}`, in line {line}"), Some(help)));
         }
         if kind == "stream" {

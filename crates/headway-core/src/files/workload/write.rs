@@ -176,7 +176,7 @@ impl Text {
 
 fn step(step: &Step, parts: &[Part]) -> String {
     match step {
-        Step::Copy { from, to } => format!("{{ copy = {} }}", quoted(&format!("{} -> {}", name(from), name(to)))),
+        Step::Copy { from, to } => copy(from, to),
         Step::Compute { kernel } => format!("{{ compute = {} }}", quoted(kernel)),
         Step::Exchange => "{ exchange = \"gpus\" }".to_owned(),
         Step::Parts(steps) if parts.is_empty() => whole(steps),
@@ -207,14 +207,16 @@ fn step(step: &Step, parts: &[Part]) -> String {
 /// A step that works on whole packets.
 fn whole(steps: &[PartStep]) -> String {
     match steps.first().map(|step| &step.work) {
-        Some(PartWork::Copy { from, to }) => {
-            format!("{{ copy = {} }}", quoted(&format!("{} -> {}", name(from), name(to))))
-        }
+        Some(PartWork::Copy { from, to }) => copy(from, to),
         Some(PartWork::Compute { kernel, at, on_cpu }) => {
             format!("{{ compute = {}, on = {} }}", quoted(kernel), quoted(on(at, *on_cpu)))
         }
         None => "{}".to_owned(),
     }
+}
+
+fn copy(from: &Place, to: &Place) -> String {
+    format!("{{ copy = {} }}", quoted(&format!("{} -> {}", name(from), name(to))))
 }
 
 fn on(at: &Place, on_cpu: bool) -> &str {

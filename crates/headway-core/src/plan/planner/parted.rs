@@ -167,9 +167,7 @@ impl Planner<'_> {
             operations.push(match work {
                 PartWork::Copy { from, to } => {
                     let key = format!("steps.{number}.copy");
-                    let ends = (self.end(stream, &key, from, own)?, self.end(stream, &key, to, own)?);
-                    let route = self.machine.route(ends.0, ends.1);
-                    self.copy(route.ok_or_else(|| self.no_route(stream, &key, ends))?, bytes)
+                    self.copy(self.route_of(stream, &key, (from, to), own)?, bytes)
                 }
                 PartWork::Compute { kernel, at: here, on_cpu } => {
                     let here = self.end(stream, &format!("steps.{number}.compute"), here, own)?;
@@ -177,7 +175,8 @@ impl Planner<'_> {
                         self.is_on_host(place, *part, here)?;
                         self.on_cpu(stream, number, kernel, bytes, cores)?
                     } else {
-                        self.on_gpu(stream, number, kernel, here, bytes)?
+                        let (engine, cost) = self.kernel_on_gpu(stream, number, kernel, here)?;
+                        (engine, cost.cost(bytes, bytes))
                     };
                     let time = busy.entry(engine).or_default();
                     *time = time.saturating_add(self.with_margin(cost));
@@ -195,20 +194,6 @@ impl Planner<'_> {
         }
         let name = name(&operations);
         Ok(PlannedStep { name, server: 0, cost, chunk: Bytes(0), piece: cost, hold: None, batch: None, operations })
-    }
-
-    fn on_gpu(
-        &self,
-        stream: &Stream,
-        number: usize,
-        kernel: &str,
-        gpu: EndpointId,
-        bytes: Bytes,
-    ) -> Result<(EngineId, Nanos), PlanError> {
-        match (self.machine.kernel(kernel, gpu), self.machine.execution_engine(gpu)) {
-            (Some(cost), Some(engine)) => Ok((engine, cost.cost(bytes, bytes))),
-            _ => Err(self.unknown_kernel(stream, number, kernel)),
-        }
     }
 
     /// Refuses a kernel on a core of the CPU whose data is on a GPU.

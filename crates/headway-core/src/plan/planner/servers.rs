@@ -124,9 +124,8 @@ impl Planner<'_> {
                 continue;
             }
             if let Source::Parts(planned) = &pipeline.source {
-                let planned = planned.clone();
                 for step in &mut pipeline.steps {
-                    self.price_parts(&planned, step, &used, domains)?;
+                    self.price_parts(planned, step, &used, domains)?;
                 }
                 continue;
             }
@@ -168,6 +167,18 @@ impl Planner<'_> {
         Ok(setup.saturating_add(rate.time_for(bytes)))
     }
 
+    /// As [`Self::copy_time`] at the rate that the route keeps while all of `used` copy.
+    pub(super) fn copy_time_beside(
+        &self,
+        route: RouteId,
+        bytes: Bytes,
+        used: &[RouteId],
+        domains: &Domains,
+    ) -> Result<Nanos, PlanError> {
+        let (setup, rate) = self.keeps_beside(route, used, domains)?;
+        Ok(setup.saturating_add(rate.time_for(bytes)))
+    }
+
     /// The set-up time and the rate of a route that hold whatever the rest of the plan does.
     fn keeps(&self, route: RouteId, used: &[RouteId], domains: &Domains) -> Result<(Nanos, Rate), PlanError> {
         let planned = &self.machine.routes[route.at()];
@@ -179,21 +190,19 @@ impl Planner<'_> {
             Strategy::Serial | Strategy::Combined | Strategy::Lockstep | Strategy::Generation => false,
         };
         let concurrent: Vec<RouteId> = used.iter().copied().filter(|other| *other == route || meets(other)).collect();
-        let rate = domains.network(route).guaranteed_rate(route, &concurrent)?;
-        Ok((planned.setup.max(planned.setup_queued), rate))
+        self.keeps_beside(route, &concurrent, domains)
     }
 
-    /// As [`Self::copy_time`] at the rate that the route keeps while all of `used` copy.
-    pub(super) fn copy_time_beside(
+    /// The same while all of `concurrent`, the route itself included, copy.
+    fn keeps_beside(
         &self,
         route: RouteId,
-        bytes: Bytes,
-        used: &[RouteId],
+        concurrent: &[RouteId],
         domains: &Domains,
-    ) -> Result<Nanos, PlanError> {
+    ) -> Result<(Nanos, Rate), PlanError> {
         let planned = &self.machine.routes[route.at()];
-        let rate = domains.network(route).guaranteed_rate(route, used)?;
-        Ok(planned.setup.max(planned.setup_queued).saturating_add(rate.time_for(bytes)))
+        let rate = domains.network(route).guaranteed_rate(route, concurrent)?;
+        Ok((planned.setup.max(planned.setup_queued), rate))
     }
 
     /// Whether one GPU's engines serve both.

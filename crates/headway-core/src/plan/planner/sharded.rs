@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::{
-    BatchBlock, Bytes, Domains, EndpointId, Nanos, Pipeline, Place, PlanError, PlannedOperation, PlannedStep,
+    BatchBlock, Bytes, Domains, EndpointId, EngineId, Nanos, Pipeline, Place, PlanError, PlannedOperation, PlannedStep,
     PlannedStream, Planner, Processor, RouteId, Source, Step, Strategy, Stream, Work,
 };
+use crate::files::machine::KernelCost;
 use crate::plan::{Gang, Shard, Sharded, is_first_kernel};
 
 /// Why no machine can run a stream that is divided, or that exchanges, as this one.
@@ -147,6 +148,18 @@ impl Planner<'_> {
         Ok(steps)
     }
 
+    /// The engine that runs `kernel` of step `number` on `gpu`, and its cost there.
+    pub(super) fn kernel_on_gpu(
+        &self,
+        stream: &Stream,
+        number: usize,
+        kernel: &str,
+        gpu: EndpointId,
+    ) -> Result<(EngineId, &KernelCost), PlanError> {
+        let known = self.machine.execution_engine(gpu).zip(self.machine.kernel(kernel, gpu));
+        known.ok_or_else(|| self.unknown_kernel(stream, number, kernel))
+    }
+
     fn launch(
         &self,
         stream: &Stream,
@@ -154,12 +167,8 @@ impl Planner<'_> {
         kernel: &str,
         gpu: EndpointId,
     ) -> Result<PlannedOperation, PlanError> {
-        match (self.machine.kernel(kernel, gpu), self.machine.execution_engine(gpu)) {
-            (Some(_), Some(engine)) => {
-                Ok(PlannedOperation { engines: vec![engine], work: Work::Compute { kernel: kernel.to_owned() } })
-            }
-            _ => Err(self.unknown_kernel(stream, number, kernel)),
-        }
+        let (engine, _) = self.kernel_on_gpu(stream, number, kernel, gpu)?;
+        Ok(PlannedOperation { engines: vec![engine], work: Work::Compute { kernel: kernel.to_owned() } })
     }
 
     /// A step on all GPUs, with its cost if it computes: that of the GPU that has the most to do.
@@ -193,7 +202,7 @@ impl Planner<'_> {
         PlannedStep { name, server: 0, cost, chunk: Bytes(0), piece: cost, hold: None, batch: None, operations }
     }
 
-    fn route_of(
+    pub(super) fn route_of(
         &self,
         stream: &Stream,
         key: &str,

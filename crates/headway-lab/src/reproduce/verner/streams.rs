@@ -99,7 +99,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
             let policy = *policy;
             let planned = match planned {
                 Ok(Some(planned)) => planned,
-                // What cannot be planned is told beside what can.
+                // The report lists the policies that accept no stream after those that do.
                 Ok(None) => {
                     results.all[at].refused.push(format!("`{}` accepts not even one stream.", policy.name()));
                     continue;

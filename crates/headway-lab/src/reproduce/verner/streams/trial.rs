@@ -56,7 +56,7 @@ pub(super) struct Late {
     pub(super) what: &'static str,
     pub(super) pipeline: u32,
     pub(super) cycle: u64,
-    /// By how much; of several packets the longest that is told.
+    /// By how much; for several packets, the longest lateness of those that the event names.
     pub(super) by: Nanos,
     /// Packets of the block; one of everything else.
     pub(super) count: u64,
