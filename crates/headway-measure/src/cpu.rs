@@ -49,12 +49,33 @@ fn cores() -> u32 {
 
 /// The CPU with the costs of these kernels.
 pub fn measured<'k>(ids: impl Iterator<Item = &'k str>, effort: Effort) -> Result<Cpu, Error> {
-    Ok(of(costs(ids, effort)?))
+    Ok(of(costs(ids, effort, Nanos::ZERO)?))
 }
 
-/// The costs of these kernels.
-pub(super) fn costs<'k>(ids: impl Iterator<Item = &'k str>, effort: Effort) -> Result<Vec<(String, Cost)>, Error> {
-    ids.map(|id| Ok((id.to_owned(), cost(id, effort)?))).collect()
+/// The costs of these kernels. Cores are also watched for `watch`, so that set-up times cover what rarely disturbs them.
+pub(super) fn costs<'k>(
+    ids: impl Iterator<Item = &'k str>,
+    effort: Effort,
+    watch: Nanos,
+) -> Result<Vec<(String, Cost)>, Error> {
+    let mut costs = Vec::new();
+    for id in ids {
+        costs.push((id.to_owned(), cost(id, effort)?));
+    }
+    if let Some((id, first)) = costs.first().filter(|_| watch > Nanos::ZERO) {
+        let number = 0;
+        let longest = Cores::start(id)?.slowest(number, |once| {
+            let (mut longest, until) = (Nanos::ZERO, clock::now() + watch);
+            for round in (0..u32::MAX).take_while(|_| clock::now() < until) {
+                longest = longest.max(once(round)?);
+            }
+            Ok(longest)
+        })?;
+        // What disturbs a core has nothing to do with the kernel that it runs.
+        let disturbance = longest.saturating_sub(first.setup);
+        costs.iter_mut().for_each(|(_, cost)| cost.setup = cost.setup.saturating_add(disturbance));
+    }
+    Ok(costs)
 }
 
 /// The CPU of these costs.
@@ -67,23 +88,14 @@ pub(super) fn of(costs: Vec<(String, Cost)>) -> Cpu {
 /// The cost of kernel `id`, with as many cores at work at the same time as may serve: each probe counts with the time that 999 of
 /// 1000 of its jobs keep, and the slowest rate of any.
 fn cost(id: &str, effort: Effort) -> Result<Cost, Error> {
-    let count = cores() as usize;
-    let own = apart(count);
-    // Who hands out the jobs keeps off the cores, as the driver does.
-    let _aside = own.as_ref().and_then(|(_, others)| Aside::on(others));
-    let mut all = Vec::new();
-    for number in 0..count {
-        let cpu = own.as_ref().map(|(own, _)| own[number]);
-        all.push(Core::start(number as u32, stages(id)?, cpu, Arc::new(|| {}))?);
-    }
+    let cores = Cores::start(id)?;
     let mut times = Vec::new();
-    for (number, (portions, bytes)) in (0u32..).zip(PROBES) {
-        let lens = vec![bytes; portions];
-        let found = std::thread::scope(|scope| {
-            let probes: Vec<_> = all.iter().map(|core| scope.spawn(|| slow(core, number, &lens, effort))).collect();
-            probes.into_iter().map(|probe| probe.join().expect("probes do not panic")).collect::<Result<Vec<_>, _>>()
-        });
-        times.push(found?.into_iter().max().unwrap_or_default());
+    for number in 0..PROBES.len() {
+        times.push(cores.slowest(number, |once| {
+            let mut samples = series(effort, clock::now, once)?;
+            samples.sort_unstable();
+            Ok(samples[(samples.len() * 999).div_ceil(1000) - 1])
+        })?);
     }
     let setup = times[0];
     let portion = Nanos(times[1].saturating_sub(setup).0.div_ceil(PROBES[1].0 as u64));
@@ -98,6 +110,45 @@ fn cost(id: &str, effort: Effort) -> Result<Cost, Error> {
     Ok(Cost { setup, portion, rate: (kept as u64).max(MIN) })
 }
 
+/// The cores that may serve, with the stages of one kernel.
+struct Cores {
+    all: Vec<Core>,
+    /// Who hands out the jobs keeps off the cores, as the driver does.
+    _aside: Option<Aside>,
+}
+
+impl Cores {
+    fn start(id: &str) -> Result<Self, Error> {
+        let count = cores() as usize;
+        let own = apart(count);
+        let aside = own.as_ref().and_then(|(_, others)| Aside::on(others));
+        let mut all = Vec::new();
+        for number in 0..count {
+            let cpu = own.as_ref().map(|(own, _)| own[number]);
+            all.push(Core::start(number as u32, stages(id)?, cpu, Arc::new(|| {}))?);
+        }
+        Ok(Self { all, _aside: aside })
+    }
+
+    /// What `figure` makes of jobs of probe `number`, on all cores at the same time: the longest counts.
+    fn slowest(
+        &self,
+        number: usize,
+        figure: impl Fn(&mut Once<'_>) -> Result<Nanos, Error> + Sync,
+    ) -> Result<Nanos, Error> {
+        let figure = &figure;
+        let found = std::thread::scope(|scope| {
+            let start = |core| scope.spawn(move || on_core(core, number, figure));
+            let probes: Vec<_> = self.all.iter().map(start).collect();
+            probes.into_iter().map(|probe| probe.join().expect("probes do not panic")).collect::<Result<Vec<_>, _>>()
+        });
+        Ok(found?.into_iter().max().unwrap_or_default())
+    }
+}
+
+/// Runs one job, and gives the time from handing it out to noticing its end.
+type Once<'o> = dyn FnMut(u32) -> Result<Nanos, Error> + 'o;
+
 /// A stage of kernel `id` for every probe.
 fn stages(id: &str) -> Result<Stages, Error> {
     let mut stages = Stages::new();
@@ -110,25 +161,25 @@ fn stages(id: &str) -> Result<Stages, Error> {
     Ok(stages)
 }
 
-/// The time that 999 of 1000 jobs keep, from handing out to noticing the end. Blocks take turns, so that none is in a cache.
-fn slow(core: &Core, stage: u32, lens: &[u64], effort: Effort) -> Result<Nanos, Error> {
+/// What `figure` makes of jobs of probe `number` on `core`. Blocks take turns, so that none is in a cache.
+fn on_core(core: &Core, number: usize, figure: impl Fn(&mut Once<'_>) -> Result<Nanos, Error>) -> Result<Nanos, Error> {
+    let (portions, bytes) = PROBES[number];
+    let lens = vec![bytes; portions];
     let size = block::block_bytes(lens.iter().copied()).0 as usize;
     let memory = Memory::default();
     let mut blocks = Vec::new();
     for _ in 0..(COLD / size).clamp(1, BLOCKS_MAX) {
         let (input, output) = (memory.buffer(size)?, memory.buffer(size)?);
         let mut packed = input.claim(0..size, Access::Write)?;
-        block::write_header(packed.bytes_mut()?, 0, lens).expect("the buffer has `block_bytes` for these portions");
+        block::write_header(packed.bytes_mut()?, 0, &lens).expect("the buffer has `block_bytes` for these portions");
         drop(packed);
         blocks.push((input, output));
     }
-    let mut samples = series(effort, clock::now, |number| {
-        let (input, output) = &blocks[number as usize % blocks.len()];
+    figure(&mut |round| {
+        let (input, output) = &blocks[round as usize % blocks.len()];
         let (input, output) = (input.claim(0..size, Access::Read)?, output.claim(0..size, Access::Write)?);
-        Ok::<_, Error>(timed(core, Job { tag: u64::from(number), stage: (stage, 0, 0), input, output })?)
-    })?;
-    samples.sort_unstable();
-    Ok(samples[(samples.len() * 999).div_ceil(1000) - 1])
+        Ok(timed(core, Job { tag: u64::from(round), stage: (number as u32, 0, 0), input, output })?)
+    })
 }
 
 #[cfg(test)]

@@ -21,6 +21,8 @@ pub(super) struct Run {
     pub(super) page: String,
     /// Rows of a benchmark of copies; empty for other runs.
     pub(super) rows: Vec<Row>,
+    /// `runs.csv` of an experiment that was interrupted: its page compares nothing. Empty for other runs.
+    pub(super) interrupted: Vec<Row>,
 }
 
 /// One row of `rows.csv.gz`, by the names of its columns.
@@ -71,11 +73,16 @@ fn read(folder: &Path, name: &str) -> anyhow::Result<Run> {
         GzDecoder::new(packed.as_slice()).read_to_string(&mut text).with_context(|| format!("{name}: rows.csv.gz"))?;
         rows = table(&text);
     }
-    Ok(Run { name: name.to_owned(), gpu, gpus, commit, page, rows })
+    let interrupted = if folder.join("INCOMPLETE.txt").exists() {
+        table(&fs::read_to_string(folder.join("runs.csv")).unwrap_or_default())
+    } else {
+        Vec::new()
+    };
+    Ok(Run { name: name.to_owned(), gpu, gpus, commit, page, rows, interrupted })
 }
 
 /// Rows that have as many cells as the header. Some early runs wrote names with commas in them without quotes.
-fn table(text: &str) -> Vec<Row> {
+pub(super) fn table(text: &str) -> Vec<Row> {
     let mut lines = text.lines().map(cells);
     let header = lines.next().unwrap_or_default();
     let whole = lines.filter(|cells| cells.len() == header.len());

@@ -69,6 +69,13 @@ fn streams(runs: &[Run]) -> Claim {
             let figures = vec![before(ours, " misses"), before(ours, " streams, "), before(ours, " GB/s")];
             lines.push(line(run, format!("{}, {policy}", run.name), duration.to_owned(), figures));
         }
+        for row in run.interrupted.iter().filter(|row| row.text("part") == "planned") {
+            let name = format!("{}, workload {}, `{}`", run.name, row.text("workload"), row.text("policy"));
+            let rate = row.number("bits_per_s").map(|bits| bits / 8e9);
+            let figures = vec![row.number("misses"), row.number("streams"), rate];
+            let took = row.number("took_ns").unwrap_or_default() / 1e9;
+            lines.push(line(run, name, format!("{took:.0} s"), figures));
+        }
     }
     Claim {
         title: "Streams encrypted, as many as the planner accepts".to_owned(),
@@ -163,7 +170,18 @@ mod tests {
 
     fn run(name: &str, page: &str) -> Run {
         let (name, page, commit) = (name.to_owned(), page.to_owned(), "c".to_owned());
-        Run { name, gpu: "H200", gpus: 4, commit, page, rows: Vec::new() }
+        Run { name, gpu: "H200", gpus: 4, commit, page, rows: Vec::new(), interrupted: Vec::new() }
+    }
+
+    #[test]
+    fn an_interrupted_run_counts_with_its_raw_figures() {
+        let figures = "workload,policy,part,streams,bits_per_s,took_ns,misses\n\
+                       1,partitioned,warm-up,99,8000000000,6000000000,5\n1,partitioned,planned,100,8000000000,60100000000,7\n";
+        let interrupted = super::super::runs::table(figures);
+        let claim = streams(&[Run { interrupted, ..run("2026-11-26-h200x2-verner-aes", "") }]);
+        assert_eq!(claim.lines.len(), 1);
+        assert_eq!(claim.lines[0].figures, [Some(7.0), Some(100.0), Some(1.0)]);
+        assert_eq!(claim.lines[0].samples, "60 s");
     }
 
     #[test]

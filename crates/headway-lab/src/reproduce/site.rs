@@ -4,9 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use headway_core::files::machine::{CapacityKind, EndpointId, Machine};
+use headway_core::models::cpu::RequestedClass;
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};
 use headway_device::Engines;
 use headway_device::emu::{EmuGpu, EmuSpec};
+use headway_os::sched::{self, Role};
 
 use super::Setting;
 use crate::Error;
@@ -82,6 +84,13 @@ impl Site {
             ("emu", false) => Nanos(5 * NANOS_PER_SECOND),
             _ => Nanos(60 * NANOS_PER_SECOND),
         })
+    }
+
+    /// The scheduling class of the threads that drive GPUs: `nice` where it is permitted. The stronger ones must not spin, and
+    /// cores keep no CPUs of their own in them.
+    pub(super) fn class(&self) -> RequestedClass {
+        let permitted = || sched::strongest(RequestedClass::Nice, Role::Driver).refused.is_empty();
+        if self.source == "cuda" && permitted() { RequestedClass::Nice } else { RequestedClass::Ordinary }
     }
 
     /// The machine with its hash, and the devices.
