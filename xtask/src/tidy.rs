@@ -51,6 +51,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
 
     let mut findings = arrows::check(&tree, &packages);
     findings.extend(layout::check(&tree, &packages));
+    findings.extend(layout::check_tests(&tree, &packages));
     findings.extend(packaging::check(&tree, &packages));
     findings.extend(rust::check(&tree));
     findings.extend(circles::check(&tree));

@@ -61,7 +61,7 @@ fn describe(tree: &Tree, file: &str) -> anyhow::Result<String> {
     }
     for mention in tests.iter().take(SHOWN) {
         let (package, _) = place(&mention.place);
-        let program = program(&mention.place);
+        let program = program(tree, &mention.place);
         out += &format!("  cargo test -p {package} --test {program}   # {}\n", join(&mention.names));
     }
     let is_page = |path: &str| path.ends_with(".md") && !path.starts_with("bench/runs") && path != "CHANGELOG.md";
@@ -117,10 +117,13 @@ fn place(file: &str) -> (String, String) {
     (package.to_owned(), if matches!(module, "lib" | "main") { String::new() } else { module.to_owned() })
 }
 
-/// The test program that a file under `tests` belongs to.
-fn program(file: &str) -> String {
-    let behind = file.split_once("/tests/").map_or(file, |(_, behind)| behind);
-    behind.split('/').next().unwrap_or(behind).trim_end_matches(".rs").to_owned()
+/// The test program that a file under `tests` belongs to; where it is one of several modules, also which.
+fn program(tree: &Tree, file: &str) -> String {
+    let (package, behind) = file.split_once("/tests/").unwrap_or(("", file));
+    let name = behind.split('/').next().unwrap_or(behind).trim_end_matches(".rs");
+    let all = tree.text(&format!("{package}/tests/it.rs")).unwrap_or_default();
+    let is_module = all.lines().any(|line| line == format!("mod {name};"));
+    if is_module { format!("it {name}::") } else { name.to_owned() }
 }
 
 /// Files that name the file, or one of `names`; those with the most names first.
@@ -190,7 +193,7 @@ mod tests {
         let cuts = of("crates/headway-core/src/decisions/staging/cuts.rs");
         assert!(cuts.contains("cargo test -p headway-core --lib decisions::staging::cuts\n"), "{cuts}");
         let machine = of("crates/headway-core/src/files/machine.rs");
-        assert!(machine.contains("cargo test -p headway-core --test machine_files"), "{machine}");
+        assert!(machine.contains("cargo test -p headway-core --test it machine_files::"), "{machine}");
         assert!(machine.contains("  docs/"), "{machine}");
         let patched = tree.texts().filter(|(path, _)| path.starts_with("xtask/mutants/")).find_map(|(patch, text)| {
             let file = text.lines().find_map(|line| line.strip_prefix("+++ b/"))?.to_owned();

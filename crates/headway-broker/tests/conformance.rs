@@ -1,22 +1,19 @@
 //! The page on the protocol: its numbers are the code's, and a client in C that was written from it works.
 
-#[path = "../src/layout.rs"]
-#[allow(dead_code, unreachable_pub, reason = "the test uses a part of it")]
-mod layout;
-mod support;
+use crate::layout;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::support::{Broker, LIMIT, parameters, shape, wait_until};
 use headway_broker::{Client, OnLoss, Phase, ServerOptions};
 use headway_core::decisions::sharing::log::Line;
 use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::ipc::{Packet, Socket};
 use serde_json::Value;
-use support::{Broker, LIMIT, parameters, shape, wait_until};
 
 fn page() -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/protocol.md")).unwrap()

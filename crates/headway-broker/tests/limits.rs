@@ -1,13 +1,11 @@
 //! What one client may take from the others by what it says: urgency, places, and messages that are none.
 
-#[path = "../src/layout.rs"]
-#[allow(dead_code, unreachable_pub, reason = "the test uses a part of it")]
-mod layout;
-mod support;
+use crate::layout;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use self::layout::{BROKER_LONGS, BROKER_WORDS, CLIENT_LONGS, CLIENT_WORDS, Code, Entry, RING_ENTRIES, TAIL};
+use crate::layout::{BROKER_LONGS, BROKER_WORDS, CLIENT_LONGS, CLIENT_WORDS, Code, Entry, RING_ENTRIES, TAIL};
+use crate::support::{Broker, LIMIT, parameters, shape, wait_until};
 use headway_broker::{Client, ClientError, OnLoss, Reason, ServerOptions, TaskShape};
 use headway_core::decisions::sharing::{JobId, Segment, TaskId};
 use headway_core::decisions::token::Mode;
@@ -15,7 +13,6 @@ use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::ipc::{Bell, Packet, Socket, Words, WordsView};
 use std::os::fd::AsFd;
-use support::{Broker, LIMIT, parameters, shape, wait_until};
 
 fn connect(broker: &Broker) -> Client {
     Client::connect(&broker.socket, "one", OnLoss::Fail).unwrap()

@@ -1,16 +1,14 @@
 //! GPUs that are lost, by the word of the owner or of a probe.
 
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::support::{Broker, LIMIT, operation, parameters, shape, wait_until};
 use headway_broker::{Client, ClientError, Health, JobStatus, OnLoss, Phase, Probe, Reason, ServerOptions, Status};
 use headway_core::decisions::engine_lock::Work;
 use headway_core::decisions::sharing::{GpuId, Segment};
 use headway_core::units::Nanos;
 use headway_os::clock;
-use support::{Broker, LIMIT, operation, parameters, shape, wait_until};
 
 fn connect(broker: &Broker, name: &str) -> Client {
     Client::connect(&broker.socket, name, OnLoss::Wait).unwrap()

@@ -1,7 +1,5 @@
 //! What a broker writes down, and what it does when it cannot.
 
-mod support;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
@@ -11,6 +9,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::{Broker, LIMIT, operation, parameters, shape, wait_until};
 use headway_broker::{
     Client, ClientError, Faults, OnLoss, Phase, Server, ServerError, ServerOptions, Status, Tell, client,
 };
@@ -19,7 +18,6 @@ use headway_core::decisions::sharing::GpuId;
 use headway_core::decisions::sharing::log::{Line, Why};
 use headway_core::units::Nanos;
 use headway_os::clock;
-use support::{Broker, LIMIT, operation, parameters, shape, wait_until};
 
 const ENOSPC: i32 = 28;
 const EIO: i32 = 5;

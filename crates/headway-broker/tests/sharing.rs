@@ -1,17 +1,15 @@
 //! Clients and a broker in one process: tokens, leases, refusals, loss, restart.
 
-mod support;
-
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::support::{Broker, LIMIT, operation, parameters, shape, wait_until};
 use headway_broker::{Access, Client, ClientError, OnLoss, Phase, Reason, Server, ServerError, ServerOptions, client};
 use headway_core::decisions::engine_lock::{Operation, Work};
 use headway_core::decisions::sharing::GpuId;
 use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
 use headway_os::ipc::{Packet, Socket};
-use support::{Broker, LIMIT, operation, parameters, shape, wait_until};
 
 const WORKS: [Work; 3] = [Work::Execute, Work::CopyIn, Work::CopyOut];
 

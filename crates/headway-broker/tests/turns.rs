@@ -2,13 +2,12 @@
 //!
 //! Threads with other users' rights stand for them, which only root can have.
 
-mod support;
-
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::thread::{Scope, ScopedJoinHandle};
 use std::{fs, thread};
 
+use crate::support::{Broker, LIMIT, parameters, shape, wait_until};
 use headway_broker::{Access, Client, ClientError, OnLoss, Reason, ServerOptions, TaskShape};
 use headway_core::decisions::sharing::GpuId;
 use headway_core::decisions::token::Mode;
@@ -16,7 +15,6 @@ use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::ipc::user;
 use rustix::process::Uid;
-use support::{Broker, LIMIT, parameters, shape, wait_until};
 
 /// Users who are nobody's.
 const MANY: u32 = 54_321;

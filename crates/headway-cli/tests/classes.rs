@@ -1,11 +1,9 @@
 //! Scheduling classes as `plan`, `run` and `doctor` name them, with permissions and without.
 
-mod common;
-
 use std::path::Path;
 use std::process::Command;
 
-use common::{Answer, command, headway, place};
+use crate::common::{Answer, command, headway, place};
 use serde_json::Value;
 
 const RUN: [&str; 8] =

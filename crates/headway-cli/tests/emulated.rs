@@ -1,8 +1,6 @@
 //! What `--backend emu` says about itself, and on how many GPUs it runs.
 
-mod common;
-
-use common::{headway, place};
+use crate::common::{headway, place};
 
 #[test]
 fn an_emulated_run_on_two_gpus_says_what_it_imitates() {

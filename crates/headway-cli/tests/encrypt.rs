@@ -1,14 +1,12 @@
 //! The main job from outside: what `headway run` encrypts is what `openssl` makes of the bytes that the manifest names,
 //! with the keys read from the workload file by another parser.
 
-mod common;
-
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{Answer, headway, place, random, root};
+use crate::common::{Answer, headway, place, random, root};
 use serde_json::Value;
 
 const ENCRYPT: &str = "workloads/encrypt.toml";

@@ -1,12 +1,10 @@
 //! What `HEADWAY_LOG` has written on the standard error, and that nothing is written without it.
 
-mod common;
-
 use std::fs::File;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 
-use common::{command, headway, interrupt, place, wait_until};
+use crate::common::{command, headway, interrupt, place, wait_until};
 use headway::copy::{self, At, How, Method, Reach};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};

@@ -3,7 +3,6 @@
 //! The outputs are those of real commands on a computer without a GPU, and every line that a broker writes for clients. A field is found by the tables of the page alone: each
 //! object has a table, and the type of a field links to the table of what lies inside it.
 
-mod common;
 #[path = "fields/guest.rs"]
 mod guest;
 
@@ -11,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use common::{command, fake_mps, headway, interrupt, place, root, wait_until};
+use crate::common::{command, fake_mps, headway, interrupt, place, root, wait_until};
 use headway_core::decisions::engine_lock::{
     Engine, EngineParameters, LockId, Operation, Order, PeerLocks, Refused as EngineRefused, Work,
 };

@@ -1,10 +1,10 @@
 //! What the commands print, compared with the committed texts in `golden/`. `SNAPSHOTS=overwrite` writes them anew.
 
-mod common;
+use crate::common;
 
 use std::path::Path;
 
-use common::{headway, place, root, subcommands};
+use crate::common::{headway, place, root, subcommands};
 use serde_json::Value;
 use snapbox::data::{Data, DataFormat};
 

@@ -1,6 +1,6 @@
 //! The help of every command is the committed text, from which `cargo xtask tidy` learns the flags that pages may name.
 //!
-//! `SNAPSHOTS=overwrite cargo test -p headway-cli --test help` writes the texts anew.
+//! `SNAPSHOTS=overwrite cargo test -p headway-cli --test it help::` writes the texts anew.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

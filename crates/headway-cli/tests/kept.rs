@@ -1,14 +1,12 @@
 //! What results replace, where they go if nobody says, and what an interrupt keeps of experiments and benchmarks.
 
-mod common;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use common::{Answer, command, headway, interrupt, place, tree, wait_until};
+use crate::common::{Answer, command, headway, interrupt, place, tree, wait_until};
 
 const FIGURE: [&str; 4] = ["reproduce", "verner-fig2.1", "--backend", "sim"];
 

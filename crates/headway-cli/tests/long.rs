@@ -1,11 +1,9 @@
 //! Long runs: what is kept is bounded, what is left out is said, and no figure depends on it.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::{Answer, headway, place};
+use crate::common::{Answer, headway, place};
 use serde_json::Value;
 
 const RUN: [&str; 7] = ["run", "workloads/encrypt.toml", "--backend", "sim", "--duration", "200 ms", "--out"];

@@ -1,11 +1,9 @@
 //! The manual pages have every command and every option that the help has.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::fs;
 
-use common::{headway, place};
+use crate::common::{headway, place};
 
 /// Words of `text` that are long options.
 fn options(text: &str) -> BTreeSet<String> {

@@ -1,7 +1,5 @@
 //! The MPS daemon that a broker runs: started, joined, and stopped however the broker ends. A script stands in for NVIDIA's program.
 
-mod common;
-
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -11,7 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use common::{Answer, command, fake_mps, root};
+use crate::common::{Answer, command, fake_mps, root};
 use tempfile::TempDir;
 
 /// Brokers of one machine file share a GPU, which has one broker at a time.

@@ -1,13 +1,11 @@
 //! Streams whose packets have parts on several processors, from outside: what a run writes, in simulation and with threads and real
 //! memory, is what comes of each part by itself.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use common::{headway, place};
+use crate::common::{headway, place};
 
 /// Bytes of a packet of `frames`, and of its first part.
 const PACKET: usize = 528 << 10;

@@ -1,11 +1,9 @@
 //! The commands that the README and the pages it sends readers to show work as shown.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::{Answer, command, place, random, root};
+use crate::common::{Answer, command, place, random, root};
 
 /// Arguments of every command line for `headway` in the fenced `sh` blocks of `text`.
 fn commands(text: &str) -> Vec<Vec<String>> {

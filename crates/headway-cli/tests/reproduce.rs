@@ -3,13 +3,11 @@
 //! Verdicts depend on how fast things are and are not looked at. An experiment that finds a wrong byte ends with an error,
 //! thus with status 2.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use common::headway;
+use crate::common::headway;
 use headway_lab::reproduce::EXPERIMENTS;
 use serde_json::Value;
 

@@ -1,14 +1,12 @@
 //! What a run leaves behind: a file of its own for every stream, inside the folder of the results, and a judgement of every job.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use common::{Answer, command, headway, interrupt, interrupted_at, place, tree, wait_until};
+use crate::common::{Answer, command, headway, interrupt, interrupted_at, place, tree, wait_until};
 use serde_json::Value;
 
 /// Two streams of the same bytes under different keys; only `/` and `_` tell their ids apart.

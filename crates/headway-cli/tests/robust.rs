@@ -1,13 +1,11 @@
 //! What goes wrong is told once, with the object, the fact and a remedy, by an exit status, and leaves nothing behind.
 
-mod common;
-
 use std::fs;
 use std::io::pipe;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Answer, command, headway, interrupted_at, place, tree};
+use crate::common::{Answer, command, headway, interrupted_at, place, tree};
 
 const ENCRYPT: &str = "workloads/encrypt.toml";
 

@@ -1,11 +1,9 @@
 //! Tasks that share GPUs, run: simulated, and as threads on emulated GPUs.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 
-use common::headway;
+use crate::common::headway;
 use serde_json::Value;
 
 const TRACKERS: &str = "name = \"two\"\n[run]\nduration = \"400 ms\"\n[sharing]\ncpus = 2\n\

@@ -1,7 +1,5 @@
 //! The deadline dispatcher against a second, brute-force one, at its limits, in failure and at the ends of time.
 
-#[path = "dispatch/case.rs"]
-mod case;
 #[path = "dispatch/engines.rs"]
 mod engines;
 #[path = "dispatch/reference.rs"]
@@ -9,7 +7,7 @@ mod reference;
 
 use std::collections::BTreeMap;
 
-use case::{Case, any_case, compute, copy, flow, hold, plan, server, step, stream};
+use crate::case::{Case, any_case, compute, copy, flow, hold, plan, server, step, stream};
 use engines::Engines;
 use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits, NAMED_MAX, Refused, TIME_MAX};
 use headway_core::log::What;

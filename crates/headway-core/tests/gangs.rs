@@ -1,14 +1,7 @@
 //! Pipelines that advance together: the baselines `lockstep` and `generation`, planned and dispatched.
 
-#[path = "dispatch/bench.rs"]
-#[allow(dead_code, reason = "every test file uses its own part")]
-mod bench;
-#[path = "dispatch/case.rs"]
-#[allow(dead_code, reason = "every test file uses its own part")]
-mod case;
-
-use bench::Bench;
-use case::{compute, copy, flow, server, step, stream};
+use crate::bench::Bench;
+use crate::case::{self, compute, copy, flow, server, step, stream};
 use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits, Refused};
 use headway_core::files::machine::{Machine, shipped};
 use headway_core::files::workload::Workload;

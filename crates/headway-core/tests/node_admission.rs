@@ -267,7 +267,7 @@ fn history(machine: &Machine, rate: u64, seed: u64, tally: &mut Tally) -> Result
     Ok(())
 }
 
-/// More with `HEADWAY_HISTORIES=100000 cargo test -p headway-core --test node_admission`.
+/// More with `HEADWAY_HISTORIES=100000 cargo test -p headway-core --test it node_admission::`.
 #[test]
 fn no_accepted_flow_misses_a_window_on_any_server_whatever_joins_and_leaves() {
     let count = std::env::var("HEADWAY_HISTORIES").map_or(240, |text| text.parse().expect("a number"));

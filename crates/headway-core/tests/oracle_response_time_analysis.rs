@@ -93,7 +93,7 @@ fn in_nanoseconds(draw: &mut rival::Draw) -> Vec<Task> {
 }
 
 /// 100,000 sets, in an hour at most:
-/// `HEADWAY_CASES=100000 cargo test --release -p headway-core --test oracle_response_time_analysis nanoseconds`.
+/// `HEADWAY_CASES=100000 cargo test --release -p headway-core --test it nanoseconds`.
 #[test]
 fn sets_in_nanoseconds_have_the_verdict_of_the_bounds() {
     // The rival checks itself by brute force in debug builds.

@@ -1,13 +1,7 @@
 //! What the dispatcher does with work that is late or more than planned: `on_miss`, and who is paused.
 
-#[path = "dispatch/bench.rs"]
-mod bench;
-#[path = "dispatch/case.rs"]
-#[allow(dead_code, reason = "every test file uses its own part")]
-mod case;
-
-use bench::Bench;
-use case::{copy, flow, server, step, stream};
+use crate::bench::Bench;
+use crate::case::{self, copy, flow, server, step, stream};
 use headway_core::decisions::dispatch::{Action, Event, Input};
 use headway_core::files::workload::OnMiss;
 use headway_core::plan::{Pipeline, Plan, Source};

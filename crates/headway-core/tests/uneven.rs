@@ -197,7 +197,7 @@ fn some_division_holds(plan: &Plan) -> bool {
     try_from(0, plan, &places, &mut tasks)
 }
 
-/// More with `HEADWAY_CASES=10000 cargo test --release -p headway-core --test uneven every_division -- --nocapture`.
+/// More with `HEADWAY_CASES=10000 cargo test --release -p headway-core --test it every_division -- --nocapture`.
 #[test]
 fn the_search_finds_what_trying_every_division_finds_and_a_no_is_never_about_windows() {
     let machine = shipped("h200-x1").unwrap();

@@ -1,15 +1,8 @@
 //! Bulk transfers and urgent requests beside guaranteed work: who goes first, what is admitted, and that nobody who was
 //! promised something is late.
 
-#[path = "dispatch/bench.rs"]
-#[allow(dead_code, reason = "every test file uses its own part")]
-mod bench;
-#[path = "dispatch/case.rs"]
-#[allow(dead_code, reason = "every test file uses its own part")]
-mod case;
-
-use bench::Bench;
-use case::{copy, flow, hold, server, step};
+use crate::bench::Bench;
+use crate::case::{self, copy, flow, hold, server, step};
 use headway_core::analysis::schedulability::{Task, chunked};
 use headway_core::decisions::dispatch::{Action, Answer, Event, Input, Refused, Unfit};
 use headway_core::files::workload::{Otherwise, Urgent};
@@ -42,7 +35,7 @@ fn plan(pipelines: Vec<Pipeline>) -> Plan {
 
 impl Bench {
     /// (pipeline, cycle, bytes) of what was submitted.
-    fn submitted(&mut self) -> Vec<(u32, u64, u64)> {
+    fn submissions(&mut self) -> Vec<(u32, u64, u64)> {
         let actions = std::iter::from_fn(|| self.0.poll_action());
         let submitted = actions.filter_map(|action| match action {
             Action::Submit { pipeline, cycle, bytes, .. } => Some((pipeline, cycle, bytes.0)),
@@ -66,43 +59,43 @@ impl Bench {
 #[test]
 fn guaranteed_goes_before_urgent_and_urgent_before_bulk() {
     let mut bench = Bench::started(plan(vec![planned(4, 20, 20), bulk(None, 3), urgent(6, 3)]), 9);
-    assert_eq!(bench.submitted(), [(0, 0, 8)]);
+    assert_eq!(bench.submissions(), [(0, 0, 8)]);
     // Behind what is guaranteed, in pieces; bulk waits all the while. With deadline 1 nothing fits beside a piece of bulk.
     let answer = bench.ask(1, 2, 6, 1, Otherwise::BestEffort);
     assert!(matches!(answer, Answer::BestEffort(Unfit::Overload { .. })), "{answer:?}");
     // With the deadline of the next window of the flow, that one goes first.
     assert_eq!(bench.ask(1, 2, 2, 39, Otherwise::Refuse), Answer::Guaranteed { deadline: Nanos(40) });
     bench.done(0, 0, 4);
-    assert_eq!(bench.submitted(), [(2, 1, 2)]);
+    assert_eq!(bench.submissions(), [(2, 1, 2)]);
     bench.done(1, 4, 6);
-    assert_eq!(bench.submitted(), [(2, 0, 3)]);
+    assert_eq!(bench.submissions(), [(2, 0, 3)]);
     bench.done(2, 6, 9);
-    assert_eq!(bench.submitted(), [(2, 0, 3)]);
+    assert_eq!(bench.submissions(), [(2, 0, 3)]);
     bench.done(3, 9, 12);
-    assert_eq!(bench.submitted(), [(1, 0, 3)]);
+    assert_eq!(bench.submissions(), [(1, 0, 3)]);
     bench.done(4, 12, 15);
-    assert_eq!(bench.submitted(), [(1, 1, 3)], "nothing else is there");
+    assert_eq!(bench.submissions(), [(1, 1, 3)], "nothing else is there");
     bench.done(5, 15, 18);
-    assert_eq!(bench.submitted(), [(1, 2, 3)]);
+    assert_eq!(bench.submissions(), [(1, 2, 3)]);
     bench.wake(20);
-    assert_eq!(bench.submitted(), [], "what has begun is not interrupted");
+    assert_eq!(bench.submissions(), [], "what has begun is not interrupted");
     bench.done(6, 18, 21);
-    assert_eq!(bench.submitted(), [(0, 1, 8)]);
+    assert_eq!(bench.submissions(), [(0, 1, 8)]);
 }
 
 #[test]
 fn equal_deadlines_are_ordered_by_class() {
     let mut bench = Bench::started(plan(vec![planned(4, 20, 20), planned(4, 20, 20), urgent(4, 4)]), 9);
-    assert_eq!(bench.submitted(), [(0, 0, 8)]);
+    assert_eq!(bench.submissions(), [(0, 0, 8)]);
     assert_eq!(bench.ask(0, 2, 4, 20, Otherwise::Refuse), Answer::Guaranteed { deadline: Nanos(20) });
     bench.done(0, 0, 4);
-    assert_eq!(bench.submitted(), [(1, 0, 8)], "though it came no earlier");
+    assert_eq!(bench.submissions(), [(1, 0, 8)], "though it came no earlier");
 }
 
 #[test]
 fn a_request_that_does_not_fit_is_refused_with_the_interval_that_is_too_full() {
     let mut bench = Bench::started(plan(vec![planned(6, 10, 10), urgent(5, 1)]), 9);
-    bench.submitted();
+    bench.submissions();
     // 5 of the request behind 6 of the flow, of which a nanosecond has passed.
     let refused = Answer::Refused(Unfit::Overload { interval: Nanos(9), demand: Nanos(10) });
     assert_eq!(bench.ask(0, 1, 5, 10, Otherwise::Refuse), refused);
@@ -111,10 +104,10 @@ fn a_request_that_does_not_fit_is_refused_with_the_interval_that_is_too_full() {
     assert!(matches!(bench.ask(1, 1, 4, 10, Otherwise::Refuse), Answer::Refused(_)));
     bench.done(0, 0, 5);
     for (operation, at) in [(1, 6), (2, 7), (3, 8), (4, 9)] {
-        assert_eq!(bench.submitted(), [(1, 1, 1)], "refused ones are never submitted");
+        assert_eq!(bench.submissions(), [(1, 1, 1)], "refused ones are never submitted");
         bench.done(operation, at - 1, at);
     }
-    assert_eq!(bench.submitted(), []);
+    assert_eq!(bench.submissions(), []);
     assert_eq!(bench.ask(9, 1, 4, 10, Otherwise::Refuse), Answer::Guaranteed { deadline: Nanos(19) });
 }
 
@@ -132,10 +125,10 @@ fn what_is_no_request_or_comes_after_the_end_changes_nothing() {
     }
     bench.0.handle(Nanos(0), &ask(1, 1)).unwrap();
     assert!(matches!(bench.0.handle(Nanos(0), &ask(1, 1)), Err(Refused::TooManyCycles { .. })), "one cycle is said");
-    assert_eq!(bench.submitted(), [(0, 0, 8)]);
+    assert_eq!(bench.submissions(), [(0, 0, 8)]);
     bench.done(0, 0, 6);
     assert!(!bench.0.is_finished(), "a request is waiting");
-    assert_eq!(bench.submitted(), [(1, 0, 1)]);
+    assert_eq!(bench.submissions(), [(1, 0, 1)]);
     bench.done(1, 6, 7);
     assert!(bench.0.is_finished());
     assert_eq!(bench.0.handle(Nanos(7), &ask(1, 1)), Err(Refused::Order("is over")));
@@ -144,19 +137,19 @@ fn what_is_no_request_or_comes_after_the_end_changes_nothing() {
 #[test]
 fn bulk_ends_with_its_bytes_or_with_the_last_window() {
     let mut bench = Bench::started(plan(vec![planned(1, 100, 100), bulk(Some(8), 3), bulk(None, 2)]), 2);
-    bench.submitted();
+    bench.submissions();
     bench.done(0, 0, 1);
     // Piece by piece in turn.
     for (operation, piece) in (1..).zip([(1, 0, 3), (2, 0, 2), (1, 1, 3), (2, 1, 2), (1, 2, 2)]) {
         // Only two cycles are said of each.
         let expected = if piece.1 < 2 { vec![piece] } else { vec![] };
-        assert_eq!(bench.submitted(), expected);
+        assert_eq!(bench.submissions(), expected);
         if piece.1 < 2 {
             bench.done(operation, 1, 1 + operation);
         }
     }
     bench.wake(100);
-    assert_eq!(bench.submitted(), [(0, 1, 8)]);
+    assert_eq!(bench.submissions(), [(0, 1, 8)]);
     bench.done(5, 100, 101);
     assert!(bench.0.is_finished());
 }
@@ -164,28 +157,28 @@ fn bulk_ends_with_its_bytes_or_with_the_last_window() {
 #[test]
 fn no_piece_of_bulk_begins_after_the_last_window() {
     let mut bench = Bench::started(plan(vec![planned(1, 100, 100), bulk(None, 50)]), 1);
-    assert_eq!(bench.submitted(), [(0, 0, 8)]);
+    assert_eq!(bench.submissions(), [(0, 0, 8)]);
     bench.done(0, 0, 1);
-    assert_eq!(bench.submitted(), []);
+    assert_eq!(bench.submissions(), []);
     assert!(bench.0.is_finished());
 }
 
 #[test]
 fn an_overrun_pauses_bulk_until_the_server_was_busy_and_idle_once_more() {
     let mut bench = Bench::started(plan(vec![planned(2, 10, 10), planned(2, 10, 10), bulk(None, 3)]), 9);
-    assert_eq!(bench.submitted(), [(0, 0, 8)]);
+    assert_eq!(bench.submissions(), [(0, 0, 8)]);
     bench.done(0, 0, 3);
     // Nobody else is paused: no stream skips.
     assert_eq!(bench.pauses(), [(2, true)]);
-    assert_eq!(bench.submitted(), [(1, 0, 8)]);
+    assert_eq!(bench.submissions(), [(1, 0, 8)]);
     bench.done(1, 3, 6);
-    assert_eq!((bench.pauses(), bench.submitted()), (vec![], vec![]), "it is idle, and bulk stays paused");
+    assert_eq!((bench.pauses(), bench.submissions()), (vec![], vec![]), "it is idle, and bulk stays paused");
     bench.wake(10);
-    assert_eq!(bench.submitted(), [(0, 1, 8)]);
+    assert_eq!(bench.submissions(), [(0, 1, 8)]);
     bench.done(2, 10, 12);
-    assert_eq!((bench.pauses(), bench.submitted()), (vec![], vec![(1, 1, 8)]));
+    assert_eq!((bench.pauses(), bench.submissions()), (vec![], vec![(1, 1, 8)]));
     bench.done(3, 12, 14);
-    assert_eq!((bench.pauses(), bench.submitted()), (vec![(2, false)], vec![(2, 0, 3)]));
+    assert_eq!((bench.pauses(), bench.submissions()), (vec![(2, false)], vec![(2, 0, 3)]));
 }
 
 /// (cost, period, deadline) of flows; pieces of bulk and requests.

@@ -1,12 +1,10 @@
 //! The CPU forms against published vectors and independent implementations.
 
-mod common;
-
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use crate::common::{below, bytes, cipher, pack, portion, random, run, state, unpack};
 use aes::cipher::{BlockEncryptMut, KeyIvInit, block_padding::NoPadding};
-use common::{below, bytes, cipher, pack, portion, random, run, state, unpack};
 use headway_device::work::{Portion, Work, WorkError};
 use headway_kernels::{Aes128Cbc, Cipher, Spin, find};
 

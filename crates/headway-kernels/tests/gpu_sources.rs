@@ -3,13 +3,11 @@
 //! This checks the algorithm, the synchronisation points and, by the address sanitizer, every access to memory. What it
 //! cannot check is the PTX itself; that needs a GPU.
 
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{below, bytes, cipher, host_program, pack, portion, random, run, state};
+use crate::common::{below, bytes, cipher, host_program, pack, portion, random, run, state};
 use headway_device::work::{Portion, Work};
 use headway_kernels::find;
 use tempfile::TempDir;

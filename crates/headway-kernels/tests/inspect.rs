@@ -1,12 +1,10 @@
 //! Wafers with planted defects: every one is listed, nothing else is, and the CUDA source writes the same bytes.
 
-mod common;
-
 use std::fs;
 use std::process::Command;
 use std::sync::Arc;
 
-use common::{host_program, pack, state};
+use crate::common::{host_program, pack, state};
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_device::gpu::{Gpu, Operation, Reach};
 use headway_device::work::{Argument, CpuArgument, Work};

@@ -1,12 +1,10 @@
 //! The tracker on pictures whose motion is known, on an emulated device, and its CUDA source built for the host.
 
-mod common;
-
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use common::host_program;
+use crate::common::host_program;
 use headway_device::DeviceError;
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_kernels::klt::{

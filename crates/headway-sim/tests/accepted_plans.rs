@@ -1,7 +1,6 @@
 //! No plan that the planner accepts ever misses a deadline, whatever arrives and however short kernels run.
 
-mod support;
-
+use crate::support::{Draw, EPOCH, Null, empty, events, is_fault, logged, machine, run_of};
 use headway_core::decisions::dispatch::{Answer, Event, Input};
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::{
@@ -13,7 +12,6 @@ use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Class, Outcome, Plan, Source, Strategy};
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_sim::{Faults, Run};
-use support::{Draw, EPOCH, Null, empty, events, is_fault, logged, machine, run_of};
 
 const MS: u64 = 1_000_000;
 /// Cycles of all pipelines together in one run.

@@ -1,10 +1,9 @@
 //! Random sets of flows in nanoseconds: one that a plan accepts misses no window, whatever the offsets and whatever its jobs
 //! cost, as long as that is no more than planned.
 
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::support::{Draw, EPOCH, Null, empty, flows, is_late, machine, run_of};
 use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits};
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::{Cycle, Grouping, OnMiss, Parameters, Place, Placement, Step, Stream, Workload};
@@ -13,7 +12,6 @@ use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Outcome as Answer, Plan, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_sim::{Faults, Run, simulate};
-use support::{Draw, EPOCH, Null, empty, flows, is_late, machine, run_of};
 
 /// Jobs of one run, about.
 const JOBS: u64 = 100;
@@ -64,7 +62,7 @@ fn misses(machine: &Machine, plan: &Plan, starts: &[u64], faults: Faults, seed: 
     (late, jobs)
 }
 
-/// 100,000 sets: `HEADWAY_CASES=100000 cargo test --release -p headway-sim --test accepted_sets -- --nocapture`.
+/// 100,000 sets: `HEADWAY_CASES=100000 cargo test --release -p headway-sim --test it accepted_sets:: -- --nocapture`.
 #[test]
 fn no_accepted_set_misses_with_any_offsets_and_any_costs_up_to_the_worst() {
     // Without a calibration nothing is added to costs: those of the sets are the worst.
@@ -127,7 +125,7 @@ fn streams(draw: &mut Draw) -> Workload {
     Workload { cycle: Cycle::Arrival, grouping: Grouping::Each, streams, ..empty() }
 }
 
-/// More with `HEADWAY_CASES=100000 cargo test --release -p headway-sim --test accepted_sets late_producer -- --nocapture`.
+/// More with `HEADWAY_CASES=100000 cargo test --release -p headway-sim --test it late_producer -- --nocapture`.
 #[test]
 fn a_late_producer_makes_nobody_late_but_itself() {
     let machine = machine("h200-x1");
@@ -277,7 +275,7 @@ fn at_worst(plan: &Plan, jitter: Nanos) -> Plan {
     plan
 }
 
-/// More with `HEADWAY_CASES=100000 cargo test --release -p headway-sim --test accepted_sets within_the_jitter -- --nocapture`.
+/// More with `HEADWAY_CASES=100000 cargo test --release -p headway-sim --test it within_the_jitter -- --nocapture`.
 #[test]
 fn no_accepted_set_misses_when_jobs_are_late_within_the_jitter_of_the_machine() {
     let machine = machine("h200-x4");

@@ -1,7 +1,6 @@
 //! A batch alone on a node takes in the simulator exactly what the interconnect model predicts, block by block.
 
-mod support;
-
+use crate::support::{Draw, EPOCH, Null, by_hand, logged, machine, run_of};
 use headway_core::decisions::dispatch::{Action, Input};
 use headway_core::files::machine::{
     Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId, Machine,
@@ -12,7 +11,6 @@ use headway_core::models::interconnect::{BatchBlock, Network};
 use headway_core::models::transfer::Method;
 use headway_core::plan::{Pipeline, PlannedOperation, PlannedStep, Source, Work};
 use headway_core::units::{Bytes, Nanos, Rate};
-use support::{Draw, EPOCH, Null, by_hand, logged, machine, run_of};
 
 /// The batch as a message that is released once.
 fn message(machine: &Machine, blocks: &[BatchBlock]) -> Pipeline {

@@ -1,10 +1,9 @@
 //! Combined messages in the simulator: every byte of every block arrives once, unchanged and in time.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 
+use crate::support::{Draw, EPOCH, empty, is_fault, machine, run_of};
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::{Block, Message, Workload};
 use headway_core::log::{Record, What};
@@ -13,7 +12,6 @@ use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Outcome as Answer, Plan, Source, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_sim::{Run, simulate};
-use support::{Draw, EPOCH, empty, is_fault, machine, run_of};
 
 const MS: u64 = 1_000_000;
 

@@ -1,10 +1,9 @@
 //! Messages whose producers are late: what is late is theirs, and nobody else's, however messages are combined.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 
+use crate::support::{Draw, EPOCH, empty, events, machine, run_of};
 use headway_core::decisions::dispatch::{Event, Input};
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::{Block, Message, Workload};
@@ -15,7 +14,6 @@ use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Outcome as Answer, Plan, Source, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_sim::{Run, simulate};
-use support::{Draw, EPOCH, empty, events, machine, run_of};
 
 const MS: u64 = 1_000_000;
 const END: u64 = 150 * MS;
@@ -207,7 +205,7 @@ fn a_message_that_can_be_later_than_its_period_is_in_no_batch() {
     assert_ne!(other.strategy, Strategy::Combined);
 }
 
-/// More with `HEADWAY_CASES=100000 cargo test --release -p headway-sim --test late_messages -- --nocapture`.
+/// More with `HEADWAY_CASES=100000 cargo test --release -p headway-sim --test it late_messages:: -- --nocapture`.
 #[test]
 fn a_late_producer_of_a_message_makes_nobody_late_but_itself() {
     // Costs have nothing to spare.

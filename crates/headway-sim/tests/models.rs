@@ -1,7 +1,6 @@
 //! What `plan` says under each of its three models, against simulated runs.
 
-mod support;
-
+use crate::support::{Draw, Null, events, flows, is_fault, logged, run_of};
 use headway_core::analysis::schedulability::Strength;
 use headway_core::files::machine::shipped;
 use headway_core::files::workload::{Workload, parse};
@@ -9,7 +8,6 @@ use headway_core::plan::planner::{Evidence, ModelAnswer, PlanOptions, models, pl
 use headway_core::plan::{Outcome, Plan};
 use headway_core::units::Nanos;
 use headway_sim::Faults;
-use support::{Draw, Null, events, flows, is_fault, logged, run_of};
 
 fn planned(workload: &Workload) -> Plan {
     plan(&shipped("tyan-ft72b7015").unwrap(), workload, PlanOptions::default()).unwrap()

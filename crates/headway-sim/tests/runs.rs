@@ -1,7 +1,6 @@
 //! Runs as such: the same seed gives the same log, faults do what they say, and every run comes to an end.
 
-mod support;
-
+use crate::support::{Null, events, is_fault, logged, machine, run_of};
 use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits};
 use headway_core::files::machine::Machine;
 use headway_core::files::workload;
@@ -10,7 +9,6 @@ use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Plan, Source};
 use headway_core::units::{Bytes, Nanos};
 use headway_sim::{Faults, Run, SimError};
-use support::{Null, events, is_fault, logged, machine, run_of};
 
 /// Sixteen streams on four GPUs, a message and a flow.
 fn mixed() -> (Machine, Plan) {

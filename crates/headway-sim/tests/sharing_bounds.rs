@@ -300,7 +300,7 @@ fn simulated_blocking_stays_within_its_bounds_and_comes_near_them() {
     assert!(token > 30 && copy > 80 && execute > 90, "{token} {copy} {execute}");
 }
 
-/// More of the same: `cargo test --release -p headway-sim --test sharing_bounds -- --ignored`.
+/// More of the same: `cargo test --release -p headway-sim --test it sharing_bounds:: -- --ignored`.
 #[test]
 #[ignore = "takes ten seconds or more"]
 fn simulated_blocking_stays_within_its_bounds_for_many_seeds() {

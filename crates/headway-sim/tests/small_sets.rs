@@ -1,13 +1,11 @@
 //! All small sets of flows: the verdict of a plan against what happens.
 
-mod support;
-
+use crate::support::{Draw, Null, events, flows, is_late, logged, machine, run_of};
 use headway_core::files::machine::Machine;
 use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Outcome as Answer, Plan, Violation};
 use headway_core::units::Nanos;
 use headway_sim::{Faults, Run};
-use support::{Draw, Null, events, flows, is_late, logged, machine, run_of};
 
 const US: u64 = 1_000;
 /// Unit of costs.

@@ -1,7 +1,6 @@
 //! What the stream framework accepts, the general planner accepts, and no window is late in simulation.
 
-mod support;
-
+use crate::support::{Null, logged, run_of};
 use headway_core::decisions::dispatch::Event;
 use headway_core::files::machine::shipped;
 use headway_core::files::workload::parse;
@@ -11,7 +10,6 @@ use headway_core::plan::stream::{Pool, best_split, longest_prefix};
 use headway_core::plan::{Outcome, Strategy};
 use headway_sim::verner::pools::{KINDS, Reading};
 use headway_sim::verner::{site, workload};
-use support::{Null, logged, run_of};
 
 /// Bits per second that no node of the test carries.
 const POOL: u64 = 68_000_000_000;

@@ -1,10 +1,8 @@
 //! The log as a file: what is written is read back; damaged, cut and foreign logs say what is wrong with them.
 
-mod common;
-
 use std::io::{self, Write};
 
-use common::{Bend, log, plan, run, text};
+use crate::common::{Bend, log, plan, run, text};
 use headway_core::decisions::dispatch::{Action, Event, Input};
 use headway_core::log::What;
 use headway_core::units::Nanos;

@@ -2,12 +2,10 @@
 //!
 //! Needs Chromium in the search path or in `$HEADWAY_CHROMIUM`; without it the tests print that they were skipped.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Bend, log, plan};
+use crate::common::{Bend, log, plan};
 use headway_core::files::guest_log::{
     Became, Call, Copy, End, Finding, Host, KIND, Line, Problem, SCHEMA, Start, Towards, Why,
 };

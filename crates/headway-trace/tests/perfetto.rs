@@ -1,10 +1,8 @@
 //! The trace, decoded with nothing but the wire format: what is in it, and that slices nest and flows end.
 
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::{Bend, log, plan, run};
+use crate::common::{Bend, log, plan, run};
 use headway_core::decisions::dispatch::Input;
 use headway_core::log::What;
 use headway_core::units::Nanos;

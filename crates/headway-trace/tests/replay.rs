@@ -1,8 +1,8 @@
 //! A log replays, and every change to it shows at the record where it was made.
 
-mod common;
+use crate::common;
 
-use common::{Bend, log, plan, run};
+use crate::common::{Bend, log, plan, run};
 use headway_core::decisions::dispatch::{Action, Event};
 use headway_core::log::What;
 use headway_core::units::{Bytes, Nanos};

@@ -1,8 +1,8 @@
 //! The figures of a run, checked by hand for a small one and against each other for a large one.
 
-mod common;
+use crate::common;
 
-use common::{Bend, log, plan, run};
+use crate::common::{Bend, log, plan, run};
 use headway_core::plan::{PlannedOperation, Server, Source, Work};
 use headway_core::units::{Bytes, Nanos};
 use headway_trace::Log;

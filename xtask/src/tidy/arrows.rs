@@ -82,6 +82,7 @@ const TESTS_NAME: [(&str, &str); 4] = [
 ];
 
 /// One crate of the workspace.
+#[cfg_attr(test, derive(Default))]
 pub(crate) struct Package {
     pub(crate) name: String,
     /// From the root, with `/`.

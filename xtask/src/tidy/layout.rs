@@ -51,6 +51,29 @@ pub(crate) fn check(tree: &Tree, packages: &[Package]) -> Vec<Finding> {
     findings
 }
 
+/// Every file in `tests` is run where they are one program: it names them as modules, or `Cargo.toml` as programs of their own.
+pub(crate) fn check_tests(tree: &Tree, packages: &[Package]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for package in packages {
+        let manifest = tree.text(&format!("{}/Cargo.toml", package.folder)).unwrap_or_default();
+        if !manifest.contains("autotests = false") {
+            continue;
+        }
+        let folder = format!("{}/tests/", package.folder);
+        let modules = tree.text(&format!("{folder}it.rs")).unwrap_or_default();
+        for path in tree.paths().filter(|path| path.starts_with(&folder)) {
+            let Some(name) = path[folder.len()..].strip_suffix(".rs").filter(|name| !name.contains('/')) else {
+                continue;
+            };
+            let is_program = manifest.contains(&format!("path = \"tests/{name}.rs\""));
+            if !is_program && !modules.lines().any(|line| line == format!("mod {name};")) {
+                findings.push(Finding::new(path, 1, "no test program has this file, use `mod` in `tests/it.rs`"));
+            }
+        }
+    }
+    findings
+}
+
 fn shares_lints(manifest: &str) -> bool {
     let mut lines = manifest.lines().map(str::trim).skip_while(|line| *line != "[lints]").skip(1);
     lines.find(|line| !line.is_empty() && !line.starts_with('#')) == Some("workspace = true")
@@ -114,6 +137,29 @@ mod tests {
         let found =
             check_places(&Tree::of([("gpu/run.log", ""), ("note", ""), ("crates/a/b.rs", ""), ("LICENSE-MIT", "")]));
         assert_eq!(found.iter().map(|finding| finding.path.as_str()).collect::<Vec<_>>(), ["gpu/run.log", "note"]);
+    }
+
+    #[test]
+    fn a_file_of_tests_that_no_program_has_is_found() {
+        let manifest =
+            "[package]\nautotests = false\n\n[[test]]\npath = \"tests/it.rs\"\n\n[[test]]\npath = \"tests/own.rs\"\n";
+        let tree = Tree::of([
+            ("crates/a/Cargo.toml", manifest),
+            ("crates/a/tests/it.rs", "mod one;\n"),
+            ("crates/a/tests/one.rs", ""),
+            ("crates/a/tests/own.rs", ""),
+            ("crates/a/tests/lost.rs", ""),
+            ("crates/a/tests/support/mod.rs", ""),
+            ("crates/b/Cargo.toml", "[package]\n"),
+            ("crates/b/tests/found.rs", ""),
+        ]);
+        let package = |name: &str| {
+            let mut package = Package::default();
+            (package.name, package.folder) = (name.to_owned(), format!("crates/{name}"));
+            package
+        };
+        let found = check_tests(&tree, &[package("a"), package("b")]);
+        assert_eq!(found.iter().map(|finding| finding.path.as_str()).collect::<Vec<_>>(), ["crates/a/tests/lost.rs"]);
     }
 
     #[test]

@@ -7,8 +7,8 @@ use headway_core::decisions::dispatch::{Action, Event};
 use headway_core::plan::{Source, Work};
 use headway_core::units::{Bytes, Nanos};
 
-use super::case::Case;
 use super::engines::Engines;
+use crate::case::Case;
 
 /// What happened when; events of an instant in no particular order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

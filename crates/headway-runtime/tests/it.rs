@@ -1,0 +1,13 @@
+//! The integration tests of `headway-runtime` as one program: it is linked once, and `cargo test -p headway-runtime
+//! --test it FILE::` runs those of one file.
+
+mod copy;
+mod copy_faults;
+mod copy_price;
+mod messages;
+mod own_work;
+mod ring;
+mod sharing;
+mod staging;
+mod unplanned;
+mod wall;

@@ -1,0 +1,15 @@
+//! The integration tests of `headway-sim` as one program: it is linked once, and `cargo test -p headway-sim
+//! --test it FILE::` runs those of one file.
+
+mod accepted_plans;
+mod accepted_sets;
+mod batches;
+mod combined;
+mod copies;
+mod late_messages;
+mod models;
+mod runs;
+mod sharing_bounds;
+mod small_sets;
+mod support;
+mod verner_plans;
