@@ -373,7 +373,12 @@ pub(crate) fn run(report: &RunReport, args: &RunArgs) -> String {
     let _ = writeln!(text);
     imitation(&mut text, report.imitates.as_deref());
     if report.verified > 0 {
-        let _ = writeln!(text, "verified  {} streams equal what the CPU makes of the same input", report.verified);
+        let streams = if report.verified == 1 {
+            "1 stream equals".to_owned()
+        } else {
+            format!("{} streams equal", report.verified)
+        };
+        let _ = writeln!(text, "verified  {streams} what the CPU makes of the same input");
     }
     let messages = &report.messages;
     if messages.moved > 0 {

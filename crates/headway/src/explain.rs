@@ -73,6 +73,9 @@ pub fn explain(question: &Question) -> Result<Explanation, Error> {
     if (question.direction == Direction::Peer) != peer.is_some() {
         return Err(Error::Options("`--direction peer` and `--peer` need each other"));
     }
+    if peer == Some(gpu) {
+        return Err(Error::Options("`--peer` names the GPU that the copy begins on; name another one"));
+    }
     let request = Request {
         peer,
         pieces: question.pieces,
@@ -174,6 +177,8 @@ mod tests {
     fn a_peer_copy_has_a_target_and_nothing_else_has() {
         let peer = Question { direction: Direction::Peer, peer: Some("gpu1".to_owned()), ..question() };
         assert_eq!(chosen(&peer), "peer");
+        let itself = explain(&Question { gpu: Some("gpu1".to_owned()), ..peer.clone() }).unwrap_err();
+        assert!(itself.to_string().contains("name another one"), "{itself}");
         assert!(explain(&Question { peer: None, ..peer }).is_err());
     }
 }
