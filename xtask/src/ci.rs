@@ -34,7 +34,7 @@ enum Outcome {
     Skipped(String),
 }
 
-const STEPS: [Step; 9] = [
+const STEPS: [Step; 10] = [
     Step {
         name: "tools",
         about: "installs the programs that some tests call, or says what will be skipped",
@@ -49,14 +49,15 @@ const STEPS: [Step; 9] = [
     },
     Step { name: "package", about: "every published crate packs, with its licences", run: package },
     Step { name: "ptx", about: "the committed PTX is what the CUDA sources give", run: ptx },
-    Step { name: "test", about: "every test", run: || cargo(&["test", "--workspace", "--no-fail-fast"]) },
+    Step { name: "test", about: "every test, but for the unit tests of `headway-core`", run: test },
+    Step { name: "test-core", about: "the unit tests of `headway-core`, not optimised", run: test_core },
     Step { name: "test-unchecked", about: "tests of the pure crates without debug assertions", run: test_unchecked },
     Step { name: "doc", about: "documentation without warnings", run: doc },
 ];
 
-/// Crates whose tests run once more without debug assertions: those whose overflow and order checks could hide behind
-/// them.
-const TESTED_UNCHECKED: [&str; 2] = ["headway-core", "headway-sim"];
+/// The crate whose unit tests take minutes to build when they are optimised, and a minute to run when they are not.
+const CORE: &str = "headway-core";
+const CORE_NOT_OPTIMISED: [&str; 2] = ["--config", "profile.test.package.headway-core.opt-level=0"];
 
 /// Crates that are in no registry: the program comes with the laboratory, which is not for libraries.
 const UNPUBLISHED: [&str; 3] = ["headway-cli", "headway-lab", "xtask"];
@@ -64,7 +65,7 @@ const UNPUBLISHED: [&str; 3] = ["headway-cli", "headway-lab", "xtask"];
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.list {
         for step in &STEPS {
-            println!("{:<14}{}", step.name, step.about);
+            println!("{:<16}{}", step.name, step.about);
         }
         return Ok(());
     }
@@ -98,10 +99,10 @@ fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static Step>> {
 }
 
 fn print_times(times: &[(&str, Duration)]) {
-    println!("\nstep           seconds");
+    println!("\nstep             seconds");
     let sum: Duration = times.iter().map(|(_, time)| time).sum();
     for (name, time) in times.iter().copied().chain(iter::once(("all", sum))) {
-        println!("{name:<14}{:8.1}", time.as_secs_f64());
+        println!("{name:<16}{:8.1}", time.as_secs_f64());
     }
 }
 
@@ -125,15 +126,31 @@ fn ptx() -> anyhow::Result<Outcome> {
     }
 }
 
-/// Without debug and overflow checks in our own crates only, so that the crates below are not built a second time.
+fn test() -> anyhow::Result<Outcome> {
+    cargo(&["test", "--workspace", "--exclude", CORE, "--no-fail-fast"])?;
+    cargo(&["test", "-p", CORE, "--test", "it", "--no-fail-fast"])?;
+    cargo(&["test", "-p", CORE, "--doc"])
+}
+
+fn test_core() -> anyhow::Result<Outcome> {
+    must_succeed(core_tests(&mut cargo_command()))
+}
+
+fn core_tests(command: &mut Command) -> &mut Command {
+    command.args(CORE_NOT_OPTIMISED).args(["test", "-p", CORE, "--lib", "--no-fail-fast"])
+}
+
+/// The crates whose overflow and order checks could hide behind debug assertions. Only our own crates are built without them, so that
+/// the crates below are not built a second time.
 fn test_unchecked() -> anyhow::Result<Outcome> {
-    let mut command = cargo_command();
-    command.args(["test", "--no-fail-fast"]);
-    command.env("CARGO_PROFILE_DEV_DEBUG_ASSERTIONS", "false").env("CARGO_PROFILE_DEV_OVERFLOW_CHECKS", "false");
-    for name in TESTED_UNCHECKED.into_iter().filter(|name| crate::root().join("crates").join(name).exists()) {
-        command.args(["-p", name]);
+    fn without_checks(command: &mut Command) -> &mut Command {
+        command.env("CARGO_PROFILE_DEV_DEBUG_ASSERTIONS", "false").env("CARGO_PROFILE_DEV_OVERFLOW_CHECKS", "false")
     }
-    must_succeed(&mut command)
+    must_succeed(without_checks(core_tests(&mut cargo_command())))?;
+    for tests in [["-p", CORE, "--test=it"], ["-p", "headway-sim", "--tests"]] {
+        must_succeed(without_checks(cargo_command().arg("test").args(tests).arg("--no-fail-fast")))?;
+    }
+    Ok(Outcome::Passed)
 }
 
 fn doc() -> anyhow::Result<Outcome> {
