@@ -1,6 +1,7 @@
 //! What the CPU costs as a processor of streams: jobs handed to a thread as a run hands them out.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use headway_core::files::machine::{Cpu, CpuCost};
 use headway_core::plan::block;
@@ -28,6 +29,8 @@ const MARGIN_PPM: u64 = 150_000;
 /// Bytes of the blocks that take turns on each core, and how many there are at most.
 const COLD: usize = 24 << 20;
 const BLOCKS_MAX: usize = 256;
+/// Jobs on each core before those that a watch counts.
+const WARM_UP: u32 = 100;
 
 /// Jobs that the figures come from: portions and bytes of each. The first is the set-up, the second what portions add, the others what
 /// bytes do: one long chain, as many as work in turns, and many short ones.
@@ -49,33 +52,57 @@ fn cores() -> u32 {
 
 /// The CPU with the costs of these kernels.
 pub fn measured<'k>(ids: impl Iterator<Item = &'k str>, effort: Effort) -> Result<Cpu, Error> {
-    Ok(of(costs(ids, effort, Nanos::ZERO)?))
+    let watch = Watch { time: Nanos::ZERO, interrupt: &AtomicBool::new(false) };
+    Ok(of(costs(ids, effort, &watch)?))
 }
 
-/// The costs of these kernels. Cores are also watched for `watch`, so that set-up times cover what rarely disturbs them.
+/// How long cores are watched for what rarely disturbs them, and what ends that early.
+pub(super) struct Watch<'i> {
+    pub(super) time: Nanos,
+    pub(super) interrupt: &'i AtomicBool,
+}
+
+/// The costs of these kernels, with set-up times that cover what disturbed a core while it was watched.
 pub(super) fn costs<'k>(
     ids: impl Iterator<Item = &'k str>,
     effort: Effort,
-    watch: Nanos,
+    watch: &Watch<'_>,
 ) -> Result<Vec<(String, Cost)>, Error> {
     let mut costs = Vec::new();
     for id in ids {
         costs.push((id.to_owned(), cost(id, effort)?));
     }
-    if let Some((id, first)) = costs.first().filter(|_| watch > Nanos::ZERO) {
-        let number = 0;
-        let longest = Cores::start(id)?.slowest(number, |once| {
-            let (mut longest, until) = (Nanos::ZERO, clock::now() + watch);
+    if let Some((id, _)) = costs.first().filter(|_| watch.time > Nanos::ZERO) {
+        let longest = watch.longest(id)?;
+        disturb(&mut costs, longest);
+    }
+    Ok(costs)
+}
+
+/// Adds to every set-up time what the longest job of the first kernel took beyond its own: what disturbs a core has nothing to do
+/// with the kernel that it runs.
+fn disturb(costs: &mut [(String, Cost)], longest: Nanos) {
+    let disturbance = costs.first().map_or(Nanos::ZERO, |(_, first)| longest.saturating_sub(first.setup));
+    costs.iter_mut().for_each(|(_, cost)| cost.setup = cost.setup.saturating_add(disturbance));
+}
+
+impl Watch<'_> {
+    /// The longest of the smallest jobs of kernel `id` on any core, all of them at work all the time.
+    fn longest(&self, id: &str) -> Result<Nanos, Error> {
+        Cores::start(id)?.slowest(0, |once| {
+            for round in 0..WARM_UP {
+                once(round)?;
+            }
+            let (mut longest, until) = (Nanos::ZERO, clock::now().saturating_add(self.time));
             for round in (0..u32::MAX).take_while(|_| clock::now() < until) {
+                if self.interrupt.load(Ordering::Relaxed) {
+                    return Err(headway::Error::Interrupted.into());
+                }
                 longest = longest.max(once(round)?);
             }
             Ok(longest)
-        })?;
-        // What disturbs a core has nothing to do with the kernel that it runs.
-        let disturbance = longest.saturating_sub(first.setup);
-        costs.iter_mut().for_each(|(_, cost)| cost.setup = cost.setup.saturating_add(disturbance));
+        })
     }
-    Ok(costs)
 }
 
 /// The CPU of these costs.
@@ -196,5 +223,22 @@ mod tests {
             assert!(cost.rate.0 >= MIN && cost.setup > Nanos::ZERO, "{cost:?}");
             assert!(cost.cost(Bytes(1 << 20), 8) > cost.cost(Bytes(1 << 10), 8));
         }
+    }
+    #[test]
+    fn what_disturbs_one_kernel_is_added_to_all_and_a_short_time_takes_nothing_off() {
+        let cost = |setup| Cost { setup: Nanos(setup), portion: Nanos(1), rate: 5 };
+        let mut costs = [("a".to_owned(), cost(100)), ("b".to_owned(), cost(700))];
+        disturb(&mut costs, Nanos(90));
+        assert_eq!(costs[0].1, cost(100));
+        disturb(&mut costs, Nanos(450));
+        assert_eq!([costs[0].1, costs[1].1], [cost(450), cost(1050)]);
+    }
+
+    #[test]
+    fn a_watch_ends_when_it_is_interrupted() {
+        let effort = Effort { warm_up: 0, n_min: 1, n_max: 1, time: Nanos(1) };
+        let watch = Watch { time: Nanos(u64::MAX), interrupt: &AtomicBool::new(true) };
+        let ended = costs(kernels::ids().take(1), effort, &watch).map(drop);
+        assert!(matches!(ended, Err(Error::Headway(headway::Error::Interrupted))), "{ended:?}");
     }
 }

@@ -387,7 +387,8 @@ impl Measurement<'_> {
         self.machine.kernels = kernels::costs(&mut self.session, device, size)?;
         self.session.phase("cores", 1);
         let (effort, watch) = (self.options.cpu_effort(), self.options.watch);
-        let costs = self.session.step("cores", |_| cpu::costs(headway_kernels::ids(), effort, watch))?;
+        let watch = cpu::Watch { time: watch, interrupt: &self.options.interrupt };
+        let costs = self.session.step("cores", |_| cpu::costs(headway_kernels::ids(), effort, &watch))?;
         self.machine.cpu = Some(cpu::of(costs));
         self.session.advance()?;
         Ok(())
