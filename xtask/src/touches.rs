@@ -121,9 +121,7 @@ fn place(file: &str) -> (String, String) {
 fn program(tree: &Tree, file: &str) -> String {
     let (package, behind) = file.split_once("/tests/").unwrap_or(("", file));
     let name = behind.split('/').next().unwrap_or(behind).trim_end_matches(".rs");
-    let all = tree.text(&format!("{package}/tests/it.rs")).unwrap_or_default();
-    let is_module = all.lines().any(|line| line == format!("mod {name};"));
-    if is_module { format!("it {name}::") } else { name.to_owned() }
+    if tree.is_module_of_tests(package, name) { format!("it {name}::") } else { name.to_owned() }
 }
 
 /// Files that name the file, or one of `names`; those with the most names first.

@@ -60,13 +60,12 @@ pub(crate) fn check_tests(tree: &Tree, packages: &[Package]) -> Vec<Finding> {
             continue;
         }
         let folder = format!("{}/tests/", package.folder);
-        let modules = tree.text(&format!("{folder}it.rs")).unwrap_or_default();
         for path in tree.paths().filter(|path| path.starts_with(&folder)) {
             let Some(name) = path[folder.len()..].strip_suffix(".rs").filter(|name| !name.contains('/')) else {
                 continue;
             };
             let is_program = manifest.contains(&format!("path = \"tests/{name}.rs\""));
-            if !is_program && !modules.lines().any(|line| line == format!("mod {name};")) {
+            if !is_program && !tree.is_module_of_tests(&package.folder, name) {
                 findings.push(Finding::new(path, 1, "no test program has this file, use `mod` in `tests/it.rs`"));
             }
         }

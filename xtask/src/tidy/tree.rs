@@ -63,6 +63,12 @@ impl Tree {
         self.files.get(path)?.as_deref()
     }
 
+    /// Whether `tests/{name}.rs` of the package in `folder` is a module of its one test program, `tests/it.rs`.
+    pub(crate) fn is_module_of_tests(&self, folder: &str, name: &str) -> bool {
+        let modules = self.text(&format!("{folder}/tests/it.rs")).unwrap_or_default();
+        modules.lines().any(|line| line.strip_prefix("mod ").and_then(|rest| rest.strip_suffix(';')) == Some(name))
+    }
+
     /// Whether `path` is a file or a folder with files; the empty path is the root.
     pub(crate) fn exists(&self, path: &str) -> bool {
         let folder = format!("{path}/");

@@ -57,6 +57,8 @@ pub(super) struct Site {
     pub(super) source: &'static str,
     /// What the rates of the machine file were divided by.
     pub(super) slower: u64,
+    /// The scheduling class of the threads that drive devices.
+    pub(super) class: RequestedClass,
 }
 
 impl Site {
@@ -74,7 +76,8 @@ impl Site {
         let slower = setting.streams.slower.unwrap_or(if emulated { SLOWER_EMULATED } else { 1 });
         let machine = slowed(&machine, slower);
         let devices = if emulated { emulate(&machine)? } else { gpus::devices(wanted, limits())? };
-        Ok(Self { machine, devices, source: if emulated { "emu" } else { "cuda" }, slower })
+        let class = if emulated { RequestedClass::Ordinary } else { driving_class() };
+        Ok(Self { machine, devices, source: if emulated { "emu" } else { "cuda" }, slower, class })
     }
 
     /// How long each run lasts: what the user says, else a minute on GPUs.
@@ -86,18 +89,17 @@ impl Site {
         })
     }
 
-    /// The scheduling class of the threads that drive GPUs: `nice` where it is permitted. The stronger ones must not spin, and
-    /// cores keep no CPUs of their own in them.
-    pub(super) fn class(&self) -> RequestedClass {
-        let permitted = || sched::strongest(RequestedClass::Nice, Role::Driver).refused.is_empty();
-        if self.source == "cuda" && permitted() { RequestedClass::Nice } else { RequestedClass::Ordinary }
-    }
-
     /// The machine with its hash, and the devices.
     pub(super) fn named(&self) -> String {
         let names: Vec<&str> = self.devices.iter().map(|device| device.description().name.as_str()).collect();
         format!("{} {} on {}", self.machine.name, self.machine.hash, names.join(", "))
     }
+}
+
+/// `nice` where it is permitted. In the stronger classes threads must not spin, and cores keep no CPUs of their own.
+fn driving_class() -> RequestedClass {
+    let nice = RequestedClass::Nice;
+    if sched::strongest(nice, Role::Driver).refused.is_empty() { nice } else { RequestedClass::Ordinary }
 }
 
 fn limits() -> headway_device::Limits {

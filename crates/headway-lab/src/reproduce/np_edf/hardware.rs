@@ -92,7 +92,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let cycles: Vec<u64> = plan.pipelines.iter().map(|p| duration.0.div_ceil(p.period.0)).collect();
     let packets = plan.streams.iter().map(|stream| cycles[stream.pipeline as usize]).collect();
     let spin = if site.source == "cuda" { Nanos(200_000) } else { Nanos::ZERO };
-    let options = wall::WallOptions { spin, class: site.class(), ..wall::WallOptions::default() };
+    let options = wall::WallOptions { spin, class: site.class, ..wall::WallOptions::default() };
     let work = Run {
         plan: &plan,
         kernels: &kernels,

@@ -322,14 +322,15 @@ fn notes(site: &Site, results: &Results) -> Vec<String> {
             pools.collect::<Vec<_>>().join("; ")
         ),
         format!(
-            "CPU: {}; threads that drive GPUs and those of cores are in class `{}`. The CPU takes the streams inside a rectangle, deadline below d* and rate at most r*, with the greatest margin of \
+            "CPU: {}; threads that drive GPUs and those of cores are in class `{}`. The CPU takes the streams inside a \
+             rectangle, deadline below d* and rate at most r*, with the greatest margin of \
              those tried. Its test: each core is a server of its own that runs one job at a time, the earliest deadline first, \
              and no job is interrupted, so the test is that of an engine (Jeffay, Stanat and Martel); streams stay on their \
              core. No deadline is missed while a job takes no longer than its cost and nothing else runs on the core. Streams of \
              a core are gathered in cycles of half the shortest deadline times a power of two, one block for each such class. \
              What cores encrypt (AES instructions) is checked by another implementation (tables).",
             results.cores,
-            site.class().word()
+            site.class.word()
         ),
         format!(
             "Packets lie in a ring of pinned blocks, as a network card would leave them: payload is written once, before the run; \

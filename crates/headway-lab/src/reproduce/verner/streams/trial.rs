@@ -222,7 +222,7 @@ pub(super) fn run(site: &mut Site, case: &Case, duration: Nanos, until: Until) -
         spin,
         spare_cycles: spare_cycles(plan),
         interrupt: Arc::clone(&stop),
-        class: site.class(),
+        class: site.class,
         ..wall::WallOptions::default()
     };
     let work = Work {
