@@ -1,20 +1,23 @@
 //! Environment variables of this process, changed while nobody else can read them.
 
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
+use std::os::unix::ffi::OsStrExt;
 
 /// Sets variables of this process, for libraries that read them later, such as the CUDA driver. `false` and nothing is set where
-/// the process has other threads: they might read the environment at the same time.
+/// the process has other threads, which might read the environment at the same time, or where a name or value holds a zero byte.
 #[must_use]
 pub fn set_while_alone<'a>(variables: impl IntoIterator<Item = (&'a str, &'a OsStr)>) -> bool {
     let threads = std::fs::read_dir("/proc/self/task").map_or(usize::MAX, Iterator::count);
     if threads != 1 {
         return false;
     }
-    for (name, value) in variables {
-        // SAFETY: this is the only thread of the process, so nobody reads the environment meanwhile.
-        unsafe { std::env::set_var(name, value) };
-    }
-    true
+    let text = |text: &OsStr| CString::new(text.as_bytes()).ok();
+    let variables: Option<Vec<_>> =
+        variables.into_iter().map(|(name, value)| Some((text(name.as_ref())?, text(value)?))).collect();
+    // Not `std::env::set_var`: in a forked child it may wait for ever, for a lock that another thread of the parent had.
+    // SAFETY: this is the only thread of the process, so nobody reads the environment meanwhile; both texts end with a zero.
+    let set = |(name, value): &(CString, CString)| unsafe { libc::setenv(name.as_ptr(), value.as_ptr(), 1) } == 0;
+    variables.is_some_and(|variables| variables.iter().all(set))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Which process something belongs to: threads, mappings and handles of a GPU are dead in a forked child.
 
 use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Forks between the first process and this one, since the first [`Home`].
 static FORKS: AtomicU32 = AtomicU32::new(0);
@@ -32,22 +32,18 @@ impl Home {
 }
 
 /// Whether `body` says yes in a forked child, within a minute; nothing else of the child is run. For tests: of the parent's threads
-/// the child has only the calling one.
+/// the child has only the calling one, and a lock that another thread had stays locked.
 #[must_use]
 pub fn holds_in_a_child(body: impl FnOnce() -> bool) -> bool {
     /// For a child that hangs.
     const SECONDS: libc::c_uint = 60;
+    report_panics_of_children();
     // SAFETY: what the child may do is the caller's matter; it ends below.
     let child = unsafe { libc::fork() };
     if child == 0 {
+        IN_A_CHILD.store(true, Ordering::Relaxed);
         // SAFETY: ends the child by a signal when the time is over.
         unsafe { libc::alarm(SECONDS) };
-        // The usual hook waits for locks that threads of the parent may hold, who are not here to give them back.
-        std::panic::set_hook(Box::new(|panic| {
-            let text = format!("in a forked child: {panic}\n");
-            // SAFETY: reads the text, which is as long as it says.
-            unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
-        }));
         let holds = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(false);
         // SAFETY: ends the child without running anything of the parent's.
         unsafe { libc::_exit(i32::from(!holds)) };
@@ -58,12 +54,35 @@ pub fn holds_in_a_child(body: impl FnOnce() -> bool) -> bool {
     ended && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
 }
 
+/// Whether this process is a child of [`holds_in_a_child`].
+static IN_A_CHILD: AtomicBool = AtomicBool::new(false);
+
+/// In a child, the usual hook would wait for the lock on standard error, which a thread of the parent may have had. The hook is set
+/// before the fork: to set it needs a lock that every panic of another thread holds.
+fn report_panics_of_children() {
+    static SET: Once = Once::new();
+    SET.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !IN_A_CHILD.load(Ordering::Relaxed) {
+                return usual(panic);
+            }
+            let text = format!("in a forked child: {panic}\n");
+            // SAFETY: reads the text, which is as long as it says.
+            unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
+        }));
+    });
+}
+
 unsafe extern "C" fn in_the_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fmt;
+    use std::sync::{Mutex, mpsc};
+
     use super::*;
 
     #[test]
@@ -79,5 +98,26 @@ mod tests {
         assert!(holds_in_a_child(|| true));
         assert!(!holds_in_a_child(|| false));
         assert!(!holds_in_a_child(|| panic!("in the child")));
+    }
+    /// A panic holds the lock on the hook while it writes its message.
+    #[test]
+    fn a_child_is_not_stuck_where_another_thread_panics_at_the_fork() {
+        struct Message(mpsc::SyncSender<()>, Mutex<mpsc::Receiver<()>>);
+        impl fmt::Display for Message {
+            fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let _ = self.0.send(());
+                let _ = self.1.lock().map(|go_on| go_on.recv());
+                Ok(())
+            }
+        }
+        let ((begun, began), (go_on, waits)) = (mpsc::sync_channel(9), mpsc::sync_channel(9));
+        let message = Message(begun, Mutex::new(waits));
+        assert!(holds_in_a_child(|| true), "the hook is set now");
+        let panics = std::thread::spawn(move || panic!("{message}"));
+        began.recv().unwrap();
+        let (holds, panicked) = (holds_in_a_child(|| true), holds_in_a_child(|| panic!("beside another panic")));
+        drop(go_on);
+        assert!(holds && !panicked);
+        assert!(panics.join().is_err());
     }
 }
