@@ -182,11 +182,16 @@ fn start(control: &Control) -> Result<u32, String> {
         Some(_) => {}
     }
     loop {
-        let Some(pid) = children(std::process::id()).into_iter().find(|pid| is_daemon(*pid)) else {
+        let mut living = children(std::process::id());
+        living.retain(|pid| Process::open(*pid).is_ok_and(|process| !process.has_ended()));
+        if living.is_empty() {
             return Err(format!("it ended as soon as it was started; {}; it logs in `{}`", said(), logs(control)));
-        };
+        }
+        // A process that is just becoming another program has no command line to know it by.
         let left = START_MAX.saturating_sub(began.elapsed());
-        if control.tell("get_default_active_thread_percentage", left) {
+        if let Some(pid) = living.into_iter().find(|pid| is_daemon(*pid))
+            && control.tell("get_default_active_thread_percentage", left)
+        {
             return Ok(pid);
         }
         if began.elapsed() >= START_MAX {
