@@ -202,7 +202,8 @@ fn every_experiment_is_expected_here() {
 
 #[test]
 fn simulated_experiments_leave_whole_results() {
-    for name in SIMULATED {
+    // `gpusync-sim` takes as long as all others: its own test, in the laboratory, writes its folder.
+    for name in SIMULATED.into_iter().filter(|name| *name != "gpusync-sim") {
         let place = tempfile::tempdir().unwrap();
         let answer = headway(place.path(), &["reproduce", name, "--quick", "--out", "r"]);
         assert!(answer.status.is_some_and(|status| status < 2), "{name}: {answer:#?}");

@@ -452,11 +452,14 @@ fn published_ranks() -> Vec<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reproduce::labels::judged;
 
     #[test]
     fn the_quick_experiment_calibrates_and_reports_every_published_mean_and_check() {
         let setting = Setting { backend: Backend::Sim, quick: true, ..Setting::default() };
         let outcome = run(&setting).unwrap();
+        judged(&outcome);
+        assert!(outcome.rows.iter().all(|row| row.verdict != Verdict::Reproduced));
         let find = |what: &str| outcome.rows.iter().find(|row| row.what == what).expect(what);
         assert_eq!(find("codes").verdict, Verdict::OwnCheck, "{:?}", find("codes"));
         assert_eq!(find("work-conserving: mean of AEdG,2MB").verdict, Verdict::Consistent);

@@ -48,7 +48,7 @@ fn may_be_reproduced(experiment: &str, what: &str) -> bool {
     })
 }
 
-fn judged(outcome: &Outcome) {
+pub(super) fn judged(outcome: &Outcome) {
     for row in &outcome.rows {
         assert_eq!(quotes::invented(outcome.experiment, &row.paper), [""; 0], "{}: {row:?}", outcome.experiment);
         assert!(!row.why.is_empty() && !row.paper.text.is_empty(), "{}: {row:?}", outcome.experiment);
@@ -79,7 +79,10 @@ fn every_experiment_is_listed() {
 
 #[test]
 fn only_listed_rows_of_simulations_are_called_reproduced() {
-    for experiment in EXPERIMENTS.iter().filter(|experiment| experiment.runs_on(Backend::Sim)) {
+    // `gpusync-sim` takes as long as all others: its own test judges its rows.
+    let mut simulated: Vec<_> = EXPERIMENTS.iter().filter(|experiment| experiment.runs_on(Backend::Sim)).collect();
+    simulated.retain(|experiment| experiment.name != "gpusync-sim");
+    for experiment in simulated {
         let outcome = made(experiment, Backend::Sim);
         let count = outcome.rows.iter().filter(|row| row.verdict == Verdict::Reproduced).count();
         assert_eq!(count, usize::from(experiment.name == "verner-combine"), "{}", experiment.name);
