@@ -1,5 +1,6 @@
 //! `cargo xtask ci`: every check and every test, in steps from cheap to dear. It stops at the first step that fails.
 
+mod programs;
 mod tools;
 mod wheels;
 
@@ -127,30 +128,24 @@ fn ptx() -> anyhow::Result<Outcome> {
 }
 
 fn test() -> anyhow::Result<Outcome> {
-    cargo(&["test", "--workspace", "--exclude", CORE, "--no-fail-fast"])?;
-    cargo(&["test", "-p", CORE, "--test", "it", "--no-fail-fast"])?;
-    cargo(&["test", "-p", CORE, "--doc"])
+    let mut all = programs::build(cargo_command().args(["test", "--workspace", "--exclude", CORE]))?;
+    all.extend(programs::build(cargo_command().args(["test", "-p", CORE, "--test", "it"]))?);
+    programs::run(&all)?;
+    cargo(&["test", "--workspace", "--doc"])
 }
 
 fn test_core() -> anyhow::Result<Outcome> {
-    must_succeed(core_tests(&mut cargo_command()))
-}
-
-fn core_tests(command: &mut Command) -> &mut Command {
-    command.args(CORE_NOT_OPTIMISED).args(["test", "-p", CORE, "--lib", "--no-fail-fast"])
+    must_succeed(cargo_command().args(CORE_NOT_OPTIMISED).args(["test", "-p", CORE, "--lib", "--no-fail-fast"]))
 }
 
 /// The crates whose overflow and order checks could hide behind debug assertions. Only our own crates are built without them, so that
-/// the crates below are not built a second time.
+/// the crates below are not built a second time. Here nothing of the core is optimised.
 fn test_unchecked() -> anyhow::Result<Outcome> {
-    fn without_checks(command: &mut Command) -> &mut Command {
-        command.env("CARGO_PROFILE_DEV_DEBUG_ASSERTIONS", "false").env("CARGO_PROFILE_DEV_OVERFLOW_CHECKS", "false")
-    }
-    must_succeed(without_checks(core_tests(&mut cargo_command())))?;
-    for tests in [["-p", CORE, "--test=it"], ["-p", "headway-sim", "--tests"]] {
-        must_succeed(without_checks(cargo_command().arg("test").args(tests).arg("--no-fail-fast")))?;
-    }
-    Ok(Outcome::Passed)
+    let mut command = cargo_command();
+    command.env("CARGO_PROFILE_DEV_DEBUG_ASSERTIONS", "false").env("CARGO_PROFILE_DEV_OVERFLOW_CHECKS", "false");
+    command.args(CORE_NOT_OPTIMISED).args(["--config", "profile.dev.package.headway-core.opt-level=0"]);
+    let all = programs::build(command.args(["test", "-p", CORE, "-p", "headway-sim", "--lib", "--test", "*"]))?;
+    programs::run(&all).map(|()| Outcome::Passed)
 }
 
 fn doc() -> anyhow::Result<Outcome> {
