@@ -1,13 +1,13 @@
 //! `cargo xtask gpu-test`: packs the tests that need a GPU, and the program, for a machine that has one but no Rust.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::{fs, io};
 
 use anyhow::{Context, ensure};
-use serde_json::Value;
 
 use crate::ci::cargo_command;
+use crate::executables;
 
 /// Folder of the pack, from the root; git ignores it.
 const PACK: &str = ".gpu";
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let tests_folder = pack.join("tests");
     empty(&tests_folder)?;
 
-    let programs = built(&["build", "--release", "-p", PROGRAM.0, "-p", PRELOAD.0])?;
+    let programs = executables::build(cargo_command().args(["build", "--release", "-p", PROGRAM.0, "-p", PRELOAD.0]))?;
     let program = programs.iter().find(|it| !it.is_test && it.target == PROGRAM.1);
     let program = program.with_context(|| format!("{} builds no program `{}`", PROGRAM.0, PROGRAM.1))?;
     let mut bytes = stripped_copy(&program.path, &pack.join(PROGRAM.1))?;
@@ -43,9 +43,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
     let mut arguments = vec!["test", "--release", "--no-run", "--test", GPU_TESTS];
     arguments.extend(args.packages.iter().flat_map(|name| ["-p", name]));
-    let tests: Vec<_> = built(&arguments)?.into_iter().filter(|it| it.is_test).collect();
+    let tests: Vec<_> =
+        executables::build(cargo_command().args(arguments))?.into_iter().filter(|it| it.is_test).collect();
     for test in &tests {
-        bytes += stripped_copy(&test.path, &tests_folder.join(format!("{}.{}", test.package, test.target)))?;
+        bytes += stripped_copy(&test.path, &tests_folder.join(format!("{}.{}", test.package(), test.target)))?;
     }
     fs::write(pack.join("run.sh"), RUN).context("write run.sh")?;
 
@@ -60,43 +61,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     println!("there: bash {PACK}/run.sh");
     println!("needs: an NVIDIA driver and {} or later; results go to $OUT, or {PACK}/results", glibc());
     Ok(())
-}
-
-/// An executable that cargo built.
-#[derive(Debug, PartialEq)]
-struct Built {
-    package: String,
-    target: String,
-    path: PathBuf,
-    is_test: bool,
-}
-
-/// Runs cargo and returns the executables it built.
-fn built(arguments: &[&str]) -> anyhow::Result<Vec<Built>> {
-    let mut command = cargo_command();
-    command.args(arguments).arg("--message-format=json-render-diagnostics").stderr(Stdio::inherit());
-    let done = command.output().with_context(|| format!("start {command:?}"))?;
-    ensure!(done.status.success(), "{command:?} failed: {}", done.status);
-    executables(&String::from_utf8(done.stdout).context("cargo's messages are not text")?)
-}
-
-fn executables(messages: &str) -> anyhow::Result<Vec<Built>> {
-    let mut built = Vec::new();
-    for line in messages.lines().filter(|line| line.starts_with('{')) {
-        let message: Value = serde_json::from_str(line).context("a message of cargo is not JSON")?;
-        built.extend(executable(&message));
-    }
-    Ok(built)
-}
-
-fn executable(message: &Value) -> Option<Built> {
-    let folder = Path::new(message["manifest_path"].as_str()?).parent()?;
-    Some(Built {
-        package: folder.file_name()?.to_str()?.to_owned(),
-        target: message["target"]["name"].as_str()?.to_owned(),
-        path: message["executable"].as_str()?.into(),
-        is_test: message["profile"]["test"].as_bool()?,
-    })
 }
 
 /// Copies a program without its symbols, and returns the size of the copy in bytes.
@@ -125,28 +89,6 @@ fn glibc() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn executables_are_found_among_the_messages_of_cargo() {
-        let message = |reason: &str, executable: &str, test: bool| {
-            format!(
-                r#"{{"reason":"{reason}","manifest_path":"/r/crates/headway-cuda/Cargo.toml","target":{{"name":"gpu"}},"profile":{{"test":{test}}},"executable":{executable}}}"#
-            )
-        };
-        let messages = [
-            message("compiler-artifact", "null", false),
-            message("compiler-artifact", "\"/t/gpu-1\"", true),
-            r#"{"reason":"build-finished","success":true}"#.to_owned(),
-            "   Compiling".to_owned(),
-        ];
-        let gpu = Built {
-            package: "headway-cuda".to_owned(),
-            target: "gpu".to_owned(),
-            path: "/t/gpu-1".into(),
-            is_test: true,
-        };
-        assert_eq!(executables(&messages.join("\n")).unwrap(), [gpu]);
-    }
 
     /// The script is run with programs that stand in for the tests.
     #[test]

@@ -3,6 +3,7 @@
 mod capi;
 mod ci;
 mod claims;
+mod executables;
 mod gpu_test;
 mod keep_run;
 mod mutants;
