@@ -187,6 +187,13 @@ fn a_daemon_that_does_not_quit_is_ended_with_its_server() {
 }
 
 #[test]
+fn a_daemon_is_waited_for_until_it_can_be_told_from_other_programs() {
+    let place = Place::new();
+    let _broker = Broker::start(place.broker("late", "s"));
+    assert!(runs(place.noted("s", DAEMON)));
+}
+
+#[test]
 fn a_daemon_whose_guardian_was_killed_ends_with_the_broker() {
     let place = Place::new();
     let mut broker = Broker::start(place.broker("works", "s"));

@@ -99,6 +99,7 @@ mod tests {
         assert!(!holds_in_a_child(|| false));
         assert!(!holds_in_a_child(|| panic!("in the child")));
     }
+
     /// A panic holds the lock on the hook while it writes its message.
     #[test]
     fn a_child_is_not_stuck_where_another_thread_panics_at_the_fork() {

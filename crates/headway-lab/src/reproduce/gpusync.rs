@@ -473,6 +473,8 @@ mod tests {
         );
         let folder = tempfile::tempdir().unwrap();
         outcome.write(folder.path()).unwrap();
+        let summary = std::fs::read_to_string(folder.path().join("summary.md")).unwrap();
+        assert!(summary.contains("Source `sim`") && summary.contains("| what | paper | ours | verdict |"), "{summary}");
         let lines = std::fs::read_to_string(folder.path().join("scenarios.csv")).unwrap().lines().count();
         assert_eq!(lines, 1 + 36 * 2);
     }

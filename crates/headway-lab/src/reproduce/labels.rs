@@ -80,9 +80,8 @@ fn every_experiment_is_listed() {
 #[test]
 fn only_listed_rows_of_simulations_are_called_reproduced() {
     // `gpusync-sim` takes as long as all others: its own test judges its rows.
-    let mut simulated: Vec<_> = EXPERIMENTS.iter().filter(|experiment| experiment.runs_on(Backend::Sim)).collect();
-    simulated.retain(|experiment| experiment.name != "gpusync-sim");
-    for experiment in simulated {
+    let is_simulated = |experiment: &&Experiment| experiment.runs_on(Backend::Sim) && experiment.name != "gpusync-sim";
+    for experiment in EXPERIMENTS.iter().filter(is_simulated) {
         let outcome = made(experiment, Backend::Sim);
         let count = outcome.rows.iter().filter(|row| row.verdict == Verdict::Reproduced).count();
         assert_eq!(count, usize::from(experiment.name == "verner-combine"), "{}", experiment.name);
