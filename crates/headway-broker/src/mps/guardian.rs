@@ -182,22 +182,33 @@ fn start(control: &Control) -> Result<u32, String> {
         Some(_) => {}
     }
     loop {
-        let mut living = children(std::process::id());
-        living.retain(|pid| Process::open(*pid).is_ok_and(|process| !process.has_ended()));
-        if living.is_empty() {
+        if !a_child_lives() {
             return Err(format!("it ended as soon as it was started; {}; it logs in `{}`", said(), logs(control)));
         }
         // A process that is just becoming another program has no command line to know it by.
+        let daemon = children(std::process::id()).into_iter().find(|pid| is_daemon(*pid));
         let left = START_MAX.saturating_sub(began.elapsed());
-        if let Some(pid) = living.into_iter().find(|pid| is_daemon(*pid))
+        if let Some(pid) = daemon
             && control.tell("get_default_active_thread_percentage", left)
         {
             return Ok(pid);
         }
         if began.elapsed() >= START_MAX {
-            return Err(format!("it does not answer within {START_MAX:?}; it logs in `{}`", logs(control)));
+            return Err(format!("it does not answer within {START_MAX:?}; {}; it logs in `{}`", said(), logs(control)));
         }
         std::thread::park_timeout(RETRY);
+    }
+}
+
+/// Whether a child of this process lives. Those that have ended are waited for. The kernel makes the children of a process ours before
+/// it ends, so that none is missed, as one could be in a list of all processes.
+fn a_child_lives() -> bool {
+    loop {
+        match waitpid(None, WaitOptions::NOHANG) {
+            Ok(Some(_)) => {}
+            Ok(None) => return true,
+            Err(_) => return false,
+        }
     }
 }
 

@@ -19,8 +19,9 @@ elif [ "$1" = -d ]; then
     hangs) sleep 100000 ;;
   esac
   rm -f "$dir/control"
-  # For a while this process has another command line than the daemon's.
-  [ "$FAKE_MPS" = late ] && { sh -c 'sleep 1; exec "$0" -d serve' "$0" & exit 0; }
+  # For a while no process has the daemon's command line: 50 follow one another, each the child of the one before.
+  late='[ $1 = 0 ] && exec "$0" -d serve; sleep 0.02; sh -c "$2" "$0" $(($1 - 1)) "$2" &'
+  [ "$FAKE_MPS" = late ] && { sh -c "$late" "$0" 50 "$late" & exit 0; }
   "$0" -d serve &
 else
   read line
