@@ -17,7 +17,7 @@ pub(crate) struct Executable {
 }
 
 impl Executable {
-    /// Name of the crate's folder, which is that of the crate.
+    /// Name of the crate: its folder has the same.
     pub(crate) fn package(&self) -> String {
         self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }

@@ -1,4 +1,4 @@
-//! Test programs, built by cargo and run side by side: many tests wait for processes and time limits, and a CPU would be idle.
+//! Test programs, built by cargo and run side by side: many tests wait for processes and time limits, and run alone they leave a CPU idle.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -15,7 +15,7 @@ use crate::executables::{self, Executable};
 /// A program that takes longer hangs, and is killed.
 const LIMIT: Duration = Duration::from_secs(20 * 60);
 
-/// Builds the programs that `cargo test` with these arguments would run.
+/// Builds the programs that `cargo test` with these arguments would run; doc tests are not programs.
 pub(super) fn build(command: &mut Command) -> anyhow::Result<Vec<Executable>> {
     let mut programs = executables::build(command.arg("--no-run"))?;
     programs.retain(|program| program.is_test);
@@ -64,11 +64,12 @@ impl Ended {
     }
 }
 
-/// Runs a program in the folder of its crate, as cargo does.
+/// Runs a program in the folder of its crate, as cargo does. It shows what tests that pass have printed, too: why they were skipped.
 fn run_one(program: &Executable) -> anyhow::Result<Ended> {
     let printed = program.path.with_extension("printed");
     let file = File::create(&printed).with_context(|| format!("create {}", printed.display()))?;
     let mut child = Command::new(&program.path)
+        .arg("--show-output")
         .current_dir(&program.folder)
         .env("CARGO_MANIFEST_DIR", &program.folder)
         .stdin(Stdio::null())
@@ -117,8 +118,8 @@ mod tests {
 
     use super::*;
 
-    /// A script in place of a test program. Another process writes it: a file that this one has open for writing may still be open in a
-    /// child that another thread is starting, and then cannot be run.
+    /// A script in place of a test program. Another process writes it. If this process did, a child that another thread starts just then
+    /// would have the file open for writing too, and to run it would fail with `ETXTBSY`.
     fn script(folder: &Path, name: &str, lines: &str) -> Executable {
         let (text, path) = (folder.join("text"), folder.join(name));
         fs::write(&text, format!("#!/bin/sh\n{lines}\n")).unwrap();
