@@ -3,8 +3,9 @@
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 
-/// Sets variables of this process, for libraries that read them later, such as the CUDA driver. `false` and nothing is set where
-/// the process has other threads, which might read the environment at the same time, or where a name or value holds a zero byte.
+/// Sets variables of this process, for libraries that read them later, such as the CUDA driver. Returns `false` and sets nothing if the
+/// process has other threads, which might read the environment at the same time, or if a name or value holds a zero byte. Also returns
+/// `false` if the system refuses a name.
 #[must_use]
 pub fn set_while_alone<'a>(variables: impl IntoIterator<Item = (&'a str, &'a OsStr)>) -> bool {
     let threads = std::fs::read_dir("/proc/self/task").map_or(usize::MAX, Iterator::count);

@@ -31,8 +31,8 @@ impl Home {
     }
 }
 
-/// Whether `body` says yes in a forked child, within a minute; nothing else of the child is run. For tests: of the parent's threads
-/// the child has only the calling one, and a lock that another thread had stays locked.
+/// Whether `body` says yes in a forked child, within a minute. For tests only. Of the parent's threads the child has the calling one
+/// alone, and a lock that another thread had stays locked. The process's panic hook is wrapped, for good.
 #[must_use]
 pub fn holds_in_a_child(body: impl FnOnce() -> bool) -> bool {
     /// For a child that hangs.
@@ -57,8 +57,8 @@ pub fn holds_in_a_child(body: impl FnOnce() -> bool) -> bool {
 /// Whether this process is a child of [`holds_in_a_child`].
 static IN_A_CHILD: AtomicBool = AtomicBool::new(false);
 
-/// In a child, the usual hook would wait for the lock on standard error, which a thread of the parent may have had. The hook is set
-/// before the fork: to set it needs a lock that every panic of another thread holds.
+/// In a child, the usual hook would wait for the lock on standard error, which a thread of the parent may have had. Our hook is set in the
+/// parent: a child that sets it would wait for the lock that any thread of the parent holds while it panics.
 fn report_panics_of_children() {
     static SET: Once = Once::new();
     SET.call_once(|| {
