@@ -3,10 +3,6 @@
 use super::source::{Source, sources, words};
 use super::{Finding, Tree};
 
-/// Lines of a function, from `fn` to the closing brace. More does not fit a screen.
-const FUNCTION_LINES_MAX: usize = 70;
-/// Lines of a file, tests not counted.
-const FILE_LINES_MAX: usize = 700;
 /// Crates that may hold `unsafe`.
 const UNSAFE_CRATES: [&str; 6] =
     ["headway-os", "headway-device", "headway-cuda", "headway-kernels", "headway-capi", "headway-preload"];
@@ -22,8 +18,6 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in &sources {
         module_doc(source, &mut findings);
-        long_functions(source, &mut findings);
-        long_file(source, &mut findings);
         leftovers(source, &mut findings);
         unwraps(source, &mut findings);
         safety_comments(source, &mut findings);
@@ -36,40 +30,6 @@ fn module_doc(source: &Source, findings: &mut Vec<Finding>) {
     let in_src = source.path.contains("/src/");
     if in_src && !source.comments.lines().any(|line| line.starts_with("//!")) {
         findings.push(Finding::new(&source.path, 1, "no module documentation, use `//! What this module owns.`"));
-    }
-}
-
-fn long_functions(source: &Source, findings: &mut Vec<Finding>) {
-    for at in source.words("fn") {
-        let Some(name) = function_name(&source.code[at..]) else { continue };
-        let Some(body) = source.body(at) else { continue };
-        let lines = source.line(body.end - 1) - source.line(at) + 1;
-        if lines > FUNCTION_LINES_MAX && !source.is_test(at) && !is_table(source, at) {
-            let message = format!("`{name}` has {lines} lines, use functions of at most {FUNCTION_LINES_MAX}");
-            findings.push(Finding::new(&source.path, source.line(at), message));
-        }
-    }
-}
-
-/// The name after `fn`; `None` for a pointer type.
-fn function_name(code: &str) -> Option<&str> {
-    let rest = code.strip_prefix("fn")?.trim_start();
-    let end = rest.find(|letter: char| !letter.is_alphanumeric() && letter != '_' && letter != '#')?;
-    (end > 0).then(|| &rest[..end])
-}
-
-/// Whether `#[rustfmt::skip]` stands among the attributes of the item at `at`.
-fn is_table(source: &Source, at: usize) -> bool {
-    let line_start = source.code[..at].rfind('\n').map_or(0, |newline| newline + 1);
-    let is_attribute = |line: &&str| line.trim().is_empty() || line.trim().starts_with("#[");
-    source.code[..line_start].lines().rev().take_while(is_attribute).any(|line| line.contains("rustfmt::skip"))
-}
-
-fn long_file(source: &Source, findings: &mut Vec<Finding>) {
-    let lines = source.lines_of_product();
-    if lines > FILE_LINES_MAX {
-        let message = format!("{lines} lines without tests, use modules of at most {FILE_LINES_MAX}");
-        findings.push(Finding::new(&source.path, FILE_LINES_MAX + 1, message));
     }
 }
 
@@ -212,28 +172,6 @@ mod tests {
     fn a_source_without_module_documentation_is_found() {
         finds("/// A.\nfn a() {}\n", 1, "module documentation");
         assert!(found("crates/headway-os/tests/a.rs", "fn a() {}\n").is_empty());
-    }
-
-    #[test]
-    fn a_function_of_71_lines_is_found_and_one_of_70_is_not() {
-        let function = |lines: usize| format!("//! A.\n\nfn long(\n) {{{}}}\n", "\n".repeat(lines - 2));
-        finds(&function(71), 3, "`long` has 71 lines");
-        accepts(&function(70));
-        accepts(&function(71).replace("fn", "#[rustfmt::skip]\nfn"));
-        accepts(&function(71).replace("fn", "#[test]\nfn"));
-    }
-
-    #[test]
-    fn a_pointer_type_is_not_a_function() {
-        accepts(&format!("//! A.\nstruct A {{ f: fn(u8), {} }}\n", "\n".repeat(80)));
-    }
-
-    #[test]
-    fn a_file_of_701_lines_is_found_and_its_tests_do_not_count() {
-        let file = |lines: usize| format!("//! A.\n{}", "//\n".repeat(lines - 1));
-        finds(&file(701), 701, "701 lines");
-        accepts(&file(700));
-        accepts(&format!("{}#[cfg(test)]\nmod tests {{\n}}\n", file(700)));
     }
 
     #[test]

@@ -35,20 +35,9 @@ impl Source {
         self.tests.iter().any(|range| range.contains(&at))
     }
 
-    /// Lines outside tests.
-    pub(crate) fn lines_of_product(&self) -> usize {
-        let blank_last_line = usize::from(self.code.ends_with('\n'));
-        self.starts.iter().take(self.starts.len() - blank_last_line).filter(|start| !self.is_test(**start)).count()
-    }
-
     /// Offsets of `word` in the code, where it is not part of a longer one.
     pub(crate) fn words(&self, word: &str) -> Vec<usize> {
         words(&self.code, word)
-    }
-
-    /// The matching brace of the first `{` at or after `at`, or `None` if a `;` ends the item before.
-    pub(crate) fn body(&self, at: usize) -> Option<Range<usize>> {
-        body(&self.code, at)
     }
 }
 
@@ -272,7 +261,6 @@ mod tests {
         let source = Source::new("crates/x/src/lib.rs", text);
         let is_test = |word: &str| source.is_test(source.words(word)[0]);
         assert!(!is_test("a") && is_test("b") && !is_test("c") && is_test("e"));
-        assert_eq!(source.lines_of_product(), 2);
         assert!(Source::new("crates/x/tests/it.rs", "fn a() {}").is_test(0));
     }
 
@@ -291,8 +279,8 @@ mod tests {
 
     #[test]
     fn a_semicolon_in_an_array_type_does_not_end_a_function() {
-        let source = Source::new("crates/x/src/lib.rs", "fn f() -> [u8; 2] { { } }\nfn g();");
-        assert_eq!(source.body(0), Some(18..25));
-        assert_eq!(source.body(26), None);
+        let code = "fn f() -> [u8; 2] { { } }\nfn g();";
+        assert_eq!(body(code, 0), Some(18..25));
+        assert_eq!(body(code, 26), None);
     }
 }
