@@ -18,6 +18,7 @@ use headway::run::RequestedClass;
 use headway::units::{Bytes, Nanos, UnitError};
 use headway_lab::child::Part;
 use headway_measure::Step;
+use headway_measure::child::{CHILD_ARGUMENT, ChildPart};
 
 use crate::values::some_bytes;
 
@@ -131,7 +132,14 @@ pub(crate) enum Command {
     },
     /// Print a completion script for a shell
     Completions { shell: clap_complete::Shell },
-    /// Serve an experiment or a benchmark that this program runs in another process
+    /// Serve a measurement or a benchmark that this program runs in another process
+    #[command(name = CHILD_ARGUMENT, hide = true)]
+    MeasureChild {
+        #[arg(value_parser = word(ChildPart::WORDS))]
+        part: ChildPart,
+        order: String,
+    },
+    /// Serve an experiment that this program runs in another process
     #[command(name = headway_lab::child::WORD, hide = true)]
     LabChild {
         #[arg(value_parser = word(Part::WORDS))]

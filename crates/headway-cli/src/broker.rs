@@ -10,7 +10,7 @@ use headway::broker::{
 };
 use headway::mps;
 use headway::units::Nanos;
-use headway_lab::bench::broker as bench;
+use headway_measure::bench::broker as bench;
 
 use crate::Answer;
 use crate::args::{BenchBrokerArgs, BrokerArgs, GUARD, ModeArg};

@@ -13,9 +13,9 @@ use headway::machine::{Confidence, Machine};
 use headway::plan::{self as plans, Assumption, ModelAnswer, Outcome, Plan, PlanOptions};
 use headway::run::Progress;
 use headway::{doctor as examine, report as reports, run as runs};
-use headway_lab::bench::{self, combine};
-use headway_lab::child;
+use headway_lab::combine;
 use headway_lab::reproduce as experiments;
+use headway_measure::bench;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
@@ -408,10 +408,6 @@ pub(crate) fn completions(shell: clap_complete::Shell) -> Result<Answer> {
     clap_complete::generate(shell, &mut Cli::command(), "headway", &mut script);
     write_out(&script)?;
     Ok(Answer::Yes)
-}
-
-pub(crate) fn lab_child(part: child::Part, order: &str) -> Result<Answer> {
-    Ok(if child::serve(part, order) { Answer::Yes } else { Answer::No })
 }
 
 /// A progress bar on stderr that appears only when something takes long.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use headway_lab::formats::{self, Export, Import};
-use headway_lab::plot::{RowsPlot, of_rows};
+use headway_lab::rows::{RowsPlot, of_rows};
 use serde::Serialize;
 
 use crate::Answer;
@@ -35,7 +35,7 @@ pub(crate) fn plot(out: &Out, args: &PlotArgs) -> Result<Answer> {
     let PlotArgs { rows, x, y, by, only, .. } = args;
     let wanted = RowsPlot { rows: rows.clone(), x: x.clone(), y: y.clone(), by: by.clone(), only: only.clone() };
     let figure = of_rows(&wanted)?;
-    formats::save(&args.out, &figure.svg().map_err(headway_lab::Error::from)?, args.force)?;
+    formats::save(&args.out, &figure.svg().map_err(headway_measure::Error::from)?, args.force)?;
     let json = serde_json::json!({ "schema": 1, "file": args.out, "lines": figure.lines.len() });
     out.print(&json, || format!("wrote {}\n", args.out.display()))?;
     Ok(Answer::Yes)

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use headway_lab::bench::Outcome;
-use headway_lab::bench::interconnect::{InterconnectBenchOptions, InterconnectBenchReport, run};
+use headway_measure::bench::Outcome;
+use headway_measure::bench::interconnect::{InterconnectBenchOptions, InterconnectBenchReport, run};
 
 use crate::Answer;
 use crate::args::InterconnectArgs;

@@ -87,7 +87,13 @@ fn main() -> ExitCode {
         Command::Man { of, out: folder } => manual::man(&out, of, folder.as_deref()),
         Command::Completions { shell } => commands::completions(*shell),
         Command::MpsGuard { folder } => broker::guard(folder),
-        Command::LabChild { part, order } => commands::lab_child(*part, order),
+        Command::MeasureChild { part, order } => {
+            Ok(if headway_measure::serve_child(*part, order) { Answer::Yes } else { Answer::No })
+        }
+        Command::LabChild { part, order } => {
+            headway_lab::child::serve(*part, order);
+            Ok(Answer::Yes)
+        }
     };
     match answer {
         Ok(Answer::Yes) => ExitCode::SUCCESS,

@@ -15,7 +15,7 @@ use headway::plan::{
 use headway::report::{PAGE, TRACE};
 use headway::run::{RequestedClass, RunReport};
 use headway::units::{Bytes, Nanos, Rate};
-use headway_lab::bench::Target;
+use headway_measure::bench::Target;
 
 use crate::args::RunArgs;
 use crate::tightest::{self, BATCHES, LINES, more, tightest};

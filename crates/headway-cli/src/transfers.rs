@@ -6,7 +6,7 @@ use anyhow::Result;
 use headway::explain::{self as explaining, Question};
 use headway::explain::{Bounds, Explanation, Figures, Prefer, Price, TAIL_SAMPLES, cpu_seconds};
 use headway::units::Nanos;
-use headway_lab::bench::{self, Outcome};
+use headway_measure::bench::{self, Outcome};
 use headway_measure::{self as measuring, Depth};
 
 use crate::Answer;
@@ -32,7 +32,6 @@ pub(crate) fn measure(out: &Out, args: &MeasureArgs) -> Result<Answer> {
         sizes: args.sizes.clone(),
         each: args.each,
         watch: args.watch.unwrap_or_default(),
-        other: headway_lab::child::small_copies().unwrap_or_default(),
         raw: args.raw.clone(),
         interrupt: interrupt(out, "nothing but the journal"),
     };

@@ -1,12 +1,10 @@
-//! Processes of this program that experiments and benchmarks start beside themselves: loads, cameras, brokers and clients.
+//! Processes of this program that experiments start beside themselves: loads and cameras.
 //!
 //! They are started as `PROGRAM lab-child PART ORDER`; the program passes part and order on to [`serve`].
 
-use std::ffi::OsString;
 use std::process::Command;
 use std::{env, io};
 
-use crate::bench::broker;
 use crate::reproduce;
 
 /// The word by which the program knows that it is one of them.
@@ -19,44 +17,23 @@ pub enum Part {
     Load,
     /// Tracks what a camera sees, as its parent orders line by line.
     Camera,
-    /// The broker of a benchmark, or one of its clients.
-    Broker,
-    /// Makes small copies beside the bulk copies of its parent.
-    SmallCopies,
 }
 
 impl Part {
     /// Every part with its word.
-    pub const WORDS: &[(&str, Self)] = &[
-        ("load", Self::Load),
-        ("camera", Self::Camera),
-        ("broker", Self::Broker),
-        ("small-copies", Self::SmallCopies),
-    ];
+    pub const WORDS: &[(&str, Self)] = &[("load", Self::Load), ("camera", Self::Camera)];
 
     fn word(self) -> &'static str {
         Self::WORDS.iter().find(|(_, part)| *part == self).map_or("", |(word, _)| word)
     }
 }
 
-/// Does what a process with this part is to do, until its parent goes; whether it could.
-#[must_use]
-pub fn serve(part: Part, order: &str) -> bool {
+/// Takes `part` until the parent ends.
+pub fn serve(part: Part, order: &str) {
     match part {
         Part::Load => reproduce::load(order),
         Part::Camera => reproduce::camera(),
-        Part::SmallCopies => return reproduce::small_copies(order),
-        Part::Broker => return broker::take_part(order),
     }
-    true
-}
-
-/// Program and arguments of a process that makes small copies as the order behind them says.
-///
-/// # Errors
-/// What the system says where this program cannot be found.
-pub fn small_copies() -> io::Result<Vec<OsString>> {
-    Ok(vec![env::current_exe()?.into(), WORD.into(), Part::SmallCopies.word().into()])
 }
 
 /// This program with that part.

@@ -14,9 +14,9 @@ use headway_runtime::outlet::OutputError;
 use headway_runtime::wall::RunError;
 
 use crate::formats::FormatError;
-use crate::plot::PlotError;
 use headway::Diagnosis;
 use headway_measure as measure;
+use headway_measure::plot::PlotError;
 
 /// What failed.
 #[derive(Debug, thiserror::Error)]
@@ -45,16 +45,6 @@ pub enum Error {
     /// A file that would be replaced.
     #[error("`{path}` exists")]
     Exists { path: PathBuf },
-    /// Something else stands where results belong.
-    #[error("`{folder}` exists, and {reason}")]
-    InTheWay {
-        /// What is there.
-        folder: PathBuf,
-        /// Why it is no earlier result.
-        reason: String,
-        /// What summaries of earlier results are called.
-        title: String,
-    },
     /// A process with a camera failed.
     #[error("camera {camera} failed: {reason}")]
     Camera {
@@ -71,9 +61,6 @@ pub enum Error {
         /// What is wrong.
         what: String,
     },
-    /// A plot cannot be drawn.
-    #[error(transparent)]
-    Plot(#[from] PlotError),
     /// A process that loads the machine could not be started.
     #[error("cannot load the machine with a process of its own")]
     Load {
@@ -102,6 +89,12 @@ macro_rules! through {
 
 through!(DeviceError, WorkError, CopyError, OsError, FileError, OutputError, RunError, Incomplete, KernelError);
 
+impl From<PlotError> for Error {
+    fn from(error: PlotError) -> Self {
+        Self::Measure(error.into())
+    }
+}
+
 impl From<FitError> for Error {
     fn from(error: FitError) -> Self {
         Self::Measure(error.into())
@@ -125,9 +118,8 @@ impl Diagnosis for Error {
             Self::Import { .. } => "import",
             Self::Export { .. } => "export",
             Self::Exists { .. } => "exists",
-            Self::InTheWay { .. } => "output",
             Self::Camera { .. } => "camera",
-            Self::Rows { .. } | Self::Plot(_) => "plot",
+            Self::Rows { .. } => "plot",
             Self::Load { .. } => "load",
             Self::NoExperiment { .. } => "no-experiment",
         }
@@ -138,9 +130,6 @@ impl Diagnosis for Error {
             Self::Headway(error) => error.help(),
             Self::Measure(error) => error.help(),
             Self::Exists { .. } => Some("`--force` replaces it; or choose another file with `--out`".to_owned()),
-            Self::InTheWay { title, .. } => Some(format!(
-                "nothing is replaced but earlier results of \"{title}\": choose another folder with `--out`"
-            )),
             _ => None,
         }
     }

@@ -3,13 +3,12 @@
 //! It is not published. The command line serves it as `headway reproduce`, `bench`, `import` and `export`.
 #![forbid(unsafe_code)]
 
-pub mod bench;
 pub mod child;
+pub mod combine;
 mod error;
-mod folder;
 pub mod formats;
-pub mod plot;
 pub mod reproduce;
+pub mod rows;
 
 pub use error::Error;
 pub use headway_runtime::outlet::file_name;

@@ -35,11 +35,10 @@ pub(crate) use self::loads::serve as load;
 pub use self::quotes::Said;
 use self::quotes::{said, silent};
 use crate::Error;
-use crate::folder::{self, Folder};
-use crate::plot::Figure;
 use headway::COMMIT;
 use headway::run::Backend;
-pub(crate) use headway_measure::rival::serve as small_copies;
+use headway_measure::folder::{self, Folder};
+use headway_measure::plot::Figure;
 
 /// One experiment.
 #[derive(Clone, Copy, Debug)]
@@ -504,7 +503,7 @@ impl Outcome {
             folder.put(&format!("{name}.svg"), figure.svg()?)?;
         }
         folder.put(OUTCOME, serde_json::to_string_pretty(self).unwrap_or_default() + "\n")?;
-        folder.summary(&self.markdown())
+        Ok(folder.summary(&self.markdown())?)
     }
 }
 
@@ -536,7 +535,10 @@ impl Experiment {
             Backend::Emu => &["emu"],
             Backend::Cuda => &["cuda"],
         };
-        sources.iter().try_for_each(|source| folder::check(&setting.folder(self.name, source), self.name))
+        for source in sources {
+            folder::check(&setting.folder(self.name, source), self.name)?;
+        }
+        Ok(())
     }
 
     /// Whether it can be made on a backend.

@@ -1,8 +1,5 @@
 //! Who waits for whom at a GPU's copy engines, by which the machine file's `[[arbitration]]` is made.
 
-use std::ffi::OsString;
-use std::process::Command;
-
 use headway::gpus::Backend;
 use headway::gpus::arbitration::{self, Ask, Between as Asked, Bulk, Hand, Small};
 use headway_core::models::transfer::Direction;
@@ -11,6 +8,7 @@ use headway_core::units::{Bytes, Nanos, PPM};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::child::{self, ChildPart};
 use crate::rival::{Rival, order};
 use crate::session::Session;
 
@@ -93,17 +91,10 @@ pub(crate) fn direction(gpu: &mut dyn Ask, way: Direction, asking: Asking) -> Re
     Ok(Found { arbitration: Some(arbitration), left_out })
 }
 
-/// What small copies of another process wait for beside whole copies. `program` and its arguments take an order behind them.
-fn process(
-    gpu: &mut dyn Ask,
-    program: &[OsString],
-    way: Direction,
-    index: u32,
-    bulk_bytes: usize,
-) -> Result<Option<Wait>, String> {
-    let [first, rest @ ..] = program else { return Ok(None) };
-    let mut command = Command::new(first);
-    command.args(rest).arg(order(&small(way), index, 2 * SAMPLES));
+/// What small copies of another process wait for beside whole copies.
+fn process(gpu: &mut dyn Ask, way: Direction, index: u32, bulk_bytes: usize) -> Result<Option<Wait>, String> {
+    let order = order(&small(way), index, 2 * SAMPLES);
+    let command = child::command(ChildPart::SmallCopies, &order).map_err(|error| error.to_string())?;
     let mut rival = Rival::start(command).map_err(|error| error.to_string())?;
     let bulk = Bulk { direction: way, piece: bulk_bytes, between: Asked::Nothing };
     loop {
@@ -118,7 +109,8 @@ fn process(
 /// Both directions of the GPU with the number `index`.
 pub(crate) fn of_gpu(
     session: &mut Session<'_>,
-    (backend, model, other): (Backend, Option<&str>, &[OsString]),
+    backend: Backend,
+    model: Option<&str>,
     index: u32,
     asking: Asking,
 ) -> Result<Vec<(Direction, Found)>, Error> {
@@ -129,7 +121,7 @@ pub(crate) fn of_gpu(
             let mut gpu = arbitration::ask(backend, model, index, asking.bulk_bytes)?;
             let mut found = direction(gpu.as_mut(), way, asking)?;
             if let (Some(known), false) = (&mut found.arbitration, backend == Backend::Emu) {
-                match process(gpu.as_mut(), other, way, index, asking.bulk_bytes) {
+                match process(gpu.as_mut(), way, index, asking.bulk_bytes) {
                     Ok(wait) => known.process = wait,
                     Err(error) => found.left_out.push(format!("copies {way} beside another process's: {error}")),
                 }

@@ -11,6 +11,8 @@ use headway_runtime::copy::CopyError;
 
 use headway::Diagnosis;
 
+use crate::plot::PlotError;
+
 /// What failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -49,6 +51,21 @@ pub enum Error {
     /// A file has the name of a journal and is none.
     #[error("`{path}` is not what a measurement keeps")]
     NoJournal { path: PathBuf },
+    /// Something else stands where results belong.
+    #[error("`{folder}` exists, and {reason}")]
+    InTheWay {
+        folder: PathBuf,
+        /// Why it is no earlier result.
+        reason: String,
+        /// What summaries of earlier results are called.
+        title: String,
+    },
+    /// A plot cannot be drawn.
+    #[error(transparent)]
+    Plot(#[from] PlotError),
+    /// A process of this program could not be started, or did not do its part.
+    #[error("cannot start a process of its own beside the benchmark")]
+    Child(#[source] io::Error),
     /// A file that would be replaced.
     #[error("`{path}` exists")]
     Exists { path: PathBuf },
@@ -86,6 +103,9 @@ impl Diagnosis for Error {
             Self::Journal(_) | Self::OtherJournal { .. } | Self::JournalInUse { .. } | Self::NoJournal { .. } => {
                 "journal"
             }
+            Self::InTheWay { .. } => "output",
+            Self::Plot(_) => "plot",
+            Self::Child(_) => "child",
             Self::Exists { .. } => "exists",
             Self::OtherNode { .. } => "other-node",
         }
@@ -107,7 +127,12 @@ impl Diagnosis for Error {
             Self::JournalInUse { .. } => "wait for its end, or choose another file with `--out`",
             Self::NoJournal { .. } => "move it away, or choose another file with `--out`",
             Self::OtherNode { .. } => "measure everything, without `--only`",
-            Self::WrongCopy { .. } | Self::Fit(_) | Self::Journal(_) => return None,
+            Self::InTheWay { title, .. } => {
+                return Some(format!(
+                    "nothing is replaced but earlier results of \"{title}\": choose another folder with `--out`"
+                ));
+            }
+            Self::WrongCopy { .. } | Self::Fit(_) | Self::Journal(_) | Self::Plot(_) | Self::Child(_) => return None,
         };
         Some(fixed.to_owned())
     }

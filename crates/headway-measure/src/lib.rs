@@ -5,6 +5,8 @@
 mod arbitration;
 #[doc(hidden)]
 pub mod batches;
+pub mod bench;
+pub mod child;
 #[doc(hidden)]
 pub mod copy_timer;
 #[doc(hidden)]
@@ -14,6 +16,8 @@ pub mod curves;
 mod error;
 #[doc(hidden)]
 pub mod fit;
+#[doc(hidden)]
+pub mod folder;
 #[doc(hidden)]
 pub mod interconnect;
 #[doc(hidden)]
@@ -27,6 +31,8 @@ pub mod load;
 pub mod node;
 #[doc(hidden)]
 pub mod place;
+#[doc(hidden)]
+pub mod plot;
 mod report;
 #[doc(hidden)]
 pub mod rival;
@@ -47,7 +53,6 @@ pub mod turns;
 pub mod wafer;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -66,6 +71,7 @@ use headway_runtime::copy::{Copier, CopyLimits, CopyOptions, How};
 use serde::{Deserialize, Serialize};
 
 use self::arbitration::Asking;
+use self::child::ChildPart;
 use self::copy_timer::{CopySpec, CopyTimer, TimerOptions};
 use self::curves::{Efforts, Line, Taker};
 pub use self::error::Error;
@@ -155,12 +161,19 @@ pub struct MeasureOptions {
     /// How long random batches of copies are run beyond those that check the model, so that margin and jitter cover what
     /// happens now and then.
     pub watch: Nanos,
-    /// Program and arguments that call [`rival::serve`] with the order behind them; empty = nothing is asked across processes.
-    pub other: Vec<OsString>,
     /// File for every sample.
     pub raw: Option<PathBuf>,
     /// Ends the measurement early when it becomes true.
     pub interrupt: Arc<AtomicBool>,
+}
+
+/// Takes `part` until the parent ends; whether it could.
+#[must_use]
+pub fn serve_child(part: ChildPart, order: &str) -> bool {
+    match part {
+        ChildPart::SmallCopies => rival::serve(order),
+        ChildPart::Broker => bench::broker::take_part(order),
+    }
 }
 
 /// Measures as `options` say and writes the machine file, whole or not at all. After an interruption the same call goes on
@@ -407,8 +420,7 @@ impl Measurement<'_> {
         let (backend, model) = (self.options.backend, self.options.model.as_deref());
         for group in groups {
             let index = group[0] as u32;
-            let who = (backend, model, self.options.other.as_slice());
-            for (way, found) in arbitration::of_gpu(&mut self.session, who, index, asking)? {
+            for (way, found) in arbitration::of_gpu(&mut self.session, backend, model, index, asking)? {
                 self.session.warnings.extend(found.left_out);
                 for &gpu in &group {
                     let place = &mut self.machine.profile.arbitration;

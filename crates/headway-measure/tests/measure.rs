@@ -26,7 +26,6 @@ fn options(out: &Path) -> MeasureOptions {
         sizes: Some(vec![Bytes(64), Bytes(4096), Bytes(64 << 10)]),
         each: false,
         watch: Nanos::ZERO,
-        other: Vec::new(),
         raw: None,
         interrupt: Arc::new(AtomicBool::new(false)),
     }

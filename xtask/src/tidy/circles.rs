@@ -9,7 +9,7 @@ use super::source::{Source, sources};
 use super::{Finding, Tree};
 
 /// Circles that stay, each with all of its files below `crates/` and the reason.
-const ACCEPTED: [(&[&str], &str); 12] = [
+const ACCEPTED: [(&[&str], &str); 10] = [
     (
         &["headway-cli/src/commands.rs", "headway-cli/src/reproduce.rs", "headway-cli/src/sharing.rs"],
         "commands call the text of tasks and of experiments, which print by their `Out`",
@@ -25,9 +25,6 @@ const ACCEPTED: [(&[&str], &str); 12] = [
     ),
     (
         &[
-            "headway-lab/src/bench/broker.rs",
-            "headway-lab/src/bench/broker/contend.rs",
-            "headway-lab/src/bench/broker/processes.rs",
             "headway-lab/src/child.rs",
             "headway-lab/src/reproduce.rs",
             "headway-lab/src/reproduce/gpusync_gpu.rs",
@@ -39,20 +36,7 @@ const ACCEPTED: [(&[&str], &str); 12] = [
         "experiments and the children that they start; errors name what failed",
     ),
     (
-        &["headway-lab/src/bench/host.rs", "headway-lab/src/bench/targets.rs", "headway-lab/src/bench/ways.rs"],
-        "experiments and the children that they start; errors name what failed",
-    ),
-    (
-        &["headway-lab/src/bench/interconnect/results.rs", "headway-lab/src/bench/interconnect/variants.rs"],
-        "experiments and the children that they start; errors name what failed",
-    ),
-    (
-        &[
-            "headway-lab/src/error.rs",
-            "headway-lab/src/formats.rs",
-            "headway-lab/src/plot.rs",
-            "headway-lab/src/plot/rows.rs",
-        ],
+        &["headway-lab/src/error.rs", "headway-lab/src/formats.rs", "headway-lab/src/rows.rs"],
         "experiments and the children that they start; errors name what failed",
     ),
     (&["headway-measure/src/batches.rs", "headway-measure/src/sets.rs"], "parts of one measurement"),

@@ -17,7 +17,7 @@ use self::queues::{CLAIM, SLACK};
 use super::bench::{Bench, same};
 use super::{Outcome, Row, Said, Setting, Table, Verdict, said, silent};
 use crate::Error;
-use crate::plot::{Figure, Line};
+use headway_measure::plot::{Figure, Line};
 
 const MIB: u64 = 1 << 20;
 /// Threads of the paper's queues in the two programs.

@@ -8,8 +8,8 @@ use headway_sim::fujii::{self, Class, Constants, Finding, Stat, Stress, Study};
 
 use super::{Outcome, Row, Setting, Table, Verdict, said};
 use crate::Error;
-use crate::plot::{Figure, Line};
 use headway::run::Backend;
+use headway_measure::plot::{Figure, Line};
 
 /// Samples of each simulated point.
 const SAMPLES: usize = 1_000;

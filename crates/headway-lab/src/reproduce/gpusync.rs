@@ -20,8 +20,8 @@ use self::study::{Effort, Run, Set, TARGET, TOLERANCE, calibrate, run as simulat
 use super::cores::on_all_cores;
 use super::{Outcome, Row, Said, Setting, Table, Verdict, said, silent};
 use crate::Error;
-use crate::plot::{Figure, Line};
 use headway::run::Backend;
+use headway_measure::plot::{Figure, Line};
 
 /// What the paper gives as numbers: mean response, percent of the period (Section 5, Fig. 6).
 pub(super) const PUBLISHED: [(&str, f64, &str); 9] = [

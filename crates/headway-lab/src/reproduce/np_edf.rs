@@ -12,8 +12,8 @@ use rand_pcg::Pcg64;
 
 use super::{Outcome, Row, Said, Setting, Table, Verdict, said, silent};
 use crate::Error;
-use crate::plot::{Figure, Line};
 use headway::run::Backend;
+use headway_measure::plot::{Figure, Line};
 
 /// Divisors of 60 ms: hyperperiods stay short.
 const PERIODS_MS: [u64; 11] = [2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60];

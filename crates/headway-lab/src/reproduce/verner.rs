@@ -15,8 +15,8 @@ pub(super) use self::sweep::run as sweep;
 use super::cores::on_all_cores;
 use super::{Outcome, Row, Setting, Table, Verdict, said, silent};
 use crate::Error;
-use crate::plot::{Figure, Line};
 use headway::run::Backend;
+use headway_measure::plot::{Figure, Line};
 
 /// Application 2: in simulation both stand-ins and twelve workloads, on devices one workload with real bytes.
 pub(super) fn aes(setting: &Setting) -> Result<Outcome, Error> {

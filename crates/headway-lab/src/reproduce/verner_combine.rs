@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::{Outcome, Row, Setting, Table, Verdict, said, silent};
 use crate::Error;
-use crate::plot::{Figure, Line};
+use headway_measure::plot::{Figure, Line};
 
 const MS: u64 = 1_000_000;
 /// Sets per generator, and when the user is in a hurry.

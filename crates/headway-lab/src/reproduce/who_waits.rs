@@ -9,9 +9,9 @@ use headway_os::clock;
 
 use super::{Outcome, Row, Setting, Table, Verdict, silent};
 use crate::Error;
-use crate::child::{self, Part};
-use crate::plot::{Figure, Line};
 use headway::run::Backend;
+use headway_measure::child::{self, ChildPart};
+use headway_measure::plot::{Figure, Line};
 use headway_measure::rival::{self, Rival};
 use headway_measure::sample::Figures;
 
@@ -121,7 +121,7 @@ fn bulk_with_small(gpu: &mut Arbitration, case: &Case, rounds: usize) -> Result<
 fn bulk_with_rival(gpu: &mut Arbitration, case: &Case, samples: usize) -> Result<BulkAndSmall, Error> {
     let failed = |source| Error::Load { source };
     let order = rival::order(&case.small, 0, samples);
-    let command = child::command(Part::SmallCopies, &order).map_err(failed)?;
+    let command = child::command(ChildPart::SmallCopies, &order).map_err(failed)?;
     let mut rival = Rival::start(command).map_err(failed)?;
     let mut bulk = Vec::new();
     let small = loop {

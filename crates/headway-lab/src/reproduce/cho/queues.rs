@@ -8,9 +8,9 @@ use headway_runtime::copy::How;
 use super::fidelity::DoubleQueue;
 use super::outcome;
 use crate::Error;
-use crate::plot::{Figure, Line};
 use crate::reproduce::bench::{Bench, Samples, gb_per_s, random, same, samples};
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict, said, silent};
+use headway_measure::plot::{Figure, Line};
 
 /// How one copy of the sweep is made.
 #[derive(Clone, Copy)]

@@ -11,9 +11,9 @@ use headway_runtime::copy::{At, How, ManyBy};
 
 use super::{DIRECTIONS, STRICT, keep, line, outcome, strictly_faster};
 use crate::Error;
-use crate::plot::{Figure, Line, TO_P99};
 use crate::reproduce::bench::{Bench, Samples, gb_per_s, random, same, samples};
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict, said};
+use headway_measure::plot::{Figure, Line, TO_P99};
 
 /// Every way in which many pieces go.
 const MANY: [(&str, ManyBy); 6] = [

@@ -10,9 +10,9 @@ use headway_runtime::copy::{At, How};
 
 use super::{DIRECTIONS, KIB, MIB, STRICT, effort, keep, line, outcome, size, strictly_faster};
 use crate::Error;
-use crate::plot::{Figure, Line, TO_P99};
 use crate::reproduce::bench::{Bench, Samples, gb_per_s, random, same, samples};
 use crate::reproduce::{Outcome, Row, Said, Setting, Table, Verdict, said};
+use headway_measure::plot::{Figure, Line, TO_P99};
 
 const METHODS: [(&str, Method); 4] = [
     ("pageable", Method::Pageable),

@@ -13,9 +13,9 @@ use headway_os::clock;
 
 use super::{KIB, MIB, STRICT, effort, keep, line, outcome, size, strictly_faster};
 use crate::Error;
-use crate::plot::{Figure, Line};
 use crate::reproduce::bench::{Bench, random, same, samples, submit};
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict, said};
+use headway_measure::plot::{Figure, Line};
 
 /// MB, sequential and overlapped, ms. 16 MB are of Figure III, the others of Table II.
 const PAPER: [(usize, f64, f64); 6] = [

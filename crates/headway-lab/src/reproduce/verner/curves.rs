@@ -16,13 +16,13 @@ use headway_device::gpu::Gpu;
 
 use super::outcome;
 use crate::Error;
-use crate::plot::{Figure, Line};
 use crate::reproduce::{Outcome, Row, Setting, Table, Verdict, said};
 use headway::run::Backend;
 use headway::{gpus, stamp};
 use headway_measure::batches::{Bed, Block, Routes, Took};
 use headway_measure::interconnect::{Scope, calibrate};
 use headway_measure::node;
+use headway_measure::plot::{Figure, Line};
 use headway_measure::session::Session;
 use headway_measure::sets::{Member, Room};
 

@@ -9,7 +9,7 @@ use headway_sim::verner::{Curve, Point, Study, with_limit, with_setup};
 use super::aes::{SCALE, borders};
 use super::{Outcome, Row, Setting, Table, Verdict, outcome, said, shipped};
 use crate::Error;
-use crate::plot::{Figure, Line};
+use headway_measure::plot::{Figure, Line};
 
 /// One GPU's link, bytes per second.
 const LINK: u64 = 8_000_000_000;

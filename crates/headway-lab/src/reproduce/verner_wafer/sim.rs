@@ -7,9 +7,9 @@ use headway_kernels::inspect::blocks::INSPECT;
 use super::run::{RUNS_COLUMNS, STEPS_COLUMNS, Site};
 use super::{GAIN, Most, POLICIES, Study, Verdict};
 use crate::Error;
-use crate::plot::{Figure, Line};
 use crate::reproduce::{Outcome, Row, Setting, Table, said, silent};
 use headway::run::Backend;
+use headway_measure::plot::{Figure, Line};
 
 const NODE: &str = "wafer-k20m";
 /// Most cameras that are tried: far more than any policy reaches.

@@ -9,13 +9,13 @@ use headway_core::models::transfer::fit::FitError;
 use headway_core::units::{Nanos, PPM};
 use serde::Serialize;
 
-use super::{InterconnectBenchReport, Target, Variant};
+use super::{Errors, InterconnectBenchReport, Target, Variant};
 use crate::Error;
+use crate::batches::{Block, Mix, Routes, Took};
 use crate::bench::results::Outcome;
+use crate::fit::Observed;
 use crate::plot::{Figure, Line};
-use headway_measure::batches::{Block, Mix, Routes, Took};
-use headway_measure::fit::Observed;
-use headway_measure::sets::Member;
+use crate::sets::Member;
 
 /// Targets: median and 95th percentile of the error of a batch's last end.
 const MEDIAN_PPM: u64 = 20_000;
@@ -29,25 +29,6 @@ pub(super) struct Case {
     pub(super) blocks: Vec<Block>,
     pub(super) took: Vec<Took>,
     pub(super) judged: Judged,
-}
-
-/// `|measured - predicted| / predicted` in parts per million.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Errors {
-    /// Predictions.
-    pub n: usize,
-    /// Half of them are off by at most this.
-    pub median_ppm: u64,
-    /// 95 % of them are.
-    pub p95_ppm: u64,
-    /// All of them are.
-    pub max_ppm: u64,
-}
-
-impl From<Accuracy> for Errors {
-    fn from(Accuracy { n, median_ppm, p95_ppm, max_ppm }: Accuracy) -> Self {
-        Self { n, median_ppm, p95_ppm, max_ppm }
-    }
 }
 
 /// Some of the batches.

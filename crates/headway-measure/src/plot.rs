@@ -3,8 +3,6 @@
 //! Lines differ in colour (Okabe and Ito's palette), in dashes and in the shape of their points. The legend stands below the
 //! plot, where it hides nothing. An axis is logarithmic where a linear one would hide the small values.
 
-mod rows;
-
 use std::fmt::Display;
 
 use plotters::coord::Shift;
@@ -12,8 +10,6 @@ use plotters::coord::ranged1d::ValueFormatter;
 use plotters::element::{DashedPathElement, Drawable, PointCollection};
 use plotters::prelude::*;
 use plotters_backend::{BackendCoord, DrawingErrorKind};
-
-pub use self::rows::{RowsPlot, of_rows};
 
 /// One plot.
 #[derive(Clone, Debug, PartialEq)]

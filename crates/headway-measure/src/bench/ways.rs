@@ -6,12 +6,12 @@ use headway_runtime::copy::How;
 
 use super::Bench;
 use super::results::Row;
-use super::targets::{AUTO, METHODS};
+use super::results::{AUTO, METHODS};
 use crate::Error;
-use headway_measure::copy_timer::{CopySpec, CopyTimer};
-use headway_measure::curves::{measures, memories};
-use headway_measure::sample::Effort;
-use headway_measure::turns::Entrant;
+use crate::copy_timer::{CopySpec, CopyTimer};
+use crate::curves::{measures, memories};
+use crate::sample::Effort;
+use crate::turns::Entrant;
 
 /// Untouched pages take long: this size ends their comparison.
 const FRESH_MAX: u64 = 1 << 30;

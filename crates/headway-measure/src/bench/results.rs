@@ -6,7 +6,18 @@ use headway_core::models::transfer::{Direction, HostMemory, Load};
 use headway_core::units::{Bytes, Nanos};
 use serde::Serialize;
 
-use headway_measure::sample::{self, Figures, rate};
+use crate::sample::{self, Figures, rate};
+
+/// Parts of the benchmark.
+pub(super) const METHODS: &str = "ways";
+pub(super) const AUTO: &str = "auto";
+pub(super) const TOGETHER: &str = "together";
+pub(super) const TOGETHER_HUGE: &str = "together-huge-pages";
+pub(super) const MULTIPATH: &str = "multipath";
+pub(super) const HOST: &str = "host";
+pub(super) const MANY: &str = "many";
+pub(super) const WINDOW: &str = "window";
+pub(super) const RESIDENT: &str = "resident";
 
 /// Figures of one way in one situation.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -8,9 +8,9 @@ use super::results::Row;
 use super::targets::{allowed, is_open};
 use super::ways::row;
 use crate::Error;
-use headway_measure::copy_timer::CopyTimer;
-use headway_measure::sample::{Effort, Figures};
-use headway_measure::turns::{self, Entrant, Rules, Undecided};
+use crate::copy_timer::CopyTimer;
+use crate::sample::{Effort, Figures};
+use crate::turns::{self, Entrant, Rules, Undecided};
 
 impl Bench<'_, '_> {
     /// Makes the copies in turns and adds their rows. A kind that fails is left out with a warning.
@@ -60,7 +60,7 @@ mod tests {
     use headway_core::units::Nanos;
 
     use super::*;
-    use headway_measure::copy_timer::CopySpec;
+    use crate::copy_timer::CopySpec;
 
     fn entrant(how: How, times: &[u64]) -> Entrant {
         let spec = CopySpec { how, direction: Direction::H2d, memory: HostMemory::Touched, bytes: 64, window: None };

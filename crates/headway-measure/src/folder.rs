@@ -14,7 +14,7 @@ const PARTS_MAX: u32 = 100;
 pub const ENDED_EARLY: &str = "INCOMPLETE: interrupted; only what was done until then is here";
 
 /// Checks that `folder` is not there, is empty, or has earlier results whose summary is called `title`.
-pub(crate) fn check(folder: &Path, title: &str) -> Result<(), Error> {
+pub fn check(folder: &Path, title: &str) -> Result<(), Error> {
     let in_the_way = |reason: String| Error::InTheWay { folder: folder.to_owned(), reason, title: title.to_owned() };
     let mut entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -34,7 +34,7 @@ pub(crate) fn check(folder: &Path, title: &str) -> Result<(), Error> {
 }
 
 /// Begins results that grow while they are made: marked as incomplete until they are written whole.
-pub(crate) fn grow(folder: &Path, title: &str) -> Result<(), Error> {
+pub fn grow(folder: &Path, title: &str) -> Result<(), Error> {
     let summary = folder.join(SUMMARY);
     match fs::remove_file(&summary) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
@@ -46,11 +46,11 @@ pub(crate) fn grow(folder: &Path, title: &str) -> Result<(), Error> {
 }
 
 /// A folder that is written.
-pub(crate) struct Folder(PathBuf);
+pub struct Folder(PathBuf);
 
 impl Folder {
     /// Begins results called `title` in `folder`. Incomplete ones are marked, and go beside complete ones that are there.
-    pub(crate) fn open(folder: &Path, title: &str, complete: bool) -> Result<Self, Error> {
+    pub fn open(folder: &Path, title: &str, complete: bool) -> Result<Self, Error> {
         let whole = || folder.join(SUMMARY).exists() && !folder.join(INCOMPLETE).exists();
         let place = if !complete && whole() {
             let sibling = |number: u32| {
@@ -81,18 +81,18 @@ impl Folder {
     }
 
     /// The path of a file in it.
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
     /// Writes a file.
-    pub(crate) fn put(&self, name: &str, content: impl AsRef<[u8]>) -> Result<(), Error> {
+    pub fn put(&self, name: &str, content: impl AsRef<[u8]>) -> Result<(), Error> {
         let path = self.path(name);
         fs::write(&path, content).map_err(|source| headway::Error::Write { path, source }.into())
     }
 
     /// Writes the summary, which comes last.
-    pub(crate) fn summary(self, text: &str) -> Result<PathBuf, Error> {
+    pub fn summary(self, text: &str) -> Result<PathBuf, Error> {
         self.put(SUMMARY, text)?;
         Ok(self.0)
     }

@@ -12,27 +12,46 @@ use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use headway_core::files::machine::{self, Machine};
-use headway_core::models::interconnect::{Judged, Network};
+use headway_core::models::interconnect::{Accuracy, Judged, Network};
 use headway_core::models::transfer::fit::FitError;
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::gpu::Gpu;
 use serde::Serialize;
 
 use self::results::Case;
-pub use self::results::{Errors, Group};
+pub use self::results::Group;
 pub use self::variants::Variant;
 use super::results::Target;
 use crate::Error;
+use crate::batches::{Bed, Block, Draw, Mix, Routes, Took, gpus_of};
+use crate::fit::Observed;
 use crate::folder::{self, Folder};
+use crate::interconnect::{Scope, calibrate};
+use crate::node;
+use crate::session::Session;
+use crate::sets::Room;
 use headway::gpus;
 use headway::run::{Backend, Progress};
 use headway::{COMMIT, stamp};
-use headway_measure::batches::{Bed, Block, Draw, Mix, Routes, Took, gpus_of};
-use headway_measure::fit::Observed;
-use headway_measure::interconnect::{Scope, calibrate};
-use headway_measure::node;
-use headway_measure::session::Session;
-use headway_measure::sets::Room;
+
+/// `|measured - predicted| / predicted` in parts per million.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Errors {
+    /// Predictions.
+    pub n: usize,
+    /// Half of them are off by at most this.
+    pub median_ppm: u64,
+    /// 95 % of them are.
+    pub p95_ppm: u64,
+    /// All of them are.
+    pub max_ppm: u64,
+}
+
+impl From<Accuracy> for Errors {
+    fn from(Accuracy { n, median_ppm, p95_ppm, max_ppm }: Accuracy) -> Self {
+        Self { n, median_ppm, p95_ppm, max_ppm }
+    }
+}
 
 /// What to run and where to write it.
 #[derive(Clone, Debug)]
@@ -129,7 +148,7 @@ struct Ran {
 /// Compares predictions with random batches as `options` say; without a machine file the node is measured first.
 ///
 /// # Errors
-/// [`headway::Error::Backend`], [`headway_measure::Error::WrongCopy`], [`headway::Error::Interrupted`] before the first batch, and what devices and files
+/// [`headway::Error::Backend`], [`crate::Error::WrongCopy`], [`headway::Error::Interrupted`] before the first batch, and what devices and files
 /// refuse. After a failure or an interruption the batches that were run until then are in the folder all the same.
 pub fn run(
     options: &InterconnectBenchOptions,
@@ -153,7 +172,7 @@ pub fn run(
         if number % SAVED_EVERY == 0 {
             saved = Some(InterconnectBenchReport::of(options, &node, &ran)?.write()?);
         }
-        let done = (node.next)().map(|batch| ran.push(batch)).and_then(|()| Ok(session.advance()?));
+        let done = (node.next)().map(|batch| ran.push(batch)).and_then(|()| session.advance());
         if let Err(error) = done {
             failed = Some(error);
             break;

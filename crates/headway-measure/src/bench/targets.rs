@@ -4,7 +4,10 @@ use headway_core::models::transfer::{Direction, HostMemory, Load};
 use headway_core::units::{Bytes, Nanos};
 
 use super::host;
-use super::results::{self, Outcome, Row, Target, quotient, size};
+use super::results::{
+    self, AUTO, MANY, METHODS, MULTIPATH, Outcome, RESIDENT, Row, TOGETHER, TOGETHER_HUGE, Target, WINDOW, quotient,
+    size,
+};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -12,17 +15,6 @@ const GB: u64 = 1_000_000_000;
 /// `copy` may take this much longer than the best single way: 3 %, or 300 ns.
 const BEHIND_PERCENT: u64 = 3;
 const BEHIND: Nanos = Nanos(300);
-
-/// Parts of the benchmark.
-pub(super) const METHODS: &str = "ways";
-pub(super) const AUTO: &str = "auto";
-pub(super) const TOGETHER: &str = "together";
-pub(super) const TOGETHER_HUGE: &str = "together-huge-pages";
-pub(super) const MULTIPATH: &str = "multipath";
-pub(super) const HOST: &str = "host";
-pub(super) const MANY: &str = "many";
-pub(super) const WINDOW: &str = "window";
-pub(super) const RESIDENT: &str = "resident";
 
 /// Everything that is to be reached, each with what `rows` say.
 pub(super) fn judge(rows: &[Row]) -> Vec<Target> {
@@ -250,6 +242,7 @@ fn missing(target: String) -> Target {
 
 #[cfg(test)]
 mod tests {
+    use super::super::results::HOST;
     use super::super::results::tests::row;
     use super::*;
 

@@ -11,12 +11,12 @@ use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
 use super::Bench;
-use super::targets::{MANY, RESIDENT, WINDOW};
+use super::results::{MANY, RESIDENT, WINDOW};
 use super::ways::row;
 use crate::Error;
-use headway_measure::copy_timer::{CopySpec, CopyTimer};
-use headway_measure::load::Bulk;
-use headway_measure::sample::{Effort, Figures};
+use crate::copy_timer::{CopySpec, CopyTimer};
+use crate::load::Bulk;
+use crate::sample::{Effort, Figures};
 
 /// Pieces of the request of many, and their length.
 const PIECES: usize = 8192;
@@ -136,12 +136,7 @@ impl Bench<'_, '_> {
                 Ok((clock::now() - begun).saturating_sub(own))
             })?;
             if let Some(at) = back.iter().zip(&bytes).position(|(a, b)| a != b) {
-                return Err(headway_measure::Error::WrongCopy {
-                    copy: format!("window {mapping}"),
-                    gpu: timer.gpu(),
-                    at: at as u64,
-                }
-                .into());
+                return Err(Error::WrongCopy { copy: format!("window {mapping}"), gpu: timer.gpu(), at: at as u64 });
             }
             let name = format!("load {mapping}");
             self.rows.push(row(WINDOW, &name, &spec(Direction::D2h), Load::Alone, None, None).with(figures));
@@ -216,24 +211,24 @@ impl Bench<'_, '_> {
         direction: Direction,
         memory: HostMemory,
         count: usize,
-        figures: Result<Figures, headway_measure::Error>,
+        figures: Result<Figures, Error>,
         wrong: impl FnOnce() -> Option<usize>,
     ) -> Result<(), Error> {
         match figures {
             Ok(figures) => {
                 if let Some(at) = wrong() {
                     let copy = format!("{count} pieces {direction} by {name}");
-                    return Err(headway_measure::Error::WrongCopy { copy, gpu: 0, at: at as u64 }.into());
+                    return Err(Error::WrongCopy { copy, gpu: 0, at: at as u64 });
                 }
                 let spec = CopySpec { how: How::Auto, direction, memory, bytes: count * PIECE, window: None };
                 self.rows.push(row(MANY, name, &spec, Load::Alone, None, None).with(figures));
                 Ok(())
             }
-            Err(headway_measure::Error::Headway(headway::Error::Copy(error))) => {
+            Err(Error::Headway(headway::Error::Copy(error))) => {
                 self.session.warnings.push(format!("{count} pieces {direction} by {name} are left out: {error}"));
                 Ok(())
             }
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `headway bench combine`: how long message combining takes on one core, how far its result is from the least sum of
+//! `headway-lab combine`: how long message combining takes on one core, how far its result is from the least sum of
 //! utilisations there is, and that it never gives back a set that fails a test which the given one passes.
 
 use std::fmt::Write;
@@ -18,13 +18,13 @@ use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use serde::Serialize;
 
-use super::{Outcome, Target};
 use crate::Error;
-use crate::folder::{self, Folder};
 use crate::reproduce::verner_combine;
 pub use crate::reproduce::verner_combine::Distance;
 use headway::COMMIT;
 use headway::run::Progress;
+use headway_measure::bench::{Outcome, Target};
+use headway_measure::folder::{self, Folder};
 
 const MS: u64 = 1_000_000;
 

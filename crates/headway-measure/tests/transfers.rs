@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use headway::gpus::Backend;
 use headway_core::units::Bytes;
-use headway_lab::bench;
+use headway_measure::bench;
 
 #[test]
 fn a_comparison_leaves_rows_plots_and_a_summary_with_every_target() {

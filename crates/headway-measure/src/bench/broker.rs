@@ -6,6 +6,7 @@
 mod contend;
 mod judge;
 mod processes;
+mod roles;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -26,11 +27,11 @@ use self::processes::{BrokerProcess, Rest};
 use super::results::{Outcome, Target};
 use crate::Error;
 use crate::folder::{self, Folder};
+use crate::sample::{Effort, Figures, series};
 use headway::COMMIT;
 use headway::run::Progress;
-use headway_measure::sample::{Effort, Figures, series};
 
-pub(crate) use self::processes::take_part;
+pub(crate) use self::roles::take_part;
 
 /// How much to measure and where to write it.
 #[derive(Clone, Debug)]

@@ -8,13 +8,13 @@ use headway_runtime::copy::{Copier, How};
 
 use super::Bench;
 use super::results::Row;
-use super::targets::{MULTIPATH, TOGETHER, TOGETHER_HUGE};
+use super::results::{MULTIPATH, TOGETHER, TOGETHER_HUGE};
 use super::ways;
 use crate::Error;
-use headway_measure::copy_timer::{CopySpec, CopyTimer, TimerOptions};
-use headway_measure::curves::{measures, memories};
-use headway_measure::sample::{Effort, Figures};
-use headway_measure::timer_threads;
+use crate::copy_timer::{CopySpec, CopyTimer, TimerOptions};
+use crate::curves::{measures, memories};
+use crate::sample::{Effort, Figures};
+use crate::timer_threads;
 
 /// What each GPU copies when all copy at once: so long that beginning and end count little.
 const EACH: usize = 1 << 30;
@@ -94,7 +94,7 @@ impl Bench<'_, '_> {
                             timer.compare()?;
                         }
                         cpu.extend(timing.cpu);
-                        Ok::<Nanos, headway_measure::Error>(timing.done)
+                        Ok::<Nanos, Error>(timing.done)
                     })?;
                     timer.compare()?;
                     let cpu = Figures::of(&cpu).map(|figures| figures.median);
@@ -115,6 +115,6 @@ fn timers(copier: &Arc<Copier>, options: TimerOptions) -> Result<Vec<CopyTimer>,
         let threads: Vec<_> = (0..copier.gpus().len()).map(make).collect();
         let joined =
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        Ok(joined.collect::<Result<_, _>>()?)
+        joined.collect::<Result<_, _>>()
     })
 }

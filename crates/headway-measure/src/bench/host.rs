@@ -13,11 +13,11 @@ use headway_os::{affinity, clock, copy};
 use headway_runtime::copy::How;
 
 use super::Bench;
-use super::targets::HOST;
+use super::results::HOST;
 use super::{results::Row, ways};
 use crate::Error;
-use headway_measure::copy_timer::CopySpec;
-use headway_measure::sample::{Effort, Figures};
+use crate::copy_timer::CopySpec;
+use crate::sample::{Effort, Figures};
 
 /// What each CPU goes through, all of them together at most, and the memory that each copies to, over and over, as staging buffers
 /// are.

@@ -8,10 +8,10 @@ use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::ipc::Words;
 
-use super::processes::{self, BrokerProcess};
+use super::processes::{self, BrokerProcess, WORDS};
 use super::{EXECUTE, task};
 use crate::Error;
-use headway_measure::sample::Effort;
+use crate::sample::Effort;
 
 // Words that both processes share, a cache line each.
 /// When the engine was released last.
@@ -20,7 +20,6 @@ const RELEASED: usize = 0;
 const READY: usize = 8;
 /// A process has enough.
 const STOP: usize = 16;
-pub(super) const WORDS: usize = 24;
 
 /// One wait for the engine.
 #[derive(Clone, Copy, Debug)]
@@ -73,9 +72,8 @@ pub(super) fn both(broker: &BrokerProcess, hold: Nanos, look: Nanos, effort: Eff
     let read = second.stdout.take().map(|mut said| said.read_to_string(&mut text));
     let ended = second.wait();
     if let Ok(waits) = &mut waits {
-        let failed = |source| Error::Load { source };
-        if !ended.map_err(failed)?.success() || !matches!(read, Some(Ok(_))) {
-            return Err(failed(io::Error::other("the second client failed")));
+        if !ended.map_err(Error::Child)?.success() || !matches!(read, Some(Ok(_))) {
+            return Err(Error::Child(io::Error::other("the second client failed")));
         }
         waits.extend(text.lines().filter_map(|line| {
             let (waited, handed) = line.split_once(' ')?;

@@ -10,10 +10,10 @@ use rand_pcg::Pcg64Mcg;
 
 use super::{InterconnectBenchOptions, Known, Ran, fresh, given};
 use crate::Error;
-use headway_measure::batches::{Block, Draw, Routes, Took};
-use headway_measure::fit::Observed;
-use headway_measure::links::Setup;
-use headway_measure::sets::{self, Member, Rates, Room};
+use crate::batches::{Block, Draw, Routes, Took};
+use crate::fit::Observed;
+use crate::links::Setup;
+use crate::sets::{self, Member, Rates, Room};
 
 /// How far the node is from its description, in ppm: every capacity and set-up.
 const AWAY: u64 = 30_000;

@@ -2,7 +2,6 @@
 //! of them, several GPUs, small copies while bulk ones run, and what the profile predicted.
 
 pub mod broker;
-pub mod combine;
 mod crowd;
 mod host;
 pub mod interconnect;
@@ -27,16 +26,16 @@ use serde::Serialize;
 pub use self::predict::{Compared, Prediction};
 pub use self::results::{Outcome, Row, Target};
 use crate::Error;
+use crate::copy_timer::{CopyTimer, TimerOptions};
 pub use crate::folder::ENDED_EARLY;
 use crate::folder::{self, Folder};
+use crate::place::Place;
 use crate::plot::{Figure, Line, TO_P99};
+use crate::sample::Effort;
+use crate::session::Session;
 use headway::COMMIT;
 use headway::gpus::{self, Backend};
 use headway::run::Progress;
-use headway_measure::copy_timer::{CopyTimer, TimerOptions};
-use headway_measure::place::Place;
-use headway_measure::sample::Effort;
-use headway_measure::session::Session;
 
 /// What to compare and where to write it.
 #[derive(Clone, Debug)]
@@ -101,7 +100,7 @@ const BYTES_QUICK: usize = 1 << 30;
 /// every time. What was done before an interruption is written and marked as incomplete.
 ///
 /// # Errors
-/// [`headway::Error::Backend`], [`headway_measure::Error::WrongCopy`], [`headway::Error::Interrupted`] before the first row, and what devices and
+/// [`headway::Error::Backend`], [`crate::Error::WrongCopy`], [`headway::Error::Interrupted`] before the first row, and what devices and
 /// files refuse.
 pub fn transfers(
     options: &TransferBenchOptions,
@@ -299,7 +298,7 @@ impl TransferBenchReport {
             let rows = || {
                 self.rows
                     .iter()
-                    .filter(move |row| row.part == targets::AUTO && (row.direction, row.memory) == (direction, memory))
+                    .filter(move |row| row.part == results::AUTO && (row.direction, row.memory) == (direction, memory))
             };
             let mut methods: Vec<&str> = rows().map(|row| row.method.as_str()).collect();
             methods.sort_unstable();

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use csv::{ReaderBuilder, StringRecord};
 use flate2::bufread::MultiGzDecoder;
 
-use super::{Figure, Line};
 use crate::Error;
+use headway_measure::plot::{Figure, Line};
 
 /// First bytes of a compressed file (RFC 1952).
 const MAGIC: [u8; 2] = [0x1f, 0x8b];

@@ -12,10 +12,10 @@ use serde::Serialize;
 
 use super::Bench;
 use crate::Error;
-use headway_measure::copy_timer::{CopySpec, CopyTimer};
-use headway_measure::curves::measures;
-use headway_measure::sample::Effort;
-use headway_measure::turns::{self, Entrant, Rules};
+use crate::copy_timer::{CopySpec, CopyTimer};
+use crate::curves::measures;
+use crate::sample::Effort;
+use crate::turns::{self, Entrant, Rules};
 
 /// Points that are looked at.
 const POINTS: usize = 200;
@@ -157,7 +157,7 @@ impl Bench<'_, '_> {
 /// What came of a point; nothing of one that was not timed.
 fn compared(entrant: Entrant, predicted: Nanos) -> Result<Option<Compared>, Error> {
     if let Some(error) = entrant.failed {
-        return Err(error.into());
+        return Err(error);
     }
     Ok(entrant.figures().map(|figures| Compared {
         what: entrant.name,

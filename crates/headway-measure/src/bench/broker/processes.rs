@@ -16,12 +16,13 @@ use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterPara
 use headway_core::decisions::token::{Mode, TokenParameters};
 use headway_core::units::{Bytes, Nanos, PPM};
 use headway_os::clock;
-use headway_os::ipc::{Listener, Packet, Socket, Words};
+use headway_os::ipc::{Listener, Words};
 
-use super::contend::{self, WORDS};
 use crate::Error;
-use crate::child::{self, Part};
+use crate::child::{self, ChildPart};
 
+/// Bytes that both clients share.
+pub(super) const WORDS: usize = 24;
 /// Nothing takes that long, however slow the machine is.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -62,10 +63,9 @@ pub(super) struct BrokerProcess {
 /// Starts this program in a role: `broker` or `client`, the folder, and what else the role needs, a line each. It ends with its
 /// standard input.
 fn spawn(role: &str) -> Result<Child, Error> {
-    let failed = |source| Error::Load { source };
-    let mut command = child::command(Part::Broker, role).map_err(failed)?;
+    let mut command = child::command(ChildPart::Broker, role).map_err(Error::Child)?;
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-    command.spawn().map_err(failed)
+    command.spawn().map_err(Error::Child)
 }
 
 impl BrokerProcess {
@@ -82,7 +82,7 @@ impl BrokerProcess {
         let this = Self { folder, broker, words, listener };
         match heard {
             Some(Ok(())) => Ok(this),
-            _ => Err(Error::Load { source: io::Error::other("the broker ended before it listened") }),
+            _ => Err(Error::Child(io::Error::other("the broker ended before it listened"))),
         }
     }
 
@@ -105,7 +105,7 @@ impl BrokerProcess {
                 return Ok(child);
             }
             if clock::now() > until {
-                return Err(Error::Load { source: io::Error::other("the second client did not come") });
+                return Err(Error::Child(io::Error::other("the second client did not come")));
             }
             thread::yield_now();
         }
@@ -120,24 +120,8 @@ impl Drop for BrokerProcess {
     }
 }
 
-/// Is one of the benchmark's processes, until its parent goes; whether it did what its role is.
-pub(crate) fn take_part(role: &str) -> bool {
-    // The parent's end of the pipe closes with the parent.
-    thread::spawn(|| {
-        let _ = io::stdin().read(&mut [0]);
-        std::process::exit(0);
-    });
-    let mut lines = role.lines();
-    let (role, folder) = (lines.next().unwrap_or_default(), PathBuf::from(lines.next().unwrap_or_default()));
-    let orders: Vec<&str> = lines.collect();
-    let done = match role {
-        "broker" => broker(&folder, &orders),
-        _ => client(&folder, &orders),
-    };
-    done.is_some()
-}
-
-fn broker(folder: &Path, orders: &[&str]) -> Option<()> {
+/// Is the broker, until the parent ends.
+pub(super) fn broker(folder: &Path, orders: &[&str]) -> Option<()> {
     let usual = headway_broker::ServerOptions::new(folder.join("broker"), arbiter());
     let (spin, spin_share_ppm) = match Rest::parse(orders)? {
         Rest::Usual => (usual.spin, usual.spin_share_ppm),
@@ -148,19 +132,6 @@ fn broker(folder: &Path, orders: &[&str]) -> Option<()> {
     let mut server = Server::bind(options).ok()?;
     io::stdout().write_all(b".").and_then(|()| io::stdout().flush()).ok()?;
     server.run(&AtomicBool::new(false)).ok()
-}
-
-fn client(folder: &Path, orders: &[&str]) -> Option<()> {
-    let socket = Socket::connect(&folder.join("words")).ok()?;
-    let mut buffer = [0; 16];
-    let Packet::Message(_, descriptors) = socket.wait(PATIENCE).then(|| socket.receive(&mut buffer).ok())?? else {
-        return None;
-    };
-    let words = Words::open(descriptors.into_iter().next()?, WORDS, 1).ok()?;
-    let client = Client::connect(&folder.join("broker"), "bench", OnLoss::Fail).ok()?;
-    let waits = contend::contend(&client, &words, &contend::Orders::parse(orders)?).ok()?;
-    let text: String = waits.iter().map(|wait| format!("{} {}\n", wait.waited.0, wait.handed.0)).collect();
-    io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()).ok()
 }
 
 /// One GPU with two tokens and engine locks.

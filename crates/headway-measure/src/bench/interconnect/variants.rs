@@ -5,9 +5,8 @@ use headway_core::models::interconnect::{Accuracy, Judged};
 use headway_core::units::Nanos;
 use serde::Serialize;
 
-use super::{Ran, judge};
+use super::{Errors, Ran, judge};
 use crate::Error;
-use crate::bench::interconnect::Errors;
 
 /// One form of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
