@@ -6,7 +6,6 @@
 mod engines;
 pub mod fujii;
 pub mod sharing;
-pub mod transfer;
 pub mod verner;
 
 use std::cmp::Reverse;

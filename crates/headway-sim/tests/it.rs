@@ -5,7 +5,6 @@ mod accepted_plans;
 mod accepted_sets;
 mod batches;
 mod combined;
-mod copies;
 mod late_messages;
 mod models;
 mod runs;
