@@ -9,6 +9,7 @@ mod error;
 pub mod formats;
 pub mod reproduce;
 pub mod rows;
+pub mod simulation;
 
 pub use error::Error;
 pub use headway_runtime::outlet::file_name;

@@ -4,9 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod engines;
-pub mod fujii;
 pub mod sharing;
-pub mod verner;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -11,4 +11,3 @@ mod runs;
 mod sharing_bounds;
 mod small_sets;
 mod support;
-mod verner_plans;

@@ -2,9 +2,9 @@
 
 mod hardware;
 
+use crate::simulation::fujii::{self, Class, Constants, Finding, Stat, Stress, Study};
 use headway_core::models::transfer::Direction;
 use headway_core::units::Nanos;
-use headway_sim::fujii::{self, Class, Constants, Finding, Stat, Stress, Study};
 
 use super::{Outcome, Row, Setting, Table, Verdict, said};
 use crate::Error;

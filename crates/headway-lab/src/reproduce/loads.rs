@@ -5,8 +5,8 @@ use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::simulation::fujii::Stress;
 use headway_os::affinity;
-use headway_sim::fujii::Stress;
 
 use crate::Error;
 use crate::child::{self, Part};

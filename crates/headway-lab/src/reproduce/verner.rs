@@ -6,10 +6,10 @@ mod joins;
 mod streams;
 mod sweep;
 
+use crate::simulation::verner::histories::{Tally, history};
 use headway_core::files::machine::{self, Machine};
 use headway_core::models::interconnect::{BatchBlock, Completion, Network};
 use headway_core::units::{Bytes, Nanos};
-use headway_sim::verner::histories::{Tally, history};
 
 pub(super) use self::sweep::run as sweep;
 use super::cores::on_all_cores;

@@ -5,13 +5,13 @@ use std::fmt::Display;
 use std::sync::Barrier;
 use std::thread;
 
+use crate::simulation::fujii::{self, Class, Pair, Single, Stat, Stress, Study, statements};
 use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::{Gpu, Reach};
 use headway_device::{Access, Buffer, DeviceError};
 use headway_os::{clock, sched};
 use headway_runtime::copy::{At, How};
-use headway_sim::fujii::{self, Class, Pair, Single, Stat, Stress, Study, statements};
 
 use super::super::bench::{Bench, random, same};
 use super::super::loads::Loads;

@@ -1,12 +1,12 @@
 //! Application 2: how many streams two nodes encrypt under each policy.
 
+use crate::simulation::verner::pools::{KINDS, Reading, SEEDS};
+use crate::simulation::verner::{Curve, Point, Study, with_setup};
 use headway_core::files::machine::Machine;
 use headway_core::models::interconnect::{BatchBlock, Network};
 use headway_core::plan::Strategy;
 use headway_core::plan::stream::{STRATEGIES, Site, SiteError, best_split};
 use headway_core::units::{Bytes, Nanos};
-use headway_sim::verner::pools::{KINDS, Reading, SEEDS};
-use headway_sim::verner::{Curve, Point, Study, with_setup};
 
 use super::{Outcome, Row, Setting, Table, Verdict, outcome, said, shipped, silent};
 use crate::Error;

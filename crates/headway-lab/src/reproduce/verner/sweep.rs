@@ -1,10 +1,10 @@
 //! How much the interconnect must carry for the paper's gains.
 
+use crate::simulation::verner::pools::{Reading, SEEDS};
+use crate::simulation::verner::{Curve, Point, Study, with_limit, with_setup};
 use headway_core::plan::Strategy;
 use headway_core::plan::stream::Site;
 use headway_core::units::{Nanos, Rate};
-use headway_sim::verner::pools::{Reading, SEEDS};
-use headway_sim::verner::{Curve, Point, Study, with_limit, with_setup};
 
 use super::aes::{SCALE, borders};
 use super::{Outcome, Row, Setting, Table, Verdict, outcome, said, shipped};

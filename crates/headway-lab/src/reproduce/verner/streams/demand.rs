@@ -1,11 +1,11 @@
 //! The streams that ask to be encrypted: the paper's pool, as streams of packets.
 
+use crate::simulation::verner::pools::{KINDS, Kind, Reading};
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::{Cycle, Grouping, OnMiss, Place, Placement, Step, Stream, Workload};
 use headway_core::plan::stream::{Fluid, class_window, gathered_bytes};
 use headway_core::units::Nanos;
 use headway_kernels::Cipher;
-use headway_sim::verner::pools::{KINDS, Kind, Reading};
 
 use super::Setting;
 use crate::Error;

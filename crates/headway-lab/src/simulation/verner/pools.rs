@@ -281,7 +281,7 @@ mod tests {
     }
 
     /// The shipped pools: workload, reading, seed, and the FNV-1a hash of the first 1000 streams.
-    const SHIPPED: &str = include_str!("../../pools/verner-aes.csv");
+    const SHIPPED: &str = include_str!("../../../pools/verner-aes.csv");
 
     fn digests() -> String {
         let mut text = "workload,reading,seed,fnv1a_of_1000_streams\n".to_owned();

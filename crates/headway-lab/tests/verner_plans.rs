@@ -1,6 +1,9 @@
 //! What the stream framework accepts, the general planner accepts, and no window is late in simulation.
 
-use crate::support::{Null, logged, run_of};
+#[path = "../../headway-sim/tests/support/mod.rs"]
+mod support;
+
+use self::support::{Null, logged, run_of};
 use headway_core::decisions::dispatch::Event;
 use headway_core::files::machine::shipped;
 use headway_core::files::workload::parse;
@@ -8,8 +11,8 @@ use headway_core::log::What;
 use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::stream::{Pool, best_split, longest_prefix};
 use headway_core::plan::{Outcome, Strategy};
-use headway_sim::verner::pools::{KINDS, Reading};
-use headway_sim::verner::{site, workload};
+use headway_lab::simulation::verner::pools::{KINDS, Reading};
+use headway_lab::simulation::verner::{site, workload};
 
 /// Bits per second that no node of the test carries.
 const POOL: u64 = 68_000_000_000;
