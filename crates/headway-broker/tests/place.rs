@@ -69,7 +69,7 @@ fn broker() {
     let boost = env::var_os("PLACE_BOOST").is_some();
     match Server::bind(ServerOptions { boost, ..options(&socket) }) {
         Ok(mut server) => {
-            server.run(stop).unwrap();
+            server.run(&stop).unwrap();
             drop(server);
             // Whatever else the harness would do.
             std::process::exit(ENDED);

@@ -6,7 +6,6 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use headway::broker::{
     self, Access, BrokerOptions, Engine, LockId, MemoryStatus, Mode, MpsOptions, MpsStatus, Order, Phase, Status,
-    stop_when_told,
 };
 use headway::mps;
 use headway::units::Nanos;
@@ -18,7 +17,7 @@ use crate::commands::{Bar, Out, interrupt};
 
 pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
     // Orderly, whoever asks: the socket is removed, and priorities are taken back.
-    let stop = stop_when_told().context("cannot listen for signals")?;
+    let stop = headway::stop_when_told().context("cannot listen for signals")?;
     let mode = args.mode.map(|mode| match mode {
         ModeArg::Optimal => Mode::Optimal,
         ModeArg::WorkConserving => Mode::WorkConserving,
@@ -57,7 +56,7 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
     };
     // Whatever goes wrong is said, also to who wants no notes.
     let tell = |text: &str| eprintln!("warning: {text}");
-    broker::serve(&options, stop, tell, |socket| {
+    broker::serve(&options, &stop, tell, |socket| {
         if !out.quiet {
             eprintln!("listening at {}", socket.display());
         }

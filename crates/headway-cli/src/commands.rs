@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use crate::Answer;
 use crate::args::{BenchCombineArgs, Cli, CopyBackendArg, Format, PlanArgs, ReproduceArgs, RunArgs};
-use crate::{failure, reproduce, sharing, show};
+use crate::{reproduce, sharing, show};
 
 /// Where and how to print.
 pub(crate) struct Out {
@@ -31,6 +31,8 @@ pub(crate) struct Out {
 
 /// The machine of plans and explanations for which nobody names one.
 pub(crate) const USUAL_MACHINE: &str = "h200-x4";
+/// Between two looks whether somebody asked for the end of an experiment.
+const LOOK: Duration = Duration::from_millis(100);
 /// Progress is shown for what takes longer than this.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -126,20 +128,12 @@ pub(crate) fn bench_combine(out: &Out, args: &BenchCombineArgs) -> Result<Answer
     Ok(Answer::of_bench(report.complete, missed && report.optimised))
 }
 
-/// A flag that becomes true when the user asks for the end; `left` is what stays behind where that cannot be had.
+/// A flag that becomes true when the user or the system asks for the end; `left` is what stays behind where that cannot be had.
 pub(crate) fn interrupt(out: &Out, left: &str) -> Arc<AtomicBool> {
-    let interrupt = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&interrupt);
-    let handler = move || {
-        // Whoever asks twice does not want to wait for the tidying up.
-        if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(failure::INTERRUPTED.into());
-        }
-    };
-    if let Err(error) = ctrlc::set_handler(handler) {
+    headway::stop_when_told().unwrap_or_else(|error| {
         out.warn(&format!("an interrupt will leave {left} behind: {error}"));
-    }
-    interrupt
+        Arc::default()
+    })
 }
 
 pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
@@ -348,16 +342,20 @@ pub(crate) fn reproduce(out: &Out, args: &ReproduceArgs) -> Result<Answer> {
 /// From now on an interrupt writes down what there is, and ends the program, until what is returned becomes true: then
 /// everything is written in a moment.
 pub(crate) fn keep_if_interrupted(out: &Out, setting: &experiments::Setting, name: &str) -> Arc<AtomicBool> {
-    let (setting, quiet, ended) = (setting.clone(), out.quiet, Arc::new(AtomicBool::new(false)));
-    let so_far = setting.so_far.clone();
+    let (setting, so_far) = (setting.clone(), setting.so_far.clone());
+    let (quiet, ended) = (out.quiet, Arc::new(AtomicBool::new(false)));
     let has_ended = Arc::clone(&ended);
+    let told = interrupt(out, "no figures");
     // Of all experiments, each has a folder of its own.
     let is_one = name != reproduce::ALL;
     let folder_of = move |outcome: &experiments::Outcome| {
         let folder = setting.folder(outcome.experiment, outcome.source);
         if is_one || setting.out.is_none() { folder } else { folder.join(outcome.experiment) }
     };
-    let handler = move || {
+    std::thread::spawn(move || {
+        while !told.load(Ordering::Relaxed) {
+            std::thread::sleep(LOOK);
+        }
         if has_ended.load(Ordering::Relaxed) {
             return;
         }
@@ -373,11 +371,8 @@ pub(crate) fn keep_if_interrupted(out: &Out, setting: &experiments::Setting, nam
         if !quiet {
             eprintln!("warning: {said}");
         }
-        std::process::exit(failure::INTERRUPTED.into());
-    };
-    if let Err(error) = ctrlc::set_handler(handler) {
-        out.warn(&format!("an interrupt will keep nothing: {error}"));
-    }
+        std::process::exit(headway::INTERRUPTED_STATUS.into());
+    });
     ended
 }
 

@@ -9,9 +9,6 @@ use serde::Serialize;
 
 use crate::args::Format;
 
-/// The exit status of a command that an interrupt ended, as shells have it.
-pub(crate) const INTERRUPTED: u8 = 130;
-
 /// An error as JSON (docs/files.md).
 #[derive(Serialize)]
 struct Document {
@@ -48,7 +45,7 @@ pub(crate) fn report(error: &anyhow::Error, format: Format, usual: u8) -> ExitCo
         }
         Some(headway::Error::Guest(GuestError::Start { .. })) => 126,
         _ if known.is_some_and(Diagnosis::is_answer) => 1,
-        _ if known.is_some_and(|known| known.kind() == "interrupted") => INTERRUPTED,
+        _ if known.is_some_and(|known| known.kind() == "interrupted") => headway::INTERRUPTED_STATUS,
         _ => usual,
     };
     let causes = || match known {

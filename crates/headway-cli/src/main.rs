@@ -99,7 +99,7 @@ fn main() -> ExitCode {
         Ok(Answer::Yes) => ExitCode::SUCCESS,
         Ok(Answer::No) => ExitCode::from(1),
         Ok(Answer::Undecided) => ExitCode::from(3),
-        Ok(Answer::Interrupted) => ExitCode::from(failure::INTERRUPTED),
+        Ok(Answer::Interrupted) => ExitCode::from(headway::INTERRUPTED_STATUS),
         Err(error) => {
             let usual = if matches!(cli.command, Command::Exec(_)) { failure::NOT_STARTED } else { 2 };
             failure::report(&error, cli.format, usual)

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::common::{Answer, command, headway, interrupt, interrupted_at, place, tree, wait_until};
+use crate::common::{Answer, command, headway, interrupt, place, told_to_end, tree, wait_until};
 use serde_json::Value;
 
 /// Two streams of the same bytes under different keys; only `/` and `_` tell their ids apart.
@@ -170,7 +170,7 @@ fn an_interrupted_run_keeps_what_it_did_and_says_that_it_is_incomplete() {
     let sim =
         ["run", fig, "--machine", "tyan-ft72b7015", "--backend", "sim", "--duration", "40000 s", "--out", "a/sim"];
     for (args, begun) in [(&emulated[..], "streams/b.bin"), (&sim[..], "")] {
-        let answer = interrupted_at(place.path(), args, begun).exits(130);
+        let answer = told_to_end(command(place.path()).args(args), place.path(), &["INT"], begun).exits(130);
         let results = args[args.len() - 1];
         assert!(answer.out.starts_with("INCOMPLETE, interrupted after "), "{answer:#?}");
         assert!(answer.err.contains("warning: the run was interrupted: its results are incomplete"), "{answer:#?}");
@@ -196,9 +196,28 @@ fn an_interrupted_run_of_tasks_keeps_the_jobs_that_were_complete() {
             backend,
             "--force",
         ];
-        let answer = interrupted_at(place.path(), &run, "").exits(130);
+        let answer = told_to_end(command(place.path()).args(run), place.path(), &["TERM"], "").exits(130);
         assert!(answer.out.contains("INCOMPLETE, interrupted after "), "{answer:#?}");
         is_kept(place.path(), backend, "interrupted");
+    }
+}
+
+#[test]
+fn a_run_that_the_system_ends_keeps_what_it_did_and_one_under_nohup_outlives_its_terminal() {
+    let place = place();
+    fs::write(place.path().join("small.toml"), SMALL).unwrap();
+    let run = |out| ["run", "small.toml", "--backend", "emu", "--duration", "100 s", "--out", out];
+    for (out, nohup, signals) in
+        [("term", false, &["TERM"][..]), ("hup", false, &["HUP"]), ("nohup", true, &["HUP", "INT"])]
+    {
+        // The signals that this test inherits are not known.
+        let mut env = Command::new("env");
+        env.arg(if nohup { "--ignore-signal=HUP" } else { "--default-signal=HUP" }).arg(env!("CARGO_BIN_EXE_headway"));
+        let answer = told_to_end(env.args(run(out)), place.path(), signals, "streams/b.bin").exits(130);
+        assert!(answer.out.starts_with("INCOMPLETE, interrupted after "), "{answer:#?}");
+        replays(place.path(), out, "interrupted");
+        let left = tree(place.path()).into_iter().find(|path| path.to_string_lossy().contains(".partial-"));
+        assert_eq!(left, None);
     }
 }
 

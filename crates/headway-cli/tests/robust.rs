@@ -5,7 +5,7 @@ use std::io::pipe;
 use std::path::Path;
 use std::process::Command;
 
-use crate::common::{Answer, command, headway, interrupted_at, place, tree};
+use crate::common::{Answer, command, headway, place, told_to_end, tree};
 
 const ENCRYPT: &str = "workloads/encrypt.toml";
 
@@ -439,7 +439,7 @@ fn an_interrupt_before_a_run_begins_leaves_nothing_behind() {
     let before = tree(place.path());
     // Writing this sample would take much longer than it takes to send a signal.
     is_one_error(
-        &interrupted_at(place.path(), &sim(&["--duration", "60 s"]), ""),
+        &told_to_end(command(place.path()).args(sim(&["--duration", "60 s"])), place.path(), &["INT"], ""),
         130,
         &["interrupted; nothing was kept"],
     );

@@ -9,8 +9,8 @@ mod words;
 pub use bell::{Bell, Poller};
 pub use futex::{Woken, wait, wake};
 pub use process::{
-    Process, Signal, boot, children, has_thread, is_stopped, started, stop_when_told, this_thread, thread_is_of,
-    thread_started, user,
+    INTERRUPTED_STATUS, Process, Signal, boot, children, has_thread, is_stopped, started, stop_when_told, this_thread,
+    thread_is_of, thread_started, user,
 };
 pub use socket::{Claim, Listener, Packet, Peer, Socket};
 pub use words::{Words, WordsView};

@@ -18,9 +18,6 @@ use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use headway_cuda::{Nvml, NvmlGpu};
 use headway_os::affinity;
 
-/// A flag that the signals which end a broker set: what runs it removes its socket and ends.
-pub use headway_os::ipc::stop_when_told;
-
 pub use headway_broker::{Access, Client, MemoryStatus, MpsOptions, MpsStatus, OnLoss, Phase, Status, TaskShape};
 
 use crate::Error;

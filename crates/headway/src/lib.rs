@@ -54,6 +54,8 @@ pub use headway_core::files::error::FileError;
 pub use headway_core::units;
 
 pub use error::{Diagnosis, Error};
+/// For programs: the flag to give to a run, a measurement or a broker, so that they end in an orderly way.
+pub use headway_os::ipc::{INTERRUPTED_STATUS, stop_when_told};
 
 /// Version of this build.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -132,18 +132,24 @@ pub(crate) fn wait_until(child: &mut Child, done: impl Fn() -> bool) {
 
 /// Sends SIGINT, as Ctrl-C does.
 pub(crate) fn interrupt(child: &Child) {
-    let kill = format!("kill -INT {}", child.id());
+    send(child, "INT");
+}
+
+/// Sends the signal with this name.
+fn send(child: &Child, signal: &str) {
+    let kill = format!("kill -{signal} {}", child.id());
     assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
 }
 
-/// Starts `headway ARGS`, sends it SIGINT once there is a folder under construction in which `file` is, and returns what it said.
-pub(crate) fn interrupted_at(folder: &Path, args: &[&str], file: &str) -> Answer {
-    let mut child = command(folder).args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+/// Starts a command in `folder`, sends it the signals once there is a folder under construction in which `file` is, and returns what it
+/// said.
+pub(crate) fn told_to_end(command: &mut Command, folder: &Path, signals: &[&str], file: &str) -> Answer {
+    let mut child = command.current_dir(folder).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let is_partial = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         name.contains(".partial-") && path.join(file).exists()
     };
     wait_until(&mut child, || tree(folder).iter().any(is_partial));
-    interrupt(&child);
+    signals.iter().for_each(|signal| send(&child, signal));
     child.wait_with_output().unwrap().into()
 }

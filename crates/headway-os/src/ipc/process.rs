@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::errno::{Errno, OsError};
 
@@ -145,15 +146,18 @@ fn start_of(stat: &str) -> Option<u64> {
     behind.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// What [`stop_when_told`] sets.
-static STOP: AtomicBool = AtomicBool::new(false);
+/// The flag of [`stop_when_told`].
+static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+/// The exit status of a program that a signal ended early, as shells have it.
+pub const INTERRUPTED_STATUS: u8 = 130;
 
-/// A flag that becomes true when a signal tells this process to end: by `SIGTERM`, by `SIGINT`, or by `SIGHUP` unless that is ignored
-/// (`nohup`). Asked twice, it ends at once.
+/// A flag that becomes true when a signal tells this process to end: `SIGTERM`, `SIGINT`, or `SIGHUP` unless that is ignored
+/// (`nohup`). The second signal ends the process at once, with [`INTERRUPTED_STATUS`]. Every call returns the same flag.
 ///
 /// # Errors
 /// [`OsError`] if the kernel refuses.
-pub fn stop_when_told() -> Result<&'static AtomicBool, OsError> {
+pub fn stop_when_told() -> Result<Arc<AtomicBool>, OsError> {
+    let stop = STOP.get_or_init(|| Arc::new(AtomicBool::new(false)));
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
         // SAFETY: all zeros are a value of the structure, which both calls may read or write; the handler does only what is
         // allowed in one.
@@ -173,13 +177,15 @@ pub fn stop_when_told() -> Result<&'static AtomicBool, OsError> {
             }
         }
     }
-    Ok(&STOP)
+    Ok(Arc::clone(stop))
 }
 
 extern "C" fn on_signal(_signal: libc::c_int) {
-    if STOP.swap(true, Ordering::Relaxed) {
+    // The flag was set before the handler was: reading it is one load.
+    let is_second = STOP.get().is_none_or(|stop| stop.swap(true, Ordering::Relaxed));
+    if is_second {
         // SAFETY: ends the process, which is allowed in a handler.
-        unsafe { libc::_exit(2) };
+        unsafe { libc::_exit(INTERRUPTED_STATUS.into()) };
     }
 }
 
