@@ -1,6 +1,6 @@
 //! Runs as such: the same seed gives the same log, faults do what they say, and every run comes to an end.
 
-use crate::support::{Null, events, is_fault, logged, machine, run_of};
+use crate::support::{Draw, Null, events, is_fault, logged, machine, run_of};
 use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits};
 use headway_core::files::machine::Machine;
 use headway_core::files::workload;
@@ -69,9 +69,19 @@ fn the_same_seed_gives_the_same_log_and_another_seed_another_one() {
 fn the_log_replays_record_by_record() {
     let (machine, plan) = mixed();
     let faults = Faults { kernel_ppm_min: Some(0), data_late_max: Nanos(3_000_000), ..Faults::default() };
-    let log = log_of(&machine, &plan, &seeded(&plan, 3, faults));
-    let mut dispatcher = Dispatcher::new(plan, Limits::default()).unwrap();
-    for record in &log {
+    replays(&log_of(&machine, &plan, &seeded(&plan, 3, faults)), plan, Limits::default());
+}
+
+/// Feeds the inputs of `log` to a new dispatcher, which must do all that the log says, and no more.
+#[track_caller]
+fn replays(log: &[Record], plan: Plan, limits: Limits) {
+    let mut dispatcher = Dispatcher::new(plan, limits).unwrap();
+    let mut now = Nanos::ZERO;
+    for record in log {
+        if matches!(record.what, What::Input(_)) && record.at > now {
+            assert_eq!((dispatcher.poll_action(), dispatcher.poll_event()), (None, None), "before {record:?}");
+            now = record.at;
+        }
         match &record.what {
             What::Input(input) => dispatcher.handle(record.at, input).unwrap(),
             What::Action(action) => assert_eq!(dispatcher.poll_action().as_ref(), Some(action)),
@@ -79,6 +89,36 @@ fn the_log_replays_record_by_record() {
         }
     }
     assert!(dispatcher.is_finished());
+}
+
+#[test]
+fn overloaded_runs_whose_data_has_to_wait_replay_record_by_record() {
+    let machine = machine("h200-x1");
+    let mut draw = Draw(11);
+    let mut held = 0;
+    for seed in 0..60 {
+        let mut text = format!("name = \"w{seed}\"\n[run]\ncycle = \"{}\"\n", draw.pick(&["arrival", "paper"]));
+        for stream in 0..draw.within(1, 3) {
+            let (kilobytes, period) = (draw.within(100, 4_000), draw.within(50, 500));
+            text += &format!(
+                "[[stream]]\nid = \"s{stream}\"\npacket = \"{kilobytes} kB\"\nperiod = \"{period} us\"\ndeadline = \"{} us\"\n\
+                 steps = [{{ copy = \"host -> gpu\" }}, {{ compute = \"spin\" }}, {{ copy = \"gpu -> host\" }}]\n",
+                period * draw.within(1, 4)
+            );
+        }
+        let workload = workload::parse("overloaded.toml", &text).unwrap().value;
+        let mut plan = plan(&machine, &workload, PlanOptions::default()).unwrap();
+        // Whatever opens late is told.
+        plan.jitter = Nanos::ZERO;
+        let limits = Limits { cycles_in_flight_max: draw.within(2, 8) as usize, ..Limits::default() };
+        let late = if draw.below(2) == 0 { 0 } else { draw.below(100_000) };
+        let faults = Faults { data_late_max: Nanos(late), ..Faults::default() };
+        let run = Run { limits, seed, faults, ..run_of(&plan, 100) };
+        let log = log_of(&machine, &plan, &run);
+        held += events(&log).filter(|event| matches!(event, Event::DataLate { .. })).count();
+        replays(&log, plan, limits);
+    }
+    assert!(held > 1_000, "{held} blocks had to wait");
 }
 
 #[test]

@@ -177,25 +177,35 @@ impl Dispatcher {
     /// Takes an input at `now`.
     ///
     /// # Errors
-    /// [`Refused`]; nothing has changed then, except that windows which opened before `now` are open.
+    /// [`Refused`]; nothing has changed then, so that a log need not have the input.
     pub fn handle(&mut self, now: Nanos, input: &Input) -> Result<(), Refused> {
         if now < self.now {
             return Err(Refused::TimeWentBack { from: self.now, to: now });
         }
+        // Before anything changes: a refused input is in no log.
+        match *input {
+            Input::Start { epoch, ref cycles, ref packets } => self.may_start(epoch, cycles, packets)?,
+            Input::Data { pipeline, cycle, bytes } => self.may_take_data(pipeline, cycle, bytes)?,
+            Input::Done { operation, .. } => self.expects("completion of operation", operation)?,
+            Input::Failed { operation } => self.expects("failure of operation", operation)?,
+            Input::Urgent { pipeline, bytes, .. } => self.may_ask(pipeline, bytes)?,
+            Input::Ready { pipeline, part, job } => self.may_be_ready(pipeline, part, job)?,
+            Input::Timeout => {}
+        }
         self.now = now;
-        if let Input::Ready { pipeline, part, job } = *input {
+        if let Input::Ready { pipeline, part, .. } = *input {
             // Windows that open now open with the next input, so that they find all there that is ready now.
-            self.ready(pipeline, part, job)?;
-            return self.open_ready(pipeline);
+            self.ready(pipeline, part);
+            return Ok(());
         }
         self.open_windows();
         match *input {
-            Input::Start { epoch, ref cycles, ref packets } => self.start(epoch, cycles, packets)?,
-            Input::Data { pipeline, cycle, bytes } => self.data(pipeline, cycle, bytes)?,
-            Input::Done { operation, started, finished } => self.done(operation, started, finished)?,
-            Input::Failed { operation } => self.failed(operation)?,
+            Input::Start { epoch, ref cycles, ref packets } => self.start(epoch, cycles, packets),
+            Input::Data { pipeline, cycle, bytes } => self.data(pipeline, cycle, bytes),
+            Input::Done { operation, started, finished } => self.done(operation, started, finished),
+            Input::Failed { operation } => self.failed(operation),
             Input::Urgent { pipeline, bytes, deadline, otherwise } => {
-                self.request(pipeline, bytes, deadline, otherwise)?;
+                self.request(pipeline, bytes, deadline, otherwise)
             }
             Input::Ready { .. } | Input::Timeout => {}
         }
@@ -246,7 +256,7 @@ impl Dispatcher {
         self.operations.len()
     }
 
-    fn start(&mut self, epoch: Nanos, cycles: &[u64], packets: &[u64]) -> Result<(), Refused> {
+    fn may_start(&self, epoch: Nanos, cycles: &[u64], packets: &[u64]) -> Result<(), Refused> {
         if self.epoch.is_some() {
             return Err(Refused::Order("has begun already"));
         }
@@ -255,7 +265,10 @@ impl Dispatcher {
             let given = (cycles.len(), packets.len());
             return Err(Refused::Plan(format!("{given:?} pipelines and streams started, {planned:?} planned")));
         }
-        fits(&self.plan, epoch, cycles)?;
+        fits(&self.plan, epoch, cycles)
+    }
+
+    fn start(&mut self, epoch: Nanos, cycles: &[u64], packets: &[u64]) {
         packets.clone_into(&mut self.packets);
         self.deadlines.iter_mut().for_each(|deadlines| deadlines.begin(packets));
         self.epoch = Some(epoch);
@@ -276,7 +289,6 @@ impl Dispatcher {
                 self.timers.push(Reverse((epoch + pipeline.release(0, step), index, step as u32, 0)));
             }
         }
-        Ok(())
     }
 
     /// Opens every window whose time has come, in the order of time, pipeline, step, after the jobs that were kept back.
@@ -351,8 +363,10 @@ impl Dispatcher {
         at
     }
 
-    fn data(&mut self, pipeline: u32, cycle: u64, bytes: Bytes) -> Result<(), Refused> {
-        let Some(epoch) = self.epoch else { return Err(Refused::Order("has not begun")) };
+    fn may_take_data(&self, pipeline: u32, cycle: u64, bytes: Bytes) -> Result<(), Refused> {
+        if self.epoch.is_none() {
+            return Err(Refused::Order("has not begun"));
+        }
         let unexpected = Refused::Unexpected { what: "data for cycle", number: cycle };
         let Some(progress) = self.pipelines.get(pipeline as usize) else { return Err(unexpected) };
         let planned = &self.plan.pipelines[pipeline as usize];
@@ -366,7 +380,13 @@ impl Dispatcher {
             let limit = self.limits.cycles_in_flight_max;
             return Err(Refused::TooManyCycles { pipeline: planned.name.clone(), limit });
         }
-        let due = epoch + planned.release(cycle, 0);
+        Ok(())
+    }
+
+    /// Takes data that [`Dispatcher::may_take_data`] accepts.
+    fn data(&mut self, pipeline: u32, cycle: u64, bytes: Bytes) {
+        let epoch = self.epoch.expect("data comes only after the start");
+        let due = epoch + self.plan.pipelines[pipeline as usize].release(cycle, 0);
         let at = self.open_cycle(pipeline, cycle, bytes);
         if self.now > due {
             self.events.push_back(Event::DataLate { pipeline, cycle, by: self.now - due });
@@ -376,7 +396,6 @@ impl Dispatcher {
         } else {
             self.enqueue_if_ready(pipeline, at);
         }
-        Ok(())
     }
 
     /// A cycle that carries nothing: its jobs cost nothing.
@@ -549,15 +568,20 @@ impl Dispatcher {
         open.get_mut(at)
     }
 
-    fn done(&mut self, operation: u64, started: Nanos, finished: Nanos) -> Result<(), Refused> {
-        let unexpected = Refused::Unexpected { what: "completion of operation", number: operation };
-        let Some(number) = self.operations.remove(&operation) else { return Err(unexpected) };
+    /// Whether an operation is under way that `what` can be told of.
+    fn expects(&self, what: &'static str, operation: u64) -> Result<(), Refused> {
+        let is_known = self.operations.contains_key(&operation);
+        if is_known { Ok(()) } else { Err(Refused::Unexpected { what, number: operation }) }
+    }
+
+    fn done(&mut self, operation: u64, started: Nanos, finished: Nanos) {
+        let number = self.operations.remove(&operation).expect("it is under way");
         let unit = self.units.get_mut(&number).expect("every operation belongs to a unit");
         unit.first_start = unit.first_start.min(started);
         unit.last_finish = unit.last_finish.max(finished);
         unit.outstanding -= 1;
         if unit.outstanding > 0 {
-            return Ok(());
+            return;
         }
         let unit = self.units.remove(&number).expect("it was there a line above");
         let server = &mut self.servers[unit.server as usize];
@@ -576,7 +600,6 @@ impl Dispatcher {
         if self.overload.is_possible() {
             self.catch_up();
         }
-        Ok(())
     }
 
     /// A job's last unit has ended.
@@ -642,13 +665,12 @@ impl Dispatcher {
             self.timers.push(Reverse((time, pipeline, 0, cycle)));
         }
         if self.producers.speak(pipeline) {
-            self.open_ready(pipeline).expect("what is ready is expected, and there is room");
+            self.open_ready(pipeline);
         }
     }
 
-    fn failed(&mut self, operation: u64) -> Result<(), Refused> {
-        let unexpected = Refused::Unexpected { what: "failure of operation", number: operation };
-        let Some(number) = self.operations.remove(&operation) else { return Err(unexpected) };
+    fn failed(&mut self, operation: u64) {
+        let number = self.operations.remove(&operation).expect("it is under way");
         // The unit keeps counting it as outstanding: a job of which a part has failed never completes.
         let Job { pipeline, cycle, step } = self.units[&number].jobs[0];
         if !self.halted {
@@ -660,7 +682,6 @@ impl Dispatcher {
             });
             self.events.push_back(Event::Halted { pipeline, cycle, step });
         }
-        Ok(())
     }
 }
 

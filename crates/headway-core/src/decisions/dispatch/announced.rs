@@ -83,32 +83,38 @@ impl Line {
 }
 
 impl Dispatcher {
-    /// A producer has a job ready.
-    pub(super) fn ready(&mut self, pipeline: u32, part: u32, job: u64) -> Result<(), Refused> {
+    /// Whether a producer may say that this job is ready.
+    pub(super) fn may_be_ready(&self, pipeline: u32, part: u32, job: u64) -> Result<(), Refused> {
         if self.epoch.is_none() {
             return Err(Refused::Order("has not begun"));
         }
-        let lines = self.producers.lines.get_mut(pipeline as usize);
-        match lines.and_then(|lines| lines.get_mut(part as usize)) {
-            Some(Some(line)) if line.ready == job => line.ready += 1,
-            _ => return Err(Refused::Unexpected { what: "a message's job", number: job }),
+        let lines = self.producers.lines.get(pipeline as usize);
+        match lines.and_then(|lines| lines.get(part as usize)) {
+            Some(Some(line)) if line.ready == job => Ok(()),
+            _ => Err(Refused::Unexpected { what: "a message's job", number: job }),
         }
-        Ok(())
+    }
+
+    /// A producer has its next job ready.
+    pub(super) fn ready(&mut self, pipeline: u32, part: u32) {
+        let line = self.producers.lines[pipeline as usize][part as usize].as_mut();
+        line.expect("the producer speaks").ready += 1;
+        self.open_ready(pipeline);
     }
 
     /// Opens the cycles of a pipeline of one message whose jobs are there, as far as there is room.
-    pub(super) fn open_ready(&mut self, pipeline: u32) -> Result<(), Refused> {
+    pub(super) fn open_ready(&mut self, pipeline: u32) {
         if self.plan.pipelines[pipeline as usize].source != Source::Message {
-            return Ok(());
+            return;
         }
         loop {
             let progress = &self.pipelines[pipeline as usize];
             let next = progress.finished + progress.open.len() as u64;
-            let Some(Some(line)) = self.producers.lines[pipeline as usize].first() else { return Ok(()) };
+            let Some(Some(line)) = self.producers.lines[pipeline as usize].first() else { return };
             if next >= line.ready.min(progress.cycles) || progress.open.len() >= self.limits.cycles_in_flight_max {
-                return Ok(());
+                return;
             }
-            self.data(pipeline, next, self.plan.pipelines[pipeline as usize].reserve)?;
+            self.data(pipeline, next, self.plan.pipelines[pipeline as usize].reserve);
         }
     }
 

@@ -120,14 +120,8 @@ impl Dispatcher {
         }
     }
 
-    /// Admits an urgent request, or treats it as its `otherwise` says.
-    pub(super) fn request(
-        &mut self,
-        pipeline: u32,
-        bytes: Bytes,
-        deadline: Nanos,
-        otherwise: Otherwise,
-    ) -> Result<(), Refused> {
+    /// Whether an urgent request can be considered now.
+    pub(super) fn may_ask(&self, pipeline: u32, bytes: Bytes) -> Result<(), Refused> {
         if self.epoch.is_none() {
             return Err(Refused::Order("has not begun"));
         }
@@ -145,7 +139,14 @@ impl Dispatcher {
             let limit = self.limits.cycles_in_flight_max;
             return Err(Refused::TooManyCycles { pipeline: planned.name.clone(), limit });
         }
-        let step = &planned.steps[0];
+        Ok(())
+    }
+
+    /// Admits an urgent request that [`Dispatcher::may_ask`] accepts, or treats it as its `otherwise` says.
+    pub(super) fn request(&mut self, pipeline: u32, bytes: Bytes, deadline: Nanos, otherwise: Otherwise) {
+        let progress = &self.pipelines[pipeline as usize];
+        let cycle = progress.finished + progress.open.len() as u64;
+        let step = &self.plan.pipelines[pipeline as usize].steps[0];
         if self.servers[step.server as usize].is_idle() {
             self.requests.rest(step.server as usize);
         }
@@ -163,13 +164,12 @@ impl Dispatcher {
             let last = self.pipelines[pipeline as usize].open.back_mut().expect("it was opened a line above");
             last.complete = 1;
             self.retire(pipeline);
-            return Ok(());
+            return;
         };
         if place < Nanos::MAX {
             self.requests.due.insert((pipeline, cycle), place);
         }
         self.unfinished += 1;
         self.enqueue(Job { pipeline, cycle, step: 0 }, place, Class::Urgent);
-        Ok(())
     }
 }
