@@ -15,6 +15,7 @@ pub mod fork;
 pub mod ipc;
 pub mod memory;
 pub mod sched;
+pub mod threads;
 pub mod topology;
 
 pub use errno::{Errno, OsError};

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use headway_core::units::Nanos;
 use headway_device::DeviceError;
+use headway_os::threads;
 
 use super::Shared;
 use super::job::Job;
@@ -111,7 +112,7 @@ impl Workers {
                 let _ = headway_os::sched::lower_timer_slack();
                 shared.queue.serve(&shared);
             };
-            match std::thread::Builder::new().name("headway-ordered".into()).spawn(work) {
+            match threads::spawn("headway-ordered", work) {
                 Ok(thread) => workers.threads.push(thread),
                 Err(error) => {
                     workers.shared.close();

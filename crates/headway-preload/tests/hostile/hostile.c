@@ -475,6 +475,52 @@ static void few_threads(void) {
     both_ways("again");
 }
 
+/* Signals that are blocked in this thread must wait for it, whatever other threads there are. */
+static void block(int signal) {
+    sigset_t blocked;
+    sigemptyset(&blocked), sigaddset(&blocked, signal);
+    pthread_sigmask(SIG_BLOCK, &blocked, 0);
+}
+static void reap(int signal) {
+    int before = errno;
+    (void)signal;
+    while (waitpid(-1, 0, WNOHANG) > 0) {}
+    errno = before;
+}
+static void children_are_reaped_by_a_handler(void) {
+    int failed = 0;
+    both_ways("before");
+    signal(SIGCHLD, reap);
+    for (int i = 0; i < 50; i++) failed += system("exit 3") != 3 << 8;
+    printf("system: %d of 50 failed\n", failed);
+}
+static volatile sig_atomic_t alarms;
+static void on_alarm(int signal) { (void)signal, alarms++; }
+static void alarm_is_blocked(void) {
+    signal(SIGALRM, on_alarm);
+    block(SIGALRM);
+    both_ways("before");
+    for (int i = 0; i < 20; i++) {
+        sigset_t pending;
+        kill(getpid(), SIGALRM);
+        both_ways("beside");
+        sigpending(&pending);
+        if (!sigismember(&pending, SIGALRM)) printf("a blocked signal was taken\n");
+    }
+    printf("alarms: %d\n", alarms);
+}
+static void signal_is_waited_for(void) {
+    sigset_t awaited;
+    int taken = 0;
+    block(SIGUSR1);
+    sigemptyset(&awaited), sigaddset(&awaited, SIGUSR1);
+    both_ways("before");
+    kill(getpid(), SIGUSR1);
+    both_ways("beside");
+    sigwait(&awaited, &taken);
+    printf("taken: %d\n", taken == SIGUSR1);
+}
+
 struct capture { CUstream stream; int mode; CUresult begun, ended; pthread_barrier_t begin, end; };
 static void *captures(void *argument) {
     struct capture *capture = argument;
@@ -560,6 +606,7 @@ static const struct { const char *name; void (*run)(void); } cases[] = {
     {"main-thread-ends", exit_of_a_thread}, {"killed", killed}, {"closed", closed}, {"few-locked", few_locked},
     {"few-addresses", few_addresses}, {"few-files", few_files}, {"few-threads", few_threads},
     {"captured-elsewhere", captured_elsewhere}, {"captured", captured}, {"beside", beside},
+    {"children-reaped", children_are_reaped_by_a_handler}, {"alarm-blocked", alarm_is_blocked}, {"signal-awaited", signal_is_waited_for},
 };
 
 int main(int argc, char **argv) {
