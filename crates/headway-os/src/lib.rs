@@ -13,6 +13,7 @@ mod errno;
 mod event;
 pub mod fork;
 pub mod ipc;
+pub mod limits;
 pub mod memory;
 pub mod sched;
 pub mod threads;

@@ -99,6 +99,11 @@ fn limits_are_met_as_without_headway_when_only_large_copies_are_made_faster() {
 }
 
 #[test]
+fn other_processes_cannot_end_a_guest_by_what_guests_share() {
+    compare(["shared-files-cut"], "aside=auto,fast=always,no-cache", &[]);
+}
+
+#[test]
 fn an_unwritable_destination_raises_the_drivers_signal() {
     // The tests above compare: here it is said what is compared.
     let Some(built) = BUILT.as_ref() else { return };

@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <glob.h>
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
@@ -521,6 +522,16 @@ static void signal_is_waited_for(void) {
     printf("taken: %d\n", taken == SIGUSR1);
 }
 
+/* What another process of the user may do: files in shared memory are cut to nothing. */
+static void shared_files_are_cut(void) {
+    both_ways("before");
+    glob_t found;
+    if (!glob("/dev/shm/headway-*", 0, 0, &found))
+        for (size_t i = 0; i < found.gl_pathc; i++) if (truncate(found.gl_pathv[i], 0)) printf("not cut: %d\n", errno);
+    both_ways("after");
+    said("small", out(pinned, device, SMALL));
+}
+
 struct capture { CUstream stream; int mode; CUresult begun, ended; pthread_barrier_t begin, end; };
 static void *captures(void *argument) {
     struct capture *capture = argument;
@@ -607,6 +618,7 @@ static const struct { const char *name; void (*run)(void); } cases[] = {
     {"few-addresses", few_addresses}, {"few-files", few_files}, {"few-threads", few_threads},
     {"captured-elsewhere", captured_elsewhere}, {"captured", captured}, {"beside", beside},
     {"children-reaped", children_are_reaped_by_a_handler}, {"alarm-blocked", alarm_is_blocked}, {"signal-awaited", signal_is_waited_for},
+    {"shared-files-cut", shared_files_are_cut},
 };
 
 int main(int argc, char **argv) {
