@@ -154,6 +154,21 @@ fn another_interposer_works_in_front_and_behind() {
     assert!(text(&front.stderr).contains("by a road of its own"), "{front:?}");
 }
 
+#[test]
+fn two_copies_of_the_library_in_one_program_serve_it() {
+    let (first, second) = (preload(), tempfile::tempdir().unwrap());
+    let second = second.path().join("libheadway_preload.so");
+    std::fs::copy(&first, &second).unwrap();
+    for how in ["plain", "thread", "closes"] {
+        let run = |program: &mut Command| {
+            as_guest(program, FAST);
+            program.env("LD_PRELOAD", format!("{}:{}", first.display(), second.display()));
+        };
+        let Some(guest) = opens(how, run) else { return };
+        assert!(!reached(&guest), "{how}: {guest:?}");
+    }
+}
+
 fn tool(name: &str, arguments: &[&str]) -> Option<String> {
     let Ok(output) = Command::new(name).args(arguments).arg(preload()).output() else {
         println!("skipped: there is no `{name}`");
