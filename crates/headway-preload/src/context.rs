@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::decide::{self, BULK, NEW};
 use crate::driver::{self, Context, DevicePtr, Driver, NOT_READY, Relaxed, SUCCESS, Stream};
-use crate::neighbours;
+use crate::{neighbours, stack};
 
 /// A line is pinned memory that a kernel writes and the calling thread copies on, for copies into ordinary memory.
 pub(crate) const LINE_BYTES: usize = 64 << 10;
@@ -126,6 +126,8 @@ pub(crate) fn current(driver: &Driver) -> Option<Arc<Prepared>> {
     match known.iter_mut().find(|(other, _)| *other == context) {
         Some((_, Known::Ready(ready))) => return Some(Arc::clone(ready)),
         Some((_, Known::PassedOn)) => return None,
+        // A thread with more stack prepares it.
+        _ if !stack::is_enough() => return None,
         Some((_, expected)) => *expected = Known::PassedOn,
         None => known.push((context, Known::PassedOn)),
     }

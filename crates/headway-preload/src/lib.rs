@@ -10,6 +10,7 @@
 //! - [`decide`]: what becomes of one copy: passed on, made by a kernel in its own stream, or queued in pieces.
 //! - [`context`]: what Headway keeps for each CUDA context: the kernel, pinned lines, bulk copies under way.
 //! - [`fast`]: large copies of ordinary memory, by several threads and through pinned memory.
+//! - [`stack`]: whether the calling thread's stack is large enough for that.
 //! - [`log`]: the event log, one line for each copy.
 //! - [`lint`]: where in the program copies lose time.
 //! - [`verify`]: accelerated copies compared with the driver's.
@@ -32,6 +33,7 @@ mod neighbours;
 mod passed;
 mod road;
 mod shapes;
+mod stack;
 mod stats;
 mod unhooked;
 mod verify;

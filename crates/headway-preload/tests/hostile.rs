@@ -81,6 +81,8 @@ fn every_small_copy_by_a_kernel_and_small_pieces_change_nothing() {
         "captured",
         "captured-elsewhere",
         "beside",
+        "small-stack",
+        "handler-copies",
     ];
     compare(cases, ALWAYS, &[]);
 }

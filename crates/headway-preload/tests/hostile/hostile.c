@@ -10,6 +10,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <glob.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
@@ -522,6 +523,49 @@ static void signal_is_waited_for(void) {
     printf("taken: %d\n", taken == SIGUSR1);
 }
 
+/* The smallest stack that a thread may have, and the stack of a signal handler. */
+static void *on_small_stack(void *what) {
+    set_current(context);
+    unsigned char *memory = fresh(LARGE);
+    pattern(memory, LARGE, 13);
+    said(what, in(device, memory, LARGE));
+    memset(memory, 0, LARGE);
+    said(what, out(memory, device, LARGE));
+    hashed(what, memory, LARGE);
+    said(what, out_async(pinned, device + 5, SMALL, stream));
+    said(what, out(memory, device + 7, SMALL));
+    said(what, stream_sync(stream));
+    hashed(what, memory, SMALL);
+    return 0;
+}
+static void *on_small_stack_from_the_start(void *what) {
+    open_driver();
+    start();
+    return on_small_stack(what);
+}
+static void in_small_thread(void *(*run)(void *), char *what) {
+    pthread_attr_t attributes;
+    pthread_t thread;
+    pthread_attr_init(&attributes);
+    if (pthread_attr_setstacksize(&attributes, PTHREAD_STACK_MIN) || pthread_create(&thread, &attributes, run, what)) exit(3);
+    pthread_join(thread, 0);
+}
+static void small_stack(void) {
+    in_small_thread(on_small_stack, "first");
+    both_ways("with room");
+    in_small_thread(on_small_stack, "later");
+    in_small_thread(on_small_stack_from_the_start, "anew");
+}
+static void copies_in_handler(int signal) { (void)signal, on_small_stack("handler"); }
+static void handler_copies(void) {
+    stack_t stack = {.ss_sp = fresh(16384), .ss_size = 16384};
+    struct sigaction action = {.sa_handler = copies_in_handler, .sa_flags = SA_ONSTACK};
+    if (sigaltstack(&stack, 0) || sigaction(SIGUSR2, &action, 0)) exit(3);
+    raise(SIGUSR2);
+    both_ways("with room");
+    raise(SIGUSR2);
+}
+
 /* What another process of the user may do: files in shared memory are cut to nothing. */
 static void shared_files_are_cut(void) {
     both_ways("before");
@@ -618,7 +662,7 @@ static const struct { const char *name; void (*run)(void); } cases[] = {
     {"few-addresses", few_addresses}, {"few-files", few_files}, {"few-threads", few_threads},
     {"captured-elsewhere", captured_elsewhere}, {"captured", captured}, {"beside", beside},
     {"children-reaped", children_are_reaped_by_a_handler}, {"alarm-blocked", alarm_is_blocked}, {"signal-awaited", signal_is_waited_for},
-    {"shared-files-cut", shared_files_are_cut},
+    {"shared-files-cut", shared_files_are_cut}, {"small-stack", small_stack}, {"handler-copies", handler_copies},
 };
 
 int main(int argc, char **argv) {
