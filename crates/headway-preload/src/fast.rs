@@ -175,6 +175,9 @@ fn opened(driver: &Driver, device: c_int) -> Option<Arc<Gpu>> {
 
 /// The primary context of a device may be about to be destroyed: what is kept for it goes first.
 pub(crate) fn forget_device(device: c_int) {
+    if road::is_off() {
+        return;
+    }
     let mut gpus = gpus();
     let gone: Vec<_> = gpus.extract_if(.., |(other, _)| *other == device).collect();
     // Copies of other threads keep theirs until they end.

@@ -12,6 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, SystemTime};
 use std::{env, fs, io, process, thread};
 
+use headway::guest::file_bytes_max;
 use headway_core::files::guest::GuestOptions;
 use headway_core::files::guest_log::{
     Became, Call, Copy, Counted, Difference, End, Finding, Host, KIND, Line, SCHEMA, SIZES, Start, Towards, VARIABLE,
@@ -122,7 +123,7 @@ pub(crate) fn begin(options: GuestOptions) -> bool {
             let mut log = Log {
                 file,
                 identity,
-                size_max: size_max(),
+                size_max: LOG_MAX.min(file_bytes_max()),
                 torn: false,
                 lost: 0,
                 lost_in_all: 0,
@@ -202,14 +203,6 @@ fn about(file: c_int) -> Option<libc::stat> {
     let mut about: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: `about` is valid for the call to write; a bad descriptor is an error.
     (unsafe { libc::fstat(file, &raw mut about) } == 0).then_some(about)
-}
-
-/// Beyond the process's own limit for files a write would raise a signal.
-fn size_max() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is valid for the call to write.
-    let known = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } == 0;
-    if known { LOG_MAX.min(limit.rlim_cur) } else { LOG_MAX }
 }
 
 /// This process's program and arguments.

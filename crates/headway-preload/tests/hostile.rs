@@ -7,6 +7,7 @@ mod support;
 use std::process::Command;
 use std::sync::LazyLock;
 
+use headway_core::files::guest_log;
 use support::{Built, as_guest, seen};
 
 static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
@@ -103,6 +104,13 @@ fn limits_are_met_as_without_headway_when_only_large_copies_are_made_faster() {
 #[test]
 fn other_processes_cannot_end_a_guest_by_what_guests_share() {
     compare(["shared-files-cut"], "aside=auto,fast=always,no-cache", &[]);
+}
+
+#[test]
+fn a_child_by_a_bare_clone_does_not_wait_for_the_log_of_its_parent() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log").display().to_string();
+    compare(["clone-beside-copies"], FAST, &[(guest_log::VARIABLE, &log)]);
 }
 
 #[test]

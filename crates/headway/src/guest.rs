@@ -17,6 +17,8 @@ use headway_core::files::guest_log;
 use headway_core::models::transfer::Direction;
 use headway_core::models::transfer::arbitration::{Advice, WAIT_GUESTS, built_in};
 use headway_core::units::Bytes;
+#[doc(hidden)] // For the library in front of guests.
+pub use headway_os::{fork::Home, limits::file_bytes_max};
 
 use crate::Error;
 pub use crate::error::GuestError;

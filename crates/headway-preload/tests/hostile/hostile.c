@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -419,6 +420,33 @@ static void fork_beside_copies(void) {
     pthread_join(thread, 0);
     both_ways("after");
 }
+static void *small_copies(void *unused) {
+    unsigned char memory[SMALL];
+    (void)unused;
+    set_current(context);
+    while (!stop) out(memory, device, SMALL);
+    return 0;
+}
+/* Children that the C library knows nothing of, so that no handler of `pthread_atfork` runs. */
+static void clone_beside_copies(void) {
+    pthread_t thread[4];
+    both_ways("before");
+    for (int i = 0; i < 4; i++) pthread_create(&thread[i], 0, small_copies, 0);
+    for (int i = 0; i < 40; i++) {
+        pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+        if (!child) {
+            alarm(60);
+            set_current(context);
+            _exit(out(pinned, device, SMALL) + in(device, pinned, SMALL));
+        }
+        int status = 0;
+        waitpid(child, &status, 0);
+        printf("child: %d\n", WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status));
+    }
+    stop = 1;
+    for (int i = 0; i < 4; i++) pthread_join(thread[i], 0);
+    both_ways("after");
+}
 static void exit_beside_copies(void) {
     pthread_t thread[4];
     int count = 0;
@@ -663,6 +691,7 @@ static const struct { const char *name; void (*run)(void); } cases[] = {
     {"captured-elsewhere", captured_elsewhere}, {"captured", captured}, {"beside", beside},
     {"children-reaped", children_are_reaped_by_a_handler}, {"alarm-blocked", alarm_is_blocked}, {"signal-awaited", signal_is_waited_for},
     {"shared-files-cut", shared_files_are_cut}, {"small-stack", small_stack}, {"handler-copies", handler_copies},
+    {"clone-beside-copies", clone_beside_copies},
 };
 
 int main(int argc, char **argv) {
