@@ -77,7 +77,8 @@ impl JobQueue {
                 Found::Chunk(job, at) => {
                     drop(jobs);
                     job.copy(at);
-                    self.busy.fetch_sub(1, Ordering::Relaxed);
+                    // With the acquire in `rest`: a thread that sees that nobody copies also sees the bytes of this chunk.
+                    self.busy.fetch_sub(1, Ordering::Release);
                     nap = NAP_MIN;
                     jobs = lock(&self.jobs);
                 }
@@ -133,7 +134,7 @@ impl Workers {
         let (start, limit) = (Instant::now(), Duration::from_nanos(limit.0));
         let queue = &self.shared.queue;
         // In this order: a chunk that leaves the queue is counted as busy before the lock is free again.
-        while !(lock(&queue.jobs).is_empty() && queue.busy.load(Ordering::Relaxed) == 0) {
+        while !(lock(&queue.jobs).is_empty() && queue.busy.load(Ordering::Acquire) == 0) {
             if start.elapsed() > limit {
                 return false;
             }
