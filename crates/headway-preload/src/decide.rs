@@ -89,11 +89,11 @@ pub(crate) fn counts() -> bool {
 /// Says, in a program that was started as a guest, that its driver is newer than this version of Headway.
 pub(crate) fn say_too_new(version: i32) {
     if std::env::var_os(VARIABLE).is_some() {
-        eprintln!(
-            "headway: the driver is for CUDA {}.{}, which this version of Headway does not know; every call is passed on",
+        log::print(&format!(
+            "headway: the driver is for CUDA {}.{}, which this version of Headway does not know; every call is passed on\n",
             version / 1000,
             version % 1000 / 10
-        );
+        ));
     }
 }
 
@@ -103,7 +103,7 @@ pub(crate) fn begin() {
     let options = match text.parse::<GuestOptions>() {
         Ok(options) => *OPTIONS.get_or_init(|| options),
         Err(error) => {
-            eprintln!("headway: {error}; every call is passed on");
+            log::print(&format!("headway: {error}; every call is passed on\n"));
             return;
         }
     };

@@ -17,7 +17,7 @@
 //! - [`unhooked`]: libraries of the guest that reach the driver by a road of their own.
 //! - [`neighbours`]: a page in shared memory by which guests of one user know of each other's bulk copies.
 //!
-//! It links no CUDA library, and its constructor does nothing. Threads start with the first large copy of ordinary memory, and
+//! It links no CUDA library. Its constructor gives SIGUSR1 a handler where `--stats` asks for that, and does nothing else. Threads start with the first large copy of ordinary memory, and
 //! sleep between copies.
 
 mod audit;

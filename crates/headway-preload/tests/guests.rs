@@ -329,6 +329,39 @@ fn statistics_are_printed_at_exit() {
 }
 
 #[test]
+fn a_signal_for_statistics_ends_no_program_that_has_not_loaded_the_driver_yet() {
+    let stats = GuestOptions { stats: true, ..ASIDE };
+    // The second copy of the library, which the loader asks, must leave the signal to the first.
+    for audit in ["", "LD_AUDIT"] {
+        let script = format!(
+            "kill -USR1 $$; exec env {} '{}' resolver signalled",
+            if audit.is_empty() { String::new() } else { format!("{audit}={}", preload().display()) },
+            guest("resolver", "", None).map(|guest| guest.get_program().display().to_string()).unwrap_or_default()
+        );
+        let Some(guest) = guest("resolver", "", Some(stats)) else { return };
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]).envs(guest.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(text.matches("has copied nothing yet").count(), 1, "{text}");
+        // By the signal, and at exit.
+        assert_eq!(text.matches("headway: copies of process").count(), 2, "{text}");
+    }
+}
+
+#[test]
+fn a_guest_whose_errors_nobody_reads_ends_as_it_would() {
+    let stats = GuestOptions { stats: true, lint: true, ..ASIDE };
+    let Some(mut command) = guest("resolver", "signalled", Some(stats)) else { return };
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let status =
+        command.env(VARIABLE, format!("{stats}")).env("HEADWAY_GUEST_LOG", "/proc/no/log").stderr(writer).status();
+    assert!(status.as_ref().is_ok_and(std::process::ExitStatus::success), "{status:?}");
+}
+
+#[test]
 fn a_library_that_was_preloaded_by_hand_does_nothing() {
     let Some(built) = BUILT.as_ref() else { return };
     let mut command = Command::new(built.folder.path().join("guest"));

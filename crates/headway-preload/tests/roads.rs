@@ -179,7 +179,7 @@ fn tool(name: &str, arguments: &[&str]) -> Option<String> {
 }
 
 #[test]
-fn the_library_needs_nothing_but_the_c_library_and_runs_nothing_when_it_is_loaded() {
+fn the_library_needs_nothing_but_the_c_library_and_runs_little_when_it_is_loaded() {
     let Some(dynamic) = tool("readelf", &["-dW"]) else { return };
     let needed: Vec<&str> = dynamic
         .lines()
@@ -189,12 +189,12 @@ fn the_library_needs_nothing_but_the_c_library_and_runs_nothing_when_it_is_loade
     let allowed =
         |name: &&str| ["libc.so", "libgcc_s.so", "ld-linux", "libm.so"].iter().any(|known| name.starts_with(known));
     assert!(!needed.is_empty() && needed.iter().all(allowed), "{needed:?}");
-    // The C compiler's own function and the one of Rust's standard library that keeps the arguments.
+    // The C compiler's own function, the one of Rust's standard library that keeps the arguments, and the one for SIGUSR1.
     let size = |tag: &str| {
         let line = dynamic.lines().find(|line| line.contains(tag)).unwrap();
         line.split_whitespace().rev().nth(1).unwrap().parse::<usize>().unwrap()
     };
-    assert!(size("(INIT_ARRAYSZ)") <= 16, "{dynamic}");
+    assert!(size("(INIT_ARRAYSZ)") <= 24, "{dynamic}");
     let exported = tool("nm", &["-D", "--defined-only"]).unwrap();
     let names: Vec<&str> = exported.lines().filter_map(|line| line.split_whitespace().last()).collect();
     let known = |name: &&str| {
