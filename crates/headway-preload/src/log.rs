@@ -99,7 +99,6 @@ struct Log {
     file: c_int,
     /// Device and inode: a program that closes descriptors it did not open may have put another file in this one's place.
     identity: (libc::dev_t, libc::ino_t),
-    size_max: u64,
     /// Whether the file ends inside a line.
     torn: bool,
     lost: u64,
@@ -124,7 +123,6 @@ pub(crate) fn begin(options: GuestOptions) -> bool {
             let mut log = Log {
                 file,
                 identity,
-                size_max: LOG_MAX.min(file_bytes_max()),
                 torn: false,
                 lost: 0,
                 lost_in_all: 0,
@@ -371,8 +369,10 @@ impl Log {
             return false;
         };
         let size = before.st_size as u64;
-        self.full |= size + RESERVE > self.size_max;
-        if size + text.len() as u64 > self.size_max {
+        // The program may lower its limit at any time.
+        let size_max = LOG_MAX.min(file_bytes_max());
+        self.full |= size + RESERVE > size_max;
+        if size + text.len() as u64 > size_max {
             return false;
         }
         // The call by its number: a thread that is cancelled does not end in here, where it holds the lock.

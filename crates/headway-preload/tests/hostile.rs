@@ -107,10 +107,10 @@ fn other_processes_cannot_end_a_guest_by_what_guests_share() {
 }
 
 #[test]
-fn a_child_by_a_bare_clone_does_not_wait_for_the_log_of_its_parent() {
+fn a_log_keeps_no_child_by_a_bare_clone_waiting_and_raises_no_signal_where_files_may_not_grow() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log").display().to_string();
-    compare(["clone-beside-copies"], FAST, &[(guest_log::VARIABLE, &log)]);
+    compare(["clone-beside-copies", "no-file-may-grow"], FAST, &[(guest_log::VARIABLE, &log)]);
 }
 
 #[test]

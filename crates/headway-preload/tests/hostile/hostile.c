@@ -495,6 +495,11 @@ static void few_files(void) {
     limit(RLIMIT_NOFILE, 4);
     both_ways("few files");
 }
+static void no_file_may_grow(void) {
+    both_ways("before");
+    limit(RLIMIT_FSIZE, 0);
+    both_ways("after");
+}
 static void few_threads(void) {
     /* The limit does not hold for root. */
     if (!getuid() && setresuid(65534, 65534, 65534)) { printf("another user: %d\n", errno); exit(3); }
@@ -687,7 +692,7 @@ static const struct { const char *name; void (*run)(void); } cases[] = {
     {"invalid", invalid}, {"many-threads", many_threads}, {"threads-that-end", threads_that_end}, {"vfork", child_by_vfork},
     {"fork", child_by_fork}, {"fork-beside-copies", fork_beside_copies}, {"exit-beside-copies", exit_beside_copies},
     {"main-thread-ends", exit_of_a_thread}, {"killed", killed}, {"closed", closed}, {"few-locked", few_locked},
-    {"few-addresses", few_addresses}, {"few-files", few_files}, {"few-threads", few_threads},
+    {"few-addresses", few_addresses}, {"few-files", few_files}, {"few-threads", few_threads}, {"no-file-may-grow", no_file_may_grow},
     {"captured-elsewhere", captured_elsewhere}, {"captured", captured}, {"beside", beside},
     {"children-reaped", children_are_reaped_by_a_handler}, {"alarm-blocked", alarm_is_blocked}, {"signal-awaited", signal_is_waited_for},
     {"shared-files-cut", shared_files_are_cut}, {"small-stack", small_stack}, {"handler-copies", handler_copies},
