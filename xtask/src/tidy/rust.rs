@@ -161,8 +161,8 @@ fn safety_comments(source: &Source, findings: &mut Vec<Finding>) {
 
 /// Threads that would take signals of the program that they run in.
 fn threads_with_signals(source: &Source, findings: &mut Vec<Finding>) {
-    let in_program = |name: &&str| source.path.starts_with(&format!("crates/{name}/src/"));
-    if source.path == STARTS_THREADS || !CRATES_IN_PROGRAMS.iter().any(|name| in_program(&name)) {
+    let in_program = |name: &str| source.path.starts_with(&format!("crates/{name}/src/"));
+    if source.path == STARTS_THREADS || !CRATES_IN_PROGRAMS.iter().any(|name| in_program(name)) {
         return;
     }
     for at in ["spawn", "spawn_scoped"].iter().flat_map(|word| source.words(word)) {
