@@ -37,6 +37,7 @@ use headway_core::decisions::sharing::{ClusterId, GpuId, TaskId, TokenId};
 use headway_core::decisions::token::TokenParameters;
 use headway_core::units::Nanos;
 use headway_os::ipc::{Packet, Socket, is_stopped};
+use headway_os::threads;
 
 use self::link::Link;
 pub use self::task::{Engine, Task, Token};
@@ -189,7 +190,7 @@ impl Client {
         let watcher = {
             let (shared, stop) = (Arc::clone(&shared), Arc::clone(&stop));
             let work = move || watch::watch(&shared, &tell, &stop);
-            std::thread::Builder::new().name("headway-broker".into()).spawn(work)
+            threads::spawn("headway-broker", work)
         };
         let watcher = watcher.map_err(|error| {
             let errno = headway_os::Errno(error.raw_os_error().unwrap_or(0));

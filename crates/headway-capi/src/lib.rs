@@ -202,11 +202,12 @@ unsafe fn open(which: WhichGpu, options: *const CopierOptions, copier: *mut *mut
     unsafe { copier.write(std::ptr::null_mut()) };
     let mut chosen = StreamOptions::default();
     if !options.is_null() {
-        // SAFETY: the caller's promise; the size comes first and says what follows.
-        let CopierOptions { size, threads, pinned_bytes, patience_ns, machine } = unsafe { options.read() };
-        if size != size_of::<CopierOptions>() {
+        // SAFETY: the caller's promise. The size comes first in every version, and says how much more may be read.
+        if unsafe { (&raw const (*options).size).read() } != size_of::<CopierOptions>() {
             return invalid("options.size is not this library's: call headway_options_init, or use its own header");
         }
+        // SAFETY: the caller's promise: a structure of this size.
+        let CopierOptions { size: _, threads, pinned_bytes, patience_ns, machine } = unsafe { options.read() };
         chosen.threads = threads;
         chosen.pinned = Bytes(pinned_bytes);
         chosen.patience = Duration::from_nanos(patience_ns);

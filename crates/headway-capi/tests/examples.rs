@@ -120,6 +120,35 @@ int main(void) {
 }
 
 #[test]
+fn of_options_of_another_version_only_the_size_is_read() {
+    let Some(built) = &*BUILT else { return };
+    let source = built.folder.path().join("older.c");
+    std::fs::write(
+        &source,
+        r#"
+#include <headway.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+int main(void) {
+    headway_copier *copier = NULL;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED || mprotect(pages + page, page, PROT_NONE)) return 1;
+    size_t *size = (size_t *)(pages + page) - 1;
+    *size = sizeof *size;
+    int status = headway_copier_open(0, (headway_options *)size, &copier);
+    printf("%d %s\n", status, headway_last_error());
+    return 0;
+}
+"#,
+    )
+    .unwrap();
+    let text = run(&mut example(built, "cc", "-std=c11", source.to_str().unwrap()));
+    assert!(text.starts_with("3 options.size"), "{text}");
+}
+
+#[test]
 fn tickets_of_a_copier_that_was_closed_still_tell_of_the_end() {
     let Some(built) = &*BUILT else { return };
     let source = built.folder.path().join("closed.c");

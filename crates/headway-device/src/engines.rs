@@ -11,9 +11,9 @@ use std::thread::JoinHandle;
 
 use headway_core::files::machine::EngineClass;
 use headway_core::models::transfer::Method;
-use headway_os::clock;
 use headway_os::fork::Home;
 use headway_os::sched::{Classes, Role};
+use headway_os::{clock, threads};
 
 use crate::buffer::lock;
 use crate::gpu::{Caching, Completion, Gpu, Operation, Queue, Reach};
@@ -243,17 +243,15 @@ impl Helper {
     ) -> Result<Self, DeviceError> {
         let (jobs, incoming) = channel();
         let (gpu, common) = (Arc::clone(gpu), Arc::clone(shared));
-        let thread = std::thread::Builder::new()
-            .name("headway-pageable".into())
-            .spawn(move || {
-                let _held = classes.map(|classes| classes.take(Role::Helper));
-                serve(gpu.as_ref(), class, &common, &incoming);
-            })
-            .map_err(|error| DeviceError::Unavailable {
-                what: "a thread for pageable copies".into(),
-                reason: error.to_string(),
-                remedy: "raise the limit on threads".into(),
-            })?;
+        let thread = threads::spawn("headway-pageable", move || {
+            let _held = classes.map(|classes| classes.take(Role::Helper));
+            serve(gpu.as_ref(), class, &common, &incoming);
+        })
+        .map_err(|error| DeviceError::Unavailable {
+            what: "a thread for pageable copies".into(),
+            reason: error.to_string(),
+            remedy: "raise the limit on threads".into(),
+        })?;
         Ok(Self { jobs: Some(jobs), thread: Some(thread), shared: Arc::clone(shared), home: Home::here() })
     }
 

@@ -19,6 +19,7 @@ use crate::OPEN_NO_LINK;
 use crate::affinity;
 use crate::fork::Home;
 use crate::ipc;
+use crate::limits;
 
 /// Processes that are counted at a time; further ones copy as if they were alone.
 const SLOTS: usize = 64;
@@ -102,6 +103,7 @@ impl CpuShares {
         }
         let whole = (SLOTS * SLOT_BYTES) as u64;
         if about.len() < whole {
+            check_size(whole)?;
             file.set_len(whole)?;
         }
         let allowed = affinity::allowed().unwrap_or_default();
@@ -116,7 +118,7 @@ impl CpuShares {
             // when a descriptor of the file was closed just now.
             let ours = read_slot(&file, at).is_some_and(|slot| slot.pid == own.pid);
             if lock(&file, at, libc::F_SETLK).is_some() && !ours {
-                file.write_all_at(&own.bytes(), (at * SLOT_BYTES) as u64)?;
+                write_slot(&file, at, own)?;
                 let (identity, count) = ((about.dev(), about.ino()), allowed.len().max(1) as u32);
                 return Ok(Self { file, identity, at, home: Home::here(), count, own: Mutex::new(own) });
             }
@@ -163,7 +165,7 @@ impl CpuShares {
         own.using = u32::try_from((i64::from(own.using) + cpus).max(0)).unwrap_or(u32::MAX);
         let same = self.file.metadata().is_ok_and(|about| (about.dev(), about.ino()) == self.identity);
         if same {
-            let _ = self.file.write_all_at(&own.bytes(), (self.at * SLOT_BYTES) as u64);
+            let _ = write_slot(&self.file, self.at, *own);
         }
     }
 }
@@ -188,6 +190,17 @@ fn read_slot(file: &File, at: usize) -> Option<Slot> {
     let mut bytes = [0; SLOT_BYTES];
     file.read_exact_at(&mut bytes, (at * SLOT_BYTES) as u64).ok()?;
     Slot::read(&bytes)
+}
+
+fn write_slot(file: &File, at: usize, slot: Slot) -> io::Result<()> {
+    let start = (at * SLOT_BYTES) as u64;
+    check_size(start + SLOT_BYTES as u64)?;
+    file.write_all_at(&slot.bytes(), start)
+}
+
+/// A program that limits its files must not get a signal for one that it knows nothing of.
+fn check_size(bytes: u64) -> io::Result<()> {
+    if bytes <= limits::file_bytes_max() { Ok(()) } else { Err(io::ErrorKind::FileTooLarge.into()) }
 }
 
 /// `F_SETLK`: takes the lock on a slot. `F_GETLK`: asks who would be in the way, `F_WRLCK` if anybody.
@@ -329,6 +342,25 @@ mod tests {
         assert_eq!(shares.begin(6).threads(), 6);
         file.set_len(1 << 20).unwrap();
         assert_eq!(shares.begin(6).threads(), 6);
+    }
+
+    #[test]
+    fn a_program_that_may_write_no_files_gets_no_signal_for_this_one() {
+        let limit_files = |bytes| {
+            let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+            // SAFETY: `limit` is valid for the call to read.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+        };
+        let (_folder, path) = place();
+        assert!(holds_in_a_child(|| {
+            limit_files(0);
+            CpuShares::join(&path).is_err()
+        }));
+        assert!(holds_in_a_child(|| {
+            let shares = CpuShares::join(&path).unwrap();
+            limit_files(0);
+            shares.begin(4).threads() == 4
+        }));
     }
 
     #[test]

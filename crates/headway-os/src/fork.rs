@@ -1,13 +1,13 @@
 //! Which process something belongs to: threads, mappings and handles of a GPU are dead in a forked child.
 
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Once, OnceLock};
 
-/// Forks between the first process and this one, since the first [`Home`].
-static FORKS: AtomicU32 = AtomicU32::new(0);
-static WATCH: Once = Once::new();
+use crate::memory::page_bytes;
 
-/// The process that something was made in. To ask whether it is still this one costs a load and no system call.
+/// The process that something was made in. To ask whether it is still this one costs two loads and no system call.
+///
+/// A child that shares its parent's memory, as one of `vfork` does, counts as the parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Home(u32);
 
@@ -15,20 +15,48 @@ impl Home {
     /// This process.
     #[must_use]
     pub fn here() -> Self {
-        WATCH.call_once(|| {
-            // SAFETY: the handler only adds to an atomic, which is allowed between `fork` and `exec`. A refusal (no memory)
-            // leaves the check without effect.
-            let _ = unsafe { libc::pthread_atfork(None, None, Some(in_the_child)) };
-        });
-        Self(FORKS.load(Ordering::Relaxed))
+        /// The last number that a process was given, here or in a parent.
+        static LAST: AtomicU32 = AtomicU32::new(0);
+        let number = number();
+        let known = number.load(Ordering::Relaxed);
+        if known != 0 {
+            return Self(known);
+        }
+        let new = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+        Self(number.compare_exchange(0, new, Ordering::Relaxed, Ordering::Relaxed).err().unwrap_or(new))
     }
 
     /// Whether this is still that process.
     #[must_use]
     #[inline]
     pub fn is_here(self) -> bool {
-        self.0 == FORKS.load(Ordering::Relaxed)
+        self.0 == number().load(Ordering::Relaxed)
     }
+}
+
+/// This process's number, from 1 on; 0 until [`Home::here`] is called in it. The kernel clears it in every child with memory of its own,
+/// also in one that the C library knows nothing of (`clone`). For kernels that cannot (before 4.14) the C library does, after `fork`.
+fn number() -> &'static AtomicU32 {
+    static NUMBER: OnceLock<&'static AtomicU32> = OnceLock::new();
+    NUMBER.get_or_init(|| {
+        static WITHOUT_A_PAGE: AtomicU32 = AtomicU32::new(0);
+        unsafe extern "C" fn in_the_child() {
+            number().store(0, Ordering::Relaxed);
+        }
+        // SAFETY: the handler only stores to an atomic, which is allowed between `fork` and `exec`. A refusal (no memory) leaves the
+        // check to the kernel.
+        let _ = unsafe { libc::pthread_atfork(None, None, Some(in_the_child)) };
+        let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping, which is never unmapped.
+        let page = unsafe { libc::mmap(std::ptr::null_mut(), page_bytes(), rights, kind, -1, 0) };
+        if page == libc::MAP_FAILED {
+            return &WITHOUT_A_PAGE;
+        }
+        // SAFETY: the page is ours.
+        unsafe { libc::madvise(page, page_bytes(), libc::MADV_WIPEONFORK) };
+        // SAFETY: the page is mapped for good, is aligned, and begins as zeros.
+        unsafe { &*page.cast::<AtomicU32>() }
+    })
 }
 
 /// Whether `body` says yes in a forked child, within a minute. For tests only. Of the parent's threads the child has the calling one
@@ -74,10 +102,6 @@ fn report_panics_of_children() {
     });
 }
 
-unsafe extern "C" fn in_the_child() {
-    FORKS.fetch_add(1, Ordering::Relaxed);
-}
-
 #[cfg(test)]
 mod tests {
     use std::fmt;
@@ -90,6 +114,22 @@ mod tests {
         let home = Home::here();
         assert!(home.is_here());
         assert!(holds_in_a_child(|| !home.is_here() && Home::here().is_here()));
+        assert!(home.is_here());
+    }
+
+    #[test]
+    fn a_child_that_the_c_library_knows_nothing_of_is_not_at_home() {
+        let home = Home::here();
+        // SAFETY: a child with memory of its own, which asks and ends.
+        let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as libc::pid_t;
+        if child == 0 {
+            // SAFETY: ends the child without running anything of the parent's.
+            unsafe { libc::_exit(i32::from(home.is_here() || !Home::here().is_here() || home.is_here())) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child made above.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
         assert!(home.is_here());
     }
 

@@ -13,8 +13,10 @@ mod errno;
 mod event;
 pub mod fork;
 pub mod ipc;
+pub mod limits;
 pub mod memory;
 pub mod sched;
+pub mod threads;
 pub mod topology;
 
 pub use errno::{Errno, OsError};

@@ -10,6 +10,7 @@ use std::fmt;
 use headway_core::units::Nanos;
 
 use crate::errno::{Errno, OsError};
+use crate::threads;
 use attributes::Attributes;
 pub use classes::{Classes, Held, Role, Taken, strongest};
 pub use guard::Guard;
@@ -207,7 +208,7 @@ pub fn make_nice(tid: u32, nice: i32) -> Result<(), OsError> {
 pub fn boost_latency(times: u32) -> Result<Nanos, SchedError> {
     let (sender, receiver) = std::sync::mpsc::channel();
     let (end, ended) = std::sync::mpsc::channel::<()>();
-    let thread = std::thread::Builder::new().name("headway-probe".into()).spawn(move || {
+    let thread = threads::spawn("headway-probe", move || {
         let _ = sender.send(crate::ipc::this_thread());
         let _ = ended.recv();
     });
@@ -268,7 +269,7 @@ pub fn probe_deadline() -> Result<(), SchedError> {
 }
 
 fn on_a_thread(attempt: fn() -> Result<(), Errno>) -> Result<(), Errno> {
-    let tried = std::thread::Builder::new().name("headway-probe".into()).spawn(attempt);
+    let tried = threads::spawn("headway-probe", attempt);
     match tried.map(std::thread::JoinHandle::join) {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(_)) => Err(Errno(0)),

@@ -8,7 +8,7 @@
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::road;
+use crate::{road, stats};
 
 /// `LA_FLG_BINDTO` and `LA_FLG_BINDFROM`: the loader reports bindings to an object, and from it.
 const BIND_TO: c_uint = 1;
@@ -44,6 +44,7 @@ pub(crate) struct LinkMap {
 /// The loader asks which version of its interface this library speaks.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn la_version(offered: c_uint) -> c_uint {
+    stats::leave_signal();
     // All versions have the functions below with the same meaning.
     offered
 }

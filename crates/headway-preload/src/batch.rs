@@ -41,35 +41,37 @@ impl Batch {
     /// Its copies; `None` if the driver would refuse the call, or the lists cannot be read.
     ///
     /// # Safety
-    /// Lists that are not null have `count` entries, that of attributes `kinds`.
+    /// Lists that are not null have `count` entries; that of attributes has `kinds`, unless these are more than the copies.
     unsafe fn copies(&self) -> Option<(Vec<Out>, u64)> {
         let lists = [self.to.cast::<c_void>(), self.from.cast(), self.sizes.cast(), self.attributes.cast()];
-        if lists.iter().any(|list| list.is_null()) || self.kinds == 0 || self.count == 0 || self.count > PIECES_MAX {
+        let counts = (1..=PIECES_MAX).contains(&self.count) && (1..=self.count).contains(&self.kinds);
+        if lists.iter().any(|list| list.is_null()) || !counts {
             return None;
         }
-        // SAFETY: by this function's contract.
-        let (to, from, sizes, attributes) = unsafe {
-            (
-                std::slice::from_raw_parts(self.to, self.count),
-                std::slice::from_raw_parts(self.from, self.count),
-                std::slice::from_raw_parts(self.sizes, self.count),
-                std::slice::from_raw_parts(self.attributes, self.kinds),
-            )
-        };
-        let usual = |each: &Attributes| matches!(each.access, IN_STREAM_ORDER | IN_ANY_ORDER);
-        if !attributes.iter().all(usual) || sizes.contains(&0) {
-            return None;
+        for kind in 0..self.kinds {
+            // SAFETY: by this function's contract.
+            let access = unsafe { (&raw const (*self.attributes.add(kind)).access).read_unaligned() };
+            if !matches!(access, IN_STREAM_ORDER | IN_ANY_ORDER) {
+                return None;
+            }
         }
-        let copy = |((to, from), bytes): ((&DevicePtr, &DevicePtr), &usize)| Out {
-            to: *to as *mut c_void,
-            from: *from,
-            bytes: *bytes,
-            stream: self.stream,
-            waits: false,
-        };
-        let copies: Vec<Out> = to.iter().zip(from).zip(sizes).map(copy).collect();
-        let bytes = copies.iter().fold(0, |sum: u64, copy| sum.saturating_add(copy.bytes as u64));
-        Some((copies, bytes))
+        let (mut copies, mut sum) = (Vec::with_capacity(self.count), 0u64);
+        for at in 0..self.count {
+            // SAFETY: by this function's contract.
+            let (to, from, bytes) = unsafe {
+                (
+                    self.to.add(at).read_unaligned(),
+                    self.from.add(at).read_unaligned(),
+                    self.sizes.add(at).read_unaligned(),
+                )
+            };
+            if bytes == 0 {
+                return None;
+            }
+            copies.push(Out { to: to as *mut c_void, from, bytes, stream: self.stream, waits: false });
+            sum = sum.saturating_add(bytes as u64);
+        }
+        Some((copies, sum))
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::decide::{self, BULK, NEW};
 use crate::driver::{self, Context, DevicePtr, Driver, NOT_READY, Relaxed, SUCCESS, Stream};
-use crate::neighbours;
+use crate::{neighbours, road, stack};
 
 /// A line is pinned memory that a kernel writes and the calling thread copies on, for copies into ordinary memory.
 pub(crate) const LINE_BYTES: usize = 64 << 10;
@@ -85,6 +85,9 @@ fn refresh(known: &[(Context, Known)]) {
 
 /// A context that the program has got hold of: prepared at its first copy.
 pub(crate) fn expect(context: Context) {
+    if road::is_off() {
+        return;
+    }
     let mut known = contexts();
     if known.iter().all(|(other, _)| *other != context) {
         known.push((context, Known::Expected));
@@ -94,6 +97,9 @@ pub(crate) fn expect(context: Context) {
 
 /// A context that is about to be destroyed. What it owns goes with it.
 pub(crate) fn forget(context: Context) {
+    if road::is_off() {
+        return;
+    }
     let mut known = contexts();
     known.retain(|(other, _)| *other != context);
     refresh(&known);
@@ -101,6 +107,9 @@ pub(crate) fn forget(context: Context) {
 
 /// Any of the contexts may be about to be destroyed; those that live on are prepared again.
 pub(crate) fn forget_all() {
+    if road::is_off() {
+        return;
+    }
     let mut known = contexts();
     for (_, known) in known.iter_mut() {
         *known = Known::Expected;
@@ -110,6 +119,9 @@ pub(crate) fn forget_all() {
 
 /// Contexts of a device that may be about to be destroyed; those that live on are prepared again.
 pub(crate) fn forget_device(device: c_int) {
+    if road::is_off() {
+        return;
+    }
     let mut known = contexts();
     for (_, known) in known.iter_mut() {
         if matches!(known, Known::Ready(ready) if ready.device == device) {
@@ -126,6 +138,8 @@ pub(crate) fn current(driver: &Driver) -> Option<Arc<Prepared>> {
     match known.iter_mut().find(|(other, _)| *other == context) {
         Some((_, Known::Ready(ready))) => return Some(Arc::clone(ready)),
         Some((_, Known::PassedOn)) => return None,
+        // A thread with more stack prepares it.
+        _ if !stack::is_enough() => return None,
         Some((_, expected)) => *expected = Known::PassedOn,
         None => known.push((context, Known::PassedOn)),
     }

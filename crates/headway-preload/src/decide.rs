@@ -83,17 +83,17 @@ pub(crate) fn options() -> GuestOptions {
 
 /// Whether copies are counted.
 pub(crate) fn counts() -> bool {
-    ATTENTION.load(Ordering::Relaxed) & COUNT != 0
+    ATTENTION.load(Ordering::Relaxed) & COUNT != 0 && !road::is_off()
 }
 
 /// Says, in a program that was started as a guest, that its driver is newer than this version of Headway.
 pub(crate) fn say_too_new(version: i32) {
     if std::env::var_os(VARIABLE).is_some() {
-        eprintln!(
-            "headway: the driver is for CUDA {}.{}, which this version of Headway does not know; every call is passed on",
+        log::print(&format!(
+            "headway: the driver is for CUDA {}.{}, which this version of Headway does not know; every call is passed on\n",
             version / 1000,
             version % 1000 / 10
-        );
+        ));
     }
 }
 
@@ -103,7 +103,7 @@ pub(crate) fn begin() {
     let options = match text.parse::<GuestOptions>() {
         Ok(options) => *OPTIONS.get_or_init(|| options),
         Err(error) => {
-            eprintln!("headway: {error}; every call is passed on");
+            log::print(&format!("headway: {error}; every call is passed on\n"));
             return;
         }
     };
@@ -139,13 +139,6 @@ pub(crate) fn begin() {
     ATTENTION.store(attention, Ordering::Relaxed);
 }
 
-/// From now on every call is passed on. Called in a forked child: only stores to atomics.
-pub(crate) fn switch_off() {
-    ATTENTION.store(0, Ordering::Relaxed);
-    LARGE.store(usize::MAX, Ordering::Relaxed);
-    LARGE_IN.store(usize::MAX, Ordering::Relaxed);
-}
-
 /// Sets and clears reasons, unless everything is switched off.
 pub(crate) fn attend(set: u32, clear: u32) {
     if !road::is_off() {
@@ -166,6 +159,9 @@ pub(crate) fn into_gpu(copy: In, kind: Kind, real: impl FnOnce() -> Status) -> S
 
 #[cold]
 fn look_in(copy: In, kind: Kind, attention: u32, real: impl FnOnce() -> Status) -> Status {
+    if road::is_off() {
+        return real();
+    }
     if attention & COUNT != 0 {
         stats::count(kind, copy.bytes);
     }
@@ -261,6 +257,9 @@ pub(crate) fn out_of_gpu(out: Out, kind: Kind, real: impl FnOnce() -> Status) ->
 
 #[cold]
 fn look(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status) -> Status {
+    if road::is_off() {
+        return real();
+    }
     if attention & COUNT != 0 {
         stats::count(kind, out.bytes);
     }

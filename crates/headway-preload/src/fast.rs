@@ -18,7 +18,7 @@ use headway::units::{Bytes, Nanos};
 use headway_core::files::guest_log::{Host, Why};
 
 use crate::driver::{self, DevicePtr, Driver, Relaxed, STREAM_LEGACY, SUCCESS, Status, Stream};
-use crate::{decide, road, stats};
+use crate::{decide, road, stack, stats};
 
 /// Like the driver, a guest waits without end for a busy GPU: a copy that was given up could still write.
 const PATIENCE: Nanos = Nanos(3_600_000_000_000);
@@ -175,6 +175,9 @@ fn opened(driver: &Driver, device: c_int) -> Option<Arc<Gpu>> {
 
 /// The primary context of a device may be about to be destroyed: what is kept for it goes first.
 pub(crate) fn forget_device(device: c_int) {
+    if road::is_off() {
+        return;
+    }
     let mut gpus = gpus();
     let gone: Vec<_> = gpus.extract_if(.., |(other, _)| *other == device).collect();
     // Copies of other threads keep theirs until they end.
@@ -205,6 +208,9 @@ fn wait(driver: &Driver, stream: Stream) -> bool {
 /// Makes `copy` by the best known method, unless that is the driver's, and notes what the host's end is once that is
 /// known.
 pub(crate) fn copy(driver: &Driver, copy: Copy, host_is: &mut Host) -> Answer {
+    if !stack::is_enough() {
+        return Answer::Left(Why::SmallStack, None);
+    }
     let _relaxed = Relaxed::new(driver);
     if driver::captures(driver, copy.stream) {
         return Answer::Left(Why::Capture, None);

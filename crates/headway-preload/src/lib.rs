@@ -10,13 +10,14 @@
 //! - [`decide`]: what becomes of one copy: passed on, made by a kernel in its own stream, or queued in pieces.
 //! - [`context`]: what Headway keeps for each CUDA context: the kernel, pinned lines, bulk copies under way.
 //! - [`fast`]: large copies of ordinary memory, by several threads and through pinned memory.
+//! - [`stack`]: whether the calling thread's stack is large enough for that.
 //! - [`log`]: the event log, one line for each copy.
 //! - [`lint`]: where in the program copies lose time.
 //! - [`verify`]: accelerated copies compared with the driver's.
 //! - [`unhooked`]: libraries of the guest that reach the driver by a road of their own.
 //! - [`neighbours`]: a page in shared memory by which guests of one user know of each other's bulk copies.
 //!
-//! It links no CUDA library, and its constructor does nothing. Threads start with the first large copy of ordinary memory, and
+//! It links no CUDA library. Its constructor gives SIGUSR1 a handler where `--stats` asks for that, and does nothing else. Threads start with the first large copy of ordinary memory, and
 //! sleep between copies.
 
 mod audit;
@@ -32,6 +33,7 @@ mod neighbours;
 mod passed;
 mod road;
 mod shapes;
+mod stack;
 mod stats;
 mod unhooked;
 mod verify;

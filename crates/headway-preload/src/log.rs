@@ -6,12 +6,14 @@
 
 use std::ffi::{CString, OsString, c_int};
 use std::io::Write;
+use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, SystemTime};
 use std::{env, fs, io, process, thread};
 
+use headway::guest::file_bytes_max;
 use headway_core::files::guest::GuestOptions;
 use headway_core::files::guest_log::{
     Became, Call, Copy, Counted, Difference, End, Finding, Host, KIND, Line, SCHEMA, SIZES, Start, Towards, VARIABLE,
@@ -97,7 +99,6 @@ struct Log {
     file: c_int,
     /// Device and inode: a program that closes descriptors it did not open may have put another file in this one's place.
     identity: (libc::dev_t, libc::ino_t),
-    size_max: u64,
     /// Whether the file ends inside a line.
     torn: bool,
     lost: u64,
@@ -122,7 +123,6 @@ pub(crate) fn begin(options: GuestOptions) -> bool {
             let mut log = Log {
                 file,
                 identity,
-                size_max: size_max(),
                 torn: false,
                 lost: 0,
                 lost_in_all: 0,
@@ -138,7 +138,7 @@ pub(crate) fn begin(options: GuestOptions) -> bool {
             true
         }
         Err(error) => {
-            eprintln!("headway: cannot create the log `{}`: {error}; copies are not logged", path.display());
+            print(&format!("headway: cannot create the log `{}`: {error}; copies are not logged\n", path.display()));
             false
         }
     }
@@ -204,14 +204,6 @@ fn about(file: c_int) -> Option<libc::stat> {
     (unsafe { libc::fstat(file, &raw mut about) } == 0).then_some(about)
 }
 
-/// Beyond the process's own limit for files a write would raise a signal.
-fn size_max() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is valid for the call to write.
-    let known = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } == 0;
-    if known { LOG_MAX.min(limit.rlim_cur) } else { LOG_MAX }
-}
-
 /// This process's program and arguments.
 fn command() -> Vec<String> {
     let mut bytes = fs::read("/proc/self/cmdline").unwrap_or_default();
@@ -269,8 +261,32 @@ fn write_line(line: &Line) {
 
 /// Prints on standard error, by one call.
 pub(crate) fn print(text: &str) {
-    // SAFETY: the bytes are initialised. It does not matter whether standard error is read.
-    unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
+    print_bytes(text.as_bytes());
+}
+
+/// The same in a signal handler. Standard error may be a pipe that nobody reads any more, or a file that may not grow: the program gets no
+/// signal for that.
+pub(crate) fn print_bytes(text: &[u8]) {
+    let mut broken = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut pending = MaybeUninit::<libc::sigset_t>::uninit();
+    let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the first calls initialise the sets, which the others read; the bytes are initialised.
+    unsafe {
+        libc::sigemptyset(broken.as_mut_ptr());
+        libc::sigaddset(broken.as_mut_ptr(), libc::SIGPIPE);
+        libc::sigaddset(broken.as_mut_ptr(), libc::SIGXFSZ);
+        libc::sigemptyset(pending.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_BLOCK, broken.as_ptr(), before.as_mut_ptr());
+        libc::sigpending(pending.as_mut_ptr());
+        let is_own =
+            [libc::SIGPIPE, libc::SIGXFSZ].iter().all(|signal| libc::sigismember(pending.as_ptr(), *signal) == 0);
+        let written = libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len());
+        if written < 0 && is_own {
+            libc::sigtimedwait(broken.as_ptr(), std::ptr::null_mut(), &raw const at_once);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
+    }
 }
 
 impl Log {
@@ -353,8 +369,10 @@ impl Log {
             return false;
         };
         let size = before.st_size as u64;
-        self.full |= size + RESERVE > self.size_max;
-        if size + text.len() as u64 > self.size_max {
+        // The program may lower its limit at any time.
+        let size_max = LOG_MAX.min(file_bytes_max());
+        self.full |= size + RESERVE > size_max;
+        if size + text.len() as u64 > size_max {
             return false;
         }
         // The call by its number: a thread that is cancelled does not end in here, where it holds the lock.

@@ -1,16 +1,21 @@
 //! A page in shared memory through which the guests of one user announce bulk copies to each other.
 //!
+//! It is System V shared memory: a mapped file could be shortened by another process, and `/dev/shm` can be full when a page of it is
+//! first used. Both would raise SIGBUS in the guest.
+//!
 //! For each GPU it holds a time on the monotonic clock until which bulk copies are expected on the engine. A guest that
 //! queues one moves the time on. A guest that dies leaves nothing behind: the time passes. The page is a hint: a wrong
 //! time makes a small copy go by a kernel or by the engine, and both are right.
 
-use std::ffi::{CString, c_int};
+use std::ffi::c_int;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Places on the page. GPUs whose UUIDs share one count as one.
 const PLACES: usize = 64;
 const PAGE_BYTES: usize = 4096;
+/// The page's key, combined with the number of the user.
+const KEY: libc::key_t = 0x4857_4755;
 /// What a bulk copy moves in a second at least, on PCIe 4 and later: an estimate that errs towards "still there".
 const BYTES_PER_S: u64 = 20_000_000_000;
 /// Longer times are not believed.
@@ -33,38 +38,24 @@ pub(crate) fn begin() -> bool {
 fn map() -> Option<Page> {
     // SAFETY: the call has no argument and cannot fail.
     let user = unsafe { libc::geteuid() };
-    let name = CString::new(format!("/headway-guests-{user}")).ok()?;
-    let flags = libc::O_RDWR | libc::O_CREAT | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-    // SAFETY: the name ends in zero.
-    let file = unsafe { libc::shm_open(name.as_ptr(), flags, 0o600) };
-    if file < 0 {
+    // SAFETY: the call has no pointers.
+    let id = unsafe { libc::shmget(KEY ^ user as libc::key_t, PAGE_BYTES, libc::IPC_CREAT | 0o600) };
+    if id < 0 || !is_private(id, user) {
         return None;
     }
-    let page = map_file(file, user);
-    // SAFETY: the descriptor is ours and is not used again; the mapping does not need it.
-    unsafe { libc::close(file) };
-    page
+    // SAFETY: the system chooses the place, where nothing else is.
+    let page = unsafe { libc::shmat(id, std::ptr::null(), 0) };
+    (page.addr() as isize != -1).then_some(Page(page.cast()))
 }
 
-fn map_file(file: c_int, user: libc::uid_t) -> Option<Page> {
-    // SAFETY: all-zero bytes are a valid `stat`.
-    let mut about: libc::stat = unsafe { std::mem::zeroed() };
+/// Whether only `user` may use the memory. Another user could have made it first.
+fn is_private(id: c_int, user: libc::uid_t) -> bool {
+    // SAFETY: all-zero bytes are a valid `shmid_ds`.
+    let mut about: libc::shmid_ds = unsafe { std::mem::zeroed() };
     // SAFETY: `about` is valid for the call to write.
-    let known = unsafe { libc::fstat(file, &raw mut about) } == 0;
-    // Another user could have put it there first.
-    if !known || about.st_uid != user || about.st_mode & 0o077 != 0 {
-        return None;
-    }
-    // SAFETY: the descriptor is a file of this user. Making it as long as it is already changes nothing.
-    if unsafe { libc::ftruncate(file, PAGE_BYTES as libc::off_t) } != 0 {
-        return None;
-    }
-    // SAFETY: a new shared mapping of a file of this length.
-    let page = unsafe {
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        libc::mmap(std::ptr::null_mut(), PAGE_BYTES, access, libc::MAP_SHARED, file, 0)
-    };
-    (page != libc::MAP_FAILED).then_some(Page(page.cast()))
+    let known = unsafe { libc::shmctl(id, libc::IPC_STAT, &raw mut about) } == 0;
+    let rights = about.shm_perm;
+    known && rights.uid == user && rights.cuid == user && rights.mode & 0o077 == 0
 }
 
 /// The place of a GPU.

@@ -5,7 +5,10 @@
 //! [`calls::TABLE`], of the functions that this library replaces.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
+
+use headway::guest::Home;
 
 use crate::driver::Status;
 use crate::{calls, decide};
@@ -26,16 +29,15 @@ pub(crate) struct Replaced {
     pub(crate) real: &'static AtomicPtr<c_void>,
 }
 
-/// Set in a forked child, where CUDA does not work, and for a driver that is newer than the table: every call is passed on.
-static OFF: AtomicBool = AtomicBool::new(false);
+/// Set for a driver that is newer than the table.
+static TOO_NEW: AtomicBool = AtomicBool::new(false);
+/// The process in which the first function was replaced.
+static HOME: OnceLock<Home> = OnceLock::new();
 
+/// Whether every call is passed on. So it is in a forked child, where CUDA does not work, and where another thread of the parent may have
+/// held any lock of this library.
 pub(crate) fn is_off() -> bool {
-    OFF.load(Ordering::Relaxed) || is_forked_namespace()
-}
-
-extern "C" fn switch_off() {
-    OFF.store(true, Ordering::Relaxed);
-    decide::switch_off();
+    TOO_NEW.load(Ordering::Relaxed) || HOME.get().is_some_and(|home| !home.is_here())
 }
 
 static BEGUN: AtomicBool = AtomicBool::new(false);
@@ -52,13 +54,11 @@ fn begin() {
         return;
     }
     if let Some(version) = driver_version().filter(|version| *version >= calls::UNKNOWN) {
-        OFF.store(true, Ordering::Relaxed);
+        TOO_NEW.store(true, Ordering::Relaxed);
         decide::say_too_new(version);
         return;
     }
-    PROCESS.store(std::process::id(), Ordering::Relaxed);
-    // SAFETY: the handler only stores to atomics.
-    unsafe { libc::pthread_atfork(None, None, Some(switch_off)) };
+    HOME.get_or_init(Home::here);
     decide::begin();
 }
 
@@ -79,13 +79,6 @@ fn driver_version() -> Option<c_int> {
 /// The linker namespace of the driver; 0 is the program's own, where all but `dlmopen` puts it.
 static NAMESPACE: AtomicI32 = AtomicI32::new(UNKNOWN_NAMESPACE);
 const UNKNOWN_NAMESPACE: c_int = -1;
-/// The process that called first.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
-
-/// In a namespace of its own the guest has a C library of its own, whose `fork` does not call [`switch_off`].
-fn is_forked_namespace() -> bool {
-    NAMESPACE.load(Ordering::Relaxed) > 0 && ![0, std::process::id()].contains(&PROCESS.load(Ordering::Relaxed))
-}
 
 /// What `--hook=audit` binds `name` to, which is at `real` in the driver of a namespace. The first driver serves; a second one in
 /// another namespace is left alone. Nothing but atomics is touched: the loader is at work.

@@ -12,7 +12,7 @@ pub(crate) use headway_core::files::guest_log::Call as Kind;
 use headway_core::files::guest_log::Why;
 use headway_core::models::transfer::Direction;
 
-use crate::{audit, passed, road, unhooked};
+use crate::{audit, log, passed, road, unhooked};
 
 const KINDS: [(Kind, &str); 6] = [
     (Kind::In, "into a GPU, waiting"),
@@ -92,8 +92,7 @@ struct Text {
 
 impl Text {
     fn print(&self) {
-        // SAFETY: the bytes are initialised. It does not matter whether standard error is read.
-        unsafe { libc::write(libc::STDERR_FILENO, self.bytes.as_ptr().cast(), self.length) };
+        log::print_bytes(&self.bytes[..self.length]);
     }
 }
 
@@ -169,30 +168,75 @@ pub(crate) fn made_fast(direction: Direction, bytes: usize, took: Duration) {
 /// At exit. A forked child has nothing of its own to say: its counts are its parent's.
 extern "C" fn print() {
     if !road::is_off() {
-        print_now();
+        let mut text = Text { bytes: [0; 4096], length: 0 };
+        let _ = table(&mut text);
+        text.print();
     }
 }
 
-fn print_now() {
-    let mut text = Text { bytes: [0; 4096], length: 0 };
-    let _ = table(&mut text);
-    text.print();
-}
-
 extern "C" fn on_signal(_signal: c_int) {
-    print_now();
+    // SAFETY: the place of this thread's `errno`.
+    let errno = unsafe { *libc::__errno_location() };
+    if road::has_begun() {
+        print();
+    } else {
+        say("has copied nothing yet");
+    }
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
 }
 
-/// Called at the end of every process that runs the library.
+/// Called when a program with the library starts.
+#[used]
+// SAFETY: the loader calls what stands in this section, and passes arguments that need not be taken.
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;
+
+/// Called when it ends.
 #[used]
 // SAFETY: the loader calls what stands in this section, without arguments.
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = end;
 
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn options() -> Option<GuestOptions> {
+    variable(VARIABLE)?.parse().ok()
+}
+
+/// With `--stats`, SIGUSR1 ends no program, whether it has loaded the driver yet or not.
+extern "C" fn start() {
+    if options().is_some_and(|options| options.stats) {
+        handle_signal(libc::SIG_DFL, on_signal as *const () as usize);
+    }
+}
+
+/// The copy of the library that the loader asks leaves the signal to the one in which the program runs.
+pub(crate) fn leave_signal() {
+    handle_signal(on_signal as *const () as usize, libc::SIG_DFL);
+}
+
+/// Replaces one handler of SIGUSR1, and no other, by another one.
+fn handle_signal(before: libc::sighandler_t, now: libc::sighandler_t) {
+    // SAFETY: all-zero bytes are a valid `sigaction`: the default.
+    let mut known: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: only asks; `known` is valid for the call to write.
+    if unsafe { libc::sigaction(libc::SIGUSR1, std::ptr::null(), &raw mut known) } == 0 && known.sa_sigaction == before
+    {
+        // SAFETY: all-zero bytes are a valid `sigaction`.
+        let mut new: libc::sigaction = unsafe { std::mem::zeroed() };
+        new.sa_sigaction = now;
+        new.sa_flags = libc::SA_RESTART;
+        // SAFETY: the handler does what a handler may; none of the program's is replaced.
+        unsafe { libc::sigaction(libc::SIGUSR1, &raw const new, std::ptr::null_mut()) };
+    }
+}
+
 /// With `--stats`, reports that no copy was seen.
 extern "C" fn end() {
-    let variable = |name: &str| std::env::var(name).ok();
-    let Some(options) = variable(VARIABLE).and_then(|text| text.parse::<GuestOptions>().ok()) else { return };
+    let Some(options) = options() else { return };
     if road::has_begun() || audit::is_asked() {
         return;
     }
@@ -202,7 +246,10 @@ extern "C" fn end() {
             unhooked::say();
         }
         if options.stats {
-            say("reached the CUDA driver by a road that Headway does not see, so that no copies were counted");
+            say(
+                "loaded the CUDA driver and asked for no function that copies, or reached it by a road that Headway does not see, so that no \
+                 copies were counted",
+            );
         }
     } else if options.stats && variable(FIRST_VARIABLE).and_then(|text| text.parse().ok()) == Some(std::process::id()) {
         // Only the process that was started as a guest says so.
@@ -219,16 +266,4 @@ fn say(what: &str) {
 pub(crate) fn begin() {
     // SAFETY: the function only reads atomics and writes to a descriptor.
     unsafe { libc::atexit(print) };
-    // SAFETY: all-zero bytes are a valid `sigaction`: the default.
-    let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: only asks; `before` is valid for the call to write.
-    let known = unsafe { libc::sigaction(libc::SIGUSR1, std::ptr::null(), &raw mut before) } == 0;
-    if known && before.sa_sigaction == libc::SIG_DFL {
-        // SAFETY: all-zero bytes are a valid `sigaction`.
-        let mut ours: libc::sigaction = unsafe { std::mem::zeroed() };
-        ours.sa_sigaction = on_signal as *const () as usize;
-        ours.sa_flags = libc::SA_RESTART;
-        // SAFETY: the handler does what a handler may; no handler is replaced.
-        unsafe { libc::sigaction(libc::SIGUSR1, &raw const ours, std::ptr::null_mut()) };
-    }
 }

@@ -13,12 +13,12 @@ mod log;
 mod verify;
 
 use std::env;
-use std::fs::{self, File};
-use std::io::Write;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use headway_core::files::guest::{Aside, GuestOptions, VARIABLE};
@@ -280,11 +280,33 @@ fn announce(after: Duration) {
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
     let user = fs::metadata("/proc/self").unwrap().uid();
-    let path = format!("/dev/shm/headway-guests-{user}");
     let end = if after.is_zero() { 0 } else { now + after.as_nanos() as u64 };
-    let page = end.to_ne_bytes().repeat(512);
-    let mut file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path).unwrap();
-    file.write_all(&page).unwrap();
+    // SAFETY: the page is shared memory of atomics, which is detached when all of them are written.
+    unsafe {
+        let id = libc::shmget(0x4857_4755 ^ user as libc::key_t, 4096, libc::IPC_CREAT | 0o600);
+        let page = libc::shmat(id, std::ptr::null(), 0);
+        assert_ne!(page.addr(), usize::MAX, "{}", std::io::Error::last_os_error());
+        (0..64).for_each(|place| (*page.cast::<AtomicU64>().add(place)).store(end, Ordering::Relaxed));
+        libc::shmdt(page);
+    }
+}
+
+#[test]
+fn a_full_shared_memory_ends_no_guest() {
+    let Some(guest) = guest("dlsym", "idle", Some(GuestOptions { alone: false, ..ASIDE })) else { return };
+    let script = "mount -t tmpfs -o size=4k none /dev/shm || exit 77; head -c 8192 /dev/zero > /dev/shm/full 2> /dev/null; \
+                  env \"$1\" \"$0\" dlsym idle";
+    // Only the guest itself has the library in front of it.
+    let preload = format!("LD_PRELOAD={}", preload().display());
+    let mut command = Command::new("unshare");
+    command.args(["-rm", "sh", "-c", script]).arg(guest.get_program()).arg(preload);
+    let others = guest.get_envs().filter(|(name, _)| *name != "LD_PRELOAD");
+    command.envs(others.filter_map(|(name, value)| Some((name, value?))));
+    let Ok(output) = command.output() else { return println!("skipped: there is no `unshare`") };
+    if output.status.code() == Some(77) || String::from_utf8_lossy(&output.stderr).starts_with("unshare: ") {
+        return println!("skipped: nothing can be mounted here");
+    }
+    assert!(output.status.success(), "{output:?}");
 }
 
 #[test]
@@ -304,6 +326,39 @@ fn statistics_are_printed_at_exit() {
     assert!(line(&format!("out of a GPU, queued larger 1 copies {BULK} bytes")), "{text}");
     assert!(line(&format!("into a GPU, waiting larger 1 copies {BULK} bytes")), "{text}");
     assert!(line("5 copies made by a kernel in their own stream"), "{text}");
+}
+
+#[test]
+fn a_signal_for_statistics_ends_no_program_that_has_not_loaded_the_driver_yet() {
+    let stats = GuestOptions { stats: true, ..ASIDE };
+    // The second copy of the library, which the loader asks, must leave the signal to the first.
+    for audit in ["", "LD_AUDIT"] {
+        let script = format!(
+            "kill -USR1 $$; exec env {} '{}' resolver signalled",
+            if audit.is_empty() { String::new() } else { format!("{audit}={}", preload().display()) },
+            guest("resolver", "", None).map(|guest| guest.get_program().display().to_string()).unwrap_or_default()
+        );
+        let Some(guest) = guest("resolver", "", Some(stats)) else { return };
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]).envs(guest.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(text.matches("has copied nothing yet").count(), 1, "{text}");
+        // By the signal, and at exit.
+        assert_eq!(text.matches("headway: copies of process").count(), 2, "{text}");
+    }
+}
+
+#[test]
+fn a_guest_whose_errors_nobody_reads_ends_as_it_would() {
+    let stats = GuestOptions { stats: true, lint: true, ..ASIDE };
+    let Some(mut command) = guest("resolver", "signalled", Some(stats)) else { return };
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let status =
+        command.env(VARIABLE, format!("{stats}")).env("HEADWAY_GUEST_LOG", "/proc/no/log").stderr(writer).status();
+    assert!(status.as_ref().is_ok_and(std::process::ExitStatus::success), "{status:?}");
 }
 
 #[test]

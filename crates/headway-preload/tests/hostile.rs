@@ -7,6 +7,7 @@ mod support;
 use std::process::Command;
 use std::sync::LazyLock;
 
+use headway_core::files::guest_log;
 use support::{Built, as_guest, seen};
 
 static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
@@ -81,6 +82,8 @@ fn every_small_copy_by_a_kernel_and_small_pieces_change_nothing() {
         "captured",
         "captured-elsewhere",
         "beside",
+        "small-stack",
+        "handler-copies",
     ];
     compare(cases, ALWAYS, &[]);
 }
@@ -96,6 +99,18 @@ fn a_driver_that_refuses_to_page_lock_changes_nothing() {
 #[test]
 fn limits_are_met_as_without_headway_when_only_large_copies_are_made_faster() {
     compare(["few-addresses", "few-files", "few-locked", "few-threads", "truncated-in", "no-access-out"], FAST, &[]);
+}
+
+#[test]
+fn other_processes_cannot_end_a_guest_by_what_guests_share() {
+    compare(["shared-files-cut"], "aside=auto,fast=always,no-cache", &[]);
+}
+
+#[test]
+fn a_log_keeps_no_child_by_a_bare_clone_waiting_and_raises_no_signal_where_files_may_not_grow() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log").display().to_string();
+    compare(["clone-beside-copies", "no-file-may-grow"], FAST, &[(guest_log::VARIABLE, &log)]);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use headway_device::buffer::{Budget, HeapMemory};
 use headway_device::work::{Portion, Work};
 use headway_device::{Access, Buffer, Completion, DeviceError, Limits, Span, Waker, WorkError, wake};
 use headway_os::sched::{Classes, Role};
-use headway_os::{affinity, clock, sched, topology};
+use headway_os::{affinity, clock, sched, threads, topology};
 
 /// CPUs that are left to everybody else before cores have CPUs of their own: the driver's, and that of what feeds and empties.
 const OTHERS: usize = 2;
@@ -113,17 +113,15 @@ impl Core {
     ) -> Result<Self, DeviceError> {
         let shared = Arc::new(Shared::default());
         let own = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name(format!("headway-cpu-{number}"))
-            .spawn(move || {
-                let _held = classes.map(|classes| classes.take(Role::Core));
-                serve(&own, stages, cpu, &waker);
-            })
-            .map_err(|error| DeviceError::Unavailable {
-                what: "a thread for streams on the CPU".into(),
-                reason: error.to_string(),
-                remedy: "raise the limit on threads".into(),
-            })?;
+        let thread = threads::spawn(&format!("headway-cpu-{number}"), move || {
+            let _held = classes.map(|classes| classes.take(Role::Core));
+            serve(&own, stages, cpu, &waker);
+        })
+        .map_err(|error| DeviceError::Unavailable {
+            what: "a thread for streams on the CPU".into(),
+            reason: error.to_string(),
+            remedy: "raise the limit on threads".into(),
+        })?;
         Ok(Self { shared, thread: Some(thread) })
     }
 

@@ -1,5 +1,7 @@
 //! Bytes that follow from a key and their offset: what is sent where nobody's data is, so that what arrives can be compared.
 
+use headway_os::threads;
+
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Below this, one thread compares faster than several.
 const ALONE_MAX: usize = 4 << 20;
@@ -42,8 +44,11 @@ pub fn first_difference(key: u64, from: usize, bytes: &[u8]) -> Option<usize> {
     let part = bytes.len().div_ceil(threads);
     let parts = bytes.chunks(part).enumerate();
     std::thread::scope(|scope| {
-        let found: Vec<_> =
-            parts.map(|(at, bytes)| scope.spawn(move || difference(key, from + at * part, bytes))).collect();
+        let found: Vec<_> = parts
+            .map(|(at, bytes)| {
+                threads::without_signals(|| scope.spawn(move || difference(key, from + at * part, bytes)))
+            })
+            .collect();
         found
             .into_iter()
             .filter_map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))

@@ -31,7 +31,7 @@ use headway_core::plan::{Plan, Source};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::{Access, Completion, DeviceError, Engines, Waker, WorkError};
 use headway_os::sched::{Classes, Held, Role, SchedError};
-use headway_os::{clock, event};
+use headway_os::{clock, event, threads};
 
 use crate::blocks::{Collect, DataError, Gatherer, Scatterer, Supply};
 use crate::kernels::Kernels;
@@ -266,9 +266,9 @@ pub fn run_work(
         let cores = cores::Cores::start(plan, kernels, &classes, awake, &inbox)?;
         let feeder = feed::Feeder::new(plan, supply, &buffers, &cycles, inbox.clone(), freed, Arc::clone(&stop));
         let feeder = feeder.within(options.limits.cycles_in_flight_max);
-        scope.spawn(in_class(&classes, Role::Feeder, move || feeder.run()));
+        threads::without_signals(|| scope.spawn(in_class(&classes, Role::Feeder, move || feeder.run())));
         let sink = feed::Sink::new(collect, &buffers, inbox, delivered, free);
-        let sink = scope.spawn(in_class(&classes, Role::Sink, move || sink.run()));
+        let sink = threads::without_signals(|| scope.spawn(in_class(&classes, Role::Sink, move || sink.run())));
         let mut driver = Driver {
             plan,
             dispatcher: Dispatcher::new(Plan::clone(plan), options.limits)?,

@@ -7,6 +7,7 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{self, Path, PathBuf};
 use std::process::Command;
 
@@ -16,6 +17,8 @@ use headway_core::files::guest_log;
 use headway_core::models::transfer::Direction;
 use headway_core::models::transfer::arbitration::{Advice, WAIT_GUESTS, built_in};
 use headway_core::units::Bytes;
+#[doc(hidden)] // For the library in front of guests.
+pub use headway_os::{fork::Home, limits::file_bytes_max};
 
 use crate::Error;
 pub use crate::error::GuestError;
@@ -111,6 +114,19 @@ fn prepare_log(asked: &Path) -> Result<PathBuf, GuestError> {
     Ok(path)
 }
 
+/// The list of libraries for a guest: `library`, and behind it those of `before`, but for libraries of other installs of Headway. The
+/// options are those of the last `headway exec`, and one copy of the library carries them out.
+fn preload(library: PathBuf, before: &OsStr) -> OsString {
+    let mut list = library.into_os_string();
+    for other in before.as_bytes().split(|byte| b" :".contains(byte)).map(OsStr::from_bytes) {
+        if !other.is_empty() && Path::new(other).file_name() != Some(OsStr::new(LIBRARY)) {
+            list.push(":");
+            list.push(other);
+        }
+    }
+    list
+}
+
 /// The command that runs `program` as a guest; other libraries of `LD_PRELOAD` stay, behind ours. With `log`, each of its
 /// processes that copies writes one. With `stats`, a program that takes the place of this process (`exec`) also says when it ends
 /// that it loaded no CUDA driver.
@@ -130,11 +146,7 @@ pub fn command<'a>(
     if library.as_os_str().as_encoded_bytes().iter().any(|byte| b" :".contains(byte)) {
         return Err(GuestError::Unspeakable { path: library });
     }
-    let mut preload = library.into_os_string();
-    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-        preload.push(":");
-        preload.push(others);
-    }
+    let preload = preload(library, &env::var_os("LD_PRELOAD").unwrap_or_default());
     let mut command = Command::new(program);
     command.args(arguments).env("LD_PRELOAD", preload).env(VARIABLE, options.to_string());
     command.env(FIRST_VARIABLE, std::process::id().to_string());
@@ -210,6 +222,13 @@ mod tests {
         assert!(
             is_static(file.as_os_str()) && !is_static(OsStr::new("sh")) && !is_static(OsStr::new("no such program"))
         );
+    }
+
+    #[test]
+    fn one_library_of_headway_is_put_in_front_of_the_others() {
+        let list = |before: &str| preload(PathBuf::from("/new/libheadway_preload.so"), OsStr::new(before));
+        assert_eq!(list(""), "/new/libheadway_preload.so");
+        assert_eq!(list("/a.so:/old/libheadway_preload.so b.so::"), "/new/libheadway_preload.so:/a.so:b.so");
     }
 
     #[test]

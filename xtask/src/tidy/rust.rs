@@ -8,6 +8,19 @@ const UNSAFE_CRATES: [&str; 6] =
     ["headway-os", "headway-device", "headway-cuda", "headway-kernels", "headway-capi", "headway-preload"];
 /// The crate that may hold `unsafe` in one file: its copy loop.
 const UNSAFE_IN_ONE_FILE: &str = "headway-runtime";
+/// Crates whose threads run inside programs that know nothing of them.
+const CRATES_IN_PROGRAMS: [&str; 8] = [
+    "headway-os",
+    "headway-device",
+    "headway-cuda",
+    "headway-runtime",
+    "headway-broker",
+    "headway",
+    "headway-capi",
+    "headway-preload",
+];
+/// What starts their threads.
+const STARTS_THREADS: &str = "crates/headway-os/src/threads.rs";
 /// Macros that mark unfinished code.
 const LEFTOVER_MACROS: [&str; 3] = ["dbg!", "todo!", "unimplemented!"];
 /// Words that mark unfinished work in comments.
@@ -21,6 +34,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
         leftovers(source, &mut findings);
         unwraps(source, &mut findings);
         safety_comments(source, &mut findings);
+        threads_with_signals(source, &mut findings);
     }
     unsafe_places(&sources, &mut findings);
     findings
@@ -100,6 +114,26 @@ fn safety_comments(source: &Source, findings: &mut Vec<Finding>) {
         let needs_reason = rest.starts_with('{') || rest.starts_with("impl");
         if needs_reason && !has_reason(source, at) {
             let message = "no reason for `unsafe`, use a comment `// SAFETY: ...` directly above it";
+            findings.push(Finding::new(&source.path, source.line(at), message));
+        }
+    }
+}
+
+/// Threads that would take signals of the program that they run in.
+fn threads_with_signals(source: &Source, findings: &mut Vec<Finding>) {
+    let in_program = |name: &str| source.path.starts_with(&format!("crates/{name}/src/"));
+    if source.path == STARTS_THREADS || !CRATES_IN_PROGRAMS.iter().any(|name| in_program(name)) {
+        return;
+    }
+    for at in ["spawn", "spawn_scoped"].iter().flat_map(|word| source.words(word)) {
+        let before = source.code[..at].trim_end();
+        // Without an argument it is a program that is started.
+        let arguments = source.code[at..].trim_start_matches("spawn").trim_start_matches("_scoped");
+        let is_start = before.ends_with(['.', ':']) && arguments.starts_with('(') && !arguments.starts_with("()");
+        let statement = &source.code[statement_start(&source.code, at)..at];
+        let is_masked = before.ends_with("threads::") || statement.contains("without_signals(");
+        if is_start && !is_masked && !source.is_test(at) {
+            let message = "a thread that takes signals of its program, use `headway_os::threads`";
             findings.push(Finding::new(&source.path, source.line(at), message));
         }
     }
@@ -217,6 +251,16 @@ mod tests {
             6,
             "SAFETY",
         );
+    }
+
+    #[test]
+    fn threads_that_take_signals_of_their_program_are_found() {
+        finds("//! A.\nfn a() {\n    std::thread::spawn(b);\n}\n", 3, "takes signals");
+        finds("//! A.\nfn a() {\n    scope(|scope| {\n        scope.spawn(b);\n    });\n}\n", 4, "takes signals");
+        finds("//! A.\nfn a() { Builder::new().name(b).spawn_scoped(scope, c); }\n", 2, "takes signals");
+        accepts("//! A.\nfn a() {\n    threads::spawn(b, c);\n    threads::without_signals(|| scope.spawn(b));\n}\n");
+        accepts("//! A.\nfn a() { Command::new(b).spawn(); }\n#[test]\nfn c() { std::thread::spawn(d); }\n");
+        assert!(found("crates/headway-lab/src/lib.rs", "//! A.\nfn a() { std::thread::spawn(b); }\n").is_empty());
     }
 
     #[test]

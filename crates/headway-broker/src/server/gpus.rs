@@ -8,14 +8,13 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::thread;
 use std::time::Duration;
 
 use headway_core::decisions::sharing::log::Line;
 use headway_core::decisions::sharing::{ClientId, GpuId, Input};
 use headway_core::units::Nanos;
 use headway_os::ipc::Bell;
-use headway_os::{Errno, OsError, event};
+use headway_os::{Errno, OsError, event, threads};
 
 use super::state::BrokerState;
 
@@ -70,7 +69,7 @@ impl Watch {
         let ring = Arc::clone(&bell);
         let work = move || look(&probe, &gpus, &hinted, &tell, &ring);
         // It ends by itself when the broker has gone; a probe that hangs is not waited for.
-        let started = thread::Builder::new().name("headway-gpus".into()).spawn(work);
+        let started = threads::spawn("headway-gpus", work);
         started.map_err(|error| OsError { call: "pthread_create", errno: Errno(error.raw_os_error().unwrap_or(0)) })?;
         Ok(Self { hints: Some(hints), lost, bell })
     }

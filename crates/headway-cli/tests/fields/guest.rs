@@ -41,6 +41,7 @@ fn copies() -> Vec<Copy> {
         Why::Whole,
         Why::Failed,
         Why::DriverFastest,
+        Why::SmallStack,
     ];
     let mut copies: Vec<Copy> = calls.map(|call| Copy { call, ..COPY }).to_vec();
     copies.extend(whys.map(|why| Copy { why: Some(why), ..COPY }));

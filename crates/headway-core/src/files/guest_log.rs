@@ -158,6 +158,8 @@ pub enum Why {
     Failed,
     /// The driver's own call is the fastest known, or tried to see whether it is.
     DriverFastest,
+    /// The calling thread had too little of its stack left for another way.
+    SmallStack,
 }
 
 impl Why {
@@ -176,6 +178,7 @@ impl Why {
             Self::NotLaunched => "the driver did not take the kernel",
             Self::Whole => "bulk copies are not cut into pieces, or not of this memory",
             Self::DriverFastest => "the driver's own call is the fastest way known, or was tried",
+            Self::SmallStack => "the calling thread had too little stack left for another way",
             Self::Failed => "another way failed, and the driver made the copy from the start",
         }
     }

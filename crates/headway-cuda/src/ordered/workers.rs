@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use headway_core::units::Nanos;
 use headway_device::DeviceError;
+use headway_os::threads;
 
 use super::Shared;
 use super::job::Job;
@@ -76,7 +77,8 @@ impl JobQueue {
                 Found::Chunk(job, at) => {
                     drop(jobs);
                     job.copy(at);
-                    self.busy.fetch_sub(1, Ordering::Relaxed);
+                    // With the acquire in `rest`: a thread that sees that nobody copies also sees the bytes of this chunk.
+                    self.busy.fetch_sub(1, Ordering::Release);
                     nap = NAP_MIN;
                     jobs = lock(&self.jobs);
                 }
@@ -111,7 +113,7 @@ impl Workers {
                 let _ = headway_os::sched::lower_timer_slack();
                 shared.queue.serve(&shared);
             };
-            match std::thread::Builder::new().name("headway-ordered".into()).spawn(work) {
+            match threads::spawn("headway-ordered", work) {
                 Ok(thread) => workers.threads.push(thread),
                 Err(error) => {
                     workers.shared.close();
@@ -132,7 +134,7 @@ impl Workers {
         let (start, limit) = (Instant::now(), Duration::from_nanos(limit.0));
         let queue = &self.shared.queue;
         // In this order: a chunk that leaves the queue is counted as busy before the lock is free again.
-        while !(lock(&queue.jobs).is_empty() && queue.busy.load(Ordering::Relaxed) == 0) {
+        while !(lock(&queue.jobs).is_empty() && queue.busy.load(Ordering::Acquire) == 0) {
             if start.elapsed() > limit {
                 return false;
             }

@@ -196,9 +196,9 @@ pub fn claims_are_released_on_every_path(gpu: &Arc<dyn Gpu>) {
 /// Test of the suite: two threads with a queue each copy at once, and every byte arrives.
 pub fn two_threads_use_queues_at_once(gpu: &Arc<dyn Gpu>) {
     const LEN: usize = 100_003;
-    std::thread::scope(|threads| {
+    std::thread::scope(|scope| {
         for seed in 0..2 {
-            threads.spawn(move || {
+            let copies = move || {
                 let (host, back, there) =
                     (pinned(gpu.as_ref(), LEN), pinned(gpu.as_ref(), LEN), memory(gpu.as_ref(), LEN));
                 let mut queue = gpu.queue(false).expect("a queue");
@@ -215,7 +215,8 @@ pub fn two_threads_use_queues_at_once(gpu: &Arc<dyn Gpu>) {
                     }
                     same(&format!("thread {seed}, round {round}"), &found, &sent);
                 }
-            });
+            };
+            headway_os::threads::without_signals(|| scope.spawn(copies));
         }
     });
 }

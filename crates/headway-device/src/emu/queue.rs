@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use headway_core::units::Nanos;
 use headway_os::sched::{Classes, Role};
-use headway_os::{clock, sched};
+use headway_os::{clock, sched, threads};
 
 use super::gate::occupy;
 use super::{Shared, device_bytes, device_bytes_mut};
@@ -46,7 +46,7 @@ impl EmuQueue {
     pub(super) fn start(gpu: Arc<Shared>) -> Result<Self, DeviceError> {
         let mut queue = Self { gpu, line: Arc::default(), outstanding: 0, thread: None };
         let (gpu, line) = (Arc::clone(&queue.gpu), Arc::clone(&queue.line));
-        let thread = std::thread::Builder::new().name("headway-emu-queue".into()).spawn(move || serve(&gpu, &line));
+        let thread = threads::spawn("headway-emu-queue", move || serve(&gpu, &line));
         queue.thread = Some(thread.map_err(|error| DeviceError::Unavailable {
             what: "a thread for an emulated queue".into(),
             reason: error.to_string(),

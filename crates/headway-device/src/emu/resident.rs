@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use headway_core::models::transfer::Shape;
 use headway_core::units::Nanos;
-use headway_os::clock;
+use headway_os::{clock, threads};
 
 use super::Shared;
 use super::memory::PinnedMemory;
@@ -104,7 +104,7 @@ impl EmuResident {
                 piece: self.options.piece,
                 lease: self.options.lease.min(WAIT_MAX),
             };
-            let thread = std::thread::Builder::new().name("headway-emu-unit".into()).spawn(move || work.serve());
+            let thread = threads::spawn("headway-emu-unit", move || work.serve());
             match thread {
                 Ok(thread) => self.threads.push(thread),
                 Err(error) => {

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
 use crate::errno::{Errno, OsError};
+use crate::threads;
 
 /// A huge page: 2 MiB. Parallel touching is cut into such ranges, so that no two threads share one.
 const HUGE_BYTES: usize = 2 << 20;
@@ -245,9 +246,9 @@ pub fn touch(memory: &mut [u8], threads: usize) {
         // The caller is one of the threads, and takes the head along.
         let own = shares.next();
         for share in shares {
-            let spawned = std::thread::Builder::new().name("headway-touch".into());
+            let thread = std::thread::Builder::new().name("headway-touch".into());
             // Where there is no thread to be had, the pages appear when they are used.
-            drop(spawned.spawn_scoped(scope, move || populate_write(share)));
+            drop(threads::without_signals(|| thread.spawn_scoped(scope, move || populate_write(share))));
         }
         populate_write(head);
         own.map(populate_write);

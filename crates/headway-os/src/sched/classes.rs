@@ -13,6 +13,7 @@ use headway_core::units::Nanos;
 use super::SchedError;
 use super::attributes::{Attributes, FLAG_RECLAIM, FLAG_RESET_ON_FORK};
 use super::refusal::refusal;
+use crate::threads;
 
 /// The lowest nice value there is.
 const NICE_MIN: i32 = -20;
@@ -176,9 +177,7 @@ impl Drop for Held {
 /// The class that a thread of `role` would get here, tried on a thread that then ends.
 #[must_use]
 pub fn strongest(requested: RequestedClass, role: Role) -> Taken {
-    let tried = std::thread::Builder::new()
-        .name("headway-probe".into())
-        .spawn(move || climb(requested, role, Attributes::of_this_thread().ok()));
+    let tried = threads::spawn("headway-probe", move || climb(requested, role, Attributes::of_this_thread().ok()));
     let taken = tried.ok().and_then(|thread| thread.join().ok());
     taken.unwrap_or(Taken { class: Class::Ordinary, refused: Vec::new() })
 }

@@ -436,8 +436,8 @@ BOTH(cuMemcpy2DUnaligned_v2, _ptds, (const struct memcpy2d *c), plane(called, c,
 BOTH(cuMemcpy2DAsync_v2, _ptsz, (const struct memcpy2d *c, CUstream stream), plane(called, c, named(stream, PER_THREAD), 0))
 BOTH(cuMemcpy3D_v2, _ptds, (const struct memcpy3d *c), rows(called, c, named(0, PER_THREAD), 1))
 BOTH(cuMemcpy3DAsync_v2, _ptsz, (const struct memcpy3d *c, CUstream stream), rows(called, c, named(stream, PER_THREAD), 0))
-static CUresult batch(const char *name, CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, CUstream stream, size_t *failed) {
-    if (stream == &legacy) return INVALID_VALUE;
+static CUresult batch(const char *name, CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, size_t kinds, CUstream stream, size_t *failed) {
+    if (stream == &legacy || kinds > count) return INVALID_VALUE;
     for (size_t i = 0; i < count; i++) {
         int nowhere = covering(to[i], 1).kind != DEVICE && covering(from[i], 1).kind != DEVICE;
         CUresult status = nowhere ? INVALID_VALUE : copy(name, (void *)to[i], (void *)from[i], sizes[i], stream, 0, ANY);
@@ -446,9 +446,9 @@ static CUresult batch(const char *name, CUdeviceptr *to, CUdeviceptr *from, size
     return SUCCESS;
 }
 BOTH(cuMemcpyBatchAsync, _ptsz, (CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, void *attributes, size_t *first, size_t kinds, size_t *failed, CUstream stream),
-     ((void)attributes, (void)first, (void)kinds, batch(called, to, from, sizes, count, named(stream, PER_THREAD), failed)))
+     ((void)attributes, (void)first, batch(called, to, from, sizes, count, kinds, named(stream, PER_THREAD), failed)))
 BOTH(cuMemcpyBatchAsync_v2, _ptsz, (CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, void *attributes, size_t *first, size_t kinds, CUstream stream),
-     ((void)attributes, (void)first, (void)kinds, batch(called, to, from, sizes, count, named(stream, PER_THREAD), 0)))
+     ((void)attributes, (void)first, batch(called, to, from, sizes, count, kinds, named(stream, PER_THREAD), 0)))
 
 #define NOT_HERE(name) CUresult name(void) { return NOT_SUPPORTED; }
 NOT_HERE(cuCtxEnablePeerAccess) NOT_HERE(cuModuleLoadDataEx) NOT_HERE(cuModuleUnload) NOT_HERE(cuFuncSetAttribute)

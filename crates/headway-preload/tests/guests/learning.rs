@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
 use headway_core::files::guest::GuestOptions;
@@ -64,6 +65,23 @@ fn a_home_that_cannot_be_written_fails_nothing() {
         assert!(text.contains("chosen by built-in figures"), "{text}");
     }
     fs::set_permissions(home.path(), fs::Permissions::from_mode(0o700)).unwrap();
+}
+
+#[test]
+fn a_guest_that_may_write_no_files_keeps_nothing_and_ends_as_it_would() {
+    let cache = tempfile::tempdir().unwrap();
+    let Some(mut command) = guest("resolver", "large", Some(LEARNS)) else { return };
+    // SAFETY: the call is one that may be made between `fork` and `exec`.
+    unsafe {
+        command.pre_exec(|| {
+            let limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit);
+            Ok(())
+        });
+    }
+    let output = command.env("XDG_CACHE_HOME", cache.path()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(kept(cache.path()).is_empty());
 }
 
 #[test]

@@ -9,6 +9,8 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <glob.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
@@ -18,6 +20,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -417,6 +420,33 @@ static void fork_beside_copies(void) {
     pthread_join(thread, 0);
     both_ways("after");
 }
+static void *small_copies(void *unused) {
+    unsigned char memory[SMALL];
+    (void)unused;
+    set_current(context);
+    while (!stop) out(memory, device, SMALL);
+    return 0;
+}
+/* Children that the C library knows nothing of, so that no handler of `pthread_atfork` runs. */
+static void clone_beside_copies(void) {
+    pthread_t thread[4];
+    both_ways("before");
+    for (int i = 0; i < 4; i++) pthread_create(&thread[i], 0, small_copies, 0);
+    for (int i = 0; i < 40; i++) {
+        pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+        if (!child) {
+            alarm(60);
+            set_current(context);
+            _exit(out(pinned, device, SMALL) + in(device, pinned, SMALL));
+        }
+        int status = 0;
+        waitpid(child, &status, 0);
+        printf("child: %d\n", WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status));
+    }
+    stop = 1;
+    for (int i = 0; i < 4; i++) pthread_join(thread[i], 0);
+    both_ways("after");
+}
 static void exit_beside_copies(void) {
     pthread_t thread[4];
     int count = 0;
@@ -465,6 +495,11 @@ static void few_files(void) {
     limit(RLIMIT_NOFILE, 4);
     both_ways("few files");
 }
+static void no_file_may_grow(void) {
+    both_ways("before");
+    limit(RLIMIT_FSIZE, 0);
+    both_ways("after");
+}
 static void few_threads(void) {
     /* The limit does not hold for root. */
     if (!getuid() && setresuid(65534, 65534, 65534)) { printf("another user: %d\n", errno); exit(3); }
@@ -473,6 +508,105 @@ static void few_threads(void) {
     printf("a thread: %s\n", pthread_create(&thread, 0, one_of_many, 0) ? "refused" : "started");
     both_ways("few threads");
     both_ways("again");
+}
+
+/* Signals that are blocked in this thread must wait for it, whatever other threads there are. */
+static void block(int signal) {
+    sigset_t blocked;
+    sigemptyset(&blocked), sigaddset(&blocked, signal);
+    pthread_sigmask(SIG_BLOCK, &blocked, 0);
+}
+static void reap(int signal) {
+    int before = errno;
+    (void)signal;
+    while (waitpid(-1, 0, WNOHANG) > 0) {}
+    errno = before;
+}
+static void children_are_reaped_by_a_handler(void) {
+    int failed = 0;
+    both_ways("before");
+    signal(SIGCHLD, reap);
+    for (int i = 0; i < 50; i++) failed += system("exit 3") != 3 << 8;
+    printf("system: %d of 50 failed\n", failed);
+}
+static volatile sig_atomic_t alarms;
+static void on_alarm(int signal) { (void)signal, alarms++; }
+static void alarm_is_blocked(void) {
+    signal(SIGALRM, on_alarm);
+    block(SIGALRM);
+    both_ways("before");
+    for (int i = 0; i < 20; i++) {
+        sigset_t pending;
+        kill(getpid(), SIGALRM);
+        both_ways("beside");
+        sigpending(&pending);
+        if (!sigismember(&pending, SIGALRM)) printf("a blocked signal was taken\n");
+    }
+    printf("alarms: %d\n", alarms);
+}
+static void signal_is_waited_for(void) {
+    sigset_t awaited;
+    int taken = 0;
+    block(SIGUSR1);
+    sigemptyset(&awaited), sigaddset(&awaited, SIGUSR1);
+    both_ways("before");
+    kill(getpid(), SIGUSR1);
+    both_ways("beside");
+    sigwait(&awaited, &taken);
+    printf("taken: %d\n", taken == SIGUSR1);
+}
+
+/* The smallest stack that a thread may have, and the stack of a signal handler. */
+static void *on_small_stack(void *what) {
+    set_current(context);
+    unsigned char *memory = fresh(LARGE);
+    pattern(memory, LARGE, 13);
+    said(what, in(device, memory, LARGE));
+    memset(memory, 0, LARGE);
+    said(what, out(memory, device, LARGE));
+    hashed(what, memory, LARGE);
+    said(what, out_async(pinned, device + 5, SMALL, stream));
+    said(what, out(memory, device + 7, SMALL));
+    said(what, stream_sync(stream));
+    hashed(what, memory, SMALL);
+    return 0;
+}
+static void *on_small_stack_from_the_start(void *what) {
+    open_driver();
+    start();
+    return on_small_stack(what);
+}
+static void in_small_thread(void *(*run)(void *), char *what) {
+    pthread_attr_t attributes;
+    pthread_t thread;
+    pthread_attr_init(&attributes);
+    if (pthread_attr_setstacksize(&attributes, PTHREAD_STACK_MIN) || pthread_create(&thread, &attributes, run, what)) exit(3);
+    pthread_join(thread, 0);
+}
+static void small_stack(void) {
+    in_small_thread(on_small_stack, "first");
+    both_ways("with room");
+    in_small_thread(on_small_stack, "later");
+    in_small_thread(on_small_stack_from_the_start, "anew");
+}
+static void copies_in_handler(int signal) { (void)signal, on_small_stack("handler"); }
+static void handler_copies(void) {
+    stack_t stack = {.ss_sp = fresh(16384), .ss_size = 16384};
+    struct sigaction action = {.sa_handler = copies_in_handler, .sa_flags = SA_ONSTACK};
+    if (sigaltstack(&stack, 0) || sigaction(SIGUSR2, &action, 0)) exit(3);
+    raise(SIGUSR2);
+    both_ways("with room");
+    raise(SIGUSR2);
+}
+
+/* What another process of the user may do: files in shared memory are cut to nothing. */
+static void shared_files_are_cut(void) {
+    both_ways("before");
+    glob_t found;
+    if (!glob("/dev/shm/headway-*", 0, 0, &found))
+        for (size_t i = 0; i < found.gl_pathc; i++) if (truncate(found.gl_pathv[i], 0)) printf("not cut: %d\n", errno);
+    both_ways("after");
+    said("small", out(pinned, device, SMALL));
 }
 
 struct capture { CUstream stream; int mode; CUresult begun, ended; pthread_barrier_t begin, end; };
@@ -558,8 +692,11 @@ static const struct { const char *name; void (*run)(void); } cases[] = {
     {"invalid", invalid}, {"many-threads", many_threads}, {"threads-that-end", threads_that_end}, {"vfork", child_by_vfork},
     {"fork", child_by_fork}, {"fork-beside-copies", fork_beside_copies}, {"exit-beside-copies", exit_beside_copies},
     {"main-thread-ends", exit_of_a_thread}, {"killed", killed}, {"closed", closed}, {"few-locked", few_locked},
-    {"few-addresses", few_addresses}, {"few-files", few_files}, {"few-threads", few_threads},
+    {"few-addresses", few_addresses}, {"few-files", few_files}, {"few-threads", few_threads}, {"no-file-may-grow", no_file_may_grow},
     {"captured-elsewhere", captured_elsewhere}, {"captured", captured}, {"beside", beside},
+    {"children-reaped", children_are_reaped_by_a_handler}, {"alarm-blocked", alarm_is_blocked}, {"signal-awaited", signal_is_waited_for},
+    {"shared-files-cut", shared_files_are_cut}, {"small-stack", small_stack}, {"handler-copies", handler_copies},
+    {"clone-beside-copies", clone_beside_copies},
 };
 
 int main(int argc, char **argv) {

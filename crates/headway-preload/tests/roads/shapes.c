@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 typedef int CUresult;
 typedef uint64_t CUdeviceptr;
@@ -145,6 +146,12 @@ int main(int argc, char **argv) {
         CUdeviceptr to[MANY], from[MANY];
         size_t sizes[MANY], first = 0;
         struct attributes attributes = {.access = 1};
+        /* More kinds than copies, of which the memory has only as many as fit on a page. */
+        size_t fit = 4096 / sizeof attributes, unlike = (size_t)1 << 40;
+        char *pages = mmap(0, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        struct attributes *many = (struct attributes *)(pages + 4096) - fit;
+        for (size_t i = 0; i < fit; i++) many[i] = attributes;
+        mprotect(pages + 4096, 4096, PROT_NONE);
         memset(locked, 0, BYTES);
         for (size_t i = 0; i < MANY; i++) from[i] = device + i * MIB, to[i] = (CUdeviceptr)locked + i * MIB, sizes[i] = MIB;
         ok(((CUresult (*)(CUdeviceptr, const void *, size_t))find("cuMemcpyHtoD", "cuMemcpyHtoD_v2", "_ptds"))(device, source, BYTES), "in");
@@ -155,6 +162,7 @@ int main(int argc, char **argv) {
             ok(batch(to, from, sizes, MANY, &attributes, &first, 1, &failed, stream), "batch");
             ok(wait(stream), "wait");
             compare(locked, source, MANY * MIB, "batch");
+            printf("more kinds than copies: %d\n", batch(to, from, sizes, MANY, many, &first, unlike, &failed, stream));
             from[4] = 4096;
             printf("wrong batch: %d", batch(to, from, sizes, MANY, &attributes, &first, 1, &failed, stream));
             printf(", copy %zu\n", failed);
@@ -167,6 +175,7 @@ int main(int argc, char **argv) {
             ok(batch(to, from, sizes, MANY, &attributes, &first, 1, stream), "batch");
             ok(wait(stream), "wait");
             compare(locked, source, MANY * MIB, "batch of CUDA 13");
+            printf("more kinds than copies: %d\n", batch(to, from, sizes, MANY, many, &first, unlike, stream));
             printf("empty batch: %d\n", batch(to, from, sizes, 0, 0, 0, 0, stream));
         }
     }

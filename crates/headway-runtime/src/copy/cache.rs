@@ -13,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use headway_core::models::transfer::learning::{LearntClass, merge};
 use headway_core::units;
-use headway_os::{OPEN_NO_LINK, ipc};
+use headway_os::{OPEN_NO_LINK, ipc, limits};
 use serde::{Deserialize, Serialize};
 
 /// The form of the file.
@@ -112,6 +112,9 @@ impl Cache {
 
     fn replace(&self, bytes: &[u8]) -> io::Result<()> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
+        if bytes.len() as u64 > limits::file_bytes_max() {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
         match DirBuilder::new().mode(0o700).recursive(true).create(&self.folder) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}

@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use headway_os::fork::Home;
+use headway_os::threads;
 
 /// Something to do once, on any of the threads.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
@@ -35,7 +36,7 @@ impl ThreadPool {
         let shared = Arc::<Shared>::default();
         let start = |at: usize| {
             let shared = Arc::clone(&shared);
-            std::thread::Builder::new().name(format!("headway-gather-{at}")).spawn(move || serve(&shared)).ok()
+            threads::spawn(&format!("headway-gather-{at}"), move || serve(&shared)).ok()
         };
         let threads = (0..threads).map_while(start).collect();
         Self { shared, threads, home: Home::here() }

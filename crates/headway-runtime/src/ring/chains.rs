@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use headway_device::work::Work;
+use headway_os::threads;
 
 use super::{BlockPlace, Checked, Ring, fresh};
 use crate::blocks::DataError;
@@ -80,7 +81,7 @@ impl Chains {
         };
         let threads = thread::available_parallelism().map_or(1, usize::from).min(groups.len()).max(1);
         thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+            let others: Vec<_> = (1..threads).map(|_| threads::without_signals(|| scope.spawn(work))).collect();
             let mut sum = work();
             for other in others {
                 let (streams, bytes) = other.join().expect("comparing does not panic")?;

@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use headway_core::decisions::staging::{Flow, SPARE_BUFFERS};
@@ -15,7 +15,7 @@ use headway_device::gpu::{Caching, Gpu, Reach};
 use headway_device::graveyard::{self, Grave};
 use headway_device::{Buffer, DeviceError};
 use headway_os::fork::Home;
-use headway_os::{affinity, event, topology};
+use headway_os::{affinity, event, threads, topology};
 
 use super::StagingError;
 use super::gate::{Gate, Place};
@@ -315,7 +315,7 @@ impl Shared {
         orders.started = true;
         orders.slabs = orders.slabs.max(SLABS_AT_START.min(self.slabs_max()));
         let shared = Arc::clone(self);
-        match Builder::new().name("headway-keeper".into()).spawn(move || shared.keep()) {
+        match threads::spawn("headway-keeper", move || shared.keep()) {
             Ok(keeper) => {
                 event!(INFO, "headway::staging", "threads and pinned memory are being made", gpu = self.name());
                 orders.keeper = Some(keeper);
@@ -455,7 +455,7 @@ impl Shared {
         let mut workers = Vec::with_capacity(count);
         for _ in 0..count {
             let (shared, cpus) = (Arc::clone(self), cpus.clone());
-            let spawned = Builder::new().name("headway-stage".into()).spawn(move || {
+            let spawned = threads::spawn("headway-stage", move || {
                 if !cpus.is_empty() {
                     // Refused, it runs where it may: slower across NUMA nodes, and right.
                     let _ = affinity::restrict(&cpus);

@@ -10,6 +10,7 @@ use headway_core::plan::{self, Pipeline, Shard, Sharded, is_first_kernel};
 use headway_core::units::Bytes;
 use headway_device::work::{Items, StepMemory};
 use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Work};
+use headway_os::threads;
 
 use super::RunError;
 use super::piece::Piece;
@@ -138,7 +139,7 @@ impl ShardedBuffers {
         };
         let threads = thread::available_parallelism().map_or(1, usize::from).min(FILLERS_MAX);
         thread::scope(|scope| {
-            let fillers: Vec<_> = (0..threads).map(|_| scope.spawn(fill)).collect();
+            let fillers: Vec<_> = (0..threads).map(|_| threads::without_signals(|| scope.spawn(fill))).collect();
             let ends = fillers.into_iter().map(|filler| match filler.join() {
                 Ok(end) => end,
                 Err(panic) => std::panic::resume_unwind(panic),

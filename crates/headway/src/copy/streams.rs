@@ -26,6 +26,7 @@ use headway_cuda::{CudaGpu, Driver, HostEnd, LentEnds, OrderedCopier, OrderedOpt
 use headway_device::gpu::Gpu;
 use headway_device::{DeviceError, Limits};
 use headway_os::ipc::Bell;
+use headway_os::threads;
 use headway_runtime::copy::{
     Advised, At, Copier, CopyError, CopyLimits, CopyOptions, CopyReport, How, Learning, LearningGpu, LearningOptions,
 };
@@ -276,7 +277,7 @@ impl Watched {
         let mut state = self.lock();
         if !state.is_served {
             let watched = Arc::clone(self);
-            let started = std::thread::Builder::new().name("headway-tickets".into()).spawn(move || watched.watch());
+            let started = threads::spawn("headway-tickets", move || watched.watch());
             let remedy = "raise the limit of processes (`ulimit -u`), or poll the ticket";
             started.map_err(|error| lacking("a thread that watches copies", error.to_string(), remedy))?;
             state.is_served = true;

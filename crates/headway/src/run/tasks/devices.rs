@@ -16,7 +16,7 @@ use headway_core::log::Source;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::Gpu;
 use headway_kernels::klt::Shape;
-use headway_os::clock;
+use headway_os::{clock, threads};
 use headway_runtime::sharing::{Sharing, TaskShape};
 use headway_trace::sharing::{Bound, Doing, Engine, Job, Span, Unit};
 
@@ -242,7 +242,7 @@ fn side_by_side<'a, T: Send>(
     let stop = AtomicBool::new(false);
     let results: Vec<(&str, thread::Result<Result<T, Error>>)> = thread::scope(|scope| {
         let stop = &stop;
-        let spawn = |(name, work)| (name, scope.spawn(move || watched(work, stop)));
+        let spawn = |(name, work)| (name, threads::without_signals(|| scope.spawn(move || watched(work, stop))));
         let threads: Vec<_> = works.map(spawn).collect();
         while !threads.iter().all(|(_, thread)| thread.is_finished()) {
             meanwhile(stop);
