@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use headway_os::ipc::{Poller, Process, Signal, children, stop_when_told};
-use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, setsid, waitpid};
+use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, setsid, wait, waitpid};
 
 use super::{
     LOG_VARIABLE, LOGS, MEMORY_VARIABLE, PID_FILE, PIPE_VARIABLE, PROGRAM, SHARE_VARIABLE, START_LOG, is_daemon,
@@ -200,11 +200,12 @@ fn start(control: &Control) -> Result<u32, String> {
     }
 }
 
-/// Whether a child of this process lives. Those that have ended are waited for. The kernel makes the children of a process ours before
-/// it ends, so that none is missed, as one could be in a list of all processes.
+/// Whether a child of this process lives, whatever its process group: the daemon leads a session of its own. Children that have ended
+/// are waited for. The kernel makes the children of a process ours before it ends, so that none is missed, as one could be in a list of
+/// all processes.
 fn a_child_lives() -> bool {
     loop {
-        match waitpid(None, WaitOptions::NOHANG) {
+        match wait(WaitOptions::NOHANG) {
             Ok(Some(_)) => {}
             Ok(None) => return true,
             Err(_) => return false,

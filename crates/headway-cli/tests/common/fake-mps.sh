@@ -1,9 +1,13 @@
 #!/bin/sh
 # Stands in for nvidia-cuda-mps-control: notes what it is asked in $FAKE_MPS_RECORD, and answers, or does not, as $FAKE_MPS says.
+# The real one (driver 580.159.04): `-d` returns 0 at once and prints nothing; the daemon leads a session of its own and is an orphan;
+# control, control_lock, control_privileged, log and the file with its process number lie in the pipe folder; it answers within a second.
 dir="$CUDA_MPS_PIPE_DIRECTORY"
 if [ "$2" = serve ]; then
   sleep 100000 & # the server, which ends only if somebody ends it
   echo $! > "$dir/server"
+  : > "$dir/control_lock"
+  : > "$dir/control_privileged"
   mkfifo "$dir/control"
   echo $$ > "$dir/nvidia-cuda-mps-control.pid"
   while :; do
@@ -20,9 +24,9 @@ elif [ "$1" = -d ]; then
   esac
   rm -f "$dir/control"
   # For a while no process has the daemon's command line: 50 follow one another, each the child of the one before.
-  late='[ $1 = 0 ] && exec "$0" -d serve; sleep 0.02; sh -c "$2" "$0" $(($1 - 1)) "$2" &'
+  late='[ $1 = 0 ] && exec setsid "$0" -d serve; sleep 0.02; sh -c "$2" "$0" $(($1 - 1)) "$2" &'
   [ "$FAKE_MPS" = late ] && { sh -c "$late" "$0" 50 "$late" & exit 0; }
-  "$0" -d serve &
+  setsid "$0" -d serve > /dev/null 2>&1 &
 else
   read line
   echo "$line" >> "$FAKE_MPS_RECORD"
