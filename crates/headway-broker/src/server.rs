@@ -258,7 +258,7 @@ impl Server {
         let notice = Words::create("headway notice", NOTICE_LONGS, NOTICE_WORDS)?;
         notice.forbid_other_writers()?;
         let watch = Watch::begin(options.probe.clone(), state.gpus.clone())?;
-        poller.add(watch.bell.as_fd(), GPUS)?;
+        poller.add_bell(&watch.bell, GPUS)?;
         Ok(Self { options, door, poller, notice, state, watch, ready: Vec::new(), mps, _files: files })
     }
 
@@ -358,7 +358,8 @@ impl Server {
             match number % KINDS {
                 LISTENER => self.accept(),
                 SOCKET => self.converse(client),
-                BELL => self.state.silence(client),
+                // What the client wrote is read with that of all others.
+                BELL => {}
                 _ => {
                     let now = self.look(Some(client));
                     self.state.process_ended(now, client);
@@ -390,14 +391,13 @@ impl Server {
             if !self.state.is_served(client) {
                 return self.unhook(client);
             }
-            let packet = socket.receive(&mut buffer);
+            // No message to a broker brings descriptors. Closing one may take for ever: that of a file system in a program, for one.
+            let packet = socket.receive_bytes(&mut buffer);
             let now = self.look(Some(client));
             match packet {
-                Ok(Packet::Message(length, descriptors)) => {
+                Ok(Packet::Message(length, _)) => {
                     let greeted = self.state.is_greeted(client);
-                    // No message to a broker brings descriptors.
-                    let is_one = descriptors.is_empty();
-                    if !is_one || !self.state.message(now, client, &buffer[..length], &self.notice) {
+                    if !self.state.message(now, client, &buffer[..length], &self.notice) {
                         return self.cut(now, client);
                     }
                     if self.state.is_greeted(client) {
@@ -406,7 +406,7 @@ impl Server {
                     self.state.take_hints().into_iter().for_each(|gpu| self.watch.hint(gpu));
                     if !greeted && let Some(bell) = self.state.bell(client) {
                         // Without its bell the broker would never hear the client: so it ends the connection.
-                        if self.poller.add(bell.as_fd(), client.0 * KINDS + BELL).is_err() {
+                        if self.poller.add_bell(bell, client.0 * KINDS + BELL).is_err() {
                             self.state.cut(now, client, false);
                             return;
                         }

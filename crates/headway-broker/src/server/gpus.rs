@@ -83,7 +83,6 @@ impl Watch {
 
     /// GPUs found lost since the last call.
     pub(super) fn take_lost(&self) -> Vec<GpuId> {
-        self.bell.silence();
         self.lost.try_iter().collect()
     }
 }

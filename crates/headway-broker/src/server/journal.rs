@@ -177,6 +177,11 @@ impl Journal {
             self.hold(now, arbiter, recovering);
         }
         self.note(now, &Line::Fed(fed));
+        self.keep_size(now, arbiter);
+    }
+
+    /// Begins another file of the log where the present one is full, whichever lines filled it.
+    pub(super) fn keep_size(&mut self, now: Nanos, arbiter: &Arbiter) {
         if self.trouble.is_none() && self.log.as_ref().is_some_and(Log::is_full) {
             self.rotate(now, arbiter);
         }

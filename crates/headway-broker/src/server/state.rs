@@ -14,7 +14,7 @@ use headway_os::ipc::{Bell, Socket};
 use super::about::About;
 use super::journal::{Journal, Known};
 use super::leases::Leases;
-use super::limits::{ACQUIRE_BYTES, Accounts, REQUEST_BYTES};
+use super::limits::{ACQUIRE_BYTES, Accounts, REQUEST_BYTES, USED_BYTES};
 use super::open::{Engines, Open, Slot, Task};
 use super::pages::Next;
 use super::predecessor::Recovery;
@@ -172,12 +172,6 @@ impl BrokerState {
 
     pub(super) fn is_greeted(&self, client: ClientId) -> bool {
         self.bell(client).is_some()
-    }
-
-    pub(super) fn silence(&self, client: ClientId) {
-        if let Some(bell) = self.bell(client) {
-            bell.silence();
-        }
     }
 
     /// Sessions that have ended, to be taken out of the poller and then removed.
@@ -626,17 +620,18 @@ impl BrokerState {
         }
     }
 
-    /// Writes down what a client says of an engine that was leased to it. Nothing depends on it.
+    /// Writes down what a client says of an engine that was leased to it, within what its user may write. Nothing depends on it.
     fn used(&mut self, now: Nanos, client: ClientId, used: Used) {
         let is_theirs = self.tasks.get(&used.job.task).is_some_and(|task| task.client == client);
         // What it wrote was there at `now`.
-        if is_theirs && used.end <= now {
+        if is_theirs && used.end <= now && self.may_write(now, client, USED_BYTES) {
             self.journal.note(now, &Line::Used(used));
         }
     }
 
-    /// Has the next broker know whom to wait for.
+    /// Keeps the files of the log within their size, and tells the next broker which clients to wait for.
     pub(super) fn write_down(&mut self, now: Nanos) {
+        self.journal.keep_size(now, &self.arbiter);
         if !std::mem::take(&mut self.roster_changed) {
             return;
         }

@@ -8,7 +8,8 @@ use crate::errno::OsError;
 /// Events taken at a time.
 const EVENTS_MAX: usize = 64;
 
-/// A descriptor that is readable from the first ring until it is silenced (`eventfd`).
+/// A descriptor that one process rings for another (`eventfd`). Nobody reads it: processes that share it share its flags, so one that
+/// clears `O_NONBLOCK` could make the other's read wait for ever.
 pub struct Bell(OwnedFd);
 
 impl Bell {
@@ -37,12 +38,6 @@ impl Bell {
         let one = 1u64;
         // SAFETY: eight bytes of `one` are read.
         let _ = unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
-    }
-
-    pub fn silence(&self) {
-        let mut count = 0u64;
-        // SAFETY: eight bytes of `count` are written.
-        let _ = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
     }
 }
 
@@ -75,7 +70,19 @@ impl Poller {
     /// # Errors
     /// [`OsError`].
     pub fn add(&self, fd: BorrowedFd<'_>, number: u64) -> Result<(), OsError> {
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: number };
+        self.watch(fd, number, libc::EPOLLIN)
+    }
+
+    /// Waits for rings of `bell`, from now on. A wait that ends tells of all rings until then.
+    ///
+    /// # Errors
+    /// [`OsError`].
+    pub fn add_bell(&self, bell: &Bell, number: u64) -> Result<(), OsError> {
+        self.watch(bell.as_fd(), number, libc::EPOLLIN | libc::EPOLLET)
+    }
+
+    fn watch(&self, fd: BorrowedFd<'_>, number: u64, events: libc::c_int) -> Result<(), OsError> {
+        let mut event = libc::epoll_event { events: events as u32, u64: number };
         // SAFETY: `event` is valid for reads; both descriptors are open.
         let status =
             unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event) };
@@ -117,21 +124,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bell_is_heard_once_it_has_rung_until_it_is_silenced() {
+    fn a_bell_is_heard_once_for_all_rings_before() {
         let (poller, bell, mut ready) = (Poller::new().unwrap(), Bell::new().unwrap(), Vec::new());
-        poller.add(bell.as_fd(), 42).unwrap();
-        poller.wait(Some(Duration::ZERO), &mut ready).unwrap();
-        assert!(ready.is_empty());
+        poller.add_bell(&bell, 42).unwrap();
+        let mut heard = || {
+            poller.wait(Some(Duration::ZERO), &mut ready).unwrap();
+            ready.clone()
+        };
+        assert!(heard().is_empty());
         bell.ring();
         bell.ring();
-        poller.wait(None, &mut ready).unwrap();
-        assert_eq!(ready, [42]);
-        bell.silence();
-        poller.wait(Some(Duration::ZERO), &mut ready).unwrap();
-        assert!(ready.is_empty());
+        assert_eq!(heard(), [42]);
+        assert!(heard().is_empty());
+        bell.ring();
+        assert_eq!(heard(), [42]);
         bell.ring();
         poller.remove(bell.as_fd());
-        poller.wait(Some(Duration::ZERO), &mut ready).unwrap();
-        assert!(ready.is_empty());
+        assert!(heard().is_empty());
     }
 }

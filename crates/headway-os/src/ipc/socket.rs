@@ -279,10 +279,23 @@ impl Socket {
     /// # Errors
     /// [`OsError`].
     pub fn receive(&self, buffer: &mut [u8]) -> Result<Packet, OsError> {
-        match self.receive_once(buffer) {
+        self.receive_into(buffer, &mut [0; CONTROL_WORDS])
+    }
+
+    /// Takes one message that brings no descriptors. One that does is dropped, and the kernel never gives its descriptors to this process:
+    /// to close one of a file system in a program (FUSE) may take for ever.
+    ///
+    /// # Errors
+    /// [`OsError`].
+    pub fn receive_bytes(&self, buffer: &mut [u8]) -> Result<Packet, OsError> {
+        self.receive_into(buffer, &mut [])
+    }
+
+    fn receive_into(&self, buffer: &mut [u8], control: &mut [u64]) -> Result<Packet, OsError> {
+        match self.receive_once(buffer, control) {
             // The other end has closed without having read everything. The kernel tells that once and before what was sent
             // last, which is taken now.
-            Err(error) if error.errno.0 == libc::ECONNRESET => match self.receive_once(buffer) {
+            Err(error) if error.errno.0 == libc::ECONNRESET => match self.receive_once(buffer, control) {
                 Err(error) if error.errno.0 == libc::ECONNRESET => Ok(Packet::End),
                 received => received,
             },
@@ -290,10 +303,9 @@ impl Socket {
         }
     }
 
-    fn receive_once(&self, buffer: &mut [u8]) -> Result<Packet, OsError> {
+    fn receive_once(&self, buffer: &mut [u8], control: &mut [u64]) -> Result<Packet, OsError> {
         let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-        let mut control = [0u64; CONTROL_WORDS];
-        let mut header = header(&mut part, &mut control);
+        let mut header = header(&mut part, control);
         // SAFETY: `header` refers to `part` and `control`, both alive and writable.
         let length = unsafe { libc::recvmsg(self.0.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
         if length < 0 {
@@ -360,7 +372,7 @@ impl AsFd for Socket {
 /// Room for one control header (16 bytes) and [`FDS_MAX`] descriptors.
 const CONTROL_WORDS: usize = 2 + FDS_MAX * size_of::<RawFd>() / size_of::<u64>();
 
-fn header(part: &mut libc::iovec, control: &mut [u64; CONTROL_WORDS]) -> libc::msghdr {
+fn header(part: &mut libc::iovec, control: &mut [u64]) -> libc::msghdr {
     // SAFETY: `msghdr` is a structure of integers and pointers, for which all zeros is a value.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = part;
@@ -403,6 +415,21 @@ mod tests {
         assert_eq!(ready, [1]);
         let Ok(Packet::Message(5, fds)) = server.receive(&mut buffer) else { panic!("{buffer:?}") };
         assert_eq!((&buffer[..5], fds.len()), (&b"three"[..], 0));
+    }
+
+    #[test]
+    fn descriptors_that_nobody_asked_for_are_dropped_by_the_kernel() {
+        let (_folder, _listener, client, server) = pair();
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        client.send(b"bell", &[writer.as_fd()]).unwrap();
+        drop(writer);
+        client.send(b"more", &[]).unwrap();
+        let mut buffer = [0; 64];
+        assert!(matches!(server.receive_bytes(&mut buffer), Ok(Packet::Truncated)));
+        // The last writer is gone.
+        assert_eq!(std::io::Read::read(&mut reader, &mut [0]).unwrap(), 0);
+        let Ok(Packet::Message(4, fds)) = server.receive_bytes(&mut buffer) else { panic!("{buffer:?}") };
+        assert!(fds.is_empty());
     }
 
     #[test]
