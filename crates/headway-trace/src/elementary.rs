@@ -177,9 +177,11 @@ fn cycle_by_cycle(log: &Log, timeline: &Timeline, index: u32, blocks: usize) -> 
     // A flow moves nothing: its operations only hold a server.
     let moved = ended(timeline, index).filter(|_| pipeline.source != Source::Flow);
     let bytes = moved.fold(0, |sum: u64, operation| sum.saturating_add(operation.bytes.0));
-    let release = |cycle| timeline.epoch.saturating_add(pipeline.release(cycle, 0));
+    // The plan opens the window of a late producer's message at its latest time; its jobs are released that much earlier.
+    let before = if pipeline.source == Source::Message { pipeline.period.saturating_sub(pipeline.window) } else { Nanos::ZERO };
+    let release = |cycle| timeline.epoch.saturating_add(pipeline.release(cycle, 0)).saturating_sub(before);
     let responses = deliveries().flat_map(|of| std::iter::repeat_n(of.at.saturating_sub(release(of.cycle)), blocks));
-    let whole = pipeline.deadline(0, last).saturating_sub(pipeline.release(0, 0));
+    let whole = pipeline.deadline(0, last).saturating_sub(pipeline.release(0, 0)).saturating_add(before);
     let found = Jobs {
         expected: cycles.saturating_mul(jobs),
         delivered: delivered.saturating_mul(jobs),
@@ -258,9 +260,9 @@ impl Part<'_> {
         let plan = &log.header().plan;
         let pipeline = &plan.pipelines[self.index as usize];
         let message = &self.carried.message;
+        let announced = plan.announced.iter().any(|of| (of.pipeline, of.part) == (self.index, self.number));
         // The plan counts a late producer's message from its latest time; its jobs are released that much earlier.
-        let announced = plan.announced.iter().find(|of| (of.pipeline, of.part) == (self.index, self.number));
-        let late = announced.map_or(Nanos::ZERO, |of| of.late);
+        let late = message.period.saturating_sub(message.deadline);
         let epoch = u128::from(timeline.epoch.0);
         let release = |job: u64| (epoch + message.window(job).0).saturating_sub(u128::from(late.0));
         let deadline = |job: u64| epoch + message.window(job).1;
@@ -272,7 +274,7 @@ impl Part<'_> {
         let mut responses = Vec::new();
         let relative = message.deadline.saturating_add(late);
         // Blocks of a late producer may go with any later slot of their windows.
-        let mut latest = announced.map_or(Nanos::ZERO, |_| relative);
+        let mut latest = if announced { relative } else { Nanos::ZERO };
         for (&job, of) in moved.iter().filter(|(job, of)| **job < self.expected && of.bytes >= message.bytes.0) {
             jobs.delivered += 1;
             jobs.misses += u64::from(u128::from(of.at.0) > deadline(job));

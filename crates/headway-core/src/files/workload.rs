@@ -256,6 +256,15 @@ pub struct Message {
     pub blocks: Vec<Block>,
 }
 
+impl Message {
+    /// How long after its release a plan opens its window: when its blocks are there at the latest. A message that may be
+    /// later than its period keeps a window of 1 ns, in which no job can end, so that the plan's answer is no.
+    #[must_use]
+    pub fn window_after(&self) -> Nanos {
+        self.late.unwrap_or(Nanos::ZERO).min(self.period.saturating_sub(Nanos(1)))
+    }
+}
+
 /// One block of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {

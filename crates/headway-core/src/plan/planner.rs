@@ -340,6 +340,7 @@ impl Planner<'_> {
         let servers = self.serve(&mut pipelines, &domains, &mut batches)?;
         let mut verdict = self.verdict(&servers);
         notes.extend(self.note_on_cores(&pipelines));
+        notes.extend(self.note_on_producers());
         if verdict.outcome == Outcome::Schedulable {
             unplanned::leave_out(&mut pipelines, &mut notes);
         }
