@@ -8,6 +8,7 @@ mod combined;
 mod copies;
 mod late_messages;
 mod models;
+mod one_stream;
 mod runs;
 mod sharing_bounds;
 mod small_sets;

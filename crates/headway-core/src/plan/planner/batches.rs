@@ -81,6 +81,7 @@ impl Planner<'_> {
             chunk: Bytes(0),
             piece: cost,
             hold: None,
+            bound: None,
             operations: ordered.map(|block| self.copy(block.route, block.bytes)).collect(),
             batch: None,
         }
@@ -210,7 +211,9 @@ impl Planner<'_> {
         let (id, late) = (&least.id, least.late?);
         Some(if late < least.period {
             let left = least.period - late;
-            format!("the blocks of `{id}` may be there {late} after their release (`late`): of its period {left} are left to move them")
+            format!(
+                "the blocks of `{id}` may be there {late} after their release (`late`): of its period {left} are left to move them"
+            )
         } else {
             format!(
                 "the blocks of `{id}` may be there {late} after their release (`late`) and must arrive within {}: its deadlines \
@@ -240,6 +243,7 @@ impl Planner<'_> {
                 chunk: Bytes(0),
                 piece: Nanos::ZERO,
                 hold: (cost != flow.cost).then_some(flow.cost),
+                bound: None,
                 operations: vec![super::PlannedOperation { engines: Vec::new(), work: super::Work::Hold }],
                 batch: None,
             }],

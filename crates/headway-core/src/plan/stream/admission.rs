@@ -59,7 +59,6 @@ pub enum Placement {
 /// An accepted join.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admitted {
-    /// The flow.
     pub flow: String,
     /// Number of the message that carries it.
     pub message: u64,
@@ -234,8 +233,7 @@ impl Admission {
     /// Says that cycles which start before `from` were released without the flow that was admitted: it begins with the first
     /// one after them.
     pub(super) fn begins_from(&mut self, from: Nanos, mut admitted: Admitted) -> Admitted {
-        if let (Some(message), Some(flow)) =
-            (self.messages.get(&admitted.message), self.flows.get_mut(&admitted.flow))
+        if let (Some(message), Some(flow)) = (self.messages.get(&admitted.message), self.flows.get_mut(&admitted.flow))
         {
             admitted.effective = message.next_cycle(from.max(admitted.effective));
             flow.start = admitted.effective;
