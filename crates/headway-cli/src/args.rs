@@ -156,7 +156,8 @@ pub(crate) enum Command {
 pub(crate) struct PlanArgs {
     /// Workload file
     pub(crate) workload: PathBuf,
-    /// Machine to plan for: a shipped name or a file [default: h200-x4, or the GPUs found by `run`]
+    /// Machine to plan for: a shipped name or a file [default: h200-x4, or the GPUs found by `run`;
+    /// for a workload of flows only, none]
     #[arg(long)]
     pub(crate) machine: Option<String>,
     /// Use only this many GPUs of it

@@ -12,6 +12,7 @@ use headway::keep::Keep;
 use headway::machine::{Confidence, Machine};
 use headway::plan::{self as plans, Assumption, ModelAnswer, Outcome, Plan, PlanOptions};
 use headway::run::Progress;
+use headway::workload::Workload;
 use headway::{doctor as examine, report as reports, run as runs};
 use headway_lab::combine;
 use headway_lab::reproduce as experiments;
@@ -74,7 +75,10 @@ pub(crate) fn doctor(out: &Out, backend: CopyBackendArg) -> Result<Answer> {
     Ok(if backend == CopyBackendArg::Cuda && !examination.has_gpu() { Answer::No } else { Answer::Yes })
 }
 
-fn machine(args: &PlanArgs) -> Result<Machine> {
+fn machine(args: &PlanArgs, workload: &Workload) -> Result<Machine> {
+    if let Some(none) = headway::machine::for_flows(args.machine.as_deref(), workload) {
+        return Ok(none);
+    }
     let machine = headway::machine::open(args.machine.as_deref().unwrap_or(USUAL_MACHINE))?;
     Ok(match args.gpus {
         Some(gpus) => headway::machine::restrict(&machine, gpus)?,
@@ -94,7 +98,7 @@ struct Planned<'a> {
 
 pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<Answer> {
     let workload = headway::workload::open(&args.workload)?;
-    let machine = machine(args)?;
+    let machine = machine(args, &workload.value)?;
     let usual = args.machine.is_none();
     if workload.value.sharing.is_some() {
         return sharing::plan(out, &machine, &workload, usual);

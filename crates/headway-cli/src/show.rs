@@ -9,8 +9,8 @@ use headway::doctor::{Examination, State};
 use headway::keep::Keep;
 use headway::machine::{Confidence, Machine};
 use headway::plan::{
-    Assumption, Evidence, ModelAnswer, Outcome, Pipeline, Plan, PlannedBatch, Proof, Source, Strategy, Strength,
-    Violation, Work, failing, rate_alone,
+    Assumption, Choice, Evidence, ModelAnswer, Outcome, Pipeline, Plan, PlannedBatch, Proof, Source, Strategy,
+    Strength, Violation, Work, failing, rate_alone,
 };
 use headway::report::{PAGE, TRACE};
 use headway::run::{RequestedClass, RunReport};
@@ -53,6 +53,7 @@ pub(crate) fn machines(machines: &[Machine]) -> String {
         let gpus = machine.gpus().count();
         let calibrated = match &machine.calibration {
             None => "not measured, costs have no margin".to_owned(),
+            Some(calibration) if calibration.is_vouched() => "not measured, its file vouches for its rates".to_owned(),
             Some(calibration) if calibration.driver == "none" => "not measured, its file states a margin".to_owned(),
             Some(calibration) if calibration.batches == 0 => "measured, no batches checked its margin".to_owned(),
             Some(calibration) => format!("measured, {} batches checked its margin", calibration.batches),
@@ -99,14 +100,14 @@ pub(crate) fn plan(
     if let Some(division) = &plan.division {
         let _ = writeln!(text, "division  {}", division.reason());
     }
-    let by_choice = plan.fails_by_choice();
-    model_answers(&mut text, models, by_choice);
+    let choice = plan.choice();
+    model_answers(&mut text, models, choice);
     alternatives(&mut text, plan);
     let _ = writeln!(text, "\n{:<24} {:>12} {:>12}  answer", "server", "utilisation", "margin");
     let servers = tightest(&plan.servers, LINES, |server| tightest::of_server(server));
     for server in &servers {
         let margin = server.verdict.margin_ppm.and_then(factor).unwrap_or_else(none);
-        let outcome = answer(server.verdict.outcome, by_choice);
+        let outcome = answer(server.verdict.outcome, choice.filter(|of| *of == Choice::Windows));
         let _ = writeln!(
             text,
             "{:<24} {:>12} {margin:>12}  {outcome}",
@@ -115,6 +116,7 @@ pub(crate) fn plan(
         );
     }
     more(&mut text, plan.servers.len(), servers.len(), "servers", "with the least margin");
+    responses(&mut text, plan, models);
     let fed = || plan.pipelines.iter().filter(|p| p.source.is_fed());
     let pipelines = tightest(fed(), LINES, |pipeline| tightest::of_pipeline(plan, pipeline));
     if !pipelines.is_empty() {
@@ -135,6 +137,27 @@ pub(crate) fn plan(
     }
     more(&mut text, plan.batches.len(), batches.len(), "batches", "that take longest");
     text
+}
+
+/// How long what recurs can take, beside what it may take.
+fn responses(text: &mut String, plan: &Plan, models: &[ModelAnswer]) {
+    if plan.verdict.outcome != Outcome::Schedulable {
+        return;
+    }
+    let exact = models.iter().map(|of| &of.bounds).find(|bounds| !bounds.is_empty());
+    let exact = |at: usize| exact.and_then(|bounds| bounds.get(at).copied().flatten());
+    let planned: Vec<(usize, &Pipeline)> =
+        plan.pipelines.iter().enumerate().filter(|(_, pipeline)| pipeline.source.is_planned()).collect();
+    let left = |of: &Pipeline| of.relative_deadline().saturating_sub(of.bound().unwrap_or_default());
+    let shown = tightest(&planned, LINES, |(_, of)| left(of));
+    let _ = writeln!(text, "\n{:<24} {:>14} {:>14} {:>14}", "longest response", "bound", "these offsets", "deadline");
+    for (at, pipeline) in &shown {
+        let time = |bound: Option<Nanos>| bound.map_or_else(|| "not computed".to_owned(), |bound| bound.exact());
+        let (any, here) = (time(pipeline.bound()), time(exact(*at)));
+        let _ =
+            writeln!(text, "{:<24} {any:>14} {here:>14} {:>14}", pipeline.name, pipeline.relative_deadline().exact());
+    }
+    more(text, planned.len(), shown.len(), "responses", "nearest to their deadlines");
 }
 
 /// Transfers without windows: the pieces they move in, and what they get where nobody else asks for the server.
@@ -179,7 +202,7 @@ fn meaning(strategy: Strategy) -> &'static str {
 }
 
 /// What every model says, side by side: the first is the verdict.
-fn model_answers(text: &mut String, models: &[ModelAnswer], by_choice: bool) {
+fn model_answers(text: &mut String, models: &[ModelAnswer], choice: Option<Choice>) {
     let width = models.iter().map(|answer| answer.model.chars().count()).max().unwrap_or(0);
     let _ = writeln!(text, "\n{:<width$} {:>9}  answer", "model", "margin");
     for found in models {
@@ -190,7 +213,7 @@ fn model_answers(text: &mut String, models: &[ModelAnswer], by_choice: bool) {
             Proof::Necessary => "necessary",
         };
         let unknown = matches!(found.evidence, None | Some(Evidence::Unknown { .. }));
-        let said = if unknown { outcome(found.outcome) } else { answer(found.outcome, by_choice) };
+        let said = if unknown { outcome(found.outcome) } else { answer(found.outcome, choice) };
         let _ = writeln!(text, "{:<width$} {margin:>9}  {said}, {proof}", found.model);
     }
     for (answer, which) in models.iter().skip(1).zip(["with these offsets", "with exact costs"]) {
@@ -229,11 +252,12 @@ fn alternatives(text: &mut String, plan: &Plan) {
     }
 }
 
-/// As [`outcome`]; a "no" or an undecided answer about windows that are the planner's choice says so.
-fn answer(of: Outcome, by_choice: bool) -> &'static str {
-    match of {
-        Outcome::Undecided | Outcome::NotSchedulable if by_choice => "not with these windows",
-        of => outcome(of),
+/// As [`outcome`]; a "no" or an undecided answer about something that the planner chose says so.
+fn answer(of: Outcome, choice: Option<Choice>) -> &'static str {
+    match (of, choice) {
+        (Outcome::Schedulable, _) | (_, None) => outcome(of),
+        (_, Some(Choice::Windows)) => "not with these windows",
+        (_, Some(Choice::Strategy)) => "not with this strategy, and others were not tried",
     }
 }
 
@@ -264,9 +288,7 @@ fn verdict(text: &mut String, plan: &Plan) {
         Strength::Exact => "exact: for these costs, yes and no are both proofs",
         Strength::Sufficient => "sufficient: for these costs, yes is a proof, no may be pessimistic",
     };
-    // Undecided, and yet there is an interval that is too short: it is one of the planner's windows.
-    let by_choice = verdict.outcome == Outcome::Undecided && verdict.violation.is_some();
-    let said = answer(verdict.outcome, by_choice);
+    let said = answer(verdict.outcome, plan.choice());
     let _ = writeln!(text, "verdict   {said}");
     let _ = writeln!(text, "holds for {}", verdict.model);
     let _ = writeln!(text, "strength  {strength}");

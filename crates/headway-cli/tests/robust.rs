@@ -371,6 +371,25 @@ fn a_plan_that_is_not_accepted_runs_only_when_forced_and_then_misses() {
 }
 
 #[test]
+fn an_imported_set_is_judged_as_stated_where_no_machine_is_named() {
+    let place = place();
+    let jobs = "Task ID, Job ID, Arrival min, Arrival max, Cost min, Cost max, Deadline, Priority\n\
+                1, 1, 0, 0, 1, 2, 10, 10\n1, 2, 10, 10, 1, 2, 20, 20\n2, 3, 0, 0, 3, 8, 30, 30\n";
+    fs::write(place.path().join("jobs.csv"), jobs).unwrap();
+    let units = ["--from", "jobs", "--unit", "1 us", "--window", "30 us", "--out", "set.toml"];
+    headway(place.path(), &[&["import", "jobs.csv"], &units[..]].concat()).exits(0);
+    let plan = headway(place.path(), &["plan", "set.toml"]).exits(0);
+    assert!(plan.out.contains("costs of flows are as stated, and nothing is released late"), "{}", plan.out);
+    let row = |name: &str| plan.out.lines().rfind(|line| line.starts_with(name)).unwrap().split_whitespace();
+    // For any offsets, then for those of the file.
+    assert_eq!(row("task1").collect::<Vec<_>>(), ["task1", "9.999", "us", "2", "us", "10", "us"]);
+    assert_eq!(row("task2").collect::<Vec<_>>(), ["task2", "10", "us", "10", "us", "30", "us"]);
+    headway(place.path(), &["run", "set.toml", "--backend", "sim", "--duration", "1 ms", "--out", "set"]).exits(0);
+    let named = headway(place.path(), &["plan", "set.toml", "--machine", "h200-x4"]).exits(1);
+    assert!(named.out.contains("every cost includes 191639 ppm and 100 us"), "{}", named.out);
+}
+
+#[test]
 fn messages_and_flows_bring_their_own_bytes() {
     let place = place();
     let run = ["run", "workloads/verner-fig2.1.toml", "--machine", "tyan-ft72b7015", "--out", "results"];

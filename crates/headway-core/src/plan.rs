@@ -415,6 +415,9 @@ pub struct PlannedStep {
     /// [`PlannedStep::cost`] adds. `None` where they are the same, and for everything that is not a flow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<Nanos>,
+    /// The longest time from the opening of its window to its end; `None` = not proven, or not computed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bound: Option<Nanos>,
     /// What is submitted: one operation, or all blocks of a batch.
     pub operations: Vec<PlannedOperation>,
     /// The batch that it moves in, with steps of other pipelines; `None` = by itself.
@@ -565,12 +568,24 @@ pub struct Violation {
     pub because: Vec<String>,
 }
 
+/// What the planner chose, and could have chosen otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// The windows of steps.
+    Windows,
+    /// The strategy: those that were tried fail whatever the windows.
+    Strategy,
+}
+
 impl Plan {
-    /// Whether deadlines can be missed with the windows that the planner chose, while other windows might hold: the answer is
-    /// undecided, and its violation is one of these windows.
+    /// Which choice of the planner fails, where another one might hold: then the answer is undecided.
     #[must_use]
-    pub fn fails_by_choice(&self) -> bool {
-        self.verdict.outcome == Outcome::Undecided && self.verdict.violation.is_some()
+    pub fn choice(&self) -> Option<Choice> {
+        if self.verdict.outcome != Outcome::Undecided || self.verdict.violation.is_none() {
+            return None;
+        }
+        let all_fail = self.alternatives.iter().all(|other| other.outcome == Outcome::NotSchedulable);
+        Some(if all_fail && !self.alternatives.is_empty() { Choice::Strategy } else { Choice::Windows })
     }
 
     /// The core of the CPU that serves a whole pipeline, counted from 0; `None` = no core does.

@@ -2,7 +2,7 @@
 
 use headway_core::files::error::FileError;
 use headway_core::files::machine::{
-    CapacityId, CapacityKind, EndpointId, EngineClass, Machine, RouteId, SHIPPED, parse, shipped,
+    CapacityId, CapacityKind, EndpointId, EngineClass, Machine, RouteId, SHIPPED, parse, shipped, write,
 };
 use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::{Nanos, Rate};
@@ -574,6 +574,25 @@ fn verner_figure_2_1_shares_one_qpi_link_of_9_6_between_two_buses_of_8() {
         assert_eq!(own.map(|c| c.rate).min(), Some(Rate(8_000_000_000)));
     }
     assert!(m.calibration.is_none());
+}
+
+#[test]
+fn a_file_may_vouch_for_its_rates_instead_of_a_measurement() {
+    let bare = write(&Machine { calibration: None, ..shipped("tyan-ft72b7015").expect("shipped") }, &[]);
+    let with = |lines: &str| parse("m.toml", &format!("{bare}\n[calibration]\n{lines}"));
+    let vouched = with("vouched = true\njitter = \"50 us\"").unwrap();
+    let calibration = vouched.calibration.clone().unwrap();
+    assert!(calibration.is_vouched());
+    assert_eq!((calibration.margin_ppm, calibration.jitter, calibration.sigma_ppm), (0, Nanos(50_000), 1_000_000));
+    assert!(vouched.confidence().statement.contains("vouches for its rates"));
+    assert_eq!(parse("m.toml", &write(&vouched, &[])).unwrap().calibration, Some(calibration));
+    for (lines, message) in [
+        ("vouched = false", "says nothing unless it is true"),
+        ("vouched = true\nsets = 1", "for a machine that was measured"),
+        ("margin_ppm = 0", "sets"),
+    ] {
+        assert!(with(lines).unwrap_err().to_string().contains(message), "{lines}");
+    }
 }
 
 #[test]

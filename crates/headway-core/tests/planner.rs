@@ -7,7 +7,9 @@ use headway_core::files::workload::{self, Cycle, Flow, Grouping, Message, Placem
 use headway_core::models::transfer::Method;
 use headway_core::plan::block::block_bytes;
 use headway_core::plan::planner::{PlanError, PlanOptions, models, plan};
-use headway_core::plan::{Outcome, Pipeline, Plan, PlannedStep, PlannedStream, Source, Strategy, Strength, Work};
+use headway_core::plan::{
+    Choice, Outcome, Pipeline, Plan, PlannedStep, PlannedStream, Source, Strategy, Strength, Work,
+};
 use headway_core::units::{Bytes, Nanos, Rate};
 
 const MS: u64 = 1_000_000;
@@ -525,6 +527,59 @@ fn without_a_calibration_only_serial_is_tried_and_the_plan_says_so() {
         calibrated.verdict.notes,
         ["holds while the node stays within its calibration: every cost includes 0 ppm and 0 ns"]
     );
+}
+
+#[test]
+fn without_a_calibration_a_no_for_serial_is_no_answer_for_other_strategies() {
+    // Both directions at once fit, one after the other they do not.
+    let text = format!("name = \"w\"\n{}", stream_text("s", "50 MB", "10 ms", "40 ms", &format!("{IN}, {OUT}")));
+    let mut machine = shipped("tyan-ft72b7015");
+    let plan_of = |machine: &Machine, options| plan(machine, &parsed(&text), options).unwrap();
+    let open = plan_of(&machine, PlanOptions::default());
+    assert_eq!((open.strategy, open.verdict.outcome), (Strategy::Serial, Outcome::Undecided));
+    assert_eq!((open.verdict.strength, open.choice()), (Strength::Sufficient, Some(Choice::Strategy)));
+    let note = "the answer is no for `serial`; other strategies were not tried, because machine `tyan-ft72b7015` is not calibrated";
+    assert!(open.verdict.notes.iter().any(|said| said.starts_with(note)), "{:?}", open.verdict.notes);
+    let asked = plan_of(&machine, with(Strategy::Serial));
+    assert_eq!((asked.verdict.outcome, asked.choice()), (Outcome::NotSchedulable, None));
+    for strategy in [Strategy::Combined, Strategy::Lockstep, Strategy::Generation] {
+        let notes = plan_of(&machine, with(strategy)).verdict.notes;
+        let said = format!("`{}` counts the blocks of a batch one after the other", strategy.name());
+        assert!(notes.iter().any(|note| note.contains(&said)), "{notes:?}");
+    }
+    machine.calibration = Some(Calibration::vouched());
+    let vouched = plan_of(&machine, PlanOptions::default());
+    assert_eq!((vouched.strategy, vouched.verdict.outcome), (Strategy::Partitioned, Outcome::Schedulable));
+    // No strategy helps a flow, whose server has no engine.
+    machine.calibration = None;
+    let flow = |id: &str| format!("[[flow]]\nid = \"{id}\"\nserver = \"s\"\ncost = \"1 ms\"\nperiod = \"1 ms\"\n");
+    let flows = format!("name = \"w\"\n{}{}", flow("a"), flow("b"));
+    let no = plan(&machine, &parsed(&flows), PlanOptions::default()).unwrap();
+    assert_eq!((no.verdict.outcome, no.verdict.strength), (Outcome::NotSchedulable, Strength::Exact));
+}
+
+#[test]
+fn combined_messages_hold_for_their_own_starts_only_and_a_no_is_no_proof() {
+    let text = |start: &str| {
+        let message = |id: &str, start: &str, bytes: &str| {
+            format!(
+                "[[message]]\nid = \"{id}\"\nperiod = \"22 ms\"\nstart = \"{start}\"\n\
+                 blocks = [{{ from = \"cpu0\", to = \"gpu{}\", bytes = \"{bytes}\" }}]\n",
+                if id == "a" { 0 } else { 2 }
+            )
+        };
+        format!("name = \"off\"\n{}{}", message("a", "0 ms", "128 MB"), message("b", start, "64 MB"))
+    };
+    let mut machine = shipped("tyan-ft72b7015");
+    machine.calibration = Some(Calibration::vouched());
+    let of = |start| plan(&machine, &parsed(&text(start)), with(Strategy::Combined)).unwrap();
+    let together = of("0 ms");
+    assert_eq!(together.verdict.outcome, Outcome::Schedulable);
+    let fixed = "any offsets of batches, whose messages keep their starts";
+    assert!(together.verdict.model.contains(fixed), "{}", together.verdict.model);
+    assert!(models(&together)[0].model.starts_with(fixed) && models(&together)[0].model.ends_with("none may join"));
+    let apart = of("5 ms");
+    assert_eq!((apart.verdict.outcome, apart.verdict.strength), (Outcome::NotSchedulable, Strength::Sufficient));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use headway_core::analysis::schedulability::{Task, chunked};
 use headway_core::files::machine::{Machine, shipped};
 use headway_core::files::workload::{self, Workload};
 use headway_core::plan::planner::{PlanOptions, models, plan};
-use headway_core::plan::{Outcome, Pipeline, Plan, Source, Strength};
+use headway_core::plan::{Choice, Outcome, Pipeline, Plan, Source, Strength};
 use headway_core::units::Nanos;
 
 const IN: &str = "{ copy = \"host -> gpu\" }";
@@ -112,7 +112,7 @@ fn a_no_of_the_planners_own_windows_is_undecided_and_names_the_interval() {
     // Any division leaves some stream two windows of three copies each: 1.21 ms.
     let plan = planned(&two_gpus(), &cameras(1_000_000, ""));
     assert_eq!((plan.verdict.outcome, plan.verdict.strength), (Outcome::Undecided, Strength::Sufficient));
-    assert!(plan.fails_by_choice());
+    assert_eq!(plan.choice(), Some(Choice::Windows));
     assert!(plan.verdict.notes.iter().any(|note| note.contains("planner's choice")), "{:?}", plan.verdict.notes);
     assert!(plan.verdict.violation.is_some());
     for answer in models(&plan) {

@@ -7,6 +7,7 @@ use headway_core::files::workload::{
     Block, Cycle, Flow, Grouping, Kind, Message, OnMiss, Otherwise, Parameters, Part, PartStep, PartWork, Place,
     Placement, Step, Stream, Unplanned, Urgent, Workload,
 };
+use headway_core::log::{Record, What};
 use headway_core::models::transfer::Method;
 use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Class, Outcome, Plan, Source, Strategy};
@@ -273,6 +274,10 @@ struct Seen {
     in_parts: u32,
     sets: u32,
     pieces_of_bulk: u64,
+    /// Steps with a bound, those that took nearly as long, and those whose bound is clearly below the window.
+    bounded: u64,
+    near: u64,
+    below_window: u64,
     admitted: u32,
     best_effort: u32,
     refused: u32,
@@ -290,6 +295,20 @@ impl Seen {
             Event::Answered { answer: Answer::Refused(_), .. } => self.refused += 1,
             _ => {}
         }
+    }
+
+    /// No step takes longer from the opening of its window than its bound.
+    fn hold_against_bound(&mut self, plan: &Plan, record: &Record) {
+        let What::Event(Event::Complete { pipeline, cycle, step }) = record.what else { return };
+        let of = &plan.pipelines[pipeline as usize];
+        let Some(bound) = of.steps[step as usize].bound else { return };
+        let opens = EPOCH + of.release(cycle, step as usize);
+        let took = record.at - opens;
+        assert!(took <= bound, "step {step} of cycle {cycle} of {of:?} took {took} in {plan:#?}");
+        assert!(bound <= of.window_of(step as usize));
+        self.bounded += 1;
+        self.near += u64::from(took.0 * 10 > bound.0 * 9);
+        self.below_window += u64::from(bound.0 * 10 < of.window_of(step as usize).0 * 9);
     }
 
     fn count(&mut self, plan: &Plan) {
@@ -349,6 +368,7 @@ fn accepted_plans_hold(machine: &Machine, seed: u64, cases: u32) -> Seen {
             let fault = events(&log).find(|event| is_fault(event));
             assert_eq!(fault, None, "seed {seed}, case {case}, partial {partial}: {plan:#?}");
             events(&log).for_each(|event| seen.observe(&plan, event));
+            log.iter().for_each(|record| seen.hold_against_bound(&plan, record));
         }
     }
     println!("{} {seed}: {cases} cases, {seen:?}", machine.name);
@@ -367,6 +387,7 @@ fn on_one_h200_with_nothing_to_spare() {
     let seen = accepted_plans_hold(&exact(machine("h200-x1")), 2, 600);
     assert!(seen.accepted > 200 && seen.busy > 100 && seen.chunked > 50 && seen.by_arrival > 80);
     assert!(seen.serial > 50 && seen.partitioned > 50);
+    assert!(seen.near * 20 > seen.bounded && seen.below_window * 3 > seen.bounded);
     assert!(seen.in_parts > 20 && seen.sets > 50);
 }
 

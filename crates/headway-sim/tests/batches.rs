@@ -44,6 +44,7 @@ fn message(machine: &Machine, blocks: &[BatchBlock]) -> Pipeline {
             chunk: Bytes(0),
             piece: long,
             hold: None,
+            bound: None,
             operations: blocks.iter().map(operation).collect(),
             batch: None,
         }],

@@ -7,6 +7,7 @@ mod batches;
 mod combined;
 mod late_messages;
 mod models;
+mod one_stream;
 mod runs;
 mod sharing_bounds;
 mod small_sets;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use headway_core::decisions::dispatch::Event;
 use headway_core::log::{Record, What};
-use headway_core::plan::{Carried, Outcome, Pipeline, Plan, Source};
+use headway_core::plan::{Carried, Pipeline, Source};
 use headway_core::units::{Bytes, Nanos};
 use serde::Serialize;
 
@@ -36,8 +36,8 @@ pub struct JobsSummary {
     pub deadline: Nanos,
     /// From release to completion; `None` if no job completed.
     pub response: Option<Response>,
-    /// The longest response that the plan allows for the jobs of this run: the latest end of their windows. `None` if the
-    /// plan does not prove that the jobs end inside their windows.
+    /// The longest response that the plan allows for the jobs of this run. `None` if the plan does not prove that they end in
+    /// time, or did not compute it.
     pub bound: Option<Nanos>,
     /// Deadline minus longest response in nanoseconds; negative = missed by that much.
     pub worst_slack_ns: Option<i64>,
@@ -93,12 +93,6 @@ impl Row {
         };
         Self { jobs, summary }
     }
-}
-
-/// Whether the plan proves that every job of `pipeline` ends inside its window.
-fn is_proven(plan: &Plan, pipeline: &Pipeline) -> bool {
-    let verdict = |server: u32| plan.servers[server as usize].verdict.outcome;
-    pipeline.steps.iter().all(|step| verdict(step.server) == Outcome::Schedulable)
 }
 
 /// What became of the jobs of one pipeline, or of several.
@@ -177,9 +171,9 @@ fn cycle_by_cycle(log: &Log, timeline: &Timeline, index: u32, blocks: usize) -> 
     // A flow moves nothing: its operations only hold a server.
     let moved = ended(timeline, index).filter(|_| pipeline.source != Source::Flow);
     let bytes = moved.fold(0, |sum: u64, operation| sum.saturating_add(operation.bytes.0));
-    let release = |cycle| timeline.epoch.saturating_add(pipeline.release(cycle, 0));
+    let opens = |cycle| timeline.epoch.saturating_add(pipeline.release(cycle, 0));
+    let release = |cycle| opens(cycle).saturating_sub(pipeline.opens_after());
     let responses = deliveries().flat_map(|of| std::iter::repeat_n(of.at.saturating_sub(release(of.cycle)), blocks));
-    let whole = pipeline.deadline(0, last).saturating_sub(pipeline.release(0, 0));
     let found = Jobs {
         expected: cycles.saturating_mul(jobs),
         delivered: delivered.saturating_mul(jobs),
@@ -188,8 +182,8 @@ fn cycle_by_cycle(log: &Log, timeline: &Timeline, index: u32, blocks: usize) -> 
         given_up: 0,
         bytes: Bytes(bytes),
     };
-    let bound = is_proven(plan, pipeline).then_some(whole);
-    Row::new((&pipeline.name, pipeline), found, whole, responses.collect(), bound)
+    let deadline = pipeline.relative_deadline();
+    Row::new((&pipeline.name, pipeline), found, deadline, responses.collect(), pipeline.bound())
 }
 
 /// What one job of a part of a batch has moved so far.
@@ -198,8 +192,8 @@ struct Moved {
     bytes: u64,
     /// When the last part of it arrived.
     at: Nanos,
-    /// When the window of that part ends, after the epoch.
-    window_end: Nanos,
+    /// When that part arrives at the latest, after the epoch, if the plan bounds it.
+    ends_by: Nanos,
 }
 
 /// A batch, whose slots carry parts of the jobs of its messages: a row for each part.
@@ -219,7 +213,10 @@ fn in_slots(log: &Log, timeline: &Timeline, index: u32, parts: &[Carried]) -> Ve
         let entry = moved[at].entry(job).or_default();
         entry.bytes = entry.bytes.saturating_add(operation.bytes.0);
         entry.at = entry.at.max(*arrived);
-        entry.window_end = entry.window_end.max(pipeline.deadline(cycle, pipeline.steps.len() - 1));
+        let last = pipeline.steps.len() - 1;
+        entry.ends_by = entry
+            .ends_by
+            .max(pipeline.release(cycle, last).saturating_add(pipeline.steps[last].bound.unwrap_or_default()));
     }
     let given_up = |record: &Record| match record.what {
         What::Event(Event::Unready { pipeline, part, job, .. }) if pipeline == index => Some((part, job)),
@@ -258,9 +255,9 @@ impl Part<'_> {
         let plan = &log.header().plan;
         let pipeline = &plan.pipelines[self.index as usize];
         let message = &self.carried.message;
+        let announced = plan.announced.iter().any(|of| (of.pipeline, of.part) == (self.index, self.number));
         // The plan counts a late producer's message from its latest time; its jobs are released that much earlier.
-        let announced = plan.announced.iter().find(|of| (of.pipeline, of.part) == (self.index, self.number));
-        let late = announced.map_or(Nanos::ZERO, |of| of.late);
+        let late = message.period.saturating_sub(message.deadline);
         let epoch = u128::from(timeline.epoch.0);
         let release = |job: u64| (epoch + message.window(job).0).saturating_sub(u128::from(late.0));
         let deadline = |job: u64| epoch + message.window(job).1;
@@ -272,13 +269,15 @@ impl Part<'_> {
         let mut responses = Vec::new();
         let relative = message.deadline.saturating_add(late);
         // Blocks of a late producer may go with any later slot of their windows.
-        let mut latest = announced.map_or(Nanos::ZERO, |_| relative);
+        let bound = pipeline.steps.last().and_then(|step| step.bound);
+        let spare = pipeline.window.saturating_sub(bound.unwrap_or_default());
+        let mut latest = if announced { relative.saturating_sub(spare) } else { Nanos::ZERO };
         for (&job, of) in moved.iter().filter(|(job, of)| **job < self.expected && of.bytes >= message.bytes.0) {
             jobs.delivered += 1;
             jobs.misses += u64::from(u128::from(of.at.0) > deadline(job));
             settled += u64::from(deadline(job) <= until);
             responses.push(since(job, u128::from(of.at.0)));
-            latest = latest.max(since(job, epoch + u128::from(of.window_end.0)));
+            latest = latest.max(since(job, epoch + u128::from(of.ends_by.0)));
         }
         for job in given_up {
             jobs.given_up += 1;
@@ -287,7 +286,7 @@ impl Part<'_> {
         jobs.misses = jobs.misses.saturating_add(jobs.given_up);
         let first = message.start.saturating_add(message.deadline);
         jobs.lost = due::count(log, timeline, self.expected, first, message.period).saturating_sub(settled);
-        let bound = (is_proven(plan, pipeline) && latest > Nanos::ZERO).then_some(latest);
+        let bound = bound.filter(|_| latest > Nanos::ZERO).map(|_| latest);
         Row::new((&message.name, pipeline), jobs, relative, responses, bound)
     }
 }

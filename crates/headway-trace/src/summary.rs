@@ -177,6 +177,9 @@ pub struct StreamSummary {
     pub deadline: Nanos,
     /// From arrival to delivery; `None` if no packet was delivered.
     pub response: Option<Response>,
+    /// The longest response that the plan allows. `None` if the plan does not prove that packets are in time, or did not
+    /// compute it.
+    pub bound: Option<Nanos>,
     /// Packets delivered after their deadlines.
     pub misses: u64,
     /// Deadline minus longest response in nanoseconds; negative = missed by that much.
@@ -473,6 +476,7 @@ fn streams(log: &Log, timeline: &Timeline) -> Vec<StreamSummary> {
             bytes: Bytes(bytes[index]),
             deadline: planned.deadline,
             response,
+            bound: plan.pipelines[planned.pipeline as usize].bound(),
             misses: responses.iter().filter(|response| **response > planned.deadline).count() as u64,
             worst_slack_ns: response.map(|response| planned.deadline.0.cast_signed() - response.max.0.cast_signed()),
         }

@@ -6,7 +6,7 @@ pub use headway_core::files::machine::{Confidence, EndpointId, Machine, SHIPPED,
 pub use headway_core::models::transfer::Method;
 
 use crate::Error;
-use crate::workload::read;
+use crate::workload::{Workload, read};
 
 /// A machine by the name it is shipped under, or from a machine file.
 ///
@@ -22,6 +22,12 @@ pub fn open(name: &str) -> Result<Machine, Error> {
         return Err(Error::NoMachine { name: name.to_owned(), shipped: shipped.join(", ") });
     }
     Ok(parse(name, &read(path)?)?)
+}
+
+/// [`Machine::none`] for a workload that needs no machine, where none is `named`: its flows cost what their file says.
+#[must_use]
+pub fn for_flows(named: Option<&str>, workload: &Workload) -> Option<Machine> {
+    (named.is_none() && workload.has_only_flows()).then(Machine::none)
 }
 
 /// `machine` with its first `gpus` GPUs only.

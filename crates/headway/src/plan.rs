@@ -4,8 +4,8 @@ pub use headway_core::analysis::schedulability::Strength as Proof;
 use headway_core::plan::planner;
 pub use headway_core::plan::planner::{Evidence, ModelAnswer, PlanError, PlanOptions, models, rate_alone};
 pub use headway_core::plan::{
-    Outcome, Pipeline, Plan, PlannedBatch, PlannedStep, PlannedStream, Server, Source, Strategy, Strength, Verdict,
-    Violation, Work,
+    Choice, Outcome, Pipeline, Plan, PlannedBatch, PlannedStep, PlannedStream, Server, Source, Strategy, Strength,
+    Verdict, Violation, Work,
 };
 
 use std::collections::BTreeSet;

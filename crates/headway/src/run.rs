@@ -18,7 +18,7 @@ use headway_core::log::{Header, Record, SCHEMA, Source, What};
 use headway_core::models::cpu;
 pub use headway_core::models::cpu::RequestedClass;
 use headway_core::plan::planner::PlanOptions;
-use headway_core::plan::{Outcome, Plan, PlannedStream, Sharded, Strategy};
+use headway_core::plan::{Choice, Outcome, Plan, PlannedStream, Sharded, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Engines;
 use headway_kernels::Shipped;
@@ -202,6 +202,11 @@ pub fn run(
     mut progress: impl FnMut(Progress),
 ) -> Result<RunReport, Error> {
     let mut chosen = choose(options)?;
+    if let Some(none) = crate::machine::for_flows(options.machine.as_deref(), &workload.value)
+        && chosen.source == Source::Sim
+    {
+        chosen.machine = none;
+    }
     let mut warnings = std::mem::take(&mut chosen.warnings);
     let mut plan = crate::plan::make(&chosen.machine, workload, PlanOptions { strategy: options.strategy })?;
     accept(&plan, options, &mut warnings)?;
@@ -579,8 +584,11 @@ fn accept(plan: &Plan, options: &RunOptions, warnings: &mut Vec<String>) -> Resu
     let verdict = match plan.verdict.outcome {
         Outcome::Schedulable => return Ok(()),
         Outcome::NotSchedulable => "deadlines can be missed",
-        Outcome::Undecided if plan.fails_by_choice() => "deadlines can be missed with the windows that were tried",
-        Outcome::Undecided => "the tests could not decide",
+        Outcome::Undecided => match plan.choice() {
+            Some(Choice::Windows) => "deadlines can be missed with the windows that were tried",
+            Some(Choice::Strategy) => "deadlines can be missed with the one strategy that was tried",
+            None => "the tests could not decide",
+        },
     };
     if !options.force {
         return Err(Error::NotAccepted { verdict: verdict.to_owned(), why: why::reasons(plan) });

@@ -15,6 +15,9 @@ mod concrete;
 #[cfg(test)]
 mod concrete_tests;
 mod exact;
+mod response;
+#[cfg(test)]
+mod response_tests;
 #[cfg(test)]
 mod tests;
 mod walk;
@@ -32,6 +35,7 @@ pub use concrete::{
     sporadic,
 };
 use exact::Utilisation;
+pub use response::responses;
 use walk::{Demand, Segment};
 
 /// Bounds on the work of one test.

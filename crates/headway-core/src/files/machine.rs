@@ -221,7 +221,7 @@ impl KernelCost {
 /// What is known of the distance between the model and the node (specification of messages, 1.5).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Calibration {
-    /// Sets of concurrent transfers measured.
+    /// Sets of concurrent transfers measured; 0 = none, the file vouches for its rates.
     pub sets: u32,
     /// Repetitions of each.
     pub repeats: u32,
@@ -246,6 +246,30 @@ pub struct Calibration {
 }
 
 impl Calibration {
+    /// That of a file which vouches for its rates: no transfer is ever slower, however many run beside it.
+    #[must_use]
+    pub fn vouched() -> Self {
+        Self {
+            sets: 0,
+            repeats: 0,
+            batches: 0,
+            sigma_ppm: PPM,
+            margin_ppm: 0,
+            jitter: Nanos::ZERO,
+            median_ppm: 0,
+            p95_ppm: 0,
+            max_ppm: 0,
+            date: String::new(),
+            driver: "none".to_owned(),
+        }
+    }
+
+    /// Whether nobody measured it: the file vouches for its rates.
+    #[must_use]
+    pub const fn is_vouched(&self) -> bool {
+        self.sets == 0
+    }
+
     /// The worst case that stands for `time` of the model: more by the margin, and the jitter.
     #[must_use]
     pub fn with_margin(&self, time: Nanos) -> Nanos {
@@ -256,6 +280,25 @@ impl Calibration {
 }
 
 impl Machine {
+    /// No node: servers of flows, which cost what their workload says, and nothing else.
+    #[must_use]
+    pub fn none() -> Self {
+        Self {
+            name: "none".to_owned(),
+            description: "no node: flows cost what their workload says".to_owned(),
+            endpoints: Vec::new(),
+            capacities: Vec::new(),
+            engines: Vec::new(),
+            routes: Vec::new(),
+            sets: Vec::new(),
+            kernels: Vec::new(),
+            cpu: None,
+            calibration: None,
+            profile: Profile::default(),
+            hash: crate::files::document::hash(""),
+        }
+    }
+
     /// The class of an operation over `route`, by what stands at its ends.
     #[must_use]
     pub fn class(&self, route: RouteId) -> EngineClass {

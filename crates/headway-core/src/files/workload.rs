@@ -256,6 +256,24 @@ pub struct Message {
     pub blocks: Vec<Block>,
 }
 
+impl Workload {
+    /// Whether it has nothing but flows, whose servers are on no machine.
+    #[must_use]
+    pub fn has_only_flows(&self) -> bool {
+        let others = self.streams.is_empty() && self.messages.is_empty() && self.unplanned.is_empty();
+        !self.flows.is_empty() && others && self.tasks.is_empty() && self.sharing.is_none()
+    }
+}
+
+impl Message {
+    /// How long after its release a plan opens its window: when its blocks are there at the latest. A message that may be
+    /// later than its period keeps a window of 1 ns, in which no job can end, so that the plan's answer is no.
+    #[must_use]
+    pub fn window_after(&self) -> Nanos {
+        self.late.unwrap_or(Nanos::ZERO).min(self.period.saturating_sub(Nanos(1)))
+    }
+}
+
 /// One block of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {

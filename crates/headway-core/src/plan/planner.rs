@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::files::machine::{Cpu, EndpointId, EngineId, Machine, RouteId};
+use crate::files::machine::{Cpu, EndpointId, EngineClass, EngineId, Machine, RouteId};
 use crate::files::workload::{Cycle, Grouping, Message, OnMiss, Place, Step, Stream, Workload};
 use crate::models::interconnect::{BatchBlock, Network, Starved};
 use crate::plan::block::block_bytes;
@@ -23,10 +23,13 @@ mod combined;
 mod cores;
 mod demands;
 mod division;
+mod explored;
 mod gangs;
+mod holds;
 mod models;
 mod parted;
 mod processors;
+mod responses;
 mod servers;
 mod sharded;
 mod stream_batches;
@@ -169,17 +172,50 @@ struct Group {
 /// Transfers without windows never keep others out: where their mere traffic would, they are left out and a note says so.
 pub fn plan(machine: &Machine, workload: &Workload, options: PlanOptions) -> Result<Plan, PlanError> {
     check(workload)?;
-    let best = uneven::instead(machine, workload, options, division::best(machine, workload, options)?)?;
-    if best.verdict.outcome == Outcome::Schedulable || workload.unplanned.is_empty() {
-        return Ok(best);
+    let mut found = uneven::instead(machine, workload, options, division::best(machine, workload, options)?)?;
+    if found.verdict.outcome != Outcome::Schedulable && !workload.unplanned.is_empty() {
+        let without = Workload { unplanned: Vec::new(), ..workload.clone() };
+        found = uneven::instead(machine, &without, options, division::best(machine, &without, options)?)?;
+        if found.verdict.outcome == Outcome::Schedulable {
+            let names: Vec<String> = workload.unplanned.iter().map(|of| format!("`{}`", of.id)).collect();
+            found.verdict.notes.push(format!("{} left out: they would slow others down too much", names.join(", ")));
+        }
     }
-    let without = Workload { unplanned: Vec::new(), ..workload.clone() };
-    let mut bare = uneven::instead(machine, &without, options, division::best(machine, &without, options)?)?;
-    if bare.verdict.outcome == Outcome::Schedulable {
-        let names: Vec<String> = workload.unplanned.iter().map(|of| format!("`{}`", of.id)).collect();
-        bare.verdict.notes.push(format!("{} left out: they would slow others down too much", names.join(", ")));
+    let mut found = if machine.calibration.is_none() { uncalibrated(machine, options, found) } else { found };
+    responses::bound(&mut found);
+    Ok(found)
+}
+
+/// A plan for a machine without calibration, with what that leaves open: only `serial` was tried unless another strategy was
+/// asked for, and batches are priced as `serial` prices them.
+fn uncalibrated(machine: &Machine, options: PlanOptions, plan: Plan) -> Plan {
+    let Plan { strategy, mut verdict, .. } = plan;
+    let remedy = "measure the node (`headway measure`), or write `[calibration]` with `vouched = true` into the machine file if its \
+                  rates always hold";
+    let nothing = format!(
+        "machine `{}` is not calibrated, so nothing says how far transfers that run together keep to the model",
+        machine.name
+    );
+    if options.strategy.is_some_and(|asked| !asked.lets_gpus_overlap() && asked != Strategy::Serial) {
+        let name = strategy.name();
+        verdict.notes.push(format!(
+            "{nothing}: `{name}` counts the blocks of a batch one after the other, as `serial` does; {remedy}"
+        ));
     }
-    Ok(bare)
+    let copies = |server: &Server| {
+        let serves_copies =
+            |engine: &EngineId| machine.engines.get(engine.at()).is_some_and(|of| of.serves != [EngineClass::Ee]);
+        server.engines.iter().any(serves_copies)
+    };
+    let mut failing = plan.servers.iter().filter(|server| server.verdict.outcome == Outcome::NotSchedulable);
+    if options.strategy.is_none() && verdict.outcome == Outcome::NotSchedulable && failing.all(copies) {
+        (verdict.outcome, verdict.strength) = (Outcome::Undecided, Strength::Sufficient);
+        verdict.notes.push(format!(
+            "the answer is no for `serial`; other strategies were not tried, because {nothing}: {remedy}, or name one with \
+             `--strategy`"
+        ));
+    }
+    Plan { verdict, ..plan }
 }
 
 /// The best plan of those that the options leave open, with windows of different lengths where `uneven`.
@@ -340,6 +376,7 @@ impl Planner<'_> {
         let servers = self.serve(&mut pipelines, &domains, &mut batches)?;
         let mut verdict = self.verdict(&servers);
         notes.extend(self.note_on_cores(&pipelines));
+        notes.extend(self.note_on_producers());
         if verdict.outcome == Outcome::Schedulable {
             unplanned::leave_out(&mut pipelines, &mut notes);
         }
@@ -607,6 +644,7 @@ impl Planner<'_> {
                     chunk: Bytes(0),
                     piece: Nanos::ZERO,
                     hold: None,
+                    bound: None,
                     operations: vec![operation],
                     batch: None,
                 }
@@ -625,6 +663,7 @@ impl Planner<'_> {
             chunk: Bytes(0),
             piece: Nanos::ZERO,
             hold: None,
+            bound: None,
             operations: vec![operation],
             batch: None,
         }
@@ -660,8 +699,13 @@ impl Planner<'_> {
     fn verdict(&self, servers: &[Server]) -> Verdict {
         let mut notes = Vec::new();
         if let Some(calibration) = &self.machine.calibration {
+            let while_what = if calibration.is_vouched() {
+                format!("transfers keep to the rates that the file of machine `{}` vouches for", self.machine.name)
+            } else {
+                "the node stays within its calibration".to_owned()
+            };
             notes.push(format!(
-                "holds while the node stays within its calibration: every cost includes {} ppm and {}",
+                "holds while {while_what}: every cost includes {} ppm and {}",
                 calibration.margin_ppm, calibration.jitter
             ));
         } else if servers.iter().all(|s| s.engines.is_empty()) {
@@ -680,9 +724,10 @@ impl Planner<'_> {
             unreachable!("a workload without streams, messages and flows is refused at the start")
         };
         let exact = servers.iter().all(|s| s.verdict.strength == Strength::Exact);
+        let narrowest = servers.iter().max_by_key(|s| holds::Holds::of(&s.verdict.model)).unwrap_or(worst);
         Verdict {
             outcome: worst.verdict.outcome,
-            model: worst.verdict.model.clone(),
+            model: narrowest.verdict.model.clone(),
             strength: if exact { Strength::Exact } else { Strength::Sufficient },
             utilisation_ppm: servers.iter().map(|s| s.verdict.utilisation_ppm).max().unwrap_or(0),
             margin_ppm: servers.iter().map(|s| s.verdict.margin_ppm).min().flatten(),

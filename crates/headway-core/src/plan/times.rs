@@ -1,6 +1,6 @@
 //! When windows open and close, and which packets a cycle carries.
 
-use super::{Pipeline, PlannedStream};
+use super::{Pipeline, PlannedStream, Source};
 use crate::units::Nanos;
 
 impl Pipeline {
@@ -25,6 +25,28 @@ impl Pipeline {
     #[must_use]
     pub fn is_chained(&self) -> bool {
         self.gang.is_some_and(|gang| gang.chained)
+    }
+
+    /// The longest time from the release of what a cycle carries, of a message late producers included, to the end of its last
+    /// step; `None` = not proven, or not computed.
+    #[must_use]
+    pub fn bound(&self) -> Option<Nanos> {
+        let last = self.steps.len().checked_sub(1)?;
+        let before = self.release(0, last).saturating_sub(self.start).saturating_add(self.opens_after());
+        Some(before.saturating_add(self.steps[last].bound?))
+    }
+
+    /// The time from the release of what a cycle carries to its deadline.
+    #[must_use]
+    pub fn relative_deadline(&self) -> Nanos {
+        let last = self.steps.len().saturating_sub(1);
+        self.deadline(0, last).saturating_sub(self.start).saturating_add(self.opens_after())
+    }
+
+    /// How long after its release a job finds its window open: a message alone counts from when its producer is late.
+    #[must_use]
+    pub fn opens_after(&self) -> Nanos {
+        if self.source == Source::Message { self.period.saturating_sub(self.window) } else { Nanos::ZERO }
     }
 
     /// When the window of `step` in `cycle` closes.

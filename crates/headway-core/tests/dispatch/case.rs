@@ -82,7 +82,17 @@ pub(crate) fn compute() -> PlannedOperation {
 
 pub(crate) fn step(server: u32, cost: u64, operations: Vec<PlannedOperation>) -> PlannedStep {
     let (cost, chunk) = (Nanos(cost), Bytes(0));
-    PlannedStep { name: "step".to_owned(), server, cost, chunk, piece: cost, hold: None, operations, batch: None }
+    PlannedStep {
+        name: "step".to_owned(),
+        server,
+        cost,
+        chunk,
+        piece: cost,
+        hold: None,
+        bound: None,
+        operations,
+        batch: None,
+    }
 }
 
 /// A pipeline that releases its cycles by itself.

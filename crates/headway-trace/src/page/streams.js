@@ -94,6 +94,7 @@
       { label: `median ${unit.name}`, ...response("median") },
       { label: `p99 ${unit.name}`, ...response("p99") },
       { label: `max ${unit.name}`, ...response("max") },
+      { label: `bound ${unit.name}`, num: true, value: (s) => s.bound ?? -1, cell: (s) => (s.bound === null ? "–" : unit.text(s.bound)) },
       { label: `deadline ${unit.name}`, num: true, value: (s) => s.deadline, cell: (s) => unit.text(s.deadline) },
       { label: "shortest to longest", wide: true, value: (s) => (s.response ? s.response.max / s.deadline : 0), cell: (s) => range(s.response, s.deadline, scale) },
       { label: "missed", num: true, value: (s) => s.misses, cell: (s) => badNumber(s.misses) },
@@ -106,7 +107,7 @@
       return {
         title: stream.id,
         about: `${stream.gpu === null ? "" : "gpu "}${processor(stream)}, pipeline ${stream.pipeline}; ${count(stream.delivered)} of ${count(stream.packets)} packets, ${size(stream.bytes)}`,
-        facts: [["median", of("median")], ["p99", of("p99")], ["max", of("max"), stream.misses > 0], ["deadline", time(stream.deadline)]],
+        facts: [["median", of("median")], ["p99", of("p99")], ["max", of("max"), stream.misses > 0], ["bound", stream.bound === null ? "–" : time(stream.bound)], ["deadline", time(stream.deadline)]],
         series: data.streams[index], deadline: stream.deadline, p99: response ? response.p99 : null, what: "packet",
       };
     };

@@ -104,6 +104,7 @@ fn stream(index: u32, streams: u32) -> (PlannedStream, Pipeline) {
             piece: Rate(10_000_000_000).time_for(reserve).saturating_add(Nanos(8_000)),
             chunk: Bytes(if heavy { 300_000 } else { 0 }),
             hold: None,
+            bound: None,
             operations: vec![PlannedOperation {
                 engines: vec![EngineId(engine)],
                 work: Work::Copy {
@@ -126,6 +127,7 @@ fn stream(index: u32, streams: u32) -> (PlannedStream, Pipeline) {
         chunk: Bytes(0),
         piece: Nanos(60_000),
         hold: None,
+        bound: None,
         operations: vec![PlannedOperation {
             engines: vec![EngineId(3 * gpu + 1)],
             work: Work::Compute { kernel: "aes128-cbc".to_owned() },

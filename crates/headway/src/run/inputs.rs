@@ -24,12 +24,14 @@ pub(super) fn inputs(plan: &Plan, cycles: &[u64], span: Nanos, seed: u64) -> Vec
     for of in &plan.announced {
         let pipeline = &plan.pipelines[of.pipeline as usize];
         let (start, period, jobs) = match &pipeline.source {
-            // Every cycle waits for its job.
-            Source::Message => (pipeline.start, pipeline.period, cycles[of.pipeline as usize]),
+            // Every cycle waits for its job. Plans count a message from its latest time.
+            Source::Message => {
+                let start = pipeline.start.saturating_sub(pipeline.period.saturating_sub(pipeline.window));
+                (start, pipeline.period, cycles[of.pipeline as usize])
+            }
             Source::Batch(parts) => {
                 let message = &parts[of.part as usize].message;
-                // In a batch a message counts from its latest time.
-                let start = message.start.saturating_sub(of.late);
+                let start = message.start.saturating_sub(message.period.saturating_sub(message.deadline));
                 let jobs = span.saturating_sub(start).0.div_ceil(message.period.0);
                 (start, message.period, jobs)
             }

@@ -178,7 +178,12 @@ pub(super) fn horizon(
 }
 
 /// The longest time without idling, if it is below `limit` and found in a few rounds.
-fn busy_period(demand: &Demand, segments: &[Segment], limit: u64, budget: &mut u64) -> Result<Option<u64>, Reason> {
+pub(super) fn busy_period(
+    demand: &Demand,
+    segments: &[Segment],
+    limit: u64,
+    budget: &mut u64,
+) -> Result<Option<u64>, Reason> {
     const ROUNDS_MAX: u32 = 128;
     let blocking = segments.iter().map(|s| s.blocking).max().unwrap_or(0);
     let mut length = blocking + demand.items.iter().map(|i| u128::from(i.cost)).sum::<u128>();

@@ -67,6 +67,9 @@ fn statement(name: &str, calibration: &Calibration) -> String {
             percent(excess_ppm(batches))
         );
     }
+    if calibration.is_vouched() {
+        return format!("none: the file of machine `{name}` vouches for its rates, and its costs include {added}");
+    }
     if driver == "none" {
         return format!("none: machine `{name}` was not measured, and its costs include {added}");
     }

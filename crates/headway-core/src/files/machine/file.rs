@@ -47,6 +47,7 @@ const ROUTE: &[&str] = &["from", "to", "method", "engines", "links", "weight", "
 const SET: &[&str] = &["routes", "rates"];
 const KERNEL: &[&str] = &["id", "gpus", "setup", "rate", "chain_rate", "operation_rate"];
 const CALIBRATION: &[&str] = &[
+    "vouched",
     "sets",
     "repeats",
     "batches",
@@ -517,6 +518,26 @@ impl<'a> Reader<'a> {
 fn calibration(top: &mut Table<'_>) -> Result<Option<Calibration>, FileError> {
     let Some(field) = top.take("calibration") else { return Ok(None) };
     let mut table = field.table("[calibration]", CALIBRATION)?;
+    if let Some(vouched) = table.take("vouched") {
+        if !vouched.boolean()? {
+            let help = "leave the key out, and write what was measured".to_owned();
+            return Err(vouched.error("`vouched` says nothing unless it is true", Some(help)));
+        }
+        let mut calibration = Calibration::vouched();
+        if let Some(margin) = table.take("margin_ppm") {
+            calibration.margin_ppm = margin.integer(0, 100 * PPM)?;
+        }
+        if let Some(jitter) = table.take("jitter") {
+            calibration.jitter = jitter.time()?;
+        }
+        return match CALIBRATION.iter().find_map(|key| table.take(key)) {
+            Some(field) => {
+                let help = "beside `vouched` write only `margin_ppm` and `jitter`".to_owned();
+                Err(field.error("this is for a machine that was measured", Some(help)))
+            }
+            None => Ok(Some(calibration)),
+        };
+    }
     let mut integer = |key, min, max| table.require(key, "0")?.integer(min, max);
     let counts = (integer("sets", 1, u64::from(u32::MAX))?, integer("repeats", 1, u64::from(u32::MAX))?);
     let [margin_ppm, median_ppm, p95_ppm, max_ppm] = [

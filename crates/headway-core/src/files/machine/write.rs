@@ -245,6 +245,12 @@ impl Text<'_> {
 
     fn calibration(&mut self, of: &Calibration) {
         self.table("[calibration]");
+        if of.is_vouched() {
+            self.field("vouched", true);
+            self.unusual("margin_ppm", of.margin_ppm, 0, |ppm| ppm.to_string());
+            self.unusual("jitter", of.jitter, Nanos::ZERO, |jitter| quoted(&jitter.exact()));
+            return;
+        }
         self.field("sets", of.sets);
         self.field("repeats", of.repeats);
         self.unusual("batches", of.batches, 0, |count| count.to_string());

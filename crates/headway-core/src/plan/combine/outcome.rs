@@ -119,17 +119,6 @@ pub enum CombineError {
         /// What a job costs.
         cost: Nanos,
     },
-    /// A message may be there so late that no slot can be behind it.
-    #[error(
-        "message `{name}` may be there {late} after its release, and its next block comes after {period}: no slot of a batch \
-         is left for it; lower `late`, or carry messages one at a time with `--strategy serial`"
-    )]
-    Late {
-        name: String,
-        /// How late its producer may be.
-        late: Nanos,
-        period: Nanos,
-    },
     /// The optimum of so many messages would take too long.
     #[error("the optimum is sought for at most {max} messages, and these are {messages}; use `search`")]
     TooMany {

@@ -61,9 +61,9 @@ impl Planner<'_> {
             source: Source::Message,
             gpu: None,
             period: message.period,
-            start: message.start,
+            start: message.start.saturating_add(message.window_after()),
             gather: Nanos::ZERO,
-            window: message.period,
+            window: message.period - message.window_after(),
             reserve: total(&blocks),
             steps: vec![step],
             windows: Vec::new(),
@@ -81,6 +81,7 @@ impl Planner<'_> {
             chunk: Bytes(0),
             piece: cost,
             hold: None,
+            bound: None,
             operations: ordered.map(|block| self.copy(block.route, block.bytes)).collect(),
             batch: None,
         }
@@ -203,6 +204,25 @@ impl Planner<'_> {
         all
     }
 
+    /// What is left for the message whose producer may take most of its period.
+    pub(super) fn note_on_producers(&self) -> Option<String> {
+        let late = self.workload.messages.iter().filter(|message| message.window_after() > Nanos::ZERO);
+        let least = late.min_by_key(|message| message.period - message.window_after())?;
+        let (id, late) = (&least.id, least.late?);
+        Some(if late < least.period {
+            let left = least.period - late;
+            format!(
+                "the blocks of `{id}` may be there {late} after their release (`late`): of its period {left} are left to move them"
+            )
+        } else {
+            format!(
+                "the blocks of `{id}` may be there {late} after their release (`late`) and must arrive within {}: its deadlines \
+                 cannot be promised",
+                least.period
+            )
+        })
+    }
+
     /// A flow as a pipeline of one step that only holds its server. Its cost has margin and jitter as every other: a job that
     /// is released as late as the jitter allows is within the test as well.
     pub(super) fn flow(&self, flow: &Flow) -> Pipeline {
@@ -223,6 +243,7 @@ impl Planner<'_> {
                 chunk: Bytes(0),
                 piece: Nanos::ZERO,
                 hold: (cost != flow.cost).then_some(flow.cost),
+                bound: None,
                 operations: vec![super::PlannedOperation { engines: Vec::new(), work: super::Work::Hold }],
                 batch: None,
             }],

@@ -3,7 +3,7 @@
 use super::batches::{block_name, part_name};
 use super::{Bytes, Carried, Nanos, Network, Pipeline, PlanError, PlannedBatch, Planner, RouteId, Source, Work};
 use crate::analysis::schedulability::{self, Task};
-use crate::plan::combine::{CombineError, CombineOptions, Pricer, Transformed, transform};
+use crate::plan::combine::{CombineOptions, Pricer, Transformed, transform};
 use crate::plan::message::{Batch, Elementary, MessageError, MessageSet};
 use crate::units::PPM;
 
@@ -68,7 +68,7 @@ impl Planner<'_> {
 
     /// Combines the messages of every domain and adds a pipeline per batch.
     ///
-    /// A message with `late` counts from its latest time: no slot that it needs opens before, so its producer cannot lose a job.
+    /// A message with `late` counts from its latest time, as it does alone: no slot that it needs opens before.
     pub(super) fn combined(
         &self,
         pipelines: &mut Vec<Pipeline>,
@@ -81,11 +81,7 @@ impl Planner<'_> {
             for (at, block) in self.blocks(message)?.into_iter().enumerate() {
                 let name = part_name(message, at);
                 let of = Elementary::periodic(name, block.route, block.bytes, message.period, message.start);
-                let of = of.with_jitter(message.late.unwrap_or(Nanos::ZERO)).map_err(|_| CombineError::Late {
-                    name: message.id.clone(),
-                    late: message.late.unwrap_or(Nanos::ZERO),
-                    period: message.period,
-                })?;
+                let of = of.with_jitter(message.window_after()).map_err(|error| self.senseless(&error))?;
                 let label = block_name(&message.blocks[at]);
                 let domain = domains.of(block.route).expect("every route of the plan is in a domain");
                 parts[domain].push(Part { message: number, of, label });

@@ -1,6 +1,6 @@
 //! What the steps of pipelines ask of their servers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::{Nanos, Pipeline, PlannedStep, RouteId, Work};
 use crate::analysis::schedulability::Task;
@@ -41,6 +41,8 @@ pub(crate) struct Demand {
     pub(super) offset: Nanos,
     /// Whether its pieces, but for the last, all take as long as its chunk.
     pub(super) even: bool,
+    /// The positions of the steps that it stands for.
+    pub(super) steps: Vec<usize>,
 }
 
 /// The demands of the steps on a server: each its own, but those of a gang's step, which are served together, are one,
@@ -50,11 +52,14 @@ pub(crate) fn demands(steps: &[(&Pipeline, &PlannedStep)]) -> Vec<Demand> {
     let mut demands: Vec<Demand> = Vec::new();
     // The position of a gang's demand, and of the step that it has counted last.
     let mut counted: BTreeMap<(u32, Option<usize>), (usize, Vec<usize>)> = BTreeMap::new();
-    let mut batches: BTreeSet<u32> = BTreeSet::new();
-    for &(pipeline, step) in steps {
+    // The position of a batch's demand.
+    let mut batches: BTreeMap<u32, usize> = BTreeMap::new();
+    for (number, &(pipeline, step)) in steps.iter().enumerate() {
+        let only = vec![number];
         if !pipeline.source.is_planned() {
             let task = Task::bulk(step.piece);
-            demands.push(Demand { name: pipeline.name.clone(), task, offset: pipeline.start, even: true });
+            let (name, offset) = (pipeline.name.clone(), pipeline.start);
+            demands.push(Demand { name, task, offset, even: true, steps: only });
             continue;
         }
         let deadline = window_of(pipeline, step);
@@ -63,8 +68,13 @@ pub(crate) fn demands(steps: &[(&Pipeline, &PlannedStep)]) -> Vec<Demand> {
         let offset = pipeline.release(0, at);
         if let Some(place) = step.batch {
             // The steps of a batch are one job: the first stands for all.
-            if batches.insert(place.number) {
-                demands.push(Demand { name: format!("batch of {}", step.name), task, offset, even: true });
+            let demand = *batches.entry(place.number).or_insert(demands.len());
+            match demands.get_mut(demand) {
+                Some(demand) => demand.steps.push(number),
+                None => {
+                    let name = format!("batch of {}", step.name);
+                    demands.push(Demand { name, task, offset, even: true, steps: only });
+                }
             }
             continue;
         }
@@ -74,19 +84,21 @@ pub(crate) fn demands(steps: &[(&Pipeline, &PlannedStep)]) -> Vec<Demand> {
             } else {
                 format!("{}: {}", pipeline.name, step.name)
             };
-            demands.push(Demand { name, task, offset, even: true });
+            demands.push(Demand { name, task, offset, even: true, steps: only });
             continue;
         };
         let key = (gang.number, (!gang.chained).then_some(at));
         let (demand, seen) = counted.entry(key).or_insert_with(|| {
             let name = if gang.chained { pipeline.name.clone() } else { format!("{}: {}", pipeline.name, step.name) };
             let task = Task { cost: Nanos::ZERO, chunk: Nanos::ZERO, ..task };
-            demands.push(Demand { name: format!("{name}, all at once"), task, offset, even: true });
+            let name = format!("{name}, all at once");
+            demands.push(Demand { name, task, offset, even: true, steps: Vec::new() });
             (demands.len() - 1, Vec::new())
         });
+        let of_gang = &mut demands[*demand];
+        of_gang.steps.push(number);
         if !seen.contains(&at) {
             seen.push(at);
-            let of_gang = &mut demands[*demand];
             of_gang.even = seen.len() == 1;
             of_gang.task.cost = of_gang.task.cost.saturating_add(task.cost);
             of_gang.task.chunk = of_gang.task.chunk.max(task.chunk);

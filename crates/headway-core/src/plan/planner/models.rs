@@ -3,16 +3,12 @@
 use serde::{Deserialize, Serialize};
 
 use super::demands::{Demand, demands, steps_on};
+use super::explored::explored;
+use super::holds::Holds;
+use super::responses::Responses;
 use super::{Nanos, Outcome, Plan};
-use crate::analysis::schedulability::{
-    self, ConcreteTask, Costs, Strength, Ties, concrete_within, largest_factor, scaled,
-};
+use crate::analysis::schedulability::{self, Costs, Strength};
 use crate::plan::{Strength as Proof, Violation};
-
-/// Steps of one exploration: a second or so.
-const STEPS_MAX: u64 = 4_000_000;
-/// Steps of an exploration that is repeated for the margin.
-const STEPS_MAX_OF_MARGIN: u64 = 200_000;
 
 /// What one model says of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +22,10 @@ pub struct ModelAnswer {
     /// The largest factor on all costs for which the answer is yes, parts per million. `None` where it is not known, and
     /// with exact costs, where lower costs may be worse and no factor means anything.
     pub margin_ppm: Option<u64>,
+    /// The longest response of each pipeline of the plan, in its order, as [`Pipeline::bound`](crate::plan::Pipeline::bound)
+    /// counts it; `None` = not known. Empty unless the answer rests on these offsets, and is a yes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bounds: Vec<Option<Nanos>>,
     /// Why it is not a yes.
     pub evidence: Option<Evidence>,
 }
@@ -63,12 +63,15 @@ pub fn models(plan: &Plan) -> Vec<ModelAnswer> {
     let given = &plan.verdict;
     let strength = if given.strength == Proof::Exact { Strength::Exact } else { Strength::Sufficient };
     let evidence = given.violation.clone().map(Evidence::Demand);
-    let by_choice = plan.fails_by_choice();
+    let by_choice = plan.choice().is_some();
+    let holds = plan.servers.iter().map(|server| Holds::of(&server.verdict.model)).max().unwrap_or(Holds::AnyOffsets);
+    let joins = if holds == Holds::AnyOffsets { "streams may join" } else { "none may join" };
     let any = ModelAnswer {
-        model: "any offsets, costs from 0 to the worst case; streams may join".to_owned(),
+        model: format!("{}; {joins}", holds.text()),
         outcome: given.outcome,
         strength,
         margin_ppm: given.margin_ppm,
+        bounds: Vec::new(),
         evidence,
     };
     // Other windows than those of the plan might hold.
@@ -78,12 +81,12 @@ pub fn models(plan: &Plan) -> Vec<ModelAnswer> {
         }
         _ => answer,
     };
-    let mut concrete = implied(here(explored(plan, Costs::UpToWorst)), &any);
+    let mut concrete = implied(here(over_servers(plan, Costs::UpToWorst)), &any);
     if any.outcome == Outcome::Schedulable {
         // A factor with which any offsets hold, these hold with.
         concrete.margin_ppm = concrete.margin_ppm.max(any.margin_ppm);
     }
-    let exact = implied(here(explored(plan, Costs::Exact)), &concrete);
+    let exact = implied(here(over_servers(plan, Costs::Exact)), &concrete);
     vec![any, concrete, exact]
 }
 
@@ -92,10 +95,10 @@ fn implied(answer: ModelAnswer, stronger: &ModelAnswer) -> ModelAnswer {
     if stronger.outcome != Outcome::Schedulable || answer.outcome == Outcome::Schedulable {
         return answer;
     }
-    ModelAnswer { outcome: Outcome::Schedulable, margin_ppm: None, evidence: None, ..answer }
+    ModelAnswer { outcome: Outcome::Schedulable, margin_ppm: None, bounds: Vec::new(), evidence: None, ..answer }
 }
 
-fn explored(plan: &Plan, costs: Costs) -> ModelAnswer {
+fn over_servers(plan: &Plan, costs: Costs) -> ModelAnswer {
     let (model, strength) = match costs {
         Costs::UpToWorst => ("these offsets, costs from 0 to the worst case; none may join", Strength::Exact),
         Costs::Exact => ("these offsets, exactly the worst-case costs; this run only", Strength::Necessary),
@@ -106,63 +109,60 @@ fn explored(plan: &Plan, costs: Costs) -> ModelAnswer {
         outcome: Outcome::Schedulable,
         strength,
         margin_ppm: None,
+        bounds: Vec::new(),
         evidence: None,
     };
     let mut margins = Vec::new();
+    let mut responses = Responses::of(plan);
     for (number, server) in (0u32..).zip(&plan.servers) {
         let demands = demands(&steps_on(number, &plan.pipelines));
-        let (outcome, margin, evidence) = of_server(&server.name, &demands, plan.jitter, costs);
-        margins.push(margin);
+        if demands.len() > 1 && demands.iter().any(|demand| !demand.even) {
+            let reason = "steps of different lengths follow each other in one window".to_owned();
+            let evidence = Evidence::Unknown { server: server.name.clone(), reason };
+            margins.push(None);
+            if answer.outcome < Outcome::Undecided {
+                (answer.outcome, answer.evidence) = (Outcome::Undecided, Some(evidence));
+            }
+            continue;
+        }
+        let found = explored(&demands.iter().collect::<Vec<_>>(), plan.jitter, costs);
+        margins.push(found.margin_ppm);
+        responses.take(number as usize, &demands, found.bounds.iter().copied());
+        let outcome = match &found.verdict.outcome {
+            schedulability::Outcome::Schedulable => Outcome::Schedulable,
+            schedulability::Outcome::Undecided(_) => Outcome::Undecided,
+            schedulability::Outcome::NotSchedulable(_) => Outcome::NotSchedulable,
+        };
         if outcome > answer.outcome {
-            (answer.outcome, answer.evidence) = (outcome, evidence);
+            (answer.outcome, answer.evidence) = (outcome, evidence(&server.name, &demands, &found.verdict.outcome));
         }
     }
     answer.margin_ppm = margins.into_iter().min().flatten();
+    if answer.outcome == Outcome::Schedulable && costs == Costs::UpToWorst {
+        answer.bounds = responses.of_pipelines(plan);
+    }
     answer
 }
 
-fn of_server(
-    server: &str,
-    demands: &[Demand],
-    jitter: Nanos,
-    costs: Costs,
-) -> (Outcome, Option<u64>, Option<Evidence>) {
+fn evidence(server: &str, demands: &[Demand], outcome: &schedulability::Outcome) -> Option<Evidence> {
     let server = server.to_owned();
-    if demands.len() > 1 && demands.iter().any(|demand| !demand.even) {
-        let reason = "steps of different lengths follow each other in one window".to_owned();
-        return (Outcome::Undecided, None, Some(Evidence::Unknown { server, reason }));
-    }
-    let task = |demand: &Demand| {
-        let jitter = jitter.min(demand.task.period.saturating_sub(Nanos(1)));
-        ConcreteTask { task: demand.task, offset: demand.offset, jitter }
-    };
-    let tasks: Vec<ConcreteTask> = demands.iter().map(task).collect();
-    let found = concrete_within(&tasks, costs, Ties::Any, STEPS_MAX);
-    let steps = found.window.states.saturating_mul(tasks.len() as u64);
-    let decided = !matches!(found.verdict.outcome, schedulability::Outcome::Undecided(_));
-    let margin = (decided && costs == Costs::UpToWorst && steps <= STEPS_MAX_OF_MARGIN).then(|| {
-        largest_factor(|factor| {
-            let tasks: Vec<ConcreteTask> =
-                tasks.iter().map(|t| ConcreteTask { task: scaled(&t.task, factor), ..*t }).collect();
-            concrete_within(&tasks, costs, Ties::Any, 4 * STEPS_MAX_OF_MARGIN).verdict.is_schedulable()
-        })
-    });
-    match found.verdict.outcome {
-        schedulability::Outcome::Schedulable => (Outcome::Schedulable, margin, None),
-        schedulability::Outcome::Undecided(reason) => {
-            (Outcome::Undecided, None, Some(Evidence::Unknown { server, reason: reason.to_string() }))
+    match outcome {
+        schedulability::Outcome::Schedulable => None,
+        schedulability::Outcome::Undecided(reason) => Some(Evidence::Unknown { server, reason: reason.to_string() }),
+        schedulability::Outcome::NotSchedulable(schedulability::Violation::Late {
+            task,
+            job,
+            release,
+            deadline,
+            finish,
+        }) => {
+            let (name, job) = (demands[*task].name.clone(), *job);
+            let (release, deadline, finish) = (*release, *deadline, *finish);
+            Some(Evidence::Late { server, name, job, release, deadline, finish })
         }
-        schedulability::Outcome::NotSchedulable(violation) => {
-            let evidence = match violation {
-                schedulability::Violation::Late { task, job, release, deadline, finish } => {
-                    Evidence::Late { server, name: demands[task].name.clone(), job, release, deadline, finish }
-                }
-                // The exploration gives no other.
-                schedulability::Violation::Utilisation | schedulability::Violation::Demand { .. } => {
-                    Evidence::Utilisation { server }
-                }
-            };
-            (Outcome::NotSchedulable, margin, Some(evidence))
-        }
+        // The exploration gives no other.
+        schedulability::Outcome::NotSchedulable(
+            schedulability::Violation::Utilisation | schedulability::Violation::Demand { .. },
+        ) => Some(Evidence::Utilisation { server }),
     }
 }

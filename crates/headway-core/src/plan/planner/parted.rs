@@ -193,7 +193,17 @@ impl Planner<'_> {
             });
         }
         let name = name(&operations);
-        Ok(PlannedStep { name, server: 0, cost, chunk: Bytes(0), piece: cost, hold: None, batch: None, operations })
+        Ok(PlannedStep {
+            name,
+            server: 0,
+            cost,
+            chunk: Bytes(0),
+            piece: cost,
+            hold: None,
+            bound: None,
+            batch: None,
+            operations,
+        })
     }
 
     /// Refuses a kernel on a core of the CPU whose data is on a GPU.

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 
 use super::demands::{Demand, demands, routes_of, steps_on, window_of};
+use super::explored::explored;
+use super::holds::{Holds, carried};
 use super::{
     Bytes, Domains, EngineId, Nanos, Outcome, PPM, Pipeline, PlanError, PlannedBatch, PlannedStep, Planner, RouteId,
     Server, Source, Strategy, Strength, Verdict, Work, uneven,
 };
-use crate::analysis::schedulability::{self, ChunkFlow, Task};
+use crate::analysis::schedulability::{self, ChunkFlow, Costs, Task};
 use crate::files::machine::{EngineClass, Route};
 use crate::plan::Violation;
 use crate::units::Rate;
@@ -237,14 +239,42 @@ impl Planner<'_> {
                 (name, engines)
             }
         };
-        let mut verdict = verdict_of(&name, &demands(&steps_on(at, pipelines)));
+        let mut verdict = self.verdict_of(&name, &steps_on(at, pipelines));
         if verdict.outcome != Outcome::Schedulable && self.cut(at, pipelines, domains) {
-            verdict = verdict_of(&name, &demands(&steps_on(at, pipelines)));
+            verdict = self.verdict_of(&name, &steps_on(at, pipelines));
         }
         if verdict.outcome == Outcome::Schedulable && self.fit(at, pipelines, domains, verdict.margin_ppm) {
-            verdict = verdict_of(&name, &demands(&steps_on(at, pipelines)));
+            verdict = self.verdict_of(&name, &steps_on(at, pipelines));
         }
         Server { name, engines, in_flight: 1, verdict }
+    }
+
+    /// Tests one server: by Jeffay, Stanat and Martel where jobs run whole and every window is as long as its period, else by
+    /// the demand of all intervals. Both let steps of one stream meet, which their windows keep apart: where all steps are of
+    /// one stream and the tests fail, every schedule of these windows is followed.
+    fn verdict_of(&self, server: &str, steps: &[(&Pipeline, &PlannedStep)]) -> Verdict {
+        let demands = demands(steps);
+        let mut verdict = verdict_of(server, &demands, Holds::for_any(steps));
+        if verdict.outcome != Outcome::NotSchedulable {
+            return verdict;
+        }
+        if carried(steps) > 1 {
+            // Other combinations might pass.
+            verdict.strength = Strength::Sufficient;
+        }
+        let planned: Vec<&Pipeline> = steps.iter().map(|of| of.0).filter(|of| of.source.is_planned()).collect();
+        if !planned.windows(2).any(|two| std::ptr::eq(two[0], two[1]) && two[0].gang.is_none()) {
+            return verdict;
+        }
+        verdict.strength = Strength::Sufficient;
+        if planned.iter().all(|pipeline| std::ptr::eq(*pipeline, planned[0])) {
+            let jitter = self.machine.calibration.as_ref().map_or(Nanos::ZERO, |of| of.jitter);
+            let any_margin = verdict.margin_ppm;
+            verdict = phased(server, &demands, jitter).unwrap_or(verdict);
+            // With a factor that any offsets hold with, these hold.
+            verdict.margin_ppm = verdict.margin_ppm.max(any_margin);
+        }
+        verdict
     }
 
     /// The engines that a step in parts ties, by their names while they are few.
@@ -328,9 +358,47 @@ fn longest(per_engines: &BTreeMap<Vec<EngineId>, Nanos>) -> Option<Nanos> {
     if per_engines.keys().any(|engines| engines.len() > 1) { times.reduce(Nanos::saturating_add) } else { times.max() }
 }
 
-/// Tests one server: by Jeffay, Stanat and Martel where jobs run whole and every window is as long as its period, else by
-/// the demand of all intervals.
-fn verdict_of(server: &str, demands: &[Demand]) -> Verdict {
+/// The verdict on the steps of one stream, where its schedules could be followed: whether it starts now or later is the same.
+fn phased(server: &str, demands: &[Demand], jitter: Nanos) -> Option<Verdict> {
+    // What has no windows got no pieces yet.
+    let demands: Vec<&Demand> = demands.iter().filter(|demand| demand.task.chunk > Nanos::ZERO).collect();
+    let explored = explored(&demands, jitter, Costs::UpToWorst);
+    let (outcome, violation) = match &explored.verdict.outcome {
+        schedulability::Outcome::Schedulable => (Outcome::Schedulable, None),
+        schedulability::Outcome::NotSchedulable(schedulability::Violation::Late {
+            task,
+            release,
+            deadline,
+            finish,
+            ..
+        }) => {
+            let work = finish.saturating_sub(*release);
+            let violation = Violation {
+                server: server.to_owned(),
+                blocker: None,
+                blocking: Nanos::ZERO,
+                interval: deadline.saturating_sub(*release),
+                demand: work,
+                parts: vec![(demands[*task].name.clone(), 1, work)],
+                because: Vec::new(),
+            };
+            (Outcome::NotSchedulable, Some(violation))
+        }
+        schedulability::Outcome::NotSchedulable(_) | schedulability::Outcome::Undecided(_) => return None,
+    };
+    Some(Verdict {
+        outcome,
+        model: format!("periodic steps in chunks, EDF, one chunk in flight; {}", Holds::OneStream.text()),
+        // Costs include the jitter, and the windows are opened as late once more.
+        strength: if jitter == Nanos::ZERO { Strength::Exact } else { Strength::Sufficient },
+        utilisation_ppm: explored.verdict.utilisation_ppm,
+        margin_ppm: explored.margin_ppm,
+        violation,
+        notes: Vec::new(),
+    })
+}
+
+fn verdict_of(server: &str, demands: &[Demand], holds: Holds) -> Verdict {
     let tasks: Vec<Task> = demands.iter().map(|demand| demand.task).collect();
     let whole = tasks.iter().all(|task| task.deadline == task.period && task.chunk == task.cost);
     let test = |tasks: &[Task]| if whole { schedulability::jeffay(tasks) } else { schedulability::chunked(tasks, 1) };
@@ -350,7 +418,7 @@ fn verdict_of(server: &str, demands: &[Demand]) -> Verdict {
     let margin_ppm = (outcome != Outcome::Undecided).then(|| schedulability::margin_ppm(&tasks, test));
     Verdict {
         outcome,
-        model: format!("{}; any offsets, costs from 0 to the worst case", found.model),
+        model: format!("{}; {}", found.model, holds.text()),
         strength: if found.strength == schedulability::Strength::Exact {
             Strength::Exact
         } else {
@@ -366,7 +434,7 @@ fn verdict_of(server: &str, demands: &[Demand]) -> Verdict {
 fn evidence(server: &str, violation: &schedulability::Violation, name: &impl Fn(usize) -> String) -> Violation {
     let server = server.to_owned();
     match violation {
-        // The tests for any offsets never give the second.
+        // The tests for any offsets never give `Late`.
         schedulability::Violation::Utilisation | schedulability::Violation::Late { .. } => Violation {
             server,
             blocker: None,

@@ -199,7 +199,17 @@ impl Planner<'_> {
             Some(self.with_margin(known.launch(bytes, bytes, per_element)))
         });
         let cost = costs.max().unwrap_or_default();
-        PlannedStep { name, server: 0, cost, chunk: Bytes(0), piece: cost, hold: None, batch: None, operations }
+        PlannedStep {
+            name,
+            server: 0,
+            cost,
+            chunk: Bytes(0),
+            piece: cost,
+            hold: None,
+            bound: None,
+            batch: None,
+            operations,
+        }
     }
 
     pub(super) fn route_of(

@@ -98,32 +98,39 @@ fn relaxed(machine: &Machine, network: &Network, cpu: &Cpu, plan: &Plan, server:
     let all = steps_on(server, &plan.pipelines).into_iter().filter(|(pipeline, _)| counts(pipeline));
     let (of_streams, others): (Vec<_>, Vec<_>) = all.partition(|(p, _)| matches!(p.source, Source::Streams(_)));
     let mut tasks: Vec<Task> = demands(&others).into_iter().map(|demand| demand.task).collect();
-    for (pipeline, step) in of_streams {
-        let streams = pipeline.source.streams().iter().map(|&stream| &plan.streams[stream as usize]);
-        if pipeline.gather > Nanos::ZERO {
-            // Other cycles would carry other blocks: count no more than the bytes.
-            for stream in streams {
-                let least = |step: &PlannedStep| {
-                    let times = step.operations.iter().map(|of| bare(machine, network, cpu, stream, of).cost);
-                    times.max().unwrap_or_default().saturating_add(plan.jitter)
-                };
-                let others = pipeline.steps.iter().filter(|other| !std::ptr::eq(*other, step));
-                let rest = others.map(least).fold(Nanos::ZERO, Nanos::saturating_add);
-                for operation in &step.operations {
-                    let task = bare(machine, network, cpu, stream, operation);
-                    tasks.push(Task { deadline: task.deadline.saturating_sub(rest).max(Nanos(1)), ..task });
+    for steps in of_streams.chunk_by(|one, next| std::ptr::eq(one.0, next.0)) {
+        let pipeline = steps[0].0;
+        let here = |step: &PlannedStep| steps.iter().any(|(_, other)| std::ptr::eq(*other, step));
+        // The steps of a packet on this server are one job here: they cannot meet. What the others need at least, its deadline
+        // is shorter by.
+        let others = || pipeline.steps.iter().filter(|other| !here(other));
+        for &stream in pipeline.source.streams() {
+            let stream = &plan.streams[stream as usize];
+            let of = |step: &PlannedStep| {
+                if pipeline.gather == Nanos::ZERO {
+                    // A copy could be cut, a kernel not.
+                    let copies = step.operations.iter().all(|of| matches!(of.work, Work::Copy { .. }));
+                    let chunk = if copies && pipeline.steps.len() > 1 { Nanos(1) } else { step.piece };
+                    return Task { cost: step.cost, period: pipeline.period, deadline: stream.deadline, chunk };
                 }
-            }
-            continue;
-        }
-        let costs = pipeline.steps.iter().fold(Nanos::ZERO, |sum, step| sum.saturating_add(step.cost));
-        let rest = costs.saturating_sub(step.cost);
-        for stream in streams {
-            let deadline = stream.deadline.saturating_sub(rest).max(Nanos(1));
-            // A copy could be cut, a kernel not.
-            let copies = step.operations.iter().all(|of| matches!(of.work, Work::Copy { .. }));
-            let chunk = if copies && pipeline.steps.len() > 1 { Nanos(1) } else { step.piece };
-            tasks.push(Task { cost: step.cost, period: pipeline.period, deadline, chunk });
+                // Other cycles would carry other blocks: count no more than the bytes.
+                let all = step.operations.iter().map(|of| bare(machine, network, cpu, stream, of));
+                let longest = all.max_by_key(|task| task.cost);
+                longest.unwrap_or_else(|| Task {
+                    deadline: stream.deadline,
+                    ..Task::whole(Nanos::ZERO, stream.period, Nanos::ZERO)
+                })
+            };
+            let noticed = if pipeline.gather == Nanos::ZERO { Nanos::ZERO } else { plan.jitter };
+            let least = |step: &PlannedStep| of(step).cost.saturating_add(noticed);
+            let rest = others().map(least).fold(Nanos::ZERO, Nanos::saturating_add);
+            let joined = steps.iter().map(|(_, step)| of(step)).reduce(|sum, next| Task {
+                cost: sum.cost.saturating_add(next.cost),
+                chunk: sum.chunk.max(next.chunk),
+                ..sum
+            });
+            tasks
+                .extend(joined.map(|task| Task { deadline: task.deadline.saturating_sub(rest).max(Nanos(1)), ..task }));
         }
     }
     tasks

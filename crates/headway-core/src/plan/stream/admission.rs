@@ -57,8 +57,9 @@ pub enum Placement {
 }
 
 /// An accepted join.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admitted {
+    pub flow: String,
     /// Number of the message that carries it.
     pub message: u64,
     pub placement: Placement,
@@ -229,6 +230,17 @@ impl Admission {
         Ok(deadline)
     }
 
+    /// Says that cycles which start before `from` were released without the flow that was admitted: it begins with the first
+    /// one after them.
+    pub(super) fn begins_from(&mut self, from: Nanos, mut admitted: Admitted) -> Admitted {
+        if let (Some(message), Some(flow)) = (self.messages.get(&admitted.message), self.flows.get_mut(&admitted.flow))
+        {
+            admitted.effective = message.next_cycle(from.max(admitted.effective));
+            flow.start = admitted.effective;
+        }
+        admitted
+    }
+
     /// The driver says that at `now` no job is released and unfinished. Returns the capacity of the leavers whose last
     /// deadline is not after `now`, and names them.
     pub fn idle(&mut self, now: Nanos) -> Vec<String> {
@@ -341,7 +353,7 @@ impl Admission {
         self.messages.insert(number, after);
         let flow = Flow { message: number, reserve, start: effective, window, last_deadline: None };
         self.flows.insert(request.id.clone(), flow);
-        Admitted { message: number, placement, effective }
+        Admitted { flow: request.id.clone(), message: number, placement, effective }
     }
 
     /// The largest share of its bytes, in tenths of a percent, with which a flow would be accepted.

@@ -248,7 +248,8 @@ impl Node {
             let request =
                 Request { id: part_name(&flow.id, step), blocks: own, period: flow.period, window: flow.window };
             let refused = |source| Refused::Transfers { step, domain: number, source };
-            let Admitted { message, placement, effective } = domain.admission.join(at, &request).map_err(refused)?;
+            let Admitted { message, placement, effective, .. } =
+                domain.admission.join(at, &request).map_err(refused)?;
             let window = match placement {
                 admission::Placement::Grown => domain.admission.messages()[&message].period,
                 admission::Placement::Alone | admission::Placement::Combined { .. } => flow.window,

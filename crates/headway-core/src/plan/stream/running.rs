@@ -85,8 +85,16 @@ impl Domain {
     pub fn join(&mut self, now: Nanos, request: &Request) -> Result<Admitted, Refused> {
         self.advance(now);
         let admitted = self.admission.join(self.undecided(), request)?;
+        Ok(self.begin(admitted))
+    }
+
+    /// Releases the message of a flow that was admitted, and says which cycle is the first that carries it.
+    fn begin(&mut self, admitted: Admitted) -> Admitted {
+        // Jobs of this instant may have been released before the flow came, with the blocks of then.
+        let released = self.releases.get(&admitted.message).copied().unwrap_or_default();
+        let admitted = self.admission.begins_from(self.undecided().max(released), admitted);
         self.releases.entry(admitted.message).or_insert(admitted.effective);
-        Ok(admitted)
+        admitted
     }
 
     /// Gives out a copy of the admission, on which a join can be computed elsewhere while jobs go on. Until
@@ -105,10 +113,7 @@ impl Domain {
         self.held = false;
         let (admission, admitted) = joined?;
         self.admission = admission;
-        // The first cycle that has not begun, should the computation have taken longer than its lead.
-        let first = self.admission.messages()[&admitted.message].next_cycle(self.undecided().max(admitted.effective));
-        self.releases.entry(admitted.message).or_insert(first);
-        Ok(admitted)
+        Ok(self.begin(admitted))
     }
 
     /// Lets a flow leave; its last job's deadline.
@@ -207,7 +212,7 @@ mod tests {
     use super::*;
     use crate::files::machine::{RouteId, shipped};
     use crate::models::interconnect::Network;
-    use crate::plan::stream::admission::LIMITS;
+    use crate::plan::stream::admission::{LIMITS, Placement};
     use crate::units::Bytes;
 
     const MS: u64 = 1_000_000;
@@ -242,6 +247,35 @@ mod tests {
         domain.poll_start(Nanos(0)).unwrap();
         let late = domain.join(Nanos(0), &request("late", 4 * MS, 1_000)).unwrap();
         assert!(late.effective > Nanos(0), "{late:?}");
+    }
+
+    #[test]
+    fn the_first_cycle_that_a_joiner_is_told_of_carries_it() {
+        for (elsewhere, now) in [(false, 3), (false, 4), (true, 3), (true, 4), (true, 9)] {
+            let mut domain = domain();
+            domain.join(Nanos(0), &request("first", 3 * MS, 1_000_000)).unwrap();
+            // A long job keeps the server busy when the joiner comes.
+            domain.poll_start(Nanos(0)).unwrap();
+            let (now, asked) = (Nanos(now * MS), request("second", 6 * MS, 1_000));
+            let admitted = if elsewhere {
+                let mut copy = domain.suspend();
+                let joined = copy.join(Nanos(3 * MS), &asked).map(|admitted| (copy, admitted));
+                domain.resume(now, joined).unwrap()
+            } else {
+                domain.join(now, &asked).unwrap()
+            };
+            assert_ne!(admitted.placement, Placement::Alone);
+            domain.ended(now);
+            let mut bytes = BTreeMap::new();
+            for at in now.0 / MS..20 {
+                while let Some(job) = domain.poll_start(Nanos(at * MS)) {
+                    bytes.insert(job.release, job.blocks[0].bytes.0);
+                    domain.ended(Nanos(at * MS));
+                }
+            }
+            let first = bytes.iter().find(|(_, bytes)| **bytes > 1_000_000).map(|(at, _)| *at);
+            assert_eq!(first, Some(admitted.effective), "{elsewhere} {now}: {bytes:?}");
+        }
     }
 
     #[test]
