@@ -214,7 +214,8 @@ pub fn run(
     }
     let place = options.place(&plan.workload.name, source);
     let outlet = Outlet::create(&place)?;
-    let mut ran = execute(&mut chosen, &plan, &workload.value, options, &outlet, &mut progress)?;
+    let mut ran = execute(&mut chosen, &plan, &workload.value, options, &outlet, &mut progress)
+        .map_err(|error| located(error, &plan, workload))?;
     let padded = ran.intake.shares().iter().filter(|share| share.padding > 0).count();
     if padded > 0 {
         warnings.push(format!(
@@ -262,6 +263,20 @@ pub(crate) fn publish(
         warnings.push(format!("they are in `{}`: `{}` was there before, and stays", folder.display(), place.display()));
     }
     Ok(folder)
+}
+
+/// What no device runs, at its place in the workload's file.
+fn located(error: Error, plan: &Plan, workload: &Loaded<Workload>) -> Error {
+    let Error::Run(run) = &error else { return error };
+    let RunError::Unsupported { pipeline, step, .. } = run.as_ref() else { return error };
+    let place = match plan.streams.iter().find(|stream| stream.pipeline == *pipeline) {
+        Some(stream) => {
+            let steps = format!("stream.{}.steps", stream.id);
+            step.map_or(steps.clone(), |step| format!("{steps}.{step}"))
+        }
+        None => format!("message.{}", plan.pipelines[*pipeline as usize].name),
+    };
+    Error::from(workload.error_at(&place, run.to_string(), None))
 }
 
 /// Compares what the streams wrote with the CPU's result, and returns how many there are.
