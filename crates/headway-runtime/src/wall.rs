@@ -311,7 +311,10 @@ pub fn run_work(
         drop(driver);
         let sunk = sink.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let written = match (sunk, &driven) {
-            (Some(feed::Sunk { mut collect, kept }), Ok(_) | Err(RunError::Interrupted { .. } | RunError::Stopped { .. })) => {
+            (
+                Some(feed::Sunk { mut collect, kept }),
+                Ok(_) | Err(RunError::Interrupted { .. } | RunError::Stopped { .. }),
+            ) => {
                 buffers.read_back(plan, devices, &kept, collect.as_mut())?;
                 collect.finish()?
             }

@@ -4,11 +4,11 @@
 use std::cell::Cell;
 use std::path::Path;
 
-use headway::Error;
 use headway::plan::{Outcome, PlanOptions};
 use headway::run::{Backend, RunOptions, RunReport};
 use headway::units::Nanos;
 use headway::workload::{Loaded, Workload, parse};
+use headway::{Diagnosis, Error};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 
@@ -81,7 +81,8 @@ fn parted() -> impl Strategy<Value = String> {
 fn message() -> impl Strategy<Value = String> {
     let way = prop::sample::select(vec![("host", "gpu0"), ("gpu1", "host"), ("gpu0", "gpu1")]);
     let block = (way, prop::sample::select(vec!["1 B", "4 KiB", "300 KiB"]));
-    let block = block.prop_map(|((from, to), bytes)| format!("{{ from = \"{from}\", to = \"{to}\", bytes = \"{bytes}\" }}"));
+    let block =
+        block.prop_map(|((from, to), bytes)| format!("{{ from = \"{from}\", to = \"{to}\", bytes = \"{bytes}\" }}"));
     let times = (prop::sample::select(vec![2u64, 5, 10]), prop::option::of(1..=1u64));
     (times, prop::collection::vec(block, 1..=2)).prop_map(|((period, late), blocks)| {
         let late = late.map_or_else(String::new, |late| format!("late = \"{late} ms\"\n"));
@@ -127,14 +128,16 @@ fn ended(text: &str) -> Result<Ended, TestCaseError> {
             prop_assert_eq!(report.messages.moved, report.messages.equal);
             Ok(Ended::Equal)
         }
-        Err(Error::File(error)) if error.line > 1 && error.message.contains("cannot run on devices") => Ok(Ended::Refused),
+        Err(Error::File(error)) if error.line > 1 && error.message.contains("cannot run on devices") => {
+            Ok(Ended::Refused)
+        }
         Err(error) => Err(TestCaseError::fail(format!("{error:?}"))),
     }
 }
 
 #[test]
 fn what_a_plan_accepts_runs_or_is_refused_with_its_place() {
-    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(40);
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(32);
     let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
     let equal = Cell::new(0);
     let tried = runner.run(&workload(), |text| {
@@ -152,7 +155,8 @@ fn of(text: &str) -> Ended {
     ended(text).unwrap_or_else(|error| panic!("{error}"))
 }
 
-const ENDS: &str = "name = \"ends\"\n[[stream]]\nid = \"frames\"\npacket = \"4 KiB\"\nperiod = \"2 ms\"\ndeadline = \"1 ms\"\n";
+const ENDS: &str =
+    "name = \"ends\"\n[[stream]]\nid = \"frames\"\npacket = \"4 KiB\"\nperiod = \"2 ms\"\ndeadline = \"1 ms\"\n";
 
 #[test]
 fn a_pipeline_begins_and_ends_on_the_host_or_on_a_gpu() {
@@ -177,4 +181,54 @@ fn blocks_for_which_a_gpu_has_no_room_are_refused_with_the_longest_run() {
     let Error::File(error) = error else { panic!("{error:?}") };
     assert_eq!((error.line, error.source_line.starts_with("steps")), (7, true), "{error}");
     assert!(error.message.contains("give a `--duration` of at most"), "{error}");
+}
+
+#[test]
+fn times_alone_are_those_of_a_simulation_with_contents() {
+    let workload = headway::workload::open(Path::new("../../workloads/two-gpus.toml")).unwrap();
+    let log = |time_only| {
+        let out = tempfile::tempdir().unwrap();
+        let options = RunOptions {
+            backend: Backend::Sim,
+            machine: Some(MACHINE.to_owned()),
+            out: Some(out.path().join("out")),
+            duration: Some(Nanos(50_000_000)),
+            time_only,
+            ..RunOptions::default()
+        };
+        let report = headway::run::run(&workload, &options, |_| {}).unwrap();
+        assert_eq!(report.verified, if time_only { 0 } else { 2 });
+        let written = std::fs::metadata(report.folder.join("streams/chain.bin")).unwrap().len();
+        assert_eq!(written > 0, !time_only);
+        std::fs::read(report.folder.join("run.jsonl")).unwrap()
+    };
+    assert!(log(true) == log(false), "the logs differ");
+}
+
+#[test]
+fn a_run_whose_log_no_memory_holds_is_refused_before_it_begins() {
+    let text = "name = \"huge\"\n[[message]]\nid = \"m\"\nperiod = \"2 ms\"\n\
+                blocks = [{ from = \"gpu0\", to = \"host\", bytes = \"1 MB\" }]\n";
+    let workload = parse("huge.toml", text).unwrap();
+    let out = tempfile::tempdir().unwrap();
+    let error = run(&workload, Backend::Sim, Nanos(1_000_000 * 1_000_000_000), out.path()).unwrap_err();
+    let Error::TooLong { records, needed, longest, .. } = error else { panic!("{error:?}") };
+    assert!(records > 1_000_000_000 && needed.0 > 100 << 30 && longest > Nanos(0), "{records} {needed} {longest}");
+    assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn more_than_an_emulated_gpu_holds_is_refused_with_a_remedy() {
+    let mut text = String::from("name = \"heavy\"\n");
+    for number in 0..8 {
+        text.push_str(&format!(
+            "[[stream]]\nid = \"cam{number}\"\npacket = \"12 MB\"\nperiod = \"30 ms\"\ndeadline = \"100 ms\"\ngpu = \"gpu0\"\n\
+             steps = [{{ copy = \"host -> gpu\" }}, {{ compute = \"spin\" }}, {{ copy = \"gpu -> host\" }}]\n"
+        ));
+    }
+    let workload = parse("heavy.toml", &text).unwrap();
+    let out = tempfile::tempdir().unwrap();
+    let error = run(&workload, Backend::Emu, Nanos(30_000_000), out.path()).unwrap_err();
+    let help = error.help().unwrap_or_else(|| panic!("no remedy: {error:?}"));
+    assert!(help.contains("smaller packets") && help.contains("--backend sim"), "{help}");
 }

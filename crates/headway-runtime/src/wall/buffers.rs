@@ -66,13 +66,7 @@ struct BlockBuffers {
 
 impl BlockBuffers {
     /// Claims `range` of the block that a piece's cycle has after so many steps.
-    fn claim(
-        &self,
-        piece: &Piece,
-        steps: usize,
-        range: Range<usize>,
-        access: Access,
-    ) -> Result<Span, DeviceError> {
+    fn claim(&self, piece: &Piece, steps: usize, range: Range<usize>, access: Access) -> Result<Span, DeviceError> {
         match (&self.first, &self.last) {
             (Some(first), _) if steps == 0 => first.claim(piece.cycle, range, access),
             (_, Some(last)) if steps == self.steps.len() => last.claim(piece.cycle, range, access),

@@ -86,7 +86,8 @@ impl PartedBuffers {
                 let (on, memory) = on(plan, number, step, index, devices, kernels)?;
                 if let (On::Copy(CopyPath { from: Some(_), .. }), Memory::Host) = (&on, places[part]) {
                     let object = format!("part {} of the packets of pipeline `{}`", part + 1, pipeline.name);
-                    let reason = "it begins on a GPU, where nothing brings it; let its first copy start at `host`".to_owned();
+                    let reason =
+                        "it begins on a GPU, where nothing brings it; let its first copy start at `host`".to_owned();
                     return Err(RunError::Unsupported { pipeline: number, step: Some(step as u32), object, reason });
                 }
                 places[part] = memory;
