@@ -450,12 +450,6 @@ struct Parts<'a> {
     scatterer: Scatterer,
 }
 
-/// What a simulation does with bytes.
-enum Contents {
-    All(HostPayload),
-    None(TimeOnly),
-}
-
 /// What a driver brought back.
 struct Driven {
     records: Vec<Record>,
@@ -499,13 +493,6 @@ impl Parts<'_> {
         };
         let total = span(self.plan, &self.header.cycles);
         let interrupt = Arc::clone(&options.interrupt);
-        let contents = match options.time_only {
-            true => Contents::None(TimeOnly::new(self.gatherer, interrupt)),
-            false => {
-                let plan = Arc::clone(self.plan);
-                Contents::All(HostPayload::new(plan, self.kernels, self.gatherer, self.scatterer, interrupt)?)
-            }
-        };
         let mut records = Vec::new();
         let mut reported = Nanos::ZERO;
         let mut log = |record: &Record| {
@@ -516,11 +503,13 @@ impl Parts<'_> {
                 progress(Progress { phase: "simulating", done, total: total.0 });
             }
         };
-        let (ended, left) = match contents {
-            Contents::None(mut payload) => (simulate(self.plan, self.machine, &run, &mut payload, &mut log), None),
-            Contents::All(mut payload) => {
-                (simulate(self.plan, self.machine, &run, &mut payload, &mut log), Some(payload))
-            }
+        let mut contents = None;
+        let ended = if options.time_only {
+            simulate(self.plan, self.machine, &run, &mut TimeOnly::new(self.gatherer, interrupt), &mut log)
+        } else {
+            let plan = Arc::clone(self.plan);
+            let all = HostPayload::new(plan, self.kernels, self.gatherer, self.scatterer, interrupt)?;
+            simulate(self.plan, self.machine, &run, contents.insert(all), &mut log)
         };
         let incomplete = match ended {
             Ok(_) => None,
@@ -528,7 +517,7 @@ impl Parts<'_> {
             Err(SimError::Stopped { stream, packet, by }) => Some(Incomplete::Stopped { stream, packet, by }),
             Err(error) => return Err(error.into()),
         };
-        left.map(HostPayload::finish).transpose()?;
+        contents.map(HostPayload::finish).transpose()?;
         Ok(Driven { records, compared: Compared::default(), incomplete, cpu: None })
     }
 
