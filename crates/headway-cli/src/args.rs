@@ -194,6 +194,9 @@ pub(crate) struct RunArgs {
     /// Do not compare the outputs with the CPU's result
     #[arg(long)]
     pub(crate) no_verify: bool,
+    /// Simulate times alone: move, compute and compare nothing, and leave the streams' files empty
+    #[arg(long)]
+    pub(crate) time_only: bool,
     /// Scheduling class of the threads that drive devices; auto: the strongest that the system permits
     #[arg(long, value_name = "CLASS", default_value = "auto", value_parser = word(RequestedClass::WORDS))]
     pub(crate) cpu_class: RequestedClass,

@@ -156,9 +156,11 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
         seed: args.seed,
         force: args.force,
         verify: !args.no_verify,
+        time_only: args.time_only,
         cpu_class: args.cpu_class,
         keep: Keep { sample: args.sample_max, log: args.log_max, traced: args.trace_max, ..Keep::default() },
         interrupt,
+        notify: if out.quiet { |_| {} } else { |text| eprintln!("note: {text}") },
     };
     if workload.value.sharing.is_some() {
         return sharing::run(out, &workload, &options);

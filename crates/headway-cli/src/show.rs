@@ -13,7 +13,7 @@ use headway::plan::{
     Strength, Violation, Work, failing, rate_alone,
 };
 use headway::report::{PAGE, TRACE};
-use headway::run::{RequestedClass, RunReport};
+use headway::run::{RequestedClass, RunReport, Source as RanOn};
 use headway::units::{Bytes, Nanos, Rate};
 use headway_measure::bench::Target;
 
@@ -394,6 +394,12 @@ pub(crate) fn run(report: &RunReport, args: &RunArgs) -> String {
     let mut text = report.summary.table(width());
     let _ = writeln!(text);
     imitation(&mut text, report.imitates.as_deref());
+    if report.summary.source == RanOn::Sim {
+        text.push_str(
+            "simulated one trace at the machine's typical rates, without the margin and the jitter that the plan adds; another \
+             `--seed` changes data, urgent requests and late producers, not costs. `headway plan` answers for the worst case\n",
+        );
+    }
     if report.verified > 0 {
         let streams = if report.verified == 1 {
             "1 stream equals".to_owned()
@@ -453,7 +459,7 @@ fn again(report: &RunReport, args: &RunArgs) -> String {
     option("sample-max", args.sample_max.map(|bytes| format!("'{} B'", bytes.0)));
     option("log-max", (args.log_max != usual.log).then(|| format!("'{} B'", args.log_max.0)));
     option("trace-max", (args.trace_max != usual.traced).then(|| args.trace_max.to_string()));
-    for (name, given) in [("force", args.force), ("no-verify", args.no_verify)] {
+    for (name, given) in [("force", args.force), ("no-verify", args.no_verify), ("time-only", args.time_only)] {
         if given {
             let _ = write!(command, " --{name}");
         }

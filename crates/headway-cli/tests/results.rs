@@ -75,6 +75,7 @@ fn a_slot_that_had_nothing_to_carry_is_no_job() {
     let run = ["run", "empty.toml", "--machine", "h200-x1", "--backend", "sim", "--out", "results"];
     let answer = headway(place.path(), &run).exits(0);
     assert!(answer.out.starts_with("all 8 deadlines held [sim]"), "{}", answer.out);
+    assert!(answer.out.contains("\nsimulated one trace at the machine's typical rates, "), "{}", answer.out);
     assert!(answer.out.contains("\n  8 of 8 jobs of messages, 8 MB, in "), "{}", answer.out);
     let log = fs::read_to_string(place.path().join("results/run.jsonl")).unwrap();
     assert!(log.contains("\"empty\""), "no slot was empty");

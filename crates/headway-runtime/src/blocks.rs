@@ -241,6 +241,20 @@ impl Gatherer {
         Ok(Gathered { block: planned.reserve, longest_portion: Bytes(longest) })
     }
 
+    /// What [`Gatherer::gather`] packs for `cycle`, without its bytes.
+    #[must_use]
+    pub fn sizes(&self, pipeline: u32, cycle: u64) -> Gathered {
+        let planned = &self.plan.pipelines[pipeline as usize];
+        let lens = self.lens(pipeline, cycle);
+        let longest = lens.iter().copied().max().unwrap_or(0);
+        match &planned.source {
+            Source::Sharded(sharded) => Gathered { block: planned.reserve, longest_portion: sharded.sharding.item },
+            _ if longest == 0 => Gathered::default(),
+            Source::Parts(_) => Gathered { block: planned.reserve, longest_portion: Bytes(longest) },
+            _ => Gathered { block: block::block_bytes(lens), longest_portion: Bytes(longest) },
+        }
+    }
+
     /// Packs the block of `cycle` into the start of `buffer`.
     ///
     /// # Errors

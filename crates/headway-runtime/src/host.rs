@@ -89,6 +89,40 @@ impl HostPayload {
     }
 }
 
+/// Says how many bytes there are, and touches none.
+pub struct TimeOnly {
+    gatherer: Gatherer,
+    interrupt: Arc<AtomicBool>,
+}
+
+impl TimeOnly {
+    /// For what `gatherer` would pack; asks for the end once `interrupt` is true.
+    #[must_use]
+    pub fn new(gatherer: Gatherer, interrupt: Arc<AtomicBool>) -> Self {
+        Self { gatherer, interrupt }
+    }
+}
+
+impl Payload for TimeOnly {
+    type Error = HostError;
+
+    fn interrupted(&self) -> bool {
+        self.interrupt.load(Ordering::Relaxed)
+    }
+
+    fn gather(&mut self, pipeline: u32, cycle: u64) -> Result<Gathered, HostError> {
+        Ok(self.gatherer.sizes(pipeline, cycle))
+    }
+
+    fn execute(&mut self, _piece: &Piece) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    fn deliver(&mut self, _pipeline: u32, _cycle: u64) -> Result<(), HostError> {
+        Ok(())
+    }
+}
+
 impl Payload for HostPayload {
     type Error = HostError;
 

@@ -13,6 +13,7 @@ mod pace;
 mod parted;
 mod piece;
 mod requests;
+mod resident;
 mod sharded;
 mod stage;
 
@@ -48,7 +49,14 @@ pub use requests::{Ends, NotTaken, Request, RequestOutcome, Requests};
 pub enum RunError {
     /// The plan needs something that this driver does not do.
     #[error("{object} cannot run on devices: {reason}")]
-    Unsupported { object: String, reason: &'static str },
+    Unsupported {
+        /// By position in the plan.
+        pipeline: u32,
+        /// Where it is one of the pipeline's steps.
+        step: Option<u32>,
+        object: String,
+        reason: String,
+    },
     /// The plan has more GPUs than there are devices.
     #[error("the plan uses GPU {gpu}, but only {devices} devices are open")]
     NoDevice {
@@ -249,7 +257,9 @@ pub fn run_work(
     mut progress: impl FnMut(Nanos),
 ) -> Result<WallOutcome, RunError> {
     let Work { plan, kernels, cycles, packets, mut supply, collect, inputs, requests } = work;
-    let buffers = Arc::new(Buffers::new(plan, devices, kernels, &cycles, options.spare_cycles)?);
+    let mut buffers = Buffers::new(plan, devices, kernels, &cycles, options.spare_cycles)?;
+    buffers.bring(plan, devices, &cycles, supply.as_mut())?;
+    let buffers = Arc::new(buffers);
     prepare(plan, &buffers, supply.as_mut())?;
     let (inbox, messages) = mpsc::channel();
     let classes = Classes::new(options.class);
@@ -299,10 +309,20 @@ pub fn run_work(
         let (cpus, (woken, noticed)) = (driver.cores.cpus.clone(), driver.pace.lateness());
         // Closing the channels ends the sink after what was delivered, and the feeder at its next message.
         drop(driver);
-        let written = sink.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let sunk = sink.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let written = match (sunk, &driven) {
+            (
+                Some(feed::Sunk { mut collect, kept }),
+                Ok(_) | Err(RunError::Interrupted { .. } | RunError::Stopped { .. }),
+            ) => {
+                buffers.read_back(plan, devices, &kept, collect.as_mut())?;
+                collect.finish()?
+            }
+            _ => Vec::new(),
+        };
         let cpu = cpu::Use { asked: classes.requested(), threads: classes.threads(), woken, noticed };
         let times = driven.map_err(|error| error.with_use(&cpu))?;
-        Ok((written?, times, cpus, cpu))
+        Ok((written, times, cpus, cpu))
     });
     devices.iter_mut().for_each(|device| device.set_classes(None));
     let (written, (epoch, end), cpus, cpu) = ran?;

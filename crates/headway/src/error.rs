@@ -9,7 +9,7 @@ use headway_broker::{ClientError, ServerError};
 use headway_core::files::error::FileError;
 use headway_core::log::Incomplete;
 use headway_core::plan::planner::PlanError;
-use headway_core::units::Nanos;
+use headway_core::units::{Bytes, Nanos};
 use headway_device::{DeviceError, WorkError};
 use headway_os::OsError;
 use headway_runtime::blocks::DataError;
@@ -88,6 +88,27 @@ pub enum Error {
         /// Most that is written.
         max: u64,
     },
+    /// The log of a run would take more memory than there is.
+    #[error(
+        "a run of {span} keeps about {records} records in memory, which take {needed}, and this computer has {available} left; \
+         choose a `--duration` of at most {longest}"
+    )]
+    TooLong {
+        /// Length of the run.
+        span: Nanos,
+        records: u128,
+        /// What they take.
+        needed: Bytes,
+        /// Half of it may be taken.
+        available: Bytes,
+        /// The longest run that may be.
+        longest: Nanos,
+    },
+    /// A workload or machine file is larger than those that are read.
+    #[error(
+        "`{path}` has more than {max}; reading takes about 40 times as much memory: divide what it says among several files"
+    )]
+    TooLarge { path: PathBuf, max: Bytes },
     /// The output cannot be written.
     #[error(transparent)]
     Output(#[from] OutputError),
@@ -245,6 +266,11 @@ pub trait Diagnosis: std::error::Error {
     }
 }
 
+/// Whether buffers did not fit the memory of a device, or of this process.
+fn is_out_of_memory(error: &RunError) -> bool {
+    matches!(error, RunError::Prepare { source: DeviceError::OutOfMemory { .. }, .. })
+}
+
 impl Diagnosis for Error {
     fn kind(&self) -> &'static str {
         match self {
@@ -256,6 +282,8 @@ impl Diagnosis for Error {
             Self::NotAccepted { .. } => "not-accepted",
             Self::Input(_) => "input",
             Self::Sample { .. } => "sample",
+            Self::TooLong { .. } => "too-long",
+            Self::TooLarge { .. } => "too-large",
             Self::Output(_) => "output",
             Self::Data(_) => "data",
             Self::Library(_) | Self::Kernel(_) => "kernel",
@@ -313,6 +341,10 @@ impl Diagnosis for Error {
                 }
                 _ => "nothing was kept; choose another folder with `--out`",
             },
+            Self::Run(error) if is_out_of_memory(error) => {
+                "every stream holds blocks of all cycles under way: take fewer streams, smaller packets or shorter deadlines; \
+                 an emulated GPU has 1 GiB, and `--backend sim` needs no memory of GPUs"
+            }
             Self::NotAlone => {
                 "call `mps::join` first of all; or set `CUDA_MPS_PIPE_DIRECTORY` where the program is started"
             }

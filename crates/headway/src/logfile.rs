@@ -1,11 +1,12 @@
 //! Log files of runs: text, or compressed where they are long and the feature `gzip` is on.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 #[cfg(feature = "gzip")]
 use flate2::{Compression, bufread::MultiGzDecoder, write::GzEncoder};
+use headway_core::units::Bytes;
 use headway_runtime::outlet::{OutFile, Outlet, OutputError};
 use headway_trace::{Log, LogWriter};
 
@@ -45,7 +46,8 @@ pub(crate) fn open(path: &Path) -> Result<(Box<dyn BufRead>, PathBuf), Error> {
     let error = |source| Error::Read { path: path.clone(), source };
     let mut file = BufReader::with_capacity(1 << 16, File::open(&path).map_err(error)?);
     let packed = file.fill_buf().map_err(error)?.starts_with(&MAGIC);
-    let log = if packed { unpacked(file).map_err(error)? } else { Box::new(file) };
+    let log: Box<dyn BufRead> = if packed { unpacked(file).map_err(error)? } else { Box::new(file) };
+    let log = Box::new(Lines::new(log));
     Ok((log, path))
 }
 
@@ -68,6 +70,53 @@ fn unpacked(file: BufReader<File>) -> io::Result<Box<dyn BufRead>> {
 fn unpacked(_file: BufReader<File>) -> io::Result<Box<dyn BufRead>> {
     let text = "the log is compressed, and this program was built without `headway`'s feature `gzip`; `gunzip` it";
     Err(io::Error::new(io::ErrorKind::Unsupported, text))
+}
+
+/// Bytes of a line of a log. The first one has the plan, some hundred bytes for each stream.
+const LINE_MAX: u64 = 256 << 20;
+
+/// Ends with an error where a line is longer than any line of a log, before whoever reads it has taken memory for it.
+pub(crate) struct Lines<R> {
+    input: R,
+    /// Bytes since the last end of a line.
+    line: u64,
+    max: u64,
+}
+
+impl<R: BufRead> Lines<R> {
+    pub(crate) fn new(input: R) -> Self {
+        Self { input, line: 0, max: LINE_MAX }
+    }
+}
+
+impl<R: BufRead> Read for Lines<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.fill_buf()?.read(buffer)?;
+        self.consume(read);
+        Ok(read)
+    }
+}
+
+impl<R: BufRead> BufRead for Lines<R> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.line > self.max {
+            let text = format!("a line is longer than {}, which no line of a log is", Bytes(self.max));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        self.input.fill_buf()
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        // What was read lies in the buffer until it is consumed; an error was reported when it was filled.
+        if let Ok(read) = self.input.fill_buf() {
+            let read = &read[..bytes.min(read.len())];
+            self.line = match read.iter().rposition(|&byte| byte == b'\n') {
+                Some(end) => (read.len() - end - 1) as u64,
+                None => self.line + read.len() as u64,
+            };
+        }
+        self.input.consume(bytes);
+    }
 }
 
 /// A log under construction.
@@ -156,4 +205,25 @@ pub(crate) fn write(outlet: &Outlet, log: &Log, keep: &Keep) -> Result<(&'static
         )
     });
     Ok((name, left_out))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_without_end_is_an_error_before_it_is_held() {
+        let lines = |text: &'static [u8]| Lines { input: BufReader::with_capacity(4, text), line: 0, max: 10 };
+        let mut held = String::new();
+        let ended = lines(b"1234567\n12345678\n1").read_to_string(&mut held);
+        assert_eq!((ended.unwrap(), held.as_str()), (18, "1234567\n12345678\n1"));
+        let mut held = Vec::new();
+        let mut endless = Lines { input: BufReader::with_capacity(4, io::repeat(b'x')), line: 0, max: 10 };
+        let error = endless.read_until(b'\n', &mut held).unwrap_err();
+        assert!(
+            error.to_string().contains("a line is longer than 10 B") && held.len() <= 14,
+            "{error}: {}",
+            held.len()
+        );
+    }
 }

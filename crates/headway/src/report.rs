@@ -165,13 +165,13 @@ pub fn open_broker(path: &Path) -> Result<Option<broker::Log>, Error> {
         return Ok(None);
     }
     let file = File::open(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-    Ok(Some(broker::Log::read(BufReader::new(file), &path.display().to_string())?))
+    Ok(Some(broker::Log::read(logfile::Lines::new(BufReader::new(file)), &path.display().to_string())?))
 }
 
 /// Whether the first line with anything in it is one of a broker.
 fn begins_broker(path: &Path) -> Result<bool, Error> {
     let file = File::open(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-    let lines = BufReader::new(file).lines().take(FIRST_LINES);
+    let lines = logfile::Lines::new(BufReader::new(file)).lines().take(FIRST_LINES);
     // What is no text is no log of any kind; whoever reads it as one says so.
     let first = lines.map_while(Result::ok).find(|line| !line.trim().is_empty());
     Ok(first.is_some_and(|line| Line::begins(&line)))

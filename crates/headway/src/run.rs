@@ -1,20 +1,23 @@
 //! Plans a workload and runs it: in virtual time, on the emulated device, or on GPUs.
 
 mod devices;
+mod foresight;
 mod inputs;
 pub mod tasks;
 
 use std::collections::BTreeSet;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::thread;
 
 use headway_core::decisions::dispatch::{Event, Limits};
 use headway_core::files::error::Loaded;
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::{Sharding, Workload};
-pub use headway_core::log::Incomplete;
-use headway_core::log::{Header, Record, SCHEMA, Source, What};
+use headway_core::log::{Header, Record, SCHEMA, What};
+pub use headway_core::log::{Incomplete, Source};
 use headway_core::models::cpu;
 pub use headway_core::models::cpu::RequestedClass;
 use headway_core::plan::planner::PlanOptions;
@@ -23,7 +26,7 @@ use headway_core::units::{Bytes, Nanos};
 use headway_device::Engines;
 use headway_kernels::Shipped;
 use headway_runtime::blocks::{Gatherer, Scatterer, output_name};
-use headway_runtime::host::HostPayload;
+use headway_runtime::host::{HostPayload, TimeOnly};
 use headway_runtime::intake::{Intake, Share};
 use headway_runtime::kernels::Kernels;
 use headway_runtime::outlet::{MARK, Outlet, PART, file_name};
@@ -76,12 +79,16 @@ pub struct RunOptions {
     pub force: bool,
     /// Compare every stream with the CPU's result.
     pub verify: bool,
+    /// Simulate times alone: nothing is moved, computed or compared, and the streams' files stay empty.
+    pub time_only: bool,
     /// The scheduling class of the threads that drive devices.
     pub cpu_class: RequestedClass,
     /// How much is kept on disk.
     pub keep: Keep,
     /// Ends the run early when it becomes true; what it did until then is kept.
     pub interrupt: Arc<AtomicBool>,
+    /// Is called, before a run begins, with what it will take of this computer, where that is much.
+    pub notify: fn(&str),
 }
 
 impl Default for RunOptions {
@@ -98,9 +105,11 @@ impl Default for RunOptions {
             seed: None,
             force: false,
             verify: true,
+            time_only: false,
             cpu_class: RequestedClass::Auto,
             keep: Keep::default(),
             interrupt: Arc::new(AtomicBool::new(false)),
+            notify: |_| {},
         }
     }
 }
@@ -217,9 +226,16 @@ pub fn run(
     if source == Source::Sim && options.cpu_class != RequestedClass::Auto {
         warnings.push("a simulation drives no devices: the scheduling class has no effect".to_owned());
     }
+    if options.time_only && source != Source::Sim {
+        return Err(Error::Options("`--time-only` is for simulations: add `--backend sim`"));
+    }
+    if options.time_only && options.input.is_some() {
+        return Err(Error::Options("`--time-only` reads nothing: leave out `--input`"));
+    }
     let place = options.place(&plan.workload.name, source);
     let outlet = Outlet::create(&place)?;
-    let mut ran = execute(&mut chosen, &plan, &workload.value, options, &outlet, &mut progress)?;
+    let mut ran = execute(&mut chosen, &plan, &workload.value, options, &outlet, &mut progress)
+        .map_err(|error| located(error, &plan, workload))?;
     let padded = ran.intake.shares().iter().filter(|share| share.padding > 0).count();
     if padded > 0 {
         warnings.push(format!(
@@ -228,7 +244,7 @@ pub fn run(
         ));
     }
     let mut verified = 0;
-    if options.verify && ran.log.incomplete().is_none() {
+    if options.verify && !options.time_only && ran.log.incomplete().is_none() {
         match compare(&ran, &plan, options, &outlet, &mut warnings, &mut progress) {
             Ok(streams) => verified = streams,
             // What was not compared must not look as if it was.
@@ -239,7 +255,11 @@ pub fn run(
     progress(Progress { phase: "writing", done: 0, total: 1 });
     let outputs = outputs(&plan, &ran.log, &outlet)?;
     let (name, cut) = logfile::write(&outlet, &ran.log, &options.keep)?;
-    let left_out = cut.into_iter().chain(bounded(&plan, &ran, verified > 0)).collect();
+    let streams = match options.time_only {
+        true => Some("streams/ has no bytes: nothing was computed or compared (`--time-only`)".to_owned()),
+        false => bounded(&plan, &ran, verified > 0),
+    };
+    let left_out = cut.into_iter().chain(streams).collect();
     let summary = report::draw(&outlet, &ran.log, options.keep.traced, left_out)?;
     outlet.write("workload.toml", workload.source.text.as_bytes())?;
     outlet.write("plan.json", &report::json(&*plan))?;
@@ -267,6 +287,20 @@ pub(crate) fn publish(
         warnings.push(format!("they are in `{}`: `{}` was there before, and stays", folder.display(), place.display()));
     }
     Ok(folder)
+}
+
+/// What no device runs, at its place in the workload's file.
+fn located(error: Error, plan: &Plan, workload: &Loaded<Workload>) -> Error {
+    let Error::Run(run) = &error else { return error };
+    let RunError::Unsupported { pipeline, step, .. } = run.as_ref() else { return error };
+    let place = match plan.streams.iter().find(|stream| stream.pipeline == *pipeline) {
+        Some(stream) => {
+            let steps = format!("stream.{}.steps", stream.id);
+            step.map_or(steps.clone(), |step| format!("{steps}.{step}"))
+        }
+        None => format!("message.{}", plan.pipelines[*pipeline as usize].name),
+    };
+    Error::from(workload.error_at(&place, run.to_string(), None))
 }
 
 /// Compares what the streams wrote with the CPU's result, and returns how many there are.
@@ -353,6 +387,7 @@ pub fn execute(
         }
     };
     let left = Left::default();
+    let cpus = thread::available_parallelism().map_or(1, NonZero::get);
     let mut header = Header {
         schema: SCHEMA,
         source,
@@ -365,6 +400,16 @@ pub fn execute(
         streams: gatherer.runs().to_vec(),
         cpu: None,
     };
+    let span = span(plan, &header.cycles);
+    if let Some(available) = foresight::available() {
+        foresight::fits(&header, span, available)?;
+    }
+    let measured =
+        (source == Source::Emu || (source == Source::Sim && !options.time_only)) && !plan.pipelines.is_empty();
+    let notice = measured.then(|| foresight::Labour::of(&header, &kernels).notice(source, span, cpus)).flatten();
+    if let Some(notice) = notice {
+        (options.notify)(&notice);
+    }
     let scatterer = Scatterer::new(gatherer.clone(), outlet)?.checking(&kernels).bounded(kept.clone(), left.clone());
     let parts = Parts { plan, machine, header: &header, kernels: &kernels, gatherer, scatterer };
     let Driven { records, compared, incomplete, cpu } = parts.drive(devices, options, progress)?;
@@ -453,25 +498,31 @@ impl Parts<'_> {
         };
         let total = span(self.plan, &self.header.cycles);
         let interrupt = Arc::clone(&options.interrupt);
-        let mut payload =
-            HostPayload::new(Arc::clone(self.plan), self.kernels, self.gatherer, self.scatterer, interrupt)?;
         let mut records = Vec::new();
         let mut reported = Nanos::ZERO;
-        let ended = simulate(self.plan, self.machine, &run, &mut payload, |record| {
+        let mut log = |record: &Record| {
             records.push(record.clone());
             if record.at > reported {
                 reported = record.at + Nanos(10_000_000);
                 let done = record.at.saturating_sub(epoch).0.min(total.0);
                 progress(Progress { phase: "simulating", done, total: total.0 });
             }
-        });
+        };
+        let mut contents = None;
+        let ended = if options.time_only {
+            simulate(self.plan, self.machine, &run, &mut TimeOnly::new(self.gatherer, interrupt), &mut log)
+        } else {
+            let plan = Arc::clone(self.plan);
+            let all = HostPayload::new(plan, self.kernels, self.gatherer, self.scatterer, interrupt)?;
+            simulate(self.plan, self.machine, &run, contents.insert(all), &mut log)
+        };
         let incomplete = match ended {
             Ok(_) => None,
             Err(SimError::Interrupted) => Some(Incomplete::Interrupted),
             Err(SimError::Stopped { stream, packet, by }) => Some(Incomplete::Stopped { stream, packet, by }),
             Err(error) => return Err(error.into()),
         };
-        payload.finish()?;
+        contents.map(HostPayload::finish).transpose()?;
         Ok(Driven { records, compared: Compared::default(), incomplete, cpu: None })
     }
 

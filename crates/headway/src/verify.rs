@@ -6,9 +6,12 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
 use std::io::{self, BufReader, Read};
+use std::num::NonZero;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
 
 use headway_core::plan::block;
 use headway_core::plan::{Parted, Plan, PlannedStream, Sharded, Source};
@@ -39,7 +42,7 @@ pub struct Outputs<'a> {
     pub ends: Ends,
 }
 
-/// Checks every stream of a finished run.
+/// Checks every stream of a finished run, on all CPUs. Of several that are wrong, the first one is told.
 pub fn verify(
     plan: &Plan,
     kernels: &Kernels,
@@ -48,29 +51,71 @@ pub fn verify(
     interrupt: &AtomicBool,
     mut progress: impl FnMut(usize),
 ) -> Result<(), Error> {
-    for (number, stream) in plan.streams.iter().enumerate() {
-        progress(number);
-        match &plan.pipelines[stream.pipeline as usize].source {
-            Source::Sharded(sharded) => {
-                let file = outputs.folder.join(output_name(&stream.id));
-                let items = kernels.divided(stream.pipeline).items.as_ref();
-                let wrong = wrong_result(sharded, items, &file, interrupt)?;
-                if let Some(first) = wrong.or(outputs.ends.wrong_result) {
-                    return Err(Error::Wrong { stream: stream.id.clone(), at: first * sharded.sharding.summary.0 });
-                }
+    let next = AtomicUsize::new(0);
+    let (told, done) = mpsc::channel();
+    let work = |told: mpsc::Sender<(usize, Result<(), Error>)>| {
+        while let number = next.fetch_add(1, Ordering::Relaxed)
+            && number < plan.streams.len()
+        {
+            let checked = check(plan, kernels, intake, outputs, number, interrupt);
+            if checked.is_err() {
+                // Those before it have been taken; the others need not be looked at.
+                next.store(plan.streams.len(), Ordering::Relaxed);
             }
-            Source::Streams(members) if !outputs.lost.contains(&(number as u32)) => {
-                let portion = members.iter().position(|&member| member as usize == number).unwrap_or(0);
-                let mut stages = stages(kernels, stream.pipeline, portion)?;
-                let mut expected = |offset, bytes| reference(intake, number, offset, bytes, &mut stages);
-                compare(stream, number, &mut expected, intake, outputs, interrupt)?;
-            }
-            Source::Parts(parted) if !outputs.lost.contains(&(number as u32)) => {
-                let mut packets = Packets::new(parted, stream, kernels, intake)?;
-                compare(stream, number, &mut |_, bytes| packets.next(bytes), intake, outputs, interrupt)?;
-            }
-            _ => {}
+            // The receiver is there until all senders are gone.
+            let _ = told.send((number, checked));
         }
+    };
+    thread::scope(|scope| {
+        let threads = thread::available_parallelism().map_or(1, NonZero::get).min(plan.streams.len());
+        for _ in 0..threads {
+            let told = told.clone();
+            scope.spawn(|| work(told));
+        }
+        drop(told);
+        let mut wrong: Option<(usize, Error)> = None;
+        for (before, (number, checked)) in done.iter().enumerate() {
+            progress(before + 1);
+            if let Err(error) = checked
+                && wrong.as_ref().is_none_or(|(first, _)| number < *first)
+            {
+                wrong = Some((number, error));
+            }
+        }
+        wrong.map_or(Ok(()), |(_, error)| Err(error))
+    })
+}
+
+/// Checks stream `number`.
+fn check(
+    plan: &Plan,
+    kernels: &Kernels,
+    intake: &Intake,
+    outputs: &Outputs<'_>,
+    number: usize,
+    interrupt: &AtomicBool,
+) -> Result<(), Error> {
+    let stream = &plan.streams[number];
+    match &plan.pipelines[stream.pipeline as usize].source {
+        Source::Sharded(sharded) => {
+            let file = outputs.folder.join(output_name(&stream.id));
+            let items = kernels.divided(stream.pipeline).items.as_ref();
+            let wrong = wrong_result(sharded, items, &file, interrupt)?;
+            if let Some(first) = wrong.or(outputs.ends.wrong_result) {
+                return Err(Error::Wrong { stream: stream.id.clone(), at: first * sharded.sharding.summary.0 });
+            }
+        }
+        Source::Streams(members) if !outputs.lost.contains(&(number as u32)) => {
+            let portion = members.iter().position(|&member| member as usize == number).unwrap_or(0);
+            let mut stages = stages(kernels, stream.pipeline, portion)?;
+            let mut expected = |offset, bytes| reference(intake, number, offset, bytes, &mut stages);
+            compare(stream, number, &mut expected, intake, outputs, interrupt)?;
+        }
+        Source::Parts(parted) if !outputs.lost.contains(&(number as u32)) => {
+            let mut packets = Packets::new(parted, stream, kernels, intake)?;
+            compare(stream, number, &mut |_, bytes| packets.next(bytes), intake, outputs, interrupt)?;
+        }
+        _ => {}
     }
     Ok(())
 }

@@ -1,7 +1,10 @@
 //! Workloads: what is to be moved and computed, by when. From a file, from text, or made in code.
 
-use std::fs;
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
+
+use headway_core::units::Bytes;
 
 pub use headway_core::decisions::sharing::{Direction, Segment};
 pub use headway_core::files::error::Loaded;
@@ -43,6 +46,26 @@ pub fn check(workload: &Workload) -> Result<Loaded<Workload>, Error> {
     Ok(parse(&format!("{}.toml", workload.name), &write(workload))?)
 }
 
+/// Bytes of a file that is read: about 100,000 streams.
+const FILE_MAX: Bytes = Bytes(16 << 20);
+
 pub(crate) fn read(path: &Path) -> Result<String, Error> {
-    fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })
+    let error = |source| Error::Read { path: path.to_owned(), source };
+    let mut text = String::new();
+    File::open(path).map_err(error)?.take(FILE_MAX.0 + 1).read_to_string(&mut text).map_err(error)?;
+    if text.len() as u64 > FILE_MAX.0 {
+        return Err(Error::TooLarge { path: path.to_owned(), max: FILE_MAX });
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_without_end_is_refused() {
+        let error = open(Path::new("/dev/zero")).unwrap_err();
+        assert!(matches!(error, Error::TooLarge { max: FILE_MAX, .. }), "{error:?}");
+    }
 }

@@ -1,18 +1,23 @@
 //! The buffers of every pipeline on its device, and how a piece of a step becomes an operation on them.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+
 use headway_core::files::machine::EngineClass;
 use headway_core::models::transfer::Method;
 use headway_core::plan::{self, Pipeline, Plan, Source};
-use headway_core::units::Nanos;
-use headway_device::{Access, Buffer, DeviceError, Engines, HostKind};
+use headway_core::units::{Bytes, Nanos};
+use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Span};
 
 use super::RunError;
 use super::cores::Cores;
 use super::messages::{self, Compared, MessageBuffers};
 use super::parted::PartedBuffers;
 use super::piece::Piece;
+use super::resident::{Resident, Room};
 use super::sharded::ShardedBuffers;
 use super::stage::{Stage, stage};
+use crate::blocks::{Collect, Supply};
 use crate::cores::{Job, Memory};
 use crate::kernels::Kernels;
 
@@ -51,8 +56,23 @@ enum PipelineBuffers {
 struct BlockBuffers {
     on: On,
     steps: Vec<Stepped>,
-    /// Per slot: one buffer before the first step and one after each.
+    /// Per slot: one buffer before the first step and one after each, but of those that are [`Resident`].
     slots: Vec<Vec<Buffer>>,
+    /// The blocks before the first step, where it begins on a GPU.
+    first: Option<Resident>,
+    /// The blocks after the last step, where it ends on a GPU.
+    last: Option<Resident>,
+}
+
+impl BlockBuffers {
+    /// Claims `range` of the block that a piece's cycle has after so many steps.
+    fn claim(&self, piece: &Piece, steps: usize, range: Range<usize>, access: Access) -> Result<Span, DeviceError> {
+        match (&self.first, &self.last) {
+            (Some(first), _) if steps == 0 => first.claim(piece.cycle, range, access),
+            (_, Some(last)) if steps == self.steps.len() => last.claim(piece.cycle, range, access),
+            _ => self.slots[piece.slot][steps - usize::from(self.first.is_some())].claim(range, access),
+        }
+    }
 }
 
 /// All buffers of a run. Claims on them are checked, so any thread may hold a reference.
@@ -70,7 +90,7 @@ impl Buffers {
         spare_cycles: usize,
     ) -> Result<Self, RunError> {
         let count = devices.len();
-        let (mut pipelines, memory) = (Vec::new(), Memory::default());
+        let (mut pipelines, memory, mut room) = (Vec::new(), Memory::default(), Room::new(count));
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
             match &pipeline.source {
                 Source::Sharded(planned) => {
@@ -113,11 +133,16 @@ impl Buffers {
                     }
                 });
             }
+            let places = places(pipeline, number)?;
+            let between = usize::from(places.begins_on_gpu)..places.after.len() + 1 - usize::from(places.ends_on_gpu());
             let slots = (0..pipeline.steps.len() + 1 + spare_cycles)
-                .map(|_| buffers(device, pipeline))
+                .map(|_| between.clone().map(|steps| buffer(device, pipeline, places.on_gpu(steps))).collect())
                 .collect::<Result<_, DeviceError>>()
                 .map_err(|source| unprepared(pipeline, source))?;
-            pipelines.push(PipelineBuffers::Block(BlockBuffers { on: On::Device(gpu as usize), steps, slots }));
+            let (gpu, all) = (gpu as usize, cycles[number as usize]);
+            let mut resident = |is: bool| is.then(|| room.resident(devices, gpu, number, pipeline, all)).transpose();
+            let (first, last) = (resident(places.begins_on_gpu)?, resident(places.ends_on_gpu())?);
+            pipelines.push(PipelineBuffers::Block(BlockBuffers { on: On::Device(gpu), steps, slots, first, last }));
         }
         Ok(Self { pipelines })
     }
@@ -135,6 +160,7 @@ impl Buffers {
     /// The buffers of a slot that a cycle's data is put into.
     pub(super) fn first(&self, pipeline: u32, slot: usize) -> Ends<'_> {
         match &self.pipelines[pipeline as usize] {
+            PipelineBuffers::Block(BlockBuffers { first: Some(first), .. }) => Ends::Resident(first),
             PipelineBuffers::Block(buffers) => Ends::Block(&buffers.slots[slot][0]),
             PipelineBuffers::Parts(buffers) => Ends::Block(buffers.first(slot)),
             PipelineBuffers::Sharded(buffers) => Ends::Sharded(buffers),
@@ -146,6 +172,7 @@ impl Buffers {
     /// The buffers of a slot that a cycle's result is in.
     pub(super) fn last(&self, pipeline: u32, slot: usize) -> Ends<'_> {
         match &self.pipelines[pipeline as usize] {
+            PipelineBuffers::Block(BlockBuffers { last: Some(last), .. }) => Ends::Resident(last),
             PipelineBuffers::Block(buffers) => {
                 Ends::Block(buffers.slots[slot].last().expect("a slot has a buffer before the first step"))
             }
@@ -154,6 +181,40 @@ impl Buffers {
             PipelineBuffers::Messages(buffers) => Ends::Messages(buffers),
             PipelineBuffers::Flow => Ends::Nowhere,
         }
+    }
+
+    /// Brings the blocks of pipelines that begin on a GPU.
+    pub(super) fn bring(
+        &mut self,
+        plan: &Plan,
+        devices: &mut [Engines],
+        cycles: &[u64],
+        supply: &mut dyn Supply,
+    ) -> Result<(), RunError> {
+        for ((number, buffers), pipeline) in (0u32..).zip(&mut self.pipelines).zip(&plan.pipelines) {
+            if let PipelineBuffers::Block(BlockBuffers { first: Some(first), .. }) = buffers {
+                first.bring(devices, number, pipeline, cycles[number as usize], supply)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives `collect` the blocks that `kept` names, which their pipelines left on a GPU.
+    pub(super) fn read_back(
+        &self,
+        plan: &Plan,
+        devices: &mut [Engines],
+        kept: &Kept,
+        collect: &mut dyn Collect,
+    ) -> Result<(), RunError> {
+        for (&number, blocks) in kept {
+            let PipelineBuffers::Block(BlockBuffers { last: Some(last), .. }) = &self.pipelines[number as usize] else {
+                continue;
+            };
+            let pipeline = &plan.pipelines[number as usize];
+            last.read_back(devices, pipeline, blocks, |cycle, block| collect.collect(number, cycle, 0, block))?;
+        }
+        Ok(())
     }
 
     /// Compares what messages brought and nobody has compared yet.
@@ -183,30 +244,27 @@ impl Buffers {
             PipelineBuffers::Messages(buffers) => return buffers.submit(devices, piece, operation),
             PipelineBuffers::Flow => return Ok(()),
         };
-        let slot = &buffers.slots[piece.slot];
-        let (input, output) = (&slot[piece.step as usize], &slot[piece.step as usize + 1]);
+        let step = piece.step as usize;
+        let input = |range| buffers.claim(piece, step, range, Access::Read);
+        let output = |range| buffers.claim(piece, step + 1, range, Access::Write);
         let device = match buffers.on {
             On::Device(at) => &mut devices[at],
             On::Core(core) => {
                 let block = 0..piece.block.0 as usize;
-                let (input, output) = (input.claim(block.clone(), Access::Read)?, output.claim(block, Access::Write)?);
+                let (input, output) = (input(block.clone())?, output(block)?);
                 cores.submit(core, Job { tag: operation, stage: (piece.pipeline, piece.step, 0), input, output });
                 return Ok(());
             }
         };
-        match &buffers.steps[piece.step as usize] {
+        match &buffers.steps[step] {
             Stepped::Copy { class, method } => {
                 let range = piece.offset.0 as usize..(piece.offset.0 + piece.bytes.0) as usize;
-                let from = input.claim(range.clone(), Access::Read)?;
-                let to = output.claim(range, Access::Write)?;
-                device.copy(*class, *method, (from, to), operation)
+                device.copy(*class, *method, (input(range.clone())?, output(range)?), operation)
             }
             Stepped::OnCore => unreachable!("what a core serves was handed to it above"),
             Stepped::Compute(stage) => {
                 let block = 0..piece.block.0 as usize;
-                let input = input.claim(block.clone(), Access::Read)?;
-                let output = output.claim(block, Access::Write)?;
-                stage.launch(device, input, output, operation)
+                stage.launch(device, input(block.clone())?, output(block)?, operation)
             }
         }
     }
@@ -216,6 +274,8 @@ impl Buffers {
 pub(super) enum Ends<'a> {
     /// One packed block.
     Block(&'a Buffer),
+    /// Blocks that lie in a GPU's memory before the run begins, or until it has ended.
+    Resident(&'a Resident),
     /// Images, or lists, of every GPU.
     Sharded(&'a ShardedBuffers),
     /// The ends of messages' blocks.
@@ -236,25 +296,62 @@ fn on_core(pipeline: &Pipeline, core: u32, memory: &Memory, spare_cycles: usize)
     let slots = (0..(pipeline.steps.len() + 1 + spare_cycles).max(ahead)).map(|_| buffers());
     let slots = slots.collect::<Result<_, DeviceError>>().map_err(|source| unprepared(pipeline, source))?;
     let steps = pipeline.steps.iter().map(|_| Stepped::OnCore).collect();
-    Ok(BlockBuffers { on: On::Core(core), steps, slots })
+    Ok(BlockBuffers { on: On::Core(core), steps, slots, first: None, last: None })
 }
 
-/// One buffer before the first step and one after each, where its data lies then.
-fn buffers(device: &mut Engines, pipeline: &Pipeline) -> Result<Vec<Buffer>, DeviceError> {
-    let bytes = pipeline.reserve.0 as usize;
-    let mut on_host = true;
-    let mut buffers = vec![device.host_buffer(bytes, HostKind::Pinned)?];
-    for step in &pipeline.steps {
-        match step.operations[0].work {
-            plan::Work::Copy { class: EngineClass::D2h, .. } => on_host = true,
-            plan::Work::Copy { .. } => on_host = false,
-            plan::Work::Compute { .. } | plan::Work::Hold => {}
-        }
-        buffers.push(if on_host {
-            device.host_buffer(bytes, HostKind::Pinned)?
-        } else {
-            device.device_buffer(bytes)?
-        });
+/// The blocks that lie on a GPU when a run ends: by pipeline, the cycles with the sizes of their blocks.
+pub(super) type Kept = BTreeMap<u32, Vec<(u64, Bytes)>>;
+
+/// Where the data of a pipeline lies: on its GPU, or on the host.
+struct Places {
+    begins_on_gpu: bool,
+    /// Whether it lies on the GPU after each step.
+    after: Vec<bool>,
+}
+
+impl Places {
+    /// Whether it lies on the GPU after so many steps.
+    fn on_gpu(&self, steps: usize) -> bool {
+        if steps == 0 { self.begins_on_gpu } else { self.after[steps - 1] }
     }
-    Ok(buffers)
+
+    fn ends_on_gpu(&self) -> bool {
+        self.on_gpu(self.after.len())
+    }
+}
+
+/// Where the data of pipeline `number` lies before and after its steps, each of which takes it where the one before it leaves it.
+fn places(pipeline: &Pipeline, number: u32) -> Result<Places, RunError> {
+    let ends = |step: &plan::PlannedStep| match step.operations[0].work {
+        plan::Work::Copy { class: EngineClass::H2d, .. } => (false, true),
+        plan::Work::Copy { class: EngineClass::D2h, .. } => (true, false),
+        plan::Work::Copy { .. } | plan::Work::Compute { .. } | plan::Work::Hold => (true, true),
+    };
+    let begins_on_gpu = pipeline.steps.first().is_some_and(|step| ends(step).0);
+    let (mut after, mut at) = (Vec::new(), begins_on_gpu);
+    for (number_of_step, step) in (0u32..).zip(&pipeline.steps) {
+        let (from, to) = ends(step);
+        if from != at {
+            let name = |on_gpu| if on_gpu { "on the GPU" } else { "on the host" };
+            return Err(RunError::Unsupported {
+                pipeline: number,
+                step: Some(number_of_step),
+                object: format!("step `{}` of pipeline `{}`", step.name, pipeline.name),
+                reason: format!(
+                    "it takes its data {}, and the step before leaves it {}; add the copy that is missing, or leave this step out",
+                    name(from),
+                    name(at)
+                ),
+            });
+        }
+        after.push(to);
+        at = to;
+    }
+    Ok(Places { begins_on_gpu, after })
+}
+
+/// A buffer for a block of `pipeline`.
+fn buffer(device: &mut Engines, pipeline: &Pipeline, on_gpu: bool) -> Result<Buffer, DeviceError> {
+    let bytes = pipeline.reserve.0 as usize;
+    if on_gpu { device.device_buffer(bytes) } else { device.host_buffer(bytes, HostKind::Pinned) }
 }

@@ -10,9 +10,8 @@ use headway_core::units::Bytes;
 use headway_device::{Access, DeviceError};
 
 use super::Message;
-use super::buffers::{Buffers, Ends};
+use super::buffers::{Buffers, Ends, Kept};
 use crate::blocks::{Collect, DataError, Supply};
-use crate::outlet::OutputError;
 
 /// A cycle whose result lies in its last buffer.
 pub(super) struct Delivery {
@@ -137,6 +136,7 @@ impl Feeder {
                 let mut span = buffer.claim(0..buffer.len(), Access::Write).map_err(claimed)?;
                 self.supply.supply(pipeline, cycle, slot, span.bytes_mut().map_err(claimed)?)?.block
             }
+            Ends::Resident(blocks) => blocks.brought(cycle),
             Ends::Sharded(buffers) => buffers.number(slot, cycle)?,
             Ends::Messages(_) | Ends::Nowhere => unreachable!("only pipelines that are fed have cycles here"),
         };
@@ -157,6 +157,14 @@ pub(super) struct Sink {
     inbox: Sender<Message>,
     delivered: Receiver<Delivery>,
     free: Sender<u32>,
+    kept: Kept,
+}
+
+/// What the sink leaves to whoever ends the run.
+pub(super) struct Sunk {
+    pub(super) collect: Box<dyn Collect>,
+    /// Blocks that were delivered and lie on a GPU.
+    pub(super) kept: Kept,
 }
 
 impl Sink {
@@ -167,20 +175,21 @@ impl Sink {
         delivered: Receiver<Delivery>,
         free: Sender<u32>,
     ) -> Self {
-        Self { collect, buffers: Arc::clone(buffers), inbox, delivered, free }
+        Self { collect, buffers: Arc::clone(buffers), inbox, delivered, free, kept: Kept::new() }
     }
 
-    pub(super) fn run(mut self) -> Result<Vec<u64>, OutputError> {
+    /// Takes what is delivered; `None` after a failure, of which the driver was told.
+    pub(super) fn run(mut self) -> Option<Sunk> {
         while let Ok(delivery) = self.delivered.recv() {
             if let Err(error) = self.unpack(&delivery) {
                 // A driver that has ended has its buffers error to report.
                 let _ = self.inbox.send(Message::Failed(error));
-                return Ok(Vec::new());
+                return None;
             }
             // A feeder that has packed everything no longer listens.
             let _ = self.free.send(delivery.pipeline);
         }
-        self.collect.finish()
+        Some(Sunk { collect: self.collect, kept: self.kept })
     }
 
     fn unpack(&mut self, delivery: &Delivery) -> Result<(), DataError> {
@@ -197,6 +206,10 @@ impl Sink {
             Ends::Block(buffer) => {
                 let span = buffer.claim(0..block.0 as usize, Access::Read).map_err(claimed)?;
                 self.collect.collect(pipeline, cycle, slot, span.bytes().map_err(claimed)?)
+            }
+            Ends::Resident(_) => {
+                self.kept.entry(pipeline).or_default().push((cycle, block));
+                Ok(())
             }
             Ends::Sharded(buffers) => buffers.deliver(slot, (pipeline, cycle), self.collect.as_mut()),
             Ends::Messages(buffers) => buffers.landed(cycle),

@@ -88,7 +88,12 @@ impl MessageBuffers {
             let object = || format!("block {index} of `{}`", pipeline.name);
             let Some(path) = CopyPath::of(plan, operation) else {
                 let reason = "no engine of a GPU moves it";
-                return Err(RunError::Unsupported { object: object(), reason });
+                return Err(RunError::Unsupported {
+                    pipeline: number,
+                    step: Some(0),
+                    object: object(),
+                    reason: reason.to_owned(),
+                });
             };
             let count = devices.len();
             let Some(device) = devices.get(path.last_device()) else {

@@ -86,8 +86,9 @@ impl PartedBuffers {
                 let (on, memory) = on(plan, number, step, index, devices, kernels)?;
                 if let (On::Copy(CopyPath { from: Some(_), .. }), Memory::Host) = (&on, places[part]) {
                     let object = format!("part {} of the packets of pipeline `{}`", part + 1, pipeline.name);
-                    let reason = "it begins on a GPU, where nothing brings it: let its first copy start at `host`";
-                    return Err(RunError::Unsupported { object, reason });
+                    let reason =
+                        "it begins on a GPU, where nothing brings it; let its first copy start at `host`".to_owned();
+                    return Err(RunError::Unsupported { pipeline: number, step: Some(step as u32), object, reason });
                 }
                 places[part] = memory;
                 let is_last = planned.of[step + 1..].iter().all(|later| !later.contains(&(part as u32)));
@@ -104,8 +105,8 @@ impl PartedBuffers {
         }
         if let Some(part) = at.iter().position(|room| room.buffer != LAST) {
             let object = format!("part {} of the packets of pipeline `{}`", part + 1, pipeline.name);
-            let reason = "it ends on a GPU, where nothing takes it: add a copy to `host` as its last step";
-            return Err(RunError::Unsupported { object, reason });
+            let reason = "it ends on a GPU, where nothing takes it; add a copy to `host` as its last step".to_owned();
+            return Err(RunError::Unsupported { pipeline: number, step: None, object, reason });
         }
         let unprepared =
             |source| RunError::Prepare { what: format!("buffers of pipeline `{}`", pipeline.name), source };
@@ -201,7 +202,8 @@ fn on(
         plan::Work::Copy { .. } => {
             let path = CopyPath::of(plan, operation).ok_or_else(|| {
                 let object = format!("step `{}` of pipeline `{}`", pipeline.steps[step].name, pipeline.name);
-                RunError::Unsupported { object, reason: "no GPU is at either end of the copy" }
+                let reason = "no GPU is at either end of the copy; let it begin or end at one".to_owned();
+                RunError::Unsupported { pipeline: number, step: Some(step as u32), object, reason }
             })?;
             open(path.last_device() as u32)?;
             Ok((On::Copy(path), path.to.map_or(Memory::Host, Memory::Device)))
