@@ -4,7 +4,7 @@ use crate::layout;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::layout::{BROKER_LONGS, BROKER_WORDS, CLIENT_LONGS, CLIENT_WORDS, Code, Entry, RING_ENTRIES, TAIL};
+use crate::layout::{BROKER_LONGS, BROKER_WORDS, CLIENT_LONGS, CLIENT_WORDS, Code, Entry, HEAD, RING_ENTRIES, TAIL};
 use crate::support::{Broker, LIMIT, parameters, shape, wait_until};
 use headway_broker::{Client, ClientError, OnLoss, Reason, ServerOptions, TaskShape};
 use headway_core::decisions::sharing::{JobId, Segment, TaskId};
@@ -12,7 +12,8 @@ use headway_core::decisions::token::Mode;
 use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::ipc::{Bell, Packet, Socket, Words, WordsView};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
 fn connect(broker: &Broker) -> Client {
     Client::connect(&broker.socket, "one", OnLoss::Fail).unwrap()
@@ -198,11 +199,94 @@ fn who_sends_too_long_a_message_or_descriptors_is_cut_off() {
 }
 
 /// A message from the broker, with what came with it.
-fn hear(socket: &Socket) -> (serde_json::Value, Vec<std::os::fd::OwnedFd>) {
+fn hear(socket: &Socket) -> (serde_json::Value, Vec<OwnedFd>) {
     let mut buffer = vec![0; 128 << 10];
     assert!(socket.wait(LIMIT), "the broker does not answer");
     let Packet::Message(length, descriptors) = socket.receive(&mut buffer).unwrap() else { panic!("no message") };
     (serde_json::from_slice(&buffer[..length]).unwrap(), descriptors)
+}
+
+/// A client with one task that writes into its pages what it likes.
+struct RawClient {
+    socket: Socket,
+    page: Words,
+    answers: WordsView,
+    bell: OwnedFd,
+    task: TaskId,
+}
+
+impl RawClient {
+    fn register(broker: &Broker) -> Self {
+        let socket = Socket::connect(&broker.socket).unwrap();
+        socket.send(br#"{"hello":{"version":5,"name":"breaker","resumed":[]}}"#, &[]).unwrap();
+        let [page, answers, _, bell] = <[_; 4]>::try_from(hear(&socket).1).unwrap();
+        let page = Words::open(page, CLIENT_LONGS, CLIENT_WORDS).unwrap();
+        let answers = WordsView::open(&answers, BROKER_LONGS, BROKER_WORDS).unwrap();
+        socket.send(serde_json::json!({ "register": shape("a") }).to_string().as_bytes(), &[]).unwrap();
+        let task = hear(&socket).0["registered"]["task"].as_u64().unwrap();
+        Self { socket, page, answers, bell, task: TaskId(u32::try_from(task).unwrap()) }
+    }
+}
+
+#[test]
+fn reports_of_use_count_as_what_a_user_writes_and_the_log_keeps_its_size() {
+    const LOG_BYTES: u64 = 16 << 10;
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let broker = Broker::start(|options| {
+        (options.log, options.log_bytes, options.log_files) = (Some(log.clone()), LOG_BYTES, 2);
+        options.limits.log_bytes_per_user = 8 << 10;
+    });
+    let client = connect(&broker);
+    let RawClient { socket: _connected, page, answers, bell, task } = RawClient::register(&broker);
+    let bell = Bell::open(bell);
+    let used =
+        Entry::Used { lock: 0, job: JobId { task, job: 1 }, begin: Nanos(1), end: Nanos(2), missing: 0 }.encode();
+    for round in 1..=64 {
+        for (at, long) in (0..RING_ENTRIES)
+            .flat_map(|number| used.into_iter().enumerate().map(move |(at, long)| (layout::entry(number) + at, long)))
+        {
+            page.long(at).store(long, Ordering::Relaxed);
+        }
+        page.long(TAIL).store(round * RING_ENTRIES, Ordering::SeqCst);
+        bell.ring();
+        wait_until("the reports are read", || answers.long(HEAD) == round * RING_ENTRIES);
+    }
+    let lines = |path: &Path| std::fs::read_to_string(path).unwrap_or_default().matches("used").count() as u64;
+    let written = lines(&log) + lines(&log.with_extension("1"));
+    assert!(written > 0 && written < 64 * RING_ENTRIES / 10, "{written} of {} reports", 64 * RING_ENTRIES);
+    let size = std::fs::metadata(&log).unwrap().len();
+    // One turn of the broker takes some entries of each client.
+    assert!(size < 2 * LOG_BYTES, "{size}");
+    assert!(client.status().unwrap().memory.trouble.is_none());
+}
+
+#[test]
+fn a_client_that_makes_its_bell_block_and_silences_it_stops_nobody() {
+    let broker = Broker::start(|_| {});
+    let client = connect(&broker);
+    let raw = RawClient::register(&broker);
+    // Both ends are one open file: the flags that the client sets are the broker's, too.
+    rustix::fs::fcntl_setfl(&raw.bell, rustix::fs::OFlags::empty()).unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    // Rings and takes the ring back: with a broker that reads, it sooner or later finds nothing.
+                    rustix::io::write(&raw.bell, &1u64.to_ne_bytes()).unwrap();
+                    rustix::io::write(&raw.bell, &1u64.to_ne_bytes()).unwrap();
+                    rustix::io::read(&raw.bell, &mut [0; 8]).unwrap();
+                }
+                // Nobody waits for ever for a ring.
+                rustix::io::write(&raw.bell, &1u64.to_ne_bytes()).unwrap();
+            });
+        }
+        for _ in 0..50 {
+            client.status().unwrap();
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]
@@ -210,15 +294,9 @@ fn who_breaks_the_protocol_with_a_token_is_heard_no_more_and_its_token_stays_tak
     // Its process, this one, lives on: the token is free after the watchdog, which no test outlasts.
     let broker = Broker::start(by_urgency);
     let owner = connect(&broker);
-    let socket = Socket::connect(&broker.socket).unwrap();
-    socket.send(br#"{"hello":{"version":5,"name":"breaker","resumed":[]}}"#, &[]).unwrap();
-    let [page, answers, _, bell] = <[_; 4]>::try_from(hear(&socket).1).unwrap();
-    let page = Words::open(page, CLIENT_LONGS, CLIENT_WORDS).unwrap();
-    let answers = WordsView::open(&answers, BROKER_LONGS, BROKER_WORDS).unwrap();
+    let RawClient { socket, page, answers, bell, task } = RawClient::register(&broker);
     let bell = Bell::open(bell);
-    socket.send(serde_json::json!({ "register": shape("a") }).to_string().as_bytes(), &[]).unwrap();
-    let task = hear(&socket).0["registered"]["task"].as_u64().unwrap();
-    let job = JobId { task: TaskId(u32::try_from(task).unwrap()), job: 1 };
+    let job = JobId { task, job: 1 };
     let entry = Entry::Request { slot: 0, generation: 1, job, release: clock::now(), acquisition: 0 }.encode();
     for (at, long) in entry.into_iter().enumerate() {
         page.long(layout::entry(0) + at).store(long, Ordering::Relaxed);
