@@ -15,6 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use headway_os::environment::trusted;
 use headway_os::ipc::user;
 
 pub(crate) use self::daemon::Daemon;
@@ -84,7 +85,8 @@ pub struct Other {
 /// Where programs of this user look for a daemon by default.
 #[must_use]
 pub fn usual_folder() -> String {
-    std::env::var(PIPE_VARIABLE).ok().filter(|path| !path.is_empty()).unwrap_or_else(|| USUAL_PIPES.to_owned())
+    let named = trusted(PIPE_VARIABLE).and_then(|path| path.into_string().ok());
+    named.unwrap_or_else(|| USUAL_PIPES.to_owned())
 }
 
 /// The daemons that `/proc` shows.

@@ -1,12 +1,12 @@
 //! Where brokers listen.
 
-use std::env;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use headway_os::environment::trusted;
 use headway_os::ipc::{Socket, user};
 
 use crate::error::ClientError;
@@ -19,7 +19,7 @@ pub const SYSTEM: &str = "/run/headway/broker";
 /// that is empty counts as not set, and so does `$XDG_RUNTIME_DIR` where it is no absolute path, as its specification says.
 #[must_use]
 pub fn private() -> PathBuf {
-    private_of(env::var_os("HEADWAY_BROKER"), env::var_os("XDG_RUNTIME_DIR"))
+    private_of(trusted("HEADWAY_BROKER"), trusted("XDG_RUNTIME_DIR"))
 }
 
 fn private_of(named: Option<OsString>, runtime: Option<OsString>) -> PathBuf {

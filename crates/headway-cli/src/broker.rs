@@ -13,7 +13,7 @@ use headway_measure::bench::broker as bench;
 
 use crate::Answer;
 use crate::args::{BenchBrokerArgs, BrokerArgs, GUARD, ModeArg};
-use crate::commands::{Bar, Out, interrupt};
+use crate::commands::{Bar, Out, interrupt, printable};
 
 pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
     // Orderly, whoever asks: the socket is removed, and priorities are taken back.
@@ -58,7 +58,7 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
     let tell = |text: &str| eprintln!("warning: {text}");
     broker::serve(&options, &stop, tell, |socket| {
         if !out.quiet {
-            eprintln!("listening at {}", socket.display());
+            eprintln!("listening at {}", printable(&socket.display().to_string()));
         }
     })?;
     Ok(Answer::Yes)

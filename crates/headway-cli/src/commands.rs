@@ -48,15 +48,23 @@ impl Out {
 
     pub(crate) fn note(&self, note: &str) {
         if !self.quiet {
-            eprintln!("note: {note}");
+            eprintln!("note: {}", printable(note));
         }
     }
 
     pub(crate) fn warn(&self, warning: &str) {
         if !self.quiet {
-            eprintln!("warning: {warning}");
+            eprintln!("warning: {}", printable(warning));
         }
     }
+}
+
+/// A text without characters by which a name could command a terminal.
+pub(crate) fn printable(text: &str) -> String {
+    let is_harmless = |letter: char| !letter.is_control() || letter == '\n';
+    text.chars()
+        .map(|letter| if is_harmless(letter) { letter.to_string() } else { letter.escape_default().to_string() })
+        .collect()
 }
 
 pub(crate) fn write_out(text: &[u8]) -> Result<()> {

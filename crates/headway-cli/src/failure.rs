@@ -8,6 +8,7 @@ use headway::guest::GuestError;
 use serde::Serialize;
 
 use crate::args::Format;
+use crate::commands::printable;
 
 /// An error as JSON (docs/files.md).
 #[derive(Serialize)]
@@ -84,7 +85,7 @@ pub(crate) fn report(error: &anyhow::Error, format: Format, usual: u8) -> ExitCo
         lines.push_str(&format!("  help: {help}\n"));
     }
     // Nowhere is left to report that stderr is closed.
-    let _ = io::stderr().write_all(lines.as_bytes());
+    let _ = io::stderr().write_all(printable(&lines).as_bytes());
     ExitCode::from(status)
 }
 

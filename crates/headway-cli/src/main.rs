@@ -63,6 +63,10 @@ fn main() -> ExitCode {
     if let Err(error) = events::begin() {
         return failure::report(&error, cli.format, 2);
     }
+    // A guest gets the signals that it was started with.
+    if !matches!(cli.command, Command::Exec(_)) {
+        headway::ignore_file_size_signal();
+    }
     let out = commands::Out { format: cli.format, quiet: cli.quiet };
     let answer = match &cli.command {
         Command::Doctor { backend } => commands::doctor(&out, *backend),

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::pipe;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -237,7 +238,7 @@ fn absurd_durations_are_refused_before_they_fill_the_disk() {
 
 /// Runs `headway ARGS` where no file may grow beyond `kib` KiB, which fails as a full disk does.
 fn on_a_small_disk(folder: &Path, kib: u32, args: &[&str]) -> Answer {
-    let script = format!("trap '' XFSZ; ulimit -f {kib}; exec \"$0\" \"$@\"");
+    let script = format!("ulimit -f {kib}; exec \"$0\" \"$@\"");
     let mut bash = Command::new("bash");
     bash.current_dir(folder).args(["-c", &script, env!("CARGO_BIN_EXE_headway")]).args(args);
     bash.output().unwrap().into()
@@ -512,4 +513,33 @@ fn counts_of_a_statically_linked_program_are_answered_with_why_there_are_none() 
     assert!(counted.err.contains("`./static` is statically linked, so no library is loaded into it"), "{counted:?}");
     assert!(!headway(place.path(), &["exec", "--", "./static"]).err.contains("statically linked"));
     assert!(!headway(place.path(), &["exec", "--stats", "--", "true"]).exits(0).err.contains("statically linked"));
+}
+
+#[test]
+fn a_program_with_more_rights_than_its_caller_loads_nothing_that_the_caller_names() {
+    let place = place();
+    let program = place.path().join("headway");
+    fs::copy(env!("CARGO_BIN_EXE_headway"), &program).unwrap();
+    if std::os::unix::fs::chown(&program, Some(65_534), None).is_err() {
+        return println!("skipped: only root gives a file to another user");
+    }
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let named = place.path().join("named.so");
+    let loaded = |mode: u32| {
+        fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
+        let mut doctor = Command::new(&program);
+        let answer = doctor.arg("doctor").env("HEADWAY_LIBCUDA", &named).current_dir("/").output().unwrap();
+        String::from_utf8_lossy(&answer.stdout).contains("named.so")
+    };
+    assert!(loaded(0o755), "the variable counts for a program with the rights of its caller");
+    assert!(!loaded(0o4755), "it does not for a set-user-ID program");
+}
+
+#[test]
+fn a_path_cannot_command_the_terminal_that_shows_it() {
+    let place = place();
+    for args in [&["status", "--socket", "\x1b[2Ja"][..], &["plan", "\x1b]0;title\x07.toml"]] {
+        let answer = headway(place.path(), args).exits(2);
+        assert!(answer.err.contains("\\u{1b}") && !answer.err.contains('\x1b'), "{answer:#?}");
+    }
 }

@@ -62,7 +62,7 @@ impl Driver {
     /// # Errors
     /// As [`Driver::load`].
     pub fn system() -> Result<Arc<Self>, DeviceError> {
-        let named = std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty());
+        let named = headway_os::environment::trusted(LIBRARY_VARIABLE);
         Self::load(Path::new(&named.unwrap_or_else(|| OsString::from("libcuda.so.1"))))
     }
 

@@ -1,7 +1,16 @@
-//! Environment variables of this process, changed while nobody else can read them.
+//! Environment variables of this process: which may be believed, and how they are changed while nobody else can read them.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+
+/// A variable that names code to load, or a file to write or to meet others at. In a program that has more rights than its caller
+/// (set-user-ID, file capabilities: `AT_SECURE`) such a variable does not count: the caller would act with these rights.
+#[must_use]
+pub fn trusted(name: &str) -> Option<OsString> {
+    // SAFETY: the call reads what the kernel gave the process at its start.
+    let has_more_rights = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
+    if has_more_rights { None } else { std::env::var_os(name).filter(|value| !value.is_empty()) }
+}
 
 /// Sets variables of this process, for libraries that read them later, such as the CUDA driver. Returns `false` and sets nothing if the
 /// process has other threads, which might read the environment at the same time, or if a name or value holds a zero byte. Also returns

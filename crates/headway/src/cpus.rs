@@ -74,7 +74,7 @@ pub(crate) fn remedy(error: &SchedError) -> String {
 fn permission(wanted: &str) -> String {
     let program = std::env::current_exe().map_or_else(|_| "headway".to_owned(), |path| path.display().to_string());
     let capability = format!(
-        "`sudo setcap cap_sys_nice+ep {program}` (the loader then takes no notice of LD_LIBRARY_PATH), \
+        "start it by `sudo setpriv --reuid $(id -u) --regid $(id -g) --init-groups --inh-caps +sys_nice --ambient-caps +sys_nice {program}`, \
          `AmbientCapabilities=CAP_SYS_NICE` in a systemd unit, or `--cap-add SYS_NICE` for a container"
     );
     match wanted {
@@ -114,7 +114,7 @@ mod tests {
         assert!(driver.found.starts_with(&driver.class.to_string()) && driver.found.contains("hold as long as"));
         assert_eq!(driver.remedy.is_none(), matches!(driver.class, Class::Deadline { .. }), "{driver:?}");
         for wanted in ["SCHED_DEADLINE", "SCHED_FIFO", "a nice value below 0"] {
-            assert!(permission(wanted).contains(if wanted == "SCHED_DEADLINE" { "setcap" } else { "limits.conf" }));
+            assert!(permission(wanted).contains(if wanted == "SCHED_DEADLINE" { "setpriv" } else { "limits.conf" }));
         }
     }
 }

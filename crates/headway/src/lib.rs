@@ -56,6 +56,8 @@ pub use headway_core::units;
 pub use error::{Diagnosis, Error};
 /// For programs: the flag to give to a run, a measurement or a broker, so that they end in an orderly way.
 pub use headway_os::ipc::{INTERRUPTED_STATUS, stop_when_told};
+/// For programs: a full disk or a limit of file sizes is an error of the call that writes.
+pub use headway_os::limits::ignore_file_size_signal;
 
 /// Version of this build.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -87,7 +87,7 @@ unsafe impl Send for SessionHandle {}
 impl Session {
     /// The session of the system's library.
     pub(crate) fn system() -> Result<Arc<Self>, Missing> {
-        let named = std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty());
+        let named = headway_os::environment::trusted(LIBRARY_VARIABLE);
         Self::of(Path::new(NODE), Path::new(&named.unwrap_or_else(|| LIBRARY.into())))
     }
 

@@ -13,6 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use headway_core::models::transfer::learning::{LearntClass, merge};
 use headway_core::units;
+use headway_os::environment::trusted;
 use headway_os::{OPEN_NO_LINK, ipc, limits};
 use serde::{Deserialize, Serialize};
 
@@ -68,7 +69,7 @@ pub(super) struct Cache {
 impl Cache {
     /// In `$XDG_CACHE_HOME/headway`, else in `~/.cache/headway`; `None` where neither is an absolute path.
     pub(super) fn of_user(key: NodeKey) -> Option<Self> {
-        let folder = |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
+        let folder = |variable: &str| trusted(variable).map(PathBuf::from).filter(|path| path.is_absolute());
         let base = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
         Some(Self::at(base.join("headway"), key))
     }
