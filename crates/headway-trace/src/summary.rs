@@ -394,12 +394,27 @@ fn verdict(
             [missed, lost, halted].into_iter().flatten().collect::<Vec<_>>().join(", ")
         }
     };
-    let text = match log.incomplete() {
+    let mut text = match log.incomplete() {
         None => said,
         Some(why) => format!("INCOMPLETE, {why} after {}: {said} until then", timeline.span()),
     };
+    if let Some(longest) = driver_late(log).filter(|_| deadlines > 0) {
+        text += if fine { ", but the plan did not promise it" } else { "; the plan does not cover this run" };
+        let allowed = log.header().plan.jitter;
+        text += &format!(": windows were opened or ends seen up to {longest} late, and the plan allows {allowed}");
+    }
     let held = fine && log.incomplete().is_none();
     Verdict { held, deadlines, misses, lost, halted, text }
+}
+
+/// How late the driver was at most, if that was later than the plan allows: opening a window, waking, or noticing an end.
+fn driver_late(log: &Log) -> Option<Nanos> {
+    let opened = log.records().iter().filter_map(|record| match record.what {
+        What::Event(Event::ReleaseLate { by, .. }) => Some(by),
+        _ => None,
+    });
+    let ran = log.header().cpu.iter().flat_map(|used| [used.woken.max, used.noticed.max]);
+    opened.chain(ran).max().filter(|longest| *longest > log.header().plan.jitter)
 }
 
 /// Digits in groups of three, as in `12 345`; four digits stay together.

@@ -85,6 +85,20 @@ fn a_late_operation_shows_as_overrun_and_misses_with_negative_slack() {
 }
 
 #[test]
+fn a_driver_that_is_later_than_the_plan_allows_is_named_whether_deadlines_hold_or_not() {
+    let said = |late: u64| {
+        let bend = Bend { oversleeps: Nanos(late), ..Bend::default() };
+        summarize(&log(&plan(1), 1, bend)).verdict.text
+    };
+    assert_eq!(said(1_000), "all 2 deadlines held", "the plan allows it");
+    let causes = ": windows were opened or ends seen up to ";
+    let (held, missed) = (said(2_000), said(10_000_000));
+    assert!(held.starts_with(&format!("all 2 deadlines held, but the plan did not promise it{causes}")), "{held}");
+    assert!(held.ends_with(", and the plan allows 1 us"), "{held}");
+    assert!(missed.contains(&format!(" deadlines missed; the plan does not cover this run{causes}")), "{missed}");
+}
+
+#[test]
 fn a_delivery_at_the_deadline_is_in_time_and_one_nanosecond_later_is_not() {
     let mut plan = plan(1);
     let longest = summarize(&log(&plan, 1, Bend::default())).streams[0].response.unwrap().max;

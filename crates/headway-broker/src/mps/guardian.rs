@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use headway_os::ipc::{Poller, Process, Signal, children, stop_when_told};
-use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, setsid, wait, waitpid};
+use rustix::process::{WaitOptions, getpid, set_child_subreaper, setsid, wait};
 
 use super::{
     LOG_VARIABLE, LOGS, MEMORY_VARIABLE, PID_FILE, PIPE_VARIABLE, PROGRAM, SHARE_VARIABLE, START_LOG, is_daemon,
@@ -200,9 +200,8 @@ fn start(control: &Control) -> Result<u32, String> {
     }
 }
 
-/// Whether a child of this process lives, whatever its process group: the daemon leads a session of its own. Children that have ended
-/// are waited for. The kernel makes the children of a process ours before it ends, so that none is missed, as one could be in a list of
-/// all processes.
+/// Whether a child of this process lives, in whatever session. Those that have ended are waited for. The kernel makes the children of a
+/// process ours before it ends, so that none is missed, as one could be in a list of all processes.
 fn a_child_lives() -> bool {
     loop {
         match wait(WaitOptions::NOHANG) {
@@ -233,16 +232,12 @@ pub(super) fn stop(control: &Control, pid: u32) {
 /// Ends all that the daemon has started and not ended. What a process leaves becomes our child in the next round.
 fn end_children() {
     for _ in 0..ROUNDS {
-        let left = children(std::process::id());
-        if left.is_empty() {
+        if !a_child_lives() {
             return;
         }
-        for pid in left {
-            if let Ok(process) = Process::open(pid) {
-                let _ = process.signal(Signal::Kill);
-                has_ended_within(&process, KILL_MAX);
-            }
-            let _ = waitpid(i32::try_from(pid).ok().and_then(Pid::from_raw), WaitOptions::NOHANG);
+        for process in children(std::process::id()).into_iter().filter_map(|pid| Process::open(pid).ok()) {
+            let _ = process.signal(Signal::Kill);
+            has_ended_within(&process, KILL_MAX);
         }
     }
 }

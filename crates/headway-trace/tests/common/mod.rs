@@ -168,6 +168,8 @@ pub(crate) struct Bend {
     pub(crate) slow: Option<(u64, Nanos)>,
     /// This operation fails.
     pub(crate) fails: Option<u64>,
+    /// The driver wakes so late for every window.
+    pub(crate) oversleeps: Nanos,
 }
 
 /// Runs `plan` for `cycles` cycles of its first pipeline and returns the log's parts.
@@ -257,7 +259,8 @@ impl Driver {
             if self.dispatcher.is_halted() && completion.is_none() {
                 break;
             }
-            self.now = next.max(self.now);
+            let late = if timeout == Some(next) { self.bend.oversleeps } else { Nanos::ZERO };
+            self.now = (next + late).max(self.now);
             self.inputs(timeout);
             self.drain();
         }
