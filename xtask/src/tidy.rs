@@ -19,6 +19,7 @@ use anyhow::bail;
 
 use crate::{claims, mutants, papers};
 
+pub(crate) use arrows::{Package, packages};
 pub(crate) use tree::Tree;
 
 /// One line of one file that breaks a rule.
@@ -47,7 +48,7 @@ impl fmt::Display for Finding {
 pub(crate) fn run() -> anyhow::Result<()> {
     let root = crate::root();
     let tree = Tree::read(&root)?;
-    let packages = arrows::packages(&root)?;
+    let packages = packages(&root)?;
 
     let mut findings = arrows::check(&tree, &packages);
     findings.extend(layout::check(&tree, &packages));

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every packed test program, then `headway doctor`. Arguments go to the test programs, a filter for example.
+# Runs every packed test program, the smoke test if it is packed, then `headway doctor`. Arguments go to the test programs, a filter for example.
 set -uo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 results="${OUT:-$here/results}"
@@ -24,8 +24,10 @@ run() { # name, command...
 
 for program in "$here"/tests/*; do
     # One at a time: they share the GPUs.
+    [ -e "$program" ] || continue # a pack with the smoke test only
     run "$(basename "$program")" "$program" --nocapture --test-threads=1 "$@"
 done
+[ ! -e "$here/smoke.sh" ] || run smoke bash "$here/smoke.sh"
 run doctor "$here/headway" doctor
 
 skipped="$(cat "$results"/*.txt | grep -cE '(^|\.\.\. )skipped[ :]')"

@@ -1,5 +1,6 @@
 //! Which crate may name which: the table of ARCHITECTURE.md against `cargo metadata`.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
@@ -88,6 +89,22 @@ pub(crate) struct Package {
     /// From the root, with `/`.
     pub(crate) folder: String,
     dependencies: Vec<Dependency>,
+}
+
+impl Package {
+    /// The crates of `packages` that this one is built of, itself included; those of its tests `for_tests`.
+    pub(crate) fn needs<'a>(&'a self, packages: &'a [Self], for_tests: bool) -> BTreeSet<&'a str> {
+        let mut found = BTreeSet::from([self.name.as_str()]);
+        let mut open = vec![self];
+        while let Some(package) = open.pop() {
+            let counts = |it: &&Dependency| !it.is_for_tests || for_tests && package.name == self.name;
+            for dependency in package.dependencies.iter().filter(counts) {
+                let next = packages.iter().find(|it| it.name == dependency.name);
+                open.extend(next.filter(|it| found.insert(it.name.as_str())));
+            }
+        }
+        found
+    }
 }
 
 struct Dependency {
