@@ -115,6 +115,9 @@ pub struct Verdict {
     pub halted: bool,
     /// The same as a sentence.
     pub text: String,
+    /// Where the driver was later than the plan allows, that and how late: held or missed, the plan does not speak of such a host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unpromised: Option<String>,
 }
 
 /// Sums over a run.
@@ -394,27 +397,32 @@ fn verdict(
             [missed, lost, halted].into_iter().flatten().collect::<Vec<_>>().join(", ")
         }
     };
-    let mut text = match log.incomplete() {
+    let text = match log.incomplete() {
         None => said,
         Some(why) => format!("INCOMPLETE, {why} after {}: {said} until then", timeline.span()),
     };
-    if let Some(longest) = driver_late(log).filter(|_| deadlines > 0) {
-        text += if fine { ", but the plan did not promise it" } else { "; the plan does not cover this run" };
-        let allowed = log.header().plan.jitter;
-        text += &format!(": windows were opened or ends seen up to {longest} late, and the plan allows {allowed}");
-    }
     let held = fine && log.incomplete().is_none();
-    Verdict { held, deadlines, misses, lost, halted, text }
+    Verdict { held, deadlines, misses, lost, halted, text, unpromised: unpromised(log) }
 }
 
-/// How late the driver was at most, if that was later than the plan allows: opening a window, waking, or noticing an end.
-fn driver_late(log: &Log) -> Option<Nanos> {
+/// Where the driver was later than the plan allows, how late: the plan promises nothing for such a host, and is not to blame for misses.
+fn unpromised(log: &Log) -> Option<String> {
+    let header = log.header();
+    let allowed = header.plan.jitter;
     let opened = log.records().iter().filter_map(|record| match record.what {
         What::Event(Event::ReleaseLate { by, .. }) => Some(by),
         _ => None,
     });
-    let ran = log.header().cpu.iter().flat_map(|used| [used.woken.max, used.noticed.max]);
-    opened.chain(ran).max().filter(|longest| *longest > log.header().plan.jitter)
+    let longest = [
+        ("windows were opened", opened.max()),
+        ("the driver was woken", header.cpu.as_ref().map(|used| used.woken.max)),
+        ("ends were seen", header.cpu.as_ref().map(|used| used.noticed.max)),
+    ];
+    let late = longest
+        .iter()
+        .filter_map(|(what, late)| late.filter(|late| *late > allowed).map(|late| format!("{what} up to {late} late")));
+    let late = late.collect::<Vec<_>>().join(", ");
+    (!late.is_empty()).then(|| format!("the plan does not promise this on a host where {late}: it allows {allowed}"))
 }
 
 /// Digits in groups of three, as in `12 345`; four digits stay together.

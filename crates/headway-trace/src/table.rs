@@ -194,6 +194,9 @@ impl Summary {
     fn head(&self, out: &mut String) {
         let (source, totals) = (self.source, &self.totals);
         let _ = writeln!(out, "{} [{source}]", self.verdict.text);
+        if let Some(why) = &self.verdict.unpromised {
+            let _ = writeln!(out, "  {why}");
+        }
         let named = |named: &headway_core::plan::Named| format!("{} ({})", plain(&named.name), plain(&named.hash));
         let _ = writeln!(out, "  workload {}, machine {}", named(&self.workload), named(&self.machine));
         let devices: Vec<String> = self.devices.iter().map(|device| plain(device)).collect();

@@ -42,8 +42,9 @@ fn kept_runs_replay_and_their_summaries_are_theirs() {
         let text = text(&run.join("run.jsonl.gz"));
         let page = fs::read_to_string(run.join("summary.md")).unwrap_or_else(|error| panic!("{name}: {error}"));
         let table = table(&text, &name);
-        // The first lines: the verdict, what ran where, and the totals.
-        for line in table.lines().take_while(|line| !line.is_empty()) {
+        // The first lines: the verdict, what ran where, and the totals. Programs of that time did not say what a plan does not promise.
+        let is_newer = |line: &&str| line.starts_with("  the plan does not promise this on a host where");
+        for line in table.lines().take_while(|line| !line.is_empty()).filter(|line| !is_newer(line)) {
             assert!(page.contains(line), "{name}/summary.md does not say: {line}");
         }
     }

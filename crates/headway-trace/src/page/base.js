@@ -168,7 +168,8 @@
     const title = byId("verdict");
     title.textContent = text.charAt(0).toUpperCase() + text.slice(1);
     title.className = summary.verdict.held ? "good" : "bad";
-    byId("subtitle").textContent = subtitle;
+    const unpromised = summary.verdict.unpromised;
+    byId("subtitle").textContent = unpromised ? `${unpromised}. ${subtitle}` : subtitle;
     const devices = summary.devices || [];
     byId("provenance").textContent = [
       `Source: ${summary.source}`,
