@@ -11,9 +11,10 @@ use headway_core::files::guest_log::{
 };
 use headway_core::log::{Incomplete, Source};
 use headway_core::plan::Named;
-use headway_core::units::{Bytes, Nanos};
+use headway_core::units::{Bytes, Nanos, Rate};
 use headway_trace::sharing::{self, Doing, Engine, Span, TaskHead, Unit};
 use headway_trace::summary::summarize;
+use headway_trace::unplanned::{BulkSummary, UrgentSummary};
 use headway_trace::{Log, guest, page};
 
 fn chromium() -> Option<PathBuf> {
@@ -175,6 +176,40 @@ fn misses_show_in_the_verdict_and_in_the_table() {
 }
 
 #[test]
+fn bulk_and_urgent_have_tables_and_what_the_files_lack_is_no_alarm() {
+    let log = log(&plan(3), 6, Bend::default());
+    let mut summary = summarize(&log);
+    summary.left_out = vec!["the log keeps half".to_owned()];
+    summary.bulk = vec![BulkSummary {
+        id: "model".to_owned(),
+        bytes: Bytes(8_000_000_000),
+        of: None,
+        pieces: 2_000,
+        time: Nanos(1_000_000_000),
+        rate: Rate(8_000_000_000),
+    }];
+    summary.urgent = vec![UrgentSummary {
+        id: "alarm".to_owned(),
+        requests: 9,
+        guaranteed: 5,
+        best_effort: 3,
+        refused: 1,
+        misses: 0,
+        response: None,
+        response_behind: None,
+    }];
+    let mut html = Vec::new();
+    page::write(&log, &summary, &mut html).unwrap();
+    let html = String::from_utf8(html).unwrap();
+    assert!(html.contains("<p class=\"remark\" role=\"note\">Left out: the log keeps half.</p>"));
+    assert!(!html.contains("class=\"banner\""));
+    let Some(document) = opened(&html) else { return };
+    assert_eq!((rows(&document, "bulk"), rows(&document, "urgent")), (1, 1));
+    let bulk = from_id(&document, "bulk").split("</table>").next().unwrap();
+    assert!(bulk.contains("endless") && bulk.contains("8.00&nbsp;GB/s"), "{bulk}");
+}
+
+#[test]
 fn names_that_look_like_markup_are_text_and_never_run() {
     let evil = EVIL;
     let mut plan = plan(3);
@@ -309,6 +344,10 @@ fn the_page_of_a_guest_draws_who_copied_and_what_waited_beside_what() {
     assert!(text_of(&document, "timeline-range").starts_with("0&nbsp;ns to 100.000&nbsp;ms"));
     // Calls: out small passed on and aside, the bulk copy, the one into the GPU.
     assert_eq!((rows(&document, "streams"), rows(&document, "steps"), rows(&document, "pairs")), (4, 10, 1));
+    let calls = from_id(&document, "streams").split("</table>").next().unwrap();
+    let slower = "<span class=\"wrong\" title=\"slower than the driver\">12.0&nbsp;µs (driver 10.0&nbsp;µs)";
+    // One of two classes of sizes has all but a few bytes.
+    assert!(calls.matches(slower).count() == 1 && calls.contains("100.0&nbsp;%"), "{calls}");
     let pairs = from_id(&document, "pairs").split("</table>").next().unwrap();
     assert!(pairs.contains("0x20") && pairs.contains("0x10") && pairs.contains("19.0&nbsp;ms"), "{pairs}");
     assert!(text_of(&document, "blame-lead").contains("2 copies, median"), "{}", text_of(&document, "blame-lead"));

@@ -15,7 +15,7 @@ const SCHEMA: u32 = 1;
 const SLOWEST: usize = 10;
 /// Of fewer, a 99th percentile says nothing.
 const P99_MIN: u64 = 100;
-/// Of fewer copies without a bulk copy nothing is concluded.
+/// Of fewer copies that the driver made nothing is concluded.
 const ALONE_MIN: u64 = 10;
 /// What a guest's log says.
 #[derive(Clone, Debug, Serialize)]
@@ -71,6 +71,17 @@ pub struct Group {
     pub longest: Nanos,
     /// All together.
     pub blocked: Nanos,
+    /// Of copies that Headway made: the median of the driver's by the same call and of the same class of sizes; `None` where the driver
+    /// made fewer than 10 that have lines.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drivers_median: Option<Nanos>,
+}
+
+impl Group {
+    /// Whether the driver's copies took less time.
+    pub(super) fn is_slower(&self) -> bool {
+        self.median.zip(self.drivers_median).is_some_and(|(ours, drivers)| ours > drivers)
+    }
 }
 
 /// A reason and how often it was met.
@@ -202,6 +213,12 @@ fn groups(log: &Log) -> Vec<Group> {
         let totals = totals.entry((counted.call, counted.class, counted.became)).or_default();
         totals.add(counted.copies, counted.bytes, counted.took, counted.longest);
     }
+    let drivers = |(call, class, became): (Call, usize, Became), totals: &mut Totals| {
+        let says_enough = became == Became::PassedOn && totals.sample.copies() >= ALONE_MIN;
+        Some(((call, class), totals.sample.quantile(50).filter(|_| says_enough)?))
+    };
+    let drivers: BTreeMap<(Call, usize), Nanos> =
+        totals.iter_mut().filter_map(|(key, totals)| drivers(*key, totals)).collect();
     let group = |((call, class, became), mut totals): ((Call, usize, Became), Totals)| Group {
         call,
         size: SIZES.get(class).map_or("?", |(_, name)| name),
@@ -212,6 +229,7 @@ fn groups(log: &Log) -> Vec<Group> {
         p99: (totals.sample.copies() >= P99_MIN).then(|| totals.sample.quantile(99)).flatten(),
         longest: totals.longest,
         blocked: totals.blocked,
+        drivers_median: drivers.get(&(call, class)).copied().filter(|_| became != Became::PassedOn),
     };
     totals.into_iter().map(group).collect()
 }

@@ -6,7 +6,7 @@ use headway_core::files::guest_log::{Copy, Finding, Problem};
 use headway_core::units::Nanos;
 
 use super::Summary;
-use super::summary::Times;
+use super::summary::{Group, Times};
 
 fn or_dash(time: Option<Nanos>) -> String {
     time.map_or_else(|| "-".to_owned(), |time| time.to_string())
@@ -61,6 +61,12 @@ impl Summary {
                 &group.longest.to_string(),
                 &group.blocked.to_string(),
             ])?;
+        }
+        for group in self.groups.iter().filter(|group| group.is_slower()) {
+            let Group { call, size, became, median, drivers_median, .. } = group;
+            let (median, drivers) = (or_dash(*median), or_dash(*drivers_median));
+            let (call, became) = (call.name(), became.name());
+            writeln!(text, "slower   {call} of {size}, made {became}: median {median}, the driver's {drivers}")?;
         }
         if !self.reasons.is_empty() {
             writeln!(text, "\npassed on, as far as copies have lines")?;

@@ -16,12 +16,13 @@
   function guestFacts(data) {
     const { summary } = data;
     const { beside } = summary;
-    const made = summary.groups.filter((group) => group.became !== "passed-on").reduce((sum, group) => sum + group.copies, 0);
+    const ours = summary.groups.filter((group) => group.became !== "passed-on");
+    const made = (key) => ours.reduce((sum, group) => sum + group[key], 0);
     const longest = summary.groups.reduce((most, group) => (!most || group.longest > most.longest ? group : most), null);
     return [
       ["Copies", count(summary.copies), size(summary.bytes)],
       ["Time in calls", time(summary.blocked), "of all threads together"],
-      ["Made by Headway", percent(summary.copies ? (made / summary.copies) * 1e6 : 0), `${count(made)} copies`],
+      ["Made by Headway", percent(summary.bytes ? (made("bytes") / summary.bytes) * 1e6 : 0), `of the bytes, in ${count(made("copies"))} copies`],
       longest ? ["Longest call", time(longest.longest), `${longest.call}, ${longest.size}`] : ["Longest call", "none", ""],
       beside.waited === null
         ? ["Waited beside bulk copies", beside.with.copies ? "not known" : "none", beside.with.copies ? "too few copies without one" : "no small copy out of a GPU was beside one"]
@@ -78,18 +79,25 @@
     const { summary } = data;
     byId("streams-title").textContent = "Copies by call, size and maker";
     byId("streams-lead").textContent = "Times are those in the call, by the host's clock; of calls that wait they are the whole copy. "
-      + "A 99th percentile stands where a hundred copies and more were made.";
+      + "A 99th percentile stands where a hundred copies and more were made. Red: slower than the driver's copies by the same call and of the same size.";
     byId("stream").hidden = true;
     byId("streams").parentElement.className = "";
     const or = (value) => (value === null ? "–" : time(value));
     const timed = (label, key) => ({ label, num: true, value: (g) => g[key] ?? -1, cell: (g) => or(g[key]) });
+    const isSlower = (g) => g.median !== null && g.drivers_median !== undefined && g.median > g.drivers_median;
+    const share = (g) => (summary.bytes ? g.bytes / summary.bytes : 0);
     sortable(byId("streams"), "Table of calls", [
       { label: "call", value: (g) => g.call, cell: (g) => g.call },
       { label: "size", value: (g) => g.size, cell: (g) => g.size },
       { label: "made", value: (g) => g.became, cell: (g) => g.became },
       { label: "copies", num: true, value: (g) => g.copies, cell: (g) => number(g.copies) },
       { label: "data", num: true, value: (g) => g.bytes, cell: (g) => size(g.bytes) },
-      timed("median", "median"), timed("p99", "p99"), timed("longest", "longest"), timed("together", "blocked"),
+      { label: "of all data", num: true, value: share, cell: (g) => [bar(share(g)), percent(share(g) * 1e6)] },
+      {
+        ...timed("median", "median"),
+        cell: (g) => (isSlower(g) ? el("span", { class: "wrong", title: "slower than the driver" }, `${or(g.median)} (driver ${or(g.drivers_median)})`) : or(g.median)),
+      },
+      timed("p99", "p99"), timed("longest", "longest"), timed("together", "blocked"),
     ], summary.groups, { word: "calls", name: (g) => `${g.call} ${g.size} ${g.became}` });
 
     const words = new Map(data.words);

@@ -57,7 +57,7 @@ impl Shell<'_> {
             writeln!(out, "<p id=\"incomplete\" class=\"banner\" role=\"note\">{}</p>", escape(why))?;
         }
         for what in self.left_out {
-            writeln!(out, "<p class=\"banner\" role=\"note\">Left out: {}.</p>", escape(what))?;
+            writeln!(out, "<p class=\"remark\" role=\"note\">Left out: {}.</p>", escape(what))?;
         }
         out.write_all(BODY.as_bytes())?;
         writeln!(

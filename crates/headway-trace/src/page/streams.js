@@ -136,6 +136,34 @@
     ], all, { word: "messages and flows", name: (j) => j.id });
   }
 
+  function unplannedTables({ bulk = [], urgent = [] }) {
+    byId("unplanned-section").hidden = !bulk.length && !urgent.length;
+    byId("bulk").hidden = !bulk.length;
+    byId("urgent").hidden = !urgent.length;
+    if (bulk.length) {
+      sortable(byId("bulk"), "Bulk transfers", [
+        { label: "bulk transfer", value: (b) => b.id, cell: (b) => b.id },
+        { label: "data", num: true, value: (b) => b.bytes, cell: (b) => size(b.bytes) },
+        { label: "of", num: true, value: (b) => b.of ?? Infinity, cell: (b) => (b.of === null ? "endless" : size(b.of)) },
+        { label: "pieces", num: true, value: (b) => b.pieces, cell: (b) => number(b.pieces) },
+        { label: "time", num: true, value: (b) => b.time, cell: (b) => time(b.time) },
+        { label: "rate", num: true, value: (b) => b.rate, cell: (b) => rate(b.rate) },
+      ], bulk, { word: "bulk transfers", name: (b) => b.id });
+    }
+    if (!urgent.length) return;
+    const longest = (key) => ({ num: true, value: (u) => u[key]?.max ?? -1, cell: (u) => (u[key] ? time(u[key].max) : "–") });
+    sortable(byId("urgent"), "Urgent requests", [
+      { label: "urgent", value: (u) => u.id, cell: (u) => u.id },
+      { label: "requests", num: true, value: (u) => u.requests, cell: (u) => number(u.requests) },
+      { label: "admitted", num: true, value: (u) => u.guaranteed, cell: (u) => number(u.guaranteed) },
+      { label: "longest", ...longest("response") },
+      { label: "missed", num: true, value: (u) => u.misses, cell: (u) => badNumber(u.misses) },
+      { label: "behind", num: true, value: (u) => u.best_effort, cell: (u) => number(u.best_effort) },
+      { label: "longest behind", ...longest("response_behind") },
+      { label: "refused", num: true, value: (u) => u.refused, cell: (u) => number(u.refused) },
+    ], urgent, { word: "urgent requests", name: (u) => u.id });
+  }
+
   function capacityTable(summary) {
     sortable(byId("capacities"), "Links and limits", [
       { label: "link or limit", value: (c) => c.name, cell: (c) => c.name },
@@ -225,6 +253,7 @@
     const view = new Timeline(streamSpec(data));
     streamTable(data, view);
     jobsTable(summary);
+    unplannedTables(summary);
     engineTable(summary.engines);
     capacityTable(summary);
     streamBlame(data, view);
