@@ -30,8 +30,6 @@ pub(crate) struct Out {
     pub(crate) quiet: bool,
 }
 
-/// The machine of plans and explanations for which nobody names one.
-pub(crate) const USUAL_MACHINE: &str = "h200-x4";
 /// Between two looks whether somebody asked for the end of an experiment.
 const LOOK: Duration = Duration::from_millis(100);
 /// Progress is shown for what takes longer than this.
@@ -87,7 +85,7 @@ fn machine(args: &PlanArgs, workload: &Workload) -> Result<Machine> {
     if let Some(none) = headway::machine::for_flows(args.machine.as_deref(), workload) {
         return Ok(none);
     }
-    let machine = headway::machine::open(args.machine.as_deref().unwrap_or(USUAL_MACHINE))?;
+    let machine = headway::machine::open(args.machine.as_deref().unwrap_or(headway::machine::USUAL))?;
     Ok(match args.gpus {
         Some(gpus) => headway::machine::restrict(&machine, gpus)?,
         None => machine,

@@ -11,7 +11,7 @@ use headway_measure::{self as measuring, Depth};
 
 use crate::Answer;
 use crate::args::{BenchArgs, ExplainArgs, MeasureArgs, PreferArg};
-use crate::commands::{Bar, Out, USUAL_MACHINE, interrupt};
+use crate::commands::{Bar, Out, interrupt};
 use crate::show::{chosen, imitation, quoted};
 
 pub(crate) fn measure(out: &Out, args: &MeasureArgs) -> Result<Answer> {
@@ -142,7 +142,7 @@ fn benched(report: &bench::TransferBenchReport) -> String {
 
 pub(crate) fn explain(out: &Out, args: &ExplainArgs) -> Result<Answer> {
     let question = Question {
-        machine: args.machine.clone().unwrap_or_else(|| USUAL_MACHINE.to_owned()),
+        machine: args.machine.clone().unwrap_or_else(|| headway::machine::USUAL.to_owned()),
         gpu: args.gpu.clone(),
         peer: args.peer.clone(),
         direction: args.direction,

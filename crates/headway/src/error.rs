@@ -38,11 +38,11 @@ pub enum Error {
     #[error("{0}")]
     File(Box<FileError>),
     /// A machine name that is neither shipped nor a file.
-    #[error("there is no machine `{name}`: it is neither a file nor shipped; shipped machines: {shipped}")]
+    #[error("there is no machine `{name}`: it is neither a file nor shipped; {suggestion}")]
     NoMachine {
         name: String,
-        /// The names of the machines shipped.
-        shipped: String,
+        /// The shipped name that is nearly the same, or all shipped names.
+        suggestion: String,
     },
     /// Fewer GPUs than asked for.
     #[error("machine `{machine}` has {available} GPUs, not {wanted}")]

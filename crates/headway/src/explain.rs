@@ -38,6 +38,26 @@ pub struct Question {
     pub bounds: Bounds,
 }
 
+/// A copy of 1 GiB of ordinary memory into the first GPU of the usual machine, alone.
+impl Default for Question {
+    fn default() -> Self {
+        Self {
+            machine: crate::machine::USUAL.to_owned(),
+            gpu: None,
+            peer: None,
+            direction: Direction::H2d,
+            bytes: Bytes(1 << 30),
+            pieces: 1,
+            memory: HostMemory::Touched,
+            load: Load::Alone,
+            active: 1,
+            objective: Statistic::Median,
+            excluded: Vec::new(),
+            bounds: Bounds::default(),
+        }
+    }
+}
+
 /// Something that may not be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exclusion {
@@ -115,20 +135,7 @@ mod tests {
     use super::*;
 
     fn question() -> Question {
-        Question {
-            machine: "h200-x4".to_owned(),
-            gpu: None,
-            peer: None,
-            direction: Direction::D2h,
-            bytes: Bytes(1 << 30),
-            pieces: 1,
-            memory: HostMemory::Touched,
-            load: Load::Alone,
-            active: 1,
-            objective: Statistic::Median,
-            excluded: Vec::new(),
-            bounds: Bounds::default(),
-        }
+        Question { direction: Direction::D2h, ..Question::default() }
     }
 
     fn chosen(question: &Question) -> String {

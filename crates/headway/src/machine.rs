@@ -3,10 +3,14 @@
 use std::path::Path;
 
 pub use headway_core::files::machine::{Confidence, EndpointId, Machine, SHIPPED, parse, shipped, write};
+use headway_core::files::suggest;
 pub use headway_core::models::transfer::Method;
 
 use crate::Error;
 use crate::workload::{Workload, read};
+
+/// The machine that plans and simulated runs are for where none is named.
+pub const USUAL: &str = "h200-x4";
 
 /// A machine by the name it is shipped under, or from a machine file.
 ///
@@ -18,8 +22,8 @@ pub fn open(name: &str) -> Result<Machine, Error> {
     }
     let path = Path::new(name);
     if !path.exists() {
-        let shipped: Vec<&str> = SHIPPED.iter().map(|(name, _)| *name).collect();
-        return Err(Error::NoMachine { name: name.to_owned(), shipped: shipped.join(", ") });
+        let suggestion = suggest(name, SHIPPED.iter().map(|(name, _)| *name), "shipped machines");
+        return Err(Error::NoMachine { name: name.to_owned(), suggestion });
     }
     Ok(parse(name, &read(path)?)?)
 }
@@ -40,4 +44,15 @@ pub fn restrict(machine: &Machine, gpus: usize) -> Result<Machine, Error> {
         wanted: gpus,
         available: machine.gpus().count(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_nearly_that_of_a_shipped_machine_is_answered_with_it() {
+        assert!(open("h200x1").unwrap_err().to_string().ends_with("did you mean `h200-x1`?"));
+        assert!(open("another").unwrap_err().to_string().contains("shipped machines: `"));
+    }
 }

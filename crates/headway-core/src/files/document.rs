@@ -83,7 +83,7 @@ fn mistaken(source: &Source, entries: &DeTable<'_>, known: &[&str]) -> Result<()
 }
 
 /// "did you mean `x`?" for a near miss of one of `names`, else the names.
-pub(crate) fn suggest<'a>(word: &str, names: impl Iterator<Item = &'a str> + Clone, kind: &str) -> String {
+pub fn suggest<'a>(word: &str, names: impl Iterator<Item = &'a str> + Clone, kind: &str) -> String {
     const LISTED_MAX: usize = 16;
     if word.chars().count() <= NAME_MAX {
         let near = names.clone().map(|name| (distance(word, name), name)).min();

@@ -72,6 +72,9 @@ impl GuestError {
                 "`headway broker --mps` runs an MPS daemon; `headway doctor` says whether that is possible here. Without `--share` the \
                  program computes in turns with others"
             }
+            Self::Start { program, .. } if ["on", "off", "always", "auto", "never"].contains(&program.as_str()) => {
+                "the value of an option follows `=`, as in `--fast=off`, `--aside=always` and `--yield=never`"
+            }
             Self::Start { .. } => "check the command behind `--`; it is looked for in `$PATH`",
         }
     }
@@ -83,5 +86,18 @@ fn no_mps(socket: &Path, is_there: bool) -> String {
         format!("the broker at `{socket}` runs no MPS daemon for this user, so that a share of a GPU cannot be given")
     } else {
         format!("no broker listens at `{socket}`, so that a share of a GPU cannot be given")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_that_is_taken_for_the_program_is_told_from_a_program_that_is_not_there() {
+        let help = |program: &str| {
+            GuestError::Start { program: program.to_owned(), source: io::ErrorKind::NotFound.into() }.help()
+        };
+        assert!(help("off").contains("`--fast=off`") && help("progam").contains("behind `--`"));
     }
 }
