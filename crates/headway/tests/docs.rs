@@ -54,7 +54,7 @@ fn the_page_of_methods_has_the_table_that_the_program_uses() {
         assert_eq!(
             page,
             format!("{begin}{table}{end}"),
-            "`SNAPSHOTS=overwrite cargo test -p headway --test docs` writes it"
+            "`SNAPSHOTS=overwrite cargo test -p headway-gpu --test docs` writes it"
         );
     }
 }

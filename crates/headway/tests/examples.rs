@@ -1,4 +1,4 @@
-//! The examples run on any computer and say what they are meant to say. `cargo test -p headway` builds them.
+//! The examples run on any computer and say what they are meant to say. `cargo test -p headway-gpu` builds them.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ fn said(name: &str) -> String {
     let test = std::env::current_exe().unwrap();
     // Tests lie in `deps`, examples beside that folder.
     let example = test.parent().and_then(|deps| deps.parent()).unwrap().join("examples").join(name);
-    let help = "`cargo build -p headway --examples` makes it";
+    let help = "`cargo build -p headway-gpu --examples` makes it";
     let done = Command::new(&example).output().unwrap_or_else(|error| panic!("{}: {error}; {help}", example.display()));
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     String::from_utf8(done.stdout).unwrap()

@@ -29,6 +29,9 @@ const fn row(name: &'static str, folder: &'static str, may_name: May) -> Row {
     Row { name, folder, may_name }
 }
 
+/// The package of the library `headway`: on crates.io `headway` is another project.
+const LIBRARY: &str = "headway-gpu";
+
 /// The arrows. A crate that is not here is an error; one that does not exist is fine.
 const TABLE: [Row; 17] = [
     row("headway-core", "crates/headway-core", May::Only(&[])),
@@ -44,13 +47,13 @@ const TABLE: [Row; 17] = [
     ),
     row("headway-broker", "crates/headway-broker", May::Only(&["headway-core", "headway-os"])),
     row("headway-trace", "crates/headway-trace", May::Only(&["headway-core"])),
-    row("headway", "crates/headway", May::Below),
+    row(LIBRARY, "crates/headway", May::Below),
     row("headway-measure", "crates/headway-measure", May::WithHeadway(&[])),
     row("headway-lab", "crates/headway-lab", May::WithHeadway(&["headway-measure"])),
-    row("headway-cli", "crates/headway-cli", May::Only(&["headway", "headway-measure", "headway-lab"])),
-    row("headway-capi", "crates/headway-capi", May::Only(&["headway"])),
-    row("headway-preload", "crates/headway-preload", May::Only(&["headway-core", "headway"])),
-    row("headway-python", "python", May::Only(&["headway"])),
+    row("headway-cli", "crates/headway-cli", May::Only(&[LIBRARY, "headway-measure", "headway-lab"])),
+    row("headway-capi", "crates/headway-capi", May::Only(&[LIBRARY])),
+    row("headway-preload", "crates/headway-preload", May::Only(&["headway-core", LIBRARY])),
+    row("headway-python", "python", May::Only(&[LIBRARY])),
     row("xtask", "xtask", May::Only(&[])),
 ];
 
@@ -177,7 +180,7 @@ fn allowed(row: &Row, dependency: &Dependency) -> bool {
         May::Only(names) => names.contains(&name),
         May::Below => BELOW.contains(&name),
         May::WithHeadway(others) => {
-            name == "headway" || others.contains(&name) || (BELOW.contains(&name) && name != CUDA)
+            name == LIBRARY || others.contains(&name) || (BELOW.contains(&name) && name != CUDA)
         }
     }
 }
@@ -215,8 +218,13 @@ mod tests {
         check(&tree, &parse(&metadata).unwrap()).iter().map(ToString::to_string).collect()
     }
 
+    /// The folder of a package has its name, but for the library, whose folder has the name that programs use.
+    fn folder(package: &str) -> &str {
+        if package == LIBRARY { "headway" } else { package }
+    }
+
     fn package(name: &str, dependencies: &Value) -> Value {
-        let manifest = format!("/r/crates/{name}/Cargo.toml");
+        let manifest = format!("/r/crates/{}/Cargo.toml", folder(name));
         json!({ "name": name, "manifest_path": manifest, "dependencies": dependencies })
     }
 
@@ -239,16 +247,16 @@ mod tests {
     #[test]
     fn only_the_public_library_names_the_cuda_backend() {
         for row in TABLE.iter().filter(|row| row.folder.starts_with("crates/") && row.name != "headway-cuda") {
-            let expected = usize::from(row.name != "headway");
+            let expected = usize::from(row.name != LIBRARY);
             assert_eq!(arrow(row.name, "headway-cuda", &json!(null)).len(), expected, "{}", row.name);
         }
-        assert_eq!(arrow("headway", "headway-cli", &json!(null)).len(), 1);
+        assert_eq!(arrow(LIBRARY, "headway-cli", &json!(null)).len(), 1);
     }
 
     #[test]
     fn a_library_user_links_neither_measurements_nor_the_laboratory() {
         for name in ["headway-measure", "headway-lab"] {
-            assert_eq!(arrow("headway", name, &json!(null)).len(), 1, "{name}");
+            assert_eq!(arrow(LIBRARY, name, &json!(null)).len(), 1, "{name}");
             assert_eq!(arrow("headway-capi", name, &json!(null)).len(), 1, "{name}");
             assert!(arrow("headway-cli", name, &json!(null)).is_empty(), "{name}");
         }
@@ -277,9 +285,9 @@ mod tests {
     }
 
     #[test]
-    fn every_row_lies_in_a_folder_of_its_name() {
+    fn every_row_lies_in_the_folder_of_its_package() {
         for row in TABLE.iter().filter(|row| row.folder.starts_with("crates/")) {
-            assert_eq!(row.folder, format!("crates/{}", row.name));
+            assert_eq!(row.folder, format!("crates/{}", folder(row.name)));
         }
     }
 }
