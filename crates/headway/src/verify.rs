@@ -70,7 +70,7 @@ pub fn verify(
         let threads = thread::available_parallelism().map_or(1, NonZero::get).min(plan.streams.len());
         for _ in 0..threads {
             let told = told.clone();
-            scope.spawn(|| work(told));
+            headway_os::threads::without_signals(|| scope.spawn(|| work(told)));
         }
         drop(told);
         let mut wrong: Option<(usize, Error)> = None;
