@@ -41,7 +41,9 @@ fn bind(socket: &Path) -> Result<(), ServerError> {
 
 /// This program in another role, which `role` names.
 fn again(role: &str, socket: &Path) -> Command {
-    let mut command = Command::new(env::current_exe().unwrap());
+    // Whether this process ignores SIGHUP, as under `nohup`, is not known.
+    let mut command = Command::new("env");
+    command.arg("--default-signal=HUP").arg(env::current_exe().unwrap());
     command.args(["--exact", role, "--nocapture", "--test-threads=1"]).env("PLACE_SOCKET", socket);
     command.stdin(Stdio::piped()).stdout(Stdio::null());
     command

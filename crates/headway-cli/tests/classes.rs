@@ -86,7 +86,7 @@ fn a_user_without_permission_runs_as_an_ordinary_thread_and_is_told_why_and_what
         }
     }
     let Some(doctor) = unprivileged(place.path(), &["doctor"]) else { return };
-    assert!(doctor.out.contains("CPU for drivers") && doctor.out.contains("setcap cap_sys_nice+ep"), "{}", doctor.out);
+    assert!(doctor.out.contains("CPU for drivers") && doctor.out.contains("setpriv"), "{}", doctor.out);
 }
 
 #[test]

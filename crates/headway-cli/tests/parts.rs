@@ -85,7 +85,7 @@ fn a_part_that_stays_on_a_gpu_is_simulated_and_refused_on_devices() {
     let run = ["run", "stays.toml", "--machine", "h200-x4", "--duration", "50 ms", "--quiet", "--backend"];
     headway(place.path(), &[&run[..], &["sim", "--out", "sim"]].concat()).exits(0);
     let refused = headway(place.path(), &[&run[..], &["emu", "--out", "emu"]].concat()).exits(2);
-    assert!(refused.err.contains("it ends on a GPU, where nothing takes it: add a copy to `host`"), "{refused:?}");
+    assert!(refused.err.contains("it ends on a GPU, where nothing takes it; add a copy to `host`"), "{refused:?}");
 }
 
 /// A stream that leaves out what is late, beside one that takes too much. Cycles are given up while earlier ones are under way.
