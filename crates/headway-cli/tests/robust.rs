@@ -200,7 +200,7 @@ fn a_strategy_is_chosen_among_those_that_the_help_names() {
 #[test]
 fn an_unknown_machine_is_answered_with_those_that_are_shipped() {
     let place = place();
-    let words = ["`h300`", "h200-x1, h200-x4", "help:"];
+    let words = ["`h300`", "`h200-x1`, `h200-x4`", "help:"];
     fails(place.path(), &["plan", ENCRYPT, "--machine", "h300"], 2, &words);
     fails(place.path(), &sim(&["--machine", "h300"]), 2, &words);
     fails(place.path(), &["machines", "h300"], 2, &words);
