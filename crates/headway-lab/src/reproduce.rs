@@ -486,7 +486,7 @@ impl Outcome {
     /// complete and complete ones are there. Returns where they are.
     ///
     /// # Errors
-    /// [`headway::Error::Write`], [`Error::Plot`].
+    /// [`headway::Error::Write`], [`headway_measure::Error::Plot`].
     pub fn write(&self, folder: &Path) -> Result<PathBuf, Error> {
         let folder = Folder::open(folder, self.experiment, self.complete)?;
         for table in &self.tables {
@@ -527,7 +527,7 @@ impl Experiment {
     /// Checks that where the results may go is free, or has earlier ones of the same experiment.
     ///
     /// # Errors
-    /// [`Error::InTheWay`] if there is anything else, [`headway::Error::Read`].
+    /// [`headway_measure::Error::InTheWay`] if there is anything else, [`headway::Error::Read`].
     pub fn may_write(&self, setting: &Setting) -> Result<(), Error> {
         let sources: &[&str] = match setting.backend {
             Backend::Auto => &["sim", "emu", "cuda"],
