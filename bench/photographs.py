@@ -1,4 +1,4 @@
-"""Writes a video for `headway reproduce gpusync-gpu --video FILE`: what a camera sees that moves over real photographs.
+"""Writes a video for `headway-lab gpusync-gpu --video FILE`: what a camera sees that moves over real photographs.
 
     python3 -m venv venv && venv/bin/pip install scikit-image
     venv/bin/python bench/photographs.py photographs.raw

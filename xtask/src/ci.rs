@@ -60,8 +60,8 @@ const STEPS: [Step; 10] = [
 const CORE: &str = "headway-core";
 const CORE_NOT_OPTIMISED: [&str; 2] = ["--config", "profile.test.package.headway-core.opt-level=0"];
 
-/// Crates that are in no registry: the program comes with the laboratory, which is not for libraries.
-const UNPUBLISHED: [&str; 3] = ["headway-cli", "headway-lab", "xtask"];
+/// Crates that are in no registry.
+const UNPUBLISHED: [&str; 2] = ["headway-lab", "xtask"];
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.list {

@@ -21,6 +21,8 @@ const GPU_TESTS: &str = "gpu*";
 const PRELOAD: (&str, &str) = ("headway-preload", "libheadway_preload.so");
 /// The crate and the name of the program.
 const PROGRAM: (&str, &str) = ("headway-cli", "headway");
+/// The experiments of papers: packed with all tests.
+const LAB: &str = "headway-lab";
 /// Runs the pack; needs nothing but bash and the driver.
 const RUN: &str = include_str!("gpu_test/run.sh");
 /// Runs the commands of [`PAGES`] on a GPU.
@@ -120,11 +122,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let tests_folder = pack.join("tests");
     empty(&tests_folder)?;
 
-    let programs = executables::build(cargo_command().args(["build", "--release", "-p", PROGRAM.0, "-p", PRELOAD.0]))?;
-    let program = programs.iter().find(|it| !it.is_test && it.target == PROGRAM.1);
-    let program = program.with_context(|| format!("{} builds no program `{}`", PROGRAM.0, PROGRAM.1))?;
-    let mut bytes = stripped_copy(&program.path, &pack.join(PROGRAM.1))?;
-    bytes += stripped_copy(&program.path.with_file_name(PRELOAD.1), &pack.join(PRELOAD.1))?;
+    let mut build = cargo_command();
+    build.args(["build", "--release", "-p", PROGRAM.0, "-p", PRELOAD.0]);
+    let mut packed = vec![PROGRAM.1];
+    if concerned.is_none() {
+        build.args(["-p", LAB]);
+        packed.push(LAB);
+    }
+    let programs = executables::build(&mut build)?;
+    let mut bytes = 0;
+    for name in packed {
+        let program = programs.iter().find(|it| !it.is_test && it.target == name);
+        let program = program.with_context(|| format!("no package builds a program `{name}`"))?;
+        bytes += stripped_copy(&program.path, &pack.join(name))?;
+        if name == PROGRAM.1 {
+            bytes += stripped_copy(&program.path.with_file_name(PRELOAD.1), &pack.join(PRELOAD.1))?;
+        }
+    }
 
     let mut arguments = vec!["test", "--release", "--no-run"];
     let mut wanted: BTreeSet<&str> = args.packages.iter().map(String::as_str).collect();

@@ -18,7 +18,7 @@ const PLAIN_MAX: usize = 64 << 10;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Folder that `bench/record.sh` wrote, or one with `setup.tsv` of `bench/setup.sh` and `bench` of `headway bench`,
-    /// `reproduce` of `headway reproduce`, or `all` of `headway reproduce all --out`
+    /// `reproduce` of `headway-lab`, or `all` of `headway-lab all --out`
     results: PathBuf,
     /// Name of the run: date, GPU and what was run, for example 2026-11-21-h200x1-encrypt; of `all`, without what was run
     name: String,
@@ -92,7 +92,7 @@ fn keep_figures(args: &Args, name: &str, figures: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Keeps every experiment of `headway reproduce all` as a run of its own.
+/// Keeps every experiment of `headway-lab all` as a run of its own.
 fn keep_all(args: &Args) -> anyhow::Result<()> {
     let all = args.results.join("all");
     let entries = fs::read_dir(&all).with_context(|| format!("read {}", all.display()))?;

@@ -1,6 +1,6 @@
 //! `cargo xtask papers`: one page of all experiments of papers, from what kept runs say.
 //!
-//! `headway reproduce` leaves an `outcome.json` beside its raw figures. Of each experiment the newest kept outcome of every source is
+//! `headway-lab` leaves an `outcome.json` beside its raw figures. Of each experiment the newest kept outcome of every source is
 //! shown: simulated, emulated, and measured on each kind of GPU. Nothing on the page is written by hand.
 
 use std::collections::BTreeMap;

@@ -73,7 +73,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     }
     match pages::documented_flags(&tree) {
         Some(known) => findings.extend(pages::check_flags(&tree, &known)),
-        None => println!("note: flags named in pages are not checked: there is no {}*.txt", pages::HELP_SNAPSHOTS),
+        None => println!("note: flags named in pages are not checked: there is no {}*.txt", pages::HELP_SNAPSHOTS[0]),
     }
 
     findings.sort();

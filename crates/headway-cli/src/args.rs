@@ -1,7 +1,5 @@
 //! The command line: one definition gives parsing, help, manual pages and completions.
 
-mod foreign;
-
 mod broker;
 mod label;
 
@@ -16,17 +14,16 @@ use headway::machine::Method;
 use headway::plan::Strategy;
 use headway::run::RequestedClass;
 use headway::units::{Bytes, Nanos, UnitError};
-use headway_lab::child::Part;
 use headway_measure::Step;
 use headway_measure::child::{CHILD_ARGUMENT, ChildPart};
 
-use crate::values::some_bytes;
+use headway_cli::terminal::Format;
+use headway_cli::values::{BackendArg, count, some_bytes, word};
 
 /// The hidden command of the guardian of an MPS daemon.
 pub(crate) const GUARD: &str = "mps-guard";
 
 pub(crate) use self::broker::{BrokerArgs, ModeArg};
-pub(crate) use self::foreign::{ExportArgs, ImportArgs};
 
 /// Moves data between host and GPU memory on time: plans periodic transfers, runs them, shows what happened.
 #[derive(Debug, Parser)]
@@ -47,14 +44,6 @@ pub(crate) struct Cli {
 fn long_version() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| format!("{} ({})", headway::VERSION, headway::COMMIT));
     &TEXT
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    /// Tables for people
-    Text,
-    /// One JSON document with a `schema` number
-    Json,
 }
 
 #[derive(Debug, Subcommand)]
@@ -86,8 +75,6 @@ pub(crate) enum Command {
         value_parser = clap::value_parser!(u64).range(1..))]
         trace_max: u64,
     },
-    /// Make an experiment of a paper again and compare
-    Reproduce(ReproduceArgs),
     /// Measure this node and write its machine file: links, kernels, and what every way of copying takes
     Measure(MeasureArgs),
     /// Compare ways of doing something, in one run
@@ -95,14 +82,8 @@ pub(crate) enum Command {
         #[command(subcommand)]
         what: BenchCommand,
     },
-    /// Draw rows of a results file (SVG)
-    Plot(PlotArgs),
     /// Say which way a copy would go, and why
     Explain(ExplainArgs),
-    /// Make a workload file from a task set of another tool
-    Import(ImportArgs),
-    /// Write the periodic copies and tasks of a workload (its `[[flow]]` tables) as a task set that another schedulability tool reads
-    Export(ExportArgs),
     /// List the machines that are shipped, or print the file of one
     Machines {
         /// Print this machine file
@@ -137,13 +118,6 @@ pub(crate) enum Command {
     MeasureChild {
         #[arg(value_parser = word(ChildPart::WORDS))]
         part: ChildPart,
-        order: String,
-    },
-    /// Serve an experiment that this program runs in another process
-    #[command(name = headway_lab::child::WORD, hide = true)]
-    LabChild {
-        #[arg(value_parser = word(Part::WORDS))]
-        part: Part,
         order: String,
     },
     /// Start the MPS daemon of a broker, and stop it when the broker has ended
@@ -217,102 +191,6 @@ pub(crate) struct RunArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct ReproduceArgs {
-    /// The experiment, or "all" for every one that the backend can make [default: list them]
-    pub(crate) experiment: Option<String>,
-    /// What runs it
-    #[arg(long, value_enum, default_value_t = BackendArg::Auto)]
-    pub(crate) backend: BackendArg,
-    /// Fewer and smaller points
-    #[arg(long)]
-    pub(crate) quick: bool,
-    /// Machine whose profile `copy` chooses by [default: machine.toml of the current folder on GPUs; the built-in rules]
-    #[arg(long)]
-    pub(crate) machine: Option<String>,
-    /// Folder for raw figures, plots and summary [default: out/NAME-SOURCE-OPTIONS, with the options that were given]
-    #[arg(long)]
-    pub(crate) out: Option<PathBuf>,
-    /// Seed of everything drawn
-    #[arg(long, default_value_t = 1)]
-    pub(crate) seed: u64,
-    /// Use this many GPUs, where an experiment can use several [default: all]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
-    pub(crate) gpus: Option<usize>,
-    /// How long each run on devices lasts [default: what suits it on GPUs]
-    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
-    pub(crate) duration: Option<Nanos>,
-    /// verner-aes: the paper's workloads, for example "1,2,3"; of several, none is taken beyond what its plan accepts
-    #[arg(long, value_name = "NUMBER", value_delimiter = ',', default_value = "3",
-        value_parser = clap::value_parser!(u32).range(1..=12))]
-    pub(crate) workload: Vec<u32>,
-    /// verner-aes: leave out streams with shorter deadlines
-    #[arg(long, value_name = "TIME", default_value = "20 ms", value_parser = str::parse::<Nanos>)]
-    pub(crate) deadline_min: Nanos,
-    /// verner-aes: multiply the rates of all streams
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
-    pub(crate) rate_scale: u64,
-    /// verner-aes: plan for a machine so many times slower [default: 1; 400 with `--backend emu`]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
-    pub(crate) slower: Option<u64>,
-    /// verner-aes: plan no more streams than these, which leaves room [default: as many as are accepted]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) streams_max: Option<u32>,
-    /// verner-aes: cores of the CPU that serve streams with short deadlines; 0 = none
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=64))]
-    pub(crate) cores: u32,
-    /// verner-aes: policies that run
-    #[arg(long, value_name = "POLICY", value_delimiter = ',', default_value = "serial,lockstep,combined,partitioned",
-        value_parser = word(POLICIES))]
-    pub(crate) policies: Vec<Strategy>,
-    #[command(flatten)]
-    pub(crate) sharing: ExperimentSharingArgs,
-    /// See [`label`].
-    #[arg(skip)]
-    pub(crate) label: String,
-}
-
-/// What only `gpusync-gpu` asks.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Options of gpusync-gpu")]
-pub(crate) struct ExperimentSharingArgs {
-    /// How often each configuration is run
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) repetitions: u32,
-    /// Every scenario of the paper instead of a few
-    #[arg(long)]
-    pub(crate) all: bool,
-    /// Cameras, each a process [default: 5 for each GPU]
-    #[arg(long, value_name = "N", value_parser = count)]
-    pub(crate) cameras: Option<usize>,
-    /// CPUs that tokens are given for [default: those allowed here, at most one for each camera]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) cpus: Option<u32>,
-    /// Loads: share of each GPU's time that kernels take if nobody is in the way, percent [default: 76, as simulated]
-    #[arg(long, value_name = "PERCENT", value_delimiter = ',')]
-    pub(crate) busy: Vec<u32>,
-    /// Only this configuration, by its name or the name's first word; may be given several times
-    #[arg(long, value_name = "NAME")]
-    pub(crate) only: Vec<String>,
-    /// Divide the paper's periods by this
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) speedup: u32,
-    /// Kernel segments of a frame, in addition to the tracker's
-    #[arg(long, value_name = "N", default_value_t = 9)]
-    pub(crate) segments: u32,
-    /// Video of 8-bit grey levels, 320 x 240 pixels, picture after picture [default: computed pictures]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) video: Option<PathBuf>,
-}
-
-/// Policies that run on devices.
-const POLICIES: &[(&str, Strategy)] = &[
-    ("serial", Strategy::Serial),
-    ("lockstep", Strategy::Lockstep),
-    ("combined", Strategy::Combined),
-    ("partitioned", Strategy::Partitioned),
-];
-
-#[derive(Debug, Args)]
 pub(crate) struct MeasureArgs {
     /// What is measured
     #[arg(long, value_enum, default_value_t = CopyBackendArg::Auto)]
@@ -363,8 +241,6 @@ pub(crate) enum BenchCommand {
     Interconnect(InterconnectArgs),
     /// Time arbitration between processes: leased engine locks, tokens, engines handed over
     Broker(BenchBrokerArgs),
-    /// Time message combining on one core, and compare its results with the best there are
-    Combine(BenchCombineArgs),
 }
 
 #[derive(Debug, Args)]
@@ -437,43 +313,6 @@ pub(crate) struct BenchArgs {
     /// Fewer and smaller points: about a minute for one GPU
     #[arg(long)]
     pub(crate) quick: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct BenchCombineArgs {
-    /// Folder for figures and summary; other options given are added to its name
-    #[arg(long, default_value = "out/combine")]
-    pub(crate) out: PathBuf,
-    /// Seed of all message sets
-    #[arg(long, default_value_t = 1)]
-    pub(crate) seed: u64,
-    /// 1,000 messages only and fewer sets: some seconds [default: up to 10,000 messages, some minutes]
-    #[arg(long)]
-    pub(crate) quick: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct PlotArgs {
-    /// Table with a header line (CSV, also compressed), such as `rows.csv` of a benchmark
-    pub(crate) rows: PathBuf,
-    /// Column along the horizontal axis
-    #[arg(long, value_name = "COLUMN")]
-    pub(crate) x: String,
-    /// Columns along the vertical axis
-    #[arg(long, value_name = "COLUMN", value_delimiter = ',', required = true)]
-    pub(crate) y: Vec<String>,
-    /// Columns whose values tell lines apart
-    #[arg(long, value_name = "COLUMN", value_delimiter = ',')]
-    pub(crate) by: Vec<String>,
-    /// Draw only rows with this value in this column; may be given several times
-    #[arg(long, value_name = "COLUMN=VALUE", value_delimiter = ',', value_parser = column_value)]
-    pub(crate) only: Vec<(String, String)>,
-    /// The picture
-    #[arg(long, value_name = "FILE")]
-    pub(crate) out: PathBuf,
-    /// Replace a file that exists
-    #[arg(long)]
-    pub(crate) force: bool,
 }
 
 #[derive(Debug, Args)]
@@ -574,15 +413,6 @@ pub(crate) enum CopyBackendArg {
     Cuda,
 }
 
-/// Parses one of `words`, and lists them in help and errors.
-fn word<T: Copy + Send + Sync + 'static>(words: &'static [(&'static str, T)]) -> impl TypedValueParser<Value = T> {
-    let known = words.iter().map(|(word, _)| *word);
-    PossibleValuesParser::new(known).map(move |text| {
-        let found = words.iter().find(|(word, _)| *word == text);
-        found.expect("the parser before lets only known words through").1
-    })
-}
-
 fn method() -> impl TypedValueParser<Value = Method> {
     PossibleValuesParser::new(Method::words().into_iter().map(|(word, _)| word))
         .map(|text| Method::named(&text, None).expect("the parser before lets only known words through"))
@@ -590,17 +420,6 @@ fn method() -> impl TypedValueParser<Value = Method> {
 
 fn step() -> impl TypedValueParser<Value = Step> {
     word(&Step::WORDS)
-}
-
-/// A column and the value that it must have.
-fn column_value(text: &str) -> Result<(String, String), &'static str> {
-    let (column, value) = text.split_once('=').ok_or("give COLUMN=VALUE")?;
-    Ok((column.to_owned(), value.to_owned()))
-}
-
-/// A number of things, one at least. A negative number gives the same error as zero.
-fn count(text: &str) -> Result<usize, &'static str> {
-    text.parse().ok().filter(|count| *count > 0).ok_or("give a whole number from 1 on")
 }
 
 /// A time above zero, with a unit.
@@ -648,18 +467,6 @@ impl From<ExcludeArg> for headway::explain::Exclusion {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum BackendArg {
-    /// GPUs if there are some, else the simulation
-    Auto,
-    /// Virtual time over the machine file
-    Sim,
-    /// Threads and real memory, throttled to the machine file
-    Emu,
-    /// GPUs
-    Cuda,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum StrategyArg {
     /// One transfer at a time in the whole node
     Serial,
@@ -684,17 +491,6 @@ impl From<StrategyArg> for Strategy {
             StrategyArg::PerGpu => Self::PerGpu,
             StrategyArg::Lockstep => Self::Lockstep,
             StrategyArg::Generation => Self::Generation,
-        }
-    }
-}
-
-impl From<BackendArg> for headway::run::Backend {
-    fn from(backend: BackendArg) -> Self {
-        match backend {
-            BackendArg::Auto => Self::Auto,
-            BackendArg::Sim => Self::Sim,
-            BackendArg::Emu => Self::Emu,
-            BackendArg::Cuda => Self::Cuda,
         }
     }
 }

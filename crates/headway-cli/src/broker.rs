@@ -9,11 +9,10 @@ use headway::broker::{
 };
 use headway::mps;
 use headway::units::Nanos;
+use headway_cli::terminal::{Answer, Bar, Out, interrupt, printable};
 use headway_measure::bench::broker as bench;
 
-use crate::Answer;
 use crate::args::{BenchBrokerArgs, BrokerArgs, GUARD, ModeArg};
-use crate::commands::{Bar, Out, interrupt, printable};
 
 pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
     // Orderly, whoever asks: the socket is removed, and priorities are taken back.

@@ -22,7 +22,7 @@ const PARTS: [&str; 4] = ["broker", "copy", "run", "staging"];
 ///
 /// # Errors
 /// A value that asks for nothing that there is.
-pub(crate) fn begin() -> anyhow::Result<()> {
+pub fn begin() -> anyhow::Result<()> {
     let Some(rules) = Rules::parse(std::env::var_os(VARIABLE))? else { return Ok(()) };
     tracing::subscriber::set_global_default(Printer { rules, started: Instant::now() })?;
     Ok(())

@@ -7,8 +7,7 @@ use headway::Diagnosis;
 use headway::guest::GuestError;
 use serde::Serialize;
 
-use crate::args::Format;
-use crate::commands::printable;
+use crate::terminal::{Format, printable};
 
 /// An error as JSON (docs/files.md).
 #[derive(Serialize)]
@@ -34,11 +33,11 @@ struct Place {
 }
 
 /// The exit status of `exec` where the program was not started, as `env` and `timeout` have it.
-pub(crate) const NOT_STARTED: u8 = 125;
+pub const NOT_STARTED: u8 = 125;
 
-/// Tells an error with its causes, each once, and picks the exit status: `usual` where nothing else fits.
-pub(crate) fn report(error: &anyhow::Error, format: Format, usual: u8) -> ExitCode {
-    let known = diagnosis(error);
+/// Tells an error with its causes, each once, and picks the exit status: `usual` where nothing else fits. `known` is what a
+/// library says of the error.
+pub fn report(error: &anyhow::Error, known: Option<&dyn Diagnosis>, format: Format, usual: u8) -> ExitCode {
     let status = match error.downcast_ref::<headway::Error>() {
         // As `env` and `timeout` have it: a guest's own status is not mistaken for one of these.
         Some(headway::Error::Guest(GuestError::Start { source, .. })) if source.kind() == io::ErrorKind::NotFound => {
@@ -89,16 +88,14 @@ pub(crate) fn report(error: &anyhow::Error, format: Format, usual: u8) -> ExitCo
     ExitCode::from(status)
 }
 
-/// What the libraries tell of an error of theirs.
-fn diagnosis(error: &anyhow::Error) -> Option<&dyn Diagnosis> {
+/// What the libraries that every program uses say of an error of theirs.
+pub fn diagnosis(error: &anyhow::Error) -> Option<&dyn Diagnosis> {
     let of_headway = error.downcast_ref::<headway::Error>().map(|error| error as &dyn Diagnosis);
-    let of_measure = || error.downcast_ref::<headway_measure::Error>().map(|error| error as &dyn Diagnosis);
-    let of_lab = || error.downcast_ref::<headway_lab::Error>().map(|error| error as &dyn Diagnosis);
-    of_headway.or_else(of_measure).or_else(of_lab)
+    of_headway.or_else(|| error.downcast_ref::<headway_measure::Error>().map(|error| error as &dyn Diagnosis))
 }
 
 /// Tells what is wrong with the command line: as JSON if its words ask for that.
-pub(crate) fn misused(error: &clap::Error) -> ExitCode {
+pub fn misused(error: &clap::Error) -> ExitCode {
     let words: Vec<_> = std::env::args_os().collect();
     let pairs = words.windows(2).any(|pair| pair[0] == "--format" && pair[1] == "json");
     if error.use_stderr() && (pairs || words.iter().any(|word| *word == "--format=json")) {

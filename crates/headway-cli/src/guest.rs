@@ -10,9 +10,9 @@ use clap::{Args, ValueEnum};
 use headway::guest::{self, Aside, GuestError, GuestOptions};
 use headway::mps::{self, Share};
 use headway::units::{Bytes, UnitError};
+use headway_cli::terminal::Answer;
 
-use crate::Answer;
-use crate::values::some_bytes;
+use headway_cli::values::some_bytes;
 
 #[derive(Debug, Args)]
 pub(crate) struct ExecArgs {

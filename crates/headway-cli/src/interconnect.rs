@@ -3,12 +3,11 @@
 use std::fmt::Write;
 
 use anyhow::Result;
+use headway_cli::terminal::{Answer, Bar, Out, interrupt};
 use headway_measure::bench::Outcome;
 use headway_measure::bench::interconnect::{InterconnectBenchOptions, InterconnectBenchReport, run};
 
-use crate::Answer;
 use crate::args::InterconnectArgs;
-use crate::commands::{Bar, Out, interrupt};
 use crate::show::imitation;
 
 pub(crate) fn bench(out: &Out, args: &InterconnectArgs) -> Result<Answer> {

@@ -1,5 +1,6 @@
 //! Manual pages, made from the same definition as parsing, help and completions.
 
+use headway_cli::terminal::{Answer, Out, write_out};
 use std::fs;
 use std::path::Path;
 
@@ -7,9 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::CommandFactory;
 use clap_mangen::Man;
 
-use crate::Answer;
 use crate::args::Cli;
-use crate::commands::{Out, write_out};
 
 /// Prints the page of the subcommand `of`, or writes all pages into `folder`.
 pub(crate) fn man(out: &Out, of: &[String], folder: Option<&Path>) -> Result<Answer> {

@@ -13,9 +13,8 @@ use headway::share::{self, SharingReport};
 use headway::share::{Resource, Unknown, Verdict};
 use headway::workload::Loaded;
 use headway::workload::Workload;
+use headway_cli::terminal::{Answer, Bar, Out};
 
-use crate::Answer;
-use crate::commands::{Bar, Out};
 use crate::show;
 use crate::tightest::{self, LINES, more, tightest};
 

@@ -3,7 +3,6 @@
 use std::cmp::Reverse;
 use std::ffi::OsStr;
 use std::fmt::Write;
-use std::path::Path;
 
 use headway::doctor::{Examination, State};
 use headway::keep::Keep;
@@ -15,7 +14,6 @@ use headway::plan::{
 use headway::report::{PAGE, TRACE};
 use headway::run::{RequestedClass, RunReport, Source as RanOn};
 use headway::units::{Bytes, Nanos, Rate};
-use headway_measure::bench::Target;
 
 use crate::args::RunArgs;
 use crate::tightest::{self, BATCHES, LINES, more, tightest};
@@ -482,39 +480,6 @@ pub(crate) fn quoted(word: impl AsRef<OsStr>) -> String {
     } else {
         format!("'{}'", word.replace('\'', "'\\''"))
     }
-}
-
-/// Targets of a benchmark and where its figures are.
-pub(crate) fn targets(targets: &[Target], folder: &Path) -> String {
-    let mut text = String::new();
-    for Target { target, measured, outcome } in targets {
-        let _ = writeln!(text, "{:<12} {target}\n{:<12} {measured}", outcome.label(), "");
-    }
-    let _ = writeln!(text, "\nsummary   {}", folder.join("summary.md").display());
-    text
-}
-
-pub(crate) fn experiments() -> String {
-    let mut text = String::new();
-    for experiment in headway_lab::reproduce::EXPERIMENTS {
-        let _ = writeln!(text, "{:<18} {}\n{:<18} {}", experiment.name, experiment.about, "", experiment.paper);
-    }
-    text
-}
-
-pub(crate) fn reproduced(outcome: &headway_lab::reproduce::Outcome, folder: &Path) -> String {
-    let mut text = format!("{}, source {}, machine {}\n\n", outcome.experiment, outcome.source, outcome.machine);
-    let what = outcome.rows.iter().map(|row| row.what.chars().count()).max().unwrap_or(0);
-    for row in &outcome.rows {
-        let _ = writeln!(text, "{:<what$}  {:<35}  paper: {}", row.what, row.verdict.label(), row.cited());
-        let _ = writeln!(text, "{:<what$}  {:<35}  ours:  {}", "", "", row.ours);
-        let _ = writeln!(text, "{:<what$}  {:<35}  why:   {}", "", "", row.why);
-    }
-    for note in &outcome.notes {
-        let _ = writeln!(text, "\n{note}");
-    }
-    let _ = writeln!(text, "\nsummary   {}", folder.join("summary.md").display());
-    text
 }
 
 #[cfg(test)]

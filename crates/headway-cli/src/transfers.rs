@@ -6,12 +6,11 @@ use anyhow::Result;
 use headway::explain::{self as explaining, Question};
 use headway::explain::{Bounds, Explanation, Figures, Prefer, Price, TAIL_SAMPLES, cpu_seconds};
 use headway::units::Nanos;
+use headway_cli::terminal::{Answer, Bar, Out, interrupt};
 use headway_measure::bench::{self, Outcome};
 use headway_measure::{self as measuring, Depth};
 
-use crate::Answer;
 use crate::args::{BenchArgs, ExplainArgs, MeasureArgs, PreferArg};
-use crate::commands::{Bar, Out, interrupt};
 use crate::show::{chosen, imitation, quoted};
 
 pub(crate) fn measure(out: &Out, args: &MeasureArgs) -> Result<Answer> {

@@ -221,7 +221,7 @@ fn the_command_printed_last_repeats_the_run() {
     let log = fs::read(place.path().join("re sults/run.jsonl")).unwrap();
     let again = said.lines().last().unwrap().strip_prefix("again     headway ").unwrap().to_owned();
     fs::remove_dir_all(place.path().join("re sults")).unwrap();
-    let script = format!("'{}' {again}", env!("CARGO_BIN_EXE_headway"));
+    let script = format!("'{}' {again}", crate::PROGRAM);
     let status = Command::new("sh").current_dir(place.path()).args(["-c", &script]).stdout(Stdio::null()).status();
     assert!(status.unwrap().success(), "{script}");
     assert!(fs::read(place.path().join("re sults/run.jsonl")).unwrap() == log);

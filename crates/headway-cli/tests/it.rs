@@ -15,7 +15,9 @@ mod manual;
 mod mps;
 mod parts;
 mod readme;
-mod reproduce;
 mod results;
 mod robust;
 mod sharing;
+
+/// The program under test.
+const PROGRAM: &str = env!("CARGO_BIN_EXE_headway");

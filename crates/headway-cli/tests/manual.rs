@@ -51,3 +51,10 @@ fn every_command_has_a_manual_page_with_every_option_of_its_help() {
     let answer = headway(place.path(), &["man", "bench", "nothing"]).exits(2);
     assert!(answer.err.contains("`nothing`") && answer.err.contains("transfers"), "{answer:?}");
 }
+
+#[test]
+fn help_may_be_asked_for_as_a_command() {
+    let place = place();
+    let help = headway(place.path(), &["bench", "broker", "--help"]).exits(0).out;
+    assert_eq!(headway(place.path(), &["help", "bench", "broker"]).exits(0).out, help);
+}

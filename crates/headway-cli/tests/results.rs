@@ -213,7 +213,7 @@ fn a_run_that_the_system_ends_keeps_what_it_did_and_one_under_nohup_outlives_its
     {
         // The signals that this test inherits are not known.
         let mut env = Command::new("env");
-        env.arg(if nohup { "--ignore-signal=HUP" } else { "--default-signal=HUP" }).arg(env!("CARGO_BIN_EXE_headway"));
+        env.arg(if nohup { "--ignore-signal=HUP" } else { "--default-signal=HUP" }).arg(crate::PROGRAM);
         let answer = told_to_end(env.args(run(out)), place.path(), signals, "streams/b.bin").exits(130);
         assert!(answer.out.starts_with("INCOMPLETE, interrupted after "), "{answer:#?}");
         replays(place.path(), out, "interrupted");

@@ -6,34 +6,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::common::{Answer, command, headway, place, told_to_end, tree};
+use crate::common::{Answer, command, fails, headway, is_one_error, on_a_small_disk, place, told_to_end, tree};
 
 const ENCRYPT: &str = "workloads/encrypt.toml";
-
-/// Checks the form of an error, and that it says all of `words`.
-#[track_caller]
-fn is_one_error(answer: &Answer, status: i32, words: &[&str]) {
-    assert_eq!((answer.status, answer.out.as_str()), (Some(status), ""), "{answer:#?}");
-    assert!(answer.err.starts_with("error: "), "{answer:#?}");
-    assert_eq!(answer.err.matches("error:").count(), 1, "{answer:#?}");
-    assert!(!answer.err.contains("panicked") && !answer.err.contains(".partial"), "{answer:#?}");
-    let lines: Vec<&str> = answer.err.lines().map(|line| line.trim_start_matches("  cause: ")).collect();
-    for (number, line) in lines.iter().enumerate() {
-        let earlier = lines[..number].iter().any(|other| other.contains(line) && line.len() > 8);
-        assert!(!earlier, "said twice: {line}\n{answer:#?}");
-    }
-    for word in words {
-        assert!(answer.err.contains(word), "`{word}` is missing\n{answer:#?}");
-    }
-}
-
-/// Runs `headway ARGS` in `folder`; it must fail with exactly one error and change nothing there.
-#[track_caller]
-fn fails(folder: &Path, args: &[&str], status: i32, words: &[&str]) {
-    let before = tree(folder);
-    is_one_error(&headway(folder, args), status, words);
-    assert_eq!(tree(folder), before, "{args:?} left something behind");
-}
 
 /// `headway run encrypt.toml --backend sim` with more arguments.
 fn sim<'a>(more: &[&'a str]) -> Vec<&'a str> {
@@ -236,14 +211,6 @@ fn absurd_durations_are_refused_before_they_fill_the_disk() {
     fails(place.path(), &sim(&["--duration", "5"]), 2, &["'5'", "has no unit", "5 ms"]);
 }
 
-/// Runs `headway ARGS` where no file may grow beyond `kib` KiB, which fails as a full disk does.
-fn on_a_small_disk(folder: &Path, kib: u32, args: &[&str]) -> Answer {
-    let script = format!("ulimit -f {kib}; exec \"$0\" \"$@\"");
-    let mut bash = Command::new("bash");
-    bash.current_dir(folder).args(["-c", &script, env!("CARGO_BIN_EXE_headway")]).args(args);
-    bash.output().unwrap().into()
-}
-
 #[test]
 fn a_full_disk_ends_a_run_at_any_file_and_nothing_is_kept() {
     let place = place();
@@ -286,31 +253,9 @@ fn results_go_nowhere_but_to_a_free_place_or_over_earlier_results() {
 }
 
 #[test]
-fn a_file_to_be_replaced_stays_when_the_new_one_cannot_be_written() {
-    let place = place();
-    let export = ["export", "workloads/np-edf-miss.toml", "--to", "jobs", "--out", "jobs.csv", "--force", "--quiet"];
-    headway(place.path(), &export).exits(0);
-    let written = fs::read(place.path().join("jobs.csv")).unwrap();
-    fs::write(place.path().join("jobs.csv"), "precious").unwrap();
-    let before = tree(place.path());
-    is_one_error(&on_a_small_disk(place.path(), 0, &export), 2, &["cannot write", "File too large"]);
-    assert_eq!(tree(place.path()), before);
-    assert_eq!(fs::read(place.path().join("jobs.csv")).unwrap(), b"precious");
-    std::os::unix::fs::symlink("jobs.csv", place.path().join("link")).unwrap();
-    let through = ["export", "workloads/np-edf-miss.toml", "--to", "jobs", "--out", "link", "--force"];
-    headway(place.path(), &through).exits(0);
-    assert!(place.path().join("link").is_symlink());
-    assert_eq!(fs::read(place.path().join("jobs.csv")).unwrap(), written);
-}
-
-#[test]
 fn values_that_mean_nothing_are_refused_before_anything_is_done() {
     let place = place();
     for (line, words) in [
-        ("reproduce gpusync-gpu --gpus 0", "from 1 on"),
-        ("reproduce gpusync-gpu --gpus -1", "from 1 on"),
-        ("reproduce gpusync-gpu --speedup 0", "0 is not in 1.."),
-        ("reproduce gpusync-gpu --repetitions 0", "0 is not in 1.."),
         ("measure --backend emu --gpus 0", "from 1 on"),
         ("measure --backend emu --sizes 0B", "above zero"),
         ("bench transfers --backend emu --sizes 0B", "above zero"),
@@ -369,25 +314,6 @@ fn a_plan_that_is_not_accepted_runs_only_when_forced_and_then_misses() {
     let forced = headway(place.path(), &[&run[..], &["--force"]].concat()).exits(1);
     assert!(forced.out.starts_with("3 of 16 deadlines missed [sim]"), "{}", forced.out);
     assert_eq!(forced.err, "warning: running although deadlines can be missed\n");
-}
-
-#[test]
-fn an_imported_set_is_judged_as_stated_where_no_machine_is_named() {
-    let place = place();
-    let jobs = "Task ID, Job ID, Arrival min, Arrival max, Cost min, Cost max, Deadline, Priority\n\
-                1, 1, 0, 0, 1, 2, 10, 10\n1, 2, 10, 10, 1, 2, 20, 20\n2, 3, 0, 0, 3, 8, 30, 30\n";
-    fs::write(place.path().join("jobs.csv"), jobs).unwrap();
-    let units = ["--from", "jobs", "--unit", "1 us", "--window", "30 us", "--out", "set.toml"];
-    headway(place.path(), &[&["import", "jobs.csv"], &units[..]].concat()).exits(0);
-    let plan = headway(place.path(), &["plan", "set.toml"]).exits(0);
-    assert!(plan.out.contains("costs of flows are as stated, and nothing is released late"), "{}", plan.out);
-    let row = |name: &str| plan.out.lines().rfind(|line| line.starts_with(name)).unwrap().split_whitespace();
-    // For any offsets, then for those of the file.
-    assert_eq!(row("task1").collect::<Vec<_>>(), ["task1", "9.999", "us", "2", "us", "10", "us"]);
-    assert_eq!(row("task2").collect::<Vec<_>>(), ["task2", "10", "us", "10", "us", "30", "us"]);
-    headway(place.path(), &["run", "set.toml", "--backend", "sim", "--duration", "1 ms", "--out", "set"]).exits(0);
-    let named = headway(place.path(), &["plan", "set.toml", "--machine", "h200-x4"]).exits(1);
-    assert!(named.out.contains("every cost includes 191639 ppm and 100 us"), "{}", named.out);
 }
 
 #[test]
@@ -519,7 +445,7 @@ fn counts_of_a_statically_linked_program_are_answered_with_why_there_are_none() 
 fn a_program_with_more_rights_than_its_caller_loads_nothing_that_the_caller_names() {
     let place = place();
     let program = place.path().join("headway");
-    fs::copy(env!("CARGO_BIN_EXE_headway"), &program).unwrap();
+    fs::copy(crate::PROGRAM, &program).unwrap();
     if std::os::unix::fs::chown(&program, Some(65_534), None).is_err() {
         return println!("skipped: only root gives a file to another user");
     }
@@ -542,4 +468,20 @@ fn a_path_cannot_command_the_terminal_that_shows_it() {
         let answer = headway(place.path(), args).exits(2);
         assert!(answer.err.contains("\\u{1b}") && !answer.err.contains('\x1b'), "{answer:#?}");
     }
+}
+
+#[test]
+fn an_imported_set_is_judged_as_stated_where_no_machine_is_named() {
+    let place = place();
+    // `headway-lab import` writes this file.
+    fs::write(place.path().join("set.toml"), include_str!("golden/imported.toml")).unwrap();
+    let plan = headway(place.path(), &["plan", "set.toml"]).exits(0);
+    assert!(plan.out.contains("costs of flows are as stated, and nothing is released late"), "{}", plan.out);
+    let row = |name: &str| plan.out.lines().rfind(|line| line.starts_with(name)).unwrap().split_whitespace();
+    // For any offsets, then for those of the file.
+    assert_eq!(row("task1").collect::<Vec<_>>(), ["task1", "9.999", "us", "2", "us", "10", "us"]);
+    assert_eq!(row("task2").collect::<Vec<_>>(), ["task2", "10", "us", "10", "us", "30", "us"]);
+    headway(place.path(), &["run", "set.toml", "--backend", "sim", "--duration", "1 ms", "--out", "set"]).exits(0);
+    let named = headway(place.path(), &["plan", "set.toml", "--machine", "h200-x4"]).exits(1);
+    assert!(named.out.contains("every cost includes 191639 ppm and 100 us"), "{}", named.out);
 }

@@ -1,6 +1,4 @@
-//! The laboratory: experiments of papers, benchmarks, and import and export for other tools, with their plots.
-//!
-//! It is not published. The command line serves it as `headway reproduce`, `bench`, `import` and `export`.
+//! The laboratory: experiments of papers, message combining timed, task sets of other tools, and plots.
 #![forbid(unsafe_code)]
 
 pub mod child;
@@ -12,4 +10,3 @@ pub mod rows;
 pub mod simulation;
 
 pub use error::Error;
-pub use headway_runtime::outlet::file_name;

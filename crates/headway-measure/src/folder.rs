@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
+pub use headway_runtime::outlet::file_name;
 use headway_runtime::outlet::{INCOMPLETE, PART};
 
 use crate::Error;

@@ -7,7 +7,8 @@ use clap::CommandFactory;
 use super::{Finding, Tree};
 
 /// Help texts that the command line's tests compare with, so that they are what the program prints.
-pub(crate) const HELP_SNAPSHOTS: &str = "crates/headway-cli/tests/golden/help-";
+pub(crate) const HELP_SNAPSHOTS: [&str; 2] =
+    ["crates/headway-cli/tests/golden/help-", "crates/headway-lab/tests/golden/help-"];
 
 /// Relative links that lead nowhere.
 pub(crate) fn check_links(tree: &Tree) -> Vec<Finding> {
@@ -43,8 +44,11 @@ pub(crate) fn check_flags(tree: &Tree, known: &BTreeSet<String>) -> Vec<Finding>
 
 /// Every flag of the help texts and of `cargo xtask`; `None` if there are no help texts yet.
 pub(crate) fn documented_flags(tree: &Tree) -> Option<BTreeSet<String>> {
-    let snapshots: Vec<_> =
-        tree.texts().filter(|(path, _)| path.starts_with(HELP_SNAPSHOTS)).map(|(_, text)| text).collect();
+    let snapshots: Vec<_> = tree
+        .texts()
+        .filter(|(path, _)| HELP_SNAPSHOTS.iter().any(|start| path.starts_with(start)))
+        .map(|(_, text)| text)
+        .collect();
     if snapshots.is_empty() {
         return None;
     }

@@ -1,5 +1,5 @@
 //! Runs the command in a folder of its own, with nothing of the machine it runs on showing through.
-#![allow(dead_code, reason = "every test program uses its own part")]
+#![allow(dead_code, reason = "every test program uses its own part: those of the laboratory, too")]
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -30,7 +30,7 @@ pub(crate) fn place() -> TempDir {
 
 /// The command, to be run in `folder`. It finds no GPU, whatever the machine has.
 pub(crate) fn command(folder: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_headway"));
+    let mut command = Command::new(crate::PROGRAM);
     command.current_dir(folder).env("COLUMNS", "100").env("HEADWAY_LIBCUDA", folder.join("no libcuda.so.1"));
     command.stdin(Stdio::null());
     command
@@ -152,4 +152,73 @@ pub(crate) fn told_to_end(command: &mut Command, folder: &Path, signals: &[&str]
     wait_until(&mut child, || tree(folder).iter().any(is_partial));
     signals.iter().for_each(|signal| send(&child, signal));
     child.wait_with_output().unwrap().into()
+}
+
+/// Checks the form of an error, and that it says all of `words`.
+#[track_caller]
+pub(crate) fn is_one_error(answer: &Answer, status: i32, words: &[&str]) {
+    assert_eq!((answer.status, answer.out.as_str()), (Some(status), ""), "{answer:#?}");
+    assert!(answer.err.starts_with("error: "), "{answer:#?}");
+    assert_eq!(answer.err.matches("error:").count(), 1, "{answer:#?}");
+    assert!(!answer.err.contains("panicked") && !answer.err.contains(".partial"), "{answer:#?}");
+    let lines: Vec<&str> = answer.err.lines().map(|line| line.trim_start_matches("  cause: ")).collect();
+    for (number, line) in lines.iter().enumerate() {
+        let earlier = lines[..number].iter().any(|other| other.contains(line) && line.len() > 8);
+        assert!(!earlier, "said twice: {line}\n{answer:#?}");
+    }
+    for word in words {
+        assert!(answer.err.contains(word), "`{word}` is missing\n{answer:#?}");
+    }
+}
+
+/// Runs `headway ARGS` in `folder`; it must fail with exactly one error and change nothing there.
+#[track_caller]
+pub(crate) fn fails(folder: &Path, args: &[&str], status: i32, words: &[&str]) {
+    let before = tree(folder);
+    is_one_error(&headway(folder, args), status, words);
+    assert_eq!(tree(folder), before, "{args:?} left something behind");
+}
+
+/// Runs `headway ARGS` where no file may grow beyond `kib` KiB, which fails as a full disk does.
+pub(crate) fn on_a_small_disk(folder: &Path, kib: u32, args: &[&str]) -> Answer {
+    let script = format!("ulimit -f {kib}; exec \"$0\" \"$@\"");
+    let mut bash = Command::new("bash");
+    bash.current_dir(folder).args(["-c", &script, crate::PROGRAM]).args(args);
+    bash.output().unwrap().into()
+}
+
+/// Arguments of every command line in the fenced `sh` blocks of `text` that begins with one of `starts`.
+pub(crate) fn commands(text: &str, starts: &[&str]) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    let mut shell = false;
+    for line in text.lines() {
+        if let Some(kind) = line.strip_prefix("```") {
+            shell = kind == "sh";
+            continue;
+        }
+        let line = line.split(" # ").next().unwrap().trim();
+        let arguments = starts.iter().find_map(|start| line.strip_prefix(start));
+        if let Some(arguments) = arguments.filter(|_| shell) {
+            found.push(words(arguments));
+        }
+    }
+    found
+}
+
+/// The words of a line, where a quoted part is one word.
+pub(crate) fn words(line: &str) -> Vec<String> {
+    let parts = line.split(['"', '\'']).enumerate();
+    let words = parts.flat_map(|(number, part)| match number % 2 {
+        0 => part.split_whitespace().map(str::to_owned).collect(),
+        _ => vec![part.to_owned()],
+    });
+    words.collect()
+}
+
+pub(crate) fn page(name: &str) -> Option<String> {
+    let text = fs::read_to_string(root().join(name));
+    if text.is_err() {
+        eprintln!("skipped: the sources have no {name}");
+    }
+    text.ok()
 }

@@ -1,4 +1,4 @@
-//! Figures of `headway reproduce who-waits`, kept in `bench/runs`, for GPUs of the same class.
+//! Figures of `headway-lab who-waits`, kept in `bench/runs`, for GPUs of the same class.
 
 use super::{Arbitration, Cut, Wait};
 use crate::models::transfer::Direction;

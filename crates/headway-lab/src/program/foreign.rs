@@ -3,13 +3,12 @@
 use std::path::Path;
 
 use anyhow::Result;
+use headway_cli::terminal::{Answer, Out};
 use headway_lab::formats::{self, Export, Import};
 use headway_lab::rows::{RowsPlot, of_rows};
 use serde::Serialize;
 
-use crate::Answer;
-use crate::args::{ExportArgs, ImportArgs, PlotArgs};
-use crate::commands::Out;
+use super::args::{ExportArgs, ImportArgs, PlotArgs};
 
 pub(crate) fn import(out: &Out, args: &ImportArgs) -> Result<Answer> {
     let name = args.out.as_ref().unwrap_or(&args.file).file_stem().map(|name| name.to_string_lossy().into_owned());

@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use crate::common::headway;
+use crate::STARTS;
+use crate::common::{commands, headway, page, tree};
 use headway_lab::reproduce::EXPERIMENTS;
 use serde_json::Value;
 
@@ -126,7 +127,7 @@ fn check_table(folder: &Path, (name, column, values): (&str, &str, &[&str])) {
 
 fn check(expected: &Expected) {
     let place = tempfile::tempdir().unwrap();
-    let args = ["reproduce", expected.name, "--backend", "emu", "--quick", "--out", "results", "--format", "json"];
+    let args = [expected.name, "--backend", "emu", "--quick", "--out", "results", "--format", "json"];
     let answer = headway(place.path(), &args);
     assert!(matches!(answer.status, Some(0 | 1)), "{answer:#?}");
     let json = answer.json();
@@ -184,7 +185,7 @@ fn experiments_that_need_a_gpu_say_so() {
     for name in ON_GPUS {
         let place = tempfile::tempdir().unwrap();
         for backend in ["sim", "emu"] {
-            let answer = headway(place.path(), &["reproduce", name, "--backend", backend, "--out", "r"]);
+            let answer = headway(place.path(), &[name, "--backend", backend, "--out", "r"]);
             assert_eq!(answer.status, Some(2), "{answer:#?}");
             assert!(answer.err.contains("--backend cuda"), "{answer:#?}");
         }
@@ -205,7 +206,7 @@ fn simulated_experiments_leave_whole_results() {
     // `gpusync-sim` takes as long as all others: its own test, in the laboratory, writes its folder.
     for name in SIMULATED.into_iter().filter(|name| *name != "gpusync-sim") {
         let place = tempfile::tempdir().unwrap();
-        let answer = headway(place.path(), &["reproduce", name, "--quick", "--out", "r"]);
+        let answer = headway(place.path(), &[name, "--quick", "--out", "r"]);
         assert!(answer.status.is_some_and(|status| status < 2), "{name}: {answer:#?}");
         let summary = fs::read_to_string(place.path().join("r/summary.md")).unwrap();
         assert!(summary.contains("Source `sim`") && summary.contains("| what | paper | ours | verdict |"), "{summary}");
@@ -225,7 +226,7 @@ fn experiments_on_streams_leave_whole_results_on_emulated_devices() {
         ("join-leave", &[], &["jobs"]),
     ] {
         let place = tempfile::tempdir().unwrap();
-        let args = ["reproduce", name, "--backend", "emu", "--quick", "--duration", "200 ms", "--out", "r"];
+        let args = [name, "--backend", "emu", "--quick", "--duration", "200 ms", "--out", "r"];
         let all: Vec<&str> = args.into_iter().chain(more.iter().copied()).chain(["--format", "json"]).collect();
         let answer = headway(place.path(), &all);
         assert!(matches!(answer.status, Some(0 | 1)), "{name}: {answer:#?}");
@@ -248,7 +249,7 @@ fn experiments_on_streams_leave_whole_results_on_emulated_devices() {
 #[test]
 fn cameras_that_share_gpus_track_the_same_under_every_rule() {
     let place = tempfile::tempdir().unwrap();
-    let args = ["reproduce", "gpusync-gpu", "--backend", "emu", "--quick", "--out", "r", "--format", "json"];
+    let args = ["gpusync-gpu", "--backend", "emu", "--quick", "--out", "r", "--format", "json"];
     let answer = headway(place.path(), &args);
     assert!(matches!(answer.status, Some(0 | 1)), "{answer:#?}");
     let json = answer.json();
@@ -291,6 +292,37 @@ fn unequal_blocks_at_once_leave_curves() {
 #[test]
 fn an_experiment_that_needs_memory_is_refused_in_virtual_time() {
     let place = tempfile::tempdir().unwrap();
-    let answer = headway(place.path(), &["reproduce", "patil-batch", "--backend", "sim"]).exits(2);
+    let answer = headway(place.path(), &["patil-batch", "--backend", "sim"]).exits(2);
     assert!(answer.err.contains("--backend emu"), "{answer:#?}");
+}
+
+#[test]
+fn every_command_of_the_page_works() {
+    let text = page("docs/reproduce.md").unwrap();
+    let (place, commands) = (tempfile::tempdir().unwrap(), commands(&text, &STARTS));
+    assert_eq!(commands.len(), 2, "{commands:?}");
+    for args in commands {
+        let words: Vec<&str> = args.iter().map(String::as_str).collect();
+        let answer = headway(place.path(), &words);
+        // What an emulated experiment measures depends on this machine: its verdict is a result, whichever it is.
+        let judged =
+            args.contains(&"emu".to_owned()) && answer.status == Some(1) && answer.out.contains("not reproduced");
+        assert!(answer.status == Some(0) || judged, "{args:?}: {answer:#?}");
+    }
+}
+
+#[test]
+fn values_that_mean_nothing_are_refused_before_anything_is_done() {
+    let place = tempfile::tempdir().unwrap();
+    for (line, word) in [
+        ("gpusync-gpu --gpus 0", "from 1 on"),
+        ("gpusync-gpu --gpus -1", "from 1 on"),
+        ("gpusync-gpu --speedup 0", "0 is not in 1.."),
+        ("gpusync-gpu --repetitions 0", "0 is not in 1.."),
+        ("gpusinc-gpu", "there are: "),
+    ] {
+        let answer = headway(place.path(), &line.split(' ').collect::<Vec<_>>()).exits(2);
+        assert!(answer.err.contains(word), "{line}: {answer:#?}");
+    }
+    assert_eq!(tree(place.path()).len(), 0);
 }

@@ -1,0 +1,14 @@
+//! The tests of the program `headway-lab` as one program.
+
+#[path = "../../headway-cli/tests/common/mod.rs"]
+mod common;
+mod experiments;
+mod foreign;
+#[path = "../../headway-cli/tests/help.rs"]
+mod help;
+mod kept;
+
+/// The program under test.
+const PROGRAM: &str = env!("CARGO_BIN_EXE_headway-lab");
+/// How commands for it begin on pages.
+const STARTS: [&str; 2] = ["cargo run --release -p headway-lab -- ", "headway-lab "];
