@@ -1,5 +1,6 @@
-//! What experiments simulate: the transfer methods of Fujii and others under load, and the node, pools and histories of Verner and
-//! others.
+//! What experiments simulate: the transfer methods of Fujii and others under load, the trackers of GPUSync, and the node, pools and
+//! histories of Verner and others.
 
 pub mod fujii;
+pub mod klt;
 pub mod verner;

@@ -9,10 +9,9 @@ use headway_core::files::machine::shipped;
 use headway_core::files::workload::parse;
 use headway_core::log::What;
 use headway_core::plan::planner::{PlanOptions, plan};
-use headway_core::plan::stream::{Pool, best_split, longest_prefix};
 use headway_core::plan::{Outcome, Strategy};
 use headway_lab::simulation::verner::pools::{KINDS, Reading};
-use headway_lab::simulation::verner::{site, workload};
+use headway_lab::simulation::verner::{Pool, best_split, longest_prefix, site, workload};
 
 /// Bits per second that no node of the test carries.
 const POOL: u64 = 68_000_000_000;

@@ -2,20 +2,14 @@
 //! GPUs so that both sides meet every deadline.
 //!
 //! Streams of the GPUs are gathered into blocks, one per GPU and class of cycles, copied in, processed, and copied out,
-//! each step in a window of one cycle: with the gather step a stream of deadline `l` has cycles of `l / 4`. How the copies
-//! are kept apart is the [`Strategy`](crate::plan::Strategy); [`Site`] tests a [`Load`] under it, [`longest_prefix`] and [`best_split`] search the
-//! division. [`admission`] lets streams join and leave one domain while others run, [`node`] all servers of a node;
-//! [`running`] runs them meanwhile.
+//! each step in a window of one cycle: with the gather step a stream of deadline `l` has cycles of `l / 4`. [`search`]
+//! finds the rectangle of streams that the CPU takes. [`admission`] lets streams join and leave one domain while others run,
+//! [`node`] all servers of a node.
 
 pub mod admission;
 mod load;
 pub mod node;
 mod rectangle;
-pub mod running;
-mod site;
-mod split;
 
 pub use load::{Fluid, GRANULE, Load, class_window, gathered_bytes};
 pub use rectangle::{Found, Margins, Reach, Rectangle, search};
-pub use site::{STRATEGIES, Site, SiteError};
-pub use split::{Border, Pool, Split, best_split, longest_prefix};

@@ -7,12 +7,12 @@ mod study;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use crate::simulation::klt::Assumptions;
 use headway_core::decisions::engine_lock::Order;
 use headway_core::decisions::predictor::Form;
 use headway_core::decisions::token::Mode;
 use headway_core::models::transfer::tail;
 use headway_core::units::{Nanos, Rate};
-use headway_sim::sharing::klt::Assumptions;
 use headway_sim::sharing::{Observer, Record, Scenario, SharingError, simulate};
 
 use self::shape::{Check, Means, affinity_ratios, checks, chunking_ratios};

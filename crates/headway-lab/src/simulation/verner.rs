@@ -5,6 +5,11 @@ mod border;
 pub mod histories;
 mod lower;
 pub mod pools;
+pub mod running;
+mod site;
+mod split;
 
 pub use border::{CPU, Curve, KERNEL, Point, Study, scaled, site, with_limit, with_setup};
 pub use lower::workload;
+pub use site::{STRATEGIES, Site, SiteError};
+pub use split::{Border, Pool, Split, best_split, longest_prefix};

@@ -130,7 +130,8 @@ impl Costs {
 }
 
 /// `time * ppm / 10^6`, rounded up.
-pub(crate) fn scaled(time: Nanos, ppm: u64) -> Nanos {
+#[must_use]
+pub fn scaled(time: Nanos, ppm: u64) -> Nanos {
     let scaled = (u128::from(time.0) * u128::from(ppm)).div_ceil(u128::from(PPM));
     Nanos(u64::try_from(scaled).unwrap_or(u64::MAX))
 }

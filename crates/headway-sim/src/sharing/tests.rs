@@ -2,11 +2,10 @@
 
 use headway_core::decisions::engine_lock::Order;
 use headway_core::decisions::predictor::Form;
-use headway_core::decisions::sharing::{Distances, JobId, Segment, TaskId};
+use headway_core::decisions::sharing::{Direction, Distances, JobId, Segment, TaskId};
 use headway_core::decisions::token::Mode;
 use headway_core::units::{Bytes, Rate};
 
-use super::klt::Assumptions;
 use super::*;
 
 const MS: u64 = 1_000_000;
@@ -63,7 +62,7 @@ fn run(cluster: &Cluster, setting: &Setting) -> (Keep, Totals) {
 
 #[test]
 fn every_nanosecond_of_every_job_is_accounted_for_in_every_scenario() {
-    let cluster = Assumptions::MIDDLE.cluster(0, 3);
+    let cluster = trackers(0, Rate(1_000_000_000));
     for scenario in Scenario::distinct() {
         for mode in MODES {
             let setting = setting(&scenario.to_string(), mode, 3, Nanos(700 * MS));
@@ -84,7 +83,7 @@ fn every_nanosecond_of_every_job_is_accounted_for_in_every_scenario() {
 
 #[test]
 fn codes_that_mean_the_same_log_the_same_and_the_others_do_not() {
-    let cluster = Assumptions::MIDDLE.cluster(1, 5);
+    let cluster = trackers(7, Rate(1_000_000_000));
     let log =
         |scenario: Scenario| run(&cluster, &setting(&scenario.to_string(), Mode::Relaxed(2), 5, Nanos(900 * MS))).0.log;
     let canonical: Vec<_> = Scenario::distinct().into_iter().map(|scenario| (scenario, log(scenario))).collect();
@@ -133,6 +132,41 @@ fn task(name: &str, start: u64, deadline: u64, segments: Vec<Segment>) -> Task {
 
 fn execute(ms: u64) -> Segment {
     Segment::Execute { kernel: "k".to_owned(), time: Nanos(ms * MS) }
+}
+
+/// Ten tasks that copy in, use CPU and kernels in turns, and copy out, on four GPUs behind two switches; their state is large.
+fn trackers(phase: u64, rate: Rate) -> Cluster {
+    let copy = |direction, bytes| Segment::Copy { direction, bytes: Bytes(bytes) };
+    let mut segments = vec![copy(Direction::ToGpu, 600_000)];
+    for _ in 0..9 {
+        segments.extend([
+            Segment::Cpu(Nanos(5 * MS / 2)),
+            Segment::Execute { kernel: "k".to_owned(), time: Nanos(5 * MS / 2) },
+        ]);
+    }
+    segments.push(copy(Direction::FromGpu, 350_000));
+    let tasks = (0..10).map(|number| {
+        let period = Nanos(if number < 4 { 50 } else { 100 } * MS);
+        Task {
+            period,
+            deadline: period,
+            start: Nanos((number + 1) * (phase + 13) * MS % period.0),
+            state: Bytes(6_856_704),
+            jitter_ppm: 100_000,
+            ..task(&format!("camera{number}"), 0, 1, segments.clone())
+        }
+    });
+    let (distances, tasks) = (Distances::switched(4, 2), tasks.collect());
+    let mut cluster = Cluster { distances, ..cluster(6, 4, tasks) };
+    cluster.costs = Costs {
+        to_gpu: rate,
+        from_gpu: rate,
+        peer: vec![rate],
+        copy_setup: Nanos(10_000),
+        call: Nanos(10_000),
+        ..cluster.costs
+    };
+    cluster
 }
 
 /// Completion of the first job of each task, ms.
@@ -275,7 +309,7 @@ fn a_cluster_that_cannot_run_is_refused() {
 /// A lock that a group lock holds idle serves a single chunk meanwhile, so that copies do not wait for nothing.
 #[test]
 fn backfill_serves_chunks_under_idle_locks_and_every_job_ends() {
-    let cluster = Assumptions { rate: Rate(250_000_000), ..Assumptions::MIDDLE }.cluster(0, 3);
+    let cluster = trackers(0, Rate(250_000_000));
     let until = Nanos(2_000 * MS);
     let of = |code: &str| run(&cluster, &setting(code, Mode::Relaxed(2), 5, until));
     let ((group, _), (backfill, _), (again, _)) = (of("aEDG,2MB"), of("aEBG,2MB"), of("aEBG,2MB"));

@@ -232,7 +232,8 @@ impl Admission {
 
     /// Says that cycles which start before `from` were released without the flow that was admitted: it begins with the first
     /// one after them.
-    pub(super) fn begins_from(&mut self, from: Nanos, mut admitted: Admitted) -> Admitted {
+    #[must_use]
+    pub fn begins_from(&mut self, from: Nanos, mut admitted: Admitted) -> Admitted {
         if let (Some(message), Some(flow)) = (self.messages.get(&admitted.message), self.flows.get_mut(&admitted.flow))
         {
             admitted.effective = message.next_cycle(from.max(admitted.effective));

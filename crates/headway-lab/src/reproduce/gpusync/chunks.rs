@@ -5,10 +5,10 @@
 
 use std::collections::BTreeMap;
 
+use crate::simulation::klt::Assumptions;
 use headway_core::decisions::predictor::Form;
 use headway_core::decisions::token::Mode;
 use headway_core::units::{Nanos, Rate};
-use headway_sim::sharing::klt::Assumptions;
 use headway_sim::sharing::{Arbitration, Scenario, SharingError};
 
 use super::interval;

@@ -1,10 +1,10 @@
 //! Runs of the paper's scenarios: calibration of the one free parameter, every scenario and seed, on all cores.
 
+use crate::simulation::klt::{Assumptions, CLUSTERS};
 use headway_core::decisions::engine_lock;
 use headway_core::decisions::predictor::Form;
 use headway_core::decisions::token::Mode;
 use headway_core::units::Nanos;
-use headway_sim::sharing::klt::{Assumptions, CLUSTERS};
 use headway_sim::sharing::{Finished, Observer, Scenario, SharingError, simulate};
 
 /// The published mean response of `AEdG,2MB`, percent of the period: what `S` is calibrated to.

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use crate::simulation::klt::{INPUTS, OUTPUTS};
 use headway_core::decisions::engine_lock::Order;
 use headway_core::decisions::predictor::Form;
 use headway_core::decisions::sharing::{Direction, Distances, Segment};
 use headway_core::decisions::token::Mode;
 use headway_core::units::{Bytes, Nanos, Rate};
-use headway_sim::sharing::klt::{INPUTS, OUTPUTS};
 use headway_sim::sharing::{
     Cluster, CopyEngines, Costs, Finished, Observer, Scenario, Setting, SharingError, Task, simulate,
 };

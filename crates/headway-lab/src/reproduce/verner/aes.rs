@@ -2,10 +2,10 @@
 
 use crate::simulation::verner::pools::{KINDS, Reading, SEEDS};
 use crate::simulation::verner::{Curve, Point, Study, with_setup};
+use crate::simulation::verner::{STRATEGIES, Site, SiteError, best_split};
 use headway_core::files::machine::Machine;
 use headway_core::models::interconnect::{BatchBlock, Network};
 use headway_core::plan::Strategy;
-use headway_core::plan::stream::{STRATEGIES, Site, SiteError, best_split};
 use headway_core::units::{Bytes, Nanos};
 
 use super::{Outcome, Row, Setting, Table, Verdict, outcome, said, shipped, silent};

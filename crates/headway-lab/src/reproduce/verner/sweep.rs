@@ -1,9 +1,9 @@
 //! How much the interconnect must carry for the paper's gains.
 
+use crate::simulation::verner::Site;
 use crate::simulation::verner::pools::{Reading, SEEDS};
 use crate::simulation::verner::{Curve, Point, Study, with_limit, with_setup};
 use headway_core::plan::Strategy;
-use headway_core::plan::stream::Site;
 use headway_core::units::{Nanos, Rate};
 
 use super::aes::{SCALE, borders};

@@ -1,8 +1,8 @@
 //! How many streams of a pool a node carries under each policy.
 
+use super::{Border, Pool, Site, SiteError, longest_prefix};
 use headway_core::files::machine::Machine;
 use headway_core::plan::Strategy;
-use headway_core::plan::stream::{Border, Pool, Site, SiteError, longest_prefix};
 use headway_core::units::{Nanos, Rate};
 
 use super::pools::{KINDS, Kind, Reading, SEEDS};
@@ -227,7 +227,7 @@ mod tests {
     fn no_policy_that_moves_blocks_in_parallel_gains_more_than_the_links_give() {
         let kinds = vec![KINDS[3], KINDS[11]];
         let study = Study { kinds, readings: vec![Reading::Truncate], ..Study::quick() };
-        let points = study.run(&sites(&study), &headway_core::plan::stream::STRATEGIES).unwrap();
+        let points = study.run(&sites(&study), &crate::simulation::verner::STRATEGIES).unwrap();
         for (at, most) in [(0, 8.25 / 4.25 - 1.0), (1, 5.05 / 4.25 - 1.0)] {
             let gain = |policy| Curve::of(&points, Reading::Truncate, (at, policy), (at, Strategy::Serial)).mean();
             assert!(gain(Strategy::Combined) <= most + 0.01, "{}", gain(Strategy::Combined));

@@ -1,9 +1,9 @@
 //! Random joins and leaves on one node in virtual time: whether any accepted flow misses a deadline.
 
+use super::running::Domain;
 use headway_core::files::machine::{Machine, RouteId};
 use headway_core::models::interconnect::{BatchBlock, Network};
 use headway_core::plan::stream::admission::{Admission, LIMITS, Placement, Refused, Request};
-use headway_core::plan::stream::running::Domain;
 use headway_core::random::Pcg64Mcg;
 use headway_core::units::{Bytes, Nanos};
 

@@ -4,11 +4,11 @@
 //! cycles on the GPUs. The rest goes to the GPUs, largest rate first onto the least loaded one. The rule of the authors'
 //! rectangle method is in no text we have; this is ours.
 
-use super::rectangle::Rectangle;
-use super::{Fluid, Load, Site};
-use crate::models::interconnect::Starved;
-use crate::plan::Strategy;
-use crate::units::{Nanos, PPM};
+use super::site::{Site, classes_max, cycles};
+use headway_core::models::interconnect::Starved;
+use headway_core::plan::Strategy;
+use headway_core::plan::stream::{Fluid, Load, Rectangle};
+use headway_core::units::{Nanos, PPM};
 
 /// Quantiles of the rates that are tried as `r*`. Of the grid's rectangles with one `r*` only the largest that the CPU can
 /// carry is looked at, its `d*` exact.
@@ -149,7 +149,7 @@ impl<'a> Prefix<'a> {
         classes: u32,
         mut placed: impl FnMut(u32, usize),
     ) -> Option<Load> {
-        let least = Nanos(part.shortest.0 / policy.cycles());
+        let least = Nanos(part.shortest.0 / cycles(policy));
         if least == Nanos::ZERO {
             return None;
         }
@@ -161,7 +161,7 @@ impl<'a> Prefix<'a> {
             }
             let gpu = (0..rates.len()).min_by_key(|&gpu| (rates[gpu], gpu)).expect("a site has a GPU");
             rates[gpu] += stream.bits_per_second;
-            load.add(gpu, stream, Nanos(stream.deadline.0 / policy.cycles()));
+            load.add(gpu, stream, Nanos(stream.deadline.0 / cycles(policy)));
             placed(position, gpu);
         }
         Some(load)
@@ -223,7 +223,7 @@ impl<'a> Prefix<'a> {
                 refused.push(part);
             }
         }
-        for classes in 2..=policy.classes_max() {
+        for classes in 2..=classes_max(policy) {
             for part in refused.iter().take(RETRIED) {
                 if self.holds(site, policy, part, classes)? {
                     return Ok(Some((*part, classes)));
@@ -309,7 +309,7 @@ pub fn best_split(site: &Site, policy: Strategy, pool: &Pool, count: usize) -> R
     let prefix = Prefix::new(pool, count);
     let mut best: Option<(u64, Part, u32)> = None;
     for part in prefix.rectangles(site) {
-        for classes in 1..=policy.classes_max() {
+        for classes in 1..=classes_max(policy) {
             let Some(load) = prefix.place(site, policy, &part, classes, |_, _| {}) else { continue };
             let margin = site.margin_ppm(policy, &load)?;
             if margin >= PPM && best.is_none_or(|(most, ..)| margin > most) {
@@ -336,8 +336,8 @@ pub fn best_split(site: &Site, policy: Strategy, pool: &Pool, count: usize) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::machine::shipped;
-    use crate::units::Rate;
+    use headway_core::files::machine::shipped;
+    use headway_core::units::Rate;
 
     fn site(cpu: u64) -> Site {
         let mut machine = shipped("verner-r2").unwrap();
@@ -391,7 +391,7 @@ mod tests {
 
     #[test]
     fn the_border_is_accepted_and_the_next_prefix_is_not() {
-        for policy in crate::plan::stream::STRATEGIES {
+        for policy in crate::simulation::verner::STRATEGIES {
             let (site, pool) = (site(1_250_000), pool(400, 7));
             let border = longest_prefix(&site, policy, &pool, 1).unwrap();
             assert!(!border.whole_pool && border.streams > 20, "{policy:?} {border:?}");

@@ -10,9 +10,9 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use super::admission::{Admission, Admitted, Refused, Request};
-use crate::models::interconnect::BatchBlock;
-use crate::units::Nanos;
+use headway_core::models::interconnect::BatchBlock;
+use headway_core::plan::stream::admission::{Admission, Admitted, Refused, Request};
+use headway_core::units::Nanos;
 
 /// A job that the server begins: all blocks move at once, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -210,10 +210,10 @@ impl Domain {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::machine::{RouteId, shipped};
-    use crate::models::interconnect::Network;
-    use crate::plan::stream::admission::{LIMITS, Placement};
-    use crate::units::Bytes;
+    use headway_core::files::machine::{RouteId, shipped};
+    use headway_core::models::interconnect::Network;
+    use headway_core::plan::stream::admission::{LIMITS, Placement};
+    use headway_core::units::Bytes;
 
     const MS: u64 = 1_000_000;
 

@@ -6,7 +6,7 @@ use headway_core::decisions::sharing::{Direction, Distances, Segment};
 use headway_core::random::Pcg64Mcg;
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 
-use super::model::{Cluster, CopyEngines, Costs, Task, scaled};
+use headway_sim::sharing::{Cluster, CopyEngines, Costs, Task, scaled};
 
 /// State of a tracker: three levels of 2,285,568 B.
 pub const STATE: Bytes = Bytes(6_856_704);

@@ -1,35 +1,32 @@
 //! Whether a node carries a load of streams under a policy.
 
-use super::{GRANULE, Load};
-use crate::analysis::schedulability::{MARGIN_PPM_MAX, Task, jeffay, margin_ppm};
-use crate::files::machine::{Calibration, EndpointId, KernelCost, Machine, RouteId};
-use crate::models::interconnect::{BatchBlock, Network, Starved};
-use crate::plan::Strategy;
-use crate::plan::combine::{CombineError, CombineOptions, Counting, Mode, Priced, Pricer, transform};
-use crate::plan::message::{Elementary, MessageSet};
-use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};
+use headway_core::analysis::schedulability::{MARGIN_PPM_MAX, Task, jeffay, margin_ppm};
+use headway_core::files::machine::{Calibration, EndpointId, KernelCost, Machine, RouteId};
+use headway_core::models::interconnect::{BatchBlock, Network, Starved};
+use headway_core::plan::Strategy;
+use headway_core::plan::combine::{CombineError, CombineOptions, Counting, Mode, Priced, Pricer, transform};
+use headway_core::plan::message::{Elementary, MessageSet};
+use headway_core::plan::stream::{GRANULE, Load};
+use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};
 
 /// The strategies of `verner-2014` in the order of its figures.
 pub const STRATEGIES: [Strategy; 5] =
     [Strategy::Generation, Strategy::Serial, Strategy::Lockstep, Strategy::Partitioned, Strategy::Combined];
 
-impl Strategy {
-    /// Cycles from the arrival of a byte to the end of its last step, at most: gather, in, compute and out, or gather and
-    /// everything else.
-    #[must_use]
-    pub const fn cycles(self) -> u64 {
-        match self {
-            Self::Generation => 2,
-            Self::Serial | Self::Lockstep | Self::Partitioned | Self::PerGpu | Self::Combined => 4,
-        }
+/// Cycles of `strategy` from the arrival of a byte to the end of its last step, at most: gather, in, compute and out, or gather
+/// and everything else.
+pub(super) const fn cycles(strategy: Strategy) -> u64 {
+    match strategy {
+        Strategy::Generation => 2,
+        Strategy::Serial | Strategy::Lockstep | Strategy::Partitioned | Strategy::PerGpu | Strategy::Combined => 4,
     }
+}
 
-    /// The most classes of cycles that the strategy can use.
-    pub(super) const fn classes_max(self) -> u32 {
-        match self {
-            Self::Generation | Self::Lockstep => 1,
-            Self::Serial | Self::Partitioned | Self::PerGpu | Self::Combined => 4,
-        }
+/// The most classes of cycles that `strategy` can use.
+pub(super) const fn classes_max(strategy: Strategy) -> u32 {
+    match strategy {
+        Strategy::Generation | Strategy::Lockstep => 1,
+        Strategy::Serial | Strategy::Partitioned | Strategy::PerGpu | Strategy::Combined => 4,
     }
 }
 
@@ -101,7 +98,7 @@ impl Site {
         if gpus.is_empty() {
             return Err(SiteError::NoGpu { machine: machine.name.clone() });
         }
-        let mut sets: Vec<&[crate::files::machine::EngineId]> = Vec::new();
+        let mut sets: Vec<&[headway_core::files::machine::EngineId]> = Vec::new();
         let mut server = |route: RouteId| {
             let engines = machine.routes[route.at()].engines.as_slice();
             sets.iter().position(|set| *set == engines).unwrap_or_else(|| {
@@ -324,8 +321,8 @@ fn gpu_of(machine: &Machine, gpu: EndpointId, kernel: &str) -> Result<Gpu, SiteE
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::machine::shipped;
-    use crate::units::PPM;
+    use headway_core::files::machine::shipped;
+    use headway_core::units::PPM;
 
     fn site(machine: &str) -> Site {
         Site::new(&shipped(machine).unwrap(), "aes128-cbc", Rate(250_000_000)).unwrap()
