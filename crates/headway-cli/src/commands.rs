@@ -85,6 +85,7 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
         cpu_class: args.cpu_class,
         keep: Keep { sample: args.sample_max, log: args.log_max, traced: args.trace_max, ..Keep::default() },
         interrupt,
+        library: runs::RunOptions::default().library,
         notify: if out.quiet { |_| {} } else { |text| eprintln!("note: {text}") },
     };
     if workload.value.sharing.is_some() {

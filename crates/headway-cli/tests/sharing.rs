@@ -8,9 +8,10 @@ use serde_json::Value;
 
 const TRACKERS: &str = "name = \"two\"\n[run]\nduration = \"400 ms\"\n[sharing]\ncpus = 2\n\
     [[task]]\nid = \"a\"\nperiod = \"100 ms\"\nstate = \"4 MiB\"\n\
-    segments = [{ copy = \"host -> gpu\", bytes = \"300 KB\" }, { compute = \"klt\", time = \"2 ms\" }]\n\
+    segments = [{ copy = \"host -> gpu\", bytes = \"300 KB\" }, { compute = \"spin\", time = \"2 ms\" }]\n\
     [[task]]\nid = \"b\"\nperiod = \"200 ms\"\nstate = \"4 MiB\"\n\
-    segments = [{ compute = \"klt\", time = \"2 ms\" }, { copy = \"gpu -> host\", bytes = \"30 KB\" }]\n";
+    segments = [{ copy = \"host -> gpu\", bytes = \"30 KB\" }, { compute = \"spin\", time = \"2 ms\" }, \
+    { copy = \"gpu -> host\", bytes = \"30 KB\" }]\n";
 
 fn track() -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../workloads/track.toml").display().to_string()
@@ -47,7 +48,7 @@ fn simulated_tasks_leave_a_log_that_is_the_same_again_and_sums_up_to_the_same() 
 }
 
 #[test]
-fn trackers_on_emulated_gpus_track_what_the_cpu_tracks_and_wait_within_bounds() {
+fn tasks_on_emulated_gpus_compute_what_the_cpu_computes_and_wait_within_bounds() {
     let place = tempfile::tempdir().unwrap();
     fs::write(place.path().join("two.toml"), TRACKERS).unwrap();
     let args = ["run", "two.toml", "--backend", "emu", "--machine", "h200-x4", "--gpus", "2", "--format", "json"];
@@ -63,11 +64,18 @@ fn trackers_on_emulated_gpus_track_what_the_cpu_tracks_and_wait_within_bounds() 
 #[test]
 fn what_tasks_cannot_do_is_refused_at_its_place() {
     let place = tempfile::tempdir().unwrap();
-    fs::write(place.path().join("spin.toml"), TRACKERS.replace("klt", "spin")).unwrap();
-    let answer = headway(place.path(), &["run", "spin.toml", "--backend", "emu"]).exits(2);
-    assert!(answer.err.contains("`spin`") && answer.err.contains("--backend sim"), "{answer:#?}");
-    headway(place.path(), &["run", "spin.toml", "--backend", "sim"]).exits(0);
-    let answer = headway(place.path(), &["run", "spin.toml", "--backend", "sim", "--strategy", "serial"]).exits(2);
+    for (from, to, words) in [
+        ("spin", "klt", &["`klt`", "there are `aes128-cbc`, `spin`", "--backend sim"][..]),
+        ("300 KB", "47 B", &["`spin`", "47 bytes", "copy from 48 bytes"]),
+        ("state = \"4 MiB\"", "", &["8 bytes of state", "write `state = \"8 B\"`"]),
+    ] {
+        fs::write(place.path().join("wrong.toml"), TRACKERS.replacen(from, to, 1)).unwrap();
+        let answer = headway(place.path(), &["run", "wrong.toml", "--backend", "emu"]).exits(2);
+        assert!(answer.err.contains("task `a`") && words.iter().all(|word| answer.err.contains(word)), "{answer:#?}");
+        headway(place.path(), &["run", "wrong.toml", "--backend", "sim"]).exits(0);
+    }
+    fs::write(place.path().join("two.toml"), TRACKERS).unwrap();
+    let answer = headway(place.path(), &["run", "two.toml", "--backend", "sim", "--strategy", "serial"]).exits(2);
     assert!(answer.err.contains("--strategy"), "{answer:#?}");
     fs::write(place.path().join("long.toml"), TRACKERS.replace("\"2 ms\"", "\"300 ms\"")).unwrap();
     let answer = headway(place.path(), &["run", "long.toml", "--backend", "sim"]).exits(1);

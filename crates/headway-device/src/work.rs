@@ -204,7 +204,7 @@ pub trait Work: Send + Sync {
 }
 
 /// The works that the steps of streams can name.
-pub trait Library: Sync {
+pub trait Library: Send + Sync {
     /// The work called `id`.
     fn find(&self, id: &str) -> Option<Arc<dyn Work>>;
 

@@ -53,6 +53,12 @@ pub enum Error {
         /// What it said.
         reason: String,
     },
+    /// A tracker's result differs from that of its CPU form.
+    #[error("frame {frame} is wrong: what was tracked, or the state that moved, differs from what the CPU computes")]
+    WrongTrack {
+        /// First frame that was found wrong.
+        frame: u64,
+    },
     /// A table of results has not what is to be drawn.
     #[error("cannot draw `{path}`: {what}")]
     Rows {
@@ -119,6 +125,7 @@ impl Diagnosis for Error {
             Self::Export { .. } => "export",
             Self::Exists { .. } => "exists",
             Self::Camera { .. } => "camera",
+            Self::WrongTrack { .. } => "wrong-bytes",
             Self::Rows { .. } => "plot",
             Self::Load { .. } => "load",
             Self::NoExperiment { .. } => "no-experiment",

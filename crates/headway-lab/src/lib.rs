@@ -8,5 +8,6 @@ pub mod formats;
 pub mod reproduce;
 pub mod rows;
 pub mod simulation;
+pub mod trackers;
 
 pub use error::Error;

@@ -133,12 +133,11 @@ pub enum Error {
     /// No GPU, or none of its engines, is to be had from whoever arbitrates them.
     #[error("cannot share GPUs")]
     Shared(#[source] headway_runtime::sharing::SharingError),
-    /// A tracker's result differs from that of its CPU form.
-    #[error("frame {frame} is wrong: what was tracked, or the state that moved, differs from what the CPU computes")]
-    WrongTrack {
-        /// First frame that was found wrong.
-        frame: u64,
-    },
+    /// What a job of a task copied out differs from what the CPU forms of its kernels make.
+    #[error(
+        "job {job} of task `{task}` is wrong: what it copied out differs from what the CPU computes; nothing was kept"
+    )]
+    WrongJob { task: String, job: u64 },
     /// A run on devices failed.
     #[error("the run failed")]
     Run(#[source] Box<RunError>),
@@ -290,7 +289,7 @@ impl Diagnosis for Error {
             Self::Backend { .. } => "backend",
             Self::Simulate(_) | Self::Sharing(_) => "simulation",
             Self::Shared(_) => "sharing",
-            Self::WrongTrack { .. } | Self::Wrong { .. } | Self::WrongTail { .. } => "wrong-bytes",
+            Self::WrongJob { .. } | Self::Wrong { .. } | Self::WrongTail { .. } => "wrong-bytes",
             Self::Run(_) => "run",
             Self::Stopped { .. } => "stopped",
             Self::Panicked { .. } => "panic",

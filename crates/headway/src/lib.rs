@@ -44,14 +44,16 @@ pub mod workload;
 #[doc(hidden)]
 pub mod emulation;
 #[doc(hidden)]
-pub mod stamp;
+pub mod jobs;
 #[doc(hidden)]
-pub mod trackers;
+pub mod stamp;
 #[doc(hidden)]
 pub mod verify;
 
 pub use headway_core::files::error::FileError;
 pub use headway_core::units;
+/// What a caller's own kernel implements, and the library that runs find kernels in.
+pub use headway_device::work;
 
 pub use error::{Diagnosis, Error};
 /// For programs: the flag to give to a run, a measurement or a broker, so that they end in an orderly way.

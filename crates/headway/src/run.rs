@@ -24,6 +24,7 @@ use headway_core::plan::planner::PlanOptions;
 use headway_core::plan::{Choice, Outcome, Plan, PlannedStream, Sharded, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Engines;
+use headway_device::work::Library;
 use headway_kernels::Shipped;
 use headway_runtime::blocks::{Gatherer, Scatterer, output_name};
 use headway_runtime::host::{HostPayload, TimeOnly};
@@ -55,7 +56,7 @@ pub enum Backend {
 }
 
 /// What to run and how.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct RunOptions {
     /// What runs it.
     pub backend: Backend,
@@ -87,6 +88,8 @@ pub struct RunOptions {
     pub keep: Keep,
     /// Ends the run early when it becomes true; what it did until then is kept.
     pub interrupt: Arc<AtomicBool>,
+    /// Where the kernels of steps and of tasks are found; by default those that Headway ships.
+    pub library: Arc<dyn Library>,
     /// Is called, before a run begins, with what it will take of this computer, where that is much.
     pub notify: fn(&str),
 }
@@ -109,6 +112,7 @@ impl Default for RunOptions {
             cpu_class: RequestedClass::Auto,
             keep: Keep::default(),
             interrupt: Arc::new(AtomicBool::new(false)),
+            library: Arc::new(Shipped),
             notify: |_| {},
         }
     }
@@ -371,7 +375,7 @@ pub fn execute(
 ) -> Result<Ran, Error> {
     let Chosen { source, machine, devices, .. } = chosen;
     let source = *source;
-    let kernels = Kernels::of(plan, workload, &Shipped)?;
+    let kernels = Kernels::of(plan, workload, options.library.as_ref())?;
     let seed = options.seed.unwrap_or(workload.seed);
     let duration = options.duration.unwrap_or(workload.duration);
     let (intake, gatherer, kept) = match sharded_of(plan) {

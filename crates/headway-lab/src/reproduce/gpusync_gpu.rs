@@ -37,9 +37,10 @@ use self::simulated::Node;
 use self::verdicts::{against_paper, grouped, mean_of, means_of_paper, means_table, rows, table, worst_of};
 use super::{Outcome, Setting};
 use crate::Error;
+use crate::trackers::{Course, Load, Tracked};
 use headway::gpus;
+use headway::jobs::{HAND_OVER, Moving, Seen};
 use headway::run::Backend;
-use headway::trackers::{Course, HAND_OVER, Load, Moving, Seen, Tracked};
 use headway_measure::folder;
 use headway_measure::plot::{Figure, Line};
 

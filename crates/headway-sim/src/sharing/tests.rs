@@ -4,6 +4,7 @@ use headway_core::decisions::engine_lock::Order;
 use headway_core::decisions::predictor::Form;
 use headway_core::decisions::sharing::{Direction, Distances, JobId, Segment, TaskId};
 use headway_core::decisions::token::Mode;
+use headway_core::random::Pcg64Mcg;
 use headway_core::units::{Bytes, Rate};
 
 use super::*;
@@ -135,7 +136,8 @@ fn execute(ms: u64) -> Segment {
 }
 
 /// Ten tasks that copy in, use CPU and kernels in turns, and copy out, on four GPUs behind two switches; their state is large.
-fn trackers(phase: u64, rate: Rate) -> Cluster {
+fn trackers(seed: u64, rate: Rate) -> Cluster {
+    let mut random = Pcg64Mcg::seed_from_u64(seed);
     let copy = |direction, bytes| Segment::Copy { direction, bytes: Bytes(bytes) };
     let mut segments = vec![copy(Direction::ToGpu, 600_000)];
     for _ in 0..9 {
@@ -150,7 +152,7 @@ fn trackers(phase: u64, rate: Rate) -> Cluster {
         Task {
             period,
             deadline: period,
-            start: Nanos((number + 1) * (phase + 13) * MS % period.0),
+            start: Nanos(random.next_u64() % period.0),
             state: Bytes(6_856_704),
             jitter_ppm: 100_000,
             ..task(&format!("camera{number}"), 0, 1, segments.clone())

@@ -1,6 +1,7 @@
 //! Runs a workload whose tasks share GPUs: in virtual time, or as threads of this process with real kernels.
 
 mod devices;
+mod segments;
 mod simulated;
 
 use std::path::PathBuf;
@@ -29,7 +30,7 @@ pub struct TasksReport {
     /// Version of the JSON form.
     pub schema: u32,
     pub summary: Summary,
-    /// Frames compared with the CPU's result and found equal.
+    /// Jobs whose output was compared with what the CPU forms of the kernels make, and found equal.
     pub verified: u64,
     /// The folder with everything.
     pub folder: PathBuf,

@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::child::{self, Part};
+use crate::trackers::{Arbitration, Camera, Course, Load, Tracked, Video};
 use headway::gpus;
-use headway::trackers::{Arbitration, Camera, Course, Load, Tracked, Video};
 
 /// What a camera is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

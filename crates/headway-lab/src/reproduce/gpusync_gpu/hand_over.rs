@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use headway_core::decisions::engine_lock::Work;
 
-use headway::trackers::{Frame, Operated, Tracked};
+use crate::trackers::Tracked;
+use headway::jobs::{DoneJob, Operated};
 
 /// Times in which engines changed hands, ascending: between an operation's end and the beginning of the next one that had
 /// asked before that, of another camera, on the same engine. Nanoseconds.
@@ -34,7 +35,7 @@ pub(super) fn hand_overs(tracked: &[Tracked], copy_engines: u32) -> Vec<u64> {
 }
 
 /// The engines of an operation: GPU, then 0 for kernels, 1 and 2 for copies in and out.
-fn engines_of(frame: &Frame, work: Work, copy_engines: u32) -> [Option<(u32, u8)>; 2] {
+fn engines_of(frame: &DoneJob, work: Work, copy_engines: u32) -> [Option<(u32, u8)>; 2] {
     let out = if copy_engines == 1 { 1 } else { 2 };
     match work {
         Work::Execute => [Some((frame.gpu, 0)), None],
@@ -51,7 +52,7 @@ mod tests {
     use super::*;
 
     fn tracked(gpu: u32, operations: &[(Work, u64, u64, u64)]) -> Tracked {
-        let frame: Frame = serde_json::from_str(&format!(
+        let frame: DoneJob = serde_json::from_str(&format!(
             "{{\"frame\":0,\"release\":0,\"start\":0,\"granted\":0,\"released\":0,\"done\":0,\"gpu\":{gpu},\"from\":null,\
              \"account\":{{\"copies\":0,\"executes\":0,\"copy\":0,\"execute\":0,\"engine_wait\":0,\"copy_wait_max\":0,\
              \"execute_wait_max\":0,\"copy_held_max\":0,\"execute_held_max\":0}},\"digest\":0}}"

@@ -12,7 +12,8 @@ use serde::Serialize;
 
 use super::hand_over::hand_overs;
 use crate::Error;
-use headway::trackers::{Seen, Tracked};
+use crate::trackers::Tracked;
+use headway::jobs::Seen;
 
 /// One configuration, one repetition, all its cameras. Responses in percent of the period.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -203,7 +204,7 @@ impl Files {
                     measured.name,
                     measured.busy,
                     measured.repetition,
-                    frame.frame,
+                    frame.job,
                     frame.release,
                     frame.start,
                     frame.granted,
@@ -229,11 +230,11 @@ impl Files {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headway::trackers::Frame;
+    use headway::jobs::DoneJob;
 
     #[test]
     fn a_run_is_summed_up_per_period_and_gpu() {
-        let frame = |frame: u64, response: u64| Frame {
+        let frame = |frame: u64, response: u64| DoneJob {
             frame,
             release: frame * 100,
             start: frame * 100,

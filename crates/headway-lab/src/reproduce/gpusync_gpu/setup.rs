@@ -8,7 +8,8 @@ use headway_core::decisions::token::{Mode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
 use headway_sim::sharing::{Arbitration, Migration, Scenario, Taking};
 
-use headway::trackers::{Frame, Load, Seen, observed};
+use crate::trackers::Load;
+use headway::jobs::{DoneJob, Seen, observed};
 
 /// Periods of five cameras, two at 20 frames/s and three at 10: the paper's mix of 8 and 12.
 const PERIODS: [u64; 5] = [50_000_000, 50_000_000, 100_000_000, 100_000_000, 100_000_000];
@@ -245,18 +246,18 @@ fn scaled_bytes(kernels: u64, simulated: f64, bytes_per_s: u64) -> u64 {
 
 /// Medians of runs with one and with `more` passes per segment; `None` if these took less than an eighth longer: so much can come
 /// from anything, and a pass that seems to take no time would be made millions of times in each frame.
-pub(super) fn alone(one: &[Frame], many: &[Frame], more: u32, load: &Load) -> Option<Alone> {
-    let median = |frames: &[Frame], of: &dyn Fn(&Frame) -> u64| {
+pub(super) fn alone(one: &[DoneJob], many: &[DoneJob], more: u32, load: &Load) -> Option<Alone> {
+    let median = |frames: &[DoneJob], of: &dyn Fn(&DoneJob) -> u64| {
         let mut values: Vec<u64> = frames.iter().skip(2).map(of).collect();
         values.sort_unstable();
         values.get(values.len() / 2).copied().unwrap_or(0)
     };
-    let kernels = |frames| median(frames, &|frame: &Frame| frame.account.execute);
+    let kernels = |frames| median(frames, &|frame: &DoneJob| frame.account.execute);
     let (few, lot) = (kernels(one), kernels(many));
     let longer = lot.checked_sub(few).filter(|longer| *longer > few / 8)?;
     let segments = u64::from(load.segments.max(1));
     let pass = Nanos((longer / (u64::from(more.max(2)) - 1) / segments).max(1));
-    let copies = median(one, &|frame: &Frame| frame.account.copy).max(1);
+    let copies = median(one, &|frame: &DoneJob| frame.account.copy).max(1);
     let bytes = u128::from(load.input + load.output) * 1_000_000_000 / u128::from(copies);
     let tracker = Nanos(few.saturating_sub(pass.0 * segments));
     Some(Alone { tracker, pass, bytes_per_s: u64::try_from(bytes).unwrap_or(u64::MAX).max(1) })
@@ -267,11 +268,21 @@ mod tests {
     use super::*;
 
     /// Frames with so much kernel time.
-    fn frames(execute: [u64; 5]) -> Vec<Frame> {
+    fn frames(execute: [u64; 5]) -> Vec<DoneJob> {
         let frame = |execute| {
             let (gpu, from, account, digest) = (0, None, Default::default(), 0);
-            let mut frame =
-                Frame { frame: 0, release: 0, start: 0, granted: 0, released: 0, done: 0, gpu, from, account, digest };
+            let mut frame = DoneJob {
+                frame: 0,
+                release: 0,
+                start: 0,
+                granted: 0,
+                released: 0,
+                done: 0,
+                gpu,
+                from,
+                account,
+                digest,
+            };
             (frame.account.copy, frame.account.execute) = (1_000, execute);
             frame
         };

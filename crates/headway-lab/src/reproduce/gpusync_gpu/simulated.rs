@@ -14,7 +14,7 @@ use headway_sim::sharing::{
 
 use super::setup::Alone;
 use crate::reproduce::cores::on_all_cores;
-use headway::trackers::Load;
+use crate::trackers::Load;
 
 /// Rate of copies between GPUs. It is not measured here; the state takes a third of a millisecond at it, one way or another.
 const PEER: Rate = Rate(300_000_000_000);

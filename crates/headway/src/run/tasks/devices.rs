@@ -1,4 +1,4 @@
-//! Tasks as threads of this process that share GPUs through its own arbiter: feature trackers on real pictures.
+//! Tasks as threads of this process that share GPUs through its own arbiter.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use headway_core::decisions::engine_lock::{EngineParameters, Order, Work};
 use headway_core::decisions::predictor::PredictorParameters;
-use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits, Segment};
+use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
 use headway_core::decisions::token::TokenParameters;
 use headway_core::files::error::Loaded;
 use headway_core::files::machine::Machine;
@@ -15,24 +15,17 @@ use headway_core::files::workload::{Sharing as Rules, Task, Workload};
 use headway_core::log::Source;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::Gpu;
-use headway_kernels::klt::Shape;
 use headway_os::{clock, threads};
 use headway_runtime::sharing::{Sharing, TaskShape};
 use headway_trace::sharing::{Bound, Doing, Engine, Job, Span, Unit};
 
 use super::super::{Progress, RunOptions};
 use super::Ran;
+use super::segments::{Course, DeviceTask, Done};
+use crate::jobs::{DoneJob, HAND_OVER, Moving, Operated, Seen, observed};
 use crate::share::Model;
-use crate::trackers::{
-    Arbitration, Camera, Course, Frame, HAND_OVER, Load, Moving, Operated, Seen, Tracked, Video, observed,
-};
 use crate::{Error, gpus};
 
-/// The kernel that tasks run on devices.
-const KERNEL: &str = "klt";
-/// Pictures of a video that is computed, and frames that the CPU tracks too.
-const PICTURES: usize = 40;
-const CHECK: u64 = 24;
 /// Time for threads to get ready.
 const LEAD: Nanos = Nanos(100_000_000);
 /// Waits shorter than this are not drawn.
@@ -50,37 +43,28 @@ pub(super) fn run(
     progress: &mut impl FnMut(Progress),
 ) -> Result<Ran, Error> {
     let tasks = &workload.value.tasks;
-    for (at, task) in tasks.iter().enumerate() {
-        known(workload, at, task)?;
-    }
     let gpus = open(source, machine, model, options)?;
-    let cuda = source == Source::Cuda;
-    let shape = if cuda { Shape::default() } else { Shape::new(160, 120, 64).unwrap_or_default() };
-    let check = match (options.verify, cuda) {
-        (false, _) => 0,
-        (true, true) => CHECK,
-        (true, false) => 4,
-    };
-    let mut cameras = Vec::new();
-    for (at, _) in tasks.iter().enumerate() {
+    let mut own = Vec::new();
+    for at in 0..tasks.len() {
         progress(Progress { phase: "preparing", done: at as u64, total: tasks.len() as u64 });
-        let own = seed.wrapping_add(at as u64);
-        let pictures = if cuda { PICTURES } else { 6 };
-        let video = match &options.input {
-            Some(path) => Video::read(&shape, path, own.wrapping_mul(1_000), pictures)?,
-            None => Video::synthetic(&shape, own, pictures),
-        };
-        let mut camera = Camera::open(gpus.clone(), shape, video, Load::default(), check)?;
-        camera.warm_up()?;
-        cameras.push(camera);
+        let seed = seed.wrapping_add(at as u64);
+        let mut task = DeviceTask::open(workload, at, options.library.as_ref(), &gpus, seed)?;
+        task.warm_up()?;
+        own.push(task);
     }
     let arbiter = parameters(model, rules);
     let (tokens, engines) = (arbiter.clusters.first().map(|cluster| cluster.tokens), arbiter.engines);
     let sharing = Sharing::local(arbiter).map_err(Error::Shared)?;
     let duration = options.duration.unwrap_or(workload.value.duration);
-    let tracked = track(&sharing, model, rules, tasks, cameras, duration, options, progress)?;
-    let first = tracked.iter().flat_map(|one| &one.frames).map(|frame| frame.release).min().unwrap_or(0);
-    let seen: Vec<_> = tasks.iter().zip(&tracked).map(|(task, one)| (task.period, Seen::of(&one.frames))).collect();
+    let done = run_all(&sharing, model, rules, tasks, &mut own, duration, options, progress)?;
+    let mut verified = 0;
+    for (at, (task, one)) in own.iter().zip(&done).enumerate().filter(|_| options.verify) {
+        progress(Progress { phase: "verifying", done: at as u64, total: tasks.len() as u64 });
+        task.verify(&one.jobs, &options.interrupt)?;
+        verified += one.jobs.len() as u64;
+    }
+    let first = done.iter().flat_map(|one| &one.jobs).map(|job| job.release).min().unwrap_or(0);
+    let seen: Vec<_> = tasks.iter().zip(&done).map(|(task, one)| (task.period, Seen::of(&one.jobs))).collect();
     let gpus = gpus.len() as u32;
     let analysis = tokens.map(|tokens| observed(gpus, tokens, engines, model.peer, &seen, false));
     let bound = |bound: &headway_core::analysis::sharing::TaskBound| {
@@ -90,44 +74,17 @@ pub(super) fn run(
     bounds.resize(tasks.len(), None);
     let two = rules.copy_engines == 2;
     let mut jobs = Vec::new();
-    let mut verified = 0;
-    for (at, (task, one)) in tasks.iter().zip(&tracked).enumerate() {
-        verified += check.min(one.frames.len() as u64);
-        for (frame, operations) in one.frames.iter().zip(&one.operations) {
-            jobs.push(job(at as u32, task, frame, operations, two, first));
+    for (at, (task, one)) in tasks.iter().zip(&done).enumerate() {
+        for (job, operations) in one.jobs.iter().zip(&one.operations) {
+            jobs.push(logged(at as u32, task, job, operations, two, first));
         }
     }
     jobs.sort_by_key(|job| (job.done, job.task));
-    let interrupted = tracked.iter().any(|one| one.interrupted);
+    let interrupted = done.iter().any(|one| one.interrupted);
     let notes = vec![format!(
-        "jobs are frames of the tracker, with its own copies and kernels; bounds rest on the longest of them seen in this run and \
-         {HAND_OVER} for each hand-over, and hold if holders get a CPU"
+        "bounds rest on the longest operations seen in this run and {HAND_OVER} for each hand-over, and hold if holders get a CPU"
     )];
     Ok(Ran { jobs, bounds, verified, notes, interrupted })
-}
-
-/// Refuses what has no kernel for devices.
-fn known(workload: &Loaded<Workload>, at: usize, task: &Task) -> Result<(), Error> {
-    let computes = task.segments.iter().filter_map(|segment| match segment {
-        Segment::Execute { kernel, .. } => Some(kernel),
-        Segment::Cpu(_) | Segment::Copy { .. } => None,
-    });
-    let mut kernels = 0;
-    for kernel in computes {
-        kernels += 1;
-        if kernel != KERNEL {
-            let message = format!("task `{}` computes `{kernel}`, which is not built for tasks on devices", task.id);
-            let help =
-                "tasks on devices are trackers (`compute = \"klt\"`); others run with `--backend sim`".to_owned();
-            return Err(Error::from(workload.error_at(&format!("task.{at}"), message, Some(help))));
-        }
-    }
-    if kernels == 0 {
-        let message = format!("task `{}` computes nothing", task.id);
-        let help = "tasks on devices are trackers (`compute = \"klt\"`); others run with `--backend sim`".to_owned();
-        return Err(Error::from(workload.error_at(&format!("task.{at}"), message, Some(help))));
-    }
-    Ok(())
 }
 
 /// The GPUs that the tasks share, in the order of the model.
@@ -168,16 +125,16 @@ fn parameters(model: &Model, rules: &Rules) -> ArbiterParameters {
 }
 
 #[expect(clippy::too_many_arguments, reason = "called once, by the function that has all of it")]
-fn track(
+fn run_all(
     sharing: &Sharing,
     model: &Model,
     rules: &Rules,
     tasks: &[Task],
-    cameras: Vec<Camera>,
+    own: &mut [DeviceTask],
     duration: Nanos,
     options: &RunOptions,
     progress: &mut impl FnMut(Progress),
-) -> Result<Vec<Tracked>, Error> {
+) -> Result<Vec<Done>, Error> {
     let begin = clock::now().saturating_add(LEAD);
     let moving = Moving { chunk: rules.chunk.map(|chunk| chunk.0), peer: model.peer || model.report.gpus.len() == 1 };
     let mut registered = Vec::new();
@@ -193,14 +150,14 @@ fn track(
         };
         registered.push(sharing.register(shape).map_err(Error::Shared)?);
     }
-    let works = tasks.iter().zip(cameras).zip(registered).map(|((task, mut camera), registered)| {
+    let works = tasks.iter().zip(own).zip(registered).map(|((task, own), mut registered)| {
         let course = Course {
-            begin: begin.saturating_add(task.start).0,
-            period: task.period.0,
-            frames: (duration.0 / task.period.0.max(1)).max(1),
+            begin: begin.saturating_add(task.start),
+            period: task.period,
+            jobs: (duration.0 / task.period.0.max(1)).max(1),
             moving,
         };
-        let work = move |stop: &AtomicBool| camera.run(&course, &mut Arbitration::Managed(registered), true, stop);
+        let work = move |stop: &AtomicBool| own.run(&course, &mut registered, stop);
         (task.id.as_str(), work)
     });
     side_by_side(works, |stop| {
@@ -269,11 +226,11 @@ fn panicked(task: &str, panic: &(dyn std::any::Any + Send)) -> Error {
     Error::Panicked { task: task.to_owned(), text: text.to_owned() }
 }
 
-/// A frame as the log has it; times count from the first release.
-fn job(task: u32, about: &Task, frame: &Frame, operations: &[Operated], two: bool, first: u64) -> Job {
+/// A job as the log has it; times count from the first release.
+fn logged(task: u32, about: &Task, one: &DoneJob, operations: &[Operated], two: bool, first: u64) -> Job {
     let time = |at: u64| Nanos(at.saturating_sub(first));
     let mut spans = Vec::new();
-    let mut until = time(frame.start);
+    let mut until = time(one.start);
     let mut add = |doing, end: Nanos, engines, bytes| {
         if end > until {
             let span = Span { doing, begin: until, end, engines, bytes: Bytes(bytes) };
@@ -284,39 +241,39 @@ fn job(task: u32, about: &Task, frame: &Frame, operations: &[Operated], two: boo
             until = end;
         }
     };
-    add(Doing::TokenWait, time(frame.granted), [None; 2], 0);
+    add(Doing::TokenWait, time(one.granted), [None; 2], 0);
     for operated in operations {
-        let engines = engines(operated.work, frame, two);
+        let engines = engines(operated.work, one, two);
         let doing = if operated.work == Work::Execute { Doing::Execute } else { Doing::Copy };
         add(Doing::Cpu, time(operated.asked.0), [None; 2], 0);
         add(Doing::EngineWait, time(operated.begun.0), engines, 0);
         add(doing, time(operated.ended.0), engines, operated.bytes);
     }
-    add(Doing::Cpu, time(frame.done), [None; 2], 0);
-    let release = time(frame.release);
+    add(Doing::Cpu, time(one.done), [None; 2], 0);
+    let release = time(one.release);
     Job {
         task,
-        job: frame.frame,
+        job: one.job,
         release,
-        start: time(frame.start),
+        start: time(one.start),
         deadline: release.saturating_add(about.deadline),
-        done: time(frame.done),
-        held: [time(frame.granted), time(frame.released)],
-        gpu: frame.gpu,
-        from: frame.from,
-        blocked: [frame.token_wait(), Nanos(frame.account.engine_wait)],
+        done: time(one.done),
+        held: [time(one.granted), time(one.released)],
+        gpu: one.gpu,
+        from: one.from,
+        blocked: [one.token_wait(), Nanos(one.account.engine_wait)],
         spans,
     }
 }
 
-fn engines(work: Work, frame: &Frame, two: bool) -> [Option<Engine>; 2] {
+fn engines(work: Work, one: &DoneJob, two: bool) -> [Option<Engine>; 2] {
     let outbound = if two { Unit::D2h } else { Unit::H2d };
-    let here = |unit| Some(Engine { gpu: frame.gpu, unit });
+    let here = |unit| Some(Engine { gpu: one.gpu, unit });
     match work {
         Work::Execute => [here(Unit::Ee), None],
         Work::CopyIn => [here(Unit::H2d), None],
         Work::CopyOut => [here(outbound), None],
-        Work::Peer => [here(Unit::H2d), frame.from.map(|gpu| Engine { gpu, unit: outbound })],
+        Work::Peer => [here(Unit::H2d), one.from.map(|gpu| Engine { gpu, unit: outbound })],
     }
 }
 

@@ -6,8 +6,6 @@ use std::path::Path;
 
 use headway_kernels::klt::Shape;
 
-use crate::Error;
-
 /// Pictures of grey levels, shown forwards and backwards in turns, so that motion never leaps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Video {
@@ -37,14 +35,16 @@ impl Video {
     /// the file is taken as a ring.
     ///
     /// # Errors
-    /// [`Error::Read`]; [`Error::Options`] if the file has no whole picture.
-    pub fn read(shape: &Shape, path: &Path, first: u64, count: usize) -> Result<Self, Error> {
-        let failed = |source| Error::Read { path: path.to_owned(), source };
+    /// [`headway::Error::Read`]; [`headway::Error::Options`] if the file has no whole picture.
+    pub fn read(shape: &Shape, path: &Path, first: u64, count: usize) -> Result<Self, headway::Error> {
+        let failed = |source| headway::Error::Read { path: path.to_owned(), source };
         let bytes = (shape.width() * shape.height()) as u64;
         let mut file = File::open(path).map_err(failed)?;
         let there = file.metadata().map_err(failed)?.len() / bytes;
         if there == 0 {
-            return Err(Error::Options("the video has no whole picture: give 8-bit grey levels of 320 x 240 pixels"));
+            return Err(headway::Error::Options(
+                "the video has no whole picture: give 8-bit grey levels of 320 x 240 pixels",
+            ));
         }
         let mut pictures = Vec::with_capacity(count);
         let mut grey = vec![0u8; bytes as usize];
@@ -89,6 +89,6 @@ mod tests {
         let video = Video::read(&shape, file.path(), 1, 2).unwrap();
         assert_eq!([video.picture(0)[5], video.picture(1)[5]], [9.0, 7.0]);
         std::fs::write(file.path(), [0]).unwrap();
-        assert!(matches!(Video::read(&shape, file.path(), 0, 1), Err(Error::Options(_))));
+        assert!(matches!(Video::read(&shape, file.path(), 0, 1), Err(headway::Error::Options(_))));
     }
 }

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use headway::Error as HeadwayError;
+use headway::jobs::{DoneJob, Moving, Operated, Operations, Rights, Unmanaged};
 use headway_core::units::Nanos;
 use headway_device::gpu::Gpu;
 use headway_kernels::klt::{Choice, CpuMachine, FrameReport, Machine, Shape, Tracker};
@@ -11,38 +13,10 @@ use headway_os::ipc::Words;
 use headway_runtime::sharing::Task;
 use serde::{Deserialize, Serialize};
 
-use super::frame::{Account, Moving, OnShared, Operated, Rights, Unmanaged};
+use super::frame::OnShared;
 use super::memory::{Load, Memory};
 use super::pictures::Video;
 use crate::Error;
-
-/// One frame that was tracked. Times are those of the clock, in nanoseconds.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Frame {
-    pub frame: u64,
-    pub release: u64,
-    /// The later of its release and its predecessor's end.
-    pub start: u64,
-    pub granted: u64,
-    /// When the token was given back.
-    pub released: u64,
-    pub done: u64,
-    pub gpu: u32,
-    pub from: Option<u32>,
-    pub account: Account,
-    /// Digest of what was tracked up to and with this frame.
-    pub digest: u64,
-}
-
-impl Frame {
-    pub fn response(&self) -> Nanos {
-        Nanos(self.done.saturating_sub(self.start))
-    }
-
-    pub fn token_wait(&self) -> Nanos {
-        Nanos(self.granted.saturating_sub(self.start))
-    }
-}
 
 /// How frames are released and what moves how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,7 +51,7 @@ pub struct Camera {
 /// What a camera did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tracked {
-    pub frames: Vec<Frame>,
+    pub frames: Vec<DoneJob>,
     /// Operations of each frame, where they were asked for.
     pub operations: Vec<Vec<Operated>>,
     /// Whether somebody asked for the end before the last frame.
@@ -106,14 +80,14 @@ impl Camera {
     /// A camera on `gpus`; the first `check` frames are tracked on the CPU to compare with.
     ///
     /// # Errors
-    /// [`Error::Device`].
+    /// [`HeadwayError::Device`].
     pub fn open(gpus: Vec<Arc<dyn Gpu>>, shape: Shape, video: Video, load: Load, check: u64) -> Result<Self, Error> {
-        let memory = Memory::open(&gpus, shape, load).map_err(Error::Device)?;
-        let mut tracker = Tracker::new(shape, CpuMachine::new(&shape)).map_err(Error::Device)?;
+        let memory = Memory::open(&gpus, shape, load).map_err(HeadwayError::Device)?;
+        let mut tracker = Tracker::new(shape, CpuMachine::new(&shape)).map_err(HeadwayError::Device)?;
         let mut digest = 0;
         let mut expected = Vec::new();
         for frame in 0..check {
-            digest = track(&mut tracker, video.picture(frame), digest).map_err(Error::Device)?;
+            digest = track(&mut tracker, video.picture(frame), digest).map_err(HeadwayError::Device)?;
             expected.push(digest);
         }
         Ok(Self { shape, video, gpus, memory, expected })
@@ -122,10 +96,10 @@ impl Camera {
     /// Another load; the state begins anew.
     ///
     /// # Errors
-    /// [`Error::Device`].
+    /// [`HeadwayError::Device`].
     pub fn set_load(&mut self, load: Load) -> Result<(), Error> {
         if *self.memory.load() != load {
-            self.memory = Memory::open(&self.gpus, self.shape, load).map_err(Error::Device)?;
+            self.memory = Memory::open(&self.gpus, self.shape, load).map_err(HeadwayError::Device)?;
         }
         Ok(())
     }
@@ -149,7 +123,7 @@ impl Camera {
     /// of them. `keep` keeps every operation.
     ///
     /// # Errors
-    /// [`Error::Device`], [`Error::Shared`] when no GPU is granted, [`Error::WrongTrack`] where the result is not the CPU
+    /// [`HeadwayError::Device`], [`HeadwayError::Shared`] when no GPU is granted, [`Error::WrongTrack`] where the result is not the CPU
     /// form's.
     pub fn run(
         &mut self,
@@ -158,7 +132,7 @@ impl Camera {
         keep: bool,
         interrupt: &AtomicBool,
     ) -> Result<Tracked, Error> {
-        let fresh = Tracker::new(self.shape, CpuMachine::new(&self.shape)).map_err(Error::Device)?;
+        let fresh = Tracker::new(self.shape, CpuMachine::new(&self.shape)).map_err(HeadwayError::Device)?;
         let mut tracker = fresh.on(()).0;
         let mut tracked = Tracked::default();
         let (mut digest, mut before, mut last) = (0, 0, None);
@@ -168,18 +142,7 @@ impl Camera {
                 tracked.interrupted = true;
                 break;
             }
-            let mut one = Frame {
-                frame,
-                release,
-                start: release.max(before),
-                granted: 0,
-                released: 0,
-                done: 0,
-                gpu: 0,
-                from: None,
-                account: Account::default(),
-                digest,
-            };
+            let mut one = DoneJob { job: frame, release, start: release.max(before), digest, ..DoneJob::default() };
             let mut operations = keep.then(Vec::new);
             tracker = self.arbitrated(tracker, arbitration, course.moving, last, &mut one, operations.as_mut())?;
             one.done = clock::now().0;
@@ -191,9 +154,9 @@ impl Camera {
             tracked.frames.push(one);
         }
         if let Some(last) = last
-            && !self.memory.verify(last as usize).map_err(Error::Device)?
+            && !self.memory.verify(last as usize).map_err(HeadwayError::Device)?
         {
-            return Err(Error::WrongTrack { frame: tracked.frames.last().map_or(0, |frame| frame.frame) });
+            return Err(Error::WrongTrack { frame: tracked.frames.last().map_or(0, |frame| frame.job) });
         }
         Ok(tracked)
     }
@@ -205,13 +168,13 @@ impl Camera {
         arbitration: &mut Arbitration<'_>,
         moving: Moving,
         last: Option<u32>,
-        one: &mut Frame,
+        one: &mut DoneJob,
         operations: Option<&mut Vec<Operated>>,
     ) -> Result<Tracker<()>, Error> {
         let tracker = match arbitration {
             Arbitration::Managed(task) => {
                 let mut job = task.job(Nanos(one.release));
-                let mut gpu = job.acquire(None).map_err(Error::Shared)?;
+                let mut gpu = job.acquire(None).map_err(HeadwayError::Shared)?;
                 one.granted = clock::now().0;
                 (one.gpu, one.from) = (gpu.id().0, gpu.from().map(|from| from.0));
                 let tracker = self.frame(tracker, &mut gpu, moving, one, operations)?;
@@ -242,9 +205,9 @@ impl Camera {
     /// Puts the state back to that of a tracker without features. Before [`Camera::run`], as it takes time.
     ///
     /// # Errors
-    /// [`Error::Device`].
+    /// [`HeadwayError::Device`].
     pub fn reset(&mut self) -> Result<(), Error> {
-        self.memory.reset().map_err(Error::Device)
+        Ok(self.memory.reset().map_err(HeadwayError::Device)?)
     }
 
     /// One frame on the GPU that was given.
@@ -253,17 +216,14 @@ impl Camera {
         tracker: Tracker<()>,
         rights: &mut dyn Rights,
         moving: Moving,
-        one: &mut Frame,
+        one: &mut DoneJob,
         operations: Option<&mut Vec<Operated>>,
     ) -> Result<Tracker<()>, Error> {
-        let picture = self.video.picture(one.frame);
+        let picture = self.video.picture(one.job);
         let shared = OnShared {
             memory: &mut self.memory,
-            rights,
+            operations: Operations { rights, moving, account: &mut one.account, kept: operations },
             gpu: one.gpu as usize,
-            moving,
-            account: &mut one.account,
-            operations,
             loaded: true,
             small: Vec::new(),
         };
@@ -276,7 +236,7 @@ impl Camera {
             tracker.machine().leave()?;
             Ok(digest)
         };
-        let digest = body(&mut tracker).map_err(Error::Device)?;
+        let digest = body(&mut tracker).map_err(HeadwayError::Device)?;
         let tracker = tracker.on(()).0;
         one.digest = digest;
         Ok(tracker)

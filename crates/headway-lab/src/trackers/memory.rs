@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use headway_device::gpu::{Caching, Completion, Gpu, Operation, Queue, Reach};
+use headway::jobs::{complete, wait};
+use headway_device::gpu::{Caching, Gpu, Operation, Queue, Reach};
 use headway_device::work::{Argument, Work};
 use headway_device::{Access, Buffer, DeviceError};
 use headway_kernels::klt::{Launch, Region, Shape};
@@ -148,8 +149,7 @@ impl Memory {
 
     fn run(&mut self, gpu: usize, what: Operation) -> Result<(), DeviceError> {
         let queue = &mut self.gpus.get_mut(gpu).ok_or_else(no_gpu)?.queue;
-        queue.submit(what, 0)?;
-        wait(queue.as_mut()).result
+        complete(queue.as_mut(), what)
     }
 
     /// Copies a range of a part of the state from system memory.
@@ -271,14 +271,4 @@ fn first_word(at: usize) -> u32 {
 
 fn no_gpu() -> DeviceError {
     DeviceError::Invalid { what: "GPU", reason: "the task has no memory there".into() }
-}
-
-/// Waits for the oldest move of a queue that has one.
-fn wait(queue: &mut dyn Queue) -> Completion {
-    loop {
-        match queue.poll() {
-            Some(done) => return done,
-            None => std::thread::yield_now(),
-        }
-    }
 }

@@ -6,13 +6,13 @@ use headway_core::decisions::sharing::TaskId;
 use headway_core::decisions::token::TokenParameters;
 use headway_core::units::Nanos;
 
-use super::Frame;
+use super::DoneJob;
 
 /// From a token's or a lock's release to its next holder going on: an allowance that bounds include, several times what
 /// arbiters take.
 pub const HAND_OVER: Nanos = Nanos(200_000);
 
-/// The longest that was seen of one camera.
+/// The longest that was seen of one task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     pub copies_max: u32,
@@ -22,21 +22,21 @@ pub struct Seen {
     pub execute_max: Nanos,
     pub copy_held_max: Nanos,
     pub execute_held_max: Nanos,
-    /// Wait for the token and for engines, and their sum in one frame.
+    /// Wait for the token and for engines, and their sum in one job.
     pub token_wait_max: Nanos,
     pub engine_wait_max: Nanos,
     pub blocking_max: Nanos,
 }
 
 impl Seen {
-    /// The largest of each time over all frames.
-    pub fn of(frames: &[Frame]) -> Self {
+    /// The largest of each time over all jobs.
+    pub fn of<'a>(jobs: impl IntoIterator<Item = &'a DoneJob>) -> Self {
         let mut seen = Self::default();
-        for frame in frames {
-            let account = &frame.account;
-            let held = frame.released.saturating_sub(frame.granted);
+        for job in jobs {
+            let account = &job.account;
+            let held = job.released.saturating_sub(job.granted);
             let own = account.engine_wait + account.copy + account.execute;
-            let (token, engines) = (frame.token_wait(), Nanos(account.engine_wait));
+            let (token, engines) = (job.token_wait(), Nanos(account.engine_wait));
             seen.copies_max = seen.copies_max.max(account.copies);
             seen.executes_max = seen.executes_max.max(account.executes);
             seen.cpu_max = seen.cpu_max.max(Nanos(held.saturating_sub(own)));
@@ -52,18 +52,18 @@ impl Seen {
     }
 }
 
-/// The bounds that follow from what was seen of each camera, given with its period; hand-over included. Where nobody was late,
+/// The bounds that follow from what was seen of each task, given with its period; hand-over included. Where nobody was late,
 /// `on_time`, also those that hold as long as nobody is.
 pub fn observed(
     gpus: u32,
     tokens: TokenParameters,
     engines: Option<EngineParameters>,
     peer: bool,
-    cameras: &[(Nanos, Seen)],
+    tasks: &[(Nanos, Seen)],
     on_time: bool,
 ) -> Analysis {
     let longest = |of: fn(&Seen) -> Nanos| {
-        cameras.iter().map(|(_, seen)| of(seen)).max().unwrap_or_default().saturating_add(HAND_OVER)
+        tasks.iter().map(|(_, seen)| of(seen)).max().unwrap_or_default().saturating_add(HAND_OVER)
     };
     let system = System {
         gpus,
@@ -90,7 +90,7 @@ pub fn observed(
             execute_time: with_hand_overs(seen.execute_max, seen.executes_max),
         }],
     };
-    let demands: Vec<_> = (0..).zip(cameras).map(demand).collect();
+    let demands: Vec<_> = (0..).zip(tasks).map(demand).collect();
     let mut analysis = analyse(&system, &demands);
     if analysis.tasks.is_empty() && on_time {
         analysis.tasks = timely(&system, &demands).unwrap_or_default();

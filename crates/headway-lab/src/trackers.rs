@@ -4,14 +4,11 @@
 //! look for new corners. Beside the tracker's own work a frame can carry a [`Load`], since one frame is far too small for a
 //! GPU of today.
 
-mod bounds;
 mod camera;
 mod frame;
 mod memory;
 mod pictures;
 
-pub use self::bounds::{HAND_OVER, Seen, observed};
-pub use self::camera::{Arbitration, Camera, Course, Frame, Tracked};
-pub use self::frame::{Account, Moving, Operated};
+pub use self::camera::{Arbitration, Camera, Course, Tracked};
 pub use self::memory::Load;
 pub use self::pictures::Video;
