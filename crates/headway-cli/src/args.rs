@@ -53,6 +53,12 @@ pub(crate) enum Command {
         /// On what every way of copying is tried
         #[arg(long, value_enum, default_value_t = CopyBackendArg::Auto)]
         backend: CopyBackendArg,
+        /// Machine whose plans must allow the delays of drivers that are seen here: a shipped name or a file
+        #[arg(long, default_value = headway::machine::USUAL)]
+        machine: String,
+        /// How long to watch for such delays
+        #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>, default_value = "1 s")]
+        watch: Nanos,
     },
     /// Say whether every deadline of a workload holds, why, and with what margin
     Plan(PlanArgs),
@@ -225,7 +231,8 @@ pub(crate) struct MeasureArgs {
     /// Measure every GPU by itself, not one of each model
     #[arg(long)]
     pub(crate) each: bool,
-    /// Run random batches of copies for so long, too, so that plans count with what disturbs them now and then
+    /// Watch the driver's thread, cores of the CPU and random batches of copies so much longer, one after the other, so that plans count with
+    /// what disturbs them now and then
     #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
     pub(crate) watch: Option<Nanos>,
     /// File for every sample (JSON, one series a line, gzip)

@@ -8,6 +8,7 @@ use clap::CommandFactory;
 use headway::keep::Keep;
 use headway::machine::{Confidence, Machine};
 use headway::plan::{self as plans, Assumption, ModelAnswer, Outcome, Plan, PlanOptions};
+use headway::units::Nanos;
 use headway::workload::Workload;
 use headway::{doctor as examine, report as reports, run as runs};
 use headway_cli::terminal::{Answer, Bar, Format, Out, interrupt, write_out};
@@ -16,8 +17,8 @@ use serde::Serialize;
 use crate::args::{Cli, CopyBackendArg, PlanArgs, RunArgs};
 use crate::{sharing, show};
 
-pub(crate) fn doctor(out: &Out, backend: CopyBackendArg) -> Result<Answer> {
-    let examination = examine::examine(backend.into());
+pub(crate) fn doctor(out: &Out, backend: CopyBackendArg, machine: &str, watch: Nanos) -> Result<Answer> {
+    let examination = examine::examine(backend.into(), machine, watch);
     out.print(&examination, || show::examination(&examination))?;
     // Missing things alone do not make the answer "no": that takes `--backend cuda` on a machine without a GPU.
     Ok(if backend == CopyBackendArg::Cuda && !examination.has_gpu() { Answer::No } else { Answer::Yes })

@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     }
     let out = Out { format: cli.format, quiet: cli.quiet };
     let answer = match &cli.command {
-        Command::Doctor { backend } => commands::doctor(&out, *backend),
+        Command::Doctor { backend, machine, watch } => commands::doctor(&out, *backend, machine, *watch),
         Command::Plan(plan) => commands::plan(&out, plan),
         Command::Run(run) => commands::run(&out, run),
         Command::Replay { log } => commands::replay(&out, log),

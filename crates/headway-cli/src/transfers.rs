@@ -58,7 +58,7 @@ fn measured(report: &measuring::MeasureReport) -> String {
     for reason in &report.useless {
         let _ = writeln!(text, "useless   for planning: {reason}");
     }
-    if let Some(found) = report.calibration {
+    if let Some(found) = &report.calibration {
         let percent = |ppm: u64| format!("{:.2} %", ppm as f64 / 1e4);
         let _ = writeln!(
             text,
@@ -69,6 +69,9 @@ fn measured(report: &measuring::MeasureReport) -> String {
             percent(found.margin_ppm),
             found.jitter
         );
+        if let Some(watch) = &found.driver_watch {
+            let _ = writeln!(text, "driver    {watch}\n          {}", watch.limits());
+        }
     }
     let _ = writeln!(text, "\nlink or limit                    rate");
     for (name, rate) in &report.rates {

@@ -4,6 +4,7 @@ use headway_core::files::error::FileError;
 use headway_core::files::machine::{
     CapacityId, CapacityKind, EndpointId, EngineClass, Machine, RouteId, SHIPPED, parse, shipped, write,
 };
+use headway_core::models::cpu::{DriverWatch, Lateness};
 use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::{Nanos, Rate};
 use proptest::prelude::*;
@@ -155,6 +156,7 @@ fn a_file_becomes_indices_integers_and_defaults() {
     assert_eq!(peer.uses, [(CapacityId(2), 1_000_000)]);
     let calibration = m.calibration.as_ref().expect("it has one");
     assert_eq!((calibration.sigma_ppm, calibration.margin_ppm), (1_020_000, 50_000));
+    assert_eq!(calibration.driver_watch, None);
     assert!(m.kernel("k", EndpointId(2)).is_some() && m.kernel("k", EndpointId(1)).is_none());
 }
 
@@ -433,6 +435,20 @@ fn routes_without_a_fitting_engine_or_path_are_refused() {
     )
     .expect_err("two memories");
     assert_eq!((error.line, error.message.as_str()), (42, "route `host->nic` joins two memories"));
+}
+
+#[test]
+fn what_a_watch_of_the_driver_saw_is_kept() {
+    let lateness = |count, p99, max| Lateness { count, median: Nanos(1_003), p99, max: Nanos(max), beyond: 0 };
+    let mut machine = shipped("h200-x1").expect("shipped");
+    machine.calibration.as_mut().expect("it is calibrated").driver_watch = Some(DriverWatch {
+        time: Nanos(1_000_000_000),
+        class: "SCHED_OTHER nice -20".to_owned(),
+        woken: lateness(500, Some(Nanos(60_001)), 4_464_001),
+        noticed: lateness(99, None, 8_000_003),
+    });
+    let again = parse("m.toml", &write(&machine, &[])).expect("what was written can be read");
+    assert_eq!(again.calibration, machine.calibration);
 }
 
 #[test]

@@ -36,6 +36,8 @@ pub struct Scope {
     pub room: Room,
     /// How often it is looked how late the host learns of an end.
     pub jitter: Effort,
+    /// How long a thread of the driver's class is watched, which sleeps and polls as the driver does.
+    pub driver: Nanos,
     /// Random batches that the machine is checked with.
     pub batches: usize,
     /// How long more such batches are run, one after the other, for what happens now and then.
@@ -56,9 +58,16 @@ pub fn calibrate(
     let rates = sets::measure(session, &mut bed, &sets, scope.pace)?;
     let setups = links::setups(session, &mut bed, (&sets, &rates), SETUP_REPEATS)?;
     let jitter = kernels::jitter(session, device, scope.jitter)?;
+    let watch_time = scope.driver.saturating_add(scope.watch);
+    let driver_watch = kernels::driver_watch(session, device.description().source, watch_time)?;
+    // The probe for the jitter spins. A driver that the host wakes late, or stops, is late beyond that.
+    let jitter = jitter.saturating_add(driver_watch.worst());
     let (sets, rates) = sets.into_iter().zip(rates).filter(|(_, rates)| !rates.0.is_empty()).unzip();
     let observed = Observed { sets, rates, setups, jitter };
     let mut machine = observed.machine(name, gpus, stamp)?;
+    if let Some(calibration) = &mut machine.calibration {
+        calibration.driver_watch = Some(driver_watch);
+    }
     small_batches::put(&mut machine, &small_batches::measure(session, &mut bed, gpus.len(), reaches)?)?;
     session.phase("check", scope.batches);
     let mut draw = Draw::new(SEED, gpus.len(), reaches, scope.room);
@@ -144,6 +153,13 @@ impl Scope {
         let time = if chunk < 16 << 20 { Nanos(2_000_000) } else { Nanos(time * 1_000_000) };
         let jitter = Effort { warm_up: 10, n_min: 50, n_max: 2_500, time: Nanos(500_000_000) };
         let room = Room::of(largest);
-        Self { pace: Pace { chunk, in_flight: 2, time, repeats: 4 }, room, jitter, batches: 30, watch }
+        Self {
+            pace: Pace { chunk, in_flight: 2, time, repeats: 4 },
+            room,
+            jitter,
+            driver: Nanos(2 * NANOS_PER_SECOND),
+            batches: 30,
+            watch,
+        }
     }
 }

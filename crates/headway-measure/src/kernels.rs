@@ -1,15 +1,17 @@
 //! What kernels cost, and how late the host learns that something is done.
 
 use headway_core::files::machine::{EngineClass, KernelCost};
+use headway_core::models::cpu::DriverWatch;
 use headway_core::models::transfer::Method;
 use headway_core::plan::block;
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_device::buffer::Access;
 use headway_device::gpu::Completion;
 use headway_device::work::{Portion, StepMemory};
-use headway_device::{DeviceError, Engines, HostKind, Span};
+use headway_device::{DeviceError, Engines, HostKind, Source, Span};
 use headway_kernels::{self as kernels, Cipher};
 use headway_os::clock;
+use headway_runtime::wall;
 use serde::{Deserialize, Serialize};
 
 use super::sample::{Effort, Figures, rate, series};
@@ -190,6 +192,18 @@ pub(crate) fn jitter(session: &mut Session<'_>, device: &mut Engines, effort: Ef
     })?;
     session.advance()?;
     Ok(longest)
+}
+
+/// How late a driver of this host's GPUs would run.
+pub(crate) fn driver_watch(session: &mut Session<'_>, source: Source, time: Nanos) -> Result<DriverWatch, Error> {
+    session.phase("driver", 1);
+    let spin = if source == Source::Cuda { wall::GPU_SPIN } else { Nanos::ZERO };
+    let found = session.step("driver watch", |session| {
+        let found = wall::watch(spin, time, session.interrupt());
+        session.go_on().map(|()| found)
+    })?;
+    session.advance()?;
+    Ok(found)
 }
 
 #[cfg(test)]

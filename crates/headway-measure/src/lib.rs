@@ -64,7 +64,7 @@ use headway_core::models::transfer::price::worth_keeping;
 use headway_core::models::transfer::{
     Direction, HostMemory, Key, Load, Method, PricedTuning, Profile, Tuning, TuningKey,
 };
-use headway_core::units::{Bytes, Nanos};
+use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::gpu::Gpu;
 use headway_os::{affinity, copy};
 use headway_runtime::copy::{Copier, CopyLimits, CopyOptions, How};
@@ -253,7 +253,10 @@ impl MeasureOptions {
         let mut sizes: Vec<u64> = match &self.sizes {
             Some(sizes) => sizes.iter().map(|bytes| bytes.0.max(1)).collect(),
             // Copies of middle size bend where caches end.
-            None => (0..=30).filter(|at| at % step == 0 || (17..=25).contains(at)).map(|at| 1 << at).collect(),
+            None => (0..=30)
+                .filter(|at| at % step == 0 || (17..=25).contains(at))
+                .map(|at| 1 << at)
+                .collect(),
         };
         sizes.sort_unstable();
         sizes.dedup();
@@ -312,6 +315,7 @@ impl MeasureOptions {
             pace: Pace { chunk, in_flight: 2, time, repeats },
             room: Room::of(self.size_max().clamp(4 << 10, 256 << 20)),
             jitter,
+            driver: if small { Nanos(20_000_000) } else { Nanos(self.by_depth(1, 5, 30) * NANOS_PER_SECOND) },
             batches: self.by_depth(30, 60, 300),
             watch: self.watch,
         }

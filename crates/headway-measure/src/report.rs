@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use headway_core::files::machine::{Calibration, Machine};
+use headway_core::models::cpu::DriverWatch;
 use headway_core::models::transfer::{
     Choice, Direction, HostMemory, Method, Reason, Request, Selector, Tuning, Verdict, choose,
 };
@@ -45,7 +46,7 @@ pub struct MeasureReport {
 }
 
 /// What checked a machine file.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Checked {
     /// Random batches.
     pub batches: u32,
@@ -57,12 +58,14 @@ pub struct Checked {
     pub margin_ppm: u64,
     /// What they add beside it.
     pub jitter: Nanos,
+    /// How late a driver would have run meanwhile.
+    pub driver_watch: Option<DriverWatch>,
 }
 
 impl Checked {
     fn of(found: &Calibration) -> Self {
-        let Calibration { batches, median_ppm, max_ppm, margin_ppm, jitter, .. } = *found;
-        Self { batches, median_ppm, max_ppm, margin_ppm, jitter }
+        let Calibration { batches, median_ppm, max_ppm, margin_ppm, jitter, ref driver_watch, .. } = *found;
+        Self { batches, median_ppm, max_ppm, margin_ppm, jitter, driver_watch: driver_watch.clone() }
     }
 }
 

@@ -54,6 +54,11 @@ impl<'a> Session<'a> {
         self.go_on()
     }
 
+    /// Becomes true when somebody asks for the end.
+    pub const fn interrupt(&self) -> &AtomicBool {
+        self.interrupt
+    }
+
     /// # Errors
     /// [`headway::Error::Interrupted`] if somebody asked for it.
     pub fn go_on(&self) -> Result<(), Error> {

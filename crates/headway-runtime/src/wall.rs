@@ -16,6 +16,7 @@ mod requests;
 mod resident;
 mod sharded;
 mod stage;
+mod watch;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -42,6 +43,10 @@ pub use messages::Compared;
 use pace::Pace;
 use requests::Asked;
 pub use requests::{Ends, NotTaken, Request, RequestOutcome, Requests};
+pub use watch::watch;
+
+/// A GPU's windows are worth a busy CPU: so long its driver spins before something is due.
+pub const GPU_SPIN: Nanos = Nanos(200_000);
 
 /// A run that could not be completed. A log that ends with [`RunError::Stopped`] or [`RunError::Interrupted`] replays.
 #[derive(Debug, thiserror::Error)]

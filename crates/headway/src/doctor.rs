@@ -3,13 +3,16 @@
 mod mps;
 
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
-use headway_core::files::machine::EndpointId;
-use headway_core::models::cpu::Class;
+use headway_core::files::machine::{EndpointId, Machine};
+use headway_core::models::cpu::{Class, DriverWatch};
 use headway_core::models::transfer::{Method, Profile};
+use headway_core::units::Nanos;
 use headway_device::DeviceError;
 use headway_os::{affinity, memory, sched, topology};
 use headway_runtime::copy::{Copier, CopyOptions};
+use headway_runtime::wall;
 use serde::Serialize;
 
 use crate::cpus;
@@ -64,12 +67,24 @@ impl Examination {
 /// What a check of a GPU is called.
 const GPU: &str = "GPU";
 
-/// Looks at everything, and tries every way of copying on the GPUs of `backend`. Never fails: what is absent is a finding.
+/// Looks at everything, and tries every way of copying on the GPUs of `backend`. For `time` it watches how late a driver would run,
+/// and holds that against what plans for `machine`, a shipped name or a file, allow. Never fails: what is absent is a finding.
 #[must_use]
-pub fn examine(backend: Backend) -> Examination {
+pub fn examine(backend: Backend, machine: &str, time: Nanos) -> Examination {
     let mut checks = vec![cuda()];
     checks.extend(devices());
-    checks.extend([nvml(), mps::examine(), allowed(), numa(), locked(), realtime(), deadline(), driver(), rung()]);
+    checks.extend([
+        nvml(),
+        mps::examine(),
+        allowed(),
+        numa(),
+        locked(),
+        realtime(),
+        deadline(),
+        driver(),
+        punctuality(machine, time),
+        rung(),
+    ]);
     checks.extend(methods(backend));
     Examination { schema: 1, version: crate::VERSION, commit: crate::COMMIT, checks }
 }
@@ -259,6 +274,40 @@ fn deadline() -> Check {
     }
 }
 
+const PUNCTUALITY: &str = "driver's delays";
+
+/// How late a driver would run here, seen for `time`.
+fn punctuality(machine: &str, time: Nanos) -> Check {
+    let machine = match crate::machine::open(machine) {
+        Ok(machine) => machine,
+        Err(error) => return absent(PUNCTUALITY, &error, "name a machine or a machine file with `--machine`"),
+    };
+    let has_gpu = headway_cuda::probe().is_ok_and(|probe| !probe.devices.is_empty());
+    let spin = if has_gpu { wall::GPU_SPIN } else { Nanos::ZERO };
+    judged(&wall::watch(spin, time, &AtomicBool::new(false)), &machine)
+}
+
+/// What `watch` saw, against the delays that plans for `machine` allow.
+fn judged(watch: &DriverWatch, machine: &Machine) -> Check {
+    let calibration = machine.calibration.as_ref();
+    let jitter = calibration.map_or(Nanos::ZERO, |calibration| calibration.jitter);
+    let measured = calibration.and_then(|calibration| calibration.driver_watch.as_ref());
+    let measured = measured.map_or_else(String::new, |then| {
+        format!(" (when it was measured, the longest delay in {} was {})", then.time, then.worst())
+    });
+    let found = format!("{watch}; plans for machine `{}` allow {jitter}{measured}", machine.name);
+    if watch.worst() <= jitter {
+        return ok(PUNCTUALITY, format!("{found}; {}", watch.limits()));
+    }
+    let remedy = format!(
+        "a delay of {} breaks what such a plan promises: get a stronger class (`CPU for drivers`), keep other programs off some CPUs \
+         (a cpuset partition, or `isolcpus=` and `nohz_full=` at boot), or let plans allow for it: \
+         `headway measure --watch \"10 min\"` and `--machine` with the file that it writes",
+        watch.worst()
+    );
+    Check { what: PUNCTUALITY, state: State::Limited, found, remedy: Some(remedy) }
+}
+
 /// The class that `headway run` gives the threads that drive GPUs.
 fn driver() -> Check {
     let what = "CPU for drivers";
@@ -269,4 +318,52 @@ fn driver() -> Check {
         Class::Ordinary => State::Missing,
     };
     Check { what, state, found, remedy }
+}
+
+#[cfg(test)]
+mod tests {
+    use headway_core::files::machine::shipped;
+    use headway_core::models::cpu::Lateness;
+
+    use super::*;
+
+    fn seen(late: Nanos) -> DriverWatch {
+        let woken = Lateness { count: 500, median: Nanos(1_000), p99: Some(Nanos(9_000)), max: late, beyond: 0 };
+        let noticed = Lateness { max: Nanos(9_000), ..woken };
+        DriverWatch { time: Nanos(1_000_000_000), class: "SCHED_OTHER nice -20".to_owned(), woken, noticed }
+    }
+
+    #[test]
+    fn a_host_on_which_the_driver_is_later_than_plans_allow_is_named_with_delay_watch_and_remedy() {
+        let mut machine = shipped("h200-x1").unwrap();
+        machine.calibration.as_mut().unwrap().driver_watch = Some(seen(Nanos(80_000)));
+        let check = judged(&seen(Nanos(4_460_000)), &machine);
+        assert_eq!(check.state, State::Limited);
+        for fact in [
+            "watched for 1 s as SCHED_OTHER nice -20",
+            "max 4.46 ms",
+            "`h200-x1` allow 100 us",
+            "delay in 1 s was 80 us",
+        ] {
+            assert!(check.found.contains(fact), "{fact}: {}", check.found);
+        }
+        let remedy = check.remedy.unwrap();
+        for means in ["isolcpus", "CPU for drivers", "headway measure --watch"] {
+            assert!(remedy.contains(means), "{means}: {remedy}");
+        }
+    }
+
+    #[test]
+    fn a_quiet_host_is_said_to_have_been_watched_for_a_time_only() {
+        let check = judged(&seen(Nanos(100_000)), &shipped("h200-x1").unwrap());
+        assert_eq!((check.state, check.remedy), (State::Ok, None));
+        assert!(check.found.contains("may be longer and were perhaps not seen"), "{}", check.found);
+    }
+
+    #[test]
+    fn plans_for_a_machine_that_nobody_measured_allow_no_delay() {
+        let machine = Machine { calibration: None, ..shipped("h200-x1").unwrap() };
+        let check = judged(&seen(Nanos(1_000)), &machine);
+        assert!(check.state == State::Limited && check.found.contains("allow 0 ns"), "{check:?}");
+    }
 }

@@ -538,8 +538,8 @@ impl Parts<'_> {
     ) -> Result<Driven, Error> {
         let Self { plan, kernels, gatherer, scatterer, .. } = self;
         let total = span(plan, &self.header.cycles).0;
-        // A GPU's windows are worth a busy CPU; the emulated device needs that CPU itself.
-        let spin = if self.header.source == Source::Cuda { Nanos(200_000) } else { Nanos::ZERO };
+        // The emulated device needs the CPU that the driver would spin on.
+        let spin = if self.header.source == Source::Cuda { wall::GPU_SPIN } else { Nanos::ZERO };
         let (class, interrupt) = (options.cpu_class, Arc::clone(&options.interrupt));
         let habits = wall::WallOptions { spin, class, interrupt, ..wall::WallOptions::default() };
         let cycles = self.header.cycles.clone();

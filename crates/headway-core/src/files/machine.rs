@@ -20,6 +20,7 @@ pub use self::file::parse;
 pub use self::index::{CapacityId, EndpointId, EngineId, RouteId};
 pub use self::shipped::{SHIPPED, shipped};
 pub use self::write::write;
+use crate::models::cpu::DriverWatch;
 use crate::models::transfer::{Method, Profile};
 use crate::units::{Bytes, Nanos, PPM, Rate};
 
@@ -243,6 +244,8 @@ pub struct Calibration {
     pub date: String,
     /// Driver version it was measured with.
     pub driver: String,
+    /// How late the driver's thread would have run while the node was measured; `None` = nobody looked.
+    pub driver_watch: Option<DriverWatch>,
 }
 
 impl Calibration {
@@ -261,6 +264,7 @@ impl Calibration {
             max_ppm: 0,
             date: String::new(),
             driver: "none".to_owned(),
+            driver_watch: None,
         }
     }
 

@@ -167,6 +167,54 @@ pub struct Lateness {
     pub beyond: u64,
 }
 
+/// How late a thread ran that waits as the driver of a run does, on a host that was watched without a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverWatch {
+    /// Length of the watch.
+    pub time: Nanos,
+    /// The scheduling class that the thread got.
+    pub class: String,
+    /// How long after the times that it had asked for the thread ran.
+    pub woken: Lateness,
+    /// The longest time between two looks at the devices, of each millisecond in which it polled.
+    pub noticed: Lateness,
+}
+
+impl DriverWatch {
+    /// The longest delay seen.
+    #[must_use]
+    pub fn worst(&self) -> Nanos {
+        self.woken.max.max(self.noticed.max)
+    }
+
+    /// What the watch may have missed, and what a longer one would tell. Of delays that come independently of each other, a
+    /// watch of three times their mean distance misses all in one case of 20 (e^-3).
+    #[must_use]
+    pub fn limits(&self) -> String {
+        format!(
+            "delays that come less often than once in {} may be longer and were perhaps not seen (confidence 95 %); \
+             `headway measure --watch TIME` sees those that come once in a third of TIME",
+            Nanos(self.time.0 / 3)
+        )
+    }
+}
+
+impl fmt::Display for DriverWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let figures = |of: &Lateness| {
+            let p99 = of.p99.map_or_else(String::new, |p99| format!(", p99 {p99}"));
+            format!("median {}{p99}, max {}", of.median, of.max)
+        };
+        let Self { time, class, woken, noticed } = self;
+        let (late, gaps) = (figures(woken), figures(noticed));
+        write!(
+            f,
+            "watched for {time} as {class}: woke late {} times ({late}), looked at devices late {} times ({gaps})",
+            woken.count, noticed.count
+        )
+    }
+}
+
 /// Buckets of [`Meter`]: eight for each power of two.
 const BUCKETS: usize = 62 * 8;
 
@@ -258,6 +306,22 @@ mod tests {
         let mut few = Meter::new(Nanos::ZERO);
         (1..100).for_each(|delay| few.add(Nanos(delay)));
         assert_eq!((few.lateness().count, few.lateness().p99), (99, None));
+    }
+
+    #[test]
+    fn a_watch_names_its_worst_delay_and_how_rare_delays_are_that_it_can_miss() {
+        let lateness = |max| Lateness { count: 500, median: Nanos(1_000), p99: Some(Nanos(2_000)), max, beyond: 0 };
+        let (class, late) = ("SCHED_OTHER".to_owned(), Nanos(4_500_000));
+        let woken_late =
+            DriverWatch { time: Nanos(3_000_000_000), class, woken: lateness(late), noticed: lateness(Nanos(9_000)) };
+        let noticed_late = DriverWatch { woken: lateness(Nanos(9_000)), noticed: lateness(late), ..woken_late.clone() };
+        assert_eq!([woken_late.worst(), noticed_late.worst()], [late; 2]);
+        assert!(woken_late.limits().contains("less often than once in 1 s"), "{}", woken_late.limits());
+        let text = woken_late.to_string();
+        assert!(
+            text.contains("for 3 s as SCHED_OTHER: woke late 500 times (median 1 us, p99 2 us, max 4.5 ms)"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -388,6 +388,7 @@ fn exact() -> Calibration {
         max_ppm: 0,
         date: String::new(),
         driver: String::new(),
+        driver_watch: None,
     }
 }
 

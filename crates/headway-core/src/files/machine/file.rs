@@ -8,6 +8,7 @@ use super::{
 };
 use crate::files::document::{self, Field, Table, narrow, suggest};
 use crate::files::error::{FileError, Source};
+use crate::models::cpu::{DriverWatch, Lateness};
 use crate::models::transfer::{Method, Profile};
 use crate::units::{PPM, Rate};
 
@@ -59,6 +60,7 @@ const CALIBRATION: &[&str] = &[
     "max_ppm",
     "date",
     "driver",
+    "driver_watch",
 ];
 const CLASSES: &[(&str, EngineClass)] =
     &[("h2d", EngineClass::H2d), ("d2h", EngineClass::D2h), ("peer", EngineClass::Peer), ("ee", EngineClass::Ee)];
@@ -558,7 +560,31 @@ fn calibration(top: &mut Table<'_>) -> Result<Option<Calibration>, FileError> {
         max_ppm,
         date: table.require("date", "\"2026-11-21\"")?.text("\"2026-11-21\"")?.to_owned(),
         driver: table.require("driver", "\"580.159.04\"")?.text("\"580.159.04\"")?.to_owned(),
+        driver_watch: table.take("driver_watch").map(driver_watch).transpose()?,
     }))
+}
+
+fn driver_watch(field: Field<'_>) -> Result<DriverWatch, FileError> {
+    let mut table = field.table("driver_watch", &["time", "class", "woken", "noticed"])?;
+    Ok(DriverWatch {
+        time: table.require("time", "\"5 s\"")?.time()?,
+        class: table.require("class", "\"SCHED_OTHER\"")?.text("\"SCHED_OTHER\"")?.to_owned(),
+        woken: lateness(table.require("woken", LATENESS)?)?,
+        noticed: lateness(table.require("noticed", LATENESS)?)?,
+    })
+}
+
+const LATENESS: &str = "{ count = 500, median = \"1 us\", p99 = \"60 us\", max = \"80 us\" }";
+
+fn lateness(field: Field<'_>) -> Result<Lateness, FileError> {
+    let mut table = field.table("delays", &["count", "median", "p99", "max"])?;
+    Ok(Lateness {
+        count: table.require("count", "500")?.integer(0, u64::MAX)?,
+        median: table.require("median", "\"1 us\"")?.time()?,
+        p99: table.take("p99").map(|p99| p99.time()).transpose()?,
+        max: table.require("max", "\"80 us\"")?.time()?,
+        beyond: 0,
+    })
 }
 
 fn rates(table: &mut Table<'_>) -> Result<(Rate, Rate), FileError> {

@@ -5,6 +5,7 @@ use std::fmt::{Display, Write as _};
 
 use super::{Calibration, CapacityId, CapacityKind, Cpu, EndpointId, EndpointKind, EngineClass, Machine, RouteId};
 use crate::files::document::{decimal, quoted};
+use crate::models::cpu::{DriverWatch, Lateness};
 use crate::models::transfer::arbitration::{Arbitration, Cut, Wait};
 use crate::models::transfer::{
     Curve, Direction, HostMemory, Key, Load, Method, Point, PricedTuning, Stamp, Tuning, TuningKey,
@@ -262,6 +263,13 @@ impl Text<'_> {
         self.field("max_ppm", of.max_ppm);
         self.field("date", quoted(&of.date));
         self.field("driver", quoted(&of.driver));
+        if let Some(DriverWatch { time, class, woken, noticed }) = &of.driver_watch {
+            let (time, class) = (quoted(&time.exact()), quoted(class));
+            let (woken, noticed) = (lateness(woken), lateness(noticed));
+            self.line(&format!(
+                "driver_watch = {{ time = {time}, class = {class}, woken = {woken}, noticed = {noticed} }}"
+            ));
+        }
     }
 
     fn stamp(&mut self, stamp: &Stamp) {
@@ -407,4 +415,11 @@ fn point_text(point: &Point) -> String {
 fn list<'a>(items: impl Iterator<Item = &'a str>) -> String {
     let items: Vec<String> = items.map(quoted).collect();
     format!("[{}]", items.join(", "))
+}
+
+/// Delays as an inline table.
+fn lateness(of: &Lateness) -> String {
+    let [median, max] = [of.median, of.max].map(|time| quoted(&time.exact()));
+    let p99 = of.p99.map_or_else(String::new, |p99| format!(" p99 = {},", quoted(&p99.exact())));
+    format!("{{ count = {}, median = {median},{p99} max = {max} }}", of.count)
 }

@@ -30,6 +30,7 @@ fn calibration(sigma_ppm: u64) -> Calibration {
         max_ppm: 0,
         date: String::new(),
         driver: String::new(),
+        driver_watch: None,
     }
 }
 

@@ -385,6 +385,7 @@ fn calibrate(node: &Node, machine: &Machine, sets: &[Set]) -> Result<Calibration
         max_ppm: quantile(100).min(LARGEST_PPM),
         date: node.date.clone(),
         driver: node.driver.clone(),
+        driver_watch: None,
     };
     let excess = excess_ppm(machine, sets, &calibration)?;
     calibration.margin_ppm = excess.saturating_add(excess.div_ceil(4)).clamp(MARGIN_MIN_PPM, LARGEST_PPM);

@@ -28,6 +28,7 @@ fn calibration(margin_ppm: u64, jitter: u64) -> Calibration {
         max_ppm: 0,
         date: String::new(),
         driver: String::new(),
+        driver_watch: None,
     }
 }
 
