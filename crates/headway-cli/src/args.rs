@@ -225,7 +225,7 @@ pub(crate) struct MeasureArgs {
     /// Measure only these parts; the rest stays as in the file that exists
     #[arg(long, value_name = "STEP", value_delimiter = ',', value_parser = step())]
     pub(crate) only: Vec<Step>,
-    /// Sizes of copies instead of powers of two up to 1 GiB, for example "64 B,4 KiB"
+    /// Sizes of copies instead of powers of two up to 1 GiB (64 MiB on emulated GPUs), for example "64 B,4 KiB"
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = some_bytes)]
     pub(crate) sizes: Option<Vec<Bytes>>,
     /// Measure every GPU by itself, not one of each model

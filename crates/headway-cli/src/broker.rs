@@ -87,6 +87,7 @@ pub(crate) fn status(out: &Out, socket: Option<&Path>, lost: Option<u32>) -> Res
 pub(crate) fn bench(out: &Out, args: &BenchBrokerArgs) -> Result<Answer> {
     let options =
         bench::BrokerBenchOptions { out: args.out.clone(), quick: args.quick, interrupt: interrupt(out, "processes") };
+    out.foresee(options.estimate());
     let mut bar = Bar::new(!out.quiet);
     let report = bench::measure(&options, |progress| bar.show(progress));
     bar.finish();

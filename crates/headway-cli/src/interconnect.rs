@@ -24,6 +24,7 @@ pub(crate) fn bench(out: &Out, args: &InterconnectArgs) -> Result<Answer> {
         out: args.out.clone(),
         interrupt: interrupt(out, "nothing but the batches that were run"),
     };
+    out.foresee(options.estimate());
     let mut bar = Bar::new(!out.quiet);
     let report = run(&options, |progress| bar.show(progress));
     bar.finish();

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use headway::run::{Incomplete, Progress};
+use headway::units::Nanos;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
@@ -83,6 +84,18 @@ impl Out {
     pub fn note(&self, note: &str) {
         if !self.quiet {
             eprintln!("note: {}", printable(note));
+        }
+    }
+
+    /// Says how long a command will take, where that is worth a word.
+    pub fn foresee(&self, estimate: Nanos) {
+        const WORTH_A_WORD: Nanos = Nanos(10_000_000_000);
+        if estimate >= WORTH_A_WORD {
+            // More digits would say more than an estimate knows.
+            let tens = Nanos(estimate.0.div_ceil(WORTH_A_WORD.0).saturating_mul(WORTH_A_WORD.0));
+            self.note(&format!(
+                "takes about {tens} on a quiet host with one GPU; more with several GPUs or on a busy host"
+            ));
         }
     }
 

@@ -34,6 +34,7 @@ pub(crate) fn measure(out: &Out, args: &MeasureArgs) -> Result<Answer> {
         raw: args.raw.clone(),
         interrupt: interrupt(out, "nothing but the journal"),
     };
+    out.foresee(options.estimate());
     let mut bar = Bar::new(!out.quiet);
     let report = measuring::measure(&options, |progress| bar.show(progress));
     bar.finish();
@@ -114,6 +115,7 @@ pub(crate) fn bench(out: &Out, args: &BenchArgs) -> Result<Answer> {
         quick: args.quick,
         interrupt: interrupt(out, "nothing"),
     };
+    out.foresee(options.estimate());
     let mut bar = Bar::new(!out.quiet);
     let report = bench::transfers(&options, |progress| bar.show(progress));
     bar.finish();

@@ -60,6 +60,44 @@ pub struct TransferBenchOptions {
     pub interrupt: Arc<AtomicBool>,
 }
 
+impl TransferBenchOptions {
+    /// How long this takes, about, on a quiet host with one GPU: what series of copies are given at most.
+    #[must_use]
+    pub fn estimate(&self) -> Nanos {
+        let curve = |sizes: &[u64]| sizes.iter().map(|bytes| self.effort(*bytes).time.0).sum::<u64>();
+        let powers: Vec<u64> = (0..=32).step_by(if self.quick { 2 } else { 1 }).map(|exponent| 1 << exponent).collect();
+        let automatic = if self.sizes.is_some() { curve(&self.sizes()) } else { curve(&powers) };
+        Nanos(curve(&self.sizes()) * crate::CURVES as u64 + automatic * AUTOMATIC)
+    }
+
+    /// Sizes of the table of ways.
+    fn sizes(&self) -> Vec<u64> {
+        let mut sizes = match &self.sizes {
+            Some(sizes) => sizes.iter().map(|bytes| bytes.0.max(1)).collect(),
+            None => vec![64, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30],
+        };
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    }
+
+    /// How often a copy of `bytes` bytes is made, those in turns a little more often where they take long.
+    fn effort(&self, bytes: u64) -> Effort {
+        let (n_min, n_max, ms) = match (bytes, self.quick) {
+            (..=0x1_0000, true) => (10, 300, 10),
+            (..=0x1_0000, false) => (30, 1_000, 40),
+            (..=0x100_0000, true) => (5, 50, 15),
+            (..=0x100_0000, false) => (10, 200, 60),
+            (_, true) => (2, 10, 20),
+            (_, false) => (3, 30, 250),
+        };
+        Effort { warm_up: if bytes <= 1 << 24 { 3 } else { 1 }, n_min, n_max, time: Nanos(ms * 1_000_000) }
+    }
+}
+
+/// Situations in which `auto` is compared, times the ways of copying in each, by the third of the time that each gets: about.
+const AUTOMATIC: u64 = 5 * 6 / 3;
+
 /// What was found.
 #[derive(Clone, Debug, Serialize)]
 pub struct TransferBenchReport {
@@ -217,37 +255,13 @@ impl Bench<'_, '_> {
         methods
     }
 
-    /// Sizes of the table of ways.
-    fn sizes(&self) -> Vec<u64> {
-        let mut sizes = match &self.options.sizes {
-            Some(sizes) => sizes.iter().map(|bytes| bytes.0.max(1)).collect(),
-            None => vec![64, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20, 1 << 30],
-        };
-        sizes.sort_unstable();
-        sizes.dedup();
-        sizes
-    }
-
     /// Largest copy: with sizes asked for, none is larger than those.
     fn bytes_max(&self) -> usize {
         let most = if self.options.quick { BYTES_QUICK } else { BYTES_MAX };
         match &self.options.sizes {
-            Some(_) => self.sizes().last().map_or(1, |bytes| *bytes as usize).min(most),
+            Some(_) => self.options.sizes().last().map_or(1, |bytes| *bytes as usize).min(most),
             None => most,
         }
-    }
-
-    /// How often a copy of `bytes` bytes is made, those in turns a little more often where they take long.
-    fn effort(&self, bytes: u64) -> Effort {
-        let (n_min, n_max, ms) = match (bytes, self.options.quick) {
-            (..=0x1_0000, true) => (10, 300, 10),
-            (..=0x1_0000, false) => (30, 1_000, 40),
-            (..=0x100_0000, true) => (5, 50, 15),
-            (..=0x100_0000, false) => (10, 200, 60),
-            (_, true) => (2, 10, 20),
-            (_, false) => (3, 30, 250),
-        };
-        Effort { warm_up: if bytes <= 1 << 24 { 3 } else { 1 }, n_min, n_max, time: Nanos(ms * 1_000_000) }
     }
 }
 

@@ -34,7 +34,8 @@ const WARM_UP: u32 = 100;
 
 /// Jobs that the figures come from: portions and bytes of each. The first is the set-up, the second what portions add, the others what
 /// bytes do: one long chain, as many as work in turns, and many short ones.
-const PROBES: [(usize, u64); 6] = [(1, 16), (256, 16), (1, 64 << 10), (8, 8 << 10), (256, 1 << 10), (1024, 1 << 10)];
+pub(super) const PROBES: [(usize, u64); 6] =
+    [(1, 16), (256, 16), (1, 64 << 10), (8, 8 << 10), (256, 1 << 10), (1024, 1 << 10)];
 
 /// A cost as the journal of a measurement keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -92,6 +92,10 @@ const STAGED_BYTES_FRESH: usize = 128 << 20;
 /// A tuning whose first two copies take more than this many percent of the least time so far is not timed further.
 const BEHIND_PERCENT: u64 = 110;
 
+/// Curves of one GPU with all methods, and settings of `staged` that a search tries: about, for estimates.
+const CURVES: usize = 16;
+const TUNINGS: usize = 30;
+
 /// A part of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Step {
@@ -253,7 +257,7 @@ impl MeasureOptions {
         let mut sizes: Vec<u64> = match &self.sizes {
             Some(sizes) => sizes.iter().map(|bytes| bytes.0.max(1)).collect(),
             // Copies of middle size bend where caches end.
-            None => (0..=30)
+            None => (0..=self.size_exponent_max())
                 .filter(|at| at % step == 0 || (17..=25).contains(at))
                 .map(|at| 1 << at)
                 .collect(),
@@ -261,6 +265,12 @@ impl MeasureOptions {
         sizes.sort_unstable();
         sizes.dedup();
         sizes
+    }
+
+    /// Copies of 1 GiB need six buffers of that size, two of them pinned. What copies inside this computer's memory cost for emulated
+    /// GPUs says nothing about a GPU, and shorter ones show it as well.
+    const fn size_exponent_max(&self) -> u32 {
+        if matches!(self.backend, Backend::Emu) { 26 } else { 30 }
     }
 
     fn size_max(&self) -> usize {
@@ -295,6 +305,39 @@ impl MeasureOptions {
     fn cpu_effort(&self) -> Effort {
         let n = self.by_depth(1_000, 4_000, 20_000);
         Effort { warm_up: 10, n_min: 20, n_max: n, time: Nanos(self.by_depth(100, 400, 2_000) * 1_000_000) }
+    }
+
+    /// How long this takes, about, on a quiet host with one GPU: twice what its parts are given at most, or what copies take at 20 GB/s
+    /// where a part is given a number instead of a time. The other half sets up and compares.
+    #[must_use]
+    pub fn estimate(&self) -> Nanos {
+        let scope = self.scope(1);
+        let times = |time: Nanos, count: usize| time.0.saturating_mul(count as u64);
+        let largest = Nanos(self.size_max() as u64 / 20);
+        let staged = Nanos(self.size_max().min(STAGED_BYTES) as u64 / 20);
+        let efforts = self.efforts();
+        let curve = Nanos(self.copy_sizes().iter().map(|bytes| efforts.of(*bytes).time.0).sum());
+        let kernels = headway_kernels::ids().count();
+        let kernel = Nanos(self.by_depth(200, 500, 2_000) * 1_000_000);
+        let sets = times(scope.pace.time, 3 * scope.pace.repeats as usize);
+        let batches = times(largest.min(Nanos(10_000_000)), 3 * scope.batches);
+        let of = |step: Step| match step {
+            Step::Links => sets + batches + scope.jitter.time.0 + scope.driver.0,
+            Step::Kernels => times(kernel, 3 * kernels) + times(self.cpu_effort().time, kernels * cpu::PROBES.len()),
+            Step::Staging => times(staged, 3 * TUNINGS * self.by_depth(4, 6, 10)),
+            Step::Curves => times(curve, CURVES),
+            Step::Busy => times(curve, CURVES / 2),
+            Step::AllGpus => 0,
+            Step::Arbitration => times(largest, self.by_depth(80, 400, 800)),
+        };
+        // The driver's thread and the batches, and the cores of the CPU.
+        let watches = |step: Step| match step {
+            Step::Links => times(self.watch, 2),
+            Step::Kernels => self.watch.0,
+            _ => 0,
+        };
+        let steps = Step::WORDS.into_iter().map(|(_, step)| step).filter(|step| self.does(*step));
+        Nanos(steps.fold(0, |sum: u64, step| sum.saturating_add(2 * of(step)).saturating_add(watches(step))))
     }
 
     fn scope(&self, gpus: usize) -> Scope {
@@ -704,4 +747,49 @@ pub fn publish(path: &Path, text: &str) -> Result<(), Error> {
         let _ = fs::remove_file(&partial);
         headway::Error::Write { path: path.to_owned(), source }
     })?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(depth: Depth) -> MeasureOptions {
+        MeasureOptions {
+            backend: Backend::Cuda,
+            model: None,
+            gpus: None,
+            out: "node.toml".into(),
+            name: None,
+            depth,
+            force: false,
+            only: Vec::new(),
+            sizes: None,
+            each: false,
+            watch: Nanos::ZERO,
+            raw: None,
+            interrupt: Arc::default(),
+        }
+    }
+
+    #[test]
+    fn emulated_gpus_are_measured_with_copies_that_need_little_memory_unless_larger_ones_are_asked_for() {
+        let of = |backend, sizes| MeasureOptions { backend, sizes, ..options(Depth::Quick) }.size_max();
+        assert_eq!((of(Backend::Emu, None), of(Backend::Cuda, None)), (64 << 20, 1 << 30));
+        assert_eq!(of(Backend::Emu, Some(vec![Bytes(1 << 28)])), 1 << 28);
+    }
+
+    #[test]
+    fn an_estimate_grows_with_the_depth_and_with_each_of_three_watches() {
+        let seconds = |options: &MeasureOptions| options.estimate().0 / NANOS_PER_SECOND;
+        let [quick, normal, full] = [Depth::Quick, Depth::Normal, Depth::Full].map(options);
+        // `measure --quick` takes about a minute on an H100.
+        assert!((30..120).contains(&seconds(&quick)), "{}", seconds(&quick));
+        assert!(seconds(&quick) < seconds(&normal) && seconds(&normal) < seconds(&full));
+        let watched = MeasureOptions { watch: Nanos(600 * NANOS_PER_SECOND), ..quick.clone() };
+        assert_eq!(seconds(&watched), seconds(&quick) + 3 * 600);
+        let little = MeasureOptions { only: vec![Step::Links], sizes: Some(vec![Bytes(64)]), ..quick };
+        assert!(seconds(&little) < 10, "{}", seconds(&little));
+        let endless = MeasureOptions { watch: Nanos::MAX, ..options(Depth::Quick) };
+        assert_eq!(endless.estimate(), Nanos::MAX);
+    }
 }

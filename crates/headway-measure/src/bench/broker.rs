@@ -19,7 +19,7 @@ use std::{fs, thread};
 use headway_broker::Client;
 use headway_broker::client::Task;
 use headway_core::decisions::engine_lock::{Operation, Work};
-use headway_core::units::{Bytes, Nanos};
+use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_os::{affinity, clock, ipc, sched};
 use serde::Serialize;
 
@@ -42,6 +42,14 @@ pub struct BrokerBenchOptions {
     pub quick: bool,
     /// Ends the benchmark early when it becomes true; what is there is written.
     pub interrupt: Arc<AtomicBool>,
+}
+
+impl BrokerBenchOptions {
+    /// How long this takes, about.
+    #[must_use]
+    pub const fn estimate(&self) -> Nanos {
+        Nanos(if self.quick { 5 } else { 30 } * NANOS_PER_SECOND)
+    }
 }
 
 /// The figures of one thing that was timed.

@@ -81,6 +81,21 @@ pub struct InterconnectBenchOptions {
     pub interrupt: Arc<AtomicBool>,
 }
 
+impl InterconnectBenchOptions {
+    /// How long this takes, about, on a quiet host with one GPU. Simulated batches take next to nothing.
+    #[must_use]
+    pub fn estimate(&self) -> Nanos {
+        if self.backend == Backend::Sim {
+            return Nanos::ZERO;
+        }
+        let links = if self.machine.is_some() { Nanos::ZERO } else { Nanos(20 * NANOS_PER_SECOND) };
+        let batches = Nanos(10_000_000u64.saturating_mul((self.batches * self.repeats) as u64));
+        // The driver's thread is watched as long as the batches.
+        let watch = if self.machine.is_some() { Nanos::ZERO } else { self.watch.unwrap_or(WATCH) };
+        [links, batches, watch, watch].into_iter().fold(Nanos::ZERO, Nanos::saturating_add)
+    }
+}
+
 /// What was found.
 #[derive(Clone, Debug, Serialize)]
 pub struct InterconnectBenchReport {

@@ -171,7 +171,7 @@ impl Bench<'_, '_> {
         home.claim(0..span, Access::Write)?.bytes_mut()?.copy_from_slice(&random);
         let at = At { buffer: &device, offset: 0 };
         let copier = std::sync::Arc::clone(timer.copier());
-        let effort = self.effort((count * PIECE) as u64);
+        let effort = self.options.effort((count * PIECE) as u64);
         self.session.phase("many", strategies.len() * 3);
         for (name, by) in strategies {
             for memory in [HostMemory::Pinned, HostMemory::Touched] {

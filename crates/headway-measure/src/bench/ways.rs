@@ -48,7 +48,8 @@ pub(super) fn row(
 impl Bench<'_, '_> {
     /// The table of ways: every way, direction, memory and size.
     pub(super) fn table(&mut self, timer: &mut CopyTimer, methods: &[Method]) -> Result<(), Error> {
-        let sizes: Vec<u64> = self.sizes().into_iter().filter(|size| *size as usize <= timer.bytes_max()).collect();
+        let sizes: Vec<u64> =
+            self.options.sizes().into_iter().filter(|size| *size as usize <= timer.bytes_max()).collect();
         self.session.phase("ways", 2 * sizes.len());
         for direction in [Direction::H2d, Direction::D2h] {
             for &bytes in &sizes {
@@ -65,7 +66,7 @@ impl Bench<'_, '_> {
                         ));
                     }
                 }
-                self.turns(timer, entrants, METHODS, Load::Alone, self.effort(bytes))?;
+                self.turns(timer, entrants, METHODS, Load::Alone, self.options.effort(bytes))?;
                 self.session.advance()?;
             }
         }
@@ -76,7 +77,7 @@ impl Bench<'_, '_> {
     pub(super) fn automatic(&mut self, timer: &mut CopyTimer, methods: &[Method]) -> Result<(), Error> {
         let step = if self.options.quick { 2 } else { 1 };
         let sizes: Vec<u64> = match &self.options.sizes {
-            Some(_) => self.sizes(),
+            Some(_) => self.options.sizes(),
             None => (0..=32).step_by(step).map(|exponent| 1 << exponent).collect(),
         };
         let sizes: Vec<u64> = sizes.into_iter().filter(|size| *size as usize <= timer.bytes_max()).collect();
@@ -108,7 +109,7 @@ impl Bench<'_, '_> {
                     }
                 }
                 // There are many points, and turns compare well with few copies.
-                let effort = self.effort(bytes);
+                let effort = self.options.effort(bytes);
                 let effort = Effort { time: Nanos(effort.time.0 / 3), ..effort };
                 self.turns(timer, entrants, AUTO, Load::Alone, effort)?;
             }
