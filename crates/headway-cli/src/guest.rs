@@ -111,13 +111,15 @@ impl FromStr for Percent {
 }
 
 impl FromStr for PieceArg {
-    type Err = UnitError;
+    type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "auto" => Ok(Self::Auto),
             "never" => Ok(Self::Never),
-            size => size.parse().map(Self::Bytes),
+            size => size.parse().map(Self::Bytes).map_err(|error: UnitError| {
+                format!("{error}; give a size of 64 KiB and more, as in `--yield=4MiB`, or `auto`, or `never`")
+            }),
         }
     }
 }
@@ -181,6 +183,14 @@ mod tests {
             unreachable!("the verb is `exec`")
         };
         args
+    }
+
+    #[test]
+    fn a_piece_that_is_no_size_is_refused_with_what_may_be_given() {
+        for text in ["3", "4 parsecs", ""] {
+            let error = text.parse::<PieceArg>().unwrap_err();
+            assert!(error.contains("`--yield=4MiB`, or `auto`, or `never`"), "{text}: {error}");
+        }
     }
 
     #[test]

@@ -52,6 +52,12 @@ fn page(words: &[String]) -> Result<Vec<u8>> {
         let Some(child) = command.find_subcommand(word) else {
             let shown = command.get_subcommands().filter(|child| !child.is_hide_set());
             let known: Vec<&str> = shown.map(clap::Command::get_name).collect();
+            if known.is_empty() {
+                let name = words.iter().take_while(|it| *it != word).cloned().collect::<Vec<_>>().join(" ");
+                bail!(
+                    "`headway {name}` has no commands of its own; `headway man {name}` prints its page, and one command has one page"
+                );
+            }
             bail!("there is no command `{word}` below `{}`; use one of: {}", command.get_name(), known.join(", "));
         };
         command = child.clone();

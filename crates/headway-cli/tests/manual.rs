@@ -28,6 +28,13 @@ fn listed(help: &str) -> Vec<String> {
 }
 
 #[test]
+fn a_page_that_is_asked_for_with_a_further_command_is_said_to_be_one_page() {
+    let place = place();
+    let error = headway(place.path(), &["man", "exec", "report"]).exits(2).err;
+    assert!(error.contains("`headway exec` has no commands of its own; `headway man exec` prints its page"), "{error}");
+}
+
+#[test]
 fn every_command_has_a_manual_page_with_every_option_of_its_help() {
     let place = place();
     headway(place.path(), &["man", "--out", "pages"]).exits(0);

@@ -488,6 +488,14 @@ fn messages_need_blocks_that_move() {
 }
 
 #[test]
+fn a_deadline_of_a_message_is_refused_with_what_says_when_it_is_due() {
+    let error = parse("w", "name = \"w\"\n[[message]]\nid = \"m\"\nperiod = \"2 ms\"\ndeadline = \"1 ms\"\n")
+        .expect_err("no such key");
+    assert_eq!((error.line, error.message.as_str()), (5, "unknown key `deadline` in [[message]]"));
+    assert!(error.help.unwrap().starts_with("a message is due at the end of its `period`"));
+}
+
+#[test]
 fn a_workload_that_asks_for_nothing_is_refused() {
     let error = parse("w", "name = \"w\"\n[run]\nseed = 1\n").expect_err("empty");
     assert_eq!(error.message, "the workload is empty");

@@ -34,17 +34,12 @@ fn options(out: &Path) -> MeasureOptions {
 fn question(machine: &Path, bytes: u64, direction: Direction, memory: HostMemory, load: Load) -> Question {
     Question {
         machine: machine.to_str().unwrap().to_owned(),
-        gpu: None,
-        peer: None,
         direction,
         bytes: Bytes(bytes),
-        pieces: 1,
         memory,
         load,
-        active: 1,
         objective: Statistic::P99,
-        excluded: Vec::new(),
-        bounds: Bounds::default(),
+        ..Question::default()
     }
 }
 

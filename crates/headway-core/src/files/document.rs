@@ -82,6 +82,16 @@ fn mistaken(source: &Source, entries: &DeTable<'_>, known: &[&str]) -> Result<()
     }
 }
 
+/// What to write instead of a key that a table does not have although others have it.
+fn instead(table: &str, key: &str) -> Option<&'static str> {
+    match (table, key) {
+        ("[[message]]", "deadline") => {
+            Some("a message is due at the end of its `period`: shorten that, or make it a `[[stream]]`")
+        }
+        _ => None,
+    }
+}
+
 /// "did you mean `x`?" for a near miss of one of `names`, else the names.
 pub fn suggest<'a>(word: &str, names: impl Iterator<Item = &'a str> + Clone, kind: &str) -> String {
     const LISTED_MAX: usize = 16;
@@ -143,7 +153,8 @@ impl<'a> Table<'a> {
         match unknown.min_by_key(|field| field.whole.start) {
             None => Ok(table),
             Some(field) => {
-                let help = suggest(&field.key, known.iter().copied(), "known keys");
+                let help = instead(what, &field.key)
+                    .map_or_else(|| suggest(&field.key, known.iter().copied(), "known keys"), str::to_owned);
                 Err(source.error(field.key_span.clone(), format!("unknown key `{}` in {what}", field.key), Some(help)))
             }
         }
