@@ -124,4 +124,6 @@ pub use layout::{GPUS_MAX, TASKS_MAX};
 pub use message::TaskShape;
 pub use mps::{MpsError, MpsOptions};
 pub use server::{Access, BrokerLimits, Faults, Health, Probe, Server, ServerOptions, Tell};
-pub use status::{ClientStatus, Counts, GpuStatus, JobStatus, MemoryStatus, MpsStatus, Phase, Status};
+pub use status::{
+    ClientStatus, Counts, GpuStatus, JobStatus, LimitUse, MemoryStatus, MpsStatus, Phase, SharedUse, Status, UserStatus,
+};

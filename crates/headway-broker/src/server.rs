@@ -13,6 +13,7 @@ mod leases;
 mod limits;
 mod open;
 mod own_files;
+mod owners;
 mod pace;
 mod pages;
 mod places;
@@ -237,7 +238,7 @@ impl Server {
     ///
     /// # Errors
     /// [`ServerError`] with the cause.
-    pub fn bind(options: ServerOptions) -> Result<Self, ServerError> {
+    pub fn bind(mut options: ServerOptions) -> Result<Self, ServerError> {
         let gpus = options.arbiter.clusters.iter().map(|cluster| cluster.gpus.len()).sum();
         if gpus > GPUS_MAX {
             return Err(ServerError::TooManyGpus { gpus, max: GPUS_MAX });
@@ -247,14 +248,14 @@ impl Server {
         if options.limits.descriptors.is_none() && descriptors < door::LEAST {
             return Err(ServerError::TooFewDescriptors { limit: descriptors, least: door::LEAST });
         }
+        options.limits.descriptors.get_or_insert(descriptors.saturating_sub(door::OWN));
         let epoch = files.next_epoch(options.must_remember)?;
         // A client that connects before the log is read finds no broker, and tries again.
         let mut state = BrokerState::new(&options, epoch, clock::now())?;
         let poller = Poller::new()?;
         let mps = mps_daemon(&options, &poller)?;
         state.about.mps = mps.as_ref().and_then(Daemon::status);
-        let descriptors = options.limits.descriptors.unwrap_or_else(|| descriptors.saturating_sub(door::OWN));
-        let door = Door::new(files.listen(options.access)?, &poller, descriptors)?;
+        let door = Door::new(files.listen(options.access)?, &poller)?;
         let notice = Words::create("headway notice", NOTICE_LONGS, NOTICE_WORDS)?;
         notice.forbid_other_writers()?;
         let watch = Watch::begin(options.probe.clone(), state.gpus.clone())?;

@@ -27,11 +27,15 @@ pub struct Status {
     pub scheduling: String,
     /// GPUs, and what is in use of them.
     pub gpus: Vec<GpuStatus>,
+    /// What all users take of what they share.
+    pub shared: SharedUse,
+    /// Users with clients, those with most tasks first, and how much each takes of its limits.
+    pub users: Vec<UserStatus>,
     /// Clients, those that are gone and not yet drained too.
     pub clients: Vec<ClientStatus>,
     /// Tasks without an open request are counted only.
     pub jobs: Vec<JobStatus>,
-    /// Clients and jobs that are left out, those that hold nothing first, since a message has no room for more.
+    /// Users, clients and jobs that are left out, those that hold nothing first, since a message has no room for more.
     pub omitted: u64,
     /// Tasks for which there is no room on the GPUs that are left, by what they declare.
     pub without_room: Vec<TaskId>,
@@ -104,6 +108,50 @@ pub struct GpuStatus {
     pub lost: bool,
     /// How often clients reported an error that a lost GPU gives.
     pub faults: u64,
+}
+
+/// How much of a limit is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LimitUse {
+    pub used: u64,
+    pub most: u64,
+}
+
+impl LimitUse {
+    /// Whether `more` stays within the limit.
+    pub(crate) fn has_room_for(self, more: u64) -> bool {
+        self.used.saturating_add(more) <= self.most
+    }
+}
+
+/// What all users share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SharedUse {
+    pub tasks: LimitUse,
+    /// Descriptors of the broker's process for connections.
+    pub descriptors: LimitUse,
+}
+
+/// One user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UserStatus {
+    /// The user; clients with one of its subordinate user ids count for it.
+    pub uid: u32,
+    pub clients: LimitUse,
+    /// Connections that have not said who they are.
+    pub unidentified: LimitUse,
+    pub tasks: LimitUse,
+    /// Segments of its tasks.
+    pub segments: LimitUse,
+    /// Open requests for tokens.
+    pub requests: LimitUse,
+    /// What its tasks declare of GPUs' time, parts per million of one GPU.
+    pub utilisation_ppm: LimitUse,
+    /// Bytes of the log written at once, which come back with time; `null` = there is no log.
+    pub log_bytes: Option<LimitUse>,
 }
 
 /// One client.
@@ -206,6 +254,8 @@ mod tests {
             priority: evil.clone(),
             scheduling: evil,
             gpus: Vec::new(),
+            shared: SharedUse::default(),
+            users: Vec::new(),
             clients: vec![client],
             jobs: vec![job],
             omitted: 0,

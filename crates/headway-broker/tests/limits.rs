@@ -157,6 +157,39 @@ fn a_user_s_segments_are_limited() {
 }
 
 #[test]
+fn a_status_says_who_takes_how_much_of_each_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let broker = Broker::start(|options| {
+        options.log = Some(folder.path().join("log"));
+        options.limits.descriptors = Some(200);
+        // What is written comes back so slowly that it is seen.
+        options.limits.log_bytes_per_user = 640;
+    });
+    let tenth = |name: &str| {
+        let segments = vec![Segment::Execute { kernel: "k".to_owned(), time: Nanos(100_000_000) }];
+        TaskShape { period: Nanos(1_000_000_000), deadline: Nanos(1_000_000_000), segments, ..shape(name) }
+    };
+    let (client, other) = (connect(&broker), connect(&broker));
+    let (mut a, _b, _c) = (
+        client.register(tenth("a")).unwrap(),
+        client.register(tenth("b")).unwrap(),
+        other.register(tenth("c")).unwrap(),
+    );
+    let token = a.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
+    let status = client.status().unwrap();
+    let [user] = status.users[..] else { panic!("{status:#?}") };
+    assert_eq!(user.uid, rustix::process::getuid().as_raw());
+    let used = [user.clients, user.tasks, user.segments, user.requests].map(|limit| limit.used);
+    assert_eq!(used, [2, 3, 3, 1], "{user:?}");
+    let most = [user.clients, user.tasks, user.segments, user.requests, user.unidentified].map(|limit| limit.most);
+    assert_eq!(most, [64, 256, 16_384, 256, 16], "{user:?}");
+    assert!(user.utilisation_ppm.used == 300_000 && user.log_bytes.is_some_and(|log| log.used > 0), "{user:?}");
+    assert_eq!((status.shared.tasks.used, status.shared.descriptors.most), (3, 200));
+    assert_eq!(status.shared.descriptors.used, 2 * 5);
+    token.release(Nanos(1));
+}
+
+#[test]
 fn a_user_that_storms_is_refused_before_it_fills_the_log() {
     let folder = tempfile::tempdir().unwrap();
     let broker = Broker::start(|options| {

@@ -5,10 +5,11 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use headway::broker::{
-    self, Access, BrokerOptions, Engine, LockId, MemoryStatus, Mode, MpsOptions, MpsStatus, Order, Phase, Status,
+    self, Access, BrokerOptions, Engine, LimitUse, LockId, MemoryStatus, Mode, MpsOptions, MpsStatus, Order, Phase,
+    Status,
 };
 use headway::mps;
-use headway::units::Nanos;
+use headway::units::{Bytes, Nanos};
 use headway_cli::terminal::{Answer, Bar, Out, interrupt, printable};
 use headway_measure::bench::broker as bench;
 
@@ -163,6 +164,10 @@ fn daemon(status: &Status) -> String {
     status.mps.as_ref().map_or_else(String::new, line)
 }
 
+fn share(limit: LimitUse) -> String {
+    format!("{} of {}", limit.used, limit.most)
+}
+
 fn text(status: &Status) -> String {
     let mut text = format!("broker    process {}, start {}, up {}\n", status.pid, status.epoch, status.uptime);
     if status.recovering {
@@ -191,6 +196,29 @@ fn text(status: &Status) -> String {
         let (used, tokens) = (gpu.holders.len(), gpu.tokens);
         let _ = writeln!(text, "{name:<9} {used} of {tokens} tokens in use: {held}{leased}{faults}");
     }
+    let _ = writeln!(
+        text,
+        "shared    {} tasks, {} descriptors",
+        share(status.shared.tasks),
+        share(status.shared.descriptors)
+    );
+    for user in &status.users {
+        let log = user
+            .log_bytes
+            .map_or_else(String::new, |log| format!(", {} of {} of the log", Bytes(log.used), Bytes(log.most)));
+        let _ = writeln!(
+            text,
+            "user      {}: {} clients, {} tasks with {} segments, {} requests, {} % of a GPU declared{log}; {} connections \
+             have not said who they are",
+            user.uid,
+            share(user.clients),
+            share(user.tasks),
+            share(user.segments),
+            share(user.requests),
+            share(LimitUse { used: user.utilisation_ppm.used / 10_000, most: user.utilisation_ppm.most / 10_000 }),
+            share(user.unidentified),
+        );
+    }
     for client in &status.clients {
         let state = if client.draining { ", gone; its GPU work is waited for" } else { "" };
         let _ = writeln!(
@@ -200,7 +228,11 @@ fn text(status: &Status) -> String {
         );
     }
     if status.omitted > 0 {
-        let _ = writeln!(text, "          {} more clients and jobs, for which the answer has no room", status.omitted);
+        let _ = writeln!(
+            text,
+            "          {} more users, clients and jobs, for which the answer has no room",
+            status.omitted
+        );
     }
     if !status.without_room.is_empty() {
         let tasks = list(status.without_room.iter().map(|task| format!("task {}", task.0)));

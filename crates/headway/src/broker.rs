@@ -18,7 +18,9 @@ use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use headway_cuda::{Nvml, NvmlGpu};
 use headway_os::affinity;
 
-pub use headway_broker::{Access, Client, MemoryStatus, MpsOptions, MpsStatus, OnLoss, Phase, Status, TaskShape};
+pub use headway_broker::{
+    Access, Client, LimitUse, MemoryStatus, MpsOptions, MpsStatus, OnLoss, Phase, Status, TaskShape,
+};
 
 use crate::Error;
 

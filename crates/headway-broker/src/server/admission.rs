@@ -3,7 +3,6 @@
 use headway_core::decisions::sharing::{ClientId, ClusterId, JobId, TaskId};
 use headway_core::units::{Nanos, PPM};
 
-use super::BrokerLimits;
 use super::limits::{BEHIND, SEGMENTS_PER_USER, advance, declared, is_trusted, postponed, utilisation_ppm};
 use super::open::{Open, Task};
 use super::places::leaves_room;
@@ -11,65 +10,108 @@ use super::session::Session;
 use super::state::BrokerState;
 use crate::layout::GPUS_MAX;
 use crate::message::TaskShape;
+use crate::status::{LimitUse, SharedUse, UserStatus};
 use crate::text::shown;
 
 impl BrokerState {
-    pub(super) fn uid_of(&self, client: ClientId) -> u32 {
-        self.sessions.get(&client).map_or(u32::MAX, |session| session.peer.uid)
+    pub(super) fn account_of(&self, client: ClientId) -> u32 {
+        self.sessions.get(&client).map_or(u32::MAX, |session| session.account)
     }
 
     /// Whether a user has room for another client.
-    pub(super) fn has_room(&self, uid: u32) -> bool {
-        let is_client =
-            |session: &&Session| session.peer.uid == uid && (session.pages.is_some() || session.gone.is_some());
-        self.sessions.values().filter(is_client).count() < self.limits.clients_per_user
+    pub(super) fn has_room(&self, account: u32) -> bool {
+        self.use_of(Nanos::ZERO, account).clients.has_room_for(1)
     }
 
-    /// Whether another task of this user's stays within its limits.
-    pub(super) fn admit_user(&self, uid: u32, shape: &TaskShape, resumed: Option<TaskId>) -> Result<(), String> {
-        let BrokerLimits { tasks_per_user, utilisation_ppm_per_user: most, deadline_min, .. } = self.limits;
+    /// How much a user takes of each of its limits.
+    pub(super) fn use_of(&self, now: Nanos, account: u32) -> UserStatus {
+        let is_theirs = |session: &&Session| session.account == account;
+        let is_client = |session: &&Session| session.pages.is_some() || session.gone.is_some();
+        let sessions = self.sessions.values().filter(is_theirs).count();
+        let clients = self.sessions.values().filter(is_theirs).filter(is_client).count();
+        let theirs: Vec<&Task> = self.tasks.values().filter(|task| self.account_of(task.client) == account).collect();
+        let segments = theirs.iter().map(|task| task.shape.segments.len()).sum::<usize>();
+        let requests = theirs.iter().filter(|task| task.open.is_some()).count();
+        let declared = theirs.iter().fold(0u64, |sum, task| sum.saturating_add(utilisation_ppm(&task.shape)));
         let gpus = if self.is_for_group { self.gpus.len() } else { GPUS_MAX };
-        let most = most.unwrap_or(gpus as u64 * PPM);
+        let limits = &self.limits;
+        let of = |used: usize, most: usize| LimitUse { used: used as u64, most: most as u64 };
+        UserStatus {
+            uid: account,
+            clients: of(clients, limits.clients_per_user),
+            unidentified: of(sessions - clients, limits.guests_per_user),
+            tasks: of(theirs.len(), limits.tasks_per_user),
+            segments: of(segments, SEGMENTS_PER_USER),
+            requests: of(requests, limits.requests_per_user),
+            utilisation_ppm: LimitUse {
+                used: declared,
+                most: limits.utilisation_ppm_per_user.unwrap_or(gpus as u64 * PPM),
+            },
+            log_bytes: self.is_logged.then(|| self.accounts.written(now, account, limits.log_bytes_per_user)),
+        }
+    }
+
+    /// What all users take of what they share, with the places that a restarted broker keeps for former clients.
+    pub(super) fn shared_use(&self) -> SharedUse {
+        let recovery = self.recovering.as_ref();
+        let kept = recovery.map_or(0, |recovery| recovery.places(|task| self.tasks.contains_key(&task)));
+        let descriptors = self.sessions.values().map(Session::descriptors).sum::<usize>();
+        SharedUse {
+            tasks: LimitUse { used: (self.tasks.len() + kept) as u64, most: self.tasks_max as u64 },
+            descriptors: LimitUse {
+                used: descriptors as u64,
+                most: self.limits.descriptors.unwrap_or(usize::MAX) as u64,
+            },
+        }
+    }
+
+    /// Whether another task of this client stays within its user's limits.
+    pub(super) fn admit_user(
+        &self,
+        client: ClientId,
+        shape: &TaskShape,
+        resumed: Option<TaskId>,
+    ) -> Result<(), String> {
+        let session = self.sessions.get(&client).ok_or("the client is gone")?;
+        let deadline_min = self.limits.deadline_min;
         if shape.deadline < deadline_min {
             return Err(format!(
                 "a deadline of {} is below {deadline_min}, the most urgent that this broker allows",
                 shape.deadline
             ));
         }
-        let is_theirs = |task: &&Task| self.sessions.get(&task.client).is_some_and(|session| session.peer.uid == uid);
-        let theirs: Vec<&Task> = self.tasks.values().filter(is_theirs).collect();
-        if theirs.len() >= tasks_per_user {
-            return Err(format!("this user has {} tasks, the most allowed", theirs.len()));
+        let user = self.use_of(Nanos::ZERO, session.account);
+        if !user.tasks.has_room_for(1) {
+            return Err(format!("this user has {} tasks, the most allowed", user.tasks.used));
         }
         // Those that were there before the broker was started again have their places.
-        let recovery = self.recovering.as_ref();
-        let is_back = resumed.is_some_and(|id| recovery.is_some_and(|recovery| recovery.has(id)));
-        let kept = recovery.map_or(0, |recovery| recovery.places(|task| self.tasks.contains_key(&task)));
-        let (taken, all) = (self.tasks.len() + kept, self.tasks_max);
-        let own = if is_trusted(uid) { 0 } else { theirs.len() };
-        if !is_back && !leaves_room(own, taken, all) {
+        let is_back = resumed.is_some_and(|id| self.recovering.as_ref().is_some_and(|recovery| recovery.has(id)));
+        let LimitUse { used: taken, most: all } = self.shared_use().tasks;
+        let own = if is_trusted(session.peer.uid) { 0 } else { user.tasks.used };
+        if !is_back && !leaves_room(own as usize, taken as usize, all as usize) {
             return Err(format!(
                 "{taken} of the {all} tasks that the broker has room for are there, {} of them this user's, who has to leave \
                  room for others; withdraw tasks, or start the broker with more `--tasks`",
-                theirs.len()
+                user.tasks.used
             ));
         }
-        let segments = theirs.iter().map(|task| task.shape.segments.len()).sum::<usize>();
-        if segments + shape.segments.len() > SEGMENTS_PER_USER {
+        let segments = shape.segments.len() as u64;
+        if !user.segments.has_room_for(segments) {
             return Err(format!(
                 "with `{}` this user's tasks would have {} segments, above the {SEGMENTS_PER_USER} that the broker keeps for a user; \
                  withdraw tasks, or declare the segments of a job together",
                 shown(&shape.name),
-                segments + shape.segments.len()
+                user.segments.used + segments
             ));
         }
-        let used =
-            theirs.iter().fold(utilisation_ppm(shape), |sum, task| sum.saturating_add(utilisation_ppm(&task.shape)));
-        if used > most {
+        let declared = utilisation_ppm(shape);
+        if !user.utilisation_ppm.has_room_for(declared) {
             return Err(format!(
-                "with `{}` this user's tasks would declare {used} ppm of a GPU's time, above the {most} ppm that a user may; \
+                "with `{}` this user's tasks would declare {} ppm of a GPU's time, above the {} ppm that a user may; \
                  declare less, or withdraw tasks",
-                shown(&shape.name)
+                shown(&shape.name),
+                user.utilisation_ppm.used.saturating_add(declared),
+                user.utilisation_ppm.most
             ));
         }
         Ok(())
@@ -77,20 +119,15 @@ impl BrokerState {
 
     /// Whether a client's user may open another request.
     pub(super) fn may_ask(&self, client: ClientId) -> bool {
-        let most = self.limits.requests_per_user;
         // A task has one at most.
-        if most >= self.limits.tasks_per_user {
-            return true;
-        }
-        let uid = self.uid_of(client);
-        let open = self.tasks.values().filter(|task| task.open.is_some() && self.uid_of(task.client) == uid);
-        open.count() < most
+        self.limits.requests_per_user >= self.limits.tasks_per_user
+            || self.use_of(Nanos::ZERO, self.account_of(client)).requests.has_room_for(1)
     }
 
     /// Whether what a client asks for may be written to the log.
     pub(super) fn may_write(&mut self, now: Nanos, client: ClientId, bytes: u64) -> bool {
-        let uid = self.uid_of(client);
-        !self.is_logged || self.accounts.may_write(now, uid, bytes, self.limits.log_bytes_per_user)
+        let account = self.account_of(client);
+        !self.is_logged || self.accounts.may_write(now, account, bytes, self.limits.log_bytes_per_user)
     }
 
     /// What counts for a job that says it was released at `release`: the release from which the next of its task is separated,

@@ -11,6 +11,7 @@ use headway_os::clock;
 use headway_os::ipc::{Listener, Poller, Socket, user};
 
 use super::limits::is_trusted;
+use super::owners::account_of;
 use super::places::leaves_room;
 use super::session::{self, Session};
 use super::{Access, KINDS, LISTENER, PROCESS, SHARE, SOCKET, Server};
@@ -23,14 +24,11 @@ const PAUSE: Nanos = Nanos(100_000_000);
 pub(super) const OWN: usize = 64;
 /// With fewer, hardly any client of other users could come.
 pub(super) const LEAST: usize = 96;
-/// Those of a connection, and with them those of a client's pages.
-const CONNECTION: usize = 2;
-const CLIENT: usize = 5;
 
 /// Connections that have not identified themselves yet.
 #[derive(Clone, Copy, Debug)]
 struct Guest {
-    uid: u32,
+    account: u32,
     until: Nanos,
 }
 
@@ -42,14 +40,12 @@ pub(super) struct Door {
     /// Until then the broker accepts no connection.
     shut_until: Option<Nanos>,
     guests: BTreeMap<ClientId, Guest>,
-    /// Descriptors for connections.
-    descriptors: usize,
 }
 
 impl Door {
-    pub(super) fn new(listener: Listener, poller: &Poller, descriptors: usize) -> Result<Self, headway_os::OsError> {
+    pub(super) fn new(listener: Listener, poller: &Poller) -> Result<Self, headway_os::OsError> {
         poller.add(listener.as_fd(), LISTENER)?;
-        Ok(Self { listener, spare: spare(), shut_until: None, guests: BTreeMap::new(), descriptors })
+        Ok(Self { listener, spare: spare(), shut_until: None, guests: BTreeMap::new() })
     }
 
     /// When something is due here although no connection comes.
@@ -114,12 +110,13 @@ impl Server {
         if self.options.access == Access::Private && peer.uid != user() && peer.uid != 0 {
             return session::refuse(&socket, "the socket is another user's");
         }
-        if !self.has_descriptors(peer.uid) {
+        let account = account_of(peer.uid);
+        if !is_trusted(peer.uid) && !self.has_descriptors(account) {
             let reason = "this user has as many connections as leave descriptors for others; end clients, or raise the \
                           broker's limit (`ulimit -n`)";
             return session::refuse(&socket, reason);
         }
-        if !self.make_room(peer.uid) {
+        if !self.make_room(account) {
             return session::refuse(&socket, "too many connections of this user have not said who they are");
         }
         let client = self.state.next_client();
@@ -130,25 +127,22 @@ impl Server {
             return session::refuse(&socket, "the system lets the broker watch no more connections");
         }
         let until = clock::now().saturating_add(self.options.greeting);
-        self.door.guests.insert(client, Guest { uid: peer.uid, until });
-        self.state.admit(client, Session::new(socket, process, peer));
+        self.door.guests.insert(client, Guest { account, until });
+        self.state.admit(client, Session::new(socket, process, peer, account));
     }
 
     /// Whether a connection of a user leaves descriptors for those of others.
-    fn has_descriptors(&self, uid: u32) -> bool {
-        let (mut own, mut taken) = (0, 0);
-        for session in self.state.sessions.values() {
-            let used = if session.pages.is_some() { CLIENT } else { CONNECTION };
-            taken += used;
-            own += if session.peer.uid == uid { used } else { 0 };
-        }
-        is_trusted(uid) || leaves_room(own, taken, self.door.descriptors)
+    fn has_descriptors(&self, account: u32) -> bool {
+        let theirs = self.state.sessions.values().filter(|session| session.account == account);
+        let shared = self.state.shared_use().descriptors;
+        leaves_room(theirs.map(Session::descriptors).sum(), shared.used as usize, shared.most as usize)
     }
 
     /// Makes room for another connection of a user that has not identified itself yet. The one that is silent for longest goes, so that the
     /// broker always hears a connection that identifies itself at once.
-    fn make_room(&mut self, uid: u32) -> bool {
-        let guests = || self.door.guests.iter().filter(move |(_, guest)| guest.uid == uid).map(|(client, _)| *client);
+    fn make_room(&mut self, account: u32) -> bool {
+        let guests =
+            || self.door.guests.iter().filter(move |(_, guest)| guest.account == account).map(|(client, _)| *client);
         if guests().count() < self.options.limits.guests_per_user {
             return true;
         }

@@ -22,6 +22,7 @@ use headway_core::units::{Nanos, PPM, Rate};
 use headway_os::ipc::{Peer, user};
 
 use crate::message::TaskShape;
+use crate::status::LimitUse;
 
 /// Rate at which the time of copies is counted: what every link in use today exceeds.
 const NOMINAL_RATE: Rate = Rate(10_000_000_000);
@@ -74,20 +75,35 @@ impl Accounts {
         known.into_iter().flatten().any(|account| *account > now)
     }
 
+    /// Bytes that a user has written and may not yet write again, and the most there may be of them.
+    pub(super) fn written(&self, now: Nanos, uid: u32, rate: u64) -> LimitUse {
+        let most = rate.saturating_mul(LOG_BURST);
+        let left = self
+            .log
+            .get(&uid)
+            .map_or(most, |(left, counted)| left.saturating_add(earned(now.saturating_sub(*counted), rate)).min(most));
+        LimitUse { used: most - left, most }
+    }
+
     /// Whether a user may have `bytes` more written, at `rate` a second.
     pub(super) fn may_write(&mut self, now: Nanos, uid: u32, bytes: u64, rate: u64) -> bool {
         let most = rate.saturating_mul(LOG_BURST);
         let (left, counted) = self.log.entry(uid).or_insert((most, now));
-        let earned = u128::from(now.saturating_sub(*counted).0) * u128::from(rate) / 1_000_000_000;
+        let earned = earned(now.saturating_sub(*counted), rate);
         // What is less than a byte stays to be counted.
         if earned > 0 {
-            *left = left.saturating_add(u64::try_from(earned).unwrap_or(u64::MAX)).min(most);
+            *left = left.saturating_add(earned).min(most);
             *counted = now;
         }
         let may = *left >= bytes;
         *left = left.saturating_sub(if may { bytes } else { 0 });
         may
     }
+}
+
+/// Bytes for a time at `rate` bytes a second.
+fn earned(time: Nanos, rate: u64) -> u64 {
+    u64::try_from(u128::from(time.0) * u128::from(rate) / 1_000_000_000).unwrap_or(u64::MAX)
 }
 
 /// Moves an account on by what was used at a share of so many tokens.

@@ -16,7 +16,7 @@ impl BrokerState {
     /// A job has made a request. It goes to the arbiter at once, or when its user's turn comes.
     pub(super) fn queue(&mut self, now: Nanos, job: JobId) {
         let Some(task) = self.tasks.get(&job.task) else { return };
-        let (cluster, uid) = (task.shape.cluster, self.uid_of(task.client));
+        let (cluster, uid) = (task.shape.cluster, self.account_of(task.client));
         self.turns.see(now, cluster, uid);
         self.take_turns(now, cluster);
     }
@@ -31,7 +31,7 @@ impl BrokerState {
     /// Gives free tokens to the jobs whose turn it is.
     pub(super) fn take_turns(&mut self, now: Nanos, cluster: ClusterId) {
         let open: Vec<u32> = if self.turns.ledgers.get(&cluster).is_some_and(|ledger| ledger.users.len() > 1) {
-            self.open_in(cluster).map(|(_, task, _)| self.uid_of(task.client)).collect()
+            self.open_in(cluster).map(|(_, task, _)| self.account_of(task.client)).collect()
         } else {
             Vec::new()
         };
@@ -70,18 +70,18 @@ impl BrokerState {
         }
         let mut asking: BTreeMap<u32, Asker> = BTreeMap::new();
         for (_, task, open) in self.open_in(cluster).filter(|(.., open)| waits(open)) {
-            let uid = self.uid_of(task.client);
+            let uid = self.account_of(task.client);
             let asker = asking.entry(uid).or_insert(Asker { uid, since: open.since, holding: Nanos::ZERO });
             asker.since = asker.since.min(open.since);
         }
         for (_, task, open) in self.open_in(cluster).filter(|(.., open)| open.granted.is_some()) {
-            if let Some(asker) = asking.get_mut(&self.uid_of(task.client)) {
+            if let Some(asker) = asking.get_mut(&self.account_of(task.client)) {
                 asker.holding = asker.holding.saturating_add(now.saturating_sub(open.since));
             }
         }
         let asking: Vec<Asker> = asking.into_values().collect();
         let uid = self.turns.next(now, cluster, &asking)?;
-        let theirs = self.open_in(cluster).filter(|(_, task, open)| waits(open) && self.uid_of(task.client) == uid);
+        let theirs = self.open_in(cluster).filter(|(_, task, open)| waits(open) && self.account_of(task.client) == uid);
         theirs.map(|(.., open)| open.key).min().map(|key| key.job)
     }
 
@@ -140,7 +140,7 @@ impl BrokerState {
             let waits = open.asked.map_or(Nanos::ZERO, |asked| now.saturating_sub(asked));
             let used = now.saturating_sub(open.since).saturating_sub(open.waited).saturating_sub(waits);
             if used.0 >= self.watchdog.0 / 2 {
-                hung.push((task.shape.cluster, self.uid_of(client)));
+                hung.push((task.shape.cluster, self.account_of(client)));
             }
         }
         hung.sort_unstable();
@@ -154,7 +154,7 @@ impl BrokerState {
         let Some(open) = task.open.as_ref().filter(|open| open.key.job == job && open.granted.is_some()) else {
             return;
         };
-        let (cluster, uid, held) = (task.shape.cluster, self.uid_of(task.client), now.saturating_sub(open.since));
+        let (cluster, uid, held) = (task.shape.cluster, self.account_of(task.client), now.saturating_sub(open.since));
         self.turns.charge(now, cluster, uid, held);
     }
 }

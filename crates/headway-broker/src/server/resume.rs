@@ -121,8 +121,9 @@ impl BrokerState {
     }
 
     fn check_greeting(&self, client: ClientId, version: u32, name: &str) -> Result<(), String> {
-        let peer = self.sessions.get(&client).ok_or("the client is gone")?.peer;
-        if !self.has_room(peer.uid) {
+        let session = self.sessions.get(&client).ok_or("the client is gone")?;
+        let peer = session.peer;
+        if !self.has_room(session.account) {
             return Err("this user has as many clients as the broker allows; end one of them".to_owned());
         }
         if version != VERSION {
@@ -159,7 +160,7 @@ impl BrokerState {
                 *kernel = text::shown(kernel);
             }
         }
-        self.admit_user(uid, &shape, id)?;
+        self.admit_user(client, &shape, id)?;
         let id = id.unwrap_or_else(|| self.next_task_id());
         let input = Input::Register(TaskParameters {
             id,

@@ -7,11 +7,17 @@ use headway_os::ipc::{Peer, Process, Socket};
 use super::pages::Pages;
 use crate::message::FromBroker;
 
+/// Descriptors of a connection, and with them those of a client's pages.
+const CONNECTION: usize = 2;
+const CLIENT: usize = 5;
+
 pub(super) struct Session {
     /// Shut down once the client is cut off or gone.
     pub(super) socket: Socket,
     pub(super) process: Process,
     pub(super) peer: Peer,
+    /// The user whose limits count for it, see [`owners`](super::owners).
+    pub(super) account: u32,
     /// When its process was started; 0 where the system does not say.
     pub(super) started: u64,
     pub(super) name: String,
@@ -33,14 +39,29 @@ pub(super) struct Gone {
 }
 
 impl Session {
-    pub(super) fn new(socket: Socket, process: Process, peer: Peer) -> Self {
+    pub(super) fn new(socket: Socket, process: Process, peer: Peer, account: u32) -> Self {
         let started = headway_os::ipc::started(peer.pid).unwrap_or(0);
-        Self { socket, process, peer, started, name: String::new(), pages: None, tasks: Vec::new(), gone: None }
+        Self {
+            socket,
+            process,
+            peer,
+            account,
+            started,
+            name: String::new(),
+            pages: None,
+            tasks: Vec::new(),
+            gone: None,
+        }
     }
 
     /// Whether it is served and has published something that was not read.
     pub(super) fn has_entries(&self) -> bool {
         self.gone.is_none() && self.pages.as_ref().is_some_and(|pages| !pages.is_empty())
+    }
+
+    /// Descriptors of the broker's process that it takes, with its pages.
+    pub(super) fn descriptors(&self) -> usize {
+        if self.pages.is_some() { CLIENT } else { CONNECTION }
     }
 
     /// Sends an answer; whether the client takes it.

@@ -1,5 +1,6 @@
 //! The broker's status.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use headway_core::decisions::sharing::{ClientId, TaskId};
@@ -10,7 +11,7 @@ use super::state::BrokerState;
 use crate::message::BYTES_MAX;
 use crate::status::{ClientStatus, GpuStatus, JobStatus, Phase, Status};
 
-/// Tasks without room that are listed at most.
+/// Users, and tasks without room, that are listed at most.
 const LISTED_MAX: usize = 128;
 /// Bytes of a message in addition to the document.
 const FRAME_BYTES: usize = 64;
@@ -54,6 +55,13 @@ impl BrokerState {
             tasks: session.tasks.len(),
             draining: session.gone.is_some(),
         });
+        let mine = self.account_of(client);
+        let accounts: BTreeSet<u32> =
+            self.sessions.values().map(|session| session.account).filter(|account| owner || *account == mine).collect();
+        let mut users: Vec<_> = accounts.into_iter().map(|account| self.use_of(now, account)).collect();
+        users.sort_by_key(|user| Reverse((user.tasks.used, user.clients.used)));
+        let unlisted = users.len().saturating_sub(LISTED_MAX);
+        users.truncate(LISTED_MAX);
         let sees_task = |id: &TaskId| self.tasks.get(id).is_some_and(|task| sees(task.client));
         let open = self.tasks.iter().filter(|(_, task)| sees(task.client));
         let jobs = open.filter_map(|(id, task)| Some(self.job_status(now, *id, task, task.open.as_ref()?)));
@@ -66,9 +74,11 @@ impl BrokerState {
             priority: self.priority.describe(),
             scheduling: self.about.scheduling.clone(),
             gpus: self.gpu_status(&sees),
+            shared: self.shared_use(),
+            users,
             clients: clients.collect(),
             jobs: jobs.collect(),
-            omitted: 0,
+            omitted: unlisted as u64,
             without_room: self.without_room.iter().filter(|id| sees_task(id)).copied().take(LISTED_MAX).collect(),
             memory: self.journal.status(self.withheld.len()),
             counts: self.counts,
@@ -161,6 +171,8 @@ mod tests {
             priority: String::new(),
             scheduling: String::new(),
             gpus: Vec::new(),
+            shared: crate::status::SharedUse::default(),
+            users: Vec::new(),
             clients: (0..512).map(client).collect(),
             jobs: (0..2_048).map(job).collect(),
             omitted: 0,
