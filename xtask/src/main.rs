@@ -5,6 +5,7 @@ mod ci;
 mod claims;
 mod executables;
 mod gpu_test;
+mod json;
 mod keep_run;
 mod mutants;
 mod papers;
@@ -34,6 +35,8 @@ enum Command {
     Claims(claims::Args),
     /// Pack the GPU tests for a machine that has a GPU
     GpuTest(gpu_test::Args),
+    /// Write docs/json.md from the types that are written as JSON
+    Json(json::Args),
     /// Keep a recorded run under bench/runs
     KeepRun(keep_run::Args),
     /// Break the code in known ways, and see a test notice each
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Command::Ci(args) => ci::run(&args),
         Command::Claims(args) => claims::run(&args),
         Command::GpuTest(args) => gpu_test::run(&args),
+        Command::Json(args) => json::run(&args),
         Command::KeepRun(args) => keep_run::run(&args),
         Command::Mutants(args) => mutants::run(&args),
         Command::Papers(args) => papers::run(&args),

@@ -115,6 +115,42 @@ fn join_mps(out: &Out, backend: runs::Backend) {
     }
 }
 
+/// Where a replay differs, `line`, `log` and `replay` stand in place of `replayed`.
+#[derive(Serialize)]
+struct ReplayAnswer<'a> {
+    /// Whether the replay is the same, byte for byte, as far as the log goes.
+    equal: bool,
+    /// Line of the log where they part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<u64>,
+    /// What the log has there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log: Option<String>,
+    /// What the replay gives.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replay: Option<String>,
+    /// What was fed and compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replayed: Option<&'a headway::report::Replayed>,
+    /// Version of the JSON form.
+    schema: u32,
+}
+
+/// Where a replay differs, `difference` stands in place of `replayed`.
+#[derive(Serialize)]
+struct BrokerReplayAnswer<'a> {
+    /// Where log and replay part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    difference: Option<String>,
+    /// Whether the replay is the same, byte for byte.
+    equal: bool,
+    /// What was fed and compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replayed: Option<&'a headway::report::ReplayedBroker>,
+    /// Version of the JSON form.
+    schema: u32,
+}
+
 pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
     if let Some(log) = reports::open_broker(log)? {
         return replay_broker(out, &log);
@@ -127,19 +163,20 @@ pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
     }
     let replayed = match reports::replay(log) {
         Err(headway::Error::Replay(difference)) if out.format == Format::Json => {
-            let json = serde_json::json!({
-                "schema": 1,
-                "equal": false,
-                "line": difference.record + 2,
-                "log": difference.expected,
-                "replay": difference.got,
-            });
+            let json = ReplayAnswer {
+                equal: false,
+                line: Some(difference.record + 2),
+                log: Some(difference.expected),
+                replay: Some(difference.got),
+                replayed: None,
+                schema: 1,
+            };
             out.print(&json, String::new)?;
             return Ok(Answer::No);
         }
         replayed => replayed?,
     };
-    let json = serde_json::json!({ "schema": 1, "equal": true, "replayed": replayed });
+    let json = ReplayAnswer { equal: true, line: None, log: None, replay: None, replayed: Some(&replayed), schema: 1 };
     out.print(&json, || {
         let end = if replayed.finished || replayed.omitted > 0 { "" } else { "; the run ended before its last cycle" };
         let mut text = format!(
@@ -160,13 +197,18 @@ pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
 fn replay_broker(out: &Out, log: &headway::report::BrokerLog) -> Result<Answer> {
     let replayed = match reports::replay_broker(log) {
         Err(headway::Error::ReplayBroker(difference)) if out.format == Format::Json => {
-            let json = serde_json::json!({ "schema": 1, "equal": false, "difference": difference.to_string() });
+            let json = BrokerReplayAnswer {
+                difference: Some(difference.to_string()),
+                equal: false,
+                replayed: None,
+                schema: 1,
+            };
             out.print(&json, String::new)?;
             return Ok(Answer::No);
         }
         replayed => replayed?,
     };
-    let json = serde_json::json!({ "schema": 1, "equal": true, "replayed": replayed });
+    let json = BrokerReplayAnswer { difference: None, equal: true, replayed: Some(&replayed), schema: 1 };
     out.print(&json, || {
         let mut text = format!(
             "the same: {} inputs of the broker's arbiter gave {} actions and {} refusals, byte for byte, from {} starts\n",
@@ -211,6 +253,36 @@ pub(crate) fn report(out: &Out, log: &Path, folder: Option<&Path>, traced: u64) 
     Ok(if summary.verdict.held { Answer::Yes } else { Answer::No })
 }
 
+#[derive(Serialize)]
+struct MachineText<'a> {
+    /// The machine file.
+    file: &'a str,
+    name: &'a str,
+    /// Version of the JSON form.
+    schema: u32,
+}
+
+#[derive(Serialize)]
+struct ShippedMachines<'a> {
+    /// Those that are shipped.
+    machines: Vec<ShippedMachine<'a>>,
+    /// Version of the JSON form.
+    schema: u32,
+}
+
+/// A machine that is shipped.
+#[derive(Serialize)]
+struct ShippedMachine<'a> {
+    /// Whether margin and jitter stand in its file.
+    calibrated: bool,
+    /// What stands behind them.
+    confidence: Confidence,
+    description: &'a str,
+    /// How many it has.
+    gpus: usize,
+    name: &'a str,
+}
+
 pub(crate) fn machines(out: &Out, name: Option<&str>) -> Result<Answer> {
     if let Some(name) = name {
         let Some((_, text)) = headway::machine::SHIPPED.iter().find(|(shipped, _)| *shipped == name) else {
@@ -218,17 +290,20 @@ pub(crate) fn machines(out: &Out, name: Option<&str>) -> Result<Answer> {
             headway::machine::open(name)?;
             anyhow::bail!("`{name}` is a file: read it directly");
         };
-        let json = serde_json::json!({ "schema": 1, "name": name, "file": text });
+        let json = MachineText { file: text, name, schema: 1 };
         out.print(&json, || (*text).to_owned())?;
         return Ok(Answer::Yes);
     }
     let machines: Vec<Machine> =
         headway::machine::SHIPPED.iter().filter_map(|(name, _)| headway::machine::shipped(name)).collect();
-    let list: Vec<_> = machines
-        .iter()
-        .map(|m| serde_json::json!({ "name": m.name, "description": m.description, "gpus": m.gpus().count(), "calibrated": m.calibration.is_some(), "confidence": m.confidence() }))
-        .collect();
-    let json = serde_json::json!({ "schema": 1, "machines": list });
+    let list = machines.iter().map(|machine| ShippedMachine {
+        calibrated: machine.calibration.is_some(),
+        confidence: machine.confidence(),
+        description: &machine.description,
+        gpus: machine.gpus().count(),
+        name: &machine.name,
+    });
+    let json = ShippedMachines { machines: list.collect(), schema: 1 };
     out.print(&json, || show::machines(&machines))?;
     Ok(Answer::Yes)
 }

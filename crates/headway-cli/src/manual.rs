@@ -2,13 +2,22 @@
 
 use headway_cli::terminal::{Answer, Out, write_out};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::CommandFactory;
 use clap_mangen::Man;
+use serde::Serialize;
 
 use crate::args::Cli;
+
+#[derive(Serialize)]
+struct Pages<'a> {
+    /// One page for each command.
+    files: &'a [PathBuf],
+    /// Version of the JSON form.
+    schema: u32,
+}
 
 /// Prints the page of the subcommand `of`, or writes all pages into `folder`.
 pub(crate) fn man(out: &Out, of: &[String], folder: Option<&Path>) -> Result<Answer> {
@@ -24,7 +33,7 @@ pub(crate) fn man(out: &Out, of: &[String], folder: Option<&Path>) -> Result<Ans
         fs::write(&path, page(&words)?).with_context(|| format!("cannot write `{}`", path.display()))?;
         files.push(path);
     }
-    let json = serde_json::json!({ "schema": 1, "files": files });
+    let json = Pages { files: &files, schema: 1 };
     out.print(&json, || files.iter().map(|path| format!("{}\n", path.display())).collect())?;
     Ok(Answer::Yes)
 }

@@ -9,6 +9,7 @@ use headway::units::Nanos;
 use headway_cli::terminal::{Answer, Bar, Out, interrupt};
 use headway_measure::bench::{self, Outcome};
 use headway_measure::{self as measuring, Depth};
+use serde::Serialize;
 
 use crate::args::{BenchArgs, ExplainArgs, MeasureArgs, PreferArg};
 use crate::show::{chosen, imitation, quoted};
@@ -144,6 +145,14 @@ fn benched(report: &bench::TransferBenchReport) -> String {
     text
 }
 
+#[derive(Serialize)]
+struct ExplainAnswer<'a> {
+    #[serde(flatten)]
+    explanation: &'a Explanation,
+    /// Version of the JSON form.
+    schema: u32,
+}
+
 pub(crate) fn explain(out: &Out, args: &ExplainArgs) -> Result<Answer> {
     let question = Question {
         machine: args.machine.clone().unwrap_or_else(|| headway::machine::USUAL.to_owned()),
@@ -160,9 +169,8 @@ pub(crate) fn explain(out: &Out, args: &ExplainArgs) -> Result<Answer> {
         bounds: bounds(args),
     };
     let explanation = explaining::explain(&question)?;
-    let mut json = serde_json::to_value(&explanation)?;
-    json["schema"] = 1.into();
-    out.print(&json, || explained(&explanation, args))?;
+    let json = ExplainAnswer { explanation: &explanation, schema: 1 };
+    out.print(&serde_json::to_value(json)?, || explained(&explanation, args))?;
     Ok(Answer::Yes)
 }
 

@@ -6,7 +6,6 @@ mod common;
 mod emulated;
 mod encrypt;
 mod events;
-mod fields;
 mod golden;
 mod help;
 mod kept;

@@ -16,7 +16,7 @@ use headway_trace::{Log, broker, guest, page, perfetto, sharing};
 use serde::Serialize;
 
 /// The log of a broker.
-pub use headway_trace::broker::Log as BrokerLog;
+pub use headway_trace::broker::{Log as BrokerLog, Replayed as ReplayedBroker};
 /// The log of a guest.
 pub use headway_trace::guest::Log as GuestLog;
 /// The log of tasks that share GPUs.
