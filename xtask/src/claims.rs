@@ -1,6 +1,6 @@
 //! `cargo xtask claims`: the figures that the README and the pages may state, from every kept run on GPUs.
 //!
-//! A claim is judged by all runs that have the figure, not by a chosen one: `docs/results.md` gives best, median and worst, how
+//! A claim is judged by all runs that have the figure, not by a chosen one: `bench/results.md` gives best, median and worst, how
 //! many runs meet the target, and what it costs.
 
 mod copies;
@@ -14,7 +14,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 
 /// Where the page lies in the repository.
-const PAGE: &str = "docs/results.md";
+const PAGE: &str = "bench/results.md";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

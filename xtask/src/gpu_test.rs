@@ -299,6 +299,6 @@ mod tests {
         assert!(names("crates/headway-broker/src/mps/guardian.rs").contains(&"headway-cli smoke".to_owned()));
         assert_eq!(names("crates/headway-preload/src/lib.rs"), ["headway-cli smoke"]);
         assert_eq!(names("docs/mps.md"), ["headway-cli smoke"]);
-        assert!(names("docs/papers.md").is_empty());
+        assert!(names("bench/papers.md").is_empty());
     }
 }

@@ -31,7 +31,7 @@ enum Command {
     Capi(capi::Args),
     /// Run every check and every test
     Ci(ci::Args),
-    /// Write docs/results.md from every kept run on GPUs
+    /// Write bench/results.md from every kept run on GPUs
     Claims(claims::Args),
     /// Pack the GPU tests for a machine that has a GPU
     GpuTest(gpu_test::Args),
@@ -41,7 +41,7 @@ enum Command {
     KeepRun(keep_run::Args),
     /// Break the code in known ways, and see a test notice each
     Mutants(mutants::Args),
-    /// Write docs/papers.md from every kept run of an experiment
+    /// Write bench/papers.md from every kept run of an experiment
     Papers(papers::Args),
     /// Generate the committed PTX from the CUDA sources
     Ptx(ptx::Args),

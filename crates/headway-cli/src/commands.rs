@@ -177,7 +177,7 @@ pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
         replayed => replayed?,
     };
     let json = ReplayAnswer { equal: true, line: None, log: None, replay: None, replayed: Some(&replayed), schema: 1 };
-    out.print(&json, || {
+    out.print(&serde_json::to_value(json)?, || {
         let end = if replayed.finished || replayed.omitted > 0 { "" } else { "; the run ended before its last cycle" };
         let mut text = format!(
             "the same: {} inputs gave {} actions and {} events, byte for byte{end}\n",
@@ -209,7 +209,7 @@ fn replay_broker(out: &Out, log: &headway::report::BrokerLog) -> Result<Answer> 
         replayed => replayed?,
     };
     let json = BrokerReplayAnswer { difference: None, equal: true, replayed: Some(&replayed), schema: 1 };
-    out.print(&json, || {
+    out.print(&serde_json::to_value(json)?, || {
         let mut text = format!(
             "the same: {} inputs of the broker's arbiter gave {} actions and {} refusals, byte for byte, from {} starts\n",
             replayed.inputs, replayed.actions, replayed.refused, replayed.starts
@@ -304,7 +304,7 @@ pub(crate) fn machines(out: &Out, name: Option<&str>) -> Result<Answer> {
         name: &machine.name,
     });
     let json = ShippedMachines { machines: list.collect(), schema: 1 };
-    out.print(&json, || show::machines(&machines))?;
+    out.print(&serde_json::to_value(json)?, || show::machines(&machines))?;
     Ok(Answer::Yes)
 }
 

@@ -163,11 +163,11 @@ fn anchor(heading: &str) -> String {
     heading.to_lowercase().chars().filter(|letter| kept(*letter)).collect::<String>().replace(' ', "-")
 }
 
-/// The first table of the section of `docs/results.md` that has this anchor: best, median and worst of every figure.
+/// The first table of the section of `bench/results.md` that has this anchor: best, median and worst of every figure.
 fn ranked<'a>(results: &'a str, wanted: &str) -> Vec<Vec<&'a str>> {
     let sections = results.split("\n## ").skip(1);
     let section = sections.into_iter().find(|text| anchor(text.lines().next().unwrap_or_default()) == wanted);
-    let section = section.unwrap_or_else(|| panic!("docs/results.md has no section #{wanted}"));
+    let section = section.unwrap_or_else(|| panic!("bench/results.md has no section #{wanted}"));
     let first = section.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
     let rows = first.take_while(|line| line.starts_with('|'));
     rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect()
@@ -177,10 +177,10 @@ fn ranked<'a>(results: &'a str, wanted: &str) -> Vec<Vec<&'a str>> {
 fn figures_of_the_readme_are_best_median_and_worst_of_all_kept_runs() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let readme = fs::read_to_string(root.join("README.md")).unwrap();
-    let results = fs::read_to_string(root.join("docs/results.md")).unwrap();
+    let results = fs::read_to_string(root.join("bench/results.md")).unwrap();
     let mut checked = 0;
     for line in readme.lines().filter(|line| line.starts_with("| [")) {
-        let Some((wanted, cells)) = line.split_once("](docs/results.md#").and_then(|(_, rest)| rest.split_once(')'))
+        let Some((wanted, cells)) = line.split_once("](bench/results.md#").and_then(|(_, rest)| rest.split_once(')'))
         else {
             continue;
         };

@@ -3,7 +3,7 @@
 use super::{Finding, Tree};
 
 /// What a paragraph with a rate must hold: a link to the run, or the word that says that no GPU produced it.
-const LINKS: [&str; 3] = ["(bench/runs/", "(docs/results.md", "facts"];
+const LINKS: [&str; 3] = ["(bench/runs/", "(bench/results.md", "facts"];
 const LABELS: [&str; 4] = ["sim", "simulated", "emu", "emulated"];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {

@@ -30,7 +30,8 @@ pub(crate) fn check_links(tree: &Tree) -> Vec<Finding> {
 /// Flags of the program that its help does not list. `known` are those of the program and of `cargo xtask`.
 pub(crate) fn check_flags(tree: &Tree, known: &BTreeSet<String>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let is_page = |path: &str| path.ends_with(".md") && (path == "README.md" || path.starts_with("docs/"));
+    let is_page =
+        |path: &str| path.ends_with(".md") && (path == "README.md" || path.starts_with("docs/") || is_generated(path));
     for (path, text) in tree.texts().filter(|(path, _)| is_page(path)) {
         for (number, command) in commands(text) {
             for flag in flags(own_arguments(command)).into_iter().filter(|flag| !known.contains(flag)) {
@@ -58,6 +59,11 @@ pub(crate) fn documented_flags(tree: &Tree) -> Option<BTreeSet<String>> {
     }
     known.extend(["--help".to_owned(), "--version".to_owned()]);
     Some(known)
+}
+
+/// Pages that are made from kept runs.
+fn is_generated(path: &str) -> bool {
+    path.strip_prefix("bench/").is_some_and(|name| !name.contains('/'))
 }
 
 /// Lines outside fenced code, with their numbers.
