@@ -8,10 +8,13 @@ mod page;
 mod runs;
 mod summaries;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, bail};
+
+use crate::run_archive::{self, Rival};
 
 /// Where the page lies in the repository.
 const PAGE: &str = "bench/results.md";
@@ -51,6 +54,13 @@ struct Line {
     figures: Vec<Option<f64>>,
 }
 
+impl Line {
+    /// The run's folder; what follows a comma says which part of it the line is of.
+    fn folder(&self) -> &str {
+        self.run.split_once(", ").map_or(self.run.as_str(), |(run, _)| run)
+    }
+}
+
 /// Something that can be said of Headway, with all runs that say how far it is true.
 struct Claim {
     title: String,
@@ -87,10 +97,32 @@ pub(crate) const fn path() -> &'static str {
 }
 
 fn page(root: &Path) -> anyhow::Result<String> {
-    let runs = runs::kept(&root.join("bench/runs"))?;
-    let mut claims = copies::claims(&runs);
-    claims.extend(summaries::claims(&runs));
-    Ok(page::render(&claims))
+    let mut runs = runs::kept(&root.join("bench/runs"))?;
+    runs.extend(runs::kept(&run_archive::unpacked(root)?)?);
+    runs.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(page::render(&claims(&runs), &|run| run_archive::link(root, run)))
+}
+
+fn claims(runs: &[runs::Run]) -> Vec<Claim> {
+    let mut claims = copies::claims(runs);
+    claims.extend(summaries::claims(runs));
+    claims
+}
+
+/// Runs under `bench/runs` with figures of each claim, by kind of machine.
+pub(crate) fn rivals(root: &Path) -> anyhow::Result<BTreeMap<String, Vec<Rival>>> {
+    let folder = root.join("bench/runs");
+    let mut rivals: BTreeMap<String, Vec<Rival>> = BTreeMap::new();
+    for claim in claims(&runs::kept(&folder)?) {
+        for line in claim.lines.iter().filter(|line| line.figures.iter().any(Option::is_some)) {
+            let run = line.folder().to_owned();
+            let is_complete = !folder.join(&run).join("INCOMPLETE.txt").exists();
+            let kind = format!("{} {} x {}", claim.title, line.gpus, line.gpu);
+            let commit = line.commit.clone();
+            rivals.entry(kind).or_default().push(Rival { run, commit, is_complete });
+        }
+    }
+    Ok(rivals)
 }
 
 #[cfg(test)]

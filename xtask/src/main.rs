@@ -8,8 +8,10 @@ mod gpu_test;
 mod json;
 mod keep_run;
 mod mutants;
+mod older_runs;
 mod papers;
 mod ptx;
+mod run_archive;
 mod tidy;
 mod touches;
 
@@ -41,6 +43,8 @@ enum Command {
     KeepRun(keep_run::Args),
     /// Break the code in known ways, and see a test notice each
     Mutants(mutants::Args),
+    /// Move runs that later ones follow into one archive, and write its index
+    OlderRuns,
     /// Write bench/papers.md from every kept run of an experiment
     Papers(papers::Args),
     /// Generate the committed PTX from the CUDA sources
@@ -60,6 +64,7 @@ fn main() -> ExitCode {
         Command::Json(args) => json::run(&args),
         Command::KeepRun(args) => keep_run::run(&args),
         Command::Mutants(args) => mutants::run(&args),
+        Command::OlderRuns => older_runs::run(),
         Command::Papers(args) => papers::run(&args),
         Command::Ptx(args) => ptx::run(&args),
         Command::Tidy => tidy::run(),

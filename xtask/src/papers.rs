@@ -10,6 +10,8 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use serde::Deserialize;
 
+use crate::run_archive::{Rival, names};
+
 /// Where the page lies in the repository.
 const PAGE: &str = "bench/papers.md";
 
@@ -143,32 +145,56 @@ pub(crate) const fn path() -> &'static str {
 }
 
 fn page(root: &Path) -> anyhow::Result<String> {
-    Ok(render(&kept(&root.join("bench/runs"))?))
+    Ok(render(&newest(outcomes(&root.join("bench/runs"))?)))
 }
 
-/// The newest outcome of each experiment and source, in the order of their names.
-fn kept(folder: &Path) -> anyhow::Result<Vec<Kept>> {
-    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
-    let mut runs: Vec<String> = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
-    runs.sort();
-    let text = |run: String| {
+/// Every outcome, in the order of the names of the runs.
+fn outcomes(folder: &Path) -> anyhow::Result<Vec<Kept>> {
+    let texts = names(folder)?.into_iter().filter_map(|run| {
         let text = fs::read_to_string(folder.join(&run).join("outcome.json")).ok()?;
         Some((run, text))
-    };
-    newest(runs.into_iter().filter_map(text))
+    });
+    texts
+        .map(|(run, text)| {
+            let outcome = serde_json::from_str(&text).with_context(|| format!("{run}/outcome.json"))?;
+            Ok(Kept { run, outcome })
+        })
+        .collect()
 }
 
-/// Of outcomes by the name of their run, in order of time, the last of each experiment and source.
-fn newest(outcomes: impl Iterator<Item = (String, String)>) -> anyhow::Result<Vec<Kept>> {
-    let mut newest: BTreeMap<(String, String), Kept> = BTreeMap::new();
-    for (run, text) in outcomes {
-        let outcome: Outcome = serde_json::from_str(&text).with_context(|| format!("{run}/outcome.json"))?;
-        let kept = Kept { run, outcome };
-        if kept.outcome.complete {
-            newest.insert((kept.outcome.experiment.clone(), kept.source()), kept);
+/// Runs of each experiment and source.
+pub(crate) fn rivals(root: &Path) -> anyhow::Result<BTreeMap<String, Vec<Rival>>> {
+    let mut rivals: BTreeMap<String, Vec<Rival>> = BTreeMap::new();
+    let folder = root.join("bench/runs");
+    for kept in outcomes(&folder)? {
+        let Outcome { experiment, commit, complete, .. } = &kept.outcome;
+        let rival = Rival { run: kept.run.clone(), commit: commit.clone(), is_complete: *complete };
+        rivals.entry(format!("{experiment} {}", kept.source())).or_default().push(rival);
+    }
+    // Older programs wrote no outcome: the name of the run says what it is of.
+    for run in names(&folder)?.into_iter().filter(|run| !folder.join(run).join("outcome.json").exists()) {
+        let source = match run.get(11..15) {
+            Some("h100") => "measured, H100",
+            Some("h200") => "measured, H200",
+            Some("sim-") => "simulated",
+            _ => continue,
+        };
+        let of = |kind: &&String| kind.strip_suffix(source).is_some_and(|of| run.ends_with(&format!("-{}", of.trim())));
+        if let Some(kind) = rivals.keys().find(of).cloned() {
+            let rival = Rival { run, commit: String::new(), is_complete: false };
+            rivals.entry(kind).or_default().push(rival);
         }
     }
-    Ok(newest.into_values().collect())
+    Ok(rivals)
+}
+
+/// Of outcomes in order of time, the last complete one of each experiment and source, in the order of their names.
+fn newest(outcomes: Vec<Kept>) -> Vec<Kept> {
+    let mut newest: BTreeMap<(String, String), Kept> = BTreeMap::new();
+    for kept in outcomes.into_iter().filter(|kept| kept.outcome.complete) {
+        newest.insert((kept.outcome.experiment.clone(), kept.source()), kept);
+    }
+    newest.into_values().collect()
 }
 
 fn label(verdict: &str) -> &str {
@@ -187,7 +213,7 @@ fn render(all: &[Kept]) -> String {
         `summary.md` quotes the sentences. Each row is of the newest kept run of its source that has an `outcome.json` and was not interrupted: simulated, or measured on an H100 or H200. \
          [bench/runs](runs/README.md) says what was wrong with some of them: in `2026-11-25-h200x1-learns-fujii` a fault of \
          Headway's, since mended, made large copies of the real-time thread take 100 ms, so that figures are missing. Older runs are in \
-         [results.md](results.md).\n\n",
+         [older-runs.md](older-runs.md).\n\n",
     );
     text.push_str(&totals(all));
     for paper in PAPERS {
@@ -302,8 +328,10 @@ mod tests {
             ("2026-11-25-sim-fujii", outcome("sim", "fujii-gtx480", "model", true)),
             ("2026-11-26-h200x1-fujii", outcome("cuda", "NVIDIA H200", "interrupted", false)),
         ];
-        let page = render(&newest(runs.into_iter().map(|(run, text)| (run.to_owned(), text))).unwrap());
-        assert!(!page.contains("old") && !page.contains("| interrupted |"), "{page}");
+        let kept =
+            |(run, text): (&str, String)| Kept { run: run.to_owned(), outcome: serde_json::from_str(&text).unwrap() };
+        let page = render(&newest(runs.into_iter().map(kept).collect()));
+        assert!(!page.contains("| old |") && !page.contains("| interrupted |"), "{page}");
         let verdict = page.lines().nth(2).unwrap();
         assert!(
             verdict.starts_with("**Of 3 comparisons with claims of the papers, 0 are reproduced, 0 are consistent"),

@@ -17,7 +17,7 @@ use std::fmt;
 
 use anyhow::bail;
 
-use crate::{claims, json, mutants, papers};
+use crate::{claims, json, mutants, older_runs, papers};
 
 pub(crate) use arrows::{Package, packages};
 pub(crate) use tree::Tree;
@@ -63,6 +63,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     findings.extend(numbers::check(&tree));
     findings.extend(claims::stale(&root)?.map(|message| Finding::new(claims::path(), 1, message)));
     findings.extend(json::stale(&root)?.map(|message| Finding::new(json::path(), 1, message)));
+    findings.extend(older_runs::stale(&root)?.map(|message| Finding::new(older_runs::path(), 1, message)));
     findings.extend(papers::stale(&root)?.map(|message| Finding::new(papers::path(), 1, message)));
     let (mutants, wrong) = mutants::all(&tree);
     findings.extend(wrong.into_iter().map(|(path, line, message)| Finding::new(&path, line, message)));
