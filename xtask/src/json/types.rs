@@ -153,7 +153,7 @@ impl Types {
         for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
             let found = entry?.path();
             let stem = found.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            let below = [path, &[stem.clone()]].concat();
+            let below = [path, std::slice::from_ref(&stem)].concat();
             if found.is_dir() {
                 self.folder(&found, &below)?;
             } else if found.extension().is_some_and(|extension| extension == "rs") {
