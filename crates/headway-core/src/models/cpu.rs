@@ -209,7 +209,7 @@ impl fmt::Display for DriverWatch {
         let (late, gaps) = (figures(woken), figures(noticed));
         write!(
             f,
-            "watched for {time} as {class}: woke late {} times ({late}), looked at devices late {} times ({gaps})",
+            "watched for {time} as {class}: {} wake-ups, late by {late}; longest time between two polls in {} ms of polling: {gaps}",
             woken.count, noticed.count
         )
     }
@@ -319,7 +319,7 @@ mod tests {
         assert!(woken_late.limits().contains("less often than once in 1 s"), "{}", woken_late.limits());
         let text = woken_late.to_string();
         assert!(
-            text.contains("for 3 s as SCHED_OTHER: woke late 500 times (median 1 us, p99 2 us, max 4.5 ms)"),
+            text.contains("for 3 s as SCHED_OTHER: 500 wake-ups, late by median 1 us, p99 2 us, max 4.5 ms; longest"),
             "{text}"
         );
     }
