@@ -17,6 +17,7 @@ mod oracle_response_time_analysis;
 mod overload;
 mod parted;
 mod planner;
+mod plans;
 mod profile_files;
 mod sharded;
 mod task_files;

@@ -15,7 +15,7 @@ use headway_core::units::{Bytes, Nanos, Rate};
 const MS: u64 = 1_000_000;
 
 /// A small deterministic generator.
-struct Draw(u64);
+pub(crate) struct Draw(pub(crate) u64);
 
 impl Draw {
     fn below(&mut self, end: u64) -> u64 {
@@ -36,7 +36,7 @@ impl Draw {
 }
 
 /// A shipped machine; of the H200 nodes those with round figures.
-fn shipped(name: &str) -> Machine {
+pub(crate) fn shipped(name: &str) -> Machine {
     match name {
         "h200-x1" => machine::parse(name, include_str!("machines/h200-x1.toml")).expect("it parses"),
         "h200-x4" => machine::parse(name, include_str!("machines/h200-x4.toml")).expect("it parses"),
@@ -66,7 +66,7 @@ fn with(strategy: Strategy) -> PlanOptions {
     PlanOptions { strategy: Some(strategy) }
 }
 
-fn random_workload(machine: &Machine, draw: &mut Draw) -> Workload {
+pub(crate) fn random_workload(machine: &Machine, draw: &mut Draw) -> Workload {
     let mut text = "name = \"random\"\n".to_owned();
     text += "[run]\n";
     text += &format!("cycle = \"{}\"\n", draw.pick(&["auto", "paper", "arrival"]));
