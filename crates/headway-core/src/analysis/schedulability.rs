@@ -445,10 +445,15 @@ pub(crate) fn scaled(task: &Task, factor: u64) -> Task {
 }
 
 /// The largest multiple of [`MARGIN_PPM_STEP`] that passes, at most [`MARGIN_PPM_MAX`], by bisection.
-pub(crate) fn largest_factor(passes: impl Fn(u64) -> bool) -> u64 {
-    let (mut low, mut high) = (0, MARGIN_PPM_MAX / MARGIN_PPM_STEP);
-    if passes(MARGIN_PPM_MAX) {
-        return MARGIN_PPM_MAX;
+pub(crate) fn largest_factor(passes: impl FnMut(u64) -> bool) -> u64 {
+    largest_factor_between(0, MARGIN_PPM_MAX, passes)
+}
+
+/// The largest multiple of [`MARGIN_PPM_STEP`] that passes, at most `high`, where `low` does and both are such multiples.
+pub(crate) fn largest_factor_between(low: u64, high: u64, mut passes: impl FnMut(u64) -> bool) -> u64 {
+    let (mut low, mut high) = (low / MARGIN_PPM_STEP, high / MARGIN_PPM_STEP);
+    if high <= low || passes(high * MARGIN_PPM_STEP) {
+        return high * MARGIN_PPM_STEP;
     }
     while high - low > 1 {
         let middle = low + (high - low) / 2;

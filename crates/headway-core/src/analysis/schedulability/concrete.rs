@@ -6,6 +6,7 @@
 //! followed until all states at a multiple of the hyperperiod were met at an earlier one.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use serde::{Deserialize, Serialize};
 
@@ -146,6 +147,7 @@ struct Item {
 
 /// The next chunk of a task.
 struct Next {
+    task: usize,
     nominal: i128,
     released_max: i128,
     deadline: i128,
@@ -170,20 +172,58 @@ impl Item {
     }
 
     /// The chunk with this number, counted over all jobs from the nominal release of the first.
-    fn next(&self, number: i64) -> Next {
+    fn next(&self, task: usize, number: i64) -> Next {
         let (job, chunk) = (number.div_euclid(self.chunks), number.rem_euclid(self.chunks));
         let nominal = self.offset + i128::from(job) * self.period;
         // A job that has begun is there; its nominal release is before any time at which the engine may be free.
         let released_max = if chunk == 0 { nominal + self.jitter } else { nominal };
         let cost = if chunk + 1 == self.chunks { self.last_chunk } else { self.chunk };
-        Next { nominal, released_max, deadline: nominal + self.deadline, cost }
+        Next { task, nominal, released_max, deadline: nominal + self.deadline, cost }
     }
 }
 
 /// When the engine may become free, both ends included.
 pub(super) type Free = (i128, i128);
-/// States by the number of the next chunk of every task; intervals ascend and do not meet.
-type States = BTreeMap<Box<[i64]>, Vec<Free>>;
+type States = BTreeMap<Progress, State>;
+
+/// How far every task has come.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Progress {
+    /// A sum over the numbers in which each task has a weight of its own. It is compared first: two progresses of one layer
+    /// differ in few places, which may be far behind.
+    fingerprint: u64,
+    /// Of the next chunk of every task.
+    numbers: Box<[i64]>,
+}
+
+impl Progress {
+    fn new(numbers: Box<[i64]>) -> Self {
+        let weighted = numbers.iter().enumerate().map(|(task, &number)| weight(task).wrapping_mul(number as u64));
+        Self { fingerprint: weighted.fold(0, u64::wrapping_add), numbers }
+    }
+
+    /// The progress after one more chunk of `task`.
+    fn after(&self, task: usize) -> Self {
+        let mut numbers = self.numbers.clone();
+        numbers[task] += 1;
+        Self { fingerprint: self.fingerprint.wrapping_add(weight(task)), numbers }
+    }
+}
+
+const fn weight(task: usize) -> u64 {
+    let mixed = (task as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (mixed ^ (mixed >> 29)) | 1
+}
+
+/// All states of one progress.
+#[derive(Clone)]
+struct State {
+    /// The tasks by the nominal release of their next chunk. It follows from the progress, and is kept so that a state costs
+    /// what it may dispatch, not what is there.
+    by_release: Box<[u32]>,
+    /// Ascending; they do not meet.
+    free: Vec<Free>,
+}
 
 enum Stop {
     Late(Violation),
@@ -240,9 +280,11 @@ impl Search {
         if self.items.is_empty() {
             return Ok(());
         }
-        let start = vec![0; self.items.len()].into_boxed_slice();
-        let free = self.widened(&start, (0, 0));
-        let mut states = States::from([(start, vec![free])]);
+        let start = Progress::new(vec![0; self.items.len()].into_boxed_slice());
+        let mut by_release: Box<[u32]> = (0..self.items.len() as u32).collect();
+        by_release.sort_by_key(|&task| self.items[task as usize].offset);
+        let free = vec![self.widened(&start.numbers, &by_release, (0, 0))];
+        let mut states = States::from([(start, State { by_release, free })]);
         // What was met at multiples of the hyperperiod, shifted to the first one.
         let mut met = states.clone();
         loop {
@@ -260,47 +302,94 @@ impl Search {
     /// All states after one more chunk.
     fn dispatched(&mut self, states: &States) -> Result<States, Stop> {
         let mut after = States::new();
-        let mut next: Vec<Next> = Vec::with_capacity(self.items.len());
-        for (numbers, frees) in states {
-            next.clear();
-            next.extend(self.items.iter().zip(numbers).map(|(item, &number)| item.next(number)));
-            for &free in frees {
+        for (progress, state) in states {
+            for &free in &state.free {
                 self.states += 1;
                 let cost = self.items.len() as u64;
                 self.budget = self.budget.checked_sub(cost).ok_or(Stop::Steps)?;
-                self.branch(numbers, free, &next, &mut after)?;
+                self.branch(progress, &state.by_release, free, &mut after)?;
             }
         }
         Ok(after)
     }
 
+    fn next(&self, numbers: &[i64], task: u32) -> Next {
+        let task = task as usize;
+        self.items[task].next(task, numbers[task])
+    }
+
+    /// When some task has surely been released.
+    fn certain(&self, numbers: &[i64], by_release: &[u32]) -> i128 {
+        let mut certain = i128::MAX;
+        for &task in by_release {
+            let next = self.next(numbers, task);
+            if next.nominal >= certain {
+                break; // all others are released later still
+            }
+            certain = certain.min(next.released_max);
+        }
+        certain
+    }
+
     /// Adds every state that may follow one.
-    fn branch(&mut self, numbers: &[i64], free: Free, next: &[Next], after: &mut States) -> Result<(), Stop> {
-        let all_idle_until = next.iter().map(|n| n.released_max).min().unwrap_or(0);
-        for (task, one) in next.iter().enumerate() {
-            let earliest = free.0.max(one.nominal);
-            let goes_first = |(other, n): (usize, &Next)| match self.ties {
-                Ties::Any => n.deadline < one.deadline,
-                Ties::ByPosition => (n.deadline, other) < (one.deadline, task),
-            };
-            let before = (0..).zip(next).filter(|&of| goes_first(of)).map(|(_, n)| n.released_max - 1).min();
-            let latest = free.1.max(all_idle_until).min(before.unwrap_or(i128::MAX));
-            if earliest > latest {
-                continue;
+    fn branch(
+        &mut self,
+        progress: &Progress,
+        by_release: &[u32],
+        free: Free,
+        after: &mut States,
+    ) -> Result<(), Stop> {
+        let numbers = &progress.numbers;
+        let idle_until = free.1.max(self.certain(numbers, by_release));
+        let released = by_release.iter().map(|&task| self.next(numbers, task));
+        let mut ready: Vec<Next> = released.take_while(|next| next.nominal <= idle_until).collect();
+        // What is surely there when the engine becomes free goes before all that is due later.
+        let there = ready.iter().filter(|next| next.released_max <= free.0).map(|next| next.deadline).min();
+        ready.retain(|next| there.is_none_or(|due| next.deadline <= due));
+        ready.sort_unstable_by_key(|next| (next.deadline, next.task));
+        let mut latest = idle_until;
+        let ties = self.ties;
+        for equals in ready.chunk_by(|a, b| ties == Ties::Any && a.deadline == b.deadline) {
+            for one in equals {
+                let earliest = free.0.max(one.nominal);
+                if earliest > latest {
+                    continue;
+                }
+                let least = if self.costs == Costs::Exact { one.cost } else { 0 };
+                let (first, last) = (earliest + least, latest + one.cost);
+                self.until = self.until.max(one.nominal.saturating_add(1) + self.shift());
+                if last > one.deadline {
+                    return Err(Stop::Late(self.late(one.task, numbers[one.task], last)));
+                }
+                self.responses[one.task] = self.responses[one.task].max(last - one.nominal);
+                self.add(progress.after(one.task), by_release, one.task, (first, last), after);
             }
-            let least = if self.costs == Costs::Exact { one.cost } else { 0 };
-            let (first, last) = (earliest + least, latest + one.cost);
-            self.until = self.until.max(one.nominal.saturating_add(1) + self.shift());
-            if last > one.deadline {
-                return Err(Stop::Late(self.late(task, numbers[task], last)));
-            }
-            self.responses[task] = self.responses[task].max(last - one.nominal);
-            let mut numbers: Box<[i64]> = numbers.into();
-            numbers[task] += 1;
-            let free = self.widened(&numbers, (first, last));
-            merge(after.entry(numbers).or_default(), free);
+            latest = equals.iter().map(|next| next.released_max - 1).fold(latest, i128::min);
         }
         Ok(())
+    }
+
+    /// Adds the state in which `task` has got one chunk further, to `progress`, and the engine becomes free at `free`;
+    /// `by_release` is the order before.
+    fn add(&self, progress: Progress, by_release: &[u32], task: usize, free: Free, after: &mut States) {
+        match after.entry(progress) {
+            Entry::Occupied(mut known) => {
+                let free = self.widened(&known.key().numbers, &known.get().by_release, free);
+                merge(&mut known.get_mut().free, free);
+            }
+            Entry::Vacant(place) => {
+                let numbers = &place.key().numbers;
+                let task = task as u32;
+                let release = self.next(numbers, task).nominal;
+                let mut by_release: Box<[u32]> = by_release.into();
+                let from = by_release.iter().position(|&other| other == task).unwrap_or(0);
+                let behind = &by_release[from + 1..];
+                let passed = behind.partition_point(|&other| self.next(numbers, other).nominal <= release);
+                by_release[from..=from + passed].rotate_left(1);
+                let free = vec![self.widened(numbers, &by_release, free)];
+                place.insert(State { by_release, free });
+            }
+        }
     }
 
     /// What times of this round are short of by counting from its start.
@@ -310,7 +399,7 @@ impl Search {
 
     fn late(&self, task: usize, number: i64, finish: i128) -> Violation {
         let item = &self.items[task];
-        let next = item.next(number);
+        let next = item.next(task, number);
         let nanos = |time: i128| Nanos(u64::try_from(time + self.shift()).unwrap_or(u64::MAX));
         let job = i128::from(number.div_euclid(item.chunks)) + self.shift() / item.period;
         Violation::Late {
@@ -324,28 +413,32 @@ impl Search {
 
     /// The widest interval with the same future: before the first possible release nothing starts, and with nothing
     /// released the engine stays free until the first release that is certain.
-    fn widened(&self, numbers: &[i64], free: Free) -> Free {
-        let next = || self.items.iter().zip(numbers).map(|(item, &number)| item.next(number));
-        let first = next().map(|n| n.nominal).min().unwrap_or(0);
-        let certain = next().map(|n| n.released_max).min().unwrap_or(0);
-        (free.0.max(first), free.1.max(certain))
+    fn widened(&self, numbers: &[i64], by_release: &[u32], free: Free) -> Free {
+        let first = by_release.first().map_or(0, |&task| self.next(numbers, task).nominal);
+        (free.0.max(first), free.1.max(self.certain(numbers, by_release)))
     }
 
     /// The states that were not met at an earlier multiple of the hyperperiod, shifted back by one; they count as met now.
     fn unmet(&self, states: States, met: &mut States) -> States {
         let mut left = States::new();
         let shift = i128::from(self.hyperperiod);
-        for (mut numbers, frees) in states {
+        for (Progress { mut numbers, .. }, State { by_release, free }) in states {
             for (number, item) in numbers.iter_mut().zip(&self.items) {
                 *number -= item.round;
             }
-            let known = met.entry(numbers.clone()).or_default();
-            for (first, last) in frees {
+            let progress = Progress::new(numbers);
+            let nothing = || State { by_release: by_release.clone(), free: Vec::new() };
+            let known = &mut met.entry(progress.clone()).or_insert_with(nothing).free;
+            let mut new = Vec::new();
+            for (first, last) in free {
                 let free = (first - shift, last - shift);
                 if !known.iter().any(|k| k.0 <= free.0 && free.1 <= k.1) {
-                    left.entry(numbers.clone()).or_default().push(free);
+                    new.push(free);
                     merge(known, free);
                 }
+            }
+            if !new.is_empty() {
+                left.insert(progress, State { by_release, free: new });
             }
         }
         left

@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::demands::{Demand, demands, steps_on};
-use super::explored::explored;
+use super::explored::{Steps, explored};
 use super::holds::Holds;
 use super::responses::Responses;
 use super::{Nanos, Outcome, Plan};
-use crate::analysis::schedulability::{self, Costs, Strength};
+use crate::analysis::schedulability::{self, Costs, MARGIN_PPM_MAX, Strength};
 use crate::plan::{Strength as Proof, Violation};
 
 /// What one model says of a plan.
@@ -112,21 +112,27 @@ fn over_servers(plan: &Plan, costs: Costs) -> ModelAnswer {
         bounds: Vec::new(),
         evidence: None,
     };
-    let mut margins = Vec::new();
+    // The least of the servers seen so far; none once one is not known.
+    let mut margin = Some(MARGIN_PPM_MAX);
+    let mut steps = Steps::shared_by(plan.servers.len());
     let mut responses = Responses::of(plan);
     for (number, server) in (0u32..).zip(&plan.servers) {
         let demands = demands(&steps_on(number, &plan.pipelines));
         if demands.len() > 1 && demands.iter().any(|demand| !demand.even) {
             let reason = "steps of different lengths follow each other in one window".to_owned();
             let evidence = Evidence::Unknown { server: server.name.clone(), reason };
-            margins.push(None);
+            margin = None;
             if answer.outcome < Outcome::Undecided {
                 (answer.outcome, answer.evidence) = (Outcome::Undecided, Some(evidence));
             }
             continue;
         }
-        let found = explored(&demands.iter().collect::<Vec<_>>(), plan.jitter, costs);
-        margins.push(found.margin_ppm);
+        let found = explored(&demands.iter().collect::<Vec<_>>(), plan.jitter, costs, &mut steps);
+        if costs == Costs::UpToWorst {
+            // With a factor that any offsets hold with, these hold.
+            let least = server.verdict.margin_ppm.unwrap_or(0);
+            margin = margin.and_then(|most| found.margin_ppm(least.min(most), Some(most)));
+        }
         responses.take(number as usize, &demands, found.bounds.iter().copied());
         let outcome = match &found.verdict.outcome {
             schedulability::Outcome::Schedulable => Outcome::Schedulable,
@@ -137,7 +143,7 @@ fn over_servers(plan: &Plan, costs: Costs) -> ModelAnswer {
             (answer.outcome, answer.evidence) = (outcome, evidence(&server.name, &demands, &found.verdict.outcome));
         }
     }
-    answer.margin_ppm = margins.into_iter().min().flatten();
+    answer.margin_ppm = margin.filter(|_| costs == Costs::UpToWorst);
     if answer.outcome == Outcome::Schedulable && costs == Costs::UpToWorst {
         answer.bounds = responses.of_pipelines(plan);
     }

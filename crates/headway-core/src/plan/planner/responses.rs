@@ -1,9 +1,9 @@
 //! Bounds on responses: how long steps can take from the opening of their windows.
 
 use super::demands::{Demand, demands, steps_on};
-use super::explored::explored;
+use super::explored::{Steps, explored};
 use super::holds::Holds;
-use super::{Nanos, Outcome, Pipeline, Plan, Source};
+use super::{Nanos, Outcome, Pipeline, Plan, Server, Source};
 use crate::analysis::schedulability::{Costs, responses};
 
 /// Tasks and instants looked at for one plan: a tenth of a second or so.
@@ -56,6 +56,8 @@ impl Responses {
 pub(super) fn bound(plan: &mut Plan) {
     let mut found = Responses::of(plan);
     let mut left = STEPS_MAX;
+    let of_one_stream = |server: &&Server| Holds::of(&server.verdict.model) == Holds::OneStream;
+    let mut explorations = Steps::shared_by(plan.servers.iter().filter(of_one_stream).count());
     for (number, server) in plan.servers.iter().enumerate() {
         if server.verdict.outcome != Outcome::Schedulable || server.in_flight > 1 {
             continue;
@@ -69,7 +71,8 @@ pub(super) fn bound(plan: &mut Plan) {
         let bounds = if urgent {
             Some(deadlines.clone().collect())
         } else if Holds::of(&server.verdict.model) == Holds::OneStream {
-            Some(explored(&demands.iter().collect::<Vec<_>>(), plan.jitter, Costs::UpToWorst).bounds)
+            let demands: Vec<_> = demands.iter().collect();
+            Some(explored(&demands, plan.jitter, Costs::UpToWorst, &mut explorations).bounds)
         } else {
             responses(&tasks, &mut left)
         };

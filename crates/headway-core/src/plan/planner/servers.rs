@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::demands::{Demand, demands, routes_of, steps_on, window_of};
-use super::explored::explored;
+use super::explored::{Steps, explored};
 use super::holds::{Holds, carried};
 use super::{
     Bytes, Domains, EngineId, Nanos, Outcome, PPM, Pipeline, PlanError, PlannedBatch, PlannedStep, Planner, RouteId,
@@ -269,10 +269,9 @@ impl Planner<'_> {
         verdict.strength = Strength::Sufficient;
         if planned.iter().all(|pipeline| std::ptr::eq(*pipeline, planned[0])) {
             let jitter = self.machine.calibration.as_ref().map_or(Nanos::ZERO, |of| of.jitter);
-            let any_margin = verdict.margin_ppm;
-            verdict = phased(server, &demands, jitter).unwrap_or(verdict);
             // With a factor that any offsets hold with, these hold.
-            verdict.margin_ppm = verdict.margin_ppm.max(any_margin);
+            let least = verdict.margin_ppm.unwrap_or(0);
+            verdict = phased(server, &demands, jitter, least).unwrap_or(verdict);
         }
         verdict
     }
@@ -359,10 +358,10 @@ fn longest(per_engines: &BTreeMap<Vec<EngineId>, Nanos>) -> Option<Nanos> {
 }
 
 /// The verdict on the steps of one stream, where its schedules could be followed: whether it starts now or later is the same.
-fn phased(server: &str, demands: &[Demand], jitter: Nanos) -> Option<Verdict> {
+fn phased(server: &str, demands: &[Demand], jitter: Nanos, least_margin: u64) -> Option<Verdict> {
     // What has no windows got no pieces yet.
     let demands: Vec<&Demand> = demands.iter().filter(|demand| demand.task.chunk > Nanos::ZERO).collect();
-    let explored = explored(&demands, jitter, Costs::UpToWorst);
+    let explored = explored(&demands, jitter, Costs::UpToWorst, &mut Steps::shared_by(1));
     let (outcome, violation) = match &explored.verdict.outcome {
         schedulability::Outcome::Schedulable => (Outcome::Schedulable, None),
         schedulability::Outcome::NotSchedulable(schedulability::Violation::Late {
@@ -392,7 +391,7 @@ fn phased(server: &str, demands: &[Demand], jitter: Nanos) -> Option<Verdict> {
         // Costs include the jitter, and the windows are opened as late once more.
         strength: if jitter == Nanos::ZERO { Strength::Exact } else { Strength::Sufficient },
         utilisation_ppm: explored.verdict.utilisation_ppm,
-        margin_ppm: explored.margin_ppm,
+        margin_ppm: Some(explored.margin_ppm(least_margin, None).unwrap_or(least_margin)),
         violation,
         notes: Vec::new(),
     })
