@@ -9,15 +9,17 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use super::item::{Floors, Item};
-use super::rules::parts_max;
-use super::{Counting, Pricer};
+use super::rules::{combine, parts_max};
+use super::{Counting, LIMITS, Pricer};
 use crate::files::machine::RouteId;
 use crate::models::interconnect::Starved;
-use crate::plan::message::{Grid, MessageSet, Release};
+use crate::plan::message::{Batch, Grid, MessageSet, Release};
 use crate::units::Nanos;
 
 /// Partners that a scan keeps.
 const PARTNERS_MAX: usize = 16;
+/// Batches of a group that is combined by itself.
+const GROUP: usize = 500;
 /// Kinds of grids up to which the parts of all pairs of kinds are worked out once.
 const KINDS_MAX: usize = 512;
 
@@ -82,9 +84,45 @@ struct Greedy<'p, 'a> {
 
 /// All combinings of the greedy algorithm, in order.
 ///
+/// Its work grows with the square of the batches. Of more than [`LIMITS`]`.greedy_max` batches, groups are combined by
+/// themselves first, then what is left of all of them.
+///
 /// # Errors
 /// [`Starved`] when a batch cannot be priced.
 pub(super) fn greedy(
+    set: &MessageSet,
+    pricer: &mut Pricer<'_>,
+    counting: Counting,
+    guard: Guard<'_>,
+) -> Result<Vec<Step>, Starved> {
+    let given = set.batches.len();
+    if given <= LIMITS.greedy_max {
+        return greedy_of_all(set, pricer, counting, guard);
+    }
+    let groups = given.div_ceil(GROUP);
+    let mut steps: Vec<Step> = Vec::new();
+    let mut items: Vec<Option<Batch>> = set.batches.iter().cloned().map(Some).collect();
+    let of_group = |group: usize| (group..given).step_by(groups).collect::<Vec<usize>>();
+    for round in 0..=groups {
+        let mut numbers = if round < groups {
+            of_group(round)
+        } else {
+            (0..items.len()).filter(|&number| items[number].is_some()).collect()
+        };
+        let batches = numbers.iter().filter_map(|&number| items[number].clone()).collect();
+        let group = MessageSet { elementary: set.elementary.clone(), batches };
+        for step in greedy_of_all(&group, pricer, counting, guard)? {
+            let step = Step { slow: numbers[step.slow], fast: numbers[step.fast], ..step };
+            numbers.push(items.len());
+            let both = items[step.slow].take().zip(items[step.fast].take());
+            items.push(both.and_then(|(slow, fast)| combine(&slow, &fast, &set.elementary, counting)));
+            steps.push(step);
+        }
+    }
+    Ok(steps)
+}
+
+fn greedy_of_all(
     set: &MessageSet,
     pricer: &mut Pricer<'_>,
     counting: Counting,

@@ -40,12 +40,17 @@ pub struct Limits {
     pub optimal_max: usize,
     /// Members looked at by [`Mode::Search`], counted once per batch that is priced.
     pub search_max: u64,
+    /// Batches and pairs of messages that [`Mode::Search`] looks at, whether they are priced or not.
+    pub looks_max: u64,
+    /// Batches up to which the greedy algorithm looks at all pairs from the start.
+    pub greedy_max: usize,
     /// Sets that are tested.
     pub tests_max: usize,
 }
 
 /// The limits that every transformation here uses.
-pub const LIMITS: Limits = Limits { optimal_max: 16, search_max: 2_000_000, tests_max: 4_096 };
+pub const LIMITS: Limits =
+    Limits { optimal_max: 16, search_max: 2_000_000, looks_max: 4_000_000, greedy_max: 2_000, tests_max: 4_096 };
 
 /// A batch with its worst-case time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -11,6 +11,10 @@ struct Search<'a, 's, 'p, 'n> {
     stars: &'a mut Stars<'s>,
     pricer: &'p mut Pricer<'n>,
     state: Vec<Star>,
+    /// By message, the place of its star in the state, if it is in one.
+    homes: Vec<usize>,
+    /// Stars and pairs of messages looked at.
+    looks: u64,
 }
 
 /// The best partition found from `groups` and others met on the way, the least sum first.
@@ -22,7 +26,8 @@ pub(super) fn search(
     groups: Vec<Vec<u32>>,
     pricer: &mut Pricer<'_>,
 ) -> Result<Vec<Vec<Priced>>, Starved> {
-    let mut search = Search { stars: &mut stars, pricer, state: Vec::new() };
+    let homes = vec![0; stars.count()];
+    let mut search = Search { stars: &mut stars, pricer, state: Vec::new(), homes, looks: 0 };
     search.start(groups)?;
     let mut met = vec![search.state.clone()];
     loop {
@@ -47,11 +52,12 @@ impl Search<'_, '_, '_, '_> {
         for mut group in groups {
             group.sort_unstable();
             match self.star(&group)? {
-                Some(star) => self.state.push(star),
+                Some(star) => self.put(self.state.len(), star),
                 None => {
                     for member in group {
-                        let alone = self.star(&[member])?;
-                        self.state.extend(alone);
+                        if let Some(alone) = self.star(&[member])? {
+                            self.put(self.state.len(), alone);
+                        }
                     }
                 }
             }
@@ -59,7 +65,33 @@ impl Search<'_, '_, '_, '_> {
         Ok(())
     }
 
+    /// Puts a star into a place of the state, or behind all.
+    fn put(&mut self, at: usize, star: Star) {
+        star.members.iter().for_each(|&member| self.homes[member as usize] = at);
+        match self.state.get_mut(at) {
+            Some(place) => *place = star,
+            None => self.state.push(star),
+        }
+    }
+
+    /// Takes a star out; the last one gets its place.
+    fn take(&mut self, at: usize) -> Star {
+        let taken = self.state.swap_remove(at);
+        if let Some(moved) = self.state.get(at) {
+            moved.members.iter().for_each(|&member| self.homes[member as usize] = at);
+        }
+        taken
+    }
+
+    fn restore(&mut self, state: Vec<Star>) {
+        self.state.clear();
+        for star in state {
+            self.put(self.state.len(), star);
+        }
+    }
+
     fn star(&mut self, members: &[u32]) -> Result<Option<Star>, Starved> {
+        self.looks += 1;
         self.stars.star(members, self.pricer)
     }
 
@@ -68,7 +100,7 @@ impl Search<'_, '_, '_, '_> {
     }
 
     fn is_spent(&self) -> bool {
-        self.stars.work >= LIMITS.search_max
+        self.stars.work >= LIMITS.search_max || self.looks >= LIMITS.looks_max
     }
 
     /// Moves, merges and exchanges until nothing helps.
@@ -104,8 +136,7 @@ impl Search<'_, '_, '_, '_> {
     }
 
     fn home(&self, member: u32) -> usize {
-        let home = self.state.iter().position(|star| star.members.binary_search(&member).is_ok());
-        home.expect("every message is in one star")
+        self.homes[member as usize]
     }
 
     fn relocate(&mut self, member: u32) -> Result<bool, Starved> {
@@ -132,13 +163,10 @@ impl Search<'_, '_, '_, '_> {
             }
         }
         let Some((_, to, star)) = best else { return Ok(false) };
-        match self.state.get_mut(to) {
-            Some(place) => *place = star,
-            None => self.state.push(star),
-        }
+        self.put(to, star);
         match rest {
-            Some(rest) => self.state[from] = rest,
-            None => drop(self.state.swap_remove(from)),
+            Some(rest) => self.put(from, rest),
+            None => drop(self.take(from)),
         }
         Ok(true)
     }
@@ -160,8 +188,8 @@ impl Search<'_, '_, '_, '_> {
             }
         }
         let Some((_, a, b, star)) = best else { return Ok(false) };
-        self.state[a] = star;
-        self.state.swap_remove(b);
+        self.take(b);
+        self.put(a, star);
         Ok(true)
     }
 
@@ -173,6 +201,7 @@ impl Search<'_, '_, '_, '_> {
                 if self.is_spent() {
                     return Ok(improved);
                 }
+                self.looks += 1;
                 let (a, b) = (self.home(one), self.home(other));
                 if a == b || (self.state[a].members.len() == 1 && self.state[b].members.len() == 1) {
                     continue;
@@ -181,7 +210,8 @@ impl Search<'_, '_, '_, '_> {
                 let second = with(&without(&self.state[b].members, other), one);
                 let Some((first, second)) = self.star(&first)?.zip(self.star(&second)?) else { continue };
                 if first.used.0 + second.used.0 < self.state[a].used.0 + self.state[b].used.0 {
-                    (self.state[a], self.state[b]) = (first, second);
+                    self.put(a, first);
+                    self.put(b, second);
                     improved = true;
                 }
             }
@@ -191,29 +221,25 @@ impl Search<'_, '_, '_, '_> {
 
     /// Takes one or two stars apart, lets their members find places again, largest first, and keeps what is better.
     fn dissolve(&mut self, met: &mut Vec<Vec<Star>>) -> Result<(), Starved> {
-        let mut chosen = 0;
-        let mut pairs: Vec<(u32, u32)> = Vec::new();
-        while !self.is_spent() {
-            if chosen == 0 {
-                let firsts: Vec<u32> = self.state.iter().map(|star| star.members[0]).collect();
-                pairs = (0..firsts.len())
-                    .flat_map(|a| (a..firsts.len()).map(move |b| (a, b)))
-                    .map(|(a, b)| (firsts[a], firsts[b]))
-                    .collect();
+        'again: loop {
+            let firsts: Vec<u32> = self.state.iter().map(|star| star.members[0]).collect();
+            for (at, &a) in firsts.iter().enumerate() {
+                for &b in &firsts[at..] {
+                    if self.is_spent() {
+                        return Ok(());
+                    }
+                    let (before, sum) = (self.state.clone(), self.sum());
+                    self.take_apart(a, b)?;
+                    self.settle(&mut Vec::new())?;
+                    if self.sum() < sum {
+                        self.note(met);
+                        continue 'again;
+                    }
+                    self.restore(before);
+                }
             }
-            let Some(&(a, b)) = pairs.get(chosen) else { break };
-            chosen += 1;
-            let (before, sum) = (self.state.clone(), self.sum());
-            self.take_apart(a, b)?;
-            self.settle(&mut Vec::new())?;
-            if self.sum() < sum {
-                self.note(met);
-                chosen = 0;
-            } else {
-                self.state = before;
-            }
+            return Ok(());
         }
-        Ok(())
     }
 
     /// Puts everything that fits the slots of one message into one star, and keeps what is better after settling: messages
@@ -231,12 +257,12 @@ impl Search<'_, '_, '_, '_> {
             let rests: Vec<Vec<u32>> = rests.filter(|rest: &Vec<u32>| !rest.is_empty()).collect();
             self.state.clear();
             self.start(rests)?;
-            self.state.push(star);
+            self.put(self.state.len(), star);
             self.settle(&mut Vec::new())?;
             if self.sum() < sum {
                 self.note(met);
             } else {
-                self.state = before;
+                self.restore(before);
             }
         }
         Ok(())
@@ -245,8 +271,10 @@ impl Search<'_, '_, '_, '_> {
     fn take_apart(&mut self, a: u32, b: u32) -> Result<(), Starved> {
         let mut freed = Vec::new();
         for of in [a, b] {
-            if let Some(at) = self.state.iter().position(|star| star.members.binary_search(&of).is_ok()) {
-                freed.extend(self.state.swap_remove(at).members);
+            // Both may be in one star.
+            let at = self.home(of);
+            if self.state.get(at).is_some_and(|star| star.members.binary_search(&of).is_ok()) {
+                freed.extend(self.take(at).members);
             }
         }
         let mut alone = Vec::new();
@@ -256,7 +284,7 @@ impl Search<'_, '_, '_, '_> {
         alone.sort_by_key(|star| (std::cmp::Reverse(star.used), star.members[0]));
         for star in alone {
             let member = star.members[0];
-            self.state.push(star);
+            self.put(self.state.len(), star);
             self.relocate(member)?;
         }
         Ok(())
