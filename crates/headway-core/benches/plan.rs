@@ -71,7 +71,8 @@ fn streams(count: usize, run: &str) -> Workload {
 /// Seconds that this thread has computed.
 fn cpu_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux counts the time of threads");
-    let nanos: u64 = text.split_whitespace().next().and_then(|first| first.parse().ok()).expect("it begins with the time");
+    let nanos: u64 =
+        text.split_whitespace().next().and_then(|first| first.parse().ok()).expect("it begins with the time");
     nanos as f64 / 1e9
 }
 

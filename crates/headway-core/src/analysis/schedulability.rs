@@ -29,10 +29,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::{Nanos, PPM};
 
-pub use chunks::{ChunkFlow, ChunkPlan, ChunkRefusal, FlowChunkPlan, chunk_sizes, flow_chunk_sizes};
+pub use chunks::{
+    ChunkFlow, ChunkPlan, ChunkRefusal, FlowChunkPlan, chunk_sizes, flow_chunk_sizes, flow_chunk_sizes_with_margin,
+};
 pub use concrete::{
-    ConcreteTask, Costs, Exploration, SideBySide, Stated, Ties, Window, concrete, concrete_within, side_by_side,
-    sporadic,
+    ConcreteTask, Costs, Exploration, Lateness, SideBySide, Stated, Ties, Window, concrete, concrete_within,
+    side_by_side, sporadic,
 };
 use exact::Utilisation;
 pub use response::responses;
@@ -367,28 +369,54 @@ pub fn chunked(tasks: &[Task], in_flight: u32) -> Verdict {
 
 fn decide(tasks: &[Task], in_flight: u32, utilisation: &Utilisation) -> Outcome {
     let demand = Demand::new(tasks);
-    let Some(first_deadline) = demand.first_deadline() else { return Outcome::Schedulable };
+    match failing(tasks, &demand, in_flight, utilisation) {
+        Ok(None) => Outcome::Schedulable,
+        Ok(Some(Failing { segment, low, at })) => {
+            let t = demand.first_violation(low, at, segment.blocking);
+            Outcome::NotSchedulable(evidence(tasks, &segment, t))
+        }
+        Err(reason) => Outcome::Undecided(reason),
+    }
+}
+
+/// An interval that asks for too much.
+struct Failing {
+    segment: Segment,
+    /// No shorter interval of the segment has any demand.
+    low: u64,
+    /// The length of the interval, not the least one.
+    at: u64,
+}
+
+fn failing(
+    tasks: &[Task],
+    demand: &Demand,
+    in_flight: u32,
+    utilisation: &Utilisation,
+) -> Result<Option<Failing>, Reason> {
+    let Some(first_deadline) = demand.first_deadline() else { return Ok(None) };
     let segments = walk::segments(tasks, in_flight);
     let mut budget = LIMITS.steps_max;
-    let horizon = match walk::horizon(&demand, &segments, utilisation, &mut budget) {
-        Ok(horizon) => horizon,
-        Err(reason) => return Outcome::Undecided(reason),
-    };
-    for segment in &segments {
+    let horizon = walk::horizon(demand, &segments, utilisation, &mut budget)?;
+    for segment in segments {
         let (low, high) = (segment.from.max(first_deadline), segment.to.min(horizon));
         if low > high {
             continue;
         }
-        match demand.last_violation(low, high, segment.blocking, &mut budget) {
-            Ok(None) => {}
-            Ok(Some(t)) => {
-                let t = demand.first_violation(low, t, segment.blocking);
-                return Outcome::NotSchedulable(evidence(tasks, segment, t));
-            }
-            Err(reason) => return Outcome::Undecided(reason),
+        if let Some(at) = demand.last_violation(low, high, segment.blocking, &mut budget)? {
+            return Ok(Some(Failing { segment, low, at }));
         }
     }
-    Outcome::Schedulable
+    Ok(None)
+}
+
+/// Whether `tasks` pass [`chunked`] with one chunk in flight, without the evidence of a "no", which takes longer to find.
+pub(crate) fn passes(tasks: &[Task]) -> bool {
+    let utilisation = match period_zero(tasks) {
+        None => Utilisation::of(tasks),
+        Some(_) => return false,
+    };
+    !utilisation.is_above_one() && matches!(failing(tasks, &Demand::new(tasks), 1, &utilisation), Ok(None))
 }
 
 fn evidence(tasks: &[Task], segment: &Segment, t: u64) -> Violation {
@@ -424,13 +452,49 @@ pub const MARGIN_PPM_MAX: u64 = 1_000 * PPM;
 /// every test takes long.
 pub const MARGIN_PPM_STEP: u64 = 100;
 
-/// The largest factor on all costs and chunks, in parts per million, with which `tasks` still pass `test`; 1,000,000 = as
-/// given, at most [`MARGIN_PPM_MAX`], a multiple of [`MARGIN_PPM_STEP`].
-pub fn margin_ppm(tasks: &[Task], test: impl Fn(&[Task]) -> Verdict) -> u64 {
+/// The largest factor on all costs and chunks, in parts per million, with which `tasks` still pass [`chunked`] with one chunk in
+/// flight, and so [`jeffay`] where that applies; 1,000,000 = as given, at most [`MARGIN_PPM_MAX`], a multiple of
+/// [`MARGIN_PPM_STEP`].
+#[must_use]
+pub fn margin_ppm(tasks: &[Task]) -> u64 {
+    /// Intervals that bound the factor before it is bisected. More would bound it little: near full utilisation long intervals
+    /// fail first, and every test takes long.
+    const CUTS: u32 = 3;
+    if period_zero(tasks).is_some() {
+        return 0;
+    }
     // Demand and blocking grow with every cost and nothing else depends on costs, so that a set which passes with a factor
-    // passes with all smaller ones. "Undecided" counts as not passing; should it stand below a "yes", the result is smaller
-    // than need be, but still a factor that passes.
-    largest_factor(|factor| test(&tasks.iter().map(|t| scaled(t, factor)).collect::<Vec<_>>()).is_schedulable())
+    // passes with all smaller ones, and an interval that fails with one bounds all that pass.
+    let by = |factor: u64| tasks.iter().map(|t| scaled(t, factor)).collect::<Vec<Task>>();
+    let fits = |factor: u64| !Utilisation::of(&by(factor)).is_above_one();
+    let mut factor = largest_factor(fits);
+    for _ in 0..CUTS {
+        let now = by(factor);
+        let Ok(found) = failing(&now, &Demand::new(&now), 1, &Utilisation::of(&now)) else { break };
+        let Some(Failing { low, at, .. }) = found else { return factor };
+        let holds = |factor: u64| [low, at].iter().all(|&t| asked(tasks, t, factor) <= u128::from(t));
+        factor = largest_factor_between(0, factor.saturating_sub(MARGIN_PPM_STEP), holds);
+    }
+    // "Undecided" counts as not passing; should it stand below a "yes", the result is smaller than need be, but still a factor
+    // that passes.
+    largest_factor_between(0, factor, |factor| passes(&by(factor)))
+}
+
+/// What must be done in an interval of length `t` with costs times `factor` ppm, blocking included.
+fn asked(tasks: &[Task], t: u64, factor: u64) -> u128 {
+    let (mut sum, mut blocking) = (0u128, 0u64);
+    for task in tasks {
+        let scaled = scaled(task, factor);
+        if task.deadline.0 > t {
+            blocking = blocking.max(scaled.chunk.0.saturating_sub(1));
+        }
+        if let Some(jobs) = walk::jobs(task.deadline.0, task.period.0, t)
+            && !task.is_bulk()
+        {
+            sum += u128::from(jobs) * u128::from(scaled.cost.0);
+        }
+    }
+    sum + u128::from(blocking)
 }
 
 /// The task with cost and chunk times `factor` ppm, rounded up.

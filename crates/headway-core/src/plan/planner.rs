@@ -375,6 +375,8 @@ impl Planner<'_> {
         self.unplanned(&mut pipelines)?;
         let servers = self.serve(&mut pipelines, &domains, &mut batches)?;
         let mut verdict = self.verdict(&servers);
+        let holding = servers.iter().filter(|server| server.verdict.outcome == Outcome::Schedulable);
+        notes.extend(holding.flat_map(|server| server.verdict.notes.iter().cloned()));
         notes.extend(self.note_on_cores(&pipelines));
         notes.extend(self.note_on_producers());
         if verdict.outcome == Outcome::Schedulable {

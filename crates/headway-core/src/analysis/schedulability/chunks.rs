@@ -1,9 +1,11 @@
 //! How large the chunks of an engine may be.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
-use super::{LIMITS, Outcome, Reason, Task, Verdict, chunked};
-use crate::units::{Bytes, Nanos, Rate};
+use super::{LIMITS, Outcome, Reason, Task, Verdict, chunked, margin_ppm, passes};
+use crate::units::{Bytes, Nanos, PPM, Rate};
 
 /// A recurrent transfer on one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -169,35 +171,91 @@ pub fn flow_chunk_sizes(flows: &[ChunkFlow], granule: Bytes) -> Result<FlowChunk
         let bytes = size(multiples.iter().copied().max().unwrap_or(1));
         refuse(chunked(&without, 1), |verdict| ChunkRefusal::Overload { verdict, bytes })?;
         let before = multiples.clone();
+        // Blocking is the longest chunk of those that are due later, so that each flow can be asked by itself, and flows with
+        // one deadline tolerate the same.
+        let mut tolerated: BTreeMap<Nanos, Nanos> = BTreeMap::new();
         for (n, flow) in flows.iter().enumerate() {
-            // Blocking is the longest chunk of those that are due later, so that each flow can be asked by itself.
-            let alone = |multiples: u64| {
-                let mut tasks = without.clone();
-                tasks[n].chunk = flow.piece(size(multiples));
-                chunked(&tasks, 1)
+            let alone = |chunk: Nanos| {
+                let blocker = Task { cost: Nanos::ZERO, chunk, ..without[n] };
+                without.iter().copied().chain([blocker]).collect::<Vec<Task>>()
             };
-            if alone(multiples[n]).is_schedulable() {
-                continue;
-            }
-            let (mut low, mut high) = (0, multiples[n]);
-            while high - low > 1 {
-                let middle = low + (high - low) / 2;
-                if alone(middle).is_schedulable() {
-                    low = middle;
-                } else {
-                    high = middle;
+            let longest = match tolerated.get(&flow.deadline) {
+                Some(&known) => known,
+                None => {
+                    let same = flows.iter().zip(&tasks).filter(|(of, _)| of.deadline == flow.deadline);
+                    let most = same.map(|(_, task)| task.chunk).max().unwrap_or_default();
+                    let longest = Nanos(largest(0, most.0, |chunk| passes(&alone(Nanos(chunk)))));
+                    tolerated.insert(flow.deadline, longest);
+                    longest
                 }
+            };
+            let least = flow.piece(size(1));
+            if least > longest {
+                refuse(chunked(&alone(least), 1), |verdict| ChunkRefusal::Blocking { verdict, bytes: Bytes(granule) })?;
             }
-            if low == 0 {
-                refuse(alone(1), |verdict| ChunkRefusal::Blocking { verdict, bytes: Bytes(granule) })?;
-            }
-            multiples[n] = low.max(1);
+            multiples[n] = largest(1, multiples[n], |multiples| flow.piece(size(multiples)) <= longest);
         }
         if multiples == before {
             break;
         }
     }
     Err(ChunkRefusal::Undecided(Reason::Steps { max: u64::from(LIMITS.rounds_max) }))
+}
+
+/// The largest number up to `high` that passes, where `low` does and all below one that does.
+fn largest(mut low: u64, mut high: u64, passes: impl Fn(u64) -> bool) -> u64 {
+    if high <= low || passes(high) {
+        return high;
+    }
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if passes(middle) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    low
+}
+
+/// Chunks of each flow's own size with which all flows of an engine keep the largest margin: of all choices of
+/// [`flow_chunk_sizes`] with slower engines, the one with the slowest.
+///
+/// # Errors
+/// As [`flow_chunk_sizes`].
+pub fn flow_chunk_sizes_with_margin(flows: &[ChunkFlow], granule: Bytes) -> Result<FlowChunkPlan, ChunkRefusal> {
+    /// Engines slower by less than this, parts per million, are alike.
+    const STEP: u64 = PPM / 1_000;
+    let slower = |factor: u64| -> Vec<ChunkFlow> {
+        let of = |flow: &ChunkFlow| {
+            let setup = (u128::from(flow.setup.0) * u128::from(factor)).div_ceil(u128::from(PPM));
+            let rate = u128::from(flow.rate.0) * u128::from(PPM) / u128::from(factor);
+            let setup = Nanos(u64::try_from(setup).unwrap_or(u64::MAX));
+            ChunkFlow { setup, rate: Rate(rate.max(1) as u64), ..*flow }
+        };
+        flows.iter().map(of).collect()
+    };
+    let mut best = flow_chunk_sizes(flows, granule)?;
+    let mut margin = margin_ppm(&best.tasks);
+    // Costs are never below those of whole jobs.
+    let whole: Vec<Task> = flows.iter().map(|flow| Task { chunk: Nanos::ZERO, ..flow.task(flow.bytes) }).collect();
+    let (mut low, mut high) = (margin / STEP, margin_ppm(&whole) / STEP + 1);
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        let found = flow_chunk_sizes(&slower(middle * STEP), granule);
+        let Ok(found) = found else {
+            high = middle;
+            continue;
+        };
+        low = middle;
+        let tasks: Vec<Task> = flows.iter().zip(&found.bytes).map(|(flow, &bytes)| flow.task(bytes)).collect();
+        let kept = margin_ppm(&tasks);
+        if kept > margin {
+            let verdict = chunked(&tasks, 1);
+            (margin, best) = (kept, FlowChunkPlan { bytes: found.bytes, tasks, verdict });
+        }
+    }
+    Ok(best)
 }
 
 /// Nothing for a "yes", `refusal` for a "no".

@@ -45,6 +45,16 @@ pub enum Costs {
     Exact,
 }
 
+/// What the costs of tasks with jitter say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lateness {
+    /// A job that is released late may still take its whole cost.
+    BesideCosts,
+    /// By as much as a job is released late, it takes less than its cost: one allowance for both, as plans have it. Which jobs
+    /// were late is not remembered, so that a "no" may be pessimistic.
+    WithinCosts,
+}
+
 /// Which of two jobs with the same absolute deadline goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -87,14 +97,26 @@ pub struct Exploration {
 /// beyond [`LIMITS`], and when more than [`LIMITS`]`.steps_max` steps are needed. Nothing may join a set accepted by it.
 #[must_use]
 pub fn concrete(tasks: &[ConcreteTask], costs: Costs, ties: Ties) -> Exploration {
-    concrete_within(tasks, costs, ties, LIMITS.steps_max)
+    concrete_within(tasks, costs, ties, Lateness::BesideCosts, LIMITS.steps_max)
 }
 
-/// The same as [`concrete`], undecided when more than `steps_max` steps are needed: a step is a task looked at in a state.
+/// [`concrete`] with a choice of what jitter means, undecided when more than `steps_max` steps are needed: a step is a task
+/// looked at in a state.
 #[must_use]
-pub fn concrete_within(tasks: &[ConcreteTask], costs: Costs, ties: Ties, steps_max: u64) -> Exploration {
+pub fn concrete_within(
+    tasks: &[ConcreteTask],
+    costs: Costs,
+    ties: Ties,
+    lateness: Lateness,
+    steps_max: u64,
+) -> Exploration {
     let plain: Vec<Task> = tasks.iter().map(|t| t.task).collect();
-    let strength = if costs == Costs::UpToWorst { Strength::Exact } else { Strength::Necessary };
+    let forgets = lateness == Lateness::WithinCosts && tasks.iter().any(|of| of.jitter > Nanos::ZERO);
+    let strength = match costs {
+        Costs::UpToWorst if forgets => Strength::Sufficient,
+        Costs::UpToWorst => Strength::Exact,
+        Costs::Exact => Strength::Necessary,
+    };
     let model = Model::Concrete { costs };
     let answer = |utilisation_ppm, outcome, window, bounds| Exploration {
         verdict: Verdict { outcome, utilisation_ppm, strength, model },
@@ -109,7 +131,7 @@ pub fn concrete_within(tasks: &[ConcreteTask], costs: Costs, ties: Ties, steps_m
         let outcome = Outcome::NotSchedulable(Violation::Utilisation);
         return answer(utilisation.ppm, outcome, Window::default(), Vec::new());
     }
-    let mut search = match Search::new(tasks, costs, ties, steps_max) {
+    let mut search = match Search::new(tasks, costs, ties, lateness, steps_max) {
         Ok(search) => search,
         Err(reason) => return answer(utilisation.ppm, Outcome::Undecided(reason), Window::default(), Vec::new()),
     };
@@ -234,6 +256,7 @@ struct Search {
     items: Vec<Item>,
     costs: Costs,
     ties: Ties,
+    lateness: Lateness,
     hyperperiod: u64,
     /// Chunks of all tasks in a hyperperiod.
     round: i64,
@@ -245,7 +268,13 @@ struct Search {
 }
 
 impl Search {
-    fn new(tasks: &[ConcreteTask], costs: Costs, ties: Ties, steps_max: u64) -> Result<Self, Reason> {
+    fn new(
+        tasks: &[ConcreteTask],
+        costs: Costs,
+        ties: Ties,
+        lateness: Lateness,
+        steps_max: u64,
+    ) -> Result<Self, Reason> {
         let max = LIMITS.hyperperiod_max;
         let mut hyperperiod = 1u64;
         for of in tasks {
@@ -264,7 +293,19 @@ impl Search {
         }
         let responses = vec![0; items.len()];
         let budget = steps_max;
-        Ok(Self { items, costs, ties, hyperperiod, round, responses, hyperperiods: 0, until: 0, states: 0, budget })
+        Ok(Self {
+            items,
+            costs,
+            ties,
+            lateness,
+            hyperperiod,
+            round,
+            responses,
+            hyperperiods: 0,
+            until: 0,
+            states: 0,
+            budget,
+        })
     }
 
     fn window(&self) -> Window {
@@ -332,13 +373,7 @@ impl Search {
     }
 
     /// Adds every state that may follow one.
-    fn branch(
-        &mut self,
-        progress: &Progress,
-        by_release: &[u32],
-        free: Free,
-        after: &mut States,
-    ) -> Result<(), Stop> {
+    fn branch(&mut self, progress: &Progress, by_release: &[u32], free: Free, after: &mut States) -> Result<(), Stop> {
         let numbers = &progress.numbers;
         let idle_until = free.1.max(self.certain(numbers, by_release));
         let released = by_release.iter().map(|&task| self.next(numbers, task));
@@ -356,7 +391,13 @@ impl Search {
                     continue;
                 }
                 let least = if self.costs == Costs::Exact { one.cost } else { 0 };
-                let (first, last) = (earliest + least, latest + one.cost);
+                let begun = match self.lateness {
+                    Lateness::BesideCosts => latest,
+                    // A job that the free engine waits for is late by as long as it waits.
+                    Lateness::WithinCosts => latest.min(free.1.max(one.nominal)),
+                };
+                let last = (begun + one.cost).max(latest);
+                let first = (earliest + least).min(last);
                 self.until = self.until.max(one.nominal.saturating_add(1) + self.shift());
                 if last > one.deadline {
                     return Err(Stop::Late(self.late(one.task, numbers[one.task], last)));
@@ -415,7 +456,12 @@ impl Search {
     /// released the engine stays free until the first release that is certain.
     fn widened(&self, numbers: &[i64], by_release: &[u32], free: Free) -> Free {
         let first = by_release.first().map_or(0, |&task| self.next(numbers, task).nominal);
-        (free.0.max(first), free.1.max(self.certain(numbers, by_release)))
+        let last = match self.lateness {
+            Lateness::BesideCosts => self.certain(numbers, by_release),
+            // How long the engine waits for a job counts.
+            Lateness::WithinCosts => first,
+        };
+        (free.0.max(first), free.1.max(last))
     }
 
     /// The states that were not met at an earlier multiple of the hyperperiod, shifted back by one; they count as met now.

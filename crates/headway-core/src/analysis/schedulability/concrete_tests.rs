@@ -135,14 +135,16 @@ struct Brute<'a> {
     tasks: &'a [ConcreteTask],
     costs: Costs,
     ties: Ties,
+    lateness: Lateness,
     until: u64,
     seen: BTreeSet<(u64, Vec<(u64, u64)>)>,
     responses: Vec<u64>,
 }
 
 impl<'a> Brute<'a> {
-    fn run(tasks: &'a [ConcreteTask], costs: Costs, ties: Ties, until: u64) -> Option<Vec<u64>> {
-        let mut brute = Self { tasks, costs, ties, until, seen: BTreeSet::new(), responses: vec![0; tasks.len()] };
+    fn run(tasks: &'a [ConcreteTask], costs: Costs, ties: Ties, lateness: Lateness, until: u64) -> Option<Vec<u64>> {
+        let (seen, responses) = (BTreeSet::new(), vec![0; tasks.len()]);
+        let mut brute = Self { tasks, costs, ties, lateness, until, seen, responses };
         let mut waiting = Vec::new();
         brute.releases(&[], &mut waiting);
         let met = waiting.into_iter().all(|next| brute.visit(0, next));
@@ -179,6 +181,10 @@ impl<'a> Brute<'a> {
             let begin = nominal(task, number);
             let chunk = number % chunks(task);
             let most = (of.task.cost.0 - chunk * of.task.chunk.0).min(of.task.chunk.0);
+            let most = match self.lateness {
+                Lateness::WithinCosts if chunk == 0 => most.saturating_sub(release - begin),
+                _ => most,
+            };
             let least = if self.costs == Costs::Exact { most } else { 0 };
             let is_last = chunk + 1 == chunks(task);
             for cost in least..=most {
@@ -240,13 +246,43 @@ fn known_offsets_are_exact_against_all_integer_costs_and_releases() {
                 continue;
             }
             let until = 4 * 24 + 15 + 18;
-            let brute = Brute::run(&tasks, costs, ties, until);
+            let brute = Brute::run(&tasks, costs, ties, Lateness::BesideCosts, until);
             let ours = found.verdict.is_schedulable().then(|| found.bounds.iter().map(|b| b.0).collect::<Vec<_>>());
             assert_eq!(ours, brute, "{costs:?} {ties:?} {tasks:?}");
             *(if found.verdict.is_schedulable() { &mut yes } else { &mut no }) += 1;
         }
     }
     assert!(yes > cases / 2 && no > cases / 3, "{yes} schedulable, {no} not: the sets must be mixed");
+}
+
+#[test]
+fn jitter_that_is_part_of_the_costs_is_counted_once() {
+    let (mut draw, mut once, mut twice) = (Draw(65), 0, 0);
+    for _ in 0..cases(600) {
+        let mut tasks = small_set(&mut draw);
+        for of in &mut tasks {
+            of.jitter = Nanos(draw.between(0, (of.task.period.0 - 1).min(2)));
+        }
+        for ties in [Ties::Any, Ties::ByPosition] {
+            let [within, beside] = [Lateness::WithinCosts, Lateness::BesideCosts]
+                .map(|lateness| concrete_within(&tasks, Costs::UpToWorst, ties, lateness, LIMITS.steps_max));
+            if within.verdict.outcome == Outcome::NotSchedulable(Violation::Utilisation) {
+                continue;
+            }
+            assert!(within.verdict.is_schedulable() || !beside.verdict.is_schedulable(), "{tasks:?}");
+            if within.verdict.is_schedulable() {
+                let brute = Brute::run(&tasks, Costs::UpToWorst, ties, Lateness::WithinCosts, 4 * 24 + 15 + 18);
+                let brute = brute.unwrap_or_else(|| panic!("a run misses: {ties:?} {tasks:?}"));
+                assert!(
+                    within.bounds.iter().zip(&brute).all(|(ours, longest)| ours.0 >= *longest),
+                    "{ties:?} {tasks:?}"
+                );
+            }
+            once += u32::from(within.verdict.is_schedulable());
+            twice += u32::from(beside.verdict.is_schedulable());
+        }
+    }
+    assert!(once > twice + twice / 4, "{once} sets hold where jitter counts once, {twice} where it counts twice");
 }
 
 #[test]

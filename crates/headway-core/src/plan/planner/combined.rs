@@ -2,7 +2,7 @@
 
 use super::batches::{block_name, part_name};
 use super::{Bytes, Carried, Nanos, Network, Pipeline, PlanError, PlannedBatch, Planner, RouteId, Source, Work};
-use crate::analysis::schedulability::{self, Task};
+use crate::analysis::schedulability::{Task, passes};
 use crate::plan::combine::{CombineOptions, Pricer, Transformed, transform};
 use crate::plan::message::{Batch, Elementary, MessageError, MessageSet};
 use crate::units::PPM;
@@ -134,12 +134,7 @@ impl Planner<'_> {
 
     fn transformed(&self, set: &MessageSet, network: &Network, fixed: &[Task]) -> Result<Transformed, PlanError> {
         let mut pricer = Pricer::new(network, self.machine.calibration.as_ref());
-        let mut accepts = |batches: &[Task]| {
-            let tasks: Vec<Task> = fixed.iter().chain(batches).copied().collect();
-            let implicit = tasks.iter().all(|task| task.deadline == task.period);
-            let verdict = if implicit { schedulability::jeffay(&tasks) } else { schedulability::chunked(&tasks, 1) };
-            verdict.is_schedulable()
-        };
+        let mut accepts = |batches: &[Task]| passes(&[fixed, batches].concat());
         let options = CombineOptions { mode: self.workload.transform, ..CombineOptions::default() };
         Ok(transform(set, &mut pricer, options, &mut accepts)?)
     }

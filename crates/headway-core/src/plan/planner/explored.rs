@@ -3,7 +3,8 @@
 use super::Nanos;
 use super::demands::Demand;
 use crate::analysis::schedulability::{
-    ConcreteTask, Costs, MARGIN_PPM_MAX, Outcome, Ties, Verdict, concrete_within, largest_factor_between, scaled,
+    ConcreteTask, Costs, Lateness, MARGIN_PPM_MAX, Outcome, Ties, Verdict, concrete_within, largest_factor_between,
+    scaled,
 };
 
 /// Steps of one exploration at most: a step is a task looked at in a state.
@@ -42,11 +43,13 @@ pub(super) struct Explored {
 
 pub(super) fn explored(demands: &[&Demand], jitter: Nanos, costs: Costs, steps: &mut Steps) -> Explored {
     let task = |demand: &&Demand| {
+        // The costs contain the jitter: with exact costs nothing is late beside it.
+        let jitter = if costs == Costs::Exact { Nanos::ZERO } else { jitter };
         let jitter = jitter.min(demand.task.period.saturating_sub(Nanos(1)));
         ConcreteTask { task: demand.task, offset: demand.offset, jitter }
     };
     let tasks: Vec<ConcreteTask> = demands.iter().map(task).collect();
-    let found = concrete_within(&tasks, costs, Ties::Any, steps.next());
+    let found = concrete_within(&tasks, costs, Ties::Any, Lateness::WithinCosts, steps.next());
     let taken = found.window.states.saturating_mul(tasks.len() as u64);
     steps.left = steps.left.saturating_sub(taken);
     Explored { verdict: found.verdict, bounds: found.bounds, tasks, steps: taken }
@@ -63,7 +66,13 @@ impl Explored {
         Some(largest_factor_between(least, most.unwrap_or(MARGIN_PPM_MAX), |factor| {
             let tasks: Vec<ConcreteTask> =
                 self.tasks.iter().map(|t| ConcreteTask { task: scaled(&t.task, factor), ..*t }).collect();
-            let found = concrete_within(&tasks, Costs::UpToWorst, Ties::Any, left.min(4 * STEPS_MAX_OF_MARGIN));
+            let found = concrete_within(
+                &tasks,
+                Costs::UpToWorst,
+                Ties::Any,
+                Lateness::WithinCosts,
+                left.min(4 * STEPS_MAX_OF_MARGIN),
+            );
             left = left.saturating_sub(found.window.states.saturating_mul(tasks.len() as u64));
             found.verdict.is_schedulable()
         }))

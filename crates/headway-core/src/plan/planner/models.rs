@@ -56,8 +56,8 @@ pub enum Evidence {
 /// The verdict for any offsets, then the one for exactly the offsets of the plan with costs from zero to the worst case,
 /// then the one for exact costs. Each "yes" implies those after it, and is theirs where they cannot tell by themselves.
 ///
-/// A release that is late by up to the plan's jitter is part of the costs for any offsets; the other two let every release
-/// be as late, beside those costs. Servers share nothing: the worst answer is that of the plan.
+/// Costs contain the plan's jitter, once: what a release is late by, its job takes less than its cost. Servers share nothing: the
+/// worst answer is that of the plan.
 #[must_use]
 pub fn models(plan: &Plan) -> Vec<ModelAnswer> {
     let given = &plan.verdict;
@@ -100,10 +100,17 @@ fn implied(answer: ModelAnswer, stronger: &ModelAnswer) -> ModelAnswer {
 
 fn over_servers(plan: &Plan, costs: Costs) -> ModelAnswer {
     let (model, strength) = match costs {
+        Costs::UpToWorst if plan.jitter > Nanos::ZERO => {
+            ("these offsets, costs from 0 to the worst case; none may join", Strength::Sufficient)
+        }
         Costs::UpToWorst => ("these offsets, costs from 0 to the worst case; none may join", Strength::Exact),
         Costs::Exact => ("these offsets, exactly the worst-case costs; this run only", Strength::Necessary),
     };
-    let late = if plan.jitter > Nanos::ZERO { format!("; releases up to {} late", plan.jitter) } else { String::new() };
+    let late = if plan.jitter > Nanos::ZERO && costs == Costs::UpToWorst {
+        format!("; releases up to {} late", plan.jitter)
+    } else {
+        String::new()
+    };
     let mut answer = ModelAnswer {
         model: format!("{model}{late}"),
         outcome: Outcome::Schedulable,

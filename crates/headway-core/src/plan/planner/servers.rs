@@ -240,11 +240,15 @@ impl Planner<'_> {
             }
         };
         let mut verdict = self.verdict_of(&name, &steps_on(at, pipelines));
-        if verdict.outcome != Outcome::Schedulable && self.cut(at, pipelines, domains) {
+        let is_cut = verdict.outcome != Outcome::Schedulable && self.cut(at, pipelines, domains);
+        if is_cut {
             verdict = self.verdict_of(&name, &steps_on(at, pipelines));
         }
         if verdict.outcome == Outcome::Schedulable && self.fit(at, pipelines, domains, verdict.margin_ppm) {
             verdict = self.verdict_of(&name, &steps_on(at, pipelines));
+        }
+        if let (true, Some(margin)) = (is_cut, verdict.margin_ppm) {
+            verdict.notes.extend(limit(&name, &demands(&steps_on(at, pipelines)), margin));
         }
         Server { name, engines, in_flight: 1, verdict }
     }
@@ -317,7 +321,8 @@ impl Planner<'_> {
         Ok(ChunkFlow { bytes, setup: self.with_margin(setup), rate, period: Nanos::MAX, deadline: Nanos::MAX })
     }
 
-    /// Cuts each copy of a server into the largest chunks with which every window holds; whether there are any.
+    /// Cuts each copy of a server into the largest chunks that leave it the largest margin; whether there are any with which every
+    /// window holds.
     ///
     /// Only where every job is one copy: a kernel and a batch run whole. Each has a size of its own: what is due first
     /// blocks nothing that is due earlier and stays whole, where one size for all would cut it too and cost its set-ups.
@@ -336,7 +341,7 @@ impl Planner<'_> {
             let Ok(flow) = self.in_chunks(route, bytes, &used, domains) else { return false };
             flows.push(ChunkFlow { period: pipeline.period, deadline: window_of(pipeline, step), ..flow });
         }
-        let Ok(plan) = schedulability::flow_chunk_sizes(&flows, CHUNK_GRANULE) else { return false };
+        let Ok(plan) = schedulability::flow_chunk_sizes_with_margin(&flows, CHUNK_GRANULE) else { return false };
         let steps = pipelines.iter_mut().flat_map(|p| &mut p.steps).filter(|step| step.server == at);
         for (((step, task), flow), &bytes) in steps.zip(&plan.tasks).zip(&flows).zip(&plan.bytes) {
             step.batch = None;
@@ -388,7 +393,6 @@ fn phased(server: &str, demands: &[Demand], jitter: Nanos, least_margin: u64) ->
     Some(Verdict {
         outcome,
         model: format!("periodic steps in chunks, EDF, one chunk in flight; {}", Holds::OneStream.text()),
-        // Costs include the jitter, and the windows are opened as late once more.
         strength: if jitter == Nanos::ZERO { Strength::Exact } else { Strength::Sufficient },
         utilisation_ppm: explored.verdict.utilisation_ppm,
         margin_ppm: Some(explored.margin_ppm(least_margin, None).unwrap_or(least_margin)),
@@ -397,11 +401,32 @@ fn phased(server: &str, demands: &[Demand], jitter: Nanos, least_margin: u64) ->
     })
 }
 
+/// What would fail first on a server whose copies are in chunks.
+fn limit(server: &str, demands: &[Demand], margin_ppm: u64) -> Option<String> {
+    let more = margin_ppm + schedulability::MARGIN_PPM_STEP;
+    let tasks: Vec<Task> = demands.iter().map(|demand| schedulability::scaled(&demand.task, more)).collect();
+    let schedulability::Outcome::NotSchedulable(violation) = schedulability::chunked(&tasks, 1).outcome else {
+        return None;
+    };
+    let what = match violation {
+        schedulability::Violation::Demand { task: Some(blocker), interval, .. } => {
+            format!("what is due {interval} after its release waits for a chunk of `{}`", demands[blocker].name)
+        }
+        schedulability::Violation::Demand { task: None, interval, .. } => {
+            format!("what is due within {interval} takes all of that time")
+        }
+        schedulability::Violation::Utilisation | schedulability::Violation::Late { .. } => {
+            "its copies take all of its time".to_owned()
+        }
+    };
+    let margin = margin_ppm as f64 / PPM as f64;
+    Some(format!("`{server}` serves long copies in chunks; with all costs x{margin:.2}, {what}"))
+}
+
 fn verdict_of(server: &str, demands: &[Demand], holds: Holds) -> Verdict {
     let tasks: Vec<Task> = demands.iter().map(|demand| demand.task).collect();
     let whole = tasks.iter().all(|task| task.deadline == task.period && task.chunk == task.cost);
-    let test = |tasks: &[Task]| if whole { schedulability::jeffay(tasks) } else { schedulability::chunked(tasks, 1) };
-    let found = test(&tasks);
+    let found = if whole { schedulability::jeffay(&tasks) } else { schedulability::chunked(&tasks, 1) };
     let name = |at: usize| demands[at].name.clone();
     let mut notes = Vec::new();
     let (outcome, violation) = match &found.outcome {
@@ -414,7 +439,7 @@ fn verdict_of(server: &str, demands: &[Demand], holds: Holds) -> Verdict {
             (Outcome::NotSchedulable, Some(evidence(server, violation, &name)))
         }
     };
-    let margin_ppm = (outcome != Outcome::Undecided).then(|| schedulability::margin_ppm(&tasks, test));
+    let margin_ppm = (outcome != Outcome::Undecided).then(|| schedulability::margin_ppm(&tasks));
     Verdict {
         outcome,
         model: format!("{}; {}", found.model, holds.text()),

@@ -11,7 +11,7 @@
 
 use super::demands::{demands, steps_on};
 use super::{Cycle, Machine, Nanos, Network, Outcome, Pipeline, Plan, PlanError, PlanOptions, Source, Strategy, Work};
-use crate::analysis::schedulability::{self, Task, chunked};
+use crate::analysis::schedulability::{self, Task, chunked, passes};
 use crate::files::machine::Cpu;
 use crate::files::workload::{Placement, Workload};
 use crate::plan::{PlannedOperation, PlannedStep, PlannedStream, Strength};
@@ -240,7 +240,7 @@ impl Search {
     fn holds(&mut self, server: usize) -> bool {
         let may = self.tests > 0;
         self.tests = self.tests.saturating_sub(1);
-        may && chunked(&self.servers[server], 1).is_schedulable()
+        may && passes(&self.servers[server])
     }
 
     /// Gives every step its part of the deadline by `first`, times the least factor with which its server holds; `None` if no

@@ -7,7 +7,7 @@
 use super::demands::{demands, routes_of, steps_on};
 use super::servers::CHUNK_GRANULE;
 use super::{Bytes, Domains, Nanos, PPM, Pipeline, PlanError, Planner, RouteId, Source, Work};
-use crate::analysis::schedulability::{ChunkFlow, Task, chunked, scaled};
+use crate::analysis::schedulability::{ChunkFlow, Task, passes, scaled};
 use crate::files::workload::{Kind, Unplanned};
 use crate::units::NANOS_PER_SECOND;
 
@@ -88,7 +88,7 @@ fn largest(flow: &ChunkFlow, tasks: &[Task], factor: u64) -> Option<Bytes> {
     let tolerated = |multiples: u64| {
         let piece = Task::bulk(flow.task(Bytes(granule * multiples)).chunk);
         let all: Vec<Task> = tasks.iter().chain([&piece]).map(|task| scaled(task, factor)).collect();
-        chunked(&all, 1).is_schedulable()
+        passes(&all)
     };
     let (mut low, mut high) = (0, flow.bytes.min(PIECE_MAX).0.div_ceil(granule) + 1);
     while high - low > 1 {

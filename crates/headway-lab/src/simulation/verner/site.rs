@@ -152,8 +152,7 @@ impl Site {
     /// # Errors
     /// [`Starved`] when a copy would get no rate.
     pub fn margin_ppm(&self, policy: Strategy, load: &Load) -> Result<u64, Starved> {
-        let margin =
-            |servers: &Servers| servers.iter().map(|tasks| margin_ppm(tasks, jeffay)).min().unwrap_or(MARGIN_PPM_MAX);
+        let margin = |servers: &Servers| servers.iter().map(|tasks| margin_ppm(tasks)).min().unwrap_or(MARGIN_PPM_MAX);
         let transfers = self.transfers(policy, load)?.iter().map(margin).max().unwrap_or(0);
         Ok(transfers.min(margin(&self.kernels(policy, load))))
     }
