@@ -220,22 +220,15 @@ fn uncalibrated(machine: &Machine, options: PlanOptions, plan: Plan) -> Plan {
 
 /// The best plan of those that the options leave open, with windows of different lengths where `uneven`.
 fn best(machine: &Machine, workload: &Workload, options: PlanOptions, uneven: bool) -> Result<Plan, PlanError> {
-    let strategies: &[Strategy] = match options.strategy {
-        Some(Strategy::Serial) => &[Strategy::Serial],
-        Some(Strategy::Combined) => &[Strategy::Combined],
-        Some(Strategy::Partitioned) => &[Strategy::Partitioned],
-        // Only when asked for, as the baselines are.
-        Some(Strategy::PerGpu) => &[Strategy::PerGpu],
-        // Baselines.
-        Some(Strategy::Lockstep) => &[Strategy::Lockstep],
-        Some(Strategy::Generation) => &[Strategy::Generation],
+    let strategies = match options.strategy {
+        Some(asked) => vec![asked],
         // Without a calibration nothing says how far transfers that run together keep to the model.
-        None if machine.calibration.is_none() => &[Strategy::Serial],
+        None if machine.calibration.is_none() => vec![Strategy::Serial],
         // Only messages, and the shards and parts of a packet, are combined.
         None if workload.messages.is_empty() && workload.streams.iter().all(is_single) => {
-            &[Strategy::Serial, Strategy::Partitioned]
+            vec![Strategy::Serial, Strategy::Partitioned]
         }
-        None => &[Strategy::Serial, Strategy::Combined, Strategy::Partitioned],
+        None => vec![Strategy::Serial, Strategy::Combined, Strategy::Partitioned],
     };
     let cycles: &[Cycle] = match workload.cycle {
         _ if uneven => &[Cycle::Arrival],
@@ -246,7 +239,7 @@ fn best(machine: &Machine, workload: &Workload, options: PlanOptions, uneven: bo
     let network = Network::new(machine);
     let cpu = machine.cpu_or_assumed();
     let mut tried: Vec<Plan> = Vec::new();
-    for &strategy in strategies {
+    for &strategy in &strategies {
         let mut best: Option<Plan> = None;
         for &cycle in cycles {
             let candidate =
