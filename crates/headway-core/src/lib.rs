@@ -11,5 +11,4 @@ pub mod files;
 pub mod log;
 pub mod models;
 pub mod plan;
-pub mod random;
 pub mod units;

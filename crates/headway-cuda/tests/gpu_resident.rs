@@ -14,6 +14,8 @@ use headway_device::conformance::SkipReason;
 use headway_device::gpu::{Caching, Gpu as _, Reach, Resident as _, ResidentOptions};
 use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Limits};
 use headway_os::clock;
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 
 const FORMS: [Shape; 3] = [Shape::Hub, Shape::Gpc, Shape::Gpc4];
 const OPTIONS: ResidentOptions =
@@ -63,14 +65,9 @@ fn with_forms(gpu: &CudaGpu, options: ResidentOptions, mut body: impl FnMut(Shap
 }
 
 fn noise(bytes: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 32) as u8
-    };
-    (0..bytes).map(|_| next()).collect()
+    let mut data = vec![0; bytes];
+    Pcg64Mcg::seed_from_u64(seed).fill_bytes(&mut data);
+    data
 }
 
 /// Panics with the place of the first difference.

@@ -14,6 +14,8 @@ use headway_device::conformance::{SkipReason, wait_for};
 use headway_device::gpu::Gpu as _;
 use headway_device::{Access, Buffer, Engines, HostKind, Limits, Span};
 use headway_os::clock;
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 
 /// Writes past the test harness, which hides the output of tests that pass.
 fn say(text: &str) {
@@ -87,16 +89,10 @@ impl ByEngine {
     }
 }
 
-/// Bytes that depend on every bit of `seed`.
 fn random(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 32) as u8
-    };
-    std::iter::repeat_with(next).take(len).collect()
+    let mut bytes = vec![0; len];
+    Pcg64Mcg::seed_from_u64(seed).fill_bytes(&mut bytes);
+    bytes
 }
 
 fn first_difference(left: &[u8], right: &[u8]) -> Option<usize> {

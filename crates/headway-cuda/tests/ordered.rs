@@ -6,12 +6,13 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use headway_core::models::transfer::Direction;
-use headway_core::random::Pcg64Mcg;
 use headway_core::units::Bytes;
 use headway_cuda::{CudaGpu, Driver, OrderedCopier, OrderedOptions, RawCopy, StreamHandle, Ticket};
 use headway_device::buffer::Buffer;
 use headway_device::gpu::{Caching, Gpu, Reach};
 use headway_device::{Access, DeviceError, Limits};
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 use support::{Fake, in_time};
 
 static STREAMS: LazyLock<Fake> = LazyLock::new(|| Fake::build(&["-DSTREAMS"]));

@@ -14,6 +14,8 @@ use headway_cuda::{CudaGpu, CudaResident, Driver};
 use headway_device::gpu::{Caching, Gpu, Reach, Resident, ResidentOptions};
 use headway_device::{Access, Buffer, DeviceError, Limits};
 use headway_os::clock;
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 use tempfile::TempDir;
 
 const FORMS: [Shape; 3] = [Shape::Hub, Shape::Gpc, Shape::Gpc4];
@@ -85,16 +87,10 @@ impl Fake {
     }
 }
 
-/// Bytes that differ from place to place and from `seed` to `seed`.
 fn noise(bytes: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 32) as u8
-    };
-    (0..bytes).map(|_| next()).collect()
+    let mut data = vec![0; bytes];
+    Pcg64Mcg::seed_from_u64(seed).fill_bytes(&mut data);
+    data
 }
 
 /// Sends `data` to `at` of the buffer and gets it back with a byte more on both sides, which must not have changed.

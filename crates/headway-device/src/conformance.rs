@@ -15,6 +15,8 @@ use std::sync::Arc;
 use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::memory::Mapping;
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 
 use crate::buffer::{Access, Buffer, Span};
 use crate::gpu::{Caching, Completion, Gpu, Operation, Queue, Reach};
@@ -148,29 +150,20 @@ macro_rules! conformance {
     };
 }
 
-/// A deterministic source of test bytes (splitmix64).
-struct Noise(u64);
+/// Test bytes and numbers that follow from a seed.
+struct Noise(Pcg64Mcg);
 
 impl Noise {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
+    fn new(seed: u64) -> Self {
+        Self(Pcg64Mcg::seed_from_u64(seed))
     }
 
     fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
+        (self.0.next_u64() % bound.max(1) as u64) as usize
     }
 
     fn fill(&mut self, bytes: &mut [u8]) {
-        let mut words = bytes.chunks_exact_mut(8);
-        for word in &mut words {
-            word.copy_from_slice(&self.next().to_le_bytes());
-        }
-        for byte in words.into_remainder() {
-            *byte = self.next() as u8;
-        }
+        self.0.fill_bytes(bytes);
     }
 }
 
@@ -260,7 +253,7 @@ impl Bench {
     fn new(largest: usize) -> Self {
         let room = largest + MARGIN;
         let host = Mapping::anonymous(room).expect("memory of the process");
-        Self { noise: Noise(largest as u64), host, expected: vec![0; room], found: vec![0; room] }
+        Self { noise: Noise::new(largest as u64), host, expected: vec![0; room], found: vec![0; room] }
     }
 
     /// Tries `way` both ways at one size and place; every byte arrives, and no byte beside them changes.

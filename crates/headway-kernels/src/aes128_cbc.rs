@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use aes::Aes128;
-use aes::cipher::{BlockEncrypt, KeyInit};
+use aes::cipher::{BlockCipherEncrypt, KeyInit};
 use headway_device::work::{Grid, Portion, Work, WorkError};
 
 use crate::cipher::Cipher;
@@ -83,8 +83,8 @@ impl Work for Aes128Cbc {
 
 /// Continues the chains of some portions, whose lengths are multiples of [`BLOCK`].
 fn encrypt(input: &[u8], output: &mut [u8], portions: &[Range<usize>], states: &mut [u8]) {
-    let ciphers: Vec<_> =
-        states.chunks_exact(PORTION_STATE).map(|state| Aes128::new((&state[..BLOCK]).into())).collect();
+    let keys = states.chunks_exact(PORTION_STATE).filter_map(|state| state.first_chunk::<BLOCK>());
+    let ciphers: Vec<_> = keys.map(|key| Aes128::new(key.into())).collect();
     let mut chains: [aes::Block; CHAINS] = Default::default();
     for (chain, state) in chains.iter_mut().zip(states.chunks_exact(PORTION_STATE)) {
         chain.copy_from_slice(&state[CHAIN..]);

@@ -16,30 +16,25 @@ use headway_device::gpu::{Caching, Gpu, Mover, Piece, Reach};
 use headway_device::{Access, Limits};
 use headway_os::memory;
 use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, ManyBy};
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 
 const MIB: usize = 1 << 20;
 const LARGE: usize = 100 * MIB + 7;
 
-/// xorshift: random enough that no byte is right by chance twice.
-struct Random(u64);
+struct Random(Pcg64Mcg);
 
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
+    fn new(seed: u64) -> Self {
+        Self(Pcg64Mcg::seed_from_u64(seed))
     }
 
     fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
+        (self.0.next_u64() % bound as u64) as usize
     }
 
     fn fill(&mut self, bytes: &mut [u8]) {
-        for part in bytes.chunks_mut(8) {
-            let word = self.next().to_le_bytes();
-            part.copy_from_slice(&word[..part.len()]);
-        }
+        self.0.fill_bytes(bytes);
     }
 
     fn bytes(&mut self, len: usize) -> Vec<u8> {
@@ -93,7 +88,7 @@ fn only(data: &[u8], offset: usize, len: usize) -> Vec<u8> {
 /// Copies `len` bytes both ways by `how` between ordinary memory and a fresh buffer, at these offsets, and compares.
 fn round_trip(copier: &Copier, how: How, reach: Reach, len: usize, host: usize, device: usize) {
     let gpu = copier.gpus()[0].as_ref();
-    let mut random = Random(0x1234_5678_9ABC_DEF1 ^ len as u64);
+    let mut random = Random::new(0x1234_5678_9ABC_DEF1 ^ len as u64);
     let buffer = gpu.device_buffer(len + 8, reach).unwrap();
     let at = At { buffer: &buffer, offset: device };
     let what = format!("{how:?} of {len} bytes, host + {host}, device + {device}");
@@ -115,7 +110,7 @@ fn round_trip(copier: &Copier, how: How, reach: Reach, len: usize, host: usize, 
 /// The same from and to pinned memory.
 fn pinned_round_trip(copier: &Copier, how: How, len: usize, host: usize, device: usize) {
     let gpu = copier.gpus()[0].as_ref();
-    let mut random = Random(0x0FED_CBA9_8765_4321 ^ len as u64);
+    let mut random = Random::new(0x0FED_CBA9_8765_4321 ^ len as u64);
     let buffer = gpu.device_buffer(len + 8, Reach::Device).unwrap();
     let pinned = gpu.pinned_buffer(len + 8, Caching::Cached).unwrap();
     let (to, from) = (At { buffer: &buffer, offset: device }, At { buffer: &pinned, offset: host });
@@ -249,7 +244,7 @@ fn the_automatic_choice_moves_any_memory_of_every_size_and_alignment() {
 #[test]
 fn peers_exchange_bytes_of_every_size_and_alignment() {
     let copier = copier(2, options());
-    let mut random = Random(77);
+    let mut random = Random::new(77);
     for len in SIZES.into_iter().chain([20 * MIB + 7]) {
         for (from_offset, to_offset) in ALIGNMENTS {
             let [from, to] = [0, 1].map(|gpu| copier.gpus()[gpu].device_buffer(len + 8, Reach::Device).unwrap());
@@ -486,7 +481,7 @@ fn movers() -> Vec<Option<ManyBy>> {
 
 fn many_round_trip(copier: &Copier, by: Option<ManyBy>, pieces: &[Piece], space: usize) {
     let gpu = copier.gpus()[0].as_ref();
-    let mut random = Random(0xABCD_EF01);
+    let mut random = Random::new(0xABCD_EF01);
     let what = format!("{by:?}, {} pieces", pieces.len());
     let buffer = gpu.device_buffer(space + 5, Reach::Window(Mapping::Vulkan)).unwrap();
     let at = At { buffer: &buffer, offset: 5 };
@@ -515,7 +510,7 @@ fn many_round_trip(copier: &Copier, by: Option<ManyBy>, pieces: &[Piece], space:
 #[test]
 fn many_scattered_pieces_arrive_by_every_mover() {
     let copier = copier(1, options());
-    let mut random = Random(5);
+    let mut random = Random::new(5);
     for (count, len) in [(1, 5), (7, 64), (100, 300), (300, 9000)] {
         let space = 2 * count * (len + 3);
         let pieces = scattered(&mut random, count, len, space);
@@ -527,7 +522,7 @@ fn many_scattered_pieces_arrive_by_every_mover() {
 
 #[test]
 fn many_pieces_arrive_with_and_without_threads_and_multiprocessors() {
-    let mut random = Random(6);
+    let mut random = Random::new(6);
     let pieces = scattered(&mut random, 2048, 4096, 12 * MIB);
     for (no_threads, no_sm) in [(false, false), (true, false), (false, true), (true, true)] {
         let copier = copier(1, CopyOptions { no_threads, no_sm, ..options() });
@@ -589,7 +584,7 @@ fn pinned_memory_named_as_ordinary_is_found_out() {
     let gpu = copier.gpus()[0].as_ref();
     let buffer = gpu.device_buffer(MIB, Reach::Device).unwrap();
     let pinned = gpu.pinned_buffer(MIB, Caching::Cached).unwrap();
-    let data = Random(3).bytes(MIB);
+    let data = Random::new(3).bytes(MIB);
     pinned.claim(0..MIB, Access::Write).unwrap().bytes_mut().unwrap().copy_from_slice(&data);
     let span = pinned.claim(0..MIB, Access::Read).unwrap();
     for how in [How::By(Method::Dma), How::By(Method::Kernel), How::Auto] {
@@ -674,7 +669,7 @@ fn threads_copy_on_several_gpus_at_once_and_every_byte_is_right() {
         for thread in 0..8u64 {
             let (copier, methods) = (&copier, &methods);
             threads.spawn(move || {
-                let mut random = Random(0x5EED + thread * 7919);
+                let mut random = Random::new(0x5EED + thread * 7919);
                 let reach = Reach::Window(Mapping::Vulkan);
                 let buffers: Vec<Buffer> = copier.gpus().iter().map(|p| p.device_buffer(MIB, reach).unwrap()).collect();
                 let (mut data, mut back) = (random.bytes(MIB), vec![0; MIB]);

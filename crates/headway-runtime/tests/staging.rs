@@ -12,6 +12,8 @@ use headway_device::gpu::{Caching, Gpu, Reach};
 use headway_device::{Access, Buffer, DeviceError};
 use headway_runtime::copy::At;
 use headway_runtime::staging::{Moved, Pool, PoolOptions, Staged, StagingError, copy_in, copy_out, copy_pinned};
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 
 const SECOND: u64 = 1_000_000_000;
 const GUARD: usize = 100;
@@ -30,17 +32,9 @@ const fn tuning(threads: u32, buffer: u64) -> Tuning {
     Tuning { threads, buffer: Bytes(buffer), stores: Stores::Plain, in_flight: 2 }
 }
 
-/// `len` bytes that are not twice the same in a row.
 fn noise(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.wrapping_mul(0x2545_F491_4F6C_DD1D).to_le_bytes());
-    }
-    bytes.truncate(len);
+    let mut bytes = vec![0; len];
+    Pcg64Mcg::seed_from_u64(seed).fill_bytes(&mut bytes);
     bytes
 }
 

@@ -16,8 +16,9 @@ use headway_core::log::{Record, What};
 use headway_core::models::interconnect::Starved;
 use headway_core::plan::Plan;
 use headway_core::plan::payload::{Gathered, Payload};
-use headway_core::random::Pcg64Mcg;
 use headway_core::units::{Bytes, Nanos};
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 
 use engines::Engines;
 

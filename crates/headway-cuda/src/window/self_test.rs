@@ -2,6 +2,8 @@
 
 use headway_device::DeviceError;
 use headway_device::gpu::Window;
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 
 use super::{Missing, Refusal};
 
@@ -62,16 +64,10 @@ fn compare(verb: &str, data: &[u8], seen: &[u8]) -> Result<(), Refusal> {
     }))
 }
 
-/// Bytes of the generator "xorshift64*" (Vigna 2016), the top byte of each number.
 fn random(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let next = || {
-        state ^= state >> 12;
-        state ^= state << 25;
-        state ^= state >> 27;
-        (state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 56) as u8
-    };
-    std::iter::repeat_with(next).take(len).collect()
+    let mut bytes = vec![0; len];
+    Pcg64Mcg::seed_from_u64(seed).fill_bytes(&mut bytes);
+    bytes
 }
 
 #[cfg(test)]

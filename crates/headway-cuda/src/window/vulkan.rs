@@ -190,7 +190,7 @@ impl Gpu {
                 }
             }
         }
-        let detail = format!("{} (external buffers: {:?})", said.join("; "), self.features);
+        let detail = format!("{} (features of external buffers: {:#x})", said.join("; "), self.features.as_raw());
         Err(if unmapped {
             let remedy = "use a smaller buffer, or `paged-window`; or enable resizable BAR in the firmware";
             Missing { word: "BarTooSmall", detail, remedy }

@@ -149,7 +149,7 @@ pub fn gpus_exchange_every_byte(first: &dyn Gpu, second: &dyn Gpu) {
 fn exchange(source: &dyn Gpu, queue: &mut dyn Queue, here: &Buffer, target: &dyn Gpu, there: &Buffer) {
     let len = here.len().min(there.len());
     let (mut sent, mut expected, mut found) = (vec![0; len], vec![0; len], vec![0; len]);
-    let mut noise = Noise(13);
+    let mut noise = Noise::new(13);
     for (size, from, to) in [(0, 0, 0), (1, 5, 9), (4097, 63, 1), (LARGEST, 1, 3), (LARGEST, 256, 512)] {
         noise.fill(&mut sent);
         Ordinary(source).put(&sent, 0, len, here, 0);
@@ -192,7 +192,7 @@ pub fn pieces_arrive_by_every_mover(gpu: &Arc<dyn Gpu>) {
     let gpu = gpu.as_ref();
     let mut queue = gpu.queue(false).expect("a queue");
     let (host, first, second) = (pinned(gpu, ROOM), memory(gpu, ROOM), memory(gpu, ROOM));
-    let mut noise = Noise(17);
+    let mut noise = Noise::new(17);
     let (mut sent, mut expected, mut found) = (vec![0; ROOM], vec![0; ROOM], vec![0; ROOM]);
     let fill = |buffer: &Buffer, bytes: &[u8]| match buffer.place() {
         crate::buffer::Place::Host { .. } => write(buffer, 0, bytes),

@@ -80,7 +80,7 @@ fn has(engines: &Engines, class: EngineClass) -> bool {
 fn there_and_back(engines: &mut Engines, method: Method, kind: HostKind) {
     let (source, target) = (host(engines, ROOM, kind), host(engines, ROOM, kind));
     let there = memory(engines, ROOM);
-    let mut noise = Noise(7);
+    let mut noise = Noise::new(7);
     let (mut sent, mut on_device) = (vec![0; ROOM], vec![0; ROOM]);
     for size in SIZES {
         for (from, to) in OFFSETS {
@@ -129,7 +129,7 @@ pub fn peers_exchange_every_byte(first: &Arc<dyn Gpu>, second: &Arc<dyn Gpu>) {
 fn round_trip<'a>(first: &'a mut Engines, second: Option<&'a mut Engines>, here: &Buffer, there: &Buffer) {
     let (source, target) = (host(first, ROOM, HostKind::Pinned), host(first, ROOM, HostKind::Pinned));
     let mut sent = vec![0; ROOM];
-    Noise(11).fill(&mut sent);
+    Noise::new(11).fill(&mut sent);
     write(&source, 0, &sent);
     complete(first, H2d, Dma, ends((&source, 0), (here, 0), ROOM));
     complete(first, Peer, Method::Peer, ends((here, 5), (there, 5), ROOM - 5));
@@ -271,7 +271,7 @@ pub fn steps_write_what_their_cpu_form_writes(gpu: &Arc<dyn Gpu>) {
         let staging = host(engines, bytes, HostKind::Pinned);
         let (mut block, mut state) = (vec![0; bytes], vec![0; Xor.state_bytes(lens.len())]);
         for cycle in 0..3 {
-            Noise(cycle).fill(&mut block);
+            Noise::new(cycle).fill(&mut block);
             block::write_header(&mut block, cycle, lens).expect("the block has this size");
             let mut expected = vec![0; bytes];
             Xor.run(&block, &mut expected, &mut state).expect("a valid block");

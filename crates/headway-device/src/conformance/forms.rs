@@ -62,7 +62,7 @@ pub fn windows_store_and_load_every_byte_and_no_other(gpu: &Arc<dyn Gpu>) {
 pub fn windows_are_seen_by_queues_and_kernels(gpu: &Arc<dyn Gpu>) {
     let gpu = gpu.as_ref();
     let mut queue = gpu.queue(false).expect("a queue");
-    let mut noise = Noise(23);
+    let mut noise = Noise::new(23);
     for mapping in usable_windows(gpu) {
         let (there, host) = (windowed(gpu, mapping, 8192), pinned(gpu, 8192));
         let (mut sent, mut found) = (vec![0; 5000], vec![0; 5000]);
@@ -133,7 +133,7 @@ pub fn a_paged_window_shows_every_part_and_counts_its_moves(gpu: &Arc<dyn Gpu>) 
 }
 
 fn pager_moves(by: &mut ByPager, there: &Buffer, span: usize, gpu: &dyn Gpu) {
-    let mut noise = Noise(29);
+    let mut noise = Noise::new(29);
     let (mut sent, mut found) = (vec![0; 300], vec![0; 300]);
     by.0.load(0, &mut found[..1]).expect("byte 0");
     for (at, needed) in [(0, 0), (span - 300, 0), (span, 1), (2 * span - 150, 1), (2 * span, 0), (7, 1)] {

@@ -46,7 +46,7 @@ pub fn launches_compute_what_their_cpu_form_does(gpu: &Arc<dyn Gpu>) {
     let (host, target) = (pinned(gpu, LEN), pinned(gpu, LEN));
     let (first, second) = (memory(gpu, LEN), memory(gpu, LEN));
     let (mut sent, mut expected, mut found) = (vec![0; LEN], vec![0; LEN], vec![0; LEN]);
-    let mut noise = Noise(41);
+    let mut noise = Noise::new(41);
     let cases =
         [(1, 1, 77, -3), (1, 1024, LEN - 5, 1), (7, 96, LEN - 5, i32::MIN + 9), (300, 256, LEN - 5, -1), (2, 64, 0, 5)];
     for (from, to) in [(&first, &second), (&host, &first), (&first, &target)] {

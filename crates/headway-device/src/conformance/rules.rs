@@ -202,7 +202,7 @@ pub fn two_threads_use_queues_at_once(gpu: &Arc<dyn Gpu>) {
                 let (host, back, there) =
                     (pinned(gpu.as_ref(), LEN), pinned(gpu.as_ref(), LEN), memory(gpu.as_ref(), LEN));
                 let mut queue = gpu.queue(false).expect("a queue");
-                let (mut noise, mut sent, mut found) = (Noise(seed), vec![0; LEN], vec![0; LEN]);
+                let (mut noise, mut sent, mut found) = (Noise::new(seed), vec![0; LEN], vec![0; LEN]);
                 for round in 0..20 {
                     noise.fill(&mut sent);
                     write(&host, 0, &sent);
@@ -228,7 +228,7 @@ pub fn dropping_a_busy_queue_waits_for_it(gpu: &Arc<dyn Gpu>) {
     let bytes = count << 18;
     let (host, there) = (pinned(gpu, bytes), memory(gpu, bytes));
     let mut sent = vec![0; bytes];
-    Noise(31).fill(&mut sent);
+    Noise::new(31).fill(&mut sent);
     write(&host, 0, &sent);
     let mut queue = gpu.queue(true).expect("a queue");
     for at in 0..count {
@@ -247,7 +247,7 @@ pub fn dropping_a_busy_queue_waits_for_it(gpu: &Arc<dyn Gpu>) {
 pub fn registered_memory_is_pinned_until_dropped(gpu: &Arc<dyn Gpu>) {
     let gpu = gpu.as_ref();
     let mut queue = gpu.queue(false).expect("a queue");
-    let mut noise = Noise(37);
+    let mut noise = Noise::new(37);
     for (at, len) in [(0, 4096), (1, 1), (4095, 4097), (13, (1 << 20) + 7)] {
         let mut memory_of_ours = Mapping::anonymous(at + len + 64).expect("memory of the process");
         let there = memory(gpu, len);

@@ -8,8 +8,9 @@ mod statements;
 use std::collections::BTreeMap;
 
 use headway_core::models::transfer::{Direction, Method, Shape, tail};
-use headway_core::random::Pcg64Mcg;
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 
 pub use statements::{Finding, Verdict, name, statements};
 

@@ -3,8 +3,9 @@
 //! Sizes are those of the public tracker's sources; what the paper does not state is an assumption that a caller varies.
 
 use headway_core::decisions::sharing::{Direction, Distances, Segment};
-use headway_core::random::Pcg64Mcg;
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 
 use headway_sim::sharing::{Cluster, CopyEngines, Costs, Task, scaled};
 

@@ -3,6 +3,8 @@
 use headway_core::models::transfer::{Direction, Method};
 use headway_device::gpu::{Caching, Reach};
 use headway_device::{Access, Buffer, DeviceError};
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 
 use super::decide::Decision;
 use super::error::chain;
@@ -78,7 +80,7 @@ impl Copier {
         }
         let pinned = gpu.device.pinned_buffer(largest, Caching::Cached).map_err(refuse)?;
         let bench = Bench { copier: self, gpu: at, method, device, pinned };
-        let mut random = Random(0x9E37_79B9_7F4A_7C15);
+        let mut random = Pcg64Mcg::seed_from_u64(1);
         for size in SIZES {
             bench.round_in(size, &mut random)?;
             bench.round_out(size, &mut random)?;
@@ -99,9 +101,9 @@ impl Copier {
             })
         })?;
         let there = self.gpus[other].device.device_buffer(here.len(), Reach::Device).map_err(refuse)?;
-        let mut random = Random(0xD1B5_4A32_D192_ED03);
+        let mut random = Pcg64Mcg::seed_from_u64(2);
         for size in SIZES {
-            let data = random.bytes(size);
+            let data = bytes(&mut random, size);
             let (mut inside, mut arrived) = (guarded(size), guarded(size));
             write(&self.gpus[at], here, &guarded_with(&data)).map_err(refuse)?;
             write(&self.gpus[other], &there, &inside).map_err(refuse)?;
@@ -145,8 +147,8 @@ impl Bench<'_> {
         CopyError::device(self.method, error, 0, 0)
     }
 
-    fn round_in(&self, size: usize, random: &mut Random) -> Result<(), CopyError> {
-        let data = random.bytes(size);
+    fn round_in(&self, size: usize, random: &mut Pcg64Mcg) -> Result<(), CopyError> {
+        let data = bytes(random, size);
         self.set_device(&guarded(size))?;
         if self.held() {
             self.fill_pinned(&guarded_with(&data)).map_err(|error| self.refuse(error))?;
@@ -159,8 +161,8 @@ impl Bench<'_> {
         compare(self.method, "to the device", size, &arrived, &guarded_with(&data))
     }
 
-    fn round_out(&self, size: usize, random: &mut Random) -> Result<(), CopyError> {
-        let data = random.bytes(size);
+    fn round_out(&self, size: usize, random: &mut Pcg64Mcg) -> Result<(), CopyError> {
+        let data = bytes(random, size);
         self.set_device(&guarded_with(&data))?;
         let mut arrived = guarded(size);
         if self.held() {
@@ -258,17 +260,8 @@ fn refusal(method: Method, error: CopyError) -> DeviceError {
     }
 }
 
-/// Random enough that no byte is right by chance twice (xorshift).
-struct Random(u64);
-
-impl Random {
-    fn bytes(&mut self, len: usize) -> Vec<u8> {
-        let mut next = || {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            (self.0 >> 32) as u8
-        };
-        (0..len).map(|_| next()).collect()
-    }
+fn bytes(random: &mut Pcg64Mcg, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    random.fill_bytes(&mut bytes);
+    bytes
 }

@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 
 use headway_core::decisions::sharing::{Arbiter, JobId, Key, TaskId};
 use headway_core::decisions::token::Event as TokenEvent;
-use headway_core::random::Pcg64Mcg;
 use headway_core::units::Nanos;
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 
 use super::blame::{Blame, SHARES, Share};
 use super::hardware::Hardware;

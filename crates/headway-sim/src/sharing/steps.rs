@@ -3,6 +3,7 @@
 use headway_core::decisions::engine_lock::{Operation, Work};
 use headway_core::decisions::sharing::{Action, Event, Input, JobId, Outcome};
 use headway_core::units::Nanos;
+use rand_core::Rng;
 
 use super::SharingError;
 use super::job::{Op, OpKind, Step, after_grant, index};

@@ -62,7 +62,7 @@ pub(super) fn memory_types(types: &[MemoryType], heaps: &[MemoryHeap], buffers: 
         let listed = (0u32..).zip(types).map(|(at, kind)| describe(at, kind, heap_bytes(kind))).collect::<Vec<_>>();
         return Err(Missing {
             word: "NoMemoryType",
-            detail: format!("of the memory types {} none has {NEEDED:?}", listed.join(", ")),
+            detail: format!("of the memory types {} none has {}", listed.join(", "), names(NEEDED)),
             remedy: "enable resizable BAR for the GPU in the firmware",
         });
     }
@@ -72,7 +72,20 @@ pub(super) fn memory_types(types: &[MemoryType], heaps: &[MemoryHeap], buffers: 
 /// One memory type for messages.
 pub(super) fn describe(at: u32, kind: &MemoryType, heap_bytes: u64) -> String {
     let MemoryType { property_flags, heap_index } = kind;
-    format!("{at} ({property_flags:?}; heap {heap_index} of {} MiB)", heap_bytes >> 20)
+    format!("{at} ({}; heap {heap_index} of {} MiB)", names(*property_flags), heap_bytes >> 20)
+}
+
+fn names(flags: MemoryPropertyFlags) -> String {
+    const KNOWN: [(MemoryPropertyFlags, &str); 6] = [
+        (MemoryPropertyFlags::DEVICE_LOCAL, "DEVICE_LOCAL"),
+        (MemoryPropertyFlags::HOST_VISIBLE, "HOST_VISIBLE"),
+        (MemoryPropertyFlags::HOST_COHERENT, "HOST_COHERENT"),
+        (MemoryPropertyFlags::HOST_CACHED, "HOST_CACHED"),
+        (MemoryPropertyFlags::LAZILY_ALLOCATED, "LAZILY_ALLOCATED"),
+        (MemoryPropertyFlags::PROTECTED, "PROTECTED"),
+    ];
+    let set = KNOWN.iter().filter(|(flag, _)| flags.contains(*flag));
+    set.map(|(_, name)| *name).collect::<Vec<_>>().join(" | ")
 }
 
 /// The queue family for the one queue that a device must have and we never use: the one that can do least.

@@ -4,8 +4,9 @@ use super::running::Domain;
 use headway_core::files::machine::{Machine, RouteId};
 use headway_core::models::interconnect::{BatchBlock, Network};
 use headway_core::plan::stream::admission::{Admission, LIMITS, Placement, Refused, Request};
-use headway_core::random::Pcg64Mcg;
 use headway_core::units::{Bytes, Nanos};
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 
 /// What happened in some histories.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

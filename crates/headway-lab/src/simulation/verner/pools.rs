@@ -8,8 +8,9 @@
 //! results the floating-point standard fixes. A test pins every shipped pool by its digest.
 
 use headway_core::plan::stream::Fluid;
-use headway_core::random::Pcg64Mcg;
 use headway_core::units::Nanos;
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 
 /// Seeds of the pools that are shipped: 0 to 19.
 pub const SEEDS: std::ops::Range<u64> = 0..20;
