@@ -1,6 +1,7 @@
 //! The clock of every wall-time driver: `CLOCK_MONOTONIC`, in nanoseconds.
 
 use headway_core::units::{NANOS_PER_SECOND, Nanos};
+use rustix::thread::{ClockId, Timespec, clock_nanosleep_absolute};
 
 /// The time now; never decreases, and means nothing outside this boot.
 #[must_use]
@@ -33,13 +34,10 @@ fn read(clock: libc::clockid_t) -> Nanos {
 /// An absolute sleep: being interrupted or preempted before the call does not lengthen it. Later by the thread's timer
 /// slack (see [`crate::sched::lower_timer_slack`]) and by scheduling.
 pub fn sleep_until(time: Nanos) {
-    let Ok(tv_sec) = libc::time_t::try_from(time.0 / NANOS_PER_SECOND) else { return };
-    let until = libc::timespec { tv_sec, tv_nsec: (time.0 % NANOS_PER_SECOND) as libc::c_long };
+    let Ok(tv_sec) = i64::try_from(time.0 / NANOS_PER_SECOND) else { return };
+    let until = Timespec { tv_sec, tv_nsec: (time.0 % NANOS_PER_SECOND).cast_signed() };
     while now() < time {
-        // SAFETY: `until` is valid for reads; an absolute sleep writes no remaining time, so null is allowed.
-        let _ = unsafe {
-            libc::clock_nanosleep(libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &raw const until, std::ptr::null_mut())
-        };
+        let _ = clock_nanosleep_absolute(ClockId::Monotonic, &until);
     }
 }
 

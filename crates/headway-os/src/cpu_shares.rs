@@ -7,13 +7,14 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use headway_core::decisions::cpu_budget;
+use rustix::io::fcntl_dupfd_cloexec;
 
 use crate::OPEN_NO_LINK;
 use crate::affinity;
@@ -29,7 +30,7 @@ const MARK: u32 = 0x4857_4355;
 /// CPUs that are told apart.
 const CPUS: usize = 256;
 /// The descriptor is moved up here, out of the way of programs that count on low ones.
-const DESCRIPTOR_MIN: libc::c_int = 500;
+const DESCRIPTOR_MIN: i32 = 500;
 
 /// What a process says of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,7 +97,7 @@ impl CpuShares {
     pub fn join(path: &Path) -> io::Result<Self> {
         let flags = OPEN_NO_LINK | libc::O_CLOEXEC;
         let file = OpenOptions::new().read(true).write(true).create(true).mode(0o600).custom_flags(flags).open(path)?;
-        let file = moved_up(file)?;
+        let file = moved_up(file);
         let about = file.metadata()?;
         if !about.is_file() || about.uid() != ipc::user() || about.mode() & 0o077 != 0 {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the file is not this user's own"));
@@ -217,17 +218,17 @@ fn lock(file: &File, at: usize, command: libc::c_int) -> Option<libc::c_int> {
     done.then_some(libc::c_int::from(lock.l_type))
 }
 
-fn moved_up(file: File) -> io::Result<File> {
-    // SAFETY: the descriptor is open; the copy is ours.
-    let higher = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, DESCRIPTOR_MIN) };
-    // SAFETY: the descriptor was just made and nobody else has it.
-    if higher < 0 { Ok(file) } else { Ok(unsafe { File::from_raw_fd(higher) }) }
+fn moved_up(file: File) -> File {
+    fcntl_dupfd_cloexec(&file, DESCRIPTOR_MIN).map_or(file, File::from)
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::io::{Read as _, Write as _};
     use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
     use super::*;
     use crate::fork::holds_in_a_child;
@@ -240,43 +241,32 @@ mod tests {
     }
 
     /// Forks a child that joins and uses CPUs for `threads` threads until it is killed; its process number.
-    fn neighbour(path: &Path, threads: u32) -> libc::pid_t {
-        let mut ends = [0; 2];
-        // SAFETY: two descriptors are written.
-        assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
+    fn neighbour(path: &Path, threads: u32) -> Pid {
+        let (mut reader, mut writer) = io::pipe().unwrap();
         // SAFETY: the child calls only what is below, and never returns.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let joined = CpuShares::join(path).ok();
             let part = joined.as_ref().map(|shares| shares.begin(threads));
-            let says = [u8::from(part.is_some())];
-            // SAFETY: one byte is read from `says`; the child then waits for the signal that ends it.
+            let _ = writer.write_all(&[u8::from(part.is_some())]);
+            // SAFETY: the child waits for the signal that ends it.
             unsafe {
-                libc::write(ends[1], says.as_ptr().cast(), 1);
                 libc::alarm(60);
                 loop {
                     libc::pause();
                 }
             }
         }
+        drop(writer);
         let mut says = [0u8];
-        // SAFETY: one byte is written to `says`; both descriptors are ours.
-        unsafe {
-            libc::close(ends[1]);
-            assert_eq!(libc::read(ends[0], says.as_mut_ptr().cast(), 1), 1);
-            libc::close(ends[0]);
-        }
+        reader.read_exact(&mut says).unwrap();
         assert_eq!(says, [1]);
-        child
+        Pid::from_raw(child).unwrap()
     }
 
-    fn kill(child: libc::pid_t) {
-        let mut status = 0;
-        // SAFETY: the child is ours.
-        unsafe {
-            libc::kill(child, libc::SIGKILL);
-            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
-        }
+    fn kill(child: Pid) {
+        kill_process(child, Signal::KILL).unwrap();
+        waitpid(Some(child), WaitOptions::empty()).unwrap();
     }
 
     #[test]

@@ -72,4 +72,9 @@ impl OsError {
     pub(crate) fn last(call: &'static str) -> Self {
         Self { call, errno: Errno::last() }
     }
+
+    /// The error of a `call` through the crate `rustix`.
+    pub(crate) fn of(call: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
+        move |errno| Self { call, errno: Errno(errno.raw_os_error()) }
+    }
 }

@@ -3,6 +3,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Once, OnceLock};
 
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+use rustix::process::{Pid, WaitOptions, waitpid};
+
 use crate::memory::page_bytes;
 
 /// The process that something was made in. To ask whether it is still this one costs two loads and no system call.
@@ -46,14 +49,12 @@ fn number() -> &'static AtomicU32 {
         // SAFETY: the handler only stores to an atomic, which is allowed between `fork` and `exec`. A refusal (no memory) leaves the
         // check to the kernel.
         let _ = unsafe { libc::pthread_atfork(None, None, Some(in_the_child)) };
-        let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let rights = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, which is never unmapped.
-        let page = unsafe { libc::mmap(std::ptr::null_mut(), page_bytes(), rights, kind, -1, 0) };
-        if page == libc::MAP_FAILED {
-            return &WITHOUT_A_PAGE;
-        }
+        let page = unsafe { mmap_anonymous(std::ptr::null_mut(), page_bytes(), rights, MapFlags::PRIVATE) };
+        let Ok(page) = page else { return &WITHOUT_A_PAGE };
         // SAFETY: the page is ours.
-        unsafe { libc::madvise(page, page_bytes(), libc::MADV_WIPEONFORK) };
+        let _ = unsafe { madvise(page, page_bytes(), Advice::LinuxWipeOnFork) };
         // SAFETY: the page is mapped for good, is aligned, and begins as zeros.
         unsafe { &*page.cast::<AtomicU32>() }
     })
@@ -76,10 +77,9 @@ pub fn holds_in_a_child(body: impl FnOnce() -> bool) -> bool {
         // SAFETY: ends the child without running anything of the parent's.
         unsafe { libc::_exit(i32::from(!holds)) };
     }
-    let mut status = 0;
-    // SAFETY: waits for the child made above, if there is one.
-    let ended = child > 0 && unsafe { libc::waitpid(child, &raw mut status, 0) } == child;
-    ended && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+    let Some(child) = Pid::from_raw(child).filter(|_| child > 0) else { return false };
+    let ended = waitpid(Some(child), WaitOptions::empty());
+    matches!(ended, Ok(Some((_, status))) if status.exit_status() == Some(0))
 }
 
 /// Whether this process is a child of [`holds_in_a_child`].
@@ -96,8 +96,7 @@ fn report_panics_of_children() {
                 return usual(panic);
             }
             let text = format!("in a forked child: {panic}\n");
-            // SAFETY: reads the text, which is as long as it says.
-            unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
+            let _ = rustix::io::write(std::io::stderr(), text.as_bytes());
         }));
     });
 }
@@ -126,10 +125,8 @@ mod tests {
             // SAFETY: ends the child without running anything of the parent's.
             unsafe { libc::_exit(i32::from(home.is_here() || !Home::here().is_here() || home.is_here())) };
         }
-        let mut status = 0;
-        // SAFETY: waits for the child made above.
-        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(status, 0);
+        let (_, status) = waitpid(Pid::from_raw(child), WaitOptions::empty()).unwrap().unwrap();
+        assert_eq!(status.exit_status(), Some(0));
         assert!(home.is_here());
     }
 

@@ -10,8 +10,13 @@ pub fn ignore_file_size_signal() {
 /// How long a file may become by a write of this process. A write beyond it raises SIGXFSZ, which ends most programs.
 #[must_use]
 pub fn file_bytes_max() -> u64 {
+    soft(libc::RLIMIT_FSIZE).unwrap_or(u64::MAX)
+}
+
+/// The soft limit on `resource`; `None` where a sandbox forbids the question.
+pub(crate) fn soft(resource: libc::__rlimit_resource_t) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is valid for the call to write.
-    let is_known = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } == 0;
-    if is_known { limit.rlim_cur } else { u64::MAX }
+    let status = unsafe { libc::getrlimit(resource, &raw mut limit) };
+    (status == 0).then_some(limit.rlim_cur)
 }

@@ -6,6 +6,7 @@ mod present;
 use headway_core::units::Bytes;
 
 use crate::errno::OsError;
+use crate::limits;
 pub use mapping::{Mapping, MemoryFile, View, advise_huge, page_bytes, populate_read, touch, touch_read};
 pub use present::mostly_absent;
 
@@ -34,12 +35,8 @@ impl std::fmt::Display for LockLimit {
 /// # Errors
 /// [`OsError`] when a sandbox forbids the question.
 pub fn lock_limit() -> Result<LockLimit, OsError> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is valid for the call to write.
-    if unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } != 0 {
-        return Err(OsError::last("getrlimit(RLIMIT_MEMLOCK)"));
-    }
-    Ok(match limit.rlim_cur {
+    let limit = limits::soft(libc::RLIMIT_MEMLOCK).ok_or_else(|| OsError::last("getrlimit(RLIMIT_MEMLOCK)"))?;
+    Ok(match limit {
         libc::RLIM_INFINITY => LockLimit::Unlimited,
         bytes => LockLimit::Limited(Bytes(bytes)),
     })

@@ -6,8 +6,11 @@ mod guard;
 mod refusal;
 
 use std::fmt;
+use std::num::NonZeroU64;
 
 use headway_core::units::Nanos;
+use rustix::process::{Pid, setpriority_process};
+use rustix::thread::{current_timer_slack, set_current_timer_slack};
 
 use crate::errno::{Errno, OsError};
 use crate::threads;
@@ -194,10 +197,9 @@ pub fn make_ordinary(tid: u32) -> Result<(), SchedError> {
 /// the thread has ended.
 pub fn make_nice(tid: u32, nice: i32) -> Result<(), OsError> {
     // 0 would be the calling process.
-    let tid = Some(tid).filter(|tid| *tid > 0).ok_or(OsError { call: "setpriority", errno: Errno(libc::ESRCH) })?;
-    // SAFETY: the call touches no memory; a number that is no thread's is refused by the kernel.
-    let status = unsafe { libc::setpriority(libc::PRIO_PROCESS, tid, nice) };
-    if status == 0 { Ok(()) } else { Err(OsError::last("setpriority")) }
+    let tid = i32::try_from(tid).ok().and_then(Pid::from_raw);
+    let tid = tid.ok_or(OsError { call: "setpriority", errno: Errno(libc::ESRCH) })?;
+    setpriority_process(Some(tid), nice).map_err(OsError::of("setpriority"))
 }
 
 /// How long it takes to raise another thread into `SCHED_FIFO`, or to lower it again: the longest of `times` calls, on a
@@ -292,15 +294,11 @@ pub fn lower_timer_slack() -> Result<(), OsError> {
 
 /// The timer slack of the calling thread; `None` when a sandbox forbids the question.
 fn timer_slack() -> Option<Nanos> {
-    // SAFETY: PR_GET_TIMERSLACK takes no argument and touches no memory.
-    let slack = unsafe { libc::prctl(libc::PR_GET_TIMERSLACK, 0, 0, 0, 0) };
-    u64::try_from(slack).ok().map(Nanos)
+    current_timer_slack().ok().map(Nanos)
 }
 
 fn set_timer_slack(slack: Nanos) -> Result<(), OsError> {
-    // SAFETY: PR_SET_TIMERSLACK takes one integer and touches no memory.
-    let status = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, slack.0 as libc::c_ulong, 0, 0, 0) };
-    if status == 0 { Ok(()) } else { Err(OsError::last("prctl(PR_SET_TIMERSLACK)")) }
+    set_current_timer_slack(NonZeroU64::new(slack.0)).map_err(OsError::of("prctl(PR_SET_TIMERSLACK)"))
 }
 
 #[cfg(test)]

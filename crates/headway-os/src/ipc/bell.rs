@@ -1,7 +1,12 @@
 //! Waiting for many descriptors at once, and a descriptor that one process rings for another.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
+
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::io::{Errno, write};
 
 use crate::errno::OsError;
 
@@ -18,13 +23,8 @@ impl Bell {
     /// # Errors
     /// [`OsError`].
     pub fn new() -> Result<Self, OsError> {
-        // SAFETY: the call touches no memory.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(OsError::last("eventfd"));
-        }
-        // SAFETY: the call has given this descriptor to us alone.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        eventfd(0, flags).map(Self).map_err(OsError::of("eventfd"))
     }
 
     /// The bell behind a descriptor from elsewhere.
@@ -35,9 +35,7 @@ impl Bell {
 
     /// Rings. A bell that has rung too often to count rings already.
     pub fn ring(&self) {
-        let one = 1u64;
-        // SAFETY: eight bytes of `one` are read.
-        let _ = unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
+        let _ = write(&self.0, &1u64.to_ne_bytes());
     }
 }
 
@@ -56,13 +54,7 @@ impl Poller {
     /// # Errors
     /// [`OsError`].
     pub fn new() -> Result<Self, OsError> {
-        // SAFETY: the call touches no memory.
-        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        if fd < 0 {
-            return Err(OsError::last("epoll_create1"));
-        }
-        // SAFETY: the call has given this descriptor to us alone.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        epoll::create(CreateFlags::CLOEXEC).map(Self).map_err(OsError::of("epoll_create1"))
     }
 
     /// Waits for `fd` to be readable or at its end, from now on.
@@ -70,7 +62,7 @@ impl Poller {
     /// # Errors
     /// [`OsError`].
     pub fn add(&self, fd: BorrowedFd<'_>, number: u64) -> Result<(), OsError> {
-        self.watch(fd, number, libc::EPOLLIN)
+        self.watch(fd, number, EventFlags::IN)
     }
 
     /// Waits for rings of `bell`, from now on. A wait that ends tells of all rings until then.
@@ -78,22 +70,17 @@ impl Poller {
     /// # Errors
     /// [`OsError`].
     pub fn add_bell(&self, bell: &Bell, number: u64) -> Result<(), OsError> {
-        self.watch(bell.as_fd(), number, libc::EPOLLIN | libc::EPOLLET)
+        self.watch(bell.as_fd(), number, EventFlags::IN | EventFlags::ET)
     }
 
-    fn watch(&self, fd: BorrowedFd<'_>, number: u64, events: libc::c_int) -> Result<(), OsError> {
-        let mut event = libc::epoll_event { events: events as u32, u64: number };
-        // SAFETY: `event` is valid for reads; both descriptors are open.
-        let status =
-            unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event) };
-        if status == 0 { Ok(()) } else { Err(OsError::last("epoll_ctl")) }
+    fn watch(&self, fd: BorrowedFd<'_>, number: u64, events: EventFlags) -> Result<(), OsError> {
+        epoll::add(&self.0, fd, EventData::new_u64(number), events).map_err(OsError::of("epoll_ctl"))
     }
 
     /// Waits no longer for `fd`. To be called before it is closed.
     pub fn remove(&self, fd: BorrowedFd<'_>) {
-        // SAFETY: no event is read; a descriptor that is not in the set is refused by the kernel.
-        let _ =
-            unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_DEL, fd.as_raw_fd(), std::ptr::null_mut()) };
+        // The kernel refuses a descriptor that is not in the set.
+        let _ = epoll::delete(&self.0, fd);
     }
 
     /// Writes the numbers of readable descriptors to `ready`; waits for the first one for at most `bound`, rounded up to
@@ -103,20 +90,21 @@ impl Poller {
     /// [`OsError`]. A signal ends the wait without one.
     pub fn wait(&self, bound: Option<Duration>, ready: &mut Vec<u64>) -> Result<(), OsError> {
         ready.clear();
-        let millis = bound.map_or(-1, |bound| {
-            libc::c_int::try_from(bound.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX)
-        });
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS_MAX];
-        // SAFETY: at most as many events are written as `events` holds.
-        let count =
-            unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), EVENTS_MAX as libc::c_int, millis) };
-        if count < 0 {
-            let error = OsError::last("epoll_wait");
-            return if error.errno.0 == libc::EINTR { Ok(()) } else { Err(error) };
+        let bound = bound.map(timespec);
+        let mut events = [MaybeUninit::<Event>::uninit(); EVENTS_MAX];
+        match epoll::wait(&self.0, &mut events, bound.as_ref()) {
+            Ok((events, _)) => ready.extend(events.iter().map(|event| event.data.u64())),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(OsError::of("epoll_wait")(error)),
         }
-        ready.extend(events.iter().take(usize::try_from(count).unwrap_or(0)).map(|event| event.u64));
         Ok(())
     }
+}
+
+/// `bound` for the kernel, which has no bounds longer than `i32::MAX` milliseconds everywhere.
+pub(super) fn timespec(bound: Duration) -> Timespec {
+    let bound = bound.min(Duration::from_millis(i32::MAX as u64));
+    Timespec { tv_sec: bound.as_secs().cast_signed(), tv_nsec: bound.subsec_nanos().into() }
 }
 
 #[cfg(test)]

@@ -3,7 +3,9 @@
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-use crate::errno::Errno;
+use rustix::io::Errno;
+use rustix::thread::Timespec;
+use rustix::thread::futex::{self, Flags};
 
 /// Why a wait has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,30 +23,20 @@ pub enum Woken {
 /// The word may lie in memory that several processes map, and in a mapping that is only read.
 #[must_use]
 pub fn wait(word: &AtomicU32, expected: u32, bound: Option<Duration>) -> Woken {
-    wait_at(word.as_ptr(), expected, bound)
-}
-
-pub(super) fn wait_at(word: *const u32, expected: u32, bound: Option<Duration>) -> Woken {
-    let time = bound.map(|bound| libc::timespec {
-        tv_sec: libc::time_t::try_from(bound.as_secs()).unwrap_or(libc::time_t::MAX),
-        tv_nsec: libc::c_long::from(bound.subsec_nanos()),
+    let bound = bound.map(|bound| Timespec {
+        tv_sec: i64::try_from(bound.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: bound.subsec_nanos().into(),
     });
-    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: `word` points into a live mapping or value, which the kernel reads; `time` is null or valid for reads.
-    let status = unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAIT, expected, time) };
-    match (status, if status < 0 { Errno::last().0 } else { 0 }) {
-        (_, libc::ETIMEDOUT) => Woken::TimedOut,
-        (_, libc::EAGAIN) => Woken::Changed,
+    match futex::wait(word, Flags::empty(), expected, bound.as_ref()) {
+        Err(Errno::TIMEDOUT) => Woken::TimedOut,
+        Err(Errno::AGAIN) => Woken::Changed,
         _ => Woken::Called,
     }
 }
 
 /// Wakes at most `sleepers` that wait on `word`, in any process; how many there were.
 pub fn wake(word: &AtomicU32, sleepers: u32) -> u32 {
-    let sleepers = sleepers.min(i32::MAX as u32);
-    // SAFETY: the kernel uses the address of `word` and does not access it.
-    let woken = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, sleepers) };
-    u32::try_from(woken).unwrap_or(0)
+    futex::wake(word, Flags::empty(), sleepers.min(i32::MAX as u32)).map_or(0, |woken| woken as u32)
 }
 
 #[cfg(test)]

@@ -1,9 +1,13 @@
 //! A process by a descriptor, which stays its own when its number is used again.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open, pidfd_send_signal};
 
 use crate::errno::{Errno, OsError};
 
@@ -28,15 +32,8 @@ impl Process {
     /// [`OsError`]: `ESRCH` if there is none, `ENOSYS` before Linux 5.3.
     pub fn open(pid: u32) -> Result<Self, OsError> {
         let refused = OsError { call: "pidfd_open", errno: Errno(libc::EINVAL) };
-        let pid = libc::pid_t::try_from(pid).map_err(|_| refused)?;
-        // SAFETY: the call touches no memory.
-        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-        let fd = RawFd::try_from(fd).unwrap_or(-1);
-        if fd < 0 {
-            return Err(OsError::last("pidfd_open"));
-        }
-        // SAFETY: the call has given this descriptor to us alone.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(refused)?;
+        pidfd_open(pid, PidfdFlags::empty()).map(Self).map_err(OsError::of("pidfd_open"))
     }
 
     pub(super) fn of(fd: OwnedFd) -> Self {
@@ -46,9 +43,7 @@ impl Process {
     /// Whether it has ended.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: `poll` is one structure, valid for the call to write.
-        unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
+        is_ready(self.as_fd(), PollFlags::IN, Duration::ZERO)
     }
 
     /// Sends a signal.
@@ -56,15 +51,12 @@ impl Process {
     /// # Errors
     /// [`OsError`]: `ESRCH` if it has ended, `EPERM` if it is another user's.
     pub fn signal(&self, signal: Signal) -> Result<(), OsError> {
-        let number = match signal {
-            Signal::Kill => libc::SIGKILL,
-            Signal::Stop => libc::SIGSTOP,
-            Signal::Continue => libc::SIGCONT,
+        let signal = match signal {
+            Signal::Kill => rustix::process::Signal::KILL,
+            Signal::Stop => rustix::process::Signal::STOP,
+            Signal::Continue => rustix::process::Signal::CONT,
         };
-        let none = std::ptr::null::<libc::siginfo_t>();
-        // SAFETY: no further information is passed.
-        let status = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, self.0.as_raw_fd(), number, none, 0) };
-        if status == 0 { Ok(()) } else { Err(OsError::last("pidfd_send_signal")) }
+        pidfd_send_signal(&self.0, signal).map_err(OsError::of("pidfd_send_signal"))
     }
 }
 
@@ -74,18 +66,21 @@ impl AsFd for Process {
     }
 }
 
+/// Whether one of `events` happens to `fd`, or it is at its end, within `bound`.
+pub(super) fn is_ready(fd: BorrowedFd<'_>, events: PollFlags, bound: Duration) -> bool {
+    poll(&mut [PollFd::from_borrowed_fd(fd, events)], Some(&super::bell::timespec(bound))).is_ok_and(|ready| ready > 0)
+}
+
 /// Number of the calling thread.
 #[must_use]
 pub fn this_thread() -> u32 {
-    // SAFETY: the call has no argument.
-    u32::try_from(unsafe { libc::gettid() }).unwrap_or(0)
+    rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
 }
 
 /// The user whose rights this process has.
 #[must_use]
 pub fn user() -> u32 {
-    // SAFETY: the call has no argument.
-    unsafe { libc::geteuid() }
+    rustix::process::geteuid().as_raw()
 }
 
 /// Whether the process `pid` has a thread with the number `tid` now.

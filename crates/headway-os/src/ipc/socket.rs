@@ -1,20 +1,31 @@
 //! Local sockets that keep the borders of messages and carry descriptors (`SOCK_SEQPACKET`).
 
 use std::fs;
-use std::mem::size_of;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use super::process::Process;
+use rustix::event::PollFlags;
+use rustix::net::{
+    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use super::process::{Process, is_ready};
 use crate::errno::{Errno, OsError};
 
 /// Descriptors of one message at most.
 const FDS_MAX: usize = 4;
 /// Connections that wait to be accepted.
-const BACKLOG: libc::c_int = 128;
+const BACKLOG: i32 = 128;
+/// Bytes of a path in an address, with its end (`sun_path`).
+const PATH_BYTES: usize = 108;
+const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+/// Room for the descriptors of one message.
+const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(FDS_MAX));
 /// `SO_PEERPIDFD` of `asm-generic/socket.h`, since Linux 6.5.
 const SO_PEERPIDFD: libc::c_int = 77;
 /// `SO_PASSRIGHTS` of the same, since Linux 6.16.
@@ -44,45 +55,21 @@ pub enum Packet {
     End,
 }
 
-fn address(path: &Path) -> Result<(libc::sockaddr_un, libc::socklen_t), OsError> {
-    // SAFETY: `sockaddr_un` is a structure of integers, for which all zeros is a value.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    let bytes = path.as_os_str().as_bytes();
+fn address(path: &Path) -> Result<SocketAddrUnix, OsError> {
+    let refused = OsError { call: "bind or connect", errno: Errno(libc::ENAMETOOLONG) };
     // One byte stays for the end.
-    if bytes.is_empty() || bytes.len() >= address.sun_path.len() || bytes.contains(&0) {
-        return Err(OsError { call: "bind or connect", errno: Errno(libc::ENAMETOOLONG) });
-    }
-    for (place, byte) in address.sun_path.iter_mut().zip(bytes) {
-        *place = *byte as libc::c_char;
-    }
-    Ok((address, size_of::<libc::sockaddr_un>() as libc::socklen_t))
+    let fits = (1..PATH_BYTES).contains(&path.as_os_str().len());
+    SocketAddrUnix::new(path).ok().filter(|_| fits).ok_or(refused)
 }
 
 /// A name that is no file's: it exists as long as a socket has it, in the network namespace.
-fn abstract_address(name: &str) -> Result<(libc::sockaddr_un, libc::socklen_t), OsError> {
-    // SAFETY: `sockaddr_un` is a structure of integers, for which all zeros is a value.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    // The first byte stays zero: that is what makes the name an abstract one.
-    if name.is_empty() || name.len() >= address.sun_path.len() {
-        return Err(OsError { call: "bind", errno: Errno(libc::ENAMETOOLONG) });
-    }
-    for (place, byte) in address.sun_path.iter_mut().skip(1).zip(name.bytes()) {
-        *place = byte as libc::c_char;
-    }
-    let length = std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
-    Ok((address, length as libc::socklen_t))
+fn abstract_address(name: &str) -> Result<SocketAddrUnix, OsError> {
+    let refused = OsError { call: "bind", errno: Errno(libc::ENAMETOOLONG) };
+    SocketAddrUnix::new_abstract_name(name.as_bytes()).ok().filter(|_| !name.is_empty()).ok_or(refused)
 }
 
 fn socket() -> Result<OwnedFd, OsError> {
-    // SAFETY: the call touches no memory.
-    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) };
-    if fd < 0 {
-        return Err(OsError::last("socket"));
-    }
-    // SAFETY: the call has given this descriptor to us alone.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None).map_err(OsError::of("socket"))
 }
 
 /// A name of the whole machine that one process has at a time: the kernel takes it back when the process ends, however it
@@ -90,7 +77,7 @@ fn socket() -> Result<OwnedFd, OsError> {
 pub struct Claim(#[expect(dead_code, reason = "held, not read")] OwnedFd);
 
 /// A process that asks for the holder of a claim waits in this queue for ever; when it is full nobody learns the holder.
-const ASKERS: libc::c_int = 4_096;
+const ASKERS: i32 = 4_096;
 
 impl Claim {
     /// Takes the name, or returns the process that has it, if the kernel names one.
@@ -98,23 +85,15 @@ impl Claim {
     /// # Errors
     /// [`OsError`], also for a name that is too long.
     pub fn take(name: &str) -> Result<Result<Self, Option<Peer>>, OsError> {
-        let (address, length) = abstract_address(name)?;
-        let fd = socket()?;
-        // SAFETY: `address` is valid for reads of `length` bytes.
-        if unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) } != 0 {
-            let error = OsError::last("bind");
-            if error.errno.0 != libc::EADDRINUSE {
-                return Err(error);
+        let (address, fd) = (abstract_address(name)?, socket()?);
+        match net::bind(&fd, &address) {
+            Ok(()) => net::listen(&fd, ASKERS).map(|()| Ok(Self(fd))).map_err(OsError::of("listen")),
+            Err(rustix::io::Errno::ADDRINUSE) => {
+                let holder = net::connect(&fd, &address).ok().and_then(|()| Socket(fd).peer().ok());
+                Ok(Err(holder))
             }
-            // SAFETY: as above.
-            let status = unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), length) };
-            return Ok(Err(Some(Socket(fd)).filter(|_| status == 0).and_then(|socket| socket.peer().ok())));
+            Err(error) => Err(OsError::of("bind")(error)),
         }
-        // SAFETY: the call touches no memory.
-        if unsafe { libc::listen(fd.as_raw_fd(), ASKERS) } != 0 {
-            return Err(OsError::last("listen"));
-        }
-        Ok(Ok(Self(fd)))
     }
 }
 
@@ -128,20 +107,12 @@ impl Listener {
     /// # Errors
     /// [`OsError`].
     pub fn bind(path: &Path, mode: u32) -> Result<Self, OsError> {
-        let (address, length) = address(path)?;
-        let fd = socket()?;
-        // SAFETY: `address` is valid for reads of `length` bytes.
-        if unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) } != 0 {
-            return Err(OsError::last("bind"));
-        }
+        let (address, fd) = (address(path)?, socket()?);
+        net::bind(&fd, &address).map_err(OsError::of("bind"))?;
         // Nobody can connect before `listen`, so that the rights hold from the first connection on.
         fs::set_permissions(path, fs::Permissions::from_mode(mode))
             .map_err(|error| OsError { call: "chmod", errno: Errno(error.raw_os_error().unwrap_or(0)) })?;
-        // SAFETY: the call touches no memory.
-        if unsafe { libc::listen(fd.as_raw_fd(), BACKLOG) } != 0 {
-            return Err(OsError::last("listen"));
-        }
-        Ok(Self(fd))
+        net::listen(&fd, BACKLOG).map(|()| Self(fd)).map_err(OsError::of("listen"))
     }
 
     /// From now on the kernel refuses messages with descriptors for the connections accepted here, where it can (Linux 6.16):
@@ -160,17 +131,11 @@ impl Listener {
     /// # Errors
     /// [`OsError`], say for too many open descriptors.
     pub fn accept(&self) -> Result<Option<Socket>, OsError> {
-        let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: no address is asked for.
-        let fd = unsafe { libc::accept4(self.0.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags) };
-        if fd >= 0 {
-            // SAFETY: the call has given this descriptor to us alone.
-            return Ok(Some(Socket(unsafe { OwnedFd::from_raw_fd(fd) })));
-        }
-        let error = OsError::last("accept4");
-        match error.errno.0 {
-            libc::EAGAIN | libc::EINTR | libc::ECONNABORTED => Ok(None),
-            _ => Err(error),
+        use rustix::io::Errno;
+        match net::accept_with(&self.0, FLAGS) {
+            Ok(fd) => Ok(Some(Socket(fd))),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+            Err(error) => Err(OsError::of("accept4")(error)),
         }
     }
 }
@@ -191,13 +156,8 @@ impl Socket {
     /// [`OsError`]: `ENOENT` or `ECONNREFUSED` if nobody listens there, `EACCES` without the right to, `EAGAIN` if too many
     /// wait.
     pub fn connect(path: &Path) -> Result<Self, OsError> {
-        let (address, length) = address(path)?;
-        let fd = socket()?;
-        // SAFETY: `address` is valid for reads of `length` bytes.
-        if unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), length) } != 0 {
-            return Err(OsError::last("connect"));
-        }
-        Ok(Self(fd))
+        let (address, fd) = (address(path)?, socket()?);
+        net::connect(&fd, &address).map(|()| Self(fd)).map_err(OsError::of("connect"))
     }
 
     /// The process at the other end.
@@ -205,6 +165,7 @@ impl Socket {
     /// # Errors
     /// [`OsError`].
     pub fn peer(&self) -> Result<Peer, OsError> {
+        // The crate `rustix` has no process number 0, which the kernel gives for a process that this one cannot see.
         let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut length = size_of::<libc::ucred>() as libc::socklen_t;
         // SAFETY: `peer` is valid for the call to write `length` bytes.
@@ -249,28 +210,13 @@ impl Socket {
         if fds.len() > FDS_MAX {
             return Err(OsError { call: "sendmsg", errno: Errno(libc::EINVAL) });
         }
-        let mut part = libc::iovec { iov_base: message.as_ptr().cast_mut().cast(), iov_len: message.len() };
-        let mut control = [0u64; CONTROL_WORDS];
-        let mut header = header(&mut part, &mut control);
-        let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
-        let bytes = size_of_val(raw.as_slice());
-        if raw.is_empty() {
-            (header.msg_control, header.msg_controllen) = (std::ptr::null_mut(), 0);
-        } else {
-            // SAFETY: the macro computes a length.
-            header.msg_controllen = unsafe { libc::CMSG_SPACE(bytes as u32) } as _;
-            // SAFETY: the control buffer holds the header and `FDS_MAX` descriptors, of which there are no more.
-            unsafe {
-                let first = libc::CMSG_FIRSTHDR(&raw const header);
-                (*first).cmsg_level = libc::SOL_SOCKET;
-                (*first).cmsg_type = libc::SCM_RIGHTS;
-                (*first).cmsg_len = libc::CMSG_LEN(bytes as u32) as _;
-                std::ptr::copy_nonoverlapping(raw.as_ptr().cast::<u8>(), libc::CMSG_DATA(first), bytes);
-            }
+        let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(fds));
         }
-        // SAFETY: `header` refers to `part` and `control`, both alive.
-        let sent = unsafe { libc::sendmsg(self.0.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) };
-        if sent >= 0 { Ok(()) } else { Err(OsError::last("sendmsg")) }
+        let sent = net::sendmsg(&self.0, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL);
+        sent.map(drop).map_err(OsError::of("sendmsg"))
     }
 
     /// Takes one message. One that is longer than `buffer`, or that brings more than four descriptors, is dropped with all
@@ -279,7 +225,7 @@ impl Socket {
     /// # Errors
     /// [`OsError`].
     pub fn receive(&self, buffer: &mut [u8]) -> Result<Packet, OsError> {
-        self.receive_into(buffer, &mut [0; CONTROL_WORDS])
+        self.receive_into(buffer, &mut [MaybeUninit::uninit(); CONTROL_BYTES])
     }
 
     /// Takes one message that brings no descriptors. One that does is dropped, and the kernel never gives its descriptors to this process:
@@ -291,7 +237,7 @@ impl Socket {
         self.receive_into(buffer, &mut [])
     }
 
-    fn receive_into(&self, buffer: &mut [u8], control: &mut [u64]) -> Result<Packet, OsError> {
+    fn receive_into(&self, buffer: &mut [u8], control: &mut [MaybeUninit<u8>]) -> Result<Packet, OsError> {
         match self.receive_once(buffer, control) {
             // The other end has closed without having read everything. The kernel tells that once and before what was sent
             // last, which is taken now.
@@ -303,63 +249,45 @@ impl Socket {
         }
     }
 
-    fn receive_once(&self, buffer: &mut [u8], control: &mut [u64]) -> Result<Packet, OsError> {
-        let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-        let mut header = header(&mut part, control);
-        // SAFETY: `header` refers to `part` and `control`, both alive and writable.
-        let length = unsafe { libc::recvmsg(self.0.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
-        if length < 0 {
-            let error = OsError::last("recvmsg");
-            return match error.errno.0 {
-                libc::EAGAIN | libc::EINTR => Ok(Packet::Nothing),
-                libc::EPIPE => Ok(Packet::End),
-                _ => Err(error),
-            };
-        }
+    fn receive_once(&self, buffer: &mut [u8], control: &mut [MaybeUninit<u8>]) -> Result<Packet, OsError> {
+        use rustix::io::Errno;
+        let mut control = RecvAncillaryBuffer::new(control);
+        let received = net::recvmsg(&self.0, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC);
+        let received = match received {
+            Ok(received) => received,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(Packet::Nothing),
+            Err(Errno::PIPE) => return Ok(Packet::End),
+            Err(error) => return Err(OsError::of("recvmsg")(error)),
+        };
         let mut fds = Vec::new();
-        // SAFETY: the kernel has filled the control buffer with whole headers; the macros walk them within its length, and
-        // every descriptor in it has been given to us alone.
-        unsafe {
-            let mut at = libc::CMSG_FIRSTHDR(&raw const header);
-            while !at.is_null() {
-                if (*at).cmsg_level == libc::SOL_SOCKET && (*at).cmsg_type == libc::SCM_RIGHTS {
-                    let bytes = (*at).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
-                    let data = libc::CMSG_DATA(at).cast::<RawFd>();
-                    fds.extend(
-                        (0..bytes / size_of::<RawFd>()).map(|i| OwnedFd::from_raw_fd(data.add(i).read_unaligned())),
-                    );
-                }
-                at = libc::CMSG_NXTHDR(&raw const header, at);
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                fds.extend(descriptors);
             }
         }
-        if header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+        // The room for control messages is rounded up.
+        if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) || fds.len() > FDS_MAX {
             return Ok(Packet::Truncated);
         }
         // No message of ours is empty: this is the end of the stream.
-        Ok(if length == 0 { Packet::End } else { Packet::Message(length as usize, fds) })
+        Ok(if received.bytes == 0 { Packet::End } else { Packet::Message(received.bytes, fds) })
     }
 
     /// Waits until there is something to take, or the other end is gone; whether that was within `bound`.
     #[must_use]
     pub fn wait(&self, bound: Duration) -> bool {
-        let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        let millis = libc::c_int::try_from(bound.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX);
-        // SAFETY: `poll` is one structure, valid for the call to write.
-        unsafe { libc::poll(&raw mut poll, 1, millis) > 0 }
+        is_ready(self.as_fd(), PollFlags::IN, bound)
     }
 
     /// Ends the connection at both ends; threads that wait here see it too.
     pub fn shut_down(&self) {
-        // SAFETY: the call touches no memory.
-        let _ = unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_RDWR) };
+        let _ = net::shutdown(&self.0, Shutdown::Both);
     }
 
     /// Whether the other end is gone, asked without waiting.
     #[must_use]
     pub fn is_cut(&self) -> bool {
-        let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
-        // SAFETY: as above.
-        unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
+        is_ready(self.as_fd(), PollFlags::RDHUP, Duration::ZERO)
     }
 }
 
@@ -367,19 +295,6 @@ impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
-}
-
-/// Room for one control header (16 bytes) and [`FDS_MAX`] descriptors.
-const CONTROL_WORDS: usize = 2 + FDS_MAX * size_of::<RawFd>() / size_of::<u64>();
-
-fn header(part: &mut libc::iovec, control: &mut [u64]) -> libc::msghdr {
-    // SAFETY: `msghdr` is a structure of integers and pointers, for which all zeros is a value.
-    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
-    header.msg_iov = part;
-    header.msg_iovlen = 1;
-    header.msg_control = control.as_mut_ptr().cast();
-    header.msg_controllen = size_of_val(control) as _;
-    header
 }
 
 #[cfg(test)]
@@ -466,31 +381,18 @@ mod tests {
         client.send(b"fits", &[]).unwrap();
         assert!(matches!(server.receive(&mut buffer), Ok(Packet::Truncated)));
         assert!(matches!(server.receive(&mut buffer), Ok(Packet::Message(4, fds)) if fds.is_empty()));
-        send_many(&client, &[bell.as_fd(); 7]);
-        assert!(matches!(server.receive(&mut buffer), Ok(Packet::Truncated)));
+        for count in 5..=7 {
+            send_many(&client, &[bell.as_fd(); 7][..count]);
+            assert!(matches!(server.receive(&mut buffer), Ok(Packet::Truncated)), "{count} descriptors");
+        }
     }
 
     /// A message with more descriptors than ours carry.
-    fn send_many(socket: &Socket, fds: &[BorrowedFd<'_>; 7]) {
-        let raw = fds.map(|fd| fd.as_raw_fd());
-        let mut part = libc::iovec { iov_base: b"many".as_ptr().cast_mut().cast(), iov_len: 4 };
-        let mut control = [0u64; 8];
-        let mut header = header(&mut part, &mut [0; CONTROL_WORDS]);
-        header.msg_control = control.as_mut_ptr().cast();
-        let bytes = size_of_val(&raw);
-        // SAFETY: the macro computes a length.
-        header.msg_controllen = unsafe { libc::CMSG_SPACE(bytes as u32) } as _;
-        assert!(bytes + 16 <= size_of_val(&control));
-        // SAFETY: the control buffer holds the header and the descriptors (checked), and `header` refers to what is alive.
-        let sent = unsafe {
-            let first = libc::CMSG_FIRSTHDR(&raw const header);
-            (*first).cmsg_level = libc::SOL_SOCKET;
-            (*first).cmsg_type = libc::SCM_RIGHTS;
-            (*first).cmsg_len = libc::CMSG_LEN(bytes as u32) as _;
-            std::ptr::copy_nonoverlapping(raw.as_ptr().cast::<u8>(), libc::CMSG_DATA(first), bytes);
-            libc::sendmsg(socket.0.as_raw_fd(), &raw const header, 0)
-        };
-        assert_eq!(sent, 4);
+    fn send_many(socket: &Socket, fds: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(7))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        assert_eq!(net::sendmsg(&socket.0, &[IoSlice::new(b"many")], &mut control, SendFlags::empty()), Ok(4));
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! Words in memory that several processes map: 64-bit ones first, 32-bit ones behind them, all accessed atomically.
 
-use std::ffi::CString;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr::NonNull;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::futex::{Woken, wait_at};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::futex::{self, Woken};
 use crate::errno::{Errno, OsError};
 
 /// A mapping, unmapped when dropped.
@@ -26,25 +28,17 @@ impl Region {
         longs.checked_mul(8)?.checked_add(words.checked_mul(4)?).filter(|bytes| *bytes > 0)
     }
 
-    fn map(file: &OwnedFd, longs: usize, words: usize, protection: libc::c_int) -> Result<Self, OsError> {
+    fn map(file: &OwnedFd, longs: usize, words: usize, protection: ProtFlags) -> Result<Self, OsError> {
         let wrong = OsError { call: "mmap", errno: Errno(libc::EINVAL) };
         let bytes = Self::bytes(longs, words).ok_or_else(|| wrong.clone())?;
-        // SAFETY: `stat` is a structure of integers, for which all zeros is a value.
-        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: `stat` is valid for the call to write.
-        if unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) } != 0 {
-            return Err(OsError::last("fstat"));
-        }
+        let length = fstat(file).map_err(OsError::of("fstat"))?.st_size;
         // Pages behind the end of a file would end the process when they are touched.
-        if usize::try_from(stat.st_size).unwrap_or(0) < bytes {
+        if usize::try_from(length).unwrap_or(0) < bytes {
             return Err(wrong);
         }
         // SAFETY: no fixed place is asked for, so that the kernel finds a free range.
-        let base =
-            unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
-        if base == libc::MAP_FAILED {
-            return Err(OsError::last("mmap"));
-        }
+        let base = unsafe { mmap(null_mut(), bytes, protection, MapFlags::SHARED, file, 0) };
+        let base = base.map_err(OsError::of("mmap"))?;
         NonNull::new(base.cast::<u8>()).map(|base| Self { base, longs, words }).ok_or(wrong)
     }
 
@@ -63,7 +57,7 @@ impl Drop for Region {
     fn drop(&mut self) {
         let bytes = Self::bytes(self.longs, self.words).unwrap_or(1);
         // SAFETY: the range was mapped by `map`, and every reference into it borrows from this value.
-        let _ = unsafe { libc::munmap(self.base.as_ptr().cast(), bytes) };
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), bytes) };
     }
 }
 
@@ -79,23 +73,14 @@ impl Words {
     /// # Errors
     /// [`OsError`].
     pub fn create(name: &str, longs: usize, words: usize) -> Result<Self, OsError> {
-        let name = CString::new(name.replace('\0', " ")).unwrap_or_default();
-        // SAFETY: `name` is a terminated string for the call to read.
-        let file = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-        if file < 0 {
-            return Err(OsError::last("memfd_create"));
-        }
-        // SAFETY: the call has given this descriptor to us alone.
-        let file = unsafe { OwnedFd::from_raw_fd(file) };
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create(name.replace('\0', " "), flags).map_err(OsError::of("memfd_create"))?;
         let too_long = OsError { call: "ftruncate", errno: Errno(libc::EINVAL) };
-        let length = Region::bytes(longs, words).and_then(|bytes| libc::off_t::try_from(bytes).ok()).ok_or(too_long)?;
-        // SAFETY: the descriptor is open; the call touches no memory.
-        if unsafe { libc::ftruncate(file.as_raw_fd(), length) } != 0 {
-            return Err(OsError::last("ftruncate"));
-        }
-        let region = Region::map(&file, longs, words, libc::PROT_READ | libc::PROT_WRITE)?;
+        let bytes = Region::bytes(longs, words).ok_or(too_long)?;
+        ftruncate(&file, bytes as u64).map_err(OsError::of("ftruncate"))?;
+        let region = Region::map(&file, longs, words, ProtFlags::READ | ProtFlags::WRITE)?;
         let this = Self { region, file };
-        this.seal(libc::F_SEAL_SHRINK | libc::F_SEAL_GROW)?;
+        this.seal(SealFlags::SHRINK | SealFlags::GROW)?;
         Ok(this)
     }
 
@@ -105,7 +90,7 @@ impl Words {
     /// [`OsError`] with `EINVAL` if the file is too short or can still be shortened.
     pub fn open(file: OwnedFd, longs: usize, words: usize) -> Result<Self, OsError> {
         must_keep_its_size(&file)?;
-        let region = Region::map(&file, longs, words, libc::PROT_READ | libc::PROT_WRITE)?;
+        let region = Region::map(&file, longs, words, ProtFlags::READ | ProtFlags::WRITE)?;
         Ok(Self { region, file })
     }
 
@@ -114,13 +99,11 @@ impl Words {
     /// # Errors
     /// [`OsError`] where the kernel is older than Linux 5.1.
     pub fn forbid_other_writers(&self) -> Result<(), OsError> {
-        self.seal(libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL)
+        self.seal(SealFlags::FUTURE_WRITE | SealFlags::SEAL)
     }
 
-    fn seal(&self, seals: libc::c_int) -> Result<(), OsError> {
-        // SAFETY: the descriptor is open; the call takes an integer.
-        let status = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
-        if status == 0 { Ok(()) } else { Err(OsError::last("fcntl(F_ADD_SEALS)")) }
+    fn seal(&self, seals: SealFlags) -> Result<(), OsError> {
+        fcntl_add_seals(&self.file, seals).map_err(OsError::of("fcntl(F_ADD_SEALS)"))
     }
 
     /// A 64-bit word.
@@ -163,7 +146,7 @@ impl WordsView {
     /// [`OsError`] with `EINVAL` if the file is too short or can still be shortened.
     pub fn open(file: &OwnedFd, longs: usize, words: usize) -> Result<Self, OsError> {
         must_keep_its_size(file)?;
-        Ok(Self { region: Region::map(file, longs, words, libc::PROT_READ)? })
+        Ok(Self { region: Region::map(file, longs, words, ProtFlags::READ)? })
     }
 
     /// The value of a 64-bit word, and everything that its writer did before.
@@ -183,8 +166,7 @@ impl WordsView {
     /// If there is none at `at`.
     #[must_use]
     pub fn word(&self, at: usize) -> u32 {
-        // SAFETY: as above.
-        unsafe { AtomicU32::from_ptr(self.region.word(at)) }.load(Ordering::Acquire)
+        self.shared(at).load(Ordering::Acquire)
     }
 
     /// Sleeps while the word at `at` has the value `expected`, for at most `bound`.
@@ -193,15 +175,18 @@ impl WordsView {
     /// If there is none at `at`.
     #[must_use]
     pub fn wait(&self, at: usize, expected: u32, bound: Option<Duration>) -> Woken {
-        wait_at(self.region.word(at), expected, bound)
+        futex::wait(self.shared(at), expected, bound)
+    }
+
+    fn shared(&self, at: usize) -> &AtomicU32 {
+        // SAFETY: as in `long`; to wait for the word does not write either.
+        unsafe { AtomicU32::from_ptr(self.region.word(at)) }
     }
 }
 
 /// Refuses a file that somebody could shorten under a mapping of it.
 fn must_keep_its_size(file: &OwnedFd) -> Result<(), OsError> {
-    // SAFETY: the descriptor is open; the call takes no further argument.
-    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-    if seals >= 0 && seals & libc::F_SEAL_SHRINK != 0 {
+    if fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK)) {
         return Ok(());
     }
     Err(OsError { call: "fcntl(F_GET_SEALS)", errno: Errno(libc::EINVAL) })

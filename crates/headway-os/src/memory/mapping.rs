@@ -1,9 +1,12 @@
 //! Mappings: ordinary memory with its pages in hand, and windows on files.
 
-use std::ffi::CString;
+use std::ffi::c_void;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr::NonNull;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{NonNull, null_mut};
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 use crate::errno::{Errno, OsError};
 use crate::threads;
@@ -16,6 +19,8 @@ const TOUCH_THREADS_MAX: usize = 64;
 const PREFERRED: libc::c_long = 1;
 /// NUMA nodes a mask has room for, as many as Linux can be built for.
 const NODES_MAX: usize = 1024;
+
+const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 /// Size of a page.
 #[must_use]
@@ -31,40 +36,17 @@ struct Region {
 }
 
 impl Region {
-    /// # Safety
-    /// As for `mmap`; with `MAP_FIXED` the range at `place` is a mapping of the caller that nothing refers to.
-    unsafe fn map(
-        place: *mut u8,
-        bytes: usize,
-        flags: libc::c_int,
-        fd: libc::c_int,
-        offset: u64,
-    ) -> Result<Self, OsError> {
-        let refused = |errno| OsError { call: "mmap", errno: Errno(errno) };
-        let offset = libc::off_t::try_from(offset).map_err(|_| refused(libc::EINVAL))?;
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: without `MAP_FIXED` the kernel finds a free range; with it the caller vouches for the range.
-        let base = unsafe { libc::mmap(place.cast(), bytes.max(1), protection, flags, fd, offset) };
-        if base == libc::MAP_FAILED {
-            return Err(OsError::last("mmap"));
-        }
-        match NonNull::new(base.cast::<u8>()) {
-            Some(base) => Ok(Self { base, bytes }),
-            None => Err(refused(libc::ENOMEM)),
-        }
-    }
-
-    fn advise(&self, advice: libc::c_int, call: &'static str) -> Result<(), OsError> {
-        // SAFETY: the range is this mapping; the advices used here never change its content.
-        let status = unsafe { libc::madvise(self.base.as_ptr().cast(), self.bytes.max(1), advice) };
-        if status == 0 { Ok(()) } else { Err(OsError::last(call)) }
+    fn of(mapped: rustix::io::Result<*mut c_void>, bytes: usize) -> Result<Self, OsError> {
+        let base = mapped.map_err(OsError::of("mmap"))?;
+        let refused = OsError { call: "mmap", errno: Errno(libc::ENOMEM) };
+        Ok(Self { base: NonNull::new(base.cast()).ok_or(refused)?, bytes })
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: the range was mapped by `map`, and whoever borrowed from it is gone. It cannot fail for such a range.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes.max(1)) };
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes.max(1)) };
     }
 }
 
@@ -82,9 +64,9 @@ impl Mapping {
     /// # Errors
     /// [`OsError`] with `ENOMEM`.
     pub fn anonymous(bytes: usize) -> Result<Self, OsError> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: no fixed place is asked for.
-        unsafe { Region::map(std::ptr::null_mut(), bytes, flags, -1, 0) }.map(Self)
+        Region::of(unsafe { mmap_anonymous(null_mut(), bytes.max(1), READ_WRITE, flags) }, bytes).map(Self)
     }
 
     /// Asks for huge pages; to be called before the pages are touched.
@@ -92,7 +74,9 @@ impl Mapping {
     /// # Errors
     /// [`OsError`] with `EINVAL` where the kernel has none; the memory stays usable.
     pub fn advise_huge(&self) -> Result<(), OsError> {
-        self.0.advise(libc::MADV_HUGEPAGE, "madvise(MADV_HUGEPAGE)")
+        // SAFETY: the range is this mapping; the advice changes how it is backed, not what it holds.
+        let status = unsafe { madvise(self.0.base.as_ptr().cast(), self.0.bytes.max(1), Advice::LinuxHugepage) };
+        status.map_err(OsError::of("madvise(MADV_HUGEPAGE)"))
     }
 
     /// Has pages that appear later come from NUMA node `node`, or from others when that is full.
@@ -148,20 +132,8 @@ impl MemoryFile {
     /// # Errors
     /// [`OsError`].
     pub fn new(name: &str, bytes: usize) -> Result<Self, OsError> {
-        let name = CString::new(name.replace('\0', " ")).unwrap_or_default();
-        // SAFETY: `name` is a terminated string for the call to read.
-        let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(OsError::last("memfd_create"));
-        }
-        // SAFETY: the call has given this descriptor to us alone.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let too_long = OsError { call: "ftruncate", errno: Errno(libc::EINVAL) };
-        let length = libc::off_t::try_from(bytes.max(1)).map_err(|_| too_long)?;
-        // SAFETY: the descriptor is open; the call touches no memory.
-        if unsafe { libc::ftruncate(fd.as_raw_fd(), length) } != 0 {
-            return Err(OsError::last("ftruncate"));
-        }
+        let fd = memfd_create(name.replace('\0', " "), MemfdFlags::CLOEXEC).map_err(OsError::of("memfd_create"))?;
+        ftruncate(&fd, bytes.max(1) as u64).map_err(OsError::of("ftruncate"))?;
         Ok(Self { fd, bytes })
     }
 
@@ -195,7 +167,8 @@ impl View {
     /// [`OsError`] with the errno of `mmap`.
     pub fn map(file: BorrowedFd<'_>, offset: u64, bytes: usize) -> Result<Self, OsError> {
         // SAFETY: no fixed place is asked for.
-        unsafe { Region::map(std::ptr::null_mut(), bytes, libc::MAP_SHARED, file.as_raw_fd(), offset) }.map(Self)
+        let mapped = unsafe { mmap(null_mut(), bytes.max(1), READ_WRITE, MapFlags::SHARED, file, offset) };
+        Region::of(mapped, bytes).map(Self)
     }
 
     /// Moves the mapping to another offset, at the same address.
@@ -206,12 +179,10 @@ impl View {
     /// # Safety
     /// Nobody uses the mapping meanwhile.
     pub unsafe fn move_to(&mut self, file: BorrowedFd<'_>, offset: u64) -> Result<(), OsError> {
-        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        let (place, flags) = (self.0.base.as_ptr().cast(), MapFlags::SHARED | MapFlags::FIXED);
         // SAFETY: the place is this mapping, which nobody uses.
-        let moved = unsafe { Region::map(self.0.base.as_ptr(), self.0.bytes, flags, file.as_raw_fd(), offset) }?;
-        // The range is still owned by `self`, which unmaps it once.
-        std::mem::forget(moved);
-        Ok(())
+        let moved = unsafe { mmap(place, self.0.bytes.max(1), READ_WRITE, flags, file, offset) };
+        moved.map(drop).map_err(OsError::of("mmap"))
     }
 
     /// The first byte.
@@ -256,7 +227,7 @@ pub fn touch(memory: &mut [u8], threads: usize) {
 }
 
 fn populate_write(memory: &mut [u8]) {
-    if populate(memory, libc::MADV_POPULATE_WRITE).is_err() {
+    if populate(memory, Advice::LinuxPopulateWrite).is_err() {
         for at in (0..memory.len()).step_by(page_bytes()).chain(memory.len().checked_sub(1)) {
             let byte: *mut u8 = &raw mut memory[at];
             // SAFETY: the byte is ours; volatile, so that it is written although it stays the same.
@@ -267,7 +238,7 @@ fn populate_write(memory: &mut [u8]) {
 
 /// Has the pages of `memory`, say of a mapped file, appear, to be read.
 pub fn touch_read(memory: &[u8]) {
-    if populate(memory, libc::MADV_POPULATE_READ).is_err() {
+    if populate(memory, Advice::LinuxPopulateRead).is_err() {
         for at in (0..memory.len()).step_by(page_bytes()).chain(memory.len().checked_sub(1)) {
             std::hint::black_box(memory[at]);
         }
@@ -280,7 +251,7 @@ pub fn touch_read(memory: &[u8]) {
 /// [`OsError`] for pages that cannot be read, say behind the end of a file that has become shorter: touching them would end
 /// the process.
 pub fn populate_read(memory: &[u8]) -> Result<(), OsError> {
-    match populate(memory, libc::MADV_POPULATE_READ) {
+    match populate(memory, Advice::LinuxPopulateRead) {
         // A kernel that does not know the advice.
         Err(error) if error.errno.0 == libc::EINVAL => Ok(()),
         result => result,
@@ -294,12 +265,12 @@ pub fn advise_huge(memory: &mut [u8]) {
     let bytes = memory.len().saturating_sub(lead) / HUGE_BYTES * HUGE_BYTES;
     if bytes > 0 {
         // SAFETY: the range lies within `memory`; the advice changes how it is backed, not what it holds.
-        let _ = unsafe { libc::madvise(memory.as_mut_ptr().wrapping_add(lead).cast(), bytes, libc::MADV_HUGEPAGE) };
+        let _ = unsafe { madvise(memory.as_mut_ptr().wrapping_add(lead).cast(), bytes, Advice::LinuxHugepage) };
     }
 }
 
 /// `advice` on the pages that hold `memory`.
-fn populate(memory: &[u8], advice: libc::c_int) -> Result<(), OsError> {
+fn populate(memory: &[u8], advice: Advice) -> Result<(), OsError> {
     if memory.is_empty() {
         return Ok(());
     }
@@ -307,8 +278,7 @@ fn populate(memory: &[u8], advice: libc::c_int) -> Result<(), OsError> {
     let base = memory.as_ptr().wrapping_sub(lead).cast_mut();
     // SAFETY: the call has the pages appear and changes no content; pages at the ends hold bytes of `memory`, so that they
     // are mapped as it is.
-    let status = unsafe { libc::madvise(base.cast(), lead + memory.len(), advice) };
-    if status == 0 { Ok(()) } else { Err(OsError::last("madvise(MADV_POPULATE)")) }
+    unsafe { madvise(base.cast(), lead + memory.len(), advice) }.map_err(OsError::of("madvise(MADV_POPULATE)"))
 }
 
 #[cfg(test)]

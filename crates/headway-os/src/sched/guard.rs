@@ -1,10 +1,14 @@
 //! A process that takes real-time priorities back when the one that gave them is killed.
 
 use std::fmt::Write;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::ptr::NonNull;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, WaitOptions, waitpid};
 
 use crate::errno::OsError;
 
@@ -32,12 +36,10 @@ impl Page {
     const BYTES: usize = THREADS_MAX * size_of::<Slot>();
 
     fn new() -> Result<Self, OsError> {
-        let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        let rights = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, at an address of the kernel's choice.
-        let address = unsafe { libc::mmap(std::ptr::null_mut(), Self::BYTES, rights, kind, -1, 0) };
-        if address == libc::MAP_FAILED {
-            return Err(OsError::last("mmap"));
-        }
+        let address = unsafe { mmap_anonymous(null_mut(), Self::BYTES, rights, MapFlags::SHARED) };
+        let address = address.map_err(OsError::of("mmap"))?;
         NonNull::new(address.cast()).map(Self).ok_or_else(|| OsError::last("mmap"))
     }
 
@@ -50,7 +52,7 @@ impl Page {
 impl Drop for Page {
     fn drop(&mut self) {
         // SAFETY: the mapping was made with this size, and nothing of it is used any more.
-        unsafe { libc::munmap(self.0.as_ptr().cast(), Self::BYTES) };
+        let _ = unsafe { munmap(self.0.as_ptr().cast(), Self::BYTES) };
     }
 }
 
@@ -58,7 +60,7 @@ impl Drop for Page {
 /// ordinary class, and ends.
 pub struct Guard {
     page: Page,
-    pid: libc::pid_t,
+    pid: Pid,
     /// The kernel closes it with this process. `None` while this is dropped.
     life: Option<OwnedFd>,
 }
@@ -76,8 +78,7 @@ impl Guard {
 
     /// Starts another guardian where somebody has killed this one: what is noted stays. Whether there is one.
     pub fn revive(&mut self) -> bool {
-        // SAFETY: asks for the end of our own child; no status is written.
-        if unsafe { libc::waitpid(self.pid, std::ptr::null_mut(), libc::WNOHANG) } == 0 {
+        if runs(self.pid) {
             return true;
         }
         let Ok((pid, life)) = spawn(&self.page) else { return false };
@@ -114,28 +115,27 @@ impl Guard {
     /// Number of the guardian's process.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.pid.unsigned_abs()
+        self.pid.as_raw_nonzero().get().cast_unsigned()
     }
 }
 
+/// Whether our child `pid` has not ended.
+fn runs(pid: Pid) -> bool {
+    matches!(waitpid(Some(pid), WaitOptions::NOHANG), Ok(None))
+}
+
 /// Starts the guardian's process: its number, and what ends with ours.
-fn spawn(page: &Page) -> Result<(libc::pid_t, OwnedFd), OsError> {
-    let mut ends: [RawFd; 2] = [-1; 2];
-    // SAFETY: two descriptors are written to `ends`.
-    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
-        return Err(OsError::last("pipe2"));
-    }
-    // SAFETY: the call has given both descriptors to us alone.
-    let [death, life] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
+fn spawn(page: &Page) -> Result<(Pid, OwnedFd), OsError> {
+    let (death, life) = pipe_with(PipeFlags::CLOEXEC).map_err(OsError::of("pipe2"))?;
     // SAFETY: the child calls nothing but what is allowed after a fork of a process with threads, and never returns.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         watch(death.as_raw_fd(), page.slots());
     }
-    if pid < 0 {
-        return Err(OsError::last("fork"));
+    match Pid::from_raw(pid).filter(|_| pid > 0) {
+        Some(pid) => Ok((pid, life)),
+        None => Err(OsError::last("fork")),
     }
-    Ok((pid, life))
 }
 
 impl Drop for Guard {
@@ -143,8 +143,7 @@ impl Drop for Guard {
         drop(self.life.take());
         let start = Instant::now();
         // One that is stopped is not waited for: it ends when it goes on.
-        // SAFETY: asks for the end of our own child; no status is written.
-        while unsafe { libc::waitpid(self.pid, std::ptr::null_mut(), libc::WNOHANG) } == 0 {
+        while runs(self.pid) {
             if start.elapsed() >= END_MAX {
                 return;
             }
@@ -163,7 +162,7 @@ fn watch(death: RawFd, slots: &[Slot]) -> ! {
         libc::setsid();
         let mut all: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
-        libc::sigprocmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const all, null_mut());
         libc::prctl(libc::PR_SET_NAME, c"headway-guard".as_ptr(), 0, 0, 0);
         libc::chdir(c"/".as_ptr());
         // Locks and sockets of the parent end with it.

@@ -6,6 +6,7 @@ use std::path::Path;
 use super::{FIFO_PRIORITY, Missing, SchedClass, SchedError, current};
 use crate::affinity;
 use crate::errno::Errno;
+use crate::limits::soft;
 use crate::topology;
 
 /// The number of the capability `CAP_SYS_NICE`.
@@ -37,7 +38,7 @@ impl Facts {
         };
         Self {
             capable: fs::read_to_string(root.join("proc/thread-self/status")).ok().and_then(|text| capable(&text)),
-            priority: limit(libc::RLIMIT_RTPRIO),
+            priority: soft(libc::RLIMIT_RTPRIO).unwrap_or(0),
             nice: nice_limit(),
             allowed,
             online: topology::online(root).map_or(allowed, |cpus| cpus.len()),
@@ -105,17 +106,9 @@ fn capable(status: &str) -> Option<bool> {
     Some(set >> CAP_SYS_NICE & 1 == 1)
 }
 
-/// The soft limit on `resource`, 0 where a sandbox forbids the question.
-fn limit(resource: libc::__rlimit_resource_t) -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is valid for the call to write.
-    let status = unsafe { libc::getrlimit(resource, &raw mut limit) };
-    if status == 0 { limit.rlim_cur } else { 0 }
-}
-
 /// The lowest nice value that `RLIMIT_NICE` allows; the kernel counts it from 20 downwards.
 pub(super) fn nice_limit() -> i32 {
-    20 - i32::try_from(limit(libc::RLIMIT_NICE).min(40)).unwrap_or(0)
+    20 - i32::try_from(soft(libc::RLIMIT_NICE).unwrap_or(0).min(40)).unwrap_or(0)
 }
 
 /// `wanted` was refused with `errno` on the calling thread.
