@@ -5,13 +5,14 @@ mod tools;
 mod wheels;
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use std::{env, iter};
 
 use anyhow::{Context, bail, ensure};
 
-use crate::{ptx, tidy};
+use crate::{driver_header, ptx, tidy};
 
 /// Arguments of the command.
 #[derive(clap::Args)]
@@ -35,7 +36,7 @@ enum Outcome {
     Skipped(String),
 }
 
-const STEPS: [Step; 10] = [
+const STEPS: [Step; 11] = [
     Step {
         name: "tools",
         about: "installs the programs that some tests call, or says what will be skipped",
@@ -49,7 +50,16 @@ const STEPS: [Step; 10] = [
         run: || cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
     },
     Step { name: "package", about: "every published crate packs, with its licences", run: package },
-    Step { name: "ptx", about: "the committed PTX is what the CUDA sources give", run: ptx },
+    Step {
+        name: "ptx",
+        about: "the committed PTX is what the CUDA sources give",
+        run: || with_nvidia(|_| ptx::run(&ptx::Args { check: true })),
+    },
+    Step {
+        name: "header",
+        about: "driver functions, structures and numbers are those of NVIDIA's cuda.h",
+        run: || with_nvidia(driver_header::check),
+    },
     Step { name: "test", about: "every test, but for the unit tests of `headway-core`", run: test },
     Step { name: "test-core", about: "the unit tests of `headway-core`, not optimised", run: test_core },
     Step { name: "test-unchecked", about: "tests of the pure crates without debug assertions", run: test_unchecked },
@@ -120,10 +130,11 @@ fn package() -> anyhow::Result<Outcome> {
     cargo(&arguments)
 }
 
-fn ptx() -> anyhow::Result<Outcome> {
+/// What needs NVIDIA's packages; `check` gets the folder of `cuda.h`.
+fn with_nvidia(check: fn(&Path) -> anyhow::Result<()>) -> anyhow::Result<Outcome> {
     match ptx::install() {
-        Ok(()) => ptx::run(&ptx::Args { check: true }).map(|()| Outcome::Passed),
-        Err(error) => Ok(Outcome::Skipped(format!("cannot install the CUDA compiler: {error:#}"))),
+        Ok(include) => check(&include).map(|()| Outcome::Passed),
+        Err(error) => Ok(Outcome::Skipped(format!("cannot install the CUDA compiler and its header: {error:#}"))),
     }
 }
 

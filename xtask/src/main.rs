@@ -3,6 +3,7 @@
 mod capi;
 mod ci;
 mod claims;
+mod driver_header;
 mod executables;
 mod gpu_test;
 mod json;

@@ -38,9 +38,9 @@ pub(crate) struct Args {
     pub(crate) check: bool,
 }
 
-/// Installs the compiler, so that a failure to do that can be told from stale PTX.
-pub(crate) fn install() -> anyhow::Result<()> {
-    Tools::install(&crate::root()).map(|_| ())
+/// Installs the compiler, so that a failure to do that can be told from stale PTX; returns the folder of `cuda.h`.
+pub(crate) fn install() -> anyhow::Result<PathBuf> {
+    Tools::install(&crate::root()).map(|tools| tools.include)
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -74,6 +74,7 @@ struct Tools {
     script: PathBuf,
     nvrtc: PathBuf,
     ptxas: PathBuf,
+    include: PathBuf,
     scratch: PathBuf,
 }
 
@@ -101,6 +102,7 @@ impl Tools {
             script: root.join("xtask/nvrtc.py"),
             nvrtc: nvidia.join("cuda_nvrtc/lib/libnvrtc.so.12"),
             ptxas: nvidia.join("cuda_nvcc/bin/ptxas"),
+            include: nvidia.join("cu13/include"),
             scratch: venv.join("assembled.cubin"),
         })
     }
