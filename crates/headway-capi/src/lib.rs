@@ -2,6 +2,7 @@
 //!
 //! Each function says who owns what and which threads may call it. Errors are values; [`headway_last_error`] has their text. A panic
 //! becomes [`Status::Internal`] and does not reach the caller.
+#![allow(unsafe_code)]
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};

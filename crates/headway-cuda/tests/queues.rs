@@ -1,5 +1,6 @@
 //! The gpus' conformance suite and the error paths of [`CudaGpu`] against a library with the driver's interface and no GPU
 //! behind it.
+#![allow(unsafe_code)]
 
 mod support;
 

@@ -2,6 +2,7 @@
 //!
 //! What passes here says that no command is lost, done twice or done late, and that every failure ends in time. It says nothing
 //! about any GPU.
+#![allow(unsafe_code)]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

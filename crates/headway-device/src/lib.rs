@@ -3,6 +3,7 @@
 //! Memory is handed to a GPU as [`Span`]s: claims on a range of a [`Buffer`] that exclude each other where one of them writes. So
 //! buffers can be shared by the threads that fill them, the thread that drives the GPU, and the GPU, and a data race cannot be
 //! written down. A run of a plan sees a GPU as its [`Engines`].
+#![allow(unsafe_code)]
 
 mod access;
 pub mod buffer;

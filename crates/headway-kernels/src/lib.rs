@@ -14,6 +14,7 @@
 //! small kernels). Their forms agree byte for byte too.
 //!
 //! The PTX is generated from `kernels/*.cu` by `cargo xtask ptx` and committed, so that no CUDA toolkit is needed to build.
+#![allow(unsafe_code)]
 
 mod aes128_cbc;
 mod aes128_tables;

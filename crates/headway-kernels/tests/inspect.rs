@@ -1,4 +1,5 @@
 //! Wafers with planted defects: every one is listed, nothing else is, and the CUDA source writes the same bytes.
+#![allow(unsafe_code)]
 
 use std::fs;
 use std::process::Command;

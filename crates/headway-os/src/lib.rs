@@ -3,6 +3,7 @@
 //!
 //! Nothing here panics when the system refuses: every absence is an error value with the errno, what would allow the
 //! call, and what is used instead.
+#![allow(unsafe_code)]
 
 pub mod affinity;
 pub mod clock;

@@ -19,6 +19,7 @@
 //!
 //! It links no CUDA library. Its constructor gives SIGUSR1 a handler where `--stats` asks for that, and does nothing else. Threads start with the first large copy of ordinary memory, and
 //! sleep between copies.
+#![allow(unsafe_code)]
 
 mod audit;
 mod batch;

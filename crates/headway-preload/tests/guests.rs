@@ -2,6 +2,7 @@
 //!
 //! The library in C counts what reaches the driver; the guest compares every byte. What passes here says which calls are made
 //! and in which order. It says nothing about any GPU.
+#![allow(unsafe_code)]
 
 #[path = "guests/learning.rs"]
 mod learning;

@@ -1,4 +1,4 @@
-//! What a published crate carries: its licences, what a registry shows of it, and every file that its code includes.
+//! What a published crate carries: its licences and every file that its code includes.
 
 use super::arrows::Package;
 use super::source::{Source, sources};
@@ -6,8 +6,6 @@ use super::{Finding, Tree};
 
 /// Files that lie in the folder of each published crate.
 const CARRIED: [&str; 3] = ["README.md", "LICENSE-MIT", "LICENSE-APACHE"];
-/// Keys of `[package]` that a registry shows.
-const SHOWN: [&str; 6] = ["description", "license", "repository", "readme", "keywords", "categories"];
 /// Macros that read a file while a crate is built.
 const INCLUDES: [&str; 2] = ["include_str", "include_bytes"];
 
@@ -22,11 +20,6 @@ pub(crate) fn check(tree: &Tree, packages: &[Package]) -> Vec<Finding> {
         for file in CARRIED {
             if !tree.exists(&format!("{}/{file}", package.folder)) {
                 findings.push(Finding::new(&manifest, 1, format!("no {file} to publish, use a link to the root's")));
-            }
-        }
-        for key in SHOWN {
-            if !text.lines().any(|line| line.split(['.', '=', ' ']).next() == Some(key)) {
-                findings.push(Finding::new(&manifest, 1, format!("no `{key}`, use one: a registry shows it")));
             }
         }
     }
