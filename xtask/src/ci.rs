@@ -140,11 +140,14 @@ fn with_nvidia(check: fn(&Path) -> anyhow::Result<()>) -> anyhow::Result<Outcome
 
 fn test() -> anyhow::Result<Outcome> {
     let mut all = programs::build(cargo_command().args(["test", "--workspace", "--exclude", CORE]))?;
-    all.extend(programs::build(cargo_command().args(["test", "-p", CORE, "--test", "it"]))?);
+    // With `-p` the crates below would have other features, and without the programs `examples` other profiles: cargo would build the core
+    // and what it depends on again.
+    let mut again =
+        programs::build(cargo_command().args(["test", "--workspace", "--test", "it", "--test", "examples"]))?;
+    again.retain(|program| program.package() == CORE);
+    all.extend(again);
     programs::run(&all)?;
-    // As above: other selections have other features, for which cargo would build the crates again.
-    cargo(&["test", "--workspace", "--exclude", CORE, "--doc"])?;
-    cargo(&["test", "-p", CORE, "--doc"])
+    cargo(&["test", "--workspace", "--doc"])
 }
 
 fn test_core() -> anyhow::Result<Outcome> {
