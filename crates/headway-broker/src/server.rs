@@ -248,7 +248,7 @@ impl Server {
         if options.limits.descriptors.is_none() && descriptors < door::LEAST {
             return Err(ServerError::TooFewDescriptors { limit: descriptors, least: door::LEAST });
         }
-        options.limits.descriptors.get_or_insert(descriptors.saturating_sub(door::OWN));
+        options.limits.descriptors.get_or_insert_with(|| descriptors.saturating_sub(door::OWN));
         let epoch = files.next_epoch(options.must_remember)?;
         // A client that connects before the log is read finds no broker, and tries again.
         let mut state = BrokerState::new(&options, epoch, clock::now())?;

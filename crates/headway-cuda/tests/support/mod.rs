@@ -1,6 +1,5 @@
 //! The library with the driver's interface and no GPU behind it, compiled with the faults that a test needs.
 #![allow(unsafe_code)]
-
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
 use std::path::{Path, PathBuf};

@@ -4,8 +4,9 @@ use headway_core::decisions::engine_lock::Order;
 use headway_core::decisions::predictor::Form;
 use headway_core::decisions::sharing::{Direction, Distances, JobId, Segment, TaskId};
 use headway_core::decisions::token::Mode;
-use headway_core::random::Pcg64Mcg;
 use headway_core::units::{Bytes, Rate};
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 
 use super::*;
 

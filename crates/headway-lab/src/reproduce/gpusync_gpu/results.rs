@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn a_run_is_summed_up_per_period_and_gpu() {
         let frame = |frame: u64, response: u64| DoneJob {
-            frame,
+            job: frame,
             release: frame * 100,
             start: frame * 100,
             granted: frame * 100 + 1,

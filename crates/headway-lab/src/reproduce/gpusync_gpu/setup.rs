@@ -271,18 +271,8 @@ mod tests {
     fn frames(execute: [u64; 5]) -> Vec<DoneJob> {
         let frame = |execute| {
             let (gpu, from, account, digest) = (0, None, Default::default(), 0);
-            let mut frame = DoneJob {
-                frame: 0,
-                release: 0,
-                start: 0,
-                granted: 0,
-                released: 0,
-                done: 0,
-                gpu,
-                from,
-                account,
-                digest,
-            };
+            let mut frame =
+                DoneJob { job: 0, release: 0, start: 0, granted: 0, released: 0, done: 0, gpu, from, account, digest };
             (frame.account.copy, frame.account.execute) = (1_000, execute);
             frame
         };

@@ -13,13 +13,14 @@ use headway_core::decisions::sharing::{Direction, Segment};
 use headway_core::files::error::Loaded;
 use headway_core::files::workload::{Task, Workload};
 use headway_core::plan::block::{ALIGN, LAUNCH_ALIGN, header_bytes, write_header};
-use headway_core::random::Pcg64Mcg;
 use headway_core::units::Nanos;
 use headway_device::gpu::{Caching, Gpu, Operation, Queue, Reach};
 use headway_device::step::step;
 use headway_device::work::{Library, Portion, StepMemory, Work};
 use headway_device::{Access, Buffer, DeviceError};
 use headway_os::clock;
+use rand_core::{Rng, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 
 use crate::Error;
 use crate::jobs::{DoneJob, Moving, Operated, Operations, Rights, Unmanaged, burn, complete};
