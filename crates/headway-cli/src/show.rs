@@ -18,9 +18,11 @@ use headway::units::{Bytes, Nanos, Rate};
 use crate::args::RunArgs;
 use crate::tightest::{self, BATCHES, LINES, more, tightest};
 
-/// Columns of the terminal; 100 where there is none.
+/// Columns of a table: what `$COLUMNS` says, else those of the terminal, else 100.
 pub(crate) fn width() -> usize {
-    std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).unwrap_or(100)
+    let told = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    let terminal = || terminal_size::terminal_size_of(std::io::stdout()).map(|(columns, _)| columns.0.into());
+    told.or_else(terminal).unwrap_or(100)
 }
 
 /// Parts per million as per cent with two decimals, rounded up: a utilisation above one never reads as 100.

@@ -1,5 +1,5 @@
 //! The main job from outside: what `headway run` encrypts is what `openssl` makes of the bytes that the manifest names,
-//! with the keys read from the workload file by another parser.
+//! with the keys read from the workload file by the TOML parser alone.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 use crate::common::{Answer, headway, place, random, root};
 use serde_json::Value;
+use toml::de::DeTable;
 
 const ENCRYPT: &str = "workloads/encrypt.toml";
 
@@ -28,14 +29,16 @@ fn json(path: &Path) -> Value {
 /// Checks every stream of `results`, a folder inside `place`, against `openssl`, and returns the bytes compared.
 fn equals_openssl(place: &Path, results: &str, workload: &str) -> u64 {
     let results = place.join(results);
-    let workload: toml::Table = fs::read_to_string(place.join(workload)).unwrap().parse().unwrap();
-    let streams = workload["stream"].as_array().unwrap();
+    let text = fs::read_to_string(place.join(workload)).unwrap();
+    let workload = DeTable::parse(&text).unwrap().into_inner();
+    let streams = workload.get("stream").and_then(|streams| streams.get_ref().as_array()).unwrap();
     let manifest = json(&results.join("manifest.json"));
     let entries = manifest.as_array().unwrap();
     assert_eq!(entries.len(), streams.len());
     let mut compared = 0;
-    for (entry, stream) in entries.iter().zip(streams) {
-        let id = stream["id"].as_str().unwrap();
+    for (entry, stream) in entries.iter().zip(streams.iter()) {
+        let said = |key: &str| stream.get_ref()[key].get_ref().as_str().unwrap();
+        let id = said("id");
         assert_eq!(
             (entry["stream"].as_str(), entry["output"].as_str()),
             (Some(id), Some(&*format!("streams/{id}.bin")))
@@ -44,8 +47,8 @@ fn equals_openssl(place: &Path, results: &str, workload: &str) -> u64 {
         let clear = place.join("clear");
         fs::write(&clear, &input).unwrap();
         let mut openssl = Command::new("openssl");
-        openssl.args(["enc", "-aes-128-cbc", "-nopad", "-K", stream["key"].as_str().unwrap()]);
-        openssl.args(["-iv", stream["iv"].as_str().unwrap(), "-in"]).arg(&clear);
+        openssl.args(["enc", "-aes-128-cbc", "-nopad", "-K", said("key")]);
+        openssl.args(["-iv", said("iv"), "-in"]).arg(&clear);
         let expected = openssl.output().unwrap();
         assert!(expected.status.success(), "{expected:?}");
         let found = fs::read(results.join("streams").join(format!("{id}.bin"))).unwrap();

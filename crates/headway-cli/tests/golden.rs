@@ -2,11 +2,17 @@
 
 use crate::common;
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
-use crate::common::{headway, place, root, subcommands};
+use crate::common::{command, headway, place, root, subcommands};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::Value;
 use snapbox::data::{Data, DataFormat};
+use toml::de::DeTable;
 
 /// Compares `text` with a committed file.
 #[track_caller]
@@ -143,9 +149,37 @@ fn the_machines_shipped_are_listed_and_each_file_is_printed() {
     for machine in machines {
         let name = machine["name"].as_str().unwrap();
         let file = headway(&root(), &["machines", name]).exits(0).out;
-        let parsed: toml::Table = file.parse().unwrap();
-        assert_eq!(parsed["name"].as_str(), Some(name));
+        let parsed = DeTable::parse(&file).unwrap().into_inner();
+        assert_eq!(parsed.get("name").and_then(|name| name.get_ref().as_str()), Some(name));
     }
+}
+
+#[test]
+fn a_table_is_as_wide_as_the_terminal_unless_the_environment_says_otherwise() {
+    let (place, args) = (place(), ["run", "workloads/encrypt.toml", "--backend", "sim"]);
+    let run = |columns: &str| command(place.path()).args(args).env("COLUMNS", columns).output().unwrap().stdout;
+    let (narrow, wide) = (run("60"), run("100"));
+    assert_ne!(narrow, wide);
+    assert_eq!(in_a_terminal(command(place.path()).args(args).env_remove("COLUMNS"), 60), narrow);
+    assert_eq!(in_a_terminal(command(place.path()).args(args).env("COLUMNS", "100"), 60), wide);
+}
+
+/// What `command` prints to a terminal with so many columns.
+fn in_a_terminal(command: &mut Command, columns: u16) -> Vec<u8> {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&ours).and_then(|()| unlockpt(&ours)).unwrap();
+    tcsetwinsize(&ours, Winsize { ws_row: 40, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    let name = ptsname(&ours, Vec::new()).unwrap();
+    let theirs = File::options().write(true).open(name.to_str().unwrap()).unwrap();
+    let mut child = command.stdout(theirs).spawn().unwrap();
+    // The command has a copy of the terminal: only without it does reading come to an end.
+    command.stdout(Stdio::null());
+    let mut printed = Vec::new();
+    // The end is an error (`EIO`).
+    let _ = File::from(ours).read_to_end(&mut printed);
+    assert!(child.wait().unwrap().success());
+    printed.retain(|byte| *byte != b'\r');
+    printed
 }
 
 #[test]
