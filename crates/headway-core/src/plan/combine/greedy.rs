@@ -95,11 +95,23 @@ pub(super) fn greedy(
     counting: Counting,
     guard: Guard<'_>,
 ) -> Result<Vec<Step>, Starved> {
-    let given = set.batches.len();
-    if given <= LIMITS.greedy_max {
-        return greedy_of_all(set, pricer, counting, guard);
+    if set.batches.len() <= LIMITS.greedy_max {
+        greedy_of_all(set, pricer, counting, guard)
+    } else {
+        greedy_in_groups(set, pricer, counting, guard, GROUP)
     }
-    let groups = given.div_ceil(GROUP);
+}
+
+/// [`greedy`] of groups of at most `size` batches, and then of what is left of all.
+pub(super) fn greedy_in_groups(
+    set: &MessageSet,
+    pricer: &mut Pricer<'_>,
+    counting: Counting,
+    guard: Guard<'_>,
+    size: usize,
+) -> Result<Vec<Step>, Starved> {
+    let given = set.batches.len();
+    let groups = given.div_ceil(size);
     let mut steps: Vec<Step> = Vec::new();
     let mut items: Vec<Option<Batch>> = set.batches.iter().cloned().map(Some).collect();
     let of_group = |group: usize| (group..given).step_by(groups).collect::<Vec<usize>>();

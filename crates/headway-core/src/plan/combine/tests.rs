@@ -3,7 +3,7 @@
 mod rules_left_open;
 mod slots;
 
-use super::greedy::greedy;
+use super::greedy::{greedy, greedy_in_groups};
 use super::stars::Stars;
 use super::*;
 use crate::analysis::schedulability;
@@ -96,6 +96,41 @@ fn varied(draw: &mut Draw, set: MessageSet) -> MessageSet {
         }
     }
     MessageSet::new(elementary).unwrap()
+}
+
+#[test]
+fn groups_that_are_combined_by_themselves_first_give_steps_of_the_whole_set() {
+    let (machine, routes) = node();
+    let (network, calibration) = (Network::new(&machine), calibration(20_000, 3_000));
+    let mut draw = Draw(41);
+    for times in [Times::Together, Times::Apart, Times::Any] {
+        let drawn = random_set(&mut draw, &routes, times, 60);
+        let set = varied(&mut draw, drawn);
+        let mut pricer = Pricer::new(&network, Some(&calibration));
+        let steps = greedy_in_groups(&set, &mut pricer, Counting::PhaseAware, None, 12).unwrap();
+        assert!(!steps.is_empty(), "{times:?}");
+        let mut items: Vec<Option<Batch>> = set.batches.iter().cloned().map(Some).collect();
+        let sum = |items: &[Option<Batch>], pricer: &mut Pricer<'_>| -> u128 {
+            let used = |batch: &Batch, pricer: &mut Pricer<'_>| {
+                Utilisation::of(pricer.price(&batch.blocks(&set.elementary)).unwrap(), batch.grid.period).0
+            };
+            items.iter().flatten().map(|batch| used(batch, pricer)).sum()
+        };
+        let mut before = sum(&items, &mut pricer);
+        for step in steps {
+            let (slow, fast) = (items[step.slow].take().unwrap(), items[step.fast].take().unwrap());
+            let both = combine(&slow, &fast, &set.elementary, Counting::PhaseAware).unwrap();
+            assert_eq!(pricer.price(&both.blocks(&set.elementary)).unwrap(), step.cost, "{times:?}");
+            items.push(Some(both));
+            let after = sum(&items, &mut pricer);
+            assert!(after < before, "{times:?}");
+            before = after;
+        }
+        // No two of what is left save anything together.
+        let batches = items.into_iter().flatten().collect();
+        let left = MessageSet { elementary: set.elementary.clone(), batches };
+        assert_eq!(greedy(&left, &mut pricer, Counting::PhaseAware, None).unwrap(), []);
+    }
 }
 
 /// Algorithm 1 with every pair looked at in every step; (slow, fast, cost) by first elementary message.

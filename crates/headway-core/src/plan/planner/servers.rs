@@ -247,7 +247,7 @@ impl Planner<'_> {
         if verdict.outcome == Outcome::Schedulable && self.fit(at, pipelines, domains, verdict.margin_ppm) {
             verdict = self.verdict_of(&name, &steps_on(at, pipelines));
         }
-        if let (true, Some(margin)) = (is_cut, verdict.margin_ppm) {
+        if is_cut && let Some(margin) = verdict.margin_ppm {
             verdict.notes.extend(limit(&name, &demands(&steps_on(at, pipelines)), margin));
         }
         Server { name, engines, in_flight: 1, verdict }
