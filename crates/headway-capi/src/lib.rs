@@ -10,9 +10,9 @@ use std::os::fd::IntoRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use headway::Error;
 use headway::copy::{CopyError, CopyTicket, DeviceError, RawCopy, StreamCopier, StreamHandle, StreamOptions, WhichGpu};
 use headway::units::Bytes;
+use headway::{Error, Failure};
 
 /// How a call ended.
 #[repr(C)]
@@ -94,14 +94,14 @@ fn failed(error: &Error) -> Status {
         DeviceError::Timeout { .. } => Status::Timeout,
         _ => Status::Failed,
     };
-    match error {
-        Error::Backend { source, .. } => of_device(source),
-        Error::Copy(CopyError::Invalid { .. } | CopyError::Overlap { .. }) => Status::Invalid,
-        Error::Copy(CopyError::Refused { .. }) => Status::Refused,
-        Error::Copy(CopyError::Timeout { .. }) => Status::Timeout,
-        Error::Copy(CopyError::Unavailable { .. } | CopyError::NotReady { .. }) => Status::Unavailable,
-        Error::Copy(CopyError::Failed { source, .. }) => of_device(source),
-        Error::Copy(_) => Status::Failed,
+    match error.failure() {
+        Failure::Backend { source, .. } => of_device(source),
+        Failure::Copy(CopyError::Invalid { .. } | CopyError::Overlap { .. }) => Status::Invalid,
+        Failure::Copy(CopyError::Refused { .. }) => Status::Refused,
+        Failure::Copy(CopyError::Timeout { .. }) => Status::Timeout,
+        Failure::Copy(CopyError::Unavailable { .. } | CopyError::NotReady { .. }) => Status::Unavailable,
+        Failure::Copy(CopyError::Failed { source, .. }) => of_device(source),
+        Failure::Copy(_) => Status::Failed,
         _ => Status::Invalid,
     }
 }

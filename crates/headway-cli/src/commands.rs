@@ -161,8 +161,8 @@ pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
     if reports::open_sharing(log)?.is_some() {
         anyhow::bail!("a run of tasks has no inputs in its log that could be fed again; `headway report` sums it up");
     }
-    let replayed = match reports::replay(log) {
-        Err(headway::Error::Replay(difference)) if out.format == Format::Json => {
+    let replayed = match reports::replay(log).map_err(headway::Error::into_failure) {
+        Err(headway::Failure::Replay(difference)) if out.format == Format::Json => {
             let json = ReplayAnswer {
                 equal: false,
                 line: Some(difference.record + 2),
@@ -174,7 +174,7 @@ pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
             out.print(&json, String::new)?;
             return Ok(Answer::No);
         }
-        replayed => replayed?,
+        replayed => replayed.map_err(headway::Error::from)?,
     };
     let json = ReplayAnswer { equal: true, line: None, log: None, replay: None, replayed: Some(&replayed), schema: 1 };
     out.print(&serde_json::to_value(json)?, || {
@@ -195,8 +195,8 @@ pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
 }
 
 fn replay_broker(out: &Out, log: &headway::report::BrokerLog) -> Result<Answer> {
-    let replayed = match reports::replay_broker(log) {
-        Err(headway::Error::ReplayBroker(difference)) if out.format == Format::Json => {
+    let replayed = match reports::replay_broker(log).map_err(headway::Error::into_failure) {
+        Err(headway::Failure::ReplayBroker(difference)) if out.format == Format::Json => {
             let json = BrokerReplayAnswer {
                 difference: Some(difference.to_string()),
                 equal: false,
@@ -206,7 +206,7 @@ fn replay_broker(out: &Out, log: &headway::report::BrokerLog) -> Result<Answer> 
             out.print(&json, String::new)?;
             return Ok(Answer::No);
         }
-        replayed => replayed?,
+        replayed => replayed.map_err(headway::Error::from)?,
     };
     let json = BrokerReplayAnswer { difference: None, equal: true, replayed: Some(&replayed), schema: 1 };
     out.print(&serde_json::to_value(json)?, || {

@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use headway::Diagnosis;
 use headway::guest::GuestError;
+use headway::{Diagnosis, Failure};
 use serde::Serialize;
 
 use crate::terminal::{Format, printable};
@@ -38,14 +38,12 @@ pub const NOT_STARTED: u8 = 125;
 /// Tells an error with its causes, each once, and picks the exit status: `usual` where nothing else fits. `known` is what a
 /// library says of the error.
 pub fn report(error: &anyhow::Error, known: Option<&dyn Diagnosis>, format: Format, usual: u8) -> ExitCode {
-    let status = match error.downcast_ref::<headway::Error>() {
+    let status = match error.downcast_ref::<headway::Error>().map(headway::Error::failure) {
         // As `env` and `timeout` have it: a guest's own status is not mistaken for one of these.
-        Some(headway::Error::Guest(GuestError::Start { source, .. })) if source.kind() == io::ErrorKind::NotFound => {
-            127
-        }
-        Some(headway::Error::Guest(GuestError::Start { .. })) => 126,
+        Some(Failure::Guest(GuestError::Start { source, .. })) if source.kind() == io::ErrorKind::NotFound => 127,
+        Some(Failure::Guest(GuestError::Start { .. })) => 126,
         _ if known.is_some_and(Diagnosis::is_answer) => 1,
-        _ if known.is_some_and(|known| known.kind() == "interrupted") => headway::INTERRUPTED_STATUS,
+        _ if known.is_some_and(|known| known.word() == "interrupted") => headway::INTERRUPTED_STATUS,
         _ => usual,
     };
     let causes = || match known {
@@ -57,7 +55,7 @@ pub fn report(error: &anyhow::Error, known: Option<&dyn Diagnosis>, format: Form
         let mut document = Document {
             schema: 1,
             error: true,
-            kind: known.map_or("other", Diagnosis::kind),
+            kind: known.map_or("other", Diagnosis::word),
             message: error.to_string(),
             causes: causes(),
             help: help.clone(),

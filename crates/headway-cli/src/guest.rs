@@ -153,7 +153,7 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<Answer> {
     if let (true, Some(why)) = (options.stats, why) {
         eprintln!("headway: bulk copies out of a GPU: {why}");
     }
-    let mut command = guest::command(options, args.log.as_deref(), program, arguments).map_err(headway::Error::from)?;
+    let mut command = guest::command(options, args.log.as_deref(), program, arguments)?;
     if let Some(Percent(percent)) = args.share {
         let share = Share { percent, memory: args.memory };
         mps::join_as_guest(&mut command, args.socket.as_deref(), share)?;

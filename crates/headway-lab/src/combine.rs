@@ -143,7 +143,7 @@ const LIMITS: &[(usize, bool, f64)] = &[(1_000, false, 0.4), (10_000, false, 25.
 /// Measures as `options` say.
 ///
 /// # Errors
-/// [`headway::Error::Plan`] if a set cannot be transformed, and what files refuse.
+/// [`headway::ErrorKind::Plan`] if a set cannot be transformed, and what files refuse.
 pub fn run(options: &CombineBenchOptions, mut progress: impl FnMut(Progress)) -> Result<CombineBenchReport, Error> {
     folder::check(&options.out, TITLE)?;
     let machine = machine::shipped("h200-x4").expect("a shipped machine");
@@ -193,7 +193,7 @@ pub fn run(options: &CombineBenchOptions, mut progress: impl FnMut(Progress)) ->
 }
 
 fn refused(error: CombineError) -> Error {
-    headway::Error::Plan(Box::new(error.into())).into()
+    headway::Failure::Plan(Box::new(error.into())).into()
 }
 
 #[allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]

@@ -14,7 +14,7 @@ use headway_runtime::outlet::OutputError;
 use headway_runtime::wall::RunError;
 
 use crate::formats::FormatError;
-use headway::Diagnosis;
+use headway::{Diagnosis, Failure};
 use headway_measure as measure;
 use headway_measure::plot::PlotError;
 
@@ -24,7 +24,7 @@ use headway_measure::plot::PlotError;
 pub enum Error {
     /// Something that is not peculiar to the laboratory.
     #[error(transparent)]
-    Headway(#[from] headway::Error),
+    Headway(#[from] Failure),
     /// A measurement.
     #[error(transparent)]
     Measure(measure::Error),
@@ -116,11 +116,17 @@ impl From<measure::Error> for Error {
     }
 }
 
+impl From<headway::Error> for Error {
+    fn from(error: headway::Error) -> Self {
+        Self::Headway(error.into_failure())
+    }
+}
+
 impl Diagnosis for Error {
-    fn kind(&self) -> &'static str {
+    fn word(&self) -> &'static str {
         match self {
-            Self::Headway(error) => error.kind(),
-            Self::Measure(error) => error.kind(),
+            Self::Headway(error) => error.word(),
+            Self::Measure(error) => error.word(),
             Self::Import { .. } => "import",
             Self::Export { .. } => "export",
             Self::Exists { .. } => "exists",

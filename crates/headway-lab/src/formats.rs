@@ -283,7 +283,7 @@ pub fn export(format: Format, workload: &Workload, options: &Export) -> Result<E
 /// [`import`] from a file, with the file of precedences that belongs to it.
 ///
 /// # Errors
-/// [`headway::Error::Read`], [`Error::Import`].
+/// [`headway::ErrorKind::Io`], [`Error::Import`].
 pub fn import_file(
     path: &Path,
     format: Format,
@@ -302,7 +302,7 @@ pub fn import_file(
 /// [`export`] of a workload file.
 ///
 /// # Errors
-/// [`headway::Error::Read`], [`headway::Error::File`], [`Error::Export`].
+/// [`headway::ErrorKind::Io`], [`headway::ErrorKind::File`], [`Error::Export`].
 pub fn export_file(path: &Path, format: Format, options: &Export) -> Result<Exported, Error> {
     let workload = headway::workload::open(path)?.value;
     export(format, &workload, options)
@@ -312,12 +312,12 @@ pub fn export_file(path: &Path, format: Format, options: &Export) -> Result<Expo
 /// Writes a result into a new file; one that is there stays unless `force`, and then until the new one is written.
 ///
 /// # Errors
-/// [`Error::Exists`], [`headway::Error::Write`].
+/// [`Error::Exists`], [`headway::ErrorKind::Io`].
 pub fn save(path: &Path, text: &str, force: bool) -> Result<(), Error> {
     if path.exists() && !force {
         return Err(Error::Exists { path: path.to_owned() });
     }
-    let failed = |source| headway::Error::Write { path: path.to_owned(), source };
+    let failed = |source| headway::Failure::Write { path: path.to_owned(), source };
     if !path.metadata().is_ok_and(|about| about.is_file()) {
         // New, or a device such as `/dev/stdout`.
         return Ok(fs::write(path, text).map_err(failed)?);
@@ -334,7 +334,7 @@ pub fn save(path: &Path, text: &str, force: bool) -> Result<(), Error> {
 }
 
 fn read(path: &Path) -> Result<String, headway::Error> {
-    fs::read_to_string(path).map_err(|source| headway::Error::Read { path: path.to_owned(), source })
+    Ok(fs::read_to_string(path).map_err(|source| headway::Failure::Read { path: path.to_owned(), source })?)
 }
 
 /// `count` units as nanoseconds.

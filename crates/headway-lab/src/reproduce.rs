@@ -486,7 +486,7 @@ impl Outcome {
     /// complete and complete ones are there. Returns where they are.
     ///
     /// # Errors
-    /// [`headway::Error::Write`], [`headway_measure::Error::Plot`].
+    /// [`headway::ErrorKind::Io`], [`headway_measure::Error::Plot`].
     pub fn write(&self, folder: &Path) -> Result<PathBuf, Error> {
         let folder = Folder::open(folder, self.experiment, self.complete)?;
         for table in &self.tables {
@@ -497,7 +497,8 @@ impl Outcome {
             let name = format!("{}.csv.gz", table.name);
             let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
             let packed = packed.write_all(table.csv().as_bytes()).and_then(|()| packed.finish());
-            folder.put(&name, packed.map_err(|source| headway::Error::Write { path: folder.path(&name), source })?)?;
+            folder
+                .put(&name, packed.map_err(|source| headway::Failure::Write { path: folder.path(&name), source })?)?;
         }
         for (name, figure) in &self.figures {
             folder.put(&format!("{name}.svg"), figure.svg()?)?;
@@ -527,7 +528,7 @@ impl Experiment {
     /// Checks that where the results may go is free, or has earlier ones of the same experiment.
     ///
     /// # Errors
-    /// [`headway_measure::Error::InTheWay`] if there is anything else, [`headway::Error::Read`].
+    /// [`headway_measure::Error::InTheWay`] if there is anything else, [`headway::ErrorKind::Io`].
     pub fn may_write(&self, setting: &Setting) -> Result<(), Error> {
         let sources: &[&str] = match setting.backend {
             Backend::Auto => &["sim", "emu", "cuda"],

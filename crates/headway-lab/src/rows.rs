@@ -35,9 +35,9 @@ pub struct RowsPlot {
 /// header.
 ///
 /// # Errors
-/// [`headway::Error::Read`]; [`Error::Rows`] for a column or value that the table does not have, or if nothing is left.
+/// [`headway::ErrorKind::Io`]; [`Error::Rows`] for a column or value that the table does not have, or if nothing is left.
 pub fn of_rows(plot: &RowsPlot) -> Result<Figure, Error> {
-    let read_error = |source| headway::Error::Read { path: plot.rows.clone(), source };
+    let read_error = |source| headway::Failure::Read { path: plot.rows.clone(), source };
     let wrong = |what: String| Error::Rows { path: plot.rows.clone(), what };
     let mut table = ReaderBuilder::new().flexible(true).from_reader(open(&plot.rows).map_err(read_error)?);
     let header = table.headers().map_err(|error| wrong(error.to_string()))?.clone();

@@ -360,7 +360,7 @@ impl<'m> Routes<'m> {
     /// The route of `member`.
     ///
     /// # Errors
-    /// [`headway::Error::Options`] if the machine has none.
+    /// [`headway::ErrorKind::Options`] if the machine has none.
     pub fn route(&self, member: Member) -> Result<RouteId, Error> {
         let gpu = |at: usize| self.gpus.get(at).copied();
         let fits = |(id, route): &(RouteId, &headway_core::files::machine::Route)| {
@@ -373,7 +373,7 @@ impl<'m> Routes<'m> {
                 }
         };
         let found = (0..).map(RouteId).zip(&self.machine.routes).find(fits).map(|(id, _)| id);
-        Ok(found.ok_or(headway::Error::Options(
+        Ok(found.ok_or(headway::Failure::Options(
             "the machine file lacks a route that this node has; measure the node anew",
         ))?)
     }

@@ -138,7 +138,7 @@ const BYTES_QUICK: usize = 1 << 30;
 /// every time. What was done before an interruption is written and marked as incomplete.
 ///
 /// # Errors
-/// [`headway::Error::Backend`], [`crate::Error::WrongCopy`], [`headway::Error::Interrupted`] before the first row, and what devices and
+/// [`headway::ErrorKind::Backend`], [`crate::Error::WrongCopy`], [`headway::ErrorKind::Interrupted`] before the first row, and what devices and
 /// files refuse.
 pub fn transfers(
     options: &TransferBenchOptions,
@@ -163,7 +163,7 @@ pub fn transfers(
     let made = bench.make(&mut prediction);
     let Bench { rows, place, .. } = bench;
     let complete = match made {
-        Err(Error::Headway(headway::Error::Interrupted)) if !rows.is_empty() => false,
+        Err(Error::Headway(headway::Failure::Interrupted)) if !rows.is_empty() => false,
         made => made.map(|()| true)?,
     };
     let mut warnings = session.finish()?;
@@ -194,7 +194,7 @@ fn ids(machine: Option<&Machine>, gpus: usize) -> Result<Vec<EndpointId>, Error>
     let ids: Vec<EndpointId> = machine.gpus().take(gpus).collect();
     if ids.len() < gpus {
         return Err(
-            headway::Error::TooFewGpus { machine: machine.name.clone(), wanted: gpus, available: ids.len() }.into()
+            headway::Failure::TooFewGpus { machine: machine.name.clone(), wanted: gpus, available: ids.len() }.into()
         );
     }
     Ok(ids)

@@ -97,7 +97,7 @@ impl Watch<'_> {
             let (mut longest, until) = (Nanos::ZERO, clock::now().saturating_add(self.time));
             for round in (0..u32::MAX).take_while(|_| clock::now() < until) {
                 if self.interrupt.load(Ordering::Relaxed) {
-                    return Err(headway::Error::Interrupted.into());
+                    return Err(headway::Failure::Interrupted.into());
                 }
                 longest = longest.max(once(round)?);
             }
@@ -240,6 +240,6 @@ mod tests {
         let effort = Effort { warm_up: 0, n_min: 1, n_max: 1, time: Nanos(1) };
         let watch = Watch { time: Nanos(u64::MAX), interrupt: &AtomicBool::new(true) };
         let ended = costs(kernels::ids().take(1), effort, &watch).map(drop);
-        assert!(matches!(ended, Err(Error::Headway(headway::Error::Interrupted))), "{ended:?}");
+        assert!(matches!(ended, Err(Error::Headway(headway::Failure::Interrupted))), "{ended:?}");
     }
 }

@@ -186,7 +186,7 @@ impl Taker<'_, '_> {
                 match (entrant.failed, done) {
                     (Some(error), _) if is_fatal(&error) => Err(error),
                     (Some(error), _) => Ok(Err(chain(&error))),
-                    (None, None) => Err(headway::Error::Interrupted.into()),
+                    (None, None) => Err(headway::Failure::Interrupted.into()),
                     (None, Some(done)) => {
                         session.keep(&entrant.name, &entrant.times)?;
                         let posted =
@@ -368,10 +368,10 @@ fn is_doubtful(points: &BTreeMap<u64, Figures>, bytes: u64) -> bool {
 fn is_fatal(error: &Error) -> bool {
     match error {
         Error::Headway(
-            headway::Error::Copy(CopyError::Failed { source, .. } | CopyError::Unavailable { source, .. })
-            | headway::Error::Device(source),
+            headway::Failure::Copy(CopyError::Failed { source, .. } | CopyError::Unavailable { source, .. })
+            | headway::Failure::Device(source),
         ) => matches!(source, DeviceError::DeviceLost),
-        Error::Headway(headway::Error::Copy(_)) | Error::WrongCopy { .. } => false,
+        Error::Headway(headway::Failure::Copy(_)) | Error::WrongCopy { .. } => false,
         _ => true,
     }
 }

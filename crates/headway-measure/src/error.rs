@@ -9,7 +9,7 @@ use headway_device::{DeviceError, WorkError};
 use headway_os::OsError;
 use headway_runtime::copy::CopyError;
 
-use headway::Diagnosis;
+use headway::{Diagnosis, Failure};
 
 use crate::plot::PlotError;
 
@@ -19,7 +19,7 @@ use crate::plot::PlotError;
 pub enum Error {
     /// Something that is not peculiar to measurements.
     #[error(transparent)]
-    Headway(#[from] headway::Error),
+    Headway(#[from] Failure),
     /// Somebody asked the measurement to end.
     #[error("interrupted; `{journal}` keeps what was measured")]
     Paused { journal: PathBuf },
@@ -93,10 +93,16 @@ macro_rules! through {
 
 through!(DeviceError, WorkError, CopyError, OsError, FileError);
 
+impl From<headway::Error> for Error {
+    fn from(error: headway::Error) -> Self {
+        Self::Headway(error.into_failure())
+    }
+}
+
 impl Diagnosis for Error {
-    fn kind(&self) -> &'static str {
+    fn word(&self) -> &'static str {
         match self {
-            Self::Headway(error) => error.kind(),
+            Self::Headway(error) => error.word(),
             Self::Paused { .. } => "interrupted",
             Self::WrongCopy { .. } => "wrong-bytes",
             Self::Fit(_) => "fit",
@@ -113,7 +119,7 @@ impl Diagnosis for Error {
 
     fn help(&self) -> Option<String> {
         let fixed = match self {
-            Self::Headway(headway::Error::Backend { backend: "cuda", .. }) => {
+            Self::Headway(Failure::Backend { backend: "cuda", .. }) => {
                 "measuring needs a GPU; `headway doctor` says what is missing. Without one, plan and run with a machine that is \
                  shipped (`headway machines`), or see with `--backend emu` how measuring works"
             }

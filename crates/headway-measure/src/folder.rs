@@ -23,10 +23,10 @@ pub fn check(folder: &Path, title: &str) -> Result<(), Error> {
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
             return Err(in_the_way("is not a folder".to_owned()));
         }
-        Err(source) => return Err(headway::Error::Read { path: folder.to_owned(), source }.into()),
+        Err(source) => return Err(headway::Failure::Read { path: folder.to_owned(), source }.into()),
     };
     let Some(first) = entries.next() else { return Ok(()) };
-    let first = first.map_err(|source| headway::Error::Read { path: folder.to_owned(), source })?.file_name();
+    let first = first.map_err(|source| headway::Failure::Read { path: folder.to_owned(), source })?.file_name();
     match fs::read_to_string(folder.join(SUMMARY)) {
         Ok(summary) if summary.lines().next() == Some(&format!("# {title}")) => Ok(()),
         Ok(_) => Err(in_the_way(format!("its `{SUMMARY}` is of something else"))),
@@ -39,7 +39,7 @@ pub fn grow(folder: &Path, title: &str) -> Result<(), Error> {
     let summary = folder.join(SUMMARY);
     match fs::remove_file(&summary) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            return Err(headway::Error::Write { path: summary, source }.into());
+            return Err(headway::Failure::Write { path: summary, source }.into());
         }
         _ => {}
     }
@@ -67,7 +67,7 @@ impl Folder {
         } else {
             folder.to_owned()
         };
-        let failed = |path: PathBuf| |source| Error::from(headway::Error::Write { path, source });
+        let failed = |path: PathBuf| |source| Error::from(headway::Failure::Write { path, source });
         fs::create_dir_all(&place).map_err(failed(place.clone()))?;
         let folder = Self(place);
         if complete {
@@ -89,7 +89,7 @@ impl Folder {
     /// Writes a file.
     pub fn put(&self, name: &str, content: impl AsRef<[u8]>) -> Result<(), Error> {
         let path = self.path(name);
-        fs::write(&path, content).map_err(|source| headway::Error::Write { path, source }.into())
+        fs::write(&path, content).map_err(|source| headway::Failure::Write { path, source }.into())
     }
 
     /// Writes the summary, which comes last.

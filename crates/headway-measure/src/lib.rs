@@ -184,10 +184,10 @@ pub fn serve_child(part: ChildPart, order: &str) -> bool {
 /// with what a journal beside the file has kept.
 ///
 /// # Errors
-/// [`Error::Exists`], [`headway::Error::Backend`], [`Error::Paused`], and what devices and files refuse.
+/// [`Error::Exists`], [`headway::ErrorKind::Backend`], [`Error::Paused`], and what devices and files refuse.
 pub fn measure(options: &MeasureOptions, mut progress: impl FnMut(Progress)) -> Result<MeasureReport, Error> {
     run(options, &mut progress).map_err(|error| match error {
-        Error::Headway(headway::Error::Interrupted) => Error::Paused { journal: Journal::path_of(&options.out) },
+        Error::Headway(headway::Failure::Interrupted) => Error::Paused { journal: Journal::path_of(&options.out) },
         error => error,
     })
 }
@@ -208,7 +208,7 @@ fn run(options: &MeasureOptions, progress: &mut dyn FnMut(Progress)) -> Result<M
     }
     if old.is_none() && !options.does(Step::Links) {
         return Err(
-            headway::Error::Options("`--only` without `links` completes a machine file, and there is none").into()
+            headway::Failure::Options("`--only` without `links` completes a machine file, and there is none").into()
         );
     }
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -745,7 +745,7 @@ pub fn publish(path: &Path, text: &str) -> Result<(), Error> {
     Ok(written.map_err(|source: io::Error| {
         // What is left of it helps nobody; that it cannot be removed either is the smaller problem.
         let _ = fs::remove_file(&partial);
-        headway::Error::Write { path: path.to_owned(), source }
+        headway::Failure::Write { path: path.to_owned(), source }
     })?)
 }
 

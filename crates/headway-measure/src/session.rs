@@ -47,7 +47,7 @@ impl<'a> Session<'a> {
         (self.progress)(self.phase);
     }
 
-    /// One step of the phase is done. Ends with [`headway::Error::Interrupted`] if somebody asked for it.
+    /// One step of the phase is done. Ends with [`headway::ErrorKind::Interrupted`] if somebody asked for it.
     pub fn advance(&mut self) -> Result<(), Error> {
         self.phase.done = (self.phase.done + 1).min(self.phase.total);
         (self.progress)(self.phase);
@@ -60,9 +60,9 @@ impl<'a> Session<'a> {
     }
 
     /// # Errors
-    /// [`headway::Error::Interrupted`] if somebody asked for it.
+    /// [`headway::ErrorKind::Interrupted`] if somebody asked for it.
     pub fn go_on(&self) -> Result<(), Error> {
-        if self.interrupt.load(Ordering::Relaxed) { Err(headway::Error::Interrupted.into()) } else { Ok(()) }
+        if self.interrupt.load(Ordering::Relaxed) { Err(headway::Failure::Interrupted.into()) } else { Ok(()) }
     }
 
     /// What `work` gives, or what it gave before an interruption, under `key`.
@@ -102,7 +102,7 @@ impl<'a> Session<'a> {
         let interrupt = self.interrupt;
         let samples = series_below(effort, limit, clock::now, |number| {
             if interrupt.load(Ordering::Relaxed) {
-                return Err(headway::Error::Interrupted.into());
+                return Err(headway::Failure::Interrupted.into());
             }
             once(number)
         })?;
@@ -146,7 +146,7 @@ impl Raw {
     /// A new file at `path`, or if `goes_on` the one that is there, with every whole line that it holds: compressed text that
     /// was cut off in the middle cannot be appended to.
     pub fn open(path: &Path, goes_on: bool) -> Result<Self, Error> {
-        let failed = |source| headway::Error::Write { path: path.to_owned(), source };
+        let failed = |source| headway::Failure::Write { path: path.to_owned(), source };
         let old = if goes_on { File::open(path).ok() } else { None };
         let mut temporary = path.as_os_str().to_owned();
         temporary.push(format!(".{}", std::process::id()));
@@ -169,12 +169,12 @@ impl Raw {
         let written = serde_json::to_string(&RawLine { key, at, ns: samples })
             .map_err(io::Error::from)
             .and_then(|line| writeln!(self.file, "{line}"));
-        Ok(written.map_err(|source| headway::Error::Write { path: self.path.clone(), source })?)
+        Ok(written.map_err(|source| headway::Failure::Write { path: self.path.clone(), source })?)
     }
 
     fn finish(self) -> Result<(), Error> {
         let Self { path, file, .. } = self;
-        Ok(file.finish().map(drop).map_err(|source| headway::Error::Write { path, source })?)
+        Ok(file.finish().map(drop).map_err(|source| headway::Failure::Write { path, source })?)
     }
 }
 
@@ -208,9 +208,9 @@ mod tests {
         let effort = Effort { warm_up: 0, n_min: 1, n_max: 1, time: Nanos(1) };
         assert!(matches!(
             session.series("a", effort, |_| Ok(Nanos(1))),
-            Err(Error::Headway(headway::Error::Interrupted))
+            Err(Error::Headway(headway::Failure::Interrupted))
         ));
-        assert!(matches!(session.advance(), Err(Error::Headway(headway::Error::Interrupted))));
+        assert!(matches!(session.advance(), Err(Error::Headway(headway::Failure::Interrupted))));
     }
 
     #[test]

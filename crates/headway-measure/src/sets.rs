@@ -207,7 +207,7 @@ pub fn measure(session: &mut Session<'_>, bed: &mut Lazy<'_>, sets: &[Set], pace
             let key = format!("set {} {repeat}", set.name);
             match session.step(&key, |_| bed.get().and_then(|bed| run(&bed.gpus, &bed.stock, set, pace))) {
                 Ok(found) => all[at].0.push(found),
-                Err(Error::Headway(headway::Error::Device(error @ DeviceError::Timeout { .. })))
+                Err(Error::Headway(headway::Failure::Device(error @ DeviceError::Timeout { .. })))
                     if set.members.len() > 1 =>
                 {
                     session.warnings.push(format!("left out: {error}"));

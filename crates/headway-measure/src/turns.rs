@@ -128,7 +128,7 @@ fn wants(entrant: &Entrant, best: Nanos, rules: Rules, over: bool) -> bool {
 /// Makes the copies of `entrants` in turns. One that fails is timed no longer, and says why.
 ///
 /// # Errors
-/// [`headway::Error::Interrupted`], and what is no failure of one way.
+/// [`headway::ErrorKind::Interrupted`], and what is no failure of one way.
 pub fn take(
     session: &mut Session<'_>,
     timer: &mut CopyTimer,
@@ -161,7 +161,7 @@ pub fn take(
                 Ok(()) => {}
                 Err(
                     error @ (Error::WrongCopy { .. }
-                    | Error::Headway(headway::Error::Copy(_) | headway::Error::Device(_))),
+                    | Error::Headway(headway::Failure::Copy(_) | headway::Failure::Device(_))),
                 ) => {
                     entrants[at].failed = Some(error);
                 }
@@ -199,7 +199,7 @@ mod tests {
         assert!(wanted(large, &[131], true) && !wanted(large, &[131; 2], false));
         assert!(wanted(large, &[130; 8], true) && !wanted(large, &[130; 9], true));
         assert!(!wanted(small, &[100; 20], false), "never more than the most");
-        let failed = Entrant { failed: Some(headway::Error::Interrupted.into()), ..entrant(small, &[]) };
+        let failed = Entrant { failed: Some(headway::Failure::Interrupted.into()), ..entrant(small, &[]) };
         assert!(!wants(&failed, Nanos::MAX, RULES, false));
     }
 

@@ -200,7 +200,7 @@ fn two_gpus_are_measured_together_and_a_part_without_a_file_to_complete_is_refus
     };
     assert!(matches!(
         measure(&MeasureOptions { only: vec![Step::Curves], ..two.clone() }, |_| ()),
-        Err(Error::Headway(headway::Error::Options(_)))
+        Err(Error::Headway(headway::Failure::Options(_)))
     ));
     measure(&two, |_| ()).unwrap();
     let machine = machine::parse("two", &fs::read_to_string(&file).unwrap()).unwrap();

@@ -22,7 +22,7 @@ pub use headway_broker::{
     Access, Client, LimitUse, MemoryStatus, MpsOptions, MpsStatus, OnLoss, Phase, Status, TaskShape,
 };
 
-use crate::Error;
+use crate::{Error, Failure};
 
 /// How GPUs are shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,7 +129,7 @@ impl Default for BrokerOptions {
 /// Arbitrates until `stop` is set; `started` is told where it listens, `tell` what goes wrong meanwhile.
 ///
 /// # Errors
-/// [`Error::Broker`], and what reading the machine gives.
+/// `ErrorKind::Broker`, and what reading the machine gives.
 pub fn serve(
     options: &BrokerOptions,
     stop: &AtomicBool,
@@ -148,7 +148,7 @@ pub fn serve(
     let socket = options.socket.clone().unwrap_or(usual);
     let arbiter = parameters(&machine, options)?;
     if let Some(why) = options.mps.as_ref().and_then(|_| crate::mps::forbidden()) {
-        return Err(Error::Broker(MpsError::Forbidden(why).into()));
+        return Err(Failure::Broker(MpsError::Forbidden(why).into()).into());
     }
     let (claims, probe) = known(&machine);
     let usual = headway_broker::ServerOptions::new(socket.clone(), arbiter);
@@ -174,18 +174,18 @@ pub fn serve(
         tell: Some(Tell::new(tell)),
         ..usual
     })
-    .map_err(Error::Broker)?;
+    .map_err(Failure::Broker)?;
     started(&socket);
-    server.run(stop).map_err(Error::Broker)
+    Ok(server.run(stop).map_err(Failure::Broker)?)
 }
 
 /// Who holds and waits at the broker of `socket`, or of the usual place.
 ///
 /// # Errors
-/// [`Error::Client`].
+/// `ErrorKind::Broker`.
 pub fn status(socket: Option<&Path>) -> Result<Status, Error> {
     let usual = place::usual();
-    headway_broker::client::status(socket.unwrap_or(&usual)).map_err(Error::Client)
+    Ok(headway_broker::client::status(socket.unwrap_or(&usual)).map_err(Failure::Client)?)
 }
 
 /// What the system knows of a machine's GPUs: the UUIDs by which no other broker may arbitrate them, and whom to ask whether they
@@ -224,11 +224,11 @@ fn known(machine: &Machine) -> (Vec<String>, Option<Probe>) {
 /// Gives a GPU up at the broker of `socket`, or of the usual place. Only for the user who runs it.
 ///
 /// # Errors
-/// [`Error::Client`].
+/// `ErrorKind::Broker`.
 pub fn declare_lost(socket: Option<&Path>, gpu: u32) -> Result<(), Error> {
     let usual = place::usual();
-    let client = Client::connect(socket.unwrap_or(&usual), "headway status", OnLoss::Fail).map_err(Error::Client)?;
-    client.declare_lost(GpuId(gpu)).map_err(Error::Client)
+    let client = Client::connect(socket.unwrap_or(&usual), "headway status", OnLoss::Fail).map_err(Failure::Client)?;
+    Ok(client.declare_lost(GpuId(gpu)).map_err(Failure::Client)?)
 }
 
 /// The GPUs of a machine as an arbiter takes them: one cluster for each NUMA node that the file names, one for the rest.
@@ -237,7 +237,7 @@ pub fn declare_lost(socket: Option<&Path>, gpu: u32) -> Result<(), Error> {
 /// machine file: by the route between them, else through a memory.
 ///
 /// # Errors
-/// [`Error::System`] if the system does not tell the CPUs.
+/// `ErrorKind::Io` if the system does not tell the CPUs.
 pub fn parameters(machine: &Machine, options: &BrokerOptions) -> Result<ArbiterParameters, Error> {
     let mut nodes: BTreeMap<Option<u32>, Vec<GpuId>> = BTreeMap::new();
     for (gpu, number) in machine.gpus().zip(0..) {
@@ -374,6 +374,6 @@ mod tests {
             stop.store(true, Ordering::Relaxed);
             server.join().unwrap().unwrap();
         });
-        assert!(matches!(status(Some(&socket)), Err(Error::Client(_))));
+        assert!(matches!(status(Some(&socket)).map_err(Error::into_failure), Err(Failure::Client(_))));
     }
 }

@@ -26,7 +26,7 @@ pub use self::streams::{CopyTicket, StreamCopier, StreamOptions, WhichGpu};
 pub use headway_cuda::{RawCopy, StreamHandle};
 
 use crate::gpus::{self, Backend};
-use crate::{Error, stamp};
+use crate::{Error, Failure, stamp};
 
 /// What to open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub fn emulated(gpus: usize) -> Result<Copier, Error> {
 /// so.
 ///
 /// # Errors
-/// [`Error::Backend`], [`Error::TooFewGpus`], [`Error::Copy`], and what reading the machine gives.
+/// `ErrorKind::Backend`, `ErrorKind::Machine`, `ErrorKind::Device`, and what reading the machine gives.
 pub fn open(options: &OpenOptions) -> Result<Copier, Error> {
     let machine = options.machine.as_deref().map(crate::machine::open).transpose()?;
     let gpus = gpus::open(options.backend, options.model.as_deref(), options.gpus)?;
@@ -74,7 +74,7 @@ pub fn open(options: &OpenOptions) -> Result<Copier, Error> {
     let stale = profile.stamp.as_ref().and_then(|was| difference(was, &stamp::stamp(&gpus, String::new())));
     let learns = machine.is_none();
     let gpus = ids.into_iter().zip(gpus).collect();
-    let copier = Copier::with_stale(gpus, profile, options.copies, stale).map_err(Error::Copy)?;
+    let copier = Copier::with_stale(gpus, profile, options.copies, stale).map_err(Failure::Copy)?;
     if learns {
         learn(&copier, &options.copies);
     }
@@ -114,7 +114,7 @@ fn names(machine: Option<&Machine>, gpus: &[Arc<dyn Gpu>]) -> Result<Vec<Endpoin
     }
     if endpoints.len() < gpus.len() {
         let (machine, wanted) = (machine.name.clone(), gpus.len());
-        return Err(Error::TooFewGpus { machine, wanted, available: endpoints.len() });
+        return Err(Failure::TooFewGpus { machine, wanted, available: endpoints.len() }.into());
     }
     Ok(endpoints.into_iter().take(gpus.len()).collect())
 }
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn a_machine_with_fewer_gpus_than_used_is_refused() {
         let error = open(&emulated(Some("h200-x1"), 2)).err().unwrap();
-        assert!(matches!(error, Error::TooFewGpus { wanted: 2, available: 1, .. }), "{error:?}");
+        assert!(matches!(error.failure(), Failure::TooFewGpus { wanted: 2, available: 1, .. }), "{error:?}");
     }
 
     #[test]

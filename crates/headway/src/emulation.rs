@@ -13,7 +13,7 @@ const USUAL: [&str; 2] = ["h200-x1", "h200-x4"];
 /// first `gpus` GPUs.
 ///
 /// # Errors
-/// [`Error::TooFewGpus`], and what reading `model` gives.
+/// `ErrorKind::Machine`, and what reading `model` gives.
 pub fn machine(model: Option<&str>, gpus: Option<usize>) -> Result<Machine, Error> {
     let wanted = gpus.unwrap_or(1);
     let mut machine = crate::machine::open(model.unwrap_or(USUAL[0]))?;
@@ -95,6 +95,7 @@ pub fn useless(measured: &Machine, imitated: Option<&Machine>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Failure;
 
     #[test]
     fn as_many_gpus_are_imitated_as_were_asked_for() {
@@ -104,9 +105,15 @@ mod tests {
         for gpus in 2..=4 {
             assert_eq!(named(Some(gpus)).unwrap(), ("h200-x4".to_owned(), gpus));
         }
-        assert!(matches!(named(Some(5)), Err(Error::TooFewGpus { wanted: 5, available: 4, .. })));
+        assert!(matches!(
+            named(Some(5)).map_err(Error::into_failure),
+            Err(Failure::TooFewGpus { wanted: 5, available: 4, .. })
+        ));
         // Whoever names a machine gets that one.
-        assert!(matches!(machine(Some("h200-x1"), Some(2)), Err(Error::TooFewGpus { available: 1, .. })));
+        assert!(matches!(
+            machine(Some("h200-x1"), Some(2)).map_err(Error::into_failure),
+            Err(Failure::TooFewGpus { available: 1, .. })
+        ));
         assert_eq!(machine(Some("gpusync-8xgtx470"), Some(5)).unwrap().gpus().count(), 5);
     }
 

@@ -1,8 +1,9 @@
-//! The one error of the public API: what failed; causes follow as a chain, printed once, by the front end.
+//! The one error of the public API. Callers see its kind; what failed in detail is for Headway's own crates. Causes follow as a
+//! chain, printed once, by the front end.
 
 mod guest;
 
-use std::io::{self, ErrorKind};
+use std::io;
 use std::path::PathBuf;
 
 use headway_broker::{ClientError, ServerError};
@@ -27,10 +28,132 @@ use headway_trace::replay::Divergence;
 pub use self::guest::GuestError;
 pub(crate) use self::guest::LIBRARY;
 
-/// What failed.
+/// What failed. The text says it, and [`source`](std::error::Error::source) leads to the causes.
 #[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct Error(Box<Failure>);
+
+/// What kind of failure an [`Error`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Error {
+pub enum ErrorKind {
+    /// The options contradict each other, or ask for too little or too much.
+    Options,
+    /// The input cannot be used.
+    Input,
+    /// A machine or workload file is wrong, mostly at a [place](Error::place) that can be pointed at.
+    File,
+    /// There is no such machine, or it has no such GPU.
+    Machine,
+    /// No plan can be made.
+    Plan,
+    /// The plan says that deadlines can be missed.
+    NotAccepted,
+    /// A kernel cannot work on this data.
+    Kernel,
+    /// The backend is not there: no driver or no GPU.
+    Backend,
+    /// A device refused or failed.
+    Device,
+    /// A simulation failed.
+    Simulation,
+    /// GPUs cannot be shared: the broker is not there, refused or failed.
+    Broker,
+    /// A process cannot run as a guest of Headway or of the broker's MPS daemon.
+    Guest,
+    /// Somebody asked for the end.
+    Interrupted,
+    /// A stream that must stop at a missed deadline missed one.
+    Missed,
+    /// The system refused something: reading, writing, a setting.
+    Io,
+    /// What came out differs from what the CPU computes; nothing was kept.
+    WrongBytes,
+    /// A log cannot be read, or lacks records.
+    Log,
+    /// A log replays differently.
+    Replay,
+    /// A defect of Headway.
+    Defect,
+}
+
+impl Error {
+    /// What kind of failure it is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match &*self.0 {
+            Failure::Options(_) | Failure::Sample { .. } | Failure::TooLong { .. } => ErrorKind::Options,
+            Failure::Input(_) => ErrorKind::Input,
+            Failure::File(_) | Failure::TooLarge { .. } => ErrorKind::File,
+            Failure::NoMachine { .. } | Failure::TooFewGpus { .. } | Failure::NoGpu { .. } => ErrorKind::Machine,
+            Failure::Plan(_) => ErrorKind::Plan,
+            Failure::NotAccepted { .. } => ErrorKind::NotAccepted,
+            Failure::Data(_) | Failure::Library(_) | Failure::Kernel(_) => ErrorKind::Kernel,
+            Failure::Backend { .. } => ErrorKind::Backend,
+            Failure::Device(_) | Failure::Copy(_) | Failure::Run(_) => ErrorKind::Device,
+            Failure::Simulate(_) | Failure::Sharing(_) => ErrorKind::Simulation,
+            Failure::Shared(_) | Failure::Broker(_) | Failure::Client(_) => ErrorKind::Broker,
+            Failure::Guest(_) | Failure::NotAlone => ErrorKind::Guest,
+            Failure::Interrupted => ErrorKind::Interrupted,
+            Failure::Stopped { .. } => ErrorKind::Missed,
+            Failure::Read { .. } | Failure::Write { .. } | Failure::Output(_) | Failure::System(_) => ErrorKind::Io,
+            Failure::WrongJob { .. } | Failure::Wrong { .. } | Failure::WrongTail { .. } => ErrorKind::WrongBytes,
+            Failure::Log(_) | Failure::CutLog { .. } | Failure::NoRun { .. } => ErrorKind::Log,
+            Failure::Replay(_) | Failure::ReplayBroker(_) => ErrorKind::Replay,
+            Failure::Panicked { .. } => ErrorKind::Defect,
+        }
+    }
+
+    /// Whether somebody asked for the end before there was anything to keep.
+    #[must_use]
+    pub fn is_interrupted(&self) -> bool {
+        self.kind() == ErrorKind::Interrupted
+    }
+
+    /// Whether this is a negative answer, rather than a failure to find one.
+    #[must_use]
+    pub fn is_answer(&self) -> bool {
+        Diagnosis::is_answer(self)
+    }
+
+    /// What to do about it, where the text does not say.
+    #[must_use]
+    pub fn help(&self) -> Option<String> {
+        Diagnosis::help(self)
+    }
+
+    /// The place in a file that is wrong.
+    #[must_use]
+    pub fn place(&self) -> Option<&FileError> {
+        Diagnosis::place(self)
+    }
+
+    #[doc(hidden)]
+    #[must_use]
+    pub fn failure(&self) -> &Failure {
+        &self.0
+    }
+
+    #[doc(hidden)]
+    #[must_use]
+    pub fn into_failure(self) -> Failure {
+        *self.0
+    }
+}
+
+impl<T> From<T> for Error
+where
+    Failure: From<T>,
+{
+    fn from(cause: T) -> Self {
+        Self(Box::new(cause.into()))
+    }
+}
+
+/// What failed, in detail. Only Headway's own crates can rely on it.
+#[doc(hidden)]
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
     /// A file could not be read.
     #[error("cannot read `{path}`")]
     Read { path: PathBuf, source: io::Error },
@@ -237,9 +360,10 @@ pub enum Error {
 }
 
 /// What a front end tells of an error beside its text.
+#[doc(hidden)]
 pub trait Diagnosis: std::error::Error {
-    /// What kind of error it is, as JSON has it.
-    fn kind(&self) -> &'static str;
+    /// Its kind in one word, as JSON has it.
+    fn word(&self) -> &'static str;
 
     /// What to do about it, where the message itself does not say.
     fn help(&self) -> Option<String>;
@@ -271,7 +395,21 @@ fn is_out_of_memory(error: &RunError) -> bool {
 }
 
 impl Diagnosis for Error {
-    fn kind(&self) -> &'static str {
+    fn word(&self) -> &'static str {
+        self.0.word()
+    }
+
+    fn help(&self) -> Option<String> {
+        self.0.help()
+    }
+
+    fn within(&self) -> Option<&dyn Diagnosis> {
+        Some(&*self.0)
+    }
+}
+
+impl Diagnosis for Failure {
+    fn word(&self) -> &'static str {
         match self {
             Self::Read { .. } => "read",
             Self::File(_) => "file",
@@ -335,7 +473,7 @@ impl Diagnosis for Error {
                 | OutputError::Write { source, .. }
                 | OutputError::Publish { source, .. },
             ) => match source.kind() {
-                ErrorKind::StorageFull | ErrorKind::FileTooLarge | ErrorKind::QuotaExceeded => {
+                io::ErrorKind::StorageFull | io::ErrorKind::FileTooLarge | io::ErrorKind::QuotaExceeded => {
                     "nothing was kept; free space, or choose a folder on another disk with `--out`"
                 }
                 _ => "nothing was kept; choose another folder with `--out`",
@@ -405,10 +543,10 @@ fn one_of(runs: &[PathBuf]) -> String {
 /// What to do about a file that cannot be read.
 fn reading(source: &io::Error) -> Option<String> {
     let help = match source.kind() {
-        ErrorKind::NotFound => "check the path; it is taken from the current folder",
-        ErrorKind::IsADirectory => "give a file, not a folder",
-        ErrorKind::InvalidData => "give a text file in UTF-8",
-        ErrorKind::PermissionDenied => "ask for the permission to read it, or copy it",
+        io::ErrorKind::NotFound => "check the path; it is taken from the current folder",
+        io::ErrorKind::IsADirectory => "give a file, not a folder",
+        io::ErrorKind::InvalidData => "give a text file in UTF-8",
+        io::ErrorKind::PermissionDenied => "ask for the permission to read it, or copy it",
         _ => return None,
     };
     Some(help.to_owned())
@@ -416,13 +554,13 @@ fn reading(source: &io::Error) -> Option<String> {
 
 // What a user can do something about is told without the part of Headway that met it.
 
-impl From<FileError> for Error {
+impl From<FileError> for Failure {
     fn from(error: FileError) -> Self {
         Self::File(Box::new(error))
     }
 }
 
-impl From<DataError> for Error {
+impl From<DataError> for Failure {
     fn from(error: DataError) -> Self {
         match error {
             DataError::Input(error) => error.into(),
@@ -432,7 +570,7 @@ impl From<DataError> for Error {
     }
 }
 
-impl From<RunError> for Error {
+impl From<RunError> for Failure {
     fn from(error: RunError) -> Self {
         match error {
             RunError::Interrupted { .. } => Self::Interrupted,
@@ -443,7 +581,7 @@ impl From<RunError> for Error {
     }
 }
 
-impl From<Incomplete> for Error {
+impl From<Incomplete> for Failure {
     fn from(why: Incomplete) -> Self {
         match why {
             Incomplete::Interrupted => Self::Interrupted,
@@ -452,7 +590,7 @@ impl From<Incomplete> for Error {
     }
 }
 
-impl From<SimError<HostError>> for Error {
+impl From<SimError<HostError>> for Failure {
     fn from(error: SimError<HostError>) -> Self {
         match error {
             SimError::Interrupted => Self::Interrupted,
@@ -460,5 +598,29 @@ impl From<SimError<HostError>> for Error {
             SimError::Stopped { stream, packet, by } => Self::Stopped { stream, packet, by },
             error => Self::Simulate(Box::new(error)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn an_error_has_a_kind_a_text_and_its_causes_and_no_more() {
+        let source = || io::Error::new(io::ErrorKind::NotFound, "it is not there");
+        let failed =
+            || -> Result<(), Error> { Err(Failure::Read { path: PathBuf::from("a.toml"), source: source() })? };
+        let error = failed().unwrap_err();
+        assert_eq!((error.kind(), error.to_string()), (ErrorKind::Io, "cannot read `a.toml`".to_owned()));
+        assert_eq!(error.source().map(ToString::to_string), Some("it is not there".to_owned()));
+        assert_eq!(error.causes(), ["it is not there"]);
+        assert!(error.help().is_some_and(|help| help.contains("check the path")), "{:?}", error.help());
+        assert!(!error.is_interrupted() && !error.is_answer() && error.place().is_none());
+        assert!(Error::from(Failure::Interrupted).is_interrupted());
+
+        let refused = Error::from(Failure::NotAccepted { verdict: "no".to_owned(), why: vec!["too much".to_owned()] });
+        assert!(refused.is_answer() && refused.causes() == ["too much"], "{refused:?}");
     }
 }

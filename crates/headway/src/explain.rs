@@ -9,7 +9,7 @@ pub use headway_core::models::transfer::{
 };
 use headway_core::units::Bytes;
 
-use crate::Error;
+use crate::{Error, Failure};
 
 /// A copy that somebody thinks of making.
 #[derive(Clone, Debug)]
@@ -72,14 +72,17 @@ pub enum Exclusion {
 /// All ways of making the copy, each with its cost and what became of it.
 ///
 /// # Errors
-/// What reading the machine gives; [`Error::NoGpu`].
+/// What reading the machine gives; `ErrorKind::Machine`.
 pub fn explain(question: &Question) -> Result<Explanation, Error> {
     if question.pieces == 0 || question.active == 0 {
-        return Err(Error::Options("a copy has at least one piece and one GPU: `--pieces` and `--active` begin at 1"));
+        return Err(Failure::Options(
+            "a copy has at least one piece and one GPU: `--pieces` and `--active` begin at 1",
+        )
+        .into());
     }
     let machine = crate::machine::open(&question.machine)?;
     if question.active as usize > machine.gpus().count() {
-        return Err(Error::Options("`--active` counts GPUs of the machine, which has fewer"));
+        return Err(Failure::Options("`--active` counts GPUs of the machine, which has fewer").into());
     }
     let find = |name: &str| {
         let found = machine.endpoint(name).filter(|id| machine.gpus().any(|gpu| gpu == *id));
@@ -91,10 +94,10 @@ pub fn explain(question: &Question) -> Result<Explanation, Error> {
     };
     let peer = question.peer.as_deref().map(find).transpose()?;
     if (question.direction == Direction::Peer) != peer.is_some() {
-        return Err(Error::Options("`--direction peer` and `--peer` need each other"));
+        return Err(Failure::Options("`--direction peer` and `--peer` need each other").into());
     }
     if peer == Some(gpu) {
-        return Err(Error::Options("`--peer` names the GPU that the copy begins on; name another one"));
+        return Err(Failure::Options("`--peer` names the GPU that the copy begins on; name another one").into());
     }
     let request = Request {
         peer,
@@ -127,7 +130,7 @@ pub fn measured_ways(profile: &Profile) -> Available {
 
 fn no_gpu(machine: &Machine, name: &str) -> Error {
     let known: Vec<&str> = machine.gpus().map(|gpu| machine.endpoints[gpu.at()].id.as_str()).collect();
-    Error::NoGpu { machine: machine.name.clone(), name: name.to_owned(), known: known.join(", ") }
+    Failure::NoGpu { machine: machine.name.clone(), name: name.to_owned(), known: known.join(", ") }.into()
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use headway_cuda::{CudaGpu, Driver};
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_device::{Engines, Gpu, Limits};
 
-use crate::{Error, emulation};
+use crate::{Error, Failure, emulation};
 
 /// What copies are made on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,7 +31,7 @@ const HOST_BYTES_MAX: Bytes = Bytes(32 << 30);
 /// default `h200-x1`, or `h200-x4` for more than one.
 ///
 /// # Errors
-/// [`Error::Backend`], [`Error::TooFewGpus`], and what reading `model` gives.
+/// `ErrorKind::Backend`, `ErrorKind::Machine`, and what reading `model` gives.
 pub fn open(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> Result<Vec<Arc<dyn Gpu>>, Error> {
     let limits = Limits { host_bytes_max: HOST_BYTES_MAX, ..Limits::default() };
     match backend {
@@ -41,12 +41,12 @@ pub fn open(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> Resul
             Ok(machine.gpus().map(|gpu| Arc::new(EmuGpu::open(spec(gpu))) as Arc<dyn Gpu>).collect())
         }
         Backend::Cuda | Backend::Auto => {
-            let failed = |source| Error::Backend { backend: "cuda", source };
+            let failed = |source| Failure::Backend { backend: "cuda", source };
             let devices = Driver::system().and_then(|driver| CudaGpu::open_all(&driver, limits)).map_err(failed)?;
             let there = devices.len();
             let wanted = gpus.unwrap_or(there).max(1);
             if wanted > there {
-                return Err(Error::TooFewGpus { machine: "this one".to_owned(), wanted, available: there });
+                return Err(Failure::TooFewGpus { machine: "this one".to_owned(), wanted, available: there }.into());
             }
             Ok(devices.into_iter().take(wanted).map(|device| Arc::new(device) as Arc<dyn Gpu>).collect())
         }
@@ -71,7 +71,7 @@ pub fn imitates(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> R
 /// As for [`open`].
 #[doc(hidden)]
 pub fn device(backend: Backend, model: Option<&str>) -> Result<Engines, Error> {
-    let failed = |backend| move |source| Error::Backend { backend, source };
+    let failed = |backend| move |source| Error::from(Failure::Backend { backend, source });
     match backend {
         Backend::Emu => {
             let machine = emulation::machine(model, Some(1))?;
@@ -88,19 +88,19 @@ pub fn device(backend: Backend, model: Option<&str>) -> Result<Engines, Error> {
 /// How many GPUs the driver reports.
 ///
 /// # Errors
-/// [`Error::Backend`] where there is no driver, or a broken one.
+/// `ErrorKind::Backend` where there is no driver, or a broken one.
 pub fn there() -> Result<usize, Error> {
-    let probe = headway_cuda::probe().map_err(|source| Error::Backend { backend: "cuda", source })?;
+    let probe = headway_cuda::probe().map_err(|source| Failure::Backend { backend: "cuda", source })?;
     Ok(probe.devices.len())
 }
 
 /// The first `count` GPUs as devices, for kernels.
 ///
 /// # Errors
-/// [`Error::Backend`].
+/// `ErrorKind::Backend`.
 #[doc(hidden)]
 pub fn devices(count: usize, limits: Limits) -> Result<Vec<Engines>, Error> {
-    let failed = |source| Error::Backend { backend: "cuda", source };
+    let failed = |source| Error::from(Failure::Backend { backend: "cuda", source });
     let driver = Driver::system().map_err(failed)?;
     let open = |index| CudaGpu::open(&driver, index, limits).and_then(|gpu| Engines::open(Arc::new(gpu)));
     (0..count as u32).map(|index| open(index).map_err(failed)).collect()

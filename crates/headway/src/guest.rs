@@ -21,6 +21,7 @@ use headway_core::units::Bytes;
 pub use headway_os::{fork::Home, limits::file_bytes_max};
 
 use crate::Error;
+#[doc(hidden)]
 pub use crate::error::GuestError;
 use crate::error::LIBRARY;
 
@@ -132,19 +133,19 @@ fn preload(library: PathBuf, before: &OsStr) -> OsString {
 /// that it loaded no CUDA driver.
 ///
 /// # Errors
-/// [`GuestError`] if the library is missing, the options cannot be meant, or the log cannot be written.
+/// `ErrorKind::Guest` if the library is missing, the options cannot be meant, or the log cannot be written.
 pub fn command<'a>(
     options: GuestOptions,
     log: Option<&Path>,
     program: &OsStr,
     arguments: impl IntoIterator<Item = &'a OsString>,
-) -> Result<Command, GuestError> {
+) -> Result<Command, Error> {
     if let Some(asked) = options.piece.filter(|piece| *piece < PIECE_MIN) {
-        return Err(GuestError::SmallPiece { asked });
+        return Err(GuestError::SmallPiece { asked }.into());
     }
     let library = library()?;
     if library.as_os_str().as_encoded_bytes().iter().any(|byte| b" :".contains(byte)) {
-        return Err(GuestError::Unspeakable { path: library });
+        return Err(GuestError::Unspeakable { path: library }.into());
     }
     let preload = preload(library, &env::var_os("LD_PRELOAD").unwrap_or_default());
     let mut command = Command::new(program);

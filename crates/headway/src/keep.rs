@@ -4,7 +4,7 @@ use headway_core::plan::PlannedStream;
 use headway_core::units::{Bytes, Nanos};
 use headway_runtime::intake::bytes_within;
 
-use crate::Error;
+use crate::{Error, Failure};
 
 /// Bounds on what a run leaves behind. Verdict, counts and statistics do not depend on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Keep {
     pub(crate) fn parts(&self, streams: &[PlannedStream], duration: Nanos, granule: u64) -> Result<Vec<u64>, Error> {
         let all: u128 = streams.iter().map(|stream| u128::from(bytes_within(stream, duration))).sum();
         if !(1..=u128::from(BYTES_MAX)).contains(&all) {
-            return Err(Error::Sample { duration, streams: streams.len(), bytes: all, max: BYTES_MAX });
+            return Err(Failure::Sample { duration, streams: streams.len(), bytes: all, max: BYTES_MAX }.into());
         }
         let share = SAMPLES.0 / (streams.len() as u64).max(1);
         let usual = SAMPLE.0.min(share);
@@ -65,7 +65,7 @@ impl Keep {
         let bytes: u128 = parts.iter().copied().map(u128::from).sum();
         match u64::try_from(bytes) {
             Ok(1..=SAMPLES_MAX) => Ok(parts),
-            _ => Err(Error::Sample { duration, streams: streams.len(), bytes, max: SAMPLES_MAX }),
+            _ => Err(Failure::Sample { duration, streams: streams.len(), bytes, max: SAMPLES_MAX }.into()),
         }
     }
 }
@@ -150,11 +150,13 @@ mod tests {
         flipped.digests[0][2][7] ^= 1;
         let from = (64 << 10) + (2 << 20);
         assert!(matches!(
-            verify(&flipped),
-            Err(Error::WrongTail { first, last, .. }) if (first, last) == (from, from + (1 << 20) - 1)
+            verify(&flipped).map_err(Error::into_failure),
+            Err(Failure::WrongTail { first, last, .. }) if (first, last) == (from, from + (1 << 20) - 1)
         ));
         let mut short = ends;
         short.digests[0].pop();
-        assert!(matches!(verify(&short), Err(Error::WrongTail { last, .. }) if last == 500 * (16 << 10) - 1));
+        assert!(
+            matches!(verify(&short).map_err(Error::into_failure), Err(Failure::WrongTail { last, .. }) if last == 500 * (16 << 10) - 1)
+        );
     }
 }

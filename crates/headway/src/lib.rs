@@ -55,7 +55,9 @@ pub use headway_core::units;
 /// What a caller's own kernel implements, and the library that runs find kernels in.
 pub use headway_device::work;
 
-pub use error::{Diagnosis, Error};
+#[doc(hidden)]
+pub use error::{Diagnosis, Failure};
+pub use error::{Error, ErrorKind};
 /// For programs: the flag to give to a run, a measurement or a broker, so that they end in an orderly way.
 pub use headway_os::ipc::{INTERRUPTED_STATUS, stop_when_told};
 /// For programs: a full disk or a limit of file sizes is an error of the call that writes.

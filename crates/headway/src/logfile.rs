@@ -10,8 +10,8 @@ use headway_core::units::Bytes;
 use headway_runtime::outlet::{OutFile, Outlet, OutputError};
 use headway_trace::{Log, LogWriter};
 
-use crate::Error;
 use crate::keep::Keep;
+use crate::{Error, Failure};
 
 /// Name of a log inside the results, as text and compressed.
 const PLAIN: &str = "run.jsonl";
@@ -36,14 +36,14 @@ fn find(path: &Path) -> PathBuf {
 /// Opens the log at `path`, or of the folder of results there, compressed or not; returns its path too.
 ///
 /// # Errors
-/// [`Error::Read`].
+/// `ErrorKind::Io`.
 pub(crate) fn open(path: &Path) -> Result<(Box<dyn BufRead>, PathBuf), Error> {
     let log = find(path);
     if path.is_dir() && !log.exists() {
-        return Err(Error::NoRun { folder: path.to_owned(), runs: runs(path) });
+        return Err(Failure::NoRun { folder: path.to_owned(), runs: runs(path) }.into());
     }
     let path = log;
-    let error = |source| Error::Read { path: path.clone(), source };
+    let error = |source| Failure::Read { path: path.clone(), source };
     let mut file = BufReader::with_capacity(1 << 16, File::open(&path).map_err(error)?);
     let packed = file.fill_buf().map_err(error)?.starts_with(&MAGIC);
     let log: Box<dyn BufRead> = if packed { unpacked(file).map_err(error)? } else { Box::new(file) };

@@ -6,8 +6,8 @@ pub use headway_core::files::machine::{Confidence, EndpointId, Machine, SHIPPED,
 use headway_core::files::suggest;
 pub use headway_core::models::transfer::Method;
 
-use crate::Error;
 use crate::workload::{Workload, read};
+use crate::{Error, Failure};
 
 /// The machine that plans and simulated runs are for where none is named.
 pub const USUAL: &str = "h200-x4";
@@ -15,7 +15,7 @@ pub const USUAL: &str = "h200-x4";
 /// A machine by the name it is shipped under, or from a machine file.
 ///
 /// # Errors
-/// [`Error::NoMachine`], [`Error::Read`], [`Error::File`].
+/// `ErrorKind::Machine`, `ErrorKind::Io`, `ErrorKind::File`.
 pub fn open(name: &str) -> Result<Machine, Error> {
     if let Some(machine) = shipped(name) {
         return Ok(machine);
@@ -23,7 +23,7 @@ pub fn open(name: &str) -> Result<Machine, Error> {
     let path = Path::new(name);
     if !path.exists() {
         let suggestion = suggest(name, SHIPPED.iter().map(|(name, _)| *name), "shipped machines");
-        return Err(Error::NoMachine { name: name.to_owned(), suggestion });
+        return Err(Failure::NoMachine { name: name.to_owned(), suggestion }.into());
     }
     Ok(parse(name, &read(path)?)?)
 }
@@ -37,13 +37,11 @@ pub fn for_flows(named: Option<&str>, workload: &Workload) -> Option<Machine> {
 /// `machine` with its first `gpus` GPUs only.
 ///
 /// # Errors
-/// [`Error::TooFewGpus`].
+/// `ErrorKind::Machine`.
 pub fn restrict(machine: &Machine, gpus: usize) -> Result<Machine, Error> {
-    machine.with_gpus(gpus).ok_or_else(|| Error::TooFewGpus {
-        machine: machine.name.clone(),
-        wanted: gpus,
-        available: machine.gpus().count(),
-    })
+    let available = machine.gpus().count();
+    let fewer = machine.with_gpus(gpus);
+    Ok(fewer.ok_or_else(|| Failure::TooFewGpus { machine: machine.name.clone(), wanted: gpus, available })?)
 }
 
 #[cfg(test)]

@@ -15,8 +15,8 @@ use headway_core::units::Bytes;
 use headway_cuda::{ComputeMode, Nvml};
 use headway_os::environment;
 
-use crate::Error;
 use crate::guest::GuestError;
+use crate::{Error, Failure};
 
 /// The least memory that a guest may be held to; limits are told in MiB.
 const MEMORY_MIN: Bytes = Bytes(1 << 20);
@@ -33,7 +33,7 @@ pub struct Share {
 /// Has `command` join the daemon of the broker at `socket`, or of the usual place, with no more than its share.
 ///
 /// # Errors
-/// [`Error::Guest`] where no broker runs a daemon for this user, or the share cannot be meant; [`Error::Client`] where the broker
+/// `ErrorKind::Guest` where no broker runs a daemon for this user, or the share cannot be meant; `ErrorKind::Broker` where the broker
 /// there is not to be trusted or does not answer.
 pub fn join_as_guest(command: &mut Command, socket: Option<&Path>, share: Share) -> Result<(), Error> {
     if share.percent == 0 || share.percent > 100 || share.memory.is_some_and(|memory| memory < MEMORY_MIN) {
@@ -44,7 +44,7 @@ pub fn join_as_guest(command: &mut Command, socket: Option<&Path>, share: Share)
         Ok(Some(daemon)) => daemon,
         Ok(None) => return Err(GuestError::NoMps { socket: path, is_there: true }.into()),
         Err(ClientError::Connect { .. }) => return Err(GuestError::NoMps { socket: path, is_there: false }.into()),
-        Err(error) => return Err(Error::Client(error)),
+        Err(error) => return Err(Failure::Client(error).into()),
     };
     command.env(PIPE_VARIABLE, &daemon.folder).env(LOG_VARIABLE, &daemon.log);
     command.env(SHARE_VARIABLE, share.percent.to_string());
@@ -75,7 +75,7 @@ fn gpus_seen() -> usize {
 /// variables, which is safe only while the process has one thread, and since the CUDA driver reads them when it is initialised.
 ///
 /// # Errors
-/// [`Error::NotAlone`] where the process has other threads; [`Error::Client`] where a broker is there that is not to be trusted or
+/// `ErrorKind::Guest` where the process has other threads; `ErrorKind::Broker` where a broker is there that is not to be trusted or
 /// does not answer.
 pub fn join(socket: Option<&Path>) -> Result<Option<MpsStatus>, Error> {
     let path = socket.map_or_else(place::usual, Path::to_owned);
@@ -86,10 +86,10 @@ pub fn join(socket: Option<&Path>) -> Result<Option<MpsStatus>, Error> {
         Ok(Some(daemon)) => daemon,
         // Nobody listens: left by a broker that was killed.
         Ok(None) | Err(ClientError::Connect { .. }) => return Ok(None),
-        Err(error) => return Err(Error::Client(error)),
+        Err(error) => return Err(Failure::Client(error).into()),
     };
     let variables = [(PIPE_VARIABLE, OsStr::new(&daemon.folder)), (LOG_VARIABLE, OsStr::new(&daemon.log))];
-    if environment::set_while_alone(variables) { Ok(Some(daemon)) } else { Err(Error::NotAlone) }
+    if environment::set_while_alone(variables) { Ok(Some(daemon)) } else { Err(Failure::NotAlone.into()) }
 }
 
 /// Why no daemon can serve the GPUs of this computer, with the remedy, as far as their compute mode says.
@@ -121,11 +121,17 @@ mod tests {
             Share { percent: 50, memory: Some(Bytes(1_000)) },
         ] {
             let refused = join_as_guest(&mut Command::new("true"), Some(nowhere), share);
-            assert!(matches!(refused, Err(Error::Guest(GuestError::NoShare { .. }))), "{share:?}");
+            assert!(
+                matches!(refused.map_err(Error::into_failure), Err(Failure::Guest(GuestError::NoShare { .. }))),
+                "{share:?}"
+            );
         }
         let share = Share { percent: 100, memory: Some(MEMORY_MIN) };
         let refused = join_as_guest(&mut Command::new("true"), Some(nowhere), share);
-        assert!(matches!(refused, Err(Error::Guest(GuestError::NoMps { is_there: false, .. }))));
+        assert!(matches!(
+            refused.map_err(Error::into_failure),
+            Err(Failure::Guest(GuestError::NoMps { is_there: false, .. }))
+        ));
         assert!(join(Some(nowhere)).unwrap().is_none());
     }
 }

@@ -14,7 +14,7 @@ use headway_core::units::Nanos;
 
 use crate::machine::Machine;
 use crate::workload::{Loaded, Workload};
-use crate::{Error, why};
+use crate::{Error, Failure, why};
 
 pub use crate::cpus::{Assumption, assumption};
 pub use crate::why::failing;
@@ -71,10 +71,10 @@ pub fn jitter_note(machine: &Machine, plan: &Plan) -> Option<String> {
 /// Plans a workload; what a file causes is reported at its line.
 ///
 /// # Errors
-/// [`Error::File`] where the workload names something that the machine does not have, [`Error::Plan`] otherwise.
+/// `ErrorKind::File` where the workload names something that the machine does not have, `ErrorKind::Plan` otherwise.
 pub fn make(machine: &Machine, workload: &Loaded<Workload>, options: PlanOptions) -> Result<Plan, Error> {
     let mut plan = planner::plan(machine, &workload.value, options).map_err(|error| match error.place() {
-        "" => Error::Plan(Box::new(error)),
+        "" => Error::from(Failure::Plan(Box::new(error))),
         place => {
             let help = match &error {
                 PlanError::UnknownName { known, .. } => Some(format!("write one of: {known}")),

@@ -22,7 +22,7 @@ pub use headway_trace::guest::Log as GuestLog;
 /// The log of tasks that share GPUs.
 pub use headway_trace::sharing::Log as TaskLog;
 
-use crate::{Error, logfile};
+use crate::{Error, Failure, logfile};
 
 /// Lines that are looked at for the first with anything in it.
 const FIRST_LINES: usize = 4;
@@ -35,7 +35,7 @@ pub const PAGE: &str = "page.html";
 /// Reads a log, or the log of a folder of results.
 ///
 /// # Errors
-/// [`Error::Read`], [`Error::Log`].
+/// `ErrorKind::Io`, `ErrorKind::Log`.
 pub fn open(path: &Path) -> Result<Log, Error> {
     let (input, path) = logfile::open(path)?;
     Ok(Log::read(input, &path.display().to_string())?)
@@ -44,7 +44,7 @@ pub fn open(path: &Path) -> Result<Log, Error> {
 /// Feeds a log to a new dispatcher; it must do the same, byte for byte.
 ///
 /// # Errors
-/// [`Error::Replay`] at the first difference, and what [`open`] gives.
+/// `ErrorKind::Replay` at the first difference, and what [`open`] gives.
 pub fn replay(path: &Path) -> Result<Replayed, Error> {
     Ok(replay_log(&open(path)?)?)
 }
@@ -53,11 +53,13 @@ pub fn replay(path: &Path) -> Result<Replayed, Error> {
 /// packets at most.
 ///
 /// # Errors
-/// [`Error::Output`], [`Error::CutLog`] for a log that lacks records, and what [`open`] gives.
+/// `ErrorKind::Io`, `ErrorKind::Log` for a log that lacks records, and what [`open`] gives.
 pub fn report(path: &Path, out: Option<&Path>, traced: u64) -> Result<(Summary, Option<PathBuf>), Error> {
     let log = open(path)?;
     if log.omitted() > 0 {
-        return Err(Error::CutLog { path: path.to_owned(), records: log.records().len(), omitted: log.omitted() });
+        return Err(
+            Failure::CutLog { path: path.to_owned(), records: log.records().len(), omitted: log.omitted() }.into()
+        );
     }
     let mut summary = summary::summarize(&log);
     let folder = match out {
@@ -109,7 +111,7 @@ fn put(outlet: &Outlet, name: &str, write: impl FnOnce(&mut OutFile) -> io::Resu
 /// is another log.
 ///
 /// # Errors
-/// [`Error::Read`], [`Error::Log`].
+/// `ErrorKind::Io`, `ErrorKind::Log`.
 pub fn open_sharing(path: &Path) -> Result<Option<sharing::Log>, Error> {
     if let Some(log) = open_broker(path)? {
         return Ok(Some(broker::jobs(&log)));
@@ -127,7 +129,7 @@ pub fn open_sharing(path: &Path) -> Result<Option<sharing::Log>, Error> {
 /// The log of a guest at `path`; `None` if it is another log.
 ///
 /// # Errors
-/// [`Error::Read`], [`Error::Log`].
+/// `ErrorKind::Io`, `ErrorKind::Log`.
 pub fn open_guest(path: &Path) -> Result<Option<GuestLog>, Error> {
     let mut first = String::new();
     let read = logfile::open(path)?.0.read_line(&mut first);
@@ -148,7 +150,7 @@ pub fn report_guest(log: &GuestLog) -> guest::Summary {
 /// Writes summary and page of a guest's log into a folder.
 ///
 /// # Errors
-/// [`Error::Output`].
+/// `ErrorKind::Io`.
 pub fn draw_guest(log: &GuestLog, out: &Path) -> Result<PathBuf, Error> {
     let outlet = Outlet::create(out)?;
     put(&outlet, PAGE, |file| guest::write_page(log, file))?;
@@ -159,18 +161,18 @@ pub fn draw_guest(log: &GuestLog, out: &Path) -> Result<PathBuf, Error> {
 /// The log of a broker at `path`; `None` if it is another log.
 ///
 /// # Errors
-/// [`Error::Read`], [`Error::Log`].
+/// `ErrorKind::Io`, `ErrorKind::Log`.
 pub fn open_broker(path: &Path) -> Result<Option<broker::Log>, Error> {
     if path.is_dir() || !begins_broker(path)? {
         return Ok(None);
     }
-    let file = File::open(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    let file = File::open(path).map_err(|source| Failure::Read { path: path.to_owned(), source })?;
     Ok(Some(broker::Log::read(logfile::Lines::new(BufReader::new(file)), &path.display().to_string())?))
 }
 
 /// Whether the first line with anything in it is one of a broker.
 fn begins_broker(path: &Path) -> Result<bool, Error> {
-    let file = File::open(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    let file = File::open(path).map_err(|source| Failure::Read { path: path.to_owned(), source })?;
     let lines = logfile::Lines::new(BufReader::new(file)).lines().take(FIRST_LINES);
     // What is no text is no log of any kind; whoever reads it as one says so.
     let first = lines.map_while(Result::ok).find(|line| !line.trim().is_empty());
@@ -180,7 +182,7 @@ fn begins_broker(path: &Path) -> Result<bool, Error> {
 /// Makes the decisions of a broker's log again.
 ///
 /// # Errors
-/// [`Error::ReplayBroker`] at the first difference.
+/// `ErrorKind::Replay` at the first difference.
 pub fn replay_broker(log: &broker::Log) -> Result<broker::Replayed, Error> {
     Ok(broker::replay(log)?)
 }
@@ -188,7 +190,7 @@ pub fn replay_broker(log: &broker::Log) -> Result<broker::Replayed, Error> {
 /// Sums a log of tasks up; with a folder, writes summary, trace and page there.
 ///
 /// # Errors
-/// [`Error::Output`].
+/// `ErrorKind::Io`.
 pub fn report_sharing(
     log: &sharing::Log,
     out: Option<&Path>,

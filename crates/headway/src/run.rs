@@ -40,7 +40,7 @@ use serde::Serialize;
 
 pub use self::devices::choose;
 use crate::keep::Keep;
-use crate::{COMMIT, Error, VERSION, emulation, logfile, report, sample, verify, why};
+use crate::{COMMIT, Error, Failure, VERSION, emulation, logfile, report, sample, verify, why};
 
 /// What runs the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -231,10 +231,10 @@ pub fn run(
         warnings.push("a simulation drives no devices: the scheduling class has no effect".to_owned());
     }
     if options.time_only && source != Source::Sim {
-        return Err(Error::Options("`--time-only` is for simulations: add `--backend sim`"));
+        return Err(Failure::Options("`--time-only` is for simulations: add `--backend sim`").into());
     }
     if options.time_only && options.input.is_some() {
-        return Err(Error::Options("`--time-only` reads nothing: leave out `--input`"));
+        return Err(Failure::Options("`--time-only` reads nothing: leave out `--input`").into());
     }
     let place = options.place(&plan.workload.name, source);
     let outlet = Outlet::create(&place)?;
@@ -252,7 +252,7 @@ pub fn run(
         match compare(&ran, &plan, options, &outlet, &mut warnings, &mut progress) {
             Ok(streams) => verified = streams,
             // What was not compared must not look as if it was.
-            Err(Error::Interrupted) => ran.log = ran.log.ended(Some(Incomplete::Interrupted)),
+            Err(error) if error.is_interrupted() => ran.log = ran.log.ended(Some(Incomplete::Interrupted)),
             Err(error) => return Err(error),
         }
     }
@@ -295,7 +295,7 @@ pub(crate) fn publish(
 
 /// What no device runs, at its place in the workload's file.
 fn located(error: Error, plan: &Plan, workload: &Loaded<Workload>) -> Error {
-    let Error::Run(run) = &error else { return error };
+    let Failure::Run(run) = error.failure() else { return error };
     let RunError::Unsupported { pipeline, step, .. } = run.as_ref() else { return error };
     let place = match plan.streams.iter().find(|stream| stream.pipeline == *pipeline) {
         Some(stream) => {
@@ -335,7 +335,7 @@ fn outputs(plan: &Plan, log: &Log, outlet: &Outlet) -> Result<Vec<(String, u64)>
         let name = output_name(&stream.id);
         let name = if log.incomplete().is_some() { outlet.mark(&name)? } else { name };
         let path = outlet.path(&name);
-        let bytes = path.metadata().map_err(|source| Error::Read { path: outlet.place().join(&name), source })?.len();
+        let bytes = path.metadata().map_err(|source| Failure::Read { path: outlet.place().join(&name), source })?.len();
         Ok((name, bytes))
     };
     plan.streams.iter().map(output).collect()
@@ -433,10 +433,10 @@ fn sharded_of(plan: &Plan) -> Option<&Sharded> {
 /// Packets of a stream without input that arrive in `duration`.
 fn packets(stream: &PlannedStream, duration: Nanos, options: &RunOptions) -> Result<u64, Error> {
     if options.input.is_some() {
-        return Err(Error::Options("the images of a wafer are synthetic: leave out `--input`"));
+        return Err(Failure::Options("the images of a wafer are synthetic: leave out `--input`").into());
     }
     match duration.0 / stream.period.0 {
-        0 => Err(Error::Options("no generation of images arrives in that time; choose a longer `--duration`")),
+        0 => Err(Failure::Options("no generation of images arrives in that time; choose a longer `--duration`").into()),
         packets => Ok(packets),
     }
 }
@@ -581,7 +581,7 @@ fn intake(
 ) -> Result<(Intake, Vec<u64>), Error> {
     if plan.streams.is_empty() {
         return match options.input {
-            Some(_) => Err(Error::Options("the workload has no streams that could read `--input`")),
+            Some(_) => Err(Failure::Options("the workload has no streams that could read `--input`").into()),
             None => Ok((Intake::default(), Vec::new())),
         };
     }
@@ -646,7 +646,7 @@ fn accept(plan: &Plan, options: &RunOptions, warnings: &mut Vec<String>) -> Resu
         },
     };
     if !options.force {
-        return Err(Error::NotAccepted { verdict: verdict.to_owned(), why: why::reasons(plan) });
+        return Err(Failure::NotAccepted { verdict: verdict.to_owned(), why: why::reasons(plan) }.into());
     }
     warnings.push(format!("running although {verdict}"));
     Ok(())

@@ -7,7 +7,7 @@ use headway_runtime::outlet::Outlet;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use crate::Error;
+use crate::{Error, Failure};
 
 /// Name of the sample inside the results.
 pub(crate) const NAME: &str = "sample.bin";
@@ -20,7 +20,7 @@ pub(crate) fn write(outlet: &Outlet, bytes: u64, seed: u64, interrupt: &AtomicBo
     let mut chunk = vec![0; 1 << 16];
     while left > 0 {
         if interrupt.load(Ordering::Relaxed) {
-            return Err(Error::Interrupted);
+            return Err(Failure::Interrupted.into());
         }
         let now = left.min(chunk.len() as u64) as usize;
         random.fill_bytes(&mut chunk[..now]);
@@ -74,9 +74,9 @@ mod tests {
 
     #[test]
     fn samples_that_are_empty_or_fill_disks_are_refused() {
-        assert!(matches!(parts(48, 1, 0, None), Err(Error::Sample { bytes: 0, .. })));
+        assert!(matches!(parts(48, 1, 0, None).map_err(Error::into_failure), Err(Failure::Sample { bytes: 0, .. })));
         assert!(
-            matches!(parts(u64::MAX, 2, 2000, Some(u64::MAX)), Err(Error::Sample { bytes, .. }) if bytes > 1 << 64)
+            matches!(parts(u64::MAX, 2, 2000, Some(u64::MAX)).map_err(Error::into_failure), Err(Failure::Sample { bytes, .. }) if bytes > 1 << 64)
         );
     }
 
@@ -87,6 +87,9 @@ mod tests {
         let path = write(&outlet, 100_000, 1, &AtomicBool::new(false)).unwrap();
         assert_eq!(path.metadata().unwrap().len(), 100_000);
         let another = Outlet::create(&folder.path().join("another")).unwrap();
-        assert!(matches!(write(&another, 100_000, 1, &AtomicBool::new(true)), Err(Error::Interrupted)));
+        assert!(matches!(
+            write(&another, 100_000, 1, &AtomicBool::new(true)).map_err(Error::into_failure),
+            Err(Failure::Interrupted)
+        ));
     }
 }

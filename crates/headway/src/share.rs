@@ -14,7 +14,7 @@ use headway_core::plan::planner::PlanError;
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use serde::Serialize;
 
-use crate::Error;
+use crate::{Error, Failure};
 
 /// GPUs that the tasks of this program use in turns: by an arbiter of its own, or by a broker that serves other processes too.
 pub mod tasks {
@@ -84,8 +84,8 @@ struct Used {
 /// Bounds the blocking of every task of `workload` on `machine`.
 ///
 /// # Errors
-/// [`Error::File`] where the workload has no tasks, names a GPU that the machine does not have, or needs a route that is not
-/// there; [`Error::Plan`] if a route has no rate.
+/// `ErrorKind::File` where the workload has no tasks, names a GPU that the machine does not have, or needs a route that is not
+/// there; `ErrorKind::Plan` if a route has no rate.
 pub fn bounds(machine: &Machine, workload: &Loaded<Workload>) -> Result<SharingReport, Error> {
     let Some(sharing) = &workload.value.sharing else {
         let help = Some("add a `[[task]]` and a `[sharing]` table".to_owned());
@@ -172,7 +172,7 @@ fn pace(machine: &Machine, used: &Used) -> Result<(Rate, Nanos), Error> {
     let mut setup = Nanos::ZERO;
     for route in &used.routes {
         let kept = network.guaranteed_rate(*route, &used.routes);
-        rate = rate.min(kept.map_err(|starved| Error::Plan(Box::new(PlanError::Network(starved))))?);
+        rate = rate.min(kept.map_err(|starved| Failure::Plan(Box::new(PlanError::Network(starved))))?);
         setup = setup.max(machine.routes[route.at()].setup);
     }
     Ok((rate, setup))
@@ -323,8 +323,8 @@ mod tests {
     fn what_the_machine_does_not_have_is_refused_at_its_place() {
         let refused = |machine: &str, from: &str, to: &str| {
             let error = of(machine, &TEXT.replacen(from, to, 1)).unwrap_err();
-            let Error::File(error) = error else { panic!("{error:?}") };
-            (error.line, error.message)
+            let Some(error) = error.place() else { panic!("{error:?}") };
+            (error.line, error.message.clone())
         };
         let (line, message) = refused("h200-x1", "cpus = 8", "cpus = 8\ngpus = [\"gpu0\", \"gpu7\"]");
         assert_eq!((line, message.contains("`gpu7` is no GPU")), (4, true), "{message}");

@@ -25,7 +25,7 @@ use headway_runtime::kernels::Kernels;
 use headway_runtime::shards;
 use headway_runtime::tail::{self, Ends, Tail};
 
-use crate::Error;
+use crate::{Error, Failure};
 
 /// Bytes that the reference processes at a time.
 const STRIDE: u64 = 1 << 20;
@@ -102,7 +102,7 @@ fn check(
             let items = kernels.divided(stream.pipeline).items.as_ref();
             let wrong = wrong_result(sharded, items, &file, interrupt)?;
             if let Some(first) = wrong.or(outputs.ends.wrong_result) {
-                return Err(Error::Wrong { stream: stream.id.clone(), at: first * sharded.sharding.summary.0 });
+                return Err(Failure::Wrong { stream: stream.id.clone(), at: first * sharded.sharding.summary.0 }.into());
             }
         }
         Source::Streams(members) if !outputs.lost.contains(&(number as u32)) => {
@@ -141,32 +141,32 @@ fn compare(
     let total = share.bytes + share.padding;
     let kept = kept.get(number).map_or(total, |kept| (*kept).min(total));
     let path = folder.join(output_name(&stream.id));
-    let wrong = |at| Error::Wrong { stream: stream.id.clone(), at };
-    let mut output = BufReader::new(File::open(&path).map_err(|source| Error::Read { path: path.clone(), source })?);
+    let wrong = |at| Failure::Wrong { stream: stream.id.clone(), at };
+    let mut output = BufReader::new(File::open(&path).map_err(|source| Failure::Read { path: path.clone(), source })?);
     let mut tail = Tail::default();
     let mut offset = 0;
     while offset < total {
         if interrupt.load(Ordering::Relaxed) {
-            return Err(Error::Interrupted);
+            return Err(Failure::Interrupted.into());
         }
         let until = if offset < kept { kept } else { total };
         let expected = expected(offset, STRIDE.min(until - offset))?;
         if offset >= kept {
             tail.write(&expected);
         } else if let Some(at) = difference(&mut output, &expected, &path)? {
-            return Err(wrong(offset + at));
+            return Err(wrong(offset + at).into());
         }
         offset += expected.len() as u64;
     }
-    if output.read(&mut [0]).map_err(|source| Error::Read { path: path.clone(), source })? != 0 {
-        return Err(wrong(total));
+    if output.read(&mut [0]).map_err(|source| Failure::Read { path: path.clone(), source })? != 0 {
+        return Err(wrong(total).into());
     }
     let (expected, found) = (tail.finish(), ends.digests.get(number).map_or(&[][..], Vec::as_slice));
     let differs = (0..expected.len().max(found.len())).find(|&at| expected.get(at) != found.get(at));
     if let Some(at) = differs {
         let first = kept + at as u64 * tail::STRIDE;
         let last = total.min(first + tail::STRIDE) - 1;
-        return Err(Error::WrongTail { stream: stream.id.clone(), first, last });
+        return Err(Failure::WrongTail { stream: stream.id.clone(), first, last }.into());
     }
     Ok(())
 }
@@ -177,7 +177,7 @@ fn difference(output: &mut impl Read, expected: &[u8], path: &Path) -> Result<Op
     match output.read_exact(&mut found) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => found.clear(),
-        Err(source) => return Err(Error::Read { path: path.to_owned(), source }),
+        Err(source) => return Err(Failure::Read { path: path.to_owned(), source }.into()),
     }
     if found == expected {
         return Ok(None);
@@ -204,7 +204,7 @@ pub struct Counted {
 /// Compares the lists in the file at `path` with what was planted.
 ///
 /// # Errors
-/// [`Error::Read`], [`Error::Interrupted`], [`Error::Device`] for bytes that are no list.
+/// `ErrorKind::Io`, `ErrorKind::Interrupted`, `ErrorKind::Device` for bytes that are no list.
 ///
 /// # Panics
 /// If the stream is not that of a wafer.
@@ -214,7 +214,7 @@ pub fn lists(planned: &Sharded, path: &Path, interrupt: &AtomicBool) -> Result<C
     let rows: Vec<Vec<[u32; 5]>> = (0..planned.sharding.ring).map(|row| ring.planted(row)).collect();
     let mut counted = Counted::default();
     results(planned, path, interrupt, |row, list| {
-        let (planted, listed) = (&rows[row as usize], listed(list).map_err(Error::Device)?);
+        let (planted, listed) = (&rows[row as usize], listed(list).map_err(Failure::Device)?);
         let found = planted.iter().filter(|defect| listed.binary_search(defect).is_ok()).count();
         counted.planted += planted.len() as u64;
         counted.found += found as u64;
@@ -253,17 +253,17 @@ fn results(
     interrupt: &AtomicBool,
     mut each: impl FnMut(u32, &[u8]) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let error = |source| Error::Read { path: path.to_owned(), source };
+    let error = |source| Failure::Read { path: path.to_owned(), source };
     let mut file = BufReader::new(File::open(path).map_err(error)?);
     let mut result = vec![0; planned.sharding.summary.0 as usize];
     for cycle in 0.. {
         match file.read_exact(&mut result) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => break,
-            Err(e) => return Err(error(e)),
+            Err(e) => return Err(error(e).into()),
         }
         if interrupt.load(Ordering::Relaxed) {
-            return Err(Error::Interrupted);
+            return Err(Failure::Interrupted.into());
         }
         each(shards::row(planned, cycle), &result)?;
     }

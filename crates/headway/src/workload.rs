@@ -16,12 +16,12 @@ pub use headway_kernels::Cipher;
 pub use headway_kernels::inspect::cameras::Cameras;
 pub use headway_kernels::workload::{parse, write};
 
-use crate::Error;
+use crate::{Error, Failure};
 
 /// Reads a workload file.
 ///
 /// # Errors
-/// [`Error::Read`], [`Error::File`].
+/// `ErrorKind::Io`, `ErrorKind::File`.
 pub fn open(path: &Path) -> Result<Loaded<Workload>, Error> {
     let text = read(path)?;
     Ok(parse(&path.display().to_string(), &text)?)
@@ -41,7 +41,7 @@ pub fn open(path: &Path) -> Result<Loaded<Workload>, Error> {
 /// ```
 ///
 /// # Errors
-/// [`Error::File`] for what no file may say.
+/// `ErrorKind::File` for what no file may say.
 pub fn check(workload: &Workload) -> Result<Loaded<Workload>, Error> {
     Ok(parse(&format!("{}.toml", workload.name), &write(workload))?)
 }
@@ -50,11 +50,11 @@ pub fn check(workload: &Workload) -> Result<Loaded<Workload>, Error> {
 const FILE_MAX: Bytes = Bytes(16 << 20);
 
 pub(crate) fn read(path: &Path) -> Result<String, Error> {
-    let error = |source| Error::Read { path: path.to_owned(), source };
+    let error = |source| Failure::Read { path: path.to_owned(), source };
     let mut text = String::new();
     File::open(path).map_err(error)?.take(FILE_MAX.0 + 1).read_to_string(&mut text).map_err(error)?;
     if text.len() as u64 > FILE_MAX.0 {
-        return Err(Error::TooLarge { path: path.to_owned(), max: FILE_MAX });
+        return Err(Failure::TooLarge { path: path.to_owned(), max: FILE_MAX }.into());
     }
     Ok(text)
 }
@@ -66,6 +66,6 @@ mod tests {
     #[test]
     fn a_file_without_end_is_refused() {
         let error = open(Path::new("/dev/zero")).unwrap_err();
-        assert!(matches!(error, Error::TooLarge { max: FILE_MAX, .. }), "{error:?}");
+        assert!(matches!(error.failure(), Failure::TooLarge { max: FILE_MAX, .. }), "{error:?}");
     }
 }

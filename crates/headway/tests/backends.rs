@@ -8,7 +8,7 @@ use headway::plan::{Outcome, PlanOptions};
 use headway::run::{Backend, RunOptions, RunReport};
 use headway::units::Nanos;
 use headway::workload::{Loaded, Workload, parse};
-use headway::{Diagnosis, Error};
+use headway::{Error, Failure};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 
@@ -128,10 +128,10 @@ fn ended(text: &str) -> Result<Ended, TestCaseError> {
             prop_assert_eq!(report.messages.moved, report.messages.equal);
             Ok(Ended::Equal)
         }
-        Err(Error::File(error)) if error.line > 1 && error.message.contains("cannot run on devices") => {
-            Ok(Ended::Refused)
-        }
-        Err(error) => Err(TestCaseError::fail(format!("{error:?}"))),
+        Err(error) => match error.place() {
+            Some(place) if place.line > 1 && place.message.contains("cannot run on devices") => Ok(Ended::Refused),
+            _ => Err(TestCaseError::fail(format!("{error:?}"))),
+        },
     }
 }
 
@@ -178,7 +178,7 @@ fn blocks_for_which_a_gpu_has_no_room_are_refused_with_the_longest_run() {
     let workload = parse("ends.toml", &text).unwrap();
     let out = tempfile::tempdir().unwrap();
     let error = run(&workload, Backend::Emu, Nanos(1_000_000_000), out.path()).unwrap_err();
-    let Error::File(error) = error else { panic!("{error:?}") };
+    let Some(error) = error.place() else { panic!("{error:?}") };
     assert_eq!((error.line, error.source_line.starts_with("steps")), (7, true), "{error}");
     assert!(error.message.contains("give a `--duration` of at most"), "{error}");
 }
@@ -212,8 +212,8 @@ fn a_run_whose_log_no_memory_holds_is_refused_before_it_begins() {
     let workload = parse("huge.toml", text).unwrap();
     let out = tempfile::tempdir().unwrap();
     let error = run(&workload, Backend::Sim, Nanos(1_000_000 * 1_000_000_000), out.path()).unwrap_err();
-    let Error::TooLong { records, needed, longest, .. } = error else { panic!("{error:?}") };
-    assert!(records > 1_000_000_000 && needed.0 > 100 << 30 && longest > Nanos(0), "{records} {needed} {longest}");
+    let Failure::TooLong { records, needed, longest, .. } = error.failure() else { panic!("{error:?}") };
+    assert!(*records > 1_000_000_000 && needed.0 > 100 << 30 && *longest > Nanos(0), "{records} {needed} {longest}");
     assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 0);
 }
 

@@ -40,7 +40,7 @@ impl Bench {
             Backend::Cuda | Backend::Auto => (gpus::Backend::Cuda, "cuda"),
             Backend::Sim => {
                 return Err(
-                    headway::Error::Options("this experiment runs with `--backend emu` or `--backend cuda`").into()
+                    headway::Failure::Options("this experiment runs with `--backend emu` or `--backend cuda`").into()
                 );
             }
         };
@@ -64,7 +64,7 @@ impl Bench {
             .gpus()
             .first()
             .map(AsRef::as_ref)
-            .ok_or(headway::Error::Options("the experiment needs a GPU"))?)
+            .ok_or(headway::Failure::Options("the experiment needs a GPU"))?)
     }
 
     pub(super) fn device(&self, bytes: usize) -> Result<Buffer, Error> {
@@ -139,7 +139,7 @@ pub(super) fn samples(
     let samples = series(effort, clock::now, |_| once())?;
     match (samples.first(), Figures::of(&samples)) {
         (Some(&first), Some(figures)) => Ok(Samples { first, figures }),
-        _ => Err(headway::Error::Options("a series needs at least one sample").into()),
+        _ => Err(headway::Failure::Options("a series needs at least one sample").into()),
     }
 }
 
@@ -162,7 +162,7 @@ pub(super) fn finish(queues: &mut [Box<dyn Queue>]) -> Result<Vec<Completion>, E
         }
         if all.len() == before {
             if clock::now() > until {
-                return Err(headway::Error::Options("the device does not end its work; give it up").into());
+                return Err(headway::Failure::Options("the device does not end its work; give it up").into());
             }
             headway_os::sched::yield_now();
         }

@@ -67,12 +67,12 @@ fn code(text: &str) -> Scenario {
 
 pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     if matches!(setting.backend, Backend::Emu | Backend::Cuda) {
-        return Err(headway::Error::Options(
+        return Err(headway::Failure::Options(
             "this experiment is a simulation: leave `--backend` out or say `--backend sim`",
         )
         .into());
     }
-    Ok(reproduce(setting).map_err(headway::Error::Sharing)?)
+    Ok(reproduce(setting).map_err(headway::Failure::Sharing)?)
 }
 
 fn reproduce(setting: &Setting) -> Result<Outcome, SharingError> {

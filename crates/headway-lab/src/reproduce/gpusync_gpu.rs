@@ -134,7 +134,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         Backend::Emu => false,
         Backend::Cuda | Backend::Auto => true,
         Backend::Sim => {
-            return Err(headway::Error::Options("simulated it is `gpusync-sim`; this runs on `emu` or `cuda`").into());
+            return Err(headway::Failure::Options("simulated it is `gpusync-sim`; this runs on `emu` or `cuda`").into());
         }
     };
     let source = if cuda { "cuda" } else { "emu" };
@@ -189,7 +189,8 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         // The load of the last one is the one that is known; others have other means.
         let means = means_of_paper(&all, &codes, bench.busy_ppm / 10_000);
         if complete && source == "cuda" {
-            let simulated = simulated::means(&bench.node(), &phases, setting.seed).map_err(headway::Error::Sharing)?;
+            let simulated =
+                simulated::means(&bench.node(), &phases, setting.seed).map_err(headway::Failure::Sharing)?;
             outcome.rows.extend(against_paper(&means, &simulated, bench.busy_ppm / 10_000));
             outcome.tables.push(means_table(&means, &simulated, bench.busy_ppm / 10_000));
         }
@@ -219,7 +220,7 @@ fn chosen(options: &SharingOptions, gpus: usize, quick: bool) -> Result<Vec<Conf
         configurations.retain(|one| options.only.iter().any(|word| one.is_called(word)));
     }
     if configurations.is_empty() {
-        return Err(headway::Error::Options(
+        return Err(headway::Failure::Options(
             "no configuration is called that; leave `--only` out to see their names in results.csv",
         )
         .into());
@@ -362,7 +363,7 @@ impl Bench {
             boost: false,
             ..headway_broker::ServerOptions::new(socket.clone(), arbiter)
         };
-        let mut server = Server::bind(options).map_err(headway::Error::Broker)?;
+        let mut server = Server::bind(options).map_err(headway::Failure::Broker)?;
         let stop = AtomicBool::new(false);
         let tracked = thread::scope(|scope| {
             let (sender, receiver) = channel();
@@ -376,7 +377,7 @@ impl Bench {
                 self.order(configuration, phases, |_, this| How::Broker { socket: socket.clone(), look: this.look });
             stop.store(true, Ordering::Relaxed);
             match receiver.recv() {
-                Ok(Err(error)) => Err(headway::Error::Broker(error).into()),
+                Ok(Err(error)) => Err(headway::Failure::Broker(error).into()),
                 _ => tracked,
             }
         });

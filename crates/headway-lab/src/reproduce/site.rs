@@ -69,7 +69,7 @@ impl Site {
         let default = if wanted == 1 { "h200-x1" } else { "h200-x4" };
         let machine = headway::machine::open(setting.machine.as_deref().unwrap_or(default))?;
         if let Some(available) = there.filter(|&there| wanted > there) {
-            return Err(headway::Error::TooFewGpus { machine: "this one".to_owned(), wanted, available }.into());
+            return Err(headway::Failure::TooFewGpus { machine: "this one".to_owned(), wanted, available }.into());
         }
         let wanted = if setting.gpus.is_none() { wanted.min(machine.gpus().count()) } else { wanted };
         let machine = headway::machine::restrict(&machine, wanted)?;
@@ -110,7 +110,7 @@ fn emulate(machine: &Machine) -> Result<Vec<Engines>, Error> {
     let open = |gpu: EndpointId| -> Result<Engines, Error> {
         let spec = EmuSpec { limits: limits(), memory_bytes: EMULATED_BYTES, ..EmuSpec::of_machine(machine, gpu) };
         let engines = Engines::open(Arc::new(EmuGpu::open(spec)));
-        Ok(engines.map_err(|source| headway::Error::Backend { backend: "emu", source })?)
+        Ok(engines.map_err(|source| headway::Failure::Backend { backend: "emu", source })?)
     };
     machine.gpus().map(open).collect()
 }

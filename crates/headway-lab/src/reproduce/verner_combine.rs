@@ -221,7 +221,7 @@ fn message_set(machine: &Machine, generator: &Generator, random: &mut Pcg64Mcg) 
 }
 
 fn refused(error: CombineError) -> Error {
-    headway::Error::Plan(Box::new(error.into())).into()
+    headway::Failure::Plan(Box::new(error.into())).into()
 }
 
 fn value(transformed: &Transformed) -> f64 {

@@ -137,7 +137,7 @@ fn bulk_with_rival(gpu: &mut Arbitration, case: &Case, samples: usize) -> Result
 /// `who-waits`.
 pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     if setting.backend != Backend::Cuda && setting.backend != Backend::Auto {
-        return Err(headway::Error::Options("this experiment asks a GPU's copy engines; use `--backend cuda`").into());
+        return Err(headway::Failure::Options("this experiment asks a GPU's copy engines; use `--backend cuda`").into());
     }
     let (bulk_bytes, rounds) = if setting.quick { (128 * MIB, 10) } else { (1 << 30, ROUNDS_MAX) };
     let samples = if setting.quick { 2 * SAMPLES } else { 20 * SAMPLES };
@@ -152,7 +152,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let mut found = Vec::new();
     let mut outcome = Outcome::new("who-waits", "cuda", machine, setting.seed);
     let alone = gpu.small(&small(OUT), samples)?;
-    let alone = Figures::of(&alone).ok_or(headway::Error::Options("no small copy was made"))?;
+    let alone = Figures::of(&alone).ok_or(headway::Failure::Options("no small copy was made"))?;
     for case in cases(bulk_bytes, gpu.has_priorities()) {
         let made = if case.is_foreign {
             bulk_with_rival(&mut gpu, &case, samples)

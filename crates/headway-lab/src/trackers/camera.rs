@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headway::Error as HeadwayError;
+use headway::Failure;
 use headway::jobs::{DoneJob, Moving, Operated, Operations, Rights, Unmanaged};
 use headway_core::units::Nanos;
 use headway_device::gpu::Gpu;
@@ -80,14 +80,14 @@ impl Camera {
     /// A camera on `gpus`; the first `check` frames are tracked on the CPU to compare with.
     ///
     /// # Errors
-    /// [`HeadwayError::Device`].
+    /// [`headway::ErrorKind::Device`].
     pub fn open(gpus: Vec<Arc<dyn Gpu>>, shape: Shape, video: Video, load: Load, check: u64) -> Result<Self, Error> {
-        let memory = Memory::open(&gpus, shape, load).map_err(HeadwayError::Device)?;
-        let mut tracker = Tracker::new(shape, CpuMachine::new(&shape)).map_err(HeadwayError::Device)?;
+        let memory = Memory::open(&gpus, shape, load).map_err(Failure::Device)?;
+        let mut tracker = Tracker::new(shape, CpuMachine::new(&shape)).map_err(Failure::Device)?;
         let mut digest = 0;
         let mut expected = Vec::new();
         for frame in 0..check {
-            digest = track(&mut tracker, video.picture(frame), digest).map_err(HeadwayError::Device)?;
+            digest = track(&mut tracker, video.picture(frame), digest).map_err(Failure::Device)?;
             expected.push(digest);
         }
         Ok(Self { shape, video, gpus, memory, expected })
@@ -96,10 +96,10 @@ impl Camera {
     /// Another load; the state begins anew.
     ///
     /// # Errors
-    /// [`HeadwayError::Device`].
+    /// [`headway::ErrorKind::Device`].
     pub fn set_load(&mut self, load: Load) -> Result<(), Error> {
         if *self.memory.load() != load {
-            self.memory = Memory::open(&self.gpus, self.shape, load).map_err(HeadwayError::Device)?;
+            self.memory = Memory::open(&self.gpus, self.shape, load).map_err(Failure::Device)?;
         }
         Ok(())
     }
@@ -123,7 +123,7 @@ impl Camera {
     /// of them. `keep` keeps every operation.
     ///
     /// # Errors
-    /// [`HeadwayError::Device`], [`HeadwayError::Shared`] when no GPU is granted, [`Error::WrongTrack`] where the result is not the CPU
+    /// [`headway::ErrorKind::Device`], [`headway::ErrorKind::Broker`] when no GPU is granted, [`Error::WrongTrack`] where the result is not the CPU
     /// form's.
     pub fn run(
         &mut self,
@@ -132,7 +132,7 @@ impl Camera {
         keep: bool,
         interrupt: &AtomicBool,
     ) -> Result<Tracked, Error> {
-        let fresh = Tracker::new(self.shape, CpuMachine::new(&self.shape)).map_err(HeadwayError::Device)?;
+        let fresh = Tracker::new(self.shape, CpuMachine::new(&self.shape)).map_err(Failure::Device)?;
         let mut tracker = fresh.on(()).0;
         let mut tracked = Tracked::default();
         let (mut digest, mut before, mut last) = (0, 0, None);
@@ -154,7 +154,7 @@ impl Camera {
             tracked.frames.push(one);
         }
         if let Some(last) = last
-            && !self.memory.verify(last as usize).map_err(HeadwayError::Device)?
+            && !self.memory.verify(last as usize).map_err(Failure::Device)?
         {
             return Err(Error::WrongTrack { frame: tracked.frames.last().map_or(0, |frame| frame.job) });
         }
@@ -174,7 +174,7 @@ impl Camera {
         let tracker = match arbitration {
             Arbitration::Managed(task) => {
                 let mut job = task.job(Nanos(one.release));
-                let mut gpu = job.acquire(None).map_err(HeadwayError::Shared)?;
+                let mut gpu = job.acquire(None).map_err(Failure::Shared)?;
                 one.granted = clock::now().0;
                 (one.gpu, one.from) = (gpu.id().0, gpu.from().map(|from| from.0));
                 let tracker = self.frame(tracker, &mut gpu, moving, one, operations)?;
@@ -205,9 +205,9 @@ impl Camera {
     /// Puts the state back to that of a tracker without features. Before [`Camera::run`], as it takes time.
     ///
     /// # Errors
-    /// [`HeadwayError::Device`].
+    /// [`headway::ErrorKind::Device`].
     pub fn reset(&mut self) -> Result<(), Error> {
-        Ok(self.memory.reset().map_err(HeadwayError::Device)?)
+        Ok(self.memory.reset().map_err(Failure::Device)?)
     }
 
     /// One frame on the GPU that was given.
@@ -236,7 +236,7 @@ impl Camera {
             tracker.machine().leave()?;
             Ok(digest)
         };
-        let digest = body(&mut tracker).map_err(HeadwayError::Device)?;
+        let digest = body(&mut tracker).map_err(Failure::Device)?;
         let tracker = tracker.on(()).0;
         one.digest = digest;
         Ok(tracker)

@@ -35,16 +35,17 @@ impl Video {
     /// the file is taken as a ring.
     ///
     /// # Errors
-    /// [`headway::Error::Read`]; [`headway::Error::Options`] if the file has no whole picture.
+    /// [`headway::ErrorKind::Io`]; [`headway::ErrorKind::Options`] if the file has no whole picture.
     pub fn read(shape: &Shape, path: &Path, first: u64, count: usize) -> Result<Self, headway::Error> {
-        let failed = |source| headway::Error::Read { path: path.to_owned(), source };
+        let failed = |source| headway::Failure::Read { path: path.to_owned(), source };
         let bytes = (shape.width() * shape.height()) as u64;
         let mut file = File::open(path).map_err(failed)?;
         let there = file.metadata().map_err(failed)?.len() / bytes;
         if there == 0 {
-            return Err(headway::Error::Options(
+            return Err(headway::Failure::Options(
                 "the video has no whole picture: give 8-bit grey levels of 320 x 240 pixels",
-            ));
+            )
+            .into());
         }
         let mut pictures = Vec::with_capacity(count);
         let mut grey = vec![0u8; bytes as usize];
@@ -89,6 +90,9 @@ mod tests {
         let video = Video::read(&shape, file.path(), 1, 2).unwrap();
         assert_eq!([video.picture(0)[5], video.picture(1)[5]], [9.0, 7.0]);
         std::fs::write(file.path(), [0]).unwrap();
-        assert!(matches!(Video::read(&shape, file.path(), 0, 1), Err(headway::Error::Options(_))));
+        assert!(matches!(
+            Video::read(&shape, file.path(), 0, 1).map_err(headway::Error::into_failure),
+            Err(headway::Failure::Options(_))
+        ));
     }
 }

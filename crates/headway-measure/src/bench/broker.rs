@@ -133,7 +133,7 @@ const EXECUTE: Operation = Operation { work: Work::Execute, bytes: Bytes(0), pre
 /// Measures as `options` say, in at most a minute. A part that fails becomes a warning; the others are written.
 ///
 /// # Errors
-/// [`headway::Error::Write`].
+/// [`headway::ErrorKind::Io`].
 pub fn measure(options: &BrokerBenchOptions, mut progress: impl FnMut(Progress)) -> Result<BrokerBenchReport, Error> {
     folder::check(&options.out, TITLE)?;
     let mut complete = true;
@@ -208,16 +208,16 @@ impl Bench<'_> {
     fn lease(&mut self, broker: &BrokerProcess) -> Result<(), Error> {
         let client = broker.connect()?;
         let mut task = task(&client)?;
-        let mut token = task.acquire(clock::now(), 0, Some(processes::PATIENCE)).map_err(headway::Error::Client)?;
+        let mut token = task.acquire(clock::now(), 0, Some(processes::PATIENCE)).map_err(headway::Failure::Client)?;
         let until = clock::now().saturating_add(Nanos(1_000_000_000));
-        while client.status().map_err(headway::Error::Client)?.gpus.iter().all(|gpu| gpu.leased_to.is_none()) {
+        while client.status().map_err(headway::Failure::Client)?.gpus.iter().all(|gpu| gpu.leased_to.is_none()) {
             if clock::now() > until {
-                return Err(headway::Error::Options("no engine was leased within a second").into());
+                return Err(headway::Failure::Options("no engine was leased within a second").into());
             }
         }
         let samples = series(self.effort(1_000_000), clock::now, |_| {
             let start = clock::now();
-            drop(black_box(token.engine(EXECUTE).map_err(headway::Error::Client)?));
+            drop(black_box(token.engine(EXECUTE).map_err(headway::Failure::Client)?));
             Ok::<_, Error>(clock::now().saturating_sub(start))
         })?;
         self.samples.push((LEASED, samples));
@@ -238,7 +238,7 @@ impl Bench<'_> {
                     clock::sleep_until(clock::now().saturating_add(pace));
                 }
                 let start = clock::now();
-                let token = task.acquire(start, 0, Some(processes::PATIENCE)).map_err(headway::Error::Client)?;
+                let token = task.acquire(start, 0, Some(processes::PATIENCE)).map_err(headway::Failure::Client)?;
                 let time = clock::now().saturating_sub(start);
                 token.release(Nanos(1_000));
                 Ok::<_, Error>(time)
@@ -272,7 +272,7 @@ fn chain(error: &Error) -> String {
 
 /// A task that may ask as often as it likes.
 fn task(client: &Client) -> Result<Task<'_>, Error> {
-    Ok(client.register(processes::shape()).map_err(headway::Error::Client)?)
+    Ok(client.register(processes::shape()).map_err(headway::Failure::Client)?)
 }
 
 fn timed(work: impl FnOnce()) -> Nanos {

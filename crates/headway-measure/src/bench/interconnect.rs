@@ -163,17 +163,17 @@ struct Ran {
 /// Compares predictions with random batches as `options` say; without a machine file the node is measured first.
 ///
 /// # Errors
-/// [`headway::Error::Backend`], [`crate::Error::WrongCopy`], [`headway::Error::Interrupted`] before the first batch, and what devices and files
+/// [`headway::ErrorKind::Backend`], [`crate::Error::WrongCopy`], [`headway::ErrorKind::Interrupted`] before the first batch, and what devices and files
 /// refuse. After a failure or an interruption the batches that were run until then are in the folder all the same.
 pub fn run(
     options: &InterconnectBenchOptions,
     mut progress: impl FnMut(Progress),
 ) -> Result<InterconnectBenchReport, Error> {
     if !LARGEST.contains(&options.largest.0) {
-        return Err(headway::Error::Options("blocks are between 4 KiB and 1 GiB at most").into());
+        return Err(headway::Failure::Options("blocks are between 4 KiB and 1 GiB at most").into());
     }
     if options.batches == 0 || options.repeats == 0 {
-        return Err(headway::Error::Options("at least one batch and one repetition are needed").into());
+        return Err(headway::Failure::Options("at least one batch and one repetition are needed").into());
     }
     folder::check(&options.out, TITLE)?;
     let mut session = Session::new(None, None, &options.interrupt, &mut progress);
@@ -196,14 +196,14 @@ pub fn run(
     let mut report = InterconnectBenchReport::of(options, &node, &ran)?;
     report.warnings.extend(session.finish()?);
     report.complete = failed.is_none();
-    let failed = failed.filter(|error| !matches!(error, Error::Headway(headway::Error::Interrupted)));
+    let failed = failed.filter(|error| !matches!(error, Error::Headway(headway::Failure::Interrupted)));
     if !report.complete {
         let ended = || folder::ENDED_EARLY.to_owned();
         report.warnings.push(failed.as_ref().map_or_else(ended, |error| format!("ended early: {error}")));
     }
     report.folder = report.write()?;
     if let Some(saved) = saved.filter(|saved| *saved != report.folder) {
-        fs::remove_dir_all(&saved).map_err(|source| headway::Error::Write { path: saved, source })?;
+        fs::remove_dir_all(&saved).map_err(|source| headway::Failure::Write { path: saved, source })?;
     }
     failed.map_or(Ok(report), Err)
 }
@@ -444,7 +444,7 @@ mod tests {
             InterconnectBenchOptions { repeats: 0, ..good.clone() },
             InterconnectBenchOptions { largest: Bytes(100), ..good.clone() },
         ] {
-            assert!(matches!(run(&wrong, |_| ()), Err(Error::Headway(headway::Error::Options(_)))));
+            assert!(matches!(run(&wrong, |_| ()), Err(Error::Headway(headway::Failure::Options(_)))));
         }
     }
 }

@@ -82,7 +82,7 @@ impl Bench<'_, '_> {
                 let method = Method::Window(Some(mapping));
                 let (direction, memory) = (Direction::H2d, HostMemory::Touched);
                 let spec = CopySpec { how: How::By(method), direction, memory, bytes: 4, window: Some(mapping) };
-                let figures = Figures::of(&times).ok_or(headway::Error::Interrupted)?;
+                let figures = Figures::of(&times).ok_or(headway::Failure::Interrupted)?;
                 let name = format!("round trip {mapping}");
                 self.rows.push(row(WINDOW, &name, &spec, Load::Alone, None, None).with(figures));
             }
@@ -224,7 +224,7 @@ impl Bench<'_, '_> {
                 self.rows.push(row(MANY, name, &spec, Load::Alone, None, None).with(figures));
                 Ok(())
             }
-            Err(Error::Headway(headway::Error::Copy(error))) => {
+            Err(Error::Headway(headway::Failure::Copy(error))) => {
                 self.session.warnings.push(format!("{count} pieces {direction} by {name} are left out: {error}"));
                 Ok(())
             }

@@ -31,7 +31,7 @@ use headway_runtime::copy::{
     Advised, At, Copier, CopyError, CopyLimits, CopyOptions, CopyReport, How, Learning, LearningGpu, LearningOptions,
 };
 
-use crate::Error;
+use crate::{Error, Failure};
 
 /// The GPU that a [`StreamCopier`] is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ impl StreamCopier {
     /// A copier for one GPU. The context that is current on the calling thread stays so.
     ///
     /// # Errors
-    /// [`Error::Backend`] without a driver or GPU, [`Error::Copy`], and what reading the machine gives.
+    /// `ErrorKind::Backend` without a driver or GPU, `ErrorKind::Device`, and what reading the machine gives.
     pub fn open(which: WhichGpu, options: &StreamOptions) -> Result<Self, Error> {
         let machine = options.machine.as_deref().map(crate::machine::open).transpose()?;
         let driver = Driver::system().map_err(failed)?;
@@ -110,7 +110,7 @@ impl StreamCopier {
         let copies = CopyOptions { limits, ..CopyOptions::default() };
         let gpus = vec![(EndpointId(0), Arc::clone(&gpu) as _)];
         let learning = profile.is_none().then(|| learning(&gpu, driver.version().ok(), options.threads));
-        let copier = Copier::new(gpus, profile.unwrap_or_default(), copies).map_err(Error::Copy)?;
+        let copier = Copier::new(gpus, profile.unwrap_or_default(), copies).map_err(Failure::Copy)?;
         let ordered = OrderedOptions { threads: options.threads, ..OrderedOptions::default() };
         let ordered = OrderedCopier::new(&gpu, ordered).map_err(failed)?;
         drop(before);
@@ -126,7 +126,7 @@ impl StreamCopier {
     /// for page-locked memory, which is copied in the stream itself.
     ///
     /// # Errors
-    /// [`Error::Copy`] for addresses of which not exactly one is this GPU's, streams that are being captured, and copies that fail
+    /// `ErrorKind::Device` for addresses of which not exactly one is this GPU's, streams that are being captured, and copies that fail
     /// or take longer than the patience.
     pub fn copy(&self, copy: RawCopy) -> Result<Option<CopyReport>, Error> {
         let made = self.ordered.copy_now(copy, self.patience, |LentEnds { device, host }| {
@@ -141,7 +141,7 @@ impl StreamCopier {
                 }
             }
         });
-        made.map_err(invalid)?.transpose().map_err(Error::Copy)
+        Ok(made.map_err(invalid)?.transpose().map_err(Failure::Copy)?)
     }
 
     /// What copies have taught decides where nothing was measured.
@@ -204,7 +204,7 @@ impl CopyTicket {
     /// Whether the bytes are there. Calls nothing of the driver.
     ///
     /// # Errors
-    /// [`Error::Copy`] after which nothing is known of the destination.
+    /// `ErrorKind::Device` after which nothing is known of the destination.
     pub fn is_done(&self) -> Result<bool, Error> {
         self.ticket.is_done().map_err(invalid)
     }
@@ -212,7 +212,7 @@ impl CopyTicket {
     /// Waits until the bytes are there, for `limit` at most.
     ///
     /// # Errors
-    /// [`Error::Copy`]: time is up, and the copy goes on; or as for [`CopyTicket::is_done`].
+    /// `ErrorKind::Device`: time is up, and the copy goes on; or as for [`CopyTicket::is_done`].
     pub fn wait(&self, limit: Duration) -> Result<(), Error> {
         self.ticket.wait(limit).map_err(invalid)
     }
@@ -220,7 +220,7 @@ impl CopyTicket {
     /// Calls `then` on a thread of the copier's when the bytes are there, or with the error. It must not block: others wait.
     ///
     /// # Errors
-    /// [`Error::Backend`] if the thread cannot be started.
+    /// `ErrorKind::Backend` if the thread cannot be started.
     pub fn when_done(&self, then: impl FnOnce(Result<(), Error>) + Send + 'static) -> Result<(), Error> {
         self.watched.add(Arc::clone(&self.ticket), Box::new(then))
     }
@@ -229,7 +229,7 @@ impl CopyTicket {
     /// failed.
     ///
     /// # Errors
-    /// [`Error::Backend`] if no descriptor is left, or the thread cannot be started.
+    /// `ErrorKind::Backend` if no descriptor is left, or the thread cannot be started.
     pub fn descriptor(&self) -> Result<OwnedFd, Error> {
         let none =
             |reason: String| lacking("a descriptor for a copy", reason, "raise the limit of descriptors (`ulimit -n`)");
@@ -323,9 +323,9 @@ fn lacking(what: &str, reason: String, remedy: &str) -> Error {
 }
 
 fn failed(source: DeviceError) -> Error {
-    Error::Backend { source, backend: "cuda" }
+    Failure::Backend { source, backend: "cuda" }.into()
 }
 
 fn invalid(error: DeviceError) -> Error {
-    Error::Copy(CopyError::from(error))
+    CopyError::from(error).into()
 }

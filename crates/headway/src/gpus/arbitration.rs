@@ -14,7 +14,7 @@ use headway_os::clock;
 pub use headway_cuda::arbitration::{Arbitration, Between, Bulk, BulkAndSmall, Hand, Small};
 
 use super::Backend;
-use crate::{Error, emulation};
+use crate::{Error, Failure, emulation};
 
 /// The largest small copy.
 const SMALL_MAX: usize = 4 << 20;
@@ -24,11 +24,11 @@ const PATIENCE: Nanos = Nanos(20_000_000_000);
 /// Of the GPU with the number `index`, with bulk copies of `bulk_bytes`; and its name.
 ///
 /// # Errors
-/// [`Error::Backend`].
+/// `ErrorKind::Backend`.
 pub fn open(index: u32, bulk_bytes: usize) -> Result<(Arbitration, String), Error> {
     let gpu = Driver::system().and_then(|driver| CudaGpu::open(&driver, index, Limits::default()));
     let opened = gpu.and_then(|gpu| Ok((Arbitration::new(&gpu, bulk_bytes)?, gpu.description().name.clone())));
-    opened.map_err(|source| Error::Backend { backend: "cuda", source })
+    Ok(opened.map_err(|source| Failure::Backend { backend: "cuda", source })?)
 }
 
 /// Somebody who can be asked.
@@ -59,16 +59,16 @@ impl Ask for Arbitration {
 /// The engines of the GPU with the number `index` of `backend`.
 ///
 /// # Errors
-/// [`Error::Backend`], and what reading `model` gives.
+/// `ErrorKind::Backend`, and what reading `model` gives.
 pub fn ask(backend: Backend, model: Option<&str>, index: u32, bulk_bytes: usize) -> Result<Box<dyn Ask>, Error> {
     if backend != Backend::Emu {
         return Ok(Box::new(open(index, bulk_bytes)?.0));
     }
     let machine = emulation::machine(model, None)?;
     let gpu = machine.gpus().nth(index as usize).or_else(|| machine.gpus().next());
-    let gpu = gpu.ok_or(Error::Options("the machine that is emulated has no GPU"))?;
+    let gpu = gpu.ok_or(Failure::Options("the machine that is emulated has no GPU"))?;
     let emulated = Emulated::open(EmuSpec::of_machine(&machine, gpu), bulk_bytes);
-    Ok(Box::new(emulated.map_err(|source| Error::Backend { backend: "emu", source })?))
+    Ok(Box::new(emulated.map_err(|source| Failure::Backend { backend: "emu", source })?))
 }
 
 /// An emulated GPU, asked by its own queues. Its engines serve whoever came first, one operation at a time, so that they turn to

@@ -10,7 +10,7 @@ use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_device::{DeviceError, Engines};
 
 use super::{Backend, Chosen, RunOptions};
-use crate::{Error, emulation};
+use crate::{Error, Failure, emulation};
 
 /// Opens the devices of the backend, and finds the machine file that stands for them.
 #[doc(hidden)]
@@ -52,13 +52,13 @@ fn emulation(options: &RunOptions) -> Result<Chosen, Error> {
     for gpu in machine.gpus() {
         let spec = EmuSpec { memory_bytes: EMULATED_BYTES, ..EmuSpec::of_machine(&machine, gpu) };
         let engines = Engines::open(Arc::new(EmuGpu::open(spec)));
-        devices.push(engines.map_err(|source| Error::Backend { backend: "emu", source })?);
+        devices.push(engines.map_err(|source| Failure::Backend { backend: "emu", source })?);
     }
     Ok(Chosen { source: Source::Emu, machine, devices, warnings: Vec::new() })
 }
 
 fn gpus(options: &RunOptions) -> Result<Chosen, Error> {
-    let failed = |source| Error::Backend { backend: "cuda", source };
+    let failed = |source| Failure::Backend { backend: "cuda", source };
     let probe = headway_cuda::probe().map_err(failed)?;
     let there = probe.devices.len();
     let mut warnings = Vec::new();
@@ -76,7 +76,7 @@ fn gpus(options: &RunOptions) -> Result<Chosen, Error> {
     }
     let wanted = options.gpus.unwrap_or_else(|| there.min(machine.gpus().count()));
     if wanted > there {
-        return Err(Error::TooFewGpus { machine: "this one".to_owned(), wanted, available: there });
+        return Err(Failure::TooFewGpus { machine: "this one".to_owned(), wanted, available: there }.into());
     }
     let machine = crate::machine::restrict(&machine, wanted)?;
     let driver = Driver::system().map_err(failed)?;

@@ -13,7 +13,7 @@ use headway_device::work::Portion;
 use headway_runtime::cores::Stage;
 use headway_runtime::kernels::Kernels;
 
-use crate::Error;
+use crate::{Error, Failure};
 
 /// Memory that a record takes until summary, trace and page are written, about: measured on runs of messages and of streams.
 const RECORD: u128 = 200;
@@ -42,7 +42,7 @@ pub(super) fn fits(header: &Header, span: Nanos, available: Bytes) -> Result<(),
     // Whole seconds read better, where there are some.
     let longest = if longest.0 > 1_000_000_000 { Nanos(longest.0 / 1_000_000_000 * 1_000_000_000) } else { longest };
     let needed = Bytes(u64::try_from(needed).unwrap_or(u64::MAX));
-    Err(Error::TooLong { span, records, needed, available, longest })
+    Err(Failure::TooLong { span, records, needed, available, longest }.into())
 }
 
 /// Memory that programs can still take, as the kernel estimates it; `None` where it does not say.

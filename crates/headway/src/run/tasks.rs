@@ -22,7 +22,7 @@ use super::devices::named;
 use super::{Backend, Progress, RunOptions, publish};
 use crate::logfile::LogFile;
 use crate::share::{self, Model};
-use crate::{COMMIT, Error, VERSION, emulation, report};
+use crate::{COMMIT, Error, Failure, VERSION, emulation, report};
 
 /// What came of a run.
 #[derive(Clone, Debug, Serialize)]
@@ -58,7 +58,7 @@ struct Ran {
 /// interrupted with all jobs that were complete, and marked as incomplete.
 ///
 /// # Errors
-/// [`Error`]; nothing is left behind then. [`Error::Options`] for a workload without tasks, and for options that tasks do not
+/// [`Error`]; nothing is left behind then. `ErrorKind::Options` for a workload without tasks, and for options that tasks do not
 /// have.
 pub fn run(
     workload: &Loaded<Workload>,
@@ -66,13 +66,15 @@ pub fn run(
     mut progress: impl FnMut(Progress),
 ) -> Result<TasksReport, Error> {
     let Some(sharing) = &workload.value.sharing else {
-        return Err(Error::Options("the workload has no tasks that share GPUs"));
+        return Err(Failure::Options("the workload has no tasks that share GPUs").into());
     };
     if options.strategy.is_some() {
-        return Err(Error::Options("tasks that share GPUs have no `--strategy`: `[sharing]` says how they do it"));
+        return Err(
+            Failure::Options("tasks that share GPUs have no `--strategy`: `[sharing]` says how they do it").into()
+        );
     }
     if options.cpu_class != RequestedClass::Auto {
-        return Err(Error::Options("tasks that share GPUs run as ordinary threads: leave out `--cpu-class`"));
+        return Err(Failure::Options("tasks that share GPUs run as ordinary threads: leave out `--cpu-class`").into());
     }
     let (source, machine, mut warnings) = choose(options)?;
     let model = share::model(&machine, workload, sharing)?;
@@ -102,14 +104,14 @@ pub fn run(
 
 /// Where it runs, and the machine file that stands for that.
 fn choose(options: &RunOptions) -> Result<(Source, Machine, Vec<String>), Error> {
-    let failed = |source| Error::Backend { backend: "cuda", source };
+    let failed = |source| Failure::Backend { backend: "cuda", source };
     let simulation = |warnings| Ok((Source::Sim, named(options, "h200-x4")?, warnings));
     let gpus = |there: usize| {
         let usual = if there == 1 || options.gpus == Some(1) { "h200-x1" } else { "h200-x4" };
         let machine = crate::machine::open(options.machine.as_deref().unwrap_or(usual))?;
         let wanted = options.gpus.unwrap_or_else(|| there.min(machine.gpus().count()));
         if wanted > there {
-            return Err(Error::TooFewGpus { machine: "this one".to_owned(), wanted, available: there });
+            return Err(Failure::TooFewGpus { machine: "this one".to_owned(), wanted, available: there }.into());
         }
         Ok((Source::Cuda, crate::machine::restrict(&machine, wanted)?, Vec::new()))
     };
@@ -134,7 +136,7 @@ fn accept(model: &Model, options: &RunOptions, warnings: &mut Vec<String>) -> Re
         Verdict::Yes => {}
         Verdict::No(resource) if !options.force => {
             let why = vec![format!("the longest jobs need more than there is of {}", said(resource, model))];
-            return Err(Error::NotAccepted { verdict: "the tasks need more than there is".to_owned(), why });
+            return Err(Failure::NotAccepted { verdict: "the tasks need more than there is".to_owned(), why }.into());
         }
         Verdict::No(_) => warnings.push("running although the tasks need more than there is".to_owned()),
         Verdict::DontKnow(_) => {

@@ -155,7 +155,7 @@ impl DoubleQueue {
 
 fn joined(threads: Vec<thread::ScopedJoinHandle<'_, Result<(), DeviceError>>>) -> Result<(), Error> {
     for thread in threads {
-        thread.join().map_err(|_| headway::Error::Options("a staging thread panicked"))??;
+        thread.join().map_err(|_| headway::Failure::Options("a staging thread panicked"))??;
     }
     Ok(())
 }

@@ -172,7 +172,7 @@ impl Setup<'_> {
         };
         // A thread of its own: the class ends with it.
         thread::scope(|scope| scope.spawn(measure).join())
-            .unwrap_or_else(|_| Err(Error::from(headway::Error::Options("a measuring thread panicked")).into()))
+            .unwrap_or_else(|_| Err(Error::from(headway::Failure::Options("a measuring thread panicked")).into()))
     }
 
     fn curve(&self, method: Method, direction: Direction) -> Result<Vec<(Bytes, Stat)>, Error> {
@@ -293,7 +293,7 @@ impl Setup<'_> {
         let (a, b) = thread::scope(|scope| {
             let other = scope.spawn(|| runner(second, two, self.data.len()));
             let own = runner(first, one, 0);
-            (own, other.join().unwrap_or_else(|_| Err(headway::Error::Options("a measuring thread panicked").into())))
+            (own, other.join().unwrap_or_else(|_| Err(headway::Failure::Options("a measuring thread panicked").into())))
         });
         let (a, b) = (a?, b?);
         Ok(a.iter().zip(&b).skip(1).map(|(a, b)| a.1.max(b.1) - a.0.min(b.0)).collect())

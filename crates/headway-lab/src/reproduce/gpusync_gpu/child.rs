@@ -99,13 +99,13 @@ fn obey(camera: &mut Option<Camera>, order: Order) -> Result<Reply, Error> {
             Ok(Reply::Done)
         }
         Order::Load(load) => {
-            let camera = camera.as_mut().ok_or(headway::Error::Options("a camera is opened first"))?;
+            let camera = camera.as_mut().ok_or(headway::Failure::Options("a camera is opened first"))?;
             camera.set_load(load)?;
             camera.warm_up()?;
             Ok(Reply::Done)
         }
         Order::Run { course, how } => {
-            let camera = camera.as_mut().ok_or(headway::Error::Options("a camera is opened first"))?;
+            let camera = camera.as_mut().ok_or(headway::Failure::Options("a camera is opened first"))?;
             let tracked = run(camera, &course, &how)?;
             camera.reset()?;
             Ok(Reply::Tracked(tracked))
@@ -117,7 +117,7 @@ fn open(open: &Open) -> Result<Camera, Error> {
     let backend = if open.cuda { gpus::Backend::Cuda } else { gpus::Backend::Emu };
     let gpus: Vec<Arc<dyn Gpu>> = gpus::open(backend, open.machine.as_deref(), Some(open.gpus))?;
     let [width, height, slots] = open.shape;
-    let wrong = |_| headway::Error::Options("the tracker cannot have pictures of this size");
+    let wrong = |_| headway::Failure::Options("the tracker cannot have pictures of this size");
     let shape = Shape::new(width, height, slots).map_err(wrong)?;
     let video = match &open.video {
         Some(path) => Video::read(&shape, path, open.seed.wrapping_mul(1_000), open.pictures)?,
@@ -133,7 +133,7 @@ fn run(camera: &mut Camera, course: &Course, how: &How) -> Result<Tracked, Error
     let mut with = |arbitration: &mut Arbitration<'_>| camera.run(course, arbitration, keep, &never);
     match how {
         How::Broker { socket, look } => {
-            let client = Client::connect(socket, "camera", OnLoss::Fail).map_err(headway::Error::Client)?;
+            let client = Client::connect(socket, "camera", OnLoss::Fail).map_err(headway::Failure::Client)?;
             client.look_for(*look);
             let sharing = Sharing::by_broker(client);
             let shape = TaskShape {
@@ -145,11 +145,11 @@ fn run(camera: &mut Camera, course: &Course, how: &How) -> Result<Tracked, Error
                 segments: Vec::new(),
                 thread: Some(headway_os::ipc::this_thread()),
             };
-            let task = sharing.register(shape).map_err(headway::Error::Shared)?;
+            let task = sharing.register(shape).map_err(headway::Failure::Shared)?;
             Ok(with(&mut Arbitration::Managed(task))?)
         }
         How::Fewest(path) => {
-            let failed = |source| headway::Error::Read { path: path.clone(), source };
+            let failed = |source| headway::Failure::Read { path: path.clone(), source };
             let file = OpenOptions::new().read(true).write(true).open(path).map_err(failed)?;
             let words = Words::open(file.into(), 0, USERS)?;
             Ok(with(&mut Arbitration::Fewest(&words))?)

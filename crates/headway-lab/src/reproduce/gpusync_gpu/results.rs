@@ -173,7 +173,7 @@ impl Files {
     pub(super) fn create(folder: &Path) -> Result<Self, Error> {
         let failed = |path: &Path| {
             let path = path.to_owned();
-            move |source| headway::Error::Write { path, source }
+            move |source| headway::Failure::Write { path, source }
         };
         fs::create_dir_all(folder).map_err(failed(folder))?;
         let path = folder.join("results.csv");
@@ -191,7 +191,7 @@ impl Files {
     /// Adds a run; on disk when this returns.
     pub(super) fn add(&mut self, measured: &Measured, tracked: &[Tracked]) -> Result<(), Error> {
         let folder = self.folder.clone();
-        Ok(self.write(measured, tracked).map_err(|source| headway::Error::Write { path: folder, source })?)
+        Ok(self.write(measured, tracked).map_err(|source| headway::Failure::Write { path: folder, source })?)
     }
 
     fn write(&mut self, measured: &Measured, tracked: &[Tracked]) -> std::io::Result<()> {

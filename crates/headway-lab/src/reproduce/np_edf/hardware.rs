@@ -88,7 +88,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let kernels = Kernels::of(&plan, &workload, &Shipped)?;
     let ring = Ring::new(&plan, setting.seed).expect("every flow has a pipeline of its own");
     let (checker, found) = Checker::new(&ring, &plan, &kernels, Sampling { streams: 0, turns: 0, chains: None })
-        .map_err(headway::Error::Data)?;
+        .map_err(headway::Failure::Data)?;
     let cycles: Vec<u64> = plan.pipelines.iter().map(|p| duration.0.div_ceil(p.period.0)).collect();
     let packets = plan.streams.iter().map(|stream| cycles[stream.pipeline as usize]).collect();
     let spin = if site.source == "cuda" { Nanos(200_000) } else { Nanos::ZERO };
@@ -120,7 +120,7 @@ fn accepted(machine: &Machine, seed: u64) -> Result<(Workload, Plan, Vec<Vec<Nan
         for _ in 0..DRAWS {
             let workload = workload(machine, &mut draw, percent, seed);
             let options = PlanOptions { strategy: Some(Strategy::Partitioned) };
-            let plan = plan(machine, &workload, options).map_err(|error| headway::Error::Plan(Box::new(error)))?;
+            let plan = plan(machine, &workload, options).map_err(|error| headway::Failure::Plan(Box::new(error)))?;
             let whole = plan.pipelines.iter().flat_map(|p| &p.steps).all(|step| step.chunk == Bytes(0));
             if plan.verdict.outcome != Answer::Schedulable || !whole {
                 continue;
@@ -130,8 +130,10 @@ fn accepted(machine: &Machine, seed: u64) -> Result<(Workload, Plan, Vec<Vec<Nan
             }
         }
     }
-    Err(headway::Error::Options("no random set of flows passes on this machine; its costs or its jitter are too large")
-        .into())
+    Err(headway::Failure::Options(
+        "no random set of flows passes on this machine; its costs or its jitter are too large",
+    )
+    .into())
 }
 
 /// The longest response of each pipeline on each step's engine, from all schedules with these offsets.

@@ -108,7 +108,7 @@ impl Study {
                 return Ok(());
             }
             Ok(first) => Samples { first, ..samples(n_min, time, &mut once)? },
-            Err(Error::Headway(headway::Error::Copy(error))) => {
+            Err(Error::Headway(headway::Failure::Copy(error))) => {
                 self.skipped.insert(format!("{name}: {error}"));
                 return Ok(());
             }

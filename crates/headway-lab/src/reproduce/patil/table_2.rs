@@ -111,7 +111,7 @@ fn overlapped(arrays: &Arrays, queues: &mut [Box<dyn Queue>], how: Overlap, segm
             running[queue] = Some(at);
         }
         if clock::now() > until {
-            return Err(headway::Error::Options("the device does not end its work; give it up").into());
+            return Err(headway::Failure::Options("the device does not end its work; give it up").into());
         }
     }
     Ok(clock::now() - before)

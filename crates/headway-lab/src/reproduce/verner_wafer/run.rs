@@ -74,7 +74,7 @@ impl Site<'_> {
             return Err(why.clone().into());
         }
         let Some(Source::Sharded(planned)) = plan.pipelines.first().map(|pipeline| &pipeline.source) else {
-            return Err(headway::Error::Options("the experiment's workload has a wafer").into());
+            return Err(headway::Failure::Options("the experiment's workload has a wafer").into());
         };
         let counted = verify::lists(planned, &outlet.path(&output_name("wafer")), &options.interrupt)?;
         let timeline = Timeline::new(&log);

@@ -87,13 +87,13 @@ pub(super) fn both(broker: &BrokerProcess, hold: Nanos, look: Nanos, effort: Eff
 pub(super) fn contend(client: &Client, words: &Words, orders: &Orders) -> Result<Vec<Wait>, Error> {
     client.look_for(orders.look);
     let mut task = task(client)?;
-    let mut token = task.acquire(clock::now(), 0, Some(processes::PATIENCE)).map_err(headway::Error::Client)?;
+    let mut token = task.acquire(clock::now(), 0, Some(processes::PATIENCE)).map_err(headway::Failure::Client)?;
     let [released, ready, stop] = [RELEASED, READY, STOP].map(|at| words.long(at));
     ready.fetch_add(1, Ordering::SeqCst);
     let patience = clock::now().saturating_add(Nanos(processes::PATIENCE.as_nanos() as u64));
     while ready.load(Ordering::SeqCst) < 2 {
         if clock::now() > patience {
-            return Err(headway::Error::Options("the other process did not come").into());
+            return Err(headway::Failure::Options("the other process did not come").into());
         }
         std::thread::yield_now();
     }
@@ -101,7 +101,7 @@ pub(super) fn contend(client: &Client, words: &Words, orders: &Orders) -> Result
     let mut waits = Vec::with_capacity(orders.n_max as usize);
     while waits.len() < orders.n_max as usize && stop.load(Ordering::Relaxed) == 0 && clock::now() < until {
         let asked = clock::now();
-        let engine = token.engine(EXECUTE).map_err(headway::Error::Client)?;
+        let engine = token.engine(EXECUTE).map_err(headway::Failure::Client)?;
         let held = clock::now();
         let release = Nanos(released.load(Ordering::Acquire));
         if release > asked {

@@ -72,7 +72,7 @@ impl BrokerProcess {
     /// Starts the broker.
     pub(super) fn start(rest: Rest) -> Result<Self, Error> {
         let folder = env::temp_dir().join(format!("headway-bench-{}-{}", std::process::id(), clock::now().0));
-        let write = |source| headway::Error::Write { path: folder.clone(), source };
+        let write = |source| headway::Failure::Write { path: folder.clone(), source };
         fs::DirBuilder::new().mode(0o700).create(&folder).map_err(write)?;
         let words = Words::create("headway bench", WORDS, 1)?;
         let listener = Listener::bind(&folder.join("words"), 0o600)?;
@@ -87,7 +87,7 @@ impl BrokerProcess {
     }
 
     pub(super) fn connect(&self) -> Result<Client, Error> {
-        Ok(Client::connect(&self.folder.join("broker"), "bench", OnLoss::Fail).map_err(headway::Error::Client)?)
+        Ok(Client::connect(&self.folder.join("broker"), "bench", OnLoss::Fail).map_err(headway::Failure::Client)?)
     }
 
     /// Words that the second client has too.

@@ -24,7 +24,7 @@ use super::Ran;
 use super::segments::{Course, DeviceTask, Done};
 use crate::jobs::{DoneJob, HAND_OVER, Moving, Operated, Seen, observed};
 use crate::share::Model;
-use crate::{Error, gpus};
+use crate::{Error, Failure, gpus};
 
 /// Time for threads to get ready.
 const LEAD: Nanos = Nanos(100_000_000);
@@ -54,7 +54,7 @@ pub(super) fn run(
     }
     let arbiter = parameters(model, rules);
     let (tokens, engines) = (arbiter.clusters.first().map(|cluster| cluster.tokens), arbiter.engines);
-    let sharing = Sharing::local(arbiter).map_err(Error::Shared)?;
+    let sharing = Sharing::local(arbiter).map_err(Failure::Shared)?;
     let duration = options.duration.unwrap_or(workload.value.duration);
     let done = run_all(&sharing, model, rules, tasks, &mut own, duration, options, progress)?;
     let mut verified = 0;
@@ -148,7 +148,7 @@ fn run_all(
             segments: task.held().to_vec(),
             thread: None,
         };
-        registered.push(sharing.register(shape).map_err(Error::Shared)?);
+        registered.push(sharing.register(shape).map_err(Failure::Shared)?);
     }
     let works = tasks.iter().zip(own).zip(registered).map(|((task, own), mut registered)| {
         let course = Course {
@@ -212,7 +212,7 @@ fn side_by_side<'a, T: Send>(
     for (name, result) in results {
         match result.unwrap_or_else(|panic| Err(panicked(name, &*panic))) {
             Ok(one) => ended.push(one),
-            Err(Error::Interrupted) => asked = asked.or(Some(Error::Interrupted)),
+            Err(error) if error.is_interrupted() => asked = asked.or(Some(error)),
             Err(error) => return Err(error),
         }
     }
@@ -223,7 +223,7 @@ fn side_by_side<'a, T: Send>(
 fn panicked(task: &str, panic: &(dyn std::any::Any + Send)) -> Error {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
-    Error::Panicked { task: task.to_owned(), text: text.to_owned() }
+    Failure::Panicked { task: task.to_owned(), text: text.to_owned() }.into()
 }
 
 /// A job as the log has it; times count from the first release.
@@ -303,10 +303,13 @@ mod tests {
 
     #[test]
     fn a_failure_is_told_before_the_ends_that_it_caused() {
-        let fails: Work = Box::new(|_| Err(Error::Options("no")));
-        let ends: Work = Box::new(|stop| waits()(stop).and(Err(Error::Interrupted)));
+        let fails: Work = Box::new(|_| Err(Failure::Options("no").into()));
+        let ends: Work = Box::new(|stop| waits()(stop).and(Err(Failure::Interrupted.into())));
         let works = [("left", ends), ("right", fails)];
-        assert!(matches!(side_by_side(works.into_iter(), |_| thread::yield_now()), Err(Error::Options("no"))));
+        assert!(matches!(
+            side_by_side(works.into_iter(), |_| thread::yield_now()).map_err(Error::into_failure),
+            Err(Failure::Options("no"))
+        ));
         assert_eq!(
             side_by_side([("one", waits())].into_iter(), |stop| stop.store(true, Ordering::Relaxed)).unwrap(),
             [1]

@@ -22,8 +22,8 @@ use headway_os::clock;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use crate::Error;
 use crate::jobs::{DoneJob, Moving, Operated, Operations, Rights, Unmanaged, burn, complete};
+use crate::{Error, Failure};
 
 /// What a task does, segment by segment.
 enum Step {
@@ -129,7 +129,7 @@ fn sleep(at: Nanos, interrupt: &AtomicBool) -> bool {
 
 impl Program {
     /// # Errors
-    /// [`Error::File`](crate::Error) at the task for kernels that the library lacks, and for sizes that do not suit a kernel.
+    /// `ErrorKind::File` at the task for kernels that the library lacks, and for sizes that do not suit a kernel.
     fn of(workload: &Loaded<Workload>, at: usize, library: &dyn Library) -> Result<Self, Error> {
         let task = &workload.value.tasks[at];
         let refuse = |message: String, help: String| {
@@ -228,13 +228,13 @@ impl DeviceTask {
             if let Step::Execute { work, state, .. } = step {
                 let portion = Portion { stream: task.id.clone(), ..Portion::default() };
                 let filled = work.init_state(&[portion], &mut fresh[state.clone()]);
-                filled.map_err(|error| Error::Device(DeviceError::Work(error)))?;
+                filled.map_err(|error| Failure::Device(DeviceError::Work(error)))?;
             }
         }
         let mut data = vec![0; program.input];
         let mut random = Pcg64Mcg::seed_from_u64(seed);
         data.chunks_mut(8).for_each(|word| word.copy_from_slice(&random.next_u64().to_le_bytes()[..word.len()]));
-        let made = Self::on(task, program, devices, fresh, data).map_err(Error::Device)?;
+        let made = Self::on(task, program, devices, fresh, data).map_err(Failure::Device)?;
         Ok(made)
     }
 
@@ -269,15 +269,15 @@ impl DeviceTask {
     /// Does a job on every GPU, so that nothing is loaded or compiled later; the state begins anew.
     ///
     /// # Errors
-    /// [`Error::Device`].
+    /// `ErrorKind::Device`.
     pub(super) fn warm_up(&mut self) -> Result<(), Error> {
         for gpu in 0..self.gpus.len() {
-            self.reset().map_err(Error::Device)?;
+            self.reset().map_err(Failure::Device)?;
             let mut one = DoneJob { gpu: gpu as u32, ..DoneJob::default() };
             let moving = Moving { chunk: None, peer: false };
-            self.hold(&mut Unmanaged, moving, &mut one, None).map_err(Error::Device)?;
+            self.hold(&mut Unmanaged, moving, &mut one, None).map_err(Failure::Device)?;
         }
-        self.reset().map_err(Error::Device)
+        Ok(self.reset()?)
     }
 
     /// The state of a new run, in system memory and on every GPU.
@@ -292,7 +292,7 @@ impl DeviceTask {
     /// Does the jobs of `course`, up to the one before which `interrupt` is true.
     ///
     /// # Errors
-    /// [`Error::Device`], [`Error::Shared`] when no GPU is granted.
+    /// `ErrorKind::Device`, `ErrorKind::Broker` when no GPU is granted.
     pub(super) fn run(
         &mut self,
         course: &Course,
@@ -312,11 +312,11 @@ impl DeviceTask {
             let mut operations = Vec::new();
             self.outside(0);
             let mut asked = task.job(release);
-            let mut gpu = asked.acquire(None).map_err(Error::Shared)?;
+            let mut gpu = asked.acquire(None).map_err(Failure::Shared)?;
             one.granted = clock::now().0;
             one.gpu = gpu.id().0;
             one.from = gpu.from().map(|from| from.0);
-            self.hold(&mut gpu, course.moving, &mut one, Some(&mut operations)).map_err(Error::Device)?;
+            self.hold(&mut gpu, course.moving, &mut one, Some(&mut operations)).map_err(Failure::Device)?;
             one.released = clock::now().0;
             let used = (one.released - one.granted).saturating_sub(one.account.engine_wait);
             gpu.release(Nanos(used));
@@ -439,14 +439,14 @@ impl DeviceTask {
     /// Compares what the jobs copied out with what the CPU forms make of the same data.
     ///
     /// # Errors
-    /// [`Error::WrongJob`], [`Error::Interrupted`].
+    /// `ErrorKind::WrongBytes`, `ErrorKind::Interrupted`.
     pub(super) fn verify(&self, jobs: &[DoneJob], interrupt: &AtomicBool) -> Result<(), Error> {
         let (mut state, mut digest) = (self.fresh.clone(), 0);
         let mut input = vec![0; self.program.input];
         let mut output = vec![0; self.program.output];
         for one in jobs {
             if interrupt.load(Ordering::Relaxed) {
-                return Err(Error::Interrupted);
+                return Err(Failure::Interrupted.into());
             }
             for step in &self.program.steps {
                 match step {
@@ -456,12 +456,12 @@ impl DeviceTask {
                     Step::Execute { work, input: read, state: own } => {
                         let written = work.output_bytes(*read, 1);
                         work.run(&input[..*read], &mut output[..written], &mut state[own.clone()])
-                            .map_err(|error| Error::Device(DeviceError::Work(error)))?;
+                            .map_err(|error| Failure::Device(DeviceError::Work(error)))?;
                     }
                 }
             }
             if digest != one.digest {
-                return Err(Error::WrongJob { task: self.name.clone(), job: one.job });
+                return Err(Failure::WrongJob { task: self.name.clone(), job: one.job }.into());
             }
         }
         Ok(())

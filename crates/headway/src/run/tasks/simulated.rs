@@ -18,8 +18,8 @@ use headway_core::decisions::engine_lock::{Order, PeerLocks};
 
 use super::super::{Progress, RunOptions};
 use super::Ran;
-use crate::Error;
 use crate::share::Model;
+use crate::{Error, Failure};
 
 pub(super) fn run(
     model: &Model,
@@ -60,7 +60,7 @@ pub(super) fn run(
     let (two, interrupt) = (sharing.copy_engines == 2, &options.interrupt);
     let mut watch =
         Watch { open: vec![Open::default(); tasks], two, jobs: Vec::new(), interrupt, interrupted: Cell::new(false) };
-    simulate(&cluster, &setting, &mut watch).map_err(Error::Sharing)?;
+    simulate(&cluster, &setting, &mut watch).map_err(Failure::Sharing)?;
     let bound = |task: &crate::share::TaskReport| {
         Some(Bound { token: task.token_wait, engines: task.engine_wait, blocking: task.blocking })
     };

@@ -38,7 +38,7 @@ impl Demand {
     pub(super) fn new(setting: &Setting, number: u32, machine: &Machine) -> Result<Self, Error> {
         let options = &setting.streams;
         let kind = KINDS.iter().find(|kind| kind.number == number);
-        let kind = *kind.ok_or(headway::Error::Options("the paper's workloads have the numbers 1 to 12"))?;
+        let kind = *kind.ok_or(headway::Failure::Options("the paper's workloads have the numbers 1 to 12"))?;
         let kernel = |gpu| machine.kernel(KERNEL, gpu).map_or(0, |kernel| kernel.rate.0);
         let most: u64 = machine.gpus().map(kernel).sum::<u64>() + machine.cpu_or_assumed().rate(KERNEL).0;
         let bits = most.saturating_mul(8).saturating_mul(BEYOND) / options.rate_scale.max(1);
@@ -50,7 +50,7 @@ impl Demand {
         let left_out = all - streams.len();
         streams.truncate(options.streams_max.unwrap_or(usize::MAX));
         if streams.is_empty() {
-            return Err(headway::Error::Options(
+            return Err(headway::Failure::Options(
                 "no stream of the workload has a deadline that long; lower `--deadline-min`",
             )
             .into());

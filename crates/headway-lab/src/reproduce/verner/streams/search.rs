@@ -41,7 +41,7 @@ pub(super) struct Planned {
 pub(super) fn forced(machine: &Machine, demand: &Demand, policy: Strategy, on_cpu: &[bool]) -> Result<Case, Error> {
     let workload = demand.workload(on_cpu, Part::All).expect("at least one stream is planned");
     let plan = planner::plan(machine, &workload, PlanOptions { strategy: Some(policy) });
-    Ok(Case { workload, plan: Arc::new(plan.map_err(|error| headway::Error::Plan(Box::new(error)))?) })
+    Ok(Case { workload, plan: Arc::new(plan.map_err(|error| headway::Failure::Plan(Box::new(error)))?) })
 }
 
 /// The first `count` streams, divided so that there is as much room as can be on both sides, with their plan.
@@ -74,7 +74,7 @@ impl<'a> Divider<'a> {
             Ok(plan) => Ok(margins(&plan).least()),
             // Blocks that no buffer could hold, cycles without length.
             Err(PlanError::Impossible { .. }) => Ok(0),
-            Err(error) => Err(headway::Error::Plan(Box::new(error)).into()),
+            Err(error) => Err(headway::Failure::Plan(Box::new(error)).into()),
         }
     }
 

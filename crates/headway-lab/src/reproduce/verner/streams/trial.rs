@@ -214,7 +214,7 @@ pub(super) fn run(site: &mut Site, case: &Case, duration: Nanos, until: Until) -
     let often = plan.pipelines.iter().any(|pipeline| pipeline.period < OFTEN);
     let sampled = if often { OFTEN_SAMPLED } else { SAMPLING.streams };
     let sampling = Sampling { streams: sampled, turns: sampled, chains: (until == Until::End).then(|| cycles.clone()) };
-    let (checker, found) = Checker::new(&ring, plan, &kernels, sampling).map_err(headway::Error::Data)?;
+    let (checker, found) = Checker::new(&ring, plan, &kernels, sampling).map_err(headway::Failure::Data)?;
     let stop = Arc::new(AtomicBool::new(false));
     // A GPU's windows are worth a busy CPU; the emulated device needs that CPU itself.
     let spin = if site.source == "cuda" { Nanos(200_000) } else { Nanos::ZERO };
