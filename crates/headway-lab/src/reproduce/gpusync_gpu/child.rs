@@ -123,7 +123,7 @@ fn open(open: &Open) -> Result<Camera, Error> {
         Some(path) => Video::read(&shape, path, open.seed.wrapping_mul(1_000), open.pictures)?,
         None => Video::synthetic(&shape, open.seed, open.pictures),
     };
-    Ok(Camera::open(gpus, shape, video, Load::default(), open.check)?)
+    Camera::open(gpus, shape, video, Load::default(), open.check)
 }
 
 fn run(camera: &mut Camera, course: &Course, how: &How) -> Result<Tracked, Error> {

@@ -52,12 +52,7 @@ mod tests {
     use super::*;
 
     fn tracked(gpu: u32, operations: &[(Work, u64, u64, u64)]) -> Tracked {
-        let frame: DoneJob = serde_json::from_str(&format!(
-            "{{\"frame\":0,\"release\":0,\"start\":0,\"granted\":0,\"released\":0,\"done\":0,\"gpu\":{gpu},\"from\":null,\
-             \"account\":{{\"copies\":0,\"executes\":0,\"copy\":0,\"execute\":0,\"engine_wait\":0,\"copy_wait_max\":0,\
-             \"execute_wait_max\":0,\"copy_held_max\":0,\"execute_held_max\":0}},\"digest\":0}}"
-        ))
-        .unwrap();
+        let frame = DoneJob { gpu, ..DoneJob::default() };
         let operated = |(work, asked, begun, ended): &(Work, u64, u64, u64)| Operated {
             work: *work,
             bytes: 0,
