@@ -2,6 +2,7 @@
 //!
 //! `cargo bench -p headway-core --bench plan [WHAT]` prints seconds: `messages` (1,000 on four H200, `partitioned`), `streams`
 //! (10,000), `combine` (10,000 messages combined by the default search).
+#![expect(clippy::disallowed_methods, reason = "a benchmark reads its workload and the time of its thread")]
 
 use std::env;
 use std::fmt::Write as _;

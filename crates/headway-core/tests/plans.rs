@@ -1,6 +1,7 @@
 //! Plans change only on purpose: the verdict and a hash of every plan, compared with `golden/plans.txt`.
 //!
 //! `SNAPSHOTS=overwrite cargo test -p headway-core --test it plans::` writes the file anew; the commit that does so says why.
+#![expect(clippy::disallowed_methods, reason = "the workloads and the committed plans are files")]
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -29,7 +30,7 @@ fn line(machine: &Machine, workload: &Workload, strategy: Option<Strategy>) -> S
         Outcome::NotSchedulable => "no",
         Outcome::Undecided => "open",
     };
-    let margin = found.verdict.margin_ppm.map_or("-".to_owned(), |ppm| format!("{:.4}", ppm as f64 / 1e6));
+    let margin = found.verdict.margin_ppm.map_or_else(|| "-".to_owned(), |ppm| format!("{:.4}", ppm as f64 / 1e6));
     let plan = serde_json::to_vec(&found).expect("plans are serialisable");
     format!("  {name:<11} {outcome:<4} {margin:>11} {}", hash(&plan))
 }

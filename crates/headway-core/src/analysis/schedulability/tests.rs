@@ -612,7 +612,7 @@ proptest! {
         let mut tasks = small_chunk_set(draw, 5, &[4, 6, 10, 15, 24, 40]);
         for task in &mut tasks {
             // So large that rounding up does not hide a step, and with a bulk flow now and then.
-            *task = if draw.0 % 7 == 0 && task.deadline > task.period { Task::bulk(task.chunk) } else { *task };
+            *task = if draw.0.is_multiple_of(7) && task.deadline > task.period { Task::bulk(task.chunk) } else { *task };
             task.cost = Nanos(task.cost.0 * 100_003);
             task.chunk = Nanos(task.chunk.0 * 100_003);
             if !task.is_bulk() {

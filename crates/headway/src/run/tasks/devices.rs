@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn a_failure_is_told_before_the_ends_that_it_caused() {
         let fails: Work = Box::new(|_| Err(Failure::Options("no").into()));
-        let ends: Work = Box::new(|stop| waits()(stop).and(Err(Failure::Interrupted.into())));
+        let ends: Work = Box::new(|stop| waits()(stop).and_then(|_| Err(Failure::Interrupted.into())));
         let works = [("left", ends), ("right", fails)];
         assert!(matches!(
             side_by_side(works.into_iter(), |_| thread::yield_now()).map_err(Error::into_failure),
