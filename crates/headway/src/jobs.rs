@@ -3,14 +3,17 @@
 mod observed;
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use headway_core::decisions::engine_lock::{Operation, Work};
 use headway_core::units::{Bytes, Nanos};
-use headway_device::DeviceError;
 use headway_device::gpu::{self, Completion, Queue};
+use headway_device::{Access, Buffer, DeviceError};
 use headway_os::clock;
-use headway_runtime::sharing::{Engine, Gpu, SharingError};
+use headway_runtime::sharing::{Engine, Gpu, SharingError, Task};
 use serde::{Deserialize, Serialize};
+
+use crate::Failure;
 
 pub use self::observed::{HAND_OVER, Seen, observed};
 
@@ -173,6 +176,44 @@ impl Operations<'_> {
     }
 }
 
+/// Waits for a GPU for the job that `one` says was released, does `body` while the job holds it, and gives it back.
+///
+/// # Errors
+/// `ErrorKind::Broker` when no GPU is granted; what `body` says.
+pub fn with_gpu<T, E: From<Failure>>(
+    task: &mut Task<'_>,
+    one: &mut DoneJob,
+    body: impl FnOnce(&mut dyn Rights, &mut DoneJob) -> Result<T, E>,
+) -> Result<T, E> {
+    let mut job = task.job(Nanos(one.release));
+    let mut gpu = job.acquire(None).map_err(Failure::Shared)?;
+    one.granted = clock::now().0;
+    one.gpu = gpu.id().0;
+    one.from = gpu.from().map(|from| from.0);
+    let done = body(&mut gpu, one)?;
+    one.released = clock::now().0;
+    // Waiting for engines is the others' doing.
+    gpu.release(Nanos((one.released - one.granted).saturating_sub(one.account.engine_wait)));
+    Ok(done)
+}
+
+/// Longest time without a look at whether the end is asked for.
+const SLICE: Nanos = Nanos(50_000_000);
+
+/// Sleeps until `at`; `false` if the end is asked for.
+pub fn sleep_until(at: Nanos, interrupt: &AtomicBool) -> bool {
+    loop {
+        let now = clock::now();
+        if interrupt.load(Ordering::Relaxed) {
+            return false;
+        }
+        if now >= at {
+            return true;
+        }
+        clock::sleep_until(at.min(now.saturating_add(SLICE)));
+    }
+}
+
 /// Keeps the CPU for so much CPU time of this thread.
 pub fn burn(time: Nanos) {
     let until = clock::thread_cpu_time().saturating_add(time);
@@ -188,6 +229,22 @@ pub fn burn(time: Nanos) {
 pub fn complete(queue: &mut dyn Queue, operation: gpu::Operation) -> Result<(), DeviceError> {
     queue.submit(operation, 0)?;
     wait(queue).result
+}
+
+/// Copies a range of one buffer into the same range of another by an empty queue, and waits until that is complete.
+///
+/// # Errors
+/// [`DeviceError`].
+pub fn copy_range(queue: &mut dyn Queue, from: &Buffer, to: &Buffer, range: Range<usize>) -> Result<(), DeviceError> {
+    let from = from.claim(range.clone(), Access::Read)?;
+    let to = to.claim(range, Access::Write)?;
+    complete(queue, gpu::Operation::Copy { from, to })
+}
+
+/// That a task has no memory on a GPU.
+#[must_use]
+pub fn no_gpu() -> DeviceError {
+    DeviceError::Invalid { what: "GPU", reason: "the task has no memory there".into() }
 }
 
 /// Waits for the oldest operation of a queue that has one.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use headway::Failure;
-use headway::jobs::{DoneJob, Moving, Operated, Operations, Rights, Unmanaged};
+use headway::jobs::{DoneJob, Moving, Operated, Operations, Rights, Unmanaged, sleep_until, with_gpu};
 use headway_core::units::Nanos;
 use headway_device::gpu::Gpu;
 use headway_kernels::klt::{Choice, CpuMachine, FrameReport, Machine, Shape, Tracker};
@@ -57,23 +57,6 @@ pub struct Tracked {
     /// Whether somebody asked for the end before the last frame.
     #[serde(default)]
     pub interrupted: bool,
-}
-
-/// Longest time without a look at whether the end is asked for.
-const SLICE: Nanos = Nanos(50_000_000);
-
-/// Sleeps until `at`; `false` if somebody asked for the end.
-fn sleep(at: Nanos, interrupt: &AtomicBool) -> bool {
-    loop {
-        let now = clock::now();
-        if interrupt.load(Ordering::Relaxed) {
-            return false;
-        }
-        if now >= at {
-            return true;
-        }
-        clock::sleep_until(at.min(now.saturating_add(SLICE)));
-    }
 }
 
 impl Camera {
@@ -138,7 +121,7 @@ impl Camera {
         let (mut digest, mut before, mut last) = (0, 0, None);
         for frame in 0..course.frames {
             let release = course.begin + frame * course.period;
-            if !sleep(Nanos(release), interrupt) {
+            if !sleep_until(Nanos(release), interrupt) {
                 tracked.interrupted = true;
                 break;
             }
@@ -173,15 +156,7 @@ impl Camera {
     ) -> Result<Tracker<()>, Error> {
         let tracker = match arbitration {
             Arbitration::Managed(task) => {
-                let mut job = task.job(Nanos(one.release));
-                let mut gpu = job.acquire(None).map_err(Failure::Shared)?;
-                one.granted = clock::now().0;
-                (one.gpu, one.from) = (gpu.id().0, gpu.from().map(|from| from.0));
-                let tracker = self.frame(tracker, &mut gpu, moving, one, operations)?;
-                one.released = clock::now().0;
-                let used = (one.released - one.granted).saturating_sub(one.account.engine_wait);
-                gpu.release(Nanos(used));
-                return Ok(tracker);
+                return with_gpu(task, one, |rights, one| self.frame(tracker, rights, moving, one, operations));
             }
             Arbitration::Fewest(users) => {
                 one.gpu = fewest(users, self.gpus.len(), last);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use headway::jobs::{complete, wait};
+use headway::jobs::{complete, no_gpu, wait};
 use headway_device::gpu::{Caching, Gpu, Operation, Queue, Reach};
 use headway_device::work::{Argument, Work};
 use headway_device::{Access, Buffer, DeviceError};
@@ -267,8 +267,4 @@ impl Memory {
 /// First content of word `at` of the additional state.
 fn first_word(at: usize) -> u32 {
     (at as u32).wrapping_mul(0x9e37_79b9)
-}
-
-fn no_gpu() -> DeviceError {
-    DeviceError::Invalid { what: "GPU", reason: "the task has no memory there".into() }
 }

@@ -14,7 +14,7 @@ use headway_core::files::error::Loaded;
 use headway_core::files::workload::{Task, Workload};
 use headway_core::plan::block::{ALIGN, LAUNCH_ALIGN, header_bytes, write_header};
 use headway_core::units::Nanos;
-use headway_device::gpu::{Caching, Gpu, Operation, Queue, Reach};
+use headway_device::gpu::{Caching, Gpu, Queue, Reach};
 use headway_device::step::step;
 use headway_device::work::{Library, Portion, StepMemory, Work};
 use headway_device::{Access, Buffer, DeviceError};
@@ -22,10 +22,12 @@ use headway_os::clock;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use crate::jobs::{DoneJob, Moving, Operated, Operations, Rights, Unmanaged, burn, complete};
+use crate::jobs::{
+    DoneJob, Moving, Operated, Operations, Rights, Unmanaged, burn, complete, copy_range, no_gpu, sleep_until, with_gpu,
+};
 use crate::{Error, Failure};
 
-/// What a task does, segment by segment.
+/// What a task does while it holds a GPU, segment by segment.
 enum Step {
     Cpu(Nanos),
     CopyIn(Incoming),
@@ -60,7 +62,7 @@ impl Incoming {
     }
 }
 
-/// What a task does, and how much memory that takes.
+/// What a task does while it holds a GPU, and how much memory that takes.
 struct Program {
     steps: Vec<Step>,
     input: usize,
@@ -79,6 +81,9 @@ struct OnGpu {
 /// A task with its memory on every GPU that it may use.
 pub(super) struct DeviceTask {
     name: String,
+    /// CPU time before the GPU is asked for, and after it is given back.
+    before: Nanos,
+    after: Nanos,
     program: Program,
     gpus: Vec<OnGpu>,
     /// Pinned ends of copies.
@@ -110,23 +115,6 @@ pub(super) struct Done {
     pub(super) interrupted: bool,
 }
 
-/// Longest time without a look at whether the end is asked for.
-const SLICE: Nanos = Nanos(50_000_000);
-
-/// Sleeps until `at`; `false` if somebody asked for the end.
-fn sleep(at: Nanos, interrupt: &AtomicBool) -> bool {
-    loop {
-        let now = clock::now();
-        if interrupt.load(Ordering::Relaxed) {
-            return false;
-        }
-        if now >= at {
-            return true;
-        }
-        clock::sleep_until(at.min(now.saturating_add(SLICE)));
-    }
-}
-
 impl Program {
     /// # Errors
     /// `ErrorKind::File` at the task for kernels that the library lacks, and for sizes that do not suit a kernel.
@@ -138,7 +126,7 @@ impl Program {
         let mut program = Self { steps: Vec::new(), input: 0, output: 0, state: 0 };
         let (mut filled, mut last) = (0, 0);
         let mut written = 0;
-        for segment in &task.segments {
+        for segment in task.held() {
             match segment {
                 Segment::Cpu(time) => program.steps.push(Step::Cpu(*time)),
                 Segment::Copy { direction: Direction::ToGpu, bytes } => {
@@ -199,14 +187,6 @@ impl Program {
             }
         }
     }
-
-    /// Everything before the first copy or kernel, up to the last, and behind it.
-    fn parts(&self) -> [&[Step]; 3] {
-        let is_held = |step: &Step| !matches!(step, Step::Cpu(_));
-        let first = self.steps.iter().position(is_held).unwrap_or(0);
-        let end = self.steps.iter().rposition(is_held).map_or(first, |last| last + 1);
-        [&self.steps[..first], &self.steps[first..end], &self.steps[end..]]
-    }
 }
 
 impl DeviceTask {
@@ -232,10 +212,8 @@ impl DeviceTask {
             }
         }
         let mut data = vec![0; program.input];
-        let mut random = Pcg64Mcg::seed_from_u64(seed);
-        data.chunks_mut(8).for_each(|word| word.copy_from_slice(&random.next_u64().to_le_bytes()[..word.len()]));
-        let made = Self::on(task, program, devices, fresh, data).map_err(Failure::Device)?;
-        Ok(made)
+        Pcg64Mcg::seed_from_u64(seed).fill_bytes(&mut data);
+        Ok(Self::on(task, program, devices, fresh, data)?)
     }
 
     fn on(
@@ -263,7 +241,18 @@ impl DeviceTask {
         let sent = first.pinned_buffer(program.input.max(1), Caching::Cached)?;
         let received = first.pinned_buffer(program.output.max(1), Caching::Cached)?;
         let saved = first.pinned_buffer(program.state.max(1), Caching::Cached)?;
-        Ok(Self { name: task.id.clone(), program, gpus, sent, received, saved, fresh, data })
+        Ok(Self {
+            name: task.id.clone(),
+            before: task.before(),
+            after: task.after(),
+            program,
+            gpus,
+            sent,
+            received,
+            saved,
+            fresh,
+            data,
+        })
     }
 
     /// Does a job on every GPU, so that nothing is loaded or compiled later; the state begins anew.
@@ -303,24 +292,18 @@ impl DeviceTask {
         let (mut digest, mut before) = (0, 0);
         for job in 0..course.jobs {
             let release = course.begin.saturating_add(Nanos(course.period.0.saturating_mul(job)));
-            if !sleep(release, interrupt) {
+            if !sleep_until(release, interrupt) {
                 done.interrupted = true;
                 break;
             }
             let mut one =
                 DoneJob { job, release: release.0, start: release.0.max(before), digest, ..DoneJob::default() };
             let mut operations = Vec::new();
-            self.outside(0);
-            let mut asked = task.job(release);
-            let mut gpu = asked.acquire(None).map_err(Failure::Shared)?;
-            one.granted = clock::now().0;
-            one.gpu = gpu.id().0;
-            one.from = gpu.from().map(|from| from.0);
-            self.hold(&mut gpu, course.moving, &mut one, Some(&mut operations)).map_err(Failure::Device)?;
-            one.released = clock::now().0;
-            let used = (one.released - one.granted).saturating_sub(one.account.engine_wait);
-            gpu.release(Nanos(used));
-            self.outside(2);
+            burn(self.before);
+            with_gpu(task, &mut one, |rights, one| {
+                self.hold(rights, course.moving, one, Some(&mut operations)).map_err(Failure::Device)
+            })?;
+            burn(self.after);
             one.done = clock::now().0;
             digest = one.digest;
             before = one.done;
@@ -328,15 +311,6 @@ impl DeviceTask {
             done.jobs.push(one);
         }
         Ok(done)
-    }
-
-    /// CPU time outside the token.
-    fn outside(&self, part: usize) {
-        for step in self.program.parts()[part] {
-            if let Step::Cpu(time) = step {
-                burn(*time);
-            }
-        }
     }
 
     /// What a job does while it holds a GPU.
@@ -359,7 +333,6 @@ impl DeviceTask {
         }
         for at in 0..self.program.steps.len() {
             match &self.program.steps[at] {
-                Step::Cpu(_) if !self.is_held(at) => {}
                 Step::Cpu(time) => burn(*time),
                 Step::CopyIn(incoming) => {
                     let to = incoming.to.clone();
@@ -383,57 +356,41 @@ impl DeviceTask {
         Ok(())
     }
 
-    /// Whether a step lies between the first and the last copy or kernel.
-    fn is_held(&self, at: usize) -> bool {
-        let [before, held, _] = self.program.parts();
-        (before.len()..before.len() + held.len()).contains(&at)
-    }
-
-    fn complete(&mut self, gpu: usize, operation: Operation) -> Result<(), DeviceError> {
-        complete(self.gpus.get_mut(gpu).ok_or_else(no_gpu)?.queue.as_mut(), operation)
-    }
-
     fn push(&mut self, gpu: usize, range: Range<usize>) -> Result<(), DeviceError> {
-        let from = self.sent.claim(range.clone(), Access::Read)?;
-        let to = self.gpus[gpu].input.claim(range, Access::Write)?;
-        self.complete(gpu, Operation::Copy { from, to })
+        let here = self.gpus.get_mut(gpu).ok_or_else(no_gpu)?;
+        copy_range(here.queue.as_mut(), &self.sent, &here.input, range)
     }
 
     fn pull(&mut self, gpu: usize, range: Range<usize>) -> Result<(), DeviceError> {
-        let from = self.gpus[gpu].output.claim(range.clone(), Access::Read)?;
-        let to = self.received.claim(range, Access::Write)?;
-        self.complete(gpu, Operation::Copy { from, to })
+        let here = self.gpus.get_mut(gpu).ok_or_else(no_gpu)?;
+        copy_range(here.queue.as_mut(), &here.output, &self.received, range)
     }
 
     fn restore(&mut self, gpu: usize, range: Range<usize>) -> Result<(), DeviceError> {
-        let from = self.saved.claim(range.clone(), Access::Read)?;
-        let to = self.gpus[gpu].state.claim(range, Access::Write)?;
-        self.complete(gpu, Operation::Copy { from, to })
+        let here = self.gpus.get_mut(gpu).ok_or_else(no_gpu)?;
+        copy_range(here.queue.as_mut(), &self.saved, &here.state, range)
     }
 
     fn save(&mut self, gpu: usize, range: Range<usize>) -> Result<(), DeviceError> {
-        let from = self.gpus[gpu].state.claim(range.clone(), Access::Read)?;
-        let to = self.saved.claim(range, Access::Write)?;
-        self.complete(gpu, Operation::Copy { from, to })
+        let here = self.gpus.get_mut(gpu).ok_or_else(no_gpu)?;
+        copy_range(here.queue.as_mut(), &here.state, &self.saved, range)
     }
 
     fn migrate(&mut self, from: usize, to: usize, range: Range<usize>) -> Result<(), DeviceError> {
-        let source = self.gpus[from].state.claim(range.clone(), Access::Read)?;
-        let target = self.gpus[to].state.claim(range, Access::Write)?;
-        self.complete(to, Operation::Copy { from: source, to: target })
+        let [source, target] = self.gpus.get_disjoint_mut([from, to]).map_err(|_| no_gpu())?;
+        copy_range(target.queue.as_mut(), &source.state, &target.state, range)
     }
 
     fn execute(&mut self, gpu: usize, at: usize) -> Result<(), DeviceError> {
         let Step::Execute { work, input, state } = &self.program.steps[at] else { return Ok(()) };
-        let here = &self.gpus[gpu];
+        let here = self.gpus.get_mut(gpu).ok_or_else(no_gpu)?;
         let output = work.output_bytes(*input, 1);
         let memory = StepMemory {
             input: here.input.claim(0..*input, Access::Read)?,
             output: here.output.claim(0..output, Access::Write)?,
             state: (!state.is_empty()).then(|| here.state.claim(state.clone(), Access::Write)).transpose()?,
         };
-        let launch = step(work, memory, 1)?;
-        self.complete(gpu, launch)
+        complete(here.queue.as_mut(), step(work, memory, 1)?)
     }
 
     /// Compares what the jobs copied out with what the CPU forms make of the same data.
@@ -489,8 +446,4 @@ fn digested(bytes: &[u8], before: u64) -> u64 {
         word[..chunk.len()].copy_from_slice(chunk);
         (hash ^ u64::from_le_bytes(word)).wrapping_mul(0x0100_0000_01b3).rotate_left(23)
     })
-}
-
-fn no_gpu() -> DeviceError {
-    DeviceError::Invalid { what: "GPU", reason: "the task has no memory there".into() }
 }
