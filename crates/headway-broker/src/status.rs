@@ -119,6 +119,10 @@ pub struct LimitUse {
 }
 
 impl LimitUse {
+    pub(crate) const fn of(used: usize, most: usize) -> Self {
+        Self { used: used as u64, most: most as u64 }
+    }
+
     /// Whether `more` stays within the limit.
     pub(crate) fn has_room_for(self, more: u64) -> bool {
         self.used.saturating_add(more) <= self.most

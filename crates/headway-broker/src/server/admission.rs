@@ -10,7 +10,7 @@ use super::session::Session;
 use super::state::BrokerState;
 use crate::layout::GPUS_MAX;
 use crate::message::TaskShape;
-use crate::status::{LimitUse, SharedUse, UserStatus};
+use crate::status::{LimitUse, UserStatus};
 use crate::text::shown;
 
 impl BrokerState {
@@ -20,49 +20,64 @@ impl BrokerState {
 
     /// Whether a user has room for another client.
     pub(super) fn has_room(&self, account: u32) -> bool {
-        self.use_of(Nanos::ZERO, account).clients.has_room_for(1)
+        self.clients_of(account).has_room_for(1)
     }
 
-    /// How much a user takes of each of its limits.
-    pub(super) fn use_of(&self, now: Nanos, account: u32) -> UserStatus {
-        let is_theirs = |session: &&Session| session.account == account;
-        let is_client = |session: &&Session| session.pages.is_some() || session.gone.is_some();
-        let sessions = self.sessions.values().filter(is_theirs).count();
-        let clients = self.sessions.values().filter(is_theirs).filter(is_client).count();
-        let theirs: Vec<&Task> = self.tasks.values().filter(|task| self.account_of(task.client) == account).collect();
+    fn clients_of(&self, account: u32) -> LimitUse {
+        let is_client =
+            |session: &&Session| session.account == account && (session.pages.is_some() || session.gone.is_some());
+        LimitUse::of(self.sessions.values().filter(is_client).count(), self.limits.clients_per_user)
+    }
+
+    fn tasks_of(&self, account: u32) -> impl Iterator<Item = &Task> {
+        self.tasks.values().filter(move |task| self.account_of(task.client) == account)
+    }
+
+    fn requests_of(&self, account: u32) -> LimitUse {
+        let open = self.tasks_of(account).filter(|task| task.open.is_some());
+        LimitUse::of(open.count(), self.limits.requests_per_user)
+    }
+
+    /// How much a user takes of each of its limits, but for the log.
+    pub(super) fn use_of(&self, account: u32) -> UserStatus {
+        let clients = self.clients_of(account);
+        let sessions = self.sessions.values().filter(|session| session.account == account).count();
+        let theirs: Vec<&Task> = self.tasks_of(account).collect();
         let segments = theirs.iter().map(|task| task.shape.segments.len()).sum::<usize>();
-        let requests = theirs.iter().filter(|task| task.open.is_some()).count();
         let declared = theirs.iter().fold(0u64, |sum, task| sum.saturating_add(utilisation_ppm(&task.shape)));
         let gpus = if self.is_for_group { self.gpus.len() } else { GPUS_MAX };
         let limits = &self.limits;
-        let of = |used: usize, most: usize| LimitUse { used: used as u64, most: most as u64 };
         UserStatus {
             uid: account,
-            clients: of(clients, limits.clients_per_user),
-            unidentified: of(sessions - clients, limits.guests_per_user),
-            tasks: of(theirs.len(), limits.tasks_per_user),
-            segments: of(segments, SEGMENTS_PER_USER),
-            requests: of(requests, limits.requests_per_user),
+            clients,
+            unidentified: LimitUse::of(sessions - clients.used as usize, limits.guests_per_user),
+            tasks: LimitUse::of(theirs.len(), limits.tasks_per_user),
+            segments: LimitUse::of(segments, SEGMENTS_PER_USER),
+            requests: self.requests_of(account),
             utilisation_ppm: LimitUse {
                 used: declared,
                 most: limits.utilisation_ppm_per_user.unwrap_or(gpus as u64 * PPM),
             },
-            log_bytes: self.is_logged.then(|| self.accounts.written(now, account, limits.log_bytes_per_user)),
+            log_bytes: None,
         }
     }
 
-    /// What all users take of what they share, with the places that a restarted broker keeps for former clients.
-    pub(super) fn shared_use(&self) -> SharedUse {
+    /// Bytes of the log that a user has written at once; `None` where there is no log.
+    pub(super) fn log_use_of(&self, now: Nanos, account: u32) -> Option<LimitUse> {
+        self.is_logged.then(|| self.accounts.written(now, account, self.limits.log_bytes_per_user))
+    }
+
+    /// Tasks of all users, with the places that a restarted broker keeps for those of former clients.
+    pub(super) fn shared_tasks(&self) -> LimitUse {
         let recovery = self.recovering.as_ref();
         let kept = recovery.map_or(0, |recovery| recovery.places(|task| self.tasks.contains_key(&task)));
-        let descriptors = self.sessions.values().map(Session::descriptors).sum::<usize>();
-        SharedUse {
-            tasks: LimitUse { used: (self.tasks.len() + kept) as u64, most: self.tasks_max as u64 },
-            descriptors: LimitUse {
-                used: descriptors as u64,
-                most: self.limits.descriptors.unwrap_or(usize::MAX) as u64,
-            },
-        }
+        LimitUse::of(self.tasks.len() + kept, self.tasks_max)
+    }
+
+    /// Descriptors of all connections.
+    pub(super) fn shared_descriptors(&self) -> LimitUse {
+        let used = self.sessions.values().map(Session::descriptors).sum();
+        LimitUse::of(used, self.limits.descriptors.unwrap_or(usize::MAX))
     }
 
     /// Whether another task of this client stays within its user's limits.
@@ -80,13 +95,13 @@ impl BrokerState {
                 shape.deadline
             ));
         }
-        let user = self.use_of(Nanos::ZERO, session.account);
+        let user = self.use_of(session.account);
         if !user.tasks.has_room_for(1) {
             return Err(format!("this user has {} tasks, the most allowed", user.tasks.used));
         }
         // Those that were there before the broker was started again have their places.
         let is_back = resumed.is_some_and(|id| self.recovering.as_ref().is_some_and(|recovery| recovery.has(id)));
-        let LimitUse { used: taken, most: all } = self.shared_use().tasks;
+        let LimitUse { used: taken, most: all } = self.shared_tasks();
         let own = if is_trusted(session.peer.uid) { 0 } else { user.tasks.used };
         if !is_back && !leaves_room(own as usize, taken as usize, all as usize) {
             return Err(format!(
@@ -121,7 +136,7 @@ impl BrokerState {
     pub(super) fn may_ask(&self, client: ClientId) -> bool {
         // A task has one at most.
         self.limits.requests_per_user >= self.limits.tasks_per_user
-            || self.use_of(Nanos::ZERO, self.account_of(client)).requests.has_room_for(1)
+            || self.requests_of(self.account_of(client)).has_room_for(1)
     }
 
     /// Whether what a client asks for may be written to the log.

@@ -134,7 +134,7 @@ impl Server {
     /// Whether a connection of a user leaves descriptors for those of others.
     fn has_descriptors(&self, account: u32) -> bool {
         let theirs = self.state.sessions.values().filter(|session| session.account == account);
-        let shared = self.state.shared_use().descriptors;
+        let shared = self.state.shared_descriptors();
         leaves_room(theirs.map(Session::descriptors).sum(), shared.used as usize, shared.most as usize)
     }
 

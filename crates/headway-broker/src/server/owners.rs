@@ -12,19 +12,20 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// The user whose limits count for clients of user `uid`.
 pub(super) fn account_of(uid: u32) -> u32 {
-    let read = |path: &str| {
-        let mut text = String::new();
-        let file = File::open(path).and_then(|file| file.take(FILE_BYTES_MAX).read_to_string(&mut text));
-        file.map(|_| text).unwrap_or_default()
-    };
-    let ranges = read("/etc/subuid");
-    if owner(uid, &ranges).is_none() { uid } else { account(uid, &ranges, &read("/etc/passwd")) }
+    account(uid, &read("/etc/subuid"), || read("/etc/passwd"))
+}
+
+/// The text of a file; nothing of one that cannot be read.
+fn read(path: &str) -> String {
+    let mut text = String::new();
+    let read = File::open(path).and_then(|file| file.take(FILE_BYTES_MAX).read_to_string(&mut text));
+    read.map(|_| text).unwrap_or_default()
 }
 
 /// What the files with these contents say.
-fn account(uid: u32, ranges: &str, users: &str) -> u32 {
+fn account(uid: u32, ranges: &str, users: impl FnOnce() -> String) -> u32 {
     let Some((name, start)) = owner(uid, ranges) else { return uid };
-    let named = users.lines().find_map(|line| {
+    let named = users().lines().find_map(|line| {
         let mut fields = line.split(':');
         (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok())?
     });
@@ -64,8 +65,8 @@ mod tests {
             (300_004, 200_000),
             (u32::MAX, u32::MAX),
         ] {
-            assert_eq!(account(uid, ranges, users), expected, "{uid}");
+            assert_eq!(account(uid, ranges, || users.to_owned()), expected, "{uid}");
         }
-        assert_eq!(account(100_000, "", users), 100_000);
+        assert_eq!(account(100_000, "", || users.to_owned()), 100_000);
     }
 }

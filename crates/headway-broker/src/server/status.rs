@@ -9,7 +9,7 @@ use headway_core::units::Nanos;
 use super::open::{Open, Task};
 use super::state::BrokerState;
 use crate::message::BYTES_MAX;
-use crate::status::{ClientStatus, GpuStatus, JobStatus, Phase, Status};
+use crate::status::{ClientStatus, GpuStatus, JobStatus, Phase, SharedUse, Status, UserStatus};
 
 /// Users, and tasks without room, that are listed at most.
 const LISTED_MAX: usize = 128;
@@ -58,7 +58,10 @@ impl BrokerState {
         let mine = self.account_of(client);
         let accounts: BTreeSet<u32> =
             self.sessions.values().map(|session| session.account).filter(|account| owner || *account == mine).collect();
-        let mut users: Vec<_> = accounts.into_iter().map(|account| self.use_of(now, account)).collect();
+        let mut users: Vec<_> = accounts
+            .into_iter()
+            .map(|account| UserStatus { log_bytes: self.log_use_of(now, account), ..self.use_of(account) })
+            .collect();
         users.sort_by_key(|user| Reverse((user.tasks.used, user.clients.used)));
         let unlisted = users.len().saturating_sub(LISTED_MAX);
         users.truncate(LISTED_MAX);
@@ -74,7 +77,7 @@ impl BrokerState {
             priority: self.priority.describe(),
             scheduling: self.about.scheduling.clone(),
             gpus: self.gpu_status(&sees),
-            shared: self.shared_use(),
+            shared: SharedUse { tasks: self.shared_tasks(), descriptors: self.shared_descriptors() },
             users,
             clients: clients.collect(),
             jobs: jobs.collect(),
@@ -171,7 +174,7 @@ mod tests {
             priority: String::new(),
             scheduling: String::new(),
             gpus: Vec::new(),
-            shared: crate::status::SharedUse::default(),
+            shared: SharedUse::default(),
             users: Vec::new(),
             clients: (0..512).map(client).collect(),
             jobs: (0..2_048).map(job).collect(),
