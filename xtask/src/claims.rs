@@ -14,7 +14,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 
-use crate::run_archive::{self, Rival};
+use crate::run_archive::{self, RUNS, Rival};
 
 /// Where the page lies in the repository.
 const PAGE: &str = "bench/results.md";
@@ -97,7 +97,7 @@ pub(crate) const fn path() -> &'static str {
 }
 
 fn page(root: &Path) -> anyhow::Result<String> {
-    let mut runs = runs::kept(&root.join("bench/runs"))?;
+    let mut runs = runs::kept(&root.join(RUNS))?;
     runs.extend(runs::kept(&run_archive::unpacked(root)?)?);
     runs.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(page::render(&claims(&runs), &|run| run_archive::link(root, run)))
@@ -111,7 +111,7 @@ fn claims(runs: &[runs::Run]) -> Vec<Claim> {
 
 /// Runs under `bench/runs` with figures of each claim, by kind of machine.
 pub(crate) fn rivals(root: &Path) -> anyhow::Result<BTreeMap<String, Vec<Rival>>> {
-    let folder = root.join("bench/runs");
+    let folder = root.join(RUNS);
     let mut rivals: BTreeMap<String, Vec<Rival>> = BTreeMap::new();
     for claim in claims(&runs::kept(&folder)?) {
         for line in claim.lines.iter().filter(|line| line.figures.iter().any(Option::is_some)) {

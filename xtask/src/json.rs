@@ -580,7 +580,7 @@ enum Kind { VeryShort, Long }
 enum Action {
     /// Nothing any more.
     StopNow,
-    /// Something.
+    /// It goes on.
     GoOn {
         /// How far.
         bytes: Bytes,
@@ -625,9 +625,9 @@ pub mod deep { #[derive(Serialize)] pub struct Twin { x: f64 } }
             "| `rows` | list of list of 2: text, number | -, ns |  |\n",
             "| `by_name` | object by name: list of [action](#object-action) |  |  |\n",
             "### Object action\n\nWhat is done.\n",
-            "| `go_on` | [action, go_on](#object-action-go_on) |  | Something. |\n",
+            "| `go_on` | [action, go_on](#object-action-go_on) |  | It goes on. |\n",
             "| `(text)` | text: `\"stop_now\"` |  | `stop_now`: Nothing any more. |\n",
-            "### Object action, go_on\n\nSomething.\n",
+            "### Object action, go_on\n\nIt goes on.\n",
             "| `bytes` | number | bytes | How far. |\n",
             "| `what` | text: `\"one\"`, `\"two\"` |  |  |\n| `a` | number, or absent |  |  |\n| `b` | true or false, or absent |  |  |\n",
             "### Object twin of one::other\n",

@@ -10,6 +10,7 @@ use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 
 use crate::ci::cargo_command;
+use crate::run_archive::RUNS;
 
 /// Tables larger than this are kept packed.
 const PLAIN_MAX: usize = 64 << 10;
@@ -25,7 +26,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let folder = crate::root().join("bench/runs").join(&args.name);
+    let folder = crate::root().join(RUNS).join(&args.name);
     ensure!(!folder.exists(), "{} exists; runs are never replaced: choose another name", folder.display());
     if args.results.join("bench/summary.md").is_file() {
         return keep_figures(args, &args.name, &args.results.join("bench"));
@@ -65,7 +66,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 /// Keeps a folder of figures as it was written, beside `setup.tsv`; large tables are packed, plots are left out.
 fn keep_figures(args: &Args, name: &str, figures: &Path) -> anyhow::Result<()> {
-    let folder = crate::root().join("bench/runs").join(name);
+    let folder = crate::root().join(RUNS).join(name);
     let setup = fs::read_to_string(args.results.join("setup.tsv")).context("read setup.tsv")?;
     fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
     for entry in fs::read_dir(figures).with_context(|| format!("read {}", figures.display()))? {
@@ -102,7 +103,7 @@ fn keep_all(args: &Args) -> anyhow::Result<()> {
     ensure!(!names.is_empty(), "{} has no folder with an outcome.json", all.display());
     let runs: Vec<(String, String)> = names.into_iter().map(|name| (format!("{}-{name}", args.name), name)).collect();
     for (run, _) in &runs {
-        let folder = crate::root().join("bench/runs").join(run);
+        let folder = crate::root().join(RUNS).join(run);
         ensure!(!folder.exists(), "{} exists; runs are never replaced: choose another name", folder.display());
     }
     runs.iter().try_for_each(|(run, name)| keep_figures(args, run, &all.join(name)))

@@ -10,7 +10,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use serde::Deserialize;
 
-use crate::run_archive::{Rival, names};
+use crate::run_archive::{RUNS, Rival, names};
 
 /// Where the page lies in the repository.
 const PAGE: &str = "bench/papers.md";
@@ -145,7 +145,7 @@ pub(crate) const fn path() -> &'static str {
 }
 
 fn page(root: &Path) -> anyhow::Result<String> {
-    Ok(render(&newest(outcomes(&root.join("bench/runs"))?)))
+    Ok(render(&newest(outcomes(&root.join(RUNS))?)))
 }
 
 /// Every outcome, in the order of the names of the runs.
@@ -165,7 +165,7 @@ fn outcomes(folder: &Path) -> anyhow::Result<Vec<Kept>> {
 /// Runs of each experiment and source.
 pub(crate) fn rivals(root: &Path) -> anyhow::Result<BTreeMap<String, Vec<Rival>>> {
     let mut rivals: BTreeMap<String, Vec<Rival>> = BTreeMap::new();
-    let folder = root.join("bench/runs");
+    let folder = root.join(RUNS);
     for kept in outcomes(&folder)? {
         let Outcome { experiment, commit, complete, .. } = &kept.outcome;
         let rival = Rival { run: kept.run.clone(), commit: commit.clone(), is_complete: *complete };

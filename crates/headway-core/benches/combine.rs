@@ -4,6 +4,8 @@
 //! {1, 2, 5, 10, 20, 50, 100, 200} ms with all starts at 0, or log-uniform from 1 to 256 ms, all distinct, with starts
 //! anywhere in 200 ms. Sets of 10,000 are timed once each, and only with `HEADWAY_BENCH_LARGE` set.
 
+mod support;
+
 use std::env;
 use std::hint::black_box;
 use std::time::Instant;
@@ -15,20 +17,9 @@ use headway_core::plan::combine::{CombineOptions, Counting, Mode, Pricer, Transf
 use headway_core::plan::message::{Elementary, MessageSet};
 use headway_core::units::{Bytes, Nanos};
 
+use support::Draw;
+
 const MS: u64 = 1_000_000;
-
-/// Numbers drawn from a seed (SplitMix64).
-struct Draw(u64);
-
-impl Draw {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ (z >> 31)) % limit
-    }
-}
 
 fn host_routes(machine: &Machine) -> Vec<RouteId> {
     let host = machine.memories().next().expect("the shipped node has a memory");

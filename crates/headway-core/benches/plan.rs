@@ -4,6 +4,8 @@
 //! (10,000), `combine` (10,000 messages combined by the default search).
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads its workload and the time of its thread")]
 
+mod support;
+
 use std::env;
 use std::fmt::Write as _;
 
@@ -12,23 +14,12 @@ use headway_core::files::workload::{self, Workload};
 use headway_core::plan::Strategy;
 use headway_core::plan::planner::{PlanOptions, models, plan};
 
-/// Numbers drawn from a seed (SplitMix64).
-struct Draw(u64);
+use support::Draw;
 
-impl Draw {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ (z >> 31)) % limit
-    }
-
-    /// Of every octave as many.
-    fn size(&mut self, least: u64, octaves: u64) -> u64 {
-        let octave = self.below(octaves);
-        (least << octave) + self.below(least << octave)
-    }
+/// Of every octave as many.
+fn size(draw: &mut Draw, least: u64, octaves: u64) -> u64 {
+    let octave = draw.below(octaves);
+    (least << octave) + draw.below(least << octave)
 }
 
 fn parsed(text: &str) -> Workload {
@@ -41,7 +32,7 @@ fn messages(count: usize, bytes: u64, octaves: u64) -> Workload {
     let mut text = "name = \"messages\"\n".to_owned();
     for number in 0..count {
         let period = [1, 2, 5, 10, 20, 50, 100, 200][draw.below(8) as usize];
-        let (gpu, bytes) = (format!("gpu{}", draw.below(4)), draw.size(bytes, octaves));
+        let (gpu, bytes) = (format!("gpu{}", draw.below(4)), size(&mut draw, bytes, octaves));
         let (from, to) = if draw.below(2) == 0 { ("host", gpu.as_str()) } else { (gpu.as_str(), "host") };
         writeln!(
             text,
@@ -58,7 +49,7 @@ fn streams(count: usize, run: &str) -> Workload {
     let mut text = format!("name = \"streams\"\n[run]\n{run}\n");
     for number in 0..count {
         let (packet, period, deadline) =
-            (draw.size(1024, 8), 10_000_000 + draw.below(90_000_000), 50_000_000 + draw.below(450_000_000));
+            (size(&mut draw, 1024, 8), 10_000_000 + draw.below(90_000_000), 50_000_000 + draw.below(450_000_000));
         writeln!(
             text,
             "[[stream]]\nid = \"s{number}\"\npacket = \"{packet} B\"\nperiod = \"{period} ns\"\ndeadline = \"{deadline} ns\"\n\

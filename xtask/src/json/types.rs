@@ -1,4 +1,4 @@
-//! The types of the workspace that are written as JSON, read from their source: fields, comments and what `serde` is told.
+//! Reads, from the sources, the types that are written as JSON: their fields, comments and `serde` attributes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -51,7 +51,7 @@ struct Number {
 impl Parse for Number {
     fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
         let number = Self { attributes: input.call(Attribute::parse_outer)?, name: input.parse()? };
-        // The integer that it is, in parentheses, where the macro is told.
+        // The macro may be given the integer type in parentheses.
         if input.peek(syn::token::Paren) {
             let integer;
             syn::parenthesized!(integer in input);

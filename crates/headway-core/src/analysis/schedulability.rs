@@ -515,17 +515,22 @@ pub(crate) fn largest_factor(passes: impl FnMut(u64) -> bool) -> u64 {
 
 /// The largest multiple of [`MARGIN_PPM_STEP`] that passes, at most `high`, where `low` does and both are such multiples.
 pub(crate) fn largest_factor_between(low: u64, high: u64, mut passes: impl FnMut(u64) -> bool) -> u64 {
-    let (mut low, mut high) = (low / MARGIN_PPM_STEP, high / MARGIN_PPM_STEP);
-    if high <= low || passes(high * MARGIN_PPM_STEP) {
-        return high * MARGIN_PPM_STEP;
+    let found = largest(low / MARGIN_PPM_STEP, high / MARGIN_PPM_STEP, |steps| passes(steps * MARGIN_PPM_STEP));
+    found * MARGIN_PPM_STEP
+}
+
+/// The largest number up to `high` that passes, where `low` does and all below one that does.
+fn largest(mut low: u64, mut high: u64, mut passes: impl FnMut(u64) -> bool) -> u64 {
+    if high <= low || passes(high) {
+        return high;
     }
     while high - low > 1 {
         let middle = low + (high - low) / 2;
-        if passes(middle * MARGIN_PPM_STEP) {
+        if passes(middle) {
             low = middle;
         } else {
             high = middle;
         }
     }
-    low * MARGIN_PPM_STEP
+    low
 }

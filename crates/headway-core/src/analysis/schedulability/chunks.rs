@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{LIMITS, Outcome, Reason, Task, Verdict, chunked, margin_ppm, passes};
+use super::{LIMITS, Outcome, Reason, Task, Verdict, chunked, largest, margin_ppm, passes};
 use crate::units::{Bytes, Nanos, PPM, Rate};
 
 /// A recurrent transfer on one engine.
@@ -200,22 +200,6 @@ pub fn flow_chunk_sizes(flows: &[ChunkFlow], granule: Bytes) -> Result<FlowChunk
         }
     }
     Err(ChunkRefusal::Undecided(Reason::Steps { max: u64::from(LIMITS.rounds_max) }))
-}
-
-/// The largest number up to `high` that passes, where `low` does and all below one that does.
-fn largest(mut low: u64, mut high: u64, passes: impl Fn(u64) -> bool) -> u64 {
-    if high <= low || passes(high) {
-        return high;
-    }
-    while high - low > 1 {
-        let middle = low + (high - low) / 2;
-        if passes(middle) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    low
 }
 
 /// Chunks of each flow's own size with which all flows of an engine keep the largest margin: of all choices of

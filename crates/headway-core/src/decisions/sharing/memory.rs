@@ -7,7 +7,7 @@ use crate::decisions::predictor::{Estimator, Subject};
 use crate::decisions::token::TokenParameters;
 use crate::units::Nanos;
 
-/// What an [`Arbiter`] knows beside who holds and waits: that, the tasks' processes tell its successor themselves.
+/// What an [`Arbiter`] must know of its predecessor. Which tasks hold and wait is not in it: their processes tell that.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
     /// What the predictor has learnt.
