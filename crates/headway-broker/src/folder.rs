@@ -75,12 +75,12 @@ impl Folder {
         Ok(this)
     }
 
-    /// Opens a folder in which no other user can remove or rename our files. It is ours or root's. If others may write in it, they can
-    /// remove only their own files (as in `/tmp`).
+    /// Opens a folder of ours or root's in which no other user may write. A sticky folder such as `/tmp` is refused too: others cannot
+    /// remove our files there, but they can take the names of files that we still have to make.
     ///
     /// # Errors
     /// What the system says, or what is wrong with the folder and what to do.
-    pub(crate) fn open_shared(path: &Path) -> io::Result<Self> {
+    pub(crate) fn open_ours_or_roots(path: &Path) -> io::Result<Self> {
         let (this, stat) = match Self::look(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let text = format!("there is no folder `{}`; make it, or choose another one", path.display());
@@ -97,10 +97,10 @@ impl Folder {
             );
             return Err(denied(text));
         }
-        if stat.st_mode & FOREIGN_WRITE != 0 && stat.st_mode & STICKY == 0 {
+        if stat.st_mode & FOREIGN_WRITE != 0 {
             let text = format!(
-                "others may rename and remove what is in the folder `{}` (mode {:o}); `chmod go-w` or `chmod +t` it, or choose \
-                 another one",
+                "others may write in the folder `{}` (mode {:o}) and could take the names of the next files; `chmod go-w` it or \
+                 choose another one",
                 path.display(),
                 stat.st_mode & 0o7777
             );
@@ -531,20 +531,20 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_folder_must_keep_others_from_what_is_ours() {
+    fn a_folder_for_a_log_must_keep_others_from_its_files() {
         let place = tempfile::tempdir().unwrap();
-        for (mode, fits) in [(0o700, true), (0o755, true), (0o1777, true), (0o777, false), (0o770, false)] {
+        for (mode, fits) in [(0o700, true), (0o755, true), (0o1777, false), (0o777, false), (0o770, false)] {
             fs::set_permissions(place.path(), fs::Permissions::from_mode(mode)).unwrap();
-            let opened = Folder::open_shared(place.path());
+            let opened = Folder::open_ours_or_roots(place.path());
             assert_eq!(opened.is_ok(), fits, "{mode:o}");
             assert!(opened.err().is_none_or(|error| error.to_string().contains("chmod")));
         }
-        let error = Folder::open_shared(&place.path().join("none")).unwrap_err();
+        let error = Folder::open_ours_or_roots(&place.path().join("none")).unwrap_err();
         assert!(error.to_string().contains("make it"), "{error}");
         fs::set_permissions(place.path(), fs::Permissions::from_mode(0o1777)).unwrap();
         if user() == 0 {
             chown(place.path(), Some(65_534), None).unwrap();
-            let error = Folder::open_shared(place.path()).unwrap_err();
+            let error = Folder::open_ours_or_roots(place.path()).unwrap_err();
             assert!(error.to_string().contains("belongs to user 65534"), "{error}");
         }
     }

@@ -65,7 +65,7 @@ impl Status {
     /// twice changes nothing.
     pub(crate) fn readable(mut self) -> Self {
         let memory = &mut self.memory;
-        let optional = [&mut memory.log, &mut memory.trouble].into_iter().flatten();
+        let optional = [&mut memory.log, &mut memory.trouble, &mut memory.obstacle].into_iter().flatten();
         let names = self.clients.iter_mut().map(|client| &mut client.name);
         let texts = [&mut self.priority, &mut self.scheduling].into_iter().chain(optional).chain(names);
         for text in texts.chain(self.jobs.iter_mut().map(|job| &mut job.name)) {
@@ -85,9 +85,11 @@ pub struct MemoryStatus {
     pub must_remember: bool,
     /// Why nothing can be written now; `None` = all is well.
     pub trouble: Option<String>,
-    /// How often that happened.
+    /// What has the name that a full file of the log would get and is no log; until it is moved away, each full file is dropped.
+    pub obstacle: Option<String>,
+    /// How often nothing could be written.
     pub gaps: u64,
-    /// Lines that the log lacks therefore.
+    /// Lines that the log lacks because of these gaps.
     pub missing: u64,
     /// Grants that wait until they can be written down.
     pub withheld: u64,
@@ -248,7 +250,12 @@ mod tests {
             since: Nanos(0),
             phase: Phase::WaitsForToken,
         };
-        let memory = MemoryStatus { log: Some(evil.clone()), trouble: Some(evil.clone()), ..MemoryStatus::default() };
+        let memory = MemoryStatus {
+            log: Some(evil.clone()),
+            trouble: Some(evil.clone()),
+            obstacle: Some(evil.clone()),
+            ..MemoryStatus::default()
+        };
         let status = Status {
             schema: 1,
             epoch: 1,
@@ -270,7 +277,7 @@ mod tests {
         };
         let shown = status.readable();
         let text = serde_json::to_string(&shown).unwrap();
-        assert_eq!(text.matches("a\\\\u{1b}[2J\\\\u{9b}1m\\\\n\\\\u{202e}").count(), 6, "{text}");
+        assert_eq!(text.matches("a\\\\u{1b}[2J\\\\u{9b}1m\\\\n\\\\u{202e}").count(), 7, "{text}");
         assert_eq!(shown.clone().readable(), shown, "escaping twice changes nothing");
     }
 }

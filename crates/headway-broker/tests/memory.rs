@@ -305,6 +305,8 @@ fn a_log_stays_bounded_where_something_else_has_the_name_of_an_older_file() {
     for _ in 0..1_000 {
         task.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
     }
+    let obstacle = client.status().unwrap().memory.obstacle;
+    assert_eq!(obstacle, Some(theirs.display().to_string()));
     drop(task);
     drop(client);
     drop(broker);

@@ -148,6 +148,9 @@ fn memory(memory: &MemoryStatus) -> String {
     if let Some(trouble) = &memory.trouble {
         let _ = writeln!(text, "          {trouble}; {} grants wait for that", memory.withheld);
     }
+    if let Some(obstacle) = &memory.obstacle {
+        let _ = writeln!(text, "          full files of the log are dropped until `{obstacle}` is moved away");
+    }
     if memory.gaps > 0 {
         let _ = writeln!(
             text,

@@ -7,6 +7,7 @@ use headway_core::units::Bytes;
 
 use crate::errno::OsError;
 use crate::limits;
+pub(crate) use mapping::private_memory_file;
 pub use mapping::{Mapping, MemoryFile, View, advise_huge, page_bytes, populate_read, touch, touch_read};
 pub use present::mostly_absent;
 

@@ -337,6 +337,7 @@ impl Journal {
             log: self.log.as_ref().map(|log| log.path().display().to_string()),
             must_remember: self.must_remember,
             trouble: self.trouble.as_ref().map(|trouble| trouble.what.clone()),
+            obstacle: self.log.as_ref().and_then(Log::obstacle).map(|path| path.display().to_string()),
             gaps: self.gaps,
             missing: self.missing.saturating_add(lines),
             withheld: withheld as u64,

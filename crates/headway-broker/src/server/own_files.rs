@@ -86,7 +86,7 @@ pub(super) fn check_log(socket: &Path, log: &Path) -> Result<(), ServerError> {
         let text = "the broker has another file of that name beside its socket; give the log another name";
         return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, text)));
     }
-    let folder = Folder::open_shared(&of_log).map_err(failed)?;
+    let folder = Folder::open_ours_or_roots(&of_log).map_err(failed)?;
     if !is_log_or_nothing(&folder, &log_name).map_err(failed)? {
         let text = "it is no log of a broker, which would write behind what is there; give the log another name";
         return Err(failed(io::Error::new(io::ErrorKind::AlreadyExists, text)));

@@ -5,11 +5,12 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::futex::{self, Woken};
 use crate::errno::{Errno, OsError};
+use crate::memory::private_memory_file;
 
 /// A mapping, unmapped when dropped.
 struct Region {
@@ -74,7 +75,7 @@ impl Words {
     /// [`OsError`].
     pub fn create(name: &str, longs: usize, words: usize) -> Result<Self, OsError> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = memfd_create(name.replace('\0', " "), flags).map_err(OsError::of("memfd_create"))?;
+        let file = private_memory_file(name, flags)?;
         let too_long = OsError { call: "ftruncate", errno: Errno(libc::EINVAL) };
         let bytes = Region::bytes(longs, words).ok_or(too_long)?;
         ftruncate(&file, bytes as u64).map_err(OsError::of("ftruncate"))?;
@@ -224,6 +225,15 @@ mod tests {
             ours.word(0).store(1, Ordering::Release);
             super::super::wake(ours.word(0), 1);
         });
+    }
+
+    #[test]
+    fn only_the_owner_of_words_may_change_the_file_s_attributes() {
+        let ours = Words::create("headway test", 1, 1).unwrap();
+        let memory = crate::memory::MemoryFile::new("headway test", 4096).unwrap();
+        for file in [ours.as_fd(), memory.as_fd()] {
+            assert_eq!(fstat(file).unwrap().st_mode & 0o7777, 0o600);
+        }
     }
 
     #[test]

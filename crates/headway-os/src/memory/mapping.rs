@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, Mode, fchmod, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 use crate::errno::{Errno, OsError};
@@ -120,6 +120,14 @@ impl DerefMut for Mapping {
     }
 }
 
+/// A new file that is only memory. Only our user may change its attributes: the kernel makes it with mode 0777, and then
+/// any user who gets its descriptor can attach extended attributes, which take memory of the kernel for as long as the file is open.
+pub(crate) fn private_memory_file(name: &str, flags: MemfdFlags) -> Result<OwnedFd, OsError> {
+    let file = memfd_create(name.replace('\0', " "), flags).map_err(OsError::of("memfd_create"))?;
+    fchmod(&file, Mode::RUSR | Mode::WUSR).map_err(OsError::of("fchmod"))?;
+    Ok(file)
+}
+
 /// A file that is only memory (`memfd`), to be mapped at several places.
 pub struct MemoryFile {
     fd: OwnedFd,
@@ -132,7 +140,7 @@ impl MemoryFile {
     /// # Errors
     /// [`OsError`].
     pub fn new(name: &str, bytes: usize) -> Result<Self, OsError> {
-        let fd = memfd_create(name.replace('\0', " "), MemfdFlags::CLOEXEC).map_err(OsError::of("memfd_create"))?;
+        let fd = private_memory_file(name, MemfdFlags::CLOEXEC)?;
         ftruncate(&fd, bytes.max(1) as u64).map_err(OsError::of("ftruncate"))?;
         Ok(Self { fd, bytes })
     }

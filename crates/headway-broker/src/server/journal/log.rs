@@ -41,7 +41,7 @@ impl Log {
     pub(super) fn new(path: &Path, options: &ServerOptions) -> Result<Self, ServerError> {
         let failed = |source| ServerError::Log { path: path.to_owned(), source };
         let (folder, name) = Folder::of(path).map_err(failed)?;
-        let folder = Folder::open_shared(&folder).map_err(failed)?;
+        let folder = Folder::open_ours_or_roots(&folder).map_err(failed)?;
         Ok(Self {
             folder,
             name,
@@ -176,7 +176,7 @@ fn write(file: &mut File, bytes: &[u8], faults: Option<&Faults>, path: &Path) ->
 /// log is of other GPUs or other rules of sharing, or if the system was restarted since, which resets the clock.
 pub(super) fn memory(path: &Path, parameters: &ArbiterParameters, now: Nanos) -> Option<Memory> {
     let (folder, name) = Folder::of(path).ok()?;
-    let folder = Folder::open_shared(&folder).ok()?;
+    let folder = Folder::open_ours_or_roots(&folder).ok()?;
     let open = |name: &OsString| folder.file(name, OFlags::RDONLY);
     let mut file = BufReader::new(open(&name).or_else(|_| open(&with_ending(&name, ".new"))).ok()?);
     let starts = starts(&mut file).ok()?;
