@@ -10,7 +10,7 @@ use headway::broker::{
 };
 use headway::mps;
 use headway::units::{Bytes, Nanos};
-use headway_cli::terminal::{Answer, Bar, Out, interrupt, printable};
+use headway_cli::terminal::{Answer, Bar, Out, interrupt, printable, say};
 use headway_measure::bench::broker as bench;
 
 use crate::args::{BenchBrokerArgs, BrokerArgs, GUARD, ModeArg};
@@ -55,10 +55,10 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
         ..usual
     };
     // Whatever goes wrong is said, also to who wants no notes.
-    let tell = |text: &str| eprintln!("warning: {text}");
+    let tell = |text: &str| say(&format!("warning: {text}"));
     broker::serve(&options, &stop, tell, |socket| {
         if !out.quiet {
-            eprintln!("listening at {}", printable(&socket.display().to_string()));
+            say(&format!("listening at {}", printable(&socket.display().to_string())));
         }
     })?;
     Ok(Answer::Yes)

@@ -11,7 +11,7 @@ use headway::plan::{self as plans, Assumption, ModelAnswer, Outcome, Plan, PlanO
 use headway::units::Nanos;
 use headway::workload::Workload;
 use headway::{doctor as examine, report as reports, run as runs};
-use headway_cli::terminal::{Answer, Bar, Format, Out, interrupt, write_out};
+use headway_cli::terminal::{Answer, Bar, Format, Out, interrupt, say, write_out};
 use serde::Serialize;
 
 use crate::args::{Cli, CopyBackendArg, PlanArgs, RunArgs};
@@ -87,7 +87,7 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
         keep: Keep { sample: args.sample_max, log: args.log_max, traced: args.trace_max, ..Keep::default() },
         interrupt,
         library: runs::RunOptions::default().library,
-        notify: if out.quiet { |_| {} } else { |text| eprintln!("note: {text}") },
+        notify: if out.quiet { |_| {} } else { |text| say(&format!("note: {text}")) },
     };
     if workload.value.sharing.is_some() {
         return sharing::run(out, &workload, &options);

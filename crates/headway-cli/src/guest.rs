@@ -1,7 +1,6 @@
 //! `headway exec`: its arguments; this process becomes the guest.
 
 use std::ffi::OsString;
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -10,7 +9,7 @@ use clap::{Args, ValueEnum};
 use headway::guest::{self, Aside, GuestError, GuestOptions};
 use headway::mps::{self, Share};
 use headway::units::{Bytes, UnitError};
-use headway_cli::terminal::Answer;
+use headway_cli::terminal::{Answer, printable, say};
 
 use headway_cli::values::some_bytes;
 
@@ -151,7 +150,7 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<Answer> {
     let [program, arguments @ ..] = args.command.as_slice() else { return Ok(Answer::No) };
     let (options, why) = options(args)?;
     if let (true, Some(why)) = (options.stats, why) {
-        eprintln!("headway: bulk copies out of a GPU: {why}");
+        say(&format!("headway: bulk copies out of a GPU: {why}"));
     }
     let mut command = guest::command(options, args.log.as_deref(), program, arguments)?;
     if let Some(Percent(percent)) = args.share {
@@ -160,12 +159,12 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<Answer> {
     }
     let is_told = args.stats || args.lint || args.verify || args.log.is_some();
     if is_told && guest::is_static(program) {
-        eprintln!(
+        say(&format!(
             "headway: `{}` is statically linked, so no library is loaded into it: its copies are neither changed nor counted",
-            program.to_string_lossy()
-        );
+            printable(&program.to_string_lossy())
+        ));
     }
-    let source = command.exec();
+    let source = guest::replace_process(&command);
     let program = program.to_string_lossy().into_owned();
     Err(headway::Error::from(GuestError::Start { program, source }).into())
 }

@@ -1,5 +1,6 @@
 //! The command line of Headway.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::print_stderr, reason = "it panics where nobody can be told"))]
 
 mod args;
 mod broker;
@@ -14,12 +15,16 @@ mod transfers;
 
 use std::process::ExitCode;
 
-use headway_cli::terminal::{Answer, Out};
+use headway_cli::terminal::{Answer, Out, say};
 use headway_cli::{events, failure};
 
 use args::{BenchCommand, Cli, Command};
 
 fn main() -> ExitCode {
+    if let Err(problem) = headway::check_stack() {
+        say(&format!("error: {problem}"));
+        return ExitCode::from(2);
+    }
     let cli = match Cli::read() {
         Ok(cli) => cli,
         Err(error) => return failure::misused(&error),
@@ -27,10 +32,7 @@ fn main() -> ExitCode {
     if let Err(error) = events::begin() {
         return failure::report(&error, None, cli.format, 2);
     }
-    // A guest gets the signals that it was started with.
-    if !matches!(cli.command, Command::Exec(_)) {
-        headway::ignore_file_size_signal();
-    }
+    headway::ignore_file_size_signal();
     let out = Out { format: cli.format, quiet: cli.quiet };
     let answer = match &cli.command {
         Command::Doctor { backend, machine, watch } => commands::doctor(&out, *backend, machine, *watch),

@@ -76,14 +76,14 @@ impl Out {
     pub fn print(&self, json: &impl Serialize, text: impl FnOnce() -> String) -> Result<()> {
         let text = match self.format {
             Format::Json => serde_json::to_string_pretty(json)? + "\n",
-            Format::Text => text(),
+            Format::Text => printable(&text()),
         };
         write_out(text.as_bytes())
     }
 
     pub fn note(&self, note: &str) {
         if !self.quiet {
-            eprintln!("note: {}", printable(note));
+            say(&format!("note: {}", printable(note)));
         }
     }
 
@@ -101,9 +101,14 @@ impl Out {
 
     pub fn warn(&self, warning: &str) {
         if !self.quiet {
-            eprintln!("warning: {}", printable(warning));
+            say(&format!("warning: {}", printable(warning)));
         }
     }
+}
+
+/// A line on standard error. One that cannot be written is no reason to fail: nobody is left to be told.
+pub fn say(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// A text without characters by which a name could command a terminal.
@@ -151,7 +156,7 @@ impl Bar {
             self.finish();
             if !io::stderr().is_terminal() {
                 // A log gets a line for each phase.
-                eprintln!("{:>6.1} s  {}", self.started.elapsed().as_secs_f64(), progress.phase);
+                say(&format!("{:>6.1} s  {}", self.started.elapsed().as_secs_f64(), progress.phase));
             }
             let bar = ProgressBar::new(progress.total);
             let style = ProgressStyle::with_template("{prefix:>10} {bar:40} {percent:>3} %");

@@ -485,3 +485,123 @@ fn an_imported_set_is_judged_as_stated_where_no_machine_is_named() {
     let named = headway(place.path(), &["plan", "set.toml", "--machine", "h200-x4"]).exits(1);
     assert!(named.out.contains("every cost includes 191639 ppm and 100 us"), "{}", named.out);
 }
+
+/// What a shell sees of the program that it starts, with and without `headway exec` in front of it.
+fn as_started(place: &Path, before: &str, program: &str) -> [String; 2] {
+    let headway = env!("CARGO_BIN_EXE_headway");
+    ["", "HEADWAY exec --stats --fast=off --yield=never -- "].map(|prefix| {
+        let prefix = prefix.replace("HEADWAY", headway);
+        let line = format!("{before} {prefix}{program}");
+        let output = Command::new("sh").args(["-c", &line]).current_dir(place).output().unwrap();
+        assert!(output.status.success(), "{line}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    })
+}
+
+#[test]
+fn a_guest_gets_the_signals_and_descriptors_that_it_was_started_with() {
+    let place = place();
+    let signals = "grep -E '^Sig(Ign|Blk)' /proc/self/status";
+    for before in ["", "trap '' PIPE;", "trap '' PIPE XFSZ;", "trap '' INT;"] {
+        let [alone, guest] = as_started(place.path(), before, signals);
+        assert_eq!(alone, guest, "{before}");
+    }
+    let open = "sh -c 'for fd in 0 2; do test -e /proc/$$/fd/$fd && echo $fd; done; true' 0<&- 2>&-";
+    let [alone, guest] = as_started(place.path(), "", open);
+    assert_eq!((alone.as_str(), guest.as_str()), ("", ""));
+}
+
+#[test]
+fn a_guest_gets_each_entry_of_the_environment_as_it_was() {
+    // Python's own `exec` drops what has no name or occurs twice.
+    let program = "import ctypes, os, sys
+texts = [b'A=1', b'A=2', b'no sign', b'=nameless', b'LD_PRELOAD=', None]
+environment = (ctypes.c_char_p * len(texts))(*texts)
+line = [word.encode() for word in sys.argv[1:]] + [None]
+ctypes.CDLL(None).execve(line[0], (ctypes.c_char_p * len(line))(*line), environment)";
+    let headway = env!("CARGO_BIN_EXE_headway");
+    let read = ["/bin/cat", "/proc/self/environ"];
+    let entries = |line: &[&str]| {
+        let output = Command::new("python3").args(["-c", program]).args(line).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let entries = output.stdout.split(|byte| *byte == 0).map(|entry| String::from_utf8(entry.to_vec()).unwrap());
+        let ours = |entry: &String| entry.starts_with("LD_PRELOAD=") || entry.starts_with("HEADWAY_");
+        entries.filter(|entry| !ours(entry)).collect::<Vec<_>>()
+    };
+    let guest = entries(&[&[headway, "exec", "--"][..], &read].concat());
+    assert_eq!(guest, entries(&read));
+    assert_eq!(guest[..4], ["A=1", "A=2", "no sign", "=nameless"]);
+}
+
+#[test]
+fn remarks_that_cannot_be_written_are_no_reason_to_fail() {
+    let place = place();
+    let headway = env!("CARGO_BIN_EXE_headway");
+    let run = |line: &str| {
+        let line = line.replace("headway", headway);
+        Command::new("sh").args(["-c", &line]).current_dir(place.path()).output().unwrap().status.code()
+    };
+    for line in [
+        "headway exec --stats --fast=off -- true 2>/dev/full",
+        "ulimit -f 0; headway exec --stats --fast=off -- true 2>stats",
+        "headway run workloads/encrypt.toml --duration '10 ms' >/dev/null 2>/dev/full",
+    ] {
+        assert_eq!(run(line), Some(0), "{line}");
+    }
+}
+
+#[test]
+fn a_pipe_that_nobody_writes_and_a_tiny_stack_are_errors_with_a_remedy() {
+    let place = place();
+    let pipe = place.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for verb in ["report", "replay"] {
+        fails(place.path(), &[verb, "pipe"], 2, &["`pipe`", "it is a pipe", "write it to a file"]);
+    }
+    let generated = format!("cat {ENCRYPT} > pipe & exec {} plan pipe", env!("CARGO_BIN_EXE_headway"));
+    let planned = Command::new("sh").args(["-c", &generated]).current_dir(place.path()).output().unwrap();
+    assert_eq!(planned.status.code(), Some(0), "{planned:?}");
+    let tiny = format!("ulimit -s 64; exec {} plan {ENCRYPT}", env!("CARGO_BIN_EXE_headway"));
+    let refused = Command::new("sh").args(["-c", &tiny]).current_dir(place.path()).output().unwrap();
+    is_one_error(&refused.into(), 2, &["the limit of the stack is 64 KiB", "`ulimit -s 8192`"]);
+}
+
+#[test]
+fn an_input_whose_name_is_no_text_is_read_and_named_as_well_as_it_can_be() {
+    use std::os::unix::ffi::OsStrExt;
+    let place = place();
+    let name = std::ffi::OsStr::from_bytes(b"in\xffput");
+    fs::write(place.path().join(name), [7; 1 << 19]).unwrap();
+    let mut run = command(place.path());
+    run.args([
+        "run",
+        ENCRYPT,
+        "--backend",
+        "sim",
+        "--duration",
+        "10 ms",
+        "--format",
+        "json",
+        "--out",
+        "out",
+        "--input",
+    ]);
+    let answer = Answer::from(run.arg(name).output().unwrap()).exits(0);
+    let manifest = fs::read_to_string(place.path().join("out/manifest.json")).unwrap();
+    assert!(manifest.contains("in\u{fffd}put"), "{manifest}");
+    assert!(answer.out.contains("\"folder\": \"out\""), "{}", answer.out);
+}
+
+#[test]
+fn the_log_of_a_guest_can_be_drawn_again_and_commands_no_terminal() {
+    let place = place();
+    let log = concat!(
+        r#"{"kind":"guest","schema":1,"commit":"unknown","version":"0.1.0","pid":1,"command":["a","\u001b[2J"],"options":"fast","began_unix":0}"#,
+        "\n"
+    );
+    fs::write(place.path().join("guest.jsonl"), log).unwrap();
+    for _ in 0..2 {
+        let told = headway(place.path(), &["report", "guest.jsonl", "--out", "drawn"]).exits(0);
+        assert!(told.out.contains("process 1: a \\u{1b}[2J") && !told.out.contains('\u{1b}'), "{told:?}");
+    }
+}

@@ -12,6 +12,8 @@ use crate::units::{Bytes, Nanos};
 
 /// Version of the log's JSON form.
 pub const SCHEMA: u32 = 1;
+/// A line at the beginning of each page about a log; a folder with such a page is a result that may be replaced.
+pub const PAGE_MARK: &str = "<meta name=\"generator\" content=\"Headway\">";
 
 /// Where the figures of a run come from. Never mixed without this label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -5,6 +5,7 @@
 //! memory: the call that lent it ([`lend`](crate::buffer::lend)), or a claim on bytes that are still claimed. So memory comes back as soon
 //! as the driver says that nothing uses it, and never before.
 
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -27,7 +28,10 @@ pub fn bury(grave: Box<dyn Grave>, what: Option<&str>) {
     if let Some(what) = what
         && !TOLD.swap(true, Ordering::AcqRel)
     {
-        eprintln!("headway: {what}; what it uses stays reserved until the driver says that it has ended");
+        let _ = writeln!(
+            io::stderr(),
+            "headway: {what}; what it uses stays reserved until the driver says that it has ended"
+        );
     }
 }
 

@@ -19,6 +19,7 @@ pub struct MeasureReport {
     /// Version of the JSON form.
     pub schema: u32,
     /// The machine file.
+    #[serde(serialize_with = "headway::path_text::one")]
     pub file: PathBuf,
     /// The machine's name.
     pub machine: String,

@@ -13,9 +13,11 @@ pub mod environment;
 mod errno;
 mod event;
 pub mod fork;
+pub mod input;
 pub mod ipc;
 pub mod limits;
 pub mod memory;
+mod replace;
 pub mod sched;
 pub mod threads;
 pub mod topology;
@@ -24,6 +26,7 @@ pub use errno::{Errno, OsError};
 #[cfg(feature = "tracing")]
 #[doc(hidden)]
 pub use event::carrier;
+pub use replace::replace_process;
 
 /// Flags with which a file is opened where somebody else could have put a link, or a pipe that nobody writes, in its place.
 pub const OPEN_NO_LINK: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK;

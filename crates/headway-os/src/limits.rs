@@ -13,6 +13,20 @@ pub fn file_bytes_max() -> u64 {
     soft(libc::RLIMIT_FSIZE).unwrap_or(u64::MAX)
 }
 
+/// Refuses a stack on which an ordinary program overflows (`ulimit -s`), with what to do.
+///
+/// # Errors
+/// The text of the error.
+pub fn check_stack() -> Result<(), String> {
+    const STACK_MIN: u64 = 1 << 20;
+    match soft(libc::RLIMIT_STACK) {
+        Some(bytes) if bytes < STACK_MIN => {
+            Err(format!("the limit of the stack is {} KiB, and 1024 KiB are needed: `ulimit -s 8192`", bytes >> 10))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The soft limit on `resource`; `None` where a sandbox forbids the question.
 pub(crate) fn soft(resource: libc::__rlimit_resource_t) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

@@ -1,8 +1,10 @@
 //! Where streams write: one file per stream in a folder that appears only when everything in it is whole.
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
+
+use headway_core::log::PAGE_MARK;
 
 /// Output that cannot be written.
 #[derive(Debug, thiserror::Error)]
@@ -39,8 +41,10 @@ pub enum OutputError {
 
 /// The summary, written last: a folder without it is no result.
 pub const MARK: &str = "summary.json";
-/// The trace; every result has one, and nobody else's folder has one of that name beside a [`MARK`].
+/// The trace of a run; nobody else's folder has one of that name beside a [`MARK`].
 pub const TRACE: &str = "trace.perfetto-trace";
+/// The page.
+pub const PAGE: &str = "page.html";
 
 /// In a result of a run that ended early, a text that says so.
 pub const INCOMPLETE: &str = "INCOMPLETE.txt";
@@ -52,7 +56,7 @@ pub const NAMES: [&str; 11] = [
     MARK,
     TRACE,
     INCOMPLETE,
-    "page.html",
+    PAGE,
     "run.jsonl",
     "run.jsonl.gz",
     "workload.toml",
@@ -252,11 +256,17 @@ fn replaceable(place: &Path) -> Result<(), OutputError> {
         }
         empty = false;
     }
-    if empty || [MARK, TRACE].iter().all(|name| place.join(name).is_file()) {
-        Ok(())
-    } else {
-        in_the_way("is not a whole result")
-    }
+    let is_result = place.join(MARK).is_file() && (place.join(TRACE).is_file() || is_page(&place.join(PAGE)));
+    if empty || is_result { Ok(()) } else { in_the_way("is not a whole result") }
+}
+
+/// Whether Headway wrote the page: what is made of a guest's log has a page and no trace.
+fn is_page(path: &Path) -> bool {
+    const BEGINNING: u64 = 1 << 10;
+    let mut beginning = String::new();
+    let is_file = path.symlink_metadata().is_ok_and(|there| there.is_file());
+    let read = is_file.then(|| File::open(path).ok()?.take(BEGINNING).read_to_string(&mut beginning).ok());
+    read.flatten().is_some() && beginning.contains(PAGE_MARK)
 }
 
 /// A file under construction.

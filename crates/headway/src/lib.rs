@@ -46,6 +46,8 @@ pub mod emulation;
 #[doc(hidden)]
 pub mod jobs;
 #[doc(hidden)]
+pub mod path_text;
+#[doc(hidden)]
 pub mod stamp;
 #[doc(hidden)]
 pub mod verify;
@@ -61,7 +63,7 @@ pub use error::{Error, ErrorKind};
 /// For programs: the flag to give to a run, a measurement or a broker, so that they end in an orderly way.
 pub use headway_os::ipc::{INTERRUPTED_STATUS, stop_when_told};
 /// For programs: a full disk or a limit of file sizes is an error of the call that writes.
-pub use headway_os::limits::ignore_file_size_signal;
+pub use headway_os::limits::{check_stack, ignore_file_size_signal};
 
 /// Version of this build.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 #[cfg(feature = "gzip")]
 use flate2::{Compression, bufread::MultiGzDecoder, write::GzEncoder};
 use headway_core::units::Bytes;
+use headway_os::input::open_again;
 use headway_runtime::outlet::{OutFile, Outlet, OutputError};
 use headway_trace::{Log, LogWriter};
 
@@ -44,7 +45,7 @@ pub(crate) fn open(path: &Path) -> Result<(Box<dyn BufRead>, PathBuf), Error> {
     }
     let path = log;
     let error = |source| Failure::Read { path: path.clone(), source };
-    let mut file = BufReader::with_capacity(1 << 16, File::open(&path).map_err(error)?);
+    let mut file = BufReader::with_capacity(1 << 16, open_again(&path).map_err(error)?);
     let packed = file.fill_buf().map_err(error)?.starts_with(&MAGIC);
     let log: Box<dyn BufRead> = if packed { unpacked(file).map_err(error)? } else { Box::new(file) };
     let log = Box::new(Lines::new(log));

@@ -1,10 +1,10 @@
 //! Reads logs again: replays them, sums them up, draws trace and page.
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use headway_core::decisions::sharing::log::Line;
+use headway_os::input::open_again;
 use headway_runtime::outlet::{MARK, OutFile, Outlet, OutputError};
 use headway_trace::excerpt::Excerpt;
 pub use headway_trace::replay::Replayed;
@@ -27,10 +27,8 @@ use crate::{Error, Failure, logfile};
 /// Lines that are looked at for the first with anything in it.
 const FIRST_LINES: usize = 4;
 
-/// Name of the Perfetto trace inside the results.
-pub use headway_runtime::outlet::TRACE;
-/// Name of the page inside the results.
-pub const PAGE: &str = "page.html";
+/// Names of page and Perfetto trace inside the results.
+pub use headway_runtime::outlet::{PAGE, TRACE};
 
 /// Reads a log, or the log of a folder of results.
 ///
@@ -166,13 +164,13 @@ pub fn open_broker(path: &Path) -> Result<Option<broker::Log>, Error> {
     if path.is_dir() || !begins_broker(path)? {
         return Ok(None);
     }
-    let file = File::open(path).map_err(|source| Failure::Read { path: path.to_owned(), source })?;
+    let file = open_again(path).map_err(|source| Failure::Read { path: path.to_owned(), source })?;
     Ok(Some(broker::Log::read(logfile::Lines::new(BufReader::new(file)), &path.display().to_string())?))
 }
 
 /// Whether the first line with anything in it is one of a broker.
 fn begins_broker(path: &Path) -> Result<bool, Error> {
-    let file = File::open(path).map_err(|source| Failure::Read { path: path.to_owned(), source })?;
+    let file = open_again(path).map_err(|source| Failure::Read { path: path.to_owned(), source })?;
     let lines = logfile::Lines::new(BufReader::new(file)).lines().take(FIRST_LINES);
     // What is no text is no log of any kind; whoever reads it as one says so.
     let first = lines.map_while(Result::ok).find(|line| !line.trim().is_empty());

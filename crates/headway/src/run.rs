@@ -140,11 +140,13 @@ pub struct RunReport {
     /// What messages moved on devices, and what of it was compared with what was sent and found equal.
     pub messages: Compared,
     /// The folder with everything.
+    #[serde(serialize_with = "crate::path_text::one")]
     pub folder: PathBuf,
     /// With the emulated backend: what it imitates, and what its times do not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub imitates: Option<String>,
     /// Log, trace, page and the streams' folder inside it.
+    #[serde(serialize_with = "crate::path_text::each")]
     pub files: Vec<PathBuf>,
     /// What was done differently from what one might expect.
     pub warnings: Vec<String>,
@@ -171,6 +173,7 @@ struct ManifestEntry<'a> {
 #[derive(Serialize)]
 struct ManifestSegment {
     /// The file; one of the results is named from inside the folder.
+    #[serde(serialize_with = "crate::path_text::one")]
     file: PathBuf,
     /// First byte.
     offset: u64,

@@ -1,10 +1,10 @@
 //! Workloads: what is to be moved and computed, by when. From a file, from text, or made in code.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use headway_core::units::Bytes;
+use headway_os::input::open_once;
 
 pub use headway_core::decisions::sharing::{Direction, Segment};
 pub use headway_core::files::error::Loaded;
@@ -52,7 +52,7 @@ const FILE_MAX: Bytes = Bytes(16 << 20);
 pub(crate) fn read(path: &Path) -> Result<String, Error> {
     let error = |source| Failure::Read { path: path.to_owned(), source };
     let mut text = String::new();
-    File::open(path).map_err(error)?.take(FILE_MAX.0 + 1).read_to_string(&mut text).map_err(error)?;
+    open_once(path).map_err(error)?.take(FILE_MAX.0 + 1).read_to_string(&mut text).map_err(error)?;
     if text.len() as u64 > FILE_MAX.0 {
         return Err(Failure::TooLarge { path: path.to_owned(), max: FILE_MAX }.into());
     }

@@ -1,6 +1,7 @@
 //! Memory that a caller lends for one call.
 
 use std::fmt;
+use std::io::{self, Write};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -96,13 +97,15 @@ impl Loan {
             let waited = now.saturating_sub(*since.get_or_insert(now));
             if waited > report_after && !reported {
                 reported = true;
-                eprintln!(
+                let _ = writeln!(
+                    io::stderr(),
                     "headway: {self} is still in use {waited} after its copy was given up; waiting for at most {bound}"
                 );
             }
             if waited > bound && Arc::get_mut(&mut self.0.shared).is_none() {
                 // Neither an error nor a panic would do: both give the memory back to somebody who may free it.
-                eprintln!(
+                let _ = writeln!(
+                    io::stderr(),
                     "headway: {self} was not given back within {bound}; ending the process, which makes the driver let go of it"
                 );
                 std::process::abort();

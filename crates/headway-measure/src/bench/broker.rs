@@ -93,6 +93,7 @@ pub struct BrokerBenchReport {
     pub targets: Vec<Target>,
     /// Whether it was not interrupted.
     pub complete: bool,
+    #[serde(serialize_with = "headway::path_text::one")]
     pub folder: PathBuf,
     /// What could not be measured, and why.
     pub warnings: Vec<String>,

@@ -123,6 +123,7 @@ pub struct InterconnectBenchReport {
     pub targets: Vec<Target>,
     /// Whether it was not interrupted.
     pub complete: bool,
+    #[serde(serialize_with = "headway::path_text::one")]
     pub folder: PathBuf,
     /// What the user should know.
     pub warnings: Vec<String>,

@@ -2,7 +2,7 @@
 
 use std::io::{self, BufWriter, Write};
 
-use headway_core::log::Incomplete;
+use headway_core::log::{Incomplete, PAGE_MARK};
 use headway_core::units::Nanos;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -43,6 +43,7 @@ impl Shell<'_> {
     pub(crate) fn write(&self, data: &impl Serialize, out: impl Write) -> io::Result<()> {
         let mut out = BufWriter::with_capacity(1 << 16, out);
         writeln!(out, "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">")?;
+        writeln!(out, "{PAGE_MARK}")?;
         writeln!(
             out,
             "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src '{}'; script-src '{}'; \

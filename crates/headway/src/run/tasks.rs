@@ -33,11 +33,13 @@ pub struct TasksReport {
     /// Jobs whose output was compared with what the CPU forms of the kernels make, and found equal.
     pub verified: u64,
     /// The folder with everything.
+    #[serde(serialize_with = "crate::path_text::one")]
     pub folder: PathBuf,
     /// With the emulated backend: what it imitates, and what its times do not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub imitates: Option<String>,
     /// Log, trace and page inside it.
+    #[serde(serialize_with = "crate::path_text::each")]
     pub files: Vec<PathBuf>,
     /// What was done differently from what one might expect.
     pub warnings: Vec<String>,
