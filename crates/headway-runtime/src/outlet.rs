@@ -43,7 +43,7 @@ pub enum OutputError {
 pub const MARK: &str = "summary.json";
 /// The trace of a run; nobody else's folder has one of that name beside a [`MARK`].
 pub const TRACE: &str = "trace.perfetto-trace";
-/// The page.
+/// Name of the page inside a result.
 pub const PAGE: &str = "page.html";
 
 /// In a result of a run that ended early, a text that says so.
