@@ -1,5 +1,5 @@
 //! The command line of Headway.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::print_stderr, reason = "it panics where nobody can be told"))]
 
 mod args;
@@ -10,6 +10,7 @@ mod interconnect;
 mod manual;
 mod sharing;
 mod show;
+mod start;
 mod tightest;
 mod transfers;
 

@@ -26,7 +26,7 @@ pub use errno::{Errno, OsError};
 #[cfg(feature = "tracing")]
 #[doc(hidden)]
 pub use event::carrier;
-pub use replace::replace_process;
+pub use replace::{note_the_start, replace_process};
 
 /// Flags with which a file is opened where somebody else could have put a link, or a pipe that nobody writes, in its place.
 pub const OPEN_NO_LINK: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK;

@@ -21,12 +21,9 @@ static IGNORED: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
 /// Which of the descriptors 0, 1 and 2 were closed when the process began.
 static CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
 
-/// The loader calls this before Rust's runtime begins.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static AT_START: extern "C" fn() = note_the_start;
-
-extern "C" fn note_the_start() {
+/// Notes what [`replace_process`] restores. A program has the loader call this before Rust's runtime begins; without that, its guests start
+/// with the default actions of signals and with the descriptors that are open.
+pub extern "C" fn note_the_start() {
     for (signal, ignored) in SIGNALS.into_iter().zip(&IGNORED) {
         ignored.store(action(signal) == libc::SIG_IGN, Ordering::Relaxed);
     }

@@ -1,31 +1,111 @@
-//! Many copies in one call (`cuMemcpyBatchAsync`).
+//! Copies with attributes: one (`cuMemcpyWithAttributesAsync`), or many in one call (`cuMemcpyBatchAsync`).
 //!
-//! The engine treats a batch as one copy: others wait for all of it. A batch whose copies all go out of the GPU into
-//! page-locked memory is queued copy by copy, in pieces, where `--yield` asks for pieces and the batch is bulk. Copies of one
-//! batch have no order among each other, so any order is one that the program must expect.
+//! Copies of one batch have no order among each other, so any order is one that the program must expect. Large copies of ordinary memory
+//! are taken out of a batch and made by several threads. Small ones that would wait at a busy engine are made by a kernel. What is left
+//! goes to the driver: as it came, or, where it is bulk on its way into page-locked memory and `--yield` asks for pieces, in smaller
+//! batches with a written word behind each. The engine treats a batch as one copy, and others wait for all of it.
 
+use std::collections::BTreeSet;
 use std::ffi::{c_int, c_uint, c_void};
 
-use crate::context;
-use crate::decide::{self, BULK_MIN, Out, PIECES_MAX};
+use crate::context::{self, Prepared};
+use crate::decide::{self, BULK_MIN, Out};
 use crate::driver::{self, DevicePtr, Driver, Relaxed, SUCCESS, Status, Stream};
-use crate::passed::{self, Passed};
+use crate::stats::{self, Kind, Outcome};
 use crate::{neighbours, road};
+
+/// Of more copies in one call none is looked at.
+const COUNT_MAX: usize = 1 << 20;
+/// Of more copies in one call none is made by a kernel: each costs a launch.
+const ASIDE_COUNT_MAX: usize = 32;
+/// Physical memory of a GPU comes in granules of this size or a multiple of it.
+const GRANULE: u64 = 2 << 20;
 
 /// `CUmemcpyAttributes`.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attributes {
     access: c_uint,
     hints: [(c_uint, c_int); 2],
     flags: c_uint,
 }
 
-/// `CU_MEMCPY_SRC_ACCESS_ORDER_`: sources are read in the order of the stream, or whenever the driver likes.
+/// `CU_MEMCPY_SRC_ACCESS_ORDER_`: sources are read in the order of the stream, before the call returns, or whenever the driver likes.
 const IN_STREAM_ORDER: c_uint = 1;
+const DURING_THE_CALL: c_uint = 2;
 const IN_ANY_ORDER: c_uint = 3;
+/// `CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE`.
+const PREFER_OVERLAP: c_uint = 1;
 
-/// What such a call was given, but for the place of the first failure.
+impl Attributes {
+    /// Whether they are known. Headway reads a source in the order of the stream and before the call returns, which all orders allow.
+    const fn are_known(self) -> bool {
+        matches!(self.access, IN_STREAM_ORDER..=IN_ANY_ORDER) && matches!(self.flags, 0 | PREFER_OVERLAP)
+    }
+
+    /// With these the driver is reported to corrupt copies of ordinary memory (NVIDIA bug 6718200).
+    const fn may_corrupt(self) -> bool {
+        self.access == DURING_THE_CALL && self.flags & PREFER_OVERLAP != 0
+    }
+
+    /// What the driver is given for a copy: the hint goes where it may corrupt ordinary memory.
+    fn for_the_driver(self, driver: Option<&Driver>, copy: Piece) -> Self {
+        let Some(driver) = driver.filter(|_| self.may_corrupt()) else { return self };
+        let is_ordinary = |address: DevicePtr| driver::is_ordinary(driver, address as *mut c_void, copy.bytes);
+        if !is_ordinary(copy.to) && !is_ordinary(copy.from) {
+            return self;
+        }
+        stats::outcome(Outcome::HintDropped, 1);
+        Self { flags: self.flags & !PREFER_OVERLAP, ..self }
+    }
+}
+
+/// One copy of a call.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    to: DevicePtr,
+    from: DevicePtr,
+    bytes: usize,
+    attributes: Attributes,
+    /// Its place in the caller's lists.
+    number: usize,
+}
+
+impl Piece {
+    const fn out(self, stream: Stream) -> Out {
+        Out { to: self.to as *mut c_void, from: self.from, bytes: self.bytes, stream, waits: false }
+    }
+}
+
+/// A copy with attributes of its own.
+///
+/// # Safety
+/// As for the driver's call; `real` makes the copy with the attributes that it is given.
+pub(crate) unsafe fn copy_one(
+    to: DevicePtr,
+    from: DevicePtr,
+    bytes: usize,
+    attributes: *const Attributes,
+    stream: Stream,
+    real: impl FnOnce(*const Attributes) -> Status,
+) -> Status {
+    if road::is_off() || attributes.is_null() || !decide::looks_at(bytes) {
+        return real(attributes);
+    }
+    // SAFETY: by this function's contract.
+    let known = unsafe { attributes.read_unaligned() };
+    let piece = Piece { to, from, bytes, attributes: known, number: 0 };
+    // The driver refuses the legacy default stream.
+    if !known.are_known() || bytes == 0 || stream <= driver::STREAM_PER_THREAD {
+        return real(attributes);
+    }
+    decide::out_of_gpu(piece.out(stream), Kind::Attributes, || {
+        let attributes = known.for_the_driver(driver::driver(), piece);
+        real(&raw const attributes)
+    })
+}
+
+/// What a call for many copies was given, but for the place of the first failure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Batch {
     pub(crate) to: *const DevicePtr,
@@ -33,6 +113,8 @@ pub(crate) struct Batch {
     pub(crate) sizes: *const usize,
     pub(crate) count: usize,
     pub(crate) attributes: *const Attributes,
+    /// The first copy for which each of the attributes counts.
+    pub(crate) first: *const usize,
     pub(crate) kinds: usize,
     pub(crate) stream: Stream,
 }
@@ -41,78 +123,182 @@ impl Batch {
     /// Its copies; `None` if the driver would refuse the call, or the lists cannot be read.
     ///
     /// # Safety
-    /// Lists that are not null have `count` entries; that of attributes has `kinds`, unless these are more than the copies.
-    unsafe fn copies(&self) -> Option<(Vec<Out>, u64)> {
-        let lists = [self.to.cast::<c_void>(), self.from.cast(), self.sizes.cast(), self.attributes.cast()];
-        let counts = (1..=PIECES_MAX).contains(&self.count) && (1..=self.count).contains(&self.kinds);
+    /// Lists that are not null have `count` entries; those of attributes and their places have `kinds`, unless these are more than the
+    /// copies.
+    unsafe fn pieces(&self) -> Option<Vec<Piece>> {
+        let lists = [self.to.cast(), self.from.cast(), self.sizes, self.attributes.cast(), self.first];
+        let counts = (1..=COUNT_MAX).contains(&self.count) && (1..=self.count).contains(&self.kinds);
         if lists.iter().any(|list| list.is_null()) || !counts {
             return None;
         }
-        for kind in 0..self.kinds {
-            // SAFETY: by this function's contract.
-            let access = unsafe { (&raw const (*self.attributes.add(kind)).access).read_unaligned() };
-            if !matches!(access, IN_STREAM_ORDER | IN_ANY_ORDER) {
-                return None;
-            }
+        let mut pieces = Vec::with_capacity(self.count);
+        let mut kind = 0;
+        // SAFETY: by this function's contract, here and below.
+        if unsafe { self.first.read_unaligned() } != 0 {
+            return None;
         }
-        let (mut copies, mut sum) = (Vec::with_capacity(self.count), 0u64);
-        for at in 0..self.count {
-            // SAFETY: by this function's contract.
-            let (to, from, bytes) = unsafe {
-                (
-                    self.to.add(at).read_unaligned(),
-                    self.from.add(at).read_unaligned(),
-                    self.sizes.add(at).read_unaligned(),
-                )
+        for number in 0..self.count {
+            // SAFETY: `kind` is less than `kinds`.
+            while kind + 1 < self.kinds && unsafe { self.first.add(kind + 1).read_unaligned() } <= number {
+                kind += 1;
+            }
+            // SAFETY: `number` is less than `count`, and `kind` less than `kinds`.
+            let piece = unsafe {
+                Piece {
+                    to: self.to.add(number).read_unaligned(),
+                    from: self.from.add(number).read_unaligned(),
+                    bytes: self.sizes.add(number).read_unaligned(),
+                    attributes: self.attributes.add(kind).read_unaligned(),
+                    number,
+                }
             };
-            if bytes == 0 {
+            if piece.bytes == 0 || !piece.attributes.are_known() {
                 return None;
             }
-            copies.push(Out { to: to as *mut c_void, from, bytes, stream: self.stream, waits: false });
-            sum = sum.saturating_add(bytes as u64);
+            pieces.push(piece);
         }
-        Some((copies, sum))
+        Some(pieces)
     }
 }
 
-/// A batch: counted, and queued in pieces or passed on.
+/// The lists of a call for some copies of a batch.
+#[derive(Default)]
+struct Lists {
+    to: Vec<DevicePtr>,
+    from: Vec<DevicePtr>,
+    sizes: Vec<usize>,
+    attributes: Vec<Attributes>,
+    first: Vec<usize>,
+}
+
+impl Lists {
+    fn of(driver: Option<&Driver>, pieces: &[Piece]) -> Self {
+        let mut lists = Self::default();
+        for piece in pieces {
+            let attributes = piece.attributes.for_the_driver(driver, *piece);
+            if lists.attributes.last() != Some(&attributes) {
+                lists.attributes.push(attributes);
+                lists.first.push(lists.to.len());
+            }
+            lists.to.push(piece.to);
+            lists.from.push(piece.from);
+            lists.sizes.push(piece.bytes);
+        }
+        lists
+    }
+
+    fn batch(&self, stream: Stream) -> Batch {
+        Batch {
+            to: self.to.as_ptr(),
+            from: self.from.as_ptr(),
+            sizes: self.sizes.as_ptr(),
+            count: self.to.len(),
+            attributes: self.attributes.as_ptr(),
+            first: self.first.as_ptr(),
+            kinds: self.attributes.len(),
+            stream,
+        }
+    }
+}
+
+/// Many copies in one call; `failed` is where the caller wants the number of the copy that failed, or null.
 ///
 /// # Safety
-/// As for the driver's call.
-pub(crate) unsafe fn copy(batch: Batch, failed: *mut usize, real: impl FnOnce() -> Status) -> Status {
-    let piece = decide::options().piece;
-    if !decide::counts() && piece.is_none() {
-        return real();
+/// As for the driver's call; `real` makes the copies of the lists that it is given and says where which of them failed.
+pub(crate) unsafe fn copy(batch: Batch, failed: *mut usize, real: impl Fn(&Batch, *mut usize) -> Status) -> Status {
+    if road::is_off() || !decide::looks_at(usize::MAX) {
+        return real(&batch, failed);
+    }
+    // The driver refuses the legacy default stream.
+    if batch.stream <= driver::STREAM_PER_THREAD {
+        return real(&batch, failed);
     }
     // SAFETY: by this function's contract.
-    let Some((copies, bytes)) = (unsafe { batch.copies() }) else {
-        passed::count_many(Passed::Batch, batch.count as u64, 0);
-        return real();
-    };
-    passed::count_many(Passed::Batch, copies.len() as u64, bytes);
-    let Some(piece) = piece.filter(|_| bytes >= BULK_MIN as u64 && !road::is_off()) else { return real() };
-    let Some(driver) = driver::driver() else { return real() };
-    let pieces = |copy: &Out| copy.bytes.div_ceil(piece.0 as usize);
-    let few = copies.iter().map(pieces).fold(0, usize::saturating_add) <= PIECES_MAX;
-    let Some(context) = context::current(driver).filter(|context| few && context.writes_values()) else {
-        return real();
-    };
-    // The default streams are the driver's to refuse.
-    if batch.stream <= driver::STREAM_PER_THREAD || !all_out(driver, context.device, batch.stream, &copies) {
-        return real();
+    let Some(mut pieces) = (unsafe { batch.pieces() }) else { return real(&batch, failed) };
+    let is_whole = |left: &[Piece]| left.len() == batch.count && !left.iter().any(|left| left.attributes.may_corrupt());
+    if let [piece] = pieces[..] {
+        return decide::out_of_gpu(piece.out(batch.stream), Kind::Batch, || {
+            if is_whole(&pieces) { real(&batch, failed) } else { send(&batch, &pieces, failed, &real) }
+        });
     }
+    pieces.iter().for_each(|piece| decide::count(Kind::Batch, piece.bytes));
+    let Some(driver) = driver::driver() else { return real(&batch, failed) };
+    pieces.retain(|piece| !decide::made_fast_of_batch(driver, piece.out(batch.stream)));
+    if pieces.len() <= ASIDE_COUNT_MAX {
+        pieces.retain(|piece| !decide::made_aside_of_batch(driver, piece.out(batch.stream)));
+    }
+    if pieces.is_empty() {
+        return SUCCESS;
+    }
+    let bytes = pieces.iter().map(|piece| piece.bytes).fold(0, usize::saturating_add);
+    let bulk = decide::options().piece.filter(|_| bytes >= BULK_MIN);
+    if let Some(asked) = bulk
+        && let Some(context) = context::current(driver).filter(|context| context.writes_values())
+        && all_out(driver, context.device, batch.stream, &pieces)
+    {
+        return in_parts(
+            driver,
+            &context,
+            &batch,
+            &pieces,
+            decide::piece_bytes(asked.0 as usize, bytes),
+            failed,
+            &real,
+        );
+    }
+    if is_whole(&pieces) { real(&batch, failed) } else { send(&batch, &pieces, failed, &real) }
+}
+
+/// Makes some copies of a batch by one call.
+fn send(batch: &Batch, pieces: &[Piece], failed: *mut usize, real: &impl Fn(&Batch, *mut usize) -> Status) -> Status {
+    let mut which = usize::MAX;
+    let status = real(&Lists::of(driver::driver(), pieces).batch(batch.stream), &raw mut which);
+    if status != SUCCESS && !failed.is_null() {
+        // SAFETY: the caller's place, which the driver would have written to.
+        unsafe { *failed = pieces.get(which).map_or(which, |piece| piece.number) };
+    }
+    status
+}
+
+/// Queues bulk copies out of a GPU with a written word after every `part` bytes: there the engine serves other streams, too.
+fn in_parts(
+    driver: &Driver,
+    context: &Prepared,
+    batch: &Batch,
+    pieces: &[Piece],
+    part: usize,
+    failed: *mut usize,
+    real: &impl Fn(&Batch, *mut usize) -> Status,
+) -> Status {
+    let bytes = pieces.iter().map(|piece| piece.bytes).fold(0, usize::saturating_add);
     context.enter();
-    neighbours::announce(context.place, usize::try_from(bytes).unwrap_or(usize::MAX));
-    let mut status = SUCCESS;
-    for (number, copy) in copies.into_iter().enumerate() {
-        status = decide::pieces(driver, &context, copy, piece.0 as usize);
-        if status != SUCCESS {
-            if !failed.is_null() {
-                // SAFETY: by this function's contract.
-                unsafe { *failed = number };
+    neighbours::announce(context.place, bytes);
+    let (mut status, mut rest) = (SUCCESS, pieces);
+    while status == SUCCESS && !rest.is_empty() {
+        let mut sum = 0usize;
+        let fits = |piece: &&Piece| {
+            sum = sum.saturating_add(piece.bytes);
+            sum <= part
+        };
+        let together = rest.iter().take_while(fits).count().max(1);
+        let (now, later) = rest.split_at(together);
+        rest = later;
+        status = match now {
+            [alone] => {
+                let status = decide::pieces(driver, context, alone.out(batch.stream), part);
+                if status != SUCCESS && !failed.is_null() {
+                    // SAFETY: the caller's place, which the driver would have written to.
+                    unsafe { *failed = alone.number };
+                }
+                status
             }
-            break;
-        }
+            _ => {
+                let status = send(batch, now, failed, real);
+                stats::outcome(Outcome::Piece, 1);
+                context.write_value(driver, batch.stream);
+                status
+            }
+        };
     }
     if status == SUCCESS {
         let _relaxed = Relaxed::new(driver);
@@ -122,12 +308,19 @@ pub(crate) unsafe fn copy(batch: Batch, failed: *mut usize, real: impl FnOnce() 
     status
 }
 
-/// Whether all copies go from this device into page-locked memory, in a stream that captures nothing.
-fn all_out(driver: &Driver, device: c_int, stream: Stream, copies: &[Out]) -> bool {
+/// Whether the copies go from this device into page-locked memory, in a stream that captures nothing. Of copies that lie in the same
+/// granules the driver is asked about one: it checks each of them itself when it is queued.
+fn all_out(driver: &Driver, device: c_int, stream: Stream, pieces: &[Piece]) -> bool {
     let _relaxed = Relaxed::new(driver);
-    let out = |copy: &Out| {
-        driver::on_device(driver, copy.from, copy.bytes, device)
-            && driver::pinned(driver, copy.to, copy.bytes).is_some()
-    };
-    !driver::captures(driver, stream) && copies.iter().all(out)
+    if driver::captures(driver, stream) {
+        return false;
+    }
+    let (mut sources, mut destinations) = (BTreeSet::new(), BTreeSet::new());
+    pieces.iter().all(|piece| {
+        let granules = |address: DevicePtr| address / GRANULE..=(address + piece.bytes as u64 - 1) / GRANULE;
+        let is_new = granules(piece.from).fold(false, |new, granule| sources.insert(granule) || new);
+        let is_from_here = !is_new || driver::on_device(driver, piece.from, piece.bytes, device);
+        let is_new = granules(piece.to).fold(false, |new, granule| destinations.insert(granule) || new);
+        is_from_here && (!is_new || driver::pinned(driver, piece.to as *mut c_void, piece.bytes).is_some())
+    })
 }

@@ -1,6 +1,7 @@
 //! The functions that replace the driver's, each under the driver's name, and the table of them.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::ptr::null_mut;
 use std::sync::atomic::AtomicPtr;
 
 use crate::batch::{self, Attributes, Batch};
@@ -267,33 +268,33 @@ replaced! {
     /// Many copies in one call, as CUDA 12.8 has them.
     cuMemcpyBatchAsync: c"cuMemcpyBatchAsync" is c"cuMemcpyBatchAsync" from 12_080 until 13_000, per thread false;
     fn(to: *const DevicePtr, from: *const DevicePtr, sizes: *const usize, count: usize, attributes: *const Attributes, first: *const usize, kinds: usize, failed: *mut usize, stream: Stream) |real| {
-        let batch = Batch { to, from, sizes, count, attributes, kinds, stream: named(stream, STREAM_LEGACY) };
+        let batch = Batch { to, from, sizes, count, attributes, first, kinds, stream: named(stream, STREAM_LEGACY) };
         // SAFETY: the caller's arguments are passed on as they are; the driver reads the lists, too.
-        unsafe { batch::copy(batch, failed, || real(to, from, sizes, count, attributes, first, kinds, failed, stream)) }
+        unsafe { batch::copy(batch, failed, |some, failed| real(some.to, some.from, some.sizes, some.count, some.attributes, some.first, some.kinds, failed, stream)) }
     };
 
     /// The same where stream 0 is the thread's own.
     cuMemcpyBatchAsync_ptsz: c"cuMemcpyBatchAsync_ptsz" is c"cuMemcpyBatchAsync" from 12_080 until 13_000, per thread true;
     fn(to: *const DevicePtr, from: *const DevicePtr, sizes: *const usize, count: usize, attributes: *const Attributes, first: *const usize, kinds: usize, failed: *mut usize, stream: Stream) |real| {
-        let batch = Batch { to, from, sizes, count, attributes, kinds, stream: named(stream, STREAM_PER_THREAD) };
+        let batch = Batch { to, from, sizes, count, attributes, first, kinds, stream: named(stream, STREAM_PER_THREAD) };
         // SAFETY: the caller's arguments are passed on as they are; the driver reads the lists, too.
-        unsafe { batch::copy(batch, failed, || real(to, from, sizes, count, attributes, first, kinds, failed, stream)) }
+        unsafe { batch::copy(batch, failed, |some, failed| real(some.to, some.from, some.sizes, some.count, some.attributes, some.first, some.kinds, failed, stream)) }
     };
 
     /// The same of CUDA 13, which does not tell which copy failed.
     cuMemcpyBatchAsync_v2: c"cuMemcpyBatchAsync_v2" is c"cuMemcpyBatchAsync" from 13_000 until UNKNOWN, per thread false;
     fn(to: *const DevicePtr, from: *const DevicePtr, sizes: *const usize, count: usize, attributes: *const Attributes, first: *const usize, kinds: usize, stream: Stream) |real| {
-        let batch = Batch { to, from, sizes, count, attributes, kinds, stream: named(stream, STREAM_LEGACY) };
+        let batch = Batch { to, from, sizes, count, attributes, first, kinds, stream: named(stream, STREAM_LEGACY) };
         // SAFETY: the caller's arguments are passed on as they are; the driver reads the lists, too.
-        unsafe { batch::copy(batch, std::ptr::null_mut(), || real(to, from, sizes, count, attributes, first, kinds, stream)) }
+        unsafe { batch::copy(batch, null_mut(), |some, _| real(some.to, some.from, some.sizes, some.count, some.attributes, some.first, some.kinds, stream)) }
     };
 
     /// The same where stream 0 is the thread's own.
     cuMemcpyBatchAsync_v2_ptsz: c"cuMemcpyBatchAsync_v2_ptsz" is c"cuMemcpyBatchAsync" from 13_000 until UNKNOWN, per thread true;
     fn(to: *const DevicePtr, from: *const DevicePtr, sizes: *const usize, count: usize, attributes: *const Attributes, first: *const usize, kinds: usize, stream: Stream) |real| {
-        let batch = Batch { to, from, sizes, count, attributes, kinds, stream: named(stream, STREAM_PER_THREAD) };
+        let batch = Batch { to, from, sizes, count, attributes, first, kinds, stream: named(stream, STREAM_PER_THREAD) };
         // SAFETY: the caller's arguments are passed on as they are; the driver reads the lists, too.
-        unsafe { batch::copy(batch, std::ptr::null_mut(), || real(to, from, sizes, count, attributes, first, kinds, stream)) }
+        unsafe { batch::copy(batch, null_mut(), |some, _| real(some.to, some.from, some.sizes, some.count, some.attributes, some.first, some.kinds, stream)) }
     };
 
     /// Copies within a GPU: counted.
@@ -360,20 +361,18 @@ replaced! {
         unsafe { real(to, there, from, here, bytes, stream) }
     };
 
-    /// Copies with attributes: counted.
+    /// A copy with attributes, in the order of a stream.
     cuMemcpyWithAttributesAsync: c"cuMemcpyWithAttributesAsync" is c"cuMemcpyWithAttributesAsync" from 13_020 until UNKNOWN, per thread false;
-    fn(to: DevicePtr, from: DevicePtr, bytes: usize, attributes: *const c_void, stream: Stream) |real| {
-        passed::count(Passed::Attributes, bytes);
-        // SAFETY: the caller's arguments are passed on as they are.
-        unsafe { real(to, from, bytes, attributes, stream) }
+    fn(to: DevicePtr, from: DevicePtr, bytes: usize, attributes: *const Attributes, stream: Stream) |real| {
+        // SAFETY: the caller's arguments are passed on as they are; the driver reads the attributes, too.
+        unsafe { batch::copy_one(to, from, bytes, attributes, named(stream, STREAM_LEGACY), |attributes| real(to, from, bytes, attributes, stream)) }
     };
 
-    /// Copies with attributes: counted.
+    /// The form for which stream 0 is the thread's own.
     cuMemcpyWithAttributesAsync_ptsz: c"cuMemcpyWithAttributesAsync_ptsz" is c"cuMemcpyWithAttributesAsync" from 13_020 until UNKNOWN, per thread true;
-    fn(to: DevicePtr, from: DevicePtr, bytes: usize, attributes: *const c_void, stream: Stream) |real| {
-        passed::count(Passed::Attributes, bytes);
-        // SAFETY: the caller's arguments are passed on as they are.
-        unsafe { real(to, from, bytes, attributes, stream) }
+    fn(to: DevicePtr, from: DevicePtr, bytes: usize, attributes: *const Attributes, stream: Stream) |real| {
+        // SAFETY: the caller's arguments are passed on as they are; the driver reads the attributes, too.
+        unsafe { batch::copy_one(to, from, bytes, attributes, named(stream, STREAM_PER_THREAD), |attributes| real(to, from, bytes, attributes, stream)) }
     };
 
     /// The context is destroyed. Headway drops what it keeps for it, also what another thread made meanwhile.

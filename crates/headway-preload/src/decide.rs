@@ -12,7 +12,7 @@ use headway_core::models::transfer::Direction;
 
 use crate::context::{self, Prepared};
 use crate::driver::{self, DevicePtr, Driver, Relaxed, SUCCESS, Status, Stream, driver};
-use crate::fast::{Answer, Timing};
+use crate::fast::{Answer, Timing, Waits};
 use crate::log::{self, Asked, Made};
 use crate::stats::{self, Kind, Outcome};
 use crate::{fast, lint, neighbours, road, verify};
@@ -210,7 +210,14 @@ fn observed(
 impl In {
     fn of_ordinary_memory(self) -> fast::Copy {
         let Self { to, from, bytes, stream } = self;
-        fast::Copy { direction: Direction::H2d, host: from.cast_mut(), there: to, bytes, stream }
+        fast::Copy {
+            direction: Direction::H2d,
+            host: from.cast_mut(),
+            there: to,
+            bytes,
+            stream,
+            waits: Waits::AsTheDriver,
+        }
     }
 }
 
@@ -243,6 +250,43 @@ fn made_fast(driver: &Driver, copy: fast::Copy, made: &mut Made, timing: &mut Op
             None
         }
     }
+}
+
+/// Whether anything is to be done about a copy of `bytes` bytes whose call is rare enough to be looked at each time.
+pub(crate) fn looks_at(bytes: usize) -> bool {
+    ATTENTION.load(Ordering::Relaxed) != 0 || bytes >= LARGE.load(Ordering::Relaxed)
+}
+
+/// Counts a copy of a batch.
+pub(crate) fn count(kind: Kind, bytes: usize) {
+    if counts() {
+        stats::count(kind, bytes);
+    }
+}
+
+/// Whether a copy of a batch was made by several threads.
+pub(crate) fn made_fast_of_batch(driver: &Driver, out: Out) -> bool {
+    if !options().fast || out.bytes < FAST_MIN {
+        return false;
+    }
+    let into = In { to: out.to as DevicePtr, from: out.from as *const c_void, bytes: out.bytes, stream: out.stream };
+    let into = fast::Copy { waits: Waits::IfLarge, ..into.of_ordinary_memory() };
+    let outward = fast::Copy { waits: Waits::IfLarge, ..out.to_ordinary_memory() };
+    let queues = options().aside != Aside::Never || options().piece.is_some();
+    // No copy is timed inside a batch.
+    made_fast(driver, into, &mut Made::new(Kind::Batch), &mut None) == Some(SUCCESS)
+        || made_fast_out(driver, outward, queues, &mut Made::new(Kind::Batch), &mut None) == Some(SUCCESS)
+}
+
+/// Whether a copy of a batch was queued by a kernel, past a busy engine.
+pub(crate) fn made_aside_of_batch(driver: &Driver, out: Out) -> bool {
+    let attention = ATTENTION.load(Ordering::Relaxed);
+    if out.bytes > ASIDE_MAX || options().aside == Aside::Never {
+        return false;
+    }
+    let Some(context) = context::current(driver) else { return false };
+    goes_aside(driver, &context, out, attention)
+        && made_aside(driver, &context, out, &mut Made::new(Kind::Batch)) == Some(SUCCESS)
 }
 
 /// A copy that may be one out of a GPU.
@@ -279,12 +323,14 @@ fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, mad
         return real();
     }
     let Some(driver) = driver() else { return real() };
-    let by_address = matches!(kind, Kind::Any | Kind::AnyAsync);
+    let by_address = matches!(kind, Kind::Any | Kind::AnyAsync | Kind::Batch | Kind::Attributes);
+    let waits = if matches!(kind, Kind::Batch | Kind::Attributes) { Waits::IfLarge } else { Waits::AsTheDriver };
     if by_address && out.bytes >= LARGE_IN.load(Ordering::Relaxed) {
         let copy =
             In { to: out.to as DevicePtr, from: out.from as *const c_void, bytes: out.bytes, stream: out.stream };
         let mut timing = None;
-        if let Some(status) = made_fast(driver, copy.of_ordinary_memory(), made, &mut timing) {
+        let copy = fast::Copy { waits, ..copy.of_ordinary_memory() };
+        if let Some(status) = made_fast(driver, copy, made, &mut timing) {
             return status;
         }
         if made.direction == Towards::In {
@@ -298,7 +344,8 @@ fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, mad
     let mut timing = None;
     if options.fast
         && out.bytes >= FAST_MIN
-        && let Some(status) = made_fast_out(driver, out, queues, made, &mut timing)
+        && let Some(status) =
+            made_fast_out(driver, fast::Copy { waits, ..out.to_ordinary_memory() }, queues, made, &mut timing)
     {
         return status;
     }
@@ -326,7 +373,7 @@ fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, mad
 /// Makes a large copy out of a GPU by several threads; small copies of others would wait behind it, too.
 fn made_fast_out(
     driver: &Driver,
-    out: Out,
+    out: fast::Copy,
     queues: bool,
     made: &mut Made,
     timing: &mut Option<Timing>,
@@ -336,7 +383,7 @@ fn made_fast_out(
         context.enter();
         neighbours::announce(context.place, out.bytes);
     }
-    let answer = made_fast(driver, out.to_ordinary_memory(), made, timing);
+    let answer = made_fast(driver, out, made, timing);
     if let Some(context) = &context {
         context.leave();
     }
@@ -367,7 +414,7 @@ fn made_aside(driver: &Driver, context: &Prepared, out: Out, made: &mut Made) ->
 impl Out {
     fn to_ordinary_memory(self) -> fast::Copy {
         let Self { to, from, bytes, stream, .. } = self;
-        fast::Copy { direction: Direction::D2h, host: to, there: from, bytes, stream }
+        fast::Copy { direction: Direction::D2h, host: to, there: from, bytes, stream, waits: Waits::AsTheDriver }
     }
 }
 
@@ -472,7 +519,7 @@ fn bulk(driver: &Driver, context: &Prepared, out: Out, real: impl FnOnce() -> St
 }
 
 /// The piece of a copy of `bytes`: as asked for, or as large as the number of pieces demands.
-fn piece_bytes(asked: usize, bytes: usize) -> usize {
+pub(crate) fn piece_bytes(asked: usize, bytes: usize) -> usize {
     const STEP: usize = 64 << 10;
     asked.max(bytes.div_ceil(PIECES_MAX).next_multiple_of(STEP))
 }

@@ -34,6 +34,29 @@ pub(crate) struct Copy {
     pub(crate) bytes: usize,
     /// Never 0: default streams have their own handles here.
     pub(crate) stream: Stream,
+    pub(crate) waits: Waits,
+}
+
+/// Whether the driver's own call returns only when the stream has come to a copy of ordinary memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waits {
+    /// It does, or may.
+    AsTheDriver,
+    /// For large copies only. A program may count on a call that returns at once, and queue behind it what ends the stream's work before it.
+    IfLarge,
+}
+
+/// Copies with attributes of this size were seen to wait, in both directions and for every order of access (driver 580, CUDA 13.0, H100; of
+/// 1 MiB they return at once).
+const WAITS_MIN: usize = 64 << 20;
+/// From this version on the driver is said to wait for no copy into a GPU with attributes.
+const NEVER_WAITS: c_int = 13_030;
+
+/// Whether a copy by several threads may wait for the stream.
+fn may_wait(driver: &Driver, copy: Copy) -> bool {
+    let large = copy.bytes >= WAITS_MIN && road::driver_version().is_some_and(|version| version < NEVER_WAITS);
+    // SAFETY: the stream is the caller's, which uses it in this call, and captures nothing.
+    copy.waits == Waits::AsTheDriver || large || unsafe { (driver.stream_query)(copy.stream) } == SUCCESS
 }
 
 /// A GPU that is open for such copies.
@@ -214,6 +237,9 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, host_is: &mut Host) -> Answer {
     let _relaxed = Relaxed::new(driver);
     if driver::captures(driver, copy.stream) {
         return Answer::Left(Why::Capture, None);
+    }
+    if !may_wait(driver, copy) {
+        return Answer::Left(Why::StreamBusy, None);
     }
     if !driver::is_ordinary(driver, copy.host, copy.bytes) {
         *host_is = Host::KnownToDriver;

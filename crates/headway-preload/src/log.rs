@@ -58,7 +58,7 @@ impl Made {
         let direction = match call {
             Call::In | Call::InAsync => Towards::In,
             Call::Out | Call::OutAsync => Towards::Out,
-            Call::Any | Call::AnyAsync => Towards::Unknown,
+            Call::Any | Call::AnyAsync | Call::Batch | Call::Attributes => Towards::Unknown,
         };
         Self { direction, host: Host::default(), became: Became::default(), call, why: None }
     }
@@ -92,7 +92,8 @@ struct Count {
     longest: u64,
 }
 
-const CALLS: [Call; 6] = [Call::In, Call::InAsync, Call::Out, Call::OutAsync, Call::Any, Call::AnyAsync];
+const CALLS: [Call; 8] =
+    [Call::In, Call::InAsync, Call::Out, Call::OutAsync, Call::Any, Call::AnyAsync, Call::Batch, Call::Attributes];
 const BECAME: [Became; 4] = [Became::Fast, Became::Aside, Became::Pieces, Became::PassedOn];
 
 struct Log {

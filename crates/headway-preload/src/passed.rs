@@ -14,32 +14,19 @@ pub(crate) enum Passed {
     Peer,
     /// Rows with gaps between them, or arrays.
     Rows,
-    /// Copies of one call (`cuMemcpyBatchAsync`); large ones out of a GPU may still be queued in pieces.
-    Batch,
-    /// With attributes (`cuMemcpyWithAttributesAsync`).
-    Attributes,
 }
 
-const NAMES: [(Passed, &str); 5] = [
-    (Passed::Within, "within a GPU"),
-    (Passed::Peer, "between GPUs"),
-    (Passed::Rows, "in rows with gaps"),
-    (Passed::Batch, "in batches"),
-    (Passed::Attributes, "with attributes"),
-];
+const NAMES: [(Passed, &str); 3] =
+    [(Passed::Within, "within a GPU"), (Passed::Peer, "between GPUs"), (Passed::Rows, "in rows with gaps")];
 
 /// Copies and bytes.
 static COUNTS: [[AtomicU64; 2]; NAMES.len()] = [const { [const { AtomicU64::new(0) }; 2] }; NAMES.len()];
 
 pub(crate) fn count(what: Passed, bytes: usize) {
-    count_many(what, 1, bytes as u64);
-}
-
-pub(crate) fn count_many(what: Passed, copies: u64, bytes: u64) {
     if decide::counts() {
-        let [all, sum] = &COUNTS[what as usize];
-        all.fetch_add(copies, Ordering::Relaxed);
-        sum.fetch_add(bytes, Ordering::Relaxed);
+        let [copies, sum] = &COUNTS[what as usize];
+        copies.fetch_add(1, Ordering::Relaxed);
+        sum.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 }
 

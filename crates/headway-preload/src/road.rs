@@ -63,7 +63,7 @@ fn begin() {
 }
 
 /// The version of the driver that the guest has loaded, which it tells before it is initialised.
-fn driver_version() -> Option<c_int> {
+pub(crate) fn driver_version() -> Option<c_int> {
     let address = find(library()?, c"cuDriverGetVersion");
     if address.is_null() {
         return None;

@@ -14,13 +14,15 @@ use headway_core::models::transfer::Direction;
 
 use crate::{audit, log, passed, road, unhooked};
 
-const KINDS: [(Kind, &str); 6] = [
+const KINDS: [(Kind, &str); 8] = [
     (Kind::In, "into a GPU, waiting"),
     (Kind::InAsync, "into a GPU, queued"),
     (Kind::Out, "out of a GPU, waiting"),
     (Kind::OutAsync, "out of a GPU, queued"),
     (Kind::Any, "by address, waiting"),
     (Kind::AnyAsync, "by address, queued"),
+    (Kind::Batch, "in batches, queued"),
+    (Kind::Attributes, "with attributes, queued"),
 ];
 
 /// What became of a copy that was looked at.
@@ -32,6 +34,7 @@ pub(crate) enum Outcome {
     OtherMemory,
     NoLine,
     NotLaunched,
+    HintDropped,
 }
 
 impl Outcome {
@@ -41,18 +44,22 @@ impl Outcome {
             Self::Capture => Why::Capture,
             Self::NoLine => Why::NoLine,
             Self::NotLaunched => Why::NotLaunched,
-            Self::OtherMemory | Self::Aside | Self::Piece => Why::OtherMemory,
+            Self::OtherMemory | Self::Aside | Self::Piece | Self::HintDropped => Why::OtherMemory,
         }
     }
 }
 
-const OUTCOMES: [(Outcome, &str); 6] = [
+const OUTCOMES: [(Outcome, &str); 7] = [
     (Outcome::Aside, "copies made by a kernel in their own stream"),
     (Outcome::Piece, "pieces of bulk copies that let other streams in"),
     (Outcome::Capture, "passed on: the stream was capturing"),
     (Outcome::OtherMemory, "passed on: neither page-locked nor ordinary memory, or too large for a line"),
     (Outcome::NoLine, "passed on: all pinned lines were in use"),
     (Outcome::NotLaunched, "passed on: the driver did not take the kernel"),
+    (
+        Outcome::HintDropped,
+        "passed on without PREFER_OVERLAP, with which the driver may corrupt them (NVIDIA bug 6718200)",
+    ),
 ];
 
 /// Upper ends of the classes of sizes; the last has none.

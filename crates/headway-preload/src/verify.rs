@@ -70,7 +70,7 @@ pub(crate) fn compare(driver: &Driver, copy: Copy, call: Call, became: Became) -
 
 fn different(driver: &Driver, copy: Copy, call: Call, became: Became, first: usize) -> Status {
     DIFFERENT.fetch_add(1, Ordering::Relaxed);
-    let Copy { host, there, bytes, stream, direction } = copy;
+    let Copy { host, there, bytes, stream, direction, .. } = copy;
     log::print(&format!(
         "headway: WRONG: {} of {bytes} bytes between {:#x} and {there:#x} of the GPU, made {}, differs from the driver's from byte \
          {first} on; the driver's bytes are kept\n",

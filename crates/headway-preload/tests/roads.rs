@@ -12,6 +12,7 @@ use support::{Built, as_guest, preload, seen};
 static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
     let built = Built::new()?;
     built.compile("shapes", &["roads/shapes.c"], &["-ldl"]);
+    built.compile("batches", &["roads/batches.c"], &["-ldl"]);
     built.compile("opens", &["roads/opens.c"], &["-rdynamic", "-ldl", "-lpthread"]);
     let library = ["-shared", "-fPIC", "-ldl"];
     built.compile("plugin.so", &["roads/plugin.c"], &library);
@@ -66,6 +67,49 @@ fn every_function_that_copies_gives_the_same_bytes_by_every_version_of_the_resol
         }
         // Batches are known from CUDA 12.8 on.
         assert_eq!(errors.contains("in batches"), road[..5] != *"12000", "{road}: {errors}");
+    }
+}
+
+#[test]
+fn copies_with_attributes_are_made_as_others_are_whatever_their_number() {
+    let Some(built) = BUILT.as_ref() else { return };
+    let run = |options: Option<&str>, version: &str| {
+        let mut program = built.program(built.path("batches"));
+        if let Some(options) = options {
+            as_guest(&mut program, options);
+        }
+        let output = program.env("FAKE_VERSION", version).output().unwrap();
+        assert!(output.status.success(), "{options:?} {version}: {output:?}");
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert!(!err.contains("WRONG"), "{options:?} {version}: {err}");
+        let number = |name: &str| {
+            let found = out.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u32>().ok());
+            found.unwrap_or_else(|| panic!("{name}: {out}"))
+        };
+        let names = [
+            "alone reached:",
+            "mixed reached:",
+            "small reached:",
+            "small words:",
+            "hinted corrupted:",
+            "busy reached:",
+        ];
+        (names.map(number), err)
+    };
+    const ALL: &str = "aside=never,fast=always,no-cache,piece=1048576,stats,alone";
+    for version in ["12080", "13000", "13020"] {
+        // With attributes there are two more copies alone, and one more with the hint.
+        let more = u32::from(version == "13020");
+        let (plain, _) = run(None, version);
+        assert_eq!(plain, [2 + 2 * more, 6, 300, 0, 2 + more, 1], "{version}");
+        let (guest, err) = run(Some(ALL), version);
+        // Of the mixed ones those that are small reach the driver; small ones get a word after every 16, and the stream that was busy
+        // is left to the driver.
+        assert_eq!(guest, [0, 3, 300, 19, 0, 1], "{version}");
+        assert!(err.contains("in batches, queued") && err.contains("NVIDIA bug 6718200"), "{err}");
+        assert_eq!(err.contains("with attributes, queued"), more == 1, "{err}");
+        let (aside, _) = run(Some("aside=always,no-cache,alone"), version);
+        assert_eq!(aside[..3], [2 + 2 * more, 3, 300], "a kernel makes the small ones; {version}");
     }
 }
 

@@ -18,7 +18,7 @@ use headway_core::models::transfer::Direction;
 use headway_core::models::transfer::arbitration::{Advice, WAIT_GUESTS, built_in};
 use headway_core::units::Bytes;
 #[doc(hidden)] // For the library in front of guests.
-pub use headway_os::{fork::Home, limits::file_bytes_max, replace_process};
+pub use headway_os::{fork::Home, limits::file_bytes_max, note_the_start, replace_process};
 
 use crate::Error;
 #[doc(hidden)]

@@ -51,6 +51,12 @@ pub enum Call {
     /// Whatever the addresses say, in the order of a stream.
     #[serde(rename = "cuMemcpyAsync")]
     AnyAsync,
+    /// One of the copies of a call, in the order of a stream.
+    #[serde(rename = "cuMemcpyBatchAsync")]
+    Batch,
+    /// With attributes of its own, in the order of a stream.
+    #[serde(rename = "cuMemcpyWithAttributesAsync")]
+    Attributes,
 }
 
 impl Call {
@@ -64,6 +70,8 @@ impl Call {
             Self::OutAsync => "cuMemcpyDtoHAsync",
             Self::Any => "cuMemcpy",
             Self::AnyAsync => "cuMemcpyAsync",
+            Self::Batch => "cuMemcpyBatchAsync",
+            Self::Attributes => "cuMemcpyWithAttributesAsync",
         }
     }
 
@@ -158,6 +166,8 @@ pub enum Why {
     Failed,
     /// The driver's own call is the fastest known, or tried to see whether it is.
     DriverFastest,
+    /// The stream had work to do, and a copy by several threads would have had to wait for that where the driver need not.
+    StreamBusy,
     /// The calling thread had too little of its stack left for another way.
     SmallStack,
 }
@@ -178,6 +188,7 @@ impl Why {
             Self::NotLaunched => "the driver did not take the kernel",
             Self::Whole => "bulk copies are not cut into pieces, or not of this memory",
             Self::DriverFastest => "the driver's own call is the fastest way known, or was tried",
+            Self::StreamBusy => "the stream was busy, and the driver need not wait for it before the call returns",
             Self::SmallStack => "the calling thread had too little stack left for another way",
             Self::Failed => "another way failed, and the driver made the copy from the start",
         }

@@ -436,19 +436,33 @@ BOTH(cuMemcpy2DUnaligned_v2, _ptds, (const struct memcpy2d *c), plane(called, c,
 BOTH(cuMemcpy2DAsync_v2, _ptsz, (const struct memcpy2d *c, CUstream stream), plane(called, c, named(stream, PER_THREAD), 0))
 BOTH(cuMemcpy3D_v2, _ptds, (const struct memcpy3d *c), rows(called, c, named(0, PER_THREAD), 1))
 BOTH(cuMemcpy3DAsync_v2, _ptsz, (const struct memcpy3d *c, CUstream stream), rows(called, c, named(stream, PER_THREAD), 0))
-static CUresult batch(const char *name, CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, size_t kinds, CUstream stream, size_t *failed) {
-    if (stream == &legacy || kinds > count) return INVALID_VALUE;
-    for (size_t i = 0; i < count; i++) {
-        int nowhere = covering(to[i], 1).kind != DEVICE && covering(from[i], 1).kind != DEVICE;
-        CUresult status = nowhere ? INVALID_VALUE : copy(name, (void *)to[i], (void *)from[i], sizes[i], stream, 0, ANY);
+/* CUmemcpyAttributes. Ordinary memory that is read during the call with the hint to overlap is corrupted, as is reported of the driver. */
+struct attributes { unsigned access; struct { unsigned type; int id; } hints[2]; unsigned flags; };
+static CUresult copy_with(const char *name, CUdeviceptr to, CUdeviceptr from, size_t bytes, const struct attributes *attributes, CUstream stream) {
+    int in = covering(to, 1).kind == DEVICE, out = covering(from, 1).kind == DEVICE;
+    if ((!in && !out) || attributes->access < 1 || attributes->access > 3 || attributes->flags > 1) return INVALID_VALUE;
+    CUresult status = copy(name, (void *)to, (void *)from, bytes, stream, 0, ANY);
+    int ordinary = !covering(in ? from : to, 1).kind;
+    if (!status && ordinary && attributes->access == 2 && attributes->flags) *(char *)to ^= 1;
+    return status;
+}
+static CUresult batch(const char *name, CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, const struct attributes *attributes, const size_t *first, size_t kinds,
+                      CUstream stream, size_t *failed) {
+    if (stream == &legacy || kinds > count || (count && first[0])) return INVALID_VALUE;
+    for (size_t k = 1; k < kinds; k++) if (first[k] <= first[k - 1] || first[k] >= count) return INVALID_VALUE;
+    for (size_t i = 0, kind = 0; i < count; i++) {
+        while (kind + 1 < kinds && first[kind + 1] <= i) kind++;
+        CUresult status = copy_with(name, to[i], from[i], sizes[i], &attributes[kind], stream);
         if (status) { if (failed) *failed = i; return status; }
     }
     return SUCCESS;
 }
+BOTH(cuMemcpyWithAttributesAsync, _ptsz, (CUdeviceptr to, CUdeviceptr from, size_t bytes, struct attributes *attributes, CUstream stream),
+     (named(stream, PER_THREAD) == &legacy ? INVALID_VALUE : copy_with(called, to, from, bytes, attributes, named(stream, PER_THREAD))))
 BOTH(cuMemcpyBatchAsync, _ptsz, (CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, void *attributes, size_t *first, size_t kinds, size_t *failed, CUstream stream),
-     ((void)attributes, (void)first, batch(called, to, from, sizes, count, kinds, named(stream, PER_THREAD), failed)))
+     batch(called, to, from, sizes, count, attributes, first, kinds, named(stream, PER_THREAD), failed))
 BOTH(cuMemcpyBatchAsync_v2, _ptsz, (CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count, void *attributes, size_t *first, size_t kinds, CUstream stream),
-     ((void)attributes, (void)first, batch(called, to, from, sizes, count, kinds, named(stream, PER_THREAD), 0)))
+     batch(called, to, from, sizes, count, attributes, first, kinds, named(stream, PER_THREAD), 0))
 
 #define NOT_HERE(name) CUresult name(void) { return NOT_SUPPORTED; }
 NOT_HERE(cuCtxEnablePeerAccess) NOT_HERE(cuModuleLoadDataEx) NOT_HERE(cuModuleUnload) NOT_HERE(cuFuncSetAttribute)
@@ -480,6 +494,7 @@ static const struct named { const char *name; int since; void *plain, *per_threa
     TWO(cuMemcpyPeerAsync, 4000, cuMemcpyPeerAsync, _ptsz) TWO(cuMemcpyPeer, 4000, cuMemcpyPeer, _ptds)
     TWO(cuMemcpy2D, 3020, cuMemcpy2D_v2, _ptds) TWO(cuMemcpy2DUnaligned, 3020, cuMemcpy2DUnaligned_v2, _ptds) TWO(cuMemcpy2DAsync, 3020, cuMemcpy2DAsync_v2, _ptsz)
     TWO(cuMemcpy3D, 3020, cuMemcpy3D_v2, _ptds) TWO(cuMemcpy3DAsync, 3020, cuMemcpy3DAsync_v2, _ptsz)
+    TWO(cuMemcpyWithAttributesAsync, 13020, cuMemcpyWithAttributesAsync, _ptsz)
     TWO(cuMemcpyBatchAsync, 12080, cuMemcpyBatchAsync, _ptsz) TWO(cuMemcpyBatchAsync, 13000, cuMemcpyBatchAsync_v2, _ptsz)
     ONE(cuGetProcAddress, 11030, cuGetProcAddress) ONE(cuGetProcAddress, 12000, cuGetProcAddress_v2)
 };
