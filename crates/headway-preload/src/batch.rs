@@ -318,9 +318,9 @@ fn all_out(driver: &Driver, device: c_int, stream: Stream, pieces: &[Piece]) -> 
     let (mut sources, mut destinations) = (BTreeSet::new(), BTreeSet::new());
     pieces.iter().all(|piece| {
         let granules = |address: DevicePtr| address / GRANULE..=(address + piece.bytes as u64 - 1) / GRANULE;
-        let is_new = granules(piece.from).fold(false, |new, granule| sources.insert(granule) || new);
+        let is_new = granules(piece.from).filter(|granule| sources.insert(*granule)).count() > 0;
         let is_from_here = !is_new || driver::on_device(driver, piece.from, piece.bytes, device);
-        let is_new = granules(piece.to).fold(false, |new, granule| destinations.insert(granule) || new);
+        let is_new = granules(piece.to).filter(|granule| destinations.insert(*granule)).count() > 0;
         is_from_here && (!is_new || driver::pinned(driver, piece.to as *mut c_void, piece.bytes).is_some())
     })
 }
