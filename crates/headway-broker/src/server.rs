@@ -10,13 +10,10 @@ mod gpus;
 mod journal;
 mod lateness;
 mod leases;
-mod limits;
 mod open;
 mod own_files;
 mod owners;
-mod pace;
 mod pages;
-mod places;
 mod predecessor;
 mod priority;
 mod queue;
@@ -25,13 +22,14 @@ mod session;
 mod socket_files;
 mod state;
 mod status;
-mod turns;
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+pub use headway_core::decisions::broker::BrokerLimits;
+use headway_core::decisions::broker::pace::Pace;
 use headway_core::decisions::sharing::{ArbiterParameters, ClientId};
 use headway_core::units::{Nanos, PPM};
 use headway_os::clock;
@@ -41,7 +39,6 @@ use self::door::Door;
 use self::gpus::Watch;
 pub use self::gpus::{Health, Probe};
 pub use self::journal::{Faults, Tell};
-use self::pace::Pace;
 use self::socket_files::SocketFiles;
 use self::state::BrokerState;
 use crate::error::ServerError;
@@ -57,47 +54,6 @@ pub enum Access {
     Private,
     /// Users in the group of the socket's folder.
     Group,
-}
-
-/// Capacities; what exceeds them is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BrokerLimits {
-    /// Clients of one user.
-    pub clients_per_user: usize,
-    /// Connections of one user that have not identified themselves yet; with more, the broker ends the one that is silent for
-    /// longest.
-    pub guests_per_user: usize,
-    /// Tasks of one user.
-    pub tasks_per_user: usize,
-    /// Requests for tokens of one user that are open at a time.
-    pub requests_per_user: usize,
-    /// Bytes that the requests of one user add to the log, a second; at once 16 times as much.
-    pub log_bytes_per_user: u64,
-    /// The shortest relative deadline that a task may have. Short deadlines make a task urgent, so this limits how urgent.
-    pub deadline_min: Nanos,
-    /// Most of a cluster's tokens that one client gets by its urgency while others wait, in parts per million.
-    pub urgent_ppm: u64,
-    /// Descriptors for connections, five a client; `None` = nearly all that the system lets the broker have.
-    pub descriptors: Option<usize>,
-    /// CPU, copy and kernel time of one user's tasks, as they declare it, per unit of time, in parts per million; one GPU
-    /// fully used is 1,000,000. `None` = of a private broker what the most GPUs have, of one for a group what its GPUs have.
-    pub utilisation_ppm_per_user: Option<u64>,
-}
-
-impl Default for BrokerLimits {
-    fn default() -> Self {
-        Self {
-            clients_per_user: 64,
-            guests_per_user: 16,
-            tasks_per_user: 256,
-            requests_per_user: 256,
-            log_bytes_per_user: 16 << 20,
-            deadline_min: Nanos(100_000),
-            urgent_ppm: 900_000,
-            descriptors: None,
-            utilisation_ppm_per_user: None,
-        }
-    }
 }
 
 /// What a broker is started with.

@@ -3,15 +3,18 @@
 use headway_core::decisions::sharing::{ClientId, ClusterId, JobId, TaskId};
 use headway_core::units::{Nanos, PPM};
 
-use super::limits::{BEHIND, SEGMENTS_PER_USER, advance, declared, is_trusted, postponed, utilisation_ppm};
 use super::open::{Open, Task};
-use super::places::leaves_room;
+use super::owners::is_trusted;
 use super::session::Session;
 use super::state::BrokerState;
 use crate::layout::GPUS_MAX;
 use crate::message::TaskShape;
 use crate::status::{LimitUse, UserStatus};
 use crate::text::shown;
+use headway_core::decisions::broker::limits::{
+    BEHIND, SEGMENTS_PER_USER, advance, declared, postponed, utilisation_ppm,
+};
+use headway_core::decisions::broker::places::leaves_room;
 
 impl BrokerState {
     pub(super) fn account_of(&self, client: ClientId) -> u32 {
@@ -159,7 +162,7 @@ impl BrokerState {
         let separated = release.max(earliest);
         let counted = separated.max(now.saturating_sub(deadline));
         let session = self.sessions.get(&task.client);
-        let is_beyond = session.is_some_and(|session| self.accounts.is_beyond(now, task.client, session.peer));
+        let is_beyond = session.is_some_and(|session| self.accounts.is_beyond(now, task.client, session.peer.pid));
         let due = counted.saturating_add(deadline);
         [separated, counted, if is_beyond { due.saturating_add(BEHIND) } else { due }]
     }

@@ -10,11 +10,10 @@ use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::ipc::{Listener, Poller, Socket, user};
 
-use super::limits::is_trusted;
-use super::owners::account_of;
-use super::places::leaves_room;
+use super::owners::{account_of, is_trusted};
 use super::session::{self, Session};
 use super::{Access, KINDS, LISTENER, PROCESS, SHARE, SOCKET, Server};
+use headway_core::decisions::broker::places::leaves_room;
 
 /// How long the broker accepts no connection after even the spare descriptor was used up.
 const PAUSE: Nanos = Nanos(100_000_000);

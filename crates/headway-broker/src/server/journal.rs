@@ -23,9 +23,9 @@ use self::log::Log;
 use self::record::Record;
 pub(super) use self::record::{HELD, Known, Roster, is_beginning_of_state};
 use super::ServerOptions;
-use super::turns::Use;
 use crate::error::ServerError;
 use crate::status::MemoryStatus;
+use headway_core::decisions::broker::turns::Use;
 
 /// Between two attempts to write again.
 const RETRY: Nanos = Nanos(1_000_000_000);

@@ -9,8 +9,8 @@ use headway_os::event;
 
 use super::open::{Open, Task};
 use super::state::{BrokerState, reason};
-use super::turns::Asker;
 use crate::layout::Code;
+use headway_core::decisions::broker::turns::Asker;
 
 impl BrokerState {
     /// A job has made a request. It goes to the arbiter at once, or when its user's turn comes.

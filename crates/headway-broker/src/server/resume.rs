@@ -8,13 +8,14 @@ use headway_core::decisions::sharing::{ClientId, Input, JobId, Key, Refused, Seg
 use headway_core::units::{Bytes, Nanos};
 use headway_os::ipc::Words;
 
-use super::limits::{REQUEST_BYTES, is_trusted};
 use super::open::{Engines, Open, Slot, Task};
+use super::owners::is_trusted;
 use super::pages::Pages;
 use super::state::BrokerState;
 use crate::layout::{ENGINES, GENERATIONS, SLOTS, TASKS_MAX};
 use crate::message::{FromBroker, FromClient, HeldToken, ResumedTask, TaskShape, VERSION, Welcome};
 use crate::text;
+use headway_core::decisions::broker::limits::REQUEST_BYTES;
 
 /// Parts of a task at most.
 const SEGMENTS_MAX: usize = 1_024;

@@ -14,17 +14,17 @@ use headway_os::ipc::{Bell, Socket};
 use super::about::About;
 use super::journal::{Journal, Known};
 use super::leases::Leases;
-use super::limits::{ACQUIRE_BYTES, Accounts, REQUEST_BYTES, USED_BYTES};
 use super::open::{Engines, Open, Slot, Task};
 use super::pages::Next;
 use super::predecessor::Recovery;
 use super::priority::{self, Priority};
 use super::session::Session;
-use super::turns::{self, Turns};
 use super::{Access, BrokerLimits, ServerOptions};
 use crate::error::{Reason, ServerError};
 use crate::layout::{Code, ENGINES, Entry, RING_ENTRIES};
 use crate::status::Counts;
+use headway_core::decisions::broker::limits::{ACQUIRE_BYTES, Accounts, REQUEST_BYTES, USED_BYTES};
+use headway_core::decisions::broker::turns::{self, Turns};
 
 /// What the broker knows of clients, tasks and engines, and what it decides.
 pub(super) struct BrokerState {

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use super::{Faults, Holders, allowed, is_passing};
 use crate::error::ServerError;
 use crate::folder::{Folder, with_ending};
-use crate::server::turns::Use;
+use headway_core::decisions::broker::turns::Use;
 
 const SCHEMA: u32 = 1;
 /// Largest file that is read: thousands of clients with all tasks that they may have.

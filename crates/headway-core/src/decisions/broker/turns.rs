@@ -22,8 +22,8 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::decisions::sharing::ClusterId;
-use headway_core::units::Nanos;
+use crate::decisions::sharing::ClusterId;
+use crate::units::Nanos;
 use serde::{Deserialize, Serialize};
 
 /// How long a user competes after its last request has ended.
@@ -41,9 +41,9 @@ const USERS_MAX: usize = 1_024;
 
 /// What a user has used of a cluster, as it is written down for the next broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::server) struct Use {
-    pub(in crate::server) cluster: ClusterId,
-    pub(in crate::server) uid: u32,
+pub struct Use {
+    pub cluster: ClusterId,
+    pub uid: u32,
     /// Time for which it held tokens, and how much of it counts now: when that was reckoned.
     used: Nanos,
     counted: Nanos,
@@ -54,7 +54,7 @@ pub(in crate::server) struct Use {
 }
 
 #[derive(Debug)]
-pub(super) struct User {
+pub struct User {
     account: Use,
     /// When a request of its was last seen open.
     seen: Nanos,
@@ -62,8 +62,8 @@ pub(super) struct User {
 
 /// The users of one cluster.
 #[derive(Debug, Default)]
-pub(super) struct Ledger {
-    pub(super) users: BTreeMap<u32, User>,
+pub struct Ledger {
+    pub users: BTreeMap<u32, User>,
     /// Whether requests wait for their turn.
     several: bool,
     /// When the broker last determined that, and the next user.
@@ -72,25 +72,25 @@ pub(super) struct Ledger {
 
 /// The account of each user, and whether users take turns.
 #[derive(Debug)]
-pub(super) struct Turns {
-    pub(super) ledgers: BTreeMap<ClusterId, Ledger>,
+pub struct Turns {
+    pub ledgers: BTreeMap<ClusterId, Ledger>,
     watchdog: Nanos,
-    pub(super) half_life: Nanos,
+    pub half_life: Nanos,
     /// When the accounts were last written down.
     written: Nanos,
 }
 
 /// The longest time after which a token is free again.
-pub(super) fn longest_hold(tokens_per_gpu: u32, watchdog: Nanos, drain: Nanos) -> Nanos {
+pub fn longest_hold(tokens_per_gpu: u32, watchdog: Nanos, drain: Nanos) -> Nanos {
     Nanos(watchdog.0.saturating_mul(u64::from(tokens_per_gpu) + 1).saturating_add(drain.0))
 }
 
 /// A competing user at one moment: when its oldest request came, and for how long its present holders have had their tokens.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asker {
-    pub(super) uid: u32,
-    pub(super) since: Nanos,
-    pub(super) holding: Nanos,
+pub struct Asker {
+    pub uid: u32,
+    pub since: Nanos,
+    pub holding: Nanos,
 }
 
 impl Use {
@@ -111,7 +111,7 @@ impl Use {
 
 impl Turns {
     /// Goes on from the accounts that the former broker recorded.
-    pub(super) fn new(watchdog: Nanos, longest: Nanos, before: Vec<Use>, now: Nanos) -> Self {
+    pub fn new(watchdog: Nanos, longest: Nanos, before: Vec<Use>, now: Nanos) -> Self {
         let half_life = Nanos((longest.0 / HALF_LIFE).max(1));
         let mut this = Self { ledgers: BTreeMap::new(), watchdog, half_life, written: now };
         for account in before.into_iter().filter(|account| account.counted <= now) {
@@ -125,7 +125,7 @@ impl Turns {
     }
 
     /// Whether users take turns in a cluster.
-    pub(super) fn are_taken(&self, cluster: ClusterId) -> bool {
+    pub fn are_taken(&self, cluster: ClusterId) -> bool {
         self.ledgers.get(&cluster).is_some_and(|ledger| ledger.several)
     }
 
@@ -155,12 +155,12 @@ impl Turns {
     }
 
     /// A user has a request open.
-    pub(super) fn see(&mut self, now: Nanos, cluster: ClusterId, uid: u32) {
+    pub fn see(&mut self, now: Nanos, cluster: ClusterId, uid: u32) {
         self.user(now, cluster, uid).seen = now;
     }
 
     /// A user has held a token for so long.
-    pub(super) fn charge(&mut self, now: Nanos, cluster: ClusterId, uid: u32, held: Nanos) {
+    pub fn charge(&mut self, now: Nanos, cluster: ClusterId, uid: u32, held: Nanos) {
         let half_life = self.half_life;
         let user = self.user(now, cluster, uid);
         user.account.decay(now, half_life);
@@ -169,7 +169,7 @@ impl Turns {
     }
 
     /// A client of a user was cut off because it kept a token for too long.
-    pub(super) fn strike(&mut self, now: Nanos, cluster: ClusterId, uid: u32) {
+    pub fn strike(&mut self, now: Nanos, cluster: ClusterId, uid: u32) {
         let watchdog = self.watchdog;
         let account = &mut self.user(now, cluster, uid).account;
         if account.has_made_good(now, watchdog) {
@@ -182,7 +182,7 @@ impl Turns {
     }
 
     /// Determines again whether several users compete; `open` are the users with open requests.
-    pub(super) fn look(&mut self, now: Nanos, cluster: ClusterId, open: impl Iterator<Item = u32>) -> bool {
+    pub fn look(&mut self, now: Nanos, cluster: ClusterId, open: impl Iterator<Item = u32>) -> bool {
         for uid in open {
             self.see(now, cluster, uid);
         }
@@ -194,7 +194,7 @@ impl Turns {
     }
 
     /// The next of the competing users: the one with the least use, then the one that has waited longest. `None` if all are passed over.
-    pub(super) fn next(&mut self, now: Nanos, cluster: ClusterId, asking: &[Asker]) -> Option<u32> {
+    pub fn next(&mut self, now: Nanos, cluster: ClusterId, asking: &[Asker]) -> Option<u32> {
         let half_life = self.half_life;
         let mut best = None;
         for asker in asking {
@@ -211,7 +211,7 @@ impl Turns {
 
     /// When a user's turn may have come although nothing happens: a user is no longer passed over, or a former user no longer
     /// competes.
-    pub(super) fn wake_time(&self) -> Option<Nanos> {
+    pub fn wake_time(&self) -> Option<Nanos> {
         let ledgers = self.ledgers.values().filter(|ledger| ledger.several);
         let of = |ledger: &Ledger| {
             let times =
@@ -222,20 +222,20 @@ impl Turns {
     }
 
     /// Whether what users have used since it was last written down could matter to the next broker.
-    pub(super) fn are_due_to_be_written(&self, now: Nanos) -> bool {
+    pub fn are_due_to_be_written(&self, now: Nanos) -> bool {
         let is_counted = self.ledgers.values().any(|ledger| ledger.several);
         is_counted && now.saturating_sub(self.written).0 >= self.half_life.0 / WRITTEN
     }
 
     /// The same, which is written down now.
-    pub(super) fn written(&mut self, now: Nanos) -> Vec<Use> {
+    pub fn written(&mut self, now: Nanos) -> Vec<Use> {
         self.written = now;
         self.accounts()
     }
 
     /// How often clients hung, of all users.
-    #[cfg(test)]
-    pub(super) fn strikes(&self) -> u32 {
+    #[must_use]
+    pub fn strikes(&self) -> u32 {
         self.ledgers.values().flat_map(|ledger| ledger.users.values()).map(|user| user.account.hung).sum()
     }
 

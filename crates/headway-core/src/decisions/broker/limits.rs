@@ -6,7 +6,7 @@
 //!   when its deadline has passed, a waiting job comes before all requests from then on;
 //! * the next release of a task that used more than twice the time it declared is postponed as if it had kept to the share
 //!   that it declared;
-//! * a client that used more than [`BrokerLimits::urgent_ppm`](super::BrokerLimits::urgent_ppm) of a cluster's tokens while
+//! * a client that used more than [`BrokerLimits::urgent_ppm`](super::messages::BrokerLimits::urgent_ppm) of a cluster's tokens while
 //!   others waited comes after all other clients, until it is back at that share: it gets more only where no other client
 //!   wants it.
 //!
@@ -17,12 +17,11 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::decisions::sharing::{ClientId, Segment};
-use headway_core::units::{Nanos, PPM, Rate};
-use headway_os::ipc::{Peer, user};
+use crate::decisions::sharing::{ClientId, Segment};
+use crate::units::{Nanos, PPM, Rate};
 
-use crate::message::TaskShape;
-use crate::status::LimitUse;
+use super::messages::TaskShape;
+use super::usage::LimitUse;
 
 /// Rate at which the time of copies is counted: what every link in use today exceeds.
 const NOMINAL_RATE: Rate = Rate(10_000_000_000);
@@ -31,26 +30,26 @@ const OVER: u64 = 2;
 /// A client that was quiet may use so much at once before its share counts.
 const BURST: Nanos = Nanos(1_000_000_000);
 /// How much later than it says a job counts as due whose client has used more than its share.
-pub(super) const BEHIND: Nanos = Nanos(3_600_000_000_000);
+pub const BEHIND: Nanos = Nanos(3_600_000_000_000);
 /// The furthest that a release is postponed.
 const POSTPONED_MAX: Nanos = Nanos(10_000_000_000);
 /// Segments of one user's tasks. Each takes some hundred bytes of the broker's memory, by the name of a kernel.
-pub(super) const SEGMENTS_PER_USER: usize = 16_384;
+pub const SEGMENTS_PER_USER: usize = 16_384;
 /// Processes without clients whose accounts are kept.
 const GONE_MAX: usize = 1_024;
 /// Seconds of a user's rate that it may write to the log at once.
 const LOG_BURST: u64 = 16;
 /// What the entries of one request, its grant and its release take in the log, and those of an engine request.
-pub(super) const REQUEST_BYTES: u64 = 1_024;
-pub(super) const ACQUIRE_BYTES: u64 = 512;
+pub const REQUEST_BYTES: u64 = 1_024;
+pub const ACQUIRE_BYTES: u64 = 512;
 /// What a report of the use of a leased engine takes in the log.
-pub(super) const USED_BYTES: u64 = 256;
+pub const USED_BYTES: u64 = 256;
 
 /// Accounts of clients, and of users whose requests go to the log.
 #[derive(Debug, Default)]
-pub(super) struct Accounts {
+pub struct Accounts {
     /// How far each client has come by what it used: until when that is its share.
-    pub(super) clients: BTreeMap<ClientId, Nanos>,
+    pub clients: BTreeMap<ClientId, Nanos>,
     /// The same of processes whose clients have gone: to connect again does not begin anew.
     gone: BTreeMap<u32, Nanos>,
     /// Bytes that each user may still write, and up to when that is counted.
@@ -58,7 +57,7 @@ pub(super) struct Accounts {
 }
 
 impl Accounts {
-    pub(super) fn forget(&mut self, client: ClientId, pid: u32) {
+    pub fn forget(&mut self, client: ClientId, pid: u32) {
         let Some(account) = self.clients.remove(&client) else { return };
         if self.gone.len() >= GONE_MAX {
             // Those that are furthest behind say the least.
@@ -70,13 +69,13 @@ impl Accounts {
     }
 
     /// Whether a client or an earlier client of its process has used more than its share.
-    pub(super) fn is_beyond(&self, now: Nanos, client: ClientId, peer: Peer) -> bool {
-        let known = [self.clients.get(&client), self.gone.get(&peer.pid)];
+    pub fn is_beyond(&self, now: Nanos, client: ClientId, pid: u32) -> bool {
+        let known = [self.clients.get(&client), self.gone.get(&pid)];
         known.into_iter().flatten().any(|account| *account > now)
     }
 
     /// Bytes that a user has written and may not yet write again, and the most there may be of them.
-    pub(super) fn written(&self, now: Nanos, uid: u32, rate: u64) -> LimitUse {
+    pub fn written(&self, now: Nanos, uid: u32, rate: u64) -> LimitUse {
         let most = rate.saturating_mul(LOG_BURST);
         let left = self
             .log
@@ -86,7 +85,7 @@ impl Accounts {
     }
 
     /// Whether a user may have `bytes` more written, at `rate` a second.
-    pub(super) fn may_write(&mut self, now: Nanos, uid: u32, bytes: u64, rate: u64) -> bool {
+    pub fn may_write(&mut self, now: Nanos, uid: u32, bytes: u64, rate: u64) -> bool {
         let most = rate.saturating_mul(LOG_BURST);
         let (left, counted) = self.log.entry(uid).or_insert((most, now));
         let earned = earned(now.saturating_sub(*counted), rate);
@@ -107,7 +106,7 @@ fn earned(time: Nanos, rate: u64) -> u64 {
 }
 
 /// Moves an account on by what was used at a share of so many tokens.
-pub(super) fn advance(account: &mut Nanos, now: Nanos, used: Nanos, tokens: u64, ppm: u64) {
+pub fn advance(account: &mut Nanos, now: Nanos, used: Nanos, tokens: u64, ppm: u64) {
     let share = (u128::from(tokens) * u128::from(ppm)).max(1);
     let step = u128::from(used.0) * u128::from(PPM) / share;
     let from = (*account).max(now.saturating_sub(BURST));
@@ -116,7 +115,7 @@ pub(super) fn advance(account: &mut Nanos, now: Nanos, used: Nanos, tokens: u64,
 }
 
 /// CPU, copy and kernel time of one job, as its task declares it.
-pub(super) fn declared(shape: &TaskShape) -> Nanos {
+pub fn declared(shape: &TaskShape) -> Nanos {
     let time = |segment: &Segment| match segment {
         Segment::Cpu(time) | Segment::Execute { time, .. } => *time,
         Segment::Copy { bytes, .. } => NOMINAL_RATE.time_for(*bytes),
@@ -125,23 +124,18 @@ pub(super) fn declared(shape: &TaskShape) -> Nanos {
 }
 
 /// Share of one GPU's time that a task declares.
-pub(super) fn utilisation_ppm(shape: &TaskShape) -> u64 {
+pub fn utilisation_ppm(shape: &TaskShape) -> u64 {
     let ppm = u128::from(declared(shape).0) * u128::from(PPM) / u128::from(shape.period.0.max(1));
     u64::try_from(ppm).unwrap_or(u64::MAX)
 }
 
 /// How much later the next release of a task counts that used `used` where it declared `declared` for every `period`.
-pub(super) fn postponed(used: Nanos, declared: Nanos, period: Nanos) -> Nanos {
+pub fn postponed(used: Nanos, declared: Nanos, period: Nanos) -> Nanos {
     if declared == Nanos::ZERO || used.0 <= declared.0.saturating_mul(OVER) {
         return Nanos::ZERO;
     }
     let over = u128::from(used.saturating_sub(declared).0) * u128::from(period.0) / u128::from(declared.0);
     Nanos(u64::try_from(over).unwrap_or(u64::MAX)).min(POSTPONED_MAX)
-}
-
-/// Whether a user is the broker's own or root: they end and configure it, and need not leave room for others.
-pub(super) fn is_trusted(uid: u32) -> bool {
-    uid == user() || uid == 0
 }
 
 #[cfg(test)]
