@@ -1,26 +1,19 @@
 //! The broker: one thread that decides, over sockets for control and shared pages for everything frequent.
 
 mod about;
-mod admission;
 mod claims;
-mod departure;
+mod control;
 mod door;
-mod engines;
+mod driver;
 mod gpus;
 mod journal;
-mod lateness;
-mod leases;
-mod open;
 mod own_files;
 mod owners;
 mod pages;
-mod predecessor;
 mod priority;
-mod queue;
-mod resume;
+mod rings;
 mod session;
 mod socket_files;
-mod state;
 mod status;
 
 use std::os::fd::AsFd;
@@ -29,18 +22,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use headway_core::decisions::broker::BrokerLimits;
+use headway_core::decisions::broker::Input;
 use headway_core::decisions::broker::pace::Pace;
-use headway_core::decisions::sharing::{ArbiterParameters, ClientId};
+use headway_core::decisions::sharing::{ArbiterParameters, ClientId, GpuId};
 use headway_core::units::{Nanos, PPM};
-use headway_os::clock;
 use headway_os::ipc::{Packet, Poller, Words};
+use headway_os::{clock, event};
 
 use self::door::Door;
+use self::driver::BookDriver;
 use self::gpus::Watch;
 pub use self::gpus::{Health, Probe};
 pub use self::journal::{Faults, Tell};
 use self::socket_files::SocketFiles;
-use self::state::BrokerState;
 use crate::error::ServerError;
 use crate::layout::{ASLEEP, BEAT, GPUS_MAX, NOTICE_LONGS, NOTICE_WORDS};
 use crate::message::BYTES_MAX;
@@ -168,8 +162,7 @@ pub struct Server {
     options: ServerOptions,
     door: Door,
     poller: Poller,
-    notice: Words,
-    state: BrokerState,
+    driver: BookDriver,
     watch: Watch,
     ready: Vec<u64>,
     mps: Option<Daemon>,
@@ -207,16 +200,16 @@ impl Server {
         options.limits.descriptors.get_or_insert_with(|| descriptors.saturating_sub(door::OWN));
         let epoch = files.next_epoch(options.must_remember)?;
         // A client that connects before the log is read finds no broker, and tries again.
-        let mut state = BrokerState::new(&options, epoch, clock::now())?;
-        let poller = Poller::new()?;
-        let mps = mps_daemon(&options, &poller)?;
-        state.about.mps = mps.as_ref().and_then(Daemon::status);
-        let door = Door::new(files.listen(options.access)?, &poller)?;
         let notice = Words::create("headway notice", NOTICE_LONGS, NOTICE_WORDS)?;
         notice.forbid_other_writers()?;
-        let watch = Watch::begin(options.probe.clone(), state.gpus.clone())?;
+        let mut driver = BookDriver::new(&options, notice, epoch, clock::now())?;
+        let poller = Poller::new()?;
+        let mps = mps_daemon(&options, &poller)?;
+        driver.about.mps = mps.as_ref().and_then(Daemon::status);
+        let door = Door::new(files.listen(options.access)?, &poller)?;
+        let watch = Watch::begin(options.probe.clone(), driver.book.gpus().to_vec())?;
         poller.add_bell(&watch.bell, GPUS)?;
-        Ok(Self { options, door, poller, notice, state, watch, ready: Vec::new(), mps, _files: files })
+        Ok(Self { options, door, poller, driver, watch, ready: Vec::new(), mps, _files: files })
     }
 
     /// Arbitrates until `stop` is set.
@@ -225,15 +218,14 @@ impl Server {
     /// [`ServerError`] when the system fails; never because of what a client does, or of a disk that is full or broken.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<(), ServerError> {
         if self.options.urgent {
-            self.state.about.scheduling = priority::hurry(self.options.spin_share_ppm);
+            self.driver.about.scheduling = priority::hurry(self.options.spin_share_ppm);
         }
         let mut pace = Pace::new(self.options.spin, self.options.spin_share_ppm, clock::now());
         let mut turns = 0u32;
         let mut expected = clock::now();
         while !stop.load(Ordering::Relaxed) {
             let now = self.look(None);
-            // A broker that was stopped, or got no CPU, has not heard its clients.
-            self.state.excuse(now, now.saturating_sub(expected));
+            self.heard_nobody(now, now.saturating_sub(expected));
             let busy = self.turn(now);
             expected = clock::now();
             if busy {
@@ -242,7 +234,7 @@ impl Server {
                 // However busy the pages are, control messages and deaths are seen.
                 if turns.is_multiple_of(SHARE as u32) {
                     self.poll(Duration::ZERO)?;
-                    self.state.priority.keep_guard();
+                    self.driver.priority.keep_guard();
                 }
                 continue;
             }
@@ -253,26 +245,45 @@ impl Server {
             }
             expected = expected.saturating_add(self.sleep()?);
             pace.slept(now, clock::now());
-            self.state.priority.keep_guard();
+            self.driver.priority.keep_guard();
         }
-        self.state.roster_changed = true;
-        self.state.write_down(clock::now());
+        self.driver.end(clock::now());
         Ok(())
     }
 
     /// Finds what a client has written, or all have, and then reads the clock.
     fn look(&mut self, client: Option<ClientId>) -> Nanos {
-        self.state.look(client);
+        self.driver.look(client);
         clock::now()
+    }
+
+    /// The broker was late by this much: it was stopped, or got no CPU, and has not heard its clients.
+    fn heard_nobody(&mut self, now: Nanos, late: Nanos) {
+        if self.driver.feed(now, &Input::Late { by: late }) {
+            event!(
+                WARN,
+                "headway::broker",
+                "the broker itself was late: nobody is cut off for a watchdog",
+                late = late
+            );
+        }
+    }
+
+    /// The probe has found a GPU lost.
+    fn lose(&mut self, gpu: GpuId) {
+        if self.driver.feed(clock::now(), &Input::GpuLost { client: None, gpu }) {
+            event!(ERROR, "headway::broker", "GPU lost", gpu = gpu.0);
+            self.driver.priority.apply();
+        }
     }
 
     /// Handles what the last look found; whether there was anything to do.
     fn turn(&mut self, now: Nanos) -> bool {
-        self.notice.long(BEAT).store(now.0.max(1), Ordering::Relaxed);
+        self.driver.notice.long(BEAT).store(now.0.max(1), Ordering::Relaxed);
         // Before the first grant: the next broker waits for every holder.
-        self.state.write_down(now);
-        let busy = self.state.turn(now, SHARE);
-        for client in self.state.take_removed() {
+        self.driver.write_down(now);
+        let busy = self.driver.turn(now, SHARE);
+        for client in self.driver.take_removed() {
             self.forget(client);
         }
         busy
@@ -280,10 +291,10 @@ impl Server {
 
     /// Sleeps until a client rings, connects, writes or ends, or until something is due: how long that may take.
     fn sleep(&mut self) -> Result<Nanos, ServerError> {
-        let asleep = self.notice.word(ASLEEP);
-        let may = handshake::may_sleep(|| asleep.store(1, Ordering::Relaxed), || self.state.is_idle());
+        let asleep = self.driver.notice.word(ASLEEP);
+        let may = handshake::may_sleep(|| asleep.store(1, Ordering::Relaxed), || self.driver.is_idle());
         let bound = if may {
-            let due = self.state.wake_time().into_iter().chain(self.door.wake_time()).min();
+            let due = self.driver.wake_time().into_iter().chain(self.door.wake_time()).min();
             let wake = due.map_or(SLEEP_MAX, |time| time.saturating_sub(clock::now()));
             Duration::from_nanos(wake.0.min(SLEEP_MAX.0))
         } else {
@@ -296,12 +307,12 @@ impl Server {
     fn poll(&mut self, bound: Duration) -> Result<(), ServerError> {
         let mut ready = std::mem::take(&mut self.ready);
         let waited = self.poller.wait(Some(bound), &mut ready);
-        self.notice.word(ASLEEP).store(0, Ordering::Relaxed);
+        self.driver.notice.word(ASLEEP).store(0, Ordering::Relaxed);
         for number in &ready {
             match *number {
                 GPUS => {
                     for gpu in self.watch.take_lost() {
-                        self.state.lose(clock::now(), gpu);
+                        self.lose(gpu);
                     }
                     continue;
                 }
@@ -319,7 +330,7 @@ impl Server {
                 BELL => {}
                 _ => {
                     let now = self.look(Some(client));
-                    self.state.process_ended(now, client);
+                    self.driver.process_ended(now, client);
                 }
             }
         }
@@ -333,7 +344,7 @@ impl Server {
         let Some(daemon) = &mut self.mps else { return };
         self.poller.remove(if which == MPS_DAEMON { daemon.process() } else { daemon.guardian() });
         let text = daemon.ended();
-        self.state.about.mps = daemon.status();
+        self.driver.about.mps = daemon.status();
         if let (Some(text), Some(tell)) = (text, &self.options.tell) {
             tell.say(&text);
         }
@@ -343,9 +354,9 @@ impl Server {
     fn converse(&mut self, client: ClientId) {
         let mut buffer = vec![0; BYTES_MAX];
         for _ in 0..SHARE {
-            let Some(socket) = self.state.socket(client) else { return };
+            let Some(socket) = self.driver.socket(client) else { return };
             // Cut off for something else than a message: what it has sent meanwhile is not read.
-            if !self.state.is_served(client) {
+            if !self.driver.is_open(client) {
                 return self.unhook(client);
             }
             // No message to a broker brings descriptors. Closing one may take for ever: that of a file system in a program, for one.
@@ -353,18 +364,18 @@ impl Server {
             let now = self.look(Some(client));
             match packet {
                 Ok(Packet::Message(length, _)) => {
-                    let greeted = self.state.is_greeted(client);
-                    if !self.state.message(now, client, &buffer[..length], &self.notice) {
+                    let greeted = self.driver.is_greeted(client);
+                    if !self.driver.message(now, client, &buffer[..length]) {
                         return self.cut(now, client);
                     }
-                    if self.state.is_greeted(client) {
+                    if self.driver.is_greeted(client) {
                         self.door.settle(client);
                     }
-                    self.state.take_hints().into_iter().for_each(|gpu| self.watch.hint(gpu));
-                    if !greeted && let Some(bell) = self.state.bell(client) {
+                    self.driver.take_hints().into_iter().for_each(|gpu| self.watch.hint(gpu));
+                    if !greeted && let Some(bell) = self.driver.bell(client) {
                         // Without its bell the broker would never hear the client: so it ends the connection.
                         if self.poller.add_bell(bell, client.0 * KINDS + BELL).is_err() {
-                            self.state.cut(now, client, false);
+                            self.driver.cut(now, client);
                             return;
                         }
                     }
@@ -373,7 +384,7 @@ impl Server {
                 Ok(Packet::Nothing) => return,
                 Ok(Packet::End) | Err(_) => {
                     self.unhook(client);
-                    self.state.leave(now, client);
+                    self.driver.leave(now, client);
                     return;
                 }
             }
@@ -382,11 +393,11 @@ impl Server {
 
     fn cut(&mut self, now: Nanos, client: ClientId) {
         self.unhook(client);
-        self.state.cut(now, client, false);
+        self.driver.cut(now, client);
     }
 
     fn unhook(&self, client: ClientId) {
-        if let Some(socket) = self.state.socket(client) {
+        if let Some(socket) = self.driver.socket(client) {
             self.poller.remove(socket.as_fd());
         }
     }
@@ -394,7 +405,7 @@ impl Server {
     /// Drops a session after its descriptors have left the poller.
     fn forget(&mut self, client: ClientId) {
         self.door.settle(client);
-        let Some(session) = self.state.remove(client) else { return };
+        let Some(session) = self.driver.sessions.remove(&client) else { return };
         self.poller.remove(session.socket.as_fd());
         if let Some(pages) = &session.pages {
             self.poller.remove(pages.bell.as_fd());
@@ -487,7 +498,7 @@ mod tests {
 
     /// Lets the broker serve until it has granted `enough`; fails if the thread that asks ends before.
     fn turn_until<T>(server: &mut Server, holder: &JoinHandle<T>, enough: fn(&Counts) -> bool) {
-        while !enough(&server.state.counts) {
+        while !enough(&server.driver.counts()) {
             assert!(!holder.is_finished(), "the holder ended before it was served");
             let now = server.look(None);
             server.turn(now);
@@ -525,11 +536,11 @@ mod tests {
         let clients = holder.join().unwrap();
         let now = server.look(None).saturating_add(late);
         if excused {
-            server.state.excuse(now, late);
+            server.heard_nobody(now, late);
         }
         server.turn(now);
         drop(clients);
-        server.state.counts.cut
+        server.driver.counts().cut
     }
 
     #[test]
@@ -553,10 +564,10 @@ mod tests {
         turn_until(&mut server, &holder, |counts| counts.tokens > 0);
         let client = holder.join().unwrap();
         let now = server.look(None).saturating_add(late);
-        server.state.excuse(now, late);
+        server.heard_nobody(now, late);
         server.turn(now.saturating_add(then));
         drop(client);
-        server.state.counts.cut
+        server.driver.counts().cut
     }
 
     /// A broker that has granted a token to a task that declared `declared` for each job, and what has it given back and then ends.
@@ -592,7 +603,7 @@ mod tests {
         let before = server.look(None);
         let _client = give_back();
         server.turn(before);
-        let holds = |server: &Server| server.state.tasks.values().any(|task| task.open.is_some());
+        let holds = |server: &Server| server.driver.book.tasks().values().any(|task| task.open.is_some());
         assert!(holds(&server), "its use lasted longer than until then");
         let after = server.look(None);
         server.turn(after);
@@ -600,36 +611,17 @@ mod tests {
     }
 
     #[test]
-    fn who_closes_its_connection_with_a_token_and_goes_on_counts_as_one_that_hung() {
-        for lives in [true, false] {
-            let (mut server, give_back) = granted(WATCHDOG);
-            let client = server.state.sessions.keys().next().copied().unwrap();
-            let now = server.look(None);
-            server.state.leave(now, client);
-            if !lives {
-                server.state.process_ended(now, client);
-            }
-            server.turn(now.saturating_add(WATCHDOG).saturating_add(Nanos(1 << 40)));
-            assert!(server.state.tasks.is_empty(), "what it held is free");
-            assert_eq!(server.state.turns.strikes(), u32::from(lives));
-            drop(server);
-            // Its broker is gone.
-            drop(give_back());
-        }
-    }
-
-    #[test]
     fn time_in_which_the_broker_was_stopped_is_not_counted_as_use() {
         for (excused, is_postponed) in [(true, false), (false, true)] {
             // Twice as much is no reason to postpone anything.
             let (mut server, give_back) = granted(Nanos(WATCHDOG.0 / 2));
-            let release = |server: &Server| server.state.tasks.values().next().unwrap().last_release;
+            let release = |server: &Server| server.driver.book.tasks().values().next().unwrap().last_release;
             let first = release(&server);
             let _client = give_back();
             let late = Nanos(3 * WATCHDOG.0);
             let now = server.look(None).saturating_add(late);
             if excused {
-                server.state.excuse(now, late);
+                server.heard_nobody(now, late);
             }
             server.turn(now);
             assert_eq!(release(&server) > first, is_postponed, "excused: {excused}");

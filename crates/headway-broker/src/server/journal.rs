@@ -15,17 +15,19 @@ use std::sync::Arc;
 
 use headway_core::decisions::engine_lock::LockId;
 use headway_core::decisions::sharing::log::{Fed, Line, Start, TaskLine, Why};
-use headway_core::decisions::sharing::{Arbiter, ArbiterParameters, ClusterId, Input, JobId, Memory, TaskId, TokenId};
+use headway_core::decisions::sharing::{
+    Action, Arbiter, ArbiterParameters, ClusterId, Input, JobId, Memory, TaskId, TokenId,
+};
 use headway_core::units::Nanos;
 use headway_os::event;
 
 use self::log::Log;
 use self::record::Record;
-pub(super) use self::record::{HELD, Known, Roster, is_beginning_of_state};
+pub(super) use self::record::{HELD, is_beginning_of_state};
 use super::ServerOptions;
 use crate::error::ServerError;
 use crate::status::MemoryStatus;
-use headway_core::decisions::broker::turns::Use;
+use headway_core::decisions::broker::{KnownProcess, Roster, Use};
 
 /// Between two attempts to write again.
 const RETRY: Nanos = Nanos(1_000_000_000);
@@ -92,8 +94,6 @@ pub(super) struct Before {
     pub(super) roster: Roster,
     /// What its arbiter knew, by the log.
     pub(super) memory: Option<Memory>,
-    /// What its users had used.
-    pub(super) users: Vec<Use>,
 }
 
 pub(super) struct Journal {
@@ -118,9 +118,8 @@ impl Journal {
     /// [`ServerError`] for places where nothing can be written for another reason than that a disk is full or broken; for
     /// those too if the broker must remember.
     pub(super) fn open(options: &ServerOptions, epoch: u64, now: Nanos) -> Result<(Self, Before), ServerError> {
-        let (record, mut roster, trouble) =
-            Record::open(&options.socket, options.faults.clone(), options.must_remember)?;
-        let memory = options.log.as_deref().filter(|_| !roster.is_empty());
+        let (record, roster, trouble) = Record::open(&options.socket, options.faults.clone(), options.must_remember)?;
+        let memory = options.log.as_deref().filter(|_| !roster.clients.is_empty());
         let memory = memory.and_then(|path| log::memory(path, &options.arbiter, now));
         let log = options.log.as_deref().map(|path| Log::new(path, options)).transpose()?;
         let mut this = Self {
@@ -138,8 +137,7 @@ impl Journal {
         if let Some(what) = trouble {
             this.fail(now, what);
         }
-        let users = std::mem::take(&mut roster.users);
-        Ok((this, Before { roster, memory, users }))
+        Ok((this, Before { roster, memory }))
     }
 
     /// Begins the log of this start.
@@ -170,13 +168,24 @@ impl Journal {
         text
     }
 
-    /// Writes an input and the arbiter's decision to the log, before the broker answers.
-    pub(super) fn fed(&mut self, fed: Fed, arbiter: &Arbiter, recovering: bool) {
-        let now = fed.now;
-        if changes_holders(&fed.input) {
+    /// Writes inputs of the arbiter and its decisions to the log, before the broker answers.
+    pub(super) fn fed(&mut self, now: Nanos, fed: Vec<Fed>, arbiter: &Arbiter, recovering: bool) {
+        if fed.is_empty() {
+            return;
+        }
+        if fed.iter().any(|fed| changes_holders(&fed.input)) {
             self.hold(now, arbiter, recovering);
         }
-        self.note(now, &Line::Fed(fed));
+        for fed in fed {
+            let line = Line::Fed(fed);
+            self.note(now, &line);
+            let Line::Fed(fed) = line else { continue };
+            for action in &fed.actions {
+                if let Action::Run { job, locks } = action {
+                    self.engines(now, locks, *job);
+                }
+            }
+        }
         self.keep_size(now, arbiter);
     }
 
@@ -197,8 +206,8 @@ impl Journal {
         }
     }
 
-    /// Writes to the log that a job gets engines, before the broker answers the job.
-    pub(super) fn engines(&mut self, now: Nanos, locks: &[LockId], job: JobId) {
+    /// Records that a job gets engines, before the broker answers the job.
+    fn engines(&mut self, now: Nanos, locks: &[LockId], job: JobId) {
         let written = locks.iter().try_for_each(|lock| self.record.lock(*lock, job));
         if let Err(error) = written {
             let what = self.record.describe(&error);
@@ -255,7 +264,7 @@ impl Journal {
     }
 
     /// Has the next broker know whom to wait for.
-    pub(super) fn serve(&mut self, now: Nanos, served: impl Iterator<Item = Known>, users: Vec<Use>) {
+    pub(super) fn serve(&mut self, now: Nanos, served: impl Iterator<Item = KnownProcess>, users: Vec<Use>) {
         if let Err(error) = self.record.serve(served.collect(), users) {
             let what = self.record.describe(&error);
             self.fail(now, what);

@@ -7,15 +7,8 @@ use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
 
-use headway_os::ipc::user;
-
 /// Bytes that are read of each file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-
-/// Whether a user is the broker's own or root: they end and configure it, and need not leave room for others.
-pub(super) fn is_trusted(uid: u32) -> bool {
-    uid == user() || uid == 0
-}
 
 /// The user whose limits count for clients of user `uid`.
 pub(super) fn account_of(uid: u32) -> u32 {

@@ -17,6 +17,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::decisions::sharing::{ClientId, Segment};
 use crate::units::{Nanos, PPM, Rate};
 
@@ -30,34 +32,37 @@ const OVER: u64 = 2;
 /// A client that was quiet may use so much at once before its share counts.
 const BURST: Nanos = Nanos(1_000_000_000);
 /// How much later than it says a job counts as due whose client has used more than its share.
-pub const BEHIND: Nanos = Nanos(3_600_000_000_000);
+pub(super) const BEHIND: Nanos = Nanos(3_600_000_000_000);
 /// The furthest that a release is postponed.
 const POSTPONED_MAX: Nanos = Nanos(10_000_000_000);
 /// Segments of one user's tasks. Each takes some hundred bytes of the broker's memory, by the name of a kernel.
-pub const SEGMENTS_PER_USER: usize = 16_384;
+pub(super) const SEGMENTS_PER_USER: usize = 16_384;
 /// Processes without clients whose accounts are kept.
 const GONE_MAX: usize = 1_024;
 /// Seconds of a user's rate that it may write to the log at once.
 const LOG_BURST: u64 = 16;
 /// What the entries of one request, its grant and its release take in the log, and those of an engine request.
-pub const REQUEST_BYTES: u64 = 1_024;
-pub const ACQUIRE_BYTES: u64 = 512;
+pub(super) const REQUEST_BYTES: u64 = 1_024;
+pub(super) const ACQUIRE_BYTES: u64 = 512;
 /// What a report of the use of a leased engine takes in the log.
-pub const USED_BYTES: u64 = 256;
+pub(super) const USED_BYTES: u64 = 256;
 
 /// Accounts of clients, and of users whose requests go to the log.
-#[derive(Debug, Default)]
-pub struct Accounts {
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Accounts {
     /// How far each client has come by what it used: until when that is its share.
-    pub clients: BTreeMap<ClientId, Nanos>,
+    #[serde(with = "crate::decisions::pairs")]
+    pub(super) clients: BTreeMap<ClientId, Nanos>,
     /// The same of processes whose clients have gone: to connect again does not begin anew.
+    #[serde(with = "crate::decisions::pairs")]
     gone: BTreeMap<u32, Nanos>,
     /// Bytes that each user may still write, and up to when that is counted.
+    #[serde(with = "crate::decisions::pairs")]
     log: BTreeMap<u32, (u64, Nanos)>,
 }
 
 impl Accounts {
-    pub fn forget(&mut self, client: ClientId, pid: u32) {
+    pub(super) fn forget(&mut self, client: ClientId, pid: u32) {
         let Some(account) = self.clients.remove(&client) else { return };
         if self.gone.len() >= GONE_MAX {
             // Those that are furthest behind say the least.
@@ -69,13 +74,13 @@ impl Accounts {
     }
 
     /// Whether a client or an earlier client of its process has used more than its share.
-    pub fn is_beyond(&self, now: Nanos, client: ClientId, pid: u32) -> bool {
+    pub(super) fn is_beyond(&self, now: Nanos, client: ClientId, pid: u32) -> bool {
         let known = [self.clients.get(&client), self.gone.get(&pid)];
         known.into_iter().flatten().any(|account| *account > now)
     }
 
     /// Bytes that a user has written and may not yet write again, and the most there may be of them.
-    pub fn written(&self, now: Nanos, uid: u32, rate: u64) -> LimitUse {
+    pub(super) fn written(&self, now: Nanos, uid: u32, rate: u64) -> LimitUse {
         let most = rate.saturating_mul(LOG_BURST);
         let left = self
             .log
@@ -84,18 +89,20 @@ impl Accounts {
         LimitUse { used: most - left, most }
     }
 
-    /// Whether a user may have `bytes` more written, at `rate` a second.
-    pub fn may_write(&mut self, now: Nanos, uid: u32, bytes: u64, rate: u64) -> bool {
+    /// Whether a user may have `bytes` more written, at `rate` a second: then they are counted. A refusal changes nothing.
+    pub(super) fn may_write(&mut self, now: Nanos, uid: u32, bytes: u64, rate: u64) -> bool {
         let most = rate.saturating_mul(LOG_BURST);
-        let (left, counted) = self.log.entry(uid).or_insert((most, now));
-        let earned = earned(now.saturating_sub(*counted), rate);
+        let (mut left, mut counted) = self.log.get(&uid).copied().unwrap_or((most, now));
+        let earned = earned(now.saturating_sub(counted), rate);
         // What is less than a byte stays to be counted.
         if earned > 0 {
-            *left = left.saturating_add(earned).min(most);
-            *counted = now;
+            left = left.saturating_add(earned).min(most);
+            counted = now;
         }
-        let may = *left >= bytes;
-        *left = left.saturating_sub(if may { bytes } else { 0 });
+        let may = left >= bytes;
+        if may {
+            self.log.insert(uid, (left - bytes, counted));
+        }
         may
     }
 }
@@ -106,7 +113,7 @@ fn earned(time: Nanos, rate: u64) -> u64 {
 }
 
 /// Moves an account on by what was used at a share of so many tokens.
-pub fn advance(account: &mut Nanos, now: Nanos, used: Nanos, tokens: u64, ppm: u64) {
+pub(super) fn advance(account: &mut Nanos, now: Nanos, used: Nanos, tokens: u64, ppm: u64) {
     let share = (u128::from(tokens) * u128::from(ppm)).max(1);
     let step = u128::from(used.0) * u128::from(PPM) / share;
     let from = (*account).max(now.saturating_sub(BURST));
@@ -115,7 +122,7 @@ pub fn advance(account: &mut Nanos, now: Nanos, used: Nanos, tokens: u64, ppm: u
 }
 
 /// CPU, copy and kernel time of one job, as its task declares it.
-pub fn declared(shape: &TaskShape) -> Nanos {
+pub(super) fn declared(shape: &TaskShape) -> Nanos {
     let time = |segment: &Segment| match segment {
         Segment::Cpu(time) | Segment::Execute { time, .. } => *time,
         Segment::Copy { bytes, .. } => NOMINAL_RATE.time_for(*bytes),
@@ -124,13 +131,13 @@ pub fn declared(shape: &TaskShape) -> Nanos {
 }
 
 /// Share of one GPU's time that a task declares.
-pub fn utilisation_ppm(shape: &TaskShape) -> u64 {
-    let ppm = u128::from(declared(shape).0) * u128::from(PPM) / u128::from(shape.period.0.max(1));
+pub(super) fn utilisation_ppm(declared: Nanos, period: Nanos) -> u64 {
+    let ppm = u128::from(declared.0) * u128::from(PPM) / u128::from(period.0.max(1));
     u64::try_from(ppm).unwrap_or(u64::MAX)
 }
 
 /// How much later the next release of a task counts that used `used` where it declared `declared` for every `period`.
-pub fn postponed(used: Nanos, declared: Nanos, period: Nanos) -> Nanos {
+pub(super) fn postponed(used: Nanos, declared: Nanos, period: Nanos) -> Nanos {
     if declared == Nanos::ZERO || used.0 <= declared.0.saturating_mul(OVER) {
         return Nanos::ZERO;
     }

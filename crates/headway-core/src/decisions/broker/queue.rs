@@ -2,36 +2,33 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::decisions::engine_lock::Order;
-use headway_core::decisions::sharing::{ClientId, ClusterId, Input, JobId, TaskId};
-use headway_core::units::Nanos;
-use headway_os::event;
+use super::messages::{Action, Reason};
+use super::turns::Asker;
+use super::{Book, BookTask, TokenRequest};
+use crate::decisions::engine_lock::Order;
+use crate::decisions::sharing::{ClusterId, Input, JobId};
+use crate::units::Nanos;
 
-use super::open::{Open, Task};
-use super::state::{BrokerState, reason};
-use crate::layout::Code;
-use headway_core::decisions::broker::turns::Asker;
-
-impl BrokerState {
+impl Book {
     /// A job has made a request. It goes to the arbiter at once, or when its user's turn comes.
     pub(super) fn queue(&mut self, now: Nanos, job: JobId) {
         let Some(task) = self.tasks.get(&job.task) else { return };
-        let (cluster, uid) = (task.shape.cluster, self.account_of(task.client));
-        self.turns.see(now, cluster, uid);
+        let (cluster, account) = (task.cluster, self.account_of(task.client));
+        self.turns.see(now, cluster, account);
         self.take_turns(now, cluster);
     }
 
     /// Gives free tokens to the jobs whose turn it is, in all clusters.
     pub(super) fn take_all_turns(&mut self, now: Nanos) {
-        for cluster in 0..self.clusters.len() {
-            self.take_turns(now, self.clusters[cluster].id);
+        for cluster in 0..self.parameters.arbiter.clusters.len() {
+            self.take_turns(now, self.parameters.arbiter.clusters[cluster].id);
         }
     }
 
     /// Gives free tokens to the jobs whose turn it is.
     pub(super) fn take_turns(&mut self, now: Nanos, cluster: ClusterId) {
-        let open: Vec<u32> = if self.turns.ledgers.get(&cluster).is_some_and(|ledger| ledger.users.len() > 1) {
-            self.open_in(cluster).map(|(_, task, _)| self.account_of(task.client)).collect()
+        let open: Vec<u32> = if self.turns.has_several(cluster) {
+            self.open_in(cluster).map(|(task, _)| self.account_of(task.client)).collect()
         } else {
             Vec::new()
         };
@@ -46,56 +43,49 @@ impl BrokerState {
     }
 
     /// Open requests in a cluster, with their tasks.
-    fn open_in(&self, cluster: ClusterId) -> impl Iterator<Item = (TaskId, &Task, &Open)> {
-        let tasks = self.tasks.iter().filter(move |(_, task)| task.shape.cluster == cluster);
-        tasks.filter_map(|(id, task)| Some((*id, task, task.open.as_ref()?)))
+    fn open_in(&self, cluster: ClusterId) -> impl Iterator<Item = (&BookTask, &TokenRequest)> {
+        let tasks = self.tasks.values().filter(move |task| task.cluster == cluster);
+        tasks.filter_map(|task| Some((task, task.open.as_ref()?)))
     }
 
     /// The next job that goes to the arbiter.
     fn next_in(&mut self, now: Nanos, cluster: ClusterId, several: bool) -> Option<JobId> {
-        let waits = |open: &Open| !open.entered;
         if !several {
-            return self
-                .open_in(cluster)
-                .filter(|(.., open)| waits(open))
-                .map(|(.., open)| open.key)
-                .min()
-                .map(|key| key.job);
+            let waiting = self.open_in(cluster).filter(|(_, open)| !open.entered);
+            return waiting.map(|(_, open)| open.key).min().map(|key| key.job);
         }
-        let entered = self.open_in(cluster).filter(|(.., open)| open.entered).count();
+        let entered = self.open_in(cluster).filter(|(_, open)| open.entered).count();
         let sizes = self.arbiter.tokens(cluster)?.sizes();
         let room = sizes.queued_max.unwrap_or(u32::MAX).min(sizes.tokens).max(1);
         if entered >= room as usize {
             return None;
         }
         let mut asking: BTreeMap<u32, Asker> = BTreeMap::new();
-        for (_, task, open) in self.open_in(cluster).filter(|(.., open)| waits(open)) {
+        for (task, open) in self.open_in(cluster).filter(|(_, open)| !open.entered) {
             let uid = self.account_of(task.client);
             let asker = asking.entry(uid).or_insert(Asker { uid, since: open.since, holding: Nanos::ZERO });
             asker.since = asker.since.min(open.since);
         }
-        for (_, task, open) in self.open_in(cluster).filter(|(.., open)| open.granted.is_some()) {
+        for (task, open) in self.open_in(cluster).filter(|(_, open)| open.granted.is_some()) {
             if let Some(asker) = asking.get_mut(&self.account_of(task.client)) {
                 asker.holding = asker.holding.saturating_add(now.saturating_sub(open.since));
             }
         }
         let asking: Vec<Asker> = asking.into_values().collect();
         let uid = self.turns.next(now, cluster, &asking)?;
-        let theirs = self.open_in(cluster).filter(|(_, task, open)| waits(open) && self.account_of(task.client) == uid);
-        theirs.map(|(.., open)| open.key).min().map(|key| key.job)
+        let theirs = self.open_in(cluster).filter(|(task, open)| !open.entered && self.account_of(task.client) == uid);
+        theirs.map(|(_, open)| open.key).min().map(|key| key.job)
     }
 
     /// Another user competes: requests that wait with the arbiter go back and wait for their turn.
     fn recall(&mut self, now: Nanos, cluster: ClusterId) {
-        let waiting = self.open_in(cluster).filter(|(.., open)| open.entered && open.granted.is_none());
-        let mut waiting: Vec<_> = waiting.map(|(.., open)| open.key).collect();
+        let waiting = self.open_in(cluster).filter(|(_, open)| open.entered && open.granted.is_none());
+        let mut waiting: Vec<_> = waiting.map(|(_, open)| open.key).collect();
         // The least urgent first, so that no request takes the place of another one that also goes back.
         waiting.sort_unstable_by(|one, other| other.cmp(one));
         for key in waiting {
             // The request was granted meanwhile, or its grant waits until it can be written: then it stays.
-            let holds =
-                self.arbiter.tokens(cluster).is_some_and(|tokens| tokens.holders().any(|(_, job)| job == key.job));
-            if !holds
+            if !self.holds(key.job)
                 && self.feed(now, Input::Abort { job: key.job }).is_ok()
                 && let Some(open) = self.open_mut(key.job)
             {
@@ -109,16 +99,16 @@ impl BrokerState {
         let Some(open) = self.open_mut(job) else { return };
         open.entered = true;
         let (mut key, acquisition, slot) = (open.key, open.acquisition, open.slot);
-        let cluster = self.tasks.get(&job.task).map(|task| task.shape.cluster);
-        let is_by_urgency = self.engines.is_some_and(|engines| engines.order == Order::Urgency);
-        if is_by_urgency && cluster.is_some_and(|cluster| self.turns.are_taken(cluster)) {
+        let Some(task) = self.tasks.get(&job.task) else { return };
+        let client = task.client;
+        let is_by_urgency = self.parameters.arbiter.engines.is_some_and(|engines| engines.order == Order::Urgency);
+        if is_by_urgency && self.turns.are_taken(task.cluster) {
             // The jobs of another user may all be more urgent, but only up to this time.
             key.deadline = key.deadline.min(now.saturating_add(self.turns.half_life));
         }
         if let Err(refused) = self.feed(now, Input::Request { key, acquisition }) {
             self.counts.refused += 1;
-            event!(DEBUG, "headway::broker", "request refused", task = job.task.0, job = job.job, why = refused);
-            self.answer(job.task, slot, Code::Refused, [reason(&refused) as u64, 0, 0, 0]);
+            self.actions.push_back(Action::Refuse { client, slot, reason: Reason::from(&refused) });
             if let Some(task) = self.tasks.get_mut(&job.task) {
                 task.open = None;
             }
@@ -127,25 +117,8 @@ impl BrokerState {
 
     /// When a user's turn may have come.
     pub(super) fn turns_due(&self) -> Option<Nanos> {
-        let waits = |task: &Task| task.open.as_ref().is_some_and(|open| !open.entered);
+        let waits = |task: &BookTask| task.open.as_ref().is_some_and(|open| !open.entered);
         self.turns.wake_time().filter(|_| self.tasks.values().any(waits))
-    }
-
-    /// The broker cuts off a client that hung. It then passes over the client's user for a while, unless the client spent most of the time
-    /// waiting for engines of others.
-    pub(super) fn strike(&mut self, now: Nanos, client: ClientId) {
-        let mut hung: Vec<(ClusterId, u32)> = Vec::new();
-        for task in self.tasks.values().filter(|task| task.client == client) {
-            let Some(open) = task.open.as_ref().filter(|open| open.granted.is_some()) else { continue };
-            let waits = open.asked.map_or(Nanos::ZERO, |asked| now.saturating_sub(asked));
-            let used = now.saturating_sub(open.since).saturating_sub(open.waited).saturating_sub(waits);
-            if used.0 >= self.watchdog.0 / 2 {
-                hung.push((task.shape.cluster, self.account_of(client)));
-            }
-        }
-        hung.sort_unstable();
-        hung.dedup();
-        hung.into_iter().for_each(|(cluster, uid)| self.turns.strike(now, cluster, uid));
     }
 
     /// A job's token is free again: its use counts for the job's user.
@@ -154,7 +127,7 @@ impl BrokerState {
         let Some(open) = task.open.as_ref().filter(|open| open.key.job == job && open.granted.is_some()) else {
             return;
         };
-        let (cluster, uid, held) = (task.shape.cluster, self.account_of(task.client), now.saturating_sub(open.since));
-        self.turns.charge(now, cluster, uid, held);
+        let (cluster, account) = (task.cluster, self.account_of(task.client));
+        self.turns.charge(now, cluster, account, now.saturating_sub(open.since));
     }
 }
