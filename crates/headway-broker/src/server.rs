@@ -86,8 +86,7 @@ pub struct ServerOptions {
     pub boost: bool,
     /// Tells whether a GPU is still there; `None` = the owner alone says so.
     pub probe: Option<Probe>,
-    /// File for every input of the arbiter, what it decided, and every client cut off, one JSON document a line; continued if
-    /// it exists. A broker that is started again remembers from it what the clients that are left cannot tell: see the crate's
+    /// File for every input of the broker's decisions and what it decided, one JSON document a line; continued if it exists. A broker that is started again remembers from it what the clients that are left cannot tell: see the crate's
     /// page.
     pub log: Option<PathBuf>,
     /// Size of the log's file at which another one is begun, with a snapshot.

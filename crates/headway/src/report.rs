@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use headway_core::decisions::sharing::log::Line;
+use headway_core::decisions::broker::log::Line;
 use headway_runtime::outlet::{MARK, OutFile, Outlet, OutputError};
 use headway_trace::excerpt::Excerpt;
 pub use headway_trace::replay::Replayed;

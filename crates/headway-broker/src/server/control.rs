@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
 use headway_core::decisions::broker::Input;
-use headway_core::decisions::sharing::log::Line;
 use headway_core::decisions::sharing::{ClientId, Segment};
 use headway_core::units::Nanos;
 
@@ -64,14 +63,7 @@ impl BookDriver {
                 self.catch_up(now, client, true);
                 self.feed(now, &Input::Withdraw { client, task, bytes })
             }
-            FromClient::Fault { gpu } if greeted => {
-                let is_new = self.feed(now, &Input::Fault { client, gpu, bytes });
-                if is_new {
-                    let pid = self.sessions.get(&client).map_or(0, |session| session.peer.pid);
-                    self.journal.note(now, &Line::Fault { now, gpu, client, pid });
-                }
-                is_new
-            }
+            FromClient::Fault { gpu } if greeted => self.feed(now, &Input::Fault { client, gpu, bytes }),
             FromClient::Lost { gpu } if greeted => self.feed(now, &Input::GpuLost { client: Some(client), gpu }),
             FromClient::Reconfigure { cluster, tokens } if greeted => {
                 self.feed(now, &Input::Reconfigure { client, cluster, tokens })

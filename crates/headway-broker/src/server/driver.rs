@@ -6,7 +6,6 @@ use headway_core::decisions::broker::{
     Action, Book, BookParameters, Counts, Input, KnownProcess, LeaseInUse, Reply, Roster, Slot,
 };
 use headway_core::decisions::engine_lock::LockId;
-use headway_core::decisions::sharing::log::{Line, TaskLine};
 use headway_core::decisions::sharing::{ClientId, GpuId, JobId, TaskId};
 use headway_core::units::{Nanos, PPM};
 use headway_os::ipc::{Bell, Process, Socket, Words, started, user};
@@ -90,6 +89,11 @@ fn living(roster: &mut Roster) -> Vec<FormerProcess> {
     former
 }
 
+fn tell_cut(client: ClientId, pid: u32, hung: bool) {
+    let why = if hung { "it held something for longer than the watchdog" } else { "it broke the protocol" };
+    event!(WARN, "headway::broker", "client cut off", client = client.0, pid = pid, why = why);
+}
+
 impl BookDriver {
     pub(super) fn new(options: &ServerOptions, notice: Words, epoch: u64, now: Nanos) -> Result<Self, ServerError> {
         let (mut journal, before) = Journal::open(options, epoch, now)?;
@@ -113,7 +117,7 @@ impl BookDriver {
             first_task: (epoch as u32 & 0xfff) << 20,
         };
         let book = Book::new(parameters, roster, before.memory.as_ref(), now).map_err(ServerError::Parameters)?;
-        journal.begin(now, book.arbiter())?;
+        journal.begin(now, &book)?;
         event!(
             INFO,
             "headway::broker",
@@ -208,7 +212,7 @@ impl BookDriver {
         } else if self.is_open(client) {
             self.unidentified.cut += 1;
             let pid = self.sessions.get(&client).map_or(0, |session| session.peer.pid);
-            self.tell_cut(now, client, pid, false);
+            tell_cut(client, pid, false);
             self.end_unidentified(now, client);
         }
         self.priority.apply();
@@ -227,12 +231,6 @@ impl BookDriver {
     fn end_unidentified(&mut self, now: Nanos, client: ClientId) {
         self.shut(now, client);
         self.removed.push(client);
-    }
-
-    fn tell_cut(&mut self, now: Nanos, client: ClientId, pid: u32, hung: bool) {
-        let why = if hung { "it held something for longer than the watchdog" } else { "it broke the protocol" };
-        event!(WARN, "headway::broker", "client cut off", client = client.0, pid = pid, why = why);
-        self.journal.note(now, &Line::Cut { now, client, pid, hung });
     }
 
     fn shut(&mut self, now: Nanos, client: ClientId) {
@@ -291,8 +289,11 @@ impl BookDriver {
 
     /// Feeds the book and does what it decides; whether the input changed anything.
     pub(super) fn feed(&mut self, now: Nanos, input: &Input) -> bool {
+        let before = self.book.actions().len();
         let has_changed = self.book.handle(now, input);
-        self.write(now);
+        if has_changed {
+            self.write(now, input, before);
+        }
         // What comes of an answer to an action is done after the other actions.
         if !std::mem::replace(&mut self.performs, true) {
             while let Some(action) = self.book.poll_action() {
@@ -303,22 +304,20 @@ impl BookDriver {
         has_changed
     }
 
-    /// The outcome is written before the broker answers: the next broker never knows less than the clients.
-    fn write(&mut self, now: Nanos) {
-        loop {
-            self.journal.fed(now, self.book.take_fed(), self.book.arbiter(), self.book.is_recovering());
-            if self.book.withheld() == 0 || self.journal.forbids_grants() {
-                return;
-            }
+    /// The outcome is written before the broker answers: the next broker never knows less than the clients. `before` counts the actions
+    /// that were to be done before the input.
+    fn write(&mut self, now: Nanos, input: &Input, before: usize) {
+        self.journal.fed(now, input, &self.book, self.book.actions().len() - before);
+        if self.book.withheld() > 0 && !self.journal.forbids_grants() {
+            let before = self.book.actions().len();
             self.book.handle(now, &Input::Written);
+            self.journal.fed(now, &Input::Written, &self.book, self.book.actions().len() - before);
         }
     }
 
     /// Writes again what could not be written, and tells of the grants that waited for that.
     fn mend(&mut self, now: Nanos) {
-        if self.journal.retry_at().is_some_and(|at| at <= now)
-            && self.journal.mend(now, self.book.arbiter(), self.book.is_recovering())
-        {
+        if self.journal.retry_at().is_some_and(|at| at <= now) && self.journal.mend(now, &self.book) {
             self.feed(now, &Input::Written);
             self.priority.apply();
         }
@@ -326,7 +325,7 @@ impl BookDriver {
 
     /// Keeps the files of the log within their size, and tells the next broker which clients to wait for.
     pub(super) fn write_down(&mut self, now: Nanos) {
-        self.journal.keep_size(now, self.book.arbiter());
+        self.journal.keep_size(now, &self.book);
         if !std::mem::take(&mut self.roster_changed) {
             return;
         }
@@ -378,7 +377,7 @@ impl BookDriver {
                 event!(DEBUG, "headway::broker", "request refused", client = client.0, why = reason);
                 self.answer(client, slot, Code::Refused, [reason as u64, 0, 0, 0]);
             }
-            Action::Revoke { client, slot, gpu } => {
+            Action::Revoke { client, slot, gpu, .. } => {
                 self.answer(client, slot, Code::Revoked, [u64::from(gpu.0) + 1, 0, 0, 0]);
             }
             Action::TakeBack { client, locks, .. } => {
@@ -386,14 +385,20 @@ impl BookDriver {
                     self.take_back(client, self.place_of(lock));
                 }
             }
-            Action::Lend { client, lock } => {
-                let (generation, lock) = (self.next_generation(), self.place_of(lock));
-                if let Some(pages) = self.sessions.get(&client).and_then(|session| session.pages.as_ref()) {
-                    lease::lend(pages.lease(lock), generation);
+            Action::Lend { client, locks } => {
+                for lock in locks {
+                    let (generation, lock) = (self.next_generation(), self.place_of(lock));
+                    if let Some(pages) = self.sessions.get(&client).and_then(|session| session.pages.as_ref()) {
+                        lease::lend(pages.lease(lock), generation);
+                    }
                 }
             }
             Action::EndLeases { client, locks } => self.end_leases(now, client, &locks),
-            Action::Follow { client, task, thread } => self.follow(now, client, task, thread),
+            Action::Follow { client, task, thread } => {
+                if let Some(session) = self.sessions.get(&client) {
+                    self.priority.manage(task, session.peer.pid, thread, session.peer.uid);
+                }
+            }
             Action::Prioritise { task, key } => self.priority.set(task, key),
             Action::Forget { task } => self.priority.forget(task),
             Action::Probe { gpu } => {
@@ -402,8 +407,10 @@ impl BookDriver {
                     self.hints.push(gpu);
                 }
             }
-            Action::WithoutRoom { task } => self.journal.note(now, &Line::WithoutRoom { now, task }),
-            Action::Cut { client, pid, hung } => self.tell_cut(now, client, pid, hung),
+            Action::WithoutRoom { task } => {
+                event!(WARN, "headway::broker", "no room for a task on the GPUs that are left", task = task.0);
+            }
+            Action::Cut { client, pid, hung } => tell_cut(client, pid, hung),
             Action::Shut { client } => self.shut(now, client),
             Action::Remove { client } => {
                 event!(DEBUG, "headway::broker", "client is gone, and what it held is free", client = client.0);
@@ -413,7 +420,6 @@ impl BookDriver {
             Action::Recovered => {
                 event!(INFO, "headway::broker", "those of the broker before are back or gone: grants begin");
                 self.former.clear();
-                self.journal.settle(now, self.book.arbiter());
             }
         }
     }
@@ -426,16 +432,6 @@ impl BookDriver {
         if let Some(pages) = self.sessions.get(&client).and_then(|session| session.pages.as_ref()) {
             pages.answer(slot.number, slot.generation, code, answer);
         }
-    }
-
-    fn follow(&mut self, now: Nanos, client: ClientId, task: TaskId, thread: Option<u32>) {
-        let Some(session) = self.sessions.get(&client) else { return };
-        let (pid, uid) = (session.peer.pid, session.peer.uid);
-        if let Some(thread) = thread {
-            self.priority.manage(task, pid, thread, uid);
-        }
-        let name = self.book.tasks().get(&task).map_or_else(String::new, |known| known.name.clone());
-        self.journal.note(now, &Line::Task(TaskLine { now, task, name, client, pid, uid }));
     }
 
     // Engines, as they stand in the pages.

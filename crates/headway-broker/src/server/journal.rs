@@ -13,11 +13,10 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use headway_core::decisions::broker::log::{Fed, Line, Start, Why};
+use headway_core::decisions::broker::{Action, Book, Input, KnownProcess, Roster, Use};
 use headway_core::decisions::engine_lock::LockId;
-use headway_core::decisions::sharing::log::{Fed, Line, Start, TaskLine, Why};
-use headway_core::decisions::sharing::{
-    Action, Arbiter, ArbiterParameters, ClusterId, Input, JobId, Memory, TaskId, TokenId,
-};
+use headway_core::decisions::sharing::{ClusterId, JobId, Memory, TokenId};
 use headway_core::units::Nanos;
 use headway_os::event;
 
@@ -27,7 +26,6 @@ pub(super) use self::record::{HELD, is_beginning_of_state};
 use super::ServerOptions;
 use crate::error::ServerError;
 use crate::status::MemoryStatus;
-use headway_core::decisions::broker::{KnownProcess, Roster, Use};
 
 /// Between two attempts to write again.
 const RETRY: Nanos = Nanos(1_000_000_000);
@@ -99,13 +97,10 @@ pub(super) struct Before {
 pub(super) struct Journal {
     log: Option<Log>,
     record: Record,
-    parameters: ArbiterParameters,
     epoch: u64,
     must_remember: bool,
     tell: Option<Tell>,
     trouble: Option<Trouble>,
-    /// Names of tasks, for snapshots.
-    names: BTreeMap<TaskId, TaskLine>,
     /// Lines that could not be written, of troubles that are over.
     missing: u64,
     gaps: u64,
@@ -125,12 +120,10 @@ impl Journal {
         let mut this = Self {
             log,
             record,
-            parameters: options.arbiter.clone(),
             epoch,
             must_remember: options.must_remember,
             tell: options.tell.clone(),
             trouble: None,
-            names: BTreeMap::new(),
             missing: 0,
             gaps: 0,
         };
@@ -144,8 +137,8 @@ impl Journal {
     ///
     /// # Errors
     /// As [`Journal::open`].
-    pub(super) fn begin(&mut self, now: Nanos, arbiter: &Arbiter) -> Result<(), ServerError> {
-        let first = self.snapshot(now, arbiter, Why::Started, 0);
+    pub(super) fn begin(&mut self, now: Nanos, book: &Book) -> Result<(), ServerError> {
+        let first = self.snapshot(now, book, Why::Started, 0);
         let Some(log) = &mut self.log else { return Ok(()) };
         match log.open(&first) {
             Ok(()) => Ok(()),
@@ -158,49 +151,45 @@ impl Journal {
         }
     }
 
-    fn snapshot(&mut self, now: Nanos, arbiter: &Arbiter, why: Why, missing: u64) -> Vec<u8> {
-        self.names.retain(|task, _| arbiter.task(*task).is_some());
-        let start = Start { missing, ..Start::of(arbiter, &self.parameters, self.epoch, now, why) };
-        let mut text = line(&Line::Broker(Box::new(start)));
-        for task in self.names.values() {
-            text.extend(line(&Line::Task(TaskLine { now, ..task.clone() })));
-        }
-        text
+    fn snapshot(&self, now: Nanos, book: &Book, why: Why, missing: u64) -> Vec<u8> {
+        line(&Line::Broker(Box::new(Start { missing, ..Start::of(book, self.epoch, now, why) })))
     }
 
-    /// Writes inputs of the arbiter and its decisions to the log, before the broker answers.
-    pub(super) fn fed(&mut self, now: Nanos, fed: Vec<Fed>, arbiter: &Arbiter, recovering: bool) {
-        if fed.is_empty() {
-            return;
+    /// Writes an input and what was decided about it, the last `decided` actions that the book has, before the server acts and answers.
+    pub(super) fn fed(&mut self, now: Nanos, input: &Input, book: &Book, decided: usize) {
+        let actions = || book.actions().iter().skip(book.actions().len() - decided);
+        if changes_holders(input) {
+            self.hold(now, book);
         }
-        if fed.iter().any(|fed| changes_holders(&fed.input)) {
-            self.hold(now, arbiter, recovering);
+        let told = actions().filter_map(|action| match action {
+            Action::Run { job, locks, .. } => Some((*job, locks.as_slice())),
+            _ => None,
+        });
+        for (job, locks) in told.chain(book.withheld_engines()) {
+            self.engines(now, locks, job);
         }
-        for fed in fed {
-            let line = Line::Fed(fed);
-            self.note(now, &line);
-            let Line::Fed(fed) = line else { continue };
-            for action in &fed.actions {
-                if let Action::Run { job, locks } = action {
-                    self.engines(now, locks, *job);
+        if let Input::LeasesEnded { in_use, .. } = input {
+            for held in in_use {
+                if let Some(job) = book.user_by_lease(*held) {
+                    self.engines(now, &[held.lock], job);
                 }
             }
         }
-        self.keep_size(now, arbiter);
-    }
-
-    /// Begins another file of the log where the present one is full, whichever lines filled it.
-    pub(super) fn keep_size(&mut self, now: Nanos, arbiter: &Arbiter) {
-        if self.trouble.is_none() && self.log.as_ref().is_some_and(Log::is_full) {
-            self.rotate(now, arbiter);
+        if self.log.is_some() {
+            self.note(now, &Line::Fed(Fed { now, input: input.clone(), actions: actions().cloned().collect() }));
+            self.keep_size(now, book);
         }
     }
 
-    fn hold(&mut self, now: Nanos, arbiter: &Arbiter, recovering: bool) {
-        let clusters = self.parameters.clusters.iter();
-        let holders = clusters.filter_map(|cluster| Some((cluster.id, arbiter.tokens(cluster.id)?.holders())));
-        let holders = holders.flat_map(|(id, holders)| holders.map(move |(token, job)| ((id, token), job)));
-        if let Err(error) = self.record.hold(&holders.collect(), recovering) {
+    /// Begins another file of the log where the present one is full, whichever lines filled it.
+    pub(super) fn keep_size(&mut self, now: Nanos, book: &Book) {
+        if self.trouble.is_none() && self.log.as_ref().is_some_and(Log::is_full) {
+            self.rotate(now, book);
+        }
+    }
+
+    fn hold(&mut self, now: Nanos, book: &Book) {
+        if let Err(error) = self.record.hold(&book.holders(), book.is_recovering()) {
             let what = self.record.describe(&error);
             self.fail(now, what);
         }
@@ -215,11 +204,7 @@ impl Journal {
         }
     }
 
-    /// Writes a line for which the arbiter is not needed.
-    pub(super) fn note(&mut self, now: Nanos, what: &Line) {
-        if let Line::Task(task) = what {
-            self.names.insert(task.task, task.clone());
-        }
+    fn note(&mut self, now: Nanos, what: &Line) {
         let Some(log) = &mut self.log else { return };
         if let Some(trouble) = &mut self.trouble {
             trouble.lines += 1;
@@ -234,8 +219,8 @@ impl Journal {
         }
     }
 
-    fn rotate(&mut self, now: Nanos, arbiter: &Arbiter) {
-        let first = self.snapshot(now, arbiter, Why::Rotated, 0);
+    fn rotate(&mut self, now: Nanos, book: &Book) {
+        let first = self.snapshot(now, book, Why::Rotated, 0);
         let Some(log) = &mut self.log else { return };
         let had = log.obstacle().is_some();
         match log.rotate(&first) {
@@ -303,7 +288,7 @@ impl Journal {
     }
 
     /// Tries to write again, with a snapshot in place of what is missing; whether all is well now.
-    pub(super) fn mend(&mut self, now: Nanos, arbiter: &Arbiter, recovering: bool) -> bool {
+    pub(super) fn mend(&mut self, now: Nanos, book: &Book) -> bool {
         let Some(trouble) = &mut self.trouble else { return true };
         if now < trouble.retry_at {
             return false;
@@ -313,7 +298,7 @@ impl Journal {
         if self.record.rewrite().is_err() {
             return false;
         }
-        let first = self.snapshot(now, arbiter, Why::Gap, lines);
+        let first = self.snapshot(now, book, Why::Gap, lines);
         // A file that failed may be broken for good: then another one.
         if let Some(log) = &mut self.log
             && log.open(&first).or_else(|_| log.rotate(&first)).is_err()
@@ -321,7 +306,7 @@ impl Journal {
             return false;
         }
         self.trouble = None;
-        self.hold(now, arbiter, recovering);
+        self.hold(now, book);
         if self.trouble.is_some() {
             return false;
         }
@@ -333,11 +318,6 @@ impl Journal {
         };
         self.tell(&format!("what happens is written down again{log}"));
         true
-    }
-
-    /// The time of recovery is over: clients that have not come back hold nothing.
-    pub(super) fn settle(&mut self, now: Nanos, arbiter: &Arbiter) {
-        self.hold(now, arbiter, false);
     }
 
     pub(super) fn status(&self, withheld: usize) -> MemoryStatus {
@@ -371,14 +351,14 @@ fn line(line: &Line) -> Vec<u8> {
 const fn changes_holders(input: &Input) -> bool {
     !matches!(
         input,
-        Input::Register(_)
+        Input::Register { .. }
             | Input::Withdraw { .. }
+            | Input::Fault { .. }
             | Input::Acquire { .. }
-            | Input::Complete { .. }
-            | Input::Renew { .. }
-            | Input::Next { .. }
-            | Input::Recovered
-            | Input::Timeout
+            | Input::Returned { .. }
+            | Input::Used { .. }
+            | Input::Late { .. }
+            | Input::Written
     )
 }
 

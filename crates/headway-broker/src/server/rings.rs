@@ -3,7 +3,6 @@
 use headway_core::decisions::broker::{Input, Slot};
 use headway_core::decisions::engine_lock::{Engine, LockId};
 use headway_core::decisions::sharing::ClientId;
-use headway_core::decisions::sharing::log::{Line, Used};
 use headway_core::units::Nanos;
 
 use super::driver::BookDriver;
@@ -88,11 +87,7 @@ impl BookDriver {
                 let gpu = self.book.gpus()[lock as usize / ENGINES];
                 let engine = [Engine::Execute, Engine::In, Engine::Out][lock as usize % ENGINES];
                 let lock = LockId { gpu, engine };
-                let is_counted = self.feed(now, &Input::Used { client, job, lock, begin, end, missing });
-                if is_counted {
-                    self.journal.note(now, &Line::Used(Used { now, job, lock, begin, end, missing }));
-                }
-                is_counted
+                self.feed(now, &Input::Used { client, job, lock, begin, end, missing })
             }
             Entry::Request { slot, generation, job, release, acquisition } => {
                 let slot = Slot { number: slot, generation };

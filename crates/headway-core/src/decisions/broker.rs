@@ -9,6 +9,7 @@ mod admission;
 mod departure;
 mod engines;
 mod limits;
+pub mod log;
 mod messages;
 pub mod pace;
 mod places;
@@ -28,8 +29,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use crate::decisions::engine_lock::{self, LockId};
-use crate::decisions::sharing::log::Fed;
-use crate::decisions::sharing::{self, Arbiter, ClientId, GpuId, JobId, Memory, TaskId};
+use crate::decisions::sharing::{self, Arbiter, ClientId, ClusterId, GpuId, JobId, Memory, TaskId, TokenId};
 use crate::units::Nanos;
 
 use limits::Accounts;
@@ -88,8 +88,6 @@ pub struct Book {
     #[serde(skip)]
     counts: Counts,
     #[serde(skip)]
-    fed: Vec<Fed>,
-    #[serde(skip)]
     actions: VecDeque<Action>,
 }
 
@@ -134,7 +132,6 @@ impl Book {
             withheld: Vec::new(),
             now,
             counts: Counts::default(),
-            fed: Vec::new(),
             actions: VecDeque::new(),
             parameters,
         })
@@ -191,18 +188,12 @@ impl Book {
         self.actions.pop_front()
     }
 
-    /// What the arbiter was fed and decided since the last call, for the log.
-    pub fn take_fed(&mut self) -> Vec<Fed> {
-        std::mem::take(&mut self.fed)
-    }
-
     // The arbiter.
 
     /// Puts an input before the arbiter and does what it says.
-    fn feed(&mut self, now: Nanos, input: sharing::Input) -> Result<(), sharing::Refused> {
-        let result = self.arbiter.handle(now, &input);
+    fn feed(&mut self, now: Nanos, input: &sharing::Input) -> Result<(), sharing::Refused> {
+        let result = self.arbiter.handle(now, input);
         let actions: Vec<sharing::Action> = std::iter::from_fn(|| self.arbiter.poll_action()).collect();
-        self.fed.push(Fed { now, input, actions: actions.clone(), refused: result.as_ref().err().cloned() });
         for action in actions {
             let is_grant = matches!(action, sharing::Action::Grant { .. } | sharing::Action::Run { .. });
             if is_grant && self.parameters.must_remember {
@@ -237,7 +228,7 @@ impl Book {
             }
             sharing::Action::Obtained { job, .. } => {
                 // The second lock is always wanted at once.
-                let _ = self.feed(now, sharing::Input::Next { job });
+                let _ = self.feed(now, &sharing::Input::Next { job });
             }
             sharing::Action::SetBoost { job, key } => {
                 if self.open_mut(job).is_some_and(|open| open.granted.is_some()) {
@@ -252,7 +243,9 @@ impl Book {
     }
 
     fn prioritise(&mut self, task: TaskId, key: Option<sharing::Key>) {
-        self.actions.push_back(Action::Prioritise { task, key });
+        if self.tasks.get(&task).is_some_and(|known| known.has_thread) {
+            self.actions.push_back(Action::Prioritise { task, key });
+        }
     }
 
     /// Tells of the grants that waited until they were written down.
@@ -301,6 +294,20 @@ impl Book {
     }
 
     // What others may know.
+
+    /// What the server must still do.
+    #[must_use]
+    pub const fn actions(&self) -> &VecDeque<Action> {
+        &self.actions
+    }
+
+    /// The jobs that hold tokens, by the arbiter.
+    #[must_use]
+    pub fn holders(&self) -> BTreeMap<(ClusterId, TokenId), JobId> {
+        let ids = self.parameters.arbiter.clusters.iter().map(|cluster| cluster.id);
+        let tokens = ids.filter_map(|id| Some((id, self.arbiter.tokens(id)?)));
+        tokens.flat_map(|(id, tokens)| tokens.holders().map(move |(token, job)| ((id, token), job))).collect()
+    }
 
     #[must_use]
     pub fn parameters(&self) -> &BookParameters {

@@ -72,7 +72,7 @@ impl Book {
                 holds = true;
             }
         }
-        let _ = self.feed(now, Input::ClientGone { client });
+        let _ = self.feed(now, &Input::ClientGone { client });
         self.take_all_turns(now);
         if !holds {
             self.drained(now, client);
@@ -106,13 +106,14 @@ impl Book {
         self.accounts.forget(client, known.process.pid);
         self.leases.retain(|_, lease| lease.client != client);
         self.actions.push_back(Action::Remove { client });
-        let _ = self.feed(now, Input::Drained { client });
+        let _ = self.feed(now, &Input::Drained { client });
         self.take_all_turns(now);
     }
 
     pub(super) fn forget_task(&mut self, task: TaskId) {
-        self.tasks.remove(&task);
         self.without_room.remove(&task);
-        self.actions.push_back(Action::Forget { task });
+        if self.tasks.remove(&task).is_some_and(|known| known.has_thread) {
+            self.actions.push_back(Action::Forget { task });
+        }
     }
 }

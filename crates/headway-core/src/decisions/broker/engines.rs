@@ -5,10 +5,11 @@
 
 use std::collections::BTreeMap;
 
+use super::limits::{ACQUIRE_BYTES, LEASES_BYTES};
 use super::messages::{Action, LeaseInUse, Reason, Slot};
 use super::{Book, EnginePhase, EngineRequest, Lease};
 use crate::decisions::engine_lock::{Engine, EngineParameters, LockId, Operation, Work};
-use crate::decisions::sharing::{ClientId, GpuId, Input, JobId, TaskId};
+use crate::decisions::sharing::{self, ClientId, GpuId, Input, JobId, TaskId};
 use crate::units::{Bytes, Nanos};
 
 /// The use of an engine of which nothing else is known: as large as a chunk may be, so that it is no copy that needs no lock.
@@ -66,7 +67,8 @@ impl Book {
         let (granted, from) = (open.granted, open.from);
         let locks = granted.and_then(|granted| self.locks_of(granted.gpu, from, operation));
         let Some(locks) = locks else { return self.refuse(client, slot, Reason::Operation) };
-        if !self.may_write(now, client, super::limits::ACQUIRE_BYTES) {
+        let is_leased = locks.iter().any(|lock| self.leases.contains_key(lock));
+        if !self.may_write(now, client, ACQUIRE_BYTES + if is_leased { LEASES_BYTES } else { 0 }) {
             return self.refuse(client, slot, Reason::Limit);
         }
         let ends_leases = self.end_leases(|lock, _| locks.contains(lock));
@@ -87,7 +89,7 @@ impl Book {
         engines.phase = EnginePhase::Waits;
         open.asked = Some(now);
         let (operation, slot) = (engines.operation, engines.slot);
-        let Err(refused) = self.feed(now, Input::Acquire { job, operation }) else { return };
+        let Err(refused) = self.feed(now, &Input::Acquire { job, operation }) else { return };
         if let Some(open) = self.open_mut(job) {
             open.engines = None;
         }
@@ -112,13 +114,29 @@ impl Book {
         self.actions.push_back(Action::Run { client, slot, job, locks });
     }
 
+    /// Engines that jobs get when they are written down.
+    pub fn withheld_engines(&self) -> impl Iterator<Item = (JobId, &[LockId])> {
+        self.withheld.iter().filter_map(|action| match action {
+            sharing::Action::Run { job, locks } => Some((*job, locks.as_slice())),
+            _ => None,
+        })
+    }
+
+    /// The job that uses an engine without having asked for it: by a lease that has ended.
+    #[must_use]
+    pub fn user_by_lease(&self, held: LeaseInUse) -> Option<JobId> {
+        let open = self.tasks.get(&held.task)?.open.as_ref()?;
+        let engines = open.engines.as_ref()?;
+        (engines.slot.is_none() && engines.locks == [held.lock]).then_some(open.key.job)
+    }
+
     /// A job has given back all that it held.
     pub(super) fn returned(&mut self, now: Nanos, job: JobId) -> bool {
         let Some(open) = self.open_mut(job) else { return false };
         if open.engines.take_if(|engines| engines.phase == EnginePhase::Runs).is_none() {
             return false;
         }
-        let _ = self.feed(now, Input::Complete { job });
+        let _ = self.feed(now, &Input::Complete { job });
         true
     }
 
@@ -193,7 +211,7 @@ impl Book {
         if let Some(slot) = asked.and_then(|asked| asked.slot) {
             self.refuse(client, slot, Reason::Busy);
         }
-        if self.feed(now, Input::Acquire { job, operation }).is_err() {
+        if self.feed(now, &Input::Acquire { job, operation }).is_err() {
             if let Some(open) = self.open_mut(job) {
                 open.engines = None;
             }
@@ -209,14 +227,14 @@ impl Book {
         let alone = self.only_holders();
         self.end_leases(|lock, client| alone.get(&lock.gpu) != Some(&client));
         for (gpu, client) in alone {
-            for lock in self.locks_of_gpu(gpu) {
-                if self.leases.contains_key(&lock) || self.is_wanted(lock) {
-                    continue;
-                }
-                self.leases.insert(lock, Lease { client, is_ending: false });
-                self.counts.leases += 1;
-                self.actions.push_back(Action::Lend { client, lock });
+            let mut locks = self.locks_of_gpu(gpu);
+            locks.retain(|lock| !self.leases.contains_key(lock) && !self.is_wanted(*lock));
+            if locks.is_empty() {
+                continue;
             }
+            self.leases.extend(locks.iter().map(|lock| (*lock, Lease { client, is_ending: false })));
+            self.counts.leases += locks.len() as u64;
+            self.actions.push_back(Action::Lend { client, locks });
         }
     }
 

@@ -44,6 +44,8 @@ const LOG_BURST: u64 = 16;
 /// What the entries of one request, its grant and its release take in the log, and those of an engine request.
 pub(super) const REQUEST_BYTES: u64 = 1_024;
 pub(super) const ACQUIRE_BYTES: u64 = 512;
+/// What it takes in addition that leases end for an engine request, and begin again.
+pub(super) const LEASES_BYTES: u64 = 256;
 /// What a report of the use of a leased engine takes in the log.
 pub(super) const USED_BYTES: u64 = 256;
 

@@ -241,7 +241,13 @@ pub struct LeaseInUse {
 #[serde(rename_all = "kebab-case")]
 pub enum Input {
     /// A process says who it is, and with which tasks of the broker before it comes back.
-    Greeting { client: ClientId, process: ClientProcess, name: String, resumed: Vec<ResumedTask> },
+    Greeting {
+        client: ClientId,
+        process: ClientProcess,
+        name: String,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        resumed: Vec<ResumedTask>,
+    },
     /// A client registers a task by a message of so many bytes.
     Register { client: ClientId, shape: TaskShape, bytes: u64 },
     /// A client withdraws a task.
@@ -253,7 +259,14 @@ pub enum Input {
     /// A GPU is lost: a client, who must be the owner, says so, or the broker's probe.
     GpuLost { client: Option<ClientId>, gpu: GpuId },
     /// A job wants a token.
-    Request { client: ClientId, slot: Slot, job: JobId, release: Nanos, acquisition: u32 },
+    Request {
+        client: ClientId,
+        slot: Slot,
+        job: JobId,
+        release: Nanos,
+        #[serde(default, skip_serializing_if = "is_zero")]
+        acquisition: u32,
+    },
     /// A job gives its token back.
     Release { client: ClientId, job: JobId, outcome: Outcome },
     /// A job no longer wants the token.
@@ -273,7 +286,11 @@ pub enum Input {
     /// A job has given back the engines of [`Action::Run`].
     Returned { job: JobId },
     /// [`Action::EndLeases`] is done: which of those engines are in use until they are [`Input::Returned`].
-    LeasesEnded { client: ClientId, in_use: Vec<LeaseInUse> },
+    LeasesEnded {
+        client: ClientId,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        in_use: Vec<LeaseInUse>,
+    },
     /// A client has closed its connection.
     Left { client: ClientId },
     /// A client does not keep to the protocol.
@@ -290,9 +307,8 @@ pub enum Input {
     Timeout,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
-const fn is_zero(missing: &u64) -> bool {
-    *missing == 0
+fn is_zero<N: Default + PartialEq>(number: &N) -> bool {
+    *number == N::default()
 }
 
 /// The answer to a message of a client.
@@ -317,24 +333,33 @@ pub enum Action {
     /// Answer the message of a client.
     Reply { client: ClientId, reply: Reply },
     /// Answer a request: the job holds a token.
-    Grant { client: ClientId, slot: Slot, key: Key, gpu: GpuId, token: TokenId, from: Option<GpuId> },
+    Grant {
+        client: ClientId,
+        slot: Slot,
+        key: Key,
+        gpu: GpuId,
+        token: TokenId,
+        /// Where the task's state is, if it is elsewhere.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from: Option<GpuId>,
+    },
     /// Give the job these locks; there is a slot if the client waits for an answer.
     Run { client: ClientId, slot: Option<Slot>, job: JobId, locks: Vec<LockId> },
     /// Answer a request: it is refused.
     Refuse { client: ClientId, slot: Slot, reason: Reason },
     /// Answer a request: what was granted or asked for is void, since the GPU is lost.
-    Revoke { client: ClientId, slot: Slot, gpu: GpuId },
+    Revoke { client: ClientId, slot: Slot, job: JobId, gpu: GpuId },
     /// Take the locks from a task that has not given them back.
     TakeBack { client: ClientId, task: TaskId, locks: Vec<LockId> },
-    /// Let a client take this lock without asking.
-    Lend { client: ClientId, lock: LockId },
+    /// Let a client take these locks without asking.
+    Lend { client: ClientId, locks: Vec<LockId> },
     /// End these leases, and say at once which locks are in use: [`Input::LeasesEnded`].
     EndLeases { client: ClientId, locks: Vec<LockId> },
-    /// A task is there; a thread's priority follows its jobs if the client named one.
-    Follow { client: ClientId, task: TaskId, thread: Option<u32> },
-    /// The priority of a task's thread follows this key; `None` = an ordinary one.
+    /// The priority of a client's thread follows the jobs of a task.
+    Follow { client: ClientId, task: TaskId, thread: u32 },
+    /// The priority of the thread that follows a task follows this key; `None` = an ordinary one.
     Prioritise { task: TaskId, key: Option<Key> },
-    /// A task is gone.
+    /// A task is gone that a thread follows.
     Forget { task: TaskId },
     /// Look at a GPU at once.
     Probe { gpu: GpuId },

@@ -86,7 +86,7 @@ impl Book {
         for key in waiting {
             // The request was granted meanwhile, or its grant waits until it can be written: then it stays.
             if !self.holds(key.job)
-                && self.feed(now, Input::Abort { job: key.job }).is_ok()
+                && self.feed(now, &Input::Abort { job: key.job }).is_ok()
                 && let Some(open) = self.open_mut(key.job)
             {
                 open.entered = false;
@@ -106,7 +106,7 @@ impl Book {
             // The jobs of another user may all be more urgent, but only up to this time.
             key.deadline = key.deadline.min(now.saturating_add(self.turns.half_life));
         }
-        if let Err(refused) = self.feed(now, Input::Request { key, acquisition }) {
+        if let Err(refused) = self.feed(now, &Input::Request { key, acquisition }) {
             self.counts.refused += 1;
             self.actions.push_back(Action::Refuse { client, slot, reason: Reason::from(&refused) });
             if let Some(task) = self.tasks.get_mut(&job.task) {

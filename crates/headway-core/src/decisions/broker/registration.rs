@@ -127,7 +127,7 @@ impl Book {
             state: shape.state,
             segments: shape.segments.clone(),
         });
-        self.feed(now, input).map_err(|error| error.to_string())?;
+        self.feed(now, &input).map_err(|error| error.to_string())?;
         let task = BookTask {
             client,
             name: shape.name.clone(),
@@ -136,6 +136,7 @@ impl Book {
             deadline: shape.deadline,
             declared: declared(shape),
             segments: shape.segments.len(),
+            has_thread: shape.thread.is_some(),
             last_release: None,
             open: None,
         };
@@ -143,7 +144,7 @@ impl Book {
         if let Some(known) = self.clients.get_mut(&client) {
             known.tasks.push(id);
         }
-        self.actions.push_back(Action::Follow { client, task: id, thread: shape.thread });
+        self.actions.extend(shape.thread.map(|thread| Action::Follow { client, task: id, thread }));
         self.actions.push_back(Action::RecordClients);
         Ok(id)
     }
@@ -176,7 +177,7 @@ impl Book {
         if known.open.is_some() {
             return Err(Refused::TaskBusy { task }.to_string());
         }
-        self.feed(now, Input::Withdraw { task }).map_err(|error| error.to_string())?;
+        self.feed(now, &Input::Withdraw { task }).map_err(|error| error.to_string())?;
         self.forget_task(task);
         if let Some(known) = self.clients.get_mut(&client) {
             known.tasks.retain(|known| *known != task);
@@ -203,7 +204,7 @@ impl Book {
     /// A GPU is lost. Its holders are told, and the others share the remaining GPUs.
     pub(super) fn handle_gpu_lost(&mut self, now: Nanos, client: Option<ClientId>, gpu: GpuId) -> bool {
         let may = client.is_none_or(|client| self.is_owner(client));
-        let is_new = may && self.feed(now, Input::GpuLost { gpu }).is_ok();
+        let is_new = may && self.feed(now, &Input::GpuLost { gpu }).is_ok();
         if is_new {
             self.lost.insert(gpu);
             self.take_all_turns(now);
@@ -231,7 +232,7 @@ impl Book {
             self.reply(client, Reply::Refused { reason });
             return false;
         }
-        let done = self.feed(now, Input::Reconfigure { cluster, tokens });
+        let done = self.feed(now, &Input::Reconfigure { cluster, tokens });
         self.take_all_turns(now);
         self.reply_done(client, done.map_err(|error| error.to_string()));
         true
@@ -287,14 +288,14 @@ impl Book {
             task.last_release = Some(release);
             task.open = Some(TokenRequest { entered: true, ..TokenRequest::new(key, slot, now) });
         }
-        self.feed(now, Input::Adopt { key, token: held.token }).map_err(|error| error.to_string())?;
+        self.feed(now, &Input::Adopt { key, token: held.token }).map_err(|error| error.to_string())?;
         for engine in engines_in_use(held) {
             let operation = unknown_use(engine, self.parameters.arbiter.engines);
             let locks = vec![LockId { gpu: held.gpu, engine }];
             if let Some(open) = self.open_mut(job) {
                 open.engines = Some(EngineRequest { slot: None, locks, operation, phase: EnginePhase::Waits });
             }
-            self.feed(now, Input::Acquire { job, operation }).map_err(|error| error.to_string())?;
+            self.feed(now, &Input::Acquire { job, operation }).map_err(|error| error.to_string())?;
         }
         Ok(())
     }

@@ -62,10 +62,10 @@ impl Book {
         // It has given up what it did not give back: the word says otherwise only if it lies.
         if let Some(engines) = open.engines.take() {
             self.take_back(job.task, engines.locks);
-            let _ = self.feed(now, Input::Complete { job });
+            let _ = self.feed(now, &Input::Complete { job });
         }
         self.charge(now, job);
-        if self.feed(now, Input::Release { job, outcome }).is_ok() {
+        if self.feed(now, &Input::Release { job, outcome }).is_ok() {
             self.close(now, job);
         }
         true
@@ -76,7 +76,7 @@ impl Book {
         if open.granted.is_some() {
             return self.release(now, client, job, Outcome::Aborted);
         }
-        if !open.entered || self.feed(now, Input::Abort { job }).is_ok() {
+        if !open.entered || self.feed(now, &Input::Abort { job }).is_ok() {
             self.close(now, job);
         }
         true
@@ -98,12 +98,12 @@ impl Book {
         if let Some(engines) = open.engines {
             match engines.slot {
                 _ if engines.phase == EnginePhase::Runs => self.take_back(job.task, engines.locks),
-                Some(slot) => self.actions.push_back(Action::Revoke { client, slot, gpu }),
+                Some(slot) => self.actions.push_back(Action::Revoke { client, slot, job, gpu }),
                 None => {}
             }
         }
         self.prioritise(job.task, None);
-        self.actions.push_back(Action::Revoke { client, slot: open.slot, gpu });
+        self.actions.push_back(Action::Revoke { client, slot: open.slot, job, gpu });
     }
 
     /// A client says that it has used an engine that was leased to it; whether its user may have that written down.

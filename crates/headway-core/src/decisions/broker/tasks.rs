@@ -50,6 +50,8 @@ pub struct BookTask {
     pub declared: Nanos,
     /// Number of its segments.
     pub segments: usize,
+    /// Whether the priority of a thread follows its jobs.
+    pub(super) has_thread: bool,
     /// The release from which that of the next job is separated.
     pub last_release: Option<Nanos>,
     pub open: Option<TokenRequest>,

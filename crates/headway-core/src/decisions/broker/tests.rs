@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proptest::prelude::*;
 
+use super::log::{Fed, Line, Start, StartError, Why};
 use super::*;
 use crate::decisions::engine_lock::{Engine, EngineParameters, Operation, Order, PeerLocks, Work};
 use crate::decisions::predictor::PredictorParameters;
@@ -75,20 +76,12 @@ enum Word {
     Held(JobId),
 }
 
-/// An input with what it led to, as in a log.
-#[derive(Clone, Debug, PartialEq)]
-struct Told {
-    now: Nanos,
-    input: Input,
-    actions: Vec<Action>,
-}
-
 /// The server's part, with clients that it plays too.
 #[derive(Clone)]
 struct Host {
     book: Book,
     now: u64,
-    log: Vec<Told>,
+    log: Vec<Fed>,
     queue: VecDeque<Action>,
     words: BTreeMap<(ClientId, LockId), Word>,
     /// Jobs that were told that they hold a token.
@@ -127,7 +120,7 @@ impl Host {
         let actions: Vec<Action> = std::iter::from_fn(|| self.book.poll_action()).collect();
         self.queue.extend(actions.iter().cloned());
         if has_changed {
-            self.log.push(Told { now, input, actions });
+            self.log.push(Fed { now, input, actions });
         } else {
             assert_eq!(json(&before), json(&self.book), "{input:?} changed something");
         }
@@ -150,16 +143,19 @@ impl Host {
                     self.words.remove(&(*client, *lock));
                 }
             }
-            Action::Lend { client, lock } => {
-                let before = self.words.insert((*client, *lock), Word::Leased);
-                assert_eq!(before, None, "{action:?}");
+            Action::Lend { client, locks } => {
+                for lock in locks {
+                    let before = self.words.insert((*client, *lock), Word::Leased);
+                    assert_eq!(before, None, "{action:?}");
+                }
             }
             Action::EndLeases { client, locks } => {
                 let mut in_use = Vec::new();
                 for lock in locks {
                     match self.words.remove(&(*client, *lock)) {
                         Some(Word::Busy(task)) => {
-                            let job = self.book.tasks()[&task].open.as_ref().unwrap().key.job;
+                            // One whose GPU is lost has no job; what it still uses is taken from it.
+                            let job = self.job(task).unwrap_or(JobId { task, job: 0 });
                             self.words.insert((*client, *lock), Word::Held(job));
                             in_use.push(LeaseInUse { lock: *lock, task });
                         }
@@ -737,10 +733,54 @@ proptest! {
     }
 }
 
-fn replay(book: &mut Book, log: &[Told]) {
-    for told in log {
-        assert!(book.handle(told.now, &told.input));
-        let actions: Vec<Action> = std::iter::from_fn(|| book.poll_action()).collect();
-        assert_eq!(actions, told.actions, "{:?}", told.input);
+fn replay(book: &mut Book, log: &[Fed]) {
+    for fed in log {
+        assert_eq!(fed.again(book), *fed);
     }
+}
+
+#[test]
+fn a_snapshot_that_was_changed_or_is_another_version_s_is_refused() {
+    let mut host = Host::new(parameters(1, 1));
+    let task = host.party(1, 11, 10);
+    host.request(task);
+    let start = Start::of(&host.book, 1, Nanos(9), Why::Rotated);
+    assert_eq!(start.holders, [(ClusterId(0), TokenId(0), host.job(task).unwrap())]);
+    let text = serde_json::to_string(&Line::Broker(Box::new(start))).unwrap();
+    assert!(Line::begins(&text));
+    let Ok(Line::Broker(start)) = serde_json::from_str(&text) else { panic!("{text}") };
+    assert_eq!(json(&start.begin().unwrap()), json(&host.book));
+    let state = start.state.replacen("\"uid\":11", "\"uid\":12", 1);
+    assert_ne!(state, start.state);
+    let changed = Start { state, ..*start };
+    assert!(matches!(changed.begin(), Err(StartError::Digest { .. })));
+    assert!(matches!(Start { schema: 2, ..changed }.begin(), Err(StartError::Schema { found: 2 })));
+}
+
+/// With numbers as long as those of a broker that has run for a week.
+#[test]
+fn a_request_takes_no_more_of_the_log_than_is_counted() {
+    let mut host = Host::new(parameters(8, 1));
+    host.now = 600_000_000_000_000;
+    host.connect(1 << 33, 1_000_000);
+    let followed = TaskShape { thread: Some(1_000_000), ..shape(10) };
+    host.book.next_task = 1 << 24;
+    host.feed(Input::Register { client: ClientId(1 << 33), shape: followed, bytes: 1 });
+    let task = *host.book.tasks().keys().next().unwrap();
+    host.jobs = 1_000_000;
+    let bytes = |host: &Host, from: usize| {
+        let lines =
+            host.log[from..].iter().map(|fed| serde_json::to_string(&Line::Fed(fed.clone())).unwrap().len() as u64 + 1);
+        lines.sum::<u64>()
+    };
+    let before = host.log.len();
+    host.request(task);
+    let asked = host.log.len();
+    host.acquire(task, Work::Execute);
+    host.give_back(task);
+    let engine = bytes(&host, asked);
+    assert!(engine <= limits::ACQUIRE_BYTES + limits::LEASES_BYTES, "{engine}");
+    host.release(task);
+    let all = bytes(&host, before) - engine;
+    assert!(all <= limits::REQUEST_BYTES, "{all}");
 }

@@ -62,7 +62,7 @@ impl Book {
             self.cut(now, client, true);
         }
         if self.engine_timeout().is_some_and(|time| time <= now) {
-            let _ = self.feed(now, Input::Timeout);
+            let _ = self.feed(now, &Input::Timeout);
         }
         if self.turns_due().is_some_and(|time| time <= now) {
             self.take_all_turns(now);
@@ -114,6 +114,6 @@ impl Book {
         self.actions.push_back(Action::RecordClients);
         // No requests were read until now.
         self.tasks.values_mut().filter_map(|task| task.open.as_mut()).for_each(|open| open.since = now);
-        let _ = self.feed(now, Input::Recovered);
+        let _ = self.feed(now, &Input::Recovered);
     }
 }
