@@ -114,7 +114,7 @@ fn halved(used: Nanos, passed: Nanos, half_life: Nanos) -> Nanos {
     let mut factor = 1u128 << 64;
     for (bit, root) in ROOTS.iter().rev().enumerate() {
         if fraction >> bit & 1 == 1 {
-            factor = factor * u128::from(*root) >> 64;
+            factor = (factor * u128::from(*root)) >> 64;
         }
     }
     let left = (u128::from(used.0) * factor).checked_shr(halvings.saturating_add(64)).unwrap_or(0);

@@ -11,6 +11,7 @@ pub struct LimitUse {
 }
 
 impl LimitUse {
+    /// Of counts.
     pub const fn of(used: usize, most: usize) -> Self {
         Self { used: used as u64, most: most as u64 }
     }
