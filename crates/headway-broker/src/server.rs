@@ -24,7 +24,7 @@ use std::time::Duration;
 pub use headway_core::decisions::broker::BrokerLimits;
 use headway_core::decisions::broker::Input;
 use headway_core::decisions::broker::pace::Pace;
-use headway_core::decisions::sharing::{ArbiterParameters, ClientId, GpuId};
+use headway_core::decisions::sharing::{ArbiterParameters, ClientId};
 use headway_core::units::{Nanos, PPM};
 use headway_os::ipc::{Packet, Poller, Words};
 use headway_os::{clock, event};
@@ -268,14 +268,6 @@ impl Server {
         }
     }
 
-    /// The probe has found a GPU lost.
-    fn lose(&mut self, gpu: GpuId) {
-        if self.driver.feed(clock::now(), &Input::GpuLost { client: None, gpu }) {
-            event!(ERROR, "headway::broker", "GPU lost", gpu = gpu.0);
-            self.driver.priority.apply();
-        }
-    }
-
     /// Handles what the last look found; whether there was anything to do.
     fn turn(&mut self, now: Nanos) -> bool {
         self.driver.notice.long(BEAT).store(now.0.max(1), Ordering::Relaxed);
@@ -311,7 +303,7 @@ impl Server {
             match *number {
                 GPUS => {
                     for gpu in self.watch.take_lost() {
-                        self.lose(gpu);
+                        self.driver.lose(clock::now(), None, gpu);
                     }
                     continue;
                 }

@@ -55,21 +55,26 @@ impl BookDriver {
                 let status = self.status(now, client);
                 return self.send(client, &FromBroker::Status(Box::new(status)));
             }
-            FromClient::Register(shape) if greeted => match readable(shape) {
-                Ok(shape) => self.feed(now, &Input::Register { client, shape, bytes }),
-                Err(reason) => return self.send(client, &FromBroker::Refused { reason }),
-            },
+            FromClient::Register(shape) if greeted => {
+                let shape = match readable(shape) {
+                    Ok(shape) => shape,
+                    Err(reason) => return self.send(client, &FromBroker::Refused { reason }),
+                };
+                self.feed(now, &Input::Register { client, shape, bytes });
+            }
             FromClient::Withdraw { task } if greeted => {
                 self.catch_up(now, client, true);
-                self.feed(now, &Input::Withdraw { client, task, bytes })
+                self.feed(now, &Input::Withdraw { client, task, bytes });
             }
-            FromClient::Fault { gpu } if greeted => self.feed(now, &Input::Fault { client, gpu, bytes }),
-            FromClient::Lost { gpu } if greeted => self.feed(now, &Input::GpuLost { client: Some(client), gpu }),
+            FromClient::Fault { gpu } if greeted => {
+                self.feed(now, &Input::Fault { client, gpu, bytes });
+            }
+            FromClient::Lost { gpu } if greeted => self.lose(now, Some(client), gpu),
             FromClient::Reconfigure { cluster, tokens } if greeted => {
-                self.feed(now, &Input::Reconfigure { client, cluster, tokens })
+                self.feed(now, &Input::Reconfigure { client, cluster, tokens });
             }
             _ => return false,
-        };
+        }
         self.priority.apply();
         true
     }
@@ -80,13 +85,10 @@ impl BookDriver {
         } else {
             Err(format!("this broker speaks version {VERSION}, the client {version}; use the same of both"))
         };
-        let pages = checked.and_then(|resumed| match Pages::new() {
-            Ok(pages) => Ok((pages, resumed)),
-            Err(_) => Err("no memory or descriptors are left".to_owned()),
-        });
-        let (pages, resumed) = match pages {
-            Ok(ready) => ready,
-            Err(reason) => {
+        let pages = Pages::new().map_err(|_| "no memory or descriptors are left".to_owned());
+        let (resumed, pages) = match (checked, pages) {
+            (Ok(resumed), Ok(pages)) => (resumed, pages),
+            (Err(reason), _) | (_, Err(reason)) => {
                 self.send(client, &FromBroker::Refused { reason });
                 return false;
             }

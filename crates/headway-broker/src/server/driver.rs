@@ -220,12 +220,16 @@ impl BookDriver {
 
     pub(super) fn process_ended(&mut self, now: Nanos, client: ClientId) {
         self.catch_up(now, client, false);
-        if self.book.clients().contains_key(&client) {
-            self.feed(now, &Input::ProcessEnded { client });
-            self.priority.apply();
-        } else {
-            self.leave(now, client);
+        self.feed(now, &Input::ProcessEnded { client });
+        self.leave(now, client);
+    }
+
+    /// A GPU is lost: a client says so, or the probe.
+    pub(super) fn lose(&mut self, now: Nanos, client: Option<ClientId>, gpu: GpuId) {
+        if self.feed(now, &Input::GpuLost { client, gpu }) {
+            event!(ERROR, "headway::broker", "GPU lost", gpu = gpu.0);
         }
+        self.priority.apply();
     }
 
     fn end_unidentified(&mut self, now: Nanos, client: ClientId) {

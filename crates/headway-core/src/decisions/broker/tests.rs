@@ -1,6 +1,6 @@
 //! The book with clients that keep to the protocol, and some that do not: who gets what, and that nobody else has it.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use proptest::prelude::*;
 
@@ -86,7 +86,8 @@ struct Host {
     words: BTreeMap<(ClientId, LockId), Word>,
     /// Jobs that were told that they hold a token.
     holders: BTreeMap<TokenId, JobId>,
-    shut: BTreeSet<ClientId>,
+    /// Since when clients are not served.
+    shut: BTreeMap<ClientId, u64>,
     jobs: u64,
 }
 
@@ -97,7 +98,7 @@ impl Host {
 
     fn after(parameters: BookParameters, before: Roster) -> Self {
         let book = Book::new(parameters, before, None, Nanos(1)).unwrap();
-        let (words, holders, shut) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        let (words, holders, shut) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         Self { book, now: 1, log: Vec::new(), queue: VecDeque::new(), words, holders, shut, jobs: 0 }
     }
 
@@ -167,9 +168,11 @@ impl Host {
             }
             Action::Revoke { .. } => self.forget_holders(),
             Action::Shut { client } => {
-                self.shut.insert(*client);
+                self.shut.insert(*client, self.now);
             }
             Action::Remove { client } => {
+                let uses = self.words.iter().any(|((of, _), word)| of == client && *word != Word::Leased);
+                assert!(!uses || self.now >= self.shut[client] + DRAIN, "its GPU work may not have ended");
                 self.words.retain(|(of, _), _| of != client);
                 self.forget_holders();
             }
@@ -585,7 +588,7 @@ impl Host {
 
     /// A task of a client that is there.
     fn some_task(&self, at: usize) -> Option<TaskId> {
-        let tasks = self.book.tasks().iter().filter(|(_, task)| !self.shut.contains(&task.client));
+        let tasks = self.book.tasks().iter().filter(|(_, task)| !self.shut.contains_key(&task.client));
         Self::pick(at, &tasks.map(|(id, _)| *id).collect::<Vec<_>>())
     }
 
