@@ -3,57 +3,12 @@
 use std::io;
 use std::path::PathBuf;
 
+pub use headway_core::decisions::broker::Reason;
 use headway_core::decisions::sharing::{GpuId, Refused};
 use headway_core::units::Nanos;
 use headway_os::OsError;
 
 use crate::mps::MpsError;
-
-/// Why a request through the ring was refused; a number in shared memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u64)]
-pub enum Reason {
-    /// The task is not this client's, or has no such job.
-    NotYours = 1,
-    /// The task holds or waits already.
-    Busy = 2,
-    /// A limit of the broker.
-    Limit = 3,
-    /// The arbiter refuses such an operation: too large, not migrating, no token, no engine locks.
-    Operation = 4,
-    /// Every GPU of the task's cluster is lost.
-    NoGpu = 6,
-    /// A reason of a broker newer than this client.
-    Other = 5,
-}
-
-impl Reason {
-    pub(crate) const fn of(number: u64) -> Self {
-        match number {
-            1 => Self::NotYours,
-            2 => Self::Busy,
-            3 => Self::Limit,
-            4 => Self::Operation,
-            6 => Self::NoGpu,
-            _ => Self::Other,
-        }
-    }
-}
-
-impl std::fmt::Display for Reason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::NotYours => "the task is not this client's or has no such job",
-            Self::Busy => "the task already holds or waits for this; release it first",
-            Self::Limit => "a limit of the broker is reached",
-            Self::Operation => {
-                "the operation is not allowed here: check its size, its token and whether engine locks are on"
-            }
-            Self::NoGpu => "every GPU of the task's cluster is lost",
-            Self::Other => "for a reason that this version does not know",
-        })
-    }
-}
 
 /// A broker that cannot start or go on.
 #[derive(Debug, thiserror::Error)]

@@ -1,6 +1,6 @@
 //! Arbitration of GPUs between processes: which process may use which GPU, and when it may use each engine (specification of sharing, 7).
 //!
-//! One **broker** per machine decides. It uses the state machine of [`headway_core::decisions::sharing`], has one thread, and has no
+//! One **broker** per machine decides. It drives the state machine [`headway_core::decisions::broker::Book`], has one thread, and has no
 //! GPU context of its own. Processes are its **clients**:
 //!
 //! * Control messages go over a Unix socket. The kernel identifies the process at the other end.

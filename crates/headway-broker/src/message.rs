@@ -1,9 +1,10 @@
 //! Control messages: one JSON document in each packet of the socket.
 
+pub use headway_core::decisions::broker::TaskShape;
+pub(crate) use headway_core::decisions::broker::{HeldToken, ResumedTask};
 use headway_core::decisions::engine_lock::EngineParameters;
-use headway_core::decisions::sharing::{ClientId, ClusterId, GpuId, Segment, TaskId, TokenId};
+use headway_core::decisions::sharing::{ClientId, ClusterId, GpuId, TaskId};
 use headway_core::decisions::token::TokenParameters;
-use headway_core::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
 use crate::status::Status;
@@ -12,49 +13,6 @@ use crate::status::Status;
 pub(crate) const VERSION: u32 = 5;
 /// Longest message.
 pub(crate) const BYTES_MAX: usize = 128 << 10;
-
-/// A task as a client registers it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TaskShape {
-    /// Name, for people.
-    pub name: String,
-    /// Where it runs.
-    pub cluster: ClusterId,
-    /// Minimum time between two releases.
-    pub period: Nanos,
-    /// Relative deadline.
-    pub deadline: Nanos,
-    /// Data that migrates with the task when its GPU changes.
-    pub state: Bytes,
-    /// Input and output copies, kernels and CPU time while the token is held.
-    pub segments: Vec<Segment>,
-    /// Thread whose priority follows the job's, by its number in the system; `None` = none.
-    pub thread: Option<u32>,
-}
-
-/// A token that a client holds from before the broker was started again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct HeldToken {
-    pub(crate) job: u64,
-    pub(crate) release: Nanos,
-    pub(crate) gpu: GpuId,
-    pub(crate) token: TokenId,
-    pub(crate) slot: u32,
-    pub(crate) generation: u32,
-    /// Engines of that GPU in use.
-    pub(crate) locks: [bool; crate::layout::ENGINES],
-}
-
-/// A task that a client had before the broker was started again.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ResumedTask {
-    pub(crate) id: TaskId,
-    pub(crate) shape: TaskShape,
-    pub(crate) held: Option<HeldToken>,
-}
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]

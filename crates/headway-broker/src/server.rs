@@ -1,49 +1,40 @@
 //! The broker: one thread that decides, over sockets for control and shared pages for everything frequent.
 
 mod about;
-mod admission;
 mod claims;
-mod departure;
+mod control;
 mod door;
-mod engines;
+mod driver;
 mod gpus;
 mod journal;
-mod lateness;
-mod leases;
-mod limits;
-mod open;
 mod own_files;
 mod owners;
-mod pace;
 mod pages;
-mod places;
-mod predecessor;
 mod priority;
-mod queue;
-mod resume;
+mod rings;
 mod session;
 mod socket_files;
-mod state;
 mod status;
-mod turns;
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+pub use headway_core::decisions::broker::BrokerLimits;
+use headway_core::decisions::broker::Input;
+use headway_core::decisions::broker::pace::Pace;
 use headway_core::decisions::sharing::{ArbiterParameters, ClientId};
 use headway_core::units::{Nanos, PPM};
-use headway_os::clock;
 use headway_os::ipc::{Packet, Poller, Words};
+use headway_os::{clock, event};
 
 use self::door::Door;
+use self::driver::BookDriver;
 use self::gpus::Watch;
 pub use self::gpus::{Health, Probe};
 pub use self::journal::{Faults, Tell};
-use self::pace::Pace;
 use self::socket_files::SocketFiles;
-use self::state::BrokerState;
 use crate::error::ServerError;
 use crate::layout::{ASLEEP, BEAT, GPUS_MAX, NOTICE_LONGS, NOTICE_WORDS};
 use crate::message::BYTES_MAX;
@@ -57,47 +48,6 @@ pub enum Access {
     Private,
     /// Users in the group of the socket's folder.
     Group,
-}
-
-/// Capacities; what exceeds them is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BrokerLimits {
-    /// Clients of one user.
-    pub clients_per_user: usize,
-    /// Connections of one user that have not identified themselves yet; with more, the broker ends the one that is silent for
-    /// longest.
-    pub guests_per_user: usize,
-    /// Tasks of one user.
-    pub tasks_per_user: usize,
-    /// Requests for tokens of one user that are open at a time.
-    pub requests_per_user: usize,
-    /// Bytes that the requests of one user add to the log, a second; at once 16 times as much.
-    pub log_bytes_per_user: u64,
-    /// The shortest relative deadline that a task may have. Short deadlines make a task urgent, so this limits how urgent.
-    pub deadline_min: Nanos,
-    /// Most of a cluster's tokens that one client gets by its urgency while others wait, in parts per million.
-    pub urgent_ppm: u64,
-    /// Descriptors for connections, five a client; `None` = nearly all that the system lets the broker have.
-    pub descriptors: Option<usize>,
-    /// CPU, copy and kernel time of one user's tasks, as they declare it, per unit of time, in parts per million; one GPU
-    /// fully used is 1,000,000. `None` = of a private broker what the most GPUs have, of one for a group what its GPUs have.
-    pub utilisation_ppm_per_user: Option<u64>,
-}
-
-impl Default for BrokerLimits {
-    fn default() -> Self {
-        Self {
-            clients_per_user: 64,
-            guests_per_user: 16,
-            tasks_per_user: 256,
-            requests_per_user: 256,
-            log_bytes_per_user: 16 << 20,
-            deadline_min: Nanos(100_000),
-            urgent_ppm: 900_000,
-            descriptors: None,
-            utilisation_ppm_per_user: None,
-        }
-    }
 }
 
 /// What a broker is started with.
@@ -136,8 +86,7 @@ pub struct ServerOptions {
     pub boost: bool,
     /// Tells whether a GPU is still there; `None` = the owner alone says so.
     pub probe: Option<Probe>,
-    /// File for every input of the arbiter, what it decided, and every client cut off, one JSON document a line; continued if
-    /// it exists. A broker that is started again remembers from it what the clients that are left cannot tell: see the crate's
+    /// File for every input of the broker's decisions and what it decided, one JSON document a line; continued if it exists. A broker that is started again remembers from it what the clients that are left cannot tell: see the crate's
     /// page.
     pub log: Option<PathBuf>,
     /// Size of the log's file at which another one is begun, with a snapshot.
@@ -212,8 +161,7 @@ pub struct Server {
     options: ServerOptions,
     door: Door,
     poller: Poller,
-    notice: Words,
-    state: BrokerState,
+    driver: BookDriver,
     watch: Watch,
     ready: Vec<u64>,
     mps: Option<Daemon>,
@@ -251,16 +199,16 @@ impl Server {
         options.limits.descriptors.get_or_insert_with(|| descriptors.saturating_sub(door::OWN));
         let epoch = files.next_epoch(options.must_remember)?;
         // A client that connects before the log is read finds no broker, and tries again.
-        let mut state = BrokerState::new(&options, epoch, clock::now())?;
-        let poller = Poller::new()?;
-        let mps = mps_daemon(&options, &poller)?;
-        state.about.mps = mps.as_ref().and_then(Daemon::status);
-        let door = Door::new(files.listen(options.access)?, &poller)?;
         let notice = Words::create("headway notice", NOTICE_LONGS, NOTICE_WORDS)?;
         notice.forbid_other_writers()?;
-        let watch = Watch::begin(options.probe.clone(), state.gpus.clone())?;
+        let mut driver = BookDriver::new(&options, notice, epoch, clock::now())?;
+        let poller = Poller::new()?;
+        let mps = mps_daemon(&options, &poller)?;
+        driver.about.mps = mps.as_ref().and_then(Daemon::status);
+        let door = Door::new(files.listen(options.access)?, &poller)?;
+        let watch = Watch::begin(options.probe.clone(), driver.book.gpus().to_vec())?;
         poller.add_bell(&watch.bell, GPUS)?;
-        Ok(Self { options, door, poller, notice, state, watch, ready: Vec::new(), mps, _files: files })
+        Ok(Self { options, door, poller, driver, watch, ready: Vec::new(), mps, _files: files })
     }
 
     /// Arbitrates until `stop` is set.
@@ -269,15 +217,14 @@ impl Server {
     /// [`ServerError`] when the system fails; never because of what a client does, or of a disk that is full or broken.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<(), ServerError> {
         if self.options.urgent {
-            self.state.about.scheduling = priority::hurry(self.options.spin_share_ppm);
+            self.driver.about.scheduling = priority::hurry(self.options.spin_share_ppm);
         }
         let mut pace = Pace::new(self.options.spin, self.options.spin_share_ppm, clock::now());
         let mut turns = 0u32;
         let mut expected = clock::now();
         while !stop.load(Ordering::Relaxed) {
             let now = self.look(None);
-            // A broker that was stopped, or got no CPU, has not heard its clients.
-            self.state.excuse(now, now.saturating_sub(expected));
+            self.heard_nobody(now, now.saturating_sub(expected));
             let busy = self.turn(now);
             expected = clock::now();
             if busy {
@@ -286,7 +233,7 @@ impl Server {
                 // However busy the pages are, control messages and deaths are seen.
                 if turns.is_multiple_of(SHARE as u32) {
                     self.poll(Duration::ZERO)?;
-                    self.state.priority.keep_guard();
+                    self.driver.priority.keep_guard();
                 }
                 continue;
             }
@@ -297,26 +244,37 @@ impl Server {
             }
             expected = expected.saturating_add(self.sleep()?);
             pace.slept(now, clock::now());
-            self.state.priority.keep_guard();
+            self.driver.priority.keep_guard();
         }
-        self.state.roster_changed = true;
-        self.state.write_down(clock::now());
+        self.driver.end(clock::now());
         Ok(())
     }
 
     /// Finds what a client has written, or all have, and then reads the clock.
     fn look(&mut self, client: Option<ClientId>) -> Nanos {
-        self.state.look(client);
+        self.driver.look(client);
         clock::now()
+    }
+
+    /// The broker was late by this much: it was stopped, or got no CPU, and has not heard its clients.
+    fn heard_nobody(&mut self, now: Nanos, late: Nanos) {
+        if self.driver.feed(now, &Input::Late { by: late }) {
+            event!(
+                WARN,
+                "headway::broker",
+                "the broker itself was late: nobody is cut off for a watchdog",
+                late = late
+            );
+        }
     }
 
     /// Handles what the last look found; whether there was anything to do.
     fn turn(&mut self, now: Nanos) -> bool {
-        self.notice.long(BEAT).store(now.0.max(1), Ordering::Relaxed);
+        self.driver.notice.long(BEAT).store(now.0.max(1), Ordering::Relaxed);
         // Before the first grant: the next broker waits for every holder.
-        self.state.write_down(now);
-        let busy = self.state.turn(now, SHARE);
-        for client in self.state.take_removed() {
+        self.driver.write_down(now);
+        let busy = self.driver.turn(now, SHARE);
+        for client in self.driver.take_removed() {
             self.forget(client);
         }
         busy
@@ -324,10 +282,10 @@ impl Server {
 
     /// Sleeps until a client rings, connects, writes or ends, or until something is due: how long that may take.
     fn sleep(&mut self) -> Result<Nanos, ServerError> {
-        let asleep = self.notice.word(ASLEEP);
-        let may = handshake::may_sleep(|| asleep.store(1, Ordering::Relaxed), || self.state.is_idle());
+        let asleep = self.driver.notice.word(ASLEEP);
+        let may = handshake::may_sleep(|| asleep.store(1, Ordering::Relaxed), || self.driver.is_idle());
         let bound = if may {
-            let due = self.state.wake_time().into_iter().chain(self.door.wake_time()).min();
+            let due = self.driver.wake_time().into_iter().chain(self.door.wake_time()).min();
             let wake = due.map_or(SLEEP_MAX, |time| time.saturating_sub(clock::now()));
             Duration::from_nanos(wake.0.min(SLEEP_MAX.0))
         } else {
@@ -340,12 +298,12 @@ impl Server {
     fn poll(&mut self, bound: Duration) -> Result<(), ServerError> {
         let mut ready = std::mem::take(&mut self.ready);
         let waited = self.poller.wait(Some(bound), &mut ready);
-        self.notice.word(ASLEEP).store(0, Ordering::Relaxed);
+        self.driver.notice.word(ASLEEP).store(0, Ordering::Relaxed);
         for number in &ready {
             match *number {
                 GPUS => {
                     for gpu in self.watch.take_lost() {
-                        self.state.lose(clock::now(), gpu);
+                        self.driver.lose(clock::now(), None, gpu);
                     }
                     continue;
                 }
@@ -363,7 +321,7 @@ impl Server {
                 BELL => {}
                 _ => {
                     let now = self.look(Some(client));
-                    self.state.process_ended(now, client);
+                    self.driver.process_ended(now, client);
                 }
             }
         }
@@ -377,7 +335,7 @@ impl Server {
         let Some(daemon) = &mut self.mps else { return };
         self.poller.remove(if which == MPS_DAEMON { daemon.process() } else { daemon.guardian() });
         let text = daemon.ended();
-        self.state.about.mps = daemon.status();
+        self.driver.about.mps = daemon.status();
         if let (Some(text), Some(tell)) = (text, &self.options.tell) {
             tell.say(&text);
         }
@@ -387,9 +345,9 @@ impl Server {
     fn converse(&mut self, client: ClientId) {
         let mut buffer = vec![0; BYTES_MAX];
         for _ in 0..SHARE {
-            let Some(socket) = self.state.socket(client) else { return };
+            let Some(socket) = self.driver.socket(client) else { return };
             // Cut off for something else than a message: what it has sent meanwhile is not read.
-            if !self.state.is_served(client) {
+            if !self.driver.is_open(client) {
                 return self.unhook(client);
             }
             // No message to a broker brings descriptors. Closing one may take for ever: that of a file system in a program, for one.
@@ -397,18 +355,18 @@ impl Server {
             let now = self.look(Some(client));
             match packet {
                 Ok(Packet::Message(length, _)) => {
-                    let greeted = self.state.is_greeted(client);
-                    if !self.state.message(now, client, &buffer[..length], &self.notice) {
+                    let greeted = self.driver.is_greeted(client);
+                    if !self.driver.message(now, client, &buffer[..length]) {
                         return self.cut(now, client);
                     }
-                    if self.state.is_greeted(client) {
+                    if self.driver.is_greeted(client) {
                         self.door.settle(client);
                     }
-                    self.state.take_hints().into_iter().for_each(|gpu| self.watch.hint(gpu));
-                    if !greeted && let Some(bell) = self.state.bell(client) {
+                    self.driver.take_hints().into_iter().for_each(|gpu| self.watch.hint(gpu));
+                    if !greeted && let Some(bell) = self.driver.bell(client) {
                         // Without its bell the broker would never hear the client: so it ends the connection.
                         if self.poller.add_bell(bell, client.0 * KINDS + BELL).is_err() {
-                            self.state.cut(now, client, false);
+                            self.driver.cut(now, client);
                             return;
                         }
                     }
@@ -417,7 +375,7 @@ impl Server {
                 Ok(Packet::Nothing) => return,
                 Ok(Packet::End) | Err(_) => {
                     self.unhook(client);
-                    self.state.leave(now, client);
+                    self.driver.leave(now, client);
                     return;
                 }
             }
@@ -426,11 +384,11 @@ impl Server {
 
     fn cut(&mut self, now: Nanos, client: ClientId) {
         self.unhook(client);
-        self.state.cut(now, client, false);
+        self.driver.cut(now, client);
     }
 
     fn unhook(&self, client: ClientId) {
-        if let Some(socket) = self.state.socket(client) {
+        if let Some(socket) = self.driver.socket(client) {
             self.poller.remove(socket.as_fd());
         }
     }
@@ -438,7 +396,7 @@ impl Server {
     /// Drops a session after its descriptors have left the poller.
     fn forget(&mut self, client: ClientId) {
         self.door.settle(client);
-        let Some(session) = self.state.remove(client) else { return };
+        let Some(session) = self.driver.sessions.remove(&client) else { return };
         self.poller.remove(session.socket.as_fd());
         if let Some(pages) = &session.pages {
             self.poller.remove(pages.bell.as_fd());
@@ -531,7 +489,7 @@ mod tests {
 
     /// Lets the broker serve until it has granted `enough`; fails if the thread that asks ends before.
     fn turn_until<T>(server: &mut Server, holder: &JoinHandle<T>, enough: fn(&Counts) -> bool) {
-        while !enough(&server.state.counts) {
+        while !enough(&server.driver.counts()) {
             assert!(!holder.is_finished(), "the holder ended before it was served");
             let now = server.look(None);
             server.turn(now);
@@ -569,11 +527,11 @@ mod tests {
         let clients = holder.join().unwrap();
         let now = server.look(None).saturating_add(late);
         if excused {
-            server.state.excuse(now, late);
+            server.heard_nobody(now, late);
         }
         server.turn(now);
         drop(clients);
-        server.state.counts.cut
+        server.driver.counts().cut
     }
 
     #[test]
@@ -597,10 +555,10 @@ mod tests {
         turn_until(&mut server, &holder, |counts| counts.tokens > 0);
         let client = holder.join().unwrap();
         let now = server.look(None).saturating_add(late);
-        server.state.excuse(now, late);
+        server.heard_nobody(now, late);
         server.turn(now.saturating_add(then));
         drop(client);
-        server.state.counts.cut
+        server.driver.counts().cut
     }
 
     /// A broker that has granted a token to a task that declared `declared` for each job, and what has it given back and then ends.
@@ -636,7 +594,7 @@ mod tests {
         let before = server.look(None);
         let _client = give_back();
         server.turn(before);
-        let holds = |server: &Server| server.state.tasks.values().any(|task| task.open.is_some());
+        let holds = |server: &Server| server.driver.book.tasks().values().any(|task| task.open.is_some());
         assert!(holds(&server), "its use lasted longer than until then");
         let after = server.look(None);
         server.turn(after);
@@ -644,36 +602,17 @@ mod tests {
     }
 
     #[test]
-    fn who_closes_its_connection_with_a_token_and_goes_on_counts_as_one_that_hung() {
-        for lives in [true, false] {
-            let (mut server, give_back) = granted(WATCHDOG);
-            let client = server.state.sessions.keys().next().copied().unwrap();
-            let now = server.look(None);
-            server.state.leave(now, client);
-            if !lives {
-                server.state.process_ended(now, client);
-            }
-            server.turn(now.saturating_add(WATCHDOG).saturating_add(Nanos(1 << 40)));
-            assert!(server.state.tasks.is_empty(), "what it held is free");
-            assert_eq!(server.state.turns.strikes(), u32::from(lives));
-            drop(server);
-            // Its broker is gone.
-            drop(give_back());
-        }
-    }
-
-    #[test]
     fn time_in_which_the_broker_was_stopped_is_not_counted_as_use() {
         for (excused, is_postponed) in [(true, false), (false, true)] {
             // Twice as much is no reason to postpone anything.
             let (mut server, give_back) = granted(Nanos(WATCHDOG.0 / 2));
-            let release = |server: &Server| server.state.tasks.values().next().unwrap().last_release;
+            let release = |server: &Server| server.driver.book.tasks().values().next().unwrap().last_release;
             let first = release(&server);
             let _client = give_back();
             let late = Nanos(3 * WATCHDOG.0);
             let now = server.look(None).saturating_add(late);
             if excused {
-                server.state.excuse(now, late);
+                server.heard_nobody(now, late);
             }
             server.turn(now);
             assert_eq!(release(&server) > first, is_postponed, "excused: {excused}");

@@ -9,7 +9,8 @@ use std::process::{Command, Stdio};
 
 use crate::support::{Broker, LIMIT, parameters, shape, wait_until};
 use headway_broker::{Client, OnLoss, Phase, ServerOptions};
-use headway_core::decisions::sharing::log::Line;
+use headway_core::decisions::broker::Input;
+use headway_core::decisions::broker::log::Line;
 use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::ipc::{Packet, Socket};
@@ -210,7 +211,8 @@ fn a_client_in_c_written_from_the_page_takes_turns_with_ours() {
     drop(ours);
     drop(broker);
     let text = fs::read_to_string(&log).unwrap();
-    let used = text.lines().filter(|line| matches!(serde_json::from_str(line), Ok(Line::Used(_)))).count();
+    let is_use = |line: &&str| matches!(serde_json::from_str(line), Ok(Line::Fed(fed)) if matches!(fed.input, Input::Used { .. }));
+    let used = text.lines().filter(is_use).count();
     assert_eq!(used, ROUNDS, "what the client did by lease is in the log");
 }
 

@@ -7,7 +7,7 @@ mod tests;
 
 use std::io::BufRead;
 
-use headway_core::decisions::sharing::log::Line;
+use headway_core::decisions::broker::log::Line;
 
 pub use self::jobs::jobs;
 pub use self::replay::{Divergence, Replayed, replay};
@@ -46,9 +46,16 @@ impl Log {
                 continue;
             }
             match (serde_json::from_slice::<Line>(&bytes), cut.take()) {
-                (Ok(line @ Line::Broker(_)), broken) => {
+                (Ok(Line::Broker(start)), broken) => {
+                    if let Err(error) = start.check_schema() {
+                        return Err(LogError::Check {
+                            name: name.to_owned(),
+                            line: Some(number),
+                            what: error.to_string(),
+                        });
+                    }
                     this.torn += u64::from(broken.is_some());
-                    this.lines.push((number, line));
+                    this.lines.push((number, Line::Broker(start)));
                 }
                 (_, Some((line, source))) => return Err(LogError::Parse { name: name.to_owned(), line, source }),
                 (Ok(line), None) => this.lines.push((number, line)),

@@ -3,7 +3,7 @@
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use headway_core::decisions::sharing::log::Line;
+use headway_core::decisions::broker::log::Line;
 use headway_os::input::open_again;
 use headway_runtime::outlet::{MARK, OutFile, Outlet, OutputError};
 use headway_trace::excerpt::Excerpt;

@@ -61,10 +61,10 @@ pub(super) const DOCUMENTS: &[Document] = &[
     document("`run.jsonl` of tasks, last line", "headway_trace::sharing::End", ""),
     document(
         "Log of a broker",
-        "headway_core::decisions::sharing::log::Line",
+        "headway_core::decisions::broker::log::Line",
         "A line. `headway broker --log FILE` writes them; a file begins with a `broker` line, and others follow where a broker was started \
-         again or could not write for a while. `headway replay` makes the decisions of the `fed` lines again; the others are for people and \
-         reports. Times are of the host's monotonic clock. Numbers of GPUs are those of the machine file.",
+         again or could not write for a while. `headway replay` makes the decisions of the `fed` lines again. \
+         Times are of the host's monotonic clock. Numbers of GPUs are those of the machine file.",
     ),
     document(
         "Journal of `headway measure`, first line",

@@ -10,11 +10,10 @@ use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::ipc::{Listener, Poller, Socket, user};
 
-use super::limits::is_trusted;
 use super::owners::account_of;
-use super::places::leaves_room;
 use super::session::{self, Session};
 use super::{Access, KINDS, LISTENER, PROCESS, SHARE, SOCKET, Server};
+use headway_core::decisions::broker::leaves_room;
 
 /// How long the broker accepts no connection after even the spare descriptor was used up.
 const PAUSE: Nanos = Nanos(100_000_000);
@@ -111,7 +110,7 @@ impl Server {
             return session::refuse(&socket, "the socket is another user's");
         }
         let account = account_of(peer.uid);
-        if !is_trusted(peer.uid) && !self.has_descriptors(account) {
+        if !self.driver.book.is_trusted(peer.uid) && !self.has_descriptors(account) {
             let reason = "this user has as many connections as leave descriptors for others; end clients, or raise the \
                           broker's limit (`ulimit -n`)";
             return session::refuse(&socket, reason);
@@ -119,7 +118,7 @@ impl Server {
         if !self.make_room(account) {
             return session::refuse(&socket, "too many connections of this user have not said who they are");
         }
-        let client = self.state.next_client();
+        let client = self.driver.next_client();
         let number = client.0 * KINDS;
         let watched = self.poller.add(socket.as_fd(), number + SOCKET);
         if watched.and_then(|()| self.poller.add(process.as_fd(), number + PROCESS)).is_err() {
@@ -128,13 +127,13 @@ impl Server {
         }
         let until = clock::now().saturating_add(self.options.greeting);
         self.door.guests.insert(client, Guest { account, until });
-        self.state.admit(client, Session::new(socket, process, peer, account));
+        self.driver.accept(client, Session::new(socket, process, peer, account));
     }
 
     /// Whether a connection of a user leaves descriptors for those of others.
     fn has_descriptors(&self, account: u32) -> bool {
-        let theirs = self.state.sessions.values().filter(|session| session.account == account);
-        let shared = self.state.shared_descriptors();
+        let theirs = self.driver.sessions.values().filter(|session| session.peer.account == account);
+        let shared = self.driver.shared_descriptors();
         leaves_room(theirs.map(Session::descriptors).sum(), shared.used as usize, shared.most as usize)
     }
 
@@ -146,8 +145,9 @@ impl Server {
         if guests().count() < self.options.limits.guests_per_user {
             return true;
         }
-        let is_silent =
-            |client: &ClientId| self.state.socket(*client).is_none_or(|socket| !socket.wait(std::time::Duration::ZERO));
+        let is_silent = |client: &ClientId| {
+            self.driver.socket(*client).is_none_or(|socket| !socket.wait(std::time::Duration::ZERO))
+        };
         // Numbers of clients grow: the first is the one that came first.
         let Some(silent) = guests().find(is_silent) else { return false };
         self.show_out(silent, "others of this user came and this one had not said who it is");
@@ -155,12 +155,12 @@ impl Server {
     }
 
     fn show_out(&mut self, client: ClientId, reason: &str) {
-        if let Some(socket) = self.state.socket(client) {
+        if let Some(socket) = self.driver.socket(client) {
             session::refuse(socket, reason);
         }
         self.door.settle(client);
         self.unhook(client);
-        self.state.cut(clock::now(), client, false);
+        self.driver.cut(clock::now(), client);
     }
 
     /// Ends connections that have waited for too long, and accepts new ones again.

@@ -10,13 +10,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::time::Duration;
 
-use headway_core::decisions::sharing::log::Line;
-use headway_core::decisions::sharing::{ClientId, GpuId, Input};
-use headway_core::units::Nanos;
+use headway_core::decisions::sharing::GpuId;
 use headway_os::ipc::Bell;
-use headway_os::{Errno, OsError, event, threads};
-
-use super::state::BrokerState;
+use headway_os::{Errno, OsError, threads};
 
 /// What is known of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,39 +100,5 @@ fn look(probe: &Probe, gpus: &[GpuId], hinted: &Receiver<GpuId>, tell: &Sender<G
                 bell.ring();
             }
         }
-    }
-}
-
-impl BrokerState {
-    /// A client has met an error of a GPU: a hint, to be looked at.
-    pub(super) fn fault(&mut self, now: Nanos, client: ClientId, gpu: GpuId) {
-        if !self.gpus.contains(&gpu) || self.lost.contains(&gpu) {
-            return;
-        }
-        *self.faults.entry(gpu).or_insert(0) += 1;
-        // One of each at a time, and those that are asked for are answered soon.
-        if !self.hints.contains(&gpu) {
-            self.hints.push(gpu);
-        }
-        let pid = self.sessions.get(&client).map_or(0, |session| session.peer.pid);
-        self.journal.note(now, &Line::Fault { now, gpu, client, pid });
-    }
-
-    /// GPUs to look at.
-    pub(super) fn take_hints(&mut self) -> Vec<GpuId> {
-        std::mem::take(&mut self.hints)
-    }
-
-    /// A GPU is lost. The broker notifies its holders, and the others share the remaining GPUs. `false` if the GPU is unknown or lost already.
-    pub(super) fn lose(&mut self, now: Nanos, gpu: GpuId) -> bool {
-        let is_new = self.feed(now, Input::GpuLost { gpu }).is_ok();
-        if is_new {
-            event!(ERROR, "headway::broker", "GPU lost", gpu = gpu.0);
-            self.lost.insert(gpu);
-            self.take_all_turns(now);
-            self.settle_leases(now);
-            self.priority.apply();
-        }
-        is_new
     }
 }

@@ -13,17 +13,17 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use headway_core::decisions::broker::log::{Fed, Line, Start, Why};
+use headway_core::decisions::broker::{Action, Book, Input, KnownProcess, Roster, Use};
 use headway_core::decisions::engine_lock::LockId;
-use headway_core::decisions::sharing::log::{Fed, Line, Start, TaskLine, Why};
-use headway_core::decisions::sharing::{Arbiter, ArbiterParameters, ClusterId, Input, JobId, Memory, TaskId, TokenId};
+use headway_core::decisions::sharing::{ClusterId, JobId, Memory, TokenId};
 use headway_core::units::Nanos;
 use headway_os::event;
 
 use self::log::Log;
 use self::record::Record;
-pub(super) use self::record::{HELD, Known, Roster, is_beginning_of_state};
+pub(super) use self::record::{HELD, is_beginning_of_state};
 use super::ServerOptions;
-use super::turns::Use;
 use crate::error::ServerError;
 use crate::status::MemoryStatus;
 
@@ -92,20 +92,15 @@ pub(super) struct Before {
     pub(super) roster: Roster,
     /// What its arbiter knew, by the log.
     pub(super) memory: Option<Memory>,
-    /// What its users had used.
-    pub(super) users: Vec<Use>,
 }
 
 pub(super) struct Journal {
     log: Option<Log>,
     record: Record,
-    parameters: ArbiterParameters,
     epoch: u64,
     must_remember: bool,
     tell: Option<Tell>,
     trouble: Option<Trouble>,
-    /// Names of tasks, for snapshots.
-    names: BTreeMap<TaskId, TaskLine>,
     /// Lines that could not be written, of troubles that are over.
     missing: u64,
     gaps: u64,
@@ -118,36 +113,32 @@ impl Journal {
     /// [`ServerError`] for places where nothing can be written for another reason than that a disk is full or broken; for
     /// those too if the broker must remember.
     pub(super) fn open(options: &ServerOptions, epoch: u64, now: Nanos) -> Result<(Self, Before), ServerError> {
-        let (record, mut roster, trouble) =
-            Record::open(&options.socket, options.faults.clone(), options.must_remember)?;
-        let memory = options.log.as_deref().filter(|_| !roster.is_empty());
+        let (record, roster, trouble) = Record::open(&options.socket, options.faults.clone(), options.must_remember)?;
+        let memory = options.log.as_deref().filter(|_| !roster.clients.is_empty());
         let memory = memory.and_then(|path| log::memory(path, &options.arbiter, now));
         let log = options.log.as_deref().map(|path| Log::new(path, options)).transpose()?;
         let mut this = Self {
             log,
             record,
-            parameters: options.arbiter.clone(),
             epoch,
             must_remember: options.must_remember,
             tell: options.tell.clone(),
             trouble: None,
-            names: BTreeMap::new(),
             missing: 0,
             gaps: 0,
         };
         if let Some(what) = trouble {
             this.fail(now, what);
         }
-        let users = std::mem::take(&mut roster.users);
-        Ok((this, Before { roster, memory, users }))
+        Ok((this, Before { roster, memory }))
     }
 
     /// Begins the log of this start.
     ///
     /// # Errors
     /// As [`Journal::open`].
-    pub(super) fn begin(&mut self, now: Nanos, arbiter: &Arbiter) -> Result<(), ServerError> {
-        let first = self.snapshot(now, arbiter, Why::Started, 0);
+    pub(super) fn begin(&mut self, now: Nanos, book: &Book) -> Result<(), ServerError> {
+        let first = self.snapshot(now, book, Why::Started, 0);
         let Some(log) = &mut self.log else { return Ok(()) };
         match log.open(&first) {
             Ok(()) => Ok(()),
@@ -160,45 +151,52 @@ impl Journal {
         }
     }
 
-    fn snapshot(&mut self, now: Nanos, arbiter: &Arbiter, why: Why, missing: u64) -> Vec<u8> {
-        self.names.retain(|task, _| arbiter.task(*task).is_some());
-        let start = Start { missing, ..Start::of(arbiter, &self.parameters, self.epoch, now, why) };
-        let mut text = line(&Line::Broker(Box::new(start)));
-        for task in self.names.values() {
-            text.extend(line(&Line::Task(TaskLine { now, ..task.clone() })));
-        }
-        text
+    fn snapshot(&self, now: Nanos, book: &Book, why: Why, missing: u64) -> Vec<u8> {
+        line(&Line::Broker(Box::new(Start { missing, ..Start::of(book, self.epoch, now, why) })))
     }
 
-    /// Writes an input and the arbiter's decision to the log, before the broker answers.
-    pub(super) fn fed(&mut self, fed: Fed, arbiter: &Arbiter, recovering: bool) {
-        let now = fed.now;
-        if changes_holders(&fed.input) {
-            self.hold(now, arbiter, recovering);
+    /// Writes an input and what was decided about it, the last `decided` actions that the book has, before the server acts and answers.
+    pub(super) fn fed(&mut self, now: Nanos, input: &Input, book: &Book, decided: usize) {
+        let actions = || book.actions().iter().skip(book.actions().len() - decided);
+        if changes_holders(input) {
+            self.hold(now, book);
         }
-        self.note(now, &Line::Fed(fed));
-        self.keep_size(now, arbiter);
+        let told = actions().filter_map(|action| match action {
+            Action::Run { job, locks, .. } => Some((*job, locks.as_slice())),
+            _ => None,
+        });
+        for (job, locks) in told.chain(book.withheld_engines()) {
+            self.engines(now, locks, job);
+        }
+        if let Input::LeasesEnded { in_use, .. } = input {
+            for held in in_use {
+                if let Some(job) = book.user_by_lease(*held) {
+                    self.engines(now, &[held.lock], job);
+                }
+            }
+        }
+        if self.log.is_some() {
+            self.note(now, &Line::Fed(Fed { now, input: input.clone(), actions: actions().cloned().collect() }));
+            self.keep_size(now, book);
+        }
     }
 
     /// Begins another file of the log where the present one is full, whichever lines filled it.
-    pub(super) fn keep_size(&mut self, now: Nanos, arbiter: &Arbiter) {
+    pub(super) fn keep_size(&mut self, now: Nanos, book: &Book) {
         if self.trouble.is_none() && self.log.as_ref().is_some_and(Log::is_full) {
-            self.rotate(now, arbiter);
+            self.rotate(now, book);
         }
     }
 
-    fn hold(&mut self, now: Nanos, arbiter: &Arbiter, recovering: bool) {
-        let clusters = self.parameters.clusters.iter();
-        let holders = clusters.filter_map(|cluster| Some((cluster.id, arbiter.tokens(cluster.id)?.holders())));
-        let holders = holders.flat_map(|(id, holders)| holders.map(move |(token, job)| ((id, token), job)));
-        if let Err(error) = self.record.hold(&holders.collect(), recovering) {
+    fn hold(&mut self, now: Nanos, book: &Book) {
+        if let Err(error) = self.record.hold(&book.holders(), book.is_recovering()) {
             let what = self.record.describe(&error);
             self.fail(now, what);
         }
     }
 
-    /// Writes to the log that a job gets engines, before the broker answers the job.
-    pub(super) fn engines(&mut self, now: Nanos, locks: &[LockId], job: JobId) {
+    /// Records that a job gets engines, before the broker answers the job.
+    fn engines(&mut self, now: Nanos, locks: &[LockId], job: JobId) {
         let written = locks.iter().try_for_each(|lock| self.record.lock(*lock, job));
         if let Err(error) = written {
             let what = self.record.describe(&error);
@@ -206,11 +204,7 @@ impl Journal {
         }
     }
 
-    /// Writes a line for which the arbiter is not needed.
-    pub(super) fn note(&mut self, now: Nanos, what: &Line) {
-        if let Line::Task(task) = what {
-            self.names.insert(task.task, task.clone());
-        }
+    fn note(&mut self, now: Nanos, what: &Line) {
         let Some(log) = &mut self.log else { return };
         if let Some(trouble) = &mut self.trouble {
             trouble.lines += 1;
@@ -225,8 +219,8 @@ impl Journal {
         }
     }
 
-    fn rotate(&mut self, now: Nanos, arbiter: &Arbiter) {
-        let first = self.snapshot(now, arbiter, Why::Rotated, 0);
+    fn rotate(&mut self, now: Nanos, book: &Book) {
+        let first = self.snapshot(now, book, Why::Rotated, 0);
         let Some(log) = &mut self.log else { return };
         let had = log.obstacle().is_some();
         match log.rotate(&first) {
@@ -255,7 +249,7 @@ impl Journal {
     }
 
     /// Has the next broker know whom to wait for.
-    pub(super) fn serve(&mut self, now: Nanos, served: impl Iterator<Item = Known>, users: Vec<Use>) {
+    pub(super) fn serve(&mut self, now: Nanos, served: impl Iterator<Item = KnownProcess>, users: Vec<Use>) {
         if let Err(error) = self.record.serve(served.collect(), users) {
             let what = self.record.describe(&error);
             self.fail(now, what);
@@ -294,7 +288,7 @@ impl Journal {
     }
 
     /// Tries to write again, with a snapshot in place of what is missing; whether all is well now.
-    pub(super) fn mend(&mut self, now: Nanos, arbiter: &Arbiter, recovering: bool) -> bool {
+    pub(super) fn mend(&mut self, now: Nanos, book: &Book) -> bool {
         let Some(trouble) = &mut self.trouble else { return true };
         if now < trouble.retry_at {
             return false;
@@ -304,7 +298,7 @@ impl Journal {
         if self.record.rewrite().is_err() {
             return false;
         }
-        let first = self.snapshot(now, arbiter, Why::Gap, lines);
+        let first = self.snapshot(now, book, Why::Gap, lines);
         // A file that failed may be broken for good: then another one.
         if let Some(log) = &mut self.log
             && log.open(&first).or_else(|_| log.rotate(&first)).is_err()
@@ -312,7 +306,7 @@ impl Journal {
             return false;
         }
         self.trouble = None;
-        self.hold(now, arbiter, recovering);
+        self.hold(now, book);
         if self.trouble.is_some() {
             return false;
         }
@@ -324,11 +318,6 @@ impl Journal {
         };
         self.tell(&format!("what happens is written down again{log}"));
         true
-    }
-
-    /// The time of recovery is over: clients that have not come back hold nothing.
-    pub(super) fn settle(&mut self, now: Nanos, arbiter: &Arbiter) {
-        self.hold(now, arbiter, false);
     }
 
     pub(super) fn status(&self, withheld: usize) -> MemoryStatus {
@@ -363,14 +352,14 @@ fn line(line: &Line) -> Vec<u8> {
 const fn changes_holders(input: &Input) -> bool {
     !matches!(
         input,
-        Input::Register(_)
+        Input::Register { .. }
             | Input::Withdraw { .. }
+            | Input::Fault { .. }
             | Input::Acquire { .. }
-            | Input::Complete { .. }
-            | Input::Renew { .. }
-            | Input::Next { .. }
-            | Input::Recovered
-            | Input::Timeout
+            | Input::Returned { .. }
+            | Input::Used { .. }
+            | Input::Late { .. }
+            | Input::Written
     )
 }
 

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use headway_core::decisions::sharing::log::START;
+use headway_core::decisions::broker::log::START;
 
 use super::journal::{HELD, is_beginning_of_state};
 use crate::error::ServerError;

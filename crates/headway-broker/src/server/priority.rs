@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use headway_core::decisions::broker::KnownProcess;
 use headway_core::decisions::sharing::{Key, TaskId};
 use headway_core::units::Nanos;
 use headway_os::ipc::{has_thread, this_thread, thread_is_of, thread_started, user};
 use headway_os::sched::{self, Guard, SchedError};
-
-use super::journal::Known;
 
 /// Priorities given: above ordinary threads, below interrupt threads (50).
 const LEVEL_MIN: i32 = 11;
@@ -208,7 +207,7 @@ impl Priority {
 
 /// Takes back the priorities that the former broker gave to threads of a process, if it and its guardian were killed at once. A thread
 /// that follows a job is raised again when the job is back.
-pub(super) fn take_back(known: &Known) {
+pub(super) fn take_back(known: &KnownProcess) {
     for (tid, started) in &known.threads {
         if thread_started(known.pid, *tid) == Some(*started) && sched::is_fifo(*tid) {
             // Without the permission, that broker had none either.

@@ -3,13 +3,14 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use headway_core::decisions::sharing::{ClientId, TaskId};
+use headway_core::decisions::broker::{Book, BookTask, EnginePhase, GrantedToken, TokenRequest};
+use headway_core::decisions::sharing::{ClientId, GpuId, TaskId};
 use headway_core::units::Nanos;
 
-use super::open::{Open, Task};
-use super::state::BrokerState;
+use super::driver::BookDriver;
+use super::session::Session;
 use crate::message::BYTES_MAX;
-use crate::status::{ClientStatus, GpuStatus, JobStatus, Phase, SharedUse, Status, UserStatus};
+use crate::status::{ClientStatus, GpuStatus, JobStatus, LimitUse, Phase, SharedUse, Status, UserStatus};
 
 /// Users, and tasks without room, that are listed at most.
 const LISTED_MAX: usize = 128;
@@ -37,54 +38,57 @@ fn fit(status: &mut Status, most: usize) {
     }
 }
 
-impl BrokerState {
+impl BookDriver {
     /// The state as `client` may see it: the owner all, others their own tasks.
     pub(super) fn status(&self, now: Nanos, client: ClientId) -> Status {
-        let uid = self.sessions.get(&client).map(|session| session.peer.uid);
-        let owner = self.is_owner(client);
-        let sees = |of: ClientId| owner || self.sessions.get(&of).map(|session| session.peer.uid) == uid;
-        let clients = self
-            .sessions
-            .iter()
-            .filter(|(id, session)| sees(**id) && (session.pages.is_some() || session.gone.is_some()));
-        let clients = clients.map(|(id, session)| ClientStatus {
+        let book = &self.book;
+        let peer = self.sessions.get(&client).map(|session| session.peer);
+        let uid = peer.map(|peer| peer.uid);
+        let owner = uid.is_some_and(|uid| book.is_trusted(uid));
+        let sees = |of: ClientId| owner || book.clients().get(&of).map(|known| known.process.uid) == uid;
+        let clients = book.clients().iter().filter(|(id, _)| sees(**id)).map(|(id, known)| ClientStatus {
             client: *id,
-            name: session.name.clone(),
-            pid: session.peer.pid,
-            uid: session.peer.uid,
-            tasks: session.tasks.len(),
-            draining: session.gone.is_some(),
+            name: known.name.clone(),
+            pid: known.process.pid,
+            uid: known.process.uid,
+            tasks: known.tasks.len(),
+            draining: known.gone.is_some(),
         });
-        let mine = self.account_of(client);
-        let accounts: BTreeSet<u32> =
-            self.sessions.values().map(|session| session.account).filter(|account| owner || *account == mine).collect();
-        let mut users: Vec<_> = accounts
+        let accounts = || self.sessions.values().map(|session| session.peer.account);
+        let mine = peer.map_or(u32::MAX, |peer| peer.account);
+        let listed: BTreeSet<u32> = accounts().filter(|account| owner || *account == mine).collect();
+        let mut users: Vec<UserStatus> = listed
             .into_iter()
-            .map(|account| UserStatus { log_bytes: self.log_use_of(now, account), ..self.use_of(account) })
+            .map(|account| {
+                let mut user = book.use_of(now, account);
+                let sessions = accounts().filter(|other| *other == account).count() as u64;
+                user.unidentified.used = sessions.saturating_sub(user.clients.used);
+                user
+            })
             .collect();
         users.sort_by_key(|user| Reverse((user.tasks.used, user.clients.used)));
         let unlisted = users.len().saturating_sub(LISTED_MAX);
         users.truncate(LISTED_MAX);
-        let sees_task = |id: &TaskId| self.tasks.get(id).is_some_and(|task| sees(task.client));
-        let open = self.tasks.iter().filter(|(_, task)| sees(task.client));
-        let jobs = open.filter_map(|(id, task)| Some(self.job_status(now, *id, task, task.open.as_ref()?)));
+        let sees_task = |id: &TaskId| book.tasks().get(id).is_some_and(|task| sees(task.client));
+        let open = book.tasks().iter().filter(|(_, task)| sees(task.client));
+        let jobs = open.filter_map(|(id, task)| Some(job_status(now, *id, task, task.open.as_ref()?)));
         let mut status = Status {
             schema: 1,
             epoch: self.epoch,
             pid: std::process::id(),
-            uptime: now.saturating_sub(self.started),
-            recovering: self.recovering.is_some(),
+            uptime: now.saturating_sub(self.began),
+            recovering: book.is_recovering(),
             priority: self.priority.describe(),
             scheduling: self.about.scheduling.clone(),
-            gpus: self.gpu_status(&sees),
-            shared: SharedUse { tasks: self.shared_tasks(), descriptors: self.shared_descriptors() },
+            gpus: gpu_status(book, &sees),
+            shared: SharedUse { tasks: book.shared_tasks(), descriptors: self.shared_descriptors() },
             users,
             clients: clients.collect(),
             jobs: jobs.collect(),
             omitted: unlisted as u64,
-            without_room: self.without_room.iter().filter(|id| sees_task(id)).copied().take(LISTED_MAX).collect(),
-            memory: self.journal.status(self.withheld.len()),
-            counts: self.counts,
+            without_room: book.without_room().iter().filter(|id| sees_task(id)).copied().take(LISTED_MAX).collect(),
+            memory: self.journal.status(book.withheld()),
+            counts: self.counts(),
             // One daemon serves one user.
             mps: self.about.mps.clone().filter(|_| uid == Some(headway_os::ipc::user())),
         };
@@ -92,53 +96,58 @@ impl BrokerState {
         status
     }
 
-    fn gpu_status(&self, sees: &impl Fn(ClientId) -> bool) -> Vec<GpuStatus> {
-        let status = |(position, gpu): (usize, &headway_core::decisions::sharing::GpuId)| {
-            let cluster = self.clusters.iter().find(|cluster| cluster.gpus.contains(gpu));
-            let holds = |task: &&Task| {
-                sees(task.client)
-                    && task.open.as_ref().and_then(|open| open.granted).is_some_and(|(granted, _)| granted == *gpu)
-            };
-            GpuStatus {
-                gpu: *gpu,
-                tokens: cluster.map_or(0, |cluster| cluster.tokens.per_gpu),
-                holders: self.tasks.iter().filter(|(_, task)| holds(task)).map(|(id, _)| *id).collect(),
-                leased_to: self.leases.client(position).filter(|client| sees(*client)),
-                lost: self.lost.contains(gpu),
-                faults: self.faults.get(gpu).copied().unwrap_or(0),
-            }
-        };
-        self.gpus.iter().enumerate().map(status).collect()
+    /// Descriptors of all connections.
+    pub(super) fn shared_descriptors(&self) -> LimitUse {
+        let used = self.sessions.values().map(Session::descriptors).sum();
+        LimitUse::of(used, self.book.parameters().limits.descriptors.unwrap_or(usize::MAX))
     }
+}
 
-    fn job_status(&self, now: Nanos, id: TaskId, task: &Task, open: &Open) -> JobStatus {
-        let lock = |lock: &usize| self.lock_id(*lock);
-        let phase = match open.granted {
-            None => Phase::WaitsForToken,
-            Some((gpu, token)) => {
-                let locks =
-                    open.engines.as_ref().map_or_else(Vec::new, |engines| engines.locks.iter().map(lock).collect());
-                let running = open.engines.as_ref().is_some_and(|engines| engines.held.is_some());
-                let (waits_for, runs_on) = if running { (Vec::new(), locks) } else { (locks, Vec::new()) };
-                Phase::Holds { gpu, token, waits_for, runs_on }
-            }
+fn gpu_status(book: &Book, sees: &impl Fn(ClientId) -> bool) -> Vec<GpuStatus> {
+    let status = |gpu: &GpuId| {
+        let clusters = &book.parameters().arbiter.clusters;
+        let cluster = clusters.iter().find(|cluster| cluster.gpus.contains(gpu));
+        let holds = |task: &&BookTask| {
+            let granted = task.open.as_ref().and_then(|open| open.granted);
+            sees(task.client) && granted.is_some_and(|granted| granted.gpu == *gpu)
         };
-        let slack = i128::from(open.key.deadline.0) - i128::from(now.0);
-        JobStatus {
-            task: id,
-            name: task.shape.name.clone(),
-            client: task.client,
-            job: open.key.job.job,
-            slack_ns: i64::try_from(slack).unwrap_or(i64::MAX),
-            since: now.saturating_sub(open.since),
-            phase,
+        GpuStatus {
+            gpu: *gpu,
+            tokens: cluster.map_or(0, |cluster| cluster.tokens.per_gpu),
+            holders: book.tasks().iter().filter(|(_, task)| holds(task)).map(|(id, _)| *id).collect(),
+            leased_to: book.leased_to(*gpu).filter(|client| sees(*client)),
+            lost: book.lost().contains(gpu),
+            faults: book.faults(*gpu),
         }
+    };
+    book.gpus().iter().map(status).collect()
+}
+
+fn job_status(now: Nanos, id: TaskId, task: &BookTask, open: &TokenRequest) -> JobStatus {
+    let phase = match open.granted {
+        None => Phase::WaitsForToken,
+        Some(GrantedToken { gpu, token }) => {
+            let locks = open.engines.as_ref().map_or_else(Vec::new, |engines| engines.locks.clone());
+            let running = open.engines.as_ref().is_some_and(|engines| engines.phase == EnginePhase::Runs);
+            let (waits_for, runs_on) = if running { (Vec::new(), locks) } else { (locks, Vec::new()) };
+            Phase::Holds { gpu, token, waits_for, runs_on }
+        }
+    };
+    let slack = i128::from(open.key.deadline.0) - i128::from(now.0);
+    JobStatus {
+        task: id,
+        name: task.name.clone(),
+        client: task.client,
+        job: open.key.job.job,
+        slack_ns: i64::try_from(slack).unwrap_or(i64::MAX),
+        since: now.saturating_sub(open.since),
+        phase,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use headway_core::decisions::sharing::{GpuId, TokenId};
+    use headway_core::decisions::sharing::TokenId;
 
     use super::*;
 

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use headway_core::decisions::sharing::log::{Fed, Line, Why};
-use headway_core::decisions::sharing::{Arbiter, ArbiterParameters};
+use headway_core::decisions::broker::log::{Fed, Line, Why};
+use headway_core::decisions::broker::{self, Action};
 use headway_core::units::Nanos;
 
 /// Inputs of one start that are checked at most: the others take too long.
@@ -30,7 +30,7 @@ pub(crate) struct Book {
     pub(crate) starts: u64,
     /// Files that were full.
     pub(crate) rotations: u64,
-    arbiter: Option<(Arbiter, ArbiterParameters)>,
+    known: Option<broker::Book>,
     checked: u64,
     /// What was left for the next broker.
     kept: Vec<u8>,
@@ -38,7 +38,7 @@ pub(crate) struct Book {
 
 impl Book {
     pub(crate) fn of(log: PathBuf) -> Self {
-        Self { log, cuts: Vec::new(), inputs: 0, starts: 0, rotations: 0, arbiter: None, checked: 0, kept: Vec::new() }
+        Self { log, cuts: Vec::new(), inputs: 0, starts: 0, rotations: 0, known: None, checked: 0, kept: Vec::new() }
     }
 
     /// Reads what the broker that has just ended wrote, checks the state after every input, and leaves nothing but the last
@@ -72,44 +72,45 @@ impl Book {
     fn check(&mut self, line: &[u8]) -> bool {
         match serde_json::from_slice(line) {
             Ok(Line::Broker(start)) => {
-                let same = |arbiter: &Arbiter| serde_json::to_string(arbiter).unwrap() == start.state;
+                let same = |book: &broker::Book| serde_json::to_string(book).unwrap() == start.state;
                 match start.why {
                     Why::Started => self.starts += 1,
                     Why::Rotated => self.rotations += 1,
                     Why::Gap => panic!("lines are missing: {}", start.missing),
                 }
                 if start.why == Why::Rotated && self.checked < INPUTS_MAX {
-                    let known = self.arbiter.as_ref().is_none_or(|(arbiter, _)| same(arbiter));
+                    let known = self.known.as_ref().is_none_or(same);
                     assert!(known, "the snapshot is not what the lines before it lead to");
                 }
-                self.arbiter = Some((start.begin().unwrap(), start.arbiter));
+                self.known = Some(start.begin().unwrap());
                 return true;
             }
-            Ok(Line::Cut { now, pid, hung, .. }) => self.cuts.push(Cut { now, pid, hung }),
-            Ok(Line::Fed(fed)) if self.checked < INPUTS_MAX => {
-                if let Some((arbiter, parameters)) = &mut self.arbiter {
+            Ok(Line::Fed(fed)) => {
+                for action in &fed.actions {
+                    if let Action::Cut { pid, hung, .. } = action {
+                        self.cuts.push(Cut { now: fed.now, pid: *pid, hung: *hung });
+                    }
+                }
+                if let Some(book) = self.known.as_mut().filter(|_| self.checked < INPUTS_MAX) {
                     self.checked += 1;
-                    feed(arbiter, parameters, &fed);
+                    feed(book, &fed);
                 }
             }
-            // Other lines are for people, or half a line of a broker that was killed.
+            // Half a line of a broker that was killed.
             _ => {}
         }
         false
     }
 }
 
-fn feed(arbiter: &mut Arbiter, parameters: &ArbiterParameters, fed: &Fed) {
-    let Fed { now, input, actions, refused } = fed;
-    assert_eq!(arbiter.handle(*now, input).err(), *refused, "{input:?} at {now}");
-    let did: Vec<_> = std::iter::from_fn(|| arbiter.poll_action()).collect();
-    assert_eq!(did, *actions, "{input:?} at {now}");
-    while arbiter.poll_event().is_some() {}
-    for cluster in &parameters.clusters {
-        let tokens = arbiter.tokens(cluster.id).unwrap();
+fn feed(book: &mut broker::Book, fed: &Fed) {
+    let Fed { now, input, .. } = fed;
+    assert_eq!(fed.again(book), *fed);
+    for cluster in &book.parameters().arbiter.clusters {
+        let tokens = book.arbiter().tokens(cluster.id).unwrap();
         tokens.check().unwrap_or_else(|violation| panic!("after {input:?} at {now}: {violation:?}"));
     }
-    let engines = arbiter.engine_locks().unwrap();
+    let engines = book.arbiter().engine_locks().unwrap();
     engines.check().unwrap_or_else(|violation| panic!("after {input:?} at {now}: {violation:?}"));
 }
 

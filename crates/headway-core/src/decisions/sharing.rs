@@ -6,7 +6,6 @@
 
 mod admission;
 mod arbiter;
-pub mod log;
 mod memory;
 mod messages;
 mod tasks;

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::decisions::engine_lock::{self, LockId, Operation, Work};
-use headway_core::decisions::sharing::log::{Fed, Line, Start, Used};
-use headway_core::decisions::sharing::{Action, Arbiter, ClientId, GpuId, Input, JobId, Key, TaskId, TaskParameters};
+use headway_core::decisions::broker::log::{Fed, Line, Start};
+use headway_core::decisions::broker::{Action, Book, Input, LeaseInUse, Reply, Slot};
+use headway_core::decisions::engine_lock::{self, LockId, Work};
+use headway_core::decisions::sharing::{ClientId, GpuId, JobId, Key, TaskId};
 use headway_core::log::Source;
 use headway_core::plan::Named;
 use headway_core::units::{Bytes, Nanos};
@@ -15,24 +16,34 @@ use crate::sharing::{self, Doing, Engine, Header, Job, Span, TaskHead, Unit};
 /// An operation that was asked for.
 struct Asked {
     at: Nanos,
-    operation: Operation,
+    doing: Doing,
+    bytes: Bytes,
     /// Since when it runs, and on which engines.
     runs: Option<(Nanos, [Option<Engine>; 2])>,
 }
 
+/// A token that was granted.
+struct Granted {
+    at: Nanos,
+    key: Key,
+    /// By position.
+    gpu: u32,
+    /// Where its state was.
+    from: Option<u32>,
+}
+
 /// A job whose end was not read yet.
 struct Open {
-    key: Key,
+    job: JobId,
     asked: Nanos,
-    /// When, on which GPU by position, and where its state was.
-    granted: Option<(Nanos, u32, Option<u32>)>,
+    granted: Option<Granted>,
     engine: Option<Asked>,
     spans: Vec<Span>,
 }
 
 impl Open {
-    fn new(key: Key, asked: Nanos) -> Self {
-        Self { key, asked, granted: None, engine: None, spans: Vec::new() }
+    fn new(job: JobId, asked: Nanos) -> Self {
+        Self { job, asked, granted: None, engine: None, spans: Vec::new() }
     }
 }
 
@@ -66,7 +77,7 @@ struct Reader {
 #[must_use]
 pub fn jobs(log: &Log) -> sharing::Log {
     let mut reader = Reader::default();
-    let (mut first, mut arbiter): (Option<&Start>, Option<Arbiter>) = (None, None);
+    let mut first: Option<&Start> = None;
     for (_, line) in &log.lines {
         match line {
             Line::Broker(start) => {
@@ -74,20 +85,9 @@ pub fn jobs(log: &Log) -> sharing::Log {
                     first = Some(start);
                     reader.base = start.now;
                 }
-                arbiter = start.begin().ok();
                 reader.start(start);
             }
             Line::Fed(fed) => reader.fed(fed),
-            Line::Task(task) => {
-                // Known from before this file, if it was not registered in it.
-                if let Some(known) = arbiter.as_ref().and_then(|arbiter| arbiter.task(task.task)) {
-                    reader.register(known);
-                }
-                if let Some(known) = reader.tasks.get(&task.task) {
-                    reader.heads[known.at as usize].1.id = task.name.clone();
-                }
-            }
-            Line::Used(used) => reader.used(used),
             _ => {}
         }
     }
@@ -124,65 +124,109 @@ impl Reader {
         // What is open is told anew by who is still there, or its end is missing.
         self.dropped += self.open.len() as u64;
         self.open.clear();
+        // Known from before this file.
+        let book: Option<Book> = start.begin().ok();
+        for (id, task) in book.iter().flat_map(Book::tasks) {
+            self.register(*id, task.client, &task.name, task.period);
+        }
     }
 
-    fn register(&mut self, task: &TaskParameters) {
-        if let Some(known) = self.tasks.get_mut(&task.id) {
-            known.client = task.client;
+    fn register(&mut self, id: TaskId, client: ClientId, name: &str, period: Nanos) {
+        if let Some(known) = self.tasks.get_mut(&id) {
+            known.client = client;
             return;
         }
         let at = u32::try_from(self.heads.len()).unwrap_or(u32::MAX);
-        let id = format!("task {}", task.id.0);
-        self.heads.push((task.id, TaskHead { id, period: task.period, bound: None }));
-        self.tasks.insert(task.id, Known { client: task.client, at });
+        self.heads.push((id, TaskHead { id: name.to_owned(), period, bound: None }));
+        self.tasks.insert(id, Known { client, at });
     }
 
     fn fed(&mut self, fed: &Fed) {
-        if fed.refused.is_some() {
-            return;
-        }
         let now = self.at(fed.now);
         match &fed.input {
-            Input::Register(task) => self.register(task),
-            Input::Request { key, .. } | Input::Adopt { key, .. } => {
-                self.open.insert(key.job.task, Open::new(*key, now));
-            }
-            Input::Acquire { job, operation } => {
-                if let Some(open) = self.open_mut(*job) {
-                    open.engine = Some(Asked { at: now, operation: *operation, runs: None });
+            Input::Greeting { client, resumed, .. } if refusals(fed).next().is_none() => {
+                for task in resumed {
+                    self.register(task.id, *client, &task.shape.name, task.shape.period);
                 }
             }
-            Input::Complete { job } => self.complete(now, *job),
+            Input::Register { client, shape, .. } => {
+                let reply = fed.actions.iter().find_map(|action| match action {
+                    Action::Reply { reply: Reply::Registered { task }, .. } => Some(*task),
+                    _ => None,
+                });
+                if let Some(task) = reply {
+                    self.register(task, *client, &shape.name, shape.period);
+                }
+            }
+            Input::Request { slot, job, .. } if !refusals(fed).any(|refused| refused == Some(*slot)) => {
+                self.open.insert(job.task, Open::new(*job, now));
+            }
+            Input::Acquire { slot, job, operation, .. } if !refusals(fed).any(|refused| refused == Some(*slot)) => {
+                if let Some(open) = self.open_mut(*job) {
+                    let (doing, bytes) = match operation.work {
+                        Work::Execute => (Doing::Execute, Bytes(0)),
+                        _ => (Doing::Copy, operation.bytes),
+                    };
+                    open.engine = Some(Asked { at: now, doing, bytes, runs: None });
+                }
+            }
+            Input::LeasesEnded { in_use, .. } => in_use.iter().for_each(|held| self.runs_by_lease(now, *held)),
+            Input::Used { job, lock, begin, end, missing, .. } => self.used(*job, *lock, [*begin, *end], *missing),
+            Input::Returned { job } => self.complete(now, *job),
             Input::Release { job, .. } => self.end(now, *job),
-            Input::Abort { job } => self.drop_open(job.task),
-            // Who only waited is gone at once, who held something when that is free again.
-            Input::ClientGone { client } => self.drop_open_of(*client, |open| open.granted.is_none()),
-            Input::Drained { client } => self.drop_open_of(*client, |_| true),
+            Input::Abort { job, .. } if self.open_mut(*job).is_some_and(|open| open.granted.is_some()) => {
+                self.end(now, *job);
+            }
+            Input::Abort { job, .. } => self.drop_open(job.task),
             _ => {}
         }
         for action in &fed.actions {
-            match action {
-                Action::Grant { job, gpu, from, .. } => {
-                    let (gpu, from) = (self.position(*gpu), from.map(|from| self.position(from)));
-                    if let Some(open) = self.open_mut(*job) {
-                        open.granted = Some((now, gpu, from));
-                    }
+            self.decided(now, action);
+        }
+    }
+
+    fn decided(&mut self, now: Nanos, action: &Action) {
+        match action {
+            Action::Grant { key, gpu, from, .. } => {
+                let (gpu, from) = (self.position(*gpu), from.map(|from| self.position(from)));
+                // One that comes back with its token has not asked for it here.
+                let open = self.open.entry(key.job.task).or_insert_with(|| Open::new(key.job, now));
+                if open.job == key.job {
+                    open.granted = Some(Granted { at: now, key: *key, gpu, from });
                 }
-                Action::Run { job, locks } => {
-                    let mut locks = locks.iter().map(|lock| self.engine(*lock));
-                    let engines = [locks.next(), locks.next()];
-                    if let Some(asked) = self.open_mut(*job).and_then(|open| open.engine.as_mut()) {
-                        asked.runs = Some((now, engines));
-                    }
-                }
-                Action::Revoke { job, .. } => self.drop_open(job.task),
-                Action::Obtained { .. } | Action::SetBoost { .. } => {}
             }
+            Action::Run { job, locks, .. } => {
+                let mut locks = locks.iter().map(|lock| self.engine(*lock));
+                let engines = [locks.next(), locks.next()];
+                if let Some(asked) = self.open_mut(*job).and_then(|open| open.engine.as_mut()) {
+                    asked.runs = Some((now, engines));
+                }
+            }
+            Action::TakeBack { task, .. } => {
+                // Of one that was not given back when the job ended, or of none that was known.
+                if let Some(open) = self.open.get_mut(task) {
+                    open.engine = None;
+                }
+            }
+            Action::Revoke { job, .. } => self.drop_open(job.task),
+            // Who only waited is gone at once, who held something when that is free again.
+            Action::Shut { client } => self.drop_open_of(*client, |open| open.granted.is_none()),
+            Action::Remove { client } => self.drop_open_of(*client, |_| true),
+            _ => {}
+        }
+    }
+
+    /// A job uses an engine by a lease that has ended. How much it copies is not known.
+    fn runs_by_lease(&mut self, now: Nanos, held: LeaseInUse) {
+        let engine = self.engine(held.lock);
+        let doing = if engine.unit == Unit::Ee { Doing::Execute } else { Doing::Copy };
+        if let Some(open) = self.open.get_mut(&held.task) {
+            open.engine = Some(Asked { at: now, doing, bytes: Bytes(0), runs: Some((now, [Some(engine), None])) });
         }
     }
 
     fn open_mut(&mut self, job: JobId) -> Option<&mut Open> {
-        self.open.get_mut(&job.task).filter(|open| open.key.job == job)
+        self.open.get_mut(&job.task).filter(|open| open.job == job)
     }
 
     fn drop_open(&mut self, task: TaskId) {
@@ -200,23 +244,17 @@ impl Reader {
 
     fn complete(&mut self, now: Nanos, job: JobId) {
         let Some(open) = self.open_mut(job) else { return };
-        let Some(Asked { at, operation, runs: Some((begin, engines)) }) = open.engine.take() else { return };
+        let Some(Asked { at, doing, bytes, runs: Some((begin, engines)) }) = open.engine.take() else { return };
         open.spans.push(Span { doing: Doing::EngineWait, begin: at, end: begin, engines, bytes: Bytes(0) });
-        let (doing, bytes) = match operation.work {
-            Work::Execute => (Doing::Execute, Bytes(0)),
-            // How much is copied under a lease that ends meanwhile is not known.
-            _ if operation.bytes == Bytes(u64::MAX) => (Doing::Copy, Bytes(0)),
-            _ => (Doing::Copy, operation.bytes),
-        };
         open.spans.push(Span { doing, begin, end: now, engines, bytes });
     }
 
-    fn used(&mut self, used: &Used) {
-        self.untold = self.untold.saturating_add(used.missing);
-        let engine = self.engine(used.lock);
-        let (begin, end) = (self.at(used.begin), self.at(used.end));
+    fn used(&mut self, job: JobId, lock: LockId, [begin, end]: [Nanos; 2], missing: u64) {
+        self.untold = self.untold.saturating_add(missing);
+        let engine = self.engine(lock);
+        let (begin, end) = (self.at(begin), self.at(end));
         let doing = if engine.unit == Unit::Ee { Doing::Execute } else { Doing::Copy };
-        if let Some(open) = self.open_mut(used.job) {
+        if let Some(open) = self.open_mut(job) {
             open.spans.push(Span { doing, begin, end, engines: [Some(engine), None], bytes: Bytes(0) });
         }
     }
@@ -225,12 +263,13 @@ impl Reader {
         // An operation whose end was not told has ended by now.
         self.complete(now, job);
         let Some(open) = self.open.remove(&job.task) else { return };
-        let (Some((granted, gpu, from)), Some(known)) = (open.granted, self.tasks.get(&job.task)) else {
+        let (Some(Granted { at: granted, key, gpu, from }), Some(known)) = (open.granted, self.tasks.get(&job.task))
+        else {
             self.dropped += 1;
             return;
         };
         let task = known.at;
-        let release = self.at(open.key.release);
+        let release = self.at(key.release);
         let start = release.max(self.ended.get(&task).copied().unwrap_or_default()).min(open.asked);
         let spans = line_up(start, open.asked, granted, now, open.spans);
         let waited = |doing| spans.iter().filter(move |span: &&Span| span.doing == doing).map(Span::time);
@@ -242,7 +281,7 @@ impl Reader {
             job: job.job,
             release,
             start,
-            deadline: self.at(open.key.deadline),
+            deadline: self.at(key.deadline),
             done: now,
             held: [granted, now],
             gpu,
@@ -294,6 +333,15 @@ impl Reader {
             notes,
         }
     }
+}
+
+/// What was refused: slots of requests, and `None` for a message.
+fn refusals(fed: &Fed) -> impl Iterator<Item = Option<Slot>> {
+    fed.actions.iter().filter_map(|action| match action {
+        Action::Refuse { slot, .. } => Some(Some(*slot)),
+        Action::Reply { reply: Reply::Refused { .. }, .. } => Some(None),
+        _ => None,
+    })
 }
 
 /// The spans of a job in order and without overlap, with what is between them.

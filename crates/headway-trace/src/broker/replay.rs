@@ -1,7 +1,7 @@
-//! Feeds a broker's log to a new arbiter and compares what it decides.
+//! Feeds a broker's log to a new book and compares what it decides.
 
-use headway_core::decisions::sharing::Arbiter;
-use headway_core::decisions::sharing::log::{Fed, Line, StartError};
+use headway_core::decisions::broker::log::{Fed, Line, StartError};
+use headway_core::decisions::broker::{Action, Book, Reply};
 use serde::Serialize;
 
 use super::Log;
@@ -15,7 +15,7 @@ pub struct Replayed {
     pub inputs: u64,
     /// Actions compared.
     pub actions: u64,
-    /// Inputs that the arbiter refused then and now.
+    /// Requests that were refused then and now; those that changed nothing are not in the log.
     pub refused: u64,
     /// Lines that the broker could not write, by its own count.
     pub missing: u64,
@@ -23,11 +23,11 @@ pub struct Replayed {
     pub torn: u64,
 }
 
-/// The first place where the arbiter decided something else than the log says.
+/// The first place where the broker decided something else than the log says.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Divergence {
-    /// A state from which no arbiter can be made.
+    /// A state from which the broker cannot go on.
     #[error("log `{name}`, line {line}: the replay cannot begin")]
     Start {
         /// Name of the log.
@@ -48,35 +48,35 @@ pub enum Divergence {
         line: u64,
         /// What the log has there.
         expected: String,
-        /// What the arbiter decided.
+        /// What the replay decided.
         got: String,
     },
 }
 
-/// Feeds every input of `log` to an arbiter that begins in the state that the log has before it, and compares actions and
-/// refusals byte for byte in their JSON form.
+/// Feeds every input of `log` to a book that begins in the state that the log has before it, and compares actions, the turns of users
+/// included, byte for byte in their JSON form.
 ///
 /// # Errors
 /// [`Divergence`] at the first difference.
 pub fn replay(log: &Log) -> Result<Replayed, Divergence> {
     let mut replayed = Replayed { torn: log.torn, ..Replayed::default() };
-    let mut arbiter: Option<Arbiter> = None;
+    let mut book: Option<Book> = None;
     for (line, what) in &log.lines {
-        match (what, &mut arbiter) {
+        match (what, &mut book) {
             (Line::Broker(start), _) => {
                 let fail = |source| Divergence::Start { name: log.name.clone(), line: *line, source };
-                arbiter = Some(start.begin().map_err(fail)?);
+                book = Some(start.begin().map_err(fail)?);
                 replayed.starts += 1;
                 replayed.missing = replayed.missing.saturating_add(start.missing);
             }
-            (Line::Fed(fed), Some(arbiter)) => {
-                let (expected, got) = (json(fed), json(&again(arbiter, fed)));
+            (Line::Fed(fed), Some(book)) => {
+                let (expected, got) = (json(fed), json(&fed.again(book)));
                 if got != expected {
                     return Err(Divergence::Decision { name: log.name.clone(), line: *line, expected, got });
                 }
                 replayed.inputs += 1;
                 replayed.actions += fed.actions.len() as u64;
-                replayed.refused += u64::from(fed.refused.is_some());
+                replayed.refused += fed.actions.iter().filter(|action| refuses(action)).count() as u64;
             }
             _ => {}
         }
@@ -84,11 +84,8 @@ pub fn replay(log: &Log) -> Result<Replayed, Divergence> {
     Ok(replayed)
 }
 
-fn again(arbiter: &mut Arbiter, fed: &Fed) -> Fed {
-    let refused = arbiter.handle(fed.now, &fed.input).err();
-    let actions = std::iter::from_fn(|| arbiter.poll_action()).collect();
-    while arbiter.poll_event().is_some() {}
-    Fed { now: fed.now, input: fed.input.clone(), actions, refused }
+const fn refuses(action: &Action) -> bool {
+    matches!(action, Action::Refuse { .. } | Action::Reply { reply: Reply::Refused { .. }, .. })
 }
 
 fn json(fed: &Fed) -> String {

@@ -1,12 +1,13 @@
 //! Logs as a broker writes them, replayed and told as jobs.
 
-use headway_core::decisions::engine_lock;
-use headway_core::decisions::engine_lock::{EngineParameters, LockId, Order, PeerLocks, Work};
+use headway_core::decisions::broker::log::{Fed, SCHEMA, Start, Why};
+use headway_core::decisions::broker::{
+    Action, Book, BookParameters, BrokerLimits, ClientProcess, Input, Roster, Slot, TaskShape,
+};
+use headway_core::decisions::engine_lock::{self, EngineParameters, LockId, Order, PeerLocks, Work};
 use headway_core::decisions::predictor::PredictorParameters;
-use headway_core::decisions::sharing::log::{Fed, Start, TaskLine, Used, Why};
 use headway_core::decisions::sharing::{
-    Arbiter, ArbiterParameters, ClientId, ClusterId, ClusterParameters, GpuId, Input, JobId, Key, Limits, Outcome,
-    TaskId, TaskParameters,
+    ArbiterParameters, ClientId, ClusterId, ClusterParameters, GpuId, JobId, Limits, Outcome, TaskId,
 };
 use headway_core::decisions::token::{Mode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
@@ -14,69 +15,82 @@ use headway_core::units::{Bytes, Nanos};
 use super::*;
 use crate::sharing::{Doing, Engine, Unit};
 
-/// A broker of one GPU with one token, as far as its log goes.
+/// A broker of one GPU with one token, as far as its log goes. Task 1 is client 1's, and so on.
 struct Broker {
-    parameters: ArbiterParameters,
-    arbiter: Arbiter,
+    book: Book,
     lines: Vec<Line>,
+}
+
+fn book() -> Book {
+    let tokens = TokenParameters { cpus: 4, per_gpu: 1, mode: Mode::Fifo, affinity: false, discount_holder: false };
+    let engines = EngineParameters {
+        copy_engines: 2,
+        peer: PeerLocks::Group,
+        order: Order::Arrival,
+        chunk_bytes: None,
+        keep_bytes: Bytes(0),
+        unlocked_below: Bytes(0),
+        watchdog: Nanos(0),
+    };
+    let arbiter = ArbiterParameters {
+        clusters: vec![ClusterParameters::equal(1, tokens)],
+        engines: Some(engines),
+        predictor: PredictorParameters::default(),
+        limits: Limits::default(),
+    };
+    let parameters = BookParameters {
+        arbiter,
+        limits: BrokerLimits { deadline_min: Nanos(1), ..BrokerLimits::default() },
+        owner: 0,
+        is_logged: true,
+        must_remember: false,
+        watchdog: Nanos(1_000_000),
+        drain: Nanos(0),
+        recover: Nanos(0),
+        first_task: 0,
+    };
+    Book::new(parameters, Roster::default(), None, Nanos(0)).unwrap()
 }
 
 impl Broker {
     fn new() -> Self {
-        let tokens = TokenParameters { cpus: 4, per_gpu: 1, mode: Mode::Fifo, affinity: false, discount_holder: false };
-        let engines = EngineParameters {
-            copy_engines: 2,
-            peer: PeerLocks::Group,
-            order: Order::Arrival,
-            chunk_bytes: None,
-            keep_bytes: Bytes(0),
-            unlocked_below: Bytes(0),
-            watchdog: Nanos(0),
-        };
-        let parameters = ArbiterParameters {
-            clusters: vec![ClusterParameters::equal(1, tokens)],
-            engines: Some(engines),
-            predictor: PredictorParameters::default(),
-            limits: Limits::default(),
-        };
-        let mut this = Self { arbiter: Arbiter::new(parameters.clone()).unwrap(), parameters, lines: Vec::new() };
+        let mut this = Self { book: book(), lines: Vec::new() };
         this.start(1_000, Why::Started);
         this
     }
 
     fn start(&mut self, now: u64, why: Why) {
-        let start = Start::of(&self.arbiter, &self.parameters, 3, Nanos(now), why);
-        self.lines.push(Line::Broker(Box::new(start)));
+        self.lines.push(Line::Broker(Box::new(Start::of(&self.book, 3, Nanos(now), why))));
     }
 
+    /// Feeds an input; leases are not in use when they end.
     fn feed(&mut self, now: u64, input: Input) {
-        let now = Nanos(now);
-        let refused = self.arbiter.handle(now, &input).err();
-        let actions = std::iter::from_fn(|| self.arbiter.poll_action()).collect();
-        while self.arbiter.poll_event().is_some() {}
-        self.lines.push(Line::Fed(Fed { now, input, actions, refused }));
+        let fed = Fed { now: Nanos(now), input, actions: Vec::new() }.again(&mut self.book);
+        let ends = fed.actions.iter().filter_map(|action| match action {
+            Action::EndLeases { client, .. } => Some(*client),
+            _ => None,
+        });
+        let ends: Vec<ClientId> = ends.collect();
+        self.lines.push(Line::Fed(fed));
+        for client in ends {
+            self.feed(now, Input::LeasesEnded { client, in_use: Vec::new() });
+        }
     }
 
-    fn register(&mut self, now: u64, id: u32) {
-        let (task, client) = (TaskId(id), ClientId(u64::from(id)));
-        self.feed(
-            now,
-            Input::Register(TaskParameters {
-                id: task,
-                client,
-                cluster: ClusterId(0),
-                period: Nanos(1_000),
-                deadline: Nanos(1_000),
-                state: Bytes(0),
-                segments: Vec::new(),
-            }),
-        );
-        self.name(now, id);
-    }
-
-    fn name(&mut self, now: u64, id: u32) {
-        let (task, client) = (TaskId(id), ClientId(u64::from(id)));
-        self.lines.push(Line::Task(TaskLine { now: Nanos(now), task, name: format!("t{id}"), client, pid: 7, uid: 8 }));
+    fn register(&mut self, now: u64, id: u32, uid: u32) {
+        let client = client(id);
+        let process = ClientProcess { pid: id, uid, account: uid, started: 0 };
+        self.feed(now, Input::Greeting { client, process, name: "c".to_owned(), resumed: Vec::new() });
+        let shape = TaskShape {
+            name: format!("t{id}"),
+            cluster: ClusterId(0),
+            period: Nanos(1_000),
+            deadline: Nanos(1_000),
+            state: Bytes(0),
+            segments: Vec::new(),
+            thread: None,
+        };
+        self.feed(now, Input::Register { client, shape, bytes: 1 });
     }
 
     fn text(&self) -> String {
@@ -88,56 +102,93 @@ fn read(text: &str) -> Result<Log, LogError> {
     Log::read(text.as_bytes(), "test")
 }
 
+fn client(task: u32) -> ClientId {
+    ClientId(u64::from(task))
+}
+
 fn job(task: u32) -> JobId {
     JobId { task: TaskId(task), job: 1 }
 }
 
 fn request(task: u32, release: u64) -> Input {
-    let key = Key { deadline: Nanos(release + 1_000), release: Nanos(release), job: job(task) };
-    Input::Request { key, acquisition: 0 }
+    let slot = Slot { number: 0, generation: 1 };
+    Input::Request { client: client(task), slot, job: job(task), release: Nanos(release), acquisition: 0 }
 }
 
 fn acquire(task: u32, work: Work, bytes: u64) -> Input {
     let operation = engine_lock::Operation { work, bytes: Bytes(bytes), predicted: Nanos(0), budget: Nanos(0) };
-    Input::Acquire { job: job(task), operation }
+    Input::Acquire { client: client(task), slot: Slot { number: 1, generation: 1 }, job: job(task), operation }
 }
 
 fn release(task: u32) -> Input {
-    Input::Release { job: job(task), outcome: Outcome::Complete(Nanos(5)) }
+    Input::Release { client: client(task), job: job(task), outcome: Outcome::Complete(Nanos(5)) }
 }
 
 /// Two tasks share the GPU: the second waits for the token while the first copies and uses the execution engine by lease.
 fn two() -> Broker {
     let mut broker = Broker::new();
-    broker.register(1_000, 1);
-    broker.register(1_000, 2);
+    broker.register(1_000, 1, 8);
+    broker.register(1_000, 2, 8);
     broker.feed(1_100, request(1, 1_090));
     broker.feed(1_150, request(2, 1_140));
     broker.feed(1_200, acquire(1, Work::CopyIn, 64));
-    broker.feed(1_260, Input::Complete { job: job(1) });
+    broker.feed(1_260, Input::Returned { job: job(1) });
     let lock = LockId { gpu: GpuId(0), engine: engine_lock::Engine::Execute };
-    let used = Used { now: Nanos(1_400), job: job(1), lock, begin: Nanos(1_300), end: Nanos(1_380), missing: 2 };
-    broker.lines.push(Line::Used(used));
+    let [begin, end] = [Nanos(1_300), Nanos(1_380)];
+    broker.feed(1_400, Input::Used { client: client(1), job: job(1), lock, begin, end, missing: 2 });
     broker.feed(1_400, release(1));
     broker
 }
 
 #[test]
 fn a_log_replays_and_one_that_was_changed_does_not() {
-    let mut broker = two();
-    broker.feed(1_450, acquire(1, Work::Execute, 0));
+    let broker = two();
     let text = broker.text();
     let replayed = replay(&read(&text).unwrap()).unwrap();
-    assert_eq!((replayed.starts, replayed.inputs, replayed.refused), (1, 8, 1));
+    assert_eq!((replayed.starts, replayed.inputs, replayed.refused), (1, broker.lines.len() as u64 - 1, 0));
     assert!(replayed.actions >= 3, "{replayed:?}");
     // The second grant goes to another task.
-    let at = text.rfind("{\"grant\":{\"job\":{\"task\":2").unwrap();
+    let at = text.rfind("\"job\":{\"task\":2").unwrap();
     let changed = format!("{}{}", &text[..at], text[at..].replacen("\"task\":2", "\"task\":1", 1));
-    let Err(Divergence::Decision { line, .. }) = replay(&read(&changed).unwrap()) else { panic!("it replays") };
-    assert_eq!(line, 11);
+    let Err(Divergence::Decision { .. }) = replay(&read(&changed).unwrap()) else { panic!("it replays") };
     let changed = text.replacen("\\\"now\\\":0", "\\\"now\\\":1", 1);
     assert_ne!(changed, text);
     assert!(matches!(replay(&read(&changed).unwrap()), Err(Divergence::Start { line: 1, .. })));
+}
+
+/// Two clients of one user ask before one of another one: the second token is the other user's, and the log says so.
+#[test]
+fn the_turns_of_users_are_in_the_log_and_made_again() {
+    let mut broker = Broker::new();
+    for (task, uid) in [(1, 8), (2, 8), (3, 9)] {
+        broker.register(1_000, task, uid);
+    }
+    (1..=3).for_each(|task| broker.feed(1_100 + u64::from(task), request(task, 1_100)));
+    broker.feed(1_400, release(1));
+    let granted =
+        |text: &str| text.lines().filter(|line| line.contains("{\"grant\"")).map(str::to_owned).collect::<Vec<_>>();
+    let text = broker.text();
+    let grants = granted(&text);
+    assert!(grants.len() == 2 && grants[1].contains("\"job\":{\"task\":3"), "{grants:?}");
+    replay(&read(&text).unwrap()).unwrap();
+    // As if the user had been passed over: by their deadlines the other job would be as urgent, and came first.
+    let unfair =
+        grants[1].replace("{\"task\":3", "{\"task\":2").replace("\"grant\":{\"client\":3", "\"grant\":{\"client\":2");
+    let changed = text.replace(&grants[1], &unfair);
+    let Err(Divergence::Decision { line, .. }) = replay(&read(&changed).unwrap()) else { panic!("it replays") };
+    assert_eq!(text.lines().nth(line as usize - 1), Some(grants[1].as_str()));
+    // Nor does it with another user's process.
+    let other = text.replacen("\"uid\":9,\"account\":9", "\"uid\":8,\"account\":8", 1);
+    assert_ne!(other, text);
+    assert!(matches!(replay(&read(&other).unwrap()), Err(Divergence::Decision { .. })));
+}
+
+#[test]
+fn a_log_of_another_version_is_refused_with_what_reads_it() {
+    let text = two().text();
+    let older = text.replacen(&format!("\"schema\":{SCHEMA}"), "\"schema\":2", 1);
+    let Err(LogError::Check { line: Some(1), what, .. }) = read(&older) else { panic!("it is read") };
+    assert!(what.contains("schema 2") && what.contains("use the Headway version that wrote them"), "{what}");
 }
 
 #[test]
@@ -180,13 +231,12 @@ fn a_later_file_needs_none_before_it() {
     let mut broker = two();
     let before = broker.lines.len();
     broker.start(1_410, Why::Rotated);
-    (1..=2).for_each(|id| broker.name(1_410, id));
     broker.feed(1_500, release(2));
     broker.feed(1_600, request(1, 1_600));
     broker.feed(1_700, release(1));
     broker.lines.drain(..before);
     let log = read(&broker.text()).unwrap();
-    assert_eq!(replay(&log).unwrap().inputs, 3);
+    assert_eq!(replay(&log).unwrap().inputs, broker.lines.len() as u64 - 1);
     let shared = jobs(&log);
     // The job that was open at the end of the file before is not told.
     assert_eq!(shared.jobs.len(), 1);
@@ -201,9 +251,9 @@ fn half_a_line_is_borne_only_where_a_broker_can_have_left_it() {
     let torn = format!("{whole}{{\"fed\":{{\"now\":15");
     assert_eq!(replay(&read(&torn).unwrap()).unwrap().torn, 1);
     let first = broker.lines.len();
-    broker.arbiter = Arbiter::new(broker.parameters.clone()).unwrap();
+    broker.book = book();
     broker.start(2_000, Why::Started);
-    broker.register(2_000, 9);
+    broker.register(2_000, 1, 8);
     let all = broker.text();
     let (head, tail) = all.split_at(all.lines().take(first).map(|line| line.len() + 1).sum());
     let again = format!("{head}{{\"fed\":{{\"no\n{tail}");

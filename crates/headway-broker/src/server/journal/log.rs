@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use headway_core::decisions::sharing::log::{Line, START};
+use headway_core::decisions::broker::log::{Line, START};
 use headway_core::decisions::sharing::{ArbiterParameters, Memory};
 use headway_core::units::Nanos;
 use headway_os::ipc::user;
@@ -209,20 +209,17 @@ fn replay(file: &mut BufReader<File>, start: u64, parameters: &ArbiterParameters
         return None;
     }
     // Another version's state is not taken, but what it says that it knew is.
-    let Ok(mut arbiter) = begun.begin() else { return Some(begun.memory) };
+    let Ok(mut book) = begun.begin() else { return Some(begun.memory) };
     loop {
         line.clear();
         if Read::take(&mut *file, LINE_MAX).read_until(b'\n', &mut line).ok()? == 0 {
-            return Some(arbiter.memory());
+            return Some(book.arbiter().memory());
         }
-        // Other lines are for people, or half a line of a broker that was killed.
+        // Half a line of a broker that was killed is none.
         let Ok(Line::Fed(fed)) = serde_json::from_slice(&line) else { continue };
         if fed.now > now {
             return None;
         }
-        // What was refused then is refused again.
-        let _ = arbiter.handle(fed.now, &fed.input);
-        while arbiter.poll_action().is_some() {}
-        while arbiter.poll_event().is_some() {}
+        fed.again(&mut book);
     }
 }

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use super::{Faults, Holders, allowed, is_passing};
 use crate::error::ServerError;
 use crate::folder::{Folder, with_ending};
-use crate::server::turns::Use;
+use headway_core::decisions::broker::{KnownProcess, Roster, Use};
 
 const SCHEMA: u32 = 1;
 /// Largest file that is read: thousands of clients with all tasks that they may have.
@@ -41,46 +41,14 @@ pub(in crate::server) const HELD: &[u8] = b"headway ";
 const COMPLETE: &str = "headway 3 complete";
 const INCOMPLETE: &str = "headway 3 incomplete";
 
-/// A process with the tasks of one of its clients.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::server) struct Known {
-    pub(in crate::server) pid: u32,
-    /// When it was started, as the kernel counts: with the number, which process it is.
-    pub(in crate::server) started: u64,
-    pub(in crate::server) uid: u32,
-    pub(in crate::server) tasks: Vec<TaskId>,
-    /// Threads whose priority may follow the tasks, with the times of their starts.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(in crate::server) threads: Vec<(u32, u64)>,
-}
-
 #[derive(Serialize, Deserialize)]
 struct State {
     schema: u32,
     /// The start of the system: processes of before it have all ended.
     boot: String,
-    clients: Vec<Known>,
+    clients: Vec<KnownProcess>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     users: Vec<Use>,
-}
-
-/// What the broker before has left.
-#[derive(Default)]
-pub(in crate::server) struct Roster {
-    pub(in crate::server) clients: Vec<Known>,
-    pub(in crate::server) users: Vec<Use>,
-    /// The holder of each token, as far as the record could be written.
-    pub(in crate::server) held: BTreeMap<(ClusterId, TokenId), JobId>,
-    /// The last holder of each engine, other than by lease.
-    pub(in crate::server) engines: BTreeMap<LockId, JobId>,
-    /// Whether that is all.
-    pub(in crate::server) is_complete: bool,
-}
-
-impl Roster {
-    pub(in crate::server) fn is_empty(&self) -> bool {
-        self.clients.is_empty()
-    }
 }
 
 /// What a slot is about.
@@ -100,7 +68,7 @@ pub(super) struct Record {
     /// What each slot says.
     slots: Vec<Entry>,
     /// What the state file is to say, and whether it does.
-    clients: Vec<Known>,
+    clients: Vec<KnownProcess>,
     users: Vec<Use>,
     is_written: bool,
     is_complete: bool,
@@ -373,7 +341,7 @@ impl Record {
     }
 
     /// Records the clients.
-    pub(super) fn serve(&mut self, clients: Vec<Known>, users: Vec<Use>) -> io::Result<()> {
+    pub(super) fn serve(&mut self, clients: Vec<KnownProcess>, users: Vec<Use>) -> io::Result<()> {
         if self.is_written && self.clients == clients && self.users == users {
             return Ok(());
         }

@@ -114,8 +114,7 @@ pub enum Action {
 }
 
 /// What happened, for the user and the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The operation waits in one or two queues.
     Waiting {
@@ -132,7 +131,7 @@ pub enum Event {
 }
 
 /// An input that cannot be accepted; nothing has changed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refused {
     /// A GPU has one or two copy engines with a role.

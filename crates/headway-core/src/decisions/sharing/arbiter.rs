@@ -190,8 +190,8 @@ impl Arbiter {
     }
 
     /// A registered task.
-    #[must_use]
-    pub fn task(&self, task: TaskId) -> Option<&TaskParameters> {
+    #[cfg(test)]
+    pub(super) fn task(&self, task: TaskId) -> Option<&TaskParameters> {
         self.tasks.get(&task).map(|known| &known.parameters)
     }
 

@@ -74,8 +74,7 @@ pub enum Outcome {
 }
 
 /// An input. Nothing else changes the arbiter.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
     /// A task appears.
     Register(TaskParameters),
@@ -174,8 +173,7 @@ pub enum Action {
 }
 
 /// What happened, for the user and the log.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// From a cluster's tokens.
     Token { cluster: ClusterId, event: token::Event },
@@ -190,7 +188,7 @@ pub enum Event {
 }
 
 /// An input that cannot be accepted; nothing has changed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refused {
     /// The allocator refuses.

@@ -36,8 +36,7 @@ pub enum Action {
 }
 
 /// What happened, for the user and the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The request entered a FIFO.
     Queued { job: JobId, token: TokenId },
@@ -82,7 +81,7 @@ pub enum Event {
 }
 
 /// An input that cannot be accepted; nothing has changed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refused {
     /// The parameters leave a request without room, or there is nothing to share.

@@ -6,7 +6,7 @@
 //! too little.
 
 /// Whether a user with `own` of `all` places may have another one. `taken` places are taken, by all users together.
-pub(super) const fn leaves_room(own: usize, taken: usize, all: usize) -> bool {
+pub const fn leaves_room(own: usize, taken: usize, all: usize) -> bool {
     own.saturating_mul(2) < all.saturating_sub(taken)
 }
 

@@ -4,7 +4,7 @@
 //! where they are far apart. What it spends is bounded by a share of one CPU, so that any pattern of requests costs at most
 //! that, in addition to the work itself.
 
-use headway_core::units::{Nanos, PPM};
+use crate::units::{Nanos, PPM};
 
 /// Time that may be saved up for looking.
 const SAVED_MAX: Nanos = Nanos(20_000_000);
@@ -13,7 +13,7 @@ const SHORTEST: u64 = 16;
 
 /// When to look and when to sleep.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub struct Pace {
     most: Nanos,
     share_ppm: u64,
     /// How long it looks this time.
@@ -27,7 +27,7 @@ pub(super) struct Pace {
 
 impl Pace {
     /// Looks for `most` at a time, and for at most `share_ppm` millionths of the time.
-    pub(super) fn new(most: Nanos, share_ppm: u64, now: Nanos) -> Self {
+    pub fn new(most: Nanos, share_ppm: u64, now: Nanos) -> Self {
         Self { most, share_ppm, limit: most, saved: SAVED_MAX, counted: now, idle_since: None }
     }
 
@@ -46,7 +46,7 @@ impl Pace {
     }
 
     /// There was something to do.
-    pub(super) fn found(&mut self, now: Nanos) {
+    pub fn found(&mut self, now: Nanos) {
         if self.idle_since.is_some() {
             self.limit = self.most;
         }
@@ -55,7 +55,7 @@ impl Pace {
     }
 
     /// There was nothing to do: whether to look again at once.
-    pub(super) fn looks_on(&mut self, now: Nanos) -> bool {
+    pub fn looks_on(&mut self, now: Nanos) -> bool {
         self.count(now);
         let since = *self.idle_since.get_or_insert(now);
         let looked = now.saturating_sub(since);
@@ -63,7 +63,7 @@ impl Pace {
     }
 
     /// It slept from `from` until `now`, since nothing came.
-    pub(super) fn slept(&mut self, from: Nanos, now: Nanos) {
+    pub fn slept(&mut self, from: Nanos, now: Nanos) {
         self.pay(from);
         self.count(now);
         let short = now.saturating_sub(from) <= self.most;

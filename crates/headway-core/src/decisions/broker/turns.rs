@@ -2,8 +2,7 @@
 //!
 //! Keys order the jobs of one user. They cannot order users: a user with more processes has more keys. So if several users make
 //! requests, a request waits here, and not with the arbiter, until a token is free for it. The user with the least recent use is next, and
-//! of that user the most urgent job. The arbiter sees requests one by one when their turn comes: its log is replayed as ever and does
-//! not mention users.
+//! of that user the most urgent job. The arbiter sees requests one by one when their turn comes.
 //!
 //! With `W` the watchdog, `D` the drain and `K` tokens a GPU, a token is free again `T = (K + 1) W + D` after its grant at the
 //! latest: a holder may keep it for `W`, and for up to `K W` more while it waits for engines, each of which the `K - 1` other
@@ -22,8 +21,8 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::decisions::sharing::ClusterId;
-use headway_core::units::Nanos;
+use crate::decisions::sharing::ClusterId;
+use crate::units::Nanos;
 use serde::{Deserialize, Serialize};
 
 /// How long a user competes after its last request has ended.
@@ -41,9 +40,9 @@ const USERS_MAX: usize = 1_024;
 
 /// What a user has used of a cluster, as it is written down for the next broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::server) struct Use {
-    pub(in crate::server) cluster: ClusterId,
-    pub(in crate::server) uid: u32,
+pub struct Use {
+    pub cluster: ClusterId,
+    pub uid: u32,
     /// Time for which it held tokens, and how much of it counts now: when that was reckoned.
     used: Nanos,
     counted: Nanos,
@@ -53,17 +52,18 @@ pub(in crate::server) struct Use {
     barred_until: Nanos,
 }
 
-#[derive(Debug)]
-pub(super) struct User {
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct User {
     account: Use,
     /// When a request of its was last seen open.
     seen: Nanos,
 }
 
 /// The users of one cluster.
-#[derive(Debug, Default)]
-pub(super) struct Ledger {
-    pub(super) users: BTreeMap<u32, User>,
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Ledger {
+    #[serde(with = "crate::decisions::pairs")]
+    users: BTreeMap<u32, User>,
     /// Whether requests wait for their turn.
     several: bool,
     /// When the broker last determined that, and the next user.
@@ -71,9 +71,10 @@ pub(super) struct Ledger {
 }
 
 /// The account of each user, and whether users take turns.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Turns {
-    pub(super) ledgers: BTreeMap<ClusterId, Ledger>,
+    #[serde(with = "crate::decisions::pairs")]
+    ledgers: BTreeMap<ClusterId, Ledger>,
     watchdog: Nanos,
     pub(super) half_life: Nanos,
     /// When the accounts were last written down.
@@ -93,10 +94,36 @@ pub(super) struct Asker {
     pub(super) holding: Nanos,
 }
 
+/// 2^(-1/2), 2^(-1/4), 2^(-1/8) and so on, in units of 2^-64.
+const ROOTS: [u64; 32] = {
+    let (mut roots, mut root, mut at) = ([0; 32], 1u128 << 63, 0);
+    while at < roots.len() {
+        root = (root << 64).isqrt();
+        roots[at] = root as u64;
+        at += 1;
+    }
+    roots
+};
+
+/// What is left of `used` after `passed`: it halves in every half-life.
+fn halved(used: Nanos, passed: Nanos, half_life: Nanos) -> Nanos {
+    let half_life = half_life.0.max(1);
+    let halvings = u32::try_from(passed.0 / half_life).unwrap_or(u32::MAX);
+    let fraction = (u128::from(passed.0 % half_life) << ROOTS.len()) / u128::from(half_life);
+    // In units of 2^-64.
+    let mut factor = 1u128 << 64;
+    for (bit, root) in ROOTS.iter().rev().enumerate() {
+        if fraction >> bit & 1 == 1 {
+            factor = (factor * u128::from(*root)) >> 64;
+        }
+    }
+    let left = (u128::from(used.0) * factor).checked_shr(halvings.saturating_add(64)).unwrap_or(0);
+    Nanos(u64::try_from(left).unwrap_or(u64::MAX))
+}
+
 impl Use {
     fn decay(&mut self, now: Nanos, half_life: Nanos) {
-        let passed = now.saturating_sub(self.counted).0 as f64 / half_life.0.max(1) as f64;
-        self.used = Nanos((self.used.0 as f64 * (-passed).exp2()) as u64);
+        self.used = halved(self.used, now.saturating_sub(self.counted), half_life);
         self.counted = now;
     }
 
@@ -227,20 +254,18 @@ impl Turns {
         is_counted && now.saturating_sub(self.written).0 >= self.half_life.0 / WRITTEN
     }
 
-    /// The same, which is written down now.
-    pub(super) fn written(&mut self, now: Nanos) -> Vec<Use> {
+    /// They are written down now.
+    pub(super) fn set_written(&mut self, now: Nanos) {
         self.written = now;
-        self.accounts()
     }
 
-    /// How often clients hung, of all users.
-    #[cfg(test)]
-    pub(super) fn strikes(&self) -> u32 {
-        self.ledgers.values().flat_map(|ledger| ledger.users.values()).map(|user| user.account.hung).sum()
+    /// Whether more than one user of a cluster is known.
+    pub(super) fn has_several(&self, cluster: ClusterId) -> bool {
+        self.ledgers.get(&cluster).is_some_and(|ledger| ledger.users.len() > 1)
     }
 
     /// What the next broker is to know.
-    fn accounts(&self) -> Vec<Use> {
+    pub(super) fn accounts(&self) -> Vec<Use> {
         // Where no second user ever asked, there is nothing to tell.
         let ledgers = self.ledgers.values().filter(|ledger| ledger.users.len() > 1);
         ledgers.flat_map(|ledger| ledger.users.values()).map(|user| user.account).collect()
@@ -390,6 +415,17 @@ mod tests {
     }
 
     #[test]
+    fn what_was_used_halves_in_every_half_life() {
+        let (used, half_life) = (Nanos(1 << 50), Nanos(1_000_003));
+        for passed in [0, 1, 7, 500_000, 1_000_002, 1_000_003, 1_500_004, 20_000_000] {
+            let exact = used.0 as f64 * (-(passed as f64) / half_life.0 as f64).exp2();
+            let left = halved(used, Nanos(passed), half_life).0 as f64;
+            assert!((left - exact).abs() <= 1.0 + exact * 1e-9, "{left} of {exact} after {passed}");
+        }
+        assert_eq!(halved(used, Nanos(u64::MAX), Nanos(0)), Nanos::ZERO);
+    }
+
+    #[test]
     fn what_users_have_used_is_written_down_several_times_in_a_half_life_while_they_share() {
         let mut turns = Turns::new(WATCHDOG, LONGEST, Vec::new(), Nanos(1));
         let due = Nanos(1 + LONGEST.0 / HALF_LIFE / WRITTEN);
@@ -400,7 +436,8 @@ mod tests {
         turns.look(Nanos(1), CLUSTER, [1, 2].into_iter());
         assert!(!turns.are_due_to_be_written(Nanos(due.0 - 1)));
         assert!(turns.are_due_to_be_written(due));
-        assert_eq!(turns.written(due).len(), 2);
+        turns.set_written(due);
+        assert_eq!(turns.accounts().len(), 2);
         assert!(!turns.are_due_to_be_written(due));
     }
 

@@ -1,71 +1,54 @@
-//! The processes for which a broker that is started again waits, and the claims that it believes. Both follow from the record next to the
-//! socket, which names the processes that its predecessor served.
+//! The processes for which a broker that is started again waits, and the claims that it believes. Both follow from the record of its
+//! predecessor, which names the processes that it served.
 
 use std::collections::BTreeMap;
 
-use headway_core::decisions::engine_lock::LockId;
-use headway_core::decisions::sharing::{ClusterId, JobId, TaskId, TokenId};
-use headway_core::units::Nanos;
-use headway_os::clock;
-use headway_os::ipc::{Process, started};
+use serde::{Deserialize, Serialize};
 
-use super::journal::{Known, Roster};
-use crate::message::HeldToken;
-
-/// Time between two checks for processes that have ended meanwhile.
-const LOOK: Nanos = Nanos(5_000_000);
+use super::messages::{ClientProcess, HeldToken, KnownProcess, Roster};
+use crate::decisions::engine_lock::LockId;
+use crate::decisions::sharing::{ClusterId, JobId, TaskId, TokenId};
+use crate::units::Nanos;
 
 /// The time in which clients come back.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Recovery {
     until: Nanos,
     /// Processes that live and have not come back.
-    missing: Vec<(Known, Process)>,
+    missing: Vec<KnownProcess>,
     /// The process of each task, whether that process has come back or not.
-    owners: BTreeMap<TaskId, Known>,
+    #[serde(with = "crate::decisions::pairs")]
+    owners: BTreeMap<TaskId, KnownProcess>,
     /// The holder of each token, as far as it could be written, and whether that is all.
+    #[serde(with = "crate::decisions::pairs")]
     held: BTreeMap<(ClusterId, TokenId), JobId>,
     /// The last holder of each engine.
+    #[serde(with = "crate::decisions::pairs")]
     engines: BTreeMap<LockId, JobId>,
     is_complete: bool,
 }
 
 impl Recovery {
-    /// `None` if the broker waits for no process.
+    /// `None` if no process lives that the broker before served.
     pub(super) fn begin(roster: Roster, until: Nanos) -> Option<Self> {
-        let (mut missing, mut owners) = (Vec::new(), BTreeMap::new());
-        for known in roster.clients {
-            // In this order: while the descriptor's process lives, no other process has its number.
-            let Ok(process) = Process::open(known.pid) else { continue };
-            if started(known.pid).unwrap_or(0) != known.started || process.has_ended() {
-                continue;
-            }
-            owners.extend(known.tasks.iter().map(|task| (*task, known.clone())));
-            missing.push((known, process));
-        }
-        (!missing.is_empty()).then_some(Self {
-            until,
-            missing,
-            owners,
-            held: roster.held,
-            engines: roster.engines,
-            is_complete: roster.is_complete,
-        })
+        let Roster { clients, held, engines, is_complete, .. } = roster;
+        let owned = clients.iter().flat_map(|known| known.tasks.iter().map(|task| (*task, known.clone())));
+        let owners = owned.collect();
+        (!clients.is_empty()).then_some(Self { until, missing: clients, owners, held, engines, is_complete })
     }
 
     /// Whether a process may come back with a task, and with the token that it says the task holds. A task that is not known
     /// was registered just before the predecessor ended: nothing had been granted to it.
     pub(super) fn may_have(
         &self,
-        pid: u32,
-        started: u64,
-        uid: u32,
+        process: ClientProcess,
         task: TaskId,
         cluster: ClusterId,
         held: Option<&HeldToken>,
     ) -> Result<(), String> {
         let owner = self.owners.get(&task);
         if let Some(owner) = owner
-            && (owner.pid, owner.started, owner.uid) != (pid, started, uid)
+            && (owner.pid, owner.started, owner.uid) != (process.pid, process.started, process.uid)
         {
             return Err(format!("task {} was another process's when the broker before ended", task.0));
         }
@@ -116,48 +99,54 @@ impl Recovery {
 
     /// A process has come back with one of its clients.
     pub(super) fn is_back(&mut self, pid: u32) {
-        if let Some(at) = self.missing.iter().position(|(missing, _)| missing.pid == pid) {
+        if let Some(at) = self.missing.iter().position(|missing| missing.pid == pid) {
             self.missing.swap_remove(at);
         }
     }
 
+    /// A process has ended; whether it was missing.
+    pub(super) fn has_ended(&mut self, pid: u32) -> bool {
+        let before = self.missing.len();
+        self.missing.retain(|missing| missing.pid != pid);
+        self.missing.len() < before
+    }
+
     /// Processes for which the broker still waits, with their tasks.
-    pub(super) fn missing(&self) -> impl Iterator<Item = Known> {
-        self.missing.iter().map(|(known, _)| known.clone())
+    pub(super) fn missing(&self) -> impl Iterator<Item = &KnownProcess> {
+        self.missing.iter()
+    }
+
+    pub(super) const fn until(&self) -> Nanos {
+        self.until
     }
 
     pub(super) fn is_over(&self, now: Nanos) -> bool {
-        self.until <= now || self.missing.iter().all(|(_, process)| process.has_ended())
-    }
-
-    /// When to ask again.
-    pub(super) fn next_look(&self, started: Nanos) -> Nanos {
-        self.until.min(clock::now().max(started).saturating_add(LOOK))
+        self.until <= now || self.missing.is_empty()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use headway_core::decisions::engine_lock::Engine;
-    use headway_core::decisions::sharing::GpuId;
-
     use super::*;
+    use crate::decisions::engine_lock::Engine;
+    use crate::decisions::sharing::GpuId;
 
-    /// This process had task 5, whose job 9 held token 1, when the broker before ended.
+    const PID: u32 = 70;
+    const STARTED: u64 = 8_000;
+
+    /// A process had task 5, whose job 9 held token 1, when the broker before ended.
     fn recovery(is_complete: bool) -> Recovery {
-        let pid = std::process::id();
-        let known = Known {
-            pid,
-            started: started(pid).unwrap(),
-            uid: 7,
-            tasks: vec![TaskId(5), TaskId(6)],
-            threads: Vec::new(),
-        };
+        let known =
+            KnownProcess { pid: PID, started: STARTED, uid: 7, tasks: vec![TaskId(5), TaskId(6)], threads: Vec::new() };
         let held = [((ClusterId(0), TokenId(1)), JobId { task: TaskId(5), job: 9 })].into();
         let engine = LockId { gpu: GpuId(0), engine: Engine::In };
         let engines = [(engine, JobId { task: TaskId(5), job: 9 })].into();
         let roster = Roster { clients: vec![known], users: Vec::new(), held, engines, is_complete };
         Recovery::begin(roster, Nanos(0)).unwrap()
+    }
+
+    fn process(pid: u32, started: u64, uid: u32) -> ClientProcess {
+        ClientProcess { pid, uid, account: uid, started }
     }
 
     fn claim(token: u32, job: u64) -> HeldToken {
@@ -167,41 +156,39 @@ mod tests {
 
     #[test]
     fn a_claim_counts_only_as_the_record_has_it() {
-        let pid = std::process::id();
-        let (now, cluster) = (started(pid).unwrap(), ClusterId(0));
+        let cluster = ClusterId(0);
         let all = recovery(true);
         let may = |pid, started, uid, task, held: &HeldToken| {
-            all.may_have(pid, started, uid, TaskId(task), cluster, Some(held)).is_ok()
+            all.may_have(process(pid, started, uid), TaskId(task), cluster, Some(held)).is_ok()
         };
-        assert!(may(pid, now, 7, 5, &claim(1, 9)));
-        assert!(!may(pid + 1, now, 7, 5, &claim(1, 9)), "another process");
-        assert!(!may(pid, now + 1, 7, 5, &claim(1, 9)), "a process that has the number now");
-        assert!(!may(pid, now, 8, 5, &claim(1, 9)), "another user");
-        assert!(!may(pid, now, 7, 6, &claim(1, 9)), "another task");
-        assert!(!may(pid, now, 7, 8, &claim(1, 9)), "a task that was not there");
-        assert!(!may(pid, now, 7, 5, &claim(2, 9)), "a token that nobody held");
-        assert!(!may(pid, now, 7, 5, &claim(1, 8)), "another job");
-        let other = all.may_have(pid, now, 7, TaskId(5), ClusterId(1), Some(&claim(1, 9)));
+        assert!(may(PID, STARTED, 7, 5, &claim(1, 9)));
+        assert!(!may(PID + 1, STARTED, 7, 5, &claim(1, 9)), "another process");
+        assert!(!may(PID, STARTED + 1, 7, 5, &claim(1, 9)), "a process that has the number now");
+        assert!(!may(PID, STARTED, 8, 5, &claim(1, 9)), "another user");
+        assert!(!may(PID, STARTED, 7, 6, &claim(1, 9)), "another task");
+        assert!(!may(PID, STARTED, 7, 8, &claim(1, 9)), "a task that was not there");
+        assert!(!may(PID, STARTED, 7, 5, &claim(2, 9)), "a token that nobody held");
+        assert!(!may(PID, STARTED, 7, 5, &claim(1, 8)), "another job");
+        let other = all.may_have(process(PID, STARTED, 7), TaskId(5), ClusterId(1), Some(&claim(1, 9)));
         assert!(other.is_err(), "another cluster");
         // A task that was registered just before the end, without a token.
-        assert!(all.may_have(pid + 1, now, 8, TaskId(77), cluster, None).is_ok());
-        assert!(all.may_have(pid + 1, now, 8, TaskId(5), cluster, None).is_err());
+        assert!(all.may_have(process(PID + 1, STARTED, 8), TaskId(77), cluster, None).is_ok());
+        assert!(all.may_have(process(PID + 1, STARTED, 8), TaskId(5), cluster, None).is_err());
         assert!(all.has(TaskId(5)) && !all.has(TaskId(77)));
     }
 
     #[test]
     fn where_not_all_could_be_written_the_process_that_had_the_task_is_believed() {
-        let pid = std::process::id();
-        let (now, cluster) = (started(pid).unwrap(), ClusterId(0));
+        let cluster = ClusterId(0);
         let part = recovery(false);
-        assert!(part.may_have(pid, now, 7, TaskId(6), cluster, Some(&claim(2, 8))).is_ok());
-        assert!(part.may_have(pid, now, 7, TaskId(5), cluster, Some(&claim(1, 9))).is_ok());
-        let others = part.may_have(pid, now, 7, TaskId(6), cluster, Some(&claim(1, 8)));
+        assert!(part.may_have(process(PID, STARTED, 7), TaskId(6), cluster, Some(&claim(2, 8))).is_ok());
+        assert!(part.may_have(process(PID, STARTED, 7), TaskId(5), cluster, Some(&claim(1, 9))).is_ok());
+        let others = part.may_have(process(PID, STARTED, 7), TaskId(6), cluster, Some(&claim(1, 8)));
         assert!(others.is_err(), "a token that the record gives to somebody else");
-        let second = part.may_have(pid, now, 7, TaskId(5), cluster, Some(&claim(2, 9)));
+        let second = part.may_have(process(PID, STARTED, 7), TaskId(5), cluster, Some(&claim(2, 9)));
         assert!(second.is_err(), "another token than the record gives to this task");
-        assert!(part.may_have(pid + 1, now, 7, TaskId(5), cluster, Some(&claim(1, 9))).is_err());
-        let stranger = part.may_have(pid + 1, now, 7, TaskId(8), cluster, Some(&claim(3, 9)));
+        assert!(part.may_have(process(PID + 1, STARTED, 7), TaskId(5), cluster, Some(&claim(1, 9))).is_err());
+        let stranger = part.may_have(process(PID + 1, STARTED, 7), TaskId(8), cluster, Some(&claim(3, 9)));
         assert!(stranger.is_err(), "a task that nobody knows of holds nothing");
     }
 
@@ -225,12 +212,5 @@ mod tests {
         let all = recovery(true);
         assert_eq!(all.places(|_| false), 2);
         assert_eq!(all.places(|task| task == TaskId(6)), 1);
-    }
-
-    #[test]
-    fn a_process_that_has_the_number_of_one_that_ended_is_not_waited_for() {
-        let pid = std::process::id();
-        let known = Known { pid, started: started(pid).unwrap() + 1, uid: 0, tasks: Vec::new(), threads: Vec::new() };
-        assert!(Recovery::begin(Roster { clients: vec![known], ..Roster::default() }, Nanos(0)).is_none());
     }
 }

@@ -6,7 +6,7 @@
 //!   when its deadline has passed, a waiting job comes before all requests from then on;
 //! * the next release of a task that used more than twice the time it declared is postponed as if it had kept to the share
 //!   that it declared;
-//! * a client that used more than [`BrokerLimits::urgent_ppm`](super::BrokerLimits::urgent_ppm) of a cluster's tokens while
+//! * a client that used more than [`BrokerLimits::urgent_ppm`](super::messages::BrokerLimits::urgent_ppm) of a cluster's tokens while
 //!   others waited comes after all other clients, until it is back at that share: it gets more only where no other client
 //!   wants it.
 //!
@@ -17,12 +17,13 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::decisions::sharing::{ClientId, Segment};
-use headway_core::units::{Nanos, PPM, Rate};
-use headway_os::ipc::{Peer, user};
+use serde::{Deserialize, Serialize};
 
-use crate::message::TaskShape;
-use crate::status::LimitUse;
+use crate::decisions::sharing::{ClientId, Segment};
+use crate::units::{Nanos, PPM, Rate};
+
+use super::messages::TaskShape;
+use super::usage::LimitUse;
 
 /// Rate at which the time of copies is counted: what every link in use today exceeds.
 const NOMINAL_RATE: Rate = Rate(10_000_000_000);
@@ -43,17 +44,22 @@ const LOG_BURST: u64 = 16;
 /// What the entries of one request, its grant and its release take in the log, and those of an engine request.
 pub(super) const REQUEST_BYTES: u64 = 1_024;
 pub(super) const ACQUIRE_BYTES: u64 = 512;
+/// What it takes in addition that leases end for an engine request, and begin again.
+pub(super) const LEASES_BYTES: u64 = 256;
 /// What a report of the use of a leased engine takes in the log.
 pub(super) const USED_BYTES: u64 = 256;
 
 /// Accounts of clients, and of users whose requests go to the log.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Accounts {
     /// How far each client has come by what it used: until when that is its share.
+    #[serde(with = "crate::decisions::pairs")]
     pub(super) clients: BTreeMap<ClientId, Nanos>,
     /// The same of processes whose clients have gone: to connect again does not begin anew.
+    #[serde(with = "crate::decisions::pairs")]
     gone: BTreeMap<u32, Nanos>,
     /// Bytes that each user may still write, and up to when that is counted.
+    #[serde(with = "crate::decisions::pairs")]
     log: BTreeMap<u32, (u64, Nanos)>,
 }
 
@@ -70,8 +76,8 @@ impl Accounts {
     }
 
     /// Whether a client or an earlier client of its process has used more than its share.
-    pub(super) fn is_beyond(&self, now: Nanos, client: ClientId, peer: Peer) -> bool {
-        let known = [self.clients.get(&client), self.gone.get(&peer.pid)];
+    pub(super) fn is_beyond(&self, now: Nanos, client: ClientId, pid: u32) -> bool {
+        let known = [self.clients.get(&client), self.gone.get(&pid)];
         known.into_iter().flatten().any(|account| *account > now)
     }
 
@@ -85,18 +91,20 @@ impl Accounts {
         LimitUse { used: most - left, most }
     }
 
-    /// Whether a user may have `bytes` more written, at `rate` a second.
+    /// Whether a user may have `bytes` more written, at `rate` a second: then they are counted. A refusal changes nothing.
     pub(super) fn may_write(&mut self, now: Nanos, uid: u32, bytes: u64, rate: u64) -> bool {
         let most = rate.saturating_mul(LOG_BURST);
-        let (left, counted) = self.log.entry(uid).or_insert((most, now));
-        let earned = earned(now.saturating_sub(*counted), rate);
+        let (mut left, mut counted) = self.log.get(&uid).copied().unwrap_or((most, now));
+        let earned = earned(now.saturating_sub(counted), rate);
         // What is less than a byte stays to be counted.
         if earned > 0 {
-            *left = left.saturating_add(earned).min(most);
-            *counted = now;
+            left = left.saturating_add(earned).min(most);
+            counted = now;
         }
-        let may = *left >= bytes;
-        *left = left.saturating_sub(if may { bytes } else { 0 });
+        let may = left >= bytes;
+        if may {
+            self.log.insert(uid, (left - bytes, counted));
+        }
         may
     }
 }
@@ -125,8 +133,8 @@ pub(super) fn declared(shape: &TaskShape) -> Nanos {
 }
 
 /// Share of one GPU's time that a task declares.
-pub(super) fn utilisation_ppm(shape: &TaskShape) -> u64 {
-    let ppm = u128::from(declared(shape).0) * u128::from(PPM) / u128::from(shape.period.0.max(1));
+pub(super) fn utilisation_ppm(declared: Nanos, period: Nanos) -> u64 {
+    let ppm = u128::from(declared.0) * u128::from(PPM) / u128::from(period.0.max(1));
     u64::try_from(ppm).unwrap_or(u64::MAX)
 }
 
@@ -137,11 +145,6 @@ pub(super) fn postponed(used: Nanos, declared: Nanos, period: Nanos) -> Nanos {
     }
     let over = u128::from(used.saturating_sub(declared).0) * u128::from(period.0) / u128::from(declared.0);
     Nanos(u64::try_from(over).unwrap_or(u64::MAX)).min(POSTPONED_MAX)
-}
-
-/// Whether a user is the broker's own or root: they end and configure it, and need not leave room for others.
-pub(super) fn is_trusted(uid: u32) -> bool {
-    uid == user() || uid == 0
 }
 
 #[cfg(test)]

@@ -1,0 +1,122 @@
+//! Control messages of clients, read and answered.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+
+use headway_core::decisions::broker::Input;
+use headway_core::decisions::sharing::{ClientId, Segment};
+use headway_core::units::Nanos;
+
+use super::driver::BookDriver;
+use super::pages::Pages;
+use crate::layout::{GENERATIONS, SLOTS};
+use crate::message::{FromBroker, FromClient, HeldToken, ResumedTask, TaskShape, VERSION, Welcome};
+use crate::text;
+
+/// A task whose names are safe to show.
+fn readable(mut shape: TaskShape) -> Result<TaskShape, String> {
+    text::check("the task", &shape.name)?;
+    shape.name = text::shown(&shape.name);
+    for segment in &mut shape.segments {
+        if let Segment::Execute { kernel, .. } = segment {
+            text::check("a kernel", kernel)?;
+            *kernel = text::shown(kernel);
+        }
+    }
+    Ok(shape)
+}
+
+/// Checks what former clients say of their pages, and the names of their tasks.
+fn readable_claims(resumed: Vec<ResumedTask>) -> Result<Vec<ResumedTask>, String> {
+    let mut slots = BTreeMap::new();
+    for claim in &resumed {
+        let Some(HeldToken { slot, generation, .. }) = claim.held else { continue };
+        let is_token_slot = slot.is_multiple_of(2) && (slot as usize) < SLOTS;
+        if !is_token_slot || generation == 0 || generation > GENERATIONS {
+            return Err(format!("slot {slot} with generation {generation} is no slot of a token"));
+        }
+        if slots.insert(slot, claim.id).is_some_and(|other| other != claim.id) {
+            return Err(format!("slot {slot} is another task's"));
+        }
+    }
+    resumed.into_iter().map(|claim| Ok(ResumedTask { shape: readable(claim.shape)?, ..claim })).collect()
+}
+
+impl BookDriver {
+    /// Answers one message; `false` if the client must be cut off.
+    pub(super) fn message(&mut self, now: Nanos, client: ClientId, text: &[u8]) -> bool {
+        let Ok(message) = serde_json::from_slice::<FromClient>(text) else { return false };
+        let (greeted, bytes) = (self.is_greeted(client), text.len() as u64);
+        match message {
+            FromClient::Hello { version, name, resumed } if !greeted => {
+                return self.hello(now, client, version, &name, resumed);
+            }
+            FromClient::Status => {
+                let status = self.status(now, client);
+                return self.send(client, &FromBroker::Status(Box::new(status)));
+            }
+            FromClient::Register(shape) if greeted => {
+                let shape = match readable(shape) {
+                    Ok(shape) => shape,
+                    Err(reason) => return self.send(client, &FromBroker::Refused { reason }),
+                };
+                self.feed(now, &Input::Register { client, shape, bytes });
+            }
+            FromClient::Withdraw { task } if greeted => {
+                self.catch_up(now, client, true);
+                self.feed(now, &Input::Withdraw { client, task, bytes });
+            }
+            FromClient::Fault { gpu } if greeted => {
+                self.feed(now, &Input::Fault { client, gpu, bytes });
+            }
+            FromClient::Lost { gpu } if greeted => self.lose(now, Some(client), gpu),
+            FromClient::Reconfigure { cluster, tokens } if greeted => {
+                self.feed(now, &Input::Reconfigure { client, cluster, tokens });
+            }
+            _ => return false,
+        }
+        self.priority.apply();
+        true
+    }
+
+    fn hello(&mut self, now: Nanos, client: ClientId, version: u32, name: &str, resumed: Vec<ResumedTask>) -> bool {
+        let checked = if version == VERSION {
+            text::check("the client", name).and_then(|()| readable_claims(resumed))
+        } else {
+            Err(format!("this broker speaks version {VERSION}, the client {version}; use the same of both"))
+        };
+        let pages = Pages::new().map_err(|_| "no memory or descriptors are left".to_owned());
+        let (resumed, pages) = match (checked, pages) {
+            (Ok(resumed), Ok(pages)) => (resumed, pages),
+            (Err(reason), _) | (_, Err(reason)) => {
+                self.send(client, &FromBroker::Refused { reason });
+                return false;
+            }
+        };
+        let Some(session) = self.sessions.get_mut(&client) else { return false };
+        session.pages = Some(pages);
+        let process = session.peer;
+        self.feed(now, &Input::Greeting { client, process, name: text::shown(name), resumed });
+        let is_served = self.book.is_served(client);
+        if let Some(session) = self.sessions.get_mut(&client).filter(|_| !is_served) {
+            session.pages = None;
+        }
+        is_served
+    }
+
+    /// Sends a new client what it must know, and its pages.
+    pub(super) fn welcome(&self, client: ClientId) -> bool {
+        let Some(session) = self.sessions.get(&client) else { return false };
+        let Some(pages) = &session.pages else { return false };
+        let welcome = Welcome {
+            client,
+            epoch: self.epoch,
+            gpus: self.book.gpus().to_vec(),
+            engines: self.book.parameters().arbiter.engines,
+            log: self.journal.has_log(),
+        };
+        let Ok(text) = serde_json::to_vec(&FromBroker::Welcome(welcome)) else { return false };
+        let [page, answers, bell] = pages.descriptors();
+        session.socket.send(&text, &[page, answers, self.notice.as_fd(), bell]).is_ok()
+    }
+}
