@@ -323,9 +323,7 @@ fn every_engine_belongs_to_one_server_and_every_operation_stays_on_its_servers_e
                     assert!(server.engines.len() == 1 || server.engines.iter().all(batched));
                 }
             }
-            Strategy::PerGpu | Strategy::Lockstep | Strategy::Generation => {
-                panic!("these are planned only when asked for")
-            }
+            other => panic!("{} is planned only when asked for", other.name()),
         }
     });
 }

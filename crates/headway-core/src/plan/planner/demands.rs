@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{Nanos, Pipeline, PlannedStep, RouteId, Work};
 use crate::analysis::schedulability::Task;
+use crate::files::machine::RouteId;
+use crate::plan::{Pipeline, PlannedStep, Work};
+use crate::units::Nanos;
 
 pub(crate) fn steps_on(server: u32, pipelines: &[Pipeline]) -> Vec<(&Pipeline, &PlannedStep)> {
     let steps = pipelines.iter().flat_map(|p| p.steps.iter().map(move |s| (p, s)));

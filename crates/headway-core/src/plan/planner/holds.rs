@@ -1,6 +1,6 @@
 //! What the verdict of a server leaves open.
 
-use super::{Pipeline, PlannedStep, Source};
+use crate::plan::{Pipeline, PlannedStep, Source};
 
 /// What a verdict of a server holds for, from the most to the least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -3,8 +3,9 @@
 use super::demands::{Demand, demands, steps_on};
 use super::explored::{Steps, explored};
 use super::holds::Holds;
-use super::{Nanos, Outcome, Pipeline, Plan, Server, Source};
 use crate::analysis::schedulability::{Costs, responses};
+use crate::plan::{Outcome, Pipeline, Plan, Server, Source};
+use crate::units::Nanos;
 
 /// Tasks and instants looked at for one plan: a tenth of a second or so.
 const STEPS_MAX: u64 = 10_000_000;
