@@ -14,6 +14,7 @@ mod order;
 mod overdue;
 mod overload;
 mod pieces;
+mod together;
 mod unplanned;
 
 use std::cmp::Reverse;
@@ -31,6 +32,7 @@ use overdue::Deadlines;
 pub use overdue::NAMED_MAX;
 use overload::Overload;
 use pieces::{carried, piece, whole};
+use together::Together;
 use unplanned::Requests;
 
 /// A job: one step of one cycle.
@@ -123,6 +125,7 @@ pub struct Dispatcher {
     events: VecDeque<Event>,
     overload: Overload,
     lateness: Lateness,
+    together: Together,
     requests: Requests,
     producers: Producers,
 }
@@ -162,6 +165,7 @@ impl Dispatcher {
             events: VecDeque::new(),
             overload: Overload::of(&plan),
             lateness: Lateness::of(&plan),
+            together: Together::of(&plan),
             requests: Requests::of(&plan),
             producers: Producers::of(&plan),
             plan,
@@ -211,6 +215,7 @@ impl Dispatcher {
         }
         // The start may have put the epoch into the past, and a cycle that ended may have made room for a window.
         self.open_windows();
+        self.join_together();
         Ok(())
     }
 
@@ -235,7 +240,7 @@ impl Dispatcher {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Nanos> {
         let window = self.timers.peek().map(|Reverse((time, ..))| *time);
-        [window, self.lateness.poll_timeout()].into_iter().flatten().min()
+        [window, self.lateness.poll_timeout(), self.together.poll_timeout()].into_iter().flatten().min()
     }
 
     /// Whether every cycle that has windows is delivered, and every urgent request; nothing else is under way then.
@@ -429,8 +434,11 @@ impl Dispatcher {
         let deadline = epoch + planned.deadline(cycle, step as usize);
         let job = Job { pipeline, cycle, step };
         let nominal = epoch + planned.release(cycle, step as usize);
-        let release = self.lateness.release(&self.plan, job, nominal, self.now);
         self.events.push_back(Event::Ready { pipeline, cycle, step, deadline });
+        if self.together.take(job, nominal) {
+            return;
+        }
+        let release = self.lateness.release(&self.plan, job, nominal, self.now);
         if release <= self.now {
             self.wait(job, release);
         }

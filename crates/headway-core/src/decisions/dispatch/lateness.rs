@@ -42,14 +42,9 @@ impl Lateness {
     }
 
     /// When `job`, which is ready now, counts as released; after now = it is kept back until then.
-    ///
-    /// Jobs that are served together, those of a batch or gang, keep their windows: they would not meet otherwise.
     pub(super) fn release(&mut self, plan: &Plan, job: Job, nominal: Nanos, now: Nanos) -> Nanos {
         let pipeline = &plan.pipelines[job.pipeline as usize];
         let step = &pipeline.steps[job.step as usize];
-        if pipeline.gang.is_some() || step.batch.is_some() {
-            return nominal;
-        }
         let rests = self.rests[step.server as usize];
         let next = &mut self.next[job.pipeline as usize][job.step as usize];
         let ready = if now > nominal.saturating_add(self.jitter) { now } else { nominal };
