@@ -479,7 +479,7 @@ impl Dispatcher {
         if self.servers[server].is_idle() {
             self.requests.rest(server);
             if self.servers[server].in_flight == 0
-                && let Some((job, release)) = self.lateness.rest(&self.plan, server, self.now)
+                && let Some((job, release)) = self.lateness.rest(server, self.now)
             {
                 self.wait(job, release);
             }

@@ -40,6 +40,7 @@ mod verdict;
 use context::Context;
 pub(crate) use demands::{demands, steps_on};
 pub use division::margins;
+pub(crate) use holds::{keeps_distances, streams_of};
 pub use models::{Evidence, ModelAnswer, models};
 use processors::Processor;
 use servers::ServerKey;

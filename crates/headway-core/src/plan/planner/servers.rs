@@ -1,6 +1,6 @@
 //! Servers: which engines are arbitrated as one, what a copy costs there, and whether every window holds.
 
-use super::demands::{Demand, demands, routes_of, steps_on, window_of};
+use super::demands::{Demand, demands, phased_streams, routes_of, steps_on, window_of};
 use super::explored::{Steps, explored};
 use super::holds::{Holds, carried};
 use super::strategies::EnginesInUse;
@@ -105,8 +105,10 @@ fn server(context: &Context<'_>, at: usize, draft: &mut Draft) -> Server {
     if is_cut {
         verdict = tested(context, &name, &steps_on(at, pipelines));
     }
-    if verdict.outcome == Outcome::Schedulable && unplanned::fit(context, at, pipelines, domains, verdict.margin_ppm) {
-        verdict = tested(context, &name, &steps_on(at, pipelines));
+    verdict = with_distances(verdict, &name, &steps_on(at, pipelines));
+    if verdict.outcome == Outcome::Schedulable && unplanned::fit(context, at, pipelines, domains, &verdict) {
+        let steps = steps_on(at, pipelines);
+        verdict = with_distances(tested(context, &name, &steps), &name, &steps);
     }
     if is_cut && let Some(margin) = verdict.margin_ppm {
         verdict.notes.extend(limit(&name, &demands(&steps_on(at, pipelines)), margin));
@@ -152,6 +154,22 @@ fn tested(context: &Context<'_>, server: &str, steps: &[(&Pipeline, &PlannedStep
         verdict = phased(server, &demands, jitter, least).unwrap_or(verdict);
     }
     verdict
+}
+
+/// `verdict`, or where that is a no the yes of the test in which the steps of each stream keep their distances. It comes last: it
+/// holds for less, and a stream that is late moves its own steps farther.
+fn with_distances(verdict: Verdict, server: &str, steps: &[(&Pipeline, &PlannedStep)]) -> Verdict {
+    if verdict.outcome != Outcome::NotSchedulable || Holds::for_any(steps) != Holds::AnyOffsets {
+        return verdict;
+    }
+    let demands = demands(steps);
+    let streams = phased_streams(steps, &demands);
+    let tasks: Vec<Task> = demands.iter().map(|demand| demand.task).collect();
+    let found = schedulability::chunked_streams(&tasks, &streams);
+    if streams.is_empty() || !found.is_schedulable() {
+        return verdict;
+    }
+    answered(server, &demands, &found, Holds::StepsOfStreams, || schedulability::streams_margin_ppm(&tasks, &streams))
 }
 
 /// The engines that a step in parts ties, by their names while they are few.
@@ -277,6 +295,17 @@ fn verdict_of(server: &str, demands: &[Demand], holds: Holds) -> Verdict {
     let tasks: Vec<Task> = demands.iter().map(|demand| demand.task).collect();
     let whole = tasks.iter().all(|task| task.deadline == task.period && task.chunk == task.cost);
     let found = if whole { schedulability::jeffay(&tasks) } else { schedulability::chunked(&tasks, 1) };
+    answered(server, demands, &found, holds, || schedulability::margin_ppm(&tasks))
+}
+
+/// What a test of the demands of a server found, in the words of plans.
+fn answered(
+    server: &str,
+    demands: &[Demand],
+    found: &schedulability::Verdict,
+    holds: Holds,
+    margin_ppm: impl FnOnce() -> u64,
+) -> Verdict {
     let name = |at: usize| demands[at].name.clone();
     let mut notes = Vec::new();
     let (outcome, violation) = match &found.outcome {
@@ -289,7 +318,7 @@ fn verdict_of(server: &str, demands: &[Demand], holds: Holds) -> Verdict {
             (Outcome::NotSchedulable, Some(evidence(server, violation, &name)))
         }
     };
-    let margin_ppm = (outcome != Outcome::Undecided).then(|| schedulability::margin_ppm(&tasks));
+    let margin_ppm = (outcome != Outcome::Undecided).then(margin_ppm);
     Verdict {
         outcome,
         model: format!("{}; {}", found.model, holds.text()),

@@ -5,11 +5,12 @@
 //! form for chunks) while a half of their margin stays, or a quarter of all costs where that is less.
 
 use super::demands::{demands, routes_of, steps_on};
+use super::holds::streams_of;
 use super::servers::CHUNK_GRANULE;
 use super::{Context, Domains, Draft, PlanError};
-use crate::analysis::schedulability::{ChunkFlow, Task, passes, scaled};
+use crate::analysis::schedulability::{ChunkFlow, PhasedStream, Task, passes_streams, scaled};
 use crate::files::workload::Kind;
-use crate::plan::{Outcome, Pipeline, Source, Work};
+use crate::plan::{Outcome, Pipeline, Source, Verdict, Work};
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM};
 
 /// No piece is larger: far above the size at which its set-up costs nothing, and what is due waits for it.
@@ -49,17 +50,20 @@ pub(super) fn fit(
     at: u32,
     pipelines: &mut [Pipeline],
     domains: &Domains,
-    margin: Option<u64>,
+    verdict: &Verdict,
 ) -> bool {
     let used = routes_of(pipelines);
-    let tasks: Vec<Task> = demands(&steps_on(at, pipelines)).into_iter().map(|demand| demand.task).collect();
-    let factor = PPM + (margin.unwrap_or(PPM).saturating_sub(PPM) / 2).min(PPM / 4);
+    let steps = steps_on(at, pipelines);
+    let demands = demands(&steps);
+    let streams = streams_of(verdict, &steps, &demands);
+    let tasks: Vec<Task> = demands.into_iter().map(|demand| demand.task).collect();
+    let factor = PPM + (verdict.margin_ppm.unwrap_or(PPM).saturating_sub(PPM) / 2).min(PPM / 4);
     let mut any = false;
     for pipeline in pipelines.iter_mut().filter(|p| !p.source.is_planned() && p.steps[0].server == at) {
         any = true;
         let Work::Copy { route, bytes, .. } = pipeline.steps[0].operations[0].work else { continue };
         let Ok(flow) = context.in_chunks(route, bytes, &used, domains) else { continue };
-        let Some(size) = largest(&flow, &tasks, factor) else { continue };
+        let Some(size) = largest(&flow, &tasks, &streams, factor) else { continue };
         let task = flow.task(size);
         let step = &mut pipeline.steps[0];
         step.piece = task.chunk;
@@ -77,12 +81,12 @@ pub(super) fn fit(
 }
 
 /// The largest piece of `flow` that `tasks` tolerate with all costs `factor` ppm of what they are.
-fn largest(flow: &ChunkFlow, tasks: &[Task], factor: u64) -> Option<Bytes> {
+fn largest(flow: &ChunkFlow, tasks: &[Task], streams: &[PhasedStream], factor: u64) -> Option<Bytes> {
     let granule = CHUNK_GRANULE.0;
     let tolerated = |multiples: u64| {
         let piece = Task::bulk(flow.task(Bytes(granule * multiples)).chunk);
         let all: Vec<Task> = tasks.iter().chain([&piece]).map(|task| scaled(task, factor)).collect();
-        passes(&all)
+        passes_streams(&all, streams)
     };
     let (mut low, mut high) = (0, flow.bytes.min(PIECE_MAX).0.div_ceil(granule) + 1);
     while high - low > 1 {
