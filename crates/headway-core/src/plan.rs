@@ -266,16 +266,30 @@ impl Source {
         }
     }
 
-    /// Whether the operations of `step` are submitted one after the other.
+    /// Whether the copies of a step go one after the other, where each operation works on a region of its own; `None` = none does.
+    #[must_use]
+    pub const fn copies_one_by_one(&self) -> Option<bool> {
+        match self {
+            Self::Sharded(sharded) => Some(sharded.one_by_one),
+            Self::Parts(parted) => Some(parted.one_by_one),
+            _ => None,
+        }
+    }
+
+    /// The size of the region that operation `index` of step `step` of `steps` works on, where it has one of its own.
+    #[must_use]
+    pub fn region(&self, steps: &[PlannedStep], step: usize, index: u32) -> Option<Bytes> {
+        match self {
+            Self::Sharded(sharded) => Some(sharded.bytes(steps, step, index)),
+            Self::Parts(parted) => Some(parted.bytes(step, index as usize)),
+            _ => None,
+        }
+    }
+
+    /// Whether the operations of `step` are submitted one after the other. A single copy may be cut into chunks instead.
     #[must_use]
     pub fn one_by_one(&self, step: &PlannedStep) -> bool {
-        let copies = step.operations.iter().all(|operation| matches!(operation.work, Work::Copy { .. }));
-        match self {
-            Self::Sharded(sharded) => sharded.one_by_one && copies,
-            // One copy may be cut into chunks.
-            Self::Parts(parted) => parted.one_by_one && copies && step.operations.len() > 1,
-            _ => false,
-        }
+        self.copies_one_by_one() == Some(true) && step.operations.len() > 1 && step.only_copies()
     }
 
     /// Its class, which orders its jobs against others that are due at the same time.
@@ -380,6 +394,12 @@ impl PlannedStep {
     #[must_use]
     pub fn holds(&self) -> Nanos {
         self.hold.unwrap_or(self.cost)
+    }
+
+    /// Whether it does nothing but copy.
+    #[must_use]
+    pub fn only_copies(&self) -> bool {
+        self.operations.iter().all(|operation| matches!(operation.work, Work::Copy { .. }))
     }
 }
 

@@ -457,13 +457,10 @@ impl Dispatcher {
         let server = planned.steps[job.step as usize].server as usize;
         let block = self.state(job).expect("a job that is ready keeps its cycle open").bytes;
         let pipeline = &self.plan.pipelines[job.pipeline as usize];
-        let bytes = match &pipeline.source {
-            // What the step works on is one part of the block.
-            Source::Parts(parted) if pipeline.steps[job.step as usize].operations.len() == 1 => {
-                parted.bytes(job.step as usize, 0)
-            }
-            _ => block,
-        };
+        // What a single operation works on may be a region of the block.
+        let single = pipeline.steps[job.step as usize].operations.len() == 1;
+        let region = pipeline.source.region(&pipeline.steps, job.step as usize, 0).filter(|_| single);
+        let bytes = region.unwrap_or(block);
         self.sequence += 1;
         let key = Key { place, class, sequence: self.sequence };
         if key.is_guaranteed() && self.servers[server].is_idle() {
@@ -536,11 +533,13 @@ impl Dispatcher {
         let pipeline = &self.plan.pipelines[job.pipeline as usize];
         let planned = &pipeline.steps[job.step as usize];
         for (index, operation) in (0u32..).zip(&planned.operations) {
-            let (offset, bytes) = match &pipeline.source {
-                Source::Sharded(_) | Source::Parts(_) if only.is_some_and(|only| only != u64::from(index)) => continue,
-                Source::Sharded(sharded) => (Bytes(0), sharded.bytes(&pipeline.steps, job.step as usize, index)),
-                Source::Parts(parted) if count > 1 => (Bytes(0), parted.bytes(job.step as usize, index as usize)),
-                Source::Batch(parts) => {
+            if only.is_some_and(|only| only != u64::from(index)) {
+                continue;
+            }
+            let region = pipeline.source.region(&pipeline.steps, job.step as usize, index).filter(|_| count > 1);
+            let (offset, bytes) = match (&pipeline.source, region) {
+                (_, Some(region)) => (Bytes(0), region),
+                (Source::Batch(parts), None) => {
                     let part = match &contents {
                         Some(contents) => contents[index as usize].clone(),
                         None => parts[index as usize].in_cycle(job.cycle).map(|(_, part)| part),

@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use super::processors::Processor;
-use super::{Context, Domains, Draft, PlanError, Strategy, planned_step};
-use crate::files::machine::{EndpointId, EngineId, RouteId};
+use super::{Context, Draft, PlanError, Strategy, planned_step};
+use crate::files::machine::{EndpointId, EngineId};
 use crate::files::workload::{PARTS_MAX, PartStep, PartWork, Step, Stream};
 use crate::plan::{Parted, Pipeline, PlannedOperation, PlannedStep, Source, Work};
 use crate::units::{Bytes, Nanos};
@@ -205,30 +205,6 @@ fn on_a_core(
         reason: format!("no core of machine `{}` may serve streams (`cores = 0`)", context.machine.name),
     })?;
     Ok(context.on_core(core, kernel, bytes, 1))
-}
-
-/// Cost and longest piece of a step: of its kernels, and of its copies, which run at the same time.
-pub(super) fn price_parts(
-    context: &Context<'_>,
-    planned: &Parted,
-    step: &mut PlannedStep,
-    used: &[RouteId],
-    domains: &Domains,
-) -> Result<(), PlanError> {
-    let copies_only = step.operations.iter().all(|operation| matches!(operation.work, Work::Copy { .. }));
-    let copies = if context.strategy.lets_gpus_overlap() {
-        // The copies of a set run at the same time, also those of one GPU, which otherwise wait for each other.
-        let time = |route, bytes| match step.operations.len() {
-            1 => context.copy_time(route, bytes, used, domains),
-            _ => context.copy_time_beside(route, bytes, used, domains),
-        };
-        context.side_by_side(step, time)?.map(|cost| (cost, cost))
-    } else {
-        context.batch_of_step(step, planned.one_by_one && copies_only, used, domains)?
-    };
-    let (cost, piece) = copies.unwrap_or_default();
-    (step.cost, step.piece) = (step.cost.max(cost), step.cost.max(piece));
-    Ok(())
 }
 
 /// Where a step is written, and its stream's own GPU.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::demands::routes_of;
-use super::{Context, Domains, Draft, PlanError, parted, sharded};
+use super::{Context, Domains, Draft, PlanError};
 use crate::analysis::schedulability::ChunkFlow;
 use crate::files::machine::{EngineId, RouteId};
 use crate::models::interconnect::BatchBlock;
@@ -21,17 +21,9 @@ pub(super) fn price(context: &Context<'_>, mut draft: Draft) -> Result<Draft, Pl
             pipeline.steps.iter_mut().for_each(|step| step.piece = step.cost);
             continue;
         }
-        if let Source::Sharded(planned) = &pipeline.source
-            && !context.strategy.lets_gpus_overlap()
-        {
+        if let Some(one_by_one) = pipeline.source.copies_one_by_one() {
             for step in &mut pipeline.steps {
-                sharded::price_spread(context, planned, step, &used, domains)?;
-            }
-            continue;
-        }
-        if let Source::Parts(planned) = &pipeline.source {
-            for step in &mut pipeline.steps {
-                parted::price_parts(context, planned, step, &used, domains)?;
+                context.price_set(step, one_by_one, &used, domains)?;
             }
             continue;
         }
@@ -47,10 +39,33 @@ pub(super) fn price(context: &Context<'_>, mut draft: Draft) -> Result<Draft, Pl
 }
 
 impl Context<'_> {
+    /// Sets cost and longest piece of a step whose operations run at the same time: those of its kernels are known.
+    fn price_set(
+        &self,
+        step: &mut PlannedStep,
+        one_by_one: bool,
+        used: &[RouteId],
+        domains: &Domains,
+    ) -> Result<(), PlanError> {
+        let copies = if self.strategy.lets_gpus_overlap() {
+            // Also the copies of one GPU run at the same time, which otherwise wait for each other.
+            let time = |route, bytes| match step.operations.len() {
+                1 => self.copy_time(route, bytes, used, domains),
+                _ => self.copy_time_beside(route, bytes, used, domains),
+            };
+            self.side_by_side(step, time)?.map(|cost| (cost, cost))
+        } else {
+            self.batch_of_step(step, one_by_one && step.only_copies(), used, domains)?
+        };
+        let (cost, piece) = copies.unwrap_or_default();
+        (step.cost, step.piece) = (step.cost.max(cost), step.cost.max(piece));
+        Ok(())
+    }
+
     /// What the copies of a step cost together, and the longest piece that runs without preemption; `None` = it has none.
     ///
     /// As a batch: its bound holds where nothing else of the domain runs at the same time. Or one by one: the sum.
-    pub(super) fn batch_of_step(
+    fn batch_of_step(
         &self,
         step: &PlannedStep,
         one_by_one: bool,
@@ -88,7 +103,7 @@ impl Context<'_> {
     }
 
     /// What the copies of a step cost where each takes `time` at most whatever the others do; `None` = it has none.
-    pub(super) fn side_by_side(
+    fn side_by_side(
         &self,
         step: &PlannedStep,
         time: impl Fn(RouteId, Bytes) -> Result<Nanos, PlanError>,
@@ -115,7 +130,7 @@ impl Context<'_> {
     }
 
     /// As [`Self::copy_time`] at the rate that the route keeps while all of `used` copy.
-    pub(super) fn copy_time_beside(
+    fn copy_time_beside(
         &self,
         route: RouteId,
         bytes: Bytes,
@@ -127,12 +142,7 @@ impl Context<'_> {
     }
 
     /// The set-up time and the rate of a route that hold whatever the rest of the plan does.
-    pub(super) fn keeps(
-        &self,
-        route: RouteId,
-        used: &[RouteId],
-        domains: &Domains,
-    ) -> Result<(Nanos, Rate), PlanError> {
+    fn keeps(&self, route: RouteId, used: &[RouteId], domains: &Domains) -> Result<(Nanos, Rate), PlanError> {
         // Without `meets`, no other copy ever runs beside one that is priced here.
         let meets = |other| self.strategy.row().meets.is_some_and(|meets| meets(self, route, other));
         let concurrent: Vec<RouteId> = used.iter().copied().filter(|other| *other == route || meets(*other)).collect();
@@ -140,7 +150,7 @@ impl Context<'_> {
     }
 
     /// The same while all of `concurrent`, the route itself included, copy.
-    pub(super) fn keeps_beside(
+    fn keeps_beside(
         &self,
         route: RouteId,
         concurrent: &[RouteId],

@@ -2,8 +2,8 @@
 
 use super::processors::Processor;
 use super::strategies::GangForm;
-use super::{Context, Domains, Draft, PlanError, planned_step};
-use crate::files::machine::{EndpointId, RouteId};
+use super::{Context, Draft, PlanError, planned_step};
+use crate::files::machine::EndpointId;
 use crate::files::workload::{Place, Step, Stream};
 use crate::plan::{Gang, Pipeline, PlannedOperation, PlannedStep, Shard, Sharded, Source, Work, is_first_kernel};
 use crate::units::{Bytes, Nanos};
@@ -183,20 +183,4 @@ fn spread_step(
     });
     let cost = costs.max().unwrap_or_default();
     planned_step(name, cost, operations)
-}
-
-/// Sets cost and longest piece of a copy step on all GPUs.
-pub(super) fn price_spread(
-    context: &Context<'_>,
-    planned: &Sharded,
-    step: &mut PlannedStep,
-    used: &[RouteId],
-    domains: &Domains,
-) -> Result<(), PlanError> {
-    if let Some((cost, piece)) = context.batch_of_step(step, planned.one_by_one, used, domains)? {
-        (step.cost, step.piece) = (cost, piece);
-    } else {
-        step.piece = step.cost;
-    }
-    Ok(())
 }
