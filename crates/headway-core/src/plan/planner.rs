@@ -5,7 +5,7 @@
 //! so gathering counts as a step: `T = floor(l / (N + 1))`. A stream whose packets are further apart than that may make
 //! each packet a job of its own instead, released when it arrives: `T = floor(l / N)`.
 
-use crate::files::machine::{Cpu, EngineClass, EngineId, Machine};
+use crate::files::machine::{Cpu, EndpointId, EngineClass, EngineId, Machine};
 use crate::files::workload::{Cycle, Stream, Workload};
 use crate::models::interconnect::{Network, Starved};
 use crate::plan::combine::CombineError;
@@ -37,12 +37,10 @@ mod uneven;
 mod unplanned;
 mod verdict;
 
-use context::Context;
 pub(crate) use demands::{demands, steps_on};
 pub use division::margins;
 pub(crate) use holds::{keeps_distances, streams_of};
 pub use models::{Evidence, ModelAnswer, models};
-use processors::Processor;
 use servers::ServerKey;
 pub use strategies::Strategy;
 use strategies::{Domains, Tried};
@@ -160,10 +158,10 @@ const fn or_none(known: &str) -> &str {
 pub fn plan(machine: &Machine, workload: &Workload, options: PlanOptions) -> Result<Plan, PlanError> {
     check(workload)?;
     let node = Node { machine, network: &Network::new(machine), cpu: &machine.cpu_or_assumed() };
-    let without = Workload { unplanned: Vec::new(), ..workload.clone() };
-    let attempts = if workload.unplanned.is_empty() { vec![workload] } else { vec![workload, &without] };
+    let has_unplanned = !workload.unplanned.is_empty();
+    let without = has_unplanned.then(|| Workload { unplanned: Vec::new(), ..workload.clone() });
     let mut found = None;
-    for attempt in attempts {
+    for attempt in [Some(workload), without.as_ref()].into_iter().flatten() {
         let by_place = |placed: &Workload| Ok(best_of(by_strategy(node, placed, options, Windows::Equal)?));
         let (placed, division) = division::place(node.cpu, attempt, by_place)?;
         let equal = by_strategy(node, &placed, options, Windows::Equal)?;
@@ -206,6 +204,26 @@ struct Node<'a> {
     cpu: &'a Cpu,
 }
 
+/// What is planned, where, and how.
+#[derive(Clone, Copy)]
+struct Context<'a> {
+    machine: &'a Machine,
+    network: &'a Network,
+    cpu: &'a Cpu,
+    workload: &'a Workload,
+    strategy: Strategy,
+    cycle: Cycle,
+    windows: Windows,
+}
+
+/// What serves a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Processor {
+    Gpu(EndpointId),
+    /// A core of the CPU.
+    Core(u32),
+}
+
 /// How long the windows of a stream's steps are.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Windows {
@@ -231,10 +249,13 @@ struct Draft {
     notes: Vec<String>,
 }
 
+/// Chunks are whole pages of host memory.
+const CHUNK_GRANULE: Bytes = Bytes(4096);
+
 type Pass = fn(&Context<'_>, Draft) -> Result<Draft, PlanError>;
 
 /// How a plan is made, in this order.
-const PASSES: [Pass; 17] = [
+const PASSES: &[Pass] = &[
     processors::place,
     groups::form,
     gangs::form,

@@ -1,26 +1,13 @@
-//! What all passes read: machine, workload, and what is asked of them.
+//! What passes look up in the machine and the workload.
 
 use super::cores::name;
-use super::processors::Processor;
 use super::strategies::GangForm;
-use super::{Cpu, Network, PlanError, Strategy, Windows, planned_step};
-use crate::files::machine::{EndpointId, EngineClass, EngineId, KernelCost, Machine, RouteId};
-use crate::files::workload::{Cycle, Kind, Message, Place, Placement, Step, Stream, Unplanned, Workload};
+use super::{Context, PlanError, Processor, planned_step};
+use crate::files::machine::{EndpointId, EngineClass, EngineId, KernelCost, RouteId};
+use crate::files::workload::{Cycle, Kind, Message, Place, Placement, Step, Stream, Unplanned};
 use crate::models::interconnect::BatchBlock;
 use crate::plan::{Pipeline, PlannedEngine, PlannedOperation, PlannedStep, PlannedStream, Work};
 use crate::units::{Bytes, Nanos, PPM};
-
-/// What is planned, where, and how.
-#[derive(Clone, Copy)]
-pub(super) struct Context<'a> {
-    pub(super) machine: &'a Machine,
-    pub(super) network: &'a Network,
-    pub(super) cpu: &'a Cpu,
-    pub(super) workload: &'a Workload,
-    pub(super) strategy: Strategy,
-    pub(super) cycle: Cycle,
-    pub(super) windows: Windows,
-}
 
 impl Context<'_> {
     pub(super) fn planned_stream(

@@ -1,7 +1,6 @@
 //! Cores of the CPU as processors of streams: each is an engine of its own, behind those of the machine, and a server of its own.
 
-use super::processors::Processor;
-use super::{Context, PlanError};
+use super::{Context, PlanError, Processor};
 use crate::files::workload::{Placement, Stream};
 use crate::plan::stream::class_window;
 use crate::plan::{Pipeline, Source};

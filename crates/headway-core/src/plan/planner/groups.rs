@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::processors::Processor;
-use super::{Context, Draft, PlanError, cores, planned_step};
+use super::{Context, Draft, PlanError, Processor, cores, planned_step};
 use crate::files::machine::RouteId;
 use crate::files::workload::{Grouping, OnMiss, Step, Stream};
 use crate::plan::block::block_bytes;

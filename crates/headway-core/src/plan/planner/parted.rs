@@ -6,8 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::processors::Processor;
-use super::{Context, Draft, PlanError, Strategy, planned_step};
+use super::{Context, Draft, PlanError, Processor, Strategy, planned_step};
 use crate::files::machine::{EndpointId, EngineId};
 use crate::files::workload::{PARTS_MAX, PartStep, PartWork, Step, Stream};
 use crate::plan::{Parted, Pipeline, PlannedOperation, PlannedStep, Source, Work};

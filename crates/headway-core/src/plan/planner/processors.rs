@@ -1,16 +1,8 @@
 //! What serves every stream: a GPU, or a core of the CPU.
 
-use super::{Context, Draft, PlanError, cores};
+use super::{Context, Draft, PlanError, Processor, cores};
 use crate::files::machine::EndpointId;
 use crate::files::workload::{Placement, Stream};
-
-/// What serves a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Processor {
-    Gpu(EndpointId),
-    /// A core of the CPU.
-    Core(u32),
-}
 
 /// What serves every stream: as written, or largest rate first onto the least loaded GPU or core.
 pub(super) fn place(context: &Context<'_>, draft: Draft) -> Result<Draft, PlanError> {

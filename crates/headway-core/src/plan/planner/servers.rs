@@ -4,7 +4,7 @@ use super::demands::{Demand, demands, phased_streams, routes_of, steps_on, windo
 use super::explored::{Steps, explored};
 use super::holds::{Holds, carried};
 use super::strategies::EnginesInUse;
-use super::{Context, Domains, Draft, PlanError, unplanned};
+use super::{CHUNK_GRANULE, Context, Domains, Draft, PlanError, unplanned};
 use crate::analysis::schedulability::{self, ChunkFlow, Costs, Task};
 use crate::files::machine::{EngineClass, EngineId};
 use crate::plan::{Outcome, Pipeline, PlannedStep, Server, Source, Strength, Verdict, Violation, Work};
@@ -226,9 +226,6 @@ fn cut(context: &Context<'_>, at: u32, pipelines: &mut [Pipeline], domains: &Dom
     }
     true
 }
-
-/// Chunks are whole pages of host memory.
-pub(super) const CHUNK_GRANULE: Bytes = Bytes(4096);
 
 /// The verdict on the steps of one stream, where its schedules could be followed: whether it starts now or later is the same.
 fn phased(server: &str, demands: &[Demand], jitter: Nanos, least_margin: u64) -> Option<Verdict> {

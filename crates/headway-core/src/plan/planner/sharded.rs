@@ -1,8 +1,7 @@
 //! Streams whose packets are divided among all GPUs: one pipeline whose steps work on all of them at once.
 
-use super::processors::Processor;
 use super::strategies::GangForm;
-use super::{Context, Draft, PlanError, planned_step};
+use super::{Context, Draft, PlanError, Processor, planned_step};
 use crate::files::machine::EndpointId;
 use crate::files::workload::{Place, Step, Stream};
 use crate::plan::{Gang, Pipeline, PlannedOperation, PlannedStep, Shard, Sharded, Source, Work, is_first_kernel};

@@ -6,8 +6,7 @@
 
 use super::demands::{demands, routes_of, steps_on};
 use super::holds::streams_of;
-use super::servers::CHUNK_GRANULE;
-use super::{Context, Domains, Draft, PlanError};
+use super::{CHUNK_GRANULE, Context, Domains, Draft, PlanError};
 use crate::analysis::schedulability::{ChunkFlow, PhasedStream, Task, passes_streams, scaled};
 use crate::files::workload::Kind;
 use crate::plan::{Outcome, Pipeline, Source, Verdict, Work};
