@@ -6,7 +6,7 @@ mod label;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use headway::explain::{Direction, HostMemory, Load, Statistic};
 use headway::keep::Keep;
@@ -145,8 +145,8 @@ pub(crate) struct PlanArgs {
     pub(crate) gpus: Option<usize>,
     /// Use only this strategy [default: of serial, partitioned and, for messages and wafers, combined, the accepted one with the
     /// greatest margin; serial for a machine that is not calibrated]
-    #[arg(long, value_enum)]
-    pub(crate) strategy: Option<StrategyArg>,
+    #[arg(long, value_parser = strategy())]
+    pub(crate) strategy: Option<Strategy>,
 }
 
 #[derive(Debug, Args)]
@@ -425,6 +425,17 @@ fn method() -> impl TypedValueParser<Value = Method> {
         .map(|text| Method::named(&text, None).expect("the parser before lets only known words through"))
 }
 
+fn strategy() -> impl TypedValueParser<Value = Strategy> {
+    let all = Strategy::ALL.map(|strategy| {
+        let (first, rest) = strategy.summary().split_at(1);
+        PossibleValue::new(strategy.name()).help(first.to_uppercase() + rest)
+    });
+    PossibleValuesParser::new(all).map(|text| {
+        let found = Strategy::ALL.into_iter().find(|strategy| strategy.name() == text);
+        found.expect("the parser before lets only known words through")
+    })
+}
+
 fn step() -> impl TypedValueParser<Value = Step> {
     word(&Step::WORDS)
 }
@@ -473,31 +484,17 @@ impl From<ExcludeArg> for headway::explain::Exclusion {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum StrategyArg {
-    /// One transfer at a time in the whole node
-    Serial,
-    /// The same per group of transfers that share something, with messages combined into batches
-    Combined,
-    /// Every engine by itself, at the rate it keeps whatever the others do
-    Partitioned,
-    /// One transfer at a time for each GPU, at the rate it keeps whatever the other GPUs do
-    PerGpu,
-    /// A baseline: all GPUs as one, one batch in and one batch out per cycle of the shortest deadline
-    Lockstep,
-    /// A baseline: one generation of blocks at a time, all in, all kernels, all out
-    Generation,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl From<StrategyArg> for Strategy {
-    fn from(strategy: StrategyArg) -> Self {
-        match strategy {
-            StrategyArg::Serial => Self::Serial,
-            StrategyArg::Combined => Self::Combined,
-            StrategyArg::Partitioned => Self::Partitioned,
-            StrategyArg::PerGpu => Self::PerGpu,
-            StrategyArg::Lockstep => Self::Lockstep,
-            StrategyArg::Generation => Self::Generation,
+    #[test]
+    fn every_strategy_has_one_name_for_the_command_line_and_for_plans() {
+        for strategy in Strategy::ALL {
+            let asked = Cli::try_parse_from(["headway", "plan", "w.toml", "--strategy", strategy.name()]);
+            let Ok(Cli { command: Command::Plan(args), .. }) = asked else { panic!("{asked:?}") };
+            assert_eq!(args.strategy, Some(strategy));
+            assert_eq!(serde_json::to_value(strategy).unwrap(), strategy.name());
         }
     }
 }

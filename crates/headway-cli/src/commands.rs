@@ -52,7 +52,7 @@ pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<Answer> {
     if workload.value.sharing.is_some() {
         return sharing::plan(out, &machine, &workload, usual);
     }
-    let mut plan = plans::make(&machine, &workload, PlanOptions { strategy: args.strategy.map(Into::into) })?;
+    let mut plan = plans::make(&machine, &workload, PlanOptions { strategy: args.strategy })?;
     plan.verdict.notes.extend(plans::jitter_note(&machine, &plan));
     plan.verdict.notes.extend(plans::absent_kernels(&plan));
     let (models, assumes, confidence) = (plans::models(&plan), plans::assumption(&plan), machine.confidence());
@@ -74,7 +74,7 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
         backend: args.backend.into(),
         machine: args.plan.machine.clone(),
         gpus: args.plan.gpus,
-        strategy: args.plan.strategy.map(Into::into),
+        strategy: args.plan.strategy,
         input: args.input.clone(),
         duration: args.duration,
         out: args.out.clone(),

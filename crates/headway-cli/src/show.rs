@@ -91,7 +91,7 @@ pub(crate) fn plan(
         plan.machine.hash,
         chosen(usual),
         plan.strategy.name(),
-        meaning(plan.strategy)
+        plan.strategy.summary()
     );
     verdict(&mut text, plan);
     let _ = writeln!(text, "assumes   {}", assumes.text);
@@ -188,17 +188,6 @@ fn unplanned(text: &mut String, plan: &Plan) {
         );
     }
     more(text, all.len(), all.len().min(LINES), "transfers without windows", "that come first in the workload");
-}
-
-fn meaning(strategy: Strategy) -> &'static str {
-    match strategy {
-        Strategy::Serial => "one transfer at a time in the whole node",
-        Strategy::Combined => "messages combined into batches, one batch at a time where transfers share something",
-        Strategy::Partitioned => "every engine by itself, at the rate it keeps whatever the others do",
-        Strategy::PerGpu => "one transfer at a time for each GPU, at the rate it keeps whatever the other GPUs do",
-        Strategy::Lockstep => "all GPUs as one: one batch in and one batch out per cycle of the shortest deadline",
-        Strategy::Generation => "one generation of blocks at a time: all in, all kernels, all out",
-    }
 }
 
 /// What every model says, side by side: the first is the verdict.
@@ -447,7 +436,7 @@ fn again(report: &RunReport, args: &RunArgs) -> String {
     };
     option("machine", args.plan.machine.as_ref().map(quoted));
     option("gpus", args.plan.gpus.map(|gpus| gpus.to_string()));
-    option("strategy", args.plan.strategy.map(|strategy| Strategy::from(strategy).name().to_owned()));
+    option("strategy", args.plan.strategy.map(|strategy| strategy.name().to_owned()));
     option("input", args.input.as_ref().map(quoted));
     option("duration", args.duration.map(exactly));
     option("seed", args.seed.map(|seed| seed.to_string()));

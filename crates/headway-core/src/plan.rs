@@ -23,6 +23,7 @@ use crate::plan::message::{Elementary, Member};
 use crate::units::{Bytes, Nanos, Rate};
 
 pub use self::parted::Parted;
+pub use self::planner::Strategy;
 pub use self::sharded::{Shard, Sharded, is_first_kernel};
 
 /// Version of the JSON form of [`Plan`].
@@ -119,57 +120,6 @@ pub struct Alternative {
     pub utilisation_ppm: u64,
     /// The largest factor on all costs for which the answer is yes.
     pub margin_ppm: Option<u64>,
-}
-
-/// How transfers are kept apart (specification of messages, 3.4 and 6).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Strategy {
-    /// One transfer at a time in the whole node: Verner's "classic scheduling".
-    Serial,
-    /// The same per domain, with messages combined into batches whose blocks move in parallel (`verner-2014`, IV).
-    Combined,
-    /// Every engine its own server, costs at the rate it keeps whatever the other engines do.
-    Partitioned,
-    /// One transfer at a time for each GPU, costs at the rate that it keeps whatever the other GPUs do.
-    PerGpu,
-    /// All GPUs as one, in cycles of the shortest deadline: one batch in and one batch out per cycle, one after the other,
-    /// beside one step of kernels. The authors' earlier framework (`verner-2014`, II-C), a baseline.
-    Lockstep,
-    /// One generation of blocks at a time: all in, all kernels, all out, and only then the next. No pipeline, a baseline.
-    Generation,
-}
-
-impl Strategy {
-    /// Every strategy, in the order in which they are tried.
-    pub const ALL: [Self; 6] =
-        [Self::Serial, Self::Combined, Self::Partitioned, Self::PerGpu, Self::Lockstep, Self::Generation];
-
-    /// Whether it is there for comparison only, as somebody else's way.
-    #[must_use]
-    pub const fn is_baseline(self) -> bool {
-        matches!(self, Self::Lockstep | Self::Generation)
-    }
-
-    /// Whether transfers of different GPUs run at the same time without being planned as one batch: then each is priced at
-    /// the rate that it keeps whatever the others do.
-    #[must_use]
-    pub const fn lets_gpus_overlap(self) -> bool {
-        matches!(self, Self::Partitioned | Self::PerGpu)
-    }
-
-    /// As tables and command lines write it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Serial => "serial",
-            Self::Combined => "combined",
-            Self::Partitioned => "partitioned",
-            Self::PerGpu => "per-gpu",
-            Self::Lockstep => "lockstep",
-            Self::Generation => "generation",
-        }
-    }
 }
 
 /// An engine of the machine file.
@@ -316,16 +266,30 @@ impl Source {
         }
     }
 
-    /// Whether the operations of `step` are submitted one after the other.
+    /// Whether the copies of a step go one after the other, where each operation works on a region of its own; `None` = none does.
+    #[must_use]
+    pub const fn copies_one_by_one(&self) -> Option<bool> {
+        match self {
+            Self::Sharded(sharded) => Some(sharded.one_by_one),
+            Self::Parts(parted) => Some(parted.one_by_one),
+            _ => None,
+        }
+    }
+
+    /// The size of the region that operation `index` of step `step` of `steps` works on, where it has one of its own.
+    #[must_use]
+    pub fn region(&self, steps: &[PlannedStep], step: usize, index: u32) -> Option<Bytes> {
+        match self {
+            Self::Sharded(sharded) => Some(sharded.bytes(steps, step, index)),
+            Self::Parts(parted) => Some(parted.bytes(step, index as usize)),
+            _ => None,
+        }
+    }
+
+    /// Whether the operations of `step` are submitted one after the other. A single copy may be cut into chunks instead.
     #[must_use]
     pub fn one_by_one(&self, step: &PlannedStep) -> bool {
-        let copies = step.operations.iter().all(|operation| matches!(operation.work, Work::Copy { .. }));
-        match self {
-            Self::Sharded(sharded) => sharded.one_by_one && copies,
-            // One copy may be cut into chunks.
-            Self::Parts(parted) => parted.one_by_one && copies && step.operations.len() > 1,
-            _ => false,
-        }
+        self.copies_one_by_one() == Some(true) && step.operations.len() > 1 && step.only_copies()
     }
 
     /// Its class, which orders its jobs against others that are due at the same time.
@@ -430,6 +394,12 @@ impl PlannedStep {
     #[must_use]
     pub fn holds(&self) -> Nanos {
         self.hold.unwrap_or(self.cost)
+    }
+
+    /// Whether it does nothing but copy.
+    #[must_use]
+    pub fn only_copies(&self) -> bool {
+        self.operations.iter().all(|operation| matches!(operation.work, Work::Copy { .. }))
     }
 }
 

@@ -342,7 +342,11 @@ fn done(operation: u64, started: u64, finished: u64) -> Input {
 }
 
 fn data(cycle: u64) -> Input {
-    Input::Data { pipeline: 0, cycle, bytes: Bytes(1) }
+    data_of(0, cycle)
+}
+
+fn data_of(pipeline: u32, cycle: u64) -> Input {
+    Input::Data { pipeline, cycle, bytes: Bytes(1) }
 }
 
 /// One stream whose packets are jobs of one step, one every 10 ns, due 10 ns later.
@@ -454,6 +458,52 @@ fn jobs_of_one_batch_are_submitted_together_in_their_order_and_keep_their_server
     assert_eq!(submitted(&mut dispatcher), []);
     dispatcher.handle(Nanos(20), &done(1, 0, 20)).unwrap();
     assert_eq!(submitted(&mut dispatcher), [(2, 1)]);
+}
+
+/// Two streams whose copies are one batch, beside a flow that is due later.
+fn batch_of_streams() -> Plan {
+    let member = |at: u32| {
+        let place = BatchPlace { number: 0, order: at };
+        let fed = flow(100, 50, vec![PlannedStep { batch: Some(place), ..step(0, 20, vec![copy(8)]) }]);
+        Pipeline { source: Source::Streams(vec![at]), ..fed }
+    };
+    let later = flow(100, 90, vec![step(0, 9, vec![hold()])]);
+    let streams = vec![stream(0, 100, 100), stream(1, 100, 100)];
+    Plan { jitter: Nanos(5), ..plan(vec![server(1)], vec![member(0), member(1), later], streams) }
+}
+
+#[test]
+fn a_batch_waits_for_data_that_is_late_within_the_jitter() {
+    let mut dispatcher = started(batch_of_streams(), Limits::default(), 1);
+    dispatcher.handle(Nanos(0), &data_of(0, 0)).unwrap();
+    // It counts as not yet released, so that others may begin.
+    assert_eq!(submitted(&mut dispatcher), [(0, 2)]);
+    assert_eq!(dispatcher.poll_timeout(), Some(Nanos(5)));
+    dispatcher.handle(Nanos(4), &done(0, 0, 4)).unwrap();
+    assert_eq!(submitted(&mut dispatcher), []);
+    dispatcher.handle(Nanos(5), &Input::Timeout).unwrap();
+    dispatcher.handle(Nanos(5), &data_of(1, 0)).unwrap();
+    assert_eq!(submitted(&mut dispatcher), [(1, 0), (2, 1)]);
+    dispatcher.handle(Nanos(20), &done(1, 5, 20)).unwrap();
+    assert_eq!(submitted(&mut dispatcher), []);
+}
+
+#[test]
+fn a_batch_goes_without_data_that_is_later_than_the_jitter_or_never_comes() {
+    let mut dispatcher = started(batch_of_streams(), Limits::default(), 1);
+    dispatcher.handle(Nanos(0), &data_of(0, 0)).unwrap();
+    assert_eq!(submitted(&mut dispatcher), [(0, 2)]);
+    dispatcher.handle(Nanos(4), &done(0, 0, 4)).unwrap();
+    dispatcher.handle(Nanos(5), &Input::Timeout).unwrap();
+    assert_eq!(submitted(&mut dispatcher), [(1, 0)]);
+    dispatcher.handle(Nanos(6), &data_of(1, 0)).unwrap();
+    dispatcher.handle(Nanos(20), &done(1, 5, 20)).unwrap();
+    assert_eq!(submitted(&mut dispatcher), [(2, 1)]);
+
+    let mut empty = started(batch_of_streams(), Limits::default(), 1);
+    empty.handle(Nanos(0), &Input::Data { pipeline: 1, cycle: 0, bytes: Bytes(0) }).unwrap();
+    empty.handle(Nanos(0), &data_of(0, 0)).unwrap();
+    assert_eq!(submitted(&mut empty), [(0, 0)]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What every plan promises, over random workloads on the shipped machines, and the choices of the planner by example.
 
-use headway_core::analysis::schedulability::{self, Task, Verdict};
+use headway_core::analysis::schedulability::{self, PhasedStep, PhasedStream, Task, Verdict};
 use headway_core::files::error::Loaded;
 use headway_core::files::machine::{self, Calibration, EngineClass, EngineId, Machine};
 use headway_core::files::workload::{self, Cycle, Flow, Grouping, Message, Placement, Step, Stream, Workload};
@@ -323,9 +323,7 @@ fn every_engine_belongs_to_one_server_and_every_operation_stays_on_its_servers_e
                     assert!(server.engines.len() == 1 || server.engines.iter().all(batched));
                 }
             }
-            Strategy::PerGpu | Strategy::Lockstep | Strategy::Generation => {
-                panic!("these are planned only when asked for")
-            }
+            other => panic!("{} is planned only when asked for", other.name()),
         }
     });
 }
@@ -358,6 +356,23 @@ fn test_of(tasks: &[Task]) -> Verdict {
     if whole { schedulability::jeffay(tasks) } else { schedulability::chunked(tasks, 1) }
 }
 
+/// The streams whose steps keep their distances in the test of a server: of those with several steps there, if its verdict says so.
+pub(crate) fn phased(plan: &Plan, server: usize) -> Vec<PhasedStream> {
+    if !plan.servers[server].verdict.model.contains("any start of each stream") {
+        return Vec::new();
+    }
+    let (mut streams, mut task) = (Vec::new(), 0);
+    for pipeline in &plan.pipelines {
+        let mut steps = Vec::new();
+        for at in (0..pipeline.steps.len()).filter(|at| pipeline.steps[*at].server as usize == server) {
+            steps.push(PhasedStep { task, release: pipeline.release(0, at) });
+            task += 1;
+        }
+        streams.push(PhasedStream { steps });
+    }
+    streams
+}
+
 fn scaled(tasks: &[Task], ppm: u64) -> Vec<Task> {
     let scale = |time: Nanos| Nanos((u128::from(time.0) * u128::from(ppm)).div_ceil(1_000_000) as u64);
     tasks.iter().map(|t| Task { cost: scale(t.cost), chunk: scale(t.chunk), ..*t }).collect()
@@ -365,19 +380,25 @@ fn scaled(tasks: &[Task], ppm: u64) -> Vec<Task> {
 
 #[test]
 fn a_plan_is_accepted_exactly_if_all_its_servers_are_and_its_margin_is_what_all_costs_can_grow_by() {
-    let (mut accepted, mut refused) = (0, 0);
+    let (mut accepted, mut refused, mut with_distances) = (0, 0, 0);
     for_random_plans(100, |_, _, plan| {
         let mut all = true;
         for (at, server) in plan.servers.iter().enumerate() {
             let tasks = tasks_of(plan, at);
-            let schedulable = test_of(&tasks).is_schedulable();
+            let streams = phased(plan, at);
+            let holds = |tasks: &[Task]| match streams.is_empty() {
+                true => test_of(tasks).is_schedulable(),
+                false => schedulability::chunked_streams(tasks, &streams).is_schedulable(),
+            };
+            with_distances += u32::from(!streams.is_empty());
+            let schedulable = holds(&tasks);
             assert_eq!(server.verdict.outcome == Outcome::Schedulable, schedulable);
             all &= schedulable;
             let margin = server.verdict.margin_ppm.unwrap();
             assert_eq!(margin >= 1_000_000, schedulable);
-            assert!(test_of(&scaled(&tasks, margin)).is_schedulable());
-            let beyond = test_of(&scaled(&tasks, margin + schedulability::MARGIN_PPM_STEP));
-            assert!(margin == schedulability::MARGIN_PPM_MAX || !beyond.is_schedulable());
+            assert!(holds(&scaled(&tasks, margin)));
+            let beyond = holds(&scaled(&tasks, margin + schedulability::MARGIN_PPM_STEP));
+            assert!(margin == schedulability::MARGIN_PPM_MAX || !beyond);
         }
         assert_eq!(plan.verdict.outcome == Outcome::Schedulable, all);
         assert_eq!(plan.verdict.margin_ppm, plan.servers.iter().map(|s| s.verdict.margin_ppm.unwrap()).min());
@@ -385,7 +406,7 @@ fn a_plan_is_accepted_exactly_if_all_its_servers_are_and_its_margin_is_what_all_
         assert_eq!(plan.verdict.utilisation_ppm, utilisation);
         if all { accepted += 1 } else { refused += 1 }
     });
-    assert!(accepted > 20 && refused > 20, "{accepted} {refused}");
+    assert!(accepted > 20 && refused > 20 && with_distances > 0, "{accepted} {refused} {with_distances}");
 }
 
 #[test]

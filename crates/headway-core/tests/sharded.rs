@@ -311,3 +311,14 @@ fn the_cost_of_an_inspection_grows_with_the_operations_of_a_pixel() {
     let [none, few, more] = [16, 516, 2016].map(|operations| cost(&machine, operations) - fixed);
     assert!(none > 0 && (more - none).abs_diff(4 * (few - none)) <= 8, "{none} {few} {more}");
 }
+
+#[test]
+fn copies_of_a_step_that_share_a_gpu_count_with_each_other_where_gpus_overlap() {
+    let machine = shipped("h200-x4").unwrap();
+    let exchange = |strategy| {
+        let plan = planned(&machine, &workload(15, "host"), strategy);
+        plan.pipelines[0].steps.iter().find(|step| step.name == "exchange").expect("four GPUs exchange").cost
+    };
+    // All copies of the exchange run at the same time, whichever engines are one server besides.
+    assert_eq!(exchange(Strategy::PerGpu), exchange(Strategy::Partitioned));
+}

@@ -1,6 +1,6 @@
 //! Deadlines that are divided unevenly among the steps of streams: when a plan does so, and what a plan without says.
 
-use headway_core::analysis::schedulability::{Task, chunked};
+use headway_core::analysis::schedulability::{Task, chunked, chunked_streams};
 use headway_core::files::machine::{Machine, shipped};
 use headway_core::files::workload::{self, Workload};
 use headway_core::plan::planner::{PlanOptions, models, plan};
@@ -82,7 +82,10 @@ fn holds(plan: &Plan) -> bool {
         assert!(pipeline.gather + end <= plan.streams[streams[0] as usize].deadline);
         assert!(pipeline.windows.is_empty() || pipeline.windows.iter().max() == Some(&pipeline.window));
     }
-    tasks(plan).iter().all(|tasks| chunked(tasks, 1).is_schedulable())
+    tasks(plan).iter().enumerate().all(|(server, tasks)| match crate::planner::phased(plan, server).as_slice() {
+        [] => chunked(tasks, 1).is_schedulable(),
+        streams => chunked_streams(tasks, streams).is_schedulable(),
+    })
 }
 
 #[test]

@@ -63,14 +63,17 @@ impl Application for Encryption {
         Ok(Own { parameters: cipher.parameters(), sharding: None })
     }
 
-    fn check(&self, stream: &Stream, others: &[Stream], written: &Written<'_>) -> Result<(), FileError> {
+    fn identity(&self, stream: &Stream) -> Option<Vec<u8>> {
+        Cipher::of(&stream.parameters).map(|cipher| [cipher.key, cipher.iv].concat())
+    }
+
+    fn check(&self, stream: &Stream, twin: Option<&str>, written: &Written<'_>) -> Result<(), FileError> {
         let id = &stream.id;
         let cipher = Cipher::of(&stream.parameters);
-        let same = |other: &&Stream| cipher.is_some() && Cipher::of(&other.parameters) == cipher;
-        if let Some(other) = others.iter().find(same) {
+        if let Some(other) = twin {
             let help = "draw a new random `iv`, and a `key` of its own, for each stream: with the same pair, packets that begin \
                         alike encrypt alike, and whoever sees the ciphertexts can tell";
-            let message = format!("stream `{id}` has the same key and iv as stream `{}`", other.id);
+            let message = format!("stream `{id}` has the same key and iv as stream `{other}`");
             return Err(written.error(KEY, message, help.to_owned()));
         }
         let encrypted = |step: &Step| match step {

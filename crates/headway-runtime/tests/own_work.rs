@@ -57,7 +57,7 @@ impl Application for Bands {
         Ok(Own { parameters, sharding: Some(sharding) })
     }
 
-    fn check(&self, _stream: &Stream, _others: &[Stream], _written: &Written<'_>) -> Result<(), FileError> {
+    fn check(&self, _stream: &Stream, _twin: Option<&str>, _written: &Written<'_>) -> Result<(), FileError> {
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! No plan that the planner accepts ever misses a deadline, whatever arrives and however short kernels run.
 
+use std::collections::BTreeMap;
+
 use crate::support::{Draw, EPOCH, Null, empty, events, is_fault, logged, machine, run_of};
 use headway_core::decisions::dispatch::{Answer, Event, Input};
 use headway_core::files::machine::Machine;
@@ -266,11 +268,7 @@ struct Seen {
     chunked: u32,
     own_sizes: u32,
     by_arrival: u32,
-    serial: u32,
-    combined: u32,
-    partitioned: u32,
-    per_gpu: u32,
-    in_gangs: u32,
+    by_strategy: BTreeMap<Strategy, u32>,
     in_parts: u32,
     sets: u32,
     pieces_of_bulk: u64,
@@ -331,13 +329,15 @@ impl Seen {
         let arrives =
             |p: &headway_core::plan::Pipeline| matches!(p.source, Source::Streams(_)) && p.gather == Nanos::ZERO;
         self.by_arrival += u32::from(plan.pipelines.iter().any(arrives));
-        match plan.strategy {
-            Strategy::Serial => self.serial += 1,
-            Strategy::Combined => self.combined += 1,
-            Strategy::Partitioned => self.partitioned += 1,
-            Strategy::PerGpu => self.per_gpu += 1,
-            Strategy::Lockstep | Strategy::Generation => self.in_gangs += 1,
-        }
+        *self.by_strategy.entry(plan.strategy).or_default() += 1;
+    }
+
+    fn of(&self, strategy: Strategy) -> u32 {
+        self.by_strategy.get(&strategy).copied().unwrap_or(0)
+    }
+
+    fn in_gangs(&self) -> u32 {
+        self.of(Strategy::Lockstep) + self.of(Strategy::Generation)
     }
 }
 
@@ -349,15 +349,7 @@ fn accepted_plans_hold(machine: &Machine, seed: u64, cases: u32) -> Seen {
     let mut seen = Seen::default();
     for case in 0..cases {
         let workload = if case % 3 == 0 { contrast(machine, &mut draw) } else { workload(machine, &mut draw) };
-        let strategy = *draw.pick(&[
-            None,
-            Some(Strategy::Serial),
-            Some(Strategy::Partitioned),
-            Some(Strategy::PerGpu),
-            Some(Strategy::Combined),
-            Some(Strategy::Lockstep),
-            Some(Strategy::Generation),
-        ]);
+        let strategy = *draw.pick(&[&[None][..], &Strategy::ALL.map(Some)].concat());
         let Some(plan) = largest_accepted(machine, &workload, PlanOptions { strategy }) else { continue };
         seen.count(&plan);
         for partial in [false, true] {
@@ -378,7 +370,7 @@ fn accepted_plans_hold(machine: &Machine, seed: u64, cases: u32) -> Seen {
 #[test]
 fn on_one_h200() {
     let seen = accepted_plans_hold(&machine("h200-x1"), 1, 450);
-    assert!(seen.accepted > 80 && seen.partitioned > 20 && seen.in_gangs > 20);
+    assert!(seen.accepted > 80 && seen.of(Strategy::Partitioned) > 20 && seen.in_gangs() > 20);
     assert!(seen.pieces_of_bulk > 1_000 && seen.admitted > 100 && seen.best_effort > 20 && seen.refused > 20);
 }
 
@@ -386,7 +378,7 @@ fn on_one_h200() {
 fn on_one_h200_with_nothing_to_spare() {
     let seen = accepted_plans_hold(&exact(machine("h200-x1")), 2, 600);
     assert!(seen.accepted > 200 && seen.busy > 100 && seen.chunked > 50 && seen.by_arrival > 80);
-    assert!(seen.serial > 50 && seen.partitioned > 50);
+    assert!(seen.of(Strategy::Serial) > 50 && seen.of(Strategy::Partitioned) > 50);
     assert!(seen.near * 20 > seen.bounded && seen.below_window * 3 > seen.bounded);
     assert!(seen.in_parts > 20 && seen.sets > 50);
 }
@@ -394,15 +386,20 @@ fn on_one_h200_with_nothing_to_spare() {
 #[test]
 fn on_four_h200() {
     let seen = accepted_plans_hold(&machine("h200-x4"), 3, 450);
-    assert!(seen.accepted > 80 && seen.partitioned > 20 && seen.per_gpu > 10 && seen.in_gangs > 20);
+    assert!(
+        seen.accepted > 80
+            && seen.of(Strategy::Partitioned) > 20
+            && seen.of(Strategy::PerGpu) > 10
+            && seen.in_gangs() > 20
+    );
 }
 
 #[test]
 fn on_four_h200_with_nothing_to_spare() {
     let seen = accepted_plans_hold(&exact(machine("h200-x4")), 4, 600);
-    assert!(seen.per_gpu > 20);
+    assert!(seen.of(Strategy::PerGpu) > 20);
     assert!(seen.accepted > 200 && seen.busy > 100 && seen.chunked > 50 && seen.by_arrival > 80);
-    assert!(seen.serial > 50 && seen.partitioned > 50);
+    assert!(seen.of(Strategy::Serial) > 50 && seen.of(Strategy::Partitioned) > 50);
 }
 
 #[test]

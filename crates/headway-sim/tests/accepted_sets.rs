@@ -99,14 +99,15 @@ fn no_accepted_set_misses_with_any_offsets_and_any_costs_up_to_the_worst() {
     assert!(refused * 10 > cases && missed * 4 > refused, "{accepted} {refused} {missed}");
 }
 
-/// Streams of one copy step each, as (bytes, period, deadline) in ns, whose packets are jobs of their own.
-fn streams(draw: &mut Draw) -> Workload {
+/// Streams of such copies, as (bytes, period, deadline) in ns, whose packets are jobs of their own.
+fn streams(draw: &mut Draw, copies: &[Step]) -> Workload {
     let count = draw.within(2, 5);
     let percent = draw.within(20, 95);
     let stream = |number| {
         let period = draw.within(1_000_000, 2_000_000) * draw.within(1, 8);
         // About 55 bytes a nanosecond, and what every copy costs besides.
-        let bytes = (period * percent / 100 / count * draw.within(40, 160) / 100).saturating_sub(120_000).max(64) * 50;
+        let share = period * percent / 100 / count / copies.len() as u64;
+        let bytes = (share * draw.within(40, 160) / 100).saturating_sub(120_000).max(64) * 50;
         Stream {
             id: format!("s{number}"),
             packet: Bytes(bytes),
@@ -114,7 +115,7 @@ fn streams(draw: &mut Draw) -> Workload {
             deadline: Nanos(draw.within(period / 2, 2 * period)),
             start: Nanos::ZERO,
             gpu: Placement::Auto,
-            steps: vec![Step::Copy { from: Place::Host, to: Place::OwnGpu }],
+            steps: copies.to_vec(),
             on_miss: OnMiss::Finish,
             parameters: Parameters::default(),
             sharding: None,
@@ -128,17 +129,31 @@ fn streams(draw: &mut Draw) -> Workload {
 /// More with `HEADWAY_CASES=100000 cargo test --release -p headway-sim --test it late_producer -- --nocapture`.
 #[test]
 fn a_late_producer_makes_nobody_late_but_itself() {
+    let copies = [Step::Copy { from: Place::Host, to: Place::OwnGpu }];
+    nobody_else_is_late(&copies, Strategy::Partitioned, |plan| plan.verdict.outcome == Answer::Schedulable);
+}
+
+#[test]
+fn a_late_producer_makes_nobody_late_but_itself_where_plans_rest_on_the_distances_of_steps() {
+    let copies =
+        [Step::Copy { from: Place::Host, to: Place::OwnGpu }, Step::Copy { from: Place::OwnGpu, to: Place::Host }];
+    nobody_else_is_late(&copies, Strategy::Serial, |plan| {
+        let rests = plan.servers.iter().any(|server| server.verdict.model.contains("any start of each stream"));
+        rests && plan.verdict.outcome == Answer::Schedulable
+    });
+}
+
+fn nobody_else_is_late(copies: &[Step], strategy: Strategy, counts: fn(&Plan) -> bool) {
     let machine = machine("h200-x1");
     let cases: u64 = std::env::var("HEADWAY_CASES").map_or(200, |text| text.parse().expect("a number"));
     let (mut accepted, mut seed, mut own, mut harmed) = (0, 0, 0, 0);
     while accepted < cases {
         seed += 1;
         let draw = &mut Draw(seed);
-        let workload = streams(draw);
-        let options = PlanOptions { strategy: Some(Strategy::Partitioned) };
-        let mut plan = plan(&machine, &workload, options).unwrap();
+        let workload = streams(draw, copies);
+        let mut plan = plan(&machine, &workload, PlanOptions { strategy: Some(strategy) }).unwrap();
         let fits = plan.pipelines.iter().all(|pipeline| pipeline.gather == Nanos::ZERO);
-        if plan.verdict.outcome != Answer::Schedulable || !fits {
+        if !counts(&plan) || !fits {
             continue;
         }
         accepted += 1;

@@ -1,16 +1,21 @@
 //! A batch alone on a node takes in the simulator exactly what the interconnect model predicts, block by block.
 
-use crate::support::{Draw, EPOCH, Null, by_hand, logged, machine, run_of};
-use headway_core::decisions::dispatch::{Action, Input};
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::support::{Draw, EPOCH, Null, by_hand, empty, logged, machine, run_of};
+use headway_core::decisions::dispatch::{Action, Event, Input};
 use headway_core::files::machine::{
     Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId, Machine,
     Route, RouteId,
 };
+use headway_core::files::workload::{Grouping, OnMiss, Parameters, Place, Placement, Step, Stream, Workload};
 use headway_core::log::{Record, What};
 use headway_core::models::interconnect::{BatchBlock, Network};
 use headway_core::models::transfer::Method;
-use headway_core::plan::{Pipeline, PlannedOperation, PlannedStep, Source, Work};
+use headway_core::plan::planner::{PlanOptions, plan};
+use headway_core::plan::{Outcome, Pipeline, PlannedOperation, PlannedStep, Source, Strategy, Work};
 use headway_core::units::{Bytes, Nanos, Rate};
+use headway_sim::{Faults, Run};
 
 /// The batch as a message that is released once.
 fn message(machine: &Machine, blocks: &[BatchBlock]) -> Pipeline {
@@ -189,10 +194,50 @@ fn verner_figure_2_1_ends_after_13_and_21_ms() {
     let machine = machine("tyan-ft72b7015");
     let text = include_str!("../../../workloads/verner-fig2.1.toml");
     let workload = headway_core::files::workload::parse("verner-fig2.1.toml", text).unwrap().value;
-    let plan = headway_core::plan::planner::plan(&machine, &workload, Default::default()).unwrap();
+    let plan = plan(&machine, &workload, PlanOptions::default()).unwrap();
     let (outcome, log) = logged(&plan, &machine, &run_of(&plan, 1), &mut Null::full(&plan));
     assert!(outcome.unwrap().finished);
     let mut ends = ends(&log, 2);
     ends.sort_unstable();
     assert_eq!(ends, [Nanos(13_333_334), Nanos(21_333_334)]);
+}
+
+/// Four streams on four GPUs, whose copies of one window move as one batch.
+#[test]
+fn data_that_is_late_within_the_jitter_does_not_split_a_batch() {
+    let machine = machine("h200-x4");
+    let stream = |number: u32| Stream {
+        id: format!("s{number}"),
+        packet: Bytes(8_000_000),
+        period: Nanos(5_000_000),
+        deadline: Nanos(20_000_000),
+        start: Nanos::ZERO,
+        gpu: Placement::Auto,
+        steps: vec![
+            Step::Copy { from: Place::Host, to: Place::OwnGpu },
+            Step::Copy { from: Place::OwnGpu, to: Place::Host },
+        ],
+        on_miss: OnMiss::Finish,
+        parameters: Parameters::default(),
+        sharding: None,
+        parts: Vec::new(),
+    };
+    let workload = Workload { grouping: Grouping::Gpu, streams: (0..4).map(stream).collect(), ..empty() };
+    let plan = plan(&machine, &workload, PlanOptions { strategy: Some(Strategy::Combined) }).unwrap();
+    let members = plan.pipelines.iter().flat_map(|of| &of.steps).filter(|step| step.batch.is_some()).count();
+    assert!(plan.verdict.outcome == Outcome::Schedulable && plan.jitter > Nanos::ZERO && members == 8);
+    let faults = Faults { data_late_max: plan.jitter, ..Faults::default() };
+    let run = Run { faults, ..run_of(&plan, 20) };
+    let (outcome, log) = logged(&plan, &machine, &run, &mut Null::full(&plan));
+    assert!(outcome.unwrap().finished);
+    assert!(log.iter().any(|record| matches!(record.what, What::Event(Event::DataLate { .. }))));
+    // By batch and deadline, when its copies are submitted.
+    let mut submitted: BTreeMap<(u32, Nanos), BTreeSet<Nanos>> = BTreeMap::new();
+    for record in &log {
+        let What::Action(Action::Submit { pipeline, cycle, step, .. }) = record.what else { continue };
+        let of = &plan.pipelines[pipeline as usize];
+        let Some(place) = of.steps[step as usize].batch else { continue };
+        submitted.entry((place.number, of.deadline(cycle, step as usize))).or_default().insert(record.at);
+    }
+    assert!(submitted.len() > 20 && submitted.values().all(|times| times.len() == 1), "{submitted:?}");
 }

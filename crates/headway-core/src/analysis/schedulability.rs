@@ -88,6 +88,21 @@ impl Task {
     }
 }
 
+/// A stream of which several steps use one engine: their releases are fixed times apart, but the stream may start at any time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PhasedStream {
+    pub steps: Vec<PhasedStep>,
+}
+
+/// One task of a stream; all of them have the same period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PhasedStep {
+    /// Position in the input.
+    pub task: usize,
+    /// One of its releases, if the stream starts at 0.
+    pub release: Nanos,
+}
+
 /// The answer of a test, with what it rests on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
@@ -145,6 +160,8 @@ pub enum Model {
         /// Operations queued on the engine at most.
         in_flight: u32,
     },
+    /// As [`Model::Chunks`] with one operation queued, but steps of one stream keep their distances.
+    Streams,
     /// Periodic tasks with exactly these offsets and jitters; none may join.
     Concrete {
         /// The costs that jobs may have.
@@ -158,6 +175,7 @@ impl fmt::Display for Model {
             Self::NonPreemptive => f.write_str("sporadic tasks, non-preemptive EDF, deadline = period"),
             Self::Chunks { in_flight: 1 } => f.write_str("sporadic tasks in chunks, EDF, one chunk in flight"),
             Self::Chunks { in_flight } => write!(f, "sporadic tasks in chunks, EDF, {in_flight} chunks in flight"),
+            Self::Streams => f.write_str("steps of streams in chunks, EDF, one chunk in flight"),
             Self::Concrete { costs } => {
                 let costs =
                     if *costs == Costs::Exact { "exactly the worst-case costs" } else { "costs up to the worst case" };
@@ -362,18 +380,36 @@ pub fn chunked(tasks: &[Task], in_flight: u32) -> Verdict {
     let outcome = if utilisation.is_above_one() {
         Outcome::NotSchedulable(Violation::Utilisation)
     } else {
-        decide(tasks, in_flight, &utilisation)
+        decide(tasks, &Demand::new(tasks, &[]), in_flight, &utilisation)
     };
     Verdict { outcome, utilisation_ppm: utilisation.ppm, strength, model }
 }
 
-fn decide(tasks: &[Task], in_flight: u32, utilisation: &Utilisation) -> Outcome {
-    let demand = Demand::new(tasks);
-    match failing(tasks, &demand, in_flight, utilisation) {
+/// As [`chunked`] with one chunk in flight, where the steps of each of `streams` keep their distances: the demand of a stream in an
+/// interval is the largest over the step whose release the interval begins with.
+///
+/// A "yes" is a proof. A "no" may be pessimistic: a stream is counted as blocking its own steps.
+#[must_use]
+pub fn chunked_streams(tasks: &[Task], streams: &[PhasedStream]) -> Verdict {
+    let (strength, model) = (Strength::Sufficient, Model::Streams);
+    if let Some(reason) = period_zero(tasks) {
+        return Verdict { outcome: Outcome::Undecided(reason), utilisation_ppm: 0, strength, model };
+    }
+    let utilisation = Utilisation::of(tasks);
+    let outcome = if utilisation.is_above_one() {
+        Outcome::NotSchedulable(Violation::Utilisation)
+    } else {
+        decide(tasks, &Demand::new(tasks, streams), 1, &utilisation)
+    };
+    Verdict { outcome, utilisation_ppm: utilisation.ppm, strength, model }
+}
+
+fn decide(tasks: &[Task], demand: &Demand, in_flight: u32, utilisation: &Utilisation) -> Outcome {
+    match failing(tasks, demand, in_flight, utilisation) {
         Ok(None) => Outcome::Schedulable,
         Ok(Some(Failing { segment, low, at })) => {
             let t = demand.first_violation(low, at, segment.blocking);
-            Outcome::NotSchedulable(evidence(tasks, &segment, t))
+            Outcome::NotSchedulable(evidence(tasks, demand, &segment, t))
         }
         Err(reason) => Outcome::Undecided(reason),
     }
@@ -412,24 +448,24 @@ fn failing(
 
 /// Whether `tasks` pass [`chunked`] with one chunk in flight, without the evidence of a "no", which takes longer to find.
 pub(crate) fn passes(tasks: &[Task]) -> bool {
+    passes_streams(tasks, &[])
+}
+
+/// The same for [`chunked_streams`].
+pub(crate) fn passes_streams(tasks: &[Task], streams: &[PhasedStream]) -> bool {
     let utilisation = match period_zero(tasks) {
         None => Utilisation::of(tasks),
         Some(_) => return false,
     };
-    !utilisation.is_above_one() && matches!(failing(tasks, &Demand::new(tasks), 1, &utilisation), Ok(None))
+    !utilisation.is_above_one() && matches!(failing(tasks, &Demand::new(tasks, streams), 1, &utilisation), Ok(None))
 }
 
-fn evidence(tasks: &[Task], segment: &Segment, t: u64) -> Violation {
+fn evidence(tasks: &[Task], demand: &Demand, segment: &Segment, t: u64) -> Violation {
     let (mut contributions, mut sum) = (Vec::new(), segment.blocking);
-    for (task, of) in tasks.iter().enumerate() {
-        if let Some(jobs) = walk::jobs(of.deadline.0, of.period.0, t)
-            && of.cost.0 > 0
-            && !of.is_bulk()
-        {
-            let cost = u128::from(jobs) * u128::from(of.cost.0);
-            sum += cost;
-            contributions.push(Contribution { task, jobs, demand: saturated(cost) });
-        }
+    for (task, jobs) in demand.jobs_at(t) {
+        let cost = u128::from(jobs) * u128::from(tasks[task].cost.0);
+        sum += cost;
+        contributions.push(Contribution { task, jobs, demand: saturated(cost) });
     }
     let (interval, demand, blocking) = (Nanos(t), saturated(sum), saturated(segment.blocking));
     Violation::Demand { task: blocker(tasks, t), interval, demand, blocking, contributions }
@@ -457,6 +493,12 @@ pub const MARGIN_PPM_STEP: u64 = 100;
 /// [`MARGIN_PPM_STEP`].
 #[must_use]
 pub fn margin_ppm(tasks: &[Task]) -> u64 {
+    streams_margin_ppm(tasks, &[])
+}
+
+/// As [`margin_ppm`], for [`chunked_streams`].
+#[must_use]
+pub fn streams_margin_ppm(tasks: &[Task], streams: &[PhasedStream]) -> u64 {
     /// Intervals that bound the factor before it is bisected. More would bound it little: near full utilisation long intervals
     /// fail first, and every test takes long.
     const CUTS: u32 = 3;
@@ -470,31 +512,20 @@ pub fn margin_ppm(tasks: &[Task]) -> u64 {
     let mut factor = largest_factor(fits);
     for _ in 0..CUTS {
         let now = by(factor);
-        let Ok(found) = failing(&now, &Demand::new(&now), 1, &Utilisation::of(&now)) else { break };
+        let Ok(found) = failing(&now, &Demand::new(&now, streams), 1, &Utilisation::of(&now)) else { break };
         let Some(Failing { low, at, .. }) = found else { return factor };
-        let holds = |factor: u64| [low, at].iter().all(|&t| asked(tasks, t, factor) <= u128::from(t));
+        let holds = |factor: u64| [low, at].iter().all(|&t| asked(&by(factor), streams, t) <= u128::from(t));
         factor = largest_factor_between(0, factor.saturating_sub(MARGIN_PPM_STEP), holds);
     }
     // "Undecided" counts as not passing; should it stand below a "yes", the result is smaller than need be, but still a factor
     // that passes.
-    largest_factor_between(0, factor, |factor| passes(&by(factor)))
+    largest_factor_between(0, factor, |factor| passes_streams(&by(factor), streams))
 }
 
-/// What must be done in an interval of length `t` with costs times `factor` ppm, blocking included.
-fn asked(tasks: &[Task], t: u64, factor: u64) -> u128 {
-    let (mut sum, mut blocking) = (0u128, 0u64);
-    for task in tasks {
-        let scaled = scaled(task, factor);
-        if task.deadline.0 > t {
-            blocking = blocking.max(scaled.chunk.0.saturating_sub(1));
-        }
-        if let Some(jobs) = walk::jobs(task.deadline.0, task.period.0, t)
-            && !task.is_bulk()
-        {
-            sum += u128::from(jobs) * u128::from(scaled.cost.0);
-        }
-    }
-    sum + u128::from(blocking)
+/// What must be done in an interval of length `t`, blocking included.
+fn asked(tasks: &[Task], streams: &[PhasedStream], t: u64) -> u128 {
+    let blocking = tasks.iter().filter(|task| task.deadline.0 > t).map(|task| task.chunk.0.saturating_sub(1)).max();
+    Demand::new(tasks, streams).at(t) + u128::from(blocking.unwrap_or(0))
 }
 
 /// The task with cost and chunk times `factor` ppm, rounded up.

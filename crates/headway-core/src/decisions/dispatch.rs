@@ -14,6 +14,7 @@ mod order;
 mod overdue;
 mod overload;
 mod pieces;
+mod together;
 mod unplanned;
 
 use std::cmp::Reverse;
@@ -31,6 +32,7 @@ use overdue::Deadlines;
 pub use overdue::NAMED_MAX;
 use overload::Overload;
 use pieces::{carried, piece, whole};
+use together::Together;
 use unplanned::Requests;
 
 /// A job: one step of one cycle.
@@ -123,6 +125,7 @@ pub struct Dispatcher {
     events: VecDeque<Event>,
     overload: Overload,
     lateness: Lateness,
+    together: Together,
     requests: Requests,
     producers: Producers,
 }
@@ -162,6 +165,7 @@ impl Dispatcher {
             events: VecDeque::new(),
             overload: Overload::of(&plan),
             lateness: Lateness::of(&plan),
+            together: Together::of(&plan),
             requests: Requests::of(&plan),
             producers: Producers::of(&plan),
             plan,
@@ -211,6 +215,7 @@ impl Dispatcher {
         }
         // The start may have put the epoch into the past, and a cycle that ended may have made room for a window.
         self.open_windows();
+        self.join_together();
         Ok(())
     }
 
@@ -235,7 +240,7 @@ impl Dispatcher {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Nanos> {
         let window = self.timers.peek().map(|Reverse((time, ..))| *time);
-        [window, self.lateness.poll_timeout()].into_iter().flatten().min()
+        [window, self.lateness.poll_timeout(), self.together.poll_timeout()].into_iter().flatten().min()
     }
 
     /// Whether every cycle that has windows is delivered, and every urgent request; nothing else is under way then.
@@ -429,8 +434,11 @@ impl Dispatcher {
         let deadline = epoch + planned.deadline(cycle, step as usize);
         let job = Job { pipeline, cycle, step };
         let nominal = epoch + planned.release(cycle, step as usize);
-        let release = self.lateness.release(&self.plan, job, nominal, self.now);
         self.events.push_back(Event::Ready { pipeline, cycle, step, deadline });
+        if self.together.take(job, nominal) {
+            return;
+        }
+        let release = self.lateness.release(&self.plan, job, nominal, self.now);
         if release <= self.now {
             self.wait(job, release);
         }
@@ -449,13 +457,10 @@ impl Dispatcher {
         let server = planned.steps[job.step as usize].server as usize;
         let block = self.state(job).expect("a job that is ready keeps its cycle open").bytes;
         let pipeline = &self.plan.pipelines[job.pipeline as usize];
-        let bytes = match &pipeline.source {
-            // What the step works on is one part of the block.
-            Source::Parts(parted) if pipeline.steps[job.step as usize].operations.len() == 1 => {
-                parted.bytes(job.step as usize, 0)
-            }
-            _ => block,
-        };
+        // What a single operation works on may be a region of the block.
+        let single = pipeline.steps[job.step as usize].operations.len() == 1;
+        let region = pipeline.source.region(&pipeline.steps, job.step as usize, 0).filter(|_| single);
+        let bytes = region.unwrap_or(block);
         self.sequence += 1;
         let key = Key { place, class, sequence: self.sequence };
         if key.is_guaranteed() && self.servers[server].is_idle() {
@@ -471,7 +476,7 @@ impl Dispatcher {
         if self.servers[server].is_idle() {
             self.requests.rest(server);
             if self.servers[server].in_flight == 0
-                && let Some((job, release)) = self.lateness.rest(&self.plan, server, self.now)
+                && let Some((job, release)) = self.lateness.rest(server, self.now)
             {
                 self.wait(job, release);
             }
@@ -528,11 +533,13 @@ impl Dispatcher {
         let pipeline = &self.plan.pipelines[job.pipeline as usize];
         let planned = &pipeline.steps[job.step as usize];
         for (index, operation) in (0u32..).zip(&planned.operations) {
-            let (offset, bytes) = match &pipeline.source {
-                Source::Sharded(_) | Source::Parts(_) if only.is_some_and(|only| only != u64::from(index)) => continue,
-                Source::Sharded(sharded) => (Bytes(0), sharded.bytes(&pipeline.steps, job.step as usize, index)),
-                Source::Parts(parted) if count > 1 => (Bytes(0), parted.bytes(job.step as usize, index as usize)),
-                Source::Batch(parts) => {
+            if only.is_some_and(|only| only != u64::from(index)) {
+                continue;
+            }
+            let region = pipeline.source.region(&pipeline.steps, job.step as usize, index).filter(|_| count > 1);
+            let (offset, bytes) = match (&pipeline.source, region) {
+                (_, Some(region)) => (Bytes(0), region),
+                (Source::Batch(parts), None) => {
                     let part = match &contents {
                         Some(contents) => contents[index as usize].clone(),
                         None => parts[index as usize].in_cycle(job.cycle).map(|(_, part)| part),

@@ -5,42 +5,45 @@
 //! so gathering counts as a step: `T = floor(l / (N + 1))`. A stream whose packets are further apart than that may make
 //! each packet a job of its own instead, released when it arrives: `T = floor(l / N)`.
 
-use std::collections::BTreeMap;
-
-use crate::files::machine::{Cpu, EndpointId, EngineClass, EngineId, Machine, RouteId};
-use crate::files::workload::{Cycle, Grouping, Message, OnMiss, Place, Step, Stream, Workload};
-use crate::models::interconnect::{BatchBlock, Network, Starved};
-use crate::plan::block::block_bytes;
+use crate::files::machine::{Cpu, EndpointId, EngineClass, EngineId, Machine};
+use crate::files::workload::{Cycle, Stream, Workload};
+use crate::models::interconnect::{Network, Starved};
 use crate::plan::combine::CombineError;
 use crate::plan::{
-    Alternative, Announced, Carried, Named, Outcome, Pipeline, Plan, PlannedBatch, PlannedCapacity, PlannedEngine,
-    PlannedOperation, PlannedStep, PlannedStream, SCHEMA, Server, Source, Strategy, Strength, Verdict, Work,
+    Alternative, Outcome, Pipeline, Plan, PlannedBatch, PlannedOperation, PlannedStep, PlannedStream, Server, Strength,
+    Verdict,
 };
-use crate::units::{Bytes, Nanos, PPM};
+use crate::units::{Bytes, Nanos};
 
 mod batches;
-mod combined;
+mod context;
 mod cores;
 mod demands;
 mod division;
 mod explored;
 mod gangs;
+mod groups;
 mod holds;
 mod models;
 mod parted;
+mod prices;
 mod processors;
 mod responses;
 mod servers;
 mod sharded;
+mod strategies;
 mod stream_batches;
 mod uneven;
 mod unplanned;
+mod verdict;
 
-use combined::Domains;
 pub(crate) use demands::{demands, steps_on};
 pub use division::margins;
+pub(crate) use holds::{keeps_distances, streams_of};
 pub use models::{Evidence, ModelAnswer, models};
-use processors::Processor;
+use servers::ServerKey;
+pub use strategies::Strategy;
+use strategies::{Domains, Tried};
 pub use unplanned::rate_alone;
 
 /// What the user may decide.
@@ -140,24 +143,6 @@ const fn or_none(known: &str) -> &str {
     if known.is_empty() { "no kernel" } else { known }
 }
 
-/// A copy or compute step with its ends resolved; streams may share a pipeline only if all of these agree.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Resolved {
-    Copy(RouteId),
-    Compute(String),
-}
-
-/// Streams that will share a pipeline.
-#[derive(Debug)]
-struct Group {
-    processor: Processor,
-    steps: Vec<Resolved>,
-    gathered: bool,
-    /// The window of every step.
-    window: Nanos,
-    streams: Vec<usize>,
-}
-
 /// Plans `workload` on `machine`.
 ///
 /// Every combination of strategy and cycle form that the options and the workload leave open is tried; of those that the
@@ -172,18 +157,147 @@ struct Group {
 /// Transfers without windows never keep others out: where their mere traffic would, they are left out and a note says so.
 pub fn plan(machine: &Machine, workload: &Workload, options: PlanOptions) -> Result<Plan, PlanError> {
     check(workload)?;
-    let mut found = uneven::instead(machine, workload, options, division::best(machine, workload, options)?)?;
-    if found.verdict.outcome != Outcome::Schedulable && !workload.unplanned.is_empty() {
-        let without = Workload { unplanned: Vec::new(), ..workload.clone() };
-        found = uneven::instead(machine, &without, options, division::best(machine, &without, options)?)?;
-        if found.verdict.outcome == Outcome::Schedulable {
+    let node = Node { machine, network: &Network::new(machine), cpu: &machine.cpu_or_assumed() };
+    let has_unplanned = !workload.unplanned.is_empty();
+    let without = has_unplanned.then(|| Workload { unplanned: Vec::new(), ..workload.clone() });
+    let mut found = None;
+    for attempt in [Some(workload), without.as_ref()].into_iter().flatten() {
+        let by_place = |placed: &Workload| Ok(best_of(by_strategy(node, placed, options, Windows::Equal)?));
+        let (placed, division) = division::place(node.cpu, attempt, by_place)?;
+        let equal = by_strategy(node, &placed, options, Windows::Equal)?;
+        let mut plan = if uneven::may_help(&equal, &placed, options) {
+            // Streams that may run on either were given their places with equal windows.
+            let again = division.is_none() && uneven::is_small(&placed);
+            // What cannot even be tried so is no answer: equal windows were planned.
+            let divided = match again && uneven::is_divisible(&placed) {
+                true => by_strategy(node, &placed, options, Windows::Divided).unwrap_or_default(),
+                false => Vec::new(),
+            };
+            uneven::answer(node, equal, divided, again)
+        } else {
+            best_of(equal)
+        };
+        plan.division = division;
+        let holds = plan.verdict.outcome == Outcome::Schedulable;
+        if holds && attempt.unplanned.len() < workload.unplanned.len() {
             let names: Vec<String> = workload.unplanned.iter().map(|of| format!("`{}`", of.id)).collect();
-            found.verdict.notes.push(format!("{} left out: they would slow others down too much", names.join(", ")));
+            plan.verdict.notes.push(format!("{} left out: they would slow others down too much", names.join(", ")));
+        }
+        found = Some(plan);
+        if holds {
+            break;
         }
     }
-    let mut found = if machine.calibration.is_none() { uncalibrated(machine, options, found) } else { found };
+    let mut found = found.expect("there is an attempt");
+    if machine.calibration.is_none() {
+        found = uncalibrated(machine, options, found);
+    }
     responses::bound(&mut found);
     Ok(found)
+}
+
+/// What plans are made for.
+#[derive(Clone, Copy)]
+struct Node<'a> {
+    machine: &'a Machine,
+    network: &'a Network,
+    cpu: &'a Cpu,
+}
+
+/// What is planned, where, and how.
+#[derive(Clone, Copy)]
+struct Context<'a> {
+    machine: &'a Machine,
+    network: &'a Network,
+    cpu: &'a Cpu,
+    workload: &'a Workload,
+    strategy: Strategy,
+    cycle: Cycle,
+    windows: Windows,
+}
+
+/// What serves a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Processor {
+    Gpu(EndpointId),
+    /// A core of the CPU.
+    Core(u32),
+}
+
+/// How long the windows of a stream's steps are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Windows {
+    /// All alike, as in the paper.
+    Equal,
+    /// As long as the servers need, of streams whose packets are jobs.
+    Divided,
+}
+
+/// What the passes have made so far.
+struct Draft {
+    /// By stream.
+    processors: Vec<Processor>,
+    pipelines: Vec<Pipeline>,
+    /// In the order of the workload; `None` = no pass has made its pipeline yet.
+    streams: Vec<Option<PlannedStream>>,
+    domains: Domains,
+    batches: Vec<PlannedBatch>,
+    /// By engine, the lowest one that is arbitrated together with it.
+    leaders: Vec<EngineId>,
+    server_keys: Vec<ServerKey>,
+    servers: Vec<Server>,
+    notes: Vec<String>,
+}
+
+/// Chunks are whole pages of host memory.
+const CHUNK_GRANULE: Bytes = Bytes(4096);
+
+type Pass = fn(&Context<'_>, Draft) -> Result<Draft, PlanError>;
+
+/// How a plan is made, in this order.
+const PASSES: &[Pass] = &[
+    processors::place,
+    groups::form,
+    gangs::form,
+    sharded::add,
+    parted::add,
+    |context, draft| (context.strategy.row().messages)(context, draft),
+    batches::flows,
+    // The last pipelines, so that others keep their places when some of these are left out.
+    unplanned::add,
+    servers::tie,
+    prices::price,
+    servers::assign,
+    stream_batches::form,
+    gangs::price,
+    uneven::divide,
+    servers::test,
+    verdict::notes,
+    unplanned::leave_out,
+];
+
+fn made(context: &Context<'_>) -> Result<Plan, PlanError> {
+    let mut draft = Draft {
+        processors: Vec::new(),
+        pipelines: Vec::new(),
+        streams: vec![None; context.workload.streams.len()],
+        domains: Domains::whole(context.network),
+        batches: Vec::new(),
+        leaders: Vec::new(),
+        server_keys: Vec::new(),
+        servers: Vec::new(),
+        notes: Vec::new(),
+    };
+    for pass in PASSES {
+        draft = pass(context, draft)?;
+    }
+    Ok(verdict::finished(context, draft))
+}
+
+/// A step whose server follows when all steps are known.
+fn planned_step(name: String, cost: Nanos, operations: Vec<PlannedOperation>) -> PlannedStep {
+    let (server, chunk, piece) = (0, Bytes(0), cost);
+    PlannedStep { name, server, cost, chunk, piece, hold: None, bound: None, operations, batch: None }
 }
 
 /// A plan for a machine without calibration, with what that leaves open: only `serial` was tried unless another strategy was
@@ -196,7 +310,7 @@ fn uncalibrated(machine: &Machine, options: PlanOptions, plan: Plan) -> Plan {
         "machine `{}` is not calibrated, so nothing says how far transfers that run together keep to the model",
         machine.name
     );
-    if options.strategy.is_some_and(|asked| !asked.lets_gpus_overlap() && asked != Strategy::Serial) {
+    if options.strategy.is_some_and(|asked| !asked.lets_gpus_overlap() && asked.row().tried != Tried::Always) {
         let name = strategy.name();
         verdict.notes.push(format!(
             "{nothing}: `{name}` counts the blocks of a batch one after the other, as `serial` does; {remedy}"
@@ -218,47 +332,57 @@ fn uncalibrated(machine: &Machine, options: PlanOptions, plan: Plan) -> Plan {
     Plan { verdict, ..plan }
 }
 
-/// The best plan of those that the options leave open, with windows of different lengths where `uneven`.
-fn best(machine: &Machine, workload: &Workload, options: PlanOptions, uneven: bool) -> Result<Plan, PlanError> {
-    let strategies = match options.strategy {
-        Some(asked) => vec![asked],
-        // Without a calibration nothing says how far transfers that run together keep to the model.
-        None if machine.calibration.is_none() => vec![Strategy::Serial],
-        // Only messages, and the shards and parts of a packet, are combined.
-        None if workload.messages.is_empty() && workload.streams.iter().all(is_single) => {
-            vec![Strategy::Serial, Strategy::Partitioned]
-        }
-        None => vec![Strategy::Serial, Strategy::Combined, Strategy::Partitioned],
+/// The best plan of every strategy that the options leave open, in the order in which they are tried; one at least.
+fn by_strategy(
+    node: Node<'_>,
+    workload: &Workload,
+    options: PlanOptions,
+    windows: Windows,
+) -> Result<Vec<Plan>, PlanError> {
+    let Node { machine, network, cpu } = node;
+    let is_calibrated = machine.calibration.is_some();
+    let has_batches = !workload.messages.is_empty() || !workload.streams.iter().all(is_single);
+    let is_tried = |strategy: &Strategy| match options.strategy {
+        Some(asked) => asked == *strategy,
+        None => match strategy.row().tried {
+            Tried::Always => true,
+            Tried::WhereCalibrated => is_calibrated,
+            Tried::WhereBatchesAre => is_calibrated && has_batches,
+            Tried::Never => false,
+        },
     };
+    let strategies: Vec<Strategy> = Strategy::ALL.into_iter().filter(is_tried).collect();
     let cycles: &[Cycle] = match workload.cycle {
-        _ if uneven => &[Cycle::Arrival],
+        _ if windows == Windows::Divided => &[Cycle::Arrival],
         Cycle::Auto => &[Cycle::Paper, Cycle::Arrival],
         Cycle::Paper => &[Cycle::Paper],
         Cycle::Arrival => &[Cycle::Arrival],
     };
-    let network = Network::new(machine);
-    let cpu = machine.cpu_or_assumed();
     let mut tried: Vec<Plan> = Vec::new();
     for &strategy in &strategies {
-        let mut best: Option<Plan> = None;
+        let mut candidates = Vec::new();
         for &cycle in cycles {
-            let candidate =
-                match (Planner { machine, workload, network: &network, cpu: &cpu, strategy, cycle, uneven }.plan()) {
-                    // What is too long to be combined can still be carried as it is.
-                    Err(PlanError::Combine(_)) if strategies.len() > 1 => continue,
-                    candidate => candidate?,
-                };
-            if best.as_ref().is_none_or(|best| rank(&candidate.verdict) > rank(&best.verdict)) {
-                best = Some(candidate);
+            match made(&Context { machine, network, cpu, workload, strategy, cycle, windows }) {
+                // What is too long to be combined can still be carried as it is.
+                Err(PlanError::Combine(_)) if strategies.len() > 1 => {}
+                candidate => candidates.push(candidate?),
             }
         }
-        tried.extend(best);
+        tried.extend(candidates.into_iter().reduce(better));
     }
+    Ok(tried)
+}
+
+/// The better one, the first where none is.
+fn better(one: Plan, other: Plan) -> Plan {
+    if rank(&other.verdict) > rank(&one.verdict) { other } else { one }
+}
+
+/// The best plan, with the others as its alternatives.
+fn best_of(tried: Vec<Plan>) -> Plan {
     let alternatives: Vec<Alternative> = tried.iter().map(alternative).collect();
-    let first_best =
-        tried.into_iter().reduce(|best, other| if rank(&other.verdict) > rank(&best.verdict) { other } else { best });
-    let best = first_best.expect("at least one strategy and one cycle form are tried");
-    Ok(Plan { alternatives, ..best })
+    let best = tried.into_iter().reduce(better).expect("at least one strategy and one cycle form are tried");
+    Plan { alternatives, ..best }
 }
 
 /// Whether every step of a stream is one operation.
@@ -316,418 +440,4 @@ fn rank(verdict: &Verdict) -> (u8, u64) {
         Outcome::NotSchedulable => 0,
     };
     (outcome, verdict.margin_ppm.unwrap_or(0))
-}
-
-struct Planner<'a> {
-    machine: &'a Machine,
-    workload: &'a Workload,
-    network: &'a Network,
-    cpu: &'a Cpu,
-    strategy: Strategy,
-    cycle: Cycle,
-    /// Whether steps of one stream may have windows of different lengths.
-    uneven: bool,
-}
-
-impl Planner<'_> {
-    fn plan(&self) -> Result<Plan, PlanError> {
-        let processors = self.place()?;
-        let groups = self.group(&processors)?;
-        let mut pipelines = Vec::new();
-        let mut streams: Vec<Option<PlannedStream>> = vec![None; self.workload.streams.len()];
-        for group in &groups {
-            let number = pipelines.len() as u32;
-            for (portion, &stream) in (0u32..).zip(&group.streams) {
-                streams[stream] = Some(self.planned_stream(stream, group.processor, number, portion));
-            }
-            pipelines.push(self.pipeline(group)?);
-        }
-        if self.in_gangs() {
-            gangs::form(&mut pipelines, self.strategy == Strategy::Generation);
-        }
-        let mut notes = Vec::new();
-        self.sharded(&mut pipelines, &mut streams, &mut notes)?;
-        self.parted(&processors, &mut pipelines, &mut streams)?;
-        let mut batches: Vec<PlannedBatch> = Vec::new();
-        let domains = match self.strategy {
-            Strategy::Combined => self.domains(&pipelines)?,
-            _ => Domains::whole(self.network),
-        };
-        match self.strategy {
-            Strategy::Combined => self.combined(&mut pipelines, &mut batches, &domains, &mut notes)?,
-            // Beside a gang, a message is a batch as any other: one at a time.
-            Strategy::Serial | Strategy::Lockstep | Strategy::Generation => {
-                self.messages(&mut pipelines, &mut batches)?;
-            }
-            Strategy::Partitioned | Strategy::PerGpu => self.single_blocks(&mut pipelines, &mut batches)?,
-        }
-        for flow in &self.workload.flows {
-            pipelines.push(self.flow(flow));
-        }
-        // The last ones, so that others keep their places when some of them are left out.
-        self.unplanned(&mut pipelines)?;
-        let servers = self.serve(&mut pipelines, &domains, &mut batches)?;
-        let mut verdict = self.verdict(&servers);
-        let holding = servers.iter().filter(|server| server.verdict.outcome == Outcome::Schedulable);
-        notes.extend(holding.flat_map(|server| server.verdict.notes.iter().cloned()));
-        notes.extend(self.note_on_cores(&pipelines));
-        notes.extend(self.note_on_producers());
-        if verdict.outcome == Outcome::Schedulable {
-            unplanned::leave_out(&mut pipelines, &mut notes);
-        }
-        verdict.notes.extend(notes);
-        Ok(Plan {
-            schema: SCHEMA,
-            workload: Named { name: self.workload.name.clone(), hash: self.workload.hash.clone() },
-            machine: Named { name: self.machine.name.clone(), hash: self.machine.hash.clone() },
-            strategy: self.strategy,
-            jitter: self.machine.calibration.as_ref().map_or(Nanos::ZERO, |c| c.jitter),
-            engines: self.engines(&pipelines),
-            capacities: self
-                .machine
-                .capacities
-                .iter()
-                .map(|c| PlannedCapacity { name: c.id.clone(), rate: c.rate })
-                .collect(),
-            servers,
-            streams: streams.into_iter().map(|s| s.expect("every stream is in one group")).collect(),
-            announced: self.announced(&pipelines),
-            pipelines,
-            batches,
-            division: None,
-            verdict,
-            alternatives: Vec::new(),
-        })
-    }
-
-    /// The machine's engines, and behind them the cores of the CPU that serve streams.
-    fn engines(&self, pipelines: &[Pipeline]) -> Vec<PlannedEngine> {
-        let engines = self.machine.engines.iter();
-        let engines = engines.map(|e| PlannedEngine {
-            name: e.id.clone(),
-            gpu: Some(self.ordinal(e.gpu)),
-            serves: e.serves.clone(),
-        });
-        engines.chain(self.cores(pipelines)).collect()
-    }
-
-    fn planned_stream(&self, index: usize, processor: Processor, pipeline: u32, portion: u32) -> PlannedStream {
-        let stream = &self.workload.streams[index];
-        PlannedStream {
-            id: stream.id.clone(),
-            packet: stream.packet,
-            period: stream.period,
-            deadline: stream.deadline,
-            start: stream.start,
-            on_miss: stream.on_miss,
-            gpu: self.gpu_of(processor),
-            pipeline,
-            portion,
-        }
-    }
-
-    fn unknown<'e>(
-        &self,
-        stream: &Stream,
-        key: &str,
-        name: &str,
-        known: impl Iterator<Item = &'e EndpointId>,
-    ) -> PlanError {
-        let known: Vec<&str> = known.map(|e| self.machine.endpoints[e.at()].id.as_str()).collect();
-        PlanError::UnknownName {
-            place: format!("stream.{}.{key}", stream.id),
-            object: format!("stream `{}`", stream.id),
-            name: name.to_owned(),
-            machine: self.machine.name.clone(),
-            known: known.join(", "),
-        }
-    }
-
-    /// The streams that share pipelines, in the order of GPU, form, window and first stream.
-    fn group(&self, processors: &[Processor]) -> Result<Vec<Group>, PlanError> {
-        let mut shortest: BTreeMap<Processor, Nanos> = BTreeMap::new();
-        let mut formed = Vec::new();
-        for (index, (stream, &processor)) in self.workload.streams.iter().zip(processors).enumerate() {
-            if self.is_sharded(index) || self.is_parted(index) {
-                continue;
-            }
-            let steps = self.resolve(stream, processor)?;
-            let (gathered, window) = self.window(stream, processor, steps.len() as u64)?;
-            if gathered {
-                let least = shortest.entry(processor).or_insert(window);
-                *least = window.min(*least);
-            }
-            formed.push((index, processor, steps, gathered, window));
-        }
-        // Cores have the classes of the shortest window on any of them.
-        let on_cores =
-            shortest.iter().filter(|(processor, _)| matches!(processor, Processor::Core(_))).map(|(_, window)| *window);
-        let on_cores = on_cores.min().unwrap_or(Nanos::ZERO);
-        let on_gpus = shortest.iter().filter(|(processor, _)| matches!(processor, Processor::Gpu(_)));
-        let shortest_of_all = on_gpus.map(|(_, window)| *window).min();
-        let mut groups: BTreeMap<_, Group> = BTreeMap::new();
-        for (index, processor, steps, gathered, window) in formed {
-            let on_core = matches!(processor, Processor::Core(_));
-            let shared = gathered && self.workload.grouping != Grouping::Each;
-            let window = match self.workload.grouping {
-                _ if !gathered => window,
-                // One cycle for all GPUs, that of the shortest deadline.
-                _ if self.in_gangs() && !on_core => shortest_of_all.unwrap_or(window),
-                Grouping::Each => window,
-                Grouping::Gpu if !on_core => shortest_of_all.unwrap_or(window),
-                // Cores have no copies that could move in one batch.
-                Grouping::Gpu | Grouping::Class => {
-                    // Classes T_min 2^j, rounded down: harmonic, so that all of them start together again and again.
-                    let least = if on_core { on_cores } else { shortest[&processor] };
-                    Nanos(least.0 << (window.0 / least.0).ilog2())
-                }
-            };
-            let alone = if shared { None } else { Some(index) };
-            // Only whole blocks can be given up: streams that skip share none with others.
-            let skips = self.workload.streams[index].on_miss == OnMiss::Skip;
-            let key = (processor, !gathered, window, steps.clone(), alone, skips);
-            let group = groups.entry(key).or_insert(Group { processor, steps, gathered, window, streams: Vec::new() });
-            group.streams.push(index);
-        }
-        Ok(groups.into_values().collect())
-    }
-
-    /// Whether the packets of a stream are gathered in cycles, and the window of each of its steps.
-    fn window(&self, stream: &Stream, processor: Processor, steps: u64) -> Result<(bool, Nanos), PlanError> {
-        // A generation makes all steps in one window.
-        let generation = self.strategy == Strategy::Generation && matches!(processor, Processor::Gpu(_));
-        let steps = if generation { 1 } else { steps };
-        let by_arrival = Nanos(stream.deadline.0 / steps);
-        if self.cycle == Cycle::Arrival && generation {
-            // Done before the next packet comes.
-            return Ok((false, by_arrival.min(stream.period)));
-        }
-        if self.cycle == Cycle::Arrival && stream.period >= by_arrival && by_arrival > Nanos::ZERO {
-            return Ok((false, by_arrival));
-        }
-        let window = Nanos(stream.deadline.0 / (steps + 1));
-        if window == Nanos::ZERO {
-            return Err(PlanError::Impossible {
-                place: format!("stream.{}.deadline", stream.id),
-                object: format!("stream `{}`", stream.id),
-                reason: format!("its deadline of {} leaves no time for {steps} steps", stream.deadline),
-            });
-        }
-        Ok((true, window))
-    }
-
-    fn resolve(&self, stream: &Stream, processor: Processor) -> Result<Vec<Resolved>, PlanError> {
-        let Processor::Gpu(gpu) = processor else { return self.resolve_on_core(stream) };
-        let mut steps = Vec::new();
-        for (number, step) in stream.steps.iter().enumerate() {
-            steps.push(match step {
-                Step::Compute { kernel } => {
-                    self.kernel_on_gpu(stream, number, kernel, gpu)?;
-                    Resolved::Compute(kernel.clone())
-                }
-                Step::Copy { from, to } => {
-                    Resolved::Copy(self.route_of(stream, &format!("steps.{number}.copy"), (from, to), gpu)?)
-                }
-                Step::Exchange | Step::Parts(_) => unreachable!("these streams have pipelines of their own"),
-            });
-        }
-        Ok(steps)
-    }
-
-    fn route(&self, from: EndpointId, to: EndpointId) -> Option<RouteId> {
-        self.machine.route(from, to)
-    }
-
-    fn end(&self, stream: &Stream, key: &str, place: &Place, gpu: EndpointId) -> Result<EndpointId, PlanError> {
-        match place {
-            Place::OwnGpu => Ok(gpu),
-            Place::Host => {
-                let near =
-                    |memory: &EndpointId| self.route(*memory, gpu).is_some() && self.route(gpu, *memory).is_some();
-                let found = self.machine.memories().find(near);
-                found.ok_or_else(|| PlanError::NoRoute {
-                    place: format!("stream.{}.{key}", stream.id),
-                    object: format!("stream `{}`", stream.id),
-                    from: "host".to_owned(),
-                    to: self.machine.endpoints[gpu.at()].id.clone(),
-                    machine: self.machine.name.clone(),
-                })
-            }
-            Place::Named(name) => {
-                let all: Vec<EndpointId> = (0..self.machine.endpoints.len() as u32).map(EndpointId).collect();
-                self.machine.endpoint(name).ok_or_else(|| self.unknown(stream, key, name, all.iter()))
-            }
-        }
-    }
-
-    /// The most bytes a stream can add to one block.
-    fn portion_bytes(&self, group: &Group, stream: usize) -> u64 {
-        let stream = &self.workload.streams[stream];
-        let packets = if group.gathered { group.window.0.div_ceil(stream.period.0) } else { 1 };
-        packets.saturating_mul(stream.packet.0)
-    }
-
-    fn pipeline(&self, group: &Group) -> Result<Pipeline, PlanError> {
-        let first = &self.workload.streams[group.streams[0]];
-        let reserve = block_bytes(group.streams.iter().map(|&s| self.portion_bytes(group, s)));
-        let on = match group.processor {
-            Processor::Gpu(gpu) => self.machine.endpoints[gpu.at()].id.clone(),
-            Processor::Core(core) => cores::name(core),
-        };
-        if reserve.0 > u64::from(u32::MAX) {
-            return Err(PlanError::Impossible {
-                place: format!("stream.{}.packet", first.id),
-                object: format!("the pipeline of stream `{}`", first.id),
-                reason: format!("one cycle of {} would carry {reserve}, more than 4 GiB", group.window),
-            });
-        }
-        let steps = group.steps.iter().map(|step| self.step(group, step, reserve)).collect::<Result<_, _>>()?;
-        let (name, period, start, gather) = if group.gathered {
-            let name = match group.streams.as_slice() {
-                [_] if self.workload.grouping == Grouping::Each => first.id.clone(),
-                streams => format!("{on} {} x{}", group.window, streams.len()),
-            };
-            (name, group.window, Nanos::ZERO, group.window)
-        } else {
-            (first.id.clone(), first.period, first.start, Nanos::ZERO)
-        };
-        let streams = group.streams.iter().map(|&s| s as u32).collect();
-        Ok(Pipeline {
-            name,
-            source: Source::Streams(streams),
-            gpu: self.gpu_of(group.processor),
-            period,
-            start,
-            gather,
-            window: group.window,
-            reserve,
-            steps,
-            windows: Vec::new(),
-            gang: None,
-        })
-    }
-
-    /// A step without its server and, for a copy, without its cost: both follow when all steps are known.
-    fn step(&self, group: &Group, step: &Resolved, reserve: Bytes) -> Result<PlannedStep, PlanError> {
-        let first = &self.workload.streams[group.streams[0]];
-        Ok(match step {
-            Resolved::Copy(route) => self.copy_step(*route, reserve),
-            Resolved::Compute(kernel) => {
-                let (engine, cost) = match group.processor {
-                    Processor::Gpu(gpu) => {
-                        let engine = self.machine.execution_engine(gpu).expect("resolved kernels have an engine");
-                        let cost = self.machine.kernel(kernel, gpu).expect("resolved kernels have a cost");
-                        let chain = group.streams.iter().map(|&s| self.portion_bytes(group, s)).max().unwrap_or(0);
-                        (engine, cost.cost(reserve, Bytes(chain)))
-                    }
-                    Processor::Core(core) => self.on_core(core, kernel, reserve, group.streams.len() as u64),
-                };
-                let cost = self.with_margin(cost);
-                if cost == Nanos::MAX {
-                    return Err(PlanError::Impossible {
-                        place: format!("stream.{}", first.id),
-                        object: format!("kernel `{kernel}` of stream `{}`", first.id),
-                        reason: "its cost does not fit 64 bits of nanoseconds".to_owned(),
-                    });
-                }
-                let operation =
-                    PlannedOperation { engines: vec![engine], work: Work::Compute { kernel: kernel.clone() } };
-                PlannedStep {
-                    name: kernel.clone(),
-                    server: 0,
-                    cost,
-                    chunk: Bytes(0),
-                    piece: Nanos::ZERO,
-                    hold: None,
-                    bound: None,
-                    operations: vec![operation],
-                    batch: None,
-                }
-            }
-        })
-    }
-
-    /// A step of one copy, without its server and its cost.
-    fn copy_step(&self, route: RouteId, bytes: Bytes) -> PlannedStep {
-        let operation = self.copy(route, bytes);
-        let Work::Copy { from, to, .. } = &operation.work else { unreachable!("copy makes a copy") };
-        PlannedStep {
-            name: format!("{from} -> {to}"),
-            server: 0,
-            cost: Nanos::ZERO,
-            chunk: Bytes(0),
-            piece: Nanos::ZERO,
-            hold: None,
-            bound: None,
-            operations: vec![operation],
-            batch: None,
-        }
-    }
-
-    fn copy(&self, route: RouteId, bytes: Bytes) -> PlannedOperation {
-        let planned = &self.machine.routes[route.at()];
-        let name = |end: EndpointId| self.machine.endpoints[end.at()].id.clone();
-        let mut engines = planned.engines.clone();
-        engines.sort_by_key(|engine| self.machine.engines[engine.at()].gpu != planned.from);
-        PlannedOperation {
-            engines,
-            work: Work::Copy {
-                from: name(planned.from),
-                to: name(planned.to),
-                class: self.machine.class(route),
-                route,
-                method: planned.method,
-                bytes,
-                uses: planned.uses.clone(),
-            },
-        }
-    }
-
-    /// `ceil(time (1 + margin)) + jitter` of the machine's calibration (specification of messages, 1.6).
-    fn with_margin(&self, time: Nanos) -> Nanos {
-        let Some(calibration) = &self.machine.calibration else { return time };
-        let scaled =
-            (u128::from(time.0) * (u128::from(PPM) + u128::from(calibration.margin_ppm))).div_ceil(u128::from(PPM));
-        u64::try_from(scaled).map_or(Nanos::MAX, Nanos).saturating_add(calibration.jitter)
-    }
-
-    fn verdict(&self, servers: &[Server]) -> Verdict {
-        let mut notes = Vec::new();
-        if let Some(calibration) = &self.machine.calibration {
-            let while_what = if calibration.is_vouched() {
-                format!("transfers keep to the rates that the file of machine `{}` vouches for", self.machine.name)
-            } else {
-                "the node stays within its calibration".to_owned()
-            };
-            notes.push(format!(
-                "holds while {while_what}: every cost includes {} ppm and {}",
-                calibration.margin_ppm, calibration.jitter
-            ));
-        } else if servers.iter().all(|s| s.engines.is_empty()) {
-            notes.push(format!(
-                "machine `{}` is not calibrated: costs of flows are as stated, and nothing is released late",
-                self.machine.name
-            ));
-        } else {
-            notes.push(format!(
-                "machine `{}` is not calibrated: the answer holds for the model, not for a node",
-                self.machine.name
-            ));
-        }
-        let worst = servers.iter().max_by_key(|s| (s.verdict.outcome, s.verdict.utilisation_ppm));
-        let Some(worst) = worst else {
-            unreachable!("a workload without streams, messages and flows is refused at the start")
-        };
-        let exact = servers.iter().all(|s| s.verdict.strength == Strength::Exact);
-        let narrowest = servers.iter().max_by_key(|s| holds::Holds::of(&s.verdict.model)).unwrap_or(worst);
-        Verdict {
-            outcome: worst.verdict.outcome,
-            model: narrowest.verdict.model.clone(),
-            strength: if exact { Strength::Exact } else { Strength::Sufficient },
-            utilisation_ppm: servers.iter().map(|s| s.verdict.utilisation_ppm).max().unwrap_or(0),
-            margin_ppm: servers.iter().map(|s| s.verdict.margin_ppm).min().flatten(),
-            violation: worst.verdict.violation.clone(),
-            notes,
-        }
-    }
 }

@@ -125,7 +125,7 @@ impl Application for Inspection {
         Ok(Own { parameters: cameras.parameters(), sharding: Some(cameras.sharding()) })
     }
 
-    fn check(&self, stream: &Stream, _others: &[Stream], written: &Written<'_>) -> Result<(), FileError> {
+    fn check(&self, stream: &Stream, _twin: Option<&str>, written: &Written<'_>) -> Result<(), FileError> {
         let Some(cameras) = Cameras::of(&stream.parameters) else {
             let only = |step: &Step| *step == Step::Exchange || computes(step, INSPECT) || computes(step, MERGE);
             if !stream.steps.iter().any(only) {

@@ -56,7 +56,7 @@ pub fn responses(tasks: &[Task], steps: &mut u64) -> Option<Vec<Nanos>> {
         return None;
     }
     let all = Kinds::of(tasks);
-    let busy = walk::busy_period(&Demand::new(tasks), &walk::segments(tasks, 1), u64::MAX, steps).ok()??;
+    let busy = walk::busy_period(&Demand::new(tasks, &[]), &walk::segments(tasks, 1), u64::MAX, steps).ok()??;
     let mut longest = Vec::with_capacity(all.kinds.len());
     for at in 0..all.kinds.len() {
         longest.push(all.response(at, busy, steps)?);

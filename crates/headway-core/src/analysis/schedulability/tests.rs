@@ -391,6 +391,109 @@ fn several_chunks_in_flight_are_safe_against_simulation_of_all_offsets() {
     assert!(yes >= sets / 10 && pessimistic < sets / 2, "{yes} schedulable, {pessimistic} refused without need");
 }
 
+/// Streams whose copies in and out of an engine that does both take turns, in chunks: tasks, and which of them are a stream. The
+/// windows are those of a deadline that is divided equally among up to three steps, of which one may be elsewhere.
+fn half_duplex_set(draw: &mut Draw, percent: u64, periods: &[u64]) -> (Vec<Task>, Vec<PhasedStream>) {
+    let count = draw.between(2, 3);
+    let (mut tasks, mut streams) = (Vec::new(), Vec::new());
+    for _ in 0..count {
+        let period = draw.pick(periods);
+        let deadline = period * draw.pick(&[1, 2]);
+        let steps = draw.pick(&[2, 3]);
+        let window = (deadline / steps).min(period);
+        let mut of_stream = Vec::new();
+        for step in [0, steps - 1] {
+            let cost = (period * percent / 100 / count / 2 * draw.between(60, 140) / 100).clamp(1, window);
+            of_stream.push(PhasedStep { task: tasks.len(), release: Nanos(step * window) });
+            tasks.push(Task {
+                chunk: Nanos(draw.between(1, cost)),
+                ..Task::whole(Nanos(cost), Nanos(period), Nanos(window))
+            });
+        }
+        streams.push(PhasedStream { steps: of_stream });
+    }
+    (tasks, streams)
+}
+
+/// Whether some starts of the streams that are tried, and costs up to the worst case, make a job late.
+fn some_starts_miss(tasks: &[Task], streams: &[PhasedStream], draw: &mut Draw, tries: u64) -> bool {
+    let until = 4 * least_common_multiple(tasks).min(2_000);
+    (0..tries).any(|_| {
+        let mut offsets = vec![0; tasks.len()];
+        for stream in streams {
+            let start = draw.between(0, tasks[stream.steps[0].task].period.0 - 1);
+            stream.steps.iter().for_each(|step| offsets[step.task] = start + step.release.0);
+        }
+        let lower = draw.chance(50);
+        let cost = |task: &Task, draw: &mut Draw| match lower {
+            true => Nanos(draw.between(1, task.cost.0)),
+            false => task.cost,
+        };
+        let tried: Vec<Task> = tasks.iter().map(|task| Task { cost: cost(task, draw), ..*task }).collect();
+        !meets_deadlines(&tried, &offsets, 1, until)
+    })
+}
+
+#[test]
+fn streams_that_pass_with_their_distances_are_safe_against_simulation_of_their_starts() {
+    let mut draw = Draw(48);
+    let (mut yes, mut more) = (0, 0);
+    let sets = cases(1_500);
+    for _ in 0..sets {
+        let percent = draw.between(30, 110);
+        let (tasks, streams) = half_duplex_set(&mut draw, percent, &[12, 16, 20, 24, 30]);
+        let found = chunked_streams(&tasks, &streams);
+        let any = chunked(&tasks, 1).is_schedulable();
+        assert!(found.is_schedulable() || !any, "distances lose nothing: {tasks:?}");
+        if found.is_schedulable() {
+            assert!(!some_starts_miss(&tasks, &streams, &mut draw, 40), "{tasks:?} {streams:?}");
+            assert!(streams_margin_ppm(&tasks, &streams) >= PPM);
+        }
+        yes += u64::from(found.is_schedulable());
+        more += u64::from(found.is_schedulable() && !any);
+    }
+    assert!(yes > sets / 4 && more > sets / 20, "{yes} schedulable, {more} of them not with any offsets");
+}
+
+/// The figures: `cargo test -p headway-core --lib half_duplex -- --nocapture`.
+#[test]
+fn streams_on_a_half_duplex_engine_are_accepted_more_often_with_their_distances() {
+    let (mut any, mut distances) = (0, 0);
+    for percent in [40, 60, 80] {
+        let mut draw = Draw(percent);
+        let (mut feasible, mut of_any, mut of_distances) = (0, 0, 0);
+        for _ in 0..cases(300) {
+            let (mut tasks, streams) = half_duplex_set(&mut draw, percent, &[200, 300, 400, 600]);
+            tasks.iter_mut().for_each(|task| task.chunk = task.chunk.min(Nanos(5)));
+            if some_starts_miss(&tasks, &streams, &mut draw, 20) {
+                continue;
+            }
+            feasible += 1;
+            of_any += u64::from(chunked(&tasks, 1).is_schedulable());
+            of_distances += u64::from(chunked_streams(&tasks, &streams).is_schedulable());
+        }
+        println!(
+            "{percent} % utilised: of {feasible} sets that never missed, {of_any} with any offsets, {of_distances} with distances"
+        );
+        (any, distances) = (any + of_any, distances + of_distances);
+    }
+    assert!(distances * 4 > any * 5, "{any} with any offsets, {distances} with distances");
+}
+
+#[test]
+fn a_stream_asks_for_the_most_that_an_interval_can_hold_of_it() {
+    let steps = [(0, 3, 5), (5, 4, 5)];
+    let tasks =
+        steps.map(|(_, cost, window)| Task { chunk: Nanos(1), ..Task::whole(Nanos(cost), Nanos(10), Nanos(window)) });
+    let step = |(task, (release, ..)): (usize, &(u64, u64, u64))| PhasedStep { task, release: Nanos(*release) };
+    let stream = PhasedStream { steps: steps.iter().enumerate().map(step).collect() };
+    let demand = Demand::new(&tasks, &[stream]);
+    let asked: Vec<u128> = [4, 5, 9, 10, 14, 15, 20].map(|t| demand.at(t)).to_vec();
+    assert_eq!(asked, [0, 4, 4, 7, 7, 11, 14]);
+    assert_eq!(demand.jobs_at(15).into_iter().collect::<Vec<_>>(), [(0, 1), (1, 2)]);
+    assert!(!chunked(&tasks, 1).is_schedulable());
+}
+
 /// The largest size that passes, by trying all of them.
 fn chunk_by_scanning(flows: &[ChunkFlow], in_flight: u32, granule: u64) -> Option<u64> {
     let most = flows.iter().map(|f| f.bytes.0).max().unwrap_or(0).max(granule);

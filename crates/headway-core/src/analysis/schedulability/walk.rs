@@ -1,9 +1,10 @@
 //! The demand of a set of tasks, and walks over it that skip what cannot fail.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use super::exact::{SHIFT, Utilisation, gcd};
-use super::{LIMITS, Reason, Task};
+use super::{LIMITS, PhasedStream, Reason, Task};
 
 /// Jobs with release and deadline inside an interval of length `t`; `None` for none.
 pub(super) const fn jobs(deadline: u64, period: u64, t: u64) -> Option<u64> {
@@ -17,9 +18,44 @@ pub(super) const fn jobs(deadline: u64, period: u64, t: u64) -> Option<u64> {
 /// One task as its demand sees it.
 #[derive(Clone, Copy, Debug)]
 struct Item {
+    task: usize,
     deadline: u64,
     period: u64,
     cost: u64,
+}
+
+impl Item {
+    fn in_interval(&self, t: u64) -> u64 {
+        jobs(self.deadline, self.period, t).unwrap_or(0)
+    }
+}
+
+/// The steps of a stream, whose releases are fixed times apart.
+#[derive(Clone, Debug)]
+struct Phased {
+    /// With the time of a release, any of them.
+    steps: Vec<(u64, Item)>,
+}
+
+impl Phased {
+    /// The steps with their jobs inside an interval of length `t` that begins with a release of step `first`.
+    fn jobs_from(&self, first: usize, t: u64) -> impl Iterator<Item = (&Item, u64)> {
+        let from = self.steps[first].0;
+        self.steps.iter().map(move |(offset, item)| {
+            let after = u128::from(*offset) + u128::from(item.period) - u128::from(from % item.period);
+            let after = (after % u128::from(item.period)) as u64;
+            (item, t.checked_sub(after).map_or(0, |rest| item.in_interval(rest)))
+        })
+    }
+
+    fn cost_from(&self, first: usize, t: u64) -> u128 {
+        self.jobs_from(first, t).map(|(item, jobs)| u128::from(jobs) * u128::from(item.cost)).sum()
+    }
+
+    /// The first step of the interval of length `t` that asks for most: no interval that begins otherwise asks for more.
+    fn worst_first(&self, t: u64) -> usize {
+        (0..self.steps.len()).max_by_key(|&first| self.cost_from(first, t)).unwrap_or(0)
+    }
 }
 
 /// The demand bound function `dbf`.
@@ -27,38 +63,67 @@ struct Item {
 pub(super) struct Demand {
     /// By deadline, so that a sum can stop at the first one that is too late.
     items: Vec<Item>,
+    streams: Vec<Phased>,
 }
 
 impl Demand {
-    pub(super) fn new(tasks: &[Task]) -> Self {
-        let asking = tasks.iter().filter(|t| t.cost.0 > 0 && !t.is_bulk());
-        let item = |t: &Task| Item { deadline: t.deadline.0, period: t.period.0, cost: t.cost.0 };
-        let mut items: Vec<_> = asking.map(item).collect();
+    /// Of tasks that release jobs at any time, but for the steps of `streams`.
+    pub(super) fn new(tasks: &[Task], streams: &[PhasedStream]) -> Self {
+        let asks = |t: &Task| t.cost.0 > 0 && !t.is_bulk();
+        let item = |task: usize, t: &Task| Item { task, deadline: t.deadline.0, period: t.period.0, cost: t.cost.0 };
+        let mut alone = vec![true; tasks.len()];
+        let mut phased = Vec::new();
+        for stream in streams {
+            let steps = stream.steps.iter().filter(|step| asks(&tasks[step.task]));
+            stream.steps.iter().for_each(|step| alone[step.task] = false);
+            phased.push(Phased { steps: steps.map(|s| (s.release.0, item(s.task, &tasks[s.task]))).collect() });
+        }
+        let asking = tasks.iter().enumerate().filter(|(at, task)| alone[*at] && asks(task));
+        let mut items: Vec<_> = asking.map(|(at, task)| item(at, task)).collect();
         items.sort_by_key(|i| i.deadline);
-        Self { items }
+        Self { items, streams: phased }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Item> {
+        self.items.iter().chain(self.streams.iter().flat_map(|stream| stream.steps.iter().map(|(_, item)| item)))
     }
 
     /// Shorter intervals have no demand; `None` = no interval has.
     pub(super) fn first_deadline(&self) -> Option<u64> {
-        self.items.first().map(|i| i.deadline)
+        self.all().map(|i| i.deadline).min()
     }
 
+    /// Every step of longer intervals asks for a job, whichever release they begin with.
     fn last_deadline(&self) -> u64 {
-        self.items.last().map_or(0, |i| i.deadline)
+        let of_steps = self.streams.iter().flat_map(|stream| &stream.steps);
+        let of_steps = of_steps.map(|(_, item)| item.deadline.saturating_add(item.period));
+        of_steps.chain(self.items.last().map(|i| i.deadline)).max().unwrap_or(0)
     }
 
     /// Cost of all jobs with release and deadline inside an interval of length `t`.
-    fn at(&self, t: u64) -> u128 {
+    pub(super) fn at(&self, t: u64) -> u128 {
         let mut sum = 0;
         for item in &self.items {
             let Some(jobs) = jobs(item.deadline, item.period, t) else { break };
             sum += u128::from(jobs) * u128::from(item.cost);
         }
+        for stream in &self.streams {
+            sum += (0..stream.steps.len()).map(|first| stream.cost_from(first, t)).max().unwrap_or(0);
+        }
         sum
     }
 
+    /// Tasks with their jobs in an interval of length `t`, by position: what [`Self::at`] counts.
+    pub(super) fn jobs_at(&self, t: u64) -> BTreeMap<usize, u64> {
+        let alone = self.items.iter().map(|item| (item, item.in_interval(t)));
+        let phased = self.streams.iter().filter(|stream| !stream.steps.is_empty());
+        let all = alone.chain(phased.flat_map(|stream| stream.jobs_from(stream.worst_first(t), t)));
+        all.filter(|(_, jobs)| *jobs > 0).map(|(item, jobs)| (item.task, jobs)).collect()
+    }
+
     fn pay(&self, budget: &mut u64) -> Result<(), Reason> {
-        let cost = self.items.len() as u64;
+        let steps = self.streams.iter().map(|stream| stream.steps.len() * stream.steps.len());
+        let cost = (self.items.len() + steps.sum::<usize>()) as u64;
         *budget = budget.checked_sub(cost).ok_or(Reason::Steps { max: LIMITS.steps_max })?;
         Ok(())
     }
@@ -153,7 +218,7 @@ pub(super) fn horizon(
     // Beyond all deadlines dbf(t) <= U t + sum of (T - D) U, and only bulk flows block.
     let bulk = segments.last().map_or(0, |s| s.blocking);
     let (mut above, mut below) = (bulk, 0u128);
-    for item in &demand.items {
+    for item in demand.all() {
         let cost = u128::from(item.cost);
         let (period, deadline) = (u128::from(item.period), u128::from(item.deadline));
         if period > deadline {
@@ -186,14 +251,14 @@ pub(super) fn busy_period(
 ) -> Result<Option<u64>, Reason> {
     const ROUNDS_MAX: u32 = 128;
     let blocking = segments.iter().map(|s| s.blocking).max().unwrap_or(0);
-    let mut length = blocking + demand.items.iter().map(|i| u128::from(i.cost)).sum::<u128>();
+    let mut length = blocking + demand.all().map(|i| u128::from(i.cost)).sum::<u128>();
     for _ in 0..ROUNDS_MAX {
         if length >= u128::from(limit) {
             return Ok(None);
         }
         demand.pay(budget)?;
         let cost = |i: &Item| length.div_ceil(u128::from(i.period)) * u128::from(i.cost);
-        let next = blocking + demand.items.iter().map(cost).sum::<u128>();
+        let next = blocking + demand.all().map(cost).sum::<u128>();
         if next == length {
             return Ok(u64::try_from(length).ok());
         }
@@ -205,7 +270,7 @@ pub(super) fn busy_period(
 fn hyperperiod(demand: &Demand) -> Result<u64, Reason> {
     let max = LIMITS.hyperperiod_max;
     let mut common = 1u64;
-    for item in &demand.items {
+    for item in demand.all() {
         let factor = item.period / gcd(common, item.period);
         common = common.checked_mul(factor).filter(|&c| c <= max.0).ok_or(Reason::Hyperperiod { max })?;
     }

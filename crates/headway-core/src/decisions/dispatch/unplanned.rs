@@ -9,10 +9,10 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::{Answer, Cycle, Dispatcher, Event, Job, Refused, TIME_MAX, Unfit};
-use crate::analysis::schedulability::{Outcome, Task, Violation, chunked};
+use crate::analysis::schedulability::{Outcome, PhasedStream, Task, Violation, chunked, chunked_streams};
 use crate::files::workload::Otherwise;
-use crate::plan::planner::{demands, steps_on};
-use crate::plan::{Class, Plan, PlannedStep, Source};
+use crate::plan::planner::{demands, steps_on, streams_of};
+use crate::plan::{Class, Plan, PlannedStep, Server, Source};
 use crate::units::{Bytes, Nanos};
 
 /// Requests that one server counts with at a time.
@@ -20,8 +20,9 @@ const ADMITTED_MAX: usize = 256;
 
 #[derive(Debug, Default)]
 pub(super) struct Requests {
-    /// By server: what its steps ask for. Empty where nothing is ever requested.
-    demands: Vec<Vec<Task>>,
+    /// By server: what its steps ask for, and the streams among them whose steps keep their distances. Empty where nothing is ever
+    /// requested.
+    demands: Vec<(Vec<Task>, Vec<PhasedStream>)>,
     /// By server: the requests admitted since it had nothing to do.
     admitted: Vec<Vec<Task>>,
     /// When the requests under way that were admitted are due, by pipeline and cycle.
@@ -33,10 +34,14 @@ impl Requests {
         if plan.pipelines.iter().all(|pipeline| pipeline.source.class() != Class::Urgent) {
             return Self::default();
         }
-        let servers = 0..plan.servers.len() as u32;
-        let of = |server| demands(&steps_on(server, &plan.pipelines)).into_iter().map(|demand| demand.task).collect();
+        let of = |(number, server): (u32, &Server)| {
+            let steps = steps_on(number, &plan.pipelines);
+            let demands = demands(&steps);
+            let streams = streams_of(&server.verdict, &steps, &demands);
+            (demands.into_iter().map(|demand| demand.task).collect(), streams)
+        };
         Self {
-            demands: servers.map(of).collect(),
+            demands: (0..).zip(&plan.servers).map(of).collect(),
             admitted: vec![Vec::new(); plan.servers.len()],
             due: BTreeMap::new(),
         }
@@ -66,9 +71,10 @@ impl Requests {
         // nanosecond more of its time.
         let deadline = deadline.saturating_sub(Nanos(1));
         let task = Task { cost, period: TIME_MAX, deadline, chunk: step.piece.min(cost) };
-        let set: Vec<Task> =
-            self.demands[server].iter().chain(&self.admitted[server]).chain([&task]).copied().collect();
-        match chunked(&set, in_flight).outcome {
+        let (demands, streams) = &self.demands[server];
+        let set: Vec<Task> = demands.iter().chain(&self.admitted[server]).chain([&task]).copied().collect();
+        let found = if streams.is_empty() { chunked(&set, in_flight) } else { chunked_streams(&set, streams) };
+        match found.outcome {
             Outcome::Schedulable => {
                 self.admitted[server].push(task);
                 Ok(())

@@ -19,12 +19,18 @@ pub trait Application: Sync {
     /// For values that the application cannot take.
     fn read(&self, keys: &mut Keys<'_, '_>) -> Result<Own, FileError>;
 
-    /// Refuses a stream that the application cannot serve, and one that has its steps without its keys. `others` are the
-    /// streams before it.
+    /// What no two streams of a workload may share, for example a key; `None` = `stream` has nothing of that kind.
+    fn identity(&self, stream: &Stream) -> Option<Vec<u8>> {
+        let _ = stream;
+        None
+    }
+
+    /// Refuses a stream that the application cannot serve, and one that has its steps without its keys. `twin` is the id of a
+    /// stream before it with the same [`Application::identity`].
     ///
     /// # Errors
     /// For the first thing that does not fit.
-    fn check(&self, stream: &Stream, others: &[Stream], written: &Written<'_>) -> Result<(), FileError>;
+    fn check(&self, stream: &Stream, twin: Option<&str>, written: &Written<'_>) -> Result<(), FileError>;
 
     /// Its keys of `stream`, with their values as a file has them.
     fn write(&self, stream: &Stream) -> Vec<(&'static str, String)>;

@@ -67,7 +67,7 @@ fn read(
     reader.run(&mut top, &mut workload)?;
     let keys: Vec<&str> = STREAM.iter().chain(applications.iter().flat_map(|it| it.keys())).copied().collect();
     for table in top.tables("stream", &keys)? {
-        let stream = reader.stream(source, table, applications, &workload)?;
+        let stream = reader.stream(source, table, applications, workload.seed)?;
         workload.streams.push(stream);
     }
     for table in top.tables("message", MESSAGE)? {
@@ -172,11 +172,11 @@ impl Reader {
         source: &Source,
         mut table: Table<'_>,
         applications: &[&dyn Application],
-        workload: &Workload,
+        seed: u64,
     ) -> Result<Stream, FileError> {
         let mut written = Written { source, header: table.span.clone(), marks: table.marks() };
         let (id, part) = self.identify(&mut table, "stream")?;
-        let (parameters, sharding) = self.own(&mut table, &id, &written, applications, workload.seed)?;
+        let (parameters, sharding) = self.own(&mut table, &id, &written, applications, seed)?;
         let packet = match (sharding, self.take(&mut table, &part, "packet")) {
             (Some(sharding), None) => sharding.packet(),
             (_, Some(field)) => field.size_above_zero("16 KiB")?,
@@ -199,8 +199,10 @@ impl Reader {
         let parts = self.parts(parts, &id, packet)?;
         let steps = self.steps(steps, &part, &parts, &gpu, &mut written)?;
         let stream = Stream { id, packet, period, deadline, start, gpu, steps, on_miss, parameters, sharding, parts };
-        for application in applications {
-            application.check(&stream, &workload.streams, &written)?;
+        for (number, application) in applications.iter().enumerate() {
+            let identity = application.identity(&stream).map(|identity| (number, identity));
+            let twin = identity.and_then(|identity| self.identities.insert(identity, stream.id.clone()));
+            application.check(&stream, twin.as_deref(), &written)?;
         }
         if let Some(field) = &processor {
             super::processor_file::fits(field, &stream.gpu, &stream.steps)?;

@@ -14,6 +14,8 @@ pub(super) struct Reader {
     ids: BTreeMap<String, (&'static str, usize)>,
     /// Streams by their ids in lower case.
     streams: BTreeMap<String, String>,
+    /// Ids of streams by application and [`super::Application::identity`].
+    pub(super) identities: BTreeMap<(usize, Vec<u8>), String>,
 }
 
 impl Reader {

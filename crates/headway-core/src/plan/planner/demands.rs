@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{Nanos, Pipeline, PlannedStep, RouteId, Work};
-use crate::analysis::schedulability::Task;
+use crate::analysis::schedulability::{PhasedStep, PhasedStream, Task};
+use crate::files::machine::RouteId;
+use crate::plan::{Pipeline, PlannedStep, Work};
+use crate::units::Nanos;
 
 pub(crate) fn steps_on(server: u32, pipelines: &[Pipeline]) -> Vec<(&Pipeline, &PlannedStep)> {
     let steps = pipelines.iter().flat_map(|p| p.steps.iter().map(move |s| (p, s)));
@@ -105,4 +107,21 @@ pub(crate) fn demands(steps: &[(&Pipeline, &PlannedStep)]) -> Vec<Demand> {
         }
     }
     demands
+}
+
+/// The streams of which several of these demands are steps, each by itself: not those of gangs and batches.
+pub(super) fn phased_streams(steps: &[(&Pipeline, &PlannedStep)], demands: &[Demand]) -> Vec<PhasedStream> {
+    let alone = |demand: &Demand| {
+        let [at] = demand.steps.as_slice() else { return None };
+        let (pipeline, step) = steps[*at];
+        (pipeline.source.is_planned() && pipeline.gang.is_none() && step.batch.is_none()).then_some(pipeline)
+    };
+    let known = demands.iter().enumerate().filter_map(|(task, demand)| Some((task, demand, alone(demand)?)));
+    let known: Vec<_> = known.collect();
+    // The steps of a pipeline follow each other.
+    let by_pipeline = known.chunk_by(|one, next| std::ptr::eq(one.2, next.2)).filter(|steps| steps.len() > 1);
+    let stream = |steps: &[(usize, &Demand, &Pipeline)]| PhasedStream {
+        steps: steps.iter().map(|(task, demand, _)| PhasedStep { task: *task, release: demand.offset }).collect(),
+    };
+    by_pipeline.map(stream).collect()
 }

@@ -1,29 +1,34 @@
 //! The streams that may run on either: which of them the CPU takes (`verner-2014`, V-B; specification of messages, 6).
 
-use super::{Machine, Nanos, Outcome, Plan, PlanError, PlanOptions, Workload};
-use crate::files::workload::{Placement, Stream};
-use crate::plan::Division;
-use crate::plan::stream::{Fluid, Margins, Reach, Rectangle, search};
-use crate::units::{NANOS_PER_SECOND, PPM};
+use std::borrow::Cow;
 
-/// As [`super::best`], with every stream that may run on either given its place.
-pub(super) fn best(machine: &Machine, workload: &Workload, options: PlanOptions) -> Result<Plan, PlanError> {
-    let either: Vec<usize> =
-        (0..workload.streams.len()).filter(|&at| workload.streams[at].gpu == Placement::Either).collect();
-    if either.is_empty() {
-        return super::best(machine, workload, options, false);
+use super::PlanError;
+use crate::files::machine::Cpu;
+use crate::files::workload::{Placement, Stream, Workload};
+use crate::plan::stream::{Fluid, Margins, Reach, Rectangle, search};
+use crate::plan::{Division, Outcome, Plan};
+use crate::units::{NANOS_PER_SECOND, Nanos, PPM};
+
+/// The workload with every stream that may run on either given its place, so that `plan` gives it the greatest margin, and which
+/// these are; `None` = there are no such streams.
+pub(super) fn place<'w>(
+    cpu: &Cpu,
+    workload: &'w Workload,
+    mut plan: impl FnMut(&Workload) -> Result<Plan, PlanError>,
+) -> Result<(Cow<'w, Workload>, Option<Division>), PlanError> {
+    if workload.streams.iter().all(|stream| stream.gpu != Placement::Either) {
+        return Ok((Cow::Borrowed(workload), None));
     }
-    let cpu = machine.cpu_or_assumed();
-    let known = |stream: &Stream| cpu.cores > 0 && stream.kernels().all(|kernel| cpu.kernel(kernel).is_some());
     // A kernel that the CPU has no cost of runs on GPUs.
-    let either: Vec<usize> = either.into_iter().filter(|&at| known(&workload.streams[at])).collect();
+    let known = |stream: &Stream| cpu.cores > 0 && stream.kernels().all(|kernel| cpu.kernel(kernel).is_some());
+    let may = |stream: &Stream| stream.gpu == Placement::Either && known(stream);
+    let either: Vec<usize> = (0..workload.streams.len()).filter(|&at| may(&workload.streams[at])).collect();
     let streams: Vec<Fluid> = either.iter().map(|&at| fluid(&workload.streams[at])).collect();
-    let mut plans = 0;
+    let mut tried = 0;
     let found = search(&streams, Reach::FULL, |on_cpu| {
-        plans += 1;
-        Ok::<_, PlanError>(margins(&planned(machine, workload, options, &either, on_cpu)?))
+        tried += 1;
+        Ok::<_, PlanError>(margins(&plan(&placed(workload, &either, on_cpu))?))
     })?;
-    let plan = planned(machine, workload, options, &either, &found.on_cpu)?;
     let Rectangle { deadline, position, bits_per_second } = found.rectangle;
     let tied = |at: &usize| streams[*at].deadline == deadline && found.on_cpu[*at];
     let division = Division {
@@ -34,18 +39,12 @@ pub(super) fn best(machine: &Machine, workload: &Workload, options: PlanOptions)
         of: streams.len() as u32,
         cpu_margin_ppm: found.margins.cpu,
         gpus_margin_ppm: found.margins.gpus,
-        tried: plans,
+        tried,
     };
-    Ok(Plan { division: Some(division), ..plan })
+    Ok((Cow::Owned(placed(workload, &either, &found.on_cpu)), Some(division)))
 }
 
-fn planned(
-    machine: &Machine,
-    workload: &Workload,
-    options: PlanOptions,
-    either: &[usize],
-    on_cpu: &[bool],
-) -> Result<Plan, PlanError> {
+fn placed(workload: &Workload, either: &[usize], on_cpu: &[bool]) -> Workload {
     let mut placed = workload.clone();
     for stream in placed.streams.iter_mut().filter(|stream| stream.gpu == Placement::Either) {
         stream.gpu = Placement::Auto;
@@ -53,7 +52,7 @@ fn planned(
     for (&at, _) in either.iter().zip(on_cpu).filter(|(_, on_cpu)| **on_cpu) {
         placed.streams[at].gpu = Placement::Cpu;
     }
-    super::best(machine, &placed, options, false)
+    placed
 }
 
 /// A stream's rate, rounded up, and deadline.

@@ -1,11 +1,11 @@
 //! Every schedule of what recurs on a server, at the offsets that a plan fixes.
 
-use super::Nanos;
 use super::demands::Demand;
 use crate::analysis::schedulability::{
     ConcreteTask, Costs, Lateness, MARGIN_PPM_MAX, Outcome, Ties, Verdict, concrete_within, largest_factor_between,
     scaled,
 };
+use crate::units::Nanos;
 
 /// Steps of one exploration at most: a step is a task looked at in a state.
 const STEPS_MAX: u64 = 4_000_000;

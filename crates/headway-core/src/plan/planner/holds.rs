@@ -1,6 +1,8 @@
 //! What the verdict of a server leaves open.
 
-use super::{Pipeline, PlannedStep, Source};
+use super::demands::{Demand, phased_streams};
+use crate::analysis::schedulability::PhasedStream;
+use crate::plan::{Pipeline, PlannedStep, Source, Verdict};
 
 /// What a verdict of a server holds for, from the most to the least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -8,12 +10,14 @@ pub(super) enum Holds {
     AnyOffsets,
     /// Messages were combined by the times at which they start.
     OffsetsOfBatches,
+    /// The steps of each stream are apart by their windows.
+    StepsOfStreams,
     /// The steps of one stream are apart by their windows.
     OneStream,
 }
 
 impl Holds {
-    const ALL: [Self; 3] = [Self::AnyOffsets, Self::OffsetsOfBatches, Self::OneStream];
+    const ALL: [Self; 4] = [Self::AnyOffsets, Self::OffsetsOfBatches, Self::StepsOfStreams, Self::OneStream];
 
     pub(super) fn for_any(steps: &[(&Pipeline, &PlannedStep)]) -> Self {
         if carried(steps) > 1 || steps.iter().any(|(_, step)| step.batch.is_some()) {
@@ -34,11 +38,28 @@ impl Holds {
             Self::OffsetsOfBatches => {
                 "any offsets of batches, whose messages keep their starts; costs from 0 to the worst case"
             }
+            Self::StepsOfStreams => {
+                "any start of each stream, whose steps keep to their windows; costs from 0 to the worst case"
+            }
             Self::OneStream => {
                 "any start of the stream, whose steps keep to their windows; costs from 0 to the worst case"
             }
         }
     }
+}
+
+/// Whether a verdict rests on the distances between the steps of each stream.
+pub(crate) fn keeps_distances(verdict: &Verdict) -> bool {
+    Holds::of(&verdict.model) == Holds::StepsOfStreams
+}
+
+/// The streams whose steps keep their distances on a server, as far as its verdict rests on that.
+pub(crate) fn streams_of(
+    verdict: &Verdict,
+    steps: &[(&Pipeline, &PlannedStep)],
+    demands: &[Demand],
+) -> Vec<PhasedStream> {
+    if keeps_distances(verdict) { phased_streams(steps, demands) } else { Vec::new() }
 }
 
 /// Blocks of messages in the batches among `steps`.

@@ -6,9 +6,9 @@ use super::demands::{Demand, demands, steps_on};
 use super::explored::{Steps, explored};
 use super::holds::Holds;
 use super::responses::Responses;
-use super::{Nanos, Outcome, Plan};
 use crate::analysis::schedulability::{self, Costs, MARGIN_PPM_MAX, Strength};
-use crate::plan::{Strength as Proof, Violation};
+use crate::plan::{Outcome, Plan, Strength as Proof, Violation};
+use crate::units::Nanos;
 
 /// What one model says of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

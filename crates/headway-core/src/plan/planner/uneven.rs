@@ -10,12 +10,11 @@
 //! to any step. What is found passes the same tests as every other plan.
 
 use super::demands::{demands, steps_on};
-use super::{Cycle, Machine, Nanos, Network, Outcome, Pipeline, Plan, PlanError, PlanOptions, Source, Strategy, Work};
+use super::{Context, Draft, Node, PlanError, PlanOptions, Windows, alternative, best_of, better};
 use crate::analysis::schedulability::{self, Task, chunked, passes};
-use crate::files::machine::Cpu;
-use crate::files::workload::{Placement, Workload};
-use crate::plan::{PlannedOperation, PlannedStep, PlannedStream, Strength};
-use crate::units::PPM;
+use crate::files::workload::{Cycle, Workload};
+use crate::plan::{Outcome, Pipeline, Plan, PlannedOperation, PlannedStep, PlannedStream, Source, Strength, Work};
+use crate::units::{Nanos, PPM};
 
 /// Streams of a workload whose deadlines are divided; with more, a search would take longer than the plan.
 const STREAMS_MAX: usize = 1_000;
@@ -27,73 +26,69 @@ const ROUNDS_MAX: u32 = 32;
 /// The largest factor on first windows that is looked at, in the parts per million of [`PPM`].
 const FACTOR_MAX: u64 = 64 * PPM;
 
-/// `best`, which fails with windows of equal length, or a plan with windows of different lengths that holds. Where there is none,
-/// `best` stays a "no" only if no division of the deadlines can hold; else nothing is decided.
-pub(super) fn instead(
-    machine: &Machine,
-    workload: &Workload,
-    options: PlanOptions,
-    best: Plan,
-) -> Result<Plan, PlanError> {
+/// Whether another answer than the best of these plans with equal windows is worth a search.
+pub(super) fn may_help(equal: &[Plan], workload: &Workload, options: PlanOptions) -> bool {
     let streams = |pipeline: &Pipeline| matches!(pipeline.source, Source::Streams(_) | Source::Parts(_));
-    let as_asked = options.strategy.is_some_and(Strategy::is_baseline) || workload.cycle == Cycle::Paper;
-    if as_asked || best.verdict.outcome != Outcome::NotSchedulable || !best.pipelines.iter().any(streams) {
-        return Ok(best);
-    }
-    // Streams that may run on either were given their places by a search of its own.
-    let placed = workload.streams.iter().all(|stream| stream.gpu != Placement::Either);
-    let tried_again = placed && workload.streams.len() <= STREAMS_MAX;
-    let divisible = tried_again && workload.streams.iter().any(|stream| stream.steps.len() > 1);
-    // What cannot even be tried so is no answer: equal windows were planned.
-    let uneven = divisible.then(|| super::best(machine, workload, options, true).ok()).flatten();
-    let mut best = best;
-    for other in &mut best.alternatives {
-        let found = uneven.iter().flat_map(|plan| &plan.alternatives).find(|found| found.strategy == other.strategy);
-        if let Some(found) = found.filter(|found| found.outcome == Outcome::Schedulable) {
-            *other = found.clone();
-        }
-    }
-    if let Some(mut uneven) = uneven.filter(|plan| plan.verdict.outcome == Outcome::Schedulable) {
-        uneven.alternatives = best.alternatives;
-        uneven.verdict.notes.push(
+    let as_asked = options.strategy.is_some_and(|asked| asked.row().is_baseline) || workload.cycle == Cycle::Paper;
+    let fails = |plan: &Plan| plan.verdict.outcome == Outcome::NotSchedulable;
+    !as_asked && equal.iter().all(fails) && equal.iter().any(|plan| plan.pipelines.iter().any(streams))
+}
+
+/// Whether a search for a division ends within the time that a plan takes.
+pub(super) fn is_small(workload: &Workload) -> bool {
+    workload.streams.len() <= STREAMS_MAX
+}
+
+/// Whether some stream has a deadline to divide.
+pub(super) fn is_divisible(workload: &Workload) -> bool {
+    workload.streams.iter().any(|stream| stream.steps.len() > 1)
+}
+
+/// The best of `divided` if it holds, else the best of `equal`, all of which fail: as a "no" only if no division of the deadlines can
+/// hold, else as undecided. Each strategy is judged by its own plan where `each` says so, else by the best one.
+pub(super) fn answer(node: Node<'_>, equal: Vec<Plan>, divided: Vec<Plan>, each: bool) -> Plan {
+    let holds = |plan: &Plan| plan.verdict.outcome == Outcome::Schedulable;
+    let holding = |of: &Plan| divided.iter().find(|plan| plan.strategy == of.strategy && holds(plan));
+    let alternatives = equal.iter().map(|plan| alternative(holding(plan).unwrap_or(plan))).collect();
+    if let Some(mut found) = divided.into_iter().reduce(better).filter(holds) {
+        found.alternatives = alternatives;
+        found.verdict.notes.push(
             "deadlines are divided unevenly among the steps of streams: with windows of equal length some could be missed"
                 .to_owned(),
         );
-        return Ok(uneven);
+        return found;
     }
-    let no = hopeless(machine, &best);
-    for other in best.alternatives.iter_mut().filter(|other| other.outcome == Outcome::NotSchedulable) {
-        let options = PlanOptions { strategy: Some(other.strategy) };
-        let again = || super::best(machine, workload, options, false).map_or(true, |plan| hopeless(machine, &plan));
-        let no = if other.strategy == best.strategy || !tried_again { no } else { again() };
-        other.outcome = if no { Outcome::NotSchedulable } else { Outcome::Undecided };
+    let of_each: Vec<bool> = equal.iter().filter(|_| each).map(|plan| hopeless(node, plan)).collect();
+    let mut best = best_of(equal);
+    let of_all = !each && hopeless(node, &best);
+    for (at, other) in best.alternatives.iter_mut().enumerate() {
+        if !of_each.get(at).copied().unwrap_or(of_all) {
+            other.outcome = Outcome::Undecided;
+        }
     }
-    if best.alternatives.iter().all(|other| other.outcome == Outcome::NotSchedulable) {
-        return Ok(best);
+    if best.alternatives.iter().any(|other| other.outcome == Outcome::Undecided) {
+        best.verdict.outcome = Outcome::Undecided;
+        best.verdict.strength = Strength::Sufficient;
+        best.verdict.notes.push(
+            "the windows are the planner's choice: with these, deadlines can be missed; no division of the deadlines that holds \
+             was found, and none is ruled out"
+                .to_owned(),
+        );
     }
-    best.verdict.outcome = Outcome::Undecided;
-    best.verdict.strength = Strength::Sufficient;
-    best.verdict.notes.push(
-        "the windows are the planner's choice: with these, deadlines can be missed; no division of the deadlines that holds was \
-         found, and none is ruled out"
-            .to_owned(),
-    );
-    Ok(best)
+    best
 }
 
 /// Whether some server has more to do than any division of the deadlines allows for: with every window as long as the other
 /// steps' costs leave it, and copies of streams in pieces that block nobody.
-fn hopeless(machine: &Machine, plan: &Plan) -> bool {
-    let network = Network::new(machine);
-    let cpu = machine.cpu_or_assumed();
+fn hopeless(node: Node<'_>, plan: &Plan) -> bool {
     (0..plan.servers.len() as u32).any(|server| {
-        let tasks = relaxed(machine, &network, &cpu, plan, server);
+        let tasks = relaxed(node, plan, server);
         matches!(chunked(&tasks, 1).outcome, schedulability::Outcome::NotSchedulable(_))
     })
 }
 
 /// What a server has to do at least. Streams in parts are left out: what their steps need at least is not bounded here.
-fn relaxed(machine: &Machine, network: &Network, cpu: &Cpu, plan: &Plan, server: u32) -> Vec<Task> {
+fn relaxed(node: Node<'_>, plan: &Plan, server: u32) -> Vec<Task> {
     let counts = |pipeline: &Pipeline| pipeline.source.is_planned() && !matches!(pipeline.source, Source::Parts(_));
     let all = steps_on(server, &plan.pipelines).into_iter().filter(|(pipeline, _)| counts(pipeline));
     let (of_streams, others): (Vec<_>, Vec<_>) = all.partition(|(p, _)| matches!(p.source, Source::Streams(_)));
@@ -114,7 +109,7 @@ fn relaxed(machine: &Machine, network: &Network, cpu: &Cpu, plan: &Plan, server:
                     return Task { cost: step.cost, period: pipeline.period, deadline: stream.deadline, chunk };
                 }
                 // Other cycles would carry other blocks: count no more than the bytes.
-                let all = step.operations.iter().map(|of| bare(machine, network, cpu, stream, of));
+                let all = step.operations.iter().map(|of| bare(node, stream, of));
                 let longest = all.max_by_key(|task| task.cost);
                 longest.unwrap_or_else(|| Task {
                     deadline: stream.deadline,
@@ -137,7 +132,8 @@ fn relaxed(machine: &Machine, network: &Network, cpu: &Cpu, plan: &Plan, server:
 }
 
 /// What an operation asks for on behalf of one stream in whatever cycles: the time of its bytes at the rate it has alone.
-fn bare(machine: &Machine, network: &Network, cpu: &Cpu, stream: &PlannedStream, of: &PlannedOperation) -> Task {
+fn bare(node: Node<'_>, stream: &PlannedStream, of: &PlannedOperation) -> Task {
+    let Node { machine, network, cpu } = node;
     let margin_ppm = machine.calibration.as_ref().map_or(0, |calibration| calibration.margin_ppm);
     let (time, alone) = match &of.work {
         Work::Copy { route, .. } => {
@@ -169,14 +165,19 @@ fn bare(machine: &Machine, network: &Network, cpu: &Cpu, stream: &PlannedStream,
 
 /// Divides the deadlines of the streams whose packets are jobs among their steps so that every server holds; leaves the windows
 /// as they are if no such division is found.
-pub(super) fn divide(pipelines: &mut [Pipeline], deadline_of: impl Fn(u32) -> Nanos) {
-    let Some(mut search) = Search::of(pipelines, deadline_of) else { return };
-    let Some(found) = search.run() else { return };
-    for (of, windows) in search.streams.iter().zip(found) {
-        let pipeline = &mut pipelines[of.pipeline];
-        pipeline.window = windows.iter().copied().max().unwrap_or_default();
-        pipeline.windows = windows;
+pub(super) fn divide(context: &Context<'_>, mut draft: Draft) -> Result<Draft, PlanError> {
+    let deadline_of = |stream: u32| context.workload.streams[stream as usize].deadline;
+    if context.windows == Windows::Divided
+        && let Some(mut search) = Search::of(&draft.pipelines, deadline_of)
+        && let Some(found) = search.run()
+    {
+        for (of, windows) in search.streams.iter().zip(found) {
+            let pipeline = &mut draft.pipelines[of.pipeline];
+            pipeline.window = windows.iter().copied().max().unwrap_or_default();
+            pipeline.windows = windows;
+        }
     }
+    Ok(draft)
 }
 
 /// A stream whose deadline can be divided.

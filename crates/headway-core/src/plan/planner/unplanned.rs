@@ -5,90 +5,87 @@
 //! form for chunks) while a half of their margin stays, or a quarter of all costs where that is less.
 
 use super::demands::{demands, routes_of, steps_on};
-use super::servers::CHUNK_GRANULE;
-use super::{Bytes, Domains, Nanos, PPM, Pipeline, PlanError, Planner, RouteId, Source, Work};
-use crate::analysis::schedulability::{ChunkFlow, Task, passes, scaled};
-use crate::files::workload::{Kind, Unplanned};
-use crate::units::NANOS_PER_SECOND;
+use super::holds::streams_of;
+use super::{CHUNK_GRANULE, Context, Domains, Draft, PlanError};
+use crate::analysis::schedulability::{ChunkFlow, PhasedStream, Task, passes_streams, scaled};
+use crate::files::workload::Kind;
+use crate::plan::{Outcome, Pipeline, Source, Verdict, Work};
+use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM};
 
 /// No piece is larger: far above the size at which its set-up costs nothing, and what is due waits for it.
 const PIECE_MAX: Bytes = Bytes(16 << 20);
 /// The time between the pieces of something that has no period: any will do.
 const NO_PERIOD: Nanos = Nanos(1);
 
-impl Planner<'_> {
-    /// Every transfer without windows as a pipeline of one copy whose size and cost are not known yet.
-    pub(super) fn unplanned(&self, pipelines: &mut Vec<Pipeline>) -> Result<(), PlanError> {
-        for of in &self.workload.unplanned {
-            let (source, bytes) = match of.kind {
-                Kind::Bulk(bytes) => (Source::Bulk(bytes), bytes.unwrap_or(PIECE_MAX).min(PIECE_MAX)),
-                Kind::Urgent(urgent) => (Source::Urgent(urgent), urgent.bytes),
-            };
-            let step = self.copy_step(self.method(of)?, bytes);
-            pipelines.push(Pipeline {
-                name: of.id.clone(),
-                source,
-                gpu: None,
-                period: NO_PERIOD,
-                start: of.start,
-                gather: Nanos::ZERO,
-                window: Nanos::ZERO,
-                reserve: bytes,
-                steps: vec![step],
-                windows: Vec::new(),
-                gang: None,
-            });
-        }
-        Ok(())
-    }
-
-    /// The route that it takes.
-    pub(super) fn method(&self, of: &Unplanned) -> Result<RouteId, PlanError> {
-        let (kind, object) = match of.kind {
-            Kind::Bulk(_) => ("bulk", format!("bulk transfer `{}`", of.id)),
-            Kind::Urgent(_) => ("urgent", format!("urgent transfer `{}`", of.id)),
+/// Adds every transfer without windows as a pipeline of one copy whose size and cost are not known yet.
+pub(super) fn add(context: &Context<'_>, mut draft: Draft) -> Result<Draft, PlanError> {
+    for of in &context.workload.unplanned {
+        let (source, bytes) = match of.kind {
+            Kind::Bulk(bytes) => (Source::Bulk(bytes), bytes.unwrap_or(PIECE_MAX).min(PIECE_MAX)),
+            Kind::Urgent(urgent) => (Source::Urgent(urgent), urgent.bytes),
         };
-        let place = format!("{kind}.{}", of.id);
-        let ends = ["from", "to"].map(|key| format!("{place}.{key}"));
-        self.named_route([&ends[0], &ends[1], &place], &object, &of.from, &of.to)
+        let step = context.copy_step(context.method(of)?, bytes);
+        draft.pipelines.push(Pipeline {
+            name: of.id.clone(),
+            source,
+            gpu: None,
+            period: NO_PERIOD,
+            start: of.start,
+            gather: Nanos::ZERO,
+            window: Nanos::ZERO,
+            reserve: bytes,
+            steps: vec![step],
+            windows: Vec::new(),
+            gang: None,
+        });
     }
+    Ok(draft)
+}
 
-    /// Gives every transfer without windows on a server the largest pieces that its other jobs tolerate, none if there are
-    /// no such pieces; whether there is any such transfer.
-    pub(super) fn fit(&self, at: u32, pipelines: &mut [Pipeline], domains: &Domains, margin: Option<u64>) -> bool {
-        let used = routes_of(pipelines);
-        let tasks: Vec<Task> = demands(&steps_on(at, pipelines)).into_iter().map(|demand| demand.task).collect();
-        let factor = PPM + (margin.unwrap_or(PPM).saturating_sub(PPM) / 2).min(PPM / 4);
-        let mut any = false;
-        for pipeline in pipelines.iter_mut().filter(|p| !p.source.is_planned() && p.steps[0].server == at) {
-            any = true;
-            let Work::Copy { route, bytes, .. } = pipeline.steps[0].operations[0].work else { continue };
-            let Ok(flow) = self.in_chunks(route, bytes, &used, domains) else { continue };
-            let Some(size) = largest(&flow, &tasks, factor) else { continue };
-            let task = flow.task(size);
-            let step = &mut pipeline.steps[0];
-            step.piece = task.chunk;
-            match pipeline.source {
-                Source::Bulk(_) => {
-                    (step.cost, pipeline.reserve) = (task.chunk, size.min(bytes));
-                    if let Work::Copy { bytes, .. } = &mut step.operations[0].work {
-                        *bytes = pipeline.reserve;
-                    }
+/// Gives every transfer without windows on a server the largest pieces that its other jobs tolerate, none if there are
+/// no such pieces; whether there is any such transfer.
+pub(super) fn fit(
+    context: &Context<'_>,
+    at: u32,
+    pipelines: &mut [Pipeline],
+    domains: &Domains,
+    verdict: &Verdict,
+) -> bool {
+    let used = routes_of(pipelines);
+    let steps = steps_on(at, pipelines);
+    let demands = demands(&steps);
+    let streams = streams_of(verdict, &steps, &demands);
+    let tasks: Vec<Task> = demands.into_iter().map(|demand| demand.task).collect();
+    let factor = PPM + (verdict.margin_ppm.unwrap_or(PPM).saturating_sub(PPM) / 2).min(PPM / 4);
+    let mut any = false;
+    for pipeline in pipelines.iter_mut().filter(|p| !p.source.is_planned() && p.steps[0].server == at) {
+        any = true;
+        let Work::Copy { route, bytes, .. } = pipeline.steps[0].operations[0].work else { continue };
+        let Ok(flow) = context.in_chunks(route, bytes, &used, domains) else { continue };
+        let Some(size) = largest(&flow, &tasks, &streams, factor) else { continue };
+        let task = flow.task(size);
+        let step = &mut pipeline.steps[0];
+        step.piece = task.chunk;
+        match pipeline.source {
+            Source::Bulk(_) => {
+                (step.cost, pipeline.reserve) = (task.chunk, size.min(bytes));
+                if let Work::Copy { bytes, .. } = &mut step.operations[0].work {
+                    *bytes = pipeline.reserve;
                 }
-                _ => (step.cost, step.chunk) = (task.cost, if size < bytes { size } else { Bytes(0) }),
             }
+            _ => (step.cost, step.chunk) = (task.cost, if size < bytes { size } else { Bytes(0) }),
         }
-        any
     }
+    any
 }
 
 /// The largest piece of `flow` that `tasks` tolerate with all costs `factor` ppm of what they are.
-fn largest(flow: &ChunkFlow, tasks: &[Task], factor: u64) -> Option<Bytes> {
+fn largest(flow: &ChunkFlow, tasks: &[Task], streams: &[PhasedStream], factor: u64) -> Option<Bytes> {
     let granule = CHUNK_GRANULE.0;
     let tolerated = |multiples: u64| {
         let piece = Task::bulk(flow.task(Bytes(granule * multiples)).chunk);
         let all: Vec<Task> = tasks.iter().chain([&piece]).map(|task| scaled(task, factor)).collect();
-        passes(&all)
+        passes_streams(&all, streams)
     };
     let (mut low, mut high) = (0, flow.bytes.min(PIECE_MAX).0.div_ceil(granule) + 1);
     while high - low > 1 {
@@ -102,9 +99,13 @@ fn largest(flow: &ChunkFlow, tasks: &[Task], factor: u64) -> Option<Bytes> {
     (low > 0).then_some(Bytes(granule * low))
 }
 
-/// Takes out what got no pieces, and says so.
-pub(super) fn leave_out(pipelines: &mut Vec<Pipeline>, notes: &mut Vec<String>) {
-    pipelines.retain(|pipeline| {
+/// Takes out what got no pieces, and says so, where the rest holds.
+pub(super) fn leave_out(_: &Context<'_>, mut draft: Draft) -> Result<Draft, PlanError> {
+    if draft.servers.iter().any(|server| server.verdict.outcome != Outcome::Schedulable) {
+        return Ok(draft);
+    }
+    let notes = &mut draft.notes;
+    draft.pipelines.retain(|pipeline| {
         let stays = pipeline.source.is_planned() || pipeline.steps[0].piece > Nanos::ZERO;
         if !stays {
             notes.push(format!(
@@ -114,6 +115,7 @@ pub(super) fn leave_out(pipelines: &mut Vec<Pipeline>, notes: &mut Vec<String>) 
         }
         stays
     });
+    Ok(draft)
 }
 
 /// What a transfer without windows gets at least if nobody else asks for its server, bytes per second.

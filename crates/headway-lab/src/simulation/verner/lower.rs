@@ -37,7 +37,7 @@ pub fn workload(name: &str, machine: &Machine, policy: Strategy, load: &Load) ->
                 message(id.to_owned(), load.window, full(0).map(|gpu| block(gpu, 0, inwards)).collect());
             }
         }
-        Strategy::Serial | Strategy::Partitioned | Strategy::PerGpu | Strategy::Combined => {
+        _ => {
             for class in 0..classes {
                 for gpu in full(class) {
                     for (way, inwards) in [("in", true), ("out", false)] {
