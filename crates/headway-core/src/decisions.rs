@@ -3,6 +3,7 @@
 //! The simulator, the threads of the runtime, the GPUs and the broker drive the same objects.
 
 pub mod cpu_budget;
+pub mod cut;
 pub mod dispatch;
 pub mod engine_lock;
 pub(crate) mod pairs;
