@@ -4,6 +4,7 @@
 
 pub mod broker;
 pub mod cpu_budget;
+pub mod cut;
 pub mod dispatch;
 pub mod engine_lock;
 pub(crate) mod pairs;

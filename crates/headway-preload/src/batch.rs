@@ -295,14 +295,10 @@ fn in_parts(
             _ => {
                 let status = send(batch, now, failed, real);
                 stats::outcome(Outcome::Piece, 1);
-                context.write_value(driver, batch.stream);
+                context.cut(driver, batch.stream, now.iter().map(|piece| piece.bytes).fold(0, usize::saturating_add));
                 status
             }
         };
-    }
-    if status == SUCCESS {
-        let _relaxed = Relaxed::new(driver);
-        context.remember(driver, batch.stream);
     }
     context.leave();
     status

@@ -375,6 +375,14 @@ replaced! {
         unsafe { batch::copy_one(to, from, bytes, attributes, named(stream, STREAM_PER_THREAD), |attributes| real(to, from, bytes, attributes, stream)) }
     };
 
+    /// A stream is destroyed, and its handle may be given again.
+    cuStreamDestroy_v2: c"cuStreamDestroy_v2" is c"cuStreamDestroy" from 4_000 until UNKNOWN, per thread false;
+    fn(stream: Stream) |real| {
+        context::forget_stream(stream);
+        // SAFETY: the caller's arguments are passed on as they are.
+        unsafe { real(stream) }
+    };
+
     /// The context is destroyed. Headway drops what it keeps for it, also what another thread made meanwhile.
     cuCtxDestroy_v2: c"cuCtxDestroy_v2" is c"cuCtxDestroy" from 4_000 until UNKNOWN, per thread false;
     fn(which: Context) |real| {

@@ -1,19 +1,28 @@
-//! What Headway keeps for each CUDA context: the kernel, pinned lines, and which bulk copies are under way.
+//! What Headway keeps for each CUDA context: the kernel, pinned lines, and what its streams have under way.
+//!
+//! A stream is bulk while more than a chunk of copies out of the GPU is under way on it, however small each of them is. That is read from
+//! the word that is written behind each chunk ([`StreamLoad`]).
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use headway_core::decisions::cut::StreamLoad;
+use headway_core::units::Bytes;
+
 use crate::decide::{self, BULK, NEW};
-use crate::driver::{self, Context, DevicePtr, Driver, NOT_READY, Relaxed, SUCCESS, Stream};
+use crate::driver::{self, Context, DevicePtr, Driver, NOT_READY, Relaxed, STREAM_PER_THREAD, SUCCESS, Stream};
 use crate::{neighbours, road, stack};
 
 /// A line is pinned memory that a kernel writes and the calling thread copies on, for copies into ordinary memory.
 pub(crate) const LINE_BYTES: usize = 64 << 10;
 const LINES: usize = 4;
-/// Bulk copies that are remembered at a time; of more, the oldest is forgotten.
-const UNDER_WAY_MAX: usize = 64;
+/// Words of streams, each on a cache line of its own behind the lines. Of more streams nothing is known.
+const WORDS: usize = 1_024;
+const WORD_BYTES: usize = 64;
+/// What a stream may have under way without being bulk, and the chunk of bulk that is not cut: an engine serves 4 MiB in 80 us.
+const CHUNK: Bytes = Bytes(4 << 20);
 /// How long the first launch may take before a context is used without having been tried.
 const TRIAL: Duration = Duration::from_millis(200);
 
@@ -29,16 +38,21 @@ const CAPABILITY_MINOR: c_int = 76;
 /// The oldest GPU that the kernel's PTX is for.
 const CAPABILITY_MIN: (c_int, c_int) = (7, 5);
 
-/// A bulk copy that was queued: done when its event is reached.
-struct UnderWay {
-    event: usize,
+/// A stream and what was queued on it.
+struct KnownStream {
     stream: Stream,
+    /// The thread whose default stream it is, or 0.
+    thread: u64,
+    word: usize,
+    load: StreamLoad,
 }
 
 #[derive(Default)]
-struct Bulk {
-    under_way: Vec<UnderWay>,
-    spare: Vec<usize>,
+struct Loads {
+    known: Vec<KnownStream>,
+    /// Words that were in use, with the value that was written last: a stream that is gone may still write it.
+    left: Vec<(usize, u32)>,
+    used: usize,
 }
 
 /// A context that is ready. Kernel, events and memory belong to the context and go with it, so nothing is freed here.
@@ -53,7 +67,7 @@ pub(crate) struct Prepared {
     writes: AtomicBool,
     /// Bulk copies that are inside the driver's call now.
     calls: AtomicU32,
-    bulk: Mutex<Bulk>,
+    loads: Mutex<Loads>,
 }
 
 // SAFETY: `memory` is pinned memory that lives as long as the context; each line is used only by the thread that took it.
@@ -176,8 +190,7 @@ fn prepare(driver: &Driver) -> Option<Prepared> {
     }
     let kernel = driver::load_kernel(driver, CStr::from_bytes_with_nul(PTX).ok()?, c"headway_aside")?;
     let (mut memory, mut memory_seen) = (std::ptr::null_mut(), 0);
-    // One more line holds the word that is written between pieces.
-    let bytes = (LINES + 1) * LINE_BYTES;
+    let bytes = LINES * LINE_BYTES + WORDS * WORD_BYTES;
     // SAFETY: both places are valid for the calls to write; the memory is ours for as long as the context lives.
     let got = unsafe {
         (driver.mem_host_alloc)(&raw mut memory, bytes, HOST_MAPPED) == SUCCESS
@@ -195,7 +208,7 @@ fn prepare(driver: &Driver) -> Option<Prepared> {
         taken: [const { AtomicBool::new(false) }; LINES],
         writes: AtomicBool::new(true),
         calls: AtomicU32::new(0),
-        bulk: Mutex::default(),
+        loads: Mutex::default(),
     };
     try_out(driver, &prepared).then_some(prepared)
 }
@@ -210,7 +223,8 @@ fn try_out(driver: &Driver, prepared: &Prepared) -> bool {
     let nothing = (prepared.memory_seen, prepared.memory_seen, 0);
     // SAFETY: kernel and stream are of the current context; no byte is copied.
     let launched = unsafe { driver::launch(driver, prepared.kernel, [1, 32], stream, nothing) };
-    prepared.write_value(driver, stream);
+    // Word 0 is nobody's.
+    prepared.write(driver, stream, 0, 0);
     let start = Instant::now();
     // SAFETY: the stream is ours.
     while unsafe { (driver.stream_query)(stream) } == NOT_READY && start.elapsed() < TRIAL {
@@ -221,13 +235,59 @@ fn try_out(driver: &Driver, prepared: &Prepared) -> bool {
     launched
 }
 
+/// The kernel's number of this thread.
+fn thread_number() -> u64 {
+    // SAFETY: the call has no arguments and cannot fail.
+    unsafe { libc::gettid() }.unsigned_abs().into()
+}
+
+/// What an engine may be given of one stream between two words.
+fn chunk() -> Bytes {
+    decide::options().piece.unwrap_or(CHUNK)
+}
+
+impl Loads {
+    /// A word that no stream writes any more.
+    fn free_word(&mut self, read: impl Fn(usize) -> u32) -> Option<usize> {
+        if let Some(at) = self.left.iter().position(|(word, last)| read(*word) == *last) {
+            return Some(self.left.swap_remove(at).0);
+        }
+        // The first word is written where nobody reads it.
+        self.used = (self.used + 1 < WORDS).then_some(self.used + 1)?;
+        Some(self.used)
+    }
+}
+
+/// A stream is about to be destroyed.
+pub(crate) fn forget_stream(stream: Stream) {
+    if road::is_off() {
+        return;
+    }
+    for (_, known) in contexts().iter() {
+        if let Known::Ready(ready) = known {
+            ready.forget_stream(stream);
+        }
+    }
+}
+
 impl Prepared {
-    fn bulk(&self) -> MutexGuard<'_, Bulk> {
-        self.bulk.lock().unwrap_or_else(PoisonError::into_inner)
+    fn loads(&self) -> MutexGuard<'_, Loads> {
+        self.loads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_busy(&self) -> bool {
-        self.calls.load(Ordering::Relaxed) > 0 || !self.bulk().under_way.is_empty()
+        self.calls.load(Ordering::Relaxed) > 0 || self.loads().known.iter().any(|known| self.is_bulk(known))
+    }
+
+    fn is_bulk(&self, known: &KnownStream) -> bool {
+        known.load.under_way(self.read(known.word)) > chunk()
+    }
+
+    /// The value that a word has come to.
+    fn read(&self, word: usize) -> u32 {
+        let at = self.memory.wrapping_add(LINES * LINE_BYTES + word * WORD_BYTES).cast::<u32>();
+        // SAFETY: the word is on the page-locked memory of this context, aligned, and a GPU writes it as a whole.
+        unsafe { at.read_volatile() }
     }
 
     /// A bulk copy begins to be queued.
@@ -242,48 +302,89 @@ impl Prepared {
         refresh(&contexts());
     }
 
-    /// Notes where in `stream` a bulk copy ends.
-    pub(crate) fn remember(&self, driver: &Driver, stream: Stream) {
-        let mut bulk = self.bulk();
-        if bulk.under_way.len() == UNDER_WAY_MAX {
-            let oldest = bulk.under_way.remove(0);
-            bulk.spare.push(oldest.event);
+    /// Changes what is known of a stream, which is added if there is a word for it; the word and what `change` gives.
+    fn with_load<T>(&self, stream: Stream, change: impl FnOnce(&mut StreamLoad) -> T) -> Option<(usize, T)> {
+        // One handle names a stream of each thread.
+        let thread = if stream == STREAM_PER_THREAD { thread_number() } else { 0 };
+        let mut loads = self.loads();
+        let found = loads.known.iter().position(|known| known.stream == stream && known.thread == thread);
+        let at = match found {
+            Some(at) => at,
+            None => {
+                let word = loads.free_word(|word| self.read(word))?;
+                let load = StreamLoad::after(self.read(word));
+                loads.known.push(KnownStream { stream, thread, word, load });
+                loads.known.len() - 1
+            }
+        };
+        let known = &mut loads.known[at];
+        let given = change(&mut known.load);
+        if self.is_bulk(known) {
+            decide::attend(BULK, 0);
         }
-        let mut event = bulk.spare.pop().unwrap_or_default();
-        // SAFETY: `event` is valid for the call to write.
-        if event == 0 && unsafe { (driver.event_create)(&raw mut event, driver::EVENT_WITHOUT_TIME) } != SUCCESS {
-            return;
-        }
-        // SAFETY: the event is ours, the stream the caller's, which uses it in this call.
-        if unsafe { (driver.event_record)(event, stream) } == SUCCESS {
-            bulk.under_way.push(UnderWay { event, stream });
-        } else {
-            bulk.spare.push(event);
+        Some((known.word, given))
+    }
+
+    /// A copy of `bytes` bytes is about to be queued: a word goes before it if more than a chunk would follow each other.
+    pub(crate) fn before_queue(&self, driver: &Driver, stream: Stream, bytes: usize) {
+        if let Some((word, Some(value))) = self.with_load(stream, |load| load.word_before(Bytes(bytes as u64), chunk()))
+        {
+            self.write_behind(driver, stream, word, value);
         }
     }
 
-    /// Whether a bulk copy of another stream of this context is under way. In the same stream nothing can overtake it.
-    pub(crate) fn is_busy_elsewhere(&self, driver: &Driver, stream: Stream) -> bool {
-        let _relaxed = Relaxed::new(driver);
-        let mut bulk = self.bulk();
-        let Bulk { under_way, spare } = &mut *bulk;
-        let before = under_way.len();
-        under_way.retain(|copy| {
-            // SAFETY: the event is ours.
-            let done = unsafe { (driver.event_query)(copy.event) } != NOT_READY;
-            if done {
-                spare.push(copy.event);
-            }
-            !done
+    /// A copy of `bytes` bytes was queued; a word goes behind it if it ends a chunk.
+    pub(crate) fn queued(&self, driver: &Driver, stream: Stream, bytes: usize) {
+        if let Some((word, Some(value))) = self.with_load(stream, |load| load.queue(Bytes(bytes as u64), chunk())) {
+            self.write_behind(driver, stream, word, value);
+        }
+    }
+
+    /// A part of a copy was queued, and a word goes behind it in any case.
+    pub(crate) fn cut(&self, driver: &Driver, stream: Stream, bytes: usize) {
+        let value = self.with_load(stream, |load| {
+            load.queue(Bytes(bytes as u64), Bytes(u64::MAX));
+            load.word()
         });
-        let own = under_way.iter().any(|copy| copy.stream == stream);
-        let others = under_way.iter().any(|copy| copy.stream != stream);
-        let ended = under_way.len() < before;
-        drop(bulk);
-        if ended {
+        let (word, value) = value.unwrap_or_default();
+        self.write(driver, stream, word, value);
+    }
+
+    /// Writes a word, unless the stream records: then what was queued was recorded, too.
+    fn write_behind(&self, driver: &Driver, stream: Stream, word: usize, value: u32) {
+        let _relaxed = Relaxed::new(driver);
+        if driver::captures(driver, stream) {
+            self.with_load(stream, StreamLoad::drop_since_word);
+        } else {
+            self.write(driver, stream, word, value);
+            neighbours::announce(self.place, usize::try_from(chunk().0).unwrap_or(usize::MAX));
+        }
+    }
+
+    /// A stream is destroyed, or waits no more: nothing is known of it from now on.
+    fn forget_stream(&self, stream: Stream) {
+        let mut loads = self.loads();
+        let Loads { known, left, .. } = &mut *loads;
+        known.retain_mut(|known| {
+            let stays = known.stream != stream;
+            if !stays {
+                left.push((known.word, known.load.last_word()));
+            }
+            stays
+        });
+    }
+
+    /// Whether a small copy in this stream would wait for bulk of another one. What this stream has under way itself nothing can overtake.
+    pub(crate) fn is_busy_elsewhere(&self, stream: Stream) -> bool {
+        let loads = self.loads();
+        let own = loads.known.iter().any(|known| known.stream == stream && self.is_bulk(known));
+        let others = loads.known.iter().any(|known| known.stream != stream && self.is_bulk(known));
+        drop(loads);
+        let called = self.calls.load(Ordering::Relaxed) > 0;
+        if !own && !others && !called {
             refresh(&contexts());
         }
-        !own && (others || self.calls.load(Ordering::Relaxed) > 0)
+        !own && (others || called)
     }
 
     /// Whether words can be written between pieces.
@@ -292,10 +393,10 @@ impl Prepared {
     }
 
     /// Writes a word in `stream`, with the memory barrier that makes the engine serve other streams.
-    pub(crate) fn write_value(&self, driver: &Driver, stream: Stream) {
-        let word = self.memory_seen + (LINES * LINE_BYTES) as u64;
-        // SAFETY: the word is ours; it is never read.
-        if unsafe { (driver.stream_write_value)(stream, word, 0, 0) } != SUCCESS {
+    fn write(&self, driver: &Driver, stream: Stream, word: usize, value: u32) {
+        let at = self.memory_seen + (LINES * LINE_BYTES + word * WORD_BYTES) as u64;
+        // SAFETY: the word is ours, and of the current context.
+        if unsafe { (driver.stream_write_value)(stream, at, value, 0) } != SUCCESS {
             self.writes.store(false, Ordering::Relaxed);
         }
     }

@@ -41,6 +41,8 @@ pub(crate) struct In {
 
 /// From this size on a copy is bulk: it holds the engine for 40 us and more on PCIe 5.
 pub(crate) const BULK_MIN: usize = 2 << 20;
+/// From this size on copies count for what their stream has under way. Of smaller ones 128 and more make a chunk.
+const COUNTED_MIN: usize = 32 << 10;
 /// From this size on a copy of ordinary memory may be made by several threads.
 const FAST_MIN: usize = headway::copy::NodeClass::LEAST.0 as usize;
 /// Up to this size a copy may be made by a kernel. It shares the link with the engine about half and half, so 16 MiB take
@@ -130,10 +132,10 @@ pub(crate) fn begin() {
     }
     if options.aside != Aside::Never || options.piece.is_some() {
         attention |= NEW;
-        LARGE.store(BULK_MIN, Ordering::Relaxed);
+        LARGE.store(COUNTED_MIN, Ordering::Relaxed);
     }
     if options.fast {
-        LARGE.store(BULK_MIN.min(FAST_MIN), Ordering::Relaxed);
+        LARGE.fetch_min(FAST_MIN, Ordering::Relaxed);
         LARGE_IN.store(FAST_MIN, Ordering::Relaxed);
     }
     ATTENTION.store(attention, Ordering::Relaxed);
@@ -285,7 +287,7 @@ pub(crate) fn made_aside_of_batch(driver: &Driver, out: Out) -> bool {
         return false;
     }
     let Some(context) = context::current(driver) else { return false };
-    goes_aside(driver, &context, out, attention)
+    goes_aside(&context, out, attention)
         && made_aside(driver, &context, out, &mut Made::new(Kind::Batch)) == Some(SUCCESS)
 }
 
@@ -361,13 +363,31 @@ fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, mad
         return real();
     };
     if out.bytes <= ASIDE_MAX && options.aside != Aside::Never {
-        if !goes_aside(driver, &context, out, attention) {
+        if !goes_aside(&context, out, attention) {
             made.left_to_driver(Why::EngineFree);
         } else if let Some(status) = made_aside(driver, &context, out, made) {
             return status;
         }
     }
-    if out.bytes >= BULK_MIN { bulk(driver, &context, out, real, made) } else { real() }
+    if out.bytes >= BULK_MIN {
+        bulk(driver, &context, out, real, made)
+    } else {
+        small(driver, &context, out, by_address, real)
+    }
+}
+
+/// A copy that is not bulk by itself: its stream may be, by what else is queued on it.
+fn small(driver: &Driver, context: &Prepared, out: Out, by_address: bool, real: impl FnOnce() -> Status) -> Status {
+    let leaves = !by_address || driver::on_device(driver, out.from, out.bytes, context.device);
+    if out.waits || out.bytes < COUNTED_MIN || !leaves || !context.writes_values() {
+        return real();
+    }
+    context.before_queue(driver, out.stream, out.bytes);
+    let status = real();
+    if status == SUCCESS {
+        context.queued(driver, out.stream, out.bytes);
+    }
+    status
 }
 
 /// Makes a large copy out of a GPU by several threads; small copies of others would wait behind it, too.
@@ -431,12 +451,12 @@ fn checked(driver: &Driver, out: Out, complete: bool, status: Status, made: &Mad
 }
 
 /// Whether an operation on the engine would delay a small copy.
-fn goes_aside(driver: &Driver, context: &Prepared, out: Out, attention: u32) -> bool {
+fn goes_aside(context: &Prepared, out: Out, attention: u32) -> bool {
     match options().aside {
         Aside::Never => false,
         Aside::Always => true,
         Aside::Auto => {
-            (attention & BULK != 0 && context.is_busy_elsewhere(driver, out.stream))
+            (attention & BULK != 0 && context.is_busy_elsewhere(out.stream))
                 || (attention & NEIGHBOURS != 0 && neighbours::is_busy(context.place))
         }
     }
@@ -510,9 +530,9 @@ fn bulk(driver: &Driver, context: &Prepared, out: Out, real: impl FnOnce() -> St
         }
         None => real(),
     };
-    if status == SUCCESS && !out.waits {
-        let _relaxed = Relaxed::new(driver);
-        context.remember(driver, out.stream);
+    // What was cut is counted, and a call that waited has left nothing under way.
+    if status == SUCCESS && !out.waits && piece.is_none() && context.writes_values() {
+        context.queued(driver, out.stream, out.bytes);
     }
     context.leave();
     status
@@ -537,7 +557,7 @@ pub(crate) fn pieces(driver: &Driver, context: &Prepared, out: Out, piece: usize
         }
         at += bytes;
         stats::outcome(Outcome::Piece, 1);
-        context.write_value(driver, out.stream);
+        context.cut(driver, out.stream, bytes);
     }
     // SAFETY: the stream is the caller's, which uses it in this call.
     if out.waits { unsafe { (driver.stream_synchronize)(out.stream) } } else { SUCCESS }

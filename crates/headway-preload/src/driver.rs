@@ -61,7 +61,6 @@ functions! {
     device_get_uuid: c"cuDeviceGetUuid", fn(*mut [u8; 16], c_int);
     event_create: c"cuEventCreate", fn(*mut usize, c_uint);
     event_destroy: c"cuEventDestroy_v2", fn(usize);
-    event_query: c"cuEventQuery", fn(usize);
     event_record: c"cuEventRecord", fn(usize, Stream);
     event_synchronize: c"cuEventSynchronize", fn(usize);
     launch_kernel: c"cuLaunchKernel", fn(usize, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream, *mut *mut c_void, *mut *mut c_void);

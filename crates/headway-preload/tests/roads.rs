@@ -13,6 +13,7 @@ static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
     let built = Built::new()?;
     built.compile("shapes", &["roads/shapes.c"], &["-ldl"]);
     built.compile("batches", &["roads/batches.c"], &["-ldl"]);
+    built.compile("swap", &["roads/swap.c"], &["-ldl"]);
     built.compile("opens", &["roads/opens.c"], &["-rdynamic", "-ldl", "-lpthread"]);
     let library = ["-shared", "-fPIC", "-ldl"];
     built.compile("plugin.so", &["roads/plugin.c"], &library);
@@ -111,6 +112,28 @@ fn copies_with_attributes_are_made_as_others_are_whatever_their_number() {
         let (aside, _) = run(Some("aside=always,no-cache,alone"), version);
         assert_eq!(aside[..3], [2 + 2 * more, 3, 300], "a kernel makes the small ones; {version}");
     }
+}
+
+#[test]
+fn a_stream_is_bulk_by_what_is_under_way_on_it_however_small_its_copies_are() {
+    let Some(built) = BUILT.as_ref() else { return };
+    let swap = |options: &str, block: &str, blocks: &str| {
+        let mut program = built.program(built.path("swap"));
+        as_guest(program.args([block, blocks]), options);
+        let output = program.output().unwrap();
+        assert!(output.status.success(), "{options} {block}: {output:?}");
+        text(&output.stdout)
+    };
+    // 64 MiB, in chunks of 4 MiB: a word ends each. The results go aside while the swap is under way, and its blocks never.
+    for (block, blocks) in [("64", "1024"), ("256", "256"), ("2048", "32"), ("4096", "16")] {
+        let told = swap("aside=auto,no-cache,alone", block, blocks);
+        assert_eq!(told, "blocks aside 0, results aside 4, when idle 0, words 16\n".repeat(3), "{block}");
+        let told = swap("aside=never,no-cache,piece=4194304,alone", block, blocks);
+        assert_eq!(told, "blocks aside 0, results aside 0, when idle 0, words 16\n".repeat(3), "{block}");
+    }
+    // Less than a chunk is no bulk.
+    let told = swap("aside=auto,no-cache,alone", "256", "15");
+    assert_eq!(told.lines().next(), Some("blocks aside 0, results aside 0, when idle 0, words 0"), "{told}");
 }
 
 #[test]

@@ -53,9 +53,11 @@ static int covered(uint64_t start, size_t bytes) {
 void fake_register(void *start, size_t bytes) { range(start, bytes, HOST); }
 
 static int busy;          /* events are not reached */
+static struct { volatile unsigned *at; unsigned value; } words[64]; /* of the guest's streams, whose copies stay under way */
+static unsigned word_count;
 static int capturing;     /* every stream captures */
 static int sticky;        /* every call that asks for a state fails with this */
-void fake_finish(void) { busy = 0; }
+void fake_finish(void) { busy = 0; while (word_count) word_count--, *words[word_count].at = words[word_count].value; }
 void fake_capture(int on) { capturing = on; }
 void fake_break(int error) { sticky = error; }
 
@@ -134,10 +136,11 @@ CUresult cuStreamIsCapturing(size_t stream, int *status) { (void)stream; *status
 CUresult cuStreamQuery(size_t stream) { (void)stream; return sticky; }
 CUresult cuStreamSynchronize(size_t stream) { LOG("wait %zu\n", stream); return sticky; }
 CUresult cuStreamWriteValue32_v2(size_t stream, CUdeviceptr address, unsigned value, unsigned flags) {
-    (void)value;
     if (covered(address, 4) < 0 || flags) return INVALID_VALUE;
     if (capturing) LOG("write while capturing\n");
     LOG("write %zu\n", stream);
+    if (stream <= 2 || stream >= 100 || word_count == sizeof words / sizeof *words) *(volatile unsigned *)address = value;
+    else words[word_count].at = (volatile unsigned *)address, words[word_count++].value = value;
     return SUCCESS;
 }
 CUresult cuThreadExchangeStreamCaptureMode(int *mode) { static __thread int now; int before = now; now = *mode; *mode = before; return SUCCESS; }

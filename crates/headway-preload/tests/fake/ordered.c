@@ -99,7 +99,7 @@ static int may_lock(size_t bytes) {
 
 /* Streams and events. */
 struct op { int kind; void *to; const void *from; size_t bytes; CUevent event; unsigned long mark; };
-enum { COPY, RECORD, WAIT };
+enum { COPY, RECORD, WAIT, WRITE };
 struct stream {
     int joined; /* with the legacy default stream */
     CUcontext context;
@@ -131,6 +131,7 @@ static void drain(CUstream stream);
 static void step(CUstream stream) {
     struct op op = stream->ops[stream->first++];
     if (op.kind == COPY) memmove(op.to, op.from, op.bytes);
+    if (op.kind == WRITE) *(volatile unsigned *)op.to = (unsigned)op.mark;
     if (op.kind == RECORD && op.event->reached < op.mark) op.event->reached = op.mark;
     if (op.kind == WAIT) while (op.event->reached < op.mark && op.event->where->first < op.event->where->end) step(op.event->where);
 }
@@ -305,11 +306,10 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     return SUCCESS;
 }
 CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, unsigned value, unsigned flags) {
-    (void)value;
     ALIVE;
     if (covering(address, 4).kind == 0 || flags) return INVALID_VALUE;
     counted("cuStreamWriteValue32_v2", 4);
-    LOCKED if (!named(stream, 0)->capturing) push(named(stream, 0), (struct op){.kind = COPY});
+    LOCKED if (!named(stream, 0)->capturing) push(named(stream, 0), (struct op){.kind = WRITE, .to = (void *)address, .mark = value});
     return SUCCESS;
 }
 CUresult cuEventCreate(CUevent *event, unsigned flags) { (void)flags; ALIVE; *event = calloc(1, sizeof **event); return SUCCESS; }

@@ -119,7 +119,8 @@ fn large_copies_name_the_memory_and_who_made_them() {
 fn a_status_of_the_driver_is_in_the_line() {
     let Some((_, folder)) = logged("resolver", "broken", ASIDE) else { return };
     let last = *read(&folder.path().join("log")).copies().last().unwrap();
-    assert_eq!((last.status, last.became), (700, Became::PassedOn));
+    // The stream that was bulk comes no further, so the copy went past it.
+    assert_eq!((last.status, last.became), (700, Became::Aside));
 }
 
 #[test]

@@ -1,0 +1,137 @@
+//! Where copies that are queued on one CUDA stream are cut, and what the stream has under way.
+//!
+//! Behind the word that ends a chunk the engine serves other streams (`cuStreamWriteValue32` with its memory barrier). The value of the word
+//! counts the bytes that were queued before it. So what a stream has under way is what was queued less what the word says, and no driver
+//! is asked.
+
+use crate::units::Bytes;
+
+/// Unit of the values of words: with 32 bits they tell 4 TiB apart.
+const UNIT: u64 = 1 << 10;
+
+/// The copies that were queued on one stream, in one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamLoad {
+    queued: u64,
+    since_word: u64,
+    last_word: u32,
+}
+
+impl StreamLoad {
+    /// The value of a word that goes before a copy of `bytes` bytes: without it, more than `chunk` bytes would follow each other.
+    pub fn word_before(&mut self, bytes: Bytes, chunk: Bytes) -> Option<u32> {
+        let is_cut = self.since_word > 0 && self.since_word.saturating_add(bytes.0) > chunk.0;
+        is_cut.then(|| self.word())
+    }
+
+    /// A copy was queued. The value of the word that goes behind it: it ends a chunk.
+    pub fn queue(&mut self, bytes: Bytes, chunk: Bytes) -> Option<u32> {
+        self.queued = self.queued.wrapping_add(bytes.0);
+        self.since_word = self.since_word.saturating_add(bytes.0);
+        (self.since_word >= chunk.0).then(|| self.word())
+    }
+
+    /// The value of a word that goes behind all that was queued.
+    pub fn word(&mut self) -> u32 {
+        self.since_word = 0;
+        self.last_word = self.value();
+        self.last_word
+    }
+
+    /// Nothing was queued yet on a stream whose word is `word`.
+    #[must_use]
+    pub const fn after(word: u32) -> Self {
+        Self { queued: word as u64 * UNIT, since_word: 0, last_word: word }
+    }
+
+    /// What was queued since the word that was written last was only recorded.
+    pub fn drop_since_word(&mut self) {
+        *self = Self::after(self.last_word);
+    }
+
+    /// The value that was written last.
+    #[must_use]
+    pub const fn last_word(self) -> u32 {
+        self.last_word
+    }
+
+    const fn value(self) -> u32 {
+        (self.queued / UNIT) as u32
+    }
+
+    /// What is under way at most, where the stream has come to `word`, in whole KiB. Up to a chunk may be done already: no word is behind it.
+    #[must_use]
+    pub const fn under_way(self, word: u32) -> Bytes {
+        Bytes(self.value().wrapping_sub(word) as u64 * UNIT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHUNK: Bytes = Bytes(4 << 20);
+
+    /// An engine that reaches each word when the bytes before it are done.
+    #[derive(Default)]
+    struct Engine {
+        run: u64,
+        longest: u64,
+        words: Vec<(u64, u32)>,
+        queued: u64,
+    }
+
+    impl Engine {
+        fn word(&mut self, value: Option<u32>) {
+            if let Some(value) = value {
+                self.words.push((self.queued, value));
+                self.run = 0;
+            }
+        }
+
+        fn copy(&mut self, bytes: u64) {
+            self.run += bytes;
+            self.queued += bytes;
+            self.longest = self.longest.max(self.run);
+        }
+
+        /// The word's value when `done` bytes are copied.
+        fn at(&self, done: u64) -> u32 {
+            self.words.iter().rev().find(|(at, _)| *at <= done).map_or(0, |(_, value)| *value)
+        }
+    }
+
+    #[test]
+    fn no_more_than_a_chunk_follows_without_a_word_and_what_is_under_way_is_known_to_a_chunk() {
+        for sizes in [&[64 << 10][..], &[2 << 20], &[4 << 20], &[3 << 20, 100, 2 << 20], &[7, 4_000_000, 1 << 20]] {
+            let (mut load, mut engine) = (StreamLoad::default(), Engine::default());
+            for bytes in sizes.iter().copied().cycle().take(1_000) {
+                engine.word(load.word_before(Bytes(bytes), CHUNK));
+                engine.copy(bytes);
+                engine.word(load.queue(Bytes(bytes), CHUNK));
+            }
+            assert!(engine.longest <= CHUNK.0, "{sizes:?}: {}", engine.longest);
+            for done in (0..=engine.queued).step_by((engine.queued / 997) as usize) {
+                let (told, is) = (load.under_way(engine.at(done)).0, engine.queued - done);
+                assert!(told + UNIT >= is && told <= is + CHUNK.0 + UNIT, "{sizes:?}: {told} for {is}");
+            }
+            let words = engine.queued / CHUNK.0;
+            assert!(
+                (words..=2 * words + 1).contains(&(engine.words.len() as u64)),
+                "{sizes:?}: {}",
+                engine.words.len()
+            );
+        }
+    }
+
+    #[test]
+    fn a_copy_longer_than_a_chunk_ends_with_a_word_and_values_may_wrap() {
+        let before = u32::MAX;
+        let mut load = StreamLoad::after(before);
+        let word = load.queue(Bytes(8 << 20), CHUNK).unwrap();
+        assert_eq!((load.under_way(before), load.under_way(word)), (Bytes(8 << 20), Bytes(0)));
+        assert!(load.queue(Bytes(1 << 20), CHUNK).is_none());
+        load.drop_since_word();
+        assert_eq!(load.under_way(word), Bytes(0));
+    }
+}
