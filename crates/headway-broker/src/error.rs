@@ -3,8 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
-pub use headway_core::decisions::broker::Reason;
-use headway_core::decisions::sharing::{GpuId, Refused};
+pub use headway_core::decisions::broker::RefusalReason;
+use headway_core::decisions::sharing::{ArbiterRefused, GpuId};
 use headway_core::units::Nanos;
 use headway_os::OsError;
 
@@ -68,15 +68,10 @@ pub enum ServerError {
     },
     /// The parameters cannot work.
     #[error("these GPUs cannot be shared so")]
-    Parameters(#[source] Refused),
+    Parameters(#[source] ArbiterRefused),
     /// More GPUs than pages have room for.
     #[error("{gpus} GPUs are more than the {max} that a broker arbitrates")]
-    TooManyGpus {
-        /// Given.
-        gpus: usize,
-        /// Allowed.
-        max: usize,
-    },
+    TooManyGpus { gpus: usize, max: usize },
     /// The system refused something that the broker cannot do without.
     #[error("the broker cannot go on")]
     System(#[from] OsError),
@@ -146,7 +141,7 @@ pub enum ClientError {
     Refused { reason: String },
     /// A request through the ring was refused.
     #[error("the request is refused: {0}")]
-    Request(Reason),
+    Request(RefusalReason),
     /// What was held has been taken away.
     #[error("the GPU was taken away")]
     Revoked,

@@ -7,7 +7,7 @@ use headway_core::decisions::sharing::{ClientId, ClusterId, GpuId, TaskId};
 use headway_core::decisions::token::TokenParameters;
 use serde::{Deserialize, Serialize};
 
-use crate::status::Status;
+use crate::status::BrokerStatus;
 
 /// Version of everything that client and broker share: messages and pages.
 pub(crate) const VERSION: u32 = 5;
@@ -65,5 +65,5 @@ pub(crate) enum FromBroker {
     Refused {
         reason: String,
     },
-    Status(Box<Status>),
+    Status(Box<BrokerStatus>),
 }

@@ -11,7 +11,7 @@ use crate::text::readable;
 /// A broker at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Status {
+pub struct BrokerStatus {
     /// Format of this document.
     pub schema: u32,
     /// How often the broker of this socket was started.
@@ -61,8 +61,8 @@ pub struct MpsStatus {
     pub log: String,
 }
 
-impl Status {
-    /// The same with every text made safe for terminals, from whatever source: an honest broker has escaped names already, and escaping
+impl BrokerStatus {
+    /// This status with every text made safe for terminals, from whatever source: an honest broker has escaped names already, and escaping
     /// twice changes nothing.
     pub(crate) fn readable(mut self) -> Self {
         let memory = &mut self.memory;
@@ -198,7 +198,7 @@ mod tests {
             obstacle: Some(evil.clone()),
             ..MemoryStatus::default()
         };
-        let status = Status {
+        let status = BrokerStatus {
             schema: 1,
             epoch: 1,
             pid: 1,

@@ -8,16 +8,16 @@ use std::sync::LazyLock;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use headway::explain::{Direction, HostMemory, Load, Statistic};
+use headway::explain::{BackgroundLoad, Direction, HostMemory, Statistic};
 use headway::keep::Keep;
 use headway::machine::Method;
 use headway::plan::Strategy;
 use headway::run::RequestedClass;
 use headway::units::{Bytes, Nanos, UnitError};
-use headway_measure::Step;
+use headway_measure::MeasureStep;
 use headway_measure::child::{CHILD_ARGUMENT, ChildPart};
 
-use headway_cli::terminal::Format;
+use headway_cli::terminal::OutputFormat;
 use headway_cli::values::{BackendArg, count, some_bytes, word};
 
 /// The hidden command of the guardian of an MPS daemon.
@@ -33,8 +33,8 @@ pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
     /// How results are written
-    #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
-    pub(crate) format: Format,
+    #[arg(long, global = true, value_enum, default_value_t = OutputFormat::Text)]
+    pub(crate) format: OutputFormat,
     /// No progress and no warnings
     #[arg(long, short, global = true)]
     pub(crate) quiet: bool,
@@ -50,7 +50,7 @@ fn long_version() -> &'static str {
 pub(crate) enum Command {
     /// Say what this machine can do, what is missing, and what to do about it
     Doctor {
-        /// On what every way of copying is tried
+        /// On what every method is tried
         #[arg(long, value_enum, default_value_t = CopyBackendArg::Auto)]
         backend: CopyBackendArg,
         /// Machine whose plans must allow the delays of drivers that are seen here: a shipped name or a file
@@ -81,14 +81,14 @@ pub(crate) enum Command {
         value_parser = clap::value_parser!(u64).range(1..))]
         trace_max: u64,
     },
-    /// Measure this node and write its machine file: links, kernels, and what every way of copying takes
+    /// Measure this node and write its machine file: links, kernels, and what every method takes
     Measure(MeasureArgs),
     /// Compare ways of doing something, in one run
     Bench {
         #[command(subcommand)]
         what: BenchCommand,
     },
-    /// Say which way a copy would go, and why
+    /// Say which method a copy would take, and why
     Explain(ExplainArgs),
     /// List the machines that are shipped, or print the file of one
     Machines {
@@ -137,7 +137,7 @@ pub(crate) struct PlanArgs {
     /// Workload file
     pub(crate) workload: PathBuf,
     /// Machine to plan for: a shipped name or a file [default: h200-x4, or the GPUs found by `run`;
-    /// for a workload of flows only, none]
+    /// for a workload of demands only, none]
     #[arg(long)]
     pub(crate) machine: Option<String>,
     /// Use only this many GPUs of it
@@ -224,7 +224,7 @@ pub(crate) struct MeasureArgs {
     pub(crate) force: bool,
     /// Measure only these parts; the rest stays as in the file that exists
     #[arg(long, value_name = "STEP", value_delimiter = ',', value_parser = step())]
-    pub(crate) only: Vec<Step>,
+    pub(crate) only: Vec<MeasureStep>,
     /// Sizes of copies instead of powers of two up to 1 GiB (64 MiB on emulated GPUs), for example "64 B,4 KiB"
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = some_bytes)]
     pub(crate) sizes: Option<Vec<Bytes>>,
@@ -242,7 +242,7 @@ pub(crate) struct MeasureArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Compare every way of copying with the driver's call, with pinned memory and with `auto`
+    /// Compare every method with the driver's call, with pinned memory and with `auto`
     Transfers(BenchArgs),
     /// Compare predicted ends of random batches of concurrent copies, and their worst-case bounds, with measured ones
     Interconnect(InterconnectArgs),
@@ -312,8 +312,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = some_bytes)]
     pub(crate) sizes: Option<Vec<Bytes>>,
     /// Methods to compare, beside `pageable` and `dma` [default: all]
-    #[arg(long, value_name = "METHOD", value_delimiter = ',', value_parser = method())]
-    pub(crate) ways: Vec<Method>,
+    #[arg(long, alias = "ways", value_name = "METHOD", value_delimiter = ',', value_parser = method())]
+    pub(crate) methods: Vec<Method>,
     /// Folder for figures, plots and summary; other options given are added to its name
     #[arg(long, default_value = "out/transfers")]
     pub(crate) out: PathBuf,
@@ -327,7 +327,7 @@ pub(crate) struct ExplainArgs {
     /// Size of the copy, for example "4 KiB"; a number alone is bytes
     #[arg(long, value_parser = bytes)]
     pub(crate) bytes: Bytes,
-    /// Which way it goes
+    /// Direction of the copy
     #[arg(long, value_parser = word(Direction::WORDS))]
     pub(crate) direction: Direction,
     /// What the host end is
@@ -343,8 +343,8 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "GPU")]
     pub(crate) peer: Option<String>,
     /// What else the GPU carries
-    #[arg(long, default_value = "alone", value_parser = word(Load::WORDS))]
-    pub(crate) load: Load,
+    #[arg(long, default_value = "alone", value_parser = word(BackgroundLoad::WORDS))]
+    pub(crate) load: BackgroundLoad,
     /// GPUs that copy the same way at the same time
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) active: u32,
@@ -412,11 +412,11 @@ pub(crate) enum ExcludeArg {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CopyBackendArg {
-    /// GPUs
+    /// On the GPUs
     Auto,
     /// Threads and real memory, throttled to a machine file
     Emu,
-    /// GPUs
+    /// On the GPUs
     Cuda,
 }
 
@@ -436,8 +436,8 @@ fn strategy() -> impl TypedValueParser<Value = Strategy> {
     })
 }
 
-fn step() -> impl TypedValueParser<Value = Step> {
-    word(&Step::WORDS)
+fn step() -> impl TypedValueParser<Value = MeasureStep> {
+    word(&MeasureStep::WORDS)
 }
 
 /// A time above zero, with a unit.
@@ -453,7 +453,7 @@ fn bytes(text: &str) -> Result<Bytes, UnitError> {
     text.parse::<u64>().map_or_else(|_| text.parse(), |bytes| Ok(Bytes(bytes)))
 }
 
-impl From<CopyBackendArg> for headway::gpus::Backend {
+impl From<CopyBackendArg> for headway::gpus::CopyBackend {
     fn from(backend: CopyBackendArg) -> Self {
         match backend {
             CopyBackendArg::Auto => Self::Auto,

@@ -6,16 +6,16 @@ use std::str::FromStr;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use headway::guest::{self, Aside, GuestError, GuestOptions};
-use headway::mps::{self, Share};
+use headway::guest::{self, AsideMode, GuestError, GuestOptions};
+use headway::mps::{self, MpsShare};
 use headway::units::{Bytes, UnitError};
-use headway_cli::terminal::{Answer, printable, say};
+use headway_cli::terminal::{CommandAnswer, printable, say};
 
 use headway_cli::values::some_bytes;
 
 #[derive(Debug, Args)]
 pub(crate) struct ExecArgs {
-    /// Large copies from and to ordinary memory are made by several threads through page-locked memory, where that is the best way
+    /// Large copies from and to ordinary memory are made by several threads through page-locked memory, where that is the best method
     /// known
     #[arg(long, value_enum, value_name = "WHETHER", num_args = 0..=1, require_equals = true, default_missing_value = "on",
         default_value = "on")]
@@ -69,7 +69,7 @@ pub(crate) struct ExecArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Switch {
-    /// Where it is the best way known
+    /// Where it is the best method known
     On,
     /// Every copy of 1 MiB and more, whatever it costs
     Always,
@@ -126,14 +126,14 @@ impl FromStr for PieceArg {
 /// The options, and what a piece that the program chose is based on.
 fn options(args: &ExecArgs) -> Result<(GuestOptions, Option<String>)> {
     let aside = match args.aside {
-        AsideArg::Auto => Aside::Auto,
-        AsideArg::Always => Aside::Always,
-        AsideArg::Never => Aside::Never,
+        AsideArg::Auto => AsideMode::Auto,
+        AsideArg::Always => AsideMode::Always,
+        AsideArg::Never => AsideMode::Never,
     };
     let (piece, why) = match args.piece {
         PieceArg::Bytes(bytes) => (Some(bytes), None),
         PieceArg::Never => (None, None),
-        PieceArg::Auto if aside == Aside::Never => {
+        PieceArg::Auto if aside == AsideMode::Never => {
             let usual = guest::usual_piece(args.machine.as_deref())?;
             (usual.piece, Some(usual.why))
         }
@@ -146,15 +146,15 @@ fn options(args: &ExecArgs) -> Result<(GuestOptions, Option<String>)> {
 }
 
 /// Returns only if the program could not be started.
-pub(crate) fn exec(args: &ExecArgs) -> Result<Answer> {
-    let [program, arguments @ ..] = args.command.as_slice() else { return Ok(Answer::No) };
+pub(crate) fn exec(args: &ExecArgs) -> Result<CommandAnswer> {
+    let [program, arguments @ ..] = args.command.as_slice() else { return Ok(CommandAnswer::No) };
     let (options, why) = options(args)?;
     if let (true, Some(why)) = (options.stats, why) {
         say(&format!("headway: bulk copies out of a GPU: {why}"));
     }
     let mut command = guest::command(options, args.log.as_deref(), program, arguments)?;
     if let Some(Percent(percent)) = args.share {
-        let share = Share { percent, memory: args.memory };
+        let share = MpsShare { percent, memory: args.memory };
         mps::join_as_guest(&mut command, args.socket.as_deref(), share)?;
     }
     let is_told = args.stats || args.lint || args.verify || args.log.is_some();
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(usual.piece, Some(Bytes(2 << 20)));
         assert!(why.unwrap().contains("measured, `node`"));
         let fast = GuestOptions { fast: true, ..GuestOptions::default() };
-        assert_eq!(parsed("--aside"), (GuestOptions { aside: Aside::Auto, ..fast }, None));
+        assert_eq!(parsed("--aside"), (GuestOptions { aside: AsideMode::Auto, ..fast }, None));
         assert_eq!(parsed("--aside --yield=4MiB").0.piece, Some(Bytes(4 << 20)));
         assert_eq!(parsed("--yield=never --stats").0, GuestOptions { stats: true, ..fast });
         assert_eq!(parsed("--yield=never --fast=off").0, GuestOptions::default());

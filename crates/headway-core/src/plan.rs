@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::files::machine::{CapacityId, EngineClass, EngineId, RouteId};
 use crate::files::workload::{OnMiss, Urgent};
 use crate::models::transfer::Method;
-use crate::plan::message::{Elementary, Member};
+use crate::plan::message::{BatchMember, Elementary};
 use crate::units::{Bytes, Nanos, Rate};
 
 pub use self::parted::Parted;
@@ -91,7 +91,7 @@ pub struct Division {
     pub of: u32,
     /// The largest factor on all costs of the CPU's jobs for which its answer is yes, parts per million.
     pub cpu_margin_ppm: u64,
-    /// The same for the GPUs.
+    /// The largest factor on all costs of the GPUs' jobs for which their answer is yes, parts per million.
     pub gpus_margin_ppm: u64,
     /// Rectangles that were planned to find it.
     pub tried: u32,
@@ -143,7 +143,7 @@ pub struct PlannedCapacity {
 /// One queue in front of one engine, or of several that are used as one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Server {
-    /// Name: the engine's, or `transfers` for all copy engines together, or the flow's server.
+    /// Name: the engine's, or `transfers` for all copy engines together, or the server that a demand names.
     pub name: String,
     /// The engines behind it; empty for an abstract server.
     pub engines: Vec<EngineId>,
@@ -185,7 +185,7 @@ pub struct PlannedStream {
 pub struct Pipeline {
     pub name: String,
     /// What feeds it.
-    pub source: Source,
+    pub source: PipelineSource,
     /// Ordinal of its GPU, where it has one.
     pub gpu: Option<u32>,
     /// Time between cycles.
@@ -221,15 +221,16 @@ pub struct Gang {
 /// What feeds a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Source {
+pub enum PipelineSource {
     /// These streams, by position in [`Plan::streams`], in the order of their portions.
     Streams(Vec<u32>),
     /// A message of the workload: every cycle carries its full blocks.
     Message,
     /// Messages of the workload, combined: a cycle carries what falls into its slot, per operation of its one step.
     Batch(Vec<Carried>),
-    /// A flow of the workload: no data, only cost.
-    Flow,
+    /// A demand of the workload: no data, only cost.
+    #[serde(alias = "flow")]
+    Demand,
     /// A stream whose packets are divided among all GPUs.
     #[serde(rename = "wafer")]
     Sharded(Sharded),
@@ -245,7 +246,7 @@ pub enum Source {
 /// What is served first of what is due at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Class {
+pub enum ServiceClass {
     /// What the plan has windows for.
     Guaranteed,
     /// Single copies that a program requests while others run.
@@ -254,7 +255,7 @@ pub enum Class {
     Bulk,
 }
 
-impl Source {
+impl PipelineSource {
     /// The streams that feed it.
     #[must_use]
     pub fn streams(&self) -> &[u32] {
@@ -262,7 +263,7 @@ impl Source {
             Self::Streams(streams) => streams,
             Self::Sharded(sharded) => std::slice::from_ref(&sharded.stream),
             Self::Parts(parted) => std::slice::from_ref(&parted.stream),
-            Self::Message | Self::Batch(_) | Self::Flow | Self::Bulk(_) | Self::Urgent(_) => &[],
+            Self::Message | Self::Batch(_) | Self::Demand | Self::Bulk(_) | Self::Urgent(_) => &[],
         }
     }
 
@@ -294,12 +295,12 @@ impl Source {
 
     /// Its class, which orders its jobs against others that are due at the same time.
     #[must_use]
-    pub const fn class(&self) -> Class {
+    pub const fn class(&self) -> ServiceClass {
         match self {
-            Self::Bulk(_) => Class::Bulk,
-            Self::Urgent(_) => Class::Urgent,
-            Self::Streams(_) | Self::Message | Self::Batch(_) | Self::Flow | Self::Sharded(_) | Self::Parts(_) => {
-                Class::Guaranteed
+            Self::Bulk(_) => ServiceClass::Bulk,
+            Self::Urgent(_) => ServiceClass::Urgent,
+            Self::Streams(_) | Self::Message | Self::Batch(_) | Self::Demand | Self::Sharded(_) | Self::Parts(_) => {
+                ServiceClass::Guaranteed
             }
         }
     }
@@ -307,7 +308,7 @@ impl Source {
     /// Whether the plan has windows for it.
     #[must_use]
     pub fn is_planned(&self) -> bool {
-        self.class() == Class::Guaranteed
+        self.class() == ServiceClass::Guaranteed
     }
 
     /// Whether its cycles begin with data that comes from outside.
@@ -323,7 +324,7 @@ pub struct Carried {
     /// The message, or one block of it.
     pub message: Elementary,
     /// Which of its bytes go into which cycle.
-    pub member: Member,
+    pub member: BatchMember,
 }
 
 impl Carried {
@@ -375,8 +376,8 @@ pub struct PlannedStep {
     pub chunk: Bytes,
     /// Worst-case time of the longest piece that runs without preemption; the cost, when jobs run whole.
     pub piece: Nanos,
-    /// How long a job of a flow holds its server: the cost that the workload states, without the margin and the jitter that
-    /// [`PlannedStep::cost`] adds. `None` where they are the same, and for everything that is not a flow.
+    /// How long a job of a demand holds its server: the cost that the workload states, without the margin and the jitter that
+    /// [`PlannedStep::cost`] adds. `None` where they are the same, and for everything that is not a demand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<Nanos>,
     /// The longest time from the opening of its window to its end; `None` = not proven, or not computed.
@@ -399,7 +400,7 @@ impl PlannedStep {
     /// Whether it does nothing but copy.
     #[must_use]
     pub fn only_copies(&self) -> bool {
-        self.operations.iter().all(|operation| matches!(operation.work, Work::Copy { .. }))
+        self.operations.iter().all(|operation| matches!(operation.work, OperationWork::Copy { .. }))
     }
 }
 
@@ -419,13 +420,13 @@ pub struct PlannedOperation {
     /// Engines it holds, of a peer copy its source's first; empty on an abstract server.
     pub engines: Vec<EngineId>,
     /// What it does.
-    pub work: Work,
+    pub work: OperationWork,
 }
 
 /// What an operation does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Work {
+pub enum OperationWork {
     /// Moves bytes.
     Copy {
         /// Name of the source.
@@ -435,7 +436,7 @@ pub enum Work {
         /// The direction: what the engine must serve.
         class: EngineClass,
         route: RouteId,
-        /// The way of moving.
+        /// How the bytes are moved.
         method: Method,
         /// The most bytes a job moves.
         bytes: Bytes,
@@ -471,7 +472,6 @@ pub struct PlannedBatch {
 /// A stretch of time in which no transfer starts or ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RateInterval {
-    /// Start.
     pub from: Nanos,
     pub to: Nanos,
     /// Per active block: its name, its rate, and the capacity that keeps it from being faster.
@@ -540,7 +540,7 @@ pub struct Violation {
 
 /// What the planner chose, and could have chosen otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
+pub enum PlanChoice {
     /// The windows of steps.
     Windows,
     /// The strategy: those that were tried fail whatever the windows.
@@ -550,18 +550,18 @@ pub enum Choice {
 impl Plan {
     /// Which choice of the planner fails, where another one might hold: then the answer is undecided.
     #[must_use]
-    pub fn choice(&self) -> Option<Choice> {
+    pub fn choice(&self) -> Option<PlanChoice> {
         if self.verdict.outcome != Outcome::Undecided || self.verdict.violation.is_none() {
             return None;
         }
         let all_fail = self.alternatives.iter().all(|other| other.outcome == Outcome::NotSchedulable);
-        Some(if all_fail && !self.alternatives.is_empty() { Choice::Strategy } else { Choice::Windows })
+        Some(if all_fail && !self.alternatives.is_empty() { PlanChoice::Strategy } else { PlanChoice::Windows })
     }
 
     /// The core of the CPU that serves a whole pipeline, counted from 0; `None` = no core does.
     #[must_use]
     pub fn core_of(&self, pipeline: &Pipeline) -> Option<u32> {
-        if matches!(pipeline.source, Source::Parts(_)) {
+        if matches!(pipeline.source, PipelineSource::Parts(_)) {
             return None;
         }
         let engine = pipeline.steps.first()?.operations.first()?.engines.first()?;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use headway_core::files::error::{FileError, Loaded};
 use headway_core::files::workload::{
-    Cycle, Grouping, Kind, OnMiss, Otherwise, Place, Placement, Step, Urgent, Workload,
+    CopyEndpoint, Cycle, Grouping, OnMiss, Otherwise, StreamPlacement, StreamStep, UnplannedKind, Urgent, Workload,
 };
 use headway_core::units::{Bytes, Nanos};
 use headway_kernels::Cipher;
@@ -38,7 +38,7 @@ steps = [{ copy = "gpu -> host" }]
 id = "fig2.1"
 period = "30 ms"
 blocks = [{ from = "cpu0", to = "gpu0", bytes = "128 MB" }, { from = "cpu0", to = "gpu2", bytes = "64 MB" }]
-[[flow]]
+[[demand]]
 id = "a"
 cost = "1 ms"
 period = "2 ms"
@@ -68,31 +68,45 @@ fn a_file_becomes_streams_messages_and_flows() {
     assert_eq!((w.duration, w.seed, w.cycle, w.grouping), (Nanos(2_000_000_000), 7, Cycle::Paper, Grouping::Each));
     let cam = &w.streams[0];
     assert_eq!((cam.packet, cam.period, cam.deadline), (Bytes(16_384), Nanos(4_000_000), Nanos(40_000_000)));
-    assert_eq!((cam.start, &cam.gpu, cam.on_miss), (Nanos(1_000_000), &Placement::Gpu("gpu1".into()), OnMiss::Stop));
-    assert_eq!(cam.steps[0], Step::Copy { from: Place::Host, to: Place::OwnGpu });
-    assert_eq!(cam.steps[1], Step::Compute { kernel: "aes128-cbc".into() });
-    assert_eq!(cam.steps[2], Step::Copy { from: Place::Named("gpu1".into()), to: Place::Named("cpu1".into()) });
+    assert_eq!(
+        (cam.start, &cam.gpu, cam.on_miss),
+        (Nanos(1_000_000), &StreamPlacement::Gpu("gpu1".into()), OnMiss::Stop)
+    );
+    assert_eq!(cam.steps[0], StreamStep::Copy { from: CopyEndpoint::Host, to: CopyEndpoint::OwnGpu });
+    assert_eq!(cam.steps[1], StreamStep::Compute { kernel: "aes128-cbc".into() });
+    assert_eq!(
+        cam.steps[2],
+        StreamStep::Copy { from: CopyEndpoint::Named("gpu1".into()), to: CopyEndpoint::Named("cpu1".into()) }
+    );
     let cipher = Cipher::of(&cam.parameters).expect("it has one");
     assert_eq!((cipher.key[1], cipher.key[15], cipher.iv[0], cipher.iv[15]), (1, 15, 15, 0));
     let log = &w.streams[1];
-    assert_eq!((log.start, &log.gpu, log.on_miss), (Nanos::ZERO, &Placement::Auto, OnMiss::Finish));
+    assert_eq!((log.start, &log.gpu, log.on_miss), (Nanos::ZERO, &StreamPlacement::Auto, OnMiss::Finish));
     assert_eq!(Cipher::of(&log.parameters), None);
     assert_eq!((w.messages[0].period, w.messages[0].blocks.len()), (Nanos(30_000_000), 2));
     assert_eq!((w.messages[0].blocks[1].to.as_str(), w.messages[0].blocks[1].bytes), ("gpu2", Bytes(64_000_000)));
-    let flow = &w.flows[0];
+    let flow = &w.demands[0];
     assert_eq!((flow.server.as_str(), flow.cost, flow.deadline), ("engine", Nanos(1_000_000), Nanos(2_000_000)));
     assert_eq!(w.hash.len(), 16);
 }
 
 #[test]
 fn a_flow_may_start_later() {
-    let text = "name = \"w\"\n[[flow]]\nid = \"a\"\nstart = \"3 us\"\ncost = \"1 ns\"\nperiod = \"1 ns\"\n";
-    assert_eq!(parse("w", text).expect("complete").value.flows[0].start, Nanos(3_000));
+    let text = "name = \"w\"\n[[demand]]\nid = \"a\"\nstart = \"3 us\"\ncost = \"1 ns\"\nperiod = \"1 ns\"\n";
+    assert_eq!(parse("w", text).expect("complete").value.demands[0].start, Nanos(3_000));
+}
+
+/// Files of before December 2026 call a demand `flow`.
+#[test]
+fn a_demand_is_read_under_its_earlier_name() {
+    let text = "name = \"w\"\n[[demand]]\nid = \"a\"\ncost = \"1 ms\"\nperiod = \"2 ms\"\n";
+    let of = |text: &str| parse("w", text).expect("complete").value.demands;
+    assert_eq!(of(&text.replace("demand", "flow")), of(text));
 }
 
 /// A flow, since a run ends with its last window, and what follows it.
 fn beside_a_flow(text: &str) -> String {
-    format!("name = \"w\"\n[[flow]]\nid = \"a\"\ncost = \"1 ns\"\nperiod = \"1 ns\"\n{text}")
+    format!("name = \"w\"\n[[demand]]\nid = \"a\"\ncost = \"1 ns\"\nperiod = \"1 ns\"\n{text}")
 }
 
 #[test]
@@ -102,15 +116,18 @@ fn transfers_without_windows_and_late_producers() {
     let late = "[[message]]\nid = \"m\"\nperiod = \"1 ms\"\nlate = \"3 us\"\nblocks = [{ from = \"host\", to = \"gpu0\", bytes = \"1 B\" }]\n";
     let all = beside_a_flow(&format!("{bulk}bytes = \"5 MB\"\nstart = \"1 ms\"\n{urgent}{late}"));
     let w = parse("w", &all).expect("complete").value;
-    assert_eq!((w.unplanned[0].kind, w.unplanned[0].start), (Kind::Bulk(Some(Bytes(5_000_000))), Nanos(1_000_000)));
+    assert_eq!(
+        (w.unplanned[0].kind, w.unplanned[0].start),
+        (UnplannedKind::Bulk(Some(Bytes(5_000_000))), Nanos(1_000_000))
+    );
     let of = Urgent { bytes: Bytes(1_000), deadline: Nanos(2_000_000), every: None, otherwise: Otherwise::Refuse };
-    assert_eq!((w.unplanned[1].kind, w.unplanned[1].to.as_str()), (Kind::Urgent(of), "host"));
+    assert_eq!((w.unplanned[1].kind, w.unplanned[1].to.as_str()), (UnplannedKind::Urgent(of), "host"));
     assert_eq!(w.messages[0].late, Some(Nanos(3_000)));
     let more = format!("{urgent}every = \"3 ms\"\notherwise = \"best-effort\"\n");
     let w = parse("w", &beside_a_flow(&format!("{bulk}{more}"))).expect("complete").value;
-    assert_eq!(w.unplanned[0].kind, Kind::Bulk(None));
+    assert_eq!(w.unplanned[0].kind, UnplannedKind::Bulk(None));
     let of = Urgent { every: Some(Nanos(3_000_000)), otherwise: Otherwise::BestEffort, ..of };
-    assert_eq!(w.unplanned[1].kind, Kind::Urgent(of));
+    assert_eq!(w.unplanned[1].kind, UnplannedKind::Urgent(of));
 }
 
 #[test]
@@ -127,9 +144,10 @@ fn transfers_without_windows_need_somebody_who_has_some() {
 
 #[test]
 fn what_is_not_written_has_a_default() {
-    let w =
-        parse("w", "name = \"w\"\n[[flow]]\nid = \"a\"\ncost = \"1 ns\"\nperiod = \"1 ns\"\n").expect("complete").value;
-    assert_eq!(w.flows[0].start, Nanos::ZERO);
+    let w = parse("w", "name = \"w\"\n[[demand]]\nid = \"a\"\ncost = \"1 ns\"\nperiod = \"1 ns\"\n")
+        .expect("complete")
+        .value;
+    assert_eq!(w.demands[0].start, Nanos::ZERO);
     assert_eq!((w.duration, w.seed, w.cycle, w.grouping), (Nanos(1_000_000_000), 1, Cycle::Auto, Grouping::Class));
 }
 
@@ -499,7 +517,7 @@ fn a_deadline_of_a_message_is_refused_with_what_says_when_it_is_due() {
 fn a_workload_that_asks_for_nothing_is_refused() {
     let error = parse("w", "name = \"w\"\n[run]\nseed = 1\n").expect_err("empty");
     assert_eq!(error.message, "the workload is empty");
-    assert_eq!(error.help.as_deref(), Some("add at least one `[[stream]]`, `[[message]]`, `[[flow]]` or `[[task]]`"));
+    assert_eq!(error.help.as_deref(), Some("add at least one `[[stream]]`, `[[message]]`, `[[demand]]` or `[[task]]`"));
 }
 
 fn shipped(name: &str, text: &str) -> Workload {
@@ -536,7 +554,7 @@ fn verner_figure_2_1_moves_128_and_64_mb_at_once() {
 fn np_edf_miss_is_the_set_2_1_8_3_9_1() {
     let w = shipped("np-edf-miss.toml", include_str!("../../../workloads/np-edf-miss.toml"));
     let ms: Vec<_> =
-        w.flows.iter().map(|f| (f.period.0 / 1_000_000, f.cost.0 / 1_000_000, f.deadline == f.period)).collect();
+        w.demands.iter().map(|f| (f.period.0 / 1_000_000, f.cost.0 / 1_000_000, f.deadline == f.period)).collect();
     assert_eq!(ms, [(2, 1, true), (8, 3, true), (9, 1, true)]);
 }
 

@@ -1,7 +1,7 @@
 //! How long small copies on one stream wait at a GPU's copy engines while a bulk copy runs on others.
 //!
 //! No document says when an engine that serves a stream turns to another one. It depends on what the bulk copy's stream meets between
-//! two pieces, so that is what a measurement varies ([`Between`]). The copies here are the driver's own, as any program queues them:
+//! two pieces, so that is what a measurement varies ([`BulkStreamGap`]). The copies here are the driver's own, as any program queues them:
 //! nothing of what Headway's queues do to let others in is at work.
 
 use std::ffi::{c_int, c_void};
@@ -11,11 +11,11 @@ use headway_core::models::transfer::Direction;
 use headway_core::units::Nanos;
 use headway_device::buffer::Memory;
 use headway_device::gpu::Piece;
-use headway_device::{DeviceError, Grid};
+use headway_device::{DeviceError, LaunchGrid};
 use headway_os::clock;
 
 use crate::CudaGpu;
-use crate::owned::{Context, CopyKind, DeviceMemory, Event, Module, Stream};
+use crate::owned::{Context, CopyKind, CudaEvent, DeviceMemory, Module, Stream};
 use crate::pieces::{self, Batch, Unit};
 use crate::pinned::PinnedMemory;
 use crate::table::{self, Address};
@@ -31,7 +31,7 @@ const WORDS_BYTES: usize = 64 << 10;
 
 /// What a bulk copy's stream meets between two pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Between {
+pub enum BulkStreamGap {
     /// The next piece.
     Nothing,
     /// The next piece: all are queued in one call (`cuMemcpyBatchAsync`).
@@ -49,12 +49,12 @@ pub enum Between {
 
 /// A large copy between page-locked memory and the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bulk {
+pub struct BulkCopy {
     pub direction: Direction,
     /// Length of a piece, bytes; as long as the copy = it is whole.
     pub piece: usize,
     /// What is between them.
-    pub between: Between,
+    pub between: BulkStreamGap,
 }
 
 /// How a small copy is made.
@@ -90,7 +90,7 @@ pub struct BulkAndSmall {
 }
 
 /// The streams and memory of a measurement.
-pub struct Arbitration {
+pub struct ArbitrationBed {
     context: Arc<Context>,
     bulk_bytes: usize,
     there: DeviceMemory,
@@ -102,12 +102,12 @@ pub struct Arbitration {
     /// One for bulk copies, and one for small ones.
     ranked: Option<[Stream; 2]>,
     kernel: Module,
-    start: Event,
-    end: Event,
-    passed: Vec<Event>,
+    start: CudaEvent,
+    end: CudaEvent,
+    passed: Vec<CudaEvent>,
 }
 
-impl Arbitration {
+impl ArbitrationBed {
     /// Takes twice `bulk_bytes`, half of it page-locked.
     ///
     /// # Errors
@@ -126,8 +126,8 @@ impl Arbitration {
             streams: [stream()?, stream()?, stream()?],
             ranked: ranked(context)?,
             kernel: Module::load(context, name, ptx, entry)?,
-            start: Event::new(context)?,
-            end: Event::new(context)?,
+            start: CudaEvent::new(context)?,
+            end: CudaEvent::new(context)?,
             passed: Vec::new(),
         })
     }
@@ -142,7 +142,7 @@ impl Arbitration {
     ///
     /// # Errors
     /// [`DeviceError`].
-    pub fn bulk(&mut self, bulk: &Bulk) -> Result<Nanos, DeviceError> {
+    pub fn bulk(&mut self, bulk: &BulkCopy) -> Result<Nanos, DeviceError> {
         self.context.bind()?;
         self.queue_bulk(bulk, false)?;
         self.ended()
@@ -161,7 +161,7 @@ impl Arbitration {
     ///
     /// # Errors
     /// [`DeviceError`]; [`DeviceError::Invalid`] if a small copy brought wrong bytes.
-    pub fn bulk_and_small(&mut self, bulk: &Bulk, small: &Small) -> Result<BulkAndSmall, DeviceError> {
+    pub fn bulk_and_small(&mut self, bulk: &BulkCopy, small: &Small) -> Result<BulkAndSmall, DeviceError> {
         self.context.bind()?;
         let mut waits = Vec::new();
         if small.queued_first {
@@ -174,7 +174,8 @@ impl Arbitration {
             self.queue_small(small)?;
             self.queue_bulk(bulk, small.urgent)?;
             let ready = clock::now();
-            // SAFETY: as above; the stream waits for it.
+            // SAFETY: the word lives as long as `self`; the stream has ended before this returns; the stream waits
+            // for it.
             unsafe { word.cast::<u32>().write_volatile(1) };
             self.rest(small)?;
             waits.push(clock::now() - ready);
@@ -214,7 +215,7 @@ impl Arbitration {
         self.queue_small(small)?;
         self.rest(small)?;
         let took = clock::now() - before;
-        // SAFETY: as above; the GPU's memory is zero.
+        // SAFETY: no operation uses the memory now. The GPU's memory is zero.
         if from.is_some_and(|host| unsafe { host.read_volatile() } != 0) {
             return Err(DeviceError::Invalid { what: "small copy", reason: "it brought other bytes".into() });
         }
@@ -253,19 +254,19 @@ impl Arbitration {
                     count += 1;
                 }
                 let mut table = address(place.cast());
-                let grid = Grid { blocks, threads: pieces::KERNEL_THREADS, shared_bytes: 0 };
+                let grid = LaunchGrid { blocks, threads: pieces::KERNEL_THREADS, shared_bytes: 0 };
                 let mut arguments: [*mut c_void; 2] = [(&raw mut table).cast(), (&raw mut count).cast()];
-                // SAFETY: a table of page-locked memory and its length; its ends as above.
+                // SAFETY: a table of page-locked memory and its length; the copy lies within memory that lives as long as `self`.
                 unsafe { stream.launch(&self.kernel, grid, &mut arguments) }
             }
         }
     }
 
     /// Queues the bulk copy between the two events.
-    fn queue_bulk(&mut self, bulk: &Bulk, ranked: bool) -> Result<(), DeviceError> {
+    fn queue_bulk(&mut self, bulk: &BulkCopy, ranked: bool) -> Result<(), DeviceError> {
         let count = self.bulk_bytes.div_ceil(bulk.piece.max(1));
-        while self.passed.len() < count && bulk.between != Between::Nothing {
-            self.passed.push(Event::untimed(&self.context)?);
+        while self.passed.len() < count && bulk.between != BulkStreamGap::Nothing {
+            self.passed.push(CudaEvent::untimed(&self.context)?);
         }
         let streams = match &self.ranked {
             Some([low, _]) if ranked => [low, low],
@@ -277,7 +278,7 @@ impl Arbitration {
         };
         self.start.record(streams[0])?;
         let part = |at: usize| (at * bulk.piece, bulk.piece.min(self.bulk_bytes - at * bulk.piece));
-        if bulk.between == Between::OneCall {
+        if bulk.between == BulkStreamGap::OneCall {
             let all: Vec<Piece> = (0..count).map(part).map(|(at, len)| Piece { from: at, to: at, len }).collect();
             // SAFETY: the pieces lie within memory that lives as long as `self`; the stream has ended before that.
             unsafe { Batch::default().queue(&self.context.driver, (from, to), &all, streams[0]) }?;
@@ -286,20 +287,20 @@ impl Arbitration {
         let mut stream = streams[0];
         for at in 0..count {
             let (offset, len) = part(at);
-            // SAFETY: as above.
+            // SAFETY: the pieces lie within memory that lives as long as `self`; the stream has ended before that.
             unsafe { stream.copy(kind, from + offset as u64, to + offset as u64, len) }?;
             if at + 1 == count {
                 break;
             }
             match bulk.between {
-                Between::Nothing | Between::OneCall => {}
-                Between::Event => self.passed[at].record(stream)?,
-                Between::Write { barrier } => {
+                BulkStreamGap::Nothing | BulkStreamGap::OneCall => {}
+                BulkStreamGap::Event => self.passed[at].record(stream)?,
+                BulkStreamGap::Write { barrier } => {
                     let flags = if barrier { 0 } else { table::STREAM_WRITE_WITHOUT_BARRIER };
-                    // SAFETY: the word is of bulk copies alone, and lives as above.
+                    // SAFETY: the word is of bulk copies alone, and lives as long as `self`.
                     unsafe { words::write_with(&self.context, stream.handle(), address(self.word(0)), 0, flags) }?;
                 }
-                Between::OtherStream => {
+                BulkStreamGap::OtherStream => {
                     self.passed[at].record(stream)?;
                     stream = streams[(at + 1) % 2];
                     self.passed[at].hold(stream)?;
@@ -321,7 +322,7 @@ impl Arbitration {
     }
 }
 
-impl Drop for Arbitration {
+impl Drop for ArbitrationBed {
     /// After an error copies may still run. Where they do not end the context is given up, and the memory stays.
     fn drop(&mut self) {
         // An error may have left a stream waiting for this word.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use headway_core::units::Bytes;
 use headway_device::DeviceError;
-use headway_device::buffer::{DeviceId, Domain};
+use headway_device::buffer::{DeviceId, MemoryDomain};
 use headway_os::fork::Home;
 
 use crate::table::{self, Code, Handle, Ordinal, Table};
@@ -37,7 +37,7 @@ pub(crate) use call;
 /// The CUDA driver, loaded and initialised.
 pub struct Driver {
     pub(crate) table: Table,
-    pub(crate) domain: Domain,
+    pub(crate) domain: MemoryDomain,
     path: PathBuf,
     /// Whether the program had loaded it for itself, and may be capturing streams.
     pub(crate) is_guest: bool,
@@ -60,7 +60,7 @@ impl Driver {
     /// The driver named by `$HEADWAY_LIBCUDA`, else the loader's `libcuda.so.1`.
     ///
     /// # Errors
-    /// As [`Driver::load`].
+    /// Those of [`Driver::load`].
     pub fn system() -> Result<Arc<Self>, DeviceError> {
         let named = headway_os::environment::trusted(LIBRARY_VARIABLE);
         Self::load(Path::new(&named.unwrap_or_else(|| OsString::from("libcuda.so.1"))))
@@ -89,7 +89,7 @@ impl Driver {
     /// What `find` gives for the name of a function of the CUDA driver is that function, and it is never unloaded.
     ///
     /// # Errors
-    /// As [`Driver::load`].
+    /// Those of [`Driver::load`].
     pub unsafe fn of_program(find: impl Fn(&CStr) -> *const c_void) -> Result<Arc<Self>, DeviceError> {
         FIRST.get().map_or(Ok(()), |first| here(*first))?;
         let path = Path::new("the program's own libcuda.so.1");
@@ -102,7 +102,7 @@ impl Driver {
         FIRST.get_or_init(Home::here);
         let driver = Self {
             table,
-            domain: Domain::new(),
+            domain: MemoryDomain::new(),
             path: path.to_owned(),
             is_guest,
             home: Home::here(),

@@ -28,14 +28,14 @@ use headway_device::buffer::Budget;
 use headway_device::{Buffer, DeviceError, HostKind};
 
 use self::pipeline::Pipeline;
-pub use self::ticket::Ticket;
+pub use self::ticket::OrderedTicket;
 use self::ticket::Tickets;
 use self::workers::Workers;
 use crate::CudaGpu;
 use crate::abandoned::{DROP_MAX, await_rest_for, leave};
 use crate::checked::{CurrentContext, call, lock};
 use crate::foreign::ForeignMemory;
-use crate::lookup::Known;
+use crate::lookup::AddressFacts;
 use crate::owned::Context;
 use crate::pool::Pool;
 use crate::table::{self, Address, Handle};
@@ -214,7 +214,7 @@ impl OrderedCopier {
     /// # Errors
     /// [`DeviceError::Invalid`] for memory that is not of this GPU, or a stream that is being captured; [`DeviceError::Refused`] beyond
     /// the limit of tickets; [`DeviceError::Driver`], [`DeviceError::DeviceLost`]. After an error nothing is queued that uses the memory.
-    pub fn copy(&self, copy: RawCopy) -> Result<Ticket, DeviceError> {
+    pub fn copy(&self, copy: RawCopy) -> Result<OrderedTicket, DeviceError> {
         let _before = self.enter()?;
         let copy = self.ends(&copy)?;
         self.queue(copy)
@@ -224,7 +224,7 @@ impl OrderedCopier {
     /// waits until the stream has come to this point, and then `make` copies. `limit` bounds each wait.
     ///
     /// # Errors
-    /// As for [`OrderedCopier::copy`], and [`DeviceError::Timeout`]; then the copy of page-locked memory goes on.
+    /// Those of [`OrderedCopier::copy`], and [`DeviceError::Timeout`]; then the copy of page-locked memory goes on.
     pub fn copy_now<R>(
         &self,
         copy: RawCopy,
@@ -241,7 +241,7 @@ impl OrderedCopier {
         // SAFETY: the promise of `RawCopy`, which holds until this returns; the buffer does not leave.
         let memory = unsafe { ForeignMemory::new(&self.shared.context, copy.device, copy.bytes) };
         let device = &Buffer::new(memory, reservation);
-        // SAFETY: as above.
+        // SAFETY: the promise of `RawCopy`, which holds until this returns; the buffer does not leave.
         let host = unsafe {
             match copy.direction {
                 Direction::D2h => HostEnd::Destination(std::slice::from_raw_parts_mut(copy.host, copy.bytes)),
@@ -259,7 +259,7 @@ impl OrderedCopier {
         Ok(before)
     }
 
-    fn queue(&self, copy: OrderedCopy) -> Result<Ticket, DeviceError> {
+    fn queue(&self, copy: OrderedCopy) -> Result<OrderedTicket, DeviceError> {
         let is_small = copy.direction == Direction::H2d && copy.bytes <= DRIVER_BUFFERS;
         let ticket = self.shared.tickets.take(&self.shared)?;
         // SAFETY: the promise of `RawCopy`, from which the copy was made.
@@ -282,7 +282,7 @@ impl OrderedCopier {
     /// Which end is the GPU's, and what the host's is.
     fn ends(&self, copy: &RawCopy) -> Result<OrderedCopy, DeviceError> {
         let (context, &RawCopy { to, from, bytes, stream }) = (&self.shared.context, copy);
-        let is_gpu = |address: u64| match Known::of(context, address)? {
+        let is_gpu = |address: u64| match AddressFacts::of(context, address)? {
             known if known.is_managed() => {
                 Err(invalid("memory", "it is managed by the driver; use the driver's own copy"))
             }
@@ -315,8 +315,8 @@ impl OrderedCopier {
     /// Page-locked memory, or little ordinary memory into the GPU: the driver copies it in the caller's stream.
     ///
     /// # Safety
-    /// As for [`RawCopy::new`].
-    unsafe fn copy_in_stream(&self, copy: &OrderedCopy, ticket: &Ticket) -> Result<(), DeviceError> {
+    /// The caller keeps the promise of [`RawCopy::new`].
+    unsafe fn copy_in_stream(&self, copy: &OrderedCopy, ticket: &OrderedTicket) -> Result<(), DeviceError> {
         let (context, stream) = (&self.shared.context, copy.stream.handle());
         let (turn, mut at) = (context.turn_bytes(), 0);
         while at < copy.bytes {
@@ -344,7 +344,7 @@ impl OrderedCopier {
                 return Err(self.after(stream, at > 0, error));
             }
         }
-        // SAFETY: as above.
+        // SAFETY: the word is the ticket's own, which lives until it is written again.
         unsafe { words::write(context, stream, ticket.done().address(), ticket.generation()) }
             .map_err(|error| self.after(stream, copy.bytes > 0, error))
     }
@@ -361,8 +361,8 @@ impl OrderedCopier {
     /// Ordinary memory: through the slots of a pipeline.
     ///
     /// # Safety
-    /// As for [`RawCopy::new`].
-    unsafe fn stage(&self, copy: &OrderedCopy, ticket: &Ticket) -> Result<(), DeviceError> {
+    /// The caller keeps the promise of [`RawCopy::new`].
+    unsafe fn stage(&self, copy: &OrderedCopy, ticket: &OrderedTicket) -> Result<(), DeviceError> {
         let shared = &self.shared;
         let mut pipelines = lock(&shared.pipelines[usize::from(copy.direction == Direction::D2h)]);
         let at = pipelines.iter().position(Pipeline::is_free);
@@ -383,7 +383,8 @@ impl OrderedCopier {
         // SAFETY: the caller's promise.
         let queued = unsafe { pipeline.queue(&shared.context, copy, chunk, ticket, &shared.queue) };
         let held = queued.and_then(|()| {
-            // SAFETY: as above. *Done* is written by a thread or the copier's stream, whatever the caller does; both words live until
+            // SAFETY: the caller's promise. *Done* is written by a thread or the copier's stream, whatever the caller
+            // does; both words live until
             // *passed* is written.
             unsafe {
                 words::wait(&shared.context, stream, ticket.done().address(), ticket.generation(), table::WAIT_GEQ)?;
@@ -445,8 +446,8 @@ fn invalid(what: &'static str, reason: &str) -> DeviceError {
 /// Whether host memory is page-locked, by both of its ends.
 fn host_kind(context: &Context, host: *const u8, bytes: usize) -> Result<HostKind, DeviceError> {
     let last = host.addr().wrapping_add(bytes.max(1) - 1);
-    let [first, last] =
-        [host.addr(), last].map(|address| Known::of(context, address as Address).and_then(Known::host_kind));
+    let [first, last] = [host.addr(), last]
+        .map(|address| AddressFacts::of(context, address as Address).and_then(AddressFacts::host_kind));
     let both = (first?, last?);
     Ok(if both == (HostKind::Pinned, HostKind::Pinned) { HostKind::Pinned } else { HostKind::Pageable })
 }

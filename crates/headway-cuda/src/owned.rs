@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, Weak};
 
 use headway_core::units::{Bytes, Nanos};
-use headway_device::buffer::{DeviceId, Memory, Place};
-use headway_device::{DeviceError, Grid};
+use headway_device::buffer::{DeviceId, Memory, MemoryPlace};
+use headway_device::{DeviceError, LaunchGrid};
 use headway_os::{clock, topology};
 
 use crate::checked::{self, Driver, call, lock};
@@ -35,7 +35,7 @@ const SETTLE: Nanos = Nanos(100_000_000);
 struct Raw(Handle);
 // SAFETY: the CUDA driver API is thread safe for contexts, streams, events, modules and functions.
 unsafe impl Send for Raw {}
-// SAFETY: as above.
+// SAFETY: the CUDA driver API is thread safe for contexts, streams, events, modules and functions.
 unsafe impl Sync for Raw {}
 
 /// The primary context of a device, shared with the CUDA runtime in this process.
@@ -103,7 +103,7 @@ impl Context {
         self.turn.store(turn(bytes), Ordering::Relaxed);
     }
 
-    /// The same, unless it was set before.
+    /// Sets the turn, unless it was set before.
     pub(crate) fn begin_turn(&self, bytes: Option<Bytes>) {
         let _ = self.turn.compare_exchange(0, turn(bytes), Ordering::Relaxed, Ordering::Relaxed);
     }
@@ -122,7 +122,7 @@ impl Context {
         self.bind_anyway()
     }
 
-    /// The same for a context that was given up: what was queued in it before may be asked for.
+    /// Binds a context that was given up: what was queued in it before may be asked for.
     pub(crate) fn bind_anyway(&self) -> Result<(), DeviceError> {
         // Others in this process may change what is current on this thread, so that it is asked for and not remembered.
         if self.is_current()? {
@@ -348,11 +348,11 @@ impl Stream {
     /// Queues a launch of `module` in clusters of `cluster` blocks; the context must be current.
     ///
     /// # Safety
-    /// As for [`Stream::launch`].
+    /// The caller keeps the promise of [`Stream::launch`].
     pub(crate) unsafe fn launch_clusters(
         &self,
         module: &Module,
-        grid: Grid,
+        grid: LaunchGrid,
         cluster: u32,
         arguments: &mut [*mut c_void],
     ) -> Result<(), DeviceError> {
@@ -375,12 +375,12 @@ impl Stream {
     pub(crate) unsafe fn launch(
         &self,
         module: &Module,
-        grid: Grid,
+        grid: LaunchGrid,
         arguments: &mut [*mut c_void],
     ) -> Result<(), DeviceError> {
         module.allow_shared(grid.shared_bytes)?;
         let (function, stream, arguments) = (module.function.0, self.handle.0, arguments.as_mut_ptr());
-        let Grid { blocks, threads, shared_bytes } = grid;
+        let LaunchGrid { blocks, threads, shared_bytes } = grid;
         // SAFETY: the caller's promise; the driver copies the arguments during the call; function and stream belong to this
         // context.
         self.context.note(unsafe {
@@ -421,12 +421,12 @@ pub(crate) enum CopyKind<'a> {
 }
 
 /// An event.
-pub(crate) struct Event {
+pub(crate) struct CudaEvent {
     context: Arc<Context>,
     handle: Raw,
 }
 
-impl Event {
+impl CudaEvent {
     /// An event with a time stamp.
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, DeviceError> {
         Self::with(context, table::EVENT_DEFAULT)
@@ -484,7 +484,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for CudaEvent {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
             // SAFETY: made by `new`, destroyed once.
@@ -565,7 +565,7 @@ impl Module {
 
 impl Module {
     /// How many clusters of `blocks` blocks the device holds at once, launched in the shape of `grid`.
-    pub(crate) fn clusters_max(&self, grid: Grid, blocks: u32) -> Result<u32, DeviceError> {
+    pub(crate) fn clusters_max(&self, grid: LaunchGrid, blocks: u32) -> Result<u32, DeviceError> {
         self.context.bind()?;
         let driver = &self.context.driver;
         let (Some(count), Some(_)) = (driver.table.cuOccupancyMaxActiveClusters, driver.table.cuLaunchKernelEx) else {
@@ -602,7 +602,7 @@ fn cluster_attribute(blocks: u32) -> LaunchAttribute {
     LaunchAttribute { id: table::LAUNCH_CLUSTER_DIMENSION, padding: 0, value }
 }
 
-fn launch_config(grid: Grid, stream: Raw, attribute: &LaunchAttribute) -> LaunchConfig {
+fn launch_config(grid: LaunchGrid, stream: Raw, attribute: &LaunchAttribute) -> LaunchConfig {
     LaunchConfig {
         grid: [grid.blocks, 1, 1],
         block: [grid.threads, 1, 1],
@@ -681,7 +681,7 @@ unsafe impl Memory for DeviceMemory {
     fn bytes(&self) -> usize {
         self.bytes
     }
-    fn place(&self) -> Place {
-        Place::Device { id: self.context.id, domain: self.context.driver.domain }
+    fn place(&self) -> MemoryPlace {
+        MemoryPlace::Device { id: self.context.id, domain: self.context.driver.domain }
     }
 }

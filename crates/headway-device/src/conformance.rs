@@ -1,7 +1,7 @@
 //! What every [`Gpu`] must do, as tests. [`conformance!`](crate::conformance!) makes them `#[test]`s of a GPU.
 //!
-//! Every way to move bytes is tried in every size and alignment on random data with guard bytes around, and compared through
-//! another way. Nothing is asserted about speed. Where the hardware is absent every test prints why it was skipped and passes.
+//! Every method to move bytes is tried in every size and alignment on random data with guard bytes around, and compared through
+//! another method. Nothing is asserted about speed. Where the hardware is absent every test prints why it was skipped and passes.
 
 mod copies;
 mod engines;
@@ -19,8 +19,8 @@ use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
 use crate::buffer::{Access, Buffer, Span};
-use crate::gpu::{Caching, Completion, Gpu, Operation, Queue, Reach};
-use crate::{DeviceError, Limits};
+use crate::gpu::{Caching, Completion, CpuReach, Gpu, Operation, Queue};
+use crate::{DeviceError, DeviceLimits};
 
 pub use copies::{
     copies_within_a_device_move_every_byte, gpus_exchange_every_byte,
@@ -77,10 +77,10 @@ impl From<DeviceError> for SkipReason {
 }
 
 /// Opens the GPU under test; may give the same one again.
-pub type Open<'a> = &'a dyn Fn() -> Result<Arc<dyn Gpu>, SkipReason>;
+pub type OpenGpu<'a> = &'a dyn Fn() -> Result<Arc<dyn Gpu>, SkipReason>;
 
 /// Runs one test of the suite, or prints why not.
-pub fn run(test: &str, open: Open<'_>, body: fn(&Arc<dyn Gpu>)) {
+pub fn run(test: &str, open: OpenGpu<'_>, body: fn(&Arc<dyn Gpu>)) {
     match open() {
         Ok(gpu) => body(&gpu),
         Err(SkipReason(reason)) => note(&format!("skipped {test}: {reason}")),
@@ -211,7 +211,7 @@ fn read(buffer: &Buffer, at: usize, bytes: &mut [u8]) {
 }
 
 fn memory(gpu: &dyn Gpu, bytes: usize) -> Buffer {
-    gpu.device_buffer(bytes, Reach::Device).expect("device memory within the limits")
+    gpu.device_buffer(bytes, CpuReach::Device).expect("device memory within the limits")
 }
 
 fn pinned(gpu: &dyn Gpu, bytes: usize) -> Buffer {
@@ -227,7 +227,7 @@ fn same(what: &str, found: &[u8], expected: &[u8]) {
 
 /// Whether both ends of a copy of `size` bytes, and as much again for comparing, fit into the limits of `gpu`.
 fn has_room(gpu: &dyn Gpu, size: usize) -> bool {
-    let Limits { host_bytes_max, device_bytes_max, .. } = gpu.description().limits;
+    let DeviceLimits { host_bytes_max, device_bytes_max, .. } = gpu.description().limits;
     let memory = gpu.description().memory_bytes.min(device_bytes_max);
     let needed = 4 * (size + MARGIN) as u64;
     needed <= host_bytes_max.0 && needed <= memory.0
@@ -256,10 +256,10 @@ impl Bench {
         Self { noise: Noise::new(largest as u64), host, expected: vec![0; room], found: vec![0; room] }
     }
 
-    /// Tries `way` both ways at one size and place; every byte arrives, and no byte beside them changes.
+    /// Tries `method` both ways at one size and place; every byte arrives, and no byte beside them changes.
     fn case(
         &mut self,
-        way: &mut dyn HostCopy,
+        method: &mut dyn HostCopy,
         other: &mut dyn HostCopy,
         there: &Buffer,
         len: usize,
@@ -272,7 +272,7 @@ impl Bench {
         self.noise.fill(&mut self.expected[..all]);
         other.put(&self.expected, 0, all, there, on - GUARD);
         self.noise.fill(&mut self.host[at - GUARD..at + len + GUARD]);
-        way.put(&self.host, at, len, there, on);
+        method.put(&self.host, at, len, there, on);
         self.expected[GUARD..GUARD + len].copy_from_slice(&self.host[at..at + len]);
         other.take(there, on - GUARD, &mut self.found, 0, all);
         same(&format!("to the device: {what}"), &self.found[..all], &self.expected[..all]);
@@ -280,16 +280,16 @@ impl Bench {
         self.noise.fill(&mut self.host[at - GUARD..at + len + GUARD]);
         self.found[..all].copy_from_slice(&self.host[at - GUARD..at + len + GUARD]);
         self.found[GUARD..GUARD + len].copy_from_slice(&self.expected[GUARD..GUARD + len]);
-        way.take(there, on, &mut self.host, at, len);
+        method.take(there, on, &mut self.host, at, len);
         same(&format!("from the device: {what}"), &self.host[at - GUARD..at + len + GUARD], &self.found[..all]);
     }
 
-    /// Tries `way` in all sizes and alignments.
-    fn every_case(&mut self, way: &mut dyn HostCopy, other: &mut dyn HostCopy, there: &Buffer) {
+    /// Tries `method` in all sizes and alignments.
+    fn every_case(&mut self, method: &mut dyn HostCopy, other: &mut dyn HostCopy, there: &Buffer) {
         for len in SIZES {
             for host in HOST_OFFSETS {
                 for device in DEVICE_OFFSETS {
-                    self.case(way, other, there, len, (host, device));
+                    self.case(method, other, there, len, (host, device));
                 }
             }
         }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use aes::Aes128;
 use aes::cipher::{BlockCipherEncrypt, KeyInit};
-use headway_device::work::{Grid, Portion, Work, WorkError};
+use headway_device::work::{LaunchGrid, Portion, Work, WorkError};
 
 use crate::cipher::Cipher;
 use crate::portions::{WARP, bad_block, begin};
@@ -76,8 +76,8 @@ impl Work for Aes128Cbc {
         "aes128_cbc"
     }
 
-    fn grid(&self, portions: u32) -> Grid {
-        Grid { blocks: portions.max(1), threads: WARP, shared_bytes: 0 }
+    fn grid(&self, portions: u32) -> LaunchGrid {
+        LaunchGrid { blocks: portions.max(1), threads: WARP, shared_bytes: 0 }
     }
 }
 
@@ -129,7 +129,7 @@ fn expand_key(key: &[u8; BLOCK]) -> [u8; ROUND_KEYS * BLOCK] {
     keys
 }
 
-/// As [`begin`], and checks that every portion has whole cipher blocks.
+/// Like [`begin`], and checks that every portion has whole cipher blocks.
 pub(crate) fn portions_of_blocks(
     input: &[u8],
     output: &mut [u8],

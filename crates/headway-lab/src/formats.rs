@@ -11,14 +11,14 @@ mod yaml;
 use std::fs;
 use std::path::Path;
 
-use headway_core::analysis::schedulability::Reason;
+use headway_core::analysis::schedulability::UndecidedReason;
 use headway_core::files::error::FileError;
-use headway_core::files::workload::{self, Flow, Workload};
+use headway_core::files::workload::{self, ServerDemand, Workload};
 use headway_core::units::{Nanos, UnitError};
 use serde::Serialize;
 
 pub use self::jobs::{
-    Edge, Job, JobSet, Results, read_edges, read_jobs, read_results, unfold, write_edges, write_jobs,
+    Edge, ImportedJob, JobSet, Results, read_edges, read_jobs, read_results, unfold, write_edges, write_jobs,
 };
 pub use self::yaml::{read as read_yaml, write as write_yaml};
 use crate::Error;
@@ -26,7 +26,7 @@ use crate::Error;
 /// A format of another tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Format {
+pub enum FileFormat {
     /// Job sets of the schedule-abstraction analysis, one job a line.
     Jobs,
     /// The same as YAML.
@@ -41,7 +41,7 @@ pub enum Format {
     Mlperf,
 }
 
-impl Format {
+impl FileFormat {
     /// What the command line calls them.
     pub const WORDS: &[(&str, Self)] = &[
         ("jobs", Self::Jobs),
@@ -82,8 +82,8 @@ pub struct Imported {
     pub schema: u32,
     /// The workload file.
     pub workload: String,
-    /// Flows in it.
-    pub flows: usize,
+    /// Demands in it.
+    pub demands: usize,
     /// What a reader must know: what was left out since it changes no verdict.
     pub notes: Vec<String>,
 }
@@ -93,7 +93,7 @@ pub struct Imported {
 pub struct Export {
     /// Length of one unit of time; nanoseconds without. SimSo always counts in milliseconds.
     pub unit: Option<Nanos>,
-    /// The server whose flows are written, where the workload has several.
+    /// The server whose demands are written, where the workload has several.
     pub server: Option<String>,
 }
 
@@ -103,7 +103,7 @@ pub struct Exported {
     /// Version of the JSON form.
     pub schema: u32,
     pub text: String,
-    /// What a reader must know: the window, which number stands for which flow.
+    /// What a reader must know: the window, which number stands for which demand.
     pub notes: Vec<String>,
 }
 
@@ -171,25 +171,25 @@ pub enum FormatError {
     /// A choice that the format does not have.
     #[error("the format counts in {unit}; leave out `--unit`")]
     Unit { unit: &'static str },
-    /// The workload has no flows on the server.
-    #[error("there is no server `{server}` with flows; choose one of: {known}")]
+    /// The workload has no demands on the server.
+    #[error("there is no server `{server}` with demands; choose one of: {known}")]
     NoServer {
         server: String,
         /// Those that exist.
         known: String,
     },
     /// The workload has several servers.
-    #[error("flows of several servers cannot be said in one file; choose one with `--server`: {known}")]
+    #[error("demands of several servers cannot be said in one file; choose one with `--server`: {known}")]
     Servers {
         /// Those that exist.
         known: String,
     },
     /// No finite window stands for the endless schedule.
     #[error("no window stands for all of the schedule")]
-    Window(#[source] Reason),
+    Window(#[source] UndecidedReason),
     /// The tasks demand more than the server gives.
     #[error(
-        "the flows ask for more than the whole server: no window stands for all of the schedule; lower their costs"
+        "the demands ask for more than the whole server: no window stands for all of the schedule; lower their costs"
     )]
     Overload,
     /// Too many jobs.
@@ -198,7 +198,7 @@ pub enum FormatError {
         /// The most that is written.
         max: usize,
     },
-    /// The flows do not make up a workload.
+    /// The demands do not make up a workload.
     #[error("the tasks do not make up a workload that Headway reads")]
     Workload(#[source] FileError),
 }
@@ -208,15 +208,15 @@ const BYTES_MAX: usize = 64 << 20;
 /// The most jobs that are written.
 const JOBS_MAX: usize = 1_000_000;
 
-/// Flows and what a reader must know of them.
-type Flows = (Vec<Flow>, Vec<String>);
+/// Demands and what a reader must know of them.
+type Demands = (Vec<ServerDemand>, Vec<String>);
 
 /// Makes a workload from the text of another tool's file.
 ///
 /// # Errors
 /// [`FormatError`] where the text is not of the format, and for everything in it that a workload file cannot say and that
 /// would change what must be guaranteed.
-pub fn import(format: Format, text: &str, options: &Import) -> Result<Imported, FormatError> {
+pub fn import(format: FileFormat, text: &str, options: &Import) -> Result<Imported, FormatError> {
     if text.len() > BYTES_MAX {
         return Err(FormatError::Size { bytes: text.len() });
     }
@@ -225,9 +225,9 @@ pub fn import(format: Format, text: &str, options: &Import) -> Result<Imported, 
         Some(_) => Err(FormatError::Unit { unit: "milliseconds" }),
         None => Ok(()),
     };
-    let (mut flows, notes) = match format {
-        Format::Jobs | Format::JobsYaml => {
-            let mut set = if format == Format::Jobs {
+    let (mut demands, notes) = match format {
+        FileFormat::Jobs | FileFormat::JobsYaml => {
+            let mut set = if format == FileFormat::Jobs {
                 JobSet { jobs: read_jobs(text)?, edges: Vec::new() }
             } else {
                 read_yaml(text)?
@@ -235,45 +235,45 @@ pub fn import(format: Format, text: &str, options: &Import) -> Result<Imported, 
             if let Some(text) = &options.precedence {
                 set.edges.extend(read_edges(text)?);
             }
-            jobs::flows(&set, options.unit.unwrap_or(Nanos(1)), options.window)?
+            jobs::demands(&set, options.unit.unwrap_or(Nanos(1)), options.window)?
         }
-        Format::Schedcat => xml::read_schedcat(text, needed()?)?,
-        Format::Simso => {
+        FileFormat::Schedcat => xml::read_schedcat(text, needed()?)?,
+        FileFormat::Simso => {
             milliseconds()?;
             xml::read_simso(text)?
         }
-        Format::Tasks => tables::read_tasks(text, needed()?)?,
-        Format::Mlperf => {
+        FileFormat::Tasks => tables::read_tasks(text, needed()?)?,
+        FileFormat::Mlperf => {
             milliseconds()?;
             tables::read_mlperf(text, options.cost)?
         }
     };
-    for flow in &mut flows {
-        flow.server = write::name(options.server.as_deref().unwrap_or("engine"));
+    for demand in &mut demands {
+        demand.server = write::name(options.server.as_deref().unwrap_or("engine"));
     }
     let name = write::workload_name(options.name.as_deref().unwrap_or("imported"));
-    let workload = write::workload(&name, &flows);
+    let workload = write::workload(&name, &demands);
     workload::parse("the imported workload", &workload).map_err(FormatError::Workload)?;
-    Ok(Imported { schema: 1, workload, flows: flows.len(), notes })
+    Ok(Imported { schema: 1, workload, demands: demands.len(), notes })
 }
 
-/// Writes the flows of one server for another tool.
+/// Writes the demands of one server for another tool.
 ///
 /// # Errors
 /// [`FormatError`] for everything in the workload that the format cannot say.
-pub fn export(format: Format, workload: &Workload, options: &Export) -> Result<Exported, FormatError> {
-    let (flows, mut notes) = write::chosen(workload, options.server.as_deref())?;
+pub fn export(format: FileFormat, workload: &Workload, options: &Export) -> Result<Exported, FormatError> {
+    let (demands, mut notes) = write::chosen(workload, options.server.as_deref())?;
     let unit = options.unit.filter(|unit| unit.0 > 0).unwrap_or(Nanos(1));
     let text = match format {
-        Format::Jobs | Format::JobsYaml => {
-            let set = write::jobs(&flows, unit, &mut notes)?;
-            if format == Format::Jobs { write_jobs(&set.jobs) } else { write_yaml(&set) }
+        FileFormat::Jobs | FileFormat::JobsYaml => {
+            let set = write::jobs(&demands, unit, &mut notes)?;
+            if format == FileFormat::Jobs { write_jobs(&set.jobs) } else { write_yaml(&set) }
         }
-        Format::Schedcat => xml::write_schedcat(&flows, unit)?,
-        Format::Simso if options.unit.is_some() => return Err(FormatError::Unit { unit: "milliseconds" }),
-        Format::Simso => xml::write_simso(&flows, &mut notes),
-        Format::Tasks | Format::Mlperf => {
-            let (place, what) = ("the format".to_owned(), "deadlines and costs of flows");
+        FileFormat::Schedcat => xml::write_schedcat(&demands, unit)?,
+        FileFormat::Simso if options.unit.is_some() => return Err(FormatError::Unit { unit: "milliseconds" }),
+        FileFormat::Simso => xml::write_simso(&demands, &mut notes),
+        FileFormat::Tasks | FileFormat::Mlperf => {
+            let (place, what) = ("the format".to_owned(), "deadlines and costs of demands");
             return Err(FormatError::CannotSay { place, what, instead: "export to `jobs`, `schedcat` or `simso`" });
         }
     };
@@ -286,7 +286,7 @@ pub fn export(format: Format, workload: &Workload, options: &Export) -> Result<E
 /// [`headway::ErrorKind::Io`], [`Error::Import`].
 pub fn import_file(
     path: &Path,
-    format: Format,
+    format: FileFormat,
     precedence: Option<&Path>,
     options: &Import,
 ) -> Result<Imported, Error> {
@@ -303,7 +303,7 @@ pub fn import_file(
 ///
 /// # Errors
 /// [`headway::ErrorKind::Io`], [`headway::ErrorKind::File`], [`Error::Export`].
-pub fn export_file(path: &Path, format: Format, options: &Export) -> Result<Exported, Error> {
+pub fn export_file(path: &Path, format: FileFormat, options: &Export) -> Result<Exported, Error> {
     let workload = headway::workload::open(path)?.value;
     export(format, &workload, options)
         .map_err(|source| Error::Export { path: path.to_owned(), source: Box::new(source) })

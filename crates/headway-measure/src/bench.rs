@@ -1,16 +1,16 @@
-//! Benchmarks of copies: every way beside the driver's own call and pinned memory in the same run, `auto` against the best
+//! Benchmarks of copies: every method beside the driver's own call and pinned memory in the same run, `auto` against the best
 //! of them, several GPUs, small copies while bulk ones run, and what the profile predicted.
 
 pub mod broker;
 mod crowd;
 mod host;
 pub mod interconnect;
+mod methods;
 mod predict;
 mod results;
 mod small;
 mod targets;
 mod turns;
-mod ways;
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -23,32 +23,32 @@ use headway_core::units::{Bytes, Nanos};
 use headway_runtime::copy::{Copier, CopyOptions};
 use serde::Serialize;
 
-pub use self::predict::{Compared, Prediction};
-pub use self::results::{Outcome, Row, Target};
+pub use self::predict::{PredictedPoint, Prediction};
+pub use self::results::{BenchRow, Target, TargetOutcome};
 use crate::Error;
 use crate::copy_timer::{CopyTimer, TimerOptions};
 pub use crate::folder::ENDED_EARLY;
 use crate::folder::{self, Folder};
-use crate::place::Place;
-use crate::plot::{Figure, Line, TO_P99};
+use crate::place::CpuPin;
+use crate::plot::{Figure, PlotLine, TO_P99};
 use crate::sample::Effort;
 use crate::session::Session;
 use headway::COMMIT;
-use headway::gpus::{self, Backend};
+use headway::gpus::{self, CopyBackend};
 use headway::run::Progress;
 
 /// What to compare and where to write it.
 #[derive(Clone, Debug)]
 pub struct TransferBenchOptions {
     /// On what.
-    pub backend: Backend,
+    pub backend: CopyBackend,
     /// The machine that the emulated backend imitates.
     pub model: Option<String>,
     /// Machine file with the profile that `auto` uses; `None` = the built-in figures.
     pub machine: Option<String>,
     /// The first so many GPUs only.
     pub gpus: Option<usize>,
-    /// Sizes of the table of ways; `None` = 64 B to 1 GiB.
+    /// Sizes of the table of methods; `None` = 64 B to 1 GiB.
     pub sizes: Option<Vec<Bytes>>,
     /// Methods to look at; empty = all.
     pub methods: Vec<Method>,
@@ -70,7 +70,7 @@ impl TransferBenchOptions {
         Nanos(curve(&self.sizes()) * crate::CURVES as u64 + automatic * AUTOMATIC)
     }
 
-    /// Sizes of the table of ways.
+    /// Sizes of the table of methods.
     fn sizes(&self) -> Vec<u64> {
         let mut sizes = match &self.sizes {
             Some(sizes) => sizes.iter().map(|bytes| bytes.0.max(1)).collect(),
@@ -95,7 +95,7 @@ impl TransferBenchOptions {
     }
 }
 
-/// Situations in which `auto` is compared, times the ways of copying in each, by the third of the time that each gets: about.
+/// Situations in which `auto` is compared, times the methods in each, by the third of the time that each gets: about.
 const AUTOMATIC: u64 = 5 * 6 / 3;
 
 /// What was found.
@@ -116,7 +116,7 @@ pub struct TransferBenchReport {
     /// Which CPU copies were asked for from, and what others would have cost; `None` where that was left open.
     pub place: Option<String>,
     /// Every row.
-    pub rows: Vec<Row>,
+    pub rows: Vec<BenchRow>,
     /// Every target.
     pub targets: Vec<Target>,
     /// How far predictions were off.
@@ -208,7 +208,7 @@ struct Bench<'b, 'a> {
     ids: Vec<EndpointId>,
     profile: Profile,
     session: &'b mut Session<'a>,
-    rows: Vec<Row>,
+    rows: Vec<BenchRow>,
     place: Option<String>,
 }
 
@@ -218,7 +218,7 @@ impl Bench<'_, '_> {
         let most = self.bytes_max();
         let mut timer =
             CopyTimer::new(&self.copier, 0, TimerOptions { bytes_max: most, pinned: true, huge_pages: false })?;
-        let place = Place::settle(&mut timer)?;
+        let place = CpuPin::settle(&mut timer)?;
         self.place = place.as_ref().map(|place| place.found().to_string());
         // First: what else the host does changes within minutes, and the profile may just have been measured.
         *prediction = self.predict(&mut timer, &methods)?;
@@ -236,7 +236,7 @@ impl Bench<'_, '_> {
         self.host()
     }
 
-    /// Ways of the first GPU that were asked for and can be used.
+    /// Methods of the first GPU that were asked for and can be used.
     fn usable(&mut self) -> Vec<Method> {
         let mut methods = Vec::new();
         let asked = &self.options.methods;
@@ -318,14 +318,14 @@ impl TransferBenchReport {
             let mut methods: Vec<&str> = rows().map(|row| row.method.as_str()).collect();
             methods.sort_unstable();
             methods.dedup();
-            let lines = |value: fn(&Row, Nanos) -> f64| {
+            let lines = |value: fn(&BenchRow, Nanos) -> f64| {
                 let line = |method: &&str| {
                     let own = || rows().filter(|row| row.method == *method);
-                    let bar = |row: &Row| {
+                    let bar = |row: &BenchRow| {
                         let (median, p99) = (value(row, row.median), value(row, row.p99.unwrap_or(row.median)));
                         (row.bytes.0 as f64, median.min(p99), median.max(p99))
                     };
-                    Line::new(*method, own().map(|row| (row.bytes.0 as f64, value(row, row.median))).collect())
+                    PlotLine::new(*method, own().map(|row| (row.bytes.0 as f64, value(row, row.median))).collect())
                         .bars(own().map(bar).collect())
                 };
                 methods.iter().map(line).collect::<Vec<_>>()

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-use headway_core::models::transfer::{Direction, Load};
+use headway_core::models::transfer::{BackgroundLoad, Direction};
 use headway_device::buffer::Access;
-use headway_device::gpu::{Caching, Gpu, Operation, Queue, Reach};
+use headway_device::gpu::{Caching, CpuReach, Gpu, Operation, Queue};
 use headway_device::{Buffer, DeviceError};
 
 /// Copies that each direction puts on its engine at a time: one runs, one waits. The next ones follow when both have ended: an
@@ -15,27 +15,32 @@ use headway_device::{Buffer, DeviceError};
 const IN_FLIGHT: usize = 2;
 
 /// Bulk copies until it is stopped or dropped.
-pub struct Bulk {
+pub struct BulkLoad {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<u64, DeviceError>>>,
 }
 
-impl Bulk {
+impl BulkLoad {
     /// Starts copies of `chunk` bytes beside a copy of `direction`, as `load` says; returns when each kind has completed one.
-    pub fn start(gpu: &Arc<dyn Gpu>, direction: Direction, load: Load, chunk: usize) -> Result<Self, DeviceError> {
+    pub fn start(
+        gpu: &Arc<dyn Gpu>,
+        direction: Direction,
+        load: BackgroundLoad,
+        chunk: usize,
+    ) -> Result<Self, DeviceError> {
         let opposite = match direction {
             Direction::H2d => Direction::D2h,
             _ => Direction::H2d,
         };
         let directions: &[Direction] = match load {
-            Load::Alone => &[],
-            Load::BulkSame => &[direction],
-            Load::BulkOpposite => &[opposite],
-            Load::BulkBoth => &[direction, opposite],
+            BackgroundLoad::Alone => &[],
+            BackgroundLoad::BulkSame => &[direction],
+            BackgroundLoad::BulkOpposite => &[opposite],
+            BackgroundLoad::BulkBoth => &[direction, opposite],
         };
         let mut queues = Vec::new();
         for &direction in directions {
-            queues.push(Line::new(gpu.as_ref(), direction, chunk)?);
+            queues.push(LoadDirection::new(gpu.as_ref(), direction, chunk)?);
         }
         let stop = Arc::new(AtomicBool::new(false));
         let (started, wait) = mpsc::sync_channel(1);
@@ -68,14 +73,14 @@ impl Bulk {
     }
 }
 
-impl Drop for Bulk {
+impl Drop for BulkLoad {
     fn drop(&mut self) {
         let _ = self.end();
     }
 }
 
 /// One direction: a queue, what it reads, and one place to write for each copy in flight.
-struct Line {
+struct LoadDirection {
     queue: Box<dyn Queue>,
     from: Buffer,
     to: Buffer,
@@ -84,10 +89,10 @@ struct Line {
     done: u64,
 }
 
-impl Line {
+impl LoadDirection {
     fn new(gpu: &dyn Gpu, direction: Direction, chunk: usize) -> Result<Self, DeviceError> {
         let host = |bytes| gpu.pinned_buffer(bytes, Caching::Cached);
-        let device = |bytes| gpu.device_buffer(bytes, Reach::Device);
+        let device = |bytes| gpu.device_buffer(bytes, CpuReach::Device);
         let (from, to) = match direction {
             Direction::H2d => (host(chunk)?, device(chunk * IN_FLIGHT)?),
             _ => (device(chunk)?, host(chunk * IN_FLIGHT)?),
@@ -115,7 +120,11 @@ impl Line {
     }
 }
 
-fn serve(mut queues: Vec<Line>, stop: &AtomicBool, started: &mpsc::SyncSender<()>) -> Result<u64, DeviceError> {
+fn serve(
+    mut queues: Vec<LoadDirection>,
+    stop: &AtomicBool,
+    started: &mpsc::SyncSender<()>,
+) -> Result<u64, DeviceError> {
     let mut has_started = false;
     while !stop.load(Ordering::Relaxed) {
         for queue in &mut queues {

@@ -12,7 +12,7 @@ use crate::context::{self, Prepared};
 use crate::decide::{self, BULK_MIN, Out};
 use crate::driver::{self, DevicePtr, Driver, Relaxed, SUCCESS, Status, Stream};
 use crate::stats::{self, Kind, Outcome};
-use crate::{neighbours, road};
+use crate::{lookup, neighbours};
 
 /// Of more copies in one call none is looked at.
 const COUNT_MAX: usize = 1 << 20;
@@ -89,7 +89,7 @@ pub(crate) unsafe fn copy_one(
     stream: Stream,
     real: impl FnOnce(*const Attributes) -> Status,
 ) -> Status {
-    if road::is_off() || attributes.is_null() || !decide::looks_at(bytes) {
+    if lookup::is_off() || attributes.is_null() || !decide::looks_at(bytes) {
         return real(attributes);
     }
     // SAFETY: by this function's contract.
@@ -206,7 +206,7 @@ impl Lists {
 /// # Safety
 /// As for the driver's call; `real` makes the copies of the lists that it is given and says where which of them failed.
 pub(crate) unsafe fn copy(batch: Batch, failed: *mut usize, real: impl Fn(&Batch, *mut usize) -> Status) -> Status {
-    if road::is_off() || !decide::looks_at(usize::MAX) {
+    if lookup::is_off() || !decide::looks_at(usize::MAX) {
         return real(&batch, failed);
     }
     // The driver refuses the legacy default stream.

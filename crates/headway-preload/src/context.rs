@@ -13,7 +13,7 @@ use headway_core::units::Bytes;
 
 use crate::decide::{self, BULK, NEW};
 use crate::driver::{self, Context, DevicePtr, Driver, NOT_READY, Relaxed, STREAM_PER_THREAD, SUCCESS, Stream};
-use crate::{neighbours, road, stack};
+use crate::{lookup, neighbours, stack};
 
 /// A line is pinned memory that a kernel writes and the calling thread copies on, for copies into ordinary memory.
 pub(crate) const LINE_BYTES: usize = 64 << 10;
@@ -72,10 +72,11 @@ pub(crate) struct Prepared {
 
 // SAFETY: `memory` is pinned memory that lives as long as the context; each line is used only by the thread that took it.
 unsafe impl Send for Prepared {}
-// SAFETY: as above; everything else is atomic or behind a lock.
+// SAFETY: `memory` is pinned memory that lives as long as the context; each line is used only by the thread that took
+// it; everything else is atomic or behind a lock.
 unsafe impl Sync for Prepared {}
 
-enum Known {
+enum ContextState {
     /// The program holds it, and has made no copy in it yet.
     Expected,
     /// A thread prepares it; meanwhile, and if that fails, its copies are passed on.
@@ -83,35 +84,35 @@ enum Known {
     Ready(Arc<Prepared>),
 }
 
-static CONTEXTS: Mutex<Vec<(Context, Known)>> = Mutex::new(Vec::new());
+static CONTEXTS: Mutex<Vec<(Context, ContextState)>> = Mutex::new(Vec::new());
 
-fn contexts() -> MutexGuard<'static, Vec<(Context, Known)>> {
+fn contexts() -> MutexGuard<'static, Vec<(Context, ContextState)>> {
     CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Sets the reasons for attention by what is known.
-fn refresh(known: &[(Context, Known)]) {
-    let new = known.is_empty() || known.iter().any(|(_, known)| matches!(known, Known::Expected));
-    let busy = known.iter().any(|(_, known)| matches!(known, Known::Ready(ready) if ready.is_busy()));
+fn refresh(known: &[(Context, ContextState)]) {
+    let new = known.is_empty() || known.iter().any(|(_, known)| matches!(known, ContextState::Expected));
+    let busy = known.iter().any(|(_, known)| matches!(known, ContextState::Ready(ready) if ready.is_busy()));
     let bits = |new, busy| (if new { NEW } else { 0 }) | (if busy { BULK } else { 0 });
     decide::attend(bits(new, busy), bits(!new, !busy));
 }
 
 /// A context that the program has got hold of: prepared at its first copy.
 pub(crate) fn expect(context: Context) {
-    if road::is_off() {
+    if lookup::is_off() {
         return;
     }
     let mut known = contexts();
     if known.iter().all(|(other, _)| *other != context) {
-        known.push((context, Known::Expected));
+        known.push((context, ContextState::Expected));
         refresh(&known);
     }
 }
 
 /// A context that is about to be destroyed. What it owns goes with it.
 pub(crate) fn forget(context: Context) {
-    if road::is_off() {
+    if lookup::is_off() {
         return;
     }
     let mut known = contexts();
@@ -121,25 +122,25 @@ pub(crate) fn forget(context: Context) {
 
 /// Any of the contexts may be about to be destroyed; those that live on are prepared again.
 pub(crate) fn forget_all() {
-    if road::is_off() {
+    if lookup::is_off() {
         return;
     }
     let mut known = contexts();
     for (_, known) in known.iter_mut() {
-        *known = Known::Expected;
+        *known = ContextState::Expected;
     }
     refresh(&known);
 }
 
 /// Contexts of a device that may be about to be destroyed; those that live on are prepared again.
 pub(crate) fn forget_device(device: c_int) {
-    if road::is_off() {
+    if lookup::is_off() {
         return;
     }
     let mut known = contexts();
     for (_, known) in known.iter_mut() {
-        if matches!(known, Known::Ready(ready) if ready.device == device) {
-            *known = Known::Expected;
+        if matches!(known, ContextState::Ready(ready) if ready.device == device) {
+            *known = ContextState::Expected;
         }
     }
     refresh(&known);
@@ -150,12 +151,12 @@ pub(crate) fn current(driver: &Driver) -> Option<Arc<Prepared>> {
     let context = driver::current_context(driver)?;
     let mut known = contexts();
     match known.iter_mut().find(|(other, _)| *other == context) {
-        Some((_, Known::Ready(ready))) => return Some(Arc::clone(ready)),
-        Some((_, Known::PassedOn)) => return None,
+        Some((_, ContextState::Ready(ready))) => return Some(Arc::clone(ready)),
+        Some((_, ContextState::PassedOn)) => return None,
         // A thread with more stack prepares it.
         _ if !stack::is_enough() => return None,
-        Some((_, expected)) => *expected = Known::PassedOn,
-        None => known.push((context, Known::PassedOn)),
+        Some((_, expected)) => *expected = ContextState::PassedOn,
+        None => known.push((context, ContextState::PassedOn)),
     }
     drop(known);
     let relaxed = Relaxed::new(driver);
@@ -165,7 +166,7 @@ pub(crate) fn current(driver: &Driver) -> Option<Arc<Prepared>> {
     if let Some(ready) = &ready
         && let Some((_, place)) = known.iter_mut().find(|(other, _)| *other == context)
     {
-        *place = Known::Ready(Arc::clone(ready));
+        *place = ContextState::Ready(Arc::clone(ready));
     }
     refresh(&known);
     ready
@@ -260,11 +261,11 @@ impl Loads {
 
 /// A stream is about to be destroyed.
 pub(crate) fn forget_stream(stream: Stream) {
-    if road::is_off() {
+    if lookup::is_off() {
         return;
     }
     for (_, known) in contexts().iter() {
-        if let Known::Ready(ready) = known {
+        if let ContextState::Ready(ready) = known {
             ready.forget_stream(stream);
         }
     }
@@ -402,19 +403,19 @@ impl Prepared {
     }
 
     /// A free line; `None` if all are in use.
-    pub(crate) fn line(&self) -> Option<Line<'_>> {
+    pub(crate) fn line(&self) -> Option<PinnedLine<'_>> {
         let number = self.taken.iter().position(|taken| !taken.swap(true, Ordering::Acquire))?;
-        Some(Line { owner: self, number })
+        Some(PinnedLine { owner: self, number })
     }
 }
 
 /// Pinned memory for one copy; free again when dropped.
-pub(crate) struct Line<'a> {
+pub(crate) struct PinnedLine<'a> {
     owner: &'a Prepared,
     number: usize,
 }
 
-impl Line<'_> {
+impl PinnedLine<'_> {
     pub(crate) fn seen_by_device(&self) -> DevicePtr {
         self.owner.memory_seen + (self.number * LINE_BYTES) as u64
     }
@@ -431,7 +432,7 @@ impl Line<'_> {
     }
 }
 
-impl Drop for Line<'_> {
+impl Drop for PinnedLine<'_> {
     fn drop(&mut self) {
         self.owner.taken[self.number].store(false, Ordering::Release);
     }

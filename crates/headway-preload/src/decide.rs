@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use headway_core::files::guest::{Aside, GuestOptions, VARIABLE};
-use headway_core::files::guest_log::{Became, Host, Towards, Why};
+use headway_core::files::guest::{AsideMode, GuestOptions, VARIABLE};
+use headway_core::files::guest_log::{Became, DriverReason, Host, Towards};
 use headway_core::models::transfer::Direction;
 
 use crate::context::{self, Prepared};
@@ -15,7 +15,7 @@ use crate::driver::{self, DevicePtr, Driver, Relaxed, SUCCESS, Status, Stream, d
 use crate::fast::{Answer, Timing, Waits};
 use crate::log::{self, Asked, Made};
 use crate::stats::{self, Kind, Outcome};
-use crate::{fast, lint, neighbours, road, verify};
+use crate::{fast, lint, lookup, neighbours, verify};
 
 /// A copy out of a GPU, as the guest asked for it.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +75,7 @@ const LINT: u32 = 64;
 
 /// Copies out of a GPU of this size and more are looked at in any case.
 static LARGE: AtomicUsize = AtomicUsize::new(usize::MAX);
-/// The same for copies into a GPU.
+/// Copies into a GPU of this size and more are looked at in any case.
 static LARGE_IN: AtomicUsize = AtomicUsize::new(usize::MAX);
 static OPTIONS: OnceLock<GuestOptions> = OnceLock::new();
 
@@ -85,7 +85,7 @@ pub(crate) fn options() -> GuestOptions {
 
 /// Whether copies are counted.
 pub(crate) fn counts() -> bool {
-    ATTENTION.load(Ordering::Relaxed) & COUNT != 0 && !road::is_off()
+    ATTENTION.load(Ordering::Relaxed) & COUNT != 0 && !lookup::is_off()
 }
 
 /// Says, in a program that was started as a guest, that its driver is newer than this version of Headway.
@@ -124,13 +124,13 @@ pub(crate) fn begin() {
     if options.verify {
         verify::begin();
     }
-    if options.aside == Aside::Always {
+    if options.aside == AsideMode::Always {
         attention |= ALWAYS;
     }
-    if options.aside == Aside::Auto && !options.alone && neighbours::begin() {
+    if options.aside == AsideMode::Auto && !options.alone && neighbours::begin() {
         attention |= NEIGHBOURS;
     }
-    if options.aside != Aside::Never || options.piece.is_some() {
+    if options.aside != AsideMode::Never || options.piece.is_some() {
         attention |= NEW;
         LARGE.store(COUNTED_MIN, Ordering::Relaxed);
     }
@@ -143,7 +143,7 @@ pub(crate) fn begin() {
 
 /// Sets and clears reasons, unless everything is switched off.
 pub(crate) fn attend(set: u32, clear: u32) {
-    if !road::is_off() {
+    if !lookup::is_off() {
         ATTENTION.fetch_or(set, Ordering::Relaxed);
         ATTENTION.fetch_and(!clear, Ordering::Relaxed);
     }
@@ -161,7 +161,7 @@ pub(crate) fn into_gpu(copy: In, kind: Kind, real: impl FnOnce() -> Status) -> S
 
 #[cold]
 fn look_in(copy: In, kind: Kind, attention: u32, real: impl FnOnce() -> Status) -> Status {
-    if road::is_off() {
+    if lookup::is_off() {
         return real();
     }
     if attention & COUNT != 0 {
@@ -245,7 +245,7 @@ fn made_fast(driver: &Driver, copy: fast::Copy, made: &mut Made, timing: &mut Op
         Answer::Left(why, timed) => {
             made.left_to_driver(why);
             // What was decided on is a copy of ordinary memory, whatever the call's name says.
-            if why == Why::DriverFastest {
+            if why == DriverReason::DriverFastest {
                 made.direction = if copy.direction == Direction::D2h { Towards::Out } else { Towards::In };
             }
             *timing = timed;
@@ -274,7 +274,7 @@ pub(crate) fn made_fast_of_batch(driver: &Driver, out: Out) -> bool {
     let into = In { to: out.to as DevicePtr, from: out.from as *const c_void, bytes: out.bytes, stream: out.stream };
     let into = fast::Copy { waits: Waits::IfLarge, ..into.of_ordinary_memory() };
     let outward = fast::Copy { waits: Waits::IfLarge, ..out.to_ordinary_memory() };
-    let queues = options().aside != Aside::Never || options().piece.is_some();
+    let queues = options().aside != AsideMode::Never || options().piece.is_some();
     // No copy is timed inside a batch.
     made_fast(driver, into, &mut Made::new(Kind::Batch), &mut None) == Some(SUCCESS)
         || made_fast_out(driver, outward, queues, &mut Made::new(Kind::Batch), &mut None) == Some(SUCCESS)
@@ -283,7 +283,7 @@ pub(crate) fn made_fast_of_batch(driver: &Driver, out: Out) -> bool {
 /// Whether a copy of a batch was queued by a kernel, past a busy engine.
 pub(crate) fn made_aside_of_batch(driver: &Driver, out: Out) -> bool {
     let attention = ATTENTION.load(Ordering::Relaxed);
-    if out.bytes > ASIDE_MAX || options().aside == Aside::Never {
+    if out.bytes > ASIDE_MAX || options().aside == AsideMode::Never {
         return false;
     }
     let Some(context) = context::current(driver) else { return false };
@@ -303,7 +303,7 @@ pub(crate) fn out_of_gpu(out: Out, kind: Kind, real: impl FnOnce() -> Status) ->
 
 #[cold]
 fn look(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status) -> Status {
-    if road::is_off() {
+    if lookup::is_off() {
         return real();
     }
     if attention & COUNT != 0 {
@@ -319,8 +319,8 @@ fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, mad
     }
     // Copies that are only counted or logged are not asked about.
     if attention & !(COUNT | LOG | LINT) == 0 && out.bytes < LARGE.load(Ordering::Relaxed) {
-        if options().aside == Aside::Auto {
-            made.left_to_driver(Why::EngineFree);
+        if options().aside == AsideMode::Auto {
+            made.left_to_driver(DriverReason::EngineFree);
         }
         return real();
     }
@@ -342,7 +342,7 @@ fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, mad
         *made = Made::new(kind);
     }
     let options = options();
-    let queues = options.aside != Aside::Never || options.piece.is_some();
+    let queues = options.aside != AsideMode::Never || options.piece.is_some();
     let mut timing = None;
     if options.fast
         && out.bytes >= FAST_MIN
@@ -359,12 +359,12 @@ fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, mad
         return real();
     }
     let Some(context) = context::current(driver) else {
-        made.left_to_driver(Why::Context);
+        made.left_to_driver(DriverReason::Context);
         return real();
     };
-    if out.bytes <= ASIDE_MAX && options.aside != Aside::Never {
+    if out.bytes <= ASIDE_MAX && options.aside != AsideMode::Never {
         if !goes_aside(&context, out, attention) {
-            made.left_to_driver(Why::EngineFree);
+            made.left_to_driver(DriverReason::EngineFree);
         } else if let Some(status) = made_aside(driver, &context, out, made) {
             return status;
         }
@@ -453,9 +453,9 @@ fn checked(driver: &Driver, out: Out, complete: bool, status: Status, made: &Mad
 /// Whether an operation on the engine would delay a small copy.
 fn goes_aside(context: &Prepared, out: Out, attention: u32) -> bool {
     match options().aside {
-        Aside::Never => false,
-        Aside::Always => true,
-        Aside::Auto => {
+        AsideMode::Never => false,
+        AsideMode::Always => true,
+        AsideMode::Auto => {
             (attention & BULK != 0 && context.is_busy_elsewhere(out.stream))
                 || (attention & NEIGHBOURS != 0 && neighbours::is_busy(context.place))
         }
@@ -486,7 +486,7 @@ fn aside(driver: &Driver, context: &Prepared, out: Out, host_is: &mut Host) -> R
     *host_is = Host::Ordinary;
     let line = context.line().ok_or(Outcome::NoLine)?;
     launch(driver, context, line.seen_by_device(), out)?;
-    // SAFETY: as above.
+    // SAFETY: the stream is the caller's, which uses it in this call.
     let status = unsafe { (driver.stream_synchronize)(out.stream) };
     if status != SUCCESS {
         return Ok(status);
@@ -509,13 +509,13 @@ fn bulk(driver: &Driver, context: &Prepared, out: Out, real: impl FnOnce() -> St
     let captures = driver::captures(driver, out.stream);
     if captures || !driver::on_device(driver, out.from, out.bytes, context.device) {
         drop(relaxed);
-        made.left_to_driver(if captures { Why::Capture } else { Why::NotOnGpu });
+        made.left_to_driver(if captures { DriverReason::Capture } else { DriverReason::NotOnGpu });
         return real();
     }
     let piece = options().piece.map(|piece| piece_bytes(piece.0 as usize, out.bytes));
     let piece = piece.filter(|piece| context.writes_values() && out.bytes > *piece);
     let piece = piece.filter(|_| driver::pinned(driver, out.to, out.bytes).is_some());
-    made.left_to_driver(Why::Whole);
+    made.left_to_driver(DriverReason::Whole);
     if piece.is_some() {
         made.host = Host::PageLocked;
         made.by(Became::Pieces, Towards::Out);

@@ -10,15 +10,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use headway::copy::{
-    Advised, At, Copier, CopyLimits, CopyOptions, CudaDriver, CudaGpu, Direction, How, Learning, LearningGpu,
-    LearningOptions, Limits, Profile, Tuning,
+    Advised, At, Copier, CopyLimits, CopyOptions, CudaDriver, CudaGpu, DeviceLimits, Direction, How, Learning,
+    LearningGpu, LearningOptions, Profile, Tuning,
 };
 use headway::machine::{EndpointId, Method};
 use headway::units::{Bytes, Nanos};
-use headway_core::files::guest_log::{Host, Why};
+use headway_core::files::guest_log::{DriverReason, Host};
 
 use crate::driver::{self, DevicePtr, Driver, Relaxed, STREAM_LEGACY, SUCCESS, Status, Stream};
-use crate::{decide, road, stack, stats};
+use crate::{decide, lookup, stack, stats};
 
 /// Like the driver, a guest waits without end for a busy GPU: a copy that was given up could still write.
 const PATIENCE: Nanos = Nanos(3_600_000_000_000);
@@ -54,7 +54,7 @@ const NEVER_WAITS: c_int = 13_030;
 
 /// Whether a copy by several threads may wait for the stream.
 fn may_wait(driver: &Driver, copy: Copy) -> bool {
-    let large = copy.bytes >= WAITS_MIN && road::driver_version().is_some_and(|version| version < NEVER_WAITS);
+    let large = copy.bytes >= WAITS_MIN && lookup::driver_version().is_some_and(|version| version < NEVER_WAITS);
     // SAFETY: the stream is the caller's, which uses it in this call, and captures nothing.
     copy.waits == Waits::AsTheDriver || large || unsafe { (driver.stream_query)(copy.stream) } == SUCCESS
 }
@@ -69,7 +69,7 @@ struct Gpu {
 pub(crate) enum Answer {
     Made,
     /// The driver makes it from the start. Its time is measured where the choice can learn from it.
-    Left(Why, Option<Timing>),
+    Left(DriverReason, Option<Timing>),
 }
 
 /// A copy by the driver's own call that is timed.
@@ -87,15 +87,15 @@ impl Timing {
     }
 }
 
-enum Known {
+enum GpuState {
     Open(Arc<Gpu>),
     /// It could not be opened; the driver copies.
     Failed,
 }
 
-static GPUS: Mutex<Vec<(c_int, Known)>> = Mutex::new(Vec::new());
+static GPUS: Mutex<Vec<(c_int, GpuState)>> = Mutex::new(Vec::new());
 
-fn gpus() -> MutexGuard<'static, Vec<(c_int, Known)>> {
+fn gpus() -> MutexGuard<'static, Vec<(c_int, GpuState)>> {
     GPUS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -104,9 +104,9 @@ fn cuda() -> Option<Arc<CudaDriver>> {
     static CUDA: Mutex<Option<Arc<CudaDriver>>> = Mutex::new(None);
     let mut known = CUDA.lock().unwrap_or_else(PoisonError::into_inner);
     if known.is_none() {
-        let library = road::library()?;
+        let library = lookup::library()?;
         // SAFETY: `find` asks the guest's own driver by the real `dlsym`; no program unloads a driver that has a context.
-        *known = unsafe { CudaDriver::of_program(|name| road::find(library, name)) }.ok();
+        *known = unsafe { CudaDriver::of_program(|name| lookup::find(library, name)) }.ok();
     }
     known.clone()
 }
@@ -158,7 +158,7 @@ fn open(driver: &Driver, device: c_int) -> Option<Gpu> {
         return None;
     }
     let index = u32::try_from(device).ok()?;
-    let limits = Limits { host_bytes_max: Bytes(u64::MAX), ..Limits::default() };
+    let limits = DeviceLimits { host_bytes_max: Bytes(u64::MAX), ..DeviceLimits::default() };
     let gpu = Arc::new(CudaGpu::open(&cuda()?, index, limits).ok()?);
     let limits = CopyLimits { pinned_max: PINNED_MAX, patience: PATIENCE, ..CopyLimits::default() };
     let options = CopyOptions { limits, shares_cpus: !decide::options().alone, ..CopyOptions::default() };
@@ -181,14 +181,14 @@ fn opened(driver: &Driver, device: c_int) -> Option<Arc<Gpu>> {
     let mut gpus = gpus();
     let known = gpus.iter().find(|(other, _)| *other == device);
     let gpu = match known {
-        Some((_, Known::Open(gpu))) => Arc::clone(gpu),
-        Some((_, Known::Failed)) => return None,
+        Some((_, GpuState::Open(gpu))) => Arc::clone(gpu),
+        Some((_, GpuState::Failed)) => return None,
         None => {
             let before = driver::current_context(driver)?;
             let opened = open(driver, device).map(Arc::new);
             // Opening makes the primary context current, which the guest may have replaced by one of its own.
             driver::make_current(driver, before);
-            gpus.push((device, opened.clone().map_or(Known::Failed, Known::Open)));
+            gpus.push((device, opened.clone().map_or(GpuState::Failed, GpuState::Open)));
             opened?
         }
     };
@@ -198,7 +198,7 @@ fn opened(driver: &Driver, device: c_int) -> Option<Arc<Gpu>> {
 
 /// The primary context of a device may be about to be destroyed: what is kept for it goes first.
 pub(crate) fn forget_device(device: c_int) {
-    if road::is_off() {
+    if lookup::is_off() {
         return;
     }
     let mut gpus = gpus();
@@ -232,29 +232,29 @@ fn wait(driver: &Driver, stream: Stream) -> bool {
 /// known.
 pub(crate) fn copy(driver: &Driver, copy: Copy, host_is: &mut Host) -> Answer {
     if !stack::is_enough() {
-        return Answer::Left(Why::SmallStack, None);
+        return Answer::Left(DriverReason::SmallStack, None);
     }
     let _relaxed = Relaxed::new(driver);
     if driver::captures(driver, copy.stream) {
-        return Answer::Left(Why::Capture, None);
+        return Answer::Left(DriverReason::Capture, None);
     }
     if !may_wait(driver, copy) {
-        return Answer::Left(Why::StreamBusy, None);
+        return Answer::Left(DriverReason::StreamBusy, None);
     }
     if !driver::is_ordinary(driver, copy.host, copy.bytes) {
         *host_is = Host::KnownToDriver;
-        return Answer::Left(Why::NotOrdinary, None);
+        return Answer::Left(DriverReason::NotOrdinary, None);
     }
     *host_is = Host::Ordinary;
     let learning = current_device(driver).and_then(|device| Some((device, learning(device)?)));
-    let Some((device, learning)) = learning else { return Answer::Left(Why::Context, None) };
+    let Some((device, learning)) = learning else { return Answer::Left(DriverReason::Context, None) };
     // SAFETY: the bytes are only asked about, not read; the guest keeps them while its call lasts.
     let host = unsafe { std::slice::from_raw_parts(copy.host.cast::<u8>(), copy.bytes) };
     let advised = learning.advise(copy.direction, host);
     let Some(tuning) = advised.advice().tuning else {
         // What the stream was given before is no part of the copy.
         let timed = advised.advice().timed && wait(driver, copy.stream);
-        return Answer::Left(Why::DriverFastest, timed.then(|| Timing { advised, start: Instant::now() }));
+        return Answer::Left(DriverReason::DriverFastest, timed.then(|| Timing { advised, start: Instant::now() }));
     };
     match staged(driver, copy, device, tuning) {
         Ok((start, cpu)) => {
@@ -269,31 +269,39 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, host_is: &mut Host) -> Answer {
 }
 
 /// Makes `copy` by several threads; when it began, and their CPU time.
-fn staged(driver: &Driver, copy: Copy, device: c_int, tuning: Tuning) -> Result<(Instant, Option<Nanos>), Why> {
-    let gpu = opened(driver, device).ok_or(Why::Context)?;
+fn staged(
+    driver: &Driver,
+    copy: Copy,
+    device: c_int,
+    tuning: Tuning,
+) -> Result<(Instant, Option<Nanos>), DriverReason> {
+    let gpu = opened(driver, device).ok_or(DriverReason::Context)?;
     if !driver::on_device(driver, copy.there, copy.bytes, device) {
-        return Err(Why::NotOnGpu);
+        return Err(DriverReason::NotOnGpu);
     }
     if !wait(driver, copy.stream) {
-        return Err(Why::Failed);
+        return Err(DriverReason::Failed);
     }
     let start = Instant::now();
     // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its call lasts, as for the
     // driver's own call.
-    let buffer = unsafe { gpu.gpu.foreign(copy.there, copy.bytes) }.map_err(|_| Why::Failed)?;
+    let buffer = unsafe { gpu.gpu.foreign(copy.there, copy.bytes) }.map_err(|_| DriverReason::Failed)?;
     let at = At { buffer: &buffer, offset: 0 };
     let (host, how) = (copy.host.cast::<u8>(), How::Tuned(Method::Staged, tuning));
     let made = match copy.direction {
         Direction::D2h => {
-            // SAFETY: as above; a page that cannot be written raises the signal that the driver's own copy raises there.
+            // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its
+            // call lasts, as for the driver's own call; a page that cannot be written raises the signal that the
+            // driver's own copy raises there.
             let to = unsafe { std::slice::from_raw_parts_mut(host, copy.bytes) };
             gpu.copier.copy_out(to, at, how)
         }
         Direction::H2d | Direction::Peer => {
-            // SAFETY: as above, for reading.
+            // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its
+            // call lasts, as for the driver's own call, for reading.
             let from = unsafe { std::slice::from_raw_parts(host, copy.bytes) };
             gpu.copier.copy_in(at, from, how)
         }
     };
-    made.map(|report| (start, report.cpu)).map_err(|_| Why::Failed)
+    made.map(|report| (start, report.cpu)).map_err(|_| DriverReason::Failed)
 }

@@ -9,10 +9,10 @@ use std::time::Duration;
 use headway_core::files::guest::{FIRST_VARIABLE, GuestOptions, VARIABLE};
 /// Which call made a copy.
 pub(crate) use headway_core::files::guest_log::Call as Kind;
-use headway_core::files::guest_log::Why;
+use headway_core::files::guest_log::DriverReason;
 use headway_core::models::transfer::Direction;
 
-use crate::{audit, log, passed, road, unhooked};
+use crate::{audit, log, lookup, passed, unhooked};
 
 const KINDS: [(Kind, &str); 8] = [
     (Kind::In, "into a GPU, waiting"),
@@ -39,12 +39,12 @@ pub(crate) enum Outcome {
 
 impl Outcome {
     /// The reason for the log, of an outcome that left the copy to the driver.
-    pub(crate) const fn why(self) -> Why {
+    pub(crate) const fn why(self) -> DriverReason {
         match self {
-            Self::Capture => Why::Capture,
-            Self::NoLine => Why::NoLine,
-            Self::NotLaunched => Why::NotLaunched,
-            Self::OtherMemory | Self::Aside | Self::Piece | Self::HintDropped => Why::OtherMemory,
+            Self::Capture => DriverReason::Capture,
+            Self::NoLine => DriverReason::NoLine,
+            Self::NotLaunched => DriverReason::NotLaunched,
+            Self::OtherMemory | Self::Aside | Self::Piece | Self::HintDropped => DriverReason::OtherMemory,
         }
     }
 }
@@ -174,7 +174,7 @@ pub(crate) fn made_fast(direction: Direction, bytes: usize, took: Duration) {
 
 /// At exit. A forked child has nothing of its own to say: its counts are its parent's.
 extern "C" fn print() {
-    if !road::is_off() {
+    if !lookup::is_off() {
         let mut text = Text { bytes: [0; 4096], length: 0 };
         let _ = table(&mut text);
         text.print();
@@ -184,12 +184,12 @@ extern "C" fn print() {
 extern "C" fn on_signal(_signal: c_int) {
     // SAFETY: the place of this thread's `errno`.
     let errno = unsafe { *libc::__errno_location() };
-    if road::has_begun() {
+    if lookup::has_begun() {
         print();
     } else {
         say("has copied nothing yet");
     }
-    // SAFETY: as above.
+    // SAFETY: the place of this thread's `errno`.
     unsafe { *libc::__errno_location() = errno };
 }
 
@@ -244,17 +244,17 @@ fn handle_signal(before: libc::sighandler_t, now: libc::sighandler_t) {
 /// With `--stats`, reports that no copy was seen.
 extern "C" fn end() {
     let Some(options) = options() else { return };
-    if road::has_begun() || audit::is_asked() {
+    if lookup::has_begun() || audit::is_asked() {
         return;
     }
-    // Nothing of the driver was replaced: was it reached by another road?
+    // Nothing of the driver was replaced: was it reached by another lookup?
     if unhooked::driver_is_loaded() {
         if options.verify {
             unhooked::say();
         }
         if options.stats {
             say(
-                "loaded the CUDA driver and asked for no function that copies, or reached it by a road that Headway does not see, so that no \
+                "loaded the CUDA driver and asked for no function that copies, or looked its functions up where Headway does not see it, so that no \
                  copies were counted",
             );
         }

@@ -6,13 +6,13 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headway_core::files::guest_log::{Became, Call, Difference, Verified};
+use headway_core::files::guest_log::{Became, Call, Difference, VerifyCounts};
 use headway_core::models::transfer::Direction;
 use headway_core::units::Bytes;
 
 use crate::driver::{Driver, Relaxed, SUCCESS, Status};
 use crate::fast::Copy;
-use crate::{log, road, unhooked};
+use crate::{log, lookup, unhooked};
 
 /// What is read back at a time.
 const PART: usize = 4 << 20;
@@ -58,7 +58,8 @@ pub(crate) fn compare(driver: &Driver, copy: Copy, call: Call, became: Became) -
         if let Some(offset) = part.iter().zip(ours).position(|(driver, ours)| driver != ours) {
             first.get_or_insert(at + offset);
             if copy.direction == Direction::D2h {
-                // SAFETY: as above; the driver's own call would write there.
+                // SAFETY: the guest's end of the copy, which it keeps while its call lasts; the driver's own call
+                // would write there.
                 unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), host, part.len()) };
             }
         }
@@ -88,7 +89,7 @@ fn different(driver: &Driver, copy: Copy, call: Call, became: Became, first: usi
 
 /// At exit.
 extern "C" fn finish() {
-    if road::is_off() {
+    if lookup::is_off() {
         return;
     }
     let [compared, different, not_compared] =
@@ -99,5 +100,5 @@ extern "C" fn finish() {
         std::process::id()
     ));
     unhooked::say();
-    log::verified(Verified { compared, different, not_compared });
+    log::verified(VerifyCounts { compared, different, not_compared });
 }

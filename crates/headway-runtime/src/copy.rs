@@ -33,7 +33,7 @@ use headway_core::models::transfer::arbitration::WAIT_COPIES;
 use headway_core::models::transfer::learning::Prefer;
 use headway_core::models::transfer::{Bounds, Direction, HostMemory, Method, Profile, Tuning, default_tuning};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
-use headway_device::buffer::Place;
+use headway_device::buffer::MemoryPlace;
 use headway_device::gpu::{Gpu, Mover, Piece};
 use headway_device::{Buffer, DeviceError};
 use headway_os::fork::Home;
@@ -99,7 +99,7 @@ pub struct CopyOptions {
     pub multipath: bool,
     /// Sources may be mapped files: `staged` reads their pages first, so that one that cannot be read is an error value.
     pub mapped_files: bool,
-    /// Of ways that are nearly as fast as the fastest, the cheapest in CPU time, or the fastest.
+    /// Of methods that are nearly as fast as the fastest, the cheapest in CPU time, or the fastest.
     pub prefer: Prefer,
     /// Copies have fewer threads while other processes of this user copy on the same CPUs.
     pub shares_cpus: bool,
@@ -162,7 +162,7 @@ pub struct CopyReport {
     pub cpu: Option<Nanos>,
     /// Chunks of others that were ahead of the first one in the engine's queue.
     pub ahead: u64,
-    /// The way that was asked for or chosen and could not be used, with the reason.
+    /// The method that was asked for or chosen and could not be used, with the reason.
     pub instead_of: Option<(Method, String)>,
 }
 
@@ -177,19 +177,19 @@ pub struct Observation<'a> {
 }
 
 /// Called at the end of every copy, on the thread that asked for it. Must not block.
-pub type Observer = Arc<dyn Fn(&Observation<'_>) + Send + Sync>;
+pub type CopyObserver = Arc<dyn Fn(&Observation<'_>) + Send + Sync>;
 
 /// Something a user should know.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct CopierEvent {
     /// When, on the host's clock.
     pub at: Nanos,
     pub what: String,
 }
 
-/// Whether one way can be used on one GPU.
+/// Whether one method can be used on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Probe {
+pub struct MethodProbe {
     /// Position of the GPU.
     pub gpu: usize,
     pub method: Method,
@@ -215,7 +215,7 @@ pub struct Copier {
     home: Home,
     cancel: Cancel,
     thread_pool: OnceLock<ThreadPool>,
-    observer: OnceLock<Observer>,
+    observer: OnceLock<CopyObserver>,
 }
 
 impl Copier {
@@ -231,10 +231,10 @@ impl Copier {
         Self::with_stale(gpus, profile, options, None)
     }
 
-    /// The same; `stale` = what has changed since `profile` was measured, so that only the driver's own methods are chosen.
+    /// A copier like [`Copier::new`]'s; `stale` = what has changed since `profile` was measured, so that only the driver's own methods are chosen.
     ///
     /// # Errors
-    /// As for [`Copier::new`].
+    /// Those of [`Copier::new`].
     pub fn with_stale(
         gpus: Vec<(EndpointId, Arc<dyn Gpu>)>,
         profile: Profile,
@@ -283,7 +283,7 @@ impl Copier {
     }
 
     /// Calls `observer` at the end of every copy; `false` if there is one already.
-    pub fn observe(&self, observer: Observer) -> bool {
+    pub fn observe(&self, observer: CopyObserver) -> bool {
         self.observer.set(observer).is_ok()
     }
 
@@ -359,7 +359,7 @@ impl Copier {
         if direction == Direction::Peer {
             return wrong("direction", "`copy_peer` copies between GPUs");
         }
-        if host.buffer.place() != (Place::Host { pinned: Some(self.gpus[gpu].device.domain()) }) {
+        if host.buffer.place() != (MemoryPlace::Host { pinned: Some(self.gpus[gpu].device.domain()) }) {
             return wrong("host memory", "it is not pinned for this GPU; use `copy_in` or `copy_out` on its bytes");
         }
         self.copy(Request::new(gpu, direction, device, Host::Held(host), len), how)
@@ -392,7 +392,7 @@ impl Copier {
     /// Copies many pieces from the device in one request, their sources counted from `from`.
     ///
     /// # Errors
-    /// As for [`Copier::copy_many_in`].
+    /// Those of [`Copier::copy_many_in`].
     pub fn copy_many_out(
         &self,
         to: &mut [u8],
@@ -405,15 +405,15 @@ impl Copier {
         self.many(many, pieces, by)
     }
 
-    /// Whether each way can be used on each GPU, each tried with random bytes and compared through another way.
+    /// Whether each method can be used on each GPU, each tried with random bytes and compared through another method.
     #[must_use]
-    pub fn probe(&self) -> Vec<Probe> {
+    pub fn probe(&self) -> Vec<MethodProbe> {
         self.probe_all()
     }
 
     /// Takes what has happened since the last call.
     #[must_use]
-    pub fn events(&self) -> Vec<Event> {
+    pub fn events(&self) -> Vec<CopierEvent> {
         self.auto.take_events()
     }
 
@@ -423,8 +423,8 @@ impl Copier {
             return Err(forked());
         }
         let position = match buffer.place() {
-            Place::Device { id, .. } => self.gpus.iter().position(|gpu| gpu.id == id),
-            Place::Host { .. } => None,
+            MemoryPlace::Device { id, .. } => self.gpus.iter().position(|gpu| gpu.id == id),
+            MemoryPlace::Host { .. } => None,
         };
         position.ok_or_else(|| CopyError::Invalid {
             what: "device memory",

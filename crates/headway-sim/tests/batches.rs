@@ -3,25 +3,27 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::support::{Draw, EPOCH, Null, by_hand, empty, logged, machine, run_of};
-use headway_core::decisions::dispatch::{Action, Event, Input};
+use headway_core::decisions::dispatch::{DispatchAction, DispatchEvent, DispatchInput};
 use headway_core::files::machine::{
     Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId, Machine,
     Route, RouteId,
 };
-use headway_core::files::workload::{Grouping, OnMiss, Parameters, Place, Placement, Step, Stream, Workload};
-use headway_core::log::{Record, What};
+use headway_core::files::workload::{
+    CopyEndpoint, Grouping, OnMiss, Parameters, Stream, StreamPlacement, StreamStep, Workload,
+};
+use headway_core::log::{LogRecord, RecordBody};
 use headway_core::models::interconnect::{BatchBlock, Network};
 use headway_core::models::transfer::Method;
 use headway_core::plan::planner::{PlanOptions, plan};
-use headway_core::plan::{Outcome, Pipeline, PlannedOperation, PlannedStep, Source, Strategy, Work};
+use headway_core::plan::{OperationWork, Outcome, Pipeline, PipelineSource, PlannedOperation, PlannedStep, Strategy};
 use headway_core::units::{Bytes, Nanos, Rate};
-use headway_sim::{Faults, Run};
+use headway_sim::{Run, SimFaults};
 
 /// The batch as a message that is released once.
 fn message(machine: &Machine, blocks: &[BatchBlock]) -> Pipeline {
     let operation = |block: &BatchBlock| {
         let route = &machine.routes[block.route.at()];
-        let work = Work::Copy {
+        let work = OperationWork::Copy {
             from: "a".to_owned(),
             to: "b".to_owned(),
             class: EngineClass::H2d,
@@ -35,7 +37,7 @@ fn message(machine: &Machine, blocks: &[BatchBlock]) -> Pipeline {
     let long = Nanos(1 << 50);
     Pipeline {
         name: "batch".to_owned(),
-        source: Source::Message,
+        source: PipelineSource::Message,
         gpu: None,
         period: long,
         start: Nanos::ZERO,
@@ -59,15 +61,19 @@ fn message(machine: &Machine, blocks: &[BatchBlock]) -> Pipeline {
 }
 
 /// When each block ends after the epoch, in the order of the batch.
-fn ends(log: &[Record], blocks: usize) -> Vec<Nanos> {
+fn ends(log: &[LogRecord], blocks: usize) -> Vec<Nanos> {
     let (mut index_of, mut ends) = (vec![0; blocks], vec![Nanos::MAX; blocks]);
     for record in log {
         match record.what {
-            What::Action(Action::Submit { operation, index, .. }) => index_of[operation as usize] = index as usize,
-            What::Input(Input::Done { operation, finished, .. }) => {
+            RecordBody::Action(DispatchAction::Submit { operation, index, .. }) => {
+                index_of[operation as usize] = index as usize
+            }
+            RecordBody::Input(DispatchInput::Done { operation, finished, .. }) => {
                 ends[index_of[operation as usize]] = finished - EPOCH;
             }
-            What::Input(_) | What::Action(Action::Deliver { .. } | Action::Drop { .. }) | What::Event(_) => {}
+            RecordBody::Input(_)
+            | RecordBody::Action(DispatchAction::Deliver { .. } | DispatchAction::Drop { .. })
+            | RecordBody::Event(_) => {}
         }
     }
     ends
@@ -212,10 +218,10 @@ fn data_that_is_late_within_the_jitter_does_not_split_a_batch() {
         period: Nanos(5_000_000),
         deadline: Nanos(20_000_000),
         start: Nanos::ZERO,
-        gpu: Placement::Auto,
+        gpu: StreamPlacement::Auto,
         steps: vec![
-            Step::Copy { from: Place::Host, to: Place::OwnGpu },
-            Step::Copy { from: Place::OwnGpu, to: Place::Host },
+            StreamStep::Copy { from: CopyEndpoint::Host, to: CopyEndpoint::OwnGpu },
+            StreamStep::Copy { from: CopyEndpoint::OwnGpu, to: CopyEndpoint::Host },
         ],
         on_miss: OnMiss::Finish,
         parameters: Parameters::default(),
@@ -226,15 +232,15 @@ fn data_that_is_late_within_the_jitter_does_not_split_a_batch() {
     let plan = plan(&machine, &workload, PlanOptions { strategy: Some(Strategy::Combined) }).unwrap();
     let members = plan.pipelines.iter().flat_map(|of| &of.steps).filter(|step| step.batch.is_some()).count();
     assert!(plan.verdict.outcome == Outcome::Schedulable && plan.jitter > Nanos::ZERO && members == 8);
-    let faults = Faults { data_late_max: plan.jitter, ..Faults::default() };
+    let faults = SimFaults { data_late_max: plan.jitter, ..SimFaults::default() };
     let run = Run { faults, ..run_of(&plan, 20) };
     let (outcome, log) = logged(&plan, &machine, &run, &mut Null::full(&plan));
     assert!(outcome.unwrap().finished);
-    assert!(log.iter().any(|record| matches!(record.what, What::Event(Event::DataLate { .. }))));
+    assert!(log.iter().any(|record| matches!(record.what, RecordBody::Event(DispatchEvent::DataLate { .. }))));
     // By batch and deadline, when its copies are submitted.
     let mut submitted: BTreeMap<(u32, Nanos), BTreeSet<Nanos>> = BTreeMap::new();
     for record in &log {
-        let What::Action(Action::Submit { pipeline, cycle, step, .. }) = record.what else { continue };
+        let RecordBody::Action(DispatchAction::Submit { pipeline, cycle, step, .. }) = record.what else { continue };
         let of = &plan.pipelines[pipeline as usize];
         let Some(place) = of.steps[step as usize].batch else { continue };
         submitted.entry((place.number, of.deadline(cycle, step as usize))).or_default().insert(record.at);

@@ -1,24 +1,24 @@
-//! The jobs of what has no stream: blocks of messages, and flows.
+//! The jobs of what has no stream: blocks of messages, and demands.
 //!
 //! A job of a message is one block of one period, whatever it is carried by (specification of flows, 2.3): alone, together
 //! with others, or in parts that go with several slots of a batch. A slot that had nothing to carry is no job.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use headway_core::decisions::dispatch::Event;
-use headway_core::log::{Record, What};
-use headway_core::plan::{Carried, Pipeline, Source};
+use headway_core::decisions::dispatch::DispatchEvent;
+use headway_core::log::{LogRecord, RecordBody};
+use headway_core::plan::{Carried, Pipeline, PipelineSource};
 use headway_core::units::{Bytes, Nanos};
 use serde::Serialize;
 
 use crate::response::{Response, order_statistics};
-use crate::timeline::{Job, Operation, Timeline};
-use crate::{Log, due};
+use crate::timeline::{StepJob, SubmittedOperation, Timeline};
+use crate::{RunLog, due};
 
-/// What the jobs of one message, of one block of a combined message, or of one flow experienced.
+/// What the jobs of one message, of one block of a combined message, or of one demand experienced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct JobsSummary {
-    /// Name of the message, of its block, or of the flow.
+    /// Name of the message, of its block, or of the demand.
     pub id: String,
     /// Name of the pipeline that serves it.
     pub pipeline: String,
@@ -30,7 +30,7 @@ pub struct JobsSummary {
     pub lost: u64,
     /// Of these, complete after their deadlines, or given up because their producers were late.
     pub misses: u64,
-    /// Bytes that arrived; none of a flow.
+    /// Bytes that arrived; none of a demand.
     pub bytes: Bytes,
     /// Relative deadline.
     pub deadline: Nanos,
@@ -43,14 +43,14 @@ pub struct JobsSummary {
     pub worst_slack_ns: Option<i64>,
 }
 
-/// The jobs of all messages, and of all flows, in the plan's order.
+/// The jobs of all messages, and of all demands, in the plan's order.
 #[derive(Default)]
 pub(crate) struct Elementary {
     pub(crate) messages: Vec<Row>,
-    pub(crate) flows: Vec<Row>,
+    pub(crate) demands: Vec<Row>,
 }
 
-/// The jobs of one message, block or flow.
+/// The jobs of one message, block or demand.
 pub(crate) struct Row {
     jobs: Jobs,
     summary: JobsSummary,
@@ -118,7 +118,7 @@ impl Jobs {
         self.delivered.saturating_add(self.lost).saturating_add(self.given_up)
     }
 
-    /// The same with those of `other`.
+    /// These jobs and those of `other`.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             expected: self.expected.saturating_add(other.expected),
@@ -131,31 +131,35 @@ impl Jobs {
     }
 }
 
-/// The jobs of each message and of each flow.
-pub(crate) fn jobs(log: &Log, timeline: &Timeline) -> Elementary {
+/// The jobs of each message and of each demand.
+pub(crate) fn jobs(log: &RunLog, timeline: &Timeline) -> Elementary {
     let mut all = Elementary::default();
     for (index, pipeline) in (0u32..).zip(&log.header().plan.pipelines) {
         match &pipeline.source {
-            Source::Batch(parts) => all.messages.extend(in_slots(log, timeline, index, parts)),
-            Source::Message => {
+            PipelineSource::Batch(parts) => all.messages.extend(in_slots(log, timeline, index, parts)),
+            PipelineSource::Message => {
                 let blocks = pipeline.steps.iter().map(|step| step.operations.len()).max().unwrap_or(0);
                 all.messages.push(cycle_by_cycle(log, timeline, index, blocks));
             }
-            Source::Flow => all.flows.push(cycle_by_cycle(log, timeline, index, 1)),
-            Source::Streams(_) | Source::Sharded(_) | Source::Parts(_) | Source::Bulk(_) | Source::Urgent(_) => {}
+            PipelineSource::Demand => all.demands.push(cycle_by_cycle(log, timeline, index, 1)),
+            PipelineSource::Streams(_)
+            | PipelineSource::Sharded(_)
+            | PipelineSource::Parts(_)
+            | PipelineSource::Bulk(_)
+            | PipelineSource::Urgent(_) => {}
         }
     }
     all
 }
 
 /// The operations of `pipeline` that ended.
-fn ended(timeline: &Timeline, pipeline: u32) -> impl Iterator<Item = &Operation> {
-    let of = move |operation: &&Operation| timeline.jobs[operation.job].pipeline == pipeline;
+fn ended(timeline: &Timeline, pipeline: u32) -> impl Iterator<Item = &SubmittedOperation> {
+    let of = move |operation: &&SubmittedOperation| timeline.jobs[operation.job].pipeline == pipeline;
     timeline.operations.iter().filter(of).filter(|operation| operation.ended.is_some())
 }
 
 /// A pipeline whose every cycle is `blocks` jobs, which end together.
-fn cycle_by_cycle(log: &Log, timeline: &Timeline, index: u32, blocks: usize) -> Row {
+fn cycle_by_cycle(log: &RunLog, timeline: &Timeline, index: u32, blocks: usize) -> Row {
     let plan = &log.header().plan;
     let pipeline = &plan.pipelines[index as usize];
     let (jobs, last) = (blocks as u64, pipeline.steps.len() - 1);
@@ -166,10 +170,10 @@ fn cycle_by_cycle(log: &Log, timeline: &Timeline, index: u32, blocks: usize) -> 
     let deadline = |cycle| timeline.epoch.saturating_add(pipeline.deadline(cycle, last));
     let early = deliveries().filter(|of| deadline(of.cycle) > until).count() as u64;
     let delivered = deliveries().count() as u64;
-    let is_late = |job: &&Job| job.pipeline == index && job.step as usize == last && job.late.is_some();
+    let is_late = |job: &&StepJob| job.pipeline == index && job.step as usize == last && job.late.is_some();
     let late = timeline.jobs.iter().filter(is_late).count() as u64;
-    // A flow moves nothing: its operations only hold a server.
-    let moved = ended(timeline, index).filter(|_| pipeline.source != Source::Flow);
+    // A demand moves nothing: its operations only hold a server.
+    let moved = ended(timeline, index).filter(|_| pipeline.source != PipelineSource::Demand);
     let bytes = moved.fold(0, |sum: u64, operation| sum.saturating_add(operation.bytes.0));
     let opens = |cycle| timeline.epoch.saturating_add(pipeline.release(cycle, 0));
     let release = |cycle| opens(cycle).saturating_sub(pipeline.opens_after());
@@ -188,7 +192,7 @@ fn cycle_by_cycle(log: &Log, timeline: &Timeline, index: u32, blocks: usize) -> 
 
 /// What one job of a part of a batch has moved so far.
 #[derive(Clone, Copy, Default)]
-struct Moved {
+struct MovedSoFar {
     bytes: u64,
     /// When the last part of it arrived.
     at: Nanos,
@@ -197,12 +201,12 @@ struct Moved {
 }
 
 /// A batch, whose slots carry parts of the jobs of its messages: a row for each part.
-fn in_slots(log: &Log, timeline: &Timeline, index: u32, parts: &[Carried]) -> Vec<Row> {
+fn in_slots(log: &RunLog, timeline: &Timeline, index: u32, parts: &[Carried]) -> Vec<Row> {
     let pipeline = &log.header().plan.pipelines[index as usize];
     let cycles = log.header().cycles[index as usize];
     let delivered: HashMap<u64, Nanos> =
         timeline.deliveries.iter().filter(|of| of.pipeline == index).map(|of| (of.cycle, of.at)).collect();
-    let mut moved: Vec<BTreeMap<u64, Moved>> = vec![BTreeMap::new(); parts.len()];
+    let mut moved: Vec<BTreeMap<u64, MovedSoFar>> = vec![BTreeMap::new(); parts.len()];
     let mut bytes = vec![0u64; parts.len()];
     for operation in ended(timeline, index) {
         let Some(part) = parts.get(operation.index as usize) else { continue };
@@ -218,22 +222,22 @@ fn in_slots(log: &Log, timeline: &Timeline, index: u32, parts: &[Carried]) -> Ve
             .ends_by
             .max(pipeline.release(cycle, last).saturating_add(pipeline.steps[last].bound.unwrap_or_default()));
     }
-    let given_up = |record: &Record| match record.what {
-        What::Event(Event::Unready { pipeline, part, job, .. }) if pipeline == index => Some((part, job)),
+    let given_up = |record: &LogRecord| match record.what {
+        RecordBody::Event(DispatchEvent::Unready { pipeline, part, job, .. }) if pipeline == index => Some((part, job)),
         _ => None,
     };
     let given_up: BTreeSet<(u32, u64)> = log.records().iter().filter_map(given_up).collect();
-    let part = |(at, moved): (usize, BTreeMap<u64, Moved>)| {
+    let part = |(at, moved): (usize, BTreeMap<u64, MovedSoFar>)| {
         let number = at as u32;
         let given_up = given_up.range((number, 0)..=(number, u64::MAX)).map(|(_, job)| *job).collect();
-        let of = Part { index, number, carried: &parts[at], expected: parts[at].jobs_within(cycles) };
+        let of = CarriedBlock { index, number, carried: &parts[at], expected: parts[at].jobs_within(cycles) };
         of.row(log, timeline, &moved, given_up, Bytes(bytes[at]))
     };
     moved.into_iter().enumerate().map(part).collect()
 }
 
 /// A part of a batch: one block of one message.
-struct Part<'p> {
+struct CarriedBlock<'p> {
     /// Position of the batch's pipeline.
     index: u32,
     /// Position in the batch.
@@ -243,12 +247,12 @@ struct Part<'p> {
     expected: u64,
 }
 
-impl Part<'_> {
+impl CarriedBlock<'_> {
     fn row(
         &self,
-        log: &Log,
+        log: &RunLog,
         timeline: &Timeline,
-        moved: &BTreeMap<u64, Moved>,
+        moved: &BTreeMap<u64, MovedSoFar>,
         given_up: Vec<u64>,
         bytes: Bytes,
     ) -> Row {

@@ -3,11 +3,11 @@
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
-use headway_core::models::cpu::{Lateness, Threads, Use};
+use headway_core::models::cpu::{DelayStatistics, Threads, Use};
 use headway_core::units::{Bytes, Nanos};
 
 use crate::summary::{
-    BlamedWait, CpuSummary, JobName, JobsSummary, Response, ServerSummary, StepSummary, Summary, grouped,
+    BlamedWait, CpuSummary, JobName, JobsSummary, Response, RunSummary, ServerSummary, StepSummary, grouped,
 };
 
 /// Lines of who waited for whom that a terminal gets; the page and the JSON form have all.
@@ -172,7 +172,7 @@ fn percent(ppm: u64) -> String {
     format!("{}.{} %", ppm / 10_000, ppm % 10_000 / 1_000)
 }
 
-impl Summary {
+impl RunSummary {
     /// The summary as text, in lines of at most `width` characters where names and the least important columns allow it.
     #[must_use]
     pub fn table(&self, width: usize) -> String {
@@ -180,7 +180,7 @@ impl Summary {
         self.head(&mut out);
         self.stream_table().write(width, &mut out);
         self.jobs_table("message", &self.messages).write(width, &mut out);
-        self.jobs_table("flow", &self.flows).write(width, &mut out);
+        self.jobs_table("demand", &self.demands).write(width, &mut out);
         self.bulk_table().write(width, &mut out);
         self.urgent_table().write(width, &mut out);
         self.engine_table().write(width, &mut out);
@@ -234,8 +234,8 @@ impl Summary {
                 let _ = writeln!(out, "    {}", plain(refused));
             }
         }
-        let late = |of: &Lateness| {
-            let Lateness { count, median, p99, max, .. } = of;
+        let late = |of: &DelayStatistics| {
+            let DelayStatistics { count, median, p99, max, .. } = of;
             let p99 = p99.map_or_else(dash, |p99| p99.to_string());
             format!("median {median}, p99 {p99}, longest {max} ({})", grouped(*count))
         };
@@ -257,8 +257,12 @@ impl Summary {
             let (done, of) = (grouped(totals.message_jobs_delivered), grouped(totals.message_jobs));
             parts.push(format!("{done} of {of} jobs of messages, {}", totals.message_bytes));
         }
-        if totals.flow_jobs > 0 {
-            parts.push(format!("{} of {} jobs of flows", grouped(totals.flow_jobs_done), grouped(totals.flow_jobs)));
+        if totals.demand_jobs > 0 {
+            parts.push(format!(
+                "{} of {} jobs of demands",
+                grouped(totals.demand_jobs_done),
+                grouped(totals.demand_jobs)
+            ));
         }
         if totals.packets > 0 || parts.is_empty() {
             let (done, of) = (grouped(totals.delivered), grouped(totals.packets));
@@ -322,13 +326,13 @@ impl Summary {
         table
     }
 
-    /// The response times of messages or flows; `word` names one of them.
+    /// The response times of messages or demands; `word` names one of them.
     fn jobs_table(&self, word: &str, all: &[JobsSummary]) -> Table {
         let longest = |of: &JobsSummary| of.response.map_or(Nanos::ZERO, |response| response.max);
         let unit = Unit::of(all.iter().flat_map(|of| [of.deadline, longest(of)]));
         let (rows, shown) =
             tightest(all.iter(), "nearest to their deadlines", |of| (Reverse(of.lost + of.misses), of.worst_slack_ns));
-        let name = if word == "flow" { "Flows" } else { "Messages" };
+        let name = if word == "demand" { "Demands" } else { "Messages" };
         let title = self.title(&format!("{name}, response times in {}{shown}", unit.name));
         let columns = [
             (word, false, 0),

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use flate2::read::GzDecoder;
-use headway_trace::Log;
+use headway_trace::RunLog;
 use headway_trace::replay::replay;
 use headway_trace::sharing;
 use headway_trace::summary::summarize;
@@ -52,11 +52,11 @@ fn kept_runs_replay_and_their_summaries_are_theirs() {
 
 /// What `headway report` prints for a log; one of the dispatcher must replay.
 fn table(text: &str, name: &str) -> String {
-    if text.lines().next().is_some_and(sharing::Log::begins) {
-        let log = sharing::Log::read(text.as_bytes(), name).unwrap_or_else(|error| panic!("{name}: {error}"));
+    if text.lines().next().is_some_and(sharing::TaskLog::begins) {
+        let log = sharing::TaskLog::read(text.as_bytes(), name).unwrap_or_else(|error| panic!("{name}: {error}"));
         return sharing::summarize(&log).table();
     }
-    let log = Log::read(text.as_bytes(), name).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let log = RunLog::read(text.as_bytes(), name).unwrap_or_else(|error| panic!("{name}: {error}"));
     let replayed = replay(&log).unwrap_or_else(|error| panic!("{name}: {error}"));
     assert!(replayed.finished, "{name}");
     summarize(&log).table(140)
@@ -148,7 +148,11 @@ fn benchmark(run: &Path, name: &str) {
     assert!(rows.starts_with("source,") && !rates.is_empty(), "{name}: rows without rates");
     let page = fs::read_to_string(run.join("summary.md")).unwrap_or_else(|error| panic!("{name}: {error}"));
     let mut checked = 0;
-    for line in page.lines().skip_while(|line| *line != "## Targets").take_while(|line| !line.starts_with("## ways")) {
+    for line in page
+        .lines()
+        .skip_while(|line| *line != "## Targets")
+        .take_while(|line| !line.starts_with("## ways") && !line.starts_with("## methods"))
+    {
         let Some((figure, _)) = line.split_once(" GB/s with ") else { continue };
         let Some(figure) = figure.rsplit(' ').next().and_then(|figure| figure.parse::<f64>().ok()) else { continue };
         assert!(rates.iter().any(|rate| (rate - figure).abs() < 0.011), "{name}: no row has {figure} GB/s");
@@ -209,5 +213,5 @@ fn anchors_are_those_of_github() {
         anchor("Streams encrypted, as many as the planner accepts"),
         "streams-encrypted-as-many-as-the-planner-accepts"
     );
-    assert_eq!(anchor("`copy` against the best way"), "copy-against-the-best-way");
+    assert_eq!(anchor("`copy` against the best method"), "copy-against-the-best-method");
 }

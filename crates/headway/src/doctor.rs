@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use headway_core::files::machine::{EndpointId, Machine};
-use headway_core::models::cpu::{Class, DriverWatch};
+use headway_core::models::cpu::{DriverWatch, SchedulingClass};
 use headway_core::models::transfer::{Method, Profile};
 use headway_core::units::Nanos;
 use headway_device::DeviceError;
@@ -16,7 +16,7 @@ use headway_runtime::wall;
 use serde::Serialize;
 
 use crate::cpus;
-use crate::gpus::{self, Backend};
+use crate::gpus::{self, CopyBackend};
 
 /// One thing looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -67,10 +67,10 @@ impl Examination {
 /// What a check of a GPU is called.
 const GPU: &str = "GPU";
 
-/// Looks at everything, and tries every way of copying on the GPUs of `backend`. For `time` it watches how late a driver would run,
+/// Looks at everything, and tries every method on the GPUs of `backend`. For `time` it watches how late a driver would run,
 /// and holds that against what plans for `machine`, a shipped name or a file, allow. Never fails: what is absent is a finding.
 #[must_use]
-pub fn examine(backend: Backend, machine: &str, time: Nanos) -> Examination {
+pub fn examine(backend: CopyBackend, machine: &str, time: Nanos) -> Examination {
     let mut checks = vec![cuda()];
     checks.extend(devices());
     checks.extend([
@@ -148,15 +148,15 @@ fn devices() -> Vec<Check> {
         .collect()
 }
 
-/// Every way of copying on every GPU, each tried with random bytes; without GPUs, which ways there would be.
-fn methods(backend: Backend) -> Vec<Check> {
+/// Every method of copying on every GPU, each tried with random bytes; without GPUs, which methods there would be.
+fn methods(backend: CopyBackend) -> Vec<Check> {
     let gpus = headway_cuda::probe().is_ok_and(|probe| !probe.devices.is_empty());
-    if backend != Backend::Emu && !gpus {
-        let ways: Vec<&str> = Method::words().into_iter().map(|(word, _)| word).collect();
+    if backend != CopyBackend::Emu && !gpus {
+        let methods: Vec<&str> = Method::words().into_iter().map(|(word, _)| word).collect();
         return vec![Check {
-            what: "ways of copying",
+            what: "methods of copying",
             state: State::Missing,
-            found: format!("none is available: there is no GPU to try them on ({})", ways.join(", ")),
+            found: format!("none is available: there is no GPU to try them on ({})", methods.join(", ")),
             remedy: Some("until then copies are simulated; `--backend emu` tries them on emulated GPUs".to_owned()),
         }];
     }
@@ -170,7 +170,7 @@ fn methods(backend: Backend) -> Vec<Check> {
     });
     let copier = match opened {
         Ok(copier) => copier,
-        Err(error) => return vec![absent("ways of copying", &error, "the driver's own copies are used")],
+        Err(error) => return vec![absent("methods of copying", &error, "the driver's own copies are used")],
     };
     let meanwhile = |fallback: Option<Method>| match fallback {
         Some(method) => format!("until then `{method}` is used"),
@@ -179,9 +179,9 @@ fn methods(backend: Backend) -> Vec<Check> {
     let probes = copier.probe().into_iter().map(|probe| {
         let found = format!("gpu{} {}", probe.gpu, probe.method);
         match probe.usable {
-            Ok(()) => ok("way", format!("{found}: tried, copies rightly")),
+            Ok(()) => ok("method", format!("{found}: tried, copies rightly")),
             Err(error) => {
-                let check = unavailable("way", &error, &meanwhile(probe.fallback));
+                let check = unavailable("method", &error, &meanwhile(probe.fallback));
                 Check { found: format!("{found}: {}", check.found), ..check }
             }
         }
@@ -313,9 +313,9 @@ fn driver() -> Check {
     let what = "CPU for drivers";
     let cpus::Driver { class, found, remedy } = cpus::driver();
     let state = match class {
-        Class::Deadline { .. } => State::Ok,
-        Class::Fifo { .. } | Class::Nice { .. } => State::Limited,
-        Class::Ordinary => State::Missing,
+        SchedulingClass::Deadline { .. } => State::Ok,
+        SchedulingClass::Fifo { .. } | SchedulingClass::Nice { .. } => State::Limited,
+        SchedulingClass::Ordinary => State::Missing,
     };
     Check { what, state, found, remedy }
 }
@@ -323,13 +323,13 @@ fn driver() -> Check {
 #[cfg(test)]
 mod tests {
     use headway_core::files::machine::shipped;
-    use headway_core::models::cpu::Lateness;
+    use headway_core::models::cpu::DelayStatistics;
 
     use super::*;
 
     fn seen(late: Nanos) -> DriverWatch {
-        let woken = Lateness { count: 500, median: Nanos(1_000), p99: Some(Nanos(9_000)), max: late, beyond: 0 };
-        let noticed = Lateness { max: Nanos(9_000), ..woken };
+        let woken = DelayStatistics { count: 500, median: Nanos(1_000), p99: Some(Nanos(9_000)), max: late, beyond: 0 };
+        let noticed = DelayStatistics { max: Nanos(9_000), ..woken };
         DriverWatch { time: Nanos(1_000_000_000), class: "SCHED_OTHER nice -20".to_owned(), woken, noticed }
     }
 

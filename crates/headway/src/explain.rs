@@ -2,10 +2,11 @@
 
 use headway_core::files::machine::Machine;
 pub use headway_core::models::transfer::learning::Prefer;
+#[doc(hidden)]
 pub use headway_core::models::transfer::price::cpu_seconds;
-use headway_core::models::transfer::{self, Available, Profile, Request, choose, defaults};
+use headway_core::models::transfer::{self, Available, MethodRequest, Profile, choose, defaults};
 pub use headway_core::models::transfer::{
-    Bounds, Direction, Explanation, Figures, HostMemory, Load, Price, Statistic, TAIL_SAMPLES,
+    BackgroundLoad, Bounds, CostFigures, Direction, Explanation, HostMemory, Price, Statistic, TAIL_SAMPLES,
 };
 use headway_core::units::Bytes;
 
@@ -27,7 +28,7 @@ pub struct Question {
     /// The host end.
     pub memory: HostMemory,
     /// What else the GPU carries.
-    pub load: Load,
+    pub load: BackgroundLoad,
     /// GPUs that copy the same way at the same time.
     pub active: u32,
     /// What is to be least.
@@ -49,7 +50,7 @@ impl Default for Question {
             bytes: Bytes(1 << 30),
             pieces: 1,
             memory: HostMemory::Touched,
-            load: Load::Alone,
+            load: BackgroundLoad::Alone,
             active: 1,
             objective: Statistic::Median,
             excluded: Vec::new(),
@@ -61,7 +62,7 @@ impl Default for Question {
 /// Something that may not be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exclusion {
-    /// Multiprocessors.
+    /// Methods that take multiprocessors of the GPU.
     Sm,
     /// Threads of our own.
     Threads,
@@ -69,7 +70,7 @@ pub enum Exclusion {
     Multipath,
 }
 
-/// All ways of making the copy, each with its cost and what became of it.
+/// All methods of the copy, each with its cost and what became of it.
 ///
 /// # Errors
 /// What reading the machine gives; `ErrorKind::Machine`.
@@ -99,13 +100,13 @@ pub fn explain(question: &Question) -> Result<Explanation, Error> {
     if peer == Some(gpu) {
         return Err(Failure::Options("`--peer` names the GPU that the copy begins on; name another one").into());
     }
-    let request = Request {
+    let request = MethodRequest {
         peer,
         pieces: question.pieces,
         load: question.load,
         active: question.active,
         objective: question.objective,
-        ..Request::new(gpu, question.direction, question.memory, question.bytes)
+        ..MethodRequest::new(gpu, question.direction, question.memory, question.bytes)
     };
     // Without curves the built-in figures decide.
     let known = if machine.profile.curves.is_empty() { defaults() } else { machine.profile.clone() };
@@ -115,15 +116,15 @@ pub fn explain(question: &Question) -> Result<Explanation, Error> {
         no_threads: excluded(Exclusion::Threads),
         multipath: !excluded(Exclusion::Multipath),
         bounds: question.bounds,
-        ..measured_ways(&known)
+        ..measured_methods(&known)
     };
     Ok(transfer::explain(&machine, &request, &choose(&machine.profile, &request, &available)))
 }
 
-/// Every way that `profile` has a curve of, as what may be used.
+/// Every method that `profile` has a curve of, as what may be used.
 #[doc(hidden)]
 #[must_use]
-pub fn measured_ways(profile: &Profile) -> Available {
+pub fn measured_methods(profile: &Profile) -> Available {
     let methods = profile.curves.keys().map(|key| key.method).collect();
     Available { methods, multipath: true, ..Available::default() }
 }

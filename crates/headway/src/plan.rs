@@ -1,11 +1,14 @@
 //! Plans: windows for every copy and kernel of a workload on a machine, with a verdict and its reasons.
 
-pub use headway_core::analysis::schedulability::Strength as Proof;
+#[doc(hidden)]
+pub use headway_core::analysis::schedulability::TestStrength;
 use headway_core::plan::planner;
-pub use headway_core::plan::planner::{Evidence, ModelAnswer, PlanError, PlanOptions, models, rate_alone};
+#[doc(hidden)]
+pub use headway_core::plan::planner::{Evidence, ModelAnswer, models, rate_alone};
+pub use headway_core::plan::planner::{PlanError, PlanOptions};
 pub use headway_core::plan::{
-    Choice, Outcome, Pipeline, Plan, PlannedBatch, PlannedStep, PlannedStream, Server, Source, Strategy, Strength,
-    Verdict, Violation, Work,
+    OperationWork, Outcome, Pipeline, PipelineSource, Plan, PlanChoice, PlannedBatch, PlannedStep, PlannedStream,
+    Server, Strategy, Strength, Verdict, Violation,
 };
 
 use std::collections::BTreeSet;
@@ -16,17 +19,20 @@ use crate::machine::Machine;
 use crate::workload::{Loaded, Workload};
 use crate::{Error, Failure, why};
 
+#[doc(hidden)]
 pub use crate::cpus::{Assumption, assumption};
+#[doc(hidden)]
 pub use crate::why::failing;
 
 /// For each kernel of `plan` that this program does not have, which a run of it needs, a sentence that says so.
+#[doc(hidden)]
 #[must_use]
 pub fn absent_kernels(plan: &Plan) -> Vec<String> {
     let operations = plan.pipelines.iter().flat_map(|pipeline| &pipeline.steps).flat_map(|step| &step.operations);
     let names: BTreeSet<&str> = operations
         .filter_map(|operation| match &operation.work {
-            Work::Compute { kernel } => Some(kernel.as_str()),
-            Work::Copy { .. } | Work::Hold => None,
+            OperationWork::Compute { kernel } => Some(kernel.as_str()),
+            OperationWork::Copy { .. } | OperationWork::Hold => None,
         })
         .collect();
     let absent = names.into_iter().filter(|name| headway_kernels::find(name).is_none());
@@ -39,9 +45,11 @@ pub fn absent_kernels(plan: &Plan) -> Vec<String> {
 /// Threads that wait for a plan's operations learn of their end later than a probe that only polls: no measured jitter is below
 /// this.
 #[doc(hidden)]
+#[doc(hidden)]
 pub const JITTER_MIN: Nanos = Nanos(100_000);
 
 /// Says so where the machine's jitter is more than half of what a job is planned to cost.
+#[doc(hidden)]
 #[must_use]
 pub fn jitter_note(machine: &Machine, plan: &Plan) -> Option<String> {
     let calibration = machine.calibration.as_ref().filter(|of| of.jitter > Nanos::ZERO)?;

@@ -6,11 +6,12 @@ use std::path::Path;
 use headway_core::units::Bytes;
 use headway_os::input::open_once;
 
-pub use headway_core::decisions::sharing::{Direction, Segment};
+pub use headway_core::decisions::sharing::{JobSegment, TaskDirection};
 pub use headway_core::files::error::Loaded;
 pub use headway_core::files::workload::{
-    Block, Cycle, Flow, Grouping, Kind, Message, OnMiss, Otherwise, Parameters, Part, PartStep, PartWork, Place,
-    Placement, Sharding, Sharing, Step, Stream, Task, Unplanned, Urgent, Workload,
+    CopyEndpoint, Cycle, Grouping, Message, MessageBlock, OnMiss, Otherwise, PacketPart, Parameters, PartStep,
+    PartWork, ServerDemand, Sharding, SharingTable, Stream, StreamPlacement, StreamStep, Unplanned, UnplannedKind,
+    Urgent, Workload, WorkloadTask,
 };
 pub use headway_kernels::Cipher;
 pub use headway_kernels::inspect::cameras::Cameras;
@@ -31,9 +32,9 @@ pub fn open(path: &Path) -> Result<Loaded<Workload>, Error> {
 ///
 /// ```
 /// use headway::units::{Bytes, Nanos};
-/// use headway::workload::{Step, Stream, Workload, check};
+/// use headway::workload::{Stream, StreamStep, Workload, check};
 ///
-/// let steps = vec![Step::into_gpu(), Step::compute("spin"), Step::out_of_gpu()];
+/// let steps = vec![StreamStep::into_gpu(), StreamStep::compute("spin"), StreamStep::out_of_gpu()];
 /// let camera = Stream::new("camera", Bytes(64 << 10), Nanos(1_000_000), Nanos(20_000_000), steps);
 /// let workload = check(&Workload { streams: vec![camera], ..Workload::new("cameras") })?;
 /// assert_eq!(workload.value.streams.len(), 1);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
 use headway_core::decisions::broker::Input;
-use headway_core::decisions::sharing::{ClientId, Segment};
+use headway_core::decisions::sharing::{ClientId, JobSegment};
 use headway_core::units::Nanos;
 
 use super::driver::BookDriver;
@@ -18,7 +18,7 @@ fn readable(mut shape: TaskShape) -> Result<TaskShape, String> {
     text::check("the task", &shape.name)?;
     shape.name = text::shown(&shape.name);
     for segment in &mut shape.segments {
-        if let Segment::Execute { kernel, .. } = segment {
+        if let JobSegment::Execute { kernel, .. } = segment {
             text::check("a kernel", kernel)?;
             *kernel = text::shown(kernel);
         }

@@ -15,7 +15,7 @@ use super::about::About;
 use super::journal::Journal;
 use super::priority::{self, Priority};
 use super::session::Session;
-use super::{Access, ServerOptions};
+use super::{ServerOptions, UserAccess};
 use crate::error::ServerError;
 use crate::layout::{Code, ENGINES, GPUS_MAX};
 use crate::message::FromBroker;
@@ -103,7 +103,7 @@ impl BookDriver {
         let former = living(&mut roster);
         let mut limits = options.limits;
         let gpus = options.arbiter.clusters.iter().map(|cluster| cluster.gpus.len()).sum();
-        let gpus = if options.access == Access::Group { gpus } else { GPUS_MAX };
+        let gpus = if options.access == UserAccess::Group { gpus } else { GPUS_MAX };
         limits.utilisation_ppm_per_user.get_or_insert(gpus as u64 * PPM);
         let parameters = BookParameters {
             arbiter: options.arbiter.clone(),

@@ -27,16 +27,16 @@ pub enum Health {
 
 /// A question that the broker asks of GPUs, on a thread of its own: it may take its time.
 #[derive(Clone)]
-pub struct Probe(Arc<dyn Fn(GpuId) -> Health + Send + Sync>);
+pub struct GpuProbe(Arc<dyn Fn(GpuId) -> Health + Send + Sync>);
 
-impl Probe {
+impl GpuProbe {
     /// Asks by `ask`.
     pub fn new(ask: impl Fn(GpuId) -> Health + Send + Sync + 'static) -> Self {
         Self(Arc::new(ask))
     }
 }
 
-impl fmt::Debug for Probe {
+impl fmt::Debug for GpuProbe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Probe")
     }
@@ -57,7 +57,7 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Looks at `gpus` from now on, if there is a probe.
-    pub(super) fn begin(probe: Option<Probe>, gpus: Vec<GpuId>) -> Result<Self, OsError> {
+    pub(super) fn begin(probe: Option<GpuProbe>, gpus: Vec<GpuId>) -> Result<Self, OsError> {
         let bell = Arc::new(Bell::new()?);
         let (tell, lost) = channel();
         let Some(probe) = probe else { return Ok(Self { hints: None, lost, bell }) };
@@ -83,7 +83,7 @@ impl Watch {
     }
 }
 
-fn look(probe: &Probe, gpus: &[GpuId], hinted: &Receiver<GpuId>, tell: &Sender<GpuId>, bell: &Bell) {
+fn look(probe: &GpuProbe, gpus: &[GpuId], hinted: &Receiver<GpuId>, tell: &Sender<GpuId>, bell: &Bell) {
     let mut there: BTreeSet<GpuId> = gpus.iter().copied().collect();
     loop {
         let asked: Vec<GpuId> = match hinted.recv_timeout(PERIOD) {

@@ -13,10 +13,10 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use headway_core::decisions::broker::log::{Fed, Line, Start, Why};
+use headway_core::decisions::broker::log::{BrokerLogLine, BrokerLogStart, Fed, StartReason};
 use headway_core::decisions::broker::{Action, Book, Input, KnownProcess, Roster, Use};
 use headway_core::decisions::engine_lock::LockId;
-use headway_core::decisions::sharing::{ClusterId, JobId, Memory, TokenId};
+use headway_core::decisions::sharing::{ArbiterMemory, ClusterId, JobId, TokenId};
 use headway_core::units::Nanos;
 use headway_os::event;
 
@@ -54,25 +54,25 @@ impl fmt::Debug for Tell {
 /// A disk that is full or broken, for tests: asked before every write to one of the broker's files, which fails with the number
 /// of the error that this gives. Half of what was to be written is written then, as on a disk that fills up.
 #[derive(Clone)]
-pub struct Faults(Arc<Ask>);
+pub struct DiskFaults(Arc<Ask>);
 
 type Ask = dyn Fn(&Path) -> Option<i32> + Send + Sync;
 
-impl Faults {
+impl DiskFaults {
     /// Asks `ask`.
     pub fn new(ask: impl Fn(&Path) -> Option<i32> + Send + Sync + 'static) -> Self {
         Self(Arc::new(ask))
     }
 }
 
-impl fmt::Debug for Faults {
+impl fmt::Debug for DiskFaults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Faults")
     }
 }
 
 /// Whether a write to the file at `path` may be made.
-fn allowed(faults: Option<&Faults>, path: &Path) -> io::Result<()> {
+fn allowed(faults: Option<&DiskFaults>, path: &Path) -> io::Result<()> {
     match faults.and_then(|faults| (faults.0)(path)) {
         Some(errno) => Err(io::Error::from_raw_os_error(errno)),
         None => Ok(()),
@@ -91,7 +91,7 @@ struct Trouble {
 pub(super) struct Before {
     pub(super) roster: Roster,
     /// What its arbiter knew, by the log.
-    pub(super) memory: Option<Memory>,
+    pub(super) memory: Option<ArbiterMemory>,
 }
 
 pub(super) struct Journal {
@@ -136,9 +136,9 @@ impl Journal {
     /// Begins the log of this start.
     ///
     /// # Errors
-    /// As [`Journal::open`].
+    /// Those of [`Journal::open`].
     pub(super) fn begin(&mut self, now: Nanos, book: &Book) -> Result<(), ServerError> {
-        let first = self.snapshot(now, book, Why::Started, 0);
+        let first = self.snapshot(now, book, StartReason::Started, 0);
         let Some(log) = &mut self.log else { return Ok(()) };
         match log.open(&first) {
             Ok(()) => Ok(()),
@@ -151,8 +151,11 @@ impl Journal {
         }
     }
 
-    fn snapshot(&self, now: Nanos, book: &Book, why: Why, missing: u64) -> Vec<u8> {
-        line(&Line::Broker(Box::new(Start { missing, ..Start::of(book, self.epoch, now, why) })))
+    fn snapshot(&self, now: Nanos, book: &Book, why: StartReason, missing: u64) -> Vec<u8> {
+        line(&BrokerLogLine::Broker(Box::new(BrokerLogStart {
+            missing,
+            ..BrokerLogStart::of(book, self.epoch, now, why)
+        })))
     }
 
     /// Writes an input and what was decided about it, the last `decided` actions that the book has, before the server acts and answers.
@@ -176,7 +179,10 @@ impl Journal {
             }
         }
         if self.log.is_some() {
-            self.note(now, &Line::Fed(Fed { now, input: input.clone(), actions: actions().cloned().collect() }));
+            self.note(
+                now,
+                &BrokerLogLine::Fed(Fed { now, input: input.clone(), actions: actions().cloned().collect() }),
+            );
             self.keep_size(now, book);
         }
     }
@@ -204,7 +210,7 @@ impl Journal {
         }
     }
 
-    fn note(&mut self, now: Nanos, what: &Line) {
+    fn note(&mut self, now: Nanos, what: &BrokerLogLine) {
         let Some(log) = &mut self.log else { return };
         if let Some(trouble) = &mut self.trouble {
             trouble.lines += 1;
@@ -220,7 +226,7 @@ impl Journal {
     }
 
     fn rotate(&mut self, now: Nanos, book: &Book) {
-        let first = self.snapshot(now, book, Why::Rotated, 0);
+        let first = self.snapshot(now, book, StartReason::Rotated, 0);
         let Some(log) = &mut self.log else { return };
         let had = log.obstacle().is_some();
         match log.rotate(&first) {
@@ -298,7 +304,7 @@ impl Journal {
         if self.record.rewrite().is_err() {
             return false;
         }
-        let first = self.snapshot(now, book, Why::Gap, lines);
+        let first = self.snapshot(now, book, StartReason::Gap, lines);
         // A file that failed may be broken for good: then another one.
         if let Some(log) = &mut self.log
             && log.open(&first).or_else(|_| log.rotate(&first)).is_err()
@@ -342,7 +348,7 @@ impl Journal {
 type Holders = BTreeMap<(ClusterId, TokenId), JobId>;
 
 /// A line as bytes, with its end.
-fn line(line: &Line) -> Vec<u8> {
+fn line(line: &BrokerLogLine) -> Vec<u8> {
     let mut text = serde_json::to_vec(line).expect("lines are plain data without maps, which always have a JSON form");
     text.push(b'\n');
     text

@@ -1,7 +1,7 @@
 //! What clients write into their pages, and when.
 
 use headway_core::decisions::broker::{Input, Slot};
-use headway_core::decisions::engine_lock::{Engine, LockId};
+use headway_core::decisions::engine_lock::{EngineRole, LockId};
 use headway_core::decisions::sharing::ClientId;
 use headway_core::units::Nanos;
 
@@ -85,7 +85,7 @@ impl BookDriver {
             Entry::Abort { job } => self.feed(now, &Input::Abort { client, job }),
             Entry::Used { lock, job, begin, end, missing } => {
                 let gpu = self.book.gpus()[lock as usize / ENGINES];
-                let engine = [Engine::Execute, Engine::In, Engine::Out][lock as usize % ENGINES];
+                let engine = [EngineRole::Execute, EngineRole::In, EngineRole::Out][lock as usize % ENGINES];
                 let lock = LockId { gpu, engine };
                 self.feed(now, &Input::Used { client, job, lock, begin, end, missing })
             }

@@ -10,7 +10,7 @@ use headway_core::units::Nanos;
 use super::driver::BookDriver;
 use super::session::Session;
 use crate::message::BYTES_MAX;
-use crate::status::{ClientStatus, GpuStatus, JobStatus, LimitUse, Phase, SharedUse, Status, UserStatus};
+use crate::status::{BrokerStatus, ClientStatus, GpuStatus, JobStatus, LimitUse, Phase, SharedUse, UserStatus};
 
 /// Users, and tasks without room, that are listed at most.
 const LISTED_MAX: usize = 128;
@@ -18,8 +18,8 @@ const LISTED_MAX: usize = 128;
 const FRAME_BYTES: usize = 64;
 
 /// Leaves out clients and jobs until the document has at most `most` bytes. Those that hold something are left out last.
-fn fit(status: &mut Status, most: usize) {
-    let length = |status: &Status| serde_json::to_vec(status).map_or(usize::MAX, |text| text.len());
+fn fit(status: &mut BrokerStatus, most: usize) {
+    let length = |status: &BrokerStatus| serde_json::to_vec(status).map_or(usize::MAX, |text| text.len());
     if length(status) <= most {
         return;
     }
@@ -40,7 +40,7 @@ fn fit(status: &mut Status, most: usize) {
 
 impl BookDriver {
     /// The state as `client` may see it: the owner all, others their own tasks.
-    pub(super) fn status(&self, now: Nanos, client: ClientId) -> Status {
+    pub(super) fn status(&self, now: Nanos, client: ClientId) -> BrokerStatus {
         let book = &self.book;
         let peer = self.sessions.get(&client).map(|session| session.peer);
         let uid = peer.map(|peer| peer.uid);
@@ -72,7 +72,7 @@ impl BookDriver {
         let sees_task = |id: &TaskId| book.tasks().get(id).is_some_and(|task| sees(task.client));
         let open = book.tasks().iter().filter(|(_, task)| sees(task.client));
         let jobs = open.filter_map(|(id, task)| Some(job_status(now, *id, task, task.open.as_ref()?)));
-        let mut status = Status {
+        let mut status = BrokerStatus {
             schema: 1,
             epoch: self.epoch,
             pid: std::process::id(),
@@ -174,7 +174,7 @@ mod tests {
             tasks: 4,
             draining: false,
         };
-        let mut status = Status {
+        let mut status = BrokerStatus {
             schema: 1,
             epoch: 1,
             pid: 1,

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use headway_core::decisions::broker::log::{Fed, Line, Why};
+use headway_core::decisions::broker::log::{BrokerLogLine, Fed, StartReason};
 use headway_core::decisions::broker::{self, Action};
 use headway_core::units::Nanos;
 
@@ -71,21 +71,21 @@ impl Book {
     /// Whether the line is a snapshot.
     fn check(&mut self, line: &[u8]) -> bool {
         match serde_json::from_slice(line) {
-            Ok(Line::Broker(start)) => {
+            Ok(BrokerLogLine::Broker(start)) => {
                 let same = |book: &broker::Book| serde_json::to_string(book).unwrap() == start.state;
                 match start.why {
-                    Why::Started => self.starts += 1,
-                    Why::Rotated => self.rotations += 1,
-                    Why::Gap => panic!("lines are missing: {}", start.missing),
+                    StartReason::Started => self.starts += 1,
+                    StartReason::Rotated => self.rotations += 1,
+                    StartReason::Gap => panic!("lines are missing: {}", start.missing),
                 }
-                if start.why == Why::Rotated && self.checked < INPUTS_MAX {
+                if start.why == StartReason::Rotated && self.checked < INPUTS_MAX {
                     let known = self.known.as_ref().is_none_or(same);
                     assert!(known, "the snapshot is not what the lines before it lead to");
                 }
                 self.known = Some(start.begin().unwrap());
                 return true;
             }
-            Ok(Line::Fed(fed)) => {
+            Ok(BrokerLogLine::Fed(fed)) => {
                 for action in &fed.actions {
                     if let Action::Cut { pid, hung, .. } = action {
                         self.cuts.push(Cut { now: fed.now, pid: *pid, hung: *hung });

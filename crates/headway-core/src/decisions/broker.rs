@@ -29,13 +29,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use crate::decisions::engine_lock::{self, LockId};
-use crate::decisions::sharing::{self, Arbiter, ClientId, ClusterId, GpuId, JobId, Memory, TaskId, TokenId};
+use crate::decisions::sharing::{self, Arbiter, ArbiterMemory, ClientId, ClusterId, GpuId, JobId, TaskId, TokenId};
 use crate::units::Nanos;
 
 use limits::Accounts;
 pub use messages::{
-    Action, BookParameters, BrokerLimits, ClientProcess, HeldToken, Input, KnownProcess, LeaseInUse, Reason, Reply,
-    ResumedTask, Roster, Slot, TASKS_MAX, TaskShape,
+    Action, BookParameters, BrokerLimits, ClientProcess, HeldToken, Input, KnownProcess, LeaseInUse, RefusalReason,
+    Reply, ResumedTask, Roster, Slot, TASKS_MAX, TaskShape,
 };
 pub use places::leaves_room;
 use recovery::Recovery;
@@ -83,7 +83,7 @@ pub struct Book {
     #[serde(with = "crate::decisions::pairs")]
     faults: BTreeMap<GpuId, u64>,
     /// Grants that are told only when they are written down.
-    withheld: Vec<sharing::Action>,
+    withheld: Vec<sharing::ArbiterAction>,
     now: Nanos,
     #[serde(skip)]
     counts: Counts,
@@ -95,13 +95,13 @@ impl Book {
     /// A book without clients. `memory` is what the arbiter before knew, and counts only if processes of `before` live.
     ///
     /// # Errors
-    /// [`sharing::Refused`] if the parameters of the arbiter cannot work.
+    /// [`sharing::ArbiterRefused`] if the parameters of the arbiter cannot work.
     pub fn new(
         parameters: BookParameters,
         before: Roster,
-        memory: Option<&Memory>,
+        memory: Option<&ArbiterMemory>,
         now: Nanos,
-    ) -> Result<Self, sharing::Refused> {
+    ) -> Result<Self, sharing::ArbiterRefused> {
         let mut arbiter = Arbiter::new(parameters.arbiter.clone())?;
         let clusters = &parameters.arbiter.clusters;
         let gpus = clusters.iter().flat_map(|cluster| cluster.gpus.clone()).collect();
@@ -191,11 +191,11 @@ impl Book {
     // The arbiter.
 
     /// Puts an input before the arbiter and does what it says.
-    fn feed(&mut self, now: Nanos, input: &sharing::Input) -> Result<(), sharing::Refused> {
+    fn feed(&mut self, now: Nanos, input: &sharing::ArbiterInput) -> Result<(), sharing::ArbiterRefused> {
         let result = self.arbiter.handle(now, input);
-        let actions: Vec<sharing::Action> = std::iter::from_fn(|| self.arbiter.poll_action()).collect();
+        let actions: Vec<sharing::ArbiterAction> = std::iter::from_fn(|| self.arbiter.poll_action()).collect();
         for action in actions {
-            let is_grant = matches!(action, sharing::Action::Grant { .. } | sharing::Action::Run { .. });
+            let is_grant = matches!(action, sharing::ArbiterAction::Grant { .. } | sharing::ArbiterAction::Run { .. });
             if is_grant && self.parameters.must_remember {
                 self.withheld.push(action);
             } else {
@@ -206,9 +206,9 @@ impl Book {
         result
     }
 
-    fn act(&mut self, now: Nanos, action: sharing::Action) {
+    fn act(&mut self, now: Nanos, action: sharing::ArbiterAction) {
         match action {
-            sharing::Action::Grant { job, gpu, token, from } => {
+            sharing::ArbiterAction::Grant { job, gpu, token, from } => {
                 let Some(client) = self.tasks.get(&job.task).map(|task| task.client) else { return };
                 let Some(open) = self.open_mut(job) else { return };
                 (open.granted, open.from, open.since) = (Some(GrantedToken { gpu, token }), from, now);
@@ -218,7 +218,7 @@ impl Book {
                 let effective = self.arbiter.effective_key(job.task).unwrap_or(key);
                 self.prioritise(job.task, Some(effective));
             }
-            sharing::Action::Run { job, .. } => {
+            sharing::ArbiterAction::Run { job, .. } => {
                 if let Some(open) = self.open_mut(job)
                     && let Some(asked) = open.asked.take()
                 {
@@ -226,23 +226,23 @@ impl Book {
                 }
                 self.run(job);
             }
-            sharing::Action::Obtained { job, .. } => {
+            sharing::ArbiterAction::Obtained { job, .. } => {
                 // The second lock is always wanted at once.
-                let _ = self.feed(now, &sharing::Input::Next { job });
+                let _ = self.feed(now, &sharing::ArbiterInput::Next { job });
             }
-            sharing::Action::SetBoost { job, key } => {
+            sharing::ArbiterAction::SetBoost { job, key } => {
                 if self.open_mut(job).is_some_and(|open| open.granted.is_some()) {
                     self.prioritise(job.task, Some(key));
                 }
             }
-            sharing::Action::Revoke { job, gpu } => {
+            sharing::ArbiterAction::Revoke { job, gpu } => {
                 self.charge_user(now, job);
                 self.revoke(job, gpu);
             }
         }
     }
 
-    fn prioritise(&mut self, task: TaskId, key: Option<sharing::Key>) {
+    fn prioritise(&mut self, task: TaskId, key: Option<sharing::JobPriority>) {
         if self.tasks.get(&task).is_some_and(|known| known.has_thread) {
             self.actions.push_back(Action::Prioritise { task, key });
         }
@@ -255,7 +255,7 @@ impl Book {
         for action in withheld {
             // A job that has given up meanwhile, or has lost the GPU, gets no answer.
             let stands = match &action {
-                sharing::Action::Grant { job, .. } => self.holds(*job),
+                sharing::ArbiterAction::Grant { job, .. } => self.holds(*job),
                 _ => true,
             };
             if stands {
@@ -276,14 +276,16 @@ impl Book {
         while let Some(event) = self.arbiter.poll_event() {
             match event {
                 // Of uses that seem long because the broker was late, nothing is known. The token's watchdog goes on.
-                sharing::Event::Engine(engine_lock::Event::Overrun { job, .. }) if now >= self.excused_until => {
+                sharing::ArbiterEvent::Engine(engine_lock::EngineLockEvent::Overrun { job, .. })
+                    if now >= self.excused_until =>
+                {
                     overrun.push(job);
                 }
-                sharing::Event::Inadmissible { task, .. } => {
+                sharing::ArbiterEvent::Inadmissible { task, .. } => {
                     self.without_room.insert(task);
                     self.actions.push_back(Action::WithoutRoom { task });
                 }
-                sharing::Event::Token { .. } | sharing::Event::Engine(_) => {}
+                sharing::ArbiterEvent::Token { .. } | sharing::ArbiterEvent::Engine(_) => {}
             }
         }
         for job in overrun {

@@ -8,11 +8,11 @@
 
 mod announced;
 mod check;
-mod lateness;
+mod late_releases;
+mod load_shedding;
 mod messages;
+mod missed_packets;
 mod order;
-mod overdue;
-mod overload;
 mod pieces;
 mod together;
 mod unplanned;
@@ -20,24 +20,26 @@ mod unplanned;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use crate::plan::{Class, Plan, PlannedStep, Source};
+use crate::plan::{PipelineSource, Plan, PlannedStep, ServiceClass};
 use crate::units::{Bytes, Nanos};
 
 use announced::{Contents, Producers};
 use check::{check, fits};
-use lateness::Lateness;
-pub use messages::{Action, Answer, Event, Input, Limits, Refused, TIME_MAX, Unfit};
+use late_releases::LateReleases;
+use load_shedding::LoadShedding;
+pub use messages::{
+    DispatchAction, DispatchEvent, DispatchInput, DispatchRefused, DispatcherLimits, TIME_MAX, Unfit, UrgentAnswer,
+};
+pub use missed_packets::NAMED_MAX;
+use missed_packets::PacketDeadlines;
 use order::Key;
-use overdue::Deadlines;
-pub use overdue::NAMED_MAX;
-use overload::Overload;
 use pieces::{carried, piece, whole};
 use together::Together;
 use unplanned::Requests;
 
 /// A job: one step of one cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Job {
+struct StepInstance {
     pipeline: u32,
     cycle: u64,
     step: u32,
@@ -45,8 +47,8 @@ struct Job {
 
 /// A job in front of a server, with what of it has been submitted and completed.
 #[derive(Clone, Debug)]
-struct Waiting {
-    job: Job,
+struct WaitingStep {
+    job: StepInstance,
     bytes: Bytes,
     next: Bytes,
 }
@@ -55,7 +57,7 @@ struct Waiting {
 #[derive(Clone, Debug)]
 struct Unit {
     server: u32,
-    jobs: Vec<Job>,
+    jobs: Vec<StepInstance>,
     outstanding: u32,
     /// Whether nothing is guaranteed to it.
     rest: bool,
@@ -83,8 +85,8 @@ struct Cycle {
 }
 
 #[derive(Debug, Default)]
-struct Server {
-    waiting: BTreeMap<Key, Waiting>,
+struct ServerQueue {
+    waiting: BTreeMap<Key, WaitingStep>,
     in_flight: u32,
     /// Units in flight that nothing is guaranteed.
     in_rest: u32,
@@ -99,21 +101,30 @@ struct Progress {
     held: Option<(Nanos, u64)>,
 }
 
+/// When the window of a step opens. The order of fields is the order in which windows of one instant open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Timer {
+    at: Nanos,
+    pipeline: u32,
+    step: u32,
+    cycle: u64,
+}
+
 /// The state machine. See the module's documentation for the order of calls.
 #[derive(Debug)]
 pub struct Dispatcher {
     plan: Plan,
-    limits: Limits,
+    limits: DispatcherLimits,
     now: Nanos,
     epoch: Option<Nanos>,
     packets: Vec<u64>,
     /// By pipeline.
-    deadlines: Vec<Deadlines>,
+    deadlines: Vec<PacketDeadlines>,
     halted: bool,
-    timers: BinaryHeap<Reverse<(Nanos, u32, u32, u64)>>,
+    timers: BinaryHeap<Reverse<Timer>>,
     pipelines: Vec<Progress>,
     unfinished: usize,
-    servers: Vec<Server>,
+    servers: Vec<ServerQueue>,
     dirty: Vec<bool>,
     units: BTreeMap<u64, Unit>,
     /// Operation number to unit number; a batch has several operations in one unit.
@@ -121,24 +132,24 @@ pub struct Dispatcher {
     operation_count: u64,
     unit_count: u64,
     sequence: u64,
-    actions: VecDeque<Action>,
-    events: VecDeque<Event>,
-    overload: Overload,
-    lateness: Lateness,
+    actions: VecDeque<DispatchAction>,
+    events: VecDeque<DispatchEvent>,
+    load_shedding: LoadShedding,
+    late_releases: LateReleases,
     together: Together,
     requests: Requests,
     producers: Producers,
 }
 
 impl Dispatcher {
-    /// A dispatcher for `plan`, waiting for [`Input::Start`].
+    /// A dispatcher for `plan`, waiting for [`DispatchInput::Start`].
     ///
     /// # Errors
-    /// [`Refused::Plan`] if an index in the plan leads nowhere; a plan from [`crate::plan::planner`] never does.
-    /// [`Refused::TooLong`], [`Refused::TooManyCycles`] or [`Refused::TooManyOperations`] if a step could never run.
-    pub fn new(plan: Plan, limits: Limits) -> Result<Self, Refused> {
+    /// [`DispatchRefused::Plan`] if an index in the plan leads nowhere; a plan from [`crate::plan::planner`] never does.
+    /// [`DispatchRefused::TooLong`], [`DispatchRefused::TooManyCycles`] or [`DispatchRefused::TooManyOperations`] if a step could never run.
+    pub fn new(plan: Plan, limits: DispatcherLimits) -> Result<Self, DispatchRefused> {
         check(&plan, &limits)?;
-        let servers: Vec<Server> = plan.servers.iter().map(|_| Server::default()).collect();
+        let servers: Vec<ServerQueue> = plan.servers.iter().map(|_| ServerQueue::default()).collect();
         let pipelines = plan
             .pipelines
             .iter()
@@ -149,7 +160,7 @@ impl Dispatcher {
             now: Nanos::ZERO,
             epoch: None,
             packets: Vec::new(),
-            deadlines: plan.pipelines.iter().map(|pipeline| Deadlines::of(&plan, pipeline)).collect(),
+            deadlines: plan.pipelines.iter().map(|pipeline| PacketDeadlines::of(&plan, pipeline)).collect(),
             halted: false,
             timers: BinaryHeap::new(),
             pipelines,
@@ -163,8 +174,8 @@ impl Dispatcher {
             sequence: 0,
             actions: VecDeque::new(),
             events: VecDeque::new(),
-            overload: Overload::of(&plan),
-            lateness: Lateness::of(&plan),
+            load_shedding: LoadShedding::of(&plan),
+            late_releases: LateReleases::of(&plan),
             together: Together::of(&plan),
             requests: Requests::of(&plan),
             producers: Producers::of(&plan),
@@ -181,37 +192,37 @@ impl Dispatcher {
     /// Takes an input at `now`.
     ///
     /// # Errors
-    /// [`Refused`]; nothing has changed then, so that a log need not have the input.
-    pub fn handle(&mut self, now: Nanos, input: &Input) -> Result<(), Refused> {
+    /// [`DispatchRefused`]; nothing has changed then, so that a log need not have the input.
+    pub fn handle(&mut self, now: Nanos, input: &DispatchInput) -> Result<(), DispatchRefused> {
         if now < self.now {
-            return Err(Refused::TimeWentBack { from: self.now, to: now });
+            return Err(DispatchRefused::TimeWentBack { from: self.now, to: now });
         }
         // Before anything changes: a refused input is in no log.
         match *input {
-            Input::Start { epoch, ref cycles, ref packets } => self.may_start(epoch, cycles, packets)?,
-            Input::Data { pipeline, cycle, bytes } => self.may_take_data(pipeline, cycle, bytes)?,
-            Input::Done { operation, .. } => self.expects("completion of operation", operation)?,
-            Input::Failed { operation } => self.expects("failure of operation", operation)?,
-            Input::Urgent { pipeline, bytes, .. } => self.may_ask(pipeline, bytes)?,
-            Input::Ready { pipeline, part, job } => self.may_be_ready(pipeline, part, job)?,
-            Input::Timeout => {}
+            DispatchInput::Start { epoch, ref cycles, ref packets } => self.may_start(epoch, cycles, packets)?,
+            DispatchInput::Data { pipeline, cycle, bytes } => self.may_take_data(pipeline, cycle, bytes)?,
+            DispatchInput::Done { operation, .. } => self.expects("completion of operation", operation)?,
+            DispatchInput::Failed { operation } => self.expects("failure of operation", operation)?,
+            DispatchInput::Urgent { pipeline, bytes, .. } => self.may_ask(pipeline, bytes)?,
+            DispatchInput::Ready { pipeline, part, job } => self.may_be_ready(pipeline, part, job)?,
+            DispatchInput::Timeout => {}
         }
         self.now = now;
-        if let Input::Ready { pipeline, part, .. } = *input {
+        if let DispatchInput::Ready { pipeline, part, .. } = *input {
             // Windows that open now open with the next input, so that they find all there that is ready now.
             self.ready(pipeline, part);
             return Ok(());
         }
         self.open_windows();
         match *input {
-            Input::Start { epoch, ref cycles, ref packets } => self.start(epoch, cycles, packets),
-            Input::Data { pipeline, cycle, bytes } => self.data(pipeline, cycle, bytes),
-            Input::Done { operation, started, finished } => self.done(operation, started, finished),
-            Input::Failed { operation } => self.failed(operation),
-            Input::Urgent { pipeline, bytes, deadline, otherwise } => {
+            DispatchInput::Start { epoch, ref cycles, ref packets } => self.start(epoch, cycles, packets),
+            DispatchInput::Data { pipeline, cycle, bytes } => self.data(pipeline, cycle, bytes),
+            DispatchInput::Done { operation, started, finished } => self.done(operation, started, finished),
+            DispatchInput::Failed { operation } => self.failed(operation),
+            DispatchInput::Urgent { pipeline, bytes, deadline, otherwise } => {
                 self.request(pipeline, bytes, deadline, otherwise)
             }
-            Input::Ready { .. } | Input::Timeout => {}
+            DispatchInput::Ready { .. } | DispatchInput::Timeout => {}
         }
         // The start may have put the epoch into the past, and a cycle that ended may have made room for a window.
         self.open_windows();
@@ -220,7 +231,7 @@ impl Dispatcher {
     }
 
     /// The next thing the driver must do now.
-    pub fn poll_action(&mut self) -> Option<Action> {
+    pub fn poll_action(&mut self) -> Option<DispatchAction> {
         if self.actions.is_empty() && !self.halted {
             for server in 0..self.servers.len() {
                 if std::mem::take(&mut self.dirty[server]) {
@@ -232,15 +243,15 @@ impl Dispatcher {
     }
 
     /// The next event for the user.
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<DispatchEvent> {
         self.events.pop_front()
     }
 
-    /// When to call [`Dispatcher::handle`] with [`Input::Timeout`] at the latest; `None` = only completions matter.
+    /// When to call [`Dispatcher::handle`] with [`DispatchInput::Timeout`] at the latest; `None` = only completions matter.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Nanos> {
-        let window = self.timers.peek().map(|Reverse((time, ..))| *time);
-        [window, self.lateness.poll_timeout(), self.together.poll_timeout()].into_iter().flatten().min()
+        let window = self.timers.peek().map(|Reverse(timer)| timer.at);
+        [window, self.late_releases.poll_timeout(), self.together.poll_timeout()].into_iter().flatten().min()
     }
 
     /// Whether every cycle that has windows is delivered, and every urgent request; nothing else is under way then.
@@ -261,14 +272,14 @@ impl Dispatcher {
         self.operations.len()
     }
 
-    fn may_start(&self, epoch: Nanos, cycles: &[u64], packets: &[u64]) -> Result<(), Refused> {
+    fn may_start(&self, epoch: Nanos, cycles: &[u64], packets: &[u64]) -> Result<(), DispatchRefused> {
         if self.epoch.is_some() {
-            return Err(Refused::Order("has begun already"));
+            return Err(DispatchRefused::Order("has begun already"));
         }
         let planned = (self.plan.pipelines.len(), self.plan.streams.len());
         if (cycles.len(), packets.len()) != planned {
             let given = (cycles.len(), packets.len());
-            return Err(Refused::Plan(format!("{given:?} pipelines and streams started, {planned:?} planned")));
+            return Err(DispatchRefused::Plan(format!("{given:?} pipelines and streams started, {planned:?} planned")));
         }
         fits(&self.plan, epoch, cycles)
     }
@@ -281,8 +292,9 @@ impl Dispatcher {
             self.pipelines[index as usize].cycles = cycles;
             let pipeline = &self.plan.pipelines[index as usize];
             if !pipeline.source.is_planned() {
-                if pipeline.source.class() == Class::Bulk && cycles > 0 {
-                    self.timers.push(Reverse((epoch + pipeline.start, index, 0, 0)));
+                if pipeline.source.class() == ServiceClass::Bulk && cycles > 0 {
+                    let at = epoch + pipeline.start;
+                    self.timers.push(Reverse(Timer { at, pipeline: index, step: 0, cycle: 0 }));
                 }
                 continue;
             }
@@ -291,17 +303,19 @@ impl Dispatcher {
                 continue;
             }
             for step in 0..pipeline.steps.len() {
-                self.timers.push(Reverse((epoch + pipeline.release(0, step), index, step as u32, 0)));
+                let at = epoch + pipeline.release(0, step);
+                self.timers.push(Reverse(Timer { at, pipeline: index, step: step as u32, cycle: 0 }));
             }
         }
     }
 
     /// Opens every window whose time has come, in the order of time, pipeline, step, after the jobs that were kept back.
     fn open_windows(&mut self) {
-        while let Some((job, release)) = self.lateness.due(self.now) {
+        while let Some((job, release)) = self.late_releases.due(self.now) {
             self.wait(job, release);
         }
-        while let Some(&Reverse((time, index, step, cycle))) = self.timers.peek() {
+        while let Some(&Reverse(timer)) = self.timers.peek() {
+            let Timer { at: time, pipeline: index, step, cycle } = timer;
             if time > self.now {
                 break;
             }
@@ -312,17 +326,18 @@ impl Dispatcher {
                 self.next_piece(index, cycle);
                 continue;
             }
-            let alone = pipeline.source == Source::Message && self.producers.speak(index);
+            let alone = pipeline.source == PipelineSource::Message && self.producers.speak(index);
             let automatic = !pipeline.source.is_fed() && !alone;
             if automatic && step == 0 && progress.open.len() >= self.limits.cycles_in_flight_max {
                 progress.held = Some((time, cycle));
                 continue;
             }
             if cycle + 1 < progress.cycles {
-                self.timers.push(Reverse((time + pipeline.period, index, step, cycle + 1)));
+                let at = time + pipeline.period;
+                self.timers.push(Reverse(Timer { at, cycle: cycle + 1, ..timer }));
             }
             if self.now > time + self.plan.jitter {
-                self.events.push_back(Event::ReleaseLate { pipeline: index, cycle, step, by: self.now - time });
+                self.events.push_back(DispatchEvent::ReleaseLate { pipeline: index, cycle, step, by: self.now - time });
             }
             let at = match progress.open.binary_search_by_key(&cycle, |state| state.cycle) {
                 Ok(at) => at,
@@ -368,22 +383,22 @@ impl Dispatcher {
         at
     }
 
-    fn may_take_data(&self, pipeline: u32, cycle: u64, bytes: Bytes) -> Result<(), Refused> {
+    fn may_take_data(&self, pipeline: u32, cycle: u64, bytes: Bytes) -> Result<(), DispatchRefused> {
         if self.epoch.is_none() {
-            return Err(Refused::Order("has not begun"));
+            return Err(DispatchRefused::Order("has not begun"));
         }
-        let unexpected = Refused::Unexpected { what: "data for cycle", number: cycle };
+        let unexpected = DispatchRefused::Unexpected { what: "data for cycle", number: cycle };
         let Some(progress) = self.pipelines.get(pipeline as usize) else { return Err(unexpected) };
         let planned = &self.plan.pipelines[pipeline as usize];
         let known = progress.open.binary_search_by_key(&cycle, |state| state.cycle).is_ok();
-        let alone = planned.source == Source::Message && self.producers.speak(pipeline);
+        let alone = planned.source == PipelineSource::Message && self.producers.speak(pipeline);
         let carries = (planned.source.is_fed() || alone) && bytes <= planned.reserve;
         if !carries || known || !(progress.finished..progress.cycles).contains(&cycle) {
             return Err(unexpected);
         }
         if progress.open.len() >= self.limits.cycles_in_flight_max {
             let limit = self.limits.cycles_in_flight_max;
-            return Err(Refused::TooManyCycles { pipeline: planned.name.clone(), limit });
+            return Err(DispatchRefused::TooManyCycles { pipeline: planned.name.clone(), limit });
         }
         Ok(())
     }
@@ -394,7 +409,7 @@ impl Dispatcher {
         let due = epoch + self.plan.pipelines[pipeline as usize].release(cycle, 0);
         let at = self.open_cycle(pipeline, cycle, bytes);
         if self.now > due {
-            self.events.push_back(Event::DataLate { pipeline, cycle, by: self.now - due });
+            self.events.push_back(DispatchEvent::DataLate { pipeline, cycle, by: self.now - due });
         }
         if bytes == Bytes(0) {
             self.leave_empty(pipeline, at);
@@ -414,7 +429,7 @@ impl Dispatcher {
         let state = &mut self.pipelines[pipeline as usize].open[at];
         state.complete = steps;
         let cycle = state.cycle;
-        self.events.push_back(Event::Empty { pipeline, cycle });
+        self.events.push_back(DispatchEvent::Empty { pipeline, cycle });
         self.retire(pipeline);
     }
 
@@ -432,27 +447,27 @@ impl Dispatcher {
         let planned = &self.plan.pipelines[pipeline as usize];
         let epoch = self.epoch.expect("windows open only after the start");
         let deadline = epoch + planned.deadline(cycle, step as usize);
-        let job = Job { pipeline, cycle, step };
+        let job = StepInstance { pipeline, cycle, step };
         let nominal = epoch + planned.release(cycle, step as usize);
-        self.events.push_back(Event::Ready { pipeline, cycle, step, deadline });
+        self.events.push_back(DispatchEvent::Ready { pipeline, cycle, step, deadline });
         if self.together.take(job, nominal) {
             return;
         }
-        let release = self.lateness.release(&self.plan, job, nominal, self.now);
+        let release = self.late_releases.release(&self.plan, job, nominal, self.now);
         if release <= self.now {
             self.wait(job, release);
         }
     }
 
     /// Puts a job in front of its server, a window before its place in the queue.
-    fn wait(&mut self, job: Job, release: Nanos) {
+    fn wait(&mut self, job: StepInstance, release: Nanos) {
         let planned = &self.plan.pipelines[job.pipeline as usize];
         let place = release.saturating_add(planned.window_of(job.step as usize));
-        self.enqueue(job, place, Class::Guaranteed);
+        self.enqueue(job, place, ServiceClass::Guaranteed);
     }
 
     /// Puts a job in front of its server, before all that are due later.
-    fn enqueue(&mut self, job: Job, place: Nanos, class: Class) {
+    fn enqueue(&mut self, job: StepInstance, place: Nanos, class: ServiceClass) {
         let planned = &self.plan.pipelines[job.pipeline as usize];
         let server = planned.steps[job.step as usize].server as usize;
         let block = self.state(job).expect("a job that is ready keeps its cycle open").bytes;
@@ -464,9 +479,9 @@ impl Dispatcher {
         self.sequence += 1;
         let key = Key { place, class, sequence: self.sequence };
         if key.is_guaranteed() && self.servers[server].is_idle() {
-            self.overload.begin(server);
+            self.load_shedding.begin(server);
         }
-        self.servers[server].waiting.insert(key, Waiting { job, bytes, next: Bytes(0) });
+        self.servers[server].waiting.insert(key, WaitingStep { job, bytes, next: Bytes(0) });
         self.dirty[server] = true;
     }
 
@@ -476,12 +491,12 @@ impl Dispatcher {
         if self.servers[server].is_idle() {
             self.requests.rest(server);
             if self.servers[server].in_flight == 0
-                && let Some((job, release)) = self.lateness.rest(server, self.now)
+                && let Some((job, release)) = self.late_releases.rest(server, self.now)
             {
                 self.wait(job, release);
             }
         }
-        if self.overload.is_possible() && self.servers[server].in_flight < room {
+        if self.load_shedding.is_possible() && self.servers[server].in_flight < room {
             self.give_up(server);
         }
         while self.servers[server].in_flight < room {
@@ -515,7 +530,7 @@ impl Dispatcher {
     }
 
     /// Submits the next piece of a waiting job as part of the newest unit; says which job it is and whether that was all.
-    fn submit(&mut self, server: usize, key: Key, outstanding: &mut u32) -> (Job, bool) {
+    fn submit(&mut self, server: usize, key: Key, outstanding: &mut u32) -> (StepInstance, bool) {
         let waiting = self.servers[server].waiting.get_mut(&key).expect("the key was found in the queue");
         let job = waiting.job;
         let pipeline = &self.plan.pipelines[job.pipeline as usize];
@@ -539,7 +554,7 @@ impl Dispatcher {
             let region = pipeline.source.region(&pipeline.steps, job.step as usize, index).filter(|_| count > 1);
             let (offset, bytes) = match (&pipeline.source, region) {
                 (_, Some(region)) => (Bytes(0), region),
-                (Source::Batch(parts), None) => {
+                (PipelineSource::Batch(parts), None) => {
                     let part = match &contents {
                         Some(contents) => contents[index as usize].clone(),
                         None => parts[index as usize].in_cycle(job.cycle).map(|(_, part)| part),
@@ -556,7 +571,7 @@ impl Dispatcher {
             self.operation_count += 1;
             self.operations.insert(number, self.unit_count);
             *outstanding += 1;
-            self.actions.push_back(Action::Submit {
+            self.actions.push_back(DispatchAction::Submit {
                 operation: number,
                 pipeline: job.pipeline,
                 cycle: job.cycle,
@@ -569,16 +584,16 @@ impl Dispatcher {
         (job, last_of_job)
     }
 
-    fn state(&mut self, job: Job) -> Option<&mut Cycle> {
+    fn state(&mut self, job: StepInstance) -> Option<&mut Cycle> {
         let open = &mut self.pipelines[job.pipeline as usize].open;
         let at = open.binary_search_by_key(&job.cycle, |state| state.cycle).ok()?;
         open.get_mut(at)
     }
 
     /// Whether an operation is under way that `what` can be told of.
-    fn expects(&self, what: &'static str, operation: u64) -> Result<(), Refused> {
+    fn expects(&self, what: &'static str, operation: u64) -> Result<(), DispatchRefused> {
         let is_known = self.operations.contains_key(&operation);
-        if is_known { Ok(()) } else { Err(Refused::Unexpected { what, number: operation }) }
+        if is_known { Ok(()) } else { Err(DispatchRefused::Unexpected { what, number: operation }) }
     }
 
     fn done(&mut self, operation: u64, started: Nanos, finished: Nanos) {
@@ -604,14 +619,14 @@ impl Dispatcher {
                 self.complete(job);
             }
         }
-        if self.overload.is_possible() {
+        if self.load_shedding.is_possible() {
             self.catch_up();
         }
     }
 
     /// A job's last unit has ended.
-    fn complete(&mut self, job: Job) {
-        let Job { pipeline, cycle, step } = job;
+    fn complete(&mut self, job: StepInstance) {
+        let StepInstance { pipeline, cycle, step } = job;
         let state = self.state(job).expect("a job under way keeps its cycle open");
         state.complete = step + 1;
         let took = state.took;
@@ -623,17 +638,17 @@ impl Dispatcher {
         };
         let PlannedStep { cost, server, .. } = planned.steps[step as usize];
         let steps = planned.steps.len() as u32;
-        self.events.push_back(Event::Complete { pipeline, cycle, step });
+        self.events.push_back(DispatchEvent::Complete { pipeline, cycle, step });
         if took > cost {
-            self.events.push_back(Event::Overrun { pipeline, cycle, step, cost, took });
+            self.events.push_back(DispatchEvent::Overrun { pipeline, cycle, step, cost, took });
         }
         if self.now > deadline {
-            self.events.push_back(Event::Late { pipeline, cycle, step, by: self.now - deadline });
+            self.events.push_back(DispatchEvent::Late { pipeline, cycle, step, by: self.now - deadline });
         }
         if (took > cost || self.now > deadline)
-            && let Some(pipeline) = self.overload.pause(&self.plan, server)
+            && let Some(pipeline) = self.load_shedding.pause(&self.plan, server)
         {
-            self.events.push_back(Event::Paused { pipeline });
+            self.events.push_back(DispatchEvent::Paused { pipeline });
         }
         if step + 1 < steps {
             let open = &self.pipelines[pipeline as usize].open;
@@ -645,7 +660,7 @@ impl Dispatcher {
     }
 
     fn deliver(&mut self, index: u32, cycle: u64, epoch: Nanos) {
-        self.actions.push_back(Action::Deliver { pipeline: index, cycle });
+        self.actions.push_back(DispatchAction::Deliver { pipeline: index, cycle });
         let events = &mut self.events;
         let tell = |event| events.push_back(event);
         self.deadlines[index as usize].missed(&self.plan, (index, cycle), (epoch, self.now), &self.packets, tell);
@@ -669,7 +684,7 @@ impl Dispatcher {
         if progress.open.len() < self.limits.cycles_in_flight_max
             && let Some((time, cycle)) = progress.held.take()
         {
-            self.timers.push(Reverse((time, pipeline, 0, cycle)));
+            self.timers.push(Reverse(Timer { at: time, pipeline, step: 0, cycle }));
         }
         if self.producers.speak(pipeline) {
             self.open_ready(pipeline);
@@ -679,15 +694,15 @@ impl Dispatcher {
     fn failed(&mut self, operation: u64) {
         let number = self.operations.remove(&operation).expect("it is under way");
         // The unit keeps counting it as outstanding: a job of which a part has failed never completes.
-        let Job { pipeline, cycle, step } = self.units[&number].jobs[0];
+        let StepInstance { pipeline, cycle, step } = self.units[&number].jobs[0];
         if !self.halted {
             self.halted = true;
             let operations = &mut self.operations;
             self.actions.retain(|action| match action {
-                Action::Submit { operation, .. } => operations.remove(operation).is_none(),
-                Action::Deliver { .. } | Action::Drop { .. } => true,
+                DispatchAction::Submit { operation, .. } => operations.remove(operation).is_none(),
+                DispatchAction::Deliver { .. } | DispatchAction::Drop { .. } => true,
             });
-            self.events.push_back(Event::Halted { pipeline, cycle, step });
+            self.events.push_back(DispatchEvent::Halted { pipeline, cycle, step });
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The event log of a guest (`headway exec --log FILE`): which copies a program made, and what became of each.
 //!
-//! The preloaded library writes it, one [`Line`] of JSON a line; `headway report` reads it. A guest that is killed leaves a log
-//! without [`Line::End`].
+//! The preloaded library writes it, one [`GuestLogLine`] of JSON a line; `headway report` reads it. A guest that is killed leaves a log
+//! without [`GuestLogLine::End`].
 
 use serde::{Deserialize, Serialize};
 
@@ -141,7 +141,7 @@ impl Became {
 /// Why the driver made a copy as the program asked for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Why {
+pub enum DriverReason {
     /// No option that is on concerns copies of this call and size.
     NoOption,
     /// Nothing was known to be on the engine that the copy would wait for.
@@ -162,17 +162,17 @@ pub enum Why {
     NotLaunched,
     /// A bulk copy that is not cut into pieces.
     Whole,
-    /// Another way began and failed; the driver made the copy from the start.
+    /// Another method began and failed; the driver made the copy from the start.
     Failed,
     /// The driver's own call is the fastest known, or tried to see whether it is.
     DriverFastest,
     /// The stream had work to do, and a copy by several threads would have had to wait for that where the driver need not.
     StreamBusy,
-    /// The calling thread had too little of its stack left for another way.
+    /// The calling thread had too little of its stack left for another method.
     SmallStack,
 }
 
-impl Why {
+impl DriverReason {
     /// In words.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -197,7 +197,7 @@ impl Why {
 
 /// The first line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Start {
+pub struct GuestLogStart {
     /// [`SCHEMA`].
     pub schema: u32,
     /// [`KIND`].
@@ -223,7 +223,7 @@ pub struct Copy {
     /// The thread, by the kernel's number.
     pub thread: u32,
     pub call: Call,
-    /// Which way, where that is known.
+    /// Which method, where that is known.
     pub direction: Towards,
     pub bytes: Bytes,
     /// The stream's handle; 1 is the legacy default stream, 2 the thread's own.
@@ -234,7 +234,7 @@ pub struct Copy {
     pub became: Became,
     /// Why the driver did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub why: Option<Why>,
+    pub why: Option<DriverReason>,
     /// What the call returned; 0 is success.
     pub status: i32,
     /// How many copies of its class this line is a sample of; 1 = every such copy has a line.
@@ -243,7 +243,7 @@ pub struct Copy {
 
 /// Small quick copies that have no line of their own, summed up by class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counted {
+pub struct CountedCopies {
     pub call: Call,
     /// Position of the class of sizes.
     pub class: usize,
@@ -273,7 +273,7 @@ pub enum Problem {
 
 /// What `--lint` found at one place of the program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Finding {
+pub struct LintFinding {
     /// What loses time.
     pub problem: Problem,
     /// Library, function and offset of the first caller that belongs neither to CUDA nor to Headway.
@@ -302,7 +302,7 @@ pub struct Difference {
 
 /// What `--verify` did until the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Verified {
+pub struct VerifyCounts {
     /// Accelerated copies that were compared with the driver's.
     pub compared: u64,
     /// Of these, those that differed.
@@ -313,7 +313,7 @@ pub struct Verified {
 
 /// The last line of a program that came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct End {
+pub struct GuestLogEnd {
     /// When, after the log began.
     pub at: Nanos,
     /// Lines that could not be written, because the disk was full or the log was closed.
@@ -325,22 +325,22 @@ pub struct End {
 /// A line behind the first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Line {
+pub enum GuestLogLine {
     Copy(Copy),
     /// Copies without lines.
-    Counted(Counted),
+    Counted(CountedCopies),
     /// Lines that could not be written just before this one.
     Lost(u64),
     /// What `--lint` found at one place, at the end.
-    Finding(Finding),
+    Finding(LintFinding),
     /// A copy that was wrong.
     Difference(Difference),
     /// What was compared, at the end.
-    Verified(Verified),
-    End(End),
+    Verified(VerifyCounts),
+    End(GuestLogEnd),
 }
 
-impl Start {
+impl GuestLogStart {
     /// Whether a text is the first line of such a log.
     #[must_use]
     pub fn begins(line: &str) -> bool {
@@ -368,14 +368,14 @@ mod tests {
             stream: 1,
             host: Host::PageLocked,
             became: Became::PassedOn,
-            why: Some(Why::EngineFree),
+            why: Some(DriverReason::EngineFree),
             status: 0,
             of: 64,
         };
-        let text = serde_json::to_string(&Line::Copy(copy)).unwrap();
+        let text = serde_json::to_string(&GuestLogLine::Copy(copy)).unwrap();
         assert!(text.contains(r#""call":"cuMemcpyDtoHAsync""#) && !text.contains('\n'), "{text}");
-        assert_eq!(serde_json::from_str::<Line>(&text).unwrap(), Line::Copy(copy));
-        assert!(!Start::begins(&text));
+        assert_eq!(serde_json::from_str::<GuestLogLine>(&text).unwrap(), GuestLogLine::Copy(copy));
+        assert!(!GuestLogStart::begins(&text));
     }
 
     #[test]

@@ -15,7 +15,7 @@ mod write;
 use serde::{Deserialize, Serialize};
 
 pub use self::confidence::Confidence;
-pub use self::cpu::{Cpu, CpuCost};
+pub use self::cpu::{CpuCores, CpuCost};
 pub use self::file::parse;
 pub use self::index::{CapacityId, EndpointId, EngineId, RouteId};
 pub use self::shipped::{SHIPPED, shipped};
@@ -44,7 +44,7 @@ pub struct Machine {
     /// What kernels cost here.
     pub kernels: Vec<KernelCost>,
     /// The CPU as a processor of streams; `None` = nobody measured it, and [`Machine::cpu_or_assumed`] stands in.
-    pub cpu: Option<Cpu>,
+    pub cpu: Option<CpuCores>,
     /// How well the numbers were checked against the node; `None` = uncalibrated: only the `serial` bound is used.
     pub calibration: Option<Calibration>,
     /// What copies cost by which method; empty = not measured.
@@ -150,7 +150,7 @@ pub struct Route {
     pub weight: u32,
     /// Engine time per operation with no byte moving, when it starts on an idle engine.
     pub setup: Nanos,
-    /// The same when another operation was already queued behind the one before.
+    /// Set-up time when another operation was already queued behind the one before.
     pub setup_queued: Nanos,
     /// Time of the submitting thread per operation: each further operation of a batch begins at least this much later. The
     /// first one's is part of `setup`.
@@ -284,12 +284,12 @@ impl Calibration {
 }
 
 impl Machine {
-    /// No node: servers of flows, which cost what their workload says, and nothing else.
+    /// No node: servers of demands, which cost what their workload says, and nothing else.
     #[must_use]
     pub fn none() -> Self {
         Self {
             name: "none".to_owned(),
-            description: "no node: flows cost what their workload says".to_owned(),
+            description: "no node: demands cost what their workload says".to_owned(),
             endpoints: Vec::new(),
             capacities: Vec::new(),
             engines: Vec::new(),
@@ -354,8 +354,8 @@ impl Machine {
 
     /// The CPU as the file has it, else what is assumed of any.
     #[must_use]
-    pub fn cpu_or_assumed(&self) -> Cpu {
-        self.cpu.clone().unwrap_or_else(Cpu::assumed)
+    pub fn cpu_or_assumed(&self) -> CpuCores {
+        self.cpu.clone().unwrap_or_else(CpuCores::assumed)
     }
 
     /// The cost entry of kernel `id` on `gpu`.

@@ -5,7 +5,7 @@
 //! so gathering counts as a step: `T = floor(l / (N + 1))`. A stream whose packets are further apart than that may make
 //! each packet a job of its own instead, released when it arrives: `T = floor(l / N)`.
 
-use crate::files::machine::{Cpu, EndpointId, EngineClass, EngineId, Machine};
+use crate::files::machine::{CpuCores, EndpointId, EngineClass, EngineId, Machine};
 use crate::files::workload::{Cycle, Stream, Workload};
 use crate::models::interconnect::{Network, Starved};
 use crate::plan::combine::CombineError;
@@ -201,7 +201,7 @@ pub fn plan(machine: &Machine, workload: &Workload, options: PlanOptions) -> Res
 struct Node<'a> {
     machine: &'a Machine,
     network: &'a Network,
-    cpu: &'a Cpu,
+    cpu: &'a CpuCores,
 }
 
 /// What is planned, where, and how.
@@ -209,7 +209,7 @@ struct Node<'a> {
 struct Context<'a> {
     machine: &'a Machine,
     network: &'a Network,
-    cpu: &'a Cpu,
+    cpu: &'a CpuCores,
     workload: &'a Workload,
     strategy: Strategy,
     cycle: Cycle,
@@ -262,7 +262,7 @@ const PASSES: &[Pass] = &[
     sharded::add,
     parted::add,
     |context, draft| (context.strategy.row().messages)(context, draft),
-    batches::flows,
+    batches::demands,
     // The last pipelines, so that others keep their places when some of these are left out.
     unplanned::add,
     servers::tie,
@@ -420,14 +420,14 @@ fn check(workload: &Workload) -> Result<(), PlanError> {
             return impossible(format!("message.{}", message.id), "it has no blocks or no period");
         }
     }
-    for flow in &workload.flows {
-        if flow.period == Nanos::ZERO {
-            return impossible(format!("flow.{}", flow.id), "it has no period");
+    for demand in &workload.demands {
+        if demand.period == Nanos::ZERO {
+            return impossible(format!("demand.{}", demand.id), "it has no period");
         }
     }
-    if workload.streams.is_empty() && workload.messages.is_empty() && workload.flows.is_empty() {
+    if workload.streams.is_empty() && workload.messages.is_empty() && workload.demands.is_empty() {
         // Transfers without windows live on what these leave over.
-        return impossible(String::new(), "it has no stream, message or flow");
+        return impossible(String::new(), "it has no stream, message or demand");
     }
     Ok(())
 }

@@ -8,8 +8,8 @@ use headway_device::DeviceError;
 use headway_device::buffer::Memory;
 
 use super::OrderedCopy;
-use super::job::{Job, SLOTS, Slots, slot_of, use_of};
-use super::ticket::{Ticket, Word, Words};
+use super::job::{OrderedJob, SLOTS, Slots, slot_of, use_of};
+use super::ticket::{OrderedTicket, Word, Words};
 use super::workers::JobQueue;
 use crate::owned::{Context, CopyKind, Stream};
 use crate::pool::Pool;
@@ -56,13 +56,13 @@ impl Pipeline {
     /// caller's CPU, but before the driver's queue may be full.
     ///
     /// # Safety
-    /// As for [`super::RawCopy::new`]; the context is current.
+    /// The caller keeps the promise of [`super::RawCopy::new`]; the context is current.
     pub(super) unsafe fn queue(
         &mut self,
         context: &Context,
         copy: &OrderedCopy,
         chunk: usize,
-        ticket: &Ticket,
+        ticket: &OrderedTicket,
         jobs: &JobQueue,
     ) -> Result<(), DeviceError> {
         let (first, stream, generation) = (self.chunks, self.stream.handle(), ticket.generation());
@@ -72,7 +72,7 @@ impl Pipeline {
         self.last = Some((ticket.done(), generation));
         // SAFETY: the words live as long as the ticket's memory.
         unsafe { words::wait(context, stream, ticket.begin().address(), generation, table::WAIT_GEQ) }?;
-        jobs.push(Arc::new(Job::new(*copy, chunk, ticket, &self.slots, first)));
+        jobs.push(Arc::new(OrderedJob::new(*copy, chunk, ticket, &self.slots, first)));
         for at in 0..count {
             if at == WAKE_AFTER {
                 jobs.wake_all();
@@ -81,7 +81,7 @@ impl Pipeline {
             unsafe { self.queue_chunk(context, copy, first + at as u64, at * chunk, chunk) }?;
         }
         let ended = match copy.direction {
-            // SAFETY: as above.
+            // SAFETY: the caller's promise.
             Direction::H2d => unsafe { words::write(context, stream, ticket.done().address(), generation) },
             _ => Ok(()),
         };
@@ -90,7 +90,7 @@ impl Pipeline {
     }
 
     /// # Safety
-    /// As for [`Pipeline::queue`].
+    /// The caller keeps the promise of [`Pipeline::queue`].
     unsafe fn queue_chunk(
         &self,
         context: &Context,

@@ -10,7 +10,7 @@ use headway_device::buffer::Memory;
 #[cfg(target_arch = "x86_64")]
 use headway_os::copy::LINE_BYTES;
 
-use crate::pool::{Piece, Pool};
+use crate::pool::{Pool, SlabPiece};
 
 /// The longest copy that is tagged.
 const BYTES_MAX: usize = 8 << 10;
@@ -36,7 +36,7 @@ pub(super) const fn suits(bytes: usize) -> bool {
 }
 
 /// Where tagged words arrive: pinned memory in which nothing else is ever written.
-pub(super) struct Tagged<M = Piece> {
+pub(super) struct Tagged<M = SlabPiece> {
     memory: M,
     /// Tags repeat when the commands' numbers exceed their bits; these are the bits above, of all words that are there.
     round: u64,
@@ -99,7 +99,7 @@ unsafe fn take(words: *const u64, tag: u32, to: &mut [u8]) -> usize {
     }
     // Of a group that is not whole what there is of it.
     for chunk in to[taken..].chunks_mut(DATA_BYTES) {
-        // SAFETY: as above.
+        // SAFETY: the caller vouches for the words.
         let Some(data) = (unsafe { single(words.add(taken / DATA_BYTES), tag) }) else { break };
         chunk.copy_from_slice(&data[..chunk.len()]);
         taken += chunk.len();

@@ -41,7 +41,7 @@ pub(crate) fn run(bench: &impl Bench) -> Result<(), Refusal> {
         let data = random(!round, len);
         bench.write(AT, &data)?;
         let mut seen = vec![GUARD; around.len()];
-        // SAFETY: as above.
+        // SAFETY: the memory has `BYTES` bytes, and is the test's alone.
         unsafe { bench.window().load(AT, &mut seen[GUARD_BYTES..GUARD_BYTES + len]) };
         compare("loaded", &data, &seen)?;
     }
@@ -74,7 +74,7 @@ fn random(seed: u64, len: usize) -> Vec<u8> {
 mod tests {
     use std::cell::UnsafeCell;
 
-    use headway_core::models::transfer::Mapping;
+    use headway_core::models::transfer::WindowMapping;
 
     use super::*;
 
@@ -90,15 +90,15 @@ mod tests {
 
     // SAFETY: the tests' faults stay within the memory.
     unsafe impl Window for Faulty {
-        fn mapping(&self) -> Mapping {
-            Mapping::Vulkan
+        fn mapping(&self) -> WindowMapping {
+            WindowMapping::Vulkan
         }
         unsafe fn store(&self, at: usize, from: &[u8]) {
             // SAFETY: used by one thread, and no reference outlives a call.
             (self.store)(at, from, unsafe { &mut *self.bytes.get() });
         }
         unsafe fn load(&self, at: usize, to: &mut [u8]) {
-            // SAFETY: as above.
+            // SAFETY: used by one thread, and no reference outlives a call.
             (self.load)(at, to, unsafe { &*self.bytes.get() });
         }
     }
@@ -114,7 +114,7 @@ mod tests {
             Ok(())
         }
         fn read(&self, at: usize, to: &mut [u8]) -> Result<(), DeviceError> {
-            // SAFETY: as above.
+            // SAFETY: used by one thread, and no reference outlives a call.
             to.copy_from_slice(&unsafe { &*self.bytes.get() }[at..at + to.len()]);
             Ok(())
         }

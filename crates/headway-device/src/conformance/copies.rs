@@ -1,4 +1,4 @@
-//! Ways of queues and of the driver: copies, relays, pieces, pageable copies, peers.
+//! Methods of queues and of the driver: copies, relays, pieces, pageable copies, peers.
 
 use std::sync::Arc;
 
@@ -83,9 +83,9 @@ impl HostCopy for ByRelay {
     }
 }
 
-fn large(gpu: &dyn Gpu, way: &mut dyn HostCopy, other: &mut dyn HostCopy) {
+fn large(gpu: &dyn Gpu, method: &mut dyn HostCopy, other: &mut dyn HostCopy) {
     let there = memory(gpu, LARGE + MARGIN);
-    Bench::new(LARGE).case(way, other, &there, LARGE, (1, 5));
+    Bench::new(LARGE).case(method, other, &there, LARGE, (1, 5));
 }
 
 /// Test of the suite: queues between pinned and device memory, all sizes and alignments, and 100 MiB + 7.
@@ -195,8 +195,8 @@ pub fn pieces_arrive_by_every_mover(gpu: &Arc<dyn Gpu>) {
     let mut noise = Noise::new(17);
     let (mut sent, mut expected, mut found) = (vec![0; ROOM], vec![0; ROOM], vec![0; ROOM]);
     let fill = |buffer: &Buffer, bytes: &[u8]| match buffer.place() {
-        crate::buffer::Place::Host { .. } => write(buffer, 0, bytes),
-        crate::buffer::Place::Device { .. } => Ordinary(gpu).put(bytes, 0, ROOM, buffer, 0),
+        crate::buffer::MemoryPlace::Host { .. } => write(buffer, 0, bytes),
+        crate::buffer::MemoryPlace::Device { .. } => Ordinary(gpu).put(bytes, 0, ROOM, buffer, 0),
     };
     for by in [Mover::Loop, Mover::Batch, Mover::Kernel { blocks: 1 }, Mover::Kernel { blocks: 13 }] {
         for (from, to) in [(&host, &first), (&first, &host), (&first, &second)] {
@@ -219,8 +219,8 @@ pub fn pieces_arrive_by_every_mover(gpu: &Arc<dyn Gpu>) {
                     Err(error) => panic!("{count} pieces by {by:?}: {error}"),
                 }
                 match to.place() {
-                    crate::buffer::Place::Host { .. } => read(to, 0, &mut found),
-                    crate::buffer::Place::Device { .. } => Ordinary(gpu).take(to, 0, &mut found, 0, ROOM),
+                    crate::buffer::MemoryPlace::Host { .. } => read(to, 0, &mut found),
+                    crate::buffer::MemoryPlace::Device { .. } => Ordinary(gpu).take(to, 0, &mut found, 0, ROOM),
                 }
                 same(&format!("{count} pieces by {by:?} to {:?}", to.place()), &found, &expected);
             }

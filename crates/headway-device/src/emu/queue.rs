@@ -12,7 +12,7 @@ use headway_os::{clock, sched, threads};
 
 use super::gate::occupy;
 use super::{Shared, device_bytes, device_bytes_mut};
-use crate::buffer::{Access, DeviceId, Place, Span, lock};
+use crate::buffer::{Access, DeviceId, MemoryPlace, Span, lock};
 use crate::gpu::{Completion, Mover, Operation, Piece, Queue};
 use crate::work::{Argument, CpuArgument};
 use crate::{DeviceError, Waker, check, wake};
@@ -20,13 +20,13 @@ use crate::{DeviceError, Waker, check, wake};
 /// A queue of an emulated GPU. It keeps time whether or not that was asked for.
 pub(super) struct EmuQueue {
     gpu: Arc<Shared>,
-    line: Arc<Line>,
+    line: Arc<QueueShared>,
     outstanding: usize,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
-struct Line {
+struct QueueShared {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -110,7 +110,7 @@ impl Drop for EmuQueue {
 }
 
 /// The loop of a queue's thread; ends when the queue is dropped and nothing is left to do.
-fn serve(gpu: &Shared, line: &Line) {
+fn serve(gpu: &Shared, line: &QueueShared) {
     // Without it, every throttled operation would end up to 50 us late; a refusal only costs that precision.
     let _ = sched::lower_timer_slack();
     let mut held = None;
@@ -184,11 +184,17 @@ fn copy(gpu: &Shared, from: &Span, to: &mut Span, began: &mut Option<Nanos>) {
     with_engines(gpu, ends, from.len(), began, || device_bytes_mut(to).copy_from_slice(device_bytes(from)));
 }
 
-fn with_engines(gpu: &Shared, ends: (Place, Place), bytes: usize, began: &mut Option<Nanos>, body: impl FnOnce()) {
+fn with_engines(
+    gpu: &Shared,
+    ends: (MemoryPlace, MemoryPlace),
+    bytes: usize,
+    began: &mut Option<Nanos>,
+    body: impl FnOnce(),
+) {
     match ends {
-        (Place::Host { .. }, _) => occupy(&[&gpu.h2d], gpu.pace_in.time(bytes), began, body),
-        (_, Place::Host { .. }) => occupy(&[&gpu.d2h], gpu.pace_out.time(bytes), began, body),
-        (Place::Device { id: from, .. }, Place::Device { id: to, .. }) => {
+        (MemoryPlace::Host { .. }, _) => occupy(&[&gpu.h2d], gpu.pace_in.time(bytes), began, body),
+        (_, MemoryPlace::Host { .. }) => occupy(&[&gpu.d2h], gpu.pace_out.time(bytes), began, body),
+        (MemoryPlace::Device { id: from, .. }, MemoryPlace::Device { id: to, .. }) => {
             let other = if from == to { None } else { super::find(if from == gpu.id { to } else { from }) };
             let other = other.as_deref().unwrap_or(gpu);
             let (source, target) = if from == gpu.id { (gpu, other) } else { (other, gpu) };

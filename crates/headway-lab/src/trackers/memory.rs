@@ -5,16 +5,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use headway::jobs::{complete, no_gpu, wait};
-use headway_device::gpu::{Caching, Gpu, Operation, Queue, Reach};
+use headway_device::gpu::{Caching, CpuReach, Gpu, Operation, Queue};
 use headway_device::work::{Argument, Work};
 use headway_device::{Access, Buffer, DeviceError};
-use headway_kernels::klt::{Launch, Region, Shape};
+use headway_kernels::klt::{Launch, Region, TrackerShape};
 use headway_kernels::study::Elementwise;
 use serde::{Deserialize, Serialize};
 
 /// What a frame does beside the tracker's own work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Load {
+pub struct FrameLoad {
     /// Kernel segments, each after its share of the CPU time.
     pub segments: u32,
     /// CPU time of all segments together, in nanoseconds.
@@ -25,11 +25,11 @@ pub struct Load {
     pub input: u64,
     /// Bytes copied out beside the tracker's.
     pub output: u64,
-    /// State beside the tracker's; a multiple of [`Load::UNIT`]. The kernels work on it in place.
+    /// State beside the tracker's; a multiple of [`FrameLoad::UNIT`]. The kernels work on it in place.
     pub state: u64,
 }
 
-impl Load {
+impl FrameLoad {
     /// The additional state is worked on in four parts, so that a launch is queued while another runs.
     pub const PARTS: usize = 4;
     /// Granule of the additional state.
@@ -41,14 +41,14 @@ pub(super) const STATE: [Region; 3] = [Region::State(0), Region::State(1), Regio
 
 /// A part of the state: one of the tracker's regions, or what was added to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum StatePart {
     Tracker(Region),
     Added,
 }
 
 /// Parts of the state in the order in which they are saved.
-pub(super) const PARTS: [Part; 4] =
-    [Part::Tracker(STATE[0]), Part::Tracker(STATE[1]), Part::Tracker(STATE[2]), Part::Added];
+pub(super) const PARTS: [StatePart; 4] =
+    [StatePart::Tracker(STATE[0]), StatePart::Tracker(STATE[1]), StatePart::Tracker(STATE[2]), StatePart::Added];
 
 /// Memory of one task on one GPU, and its queue there.
 struct OnGpu {
@@ -60,8 +60,8 @@ struct OnGpu {
 
 /// Memory of one task.
 pub(super) struct Memory {
-    shape: Shape,
-    load: Load,
+    shape: TrackerShape,
+    load: FrameLoad,
     gpus: Vec<OnGpu>,
     /// Pinned ends of the frame's copies.
     ends: Buffer,
@@ -76,7 +76,7 @@ impl Memory {
     ///
     /// # Errors
     /// [`DeviceError`] for memory or a queue that a GPU refuses.
-    pub(super) fn open(devices: &[Arc<dyn Gpu>], shape: Shape, load: Load) -> Result<Self, DeviceError> {
+    pub(super) fn open(devices: &[Arc<dyn Gpu>], shape: TrackerShape, load: FrameLoad) -> Result<Self, DeviceError> {
         let none = DeviceError::Invalid { what: "trackers", reason: "there is no GPU".into() };
         let first = devices.first().ok_or(none)?;
         let io = load.input.max(load.output).max(1) as usize;
@@ -84,14 +84,14 @@ impl Memory {
         for device in devices {
             let mut regions = BTreeMap::new();
             for region in Region::ALL {
-                regions.insert(region, device.device_buffer(shape.bytes(region), Reach::Device)?);
+                regions.insert(region, device.device_buffer(shape.bytes(region), CpuReach::Device)?);
             }
-            let added = device.device_buffer((load.state as usize).max(1), Reach::Device)?;
+            let added = device.device_buffer((load.state as usize).max(1), CpuReach::Device)?;
             gpus.push(OnGpu {
                 queue: device.queue(false)?,
                 regions,
                 added,
-                io: device.device_buffer(io, Reach::Device)?,
+                io: device.device_buffer(io, CpuReach::Device)?,
             });
         }
         let largest = Region::ALL.iter().map(|region| shape.bytes(*region)).max().unwrap_or(0).max(io);
@@ -100,28 +100,28 @@ impl Memory {
         Ok(Self { shape, load, gpus, ends, saved, passes: 0 })
     }
 
-    pub(super) fn load(&self) -> &Load {
+    pub(super) fn load(&self) -> &FrameLoad {
         &self.load
     }
 
     /// Bytes of a part of the state.
-    pub(super) fn bytes(&self, part: Part) -> usize {
+    pub(super) fn bytes(&self, part: StatePart) -> usize {
         match part {
-            Part::Tracker(region) => self.shape.bytes(region),
-            Part::Added => self.load.state as usize,
+            StatePart::Tracker(region) => self.shape.bytes(region),
+            StatePart::Added => self.load.state as usize,
         }
     }
 
-    fn buffer(&self, gpu: usize, part: Part) -> Result<&Buffer, DeviceError> {
+    fn buffer(&self, gpu: usize, part: StatePart) -> Result<&Buffer, DeviceError> {
         let gpu = self.gpus.get(gpu).ok_or_else(no_gpu)?;
         match part {
-            Part::Tracker(region) => gpu.regions.get(&region).ok_or_else(no_gpu),
-            Part::Added => Ok(&gpu.added),
+            StatePart::Tracker(region) => gpu.regions.get(&region).ok_or_else(no_gpu),
+            StatePart::Added => Ok(&gpu.added),
         }
     }
 
     /// Where a part lies in the saved state.
-    fn saved_at(&self, part: Part) -> usize {
+    fn saved_at(&self, part: StatePart) -> usize {
         PARTS.iter().take_while(|other| **other != part).map(|before| self.bytes(*before)).sum()
     }
 
@@ -153,7 +153,7 @@ impl Memory {
     }
 
     /// Copies a range of a part of the state from system memory.
-    pub(super) fn restore(&mut self, gpu: usize, part: Part, range: Range<usize>) -> Result<(), DeviceError> {
+    pub(super) fn restore(&mut self, gpu: usize, part: StatePart, range: Range<usize>) -> Result<(), DeviceError> {
         let at = self.saved_at(part);
         let from = self.saved.claim(at + range.start..at + range.end, Access::Read)?;
         let to = self.buffer(gpu, part)?.claim(range, Access::Write)?;
@@ -161,7 +161,7 @@ impl Memory {
     }
 
     /// Copies a range of a part of the state to system memory.
-    pub(super) fn save(&mut self, gpu: usize, part: Part, range: Range<usize>) -> Result<(), DeviceError> {
+    pub(super) fn save(&mut self, gpu: usize, part: StatePart, range: Range<usize>) -> Result<(), DeviceError> {
         let at = self.saved_at(part);
         let to = self.saved.claim(at + range.start..at + range.end, Access::Write)?;
         let from = self.buffer(gpu, part)?.claim(range, Access::Read)?;
@@ -172,7 +172,7 @@ impl Memory {
     pub(super) fn migrate(
         &mut self,
         (from, to): (usize, usize),
-        part: Part,
+        part: StatePart,
         range: Range<usize>,
     ) -> Result<(), DeviceError> {
         let source = self.buffer(from, part)?.claim(range.clone(), Access::Read)?;
@@ -208,7 +208,7 @@ impl Memory {
 
     fn end(&self, gpu: usize, region: Option<Region>) -> Result<&Buffer, DeviceError> {
         match region {
-            Some(region) => self.buffer(gpu, Part::Tracker(region)),
+            Some(region) => self.buffer(gpu, StatePart::Tracker(region)),
             None => Ok(&self.gpus.get(gpu).ok_or_else(no_gpu)?.io),
         }
     }
@@ -216,7 +216,7 @@ impl Memory {
     /// Executes launches of the tracker one after another; complete when it returns.
     pub(super) fn launch(&mut self, gpu: usize, launches: &[Launch]) -> Result<(), DeviceError> {
         for launch in launches {
-            let what = launch.over(|region| self.buffer(gpu, Part::Tracker(region)))?;
+            let what = launch.over(|region| self.buffer(gpu, StatePart::Tracker(region)))?;
             self.run(gpu, what)?;
         }
         Ok(())
@@ -224,16 +224,16 @@ impl Memory {
 
     /// Passes over the additional state; complete when it returns.
     pub(super) fn pass(&mut self, gpu: usize, passes: u32) -> Result<(), DeviceError> {
-        let part = self.load.state as usize / Load::PARTS;
+        let part = self.load.state as usize / FrameLoad::PARTS;
         if part < 4 {
             return Ok(());
         }
         let OnGpu { queue, added, .. } = self.gpus.get_mut(gpu).ok_or_else(no_gpu)?;
         let count = (part / 4) as u32;
         for _ in 0..passes {
-            for at in 0..Load::PARTS {
+            for at in 0..FrameLoad::PARTS {
                 // The claim on a part is free again when its launch before has been taken.
-                if queue.outstanding() == Load::PARTS {
+                if queue.outstanding() == FrameLoad::PARTS {
                     wait(queue.as_mut()).result?;
                 }
                 let words = added.claim(at * part..(at + 1) * part, Access::Write)?;
@@ -251,14 +251,14 @@ impl Memory {
 
     /// Whether the additional state on `gpu` is what all passes since [`Memory::reset`] make of its first content.
     pub(super) fn verify(&mut self, gpu: usize) -> Result<bool, DeviceError> {
-        self.save(gpu, Part::Added, 0..self.bytes(Part::Added))?;
+        self.save(gpu, StatePart::Added, 0..self.bytes(StatePart::Added))?;
         // y = 3 x + 1 so many times is one affine map.
         let (mut factor, mut sum) = (1u32, 0u32);
         for _ in 0..self.passes {
             (factor, sum) = (factor.wrapping_mul(3), sum.wrapping_mul(3).wrapping_add(1));
         }
-        let at = self.saved_at(Part::Added);
-        let saved = self.saved.claim(at..at + self.bytes(Part::Added), Access::Read)?;
+        let at = self.saved_at(StatePart::Added);
+        let saved = self.saved.claim(at..at + self.bytes(StatePart::Added), Access::Read)?;
         let words = saved.bytes()?.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
         Ok(words.enumerate().all(|(at, word)| word == factor.wrapping_mul(first_word(at)).wrapping_add(sum)))
     }

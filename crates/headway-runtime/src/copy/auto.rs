@@ -1,18 +1,19 @@
-//! The way of `auto`: compiled choices per situation, ways that turned out not to be usable, and events.
+//! The method of `auto`: compiled choices per situation, methods that turned out not to be usable, and events.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 
 use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::{
-    Available, Curve, Direction, HostMemory, Key, Load, Mapping, Method, Profile, Request, Selector, Statistic, Tuning,
+    Available, BackgroundLoad, Curve, CurveKey, Direction, HostMemory, Method, MethodRequest, Profile, Selector,
+    Statistic, Tuning, WindowMapping,
 };
 use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
 
 use super::gpu::CopierGpu;
-use super::situation::Situation;
-use super::{CopyOptions, Event, ManyBy};
+use super::situation::CopySituation;
+use super::{CopierEvent, CopyOptions, ManyBy};
 
 /// What was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +40,7 @@ pub(super) struct Auto {
 }
 
 /// What callers wait for each way in the plainest situation, ascending: looked up in every copy by a
-/// named way, which may take 2 us altogether.
+/// named method, which may take 2 us altogether.
 struct Plain(Vec<(Name, Curve)>);
 
 /// GPU, the other GPU of a peer copy, method, direction and host end of a curve.
@@ -47,9 +48,9 @@ type Name = (EndpointId, Option<EndpointId>, Method, Direction, HostMemory);
 
 impl Plain {
     fn new(profile: &Profile) -> Self {
-        let plain = |key: &&Key| (key.load, key.active, key.pieces) == (Load::Alone, 1, 1);
+        let plain = |key: &&CurveKey| (key.load, key.active, key.pieces) == (BackgroundLoad::Alone, 1, 1);
         // A posted store returns before it can be seen: what the caller waits for is the other curve.
-        let curve = |key: &Key| profile.posted.get(key).or_else(|| profile.curves.get(key)).cloned();
+        let curve = |key: &CurveKey| profile.posted.get(key).or_else(|| profile.curves.get(key)).cloned();
         let names = profile
             .curves
             .keys()
@@ -67,16 +68,16 @@ impl Plain {
 }
 
 struct Table {
-    /// By GPU: ways that failed as unavailable.
+    /// By GPU: methods that failed as unavailable.
     absent: Vec<BTreeSet<Method>>,
     slots: Vec<OnceLock<Selector>>,
 }
 
 #[derive(Default)]
 struct Events {
-    kept: VecDeque<Event>,
+    kept: VecDeque<CopierEvent>,
     dropped: u64,
-    /// Ways whose absence was told, by GPU.
+    /// Methods whose absence was told, by GPU.
     absences: BTreeSet<(usize, Method)>,
     /// Pairs of GPUs of which it was told that they do not reach each other.
     denied: BTreeSet<(EndpointId, EndpointId)>,
@@ -95,11 +96,11 @@ impl Auto {
         Self { profile, plain, options, stale, gpus, table: RwLock::new(table), events: Mutex::default() }
     }
 
-    fn slot(&self, at: Situation) -> usize {
+    fn slot(&self, at: CopySituation) -> usize {
         let window = match at.window {
             None => 0,
-            Some(Mapping::Gdrdrv) => 1,
-            Some(Mapping::Vulkan) => 2,
+            Some(WindowMapping::Gdrdrv) => 1,
+            Some(WindowMapping::Vulkan) => 2,
             Some(_) => 3,
         };
         let active = (at.active.max(1) as usize).min(self.gpus) - 1;
@@ -119,19 +120,19 @@ impl Auto {
     }
 
     /// The way for `bytes` in this situation.
-    pub(super) fn pick(&self, gpus: &[CopierGpu], at: Situation, bytes: Bytes) -> Pick {
+    pub(super) fn pick(&self, gpus: &[CopierGpu], at: CopySituation, bytes: Bytes) -> Pick {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let selector = table.slots[self.slot(at)].get_or_init(|| self.compile(gpus, at, &table.absent[at.gpu]));
         let (method, tuning, predicted) = selector.pick(bytes);
         Pick { method, tuning, predicted }
     }
 
-    fn compile(&self, gpus: &[CopierGpu], at: Situation, absent: &BTreeSet<Method>) -> Selector {
+    fn compile(&self, gpus: &[CopierGpu], at: CopySituation, absent: &BTreeSet<Method>) -> Selector {
         let gpu = &gpus[at.gpu];
-        let request = Request {
+        let request = MethodRequest {
             load: at.load,
             active: at.active,
-            ..Request::new(gpu.endpoint, at.direction, at.memory, Bytes(0))
+            ..MethodRequest::new(gpu.endpoint, at.direction, at.memory, Bytes(0))
         };
         let available = Available {
             methods: self.methods(gpus, at).difference(absent).copied().collect(),
@@ -145,8 +146,8 @@ impl Auto {
         Selector::new(&self.profile, &request, &available)
     }
 
-    /// The ways that may be there; those whose absence shows only in use are found out by using them.
-    fn methods(&self, gpus: &[CopierGpu], at: Situation) -> BTreeSet<Method> {
+    /// The methods that may be there; those whose absence shows only in use are found out by using them.
+    fn methods(&self, gpus: &[CopierGpu], at: CopySituation) -> BTreeSet<Method> {
         let gpu = &gpus[at.gpu];
         let known = |method| self.profile.curves.keys().any(|key| key.method.any_form() == method);
         let always = [Method::Pageable, Method::Dma, Method::Register, Method::Pinning, Method::Staged, Method::Kernel];
@@ -165,7 +166,7 @@ impl Auto {
         // Memory with a window needs no paged one, which costs the same until it has to be moved; of memory without, only
         // `gdrdrv` maps parts.
         if known(Method::PagedWindow(None)) && at.window.is_none() {
-            let gdrdrv = |mapping: &Mapping| *mapping == Mapping::Gdrdrv;
+            let gdrdrv = |mapping: &WindowMapping| *mapping == WindowMapping::Gdrdrv;
             methods.extend(usable(gpu.windows()).filter(gdrdrv).map(|mapping| Method::PagedWindow(Some(mapping))));
         }
         if self.options.resident && !self.options.no_sm && known(Method::Resident(None)) {
@@ -176,7 +177,7 @@ impl Auto {
 
     /// How a copy in this situation is staged, as far as measured: with as many GPUs active, else fewer, else more; ordinary
     /// memory of other kinds as warm memory.
-    pub(super) fn tuning(&self, gpu: EndpointId, at: Situation) -> Option<Tuning> {
+    pub(super) fn tuning(&self, gpu: EndpointId, at: CopySituation) -> Option<Tuning> {
         let of = |memory| {
             let tunings = self.profile.tunings.iter();
             let mut fitting: Vec<(u32, Tuning)> = tunings
@@ -189,7 +190,7 @@ impl Auto {
         of(at.memory).or_else(|| if at.memory == HostMemory::Pinned { None } else { of(HostMemory::Touched) })
     }
 
-    /// Leaves `way` out on `gpu` from now on.
+    /// Leaves `method` out on `gpu` from now on.
     pub(super) fn leave_out(&self, gpu: usize, method: Method) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         if table.absent[gpu].insert(method) {
@@ -197,12 +198,12 @@ impl Auto {
         }
     }
 
-    /// Whether only the driver's own ways are chosen.
+    /// Whether only the driver's own methods are chosen.
     pub(super) const fn is_stale(&self) -> bool {
         self.stale.is_some()
     }
 
-    /// What the profile says that a caller waits for `way`, in the plainest situation.
+    /// What the profile says that a caller waits for `method`, in the plainest situation.
     pub(super) fn predicted(
         &self,
         gpu: EndpointId,
@@ -216,7 +217,7 @@ impl Auto {
         Some(curve.at(bytes, Statistic::Median))
     }
 
-    /// The same of a request of many pieces, from the nearest number of pieces that was measured.
+    /// What a caller waits for a request of many pieces, from the nearest number of pieces that was measured.
     pub(super) fn predicted_many(
         &self,
         gpu: EndpointId,
@@ -228,7 +229,7 @@ impl Auto {
     ) -> Option<Nanos> {
         let pieces = u64::try_from(pieces).ok()?.max(1);
         // Windows and resident copiers have forms; pieces go by the first that can be used, which is the one measured.
-        let fits = |key: &Key| {
+        let fits = |key: &CurveKey| {
             (key.gpu, key.direction, key.method.any_form(), key.memory) == (gpu, direction, by.method(), memory)
                 && key.pieces > 1
         };
@@ -239,7 +240,7 @@ impl Auto {
         Some(Nanos(curve.at(Bytes(bytes.0.div_ceil(requests)), Statistic::Median).0.saturating_mul(requests)))
     }
 
-    /// Tells, once for each way of each GPU, that another is used.
+    /// Tells, once for each method of each GPU, that another is used.
     pub(super) fn report_absence(&self, gpu: usize, name: &str, method: Method, reason: &str, instead: Method) {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let new = events.absences.insert((gpu, method));
@@ -267,17 +268,17 @@ impl Auto {
             events.dropped += 1;
         }
         if self.options.limits.events_max > 0 {
-            events.kept.push_back(Event { at: clock::now(), what });
+            events.kept.push_back(CopierEvent { at: clock::now(), what });
         }
     }
 
     /// What was told since the last call.
-    pub(super) fn take_events(&self) -> Vec<Event> {
+    pub(super) fn take_events(&self) -> Vec<CopierEvent> {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let dropped = std::mem::take(&mut events.dropped);
         let mut taken = Vec::with_capacity(events.kept.len() + 1);
         if dropped > 0 {
-            taken.push(Event { at: clock::now(), what: format!("{dropped} earlier events were dropped") });
+            taken.push(CopierEvent { at: clock::now(), what: format!("{dropped} earlier events were dropped") });
         }
         taken.extend(events.kept.drain(..));
         taken

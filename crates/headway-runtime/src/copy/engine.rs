@@ -38,10 +38,9 @@ pub(super) struct Bounds<'a> {
     pub(super) cancel: &'a AtomicBool,
 }
 
-/// What a way did.
+/// What a method did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Moved {
-    /// Operations.
+pub(super) struct EngineMoved {
     pub(super) chunks: u64,
     /// Waiting for others' chunks.
     pub(super) waited: Nanos,
@@ -51,7 +50,7 @@ pub(super) struct Moved {
     pub(super) cpu: Option<Nanos>,
 }
 
-impl Moved {
+impl EngineMoved {
     /// One operation that waited for nobody.
     pub(super) const ONE: Self = Self { chunks: 1, waited: Nanos::ZERO, ahead: 0, cpu: None };
 }
@@ -70,7 +69,7 @@ pub(super) struct Stopped {
 #[derive(Debug)]
 pub(super) enum Why {
     Device(DeviceError),
-    /// Something that the way needs is not there.
+    /// Something that the method needs is not there.
     Absent(DeviceError),
     /// No progress.
     Timeout,
@@ -89,7 +88,7 @@ impl Stopped {
         Self { chunk: 0, prefix: 0, why: Why::Absent(error) }
     }
 
-    /// As the error of a copy by `way`.
+    /// As the error of a copy by `method`.
     pub(super) fn error(self, method: Method, bounds: Bounds<'_>) -> CopyError {
         match self.why {
             Why::Device(error) => CopyError::device(method, error, self.chunk, self.prefix),
@@ -114,13 +113,13 @@ pub(super) const fn chunk_bytes(len: usize, max: Bytes) -> usize {
 }
 
 /// A piece of work for a queue: one operation, and the bytes it is about.
-pub(super) struct Step {
+pub(super) struct QueueStep {
     pub(super) what: Operation,
     pub(super) len: u64,
 }
 
 /// Claims the bytes of a copy from `from` to `to` in chunks, all before the first one moves.
-pub(super) fn steps(from: At<'_>, to: At<'_>, len: usize, chunk: usize) -> Result<Vec<Step>, DeviceError> {
+pub(super) fn steps(from: At<'_>, to: At<'_>, len: usize, chunk: usize) -> Result<Vec<QueueStep>, DeviceError> {
     let claim = |at: At<'_>, start: usize, len: usize, access| -> Result<Span, DeviceError> {
         let outside =
             || DeviceError::OutOfRange { range: at.offset..at.offset.saturating_add(len), len: at.buffer.len() };
@@ -133,7 +132,7 @@ pub(super) fn steps(from: At<'_>, to: At<'_>, len: usize, chunk: usize) -> Resul
     while start < len {
         let here = chunk.min(len - start);
         let (from, to) = (claim(from, start, here, Access::Read)?, claim(to, start, here, Access::Write)?);
-        steps.push(Step { what: Operation::Copy { from, to }, len: here as u64 });
+        steps.push(QueueStep { what: Operation::Copy { from, to }, len: here as u64 });
         start += here;
     }
     Ok(steps)
@@ -147,9 +146,9 @@ impl Engine {
         &self,
         gpu: &dyn Gpu,
         second: Option<&Gate>,
-        steps: Vec<Step>,
+        steps: Vec<QueueStep>,
         bounds: Bounds<'_>,
-    ) -> Result<Moved, Stopped> {
+    ) -> Result<EngineMoved, Stopped> {
         let mut run = self.open(gpu, second, bounds)?;
         for step in steps {
             run.submit(step)?;
@@ -175,7 +174,7 @@ impl Engine {
             patience,
             flying: VecDeque::with_capacity(IN_FLIGHT as usize),
             asked: None,
-            moved: Moved::default(),
+            moved: EngineMoved::default(),
             submitted: 0,
             prefix: 0,
         })
@@ -193,7 +192,7 @@ pub(super) struct Run<'a> {
     flying: VecDeque<(u64, Permit<'a>)>,
     /// A place in the line for the next operation.
     asked: Option<Permit<'a>>,
-    moved: Moved,
+    moved: EngineMoved,
     submitted: u64,
     prefix: u64,
 }
@@ -252,7 +251,7 @@ impl<'a> Run<'a> {
     }
 
     /// Waits for this copy's turn and submits `step`; operations that end meanwhile are taken.
-    pub(super) fn submit(&mut self, step: Step) -> Result<(), Stopped> {
+    pub(super) fn submit(&mut self, step: QueueStep) -> Result<(), Stopped> {
         let permit = match self.asked.take() {
             Some(permit) => permit,
             None => self.ask(),
@@ -319,7 +318,7 @@ impl<'a> Run<'a> {
     }
 
     /// Waits for all operations and gives the queue back.
-    pub(super) fn finish(mut self) -> Result<Moved, Stopped> {
+    pub(super) fn finish(mut self) -> Result<EngineMoved, Stopped> {
         while !self.flying.is_empty() {
             self.poll()?;
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Looks at a flag before parking: some 200 us, longer than an engine takes for a chunk, so that a thread that has been too
 /// fast is not woken by a system call of the thread that keeps the engine busy.
 const SPINS: u32 = 4_000;
-/// The same where a thread may share a CPU with the one that it waits for: some 20 us.
+/// Looks at a flag where a thread may share a CPU with the one that it waits for: some 20 us.
 const SPINS_FEW_CPUS: u32 = 400;
 /// As many CPUs as leave room for spinning.
 const MANY_CPUS: usize = 8;
@@ -44,16 +44,16 @@ const BACKOFF_MAX: u32 = 16;
 /// Who waits looks at `held`, in a line of its own, and tries only when nobody has it, each at moments of its own: every try,
 /// a failing one too, takes the line from the core of the holder, who needs it to give the lock back.
 pub(super) struct Mutex<T> {
-    held: Line,
+    held: LockWord,
     data: std::sync::Mutex<T>,
 }
 
 #[repr(align(128))]
-struct Line(AtomicBool);
+struct LockWord(AtomicBool);
 
 impl<T> Mutex<T> {
     pub(super) const fn new(data: T) -> Self {
-        Self { held: Line(AtomicBool::new(false)), data: std::sync::Mutex::new(data) }
+        Self { held: LockWord(AtomicBool::new(false)), data: std::sync::Mutex::new(data) }
     }
 
     /// A try that finds it held writes nothing.

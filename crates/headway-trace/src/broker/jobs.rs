@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::decisions::broker::log::{Fed, Line, Start};
+use headway_core::decisions::broker::log::{BrokerLogLine, BrokerLogStart, Fed};
 use headway_core::decisions::broker::{Action, Book, Input, LeaseInUse, Reply, Slot};
-use headway_core::decisions::engine_lock::{self, LockId, Work};
-use headway_core::decisions::sharing::{ClientId, GpuId, JobId, Key, TaskId};
-use headway_core::log::Source;
+use headway_core::decisions::engine_lock::{self, EngineWork, LockId};
+use headway_core::decisions::sharing::{ClientId, GpuId, JobId, JobPriority, TaskId};
+use headway_core::log::RunSource;
 use headway_core::plan::Named;
 use headway_core::units::{Bytes, Nanos};
 
-use super::Log;
-use crate::sharing::{self, Doing, Engine, Header, Job, Span, TaskHead, Unit};
+use super::BrokerLog;
+use crate::sharing::{self, CompletedJob, Doing, GpuEngine, JobSpan, TaskHead, TaskLogHeader, Unit};
 
 /// An operation that was asked for.
 struct Asked {
@@ -19,13 +19,13 @@ struct Asked {
     doing: Doing,
     bytes: Bytes,
     /// Since when it runs, and on which engines.
-    runs: Option<(Nanos, [Option<Engine>; 2])>,
+    runs: Option<(Nanos, [Option<GpuEngine>; 2])>,
 }
 
 /// A token that was granted.
 struct Granted {
     at: Nanos,
-    key: Key,
+    key: JobPriority,
     /// By position.
     gpu: u32,
     /// Where its state was.
@@ -38,7 +38,7 @@ struct Open {
     asked: Nanos,
     granted: Option<Granted>,
     engine: Option<Asked>,
-    spans: Vec<Span>,
+    spans: Vec<JobSpan>,
 }
 
 impl Open {
@@ -47,7 +47,7 @@ impl Open {
     }
 }
 
-struct Known {
+struct KnownTask {
     client: ClientId,
     /// Position among the tasks.
     at: u32,
@@ -57,12 +57,12 @@ struct Known {
 struct Reader {
     base: Nanos,
     gpus: Vec<GpuId>,
-    tasks: BTreeMap<TaskId, Known>,
+    tasks: BTreeMap<TaskId, KnownTask>,
     heads: Vec<(TaskId, TaskHead)>,
     /// When the job before ended.
     ended: BTreeMap<u32, Nanos>,
     open: BTreeMap<TaskId, Open>,
-    jobs: Vec<Job>,
+    jobs: Vec<CompletedJob>,
     /// Jobs that were aborted, or whose client or GPU went.
     dropped: u64,
     /// Uses of leased engines that clients had no room to tell of.
@@ -75,32 +75,32 @@ struct Reader {
 /// Grants and operations that the broker saw have its times. What clients did by lease has theirs. The rest of the time for
 /// which a job held its token counts as time on a CPU.
 #[must_use]
-pub fn jobs(log: &Log) -> sharing::Log {
+pub fn jobs(log: &BrokerLog) -> sharing::TaskLog {
     let mut reader = Reader::default();
-    let mut first: Option<&Start> = None;
+    let mut first: Option<&BrokerLogStart> = None;
     for (_, line) in &log.lines {
         match line {
-            Line::Broker(start) => {
+            BrokerLogLine::Broker(start) => {
                 if first.is_none() {
                     first = Some(start);
                     reader.base = start.now;
                 }
                 reader.start(start);
             }
-            Line::Fed(fed) => reader.fed(fed),
+            BrokerLogLine::Fed(fed) => reader.fed(fed),
             _ => {}
         }
     }
     let header = first.map(|start| reader.header(start, log.torn));
     let header = header.expect("a log is read only if it begins with the start of a broker");
-    sharing::Log { header, jobs: reader.jobs, incomplete: None }
+    sharing::TaskLog { header, jobs: reader.jobs, incomplete: None }
 }
 
-const fn unit(engine: engine_lock::Engine) -> Unit {
+const fn unit(engine: engine_lock::EngineRole) -> Unit {
     match engine {
-        engine_lock::Engine::Execute => Unit::Ee,
-        engine_lock::Engine::In => Unit::H2d,
-        engine_lock::Engine::Out => Unit::D2h,
+        engine_lock::EngineRole::Execute => Unit::Ee,
+        engine_lock::EngineRole::In => Unit::H2d,
+        engine_lock::EngineRole::Out => Unit::D2h,
     }
 }
 
@@ -114,11 +114,11 @@ impl Reader {
         u32::try_from(at).unwrap_or(u32::MAX)
     }
 
-    fn engine(&self, lock: LockId) -> Engine {
-        Engine { gpu: self.position(lock.gpu), unit: unit(lock.engine) }
+    fn engine(&self, lock: LockId) -> GpuEngine {
+        GpuEngine { gpu: self.position(lock.gpu), unit: unit(lock.engine) }
     }
 
-    fn start(&mut self, start: &Start) {
+    fn start(&mut self, start: &BrokerLogStart) {
         self.gpus = start.arbiter.clusters.iter().flat_map(|cluster| cluster.gpus.clone()).collect();
         self.missing = self.missing.saturating_add(start.missing);
         // What is open is told anew by who is still there, or its end is missing.
@@ -138,7 +138,7 @@ impl Reader {
         }
         let at = u32::try_from(self.heads.len()).unwrap_or(u32::MAX);
         self.heads.push((id, TaskHead { id: name.to_owned(), period, bound: None }));
-        self.tasks.insert(id, Known { client, at });
+        self.tasks.insert(id, KnownTask { client, at });
     }
 
     fn fed(&mut self, fed: &Fed) {
@@ -164,7 +164,7 @@ impl Reader {
             Input::Acquire { slot, job, operation, .. } if !refusals(fed).any(|refused| refused == Some(*slot)) => {
                 if let Some(open) = self.open_mut(*job) {
                     let (doing, bytes) = match operation.work {
-                        Work::Execute => (Doing::Execute, Bytes(0)),
+                        EngineWork::Execute => (Doing::Execute, Bytes(0)),
                         _ => (Doing::Copy, operation.bytes),
                     };
                     open.engine = Some(Asked { at: now, doing, bytes, runs: None });
@@ -245,8 +245,8 @@ impl Reader {
     fn complete(&mut self, now: Nanos, job: JobId) {
         let Some(open) = self.open_mut(job) else { return };
         let Some(Asked { at, doing, bytes, runs: Some((begin, engines)) }) = open.engine.take() else { return };
-        open.spans.push(Span { doing: Doing::EngineWait, begin: at, end: begin, engines, bytes: Bytes(0) });
-        open.spans.push(Span { doing, begin, end: now, engines, bytes });
+        open.spans.push(JobSpan { doing: Doing::EngineWait, begin: at, end: begin, engines, bytes: Bytes(0) });
+        open.spans.push(JobSpan { doing, begin, end: now, engines, bytes });
     }
 
     fn used(&mut self, job: JobId, lock: LockId, [begin, end]: [Nanos; 2], missing: u64) {
@@ -255,7 +255,7 @@ impl Reader {
         let (begin, end) = (self.at(begin), self.at(end));
         let doing = if engine.unit == Unit::Ee { Doing::Execute } else { Doing::Copy };
         if let Some(open) = self.open_mut(job) {
-            open.spans.push(Span { doing, begin, end, engines: [Some(engine), None], bytes: Bytes(0) });
+            open.spans.push(JobSpan { doing, begin, end, engines: [Some(engine), None], bytes: Bytes(0) });
         }
     }
 
@@ -272,11 +272,11 @@ impl Reader {
         let release = self.at(key.release);
         let start = release.max(self.ended.get(&task).copied().unwrap_or_default()).min(open.asked);
         let spans = line_up(start, open.asked, granted, now, open.spans);
-        let waited = |doing| spans.iter().filter(move |span: &&Span| span.doing == doing).map(Span::time);
+        let waited = |doing| spans.iter().filter(move |span: &&JobSpan| span.doing == doing).map(JobSpan::time);
         let blocked =
             [Doing::TokenWait, Doing::EngineWait].map(|doing| waited(doing).fold(Nanos::ZERO, Nanos::saturating_add));
         self.ended.insert(task, now);
-        self.jobs.push(Job {
+        self.jobs.push(CompletedJob {
             task,
             job: job.job,
             release,
@@ -291,7 +291,7 @@ impl Reader {
         });
     }
 
-    fn header(&mut self, start: &Start, torn: u64) -> Header {
+    fn header(&mut self, start: &BrokerLogStart, torn: u64) -> TaskLogHeader {
         let mut count: BTreeMap<String, u32> = BTreeMap::new();
         for (_, head) in &self.heads {
             *count.entry(head.id.clone()).or_insert(0) += 1;
@@ -315,10 +315,10 @@ impl Reader {
         note(self.missing, "lines could not be written");
         note(torn, "lines were cut off");
         let none = |name: String| Named { name, hash: String::new() };
-        Header {
+        TaskLogHeader {
             schema: sharing::SCHEMA,
             kind: sharing::KIND.to_owned(),
-            source: Source::Broker,
+            source: RunSource::Broker,
             version: start.version.clone(),
             commit: "unknown".to_owned(),
             seed: 0,
@@ -345,9 +345,9 @@ fn refusals(fed: &Fed) -> impl Iterator<Item = Option<Slot>> {
 }
 
 /// The spans of a job in order and without overlap, with what is between them.
-fn line_up(start: Nanos, asked: Nanos, granted: Nanos, done: Nanos, mut spans: Vec<Span>) -> Vec<Span> {
-    let cpu = |begin, end| Span { doing: Doing::Cpu, begin, end, engines: [None, None], bytes: Bytes(0) };
-    let waits = Span { doing: Doing::TokenWait, ..cpu(asked, granted) };
+fn line_up(start: Nanos, asked: Nanos, granted: Nanos, done: Nanos, mut spans: Vec<JobSpan>) -> Vec<JobSpan> {
+    let cpu = |begin, end| JobSpan { doing: Doing::Cpu, begin, end, engines: [None, None], bytes: Bytes(0) };
+    let waits = JobSpan { doing: Doing::TokenWait, ..cpu(asked, granted) };
     let mut line = vec![cpu(start, asked), waits];
     let mut at = granted;
     spans.sort_by_key(|span| (span.begin, span.end));
@@ -356,7 +356,7 @@ fn line_up(start: Nanos, asked: Nanos, granted: Nanos, done: Nanos, mut spans: V
         let (begin, end) = (span.begin.max(at), span.end.min(done));
         if begin < end {
             line.push(cpu(at, begin));
-            line.push(Span { begin, end, ..span });
+            line.push(JobSpan { begin, end, ..span });
             at = end;
         }
     }

@@ -1,32 +1,33 @@
 //! Logs as a broker writes them, replayed and told as jobs.
 
-use headway_core::decisions::broker::log::{Fed, SCHEMA, Start, Why};
+use headway_core::decisions::broker::log::{BrokerLogStart, Fed, SCHEMA, StartReason};
 use headway_core::decisions::broker::{
     Action, Book, BookParameters, BrokerLimits, ClientProcess, Input, Roster, Slot, TaskShape,
 };
-use headway_core::decisions::engine_lock::{self, EngineParameters, LockId, Order, PeerLocks, Work};
+use headway_core::decisions::engine_lock::{self, EngineParameters, EngineWork, LockId, LockOrder, PeerLocks};
 use headway_core::decisions::predictor::PredictorParameters;
 use headway_core::decisions::sharing::{
-    ArbiterParameters, ClientId, ClusterId, ClusterParameters, GpuId, JobId, Limits, Outcome, TaskId,
+    ArbiterLimits, ArbiterParameters, ClientId, ClusterId, ClusterParameters, GpuId, JobId, TaskId, TokenOutcome,
 };
-use headway_core::decisions::token::{Mode, TokenParameters};
+use headway_core::decisions::token::{TokenMode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
 
 use super::*;
-use crate::sharing::{Doing, Engine, Unit};
+use crate::sharing::{Doing, GpuEngine, Unit};
 
 /// A broker of one GPU with one token, as far as its log goes. Task 1 is client 1's, and so on.
 struct Broker {
     book: Book,
-    lines: Vec<Line>,
+    lines: Vec<BrokerLogLine>,
 }
 
 fn book() -> Book {
-    let tokens = TokenParameters { cpus: 4, per_gpu: 1, mode: Mode::Fifo, affinity: false, discount_holder: false };
+    let tokens =
+        TokenParameters { cpus: 4, per_gpu: 1, mode: TokenMode::Fifo, affinity: false, discount_holder: false };
     let engines = EngineParameters {
         copy_engines: 2,
         peer: PeerLocks::Group,
-        order: Order::Arrival,
+        order: LockOrder::Arrival,
         chunk_bytes: None,
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(0),
@@ -36,7 +37,7 @@ fn book() -> Book {
         clusters: vec![ClusterParameters::equal(1, tokens)],
         engines: Some(engines),
         predictor: PredictorParameters::default(),
-        limits: Limits::default(),
+        limits: ArbiterLimits::default(),
     };
     let parameters = BookParameters {
         arbiter,
@@ -55,12 +56,12 @@ fn book() -> Book {
 impl Broker {
     fn new() -> Self {
         let mut this = Self { book: book(), lines: Vec::new() };
-        this.start(1_000, Why::Started);
+        this.start(1_000, StartReason::Started);
         this
     }
 
-    fn start(&mut self, now: u64, why: Why) {
-        self.lines.push(Line::Broker(Box::new(Start::of(&self.book, 3, Nanos(now), why))));
+    fn start(&mut self, now: u64, why: StartReason) {
+        self.lines.push(BrokerLogLine::Broker(Box::new(BrokerLogStart::of(&self.book, 3, Nanos(now), why))));
     }
 
     /// Feeds an input; leases are not in use when they end.
@@ -71,7 +72,7 @@ impl Broker {
             _ => None,
         });
         let ends: Vec<ClientId> = ends.collect();
-        self.lines.push(Line::Fed(fed));
+        self.lines.push(BrokerLogLine::Fed(fed));
         for client in ends {
             self.feed(now, Input::LeasesEnded { client, in_use: Vec::new() });
         }
@@ -98,8 +99,8 @@ impl Broker {
     }
 }
 
-fn read(text: &str) -> Result<Log, LogError> {
-    Log::read(text.as_bytes(), "test")
+fn read(text: &str) -> Result<BrokerLog, LogError> {
+    BrokerLog::read(text.as_bytes(), "test")
 }
 
 fn client(task: u32) -> ClientId {
@@ -115,13 +116,13 @@ fn request(task: u32, release: u64) -> Input {
     Input::Request { client: client(task), slot, job: job(task), release: Nanos(release), acquisition: 0 }
 }
 
-fn acquire(task: u32, work: Work, bytes: u64) -> Input {
-    let operation = engine_lock::Operation { work, bytes: Bytes(bytes), predicted: Nanos(0), budget: Nanos(0) };
+fn acquire(task: u32, work: EngineWork, bytes: u64) -> Input {
+    let operation = engine_lock::LockedOperation { work, bytes: Bytes(bytes), predicted: Nanos(0), budget: Nanos(0) };
     Input::Acquire { client: client(task), slot: Slot { number: 1, generation: 1 }, job: job(task), operation }
 }
 
 fn release(task: u32) -> Input {
-    Input::Release { client: client(task), job: job(task), outcome: Outcome::Complete(Nanos(5)) }
+    Input::Release { client: client(task), job: job(task), outcome: TokenOutcome::Complete(Nanos(5)) }
 }
 
 /// Two tasks share the GPU: the second waits for the token while the first copies and uses the execution engine by lease.
@@ -131,9 +132,9 @@ fn two() -> Broker {
     broker.register(1_000, 2, 8);
     broker.feed(1_100, request(1, 1_090));
     broker.feed(1_150, request(2, 1_140));
-    broker.feed(1_200, acquire(1, Work::CopyIn, 64));
+    broker.feed(1_200, acquire(1, EngineWork::CopyIn, 64));
     broker.feed(1_260, Input::Returned { job: job(1) });
-    let lock = LockId { gpu: GpuId(0), engine: engine_lock::Engine::Execute };
+    let lock = LockId { gpu: GpuId(0), engine: engine_lock::EngineRole::Execute };
     let [begin, end] = [Nanos(1_300), Nanos(1_380)];
     broker.feed(1_400, Input::Used { client: client(1), job: job(1), lock, begin, end, missing: 2 });
     broker.feed(1_400, release(1));
@@ -150,10 +151,10 @@ fn a_log_replays_and_one_that_was_changed_does_not() {
     // The second grant goes to another task.
     let at = text.rfind("\"job\":{\"task\":2").unwrap();
     let changed = format!("{}{}", &text[..at], text[at..].replacen("\"task\":2", "\"task\":1", 1));
-    let Err(Divergence::Decision { .. }) = replay(&read(&changed).unwrap()) else { panic!("it replays") };
+    let Err(BrokerDivergence::Decision { .. }) = replay(&read(&changed).unwrap()) else { panic!("it replays") };
     let changed = text.replacen("\\\"now\\\":0", "\\\"now\\\":1", 1);
     assert_ne!(changed, text);
-    assert!(matches!(replay(&read(&changed).unwrap()), Err(Divergence::Start { line: 1, .. })));
+    assert!(matches!(replay(&read(&changed).unwrap()), Err(BrokerDivergence::Start { line: 1, .. })));
 }
 
 /// Two clients of one user ask before one of another one: the second token is the other user's, and the log says so.
@@ -175,12 +176,12 @@ fn the_turns_of_users_are_in_the_log_and_made_again() {
     let unfair =
         grants[1].replace("{\"task\":3", "{\"task\":2").replace("\"grant\":{\"client\":3", "\"grant\":{\"client\":2");
     let changed = text.replace(&grants[1], &unfair);
-    let Err(Divergence::Decision { line, .. }) = replay(&read(&changed).unwrap()) else { panic!("it replays") };
+    let Err(BrokerDivergence::Decision { line, .. }) = replay(&read(&changed).unwrap()) else { panic!("it replays") };
     assert_eq!(text.lines().nth(line as usize - 1), Some(grants[1].as_str()));
     // Nor does it with another user's process.
     let other = text.replacen("\"uid\":9,\"account\":9", "\"uid\":8,\"account\":8", 1);
     assert_ne!(other, text);
-    assert!(matches!(replay(&read(&other).unwrap()), Err(Divergence::Decision { .. })));
+    assert!(matches!(replay(&read(&other).unwrap()), Err(BrokerDivergence::Decision { .. })));
 }
 
 #[test]
@@ -213,7 +214,7 @@ fn jobs_are_told_with_what_they_waited_for_and_what_they_did_by_lease() {
             (Doing::Cpu, 380, 400)
         ]
     );
-    let ee = Engine { gpu: 0, unit: Unit::Ee };
+    let ee = GpuEngine { gpu: 0, unit: Unit::Ee };
     assert_eq!(shared.jobs[0].spans[4].engines, [Some(ee), None]);
     assert_eq!(spans(1), [(Doing::Cpu, 140, 150), (Doing::TokenWait, 150, 400), (Doing::Cpu, 400, 500)]);
     assert_eq!(shared.jobs[1].blocked, [Nanos(250), Nanos(0)]);
@@ -230,7 +231,7 @@ fn jobs_are_told_with_what_they_waited_for_and_what_they_did_by_lease() {
 fn a_later_file_needs_none_before_it() {
     let mut broker = two();
     let before = broker.lines.len();
-    broker.start(1_410, Why::Rotated);
+    broker.start(1_410, StartReason::Rotated);
     broker.feed(1_500, release(2));
     broker.feed(1_600, request(1, 1_600));
     broker.feed(1_700, release(1));
@@ -252,7 +253,7 @@ fn half_a_line_is_borne_only_where_a_broker_can_have_left_it() {
     assert_eq!(replay(&read(&torn).unwrap()).unwrap().torn, 1);
     let first = broker.lines.len();
     broker.book = book();
-    broker.start(2_000, Why::Started);
+    broker.start(2_000, StartReason::Started);
     broker.register(2_000, 1, 8);
     let all = broker.text();
     let (head, tail) = all.split_at(all.lines().take(first).map(|line| line.len() + 1).sum());

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::exact::{SHIFT, Utilisation, gcd};
-use super::{LIMITS, PhasedStream, Reason, Task};
+use super::{LIMITS, PhasedStream, RecurrentTask, UndecidedReason};
 
 /// Jobs with release and deadline inside an interval of length `t`; `None` for none.
 pub(super) const fn jobs(deadline: u64, period: u64, t: u64) -> Option<u64> {
@@ -68,9 +68,10 @@ pub(super) struct Demand {
 
 impl Demand {
     /// Of tasks that release jobs at any time, but for the steps of `streams`.
-    pub(super) fn new(tasks: &[Task], streams: &[PhasedStream]) -> Self {
-        let asks = |t: &Task| t.cost.0 > 0 && !t.is_bulk();
-        let item = |task: usize, t: &Task| Item { task, deadline: t.deadline.0, period: t.period.0, cost: t.cost.0 };
+    pub(super) fn new(tasks: &[RecurrentTask], streams: &[PhasedStream]) -> Self {
+        let asks = |t: &RecurrentTask| t.cost.0 > 0 && !t.is_bulk();
+        let item =
+            |task: usize, t: &RecurrentTask| Item { task, deadline: t.deadline.0, period: t.period.0, cost: t.cost.0 };
         let mut alone = vec![true; tasks.len()];
         let mut phased = Vec::new();
         for stream in streams {
@@ -121,10 +122,10 @@ impl Demand {
         all.filter(|(_, jobs)| *jobs > 0).map(|(item, jobs)| (item.task, jobs)).collect()
     }
 
-    fn pay(&self, budget: &mut u64) -> Result<(), Reason> {
+    fn pay(&self, budget: &mut u64) -> Result<(), UndecidedReason> {
         let steps = self.streams.iter().map(|stream| stream.steps.len() * stream.steps.len());
         let cost = (self.items.len() + steps.sum::<usize>()) as u64;
-        *budget = budget.checked_sub(cost).ok_or(Reason::Steps { max: LIMITS.steps_max })?;
+        *budget = budget.checked_sub(cost).ok_or(UndecidedReason::Steps { max: LIMITS.steps_max })?;
         Ok(())
     }
 
@@ -137,7 +138,7 @@ impl Demand {
         high: u64,
         blocking: u128,
         budget: &mut u64,
-    ) -> Result<Option<u64>, Reason> {
+    ) -> Result<Option<u64>, UndecidedReason> {
         let mut t = high;
         while t >= low {
             self.pay(budget)?;
@@ -175,13 +176,13 @@ impl Demand {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     pub(super) from: u64,
-    /// Included.
+    /// The last instant of it.
     pub(super) to: u64,
     pub(super) blocking: u128,
 }
 
 /// The stretches from 0 on, in ascending order; the last one has no blocking or, with a bulk flow, the least.
-pub(super) fn segments(tasks: &[Task], in_flight: u32) -> Vec<Segment> {
+pub(super) fn segments(tasks: &[RecurrentTask], in_flight: u32) -> Vec<Segment> {
     let longest = tasks.iter().map(|t| t.chunk.0).max().unwrap_or(0);
     let ahead = u128::from(in_flight - 1) * u128::from(longest);
     let mut blockers: Vec<_> = tasks.iter().filter(|t| t.chunk.0 > 0).map(|t| (t.deadline.0, t.chunk.0)).collect();
@@ -213,7 +214,7 @@ pub(super) fn horizon(
     segments: &[Segment],
     utilisation: &Utilisation,
     budget: &mut u64,
-) -> Result<u64, Reason> {
+) -> Result<u64, UndecidedReason> {
     let last = demand.last_deadline();
     // Beyond all deadlines dbf(t) <= U t + sum of (T - D) U, and only bulk flows block.
     let bulk = segments.last().map_or(0, |s| s.blocking);
@@ -248,7 +249,7 @@ pub(super) fn busy_period(
     segments: &[Segment],
     limit: u64,
     budget: &mut u64,
-) -> Result<Option<u64>, Reason> {
+) -> Result<Option<u64>, UndecidedReason> {
     const ROUNDS_MAX: u32 = 128;
     let blocking = segments.iter().map(|s| s.blocking).max().unwrap_or(0);
     let mut length = blocking + demand.all().map(|i| u128::from(i.cost)).sum::<u128>();
@@ -267,12 +268,12 @@ pub(super) fn busy_period(
     Ok(None)
 }
 
-fn hyperperiod(demand: &Demand) -> Result<u64, Reason> {
+fn hyperperiod(demand: &Demand) -> Result<u64, UndecidedReason> {
     let max = LIMITS.hyperperiod_max;
     let mut common = 1u64;
     for item in demand.all() {
         let factor = item.period / gcd(common, item.period);
-        common = common.checked_mul(factor).filter(|&c| c <= max.0).ok_or(Reason::Hyperperiod { max })?;
+        common = common.checked_mul(factor).filter(|&c| c <= max.0).ok_or(UndecidedReason::Hyperperiod { max })?;
     }
     Ok(common)
 }

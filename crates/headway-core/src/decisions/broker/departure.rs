@@ -1,7 +1,7 @@
 //! How clients leave: by closing the connection, by being cut off, by the end of their process.
 
 use super::{Action, Book, ClientEnd, EnginePhase};
-use crate::decisions::sharing::{ClientId, Input, TaskId};
+use crate::decisions::sharing::{ArbiterInput, ClientId, TaskId};
 use crate::units::Nanos;
 
 impl Book {
@@ -72,7 +72,7 @@ impl Book {
                 holds = true;
             }
         }
-        let _ = self.feed(now, &Input::ClientGone { client });
+        let _ = self.feed(now, &ArbiterInput::ClientGone { client });
         self.take_all_turns(now);
         if !holds {
             self.drained(now, client);
@@ -106,7 +106,7 @@ impl Book {
         self.accounts.forget(client, known.process.pid);
         self.leases.retain(|_, lease| lease.client != client);
         self.actions.push_back(Action::Remove { client });
-        let _ = self.feed(now, &Input::Drained { client });
+        let _ = self.feed(now, &ArbiterInput::Drained { client });
         self.take_all_turns(now);
     }
 

@@ -6,21 +6,21 @@
 use std::collections::BTreeMap;
 
 use super::limits::{ACQUIRE_BYTES, LEASES_BYTES};
-use super::messages::{Action, LeaseInUse, Reason, Slot};
+use super::messages::{Action, LeaseInUse, RefusalReason, Slot};
 use super::{Book, EnginePhase, EngineRequest, Lease};
-use crate::decisions::engine_lock::{Engine, EngineParameters, LockId, Operation, Work};
-use crate::decisions::sharing::{self, ClientId, GpuId, Input, JobId, TaskId};
+use crate::decisions::engine_lock::{EngineParameters, EngineRole, EngineWork, LockId, LockedOperation};
+use crate::decisions::sharing::{self, ArbiterInput, ClientId, GpuId, JobId, TaskId};
 use crate::units::{Bytes, Nanos};
 
 /// The use of an engine of which nothing else is known: as large as a chunk may be, so that it is no copy that needs no lock.
-pub(super) fn unknown_use(engine: Engine, parameters: Option<EngineParameters>) -> Operation {
+pub(super) fn unknown_use(engine: EngineRole, parameters: Option<EngineParameters>) -> LockedOperation {
     let chunk = parameters.and_then(|engines| engines.chunk_bytes).unwrap_or(Bytes(u64::MAX));
     let (work, bytes) = match engine {
-        Engine::Execute => (Work::Execute, Bytes(0)),
-        Engine::In => (Work::CopyIn, chunk),
-        Engine::Out => (Work::CopyOut, chunk),
+        EngineRole::Execute => (EngineWork::Execute, Bytes(0)),
+        EngineRole::In => (EngineWork::CopyIn, chunk),
+        EngineRole::Out => (EngineWork::CopyOut, chunk),
     };
-    Operation { work, bytes, predicted: Nanos::ZERO, budget: Nanos::ZERO }
+    LockedOperation { work, bytes, predicted: Nanos::ZERO, budget: Nanos::ZERO }
 }
 
 impl Book {
@@ -33,21 +33,21 @@ impl Book {
     /// The locks of a GPU.
     pub(super) fn locks_of_gpu(&self, gpu: GpuId) -> Vec<LockId> {
         let copy_engines = self.parameters.arbiter.engines.map_or(0, |engines| engines.copy_engines);
-        let all = [Engine::Execute, Engine::In, Engine::Out];
+        let all = [EngineRole::Execute, EngineRole::In, EngineRole::Out];
         let there = if copy_engines == 0 { 0 } else { 1 + copy_engines.min(2) as usize };
         all[..there].iter().map(|engine| LockId { gpu, engine: *engine }).collect()
     }
 
     /// Locks that an operation needs; `None` if it is not possible.
-    fn locks_of(&self, gpu: GpuId, from: Option<GpuId>, operation: Operation) -> Option<Vec<LockId>> {
+    fn locks_of(&self, gpu: GpuId, from: Option<GpuId>, operation: LockedOperation) -> Option<Vec<LockId>> {
         let engines = self.parameters.arbiter.engines?;
-        let out = if engines.copy_engines == 1 { Engine::In } else { Engine::Out };
+        let out = if engines.copy_engines == 1 { EngineRole::In } else { EngineRole::Out };
         match operation.work {
-            Work::Execute => Some(vec![LockId { gpu, engine: Engine::Execute }]),
-            Work::CopyIn if operation.bytes <= engines.unlocked_below => Some(Vec::new()),
-            Work::CopyIn => Some(vec![LockId { gpu, engine: Engine::In }]),
-            Work::CopyOut => Some(vec![LockId { gpu, engine: out }]),
-            Work::Peer => Some(vec![LockId { gpu: from?, engine: out }, LockId { gpu, engine: Engine::In }]),
+            EngineWork::Execute => Some(vec![LockId { gpu, engine: EngineRole::Execute }]),
+            EngineWork::CopyIn if operation.bytes <= engines.unlocked_below => Some(Vec::new()),
+            EngineWork::CopyIn => Some(vec![LockId { gpu, engine: EngineRole::In }]),
+            EngineWork::CopyOut => Some(vec![LockId { gpu, engine: out }]),
+            EngineWork::Peer => Some(vec![LockId { gpu: from?, engine: out }, LockId { gpu, engine: EngineRole::In }]),
         }
     }
 
@@ -58,18 +58,18 @@ impl Book {
         client: ClientId,
         slot: Slot,
         job: JobId,
-        operation: Operation,
+        operation: LockedOperation,
     ) -> bool {
-        let Some(open) = self.own_open(client, job) else { return self.refuse(client, slot, Reason::NotYours) };
+        let Some(open) = self.own_open(client, job) else { return self.refuse(client, slot, RefusalReason::NotYours) };
         if open.engines.is_some() {
-            return self.refuse(client, slot, Reason::Busy);
+            return self.refuse(client, slot, RefusalReason::Busy);
         }
         let (granted, from) = (open.granted, open.from);
         let locks = granted.and_then(|granted| self.locks_of(granted.gpu, from, operation));
-        let Some(locks) = locks else { return self.refuse(client, slot, Reason::Operation) };
+        let Some(locks) = locks else { return self.refuse(client, slot, RefusalReason::Operation) };
         let is_leased = locks.iter().any(|lock| self.leases.contains_key(lock));
         if !self.may_write(now, client, ACQUIRE_BYTES + if is_leased { LEASES_BYTES } else { 0 }) {
-            return self.refuse(client, slot, Reason::Limit);
+            return self.refuse(client, slot, RefusalReason::Limit);
         }
         let ends_leases = self.end_leases(|lock, _| locks.contains(lock));
         let phase = if ends_leases { EnginePhase::EndsLeases } else { EnginePhase::Waits };
@@ -89,13 +89,13 @@ impl Book {
         engines.phase = EnginePhase::Waits;
         open.asked = Some(now);
         let (operation, slot) = (engines.operation, engines.slot);
-        let Err(refused) = self.feed(now, &Input::Acquire { job, operation }) else { return };
+        let Err(refused) = self.feed(now, &ArbiterInput::Acquire { job, operation }) else { return };
         if let Some(open) = self.open_mut(job) {
             open.engines = None;
         }
         let client = self.tasks.get(&job.task).map(|task| task.client);
         if let (Some(client), Some(slot)) = (client, slot) {
-            self.refuse(client, slot, Reason::from(&refused));
+            self.refuse(client, slot, RefusalReason::from(&refused));
         }
     }
 
@@ -117,7 +117,7 @@ impl Book {
     /// Engines that jobs get when they are written down.
     pub fn withheld_engines(&self) -> impl Iterator<Item = (JobId, &[LockId])> {
         self.withheld.iter().filter_map(|action| match action {
-            sharing::Action::Run { job, locks } => Some((*job, locks.as_slice())),
+            sharing::ArbiterAction::Run { job, locks } => Some((*job, locks.as_slice())),
             _ => None,
         })
     }
@@ -136,7 +136,7 @@ impl Book {
         if open.engines.take_if(|engines| engines.phase == EnginePhase::Runs).is_none() {
             return false;
         }
-        let _ = self.feed(now, &Input::Complete { job });
+        let _ = self.feed(now, &ArbiterInput::Complete { job });
         true
     }
 
@@ -209,9 +209,9 @@ impl Book {
         let job = open.key.job;
         // The job asked for engines and has one already.
         if let Some(slot) = asked.and_then(|asked| asked.slot) {
-            self.refuse(client, slot, Reason::Busy);
+            self.refuse(client, slot, RefusalReason::Busy);
         }
-        if self.feed(now, &Input::Acquire { job, operation }).is_err() {
+        if self.feed(now, &ArbiterInput::Acquire { job, operation }).is_err() {
             if let Some(open) = self.open_mut(job) {
                 open.engines = None;
             }

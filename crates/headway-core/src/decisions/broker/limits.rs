@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::decisions::sharing::{ClientId, Segment};
+use crate::decisions::sharing::{ClientId, JobSegment};
 use crate::units::{Nanos, PPM, Rate};
 
 use super::messages::TaskShape;
@@ -55,7 +55,7 @@ pub(super) struct Accounts {
     /// How far each client has come by what it used: until when that is its share.
     #[serde(with = "crate::decisions::pairs")]
     pub(super) clients: BTreeMap<ClientId, Nanos>,
-    /// The same of processes whose clients have gone: to connect again does not begin anew.
+    /// Until when that is the share of processes whose clients have gone: to connect again does not begin anew.
     #[serde(with = "crate::decisions::pairs")]
     gone: BTreeMap<u32, Nanos>,
     /// Bytes that each user may still write, and up to when that is counted.
@@ -125,9 +125,9 @@ pub(super) fn advance(account: &mut Nanos, now: Nanos, used: Nanos, tokens: u64,
 
 /// CPU, copy and kernel time of one job, as its task declares it.
 pub(super) fn declared(shape: &TaskShape) -> Nanos {
-    let time = |segment: &Segment| match segment {
-        Segment::Cpu(time) | Segment::Execute { time, .. } => *time,
-        Segment::Copy { bytes, .. } => NOMINAL_RATE.time_for(*bytes),
+    let time = |segment: &JobSegment| match segment {
+        JobSegment::Cpu(time) | JobSegment::Execute { time, .. } => *time,
+        JobSegment::Copy { bytes, .. } => NOMINAL_RATE.time_for(*bytes),
     };
     shape.segments.iter().map(time).fold(Nanos::ZERO, Nanos::saturating_add)
 }

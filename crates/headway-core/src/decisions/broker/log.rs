@@ -1,13 +1,13 @@
 //! What a broker writes down: the lines of its log, and how a [`Book`] begins from the first of them.
 //!
-//! A log is lines of JSON. A [`Start`] line says everything that the decisions behind it depend on; a file begins with one, and
+//! A log is lines of JSON. A [`BrokerLogStart`] line says everything that the decisions behind it depend on; a file begins with one, and
 //! others follow where a broker was started again or could not write for a while. A [`Fed`] line is an input that changed something, with
 //! what the book decided about it.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Action, Book, Input};
-use crate::decisions::sharing::{ArbiterParameters, ClusterId, JobId, Memory, TokenId};
+use crate::decisions::sharing::{ArbiterMemory, ArbiterParameters, ClusterId, JobId, TokenId};
 use crate::files::document::hash;
 use crate::units::Nanos;
 
@@ -18,17 +18,17 @@ pub const SCHEMA: u32 = 3;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
-pub enum Line {
+pub enum BrokerLogLine {
     /// Where the lines that follow begin.
-    Broker(Box<Start>),
+    Broker(Box<BrokerLogStart>),
     /// An input and the decisions about it.
     Fed(Fed),
 }
 
-/// Why a [`Start`] was written.
+/// Why a [`BrokerLogStart`] was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Why {
+pub enum StartReason {
     /// The broker was started.
     Started,
     /// The file before was full.
@@ -39,7 +39,7 @@ pub enum Why {
 
 /// The state in which the lines that follow begin.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Start {
+pub struct BrokerLogStart {
     /// [`SCHEMA`].
     pub schema: u32,
     /// Version of Headway.
@@ -47,13 +47,13 @@ pub struct Start {
     /// Number of the broker's start.
     pub epoch: u64,
     pub now: Nanos,
-    pub why: Why,
+    pub why: StartReason,
     /// Lines that could not be written before this one.
     pub missing: u64,
     /// What the arbiter was made from.
     pub arbiter: ArbiterParameters,
     /// What it knew of earlier jobs.
-    pub memory: Memory,
+    pub memory: ArbiterMemory,
     /// The tokens that were held, and their holders.
     pub holders: Vec<(ClusterId, TokenId, JobId)>,
     /// Its whole state, as JSON.
@@ -82,7 +82,7 @@ impl Fed {
     }
 }
 
-/// A [`Start`] from which no book can be made.
+/// A [`BrokerLogStart`] from which no book can be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
@@ -109,10 +109,10 @@ pub enum StartError {
     State(#[source] serde_json::Error),
 }
 
-impl Start {
+impl BrokerLogStart {
     /// The line for a book as it is now.
     #[must_use]
-    pub fn of(book: &Book, epoch: u64, now: Nanos, why: Why) -> Self {
+    pub fn of(book: &Book, epoch: u64, now: Nanos, why: StartReason) -> Self {
         let holders = book.holders().into_iter().map(|((cluster, token), job)| (cluster, token, job));
         let state = serde_json::to_string(book).expect("plain data without maps always has a JSON form");
         Self {
@@ -153,7 +153,7 @@ impl Start {
     }
 }
 
-impl Line {
+impl BrokerLogLine {
     /// Whether a line begins such a log.
     #[must_use]
     pub fn begins(line: &str) -> bool {
@@ -161,5 +161,5 @@ impl Line {
     }
 }
 
-/// How a [`Line::Broker`] begins.
+/// How a [`BrokerLogLine::Broker`] begins.
 pub const START: &str = "{\"broker\"";

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::turns::Use;
-use crate::decisions::engine_lock::{LockId, Operation};
+use crate::decisions::engine_lock::{LockId, LockedOperation};
 use crate::decisions::sharing::{
-    ArbiterParameters, ClientId, ClusterId, GpuId, JobId, Key, Outcome, Refused, Segment, TaskId, TokenId,
+    ArbiterParameters, ArbiterRefused, ClientId, ClusterId, GpuId, JobId, JobPriority, JobSegment, TaskId, TokenId,
+    TokenOutcome,
 };
 use crate::decisions::token::{self, TokenParameters};
 use crate::units::{Bytes, Nanos};
@@ -71,7 +72,7 @@ pub struct TaskShape {
     /// Data that migrates with the task when its GPU changes.
     pub state: Bytes,
     /// Input and output copies, kernels and CPU time while the token is held.
-    pub segments: Vec<Segment>,
+    pub segments: Vec<JobSegment>,
     /// Thread whose priority follows the job's, by its number in the system; `None` = none.
     pub thread: Option<u32>,
 }
@@ -103,7 +104,7 @@ pub struct ResumedTask {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u64)]
-pub enum Reason {
+pub enum RefusalReason {
     /// The task is not this client's, or has no such job.
     NotYours = 1,
     /// The task holds or waits already.
@@ -118,7 +119,7 @@ pub enum Reason {
     Other = 5,
 }
 
-impl Reason {
+impl RefusalReason {
     /// The reason of a number.
     #[must_use]
     pub const fn of(number: u64) -> Self {
@@ -133,7 +134,7 @@ impl Reason {
     }
 }
 
-impl std::fmt::Display for Reason {
+impl std::fmt::Display for RefusalReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::NotYours => "the task is not this client's or has no such job",
@@ -148,14 +149,14 @@ impl std::fmt::Display for Reason {
     }
 }
 
-impl From<&Refused> for Reason {
+impl From<&ArbiterRefused> for RefusalReason {
     /// A refusal of the arbiter, in the words of the protocol.
-    fn from(refused: &Refused) -> Self {
+    fn from(refused: &ArbiterRefused) -> Self {
         match refused {
-            Refused::Token(token::Refused::TooManyRequests { .. }) => Self::Limit,
-            Refused::Token(token::Refused::NoGpu { .. }) => Self::NoGpu,
-            Refused::Token(_) => Self::Busy,
-            Refused::UnknownTask { .. } => Self::NotYours,
+            ArbiterRefused::Token(token::TokenRefused::TooManyRequests { .. }) => Self::Limit,
+            ArbiterRefused::Token(token::TokenRefused::NoGpu { .. }) => Self::NoGpu,
+            ArbiterRefused::Token(_) => Self::Busy,
+            ArbiterRefused::UnknownTask { .. } => Self::NotYours,
             _ => Self::Operation,
         }
     }
@@ -268,11 +269,11 @@ pub enum Input {
         acquisition: u32,
     },
     /// A job gives its token back.
-    Release { client: ClientId, job: JobId, outcome: Outcome },
+    Release { client: ClientId, job: JobId, outcome: TokenOutcome },
     /// A job no longer wants the token.
     Abort { client: ClientId, job: JobId },
     /// A token holder wants engines.
-    Acquire { client: ClientId, slot: Slot, job: JobId, operation: Operation },
+    Acquire { client: ClientId, slot: Slot, job: JobId, operation: LockedOperation },
     /// A client says that it has used a leased engine, and how often before it had no room to say so. No decision depends on its word.
     Used {
         client: ClientId,
@@ -336,7 +337,7 @@ pub enum Action {
     Grant {
         client: ClientId,
         slot: Slot,
-        key: Key,
+        key: JobPriority,
         gpu: GpuId,
         token: TokenId,
         /// Where the task's state is, if it is elsewhere.
@@ -346,7 +347,7 @@ pub enum Action {
     /// Give the job these locks; there is a slot if the client waits for an answer.
     Run { client: ClientId, slot: Option<Slot>, job: JobId, locks: Vec<LockId> },
     /// Answer a request: it is refused.
-    Refuse { client: ClientId, slot: Slot, reason: Reason },
+    Refuse { client: ClientId, slot: Slot, reason: RefusalReason },
     /// Answer a request: what was granted or asked for is void, since the GPU is lost.
     Revoke { client: ClientId, slot: Slot, job: JobId, gpu: GpuId },
     /// Take the locks from a task that has not given them back.
@@ -358,7 +359,7 @@ pub enum Action {
     /// The priority of a client's thread follows the jobs of a task.
     Follow { client: ClientId, task: TaskId, thread: u32 },
     /// The priority of the thread that follows a task follows this key; `None` = an ordinary one.
-    Prioritise { task: TaskId, key: Option<Key> },
+    Prioritise { task: TaskId, key: Option<JobPriority> },
     /// A task is gone that a thread follows.
     Forget { task: TaskId },
     /// Look at a GPU at once.

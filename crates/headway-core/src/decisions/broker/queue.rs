@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::messages::{Action, Reason};
+use super::messages::{Action, RefusalReason};
 use super::turns::Asker;
 use super::{Book, BookTask, TokenRequest};
-use crate::decisions::engine_lock::Order;
-use crate::decisions::sharing::{ClusterId, Input, JobId};
+use crate::decisions::engine_lock::LockOrder;
+use crate::decisions::sharing::{ArbiterInput, ClusterId, JobId};
 use crate::units::Nanos;
 
 impl Book {
@@ -86,7 +86,7 @@ impl Book {
         for key in waiting {
             // The request was granted meanwhile, or its grant waits until it can be written: then it stays.
             if !self.holds(key.job)
-                && self.feed(now, &Input::Abort { job: key.job }).is_ok()
+                && self.feed(now, &ArbiterInput::Abort { job: key.job }).is_ok()
                 && let Some(open) = self.open_mut(key.job)
             {
                 open.entered = false;
@@ -101,14 +101,14 @@ impl Book {
         let (mut key, acquisition, slot) = (open.key, open.acquisition, open.slot);
         let Some(task) = self.tasks.get(&job.task) else { return };
         let client = task.client;
-        let is_by_urgency = self.parameters.arbiter.engines.is_some_and(|engines| engines.order == Order::Urgency);
+        let is_by_urgency = self.parameters.arbiter.engines.is_some_and(|engines| engines.order == LockOrder::Urgency);
         if is_by_urgency && self.turns.are_taken(task.cluster) {
             // The jobs of another user may all be more urgent, but only up to this time.
             key.deadline = key.deadline.min(now.saturating_add(self.turns.half_life));
         }
-        if let Err(refused) = self.feed(now, &Input::Request { key, acquisition }) {
+        if let Err(refused) = self.feed(now, &ArbiterInput::Request { key, acquisition }) {
             self.counts.refused += 1;
-            self.actions.push_back(Action::Refuse { client, slot, reason: Reason::from(&refused) });
+            self.actions.push_back(Action::Refuse { client, slot, reason: RefusalReason::from(&refused) });
             if let Some(task) = self.tasks.get_mut(&job.task) {
                 task.open = None;
             }

@@ -4,8 +4,10 @@ use super::engines::unknown_use;
 use super::limits::{REQUEST_BYTES, declared};
 use super::messages::{Action, ClientProcess, HeldToken, Reply, ResumedTask, Slot, TASKS_MAX, TaskShape};
 use super::{Book, BookTask, BrokerClient, EnginePhase, EngineRequest, TokenRequest};
-use crate::decisions::engine_lock::{Engine, LockId};
-use crate::decisions::sharing::{ClientId, ClusterId, GpuId, Input, JobId, Key, Refused, TaskId, TaskParameters};
+use crate::decisions::engine_lock::{EngineRole, LockId};
+use crate::decisions::sharing::{
+    ArbiterInput, ArbiterRefused, ClientId, ClusterId, GpuId, JobId, JobPriority, TaskId, TaskParameters,
+};
 use crate::decisions::token::TokenParameters;
 use crate::units::Nanos;
 
@@ -13,8 +15,8 @@ use crate::units::Nanos;
 const SEGMENTS_MAX: usize = 1_024;
 
 /// Engines of a token's GPU that its job has in use.
-fn engines_in_use(held: &HeldToken) -> impl Iterator<Item = Engine> {
-    let engines = [Engine::Execute, Engine::In, Engine::Out];
+fn engines_in_use(held: &HeldToken) -> impl Iterator<Item = EngineRole> {
+    let engines = [EngineRole::Execute, EngineRole::In, EngineRole::Out];
     engines.into_iter().zip(held.locks).filter(|(_, used)| *used).map(|(engine, _)| engine)
 }
 
@@ -118,7 +120,7 @@ impl Book {
         }
         self.admit(now, client, shape, id)?;
         let id = id.unwrap_or_else(|| self.next_task_id());
-        let input = Input::Register(TaskParameters {
+        let input = ArbiterInput::Register(TaskParameters {
             id,
             client,
             cluster: shape.cluster,
@@ -175,9 +177,9 @@ impl Book {
         let known = known.ok_or_else(|| format!("task {} is not this client's", task.0))?;
         // The arbiter does not know of a request that waits for its user's turn.
         if known.open.is_some() {
-            return Err(Refused::TaskBusy { task }.to_string());
+            return Err(ArbiterRefused::TaskBusy { task }.to_string());
         }
-        self.feed(now, &Input::Withdraw { task }).map_err(|error| error.to_string())?;
+        self.feed(now, &ArbiterInput::Withdraw { task }).map_err(|error| error.to_string())?;
         self.forget_task(task);
         if let Some(known) = self.clients.get_mut(&client) {
             known.tasks.retain(|known| *known != task);
@@ -204,7 +206,7 @@ impl Book {
     /// A GPU is lost. Its holders are told, and the others share the remaining GPUs.
     pub(super) fn handle_gpu_lost(&mut self, now: Nanos, client: Option<ClientId>, gpu: GpuId) -> bool {
         let may = client.is_none_or(|client| self.is_owner(client));
-        let is_new = may && self.feed(now, &Input::GpuLost { gpu }).is_ok();
+        let is_new = may && self.feed(now, &ArbiterInput::GpuLost { gpu }).is_ok();
         if is_new {
             self.lost.insert(gpu);
             self.take_all_turns(now);
@@ -232,7 +234,7 @@ impl Book {
             self.reply(client, Reply::Refused { reason });
             return false;
         }
-        let done = self.feed(now, &Input::Reconfigure { cluster, tokens });
+        let done = self.feed(now, &ArbiterInput::Reconfigure { cluster, tokens });
         self.take_all_turns(now);
         self.reply_done(client, done.map_err(|error| error.to_string()));
         true
@@ -248,7 +250,7 @@ impl Book {
         let ResumedTask { id, shape, held } = claim;
         recovery.may_have(process, *id, shape.cluster, held.as_ref())?;
         if self.tasks.contains_key(id) || others.iter().any(|other| other.id == *id) {
-            return Err(Refused::TaskExists { task: *id }.to_string());
+            return Err(ArbiterRefused::TaskExists { task: *id }.to_string());
         }
         let Some(held) = held else { return Ok(()) };
         let (gpu, token) = (held.gpu, held.token);
@@ -282,20 +284,20 @@ impl Book {
         let job = JobId { task: id, job: held.job };
         // As of a request: no job is due before it asks, and none is released later.
         let release = held.release.clamp(now.saturating_sub(deadline), now);
-        let key = Key { deadline: release.saturating_add(deadline), release, job };
+        let key = JobPriority { deadline: release.saturating_add(deadline), release, job };
         let slot = Slot { number: held.slot, generation: held.generation };
         if let Some(task) = self.tasks.get_mut(&id) {
             task.last_release = Some(release);
             task.open = Some(TokenRequest { entered: true, ..TokenRequest::new(key, slot, now) });
         }
-        self.feed(now, &Input::Adopt { key, token: held.token }).map_err(|error| error.to_string())?;
+        self.feed(now, &ArbiterInput::Adopt { key, token: held.token }).map_err(|error| error.to_string())?;
         for engine in engines_in_use(held) {
             let operation = unknown_use(engine, self.parameters.arbiter.engines);
             let locks = vec![LockId { gpu: held.gpu, engine }];
             if let Some(open) = self.open_mut(job) {
                 open.engines = Some(EngineRequest { slot: None, locks, operation, phase: EnginePhase::Waits });
             }
-            self.feed(now, &Input::Acquire { job, operation }).map_err(|error| error.to_string())?;
+            self.feed(now, &ArbiterInput::Acquire { job, operation }).map_err(|error| error.to_string())?;
         }
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! What clients ask for through their pages: tokens, and that they give them back.
 
 use super::limits::{REQUEST_BYTES, USED_BYTES};
-use super::messages::{Action, Reason, Slot};
+use super::messages::{Action, RefusalReason, Slot};
 use super::{Book, EnginePhase, TokenRequest};
-use crate::decisions::sharing::{ClientId, GpuId, Input, JobId, Key, Outcome};
+use crate::decisions::sharing::{ArbiterInput, ClientId, GpuId, JobId, JobPriority, TokenOutcome};
 use crate::units::Nanos;
 
 impl Book {
@@ -18,7 +18,7 @@ impl Book {
     }
 
     /// Refuses a request, which changes nothing.
-    pub(super) fn refuse(&mut self, client: ClientId, slot: Slot, reason: Reason) -> bool {
+    pub(super) fn refuse(&mut self, client: ClientId, slot: Slot, reason: RefusalReason) -> bool {
         self.counts.refused += 1;
         self.actions.push_back(Action::Refuse { client, slot, reason });
         false
@@ -35,25 +35,25 @@ impl Book {
     ) -> bool {
         let is_served = self.is_served(client);
         let Some(task) = self.tasks.get(&job.task).filter(|task| task.client == client && is_served) else {
-            return self.refuse(client, slot, Reason::NotYours);
+            return self.refuse(client, slot, RefusalReason::NotYours);
         };
         if task.open.is_some() {
-            return self.refuse(client, slot, Reason::Busy);
+            return self.refuse(client, slot, RefusalReason::Busy);
         }
         let times = self.key_times(now, task, release, acquisition);
         if !self.may_ask(client) || !self.may_write(now, client, REQUEST_BYTES) {
-            return self.refuse(client, slot, Reason::Limit);
+            return self.refuse(client, slot, RefusalReason::Limit);
         }
         let Some(task) = self.tasks.get_mut(&job.task) else { return false };
         self.counts.clamped += u64::from(times.counted != release);
         task.last_release = Some(times.separated);
-        let key = Key { deadline: times.deadline, release: times.counted, job };
+        let key = JobPriority { deadline: times.deadline, release: times.counted, job };
         task.open = Some(TokenRequest { acquisition, ..TokenRequest::new(key, slot, now) });
         self.queue(now, job);
         true
     }
 
-    pub(super) fn release(&mut self, now: Nanos, client: ClientId, job: JobId, outcome: Outcome) -> bool {
+    pub(super) fn release(&mut self, now: Nanos, client: ClientId, job: JobId, outcome: TokenOutcome) -> bool {
         let Some(open) = self.own_open(client, job).filter(|open| open.granted.is_some()) else { return false };
         // A job cannot wait and go at once: the watchdog sees to it.
         if open.engines.as_ref().is_some_and(|engines| engines.phase != EnginePhase::Runs) {
@@ -62,10 +62,10 @@ impl Book {
         // It has given up what it did not give back: the word says otherwise only if it lies.
         if let Some(engines) = open.engines.take() {
             self.take_back(job.task, engines.locks);
-            let _ = self.feed(now, &Input::Complete { job });
+            let _ = self.feed(now, &ArbiterInput::Complete { job });
         }
         self.charge(now, job);
-        if self.feed(now, &Input::Release { job, outcome }).is_ok() {
+        if self.feed(now, &ArbiterInput::Release { job, outcome }).is_ok() {
             self.close(now, job);
         }
         true
@@ -74,9 +74,9 @@ impl Book {
     pub(super) fn abort(&mut self, now: Nanos, client: ClientId, job: JobId) -> bool {
         let Some(open) = self.own_open(client, job) else { return false };
         if open.granted.is_some() {
-            return self.release(now, client, job, Outcome::Aborted);
+            return self.release(now, client, job, TokenOutcome::Aborted);
         }
-        if !open.entered || self.feed(now, &Input::Abort { job }).is_ok() {
+        if !open.entered || self.feed(now, &ArbiterInput::Abort { job }).is_ok() {
             self.close(now, job);
         }
         true

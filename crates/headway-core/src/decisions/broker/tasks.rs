@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::messages::{ClientProcess, KnownProcess, Slot};
-use crate::decisions::engine_lock::{LockId, Operation};
-use crate::decisions::sharing::{ClientId, ClusterId, GpuId, Key, TaskId, TokenId};
+use crate::decisions::engine_lock::{LockId, LockedOperation};
+use crate::decisions::sharing::{ClientId, ClusterId, GpuId, JobPriority, TaskId, TokenId};
 use crate::units::Nanos;
 
 /// A process that has said who it is.
@@ -67,7 +67,7 @@ pub struct GrantedToken {
 /// The open request of a task for a token.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TokenRequest {
-    pub key: Key,
+    pub key: JobPriority,
     /// Which request of its job.
     pub(super) acquisition: u32,
     /// Whether the arbiter knows it; else it waits for its user's turn.
@@ -85,7 +85,7 @@ pub struct TokenRequest {
 }
 
 impl TokenRequest {
-    pub(super) const fn new(key: Key, slot: Slot, since: Nanos) -> Self {
+    pub(super) const fn new(key: JobPriority, slot: Slot, since: Nanos) -> Self {
         Self {
             key,
             acquisition: 0,
@@ -117,6 +117,6 @@ pub struct EngineRequest {
     pub(super) slot: Option<Slot>,
     /// Locks that it needs.
     pub locks: Vec<LockId>,
-    pub(super) operation: Operation,
+    pub(super) operation: LockedOperation,
     pub phase: EnginePhase,
 }

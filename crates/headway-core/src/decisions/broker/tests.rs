@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, VecDeque};
 
 use proptest::prelude::*;
 
-use super::log::{Fed, Line, Start, StartError, Why};
+use super::log::{BrokerLogLine, BrokerLogStart, Fed, StartError, StartReason};
 use super::*;
-use crate::decisions::engine_lock::{Engine, EngineParameters, Operation, Order, PeerLocks, Work};
+use crate::decisions::engine_lock::{EngineParameters, EngineRole, EngineWork, LockOrder, LockedOperation, PeerLocks};
 use crate::decisions::predictor::PredictorParameters;
-use crate::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits, Outcome, Segment, TokenId};
-use crate::decisions::token::{Mode, TokenParameters};
+use crate::decisions::sharing::{
+    ArbiterLimits, ArbiterParameters, ClusterId, ClusterParameters, JobSegment, TokenId, TokenOutcome,
+};
+use crate::decisions::token::{TokenMode, TokenParameters};
 use crate::units::Bytes;
 
 const WATCHDOG: u64 = 1_000_000;
@@ -17,11 +19,12 @@ const DRAIN: u64 = 1_000;
 const OWNER: u32 = 0;
 
 fn parameters(gpus: u32, per_gpu: u32) -> BookParameters {
-    let tokens = TokenParameters { cpus: 4, per_gpu, mode: Mode::Priority, affinity: false, discount_holder: false };
+    let tokens =
+        TokenParameters { cpus: 4, per_gpu, mode: TokenMode::Priority, affinity: false, discount_holder: false };
     let engines = EngineParameters {
         copy_engines: 2,
         peer: PeerLocks::Group,
-        order: Order::Arrival,
+        order: LockOrder::Arrival,
         chunk_bytes: None,
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(0),
@@ -31,7 +34,7 @@ fn parameters(gpus: u32, per_gpu: u32) -> BookParameters {
         clusters: vec![ClusterParameters::equal(gpus, tokens)],
         engines: Some(engines),
         predictor: PredictorParameters::default(),
-        limits: Limits::default(),
+        limits: ArbiterLimits::default(),
     };
     BookParameters {
         arbiter,
@@ -62,8 +65,8 @@ fn shape(deadline: u64) -> TaskShape {
     }
 }
 
-const fn operation(work: Work) -> Operation {
-    Operation { work, bytes: Bytes(1), predicted: Nanos(0), budget: Nanos(0) }
+const fn operation(work: EngineWork) -> LockedOperation {
+    LockedOperation { work, bytes: Bytes(1), predicted: Nanos(0), budget: Nanos(0) }
 }
 
 /// What a client sees of a lock.
@@ -239,7 +242,7 @@ impl Host {
         Some(self.book.tasks().get(&task)?.open.as_ref()?.key.job)
     }
 
-    fn acquire(&mut self, task: TaskId, work: Work) -> Vec<Action> {
+    fn acquire(&mut self, task: TaskId, work: EngineWork) -> Vec<Action> {
         let (client, slot) = (self.client(task), Slot { number: 1, generation: 1 });
         let job = self.job(task).unwrap_or(JobId { task, job: 0 });
         self.feed(Input::Acquire { client, slot, job, operation: operation(work) })
@@ -260,7 +263,7 @@ impl Host {
         if waits.is_none_or(|engines| engines.phase == EnginePhase::Runs) {
             self.holders.retain(|_, holder| *holder != job);
         }
-        self.feed(Input::Release { client, job, outcome: Outcome::Complete(Nanos(5)) })
+        self.feed(Input::Release { client, job, outcome: TokenOutcome::Complete(Nanos(5)) })
     }
 
     fn wait(&mut self, time: u64) -> Vec<Action> {
@@ -288,7 +291,7 @@ fn granted(actions: &[Action]) -> Vec<TaskId> {
     actions.iter().filter_map(task).collect()
 }
 
-fn refusal(actions: &[Action]) -> Option<Reason> {
+fn refusal(actions: &[Action]) -> Option<RefusalReason> {
     actions.iter().find_map(|action| if let Action::Refuse { reason, .. } = action { Some(*reason) } else { None })
 }
 
@@ -357,7 +360,7 @@ fn what_a_client_held_is_free_a_drain_after_its_process_ended_and_else_a_watchdo
         let mut host = Host::new(parameters(1, 1));
         let (gone, next) = (host.party(1, 11, 10), host.party(2, 12, 10));
         host.request(gone);
-        host.acquire(gone, Work::Execute);
+        host.acquire(gone, EngineWork::Execute);
         host.request(next);
         host.feed(Input::Left { client: ClientId(1) });
         if !lives {
@@ -381,7 +384,7 @@ fn an_engine_in_use_by_lease_is_the_next_client_s_only_when_it_is_given_back() {
     let mut host = Host::new(parameters(1, 2));
     let (one, two) = (host.party(1, 11, 10), host.party(2, 11, 10));
     host.request(one);
-    let lock = LockId { gpu: GpuId(0), engine: Engine::Execute };
+    let lock = LockId { gpu: GpuId(0), engine: EngineRole::Execute };
     assert_eq!(host.words[&(ClientId(1), lock)], Word::Leased);
     host.words.insert((ClientId(1), lock), Word::Busy(one));
     // Now two clients hold tokens of this GPU.
@@ -389,10 +392,10 @@ fn an_engine_in_use_by_lease_is_the_next_client_s_only_when_it_is_given_back() {
     let job = host.job(one).unwrap();
     assert_eq!(host.words, BTreeMap::from([((ClientId(1), lock), Word::Held(job))]));
     let runs = |actions: &[Action]| actions.iter().any(|action| matches!(action, Action::Run { .. }));
-    assert!(!runs(&host.acquire(two, Work::Execute)));
+    assert!(!runs(&host.acquire(two, EngineWork::Execute)));
     assert!(runs(&host.give_back(one)));
-    assert!(runs(&host.acquire(one, Work::CopyIn)));
-    assert_eq!(refusal(&host.acquire(one, Work::CopyOut)), Some(Reason::Busy));
+    assert!(runs(&host.acquire(one, EngineWork::CopyIn)));
+    assert_eq!(refusal(&host.acquire(one, EngineWork::CopyOut)), Some(RefusalReason::Busy));
 }
 
 #[test]
@@ -432,24 +435,24 @@ fn whatever_is_above_a_limit_is_refused_and_changes_nothing() {
     assert!(!refused(&host.connect(4, 12)), "another user");
     let long = TaskShape {
         period: Nanos(100),
-        segments: vec![Segment::Execute { kernel: "k".to_owned(), time: Nanos(51) }],
+        segments: vec![JobSegment::Execute { kernel: "k".to_owned(), time: Nanos(51) }],
         ..shape(100)
     };
     assert!(refused(&host.feed(Input::Register { client: ClientId(1), shape: long, bytes: 1 })));
     let tasks: Vec<TaskId> = [1, 2, 1].map(|client| host.register(client, 10).unwrap()).into();
     assert_eq!(host.register(2, 10), None, "a fourth task");
     assert!(granted(&host.request(tasks[0])).len() == 1 && refusal(&host.request(tasks[1])).is_none());
-    assert_eq!(refusal(&host.request(tasks[2])), Some(Reason::Limit), "a third request");
-    assert_eq!(refusal(&host.request(tasks[0])), Some(Reason::Busy));
+    assert_eq!(refusal(&host.request(tasks[2])), Some(RefusalReason::Limit), "a third request");
+    assert_eq!(refusal(&host.request(tasks[0])), Some(RefusalReason::Busy));
     let theirs = JobId { task: tasks[0], job: 1 };
     let slot = Slot { number: 0, generation: 1 };
     let stolen = Input::Request { client: ClientId(4), slot, job: theirs, release: Nanos(0), acquisition: 0 };
-    assert_eq!(refusal(&host.feed(stolen)), Some(Reason::NotYours));
+    assert_eq!(refusal(&host.feed(stolen)), Some(RefusalReason::NotYours));
     // Sixteen seconds' worth of the log at once; each request takes a second's.
     host.release(tasks[0]);
     host.release(tasks[1]);
     let mut written = 0;
-    while refusal(&host.request(tasks[0])) != Some(Reason::Limit) {
+    while refusal(&host.request(tasks[0])) != Some(RefusalReason::Limit) {
         host.release(tasks[0]);
         written += 1;
         assert!(written < 16);
@@ -508,7 +511,7 @@ fn after_a_restart_nobody_gets_what_a_former_client_holds_until_all_are_back_or_
     assert_eq!(granted(&comes_back(&mut host, 1, 5, Some(9))), [TaskId(5)]);
     assert!(host.book.is_recovering() && host.book.missing().count() == 1);
     // It is back with the engine that it uses.
-    assert!(host.words.contains_key(&(ClientId(1), LockId { gpu: GpuId(0), engine: Engine::Execute })));
+    assert!(host.words.contains_key(&(ClientId(1), LockId { gpu: GpuId(0), engine: EngineRole::Execute })));
     let actions = host.feed(Input::FormerProcessEnded { pid: 102 });
     assert!(actions.contains(&Action::Recovered) && !host.book.is_recovering());
     let late = comes_back(&mut host, 2, 6, None);
@@ -648,7 +651,7 @@ impl Host {
             Step::UseLease(_, engine) => {
                 let open = self.book.tasks()[&task].open.as_ref();
                 let Some(granted) = open.and_then(|open| open.granted) else { return };
-                let engine = [Engine::Execute, Engine::In, Engine::Out][engine];
+                let engine = [EngineRole::Execute, EngineRole::In, EngineRole::Out][engine];
                 let lock = LockId { gpu: granted.gpu, engine };
                 if self.words.get(&(client, lock)) == Some(&Word::Leased) && !self.uses_engine(task) {
                     self.words.insert((client, lock), Word::Busy(task));
@@ -661,7 +664,10 @@ impl Host {
             }
             // One that asks although it has an engine lies.
             Step::Acquire(_, work) => {
-                drop(self.acquire(task, [Work::Execute, Work::CopyIn, Work::CopyOut, Work::Peer][work]));
+                drop(self.acquire(
+                    task,
+                    [EngineWork::Execute, EngineWork::CopyIn, EngineWork::CopyOut, EngineWork::Peer][work],
+                ));
             }
             Step::GiveBack(_) => drop(self.give_back(task)),
             Step::Release(_) => {
@@ -709,7 +715,7 @@ proptest! {
         let mut parameters = parameters(gpus, per_gpu);
         parameters.must_remember = must_remember;
         if urgency && let Some(engines) = &mut parameters.arbiter.engines {
-            engines.order = Order::Urgency;
+            engines.order = LockOrder::Urgency;
         }
         let mut host = Host::new(parameters.clone());
         let mut clients = 0;
@@ -747,17 +753,17 @@ fn a_snapshot_that_was_changed_or_is_another_version_s_is_refused() {
     let mut host = Host::new(parameters(1, 1));
     let task = host.party(1, 11, 10);
     host.request(task);
-    let start = Start::of(&host.book, 1, Nanos(9), Why::Rotated);
+    let start = BrokerLogStart::of(&host.book, 1, Nanos(9), StartReason::Rotated);
     assert_eq!(start.holders, [(ClusterId(0), TokenId(0), host.job(task).unwrap())]);
-    let text = serde_json::to_string(&Line::Broker(Box::new(start))).unwrap();
-    assert!(Line::begins(&text));
-    let Ok(Line::Broker(start)) = serde_json::from_str(&text) else { panic!("{text}") };
+    let text = serde_json::to_string(&BrokerLogLine::Broker(Box::new(start))).unwrap();
+    assert!(BrokerLogLine::begins(&text));
+    let Ok(BrokerLogLine::Broker(start)) = serde_json::from_str(&text) else { panic!("{text}") };
     assert_eq!(json(&start.begin().unwrap()), json(&host.book));
     let state = start.state.replacen("\"uid\":11", "\"uid\":12", 1);
     assert_ne!(state, start.state);
-    let changed = Start { state, ..*start };
+    let changed = BrokerLogStart { state, ..*start };
     assert!(matches!(changed.begin(), Err(StartError::Digest { .. })));
-    assert!(matches!(Start { schema: 2, ..changed }.begin(), Err(StartError::Schema { found: 2 })));
+    assert!(matches!(BrokerLogStart { schema: 2, ..changed }.begin(), Err(StartError::Schema { found: 2 })));
 }
 
 /// With numbers as long as those of a broker that has run for a week.
@@ -772,14 +778,15 @@ fn a_request_takes_no_more_of_the_log_than_is_counted() {
     let task = *host.book.tasks().keys().next().unwrap();
     host.jobs = 1_000_000;
     let bytes = |host: &Host, from: usize| {
-        let lines =
-            host.log[from..].iter().map(|fed| serde_json::to_string(&Line::Fed(fed.clone())).unwrap().len() as u64 + 1);
+        let lines = host.log[from..]
+            .iter()
+            .map(|fed| serde_json::to_string(&BrokerLogLine::Fed(fed.clone())).unwrap().len() as u64 + 1);
         lines.sum::<u64>()
     };
     let before = host.log.len();
     host.request(task);
     let asked = host.log.len();
-    host.acquire(task, Work::Execute);
+    host.acquire(task, EngineWork::Execute);
     host.give_back(task);
     let engine = bytes(&host, asked);
     assert!(engine <= limits::ACQUIRE_BYTES + limits::LEASES_BYTES, "{engine}");

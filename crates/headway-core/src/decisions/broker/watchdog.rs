@@ -2,14 +2,14 @@
 //! be late itself: it learns of events after they happened, and reads its clock before or after that.
 
 use super::{Action, Book, BookTask};
-use crate::decisions::sharing::{ClientId, ClusterId, Input};
+use crate::decisions::sharing::{ArbiterInput, ClientId, ClusterId};
 use crate::units::Nanos;
 
 /// The part of the watchdog that the broker may be late without consequence.
 const LATE: u64 = 8;
 
 impl Book {
-    /// When to call with [`Input::Timeout`](super::Input::Timeout) at the latest; `None` = not before the next input.
+    /// When to call with [`ArbiterInput::Timeout`](super::Input::Timeout) at the latest; `None` = not before the next input.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Nanos> {
         let drained = self.clients.values().filter_map(|client| client.gone).map(|end| self.drained_at(end));
@@ -62,7 +62,7 @@ impl Book {
             self.cut(now, client, true);
         }
         if self.engine_timeout().is_some_and(|time| time <= now) {
-            let _ = self.feed(now, &Input::Timeout);
+            let _ = self.feed(now, &ArbiterInput::Timeout);
         }
         if self.turns_due().is_some_and(|time| time <= now) {
             self.take_all_turns(now);
@@ -114,6 +114,6 @@ impl Book {
         self.actions.push_back(Action::RecordClients);
         // No requests were read until now.
         self.tasks.values_mut().filter_map(|task| task.open.as_mut()).for_each(|open| open.since = now);
-        let _ = self.feed(now, &Input::Recovered);
+        let _ = self.feed(now, &ArbiterInput::Recovered);
     }
 }

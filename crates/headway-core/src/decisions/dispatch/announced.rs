@@ -8,8 +8,8 @@
 
 use std::ops::Range;
 
-use super::{Dispatcher, Event, Refused};
-use crate::plan::{Carried, Plan, Source};
+use super::{DispatchEvent, DispatchRefused, Dispatcher};
+use crate::plan::{Carried, PipelineSource, Plan};
 use crate::units::Bytes;
 
 /// What a slot carries of each of a batch's parts.
@@ -17,7 +17,7 @@ pub(super) type Contents = Box<[Option<Range<u64>>]>;
 
 /// One part of a batch, or a whole pipeline, as its producer fills it.
 #[derive(Clone, Debug, Default)]
-struct Line {
+struct FillingTransfer {
     /// Jobs that are there: all below.
     ready: u64,
     /// The job whose slots these are, unless it is given up.
@@ -31,17 +31,17 @@ struct Line {
 #[derive(Debug, Default)]
 pub(super) struct Producers {
     /// By pipeline and part; empty where nobody says anything.
-    lines: Vec<Vec<Option<Line>>>,
+    lines: Vec<Vec<Option<FillingTransfer>>>,
 }
 
 impl Producers {
     pub(super) fn of(plan: &Plan) -> Self {
-        let mut lines: Vec<Vec<Option<Line>>> = vec![Vec::new(); plan.pipelines.len()];
+        let mut lines: Vec<Vec<Option<FillingTransfer>>> = vec![Vec::new(); plan.pipelines.len()];
         for of in &plan.announced {
             let parts = &mut lines[of.pipeline as usize];
             let len = parts.len().max(of.part as usize + 1);
             parts.resize(len, None);
-            parts[of.part as usize] = Some(Line::default());
+            parts[of.part as usize] = Some(FillingTransfer::default());
         }
         Self { lines }
     }
@@ -52,7 +52,7 @@ impl Producers {
     }
 }
 
-impl Line {
+impl FillingTransfer {
     /// What `slot` takes of its message, and the bytes of a job that is given up with it or before it.
     fn fill(&mut self, of: &Carried, slot: u64) -> (Option<Range<u64>>, Option<(u64, Bytes)>) {
         let all = of.message.bytes.0;
@@ -84,14 +84,14 @@ impl Line {
 
 impl Dispatcher {
     /// Whether a producer may say that this job is ready.
-    pub(super) fn may_be_ready(&self, pipeline: u32, part: u32, job: u64) -> Result<(), Refused> {
+    pub(super) fn may_be_ready(&self, pipeline: u32, part: u32, job: u64) -> Result<(), DispatchRefused> {
         if self.epoch.is_none() {
-            return Err(Refused::Order("has not begun"));
+            return Err(DispatchRefused::Order("has not begun"));
         }
         let lines = self.producers.lines.get(pipeline as usize);
         match lines.and_then(|lines| lines.get(part as usize)) {
             Some(Some(line)) if line.ready == job => Ok(()),
-            _ => Err(Refused::Unexpected { what: "a message's job", number: job }),
+            _ => Err(DispatchRefused::Unexpected { what: "a message's job", number: job }),
         }
     }
 
@@ -104,7 +104,7 @@ impl Dispatcher {
 
     /// Opens the cycles of a pipeline of one message whose jobs are there, as far as there is room.
     pub(super) fn open_ready(&mut self, pipeline: u32) {
-        if self.plan.pipelines[pipeline as usize].source != Source::Message {
+        if self.plan.pipelines[pipeline as usize].source != PipelineSource::Message {
             return;
         }
         loop {
@@ -120,7 +120,7 @@ impl Dispatcher {
 
     /// What a slot of a batch carries where producers speak; `None` = what is planned.
     pub(super) fn contents(&mut self, pipeline: u32, cycle: u64) -> Option<Contents> {
-        let Source::Batch(parts) = &self.plan.pipelines[pipeline as usize].source else { return None };
+        let PipelineSource::Batch(parts) = &self.plan.pipelines[pipeline as usize].source else { return None };
         let lines = &mut self.producers.lines[pipeline as usize];
         if lines.is_empty() {
             return None;
@@ -134,7 +134,7 @@ impl Dispatcher {
             let (takes, lost) = line.fill(of, cycle);
             contents.push(takes);
             if let Some((job, left)) = lost {
-                self.events.push_back(Event::Unready { pipeline, part, job, left });
+                self.events.push_back(DispatchEvent::Unready { pipeline, part, job, left });
             }
         }
         Some(contents.into())

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Dispatcher, Job, Progress};
+use super::{Dispatcher, Progress, StepInstance};
 use crate::plan::Plan;
 use crate::units::Nanos;
 
@@ -17,7 +17,7 @@ pub(super) struct Together {
     /// By pipeline and step, its set.
     set_of: Vec<Vec<Option<usize>>>,
     /// Jobs that are ready, by the opening of their windows and their set, in the order in which they became so.
-    ready: BTreeMap<(Nanos, usize), Vec<Job>>,
+    ready: BTreeMap<(Nanos, usize), Vec<StepInstance>>,
 }
 
 impl Together {
@@ -43,7 +43,7 @@ impl Together {
     }
 
     /// Takes a job that is ready if it is served with others; whether it is.
-    pub(super) fn take(&mut self, job: Job, nominal: Nanos) -> bool {
+    pub(super) fn take(&mut self, job: StepInstance, nominal: Nanos) -> bool {
         let set = self.set_of[job.pipeline as usize][job.step as usize];
         if let Some(set) = set {
             self.ready.entry((nominal, set)).or_default().push(job);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{
     Capacity, CapacityId, CapacityKind, EndpointId, Engine, EngineId, KernelCost, Machine, MeasuredSet, Route, RouteId,
 };
-use crate::models::transfer::{Curve, Key, Profile, Stamp, TuningKey};
+use crate::models::transfer::{Curve, CurveKey, Profile, Stamp, TuningKey};
 
 impl Machine {
     /// The same machine with only its first `count` GPUs; `None` if it has fewer, or `count` is zero.
@@ -98,9 +98,13 @@ impl Restriction {
     /// The curves and tunings of the GPUs that stay; the stamp with as many GPUs.
     fn profile(&self, old: &Profile, total: usize) -> Profile {
         let stays = |end: &EndpointId| self.endpoints.contains_key(&end.at());
-        let curves = |curves: &BTreeMap<Key, Curve>| {
+        let curves = |curves: &BTreeMap<CurveKey, Curve>| {
             let kept = curves.iter().filter(|(key, _)| stays(&key.gpu) && key.peer.iter().all(stays));
-            let key = |key: &Key| Key { gpu: self.end(key.gpu), peer: key.peer.map(|p| self.end(p)), ..key.clone() };
+            let key = |key: &CurveKey| CurveKey {
+                gpu: self.end(key.gpu),
+                peer: key.peer.map(|p| self.end(p)),
+                ..key.clone()
+            };
             kept.map(|(old, curve)| (key(old), curve.clone())).collect()
         };
         let count = |list: &[String]| {
@@ -116,7 +120,8 @@ impl Restriction {
         let tunings = old.tunings.iter().filter(|(key, _)| stays(&key.gpu));
         let tunings = tunings.map(|(key, tuning)| (TuningKey { gpu: self.end(key.gpu), ..*key }, *tuning)).collect();
         let asked = old.arbitration.iter().filter(|((gpu, _), _)| stays(gpu));
-        let arbitration = asked.map(|((gpu, way), found)| ((self.end(*gpu), *way), found.clone())).collect();
+        let arbitration =
+            asked.map(|((gpu, direction), found)| ((self.end(*gpu), *direction), found.clone())).collect();
         let prices = old.prices.iter().filter(|(key, _)| stays(&key.gpu));
         let prices = prices.map(|(key, list)| (TuningKey { gpu: self.end(key.gpu), ..*key }, list.clone())).collect();
         Profile { stamp, curves: curves(&old.curves), posted: curves(&old.posted), tunings, prices, arbitration }

@@ -5,10 +5,10 @@ use std::ops::Range;
 
 use super::application::{Application, Keys, Own, Written};
 use super::reader::Reader;
-use super::{Block, Cycle, Flow, Grouping, Message, OnMiss, Parameters, Sharding, Stream, Workload};
-use crate::files::document::{self, Field, Table};
-use crate::files::error::{FileError, Loaded, Source};
-use crate::plan::combine::Mode;
+use super::{Cycle, Grouping, Message, MessageBlock, OnMiss, Parameters, ServerDemand, Sharding, Stream, Workload};
+use crate::files::document::{self, DocumentTable, Field};
+use crate::files::error::{FileError, Loaded, SourceText};
+use crate::plan::combine::CombineEffort;
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos};
 
 /// How long a run lasts when the file does not say.
@@ -16,26 +16,31 @@ pub(super) const DURATION: Nanos = Nanos(NANOS_PER_SECOND);
 /// Seed when the file does not say.
 pub(super) const SEED: u64 = 1;
 
-const TOP: &[&str] = &["name", "description", "run", "stream", "message", "flow", "bulk", "urgent", "task", "sharing"];
+const TOP: &[&str] =
+    &["name", "description", "run", "stream", "message", "demand", "demand", "bulk", "urgent", "task", "sharing"];
 const RUN: &[&str] = &["duration", "seed", "cycle", "grouping", "transform"];
 const STREAM: &[&str] =
     &["id", "packet", "period", "deadline", "start", "processor", "gpu", "on_miss", "parts", "steps"];
 const MESSAGE: &[&str] = &["id", "period", "start", "late", "blocks"];
 const BLOCK: &[&str] = &["from", "to", "bytes"];
-const FLOW: &[&str] = &["id", "server", "start", "cost", "period", "deadline"];
+const DEMAND: &[&str] = &["id", "server", "start", "cost", "period", "deadline"];
 pub(super) const CYCLES: &[(&str, Cycle)] =
     &[("auto", Cycle::Auto), ("paper", Cycle::Paper), ("arrival", Cycle::Arrival)];
 pub(super) const GROUPINGS: &[(&str, Grouping)] =
     &[("class", Grouping::Class), ("each", Grouping::Each), ("gpu", Grouping::Gpu)];
-pub(super) const TRANSFORMS: &[(&str, Mode)] =
-    &[("fast", Mode::Fast), ("greedy", Mode::Greedy), ("search", Mode::Search), ("optimal", Mode::Optimal)];
+pub(super) const TRANSFORMS: &[(&str, CombineEffort)] = &[
+    ("fast", CombineEffort::Fast),
+    ("greedy", CombineEffort::Greedy),
+    ("search", CombineEffort::Search),
+    ("optimal", CombineEffort::Optimal),
+];
 pub(super) const ON_MISS: &[(&str, OnMiss)] =
     &[("finish", OnMiss::Finish), ("skip", OnMiss::Skip), ("stop", OnMiss::Stop)];
 
 /// Reads a workload file whose streams have no keys of applications.
 ///
 /// # Errors
-/// As for [`parse_with`].
+/// Those of [`parse_with`].
 pub fn parse(name: &str, text: &str) -> Result<Loaded<Workload>, FileError> {
     parse_with(name, text, &[])
 }
@@ -43,19 +48,19 @@ pub fn parse(name: &str, text: &str) -> Result<Loaded<Workload>, FileError> {
 /// Reads a workload file whose streams may have the keys of `applications`.
 ///
 /// The places are called `run.KEY`, `stream.ID`, `stream.ID.KEY`, `stream.ID.steps.N`, `stream.ID.steps.N.KEY`, `message.ID`, `message.ID.KEY`,
-/// `message.ID.blocks.N`, `flow.ID`, `flow.ID.KEY`, `bulk.ID`, `bulk.ID.KEY`, `urgent.ID`, `urgent.ID.KEY`, `task.ID`,
+/// `message.ID.blocks.N`, `demand.ID`, `demand.ID.KEY`, `bulk.ID`, `bulk.ID.KEY`, `urgent.ID`, `urgent.ID.KEY`, `task.ID`,
 /// `task.ID.KEY`, `task.ID.segments.N`, `sharing` and `sharing.KEY`, with N counted from 0.
 ///
 /// # Errors
 /// At the first thing that is not TOML, not a known key or not a value of its kind, or that no machine can do.
 pub fn parse_with(name: &str, text: &str, applications: &[&dyn Application]) -> Result<Loaded<Workload>, FileError> {
-    let source = Source::new(name, text);
+    let source = SourceText::new(name, text);
     let (value, spans) = read(&source, applications)?;
     Ok(Loaded { value, source, spans })
 }
 
 fn read(
-    source: &Source,
+    source: &SourceText,
     applications: &[&dyn Application],
 ) -> Result<(Workload, BTreeMap<String, Range<usize>>), FileError> {
     let mut top = document::root(source, TOP)?;
@@ -73,18 +78,22 @@ fn read(
     for table in top.tables("message", MESSAGE)? {
         workload.messages.push(reader.message(table)?);
     }
-    for table in top.tables("flow", FLOW)? {
-        workload.flows.push(reader.flow(table)?);
+    for table in top.tables("demand", DEMAND)? {
+        workload.demands.push(reader.demand(table)?);
+    }
+    // What a demand was called before.
+    for table in top.tables("demand", DEMAND)? {
+        workload.demands.push(reader.demand(table)?);
     }
     reader.unplanned(&mut top, &mut workload)?;
     reader.tasks(&mut top, &mut workload)?;
     alone(source, &workload)?;
     if workload.streams.is_empty()
         && workload.messages.is_empty()
-        && workload.flows.is_empty()
+        && workload.demands.is_empty()
         && workload.tasks.is_empty()
     {
-        let help = "add at least one `[[stream]]`, `[[message]]`, `[[flow]]` or `[[task]]`";
+        let help = "add at least one `[[stream]]`, `[[message]]`, `[[demand]]` or `[[task]]`";
         return Err(source.error(0..0, "the workload is empty", Some(help.to_owned())));
     }
     Ok((workload, reader.spans))
@@ -103,12 +112,12 @@ fn workload_name(field: &Field<'_>) -> Result<String, FileError> {
 
 impl Reader {
     /// Reads the transfers without windows, which live on what others leave over.
-    fn unplanned(&mut self, top: &mut Table<'_>, workload: &mut Workload) -> Result<(), FileError> {
-        let alone = workload.streams.is_empty() && workload.messages.is_empty() && workload.flows.is_empty();
+    fn unplanned(&mut self, top: &mut DocumentTable<'_>, workload: &mut Workload) -> Result<(), FileError> {
+        let alone = workload.streams.is_empty() && workload.messages.is_empty() && workload.demands.is_empty();
         let bulk = top.tables("bulk", super::unplanned_file::BULK)?;
         let urgent = top.tables("urgent", super::unplanned_file::URGENT)?;
         if let (true, Some(first)) = (alone, bulk.first().or_else(|| urgent.first())) {
-            let help = "add a stream, message or flow; a copy alone is made by `headway copy`";
+            let help = "add a stream, message or demand; a copy alone is made by `headway copy`";
             return Err(first.error("a run ends with its last window, and this workload has none", help));
         }
         for table in bulk {
@@ -122,10 +131,10 @@ impl Reader {
 
     /// Reads the tasks and how they share GPUs. A file has tasks or other parts: a task is given a GPU when it runs, so no
     /// plan made before can leave room for the others.
-    fn tasks(&mut self, top: &mut Table<'_>, workload: &mut Workload) -> Result<(), FileError> {
+    fn tasks(&mut self, top: &mut DocumentTable<'_>, workload: &mut Workload) -> Result<(), FileError> {
         let sharing = top.take("sharing");
         for table in top.tables("task", super::task_file::TASK)? {
-            let others = !(workload.streams.is_empty() && workload.messages.is_empty() && workload.flows.is_empty());
+            let others = !(workload.streams.is_empty() && workload.messages.is_empty() && workload.demands.is_empty());
             if others {
                 let help = "put the tasks into a workload file of their own";
                 return Err(table.error("tasks and other parts are planned in different ways", help));
@@ -145,7 +154,7 @@ impl Reader {
         Ok(())
     }
 
-    fn run(&mut self, top: &mut Table<'_>, workload: &mut Workload) -> Result<(), FileError> {
+    fn run(&mut self, top: &mut DocumentTable<'_>, workload: &mut Workload) -> Result<(), FileError> {
         let Some(field) = top.take("run") else { return Ok(()) };
         self.note("run".to_owned(), &field.span);
         let mut table = field.table("[run]", RUN)?;
@@ -169,8 +178,8 @@ impl Reader {
 
     fn stream(
         &mut self,
-        source: &Source,
-        mut table: Table<'_>,
+        source: &SourceText,
+        mut table: DocumentTable<'_>,
         applications: &[&dyn Application],
         seed: u64,
     ) -> Result<Stream, FileError> {
@@ -221,7 +230,7 @@ impl Reader {
     /// Reads the keys of all applications.
     fn own(
         &mut self,
-        table: &mut Table<'_>,
+        table: &mut DocumentTable<'_>,
         stream: &str,
         written: &Written<'_>,
         applications: &[&dyn Application],
@@ -240,7 +249,7 @@ impl Reader {
         Ok((parameters, divided))
     }
 
-    fn message(&mut self, mut table: Table<'_>) -> Result<Message, FileError> {
+    fn message(&mut self, mut table: DocumentTable<'_>) -> Result<Message, FileError> {
         let (id, part) = self.identify(&mut table, "message")?;
         let period = self.require(&mut table, &part, "period", "\"30 ms\"")?.time_above_zero("30 ms")?;
         let start = self.take(&mut table, &part, "start").map_or(Ok(Nanos::ZERO), |f| f.time())?;
@@ -261,13 +270,13 @@ impl Reader {
                 return Err(to_field.error(format!("the block stays at `{to}`"), Some(help)));
             }
             let bytes: Bytes = table.require("bytes", "\"1 MB\"")?.size_above_zero("1 MB")?;
-            blocks.push(Block { from, to, bytes });
+            blocks.push(MessageBlock { from, to, bytes });
         }
         Ok(Message { id, period, start, late, blocks })
     }
 
-    fn flow(&mut self, mut table: Table<'_>) -> Result<Flow, FileError> {
-        let (id, part) = self.identify(&mut table, "flow")?;
+    fn demand(&mut self, mut table: DocumentTable<'_>) -> Result<ServerDemand, FileError> {
+        let (id, part) = self.identify(&mut table, "demand")?;
         let server = self.take(&mut table, &part, "server").map_or_else(|| Ok("engine".to_owned()), |f| f.name())?;
         let start = self.take(&mut table, &part, "start").map_or(Ok(Nanos::ZERO), |f| f.time())?;
         let cost_field = self.require(&mut table, &part, "cost", "\"1 ms\"")?;
@@ -276,16 +285,16 @@ impl Reader {
         let deadline = self.take(&mut table, &part, "deadline").map_or(Ok(period), |f| f.time_above_zero("2 ms"))?;
         if cost > deadline {
             let message = format!("`{}` is more than the deadline of {deadline}", cost_field.excerpt());
-            let help = format!("lower the cost to at most {deadline}, or raise the deadline of flow `{id}`");
+            let help = format!("lower the cost to at most {deadline}, or raise the deadline of demand `{id}`");
             return Err(cost_field.error(message, Some(help)));
         }
-        Ok(Flow { id, server, start, cost, period, deadline })
+        Ok(ServerDemand { id, server, start, cost, period, deadline })
     }
 }
 
 /// Refuses what no plan can put beside a stream whose steps take all GPUs.
-fn alone(source: &Source, workload: &Workload) -> Result<(), FileError> {
-    let parts = workload.streams.len() + workload.messages.len() + workload.flows.len() + workload.tasks.len();
+fn alone(source: &SourceText, workload: &Workload) -> Result<(), FileError> {
+    let parts = workload.streams.len() + workload.messages.len() + workload.demands.len() + workload.tasks.len();
     match workload.streams.iter().find(|stream| stream.sharding.is_some()) {
         Some(stream) if parts > 1 => {
             let help = "put it into a workload file of its own".to_owned();

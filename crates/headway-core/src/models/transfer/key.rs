@@ -6,7 +6,7 @@ use super::method::Method;
 use crate::files::machine::EndpointId;
 use crate::units::Bytes;
 
-/// Which way a copy goes.
+/// From host to GPU, from GPU to host, or between GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
@@ -37,8 +37,8 @@ pub enum HostMemory {
 /// What else the copy's GPU carries meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Load {
-    /// Nothing.
+pub enum BackgroundLoad {
+    /// No other copy.
     Alone,
     /// Bulk copies in the same direction.
     BulkSame,
@@ -62,7 +62,7 @@ pub enum Stores {
 
 /// What one curve is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key {
+pub struct CurveKey {
     /// The GPU; of a peer copy the source.
     pub gpu: EndpointId,
     /// The target of a peer copy.
@@ -73,7 +73,7 @@ pub struct Key {
     /// The host end; [`HostMemory::Pinned`] for peer copies, where it means nothing.
     pub memory: HostMemory,
     /// What else the GPU carries.
-    pub load: Load,
+    pub load: BackgroundLoad,
     /// GPUs that copy the same way at the same time, this one included.
     pub active: u32,
     /// Pieces that one request consists of.

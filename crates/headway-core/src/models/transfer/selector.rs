@@ -3,20 +3,20 @@
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
-use super::choose::{Available, Case, Request, compare_lead};
+use super::choose::{Available, Case, MethodRequest, compare_lead};
 use super::{Curve, Method, Profile, Statistic, Tuning};
 use crate::units::{Bytes, Nanos};
 
-/// The way of every size in one situation: a binary search per copy, no allocation.
+/// The method of every size in one situation: a binary search per copy, no allocation.
 #[derive(Clone, Debug)]
 pub struct Selector {
     /// Ascending; the first starts at 0.
-    steps: Vec<Step>,
+    steps: Vec<SelectorStep>,
     objective: Statistic,
 }
 
 #[derive(Clone, Debug)]
-struct Step {
+struct SelectorStep {
     from: Bytes,
     method: Method,
     tuning: Option<Tuning>,
@@ -31,7 +31,7 @@ enum Test {
     Less(usize, usize),
     /// Objective of one entry against 97 % of that of another.
     Leads(usize, usize),
-    /// The same for the median.
+    /// Median of one entry against 97 % of that of another.
     MedianLeads(usize, usize),
     /// p99 of one entry against that of another.
     Tail(usize, usize),
@@ -40,9 +40,9 @@ enum Test {
 impl Selector {
     /// Compiles the choices for `request`, whose size does not matter and whose pieces count as one.
     #[must_use]
-    pub fn new(profile: &Profile, request: &Request, available: &Available) -> Self {
-        let case = Case::new(profile, &Request { pieces: 1, ..request.clone() }, available);
-        let mut steps: Vec<Step> = Vec::new();
+    pub fn new(profile: &Profile, request: &MethodRequest, available: &Available) -> Self {
+        let case = Case::new(profile, &MethodRequest { pieces: 1, ..request.clone() }, available);
+        let mut steps: Vec<SelectorStep> = Vec::new();
         let mut last = None;
         for from in changes(&case) {
             let chosen = case.chosen(Bytes(from));
@@ -52,12 +52,12 @@ impl Selector {
             let (at, holds) = chosen;
             let (entry, tuning) = (&case.entries[at], case.tuning_of(at));
             let (method, curve) = (entry.method, entry.curve.clone().filter(|_| holds));
-            steps.push(Step { from: Bytes(from), method, tuning, curve });
+            steps.push(SelectorStep { from: Bytes(from), method, tuning, curve });
         }
         Self { steps, objective: case.objective }
     }
 
-    fn step(&self, bytes: Bytes) -> &Step {
+    fn step(&self, bytes: Bytes) -> &SelectorStep {
         &self.steps[self.steps.partition_point(|step| step.from <= bytes) - 1]
     }
 
@@ -69,7 +69,7 @@ impl Selector {
         (step.method, step.tuning, self.predicted_by(step, bytes))
     }
 
-    fn predicted_by(&self, step: &Step, bytes: Bytes) -> Option<Nanos> {
+    fn predicted_by(&self, step: &SelectorStep, bytes: Bytes) -> Option<Nanos> {
         Some(step.curve.as_ref()?.at(bytes, self.objective)).filter(|time| *time != Nanos::MAX)
     }
 
@@ -79,7 +79,7 @@ impl Selector {
         self.step(bytes).method
     }
 
-    /// The tuning that goes with it, for ways through pinned buffers.
+    /// The tuning that goes with it, for methods through pinned buffers.
     #[must_use]
     pub fn tuning(&self, bytes: Bytes) -> Option<Tuning> {
         self.step(bytes).tuning
@@ -91,7 +91,7 @@ impl Selector {
         self.predicted_by(self.step(bytes), bytes)
     }
 
-    /// From which size on which way is used, ascending from 0.
+    /// From which size on which method is used, ascending from 0.
     pub fn thresholds(&self) -> impl Iterator<Item = (Bytes, Method)> + '_ {
         self.steps.iter().map(|step| (step.from, step.method))
     }

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 
 use super::{Context, Draft, PlanError, planned_step};
 use crate::files::machine::CapacityId;
-use crate::files::workload::{Block, Message};
-use crate::models::interconnect::{BatchBlock, Completion, Network};
-use crate::plan::{Announced, Pipeline, PlannedBatch, PlannedOperation, PlannedStep, RateInterval, Source, Work};
+use crate::files::workload::{Message, MessageBlock};
+use crate::models::interconnect::{BatchBlock, BatchCompletion, Network};
+use crate::plan::{
+    Announced, OperationWork, Pipeline, PipelineSource, PlannedBatch, PlannedOperation, PlannedStep, RateInterval,
+};
 use crate::units::{Bytes, Nanos};
 
 /// Batches of at most this many blocks have their order sought; larger ones keep that of their routes.
@@ -45,7 +47,7 @@ fn add(
     let step = batch_step(context, name, batch.worst_case, order.iter().map(|&at| blocks[at]));
     draft.pipelines.push(Pipeline {
         name: name.to_owned(),
-        source: Source::Message,
+        source: PipelineSource::Message,
         gpu: None,
         period: message.period,
         start: message.start.saturating_add(message.window_after()),
@@ -108,7 +110,7 @@ pub(super) fn priced_batch(
     Ok((order, batch))
 }
 
-fn intervals(context: &Context<'_>, names: &[String], completion: &Completion) -> Vec<RateInterval> {
+fn intervals(context: &Context<'_>, names: &[String], completion: &BatchCompletion) -> Vec<RateInterval> {
     let capacity = |id: CapacityId| context.machine.capacities[id.at()].id.clone();
     let intervals = completion.intervals.iter();
     intervals
@@ -135,8 +137,8 @@ pub(super) fn announced(context: &Context<'_>, pipelines: &[Pipeline]) -> Vec<An
     let mut all = Vec::new();
     for (pipeline, of) in (0u32..).zip(pipelines) {
         let names: Vec<&str> = match &of.source {
-            Source::Message => vec![&of.name],
-            Source::Batch(parts) => parts.iter().map(|part| part.message.name.as_str()).collect(),
+            PipelineSource::Message => vec![&of.name],
+            PipelineSource::Batch(parts) => parts.iter().map(|part| part.message.name.as_str()).collect(),
             _ => continue,
         };
         for (part, name) in (0u32..).zip(names) {
@@ -166,23 +168,23 @@ pub(super) fn note_on_producers(context: &Context<'_>) -> Option<String> {
     })
 }
 
-/// Adds every flow as a pipeline of one step that only holds its server. Its cost has margin and jitter as every other: a job
+/// Adds every demand as a pipeline of one step that only holds its server. Its cost has margin and jitter as every other: a job
 /// that is released as late as the jitter allows is within the test as well.
-pub(super) fn flows(context: &Context<'_>, mut draft: Draft) -> Result<Draft, PlanError> {
-    for flow in &context.workload.flows {
-        let cost = context.with_margin(flow.cost);
-        let operation = PlannedOperation { engines: Vec::new(), work: Work::Hold };
-        let step = planned_step(flow.server.clone(), cost, vec![operation]);
+pub(super) fn demands(context: &Context<'_>, mut draft: Draft) -> Result<Draft, PlanError> {
+    for demand in &context.workload.demands {
+        let cost = context.with_margin(demand.cost);
+        let operation = PlannedOperation { engines: Vec::new(), work: OperationWork::Hold };
+        let step = planned_step(demand.server.clone(), cost, vec![operation]);
         draft.pipelines.push(Pipeline {
-            name: flow.id.clone(),
-            source: Source::Flow,
+            name: demand.id.clone(),
+            source: PipelineSource::Demand,
             gpu: None,
-            period: flow.period,
-            start: flow.start,
+            period: demand.period,
+            start: demand.start,
             gather: Nanos::ZERO,
-            window: flow.deadline,
+            window: demand.deadline,
             reserve: Bytes(1),
-            steps: vec![PlannedStep { hold: (cost != flow.cost).then_some(flow.cost), ..step }],
+            steps: vec![PlannedStep { hold: (cost != demand.cost).then_some(demand.cost), ..step }],
             windows: Vec::new(),
             gang: None,
         });
@@ -195,7 +197,7 @@ pub(super) fn total(blocks: &[BatchBlock]) -> Bytes {
     Bytes(blocks.iter().fold(0, |sum: u64, block| sum.saturating_add(block.bytes.0)))
 }
 
-pub(super) fn block_name(block: &Block) -> String {
+pub(super) fn block_name(block: &MessageBlock) -> String {
     format!("{} -> {} ({})", block.from, block.to, block.bytes)
 }
 

@@ -4,9 +4,11 @@ use super::cores::name;
 use super::strategies::GangForm;
 use super::{Context, PlanError, Processor, planned_step};
 use crate::files::machine::{EndpointId, EngineClass, EngineId, KernelCost, RouteId};
-use crate::files::workload::{Cycle, Kind, Message, Place, Placement, Step, Stream, Unplanned};
+use crate::files::workload::{
+    CopyEndpoint, Cycle, Message, Stream, StreamPlacement, StreamStep, Unplanned, UnplannedKind,
+};
 use crate::models::interconnect::BatchBlock;
-use crate::plan::{Pipeline, PlannedEngine, PlannedOperation, PlannedStep, PlannedStream, Work};
+use crate::plan::{OperationWork, Pipeline, PlannedEngine, PlannedOperation, PlannedStep, PlannedStream};
 use crate::units::{Bytes, Nanos, PPM};
 
 impl Context<'_> {
@@ -81,12 +83,12 @@ impl Context<'_> {
         &self,
         stream: &Stream,
         key: &str,
-        place: &Place,
+        place: &CopyEndpoint,
         gpu: EndpointId,
     ) -> Result<EndpointId, PlanError> {
         match place {
-            Place::OwnGpu => Ok(gpu),
-            Place::Host => {
+            CopyEndpoint::OwnGpu => Ok(gpu),
+            CopyEndpoint::Host => {
                 let near =
                     |memory: &EndpointId| self.route(*memory, gpu).is_some() && self.route(gpu, *memory).is_some();
                 let found = self.machine.memories().find(near);
@@ -98,7 +100,7 @@ impl Context<'_> {
                     machine: self.machine.name.clone(),
                 })
             }
-            Place::Named(name) => {
+            CopyEndpoint::Named(name) => {
                 let all: Vec<EndpointId> = (0..self.machine.endpoints.len() as u32).map(EndpointId).collect();
                 self.machine.endpoint(name).ok_or_else(|| self.unknown(stream, key, name, all.iter()))
             }
@@ -108,7 +110,7 @@ impl Context<'_> {
     /// A step of one copy, without its server and its cost.
     pub(super) fn copy_step(&self, route: RouteId, bytes: Bytes) -> PlannedStep {
         let operation = self.copy(route, bytes);
-        let Work::Copy { from, to, .. } = &operation.work else { unreachable!("copy makes a copy") };
+        let OperationWork::Copy { from, to, .. } = &operation.work else { unreachable!("copy makes a copy") };
         planned_step(format!("{from} -> {to}"), Nanos::ZERO, vec![operation])
     }
 
@@ -119,7 +121,7 @@ impl Context<'_> {
         engines.sort_by_key(|engine| self.machine.engines[engine.at()].gpu != planned.from);
         PlannedOperation {
             engines,
-            work: Work::Copy {
+            work: OperationWork::Copy {
                 from: name(planned.from),
                 to: name(planned.to),
                 class: self.machine.class(route),
@@ -224,8 +226,8 @@ impl Context<'_> {
     /// The route that it takes.
     pub(super) fn method(&self, of: &Unplanned) -> Result<RouteId, PlanError> {
         let (kind, object) = match of.kind {
-            Kind::Bulk(_) => ("bulk", format!("bulk transfer `{}`", of.id)),
-            Kind::Urgent(_) => ("urgent", format!("urgent transfer `{}`", of.id)),
+            UnplannedKind::Bulk(_) => ("bulk", format!("bulk transfer `{}`", of.id)),
+            UnplannedKind::Urgent(_) => ("urgent", format!("urgent transfer `{}`", of.id)),
         };
         let place = format!("{kind}.{}", of.id);
         let ends = ["from", "to"].map(|key| format!("{place}.{key}"));
@@ -258,7 +260,7 @@ impl Context<'_> {
         &self,
         stream: &Stream,
         key: &str,
-        (from, to): (&Place, &Place),
+        (from, to): (&CopyEndpoint, &CopyEndpoint),
         gpu: EndpointId,
     ) -> Result<RouteId, PlanError> {
         let ends = (self.end(stream, key, from, gpu)?, self.end(stream, key, to, gpu)?);
@@ -289,19 +291,20 @@ impl Context<'_> {
     /// Whether stream `index` has parts, or a copy from one GPU to another.
     pub(super) fn is_parted(&self, index: usize) -> bool {
         let stream = &self.workload.streams[index];
-        let on_a_gpu = matches!(stream.gpu, Placement::Auto | Placement::Gpu(_)) && stream.sharding.is_none();
+        let on_a_gpu =
+            matches!(stream.gpu, StreamPlacement::Auto | StreamPlacement::Gpu(_)) && stream.sharding.is_none();
         stream.steps.iter().any(|step| match step {
-            Step::Parts(_) => true,
-            Step::Copy { from, to } => on_a_gpu && self.is_gpu(from) && self.is_gpu(to),
-            Step::Compute { .. } | Step::Exchange => false,
+            StreamStep::Parts(_) => true,
+            StreamStep::Copy { from, to } => on_a_gpu && self.is_gpu(from) && self.is_gpu(to),
+            StreamStep::Compute { .. } | StreamStep::Exchange => false,
         })
     }
 
-    pub(super) fn is_gpu(&self, place: &Place) -> bool {
+    pub(super) fn is_gpu(&self, place: &CopyEndpoint) -> bool {
         match place {
-            Place::Host => false,
-            Place::OwnGpu => true,
-            Place::Named(name) => {
+            CopyEndpoint::Host => false,
+            CopyEndpoint::OwnGpu => true,
+            CopyEndpoint::Named(name) => {
                 self.machine.endpoint(name).is_some_and(|end| self.machine.gpus().any(|gpu| gpu == end))
             }
         }

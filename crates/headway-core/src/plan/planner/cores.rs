@@ -1,9 +1,9 @@
 //! Cores of the CPU as processors of streams: each is an engine of its own, behind those of the machine, and a server of its own.
 
 use super::{Context, PlanError, Processor};
-use crate::files::workload::{Placement, Stream};
+use crate::files::workload::{Stream, StreamPlacement};
 use crate::plan::stream::class_window;
-use crate::plan::{Pipeline, Source};
+use crate::plan::{Pipeline, PipelineSource};
 use crate::units::{Bytes, Nanos};
 
 /// A core's whole time.
@@ -40,7 +40,7 @@ pub(super) fn name(core: u32) -> String {
 /// each core taking as many as the least load that all fit in allows. So a job is behind none that is much longer.
 pub(super) fn place_on_cores(context: &Context<'_>, placed: &mut [Option<Processor>]) -> Result<(), PlanError> {
     let streams = &context.workload.streams;
-    let mut rest: Vec<usize> = (0..placed.len()).filter(|&at| streams[at].gpu == Placement::Cpu).collect();
+    let mut rest: Vec<usize> = (0..placed.len()).filter(|&at| streams[at].gpu == StreamPlacement::Cpu).collect();
     rest.sort_by_key(|&at| (streams[at].deadline, at));
     let Some(&first) = rest.first() else { return Ok(()) };
     if context.cpu.cores == 0 {
@@ -90,8 +90,8 @@ pub(super) fn note(context: &Context<'_>, pipelines: &[Pipeline]) -> Option<Stri
         return None;
     }
     let served = pipelines.iter().filter_map(|pipeline| match &pipeline.source {
-        Source::Streams(streams) if pipeline.gpu.is_none() => Some(streams.len()),
-        Source::Parts(_) => {
+        PipelineSource::Streams(streams) if pipeline.gpu.is_none() => Some(streams.len()),
+        PipelineSource::Parts(_) => {
             let mut engines = pipeline.steps.iter().flat_map(|s| &s.operations).flat_map(|o| &o.engines);
             engines.any(|engine| engine.at() >= context.machine.engines.len()).then_some(1)
         }

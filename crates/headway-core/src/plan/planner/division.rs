@@ -3,29 +3,29 @@
 use std::borrow::Cow;
 
 use super::PlanError;
-use crate::files::machine::Cpu;
-use crate::files::workload::{Placement, Stream, Workload};
-use crate::plan::stream::{Fluid, Margins, Reach, Rectangle, search};
+use crate::files::machine::CpuCores;
+use crate::files::workload::{Stream, StreamPlacement, Workload};
+use crate::plan::stream::{Fluid, Margins, Rectangle, SearchReach, search};
 use crate::plan::{Division, Outcome, Plan};
 use crate::units::{NANOS_PER_SECOND, Nanos, PPM};
 
 /// The workload with every stream that may run on either given its place, so that `plan` gives it the greatest margin, and which
 /// these are; `None` = there are no such streams.
 pub(super) fn place<'w>(
-    cpu: &Cpu,
+    cpu: &CpuCores,
     workload: &'w Workload,
     mut plan: impl FnMut(&Workload) -> Result<Plan, PlanError>,
 ) -> Result<(Cow<'w, Workload>, Option<Division>), PlanError> {
-    if workload.streams.iter().all(|stream| stream.gpu != Placement::Either) {
+    if workload.streams.iter().all(|stream| stream.gpu != StreamPlacement::Either) {
         return Ok((Cow::Borrowed(workload), None));
     }
     // A kernel that the CPU has no cost of runs on GPUs.
     let known = |stream: &Stream| cpu.cores > 0 && stream.kernels().all(|kernel| cpu.kernel(kernel).is_some());
-    let may = |stream: &Stream| stream.gpu == Placement::Either && known(stream);
+    let may = |stream: &Stream| stream.gpu == StreamPlacement::Either && known(stream);
     let either: Vec<usize> = (0..workload.streams.len()).filter(|&at| may(&workload.streams[at])).collect();
     let streams: Vec<Fluid> = either.iter().map(|&at| fluid(&workload.streams[at])).collect();
     let mut tried = 0;
-    let found = search(&streams, Reach::FULL, |on_cpu| {
+    let found = search(&streams, SearchReach::FULL, |on_cpu| {
         tried += 1;
         Ok::<_, PlanError>(margins(&plan(&placed(workload, &either, on_cpu))?))
     })?;
@@ -46,11 +46,11 @@ pub(super) fn place<'w>(
 
 fn placed(workload: &Workload, either: &[usize], on_cpu: &[bool]) -> Workload {
     let mut placed = workload.clone();
-    for stream in placed.streams.iter_mut().filter(|stream| stream.gpu == Placement::Either) {
-        stream.gpu = Placement::Auto;
+    for stream in placed.streams.iter_mut().filter(|stream| stream.gpu == StreamPlacement::Either) {
+        stream.gpu = StreamPlacement::Auto;
     }
     for (&at, _) in either.iter().zip(on_cpu).filter(|(_, on_cpu)| **on_cpu) {
-        placed.streams[at].gpu = Placement::Cpu;
+        placed.streams[at].gpu = StreamPlacement::Cpu;
     }
     placed
 }

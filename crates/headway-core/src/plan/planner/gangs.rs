@@ -6,7 +6,7 @@ use super::strategies::GangForm;
 use super::{Context, Draft, PlanError};
 use crate::files::machine::EngineId;
 use crate::models::interconnect::BatchBlock;
-use crate::plan::{Gang, Pipeline, PlannedStep, Source, Work};
+use crate::plan::{Gang, OperationWork, Pipeline, PipelineSource, PlannedStep};
 use crate::units::Nanos;
 
 /// What is submitted at once: the jobs of a step of one gang on one server.
@@ -21,10 +21,10 @@ pub(super) fn price(context: &Context<'_>, mut draft: Draft) -> Result<Draft, Pl
     for (key, step) in of_gangs(&draft.pipelines) {
         for operation in &step.operations {
             match operation.work {
-                Work::Copy { route, bytes, .. } => {
+                OperationWork::Copy { route, bytes, .. } => {
                     blocks.entry(key).or_default().push(BatchBlock { route, bytes });
                 }
-                Work::Compute { .. } | Work::Hold => {
+                OperationWork::Compute { .. } | OperationWork::Hold => {
                     let by_engine = kernels.entry(key).or_default();
                     let time = by_engine.entry(operation.engines[0]).or_default();
                     *time = time.saturating_add(step.cost);
@@ -55,7 +55,9 @@ pub(super) fn price(context: &Context<'_>, mut draft: Draft) -> Result<Draft, Pl
 pub(super) fn form(context: &Context<'_>, mut draft: Draft) -> Result<Draft, PlanError> {
     let Some(form) = context.strategy.row().gangs else { return Ok(draft) };
     let mut phases = Vec::new();
-    for pipeline in draft.pipelines.iter_mut().filter(|p| matches!(p.source, Source::Streams(_)) && p.gpu.is_some()) {
+    for pipeline in
+        draft.pipelines.iter_mut().filter(|p| matches!(p.source, PipelineSource::Streams(_)) && p.gpu.is_some())
+    {
         let phase = (pipeline.period, pipeline.start, pipeline.gather, pipeline.window);
         let number = phases.iter().position(|other| *other == phase).unwrap_or_else(|| {
             phases.push(phase);

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use super::{Context, Draft, PlanError, Processor, cores, planned_step};
 use crate::files::machine::RouteId;
-use crate::files::workload::{Grouping, OnMiss, Step, Stream};
+use crate::files::workload::{Grouping, OnMiss, Stream, StreamStep};
 use crate::plan::block::block_bytes;
-use crate::plan::{Pipeline, PlannedOperation, PlannedStep, Source, Work};
+use crate::plan::{OperationWork, Pipeline, PipelineSource, PlannedOperation, PlannedStep};
 use crate::units::{Bytes, Nanos};
 
 /// A copy or compute step with its ends resolved; streams may share a pipeline only if all of these agree.
@@ -93,14 +93,14 @@ fn resolve(context: &Context<'_>, stream: &Stream, processor: Processor) -> Resu
     let mut steps = Vec::new();
     for (number, step) in stream.steps.iter().enumerate() {
         steps.push(match step {
-            Step::Compute { kernel } => {
+            StreamStep::Compute { kernel } => {
                 context.kernel_on_gpu(stream, number, kernel, gpu)?;
                 Resolved::Compute(kernel.clone())
             }
-            Step::Copy { from, to } => {
+            StreamStep::Copy { from, to } => {
                 Resolved::Copy(context.route_of(stream, &format!("steps.{number}.copy"), (from, to), gpu)?)
             }
-            Step::Exchange | Step::Parts(_) => unreachable!("these streams have pipelines of their own"),
+            StreamStep::Exchange | StreamStep::Parts(_) => unreachable!("these streams have pipelines of their own"),
         });
     }
     Ok(steps)
@@ -141,7 +141,7 @@ fn pipeline(context: &Context<'_>, group: &Group) -> Result<Pipeline, PlanError>
     let streams = group.streams.iter().map(|&s| s as u32).collect();
     Ok(Pipeline {
         name,
-        source: Source::Streams(streams),
+        source: PipelineSource::Streams(streams),
         gpu: context.gpu_of(group.processor),
         period,
         start,
@@ -182,7 +182,8 @@ fn resolved_step(
                     reason: "its cost does not fit 64 bits of nanoseconds".to_owned(),
                 });
             }
-            let operation = PlannedOperation { engines: vec![engine], work: Work::Compute { kernel: kernel.clone() } };
+            let operation =
+                PlannedOperation { engines: vec![engine], work: OperationWork::Compute { kernel: kernel.clone() } };
             planned_step(kernel.clone(), cost, vec![operation])
         }
     })
@@ -192,7 +193,7 @@ fn resolved_step(
 fn resolve_on_core(context: &Context<'_>, stream: &Stream) -> Result<Vec<Resolved>, PlanError> {
     let mut steps = Vec::new();
     for (number, step) in stream.steps.iter().enumerate() {
-        let Step::Compute { kernel } = step else { continue };
+        let StreamStep::Compute { kernel } = step else { continue };
         if context.cpu.kernel(kernel).is_none() {
             return Err(context.unknown_on_cpu(stream, number, kernel));
         }

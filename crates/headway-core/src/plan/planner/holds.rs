@@ -2,7 +2,7 @@
 
 use super::demands::{Demand, phased_streams};
 use crate::analysis::schedulability::PhasedStream;
-use crate::plan::{Pipeline, PlannedStep, Source, Verdict};
+use crate::plan::{Pipeline, PipelineSource, PlannedStep, Verdict};
 
 /// What a verdict of a server holds for, from the most to the least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,6 +64,6 @@ pub(crate) fn streams_of(
 
 /// Blocks of messages in the batches among `steps`.
 pub(super) fn carried(steps: &[(&Pipeline, &PlannedStep)]) -> usize {
-    let parts = |pipeline: &Pipeline| if let Source::Batch(parts) = &pipeline.source { parts.len() } else { 0 };
+    let parts = |pipeline: &Pipeline| if let PipelineSource::Batch(parts) = &pipeline.source { parts.len() } else { 0 };
     steps.iter().map(|(pipeline, _)| parts(pipeline)).sum()
 }

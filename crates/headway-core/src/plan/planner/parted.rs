@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 
 use super::{Context, Draft, PlanError, Processor, Strategy, planned_step};
 use crate::files::machine::{EndpointId, EngineId};
-use crate::files::workload::{PARTS_MAX, PartStep, PartWork, Step, Stream};
-use crate::plan::{Parted, Pipeline, PlannedOperation, PlannedStep, Source, Work};
+use crate::files::workload::{PARTS_MAX, PartStep, PartWork, Stream, StreamStep};
+use crate::plan::{OperationWork, Parted, Pipeline, PipelineSource, PlannedOperation, PlannedStep};
 use crate::units::{Bytes, Nanos};
 
 /// Why no machine can run a stream whose steps are sets as this one.
 pub(super) fn fault(stream: &Stream) -> Option<String> {
-    let sets = stream.steps.iter().filter(|step| matches!(step, Step::Parts(_))).count();
+    let sets = stream.steps.iter().filter(|step| matches!(step, StreamStep::Parts(_))).count();
     if sets == 0 {
         return (!stream.parts.is_empty())
             .then(|| "it has parts, and no step says which of them it works on".to_owned());
@@ -32,7 +32,7 @@ pub(super) fn fault(stream: &Stream) -> Option<String> {
         return Some(format!("its parts do not add up to its packet of {}, each with a byte at least", stream.packet));
     }
     let mut steps = stream.steps.iter().filter_map(|step| match step {
-        Step::Parts(set) => Some(set),
+        StreamStep::Parts(set) => Some(set),
         _ => None,
     });
     let once = |set: &Vec<PartStep>| {
@@ -114,7 +114,7 @@ fn parted_pipeline(
         if gathered { (window, Nanos::ZERO, window) } else { (stream.period, stream.start, Nanos::ZERO) };
     Ok(Pipeline {
         name: stream.id.clone(),
-        source: Source::Parts(planned),
+        source: PipelineSource::Parts(planned),
         gpu: None,
         period,
         start,
@@ -157,7 +157,7 @@ fn parted_step(
                 };
                 let time = busy.entry(engine).or_default();
                 *time = time.saturating_add(context.with_margin(cost));
-                PlannedOperation { engines: vec![engine], work: Work::Compute { kernel: kernel.clone() } }
+                PlannedOperation { engines: vec![engine], work: OperationWork::Compute { kernel: kernel.clone() } }
             }
         });
     }
@@ -238,9 +238,9 @@ fn name(operations: &[PlannedOperation]) -> String {
     let mut names: Vec<String> = Vec::new();
     for operation in operations {
         let name = match &operation.work {
-            Work::Copy { from, to, .. } => format!("{from} -> {to}"),
-            Work::Compute { kernel } => kernel.clone(),
-            Work::Hold => continue,
+            OperationWork::Copy { from, to, .. } => format!("{from} -> {to}"),
+            OperationWork::Compute { kernel } => kernel.clone(),
+            OperationWork::Hold => continue,
         };
         if !names.contains(&name) {
             names.push(name);

@@ -7,7 +7,7 @@ use super::{Context, Domains, Draft, PlanError};
 use crate::analysis::schedulability::ChunkFlow;
 use crate::files::machine::{EngineId, RouteId};
 use crate::models::interconnect::BatchBlock;
-use crate::plan::{PlannedStep, Source, Work};
+use crate::plan::{OperationWork, PipelineSource, PlannedStep};
 use crate::units::{Bytes, Nanos, PPM, Rate};
 
 /// Sets the worst-case cost of every copy step of a stream.
@@ -15,7 +15,7 @@ pub(super) fn price(context: &Context<'_>, mut draft: Draft) -> Result<Draft, Pl
     let used = routes_of(&draft.pipelines);
     let domains = &draft.domains;
     for pipeline in draft.pipelines.iter_mut().filter(|pipeline| pipeline.source.is_planned()) {
-        let batch = matches!(pipeline.source, Source::Message | Source::Batch(_));
+        let batch = matches!(pipeline.source, PipelineSource::Message | PipelineSource::Batch(_));
         if batch && !context.strategy.lets_gpus_overlap() {
             // The batch has all copy engines of its domain to itself: its own bound holds.
             pipeline.steps.iter_mut().for_each(|step| step.piece = step.cost);
@@ -73,8 +73,8 @@ impl Context<'_> {
         domains: &Domains,
     ) -> Result<Option<(Nanos, Nanos)>, PlanError> {
         let blocks = step.operations.iter().filter_map(|operation| match operation.work {
-            Work::Copy { route, bytes, .. } => Some(BatchBlock { route, bytes }),
-            Work::Compute { .. } | Work::Hold => None,
+            OperationWork::Copy { route, bytes, .. } => Some(BatchBlock { route, bytes }),
+            OperationWork::Compute { .. } | OperationWork::Hold => None,
         });
         let blocks: Vec<BatchBlock> = blocks.collect();
         if blocks.is_empty() {
@@ -110,7 +110,7 @@ impl Context<'_> {
     ) -> Result<Option<Nanos>, PlanError> {
         let mut per_engines: BTreeMap<Vec<EngineId>, Nanos> = BTreeMap::new();
         for operation in &step.operations {
-            let Work::Copy { route, bytes, .. } = operation.work else { continue };
+            let OperationWork::Copy { route, bytes, .. } = operation.work else { continue };
             let sum = per_engines.entry(operation.engines.clone()).or_default();
             *sum = sum.saturating_add(time(route, bytes)?);
         }
@@ -129,7 +129,7 @@ impl Context<'_> {
         Ok(setup.saturating_add(rate.time_for(bytes)))
     }
 
-    /// As [`Self::copy_time`] at the rate that the route keeps while all of `used` copy.
+    /// Like [`Self::copy_time`] at the rate that the route keeps while all of `used` copy.
     fn copy_time_beside(
         &self,
         route: RouteId,
@@ -149,7 +149,7 @@ impl Context<'_> {
         self.keeps_beside(route, &concurrent, domains)
     }
 
-    /// The same while all of `concurrent`, the route itself included, copy.
+    /// The rate that a route keeps while all of `concurrent`, the route itself included, copy.
     fn keeps_beside(
         &self,
         route: RouteId,

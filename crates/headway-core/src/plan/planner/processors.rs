@@ -2,7 +2,7 @@
 
 use super::{Context, Draft, PlanError, Processor, cores};
 use crate::files::machine::EndpointId;
-use crate::files::workload::{Placement, Stream};
+use crate::files::workload::{Stream, StreamPlacement};
 
 /// What serves every stream: as written, or largest rate first onto the least loaded GPU or core.
 pub(super) fn place(context: &Context<'_>, draft: Draft) -> Result<Draft, PlanError> {
@@ -11,7 +11,7 @@ pub(super) fn place(context: &Context<'_>, draft: Draft) -> Result<Draft, PlanEr
     let mut load = vec![0u128; gpus.len()];
     let mut placed = vec![None; context.workload.streams.len()];
     for (index, stream) in context.workload.streams.iter().enumerate() {
-        if let Placement::Gpu(name) = &stream.gpu {
+        if let StreamPlacement::Gpu(name) = &stream.gpu {
             let found = gpus.iter().position(|&gpu| context.machine.endpoints[gpu.at()].id == *name);
             let at = found.ok_or_else(|| context.unknown(stream, "gpu", name, gpus.iter()))?;
             load[at] += rate(stream);

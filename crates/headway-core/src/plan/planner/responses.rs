@@ -3,8 +3,8 @@
 use super::demands::{Demand, demands, steps_on};
 use super::explored::{Steps, explored};
 use super::holds::{Holds, keeps_distances};
-use crate::analysis::schedulability::{Costs, responses};
-use crate::plan::{Outcome, Pipeline, Plan, Server, Source};
+use crate::analysis::schedulability::{JobCosts, responses};
+use crate::plan::{Outcome, Pipeline, PipelineSource, Plan, Server};
 use crate::units::Nanos;
 
 /// Tasks and instants looked at for one plan: a tenth of a second or so.
@@ -68,12 +68,12 @@ pub(super) fn bound(plan: &mut Plan) {
         let tasks: Vec<_> = demands.iter().map(|demand| demand.task).collect();
         let deadlines = tasks.iter().map(|task| task.deadline);
         // Requests are admitted as far as deadlines hold; that these hold is all that is known of steps with distances.
-        let urgent = steps.iter().any(|(pipeline, _)| matches!(pipeline.source, Source::Urgent(_)));
+        let urgent = steps.iter().any(|(pipeline, _)| matches!(pipeline.source, PipelineSource::Urgent(_)));
         let bounds = if urgent || keeps_distances(&server.verdict) {
             Some(deadlines.clone().collect())
         } else if Holds::of(&server.verdict.model) == Holds::OneStream {
             let demands: Vec<_> = demands.iter().collect();
-            Some(explored(&demands, plan.jitter, Costs::UpToWorst, &mut explorations).bounds)
+            Some(explored(&demands, plan.jitter, JobCosts::UpToWorst, &mut explorations).bounds)
         } else {
             responses(&tasks, &mut left)
         };

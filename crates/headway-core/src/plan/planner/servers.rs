@@ -5,9 +5,11 @@ use super::explored::{Steps, explored};
 use super::holds::{Holds, carried};
 use super::strategies::EnginesInUse;
 use super::{CHUNK_GRANULE, Context, Domains, Draft, PlanError, unplanned};
-use crate::analysis::schedulability::{self, ChunkFlow, Costs, Task};
+use crate::analysis::schedulability::{self, ChunkFlow, JobCosts, RecurrentTask};
 use crate::files::machine::{EngineClass, EngineId};
-use crate::plan::{Outcome, Pipeline, PlannedStep, Server, Source, Strength, Verdict, Violation, Work};
+use crate::plan::{
+    OperationWork, Outcome, Pipeline, PipelineSource, PlannedStep, Server, Strength, Verdict, Violation,
+};
 use crate::units::{Bytes, Nanos, PPM};
 
 /// What steps on one server have in common.
@@ -15,7 +17,7 @@ use crate::units::{Bytes, Nanos, PPM};
 pub(super) enum ServerKey {
     /// The engine that stands for all that are arbitrated together.
     Engines(EngineId),
-    /// A server that a flow names.
+    /// A server that a demand names.
     Named(String),
 }
 
@@ -64,7 +66,7 @@ pub(super) fn tie(context: &Context<'_>, draft: Draft) -> Result<Draft, PlanErro
     for step in draft.pipelines.iter().flat_map(|p| &p.steps) {
         let engines: Vec<EngineId> = step.operations.iter().flat_map(|o| o.engines.iter().copied()).collect();
         tie(&engines);
-        if step.operations.iter().any(|o| matches!(o.work, Work::Copy { .. })) {
+        if step.operations.iter().any(|o| matches!(o.work, OperationWork::Copy { .. })) {
             used.copying.extend(engines);
         } else {
             // A core serves nothing but its streams, whatever is tied.
@@ -117,12 +119,12 @@ fn server(context: &Context<'_>, at: usize, draft: &mut Draft) -> Server {
 }
 
 fn name_of_several(context: &Context<'_>, engines: &[EngineId], pipelines: &[Pipeline]) -> String {
-    let any = |of: fn(&Source) -> bool| pipelines.iter().any(|pipeline| of(&pipeline.source));
-    if any(|source| matches!(source, Source::Parts(_))) {
+    let any = |of: fn(&PipelineSource) -> bool| pipelines.iter().any(|pipeline| of(&pipeline.source));
+    if any(|source| matches!(source, PipelineSource::Parts(_))) {
         joined(context, engines)
     } else if let Some(name) = (context.strategy.row().server_name)(context, engines) {
         name
-    } else if any(|source| matches!(source, Source::Sharded(_))) {
+    } else if any(|source| matches!(source, PipelineSource::Sharded(_))) {
         common_name(context, engines).to_owned()
     } else {
         "transfers".to_owned()
@@ -164,7 +166,7 @@ fn with_distances(verdict: Verdict, server: &str, steps: &[(&Pipeline, &PlannedS
     }
     let demands = demands(steps);
     let streams = phased_streams(steps, &demands);
-    let tasks: Vec<Task> = demands.iter().map(|demand| demand.task).collect();
+    let tasks: Vec<RecurrentTask> = demands.iter().map(|demand| demand.task).collect();
     let found = schedulability::chunked_streams(&tasks, &streams);
     if streams.is_empty() || !found.is_schedulable() {
         return verdict;
@@ -208,11 +210,11 @@ fn cut(context: &Context<'_>, at: u32, pipelines: &mut [Pipeline], domains: &Dom
         if !pipeline.source.is_planned() {
             break; // they come last
         }
-        if pipeline.gang.is_some() || matches!(pipeline.source, Source::Sharded(_)) {
+        if pipeline.gang.is_some() || matches!(pipeline.source, PipelineSource::Sharded(_)) {
             return false;
         }
         let [operation] = step.operations.as_slice() else { return false };
-        let Work::Copy { route, bytes, .. } = operation.work else { return false };
+        let OperationWork::Copy { route, bytes, .. } = operation.work else { return false };
         let Ok(flow) = context.in_chunks(route, bytes, &used, domains) else { return false };
         flows.push(ChunkFlow { period: pipeline.period, deadline: window_of(pipeline, step), ..flow });
     }
@@ -231,10 +233,10 @@ fn cut(context: &Context<'_>, at: u32, pipelines: &mut [Pipeline], domains: &Dom
 fn phased(server: &str, demands: &[Demand], jitter: Nanos, least_margin: u64) -> Option<Verdict> {
     // What has no windows got no pieces yet.
     let demands: Vec<&Demand> = demands.iter().filter(|demand| demand.task.chunk > Nanos::ZERO).collect();
-    let explored = explored(&demands, jitter, Costs::UpToWorst, &mut Steps::shared_by(1));
+    let explored = explored(&demands, jitter, JobCosts::UpToWorst, &mut Steps::shared_by(1));
     let (outcome, violation) = match &explored.verdict.outcome {
-        schedulability::Outcome::Schedulable => (Outcome::Schedulable, None),
-        schedulability::Outcome::NotSchedulable(schedulability::Violation::Late {
+        schedulability::TestOutcome::Schedulable => (Outcome::Schedulable, None),
+        schedulability::TestOutcome::NotSchedulable(schedulability::TestViolation::Late {
             task,
             release,
             deadline,
@@ -253,7 +255,7 @@ fn phased(server: &str, demands: &[Demand], jitter: Nanos, least_margin: u64) ->
             };
             (Outcome::NotSchedulable, Some(violation))
         }
-        schedulability::Outcome::NotSchedulable(_) | schedulability::Outcome::Undecided(_) => return None,
+        schedulability::TestOutcome::NotSchedulable(_) | schedulability::TestOutcome::Undecided(_) => return None,
     };
     Some(Verdict {
         outcome,
@@ -269,18 +271,18 @@ fn phased(server: &str, demands: &[Demand], jitter: Nanos, least_margin: u64) ->
 /// What would fail first on a server whose copies are in chunks.
 fn limit(server: &str, demands: &[Demand], margin_ppm: u64) -> Option<String> {
     let more = margin_ppm + schedulability::MARGIN_PPM_STEP;
-    let tasks: Vec<Task> = demands.iter().map(|demand| schedulability::scaled(&demand.task, more)).collect();
-    let schedulability::Outcome::NotSchedulable(violation) = schedulability::chunked(&tasks, 1).outcome else {
+    let tasks: Vec<RecurrentTask> = demands.iter().map(|demand| schedulability::scaled(&demand.task, more)).collect();
+    let schedulability::TestOutcome::NotSchedulable(violation) = schedulability::chunked(&tasks, 1).outcome else {
         return None;
     };
     let what = match violation {
-        schedulability::Violation::Demand { task: Some(blocker), interval, .. } => {
+        schedulability::TestViolation::Demand { task: Some(blocker), interval, .. } => {
             format!("what is due {interval} after its release waits for a chunk of `{}`", demands[blocker].name)
         }
-        schedulability::Violation::Demand { task: None, interval, .. } => {
+        schedulability::TestViolation::Demand { task: None, interval, .. } => {
             format!("what is due within {interval} takes all of that time")
         }
-        schedulability::Violation::Utilisation | schedulability::Violation::Late { .. } => {
+        schedulability::TestViolation::Utilisation | schedulability::TestViolation::Late { .. } => {
             "its copies take all of its time".to_owned()
         }
     };
@@ -289,7 +291,7 @@ fn limit(server: &str, demands: &[Demand], margin_ppm: u64) -> Option<String> {
 }
 
 fn verdict_of(server: &str, demands: &[Demand], holds: Holds) -> Verdict {
-    let tasks: Vec<Task> = demands.iter().map(|demand| demand.task).collect();
+    let tasks: Vec<RecurrentTask> = demands.iter().map(|demand| demand.task).collect();
     let whole = tasks.iter().all(|task| task.deadline == task.period && task.chunk == task.cost);
     let found = if whole { schedulability::jeffay(&tasks) } else { schedulability::chunked(&tasks, 1) };
     answered(server, demands, &found, holds, || schedulability::margin_ppm(&tasks))
@@ -299,19 +301,19 @@ fn verdict_of(server: &str, demands: &[Demand], holds: Holds) -> Verdict {
 fn answered(
     server: &str,
     demands: &[Demand],
-    found: &schedulability::Verdict,
+    found: &schedulability::TestVerdict,
     holds: Holds,
     margin_ppm: impl FnOnce() -> u64,
 ) -> Verdict {
     let name = |at: usize| demands[at].name.clone();
     let mut notes = Vec::new();
     let (outcome, violation) = match &found.outcome {
-        schedulability::Outcome::Schedulable => (Outcome::Schedulable, None),
-        schedulability::Outcome::Undecided(reason) => {
+        schedulability::TestOutcome::Schedulable => (Outcome::Schedulable, None),
+        schedulability::TestOutcome::Undecided(reason) => {
             notes.push(format!("server `{server}`: {reason}"));
             (Outcome::Undecided, None)
         }
-        schedulability::Outcome::NotSchedulable(violation) => {
+        schedulability::TestOutcome::NotSchedulable(violation) => {
             (Outcome::NotSchedulable, Some(evidence(server, violation, &name)))
         }
     };
@@ -319,7 +321,7 @@ fn answered(
     Verdict {
         outcome,
         model: format!("{}; {}", found.model, holds.text()),
-        strength: if found.strength == schedulability::Strength::Exact {
+        strength: if found.strength == schedulability::TestStrength::Exact {
             Strength::Exact
         } else {
             Strength::Sufficient
@@ -331,11 +333,11 @@ fn answered(
     }
 }
 
-fn evidence(server: &str, violation: &schedulability::Violation, name: &impl Fn(usize) -> String) -> Violation {
+fn evidence(server: &str, violation: &schedulability::TestViolation, name: &impl Fn(usize) -> String) -> Violation {
     let server = server.to_owned();
     match violation {
         // The tests for any offsets never give `Late`.
-        schedulability::Violation::Utilisation | schedulability::Violation::Late { .. } => Violation {
+        schedulability::TestViolation::Utilisation | schedulability::TestViolation::Late { .. } => Violation {
             server,
             blocker: None,
             blocking: Nanos::ZERO,
@@ -344,7 +346,7 @@ fn evidence(server: &str, violation: &schedulability::Violation, name: &impl Fn(
             parts: Vec::new(),
             because: Vec::new(),
         },
-        schedulability::Violation::Demand { task, interval, demand, blocking, contributions } => Violation {
+        schedulability::TestViolation::Demand { task, interval, demand, blocking, contributions } => Violation {
             server,
             blocker: task.map(name),
             blocking: *blocking,

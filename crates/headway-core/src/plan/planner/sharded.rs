@@ -3,24 +3,26 @@
 use super::strategies::GangForm;
 use super::{Context, Draft, PlanError, Processor, planned_step};
 use crate::files::machine::EndpointId;
-use crate::files::workload::{Place, Step, Stream};
-use crate::plan::{Gang, Pipeline, PlannedOperation, PlannedStep, Shard, Sharded, Source, Work, is_first_kernel};
+use crate::files::workload::{CopyEndpoint, Stream, StreamStep};
+use crate::plan::{
+    Gang, OperationWork, Pipeline, PipelineSource, PlannedOperation, PlannedStep, Shard, Sharded, is_first_kernel,
+};
 use crate::units::{Bytes, Nanos};
 
 /// Why no machine can run a stream that is divided, or that exchanges, as this one.
 pub(super) fn fault(stream: &Stream) -> Option<String> {
-    use Step::{Compute, Copy, Exchange};
+    use StreamStep::{Compute, Copy, Exchange};
     let Some(sharding) = &stream.sharding else {
         let exchanges = stream.steps.contains(&Exchange);
         return exchanges.then(|| "only GPUs that share a packet exchange what they made of it".to_owned());
     };
     match stream.steps.as_slice() {
         [
-            Copy { to: Place::OwnGpu, .. },
+            Copy { to: CopyEndpoint::OwnGpu, .. },
             Compute { .. },
             Exchange,
             Compute { .. },
-            Copy { from: Place::OwnGpu, .. },
+            Copy { from: CopyEndpoint::OwnGpu, .. },
         ] => sharding.fault(stream.packet),
         _ => Some(
             "a stream that is divided among GPUs copies in, computes, exchanges, computes and copies out".to_owned(),
@@ -84,7 +86,7 @@ fn sharded_pipeline(
     let reserve = planned.shards.iter().fold(0, |sum: u64, shard| sum.saturating_add(planned.block(shard).0));
     Ok(Pipeline {
         name: stream.id.clone(),
-        source: Source::Sharded(planned),
+        source: PipelineSource::Sharded(planned),
         gpu: None,
         period: stream.period,
         start: stream.start,
@@ -108,9 +110,9 @@ fn sharded_steps(
         let key = format!("steps.{number}.copy");
         let gpu = |shard: &Shard| gpus[shard.gpu as usize];
         let operations: Vec<PlannedOperation> = match step {
-            Step::Copy { from, to } => {
+            StreamStep::Copy { from, to } => {
                 let bytes = |shard: &Shard| match to {
-                    Place::OwnGpu => planned.block(shard),
+                    CopyEndpoint::OwnGpu => planned.block(shard),
                     _ => planned.sharding.summary,
                 };
                 let copies = planned.shards.iter().map(|shard| {
@@ -119,7 +121,7 @@ fn sharded_steps(
                 });
                 copies.collect::<Result<_, PlanError>>()?
             }
-            Step::Exchange => {
+            StreamStep::Exchange => {
                 let copies = planned.peers().map(|(from, to)| {
                     let (from, to) = (&planned.shards[from], &planned.shards[to]);
                     let ends = (gpu(from), gpu(to));
@@ -128,11 +130,11 @@ fn sharded_steps(
                 });
                 copies.collect::<Result<_, PlanError>>()?
             }
-            Step::Compute { kernel } => {
+            StreamStep::Compute { kernel } => {
                 let launches = planned.shards.iter().map(|shard| launch(context, stream, number, kernel, gpu(shard)));
                 launches.collect::<Result<_, PlanError>>()?
             }
-            Step::Parts(_) => unreachable!("a stream that is divided has no parts"),
+            StreamStep::Parts(_) => unreachable!("a stream that is divided has no parts"),
         };
         // One GPU has nobody to exchange with.
         if !operations.is_empty() {
@@ -150,31 +152,31 @@ fn launch(
     gpu: EndpointId,
 ) -> Result<PlannedOperation, PlanError> {
     let (engine, _) = context.kernel_on_gpu(stream, number, kernel, gpu)?;
-    Ok(PlannedOperation { engines: vec![engine], work: Work::Compute { kernel: kernel.to_owned() } })
+    Ok(PlannedOperation { engines: vec![engine], work: OperationWork::Compute { kernel: kernel.to_owned() } })
 }
 
 /// A step on all GPUs, with its cost if it computes: that of the GPU that has the most to do.
 fn spread_step(
     context: &Context<'_>,
-    step: &Step,
+    step: &StreamStep,
     operations: Vec<PlannedOperation>,
     is_first_kernel: bool,
     planned: &Sharded,
     gpus: &[EndpointId],
 ) -> PlannedStep {
     let name = match (step, &operations[0].work) {
-        (Step::Exchange, _) => "exchange".to_owned(),
-        (_, Work::Compute { kernel }) => kernel.clone(),
-        (_, Work::Copy { from, to, .. }) => match operations.len() {
+        (StreamStep::Exchange, _) => "exchange".to_owned(),
+        (_, OperationWork::Compute { kernel }) => kernel.clone(),
+        (_, OperationWork::Copy { from, to, .. }) => match operations.len() {
             1 => format!("{from} -> {to}"),
             // The end that is not the same for all.
             _ if *to == context.machine.endpoints[gpus[0].at()].id => format!("{from} -> gpus"),
             _ => format!("gpus -> {to}"),
         },
-        (_, Work::Hold) => String::new(),
+        (_, OperationWork::Hold) => String::new(),
     };
     let costs = (0..).zip(&operations).zip(&planned.shards).filter_map(|((index, operation), shard)| {
-        let Work::Compute { kernel } = &operation.work else { return None };
+        let OperationWork::Compute { kernel } = &operation.work else { return None };
         let bytes = planned.launch_bytes(is_first_kernel, index);
         let per_element = if is_first_kernel { planned.sharding.operations } else { None };
         let known = context.machine.kernel(kernel, gpus[shard.gpu as usize])?;

@@ -21,7 +21,7 @@ pub(super) use combined::Domains;
 pub enum Strategy {
     /// One transfer at a time in the whole node: Verner's "classic scheduling".
     Serial,
-    /// The same per domain, with messages combined into batches whose blocks move in parallel (`verner-2014`, IV).
+    /// One job at a time in each domain, with messages combined into batches whose blocks move in parallel (`verner-2014`, IV).
     Combined,
     /// Every engine its own server, costs at the rate it keeps whatever the other engines do.
     Partitioned,

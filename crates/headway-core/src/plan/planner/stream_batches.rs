@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 
 use super::{Context, Domains, Draft, PlanError, batches};
 use crate::models::interconnect::BatchBlock;
-use crate::plan::{BatchPlace, Pipeline, PlannedBatch, Source, Work};
+use crate::plan::{BatchPlace, OperationWork, Pipeline, PipelineSource, PlannedBatch};
 use crate::units::Nanos;
 
 /// Windows of a pipeline on one server: period, start of the first window, length, server. Starts are the same for all steps
 /// modulo the period where the window is as long as the period.
 type Windows = (Nanos, Nanos, Nanos, u32);
 
-/// A way of moving the blocks of one window: sets of positions, each in its order, with what is known of it.
+/// How the blocks of one window can be moved: sets of positions, each in its order, with what is known of it.
 struct Division {
     sets: Vec<(Vec<usize>, PlannedBatch)>,
     cost: Nanos,
@@ -63,7 +63,7 @@ fn division(
     let mut names = Vec::new();
     for &(pipeline, step) in members {
         let step = &pipelines[pipeline].steps[step];
-        if let Work::Copy { route, bytes, .. } = step.operations[0].work {
+        if let OperationWork::Copy { route, bytes, .. } = step.operations[0].work {
             blocks.push(BatchBlock { route, bytes });
             names.push(step.name.clone());
         }
@@ -100,13 +100,13 @@ fn groups(pipelines: &[Pipeline]) -> BTreeMap<Windows, Vec<(usize, usize)>> {
     let mut groups: BTreeMap<Windows, Vec<(usize, usize)>> = BTreeMap::new();
     for (number, pipeline) in pipelines.iter().enumerate() {
         // Windows as long as the period: all steps of all pipelines with this period open theirs together.
-        let gathered = matches!(pipeline.source, Source::Streams(_)) && pipeline.gather == pipeline.period;
+        let gathered = matches!(pipeline.source, PipelineSource::Streams(_)) && pipeline.gather == pipeline.period;
         if !gathered || pipeline.window != pipeline.period {
             continue;
         }
         for (at, step) in pipeline.steps.iter().enumerate() {
             if let [operation] = step.operations.as_slice()
-                && let Work::Copy { .. } = operation.work
+                && let OperationWork::Copy { .. } = operation.work
             {
                 let key = (pipeline.period, pipeline.start, pipeline.window, step.server);
                 groups.entry(key).or_default().push((number, at));

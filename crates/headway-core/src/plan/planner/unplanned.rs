@@ -7,9 +7,9 @@
 use super::demands::{demands, routes_of, steps_on};
 use super::holds::streams_of;
 use super::{CHUNK_GRANULE, Context, Domains, Draft, PlanError};
-use crate::analysis::schedulability::{ChunkFlow, PhasedStream, Task, passes_streams, scaled};
-use crate::files::workload::Kind;
-use crate::plan::{Outcome, Pipeline, Source, Verdict, Work};
+use crate::analysis::schedulability::{ChunkFlow, PhasedStream, RecurrentTask, passes_streams, scaled};
+use crate::files::workload::UnplannedKind;
+use crate::plan::{OperationWork, Outcome, Pipeline, PipelineSource, Verdict};
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM};
 
 /// No piece is larger: far above the size at which its set-up costs nothing, and what is due waits for it.
@@ -21,8 +21,8 @@ const NO_PERIOD: Nanos = Nanos(1);
 pub(super) fn add(context: &Context<'_>, mut draft: Draft) -> Result<Draft, PlanError> {
     for of in &context.workload.unplanned {
         let (source, bytes) = match of.kind {
-            Kind::Bulk(bytes) => (Source::Bulk(bytes), bytes.unwrap_or(PIECE_MAX).min(PIECE_MAX)),
-            Kind::Urgent(urgent) => (Source::Urgent(urgent), urgent.bytes),
+            UnplannedKind::Bulk(bytes) => (PipelineSource::Bulk(bytes), bytes.unwrap_or(PIECE_MAX).min(PIECE_MAX)),
+            UnplannedKind::Urgent(urgent) => (PipelineSource::Urgent(urgent), urgent.bytes),
         };
         let step = context.copy_step(context.method(of)?, bytes);
         draft.pipelines.push(Pipeline {
@@ -55,21 +55,21 @@ pub(super) fn fit(
     let steps = steps_on(at, pipelines);
     let demands = demands(&steps);
     let streams = streams_of(verdict, &steps, &demands);
-    let tasks: Vec<Task> = demands.into_iter().map(|demand| demand.task).collect();
+    let tasks: Vec<RecurrentTask> = demands.into_iter().map(|demand| demand.task).collect();
     let factor = PPM + (verdict.margin_ppm.unwrap_or(PPM).saturating_sub(PPM) / 2).min(PPM / 4);
     let mut any = false;
     for pipeline in pipelines.iter_mut().filter(|p| !p.source.is_planned() && p.steps[0].server == at) {
         any = true;
-        let Work::Copy { route, bytes, .. } = pipeline.steps[0].operations[0].work else { continue };
+        let OperationWork::Copy { route, bytes, .. } = pipeline.steps[0].operations[0].work else { continue };
         let Ok(flow) = context.in_chunks(route, bytes, &used, domains) else { continue };
         let Some(size) = largest(&flow, &tasks, &streams, factor) else { continue };
         let task = flow.task(size);
         let step = &mut pipeline.steps[0];
         step.piece = task.chunk;
         match pipeline.source {
-            Source::Bulk(_) => {
+            PipelineSource::Bulk(_) => {
                 (step.cost, pipeline.reserve) = (task.chunk, size.min(bytes));
-                if let Work::Copy { bytes, .. } = &mut step.operations[0].work {
+                if let OperationWork::Copy { bytes, .. } = &mut step.operations[0].work {
                     *bytes = pipeline.reserve;
                 }
             }
@@ -80,11 +80,11 @@ pub(super) fn fit(
 }
 
 /// The largest piece of `flow` that `tasks` tolerate with all costs `factor` ppm of what they are.
-fn largest(flow: &ChunkFlow, tasks: &[Task], streams: &[PhasedStream], factor: u64) -> Option<Bytes> {
+fn largest(flow: &ChunkFlow, tasks: &[RecurrentTask], streams: &[PhasedStream], factor: u64) -> Option<Bytes> {
     let granule = CHUNK_GRANULE.0;
     let tolerated = |multiples: u64| {
-        let piece = Task::bulk(flow.task(Bytes(granule * multiples)).chunk);
-        let all: Vec<Task> = tasks.iter().chain([&piece]).map(|task| scaled(task, factor)).collect();
+        let piece = RecurrentTask::bulk(flow.task(Bytes(granule * multiples)).chunk);
+        let all: Vec<RecurrentTask> = tasks.iter().chain([&piece]).map(|task| scaled(task, factor)).collect();
         passes_streams(&all, streams)
     };
     let (mut low, mut high) = (0, flow.bytes.min(PIECE_MAX).0.div_ceil(granule) + 1);

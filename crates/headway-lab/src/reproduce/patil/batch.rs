@@ -12,8 +12,8 @@ use headway_runtime::copy::{At, How, ManyBy};
 use super::{DIRECTIONS, STRICT, keep, line, outcome, strictly_faster};
 use crate::Error;
 use crate::reproduce::bench::{Bench, Samples, gb_per_s, random, same, samples};
-use crate::reproduce::{Outcome, Row, Setting, Table, Verdict, said};
-use headway_measure::plot::{Figure, Line, TO_P99};
+use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, said};
+use headway_measure::plot::{Figure, PlotLine, TO_P99};
 
 /// Every way in which many pieces go.
 const MANY: [(&str, ManyBy); 6] = [
@@ -27,7 +27,7 @@ const MANY: [(&str, ManyBy); 6] = [
 
 /// Room for the pieces at most; of the largest point, which is 1 GiB of pieces, and of all others.
 const ROOM_MAX: (usize, usize) = (2 << 30, 256 << 20);
-/// Ways that are timed at the largest point: one after the other, the driver's batch, and one copy of all.
+/// Methods that are timed at the largest point: one after the other, the driver's batch, and one copy of all.
 const LARGEST: [&str; 3] = ["loop", "batch", "gather"];
 
 /// So many pieces of one size, one direction.
@@ -62,7 +62,7 @@ impl Memory {
     }
 }
 
-/// What one way gave at one point.
+/// What one method gave at one point.
 struct Timed {
     point: Point,
     name: &'static str,
@@ -72,12 +72,12 @@ struct Timed {
 #[derive(Default)]
 struct Study {
     timed: Vec<Timed>,
-    /// Ways that were left out somewhere, and why.
+    /// Methods that were left out somewhere, and why.
     skipped: BTreeSet<String>,
 }
 
 impl Study {
-    /// Times one way and checks every byte; a way that is refused or far too slow is noted.
+    /// Times one method and checks every byte; a method that is refused or far too slow is noted.
     fn method(
         &mut self,
         bench: &Bench,
@@ -123,8 +123,8 @@ impl Study {
         Ok(())
     }
 
-    /// The best way against one copy after the other.
-    fn row(&self, point: Point) -> Option<Row> {
+    /// The best method against one copy after the other.
+    fn row(&self, point: Point) -> Option<PaperRow> {
         let at_point = || self.timed.iter().filter(|timed| timed.point == point);
         let each = at_point().find(|timed| timed.name == "loop")?.samples.figures;
         let others = at_point().filter(|timed| timed.name != "loop");
@@ -132,16 +132,16 @@ impl Study {
         let figures = best.samples.figures;
         let ratio = each.median.0 as f64 / figures.median.0.max(1) as f64;
         let verdict = match point.count {
-            1 => Verdict::NotComparable,
-            _ => Verdict::own(strictly_faster(figures, each)),
+            1 => PaperVerdict::NotComparable,
+            _ => PaperVerdict::own(strictly_faster(figures, each)),
         };
-        Some(Row {
+        Some(PaperRow {
             what: format!("{} x {} B {}", point.count, point.size, point.word),
             paper: said("4", "many smaller transfers in one large transfer give better results; no figures"),
             ours: format!("{} {} against {} one by one: {ratio:.1} times", best.name, figures.median, each.median),
             verdict,
             why: verdict.why(
-                format!("the paper has no figure; the best way of many against one by one: {STRICT}"),
+                format!("the paper has no figure; the best method of many against one by one: {STRICT}"),
                 if point.count == 1 {
                     "one piece is no batch".to_owned()
                 } else {
@@ -151,14 +151,14 @@ impl Study {
         })
     }
 
-    fn table(&self) -> Table {
+    fn table(&self) -> RawFigures {
         let lines = self.timed.iter().map(|Timed { point, name, samples }| {
             line([(*name).to_owned(), point.word.to_owned(), point.size.to_string(), point.count.to_string()], *samples)
         });
-        Table {
+        RawFigures {
             name: "batch".into(),
             columns: vec![
-                "way",
+                "method",
                 "direction",
                 "piece_bytes",
                 "pieces",
@@ -183,7 +183,7 @@ impl Study {
                 self.timed.iter().filter(same)
             };
             let points = own().map(|timed| (timed.point.count as f64, rate(timed))).collect();
-            Line::new(name, points)
+            PlotLine::new(name, points)
                 .bars(own().map(|timed| (timed.point.count as f64, slow(timed), rate(timed))).collect())
         };
         let title = format!("pieces of {size} B, {word}, median");
@@ -194,7 +194,7 @@ impl Study {
 }
 
 /// Many small copies as one.
-pub(in crate::reproduce) fn batch(setting: &Setting) -> Result<Outcome, Error> {
+pub(in crate::reproduce) fn batch(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     let bench = Bench::open(setting)?;
     let sizes: &[usize] = if setting.quick { &[64, 4096] } else { &[64, 512, 4096, 16_384, 65_536] };
     let counts: &[usize] = if setting.quick { &[1, 16] } else { &[1, 16, 64, 256, 2048, 8192, 16_384] };

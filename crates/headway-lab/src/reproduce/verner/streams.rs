@@ -14,7 +14,7 @@ use headway_os::clock;
 use self::demand::Demand;
 use self::search::Planned;
 use self::trial::{Trial, Until};
-use super::{Outcome, Setting};
+use super::{ExperimentResults, ExperimentSetting};
 use crate::Error;
 use crate::reproduce::cores::on_all_cores;
 use crate::reproduce::site::Site;
@@ -33,7 +33,7 @@ const FEWER: [usize; 4] = [90, 75, 50, 25];
 const WARM_UP: Nanos = Nanos(6 * NANOS_PER_SECOND);
 
 /// What one policy gave.
-struct Found {
+struct PolicyResult {
     policy: Strategy,
     planned: Planned,
     trial: Result<Trial, Error>,
@@ -41,7 +41,7 @@ struct Found {
     fewer: Vec<Try>,
 }
 
-impl Found {
+impl PolicyResult {
     fn is_clean(&self) -> bool {
         self.trial.as_ref().is_ok_and(Trial::is_clean)
     }
@@ -50,7 +50,7 @@ impl Found {
 /// Everything that was found for one workload.
 struct OfWorkload {
     demand: Demand,
-    found: Vec<Found>,
+    found: Vec<PolicyResult>,
     /// Runs with more streams than the plan accepts.
     tries: Vec<Try>,
     refused: Vec<String>,
@@ -76,7 +76,7 @@ impl Try {
 
 /// Plans every policy for every workload, and runs the plans. With one workload it then raises the count of the best policy until
 /// misses begin.
-pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
+pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     let mut site = Site::open(setting)?;
     let duration = site.duration(setting);
     let cores = serve(setting, &mut site)?;
@@ -115,7 +115,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
             }
             let until = if several { Until::Over } else { Until::End };
             let trial = trial::run(&mut site, &planned.case, duration, until);
-            let mut found = Found { policy, planned, trial, fewer: Vec::new() };
+            let mut found = PolicyResult { policy, planned, trial, fewer: Vec::new() };
             if found.trial.as_ref().is_ok_and(|trial| !trial.is_clean()) {
                 found.fewer = fewer(&mut site, &results.all[at].demand, &found, duration);
             }
@@ -130,7 +130,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     Ok(outcome(setting, &site, &results))
 }
 
-fn outcome(setting: &Setting, site: &Site, results: &report::Results) -> Outcome {
+fn outcome(setting: &ExperimentSetting, site: &Site, results: &report::Results) -> ExperimentResults {
     let rows = match &results.all[..] {
         [one] => report::rows_of_one(one, results.duration),
         _ => several::rows_of_all(results),
@@ -147,7 +147,7 @@ fn plan(policies: &[Strategy], machine: &Machine, demands: &[&Demand]) -> Result
 }
 
 /// Runs of a policy that missed with ever fewer streams, until nothing is missed.
-fn fewer(site: &mut Site, demand: &Demand, found: &Found, duration: Nanos) -> Vec<Try> {
+fn fewer(site: &mut Site, demand: &Demand, found: &PolicyResult, duration: Nanos) -> Vec<Try> {
     let planned = found.planned.case.plan.streams.len();
     let mut tries = Vec::new();
     for share in FEWER {
@@ -166,14 +166,14 @@ fn fewer(site: &mut Site, demand: &Demand, found: &Found, duration: Nanos) -> Ve
 
 /// Gives the machine the cores that may serve streams, with figures: those of the file, else measured now, and on emulated devices
 /// assumed. Says which.
-fn serve(setting: &Setting, site: &mut Site) -> Result<String, Error> {
+fn serve(setting: &ExperimentSetting, site: &mut Site) -> Result<String, Error> {
     let wanted = setting.streams.cores;
     let (mut cpu, source) = match &site.machine.cpu {
         Some(cpu) => (cpu.clone(), "the machine file's"),
         None if site.source == "cuda" && wanted > 0 => {
             (headway_measure::cpu::measured([demand::KERNEL].into_iter(), MEASURED)?, "measured before the runs")
         }
-        None => (headway_core::files::machine::Cpu::assumed(), "assumed, as nobody measured them"),
+        None => (headway_core::files::machine::CpuCores::assumed(), "assumed, as nobody measured them"),
     };
     cpu.cores = wanted.min(if cpu.assumed { wanted } else { cpu.cores });
     if site.slower > 1 {
@@ -212,7 +212,7 @@ fn without_cpu(site: &Site, all: &mut [OfWorkload]) -> Result<(), Error> {
 }
 
 /// Raises the count of the policy with most streams until misses begin, then halves the step.
-fn border(site: &mut Site, demand: &Demand, found: &[Found], duration: Nanos) -> Vec<Try> {
+fn border(site: &mut Site, demand: &Demand, found: &[PolicyResult], duration: Nanos) -> Vec<Try> {
     let Some(best) =
         found.iter().filter(|found| found.is_clean()).max_by_key(|found| found.planned.case.plan.streams.len())
     else {

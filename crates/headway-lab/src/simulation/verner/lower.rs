@@ -4,7 +4,7 @@ use headway_core::plan::Strategy;
 use std::fmt::Write as _;
 
 use headway_core::files::machine::Machine;
-use headway_core::plan::stream::Load;
+use headway_core::plan::stream::BlockLoad;
 use headway_core::units::Nanos;
 
 use super::border::KERNEL;
@@ -15,7 +15,7 @@ use super::border::KERNEL;
 /// Lock-step moves all blocks of one direction as one message and is planned one message at a time; the other policies
 /// have a message per block.
 #[must_use]
-pub fn workload(name: &str, machine: &Machine, policy: Strategy, load: &Load) -> Option<String> {
+pub fn workload(name: &str, machine: &Machine, policy: Strategy, load: &BlockLoad) -> Option<String> {
     let host = machine.memories().next().map(|host| machine.endpoints[host.at()].id.as_str())?;
     let gpus: Vec<_> = machine.gpus().collect();
     let id = |gpu: usize| machine.endpoints[gpus[gpu].at()].id.as_str();
@@ -55,7 +55,7 @@ pub fn workload(name: &str, machine: &Machine, policy: Strategy, load: &Load) ->
             let (id, period) = (id(gpu), load.cycle(class).0);
             let _ = write!(
                 text,
-                "\n[[flow]]\nid = \"{id}.{KERNEL}{class}\"\nserver = \"{id}.ee\"\ncost = \"{cost} ns\"\nperiod = \"{period} ns\"\n\
+                "\n[[demand]]\nid = \"{id}.{KERNEL}{class}\"\nserver = \"{id}.ee\"\ncost = \"{cost} ns\"\nperiod = \"{period} ns\"\n\
                  deadline = \"{period} ns\"\n"
             );
         }

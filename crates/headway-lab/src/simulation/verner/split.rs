@@ -7,7 +7,7 @@
 use super::site::{Site, classes_max, cycles};
 use headway_core::models::interconnect::Starved;
 use headway_core::plan::Strategy;
-use headway_core::plan::stream::{Fluid, Load, Rectangle};
+use headway_core::plan::stream::{BlockLoad, Fluid, Rectangle};
 use headway_core::units::{Nanos, PPM};
 
 /// Quantiles of the rates that are tried as `r*`. Of the grid's rectangles with one `r*` only the largest that the CPU can
@@ -21,7 +21,7 @@ const RETRIED: usize = 2;
 
 /// A sequence of streams with the orders in which divisions look at it.
 #[derive(Clone, Debug)]
-pub struct Pool {
+pub struct StreamPool {
     streams: Vec<Fluid>,
     /// Positions by (deadline, position).
     by_deadline: Vec<u32>,
@@ -31,7 +31,7 @@ pub struct Pool {
     rates: Vec<u64>,
 }
 
-impl Pool {
+impl StreamPool {
     /// A pool of these streams.
     #[must_use]
     pub fn new(streams: Vec<Fluid>) -> Self {
@@ -75,7 +75,7 @@ pub struct Split {
     /// Their rates together, bits per second.
     pub cpu_bits_per_second: u64,
     /// What the GPUs carry.
-    pub load: Load,
+    pub load: BlockLoad,
     /// The GPU of every stream, in order; `None` = CPU.
     pub gpus: Vec<Option<u32>>,
     /// The largest factor on all costs with which the GPUs' windows hold, parts per million.
@@ -84,7 +84,7 @@ pub struct Split {
 
 /// The CPU's part.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+struct CpuDivision {
     inside: Rectangle,
     on_cpu: usize,
     cpu_bits_per_second: u64,
@@ -101,7 +101,7 @@ struct Prefix<'a> {
 }
 
 impl<'a> Prefix<'a> {
-    fn new(pool: &'a Pool, count: usize) -> Self {
+    fn new(pool: &'a StreamPool, count: usize) -> Self {
         let of = |order: &[u32]| {
             let inside = order.iter().filter(|at| (**at as usize) < count);
             inside.map(|&at| (pool.streams[at as usize], at)).collect()
@@ -119,7 +119,7 @@ impl<'a> Prefix<'a> {
 
     /// The rectangle with this `r*` that the CPU can just carry. Of all with the same `r*` it leaves the GPUs the fewest
     /// streams and the longest cycles.
-    fn rectangle(&self, site: &Site, bits_per_second: u64) -> Part {
+    fn rectangle(&self, site: &Site, bits_per_second: u64) -> CpuDivision {
         let capacity = site.cpu().0.saturating_mul(8);
         let (mut on_cpu, mut sum, mut shortest) = (0, 0, None);
         for &(stream, position) in &self.by_deadline {
@@ -130,14 +130,14 @@ impl<'a> Prefix<'a> {
             if sum + stream.bits_per_second > capacity {
                 let shortest = shortest.unwrap_or(stream.deadline);
                 let inside = Rectangle { deadline: stream.deadline, position: position as usize, bits_per_second };
-                return Part { inside, on_cpu, cpu_bits_per_second: sum, shortest };
+                return CpuDivision { inside, on_cpu, cpu_bits_per_second: sum, shortest };
             }
             sum += stream.bits_per_second;
             on_cpu += 1;
         }
         let inside = Rectangle { deadline: Nanos::MAX, position: u32::MAX as usize, bits_per_second };
         let shortest = shortest.unwrap_or(Nanos::MAX);
-        Part { inside, on_cpu, cpu_bits_per_second: sum, shortest }
+        CpuDivision { inside, on_cpu, cpu_bits_per_second: sum, shortest }
     }
 
     /// What a rectangle leaves to the GPUs, calling `placed` for every stream; `None` if a deadline is too short.
@@ -145,15 +145,15 @@ impl<'a> Prefix<'a> {
         &self,
         site: &Site,
         policy: Strategy,
-        part: &Part,
+        part: &CpuDivision,
         classes: u32,
         mut placed: impl FnMut(u32, usize),
-    ) -> Option<Load> {
+    ) -> Option<BlockLoad> {
         let least = Nanos(part.shortest.0 / cycles(policy));
         if least == Nanos::ZERO {
             return None;
         }
-        let mut load = Load::new(least, site.gpus(), classes);
+        let mut load = BlockLoad::new(least, site.gpus(), classes);
         let mut rates = vec![0u64; site.gpus()];
         for &(stream, position) in &self.by_rate {
             if part.inside.has(position as usize, stream) {
@@ -186,11 +186,11 @@ impl<'a> Prefix<'a> {
     /// The rectangles worth trying. With falling `r*` cycles get shorter; a rectangle that leaves the GPUs shorter cycles
     /// than another, no fewer bytes and no fewer streams (each fills up its last granule) cannot do better, but for how
     /// evenly it loads the GPUs.
-    fn rectangles<'s>(&'s self, site: &'s Site) -> impl Iterator<Item = Part> + 's {
-        let mut kept: Vec<Part> = Vec::new();
+    fn rectangles<'s>(&'s self, site: &'s Site) -> impl Iterator<Item = CpuDivision> + 's {
+        let mut kept: Vec<CpuDivision> = Vec::new();
         self.rates().into_iter().filter_map(move |rate| {
             let new = self.rectangle(site, rate);
-            let covers = |old: &Part| {
+            let covers = |old: &CpuDivision| {
                 old.shortest >= new.shortest
                     && old.cpu_bits_per_second >= new.cpu_bits_per_second
                     && old.on_cpu >= new.on_cpu
@@ -204,7 +204,7 @@ impl<'a> Prefix<'a> {
     }
 
     /// The first rectangle and number of classes that pass.
-    fn accepted(&self, site: &Site, policy: Strategy) -> Result<Option<(Part, u32)>, Starved> {
+    fn accepted(&self, site: &Site, policy: Strategy) -> Result<Option<(CpuDivision, u32)>, Starved> {
         // Placing by largest rate first leaves GPUs apart by one stream at most.
         let apart = self.rate_at(1, 1).saturating_mul(site.gpus() as u64);
         let could = |on_cpu: u64| site.could_carry(policy, self.total.saturating_sub(on_cpu).saturating_sub(apart));
@@ -233,13 +233,13 @@ impl<'a> Prefix<'a> {
         Ok(None)
     }
 
-    fn holds(&self, site: &Site, policy: Strategy, part: &Part, classes: u32) -> Result<bool, Starved> {
+    fn holds(&self, site: &Site, policy: Strategy, part: &CpuDivision, classes: u32) -> Result<bool, Starved> {
         let load = self.place(site, policy, part, classes, |_, _| {});
         load.map_or(Ok(false), |load| site.accepts(policy, &load))
     }
 }
 
-fn passes(site: &Site, policy: Strategy, pool: &Pool, count: usize) -> Result<bool, Starved> {
+fn passes(site: &Site, policy: Strategy, pool: &StreamPool, count: usize) -> Result<bool, Starved> {
     Ok(count == 0 || Prefix::new(pool, count).accepted(site, policy)?.is_some())
 }
 
@@ -258,7 +258,7 @@ pub struct Border {
 ///
 /// # Errors
 /// [`Starved`] when a copy would get no rate.
-pub fn longest_prefix(site: &Site, policy: Strategy, pool: &Pool, step: usize) -> Result<Border, Starved> {
+pub fn longest_prefix(site: &Site, policy: Strategy, pool: &StreamPool, step: usize) -> Result<Border, Starved> {
     let (all, step) = (pool.streams.len(), step.max(1));
     let (mut low, mut high) = (0, all + 1);
     // First without set-ups and whole granules, which takes no look at streams.
@@ -302,12 +302,12 @@ pub fn longest_prefix(site: &Site, policy: Strategy, pool: &Pool, step: usize) -
 ///
 /// # Panics
 /// If the pool has fewer streams.
-pub fn best_split(site: &Site, policy: Strategy, pool: &Pool, count: usize) -> Result<Option<Split>, Starved> {
+pub fn best_split(site: &Site, policy: Strategy, pool: &StreamPool, count: usize) -> Result<Option<Split>, Starved> {
     if count == 0 {
         return Ok(None);
     }
     let prefix = Prefix::new(pool, count);
-    let mut best: Option<(u64, Part, u32)> = None;
+    let mut best: Option<(u64, CpuDivision, u32)> = None;
     for part in prefix.rectangles(site) {
         for classes in 1..=classes_max(policy) {
             let Some(load) = prefix.place(site, policy, &part, classes, |_, _| {}) else { continue };
@@ -350,7 +350,7 @@ mod tests {
     }
 
     /// Streams of the paper's ranges, from a small generator.
-    fn pool(count: usize, mut state: u64) -> Pool {
+    fn pool(count: usize, mut state: u64) -> StreamPool {
         let mut next = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) % 1000
@@ -359,7 +359,7 @@ mod tests {
             bits_per_second: 200_000 + rate * 5_800,
             deadline: Nanos(500_000 + deadline * deadline * 199),
         };
-        Pool::new((0..count).map(|_| stream((next(), next()))).collect())
+        StreamPool::new((0..count).map(|_| stream((next(), next()))).collect())
     }
 
     #[test]
@@ -383,7 +383,7 @@ mod tests {
     #[test]
     fn equal_streams_are_divided_by_position() {
         let stream = Fluid { bits_per_second: 3_000_000, deadline: Nanos(100_000_000) };
-        let pool = Pool::new(vec![stream; 50]);
+        let pool = StreamPool::new(vec![stream; 50]);
         let split = best_split(&site(1_250_000), Strategy::Combined, &pool, 50).unwrap().unwrap();
         assert_eq!(split.on_cpu, 3);
         assert!(split.gpus[..3].iter().all(Option::is_none) && split.gpus[3..].iter().all(Option::is_some));
@@ -416,7 +416,7 @@ mod tests {
                         (prefix.by_deadline[(prefix.by_deadline.len() * d / QUANTILES) - 1].0.deadline, 0);
                     let bits_per_second = prefix.rate_at(r, QUANTILES);
                     let inside = Rectangle { deadline, position, bits_per_second };
-                    let mut part = Part { inside, on_cpu: 0, cpu_bits_per_second: 0, shortest: Nanos::MAX };
+                    let mut part = CpuDivision { inside, on_cpu: 0, cpu_bits_per_second: 0, shortest: Nanos::MAX };
                     for &(stream, at) in &prefix.by_deadline {
                         if inside.has(at as usize, stream) {
                             part.on_cpu += 1;

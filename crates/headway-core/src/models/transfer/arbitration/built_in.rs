@@ -1,11 +1,11 @@
 //! Figures of `headway-lab who-waits`, kept in `bench/runs`, for GPUs of the same class.
 
-use super::{Arbitration, Cut, Wait};
+use super::{Cut, EngineArbitration, SmallCopyWait};
 use crate::models::transfer::Direction;
 use crate::units::{Bytes, Nanos};
 
 /// Piece in bytes, rate of the bulk copy in parts per million, samples, median, 99th percentile and longest wait in ns.
-type Line = (u64, u64, u32, u64, u64, u64);
+type BuiltInWait = (u64, u64, u32, u64, u64, u64);
 
 /// What is known of a class of GPUs.
 struct Class {
@@ -13,15 +13,15 @@ struct Class {
     name: &'static str,
     /// The kept run.
     run: &'static str,
-    whole: Line,
+    whole: BuiltInWait,
     /// What a whole copy takes alone, ns.
     time: u64,
-    words: &'static [Line],
-    streams: &'static [Line],
+    words: &'static [BuiltInWait],
+    streams: &'static [BuiltInWait],
     /// Beside another process's bulk copies: samples, median, 99th percentile, longest.
     process: (u32, u64, u64, u64),
     /// Into the GPU.
-    whole_in: Line,
+    whole_in: BuiltInWait,
     time_in: u64,
 }
 
@@ -64,27 +64,31 @@ const CLASSES: &[Class] = &[
     },
 ];
 
-fn cut((piece, share_ppm, n, median, p99, max): Line) -> Cut {
-    Cut { piece: Bytes(piece), share_ppm, wait: Wait { n, median: Nanos(median), p99: Nanos(p99), max: Nanos(max) } }
+fn cut((piece, share_ppm, n, median, p99, max): BuiltInWait) -> Cut {
+    Cut {
+        piece: Bytes(piece),
+        share_ppm,
+        wait: SmallCopyWait { n, median: Nanos(median), p99: Nanos(p99), max: Nanos(max) },
+    }
 }
 
 /// What is known of a GPU by its driver's name, and the kept run that it is from; `None` = nothing. Copies of less than 1 GiB, other
 /// hosts and other drivers may differ: `headway measure` asks this one.
 #[must_use]
-pub fn built_in(name: &str, direction: Direction) -> Option<(Arbitration, &'static str)> {
+pub fn built_in(name: &str, direction: Direction) -> Option<(EngineArbitration, &'static str)> {
     let class = CLASSES.iter().find(|class| name.starts_with(class.name))?;
     let known = match direction {
         Direction::D2h => {
             let (n, median, p99, max) = class.process;
-            Arbitration {
+            EngineArbitration {
                 whole: cut(class.whole),
                 time: Nanos(class.time),
                 words: class.words.iter().copied().map(cut).collect(),
                 streams: class.streams.iter().copied().map(cut).collect(),
-                process: Some(Wait { n, median: Nanos(median), p99: Nanos(p99), max: Nanos(max) }),
+                process: Some(SmallCopyWait { n, median: Nanos(median), p99: Nanos(p99), max: Nanos(max) }),
             }
         }
-        Direction::H2d => Arbitration {
+        Direction::H2d => EngineArbitration {
             whole: cut(class.whole_in),
             time: Nanos(class.time_in),
             words: Vec::new(),

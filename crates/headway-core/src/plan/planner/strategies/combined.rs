@@ -1,7 +1,7 @@
 //! The combined strategy: per domain one server, with messages combined into batches.
 
 use super::{Context, StrategyRow, Tried, none_tied, unnamed};
-use crate::analysis::schedulability::{Task, passes};
+use crate::analysis::schedulability::{RecurrentTask, passes};
 use crate::files::machine::RouteId;
 use crate::models::interconnect::{BatchBlock, Network};
 use crate::plan::combine::{CombineOptions, Pricer, Transformed, transform};
@@ -9,7 +9,7 @@ use crate::plan::message::{Batch, Elementary, MessageError, MessageSet};
 use crate::plan::planner::batches::{batch_step, block_name, part_name, priced_batch};
 use crate::plan::planner::demands::routes_of;
 use crate::plan::planner::{Draft, PlanError};
-use crate::plan::{Carried, Pipeline, PlannedBatch, Source, Work};
+use crate::plan::{Carried, OperationWork, Pipeline, PipelineSource, PlannedBatch};
 use crate::units::{Bytes, Nanos, PPM};
 
 pub(super) const ROW: StrategyRow = StrategyRow {
@@ -55,7 +55,7 @@ impl Domains {
 }
 
 /// A block of a message of the workload.
-struct Part {
+struct DomainBlock {
     message: usize,
     of: Elementary,
     label: String,
@@ -90,7 +90,7 @@ fn domains(context: &Context<'_>, pipelines: &[Pipeline]) -> Result<Domains, Pla
 /// A message with `late` counts from its latest time, as it does alone: no slot that it needs opens before.
 fn combine(context: &Context<'_>, mut draft: Draft) -> Result<Draft, PlanError> {
     let domains = domains(context, &draft.pipelines)?;
-    let mut parts: Vec<Vec<Part>> = domains.parts.iter().map(|_| Vec::new()).collect();
+    let mut parts: Vec<Vec<DomainBlock>> = domains.parts.iter().map(|_| Vec::new()).collect();
     for (number, message) in context.workload.messages.iter().enumerate() {
         for (at, block) in context.blocks(message)?.into_iter().enumerate() {
             let name = part_name(message, at);
@@ -98,7 +98,7 @@ fn combine(context: &Context<'_>, mut draft: Draft) -> Result<Draft, PlanError> 
             let of = of.with_jitter(message.window_after()).map_err(|error| senseless(&error))?;
             let label = block_name(&message.blocks[at]);
             let domain = domains.of(block.route).expect("every route of the plan is in a domain");
-            parts[domain].push(Part { message: number, of, label });
+            parts[domain].push(DomainBlock { message: number, of, label });
         }
     }
     for (domain, parts) in parts.into_iter().enumerate().filter(|(_, parts)| !parts.is_empty()) {
@@ -128,19 +128,19 @@ fn fixed(
     pipelines: &[Pipeline],
     domain: usize,
     domains: &Domains,
-) -> Result<Vec<Task>, PlanError> {
+) -> Result<Vec<RecurrentTask>, PlanError> {
     let mut tasks = Vec::new();
     for pipeline in pipelines.iter().filter(|p| p.source.is_fed()) {
         for step in &pipeline.steps {
             let mut cost = Nanos::ZERO;
             for operation in &step.operations {
-                let Work::Copy { route, bytes, .. } = operation.work else { continue };
+                let OperationWork::Copy { route, bytes, .. } = operation.work else { continue };
                 if domains.of(route) == Some(domain) {
                     cost = cost.saturating_add(context.copy_time(route, bytes, &[route], domains)?);
                 }
             }
             if cost > Nanos::ZERO {
-                tasks.push(Task::whole(context.with_margin(cost), pipeline.period, pipeline.window));
+                tasks.push(RecurrentTask::whole(context.with_margin(cost), pipeline.period, pipeline.window));
             }
         }
     }
@@ -151,17 +151,17 @@ fn transformed(
     context: &Context<'_>,
     set: &MessageSet,
     network: &Network,
-    fixed: &[Task],
+    fixed: &[RecurrentTask],
 ) -> Result<Transformed, PlanError> {
     let mut pricer = Pricer::new(network, context.machine.calibration.as_ref());
-    let mut accepts = |batches: &[Task]| passes(&[fixed, batches].concat());
+    let mut accepts = |batches: &[RecurrentTask]| passes(&[fixed, batches].concat());
     let options = CombineOptions { mode: context.workload.transform, ..CombineOptions::default() };
     Ok(transform(set, &mut pricer, options, &mut accepts)?)
 }
 
 fn batch_pipeline(
     context: &Context<'_>,
-    parts: &[Part],
+    parts: &[DomainBlock],
     batch: &Batch,
     network: &Network,
 ) -> Result<(Pipeline, PlannedBatch), PlanError> {
@@ -170,7 +170,7 @@ fn batch_pipeline(
         .map(|at| BatchBlock { route: part(at).of.route, bytes: batch.members[at].reserve })
         .collect();
     let label = |at: usize| {
-        let Part { of, label, .. } = part(at);
+        let DomainBlock { of, label, .. } = part(at);
         match batch.members[at].parts_max() {
             1 => format!("{}: {label}", of.name),
             parts => format!("{}: {label} in {parts} parts", of.name),
@@ -185,7 +185,7 @@ fn batch_pipeline(
     let carried = order.iter().map(|&at| Carried { message: part(at).of.clone(), member: batch.members[at].clone() });
     let pipeline = Pipeline {
         name: name.clone(),
-        source: Source::Batch(carried.collect()),
+        source: PipelineSource::Batch(carried.collect()),
         gpu: None,
         period: batch.grid.period,
         start: batch.grid.start,

@@ -1,27 +1,29 @@
 //! The streams that ask to be encrypted: the paper's pool, as streams of packets.
 
-use crate::simulation::verner::pools::{KINDS, Kind, Reading};
+use crate::simulation::verner::pools::{KINDS, Reading, StreamKind};
 use headway_core::files::machine::Machine;
-use headway_core::files::workload::{Cycle, Grouping, OnMiss, Place, Placement, Step, Stream, Workload};
+use headway_core::files::workload::{
+    CopyEndpoint, Cycle, Grouping, OnMiss, Stream, StreamPlacement, StreamStep, Workload,
+};
 use headway_core::plan::stream::{Fluid, class_window, gathered_bytes};
 use headway_core::units::Nanos;
 use headway_kernels::Cipher;
 
-use super::Setting;
+use super::ExperimentSetting;
 use crate::Error;
 
 /// The kernel of the streams.
 pub(super) const KERNEL: &str = "aes128-cbc";
 /// Cycles from the arrival of a byte to the end of its last step: gather, in, encrypt, out.
 pub(super) const CYCLES: u64 = 4;
-/// The same on a core of the CPU: gather, encrypt.
+/// Cycles of a stream on a core of the CPU: gather, encrypt.
 pub(super) const CYCLES_ON_CPU: u64 = 2;
 /// The pool has as many streams as kernels could encrypt if they were so many times as fast as the machine file says.
 const BEYOND: u64 = 4;
 
 /// A sequence of streams.
 pub(super) struct Demand {
-    kind: Kind,
+    kind: StreamKind,
     seed: u64,
     scale: u64,
     deadline_min: Nanos,
@@ -35,7 +37,7 @@ pub(super) struct Demand {
 
 impl Demand {
     /// The pool of workload `number` as `setting` asks for it, with more streams than `machine` can carry.
-    pub(super) fn new(setting: &Setting, number: u32, machine: &Machine) -> Result<Self, Error> {
+    pub(super) fn new(setting: &ExperimentSetting, number: u32, machine: &Machine) -> Result<Self, Error> {
         let options = &setting.streams;
         let kind = KINDS.iter().find(|kind| kind.number == number);
         let kind = *kind.ok_or(headway::Failure::Options("the paper's workloads have the numbers 1 to 12"))?;
@@ -101,7 +103,7 @@ impl Demand {
     /// The first streams, as many as `on_cpu` is long, or those of them that `part` names, as a workload; `None` if there are
     /// none. A packet of each stream is what its rate brings in a cycle, in whole blocks of the cipher, and counts from the
     /// arrival of its first byte. On the GPUs all have one cycle, on the CPU each that of its class.
-    pub(super) fn workload(&self, on_cpu: &[bool], part: Part) -> Option<Workload> {
+    pub(super) fn workload(&self, on_cpu: &[bool], part: PlannedStreams) -> Option<Workload> {
         let count = on_cpu.len();
         let shortest = |inside: bool| {
             let side = self.streams.iter().zip(on_cpu).filter(|(_, on_cpu)| **on_cpu == inside);
@@ -111,16 +113,16 @@ impl Demand {
         let stream = |at: usize| {
             let fluid = self.streams[at];
             let (gpu, cycle) = if on_cpu[at] {
-                (Placement::Cpu, class_window(on_cores, Nanos(fluid.deadline.0 / CYCLES_ON_CPU), u32::MAX))
+                (StreamPlacement::Cpu, class_window(on_cores, Nanos(fluid.deadline.0 / CYCLES_ON_CPU), u32::MAX))
             } else {
-                (Placement::Auto, on_gpus)
+                (StreamPlacement::Auto, on_gpus)
             };
             self.stream(at, gpu, cycle)
         };
         let wanted = |at: &usize| match part {
-            Part::All => true,
-            Part::Cpu => on_cpu[*at],
-            Part::Gpus => !on_cpu[*at],
+            PlannedStreams::All => true,
+            PlannedStreams::Cpu => on_cpu[*at],
+            PlannedStreams::Gpus => !on_cpu[*at],
         };
         let streams: Vec<Stream> = (0..count).filter(wanted).map(stream).collect();
         if streams.is_empty() {
@@ -135,10 +137,10 @@ impl Demand {
             seed: self.seed,
             cycle: Cycle::Paper,
             grouping: Grouping::Gpu,
-            transform: headway_core::plan::combine::Mode::default(),
+            transform: headway_core::plan::combine::CombineEffort::default(),
             streams,
             messages: Vec::new(),
-            flows: Vec::new(),
+            demands: Vec::new(),
             unplanned: Vec::new(),
             tasks: Vec::new(),
             sharing: None,
@@ -146,7 +148,7 @@ impl Demand {
     }
 
     /// A stream with one packet in each `cycle`.
-    fn stream(&self, at: usize, gpu: Placement, cycle: Nanos) -> Stream {
+    fn stream(&self, at: usize, gpu: StreamPlacement, cycle: Nanos) -> Stream {
         let fluid = self.streams[at];
         let cipher = Cipher { key: secret(self.seed, 2 * at as u64), iv: secret(self.seed, 2 * at as u64 + 1) };
         Stream {
@@ -157,9 +159,9 @@ impl Demand {
             start: Nanos::ZERO,
             gpu,
             steps: vec![
-                Step::Copy { from: Place::Host, to: Place::OwnGpu },
-                Step::Compute { kernel: KERNEL.to_owned() },
-                Step::Copy { from: Place::OwnGpu, to: Place::Host },
+                StreamStep::Copy { from: CopyEndpoint::Host, to: CopyEndpoint::OwnGpu },
+                StreamStep::Compute { kernel: KERNEL.to_owned() },
+                StreamStep::Copy { from: CopyEndpoint::OwnGpu, to: CopyEndpoint::Host },
             ],
             on_miss: OnMiss::Finish,
             parameters: cipher.parameters(),
@@ -171,7 +173,7 @@ impl Demand {
 
 /// Which streams of a division are planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum PlannedStreams {
     /// All of them.
     All,
     /// Those on the CPU.

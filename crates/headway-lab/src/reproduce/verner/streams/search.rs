@@ -6,19 +6,19 @@ use std::sync::Arc;
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::Workload;
 use headway_core::plan::planner::{self, PlanError, PlanOptions, margins};
-use headway_core::plan::stream::{Found, Margins, Reach, Rectangle, search};
+use headway_core::plan::stream::{BestRectangle, Margins, Rectangle, SearchReach, search};
 use headway_core::plan::{Plan, Strategy};
 use headway_core::units::{Nanos, PPM};
 
-use super::demand::{Demand, KERNEL, Part};
+use super::demand::{Demand, KERNEL, PlannedStreams};
 use crate::Error;
 
 /// A count's border is known to one part in so many.
 const PRECISION: usize = 200;
 
 /// How a division is looked for on the way to the longest prefix, and once it is known: the values of `r*` that are tried.
-const ANY: Reach = Reach { quantiles: 4, refined: 0, any: true };
-const BEST: Reach = Reach { quantiles: 2, refined: 0, any: false };
+const ANY: SearchReach = SearchReach { quantiles: 4, refined: 0, any: true };
+const BEST: SearchReach = SearchReach { quantiles: 2, refined: 0, any: false };
 
 /// A workload with its plan.
 pub(super) struct Case {
@@ -30,7 +30,7 @@ pub(super) struct Case {
 pub(super) struct Planned {
     pub(super) case: Case,
     /// Which streams the CPU takes.
-    pub(super) division: Found,
+    pub(super) division: BestRectangle,
     /// A count that is refused; `None` = the whole pool is accepted.
     pub(super) refused: Option<usize>,
     /// Plans that were made.
@@ -39,7 +39,7 @@ pub(super) struct Planned {
 
 /// The first streams, as many as `on_cpu` is long, so divided, with their plan, accepted or not.
 pub(super) fn forced(machine: &Machine, demand: &Demand, policy: Strategy, on_cpu: &[bool]) -> Result<Case, Error> {
-    let workload = demand.workload(on_cpu, Part::All).expect("at least one stream is planned");
+    let workload = demand.workload(on_cpu, PlannedStreams::All).expect("at least one stream is planned");
     let plan = planner::plan(machine, &workload, PlanOptions { strategy: Some(policy) });
     Ok(Case { workload, plan: Arc::new(plan.map_err(|error| headway::Failure::Plan(Box::new(error)))?) })
 }
@@ -67,7 +67,7 @@ impl<'a> Divider<'a> {
     }
 
     /// The margins of one side of a division.
-    fn side(&mut self, on_cpu: &[bool], part: Part) -> Result<u64, Error> {
+    fn side(&mut self, on_cpu: &[bool], part: PlannedStreams) -> Result<u64, Error> {
         let Some(workload) = self.demand.workload(on_cpu, part) else { return Ok(u64::MAX) };
         self.plans += 1;
         match planner::plan(self.machine, &workload, PlanOptions { strategy: Some(self.policy) }) {
@@ -83,22 +83,22 @@ impl<'a> Divider<'a> {
         let inside = self.demand.streams(on_cpu.len()).iter().zip(on_cpu).filter(|(_, on_cpu)| **on_cpu);
         let cpu = match inside.map(|(stream, _)| stream.bits_per_second).sum::<u64>() {
             bits if bits > self.capacity => 0,
-            _ => self.side(on_cpu, Part::Cpu)?,
+            _ => self.side(on_cpu, PlannedStreams::Cpu)?,
         };
-        let gpus = if cpu < PPM { u64::MAX } else { self.side(on_cpu, Part::Gpus)? };
+        let gpus = if cpu < PPM { u64::MAX } else { self.side(on_cpu, PlannedStreams::Gpus)? };
         Ok(Margins { cpu, gpus })
     }
 
     /// A division of the first `count` streams.
-    fn divide(&mut self, count: usize, reach: Reach) -> Result<Found, Error> {
+    fn divide(&mut self, count: usize, reach: SearchReach) -> Result<BestRectangle, Error> {
         let streams = self.demand.streams(count);
         if self.capacity > 0 {
             return search(streams, reach, |on_cpu| self.margins(on_cpu));
         }
         let on_cpu = vec![false; count];
-        let margins = Margins { cpu: u64::MAX, gpus: self.side(&on_cpu, Part::Gpus)? };
+        let margins = Margins { cpu: u64::MAX, gpus: self.side(&on_cpu, PlannedStreams::Gpus)? };
         let rectangle = Rectangle { deadline: Nanos::ZERO, position: 0, bits_per_second: 0 };
-        Ok(Found { rectangle, on_cpu, margins })
+        Ok(BestRectangle { rectangle, on_cpu, margins })
     }
 }
 

@@ -16,7 +16,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::Job;
+use super::StepInstance;
 use crate::plan::planner::keeps_distances;
 use crate::plan::{Pipeline, Plan};
 use crate::units::Nanos;
@@ -43,7 +43,7 @@ struct LastJob {
 }
 
 #[derive(Debug)]
-pub(super) struct Lateness {
+pub(super) struct LateReleases {
     jitter: Nanos,
     /// By pipeline and step.
     last: Vec<Vec<Option<LastJob>>>,
@@ -52,10 +52,10 @@ pub(super) struct Lateness {
     /// By server: how often it has run out of work.
     rests: Vec<u64>,
     /// By server.
-    held: Vec<BinaryHeap<Reverse<Held>>>,
+    held: Vec<BinaryHeap<Reverse<HeldJob>>>,
 }
 
-impl Lateness {
+impl LateReleases {
     pub(super) fn of(plan: &Plan) -> Self {
         Self {
             jitter: plan.jitter,
@@ -67,7 +67,7 @@ impl Lateness {
     }
 
     /// When `job`, which is ready now, counts as released; after now = it is kept back until then.
-    pub(super) fn release(&mut self, plan: &Plan, job: Job, nominal: Nanos, now: Nanos) -> Nanos {
+    pub(super) fn release(&mut self, plan: &Plan, job: StepInstance, nominal: Nanos, now: Nanos) -> Nanos {
         let pipeline = &plan.pipelines[job.pipeline as usize];
         let step = &pipeline.steps[job.step as usize];
         let rests = self.rests[step.server as usize];
@@ -88,7 +88,7 @@ impl Lateness {
         }
         self.last[job.pipeline as usize][job.step as usize] = Some(LastJob { release, nominal, rests });
         if release > now {
-            let Job { pipeline, cycle, step: at } = job;
+            let StepInstance { pipeline, cycle, step: at } = job;
             self.held[step.server as usize].push(Reverse(Held { release, pipeline, cycle, step: at, nominal }));
         }
         release
@@ -100,14 +100,14 @@ impl Lateness {
     }
 
     /// The next job whose release has come, by server.
-    pub(super) fn due(&mut self, now: Nanos) -> Option<(Job, Nanos)> {
+    pub(super) fn due(&mut self, now: Nanos) -> Option<(StepInstance, Nanos)> {
         let at = self.held.iter().position(|held| held.peek().is_some_and(|Reverse(held)| held.release <= now))?;
         let Reverse(held) = self.held[at].pop()?;
         Some((held.job(), held.release))
     }
 
     /// Learns that a server has nothing to do now; a job that was kept back from it starts.
-    pub(super) fn rest(&mut self, server: usize, now: Nanos) -> Option<(Job, Nanos)> {
+    pub(super) fn rest(&mut self, server: usize, now: Nanos) -> Option<(StepInstance, Nanos)> {
         self.rests[server] += 1;
         let rests = self.rests[server];
         let Reverse(first) = self.held[server].pop()?;
@@ -125,8 +125,8 @@ impl Lateness {
 }
 
 impl Held {
-    const fn job(&self) -> Job {
-        Job { pipeline: self.pipeline, cycle: self.cycle, step: self.step }
+    const fn job(&self) -> StepInstance {
+        StepInstance { pipeline: self.pipeline, cycle: self.cycle, step: self.step }
     }
 }
 

@@ -1,11 +1,11 @@
-//! Every way at every size, and `auto` among them.
+//! Every method at every size, and `auto` among them.
 
-use headway_core::models::transfer::{Direction, HostMemory, Load, Method};
+use headway_core::models::transfer::{BackgroundLoad, Direction, HostMemory, Method};
 use headway_core::units::{Bytes, Nanos};
 use headway_runtime::copy::How;
 
 use super::Bench;
-use super::results::Row;
+use super::results::BenchRow;
 use super::results::{AUTO, METHODS};
 use crate::Error;
 use crate::copy_timer::{CopySpec, CopyTimer};
@@ -21,11 +21,11 @@ pub(super) fn row(
     part: &'static str,
     method: &str,
     spec: &CopySpec,
-    load: Load,
+    load: BackgroundLoad,
     cpu: Option<Nanos>,
     took: Option<String>,
-) -> Row {
-    Row {
+) -> BenchRow {
+    BenchRow {
         part,
         gpus: 1,
         method: method.to_owned(),
@@ -46,11 +46,11 @@ pub(super) fn row(
 }
 
 impl Bench<'_, '_> {
-    /// The table of ways: every way, direction, memory and size.
+    /// The table of methods: every method, direction, memory and size.
     pub(super) fn table(&mut self, timer: &mut CopyTimer, methods: &[Method]) -> Result<(), Error> {
         let sizes: Vec<u64> =
             self.options.sizes().into_iter().filter(|size| *size as usize <= timer.bytes_max()).collect();
-        self.session.phase("ways", 2 * sizes.len());
+        self.session.phase("methods", 2 * sizes.len());
         for direction in [Direction::H2d, Direction::D2h] {
             for &bytes in &sizes {
                 let mut entrants = Vec::new();
@@ -66,14 +66,14 @@ impl Bench<'_, '_> {
                         ));
                     }
                 }
-                self.turns(timer, entrants, METHODS, Load::Alone, self.options.effort(bytes))?;
+                self.turns(timer, entrants, METHODS, BackgroundLoad::Alone, self.options.effort(bytes))?;
                 self.session.advance()?;
             }
         }
         Ok(())
     }
 
-    /// `auto` against every single way, at powers of two.
+    /// `auto` against every single method, at powers of two.
     pub(super) fn automatic(&mut self, timer: &mut CopyTimer, methods: &[Method]) -> Result<(), Error> {
         let step = if self.options.quick { 2 } else { 1 };
         let sizes: Vec<u64> = match &self.options.sizes {
@@ -111,15 +111,15 @@ impl Bench<'_, '_> {
                 // There are many points, and turns compare well with few copies.
                 let effort = self.options.effort(bytes);
                 let effort = Effort { time: Nanos(effort.time.0 / 3), ..effort };
-                self.turns(timer, entrants, AUTO, Load::Alone, effort)?;
+                self.turns(timer, entrants, AUTO, BackgroundLoad::Alone, effort)?;
             }
         }
         Ok(())
     }
 }
 
-/// One kind of copy. With `windowed`, device memory has a window wherever there is one for this size, so that every way can
-/// be used; else only the ways that need one get it.
+/// One kind of copy. With `windowed`, device memory has a window wherever there is one for this size, so that every method can
+/// be used; else only the methods that need one get it.
 fn entrant(
     timer: &CopyTimer,
     name: &str,

@@ -8,13 +8,13 @@
 //! A bulk transfer that is paused does not move at all, and takes part again when the server has been busy and idle once
 //! more. To pause others needs a stream that skips: only then has the user said that something may be lost.
 
-use super::{Action, Event};
-use super::{Dispatcher, Job, Key, Waiting, planned_steps};
+use super::{DispatchAction, DispatchEvent};
+use super::{Dispatcher, Key, StepInstance, WaitingStep, planned_steps};
 use crate::files::workload::OnMiss;
-use crate::plan::{Class, Plan, Source};
+use crate::plan::{PipelineSource, Plan, ServiceClass};
 
 #[derive(Debug)]
-pub(super) struct Overload {
+pub(super) struct LoadShedding {
     /// By pipeline: whether all its streams skip.
     skips: Vec<bool>,
     /// By pipeline: whether it is a bulk transfer while others run.
@@ -34,26 +34,28 @@ struct Paused {
     busy: u64,
 }
 
-impl Overload {
+impl LoadShedding {
     pub(super) fn of(plan: &Plan) -> Self {
-        let skips = |source: &Source| match source {
-            Source::Streams(streams) => {
+        let skips = |source: &PipelineSource| match source {
+            PipelineSource::Streams(streams) => {
                 !streams.is_empty() && streams.iter().all(|&s| plan.streams[s as usize].on_miss == OnMiss::Skip)
             }
-            Source::Parts(parted) => plan.streams[parted.stream as usize].on_miss == OnMiss::Skip,
-            Source::Sharded(_)
-            | Source::Message
-            | Source::Batch(_)
-            | Source::Flow
-            | Source::Bulk(_)
-            | Source::Urgent(_) => false,
+            PipelineSource::Parts(parted) => plan.streams[parted.stream as usize].on_miss == OnMiss::Skip,
+            PipelineSource::Sharded(_)
+            | PipelineSource::Message
+            | PipelineSource::Batch(_)
+            | PipelineSource::Demand
+            | PipelineSource::Bulk(_)
+            | PipelineSource::Urgent(_) => false,
         };
         let pipelines = plan.pipelines.iter();
         let planned = pipelines.clone().filter(|pipeline| pipeline.source.is_planned());
         let servers: Vec<u32> = planned.flat_map(|pipeline| &pipeline.steps).map(|step| step.server).collect();
         Self {
             skips: pipelines.clone().map(|pipeline| skips(&pipeline.source)).collect(),
-            bulk: pipelines.map(|p| p.source.class() == Class::Bulk && servers.contains(&p.steps[0].server)).collect(),
+            bulk: pipelines
+                .map(|p| p.source.class() == ServiceClass::Bulk && servers.contains(&p.steps[0].server))
+                .collect(),
             busy: vec![0; plan.servers.len()],
             paused: Vec::new(),
         }
@@ -108,14 +110,14 @@ impl Dispatcher {
     /// Gives up the waiting jobs that streams which skip do not want any more: their cycle is due, or they are paused.
     pub(super) fn give_up(&mut self, server: usize) {
         let epoch = self.epoch.expect("jobs exist only after the start");
-        let unwanted = |waiting: &Waiting| {
-            let Job { pipeline, cycle, .. } = waiting.job;
+        let unwanted = |waiting: &WaitingStep| {
+            let StepInstance { pipeline, cycle, .. } = waiting.job;
             let planned = &self.plan.pipelines[pipeline as usize];
             let due = epoch + planned.deadline(cycle, planned.steps.len() - 1);
-            self.overload.skips(pipeline) && (self.now >= due || self.overload.is_paused(pipeline))
+            self.load_shedding.skips(pipeline) && (self.now >= due || self.load_shedding.is_paused(pipeline))
         };
         let waiting = &self.servers[server].waiting;
-        let unwanted: Vec<(Key, Job)> =
+        let unwanted: Vec<(Key, StepInstance)> =
             waiting.iter().filter(|(_, waiting)| unwanted(waiting)).map(|(&key, waiting)| (key, waiting.job)).collect();
         for (key, job) in unwanted {
             let state = self.state(job).expect("a waiting job keeps its cycle open");
@@ -128,16 +130,16 @@ impl Dispatcher {
         self.catch_up();
     }
 
-    fn lose(&mut self, job: Job) {
-        let Job { pipeline, cycle, .. } = job;
+    fn lose(&mut self, job: StepInstance) {
+        let StepInstance { pipeline, cycle, .. } = job;
         let steps = planned_steps(&self.plan, pipeline);
         self.state(job).expect("a job that is given up keeps its cycle open").complete = steps;
-        self.actions.push_back(Action::Drop { pipeline, cycle });
+        self.actions.push_back(DispatchAction::Drop { pipeline, cycle });
         let planned = &self.plan.pipelines[pipeline as usize];
         for &stream in planned.source.streams() {
             let carried = self.plan.streams[stream as usize].packets_in(planned, cycle);
             for packet in carried.start..carried.end.min(self.packets[stream as usize]) {
-                self.events.push_back(Event::Lost { stream, packet });
+                self.events.push_back(DispatchEvent::Lost { stream, packet });
             }
         }
         self.retire(pipeline);
@@ -147,8 +149,8 @@ impl Dispatcher {
     pub(super) fn catch_up(&mut self) {
         let servers = &self.servers;
         let idle = |server: u32| servers[server as usize].is_idle();
-        for pipeline in self.overload.resume(idle) {
-            self.events.push_back(Event::Resumed { pipeline });
+        for pipeline in self.load_shedding.resume(idle) {
+            self.events.push_back(DispatchEvent::Resumed { pipeline });
         }
     }
 }
