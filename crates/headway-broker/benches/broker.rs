@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group};
-use headway_broker::client::Task;
-use headway_broker::{Client, OnLoss, Server, ServerOptions, TaskShape};
-use headway_core::decisions::engine_lock::{EngineParameters, Operation, Order, PeerLocks, Work};
+use headway_broker::client::BrokerTask;
+use headway_broker::{BrokerServer, Client, OnLoss, ServerOptions, TaskShape};
+use headway_core::decisions::engine_lock::{EngineParameters, EngineWork, LockOrder, LockedOperation, PeerLocks};
 use headway_core::decisions::predictor::PredictorParameters;
-use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
-use headway_core::decisions::token::{Mode, TokenParameters};
+use headway_core::decisions::sharing::{ArbiterLimits, ArbiterParameters, ClusterId, ClusterParameters};
+use headway_core::decisions::token::{TokenMode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
 
@@ -24,12 +24,17 @@ use headway_os::clock;
 const ROLE: &str = "HEADWAY_BENCH_BROKER";
 
 fn options(socket: &Path, spin: Nanos) -> ServerOptions {
-    let tokens =
-        TokenParameters { cpus: 16, per_gpu: 2, mode: Mode::WorkConserving, affinity: true, discount_holder: false };
+    let tokens = TokenParameters {
+        cpus: 16,
+        per_gpu: 2,
+        mode: TokenMode::WorkConserving,
+        affinity: true,
+        discount_holder: false,
+    };
     let engines = EngineParameters {
         copy_engines: 2,
         peer: PeerLocks::Group,
-        order: Order::Arrival,
+        order: LockOrder::Arrival,
         chunk_bytes: None,
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(0),
@@ -39,7 +44,7 @@ fn options(socket: &Path, spin: Nanos) -> ServerOptions {
         clusters: vec![ClusterParameters::equal(1, tokens)],
         engines: Some(engines),
         predictor: PredictorParameters::default(),
-        limits: Limits::default(),
+        limits: ArbiterLimits::default(),
     };
     ServerOptions {
         spin,
@@ -81,7 +86,7 @@ impl Drop for Broker {
     }
 }
 
-fn task(client: &Client) -> Task<'_> {
+fn task(client: &Client) -> BrokerTask<'_> {
     let shape = TaskShape {
         name: "bench".to_owned(),
         cluster: ClusterId(0),
@@ -94,7 +99,8 @@ fn task(client: &Client) -> Task<'_> {
     client.register(shape).expect("registered")
 }
 
-const EXECUTE: Operation = Operation { work: Work::Execute, bytes: Bytes(0), predicted: Nanos(0), budget: Nanos(0) };
+const EXECUTE: LockedOperation =
+    LockedOperation { work: EngineWork::Execute, bytes: Bytes(0), predicted: Nanos(0), budget: Nanos(0) };
 
 fn show(name: &str, mut samples: Vec<u64>) {
     samples.sort_unstable();
@@ -213,7 +219,7 @@ fn main() {
     if let Ok(role) = env::var(ROLE) {
         let (spin, socket) = role.split_once(' ').expect("a time and a socket");
         let options = options(Path::new(socket), Nanos(spin.parse().expect("a time")));
-        Server::bind(options).and_then(|mut server| server.run(&AtomicBool::new(false))).expect("a broker");
+        BrokerServer::bind(options).and_then(|mut server| server.run(&AtomicBool::new(false))).expect("a broker");
         return;
     }
     // `cargo test` only compiles and starts benches; figures are for those who ask for them.

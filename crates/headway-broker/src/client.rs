@@ -36,16 +36,16 @@ use headway_core::decisions::engine_lock::EngineParameters;
 use headway_core::decisions::sharing::{ClusterId, GpuId, TaskId, TokenId};
 use headway_core::decisions::token::TokenParameters;
 use headway_core::units::Nanos;
-use headway_os::ipc::{Packet, Socket, is_stopped};
+use headway_os::ipc::{Socket, SocketPacket, is_stopped};
 use headway_os::threads;
 
 use self::link::Link;
-pub use self::task::{Engine, Task, Token};
+pub use self::task::{BrokerEngine, BrokerTask, Token};
 use crate::error::ClientError;
 use crate::layout::TASKS_MAX;
 use crate::message::{BYTES_MAX, FromBroker, FromClient, TaskShape};
 use crate::place;
-use crate::status::Status;
+use crate::status::BrokerStatus;
 
 /// How long a broker may be silent: to a control message, and otherwise before it goes round once.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -204,7 +204,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::TooManyTasks`], [`ClientError::Refused`], [`ClientError::Lost`].
-    pub fn register(&self, shape: TaskShape) -> Result<Task<'_>, ClientError> {
+    pub fn register(&self, shape: TaskShape) -> Result<BrokerTask<'_>, ClientError> {
         let _one_at_a_time = self.registering.lock().unwrap_or_else(PoisonError::into_inner);
         let taken: Vec<usize> = self.shared.lock().records.iter().map(|record| record.index).collect();
         let index = (0..TASKS_MAX).find(|index| !taken.contains(index));
@@ -213,7 +213,7 @@ impl Client {
             return Err(ClientError::Protocol { what: "an answer to another question" });
         };
         self.shared.lock().records.push(Record { id, shape, index, held: None });
-        Ok(Task::new(self, id, index))
+        Ok(BrokerTask::new(self, id, index))
     }
 
     /// Has threads that wait for an engine look for it for `time` before they sleep, 50 us if this is never called: about
@@ -232,7 +232,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Lost`], [`ClientError::Silent`], [`ClientError::Protocol`].
-    pub fn status(&self) -> Result<Status, ClientError> {
+    pub fn status(&self) -> Result<BrokerStatus, ClientError> {
         match self.ask(&FromClient::Status)? {
             FromBroker::Status(status) => Ok(status.readable()),
             _ => Err(ClientError::Protocol { what: "an answer to another question" }),
@@ -357,7 +357,7 @@ impl Drop for Client {
 /// # Errors
 /// [`ClientError::Connect`], [`ClientError::Stranger`], [`ClientError::Silent`], [`ClientError::Lost`],
 /// [`ClientError::Refused`], [`ClientError::Protocol`].
-pub fn status(socket: &Path) -> Result<Status, ClientError> {
+pub fn status(socket: &Path) -> Result<BrokerStatus, ClientError> {
     let connection = place::reach(socket)?;
     let question = serde_json::to_vec(&FromClient::Status).map_err(|_| ClientError::Lost)?;
     // A broker that refuses closes at once; what it said is still there.
@@ -378,13 +378,13 @@ fn receive(socket: &Socket) -> Result<(FromBroker, Vec<std::os::fd::OwnedFd>), C
     let mut buffer = vec![0; BYTES_MAX];
     await_answer(socket)?;
     match socket.receive(&mut buffer)? {
-        Packet::Message(length, descriptors) => {
+        SocketPacket::Message(length, descriptors) => {
             let message = serde_json::from_slice(&buffer[..length]);
             let message = message.map_err(|_| ClientError::Protocol { what: "a message that is none" })?;
             Ok((message, descriptors))
         }
-        Packet::Truncated => Err(ClientError::Protocol { what: "a message that is too long" }),
-        Packet::Nothing | Packet::End => Err(ClientError::Lost),
+        SocketPacket::Truncated => Err(ClientError::Protocol { what: "a message that is too long" }),
+        SocketPacket::Nothing | SocketPacket::End => Err(ClientError::Lost),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use headway_core::decisions::sharing::{GpuId, Refused};
+use headway_core::decisions::sharing::{ArbiterRefused, GpuId};
 use headway_core::units::Nanos;
 use headway_os::OsError;
 
@@ -12,7 +12,7 @@ use crate::mps::MpsError;
 /// Why a request through the ring was refused; a number in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
-pub enum Reason {
+pub enum RefusalReason {
     /// The task is not this client's, or has no such job.
     NotYours = 1,
     /// The task holds or waits already.
@@ -27,7 +27,7 @@ pub enum Reason {
     Other = 5,
 }
 
-impl Reason {
+impl RefusalReason {
     pub(crate) const fn of(number: u64) -> Self {
         match number {
             1 => Self::NotYours,
@@ -40,7 +40,7 @@ impl Reason {
     }
 }
 
-impl std::fmt::Display for Reason {
+impl std::fmt::Display for RefusalReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::NotYours => "the task is not this client's or has no such job",
@@ -113,7 +113,7 @@ pub enum ServerError {
     },
     /// The parameters cannot work.
     #[error("these GPUs cannot be shared so")]
-    Parameters(#[source] Refused),
+    Parameters(#[source] ArbiterRefused),
     /// More GPUs than pages have room for.
     #[error("{gpus} GPUs are more than the {max} that a broker arbitrates")]
     TooManyGpus {
@@ -191,7 +191,7 @@ pub enum ClientError {
     Refused { reason: String },
     /// A request through the ring was refused.
     #[error("the request is refused: {0}")]
-    Request(Reason),
+    Request(RefusalReason),
     /// What was held has been taken away.
     #[error("the GPU was taken away")]
     Revoked,

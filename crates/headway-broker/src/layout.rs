@@ -6,8 +6,8 @@
 //! | broker page | broker; sealed against other writers | head of the ring, what was answered in each slot; one state word a slot |
 //! | notice page | broker; sealed, the same for all | when the broker last went round; "broker asleep" |
 
-use headway_core::decisions::engine_lock::{Operation, Work};
-use headway_core::decisions::sharing::{JobId, Outcome, TaskId};
+use headway_core::decisions::engine_lock::{EngineWork, LockedOperation};
+use headway_core::decisions::sharing::{JobId, TaskId, TokenOutcome};
 use headway_core::units::{Bytes, Nanos};
 
 /// GPUs that a broker arbitrates at most.
@@ -115,11 +115,11 @@ pub(crate) enum Entry {
     /// A job wants a token.
     Request { slot: u32, generation: u32, job: JobId, release: Nanos, acquisition: u32 },
     /// A job gives its token back.
-    Release { job: JobId, outcome: Outcome },
+    Release { job: JobId, outcome: TokenOutcome },
     /// A job no longer wants the token.
     Abort { job: JobId },
     /// A token holder wants engines.
-    Acquire { slot: u32, generation: u32, job: JobId, operation: Operation },
+    Acquire { slot: u32, generation: u32, job: JobId, operation: LockedOperation },
     /// A token holder has used an engine that is leased to it; `missing` earlier uses were not reported, for lack of room.
     Used { lock: u32, job: JobId, begin: Nanos, end: Nanos, missing: u64 },
 }
@@ -134,18 +134,18 @@ impl Entry {
             }
             Self::Release { job, outcome } => {
                 let (complete, used) = match outcome {
-                    Outcome::Complete(used) => (1, used.0),
-                    Outcome::Aborted => (0, 0),
+                    TokenOutcome::Complete(used) => (1, used.0),
+                    TokenOutcome::Aborted => (0, 0),
                 };
                 [head(2, 0, 0), u64::from(job.task.0), job.job, complete, used, 0, 0, 0]
             }
             Self::Abort { job } => [head(3, 0, 0), u64::from(job.task.0), job.job, 0, 0, 0, 0, 0],
-            Self::Acquire { slot, generation, job, operation: Operation { work, bytes, predicted, budget } } => {
+            Self::Acquire { slot, generation, job, operation: LockedOperation { work, bytes, predicted, budget } } => {
                 let work = match work {
-                    Work::Execute => 0,
-                    Work::CopyIn => 1,
-                    Work::CopyOut => 2,
-                    Work::Peer => 3,
+                    EngineWork::Execute => 0,
+                    EngineWork::CopyIn => 1,
+                    EngineWork::CopyOut => 2,
+                    EngineWork::Peer => 3,
                 };
                 let head = head(4, slot, generation);
                 [head, u64::from(job.task.0), job.job, work, bytes.0, predicted.0, budget.0, 0]
@@ -170,19 +170,19 @@ impl Entry {
                 Some(Self::Request { slot, generation, job, release: Nanos(a), acquisition })
             }
             2 => {
-                let outcome = if a == 1 { Outcome::Complete(Nanos(b)) } else { Outcome::Aborted };
+                let outcome = if a == 1 { TokenOutcome::Complete(Nanos(b)) } else { TokenOutcome::Aborted };
                 Some(Self::Release { job, outcome })
             }
             3 => Some(Self::Abort { job }),
             4 if has_slot(1) => {
                 let work = match a {
-                    0 => Work::Execute,
-                    1 => Work::CopyIn,
-                    2 => Work::CopyOut,
-                    3 => Work::Peer,
+                    0 => EngineWork::Execute,
+                    1 => EngineWork::CopyIn,
+                    2 => EngineWork::CopyOut,
+                    3 => EngineWork::Peer,
                     _ => return None,
                 };
-                let operation = Operation { work, bytes: Bytes(b), predicted: Nanos(c), budget: Nanos(d) };
+                let operation = LockedOperation { work, bytes: Bytes(b), predicted: Nanos(c), budget: Nanos(d) };
                 Some(Self::Acquire { slot, generation, job, operation })
             }
             5 if (slot as usize) < GPUS_MAX * ENGINES && a <= b => {
@@ -202,13 +202,13 @@ mod tests {
         let job = JobId { task: TaskId(u32::MAX), job: 1 << 40 };
         let entries = [
             Entry::Request { slot: 126, generation: GENERATIONS, job, release: Nanos(u64::MAX), acquisition: 3 },
-            Entry::Release { job, outcome: Outcome::Complete(Nanos(5)) },
-            Entry::Release { job, outcome: Outcome::Aborted },
+            Entry::Release { job, outcome: TokenOutcome::Complete(Nanos(5)) },
+            Entry::Release { job, outcome: TokenOutcome::Aborted },
             Entry::Abort { job },
             Entry::Used { lock: 95, job, begin: Nanos(3), end: Nanos(4), missing: 5 },
         ];
-        let acquire = [Work::Execute, Work::CopyIn, Work::CopyOut, Work::Peer].map(|work| {
-            let operation = Operation { work, bytes: Bytes(9), predicted: Nanos(8), budget: Nanos(7) };
+        let acquire = [EngineWork::Execute, EngineWork::CopyIn, EngineWork::CopyOut, EngineWork::Peer].map(|work| {
+            let operation = LockedOperation { work, bytes: Bytes(9), predicted: Nanos(8), budget: Nanos(7) };
             Entry::Acquire { slot: 1, generation: 2, job, operation }
         });
         for entry in entries.into_iter().chain(acquire) {

@@ -80,7 +80,7 @@
 //! brokers of one user never have the same GPU. A GPU without a UUID is simulated: it exists in its broker only.
 //!
 //! # When a GPU is lost
-//! The broker believes its [`Probe`] or its owner, and no client. If a client reports an error ([`Client::report_fault`]), the probe examines
+//! The broker believes its [`GpuProbe`] or its owner, and no client. If a client reports an error ([`Client::report_fault`]), the probe examines
 //! the GPU at once. When a GPU is lost,
 //!
 //! * clients that hold a token of it or wait for one of its engines get [`ClientError::GpuLost`];
@@ -119,11 +119,12 @@ mod text;
 mod wakeups;
 
 pub use client::{Client, OnLoss};
-pub use error::{ClientError, Reason, ServerError};
+pub use error::{ClientError, RefusalReason, ServerError};
 pub use layout::{GPUS_MAX, TASKS_MAX};
 pub use message::TaskShape;
 pub use mps::{MpsError, MpsOptions};
-pub use server::{Access, BrokerLimits, Faults, Health, Probe, Server, ServerOptions, Tell};
+pub use server::{BrokerLimits, BrokerServer, DiskFaults, GpuProbe, Health, ServerOptions, Tell, UserAccess};
 pub use status::{
-    ClientStatus, Counts, GpuStatus, JobStatus, LimitUse, MemoryStatus, MpsStatus, Phase, SharedUse, Status, UserStatus,
+    BrokerStatus, ClientStatus, Counts, GpuStatus, JobStatus, LimitUse, MemoryStatus, MpsStatus, Phase, SharedUse,
+    UserStatus,
 };

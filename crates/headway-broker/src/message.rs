@@ -1,12 +1,12 @@
 //! Control messages: one JSON document in each packet of the socket.
 
 use headway_core::decisions::engine_lock::EngineParameters;
-use headway_core::decisions::sharing::{ClientId, ClusterId, GpuId, Segment, TaskId, TokenId};
+use headway_core::decisions::sharing::{ClientId, ClusterId, GpuId, JobSegment, TaskId, TokenId};
 use headway_core::decisions::token::TokenParameters;
 use headway_core::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
-use crate::status::Status;
+use crate::status::BrokerStatus;
 
 /// Version of everything that client and broker share: messages and pages.
 pub(crate) const VERSION: u32 = 5;
@@ -28,7 +28,7 @@ pub struct TaskShape {
     /// Data that migrates with the task when its GPU changes.
     pub state: Bytes,
     /// Input and output copies, kernels and CPU time while the token is held.
-    pub segments: Vec<Segment>,
+    pub segments: Vec<JobSegment>,
     /// Thread whose priority follows the job's, by its number in the system; `None` = none.
     pub thread: Option<u32>,
 }
@@ -107,5 +107,5 @@ pub(crate) enum FromBroker {
     Refused {
         reason: String,
     },
-    Status(Box<Status>),
+    Status(Box<BrokerStatus>),
 }

@@ -35,12 +35,12 @@ use std::time::Duration;
 use headway_core::decisions::sharing::{ArbiterParameters, ClientId};
 use headway_core::units::{Nanos, PPM};
 use headway_os::clock;
-use headway_os::ipc::{Packet, Poller, Words};
+use headway_os::ipc::{Poller, SocketPacket, Words};
 
 use self::door::Door;
 use self::gpus::Watch;
-pub use self::gpus::{Health, Probe};
-pub use self::journal::{Faults, Tell};
+pub use self::gpus::{GpuProbe, Health};
+pub use self::journal::{DiskFaults, Tell};
 use self::pace::Pace;
 use self::socket_files::SocketFiles;
 use self::state::BrokerState;
@@ -52,7 +52,7 @@ use crate::protocol::handshake;
 
 /// Which users may connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum UserAccess {
     /// Only the broker's user.
     Private,
     /// Users in the group of the socket's folder.
@@ -106,7 +106,7 @@ pub struct ServerOptions {
     /// Where it listens.
     pub socket: PathBuf,
     /// Which users may connect.
-    pub access: Access,
+    pub access: UserAccess,
     /// The GPUs and how they are shared.
     pub arbiter: ArbiterParameters,
     /// Capacities.
@@ -135,7 +135,7 @@ pub struct ServerOptions {
     /// Whether the priority of holders follows their jobs, where the kernel permits.
     pub boost: bool,
     /// Tells whether a GPU is still there; `None` = the owner alone says so.
-    pub probe: Option<Probe>,
+    pub probe: Option<GpuProbe>,
     /// File for every input of the arbiter, what it decided, and every client cut off, one JSON document a line; continued if
     /// it exists. A broker that is started again remembers from it what the clients that are left cannot tell: see the crate's
     /// page.
@@ -151,7 +151,7 @@ pub struct ServerOptions {
     /// Runs an MPS daemon for the broker's user.
     pub mps: Option<MpsOptions>,
     /// A disk that is full or broken, for tests.
-    pub faults: Option<Faults>,
+    pub faults: Option<DiskFaults>,
 }
 
 impl ServerOptions {
@@ -160,7 +160,7 @@ impl ServerOptions {
     pub fn new(socket: PathBuf, arbiter: ArbiterParameters) -> Self {
         Self {
             socket,
-            access: Access::Private,
+            access: UserAccess::Private,
             arbiter,
             limits: BrokerLimits::default(),
             claims: Vec::new(),
@@ -208,7 +208,7 @@ const SHARE: usize = 32;
 const SLEEP_MAX: Nanos = Nanos(if cfg!(test) { 3_600_000_000_000 } else { 250_000_000 });
 
 /// A broker that listens. Everything ends when it is dropped; clients then wait for the next one.
-pub struct Server {
+pub struct BrokerServer {
     options: ServerOptions,
     door: Door,
     poller: Poller,
@@ -233,7 +233,7 @@ const GPUS: u64 = 1;
 const MPS_GUARDIAN: u64 = 2;
 const MPS_DAEMON: u64 = 3;
 
-impl Server {
+impl BrokerServer {
     /// Listens.
     ///
     /// # Errors
@@ -396,7 +396,7 @@ impl Server {
             let packet = socket.receive_bytes(&mut buffer);
             let now = self.look(Some(client));
             match packet {
-                Ok(Packet::Message(length, _)) => {
+                Ok(SocketPacket::Message(length, _)) => {
                     let greeted = self.state.is_greeted(client);
                     if !self.state.message(now, client, &buffer[..length], &self.notice) {
                         return self.cut(now, client);
@@ -413,9 +413,9 @@ impl Server {
                         }
                     }
                 }
-                Ok(Packet::Truncated) => return self.cut(now, client),
-                Ok(Packet::Nothing) => return,
-                Ok(Packet::End) | Err(_) => {
+                Ok(SocketPacket::Truncated) => return self.cut(now, client),
+                Ok(SocketPacket::Nothing) => return,
+                Ok(SocketPacket::End) | Err(_) => {
                     self.unhook(client);
                     self.state.leave(now, client);
                     return;
@@ -450,7 +450,7 @@ impl Server {
 /// Starts the MPS daemon that is asked for.
 fn mps_daemon(options: &ServerOptions, poller: &Poller) -> Result<Option<Daemon>, ServerError> {
     let Some(asked) = &options.mps else { return Ok(None) };
-    if options.access == Access::Group {
+    if options.access == UserAccess::Group {
         return Err(MpsError::Group.into());
     }
     let daemon = Daemon::start(asked, &options.socket)?;
@@ -483,10 +483,10 @@ fn allow_descriptors() -> usize {
 mod tests {
     use std::thread::JoinHandle;
 
-    use headway_core::decisions::engine_lock::{EngineParameters, Operation, Order, PeerLocks, Work};
+    use headway_core::decisions::engine_lock::{EngineParameters, EngineWork, LockOrder, LockedOperation, PeerLocks};
     use headway_core::decisions::predictor::PredictorParameters;
-    use headway_core::decisions::sharing::{ClusterId, ClusterParameters, Limits, Segment};
-    use headway_core::decisions::token::{Mode, TokenParameters};
+    use headway_core::decisions::sharing::{ArbiterLimits, ClusterId, ClusterParameters, JobSegment};
+    use headway_core::decisions::token::{TokenMode, TokenParameters};
     use headway_core::units::Bytes;
 
     use super::*;
@@ -497,12 +497,17 @@ mod tests {
     const WATCHDOG: Nanos = Nanos(600_000_000_000);
 
     fn options(socket: PathBuf) -> ServerOptions {
-        let tokens =
-            TokenParameters { cpus: 1, per_gpu: 1, mode: Mode::WorkConserving, affinity: true, discount_holder: false };
+        let tokens = TokenParameters {
+            cpus: 1,
+            per_gpu: 1,
+            mode: TokenMode::WorkConserving,
+            affinity: true,
+            discount_holder: false,
+        };
         let engines = EngineParameters {
             copy_engines: 2,
             peer: PeerLocks::Group,
-            order: Order::Arrival,
+            order: LockOrder::Arrival,
             chunk_bytes: None,
             keep_bytes: Bytes(0),
             unlocked_below: Bytes(0),
@@ -512,7 +517,7 @@ mod tests {
             clusters: vec![ClusterParameters::equal(1, tokens)],
             engines: Some(engines),
             predictor: PredictorParameters::default(),
-            limits: Limits::default(),
+            limits: ArbiterLimits::default(),
         };
         ServerOptions { watchdog: WATCHDOG, boost: false, urgent: false, ..ServerOptions::new(socket, arbiter) }
     }
@@ -530,7 +535,7 @@ mod tests {
     }
 
     /// Lets the broker serve until it has granted `enough`; fails if the thread that asks ends before.
-    fn turn_until<T>(server: &mut Server, holder: &JoinHandle<T>, enough: fn(&Counts) -> bool) {
+    fn turn_until<T>(server: &mut BrokerServer, holder: &JoinHandle<T>, enough: fn(&Counts) -> bool) {
         while !enough(&server.state.counts) {
             assert!(!holder.is_finished(), "the holder ended before it was served");
             let now = server.look(None);
@@ -544,7 +549,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut options = options(folder.path().join("s"));
         options.arbiter.clusters[0].tokens.per_gpu = 2;
-        let mut server = Server::bind(options).unwrap();
+        let mut server = BrokerServer::bind(options).unwrap();
         let socket = server.options.socket.clone();
         let (go_on, wait) = std::sync::mpsc::channel::<()>();
         let holder = std::thread::spawn(move || {
@@ -553,7 +558,8 @@ mod tests {
             let mut first = a.acquire(clock::now(), 0, None).unwrap();
             let second = b.acquire(clock::now(), 0, None).unwrap();
             wait.recv().unwrap();
-            let operation = Operation { work: Work::Execute, bytes: Bytes(0), predicted: Nanos(0), budget: Nanos(0) };
+            let operation =
+                LockedOperation { work: EngineWork::Execute, bytes: Bytes(0), predicted: Nanos(0), budget: Nanos(0) };
             let engine = first.engine(operation).unwrap();
             wait.recv().unwrap();
             drop(engine);
@@ -585,7 +591,7 @@ mod tests {
     /// The holder of a token over time, with a clock and a broker that the test drives step by step.
     fn cut_off(late: Nanos, then: Nanos) -> u64 {
         let folder = tempfile::tempdir().unwrap();
-        let mut server = Server::bind(options(folder.path().join("s"))).unwrap();
+        let mut server = BrokerServer::bind(options(folder.path().join("s"))).unwrap();
         let socket = server.options.socket.clone();
         let holder = std::thread::spawn(move || {
             let client = Client::connect(&socket, "one", OnLoss::Fail).unwrap();
@@ -604,14 +610,14 @@ mod tests {
     }
 
     /// A broker that has granted a token to a task that declared `declared` for each job, and what has it given back and then ends.
-    fn granted(declared: Nanos) -> (Server, impl FnOnce() -> Client) {
+    fn granted(declared: Nanos) -> (BrokerServer, impl FnOnce() -> Client) {
         let folder = tempfile::tempdir().unwrap();
-        let mut server = Server::bind(options(folder.path().join("s"))).unwrap();
+        let mut server = BrokerServer::bind(options(folder.path().join("s"))).unwrap();
         let socket = server.options.socket.clone();
         let (go_on, wait) = std::sync::mpsc::channel::<()>();
         let holder = std::thread::spawn(move || {
             let client = Client::connect(&socket, "one", OnLoss::Fail).unwrap();
-            let execute = Segment::Execute { kernel: "k".to_owned(), time: declared };
+            let execute = JobSegment::Execute { kernel: "k".to_owned(), time: declared };
             let shape = TaskShape { period: declared, deadline: declared, segments: vec![execute], ..shape("a") };
             let mut task = client.register(shape).unwrap();
             let token = task.acquire(clock::now(), 0, None).unwrap();
@@ -636,7 +642,7 @@ mod tests {
         let before = server.look(None);
         let _client = give_back();
         server.turn(before);
-        let holds = |server: &Server| server.state.tasks.values().any(|task| task.open.is_some());
+        let holds = |server: &BrokerServer| server.state.tasks.values().any(|task| task.open.is_some());
         assert!(holds(&server), "its use lasted longer than until then");
         let after = server.look(None);
         server.turn(after);
@@ -667,7 +673,7 @@ mod tests {
         for (excused, is_postponed) in [(true, false), (false, true)] {
             // Twice as much is no reason to postpone anything.
             let (mut server, give_back) = granted(Nanos(WATCHDOG.0 / 2));
-            let release = |server: &Server| server.state.tasks.values().next().unwrap().last_release;
+            let release = |server: &BrokerServer| server.state.tasks.values().next().unwrap().last_release;
             let first = release(&server);
             let _client = give_back();
             let late = Nanos(3 * WATCHDOG.0);

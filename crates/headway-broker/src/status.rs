@@ -10,7 +10,7 @@ use crate::text::readable;
 /// A broker at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Status {
+pub struct BrokerStatus {
     /// Format of this document.
     pub schema: u32,
     /// How often the broker of this socket was started.
@@ -60,7 +60,7 @@ pub struct MpsStatus {
     pub log: String,
 }
 
-impl Status {
+impl BrokerStatus {
     /// The same with every text made safe for terminals, from whatever source: an honest broker has escaped names already, and escaping
     /// twice changes nothing.
     pub(crate) fn readable(mut self) -> Self {
@@ -249,7 +249,7 @@ mod tests {
             phase: Phase::WaitsForToken,
         };
         let memory = MemoryStatus { log: Some(evil.clone()), trouble: Some(evil.clone()), ..MemoryStatus::default() };
-        let status = Status {
+        let status = BrokerStatus {
             schema: 1,
             epoch: 1,
             pid: 1,

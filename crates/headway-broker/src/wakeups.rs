@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use headway_core::decisions::engine_lock::{EngineParameters, Operation, Order, PeerLocks, Work};
+use headway_core::decisions::engine_lock::{EngineParameters, EngineWork, LockOrder, LockedOperation, PeerLocks};
 use headway_core::decisions::predictor::PredictorParameters;
-use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
-use headway_core::decisions::token::{Mode, TokenParameters};
+use headway_core::decisions::sharing::{ArbiterLimits, ArbiterParameters, ClusterId, ClusterParameters};
+use headway_core::decisions::token::{TokenMode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
 use headway_os::ipc::Socket;
 
-use crate::{Client, OnLoss, Server, ServerOptions, TaskShape};
+use crate::{BrokerServer, Client, OnLoss, ServerOptions, TaskShape};
 
 /// One more than there are tokens, so that one client waits for a token while the others take turns at one engine.
 const CLIENTS: u32 = 3;
@@ -24,11 +24,11 @@ const STALL: Duration = Duration::from_secs(120);
 
 fn options(socket: std::path::PathBuf) -> ServerOptions {
     let tokens =
-        TokenParameters { cpus: 64, per_gpu: TOKENS, mode: Mode::Fifo, affinity: false, discount_holder: false };
+        TokenParameters { cpus: 64, per_gpu: TOKENS, mode: TokenMode::Fifo, affinity: false, discount_holder: false };
     let engines = EngineParameters {
         copy_engines: 2,
         peer: PeerLocks::Group,
-        order: Order::Arrival,
+        order: LockOrder::Arrival,
         chunk_bytes: None,
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(0),
@@ -38,7 +38,7 @@ fn options(socket: std::path::PathBuf) -> ServerOptions {
         clusters: vec![ClusterParameters::equal(1, tokens)],
         engines: Some(engines),
         predictor: PredictorParameters::default(),
-        limits: Limits::default(),
+        limits: ArbiterLimits::default(),
     };
     let mut options = ServerOptions::new(socket, arbiter);
     (options.boost, options.urgent, options.spin) = (false, false, Nanos(0));
@@ -59,7 +59,8 @@ fn work(socket: &std::path::Path, rounds: &AtomicU32, alone: bool) {
         thread: None,
     };
     let mut task = client.register(shape).unwrap();
-    let operation = Operation { work: Work::Execute, bytes: Bytes(0), predicted: Nanos(0), budget: Nanos(0) };
+    let operation =
+        LockedOperation { work: EngineWork::Execute, bytes: Bytes(0), predicted: Nanos(0), budget: Nanos(0) };
     for _ in 0..ROUNDS {
         let mut token = task.acquire(clock::now(), 0, None).unwrap();
         for _ in 0..2 {
@@ -83,7 +84,7 @@ fn whoever_sleeps_is_woken_every_time() {
 fn run(clients: u32) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("broker");
-    let mut server = Server::bind(options(socket.clone())).unwrap();
+    let mut server = BrokerServer::bind(options(socket.clone())).unwrap();
     let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
     let broker = {
         let stop = Arc::clone(&stop);

@@ -9,10 +9,10 @@ use std::process::{Command, Stdio};
 
 use crate::support::{Broker, LIMIT, parameters, shape, wait_until};
 use headway_broker::{Client, OnLoss, Phase, ServerOptions};
-use headway_core::decisions::sharing::log::Line;
+use headway_core::decisions::sharing::log::BrokerLogLine;
 use headway_core::units::Nanos;
 use headway_os::clock;
-use headway_os::ipc::{Packet, Socket};
+use headway_os::ipc::{Socket, SocketPacket};
 use serde_json::Value;
 
 fn page() -> String {
@@ -41,7 +41,7 @@ fn the_numbers_of_the_page_are_those_of_the_code() {
         socket.send(br#"{"hello":{"version":0,"name":"x","resumed":[]}}"#, &[]).unwrap();
         assert!(socket.wait(LIMIT));
         let mut buffer = [0; 1024];
-        let Ok(Packet::Message(length, _)) = socket.receive(&mut buffer) else { panic!("no answer") };
+        let Ok(SocketPacket::Message(length, _)) = socket.receive(&mut buffer) else { panic!("no answer") };
         let answer = String::from_utf8_lossy(&buffer[..length]).into_owned();
         let behind = answer.split("speaks version ").nth(1).unwrap();
         behind.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap()
@@ -95,7 +95,7 @@ fn heard(broker: &Broker, packets: &[&[u8]]) -> Vec<String> {
     loop {
         assert!(socket.wait(LIMIT), "neither an answer nor an end: {kinds:?}");
         match socket.receive(&mut buffer) {
-            Ok(Packet::Message(length, _)) => {
+            Ok(SocketPacket::Message(length, _)) => {
                 let answer: Value = serde_json::from_slice(&buffer[..length]).unwrap();
                 let kind = answer.as_str().map(str::to_owned);
                 kinds.push(kind.unwrap_or_else(|| answer.as_object().unwrap().keys().next().unwrap().clone()));
@@ -107,7 +107,7 @@ fn heard(broker: &Broker, packets: &[&[u8]]) -> Vec<String> {
                     }
                 }
             }
-            Ok(Packet::Nothing) => {}
+            Ok(SocketPacket::Nothing) => {}
             _ => {
                 kinds.push("end".to_owned());
                 return kinds;
@@ -210,7 +210,7 @@ fn a_client_in_c_written_from_the_page_takes_turns_with_ours() {
     drop(ours);
     drop(broker);
     let text = fs::read_to_string(&log).unwrap();
-    let used = text.lines().filter(|line| matches!(serde_json::from_str(line), Ok(Line::Used(_)))).count();
+    let used = text.lines().filter(|line| matches!(serde_json::from_str(line), Ok(BrokerLogLine::Used(_)))).count();
     assert_eq!(used, ROUNDS, "what the client did by lease is in the log");
 }
 

@@ -23,8 +23,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use headway_broker::{Client, OnLoss, Server, ServerOptions, client};
-use headway_core::decisions::engine_lock::Work;
+use headway_broker::{BrokerServer, Client, OnLoss, ServerOptions, client};
+use headway_core::decisions::engine_lock::EngineWork;
 use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::ipc::{Process, Signal, Words};
@@ -199,7 +199,7 @@ fn worker() {
         let gpu = token.gpu().0 as usize;
         for _ in 0..random.next_u32() % 4 {
             let engine = (random.next_u32() % 3) as usize;
-            let work = [Work::Execute, Work::CopyIn, Work::CopyOut][engine];
+            let work = [EngineWork::Execute, EngineWork::CopyIn, EngineWork::CopyOut][engine];
             let Ok(held) = timed(&orders, || token.engine(operation(work))) else { break };
             enter(words, ENGINES + gpu * 3 + engine, me);
             for _ in 0..random.next_u32() % 200 {
@@ -241,7 +241,7 @@ fn liar() {
 fn broker() {
     let Some(socket) = var("CRASH_BROKER") else { return };
     end_with_parent();
-    Server::bind(options(Path::new(&socket))).unwrap().run(&AtomicBool::new(false)).unwrap();
+    BrokerServer::bind(options(Path::new(&socket))).unwrap().run(&AtomicBool::new(false)).unwrap();
 }
 
 struct Node {
@@ -606,7 +606,7 @@ fn whoever_crashes_hangs_or_lies_wherever_the_others_go_on_and_nothing_is_lost()
     let mut tasks: Vec<_> = (0..GPUS * PER_GPU).map(|_| last.register(shape("last")).unwrap()).collect();
     let mut tokens: Vec<_> = tasks.iter_mut().map(|task| task.acquire(clock::now(), 0, Some(LIMIT)).unwrap()).collect();
     for token in &mut tokens {
-        for work in [Work::Execute, Work::CopyIn, Work::CopyOut] {
+        for work in [EngineWork::Execute, EngineWork::CopyIn, EngineWork::CopyOut] {
             assert!(token.engine(operation(work)).unwrap().is_locked());
         }
     }

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use headway_broker::{Client, OnLoss, Phase, ServerOptions};
-use headway_core::decisions::engine_lock::Work;
+use headway_core::decisions::engine_lock::EngineWork;
 use headway_core::units::Nanos;
 use headway_os::clock;
 use support::{Broker, LIMIT, operation, parameters, shape, wait_until};
@@ -27,13 +27,13 @@ fn an_engine_that_is_in_use_by_lease_is_granted_to_nobody_else_in_any_of_many_ro
         let mut first = a.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
         wait_until("the engines are leased", || one.status().unwrap().gpus[0].leased_to.is_some());
         let granted = one.status().unwrap().counts.engines;
-        let engine = first.engine(operation(Work::Execute)).unwrap();
+        let engine = first.engine(operation(EngineWork::Execute)).unwrap();
         by_lease.fetch_add(u32::from(one.status().unwrap().counts.engines == granted), Ordering::SeqCst);
         let (used, done) = (AtomicU32::new(1), AtomicU32::new(0));
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
                 let mut second = b.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
-                let engine = second.engine(operation(Work::Execute)).unwrap();
+                let engine = second.engine(operation(EngineWork::Execute)).unwrap();
                 let free = used.load(Ordering::SeqCst) == 0;
                 done.store(1, Ordering::SeqCst);
                 drop(engine);
@@ -59,7 +59,7 @@ fn holder() {
     let client = Client::connect(Path::new(&socket), "holder", OnLoss::Fail).unwrap();
     let mut task = client.register(shape("held")).unwrap();
     let mut token = task.acquire(clock::now(), 0, None).unwrap();
-    let _engine = token.engine(operation(Work::Execute)).unwrap();
+    let _engine = token.engine(operation(EngineWork::Execute)).unwrap();
     loop {
         std::thread::park();
     }

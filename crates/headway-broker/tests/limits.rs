@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::layout::{BROKER_LONGS, BROKER_WORDS, CLIENT_LONGS, CLIENT_WORDS, Code, Entry, HEAD, RING_ENTRIES, TAIL};
 use crate::support::{Broker, LIMIT, parameters, shape, wait_until};
-use headway_broker::{Client, ClientError, OnLoss, Reason, ServerOptions, TaskShape};
-use headway_core::decisions::sharing::{JobId, Segment, TaskId};
-use headway_core::decisions::token::Mode;
+use headway_broker::{Client, ClientError, OnLoss, RefusalReason, ServerOptions, TaskShape};
+use headway_core::decisions::sharing::{JobId, JobSegment, TaskId};
+use headway_core::decisions::token::TokenMode;
 use headway_core::units::Nanos;
 use headway_os::clock;
-use headway_os::ipc::{Bell, Packet, Socket, Words, WordsView};
+use headway_os::ipc::{Bell, Socket, SocketPacket, Words, WordsView};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
@@ -22,7 +22,7 @@ fn connect(broker: &Broker) -> Client {
 /// One token, which goes to the most urgent.
 fn by_urgency(options: &mut ServerOptions) {
     options.arbiter = parameters(1, 1, Nanos(0));
-    options.arbiter.clusters[0].tokens.mode = Mode::Priority;
+    options.arbiter.clusters[0].tokens.mode = TokenMode::Priority;
 }
 
 fn due_in(deadline: Nanos) -> TaskShape {
@@ -107,7 +107,7 @@ fn a_second_acquisition_of_a_job_is_no_way_around_the_time_of_its_request() {
 fn a_task_that_uses_more_than_it_declared_is_due_later_the_next_time() {
     let broker = Broker::start(by_urgency);
     let client = connect(&broker);
-    let execute = Segment::Execute { kernel: "k".to_owned(), time: Nanos(1) };
+    let execute = JobSegment::Execute { kernel: "k".to_owned(), time: Nanos(1) };
     let liar = TaskShape { period: Nanos(1_000), deadline: Nanos(100_000), segments: vec![execute], ..shape("a") };
     let mut task = client.register(liar).unwrap();
     let release = clock::now();
@@ -136,7 +136,7 @@ fn deadlines_below_the_least_and_requests_above_the_most_are_refused() {
     let (mut a, mut b) = (client.register(shape("a")).unwrap(), client.register(shape("b")).unwrap());
     let token = a.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
     let refused = b.acquire(clock::now(), 0, Some(LIMIT)).map(drop);
-    assert!(matches!(refused, Err(ClientError::Request(Reason::Limit))), "{refused:?}");
+    assert!(matches!(refused, Err(ClientError::Request(RefusalReason::Limit))), "{refused:?}");
     token.release(Nanos(1));
     wait_until("there is room", || b.acquire(clock::now(), 0, Some(LIMIT)).is_ok());
 }
@@ -145,7 +145,7 @@ fn deadlines_below_the_least_and_requests_above_the_most_are_refused() {
 fn a_user_s_segments_are_limited() {
     let broker = Broker::start(|_| {});
     let client = connect(&broker);
-    let segments = vec![Segment::Execute { kernel: "k".repeat(64), time: Nanos(1) }; 1_024];
+    let segments = vec![JobSegment::Execute { kernel: "k".repeat(64), time: Nanos(1) }; 1_024];
     let (period, deadline) = (Nanos(1 << 50), Nanos(1 << 50));
     let fat = || client.register(TaskShape { period, deadline, segments: segments.clone(), ..shape("fat") });
     let tasks: Vec<_> = (0..16).map(|_| fat().unwrap()).collect();
@@ -166,7 +166,7 @@ fn a_status_says_who_takes_how_much_of_each_limit() {
         options.limits.log_bytes_per_user = 640;
     });
     let tenth = |name: &str| {
-        let segments = vec![Segment::Execute { kernel: "k".to_owned(), time: Nanos(100_000_000) }];
+        let segments = vec![JobSegment::Execute { kernel: "k".to_owned(), time: Nanos(100_000_000) }];
         TaskShape { period: Nanos(1_000_000_000), deadline: Nanos(1_000_000_000), segments, ..shape(name) }
     };
     let (client, other) = (connect(&broker), connect(&broker));
@@ -203,7 +203,7 @@ fn a_user_that_storms_is_refused_before_it_fills_the_log() {
             token.release(Nanos(1));
             false
         }
-        Err(error) => matches!(error, ClientError::Request(Reason::Limit)),
+        Err(error) => matches!(error, ClientError::Request(RefusalReason::Limit)),
     });
     assert!(refused, "a thousand requests at two a second");
     assert!(matches!(client.register(shape("b")).map(drop), Err(ClientError::Refused { .. })));
@@ -215,7 +215,7 @@ fn who_sends_too_long_a_message_or_descriptors_is_cut_off() {
     let broker = Broker::start(|_| {});
     let client = connect(&broker);
     let is_ended = |socket: &Socket| {
-        wait_until("the end of the connection", || matches!(socket.receive(&mut [0; 4096]), Ok(Packet::End)));
+        wait_until("the end of the connection", || matches!(socket.receive(&mut [0; 4096]), Ok(SocketPacket::End)));
     };
     // A question, and then more spaces than fit: its beginning alone would be answered.
     let long = format!("\"status\"{}", " ".repeat(150 << 10));
@@ -235,7 +235,7 @@ fn who_sends_too_long_a_message_or_descriptors_is_cut_off() {
 fn hear(socket: &Socket) -> (serde_json::Value, Vec<OwnedFd>) {
     let mut buffer = vec![0; 128 << 10];
     assert!(socket.wait(LIMIT), "the broker does not answer");
-    let Packet::Message(length, descriptors) = socket.receive(&mut buffer).unwrap() else { panic!("no message") };
+    let SocketPacket::Message(length, descriptors) = socket.receive(&mut buffer).unwrap() else { panic!("no message") };
     (serde_json::from_slice(&buffer[..length]).unwrap(), descriptors)
 }
 
@@ -343,7 +343,7 @@ fn who_breaks_the_protocol_with_a_token_is_heard_no_more_and_its_token_stays_tak
     wait_until("it is cut off", || owner.status().unwrap().counts.cut == 1);
     assert!(socket.is_cut(), "the connection has ended");
     assert!(socket.send(b"\"status\"", &[]).is_err(), "nobody hears it");
-    assert!(matches!(socket.receive(&mut [0; 4096]), Ok(Packet::End)));
+    assert!(matches!(socket.receive(&mut [0; 4096]), Ok(SocketPacket::End)));
     let status = owner.status().unwrap();
     assert_eq!((status.gpus[0].holders.len(), status.counts.gone), (1, 0), "it has left once, with its token");
     let mut next = owner.register(shape("b")).unwrap();

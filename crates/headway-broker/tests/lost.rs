@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::support::{Broker, LIMIT, operation, parameters, shape, wait_until};
-use headway_broker::{Client, ClientError, Health, JobStatus, OnLoss, Phase, Probe, Reason, ServerOptions, Status};
-use headway_core::decisions::engine_lock::Work;
-use headway_core::decisions::sharing::{GpuId, Segment};
+use headway_broker::{
+    BrokerStatus, Client, ClientError, GpuProbe, Health, JobStatus, OnLoss, Phase, RefusalReason, ServerOptions,
+};
+use headway_core::decisions::engine_lock::EngineWork;
+use headway_core::decisions::sharing::{GpuId, JobSegment};
 use headway_core::units::Nanos;
 use headway_os::clock;
 
@@ -18,7 +20,7 @@ fn gpus(gpus: u32, per_gpu: u32) -> impl FnOnce(&mut ServerOptions) {
     move |options| options.arbiter = parameters(gpus, per_gpu, Nanos(0))
 }
 
-fn lost(status: &Status) -> Vec<u32> {
+fn lost(status: &BrokerStatus) -> Vec<u32> {
     status.gpus.iter().filter(|gpu| gpu.lost).map(|gpu| gpu.gpu.0).collect()
 }
 
@@ -28,7 +30,7 @@ fn holders_of_a_lost_gpu_are_told_and_the_others_share_what_is_left() {
     let (one, two) = (connect(&broker, "one"), connect(&broker, "two"));
     // Each needs more than half of a GPU.
     let long = || {
-        let execute = Segment::Execute { kernel: "k".to_owned(), time: Nanos(600) };
+        let execute = JobSegment::Execute { kernel: "k".to_owned(), time: Nanos(600) };
         headway_broker::TaskShape { segments: vec![execute], ..shape("a") }
     };
     let (mut a, mut b, mut c) =
@@ -44,7 +46,7 @@ fn holders_of_a_lost_gpu_are_told_and_the_others_share_what_is_left() {
         wait_until("somebody waits", || two.status().unwrap().jobs.len() == 3);
         two.declare_lost(gpu).unwrap();
         assert!(first.is_revoked() && !second.is_revoked());
-        for work in [Work::Execute, Work::CopyIn] {
+        for work in [EngineWork::Execute, EngineWork::CopyIn] {
             let refused = first.engine(operation(work)).map(drop);
             assert!(matches!(refused, Err(ClientError::GpuLost { gpu: which }) if which == gpu), "{refused:?}");
         }
@@ -69,10 +71,10 @@ fn who_waits_for_the_last_gpu_or_its_engine_is_told_and_nobody_gets_it_again() {
         (one.register(shape("a")).unwrap(), two.register(shape("b")).unwrap(), three.register(shape("c")).unwrap());
     let mut first = a.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
     let mut second = b.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
-    let engine = first.engine(operation(Work::Execute)).unwrap();
+    let engine = first.engine(operation(EngineWork::Execute)).unwrap();
     let is_lost = |error: ClientError| matches!(error, ClientError::GpuLost { gpu: GpuId(0) });
     std::thread::scope(|scope| {
-        let for_engine = scope.spawn(|| second.engine(operation(Work::Execute)).map(drop).unwrap_err());
+        let for_engine = scope.spawn(|| second.engine(operation(EngineWork::Execute)).map(drop).unwrap_err());
         let for_token = scope.spawn(|| c.acquire(clock::now(), 0, Some(LIMIT)).map(drop).unwrap_err());
         wait_until("both wait", || {
             let jobs = one.status().unwrap().jobs;
@@ -88,7 +90,7 @@ fn who_waits_for_the_last_gpu_or_its_engine_is_told_and_nobody_gets_it_again() {
     drop(engine);
     drop((first, second));
     let refused = a.acquire(clock::now(), 0, Some(LIMIT)).map(drop);
-    assert!(matches!(refused, Err(ClientError::Request(Reason::NoGpu))), "{refused:?}");
+    assert!(matches!(refused, Err(ClientError::Request(RefusalReason::NoGpu))), "{refused:?}");
     assert!(one.status().unwrap().jobs.is_empty());
 }
 
@@ -98,7 +100,7 @@ fn what_a_client_meets_is_only_a_hint_until_the_probe_confirms_it() {
     let (answer, asked) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU64::new(0)));
     let probe = {
         let (answer, asked) = (Arc::clone(&answer), Arc::clone(&asked));
-        Probe::new(move |gpu| {
+        GpuProbe::new(move |gpu| {
             asked.fetch_add(1, Ordering::SeqCst);
             let lost = gpu == GpuId(1) && answer.load(Ordering::SeqCst) == LOST;
             if lost { Health::Lost } else { Health::There }

@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use crate::support::{Broker, LIMIT, operation, parameters, shape, wait_until};
 use headway_broker::{
-    Client, ClientError, Faults, OnLoss, Phase, Server, ServerError, ServerOptions, Status, Tell, client,
+    BrokerServer, BrokerStatus, Client, ClientError, DiskFaults, OnLoss, Phase, ServerError, ServerOptions, Tell,
+    client,
 };
-use headway_core::decisions::engine_lock::{Engine, Work};
+use headway_core::decisions::engine_lock::{EngineRole, EngineWork};
 use headway_core::decisions::sharing::GpuId;
-use headway_core::decisions::sharing::log::{Line, Why};
+use headway_core::decisions::sharing::log::{BrokerLogLine, StartReason};
 use headway_core::units::Nanos;
 use headway_os::clock;
 
@@ -36,7 +37,7 @@ impl Disk {
 
     fn options(&self, ending: &'static str, options: &mut ServerOptions) {
         let (errno, messages) = (Arc::clone(&self.errno), Arc::clone(&self.messages));
-        options.faults = Some(Faults::new(move |path| {
+        options.faults = Some(DiskFaults::new(move |path| {
             let errno = Some(errno.load(Ordering::SeqCst)).filter(|errno| *errno != 0);
             // However long the test takes: the file that would follow a broken one fails too.
             errno.filter(|_| path.to_string_lossy().trim_end_matches(".new").ends_with(ending))
@@ -58,11 +59,11 @@ fn connect(broker: &Broker, name: &str) -> Client {
 }
 
 /// The lines of a log; half a line may stand before a start only.
-fn lines(log: &Path) -> Vec<Line> {
+fn lines(log: &Path) -> Vec<BrokerLogLine> {
     let (mut lines, mut torn) = (Vec::new(), false);
     for line in fs::read_to_string(log).unwrap().lines().filter(|line| !line.is_empty()) {
         let read = serde_json::from_str(line);
-        assert!(!torn || matches!(read, Ok(Line::Broker(_))), "{line}");
+        assert!(!torn || matches!(read, Ok(BrokerLogLine::Broker(_))), "{line}");
         torn = read.is_err();
         lines.extend(read);
     }
@@ -70,15 +71,15 @@ fn lines(log: &Path) -> Vec<Line> {
 }
 
 /// Makes all decisions of a log again; why each of its parts began.
-fn replay(log: &Path) -> Vec<(Why, u64)> {
+fn replay(log: &Path) -> Vec<(StartReason, u64)> {
     let (mut arbiter, mut starts) = (None, Vec::new());
     for line in lines(log) {
         match line {
-            Line::Broker(start) => {
+            BrokerLogLine::Broker(start) => {
                 arbiter = Some(start.begin().unwrap());
                 starts.push((start.why, start.missing));
             }
-            Line::Fed(fed) => {
+            BrokerLogLine::Fed(fed) => {
                 let arbiter = arbiter.as_mut().expect("a log begins with a start");
                 assert_eq!(arbiter.handle(fed.now, &fed.input).err(), fed.refused);
                 assert_eq!(std::iter::from_fn(|| arbiter.poll_action()).collect::<Vec<_>>(), fed.actions);
@@ -134,7 +135,8 @@ fn a_full_or_broken_disk_does_not_end_the_broker_and_when_it_is_well_again_a_sna
         drop(client);
         drop(broker);
         let starts = replay(&log);
-        let gaps: Vec<u64> = starts.iter().filter(|(why, _)| *why == Why::Gap).map(|(_, missing)| *missing).collect();
+        let gaps: Vec<u64> =
+            starts.iter().filter(|(why, _)| *why == StartReason::Gap).map(|(_, missing)| *missing).collect();
         assert_eq!(gaps.len(), 1, "{ending}: {starts:?}");
         assert!(gaps[0] > 20, "{ending}: {gaps:?}");
     }
@@ -153,7 +155,7 @@ fn a_broker_starts_on_a_full_disk_unless_it_must_remember() {
     let mut must = ServerOptions::new(socket.clone(), parameters(1, 1, Nanos(0)));
     must.must_remember = true;
     change(&mut must);
-    let refused = Server::bind(must).map(drop).unwrap_err();
+    let refused = BrokerServer::bind(must).map(drop).unwrap_err();
     assert!(matches!(refused, ServerError::Place { .. } | ServerError::Log { .. }), "{refused}");
     let broker = Broker::at(&socket, change);
     let client = connect(&broker, "one");
@@ -165,11 +167,11 @@ fn a_broker_starts_on_a_full_disk_unless_it_must_remember() {
     let mut wrong = ServerOptions::new(folder.path().join("other"), parameters(1, 1, Nanos(0)));
     wrong.log = Some(folder.path().join("none/log"));
     assert!(
-        matches!(Server::bind(wrong).map(drop), Err(ServerError::Log { source, .. }) if source.kind() == io::ErrorKind::NotFound)
+        matches!(BrokerServer::bind(wrong).map(drop), Err(ServerError::Log { source, .. }) if source.kind() == io::ErrorKind::NotFound)
     );
 }
 
-fn waiting(status: &Status) -> usize {
+fn waiting(status: &BrokerStatus) -> usize {
     status.jobs.iter().filter(|job| job.phase == Phase::WaitsForToken).count()
 }
 
@@ -237,7 +239,7 @@ fn a_log_has_as_many_files_as_it_may_each_readable_without_the_others_and_nothin
     assert_eq!(names.into_iter().collect::<Vec<_>>(), ["broker.log", "broker.log.1", "broker.log.2"]);
     for file in [log.clone(), sibling(&log, ".1"), sibling(&log, ".2")] {
         let starts = replay(&file);
-        assert_eq!(starts[0], (Why::Rotated, 0), "{}", file.display());
+        assert_eq!(starts[0], (StartReason::Rotated, 0), "{}", file.display());
         // A line and a snapshot more than the limit.
         let bytes = fs::metadata(&file).unwrap().len();
         assert!(bytes < BYTES + 10_000, "{} has {bytes} bytes", file.display());
@@ -268,9 +270,9 @@ fn what_is_used_by_lease_is_in_the_log() {
     let before = clock::now();
     // More than the ring has room for at once: who is not told is counted.
     for _ in 0..2_000 {
-        token.engine(operation(Work::Execute)).unwrap().release();
+        token.engine(operation(EngineWork::Execute)).unwrap().release();
     }
-    token.engine(operation(Work::CopyOut)).unwrap().release();
+    token.engine(operation(EngineWork::CopyOut)).unwrap().release();
     let engines = client.status().unwrap().counts.engines;
     token.release(Nanos(1));
     drop(task);
@@ -279,11 +281,11 @@ fn what_is_used_by_lease_is_in_the_log() {
     assert_eq!(engines, 0, "all by lease");
     let used: Vec<_> = lines(&log)
         .into_iter()
-        .filter_map(|line| if let Line::Used(used) = line { Some(used) } else { None })
+        .filter_map(|line| if let BrokerLogLine::Used(used) = line { Some(used) } else { None })
         .collect();
     assert!(used.iter().all(|used| used.job.task == id && before <= used.begin && used.begin <= used.end), "{used:?}");
     let told = used.len() as u64 + used.iter().map(|used| used.missing).sum::<u64>();
-    let last_is_told = used.last().is_some_and(|used| used.lock.engine == Engine::Out);
+    let last_is_told = used.last().is_some_and(|used| used.lock.engine == EngineRole::Out);
     assert!(told == 2_001 || !last_is_told && told < 2_001, "{told} of 2001");
     assert!(used.len() > 100, "{} are told", used.len());
 }

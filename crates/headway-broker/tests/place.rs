@@ -9,10 +9,10 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use headway_broker::{Client, ClientError, OnLoss, Server, ServerError, ServerOptions, TaskShape, client};
+use headway_broker::{BrokerServer, Client, ClientError, OnLoss, ServerError, ServerOptions, TaskShape, client};
 use headway_core::units::Nanos;
 use headway_os::clock;
-use headway_os::ipc::{Listener, Packet, Process, Signal, Socket, stop_when_told, this_thread, user};
+use headway_os::ipc::{Listener, Process, Signal, Socket, SocketPacket, stop_when_told, this_thread, user};
 use headway_os::sched::{self, SchedClass};
 use rustix::fs::{FileType, Mode};
 use support::{Broker, LIMIT, parameters, shape, wait_until};
@@ -31,7 +31,7 @@ fn options(socket: &Path) -> ServerOptions {
 
 fn bind(socket: &Path) -> Result<(), ServerError> {
     loop {
-        match Server::bind(options(socket)).map(drop) {
+        match BrokerServer::bind(options(socket)).map(drop) {
             // A process that another test starts has our lock too, until it runs its own program. Then nobody listens.
             Err(ServerError::Running { .. }) if Socket::connect(socket).is_err() => std::thread::yield_now(),
             bound => return bound,
@@ -69,7 +69,7 @@ fn broker() {
     }
     let stop = stop_when_told().unwrap();
     let boost = env::var_os("PLACE_BOOST").is_some();
-    match Server::bind(ServerOptions { boost, ..options(&socket) }) {
+    match BrokerServer::bind(ServerOptions { boost, ..options(&socket) }) {
         Ok(mut server) => {
             server.run(&stop).unwrap();
             drop(server);
@@ -331,7 +331,7 @@ fn a_gpu_has_one_broker_whatever_its_socket() {
     let at = |name: &str, despite: bool| {
         let mut options = options(&folder.path().join(name));
         (options.claims, options.despite_claims) = (vec![claim.clone()], despite);
-        Server::bind(options)
+        BrokerServer::bind(options)
     };
     let first = at("one", false).unwrap();
     for despite in [false, true] {
@@ -401,7 +401,7 @@ fn connections_that_never_say_who_they_are_lock_nobody_out_and_are_ended() {
     task.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
     for socket in &silent {
         wait_until("the end of a silent connection", || match socket.receive(&mut [0; 512]) {
-            Ok(Packet::End) => true,
+            Ok(SocketPacket::End) => true,
             Ok(_) => false,
             Err(error) => panic!("{error}"),
         });
@@ -549,7 +549,7 @@ fn a_record_that_was_cut_short_is_refused() {
 fn a_log_lies_where_nobody_else_can_take_it_away_and_is_no_file_with_two_names() {
     let folder = tempfile::tempdir().unwrap();
     let (socket, place) = (folder.path().join("s"), folder.path().join("logs"));
-    let with = |log: PathBuf| Server::bind(ServerOptions { log: Some(log), ..options(&socket) }).map(drop);
+    let with = |log: PathBuf| BrokerServer::bind(ServerOptions { log: Some(log), ..options(&socket) }).map(drop);
     let text = |error: ServerError| match error {
         ServerError::Log { source, .. } => source.to_string(),
         error => panic!("{error}"),
@@ -739,7 +739,8 @@ fn a_socket_that_somebody_listens_at_stays_where_a_broker_would_make_its_own() {
 fn a_log_is_none_of_the_brokers_other_files_and_no_text_of_somebody_else() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");
-    let with = |log: &Path| Server::bind(ServerOptions { log: Some(log.to_owned()), ..options(&socket) }).map(drop);
+    let with =
+        |log: &Path| BrokerServer::bind(ServerOptions { log: Some(log.to_owned()), ..options(&socket) }).map(drop);
     let refused = |log: &Path| match with(log).unwrap_err() {
         ServerError::Log { path, .. } => assert_eq!(path, log),
         error => panic!("{}: {error}", log.display()),
@@ -772,7 +773,7 @@ fn a_gpu_that_a_broker_of_another_network_namespace_has_is_refused() {
     let file = Path::new("/dev/shm").join(format!("headway-gpu-{claim}.lock"));
     let at = |name: &str, despite: bool| {
         let options = options(&folder.path().join(name));
-        Server::bind(ServerOptions { claims: vec![claim.clone()], despite_claims: despite, ..options })
+        BrokerServer::bind(ServerOptions { claims: vec![claim.clone()], despite_claims: despite, ..options })
     };
     if fs::write(&file, "").is_err() {
         println!("skipped: nothing can be made in /dev/shm");

@@ -4,14 +4,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::support::{Broker, LIMIT, operation, parameters, shape, wait_until};
-use headway_broker::{Access, Client, ClientError, OnLoss, Phase, Reason, Server, ServerError, ServerOptions, client};
-use headway_core::decisions::engine_lock::{Operation, Work};
+use headway_broker::{
+    BrokerServer, Client, ClientError, OnLoss, Phase, RefusalReason, ServerError, ServerOptions, UserAccess, client,
+};
+use headway_core::decisions::engine_lock::{EngineWork, LockedOperation};
 use headway_core::decisions::sharing::GpuId;
 use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
-use headway_os::ipc::{Packet, Socket};
+use headway_os::ipc::{Socket, SocketPacket};
 
-const WORKS: [Work; 3] = [Work::Execute, Work::CopyIn, Work::CopyOut];
+const WORKS: [EngineWork; 3] = [EngineWork::Execute, EngineWork::CopyIn, EngineWork::CopyOut];
 
 fn connect(broker: &Broker, name: &str) -> Client {
     Client::connect(&broker.socket, name, OnLoss::Wait).unwrap()
@@ -148,12 +150,12 @@ fn a_lease_ends_when_another_client_gets_a_token_of_the_gpu() {
     let (mut a, mut b) = (one.register(shape("a")).unwrap(), two.register(shape("b")).unwrap());
     let mut first = a.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
     wait_until("the lease", || one.status().unwrap().gpus[0].leased_to.is_some());
-    let engine = first.engine(operation(Work::Execute)).unwrap();
+    let engine = first.engine(operation(EngineWork::Execute)).unwrap();
     let mut second = b.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
     let done = AtomicU32::new(0);
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            let engine = second.engine(operation(Work::Execute)).unwrap();
+            let engine = second.engine(operation(EngineWork::Execute)).unwrap();
             assert_eq!(done.load(Ordering::SeqCst), 1, "the engine was in use");
             drop(engine);
         });
@@ -176,11 +178,11 @@ fn an_engine_goes_from_client_to_client_again_and_again() {
     let mut first = a.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
     let mut second = b.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
     for _ in 0..20 {
-        let engine = first.engine(operation(Work::Execute)).unwrap();
+        let engine = first.engine(operation(EngineWork::Execute)).unwrap();
         let done = AtomicU32::new(0);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| {
-                let engine = second.engine(operation(Work::Execute)).unwrap();
+                let engine = second.engine(operation(EngineWork::Execute)).unwrap();
                 assert_eq!(done.load(Ordering::SeqCst), 1, "the engine was in use");
                 drop(engine);
             });
@@ -217,11 +219,14 @@ fn what_the_arbiter_does_not_allow_is_refused_with_a_reason() {
     let client = connect(&broker, "one");
     let mut task = client.register(shape("a")).unwrap();
     let mut token = task.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
-    let large = Operation { bytes: Bytes(3 << 20), ..operation(Work::CopyOut) };
-    assert!(matches!(token.engine(large).map(drop), Err(ClientError::Request(Reason::Operation))));
+    let large = LockedOperation { bytes: Bytes(3 << 20), ..operation(EngineWork::CopyOut) };
+    assert!(matches!(token.engine(large).map(drop), Err(ClientError::Request(RefusalReason::Operation))));
     // Nothing to migrate: the task has no state elsewhere.
-    assert!(matches!(token.engine(operation(Work::Peer)).map(drop), Err(ClientError::Request(Reason::Operation))));
-    let small = Operation { bytes: Bytes(64), ..operation(Work::CopyIn) };
+    assert!(matches!(
+        token.engine(operation(EngineWork::Peer)).map(drop),
+        Err(ClientError::Request(RefusalReason::Operation))
+    ));
+    let small = LockedOperation { bytes: Bytes(64), ..operation(EngineWork::CopyIn) };
     assert!(!token.engine(small).unwrap().is_locked());
     let none = headway_broker::TaskShape { period: Nanos(0), ..shape("b") };
     assert!(matches!(client.register(none).map(drop), Err(ClientError::Refused { .. })));
@@ -253,7 +258,7 @@ fn who_sends_what_is_no_message_is_cut_off_and_nobody_else_notices() {
         let bad = Socket::connect(&broker.socket).unwrap();
         bad.send(text, &[]).unwrap();
         wait_until("the end of the connection", || {
-            bad.wait(Duration::from_millis(1)) && matches!(bad.receive(&mut [0; 512]), Ok(Packet::End))
+            bad.wait(Duration::from_millis(1)) && matches!(bad.receive(&mut [0; 512]), Ok(SocketPacket::End))
         });
         task.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
     }
@@ -263,10 +268,11 @@ fn who_sends_what_is_no_message_is_cut_off_and_nobody_else_notices() {
 #[test]
 fn a_second_broker_at_the_same_socket_is_refused() {
     let broker = Broker::start(|_| {});
-    let error =
-        Server::bind(ServerOptions::new(broker.socket.clone(), parameters(1, 1, Nanos(0)))).map(drop).unwrap_err();
+    let error = BrokerServer::bind(ServerOptions::new(broker.socket.clone(), parameters(1, 1, Nanos(0))))
+        .map(drop)
+        .unwrap_err();
     assert!(matches!(error, ServerError::Running { .. }), "{error}");
-    assert_eq!(ServerOptions::new(broker.socket.clone(), parameters(1, 1, Nanos(0))).access, Access::Private);
+    assert_eq!(ServerOptions::new(broker.socket.clone(), parameters(1, 1, Nanos(0))).access, UserAccess::Private);
 }
 
 #[test]
@@ -283,7 +289,7 @@ fn a_client_that_holds_a_token_for_too_long_is_cut_off_and_the_next_one_goes_on(
     assert_eq!(next.gpu(), GpuId(0));
     next.release(Nanos(1));
     wait_until("the slow one notices", || slow.is_revoked());
-    assert!(slow.engine(operation(Work::Execute)).is_err());
+    assert!(slow.engine(operation(EngineWork::Execute)).is_err());
     drop(slow);
     assert!(matches!(a.acquire(clock::now(), 0, Some(LIMIT)).map(drop), Err(ClientError::Lost)));
     assert!(two.status().unwrap().counts.cut >= 1);
@@ -305,7 +311,7 @@ fn a_broker_started_again_takes_over_who_holds_what() {
     for round in 1..4 {
         let mut first = a.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
         let second = b.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
-        let engine = first.engine(operation(Work::Execute)).unwrap();
+        let engine = first.engine(operation(EngineWork::Execute)).unwrap();
         broker.stop();
         broker = Broker::at(&socket, change);
         wait_until("both are back", || client::status(&socket).is_ok_and(|status| !status.recovering));
@@ -318,8 +324,8 @@ fn a_broker_started_again_takes_over_who_holds_what() {
         assert_eq!(status.jobs.iter().filter(|job| runs_on(&job.phase)).count(), 1, "{status:?}");
         drop(engine);
         second.release(Nanos(1));
-        c.acquire(clock::now(), 0, Some(LIMIT)).unwrap().engine(operation(Work::Execute)).unwrap().release();
-        first.engine(operation(Work::CopyIn)).unwrap().release();
+        c.acquire(clock::now(), 0, Some(LIMIT)).unwrap().engine(operation(EngineWork::Execute)).unwrap().release();
+        first.engine(operation(EngineWork::CopyIn)).unwrap().release();
         first.release(Nanos(1));
     }
 }
@@ -423,7 +429,7 @@ fn claim(has_log: bool) {
     liar.send(hello.as_bytes(), &[]).unwrap();
     assert!(liar.wait(LIMIT));
     let mut buffer = [0; 4096];
-    let Ok(Packet::Message(length, _)) = liar.receive(&mut buffer) else { panic!() };
+    let Ok(SocketPacket::Message(length, _)) = liar.receive(&mut buffer) else { panic!() };
     let answer = String::from_utf8_lossy(&buffer[..length]).into_owned();
     assert!(answer.contains("task 77 was nobody's"), "{answer}");
     std::os::unix::fs::symlink(&socket, &name).unwrap();
@@ -470,7 +476,7 @@ fn a_claim_names_the_gpu_of_its_token_and_a_slot_of_its_own() {
         socket.send(hello.to_string().as_bytes(), &[]).unwrap();
         assert!(socket.wait(LIMIT));
         let mut buffer = [0; 4096];
-        let Ok(Packet::Message(length, _)) = socket.receive(&mut buffer) else { panic!("no answer") };
+        let Ok(SocketPacket::Message(length, _)) = socket.receive(&mut buffer) else { panic!("no answer") };
         (String::from_utf8_lossy(&buffer[..length]).into_owned(), socket)
     };
     let with = |key: &str, value: u64| {
@@ -517,7 +523,7 @@ fn an_engine_in_use_is_the_job_s_that_the_record_names_whoever_comes_back_first(
     let mut token = task.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
     let second = others.acquire(clock::now(), 0, Some(LIMIT)).unwrap();
     // Two clients hold tokens of the GPU: nothing is leased.
-    let engine = token.engine(operation(Work::Execute)).unwrap();
+    let engine = token.engine(operation(EngineWork::Execute)).unwrap();
     let jobs = honest.status().unwrap().jobs;
     let id = jobs.iter().find(|job| job.name == "b").unwrap().task;
     std::fs::remove_file(&name).unwrap();
@@ -534,7 +540,7 @@ fn an_engine_in_use_is_the_job_s_that_the_record_names_whoever_comes_back_first(
         liar.send(hello.to_string().as_bytes(), &[]).unwrap();
         assert!(liar.wait(LIMIT));
         let mut buffer = [0; 4096];
-        let Ok(Packet::Message(length, _)) = liar.receive(&mut buffer) else { panic!("no answer") };
+        let Ok(SocketPacket::Message(length, _)) = liar.receive(&mut buffer) else { panic!("no answer") };
         (String::from_utf8_lossy(&buffer[..length]).into_owned(), liar)
     };
     let (answer, _) = greet([true, false, false]);

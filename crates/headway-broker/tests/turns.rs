@@ -8,9 +8,9 @@ use std::thread::{Scope, ScopedJoinHandle};
 use std::{fs, thread};
 
 use crate::support::{Broker, LIMIT, parameters, shape, wait_until};
-use headway_broker::{Access, Client, ClientError, OnLoss, Reason, ServerOptions, TaskShape};
+use headway_broker::{Client, ClientError, OnLoss, RefusalReason, ServerOptions, TaskShape, UserAccess};
 use headway_core::decisions::sharing::GpuId;
-use headway_core::decisions::token::Mode;
+use headway_core::decisions::token::TokenMode;
 use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::ipc::user;
@@ -31,11 +31,11 @@ fn broker(folder: &Path, change: impl FnOnce(&mut ServerOptions)) -> Option<Brok
     fs::create_dir(&place).unwrap();
     fs::set_permissions(&place, fs::Permissions::from_mode(0o755)).unwrap();
     let broker = Broker::at(&place.join("broker"), |options| {
-        options.access = Access::Group;
+        options.access = UserAccess::Group;
         // All connect at once.
         options.limits.guests_per_user = 64;
         options.arbiter = parameters(1, 1, Nanos(0));
-        options.arbiter.clusters[0].tokens.mode = Mode::Priority;
+        options.arbiter.clusters[0].tokens.mode = TokenMode::Priority;
         change(options);
     });
     // In place of a group of these users.
@@ -141,7 +141,7 @@ fn who_waits_for_a_turn_can_give_up_and_lose_the_gpu() {
         let refused = patient.join().unwrap();
         let is_no_gpu = matches!(
             &refused,
-            Err(ClientError::Request(Reason::NoGpu) | ClientError::GpuLost { .. } | ClientError::Revoked)
+            Err(ClientError::Request(RefusalReason::NoGpu) | ClientError::GpuLost { .. } | ClientError::Revoked)
         );
         assert!(is_no_gpu, "{refused:?}");
     });
@@ -199,7 +199,8 @@ fn users_who_take_all_that_they_may_leave_places_for_others() {
         let third = as_user(scope, ONE + 1, third).join().unwrap();
         // The owner has all that is left.
         let (left, _) = fill(&owner);
-        let sum = |status: headway_broker::Status| status.clients.iter().map(|client| client.tasks).sum::<usize>();
+        let sum =
+            |status: headway_broker::BrokerStatus| status.clients.iter().map(|client| client.tasks).sum::<usize>();
         assert!(left >= 2 && sum(owner.status().unwrap()) == 12, "{left}");
         drop((first, second, third));
     });

@@ -8,16 +8,16 @@ use std::sync::LazyLock;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use headway::explain::{Direction, HostMemory, Load, Statistic};
+use headway::explain::{BackgroundLoad, Direction, HostMemory, Statistic};
 use headway::keep::Keep;
 use headway::machine::Method;
 use headway::plan::Strategy;
 use headway::run::RequestedClass;
 use headway::units::{Bytes, Nanos, UnitError};
-use headway_measure::Step;
+use headway_measure::MeasureStep;
 use headway_measure::child::{CHILD_ARGUMENT, ChildPart};
 
-use headway_cli::terminal::Format;
+use headway_cli::terminal::OutputFormat;
 use headway_cli::values::{BackendArg, count, some_bytes, word};
 
 /// The hidden command of the guardian of an MPS daemon.
@@ -33,8 +33,8 @@ pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
     /// How results are written
-    #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
-    pub(crate) format: Format,
+    #[arg(long, global = true, value_enum, default_value_t = OutputFormat::Text)]
+    pub(crate) format: OutputFormat,
     /// No progress and no warnings
     #[arg(long, short, global = true)]
     pub(crate) quiet: bool,
@@ -224,7 +224,7 @@ pub(crate) struct MeasureArgs {
     pub(crate) force: bool,
     /// Measure only these parts; the rest stays as in the file that exists
     #[arg(long, value_name = "STEP", value_delimiter = ',', value_parser = step())]
-    pub(crate) only: Vec<Step>,
+    pub(crate) only: Vec<MeasureStep>,
     /// Sizes of copies instead of powers of two up to 1 GiB (64 MiB on emulated GPUs), for example "64 B,4 KiB"
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = some_bytes)]
     pub(crate) sizes: Option<Vec<Bytes>>,
@@ -343,8 +343,8 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "GPU")]
     pub(crate) peer: Option<String>,
     /// What else the GPU carries
-    #[arg(long, default_value = "alone", value_parser = word(Load::WORDS))]
-    pub(crate) load: Load,
+    #[arg(long, default_value = "alone", value_parser = word(BackgroundLoad::WORDS))]
+    pub(crate) load: BackgroundLoad,
     /// GPUs that copy the same way at the same time
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) active: u32,
@@ -425,8 +425,8 @@ fn method() -> impl TypedValueParser<Value = Method> {
         .map(|text| Method::named(&text, None).expect("the parser before lets only known words through"))
 }
 
-fn step() -> impl TypedValueParser<Value = Step> {
-    word(&Step::WORDS)
+fn step() -> impl TypedValueParser<Value = MeasureStep> {
+    word(&MeasureStep::WORDS)
 }
 
 /// A time above zero, with a unit.
@@ -442,7 +442,7 @@ fn bytes(text: &str) -> Result<Bytes, UnitError> {
     text.parse::<u64>().map_or_else(|_| text.parse(), |bytes| Ok(Bytes(bytes)))
 }
 
-impl From<CopyBackendArg> for headway::gpus::Backend {
+impl From<CopyBackendArg> for headway::gpus::CopyBackend {
     fn from(backend: CopyBackendArg) -> Self {
         match backend {
             CopyBackendArg::Auto => Self::Auto,

@@ -5,29 +5,29 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use headway::broker::{
-    self, Access, BrokerOptions, Engine, LimitUse, LockId, MemoryStatus, Mode, MpsOptions, MpsStatus, Order, Phase,
-    Status,
+    self, BrokerOptions, BrokerStatus, EngineRole, LimitUse, LockId, LockOrder, MemoryStatus, MpsOptions, MpsStatus,
+    Phase, TokenMode, UserAccess,
 };
 use headway::mps;
 use headway::units::{Bytes, Nanos};
-use headway_cli::terminal::{Answer, Bar, Out, interrupt, printable};
+use headway_cli::terminal::{Bar, CommandAnswer, Out, interrupt, printable};
 use headway_measure::bench::broker as bench;
 
 use crate::args::{BenchBrokerArgs, BrokerArgs, GUARD, ModeArg};
 
-pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
+pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<CommandAnswer> {
     // Orderly, whoever asks: the socket is removed, and priorities are taken back.
     let stop = headway::stop_when_told().context("cannot listen for signals")?;
     let mode = args.mode.map(|mode| match mode {
-        ModeArg::Optimal => Mode::Optimal,
-        ModeArg::WorkConserving => Mode::WorkConserving,
-        ModeArg::Fifo => Mode::Fifo,
-        ModeArg::Priority => Mode::Priority,
+        ModeArg::Optimal => TokenMode::Optimal,
+        ModeArg::WorkConserving => TokenMode::WorkConserving,
+        ModeArg::Fifo => TokenMode::Fifo,
+        ModeArg::Priority => TokenMode::Priority,
     });
     let usual = BrokerOptions::default();
     let options = BrokerOptions {
         socket: args.socket.clone(),
-        access: if args.group { Access::Group } else { Access::Private },
+        access: if args.group { UserAccess::Group } else { UserAccess::Private },
         machine: args.machine.clone(),
         gpus: args.gpus,
         cpus: args.cpus,
@@ -35,7 +35,7 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
         mode,
         engine_locks: !args.no_engine_locks,
         copy_engines: args.copy_engines,
-        order: if args.urgent_first { Order::Urgency } else { Order::Arrival },
+        order: if args.urgent_first { LockOrder::Urgency } else { LockOrder::Arrival },
         chunk: Some(args.chunk),
         drain: args.drain,
         watchdog: args.watchdog,
@@ -61,7 +61,7 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<Answer> {
             eprintln!("listening at {}", printable(&socket.display().to_string()));
         }
     })?;
-    Ok(Answer::Yes)
+    Ok(CommandAnswer::Yes)
 }
 
 /// This program, as the guardian of an MPS daemon.
@@ -71,21 +71,21 @@ fn guardian() -> Result<MpsOptions> {
 }
 
 /// Guards the MPS daemon in `folder`.
-pub(crate) fn guard(folder: &Path) -> Result<Answer> {
+pub(crate) fn guard(folder: &Path) -> Result<CommandAnswer> {
     mps::guard(folder).context("cannot guard the MPS daemon")?;
-    Ok(Answer::Yes)
+    Ok(CommandAnswer::Yes)
 }
 
-pub(crate) fn status(out: &Out, socket: Option<&Path>, lost: Option<u32>) -> Result<Answer> {
+pub(crate) fn status(out: &Out, socket: Option<&Path>, lost: Option<u32>) -> Result<CommandAnswer> {
     if let Some(gpu) = lost {
         broker::declare_lost(socket, gpu)?;
     }
     let status = broker::status(socket)?;
     out.print(&status, || text(&status))?;
-    Ok(Answer::Yes)
+    Ok(CommandAnswer::Yes)
 }
 
-pub(crate) fn bench(out: &Out, args: &BenchBrokerArgs) -> Result<Answer> {
+pub(crate) fn bench(out: &Out, args: &BenchBrokerArgs) -> Result<CommandAnswer> {
     let options =
         bench::BrokerBenchOptions { out: args.out.clone(), quick: args.quick, interrupt: interrupt(out, "processes") };
     out.foresee(options.estimate());
@@ -97,7 +97,7 @@ pub(crate) fn bench(out: &Out, args: &BenchBrokerArgs) -> Result<Answer> {
         out.warn(warning);
     }
     out.print(&report, || benched(&report))?;
-    Ok(Answer::of_bench(report.complete, report.is_behind()))
+    Ok(CommandAnswer::of_bench(report.complete, report.is_behind()))
 }
 
 fn benched(report: &bench::BrokerBenchReport) -> String {
@@ -124,9 +124,9 @@ fn benched(report: &bench::BrokerBenchReport) -> String {
 
 fn lock(lock: &LockId) -> String {
     let engine = match lock.engine {
-        Engine::Execute => "ee",
-        Engine::In => "h2d",
-        Engine::Out => "d2h",
+        EngineRole::Execute => "ee",
+        EngineRole::In => "h2d",
+        EngineRole::Out => "d2h",
     };
     format!("gpu{}.{engine}", lock.gpu.0)
 }
@@ -159,7 +159,7 @@ fn memory(memory: &MemoryStatus) -> String {
 }
 
 /// The MPS daemon.
-fn daemon(status: &Status) -> String {
+fn daemon(status: &BrokerStatus) -> String {
     let line = |mps: &MpsStatus| format!("MPS       daemon {}, in {}; it logs in {}\n", mps.pid, mps.folder, mps.log);
     status.mps.as_ref().map_or_else(String::new, line)
 }
@@ -168,7 +168,7 @@ fn share(limit: LimitUse) -> String {
     format!("{} of {}", limit.used, limit.most)
 }
 
-fn text(status: &Status) -> String {
+fn text(status: &BrokerStatus) -> String {
     let mut text = format!("broker    process {}, start {}, up {}\n", status.pid, status.epoch, status.uptime);
     if status.recovering {
         text.push_str("          waits for the clients of its predecessor; nothing is granted meanwhile\n");

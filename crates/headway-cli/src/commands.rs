@@ -11,17 +11,17 @@ use headway::plan::{self as plans, Assumption, ModelAnswer, Outcome, Plan, PlanO
 use headway::units::Nanos;
 use headway::workload::Workload;
 use headway::{doctor as examine, report as reports, run as runs};
-use headway_cli::terminal::{Answer, Bar, Format, Out, interrupt, write_out};
+use headway_cli::terminal::{Bar, CommandAnswer, Out, OutputFormat, interrupt, write_out};
 use serde::Serialize;
 
 use crate::args::{Cli, CopyBackendArg, PlanArgs, RunArgs};
 use crate::{sharing, show};
 
-pub(crate) fn doctor(out: &Out, backend: CopyBackendArg, machine: &str, watch: Nanos) -> Result<Answer> {
+pub(crate) fn doctor(out: &Out, backend: CopyBackendArg, machine: &str, watch: Nanos) -> Result<CommandAnswer> {
     let examination = examine::examine(backend.into(), machine, watch);
     out.print(&examination, || show::examination(&examination))?;
     // Missing things alone do not make the answer "no": that takes `--backend cuda` on a machine without a GPU.
-    Ok(if backend == CopyBackendArg::Cuda && !examination.has_gpu() { Answer::No } else { Answer::Yes })
+    Ok(if backend == CopyBackendArg::Cuda && !examination.has_gpu() { CommandAnswer::No } else { CommandAnswer::Yes })
 }
 
 fn machine(args: &PlanArgs, workload: &Workload) -> Result<Machine> {
@@ -45,7 +45,7 @@ struct Planned<'a> {
     confidence: Confidence,
 }
 
-pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<Answer> {
+pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<CommandAnswer> {
     let workload = headway::workload::open(&args.workload)?;
     let machine = machine(args, &workload.value)?;
     let usual = args.machine.is_none();
@@ -60,13 +60,13 @@ pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<Answer> {
     let text = || show::plan(&plan, &planned.models, &planned.assumes, &planned.confidence, usual);
     out.print(&planned, text)?;
     Ok(match plan.verdict.outcome {
-        Outcome::Schedulable => Answer::Yes,
-        Outcome::NotSchedulable => Answer::No,
-        Outcome::Undecided => Answer::Undecided,
+        Outcome::Schedulable => CommandAnswer::Yes,
+        Outcome::NotSchedulable => CommandAnswer::No,
+        Outcome::Undecided => CommandAnswer::Undecided,
     })
 }
 
-pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
+pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<CommandAnswer> {
     let workload = headway::workload::open(&args.plan.workload)?;
     join_mps(out, args.backend.into());
     let interrupt = interrupt(out, "a partial folder");
@@ -100,7 +100,7 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<Answer> {
         out.warn(warning);
     }
     out.print(&report, || show::run(&report, args))?;
-    Ok(Answer::of_run(report.summary.verdict.held, report.summary.incomplete.as_ref()))
+    Ok(CommandAnswer::of_run(report.summary.verdict.held, report.summary.incomplete.as_ref()))
 }
 
 /// Joins the MPS daemon of this user's broker, if there is one. To be called while there is one thread.
@@ -131,7 +131,7 @@ struct ReplayAnswer<'a> {
     replay: Option<String>,
     /// What was fed and compared.
     #[serde(skip_serializing_if = "Option::is_none")]
-    replayed: Option<&'a headway::report::Replayed>,
+    replayed: Option<&'a headway::report::ReplayedRun>,
     /// Version of the JSON form.
     schema: u32,
 }
@@ -151,7 +151,7 @@ struct BrokerReplayAnswer<'a> {
     schema: u32,
 }
 
-pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
+pub(crate) fn replay(out: &Out, log: &Path) -> Result<CommandAnswer> {
     if let Some(log) = reports::open_broker(log)? {
         return replay_broker(out, &log);
     }
@@ -162,7 +162,7 @@ pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
         anyhow::bail!("a run of tasks has no inputs in its log that could be fed again; `headway report` sums it up");
     }
     let replayed = match reports::replay(log).map_err(headway::Error::into_failure) {
-        Err(headway::Failure::Replay(difference)) if out.format == Format::Json => {
+        Err(headway::Failure::Replay(difference)) if out.format == OutputFormat::Json => {
             let json = ReplayAnswer {
                 equal: false,
                 line: Some(difference.record + 2),
@@ -172,7 +172,7 @@ pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
                 schema: 1,
             };
             out.print(&json, String::new)?;
-            return Ok(Answer::No);
+            return Ok(CommandAnswer::No);
         }
         replayed => replayed.map_err(headway::Error::from)?,
     };
@@ -191,12 +191,12 @@ pub(crate) fn replay(out: &Out, log: &Path) -> Result<Answer> {
         }
         text
     })?;
-    Ok(Answer::Yes)
+    Ok(CommandAnswer::Yes)
 }
 
-fn replay_broker(out: &Out, log: &headway::report::BrokerLog) -> Result<Answer> {
+fn replay_broker(out: &Out, log: &headway::report::BrokerLog) -> Result<CommandAnswer> {
     let replayed = match reports::replay_broker(log).map_err(headway::Error::into_failure) {
-        Err(headway::Failure::ReplayBroker(difference)) if out.format == Format::Json => {
+        Err(headway::Failure::ReplayBroker(difference)) if out.format == OutputFormat::Json => {
             let json = BrokerReplayAnswer {
                 difference: Some(difference.to_string()),
                 equal: false,
@@ -204,7 +204,7 @@ fn replay_broker(out: &Out, log: &headway::report::BrokerLog) -> Result<Answer> 
                 schema: 1,
             };
             out.print(&json, String::new)?;
-            return Ok(Answer::No);
+            return Ok(CommandAnswer::No);
         }
         replayed => replayed.map_err(headway::Error::from)?,
     };
@@ -222,10 +222,10 @@ fn replay_broker(out: &Out, log: &headway::report::BrokerLog) -> Result<Answer> 
         }
         text
     })?;
-    Ok(Answer::Yes)
+    Ok(CommandAnswer::Yes)
 }
 
-pub(crate) fn report(out: &Out, log: &Path, folder: Option<&Path>, traced: u64) -> Result<Answer> {
+pub(crate) fn report(out: &Out, log: &Path, folder: Option<&Path>, traced: u64) -> Result<CommandAnswer> {
     if let Some(log) = reports::open_guest(log)? {
         let summary = reports::report_guest(&log);
         let folder = folder.map(|folder| reports::draw_guest(&log, folder)).transpose()?;
@@ -233,7 +233,7 @@ pub(crate) fn report(out: &Out, log: &Path, folder: Option<&Path>, traced: u64) 
             let page = folder.map(|folder| format!("\npage     {}\n", folder.join(reports::PAGE).display()));
             summary.table() + &page.unwrap_or_default()
         })?;
-        return Ok(if summary.differences.is_empty() { Answer::Yes } else { Answer::No });
+        return Ok(if summary.differences.is_empty() { CommandAnswer::Yes } else { CommandAnswer::No });
     }
     if let Some(log) = reports::open_sharing(log)? {
         return sharing::report(out, &log, folder, traced);
@@ -250,7 +250,7 @@ pub(crate) fn report(out: &Out, log: &Path, folder: Option<&Path>, traced: u64) 
         }
         text
     })?;
-    Ok(if summary.verdict.held { Answer::Yes } else { Answer::No })
+    Ok(if summary.verdict.held { CommandAnswer::Yes } else { CommandAnswer::No })
 }
 
 #[derive(Serialize)]
@@ -283,7 +283,7 @@ struct ShippedMachine<'a> {
     name: &'a str,
 }
 
-pub(crate) fn machines(out: &Out, name: Option<&str>) -> Result<Answer> {
+pub(crate) fn machines(out: &Out, name: Option<&str>) -> Result<CommandAnswer> {
     if let Some(name) = name {
         let Some((_, text)) = headway::machine::SHIPPED.iter().find(|(shipped, _)| *shipped == name) else {
             // Names what is shipped.
@@ -292,7 +292,7 @@ pub(crate) fn machines(out: &Out, name: Option<&str>) -> Result<Answer> {
         };
         let json = MachineText { file: text, name, schema: 1 };
         out.print(&json, || (*text).to_owned())?;
-        return Ok(Answer::Yes);
+        return Ok(CommandAnswer::Yes);
     }
     let machines: Vec<Machine> =
         headway::machine::SHIPPED.iter().filter_map(|(name, _)| headway::machine::shipped(name)).collect();
@@ -305,12 +305,12 @@ pub(crate) fn machines(out: &Out, name: Option<&str>) -> Result<Answer> {
     });
     let json = ShippedMachines { machines: list.collect(), schema: 1 };
     out.print(&serde_json::to_value(json)?, || show::machines(&machines))?;
-    Ok(Answer::Yes)
+    Ok(CommandAnswer::Yes)
 }
 
-pub(crate) fn completions(shell: clap_complete::Shell) -> Result<Answer> {
+pub(crate) fn completions(shell: clap_complete::Shell) -> Result<CommandAnswer> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "headway", &mut script);
     write_out(&script)?;
-    Ok(Answer::Yes)
+    Ok(CommandAnswer::Yes)
 }

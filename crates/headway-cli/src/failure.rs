@@ -7,7 +7,7 @@ use headway::guest::GuestError;
 use headway::{Diagnosis, Failure};
 use serde::Serialize;
 
-use crate::terminal::{Format, printable};
+use crate::terminal::{OutputFormat, printable};
 
 /// An error as JSON (docs/files.md).
 #[derive(Serialize)]
@@ -37,7 +37,7 @@ pub const NOT_STARTED: u8 = 125;
 
 /// Tells an error with its causes, each once, and picks the exit status: `usual` where nothing else fits. `known` is what a
 /// library says of the error.
-pub fn report(error: &anyhow::Error, known: Option<&dyn Diagnosis>, format: Format, usual: u8) -> ExitCode {
+pub fn report(error: &anyhow::Error, known: Option<&dyn Diagnosis>, format: OutputFormat, usual: u8) -> ExitCode {
     let status = match error.downcast_ref::<headway::Error>().map(headway::Error::failure) {
         // As `env` and `timeout` have it: a guest's own status is not mistaken for one of these.
         Some(Failure::Guest(GuestError::Start { source, .. })) if source.kind() == io::ErrorKind::NotFound => 127,
@@ -51,7 +51,7 @@ pub fn report(error: &anyhow::Error, known: Option<&dyn Diagnosis>, format: Form
         None => error.chain().skip(1).map(ToString::to_string).collect(),
     };
     let help = known.and_then(Diagnosis::help);
-    if format == Format::Json {
+    if format == OutputFormat::Json {
         let mut document = Document {
             schema: 1,
             error: true,

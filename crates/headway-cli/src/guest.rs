@@ -7,10 +7,10 @@ use std::str::FromStr;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use headway::guest::{self, Aside, GuestError, GuestOptions};
-use headway::mps::{self, Share};
+use headway::guest::{self, AsideMode, GuestError, GuestOptions};
+use headway::mps::{self, MpsShare};
 use headway::units::{Bytes, UnitError};
-use headway_cli::terminal::Answer;
+use headway_cli::terminal::CommandAnswer;
 
 use headway_cli::values::some_bytes;
 
@@ -127,14 +127,14 @@ impl FromStr for PieceArg {
 /// The options, and what a piece that the program chose is based on.
 fn options(args: &ExecArgs) -> Result<(GuestOptions, Option<String>)> {
     let aside = match args.aside {
-        AsideArg::Auto => Aside::Auto,
-        AsideArg::Always => Aside::Always,
-        AsideArg::Never => Aside::Never,
+        AsideArg::Auto => AsideMode::Auto,
+        AsideArg::Always => AsideMode::Always,
+        AsideArg::Never => AsideMode::Never,
     };
     let (piece, why) = match args.piece {
         PieceArg::Bytes(bytes) => (Some(bytes), None),
         PieceArg::Never => (None, None),
-        PieceArg::Auto if aside == Aside::Never => {
+        PieceArg::Auto if aside == AsideMode::Never => {
             let usual = guest::usual_piece(args.machine.as_deref())?;
             (usual.piece, Some(usual.why))
         }
@@ -147,15 +147,15 @@ fn options(args: &ExecArgs) -> Result<(GuestOptions, Option<String>)> {
 }
 
 /// Returns only if the program could not be started.
-pub(crate) fn exec(args: &ExecArgs) -> Result<Answer> {
-    let [program, arguments @ ..] = args.command.as_slice() else { return Ok(Answer::No) };
+pub(crate) fn exec(args: &ExecArgs) -> Result<CommandAnswer> {
+    let [program, arguments @ ..] = args.command.as_slice() else { return Ok(CommandAnswer::No) };
     let (options, why) = options(args)?;
     if let (true, Some(why)) = (options.stats, why) {
         eprintln!("headway: bulk copies out of a GPU: {why}");
     }
     let mut command = guest::command(options, args.log.as_deref(), program, arguments)?;
     if let Some(Percent(percent)) = args.share {
-        let share = Share { percent, memory: args.memory };
+        let share = MpsShare { percent, memory: args.memory };
         mps::join_as_guest(&mut command, args.socket.as_deref(), share)?;
     }
     let is_told = args.stats || args.lint || args.verify || args.log.is_some();
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(usual.piece, Some(Bytes(2 << 20)));
         assert!(why.unwrap().contains("measured, `node`"));
         let fast = GuestOptions { fast: true, ..GuestOptions::default() };
-        assert_eq!(parsed("--aside"), (GuestOptions { aside: Aside::Auto, ..fast }, None));
+        assert_eq!(parsed("--aside"), (GuestOptions { aside: AsideMode::Auto, ..fast }, None));
         assert_eq!(parsed("--aside --yield=4MiB").0.piece, Some(Bytes(4 << 20)));
         assert_eq!(parsed("--yield=never --stats").0, GuestOptions { stats: true, ..fast });
         assert_eq!(parsed("--yield=never --fast=off").0, GuestOptions::default());

@@ -3,14 +3,14 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use headway_cli::terminal::{Answer, Bar, Out, interrupt};
-use headway_measure::bench::Outcome;
+use headway_cli::terminal::{Bar, CommandAnswer, Out, interrupt};
+use headway_measure::bench::TargetOutcome;
 use headway_measure::bench::interconnect::{InterconnectBenchOptions, InterconnectBenchReport, run};
 
 use crate::args::InterconnectArgs;
 use crate::show::imitation;
 
-pub(crate) fn bench(out: &Out, args: &InterconnectArgs) -> Result<Answer> {
+pub(crate) fn bench(out: &Out, args: &InterconnectArgs) -> Result<CommandAnswer> {
     let options = InterconnectBenchOptions {
         backend: args.backend.into(),
         model: args.model.clone(),
@@ -33,9 +33,9 @@ pub(crate) fn bench(out: &Out, args: &InterconnectArgs) -> Result<Answer> {
         out.warn(warning);
     }
     out.print(&report, || shown(&report))?;
-    let missed = report.targets.iter().any(|target| target.outcome == Outcome::NotMet);
+    let missed = report.targets.iter().any(|target| target.outcome == TargetOutcome::NotMet);
     // Targets are for GPUs: what is emulated neither meets nor misses them.
-    Ok(Answer::of_bench(report.complete, missed && report.source != "emu"))
+    Ok(CommandAnswer::of_bench(report.complete, missed && report.source != "emu"))
 }
 
 fn shown(report: &InterconnectBenchReport) -> String {

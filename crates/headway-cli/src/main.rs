@@ -14,7 +14,7 @@ mod transfers;
 
 use std::process::ExitCode;
 
-use headway_cli::terminal::{Answer, Out};
+use headway_cli::terminal::{CommandAnswer, Out};
 use headway_cli::{events, failure};
 
 use args::{BenchCommand, Cli, Command};
@@ -51,7 +51,7 @@ fn main() -> ExitCode {
         Command::Completions { shell } => commands::completions(*shell),
         Command::MpsGuard { folder } => broker::guard(folder),
         Command::MeasureChild { part, order } => {
-            Ok(if headway_measure::serve_child(*part, order) { Answer::Yes } else { Answer::No })
+            Ok(if headway_measure::serve_child(*part, order) { CommandAnswer::Yes } else { CommandAnswer::No })
         }
     };
     match answer {

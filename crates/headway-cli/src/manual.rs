@@ -1,6 +1,6 @@
 //! Manual pages, made from the same definition as parsing, help and completions.
 
-use headway_cli::terminal::{Answer, Out, write_out};
+use headway_cli::terminal::{CommandAnswer, Out, write_out};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -20,10 +20,10 @@ struct Pages<'a> {
 }
 
 /// Prints the page of the subcommand `of`, or writes all pages into `folder`.
-pub(crate) fn man(out: &Out, of: &[String], folder: Option<&Path>) -> Result<Answer> {
+pub(crate) fn man(out: &Out, of: &[String], folder: Option<&Path>) -> Result<CommandAnswer> {
     let Some(folder) = folder else {
         write_out(&page(of)?)?;
-        return Ok(Answer::Yes);
+        return Ok(CommandAnswer::Yes);
     };
     let mut files = Vec::new();
     fs::create_dir_all(folder).with_context(|| format!("cannot create folder `{}`", folder.display()))?;
@@ -35,7 +35,7 @@ pub(crate) fn man(out: &Out, of: &[String], folder: Option<&Path>) -> Result<Ans
     }
     let json = Pages { files: &files, schema: 1 };
     out.print(&json, || files.iter().map(|path| format!("{}\n", path.display())).collect())?;
-    Ok(Answer::Yes)
+    Ok(CommandAnswer::Yes)
 }
 
 /// The command with the names and the global options of every subcommand filled in.

@@ -10,25 +10,25 @@ use headway::report as reports;
 use headway::report::TaskLog;
 use headway::run::{RunOptions, tasks};
 use headway::share::{self, SharingReport};
-use headway::share::{Resource, Unknown, Verdict};
+use headway::share::{Resource, TardinessVerdict, Unknown};
 use headway::workload::Loaded;
 use headway::workload::Workload;
-use headway_cli::terminal::{Answer, Bar, Out};
+use headway_cli::terminal::{Bar, CommandAnswer, Out};
 
 use crate::show;
 use crate::tightest::{self, LINES, more, tightest};
 
-pub(crate) fn plan(out: &Out, machine: &Machine, workload: &Loaded<Workload>, usual: bool) -> Result<Answer> {
+pub(crate) fn plan(out: &Out, machine: &Machine, workload: &Loaded<Workload>, usual: bool) -> Result<CommandAnswer> {
     let report = share::bounds(machine, workload)?;
     out.print(&report, || text(&report, usual))?;
     Ok(match report.verdict {
-        Verdict::Yes => Answer::Yes,
-        Verdict::No(_) => Answer::No,
-        Verdict::DontKnow(_) => Answer::Undecided,
+        TardinessVerdict::Yes => CommandAnswer::Yes,
+        TardinessVerdict::No(_) => CommandAnswer::No,
+        TardinessVerdict::DontKnow(_) => CommandAnswer::Undecided,
     })
 }
 
-pub(crate) fn run(out: &Out, workload: &Loaded<Workload>, options: &RunOptions) -> Result<Answer> {
+pub(crate) fn run(out: &Out, workload: &Loaded<Workload>, options: &RunOptions) -> Result<CommandAnswer> {
     let mut bar = Bar::new(!out.quiet && io::stderr().is_terminal());
     let report = tasks::run(workload, options, |progress| bar.show(progress));
     bar.finish();
@@ -48,13 +48,13 @@ pub(crate) fn run(out: &Out, workload: &Loaded<Workload>, options: &RunOptions) 
         let _ = write!(text, "\nresults   {}", report.folder.display());
         text + &places(&report.folder)
     })?;
-    Ok(Answer::of_run(report.summary.verdict.held, report.summary.incomplete.as_ref()))
+    Ok(CommandAnswer::of_run(report.summary.verdict.held, report.summary.incomplete.as_ref()))
 }
 
-pub(crate) fn report(out: &Out, log: &TaskLog, folder: Option<&Path>, traced: u64) -> Result<Answer> {
+pub(crate) fn report(out: &Out, log: &TaskLog, folder: Option<&Path>, traced: u64) -> Result<CommandAnswer> {
     let (summary, folder) = reports::report_sharing(log, folder, traced)?;
     out.print(&summary, || summary.table() + &folder.as_deref().map_or_else(String::new, places))?;
-    Ok(if summary.verdict.held { Answer::Yes } else { Answer::No })
+    Ok(if summary.verdict.held { CommandAnswer::Yes } else { CommandAnswer::No })
 }
 
 fn places(folder: &Path) -> String {
@@ -124,8 +124,8 @@ fn text(report: &SharingReport, usual: bool) -> String {
 fn verdict(report: &SharingReport) -> String {
     let name = |at: u32| report.tasks.get(at as usize).map_or_else(|| format!("number {at}"), |task| task.id.clone());
     match report.verdict {
-        Verdict::Yes => "tardiness is bounded".to_owned(),
-        Verdict::No(resource) => {
+        TardinessVerdict::Yes => "tardiness is bounded".to_owned(),
+        TardinessVerdict::No(resource) => {
             let what = match resource {
                 Resource::Cpu => "CPUs".to_owned(),
                 Resource::Execute => "execution engines".to_owned(),
@@ -136,7 +136,7 @@ fn verdict(report: &SharingReport) -> String {
             };
             format!("NOT bounded: the longest jobs need more than there is of the {what}")
         }
-        Verdict::DontKnow(why) => {
+        TardinessVerdict::DontKnow(why) => {
             let why = match why {
                 Unknown::Parameters => "these tokens leave a request without room".to_owned(),
                 Unknown::Mode => "this mode has no bound on the wait for a token".to_owned(),

@@ -8,11 +8,11 @@ use headway::doctor::{Examination, State};
 use headway::keep::Keep;
 use headway::machine::{Confidence, Machine};
 use headway::plan::{
-    Assumption, Choice, Evidence, ModelAnswer, Outcome, Pipeline, Plan, PlannedBatch, Proof, Source, Strategy,
-    Strength, Violation, Work, failing, rate_alone,
+    Assumption, Evidence, ModelAnswer, OperationWork, Outcome, Pipeline, PipelineSource, Plan, PlanChoice,
+    PlannedBatch, Strategy, Strength, TestStrength, Violation, failing, rate_alone,
 };
 use headway::report::{PAGE, TRACE};
-use headway::run::{RequestedClass, RunReport, Source as RanOn};
+use headway::run::{RequestedClass, RunReport, RunSource};
 use headway::units::{Bytes, Nanos, Rate};
 
 use crate::args::RunArgs;
@@ -107,7 +107,7 @@ pub(crate) fn plan(
     let servers = tightest(&plan.servers, LINES, |server| tightest::of_server(server));
     for server in &servers {
         let margin = server.verdict.margin_ppm.and_then(factor).unwrap_or_else(none);
-        let outcome = answer(server.verdict.outcome, choice.filter(|of| *of == Choice::Windows));
+        let outcome = answer(server.verdict.outcome, choice.filter(|of| *of == PlanChoice::Windows));
         let _ = writeln!(
             text,
             "{:<24} {:>12} {margin:>12}  {outcome}",
@@ -174,7 +174,9 @@ fn unplanned(text: &mut String, plan: &Plan) {
     for pipeline in all.iter().take(LINES) {
         let step = &pipeline.steps[0];
         let (class, size) = match pipeline.source {
-            Source::Bulk(bytes) => ("bulk", bytes.map_or_else(|| "endless".to_owned(), |bytes| bytes.to_string())),
+            PipelineSource::Bulk(bytes) => {
+                ("bulk", bytes.map_or_else(|| "endless".to_owned(), |bytes| bytes.to_string()))
+            }
             _ => ("urgent", pipeline.reserve.to_string()),
         };
         let piece = if step.chunk == Bytes(0) { pipeline.reserve } else { step.chunk };
@@ -202,15 +204,15 @@ fn meaning(strategy: Strategy) -> &'static str {
 }
 
 /// What every model says, side by side: the first is the verdict.
-fn model_answers(text: &mut String, models: &[ModelAnswer], choice: Option<Choice>) {
+fn model_answers(text: &mut String, models: &[ModelAnswer], choice: Option<PlanChoice>) {
     let width = models.iter().map(|answer| answer.model.chars().count()).max().unwrap_or(0);
     let _ = writeln!(text, "\n{:<width$} {:>9}  answer", "model", "margin");
     for found in models {
         let margin = found.margin_ppm.and_then(factor).unwrap_or_else(none);
         let proof = match found.strength {
-            Proof::Exact => "exact",
-            Proof::Sufficient => "sufficient",
-            Proof::Necessary => "necessary",
+            TestStrength::Exact => "exact",
+            TestStrength::Sufficient => "sufficient",
+            TestStrength::Necessary => "necessary",
         };
         let unknown = matches!(found.evidence, None | Some(Evidence::Unknown { .. }));
         let said = if unknown { outcome(found.outcome) } else { answer(found.outcome, choice) };
@@ -253,11 +255,11 @@ fn alternatives(text: &mut String, plan: &Plan) {
 }
 
 /// As [`outcome`]; a "no" or an undecided answer about something that the planner chose says so.
-fn answer(of: Outcome, choice: Option<Choice>) -> &'static str {
+fn answer(of: Outcome, choice: Option<PlanChoice>) -> &'static str {
     match (of, choice) {
         (Outcome::Schedulable, _) | (_, None) => outcome(of),
-        (_, Some(Choice::Windows)) => "not with these windows",
-        (_, Some(Choice::Strategy)) => "not with this strategy, and others were not tried",
+        (_, Some(PlanChoice::Windows)) => "not with these windows",
+        (_, Some(PlanChoice::Strategy)) => "not with this strategy, and others were not tried",
     }
 }
 
@@ -348,10 +350,12 @@ fn row(text: &mut String, plan: &Plan, pipeline: &Pipeline) {
             let window = pipeline.windows.get(at).map_or_else(String::new, |window| format!(" of {window}"));
             let chunk = if step.chunk.0 > 0 { format!(" in chunks of {}", step.chunk) } else { String::new() };
             let name = match &step.operations[0].work {
-                _ if step.operations.len() > 1 && matches!(pipeline.source, Source::Parts(_)) => step.name.clone(),
-                Work::Copy { class, .. } => format!("{class:?}").to_lowercase(),
-                Work::Compute { kernel } => kernel.clone(),
-                Work::Hold => step.name.clone(),
+                _ if step.operations.len() > 1 && matches!(pipeline.source, PipelineSource::Parts(_)) => {
+                    step.name.clone()
+                }
+                OperationWork::Copy { class, .. } => format!("{class:?}").to_lowercase(),
+                OperationWork::Compute { kernel } => kernel.clone(),
+                OperationWork::Hold => step.name.clone(),
             };
             format!("{name} {}{window}{chunk}", step.cost)
         })
@@ -394,7 +398,7 @@ pub(crate) fn run(report: &RunReport, args: &RunArgs) -> String {
     let mut text = report.summary.table(width());
     let _ = writeln!(text);
     imitation(&mut text, report.imitates.as_deref());
-    if report.summary.source == RanOn::Sim {
+    if report.summary.source == RunSource::Sim {
         text.push_str(
             "simulated one trace at the machine's typical rates, without the margin and the jitter that the plan adds; another \
              `--seed` changes data, urgent requests and late producers, not costs. `headway plan` answers for the worst case\n",

@@ -14,7 +14,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub enum OutputFormat {
     /// Tables for people
     Text,
     /// One JSON document with a `schema` number
@@ -23,7 +23,7 @@ pub enum Format {
 
 /// What a command answers; its exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum CommandAnswer {
     Yes,
     /// A negative answer.
     No,
@@ -33,7 +33,7 @@ pub enum Answer {
     Interrupted,
 }
 
-impl Answer {
+impl CommandAnswer {
     /// Of a benchmark: no if it is behind a target that counts here.
     pub fn of_bench(complete: bool, behind: bool) -> Self {
         match (complete, behind) {
@@ -65,7 +65,7 @@ impl Answer {
 
 /// Where and how to print.
 pub struct Out {
-    pub format: Format,
+    pub format: OutputFormat,
     pub quiet: bool,
 }
 
@@ -75,8 +75,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 impl Out {
     pub fn print(&self, json: &impl Serialize, text: impl FnOnce() -> String) -> Result<()> {
         let text = match self.format {
-            Format::Json => serde_json::to_string_pretty(json)? + "\n",
-            Format::Text => text(),
+            OutputFormat::Json => serde_json::to_string_pretty(json)? + "\n",
+            OutputFormat::Text => text(),
         };
         write_out(text.as_bytes())
     }

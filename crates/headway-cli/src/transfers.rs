@@ -4,17 +4,17 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use headway::explain::{self as explaining, Question};
-use headway::explain::{Bounds, Explanation, Figures, Prefer, Price, TAIL_SAMPLES, cpu_seconds};
+use headway::explain::{Bounds, CostFigures, Explanation, Prefer, Price, TAIL_SAMPLES, cpu_seconds};
 use headway::units::Nanos;
-use headway_cli::terminal::{Answer, Bar, Out, interrupt};
-use headway_measure::bench::{self, Outcome};
+use headway_cli::terminal::{Bar, CommandAnswer, Out, interrupt};
+use headway_measure::bench::{self, TargetOutcome};
 use headway_measure::{self as measuring, Depth};
 use serde::Serialize;
 
 use crate::args::{BenchArgs, ExplainArgs, MeasureArgs, PreferArg};
 use crate::show::{chosen, imitation, quoted};
 
-pub(crate) fn measure(out: &Out, args: &MeasureArgs) -> Result<Answer> {
+pub(crate) fn measure(out: &Out, args: &MeasureArgs) -> Result<CommandAnswer> {
     let depth = match (args.quick, args.full) {
         (true, _) => Depth::Quick,
         (_, true) => Depth::Full,
@@ -44,7 +44,7 @@ pub(crate) fn measure(out: &Out, args: &MeasureArgs) -> Result<Answer> {
         out.warn(warning);
     }
     out.print(&report, || measured(&report))?;
-    Ok(Answer::Yes)
+    Ok(CommandAnswer::Yes)
 }
 
 fn measured(report: &measuring::MeasureReport) -> String {
@@ -104,7 +104,7 @@ fn measured(report: &measuring::MeasureReport) -> String {
     text
 }
 
-pub(crate) fn bench(out: &Out, args: &BenchArgs) -> Result<Answer> {
+pub(crate) fn bench(out: &Out, args: &BenchArgs) -> Result<CommandAnswer> {
     let options = bench::TransferBenchOptions {
         backend: args.backend.into(),
         model: args.model.clone(),
@@ -125,9 +125,9 @@ pub(crate) fn bench(out: &Out, args: &BenchArgs) -> Result<Answer> {
         out.warn(warning);
     }
     out.print(&report, || benched(&report))?;
-    let missed = report.targets.iter().any(|target| target.outcome == Outcome::NotMet);
+    let missed = report.targets.iter().any(|target| target.outcome == TargetOutcome::NotMet);
     // Targets are for GPUs: what is emulated neither meets nor misses them.
-    Ok(Answer::of_bench(report.complete, missed && report.source == "cuda"))
+    Ok(CommandAnswer::of_bench(report.complete, missed && report.source == "cuda"))
 }
 
 fn benched(report: &bench::TransferBenchReport) -> String {
@@ -153,7 +153,7 @@ struct ExplainAnswer<'a> {
     schema: u32,
 }
 
-pub(crate) fn explain(out: &Out, args: &ExplainArgs) -> Result<Answer> {
+pub(crate) fn explain(out: &Out, args: &ExplainArgs) -> Result<CommandAnswer> {
     let question = Question {
         machine: args.machine.clone().unwrap_or_else(|| headway::machine::USUAL.to_owned()),
         gpu: args.gpu.clone(),
@@ -171,7 +171,7 @@ pub(crate) fn explain(out: &Out, args: &ExplainArgs) -> Result<Answer> {
     let explanation = explaining::explain(&question)?;
     let json = ExplainAnswer { explanation: &explanation, schema: 1 };
     out.print(&serde_json::to_value(json)?, || explained(&explanation, args))?;
-    Ok(Answer::Yes)
+    Ok(CommandAnswer::Yes)
 }
 
 fn bounds(args: &ExplainArgs) -> Bounds {
@@ -205,7 +205,7 @@ fn explained(explanation: &Explanation, args: &ExplainArgs) -> String {
     );
     let some_are_few = explanation.rows.iter().any(|row| (1..TAIL_SAMPLES).contains(&row.figures.n));
     for row in &explanation.rows {
-        let Figures { median, p99, max, n } = row.figures;
+        let CostFigures { median, p99, max, n } = row.figures;
         let _ = write!(
             text,
             "{:<13} {:<9} median {:<9}  p99 {:<9}  max {:<9} ",

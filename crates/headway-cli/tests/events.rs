@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 
 use crate::common::{command, headway, interrupt, place, wait_until};
-use headway::copy::{self, At, How, Method, Reach};
+use headway::copy::{self, At, CpuReach, How, Method};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -90,7 +90,7 @@ fn a_program_with_a_subscriber_of_its_own_sees_which_method_was_chosen() {
     let kept = Kept::default();
     tracing::subscriber::with_default(kept.clone(), || {
         let copier = copy::emulated(1).unwrap();
-        let on_gpu = copier.gpus()[0].device_buffer(4096, Reach::Device).unwrap();
+        let on_gpu = copier.gpus()[0].device_buffer(4096, CpuReach::Device).unwrap();
         copier.copy_in(At { buffer: &on_gpu, offset: 0 }, &[7; 4096], How::By(Method::Pageable)).unwrap();
     });
     let events = kept.0.lock().unwrap();

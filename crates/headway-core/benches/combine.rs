@@ -13,7 +13,7 @@ use std::time::Instant;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use headway_core::files::machine::{self, Machine, RouteId};
 use headway_core::models::interconnect::Network;
-use headway_core::plan::combine::{CombineOptions, Counting, Mode, Pricer, Transformed, transform};
+use headway_core::plan::combine::{CombineEffort, CombineOptions, Counting, Pricer, Transformed, transform};
 use headway_core::plan::message::{Elementary, MessageSet};
 use headway_core::units::{Bytes, Nanos};
 
@@ -44,14 +44,14 @@ fn messages(count: usize, distinct: bool, routes: &[RouteId]) -> MessageSet {
     MessageSet::new((0..count).map(&mut one).collect()).expect("drawn messages are sound")
 }
 
-fn transformed(machine: &Machine, set: &MessageSet, mode: Mode, counting: Counting) -> Transformed {
+fn transformed(machine: &Machine, set: &MessageSet, mode: CombineEffort, counting: Counting) -> Transformed {
     let network = Network::new(machine);
     let mut pricer = Pricer::new(&network, machine.calibration.as_ref());
     transform(set, &mut pricer, CombineOptions { mode, counting }, &mut |_| true).expect("every route has a rate")
 }
 
 #[allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
-fn once(name: &str, machine: &Machine, set: &MessageSet, mode: Mode, counting: Counting) {
+fn once(name: &str, machine: &Machine, set: &MessageSet, mode: CombineEffort, counting: Counting) {
     let start = Instant::now();
     let result = transformed(machine, set, mode, counting);
     let (before, after) = (result.sums[0].ppm() as f64 / 1e6, result.sum().ppm() as f64 / 1e6);
@@ -66,7 +66,7 @@ fn combine(criterion: &mut Criterion) {
     group.sample_size(10);
     for (periods, distinct) in [("8 periods", false), ("distinct periods", true)] {
         let set = messages(1_000, distinct, &routes);
-        for (mode, name) in [(Mode::Greedy, "greedy"), (Mode::Fast, "fast")] {
+        for (mode, name) in [(CombineEffort::Greedy, "greedy"), (CombineEffort::Fast, "fast")] {
             group.bench_function(format!("1000 messages, {periods}, {name}"), |bencher| {
                 let run = |set| black_box(transformed(&machine, &set, mode, Counting::PhaseAware));
                 bencher.iter_batched(|| set.clone(), run, BatchSize::LargeInput);
@@ -85,8 +85,8 @@ fn combine(criterion: &mut Criterion) {
         ] {
             let set = messages(count, distinct, &routes);
             let periods = if distinct { "distinct periods" } else { "8 periods" };
-            for mode in [Mode::Greedy, Mode::Fast, Mode::Search] {
-                if mode == Mode::Search && count > 1_000 {
+            for mode in [CombineEffort::Greedy, CombineEffort::Fast, CombineEffort::Search] {
+                if mode == CombineEffort::Search && count > 1_000 {
                     continue;
                 }
                 once(&format!("{count} messages, {periods}, {counting:?}, {mode:?}"), &machine, &set, mode, counting);

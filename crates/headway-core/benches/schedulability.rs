@@ -9,20 +9,23 @@ use std::path::Path;
 use std::time::Instant;
 use std::{env, fs, io};
 
-use headway_core::analysis::schedulability::{Task, chunked, jeffay};
+use headway_core::analysis::schedulability::{RecurrentTask, chunked, jeffay};
 use headway_core::units::Nanos;
 
 #[path = "../tests/support/rival.rs"]
 mod rival;
 
 /// Sets of 100 tasks: periods log-uniform, equal shares of `percent` of the engine, no cost above `cost_max`.
-fn sets(count: u64, percent: u64, cost_max: u64, chunk_max: u64) -> Vec<Vec<Task>> {
+fn sets(count: u64, percent: u64, cost_max: u64, chunk_max: u64) -> Vec<Vec<RecurrentTask>> {
     let one = |set: u64| {
         let mut draw = rival::Draw(set);
         let task = |_| {
             let period = draw.period(1_000_000, 1_000_000_000);
             let cost = (period * percent / 10_000).min(cost_max);
-            Task { chunk: Nanos(cost.min(chunk_max)), ..Task::whole(Nanos(cost), Nanos(period), Nanos(period)) }
+            RecurrentTask {
+                chunk: Nanos(cost.min(chunk_max)),
+                ..RecurrentTask::whole(Nanos(cost), Nanos(period), Nanos(period))
+            }
         };
         (0..100).map(task).collect()
     };
@@ -44,7 +47,7 @@ fn times(n: usize, mut call: impl FnMut() -> usize) -> Vec<u128> {
 }
 
 fn main() -> io::Result<()> {
-    let groups: [(&str, Vec<Vec<Task>>, bool); 3] = [
+    let groups: [(&str, Vec<Vec<RecurrentTask>>, bool); 3] = [
         ("whole jobs of at most 0.5 ms", sets(10, 90, 500_000, u64::MAX), true),
         ("whole jobs", sets(10, 90, u64::MAX, u64::MAX), true),
         // The rival needs seconds for each of these.
@@ -57,8 +60,8 @@ fn main() -> io::Result<()> {
          |---|---|---|---|---|\n",
     );
     for (name, sets, whole) in groups {
-        let ours = |set: &[Task]| if whole { jeffay(set) } else { chunked(set, 1) }.is_schedulable();
-        let theirs = |set: &[Task]| if whole { rival::whole(set) } else { rival::in_chunks(set) };
+        let ours = |set: &[RecurrentTask]| if whole { jeffay(set) } else { chunked(set, 1) }.is_schedulable();
+        let theirs = |set: &[RecurrentTask]| if whole { rival::whole(set) } else { rival::in_chunks(set) };
         let yes = sets.iter().filter(|set| ours(set)).count();
         assert!(sets.iter().all(|set| ours(set) == theirs(set)), "{name}: the verdicts differ");
         let mut cell = |test: &str, times: &[u128]| {

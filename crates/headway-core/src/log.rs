@@ -1,11 +1,11 @@
 //! The event log: every input to the dispatcher, every action it asked for, every event it told, with times.
 //!
-//! A log is lines of JSON: a [`Header`] with the plan, one [`Record`] per line, and an [`End`] with their number, so that
+//! A log is lines of JSON: a [`LogHeader`] with the plan, one [`LogRecord`] per line, and an [`LogEnd`] with their number, so that
 //! a truncated log shows. Feeding the inputs to a new dispatcher must produce the same actions and events byte for byte.
 
 use serde::{Deserialize, Serialize};
 
-use crate::decisions::dispatch::{Action, Event, Input};
+use crate::decisions::dispatch::{DispatchAction, DispatchEvent, DispatchInput};
 use crate::models::cpu;
 use crate::plan::Plan;
 use crate::units::{Bytes, Nanos};
@@ -16,7 +16,7 @@ pub const SCHEMA: u32 = 1;
 /// Where the figures of a run come from. Never mixed without this label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Source {
+pub enum RunSource {
     /// Virtual time over the interconnect model.
     Sim,
     /// Threads and real memory, throttled.
@@ -27,7 +27,7 @@ pub enum Source {
     Broker,
 }
 
-impl std::fmt::Display for Source {
+impl std::fmt::Display for RunSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(match self {
             Self::Sim => "sim",
@@ -40,11 +40,11 @@ impl std::fmt::Display for Source {
 
 /// First line of a log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Header {
+pub struct LogHeader {
     /// [`SCHEMA`].
     pub schema: u32,
     /// What produced the times.
-    pub source: Source,
+    pub source: RunSource,
     /// Version of Headway.
     pub version: String,
     /// Commit it was built from, or `unknown`.
@@ -75,29 +75,29 @@ pub struct StreamRun {
 
 /// One line of a log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct LogRecord {
     /// When: virtual time in a simulation, the host's monotonic clock otherwise.
     pub at: Nanos,
     #[serde(flatten)]
-    pub what: What,
+    pub what: RecordBody,
 }
 
 /// What a line says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum What {
+pub enum RecordBody {
     /// Was fed to the dispatcher.
-    Input(Input),
+    Input(DispatchInput),
     /// The dispatcher asked for it.
-    Action(Action),
+    Action(DispatchAction),
     /// The dispatcher told it.
-    Event(Event),
+    Event(DispatchEvent),
 }
 
 /// Last line of a log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct End {
-    /// Number of [`Record`]s before it.
+pub struct LogEnd {
+    /// Number of [`LogRecord`]s before it.
     pub records: u64,
     /// Why the run ended before its last cycle; `None` = it did not.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::files::machine::{CapacityId, EngineClass, EngineId, RouteId};
 use crate::files::workload::{OnMiss, Urgent};
 use crate::models::transfer::Method;
-use crate::plan::message::{Elementary, Member};
+use crate::plan::message::{BatchMember, Elementary};
 use crate::units::{Bytes, Nanos, Rate};
 
 pub use self::parted::Parted;
@@ -235,7 +235,7 @@ pub struct PlannedStream {
 pub struct Pipeline {
     pub name: String,
     /// What feeds it.
-    pub source: Source,
+    pub source: PipelineSource,
     /// Ordinal of its GPU, where it has one.
     pub gpu: Option<u32>,
     /// Time between cycles.
@@ -271,7 +271,7 @@ pub struct Gang {
 /// What feeds a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Source {
+pub enum PipelineSource {
     /// These streams, by position in [`Plan::streams`], in the order of their portions.
     Streams(Vec<u32>),
     /// A message of the workload: every cycle carries its full blocks.
@@ -295,7 +295,7 @@ pub enum Source {
 /// What is served first of what is due at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Class {
+pub enum ServiceClass {
     /// What the plan has windows for.
     Guaranteed,
     /// Single copies that a program requests while others run.
@@ -304,7 +304,7 @@ pub enum Class {
     Bulk,
 }
 
-impl Source {
+impl PipelineSource {
     /// The streams that feed it.
     #[must_use]
     pub fn streams(&self) -> &[u32] {
@@ -319,7 +319,7 @@ impl Source {
     /// Whether the operations of `step` are submitted one after the other.
     #[must_use]
     pub fn one_by_one(&self, step: &PlannedStep) -> bool {
-        let copies = step.operations.iter().all(|operation| matches!(operation.work, Work::Copy { .. }));
+        let copies = step.operations.iter().all(|operation| matches!(operation.work, OperationWork::Copy { .. }));
         match self {
             Self::Sharded(sharded) => sharded.one_by_one && copies,
             // One copy may be cut into chunks.
@@ -330,12 +330,12 @@ impl Source {
 
     /// Its class, which orders its jobs against others that are due at the same time.
     #[must_use]
-    pub const fn class(&self) -> Class {
+    pub const fn class(&self) -> ServiceClass {
         match self {
-            Self::Bulk(_) => Class::Bulk,
-            Self::Urgent(_) => Class::Urgent,
+            Self::Bulk(_) => ServiceClass::Bulk,
+            Self::Urgent(_) => ServiceClass::Urgent,
             Self::Streams(_) | Self::Message | Self::Batch(_) | Self::Flow | Self::Sharded(_) | Self::Parts(_) => {
-                Class::Guaranteed
+                ServiceClass::Guaranteed
             }
         }
     }
@@ -343,7 +343,7 @@ impl Source {
     /// Whether the plan has windows for it.
     #[must_use]
     pub fn is_planned(&self) -> bool {
-        self.class() == Class::Guaranteed
+        self.class() == ServiceClass::Guaranteed
     }
 
     /// Whether its cycles begin with data that comes from outside.
@@ -359,7 +359,7 @@ pub struct Carried {
     /// The message, or one block of it.
     pub message: Elementary,
     /// Which of its bytes go into which cycle.
-    pub member: Member,
+    pub member: BatchMember,
 }
 
 impl Carried {
@@ -449,13 +449,13 @@ pub struct PlannedOperation {
     /// Engines it holds, of a peer copy its source's first; empty on an abstract server.
     pub engines: Vec<EngineId>,
     /// What it does.
-    pub work: Work,
+    pub work: OperationWork,
 }
 
 /// What an operation does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Work {
+pub enum OperationWork {
     /// Moves bytes.
     Copy {
         /// Name of the source.
@@ -570,7 +570,7 @@ pub struct Violation {
 
 /// What the planner chose, and could have chosen otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
+pub enum PlanChoice {
     /// The windows of steps.
     Windows,
     /// The strategy: those that were tried fail whatever the windows.
@@ -580,18 +580,18 @@ pub enum Choice {
 impl Plan {
     /// Which choice of the planner fails, where another one might hold: then the answer is undecided.
     #[must_use]
-    pub fn choice(&self) -> Option<Choice> {
+    pub fn choice(&self) -> Option<PlanChoice> {
         if self.verdict.outcome != Outcome::Undecided || self.verdict.violation.is_none() {
             return None;
         }
         let all_fail = self.alternatives.iter().all(|other| other.outcome == Outcome::NotSchedulable);
-        Some(if all_fail && !self.alternatives.is_empty() { Choice::Strategy } else { Choice::Windows })
+        Some(if all_fail && !self.alternatives.is_empty() { PlanChoice::Strategy } else { PlanChoice::Windows })
     }
 
     /// The core of the CPU that serves a whole pipeline, counted from 0; `None` = no core does.
     #[must_use]
     pub fn core_of(&self, pipeline: &Pipeline) -> Option<u32> {
-        if matches!(pipeline.source, Source::Parts(_)) {
+        if matches!(pipeline.source, PipelineSource::Parts(_)) {
             return None;
         }
         let engine = pipeline.steps.first()?.operations.first()?.engines.first()?;

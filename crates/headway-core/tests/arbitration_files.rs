@@ -7,7 +7,7 @@ use std::path::Path;
 use headway_core::files::machine::{EndpointId, Machine, parse, write};
 use headway_core::models::transfer::Direction;
 use headway_core::models::transfer::arbitration::{
-    Advice, Arbitration, Between, Cut, WAIT_COPIES, WAIT_GUESTS, Wait, built_in,
+    ArbitrationAdvice, ChunkGap, Cut, EngineArbitration, SmallCopyWait, WAIT_COPIES, WAIT_GUESTS, built_in,
 };
 use headway_core::units::{Bytes, Nanos};
 use proptest::prelude::*;
@@ -67,7 +67,7 @@ fn what_a_file_says_holds_for_its_gpus() {
     assert_eq!(out.process.map(|wait| wait.median), Some(Nanos(1_055_181)));
     assert!(of(1, Direction::H2d).is_none(), "gpu0 was not asked");
     let into = of(2, Direction::H2d).unwrap();
-    assert_eq!((into.whole.wait.p99, into.advise(Nanos(1))), (Nanos::MAX, Advice::Whole));
+    assert_eq!((into.whole.wait.p99, into.advise(Nanos(1))), (Nanos::MAX, ArbitrationAdvice::Whole));
     let written = reread(&machine);
     assert_eq!(written, machine);
     let one = machine.with_gpus(1).unwrap();
@@ -161,9 +161,9 @@ fn built_in_figures_are_those_of_the_kept_runs() {
         assert_eq!(found, rows["whole, another process"][2..6]);
         let (into, _) = built_in(name, Direction::H2d).unwrap();
         all(&into.whole, "whole, in");
-        assert_eq!(into.advise(WAIT_GUESTS), Advice::Whole);
+        assert_eq!(into.advise(WAIT_GUESTS), ArbitrationAdvice::Whole);
         let piece = |bound| match out.advise(bound) {
-            Advice::Pieces { between: Between::Word, cut } => mib(&cut),
+            ArbitrationAdvice::Pieces { between: ChunkGap::Word, cut } => mib(&cut),
             other => panic!("{other:?}"),
         };
         assert_eq!((piece(WAIT_GUESTS), piece(WAIT_COPIES)), (4, 16), "{name}");
@@ -172,12 +172,12 @@ fn built_in_figures_are_those_of_the_kept_runs() {
     assert!(built_in("NVIDIA A100-SXM4-80GB", Direction::D2h).is_none(), "nobody asked one");
 }
 
-fn any_wait() -> impl Strategy<Value = Wait> {
+fn any_wait() -> impl Strategy<Value = SmallCopyWait> {
     (1..u32::MAX, 0..1_u64 << 40, proptest::option::of((0..1_u64 << 30, proptest::option::of(0..1_u64 << 30))))
         .prop_map(|(n, median, rest)| {
             let p99 = rest.map_or(Nanos::MAX, |(more, _)| Nanos(median + more));
             let max = rest.and_then(|(_, more)| more).map_or(Nanos::MAX, |more| Nanos(p99.0 + more));
-            Wait { n, median: Nanos(median), p99, max }
+            SmallCopyWait { n, median: Nanos(median), p99, max }
         })
 }
 
@@ -196,7 +196,7 @@ proptest! {
     ) {
         let mut machine = base();
         let whole = Cut { piece: Bytes(1 << 30), share_ppm, wait: whole };
-        let found = Arbitration { whole, time: Nanos(time), words, streams, process };
+        let found = EngineArbitration { whole, time: Nanos(time), words, streams, process };
         let direction = if out { Direction::D2h } else { Direction::H2d };
         machine.profile.arbitration.insert((EndpointId(gpu), direction), found);
         prop_assert_eq!(reread(&machine), machine);
@@ -207,11 +207,11 @@ proptest! {
         words in any_cuts(), streams in any_cuts(), whole in any_wait(), time in 1_u64..1 << 40, bound in 0_u64..1 << 42,
     ) {
         let whole = Cut { piece: Bytes(1 << 30), share_ppm: 1_000_000, wait: whole };
-        let found = Arbitration { whole, time: Nanos(time), words, streams, process: None };
+        let found = EngineArbitration { whole, time: Nanos(time), words, streams, process: None };
         match found.advise(Nanos(bound)) {
-            Advice::Whole => prop_assert!(found.lets_in()),
-            Advice::Nothing => prop_assert!(found.cuts(Between::Word).chain(found.cuts(Between::Streams)).next().is_none()),
-            Advice::Pieces { between, cut } => {
+            ArbitrationAdvice::Whole => prop_assert!(found.lets_in()),
+            ArbitrationAdvice::Nothing => prop_assert!(found.cuts(ChunkGap::Word).chain(found.cuts(ChunkGap::Streams)).next().is_none()),
+            ArbitrationAdvice::Pieces { between, cut } => {
                 prop_assert!(found.cuts(between).any(|known| known == cut));
                 let larger = found.cuts(between).filter(|known| known.piece > cut.piece);
                 prop_assert!(larger.into_iter().all(|known| known.wait.long() > Nanos(bound)));

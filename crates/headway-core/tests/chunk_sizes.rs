@@ -5,7 +5,7 @@ use headway_core::files::machine::{Machine, shipped};
 use headway_core::files::workload::parse;
 use headway_core::models::interconnect::Network;
 use headway_core::plan::planner::{PlanOptions, plan};
-use headway_core::plan::{Outcome, Plan, PlannedStep, Strategy, Work};
+use headway_core::plan::{OperationWork, Outcome, Plan, PlannedStep, Strategy};
 use headway_core::units::{Bytes, Nanos};
 
 const PAGE: Bytes = Bytes(4096);
@@ -41,7 +41,7 @@ fn steps(plan: &Plan) -> Vec<&PlannedStep> {
 fn flows(machine: &Machine, plan: &Plan) -> Vec<ChunkFlow> {
     let network = Network::new(machine);
     let flow = |pipeline: &headway_core::plan::Pipeline| {
-        let Work::Copy { route, bytes, .. } = pipeline.steps[0].operations[0].work else {
+        let OperationWork::Copy { route, bytes, .. } = pipeline.steps[0].operations[0].work else {
             panic!("all steps are copies")
         };
         let of = &machine.routes[route.at()];

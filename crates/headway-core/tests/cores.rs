@@ -1,9 +1,9 @@
 //! Streams on cores of the CPU: how they are planned, tested and divided.
 
-use headway_core::files::machine::{self, Cpu, CpuCost, Machine, shipped};
-use headway_core::files::workload::{Cycle, Placement, Workload};
+use headway_core::files::machine::{self, CpuCores, CpuCost, Machine, shipped};
+use headway_core::files::workload::{Cycle, StreamPlacement, Workload};
 use headway_core::plan::planner::{self, PlanError, PlanOptions};
-use headway_core::plan::stream::{Fluid, Margins, Reach, search};
+use headway_core::plan::stream::{Fluid, Margins, SearchReach, search};
 use headway_core::plan::{Outcome, Plan, Strategy};
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 
@@ -11,7 +11,7 @@ fn machine(cores: u32) -> Machine {
     let mut machine = shipped("h200-x1").unwrap();
     let aes =
         CpuCost { id: "aes128-cbc".to_owned(), setup: Nanos(2_000), portion: Nanos(100), rate: Rate(1_000_000_000) };
-    machine.cpu = Some(Cpu { cores, assumed: false, kernels: vec![aes] });
+    machine.cpu = Some(CpuCores { cores, assumed: false, kernels: vec![aes] });
     machine
 }
 
@@ -113,7 +113,7 @@ fn a_machine_without_figures_of_its_cpu_says_that_they_are_assumed() {
         "{:?}",
         plan.verdict.notes
     );
-    machine.cpu = Some(Cpu { cores: 0, assumed: false, kernels: Vec::new() });
+    machine.cpu = Some(CpuCores { cores: 0, assumed: false, kernels: Vec::new() });
     let refused = planner::plan(&machine, &workload(&[(4096, 1000, 20_000, "cpu")]), PlanOptions::default());
     assert!(matches!(refused, Err(PlanError::UnknownName { .. } | PlanError::Impossible { .. })), "{refused:?}");
 }
@@ -175,7 +175,7 @@ fn no_rectangle_of_a_whole_grid_has_more_margin_than_the_one_found() {
             let gpus = cycle.map_or(u64::MAX, |cycle| PPM * cycle * 300_000 / (400 * 300_000 + sum(false) * cycle));
             Margins { cpu, gpus }
         };
-        let found = search(&streams, Reach::FULL, |on_cpu| Ok::<_, ()>(margins(on_cpu))).unwrap();
+        let found = search(&streams, SearchReach::FULL, |on_cpu| Ok::<_, ()>(margins(on_cpu))).unwrap();
         assert_eq!(found.margins, margins(&found.on_cpu));
         for (at, stream) in streams.iter().enumerate() {
             assert_eq!(found.rectangle.has(at, *stream), found.on_cpu[at], "{:?}", found.rectangle);
@@ -226,11 +226,11 @@ fn a_workload_file_says_which_processor_may_serve_and_steps_that_fit() {
         headway_kernels::workload::parse("a.toml", &text(processor, steps, more))
             .map(|loaded| loaded.value.streams[0].gpu.clone())
     };
-    assert_eq!(read("", both, "").unwrap(), Placement::Auto);
-    assert_eq!(read("processor = \"gpu\"", half, "gpu = \"gpu1\"").unwrap(), Placement::Gpu("gpu1".to_owned()));
-    assert_eq!(read("processor = \"cpu\"", both, "").unwrap(), Placement::Cpu);
-    assert_eq!(read("processor = \"cpu\"", alone, "").unwrap(), Placement::Cpu);
-    assert_eq!(read("processor = \"auto\"", both, "").unwrap(), Placement::Either);
+    assert_eq!(read("", both, "").unwrap(), StreamPlacement::Auto);
+    assert_eq!(read("processor = \"gpu\"", half, "gpu = \"gpu1\"").unwrap(), StreamPlacement::Gpu("gpu1".to_owned()));
+    assert_eq!(read("processor = \"cpu\"", both, "").unwrap(), StreamPlacement::Cpu);
+    assert_eq!(read("processor = \"cpu\"", alone, "").unwrap(), StreamPlacement::Cpu);
+    assert_eq!(read("processor = \"auto\"", both, "").unwrap(), StreamPlacement::Either);
     for (processor, steps, more) in [
         ("processor = \"auto\"", alone, ""),
         ("processor = \"cpu\"", half, ""),

@@ -9,9 +9,11 @@ use std::collections::BTreeMap;
 
 use crate::case::{Case, any_case, compute, copy, flow, hold, plan, server, step, stream};
 use engines::Engines;
-use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits, NAMED_MAX, Refused, TIME_MAX};
-use headway_core::log::What;
-use headway_core::plan::{BatchPlace, Pipeline, Plan, PlannedStep, PlannedStream, Source};
+use headway_core::decisions::dispatch::{
+    DispatchAction, DispatchEvent, DispatchInput, DispatchRefused, Dispatcher, DispatcherLimits, NAMED_MAX, TIME_MAX,
+};
+use headway_core::log::RecordBody;
+use headway_core::plan::{BatchPlace, Pipeline, PipelineSource, Plan, PlannedStep, PlannedStream};
 use headway_core::units::{Bytes, Nanos};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
@@ -33,7 +35,7 @@ struct Driver<'a> {
     dispatcher: Dispatcher,
     engines: Engines,
     now: u64,
-    log: Vec<(u64, What)>,
+    log: Vec<(u64, RecordBody)>,
     /// Wake at every instant once more than needed.
     nervous: bool,
 }
@@ -44,29 +46,29 @@ impl<'a> Driver<'a> {
         Self { case, dispatcher, engines: Engines::default(), now: 0, log: Vec::new(), nervous: false }
     }
 
-    fn feed(&mut self, input: Input) {
+    fn feed(&mut self, input: DispatchInput) {
         self.dispatcher.handle(Nanos(self.now), &input).unwrap();
-        self.log.push((self.now, What::Input(input)));
+        self.log.push((self.now, RecordBody::Input(input)));
     }
 
     fn drain(&mut self) {
         while let Some(action) = self.dispatcher.poll_action() {
-            if let Action::Submit { operation, pipeline, cycle, step, index, offset, bytes } = action {
+            if let DispatchAction::Submit { operation, pipeline, cycle, step, index, offset, bytes } = action {
                 let server = self.case.plan.pipelines[pipeline as usize].steps[step as usize].server;
                 let time = self.case.time(pipeline, cycle, step, index, offset.0, bytes.0);
                 self.engines.submit(self.now, operation, (server, index), time);
             }
-            self.log.push((self.now, What::Action(action)));
+            self.log.push((self.now, RecordBody::Action(action)));
         }
         while let Some(event) = self.dispatcher.poll_event() {
-            self.log.push((self.now, What::Event(event)));
+            self.log.push((self.now, RecordBody::Event(event)));
         }
     }
 
     /// Feeds everything of the next instant; `check` looks at the dispatcher after each.
     fn run(&mut self, mut check: impl FnMut(&mut Dispatcher, Nanos)) {
         let (cycles, packets) = (self.case.cycles.clone(), self.case.packets.clone());
-        self.feed(Input::Start { epoch: Nanos(self.case.epoch), cycles, packets });
+        self.feed(DispatchInput::Start { epoch: Nanos(self.case.epoch), cycles, packets });
         self.drain();
         let mut data = self.case.data.iter().peekable();
         loop {
@@ -76,22 +78,22 @@ impl<'a> Driver<'a> {
             let Some(next) = next else { return };
             if self.nervous && next > self.now + 1 {
                 self.now += (next - self.now) / 2;
-                self.feed(Input::Timeout);
+                self.feed(DispatchInput::Timeout);
                 self.drain();
             }
             self.now = next;
             let mut fed = false;
             while let Some((operation, started)) = self.engines.next_ended(self.now) {
                 fed = true;
-                self.feed(Input::Done { operation, started: Nanos(started), finished: Nanos(self.now) });
+                self.feed(DispatchInput::Done { operation, started: Nanos(started), finished: Nanos(self.now) });
             }
             while let Some(&datum) = data.next_if(|d| d.at <= self.now) {
                 fed = true;
                 let (pipeline, cycle, bytes) = (datum.pipeline, datum.cycle, Bytes(datum.bytes));
-                self.feed(Input::Data { pipeline, cycle, bytes });
+                self.feed(DispatchInput::Data { pipeline, cycle, bytes });
             }
             if !fed || self.nervous {
-                self.feed(Input::Timeout);
+                self.feed(DispatchInput::Timeout);
             }
             self.drain();
         }
@@ -101,9 +103,9 @@ impl<'a> Driver<'a> {
         let mut trace = Trace::default();
         for (at, what) in &self.log {
             match what {
-                What::Input(_) => {}
-                What::Action(action) => trace.actions.push((*at, action.clone())),
-                What::Event(event) => trace.events.push((*at, event.clone())),
+                RecordBody::Input(_) => {}
+                RecordBody::Action(action) => trace.actions.push((*at, action.clone())),
+                RecordBody::Event(event) => trace.events.push((*at, event.clone())),
             }
         }
         trace
@@ -117,26 +119,34 @@ fn ordered(mut trace: Trace) -> Trace {
 }
 
 /// Inputs that are wrong at any time of a run, for the case at hand.
-fn wrong_inputs(case: &Case, started: bool) -> Vec<Input> {
+fn wrong_inputs(case: &Case, started: bool) -> Vec<DispatchInput> {
     let (cycles, packets) = (case.cycles.clone(), case.packets.clone());
-    let data = |pipeline, cycle, bytes| Input::Data { pipeline, cycle, bytes: Bytes(bytes) };
-    let done = |operation| Input::Done { operation, started: Nanos(0), finished: Nanos(0) };
-    let mut wrong = vec![done(u64::MAX), Input::Failed { operation: u64::MAX }, data(u32::MAX, 0, 1)];
+    let data = |pipeline, cycle, bytes| DispatchInput::Data { pipeline, cycle, bytes: Bytes(bytes) };
+    let done = |operation| DispatchInput::Done { operation, started: Nanos(0), finished: Nanos(0) };
+    let mut wrong = vec![done(u64::MAX), DispatchInput::Failed { operation: u64::MAX }, data(u32::MAX, 0, 1)];
     for (at, pipeline) in (0u32..).zip(&case.plan.pipelines) {
         wrong.push(data(at, case.cycles[at as usize], 1));
         wrong.push(data(at, u64::MAX, 1));
         wrong.push(data(at, 0, pipeline.reserve.0 + 1));
-        if pipeline.source == Source::Flow {
+        if pipeline.source == PipelineSource::Flow {
             wrong.push(data(at, 0, 1));
         }
     }
     if started {
-        wrong.push(Input::Start { epoch: Nanos(0), cycles, packets });
+        wrong.push(DispatchInput::Start { epoch: Nanos(0), cycles, packets });
     } else {
         wrong.push(data(0, 0, 1));
-        wrong.push(Input::Start { epoch: Nanos(0), cycles: vec![1; cycles.len() + 1], packets: packets.clone() });
-        wrong.push(Input::Start { epoch: Nanos(0), cycles: cycles.clone(), packets: vec![1; packets.len() + 1] });
-        wrong.push(Input::Start { epoch: TIME_MAX, cycles, packets });
+        wrong.push(DispatchInput::Start {
+            epoch: Nanos(0),
+            cycles: vec![1; cycles.len() + 1],
+            packets: packets.clone(),
+        });
+        wrong.push(DispatchInput::Start {
+            epoch: Nanos(0),
+            cycles: cycles.clone(),
+            packets: vec![1; packets.len() + 1],
+        });
+        wrong.push(DispatchInput::Start { epoch: TIME_MAX, cycles, packets });
     }
     wrong
 }
@@ -160,7 +170,7 @@ proptest! {
         let mut nervous = Driver { nervous: true, ..Driver::new(&case) };
         nervous.run(|dispatcher, now| {
             let before = format!("{dispatcher:?}");
-            dispatcher.handle(now, &Input::Timeout).unwrap();
+            dispatcher.handle(now, &DispatchInput::Timeout).unwrap();
             assert_eq!((dispatcher.poll_action(), dispatcher.poll_event()), (None, None));
             assert_eq!(format!("{dispatcher:?}"), before);
         });
@@ -179,9 +189,9 @@ proptest! {
             }
             feeding = Some(*at);
             match what {
-                What::Input(input) => second.handle(Nanos(*at), input).unwrap(),
-                What::Action(action) => prop_assert_eq!(second.poll_action(), Some(action.clone())),
-                What::Event(event) => prop_assert_eq!(second.poll_event(), Some(event.clone())),
+                RecordBody::Input(input) => second.handle(Nanos(*at), input).unwrap(),
+                RecordBody::Action(action) => prop_assert_eq!(second.poll_action(), Some(action.clone())),
+                RecordBody::Event(event) => prop_assert_eq!(second.poll_event(), Some(event.clone())),
             }
         }
         prop_assert_eq!((second.poll_action(), second.poll_event()), (None, None));
@@ -197,8 +207,8 @@ proptest! {
             }
             if now > Nanos::ZERO {
                 let earlier = Nanos(now.0 - 1);
-                let error = dispatcher.handle(earlier, &Input::Timeout).unwrap_err();
-                assert_eq!(error, Refused::TimeWentBack { from: now, to: earlier });
+                let error = dispatcher.handle(earlier, &DispatchInput::Timeout).unwrap_err();
+                assert_eq!(error, DispatchRefused::TimeWentBack { from: now, to: earlier });
             }
             assert_eq!(format!("{dispatcher:?}"), before);
         };
@@ -211,10 +221,10 @@ proptest! {
     fn a_failure_ends_all_submissions_and_its_cycle_is_never_delivered(case in any_case(), failing in 0..12u64) {
         let mut driver = Driver::new(&case);
         let (cycles, packets) = (case.cycles.clone(), case.packets.clone());
-        driver.feed(Input::Start { epoch: Nanos(case.epoch), cycles, packets });
+        driver.feed(DispatchInput::Start { epoch: Nanos(case.epoch), cycles, packets });
         for datum in &case.data {
             let (pipeline, cycle, bytes) = (datum.pipeline, datum.cycle, Bytes(datum.bytes));
-            driver.feed(Input::Data { pipeline, cycle, bytes });
+            driver.feed(DispatchInput::Data { pipeline, cycle, bytes });
         }
         driver.drain();
         let mut failed: Option<(u32, u64)> = None;
@@ -226,31 +236,31 @@ proptest! {
             match ended {
                 Some((operation, _)) if operation == failing => {
                     failed = driver.log.iter().find_map(|(_, what)| match what {
-                        What::Action(Action::Submit { operation: o, pipeline, cycle, .. }) if *o == operation => {
+                        RecordBody::Action(DispatchAction::Submit { operation: o, pipeline, cycle, .. }) if *o == operation => {
                             Some((*pipeline, *cycle))
                         }
-                        What::Action(_) | What::Input(_) | What::Event(_) => None,
+                        RecordBody::Action(_) | RecordBody::Input(_) | RecordBody::Event(_) => None,
                     });
-                    driver.feed(Input::Failed { operation });
+                    driver.feed(DispatchInput::Failed { operation });
                 }
                 Some((operation, started)) => {
                     let (started, finished) = (Nanos(started), Nanos(driver.now));
-                    driver.feed(Input::Done { operation, started, finished });
+                    driver.feed(DispatchInput::Done { operation, started, finished });
                 }
-                None => driver.feed(Input::Timeout),
+                None => driver.feed(DispatchInput::Timeout),
             }
             driver.drain();
         }
         let Some(failed) = failed else { return Ok(()) };
         prop_assert!(driver.dispatcher.is_halted() && !driver.dispatcher.is_finished());
         prop_assert_eq!(driver.dispatcher.outstanding(), 0);
-        let at = driver.log.iter().position(|(_, what)| matches!(what, What::Input(Input::Failed { .. }))).unwrap();
+        let at = driver.log.iter().position(|(_, what)| matches!(what, RecordBody::Input(DispatchInput::Failed { .. }))).unwrap();
         let after = &driver.log[at..];
-        let submits = |what: &What| matches!(what, What::Action(Action::Submit { .. }));
+        let submits = |what: &RecordBody| matches!(what, RecordBody::Action(DispatchAction::Submit { .. }));
         prop_assert!(!after.iter().any(|(_, what)| submits(what)));
-        let delivered = What::Action(Action::Deliver { pipeline: failed.0, cycle: failed.1 });
+        let delivered = RecordBody::Action(DispatchAction::Deliver { pipeline: failed.0, cycle: failed.1 });
         prop_assert!(!driver.log.iter().any(|(_, what)| *what == delivered));
-        let halted = |what: &What| matches!(what, What::Event(Event::Halted { .. }));
+        let halted = |what: &RecordBody| matches!(what, RecordBody::Event(DispatchEvent::Halted { .. }));
         prop_assert_eq!(after.iter().filter(|(_, what)| halted(what)).count(), 1);
     }
 
@@ -263,18 +273,18 @@ proptest! {
     ) {
         let [period, window, start, gather, cost, jitter, apart, deadline, from, epoch, fed_period, took] = times[..]
         else { unreachable!() };
-        let mut fed = Pipeline { source: Source::Streams(vec![0]), ..flow(fed_period, window, steps(cost)) };
+        let mut fed = Pipeline { source: PipelineSource::Streams(vec![0]), ..flow(fed_period, window, steps(cost)) };
         fed.start = Nanos(start);
         fed.gather = Nanos(if gathered { gather } else { 0 });
         let mut of = stream(0, apart, deadline);
         of.start = Nanos(from);
         let mut plan = plan(vec![server(1)], vec![fed, flow(period, window, steps(cost))], vec![of]);
         plan.jitter = Nanos(jitter);
-        let Ok(mut dispatcher) = Dispatcher::new(plan, Limits::default()) else { return Ok(()) };
+        let Ok(mut dispatcher) = Dispatcher::new(plan, DispatcherLimits::default()) else { return Ok(()) };
         // Many short cycles take long to run, but they fit or do not fit all the same.
         let runs = cycles.iter().all(|&cycles| cycles < 3);
         // Every packet that is late is told by an event of its own, so the run has few.
-        let start = Input::Start { epoch: Nanos(epoch), cycles, packets: vec![64] };
+        let start = DispatchInput::Start { epoch: Nanos(epoch), cycles, packets: vec![64] };
         if dispatcher.handle(Nanos::ZERO, &start).is_err() || !runs {
             return Ok(());
         }
@@ -282,15 +292,15 @@ proptest! {
         nows.sort_unstable();
         for now in nows {
             let now = Nanos(now);
-            drop(dispatcher.handle(now, &Input::Data { pipeline: 0, cycle: 0, bytes: Bytes(1) }));
+            drop(dispatcher.handle(now, &DispatchInput::Data { pipeline: 0, cycle: 0, bytes: Bytes(1) }));
             let mut submitted = Vec::new();
             while let Some(action) = dispatcher.poll_action() {
-                if let Action::Submit { operation, .. } = action {
+                if let DispatchAction::Submit { operation, .. } = action {
                     submitted.push(operation);
                 }
             }
             for operation in submitted {
-                let done = Input::Done { operation, started: now, finished: now.saturating_add(Nanos(took)) };
+                let done = DispatchInput::Done { operation, started: now, finished: now.saturating_add(Nanos(took)) };
                 dispatcher.handle(now, &done).unwrap();
             }
         }
@@ -307,47 +317,47 @@ fn extreme() -> impl Strategy<Value = u64> {
     (prop::sample::select(edges.to_vec()), 0..3u64).prop_map(|(edge, less)| edge.saturating_sub(less).max(1))
 }
 
-fn dispatcher(plan: Plan, limits: Limits) -> Dispatcher {
+fn dispatcher(plan: Plan, limits: DispatcherLimits) -> Dispatcher {
     Dispatcher::new(plan, limits).unwrap()
 }
 
 /// A dispatcher for `plan` that has started at time zero with `cycles` cycles in each pipeline and endless packets.
-fn started(plan: Plan, limits: Limits, cycles: u64) -> Dispatcher {
+fn started(plan: Plan, limits: DispatcherLimits, cycles: u64) -> Dispatcher {
     let (pipelines, streams) = (plan.pipelines.len(), plan.streams.len());
     let mut dispatcher = dispatcher(plan, limits);
     let (cycles, packets) = (vec![cycles; pipelines], vec![u64::MAX; streams]);
-    dispatcher.handle(Nanos(0), &Input::Start { epoch: Nanos(0), cycles, packets }).unwrap();
+    dispatcher.handle(Nanos(0), &DispatchInput::Start { epoch: Nanos(0), cycles, packets }).unwrap();
     dispatcher
 }
 
-fn actions(dispatcher: &mut Dispatcher) -> Vec<Action> {
+fn actions(dispatcher: &mut Dispatcher) -> Vec<DispatchAction> {
     std::iter::from_fn(|| dispatcher.poll_action()).collect()
 }
 
-fn events(dispatcher: &mut Dispatcher) -> Vec<Event> {
+fn events(dispatcher: &mut Dispatcher) -> Vec<DispatchEvent> {
     std::iter::from_fn(|| dispatcher.poll_event()).collect()
 }
 
 /// Numbers and pipelines of what is submitted.
 fn submitted(dispatcher: &mut Dispatcher) -> Vec<(u64, u32)> {
     let number = |action| match action {
-        Action::Submit { operation, pipeline, .. } => Some((operation, pipeline)),
-        Action::Deliver { .. } | Action::Drop { .. } => None,
+        DispatchAction::Submit { operation, pipeline, .. } => Some((operation, pipeline)),
+        DispatchAction::Deliver { .. } | DispatchAction::Drop { .. } => None,
     };
     actions(dispatcher).into_iter().filter_map(number).collect()
 }
 
-fn done(operation: u64, started: u64, finished: u64) -> Input {
-    Input::Done { operation, started: Nanos(started), finished: Nanos(finished) }
+fn done(operation: u64, started: u64, finished: u64) -> DispatchInput {
+    DispatchInput::Done { operation, started: Nanos(started), finished: Nanos(finished) }
 }
 
-fn data(cycle: u64) -> Input {
-    Input::Data { pipeline: 0, cycle, bytes: Bytes(1) }
+fn data(cycle: u64) -> DispatchInput {
+    DispatchInput::Data { pipeline: 0, cycle, bytes: Bytes(1) }
 }
 
 /// One stream whose packets are jobs of one step, one every 10 ns, due 10 ns later.
 fn one_stream() -> Plan {
-    let fed = Pipeline { source: Source::Streams(vec![0]), ..flow(10, 10, vec![step(0, 4, vec![copy(0)])]) };
+    let fed = Pipeline { source: PipelineSource::Streams(vec![0]), ..flow(10, 10, vec![step(0, 4, vec![copy(0)])]) };
     plan(vec![server(1)], vec![fed], vec![stream(0, 10, 10)])
 }
 
@@ -356,9 +366,10 @@ fn the_job_with_the_earlier_deadline_goes_first_and_is_not_interrupted() {
     let late = flow(100, 50, vec![step(0, 10, vec![hold()])]);
     let mut urgent = flow(100, 20, vec![step(0, 10, vec![hold()])]);
     urgent.start = Nanos(1);
-    let mut dispatcher = started(plan(vec![server(1)], vec![late.clone(), late, urgent], vec![]), Limits::default(), 1);
+    let mut dispatcher =
+        started(plan(vec![server(1)], vec![late.clone(), late, urgent], vec![]), DispatcherLimits::default(), 1);
     assert_eq!(submitted(&mut dispatcher), [(0, 0)]);
-    dispatcher.handle(Nanos(1), &Input::Timeout).unwrap();
+    dispatcher.handle(Nanos(1), &DispatchInput::Timeout).unwrap();
     assert_eq!(submitted(&mut dispatcher), []);
     dispatcher.handle(Nanos(10), &done(0, 0, 10)).unwrap();
     assert_eq!(submitted(&mut dispatcher), [(1, 2)]);
@@ -368,48 +379,48 @@ fn the_job_with_the_earlier_deadline_goes_first_and_is_not_interrupted() {
 
 #[test]
 fn data_is_taken_up_to_the_limit_of_cycles_in_flight() {
-    let limits = Limits { cycles_in_flight_max: 2, ..Limits::default() };
+    let limits = DispatcherLimits { cycles_in_flight_max: 2, ..DispatcherLimits::default() };
     let mut dispatcher = started(one_stream(), limits, 9);
     dispatcher.handle(Nanos(0), &data(1)).unwrap();
     dispatcher.handle(Nanos(0), &data(0)).unwrap();
-    let refused = Refused::TooManyCycles { pipeline: "flow".to_owned(), limit: 2 };
+    let refused = DispatchRefused::TooManyCycles { pipeline: "flow".to_owned(), limit: 2 };
     assert_eq!(dispatcher.handle(Nanos(0), &data(2)), Err(refused.clone()));
     // Neither do its windows make room.
     assert_eq!(dispatcher.handle(Nanos(30), &data(2)), Err(refused));
     assert_eq!(submitted(&mut dispatcher), [(0, 0)]);
     dispatcher.handle(Nanos(31), &done(0, 0, 31)).unwrap();
     dispatcher.handle(Nanos(31), &data(2)).unwrap();
-    let limits = Limits { cycles_in_flight_max: 0, ..Limits::default() };
-    let refused = Refused::TooManyCycles { pipeline: "flow".to_owned(), limit: 0 };
+    let limits = DispatcherLimits { cycles_in_flight_max: 0, ..DispatcherLimits::default() };
+    let refused = DispatchRefused::TooManyCycles { pipeline: "flow".to_owned(), limit: 0 };
     assert_eq!(Dispatcher::new(one_stream(), limits).unwrap_err(), refused);
 }
 
 #[test]
 fn windows_without_data_hold_no_cycle() {
-    let limits = Limits { cycles_in_flight_max: 1, ..Limits::default() };
+    let limits = DispatcherLimits { cycles_in_flight_max: 1, ..DispatcherLimits::default() };
     let mut dispatcher = started(one_stream(), limits, 9);
-    dispatcher.handle(Nanos(85), &Input::Timeout).unwrap();
+    dispatcher.handle(Nanos(85), &DispatchInput::Timeout).unwrap();
     assert_eq!(actions(&mut dispatcher), []);
     events(&mut dispatcher);
     dispatcher.handle(Nanos(85), &data(8)).unwrap();
     assert_eq!(submitted(&mut dispatcher), [(0, 0)]);
-    let ready = Event::Ready { pipeline: 0, cycle: 8, step: 0, deadline: Nanos(90) };
-    assert_eq!(events(&mut dispatcher), [Event::DataLate { pipeline: 0, cycle: 8, by: Nanos(5) }, ready]);
+    let ready = DispatchEvent::Ready { pipeline: 0, cycle: 8, step: 0, deadline: Nanos(90) };
+    assert_eq!(events(&mut dispatcher), [DispatchEvent::DataLate { pipeline: 0, cycle: 8, by: Nanos(5) }, ready]);
 }
 
 #[test]
 fn a_flow_that_is_behind_opens_its_next_window_when_there_is_room() {
-    let limits = Limits { cycles_in_flight_max: 2, ..Limits::default() };
+    let limits = DispatcherLimits { cycles_in_flight_max: 2, ..DispatcherLimits::default() };
     let flows = plan(vec![server(1)], vec![flow(10, 10, vec![step(0, 4, vec![hold()])])], vec![]);
     let mut dispatcher = started(flows, limits, 4);
     assert_eq!(submitted(&mut dispatcher), [(0, 0)]);
-    dispatcher.handle(Nanos(10), &Input::Timeout).unwrap();
-    dispatcher.handle(Nanos(20), &Input::Timeout).unwrap();
-    let ready = |cycle, deadline| Event::Ready { pipeline: 0, cycle, step: 0, deadline: Nanos(deadline) };
+    dispatcher.handle(Nanos(10), &DispatchInput::Timeout).unwrap();
+    dispatcher.handle(Nanos(20), &DispatchInput::Timeout).unwrap();
+    let ready = |cycle, deadline| DispatchEvent::Ready { pipeline: 0, cycle, step: 0, deadline: Nanos(deadline) };
     assert_eq!(events(&mut dispatcher), [ready(0, 10), ready(1, 20)]);
     assert_eq!(dispatcher.poll_timeout(), None);
     dispatcher.handle(Nanos(25), &done(0, 0, 25)).unwrap();
-    let late = Event::ReleaseLate { pipeline: 0, cycle: 2, step: 0, by: Nanos(5) };
+    let late = DispatchEvent::ReleaseLate { pipeline: 0, cycle: 2, step: 0, by: Nanos(5) };
     assert_eq!(events(&mut dispatcher)[3..], [late, ready(2, 30)]);
     assert_eq!(dispatcher.poll_timeout(), Some(Nanos(30)));
     for (at, operation) in [(25, 1), (26, 2)] {
@@ -417,7 +428,7 @@ fn a_flow_that_is_behind_opens_its_next_window_when_there_is_room() {
         dispatcher.handle(Nanos(at), &done(operation, at, at)).unwrap();
     }
     assert!(!dispatcher.is_finished());
-    dispatcher.handle(Nanos(30), &Input::Timeout).unwrap();
+    dispatcher.handle(Nanos(30), &DispatchInput::Timeout).unwrap();
     assert_eq!(submitted(&mut dispatcher), [(3, 0)]);
     dispatcher.handle(Nanos(31), &done(3, 30, 31)).unwrap();
     assert!(dispatcher.is_finished());
@@ -428,14 +439,14 @@ fn a_batch_waits_until_all_of_it_fits_the_limit_of_operations() {
     let batch = || flow(100, 50, vec![step(1, 10, vec![copy(1), copy(2), copy(3)])]);
     let flows = || vec![flow(100, 40, vec![step(0, 10, vec![hold()])]), batch()];
     let servers = || vec![server(1), server(1)];
-    let limit = |operations_max| Limits { operations_max, ..Limits::default() };
+    let limit = |operations_max| DispatcherLimits { operations_max, ..DispatcherLimits::default() };
     let mut roomy = started(plan(servers(), flows(), vec![]), limit(4), 1);
     assert_eq!(submitted(&mut roomy), [(0, 0), (1, 1), (2, 1), (3, 1)]);
     let mut tight = started(plan(servers(), flows(), vec![]), limit(3), 1);
     assert_eq!(submitted(&mut tight), [(0, 0)]);
     tight.handle(Nanos(10), &done(0, 0, 10)).unwrap();
     assert_eq!(submitted(&mut tight), [(1, 1), (2, 1), (3, 1)]);
-    let refused = Refused::TooManyOperations { step: "step".to_owned(), operations: 3, limit: 2 };
+    let refused = DispatchRefused::TooManyOperations { step: "step".to_owned(), operations: 3, limit: 2 };
     assert_eq!(Dispatcher::new(plan(servers(), flows(), vec![]), limit(2)).unwrap_err(), refused);
 }
 
@@ -447,7 +458,7 @@ fn jobs_of_one_batch_are_submitted_together_in_their_order_and_keep_their_server
     };
     let urgent = flow(100, 120, vec![step(0, 9, vec![hold()])]);
     let pipelines = vec![member(1), urgent, member(0)];
-    let mut dispatcher = started(plan(vec![server(1)], pipelines, vec![]), Limits::default(), 1);
+    let mut dispatcher = started(plan(vec![server(1)], pipelines, vec![]), DispatcherLimits::default(), 1);
     let pipelines: Vec<u32> = submitted(&mut dispatcher).into_iter().map(|(_, pipeline)| pipeline).collect();
     assert_eq!(pipelines, [2, 0]);
     dispatcher.handle(Nanos(10), &done(0, 0, 10)).unwrap();
@@ -459,7 +470,7 @@ fn jobs_of_one_batch_are_submitted_together_in_their_order_and_keep_their_server
 #[test]
 fn a_server_held_back_by_the_limit_of_operations_goes_on_when_another_one_ends() {
     let flows = vec![flow(100, 50, vec![step(0, 10, vec![hold()])]), flow(100, 50, vec![step(1, 10, vec![hold()])])];
-    let limits = Limits { operations_max: 1, ..Limits::default() };
+    let limits = DispatcherLimits { operations_max: 1, ..DispatcherLimits::default() };
     let mut dispatcher = started(plan(vec![server(1), server(1)], flows, vec![]), limits, 1);
     assert_eq!(submitted(&mut dispatcher), [(0, 0)]);
     dispatcher.handle(Nanos(10), &done(0, 0, 10)).unwrap();
@@ -469,37 +480,37 @@ fn a_server_held_back_by_the_limit_of_operations_goes_on_when_another_one_ends()
 #[test]
 fn a_batch_of_which_one_block_failed_never_completes() {
     let batch = flow(100, 50, vec![step(0, 10, vec![copy(1), copy(2)])]);
-    let mut dispatcher = started(plan(vec![server(1)], vec![batch], vec![]), Limits::default(), 1);
+    let mut dispatcher = started(plan(vec![server(1)], vec![batch], vec![]), DispatcherLimits::default(), 1);
     assert_eq!(submitted(&mut dispatcher).len(), 2);
-    dispatcher.handle(Nanos(5), &Input::Failed { operation: 0 }).unwrap();
+    dispatcher.handle(Nanos(5), &DispatchInput::Failed { operation: 0 }).unwrap();
     dispatcher.handle(Nanos(6), &done(1, 0, 6)).unwrap();
     assert_eq!(actions(&mut dispatcher), []);
-    assert_eq!(events(&mut dispatcher)[1..], [Event::Halted { pipeline: 0, cycle: 0, step: 0 }]);
+    assert_eq!(events(&mut dispatcher)[1..], [DispatchEvent::Halted { pipeline: 0, cycle: 0, step: 0 }]);
     assert!(!dispatcher.is_finished());
 }
 
 #[test]
 fn operations_that_a_failure_keeps_from_the_driver_are_not_outstanding() {
     let flows = vec![flow(100, 50, vec![step(0, 10, vec![hold()])]); 2];
-    let mut dispatcher = started(plan(vec![server(2)], flows, vec![]), Limits::default(), 1);
-    assert!(matches!(dispatcher.poll_action(), Some(Action::Submit { operation: 0, .. })));
+    let mut dispatcher = started(plan(vec![server(2)], flows, vec![]), DispatcherLimits::default(), 1);
+    assert!(matches!(dispatcher.poll_action(), Some(DispatchAction::Submit { operation: 0, .. })));
     assert_eq!(dispatcher.outstanding(), 2);
-    dispatcher.handle(Nanos(5), &Input::Failed { operation: 0 }).unwrap();
+    dispatcher.handle(Nanos(5), &DispatchInput::Failed { operation: 0 }).unwrap();
     assert_eq!((dispatcher.outstanding(), dispatcher.poll_action()), (0, None));
 }
 
 #[test]
 fn a_job_that_ends_when_its_window_closes_is_not_late_and_a_nanosecond_later_it_is() {
     for (end, late) in [(10, false), (11, true)] {
-        let mut dispatcher = started(one_stream(), Limits::default(), 1);
+        let mut dispatcher = started(one_stream(), DispatcherLimits::default(), 1);
         dispatcher.handle(Nanos(0), &data(0)).unwrap();
         assert_eq!(submitted(&mut dispatcher), [(0, 0)]);
         dispatcher.handle(Nanos(end), &done(0, 7, 11)).unwrap();
         let seen = events(&mut dispatcher);
         let by = Nanos(1);
-        assert_eq!(seen.contains(&Event::Late { pipeline: 0, cycle: 0, step: 0, by }), late);
-        assert_eq!(seen.contains(&Event::Missed { stream: 0, packet: 0, by }), late);
-        assert!(!seen.iter().any(|event| matches!(event, Event::Overrun { .. })));
+        assert_eq!(seen.contains(&DispatchEvent::Late { pipeline: 0, cycle: 0, step: 0, by }), late);
+        assert_eq!(seen.contains(&DispatchEvent::Missed { stream: 0, packet: 0, by }), late);
+        assert!(!seen.iter().any(|event| matches!(event, DispatchEvent::Overrun { .. })));
     }
 }
 
@@ -508,20 +519,22 @@ fn of_a_late_block_of_many_packets_some_are_named_and_all_are_counted() {
     // Every stream with a deadline and a start of its own; of the last one there are only two packets.
     let streams: Vec<PlannedStream> =
         (0..300).map(|at| PlannedStream { start: Nanos(at % 7), ..stream(0, 1_000, 700 + at * 37 % 300) }).collect();
-    let source = Source::Streams((0..300).collect());
+    let source = PipelineSource::Streams((0..300).collect());
     let fed = Pipeline { source, ..flow(1_000, 1_000, vec![step(0, 4, vec![copy(0)])]) };
     let plan = plan(vec![server(1)], vec![fed], streams.clone());
-    let mut dispatcher = dispatcher(plan, Limits::default());
+    let mut dispatcher = dispatcher(plan, DispatcherLimits::default());
     let mut packets = vec![4; 300];
     packets[299] = 2;
-    dispatcher.handle(Nanos(0), &Input::Start { epoch: Nanos(0), cycles: vec![4], packets: packets.clone() }).unwrap();
+    dispatcher
+        .handle(Nanos(0), &DispatchInput::Start { epoch: Nanos(0), cycles: vec![4], packets: packets.clone() })
+        .unwrap();
     for (cycle, took) in [(0, 990), (1, 720), (2, 990), (3, 800)] {
         let begin = Nanos(1_000 * cycle);
         dispatcher.handle(begin, &data(cycle)).unwrap();
         let (operation, _) = submitted(&mut dispatcher)[0];
         let now = Nanos(1_000 * cycle + took);
         dispatcher.handle(now, &done(operation, begin.0, now.0)).unwrap();
-        assert!(actions(&mut dispatcher).contains(&Action::Deliver { pipeline: 0, cycle }));
+        assert!(actions(&mut dispatcher).contains(&DispatchAction::Deliver { pipeline: 0, cycle }));
         let late: BTreeMap<u32, Nanos> = (0..300)
             .filter(|at| cycle < packets[*at as usize])
             .filter_map(|at| {
@@ -532,11 +545,11 @@ fn of_a_late_block_of_many_packets_some_are_named_and_all_are_counted() {
         let (mut named, mut more) = (0, 0);
         for event in events(&mut dispatcher) {
             match event {
-                Event::Missed { stream, packet, by } => {
+                DispatchEvent::Missed { stream, packet, by } => {
                     assert_eq!((packet, Some(&by)), (cycle, late.get(&stream)));
                     named += 1;
                 }
-                Event::MissedMore { packets, .. } => more += packets as usize,
+                DispatchEvent::MissedMore { packets, .. } => more += packets as usize,
                 _ => {}
             }
         }
@@ -549,12 +562,12 @@ fn of_a_late_block_of_many_packets_some_are_named_and_all_are_counted() {
 #[test]
 fn a_job_that_takes_its_worst_case_is_no_overrun_and_a_nanosecond_more_is() {
     for (started_at, overrun) in [(2, false), (1, true)] {
-        let mut dispatcher = started(one_stream(), Limits::default(), 1);
+        let mut dispatcher = started(one_stream(), DispatcherLimits::default(), 1);
         dispatcher.handle(Nanos(0), &data(0)).unwrap();
         assert_eq!(submitted(&mut dispatcher), [(0, 0)]);
         dispatcher.handle(Nanos(6), &done(0, started_at, 6)).unwrap();
         let (cost, took) = (Nanos(4), Nanos(5));
-        let event = Event::Overrun { pipeline: 0, cycle: 0, step: 0, cost, took };
+        let event = DispatchEvent::Overrun { pipeline: 0, cycle: 0, step: 0, cost, took };
         assert_eq!(events(&mut dispatcher).contains(&event), overrun);
     }
 }
@@ -566,36 +579,36 @@ fn a_window_that_opens_within_the_jitter_is_not_late_and_a_nanosecond_later_it_i
         flow.start = Nanos(10);
         let mut plan = plan(vec![server(1)], vec![flow], vec![]);
         plan.jitter = Nanos(3);
-        let mut dispatcher = started(plan, Limits::default(), 1);
+        let mut dispatcher = started(plan, DispatcherLimits::default(), 1);
         assert_eq!(dispatcher.poll_timeout(), Some(Nanos(10)));
-        dispatcher.handle(Nanos(wake), &Input::Timeout).unwrap();
+        dispatcher.handle(Nanos(wake), &DispatchInput::Timeout).unwrap();
         let seen = events(&mut dispatcher);
         let by = seen.iter().find_map(|event| match event {
-            Event::ReleaseLate { by, .. } => Some(*by),
+            DispatchEvent::ReleaseLate { by, .. } => Some(*by),
             _ => None,
         });
         assert_eq!(by, late);
         // The deadline stays where the plan has it.
-        assert!(seen.contains(&Event::Ready { pipeline: 0, cycle: 0, step: 0, deadline: Nanos(20) }));
+        assert!(seen.contains(&DispatchEvent::Ready { pipeline: 0, cycle: 0, step: 0, deadline: Nanos(20) }));
     }
 }
 
 #[test]
 fn a_run_may_reach_the_latest_time_and_no_further() {
     let run = |epoch: u64| {
-        let input = Input::Start { epoch: Nanos(epoch), cycles: vec![3], packets: vec![3] };
-        dispatcher(one_stream(), Limits::default()).handle(Nanos(0), &input)
+        let input = DispatchInput::Start { epoch: Nanos(epoch), cycles: vec![3], packets: vec![3] };
+        dispatcher(one_stream(), DispatcherLimits::default()).handle(Nanos(0), &input)
     };
     // Three cycles and one more of 10 ns, two windows of 10 ns.
     assert_eq!(run(TIME_MAX.0 - 60), Ok(()));
-    let refused = Refused::TooLong { what: "pipeline `flow`".to_owned(), limit: TIME_MAX };
+    let refused = DispatchRefused::TooLong { what: "pipeline `flow`".to_owned(), limit: TIME_MAX };
     assert_eq!(run(TIME_MAX.0 - 59), Err(refused));
     let mut plan = one_stream();
     plan.streams[0].deadline = Nanos(TIME_MAX.0 - 10);
-    assert!(Dispatcher::new(plan.clone(), Limits::default()).is_ok());
+    assert!(Dispatcher::new(plan.clone(), DispatcherLimits::default()).is_ok());
     plan.streams[0].deadline = Nanos(TIME_MAX.0 - 9);
-    let refused = Refused::TooLong { what: "stream `s0`".to_owned(), limit: TIME_MAX };
-    assert_eq!(Dispatcher::new(plan, Limits::default()).unwrap_err(), refused);
+    let refused = DispatchRefused::TooLong { what: "stream `s0`".to_owned(), limit: TIME_MAX };
+    assert_eq!(Dispatcher::new(plan, DispatcherLimits::default()).unwrap_err(), refused);
 }
 
 #[test]
@@ -605,7 +618,7 @@ fn plans_that_lead_nowhere_are_refused() {
         |plan| plan.pipelines[0].period = Nanos::ZERO,
         |plan| plan.pipelines[0].steps[0].server = 1,
         |plan| plan.pipelines[0].steps[0].operations.clear(),
-        |plan| plan.pipelines[0].source = Source::Streams(vec![1]),
+        |plan| plan.pipelines[0].source = PipelineSource::Streams(vec![1]),
         |plan| plan.streams[0].pipeline = 1,
         |plan| plan.streams[0].period = Nanos::ZERO,
         |plan| plan.servers[0].in_flight = 0,
@@ -614,14 +627,14 @@ fn plans_that_lead_nowhere_are_refused() {
     for (number, spoil) in spoils.into_iter().enumerate() {
         let mut plan = one_stream();
         spoil(&mut plan);
-        let error = Dispatcher::new(plan, Limits::default()).unwrap_err();
-        assert!(matches!(error, Refused::Plan(_)), "{number}: {error}");
+        let error = Dispatcher::new(plan, DispatcherLimits::default()).unwrap_err();
+        assert!(matches!(error, DispatchRefused::Plan(_)), "{number}: {error}");
     }
 }
 
 #[test]
 fn a_run_of_no_cycles_is_finished_at_once() {
-    let dispatcher = started(one_stream(), Limits::default(), 0);
+    let dispatcher = started(one_stream(), DispatcherLimits::default(), 0);
     assert!(dispatcher.is_finished());
     assert_eq!(dispatcher.poll_timeout(), None);
 }

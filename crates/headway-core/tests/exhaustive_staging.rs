@@ -4,7 +4,9 @@
 
 use std::collections::HashSet;
 
-use headway_core::decisions::staging::{EngineStep, Flow, LinkShape, Order, Outcome, Pipeline, Task, WorkerStep};
+use headway_core::decisions::staging::{
+    BufferedChunk, EngineStep, LinkShape, StagingDirection, StagingOutcome, StagingPipeline, SubmitOrder, WorkerStep,
+};
 
 /// Most parts of a chunk.
 const PARTS_MAX: u64 = 4;
@@ -12,18 +14,18 @@ const PARTS_MAX: u64 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Worker {
     Idle,
-    Holds(Task, u32),
+    Holds(BufferedChunk, u32),
     Ended,
 }
 
 /// The pipeline, those who use it, and what they have done.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct World {
-    pipeline: Pipeline,
+    pipeline: StagingPipeline,
     /// (link, worker).
     workers: Vec<(usize, Worker)>,
     /// (link, task).
-    engine: Vec<(usize, Task)>,
+    engine: Vec<(usize, BufferedChunk)>,
     /// Filled, submitted and placed, as sets of bits.
     copied: u64,
     submitted: u64,
@@ -37,8 +39,8 @@ struct World {
 }
 
 struct Case {
-    flow: Flow,
-    order: Order,
+    flow: StagingDirection,
+    order: SubmitOrder,
     chunks: u64,
     shapes: Vec<LinkShape>,
     /// Link of each worker.
@@ -53,7 +55,7 @@ fn once(set: &mut u64, chunk: u64, what: &str) {
 impl World {
     fn new(case: &Case, failures: u32, cancels: u32) -> Self {
         Self {
-            pipeline: Pipeline::new(case.flow, case.order, case.chunks, &case.shapes),
+            pipeline: StagingPipeline::new(case.flow, case.order, case.chunks, &case.shapes),
             workers: case.workers.iter().map(|link| (*link, Worker::Idle)).collect(),
             engine: Vec::new(),
             copied: 0,
@@ -122,19 +124,19 @@ impl World {
                 Worker::Ended
             }
             WorkerStep::Fill(task, part) => {
-                assert!(case.flow == Flow::In && !self.pipeline.source_released());
+                assert!(case.flow == StagingDirection::In && !self.pipeline.source_released());
                 assert_eq!(next.pipeline.work(link), work - 1);
                 Worker::Holds(task, part)
             }
             WorkerStep::Drain(task, part) => {
-                assert_eq!((case.flow, next.pipeline.work(link)), (Flow::Out, work - 1));
+                assert_eq!((case.flow, next.pipeline.work(link)), (StagingDirection::Out, work - 1));
                 Worker::Holds(task, part)
             }
         };
         Some(next)
     }
 
-    fn worker_ends(&self, case: &Case, worker: usize, task: Task, part: u32, fails: bool) -> Self {
+    fn worker_ends(&self, case: &Case, worker: usize, task: BufferedChunk, part: u32, fails: bool) -> Self {
         let mut next = self.clone();
         let link = next.workers[worker].0;
         next.workers[worker].1 = Worker::Idle;
@@ -142,7 +144,7 @@ impl World {
             next.fail(task.chunk);
         } else {
             once(&mut next.copied, task.chunk * PARTS_MAX + u64::from(part), "copied");
-            if case.flow == Flow::Out && next.is_copied(case, link, task.chunk) {
+            if case.flow == StagingDirection::Out && next.is_copied(case, link, task.chunk) {
                 once(&mut next.placed, task.chunk, "placed");
             }
         }
@@ -161,15 +163,15 @@ impl World {
             assert_eq!(next, *self, "waiting changes nothing");
             return None;
         };
-        if case.flow == Flow::In && case.shapes[link].parts > 0 {
+        if case.flow == StagingDirection::In && case.shapes[link].parts > 0 {
             assert!(self.is_copied(case, link, task.chunk), "a buffer was submitted before it was full");
         }
         let lower = (1 << task.chunk) - 1;
         let behind = (lower & !self.submitted).count_ones();
         let bound = match case.order {
-            Order::Arrival => case.shapes.iter().map(|shape| shape.buffers).sum::<u32>().saturating_sub(1),
-            Order::Index if case.shapes.len() == 1 => 0,
-            Order::Index => u32::MAX,
+            SubmitOrder::Arrival => case.shapes.iter().map(|shape| shape.buffers).sum::<u32>().saturating_sub(1),
+            SubmitOrder::Index if case.shapes.len() == 1 => 0,
+            SubmitOrder::Index => u32::MAX,
         };
         assert!(behind <= bound, "{behind} lower chunks were not submitted yet");
         once(&mut next.submitted, task.chunk, "submitted");
@@ -183,7 +185,7 @@ impl World {
         let (link, task) = next.engine.remove(flight);
         if fails {
             next.fail(task.chunk);
-        } else if case.flow == Flow::In || case.shapes[link].parts == 0 {
+        } else if case.flow == StagingDirection::In || case.shapes[link].parts == 0 {
             once(&mut next.placed, task.chunk, "placed");
         }
         next.pipeline.engine_done(link, task.buffer, !fails);
@@ -203,10 +205,10 @@ impl World {
         }
         let prefix = self.pipeline.completed_prefix();
         assert_eq!(!self.placed & ((1 << prefix) - 1), 0, "a chunk below the prefix {prefix} is not in place");
-        if self.pipeline.outcome() == Some(Outcome::Complete) {
+        if self.pipeline.outcome() == Some(StagingOutcome::Complete) {
             assert_eq!((self.placed, prefix), ((1 << case.chunks) - 1, case.chunks));
         }
-        if self.pipeline.source_released() && case.flow == Flow::In {
+        if self.pipeline.source_released() && case.flow == StagingDirection::In {
             assert!(!self.workers.iter().any(|(_, worker)| matches!(worker, Worker::Holds(..))));
         }
     }
@@ -222,9 +224,9 @@ impl World {
         }
         assert!(self.pipeline.source_released());
         match outcome {
-            Some(Outcome::Failed { chunk }) => assert_eq!(Some(chunk), self.first_failure),
-            Some(Outcome::Complete) => assert_eq!(self.first_failure, None),
-            Some(Outcome::Cancelled) | None => {}
+            Some(StagingOutcome::Failed { chunk }) => assert_eq!(Some(chunk), self.first_failure),
+            Some(StagingOutcome::Complete) => assert_eq!(self.first_failure, None),
+            Some(StagingOutcome::Cancelled) | None => {}
         }
     }
 
@@ -239,11 +241,11 @@ impl World {
 }
 
 /// Visits every reachable world; gives the number of worlds and the outcomes seen.
-fn explore(case: &Case, failures: u32, cancels: u32) -> (usize, Vec<Outcome>) {
+fn explore(case: &Case, failures: u32, cancels: u32) -> (usize, Vec<StagingOutcome>) {
     visit(case, World::new(case, failures, cancels))
 }
 
-fn visit(case: &Case, start: World) -> (usize, Vec<Outcome>) {
+fn visit(case: &Case, start: World) -> (usize, Vec<StagingOutcome>) {
     let mut seen = HashSet::from([start.clone()]);
     let mut open = vec![start];
     let mut outcomes = Vec::new();
@@ -279,8 +281,8 @@ const fn shared(parts: u32, buffers: u32, in_flight: u32) -> LinkShape {
 /// One link or two, with workers or without, with as many buffers as the paper has, and with fewer.
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for flow in [Flow::In, Flow::Out] {
-        for order in [Order::Arrival, Order::Index] {
+    for flow in [StagingDirection::In, StagingDirection::Out] {
+        for order in [SubmitOrder::Arrival, SubmitOrder::Index] {
             for chunks in 0..=3 {
                 let mut add = |shapes: &[LinkShape], workers: &[usize]| {
                     cases.push(Case { flow, order, chunks, shapes: shapes.to_vec(), workers: workers.to_vec() });
@@ -309,7 +311,7 @@ fn cases() -> Vec<Case> {
 fn every_interleaving_places_every_chunk_once_and_ends() {
     for case in cases() {
         let (_, outcomes) = explore(&case, 0, 0);
-        assert_eq!(outcomes, [Outcome::Complete]);
+        assert_eq!(outcomes, [StagingOutcome::Complete]);
     }
 }
 
@@ -318,7 +320,7 @@ fn a_failure_at_any_step_ends_with_all_buffers_back_and_the_prefix_in_place() {
     for case in cases() {
         let (_, outcomes) = explore(&case, 1, 0);
         for chunk in 0..case.chunks {
-            assert!(outcomes.contains(&Outcome::Failed { chunk }));
+            assert!(outcomes.contains(&StagingOutcome::Failed { chunk }));
         }
         assert_eq!(outcomes.len() as u64, 1 + case.chunks);
     }
@@ -328,7 +330,7 @@ fn a_failure_at_any_step_ends_with_all_buffers_back_and_the_prefix_in_place() {
 fn a_cancellation_at_any_step_ends_with_all_buffers_back_and_the_prefix_in_place() {
     for case in cases() {
         let (_, outcomes) = explore(&case, 0, 1);
-        assert_eq!(outcomes.contains(&Outcome::Cancelled), case.chunks > 0);
+        assert_eq!(outcomes.contains(&StagingOutcome::Cancelled), case.chunks > 0);
     }
 }
 
@@ -338,10 +340,10 @@ fn a_link_that_retires_at_any_step_leaves_the_rest_to_the_other() {
     for case in cases().into_iter().filter(|case| case.shapes.len() > 1 && case.chunks > 0) {
         for failures in [0, 1] {
             let (_, outcomes) = visit(&case, World { retires: true, ..World::new(&case, failures, 0) });
-            assert!(outcomes.contains(&Outcome::Complete));
+            assert!(outcomes.contains(&StagingOutcome::Complete));
             assert_eq!(outcomes.len() as u64, 1 + u64::from(failures) * case.chunks);
         }
-        let mut pipeline = Pipeline::new(case.flow, case.order, case.chunks, &case.shapes);
+        let mut pipeline = StagingPipeline::new(case.flow, case.order, case.chunks, &case.shapes);
         pipeline.retire(1);
         assert!(pipeline.is_retired(1) && pipeline.worker_is_done(1));
         claimed_after |= matches!(pipeline.engine_next(1), EngineStep::Submit(_));
@@ -361,15 +363,16 @@ fn a_failure_and_a_cancellation_together_end_too() {
 
 #[test]
 fn a_link_without_buffers_carries_nothing() {
-    let mut pipeline = Pipeline::new(Flow::In, Order::Arrival, 1, &[shape(true, 0, 1), shape(true, 1, 1)]);
+    let mut pipeline =
+        StagingPipeline::new(StagingDirection::In, SubmitOrder::Arrival, 1, &[shape(true, 0, 1), shape(true, 1, 1)]);
     assert_eq!(pipeline.worker_next(0, 0), WorkerStep::Wait);
-    assert_eq!(pipeline.worker_next(1, 0), WorkerStep::Fill(Task { buffer: 0, chunk: 0 }, 0));
+    assert_eq!(pipeline.worker_next(1, 0), WorkerStep::Fill(BufferedChunk { buffer: 0, chunk: 0 }, 0));
     assert_eq!(pipeline.worker_next(0, 0), WorkerStep::Done);
 }
 
 #[test]
 fn a_worker_gets_its_own_place_in_every_chunk_while_it_is_free() {
-    let mut pipeline = Pipeline::new(Flow::In, Order::Arrival, 2, &[shared(3, 2, 1)]);
+    let mut pipeline = StagingPipeline::new(StagingDirection::In, SubmitOrder::Arrival, 2, &[shared(3, 2, 1)]);
     let mut part = |preferred| match pipeline.worker_next(0, preferred) {
         WorkerStep::Fill(task, part) => (task.chunk, part),
         step => panic!("{step:?}"),
@@ -381,5 +384,5 @@ fn a_worker_gets_its_own_place_in_every_chunk_while_it_is_free() {
 #[test]
 #[should_panic(expected = "was not on the engine")]
 fn an_end_that_was_never_submitted_is_our_own_defect() {
-    Pipeline::new(Flow::In, Order::Arrival, 1, &[shape(true, 1, 1)]).engine_done(0, 0, true);
+    StagingPipeline::new(StagingDirection::In, SubmitOrder::Arrival, 1, &[shape(true, 1, 1)]).engine_done(0, 0, true);
 }

@@ -2,12 +2,14 @@
 
 use crate::bench::Bench;
 use crate::case::{self, compute, copy, flow, server, step, stream};
-use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits, Refused};
+use headway_core::decisions::dispatch::{
+    DispatchAction, DispatchEvent, DispatchInput, DispatchRefused, Dispatcher, DispatcherLimits,
+};
 use headway_core::files::machine::{Machine, shipped};
 use headway_core::files::workload::Workload;
 use headway_core::models::interconnect::{BatchBlock, Network};
 use headway_core::plan::planner::{PlanOptions, plan};
-use headway_core::plan::{Gang, Outcome, Pipeline, Plan, Source, Strategy, Work};
+use headway_core::plan::{Gang, OperationWork, Outcome, Pipeline, PipelineSource, Plan, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_kernels::workload::parse;
 
@@ -17,7 +19,7 @@ fn pair(chained: bool, steps: &[bool]) -> Plan {
         let operation = |&copies: &bool| if copies { copy(8) } else { compute() };
         let steps = steps.iter().map(|copies| step(0, 3, vec![operation(copies)])).collect();
         let gang = Some(Gang { number: 7, chained });
-        Pipeline { source: Source::Streams(vec![at]), gang, ..flow(10, 10, steps) }
+        Pipeline { source: PipelineSource::Streams(vec![at]), gang, ..flow(10, 10, steps) }
     };
     case::plan(vec![server(1)], vec![pipeline(0), pipeline(1)], vec![stream(0, 10, 90), stream(1, 10, 90)])
 }
@@ -26,8 +28,8 @@ impl Bench {
     /// What is submitted now: (operation, pipeline, cycle, step).
     fn submitted(&mut self) -> Vec<(u64, u32, u64, u32)> {
         let of = |action| match action {
-            Action::Submit { operation, pipeline, cycle, step, .. } => Some((operation, pipeline, cycle, step)),
-            Action::Deliver { .. } | Action::Drop { .. } => None,
+            DispatchAction::Submit { operation, pipeline, cycle, step, .. } => Some((operation, pipeline, cycle, step)),
+            DispatchAction::Deliver { .. } | DispatchAction::Drop { .. } => None,
         };
         std::iter::from_fn(|| self.0.poll_action()).filter_map(of).collect()
     }
@@ -40,11 +42,12 @@ fn jobs_of_a_gang_go_at_once_in_the_order_of_their_pipelines_and_end_when_the_la
     bench.data(0, 0, 0);
     assert_eq!(bench.submitted(), [(0, 0, 0, 0), (1, 1, 0, 0)]);
     bench.done(1, 0, 2);
-    let complete = |events: Vec<Event>| events.iter().filter(|e| matches!(e, Event::Complete { .. })).count();
+    let complete =
+        |events: Vec<DispatchEvent>| events.iter().filter(|e| matches!(e, DispatchEvent::Complete { .. })).count();
     assert_eq!((bench.submitted(), complete(bench.events())), (vec![], 0));
     bench.done(0, 0, 3);
     assert_eq!((bench.submitted(), complete(bench.events())), (vec![], 2));
-    bench.0.handle(Nanos(10), &Input::Timeout).unwrap();
+    bench.0.handle(Nanos(10), &DispatchInput::Timeout).unwrap();
     assert_eq!(bench.submitted(), [(2, 0, 0, 1), (3, 1, 0, 1)]);
 }
 
@@ -93,7 +96,7 @@ fn the_steps_of_a_chained_gang_follow_each_other_in_one_window() {
         bench.done(2 * step, at, at + 3);
         bench.done(2 * step + 1, at, at + 3);
     }
-    let late = |events: Vec<Event>| events.iter().filter(|e| matches!(e, Event::Late { .. })).count();
+    let late = |events: Vec<DispatchEvent>| events.iter().filter(|e| matches!(e, DispatchEvent::Late { .. })).count();
     assert_eq!((bench.submitted(), late(bench.events())), (vec![], 0));
     for pipeline in [0, 1] {
         bench.data(10, pipeline, 1);
@@ -112,14 +115,14 @@ fn gangs_that_cannot_advance_together_are_refused() {
     let refused = |plan: Plan, limits| Dispatcher::new(plan, limits).err();
     let mut apart = pair(false, &[true]);
     apart.pipelines[1].start = Nanos(1);
-    let message = refused(apart, Limits::default()).unwrap().to_string();
+    let message = refused(apart, DispatcherLimits::default()).unwrap().to_string();
     assert!(message.contains("do not advance together"), "{message}");
-    let narrow = Limits { operations_max: 1, ..Limits::default() };
+    let narrow = DispatcherLimits { operations_max: 1, ..DispatcherLimits::default() };
     let refusal = refused(pair(false, &[true]), narrow);
-    assert!(matches!(refusal, Some(Refused::TooManyOperations { operations: 2, limit: 1, .. })), "{refusal:?}");
+    assert!(matches!(refusal, Some(DispatchRefused::TooManyOperations { operations: 2, limit: 1, .. })), "{refusal:?}");
     let mut cut = pair(false, &[true]);
     cut.pipelines[0].steps[0].chunk = Bytes(4);
-    assert!(refused(cut, Limits::default()).is_some());
+    assert!(refused(cut, DispatcherLimits::default()).is_some());
 }
 
 const MS: u64 = 1_000_000;
@@ -145,8 +148,8 @@ fn planned(machine: &Machine, workload: &Workload, strategy: Strategy) -> Plan {
 /// The bound on the blocks that step `at` of all pipelines moves.
 fn batch_of(machine: &Machine, plan: &Plan, at: usize) -> Nanos {
     let block = |pipeline: &Pipeline| match pipeline.steps[at].operations[0].work {
-        Work::Copy { route, bytes, .. } => BatchBlock { route, bytes },
-        Work::Compute { .. } | Work::Hold => panic!("step {at} is a copy"),
+        OperationWork::Copy { route, bytes, .. } => BatchBlock { route, bytes },
+        OperationWork::Compute { .. } | OperationWork::Hold => panic!("step {at} is a copy"),
     };
     let blocks: Vec<BatchBlock> = plan.pipelines.iter().map(block).collect();
     Network::new(machine).wcet(&blocks, machine.calibration.as_ref()).unwrap().value
@@ -223,7 +226,7 @@ fn messages_and_flows_are_served_beside_a_gang() {
     for strategy in [Strategy::Lockstep, Strategy::Generation] {
         let plan = planned(&machine, &workload, strategy);
         assert_eq!(plan.verdict.outcome, Outcome::Schedulable, "{strategy:?}");
-        let message = plan.pipelines.iter().find(|p| p.source == Source::Message).unwrap();
+        let message = plan.pipelines.iter().find(|p| p.source == PipelineSource::Message).unwrap();
         assert_eq!(message.gang, None);
         assert_eq!(message.steps[0].server, plan.pipelines[0].steps[0].server, "copies are made one at a time");
     }

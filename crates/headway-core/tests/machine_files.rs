@@ -4,7 +4,7 @@ use headway_core::files::error::FileError;
 use headway_core::files::machine::{
     CapacityId, CapacityKind, EndpointId, EngineClass, Machine, RouteId, SHIPPED, parse, shipped, write,
 };
-use headway_core::models::cpu::{DriverWatch, Lateness};
+use headway_core::models::cpu::{DelayStatistics, DriverWatch};
 use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::{Nanos, Rate};
 use proptest::prelude::*;
@@ -439,7 +439,7 @@ fn routes_without_a_fitting_engine_or_path_are_refused() {
 
 #[test]
 fn what_a_watch_of_the_driver_saw_is_kept() {
-    let lateness = |count, p99, max| Lateness { count, median: Nanos(1_003), p99, max: Nanos(max), beyond: 0 };
+    let lateness = |count, p99, max| DelayStatistics { count, median: Nanos(1_003), p99, max: Nanos(max), beyond: 0 };
     let mut machine = shipped("h200-x1").expect("shipped");
     machine.calibration.as_mut().expect("it is calibrated").driver_watch = Some(DriverWatch {
         time: Nanos(1_000_000_000),

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use headway_core::files::machine::{EngineId, Machine, RouteId, shipped};
 use headway_core::models::interconnect::BatchBlock;
-use headway_core::plan::stream::admission::{LIMITS, Refused as NotTaken};
-use headway_core::plan::stream::node::{Flow, Node, Part, Refused, Server, Step};
+use headway_core::plan::stream::admission::{AdmissionRefused, LIMITS};
+use headway_core::plan::stream::node::{FlowPart, FlowStep, Node, NodeFlow, NodeRefused, NodeServer};
 use headway_core::units::{Bytes, Nanos};
 
 const MS: Nanos = Nanos(1_000_000);
@@ -24,10 +24,10 @@ fn node(machine: &Machine, gpus: &[(RouteId, RouteId, EngineId)]) -> Node {
 }
 
 /// In, kernel, out on one GPU.
-fn flow(id: &str, gpu: (RouteId, RouteId, EngineId), bytes: u64, kernel: Nanos, window: Nanos) -> Flow {
-    let copy = |route| Step::Copy(vec![BatchBlock { route, bytes: Bytes(bytes) }]);
-    let steps = vec![copy(gpu.0), Step::Kernel { engine: gpu.2, cost: kernel }, copy(gpu.1)];
-    Flow { id: id.to_owned(), steps, period: window, window, deadline: window * 7 }
+fn flow(id: &str, gpu: (RouteId, RouteId, EngineId), bytes: u64, kernel: Nanos, window: Nanos) -> NodeFlow {
+    let copy = |route| FlowStep::Copy(vec![BatchBlock { route, bytes: Bytes(bytes) }]);
+    let steps = vec![copy(gpu.0), FlowStep::Kernel { engine: gpu.2, cost: kernel }, copy(gpu.1)];
+    NodeFlow { id: id.to_owned(), steps, period: window, window, deadline: window * 7 }
 }
 
 #[test]
@@ -41,7 +41,10 @@ fn domains_and_engines_take_flows_in_by_themselves() {
     node.join(Nanos(0), &flow("a", gpus[0], 24_000_000, MS * 2, MS * 10)).unwrap();
     let second = flow("b", gpus[0], 24_000_000, MS * 2, MS * 10);
     let refused = node.join(Nanos(0), &second).unwrap_err();
-    assert!(matches!(refused, Refused::Transfers { step: 2, source: NotTaken::Overload { .. }, .. }), "{refused:?}");
+    assert!(
+        matches!(refused, NodeRefused::Transfers { step: 2, source: AdmissionRefused::Overload { .. }, .. }),
+        "{refused:?}"
+    );
     let elsewhere = flow("b", gpus[1], 24_000_000, MS * 2, MS * 10);
     node.join(Nanos(0), &elsewhere).unwrap();
     assert_eq!(node.flows().collect::<Vec<_>>(), ["a", "b"]);
@@ -55,16 +58,16 @@ fn a_flow_that_one_server_refuses_is_on_none() {
     node.join(Nanos(0), &flow("a", gpus[0], 1_000_000, MS * 8, MS * 10)).unwrap();
     let before = format!("{node:?}");
     let refused = node.join(Nanos(0), &flow("b", gpus[0], 1_000_000, MS * 3, MS * 10)).unwrap_err();
-    let Refused::Kernel { flow: ref id, step: 1, .. } = refused else { panic!("{refused:?}") };
+    let NodeRefused::Kernel { flow: ref id, step: 1, .. } = refused else { panic!("{refused:?}") };
     assert_eq!(id, "b");
     assert_eq!(format!("{node:?}"), before);
     // Its copies fit, its kernel fits a longer window; with a peer's route it is refused by name.
-    let foreign = Flow { steps: vec![Step::Copy(Vec::new())], ..flow("c", gpus[0], 1, MS, MS * 10) };
-    assert_eq!(node.join(Nanos(0), &foreign), Err(Refused::Step { flow: "c".into(), step: 0 }));
-    let empty = Flow { steps: Vec::new(), ..foreign };
-    assert_eq!(node.join(Nanos(0), &empty), Err(Refused::Step { flow: "c".into(), step: 0 }));
-    assert!(matches!(node.join(Nanos(0), &flow("a", gpus[0], 1, MS, MS * 10)), Err(Refused::Name { .. })));
-    assert!(matches!(node.leave(Nanos(0), "z"), Err(Refused::Name { .. })));
+    let foreign = NodeFlow { steps: vec![FlowStep::Copy(Vec::new())], ..flow("c", gpus[0], 1, MS, MS * 10) };
+    assert_eq!(node.join(Nanos(0), &foreign), Err(NodeRefused::Step { flow: "c".into(), step: 0 }));
+    let empty = NodeFlow { steps: Vec::new(), ..foreign };
+    assert_eq!(node.join(Nanos(0), &empty), Err(NodeRefused::Step { flow: "c".into(), step: 0 }));
+    assert!(matches!(node.join(Nanos(0), &flow("a", gpus[0], 1, MS, MS * 10)), Err(NodeRefused::Name { .. })));
+    assert!(matches!(node.leave(Nanos(0), "z"), Err(NodeRefused::Name { .. })));
 }
 
 #[test]
@@ -72,15 +75,15 @@ fn windows_that_follow_each_other_take_four_and_others_are_counted() {
     let machine = shipped("verner-r1").unwrap();
     let gpus = gpus(&machine);
     let mut node = node(&machine, &gpus);
-    let first = Flow { deadline: MS * 40, ..flow("a", gpus[0], 8_000_000, MS, MS * 10) };
+    let first = NodeFlow { deadline: MS * 40, ..flow("a", gpus[0], 8_000_000, MS, MS * 10) };
     let parts = node.join(MS * 3, &first).unwrap();
     let starts: Vec<Nanos> = parts.iter().map(|part| part.first).collect();
     assert_eq!(starts, [MS * 3, MS * 13, MS * 23], "gathering and three windows: 40 ms");
     // Out of phase: it grows the blocks of the first, which are due at other times than its kernel's windows.
-    let tight = Flow { id: "b".into(), deadline: MS * 40, ..first.clone() };
+    let tight = NodeFlow { id: "b".into(), deadline: MS * 40, ..first.clone() };
     let refused = node.join(MS * 5, &tight).unwrap_err();
-    assert!(matches!(refused, Refused::Latency { latency, .. } if latency > MS * 40), "{refused:?}");
-    node.join(MS * 5, &Flow { deadline: MS * 70, ..tight }).unwrap();
+    assert!(matches!(refused, NodeRefused::Latency { latency, .. } if latency > MS * 40), "{refused:?}");
+    node.join(MS * 5, &NodeFlow { deadline: MS * 70, ..tight }).unwrap();
 }
 
 #[test]
@@ -94,7 +97,7 @@ fn capacity_returns_server_by_server_when_each_is_idle_after_its_last_job() {
     // In: released at 20 for what came until 15, due at 30; kernel due at 40; out due at 50.
     assert_eq!(node.leave(MS * 15, "a"), Ok(MS * 50));
     assert_eq!(node.poll_timeout(), Some(MS * 30));
-    let all: Vec<Server> = node.servers().collect();
+    let all: Vec<NodeServer> = node.servers().collect();
     for &server in &all {
         node.idle(server, MS * 40);
     }
@@ -141,7 +144,7 @@ impl Queue {
         mut now: Nanos,
         end: Nanos,
         node: &mut Node,
-        server: Server,
+        server: NodeServer,
         draw: &mut Draw,
     ) -> Result<(), String> {
         loop {
@@ -184,13 +187,13 @@ impl Queue {
     }
 }
 
-fn recurring(node: &Node, server: Server) -> Vec<Recurring> {
+fn recurring(node: &Node, server: NodeServer) -> Vec<Recurring> {
     match server {
-        Server::Domain(domain) => {
+        NodeServer::Domain(domain) => {
             let messages = node.messages(domain).iter();
             messages.map(|(number, m)| (number.to_string(), m.start, m.period, m.cost)).collect()
         }
-        Server::Engine(engine) => {
+        NodeServer::Engine(engine) => {
             let kernels = node.kernels(engine).iter();
             kernels.map(|(name, k)| (name.clone(), k.start, k.window, k.cost)).collect()
         }
@@ -205,7 +208,7 @@ struct Tally {
     jobs: u64,
 }
 
-fn random_flow(id: u64, gpus: &[(RouteId, RouteId, EngineId)], rate: u64, draw: &mut Draw) -> Flow {
+fn random_flow(id: u64, gpus: &[(RouteId, RouteId, EngineId)], rate: u64, draw: &mut Draw) -> NodeFlow {
     let gpu = gpus[draw.below(gpus.len() as u64) as usize];
     let window = match draw.below(2) {
         0 => Nanos(500_000 << draw.below(5)),
@@ -220,7 +223,7 @@ fn random_flow(id: u64, gpus: &[(RouteId, RouteId, EngineId)], rate: u64, draw: 
         let other = gpus[draw.below(gpus.len() as u64) as usize];
         if other.0 != gpu.0 {
             let block = |route| BatchBlock { route, bytes: Bytes(bytes / 2 + 1) };
-            flow.steps[0] = Step::Copy(vec![block(gpu.0), block(other.0)]);
+            flow.steps[0] = FlowStep::Copy(vec![block(gpu.0), block(other.0)]);
         }
     }
     flow
@@ -230,7 +233,7 @@ fn history(machine: &Machine, rate: u64, seed: u64, tally: &mut Tally) -> Result
     let gpus = gpus(machine);
     let mut node = node(machine, &gpus);
     let mut draw = Draw(seed);
-    let mut queues: BTreeMap<Server, Queue> = node.servers().map(|server| (server, Queue::default())).collect();
+    let mut queues: BTreeMap<NodeServer, Queue> = node.servers().map(|server| (server, Queue::default())).collect();
     let mut now = Nanos::ZERO;
     for change in 0..24 {
         let pause = if change < 8 { 0 } else { draw.below(4_000_000) };
@@ -250,13 +253,13 @@ fn history(machine: &Machine, rate: u64, seed: u64, tally: &mut Tally) -> Result
         let flow = random_flow(change, &gpus, rate, &mut draw);
         match node.join(now, &flow) {
             Ok(parts) => {
-                let steps: Vec<usize> = parts.iter().map(|part: &Part| part.step).collect();
+                let steps: Vec<usize> = parts.iter().map(|part: &FlowPart| part.step).collect();
                 assert!(steps.windows(2).all(|pair| pair[0] <= pair[1]) && steps[steps.len() - 1] == 2);
                 tally.joins += 1;
             }
-            Err(Refused::Transfers { .. }) => tally.refused[0] += 1,
-            Err(Refused::Kernel { .. }) => tally.refused[1] += 1,
-            Err(Refused::Latency { .. }) => tally.refused[2] += 1,
+            Err(NodeRefused::Transfers { .. }) => tally.refused[0] += 1,
+            Err(NodeRefused::Kernel { .. }) => tally.refused[1] += 1,
+            Err(NodeRefused::Latency { .. }) => tally.refused[2] += 1,
             Err(other) => return Err(other.to_string()),
         }
     }

@@ -5,7 +5,7 @@
 mod rival;
 
 use headway_core::analysis::schedulability::{
-    ConcreteTask, Costs, Outcome, Task, Ties, Verdict, Violation, chunked, concrete, jeffay,
+    ConcreteTask, JobCosts, RecurrentTask, TestOutcome, TestVerdict, TestViolation, Ties, chunked, concrete, jeffay,
 };
 use headway_core::units::Nanos;
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ const LIMIT: u64 = 1_000_000;
 const CASES: u32 = 3_000;
 
 /// Response-time bounds under NP-EDF; `None` where the search finds none.
-fn bounds_whole(tasks: &[Task]) -> Vec<Option<u64>> {
+fn bounds_whole(tasks: &[RecurrentTask]) -> Vec<Option<u64>> {
     let mut bounds = Vec::new();
     rival::bounds_whole(tasks, LIMIT, |_, bound| {
         bounds.push(bound);
@@ -26,7 +26,7 @@ fn bounds_whole(tasks: &[Task]) -> Vec<Option<u64>> {
 }
 
 /// The same with jobs cut into chunks, the last one the rest.
-fn bounds_in_chunks(tasks: &[Task]) -> Vec<Option<u64>> {
+fn bounds_in_chunks(tasks: &[RecurrentTask]) -> Vec<Option<u64>> {
     let mut bounds = Vec::new();
     rival::bounds_in_chunks(tasks, LIMIT, |_, bound| {
         bounds.push(bound);
@@ -35,20 +35,20 @@ fn bounds_in_chunks(tasks: &[Task]) -> Vec<Option<u64>> {
     bounds
 }
 
-fn agrees(tasks: &[Task], verdict: &Verdict, bounds: fn(&[Task]) -> Vec<Option<u64>>) -> bool {
+fn agrees(tasks: &[RecurrentTask], verdict: &TestVerdict, bounds: fn(&[RecurrentTask]) -> Vec<Option<u64>>) -> bool {
     if !fits(tasks) {
-        return verdict.outcome == Outcome::NotSchedulable(Violation::Utilisation);
+        return verdict.outcome == TestOutcome::NotSchedulable(TestViolation::Utilisation);
     }
     let all_met = tasks.iter().zip(bounds(tasks)).all(|(t, b)| b.is_some_and(|b| b <= t.deadline.0));
     verdict.is_schedulable() == all_met
 }
 
-fn implicit(tasks: &[(u64, u64)]) -> Vec<Task> {
-    tasks.iter().map(|&(c, p)| Task::whole(Nanos(c), Nanos(p), Nanos(p))).collect()
+fn implicit(tasks: &[(u64, u64)]) -> Vec<RecurrentTask> {
+    tasks.iter().map(|&(c, p)| RecurrentTask::whole(Nanos(c), Nanos(p), Nanos(p))).collect()
 }
 
-fn in_chunks_of(chunk: u64, tasks: &[Task]) -> Vec<Task> {
-    tasks.iter().map(|t| Task { chunk: t.cost.min(Nanos(chunk)), ..*t }).collect()
+fn in_chunks_of(chunk: u64, tasks: &[RecurrentTask]) -> Vec<RecurrentTask> {
+    tasks.iter().map(|t| RecurrentTask { chunk: t.cost.min(Nanos(chunk)), ..*t }).collect()
 }
 
 #[test]
@@ -73,13 +73,13 @@ fn set(period_max: u64) -> impl Strategy<Value = Vec<(u64, u64)>> {
 }
 
 /// Sum of cost / period at most 1, on u128 fractions: beyond it the oracle's search only ends at its limit.
-fn fits(tasks: &[Task]) -> bool {
+fn fits(tasks: &[RecurrentTask]) -> bool {
     let product: u128 = tasks.iter().map(|t| u128::from(t.period.0)).product();
     tasks.iter().map(|t| product / u128::from(t.period.0) * u128::from(t.cost.0)).sum::<u128>() <= product
 }
 
 /// Sets of 2 to 12 tasks with periods from 1 to 1000 ms in nanoseconds.
-fn in_nanoseconds(draw: &mut rival::Draw) -> Vec<Task> {
+fn in_nanoseconds(draw: &mut rival::Draw) -> Vec<RecurrentTask> {
     let count = draw.between(2, 12);
     let percent = draw.between(20, 110);
     let chunk_max = if draw.between(0, 1) == 0 { u64::MAX } else { draw.between(100_000, 2_000_000) };
@@ -87,7 +87,10 @@ fn in_nanoseconds(draw: &mut rival::Draw) -> Vec<Task> {
     let task = |_| {
         let period = draw.period(1_000_000, 1_000_000_000);
         let cost = (period / 100 * percent / count * draw.between(500, 1_500) / 1_000).clamp(1, cost_max);
-        Task { chunk: Nanos(cost.min(chunk_max)), ..Task::whole(Nanos(cost), Nanos(period), Nanos(period)) }
+        RecurrentTask {
+            chunk: Nanos(cost.min(chunk_max)),
+            ..RecurrentTask::whole(Nanos(cost), Nanos(period), Nanos(period))
+        }
     };
     (0..count).map(task).collect()
 }
@@ -104,7 +107,7 @@ fn sets_in_nanoseconds_have_the_verdict_of_the_bounds() {
         let tasks = in_nanoseconds(&mut rival::Draw(seed));
         let whole = tasks.iter().all(|t| t.chunk == t.cost);
         let verdict = if whole { jeffay(&tasks) } else { chunked(&tasks, 1) };
-        let utilisation = verdict.outcome == Outcome::NotSchedulable(Violation::Utilisation);
+        let utilisation = verdict.outcome == TestOutcome::NotSchedulable(TestViolation::Utilisation);
         let share: f64 = tasks.iter().map(|t| t.cost.0 as f64 / t.period.0 as f64).sum();
         assert_eq!(utilisation, share > 1.0, "seed {seed}: {share}");
         if !utilisation {
@@ -142,14 +145,17 @@ fn simulations_stay_within_the_bounds_of_known_offsets_and_those_within_the_boun
         let one = |_| {
             let period = [4, 6, 8, 12, 24][draw.between(0, 4) as usize];
             let cost = draw.between(1, (2 * period / count).min(period));
-            ConcreteTask::at(Nanos(draw.between(0, period)), Task::whole(Nanos(cost), Nanos(period), Nanos(period)))
+            ConcreteTask::at(
+                Nanos(draw.between(0, period)),
+                RecurrentTask::whole(Nanos(cost), Nanos(period), Nanos(period)),
+            )
         };
         let tasks: Vec<ConcreteTask> = (0..count).map(one).collect();
-        let known = concrete(&tasks, Costs::UpToWorst, Ties::ByPosition);
+        let known = concrete(&tasks, JobCosts::UpToWorst, Ties::ByPosition);
         if !known.verdict.is_schedulable() {
             continue;
         }
-        let plain: Vec<Task> = tasks.iter().map(|t| t.task).collect();
+        let plain: Vec<RecurrentTask> = tasks.iter().map(|t| t.task).collect();
         let any = bounds_whole(&plain);
         let mut longest = vec![0; tasks.len()];
         for _ in 0..20 {

@@ -2,9 +2,9 @@
 
 use crate::bench::Bench;
 use crate::case::{self, copy, flow, server, step, stream};
-use headway_core::decisions::dispatch::{Action, Event, Input};
+use headway_core::decisions::dispatch::{DispatchAction, DispatchEvent, DispatchInput};
 use headway_core::files::workload::OnMiss;
-use headway_core::plan::{Pipeline, Plan, Source};
+use headway_core::plan::{Pipeline, PipelineSource, Plan};
 use headway_core::units::{Bytes, Nanos};
 use headway_kernels::workload::parse;
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 /// One server; pipelines of one copy each: (cost, period, what a miss does). Periods are windows and deadlines.
 fn plan(of: &[(u64, u64, OnMiss)]) -> Plan {
     let pipeline = |(at, &(cost, period, _)): (u32, &(u64, u64, OnMiss))| Pipeline {
-        source: Source::Streams(vec![at]),
+        source: PipelineSource::Streams(vec![at]),
         ..flow(period, period, vec![step(0, cost, vec![copy(8)])])
     };
     let stream = |(at, &(_, period, on_miss)): (u32, &(u64, u64, OnMiss))| {
@@ -32,9 +32,11 @@ impl Bench {
         let (mut submitted, mut dropped) = (Vec::new(), Vec::new());
         while let Some(action) = self.0.poll_action() {
             match action {
-                Action::Submit { operation, pipeline, cycle, .. } => submitted.push((operation, pipeline, cycle)),
-                Action::Drop { pipeline, cycle } => dropped.push((pipeline, cycle)),
-                Action::Deliver { .. } => {}
+                DispatchAction::Submit { operation, pipeline, cycle, .. } => {
+                    submitted.push((operation, pipeline, cycle))
+                }
+                DispatchAction::Drop { pipeline, cycle } => dropped.push((pipeline, cycle)),
+                DispatchAction::Deliver { .. } => {}
             }
         }
         (submitted, dropped)
@@ -54,7 +56,8 @@ fn a_stream_that_skips_drops_a_packet_that_is_late_and_starts_the_next_one_clean
         bench.data(12, 0, 1);
         let late = dropped.is_empty();
         assert_eq!(bench.actions(), (vec![(1, 0, u64::from(!late))], dropped), "{on_miss:?}");
-        let lost = bench.events().iter().filter(|event| **event == Event::Lost { stream: 0, packet: 0 }).count();
+        let lost =
+            bench.events().iter().filter(|event| **event == DispatchEvent::Lost { stream: 0, packet: 0 }).count();
         assert_eq!(lost, usize::from(!late));
     }
 }
@@ -70,7 +73,7 @@ fn what_is_left_of_a_late_packet_is_dropped_at_the_next_chunk() {
     assert_eq!(bench.actions().0, [(1, 0, 0)], "there is time left");
     bench.done(1, 6, 10);
     assert_eq!(bench.actions(), (vec![], vec![(0, 0)]), "none is left, and half of the bytes are");
-    assert!(bench.0.is_finished() && bench.events().contains(&Event::Lost { stream: 0, packet: 0 }));
+    assert!(bench.0.is_finished() && bench.events().contains(&DispatchEvent::Lost { stream: 0, packet: 0 }));
 }
 
 #[test]
@@ -107,7 +110,7 @@ fn a_paused_pipeline_that_does_not_skip_waits_behind_all_others() {
     bench.done(0, 0, 3);
     assert_eq!(bench.pauses(), [(2, true)]);
     assert_eq!(bench.actions(), (vec![(1, 0, 0)], vec![(2, 0)]));
-    bench.0.handle(Nanos(50), &Input::Timeout).unwrap();
+    bench.0.handle(Nanos(50), &DispatchInput::Timeout).unwrap();
     bench.data(100, 0, 1);
     bench.done(1, 3, 101);
     // The second is paused: though due earlier, it goes behind the first.
@@ -148,7 +151,7 @@ fn a_chain_cannot_skip() {
 }
 
 /// Random work on one server, costs up to three times the planned ones.
-fn drive(of: &[(u64, u64, OnMiss)], cycles: u64, seed: u64) -> (u64, u64, Vec<Event>) {
+fn drive(of: &[(u64, u64, OnMiss)], cycles: u64, seed: u64) -> (u64, u64, Vec<DispatchEvent>) {
     let mut bench = Bench::started(plan(of), cycles);
     let mut seed = seed;
     let mut below = move |end: u64| {
@@ -161,13 +164,13 @@ fn drive(of: &[(u64, u64, OnMiss)], cycles: u64, seed: u64) -> (u64, u64, Vec<Ev
     loop {
         while let Some(action) = bench.0.poll_action() {
             match action {
-                Action::Submit { operation, pipeline, .. } => {
+                DispatchAction::Submit { operation, pipeline, .. } => {
                     assert_eq!(running, None, "one at a time");
                     let cost = of[pipeline as usize].0;
                     running = Some((operation, now, now + 1 + below(3 * cost)));
                 }
-                Action::Deliver { .. } => delivered += 1,
-                Action::Drop { pipeline, .. } => {
+                DispatchAction::Deliver { .. } => delivered += 1,
+                DispatchAction::Drop { pipeline, .. } => {
                     assert_eq!(of[pipeline as usize].2, OnMiss::Skip, "only who skips is given up");
                     dropped += 1;
                 }
@@ -206,10 +209,10 @@ proptest! {
         let cycles = 12;
         let (delivered, dropped, events) = drive(&of, cycles, seed);
         prop_assert_eq!(delivered + dropped, cycles * of.len() as u64);
-        let count = |wanted: fn(&Event) -> bool| events.iter().filter(|event| wanted(event)).count() as u64;
-        prop_assert_eq!(count(|e| matches!(e, Event::Lost { .. })), dropped);
+        let count = |wanted: fn(&DispatchEvent) -> bool| events.iter().filter(|event| wanted(event)).count() as u64;
+        prop_assert_eq!(count(|e| matches!(e, DispatchEvent::Lost { .. })), dropped);
         let (paused, resumed) =
-            (count(|e| matches!(e, Event::Paused { .. })), count(|e| matches!(e, Event::Resumed { .. })));
+            (count(|e| matches!(e, DispatchEvent::Paused { .. })), count(|e| matches!(e, DispatchEvent::Resumed { .. })));
         prop_assert_eq!(paused, resumed, "at the end the server is idle");
         if of.iter().all(|(_, _, on_miss)| *on_miss == OnMiss::Finish) {
             prop_assert_eq!((dropped, paused), (0, 0));

@@ -1,11 +1,11 @@
 //! Streams whose packets have parts that go to several processors (`verner-2014`, III-B): what files say and what is refused, plans,
 //! and how the dispatcher runs them.
 
-use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits};
+use headway_core::decisions::dispatch::{DispatchAction, DispatchEvent, DispatchInput, Dispatcher, DispatcherLimits};
 use headway_core::files::machine::{EngineClass, Machine, shipped};
-use headway_core::files::workload::{Part, PartStep, PartWork, Place, Step, Workload};
+use headway_core::files::workload::{CopyEndpoint, PacketPart, PartStep, PartWork, StreamStep, Workload};
 use headway_core::plan::planner::{PlanError, PlanOptions, plan};
-use headway_core::plan::{Outcome, Parted, Pipeline, Plan, PlannedStep, Source, Strategy, Work};
+use headway_core::plan::{OperationWork, Outcome, Parted, Pipeline, PipelineSource, Plan, PlannedStep, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_kernels::workload::{parse, write};
 
@@ -40,7 +40,7 @@ fn planned(text: &str, strategy: Strategy) -> Plan {
 }
 
 fn parted_of(pipeline: &Pipeline) -> &Parted {
-    let Source::Parts(parted) = &pipeline.source else { panic!("{:?}", pipeline.source) };
+    let PipelineSource::Parts(parted) = &pipeline.source else { panic!("{:?}", pipeline.source) };
     parted
 }
 
@@ -58,15 +58,15 @@ fn refused(old: &str, new: &str, at: &str, message: &str, help: &str) {
 #[test]
 fn a_file_says_which_part_goes_where_and_a_kernel_runs_where_its_part_is() {
     let stream = &workload(TWO).streams[0];
-    let part = |id: &str, kib: u64| Part { id: id.to_owned(), bytes: Bytes(kib << 10) };
+    let part = |id: &str, kib: u64| PacketPart { id: id.to_owned(), bytes: Bytes(kib << 10) };
     assert_eq!(stream.parts, [part("a", 64), part("b", 32)]);
-    let gpu1 = || Place::Named("gpu1".to_owned());
-    let Step::Parts(second) = &stream.steps[1] else { panic!("{:?}", stream.steps) };
-    let copy = PartWork::Copy { from: Place::Named("gpu0".to_owned()), to: gpu1() };
+    let gpu1 = || CopyEndpoint::Named("gpu1".to_owned());
+    let StreamStep::Parts(second) = &stream.steps[1] else { panic!("{:?}", stream.steps) };
+    let copy = PartWork::Copy { from: CopyEndpoint::Named("gpu0".to_owned()), to: gpu1() };
     let spin = || PartWork::Compute { kernel: "spin".to_owned(), at: gpu1(), on_cpu: false };
     assert_eq!(*second, [PartStep { part: 0, work: copy }, PartStep { part: 1, work: spin() }]);
     // A step that names no part is one of all of them.
-    assert_eq!(stream.steps[2], Step::Parts((0..2).map(|part| PartStep { part, work: spin() }).collect()));
+    assert_eq!(stream.steps[2], StreamStep::Parts((0..2).map(|part| PartStep { part, work: spin() }).collect()));
     assert_eq!(stream.kernels().collect::<Vec<_>>(), ["spin"; 3]);
 }
 
@@ -86,7 +86,10 @@ fn a_stream_of_one_gpu_stays_as_it_was() {
     let text = FILE.replace("gpu0", "gpu").replace("gpu1", "gpu").replace("  { copy = \"gpu -> gpu\" },\n", "");
     let text = &text[..text.find("[[stream]]\nid = \"frames\"").unwrap()];
     let stream = &workload(text).streams[0];
-    assert!(stream.parts.is_empty() && stream.steps.iter().all(|step| !matches!(step, Step::Parts(_))), "{stream:?}");
+    assert!(
+        stream.parts.is_empty() && stream.steps.iter().all(|step| !matches!(step, StreamStep::Parts(_))),
+        "{stream:?}"
+    );
 }
 
 #[test]
@@ -202,7 +205,9 @@ fn a_set_is_one_job_of_all_engines_that_it_names() {
     assert_eq!(engines(&steps[1]), ["gpu0.peer-out", "gpu1.peer-in", "gpu1.ee"]);
     assert_eq!(engines(&steps[2]), ["gpu1.ee", "gpu1.ee"]);
     assert_eq!(parted.of, [vec![0, 1], vec![0, 1], vec![0, 1], vec![0, 1]]);
-    assert!(steps[1].operations.iter().any(|it| matches!(it.work, Work::Copy { class: EngineClass::Peer, .. })));
+    assert!(
+        steps[1].operations.iter().any(|it| matches!(it.work, OperationWork::Copy { class: EngineClass::Peer, .. }))
+    );
     let of_server = |step: &PlannedStep| &plan.servers[step.server as usize].engines;
     for step in steps {
         let own = step.operations.iter().flat_map(|operation| &operation.engines);
@@ -268,11 +273,11 @@ fn what_only_a_library_can_say_is_refused_and_never_panics() {
     let spoil: [fn(&mut Workload); 5] = [
         |workload| workload.streams[0].parts[0].bytes = Bytes(1),
         |workload| drop(workload.streams[0].parts.pop()),
-        |workload| workload.streams[0].steps[0] = Step::into_gpu(),
-        |workload| workload.streams[0].steps[3] = Step::Parts(Vec::new()),
+        |workload| workload.streams[0].steps[0] = StreamStep::into_gpu(),
+        |workload| workload.streams[0].steps[3] = StreamStep::Parts(Vec::new()),
         |workload| {
-            let work = PartWork::Copy { from: Place::Host, to: Place::OwnGpu };
-            workload.streams[0].steps[3] = Step::Parts(vec![PartStep { part: 7, work }]);
+            let work = PartWork::Copy { from: CopyEndpoint::Host, to: CopyEndpoint::OwnGpu };
+            workload.streams[0].steps[3] = StreamStep::Parts(vec![PartStep { part: 7, work }]);
         },
     ];
     for (case, spoil) in spoil.into_iter().enumerate() {
@@ -286,21 +291,21 @@ fn what_only_a_library_can_say_is_refused_and_never_panics() {
 /// Runs one cycle; of what is under way, the newest operation ends first, a nanosecond after the last one. Returns step, operation
 /// and bytes in the order of submission.
 fn one_cycle(plan: &Plan) -> Vec<(u32, u32, Bytes)> {
-    let mut dispatcher = Dispatcher::new(plan.clone(), Limits::default()).unwrap();
+    let mut dispatcher = Dispatcher::new(plan.clone(), DispatcherLimits::default()).unwrap();
     let (mut now, mut seen, mut under_way) = (Nanos(0), Vec::new(), Vec::new());
-    dispatcher.handle(now, &Input::Start { epoch: now, cycles: vec![1], packets: vec![2] }).unwrap();
+    dispatcher.handle(now, &DispatchInput::Start { epoch: now, cycles: vec![1], packets: vec![2] }).unwrap();
     let bytes = plan.pipelines[0].reserve;
-    dispatcher.handle(now, &Input::Data { pipeline: 0, cycle: 0, bytes }).unwrap();
+    dispatcher.handle(now, &DispatchInput::Data { pipeline: 0, cycle: 0, bytes }).unwrap();
     for _ in 0..200 {
         while let Some(action) = dispatcher.poll_action() {
-            let Action::Submit { operation, step, index, bytes, .. } = action else { continue };
+            let DispatchAction::Submit { operation, step, index, bytes, .. } = action else { continue };
             // No operation of a step begins before all of the step before it have ended.
             assert!(under_way.iter().all(|(_, other)| *other == step), "step {step} beside {under_way:?}");
             seen.push((step, index, bytes));
             under_way.push((operation, step));
         }
         while let Some(event) = dispatcher.poll_event() {
-            assert!(!matches!(event, Event::Late { .. } | Event::Missed { .. }), "{event:?}");
+            assert!(!matches!(event, DispatchEvent::Late { .. } | DispatchEvent::Missed { .. }), "{event:?}");
         }
         if dispatcher.is_finished() {
             return seen;
@@ -308,10 +313,10 @@ fn one_cycle(plan: &Plan) -> Vec<(u32, u32, Bytes)> {
         if let Some((operation, _)) = under_way.pop() {
             let started = now;
             now = now + Nanos(1);
-            dispatcher.handle(now, &Input::Done { operation, started, finished: now }).unwrap();
+            dispatcher.handle(now, &DispatchInput::Done { operation, started, finished: now }).unwrap();
         } else {
             now = dispatcher.poll_timeout().unwrap();
-            dispatcher.handle(now, &Input::Timeout).unwrap();
+            dispatcher.handle(now, &DispatchInput::Timeout).unwrap();
         }
     }
     panic!("the cycle does not end");
@@ -363,8 +368,8 @@ fn a_plan_that_does_not_say_which_operation_works_on_which_part_is_refused() {
     ];
     for (case, spoil) in spoil.into_iter().enumerate() {
         let mut plan = good.clone();
-        let Source::Parts(parted) = &mut plan.pipelines[0].source else { panic!() };
+        let PipelineSource::Parts(parted) = &mut plan.pipelines[0].source else { panic!() };
         spoil(parted);
-        assert!(Dispatcher::new(plan, Limits::default()).is_err(), "{case}");
+        assert!(Dispatcher::new(plan, DispatcherLimits::default()).is_err(), "{case}");
     }
 }

@@ -1,14 +1,16 @@
 //! What every plan promises, over random workloads on the shipped machines, and the choices of the planner by example.
 
-use headway_core::analysis::schedulability::{self, Task, Verdict};
+use headway_core::analysis::schedulability::{self, RecurrentTask, TestVerdict};
 use headway_core::files::error::Loaded;
 use headway_core::files::machine::{self, Calibration, EngineClass, EngineId, Machine};
-use headway_core::files::workload::{self, Cycle, Flow, Grouping, Message, Placement, Step, Stream, Workload};
+use headway_core::files::workload::{
+    self, Cycle, Grouping, Message, ServerDemand, Stream, StreamPlacement, StreamStep, Workload,
+};
 use headway_core::models::transfer::Method;
 use headway_core::plan::block::block_bytes;
 use headway_core::plan::planner::{PlanError, PlanOptions, models, plan};
 use headway_core::plan::{
-    Choice, Outcome, Pipeline, Plan, PlannedStep, PlannedStream, Source, Strategy, Strength, Work,
+    OperationWork, Outcome, Pipeline, PipelineSource, Plan, PlanChoice, PlannedStep, PlannedStream, Strategy, Strength,
 };
 use headway_core::units::{Bytes, Nanos};
 
@@ -137,7 +139,7 @@ fn every_stream_has_exactly_one_portion_of_one_pipeline_on_its_gpu() {
         assert_eq!(plan.streams.len(), workload.streams.len());
         let mut portions = vec![0; plan.streams.len()];
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
-            let Source::Streams(streams) = &pipeline.source else { continue };
+            let PipelineSource::Streams(streams) = &pipeline.source else { continue };
             for (portion, &stream) in (0u32..).zip(streams) {
                 portions[stream as usize] += 1;
                 let planned = &plan.streams[stream as usize];
@@ -149,19 +151,19 @@ fn every_stream_has_exactly_one_portion_of_one_pipeline_on_its_gpu() {
         assert!(portions.iter().all(|&count| count == 1), "{portions:?}");
         for (planned, stream) in plan.streams.iter().zip(&workload.streams) {
             assert_eq!((planned.packet, planned.period, planned.start), (stream.packet, stream.period, stream.start));
-            if let Placement::Gpu(name) = &stream.gpu {
+            if let StreamPlacement::Gpu(name) = &stream.gpu {
                 let gpu = machine.gpus().nth(planned.gpu.unwrap() as usize).unwrap();
                 assert_eq!(machine.endpoints[gpu.at()].id, *name);
             }
         }
         let blocks: usize = workload.messages.iter().map(|message| message.blocks.len()).sum();
-        let of = |kind: fn(&Source) -> bool| plan.pipelines.iter().filter(|p| kind(&p.source)).count();
+        let of = |kind: fn(&PipelineSource) -> bool| plan.pipelines.iter().filter(|p| kind(&p.source)).count();
         let carried = plan.pipelines.iter().map(|p| match &p.source {
-            Source::Batch(parts) => parts.len(),
-            Source::Message => p.steps[0].operations.len(),
+            PipelineSource::Batch(parts) => parts.len(),
+            PipelineSource::Message => p.steps[0].operations.len(),
             _ => 0,
         });
-        assert_eq!((carried.sum::<usize>(), of(|s| *s == Source::Flow)), (blocks, workload.flows.len()));
+        assert_eq!((carried.sum::<usize>(), of(|s| *s == PipelineSource::Flow)), (blocks, workload.flows.len()));
     });
 }
 
@@ -169,7 +171,7 @@ fn every_stream_has_exactly_one_portion_of_one_pipeline_on_its_gpu() {
 fn the_cycles_of_a_pipeline_share_out_all_packets_and_every_block_fits_its_reserve() {
     for_random_plans(200, |_, _, plan| {
         for pipeline in &plan.pipelines {
-            let Source::Streams(streams) = &pipeline.source else { continue };
+            let PipelineSource::Streams(streams) = &pipeline.source else { continue };
             let of = |stream: &u32| &plan.streams[*stream as usize];
             let mut next = vec![0; streams.len()];
             for cycle in 0..60 {
@@ -284,7 +286,7 @@ fn packets_become_jobs_only_where_they_are_further_apart_than_their_windows() {
                 assert_eq!((pipeline.period, pipeline.start), (asked.period, asked.start));
                 assert_eq!(
                     pipeline.source,
-                    Source::Streams(vec![plan.streams.iter().position(|s| s == stream).unwrap() as u32])
+                    PipelineSource::Streams(vec![plan.streams.iter().position(|s| s == stream).unwrap() as u32])
                 );
             }
         }
@@ -313,10 +315,10 @@ fn every_engine_belongs_to_one_server_and_every_operation_stays_on_its_servers_e
         });
         match plan.strategy {
             Strategy::Serial => assert!(copying.count() <= 1),
-            Strategy::Combined => assert!(plan.pipelines.iter().all(|p| p.source != Source::Message)),
+            Strategy::Combined => assert!(plan.pipelines.iter().all(|p| p.source != PipelineSource::Message)),
             Strategy::Partitioned => {
                 let batched = |engine: &EngineId| {
-                    let batches = plan.pipelines.iter().filter(|p| p.source == Source::Message);
+                    let batches = plan.pipelines.iter().filter(|p| p.source == PipelineSource::Message);
                     batches.flat_map(|p| &p.steps[0].operations).any(|o| o.engines.contains(engine))
                 };
                 for server in copying {
@@ -331,8 +333,8 @@ fn every_engine_belongs_to_one_server_and_every_operation_stays_on_its_servers_e
 }
 
 /// The tasks of one server, as its test sees them.
-fn tasks_of(plan: &Plan, server: usize) -> Vec<Task> {
-    let task = |(p, at, s): (&Pipeline, usize, &PlannedStep)| Task {
+fn tasks_of(plan: &Plan, server: usize) -> Vec<RecurrentTask> {
+    let task = |(p, at, s): (&Pipeline, usize, &PlannedStep)| RecurrentTask {
         cost: s.cost,
         period: p.period,
         deadline: p.window_of(at),
@@ -353,14 +355,14 @@ fn tasks_of(plan: &Plan, server: usize) -> Vec<Task> {
     steps.filter(|(_, _, s)| s.server as usize == server && first(s)).map(task).collect()
 }
 
-fn test_of(tasks: &[Task]) -> Verdict {
+fn test_of(tasks: &[RecurrentTask]) -> TestVerdict {
     let whole = tasks.iter().all(|t| t.deadline == t.period && t.chunk == t.cost);
     if whole { schedulability::jeffay(tasks) } else { schedulability::chunked(tasks, 1) }
 }
 
-fn scaled(tasks: &[Task], ppm: u64) -> Vec<Task> {
+fn scaled(tasks: &[RecurrentTask], ppm: u64) -> Vec<RecurrentTask> {
     let scale = |time: Nanos| Nanos((u128::from(time.0) * u128::from(ppm)).div_ceil(1_000_000) as u64);
-    tasks.iter().map(|t| Task { cost: scale(t.cost), chunk: scale(t.chunk), ..*t }).collect()
+    tasks.iter().map(|t| RecurrentTask { cost: scale(t.cost), chunk: scale(t.chunk), ..*t }).collect()
 }
 
 #[test]
@@ -468,8 +470,8 @@ fn a_large_copy_is_cut_exactly_when_it_would_block_a_short_window() {
     assert!(large.chunk > Bytes(0) && large.chunk.0.is_multiple_of(4096));
     // Every chunk has its set-up with margin, is noticed by itself, and ends on a whole nanosecond.
     let mut chunks = large.operations.iter().map(|o| match &o.work {
-        Work::Copy { bytes, .. } => (bytes.0.div_ceil(large.chunk.0), bytes.0),
-        Work::Compute { .. } | Work::Hold => unreachable!("a copy"),
+        OperationWork::Copy { bytes, .. } => (bytes.0.div_ceil(large.chunk.0), bytes.0),
+        OperationWork::Compute { .. } | OperationWork::Hold => unreachable!("a copy"),
     });
     let (count, bytes) = chunks.next().unwrap();
     let moving = u128::from(bytes) * 1_050_000_000 / 55_500_000_000;
@@ -499,7 +501,9 @@ fn batches_and_kernels_are_never_cut() {
     // By itself on its engine, the large block is a copy like any other.
     assert_ne!(kept.strategy, Strategy::Serial);
     assert_eq!(kept.verdict.outcome, Outcome::Schedulable);
-    assert!(kept.pipelines.iter().any(|p| !matches!(p.source, Source::Streams(_)) && p.steps[0].chunk > Bytes(0)));
+    assert!(
+        kept.pipelines.iter().any(|p| !matches!(p.source, PipelineSource::Streams(_)) && p.steps[0].chunk > Bytes(0))
+    );
     assert_eq!(plan.verdict.outcome, Outcome::NotSchedulable);
     assert!(plan.pipelines.iter().flat_map(|p| &p.steps).all(|s| s.chunk == Bytes(0)));
     let violation = plan.verdict.violation.unwrap();
@@ -538,7 +542,7 @@ fn without_a_calibration_a_no_for_serial_is_no_answer_for_other_strategies() {
     let plan_of = |machine: &Machine, options| plan(machine, &parsed(&text), options).unwrap();
     let open = plan_of(&machine, PlanOptions::default());
     assert_eq!((open.strategy, open.verdict.outcome), (Strategy::Serial, Outcome::Undecided));
-    assert_eq!((open.verdict.strength, open.choice()), (Strength::Sufficient, Some(Choice::Strategy)));
+    assert_eq!((open.verdict.strength, open.choice()), (Strength::Sufficient, Some(PlanChoice::Strategy)));
     let note = "the answer is no for `serial`; other strategies were not tried, because machine `tyan-ft72b7015` is not calibrated";
     assert!(open.verdict.notes.iter().any(|said| said.starts_with(note)), "{:?}", open.verdict.notes);
     let asked = plan_of(&machine, with(Strategy::Serial));
@@ -614,7 +618,7 @@ fn a_kernel_costs_what_its_longest_portion_takes() {
     let long = stream_text("long", "16 kB", "5 ms", "40 ms", &format!("{IN}, {SPIN}, {OUT}"));
     let mut workload = parsed(&format!("name = \"w\"\n[run]\ncycle = \"paper\"\n{short}{long}"));
     for stream in &mut workload.streams {
-        stream.steps[1] = Step::Compute { kernel: "aes128-cbc".to_owned() };
+        stream.steps[1] = StreamStep::Compute { kernel: "aes128-cbc".to_owned() };
     }
     let plan = plan(&shipped("h200-x1"), &workload, PlanOptions::default()).unwrap();
     let [pipeline] = plan.pipelines.as_slice() else { panic!("one pipeline for both") };
@@ -792,7 +796,7 @@ fn extreme_times_and_sizes_give_a_plan_or_an_error() {
                 ..good.streams[0].clone()
             };
             let from = machine.endpoints[0].id.clone();
-            let block = workload::Block { from, to: "gpu0".to_owned(), bytes: Bytes(any(1_000)) };
+            let block = workload::MessageBlock { from, to: "gpu0".to_owned(), bytes: Bytes(any(1_000)) };
             let message = Message {
                 id: "m".to_owned(),
                 period: Nanos(any(MS)),
@@ -801,8 +805,14 @@ fn extreme_times_and_sizes_give_a_plan_or_an_error() {
                 blocks: vec![block.clone(), block],
             };
             let (cost, period, deadline) = (Nanos(any(10)), Nanos(any(MS)), Nanos(any(MS)));
-            let flow =
-                Flow { id: "f".to_owned(), server: "cpu".to_owned(), start: Nanos::ZERO, cost, period, deadline };
+            let flow = ServerDemand {
+                id: "f".to_owned(),
+                server: "cpu".to_owned(),
+                start: Nanos::ZERO,
+                cost,
+                period,
+                deadline,
+            };
             let workload =
                 Workload { streams: vec![stream], messages: vec![message], flows: vec![flow], ..good.clone() };
             match plan(&machine, &workload, PlanOptions::default()) {
@@ -812,7 +822,7 @@ fn extreme_times_and_sizes_give_a_plan_or_an_error() {
                         assert!(
                             step.operations
                                 .iter()
-                                .all(|o| !matches!(&o.work, Work::Copy { bytes, .. } if bytes.0 == 0))
+                                .all(|o| !matches!(&o.work, OperationWork::Copy { bytes, .. } if bytes.0 == 0))
                         );
                     }
                 }
@@ -874,11 +884,11 @@ fn combined_messages_carry_every_block_and_cost_less_than_one_after_the_other() 
     assert!(combined.verdict.utilisation_ppm * 5 < serial.verdict.utilisation_ppm * 4);
     let mut names: Vec<&str> = Vec::new();
     for (pipeline, batch) in combined.pipelines.iter().zip(&combined.batches) {
-        let Source::Batch(parts) = &pipeline.source else { panic!("all messages are combined") };
+        let PipelineSource::Batch(parts) = &pipeline.source else { panic!("all messages are combined") };
         assert_eq!(pipeline.steps[0].operations.len(), parts.len());
         assert_eq!(pipeline.steps[0].cost, batch.worst_case);
         for (part, operation) in parts.iter().zip(&pipeline.steps[0].operations) {
-            let Work::Copy { bytes, route, .. } = &operation.work else { panic!("a copy") };
+            let OperationWork::Copy { bytes, route, .. } = &operation.work else { panic!("a copy") };
             assert_eq!((*bytes, *route), (part.member.reserve, part.message.route));
         }
         names.extend(parts.iter().map(|part| part.message.name.as_str()));
@@ -922,7 +932,7 @@ fn copies_of_streams_that_open_their_windows_together_move_in_one_batch_where_th
     let copies = |plan: &Plan| -> Vec<(Option<u32>, bool, Nanos)> {
         let steps = plan.pipelines.iter().flat_map(|pipeline| &pipeline.steps);
         let copy = |step: &PlannedStep| match step.operations[0].work {
-            Work::Copy { class, .. } => {
+            OperationWork::Copy { class, .. } => {
                 Some((step.batch.map(|place| place.number), class == EngineClass::H2d, step.cost))
             }
             _ => None,

@@ -2,8 +2,8 @@
 
 use headway_core::files::machine::{EndpointId, Machine, SHIPPED, parse, shipped, write};
 use headway_core::models::transfer::{
-    Curve, Direction, HostMemory, Key, Load, Mapping, Method, Point, PricedTuning, Profile, Stamp, Statistic, Stores,
-    Tuning, TuningKey,
+    BackgroundLoad, Curve, CurveKey, CurvePoint, Direction, HostMemory, Method, PricedTuning, Profile, Stamp,
+    Statistic, Stores, Tuning, TuningKey, WindowMapping,
 };
 use headway_core::units::{Bytes, Nanos};
 use proptest::prelude::*;
@@ -99,13 +99,13 @@ fn curves_are_spread_over_their_gpus_and_defaults_filled_in() {
     let stamp = stamp.expect("it has one");
     assert_eq!((stamp.gpus.len(), stamp.pcie[2].as_str(), stamp.cpus.as_str()), (3, "5.0 x8", "0-15"));
     let gpus = [1, 2, 3].map(EndpointId);
-    let plain = |gpu, method, direction| Key {
+    let plain = |gpu, method, direction| CurveKey {
         gpu,
         peer: None,
         method,
         direction,
         memory: HostMemory::Pinned,
-        load: Load::Alone,
+        load: BackgroundLoad::Alone,
         active: 1,
         pieces: 1,
     };
@@ -113,10 +113,10 @@ fn curves_are_spread_over_their_gpus_and_defaults_filled_in() {
         let curve = &curves[&plain(gpu, Method::Dma, Direction::D2h)];
         assert_eq!(curve.at(Bytes(1024), Statistic::P99), Nanos(6_400));
     }
-    let window = Method::Window(Some(Mapping::Vulkan));
-    let busy = |gpu| Key {
+    let window = Method::Window(Some(WindowMapping::Vulkan));
+    let busy = |gpu| CurveKey {
         memory: HostMemory::Touched,
-        load: Load::BulkSame,
+        load: BackgroundLoad::BulkSame,
         active: 2,
         pieces: 16,
         ..plain(gpu, window, Direction::H2d)
@@ -448,14 +448,23 @@ fn any_method() -> impl Strategy<Value = Method> {
     (0..Method::ALL.len()).prop_map(|at| Method::ALL[at])
 }
 
-fn any_key() -> impl Strategy<Value = Key> {
+fn any_key() -> impl Strategy<Value = CurveKey> {
     let counts = (1..4_u32, prop_oneof![Just(1), 1..=u32::MAX]);
-    let kinds = (of(Direction::WORDS), of(HostMemory::WORDS), of(Load::WORDS));
+    let kinds = (of(Direction::WORDS), of(HostMemory::WORDS), of(BackgroundLoad::WORDS));
     (any_method(), kinds, 0..3_u32, 1..3_u32, counts).prop_map(
         |(method, (direction, memory, load), gpu, other, counts)| {
             let direction = if method == Method::Peer { Direction::Peer } else { direction };
             let peer = (direction == Direction::Peer).then_some(EndpointId(1 + (gpu + other) % 3));
-            Key { gpu: EndpointId(1 + gpu), peer, method, direction, memory, load, active: counts.0, pieces: counts.1 }
+            CurveKey {
+                gpu: EndpointId(1 + gpu),
+                peer,
+                method,
+                direction,
+                memory,
+                load,
+                active: counts.0,
+                pieces: counts.1,
+            }
         },
     )
 }
@@ -471,7 +480,7 @@ fn any_curve() -> impl Strategy<Value = Curve> {
             times.sort_unstable();
             times[3 - missing..].fill(u64::MAX);
             let [median, p99, max] = times.map(Nanos);
-            Point { bytes: Bytes(bytes), n, median, p99, max }
+            CurvePoint { bytes: Bytes(bytes), n, median, p99, max }
         };
         Curve::new(points.into_iter().map(point).collect()).expect("sorted")
     })
@@ -550,12 +559,12 @@ proptest! {
             commit: t[5].clone(),
             date: t[0].clone(),
         };
-        let posts = |key: &Key| key.direction == Direction::H2d && matches!(key.method, Method::Window(_));
+        let posts = |key: &CurveKey| key.direction == Direction::H2d && matches!(key.method, Method::Window(_));
         let posted = curves.iter().filter(|(key, _)| posts(key)).map(|(key, curve)| (key.clone(), curve.clone()));
         let posted = posted.collect();
         let mut curves = curves;
         if let Some(key) = curves.keys().find(|key| key.peer.is_none()).cloned() {
-            curves.extend((1..3).map(|gpu| (Key { gpu: EndpointId(gpu), ..key.clone() }, shared.clone())));
+            curves.extend((1..3).map(|gpu| (CurveKey { gpu: EndpointId(gpu), ..key.clone() }, shared.clone())));
         }
         let prices = tunings.keys().copied().zip(prices).filter(|(_, prices)| !prices.is_empty()).collect();
         machine.profile = Profile { stamp: Some(stamp(&texts)), curves, posted, tunings, prices, ..Profile::default() };

@@ -1,12 +1,12 @@
 //! Streams whose packets are divided among GPUs, with the images of a wafer: what files say and what is refused, plans on several
 //! GPUs, and how the dispatcher runs them.
 
-use headway_core::decisions::dispatch::{Action, Dispatcher, Input, Limits};
+use headway_core::decisions::dispatch::{DispatchAction, DispatchInput, Dispatcher, DispatcherLimits};
 use headway_core::files::error::FileError;
 use headway_core::files::machine::{EngineClass, Machine, shipped};
-use headway_core::files::workload::{Parameters, Sharding, Step, Workload};
+use headway_core::files::workload::{Parameters, Sharding, StreamStep, Workload};
 use headway_core::plan::planner::{PlanOptions, plan};
-use headway_core::plan::{Outcome, Plan, Shard, Sharded, Source, Strategy, Work};
+use headway_core::plan::{OperationWork, Outcome, PipelineSource, Plan, Shard, Sharded, Strategy};
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_kernels::inspect::cameras::Cameras;
 use headway_kernels::workload::parse;
@@ -38,7 +38,7 @@ fn planned(machine: &Machine, workload: &Workload, strategy: Strategy) -> Plan {
 
 fn sharded_of(plan: &Plan) -> &Sharded {
     let [pipeline] = plan.pipelines.as_slice() else { panic!("{} pipelines", plan.pipelines.len()) };
-    let Source::Sharded(sharded) = &pipeline.source else { panic!("{:?}", pipeline.source) };
+    let PipelineSource::Sharded(sharded) = &pipeline.source else { panic!("{:?}", pipeline.source) };
     sharded
 }
 
@@ -50,7 +50,7 @@ fn a_wafer_has_the_papers_images_unless_the_file_says_otherwise() {
         Cameras { cameras: 15, width: 200, height: 1000, pitch: 100, defects: 12, operations: 1000, ring: 10, seed: 5 };
     assert_eq!(wafer, expected);
     assert_eq!((wafer.image(), stream.packet), (Bytes(400_000), Bytes(6_000_000)));
-    assert_eq!(stream.steps[2], Step::Exchange);
+    assert_eq!(stream.steps[2], StreamStep::Exchange);
     let sharding = Sharding { items: 15, item: Bytes(400_000), summary: Bytes(4096), operations: Some(1000), ring: 10 };
     assert_eq!(stream.sharding, Some(sharding));
 }
@@ -108,7 +108,7 @@ fn what_gpus_cannot_share_is_refused_with_its_remedy() {
     let error = plan(&node, &workload, PlanOptions::default()).unwrap_err().to_string();
     assert!(error.contains("copies in, computes, exchanges, computes and copies out"), "{error}");
     workload.streams[0].sharding = None;
-    workload.streams[0].steps.insert(2, Step::Exchange);
+    workload.streams[0].steps.insert(2, StreamStep::Exchange);
     let error = plan(&node, &workload, PlanOptions::default()).unwrap_err().to_string();
     assert!(error.contains("only GPUs that share a packet exchange"), "{error}");
 }
@@ -188,7 +188,7 @@ fn one_generation_at_a_time_has_all_steps_in_one_period() {
 #[test]
 fn a_single_gpu_exchanges_nothing_and_the_plan_says_so() {
     let plan = planned(&shipped("h200-x1").unwrap(), &workload(15, "host"), Strategy::Partitioned);
-    let peer = |work: &Work| matches!(work, Work::Copy { class: EngineClass::Peer, .. });
+    let peer = |work: &OperationWork| matches!(work, OperationWork::Copy { class: EngineClass::Peer, .. });
     let operations = plan.pipelines[0].steps.iter().flat_map(|step| &step.operations);
     assert!(operations.map(|operation| &operation.work).all(|work| !peer(work)));
     assert_eq!(plan.pipelines[0].steps.len(), 4);
@@ -206,16 +206,16 @@ fn without_a_strategy_three_are_tried_and_generations_are_not() {
 /// Runs one cycle; operations end one nanosecond after each other, the oldest first. Returns, for every step, the operations
 /// by index and size in the order of submission, and the most of the step that were under way at once.
 fn one_cycle(plan: &Plan) -> Vec<(Vec<(u32, Bytes)>, usize)> {
-    let mut dispatcher = Dispatcher::new(plan.clone(), Limits::default()).unwrap();
+    let mut dispatcher = Dispatcher::new(plan.clone(), DispatcherLimits::default()).unwrap();
     let mut now = Nanos(0);
     let mut seen = vec![(Vec::new(), 0); plan.pipelines[0].steps.len()];
     let mut under_way: Vec<(u64, u32)> = Vec::new();
-    dispatcher.handle(now, &Input::Start { epoch: now, cycles: vec![1], packets: vec![1] }).unwrap();
+    dispatcher.handle(now, &DispatchInput::Start { epoch: now, cycles: vec![1], packets: vec![1] }).unwrap();
     let bytes = plan.pipelines[0].reserve;
-    dispatcher.handle(now, &Input::Data { pipeline: 0, cycle: 0, bytes }).unwrap();
+    dispatcher.handle(now, &DispatchInput::Data { pipeline: 0, cycle: 0, bytes }).unwrap();
     for _ in 0..200 {
         while let Some(action) = dispatcher.poll_action() {
-            let Action::Submit { operation, step, index, bytes, offset, .. } = action else { continue };
+            let DispatchAction::Submit { operation, step, index, bytes, offset, .. } = action else { continue };
             assert_eq!(offset, Bytes(0));
             let of_step: &mut (Vec<(u32, Bytes)>, usize) = &mut seen[step as usize];
             of_step.0.push((index, bytes));
@@ -228,12 +228,12 @@ fn one_cycle(plan: &Plan) -> Vec<(Vec<(u32, Bytes)>, usize)> {
         }
         if under_way.is_empty() {
             now = dispatcher.poll_timeout().unwrap();
-            dispatcher.handle(now, &Input::Timeout).unwrap();
+            dispatcher.handle(now, &DispatchInput::Timeout).unwrap();
         } else {
             let (operation, _) = under_way.remove(0);
             let started = now;
             now = now + Nanos(1);
-            dispatcher.handle(now, &Input::Done { operation, started, finished: now }).unwrap();
+            dispatcher.handle(now, &DispatchInput::Done { operation, started, finished: now }).unwrap();
         }
     }
     panic!("the cycle does not end");
@@ -282,9 +282,9 @@ fn a_plan_whose_shards_leave_out_an_item_is_refused() {
     ];
     for spoil in spoil {
         let mut plan = good.clone();
-        let Source::Sharded(sharded) = &mut plan.pipelines[0].source else { panic!() };
+        let PipelineSource::Sharded(sharded) = &mut plan.pipelines[0].source else { panic!() };
         spoil(sharded);
-        assert!(Dispatcher::new(plan, Limits::default()).is_err());
+        assert!(Dispatcher::new(plan, DispatcherLimits::default()).is_err());
     }
 }
 

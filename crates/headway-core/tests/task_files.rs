@@ -1,8 +1,8 @@
 //! Tasks in workload files: what is read, what is refused and where the error points.
 
 use headway_core::decisions::engine_lock::PeerLocks;
-use headway_core::decisions::sharing::{Direction, Segment};
-use headway_core::decisions::token::Mode;
+use headway_core::decisions::sharing::{JobSegment, TaskDirection};
+use headway_core::decisions::token::TokenMode;
 use headway_core::files::error::FileError;
 use headway_core::files::machine::shipped;
 use headway_core::files::workload::{Workload, parse};
@@ -50,8 +50,8 @@ fn a_file_becomes_tasks_whose_token_spans_the_first_to_the_last_use_of_a_gpu() {
     assert_eq!((first.period, first.deadline, first.start), (Nanos(50 * MS), Nanos(50 * MS), Nanos::ZERO));
     assert_eq!((first.state, first.before(), first.after()), (Bytes(4 << 20), Nanos(3 * MS), Nanos(4 * MS)));
     assert_eq!(first.held().len(), 4);
-    assert_eq!(first.held()[0], Segment::Copy { direction: Direction::ToGpu, bytes: Bytes(307_200) });
-    assert_eq!(first.held()[2], Segment::Execute { kernel: "klt".into(), time: Nanos(20 * MS) });
+    assert_eq!(first.held()[0], JobSegment::Copy { direction: TaskDirection::ToGpu, bytes: Bytes(307_200) });
+    assert_eq!(first.held()[2], JobSegment::Execute { kernel: "klt".into(), time: Nanos(20 * MS) });
     assert_eq!((second.deadline, second.start, second.state), (Nanos(80 * MS), Nanos(5 * MS), Bytes(0)));
     assert_eq!((second.before(), second.held().len(), second.after()), (Nanos::ZERO, 1, Nanos::ZERO));
 }
@@ -68,11 +68,11 @@ fn a_task_may_say_that_it_has_no_state() {
 fn sharing_has_defaults_and_every_key_is_read() {
     let sharing = read(BASE).sharing.expect("it is written");
     assert_eq!((sharing.cpus, sharing.tokens_per_gpu, sharing.mode, &sharing.gpus), (6, 2, None, &None));
-    assert_eq!((sharing.mode_for(4), sharing.mode_for(3)), (Mode::WorkConserving, Mode::Optimal));
+    assert_eq!((sharing.mode_for(4), sharing.mode_for(3)), (TokenMode::WorkConserving, TokenMode::Optimal));
     let every = "cpus = 6\ngpus = [\"gpu1\"]\ntokens_per_gpu = 3\nmode = \"relaxed\"\nqueue = 4\naffinity = false\n\
                  engine_locks = false\npeer_locks = \"nested\"\nmigration = \"system\"\ncopy_engines = 1\nchunk = \"whole\"";
     let sharing = read(&BASE.replacen("cpus = 6", every, 1)).sharing.expect("it is written");
-    assert_eq!((sharing.mode, sharing.mode_for(4)), (Some(Mode::Relaxed(4)), Mode::Relaxed(4)));
+    assert_eq!((sharing.mode, sharing.mode_for(4)), (Some(TokenMode::Relaxed(4)), TokenMode::Relaxed(4)));
     assert_eq!((sharing.affinity, sharing.engine_locks, sharing.peer_copies), (false, false, false));
     assert_eq!((sharing.peer_locks, sharing.copy_engines, sharing.chunk), (PeerLocks::Nested, 1, None));
     assert_eq!((sharing.gpus.as_deref(), sharing.tokens_per_gpu), (Some(&["gpu1".to_owned()][..]), 3));

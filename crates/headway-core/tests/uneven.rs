@@ -1,10 +1,10 @@
 //! Deadlines that are divided unevenly among the steps of streams: when a plan does so, and what a plan without says.
 
-use headway_core::analysis::schedulability::{Task, chunked};
+use headway_core::analysis::schedulability::{RecurrentTask, chunked};
 use headway_core::files::machine::{Machine, shipped};
 use headway_core::files::workload::{self, Workload};
 use headway_core::plan::planner::{PlanOptions, models, plan};
-use headway_core::plan::{Choice, Outcome, Pipeline, Plan, Source, Strength};
+use headway_core::plan::{Outcome, Pipeline, PipelineSource, Plan, PlanChoice, Strength};
 use headway_core::units::Nanos;
 
 const IN: &str = "{ copy = \"host -> gpu\" }";
@@ -55,12 +55,12 @@ fn planned(machine: &Machine, workload: &Workload) -> Plan {
 }
 
 /// What every server has to do with the windows of a plan, read from nothing but the plan's windows and costs.
-fn tasks(plan: &Plan) -> Vec<Vec<Task>> {
+fn tasks(plan: &Plan) -> Vec<Vec<RecurrentTask>> {
     let mut tasks = vec![Vec::new(); plan.servers.len()];
     for pipeline in &plan.pipelines {
         for (at, step) in pipeline.steps.iter().enumerate() {
             let deadline = pipeline.deadline(0, at) - pipeline.release(0, at);
-            tasks[step.server as usize].push(Task {
+            tasks[step.server as usize].push(RecurrentTask {
                 cost: step.cost,
                 period: pipeline.period,
                 deadline,
@@ -74,7 +74,7 @@ fn tasks(plan: &Plan) -> Vec<Vec<Task>> {
 /// Windows follow each other without gap, end with the deadline at the latest, and every server meets them.
 fn holds(plan: &Plan) -> bool {
     for pipeline in &plan.pipelines {
-        let Source::Streams(streams) = &pipeline.source else { continue };
+        let PipelineSource::Streams(streams) = &pipeline.source else { continue };
         for at in 1..pipeline.steps.len() {
             assert_eq!(pipeline.release(3, at), pipeline.deadline(3, at - 1));
         }
@@ -112,7 +112,7 @@ fn a_no_of_the_planners_own_windows_is_undecided_and_names_the_interval() {
     // Any division leaves some stream two windows of three copies each: 1.21 ms.
     let plan = planned(&two_gpus(), &cameras(1_000_000, ""));
     assert_eq!((plan.verdict.outcome, plan.verdict.strength), (Outcome::Undecided, Strength::Sufficient));
-    assert_eq!(plan.choice(), Some(Choice::Windows));
+    assert_eq!(plan.choice(), Some(PlanChoice::Windows));
     assert!(plan.verdict.notes.iter().any(|note| note.contains("planner's choice")), "{:?}", plan.verdict.notes);
     assert!(plan.verdict.violation.is_some());
     for answer in models(&plan) {
@@ -169,7 +169,7 @@ fn some_division_holds(plan: &Plan) -> bool {
         };
         places.push(pipeline.steps.iter().map(place).collect());
     }
-    fn try_from(at: usize, plan: &Plan, places: &[Vec<(usize, usize)>], tasks: &mut [Vec<Task>]) -> bool {
+    fn try_from(at: usize, plan: &Plan, places: &[Vec<(usize, usize)>], tasks: &mut [Vec<RecurrentTask>]) -> bool {
         let Some(pipeline) = plan.pipelines.get(at) else {
             return tasks.iter().all(|tasks| chunked(tasks, 1).is_schedulable());
         };

@@ -3,10 +3,12 @@
 
 use crate::bench::Bench;
 use crate::case::{self, copy, flow, hold, server, step};
-use headway_core::analysis::schedulability::{Task, chunked};
-use headway_core::decisions::dispatch::{Action, Answer, Event, Input, Refused, Unfit};
+use headway_core::analysis::schedulability::{RecurrentTask, chunked};
+use headway_core::decisions::dispatch::{
+    DispatchAction, DispatchEvent, DispatchInput, DispatchRefused, Unfit, UrgentAnswer,
+};
 use headway_core::files::workload::{Otherwise, Urgent};
-use headway_core::plan::{Pipeline, Plan, Source};
+use headway_core::plan::{Pipeline, PipelineSource, Plan};
 use headway_core::units::{Bytes, Nanos};
 use proptest::prelude::*;
 
@@ -17,7 +19,7 @@ fn planned(cost: u64, period: u64, deadline: u64) -> Pipeline {
 
 /// A bulk transfer in pieces of so many bytes and as many ns.
 fn bulk(bytes: Option<u64>, piece: u64) -> Pipeline {
-    let source = Source::Bulk(bytes.map(Bytes));
+    let source = PipelineSource::Bulk(bytes.map(Bytes));
     Pipeline { source, reserve: Bytes(piece), ..flow(1, 0, vec![step(0, piece, vec![copy(piece)])]) }
 }
 
@@ -26,7 +28,7 @@ fn urgent(bytes: u64, piece: u64) -> Pipeline {
     let of = Urgent { bytes: Bytes(bytes), deadline: Nanos(1), every: None, otherwise: Otherwise::Refuse };
     let mut step = step(0, bytes, vec![copy(bytes)]);
     (step.chunk, step.piece) = (Bytes(piece), Nanos(piece));
-    Pipeline { source: Source::Urgent(of), reserve: Bytes(bytes), ..flow(1, 0, vec![step]) }
+    Pipeline { source: PipelineSource::Urgent(of), reserve: Bytes(bytes), ..flow(1, 0, vec![step]) }
 }
 
 fn plan(pipelines: Vec<Pipeline>) -> Plan {
@@ -38,21 +40,21 @@ impl Bench {
     fn submissions(&mut self) -> Vec<(u32, u64, u64)> {
         let actions = std::iter::from_fn(|| self.0.poll_action());
         let submitted = actions.filter_map(|action| match action {
-            Action::Submit { pipeline, cycle, bytes, .. } => Some((pipeline, cycle, bytes.0)),
-            Action::Deliver { .. } | Action::Drop { .. } => None,
+            DispatchAction::Submit { pipeline, cycle, bytes, .. } => Some((pipeline, cycle, bytes.0)),
+            DispatchAction::Deliver { .. } | DispatchAction::Drop { .. } => None,
         });
         submitted.collect()
     }
 
-    fn ask(&mut self, now: u64, pipeline: u32, bytes: u64, deadline: u64, otherwise: Otherwise) -> Answer {
+    fn ask(&mut self, now: u64, pipeline: u32, bytes: u64, deadline: u64, otherwise: Otherwise) -> UrgentAnswer {
         let (bytes, deadline) = (Bytes(bytes), Nanos(deadline));
-        self.0.handle(Nanos(now), &Input::Urgent { pipeline, bytes, deadline, otherwise }).unwrap();
-        let answer = |event| if let Event::Answered { answer, .. } = event { Some(answer) } else { None };
+        self.0.handle(Nanos(now), &DispatchInput::Urgent { pipeline, bytes, deadline, otherwise }).unwrap();
+        let answer = |event| if let DispatchEvent::Answered { answer, .. } = event { Some(answer) } else { None };
         self.events().into_iter().filter_map(answer).next_back().unwrap()
     }
 
     fn wake(&mut self, now: u64) {
-        self.0.handle(Nanos(now), &Input::Timeout).unwrap();
+        self.0.handle(Nanos(now), &DispatchInput::Timeout).unwrap();
     }
 }
 
@@ -62,9 +64,9 @@ fn guaranteed_goes_before_urgent_and_urgent_before_bulk() {
     assert_eq!(bench.submissions(), [(0, 0, 8)]);
     // Behind what is guaranteed, in pieces; bulk waits all the while. With deadline 1 nothing fits beside a piece of bulk.
     let answer = bench.ask(1, 2, 6, 1, Otherwise::BestEffort);
-    assert!(matches!(answer, Answer::BestEffort(Unfit::Overload { .. })), "{answer:?}");
+    assert!(matches!(answer, UrgentAnswer::BestEffort(Unfit::Overload { .. })), "{answer:?}");
     // With the deadline of the next window of the flow, that one goes first.
-    assert_eq!(bench.ask(1, 2, 2, 39, Otherwise::Refuse), Answer::Guaranteed { deadline: Nanos(40) });
+    assert_eq!(bench.ask(1, 2, 2, 39, Otherwise::Refuse), UrgentAnswer::Guaranteed { deadline: Nanos(40) });
     bench.done(0, 0, 4);
     assert_eq!(bench.submissions(), [(2, 1, 2)]);
     bench.done(1, 4, 6);
@@ -87,7 +89,7 @@ fn guaranteed_goes_before_urgent_and_urgent_before_bulk() {
 fn equal_deadlines_are_ordered_by_class() {
     let mut bench = Bench::started(plan(vec![planned(4, 20, 20), planned(4, 20, 20), urgent(4, 4)]), 9);
     assert_eq!(bench.submissions(), [(0, 0, 8)]);
-    assert_eq!(bench.ask(0, 2, 4, 20, Otherwise::Refuse), Answer::Guaranteed { deadline: Nanos(20) });
+    assert_eq!(bench.ask(0, 2, 4, 20, Otherwise::Refuse), UrgentAnswer::Guaranteed { deadline: Nanos(20) });
     bench.done(0, 0, 4);
     assert_eq!(bench.submissions(), [(1, 0, 8)], "though it came no earlier");
 }
@@ -97,41 +99,44 @@ fn a_request_that_does_not_fit_is_refused_with_the_interval_that_is_too_full() {
     let mut bench = Bench::started(plan(vec![planned(6, 10, 10), urgent(5, 1)]), 9);
     bench.submissions();
     // 5 of the request behind 6 of the flow, of which a nanosecond has passed.
-    let refused = Answer::Refused(Unfit::Overload { interval: Nanos(9), demand: Nanos(10) });
+    let refused = UrgentAnswer::Refused(Unfit::Overload { interval: Nanos(9), demand: Nanos(10) });
     assert_eq!(bench.ask(0, 1, 5, 10, Otherwise::Refuse), refused);
-    assert_eq!(bench.ask(0, 1, 4, 10, Otherwise::Refuse), Answer::Guaranteed { deadline: Nanos(10) });
+    assert_eq!(bench.ask(0, 1, 4, 10, Otherwise::Refuse), UrgentAnswer::Guaranteed { deadline: Nanos(10) });
     // What was admitted counts until there is nothing to do.
-    assert!(matches!(bench.ask(1, 1, 4, 10, Otherwise::Refuse), Answer::Refused(_)));
+    assert!(matches!(bench.ask(1, 1, 4, 10, Otherwise::Refuse), UrgentAnswer::Refused(_)));
     bench.done(0, 0, 5);
     for (operation, at) in [(1, 6), (2, 7), (3, 8), (4, 9)] {
         assert_eq!(bench.submissions(), [(1, 1, 1)], "refused ones are never submitted");
         bench.done(operation, at - 1, at);
     }
     assert_eq!(bench.submissions(), []);
-    assert_eq!(bench.ask(9, 1, 4, 10, Otherwise::Refuse), Answer::Guaranteed { deadline: Nanos(19) });
+    assert_eq!(bench.ask(9, 1, 4, 10, Otherwise::Refuse), UrgentAnswer::Guaranteed { deadline: Nanos(19) });
 }
 
 #[test]
 fn what_is_no_request_or_comes_after_the_end_changes_nothing() {
     let mut bench = Bench::started(plan(vec![planned(6, 10, 10), urgent(5, 1)]), 1);
-    let ask = |pipeline, bytes| Input::Urgent {
+    let ask = |pipeline, bytes| DispatchInput::Urgent {
         pipeline,
         bytes: Bytes(bytes),
         deadline: Nanos(100),
         otherwise: Otherwise::Refuse,
     };
     for input in [ask(0, 1), ask(1, 0), ask(1, 6), ask(2, 1)] {
-        assert!(matches!(bench.0.handle(Nanos(0), &input), Err(Refused::Unexpected { .. })), "{input:?}");
+        assert!(matches!(bench.0.handle(Nanos(0), &input), Err(DispatchRefused::Unexpected { .. })), "{input:?}");
     }
     bench.0.handle(Nanos(0), &ask(1, 1)).unwrap();
-    assert!(matches!(bench.0.handle(Nanos(0), &ask(1, 1)), Err(Refused::TooManyCycles { .. })), "one cycle is said");
+    assert!(
+        matches!(bench.0.handle(Nanos(0), &ask(1, 1)), Err(DispatchRefused::TooManyCycles { .. })),
+        "one cycle is said"
+    );
     assert_eq!(bench.submissions(), [(0, 0, 8)]);
     bench.done(0, 0, 6);
     assert!(!bench.0.is_finished(), "a request is waiting");
     assert_eq!(bench.submissions(), [(1, 0, 1)]);
     bench.done(1, 6, 7);
     assert!(bench.0.is_finished());
-    assert_eq!(bench.0.handle(Nanos(7), &ask(1, 1)), Err(Refused::Order("is over")));
+    assert_eq!(bench.0.handle(Nanos(7), &ask(1, 1)), Err(DispatchRefused::Order("is over")));
 }
 
 #[test]
@@ -195,8 +200,8 @@ fn set() -> impl Strategy<Value = Set> {
     (proptest::collection::vec(flow, 1..5), 1u64..20, 1u64..6, 1u64..20)
         .prop_map(|(flows, bulk, piece, request)| Set { flows, bulk, piece, request })
         .prop_filter("the set passes the test that the planner asks", |set| {
-            let tasks = set.flows.iter().map(|&(c, p, d)| Task::whole(Nanos(c), Nanos(p), Nanos(d)));
-            let pieces = [set.bulk, set.piece.min(set.request)].map(|piece| Task::bulk(Nanos(piece)));
+            let tasks = set.flows.iter().map(|&(c, p, d)| RecurrentTask::whole(Nanos(c), Nanos(p), Nanos(d)));
+            let pieces = [set.bulk, set.piece.min(set.request)].map(|piece| RecurrentTask::bulk(Nanos(piece)));
             chunked(&tasks.chain(pieces).collect::<Vec<_>>(), 1).is_schedulable()
         })
 }
@@ -226,12 +231,12 @@ fn drive(set: &Set, span: u64, seed: u64) -> Counts {
     cycles.extend([u64::from(u32::MAX); 2]);
     let plan = plan(pipelines);
     let mut dispatcher = headway_core::decisions::dispatch::Dispatcher::new(plan, Default::default()).unwrap();
-    dispatcher.handle(Nanos(0), &Input::Start { epoch: Nanos(0), cycles, packets: vec![] }).unwrap();
+    dispatcher.handle(Nanos(0), &DispatchInput::Start { epoch: Nanos(0), cycles, packets: vec![] }).unwrap();
     let mut counts = Counts::default();
     let (mut now, mut running, mut next_request) = (0, None, below(20));
     while !dispatcher.is_finished() {
         while let Some(action) = dispatcher.poll_action() {
-            let Action::Submit { operation, pipeline, bytes, .. } = action else { continue };
+            let DispatchAction::Submit { operation, pipeline, bytes, .. } = action else { continue };
             assert_eq!(running, None, "one at a time");
             counts.pieces += u64::from(pipeline == flows);
             let worst = set.flows.get(pipeline as usize).map_or(bytes.0, |(cost, ..)| *cost);
@@ -240,10 +245,10 @@ fn drive(set: &Set, span: u64, seed: u64) -> Counts {
         }
         while let Some(event) = dispatcher.poll_event() {
             match event {
-                Event::Answered { answer: Answer::Guaranteed { .. }, .. } => counts.guaranteed += 1,
-                Event::Answered { answer: Answer::BestEffort(_), .. } => counts.best_effort += 1,
-                Event::Answered { answer: Answer::Refused(_), .. } => counts.refused += 1,
-                Event::Late { .. } | Event::Overrun { .. } | Event::Paused { .. } => {
+                DispatchEvent::Answered { answer: UrgentAnswer::Guaranteed { .. }, .. } => counts.guaranteed += 1,
+                DispatchEvent::Answered { answer: UrgentAnswer::BestEffort(_), .. } => counts.best_effort += 1,
+                DispatchEvent::Answered { answer: UrgentAnswer::Refused(_), .. } => counts.refused += 1,
+                DispatchEvent::Late { .. } | DispatchEvent::Overrun { .. } | DispatchEvent::Paused { .. } => {
                     panic!("{event:?} at {now}, {set:?}")
                 }
                 _ => {}
@@ -260,19 +265,19 @@ fn drive(set: &Set, span: u64, seed: u64) -> Counts {
         {
             running = None;
             let (started, finished) = (Nanos(started), Nanos(finished));
-            dispatcher.handle(Nanos(now), &Input::Done { operation, started, finished }).unwrap();
+            dispatcher.handle(Nanos(now), &DispatchInput::Done { operation, started, finished }).unwrap();
         }
         if next_request <= now {
             next_request = now + 1 + below(60);
             let (bytes, deadline) = (Bytes(1 + below(set.request)), Nanos(below(100)));
             let otherwise = if below(2) == 0 { Otherwise::Refuse } else { Otherwise::BestEffort };
-            let input = Input::Urgent { pipeline: flows + 1, bytes, deadline, otherwise };
+            let input = DispatchInput::Urgent { pipeline: flows + 1, bytes, deadline, otherwise };
             match dispatcher.handle(Nanos(now), &input) {
-                Ok(()) | Err(Refused::TooManyCycles { .. } | Refused::Order(_)) => {}
+                Ok(()) | Err(DispatchRefused::TooManyCycles { .. } | DispatchRefused::Order(_)) => {}
                 Err(other) => panic!("{other}"),
             }
         }
-        dispatcher.handle(Nanos(now), &Input::Timeout).unwrap();
+        dispatcher.handle(Nanos(now), &DispatchInput::Timeout).unwrap();
     }
     counts
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use headway_core::files::error::{FileError, Loaded};
 use headway_core::files::workload::{
-    Cycle, Grouping, Kind, OnMiss, Otherwise, Place, Placement, Step, Urgent, Workload,
+    CopyEndpoint, Cycle, Grouping, OnMiss, Otherwise, StreamPlacement, StreamStep, UnplannedKind, Urgent, Workload,
 };
 use headway_core::units::{Bytes, Nanos};
 use headway_kernels::Cipher;
@@ -68,14 +68,20 @@ fn a_file_becomes_streams_messages_and_flows() {
     assert_eq!((w.duration, w.seed, w.cycle, w.grouping), (Nanos(2_000_000_000), 7, Cycle::Paper, Grouping::Each));
     let cam = &w.streams[0];
     assert_eq!((cam.packet, cam.period, cam.deadline), (Bytes(16_384), Nanos(4_000_000), Nanos(40_000_000)));
-    assert_eq!((cam.start, &cam.gpu, cam.on_miss), (Nanos(1_000_000), &Placement::Gpu("gpu1".into()), OnMiss::Stop));
-    assert_eq!(cam.steps[0], Step::Copy { from: Place::Host, to: Place::OwnGpu });
-    assert_eq!(cam.steps[1], Step::Compute { kernel: "aes128-cbc".into() });
-    assert_eq!(cam.steps[2], Step::Copy { from: Place::Named("gpu1".into()), to: Place::Named("cpu1".into()) });
+    assert_eq!(
+        (cam.start, &cam.gpu, cam.on_miss),
+        (Nanos(1_000_000), &StreamPlacement::Gpu("gpu1".into()), OnMiss::Stop)
+    );
+    assert_eq!(cam.steps[0], StreamStep::Copy { from: CopyEndpoint::Host, to: CopyEndpoint::OwnGpu });
+    assert_eq!(cam.steps[1], StreamStep::Compute { kernel: "aes128-cbc".into() });
+    assert_eq!(
+        cam.steps[2],
+        StreamStep::Copy { from: CopyEndpoint::Named("gpu1".into()), to: CopyEndpoint::Named("cpu1".into()) }
+    );
     let cipher = Cipher::of(&cam.parameters).expect("it has one");
     assert_eq!((cipher.key[1], cipher.key[15], cipher.iv[0], cipher.iv[15]), (1, 15, 15, 0));
     let log = &w.streams[1];
-    assert_eq!((log.start, &log.gpu, log.on_miss), (Nanos::ZERO, &Placement::Auto, OnMiss::Finish));
+    assert_eq!((log.start, &log.gpu, log.on_miss), (Nanos::ZERO, &StreamPlacement::Auto, OnMiss::Finish));
     assert_eq!(Cipher::of(&log.parameters), None);
     assert_eq!((w.messages[0].period, w.messages[0].blocks.len()), (Nanos(30_000_000), 2));
     assert_eq!((w.messages[0].blocks[1].to.as_str(), w.messages[0].blocks[1].bytes), ("gpu2", Bytes(64_000_000)));
@@ -102,15 +108,18 @@ fn transfers_without_windows_and_late_producers() {
     let late = "[[message]]\nid = \"m\"\nperiod = \"1 ms\"\nlate = \"3 us\"\nblocks = [{ from = \"host\", to = \"gpu0\", bytes = \"1 B\" }]\n";
     let all = beside_a_flow(&format!("{bulk}bytes = \"5 MB\"\nstart = \"1 ms\"\n{urgent}{late}"));
     let w = parse("w", &all).expect("complete").value;
-    assert_eq!((w.unplanned[0].kind, w.unplanned[0].start), (Kind::Bulk(Some(Bytes(5_000_000))), Nanos(1_000_000)));
+    assert_eq!(
+        (w.unplanned[0].kind, w.unplanned[0].start),
+        (UnplannedKind::Bulk(Some(Bytes(5_000_000))), Nanos(1_000_000))
+    );
     let of = Urgent { bytes: Bytes(1_000), deadline: Nanos(2_000_000), every: None, otherwise: Otherwise::Refuse };
-    assert_eq!((w.unplanned[1].kind, w.unplanned[1].to.as_str()), (Kind::Urgent(of), "host"));
+    assert_eq!((w.unplanned[1].kind, w.unplanned[1].to.as_str()), (UnplannedKind::Urgent(of), "host"));
     assert_eq!(w.messages[0].late, Some(Nanos(3_000)));
     let more = format!("{urgent}every = \"3 ms\"\notherwise = \"best-effort\"\n");
     let w = parse("w", &beside_a_flow(&format!("{bulk}{more}"))).expect("complete").value;
-    assert_eq!(w.unplanned[0].kind, Kind::Bulk(None));
+    assert_eq!(w.unplanned[0].kind, UnplannedKind::Bulk(None));
     let of = Urgent { every: Some(Nanos(3_000_000)), otherwise: Otherwise::BestEffort, ..of };
-    assert_eq!(w.unplanned[1].kind, Kind::Urgent(of));
+    assert_eq!(w.unplanned[1].kind, UnplannedKind::Urgent(of));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! How long small copies on one stream wait at a GPU's copy engines while a bulk copy runs on others.
 //!
 //! No document says when an engine that serves a stream turns to another one. It depends on what the bulk copy's stream meets between
-//! two pieces, so that is what a measurement varies ([`Between`]). The copies here are the driver's own, as any program queues them:
+//! two pieces, so that is what a measurement varies ([`BulkStreamGap`]). The copies here are the driver's own, as any program queues them:
 //! nothing of what Headway's queues do to let others in is at work.
 
 use std::ffi::{c_int, c_void};
@@ -11,7 +11,7 @@ use headway_core::models::transfer::Direction;
 use headway_core::units::Nanos;
 use headway_device::buffer::Memory;
 use headway_device::gpu::Piece;
-use headway_device::{DeviceError, Grid};
+use headway_device::{DeviceError, LaunchGrid};
 use headway_os::clock;
 
 use crate::CudaGpu;
@@ -31,7 +31,7 @@ const WORDS_BYTES: usize = 64 << 10;
 
 /// What a bulk copy's stream meets between two pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Between {
+pub enum BulkStreamGap {
     /// The next piece.
     Nothing,
     /// The next piece: all are queued in one call (`cuMemcpyBatchAsync`).
@@ -49,12 +49,12 @@ pub enum Between {
 
 /// A large copy between page-locked memory and the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bulk {
+pub struct BulkCopy {
     pub direction: Direction,
     /// Length of a piece, bytes; as long as the copy = it is whole.
     pub piece: usize,
     /// What is between them.
-    pub between: Between,
+    pub between: BulkStreamGap,
 }
 
 /// How a small copy is made.
@@ -90,7 +90,7 @@ pub struct BulkAndSmall {
 }
 
 /// The streams and memory of a measurement.
-pub struct Arbitration {
+pub struct ArbitrationBed {
     context: Arc<Context>,
     bulk_bytes: usize,
     there: DeviceMemory,
@@ -107,7 +107,7 @@ pub struct Arbitration {
     passed: Vec<Event>,
 }
 
-impl Arbitration {
+impl ArbitrationBed {
     /// Takes twice `bulk_bytes`, half of it page-locked.
     ///
     /// # Errors
@@ -142,7 +142,7 @@ impl Arbitration {
     ///
     /// # Errors
     /// [`DeviceError`].
-    pub fn bulk(&mut self, bulk: &Bulk) -> Result<Nanos, DeviceError> {
+    pub fn bulk(&mut self, bulk: &BulkCopy) -> Result<Nanos, DeviceError> {
         self.context.bind()?;
         self.queue_bulk(bulk, false)?;
         self.ended()
@@ -161,7 +161,7 @@ impl Arbitration {
     ///
     /// # Errors
     /// [`DeviceError`]; [`DeviceError::Invalid`] if a small copy brought wrong bytes.
-    pub fn bulk_and_small(&mut self, bulk: &Bulk, small: &Small) -> Result<BulkAndSmall, DeviceError> {
+    pub fn bulk_and_small(&mut self, bulk: &BulkCopy, small: &Small) -> Result<BulkAndSmall, DeviceError> {
         self.context.bind()?;
         let mut waits = Vec::new();
         if small.queued_first {
@@ -253,7 +253,7 @@ impl Arbitration {
                     count += 1;
                 }
                 let mut table = address(place.cast());
-                let grid = Grid { blocks, threads: pieces::KERNEL_THREADS, shared_bytes: 0 };
+                let grid = LaunchGrid { blocks, threads: pieces::KERNEL_THREADS, shared_bytes: 0 };
                 let mut arguments: [*mut c_void; 2] = [(&raw mut table).cast(), (&raw mut count).cast()];
                 // SAFETY: a table of page-locked memory and its length; its ends as above.
                 unsafe { stream.launch(&self.kernel, grid, &mut arguments) }
@@ -262,9 +262,9 @@ impl Arbitration {
     }
 
     /// Queues the bulk copy between the two events.
-    fn queue_bulk(&mut self, bulk: &Bulk, ranked: bool) -> Result<(), DeviceError> {
+    fn queue_bulk(&mut self, bulk: &BulkCopy, ranked: bool) -> Result<(), DeviceError> {
         let count = self.bulk_bytes.div_ceil(bulk.piece.max(1));
-        while self.passed.len() < count && bulk.between != Between::Nothing {
+        while self.passed.len() < count && bulk.between != BulkStreamGap::Nothing {
             self.passed.push(Event::untimed(&self.context)?);
         }
         let streams = match &self.ranked {
@@ -277,7 +277,7 @@ impl Arbitration {
         };
         self.start.record(streams[0])?;
         let part = |at: usize| (at * bulk.piece, bulk.piece.min(self.bulk_bytes - at * bulk.piece));
-        if bulk.between == Between::OneCall {
+        if bulk.between == BulkStreamGap::OneCall {
             let all: Vec<Piece> = (0..count).map(part).map(|(at, len)| Piece { from: at, to: at, len }).collect();
             // SAFETY: the pieces lie within memory that lives as long as `self`; the stream has ended before that.
             unsafe { Batch::default().queue(&self.context.driver, (from, to), &all, streams[0]) }?;
@@ -292,14 +292,14 @@ impl Arbitration {
                 break;
             }
             match bulk.between {
-                Between::Nothing | Between::OneCall => {}
-                Between::Event => self.passed[at].record(stream)?,
-                Between::Write { barrier } => {
+                BulkStreamGap::Nothing | BulkStreamGap::OneCall => {}
+                BulkStreamGap::Event => self.passed[at].record(stream)?,
+                BulkStreamGap::Write { barrier } => {
                     let flags = if barrier { 0 } else { table::STREAM_WRITE_WITHOUT_BARRIER };
                     // SAFETY: the word is of bulk copies alone, and lives as above.
                     unsafe { words::write_with(&self.context, stream.handle(), address(self.word(0)), 0, flags) }?;
                 }
-                Between::OtherStream => {
+                BulkStreamGap::OtherStream => {
                     self.passed[at].record(stream)?;
                     stream = streams[(at + 1) % 2];
                     self.passed[at].hold(stream)?;
@@ -321,7 +321,7 @@ impl Arbitration {
     }
 }
 
-impl Drop for Arbitration {
+impl Drop for ArbitrationBed {
     /// After an error copies may still run. Where they do not end the context is given up, and the memory stays.
     fn drop(&mut self) {
         // An error may have left a stream waiting for this word.

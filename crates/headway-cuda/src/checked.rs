@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use headway_core::units::Bytes;
 use headway_device::DeviceError;
-use headway_device::buffer::{DeviceId, Domain};
+use headway_device::buffer::{DeviceId, MemoryDomain};
 use headway_os::fork::Home;
 
 use crate::table::{self, Code, Handle, Ordinal, Table};
@@ -37,7 +37,7 @@ pub(crate) use call;
 /// The CUDA driver, loaded and initialised.
 pub struct Driver {
     pub(crate) table: Table,
-    pub(crate) domain: Domain,
+    pub(crate) domain: MemoryDomain,
     path: PathBuf,
     /// Whether the program had loaded it for itself, and may be capturing streams.
     pub(crate) is_guest: bool,
@@ -102,7 +102,7 @@ impl Driver {
         FIRST.get_or_init(Home::here);
         let driver = Self {
             table,
-            domain: Domain::new(),
+            domain: MemoryDomain::new(),
             path: path.to_owned(),
             is_guest,
             home: Home::here(),

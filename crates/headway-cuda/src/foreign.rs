@@ -3,7 +3,7 @@
 use std::ptr::without_provenance_mut;
 use std::sync::Arc;
 
-use headway_device::buffer::{Memory, Place};
+use headway_device::buffer::{Memory, MemoryPlace};
 
 use crate::owned::Context;
 use crate::table::Address;
@@ -32,7 +32,7 @@ unsafe impl Memory for ForeignMemory {
     fn bytes(&self) -> usize {
         self.bytes
     }
-    fn place(&self) -> Place {
-        Place::Device { id: self.context.id, domain: self.context.driver.domain }
+    fn place(&self) -> MemoryPlace {
+        MemoryPlace::Device { id: self.context.id, domain: self.context.driver.domain }
     }
 }

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 
 use headway_core::files::machine::EngineClass;
 use headway_core::models::transfer::arbitration::{WAIT_COPIES, built_in};
-use headway_core::models::transfer::{Direction, Mapping, Shape};
+use headway_core::models::transfer::{Direction, ResidentShape, WindowMapping};
 use headway_core::units::{Bytes, Nanos};
-use headway_device::buffer::{Budget, DeviceId, Domain, HeapMemory};
-use headway_device::gpu::{Caching, Gpu, Pager, Queue, Reach, Resident, ResidentOptions};
-use headway_device::{Buffer, Description, DeviceError, HostKind, Limits, Source, Span, Work, check};
+use headway_device::buffer::{Budget, DeviceId, HeapMemory, MemoryDomain};
+use headway_device::gpu::{Caching, CpuReach, Gpu, Pager, Queue, Resident, ResidentOptions};
+use headway_device::{Buffer, Description, DeviceError, DeviceLimits, DeviceSource, HostKind, Span, Work, check};
 
 use crate::checked::{Driver, lock};
 use crate::foreign::ForeignMemory;
@@ -45,7 +45,7 @@ impl CudaGpu {
     ///
     /// # Errors
     /// [`DeviceError::Unavailable`], [`DeviceError::Driver`].
-    pub fn open(driver: &Arc<Driver>, index: u32, limits: Limits) -> Result<Self, DeviceError> {
+    pub fn open(driver: &Arc<Driver>, index: u32, limits: DeviceLimits) -> Result<Self, DeviceError> {
         let ordinal = driver.device(index)?;
         let description = describe(driver, ordinal, limits)?;
         let context = Context::retain(driver, ordinal)?;
@@ -62,7 +62,7 @@ impl CudaGpu {
     ///
     /// # Errors
     /// [`DeviceError::Unavailable`], [`DeviceError::Driver`]: the first that fails.
-    pub fn open_all(driver: &Arc<Driver>, limits: Limits) -> Result<Vec<Self>, DeviceError> {
+    pub fn open_all(driver: &Arc<Driver>, limits: DeviceLimits) -> Result<Vec<Self>, DeviceError> {
         let count = driver.count()?.unsigned_abs();
         let gpus: Vec<Self> = (0..count).map(|index| Self::open(driver, index, limits)).collect::<Result<_, _>>()?;
         for from in &gpus {
@@ -131,7 +131,7 @@ impl CudaGpu {
     ///
     /// # Errors
     /// As for [`Gpu::resident`], and [`DeviceError::Timeout`] when the GPU is too busy to start it.
-    pub fn start_resident(&self, shape: Shape, options: ResidentOptions) -> Result<CudaResident, DeviceError> {
+    pub fn start_resident(&self, shape: ResidentShape, options: ResidentOptions) -> Result<CudaResident, DeviceError> {
         CudaResident::start(&self.context, shape, options, &self.pool)
     }
 }
@@ -145,7 +145,7 @@ impl Gpu for CudaGpu {
         self.context.id
     }
 
-    fn domain(&self) -> Domain {
+    fn domain(&self) -> MemoryDomain {
         self.context.driver.domain
     }
 
@@ -157,12 +157,12 @@ impl Gpu for CudaGpu {
         self.context.reaches(peer)
     }
 
-    fn device_buffer(&self, bytes: usize, reach: Reach) -> Result<Buffer, DeviceError> {
+    fn device_buffer(&self, bytes: usize, reach: CpuReach) -> Result<Buffer, DeviceError> {
         self.context.bind()?;
         let reservation = self.budget.reserve(1, 0, bytes as u64)?;
         match reach {
-            Reach::Device => Ok(Buffer::new(DeviceMemory::new(&self.context, bytes)?, reservation)),
-            Reach::Window(mapping) => Ok(Buffer::new(window::allocate(&self.context, mapping, bytes)?, reservation)),
+            CpuReach::Device => Ok(Buffer::new(DeviceMemory::new(&self.context, bytes)?, reservation)),
+            CpuReach::Window(mapping) => Ok(Buffer::new(window::allocate(&self.context, mapping, bytes)?, reservation)),
         }
     }
 
@@ -232,34 +232,34 @@ impl Gpu for CudaGpu {
         unsafe { copy_pageable(&self.context, CopyKind::DeviceToHost, from.as_ptr(), to.as_mut_ptr(), to.len()) }
     }
 
-    fn windows(&self) -> Vec<(Mapping, Result<(), DeviceError>)> {
+    fn windows(&self) -> Vec<(WindowMapping, Result<(), DeviceError>)> {
         window::probe(&self.context)
     }
 
-    fn round_trips(&self, mapping: Mapping, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
+    fn round_trips(&self, mapping: WindowMapping, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
         window::round_trips_of_form(&self.context, mapping, rounds)
     }
 
-    fn pager(&self, mapping: Mapping, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError> {
+    fn pager(&self, mapping: WindowMapping, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError> {
         window::pager(&self.context, mapping, buffer)
     }
 
-    fn residents(&self) -> Vec<(Shape, Result<(), DeviceError>)> {
+    fn residents(&self) -> Vec<(ResidentShape, Result<(), DeviceError>)> {
         resident::probe(&self.context)
     }
 
-    fn resident(&self, shape: Shape, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError> {
+    fn resident(&self, shape: ResidentShape, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError> {
         Ok(Box::new(self.start_resident(shape, options)?))
     }
 }
 
 /// What the driver says of the GPU `ordinal`. Each class of engines is a stream or more of its own.
-fn describe(driver: &Driver, ordinal: Ordinal, limits: Limits) -> Result<Description, DeviceError> {
+fn describe(driver: &Driver, ordinal: Ordinal, limits: DeviceLimits) -> Result<Description, DeviceError> {
     Ok(Description {
         name: driver.name(ordinal)?,
         uuid: Some(driver.uuid(ordinal)?),
         pci: driver.pci(ordinal)?,
-        source: if driver.is_fake() { Source::Fake } else { Source::Cuda },
+        source: if driver.is_fake() { DeviceSource::Fake } else { DeviceSource::Cuda },
         engines: vec![EngineClass::H2d, EngineClass::D2h, EngineClass::Peer, EngineClass::Ee],
         memory_bytes: driver.memory(ordinal)?,
         limits,

@@ -28,7 +28,7 @@ use headway_device::buffer::Budget;
 use headway_device::{Buffer, DeviceError, HostKind};
 
 use self::pipeline::Pipeline;
-pub use self::ticket::Ticket;
+pub use self::ticket::OrderedTicket;
 use self::ticket::Tickets;
 use self::workers::Workers;
 use crate::CudaGpu;
@@ -214,7 +214,7 @@ impl OrderedCopier {
     /// # Errors
     /// [`DeviceError::Invalid`] for memory that is not of this GPU, or a stream that is being captured; [`DeviceError::Refused`] beyond
     /// the limit of tickets; [`DeviceError::Driver`], [`DeviceError::DeviceLost`]. After an error nothing is queued that uses the memory.
-    pub fn copy(&self, copy: RawCopy) -> Result<Ticket, DeviceError> {
+    pub fn copy(&self, copy: RawCopy) -> Result<OrderedTicket, DeviceError> {
         let _before = self.enter()?;
         let copy = self.ends(&copy)?;
         self.queue(copy)
@@ -259,7 +259,7 @@ impl OrderedCopier {
         Ok(before)
     }
 
-    fn queue(&self, copy: OrderedCopy) -> Result<Ticket, DeviceError> {
+    fn queue(&self, copy: OrderedCopy) -> Result<OrderedTicket, DeviceError> {
         let is_small = copy.direction == Direction::H2d && copy.bytes <= DRIVER_BUFFERS;
         let ticket = self.shared.tickets.take(&self.shared)?;
         // SAFETY: the promise of `RawCopy`, from which the copy was made.
@@ -316,7 +316,7 @@ impl OrderedCopier {
     ///
     /// # Safety
     /// As for [`RawCopy::new`].
-    unsafe fn copy_in_stream(&self, copy: &OrderedCopy, ticket: &Ticket) -> Result<(), DeviceError> {
+    unsafe fn copy_in_stream(&self, copy: &OrderedCopy, ticket: &OrderedTicket) -> Result<(), DeviceError> {
         let (context, stream) = (&self.shared.context, copy.stream.handle());
         let (turn, mut at) = (context.turn_bytes(), 0);
         while at < copy.bytes {
@@ -362,7 +362,7 @@ impl OrderedCopier {
     ///
     /// # Safety
     /// As for [`RawCopy::new`].
-    unsafe fn stage(&self, copy: &OrderedCopy, ticket: &Ticket) -> Result<(), DeviceError> {
+    unsafe fn stage(&self, copy: &OrderedCopy, ticket: &OrderedTicket) -> Result<(), DeviceError> {
         let shared = &self.shared;
         let mut pipelines = lock(&shared.pipelines[usize::from(copy.direction == Direction::D2h)]);
         let at = pipelines.iter().position(Pipeline::is_free);

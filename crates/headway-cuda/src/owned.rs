@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, Weak};
 
 use headway_core::units::{Bytes, Nanos};
-use headway_device::buffer::{DeviceId, Memory, Place};
-use headway_device::{DeviceError, Grid};
+use headway_device::buffer::{DeviceId, Memory, MemoryPlace};
+use headway_device::{DeviceError, LaunchGrid};
 use headway_os::{clock, topology};
 
 use crate::checked::{self, Driver, call, lock};
@@ -352,7 +352,7 @@ impl Stream {
     pub(crate) unsafe fn launch_clusters(
         &self,
         module: &Module,
-        grid: Grid,
+        grid: LaunchGrid,
         cluster: u32,
         arguments: &mut [*mut c_void],
     ) -> Result<(), DeviceError> {
@@ -375,12 +375,12 @@ impl Stream {
     pub(crate) unsafe fn launch(
         &self,
         module: &Module,
-        grid: Grid,
+        grid: LaunchGrid,
         arguments: &mut [*mut c_void],
     ) -> Result<(), DeviceError> {
         module.allow_shared(grid.shared_bytes)?;
         let (function, stream, arguments) = (module.function.0, self.handle.0, arguments.as_mut_ptr());
-        let Grid { blocks, threads, shared_bytes } = grid;
+        let LaunchGrid { blocks, threads, shared_bytes } = grid;
         // SAFETY: the caller's promise; the driver copies the arguments during the call; function and stream belong to this
         // context.
         self.context.note(unsafe {
@@ -565,7 +565,7 @@ impl Module {
 
 impl Module {
     /// How many clusters of `blocks` blocks the device holds at once, launched in the shape of `grid`.
-    pub(crate) fn clusters_max(&self, grid: Grid, blocks: u32) -> Result<u32, DeviceError> {
+    pub(crate) fn clusters_max(&self, grid: LaunchGrid, blocks: u32) -> Result<u32, DeviceError> {
         self.context.bind()?;
         let driver = &self.context.driver;
         let (Some(count), Some(_)) = (driver.table.cuOccupancyMaxActiveClusters, driver.table.cuLaunchKernelEx) else {
@@ -602,7 +602,7 @@ fn cluster_attribute(blocks: u32) -> LaunchAttribute {
     LaunchAttribute { id: table::LAUNCH_CLUSTER_DIMENSION, padding: 0, value }
 }
 
-fn launch_config(grid: Grid, stream: Raw, attribute: &LaunchAttribute) -> LaunchConfig {
+fn launch_config(grid: LaunchGrid, stream: Raw, attribute: &LaunchAttribute) -> LaunchConfig {
     LaunchConfig {
         grid: [grid.blocks, 1, 1],
         block: [grid.threads, 1, 1],
@@ -681,7 +681,7 @@ unsafe impl Memory for DeviceMemory {
     fn bytes(&self) -> usize {
         self.bytes
     }
-    fn place(&self) -> Place {
-        Place::Device { id: self.context.id, domain: self.context.driver.domain }
+    fn place(&self) -> MemoryPlace {
+        MemoryPlace::Device { id: self.context.id, domain: self.context.driver.domain }
     }
 }

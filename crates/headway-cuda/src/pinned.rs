@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use headway_core::units::Bytes;
 use headway_device::DeviceError;
-use headway_device::buffer::{Memory, Place, Span};
+use headway_device::buffer::{Memory, MemoryPlace, Span};
 use headway_os::affinity;
 use headway_os::memory::{Mapping, page_bytes, touch};
 
@@ -108,8 +108,8 @@ impl PinnedMemory {
         self.context.driver.here()
     }
 
-    pub(crate) fn place(&self) -> Place {
-        Place::Host { pinned: Some(self.context.driver.domain) }
+    pub(crate) fn place(&self) -> MemoryPlace {
+        MemoryPlace::Host { pinned: Some(self.context.driver.domain) }
     }
 }
 
@@ -148,7 +148,7 @@ unsafe impl Memory for WholePinned {
     fn bytes(&self) -> usize {
         self.bytes
     }
-    fn place(&self) -> Place {
+    fn place(&self) -> MemoryPlace {
         self.memory.place()
     }
     fn mapped(&self) -> Result<(), DeviceError> {
@@ -173,10 +173,10 @@ impl InPlace {
     pub(crate) fn new(context: &Arc<Context>, span: Span) -> Result<Self, DeviceError> {
         let invalid = |reason: &str| DeviceError::Invalid { what: "register", reason: reason.into() };
         match span.place() {
-            Place::Host { pinned: None } if !span.is_empty() => {}
-            Place::Host { pinned: None } => return Err(invalid("the memory has no bytes")),
-            Place::Host { .. } => return Err(invalid("the memory is pinned already")),
-            Place::Device { .. } => return Err(invalid("device memory cannot be pinned")),
+            MemoryPlace::Host { pinned: None } if !span.is_empty() => {}
+            MemoryPlace::Host { pinned: None } => return Err(invalid("the memory has no bytes")),
+            MemoryPlace::Host { .. } => return Err(invalid("the memory is pinned already")),
+            MemoryPlace::Device { .. } => return Err(invalid("device memory cannot be pinned")),
         }
         check_addresses(context)?;
         let (base, bytes, page) = (span.as_ptr(), span.len(), page_bytes());
@@ -198,8 +198,8 @@ unsafe impl Memory for InPlace {
     fn bytes(&self) -> usize {
         self.bytes
     }
-    fn place(&self) -> Place {
-        Place::Host { pinned: Some(self.registered.context.driver.domain) }
+    fn place(&self) -> MemoryPlace {
+        MemoryPlace::Host { pinned: Some(self.registered.context.driver.domain) }
     }
 }
 

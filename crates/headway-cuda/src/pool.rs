@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use headway_core::units::Bytes;
 use headway_device::DeviceError;
-use headway_device::buffer::{Budget, Memory, Place, Reservation};
+use headway_device::buffer::{Budget, Memory, MemoryPlace, Reservation};
 
 use crate::checked::lock;
 use crate::owned::Context;
@@ -150,7 +150,7 @@ unsafe impl Memory for Piece {
     fn bytes(&self) -> usize {
         self.bytes
     }
-    fn place(&self) -> Place {
+    fn place(&self) -> MemoryPlace {
         self.slab.memory.place()
     }
     fn mapped(&self) -> Result<(), DeviceError> {

@@ -8,7 +8,7 @@ use crate::table;
 
 /// The driver and its GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Probe {
+pub struct DriverProbe {
     /// The newest CUDA version the driver supports, as (major, minor).
     pub cuda_version: (u32, u32),
     /// Whether this is the library of the tests, with no GPU behind it.
@@ -40,7 +40,7 @@ pub struct DeviceProbe {
 ///
 /// # Errors
 /// [`DeviceError::Unavailable`] with the remedy, [`DeviceError::Driver`].
-pub fn probe() -> Result<Probe, DeviceError> {
+pub fn probe() -> Result<DriverProbe, DeviceError> {
     Driver::system()?.probe()
 }
 
@@ -49,9 +49,9 @@ impl Driver {
     ///
     /// # Errors
     /// [`DeviceError::Driver`].
-    pub fn probe(&self) -> Result<Probe, DeviceError> {
+    pub fn probe(&self) -> Result<DriverProbe, DeviceError> {
         let count = self.count()?.unsigned_abs();
-        Ok(Probe {
+        Ok(DriverProbe {
             cuda_version: self.version()?,
             fake: self.is_fake(),
             devices: (0..count).map(|index| self.probe_device(index)).collect::<Result<_, _>>()?,

@@ -6,10 +6,10 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Mutex};
 
 use headway_core::units::Nanos;
-use headway_device::buffer::{Memory, Place};
+use headway_device::buffer::{Memory, MemoryPlace};
 use headway_device::gpu::{Completion, Mover, Operation, Piece, Queue};
 use headway_device::work::Argument;
-use headway_device::{DeviceError, Grid, Span, check};
+use headway_device::{DeviceError, LaunchGrid, Span, check};
 use headway_os::clock;
 
 use crate::abandoned::{DROP_MAX, abandon, await_rest, message};
@@ -170,7 +170,7 @@ impl CudaQueue {
 
     /// Where `span` is, which may be used by this queue.
     fn end(&mut self, span: &Span) -> Result<End, DeviceError> {
-        let Place::Device { id, .. } = span.place() else { return Ok(End::Host) };
+        let MemoryPlace::Device { id, .. } = span.place() else { return Ok(End::Host) };
         if let Some(at) = self.contexts.iter().position(|context| context.id == id) {
             return Ok(End::Gpu(at));
         }
@@ -265,7 +265,7 @@ impl CudaQueue {
             }
             (Plan::Kernel { module, table, count, blocks }, _) => {
                 let (mut table, mut count) = (table.base().expose_provenance() as Address, *count);
-                let grid = Grid { blocks: *blocks, threads: pieces::KERNEL_THREADS, shared_bytes: 0 };
+                let grid = LaunchGrid { blocks: *blocks, threads: pieces::KERNEL_THREADS, shared_bytes: 0 };
                 let mut arguments: [*mut c_void; 2] = [(&raw mut table).cast(), (&raw mut count).cast()];
                 // SAFETY: the kernel takes a table and its length; the entries lie within the spans, of which this GPU
                 // reaches both (`check::operation`). Spans and table live until the end event is reached, or for ever.
@@ -333,7 +333,7 @@ impl CudaQueue {
         unsafe { self.stream.copy(kind, source, target, bytes) }
     }
 
-    fn launch(&self, module: &Module, grid: Grid, arguments: &[Argument]) -> Result<(), DeviceError> {
+    fn launch(&self, module: &Module, grid: LaunchGrid, arguments: &[Argument]) -> Result<(), DeviceError> {
         // An integer lies in the low half of its place, which comes first on every machine that has the driver.
         let mut values = [0u64; ARGUMENTS_MAX];
         let mut places = [null_mut::<c_void>(); ARGUMENTS_MAX];

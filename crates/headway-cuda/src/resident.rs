@@ -24,9 +24,9 @@ use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use headway_core::models::transfer::Shape;
+use headway_core::models::transfer::ResidentShape;
 use headway_core::units::Nanos;
-use headway_device::buffer::{Memory as _, Place};
+use headway_device::buffer::{Memory as _, MemoryPlace};
 use headway_device::gpu::{Resident, ResidentOptions};
 use headway_device::{Access, DeviceError, Span};
 use headway_os::{clock, copy};
@@ -59,8 +59,8 @@ const PIECE_MAX: usize = COMMAND_BYTES_MAX;
 const _: () = assert!(AHEAD < mailbox::RING);
 
 /// Every form with why it cannot be used, if it cannot.
-pub(crate) fn probe(context: &Arc<Context>) -> Vec<(Shape, Result<(), DeviceError>)> {
-    [Shape::Hub, Shape::Gpc, Shape::Gpc4]
+pub(crate) fn probe(context: &Arc<Context>) -> Vec<(ResidentShape, Result<(), DeviceError>)> {
+    [ResidentShape::Hub, ResidentShape::Gpc, ResidentShape::Gpc4]
         .into_iter()
         .map(|shape| (shape, shape::load(context, shape).map(drop)))
         .collect()
@@ -71,7 +71,7 @@ pub(crate) fn probe(context: &Arc<Context>) -> Vec<(Shape, Result<(), DeviceErro
 /// While it is on the GPU, whatever waits for the whole context (some frees, synchronisation, the first use of a kernel) waits
 /// for it to leave: at the end of its lease, however many copies there are, or at [`Resident::park`].
 pub struct CudaResident {
-    shape: Shape,
+    shape: ResidentShape,
     launch: Launch,
     context: Arc<Context>,
     lease: Nanos,
@@ -121,7 +121,7 @@ impl CudaResident {
     /// Starts a copier whose host memory comes from `pool`, and lets it answer once.
     pub(crate) fn start(
         context: &Arc<Context>,
-        shape: Shape,
+        shape: ResidentShape,
         options: ResidentOptions,
         pool: &Pool,
     ) -> Result<Self, DeviceError> {
@@ -375,14 +375,14 @@ impl CudaResident {
     /// The address of a span of this GPU's memory.
     fn device_address(&self, span: &Span) -> Result<u64, DeviceError> {
         match span.place() {
-            Place::Device { id, .. } if id == self.context.id => Ok(span.as_ptr().addr() as u64),
+            MemoryPlace::Device { id, .. } if id == self.context.id => Ok(span.as_ptr().addr() as u64),
             place => Err(invalid(format!("one end must be memory of this GPU, not {place:?}"))),
         }
     }
 
     fn pinned_address(&self, span: &Span) -> Result<u64, DeviceError> {
         match span.place() {
-            Place::Host { pinned: Some(domain) } if domain == self.context.driver.domain => {
+            MemoryPlace::Host { pinned: Some(domain) } if domain == self.context.driver.domain => {
                 Ok(span.as_ptr().addr() as u64)
             }
             place => Err(invalid(format!("one end must be host memory pinned for this GPU, not {place:?}"))),
@@ -423,7 +423,7 @@ const fn place_in_box(index: u64, device: u64) -> usize {
 }
 
 impl Resident for CudaResident {
-    fn shape(&self) -> Shape {
+    fn shape(&self) -> ResidentShape {
         self.shape
     }
 
@@ -507,7 +507,7 @@ impl CudaResident {
     fn exchange(&mut self, from: &Span, to: &mut Span) -> Result<(), DeviceError> {
         self.context.driver.here()?;
         check(to, to.len(), from.len())?;
-        let (source, destination) = if matches!(to.place(), Place::Device { .. }) {
+        let (source, destination) = if matches!(to.place(), MemoryPlace::Device { .. }) {
             (self.pinned_address(from)?, self.device_address(to)?)
         } else {
             let ends = (self.device_address(from)?, self.pinned_address(to)?);

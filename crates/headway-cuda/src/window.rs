@@ -1,6 +1,6 @@
 //! Windows: device memory that the CPU reads and writes by itself.
 //!
-//! A [`Route`] is a way to such memory; a probe takes each to its end, a test of every byte, and remembers the result for the
+//! A [`WindowRoute`] is a way to such memory; a probe takes each to its end, a test of every byte, and remembers the result for the
 //! GPU. Order of preference: `gdrdrv` (an administrator installed it on purpose, and it maps any memory), Vulkan (on the stock
 //! driver), dma-buf. (Specification of transfers, 1.4 and 1.5.)
 
@@ -22,10 +22,10 @@ use std::fmt;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::{Arc, LazyLock, Mutex};
 
-use headway_core::models::transfer::Mapping;
-use headway_device::buffer::{Budget, DeviceId, Memory, Place};
+use headway_core::models::transfer::WindowMapping;
+use headway_device::buffer::{Budget, DeviceId, Memory, MemoryPlace};
 use headway_device::gpu::{Pager, Window};
-use headway_device::{Access, Buffer, DeviceError, Limits};
+use headway_device::{Access, Buffer, DeviceError, DeviceLimits};
 use headway_os::copy;
 use headway_os::memory::page_bytes;
 
@@ -44,7 +44,7 @@ pub use self::ping::round_trips;
 
 /// A way to memory with a window: a form, and for Vulkan which side allocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Route {
+pub enum WindowRoute {
     /// The kernel module gdrdrv pins and maps CUDA's memory.
     Gdrdrv,
     /// CUDA allocates; Vulkan imports and maps.
@@ -55,22 +55,22 @@ pub enum Route {
     DmaBuf,
 }
 
-impl Route {
+impl WindowRoute {
     /// All of them, in the order of preference.
     pub const ALL: [Self; 4] = [Self::Gdrdrv, Self::VulkanImport, Self::VulkanExport, Self::DmaBuf];
 
     /// The form it is a way to.
     #[must_use]
-    pub const fn mapping(self) -> Mapping {
+    pub const fn mapping(self) -> WindowMapping {
         match self {
-            Self::Gdrdrv => Mapping::Gdrdrv,
-            Self::VulkanImport | Self::VulkanExport => Mapping::Vulkan,
-            Self::DmaBuf => Mapping::DmaBuf,
+            Self::Gdrdrv => WindowMapping::Gdrdrv,
+            Self::VulkanImport | Self::VulkanExport => WindowMapping::Vulkan,
+            Self::DmaBuf => WindowMapping::DmaBuf,
         }
     }
 }
 
-impl fmt::Display for Route {
+impl fmt::Display for WindowRoute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Gdrdrv => "gdrdrv",
@@ -82,7 +82,7 @@ impl fmt::Display for Route {
 }
 
 /// Forms of windows, in the order of preference.
-const FORMS: [Mapping; 3] = [Mapping::Gdrdrv, Mapping::Vulkan, Mapping::DmaBuf];
+const FORMS: [WindowMapping; 3] = [WindowMapping::Gdrdrv, WindowMapping::Vulkan, WindowMapping::DmaBuf];
 
 /// Why a route is not there: a word for programs, a text for people, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,14 +138,14 @@ impl Refusal {
     }
 }
 
-fn name(mapping: Mapping, ordinal: Ordinal) -> String {
+fn name(mapping: WindowMapping, ordinal: Ordinal) -> String {
     format!("the window `{mapping}` of GPU {ordinal}")
 }
 
 /// Which routes of a GPU passed, by form.
 #[derive(Clone, Debug)]
 struct Probed {
-    verdicts: [(Mapping, Result<Route, DeviceError>); FORMS.len()],
+    verdicts: [(WindowMapping, Result<WindowRoute, DeviceError>); FORMS.len()],
     /// Whether asking again would give the same.
     settled: bool,
 }
@@ -167,11 +167,11 @@ impl Probed {
     }
 
     /// Tries the routes of every form in order, up to the first that passes.
-    fn find(ordinal: Ordinal, mut attempt: impl FnMut(Route) -> Result<(), Refusal>) -> Self {
+    fn find(ordinal: Ordinal, mut attempt: impl FnMut(WindowRoute) -> Result<(), Refusal>) -> Self {
         let mut settled = true;
         let verdicts = FORMS.map(|mapping| {
             let mut refusals = Vec::new();
-            for route in Route::ALL.into_iter().filter(|route| route.mapping() == mapping) {
+            for route in WindowRoute::ALL.into_iter().filter(|route| route.mapping() == mapping) {
                 match attempt(route).map_err(Refusal::settled) {
                     Ok(()) => return (mapping, Ok(route)),
                     Err(refusal) => refusals.push((route, refusal)),
@@ -184,14 +184,14 @@ impl Probed {
         Self { verdicts, settled }
     }
 
-    fn route(&self, mapping: Mapping) -> Result<Route, DeviceError> {
+    fn route(&self, mapping: WindowMapping) -> Result<WindowRoute, DeviceError> {
         let found = self.verdicts.iter().find(|(form, _)| *form == mapping);
         found.map(|(_, verdict)| verdict.clone()).expect("every mapping has a verdict")
     }
 }
 
 /// One refusal for all routes of a form: what is not settled first, else the first with the texts of all.
-fn merged(mut refusals: Vec<(Route, Refusal)>) -> Refusal {
+fn merged(mut refusals: Vec<(WindowRoute, Refusal)>) -> Refusal {
     if let Some(at) = refusals.iter().position(|(_, refusal)| matches!(refusal, Refusal::Failed(_))) {
         return refusals.swap_remove(at).1;
     }
@@ -207,37 +207,41 @@ fn merged(mut refusals: Vec<(Route, Refusal)>) -> Refusal {
 }
 
 /// Takes one route to its end.
-fn attempt(context: &Arc<Context>, route: Route) -> Result<(), Refusal> {
+fn attempt(context: &Arc<Context>, route: WindowRoute) -> Result<(), Refusal> {
     self_test::run(&open(context, route, self_test::BYTES)?)
 }
 
 /// Every form with why it cannot be used, if it cannot; in the order of preference. Slow the first time, remembered then.
-pub(crate) fn probe(context: &Arc<Context>) -> Vec<(Mapping, Result<(), DeviceError>)> {
+pub(crate) fn probe(context: &Arc<Context>) -> Vec<(WindowMapping, Result<(), DeviceError>)> {
     let verdicts = Probed::of(context).verdicts;
     verdicts.into_iter().map(|(mapping, verdict)| (mapping, verdict.map(drop))).collect()
 }
 
 /// Device memory of `bytes` bytes, zeroed, with a window of the form `mapping` on all of it.
-pub(crate) fn allocate(context: &Arc<Context>, mapping: Mapping, bytes: usize) -> Result<WindowMemory, DeviceError> {
+pub(crate) fn allocate(
+    context: &Arc<Context>,
+    mapping: WindowMapping,
+    bytes: usize,
+) -> Result<WindowMemory, DeviceError> {
     let route = Probed::of(context).route(mapping)?;
     open(context, route, bytes).map_err(|refusal| refusal.error(name(mapping, context.ordinal)))
 }
 
 /// Memory by `route`, zeroed.
-fn open(context: &Arc<Context>, route: Route, bytes: usize) -> Result<WindowMemory, Refusal> {
+fn open(context: &Arc<Context>, route: WindowRoute, bytes: usize) -> Result<WindowMemory, Refusal> {
     match route {
-        Route::Gdrdrv => by_gdrdrv(context, &Session::system()?, bytes),
-        Route::DmaBuf => {
+        WindowRoute::Gdrdrv => by_gdrdrv(context, &Session::system()?, bytes),
+        WindowRoute::DmaBuf => {
             dma_buf::allowed(context)?;
             by_dma_buf(context, bytes)
         }
-        Route::VulkanImport => {
+        WindowRoute::VulkanImport => {
             let (shared, base) = vulkan::Shared::imported(context, bytes)?;
-            WindowMemory::new(context, Mapping::Vulkan, base, shared.address(), bytes, Backing::Vulkan(shared))
+            WindowMemory::new(context, WindowMapping::Vulkan, base, shared.address(), bytes, Backing::Vulkan(shared))
         }
-        Route::VulkanExport => {
+        WindowRoute::VulkanExport => {
             let (shared, base) = vulkan::Shared::exported(context, bytes)?;
-            WindowMemory::new(context, Mapping::Vulkan, base, shared.address(), bytes, Backing::Vulkan(shared))
+            WindowMemory::new(context, WindowMapping::Vulkan, base, shared.address(), bytes, Backing::Vulkan(shared))
         }
     }
 }
@@ -250,7 +254,7 @@ fn by_gdrdrv(context: &Arc<Context>, session: &Arc<Session>, bytes: usize) -> Re
     let base = pages.map()?;
     WindowMemory::new(
         context,
-        Mapping::Gdrdrv,
+        WindowMapping::Gdrdrv,
         base,
         address,
         bytes,
@@ -267,7 +271,7 @@ fn by_dma_buf(context: &Arc<Context>, bytes: usize) -> Result<WindowMemory, Refu
     let base = mapping.base;
     WindowMemory::new(
         context,
-        Mapping::DmaBuf,
+        WindowMapping::DmaBuf,
         base,
         address,
         bytes,
@@ -276,9 +280,13 @@ fn by_dma_buf(context: &Arc<Context>, bytes: usize) -> Result<WindowMemory, Refu
 }
 
 /// A small mapping moved over `buffer`.
-pub(crate) fn pager(context: &Arc<Context>, mapping: Mapping, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError> {
+pub(crate) fn pager(
+    context: &Arc<Context>,
+    mapping: WindowMapping,
+    buffer: &Buffer,
+) -> Result<Box<dyn Pager>, DeviceError> {
     let span = buffer.claim(0..0, Access::Read)?;
-    if span.place() != (Place::Device { id: context.id, domain: context.driver.domain }) {
+    if span.place() != (MemoryPlace::Device { id: context.id, domain: context.driver.domain }) {
         return Err(DeviceError::Invalid { what: "pager", reason: "the buffer is not memory of this GPU".into() });
     }
     let owner = Owner::new(context.id)?;
@@ -287,11 +295,11 @@ pub(crate) fn pager(context: &Arc<Context>, mapping: Mapping, buffer: &Buffer) -
     Ok(Box::new(Moving::new(mover, buffer, owner)))
 }
 
-fn mover(context: &Arc<Context>, mapping: Mapping, memory: &dyn Memory) -> Result<Box<dyn Mover>, Refusal> {
+fn mover(context: &Arc<Context>, mapping: WindowMapping, memory: &dyn Memory) -> Result<Box<dyn Mover>, Refusal> {
     let any: &dyn Any = memory;
     let address = memory.base().addr() as Address;
     match mapping {
-        Mapping::Vulkan => match any.downcast_ref::<WindowMemory>().map(|memory| &memory.backing) {
+        WindowMapping::Vulkan => match any.downcast_ref::<WindowMemory>().map(|memory| &memory.backing) {
             Some(Backing::Vulkan(shared)) => Ok(shared.mover()?),
             _ => Err(Missing {
                 word: "ImportRefused",
@@ -300,13 +308,13 @@ fn mover(context: &Arc<Context>, mapping: Mapping, memory: &dyn Memory) -> Resul
             }
             .into()),
         },
-        Mapping::Gdrdrv => {
+        WindowMapping::Gdrdrv => {
             let session = Session::system()?;
             aligned(address, GPU_PAGE)?;
             // SAFETY: the pager keeps the buffer, and drops it after the mover.
             Ok(Box::new(unsafe { gdrdrv::Parts::new(&session, address) }))
         }
-        Mapping::DmaBuf => {
+        WindowMapping::DmaBuf => {
             dma_buf::allowed(context)?;
             by_parts_of_a_dma_buf(context, address, memory.bytes())
         }
@@ -345,7 +353,7 @@ enum Backing {
 
 /// The mapping as the CPU uses it.
 struct View {
-    mapping: Mapping,
+    mapping: WindowMapping,
     base: Base,
     home: Home,
 }
@@ -354,7 +362,7 @@ impl WindowMemory {
     /// Takes over what is behind it, and zeroes it.
     fn new(
         context: &Arc<Context>,
-        mapping: Mapping,
+        mapping: WindowMapping,
         base: Base,
         address: Address,
         bytes: usize,
@@ -380,8 +388,8 @@ unsafe impl Memory for WindowMemory {
     fn bytes(&self) -> usize {
         self.bytes
     }
-    fn place(&self) -> Place {
-        Place::Device { id: self.context.id, domain: self.context.driver.domain }
+    fn place(&self) -> MemoryPlace {
+        MemoryPlace::Device { id: self.context.id, domain: self.context.driver.domain }
     }
     /// None in a forked child, whose accesses the parent's driver knows nothing of.
     fn window(&self) -> Option<&dyn Window> {
@@ -391,7 +399,7 @@ unsafe impl Memory for WindowMemory {
 
 // SAFETY: `window_store` touches no byte outside the range, `window_load` none outside its lines, and a store ends with a fence.
 unsafe impl Window for View {
-    fn mapping(&self) -> Mapping {
+    fn mapping(&self) -> WindowMapping {
         self.mapping
     }
     unsafe fn store(&self, at: usize, from: &[u8]) {
@@ -421,17 +429,17 @@ impl Bench for WindowMemory {
 }
 
 /// A route, with why it cannot be used, if it cannot.
-pub type Verdict = (Route, Result<(), DeviceError>);
+pub type WindowAvailability = (WindowRoute, Result<(), DeviceError>);
 
 /// Tries every route of GPU number `index`, each to its end, whatever another gave; for reports and measurements.
 ///
 /// # Errors
 /// [`DeviceError::Unavailable`], [`DeviceError::Driver`] when the GPU cannot be opened.
-pub fn routes(driver: &Arc<Driver>, index: u32) -> Result<Vec<Verdict>, DeviceError> {
+pub fn routes(driver: &Arc<Driver>, index: u32) -> Result<Vec<WindowAvailability>, DeviceError> {
     let context = Context::retain(driver, driver.device(index)?)?;
     let verdict =
-        |route: Route| attempt(&context, route).map_err(|refusal| refusal.error(format!("the route {route}")));
-    Ok(Route::ALL.into_iter().map(|route| (route, verdict(route))).collect())
+        |route: WindowRoute| attempt(&context, route).map_err(|refusal| refusal.error(format!("the route {route}")));
+    Ok(WindowRoute::ALL.into_iter().map(|route| (route, verdict(route))).collect())
 }
 
 /// Device memory of GPU number `index` by one route, zeroed, with a window on all of it; not probed before. For measurements:
@@ -439,10 +447,10 @@ pub fn routes(driver: &Arc<Driver>, index: u32) -> Result<Vec<Verdict>, DeviceEr
 ///
 /// # Errors
 /// [`DeviceError::Unavailable`] with the route's reason, [`DeviceError::OutOfMemory`], [`DeviceError::Driver`].
-pub fn buffer(driver: &Arc<Driver>, index: u32, route: Route, bytes: usize) -> Result<Buffer, DeviceError> {
+pub fn buffer(driver: &Arc<Driver>, index: u32, route: WindowRoute, bytes: usize) -> Result<Buffer, DeviceError> {
     let ordinal = driver.device(index)?;
     let context = Context::retain(driver, ordinal)?;
-    let reservation = Budget::new(&Limits::default(), driver.memory(ordinal)?).reserve(1, 0, bytes as u64)?;
+    let reservation = Budget::new(&DeviceLimits::default(), driver.memory(ordinal)?).reserve(1, 0, bytes as u64)?;
     let memory = open(&context, route, bytes).map_err(|refusal| refusal.error(format!("the route {route}")))?;
     Ok(Buffer::new(memory, reservation))
 }

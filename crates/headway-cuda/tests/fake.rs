@@ -13,7 +13,9 @@ use headway_core::models::transfer::Method;
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{ComputeMode, CudaGpu, Driver, Nvml, PcieLink};
 use headway_device::conformance::{self, Xor, wait_for};
-use headway_device::{Access, Buffer, DeviceError, Engines, Gpu, Grid, HostKind, Limits, Source, Span, Work};
+use headway_device::{
+    Access, Buffer, DeviceError, DeviceLimits, DeviceSource, Engines, Gpu, HostKind, LaunchGrid, Span, Work,
+};
 use headway_os::clock;
 use support::{Fake, failing};
 
@@ -21,7 +23,7 @@ fn open(fake: &Fake) -> Engines {
     try_open(fake, limits()).unwrap()
 }
 
-fn try_open(fake: &Fake, limits: Limits) -> Result<Engines, DeviceError> {
+fn try_open(fake: &Fake, limits: DeviceLimits) -> Result<Engines, DeviceError> {
     Engines::open(Arc::new(CudaGpu::open(&fake.driver(), 0, limits)?))
 }
 
@@ -30,8 +32,13 @@ fn ends(from: &Buffer, to: &Buffer) -> (Span, Span) {
     (from.claim(0..64, Access::Read).unwrap(), to.claim(0..64, Access::Write).unwrap())
 }
 
-fn limits() -> Limits {
-    Limits { buffers_max: 64, host_bytes_max: Bytes(256 << 20), outstanding_per_engine_max: 16, ..Limits::default() }
+fn limits() -> DeviceLimits {
+    DeviceLimits {
+        buffers_max: 64,
+        host_bytes_max: Bytes(256 << 20),
+        outstanding_per_engine_max: 16,
+        ..DeviceLimits::default()
+    }
 }
 
 static PLAIN: LazyLock<Fake> = LazyLock::new(|| Fake::build(&[]));
@@ -52,7 +59,7 @@ fn copies(device: &mut Engines, method: Method, count: u64) -> (Buffer, Buffer) 
 #[test]
 fn the_fake_never_passes_for_a_gpu() {
     let device = open(&PLAIN);
-    assert_eq!(device.description().source, Source::Fake);
+    assert_eq!(device.description().source, DeviceSource::Fake);
     assert!(device.description().name.contains("no GPU"));
     assert!(PLAIN.driver().probe().unwrap().fake);
 }
@@ -238,7 +245,7 @@ fn exhausted_memory_is_reported_with_figures() {
 #[test]
 fn pinned_buffers_share_slabs_and_the_limit_counts_slabs() {
     let fake = Fake::build(&[]);
-    let limits = Limits { host_bytes_max: Bytes(4 << 20), ..limits() };
+    let limits = DeviceLimits { host_bytes_max: Bytes(4 << 20), ..limits() };
     let device = try_open(&fake, limits).unwrap();
     let before = fake.live();
     let pinned = |bytes| device.host_buffer(bytes, HostKind::Pinned);
@@ -273,8 +280,8 @@ impl Work for Other {
     fn entry(&self) -> &'static str {
         self.entry
     }
-    fn grid(&self, _: u32) -> Grid {
-        Grid { blocks: 1, threads: 1, shared_bytes: 0 }
+    fn grid(&self, _: u32) -> LaunchGrid {
+        LaunchGrid { blocks: 1, threads: 1, shared_bytes: 0 }
     }
 }
 

@@ -6,19 +6,19 @@ mod support;
 use std::sync::{Arc, LazyLock};
 
 use headway_core::files::machine::{EndpointId, EngineClass};
-use headway_core::models::transfer::{Direction, Mapping, Method, Profile, Shape};
+use headway_core::models::transfer::{Direction, Method, Profile, ResidentShape, WindowMapping};
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{CudaGpu, Driver};
-use headway_device::gpu::{Caching, Gpu, Operation, Piece, Reach, Resident, ResidentOptions};
-use headway_device::{Access, DeviceError, Engines, HostKind, Limits};
+use headway_device::gpu::{Caching, CpuReach, Gpu, Operation, Piece, Resident, ResidentOptions};
+use headway_device::{Access, DeviceError, DeviceLimits, Engines, HostKind};
 use headway_os::fork::holds_in_a_child;
 use headway_runtime::copy::{At, Copier, CopyError, CopyOptions, How};
 use support::Fake;
 
 static MAPPABLE: LazyLock<Fake> = LazyLock::new(|| Fake::build(&["-DMEMFD", "-DVERSION=13030", "-DMMAP_ATTRIBUTE=1"]));
 
-fn limits() -> Limits {
-    Limits { buffers_max: 64, host_bytes_max: Bytes(512 << 20), ..Limits::default() }
+fn limits() -> DeviceLimits {
+    DeviceLimits { buffers_max: 64, host_bytes_max: Bytes(512 << 20), ..DeviceLimits::default() }
 }
 
 /// Whether the call was refused because of the fork; standard error names it if not.
@@ -35,7 +35,7 @@ fn refused<R>(what: &str, result: Result<R, DeviceError>) -> bool {
 fn every_entry_of_a_gpu_is_an_error_in_a_forked_child() {
     let driver = MAPPABLE.driver();
     let gpu = CudaGpu::open(&driver, 0, limits()).unwrap();
-    let there = gpu.device_buffer(4096, Reach::Window(Mapping::DmaBuf)).unwrap();
+    let there = gpu.device_buffer(4096, CpuReach::Window(WindowMapping::DmaBuf)).unwrap();
     let pinned = gpu.pinned_buffer(4096, Caching::Cached).unwrap();
     let combined = gpu.pinned_buffer(4096, Caching::WriteCombined).unwrap();
     let plain = vec![1u8; 4096];
@@ -47,8 +47,8 @@ fn every_entry_of_a_gpu_is_an_error_in_a_forked_child() {
         let mut all = true;
         all &= refused("driver", Driver::load(&MAPPABLE.path));
         all &= refused("open", CudaGpu::open(&driver, 0, limits()));
-        all &= refused("device buffer", gpu.device_buffer(64, Reach::Device));
-        all &= refused("window", gpu.device_buffer(64, Reach::Window(Mapping::DmaBuf)));
+        all &= refused("device buffer", gpu.device_buffer(64, CpuReach::Device));
+        all &= refused("window", gpu.device_buffer(64, CpuReach::Window(WindowMapping::DmaBuf)));
         all &= refused("pinned buffer", gpu.pinned_buffer(64, Caching::Cached));
         all &= refused("combined buffer", gpu.pinned_buffer(64, Caching::WriteCombined));
         all &= refused("host kind", gpu.host_kind(&plain));
@@ -60,8 +60,8 @@ fn every_entry_of_a_gpu_is_an_error_in_a_forked_child() {
         all &= refused("combined bytes", combined.claim(0..64, Access::Write).unwrap().bytes_mut());
         all &= write().store(0, &plain[..64]).is_err();
         all &= there.claim(0..64, Access::Read).unwrap().load(0, &mut [0; 64]).is_err();
-        all &= gpu.pager(Mapping::DmaBuf, &there).is_err();
-        all &= refused("round trips", gpu.round_trips(Mapping::DmaBuf, 1));
+        all &= gpu.pager(WindowMapping::DmaBuf, &there).is_err();
+        all &= refused("round trips", gpu.round_trips(WindowMapping::DmaBuf, 1));
         all
     }));
     queue.submit(Operation::Copy { from: read(), to: write() }, 2).unwrap();
@@ -73,10 +73,10 @@ fn a_resident_copier_writes_nothing_in_a_forked_child_and_goes_on_in_the_parent(
     let gpu = CudaGpu::open(&MAPPABLE.driver(), 0, limits()).unwrap();
     let patience = Nanos(60_000_000_000);
     let options = ResidentOptions { piece: 4096, lease: Nanos(10_000_000_000), patience };
-    let mut copier = gpu.start_resident(Shape::Hub, options).unwrap();
+    let mut copier = gpu.start_resident(ResidentShape::Hub, options).unwrap();
     assert!(copier.has_window(), "its mailbox is device memory, at an address that only the device may use");
     let (there, pinned) =
-        (gpu.device_buffer(4096, Reach::Device).unwrap(), gpu.pinned_buffer(4096, Caching::Cached).unwrap());
+        (gpu.device_buffer(4096, CpuReach::Device).unwrap(), gpu.pinned_buffer(4096, Caching::Cached).unwrap());
     let write = || there.claim(0..64, Access::Write).unwrap();
     copier.copy_in(&mut write(), &[5; 64]).unwrap();
     assert!(holds_in_a_child(|| {
@@ -86,7 +86,7 @@ fn a_resident_copier_writes_nothing_in_a_forked_child_and_goes_on_in_the_parent(
         all &= refused("copy out", copier.copy_out(&mut [0; 64], &there.claim(0..64, Access::Read).unwrap()));
         all &= refused("copy", copier.copy(&from, &mut write()));
         all &= refused("park", copier.park());
-        all &= refused("start", gpu.start_resident(Shape::Hub, options));
+        all &= refused("start", gpu.start_resident(ResidentShape::Hub, options));
         all
     }));
     let mut back = [0; 64];
@@ -98,8 +98,8 @@ fn a_resident_copier_writes_nothing_in_a_forked_child_and_goes_on_in_the_parent(
 fn a_copier_and_a_device_are_errors_in_a_forked_child_and_can_be_dropped_there() {
     let gpus = CudaGpu::open_all(&MAPPABLE.driver(), limits()).unwrap();
     let mut device = Engines::open(Arc::new(CudaGpu::open(&MAPPABLE.driver(), 0, limits()).unwrap())).unwrap();
-    let there = gpus[0].device_buffer(1 << 20, Reach::Device).unwrap();
-    let other = gpus[1].device_buffer(1 << 20, Reach::Device).unwrap();
+    let there = gpus[0].device_buffer(1 << 20, CpuReach::Device).unwrap();
+    let other = gpus[1].device_buffer(1 << 20, CpuReach::Device).unwrap();
     let gpus = gpus.into_iter().zip(1..).map(|(gpu, id)| (EndpointId(id), Arc::new(gpu) as Arc<dyn Gpu>));
     let copier = Copier::new(gpus.collect(), Profile::default(), CopyOptions::default()).unwrap();
     copier.prepare().unwrap();

@@ -8,12 +8,12 @@ use headway_core::units::Bytes;
 use headway_cuda::{CudaGpu, Driver, Nvml};
 use headway_device::conformance::SkipReason;
 use headway_device::conformance::{self, finish};
-use headway_device::gpu::{Caching, Gpu, Operation, Reach};
-use headway_device::{Access, Limits};
+use headway_device::gpu::{Caching, CpuReach, Gpu, Operation};
+use headway_device::{Access, DeviceLimits};
 
 /// Smaller than the default, as tests run side by side.
-fn limits() -> Limits {
-    Limits { buffers_max: 64, host_bytes_max: Bytes(256 << 20), ..Limits::default() }
+fn limits() -> DeviceLimits {
+    DeviceLimits { buffers_max: 64, host_bytes_max: Bytes(256 << 20), ..DeviceLimits::default() }
 }
 
 /// The system's driver, unless it is the library of the other tests.
@@ -27,7 +27,7 @@ fn driver() -> Result<Arc<Driver>, SkipReason> {
 }
 
 fn open() -> Result<Arc<dyn Gpu>, SkipReason> {
-    Ok(Arc::new(CudaGpu::open(&driver()?, 0, Limits { host_bytes_max: Bytes(512 << 20), ..limits() })?))
+    Ok(Arc::new(CudaGpu::open(&driver()?, 0, DeviceLimits { host_bytes_max: Bytes(512 << 20), ..limits() })?))
 }
 
 headway_device::conformance!(gpu, open);
@@ -82,7 +82,7 @@ fn ordinary_memory_has_arrived_when_the_copy_returns() {
     with_driver("ordinary_memory_has_arrived_when_the_copy_returns", |driver| {
         let gpu = CudaGpu::open(driver, 0, limits())?;
         let mut queue = gpu.queue(false)?;
-        let (there, host) = (gpu.device_buffer(BYTES, Reach::Device)?, gpu.pinned_buffer(64, Caching::Cached)?);
+        let (there, host) = (gpu.device_buffer(BYTES, CpuReach::Device)?, gpu.pinned_buffer(64, Caching::Cached)?);
         // Small copies travel with the command, larger ones through the driver's buffers.
         for (round, len) in (0..200u8).zip([64, 4096, 60_000, 1 << 20, BYTES].into_iter().cycle()) {
             gpu.copy_in(&mut there.claim(0..len, Access::Write)?, &vec![round + 1; len])?;

@@ -10,12 +10,14 @@ use std::sync::Arc;
 use headway_core::units::Bytes;
 use headway_cuda::{CudaGpu, Driver};
 use headway_device::conformance::SkipReason;
-use headway_device::gpu::{Caching, Gpu, Operation, Queue, Reach};
+use headway_device::gpu::{Caching, CpuReach, Gpu, Operation, Queue};
 use headway_device::work::{Argument, CpuArgument, Work};
-use headway_device::{Access, Buffer, DeviceError, Grid, Limits};
+use headway_device::{Access, Buffer, DeviceError, DeviceLimits, LaunchGrid};
 use headway_kernels::inspect::wafer::Wafer;
 use headway_kernels::inspect::{Inspect, Layout, Merge, SYNOPSIS_BYTES, read_list, steps};
-use headway_kernels::klt::{Choice, CpuMachine, FrameReport, GpuMachine, Machine, Region, Shape, Tracker, Warp};
+use headway_kernels::klt::{
+    CornerCriteria, CpuMachine, FrameReport, GpuMachine, Region, Tracker, TrackerMachine, TrackerShape, Warp,
+};
 use headway_os::clock;
 
 /// Writes past the test harness, which hides the output of tests that pass.
@@ -31,7 +33,11 @@ fn gpu() -> Result<CudaGpu, SkipReason> {
     if driver.probe()?.devices.is_empty() {
         return Err(SkipReason("the driver reports no GPU".into()));
     }
-    Ok(CudaGpu::open(&driver, 0, Limits { buffers_max: 64, host_bytes_max: Bytes(256 << 20), ..Limits::default() })?)
+    Ok(CudaGpu::open(
+        &driver,
+        0,
+        DeviceLimits { buffers_max: 64, host_bytes_max: Bytes(256 << 20), ..DeviceLimits::default() },
+    )?)
 }
 
 /// Runs `body` on the first GPU, or prints why not.
@@ -43,7 +49,7 @@ fn with_gpu(test: &str, body: impl FnOnce(&CudaGpu) -> Result<(), DeviceError>) 
 }
 
 /// A surface with texture at several scales, moved and a little deformed.
-fn picture(shape: &Shape, by: f32) -> Vec<f32> {
+fn picture(shape: &TrackerShape, by: f32) -> Vec<f32> {
     let pixels = (0..shape.height()).flat_map(|y| (0..shape.width()).map(move |x| (x as f32, y as f32)));
     let shown = pixels.map(|(x, y)| {
         let (x, y) = (x * (1.0 + 0.002 * by) - by, y - 0.4 * by);
@@ -58,13 +64,13 @@ fn picture(shape: &Shape, by: f32) -> Vec<f32> {
 type Outcome = (FrameReport, Vec<Vec<u8>>);
 
 /// The outcomes of five frames.
-fn frames<M: Machine>(shape: Shape, machine: M) -> Result<Vec<Outcome>, DeviceError> {
+fn frames<M: TrackerMachine>(shape: TrackerShape, machine: M) -> Result<Vec<Outcome>, DeviceError> {
     let mut tracker = Tracker::new(shape, machine)?;
     let mut all = Vec::new();
     for (frame, by) in [0.0, 1.3, 4.2, 7.7, 9.0].into_iter().enumerate() {
         let image = picture(&shape, by);
         let report = tracker.track(&image, None)?;
-        tracker.refill(&image, &Choice { distance: 6.0, margin: 2, ..Choice::default() })?;
+        tracker.refill(&image, &CornerCriteria { distance: 6.0, margin: 2, ..CornerCriteria::default() })?;
         if frame == 2 {
             tracker.renew()?;
         }
@@ -82,7 +88,7 @@ fn frames<M: Machine>(shape: Shape, machine: M) -> Result<Vec<Outcome>, DeviceEr
 #[test]
 fn the_tracker_leaves_the_same_bits_as_on_the_cpu() {
     with_gpu("the_tracker_leaves_the_same_bits_as_on_the_cpu", |gpu| {
-        let sizes = [Shape::default(), Shape::new(131, 99, 96).expect("a shape")];
+        let sizes = [TrackerShape::default(), TrackerShape::new(131, 99, 96).expect("a shape")];
         for (shape, warp) in sizes.into_iter().flat_map(|shape| {
             [Warp::Translation, Warp::Photometric, Warp::Affine].map(|warp| (shape.with_search(warp, 3), warp))
         }) {
@@ -109,11 +115,11 @@ fn the_tracker_leaves_the_same_bits_as_on_the_cpu() {
 #[test]
 fn a_frame_takes() {
     with_gpu("a_frame_takes", |gpu| {
-        let shape = Shape::default();
+        let shape = TrackerShape::default();
         let mut tracker = Tracker::new(shape, GpuMachine::open(gpu, &shape)?)?;
         let images = [picture(&shape, 0.0), picture(&shape, 0.7)];
         tracker.track(&images[0], None)?;
-        let features = tracker.refill(&images[0], &Choice::default())?;
+        let features = tracker.refill(&images[0], &CornerCriteria::default())?;
         let mut times = Vec::new();
         for turn in 0..50 {
             let start = clock::now();
@@ -134,7 +140,7 @@ struct Turns<'a>(&'a CudaGpu, Box<dyn Queue>);
 
 impl Turns<'_> {
     fn memory(&self, bytes: &[u8]) -> Result<Buffer, DeviceError> {
-        let buffer = self.0.device_buffer(bytes.len(), Reach::Device)?;
+        let buffer = self.0.device_buffer(bytes.len(), CpuReach::Device)?;
         self.0.copy_in(&mut buffer.claim(0..bytes.len(), Access::Write)?, bytes)?;
         Ok(buffer)
     }
@@ -148,7 +154,7 @@ impl Turns<'_> {
     fn launch(
         &mut self,
         work: Arc<dyn Work>,
-        grid: Grid,
+        grid: LaunchGrid,
         regions: &[(&Buffer, Access, Range<usize>)],
         numbers: &[usize],
     ) -> Result<String, DeviceError> {

@@ -7,25 +7,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use headway_core::files::machine::EngineClass;
-use headway_core::models::transfer::{Method, Shape};
+use headway_core::models::transfer::{Method, ResidentShape};
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{CudaGpu, CudaResident, Driver};
 use headway_device::conformance::SkipReason;
-use headway_device::gpu::{Caching, Gpu as _, Reach, Resident as _, ResidentOptions};
-use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Limits};
+use headway_device::gpu::{Caching, CpuReach, Gpu as _, Resident as _, ResidentOptions};
+use headway_device::{Access, Buffer, DeviceError, DeviceLimits, Engines, HostKind};
 use headway_os::clock;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-const FORMS: [Shape; 3] = [Shape::Hub, Shape::Gpc, Shape::Gpc4];
+const FORMS: [ResidentShape; 3] = [ResidentShape::Hub, ResidentShape::Gpc, ResidentShape::Gpc4];
 const OPTIONS: ResidentOptions =
     ResidentOptions { piece: 65536, lease: Nanos(100_000_000), patience: Nanos(2_000_000_000) };
 /// Copies behind each figure.
 const TIMES: usize = 10_000;
 const TIMES_IN_PIECES: usize = 1_000;
 
-fn limits() -> Limits {
-    Limits { buffers_max: 64, host_bytes_max: Bytes(1 << 30), ..Limits::default() }
+fn limits() -> DeviceLimits {
+    DeviceLimits { buffers_max: 64, host_bytes_max: Bytes(1 << 30), ..DeviceLimits::default() }
 }
 
 /// Writes past the test harness, which hides the output of tests that pass.
@@ -50,7 +50,7 @@ fn with_gpu(test: &str, body: fn(&Arc<Driver>, &CudaGpu)) {
 }
 
 /// Runs `body` with a copier of every form that the GPU has; prints why the others are missing.
-fn with_forms(gpu: &CudaGpu, options: ResidentOptions, mut body: impl FnMut(Shape, &mut CudaResident)) {
+fn with_forms(gpu: &CudaGpu, options: ResidentOptions, mut body: impl FnMut(ResidentShape, &mut CudaResident)) {
     for shape in FORMS {
         match gpu.start_resident(shape, options) {
             Ok(mut copier) => {
@@ -93,7 +93,7 @@ struct Checked<'a> {
 
 impl<'a> Checked<'a> {
     fn new(gpu: &'a CudaGpu, bytes: usize, seed: u64) -> Self {
-        let buffer = gpu.device_buffer(bytes, Reach::Device).unwrap();
+        let buffer = gpu.device_buffer(bytes, CpuReach::Device).unwrap();
         let content = noise(bytes, seed);
         gpu.copy_in(&mut buffer.claim(0..bytes, Access::Write).unwrap(), &content).unwrap();
         Self { gpu, buffer, content }
@@ -223,8 +223,8 @@ fn frees_wait_for_the_lease_unless_it_is_parked() {
         with_forms(gpu, ResidentOptions { lease: Nanos(300_000_000), ..OPTIONS }, |shape, copier| {
             let mut took = Vec::new();
             for parks in [false, true] {
-                let spare = gpu.device_buffer(1 << 20, Reach::Device).unwrap();
-                let buffer = gpu.device_buffer(64, Reach::Device).unwrap();
+                let spare = gpu.device_buffer(1 << 20, CpuReach::Device).unwrap();
+                let buffer = gpu.device_buffer(64, CpuReach::Device).unwrap();
                 copier.copy_in(&mut buffer.claim(0..64, Access::Write).unwrap(), &[1; 64]).unwrap();
                 let begin = clock::now();
                 if parks {
@@ -250,10 +250,10 @@ fn frees_get_through_a_steady_stream_of_copies() {
     const FOREVER: Nanos = Nanos(20_000_000_000);
     with_gpu("frees_get_through_a_steady_stream_of_copies", |_, gpu| {
         with_forms(gpu, ResidentOptions { lease: LEASE, ..OPTIONS }, |shape, copier| {
-            let buffer = gpu.device_buffer(8192, Reach::Device).unwrap();
+            let buffer = gpu.device_buffer(8192, CpuReach::Device).unwrap();
             let mut took = Vec::new();
             for round in 0..10u64 {
-                let (spare, freed) = (gpu.device_buffer(1 << 20, Reach::Device).unwrap(), AtomicBool::new(false));
+                let (spare, freed) = (gpu.device_buffer(1 << 20, CpuReach::Device).unwrap(), AtomicBool::new(false));
                 let (began, launches) = (clock::now(), copier.launches());
                 let free = std::thread::scope(|threads| {
                     let free = threads.spawn(|| {
@@ -397,11 +397,11 @@ fn say_head(what: &str) {
     say("|---|---|---|---|---|---|---|---|---|---|");
 }
 
-fn say_row(shape: Shape, out: bool, bytes: usize, alone: (u64, u64, u64), loaded: (u64, u64, u64), rate: f64) {
+fn say_row(shape: ResidentShape, out: bool, bytes: usize, alone: (u64, u64, u64), loaded: (u64, u64, u64), rate: f64) {
     let (form, direction) = (format!("{shape:?}").to_lowercase(), if out { "D2H" } else { "H2D" });
     let [a, b, c, d, e, f] = [alone.0, alone.1, alone.2, loaded.0, loaded.1, loaded.2].map(micros);
     say(&format!("| {form} | {direction} | {bytes} | {a} | {b} | {c} | {d} | {e} | {f} | {rate:.1} |"));
-    if shape == Shape::Hub && out && bytes == 4096 {
+    if shape == ResidentShape::Hub && out && bytes == 4096 {
         for (name, found, wanted) in [
             ("median alone", alone.0, 3_500),
             ("median under bulk", loaded.0, 5_000),

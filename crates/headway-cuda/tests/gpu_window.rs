@@ -6,13 +6,13 @@ use std::io::Write as _;
 use std::sync::Arc;
 
 use headway_core::files::machine::EngineClass;
-use headway_core::models::transfer::{Mapping, Method};
+use headway_core::models::transfer::{Method, WindowMapping};
 use headway_core::units::{Bytes, Nanos};
-use headway_cuda::window::{self, Route};
+use headway_cuda::window::{self, WindowRoute};
 use headway_cuda::{CudaGpu, Driver};
 use headway_device::conformance::{SkipReason, wait_for};
 use headway_device::gpu::Gpu as _;
-use headway_device::{Access, Buffer, Engines, HostKind, Limits, Span};
+use headway_device::{Access, Buffer, DeviceLimits, Engines, HostKind, Span};
 use headway_os::clock;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -22,8 +22,8 @@ fn say(text: &str) {
     drop(writeln!(std::io::stderr(), "{text}"));
 }
 
-fn limits() -> Limits {
-    Limits { buffers_max: 64, host_bytes_max: Bytes(256 << 20), ..Limits::default() }
+fn limits() -> DeviceLimits {
+    DeviceLimits { buffers_max: 64, host_bytes_max: Bytes(256 << 20), ..DeviceLimits::default() }
 }
 
 /// The system's driver, unless it is the library of the other tests.
@@ -47,8 +47,8 @@ fn with_driver(test: &str, body: fn(&Arc<Driver>)) {
 }
 
 /// Runs `body` with a buffer of `bytes` bytes by each route, or prints why the route is not there.
-fn by_each_route(test: &str, driver: &Arc<Driver>, bytes: usize, mut body: impl FnMut(Route, &Buffer)) {
-    for route in Route::ALL {
+fn by_each_route(test: &str, driver: &Arc<Driver>, bytes: usize, mut body: impl FnMut(WindowRoute, &Buffer)) {
+    for route in WindowRoute::ALL {
         match window::buffer(driver, 0, route, bytes) {
             Ok(buffer) => body(route, &buffer),
             Err(reason) => say(&format!("{test}: skipped {route}: {reason}")),
@@ -207,7 +207,7 @@ fn stores_and_loads_take() {
 #[test]
 fn a_running_kernel_answers_a_store() {
     with_driver("a_running_kernel_answers_a_store", |driver| {
-        for route in Route::ALL {
+        for route in WindowRoute::ALL {
             match window::round_trips(driver, 0, route, 10_000) {
                 Ok(times) => {
                     assert_eq!(times.len(), 10_000);
@@ -266,8 +266,8 @@ fn a_small_mapping_moves_over_a_large_buffer() {
 fn a_gpu_gives_memory_with_its_best_window() {
     with_driver("a_gpu_gives_memory_with_its_best_window", |driver| {
         let gpu = CudaGpu::open(driver, 0, limits()).expect("the first GPU opens");
-        for mapping in [Mapping::Gdrdrv, Mapping::Vulkan, Mapping::DmaBuf] {
-            match gpu.device_buffer(1000, headway_device::gpu::Reach::Window(mapping)) {
+        for mapping in [WindowMapping::Gdrdrv, WindowMapping::Vulkan, WindowMapping::DmaBuf] {
+            match gpu.device_buffer(1000, headway_device::gpu::CpuReach::Window(mapping)) {
                 Ok(buffer) => {
                     let mut span = buffer.claim(0..1000, Access::Write).unwrap();
                     span.store(1, &[7; 998]).unwrap();

@@ -6,16 +6,18 @@ mod support;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 
-use headway_core::decisions::staging::Flow;
+use headway_core::decisions::staging::StagingDirection;
 use headway_core::files::machine::{EndpointId, EngineClass};
-use headway_core::models::transfer::{Direction, HostMemory, Mapping, Method, Profile, Shape, default_tuning};
+use headway_core::models::transfer::{
+    Direction, HostMemory, Method, Profile, ResidentShape, WindowMapping, default_tuning,
+};
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::CudaGpu;
 use headway_device::buffer::lend;
-use headway_device::gpu::{Caching, Gpu, Operation, Piece, Reach};
-use headway_device::{Access, Buffer, DeviceError, Engines, Limits, graveyard};
+use headway_device::gpu::{Caching, CpuReach, Gpu, Operation, Piece};
+use headway_device::{Access, Buffer, DeviceError, DeviceLimits, Engines, graveyard};
 use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, ManyBy};
-use headway_runtime::staging::{Pool, PoolOptions, Staged, StagingError, copy_pinned};
+use headway_runtime::staging::{PoolOptions, Staged, StagingError, StagingPool, copy_pinned};
 use support::{Fake, in_time, wait_until};
 
 /// Some chunks.
@@ -25,8 +27,8 @@ const ILLEGAL_ADDRESS: i32 = 700;
 static MAPPABLE: LazyLock<Fake> =
     LazyLock::new(|| Fake::build(&["-DMEMFD", "-DVERSION=13030", "-DMMAP_ATTRIBUTE=1", "-DLAG=3"]));
 
-fn limits() -> Limits {
-    Limits { buffers_max: 64, host_bytes_max: Bytes(512 << 20), ..Limits::default() }
+fn limits() -> DeviceLimits {
+    DeviceLimits { buffers_max: 64, host_bytes_max: Bytes(512 << 20), ..DeviceLimits::default() }
 }
 
 /// A copier over two GPUs of a library of its own, with memory on the first, and pinned memory.
@@ -43,8 +45,8 @@ impl Fixture {
         let fake = MAPPABLE.another();
         let gpus = CudaGpu::open_all(&fake.driver(), limits()).unwrap();
         let gpus: Vec<Arc<dyn Gpu>> = gpus.into_iter().map(|gpu| Arc::new(gpu) as Arc<dyn Gpu>).collect();
-        let device = gpus[0].device_buffer(LEN, Reach::Window(Mapping::DmaBuf)).unwrap();
-        let other = gpus[1].device_buffer(LEN, Reach::Device).unwrap();
+        let device = gpus[0].device_buffer(LEN, CpuReach::Window(WindowMapping::DmaBuf)).unwrap();
+        let other = gpus[1].device_buffer(LEN, CpuReach::Device).unwrap();
         let pinned = gpus[0].pinned_buffer(LEN, Caching::Cached).unwrap();
         let limits = CopyLimits {
             chunk_max: Bytes(128 << 10),
@@ -121,8 +123,8 @@ fn cases() -> Vec<Case> {
             (by(Method::Multipath), true, event),
             (by(Method::Kernel), true, event),
             (by(Method::Kernel), true, ("cuLaunchKernel", 1)),
-            (What::By(Method::Resident(Some(Shape::Hub))), false, ("", 0)),
-            (What::By(Method::Resident(Some(Shape::Gpc4))), true, ("", 0)),
+            (What::By(Method::Resident(Some(ResidentShape::Hub))), false, ("", 0)),
+            (What::By(Method::Resident(Some(ResidentShape::Gpc4))), true, ("", 0)),
             (What::Peer, false, event),
             (What::Pieces(ManyBy::Gather), false, event),
             (What::Pieces(ManyBy::Queue(headway_device::gpu::Mover::Loop)), true, event),
@@ -157,7 +159,7 @@ fn whatever_copies_when_the_context_ends_returns_the_error_and_the_borrowed_memo
 fn windows_go_on_without_the_driver_and_do_not_hang() {
     for method in [Method::Window, Method::PagedWindow] {
         for direction in [Direction::H2d, Direction::D2h] {
-            let what = What::By(method(Some(Mapping::DmaBuf)));
+            let what = What::By(method(Some(WindowMapping::DmaBuf)));
             let case = Case { what, direction, pinned: false, ends_at: ("", 0) };
             in_time(&format!("{case:?}"), move || {
                 let fixture = Fixture::new();
@@ -177,9 +179,9 @@ fn a_context_that_was_given_up_lets_copies_end_that_the_engines_still_make() {
     let fake = MAPPABLE.another();
     let gpu = CudaGpu::open(&fake.driver(), 0, limits()).unwrap();
     let (host, there) =
-        (gpu.pinned_buffer(64, Caching::Cached).unwrap(), gpu.device_buffer(64, Reach::Device).unwrap());
+        (gpu.pinned_buffer(64, Caching::Cached).unwrap(), gpu.device_buffer(64, CpuReach::Device).unwrap());
     let (other, target) =
-        (gpu.pinned_buffer(64, Caching::Cached).unwrap(), gpu.device_buffer(64, Reach::Device).unwrap());
+        (gpu.pinned_buffer(64, Caching::Cached).unwrap(), gpu.device_buffer(64, CpuReach::Device).unwrap());
     let (mut queue, mut second) = (gpu.queue(false).unwrap(), gpu.queue(false).unwrap());
     fake.hold(true);
     let from = host.claim(0..64, Access::Read).unwrap();
@@ -202,8 +204,8 @@ fn lent_memory_comes_back_when_a_chunk_that_a_staging_pool_gave_up_has_ended() {
     let fake = MAPPABLE.another();
     let gpu: Arc<dyn Gpu> = Arc::new(CudaGpu::open(&fake.driver(), 0, limits()).unwrap());
     let options = PoolOptions { patience: Nanos(100_000_000), ..PoolOptions::default() };
-    let pool = Pool::new(Arc::clone(&gpu), options);
-    let there = gpu.device_buffer(LEN, Reach::Device).unwrap();
+    let pool = StagingPool::new(Arc::clone(&gpu), options);
+    let there = gpu.device_buffer(LEN, CpuReach::Device).unwrap();
     let pinned = gpu.pinned_buffer(LEN, Caching::Cached).unwrap();
     let (given_up, given_back) = (AtomicBool::new(false), AtomicBool::new(false));
     fake.hold(true);
@@ -213,7 +215,7 @@ fn lent_memory_comes_back_when_a_chunk_that_a_staging_pool_gave_up_has_ended() {
             lend(held.bytes().unwrap(), Some(gpu.domain()), |host| {
                 let (to, from) = (At { buffer: &there, offset: 0 }, At { buffer: host, offset: 0 });
                 let how = Staged::new(default_tuning(Direction::H2d, HostMemory::Pinned));
-                let copied = copy_pinned(&[&pool], Flow::In, to, from, LEN, &how);
+                let copied = copy_pinned(&[&pool], StagingDirection::In, to, from, LEN, &how);
                 assert!(matches!(copied, Err(StagingError::Timeout { .. })), "{copied:?}");
                 given_up.store(true, Ordering::Release);
             });
@@ -235,7 +237,7 @@ fn queues_that_hang_are_dropped() {
     let fake = MAPPABLE.another();
     let gpu = CudaGpu::open(&fake.driver(), 0, limits()).unwrap();
     let buffers: Vec<_> = (0..2)
-        .map(|_| (gpu.pinned_buffer(64, Caching::Cached).unwrap(), gpu.device_buffer(64, Reach::Device).unwrap()))
+        .map(|_| (gpu.pinned_buffer(64, Caching::Cached).unwrap(), gpu.device_buffer(64, CpuReach::Device).unwrap()))
         .collect();
     let mut queues: Vec<_> = (0..2).map(|_| gpu.queue(true).unwrap()).collect();
     fake.hold(true);
@@ -277,8 +279,8 @@ fn a_device_whose_context_ends_gives_lent_memory_back() {
             let pinned = device.host_buffer(64, headway_device::HostKind::Pinned).unwrap();
             let held = pinned.claim(0..64, Access::Read).unwrap();
             let domain = match held.place() {
-                headway_device::buffer::Place::Host { pinned } => pinned,
-                headway_device::buffer::Place::Device { .. } => None,
+                headway_device::buffer::MemoryPlace::Host { pinned } => pinned,
+                headway_device::buffer::MemoryPlace::Device { .. } => None,
             };
             let results = lend(held.bytes().unwrap(), domain.filter(|_| method == Method::Dma), |host| {
                 let (from, to) = (host.claim(0..64, Access::Read), there.claim(0..64, Access::Write));

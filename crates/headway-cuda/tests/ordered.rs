@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use headway_core::models::transfer::Direction;
 use headway_core::units::Bytes;
-use headway_cuda::{CudaGpu, Driver, OrderedCopier, OrderedOptions, RawCopy, StreamHandle, Ticket};
+use headway_cuda::{CudaGpu, Driver, OrderedCopier, OrderedOptions, OrderedTicket, RawCopy, StreamHandle};
 use headway_device::buffer::Buffer;
-use headway_device::gpu::{Caching, Gpu, Reach};
-use headway_device::{Access, DeviceError, Limits};
+use headway_device::gpu::{Caching, CpuReach, Gpu};
+use headway_device::{Access, DeviceError, DeviceLimits};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use support::{Fake, in_time};
@@ -36,7 +36,7 @@ type Word = unsafe extern "C" fn(usize, u64, u32, u32) -> i32;
 
 impl Setup {
     fn new(fake: &Fake) -> Self {
-        let limits = Limits { host_bytes_max: Bytes(1 << 30), ..Limits::default() };
+        let limits = DeviceLimits { host_bytes_max: Bytes(1 << 30), ..DeviceLimits::default() };
         let gpu = CudaGpu::open(&fake.driver(), 0, limits).unwrap();
         let copier = OrderedCopier::new(&gpu, options()).unwrap();
         // SAFETY: the library is loaded already.
@@ -64,7 +64,7 @@ impl Setup {
     }
 
     fn device(&self, bytes: usize) -> Buffer {
-        self.gpu.device_buffer(bytes, Reach::Device).unwrap()
+        self.gpu.device_buffer(bytes, CpuReach::Device).unwrap()
     }
 
     fn copy(
@@ -73,7 +73,7 @@ impl Setup {
         device: &Buffer,
         host: &mut [u8],
         stream: StreamHandle,
-    ) -> Result<Ticket, DeviceError> {
+    ) -> Result<OrderedTicket, DeviceError> {
         let device = device.claim(0..host.len(), Access::Read).unwrap().as_ptr().addr() as u64;
         let host_at = host.as_mut_ptr().expose_provenance() as u64;
         let (to, from) = if direction == Direction::H2d { (device, host_at) } else { (host_at, device) };
@@ -261,7 +261,7 @@ fn a_copier_that_is_dropped_lets_its_copies_end() {
 #[test]
 fn a_driver_that_cannot_wait_for_words_is_named() {
     let fake = Fake::build(&["-DcuStreamWaitValue32_v2=gone"]);
-    let gpu = CudaGpu::open(&fake.driver(), 0, Limits::default()).unwrap();
+    let gpu = CudaGpu::open(&fake.driver(), 0, DeviceLimits::default()).unwrap();
     let made = OrderedCopier::new(&gpu, options()).map(drop);
     assert!(matches!(&made, Err(DeviceError::Unavailable { remedy, .. }) if remedy.contains("11.7")), "{made:?}");
     drop(Driver::load(&fake.path));

@@ -11,12 +11,17 @@ use headway_cuda::CudaGpu;
 use headway_device::buffer::lend_mut;
 use headway_device::conformance::SkipReason;
 use headway_device::conformance::{self, finish};
-use headway_device::gpu::{Caching, Completion, Gpu, Mover, Operation, Piece, Queue, Reach};
-use headway_device::{Access, Buffer, DeviceError, HostKind, Limits};
+use headway_device::gpu::{Caching, Completion, CpuReach, Gpu, Mover, Operation, Piece, Queue};
+use headway_device::{Access, Buffer, DeviceError, DeviceLimits, HostKind};
 use support::{Fake, failing, wait_until};
 
-fn limits() -> Limits {
-    Limits { buffers_max: 64, host_bytes_max: Bytes(512 << 20), outstanding_per_engine_max: 16, ..Limits::default() }
+fn limits() -> DeviceLimits {
+    DeviceLimits {
+        buffers_max: 64,
+        host_bytes_max: Bytes(512 << 20),
+        outstanding_per_engine_max: 16,
+        ..DeviceLimits::default()
+    }
 }
 
 fn open(fake: &Fake) -> CudaGpu {
@@ -34,7 +39,7 @@ headway_device::conformance!(fake_driver, open_plain);
 fn pair(gpu: &CudaGpu, bytes: usize) -> (Buffer, Buffer) {
     let host = gpu.pinned_buffer(bytes, Caching::Cached).unwrap();
     host.claim(0..bytes, Access::Write).unwrap().bytes_mut().unwrap().fill(7);
-    (host, gpu.device_buffer(bytes, Reach::Device).unwrap())
+    (host, gpu.device_buffer(bytes, CpuReach::Device).unwrap())
 }
 
 fn copy(from: &Buffer, to: &Buffer) -> Operation {
@@ -153,7 +158,7 @@ fn gpus_without_access_do_not_reach_each_other() {
     let fake = Fake::build(&["-DNO_PEERS"]);
     let gpus = CudaGpu::open_all(&fake.driver(), limits()).unwrap();
     assert!(!gpus[0].reaches(gpus[1].id()) && gpus[0].reaches(gpus[0].id()));
-    let [here, there] = [&gpus[0], &gpus[1]].map(|gpu| gpu.device_buffer(64, Reach::Device).unwrap());
+    let [here, there] = [&gpus[0], &gpus[1]].map(|gpu| gpu.device_buffer(64, CpuReach::Device).unwrap());
     let error = gpus[0].queue(false).unwrap().submit(copy(&here, &there), 0).unwrap_err();
     assert!(matches!(error, DeviceError::Invalid { .. }), "{error}");
 }
@@ -163,13 +168,13 @@ fn two_openings_of_one_gpu_share_memory_and_its_loss() {
     let fake = failing("cuStreamSynchronize", 700, 4, &["-DFAIL_STICKY"]);
     let gpu = open(&fake);
     let other = open(&fake);
-    let there = other.device_buffer(64, Reach::Device).unwrap();
+    let there = other.device_buffer(64, CpuReach::Device).unwrap();
     let (host, _) = pair(&gpu, 64);
     assert_eq!(perform(gpu.queue(false).unwrap().as_mut(), copy(&host, &there)).result, Ok(()));
     // Allocations wait for the memory to be zeroed.
-    let lost = (0..9).find_map(|_| gpu.device_buffer(64, Reach::Device).err());
+    let lost = (0..9).find_map(|_| gpu.device_buffer(64, CpuReach::Device).err());
     assert!(matches!(lost, Some(DeviceError::Driver { code: 700, .. })), "{lost:?}");
-    assert_eq!(other.device_buffer(64, Reach::Device).unwrap_err(), DeviceError::DeviceLost);
+    assert_eq!(other.device_buffer(64, CpuReach::Device).unwrap_err(), DeviceError::DeviceLost);
     assert_eq!(gpu.queue(false).err(), Some(DeviceError::DeviceLost));
 }
 
@@ -262,7 +267,7 @@ fn ordinary_memory_has_arrived_when_the_copy_returns() {
     // The driver may return when the bytes are staged only; this library always does.
     let fake = Fake::build(&["-DSTAGED"]);
     let gpu = open(&fake);
-    let there = gpu.device_buffer(1000, Reach::Device).unwrap();
+    let there = gpu.device_buffer(1000, CpuReach::Device).unwrap();
     gpu.copy_in(&mut there.claim(0..1000, Access::Write).unwrap(), &[9; 1000]).unwrap();
     let host = gpu.pinned_buffer(1000, Caching::Cached).unwrap();
     // Through a queue, which does not wait for the default stream.
@@ -319,7 +324,7 @@ fn memory_is_pinned_in_place_once_and_unpinned_when_the_view_is_dropped() {
 #[test]
 fn memory_that_is_not_the_hosts_is_told_apart() {
     let gpu = open(&PLAIN);
-    let (there, boxed) = (gpu.device_buffer(64, Reach::Device).unwrap(), vec![0u8; 64]);
+    let (there, boxed) = (gpu.device_buffer(64, CpuReach::Device).unwrap(), vec![0u8; 64]);
     let span = there.claim(0..64, Access::Read).unwrap();
     // SAFETY: the library's device memory is memory of this process.
     let bytes = unsafe { std::slice::from_raw_parts(span.as_ptr(), 64) };

@@ -9,17 +9,17 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headway_core::models::transfer::Shape;
+use headway_core::models::transfer::ResidentShape;
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{CudaGpu, CudaResident, Driver};
-use headway_device::gpu::{Caching, Gpu, Reach, Resident, ResidentOptions};
-use headway_device::{Access, Buffer, DeviceError, Limits};
+use headway_device::gpu::{Caching, CpuReach, Gpu, Resident, ResidentOptions};
+use headway_device::{Access, Buffer, DeviceError, DeviceLimits};
 use headway_os::clock;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use tempfile::TempDir;
 
-const FORMS: [Shape; 3] = [Shape::Hub, Shape::Gpc, Shape::Gpc4];
+const FORMS: [ResidentShape; 3] = [ResidentShape::Hub, ResidentShape::Gpc, ResidentShape::Gpc4];
 /// Long enough for a busy machine.
 const PATIENT: Nanos = Nanos(30_000_000_000);
 /// Waited for in vain, and long enough for a busy machine to do what it can do.
@@ -57,7 +57,7 @@ impl Fake {
             .status()
             .expect("a C compiler named `cc` is needed for these tests");
         assert!(status.success());
-        let limits = Limits { buffers_max: 64, host_bytes_max: Bytes(64 << 20), ..Limits::default() };
+        let limits = DeviceLimits { buffers_max: 64, host_bytes_max: Bytes(64 << 20), ..DeviceLimits::default() };
         let gpu = CudaGpu::open(&Driver::load(&path).unwrap(), 0, limits).unwrap();
         Self { gpu, path, _folder: folder }
     }
@@ -79,12 +79,12 @@ impl Fake {
         unsafe { libloading::Library::new(&self.path).unwrap().get::<unsafe extern "C" fn() -> i32>(name).unwrap()() }
     }
 
-    fn start(&self, shape: Shape, options: ResidentOptions) -> CudaResident {
+    fn start(&self, shape: ResidentShape, options: ResidentOptions) -> CudaResident {
         self.gpu.start_resident(shape, options).unwrap()
     }
 
     fn device(&self, bytes: usize) -> Buffer {
-        self.gpu.device_buffer(bytes, Reach::Device).unwrap()
+        self.gpu.device_buffer(bytes, CpuReach::Device).unwrap()
     }
 }
 
@@ -143,7 +143,7 @@ fn pinned_memory_is_copied_in_place_both_ways() {
 #[test]
 fn a_lease_that_ends_between_copies_costs_a_launch_and_nothing_else() {
     let fake = Fake::new();
-    let mut copier = fake.start(Shape::Gpc4, ResidentOptions { lease: Nanos(0), ..OPTIONS });
+    let mut copier = fake.start(ResidentShape::Gpc4, ResidentOptions { lease: Nanos(0), ..OPTIONS });
     let buffer = fake.device(20_000);
     for round in 0..50 {
         there_and_back(&mut copier, &buffer, 1 + round % 16, &noise(17_000, round as u64));
@@ -210,7 +210,7 @@ fn no_command_is_lost_when_units_leave_at_any_moment() {
 #[test]
 fn a_parked_copier_is_off_the_device_until_the_next_copy() {
     let fake = Fake::new();
-    let mut copier = fake.start(Shape::Hub, OPTIONS);
+    let mut copier = fake.start(ResidentShape::Hub, OPTIONS);
     let buffer = fake.device(100);
     for launches in 1..4 {
         there_and_back(&mut copier, &buffer, 1, &noise(50, launches));
@@ -224,7 +224,7 @@ fn a_parked_copier_is_off_the_device_until_the_next_copy() {
 #[test]
 fn everything_is_given_back_in_the_end() {
     let fake = Fake::new();
-    let copier = fake.start(Shape::Gpc4, OPTIONS);
+    let copier = fake.start(ResidentShape::Gpc4, OPTIONS);
     assert!(fake.number(b"headway_fake_live\0") > 0);
     drop(copier);
     let Fake { gpu, path, _folder } = fake;
@@ -239,7 +239,7 @@ fn everything_is_given_back_in_the_end() {
 #[test]
 fn a_copier_that_cannot_begin_times_out_and_never_does_that_copy() {
     let fake = Fake::new();
-    let mut copier = fake.start(Shape::Gpc4, ResidentOptions { patience: IMPATIENT, ..OPTIONS });
+    let mut copier = fake.start(ResidentShape::Gpc4, ResidentOptions { patience: IMPATIENT, ..OPTIONS });
     let buffer = fake.device(64);
     let span = || buffer.claim(0..64, Access::Write).unwrap();
     copier.copy_in(&mut span(), &[1; 64]).unwrap();
@@ -264,7 +264,7 @@ fn a_copier_that_cannot_begin_times_out_and_never_does_that_copy() {
 #[test]
 fn a_copier_dropped_before_it_began_leaves_its_memory_alone() {
     let fake = Fake::new();
-    let mut copier = fake.start(Shape::Hub, ResidentOptions { patience: IMPATIENT, ..OPTIONS });
+    let mut copier = fake.start(ResidentShape::Hub, ResidentOptions { patience: IMPATIENT, ..OPTIONS });
     copier.park().unwrap();
     fake.behave(Behaviour::Held);
     let buffer = fake.device(64);
@@ -273,14 +273,14 @@ fn a_copier_dropped_before_it_began_leaves_its_memory_alone() {
     drop(copier);
     assert_eq!(fake.number(b"headway_fake_live\0"), before, "the launch to come still writes there");
     fake.behave(Behaviour::Normal);
-    let mut other = fake.start(Shape::Hub, OPTIONS);
+    let mut other = fake.start(ResidentShape::Hub, OPTIONS);
     there_and_back(&mut other, &buffer, 1, &noise(60, 1));
 }
 
 #[test]
 fn a_copier_that_begins_and_does_not_answer_loses_the_device() {
     let fake = Fake::new();
-    let mut copier = fake.start(Shape::Hub, ResidentOptions { patience: IMPATIENT, ..OPTIONS });
+    let mut copier = fake.start(ResidentShape::Hub, ResidentOptions { patience: IMPATIENT, ..OPTIONS });
     copier.park().unwrap();
     fake.behave(Behaviour::Stuck);
     let buffer = fake.device(64);
@@ -292,14 +292,14 @@ fn a_copier_that_begins_and_does_not_answer_loses_the_device() {
     assert_eq!(copier.park(), Err(DeviceError::DeviceLost));
     drop(copier);
     fake.behave(Behaviour::Normal);
-    assert_eq!(fake.gpu.device_buffer(1, Reach::Device).unwrap_err(), DeviceError::DeviceLost);
+    assert_eq!(fake.gpu.device_buffer(1, CpuReach::Device).unwrap_err(), DeviceError::DeviceLost);
 }
 
 #[test]
 fn a_fault_of_the_kernel_loses_the_device() {
     for (behaviour, expected) in [(Behaviour::Faulty, "CUDA_ERROR_ILLEGAL_ADDRESS"), (Behaviour::Silent, "is lost")] {
         let fake = Fake::new();
-        let mut copier = fake.start(Shape::Gpc, OPTIONS);
+        let mut copier = fake.start(ResidentShape::Gpc, OPTIONS);
         copier.park().unwrap();
         fake.behave(behaviour);
         let buffer = fake.device(128);
@@ -314,7 +314,7 @@ fn a_fault_of_the_kernel_loses_the_device() {
 #[test]
 fn a_launch_that_fails_is_reported_and_its_command_is_not_done_later() {
     let fake = Fake::with(&["-DFAIL_CALL=\"cuLaunchKernel\"", "-DFAIL_CODE=1", "-DFAIL_AT=2"]);
-    let mut copier = fake.start(Shape::Hub, OPTIONS);
+    let mut copier = fake.start(ResidentShape::Hub, OPTIONS);
     let buffer = fake.device(64);
     let span = || buffer.claim(0..64, Access::Write).unwrap();
     copier.copy_in(&mut span(), &[1; 64]).unwrap();
@@ -355,19 +355,19 @@ fn what_is_missing_is_named_with_a_remedy() {
 fn blocks_that_share_a_multiprocessor_are_refused() {
     let fake = Fake::new();
     fake.behave(Behaviour::Crowded);
-    let error = fake.gpu.resident(Shape::Gpc4, OPTIONS).err().unwrap();
+    let error = fake.gpu.resident(ResidentShape::Gpc4, OPTIONS).err().unwrap();
     assert!(error.to_string().contains("two of its blocks landed on one multiprocessor: [[5, 5], [5"), "{error}");
-    fake.gpu.resident(Shape::Hub, OPTIONS).unwrap();
+    fake.gpu.resident(ResidentShape::Hub, OPTIONS).unwrap();
 }
 
 #[test]
 fn mistakes_of_the_caller_are_told_and_change_nothing() {
     let fake = Fake::new();
     for piece in [0, 100, 264, 1 << 21] {
-        let error = fake.gpu.resident(Shape::Hub, ResidentOptions { piece, ..OPTIONS }).err().unwrap();
+        let error = fake.gpu.resident(ResidentShape::Hub, ResidentOptions { piece, ..OPTIONS }).err().unwrap();
         assert!(matches!(error, DeviceError::Invalid { .. }), "{piece}: {error}");
     }
-    let mut copier = fake.start(Shape::Hub, OPTIONS);
+    let mut copier = fake.start(ResidentShape::Hub, OPTIONS);
     let (there, host) = (fake.device(64), fake.gpu.pinned_buffer(64, Caching::Cached).unwrap());
     let write = |buffer: &Buffer| buffer.claim(0..64, Access::Write).unwrap();
     let read = |buffer: &Buffer| buffer.claim(0..64, Access::Read).unwrap();
@@ -396,7 +396,7 @@ fn two_copiers_share_a_gpu() {
         for seed in 0..2u64 {
             let fake = Arc::clone(&fake);
             threads.spawn(move || {
-                let mut copier = fake.start(Shape::Hub, OPTIONS);
+                let mut copier = fake.start(ResidentShape::Hub, OPTIONS);
                 let buffer = fake.device(5000);
                 for round in 0..100 {
                     there_and_back(&mut copier, &buffer, 1, &noise(4097, 2 * round + seed));

@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use headway_core::models::transfer::Mapping;
+use headway_core::models::transfer::WindowMapping;
 use headway_core::units::Bytes;
 
 pub use self::loan::{lend, lend_mut};
@@ -44,7 +44,7 @@ pub struct DeviceId(u64);
 /// A set of devices that can use each other's memory and pinned host memory: those of one driver library, or all emulated
 /// ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Domain(u64);
+pub struct MemoryDomain(u64);
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
@@ -57,7 +57,7 @@ impl DeviceId {
     }
 }
 
-impl Domain {
+impl MemoryDomain {
     /// The domain of all emulated devices of this process.
     pub const EMULATED: Self = Self(0);
 
@@ -71,17 +71,17 @@ impl Domain {
 
 /// Where memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum MemoryPlace {
     /// In host memory, usable by the CPU.
     Host {
         /// The domain it is pinned for, if it is.
-        pinned: Option<Domain>,
+        pinned: Option<MemoryDomain>,
     },
     /// In a device's memory.
     Device {
         id: DeviceId,
         /// Whose devices can reach it.
-        domain: Domain,
+        domain: MemoryDomain,
     },
 }
 
@@ -89,7 +89,7 @@ pub enum Place {
 ///
 /// # Safety
 /// From [`Memory::base`] on, [`Memory::bytes`] bytes belong to this value alone until it is dropped: they are initialised,
-/// do not overlap another `Memory`'s, and are touched only through spans. In [`Place::Host`] the CPU can read and write
+/// do not overlap another `Memory`'s, and are touched only through spans. In [`MemoryPlace::Host`] the CPU can read and write
 /// them through that pointer while [`Memory::mapped`] says so. The other methods always give
 /// the same answer.
 pub unsafe trait Memory: Any + Send + Sync {
@@ -98,7 +98,7 @@ pub unsafe trait Memory: Any + Send + Sync {
     /// The length.
     fn bytes(&self) -> usize;
     /// Where it is.
-    fn place(&self) -> Place;
+    fn place(&self) -> MemoryPlace;
     /// For host memory: an error where this process cannot use it, as a forked child cannot what a driver maps.
     ///
     /// # Errors
@@ -117,7 +117,7 @@ pub struct HeapMemory {
     base: NonNull<u8>,
     layout: Layout,
     bytes: usize,
-    place: Place,
+    place: MemoryPlace,
 }
 
 impl HeapMemory {
@@ -126,11 +126,11 @@ impl HeapMemory {
     /// # Errors
     /// [`DeviceError::OutOfMemory`] when the allocator has none.
     pub fn pageable(bytes: usize) -> Result<Self, DeviceError> {
-        Self::new(bytes, Place::Host { pinned: None })
+        Self::new(bytes, MemoryPlace::Host { pinned: None })
     }
 
     /// Memory of this process that stands for memory in `place`.
-    pub(crate) fn new(bytes: usize, place: Place) -> Result<Self, DeviceError> {
+    pub(crate) fn new(bytes: usize, place: MemoryPlace) -> Result<Self, DeviceError> {
         let exhausted = || DeviceError::OutOfMemory {
             what: "memory of the process",
             wanted: Bytes(bytes as u64),
@@ -163,7 +163,7 @@ unsafe impl Memory for HeapMemory {
     fn bytes(&self) -> usize {
         self.bytes
     }
-    fn place(&self) -> Place {
+    fn place(&self) -> MemoryPlace {
         self.place
     }
 }
@@ -196,7 +196,7 @@ pub struct Reservation {
 impl Budget {
     /// A budget of `limits` on a device with `memory` bytes.
     #[must_use]
-    pub fn new(limits: &crate::Limits, memory: Bytes) -> Arc<Self> {
+    pub fn new(limits: &crate::DeviceLimits, memory: Bytes) -> Arc<Self> {
         Arc::new(Self {
             buffers_max: limits.buffers_max,
             host_max: limits.host_bytes_max,
@@ -321,13 +321,13 @@ impl Buffer {
 
     /// Where it is.
     #[must_use]
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> MemoryPlace {
         self.shared.memory.place()
     }
 
     /// The form of its window, if it is device memory that has one.
     #[must_use]
-    pub fn window(&self) -> Option<Mapping> {
+    pub fn window(&self) -> Option<WindowMapping> {
         self.shared.memory.window().map(Window::mapping)
     }
 
@@ -496,7 +496,7 @@ impl Span {
 
     /// Where it is.
     #[must_use]
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> MemoryPlace {
         self.hold.shared().memory.place()
     }
 
@@ -577,8 +577,8 @@ impl Span {
 
     fn host_only(&self) -> Result<(), DeviceError> {
         match self.place() {
-            Place::Host { .. } => self.memory().mapped(),
-            Place::Device { .. } => Err(DeviceError::Invalid {
+            MemoryPlace::Host { .. } => self.memory().mapped(),
+            MemoryPlace::Device { .. } => Err(DeviceError::Invalid {
                 what: "access by the CPU",
                 reason: "the span is device memory; copy it to a host buffer".into(),
             }),
@@ -605,7 +605,7 @@ mod tests {
     use super::*;
 
     fn buffer(bytes: usize) -> Buffer {
-        let budget = Budget::new(&crate::Limits::default(), Bytes(0));
+        let budget = Budget::new(&crate::DeviceLimits::default(), Bytes(0));
         Buffer::new(HeapMemory::pageable(bytes).unwrap(), budget.reserve(1, bytes as u64, 0).unwrap())
     }
 
@@ -788,7 +788,8 @@ mod tests {
 
     #[test]
     fn a_budget_is_given_back_when_the_last_handle_is_dropped() {
-        let limits = crate::Limits { host_bytes_max: Bytes(10), buffers_max: 1, ..crate::Limits::default() };
+        let limits =
+            crate::DeviceLimits { host_bytes_max: Bytes(10), buffers_max: 1, ..crate::DeviceLimits::default() };
         let budget = Budget::new(&limits, Bytes(0));
         let buffer = Buffer::new(HeapMemory::pageable(8).unwrap(), budget.reserve(1, 8, 0).unwrap());
         let span = buffer.claim(0..8, Access::Read).unwrap();

@@ -4,9 +4,9 @@ use headway_core::files::machine::EngineClass;
 use headway_core::models::transfer::Method;
 
 use crate::DeviceError;
-use crate::buffer::{Access, DeviceId, Domain, Place, Span};
+use crate::buffer::{Access, DeviceId, MemoryDomain, MemoryPlace, Span};
 use crate::gpu::{Mover, Operation, Piece};
-use crate::work::{Argument, Grid};
+use crate::work::{Argument, LaunchGrid};
 
 /// Pieces of one operation at most.
 pub const PIECES_MAX: usize = 1 << 20;
@@ -16,7 +16,7 @@ pub const PIECES_MAX: usize = 1 << 20;
 /// # Errors
 /// [`DeviceError::Invalid`].
 pub fn copy(
-    (id, domain): (DeviceId, Domain),
+    (id, domain): (DeviceId, MemoryDomain),
     engine: EngineClass,
     method: Method,
     from: &Span,
@@ -29,14 +29,15 @@ pub fn copy(
     if to.access() != Access::Write {
         return refuse("the destination was claimed for reading".into());
     }
-    let here = Place::Device { id, domain };
+    let here = MemoryPlace::Device { id, domain };
     let host = match (engine, from.place(), to.place()) {
-        (EngineClass::H2d, Place::Host { pinned }, place) | (EngineClass::D2h, place, Place::Host { pinned })
+        (EngineClass::H2d, MemoryPlace::Host { pinned }, place)
+        | (EngineClass::D2h, place, MemoryPlace::Host { pinned })
             if place == here =>
         {
             pinned
         }
-        (EngineClass::Peer, from @ Place::Device { domain: theirs, .. }, to)
+        (EngineClass::Peer, from @ MemoryPlace::Device { domain: theirs, .. }, to)
             if theirs == domain && (from == here || to == here) && in_domain(to, domain) =>
         {
             return match method {
@@ -54,8 +55,8 @@ pub fn copy(
     }
 }
 
-fn in_domain(place: Place, domain: Domain) -> bool {
-    matches!(place, Place::Device { domain: theirs, .. } if theirs == domain)
+fn in_domain(place: MemoryPlace, domain: MemoryDomain) -> bool {
+    matches!(place, MemoryPlace::Device { domain: theirs, .. } if theirs == domain)
 }
 
 /// Checks that `what` is an operation for a queue of the device `here`, and that pieces and arguments lie where they must;
@@ -64,12 +65,12 @@ fn in_domain(place: Place, domain: Domain) -> bool {
 /// # Errors
 /// [`DeviceError::Invalid`]; [`DeviceError::Refused`] beyond [`PIECES_MAX`] pieces.
 pub fn operation(
-    here: (DeviceId, Domain),
+    here: (DeviceId, MemoryDomain),
     what: &Operation,
     reaches: impl Fn(DeviceId) -> bool,
 ) -> Result<(), DeviceError> {
     let refuse = |reason: String| Err(DeviceError::Invalid { what: "operation", reason });
-    let place = Place::Device { id: here.0, domain: here.1 };
+    let place = MemoryPlace::Device { id: here.0, domain: here.1 };
     match what {
         Operation::Copy { from, to } => {
             equal(from.len(), to.len())?;
@@ -92,7 +93,7 @@ pub fn operation(
             pieces(from.len(), to.len(), list)
         }
         Operation::Launch { work, grid, arguments } => {
-            let Grid { blocks, threads, shared_bytes: _ } = *grid;
+            let LaunchGrid { blocks, threads, shared_bytes: _ } = *grid;
             let id = work.id();
             if blocks == 0 || !(1..=1024).contains(&threads) {
                 return refuse(format!(
@@ -101,7 +102,9 @@ pub fn operation(
             }
             let reachable = |argument: &Argument| match argument {
                 Argument::Int(_) | Argument::Null => true,
-                Argument::Memory(span) => span.place() == place || span.place() == Place::Host { pinned: Some(here.1) },
+                Argument::Memory(span) => {
+                    span.place() == place || span.place() == MemoryPlace::Host { pinned: Some(here.1) }
+                }
             };
             match arguments.iter().position(|argument| !reachable(argument)) {
                 Some(at) => {
@@ -122,7 +125,7 @@ fn equal(from: usize, to: usize) -> Result<(), DeviceError> {
 
 /// One copy of a queue of `here`: between its device and pinned host memory, within it, or with a device it reaches.
 fn leg(
-    here: (DeviceId, Domain),
+    here: (DeviceId, MemoryDomain),
     from: &Span,
     to: &Span,
     reaches: impl Fn(DeviceId) -> bool,
@@ -131,19 +134,19 @@ fn leg(
     if to.access() != Access::Write {
         return refuse("the destination was claimed for reading");
     }
-    let place = Place::Device { id: here.0, domain: here.1 };
+    let place = MemoryPlace::Device { id: here.0, domain: here.1 };
     if from.place() != place && to.place() != place {
         return refuse("neither source nor destination is memory of the queue's device");
     }
     let other = if from.place() == place { to.place() } else { from.place() };
     match other {
-        Place::Host { pinned } if pinned == Some(here.1) => Ok(()),
-        Place::Host { .. } => {
+        MemoryPlace::Host { pinned } if pinned == Some(here.1) => Ok(()),
+        MemoryPlace::Host { .. } => {
             refuse("the host memory is not pinned for this device; use a pinned buffer or register it")
         }
         other if other == place => Ok(()),
-        Place::Device { id, domain } if domain == here.1 && reaches(id) => Ok(()),
-        Place::Device { .. } => refuse("the other device cannot be reached directly"),
+        MemoryPlace::Device { id, domain } if domain == here.1 && reaches(id) => Ok(()),
+        MemoryPlace::Device { .. } => refuse("the other device cannot be reached directly"),
     }
 }
 
@@ -172,12 +175,12 @@ pub fn pieces(from: usize, to: usize, pieces: &[Piece]) -> Result<(), DeviceErro
 ///
 /// # Errors
 /// [`DeviceError::Invalid`].
-pub fn ordinary(here: (DeviceId, Domain), span: &Span, len: usize, inward: bool) -> Result<(), DeviceError> {
+pub fn ordinary(here: (DeviceId, MemoryDomain), span: &Span, len: usize, inward: bool) -> Result<(), DeviceError> {
     let refuse = |reason: String| Err(DeviceError::Invalid { what: "copy", reason });
     if span.len() != len {
         return refuse(format!("ordinary memory of {len} bytes and a span of {} cannot be copied", span.len()));
     }
-    if span.place() != (Place::Device { id: here.0, domain: here.1 }) {
+    if span.place() != (MemoryPlace::Device { id: here.0, domain: here.1 }) {
         return refuse("the span is not memory of this device".into());
     }
     if inward && span.access() != Access::Write {

@@ -19,8 +19,8 @@ use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
 use crate::buffer::{Access, Buffer, Span};
-use crate::gpu::{Caching, Completion, Gpu, Operation, Queue, Reach};
-use crate::{DeviceError, Limits};
+use crate::gpu::{Caching, Completion, CpuReach, Gpu, Operation, Queue};
+use crate::{DeviceError, DeviceLimits};
 
 pub use copies::{
     copies_within_a_device_move_every_byte, gpus_exchange_every_byte,
@@ -211,7 +211,7 @@ fn read(buffer: &Buffer, at: usize, bytes: &mut [u8]) {
 }
 
 fn memory(gpu: &dyn Gpu, bytes: usize) -> Buffer {
-    gpu.device_buffer(bytes, Reach::Device).expect("device memory within the limits")
+    gpu.device_buffer(bytes, CpuReach::Device).expect("device memory within the limits")
 }
 
 fn pinned(gpu: &dyn Gpu, bytes: usize) -> Buffer {
@@ -227,7 +227,7 @@ fn same(what: &str, found: &[u8], expected: &[u8]) {
 
 /// Whether both ends of a copy of `size` bytes, and as much again for comparing, fit into the limits of `gpu`.
 fn has_room(gpu: &dyn Gpu, size: usize) -> bool {
-    let Limits { host_bytes_max, device_bytes_max, .. } = gpu.description().limits;
+    let DeviceLimits { host_bytes_max, device_bytes_max, .. } = gpu.description().limits;
     let memory = gpu.description().memory_bytes.min(device_bytes_max);
     let needed = 4 * (size + MARGIN) as u64;
     needed <= host_bytes_max.0 && needed <= memory.0

@@ -1,7 +1,7 @@
 //! The emulated GPU: queues as threads, device memory as memory of this process, paced engines.
 //!
 //! It exists so that everything runs, and is tested, without a GPU. Its figures are labelled `emu` and say nothing about any GPU.
-//! All emulated GPUs share [`Domain::EMULATED`].
+//! All emulated GPUs share [`MemoryDomain::EMULATED`].
 
 mod gate;
 mod memory;
@@ -14,20 +14,20 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use headway_core::files::machine::{CapacityKind, EndpointId, EngineClass, KernelCost, Machine, RouteId};
-use headway_core::models::transfer::{Mapping, Method, Shape};
+use headway_core::models::transfer::{Method, ResidentShape, WindowMapping};
 use headway_core::units::{Bytes, Nanos};
 
 use gate::Gate;
-pub use gate::Pace;
+pub use gate::OperationPace;
 use memory::{PinnedMemory, Registered, WindowedMemory};
 use pager::EmuPager;
 use queue::EmuQueue;
 use resident::{EmuResident, PIECE_MAX};
 
-use crate::buffer::{Budget, Buffer, DeviceId, Domain, HeapMemory, HostKind, Place, Span, lock};
-use crate::gpu::{Caching, Gpu, Pager, Queue, Reach, Resident, ResidentOptions};
+use crate::buffer::{Budget, Buffer, DeviceId, HeapMemory, HostKind, MemoryDomain, MemoryPlace, Span, lock};
+use crate::gpu::{Caching, CpuReach, Gpu, Pager, Queue, Resident, ResidentOptions};
 use crate::work::{Demand, Work};
-use crate::{Description, DeviceError, Limits, Source, check};
+use crate::{Description, DeviceError, DeviceLimits, DeviceSource, check};
 
 /// Queues alive on one GPU at a time.
 const QUEUES_MAX: usize = 256;
@@ -36,9 +36,9 @@ const RESIDENTS_MAX: usize = 8;
 /// The two buffers through which ordinary memory is copied have this size each (`cho-2018`, on CUDA's own pinned buffers).
 const BOUNCE_BYTES: usize = 1 << 20;
 /// Every window form, in the order of preference.
-const WINDOWS: [Mapping; 3] = [Mapping::Gdrdrv, Mapping::Vulkan, Mapping::DmaBuf];
+const WINDOWS: [WindowMapping; 3] = [WindowMapping::Gdrdrv, WindowMapping::Vulkan, WindowMapping::DmaBuf];
 /// Every resident form.
-const RESIDENTS: [Shape; 3] = [Shape::Hub, Shape::Gpc, Shape::Gpc4];
+const RESIDENTS: [ResidentShape; 3] = [ResidentShape::Hub, ResidentShape::Gpc, ResidentShape::Gpc4];
 
 /// Emulated GPUs of this process, for copies between them.
 static GPUS: Mutex<Vec<(DeviceId, Weak<Shared>)>> = Mutex::new(Vec::new());
@@ -54,35 +54,35 @@ pub struct EmuSpec {
     /// The classes of engines that plans may use; queues copy every way.
     pub engines: Vec<EngineClass>,
     /// Copies from the host.
-    pub h2d: Pace,
+    pub h2d: OperationPace,
     /// Copies to the host.
-    pub d2h: Pace,
+    pub d2h: OperationPace,
     /// Copies within the device and between devices; between two the slower counts. Outgoing and incoming ones are served
     /// by an engine each.
-    pub peer: Pace,
+    pub peer: OperationPace,
     /// One engine serves both directions to and from the host.
     pub half_duplex: bool,
     /// Pieces moved by a kernel.
-    pub kernel: Pace,
+    pub kernel: OperationPace,
     /// Launches, which take as long as the CPU form at least; the rate is not used.
-    pub launch: Pace,
+    pub launch: OperationPace,
     /// What launches cost beyond that set-up; `None` = nothing.
     pub launch_time: Option<LaunchTime>,
     /// One piece of a resident copier.
-    pub piece: Pace,
+    pub piece: OperationPace,
     /// What a load of 64 bytes through a window takes.
     pub load_line: Nanos,
     /// The window forms that it has.
-    pub windows: Vec<Mapping>,
+    pub windows: Vec<WindowMapping>,
     /// The resident forms that it has.
-    pub residents: Vec<Shape>,
+    pub residents: Vec<ResidentShape>,
     /// Whether copies to and from other emulated GPUs go directly.
     pub peers: bool,
     /// NUMA node to report.
     pub numa: Option<u32>,
     /// Device memory.
     pub memory_bytes: Bytes,
-    pub limits: Limits,
+    pub limits: DeviceLimits,
 }
 
 impl EmuSpec {
@@ -92,21 +92,21 @@ impl EmuSpec {
         Self {
             name: name.to_owned(),
             engines: vec![EngineClass::H2d, EngineClass::D2h, EngineClass::Peer, EngineClass::Ee],
-            h2d: Pace::FREE,
-            d2h: Pace::FREE,
-            peer: Pace::FREE,
+            h2d: OperationPace::FREE,
+            d2h: OperationPace::FREE,
+            peer: OperationPace::FREE,
             half_duplex: false,
-            kernel: Pace::FREE,
-            launch: Pace::FREE,
+            kernel: OperationPace::FREE,
+            launch: OperationPace::FREE,
             launch_time: None,
-            piece: Pace::FREE,
+            piece: OperationPace::FREE,
             load_line: Nanos::ZERO,
-            windows: vec![Mapping::Vulkan, Mapping::DmaBuf],
+            windows: vec![WindowMapping::Vulkan, WindowMapping::DmaBuf],
             residents: RESIDENTS.to_vec(),
             peers: true,
             numa: None,
             memory_bytes: Bytes(8 << 30),
-            limits: Limits::default(),
+            limits: DeviceLimits::default(),
         }
     }
 
@@ -118,7 +118,7 @@ impl EmuSpec {
         // A class is served by the first engine that lists it.
         let own = || (0..).zip(&machine.engines).filter(|(_, engine)| engine.gpu == gpu);
         let server = |class| own().find(|(_, engine)| engine.serves.contains(&class)).map(|(index, _)| index);
-        let pace = |class| server(class).map_or(Pace::FREE, |engine| pace(machine, engine, class));
+        let pace = |class| server(class).map_or(OperationPace::FREE, |engine| pace(machine, engine, class));
         (spec.h2d, spec.d2h, spec.peer) = (pace(EngineClass::H2d), pace(EngineClass::D2h), pace(EngineClass::Peer));
         spec.launch = pace(EngineClass::Ee);
         spec.half_duplex = server(EngineClass::H2d).is_some() && server(EngineClass::H2d) == server(EngineClass::D2h);
@@ -134,7 +134,7 @@ impl EmuSpec {
 
     /// The pace of what serves `class`; `None` where nothing does.
     #[must_use]
-    pub fn pace(&self, class: EngineClass) -> Option<Pace> {
+    pub fn pace(&self, class: EngineClass) -> Option<OperationPace> {
         let pace = match class {
             EngineClass::H2d => self.h2d,
             EngineClass::D2h => self.d2h,
@@ -146,7 +146,7 @@ impl EmuSpec {
 }
 
 /// Set-up and rate of the fastest route of `class` that `engine` serves.
-fn pace(machine: &Machine, engine: u32, class: EngineClass) -> Pace {
+fn pace(machine: &Machine, engine: u32, class: EngineClass) -> OperationPace {
     let routes = (0..).zip(&machine.routes).filter(|(id, route)| {
         machine.class(RouteId(*id)) == class
             && route.method != Method::Pageable
@@ -158,7 +158,7 @@ fn pace(machine: &Machine, engine: u32, class: EngineClass) -> Pace {
         links.map(|link| link.rate).min().map(|rate| (rate, route.setup))
     });
     let fastest = rated.max_by_key(|&(rate, setup)| (rate, std::cmp::Reverse(setup)));
-    fastest.map_or(Pace::FREE, |(rate, setup)| Pace { setup, rate: Some(rate) })
+    fastest.map_or(OperationPace::FREE, |(rate, setup)| OperationPace { setup, rate: Some(rate) })
 }
 
 /// An emulated GPU.
@@ -173,16 +173,16 @@ struct Shared {
     budget: Arc<Budget>,
     numa: Option<u32>,
     peers: bool,
-    windows: Vec<Mapping>,
-    residents_forms: Vec<Shape>,
+    windows: Vec<WindowMapping>,
+    residents_forms: Vec<ResidentShape>,
     load_line: Nanos,
-    pace_in: Pace,
-    pace_out: Pace,
-    pace_peer: Pace,
-    kernel: Pace,
-    launch: Pace,
+    pace_in: OperationPace,
+    pace_out: OperationPace,
+    pace_peer: OperationPace,
+    kernel: OperationPace,
+    launch: OperationPace,
     launch_time: Option<LaunchTime>,
-    piece: Pace,
+    piece: OperationPace,
     h2d: Arc<Gate>,
     d2h: Arc<Gate>,
     peer_out: Gate,
@@ -201,8 +201,8 @@ impl Shared {
         if self.lost.load(Ordering::Acquire) { Err(DeviceError::DeviceLost) } else { Ok(()) }
     }
 
-    fn here(&self) -> (DeviceId, Domain) {
-        (self.id, Domain::EMULATED)
+    fn here(&self) -> (DeviceId, MemoryDomain) {
+        (self.id, MemoryDomain::EMULATED)
     }
 }
 
@@ -222,7 +222,7 @@ impl EmuGpu {
                 name: spec.name,
                 uuid: None,
                 pci: None,
-                source: Source::Emu,
+                source: DeviceSource::Emu,
                 engines: spec.engines,
                 memory_bytes: spec.memory_bytes,
                 limits: spec.limits,
@@ -259,8 +259,8 @@ impl EmuGpu {
         Self { shared }
     }
 
-    fn place(&self) -> Place {
-        Place::Device { id: self.shared.id, domain: Domain::EMULATED }
+    fn place(&self) -> MemoryPlace {
+        MemoryPlace::Device { id: self.shared.id, domain: MemoryDomain::EMULATED }
     }
 
     /// Whether `have` lists `form`.
@@ -295,8 +295,8 @@ impl Gpu for EmuGpu {
         self.shared.id
     }
 
-    fn domain(&self) -> Domain {
-        Domain::EMULATED
+    fn domain(&self) -> MemoryDomain {
+        MemoryDomain::EMULATED
     }
 
     fn numa(&self) -> Option<u32> {
@@ -307,15 +307,15 @@ impl Gpu for EmuGpu {
         self.shared.reaches(peer)
     }
 
-    fn device_buffer(&self, bytes: usize, reach: Reach) -> Result<Buffer, DeviceError> {
+    fn device_buffer(&self, bytes: usize, reach: CpuReach) -> Result<Buffer, DeviceError> {
         self.shared.alive()?;
-        if let Reach::Window(mapping) = reach {
+        if let CpuReach::Window(mapping) = reach {
             self.form(mapping, mapping.word(), &self.shared.windows)?;
         }
         let reservation = self.shared.budget.reserve(1, 0, bytes as u64)?;
         Ok(match reach {
-            Reach::Device => Buffer::new(HeapMemory::new(bytes, self.place())?, reservation),
-            Reach::Window(mapping) => {
+            CpuReach::Device => Buffer::new(HeapMemory::new(bytes, self.place())?, reservation),
+            CpuReach::Window(mapping) => {
                 Buffer::new(WindowedMemory::new(bytes, self.place(), mapping, self.shared.load_line)?, reservation)
             }
         })
@@ -379,11 +379,11 @@ impl Gpu for EmuGpu {
         Ok(())
     }
 
-    fn windows(&self) -> Vec<(Mapping, Result<(), DeviceError>)> {
+    fn windows(&self) -> Vec<(WindowMapping, Result<(), DeviceError>)> {
         WINDOWS.map(|mapping| (mapping, self.form(mapping, mapping.word(), &self.shared.windows))).into()
     }
 
-    fn pager(&self, mapping: Mapping, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError> {
+    fn pager(&self, mapping: WindowMapping, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError> {
         self.form(mapping, mapping.word(), &self.shared.windows)?;
         if self.shared.pager_open.swap(true, Ordering::AcqRel) {
             return Err(DeviceError::Refused { limit: "paged windows of one device", max: 1 });
@@ -397,11 +397,11 @@ impl Gpu for EmuGpu {
         }
     }
 
-    fn residents(&self) -> Vec<(Shape, Result<(), DeviceError>)> {
+    fn residents(&self) -> Vec<(ResidentShape, Result<(), DeviceError>)> {
         RESIDENTS.map(|shape| (shape, self.form(shape, shape.word(), &self.shared.residents_forms))).into()
     }
 
-    fn resident(&self, shape: Shape, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError> {
+    fn resident(&self, shape: ResidentShape, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError> {
         self.form(shape, shape.word(), &self.shared.residents_forms)?;
         if !(1..=PIECE_MAX).contains(&options.piece) {
             let reason = format!("pieces of {} bytes: 1 to {PIECE_MAX} can be had", options.piece);
@@ -457,7 +457,7 @@ mod tests {
     fn two_queues(spec: EmuSpec, inward: bool) -> Nanos {
         let gpu = EmuGpu::open(spec);
         let (host, there) =
-            (gpu.pinned_buffer(128, Caching::Cached).unwrap(), gpu.device_buffer(128, Reach::Device).unwrap());
+            (gpu.pinned_buffer(128, Caching::Cached).unwrap(), gpu.device_buffer(128, CpuReach::Device).unwrap());
         let mut queues = [gpu.queue(false).unwrap(), gpu.queue(false).unwrap()];
         let started = clock::now();
         queues[0].submit(copy(&host, &there, 0), 0).unwrap();
@@ -470,7 +470,7 @@ mod tests {
 
     #[test]
     fn queues_take_turns_at_an_engine() {
-        let pace = Pace { setup: Nanos(300_000), rate: Some(Rate(64_000_000)) };
+        let pace = OperationPace { setup: Nanos(300_000), rate: Some(Rate(64_000_000)) };
         let spec = EmuSpec { h2d: pace, d2h: pace, ..EmuSpec::new("emu0") };
         assert!(two_queues(spec.clone(), true) >= Nanos(602_000), "two copies in, one after the other");
         assert!(two_queues(EmuSpec { half_duplex: true, ..spec }, false) >= Nanos(602_000), "one engine for both ways");
@@ -478,9 +478,9 @@ mod tests {
 
     #[test]
     fn ordinary_memory_takes_the_time_of_its_engine() {
-        let pace = Pace { setup: Nanos(200_000), rate: None };
+        let pace = OperationPace { setup: Nanos(200_000), rate: None };
         let gpu = EmuGpu::open(EmuSpec { h2d: pace, ..EmuSpec::new("emu0") });
-        let there = gpu.device_buffer((2 << 20) + 1, Reach::Device).unwrap();
+        let there = gpu.device_buffer((2 << 20) + 1, CpuReach::Device).unwrap();
         let started = clock::now();
         gpu.copy_in(&mut there.claim(0..there.len(), Access::Write).unwrap(), &vec![1; there.len()]).unwrap();
         assert!(clock::now() - started >= Nanos(600_000), "three buffers full");
@@ -489,7 +489,7 @@ mod tests {
     #[test]
     fn a_slow_window_takes_its_time_for_every_line() {
         let spec = EmuSpec { load_line: Nanos(100_000), ..EmuSpec::new("emu0") };
-        let there = EmuGpu::open(spec).device_buffer(256, Reach::Window(Mapping::Vulkan)).unwrap();
+        let there = EmuGpu::open(spec).device_buffer(256, CpuReach::Window(WindowMapping::Vulkan)).unwrap();
         let started = clock::now();
         there.claim(0..256, Access::Read).unwrap().load(63, &mut [0; 66]).unwrap();
         assert!(clock::now() - started >= Nanos(300_000), "66 bytes from byte 63 on lie in three lines");
@@ -500,16 +500,16 @@ mod tests {
         let lonely = EmuGpu::open(EmuSpec { peers: false, ..EmuSpec::new("emu0") });
         let other = EmuGpu::open(EmuSpec::new("emu1"));
         assert!(!lonely.reaches(other.id()) && !other.reaches(lonely.id()) && lonely.reaches(lonely.id()));
-        let buffer = |gpu: &EmuGpu| gpu.device_buffer(64, Reach::Device).unwrap();
+        let buffer = |gpu: &EmuGpu| gpu.device_buffer(64, CpuReach::Device).unwrap();
         let refused = other.queue(false).unwrap().submit(copy(&buffer(&lonely), &buffer(&other), 0), 0);
         assert!(matches!(refused, Err(DeviceError::Invalid { .. })), "{refused:?}");
     }
 
     #[test]
     fn a_resident_copier_that_does_not_answer_is_parked_and_leaves_memory_alone() {
-        let pace = Pace { setup: HOUR, rate: None };
+        let pace = OperationPace { setup: HOUR, rate: None };
         let gpu = EmuGpu::open(EmuSpec { piece: pace, ..EmuSpec::new("emu0") });
-        let there = gpu.device_buffer(4096, Reach::Device).unwrap();
+        let there = gpu.device_buffer(4096, CpuReach::Device).unwrap();
         for shape in RESIDENTS {
             let options = ResidentOptions { piece: 256, lease: HOUR, patience: Nanos(1_000_000) };
             let mut resident = gpu.resident(shape, options).unwrap();
@@ -524,7 +524,7 @@ mod tests {
     #[test]
     fn a_resident_copier_whose_lease_ends_at_once_copies_all_the_same() {
         let gpu = EmuGpu::open(EmuSpec::new("emu0"));
-        let there = gpu.device_buffer(1000, Reach::Device).unwrap();
+        let there = gpu.device_buffer(1000, CpuReach::Device).unwrap();
         for shape in RESIDENTS {
             let options = ResidentOptions { piece: 256, lease: Nanos::ZERO, patience: HOUR };
             let mut resident = gpu.resident(shape, options).unwrap();
@@ -545,20 +545,21 @@ mod tests {
         drop(queues);
         gpu.queue(false).unwrap();
         let options = ResidentOptions { piece: 256, lease: HOUR, patience: HOUR };
-        let residents: Vec<_> = (0..RESIDENTS_MAX).map(|_| gpu.resident(Shape::Hub, options).unwrap()).collect();
-        assert!(matches!(gpu.resident(Shape::Hub, options).err(), Some(DeviceError::Refused { .. })));
+        let residents: Vec<_> =
+            (0..RESIDENTS_MAX).map(|_| gpu.resident(ResidentShape::Hub, options).unwrap()).collect();
+        assert!(matches!(gpu.resident(ResidentShape::Hub, options).err(), Some(DeviceError::Refused { .. })));
         drop(residents);
-        gpu.resident(Shape::Hub, options).unwrap();
+        gpu.resident(ResidentShape::Hub, options).unwrap();
         let wrong = ResidentOptions { piece: PIECE_MAX + 1, ..options };
-        assert!(matches!(gpu.resident(Shape::Hub, wrong).err(), Some(DeviceError::Invalid { .. })));
+        assert!(matches!(gpu.resident(ResidentShape::Hub, wrong).err(), Some(DeviceError::Invalid { .. })));
     }
 
     #[test]
     fn an_operation_lasts_at_least_setup_and_bytes_over_rate() {
-        let pace = Pace { setup: Nanos(300_000), rate: Some(Rate(64_000_000)) };
+        let pace = OperationPace { setup: Nanos(300_000), rate: Some(Rate(64_000_000)) };
         let gpu = EmuGpu::open(EmuSpec { h2d: pace, ..EmuSpec::new("slow") });
         let (host, there) =
-            (gpu.pinned_buffer(192, Caching::Cached).unwrap(), gpu.device_buffer(192, Reach::Device).unwrap());
+            (gpu.pinned_buffer(192, Caching::Cached).unwrap(), gpu.device_buffer(192, CpuReach::Device).unwrap());
         let mut queue = gpu.queue(true).unwrap();
         (0..3).for_each(|at| queue.submit(copy(&host, &there, 64 * at), at as u64).unwrap());
         let done = finish(queue.as_mut(), 3);
@@ -570,11 +571,11 @@ mod tests {
 
     #[test]
     fn a_wait_for_an_engine_is_no_part_of_an_operation() {
-        let pace = Pace { setup: Nanos(2_000_000), rate: None };
+        let pace = OperationPace { setup: Nanos(2_000_000), rate: None };
         let spec = EmuSpec { h2d: pace, d2h: pace, half_duplex: true, ..EmuSpec::new("half") };
         let gpu = EmuGpu::open(spec);
         let (host, there) =
-            (gpu.pinned_buffer(128, Caching::Cached).unwrap(), gpu.device_buffer(128, Reach::Device).unwrap());
+            (gpu.pinned_buffer(128, Caching::Cached).unwrap(), gpu.device_buffer(128, CpuReach::Device).unwrap());
         let mut queues = [gpu.queue(true).unwrap(), gpu.queue(true).unwrap()];
         queues[0].submit(copy(&host, &there, 0), 0).unwrap();
         queues[1].submit(copy(&there, &host, 64), 0).unwrap();
@@ -589,7 +590,7 @@ mod tests {
     #[test]
     fn a_step_that_refuses_its_block_fails_the_launch() {
         let gpu = EmuGpu::open(EmuSpec::new("emu0"));
-        let [input, output] = [(); 2].map(|()| gpu.device_buffer(256, Reach::Device).unwrap());
+        let [input, output] = [(); 2].map(|()| gpu.device_buffer(256, CpuReach::Device).unwrap());
         let memory = StepMemory {
             input: input.claim(0..256, Access::Read).unwrap(),
             output: output.claim(0..256, Access::Write).unwrap(),
@@ -650,9 +651,12 @@ mod tests {
             hash: String::new(),
         };
         let spec = EmuSpec::of_machine(&machine, EndpointId(1));
-        let copies = Pace { setup: Nanos(7), rate: Some(Rate(5_000)) };
+        let copies = OperationPace { setup: Nanos(7), rate: Some(Rate(5_000)) };
         assert_eq!(spec.engines, [EngineClass::H2d, EngineClass::D2h]);
-        assert_eq!((spec.pace(EngineClass::H2d), spec.pace(EngineClass::D2h)), (Some(copies), Some(Pace::FREE)));
+        assert_eq!(
+            (spec.pace(EngineClass::H2d), spec.pace(EngineClass::D2h)),
+            (Some(copies), Some(OperationPace::FREE))
+        );
         assert_eq!((spec.pace(EngineClass::Ee), spec.half_duplex), (None, true));
         let mut input = vec![0; 112];
         block::write_header(&mut input, 0, &[32, 48]).unwrap();

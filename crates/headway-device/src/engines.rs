@@ -16,7 +16,7 @@ use headway_os::sched::{Classes, Role};
 use headway_os::{clock, threads};
 
 use crate::buffer::lock;
-use crate::gpu::{Caching, Completion, Gpu, Operation, Queue, Reach};
+use crate::gpu::{Caching, Completion, CpuReach, Gpu, Operation, Queue};
 use crate::step::step;
 use crate::work::{StepMemory, Work};
 use crate::{Buffer, Description, DeviceError, HostKind, Span, Waker, check, wake};
@@ -87,7 +87,7 @@ impl Engines {
     /// # Errors
     /// What [`Gpu::device_buffer`] gives.
     pub fn device_buffer(&self, bytes: usize) -> Result<Buffer, DeviceError> {
-        self.gpu.device_buffer(bytes, Reach::Device)
+        self.gpu.device_buffer(bytes, CpuReach::Device)
     }
 
     /// Queues a copy by `method` on the engine of class `class`; never waits for it. A refusal changes nothing, but the spans are

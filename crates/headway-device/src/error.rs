@@ -63,7 +63,7 @@ pub enum DeviceError {
     /// A limit is reached.
     #[error("refused: the limit {limit} = {max} is reached")]
     Refused {
-        /// The limit's name in [`Limits`](crate::Limits), or of a fixed bound.
+        /// The limit's name in [`DeviceLimits`](crate::DeviceLimits), or of a fixed bound.
         limit: &'static str,
         max: u64,
     },

@@ -5,19 +5,19 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use headway_core::models::transfer::{Mapping, Shape};
+use headway_core::models::transfer::{ResidentShape, WindowMapping};
 use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::sched::Classes;
 
-use crate::buffer::{Buffer, DeviceId, Domain, HostKind, Span, lock};
-use crate::gpu::{Caching, Completion, Gpu, Operation, Pager, Queue, Reach, Resident, ResidentOptions};
-use crate::work::{CpuArgument, Grid, Work};
+use crate::buffer::{Buffer, DeviceId, HostKind, MemoryDomain, Span, lock};
+use crate::gpu::{Caching, Completion, CpuReach, Gpu, Operation, Pager, Queue, Resident, ResidentOptions};
+use crate::work::{CpuArgument, LaunchGrid, Work};
 use crate::{Description, DeviceError, Waker};
 
 /// What goes wrong. Submissions are counted over all queues of the GPU, pageable copies apart, the first being 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Faults {
+pub struct GpuFaults {
     /// These submissions are refused with a driver error.
     pub refuse: BTreeSet<u64>,
     /// These operations end with a driver error.
@@ -52,7 +52,7 @@ pub struct FaultyGpu {
 
 #[derive(Default)]
 struct State {
-    faults: Mutex<Faults>,
+    faults: Mutex<GpuFaults>,
     submitted: AtomicU64,
     pageable: AtomicU64,
     registered: AtomicU64,
@@ -89,7 +89,7 @@ impl State {
 impl FaultyGpu {
     /// `inner` with `faults`.
     #[must_use]
-    pub fn new(inner: Arc<dyn Gpu>, faults: Faults) -> Self {
+    pub fn new(inner: Arc<dyn Gpu>, faults: GpuFaults) -> Self {
         let state = State { faults: Mutex::new(faults), ..State::default() };
         Self { inner, state: Arc::new(state) }
     }
@@ -108,7 +108,7 @@ impl FaultyGpu {
     }
 
     /// Replaces the faults; positions count on.
-    pub fn set(&self, faults: Faults) {
+    pub fn set(&self, faults: GpuFaults) {
         *lock(&self.state.faults) = faults;
     }
 
@@ -137,7 +137,7 @@ impl Gpu for FaultyGpu {
     fn id(&self) -> DeviceId {
         self.inner.id()
     }
-    fn domain(&self) -> Domain {
+    fn domain(&self) -> MemoryDomain {
         self.inner.domain()
     }
     fn numa(&self) -> Option<u32> {
@@ -146,7 +146,7 @@ impl Gpu for FaultyGpu {
     fn reaches(&self, peer: DeviceId) -> bool {
         self.inner.reaches(peer)
     }
-    fn device_buffer(&self, bytes: usize, reach: Reach) -> Result<Buffer, DeviceError> {
+    fn device_buffer(&self, bytes: usize, reach: CpuReach) -> Result<Buffer, DeviceError> {
         self.state.alive()?;
         self.inner.device_buffer(bytes, reach)
     }
@@ -188,21 +188,21 @@ impl Gpu for FaultyGpu {
         self.state.pageable()?;
         self.inner.copy_out(to, from)
     }
-    fn windows(&self) -> Vec<(Mapping, Result<(), DeviceError>)> {
+    fn windows(&self) -> Vec<(WindowMapping, Result<(), DeviceError>)> {
         self.inner.windows()
     }
-    fn round_trips(&self, mapping: Mapping, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
+    fn round_trips(&self, mapping: WindowMapping, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
         self.state.alive()?;
         self.inner.round_trips(mapping, rounds)
     }
-    fn pager(&self, mapping: Mapping, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError> {
+    fn pager(&self, mapping: WindowMapping, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError> {
         self.state.alive()?;
         self.inner.pager(mapping, buffer)
     }
-    fn residents(&self) -> Vec<(Shape, Result<(), DeviceError>)> {
+    fn residents(&self) -> Vec<(ResidentShape, Result<(), DeviceError>)> {
         self.inner.residents()
     }
-    fn resident(&self, shape: Shape, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError> {
+    fn resident(&self, shape: ResidentShape, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError> {
         self.state.alive()?;
         let inner = self.inner.resident(shape, options)?;
         Ok(Box::new(FaultyResident { inner, state: Arc::clone(&self.state), patience: options.patience }))
@@ -241,7 +241,7 @@ impl FaultyQueue {
             return Err(injected("emulated submission"));
         }
         let what = if faults.panic.contains(&position) {
-            let grid = Grid { blocks: 1, threads: 1, shared_bytes: 0 };
+            let grid = LaunchGrid { blocks: 1, threads: 1, shared_bytes: 0 };
             Operation::Launch { work: Arc::new(Panic), grid, arguments: Vec::new() }
         } else {
             what
@@ -325,7 +325,7 @@ impl Work for Panic {
     fn entry(&self) -> &'static str {
         ""
     }
-    fn launch(&self, _: Grid, _: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
+    fn launch(&self, _: LaunchGrid, _: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
         panic!("injected fault: a program panics");
     }
 }
@@ -351,7 +351,7 @@ impl FaultyResident {
 }
 
 impl Resident for FaultyResident {
-    fn shape(&self) -> Shape {
+    fn shape(&self) -> ResidentShape {
         self.inner.shape()
     }
     fn copy_in(&mut self, to: &mut Span, from: &[u8]) -> Result<(), DeviceError> {
@@ -386,9 +386,9 @@ mod tests {
     }
 
     impl Bench {
-        fn new(faults: Faults) -> Self {
+        fn new(faults: GpuFaults) -> Self {
             let gpu = FaultyGpu::new(Arc::new(EmuGpu::open(EmuSpec::new("emu0"))), faults);
-            let there = gpu.device_buffer(64, Reach::Device).unwrap();
+            let there = gpu.device_buffer(64, CpuReach::Device).unwrap();
             let host = gpu.inner.pinned_buffer(64, Caching::Cached).unwrap();
             Self { gpu, host, there }
         }
@@ -412,7 +412,7 @@ mod tests {
 
     #[test]
     fn the_submission_named_is_refused_and_the_move_named_fails() {
-        let bench = Bench::new(Faults { refuse: [1].into(), fail: [3].into(), ..Faults::default() });
+        let bench = Bench::new(GpuFaults { refuse: [1].into(), fail: [3].into(), ..GpuFaults::default() });
         let [submitted, ended] = bench.copies(5);
         assert_eq!(submitted, [Ok(()), Err(injected("emulated submission")), Ok(()), Ok(()), Ok(())]);
         assert_eq!(ended, [Ok(()), Ok(()), Err(injected("emulated move")), Ok(())]);
@@ -421,7 +421,7 @@ mod tests {
 
     #[test]
     fn a_delayed_end_keeps_later_ends_back() {
-        let bench = Bench::new(Faults { delay: [(0, Nanos(3_000_000))].into(), ..Faults::default() });
+        let bench = Bench::new(GpuFaults { delay: [(0, Nanos(3_000_000))].into(), ..GpuFaults::default() });
         let started = clock::now();
         assert_eq!(bench.copies(2)[1], [Ok(()), Ok(())]);
         assert!(clock::now() >= started.saturating_add(Nanos(3_000_000)));
@@ -429,15 +429,15 @@ mod tests {
 
     #[test]
     fn a_panic_in_a_queue_is_a_lost_device() {
-        let bench = Bench::new(Faults { panic: [1].into(), ..Faults::default() });
+        let bench = Bench::new(GpuFaults { panic: [1].into(), ..GpuFaults::default() });
         let [_, ended] = bench.copies(2);
         assert_eq!(ended, [Ok(()), Err(DeviceError::DeviceLost)]);
-        assert_eq!(bench.gpu.device_buffer(1, Reach::Device).unwrap_err(), DeviceError::DeviceLost);
+        assert_eq!(bench.gpu.device_buffer(1, CpuReach::Device).unwrap_err(), DeviceError::DeviceLost);
     }
 
     #[test]
     fn a_lost_device_refuses_everything_and_releases_all_claims() {
-        let bench = Bench::new(Faults { lose: Some(2), ..Faults::default() });
+        let bench = Bench::new(GpuFaults { lose: Some(2), ..GpuFaults::default() });
         let [submitted, ended] = bench.copies(3);
         assert_eq!(submitted[2], Err(DeviceError::DeviceLost));
         assert!(ended.iter().all(|result| *result == Err(DeviceError::DeviceLost)));
@@ -448,11 +448,11 @@ mod tests {
 
     #[test]
     fn pinning_pageable_copies_and_resident_copiers_fail_on_demand() {
-        let bench = Bench::new(Faults {
+        let bench = Bench::new(GpuFaults {
             refuse_pinning: true,
             fail_pageable: [1].into(),
             resident_timeout: true,
-            ..Faults::default()
+            ..GpuFaults::default()
         });
         assert!(bench.gpu.pinned_buffer(1, Caching::Cached).is_err());
         assert!(bench.gpu.register(&bench.host, 0..bench.host.len()).is_err());
@@ -461,9 +461,9 @@ mod tests {
         assert!(bench.gpu.copy_in(&mut span, &[1]).is_err());
         let day = Nanos(86_400_000_000_000);
         let options = ResidentOptions { piece: 256, lease: day, patience: day };
-        let mut resident = bench.gpu.resident(Shape::Hub, options).unwrap();
+        let mut resident = bench.gpu.resident(ResidentShape::Hub, options).unwrap();
         assert!(matches!(resident.copy_in(&mut span, &[1]), Err(DeviceError::Timeout { .. })));
-        bench.gpu.set(Faults::default());
+        bench.gpu.set(GpuFaults::default());
         assert_eq!(resident.copy_in(&mut span, &[1]), Ok(()));
         bench.gpu.pinned_buffer(1, Caching::Cached).unwrap();
     }

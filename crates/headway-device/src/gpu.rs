@@ -3,23 +3,23 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use headway_core::models::transfer::{Mapping, Shape};
+use headway_core::models::transfer::{ResidentShape, WindowMapping};
 use headway_core::units::{Bytes, Nanos};
 
 use headway_os::sched::Classes;
 
-use crate::buffer::{Buffer, DeviceId, Domain, HostKind, Span};
+use crate::buffer::{Buffer, DeviceId, HostKind, MemoryDomain, Span};
 pub use crate::window::Window;
-use crate::work::{Argument, Grid, Work};
+use crate::work::{Argument, LaunchGrid, Work};
 use crate::{Description, DeviceError, Waker};
 
 /// How the CPU may reach device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reach {
+pub enum CpuReach {
     /// Not at all.
     Device,
     /// Through a window on all of it, by this form.
-    Window(Mapping),
+    Window(WindowMapping),
 }
 
 /// How the CPU's caches treat pinned memory.
@@ -84,7 +84,7 @@ pub enum Operation {
     },
     Launch {
         work: Arc<dyn Work>,
-        grid: Grid,
+        grid: LaunchGrid,
         arguments: Vec<Argument>,
     },
 }
@@ -174,7 +174,7 @@ pub struct ResidentOptions {
 /// A copier that stays on the device and takes commands from a mailbox (Fujii 2013: microcontrollers).
 pub trait Resident: Send {
     /// Where it runs.
-    fn shape(&self) -> Shape;
+    fn shape(&self) -> ResidentShape;
     /// Copies ordinary memory to the device, through pinned memory of its own; complete when it returns.
     ///
     /// # Errors
@@ -205,7 +205,7 @@ pub trait Gpu: Send + Sync {
     /// Whose memory [`Gpu::device_buffer`] gives.
     fn id(&self) -> DeviceId;
     /// Which devices can reach each other and the same pinned memory.
-    fn domain(&self) -> Domain;
+    fn domain(&self) -> MemoryDomain;
     /// NUMA node of the GPU, where the system says.
     fn numa(&self) -> Option<u32>;
     /// Whether copies between this device and `peer` go directly.
@@ -215,7 +215,7 @@ pub trait Gpu: Send + Sync {
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`], [`DeviceError::Refused`], [`DeviceError::Unavailable`] when the window does not exist.
-    fn device_buffer(&self, bytes: usize, reach: Reach) -> Result<Buffer, DeviceError>;
+    fn device_buffer(&self, bytes: usize, reach: CpuReach) -> Result<Buffer, DeviceError>;
 
     /// Pinned host memory, mapped for this domain's devices, on the GPU's NUMA node, zeroed, aligned to a page. Slow.
     ///
@@ -273,14 +273,14 @@ pub trait Gpu: Send + Sync {
     fn copy_out(&self, to: &mut [u8], from: &Span) -> Result<(), DeviceError>;
 
     /// Every window form with why it cannot be used, if it cannot. In the order of preference.
-    fn windows(&self) -> Vec<(Mapping, Result<(), DeviceError>)>;
+    fn windows(&self) -> Vec<(WindowMapping, Result<(), DeviceError>)>;
 
     /// Times from a store of four bytes through a window of the form `mapping` to the answer of a running kernel in host memory,
     /// as the CPU sees both: `rounds` of them, in order.
     ///
     /// # Errors
     /// [`DeviceError::Unavailable`] where no kernel can look at such a window; [`DeviceError::Timeout`].
-    fn round_trips(&self, mapping: Mapping, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
+    fn round_trips(&self, mapping: WindowMapping, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
         let _ = rounds;
         Err(DeviceError::Unavailable {
             what: format!("the round trip through the window `{mapping}`"),
@@ -293,15 +293,15 @@ pub trait Gpu: Send + Sync {
     ///
     /// # Errors
     /// [`DeviceError::Unavailable`], [`DeviceError::Refused`] while another one is open on this device.
-    fn pager(&self, mapping: Mapping, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError>;
+    fn pager(&self, mapping: WindowMapping, buffer: &Buffer) -> Result<Box<dyn Pager>, DeviceError>;
 
     /// Every resident form with why it cannot be used, if it cannot.
-    fn residents(&self) -> Vec<(Shape, Result<(), DeviceError>)>;
+    fn residents(&self) -> Vec<(ResidentShape, Result<(), DeviceError>)>;
 
     /// Starts a resident copier.
     ///
     /// # Errors
     /// [`DeviceError::Unavailable`] (kernel time limit, architecture), [`DeviceError::KernelLoad`],
     /// [`DeviceError::Driver`].
-    fn resident(&self, shape: Shape, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError>;
+    fn resident(&self, shape: ResidentShape, options: ResidentOptions) -> Result<Box<dyn Resident>, DeviceError>;
 }

@@ -28,7 +28,7 @@ pub use buffer::{Access, Buffer, HostKind, Span};
 pub use engines::Engines;
 pub use error::{DeviceError, WorkError};
 pub use gpu::{Completion, Gpu, Operation, Queue};
-pub use work::{Grid, Portion, Work};
+pub use work::{LaunchGrid, Portion, Work};
 
 /// Called when a completion can be polled; from any thread, at any time, possibly without reason. Must not block.
 pub type Waker = Arc<dyn Fn() + Send + Sync>;
@@ -41,7 +41,7 @@ pub fn wake(waker: &Waker) {
 
 /// What a device's figures stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Source {
+pub enum DeviceSource {
     /// Threads and ordinary memory with throttled rates: never a statement on any GPU.
     Emu,
     /// A GPU through the CUDA driver.
@@ -50,7 +50,7 @@ pub enum Source {
     Fake,
 }
 
-impl Source {
+impl DeviceSource {
     /// The label every result carries.
     #[must_use]
     pub const fn label(self) -> &'static str {
@@ -72,17 +72,17 @@ pub struct Description {
     /// PCI address in the kernel's form (`0000:0f:00.0`), where there is one.
     pub pci: Option<String>,
     /// What figures of this device stand for.
-    pub source: Source,
+    pub source: DeviceSource,
     /// The classes it serves, ascending.
     pub engines: Vec<EngineClass>,
     pub memory_bytes: Bytes,
     /// The limits it was opened with.
-    pub limits: Limits,
+    pub limits: DeviceLimits,
 }
 
 /// How much of everything one device takes; beyond it, calls are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct DeviceLimits {
     /// Operations of one queue, and of one engine, between submission and the poll that returns their completion.
     pub outstanding_per_engine_max: usize,
     /// Buffers alive at a time.
@@ -93,7 +93,7 @@ pub struct Limits {
     pub device_bytes_max: Bytes,
 }
 
-impl Default for Limits {
+impl Default for DeviceLimits {
     fn default() -> Self {
         Self {
             outstanding_per_engine_max: 64,

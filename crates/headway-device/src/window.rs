@@ -1,6 +1,6 @@
 //! Device memory that the CPU reads and writes by itself.
 
-use headway_core::models::transfer::Mapping;
+use headway_core::models::transfer::WindowMapping;
 
 /// Mapped device memory. Offsets count from the start of the buffer.
 ///
@@ -10,7 +10,7 @@ use headway_core::models::transfer::Mapping;
 /// store of the same thread).
 pub unsafe trait Window: Send + Sync {
     /// The form.
-    fn mapping(&self) -> Mapping;
+    fn mapping(&self) -> WindowMapping;
     /// Stores `from` at `at`; posted: returns when the CPU has handed the bytes over.
     ///
     /// # Safety

@@ -11,7 +11,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use headway_core::files::workload::Parameters;
-use headway_core::plan::block::Header;
+use headway_core::plan::block::BlockHeader;
 use headway_core::units::Bytes;
 
 use crate::buffer::Span;
@@ -46,7 +46,7 @@ pub trait Items: Debug + Send + Sync {
 
 /// Launch shape of the PTX form: a one-dimensional grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grid {
+pub struct LaunchGrid {
     /// Thread blocks.
     pub blocks: u32,
     /// Threads in each.
@@ -108,7 +108,7 @@ pub trait Work: Send + Sync {
     ///
     /// # Errors
     /// [`DeviceError::Invalid`] for arguments that do not fit; the step's error.
-    fn launch(&self, grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
+    fn launch(&self, grid: LaunchGrid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
         let _ = grid;
         match arguments {
             [CpuArgument::Read(input), CpuArgument::Write(output), CpuArgument::Write(state), CpuArgument::Int(_)] => {
@@ -142,8 +142,8 @@ pub trait Work: Send + Sync {
     }
 
     /// Launch shape of a step with `portions` portions.
-    fn grid(&self, portions: u32) -> Grid {
-        Grid { blocks: portions.max(1), threads: 32, shared_bytes: 0 }
+    fn grid(&self, portions: u32) -> LaunchGrid {
+        LaunchGrid { blocks: portions.max(1), threads: 32, shared_bytes: 0 }
     }
 
     /// Size of the state for `portions` portions; may be zero.
@@ -194,7 +194,7 @@ pub trait Work: Send + Sync {
             CpuArgument::Write(state) => self.operations(state),
             _ => self.operations(&[]),
         };
-        let portions = match Header::read(input) {
+        let portions = match BlockHeader::read(input) {
             Ok(header) => header.portions.iter().map(|portion| portion.len() as u64).collect(),
             Err(_) => vec![input.len() as u64],
         };

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use headway_core::files::machine::EngineClass;
-use headway_core::models::transfer::{Mapping, Shape};
+use headway_core::models::transfer::{ResidentShape, WindowMapping};
 use headway_core::units::{Bytes, Nanos, Rate};
-use headway_device::emu::{EmuGpu, EmuSpec, Pace};
-use headway_device::{Gpu, Limits, conformance};
+use headway_device::emu::{EmuGpu, EmuSpec, OperationPace};
+use headway_device::{DeviceLimits, Gpu, conformance};
 
 headway_device::conformance!(unthrottled, || Ok(Arc::new(EmuGpu::open(EmuSpec::new("emu0")))));
 
 /// One engine for both directions, none for `peer`, one window form, small limits, paces that matter.
 fn narrow() -> EmuSpec {
-    let pace = |setup, rate| Pace { setup: Nanos(setup), rate: Some(Rate(rate)) };
+    let pace = |setup, rate| OperationPace { setup: Nanos(setup), rate: Some(Rate(rate)) };
     EmuSpec {
         engines: vec![EngineClass::H2d, EngineClass::D2h, EngineClass::Ee],
         h2d: pace(1_000, 20_000_000_000),
@@ -22,14 +22,14 @@ fn narrow() -> EmuSpec {
         half_duplex: true,
         piece: pace(100, 10_000_000_000),
         load_line: Nanos(10),
-        windows: vec![Mapping::Gdrdrv],
-        residents: vec![Shape::Gpc4],
+        windows: vec![WindowMapping::Gdrdrv],
+        residents: vec![ResidentShape::Gpc4],
         memory_bytes: Bytes(64 << 20),
-        limits: Limits {
+        limits: DeviceLimits {
             outstanding_per_engine_max: 4,
             buffers_max: 16,
             host_bytes_max: Bytes(64 << 20),
-            ..Limits::default()
+            ..DeviceLimits::default()
         },
         ..EmuSpec::new("narrow")
     }

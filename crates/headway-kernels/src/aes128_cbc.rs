@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use aes::Aes128;
 use aes::cipher::{BlockCipherEncrypt, KeyInit};
-use headway_device::work::{Grid, Portion, Work, WorkError};
+use headway_device::work::{LaunchGrid, Portion, Work, WorkError};
 
 use crate::cipher::Cipher;
 use crate::portions::{WARP, bad_block, begin};
@@ -76,8 +76,8 @@ impl Work for Aes128Cbc {
         "aes128_cbc"
     }
 
-    fn grid(&self, portions: u32) -> Grid {
-        Grid { blocks: portions.max(1), threads: WARP, shared_bytes: 0 }
+    fn grid(&self, portions: u32) -> LaunchGrid {
+        LaunchGrid { blocks: portions.max(1), threads: WARP, shared_bytes: 0 }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use headway_core::files::error::FileError;
-use headway_core::files::workload::{Application, Field, Keys, OnMiss, Own, Parameters, Step, Stream, Written};
+use headway_core::files::workload::{Application, Field, Keys, OnMiss, Own, Parameters, Stream, StreamStep, Written};
 
 use crate::aes128_cbc::{BLOCK, ID};
 
@@ -73,9 +73,11 @@ impl Application for Encryption {
             let message = format!("stream `{id}` has the same key and iv as stream `{}`", other.id);
             return Err(written.error(KEY, message, help.to_owned()));
         }
-        let encrypted = |step: &Step| match step {
-            Step::Compute { kernel } if kernel == ID => vec![0],
-            Step::Parts(set) => set.iter().filter(|part| part.kernel() == Some(ID)).map(|part| part.part).collect(),
+        let encrypted = |step: &StreamStep| match step {
+            StreamStep::Compute { kernel } if kernel == ID => vec![0],
+            StreamStep::Parts(set) => {
+                set.iter().filter(|part| part.kernel() == Some(ID)).map(|part| part.part).collect()
+            }
             _ => Vec::new(),
         };
         let Some(step) = stream.steps.iter().position(|step| !encrypted(step).is_empty()) else { return Ok(()) };

@@ -13,7 +13,7 @@ pub mod ring;
 pub mod wafer;
 
 use headway_device::work::{CpuArgument, Work};
-use headway_device::{DeviceError, Grid};
+use headway_device::{DeviceError, LaunchGrid};
 
 use crate::words::{words, words_mut};
 
@@ -165,16 +165,16 @@ pub struct Merge;
 impl Inspect {
     /// The launch shape: a block for each cell.
     #[must_use]
-    pub const fn grid(layout: &Layout) -> Grid {
-        Grid { blocks: layout.cells() as u32, threads: THREADS, shared_bytes: 0 }
+    pub const fn grid(layout: &Layout) -> LaunchGrid {
+        LaunchGrid { blocks: layout.cells() as u32, threads: THREADS, shared_bytes: 0 }
     }
 }
 
 impl Merge {
     /// The launch shape: one block, whose threads wait for each other.
     #[must_use]
-    pub const fn grid() -> Grid {
-        Grid { blocks: 1, threads: MERGE_THREADS, shared_bytes: 0 }
+    pub const fn grid() -> LaunchGrid {
+        LaunchGrid { blocks: 1, threads: MERGE_THREADS, shared_bytes: 0 }
     }
 }
 
@@ -372,7 +372,7 @@ impl Work for Inspect {
     fn entry(&self) -> &'static str {
         "inspect"
     }
-    fn launch(&self, _grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
+    fn launch(&self, _grid: LaunchGrid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
         inspect(arguments).ok_or_else(|| misfit(self.id()))
     }
 }
@@ -387,7 +387,7 @@ impl Work for Merge {
     fn entry(&self) -> &'static str {
         "inspect_merge"
     }
-    fn launch(&self, _grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
+    fn launch(&self, _grid: LaunchGrid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
         merge(arguments).ok_or_else(|| misfit(self.id()))
     }
 }

@@ -19,11 +19,11 @@ mod select;
 mod stage;
 mod tracker;
 
-use headway_device::Grid;
+use headway_device::LaunchGrid;
 
-pub use machines::{CpuMachine, GpuMachine, Machine};
-pub use select::{Choice, select};
-pub use stage::Stage;
+pub use machines::{CpuMachine, GpuMachine, TrackerMachine};
+pub use select::{CornerCriteria, select};
+pub use stage::TrackerStage;
 pub use tracker::{Feature, FrameReport, Tracker};
 
 /// Pixels along a side of a template.
@@ -106,7 +106,7 @@ impl Warp {
 
 /// Sizes that fix all memory, and how the search is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct TrackerShape {
     width: usize,
     height: usize,
     slots: usize,
@@ -114,7 +114,7 @@ pub struct Shape {
     iterations: u32,
 }
 
-impl Default for Shape {
+impl Default for TrackerShape {
     /// That of the paper: 320 x 240, 1024 slots, three steps a level.
     fn default() -> Self {
         Self { width: 320, height: 240, slots: 1024, warp: Warp::Translation, iterations: 3 }
@@ -182,8 +182,8 @@ pub enum Operand {
 /// One launch of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
-    pub stage: Stage,
-    pub grid: Grid,
+    pub stage: TrackerStage,
+    pub grid: LaunchGrid,
     /// Arguments.
     pub operands: Vec<Operand>,
 }
@@ -199,7 +199,7 @@ pub enum ShapeError {
     Slots { slots: usize },
 }
 
-impl Shape {
+impl TrackerShape {
     /// Pictures of `width` x `height`, with `slots` slots.
     ///
     /// # Errors
@@ -288,7 +288,7 @@ impl Shape {
             Operand::Write(Region::Status),
             Operand::Int(top as i32),
         ];
-        launches.push(self.over(Stage::Begin, self.slots, &begin, &[self.slots]));
+        launches.push(self.over(TrackerStage::Begin, self.slots, &begin, &[self.slots]));
         for level in (0..LEVELS).rev() {
             for _ in 0..self.iterations {
                 launches.extend([self.difference(level, false), self.update(level)]);
@@ -299,12 +299,12 @@ impl Shape {
                     Operand::Write(Region::State(level - 1)),
                     Operand::Write(Region::Status),
                 ];
-                launches.push(self.over(Stage::Descend, self.slots, &operands, &[self.slots]));
+                launches.push(self.over(TrackerStage::Descend, self.slots, &operands, &[self.slots]));
             }
         }
         let results = [Region::State(0), Region::Parameters, Region::Status].map(Operand::Write);
         launches.push(self.difference(0, true));
-        launches.push(self.over(Stage::Finish, self.slots, &results, &[self.width, self.height, self.slots]));
+        launches.push(self.over(TrackerStage::Finish, self.slots, &results, &[self.width, self.height, self.slots]));
         launches
     }
 
@@ -312,7 +312,7 @@ impl Shape {
     #[must_use]
     pub fn respond(&self) -> Vec<Launch> {
         let operands = [Operand::Read(Region::CornerImage), Operand::Write(Region::Response)];
-        vec![self.over(Stage::Response, self.width * self.height, &operands, &[self.width, self.height])]
+        vec![self.over(TrackerStage::Response, self.width * self.height, &operands, &[self.width, self.height])]
     }
 
     /// The launches that take templates for the first `count` listed slots, from the picture that was tracked last.
@@ -330,9 +330,9 @@ impl Shape {
             let places = [Region::ListedX, Region::ListedY].map(Operand::Read);
             let operands = [Operand::Read(Self::image(level)), listed, places[0], places[1], state];
             let sizes = [width, height, level as usize, self.slots, count];
-            launches.push(self.over(Stage::Template, count * PIXELS, &operands, &sizes));
-            launches.push(self.over(Stage::Matrix, count * 36, &[listed, state], &[self.slots, count]));
-            launches.push(self.over(Stage::Factor, count, &[listed, state], &[self.slots, count, warp]));
+            launches.push(self.over(TrackerStage::Template, count * PIXELS, &operands, &sizes));
+            launches.push(self.over(TrackerStage::Matrix, count * 36, &[listed, state], &[self.slots, count]));
+            launches.push(self.over(TrackerStage::Factor, count, &[listed, state], &[self.slots, count, warp]));
         }
         launches
     }
@@ -340,7 +340,7 @@ impl Shape {
     fn halve(&self, level: u32) -> Launch {
         let ((width, height), next) = (self.size(level), self.size(level + 1));
         let operands = [Operand::Read(Self::image(level)), Operand::Write(Region::Pyramid(level + 1))];
-        self.over(Stage::Halve, next.0 * next.1, &operands, &[width, height])
+        self.over(TrackerStage::Halve, next.0 * next.1, &operands, &[width, height])
     }
 
     fn difference(&self, level: u32, always: bool) -> Launch {
@@ -348,7 +348,7 @@ impl Shape {
         let operands =
             [Operand::Read(Self::image(level)), Operand::Write(Region::State(level)), Operand::Read(Region::Status)];
         let sizes = [width, height, self.slots, usize::from(always)];
-        self.over(Stage::Difference, self.slots * PIXELS, &operands, &sizes)
+        self.over(TrackerStage::Difference, self.slots * PIXELS, &operands, &sizes)
     }
 
     fn update(&self, level: u32) -> Launch {
@@ -356,14 +356,14 @@ impl Shape {
         let operands = [Region::State(level), Region::Status].map(Operand::Write);
         let sizes = [width, height, self.slots, self.warp.parameters()];
         // Eight threads serve a slot.
-        self.over(Stage::Update, PARAMETERS * self.slots, &operands, &sizes)
+        self.over(TrackerStage::Update, PARAMETERS * self.slots, &operands, &sizes)
     }
 
     /// A launch with a thread for each of `items`.
-    fn over(&self, stage: Stage, items: usize, operands: &[Operand], sizes: &[usize]) -> Launch {
+    fn over(&self, stage: TrackerStage, items: usize, operands: &[Operand], sizes: &[usize]) -> Launch {
         let number = |size: usize| u32::try_from(size).expect("sizes are limited by `Shape::new`");
         let ints = sizes.iter().map(|&size| Operand::Int(number(size).cast_signed()));
-        let grid = Grid { blocks: number(items).div_ceil(THREADS), threads: THREADS, shared_bytes: 0 };
+        let grid = LaunchGrid { blocks: number(items).div_ceil(THREADS), threads: THREADS, shared_bytes: 0 };
         Launch { stage, grid, operands: operands.iter().copied().chain(ints).collect() }
     }
 }
@@ -374,7 +374,7 @@ mod tests {
 
     #[test]
     fn sizes_are_those_of_gpusyncs_tracker() {
-        let shape = Shape::default();
+        let shape = TrackerShape::default();
         assert_eq!(shape.bytes(Region::State(0)), 4 * 1024 * 121 * 4 + 64 * 4096 + 8 * 4096 + 2 * 4096);
         assert_eq!(shape.state_bytes(), 6_856_704);
         let copied = [
@@ -395,13 +395,13 @@ mod tests {
 
     #[test]
     fn sizes_that_cannot_be_had_are_named() {
-        assert_eq!(Shape::new(63, 240, 32), Err(ShapeError::Picture { width: 63, height: 240 }));
-        assert_eq!(Shape::new(64, 4097, 32), Err(ShapeError::Picture { width: 64, height: 4097 }));
+        assert_eq!(TrackerShape::new(63, 240, 32), Err(ShapeError::Picture { width: 63, height: 240 }));
+        assert_eq!(TrackerShape::new(64, 4097, 32), Err(ShapeError::Picture { width: 64, height: 4097 }));
         for slots in [0, 33, 65568] {
-            assert_eq!(Shape::new(320, 240, slots), Err(ShapeError::Slots { slots }));
+            assert_eq!(TrackerShape::new(320, 240, slots), Err(ShapeError::Slots { slots }));
         }
         // The largest numbers that a launch gets are below 2^31.
-        let largest = Shape::new(4096, 4096, 65536).unwrap();
+        let largest = TrackerShape::new(4096, 4096, 65536).unwrap();
         assert!(largest.list(65536).iter().all(|launch| launch.grid.blocks < 1 << 24));
     }
 }

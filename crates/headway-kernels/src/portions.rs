@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use headway_core::plan::block::{ALIGN, HEADER_FIXED_BYTES, HEADER_PORTION_BYTES, Header, header_bytes};
+use headway_core::plan::block::{ALIGN, BlockHeader, HEADER_FIXED_BYTES, HEADER_PORTION_BYTES, header_bytes};
 use headway_device::work::WorkError;
 
 /// Threads of a block in the PTX forms: each portion is served by one warp.
@@ -22,7 +22,7 @@ pub(crate) fn begin(
     state: &[u8],
     state_bytes: usize,
 ) -> Result<Vec<Range<usize>>, WorkError> {
-    let portions = Header::read(input).map_err(|error| bad_block(kernel, error.to_string()))?.portions;
+    let portions = BlockHeader::read(input).map_err(|error| bad_block(kernel, error.to_string()))?.portions;
     let needed = portions.last().map_or(header_bytes(0), |portion| portion.end.next_multiple_of(ALIGN));
     if output.len() < needed {
         return Err(bad_block(kernel, format!("its output needs {needed} bytes and has {}", output.len())));

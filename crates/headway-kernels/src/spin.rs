@@ -1,6 +1,6 @@
 //! A kernel that only takes time.
 
-use headway_device::work::{Grid, Portion, Work, WorkError};
+use headway_device::work::{LaunchGrid, Portion, Work, WorkError};
 
 use crate::portions::{WARP, begin, pad};
 
@@ -63,8 +63,8 @@ impl Work for Spin {
         "spin"
     }
 
-    fn grid(&self, portions: u32) -> Grid {
-        Grid { blocks: portions.max(1), threads: WARP, shared_bytes: 0 }
+    fn grid(&self, portions: u32) -> LaunchGrid {
+        LaunchGrid { blocks: portions.max(1), threads: WARP, shared_bytes: 0 }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The programs of the papers' experiments: an element-wise step, breadth-first search, the cheapest way down a grid.
 
 use headway_device::DeviceError;
-use headway_device::work::Grid;
+use headway_device::work::LaunchGrid;
 use headway_device::work::{CpuArgument, Work};
 
 /// Threads of one block of [`Elementwise`].
@@ -37,8 +37,8 @@ pub struct Pathfinder;
 impl Elementwise {
     /// A launch shape for `count` words.
     #[must_use]
-    pub fn grid(count: u32) -> Grid {
-        Grid {
+    pub fn grid(count: u32) -> LaunchGrid {
+        LaunchGrid {
             blocks: count.div_ceil(ELEMENTWISE_THREADS).clamp(1, 2048),
             threads: ELEMENTWISE_THREADS,
             shared_bytes: 0,
@@ -48,16 +48,16 @@ impl Elementwise {
 
 /// The launch shape of both searches for `nodes` nodes.
 #[must_use]
-pub fn bfs_grid(nodes: u32) -> Grid {
-    Grid { blocks: nodes.div_ceil(BFS_THREADS).max(1), threads: BFS_THREADS, shared_bytes: 0 }
+pub fn bfs_grid(nodes: u32) -> LaunchGrid {
+    LaunchGrid { blocks: nodes.div_ceil(BFS_THREADS).max(1), threads: BFS_THREADS, shared_bytes: 0 }
 }
 
 impl Pathfinder {
     /// The launch shape for `columns` columns with borders of `height`, which must be below 128.
     #[must_use]
-    pub fn grid(columns: u32, height: u32) -> Grid {
+    pub fn grid(columns: u32, height: u32) -> LaunchGrid {
         let inner = PATHFINDER_WIDTH.saturating_sub(2 * height).max(1);
-        Grid { blocks: columns.div_ceil(inner).max(1), threads: PATHFINDER_WIDTH, shared_bytes: 0 }
+        LaunchGrid { blocks: columns.div_ceil(inner).max(1), threads: PATHFINDER_WIDTH, shared_bytes: 0 }
     }
 }
 
@@ -85,7 +85,7 @@ impl Work for Elementwise {
     fn entry(&self) -> &'static str {
         "elementwise"
     }
-    fn launch(&self, _grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
+    fn launch(&self, _grid: LaunchGrid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
         let [CpuArgument::Write(words), CpuArgument::Int(count)] = arguments else { return Err(misfit(self.id())) };
         let count = usize::try_from(*count).map_err(|_| misfit(self.id()))?;
         let words = words.get_mut(..4 * count).ok_or_else(|| misfit(self.id()))?;
@@ -106,7 +106,7 @@ impl Work for BfsExpand {
     fn entry(&self) -> &'static str {
         "bfs_expand"
     }
-    fn launch(&self, _grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
+    fn launch(&self, _grid: LaunchGrid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
         let [
             CpuArgument::Read(nodes),
             CpuArgument::Read(edges),
@@ -151,7 +151,7 @@ impl Work for BfsAdvance {
     fn entry(&self) -> &'static str {
         "bfs_advance"
     }
-    fn launch(&self, _grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
+    fn launch(&self, _grid: LaunchGrid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
         let [
             CpuArgument::Write(frontier),
             CpuArgument::Write(reached),
@@ -185,7 +185,7 @@ impl Work for Pathfinder {
     fn entry(&self) -> &'static str {
         "pathfinder"
     }
-    fn launch(&self, _grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
+    fn launch(&self, _grid: LaunchGrid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
         let [
             CpuArgument::Read(rows),
             CpuArgument::Read(before),

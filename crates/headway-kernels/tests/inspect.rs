@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::common::{host_program, pack, state};
 use headway_device::emu::{EmuGpu, EmuSpec};
-use headway_device::gpu::{Gpu, Operation, Reach};
+use headway_device::gpu::{CpuReach, Gpu, Operation};
 use headway_device::work::{Argument, CpuArgument, Work};
 use headway_device::{Access, Buffer, DeviceError, Portion};
 use headway_kernels::inspect::blocks::{InspectBlock, MergeBlock};
@@ -197,7 +197,7 @@ fn wafer_for_devices() -> Wafer {
 }
 
 fn device_memory(gpu: &dyn Gpu, bytes: &[u8]) -> Result<Buffer, DeviceError> {
-    let buffer = gpu.device_buffer(bytes.len(), Reach::Device)?;
+    let buffer = gpu.device_buffer(bytes.len(), CpuReach::Device)?;
     gpu.copy_in(&mut buffer.claim(0..bytes.len(), Access::Write)?, bytes)?;
     Ok(buffer)
 }
@@ -253,7 +253,7 @@ fn the_cuda_source_writes_the_same_bytes_as_the_cpu_forms() {
     let images = images(&wafer, 1);
     let (synopses, list) = on_cpu(&wafer, &images, 100, 1);
     let file = |name: &str| folder.path().join(name);
-    let line = |entry: &str, grid: headway_device::Grid, regions: &str, ints: Vec<i32>| {
+    let line = |entry: &str, grid: headway_device::LaunchGrid, regions: &str, ints: Vec<i32>| {
         let ints: Vec<_> = ints.iter().map(i32::to_string).collect();
         format!("{entry} {} {} {regions} {}\n", grid.blocks, grid.threads, ints.join(" "))
     };

@@ -8,7 +8,8 @@ use crate::common::host_program;
 use headway_device::DeviceError;
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_kernels::klt::{
-    Choice, CpuMachine, Fate, FrameReport, GpuMachine, Launch, Machine, Operand, Region, Shape, Tracker, Warp,
+    CornerCriteria, CpuMachine, Fate, FrameReport, GpuMachine, Launch, Operand, Region, Tracker, TrackerMachine,
+    TrackerShape, Warp,
 };
 use tempfile::TempDir;
 
@@ -22,7 +23,7 @@ fn surface(x: f32, y: f32) -> f32 {
 }
 
 /// A picture in which pixel (x, y) shows the surface at `from(x, y)`.
-fn picture(shape: &Shape, from: impl Fn(f32, f32) -> (f32, f32)) -> Vec<f32> {
+fn picture(shape: &TrackerShape, from: impl Fn(f32, f32) -> (f32, f32)) -> Vec<f32> {
     let pixels = (0..shape.height()).flat_map(|y| (0..shape.width()).map(move |x| (x as f32, y as f32)));
     let shown = pixels.map(|(x, y)| {
         let (x, y) = from(x, y);
@@ -31,20 +32,20 @@ fn picture(shape: &Shape, from: impl Fn(f32, f32) -> (f32, f32)) -> Vec<f32> {
     shown.collect()
 }
 
-fn small() -> Shape {
-    Shape::new(160, 120, 64).unwrap()
+fn small() -> TrackerShape {
+    TrackerShape::new(160, 120, 64).unwrap()
 }
 
 /// Finds corners in `first`, and where they are in `second`.
-fn follow<M: Machine>(tracker: &mut Tracker<M>, first: &[f32], second: &[f32]) -> (FrameReport, FrameReport) {
+fn follow<M: TrackerMachine>(tracker: &mut Tracker<M>, first: &[f32], second: &[f32]) -> (FrameReport, FrameReport) {
     tracker.track(first, None).unwrap();
-    let found = tracker.refill(first, &Choice { margin: 20, ..Choice::default() }).unwrap();
+    let found = tracker.refill(first, &CornerCriteria { margin: 20, ..CornerCriteria::default() }).unwrap();
     assert!(found > 20, "{found} corners");
     let start = tracker.track(first, None).unwrap();
     (start, tracker.track(second, None).unwrap())
 }
 
-fn on_cpu(shape: Shape) -> Tracker<CpuMachine> {
+fn on_cpu(shape: TrackerShape) -> Tracker<CpuMachine> {
     Tracker::new(shape, CpuMachine::new(&shape)).unwrap()
 }
 
@@ -106,7 +107,7 @@ fn a_leap_is_found_only_with_a_prediction() {
     for prediction in [None, Some([1.0, 0.0, 30.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0])] {
         let mut tracker = on_cpu(shape);
         tracker.track(&first, None).unwrap();
-        tracker.refill(&first, &Choice { margin: 40, ..Choice::default() }).unwrap();
+        tracker.refill(&first, &CornerCriteria { margin: 40, ..CornerCriteria::default() }).unwrap();
         let start = tracker.track(&first, None).unwrap();
         let end = tracker.track(&second, prediction).unwrap();
         let right = end.tracked.iter().filter(|end| {
@@ -167,7 +168,7 @@ fn a_picture_of_another_size_is_refused() {
 }
 
 /// Every region but the scratch ones, as bytes.
-fn content(machine: &mut impl Machine, shape: &Shape) -> Vec<Vec<u8>> {
+fn content(machine: &mut impl TrackerMachine, shape: &TrackerShape) -> Vec<Vec<u8>> {
     let read = |region: Region| {
         let mut bytes = vec![0; shape.bytes(region)];
         machine.take(region, &mut bytes).unwrap();
@@ -177,11 +178,11 @@ fn content(machine: &mut impl Machine, shape: &Shape) -> Vec<Vec<u8>> {
 }
 
 /// Three frames with features that come, go and are renewed; leaves each machine's content in `check`.
-fn run<M: Machine>(tracker: &mut Tracker<M>, shape: &Shape, mut check: impl FnMut(&mut M, FrameReport)) {
+fn run<M: TrackerMachine>(tracker: &mut Tracker<M>, shape: &TrackerShape, mut check: impl FnMut(&mut M, FrameReport)) {
     for (frame, (dx, dy)) in [(0.0, 0.0), (1.3, -0.4), (4.0, 1.0), (7.2, 2.9)].into_iter().enumerate() {
         let image = picture(shape, |x, y| (x - dx, y - dy));
         let report = tracker.track(&image, None).unwrap();
-        tracker.refill(&image, &Choice { distance: 6.0, margin: 2, ..Choice::default() }).unwrap();
+        tracker.refill(&image, &CornerCriteria { distance: 6.0, margin: 2, ..CornerCriteria::default() }).unwrap();
         if frame == 1 {
             tracker.renew().unwrap();
         }
@@ -190,7 +191,7 @@ fn run<M: Machine>(tracker: &mut Tracker<M>, shape: &Shape, mut check: impl FnMu
 }
 
 /// The same frames on the CPU and on `machine` give the same bits everywhere.
-fn agrees_with_the_cpu(shape: Shape, machine: impl Machine) {
+fn agrees_with_the_cpu(shape: TrackerShape, machine: impl TrackerMachine) {
     let mut expected = Vec::new();
     run(&mut on_cpu(shape), &shape, |machine, report| expected.push((content(machine, &shape), report)));
     assert!(expected.iter().skip(1).all(|(_, report)| report.tracked.len() > 5));
@@ -223,7 +224,7 @@ fn moving_the_state_to_another_device_changes_no_result() {
     let mut other = CpuMachine::new(&shape);
     let mut tracker = on_cpu(shape);
     tracker.track(&first, None).unwrap();
-    tracker.refill(&first, &Choice { margin: 20, ..Choice::default() }).unwrap();
+    tracker.refill(&first, &CornerCriteria { margin: 20, ..CornerCriteria::default() }).unwrap();
     tracker.track(&first, None).unwrap();
     for level in 0..3 {
         let mut state = vec![0; shape.bytes(Region::State(level))];
@@ -241,7 +242,7 @@ struct HostMachine {
 }
 
 impl HostMachine {
-    fn build(shape: &Shape) -> Option<Self> {
+    fn build(shape: &TrackerShape) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let program = host_program("klt.cpp", &[], folder.path())?;
         for region in Region::ALL {
@@ -256,7 +257,7 @@ fn name(region: Region) -> String {
     format!("{region:?}").replace(['(', ')'], "_")
 }
 
-impl Machine for HostMachine {
+impl TrackerMachine for HostMachine {
     fn put(&mut self, region: Region, from: &[u8]) -> Result<(), DeviceError> {
         let path = self.folder.path().join(name(region));
         let mut bytes = fs::read(&path).unwrap();
@@ -293,7 +294,7 @@ impl Machine for HostMachine {
 #[test]
 fn the_cuda_source_computes_the_same_bits_as_the_cpu_forms() {
     // Odd sizes; slots that are no multiple of a block of 256 threads.
-    let shape = Shape::new(131, 99, 96).unwrap().with_search(Warp::Affine, 2);
+    let shape = TrackerShape::new(131, 99, 96).unwrap().with_search(Warp::Affine, 2);
     let Some(machine) = HostMachine::build(&shape) else { return };
     agrees_with_the_cpu(shape, machine);
 }

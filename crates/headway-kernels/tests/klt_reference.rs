@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use flate2::read::GzDecoder;
-use headway_kernels::klt::{CpuMachine, Machine, Region, Shape, Tracker, Warp};
+use headway_kernels::klt::{CpuMachine, Region, Tracker, TrackerMachine, TrackerShape, Warp};
 use sha2::{Digest as _, Sha256};
 
 const WIDTH: usize = 320;
@@ -84,7 +84,7 @@ impl Agreement {
 /// Follows OpenCV's corners through every frame; compares those that OpenCV is sure of: found up to here, and the track
 /// back leads to within 0.1 pixel of its start.
 fn compare(reference: &Reference, kind: &str, warp: Warp, iterations: u32) -> Agreement {
-    let shape = Shape::default().with_search(warp, iterations);
+    let shape = TrackerShape::default().with_search(warp, iterations);
     let mut tracker = Tracker::new(shape, CpuMachine::new(&shape)).unwrap();
     let corners: Vec<_> = reference.points("response", 0).iter().map(|row| row.at).collect();
     tracker.track(&reference.frames[0], None).unwrap();
@@ -135,7 +135,7 @@ fn tracks_from_frame_to_frame_agree_with_opencv() {
 #[test]
 fn corner_responses_are_those_of_opencv() {
     let reference = Reference::read(&golden());
-    let shape = Shape::default();
+    let shape = TrackerShape::default();
     let mut machine = CpuMachine::new(&shape);
     let bytes: Vec<u8> = reference.frames[0].iter().flat_map(|grey| grey.to_le_bytes()).collect();
     machine.put(Region::CornerImage, &bytes).unwrap();

@@ -12,14 +12,14 @@ pub const WORD: &str = "lab-child";
 
 /// A part that a process can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum ChildRole {
     /// Loads the CPUs or the memory of the host.
     Load,
     /// Tracks what a camera sees, as its parent orders line by line.
     Camera,
 }
 
-impl Part {
+impl ChildRole {
     /// Every part with its word.
     pub const WORDS: &[(&str, Self)] = &[("load", Self::Load), ("camera", Self::Camera)];
 
@@ -29,15 +29,15 @@ impl Part {
 }
 
 /// Takes `part` until the parent ends.
-pub fn serve(part: Part, order: &str) {
+pub fn serve(part: ChildRole, order: &str) {
     match part {
-        Part::Load => reproduce::load(order),
-        Part::Camera => reproduce::camera(),
+        ChildRole::Load => reproduce::load(order),
+        ChildRole::Camera => reproduce::camera(),
     }
 }
 
 /// This program with that part.
-pub(crate) fn command(part: Part, order: &str) -> io::Result<Command> {
+pub(crate) fn command(part: ChildRole, order: &str) -> io::Result<Command> {
     let mut command = Command::new(env::current_exe()?);
     command.args([WORD, part.word(), order]);
     Ok(command)

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use headway_core::analysis::schedulability::{Task, jeffay};
+use headway_core::analysis::schedulability::{RecurrentTask, jeffay};
 use headway_core::files::machine::{self, Machine, RouteId};
 use headway_core::models::interconnect::Network;
-use headway_core::plan::combine::{CombineError, CombineOptions, Counting, Mode, Priced, Pricer, transform};
+use headway_core::plan::combine::{CombineEffort, CombineError, CombineOptions, Counting, Priced, Pricer, transform};
 use headway_core::plan::message::{Elementary, MessageSet};
 use headway_core::units::{Bytes, Nanos};
 use rand_core::{Rng, SeedableRng};
@@ -23,7 +23,7 @@ use crate::reproduce::verner_combine;
 pub use crate::reproduce::verner_combine::Distance;
 use headway::COMMIT;
 use headway::run::Progress;
-use headway_measure::bench::{Outcome, Target};
+use headway_measure::bench::{Target, TargetOutcome};
 use headway_measure::folder::{self, Folder};
 
 const MS: u64 = 1_000_000;
@@ -61,7 +61,7 @@ pub struct CombineBenchReport {
     /// CombineOptions far results are from the optimum.
     pub distances: Vec<Distance>,
     /// What became of sets that pass a test.
-    pub kept: Kept,
+    pub kept: SetCounts,
     /// Every target.
     pub targets: Vec<Target>,
     /// Whether it was not interrupted.
@@ -98,7 +98,7 @@ impl Speed {
 
 /// What became of sets that pass a test.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub struct Kept {
+pub struct SetCounts {
     /// Sets drawn.
     pub sets: u64,
     /// Transformations of sets that pass the test of Jeffay, Stanat and Martel.
@@ -114,27 +114,30 @@ pub struct Kept {
 struct Case {
     messages: usize,
     distinct: bool,
-    mode: Mode,
+    mode: CombineEffort,
     runs: usize,
 }
 
-const fn case(messages: usize, distinct: bool, mode: Mode, runs: usize) -> Case {
+const fn case(messages: usize, distinct: bool, mode: CombineEffort, runs: usize) -> Case {
     Case { messages, distinct, mode, runs }
 }
 
-const QUICK: &[Case] =
-    &[case(1_000, false, Mode::Greedy, 3), case(1_000, true, Mode::Greedy, 3), case(1_000, false, Mode::Fast, 3)];
+const QUICK: &[Case] = &[
+    case(1_000, false, CombineEffort::Greedy, 3),
+    case(1_000, true, CombineEffort::Greedy, 3),
+    case(1_000, false, CombineEffort::Fast, 3),
+];
 
 const FULL: &[Case] = &[
-    case(1_000, false, Mode::Greedy, 21),
-    case(1_000, true, Mode::Greedy, 21),
-    case(1_000, false, Mode::Fast, 21),
-    case(1_000, true, Mode::Fast, 21),
-    case(1_000, false, Mode::Search, 3),
-    case(1_000, true, Mode::Search, 3),
-    case(10_000, false, Mode::Fast, 5),
-    case(10_000, false, Mode::Greedy, 3),
-    case(10_000, true, Mode::Greedy, 3),
+    case(1_000, false, CombineEffort::Greedy, 21),
+    case(1_000, true, CombineEffort::Greedy, 21),
+    case(1_000, false, CombineEffort::Fast, 21),
+    case(1_000, true, CombineEffort::Fast, 21),
+    case(1_000, false, CombineEffort::Search, 3),
+    case(1_000, true, CombineEffort::Search, 3),
+    case(10_000, false, CombineEffort::Fast, 5),
+    case(10_000, false, CombineEffort::Greedy, 3),
+    case(10_000, true, CombineEffort::Greedy, 3),
 ];
 
 /// Times on one core: (messages, distinct periods, seconds at the median).
@@ -169,9 +172,9 @@ pub fn run(options: &CombineBenchOptions, mut progress: impl FnMut(Progress)) ->
         target: "a set that passes the test is never replaced by one that fails it".to_owned(),
         measured: format!("{} of {} transformations did", kept.lost, kept.passing),
         outcome: match kept.lost {
-            0 if kept.passing == 0 => Outcome::NotMeasured,
-            0 => Outcome::Met,
-            _ => Outcome::NotMet,
+            0 if kept.passing == 0 => TargetOutcome::NotMeasured,
+            0 => TargetOutcome::Met,
+            _ => TargetOutcome::NotMet,
         },
     });
     let mut report = CombineBenchReport {
@@ -214,10 +217,10 @@ fn timed(machine: &Machine, case: &Case, options: &CombineBenchOptions) -> Resul
     }
     times.sort_unstable();
     let mode = match case.mode {
-        Mode::Fast => "fast",
-        Mode::Greedy => "greedy",
-        Mode::Search => "search",
-        Mode::Optimal => "optimal",
+        CombineEffort::Fast => "fast",
+        CombineEffort::Greedy => "greedy",
+        CombineEffort::Search => "search",
+        CombineEffort::Optimal => "optimal",
     };
     Ok(Speed { messages: case.messages, periods: periods(case.distinct), mode, sums_ppm, times })
 }
@@ -255,16 +258,16 @@ fn messages(machine: &Machine, case: &Case, seed: u64) -> MessageSet {
 }
 
 /// Transforms sets of which the links are nearly full, in every mode.
-fn tested(machine: &Machine, sets: u64, seed: u64, stopped: &dyn Fn() -> bool) -> Result<Kept, Error> {
+fn tested(machine: &Machine, sets: u64, seed: u64, stopped: &dyn Fn() -> bool) -> Result<SetCounts, Error> {
     let network = Network::new(machine);
     let mut random = Pcg64Mcg::seed_from_u64(seed ^ 0x7e57);
-    let mut kept = Kept::default();
+    let mut kept = SetCounts::default();
     for number in 0..sets {
         if stopped() {
             break;
         }
         kept.sets += 1;
-        let case = case(2 + below(&mut random, 8) as usize, number % 2 == 0, Mode::Search, 1);
+        let case = case(2 + below(&mut random, 8) as usize, number % 2 == 0, CombineEffort::Search, 1);
         let mut elementary = messages(machine, &case, random.next_u64()).elementary;
         let asked: u64 = elementary.iter().map(|m| m.bytes.0 * 1_000 / m.period.0).sum();
         let wanted = (20 + below(&mut random, 34)) * 1_000;
@@ -276,15 +279,16 @@ fn tested(machine: &Machine, sets: u64, seed: u64, stopped: &dyn Fn() -> bool) -
             let cost = pricer.price(&batch.blocks(&set.elementary)).map_err(|starved| refused(starved.into()))?;
             given.push(Priced { cost, batch: batch.clone() });
         }
-        let passes =
-            |batches: &[Priced]| jeffay(&batches.iter().map(Priced::task).collect::<Vec<Task>>()).is_schedulable();
+        let passes = |batches: &[Priced]| {
+            jeffay(&batches.iter().map(Priced::task).collect::<Vec<RecurrentTask>>()).is_schedulable()
+        };
         if !passes(&given) {
             continue;
         }
-        for mode in [Mode::Fast, Mode::Greedy, Mode::Search, Mode::Optimal] {
+        for mode in [CombineEffort::Fast, CombineEffort::Greedy, CombineEffort::Search, CombineEffort::Optimal] {
             let how = CombineOptions { mode, counting: Counting::PhaseAware };
             let free = transform(&set, &mut pricer, how, &mut |_| true).map_err(refused)?;
-            let test: &mut dyn FnMut(&[Task]) -> bool = &mut |tasks| jeffay(tasks).is_schedulable();
+            let test: &mut dyn FnMut(&[RecurrentTask]) -> bool = &mut |tasks| jeffay(tasks).is_schedulable();
             let found = transform(&set, &mut pricer, how, test).map_err(refused)?;
             kept.passing += 1;
             kept.lost += u64::from(!passes(&found.batches));
@@ -306,9 +310,9 @@ fn speed_targets(speeds: &[Speed]) -> Vec<Target> {
                 format!("median {:.3} s, max {:.3} s, n = {}", seconds(s.median()), seconds(s.max()), s.times.len())
             }),
             outcome: match found {
-                None => Outcome::NotMeasured,
-                Some(s) if seconds(s.median()) < limit => Outcome::Met,
-                Some(_) => Outcome::NotMet,
+                None => TargetOutcome::NotMeasured,
+                Some(s) if seconds(s.median()) < limit => TargetOutcome::Met,
+                Some(_) => TargetOutcome::NotMet,
             },
         }
     };
@@ -320,7 +324,7 @@ fn distance_target(distance: &Distance) -> Target {
     Target {
         target: format!("`{}`: mean sum within {limit} % of the optimum", distance.generator),
         measured: format!("mean {:.2} %, worst {:.1} %, n = {}", distance.search.0, distance.search.1, distance.sets),
-        outcome: if distance.search.0 <= limit { Outcome::Met } else { Outcome::NotMet },
+        outcome: if distance.search.0 <= limit { TargetOutcome::Met } else { TargetOutcome::NotMet },
     }
 }
 
@@ -373,7 +377,7 @@ impl CombineBenchReport {
             let (search, greedy, paper) = (pair(of.search), pair(of.greedy), pair(of.paper));
             let _ = writeln!(text, "| {}: {} | {} | {search} | {greedy} | {paper} |", of.generator, of.about, of.sets);
         }
-        let Kept { sets, passing, lost, lower, held_back } = self.kept;
+        let SetCounts { sets, passing, lost, lower, held_back } = self.kept;
         let _ = writeln!(
             text,
             "\n## With a test\n\n{sets} sets of 2 to 9 messages; {passing} transformations of sets that pass: {lost} results fail, \
@@ -408,7 +412,7 @@ mod tests {
         let report = run(&options, |_| {}).unwrap();
         assert_eq!(report.speeds.len(), QUICK.len());
         assert!(report.speeds.iter().all(|speed| speed.sums_ppm.1 < speed.sums_ppm.0), "{:?}", report.speeds);
-        let Kept { passing, lost, lower, .. } = report.kept;
+        let SetCounts { passing, lost, lower, .. } = report.kept;
         assert!(lost == 0 && passing > 40 && lower > 20, "{:?}", report.kept);
         let rows = fs::read_to_string(folder.join("rows.csv")).unwrap();
         assert_eq!(rows.lines().count(), 1 + QUICK.iter().map(|case| case.runs).sum::<usize>());

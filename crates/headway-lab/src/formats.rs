@@ -11,14 +11,14 @@ mod yaml;
 use std::fs;
 use std::path::Path;
 
-use headway_core::analysis::schedulability::Reason;
+use headway_core::analysis::schedulability::UndecidedReason;
 use headway_core::files::error::FileError;
-use headway_core::files::workload::{self, Flow, Workload};
+use headway_core::files::workload::{self, ServerDemand, Workload};
 use headway_core::units::{Nanos, UnitError};
 use serde::Serialize;
 
 pub use self::jobs::{
-    Edge, Job, JobSet, Results, read_edges, read_jobs, read_results, unfold, write_edges, write_jobs,
+    Edge, ImportedJob, JobSet, Results, read_edges, read_jobs, read_results, unfold, write_edges, write_jobs,
 };
 pub use self::yaml::{read as read_yaml, write as write_yaml};
 use crate::Error;
@@ -26,7 +26,7 @@ use crate::Error;
 /// A format of another tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Format {
+pub enum FileFormat {
     /// Job sets of the schedule-abstraction analysis, one job a line.
     Jobs,
     /// The same as YAML.
@@ -41,7 +41,7 @@ pub enum Format {
     Mlperf,
 }
 
-impl Format {
+impl FileFormat {
     /// What the command line calls them.
     pub const WORDS: &[(&str, Self)] = &[
         ("jobs", Self::Jobs),
@@ -186,7 +186,7 @@ pub enum FormatError {
     },
     /// No finite window stands for the endless schedule.
     #[error("no window stands for all of the schedule")]
-    Window(#[source] Reason),
+    Window(#[source] UndecidedReason),
     /// The tasks demand more than the server gives.
     #[error(
         "the flows ask for more than the whole server: no window stands for all of the schedule; lower their costs"
@@ -209,14 +209,14 @@ const BYTES_MAX: usize = 64 << 20;
 const JOBS_MAX: usize = 1_000_000;
 
 /// Flows and what a reader must know of them.
-type Flows = (Vec<Flow>, Vec<String>);
+type Flows = (Vec<ServerDemand>, Vec<String>);
 
 /// Makes a workload from the text of another tool's file.
 ///
 /// # Errors
 /// [`FormatError`] where the text is not of the format, and for everything in it that a workload file cannot say and that
 /// would change what must be guaranteed.
-pub fn import(format: Format, text: &str, options: &Import) -> Result<Imported, FormatError> {
+pub fn import(format: FileFormat, text: &str, options: &Import) -> Result<Imported, FormatError> {
     if text.len() > BYTES_MAX {
         return Err(FormatError::Size { bytes: text.len() });
     }
@@ -226,8 +226,8 @@ pub fn import(format: Format, text: &str, options: &Import) -> Result<Imported, 
         None => Ok(()),
     };
     let (mut flows, notes) = match format {
-        Format::Jobs | Format::JobsYaml => {
-            let mut set = if format == Format::Jobs {
+        FileFormat::Jobs | FileFormat::JobsYaml => {
+            let mut set = if format == FileFormat::Jobs {
                 JobSet { jobs: read_jobs(text)?, edges: Vec::new() }
             } else {
                 read_yaml(text)?
@@ -237,13 +237,13 @@ pub fn import(format: Format, text: &str, options: &Import) -> Result<Imported, 
             }
             jobs::flows(&set, options.unit.unwrap_or(Nanos(1)), options.window)?
         }
-        Format::Schedcat => xml::read_schedcat(text, needed()?)?,
-        Format::Simso => {
+        FileFormat::Schedcat => xml::read_schedcat(text, needed()?)?,
+        FileFormat::Simso => {
             milliseconds()?;
             xml::read_simso(text)?
         }
-        Format::Tasks => tables::read_tasks(text, needed()?)?,
-        Format::Mlperf => {
+        FileFormat::Tasks => tables::read_tasks(text, needed()?)?,
+        FileFormat::Mlperf => {
             milliseconds()?;
             tables::read_mlperf(text, options.cost)?
         }
@@ -261,18 +261,18 @@ pub fn import(format: Format, text: &str, options: &Import) -> Result<Imported, 
 ///
 /// # Errors
 /// [`FormatError`] for everything in the workload that the format cannot say.
-pub fn export(format: Format, workload: &Workload, options: &Export) -> Result<Exported, FormatError> {
+pub fn export(format: FileFormat, workload: &Workload, options: &Export) -> Result<Exported, FormatError> {
     let (flows, mut notes) = write::chosen(workload, options.server.as_deref())?;
     let unit = options.unit.filter(|unit| unit.0 > 0).unwrap_or(Nanos(1));
     let text = match format {
-        Format::Jobs | Format::JobsYaml => {
+        FileFormat::Jobs | FileFormat::JobsYaml => {
             let set = write::jobs(&flows, unit, &mut notes)?;
-            if format == Format::Jobs { write_jobs(&set.jobs) } else { write_yaml(&set) }
+            if format == FileFormat::Jobs { write_jobs(&set.jobs) } else { write_yaml(&set) }
         }
-        Format::Schedcat => xml::write_schedcat(&flows, unit)?,
-        Format::Simso if options.unit.is_some() => return Err(FormatError::Unit { unit: "milliseconds" }),
-        Format::Simso => xml::write_simso(&flows, &mut notes),
-        Format::Tasks | Format::Mlperf => {
+        FileFormat::Schedcat => xml::write_schedcat(&flows, unit)?,
+        FileFormat::Simso if options.unit.is_some() => return Err(FormatError::Unit { unit: "milliseconds" }),
+        FileFormat::Simso => xml::write_simso(&flows, &mut notes),
+        FileFormat::Tasks | FileFormat::Mlperf => {
             let (place, what) = ("the format".to_owned(), "deadlines and costs of flows");
             return Err(FormatError::CannotSay { place, what, instead: "export to `jobs`, `schedcat` or `simso`" });
         }
@@ -286,7 +286,7 @@ pub fn export(format: Format, workload: &Workload, options: &Export) -> Result<E
 /// [`headway::ErrorKind::Io`], [`Error::Import`].
 pub fn import_file(
     path: &Path,
-    format: Format,
+    format: FileFormat,
     precedence: Option<&Path>,
     options: &Import,
 ) -> Result<Imported, Error> {
@@ -303,7 +303,7 @@ pub fn import_file(
 ///
 /// # Errors
 /// [`headway::ErrorKind::Io`], [`headway::ErrorKind::File`], [`Error::Export`].
-pub fn export_file(path: &Path, format: Format, options: &Export) -> Result<Exported, Error> {
+pub fn export_file(path: &Path, format: FileFormat, options: &Export) -> Result<Exported, Error> {
     let workload = headway::workload::open(path)?.value;
     export(format, &workload, options)
         .map_err(|source| Error::Export { path: path.to_owned(), source: Box::new(source) })

@@ -6,7 +6,7 @@ mod program;
 use std::process::ExitCode;
 
 use headway::Diagnosis;
-use headway_cli::terminal::{Answer, Out};
+use headway_cli::terminal::{CommandAnswer, Out};
 use headway_cli::{events, failure};
 
 use program::{Command, Lab};
@@ -28,14 +28,14 @@ fn main() -> ExitCode {
         Some(Command::Import(args)) => program::import(&out, args),
         Some(Command::Export(args)) => program::export(&out, args),
         Some(Command::MeasureChild { part, order }) => {
-            Ok(if headway_measure::serve_child(*part, order) { Answer::Yes } else { Answer::No })
+            Ok(if headway_measure::serve_child(*part, order) { CommandAnswer::Yes } else { CommandAnswer::No })
         }
         Some(Command::LabChild { part, order }) => {
             headway_lab::child::serve(*part, order);
-            Ok(Answer::Yes)
+            Ok(CommandAnswer::Yes)
         }
     };
-    answer.map_or_else(|error| failure::report(&error, diagnosis(&error), lab.format, 2), Answer::status)
+    answer.map_or_else(|error| failure::report(&error, diagnosis(&error), lab.format, 2), CommandAnswer::status)
 }
 
 /// What a library says of an error of its own.

@@ -51,7 +51,7 @@ pub struct Experiment {
     pub paper: &'static str,
     /// What it can be made on.
     pub on: &'static [Backend],
-    run: fn(&Setting) -> Result<Outcome, Error>,
+    run: fn(&ExperimentSetting) -> Result<ExperimentResults, Error>,
 }
 
 const SIMULATED: &[Backend] = &[Backend::Sim];
@@ -184,7 +184,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
 
 /// How an experiment is made.
 #[derive(Clone, Debug)]
-pub struct Setting {
+pub struct ExperimentSetting {
     /// What it runs on.
     pub backend: Backend,
     /// Fewer and smaller points.
@@ -201,7 +201,7 @@ pub struct Setting {
     pub streams: StreamSetting,
     /// What only `gpusync-gpu` asks.
     pub sharing: SharingOptions,
-    /// Folder for the results; `None` = `out/NAME-SOURCE` with [`Setting::label`] behind it.
+    /// Folder for the results; `None` = `out/NAME-SOURCE` with [`ExperimentSetting::label`] behind it.
     pub out: Option<PathBuf>,
     /// What tells these results from others of the same experiment.
     pub label: String,
@@ -209,7 +209,7 @@ pub struct Setting {
     pub so_far: SoFar,
 }
 
-impl Setting {
+impl ExperimentSetting {
     /// Where the results belong.
     #[must_use]
     pub fn folder(&self, experiment: &str, source: &str) -> PathBuf {
@@ -218,30 +218,33 @@ impl Setting {
     }
 
     /// Keeps raw figures, which are there even if somebody ends the experiment.
-    fn keep(&self, experiment: &'static str, source: &'static str, machine: &str, tables: Vec<Table>) {
-        self.so_far.keep(Outcome { tables, ..Outcome::new(experiment, source, machine.to_owned(), self.seed) });
+    fn keep(&self, experiment: &'static str, source: &'static str, machine: &str, tables: Vec<RawFigures>) {
+        self.so_far.keep(ExperimentResults {
+            tables,
+            ..ExperimentResults::new(experiment, source, machine.to_owned(), self.seed)
+        });
     }
 }
 
 /// What an experiment has found so far; kept when somebody ends it early.
 #[derive(Clone, Debug, Default)]
-pub struct SoFar(Arc<Mutex<Option<Outcome>>>);
+pub struct SoFar(Arc<Mutex<Option<ExperimentResults>>>);
 
 impl SoFar {
     /// Keeps this instead of what was kept before.
-    fn keep(&self, outcome: Outcome) {
+    fn keep(&self, outcome: ExperimentResults) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
     }
 
     /// The raw figures so far. No row of the comparison is judged by a part of them.
     #[must_use]
-    pub fn take(&self) -> Option<Outcome> {
+    pub fn take(&self) -> Option<ExperimentResults> {
         let outcome = self.0.lock().unwrap_or_else(PoisonError::into_inner).take()?;
-        Some(Outcome { complete: false, rows: Vec::new(), notes: Vec::new(), figures: Vec::new(), ..outcome })
+        Some(ExperimentResults { complete: false, rows: Vec::new(), notes: Vec::new(), figures: Vec::new(), ..outcome })
     }
 }
 
-impl Default for Setting {
+impl Default for ExperimentSetting {
     fn default() -> Self {
         let (machine, gpus, duration, streams) = (None, None, None, StreamSetting::default());
         let (sharing, so_far) = (SharingOptions::default(), SoFar::default());
@@ -286,7 +289,7 @@ impl Default for StreamSetting {
 /// What one row of an experiment shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum PaperVerdict {
     /// A figure of the paper and a figure of ours agree, and no parameter was free to make them agree.
     Reproduced,
     /// Ours agrees with the paper, but a parameter that the paper does not state was chosen or fitted by us.
@@ -299,7 +302,7 @@ pub enum Verdict {
     NotComparable,
 }
 
-impl Verdict {
+impl PaperVerdict {
     /// All of them, the strongest first.
     pub const ALL: [Self; 5] =
         [Self::Reproduced, Self::Consistent, Self::OwnCheck, Self::NotReproduced, Self::NotComparable];
@@ -345,7 +348,7 @@ impl Verdict {
 
 /// One line of the table of paper and ours.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Row {
+pub struct PaperRow {
     /// What is compared.
     pub what: String,
     /// What the paper says, and where.
@@ -354,12 +357,12 @@ pub struct Row {
     /// What was found.
     pub ours: String,
     /// How the two compare.
-    pub verdict: Verdict,
+    pub verdict: PaperVerdict,
     /// Why the row has this verdict, in one sentence.
     pub why: String,
 }
 
-impl Row {
+impl PaperRow {
     /// The paper's words with the place where they stand.
     #[must_use]
     pub fn cited(&self) -> String {
@@ -372,7 +375,7 @@ impl Row {
 
 /// Raw figures: a header and lines of equal length.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Table {
+pub struct RawFigures {
     /// Name of the file, without its ending.
     pub name: String,
     /// Names of the columns, units last.
@@ -380,7 +383,7 @@ pub struct Table {
     pub lines: Vec<Vec<String>>,
 }
 
-impl Table {
+impl RawFigures {
     /// As comma-separated values; cells with commas or quotes are quoted.
     #[must_use]
     pub fn csv(&self) -> String {
@@ -398,7 +401,7 @@ impl Table {
 
 /// Everything that one experiment gave.
 #[derive(Clone, Debug, Serialize)]
-pub struct Outcome {
+pub struct ExperimentResults {
     /// Version of the JSON form.
     pub schema: u32,
     pub experiment: &'static str,
@@ -412,18 +415,17 @@ pub struct Outcome {
     /// Whether it was not interrupted.
     pub complete: bool,
     /// Paper and ours.
-    pub rows: Vec<Row>,
+    pub rows: Vec<PaperRow>,
     /// What a reader must know.
     pub notes: Vec<String>,
-    /// Raw figures.
     #[serde(skip)]
-    pub tables: Vec<Table>,
+    pub tables: Vec<RawFigures>,
     /// Plots, each with the name of its file.
     #[serde(skip)]
     pub figures: Vec<(String, Figure)>,
 }
 
-impl Outcome {
+impl ExperimentResults {
     /// An outcome of this program, still without rows and figures.
     #[must_use]
     pub const fn new(experiment: &'static str, source: &'static str, machine: String, seed: u64) -> Self {
@@ -529,7 +531,7 @@ impl Experiment {
     ///
     /// # Errors
     /// [`headway_measure::Error::InTheWay`] if there is anything else, [`headway::ErrorKind::Io`].
-    pub fn may_write(&self, setting: &Setting) -> Result<(), Error> {
+    pub fn may_write(&self, setting: &ExperimentSetting) -> Result<(), Error> {
         let sources: &[&str] = match setting.backend {
             Backend::Auto => &["sim", "emu", "cuda"],
             Backend::Sim => &["sim"],
@@ -552,7 +554,7 @@ impl Experiment {
     ///
     /// # Errors
     /// What the backend refuses.
-    pub fn run(&self, setting: &Setting) -> Result<Outcome, Error> {
+    pub fn run(&self, setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
         let (setting, profile) = site::with_profile(setting, self.on);
         let mut outcome = (self.run)(&setting)?;
         if outcome.source != "sim" {
@@ -560,8 +562,8 @@ impl Experiment {
         }
         if outcome.source == "emu" {
             // The rates of an emulated device were chosen by us.
-            for row in outcome.rows.iter_mut().filter(|row| row.verdict == Verdict::Reproduced) {
-                row.verdict = Verdict::Consistent;
+            for row in outcome.rows.iter_mut().filter(|row| row.verdict == PaperVerdict::Reproduced) {
+                row.verdict = PaperVerdict::Consistent;
             }
         }
         Ok(outcome)
@@ -575,7 +577,7 @@ mod tests {
     #[test]
     fn cells_with_commas_are_quoted() {
         let lines = vec![vec!["a,b".to_owned(), "say \"x\"".to_owned()]];
-        let table = Table { name: "t".into(), columns: vec!["c", "d"], lines };
+        let table = RawFigures { name: "t".into(), columns: vec!["c", "d"], lines };
         assert_eq!(table.csv(), "c,d\n\"a,b\",\"say \"\"x\"\"\"\n");
     }
 

@@ -9,7 +9,7 @@ use csv::{ReaderBuilder, StringRecord};
 use flate2::bufread::MultiGzDecoder;
 
 use crate::Error;
-use headway_measure::plot::{Figure, Line};
+use headway_measure::plot::{Figure, PlotLine};
 
 /// First bytes of a compressed file (RFC 1952).
 const MAGIC: [u8; 2] = [0x1f, 0x8b];
@@ -61,7 +61,7 @@ pub fn of_rows(plot: &RowsPlot) -> Result<Figure, Error> {
     }
     let rows: Vec<&StringRecord> =
         all.iter().filter(|row| only.iter().all(|(at, value)| row.get(*at) == Some(value))).collect();
-    let mut lines: Vec<Line> = Vec::new();
+    let mut lines: Vec<PlotLine> = Vec::new();
     for (row, y) in rows.iter().flat_map(|row| y.iter().map(move |y| (row, *y))) {
         let Some(point) = number(row, x).zip(number(row, y)) else { continue };
         let mut words: Vec<&str> = by.iter().filter_map(|at| row.get(*at)).filter(|word| !word.is_empty()).collect();
@@ -71,7 +71,7 @@ pub fn of_rows(plot: &RowsPlot) -> Result<Figure, Error> {
         let name = words.join(", ");
         match lines.iter_mut().find(|line| line.name == name) {
             Some(line) => line.points.push(point),
-            None => lines.push(Line::new(name, vec![point])),
+            None => lines.push(PlotLine::new(name, vec![point])),
         }
     }
     if lines.is_empty() {

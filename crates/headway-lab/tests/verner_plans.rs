@@ -4,14 +4,14 @@
 mod support;
 
 use self::support::{Null, logged, run_of};
-use headway_core::decisions::dispatch::Event;
+use headway_core::decisions::dispatch::DispatchEvent;
 use headway_core::files::machine::shipped;
 use headway_core::files::workload::parse;
-use headway_core::log::What;
+use headway_core::log::RecordBody;
 use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Outcome, Strategy};
 use headway_lab::simulation::verner::pools::{KINDS, Reading};
-use headway_lab::simulation::verner::{Pool, best_split, longest_prefix, site, workload};
+use headway_lab::simulation::verner::{StreamPool, best_split, longest_prefix, site, workload};
 
 /// Bits per second that no node of the test carries.
 const POOL: u64 = 68_000_000_000;
@@ -28,7 +28,7 @@ fn the_planner_accepts_what_the_framework_accepts_and_no_window_is_late() {
     ] {
         let machine = shipped(name).unwrap();
         let site = site(&machine).unwrap();
-        let pool = Pool::new(KINDS[11].pool(Reading::Truncate, 0, POOL));
+        let pool = StreamPool::new(KINDS[11].pool(Reading::Truncate, 0, POOL));
         let border = longest_prefix(&site, policy, &pool, 64).unwrap().streams;
         let split = best_split(&site, policy, &pool, border).unwrap().expect("the border is accepted");
         let text = workload("aes", &machine, policy, &split.load).unwrap();
@@ -37,8 +37,9 @@ fn the_planner_accepts_what_the_framework_accepts_and_no_window_is_late() {
         assert_eq!(planned.verdict.outcome, Outcome::Schedulable, "{name} {policy:?}: {:?}\n{text}", planned.verdict);
         let (outcome, log) = logged(&planned, &machine, &run_of(&planned, 50), &mut Null::full(&planned));
         assert!(outcome.unwrap().finished);
-        let late =
-            log.iter().filter(|record| matches!(record.what, What::Event(Event::Late { .. } | Event::Overrun { .. })));
+        let late = log.iter().filter(|record| {
+            matches!(record.what, RecordBody::Event(DispatchEvent::Late { .. } | DispatchEvent::Overrun { .. }))
+        });
         assert_eq!(late.count(), 0, "{name} {policy:?}");
         // One stream in twenty more is too much for the same plan.
         let mut more = split.load.clone();

@@ -1,9 +1,9 @@
 //! Who waits for whom at a GPU's copy engines, by which the machine file's `[[arbitration]]` is made.
 
-use headway::gpus::Backend;
-use headway::gpus::arbitration::{self, Ask, Between as Asked, Bulk, Hand, Small};
+use headway::gpus::CopyBackend;
+use headway::gpus::arbitration::{self, Ask, BulkCopy, BulkStreamGap, Hand, Small};
 use headway_core::models::transfer::Direction;
-use headway_core::models::transfer::arbitration::{Arbitration, Cut, DIRECTIONS, Wait};
+use headway_core::models::transfer::arbitration::{Cut, DIRECTIONS, EngineArbitration, SmallCopyWait};
 use headway_core::units::{Bytes, Nanos, PPM};
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +32,7 @@ pub(crate) struct Asking {
 /// What was found of one direction, or why nothing was.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Found {
-    pub(crate) arbitration: Option<Arbitration>,
+    pub(crate) arbitration: Option<EngineArbitration>,
     /// What could not be asked, a sentence each.
     pub(crate) left_out: Vec<String>,
 }
@@ -42,7 +42,11 @@ fn small(direction: Direction) -> Small {
 }
 
 /// One case until there are enough samples: the wait of small copies, and the middle of the bulk copies' times.
-fn beside(gpu: &mut dyn Ask, bulk: &Bulk, (least, most): (usize, usize)) -> Result<Option<(Wait, Nanos)>, Error> {
+fn beside(
+    gpu: &mut dyn Ask,
+    bulk: &BulkCopy,
+    (least, most): (usize, usize),
+) -> Result<Option<(SmallCopyWait, Nanos)>, Error> {
     let (mut waits, mut times) = (Vec::new(), Vec::new());
     while times.len() < least || (waits.len() < SAMPLES && times.len() < most) {
         let both = gpu.bulk_and_small(bulk, &small(bulk.direction))?;
@@ -51,19 +55,19 @@ fn beside(gpu: &mut dyn Ask, bulk: &Bulk, (least, most): (usize, usize)) -> Resu
     }
     waits.sort_unstable();
     times.sort_unstable();
-    Ok(Wait::of(&waits).map(|wait| (wait, times[times.len() / 2])))
+    Ok(SmallCopyWait::of(&waits).map(|wait| (wait, times[times.len() / 2])))
 }
 
 /// One direction of the GPU that is asked.
 pub(crate) fn direction(gpu: &mut dyn Ask, way: Direction, asking: Asking) -> Result<Found, Error> {
     let Asking { bulk_bytes, rounds } = asking;
-    let whole = Bulk { direction: way, piece: bulk_bytes, between: Asked::Nothing };
+    let whole = BulkCopy { direction: way, piece: bulk_bytes, between: BulkStreamGap::Nothing };
     let mut times = (0..5).map(|_| gpu.bulk(&whole)).collect::<Result<Vec<_>, _>>()?;
     times.sort_unstable();
     let alone = times[times.len() / 2];
     let share =
         |took: Nanos| (u128::from(alone.0) * u128::from(PPM) / u128::from(took.0.max(1))).clamp(1, u128::from(2 * PPM));
-    let cut = |piece: usize, (wait, took): (Wait, Nanos)| Cut {
+    let cut = |piece: usize, (wait, took): (SmallCopyWait, Nanos)| Cut {
         piece: Bytes(piece as u64),
         share_ppm: share(took) as u64,
         wait,
@@ -73,11 +77,11 @@ pub(crate) fn direction(gpu: &mut dyn Ask, way: Direction, asking: Asking) -> Re
     };
     let (mut words, mut streams, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
     for (cuts, between, what) in [
-        (&mut words, Asked::Write { barrier: true }, "a written word behind each"),
-        (&mut streams, Asked::OtherStream, "two streams by turns"),
+        (&mut words, BulkStreamGap::Write { barrier: true }, "a written word behind each"),
+        (&mut streams, BulkStreamGap::OtherStream, "two streams by turns"),
     ] {
         for piece in PIECES.map(|mib| mib * MIB).into_iter().filter(|piece| *piece < bulk_bytes) {
-            match beside(gpu, &Bulk { direction: way, piece, between }, rounds) {
+            match beside(gpu, &BulkCopy { direction: way, piece, between }, rounds) {
                 Ok(found) => cuts.extend(found.map(|found| cut(piece, found))),
                 // A driver that does not have it refuses every length.
                 Err(error) => {
@@ -87,21 +91,21 @@ pub(crate) fn direction(gpu: &mut dyn Ask, way: Direction, asking: Asking) -> Re
             }
         }
     }
-    let arbitration = Arbitration { whole: cut(bulk_bytes, first), time: alone, words, streams, process: None };
+    let arbitration = EngineArbitration { whole: cut(bulk_bytes, first), time: alone, words, streams, process: None };
     Ok(Found { arbitration: Some(arbitration), left_out })
 }
 
 /// What small copies of another process wait for beside whole copies.
-fn process(gpu: &mut dyn Ask, way: Direction, index: u32, bulk_bytes: usize) -> Result<Option<Wait>, String> {
+fn process(gpu: &mut dyn Ask, way: Direction, index: u32, bulk_bytes: usize) -> Result<Option<SmallCopyWait>, String> {
     let order = order(&small(way), index, 2 * SAMPLES);
     let command = child::command(ChildPart::SmallCopies, &order).map_err(|error| error.to_string())?;
     let mut rival = Rival::start(command).map_err(|error| error.to_string())?;
-    let bulk = Bulk { direction: way, piece: bulk_bytes, between: Asked::Nothing };
+    let bulk = BulkCopy { direction: way, piece: bulk_bytes, between: BulkStreamGap::Nothing };
     loop {
         gpu.bulk(&bulk).map_err(|error| error.to_string())?;
         if let Some(mut waits) = rival.heard().map_err(|error| error.to_string())? {
             waits.sort_unstable();
-            return Ok(Wait::of(&waits));
+            return Ok(SmallCopyWait::of(&waits));
         }
     }
 }
@@ -109,7 +113,7 @@ fn process(gpu: &mut dyn Ask, way: Direction, index: u32, bulk_bytes: usize) -> 
 /// Both directions of the GPU with the number `index`.
 pub(crate) fn of_gpu(
     session: &mut Session<'_>,
-    backend: Backend,
+    backend: CopyBackend,
     model: Option<&str>,
     index: u32,
     asking: Asking,
@@ -120,7 +124,7 @@ pub(crate) fn of_gpu(
         let found = session.step(&key, |_| {
             let mut gpu = arbitration::ask(backend, model, index, asking.bulk_bytes)?;
             let mut found = direction(gpu.as_mut(), way, asking)?;
-            if let (Some(known), false) = (&mut found.arbitration, backend == Backend::Emu) {
+            if let (Some(known), false) = (&mut found.arbitration, backend == CopyBackend::Emu) {
                 match process(gpu.as_mut(), way, index, asking.bulk_bytes) {
                     Ok(wait) => known.process = wait,
                     Err(error) => found.left_out.push(format!("copies {way} beside another process's: {error}")),

@@ -17,7 +17,7 @@ use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use serde::{Deserialize, Serialize};
 
-use super::sets::{Member, OFFSETS, PAGE, Room, Stock};
+use super::sets::{OFFSETS, PAGE, SetMemory, SetTransfer, Stock};
 use crate::Error;
 
 /// Smallest block of a random batch.
@@ -29,14 +29,14 @@ const COMPARED: usize = 256 << 10;
 
 /// One block of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Block {
-    pub member: Member,
+pub struct TrialBlock {
+    pub member: SetTransfer,
     pub bytes: usize,
 }
 
 /// What one repetition of a batch took.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Took {
+pub struct BatchTiming {
     /// From the first submission until the end of each block was noticed.
     pub ends: Vec<Nanos>,
     /// What each call that submits took.
@@ -66,10 +66,10 @@ impl Mix {
     }
 
     /// What `blocks` are.
-    pub fn of(blocks: &[Block]) -> Self {
-        let any = |of: fn(&Member) -> bool| blocks.iter().any(|block| of(&block.member));
-        let (inward, outward) = (any(|m| matches!(m, Member::H2d(_))), any(|m| matches!(m, Member::D2h(_))));
-        match (inward, outward, any(|m| matches!(m, Member::Peer(..)))) {
+    pub fn of(blocks: &[TrialBlock]) -> Self {
+        let any = |of: fn(&SetTransfer) -> bool| blocks.iter().any(|block| of(&block.member));
+        let (inward, outward) = (any(|m| matches!(m, SetTransfer::H2d(_))), any(|m| matches!(m, SetTransfer::D2h(_))));
+        match (inward, outward, any(|m| matches!(m, SetTransfer::Peer(..)))) {
             (true, false, false) => Self::In,
             (false, true, false) => Self::Out,
             (true, true, false) => Self::Both,
@@ -80,7 +80,7 @@ impl Mix {
 }
 
 /// GPUs that `blocks` use.
-pub fn gpus_of(blocks: &[Block]) -> usize {
+pub fn gpus_of(blocks: &[TrialBlock]) -> usize {
     let mut gpus: Vec<usize> = blocks.iter().flat_map(|block| block.member.gpus()).collect();
     gpus.sort_unstable();
     gpus.dedup();
@@ -88,17 +88,17 @@ pub fn gpus_of(blocks: &[Block]) -> usize {
 }
 
 /// Draws batches: 2 blocks to 4 for each of some GPUs, sizes uniform in their logarithm and whole pages.
-pub struct Draw {
+pub struct BatchDraw {
     random: Pcg64Mcg,
     gpus: usize,
     /// Pairs that can copy to each other.
     pairs: Vec<(usize, usize)>,
-    room: Room,
+    room: SetMemory,
 }
 
-impl Draw {
+impl BatchDraw {
     /// Draws batches for so many GPUs, within `room`; `reaches` tells which of them reach each other.
-    pub fn new(seed: u64, gpus: usize, reaches: impl Fn(usize, usize) -> bool, room: Room) -> Self {
+    pub fn new(seed: u64, gpus: usize, reaches: impl Fn(usize, usize) -> bool, room: SetMemory) -> Self {
         let all = (0..gpus).flat_map(|from| (0..gpus).map(move |to| (from, to)));
         let pairs = all.filter(|&(from, to)| from != to && reaches(from, to)).collect();
         Self { random: Pcg64Mcg::seed_from_u64(seed), gpus, pairs, room }
@@ -109,21 +109,21 @@ impl Draw {
     }
 
     /// The next batch.
-    pub fn batch(&mut self) -> Vec<Block> {
+    pub fn batch(&mut self) -> Vec<TrialBlock> {
         let mut gpus: Vec<usize> = (0..self.gpus).collect();
         let count = 1 + self.below(self.gpus);
         while gpus.len() > count {
             gpus.swap_remove(self.below(gpus.len()));
         }
-        let inside: Vec<Member> = self
+        let inside: Vec<SetTransfer> = self
             .pairs
             .iter()
             .filter(|(from, to)| gpus.contains(from) && gpus.contains(to))
-            .map(|&(from, to)| Member::Peer(from, to))
+            .map(|&(from, to)| SetTransfer::Peer(from, to))
             .collect();
-        let inward = gpus.iter().map(|gpu| Member::H2d(*gpu));
-        let outward = gpus.iter().map(|gpu| Member::D2h(*gpu));
-        let members: Vec<Member> = match self.below(if inside.is_empty() { 3 } else { 5 }) {
+        let inward = gpus.iter().map(|gpu| SetTransfer::H2d(*gpu));
+        let outward = gpus.iter().map(|gpu| SetTransfer::D2h(*gpu));
+        let members: Vec<SetTransfer> = match self.below(if inside.is_empty() { 3 } else { 5 }) {
             0 => inward.collect(),
             1 => outward.collect(),
             2 => inward.chain(outward).collect(),
@@ -136,7 +136,7 @@ impl Draw {
     }
 
     /// A block that finds room where it goes to.
-    fn block(&mut self, members: &[Member], used: &mut [[usize; 3]]) -> Block {
+    fn block(&mut self, members: &[SetTransfer], used: &mut [[usize; 3]]) -> TrialBlock {
         let member = members[self.below(members.len())];
         let (least, most) = ((SMALLEST.min(self.room.largest)) as f64, self.room.largest as f64);
         let share = (self.random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
@@ -146,7 +146,7 @@ impl Draw {
         let bytes = (least * (most / least).powf(share)) as usize / PAGE * PAGE;
         let bytes = bytes.clamp(PAGE, left.min(self.room.largest).max(PAGE));
         used[gpu][place] += bytes.next_multiple_of(PAGE);
-        Block { member, bytes }
+        TrialBlock { member, bytes }
     }
 }
 
@@ -162,17 +162,17 @@ pub struct Bed {
 /// A bed that is made when it is first used.
 pub struct Lazy<'p> {
     gpus: &'p [Arc<dyn Gpu>],
-    room: Room,
+    room: SetMemory,
     bed: Option<Bed>,
 }
 
 impl<'p> Lazy<'p> {
     /// Opens nothing yet.
-    pub const fn new(gpus: &'p [Arc<dyn Gpu>], room: Room) -> Self {
+    pub const fn new(gpus: &'p [Arc<dyn Gpu>], room: SetMemory) -> Self {
         Self { gpus, room, bed: None }
     }
 
-    pub const fn room(&self) -> Room {
+    pub const fn room(&self) -> SetMemory {
         self.room
     }
 
@@ -188,7 +188,7 @@ impl<'p> Lazy<'p> {
 
 impl Bed {
     /// Opens streams and memory of every GPU, within `room`.
-    pub fn new(gpus: &[Arc<dyn Gpu>], room: Room) -> Result<Self, Error> {
+    pub fn new(gpus: &[Arc<dyn Gpu>], room: SetMemory) -> Result<Self, Error> {
         let stock = (0..).zip(gpus).map(|(gpu_id, gpu)| Stock::new(gpu.as_ref(), gpu_id, room));
         let queues = gpus.iter().map(|gpu| Ok([gpu.queue(false)?, gpu.queue(false)?, gpu.queue(false)?]));
         Ok(Self {
@@ -200,7 +200,7 @@ impl Bed {
     }
 
     /// Runs `order` once.
-    pub fn run(&mut self, order: &[Block]) -> Result<Took, Error> {
+    pub fn run(&mut self, order: &[TrialBlock]) -> Result<BatchTiming, Error> {
         self.turn += 1;
         let moves = self.moves(order)?;
         let mut run = Run::new(order, moves, self.gpus.len());
@@ -223,16 +223,16 @@ impl Bed {
     }
 
     /// Runs `order` as often as asked, once before that counts; the bytes of that first time are compared.
-    pub fn repeat(&mut self, order: &[Block], repeats: usize) -> Result<Vec<Took>, Error> {
+    pub fn repeat(&mut self, order: &[TrialBlock], repeats: usize) -> Result<Vec<BatchTiming>, Error> {
         self.run(order)?;
         self.compare(order)?;
         (0..repeats).map(|_| self.run(order)).collect()
     }
 
     /// Source offset and place in the target's arena of each block.
-    fn places(&self, order: &[Block]) -> Vec<(usize, usize)> {
+    fn places(&self, order: &[TrialBlock]) -> Vec<(usize, usize)> {
         let mut used = vec![[0; 3]; self.gpus.len()];
-        let place = |(at, block): (usize, &Block)| {
+        let place = |(at, block): (usize, &TrialBlock)| {
             let (gpu, place) = block.member.target();
             let to = used[gpu][place];
             used[gpu][place] += block.bytes.next_multiple_of(PAGE);
@@ -241,8 +241,8 @@ impl Bed {
         order.iter().enumerate().map(place).collect()
     }
 
-    fn moves(&self, order: &[Block]) -> Result<Vec<Option<Operation>>, Error> {
-        let one = |(block, (from, to)): (&Block, (usize, usize))| {
+    fn moves(&self, order: &[TrialBlock]) -> Result<Vec<Option<Operation>>, Error> {
+        let one = |(block, (from, to)): (&TrialBlock, (usize, usize))| {
             let source = self.stock[block.member.source()].source(block.member);
             let (gpu, place) = block.member.target();
             let from = source.claim(from..from + block.bytes, Access::Read)?;
@@ -253,7 +253,7 @@ impl Bed {
     }
 
     /// Compares what the last run brought: short blocks whole, of long ones both ends and the middle.
-    fn compare(&self, order: &[Block]) -> Result<(), Error> {
+    fn compare(&self, order: &[TrialBlock]) -> Result<(), Error> {
         let mut landing = vec![0; COMPARED];
         for (block, (from, to)) in order.iter().zip(self.places(order)) {
             let (gpu, place) = block.member.target();
@@ -266,8 +266,8 @@ impl Bed {
                 let span = self.stock[gpu].arenas[place].claim(to + part..to + part + bytes, Access::Read)?;
                 let found = &mut landing[..bytes];
                 match block.member {
-                    Member::D2h(_) => found.copy_from_slice(span.bytes()?),
-                    Member::H2d(_) | Member::Peer(..) => self.gpus[gpu].copy_out(found, &span)?,
+                    SetTransfer::D2h(_) => found.copy_from_slice(span.bytes()?),
+                    SetTransfer::H2d(_) | SetTransfer::Peer(..) => self.gpus[gpu].copy_out(found, &span)?,
                 }
                 let wanted = &expected[from + part..from + part + bytes];
                 if let Some(at) = found.iter().zip(wanted).position(|(a, b)| a != b) {
@@ -282,7 +282,7 @@ impl Bed {
 
 /// One repetition under way.
 struct Run<'b> {
-    order: &'b [Block],
+    order: &'b [TrialBlock],
     /// What was not submitted yet.
     moves: Vec<Option<Operation>>,
     waiting: usize,
@@ -290,13 +290,13 @@ struct Run<'b> {
     /// Of each GPU and engine: whose queue has blocks on it, and how many.
     busy: Vec<[(usize, usize); 4]>,
     begun: Nanos,
-    took: Took,
+    took: BatchTiming,
 }
 
 impl<'b> Run<'b> {
-    fn new(order: &'b [Block], moves: Vec<Option<Operation>>, gpus: usize) -> Self {
+    fn new(order: &'b [TrialBlock], moves: Vec<Option<Operation>>, gpus: usize) -> Self {
         let none = vec![Nanos::ZERO; order.len()];
-        let took = Took { ends: none.clone(), calls: none };
+        let took = BatchTiming { ends: none.clone(), calls: none };
         let (waiting, left, busy) = (order.len(), order.len(), vec![[(0, 0); 4]; gpus]);
         Self { order, moves, waiting, left, busy, begun: clock::now(), took }
     }
@@ -361,15 +361,15 @@ impl<'m> Routes<'m> {
     ///
     /// # Errors
     /// [`headway::ErrorKind::Options`] if the machine has none.
-    pub fn route(&self, member: Member) -> Result<RouteId, Error> {
+    pub fn route(&self, member: SetTransfer) -> Result<RouteId, Error> {
         let gpu = |at: usize| self.gpus.get(at).copied();
         let fits = |(id, route): &(RouteId, &headway_core::files::machine::Route)| {
             let class = self.machine.class(*id);
             route.method != Method::Pageable
                 && match member {
-                    Member::H2d(to) => class == EngineClass::H2d && Some(route.to) == gpu(to),
-                    Member::D2h(from) => class == EngineClass::D2h && Some(route.from) == gpu(from),
-                    Member::Peer(from, to) => (Some(route.from), Some(route.to)) == (gpu(from), gpu(to)),
+                    SetTransfer::H2d(to) => class == EngineClass::H2d && Some(route.to) == gpu(to),
+                    SetTransfer::D2h(from) => class == EngineClass::D2h && Some(route.from) == gpu(from),
+                    SetTransfer::Peer(from, to) => (Some(route.from), Some(route.to)) == (gpu(from), gpu(to)),
                 }
         };
         let found = (0..).map(RouteId).zip(&self.machine.routes).find(fits).map(|(id, _)| id);
@@ -379,13 +379,14 @@ impl<'m> Routes<'m> {
     }
 
     /// `blocks` as the model knows them.
-    pub fn order(&self, blocks: &[Block]) -> Result<Vec<BatchBlock>, Error> {
-        let one = |block: &Block| Ok(BatchBlock { route: self.route(block.member)?, bytes: Bytes(block.bytes as u64) });
+    pub fn order(&self, blocks: &[TrialBlock]) -> Result<Vec<BatchBlock>, Error> {
+        let one =
+            |block: &TrialBlock| Ok(BatchBlock { route: self.route(block.member)?, bytes: Bytes(block.bytes as u64) });
         blocks.iter().map(one).collect()
     }
 
     /// A batch that was run.
-    pub fn trial(&self, blocks: &[Block], took: &[Took]) -> Result<Trial, Error> {
+    pub fn trial(&self, blocks: &[TrialBlock], took: &[BatchTiming]) -> Result<Trial, Error> {
         Ok(Trial { order: self.order(blocks)?, took: took.iter().map(|took| took.ends.clone()).collect() })
     }
 }
@@ -396,7 +397,7 @@ mod tests {
 
     use super::*;
 
-    const ROOM: Room = Room::of(1 << 20);
+    const ROOM: SetMemory = SetMemory::of(1 << 20);
 
     fn gpus(count: usize) -> Vec<Arc<dyn Gpu>> {
         let gpu = |at| Arc::new(EmuGpu::open(EmuSpec::new(&format!("emu{at}")))) as Arc<dyn Gpu>;
@@ -405,7 +406,7 @@ mod tests {
 
     #[test]
     fn random_batches_have_every_mix_and_fit_into_the_arenas() {
-        let mut draw = Draw::new(1, 3, |_, _| true, ROOM);
+        let mut draw = BatchDraw::new(1, 3, |_, _| true, ROOM);
         let (mut mixes, mut gpus) = (Vec::new(), Vec::new());
         for _ in 0..2_000 {
             let batch = draw.batch();
@@ -426,7 +427,7 @@ mod tests {
         }
         assert!((1..=3).all(|count| gpus.contains(&count)));
         let again: Vec<_> = std::iter::repeat_with(|| draw.batch()).take(3).collect();
-        let mut other = Draw::new(1, 3, |_, _| true, ROOM);
+        let mut other = BatchDraw::new(1, 3, |_, _| true, ROOM);
         (0..2_000).for_each(|_| drop(other.batch()));
         assert_eq!(again, std::iter::repeat_with(|| other.batch()).take(3).collect::<Vec<_>>());
     }
@@ -434,21 +435,21 @@ mod tests {
     #[test]
     fn every_block_of_a_batch_brings_its_bytes_in_the_order_of_its_engines() {
         let mut bed = Bed::new(&gpus(3), ROOM).unwrap();
-        let block = |member, bytes| Block { member, bytes };
+        let block = |member, bytes| TrialBlock { member, bytes };
         // The third waits for both of the first two: it leaves as the first one does and enters as the second.
         let order = [
-            block(Member::Peer(0, 1), 900_000),
-            block(Member::Peer(2, 1), 70_000),
-            block(Member::Peer(0, 1), 1),
-            block(Member::H2d(0), 1 << 20),
-            block(Member::D2h(2), 300_000),
-            block(Member::H2d(0), 65_600),
+            block(SetTransfer::Peer(0, 1), 900_000),
+            block(SetTransfer::Peer(2, 1), 70_000),
+            block(SetTransfer::Peer(0, 1), 1),
+            block(SetTransfer::H2d(0), 1 << 20),
+            block(SetTransfer::D2h(2), 300_000),
+            block(SetTransfer::H2d(0), 65_600),
         ];
         for took in bed.repeat(&order, 3).unwrap() {
             let ends = &took.ends;
             assert!(ends[0] <= ends[1] && ends[1] <= ends[2] && ends[3] <= ends[5], "{ends:?}");
         }
-        let mut draw = Draw::new(7, 3, |_, _| true, ROOM);
+        let mut draw = BatchDraw::new(7, 3, |_, _| true, ROOM);
         for _ in 0..40 {
             bed.repeat(&draw.batch(), 1).unwrap();
         }
@@ -457,7 +458,7 @@ mod tests {
     #[test]
     fn a_wrong_byte_ends_a_batch_with_its_place() {
         let mut bed = Bed::new(&gpus(1), ROOM).unwrap();
-        let order = [Block { member: Member::D2h(0), bytes: 1 << 20 }];
+        let order = [TrialBlock { member: SetTransfer::D2h(0), bytes: 1 << 20 }];
         bed.run(&order).unwrap();
         bed.compare(&order).unwrap();
         let last = (1 << 20) - 1;

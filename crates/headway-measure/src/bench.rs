@@ -23,25 +23,25 @@ use headway_core::units::{Bytes, Nanos};
 use headway_runtime::copy::{Copier, CopyOptions};
 use serde::Serialize;
 
-pub use self::predict::{Compared, Prediction};
-pub use self::results::{Outcome, Row, Target};
+pub use self::predict::{PredictedPoint, Prediction};
+pub use self::results::{BenchRow, Target, TargetOutcome};
 use crate::Error;
 use crate::copy_timer::{CopyTimer, TimerOptions};
 pub use crate::folder::ENDED_EARLY;
 use crate::folder::{self, Folder};
-use crate::place::Place;
-use crate::plot::{Figure, Line, TO_P99};
+use crate::place::CpuPin;
+use crate::plot::{Figure, PlotLine, TO_P99};
 use crate::sample::Effort;
 use crate::session::Session;
 use headway::COMMIT;
-use headway::gpus::{self, Backend};
+use headway::gpus::{self, CopyBackend};
 use headway::run::Progress;
 
 /// What to compare and where to write it.
 #[derive(Clone, Debug)]
 pub struct TransferBenchOptions {
     /// On what.
-    pub backend: Backend,
+    pub backend: CopyBackend,
     /// The machine that the emulated backend imitates.
     pub model: Option<String>,
     /// Machine file with the profile that `auto` uses; `None` = the built-in figures.
@@ -116,7 +116,7 @@ pub struct TransferBenchReport {
     /// Which CPU copies were asked for from, and what others would have cost; `None` where that was left open.
     pub place: Option<String>,
     /// Every row.
-    pub rows: Vec<Row>,
+    pub rows: Vec<BenchRow>,
     /// Every target.
     pub targets: Vec<Target>,
     /// How far predictions were off.
@@ -207,7 +207,7 @@ struct Bench<'b, 'a> {
     ids: Vec<EndpointId>,
     profile: Profile,
     session: &'b mut Session<'a>,
-    rows: Vec<Row>,
+    rows: Vec<BenchRow>,
     place: Option<String>,
 }
 
@@ -217,7 +217,7 @@ impl Bench<'_, '_> {
         let most = self.bytes_max();
         let mut timer =
             CopyTimer::new(&self.copier, 0, TimerOptions { bytes_max: most, pinned: true, huge_pages: false })?;
-        let place = Place::settle(&mut timer)?;
+        let place = CpuPin::settle(&mut timer)?;
         self.place = place.as_ref().map(|place| place.found().to_string());
         // First: what else the host does changes within minutes, and the profile may just have been measured.
         *prediction = self.predict(&mut timer, &methods)?;
@@ -317,14 +317,14 @@ impl TransferBenchReport {
             let mut methods: Vec<&str> = rows().map(|row| row.method.as_str()).collect();
             methods.sort_unstable();
             methods.dedup();
-            let lines = |value: fn(&Row, Nanos) -> f64| {
+            let lines = |value: fn(&BenchRow, Nanos) -> f64| {
                 let line = |method: &&str| {
                     let own = || rows().filter(|row| row.method == *method);
-                    let bar = |row: &Row| {
+                    let bar = |row: &BenchRow| {
                         let (median, p99) = (value(row, row.median), value(row, row.p99.unwrap_or(row.median)));
                         (row.bytes.0 as f64, median.min(p99), median.max(p99))
                     };
-                    Line::new(*method, own().map(|row| (row.bytes.0 as f64, value(row, row.median))).collect())
+                    PlotLine::new(*method, own().map(|row| (row.bytes.0 as f64, value(row, row.median))).collect())
                         .bars(own().map(bar).collect())
                 };
                 methods.iter().map(line).collect::<Vec<_>>()

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use headway_core::models::transfer::{self, Direction, HostMemory, Method};
 use headway_core::units::Nanos;
 use headway_device::buffer::Access;
-use headway_device::gpu::{Caching, Gpu, Reach};
+use headway_device::gpu::{Caching, CpuReach, Gpu};
 use headway_device::{Buffer, DeviceError};
 use headway_os::clock;
 use headway_os::memory::Mapping;
@@ -36,7 +36,7 @@ pub struct CopySpec {
     pub memory: HostMemory,
     pub bytes: usize,
     /// The window that the device memory has.
-    pub window: Option<transfer::Mapping>,
+    pub window: Option<transfer::WindowMapping>,
 }
 
 /// What one copy took.
@@ -64,7 +64,7 @@ pub struct CopyTimer {
     /// The same random bytes pinned, and pinned memory to copy to.
     pinned: Option<(Buffer, Buffer)>,
     plain: Ends,
-    windowed: Vec<(transfer::Mapping, Ends)>,
+    windowed: Vec<(transfer::WindowMapping, Ends)>,
     last: Option<Last>,
 }
 
@@ -101,11 +101,11 @@ impl CopyTimer {
         Pcg64Mcg::seed_from_u64(SEED + gpu as u64).fill_bytes(&mut source);
         let mut landing = ordinary(bytes, options.huge_pages)?;
         landing.fill(0x5a);
-        let plain = Ends::new(device.as_ref(), &source, bytes, Reach::Device)?;
+        let plain = Ends::new(device.as_ref(), &source, bytes, CpuReach::Device)?;
         let mut windowed = Vec::new();
         for (mapping, _) in device.windows().into_iter().filter(|(_, usable)| usable.is_ok()) {
             // A window that was there for the probe and is not now is found out by the copies that need it.
-            let ends = Ends::new(device.as_ref(), &source, bytes.min(WINDOWED_MAX + SLACK), Reach::Window(mapping));
+            let ends = Ends::new(device.as_ref(), &source, bytes.min(WINDOWED_MAX + SLACK), CpuReach::Window(mapping));
             windowed.extend(ends.ok().map(|ends| (mapping, ends)));
         }
         let pinned = match options.pinned {
@@ -136,7 +136,7 @@ impl CopyTimer {
     }
 
     /// The preferred window of which it has device memory for `bytes` bytes.
-    pub fn window(&self, bytes: usize) -> Option<transfer::Mapping> {
+    pub fn window(&self, bytes: usize) -> Option<transfer::WindowMapping> {
         self.windowed.first().map(|(mapping, _)| *mapping).filter(|_| bytes <= WINDOWED_MAX)
     }
 
@@ -212,7 +212,7 @@ impl CopyTimer {
 }
 
 impl Ends {
-    fn new(gpu: &dyn Gpu, random: &[u8], bytes: usize, reach: Reach) -> Result<Self, DeviceError> {
+    fn new(gpu: &dyn Gpu, random: &[u8], bytes: usize, reach: CpuReach) -> Result<Self, DeviceError> {
         let home = gpu.device_buffer(bytes, reach)?;
         gpu.copy_in(&mut home.claim(0..bytes, Access::Write)?, &random[..bytes])?;
         Ok(Self { home, target: gpu.device_buffer(bytes, reach)? })

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headway_core::files::machine::{Cpu, CpuCost};
+use headway_core::files::machine::{CpuCores, CpuCost};
 use headway_core::plan::block;
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use headway_device::buffer::Access;
 use headway_device::work::Portion;
 use headway_kernels::{self as kernels, Cipher};
-use headway_os::affinity::{self, Aside};
+use headway_os::affinity::{self, AffinityGuard};
 use headway_os::clock;
-use headway_runtime::cores::{Core, Job, Memory, Stage, Stages, apart, timed};
+use headway_runtime::cores::{Core, CoreJob, CoreMemory, CoreStage, Stages, apart, timed};
 use serde::{Deserialize, Serialize};
 
 use super::sample::{Effort, rate, series};
@@ -52,7 +52,7 @@ fn cores() -> u32 {
 }
 
 /// The CPU with the costs of these kernels.
-pub fn measured<'k>(ids: impl Iterator<Item = &'k str>, effort: Effort) -> Result<Cpu, Error> {
+pub fn measured<'k>(ids: impl Iterator<Item = &'k str>, effort: Effort) -> Result<CpuCores, Error> {
     let watch = Watch { time: Nanos::ZERO, interrupt: &AtomicBool::new(false) };
     Ok(of(costs(ids, effort, &watch)?))
 }
@@ -107,10 +107,10 @@ impl Watch<'_> {
 }
 
 /// The CPU of these costs.
-pub(super) fn of(costs: Vec<(String, Cost)>) -> Cpu {
+pub(super) fn of(costs: Vec<(String, Cost)>) -> CpuCores {
     let cost =
         |(id, cost): (String, Cost)| CpuCost { id, setup: cost.setup, portion: cost.portion, rate: Rate(cost.rate) };
-    Cpu { cores: cores(), assumed: false, kernels: costs.into_iter().map(cost).collect() }
+    CpuCores { cores: cores(), assumed: false, kernels: costs.into_iter().map(cost).collect() }
 }
 
 /// The cost of kernel `id`, with as many cores at work at the same time as may serve: each probe counts with the time that 999 of
@@ -142,14 +142,14 @@ fn cost(id: &str, effort: Effort) -> Result<Cost, Error> {
 struct Cores {
     all: Vec<Core>,
     /// Who hands out the jobs keeps off the cores, as the driver does.
-    _aside: Option<Aside>,
+    _aside: Option<AffinityGuard>,
 }
 
 impl Cores {
     fn start(id: &str) -> Result<Self, Error> {
         let count = cores() as usize;
         let own = apart(count);
-        let aside = own.as_ref().and_then(|(_, others)| Aside::on(others));
+        let aside = own.as_ref().and_then(|(_, others)| AffinityGuard::on(others));
         let mut all = Vec::new();
         for number in 0..count {
             let cpu = own.as_ref().map(|(own, _)| own[number]);
@@ -184,7 +184,7 @@ fn stages(id: &str) -> Result<Stages, Error> {
         let parameters = Cipher { key: [7; 16], iv: [9; 16] }.parameters();
         let portion = Portion { stream: "probe".into(), parameters, item: 0 };
         let kernel = kernels::find(id).expect("the registry's own id");
-        stages.insert((number, 0, 0), Stage::new(kernel, &vec![portion; portions])?);
+        stages.insert((number, 0, 0), CoreStage::new(kernel, &vec![portion; portions])?);
     }
     Ok(stages)
 }
@@ -194,7 +194,7 @@ fn on_core(core: &Core, number: usize, figure: impl Fn(&mut Once<'_>) -> Result<
     let (portions, bytes) = PROBES[number];
     let lens = vec![bytes; portions];
     let size = block::block_bytes(lens.iter().copied()).0 as usize;
-    let memory = Memory::default();
+    let memory = CoreMemory::default();
     let mut blocks = Vec::new();
     for _ in 0..(COLD / size).clamp(1, BLOCKS_MAX) {
         let (input, output) = (memory.buffer(size)?, memory.buffer(size)?);
@@ -206,7 +206,7 @@ fn on_core(core: &Core, number: usize, figure: impl Fn(&mut Once<'_>) -> Result<
     figure(&mut |round| {
         let (input, output) = &blocks[round as usize % blocks.len()];
         let (input, output) = (input.claim(0..size, Access::Read)?, output.claim(0..size, Access::Write)?);
-        Ok(timed(core, Job { tag: u64::from(round), stage: (number as u32, 0, 0), input, output })?)
+        Ok(timed(core, CoreJob { tag: u64::from(round), stage: (number as u32, 0, 0), input, output })?)
     })
 }
 

@@ -6,11 +6,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use headway_core::files::machine::EndpointId;
-use headway_core::models::transfer::{Curve, Direction, HostMemory, Key, Load, Method, Point, Profile};
+use headway_core::models::transfer::{
+    BackgroundLoad, Curve, CurveKey, CurvePoint, Direction, HostMemory, Method, Profile,
+};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::DeviceError;
 use headway_device::buffer::Access;
-use headway_device::gpu::Reach;
+use headway_device::gpu::CpuReach;
 use headway_os::clock;
 use headway_runtime::copy::{At, Copier, CopyError, How};
 use rand_core::{Rng, SeedableRng};
@@ -18,8 +20,8 @@ use rand_pcg::Pcg64Mcg;
 use serde::{Deserialize, Serialize};
 
 use super::copy_timer::{CopySpec, CopyTimer};
-use super::load::Bulk;
-use super::sample::{Effort, Figures};
+use super::load::BulkLoad;
+use super::sample::{Effort, SampleFigures};
 use super::session::Session;
 use super::timer_threads;
 use super::turns::{self, Entrant, Rules};
@@ -65,16 +67,16 @@ impl Efforts {
 
 /// Points of one key: until done, and until the call returned for copies that are posted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Line {
-    pub points: BTreeMap<u64, Figures>,
-    pub posted: BTreeMap<u64, Figures>,
+pub struct CurvePoints {
+    pub points: BTreeMap<u64, SampleFigures>,
+    pub posted: BTreeMap<u64, SampleFigures>,
 }
 
 /// Figures of one point as the journal keeps them.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Taken {
-    done: Figures,
-    posted: Option<Figures>,
+    done: SampleFigures,
+    posted: Option<SampleFigures>,
 }
 
 /// Host memory that `method` is measured with.
@@ -99,7 +101,7 @@ pub struct Taker<'s, 'a> {
     pub gpu: EndpointId,
     pub sizes: Vec<u64>,
     pub efforts: Efforts,
-    pub lines: BTreeMap<Key, Line>,
+    pub lines: BTreeMap<CurveKey, CurvePoints>,
     /// Ways that failed, which are left out.
     pub dropped: Vec<(Method, String)>,
 }
@@ -154,8 +156,17 @@ impl Taker<'_, '_> {
         self.dropped.iter().any(|(dropped, _)| *dropped == method)
     }
 
-    fn key(&self, (method, memory): (Method, HostMemory), direction: Direction) -> Key {
-        Key { gpu: self.gpu, peer: None, method, direction, memory, load: Load::Alone, active: 1, pieces: 1 }
+    fn key(&self, (method, memory): (Method, HostMemory), direction: Direction) -> CurveKey {
+        CurveKey {
+            gpu: self.gpu,
+            peer: None,
+            method,
+            direction,
+            memory,
+            load: BackgroundLoad::Alone,
+            active: 1,
+            pieces: 1,
+        }
     }
 
     /// A point of each of `kinds`, timed in turns; `note` tells them from others of this size in the journal. A way that fails is
@@ -169,7 +180,7 @@ impl Taker<'_, '_> {
         note: &str,
     ) -> Result<(), Error> {
         let name = |(method, memory): &(Method, HostMemory)| {
-            format!("gpu{} {method} {direction} {memory} {} {bytes}{note}", timer.gpu(), Load::Alone)
+            format!("gpu{} {method} {direction} {memory} {} {bytes}{note}", timer.gpu(), BackgroundLoad::Alone)
         };
         let names: Vec<String> = kinds.iter().map(name).collect();
         let effort = self.efforts.of(bytes);
@@ -189,8 +200,11 @@ impl Taker<'_, '_> {
                     (None, None) => Err(headway::Failure::Interrupted.into()),
                     (None, Some(done)) => {
                         session.keep(&entrant.name, &entrant.times)?;
-                        let posted =
-                            method.abilities().is_posted(direction).then(|| Figures::of(&entrant.calls)).flatten();
+                        let posted = method
+                            .abilities()
+                            .is_posted(direction)
+                            .then(|| SampleFigures::of(&entrant.calls))
+                            .flatten();
                         Ok(Ok(Taken { done, posted }))
                     }
                 }
@@ -206,9 +220,11 @@ impl Taker<'_, '_> {
         Ok(())
     }
 
-    fn add(&mut self, key: Key, bytes: u64, Taken { done, posted }: Taken) {
+    fn add(&mut self, key: CurveKey, bytes: u64, Taken { done, posted }: Taken) {
         let line = self.lines.entry(key).or_default();
-        let known = |points: &BTreeMap<u64, Figures>, new: Figures| points.get(&bytes).map_or(new, |old| new.or(*old));
+        let known = |points: &BTreeMap<u64, SampleFigures>, new: SampleFigures| {
+            points.get(&bytes).map_or(new, |old| new.or(*old))
+        };
         line.points.insert(bytes, known(&line.points, done));
         line.posted.extend(posted.map(|posted| (bytes, known(&line.posted, posted))));
     }
@@ -223,7 +239,12 @@ impl Taker<'_, '_> {
     }
 
     /// Measures small copies by those of `ways` that are for such, beside each of `loads`.
-    pub fn under_load(&mut self, timer: &mut CopyTimer, methods: &[Method], loads: &[Load]) -> Result<(), Error> {
+    pub fn under_load(
+        &mut self,
+        timer: &mut CopyTimer,
+        methods: &[Method],
+        loads: &[BackgroundLoad],
+    ) -> Result<(), Error> {
         let methods: Vec<Method> = methods.iter().copied().filter(|method| method.abilities().urgent).collect();
         let small = self.sizes.iter().copied().filter(|size| LOADED.contains(size)).collect();
         let all = std::mem::replace(&mut self.sizes, small);
@@ -234,7 +255,7 @@ impl Taker<'_, '_> {
         }
         for &load in loads {
             for direction in [Direction::H2d, Direction::D2h] {
-                let bulk = Bulk::start(timer.device(), direction, load, BULK_CHUNK.min(timer.bytes_max()))?;
+                let bulk = BulkLoad::start(timer.device(), direction, load, BULK_CHUNK.min(timer.bytes_max()))?;
                 for &method in &methods {
                     self.line(timer, method, direction, memories(method, direction)[0], load)?;
                 }
@@ -252,14 +273,14 @@ impl Taker<'_, '_> {
         method: Method,
         direction: Direction,
         memory: HostMemory,
-        load: Load,
+        load: BackgroundLoad,
     ) -> Result<(), Error> {
         // A resident copier of the curve before would be a load.
         timer.copier().park()?;
         let mut last = Nanos::ZERO;
         for bytes in self.sizes.clone() {
             if measures(method, direction, bytes) && !self.is_dropped(method) && last <= self.efforts.patience {
-                let key = Key { load, ..self.key((method, memory), direction) };
+                let key = CurveKey { load, ..self.key((method, memory), direction) };
                 let taken = self.point(timer, key, bytes)?;
                 last = taken.map_or(last, |figures| figures.median);
             }
@@ -269,8 +290,8 @@ impl Taker<'_, '_> {
     }
 
     /// One point, by copies one after the other; `None` for a way that failed.
-    fn point(&mut self, timer: &mut CopyTimer, key: Key, bytes: u64) -> Result<Option<Figures>, Error> {
-        let Key { method, direction, memory, load, .. } = key;
+    fn point(&mut self, timer: &mut CopyTimer, key: CurveKey, bytes: u64) -> Result<Option<SampleFigures>, Error> {
+        let CurveKey { method, direction, memory, load, .. } = key;
         let spec =
             CopySpec { how: How::By(method), direction, memory, bytes: bytes as usize, window: method.mapping() };
         let name = format!("gpu{} {method} {direction} {memory} {load} {bytes}", timer.gpu());
@@ -287,7 +308,7 @@ impl Taker<'_, '_> {
             })?;
             timer.compare()?;
             let counted = &calls[calls.len() - done.n as usize..];
-            let posted = method.abilities().is_posted(direction).then(|| Figures::of(counted)).flatten();
+            let posted = method.abilities().is_posted(direction).then(|| SampleFigures::of(counted)).flatten();
             Ok(Taken { done, posted })
         });
         match taken {
@@ -339,8 +360,8 @@ impl Taker<'_, '_> {
     }
 
     /// What was measured of this GPU with nothing else going on, in one piece.
-    fn lines_alone(&self, direction: Direction) -> impl Iterator<Item = (&Key, &Line)> {
-        let wanted = (self.gpu, direction, Load::Alone, 1);
+    fn lines_alone(&self, direction: Direction) -> impl Iterator<Item = (&CurveKey, &CurvePoints)> {
+        let wanted = (self.gpu, direction, BackgroundLoad::Alone, 1);
         self.lines.iter().filter(move |(key, _)| (key.gpu, key.direction, key.load, key.pieces) == wanted)
     }
 
@@ -358,7 +379,7 @@ impl Taker<'_, '_> {
 }
 
 /// Whether the point at `bytes` lies that much above one of more bytes.
-fn is_doubtful(points: &BTreeMap<u64, Figures>, bytes: u64) -> bool {
+fn is_doubtful(points: &BTreeMap<u64, SampleFigures>, bytes: u64) -> bool {
     let longer = points.range(bytes + 1..).map(|(_, figures)| figures.median).min();
     let limit = longer.map_or(u64::MAX, |longer| longer.0.saturating_mul(DOUBT_PERCENT) / 100);
     points.get(&bytes).is_some_and(|figures| figures.median.0 > limit)
@@ -391,15 +412,15 @@ fn chain(error: &Error) -> String {
 }
 
 /// Puts `lines` into `profile`.
-pub fn keep(profile: &mut Profile, lines: &BTreeMap<Key, Line>) {
-    let curve = |points: &BTreeMap<u64, Figures>| {
-        let points: Vec<Point> = points.iter().map(|(bytes, figures)| figures.point(Bytes(*bytes))).collect();
+pub fn keep(profile: &mut Profile, lines: &BTreeMap<CurveKey, CurvePoints>) {
+    let curve = |points: &BTreeMap<u64, SampleFigures>| {
+        let points: Vec<CurvePoint> = points.iter().map(|(bytes, figures)| figures.point(Bytes(*bytes))).collect();
         Curve::new(points)
     };
     for (key, line) in lines {
         // CPUs reach pinned memory like any other.
         let pinned = (key.method.abilities().window && key.memory == HostMemory::Touched)
-            .then(|| Key { memory: HostMemory::Pinned, ..key.clone() });
+            .then(|| CurveKey { memory: HostMemory::Pinned, ..key.clone() });
         for key in pinned.iter().chain([key]) {
             if let Some(found) = curve(&line.points) {
                 profile.curves.insert(key.clone(), found);
@@ -418,8 +439,8 @@ pub fn concurrent(
     timers: &mut [CopyTimer],
     hows: &[(Method, Direction, HostMemory, How)],
     (sizes, efforts): (&[u64], Efforts),
-) -> Result<BTreeMap<Key, Line>, Error> {
-    let mut lines: BTreeMap<Key, Line> = BTreeMap::new();
+) -> Result<BTreeMap<CurveKey, CurvePoints>, Error> {
+    let mut lines: BTreeMap<CurveKey, CurvePoints> = BTreeMap::new();
     let active = u32::try_from(timers.len()).unwrap_or(u32::MAX);
     session.phase("together", hows.len() * sizes.len());
     for &(method, direction, memory, how) in hows {
@@ -428,7 +449,7 @@ pub fn concurrent(
                 let name = format!("all {method} {direction} {memory} {bytes}");
                 let spec = CopySpec { how, direction, memory, bytes: bytes as usize, window: None };
                 let mut each: Vec<Vec<Nanos>> = vec![Vec::new(); timers.len()];
-                let all: Vec<Figures> = session.step(&name, |session| {
+                let all: Vec<SampleFigures> = session.step(&name, |session| {
                     timer_threads::with(timers, &spec, |threads| {
                         session.series(&name, efforts.of(bytes), |turn| {
                             let timings = threads.time(turn)?;
@@ -440,10 +461,19 @@ pub fn concurrent(
                         })?;
                         threads.compare()
                     })?;
-                    Ok(each.iter().filter_map(|times| Figures::of(times)).collect())
+                    Ok(each.iter().filter_map(|times| SampleFigures::of(times)).collect())
                 })?;
                 for (&gpu, figures) in gpus.iter().zip(all) {
-                    let key = Key { gpu, peer: None, method, direction, memory, load: Load::Alone, active, pieces: 1 };
+                    let key = CurveKey {
+                        gpu,
+                        peer: None,
+                        method,
+                        direction,
+                        memory,
+                        load: BackgroundLoad::Alone,
+                        active,
+                        pieces: 1,
+                    };
                     lines.entry(key).or_default().points.insert(bytes, figures);
                 }
             }
@@ -454,14 +484,14 @@ pub fn concurrent(
 }
 
 /// The key of copies from `gpu` to `peer`.
-pub fn peer_key(gpu: EndpointId, peer: EndpointId) -> Key {
-    Key {
+pub fn peer_key(gpu: EndpointId, peer: EndpointId) -> CurveKey {
+    CurveKey {
         gpu,
         peer: Some(peer),
         method: Method::Peer,
         direction: Direction::Peer,
         memory: HostMemory::Pinned,
-        load: Load::Alone,
+        load: BackgroundLoad::Alone,
         active: 1,
         pieces: 1,
     }
@@ -474,17 +504,17 @@ pub fn peer(
     gpus: &[EndpointId],
     (from, to): (usize, usize),
     (sizes, efforts): (&[u64], Efforts),
-) -> Result<(Key, Line), Error> {
+) -> Result<(CurveKey, CurvePoints), Error> {
     let key = peer_key(gpus[from], gpus[to]);
     let most = sizes.iter().max().map_or(1, |size| *size as usize);
     let (source, target) = (&copier.gpus()[from], &copier.gpus()[to]);
     let mut random = vec![0; most];
     Pcg64Mcg::seed_from_u64((from * 64 + to) as u64).fill_bytes(&mut random);
-    let home = source.device_buffer(most, Reach::Device)?;
+    let home = source.device_buffer(most, CpuReach::Device)?;
     source.copy_in(&mut home.claim(0..most, Access::Write)?, &random)?;
-    let place = target.device_buffer(most, Reach::Device)?;
+    let place = target.device_buffer(most, CpuReach::Device)?;
     let mut landing = vec![0; most];
-    let mut line = Line::default();
+    let mut line = CurvePoints::default();
     for &bytes in sizes {
         let (name, len) = (format!("gpu{from} gpu{to} {bytes}"), bytes as usize);
         let figures = session.step(&name, |session| {
@@ -511,8 +541,8 @@ pub fn peer(
 mod tests {
     use super::*;
 
-    fn points(medians: &[(u64, u64)]) -> BTreeMap<u64, Figures> {
-        medians.iter().map(|&(bytes, median)| (bytes, Figures::of(&[Nanos(median)]).unwrap())).collect()
+    fn points(medians: &[(u64, u64)]) -> BTreeMap<u64, SampleFigures> {
+        medians.iter().map(|&(bytes, median)| (bytes, SampleFigures::of(&[Nanos(median)]).unwrap())).collect()
     }
 
     #[test]

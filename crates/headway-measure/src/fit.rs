@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use headway_core::files::machine::{CapacityKind, Endpoint, EndpointId, EndpointKind, Machine};
-use headway_core::models::transfer::fit::{self, Node, Sample};
+use headway_core::models::transfer::fit::{self, NodeFacts, Sample};
 use headway_core::models::transfer::{Direction, Method, Stamp};
 use headway_core::units::{Nanos, Rate};
 use headway_device::gpu::Gpu;
@@ -13,9 +13,9 @@ use headway_os::topology::SYSFS;
 
 use headway::plan::JITTER_MIN;
 
-use super::links::Setup;
+use super::links::MeasuredSetup;
 use super::node::{self, part};
-use super::sets::{Member, Rates, Set};
+use super::sets::{Rates, Set, SetTransfer};
 use crate::Error;
 
 /// Slowest rate that a machine file can hold.
@@ -27,7 +27,7 @@ pub struct Observed {
     /// Their rates.
     pub rates: Vec<Rates>,
     /// Set-up times of every transfer.
-    pub setups: Vec<Setup>,
+    pub setups: Vec<MeasuredSetup>,
     /// The longest time between submission and start plus end and notice.
     pub jitter: Nanos,
 }
@@ -47,7 +47,7 @@ impl Observed {
             models
         });
         let models: Vec<String> = models.iter().map(|(model, count)| format!("{count} x {model}")).collect();
-        let node = Node {
+        let node = NodeFacts {
             name: name.to_owned(),
             description: format!("{}, measured on {} with driver {}", models.join(", "), stamp.date, stamp.driver),
             endpoints,
@@ -60,7 +60,7 @@ impl Observed {
     }
 
     /// The machine that fits, for a node whose GPUs reach each other as `reaches` says.
-    pub fn fitted(&self, node: &Node, reaches: impl Fn(usize, usize) -> bool) -> Result<Machine, Error> {
+    pub fn fitted(&self, node: &NodeFacts, reaches: impl Fn(usize, usize) -> bool) -> Result<Machine, Error> {
         let is_gpu = |(_, end): &(EndpointId, &Endpoint)| end.kind == EndpointKind::Gpu;
         let gpus: Vec<EndpointId> =
             (0..).map(EndpointId).zip(&node.endpoints).filter(is_gpu).map(|(id, _)| id).collect();
@@ -72,13 +72,13 @@ impl Observed {
     }
 
     /// Set-ups of copies between host and GPUs.
-    pub fn host_setups(&self, gpus: &[EndpointId]) -> BTreeMap<(EndpointId, Direction), fit::Setup> {
-        let setup = |setup: &Setup| {
-            let found = fit::Setup { idle: setup.idle, queued: setup.queued, submit: setup.submit };
+    pub fn host_setups(&self, gpus: &[EndpointId]) -> BTreeMap<(EndpointId, Direction), fit::CopySetup> {
+        let setup = |setup: &MeasuredSetup| {
+            let found = fit::CopySetup { idle: setup.idle, queued: setup.queued, submit: setup.submit };
             match setup.member {
-                Member::H2d(gpu) => Some(((gpus[gpu], Direction::H2d), found)),
-                Member::D2h(gpu) => Some(((gpus[gpu], Direction::D2h), found)),
-                Member::Peer(..) => None,
+                SetTransfer::H2d(gpu) => Some(((gpus[gpu], Direction::H2d), found)),
+                SetTransfer::D2h(gpu) => Some(((gpus[gpu], Direction::D2h), found)),
+                SetTransfer::Peer(..) => None,
             }
         };
         self.setups.iter().filter_map(setup).collect()
@@ -88,10 +88,10 @@ impl Observed {
     fn samples(&self, gpus: &[EndpointId]) -> Vec<Sample> {
         let mut samples = Vec::new();
         for (set, rates) in self.sets.iter().zip(&self.rates) {
-            let copy = |member: &Member| match *member {
-                Member::H2d(gpu) => Some((gpus[gpu], Direction::H2d)),
-                Member::D2h(gpu) => Some((gpus[gpu], Direction::D2h)),
-                Member::Peer(..) => None,
+            let copy = |member: &SetTransfer| match *member {
+                SetTransfer::H2d(gpu) => Some((gpus[gpu], Direction::H2d)),
+                SetTransfer::D2h(gpu) => Some((gpus[gpu], Direction::D2h)),
+                SetTransfer::Peer(..) => None,
             };
             let transfers: Option<Vec<_>> = set.members.iter().map(copy).collect();
             let Some(transfers) = transfers else { continue };
@@ -106,7 +106,7 @@ impl Observed {
     /// Set-ups of copies between GPUs.
     fn put_peer_setups(&self, machine: &mut Machine, gpus: &[EndpointId]) {
         for setup in &self.setups {
-            let Member::Peer(from, to) = setup.member else { continue };
+            let SetTransfer::Peer(from, to) = setup.member else { continue };
             let ends = (gpus[from], gpus[to]);
             let routes = machine.routes.iter_mut().filter(|r| r.method == Method::Peer && (r.from, r.to) == ends);
             for route in routes {
@@ -121,8 +121,7 @@ impl Observed {
         for capacity in &mut machine.capacities {
             let CapacityKind::Link { opposite, .. } = &mut capacity.kind else { continue };
             let port = |gpu: usize, out: bool| capacity.id == part(gpu, if out { "peer-out" } else { "peer-in" });
-            let uses =
-                |member: &Member| matches!(*member, Member::Peer(from, to) if port(from, true) || port(to, false));
+            let uses = |member: &SetTransfer| matches!(*member, SetTransfer::Peer(from, to) if port(from, true) || port(to, false));
             let (mut typical, mut low, mut both) = (Vec::new(), Vec::new(), Vec::new());
             for (set, rates) in self.sets.iter().zip(&self.rates) {
                 for at in (0..set.members.len()).filter(|at| uses(&set.members[*at])) {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use headway_core::files::machine::{Calibration, Machine};
-use headway_core::models::interconnect::{Network, Seen};
+use headway_core::models::interconnect::{Network, TrialErrors};
 use headway_core::models::transfer::Stamp;
 use headway_core::models::transfer::fit::FitError;
 use headway_core::units::{NANOS_PER_SECOND, Nanos};
@@ -12,11 +12,11 @@ use headway_device::Engines;
 use headway_device::gpu::Gpu;
 use headway_os::clock;
 
-use super::batches::{Block, Draw, Lazy, Routes, Took};
+use super::batches::{BatchDraw, BatchTiming, Lazy, Routes, TrialBlock};
 use super::fit::Observed;
 use super::sample::Effort;
 use super::session::Session;
-use super::sets::{Pace, Room};
+use super::sets::{SetMemory, SetPace};
 use super::{kernels, links, sets, small_batches};
 use crate::Error;
 
@@ -31,9 +31,9 @@ const SEED: u64 = 0x6261_7463_6865_7321;
 #[derive(Clone, Copy, Debug)]
 pub struct Scope {
     /// How long sets run.
-    pub pace: Pace,
+    pub pace: SetPace,
     /// Memory for the copies of one GPU.
-    pub room: Room,
+    pub room: SetMemory,
     /// How often it is looked how late the host learns of an end.
     pub jitter: Effort,
     /// How long a thread of the driver's class is watched, which sleeps and polls as the driver does.
@@ -70,8 +70,8 @@ pub fn calibrate(
     }
     small_batches::put(&mut machine, &small_batches::measure(session, &mut bed, gpus.len(), reaches)?)?;
     session.phase("check", scope.batches);
-    let mut draw = Draw::new(SEED, gpus.len(), reaches, scope.room);
-    let (model, mut seen) = (Model::of(&machine), Seen::default());
+    let mut draw = BatchDraw::new(SEED, gpus.len(), reaches, scope.room);
+    let (model, mut seen) = (Model::of(&machine), TrialErrors::default());
     for number in 0..scope.batches {
         let batch = draw.batch();
         let took = run(session, &mut bed, &format!("batch {number}"), &batch, REPEATS)?;
@@ -89,13 +89,13 @@ pub fn calibrate(
 fn watch(
     session: &mut Session<'_>,
     bed: &mut Lazy<'_>,
-    draw: &mut Draw,
+    draw: &mut BatchDraw,
     model: &Model<'_>,
     time: Nanos,
-) -> Result<Seen, Error> {
+) -> Result<TrialErrors, Error> {
     let seconds = |time: Nanos| (time.0 / NANOS_PER_SECOND) as usize;
     session.phase("watch", seconds(time));
-    let (mut seen, begun, mut reported) = (Seen::default(), clock::now(), 0);
+    let (mut seen, begun, mut reported) = (TrialErrors::default(), clock::now(), 0);
     loop {
         let passed = clock::now() - begun;
         for _ in reported..seconds(passed) {
@@ -126,7 +126,7 @@ impl<'m> Model<'m> {
     }
 
     /// Adds what a batch took to what was seen.
-    fn add(&self, seen: &mut Seen, batch: &[Block], took: &[Took]) -> Result<(), Error> {
+    fn add(&self, seen: &mut TrialErrors, batch: &[TrialBlock], took: &[BatchTiming]) -> Result<(), Error> {
         let Some(calibration) = self.calibration else { return Ok(()) };
         let trial = self.routes.trial(batch, took)?;
         Ok(seen.add(&trial, &self.network, calibration).map_err(FitError::from)?)
@@ -138,9 +138,9 @@ pub fn run(
     session: &mut Session<'_>,
     bed: &mut Lazy<'_>,
     key: &str,
-    batch: &[Block],
+    batch: &[TrialBlock],
     repeats: usize,
-) -> Result<Vec<Took>, Error> {
+) -> Result<Vec<BatchTiming>, Error> {
     session.step(key, |_| bed.get().and_then(|bed| bed.repeat(batch, repeats)))
 }
 
@@ -152,9 +152,9 @@ impl Scope {
         let chunk = largest.min(64 << 20);
         let time = if chunk < 16 << 20 { Nanos(2_000_000) } else { Nanos(time * 1_000_000) };
         let jitter = Effort { warm_up: 10, n_min: 50, n_max: 2_500, time: Nanos(500_000_000) };
-        let room = Room::of(largest);
+        let room = SetMemory::of(largest);
         Self {
-            pace: Pace { chunk, in_flight: 2, time, repeats: 4 },
+            pace: SetPace { chunk, in_flight: 2, time, repeats: 4 },
             room,
             jitter,
             driver: Nanos(2 * NANOS_PER_SECOND),

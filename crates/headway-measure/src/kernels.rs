@@ -8,13 +8,13 @@ use headway_core::units::{Bytes, Nanos, Rate};
 use headway_device::buffer::Access;
 use headway_device::gpu::Completion;
 use headway_device::work::{Portion, StepMemory};
-use headway_device::{DeviceError, Engines, HostKind, Source, Span};
+use headway_device::{DeviceError, DeviceSource, Engines, HostKind, Span};
 use headway_kernels::{self as kernels, Cipher};
 use headway_os::clock;
 use headway_runtime::wall;
 use serde::{Deserialize, Serialize};
 
-use super::sample::{Effort, Figures, rate, series};
+use super::sample::{Effort, SampleFigures, rate, series};
 use super::session::Session;
 use super::wafer;
 use crate::Error;
@@ -95,7 +95,7 @@ fn cost(device: &mut Engines, id: &str, size: Size) -> Result<Cost, Error> {
     let setup = short.p99;
     // What data adds to a launch: less than a nanosecond for each kibibyte cannot be told from nothing.
     let slowest =
-        |bytes: u64, with: Figures| rate(Bytes(bytes), with.p99.saturating_sub(setup).max(Nanos(bytes >> 10)));
+        |bytes: u64, with: SampleFigures| rate(Bytes(bytes), with.p99.saturating_sub(setup).max(Nanos(bytes >> 10)));
     let chain_rate = slowest(size.portion_bytes, chain);
     let total = u64::from(size.portions) * size.portion_bytes;
     let rate = slowest(total, filled).max(chain_rate).max(MIN);
@@ -106,7 +106,7 @@ fn cost(device: &mut Engines, id: &str, size: Size) -> Result<Cost, Error> {
 const MIN: u64 = 1_000_000;
 
 /// Times launches over `portions` portions of `bytes` bytes, from start to end on the device.
-fn launches(device: &mut Engines, id: &str, portions: u32, bytes: u64, effort: Effort) -> Result<Figures, Error> {
+fn launches(device: &mut Engines, id: &str, portions: u32, bytes: u64, effort: Effort) -> Result<SampleFigures, Error> {
     let kernel = kernels::find(id).expect("the registry's own id");
     device.gpu().load(kernel.as_ref())?;
     let lens = vec![bytes; portions as usize];
@@ -146,7 +146,7 @@ fn launches(device: &mut Engines, id: &str, portions: u32, bytes: u64, effort: E
         let done = wait(device, |device| device.launch(&kernel, memory, portions, 0))?;
         Ok::<_, Error>(done.finished - done.started)
     })?;
-    Ok(Figures::of(&samples).expect("an effort asks for at least one sample"))
+    Ok(SampleFigures::of(&samples).expect("an effort asks for at least one sample"))
 }
 
 /// Copies to the device and polls until the copy is complete.
@@ -195,9 +195,9 @@ pub(crate) fn jitter(session: &mut Session<'_>, device: &mut Engines, effort: Ef
 }
 
 /// How late a driver of this host's GPUs would run.
-pub(crate) fn driver_watch(session: &mut Session<'_>, source: Source, time: Nanos) -> Result<DriverWatch, Error> {
+pub(crate) fn driver_watch(session: &mut Session<'_>, source: DeviceSource, time: Nanos) -> Result<DriverWatch, Error> {
     session.phase("driver", 1);
-    let spin = if source == Source::Cuda { wall::GPU_SPIN } else { Nanos::ZERO };
+    let spin = if source == DeviceSource::Cuda { wall::GPU_SPIN } else { Nanos::ZERO };
     let found = session.step("driver watch", |session| {
         let found = wall::watch(spin, time, session.interrupt());
         session.go_on().map(|()| found)

@@ -62,7 +62,7 @@ use std::{fs, io};
 use headway_core::files::machine::{self, EndpointId, Machine};
 use headway_core::models::transfer::price::worth_keeping;
 use headway_core::models::transfer::{
-    Direction, HostMemory, Key, Load, Method, PricedTuning, Profile, Tuning, TuningKey,
+    BackgroundLoad, CurveKey, Direction, HostMemory, Method, PricedTuning, Profile, Tuning, TuningKey,
 };
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::gpu::Gpu;
@@ -73,16 +73,16 @@ use serde::{Deserialize, Serialize};
 use self::arbitration::Asking;
 use self::child::ChildPart;
 use self::copy_timer::{CopySpec, CopyTimer, TimerOptions};
-use self::curves::{Efforts, Line, Taker};
+use self::curves::{CurvePoints, Efforts, Taker};
 pub use self::error::Error;
 use self::interconnect::{Scope, calibrate};
 use self::journal::{Head, Journal};
-use self::place::Place;
+use self::place::CpuPin;
 pub use self::report::{Checked, MeasureReport};
 use self::sample::Effort;
 use self::session::{Raw, Session};
-use self::sets::{Pace, Room};
-use headway::gpus::{self, Backend};
+use self::sets::{SetMemory, SetPace};
+use headway::gpus::{self, CopyBackend};
 use headway::run::Progress;
 use headway::{emulation, stamp};
 
@@ -98,7 +98,7 @@ const TUNINGS: usize = 30;
 
 /// A part of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Step {
+pub enum MeasureStep {
     /// Rates of links, one alone and several at once; set-up times.
     Links,
     /// Costs of kernels; how late the host learns that something is done.
@@ -115,7 +115,7 @@ pub enum Step {
     Arbitration,
 }
 
-impl Step {
+impl MeasureStep {
     /// Every step with its word, in the order in which they are made.
     pub const WORDS: [(&'static str, Self); 7] = [
         ("links", Self::Links),
@@ -144,7 +144,7 @@ pub enum Depth {
 #[derive(Clone, Debug)]
 pub struct MeasureOptions {
     /// On what.
-    pub backend: Backend,
+    pub backend: CopyBackend,
     /// The machine that the emulated backend imitates.
     pub model: Option<String>,
     /// The first so many GPUs only.
@@ -157,7 +157,7 @@ pub struct MeasureOptions {
     /// Replace a file that exists.
     pub force: bool,
     /// These steps only; the rest is taken from the file that exists. Empty = all.
-    pub only: Vec<Step>,
+    pub only: Vec<MeasureStep>,
     /// These sizes instead of the depth's.
     pub sizes: Option<Vec<Bytes>>,
     /// Measure every GPU by itself, not only the first of each model.
@@ -206,7 +206,7 @@ fn run(options: &MeasureOptions, progress: &mut dyn FnMut(Progress)) -> Result<M
     if let Some(file) = old.as_ref().map(|machine| machine.gpus().count()).filter(|file| *file != devices.len()) {
         return Err(Error::OtherNode { path: options.out.clone(), file, here: devices.len() });
     }
-    if old.is_none() && !options.does(Step::Links) {
+    if old.is_none() && !options.does(MeasureStep::Links) {
         return Err(
             headway::Failure::Options("`--only` without `links` completes a machine file, and there is none").into()
         );
@@ -225,7 +225,7 @@ fn run(options: &MeasureOptions, progress: &mut dyn FnMut(Progress)) -> Result<M
         options.out.file_stem().map_or_else(|| "node".to_owned(), |stem| stem.to_string_lossy().into_owned())
     });
     let mut machine = match old {
-        Some(old) if !options.does(Step::Links) => old,
+        Some(old) if !options.does(MeasureStep::Links) => old,
         old => {
             let mut device = gpus::device(options.backend, options.model.as_deref())?;
             let scope = options.scope(devices.len());
@@ -239,7 +239,7 @@ fn run(options: &MeasureOptions, progress: &mut dyn FnMut(Progress)) -> Result<M
 }
 
 impl MeasureOptions {
-    fn does(&self, step: Step) -> bool {
+    fn does(&self, step: MeasureStep) -> bool {
         self.only.is_empty() || self.only.contains(&step)
     }
 
@@ -270,7 +270,7 @@ impl MeasureOptions {
     /// Copies of 1 GiB need six buffers of that size, two of them pinned. What copies inside this computer's memory cost for emulated
     /// GPUs says nothing about a GPU, and shorter ones show it as well.
     const fn size_exponent_max(&self) -> u32 {
-        if matches!(self.backend, Backend::Emu) { 26 } else { 30 }
+        if matches!(self.backend, CopyBackend::Emu) { 26 } else { 30 }
     }
 
     fn size_max(&self) -> usize {
@@ -321,22 +321,24 @@ impl MeasureOptions {
         let kernel = Nanos(self.by_depth(200, 500, 2_000) * 1_000_000);
         let sets = times(scope.pace.time, 3 * scope.pace.repeats as usize);
         let batches = times(largest.min(Nanos(10_000_000)), 3 * scope.batches);
-        let of = |step: Step| match step {
-            Step::Links => sets + batches + scope.jitter.time.0 + scope.driver.0,
-            Step::Kernels => times(kernel, 3 * kernels) + times(self.cpu_effort().time, kernels * cpu::PROBES.len()),
-            Step::Staging => times(staged, 3 * TUNINGS * self.by_depth(4, 6, 10)),
-            Step::Curves => times(curve, CURVES),
-            Step::Busy => times(curve, CURVES / 2),
-            Step::AllGpus => 0,
-            Step::Arbitration => times(largest, self.by_depth(80, 400, 800)),
+        let of = |step: MeasureStep| match step {
+            MeasureStep::Links => sets + batches + scope.jitter.time.0 + scope.driver.0,
+            MeasureStep::Kernels => {
+                times(kernel, 3 * kernels) + times(self.cpu_effort().time, kernels * cpu::PROBES.len())
+            }
+            MeasureStep::Staging => times(staged, 3 * TUNINGS * self.by_depth(4, 6, 10)),
+            MeasureStep::Curves => times(curve, CURVES),
+            MeasureStep::Busy => times(curve, CURVES / 2),
+            MeasureStep::AllGpus => 0,
+            MeasureStep::Arbitration => times(largest, self.by_depth(80, 400, 800)),
         };
         // The driver's thread and the batches, and the cores of the CPU.
-        let watches = |step: Step| match step {
-            Step::Links => times(self.watch, 2),
-            Step::Kernels => self.watch.0,
+        let watches = |step: MeasureStep| match step {
+            MeasureStep::Links => times(self.watch, 2),
+            MeasureStep::Kernels => self.watch.0,
             _ => 0,
         };
-        let steps = Step::WORDS.into_iter().map(|(_, step)| step).filter(|step| self.does(*step));
+        let steps = MeasureStep::WORDS.into_iter().map(|(_, step)| step).filter(|step| self.does(*step));
         Nanos(steps.fold(0, |sum: u64, step| sum.saturating_add(2 * of(step)).saturating_add(watches(step))))
     }
 
@@ -355,8 +357,8 @@ impl MeasureOptions {
             time: Nanos(self.by_depth(200, 500, 2000) * 1_000_000),
         };
         Scope {
-            pace: Pace { chunk, in_flight: 2, time, repeats },
-            room: Room::of(self.size_max().clamp(4 << 10, 256 << 20)),
+            pace: SetPace { chunk, in_flight: 2, time, repeats },
+            room: SetMemory::of(self.size_max().clamp(4 << 10, 256 << 20)),
             jitter,
             driver: if small { Nanos(20_000_000) } else { Nanos(self.by_depth(1, 5, 30) * NANOS_PER_SECOND) },
             batches: self.by_depth(30, 60, 300),
@@ -369,11 +371,9 @@ impl MeasureOptions {
 fn request(options: &MeasureOptions) -> BTreeMap<String, String> {
     let MeasureOptions { gpus, sizes, model, each, watch, only, depth, .. } = options;
     let listed = |texts: Vec<String>| (!texts.is_empty()).then(|| texts.join(","));
-    let words = only
-        .iter()
-        .collect::<BTreeSet<_>>()
-        .into_iter()
-        .filter_map(|step| Step::WORDS.iter().find(|(_, known)| known == step).map(|(word, _)| (*word).to_owned()));
+    let words = only.iter().collect::<BTreeSet<_>>().into_iter().filter_map(|step| {
+        MeasureStep::WORDS.iter().find(|(_, known)| known == step).map(|(word, _)| (*word).to_owned())
+    });
     let given = [
         ("--quick", (*depth == Depth::Quick).then(String::new)),
         ("--full", (*depth == Depth::Full).then(String::new)),
@@ -404,7 +404,7 @@ impl Measurement<'_> {
         self.kernels()?;
         let copier = self.copier(&gpus)?;
         let methods = usable(&copier, gpus.len());
-        if self.options.does(Step::Staging) && methods.iter().any(|methods| methods.contains(&Method::Staged)) {
+        if self.options.does(MeasureStep::Staging) && methods.iter().any(|methods| methods.contains(&Method::Staged)) {
             self.staging(&copier, &gpus)?;
         }
         drop(copier);
@@ -414,7 +414,7 @@ impl Measurement<'_> {
             copier.prepare()?;
         }
         self.curves(&copier, &gpus, &methods)?;
-        if self.options.does(Step::AllGpus) && gpus.len() > 1 {
+        if self.options.does(MeasureStep::AllGpus) && gpus.len() > 1 {
             self.concurrent(&copier, &gpus, &methods)?;
         }
         drop(copier);
@@ -433,7 +433,7 @@ impl Measurement<'_> {
     }
 
     fn kernels(&mut self) -> Result<(), Error> {
-        if !self.options.does(Step::Kernels) {
+        if !self.options.does(MeasureStep::Kernels) {
             return Ok(());
         }
         let device = gpus::device(self.options.backend, self.options.model.as_deref())?;
@@ -441,7 +441,7 @@ impl Measurement<'_> {
         let effort =
             Effort { warm_up: 2, n_min: 5, n_max: n, time: Nanos(self.options.by_depth(200, 500, 2000) * 1_000_000) };
         let size = match device.description().source {
-            headway_device::Source::Cuda => kernels::Size::full(effort),
+            headway_device::DeviceSource::Cuda => kernels::Size::full(effort),
             _ => kernels::Size::small(Effort { warm_up: 1, n_min: 2, n_max: 5, ..effort }),
         };
         self.machine.kernels = kernels::costs(&mut self.session, device, size)?;
@@ -455,7 +455,7 @@ impl Measurement<'_> {
     }
 
     fn arbitration(&mut self, gpus: &[EndpointId]) -> Result<(), Error> {
-        if !self.options.does(Step::Arbitration) {
+        if !self.options.does(MeasureStep::Arbitration) {
             return Ok(());
         }
         let groups = groups(&self.devices, self.options.each);
@@ -532,7 +532,7 @@ impl Measurement<'_> {
 
     fn curves(&mut self, copier: &Arc<Copier>, gpus: &[EndpointId], methods: &[Vec<Method>]) -> Result<(), Error> {
         let (sizes, efforts, bytes_max) = (self.options.copy_sizes(), self.options.efforts(), self.options.size_max());
-        let (does_curves, does_busy) = (self.options.does(Step::Curves), self.options.does(Step::Busy));
+        let (does_curves, does_busy) = (self.options.does(MeasureStep::Curves), self.options.does(MeasureStep::Busy));
         if !does_curves && !does_busy {
             return Ok(());
         }
@@ -549,18 +549,23 @@ impl Measurement<'_> {
                 dropped: Vec::new(),
             };
             if does_curves {
-                let place = Place::settle(&mut timer)?;
+                let place = CpuPin::settle(&mut timer)?;
                 taker.alone(&mut timer, &methods[first])?;
                 // Threads that gather and copy in bulk may run anywhere.
                 drop(place);
                 taker.many(&timer, &methods[first])?;
             }
             if does_busy {
-                taker.under_load(&mut timer, &methods[first], &[Load::BulkSame, Load::BulkOpposite])?;
+                taker.under_load(
+                    &mut timer,
+                    &methods[first],
+                    &[BackgroundLoad::BulkSame, BackgroundLoad::BulkOpposite],
+                )?;
             }
             for &gpu in &group {
                 // GPUs of one model behind equal links cost the same.
-                let lines = taker.lines.iter().map(|(key, line)| (Key { gpu: gpus[gpu], ..key.clone() }, line.clone()));
+                let lines =
+                    taker.lines.iter().map(|(key, line)| (CurveKey { gpu: gpus[gpu], ..key.clone() }, line.clone()));
                 curves::keep(&mut self.machine.profile, &lines.collect());
             }
         }
@@ -577,7 +582,7 @@ impl Measurement<'_> {
         let pairs: Vec<(usize, usize)> = all.filter(|&(from, to)| reaches(from, to)).collect();
         let measured = if self.options.each { pairs.len() } else { pairs.len().min(1) };
         self.session.phase("peers", measured * sizes.0.len());
-        let mut found: Option<Line> = None;
+        let mut found: Option<CurvePoints> = None;
         for (at, &(from, to)) in pairs.iter().enumerate() {
             let line = match &found {
                 Some(line) if at >= measured => line.clone(),
@@ -627,8 +632,8 @@ impl Measurement<'_> {
         publish(&options.out, &text)?;
         let warnings = session.finish()?;
         let imitated = match options.backend {
-            Backend::Emu => Some(emulation::machine(options.model.as_deref(), options.gpus)?),
-            Backend::Auto | Backend::Cuda => None,
+            CopyBackend::Emu => Some(emulation::machine(options.model.as_deref(), options.gpus)?),
+            CopyBackend::Auto | CopyBackend::Cuda => None,
         };
         Ok(MeasureReport::of(&machine, imitated.as_ref(), &options.out, warnings))
     }
@@ -755,7 +760,7 @@ mod tests {
 
     fn options(depth: Depth) -> MeasureOptions {
         MeasureOptions {
-            backend: Backend::Cuda,
+            backend: CopyBackend::Cuda,
             model: None,
             gpus: None,
             out: "node.toml".into(),
@@ -774,8 +779,8 @@ mod tests {
     #[test]
     fn emulated_gpus_are_measured_with_copies_that_need_little_memory_unless_larger_ones_are_asked_for() {
         let of = |backend, sizes| MeasureOptions { backend, sizes, ..options(Depth::Quick) }.size_max();
-        assert_eq!((of(Backend::Emu, None), of(Backend::Cuda, None)), (64 << 20, 1 << 30));
-        assert_eq!(of(Backend::Emu, Some(vec![Bytes(1 << 28)])), 1 << 28);
+        assert_eq!((of(CopyBackend::Emu, None), of(CopyBackend::Cuda, None)), (64 << 20, 1 << 30));
+        assert_eq!(of(CopyBackend::Emu, Some(vec![Bytes(1 << 28)])), 1 << 28);
     }
 
     #[test]
@@ -787,7 +792,7 @@ mod tests {
         assert!(seconds(&quick) < seconds(&normal) && seconds(&normal) < seconds(&full));
         let watched = MeasureOptions { watch: Nanos(600 * NANOS_PER_SECOND), ..quick.clone() };
         assert_eq!(seconds(&watched), seconds(&quick) + 3 * 600);
-        let little = MeasureOptions { only: vec![Step::Links], sizes: Some(vec![Bytes(64)]), ..quick };
+        let little = MeasureOptions { only: vec![MeasureStep::Links], sizes: Some(vec![Bytes(64)]), ..quick };
         assert!(seconds(&little) < 10, "{}", seconds(&little));
         let endless = MeasureOptions { watch: Nanos::MAX, ..options(Depth::Quick) };
         assert_eq!(endless.estimate(), Nanos::MAX);

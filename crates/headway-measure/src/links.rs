@@ -1,14 +1,14 @@
 //! Rates and set-up times of a node, from measured sets, small batches and curves, put into its machine.
 
 use headway_core::files::machine::Machine;
-use headway_core::models::transfer::{Direction, HostMemory, Key, Load, Method, Profile};
+use headway_core::models::transfer::{BackgroundLoad, CurveKey, Direction, HostMemory, Method, Profile};
 use headway_core::units::{Bytes, Nanos, Rate};
 
-use super::batches::{Bed, Block, Lazy};
+use super::batches::{Bed, Lazy, TrialBlock};
 use super::node::part;
 use super::sample::rate;
 use super::session::Session;
-use super::sets::{Member, PAGE, Rates, Room, Set};
+use super::sets::{PAGE, Rates, Set, SetMemory, SetTransfer};
 use crate::Error;
 
 /// Sizes of the copies whose times give the set-up.
@@ -20,8 +20,8 @@ const RATE_MIN: u64 = 1_000_000;
 
 /// Set-up times of one transfer: on an idle engine and behind another operation, and of the thread that submits it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Setup {
-    pub member: Member,
+pub struct MeasuredSetup {
+    pub member: SetTransfer,
     pub idle: Nanos,
     pub queued: Nanos,
     pub submit: Nanos,
@@ -34,10 +34,10 @@ pub fn setups(
     bed: &mut Lazy<'_>,
     (sets, rates): (&[Set], &[Rates]),
     repeats: usize,
-) -> Result<Vec<Setup>, Error> {
-    let alone: Vec<(Member, Rate)> = sets.iter().zip(rates).filter_map(alone).collect();
+) -> Result<Vec<MeasuredSetup>, Error> {
+    let alone: Vec<(SetTransfer, Rate)> = sets.iter().zip(rates).filter_map(alone).collect();
     session.phase("set-up", alone.len());
-    let Room { largest, arena } = bed.room();
+    let SetMemory { largest, arena } = bed.room();
     let fits = |bytes: &usize| *bytes <= largest && bytes * BURST <= arena;
     let mut sizes: Vec<usize> = SIZES.into_iter().filter(fits).collect();
     if sizes.is_empty() {
@@ -50,7 +50,7 @@ pub fn setups(
         for &bytes in &sizes {
             let key = format!("set-up {member:?} {bytes}");
             let [one, burst, call] =
-                session.step(&key, |_| bed.get().and_then(|bed| times(bed, Block { member, bytes }, repeats)))?;
+                session.step(&key, |_| bed.get().and_then(|bed| times(bed, TrialBlock { member, bytes }, repeats)))?;
             let moving = rate.time_for(Bytes(bytes as u64));
             let each = Nanos(burst.saturating_sub(one).0 / (BURST as u64 - 1));
             all[0].push(one.saturating_sub(moving));
@@ -61,14 +61,14 @@ pub fn setups(
         all[2].extend(calls.iter().filter(|(other, _)| *other == member).map(|(_, call)| *call));
         let [idle, queued] = [median(all[0].clone()), median(all[1].clone())];
         let submit = all[2].iter().copied().max().unwrap_or_default();
-        found.push(Setup { member, idle, queued: queued.min(idle), submit: submit.min(idle) });
+        found.push(MeasuredSetup { member, idle, queued: queued.min(idle), submit: submit.min(idle) });
         session.advance()?;
     }
     Ok(found)
 }
 
 /// The transfer of a set that has only one, with its median rate.
-fn alone((set, rates): (&Set, &Rates)) -> Option<(Member, Rate)> {
+fn alone((set, rates): (&Set, &Rates)) -> Option<(SetTransfer, Rate)> {
     let [member] = set.members[..] else { return None };
     let mut found: Vec<u64> = rates.0.iter().filter_map(|rates| rates.first().copied()).collect();
     found.sort_unstable();
@@ -76,8 +76,8 @@ fn alone((set, rates): (&Set, &Rates)) -> Option<(Member, Rate)> {
 }
 
 /// Medians: one copy, several in a row, one call that submits behind another copy.
-fn times(bed: &mut Bed, block: Block, repeats: usize) -> Result<[Nanos; 3], Error> {
-    let ends = |took: &super::batches::Took| took.ends.iter().copied().max().unwrap_or_default();
+fn times(bed: &mut Bed, block: TrialBlock, repeats: usize) -> Result<[Nanos; 3], Error> {
+    let ends = |took: &super::batches::BatchTiming| took.ends.iter().copied().max().unwrap_or_default();
     let one = bed.repeat(&[block], repeats)?;
     let burst = bed.repeat(&[block; BURST], repeats)?;
     let calls = burst.iter().flat_map(|took| took.calls[1..].iter().copied()).collect();
@@ -85,9 +85,9 @@ fn times(bed: &mut Bed, block: Block, repeats: usize) -> Result<[Nanos; 3], Erro
 }
 
 /// The median time to submit each transfer when every engine is given one copy, the first call not counted.
-fn submissions(bed: &mut Bed, bytes: usize, repeats: usize) -> Result<Vec<(Member, Nanos)>, Error> {
-    let host = (0..bed.gpus.len()).flat_map(|gpu| [Member::H2d(gpu), Member::D2h(gpu)]);
-    let mut order: Vec<Block> = host.map(|member| Block { member, bytes }).collect();
+fn submissions(bed: &mut Bed, bytes: usize, repeats: usize) -> Result<Vec<(SetTransfer, Nanos)>, Error> {
+    let host = (0..bed.gpus.len()).flat_map(|gpu| [SetTransfer::H2d(gpu), SetTransfer::D2h(gpu)]);
+    let mut order: Vec<TrialBlock> = host.map(|member| TrialBlock { member, bytes }).collect();
     let mut calls = vec![Vec::new(); order.len()];
     for turn in 0..2 {
         for took in bed.repeat(&order, repeats)? {
@@ -113,18 +113,18 @@ pub fn put_curves(machine: &mut Machine, profile: &Profile) {
     let mut total_in = 0u64;
     for (gpu, &id) in gpus.iter().enumerate() {
         for direction in [Direction::H2d, Direction::D2h] {
-            let key = |active| Key {
+            let key = |active| CurveKey {
                 gpu: id,
                 peer: None,
                 method: Method::Pageable,
                 direction,
                 memory: HostMemory::Touched,
-                load: Load::Alone,
+                load: BackgroundLoad::Alone,
                 active,
                 pieces: 1,
             };
             let Some(curve) = profile.curves.get(&key(1)) else { continue };
-            let of = |point: &headway_core::models::transfer::Point| rate(point.bytes, point.median).max(RATE_MIN);
+            let of = |point: &headway_core::models::transfer::CurvePoint| rate(point.bytes, point.median).max(RATE_MIN);
             // Below this size it is set-up that counts.
             let long: Vec<_> = curve.points().iter().filter(|point| point.bytes.0 >= 4 << 20).collect();
             let Some(last) = curve.points().last() else { continue };

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-use headway_core::models::transfer::{Direction, Load};
+use headway_core::models::transfer::{BackgroundLoad, Direction};
 use headway_device::buffer::Access;
-use headway_device::gpu::{Caching, Gpu, Operation, Queue, Reach};
+use headway_device::gpu::{Caching, CpuReach, Gpu, Operation, Queue};
 use headway_device::{Buffer, DeviceError};
 
 /// Copies that each direction puts on its engine at a time: one runs, one waits. The next ones follow when both have ended: an
@@ -15,23 +15,28 @@ use headway_device::{Buffer, DeviceError};
 const IN_FLIGHT: usize = 2;
 
 /// Bulk copies until it is stopped or dropped.
-pub struct Bulk {
+pub struct BulkLoad {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<u64, DeviceError>>>,
 }
 
-impl Bulk {
+impl BulkLoad {
     /// Starts copies of `chunk` bytes beside a copy of `direction`, as `load` says; returns when each kind has completed one.
-    pub fn start(gpu: &Arc<dyn Gpu>, direction: Direction, load: Load, chunk: usize) -> Result<Self, DeviceError> {
+    pub fn start(
+        gpu: &Arc<dyn Gpu>,
+        direction: Direction,
+        load: BackgroundLoad,
+        chunk: usize,
+    ) -> Result<Self, DeviceError> {
         let opposite = match direction {
             Direction::H2d => Direction::D2h,
             _ => Direction::H2d,
         };
         let directions: &[Direction] = match load {
-            Load::Alone => &[],
-            Load::BulkSame => &[direction],
-            Load::BulkOpposite => &[opposite],
-            Load::BulkBoth => &[direction, opposite],
+            BackgroundLoad::Alone => &[],
+            BackgroundLoad::BulkSame => &[direction],
+            BackgroundLoad::BulkOpposite => &[opposite],
+            BackgroundLoad::BulkBoth => &[direction, opposite],
         };
         let mut queues = Vec::new();
         for &direction in directions {
@@ -68,7 +73,7 @@ impl Bulk {
     }
 }
 
-impl Drop for Bulk {
+impl Drop for BulkLoad {
     fn drop(&mut self) {
         let _ = self.end();
     }
@@ -87,7 +92,7 @@ struct Line {
 impl Line {
     fn new(gpu: &dyn Gpu, direction: Direction, chunk: usize) -> Result<Self, DeviceError> {
         let host = |bytes| gpu.pinned_buffer(bytes, Caching::Cached);
-        let device = |bytes| gpu.device_buffer(bytes, Reach::Device);
+        let device = |bytes| gpu.device_buffer(bytes, CpuReach::Device);
         let (from, to) = match direction {
             Direction::H2d => (host(chunk)?, device(chunk * IN_FLIGHT)?),
             _ => (device(chunk)?, host(chunk * IN_FLIGHT)?),

@@ -7,12 +7,12 @@ use std::fmt;
 
 use headway_core::models::transfer::{Direction, HostMemory, Method};
 use headway_core::units::Nanos;
-use headway_device::Source;
-use headway_os::affinity::{self, Aside};
+use headway_device::DeviceSource;
+use headway_os::affinity::{self, AffinityGuard};
 use headway_runtime::copy::How;
 
 use super::copy_timer::{CopySpec, CopyTimer};
-use super::sample::Figures;
+use super::sample::SampleFigures;
 use crate::Error;
 
 /// CPUs that are tried at most, evenly spread.
@@ -24,28 +24,28 @@ const WARM_UP: u32 = 8;
 const BYTES: usize = 64;
 
 /// The calling thread stays on one CPU while this lives. Threads that it starts meanwhile stay there too.
-pub struct Place {
-    _aside: Aside,
-    found: Found,
+pub struct CpuPin {
+    _aside: AffinityGuard,
+    found: CpuRanking,
 }
 
 /// What small copies take from each CPU that was tried, the best first.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found(Vec<(Nanos, u32)>);
+pub struct CpuRanking(Vec<(Nanos, u32)>);
 
-impl Place {
+impl CpuPin {
     /// Has the calling thread stay on the CPU from which small copies by the driver take least; `None` where copies are
     /// emulated, or there is no choice.
     pub fn settle(timer: &mut CopyTimer) -> Result<Option<Self>, Error> {
         let Ok(all) = affinity::allowed() else { return Ok(None) };
-        if timer.device().description().source != Source::Cuda || all.len() < 2 {
+        if timer.device().description().source != DeviceSource::Cuda || all.len() < 2 {
             return Ok(None);
         }
         // Threads that stage start now, for all GPUs, so that they may run wherever this thread may; where there can be none, the
         // copies that need them will say so.
         let _ = timer.copier().prepare();
         timer.copier().park()?;
-        let Some(aside) = Aside::on(&all) else { return Ok(None) };
+        let Some(aside) = AffinityGuard::on(&all) else { return Ok(None) };
         let mut found = Vec::new();
         for cpu in all.iter().copied().step_by(all.len().div_ceil(TRIED_MAX)) {
             if affinity::restrict(&[cpu]).is_ok() {
@@ -53,13 +53,13 @@ impl Place {
             }
         }
         found.sort_unstable();
-        let place = Self { _aside: aside, found: Found(found) };
+        let place = Self { _aside: aside, found: CpuRanking(found) };
         let Some((_, best)) = place.found.0.first() else { return Ok(None) };
         Ok(affinity::restrict(&[*best]).is_ok().then_some(place))
     }
 
     /// What was found.
-    pub const fn found(&self) -> &Found {
+    pub const fn found(&self) -> &CpuRanking {
         &self.found
     }
 }
@@ -74,7 +74,7 @@ fn cost(timer: &mut CopyTimer) -> Result<Nanos, Error> {
             let timing = timer.time(&spec, turn)?;
             times.extend((turn >= WARM_UP).then_some(timing.done));
         }
-        sum = sum.saturating_add(Figures::of(&times).map_or(Nanos::ZERO, |figures| figures.median));
+        sum = sum.saturating_add(SampleFigures::of(&times).map_or(Nanos::ZERO, |figures| figures.median));
     }
     Ok(sum)
 }
@@ -83,7 +83,7 @@ fn spec(method: Method, direction: Direction, bytes: usize) -> CopySpec {
     CopySpec { how: How::By(method), direction, memory: HostMemory::Touched, bytes, window: None }
 }
 
-impl fmt::Display for Found {
+impl fmt::Display for CpuRanking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (Some((least, best)), Some((most, worst))) = (self.0.first(), self.0.last()) else { return Ok(()) };
         write!(
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn the_best_and_the_worst_place_are_told() {
-        let found = Found(vec![(Nanos(14_000), 3), (Nanos(15_000), 0), (Nanos(16_500), 7)]);
+        let found = CpuRanking(vec![(Nanos(14_000), 3), (Nanos(15_000), 0), (Nanos(16_500), 7)]);
         let expected = "Copies are asked for from CPU 3, from where the driver takes 14 us for 64 B in and 64 B out; from CPU 7 \
                         it takes 16.5 us (all, in order: 3: 14 us; 0: 15 us; 7: 16.5 us;).";
         assert_eq!(found.to_string(), expected);

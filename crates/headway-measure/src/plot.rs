@@ -24,12 +24,12 @@ pub struct Figure {
     pub y: String,
     /// From where to where error bars reach, in words; empty = there are none.
     pub bars: String,
-    pub lines: Vec<Line>,
+    pub lines: Vec<PlotLine>,
 }
 
 /// One line of a [`Figure`].
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Line {
+pub struct PlotLine {
     /// In the legend.
     pub name: String,
     /// Points in the order in which a line joins them.
@@ -80,7 +80,7 @@ const SHAPES: usize = 6;
 /// What bars say that reach from the median to the 99th percentile.
 pub const TO_P99: &str = "median to 99th percentile (the longest of fewer than 100)";
 
-impl Line {
+impl PlotLine {
     /// A line through `points`.
     #[must_use]
     pub fn new(name: impl Into<String>, points: Vec<(f64, f64)>) -> Self {
@@ -103,7 +103,7 @@ impl Line {
 impl Figure {
     /// A plot with axes that are called so, from this source.
     #[must_use]
-    pub fn new(title: impl Into<String>, source: impl Display, [x, y]: [&str; 2], lines: Vec<Line>) -> Self {
+    pub fn new(title: impl Into<String>, source: impl Display, [x, y]: [&str; 2], lines: Vec<PlotLine>) -> Self {
         let (source, x, y) = (source.to_string(), x.to_owned(), y.to_owned());
         Self { title: title.into(), source, x, y, bars: String::new(), lines }
     }
@@ -130,12 +130,12 @@ impl Figure {
         Ok(text)
     }
 
-    fn all(&self, root: &Area<'_>, lines: &[Line], legend: &[Entry]) -> Result<(), String> {
+    fn all(&self, root: &Area<'_>, lines: &[PlotLine], legend: &[Entry]) -> Result<(), String> {
         root.fill(&WHITE).map_err(text_of)?;
         self.head(root)?;
         let xs = || lines.iter().flat_map(|line| line.points.iter().map(|p| p.0));
         let ys = || {
-            let bars = |line: &Line| line.bars.iter().flat_map(|bar| [bar.1, bar.2]).collect::<Vec<_>>();
+            let bars = |line: &PlotLine| line.bars.iter().flat_map(|bar| [bar.1, bar.2]).collect::<Vec<_>>();
             lines.iter().flat_map(move |line| line.points.iter().map(|p| p.1).chain(bars(line)))
         };
         let (_, rest) = root.split_vertically(HEAD);
@@ -181,9 +181,9 @@ impl Figure {
     }
 
     /// The lines with the points that can be drawn.
-    fn visible(&self) -> Vec<Line> {
+    fn visible(&self) -> Vec<PlotLine> {
         let finite = |values: &[f64]| values.iter().all(|value| value.is_finite());
-        let keep = |line: &Line| Line {
+        let keep = |line: &PlotLine| PlotLine {
             points: line.points.iter().copied().filter(|(x, y)| finite(&[*x, *y])).collect(),
             bars: line.bars.iter().copied().filter(|(x, low, high)| finite(&[*x, *low, *high])).collect(),
             ..line.clone()
@@ -193,7 +193,7 @@ impl Figure {
 
     fn draw<'a, X, Y, E: Display>(
         &self,
-        lines: &[Line],
+        lines: &[PlotLine],
         chart: Result<ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, Y>>, E>,
     ) -> Result<(), String>
     where
@@ -323,7 +323,7 @@ struct Entry {
 }
 
 /// One entry after the other, in columns as wide as the longest.
-fn legend(lines: &[Line]) -> Vec<Entry> {
+fn legend(lines: &[PlotLine]) -> Vec<Entry> {
     let letters = lines.iter().map(|line| line.name.chars().count()).max().unwrap_or(0);
     let wide = SAMPLE + CHARACTER * u32::try_from(letters).unwrap_or(u32::MAX / 16) + 12;
     let columns = ((WIDTH - 32) / wide).max(1);
@@ -385,7 +385,7 @@ fn short(value: f64) -> String {
 mod tests {
     use super::*;
 
-    fn figure(lines: Vec<Line>) -> String {
+    fn figure(lines: Vec<PlotLine>) -> String {
         Figure::new("a <title>", "sim", ["bytes", "us"], lines).svg().unwrap()
     }
 
@@ -393,7 +393,7 @@ mod tests {
     fn a_plot_carries_its_title_source_axes_and_legend() {
         for points in [vec![(1.0, 2.0), (1024.0, 30.0)], vec![(1.0, 2.0), (3.0, 900.0)]] {
             let bars = vec![(1.0, 1.0, 5.0)];
-            let lines = vec![Line::new("a <line>", points).bars(bars)];
+            let lines = vec![PlotLine::new("a <line>", points).bars(bars)];
             let svg = Figure::new("t", "sim", ["bytes", "us"], lines).bars("median to longest").svg().unwrap();
             assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
             for text in ["source sim: simulated", "bytes", "us", "a &lt;line&gt;", "Bars: median to longest"] {
@@ -405,9 +405,9 @@ mod tests {
     #[test]
     fn a_plot_without_points_or_with_one_is_drawn() {
         assert!(figure(vec![]).contains("nothing was measured"));
-        assert!(figure(vec![Line::new("a", vec![(f64::NAN, 1.0)])]).contains("nothing was measured"));
+        assert!(figure(vec![PlotLine::new("a", vec![(f64::NAN, 1.0)])]).contains("nothing was measured"));
         for point in [(4.0, 4.0), (4.0, 0.0), (0.0, 0.0), (-1.0, -2.0)] {
-            assert!(!figure(vec![Line::new("a", vec![point])]).contains("nothing was measured"));
+            assert!(!figure(vec![PlotLine::new("a", vec![point])]).contains("nothing was measured"));
         }
     }
 
@@ -424,7 +424,7 @@ mod tests {
 
     #[test]
     fn twelve_lines_differ_without_their_colours_and_the_legend_hides_no_point() {
-        let line = |at: usize| Line::new(format!("line {at}"), vec![(1.0, at as f64 + 1.0), (2.0, 5.0)]);
+        let line = |at: usize| PlotLine::new(format!("line {at}"), vec![(1.0, at as f64 + 1.0), (2.0, 5.0)]);
         let looks: std::collections::BTreeSet<_> =
             (0..12).map(|at| (Style::of(at).dash, Style::of(at).shape)).collect();
         assert_eq!(looks.len(), 12);

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use headway_core::files::machine::{Calibration, Machine};
 use headway_core::models::cpu::DriverWatch;
 use headway_core::models::transfer::{
-    Choice, Direction, HostMemory, Method, Reason, Request, Selector, Tuning, Verdict, choose,
+    Direction, HostMemory, Method, MethodChoice, MethodRequest, MethodVerdict, RejectionReason, Selector, Tuning,
+    choose,
 };
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use serde::Serialize;
@@ -112,11 +113,11 @@ fn thresholds(machine: &Machine) -> Vec<(String, Vec<(Bytes, String)>)> {
         (Direction::D2h, HostMemory::Pinned),
     ];
     let rows = situations.into_iter().map(|(direction, memory)| {
-        let request = Request::new(gpu, direction, memory, Bytes(0));
+        let request = MethodRequest::new(gpu, direction, memory, Bytes(0));
         let selector = Selector::new(&machine.profile, &request, &available);
         let steps: Vec<Bytes> = selector.thresholds().map(|(from, _)| from).collect();
         let simplest =
-            |bytes: Bytes| simplest(&choose(&machine.profile, &Request { bytes, ..request.clone() }, &available));
+            |bytes: Bytes| simplest(&choose(&machine.profile, &MethodRequest { bytes, ..request.clone() }, &available));
         let mut named: Vec<(Bytes, Method)> = Vec::new();
         for (at, from) in steps.iter().enumerate() {
             let way = simplest(middle(*from, steps.get(at + 1).copied()));
@@ -137,12 +138,14 @@ fn middle(from: Bytes, next: Option<Bytes>) -> Bytes {
 }
 
 /// The first in the order of methods among the chosen way and those that are only slower, by no more than counts as equal.
-fn simplest(choice: &Choice) -> Method {
+fn simplest(choice: &MethodChoice) -> Method {
     let Some(best) = choice.predicted else { return choice.method };
     let limit = u128::from(best.0) * u128::from(PPM + TIE_PPM) / u128::from(PPM);
     let equal = choice.candidates.iter().filter(|candidate| {
-        let is_open =
-            matches!(candidate.verdict, Verdict::Chosen | Verdict::Rejected(Reason::Slower | Reason::WithinMargin));
+        let is_open = matches!(
+            candidate.verdict,
+            MethodVerdict::Chosen | MethodVerdict::Rejected(RejectionReason::Slower | RejectionReason::WithinMargin)
+        );
         is_open && candidate.figures.median.is_some_and(|median| u128::from(median.0) <= limit)
     });
     equal.map(|candidate| candidate.method).min().unwrap_or(choice.method)
@@ -150,7 +153,7 @@ fn simplest(choice: &Choice) -> Method {
 
 #[cfg(test)]
 mod tests {
-    use headway_core::models::transfer::{Candidate, Figures, Price};
+    use headway_core::models::transfer::{Candidate, CostFigures, Price};
 
     use super::*;
 
@@ -159,11 +162,11 @@ mod tests {
         let of = |ways: &[(Method, u64)]| {
             let candidates = ways.iter().enumerate().map(|(at, &(method, median))| Candidate {
                 method,
-                figures: Figures { median: Some(Nanos(median)), ..Figures::default() },
+                figures: CostFigures { median: Some(Nanos(median)), ..CostFigures::default() },
                 price: Price::default(),
-                verdict: if at == 0 { Verdict::Chosen } else { Verdict::Rejected(Reason::Slower) },
+                verdict: if at == 0 { MethodVerdict::Chosen } else { MethodVerdict::Rejected(RejectionReason::Slower) },
             });
-            simplest(&Choice {
+            simplest(&MethodChoice {
                 method: ways[0].0,
                 tuning: None,
                 price: Price::default(),

@@ -1,6 +1,6 @@
 //! How often something is timed, and what the times come to.
 
-use headway_core::models::transfer::{Point, tail};
+use headway_core::models::transfer::{CurvePoint, tail};
 use headway_core::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,7 @@ pub struct Effort {
 
 /// What a series of times comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Figures {
+pub struct SampleFigures {
     pub n: u32,
     /// The fastest.
     pub min: Nanos,
@@ -35,7 +35,7 @@ pub struct Figures {
     pub max: Nanos,
 }
 
-impl Figures {
+impl SampleFigures {
     /// The figures of `samples`; `None` without any.
     pub fn of(samples: &[Nanos]) -> Option<Self> {
         let mut sorted = samples.to_vec();
@@ -75,12 +75,12 @@ impl Figures {
     }
 
     /// As a point of a curve.
-    pub const fn point(self, bytes: Bytes) -> Point {
-        Point { bytes, n: self.n, median: self.median, p99: self.p99, max: self.max }
+    pub const fn point(self, bytes: Bytes) -> CurvePoint {
+        CurvePoint { bytes, n: self.n, median: self.median, p99: self.p99, max: self.max }
     }
 }
 
-/// [`Figures::notch`]: 1.57 times the distance of the quartiles over the root of the number of samples.
+/// [`SampleFigures::notch`]: 1.57 times the distance of the quartiles over the root of the number of samples.
 pub fn notch(n: u32, p25: Nanos, p75: Nanos) -> Nanos {
     let root = (u64::from(n.max(1)) * 10_000).isqrt();
     let notch = u128::from(p75.0.saturating_sub(p25.0)) * 157 / u128::from(root);
@@ -158,9 +158,9 @@ mod tests {
 
     #[test]
     fn of_two_series_the_faster_counts_with_the_slowest_of_both() {
-        let of = |times: [u64; 3]| Figures::of(&times.map(Nanos)).unwrap();
+        let of = |times: [u64; 3]| SampleFigures::of(&times.map(Nanos)).unwrap();
         let (slow, fast) = (of([5, 20, 90]), of([8, 10, 12]));
-        let both = Figures { max: Nanos(90), ..fast };
+        let both = SampleFigures { max: Nanos(90), ..fast };
         assert_eq!((slow.or(fast), fast.or(slow)), (both, both));
     }
 
@@ -197,11 +197,11 @@ mod tests {
 
     #[test]
     fn figures_are_samples_by_the_nearest_rank() {
-        let nanos = |times: &[u64]| Figures::of(&times.iter().copied().map(Nanos).collect::<Vec<_>>());
+        let nanos = |times: &[u64]| SampleFigures::of(&times.iter().copied().map(Nanos).collect::<Vec<_>>());
         assert_eq!(nanos(&[]), None);
         let figures = |n, [min, p25, median, p75, p99, max]: [u64; 6]| {
             let [min, p25, median, p75, p99, max] = [min, p25, median, p75, p99, max].map(Nanos);
-            Figures { n, min, p25, median, p75, p99, max }
+            SampleFigures { n, min, p25, median, p75, p99, max }
         };
         let one = figures(1, [7; 6]);
         assert_eq!(nanos(&[7]), Some(one));

@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::journal::Journal;
-use super::sample::{Effort, Figures, series_below};
+use super::sample::{Effort, SampleFigures, series_below};
 use crate::Error;
 use headway::run::Progress;
 
@@ -87,7 +87,7 @@ impl<'a> Session<'a> {
         key: &str,
         effort: Effort,
         once: impl FnMut(u32) -> Result<Nanos, Error>,
-    ) -> Result<Figures, Error> {
+    ) -> Result<SampleFigures, Error> {
         self.series_below(key, effort, Nanos::MAX, once)
     }
 
@@ -98,7 +98,7 @@ impl<'a> Session<'a> {
         effort: Effort,
         limit: Nanos,
         mut once: impl FnMut(u32) -> Result<Nanos, Error>,
-    ) -> Result<Figures, Error> {
+    ) -> Result<SampleFigures, Error> {
         let interrupt = self.interrupt;
         let samples = series_below(effort, limit, clock::now, |number| {
             if interrupt.load(Ordering::Relaxed) {
@@ -107,7 +107,7 @@ impl<'a> Session<'a> {
             once(number)
         })?;
         self.keep(key, &samples)?;
-        Ok(Figures::of(&samples).expect("an effort asks for at least one sample"))
+        Ok(SampleFigures::of(&samples).expect("an effort asks for at least one sample"))
     }
 
     /// Puts samples into the raw file under `key`.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::buffer::Access;
-use headway_device::gpu::{Caching, Gpu, Operation, Queue, Reach};
+use headway_device::gpu::{Caching, CpuReach, Gpu, Operation, Queue};
 use headway_device::{Buffer, DeviceError};
 use headway_os::clock;
 use rand_core::{Rng, SeedableRng};
@@ -25,7 +25,7 @@ const PATIENCE: [Nanos; 2] = [Nanos(30 * NANOS_PER_SECOND), Nanos(3 * NANOS_PER_
 /// A transfer of a set, by positions of GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Member {
+pub enum SetTransfer {
     /// Pinned host memory to a GPU.
     H2d(usize),
     /// A GPU to pinned host memory.
@@ -34,7 +34,7 @@ pub enum Member {
     Peer(usize, usize),
 }
 
-impl Member {
+impl SetTransfer {
     /// The GPU or GPUs that it uses.
     pub fn gpus(self) -> impl Iterator<Item = usize> {
         let (first, second) = match self {
@@ -83,14 +83,14 @@ const BLOCKS_MAX: usize = 64;
 
 /// How much memory there is for the copies of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct SetMemory {
     /// Longest copy.
     pub largest: usize,
     /// What the copies of a batch to one place may take together.
     pub arena: usize,
 }
 
-impl Room {
+impl SetMemory {
     /// Room for copies of up to `largest` bytes.
     pub const fn of(largest: usize) -> Self {
         Self { largest, arena: 3 * largest + BLOCKS_MAX * PAGE }
@@ -107,13 +107,12 @@ impl Room {
 pub struct Set {
     /// Name for keys and messages.
     pub name: String,
-    /// The transfers.
-    pub members: Vec<Member>,
+    pub members: Vec<SetTransfer>,
 }
 
 /// How long and in which pieces a set is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
+pub struct SetPace {
     /// Length of one copy.
     pub chunk: usize,
     /// Copies of one transfer that are queued at a time.
@@ -135,16 +134,16 @@ pub struct Rates(pub Vec<Vec<u64>>);
 /// stream that never runs empty, and the other one waits for seconds.
 pub fn sets(gpus: usize, reaches: impl Fn(usize, usize) -> bool) -> Vec<Set> {
     let (mut sets, is_small) = (Vec::<Set>::new(), gpus <= SMALL);
-    let mut add = |name: String, mut members: Vec<Member>| {
+    let mut add = |name: String, mut members: Vec<SetTransfer>| {
         members.sort_unstable_by_key(|member| (member.queue(), member.target()));
         if !sets.iter().any(|set| set.members == members) {
             sets.push(Set { name, members });
         }
     };
-    let both = |gpu: usize| [Member::H2d(gpu), Member::D2h(gpu)];
+    let both = |gpu: usize| [SetTransfer::H2d(gpu), SetTransfer::D2h(gpu)];
     for gpu in 0..gpus {
-        add(format!("gpu{gpu} h2d"), vec![Member::H2d(gpu)]);
-        add(format!("gpu{gpu} d2h"), vec![Member::D2h(gpu)]);
+        add(format!("gpu{gpu} h2d"), vec![SetTransfer::H2d(gpu)]);
+        add(format!("gpu{gpu} d2h"), vec![SetTransfer::D2h(gpu)]);
         add(format!("gpu{gpu} both"), both(gpu).to_vec());
     }
     let counts = (0..=gpus).flat_map(|b| (0..=gpus - b).flat_map(move |i| (0..=gpus - b - i).map(move |o| (i, o, b))));
@@ -154,28 +153,28 @@ pub fn sets(gpus: usize, reaches: impl Fn(usize, usize) -> bool) -> Vec<Set> {
         {
             let gpu = |at: usize| if is_mirrored { gpus - 1 - at } else { at };
             let members =
-                (0..two).flat_map(|at| both(gpu(at))).chain((two..two + inward).map(|at| Member::H2d(gpu(at))));
+                (0..two).flat_map(|at| both(gpu(at))).chain((two..two + inward).map(|at| SetTransfer::H2d(gpu(at))));
             let members =
-                members.chain((two + inward..two + inward + outward).map(|at| Member::D2h(gpu(at)))).collect();
+                members.chain((two + inward..two + inward + outward).map(|at| SetTransfer::D2h(gpu(at)))).collect();
             add(format!("{inward} h2d {outward} d2h {two} both{from}"), members);
         }
     }
     for some in some_of(gpus) {
         let named = |word: &str| some.iter().map(|gpu| format!("gpu{gpu} {word}")).collect::<Vec<_>>().join(" ");
-        add(named("h2d"), some.iter().copied().map(Member::H2d).collect());
-        add(named("d2h"), some.iter().copied().map(Member::D2h).collect());
+        add(named("h2d"), some.iter().copied().map(SetTransfer::H2d).collect());
+        add(named("d2h"), some.iter().copied().map(SetTransfer::D2h).collect());
         add(named("both"), some.iter().copied().flat_map(both).collect());
     }
     let pairs = (0..gpus).flat_map(|from| (0..gpus).map(move |to| (from, to)));
     for (from, to) in pairs.filter(|&(from, to)| from != to && reaches(from, to)) {
-        add(format!("gpu{from} gpu{to}"), vec![Member::Peer(from, to)]);
+        add(format!("gpu{from} gpu{to}"), vec![SetTransfer::Peer(from, to)]);
         if from < to && reaches(to, from) {
-            add(format!("gpu{from} gpu{to} both"), vec![Member::Peer(from, to), Member::Peer(to, from)]);
+            add(format!("gpu{from} gpu{to} both"), vec![SetTransfer::Peer(from, to), SetTransfer::Peer(to, from)]);
         }
     }
     let ring: Vec<(usize, usize)> = (0..gpus).map(|gpu| (gpu, (gpu + 1) % gpus)).collect();
     if gpus > 1 && ring.iter().all(|&(from, to)| reaches(from, to)) {
-        let ring = || ring.iter().map(|&(from, to)| Member::Peer(from, to));
+        let ring = || ring.iter().map(|&(from, to)| SetTransfer::Peer(from, to));
         add("ring".to_owned(), ring().collect());
         add("ring and host".to_owned(), ring().chain((0..gpus).flat_map(both)).collect());
     }
@@ -198,7 +197,12 @@ fn some_of(gpus: usize) -> impl Iterator<Item = Vec<usize>> {
 
 /// Measures `sets`, each before it is measured again, so that what changes with time shows as spread. `bed` makes the memory
 /// when something is measured, and not what a journal has kept. A set that does not end is left out, with a warning.
-pub fn measure(session: &mut Session<'_>, bed: &mut Lazy<'_>, sets: &[Set], pace: Pace) -> Result<Vec<Rates>, Error> {
+pub fn measure(
+    session: &mut Session<'_>,
+    bed: &mut Lazy<'_>,
+    sets: &[Set],
+    pace: SetPace,
+) -> Result<Vec<Rates>, Error> {
     session.phase("links", sets.len() * pace.repeats as usize);
     let mut all = vec![Rates(Vec::new()); sets.len()];
     let mut given_up = Vec::new();
@@ -236,30 +240,30 @@ const SHIFT: usize = PAGE / 2;
 
 impl Stock {
     /// Takes memory of one GPU and of its host.
-    pub fn new(gpu: &dyn Gpu, gpu_id: u64, room: Room) -> Result<Self, Error> {
+    pub fn new(gpu: &dyn Gpu, gpu_id: u64, room: SetMemory) -> Result<Self, Error> {
         let one = room.largest + OFFSETS * PAGE;
         let mut random = vec![0; one + SHIFT];
         Pcg64Mcg::seed_from_u64(1 + gpu_id).fill_bytes(&mut random);
         let host = gpu.pinned_buffer(one, Caching::Cached)?;
         host.claim(0..one, Access::Write)?.bytes_mut()?.copy_from_slice(&random[..one]);
-        let device = gpu.device_buffer(one, Reach::Device)?;
+        let device = gpu.device_buffer(one, CpuReach::Device)?;
         gpu.copy_in(&mut device.claim(0..one, Access::Write)?, &random[SHIFT..])?;
         let arenas = [
-            gpu.device_buffer(room.arena, Reach::Device)?,
+            gpu.device_buffer(room.arena, CpuReach::Device)?,
             gpu.pinned_buffer(room.arena, Caching::Cached)?,
-            gpu.device_buffer(room.arena, Reach::Device)?,
+            gpu.device_buffer(room.arena, CpuReach::Device)?,
         ];
         Ok(Self { random, host, device, arenas })
     }
 
     /// What `member` reads.
-    pub const fn source(&self, member: Member) -> &Buffer {
-        if let Member::H2d(_) = member { &self.host } else { &self.device }
+    pub const fn source(&self, member: SetTransfer) -> &Buffer {
+        if let SetTransfer::H2d(_) = member { &self.host } else { &self.device }
     }
 
     /// The bytes that are there.
-    pub fn bytes(&self, member: Member) -> &[u8] {
-        if let Member::H2d(_) = member { &self.random } else { &self.random[SHIFT..] }
+    pub fn bytes(&self, member: SetTransfer) -> &[u8] {
+        if let SetTransfer::H2d(_) = member { &self.random } else { &self.random[SHIFT..] }
     }
 }
 
@@ -276,7 +280,7 @@ struct Transfer {
 }
 
 impl Transfer {
-    fn turn(&mut self, pace: Pace, begin: Nanos) -> Result<(), DeviceError> {
+    fn turn(&mut self, pace: SetPace, begin: Nanos) -> Result<(), DeviceError> {
         while let Some(done) = self.queue.poll() {
             done.result?;
             let now = clock::now();
@@ -296,14 +300,14 @@ impl Transfer {
         Ok(())
     }
 
-    fn has_enough(&self, pace: Pace) -> bool {
+    fn has_enough(&self, pace: SetPace) -> bool {
         self.count >= 3 && self.first.is_some_and(|first| self.last >= first + pace.time)
     }
 }
 
 /// Runs all transfers of `set` until each has run for long enough, and returns their rates. The bytes that came last are
 /// compared.
-fn run(gpus: &[Arc<dyn Gpu>], stock: &[Stock], set: &Set, pace: Pace) -> Result<Vec<u64>, Error> {
+fn run(gpus: &[Arc<dyn Gpu>], stock: &[Stock], set: &Set, pace: SetPace) -> Result<Vec<u64>, Error> {
     let mut transfers = Vec::new();
     for &member in &set.members {
         let queue = gpus[member.queue().0].queue(false)?;
@@ -336,7 +340,7 @@ fn run(gpus: &[Arc<dyn Gpu>], stock: &[Stock], set: &Set, pace: Pace) -> Result<
     Ok(rates)
 }
 
-fn compare(gpus: &[Arc<dyn Gpu>], stock: &[Stock], set: &Set, pace: Pace) -> Result<(), Error> {
+fn compare(gpus: &[Arc<dyn Gpu>], stock: &[Stock], set: &Set, pace: SetPace) -> Result<(), Error> {
     let bytes = pace.chunk.min(COMPARED);
     let mut landing = vec![0; bytes];
     for &member in &set.members {
@@ -345,11 +349,11 @@ fn compare(gpus: &[Arc<dyn Gpu>], stock: &[Stock], set: &Set, pace: Pace) -> Res
         let mut span = stock[gpu].arenas[place].claim(at..at + bytes, Access::Write)?;
         let zeros = vec![0; bytes];
         match member {
-            Member::D2h(_) => {
+            SetTransfer::D2h(_) => {
                 landing.copy_from_slice(span.bytes()?);
                 span.bytes_mut()?.fill(0);
             }
-            Member::H2d(_) | Member::Peer(..) => {
+            SetTransfer::H2d(_) | SetTransfer::Peer(..) => {
                 gpus[gpu].copy_out(&mut landing, &span)?;
                 gpus[gpu].copy_in(&mut span, &zeros)?;
             }

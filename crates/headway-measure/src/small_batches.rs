@@ -11,11 +11,11 @@ use headway_core::models::transfer::Method;
 use headway_core::models::transfer::fit::FitError;
 use headway_core::units::Nanos;
 
-use super::batches::{Block, Draw, Lazy, Mix, Routes, Took};
+use super::batches::{BatchDraw, BatchTiming, Lazy, Mix, Routes, TrialBlock};
 use super::interconnect::run;
 use super::links::median;
 use super::session::Session;
-use super::sets::{Member, Room};
+use super::sets::{SetMemory, SetTransfer};
 use crate::Error;
 
 /// Batches of each of [`MIXES`], and repetitions of each batch.
@@ -29,7 +29,7 @@ const LARGEST: usize = 1 << 20;
 const SEED: u64 = 0x7265_6865_6172_7365;
 
 /// A batch and its repetitions.
-pub(super) type Ran = (Vec<Block>, Vec<Took>);
+pub(super) type Ran = (Vec<TrialBlock>, Vec<BatchTiming>);
 
 /// Runs small batches of copies of one kind on GPUs that reach each other as `reaches` says.
 pub(super) fn measure(
@@ -41,7 +41,7 @@ pub(super) fn measure(
     let any_peers = (0..gpus).any(|from| (0..gpus).any(|to| reaches(from, to)));
     let mixes = &MIXES[..if any_peers { 3 } else { 2 }];
     session.phase("small batches", mixes.len() * BATCHES);
-    let mut draw = Draw::new(SEED, gpus, reaches, Room::of(LARGEST.min(bed.room().largest)));
+    let mut draw = BatchDraw::new(SEED, gpus, reaches, SetMemory::of(LARGEST.min(bed.room().largest)));
     let mut ran: Vec<Ran> = Vec::new();
     while ran.len() < mixes.len() * BATCHES {
         let batch = draw.batch();
@@ -59,7 +59,7 @@ pub(super) fn measure(
 }
 
 /// Whether some copy waits on an engine for a copy of another queue.
-fn has_hand_over(batch: &[Block]) -> bool {
+fn has_hand_over(batch: &[TrialBlock]) -> bool {
     let mut owners = BTreeMap::new();
     let held = batch.iter().flat_map(|block| block.member.engines().map(|engine| (engine, block.member.queue())));
     held.into_iter().any(|(engine, queue)| *owners.entry(engine).or_insert(queue) != queue)
@@ -106,11 +106,11 @@ fn change(machine: &mut Machine, class: EngineClass, mut to: impl FnMut(&mut hea
     }
 }
 
-const fn class(member: Member) -> EngineClass {
+const fn class(member: SetTransfer) -> EngineClass {
     match member {
-        Member::H2d(_) => EngineClass::H2d,
-        Member::D2h(_) => EngineClass::D2h,
-        Member::Peer(..) => EngineClass::Peer,
+        SetTransfer::H2d(_) => EngineClass::H2d,
+        SetTransfer::D2h(_) => EngineClass::D2h,
+        SetTransfer::Peer(..) => EngineClass::Peer,
     }
 }
 
@@ -127,14 +127,14 @@ mod tests {
     /// What batches would take on `truth`, with calls as long as its submissions.
     fn ran(truth: &Machine, batches: usize) -> Vec<Ran> {
         let (routes, network) = (Routes::of(truth), Network::new(truth));
-        let mut draw = Draw::new(5, 2, |_, _| true, Room::of(LARGEST));
+        let mut draw = BatchDraw::new(5, 2, |_, _| true, SetMemory::of(LARGEST));
         let all = std::iter::repeat_with(|| draw.batch());
         let of_one_kind = all.filter(|batch| MIXES.contains(&Mix::of(batch)) && !has_hand_over(batch));
-        let run = |batch: Vec<Block>| {
+        let run = |batch: Vec<TrialBlock>| {
             let order = routes.order(&batch).expect("the machine has all routes");
             let ends = network.completion(&order).expect("every block has a rate").blocks;
             let calls = order.iter().map(|block| truth.routes[block.route.at()].submit).collect();
-            (batch, vec![Took { ends, calls }])
+            (batch, vec![BatchTiming { ends, calls }])
         };
         of_one_kind.take(batches).map(run).collect()
     }
@@ -168,8 +168,9 @@ mod tests {
 
     #[test]
     fn only_copies_between_three_gpus_or_more_are_handed_over() {
-        let batch = |members: &[Member]| members.iter().map(|&member| Block { member, bytes: 1 }).collect::<Vec<_>>();
-        use Member::{D2h, H2d, Peer};
+        let batch =
+            |members: &[SetTransfer]| members.iter().map(|&member| TrialBlock { member, bytes: 1 }).collect::<Vec<_>>();
+        use SetTransfer::{D2h, H2d, Peer};
         assert!(!has_hand_over(&batch(&[H2d(0), D2h(0), H2d(0), Peer(0, 1), Peer(1, 0), Peer(0, 2), Peer(0, 1)])));
         assert!(has_hand_over(&batch(&[Peer(0, 1), Peer(0, 2), Peer(2, 1)])));
     }

@@ -14,7 +14,7 @@ use rand_pcg::Pcg64Mcg;
 
 use super::copy_timer::{CopySpec, CopyTimer};
 use super::curves::COMPARED_MAX;
-use super::sample::{Effort, Figures};
+use super::sample::{Effort, SampleFigures};
 use super::session::Session;
 use crate::Error;
 
@@ -74,8 +74,8 @@ impl Entrant {
     }
 
     /// What its copies took.
-    pub fn figures(&self) -> Option<Figures> {
-        Figures::of(&self.times)
+    pub fn figures(&self) -> Option<SampleFigures> {
+        SampleFigures::of(&self.times)
     }
 
     /// One copy.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use headway_core::files::machine::{EngineClass, KernelCost, Machine};
 use headway_core::models::transfer::Method;
-use headway_core::plan::block::{Header, block_bytes, write_header};
+use headway_core::plan::block::{BlockHeader, block_bytes, write_header};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};
 use headway_device::work::{Items, Portion, StepMemory, Work};
 use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Span};
@@ -12,10 +12,10 @@ use headway_kernels::find;
 use headway_kernels::inspect::SYNOPSIS_BYTES;
 use headway_kernels::inspect::blocks::{INSPECT, MERGE, MergeBlock};
 use headway_kernels::inspect::cameras::Cameras;
-use headway_kernels::inspect::ring::Ring;
+use headway_kernels::inspect::ring::WaferRing;
 use headway_os::clock;
 
-use super::sample::{Effort, Figures, series};
+use super::sample::{Effort, SampleFigures, series};
 use crate::Error;
 
 /// Shares of a period that copies and kernels take on the paper's node at the limit of the pipeline: 15 images of 50 us over
@@ -32,7 +32,7 @@ const FREE: f64 = 1e-6;
 /// The slowest rate that a machine file can hold.
 const RATE_MIN: u64 = 1_000_000;
 
-/// Columns of [`Calibration::lines`].
+/// Columns of [`WaferCalibration::lines`].
 pub const COLUMNS: [&str; 7] = ["what", "images", "operations", "n", "median_ns", "p99_ns", "max_ns"];
 
 /// What the cameras see.
@@ -66,7 +66,7 @@ pub struct Size {
 
 /// What was measured, and the costs that follow.
 #[derive(Debug)]
-pub struct Calibration {
+pub struct WaferCalibration {
     pub operations: u32,
     /// Median time that one more image takes to copy, and to inspect.
     pub copy: Nanos,
@@ -76,7 +76,7 @@ pub struct Calibration {
     pub lines: Vec<Vec<String>>,
 }
 
-impl Calibration {
+impl WaferCalibration {
     /// What the two kernels cost.
     pub fn kernels(self) -> [KernelCost; 2] {
         self.kernels
@@ -124,7 +124,7 @@ pub fn costs(device: Engines, effort: Effort, small: bool) -> Result<[KernelCost
 }
 
 /// Measures on all `devices` at once.
-pub fn calibrate(devices: Vec<Engines>, study: &Images, size: Size) -> Result<Calibration, Error> {
+pub fn calibrate(devices: Vec<Engines>, study: &Images, size: Size) -> Result<WaferCalibration, Error> {
     let mut bench = WaferBench { study, size, parts: Vec::new(), lines: Vec::new() };
     let all = size.images * 2 * devices.len() as u32;
     for device in devices {
@@ -154,7 +154,7 @@ pub fn calibrate(devices: Vec<Engines>, study: &Images, size: Size) -> Result<Ca
         merges.push((Bytes(synopses(0, images).end as u64), bench.merges(images)?));
     }
     let kernels = [fit_operations(&inspections), fit(MERGE, &merges)];
-    Ok(Calibration { operations, copy, inspect, kernels, lines: bench.lines })
+    Ok(WaferCalibration { operations, copy, inspect, kernels, lines: bench.lines })
 }
 
 /// Time of one of `more` further images.
@@ -167,7 +167,7 @@ fn image_bytes(study: &Images, images: u32) -> Bytes {
 }
 
 /// A cost that is not below the 99th percentile of either point.
-fn fit(id: &str, points: &[(Bytes, Figures)]) -> KernelCost {
+fn fit(id: &str, points: &[(Bytes, SampleFigures)]) -> KernelCost {
     let rate =
         |bytes: u64, time: u64| (u128::from(bytes) * u128::from(NANOS_PER_SECOND) / u128::from(time.max(1))) as u64;
     let [(few, short), (many, long)] = [points[0], points[points.len() - 1]];
@@ -176,7 +176,7 @@ fn fit(id: &str, points: &[(Bytes, Figures)]) -> KernelCost {
     if Rate(cost).time_for(few) > short.p99 {
         cost = rate(few.0, short.p99.0).min(rate(many.0, long.p99.0)).max(RATE_MIN);
     }
-    let over = |bytes: Bytes, figures: Figures| figures.p99.saturating_sub(Rate(cost).time_for(bytes));
+    let over = |bytes: Bytes, figures: SampleFigures| figures.p99.saturating_sub(Rate(cost).time_for(bytes));
     let setup = over(few, short).max(over(many, long));
     let (chain_rate, operation_rate) = (None, None);
     KernelCost { id: id.to_owned(), gpus: Vec::new(), setup, rate: Rate(cost), chain_rate, operation_rate }
@@ -186,7 +186,7 @@ fn fit(id: &str, points: &[(Bytes, Figures)]) -> KernelCost {
 struct Point {
     bytes: Bytes,
     operations: u32,
-    figures: Figures,
+    figures: SampleFigures,
 }
 
 /// Operations of the probes that tell the part that does not grow with them.
@@ -259,12 +259,12 @@ impl WaferBench<'_> {
     /// Puts a block of so many images into the memory of every device.
     fn load(&mut self, images: u32) -> Result<(), Error> {
         let wafer = self.wafer(images, 0);
-        let ring = Ring::new(&wafer).expect("the study's images can be inspected");
+        let ring = WaferRing::new(&wafer).expect("the study's images can be inspected");
         let lens = vec![wafer.image().0; images as usize];
         let block = block_bytes(lens.iter().copied()).0 as usize;
         let mut filled = vec![0; block];
         write_header(&mut filled, 0, &lens).expect("the buffer has the size of the block");
-        let portions = Header::read(&filled).expect("a header just written is whole").portions;
+        let portions = BlockHeader::read(&filled).expect("a header just written is whole").portions;
         (0..).zip(portions).for_each(|(camera, portion)| ring.fill(camera, 0, &mut filled[portion]));
         for part in &mut self.parts {
             part.images.claim(0..block, Access::Write)?.bytes_mut()?.copy_from_slice(&filled);
@@ -298,7 +298,7 @@ impl WaferBench<'_> {
         })
     }
 
-    fn copies(&mut self, images: u32) -> Result<Figures, Error> {
+    fn copies(&mut self, images: u32) -> Result<SampleFigures, Error> {
         let block = block_bytes((0..images).map(|_| image_bytes(self.study, 1).0)).0 as usize;
         self.series("copy", images, 0, |bench| bench.copy(block))
     }
@@ -316,7 +316,7 @@ impl WaferBench<'_> {
         })
     }
 
-    fn inspections(&mut self, images: u32, operations: u32) -> Result<Figures, Error> {
+    fn inspections(&mut self, images: u32, operations: u32) -> Result<SampleFigures, Error> {
         self.series("inspect", images, operations, |bench| bench.inspect(0, images))
     }
 
@@ -343,7 +343,7 @@ impl WaferBench<'_> {
         Ok(())
     }
 
-    fn merges(&mut self, images: u32) -> Result<Figures, Error> {
+    fn merges(&mut self, images: u32) -> Result<SampleFigures, Error> {
         self.series("merge", images, 0, |bench| {
             bench.each(|part| {
                 let memory = StepMemory {
@@ -362,9 +362,9 @@ impl WaferBench<'_> {
         images: u32,
         operations: u32,
         mut once: impl FnMut(&mut Self) -> Result<Nanos, Error>,
-    ) -> Result<Figures, Error> {
+    ) -> Result<SampleFigures, Error> {
         let samples = series(self.size.effort, clock::now, |_| once(self))?;
-        let figures = Figures::of(&samples).expect("an effort asks for at least one sample");
+        let figures = SampleFigures::of(&samples).expect("an effort asks for at least one sample");
         let numbers = [u64::from(images), u64::from(operations), u64::from(figures.n), figures.median.0];
         let numbers = numbers.map(|number| number.to_string());
         let last = [figures.p99_ns(), figures.max.0.to_string()];
@@ -405,7 +405,7 @@ mod tests {
 
     fn point(bytes: u64, operations: u32, p99: u64) -> Point {
         let time = Nanos(p99);
-        let figures = Figures { n: 1, min: time, p25: time, median: time, p75: time, p99: time, max: time };
+        let figures = SampleFigures { n: 1, min: time, p25: time, median: time, p75: time, p99: time, max: time };
         Point { bytes: Bytes(bytes), operations, figures }
     }
 

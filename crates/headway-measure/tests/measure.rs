@@ -7,15 +7,15 @@ use std::sync::atomic::AtomicBool;
 
 use headway::Diagnosis;
 use headway::explain::{Bounds, Question, explain};
-use headway::gpus::Backend;
+use headway::gpus::CopyBackend;
 use headway_core::files::machine;
-use headway_core::models::transfer::{Direction, HostMemory, Load, Method, Statistic};
+use headway_core::models::transfer::{BackgroundLoad, Direction, HostMemory, Method, Statistic};
 use headway_core::units::{Bytes, Nanos};
-use headway_measure::{Depth, Error, MeasureOptions, Step, measure};
+use headway_measure::{Depth, Error, MeasureOptions, MeasureStep, measure};
 
 fn options(out: &Path) -> MeasureOptions {
     MeasureOptions {
-        backend: Backend::Emu,
+        backend: CopyBackend::Emu,
         model: None,
         gpus: None,
         out: out.to_owned(),
@@ -31,7 +31,7 @@ fn options(out: &Path) -> MeasureOptions {
     }
 }
 
-fn question(machine: &Path, bytes: u64, direction: Direction, memory: HostMemory, load: Load) -> Question {
+fn question(machine: &Path, bytes: u64, direction: Direction, memory: HostMemory, load: BackgroundLoad) -> Question {
     Question {
         machine: machine.to_str().unwrap().to_owned(),
         direction,
@@ -63,10 +63,10 @@ fn a_measured_file_is_read_back_and_answers_questions() {
     assert!(!machine.profile.posted.is_empty());
 
     for (direction, memory, load) in [
-        (Direction::H2d, HostMemory::Touched, Load::Alone),
-        (Direction::D2h, HostMemory::Untouched, Load::Alone),
-        (Direction::H2d, HostMemory::Pinned, Load::Alone),
-        (Direction::D2h, HostMemory::Pinned, Load::BulkSame),
+        (Direction::H2d, HostMemory::Touched, BackgroundLoad::Alone),
+        (Direction::D2h, HostMemory::Untouched, BackgroundLoad::Alone),
+        (Direction::H2d, HostMemory::Pinned, BackgroundLoad::Alone),
+        (Direction::D2h, HostMemory::Pinned, BackgroundLoad::BulkSame),
     ] {
         let explanation = explain(&question(&file, 4096, direction, memory, load)).unwrap();
         let chosen = &explanation.rows[0];
@@ -80,7 +80,7 @@ fn a_measured_file_is_read_back_and_answers_questions() {
 fn a_node_that_is_watched_is_checked_with_more_batches() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("node.toml");
-    let only = vec![Step::Links, Step::Kernels];
+    let only = vec![MeasureStep::Links, MeasureStep::Kernels];
     let report = measure(&MeasureOptions { only, watch: Nanos(1_000_000_000), ..options(&file) }, |_| ()).unwrap();
     let checked = report.calibration.unwrap();
     let found = machine::parse("node", &fs::read_to_string(&file).unwrap()).unwrap().calibration.unwrap();
@@ -93,7 +93,7 @@ fn a_node_that_is_watched_is_checked_with_more_batches() {
 fn who_waits_for_whom_is_asked_of_every_gpu_both_ways_and_can_be_asked_again() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("node.toml");
-    let only = vec![Step::Links, Step::Arbitration];
+    let only = vec![MeasureStep::Links, MeasureStep::Arbitration];
     let options = MeasureOptions { only, sizes: Some(vec![Bytes(64)]), gpus: Some(2), ..options(&file) };
     measure(&options, |_| ()).unwrap();
     let read = || machine::parse("node", &fs::read_to_string(&file).unwrap()).unwrap();
@@ -108,7 +108,7 @@ fn who_waits_for_whom_is_asked_of_every_gpu_both_ways_and_can_be_asked_again() {
         assert_eq!(asked.process, None, "emulated GPUs are of one process");
         assert!(asked.words.iter().all(|cut| cut.wait.n >= 2 && cut.share_ppm > 0));
     }
-    let again = MeasureOptions { only: vec![Step::Arbitration], force: true, ..options };
+    let again = MeasureOptions { only: vec![MeasureStep::Arbitration], force: true, ..options };
     measure(&again, |_| ()).unwrap();
     assert_eq!(read().profile.arbitration.len(), 4);
 }
@@ -134,7 +134,8 @@ fn requests_of_many_pieces_are_measured_by_every_mover_and_explained() {
     assert!(posted, "stores are posted");
 
     for memory in [HostMemory::Pinned, HostMemory::Touched] {
-        let question = Question { pieces: 256, ..question(&file, 16 << 10, Direction::H2d, memory, Load::Alone) };
+        let question =
+            Question { pieces: 256, ..question(&file, 16 << 10, Direction::H2d, memory, BackgroundLoad::Alone) };
         let explanation = explain(&question).unwrap();
         assert!(explanation.rows[0].figures.n >= 3, "{explanation:#?}");
         assert!(!explanation.why.iter().any(|line| line.starts_with("assumed")), "{explanation:#?}");
@@ -151,7 +152,7 @@ fn a_file_that_exists_is_kept_unless_forced_and_parts_of_it_can_be_measured_agai
     let few = MeasureOptions { sizes: Some(vec![Bytes(64)]), force: true, ..options(&file) };
     measure(&few, |_| ()).unwrap();
     let before = machine::parse("before", &fs::read_to_string(&file).unwrap()).unwrap();
-    measure(&MeasureOptions { only: vec![Step::Kernels], ..few }, |_| ()).unwrap();
+    measure(&MeasureOptions { only: vec![MeasureStep::Kernels], ..few }, |_| ()).unwrap();
     let after = machine::parse("after", &fs::read_to_string(&file).unwrap()).unwrap();
     assert_eq!((after.profile.curves, after.capacities), (before.profile.curves, before.capacities));
 }
@@ -175,7 +176,7 @@ fn an_interrupted_measurement_goes_on_where_it_was() {
     // MeasureOptions that would measure something else are refused, and what is done stays.
     for other in [
         MeasureOptions { depth: Depth::Normal, ..again.clone() },
-        MeasureOptions { only: vec![Step::Links], ..again.clone() },
+        MeasureOptions { only: vec![MeasureStep::Links], ..again.clone() },
         MeasureOptions { sizes: Some(vec![Bytes(64), Bytes(257)]), ..again.clone() },
         MeasureOptions { watch: Nanos(1), ..again.clone() },
     ] {
@@ -199,7 +200,7 @@ fn two_gpus_are_measured_together_and_a_part_without_a_file_to_complete_is_refus
         ..options(&file)
     };
     assert!(matches!(
-        measure(&MeasureOptions { only: vec![Step::Curves], ..two.clone() }, |_| ()),
+        measure(&MeasureOptions { only: vec![MeasureStep::Curves], ..two.clone() }, |_| ()),
         Err(Error::Headway(headway::Failure::Options(_)))
     ));
     measure(&two, |_| ()).unwrap();
@@ -208,7 +209,7 @@ fn two_gpus_are_measured_together_and_a_part_without_a_file_to_complete_is_refus
     assert!(keys().any(|key| key.active == 2 && key.direction == Direction::D2h));
     assert!(keys().any(|key| key.peer.is_some()));
     assert!(machine.capacities.iter().any(|capacity| capacity.id == "gpu1.peer-in"));
-    let one = MeasureOptions { gpus: Some(1), force: true, only: vec![Step::Kernels], ..two };
+    let one = MeasureOptions { gpus: Some(1), force: true, only: vec![MeasureStep::Kernels], ..two };
     assert!(matches!(measure(&one, |_| ()), Err(Error::OtherNode { file: 2, here: 1, .. })));
 }
 
@@ -217,7 +218,7 @@ fn tunings_have_prices_and_the_cheapest_near_the_fastest_is_taken() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("node.toml");
     let sizes = Some(vec![Bytes(1 << 20)]);
-    let staging = MeasureOptions { only: vec![Step::Links, Step::Staging], sizes, ..options(&file) };
+    let staging = MeasureOptions { only: vec![MeasureStep::Links, MeasureStep::Staging], sizes, ..options(&file) };
     measure(&staging, |_| ()).unwrap();
     let profile = machine::parse("node", &fs::read_to_string(&file).unwrap()).unwrap().profile;
     assert_eq!(profile.tunings.len(), 3);

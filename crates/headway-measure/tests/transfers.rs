@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use headway::gpus::Backend;
+use headway::gpus::CopyBackend;
 use headway_core::units::Bytes;
 use headway_measure::bench;
 
@@ -13,7 +13,7 @@ fn a_comparison_leaves_rows_plots_and_a_summary_with_every_target() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("results");
     let options = bench::TransferBenchOptions {
-        backend: Backend::Emu,
+        backend: CopyBackend::Emu,
         model: Some("h200-x4".to_owned()),
         machine: None,
         gpus: Some(2),

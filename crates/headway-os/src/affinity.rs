@@ -58,11 +58,11 @@ pub fn restrict(cpus: &[u32]) -> Result<(), OsError> {
 
 /// The calling thread, and those that it starts meanwhile, stay on some CPUs while this lives.
 #[derive(Debug)]
-pub struct Aside {
+pub struct AffinityGuard {
     before: Vec<u32>,
 }
 
-impl Aside {
+impl AffinityGuard {
     /// Restricts the calling thread to `cpus`; `None` if the system does not let it.
     #[must_use]
     pub fn on(cpus: &[u32]) -> Option<Self> {
@@ -71,7 +71,7 @@ impl Aside {
     }
 }
 
-impl Drop for Aside {
+impl Drop for AffinityGuard {
     fn drop(&mut self) {
         // These were allowed before; if they no longer are, the thread stays where it is.
         let _ = restrict(&self.before);
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn a_thread_that_stays_aside_comes_back() {
         let before = allowed().unwrap();
-        let aside = Aside::on(&before[..1]).unwrap();
+        let aside = AffinityGuard::on(&before[..1]).unwrap();
         assert_eq!(allowed().unwrap(), before[..1]);
         drop(aside);
         assert_eq!(allowed().unwrap(), before);

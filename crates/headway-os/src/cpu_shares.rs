@@ -78,7 +78,7 @@ pub struct CpuShares {
 }
 
 /// What one copy uses; given back when dropped.
-pub struct Part<'a> {
+pub struct CpuShare<'a> {
     shares: &'a CpuShares,
     threads: u32,
 }
@@ -132,13 +132,13 @@ impl CpuShares {
     }
 
     /// A copy begins that would like `wanted` threads. In a forked child, which is not counted, it gets them.
-    pub fn begin(&self, wanted: u32) -> Part<'_> {
+    pub fn begin(&self, wanted: u32) -> CpuShare<'_> {
         let here = self.home.is_here();
         let threads = if here { self.threads(wanted) } else { wanted };
         if here {
             self.add(i64::from(threads) + 1);
         }
-        Part { shares: self, threads }
+        CpuShare { shares: self, threads }
     }
 
     fn threads(&self, wanted: u32) -> u32 {
@@ -171,7 +171,7 @@ impl CpuShares {
     }
 }
 
-impl Part<'_> {
+impl CpuShare<'_> {
     /// Threads that the copy may have.
     #[must_use]
     pub const fn threads(&self) -> u32 {
@@ -179,7 +179,7 @@ impl Part<'_> {
     }
 }
 
-impl Drop for Part<'_> {
+impl Drop for CpuShare<'_> {
     fn drop(&mut self) {
         if self.shares.home.is_here() {
             self.shares.add(-(i64::from(self.threads) + 1));

@@ -12,5 +12,5 @@ pub use process::{
     INTERRUPTED_STATUS, Process, Signal, boot, children, has_thread, is_stopped, started, stop_when_told, this_thread,
     thread_is_of, thread_started, user,
 };
-pub use socket::{Claim, Listener, Packet, Peer, Socket};
+pub use socket::{Claim, Listener, Peer, Socket, SocketPacket};
 pub use words::{Words, WordsView};

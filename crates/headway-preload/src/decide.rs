@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use headway_core::files::guest::{Aside, GuestOptions, VARIABLE};
-use headway_core::files::guest_log::{Became, Host, Towards, Why};
+use headway_core::files::guest::{AsideMode, GuestOptions, VARIABLE};
+use headway_core::files::guest_log::{Became, DriverReason, Host, Towards};
 use headway_core::models::transfer::Direction;
 
 use crate::context::{self, Prepared};
@@ -122,13 +122,13 @@ pub(crate) fn begin() {
     if options.verify {
         verify::begin();
     }
-    if options.aside == Aside::Always {
+    if options.aside == AsideMode::Always {
         attention |= ALWAYS;
     }
-    if options.aside == Aside::Auto && !options.alone && neighbours::begin() {
+    if options.aside == AsideMode::Auto && !options.alone && neighbours::begin() {
         attention |= NEIGHBOURS;
     }
-    if options.aside != Aside::Never || options.piece.is_some() {
+    if options.aside != AsideMode::Never || options.piece.is_some() {
         attention |= NEW;
         LARGE.store(BULK_MIN, Ordering::Relaxed);
     }
@@ -236,7 +236,7 @@ fn made_fast(driver: &Driver, copy: fast::Copy, made: &mut Made, timing: &mut Op
         Answer::Left(why, timed) => {
             made.left_to_driver(why);
             // What was decided on is a copy of ordinary memory, whatever the call's name says.
-            if why == Why::DriverFastest {
+            if why == DriverReason::DriverFastest {
                 made.direction = if copy.direction == Direction::D2h { Towards::Out } else { Towards::In };
             }
             *timing = timed;
@@ -273,8 +273,8 @@ fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, mad
     }
     // Copies that are only counted or logged are not asked about.
     if attention & !(COUNT | LOG | LINT) == 0 && out.bytes < LARGE.load(Ordering::Relaxed) {
-        if options().aside == Aside::Auto {
-            made.left_to_driver(Why::EngineFree);
+        if options().aside == AsideMode::Auto {
+            made.left_to_driver(DriverReason::EngineFree);
         }
         return real();
     }
@@ -294,7 +294,7 @@ fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, mad
         *made = Made::new(kind);
     }
     let options = options();
-    let queues = options.aside != Aside::Never || options.piece.is_some();
+    let queues = options.aside != AsideMode::Never || options.piece.is_some();
     let mut timing = None;
     if options.fast
         && out.bytes >= FAST_MIN
@@ -310,12 +310,12 @@ fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, mad
         return real();
     }
     let Some(context) = context::current(driver) else {
-        made.left_to_driver(Why::Context);
+        made.left_to_driver(DriverReason::Context);
         return real();
     };
-    if out.bytes <= ASIDE_MAX && options.aside != Aside::Never {
+    if out.bytes <= ASIDE_MAX && options.aside != AsideMode::Never {
         if !goes_aside(driver, &context, out, attention) {
-            made.left_to_driver(Why::EngineFree);
+            made.left_to_driver(DriverReason::EngineFree);
         } else if let Some(status) = made_aside(driver, &context, out, made) {
             return status;
         }
@@ -386,9 +386,9 @@ fn checked(driver: &Driver, out: Out, complete: bool, status: Status, made: &Mad
 /// Whether an operation on the engine would delay a small copy.
 fn goes_aside(driver: &Driver, context: &Prepared, out: Out, attention: u32) -> bool {
     match options().aside {
-        Aside::Never => false,
-        Aside::Always => true,
-        Aside::Auto => {
+        AsideMode::Never => false,
+        AsideMode::Always => true,
+        AsideMode::Auto => {
             (attention & BULK != 0 && context.is_busy_elsewhere(driver, out.stream))
                 || (attention & NEIGHBOURS != 0 && neighbours::is_busy(context.place))
         }
@@ -442,13 +442,13 @@ fn bulk(driver: &Driver, context: &Prepared, out: Out, real: impl FnOnce() -> St
     let captures = driver::captures(driver, out.stream);
     if captures || !driver::on_device(driver, out.from, out.bytes, context.device) {
         drop(relaxed);
-        made.left_to_driver(if captures { Why::Capture } else { Why::NotOnGpu });
+        made.left_to_driver(if captures { DriverReason::Capture } else { DriverReason::NotOnGpu });
         return real();
     }
     let piece = options().piece.map(|piece| piece_bytes(piece.0 as usize, out.bytes));
     let piece = piece.filter(|piece| context.writes_values() && out.bytes > *piece);
     let piece = piece.filter(|_| driver::pinned(driver, out.to, out.bytes).is_some());
-    made.left_to_driver(Why::Whole);
+    made.left_to_driver(DriverReason::Whole);
     if piece.is_some() {
         made.host = Host::PageLocked;
         made.by(Became::Pieces, Towards::Out);

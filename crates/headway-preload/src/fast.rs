@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use headway::copy::{
-    Advised, At, Copier, CopyLimits, CopyOptions, CudaDriver, CudaGpu, Direction, How, Learning, LearningGpu,
-    LearningOptions, Limits, Profile, Tuning,
+    Advised, At, Copier, CopyLimits, CopyOptions, CudaDriver, CudaGpu, DeviceLimits, Direction, How, Learning,
+    LearningGpu, LearningOptions, Profile, Tuning,
 };
 use headway::machine::{EndpointId, Method};
 use headway::units::{Bytes, Nanos};
-use headway_core::files::guest_log::{Host, Why};
+use headway_core::files::guest_log::{DriverReason, Host};
 
 use crate::driver::{self, DevicePtr, Driver, Relaxed, STREAM_LEGACY, SUCCESS, Status, Stream};
 use crate::{decide, road, stack, stats};
@@ -46,7 +46,7 @@ struct Gpu {
 pub(crate) enum Answer {
     Made,
     /// The driver makes it from the start. Its time is measured where the choice can learn from it.
-    Left(Why, Option<Timing>),
+    Left(DriverReason, Option<Timing>),
 }
 
 /// A copy by the driver's own call that is timed.
@@ -135,7 +135,7 @@ fn open(driver: &Driver, device: c_int) -> Option<Gpu> {
         return None;
     }
     let index = u32::try_from(device).ok()?;
-    let limits = Limits { host_bytes_max: Bytes(u64::MAX), ..Limits::default() };
+    let limits = DeviceLimits { host_bytes_max: Bytes(u64::MAX), ..DeviceLimits::default() };
     let gpu = Arc::new(CudaGpu::open(&cuda()?, index, limits).ok()?);
     let limits = CopyLimits { pinned_max: PINNED_MAX, patience: PATIENCE, ..CopyLimits::default() };
     let options = CopyOptions { limits, shares_cpus: !decide::options().alone, ..CopyOptions::default() };
@@ -209,26 +209,26 @@ fn wait(driver: &Driver, stream: Stream) -> bool {
 /// known.
 pub(crate) fn copy(driver: &Driver, copy: Copy, host_is: &mut Host) -> Answer {
     if !stack::is_enough() {
-        return Answer::Left(Why::SmallStack, None);
+        return Answer::Left(DriverReason::SmallStack, None);
     }
     let _relaxed = Relaxed::new(driver);
     if driver::captures(driver, copy.stream) {
-        return Answer::Left(Why::Capture, None);
+        return Answer::Left(DriverReason::Capture, None);
     }
     if !driver::is_ordinary(driver, copy.host, copy.bytes) {
         *host_is = Host::KnownToDriver;
-        return Answer::Left(Why::NotOrdinary, None);
+        return Answer::Left(DriverReason::NotOrdinary, None);
     }
     *host_is = Host::Ordinary;
     let learning = current_device(driver).and_then(|device| Some((device, learning(device)?)));
-    let Some((device, learning)) = learning else { return Answer::Left(Why::Context, None) };
+    let Some((device, learning)) = learning else { return Answer::Left(DriverReason::Context, None) };
     // SAFETY: the bytes are only asked about, not read; the guest keeps them while its call lasts.
     let host = unsafe { std::slice::from_raw_parts(copy.host.cast::<u8>(), copy.bytes) };
     let advised = learning.advise(copy.direction, host);
     let Some(tuning) = advised.advice().tuning else {
         // What the stream was given before is no part of the copy.
         let timed = advised.advice().timed && wait(driver, copy.stream);
-        return Answer::Left(Why::DriverFastest, timed.then(|| Timing { advised, start: Instant::now() }));
+        return Answer::Left(DriverReason::DriverFastest, timed.then(|| Timing { advised, start: Instant::now() }));
     };
     match staged(driver, copy, device, tuning) {
         Ok((start, cpu)) => {
@@ -243,18 +243,23 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, host_is: &mut Host) -> Answer {
 }
 
 /// Makes `copy` by several threads; when it began, and their CPU time.
-fn staged(driver: &Driver, copy: Copy, device: c_int, tuning: Tuning) -> Result<(Instant, Option<Nanos>), Why> {
-    let gpu = opened(driver, device).ok_or(Why::Context)?;
+fn staged(
+    driver: &Driver,
+    copy: Copy,
+    device: c_int,
+    tuning: Tuning,
+) -> Result<(Instant, Option<Nanos>), DriverReason> {
+    let gpu = opened(driver, device).ok_or(DriverReason::Context)?;
     if !driver::on_device(driver, copy.there, copy.bytes, device) {
-        return Err(Why::NotOnGpu);
+        return Err(DriverReason::NotOnGpu);
     }
     if !wait(driver, copy.stream) {
-        return Err(Why::Failed);
+        return Err(DriverReason::Failed);
     }
     let start = Instant::now();
     // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its call lasts, as for the
     // driver's own call.
-    let buffer = unsafe { gpu.gpu.foreign(copy.there, copy.bytes) }.map_err(|_| Why::Failed)?;
+    let buffer = unsafe { gpu.gpu.foreign(copy.there, copy.bytes) }.map_err(|_| DriverReason::Failed)?;
     let at = At { buffer: &buffer, offset: 0 };
     let (host, how) = (copy.host.cast::<u8>(), How::Tuned(Method::Staged, tuning));
     let made = match copy.direction {
@@ -269,5 +274,5 @@ fn staged(driver: &Driver, copy: Copy, device: c_int, tuning: Tuning) -> Result<
             gpu.copier.copy_in(at, from, how)
         }
     };
-    made.map(|report| (start, report.cpu)).map_err(|_| Why::Failed)
+    made.map(|report| (start, report.cpu)).map_err(|_| DriverReason::Failed)
 }

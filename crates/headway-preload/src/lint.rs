@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::fmt::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use headway_core::files::guest_log::{BULK_MIN, Became, Call, Finding, Host, Problem, Towards};
+use headway_core::files::guest_log::{BULK_MIN, Became, Call, Host, LintFinding, Problem, Towards};
 use headway_core::units::{Bytes, Nanos};
 
 use crate::driver::{self, Driver, Relaxed};
@@ -177,13 +177,13 @@ impl State {
         site.took = site.took.saturating_add(took.saturating_mul(step));
     }
 
-    fn findings(&self) -> Vec<Finding> {
+    fn findings(&self) -> Vec<LintFinding> {
         let worth = |site: &&Site| match site.problem {
             Problem::Tiny => site.copies >= TINY_MANY,
             Problem::Blocking => site.copies >= RESULTS_MANY,
             Problem::Ordinary | Problem::Repeated => true,
         };
-        let finding = |site: &Site| Finding {
+        let finding = |site: &Site| LintFinding {
             problem: site.problem,
             site: site.name.clone(),
             call: site.call,
@@ -192,7 +192,7 @@ impl State {
             took: Nanos(site.took),
             gain: self.gain(site),
         };
-        let mut findings: Vec<Finding> = self.sites.iter().filter(worth).map(finding).collect();
+        let mut findings: Vec<LintFinding> = self.sites.iter().filter(worth).map(finding).collect();
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.took));
         findings
     }
@@ -261,7 +261,7 @@ extern "C" fn finish() {
     drop(state);
     let mut text = String::new();
     for finding in &findings {
-        let Finding { problem, site, call, copies, bytes, took, gain } = finding;
+        let LintFinding { problem, site, call, copies, bytes, took, gain } = finding;
         let (problem, remedy) = match problem {
             Problem::Ordinary => ("large copies of ordinary memory", "page-locked memory"),
             Problem::Repeated => ("the same ordinary memory copied again and again", "page-locking it once"),

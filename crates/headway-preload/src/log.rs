@@ -16,8 +16,8 @@ use std::{env, fs, io, process, thread};
 use headway::guest::file_bytes_max;
 use headway_core::files::guest::GuestOptions;
 use headway_core::files::guest_log::{
-    Became, Call, Copy, Counted, Difference, End, Finding, Host, KIND, Line, SCHEMA, SIZES, Start, Towards, VARIABLE,
-    Verified, Why, size_class,
+    Became, Call, Copy, CountedCopies, Difference, DriverReason, GuestLogEnd, GuestLogLine, GuestLogStart, Host, KIND,
+    LintFinding, SCHEMA, SIZES, Towards, VARIABLE, VerifyCounts, size_class,
 };
 use headway_core::units::{Bytes, Nanos};
 
@@ -50,7 +50,7 @@ pub(crate) struct Made {
     pub(crate) became: Became,
     pub(crate) call: Call,
     /// The first reason to leave it to the driver.
-    why: Option<Why>,
+    why: Option<DriverReason>,
 }
 
 impl Made {
@@ -63,7 +63,7 @@ impl Made {
         Self { direction, host: Host::default(), became: Became::default(), call, why: None }
     }
 
-    pub(crate) fn left_to_driver(&mut self, why: Why) {
+    pub(crate) fn left_to_driver(&mut self, why: DriverReason) {
         self.why.get_or_insert(why);
     }
 
@@ -227,7 +227,7 @@ pub(crate) fn copied(asked: Asked, made: Made, took: u64, status: i32) {
         stream: asked.stream as u64,
         host: made.host,
         became: made.became,
-        why: passed.then(|| made.why.unwrap_or(Why::NoOption)),
+        why: passed.then(|| made.why.unwrap_or(DriverReason::NoOption)),
         status,
         of: 1,
     };
@@ -237,21 +237,21 @@ pub(crate) fn copied(asked: Asked, made: Made, took: u64, status: i32) {
 }
 
 /// Writes what was found at one place of the program.
-pub(crate) fn found(finding: Finding) {
-    write_line(&Line::Finding(finding));
+pub(crate) fn found(finding: LintFinding) {
+    write_line(&GuestLogLine::Finding(finding));
 }
 
 /// Writes that a copy was wrong.
 pub(crate) fn differs(difference: Difference) {
-    write_line(&Line::Difference(difference));
+    write_line(&GuestLogLine::Difference(difference));
 }
 
 /// Writes what was compared.
-pub(crate) fn verified(verified: Verified) {
-    write_line(&Line::Verified(verified));
+pub(crate) fn verified(verified: VerifyCounts) {
+    write_line(&GuestLogLine::Verified(verified));
 }
 
-fn write_line(line: &Line) {
+fn write_line(line: &GuestLogLine) {
     if let Ok(mut log) = LOG.try_lock()
         && let Some(log) = log.as_mut()
     {
@@ -292,7 +292,7 @@ pub(crate) fn print_bytes(text: &[u8]) {
 impl Log {
     fn first_line(&mut self, options: GuestOptions) {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        let start = Start {
+        let start = GuestLogStart {
             schema: SCHEMA,
             kind: KIND.to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -310,14 +310,14 @@ impl Log {
         let marked = copy.bytes.0 >= ALWAYS_BYTES || copy.took.0 >= ALWAYS_NS || self.singly < SINGLY_MAX;
         if marked && !self.full {
             self.singly += 1;
-            self.line(&Line::Copy(copy));
+            self.line(&GuestLogLine::Copy(copy));
             return;
         }
         let (call, class, became) = (copy.call as usize, size_class(copy.bytes.0), copy.became as usize);
         let count = &mut self.counts[call][class][became];
         if count.copies + 1 == SAMPLE && !self.full {
             self.counted(call, class, became);
-            self.line(&Line::Copy(Copy { of: SAMPLE, ..copy }));
+            self.line(&GuestLogLine::Copy(Copy { of: SAMPLE, ..copy }));
             return;
         }
         count.copies += 1;
@@ -332,15 +332,15 @@ impl Log {
         let (call, became) = (CALLS[call], BECAME[became]);
         let (bytes, took, longest) = (Bytes(bytes), Nanos(took), Nanos(longest));
         if copies > 0 {
-            self.line(&Line::Counted(Counted { call, class, became, copies, bytes, took, longest }));
+            self.line(&GuestLogLine::Counted(CountedCopies { call, class, became, copies, bytes, took, longest }));
         }
     }
 
     /// Writes one line, or counts it as lost.
-    fn line(&mut self, line: &Line) {
+    fn line(&mut self, line: &GuestLogLine) {
         if self.lost > 0 {
             let lost = self.lost;
-            if self.write(&Line::Lost(lost)) {
+            if self.write(&GuestLogLine::Lost(lost)) {
                 self.lost = 0;
             }
         }
@@ -350,7 +350,7 @@ impl Log {
         }
     }
 
-    fn write(&mut self, line: &Line) -> bool {
+    fn write(&mut self, line: &GuestLogLine) -> bool {
         let mut text = [0; LINE_MAX];
         // A line that was cut off ends here.
         text[0] = b'\n';
@@ -398,7 +398,7 @@ impl Log {
             }
         }
         let at = Nanos(now_ns().saturating_sub(BEGAN_NS.load(Ordering::Relaxed)));
-        self.line(&Line::End(End { at, lost: self.lost_in_all, full: self.full }));
+        self.line(&GuestLogLine::End(GuestLogEnd { at, lost: self.lost_in_all, full: self.full }));
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use headway_core::files::guest::{FIRST_VARIABLE, GuestOptions, VARIABLE};
 /// Which call made a copy.
 pub(crate) use headway_core::files::guest_log::Call as Kind;
-use headway_core::files::guest_log::Why;
+use headway_core::files::guest_log::DriverReason;
 use headway_core::models::transfer::Direction;
 
 use crate::{audit, log, passed, road, unhooked};
@@ -36,12 +36,12 @@ pub(crate) enum Outcome {
 
 impl Outcome {
     /// The reason for the log, of an outcome that left the copy to the driver.
-    pub(crate) const fn why(self) -> Why {
+    pub(crate) const fn why(self) -> DriverReason {
         match self {
-            Self::Capture => Why::Capture,
-            Self::NoLine => Why::NoLine,
-            Self::NotLaunched => Why::NotLaunched,
-            Self::OtherMemory | Self::Aside | Self::Piece => Why::OtherMemory,
+            Self::Capture => DriverReason::Capture,
+            Self::NoLine => DriverReason::NoLine,
+            Self::NotLaunched => DriverReason::NotLaunched,
+            Self::OtherMemory | Self::Aside | Self::Piece => DriverReason::OtherMemory,
         }
     }
 }

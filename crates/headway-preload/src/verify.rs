@@ -6,7 +6,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headway_core::files::guest_log::{Became, Call, Difference, Verified};
+use headway_core::files::guest_log::{Became, Call, Difference, VerifyCounts};
 use headway_core::models::transfer::Direction;
 use headway_core::units::Bytes;
 
@@ -99,5 +99,5 @@ extern "C" fn finish() {
         std::process::id()
     ));
     unhooked::say();
-    log::verified(Verified { compared, different, not_compared });
+    log::verified(VerifyCounts { compared, different, not_compared });
 }

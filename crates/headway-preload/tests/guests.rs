@@ -22,7 +22,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use headway_core::files::guest::{Aside, GuestOptions, VARIABLE};
+use headway_core::files::guest::{AsideMode, GuestOptions, VARIABLE};
 use headway_core::units::Bytes;
 use tempfile::TempDir;
 
@@ -87,7 +87,7 @@ fn calls(road: &str, task: &str, options: Option<GuestOptions>) -> Option<String
 const ROADS: [&str; 4] = ["resolver", "old", "dlsym", "linked"];
 const NOTHING: GuestOptions = GuestOptions {
     fast: false,
-    aside: Aside::Never,
+    aside: AsideMode::Never,
     piece: None,
     stats: false,
     lint: false,
@@ -96,7 +96,7 @@ const NOTHING: GuestOptions = GuestOptions {
     always_fast: false,
     no_cache: true,
 };
-const ASIDE: GuestOptions = GuestOptions { aside: Aside::Auto, ..NOTHING };
+const ASIDE: GuestOptions = GuestOptions { aside: AsideMode::Auto, ..NOTHING };
 const YIELD: GuestOptions = GuestOptions { piece: Some(Bytes(8 << 20)), ..NOTHING };
 /// Whatever the figures say of this machine.
 const FAST: GuestOptions = GuestOptions { fast: true, always_fast: true, ..NOTHING };
@@ -312,7 +312,7 @@ fn a_full_shared_memory_ends_no_guest() {
 
 #[test]
 fn always_needs_no_bulk_copy() {
-    let always = GuestOptions { aside: Aside::Always, ..ASIDE };
+    let always = GuestOptions { aside: AsideMode::Always, ..ASIDE };
     let Some(calls) = calls("dlsym", "idle", Some(always)) else { return };
     assert!(!calls.contains("out"), "{calls}");
 }

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use headway_core::log::StreamRun;
-use headway_core::plan::block::{self, BlockError, Header};
+use headway_core::plan::block::{self, BlockError, BlockHeader};
 use headway_core::plan::payload::Gathered;
-use headway_core::plan::{Parted, Plan, PlannedStream, Source};
+use headway_core::plan::{Parted, PipelineSource, Plan, PlannedStream};
 use headway_core::units::Bytes;
 use headway_device::work::Items;
 
@@ -14,7 +14,7 @@ use crate::intake::{InputError, Intake};
 use crate::kernels::Kernels;
 use crate::outlet::{OutFile, Outlet, OutputError, file_name};
 use crate::shards;
-use crate::tail::{Ends, Left, Tail};
+use crate::tail::{Left, StreamTails, Tail};
 
 /// A block that cannot be packed, or that comes back different from what was sent.
 #[derive(Debug, thiserror::Error)]
@@ -178,16 +178,18 @@ impl Gatherer {
 
     fn lens(&self, pipeline: u32, cycle: u64) -> Vec<u64> {
         match &self.plan.pipelines[pipeline as usize].source {
-            Source::Streams(streams) => streams.iter().map(|&stream| self.part(pipeline, cycle, stream).1).collect(),
-            Source::Parts(parted) => (0..parted.parts.len())
+            PipelineSource::Streams(streams) => {
+                streams.iter().map(|&stream| self.part(pipeline, cycle, stream).1).collect()
+            }
+            PipelineSource::Parts(parted) => (0..parted.parts.len())
                 .map(|part| self.pieces(parted, pipeline, cycle, part).map(|(_, bytes)| bytes).sum())
                 .collect(),
-            Source::Sharded(_)
-            | Source::Message
-            | Source::Batch(_)
-            | Source::Flow
-            | Source::Bulk(_)
-            | Source::Urgent(_) => Vec::new(),
+            PipelineSource::Sharded(_)
+            | PipelineSource::Message
+            | PipelineSource::Batch(_)
+            | PipelineSource::Flow
+            | PipelineSource::Bulk(_)
+            | PipelineSource::Urgent(_) => Vec::new(),
         }
     }
 
@@ -228,7 +230,7 @@ impl Gatherer {
             };
             let bytes = self.pieces(parted, pipeline, cycle, part).map(|(_, bytes)| bytes).sum();
             block::write_header(buffer, cycle, &[bytes]).map_err(damaged)?;
-            let portion = Header::read(buffer).map_err(damaged)?.portions[0].clone();
+            let portion = BlockHeader::read(buffer).map_err(damaged)?.portions[0].clone();
             let mut at = portion.start;
             for (from, bytes) in self.pieces(parted, pipeline, cycle, part) {
                 self.intake.read(parted.stream as usize, from, &mut buffer[at..at + bytes as usize])?;
@@ -248,9 +250,11 @@ impl Gatherer {
         let lens = self.lens(pipeline, cycle);
         let longest = lens.iter().copied().max().unwrap_or(0);
         match &planned.source {
-            Source::Sharded(sharded) => Gathered { block: planned.reserve, longest_portion: sharded.sharding.item },
+            PipelineSource::Sharded(sharded) => {
+                Gathered { block: planned.reserve, longest_portion: sharded.sharding.item }
+            }
             _ if longest == 0 => Gathered::default(),
-            Source::Parts(_) => Gathered { block: planned.reserve, longest_portion: Bytes(longest) },
+            PipelineSource::Parts(_) => Gathered { block: planned.reserve, longest_portion: Bytes(longest) },
             _ => Gathered { block: block::block_bytes(lens), longest_portion: Bytes(longest) },
         }
     }
@@ -265,13 +269,13 @@ impl Gatherer {
             return Ok(Gathered::default());
         }
         let planned = &self.plan.pipelines[pipeline as usize];
-        if let Source::Parts(parted) = &planned.source {
+        if let PipelineSource::Parts(parted) = &planned.source {
             return self.gather_parts(parted, pipeline, cycle, buffer);
         }
         let damaged = |source| DataError::Block { pipeline: planned.name.clone(), cycle, source };
         let block = block::write_header(buffer, cycle, &lens).map_err(damaged)?;
-        let header = Header::read(&buffer[..block.0 as usize]).map_err(damaged)?;
-        let Source::Streams(streams) = &planned.source else { return Ok(Gathered::default()) };
+        let header = BlockHeader::read(&buffer[..block.0 as usize]).map_err(damaged)?;
+        let PipelineSource::Streams(streams) = &planned.source else { return Ok(Gathered::default()) };
         for (&stream, portion) in streams.iter().zip(&header.portions) {
             let (from, _) = self.part(pipeline, cycle, stream);
             self.intake.read(stream as usize, from, &mut buffer[portion.clone()])?;
@@ -365,12 +369,13 @@ impl Scatterer {
         let name = || planned.name.clone();
         let damaged = |source| DataError::Block { pipeline: name(), cycle, source };
         let blocks: Vec<&[u8]> = match &planned.source {
-            Source::Parts(parted) => {
+            PipelineSource::Parts(parted) => {
                 (0..parted.parts.len()).map(|part| block.get(parted.range(part)).unwrap_or_default()).collect()
             }
             _ => vec![block],
         };
-        let headers = blocks.iter().map(|block| Header::read(block)).collect::<Result<Vec<_>, _>>().map_err(damaged)?;
+        let headers =
+            blocks.iter().map(|block| BlockHeader::read(block)).collect::<Result<Vec<_>, _>>().map_err(damaged)?;
         let wrong = |what: String| Err(DataError::Sequence { pipeline: name(), cycle, what });
         if let Some(other) = headers.iter().find(|header| header.cycle != cycle) {
             return wrong(format!("the block of cycle {} came back", other.cycle));
@@ -390,12 +395,12 @@ impl Scatterer {
         self.make_up(pipeline, cycle)?;
         self.next[pipeline as usize] = cycle + 1;
         match &planned.source {
-            Source::Streams(streams) => {
+            PipelineSource::Streams(streams) => {
                 for (&stream, portion) in streams.iter().zip(&headers[0].portions) {
                     self.append(stream, &block[portion.clone()])?;
                 }
             }
-            Source::Parts(parted) => {
+            PipelineSource::Parts(parted) => {
                 let data = blocks.iter().zip(&headers).map(|(block, header)| &block[header.portions[0].clone()]);
                 self.append_parts(parted, pipeline, cycle, data.collect())?;
             }
@@ -432,7 +437,7 @@ impl Scatterer {
     pub fn scatter_results(&mut self, pipeline: u32, cycle: u64, results: &[&[u8]]) -> Result<(), DataError> {
         let planned = &self.gatherer.plan.pipelines[pipeline as usize];
         let wrong = |what: String| Err(DataError::Sequence { pipeline: planned.name.clone(), cycle, what });
-        let Source::Sharded(sharded) = &planned.source else { return Ok(()) };
+        let PipelineSource::Sharded(sharded) = &planned.source else { return Ok(()) };
         let Some(first) = results.first() else { return wrong("no result came back".to_owned()) };
         if cycle != self.next[pipeline as usize] {
             return wrong(format!("cycle {} was expected", self.next[pipeline as usize]));
@@ -476,12 +481,12 @@ impl Scatterer {
         for cycle in std::mem::replace(&mut self.lost[pipeline as usize], rest) {
             let lens = self.gatherer.lens(pipeline, cycle);
             match &plan.pipelines[pipeline as usize].source {
-                Source::Streams(streams) => {
+                PipelineSource::Streams(streams) => {
                     for (&stream, len) in streams.iter().zip(lens) {
                         self.append(stream, &vec![0; len as usize])?;
                     }
                 }
-                Source::Parts(parted) => {
+                PipelineSource::Parts(parted) => {
                     self.append(parted.stream, &vec![0; lens.iter().sum::<u64>() as usize])?;
                 }
                 _ => {}
@@ -499,7 +504,7 @@ impl Scatterer {
             self.make_up(pipeline, u64::MAX)?;
         }
         let Bounds { tails, wrong_result, left, .. } = self.bounds;
-        left.put(Ends { digests: tails.into_iter().map(Tail::finish).collect(), wrong_result });
+        left.put(StreamTails { digests: tails.into_iter().map(Tail::finish).collect(), wrong_result });
         self.files.into_iter().map(OutFile::finish).collect()
     }
 }

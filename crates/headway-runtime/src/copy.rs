@@ -33,7 +33,7 @@ use headway_core::models::transfer::arbitration::WAIT_COPIES;
 use headway_core::models::transfer::learning::Prefer;
 use headway_core::models::transfer::{Bounds, Direction, HostMemory, Method, Profile, Tuning, default_tuning};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
-use headway_device::buffer::Place;
+use headway_device::buffer::MemoryPlace;
 use headway_device::gpu::{Gpu, Mover, Piece};
 use headway_device::{Buffer, DeviceError};
 use headway_os::fork::Home;
@@ -177,11 +177,11 @@ pub struct Observation<'a> {
 }
 
 /// Called at the end of every copy, on the thread that asked for it. Must not block.
-pub type Observer = Arc<dyn Fn(&Observation<'_>) + Send + Sync>;
+pub type CopyObserver = Arc<dyn Fn(&Observation<'_>) + Send + Sync>;
 
 /// Something a user should know.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct CopierEvent {
     /// When, on the host's clock.
     pub at: Nanos,
     pub what: String,
@@ -189,7 +189,7 @@ pub struct Event {
 
 /// Whether one way can be used on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Probe {
+pub struct MethodProbe {
     /// Position of the GPU.
     pub gpu: usize,
     pub method: Method,
@@ -215,7 +215,7 @@ pub struct Copier {
     home: Home,
     cancel: Cancel,
     thread_pool: OnceLock<ThreadPool>,
-    observer: OnceLock<Observer>,
+    observer: OnceLock<CopyObserver>,
 }
 
 impl Copier {
@@ -283,7 +283,7 @@ impl Copier {
     }
 
     /// Calls `observer` at the end of every copy; `false` if there is one already.
-    pub fn observe(&self, observer: Observer) -> bool {
+    pub fn observe(&self, observer: CopyObserver) -> bool {
         self.observer.set(observer).is_ok()
     }
 
@@ -359,7 +359,7 @@ impl Copier {
         if direction == Direction::Peer {
             return wrong("direction", "`copy_peer` copies between GPUs");
         }
-        if host.buffer.place() != (Place::Host { pinned: Some(self.gpus[gpu].device.domain()) }) {
+        if host.buffer.place() != (MemoryPlace::Host { pinned: Some(self.gpus[gpu].device.domain()) }) {
             return wrong("host memory", "it is not pinned for this GPU; use `copy_in` or `copy_out` on its bytes");
         }
         self.copy(Request::new(gpu, direction, device, Host::Held(host), len), how)
@@ -407,13 +407,13 @@ impl Copier {
 
     /// Whether each way can be used on each GPU, each tried with random bytes and compared through another way.
     #[must_use]
-    pub fn probe(&self) -> Vec<Probe> {
+    pub fn probe(&self) -> Vec<MethodProbe> {
         self.probe_all()
     }
 
     /// Takes what has happened since the last call.
     #[must_use]
-    pub fn events(&self) -> Vec<Event> {
+    pub fn events(&self) -> Vec<CopierEvent> {
         self.auto.take_events()
     }
 
@@ -423,8 +423,8 @@ impl Copier {
             return Err(forked());
         }
         let position = match buffer.place() {
-            Place::Device { id, .. } => self.gpus.iter().position(|gpu| gpu.id == id),
-            Place::Host { .. } => None,
+            MemoryPlace::Device { id, .. } => self.gpus.iter().position(|gpu| gpu.id == id),
+            MemoryPlace::Host { .. } => None,
         };
         position.ok_or_else(|| CopyError::Invalid {
             what: "device memory",

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use headway_core::units::Nanos;
 use headway_device::buffer::{Budget, HeapMemory};
 use headway_device::work::{Portion, Work};
-use headway_device::{Access, Buffer, Completion, DeviceError, Limits, Span, Waker, WorkError, wake};
+use headway_device::{Access, Buffer, Completion, DeviceError, DeviceLimits, Span, Waker, WorkError, wake};
 use headway_os::sched::{Classes, Role};
 use headway_os::{affinity, clock, sched, threads, topology};
 
@@ -21,12 +21,12 @@ use headway_os::{affinity, clock, sched, threads, topology};
 const OTHERS: usize = 2;
 
 /// A kernel with the state that it keeps from job to job.
-pub struct Stage {
+pub struct CoreStage {
     kernel: Arc<dyn Work>,
     state: Vec<u8>,
 }
 
-impl Stage {
+impl CoreStage {
     /// The stage of `kernel` before its first job.
     ///
     /// # Errors
@@ -47,17 +47,17 @@ impl Stage {
 }
 
 /// A compute operation of a plan: pipeline, step, and which of the step's operations.
-pub type Operation = (u32, u32, u32);
+pub type StepOperation = (u32, u32, u32);
 
 /// What a core serves.
-pub type Stages = BTreeMap<Operation, Stage>;
+pub type Stages = BTreeMap<StepOperation, CoreStage>;
 
 /// One block for one stage.
 #[derive(Debug)]
-pub struct Job {
+pub struct CoreJob {
     /// What its completion carries.
     pub tag: u64,
-    pub stage: Operation,
+    pub stage: StepOperation,
     /// The packed block; host memory.
     pub input: Span,
     /// Where the result goes, claimed for writing; host memory of the same length.
@@ -76,7 +76,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<CoreJob>,
     stop: bool,
 }
 
@@ -126,7 +126,7 @@ impl Core {
     }
 
     /// Hands a job to the thread.
-    pub fn submit(&self, job: Job) {
+    pub fn submit(&self, job: CoreJob) {
         lock(&self.shared.state).jobs.push_back(job);
         self.shared.bell.fetch_add(1, Ordering::Release);
         self.shared.changed.notify_one();
@@ -192,8 +192,8 @@ fn serve(shared: &Shared, mut stages: Stages, cpu: Option<u32>, waker: &Waker) {
 }
 
 /// Runs one job; its claims are released by the end.
-fn execute(stages: &mut Stages, job: Job) -> Result<(), DeviceError> {
-    let Job { stage, input, mut output, .. } = job;
+fn execute(stages: &mut Stages, job: CoreJob) -> Result<(), DeviceError> {
+    let CoreJob { stage, input, mut output, .. } = job;
     let Some(stage) = stages.get_mut(&stage) else {
         return Err(DeviceError::Invalid { what: "job", reason: "no such stage is on this core".into() });
     };
@@ -225,17 +225,17 @@ fn divide(allowed: &[u32], cores: usize, siblings: impl Fn(u32) -> Vec<u32>) -> 
 }
 
 /// Host memory for the blocks of cores.
-pub struct Memory {
+pub struct CoreMemory {
     budget: Arc<Budget>,
 }
 
-impl Default for Memory {
+impl Default for CoreMemory {
     fn default() -> Self {
-        Self { budget: Budget::new(&Limits::default(), headway_core::units::Bytes(0)) }
+        Self { budget: Budget::new(&DeviceLimits::default(), headway_core::units::Bytes(0)) }
     }
 }
 
-impl Memory {
+impl CoreMemory {
     /// A buffer of ordinary host memory, all of whose pages are there.
     ///
     /// # Errors
@@ -253,7 +253,7 @@ impl Memory {
 ///
 /// # Errors
 /// The job's.
-pub fn timed(core: &Core, job: Job) -> Result<Nanos, DeviceError> {
+pub fn timed(core: &Core, job: CoreJob) -> Result<Nanos, DeviceError> {
     let submitted = clock::now();
     core.submit(job);
     let mut done = Vec::new();
@@ -281,11 +281,11 @@ mod tests {
     fn stages(portions: usize) -> Stages {
         let portions = vec![portion(); portions];
         let kernel = headway_kernels::find("aes128-cbc").unwrap();
-        [((3, 0, 0), Stage::new(kernel, &portions).unwrap())].into()
+        [((3, 0, 0), CoreStage::new(kernel, &portions).unwrap())].into()
     }
 
     fn block() -> (Buffer, Buffer, usize) {
-        let memory = Memory::default();
+        let memory = CoreMemory::default();
         let bytes = block::block_bytes([32]).0 as usize;
         let (input, output) = (memory.buffer(bytes).unwrap(), memory.buffer(bytes).unwrap());
         let mut span = input.claim(0..bytes, Access::Write).unwrap();
@@ -293,9 +293,9 @@ mod tests {
         (input, output, bytes)
     }
 
-    fn job(tag: u64, stage: Operation, (input, output, bytes): &(Buffer, Buffer, usize)) -> Job {
+    fn job(tag: u64, stage: StepOperation, (input, output, bytes): &(Buffer, Buffer, usize)) -> CoreJob {
         let (input, output) = (input.claim(0..*bytes, Access::Read), output.claim(0..*bytes, Access::Write));
-        Job { tag, stage, input: input.unwrap(), output: output.unwrap() }
+        CoreJob { tag, stage, input: input.unwrap(), output: output.unwrap() }
     }
 
     #[test]

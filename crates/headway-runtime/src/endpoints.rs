@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use headway_core::files::machine::EngineClass;
 use headway_core::models::transfer::Method;
-use headway_core::plan::{Plan, PlannedOperation, Work};
+use headway_core::plan::{OperationWork, Plan, PlannedOperation};
 use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Span};
 
 use crate::pattern::{fill, first_difference};
@@ -37,7 +37,7 @@ impl CopyPath {
     /// The way of a planned copy; `None` for what no device can do: work that is no copy, and copies that stay on the host.
     #[must_use]
     pub fn of(plan: &Plan, operation: &PlannedOperation) -> Option<Self> {
-        let Work::Copy { class, method, .. } = operation.work else { return None };
+        let OperationWork::Copy { class, method, .. } = operation.work else { return None };
         let gpu = |at: usize| plan.engines[operation.engines.get(at)?.at()].gpu.map(|gpu| gpu as usize);
         let (from, to) = match class {
             EngineClass::H2d => (None, Some(gpu(0)?)),
@@ -62,7 +62,7 @@ impl CopyPath {
 
 /// How much memory a transfer may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct TransferRoom {
     /// Jobs that the destination should hold at a time, if there is memory for them.
     pub jobs: u64,
     /// Bytes of the destination.
@@ -88,7 +88,13 @@ impl Endpoints {
     ///
     /// # Errors
     /// [`DeviceError`] when there is no memory, or a copy fails.
-    pub fn new(devices: &mut [Engines], path: CopyPath, block: u64, room: Room, key: u64) -> Result<Self, DeviceError> {
+    pub fn new(
+        devices: &mut [Engines],
+        path: CopyPath,
+        block: u64,
+        room: TransferRoom,
+        key: u64,
+    ) -> Result<Self, DeviceError> {
         let too_large = |_| DeviceError::Invalid { what: "block", reason: format!("{block} bytes do not fit memory") };
         let block = usize::try_from(block).map_err(too_large)?;
         let stride = block.next_multiple_of(ALIGN as usize);
@@ -248,7 +254,7 @@ mod tests {
     fn every_way_brings_every_job_and_what_was_not_brought_is_found() {
         for path in [IN, OUT, ACROSS] {
             let mut devices = devices(2);
-            let ends = Endpoints::new(&mut devices, path, 10_001, Room { jobs: 5, bytes: 1 << 20 }, 7).unwrap();
+            let ends = Endpoints::new(&mut devices, path, 10_001, TransferRoom { jobs: 5, bytes: 1 << 20 }, 7).unwrap();
             assert_eq!((ends.targets(), ends.block(), ends.ends_on_host()), (5, 10_001, path == OUT));
             let bring = |devices: &mut [Engines], job, range: Range<usize>| {
                 ends.submit(devices, job, range, 1).unwrap();
@@ -269,7 +275,7 @@ mod tests {
     fn memory_bounds_the_jobs_that_are_kept() {
         let mut devices = devices(1);
         let places = |devices: &mut [Engines], jobs, bytes| {
-            let ends = Endpoints::new(devices, IN, 4097, Room { jobs, bytes }, 1).unwrap();
+            let ends = Endpoints::new(devices, IN, 4097, TransferRoom { jobs, bytes }, 1).unwrap();
             (ends.targets, ends.sources)
         };
         assert_eq!(places(&mut devices, 100, 10 * 8192), (10, 3));

@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headway_core::plan::payload::{Gathered, Payload, Piece};
-use headway_core::plan::{self, Plan, Source};
+use headway_core::plan::payload::{Gathered, Payload, PayloadChunk};
+use headway_core::plan::{self, PipelineSource, Plan};
 use headway_device::work::WorkError;
 
 use crate::blocks::{DataError, Gatherer, Scatterer};
-use crate::cores::Stage;
+use crate::cores::CoreStage;
 use crate::kernels::Kernels;
 use parted::PartedHost;
 use sharded::ShardedHost;
@@ -40,7 +40,7 @@ pub struct HostPayload {
     plan: Arc<Plan>,
     gatherer: Gatherer,
     scatterer: Scatterer,
-    stages: BTreeMap<(u32, u32), Stage>,
+    stages: BTreeMap<(u32, u32), CoreStage>,
     open: BTreeMap<(u32, u64), Open>,
     /// Pipelines whose packets are divided, by number.
     sharded: BTreeMap<u32, ShardedHost>,
@@ -68,13 +68,17 @@ impl HostPayload {
         let (mut sharded, mut parted) = (BTreeMap::new(), BTreeMap::new());
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
             match &pipeline.source {
-                Source::Sharded(planned) => drop(sharded.insert(number, ShardedHost::new(planned, kernels, number)?)),
-                Source::Parts(planned) => drop(parted.insert(number, PartedHost::new(planned, kernels, number)?)),
+                PipelineSource::Sharded(planned) => {
+                    drop(sharded.insert(number, ShardedHost::new(planned, kernels, number)?))
+                }
+                PipelineSource::Parts(planned) => {
+                    drop(parted.insert(number, PartedHost::new(planned, kernels, number)?))
+                }
                 _ => {}
             }
         }
         for (pipeline, step, kernel) in kernels.stages().filter(|(pipeline, ..)| !sharded.contains_key(pipeline)) {
-            stages.insert((pipeline, step), Stage::new(Arc::clone(kernel), kernels.portions(pipeline))?);
+            stages.insert((pipeline, step), CoreStage::new(Arc::clone(kernel), kernels.portions(pipeline))?);
         }
         let spare = plan.pipelines.iter().map(|_| Vec::new()).collect();
         Ok(Self { plan, gatherer, scatterer, stages, open: BTreeMap::new(), sharded, parted, spare, interrupt })
@@ -114,7 +118,7 @@ impl Payload for TimeOnly {
         Ok(self.gatherer.sizes(pipeline, cycle))
     }
 
-    fn execute(&mut self, _piece: &Piece) -> Result<(), HostError> {
+    fn execute(&mut self, _piece: &PayloadChunk) -> Result<(), HostError> {
         Ok(())
     }
 
@@ -150,7 +154,7 @@ impl Payload for HostPayload {
         Ok(gathered)
     }
 
-    fn execute(&mut self, piece: &Piece) -> Result<(), HostError> {
+    fn execute(&mut self, piece: &PayloadChunk) -> Result<(), HostError> {
         let planned = &self.plan.pipelines[piece.pipeline as usize];
         if let Some(sharded) = self.sharded.get_mut(&piece.pipeline) {
             return sharded.execute(planned, piece);
@@ -158,7 +162,7 @@ impl Payload for HostPayload {
         if let Some(parted) = self.parted.get_mut(&piece.pipeline) {
             return parted.execute(planned, piece);
         }
-        if !matches!(planned.source, Source::Streams(_)) {
+        if !matches!(planned.source, PipelineSource::Streams(_)) {
             return Ok(()); // Messages and flows carry no user's bytes.
         }
         let step = piece.step as usize;
@@ -166,15 +170,15 @@ impl Payload for HostPayload {
         let (before, after) = open.buffers.split_at_mut(step + 1);
         let (input, output) = (&before[step], &mut after[0]);
         match &planned.steps[step].operations[piece.index as usize].work {
-            plan::Work::Copy { .. } => {
+            plan::OperationWork::Copy { .. } => {
                 let range = piece.offset.0 as usize..(piece.offset.0 + piece.bytes.0) as usize;
                 output[range.clone()].copy_from_slice(&input[range]);
             }
-            plan::Work::Compute { .. } => {
+            plan::OperationWork::Compute { .. } => {
                 let stage = self.stages.get_mut(&(piece.pipeline, piece.step)).expect("every compute step has a stage");
                 stage.run(&input[..open.block], &mut output[..open.block])?;
             }
-            plan::Work::Hold => {}
+            plan::OperationWork::Hold => {}
         }
         Ok(())
     }

@@ -84,7 +84,7 @@ pub enum InputError {
 
 /// A part of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Segment {
+pub struct FileSegment {
     /// The file, by position in [`Intake::files`].
     pub file: usize,
     /// First byte.
@@ -95,9 +95,9 @@ pub struct Segment {
 
 /// What one stream reads. Where the parts hold fewer bytes than it takes, it reads them again from the first one on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Share {
+pub struct InputShare {
     /// Parts of files, one after the other.
-    pub segments: Vec<Segment>,
+    pub segments: Vec<FileSegment>,
     /// Bytes that the stream takes.
     pub bytes: u64,
     /// Zero bytes added behind them so that the last block is whole.
@@ -108,7 +108,7 @@ pub struct Share {
 #[derive(Debug, Default)]
 pub struct Intake {
     files: Vec<(PathBuf, File)>,
-    shares: Vec<Share>,
+    shares: Vec<InputShare>,
 }
 
 impl Intake {
@@ -192,22 +192,22 @@ impl Intake {
         let mut offset = 0;
         let share = |(stream, &part): (&PlannedStream, &u64)| {
             let bytes = bytes_within(stream, duration);
-            let segments = if part > 0 { vec![Segment { file: 0, offset, bytes: part }] } else { Vec::new() };
+            let segments = if part > 0 { vec![FileSegment { file: 0, offset, bytes: part }] } else { Vec::new() };
             offset += part;
-            Share { segments, bytes, padding: bytes.next_multiple_of(granule) - bytes }
+            InputShare { segments, bytes, padding: bytes.next_multiple_of(granule) - bytes }
         };
         let shares = streams.iter().zip(parts).map(share).collect();
         Ok(Self { files: vec![(path.to_owned(), file)], shares })
     }
 
-    /// The files read, in the order that [`Segment::file`] counts.
+    /// The files read, in the order that [`FileSegment::file`] counts.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.files.iter().map(|(path, _)| path.as_path())
     }
 
     /// What each stream reads.
     #[must_use]
-    pub fn shares(&self) -> &[Share] {
+    pub fn shares(&self) -> &[InputShare] {
         &self.shares
     }
 
@@ -244,7 +244,7 @@ impl Intake {
     }
 
     /// Reads within the parts of a share.
-    fn read_parts(&self, share: &Share, mut offset: u64, buffer: &mut [u8]) -> Result<(), InputError> {
+    fn read_parts(&self, share: &InputShare, mut offset: u64, buffer: &mut [u8]) -> Result<(), InputError> {
         let mut rest = buffer;
         for segment in &share.segments {
             if rest.is_empty() {
@@ -274,8 +274,8 @@ impl Intake {
     }
 }
 
-impl Share {
-    fn push(&mut self, segment: Segment) {
+impl InputShare {
+    fn push(&mut self, segment: FileSegment) {
         self.bytes += segment.bytes;
         self.segments.push(segment);
     }
@@ -315,23 +315,23 @@ fn list(folder: &Path) -> Result<Vec<PathBuf>, InputError> {
     }
 }
 
-fn deal(sizes: &[u64], streams: usize) -> Vec<Share> {
-    let mut shares = vec![Share::default(); streams];
+fn deal(sizes: &[u64], streams: usize) -> Vec<InputShare> {
+    let mut shares = vec![InputShare::default(); streams];
     for (file, &bytes) in sizes.iter().enumerate() {
         if bytes > 0 {
-            shares[file % streams].push(Segment { file, offset: 0, bytes });
+            shares[file % streams].push(FileSegment { file, offset: 0, bytes });
         }
     }
     shares
 }
 
 /// Contiguous parts of one file: by rate, or of exactly the sizes in `limits`; the last stream takes the rest.
-fn cut(size: u64, streams: &[PlannedStream], limits: Option<&[u64]>, granule: u64) -> Vec<Share> {
+fn cut(size: u64, streams: &[PlannedStream], limits: Option<&[u64]>, granule: u64) -> Vec<InputShare> {
     // Bytes per second in 2^-20 steps: fine enough that streams of one rate get equal parts.
     let weight = |s: &PlannedStream| u128::from(s.packet.0) * (1_000_000_000u128 << 20) / u128::from(s.period.0);
     let total: u128 = streams.iter().map(weight).sum();
     let blocks = size.div_ceil(granule);
-    let mut shares = vec![Share::default(); streams.len()];
+    let mut shares = vec![InputShare::default(); streams.len()];
     let (mut offset, mut weighed) = (0u64, 0u128);
     for (number, stream) in streams.iter().enumerate() {
         weighed += weight(stream);
@@ -341,7 +341,7 @@ fn cut(size: u64, streams: &[PlannedStream], limits: Option<&[u64]>, granule: u6
             None => ((u128::from(blocks) * weighed / total.max(1)) as u64).saturating_mul(granule).min(size),
         };
         if end > offset {
-            shares[number].push(Segment { file: 0, offset, bytes: end - offset });
+            shares[number].push(FileSegment { file: 0, offset, bytes: end - offset });
             offset = end;
         }
     }
@@ -400,7 +400,7 @@ mod tests {
         let streams = [stream(16, 1000), stream(32, 500)];
         let intake = Intake::open(input.path(), &streams, Some(Nanos(4000)), 16).unwrap();
         assert_eq!(intake.runs(&streams).iter().map(|r| r.packets).collect::<Vec<_>>(), [4, 8]);
-        assert_eq!(intake.shares()[1].segments, [Segment { file: 0, offset: 64, bytes: 256 }]);
+        assert_eq!(intake.shares()[1].segments, [FileSegment { file: 0, offset: 64, bytes: 256 }]);
         let error = Intake::open(input.path(), &streams, Some(Nanos(40_000)), 16).unwrap_err();
         assert!(matches!(error, InputError::TooShort { available: 1000, needed: 3200, .. }), "{error}");
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use headway_core::files::workload::Workload;
-use headway_core::plan::{self, Parted, Pipeline, Plan, Sharded, Source};
+use headway_core::plan::{self, Parted, Pipeline, PipelineSource, Plan, Sharded};
 use headway_device::work::{Items, Library, Portion, Work};
 
 /// A library whose kernels cannot run a plan.
@@ -89,7 +89,7 @@ impl Kernels {
         let (mut stages, mut references) = (Vec::new(), Vec::new());
         let (mut portions, mut divided, mut parted) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
-            if let Source::Parts(planned) = &pipeline.source {
+            if let PipelineSource::Parts(planned) = &pipeline.source {
                 parted.insert(number, of_parts(plan, pipeline, planned, library)?);
                 let stream = &workload.streams[planned.stream as usize];
                 let portion = |item| Portion { stream: stream.id.clone(), parameters: stream.parameters.clone(), item };
@@ -98,7 +98,7 @@ impl Kernels {
             }
             let mut works = Vec::new();
             for (step, planned) in (0u32..).zip(&pipeline.steps) {
-                if let plan::Work::Compute { kernel } = &planned.operations[0].work {
+                if let plan::OperationWork::Compute { kernel } = &planned.operations[0].work {
                     let found = find(library, pipeline, kernel)?;
                     // What a core has made with a CPU form is checked by another.
                     let other = plan.core_of(pipeline).and_then(|_| library.reference(kernel));
@@ -108,7 +108,7 @@ impl Kernels {
                 }
             }
             portions.push(match &pipeline.source {
-                Source::Streams(streams) => {
+                PipelineSource::Streams(streams) => {
                     check_blocks(pipeline, &works, streams.len())?;
                     streams
                         .iter()
@@ -118,15 +118,19 @@ impl Kernels {
                         })
                         .collect()
                 }
-                Source::Sharded(planned) => {
+                PipelineSource::Sharded(planned) => {
                     divided.insert(number, divide(pipeline, planned, &works)?);
                     let stream = &workload.streams[planned.stream as usize].id;
                     let portion =
                         |item| Portion { stream: stream.clone(), parameters: planned.parameters.clone(), item };
                     (0..planned.sharding.items).map(portion).collect()
                 }
-                Source::Parts(_) => unreachable!("its portions were pushed above"),
-                Source::Message | Source::Batch(_) | Source::Flow | Source::Bulk(_) | Source::Urgent(_) => Vec::new(),
+                PipelineSource::Parts(_) => unreachable!("its portions were pushed above"),
+                PipelineSource::Message
+                | PipelineSource::Batch(_)
+                | PipelineSource::Flow
+                | PipelineSource::Bulk(_)
+                | PipelineSource::Urgent(_) => Vec::new(),
             });
         }
         Ok(Self { stages, references, portions, divided, parted })
@@ -191,7 +195,7 @@ fn of_parts(
     let mut kernels = Vec::new();
     for (step, (operations, of)) in (0u32..).zip(pipeline.steps.iter().map(|step| &step.operations).zip(&planned.of)) {
         for (index, (operation, &part)) in (0u32..).zip(operations.iter().zip(of)) {
-            let plan::Work::Compute { kernel } = &operation.work else { continue };
+            let plan::OperationWork::Compute { kernel } = &operation.work else { continue };
             let work = find(library, pipeline, kernel)?;
             check_block(pipeline, &work, planned.reserves[part as usize].0 as usize, 1)?;
             // What a core has made with a CPU form is checked by another.

@@ -20,9 +20,9 @@ mod chains;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use headway_core::plan::block::{self, Header};
+use headway_core::plan::block::{self, BlockHeader};
 use headway_core::plan::payload::Gathered;
-use headway_core::plan::{Plan, Source};
+use headway_core::plan::{PipelineSource, Plan};
 use headway_core::units::Bytes;
 use headway_device::work::{Portion, Work, WorkError};
 
@@ -52,7 +52,7 @@ pub struct Sampling {
 
 /// What was compared and found equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Verified {
+pub struct VerifiedBlocks {
     /// Blocks delivered in order with the header that was sent.
     pub blocks: u64,
     /// Bytes of all portions of these blocks.
@@ -93,7 +93,7 @@ struct Layout {
 
 /// Blocks of streams that send one packet in every cycle.
 #[derive(Clone, Debug)]
-pub struct Ring {
+pub struct BlockRing {
     layouts: Arc<Vec<Layout>>,
     seed: u64,
 }
@@ -105,7 +105,7 @@ pub struct Uneven {
     pub stream: String,
 }
 
-impl Ring {
+impl BlockRing {
     /// A ring for the pipelines of `plan`, whose bytes follow from `seed`.
     ///
     /// # Errors
@@ -114,7 +114,7 @@ impl Ring {
         let mut layouts = Vec::new();
         for pipeline in &plan.pipelines {
             let (mut lens, mut members) = (Vec::new(), Vec::new());
-            if let Source::Streams(streams) = &pipeline.source {
+            if let PipelineSource::Streams(streams) = &pipeline.source {
                 members.clone_from(streams);
                 for stream in streams.iter().map(|&stream| &plan.streams[stream as usize]) {
                     if stream.period != pipeline.period || stream.start != pipeline.start {
@@ -126,7 +126,7 @@ impl Ring {
             let block = block::block_bytes(lens.iter().copied());
             let mut header = vec![0; block.0 as usize];
             block::write_header(&mut header, 0, &lens).expect("the buffer has `block_bytes` for these portions");
-            let portions = Header::read(&header).expect("a header just written is whole").portions;
+            let portions = BlockHeader::read(&header).expect("a header just written is whole").portions;
             header.truncate(block::header_bytes(lens.len()));
             layouts.push(Layout { streams: members, lens, header, portions, block });
         }
@@ -139,7 +139,7 @@ impl Ring {
     }
 }
 
-impl Supply for Ring {
+impl Supply for BlockRing {
     fn prepare(&mut self, pipeline: u32, slot: usize, buffer: &mut [u8]) -> Result<(), DataError> {
         let layout = &self.layouts[pipeline as usize];
         let header = layout.header.len();
@@ -180,13 +180,13 @@ struct Checked {
     cycle: u64,
 }
 
-/// Compares what comes back with what the CPU makes of a [`Ring`]'s blocks.
+/// Compares what comes back with what the CPU makes of a [`BlockRing`]'s blocks.
 pub struct Checker {
-    ring: Ring,
+    ring: BlockRing,
     pipelines: Vec<Checked>,
     chains: Option<Chains>,
-    found: Arc<Mutex<Verified>>,
-    own: Verified,
+    found: Arc<Mutex<VerifiedBlocks>>,
+    own: VerifiedBlocks,
     streams: usize,
 }
 
@@ -196,12 +196,12 @@ impl Checker {
     /// # Errors
     /// [`DataError`] if a kernel lacks a parameter.
     pub fn new(
-        ring: &Ring,
+        ring: &BlockRing,
         plan: &Plan,
         kernels: &Kernels,
         sampling: Sampling,
-    ) -> Result<(Self, Arc<Mutex<Verified>>), DataError> {
-        let mut own = Verified::default();
+    ) -> Result<(Self, Arc<Mutex<VerifiedBlocks>>), DataError> {
+        let mut own = VerifiedBlocks::default();
         let mut pipelines = Vec::new();
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
             let mut stages = kernels.references().filter(|(of, ..)| *of == number);
@@ -239,7 +239,7 @@ impl Checker {
                 cycle: 0,
             });
         }
-        let found = Arc::new(Mutex::new(Verified::default()));
+        let found = Arc::new(Mutex::new(VerifiedBlocks::default()));
         let checker = Self {
             ring: ring.clone(),
             chains: sampling.chains.map(Chains::new),
@@ -267,7 +267,7 @@ impl Checked {
     /// A block of `portions` only, as the ring's buffer holds them, and where they are in it.
     fn excerpt(
         &self,
-        ring: &Ring,
+        ring: &BlockRing,
         at: BlockPlace,
         portions: &[usize],
     ) -> Result<(Vec<u8>, Vec<Range<usize>>), DataError> {
@@ -277,7 +277,7 @@ impl Checked {
         let mut input = vec![0; block::block_bytes(lens.iter().copied()).0 as usize];
         let damaged = |source| DataError::Block { pipeline: self.name.clone(), cycle, source };
         block::write_header(&mut input, cycle, &lens).map_err(damaged)?;
-        let ranges = Header::read(&input).map_err(damaged)?.portions;
+        let ranges = BlockHeader::read(&input).map_err(damaged)?.portions;
         for (&portion, range) in portions.iter().zip(&ranges) {
             ring.fill(pipeline, slot, layout.portions[portion].start, &mut input[range.clone()]);
         }
@@ -287,7 +287,7 @@ impl Checked {
     /// Compares `portions` of a block with what the kernel makes of the ring's bytes from `state` on.
     fn compare(
         &self,
-        ring: &Ring,
+        ring: &BlockRing,
         at: BlockPlace,
         portions: &[usize],
         state: &mut [u8],
@@ -309,7 +309,7 @@ impl Checked {
     }
 
     /// Compares a piece of a block that comes back as it was sent, each time another one.
-    fn piece(&self, ring: &Ring, at: BlockPlace, block: &[u8]) -> Result<u64, DataError> {
+    fn piece(&self, ring: &BlockRing, at: BlockPlace, block: &[u8]) -> Result<u64, DataError> {
         let BlockPlace { pipeline, cycle, slot } = at;
         let layout = &ring.layouts[pipeline as usize];
         let (first, end) = (layout.header.len(), layout.portions.last().map_or(0, |portion| portion.end));
@@ -325,7 +325,7 @@ impl Checked {
     }
 
     /// Compares the streams that have their turn, and remembers how those that are next go on.
-    fn turn(&mut self, ring: &Ring, at: BlockPlace, count: usize, block: &[u8]) -> Result<(u64, u64), DataError> {
+    fn turn(&mut self, ring: &BlockRing, at: BlockPlace, count: usize, block: &[u8]) -> Result<(u64, u64), DataError> {
         let BlockPlace { pipeline, cycle, .. } = at;
         let turns = std::mem::take(&mut self.turns);
         let portions: Vec<usize> = turns.iter().map(|(portion, _)| *portion).collect();

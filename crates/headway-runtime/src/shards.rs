@@ -23,7 +23,7 @@ pub(crate) fn fill(
     buffer: &mut [u8],
 ) -> Result<(), BlockError> {
     number(sharded, shard, u64::from(row), buffer)?;
-    let header = block::Header::read(buffer)?;
+    let header = block::BlockHeader::read(buffer)?;
     for (item, portion) in (shard.first..).zip(header.portions) {
         items.fill(item, row, &mut buffer[portion]);
     }

@@ -30,9 +30,9 @@ mod local;
 
 use std::time::Duration;
 
-use headway_broker::client::{Engine as BrokerEngine, Task as BrokerTask, Token as BrokerToken};
-use headway_core::decisions::engine_lock::Operation;
-use headway_core::decisions::sharing::{ArbiterParameters, GpuId, Refused, TaskId};
+use headway_broker::client::{BrokerEngine, BrokerTask, Token as BrokerToken};
+use headway_core::decisions::engine_lock::LockedOperation;
+use headway_core::decisions::sharing::{ArbiterParameters, ArbiterRefused, GpuId, TaskId};
 use headway_core::units::Nanos;
 
 pub use headway_broker::{Client, ClientError, TaskShape};
@@ -45,7 +45,7 @@ use self::local::{Local, LocalEngine, LocalTask, LocalToken};
 pub enum SharingError {
     /// The process's own arbiter says no.
     #[error(transparent)]
-    Arbiter(#[from] Refused),
+    Arbiter(#[from] ArbiterRefused),
     /// The broker says no, or is gone.
     #[error(transparent)]
     Broker(#[from] ClientError),
@@ -108,24 +108,24 @@ impl<'sharing> Task<'sharing> {
     }
 
     /// Its next job, released at `release` on the clock of [`headway_os::clock::now`].
-    pub fn job(&mut self, release: Nanos) -> Job<'_, 'sharing> {
-        Job { task: self, release, acquisition: 0 }
+    pub fn job(&mut self, release: Nanos) -> TaskJob<'_, 'sharing> {
+        TaskJob { task: self, release, acquisition: 0 }
     }
 }
 
 /// One job. It may ask for GPUs several times, one after the other.
-pub struct Job<'task, 'sharing> {
+pub struct TaskJob<'task, 'sharing> {
     task: &'task mut Task<'sharing>,
     release: Nanos,
     acquisition: u32,
 }
 
-impl<'sharing> Job<'_, 'sharing> {
+impl<'sharing> TaskJob<'_, 'sharing> {
     /// Waits for a GPU, for at most `bound`.
     ///
     /// # Errors
     /// [`SharingError`].
-    pub fn acquire(&mut self, bound: Option<Duration>) -> Result<Gpu<'_, 'sharing>, SharingError> {
+    pub fn acquire(&mut self, bound: Option<Duration>) -> Result<GpuToken<'_, 'sharing>, SharingError> {
         let (release, acquisition) = (self.release, self.acquisition);
         let gpu = match &mut self.task.0 {
             TaskOf::Local(task) => GpuOf::Local(task.acquire(release, acquisition, bound)?),
@@ -136,19 +136,19 @@ impl<'sharing> Job<'_, 'sharing> {
             },
         };
         self.acquisition += 1;
-        Ok(Gpu(gpu))
+        Ok(GpuToken(gpu))
     }
 }
 
 /// The right to use a GPU: a token. Given back when dropped; then nothing is learnt from how it was used.
-pub struct Gpu<'job, 'sharing>(GpuOf<'job, 'sharing>);
+pub struct GpuToken<'job, 'sharing>(GpuOf<'job, 'sharing>);
 
 enum GpuOf<'job, 'sharing> {
     Local(LocalToken<'job>),
     Broker(BrokerToken<'job, 'sharing>),
 }
 
-impl Gpu<'_, '_> {
+impl GpuToken<'_, '_> {
     #[must_use]
     pub fn id(&self) -> GpuId {
         match &self.0 {
@@ -171,12 +171,12 @@ impl Gpu<'_, '_> {
     ///
     /// # Errors
     /// [`SharingError`].
-    pub fn engine(&mut self, operation: Operation) -> Result<Engine<'_>, SharingError> {
+    pub fn engine(&mut self, operation: LockedOperation) -> Result<EngineGuard<'_>, SharingError> {
         let held = match &mut self.0 {
             GpuOf::Local(token) => EngineOf::Local { _engine: token.engine(operation)? },
             GpuOf::Broker(token) => EngineOf::Broker { _engine: token.engine(operation)? },
         };
-        Ok(Engine { _held: held })
+        Ok(EngineGuard { _held: held })
     }
 
     /// Gives the GPU back; `used` is the job's CPU time and the time of its operations, without waiting for engines.
@@ -189,7 +189,7 @@ impl Gpu<'_, '_> {
 }
 
 /// The engines of one operation. Given back when dropped.
-pub struct Engine<'gpu> {
+pub struct EngineGuard<'gpu> {
     _held: EngineOf<'gpu>,
 }
 
@@ -198,7 +198,7 @@ enum EngineOf<'gpu> {
     Broker { _engine: BrokerEngine<'gpu> },
 }
 
-impl Engine<'_> {
+impl EngineGuard<'_> {
     /// Gives the engines back: the operation has completed.
     pub fn release(self) {}
 }

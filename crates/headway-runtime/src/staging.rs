@@ -1,7 +1,7 @@
 //! `staged` and `multipath`: long copies through pinned buffers by persistent threads, over one link or several, and pinned
 //! memory over one link (`dma`) or several.
 //!
-//! A [`Pool`] per GPU holds the threads, the pinned buffers, the queues and the engine gates. The calling thread drives the
+//! A [`StagingPool`] per GPU holds the threads, the pinned buffers, the queues and the engine gates. The calling thread drives the
 //! engines itself: it submits chunks and polls queues, so that no hand-over lies between a full buffer and its copy.
 //!
 //! Links are named by their pools. The first is the target's own; over each further one (`multipath`) chunks go through
@@ -21,7 +21,7 @@ mod workers;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use headway_core::decisions::staging::{Flow, Order, Outcome};
+use headway_core::decisions::staging::{StagingDirection, StagingOutcome, SubmitOrder};
 use headway_core::models::transfer::Tuning;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::buffer::{lend, lend_mut};
@@ -31,7 +31,7 @@ use headway_os::OsError;
 use self::assemble::{Request, check_links};
 use self::drive::{Drive, Ending};
 use self::exchange::Fault;
-pub use self::pool::{Pool, PoolOptions};
+pub use self::pool::{PoolOptions, StagingPool};
 pub use self::worker::CopyLoop;
 use crate::at::At;
 
@@ -42,7 +42,7 @@ pub struct Staged<'a> {
     /// and `in_flight` count.
     pub tuning: Tuning,
     /// In which order full buffers are submitted.
-    pub order: Order,
+    pub order: SubmitOrder,
     /// Whether chunks grow at the start (in) and shrink at the end (out), for a shorter wait there.
     pub ramp: bool,
     /// Whether each chunk of the source is read from its file first, so that a failing page is an error value.
@@ -60,7 +60,7 @@ impl Staged<'_> {
     /// With `tuning`, in order of arrival, with a ramp.
     #[must_use]
     pub const fn new(tuning: Tuning) -> Self {
-        Self { tuning, order: Order::Arrival, ramp: true, populate: false, huge: false, cancel: None, own: &[] }
+        Self { tuning, order: SubmitOrder::Arrival, ramp: true, populate: false, huge: false, cancel: None, own: &[] }
     }
 }
 
@@ -169,7 +169,7 @@ impl StagingError {
 ///
 /// # Errors
 /// [`StagingError`].
-pub fn copy_in(links: &[&Pool], to: At<'_>, from: &[u8], how: &Staged<'_>) -> Result<Moved, StagingError> {
+pub fn copy_in(links: &[&StagingPool], to: At<'_>, from: &[u8], how: &Staged<'_>) -> Result<Moved, StagingError> {
     if from.is_empty() {
         return Ok(Moved::default());
     }
@@ -178,7 +178,10 @@ pub fn copy_in(links: &[&Pool], to: At<'_>, from: &[u8], how: &Staged<'_>) -> Re
     let address = from.as_ptr().addr() as u64;
     lend(from, None, |host| {
         let bytes = from.len() as u64;
-        transfer(links, &Request { flow: Flow::In, device: to, host, host_at: 0, address, bytes, how, workers: true })
+        transfer(
+            links,
+            &Request { flow: StagingDirection::In, device: to, host, host_at: 0, address, bytes, how, workers: true },
+        )
     })
 }
 
@@ -187,7 +190,7 @@ pub fn copy_in(links: &[&Pool], to: At<'_>, from: &[u8], how: &Staged<'_>) -> Re
 ///
 /// # Errors
 /// [`StagingError`].
-pub fn copy_out(links: &[&Pool], to: &mut [u8], from: At<'_>, how: &Staged<'_>) -> Result<Moved, StagingError> {
+pub fn copy_out(links: &[&StagingPool], to: &mut [u8], from: At<'_>, how: &Staged<'_>) -> Result<Moved, StagingError> {
     if to.is_empty() {
         return Ok(Moved::default());
     }
@@ -197,7 +200,16 @@ pub fn copy_out(links: &[&Pool], to: &mut [u8], from: At<'_>, how: &Staged<'_>) 
     lend_mut(to, None, |host| {
         transfer(
             links,
-            &Request { flow: Flow::Out, device: from, host, host_at: 0, address, bytes, how, workers: true },
+            &Request {
+                flow: StagingDirection::Out,
+                device: from,
+                host,
+                host_at: 0,
+                address,
+                bytes,
+                how,
+                workers: true,
+            },
         )
     })
 }
@@ -208,8 +220,8 @@ pub fn copy_out(links: &[&Pool], to: &mut [u8], from: At<'_>, how: &Staged<'_>) 
 /// # Errors
 /// [`StagingError`].
 pub fn copy_pinned(
-    links: &[&Pool],
-    flow: Flow,
+    links: &[&StagingPool],
+    flow: StagingDirection,
     device: At<'_>,
     host: At<'_>,
     len: usize,
@@ -219,7 +231,7 @@ pub fn copy_pinned(
         return Ok(Moved::default());
     }
     check_links(links)?;
-    claimable(host, len, if flow == Flow::In { Access::Read } else { Access::Write })?;
+    claimable(host, len, if flow == StagingDirection::In { Access::Read } else { Access::Write })?;
     let (host_at, host) = (host.offset, host.buffer);
     // Pinned memory is aligned to pages; what counts is where in it the copy starts.
     let (address, bytes) = (host_at as u64, len as u64);
@@ -236,8 +248,8 @@ fn claimable(at: At<'_>, len: usize, access: Access) -> Result<(), StagingError>
     at.buffer.claim(range, access).map(drop).map_err(StagingError::Request)
 }
 
-fn transfer(links: &[&Pool], request: &Request<'_>) -> Result<Moved, StagingError> {
-    let access = if request.flow == Flow::In { Access::Write } else { Access::Read };
+fn transfer(links: &[&StagingPool], request: &Request<'_>) -> Result<Moved, StagingError> {
+    let access = if request.flow == StagingDirection::In { Access::Write } else { Access::Read };
     claimable(request.device, request.bytes as usize, access)?;
     let mut drive = request.assemble(links)?;
     let threads = drive.links.iter().map(|link| link.workers.len() as u32).sum();
@@ -247,9 +259,9 @@ fn transfer(links: &[&Pool], request: &Request<'_>) -> Result<Moved, StagingErro
     let (prefix, fault) = drive.job.exchange.remains();
     let completed_prefix = drive.job.cuts.chunk(prefix).start;
     match ending {
-        Ending::Over(Outcome::Complete) => Ok(moved(&drive, threads)),
-        Ending::Over(Outcome::Cancelled) => Err(StagingError::Cancelled { completed_prefix }),
-        Ending::Over(Outcome::Failed { chunk }) => Err(match fault {
+        Ending::Over(StagingOutcome::Complete) => Ok(moved(&drive, threads)),
+        Ending::Over(StagingOutcome::Cancelled) => Err(StagingError::Cancelled { completed_prefix }),
+        Ending::Over(StagingOutcome::Failed { chunk }) => Err(match fault {
             Some(Fault::Device(source)) => StagingError::Chunk { chunk, completed_prefix, source },
             Some(Fault::Page(source)) => StagingError::Page { chunk, completed_prefix, source },
             Some(Fault::Panic) | None => StagingError::Panicked { chunk, completed_prefix },

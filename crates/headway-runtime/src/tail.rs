@@ -50,7 +50,7 @@ impl Tail {
 
 /// What became of bytes that were not kept, for each stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ends {
+pub struct StreamTails {
     /// Digests of what follows the kept bytes of each stream.
     pub digests: Vec<Vec<Digest>>,
     /// The first cycle of a divided stream whose result was not kept and is not what it must be.
@@ -59,17 +59,17 @@ pub struct Ends {
 
 /// Where a sink leaves what it knows of bytes that were not kept, for whoever compares them after the run.
 #[derive(Clone, Debug, Default)]
-pub struct Left(Arc<Mutex<Ends>>);
+pub struct Left(Arc<Mutex<StreamTails>>);
 
 impl Left {
     /// Leaves `ends`.
-    pub fn put(&self, ends: Ends) {
+    pub fn put(&self, ends: StreamTails) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = ends;
     }
 
     /// What was left; nothing before the run has ended.
     #[must_use]
-    pub fn take(&self) -> Ends {
+    pub fn take(&self) -> StreamTails {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -25,11 +25,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
-use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits, Refused};
+use headway_core::decisions::dispatch::{
+    DispatchAction, DispatchEvent, DispatchInput, DispatchRefused, Dispatcher, DispatcherLimits,
+};
 use headway_core::files::workload::OnMiss;
-use headway_core::log::{Record, What};
+use headway_core::log::{LogRecord, RecordBody};
 use headway_core::models::cpu;
-use headway_core::plan::{Plan, Source};
+use headway_core::plan::{PipelineSource, Plan};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::{Access, Completion, DeviceError, Engines, Waker, WorkError};
 use headway_os::sched::{Classes, Held, Role, SchedError};
@@ -39,10 +41,10 @@ use crate::blocks::{Collect, DataError, Gatherer, Scatterer, Supply};
 use crate::kernels::Kernels;
 use crate::outlet::OutputError;
 use buffers::Buffers;
-pub use messages::Compared;
+pub use messages::MessageComparison;
 use pace::Pace;
 use requests::Asked;
-pub use requests::{Ends, NotTaken, Request, RequestOutcome, Requests};
+pub use requests::{CopyEnds, NotTaken, RequestOutcome, Requests, UrgentRequest};
 pub use watch::watch;
 
 /// A GPU's windows are worth a busy CPU: so long its driver spins before something is due.
@@ -85,7 +87,7 @@ pub enum RunError {
     State(#[from] WorkError),
     /// The dispatcher did not take an input.
     #[error("the dispatcher refused an input")]
-    Dispatch(#[from] Refused),
+    Dispatch(#[from] DispatchRefused),
     /// A device did not take an operation, or an operation failed.
     #[error("step {step} of cycle {cycle} of pipeline `{pipeline}` failed")]
     Operation {
@@ -141,7 +143,7 @@ pub struct WallOptions {
     /// Time from the start of the driver to the epoch: threads are up and buffers are full by then.
     pub lead: Nanos,
     /// Bounds of the dispatcher.
-    pub limits: Limits,
+    pub limits: DispatcherLimits,
     /// Cycles of a pipeline that can hold buffers at a time, beyond one per step.
     pub spare_cycles: usize,
     /// Busy-wait this long before a window opens instead of trusting the timer; zero = sleep. A driver of a class that the
@@ -159,7 +161,7 @@ impl Default for WallOptions {
     fn default() -> Self {
         Self {
             lead: Nanos(50_000_000),
-            limits: Limits::default(),
+            limits: DispatcherLimits::default(),
             spare_cycles: 4,
             spin: Nanos::ZERO,
             class: cpu::RequestedClass::Ordinary,
@@ -178,11 +180,11 @@ enum Message {
     /// A device may have completions.
     Wake,
     /// Somebody asks for one urgent copy.
-    Ask(Box<(Request, Sender<RequestOutcome>)>),
+    Ask(Box<(UrgentRequest, Sender<RequestOutcome>)>),
 }
 
 /// What is to be run.
-pub struct Job<'a> {
+pub struct PlanRun<'a> {
     pub plan: &'a Arc<Plan>,
     /// The kernels of its compute steps.
     pub kernels: &'a Kernels,
@@ -193,7 +195,7 @@ pub struct Job<'a> {
 }
 
 /// The same with whatever brings and takes the blocks.
-pub struct Work<'a> {
+pub struct SuppliedRun<'a> {
     pub plan: &'a Arc<Plan>,
     /// The kernels of its compute steps.
     pub kernels: &'a Kernels,
@@ -206,7 +208,7 @@ pub struct Work<'a> {
     /// What empties the last ones.
     pub collect: Box<dyn Collect>,
     /// Inputs of the dispatcher by time after the epoch, ascending.
-    pub inputs: Vec<(Nanos, Input)>,
+    pub inputs: Vec<(Nanos, DispatchInput)>,
     /// Where other threads ask for urgent copies.
     pub requests: Requests,
 }
@@ -221,7 +223,7 @@ pub struct WallOutcome {
     /// When the last cycle was delivered.
     pub end: Nanos,
     /// What messages moved and what of it was compared.
-    pub compared: Compared,
+    pub compared: MessageComparison,
     /// The CPU of each core that served streams, where cores had CPUs of their own.
     pub cpus: Vec<u32>,
     /// The scheduling classes of the threads, and how late the driver was.
@@ -235,18 +237,18 @@ pub struct WallOutcome {
 /// # Errors
 /// [`RunError`]. All threads have ended and all operations are complete or discarded by then.
 pub fn run(
-    job: Job<'_>,
+    job: PlanRun<'_>,
     devices: &mut [Engines],
     options: &WallOptions,
-    log: impl FnMut(&Record),
+    log: impl FnMut(&LogRecord),
     progress: impl FnMut(Nanos),
 ) -> Result<WallOutcome, RunError> {
-    let Job { plan, kernels, gatherer, scatterer } = job;
+    let PlanRun { plan, kernels, gatherer, scatterer } = job;
     let cycles = gatherer.cycles();
     let packets = gatherer.runs().iter().map(|run| run.packets).collect();
     let (supply, collect) = (Box::new(gatherer.clone()), Box::new(scatterer));
     let (inputs, requests) = (Vec::new(), Requests::default());
-    let work = Work { plan, kernels, cycles, packets, supply, collect, inputs, requests };
+    let work = SuppliedRun { plan, kernels, cycles, packets, supply, collect, inputs, requests };
     run_work(work, devices, options, log, progress)
 }
 
@@ -255,13 +257,13 @@ pub fn run(
 /// # Errors
 /// [`RunError`]. All threads have ended and all operations are complete or discarded by then.
 pub fn run_work(
-    work: Work<'_>,
+    work: SuppliedRun<'_>,
     devices: &mut [Engines],
     options: &WallOptions,
-    mut log: impl FnMut(&Record),
+    mut log: impl FnMut(&LogRecord),
     mut progress: impl FnMut(Nanos),
 ) -> Result<WallOutcome, RunError> {
-    let Work { plan, kernels, cycles, packets, mut supply, collect, inputs, requests } = work;
+    let SuppliedRun { plan, kernels, cycles, packets, mut supply, collect, inputs, requests } = work;
     let mut buffers = Buffers::new(plan, devices, kernels, &cycles, options.spare_cycles)?;
     buffers.bring(plan, devices, &cycles, supply.as_mut())?;
     let buffers = Arc::new(buffers);
@@ -404,11 +406,11 @@ struct Driver<'a> {
     /// Flows that hold their servers: until when, since when, and the number of their operation.
     holding: BinaryHeap<Reverse<(Nanos, Nanos, u64)>>,
     /// Inputs still to come, by time after the epoch.
-    inputs: VecDeque<(Nanos, Input)>,
+    inputs: VecDeque<(Nanos, DispatchInput)>,
     epoch: Nanos,
     asked: Asked,
     /// Taken from the dispatcher, and not told yet.
-    events: VecDeque<Event>,
+    events: VecDeque<DispatchEvent>,
     done: Vec<Completion>,
     pace: Pace,
     last_progress: Nanos,
@@ -419,13 +421,13 @@ impl Driver<'_> {
         &mut self,
         cycles: Vec<u64>,
         packets: Vec<u64>,
-        log: &mut impl FnMut(&Record),
+        log: &mut impl FnMut(&LogRecord),
         progress: &mut impl FnMut(Nanos),
     ) -> Result<(Nanos, Nanos), RunError> {
         let epoch = clock::now() + self.options.lead;
         let mut now = clock::now();
         self.epoch = epoch;
-        self.feed(now, Input::Start { epoch, cycles, packets }, log)?;
+        self.feed(now, DispatchInput::Start { epoch, cycles, packets }, log)?;
         self.drain(now, log)?;
         let mut last_end = now;
         while !self.dispatcher.is_finished() {
@@ -453,7 +455,7 @@ impl Driver<'_> {
                 next = self.messages.try_recv().ok();
             }
             if !fed && self.dispatcher.poll_timeout().is_some_and(|at| at <= now) {
-                self.feed(now, Input::Timeout, log)?;
+                self.feed(now, DispatchInput::Timeout, log)?;
                 fed = true;
             }
             if fed {
@@ -491,35 +493,40 @@ impl Driver<'_> {
         self.messages.recv_timeout(Duration::from_nanos(sleep.0)).ok()
     }
 
-    fn feed(&mut self, now: Nanos, input: Input, log: &mut impl FnMut(&Record)) -> Result<(), RunError> {
+    fn feed(&mut self, now: Nanos, input: DispatchInput, log: &mut impl FnMut(&LogRecord)) -> Result<(), RunError> {
         self.dispatcher.handle(now, &input)?;
-        log(&Record { at: now, what: What::Input(input) });
+        log(&LogRecord { at: now, what: RecordBody::Input(input) });
         Ok(())
     }
 
-    fn completed(&mut self, now: Nanos, completion: Completion, log: &mut impl FnMut(&Record)) -> Result<(), RunError> {
+    fn completed(
+        &mut self,
+        now: Nanos,
+        completion: Completion,
+        log: &mut impl FnMut(&LogRecord),
+    ) -> Result<(), RunError> {
         let operation = completion.tag;
         // Others are of a run before that was given up while the device did not answer.
         let Some((pipeline, cycle, step)) = self.under_way.remove(&operation) else { return Ok(()) };
         if let Err(source) = completion.result {
-            self.feed(now, Input::Failed { operation }, log)?;
+            self.feed(now, DispatchInput::Failed { operation }, log)?;
             return Err(self.failed(pipeline, cycle, step, source));
         }
         // A device's clock may run ahead of the host's by the error of its mapping.
         let finished = completion.finished.min(now);
         self.pace.noticed(now, finished);
         let started = completion.started.min(finished);
-        self.feed(now, Input::Done { operation, started, finished }, log)
+        self.feed(now, DispatchInput::Done { operation, started, finished }, log)
     }
 
     /// Ends the flows whose time is over; whether there were any.
-    fn release(&mut self, now: Nanos, log: &mut impl FnMut(&Record)) -> Result<bool, RunError> {
+    fn release(&mut self, now: Nanos, log: &mut impl FnMut(&LogRecord)) -> Result<bool, RunError> {
         let mut any = false;
         while let Some(&Reverse((finished, started, operation))) = self.holding.peek()
             && finished <= now
         {
             self.holding.pop();
-            self.feed(now, Input::Done { operation, started, finished }, log)?;
+            self.feed(now, DispatchInput::Done { operation, started, finished }, log)?;
             any = true;
         }
         Ok(any)
@@ -546,7 +553,7 @@ impl Driver<'_> {
     }
 
     /// Takes a message; whether the dispatcher was told something.
-    fn receive(&mut self, now: Nanos, message: Message, log: &mut impl FnMut(&Record)) -> Result<bool, RunError> {
+    fn receive(&mut self, now: Nanos, message: Message, log: &mut impl FnMut(&LogRecord)) -> Result<bool, RunError> {
         match message {
             Message::Wake => Ok(false),
             Message::Ask(asked) => self.ask(now, *asked, log),
@@ -555,19 +562,19 @@ impl Driver<'_> {
                 if block > Bytes(0) {
                     self.open.insert((pipeline, cycle), Open { slot, block });
                 }
-                self.feed(now, Input::Data { pipeline, cycle, bytes: block }, log)?;
+                self.feed(now, DispatchInput::Data { pipeline, cycle, bytes: block }, log)?;
                 Ok(true)
             }
         }
     }
 
-    fn drain(&mut self, now: Nanos, log: &mut impl FnMut(&Record)) -> Result<(), RunError> {
+    fn drain(&mut self, now: Nanos, log: &mut impl FnMut(&LogRecord)) -> Result<(), RunError> {
         while let Some(action) = self.dispatcher.poll_action() {
-            log(&Record { at: now, what: What::Action(action.clone()) });
+            log(&LogRecord { at: now, what: RecordBody::Action(action.clone()) });
             match action {
-                Action::Submit { operation, pipeline, cycle, step, index, offset, bytes } => {
+                DispatchAction::Submit { operation, pipeline, cycle, step, index, offset, bytes } => {
                     let planned = &self.plan.pipelines[pipeline as usize];
-                    if planned.source == Source::Flow {
+                    if planned.source == PipelineSource::Flow {
                         // No engine has its server: nothing but time passes.
                         let end = now.saturating_add(planned.steps[step as usize].holds());
                         self.holding.push(Reverse((end, now, operation)));
@@ -583,9 +590,9 @@ impl Driver<'_> {
                     submitted.map_err(|source| self.failed(pipeline, cycle, step, source))?;
                     self.under_way.insert(operation, (pipeline, cycle, step));
                 }
-                Action::Deliver { pipeline, cycle } | Action::Drop { pipeline, cycle } => {
+                DispatchAction::Deliver { pipeline, cycle } | DispatchAction::Drop { pipeline, cycle } => {
                     let Open { slot, block } = self.open.remove(&(pipeline, cycle)).unwrap_or_default();
-                    let lost = matches!(action, Action::Drop { .. });
+                    let lost = matches!(action, DispatchAction::Drop { .. });
                     if self.asked.arrived(pipeline, cycle, now) {
                         continue;
                     }
@@ -596,8 +603,8 @@ impl Driver<'_> {
         }
         let mut stopped = None;
         while let Some(event) = self.events.pop_front().or_else(|| self.dispatcher.poll_event()) {
-            log(&Record { at: now, what: What::Event(event.clone()) });
-            if let Event::Missed { stream, packet, by } = event {
+            log(&LogRecord { at: now, what: RecordBody::Event(event.clone()) });
+            if let DispatchEvent::Missed { stream, packet, by } = event {
                 let planned = &self.plan.streams[stream as usize];
                 if planned.on_miss == OnMiss::Stop {
                     let stream = planned.id.clone();

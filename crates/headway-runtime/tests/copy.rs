@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::{
-    Available, Curve, Direction, HostMemory, Key, Load, Mapping, Method, Point, Profile, Request, Shape, Tuning,
-    choose, default_tuning,
+    Available, BackgroundLoad, Curve, CurveKey, CurvePoint, Direction, HostMemory, Method, MethodRequest, Profile,
+    ResidentShape, Tuning, WindowMapping, choose, default_tuning,
 };
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Buffer;
 use headway_device::emu::{EmuGpu, EmuSpec};
-use headway_device::gpu::{Caching, Gpu, Mover, Piece, Reach};
-use headway_device::{Access, Limits};
+use headway_device::gpu::{Caching, CpuReach, Gpu, Mover, Piece};
+use headway_device::{Access, DeviceLimits};
 use headway_os::memory;
 use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, ManyBy};
 use rand_core::{Rng, SeedableRng};
@@ -45,7 +45,7 @@ impl Random {
 }
 
 fn gpu(name: &str) -> Arc<dyn Gpu> {
-    let limits = Limits { host_bytes_max: Bytes(4 << 30), ..Limits::default() };
+    let limits = DeviceLimits { host_bytes_max: Bytes(4 << 30), ..DeviceLimits::default() };
     Arc::new(EmuGpu::open(EmuSpec { limits, ..EmuSpec::new(name) }))
 }
 
@@ -86,7 +86,7 @@ fn only(data: &[u8], offset: usize, len: usize) -> Vec<u8> {
 }
 
 /// Copies `len` bytes both ways by `how` between ordinary memory and a fresh buffer, at these offsets, and compares.
-fn round_trip(copier: &Copier, how: How, reach: Reach, len: usize, host: usize, device: usize) {
+fn round_trip(copier: &Copier, how: How, reach: CpuReach, len: usize, host: usize, device: usize) {
     let gpu = copier.gpus()[0].as_ref();
     let mut random = Random::new(0x1234_5678_9ABC_DEF1 ^ len as u64);
     let buffer = gpu.device_buffer(len + 8, reach).unwrap();
@@ -111,7 +111,7 @@ fn round_trip(copier: &Copier, how: How, reach: Reach, len: usize, host: usize, 
 fn pinned_round_trip(copier: &Copier, how: How, len: usize, host: usize, device: usize) {
     let gpu = copier.gpus()[0].as_ref();
     let mut random = Random::new(0x0FED_CBA9_8765_4321 ^ len as u64);
-    let buffer = gpu.device_buffer(len + 8, Reach::Device).unwrap();
+    let buffer = gpu.device_buffer(len + 8, CpuReach::Device).unwrap();
     let pinned = gpu.pinned_buffer(len + 8, Caching::Cached).unwrap();
     let (to, from) = (At { buffer: &buffer, offset: device }, At { buffer: &pinned, offset: host });
     let what = format!("{how:?} of {len} pinned bytes, host + {host}, device + {device}");
@@ -145,9 +145,9 @@ fn every_size(try_one: impl Fn(usize, usize, usize)) {
 fn the_drivers_call_moves_ordinary_memory_of_every_size_and_alignment() {
     let copier = copier(1, options());
     let how = How::By(Method::Pageable);
-    every_size(|len, host, device| round_trip(&copier, how, Reach::Device, len, host, device));
+    every_size(|len, host, device| round_trip(&copier, how, CpuReach::Device, len, host, device));
     every_size(|len, host, device| pinned_round_trip(&copier, how, len, host, device));
-    round_trip(&copier, how, Reach::Device, LARGE, 1, 3);
+    round_trip(&copier, how, CpuReach::Device, LARGE, 1, 3);
 }
 
 #[test]
@@ -162,20 +162,20 @@ fn engines_move_pinned_memory_of_every_size_and_alignment_in_chunks() {
 fn memory_pinned_for_one_copy_moves_at_every_size_and_alignment() {
     let copier = copier(1, options());
     let how = How::By(Method::Register);
-    every_size(|len, host, device| round_trip(&copier, how, Reach::Device, len, host, device));
+    every_size(|len, host, device| round_trip(&copier, how, CpuReach::Device, len, host, device));
     pinned_round_trip(&copier, how, MIB, 0, 0);
-    round_trip(&copier, how, Reach::Device, LARGE, 1, 3);
+    round_trip(&copier, how, CpuReach::Device, LARGE, 1, 3);
 }
 
 #[test]
 fn memory_pinned_in_ranges_while_it_moves_arrives_at_every_size_and_alignment() {
     let copier = copier(1, options());
     let how = How::By(Method::Pinning);
-    every_size(|len, host, device| round_trip(&copier, how, Reach::Device, len, host, device));
+    every_size(|len, host, device| round_trip(&copier, how, CpuReach::Device, len, host, device));
     pinned_round_trip(&copier, how, MIB, 0, 0);
     // Of this size there are several ranges, of which neighbours must not have a page in common.
     for host in [1, 4096, MIB + 77] {
-        round_trip(&copier, how, Reach::Device, 17 * MIB + 3, host, 3);
+        round_trip(&copier, how, CpuReach::Device, 17 * MIB + 3, host, 3);
     }
 }
 
@@ -191,22 +191,22 @@ fn kernels_move_pinned_memory_of_every_size_and_alignment() {
 fn windows_move_any_memory_of_every_size_and_alignment() {
     let copier = copier(1, options());
     for (how, reach) in [
-        (How::By(Method::Window(None)), Reach::Window(Mapping::Vulkan)),
-        (How::By(Method::Window(Some(Mapping::DmaBuf))), Reach::Window(Mapping::DmaBuf)),
-        (How::By(Method::PagedWindow(None)), Reach::Window(Mapping::Vulkan)),
-        (How::By(Method::PagedWindow(Some(Mapping::DmaBuf))), Reach::Window(Mapping::DmaBuf)),
+        (How::By(Method::Window(None)), CpuReach::Window(WindowMapping::Vulkan)),
+        (How::By(Method::Window(Some(WindowMapping::DmaBuf))), CpuReach::Window(WindowMapping::DmaBuf)),
+        (How::By(Method::PagedWindow(None)), CpuReach::Window(WindowMapping::Vulkan)),
+        (How::By(Method::PagedWindow(Some(WindowMapping::DmaBuf))), CpuReach::Window(WindowMapping::DmaBuf)),
     ] {
         every_size(|len, host, device| round_trip(&copier, how, reach, len, host, device));
     }
-    round_trip(&copier, How::By(Method::Window(None)), Reach::Window(Mapping::Vulkan), 9 * MIB + 1, 1, 3);
+    round_trip(&copier, How::By(Method::Window(None)), CpuReach::Window(WindowMapping::Vulkan), 9 * MIB + 1, 1, 3);
 }
 
 #[test]
 fn resident_copiers_move_any_memory_of_every_size_and_alignment_and_come_back_after_parking() {
     let copier = copier(1, options());
-    for shape in [None, Some(Shape::Gpc), Some(Shape::Gpc4)] {
+    for shape in [None, Some(ResidentShape::Gpc), Some(ResidentShape::Gpc4)] {
         let how = How::By(Method::Resident(shape));
-        every_size(|len, host, device| round_trip(&copier, how, Reach::Device, len, host, device));
+        every_size(|len, host, device| round_trip(&copier, how, CpuReach::Device, len, host, device));
         every_size(|len, host, device| pinned_round_trip(&copier, how, len, host, device));
         copier.park().unwrap();
     }
@@ -216,25 +216,25 @@ fn resident_copiers_move_any_memory_of_every_size_and_alignment_and_come_back_af
 fn staging_moves_ordinary_memory_of_every_size_and_alignment() {
     let copier = copier(1, options());
     let how = How::Tuned(Method::Staged, small_tuning());
-    every_size(|len, host, device| round_trip(&copier, how, Reach::Device, len, host, device));
-    round_trip(&copier, how, Reach::Device, LARGE, 1, 3);
-    round_trip(&copier, How::By(Method::Staged), Reach::Device, LARGE, 7, 0);
+    every_size(|len, host, device| round_trip(&copier, how, CpuReach::Device, len, host, device));
+    round_trip(&copier, how, CpuReach::Device, LARGE, 1, 3);
+    round_trip(&copier, How::By(Method::Staged), CpuReach::Device, LARGE, 7, 0);
 }
 
 #[test]
 fn links_of_several_gpus_move_any_memory() {
     let copier = copier(3, options());
     let how = How::Tuned(Method::Multipath, small_tuning());
-    every_size(|len, host, device| round_trip(&copier, how, Reach::Device, len, host, device));
+    every_size(|len, host, device| round_trip(&copier, how, CpuReach::Device, len, host, device));
     every_size(|len, host, device| pinned_round_trip(&copier, how, len, host, device));
-    round_trip(&copier, how, Reach::Device, LARGE, 1, 3);
+    round_trip(&copier, how, CpuReach::Device, LARGE, 1, 3);
     pinned_round_trip(&copier, how, LARGE, 1, 3);
 }
 
 #[test]
 fn the_automatic_choice_moves_any_memory_of_every_size_and_alignment() {
     let copier = copier(2, CopyOptions { multipath: false, ..options() });
-    for reach in [Reach::Device, Reach::Window(Mapping::Vulkan)] {
+    for reach in [CpuReach::Device, CpuReach::Window(WindowMapping::Vulkan)] {
         every_size(|len, host, device| round_trip(&copier, How::Auto, reach, len, host, device));
     }
     every_size(|len, host, device| pinned_round_trip(&copier, How::Auto, len, host, device));
@@ -247,7 +247,7 @@ fn peers_exchange_bytes_of_every_size_and_alignment() {
     let mut random = Random::new(77);
     for len in SIZES.into_iter().chain([20 * MIB + 7]) {
         for (from_offset, to_offset) in ALIGNMENTS {
-            let [from, to] = [0, 1].map(|gpu| copier.gpus()[gpu].device_buffer(len + 8, Reach::Device).unwrap());
+            let [from, to] = [0, 1].map(|gpu| copier.gpus()[gpu].device_buffer(len + 8, CpuReach::Device).unwrap());
             let data = random.bytes(len + 8);
             set(copier.gpus()[0].as_ref(), &from, &data);
             let ends = (At { buffer: &to, offset: to_offset }, At { buffer: &from, offset: from_offset });
@@ -266,7 +266,7 @@ fn peers_without_a_direct_way_are_reported_once() {
         (EndpointId(gpu), Arc::new(EmuGpu::open(spec(&format!("gpu{gpu}")))))
     };
     let copier = Copier::new(vec![open(0), open(1)], Profile::default(), options()).unwrap();
-    let [from, to] = [0, 1].map(|gpu| copier.gpus()[gpu].device_buffer(100, Reach::Device).unwrap());
+    let [from, to] = [0, 1].map(|gpu| copier.gpus()[gpu].device_buffer(100, CpuReach::Device).unwrap());
     set(copier.gpus()[0].as_ref(), &from, &[9; 100]);
     for _ in 0..2 {
         let report = copier.copy_peer(At { buffer: &to, offset: 0 }, At { buffer: &from, offset: 0 }, 100).unwrap();
@@ -281,7 +281,7 @@ fn peers_without_a_direct_way_are_reported_once() {
 #[test]
 fn nothing_is_copied_without_a_call_of_the_device() {
     let copier = copier(1, options());
-    let buffer = copier.gpus()[0].device_buffer(10, Reach::Device).unwrap();
+    let buffer = copier.gpus()[0].device_buffer(10, CpuReach::Device).unwrap();
     // A claim on everything: any claim for writing would be refused.
     let _claimed = buffer.claim(0..10, Access::Write).unwrap();
     let report = copier.copy_in(At { buffer: &buffer, offset: 0 }, &[], How::Auto).unwrap();
@@ -292,7 +292,7 @@ fn nothing_is_copied_without_a_call_of_the_device() {
 fn mistakes_are_named_and_change_nothing() {
     let copier = copier(1, options());
     let gpu = copier.gpus()[0].as_ref();
-    let buffer = gpu.device_buffer(100, Reach::Device).unwrap();
+    let buffer = gpu.device_buffer(100, CpuReach::Device).unwrap();
     let at = |offset| At { buffer: &buffer, offset };
     let by = |method| How::By(method);
     let data = [7u8; 64];
@@ -310,7 +310,7 @@ fn mistakes_are_named_and_change_nothing() {
     let window = refused(copier.copy_in(at(0), &data, by(Method::Window(None))));
     assert!(matches!(window, CopyError::Unavailable { .. }), "{window:?}");
     assert!(matches!(refused(copier.copy_in(at(0), &data, by(Method::Peer))), CopyError::Invalid { .. }));
-    let other = self::gpu("other").device_buffer(64, Reach::Device).unwrap();
+    let other = self::gpu("other").device_buffer(64, CpuReach::Device).unwrap();
     let stranger = refused(copier.copy_in(At { buffer: &other, offset: 0 }, &data, How::Auto));
     assert!(matches!(stranger, CopyError::Invalid { what: "device memory", .. }));
     let claimed = buffer.claim(10..20, Access::Read).unwrap();
@@ -322,7 +322,7 @@ fn mistakes_are_named_and_change_nothing() {
 #[test]
 fn options_exclude_what_they_say_whoever_asks() {
     let copier = copier(1, CopyOptions { no_sm: true, no_threads: true, ..options() });
-    let buffer = copier.gpus()[0].device_buffer(MIB, Reach::Device).unwrap();
+    let buffer = copier.gpus()[0].device_buffer(MIB, CpuReach::Device).unwrap();
     let at = At { buffer: &buffer, offset: 0 };
     for method in [Method::Kernel, Method::Resident(None), Method::Staged] {
         let error = copier.copy_in(at, &[1; 64], How::By(method)).unwrap_err();
@@ -338,25 +338,34 @@ fn options_exclude_what_they_say_whoever_asks() {
 fn line(setup: u64, rate: u64) -> Curve {
     let point = |bytes: u64| {
         let time = Nanos(setup + bytes / rate);
-        Point { bytes: Bytes(bytes), n: 100, median: time, p99: time, max: time }
+        CurvePoint { bytes: Bytes(bytes), n: 100, median: time, p99: time, max: time }
     };
     Curve::new((0..=30).map(|exponent| point(1 << exponent)).collect()).unwrap()
 }
 
 fn profile(gpu: EndpointId) -> Profile {
     let mut curves = BTreeMap::new();
-    let window = Method::Window(Some(Mapping::Vulkan));
+    let window = Method::Window(Some(WindowMapping::Vulkan));
     for direction in [Direction::H2d, Direction::D2h] {
         for (memory, method, curve) in [
             (HostMemory::Touched, Method::Pageable, line(5_000, 10)),
             (HostMemory::Touched, window, line(100, 2)),
             (HostMemory::Touched, Method::Staged, line(50_000, 40)),
-            (HostMemory::Touched, Method::Resident(Some(Shape::Hub)), line(2_000, 3)),
+            (HostMemory::Touched, Method::Resident(Some(ResidentShape::Hub)), line(2_000, 3)),
             (HostMemory::Pinned, Method::Pageable, line(5_000, 20)),
             (HostMemory::Pinned, Method::Dma, line(4_000, 50)),
             (HostMemory::Pinned, Method::Kernel, line(3_000, 30)),
         ] {
-            let key = Key { gpu, peer: None, method, direction, memory, load: Load::Alone, active: 1, pieces: 1 };
+            let key = CurveKey {
+                gpu,
+                peer: None,
+                method,
+                direction,
+                memory,
+                load: BackgroundLoad::Alone,
+                active: 1,
+                pieces: 1,
+            };
             curves.insert(key, curve);
         }
     }
@@ -371,15 +380,16 @@ fn auto_is_what_choose_says() {
     let copier = Copier::new(gpus, profile.clone(), CopyOptions { resident: true, ..options() }).unwrap();
     let gpu = copier.gpus()[0].as_ref();
     // Staging is not set up while a copy could be asked to wait for it.
-    let prepared = gpu.device_buffer(4 * MIB, Reach::Device).unwrap();
+    let prepared = gpu.device_buffer(4 * MIB, CpuReach::Device).unwrap();
     let staged = How::By(Method::Staged);
     copier.copy_in(At { buffer: &prepared, offset: 0 }, &vec![1; 4 * MIB], staged).unwrap();
 
-    let (mut seen, residents) = (std::collections::BTreeSet::new(), [Shape::Hub, Shape::Gpc, Shape::Gpc4]);
+    let (mut seen, residents) =
+        (std::collections::BTreeSet::new(), [ResidentShape::Hub, ResidentShape::Gpc, ResidentShape::Gpc4]);
     for exponent in 0..=22 {
         let len = 1usize << exponent;
         for (window, pinned) in [(false, false), (true, false), (false, true)] {
-            let reach = if window { Reach::Window(Mapping::Vulkan) } else { Reach::Device };
+            let reach = if window { CpuReach::Window(WindowMapping::Vulkan) } else { CpuReach::Device };
             let buffer = gpu.device_buffer(len, reach).unwrap();
             let at = At { buffer: &buffer, offset: 0 };
             let memory = if pinned { HostMemory::Pinned } else { HostMemory::Touched };
@@ -387,10 +397,10 @@ fn auto_is_what_choose_says() {
                 [Method::Pageable, Method::Dma, Method::Staged, Method::Kernel].into();
             methods.extend(residents.map(|shape| Method::Resident(Some(shape))));
             if window {
-                methods.insert(Method::Window(Some(Mapping::Vulkan)));
+                methods.insert(Method::Window(Some(WindowMapping::Vulkan)));
             }
             let available = Available { methods, ..Available::default() };
-            let request = Request::new(gpu_id, Direction::H2d, memory, Bytes(len as u64));
+            let request = MethodRequest::new(gpu_id, Direction::H2d, memory, Bytes(len as u64));
             let wanted = choose(&profile, &request, &available);
             let report = if pinned {
                 let host = gpu.pinned_buffer(len, Caching::Cached).unwrap();
@@ -415,18 +425,19 @@ fn auto_is_what_choose_says() {
 fn small_copies_follow_what_one_of_them_saw_of_the_pages() {
     let gpus = gpus(1);
     let mut profile = profile(gpus[0].0);
-    let (window, hub) = (Method::Window(Some(Mapping::Vulkan)), Method::Resident(Some(Shape::Hub)));
+    let (window, hub) = (Method::Window(Some(WindowMapping::Vulkan)), Method::Resident(Some(ResidentShape::Hub)));
     // A busy machine may take any time: the driver's call is said to take an hour, so that no copy was ever slower than it.
     for (_, curve) in profile.curves.iter_mut().filter(|(key, _)| key.method == Method::Pageable) {
         *curve = line(3_600_000_000_000, 10);
     }
-    let into_warm: Vec<Key> = profile.curves.keys().filter(|key| key.memory == HostMemory::Touched).cloned().collect();
+    let into_warm: Vec<CurveKey> =
+        profile.curves.keys().filter(|key| key.memory == HostMemory::Touched).cloned().collect();
     for key in into_warm {
         let curve = if key.method == window { line(9_000, 2) } else { profile.curves[&key].clone() };
-        profile.curves.insert(Key { memory: HostMemory::Untouched, ..key }, curve);
+        profile.curves.insert(CurveKey { memory: HostMemory::Untouched, ..key }, curve);
     }
     let copier = Copier::new(gpus, profile, CopyOptions { resident: true, ..options() }).unwrap();
-    let buffer = copier.gpus()[0].device_buffer(64, Reach::Window(Mapping::Vulkan)).unwrap();
+    let buffer = copier.gpus()[0].device_buffer(64, CpuReach::Window(WindowMapping::Vulkan)).unwrap();
     let method = |to: &mut [u8]| copier.copy_out(to, At { buffer: &buffer, offset: 0 }, How::Auto).unwrap().method;
     let fresh = || method(&mut memory::Mapping::anonymous(64).unwrap());
     assert!((0..100).all(|_| fresh() == hub), "the first of them looked");
@@ -442,7 +453,7 @@ fn a_stale_profile_leaves_the_driver_and_one_warning() {
     let gpus = gpus(1);
     let profile = profile(gpus[0].0);
     let copier = Copier::with_stale(gpus, profile, options(), Some("driver 1, now 2".into())).unwrap();
-    let buffer = copier.gpus()[0].device_buffer(MIB, Reach::Window(Mapping::Vulkan)).unwrap();
+    let buffer = copier.gpus()[0].device_buffer(MIB, CpuReach::Window(WindowMapping::Vulkan)).unwrap();
     for len in [64, MIB] {
         let report = copier.copy_in(At { buffer: &buffer, offset: 0 }, &vec![1; len], How::Auto).unwrap();
         assert_eq!(report.method, Method::Pageable);
@@ -483,7 +494,7 @@ fn many_round_trip(copier: &Copier, by: Option<ManyBy>, pieces: &[Piece], space:
     let gpu = copier.gpus()[0].as_ref();
     let mut random = Random::new(0xABCD_EF01);
     let what = format!("{by:?}, {} pieces", pieces.len());
-    let buffer = gpu.device_buffer(space + 5, Reach::Window(Mapping::Vulkan)).unwrap();
+    let buffer = gpu.device_buffer(space + 5, CpuReach::Window(WindowMapping::Vulkan)).unwrap();
     let at = At { buffer: &buffer, offset: 5 };
     let bytes: usize = pieces.iter().map(|piece| piece.len).sum();
 
@@ -534,7 +545,7 @@ fn many_pieces_arrive_with_and_without_threads_and_multiprocessors() {
 fn the_mover_of_many_pieces_is_the_one_that_was_measured_fastest() {
     let gpus = gpus(1);
     let mut profile = profile(gpus[0].0);
-    let window = Method::Window(Some(Mapping::Vulkan));
+    let window = Method::Window(Some(WindowMapping::Vulkan));
     for (method, memory, setup) in [
         (ManyBy::Gather.method(), HostMemory::Touched, 9_000),
         (window, HostMemory::Touched, 40_000),
@@ -542,11 +553,12 @@ fn the_mover_of_many_pieces_is_the_one_that_was_measured_fastest() {
         (window, HostMemory::Pinned, 1),
     ] {
         let (gpu, direction) = (gpus[0].0, Direction::H2d);
-        let key = Key { gpu, peer: None, method, direction, memory, load: Load::Alone, active: 1, pieces: 64 };
+        let key =
+            CurveKey { gpu, peer: None, method, direction, memory, load: BackgroundLoad::Alone, active: 1, pieces: 64 };
         profile.curves.insert(key, line(setup, 10));
     }
     let copier = Copier::new(gpus, profile, options()).unwrap();
-    let buffer = copier.gpus()[0].device_buffer(MIB, Reach::Window(Mapping::Vulkan)).unwrap();
+    let buffer = copier.gpus()[0].device_buffer(MIB, CpuReach::Window(WindowMapping::Vulkan)).unwrap();
     let pieces: Vec<Piece> = (0..128).map(|i| Piece { from: i * 100, to: i * 200, len: 10 }).collect();
     let report = copier.copy_many_in(At { buffer: &buffer, offset: 0 }, &vec![1; MIB], &pieces, None).unwrap();
     // Two requests of the measured 64 pieces, each with half of the bytes.
@@ -582,7 +594,7 @@ fn a_few_long_pieces_go_one_by_one() {
 fn pinned_memory_named_as_ordinary_is_found_out() {
     let copier = copier(1, options());
     let gpu = copier.gpus()[0].as_ref();
-    let buffer = gpu.device_buffer(MIB, Reach::Device).unwrap();
+    let buffer = gpu.device_buffer(MIB, CpuReach::Device).unwrap();
     let pinned = gpu.pinned_buffer(MIB, Caching::Cached).unwrap();
     let data = Random::new(3).bytes(MIB);
     pinned.claim(0..MIB, Access::Write).unwrap().bytes_mut().unwrap().copy_from_slice(&data);
@@ -601,7 +613,7 @@ fn pinned_memory_named_as_ordinary_is_found_out() {
 #[test]
 fn a_probe_finds_what_a_gpu_has_and_names_what_is_used_instead() {
     let with_all = gpu("all");
-    let spec = EmuSpec { windows: vec![Mapping::DmaBuf], residents: vec![], ..EmuSpec::new("less") };
+    let spec = EmuSpec { windows: vec![WindowMapping::DmaBuf], residents: vec![], ..EmuSpec::new("less") };
     let with_less: Arc<dyn Gpu> = Arc::new(EmuGpu::open(spec));
     let gpus = vec![(EndpointId(0), with_all), (EndpointId(1), with_less)];
     let copier = Copier::new(gpus, Profile::default(), options()).unwrap();
@@ -616,15 +628,15 @@ fn a_probe_finds_what_a_gpu_has_and_names_what_is_used_instead() {
         Method::Kernel,
         Method::Peer,
         Method::Multipath,
-        Method::Window(Some(Mapping::DmaBuf)),
-        Method::PagedWindow(Some(Mapping::DmaBuf)),
+        Method::Window(Some(WindowMapping::DmaBuf)),
+        Method::PagedWindow(Some(WindowMapping::DmaBuf)),
     ] {
         for gpu in [0, 1] {
             assert_eq!(find(gpu, method).usable, Ok(()), "{method} on {gpu}");
             assert_eq!(find(gpu, method).fallback, None);
         }
     }
-    for method in [Method::Window(Some(Mapping::Vulkan)), Method::Resident(Some(Shape::Gpc4))] {
+    for method in [Method::Window(Some(WindowMapping::Vulkan)), Method::Resident(Some(ResidentShape::Gpc4))] {
         assert_eq!(find(0, method).usable, Ok(()));
         assert!(find(1, method).usable.is_err());
         assert_eq!(find(1, method).fallback, Some(Method::Dma));
@@ -643,7 +655,7 @@ fn an_observer_sees_every_copy_once() {
         };
     })));
     assert!(!copier.observe(Arc::new(|_| ())));
-    let buffer = copier.gpus()[0].device_buffer(64, Reach::Device).unwrap();
+    let buffer = copier.gpus()[0].device_buffer(64, CpuReach::Device).unwrap();
     let at = At { buffer: &buffer, offset: 0 };
     copier.copy_in(at, &[1; 60], How::Auto).unwrap();
     copier.copy_out(&mut [0; 4], at, How::Auto).unwrap();
@@ -670,7 +682,7 @@ fn threads_copy_on_several_gpus_at_once_and_every_byte_is_right() {
             let (copier, methods) = (&copier, &methods);
             threads.spawn(move || {
                 let mut random = Random::new(0x5EED + thread * 7919);
-                let reach = Reach::Window(Mapping::Vulkan);
+                let reach = CpuReach::Window(WindowMapping::Vulkan);
                 let buffers: Vec<Buffer> = copier.gpus().iter().map(|p| p.device_buffer(MIB, reach).unwrap()).collect();
                 let (mut data, mut back) = (random.bytes(MIB), vec![0; MIB]);
                 for round in 0..40 {

@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use headway_core::files::machine::EndpointId;
-use headway_core::models::transfer::{Curve, Direction, HostMemory, Key, Load, Mapping, Method, Point, Profile};
+use headway_core::models::transfer::{
+    BackgroundLoad, Curve, CurveKey, CurvePoint, Direction, HostMemory, Method, Profile, WindowMapping,
+};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::emu::{EmuGpu, EmuSpec};
-use headway_device::faulty::{Faults, FaultyGpu};
-use headway_device::gpu::{Caching, Gpu, Piece, Reach};
+use headway_device::faulty::{FaultyGpu, GpuFaults};
+use headway_device::gpu::{Caching, CpuReach, Gpu, Piece};
 use headway_device::{Access, Buffer, DeviceError};
 use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, CopyReport, How, ManyBy};
 
@@ -29,9 +31,9 @@ fn limits() -> CopyLimits {
 
 fn fixture(limits: CopyLimits, profile: Profile, options: CopyOptions) -> Fixture {
     let inner: Arc<dyn Gpu> = Arc::new(EmuGpu::open(EmuSpec::new("gpu0")));
-    let faults = Arc::new(FaultyGpu::new(inner, Faults::default()));
+    let faults = Arc::new(FaultyGpu::new(inner, GpuFaults::default()));
     let gpu: Arc<dyn Gpu> = Arc::<FaultyGpu>::clone(&faults);
-    let device = gpu.device_buffer(64 * CHUNK, Reach::Window(Mapping::Vulkan)).unwrap();
+    let device = gpu.device_buffer(64 * CHUNK, CpuReach::Window(WindowMapping::Vulkan)).unwrap();
     let pinned = gpu.pinned_buffer(64 * CHUNK, Caching::Cached).unwrap();
     let options = CopyOptions { limits, ..options };
     let copier = Copier::new(vec![(EndpointId(3), gpu)], profile, options).unwrap();
@@ -70,9 +72,9 @@ fn a_chunk_that_fails_says_which_and_what_is_in_place_and_the_next_copy_works() 
         let at = fixture.faults.submitted() + if first { 0 } else { 5 };
         let positions = BTreeSet::from([at]);
         fixture.faults.set(if refuse {
-            Faults { refuse: positions, ..Faults::default() }
+            GpuFaults { refuse: positions, ..GpuFaults::default() }
         } else {
-            Faults { fail: positions, ..Faults::default() }
+            GpuFaults { fail: positions, ..GpuFaults::default() }
         });
         let error = fixture.dma(20 * CHUNK).unwrap_err();
         let CopyError::Failed { chunk, completed_prefix, source } = error else { panic!("{error:?}") };
@@ -82,7 +84,7 @@ fn a_chunk_that_fails_says_which_and_what_is_in_place_and_the_next_copy_works() 
         let mut there = vec![0; completed_prefix as usize];
         fixture.copier.copy_out(&mut there, fixture.at(), How::By(Method::Pageable)).unwrap();
         assert!(there.iter().all(|byte| *byte == 0xEE));
-        fixture.faults.set(Faults::default());
+        fixture.faults.set(GpuFaults::default());
         assert_eq!(fixture.dma(20 * CHUNK).unwrap().chunks, 20);
     }
 }
@@ -90,7 +92,7 @@ fn a_chunk_that_fails_says_which_and_what_is_in_place_and_the_next_copy_works() 
 #[test]
 fn a_lost_device_refuses_this_copy_and_every_later_one_at_once() {
     let fixture = plain();
-    fixture.faults.set(Faults { lose: Some(fixture.faults.submitted() + 3), ..Faults::default() });
+    fixture.faults.set(GpuFaults { lose: Some(fixture.faults.submitted() + 3), ..GpuFaults::default() });
     assert_eq!(fixture.dma(20 * CHUNK).unwrap_err(), CopyError::DeviceLost);
     let submitted = fixture.faults.submitted();
     assert_eq!(fixture.dma(CHUNK).unwrap_err(), CopyError::DeviceLost);
@@ -105,11 +107,11 @@ fn a_copy_without_progress_is_given_up_and_leaves_the_engine_to_others() {
     let patience = Nanos(250_000_000);
     let fixture = fixture(CopyLimits { patience, ..limits() }, Profile::default(), CopyOptions::default());
     let held = BTreeMap::from([(fixture.faults.submitted() + 1, Nanos(20_000_000_000))]);
-    fixture.faults.set(Faults { delay: held, ..Faults::default() });
+    fixture.faults.set(GpuFaults { delay: held, ..GpuFaults::default() });
     let error = fixture.dma(20 * CHUNK).unwrap_err();
     let CopyError::Timeout { after, completed_prefix, .. } = error else { panic!("{error:?}") };
     assert_eq!((after, completed_prefix), (patience, CHUNK as u64));
-    fixture.faults.set(Faults::default());
+    fixture.faults.set(GpuFaults::default());
     assert_eq!(fixture.dma(20 * CHUNK).unwrap().ahead, 0);
 }
 
@@ -118,7 +120,7 @@ fn cancelling_ends_what_is_under_way_and_nothing_else() {
     let fixture = plain();
     let start = fixture.faults.submitted();
     let held = BTreeMap::from([(start, Nanos(100_000_000))]);
-    fixture.faults.set(Faults { delay: held, ..Faults::default() });
+    fixture.faults.set(GpuFaults { delay: held, ..GpuFaults::default() });
     let error = std::thread::scope(|threads| {
         let copy = threads.spawn(|| fixture.dma(64 * CHUNK));
         while fixture.faults.submitted() == start {
@@ -137,8 +139,8 @@ fn a_small_copy_waits_for_no_more_than_the_chunks_in_flight() {
     let start = fixture.faults.submitted();
     // The first chunk is kept back so that the bulk copy is under way for sure when the small one comes.
     let held = BTreeMap::from([(start, Nanos(100_000_000))]);
-    fixture.faults.set(Faults { delay: held, ..Faults::default() });
-    let small = fixture.copier.gpus()[0].device_buffer(64, Reach::Device).unwrap();
+    fixture.faults.set(GpuFaults { delay: held, ..GpuFaults::default() });
+    let small = fixture.copier.gpus()[0].device_buffer(64, CpuReach::Device).unwrap();
     let host = fixture.copier.gpus()[0].pinned_buffer(64, Caching::Cached).unwrap();
     std::thread::scope(|threads| {
         let bulk = threads.spawn(|| fixture.dma(64 * CHUNK));
@@ -157,7 +159,7 @@ fn a_small_copy_waits_for_no_more_than_the_chunks_in_flight() {
 #[test]
 fn without_pinned_memory_auto_uses_the_driver_and_says_so_once() {
     let fixture = plain();
-    fixture.faults.set(Faults { refuse_pinning: true, ..Faults::default() });
+    fixture.faults.set(GpuFaults { refuse_pinning: true, ..GpuFaults::default() });
     for method in [Method::Staged, Method::Register, Method::Pinning] {
         let error = fixture.copier.copy_in(fixture.at(), &[1; 9000], How::By(method)).unwrap_err();
         assert!(matches!(error, CopyError::Unavailable { method: named, .. } if named == method), "{error:?}");
@@ -189,14 +191,14 @@ fn a_request_of_many_pieces_that_fails_gives_everything_back() {
     let mut target = vec![0; 400 * 9000];
     for round in 0..12 {
         let at = fixture.faults.submitted() + round % 3;
-        fixture.faults.set(Faults { fail: BTreeSet::from([at]), ..Faults::default() });
+        fixture.faults.set(GpuFaults { fail: BTreeSet::from([at]), ..GpuFaults::default() });
         let result = match round % 2 {
             0 => fixture.copier.copy_many_in(fixture.at(), &source, &pieces, Some(ManyBy::Gather)),
             _ => fixture.copier.copy_many_out(&mut target, fixture.at(), &pieces, Some(ManyBy::Gather)),
         };
         assert!(matches!(result, Err(CopyError::Failed { .. })), "{result:?}");
     }
-    fixture.faults.set(Faults::default());
+    fixture.faults.set(GpuFaults::default());
     fixture.copier.copy_many_in(fixture.at(), &source, &pieces, Some(ManyBy::Gather)).unwrap();
     fixture.copier.copy_many_out(&mut target, fixture.at(), &pieces, Some(ManyBy::Gather)).unwrap();
     assert!(pieces.iter().all(|p| target[p.to..p.to + p.len].iter().all(|byte| *byte == 0 || *byte == 5)));
@@ -207,22 +209,23 @@ fn a_silent_resident_copier_is_a_timeout_by_name() {
     let fixture = plain();
     let by = How::By(Method::Resident(None));
     fixture.works(by, 1000);
-    fixture.faults.set(Faults { resident_timeout: true, ..Faults::default() });
+    fixture.faults.set(GpuFaults { resident_timeout: true, ..GpuFaults::default() });
     let error = fixture.copier.copy_in(fixture.at(), &[1; 9], by).unwrap_err();
     assert!(matches!(error, CopyError::Timeout { .. }), "{error:?}");
-    fixture.faults.set(Faults::default());
+    fixture.faults.set(GpuFaults::default());
     fixture.works(by, 1000);
 }
 
 /// Every copy takes 1 ns by the window and 2 ns by the driver: no real copy does.
 fn promises() -> Profile {
     let mut curves = BTreeMap::new();
-    for (method, nanos) in [(Method::Pageable, 2), (Method::Window(Some(Mapping::Vulkan)), 1)] {
+    for (method, nanos) in [(Method::Pageable, 2), (Method::Window(Some(WindowMapping::Vulkan)), 1)] {
         let direction = Direction::H2d;
         let (gpu, memory) = (EndpointId(3), HostMemory::Touched);
-        let key = Key { gpu, peer: None, method, direction, memory, load: Load::Alone, active: 1, pieces: 1 };
+        let key =
+            CurveKey { gpu, peer: None, method, direction, memory, load: BackgroundLoad::Alone, active: 1, pieces: 1 };
         let time = Nanos(nanos);
-        let point = Point { bytes: Bytes(1), n: 100, median: time, p99: time, max: time };
+        let point = CurvePoint { bytes: Bytes(1), n: 100, median: time, p99: time, max: time };
         curves.insert(key, Curve::new(vec![point]).unwrap());
     }
     Profile { curves, ..Profile::default() }
@@ -234,9 +237,18 @@ fn pinning_leads() -> Profile {
     for (method, nanos) in [(Method::Pageable, 900), (Method::Pinning, 500), (Method::Staged, 700)] {
         for direction in [Direction::H2d, Direction::D2h] {
             let (gpu, memory) = (EndpointId(3), HostMemory::Touched);
-            let key = Key { gpu, peer: None, method, direction, memory, load: Load::Alone, active: 1, pieces: 1 };
+            let key = CurveKey {
+                gpu,
+                peer: None,
+                method,
+                direction,
+                memory,
+                load: BackgroundLoad::Alone,
+                active: 1,
+                pieces: 1,
+            };
             let time = Nanos(nanos * 1_000_000_000);
-            let point = Point { bytes: Bytes(4 << 20), n: 100, median: time, p99: time, max: time };
+            let point = CurvePoint { bytes: Bytes(4 << 20), n: 100, median: time, p99: time, max: time };
             curves.insert(key, Curve::new(vec![point]).unwrap());
         }
     }
@@ -249,13 +261,13 @@ fn pages_that_cannot_be_pinned_now_are_staged_and_may_be_pinned_the_next_time() 
     let limits = || CopyLimits { pinned_max: Bytes(64 << 20), ..limits() };
     let fixture = fixture(limits(), pinning_leads(), CopyOptions::default());
     fixture.copier.prepare().unwrap();
-    let there = fixture.copier.gpus()[0].device_buffer(LEN, Reach::Device).unwrap();
+    let there = fixture.copier.gpus()[0].device_buffer(LEN, CpuReach::Device).unwrap();
     let at = At { buffer: &there, offset: 0 };
     let data: Vec<u8> = (0..LEN).map(|i| (i * 7 + i / 251) as u8).collect();
     let (mut registered, mut replaced) = (0, 0);
     for refused in [None, Some(0), Some(2), None] {
         let positions = refused.map(|at| registered + at).into_iter().collect();
-        fixture.faults.set(Faults { refuse_register: positions, ..Faults::default() });
+        fixture.faults.set(GpuFaults { refuse_register: positions, ..GpuFaults::default() });
         let report = fixture.copier.copy_in(at, &data, How::Auto).unwrap();
         let expected = if refused.is_some() { Method::Staged } else { Method::Pinning };
         assert_eq!(report.method, expected, "{report:?}");
@@ -269,12 +281,12 @@ fn pages_that_cannot_be_pinned_now_are_staged_and_may_be_pinned_the_next_time() 
     assert!(replaced == 2 && registered > 8, "{registered}");
     // Where threads may not stage either, the driver makes the copy.
     let poor = self::fixture(limits(), pinning_leads(), CopyOptions { no_threads: true, ..CopyOptions::default() });
-    poor.faults.set(Faults { refuse_register: BTreeSet::from([0]), ..Faults::default() });
-    let there = poor.copier.gpus()[0].device_buffer(LEN, Reach::Device).unwrap();
+    poor.faults.set(GpuFaults { refuse_register: BTreeSet::from([0]), ..GpuFaults::default() });
+    let there = poor.copier.gpus()[0].device_buffer(LEN, CpuReach::Device).unwrap();
     let report = poor.copier.copy_in(At { buffer: &there, offset: 0 }, &data, How::Auto).unwrap();
     assert_eq!(report.method, Method::Pageable, "{report:?}");
     // By name the error is the caller's to see; a lost device is not passed off as a page that cannot be pinned.
-    fixture.faults.set(Faults { refuse_register: BTreeSet::from([registered]), ..Faults::default() });
+    fixture.faults.set(GpuFaults { refuse_register: BTreeSet::from([registered]), ..GpuFaults::default() });
     let error = fixture.copier.copy_in(at, &data, How::By(Method::Pinning)).unwrap_err();
     assert!(matches!(error, CopyError::Unavailable { method: Method::Pinning, .. }), "{error:?}");
     fixture.faults.lose();
@@ -285,7 +297,7 @@ fn pages_that_cannot_be_pinned_now_are_staged_and_may_be_pinned_the_next_time() 
 #[test]
 fn a_way_that_stays_slower_than_the_driver_is_left_for_it() {
     let fixture = fixture(limits(), promises(), CopyOptions::default());
-    let window = Method::Window(Some(Mapping::Vulkan));
+    let window = Method::Window(Some(WindowMapping::Vulkan));
     let first = fixture.copier.copy_in(fixture.at(), &[1; 64], How::Auto).unwrap();
     assert_eq!((first.method, first.instead_of), (window, None));
     let copies = (0..10_000).map(|_| fixture.copier.copy_in(fixture.at(), &[1; 64], How::Auto).unwrap());

@@ -7,8 +7,8 @@ use headway_core::models::transfer::learning::Prefer;
 use headway_core::models::transfer::{Method, Profile};
 use headway_core::units::Bytes;
 use headway_device::emu::{EmuGpu, EmuSpec};
-use headway_device::gpu::{Caching, Gpu, Reach};
-use headway_device::{Access, Limits};
+use headway_device::gpu::{Caching, CpuReach, Gpu};
+use headway_device::{Access, DeviceLimits};
 use headway_runtime::copy::{
     At, Copier, CopyError, CopyLimits, CopyOptions, How, Learning, LearningGpu, LearningOptions,
 };
@@ -16,7 +16,7 @@ use headway_runtime::copy::{
 const LEN: usize = 12 << 20;
 
 fn copier(limits: CopyLimits) -> Copier {
-    let room = Limits { host_bytes_max: Bytes(1 << 30), ..Limits::default() };
+    let room = DeviceLimits { host_bytes_max: Bytes(1 << 30), ..DeviceLimits::default() };
     let gpu: Arc<dyn Gpu> = Arc::new(EmuGpu::open(EmuSpec { limits: room, ..EmuSpec::new("gpu0") }));
     let options = CopyOptions { limits, ..CopyOptions::default() };
     Copier::new(vec![(EndpointId(0), gpu)], Profile::default(), options).unwrap()
@@ -29,7 +29,7 @@ fn learning(options: LearningOptions) -> Arc<Learning> {
 
 /// Copies in and out again by `how`; the methods that were used.
 fn there_and_back(copier: &Copier, how: How) -> Result<[Method; 2], CopyError> {
-    let buffer = copier.gpus()[0].device_buffer(LEN, Reach::Device).unwrap();
+    let buffer = copier.gpus()[0].device_buffer(LEN, CpuReach::Device).unwrap();
     let at = At { buffer: &buffer, offset: 0 };
     let data: Vec<u8> = (0..LEN).map(|at| (at % 251) as u8).collect();
     let mut back = vec![1; LEN];
@@ -54,7 +54,7 @@ fn without_a_multiprocessor_no_kernel_copies() {
     let device = copier.gpus()[0].clone();
     let pinned = device.pinned_buffer(LEN, Caching::Cached).unwrap();
     pinned.claim(0..LEN, Access::Write).unwrap().bytes_mut().unwrap().fill(7);
-    let buffer = device.device_buffer(LEN, Reach::Device).unwrap();
+    let buffer = device.device_buffer(LEN, CpuReach::Device).unwrap();
     let (to, from) = (At { buffer: &buffer, offset: 0 }, At { buffer: &pinned, offset: 0 });
     let direction = headway_core::models::transfer::Direction::H2d;
     assert!(copier.copy_pinned(direction, to, from, LEN, How::By(Method::Kernel)).is_err());

@@ -3,14 +3,14 @@
 
 use std::sync::Arc;
 
-use headway_core::decisions::dispatch::{Action, Event};
+use headway_core::decisions::dispatch::{DispatchAction, DispatchEvent};
 use headway_core::files::machine::{EngineClass, Machine, shipped};
 use headway_core::files::workload::{self, Workload};
-use headway_core::log::{Record, What};
+use headway_core::log::{LogRecord, RecordBody};
 use headway_core::plan::planner::{self, PlanOptions};
-use headway_core::plan::{Plan, Source, Strategy, Work as Planned};
+use headway_core::plan::{OperationWork, PipelineSource, Plan, Strategy};
 use headway_core::units::{Bytes, Nanos};
-use headway_device::buffer::Place;
+use headway_device::buffer::MemoryPlace;
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_device::faulty::{FaultyGpu, Tap};
 use headway_device::{Engines, Gpu, Operation};
@@ -19,7 +19,7 @@ use headway_runtime::blocks::{DataError, Gatherer, Scatterer};
 use headway_runtime::intake::Intake;
 use headway_runtime::kernels::Kernels;
 use headway_runtime::outlet::Outlet;
-use headway_runtime::wall::{self, RunError, WallOptions, WallOutcome, Work};
+use headway_runtime::wall::{self, RunError, SuppliedRun, WallOptions, WallOutcome};
 
 /// Blocks into and out of two GPUs and between them, one that combining splits over seven slots or more, and one that is cut
 /// into chunks where it stays alone.
@@ -59,14 +59,14 @@ fn planned(text: &str, strategy: Strategy) -> (Workload, Arc<Plan>) {
 fn run(
     (workload, plan): &(Workload, Arc<Plan>),
     devices: &mut [Engines],
-) -> (Result<WallOutcome, RunError>, Vec<Record>) {
+) -> (Result<WallOutcome, RunError>, Vec<LogRecord>) {
     let kernels = Kernels::of(plan, workload, &Shipped).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let outlet = Outlet::create(&folder.path().join("out")).unwrap();
     let gatherer = Gatherer::new(Arc::clone(plan), Arc::new(Intake::default()));
     let scatterer = Scatterer::new(gatherer.clone(), &outlet).unwrap();
     let cycles = plan.pipelines.iter().map(|p| (CYCLES_MS * 1_000_000).saturating_sub(p.start.0).div_ceil(p.period.0));
-    let work = Work {
+    let work = SuppliedRun {
         plan,
         kernels: &kernels,
         cycles: cycles.collect(),
@@ -102,7 +102,7 @@ fn every_strategy_brings_every_byte_of_every_job() {
         let (outcome, records) = run(&plan, &mut open(&machine()));
         let found = outcome.unwrap().compared;
         let submitted = records.iter().filter_map(|record| match record.what {
-            What::Action(Action::Submit { bytes, .. }) => Some(bytes.0),
+            RecordBody::Action(DispatchAction::Submit { bytes, .. }) => Some(bytes.0),
             _ => None,
         });
         assert_eq!(found.moved, submitted.sum::<u64>(), "{strategy:?}");
@@ -114,7 +114,7 @@ fn every_strategy_brings_every_byte_of_every_job() {
         let least = 16 * 170_001 + 8 * 50_000 + slow * 333_333;
         assert!((least..least + 333_333).contains(&found.moved), "{strategy:?}: {found:?}");
         let split = plan.1.pipelines.iter().any(|pipeline| match &pipeline.source {
-            Source::Batch(parts) => parts.iter().any(|part| part.member.parts_max() > 1),
+            PipelineSource::Batch(parts) => parts.iter().any(|part| part.member.parts_max() > 1),
             _ => false,
         });
         assert_eq!(split, strategy == Strategy::Combined);
@@ -133,7 +133,7 @@ fn a_copy_that_goes_in_chunks_arrives_whole() {
         assert_eq!((found.equal, found.blocks), (found.moved, 16 * 2 + 8 + 3), "{strategy:?}");
         let last = plan.pipelines.len() as u32 - 1;
         let pieces = records.iter().filter(|record| {
-            matches!(record.what, What::Action(Action::Submit { pipeline, bytes, .. }) if pipeline == last && bytes.0 <= 4096)
+            matches!(record.what, RecordBody::Action(DispatchAction::Submit { pipeline, bytes, .. }) if pipeline == last && bytes.0 <= 4096)
         });
         assert_eq!(pieces.count(), 3 * 333_333usize.div_ceil(4096), "{strategy:?}");
     }
@@ -146,10 +146,10 @@ fn flows_hold_their_server_for_their_cost() {
                 [[flow]]\nid = \"b\"\nperiod = \"20 ms\"\ncost = \"2 ms\"\n";
     let (outcome, records) = run(&planned(text, Strategy::Serial), &mut []);
     let outcome = outcome.unwrap();
-    assert_eq!(outcome.compared, wall::Compared::default());
-    let complete = |record: &&Record| matches!(record.what, What::Event(Event::Complete { .. }));
+    assert_eq!(outcome.compared, wall::MessageComparison::default());
+    let complete = |record: &&LogRecord| matches!(record.what, RecordBody::Event(DispatchEvent::Complete { .. }));
     assert_eq!(records.iter().filter(complete).count(), 8 + 4);
-    let overrun = |record: &&Record| matches!(record.what, What::Event(Event::Overrun { .. }));
+    let overrun = |record: &&LogRecord| matches!(record.what, RecordBody::Event(DispatchEvent::Overrun { .. }));
     assert_eq!(records.iter().filter(overrun).count(), 0);
     assert!(outcome.end - outcome.epoch >= Nanos(71_000_000));
 }
@@ -167,8 +167,8 @@ enum Slip {
 fn class_of(operation: &Operation) -> Option<EngineClass> {
     let Operation::Copy { from, to } = operation else { return None };
     Some(match (from.place(), to.place()) {
-        (Place::Host { .. }, _) => EngineClass::H2d,
-        (_, Place::Host { .. }) => EngineClass::D2h,
+        (MemoryPlace::Host { .. }, _) => EngineClass::H2d,
+        (_, MemoryPlace::Host { .. }) => EngineClass::D2h,
         _ => EngineClass::Peer,
     })
 }
@@ -248,7 +248,9 @@ fn bytes_that_are_lost_or_misplaced_are_found_in_every_direction() {
 fn what_no_engine_moves_is_refused() {
     let (workload, plan) = planned(WORKLOAD, Strategy::Serial);
     let mut odd = Plan::clone(&plan);
-    let Planned::Copy { class, .. } = &mut odd.pipelines[0].steps[0].operations[0].work else { panic!("no copy") };
+    let OperationWork::Copy { class, .. } = &mut odd.pipelines[0].steps[0].operations[0].work else {
+        panic!("no copy")
+    };
     *class = EngineClass::Ee;
     let (outcome, _) = run(&(workload, Arc::new(odd)), &mut open(&machine()));
     assert!(matches!(outcome, Err(RunError::Unsupported { .. })), "{outcome:?}");

@@ -12,18 +12,18 @@ use headway_core::files::workload::{
     Application, Keys, Own, Parameters, Sharding, Stream, Workload, Written, parse_with, write_with,
 };
 use headway_core::plan::Plan;
-use headway_core::plan::block::Header;
-use headway_core::plan::payload::{Payload as _, Piece};
+use headway_core::plan::block::BlockHeader;
+use headway_core::plan::payload::{Payload as _, PayloadChunk};
 use headway_core::plan::planner::{self, PlanOptions};
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_device::emu::{EmuGpu, EmuSpec};
-use headway_device::work::{Grid, Items, Library, Portion, WorkError};
+use headway_device::work::{Items, LaunchGrid, Library, Portion, WorkError};
 use headway_device::{Engines, Work};
 use headway_runtime::blocks::{Gatherer, Scatterer, output_name};
 use headway_runtime::host::HostPayload;
 use headway_runtime::kernels::Kernels;
 use headway_runtime::outlet::Outlet;
-use headway_runtime::wall::{self, Job, WallOptions};
+use headway_runtime::wall::{self, PlanRun, WallOptions};
 
 /// Bytes of a band, and of its sum with the number of its packet.
 const BAND: u64 = 4800;
@@ -123,9 +123,9 @@ impl Work for Sum {
         "sum"
     }
 
-    fn grid(&self, _portions: u32) -> Grid {
+    fn grid(&self, _portions: u32) -> LaunchGrid {
         let threads = if self.fault == Fault::NoThreads { 0 } else { 32 };
-        Grid { blocks: 1, threads, shared_bytes: 0 }
+        LaunchGrid { blocks: 1, threads, shared_bytes: 0 }
     }
 
     fn output_bytes(&self, _input: usize, portions: u32) -> usize {
@@ -159,7 +159,7 @@ impl Work for Sum {
             return Ok(());
         }
         let header =
-            Header::read(input).map_err(|error| WorkError::BadBlock { work: "sum", reason: error.to_string() })?;
+            BlockHeader::read(input).map_err(|error| WorkError::BadBlock { work: "sum", reason: error.to_string() })?;
         for (at, portion) in header.portions.into_iter().enumerate() {
             put(at, [input[portion].iter().map(|byte| u64::from(*byte)).sum(), header.cycle]);
         }
@@ -264,7 +264,7 @@ fn its_kernels_run_on_ordinary_memory() {
         for (step, planned) in (0..).zip(&bench.plan.pipelines[0].steps) {
             for index in 0..planned.operations.len() as u32 {
                 let (offset, bytes) = (Bytes(0), Bytes(0));
-                payload.execute(&Piece { pipeline: 0, cycle, step, index, offset, bytes }).unwrap();
+                payload.execute(&PayloadChunk { pipeline: 0, cycle, step, index, offset, bytes }).unwrap();
             }
         }
         payload.deliver(0, cycle).unwrap();
@@ -280,7 +280,7 @@ fn its_kernels_run_on_emulated_gpus() {
     let kernels = bench.kernels();
     let (outlet, gatherer, scatterer) = bench.ends(&kernels);
     let mut devices = bench.devices();
-    let job = Job { plan: &bench.plan, kernels: &kernels, gatherer: &gatherer, scatterer };
+    let job = PlanRun { plan: &bench.plan, kernels: &kernels, gatherer: &gatherer, scatterer };
     wall::run(job, &mut devices, &WallOptions::default(), |_| {}, |_| {}).unwrap();
     outlet.publish().unwrap();
     bench.assert_sums();
@@ -351,7 +351,7 @@ fn a_launch_that_no_gpu_can_make_ends_the_run_and_names_the_kernel() {
     let bench = bench();
     let kernels = Kernels::of(&bench.plan, &bench.workload, &Sums(Fault::NoThreads)).unwrap();
     let (_outlet, gatherer, scatterer) = bench.ends(&kernels);
-    let job = Job { plan: &bench.plan, kernels: &kernels, gatherer: &gatherer, scatterer };
+    let job = PlanRun { plan: &bench.plan, kernels: &kernels, gatherer: &gatherer, scatterer };
     let error = wall::run(job, &mut bench.devices(), &WallOptions::default(), |_| {}, |_| {}).err().unwrap();
     let cause = error.source().expect("the device said why").to_string();
     assert!(

@@ -11,8 +11,8 @@ use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_kernels::{Cipher, Shipped};
 use headway_runtime::blocks::{Collect, DataError, Supply};
 use headway_runtime::kernels::Kernels;
-use headway_runtime::ring::{Checker, Ring, Sampling, Verified};
-use headway_runtime::wall::{self, RunError, WallOptions, Work};
+use headway_runtime::ring::{BlockRing, Checker, Sampling, VerifiedBlocks};
+use headway_runtime::wall::{self, RunError, SuppliedRun, WallOptions};
 
 const CYCLES: u64 = 12;
 
@@ -46,12 +46,12 @@ impl Bench {
     }
 
     /// Runs the plan, checking with the parameters of `believed`.
-    fn run(&self, believed: &Workload, sampling: Sampling) -> (Result<Vec<u64>, RunError>, Verified) {
+    fn run(&self, believed: &Workload, sampling: Sampling) -> (Result<Vec<u64>, RunError>, VerifiedBlocks) {
         let kernels = Kernels::of(&self.plan, &self.workload, &Shipped).unwrap();
         let believed = Kernels::of(&self.plan, believed, &Shipped).unwrap();
-        let ring = Ring::new(&self.plan, 7).unwrap();
+        let ring = BlockRing::new(&self.plan, 7).unwrap();
         let (checker, found) = Checker::new(&ring, &self.plan, &believed, sampling).unwrap();
-        let work = Work {
+        let work = SuppliedRun {
             plan: &self.plan,
             kernels: &kernels,
             cycles: vec![CYCLES; self.plan.pipelines.len()],
@@ -107,11 +107,11 @@ fn the_chains_of_all_streams_are_those_of_the_whole_run() {
 }
 
 /// Blocks that the CPU form makes of a ring with three buffers; in cycle `wrong` it sees another byte of the second stream.
-fn run_ring(wrong: Option<u64>) -> Result<Verified, DataError> {
+fn run_ring(wrong: Option<u64>) -> Result<VerifiedBlocks, DataError> {
     let bench = Bench::new(&text(AES, &[160, 48, 4096]));
     let kernels = Kernels::of(&bench.plan, &bench.workload, &Shipped).unwrap();
     let (_, _, kernel) = kernels.stages().next().unwrap();
-    let mut ring = Ring::new(&bench.plan, 7).unwrap();
+    let mut ring = BlockRing::new(&bench.plan, 7).unwrap();
     let sampling = Sampling { streams: 0, turns: 0, chains: Some(vec![CYCLES]) };
     let (mut checker, found) = Checker::new(&ring, &bench.plan, &kernels, sampling).unwrap();
     let mut state = vec![0; kernel.state_bytes(3)];
@@ -125,7 +125,7 @@ fn run_ring(wrong: Option<u64>) -> Result<Verified, DataError> {
         let slot = (cycle * 2 % 3) as usize;
         let filled = ring.supply(0, cycle, slot, &mut slots[slot]).unwrap().block.0 as usize;
         let mut sent = slots[slot][..filled].to_vec();
-        let second = headway_core::plan::block::Header::read(&sent).unwrap().portions[1].start;
+        let second = headway_core::plan::block::BlockHeader::read(&sent).unwrap().portions[1].start;
         sent[second] ^= u8::from(wrong == Some(cycle));
         let mut block = vec![0; filled];
         kernel.run(&sent, &mut block, &mut state).unwrap();
@@ -158,5 +158,5 @@ fn blocks_without_a_kernel_come_back_as_they_were_sent() {
 fn a_plan_whose_blocks_differ_in_layout_is_refused() {
     let other = text(AES, &[160, 48, 64]).replacen("period = \"10 ms\"", "period = \"4 ms\"", 1);
     let bench = Bench::new(&other);
-    assert_eq!(Ring::new(&bench.plan, 1).unwrap_err().stream, "s0");
+    assert_eq!(BlockRing::new(&bench.plan, 1).unwrap_err().stream, "s0");
 }

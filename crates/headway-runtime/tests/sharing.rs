@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use headway_broker::{Client, OnLoss, Server, ServerOptions};
-use headway_core::decisions::engine_lock::{EngineParameters, Operation, Order, PeerLocks, Work};
+use headway_broker::{BrokerServer, Client, OnLoss, ServerOptions};
+use headway_core::decisions::engine_lock::{EngineParameters, EngineWork, LockOrder, LockedOperation, PeerLocks};
 use headway_core::decisions::predictor::PredictorParameters;
-use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
-use headway_core::decisions::token::{Mode, TokenParameters};
+use headway_core::decisions::sharing::{ArbiterLimits, ArbiterParameters, ClusterId, ClusterParameters};
+use headway_core::decisions::token::{TokenMode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
 use headway_runtime::sharing::{Sharing, SharingError, TaskShape};
@@ -17,11 +17,11 @@ const LIMIT: Option<Duration> = Some(Duration::from_secs(60));
 
 fn parameters(gpus: u32, per_gpu: u32, engine_locks: bool) -> ArbiterParameters {
     let tokens =
-        TokenParameters { cpus: 16, per_gpu, mode: Mode::WorkConserving, affinity: true, discount_holder: false };
+        TokenParameters { cpus: 16, per_gpu, mode: TokenMode::WorkConserving, affinity: true, discount_holder: false };
     let engines = EngineParameters {
         copy_engines: 2,
         peer: PeerLocks::Group,
-        order: Order::Arrival,
+        order: LockOrder::Arrival,
         chunk_bytes: None,
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(0),
@@ -31,7 +31,7 @@ fn parameters(gpus: u32, per_gpu: u32, engine_locks: bool) -> ArbiterParameters 
         clusters: vec![ClusterParameters::equal(gpus, tokens)],
         engines: engine_locks.then_some(engines),
         predictor: PredictorParameters::default(),
-        limits: Limits::default(),
+        limits: ArbiterLimits::default(),
     }
 }
 
@@ -41,7 +41,7 @@ fn both(parameters: &ArbiterParameters, body: impl Fn(&Sharing)) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("broker");
     let options = ServerOptions { boost: false, ..ServerOptions::new(socket.clone(), parameters.clone()) };
-    let mut server = Server::bind(ServerOptions { watchdog: Nanos(u64::MAX / 2), ..options }).unwrap();
+    let mut server = BrokerServer::bind(ServerOptions { watchdog: Nanos(u64::MAX / 2), ..options }).unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let thread = {
         let stop = Arc::clone(&stop);
@@ -64,8 +64,8 @@ fn shape() -> TaskShape {
     }
 }
 
-fn operation(work: Work) -> Operation {
-    Operation { work, bytes: Bytes(4096), predicted: Nanos(0), budget: Nanos(0) }
+fn operation(work: EngineWork) -> LockedOperation {
+    LockedOperation { work, bytes: Bytes(4096), predicted: Nanos(0), budget: Nanos(0) }
 }
 
 #[test]
@@ -83,7 +83,9 @@ fn tokens_and_engines_exclude_each_other_with_and_without_a_broker() {
                         let mut gpu = job.acquire(LIMIT).unwrap();
                         assert!(holders.fetch_add(1, Ordering::SeqCst) < 2);
                         let at = (number + round) % 3;
-                        let engine = gpu.engine(operation([Work::Execute, Work::CopyIn, Work::CopyOut][at])).unwrap();
+                        let engine = gpu
+                            .engine(operation([EngineWork::Execute, EngineWork::CopyIn, EngineWork::CopyOut][at]))
+                            .unwrap();
                         assert_eq!(engines[at].fetch_add(1, Ordering::SeqCst), 0);
                         std::thread::yield_now();
                         engines[at].fetch_sub(1, Ordering::SeqCst);
@@ -114,7 +116,7 @@ fn a_job_that_gets_another_gpu_is_told_where_its_state_is_and_can_copy_it() {
         let mut gpu = job.acquire(LIMIT).unwrap();
         if held.id() == first {
             assert_eq!(gpu.from(), Some(first));
-            gpu.engine(operation(Work::Peer)).unwrap().release();
+            gpu.engine(operation(EngineWork::Peer)).unwrap().release();
         } else {
             assert_eq!((gpu.id(), gpu.from()), (first, None));
         }
@@ -129,7 +131,7 @@ fn a_job_may_use_gpus_several_times_and_waiting_has_a_bound() {
         let mut job = a.job(clock::now());
         for _ in 0..3 {
             let mut gpu = job.acquire(LIMIT).unwrap();
-            gpu.engine(operation(Work::Execute)).unwrap().release();
+            gpu.engine(operation(EngineWork::Execute)).unwrap().release();
             let mut other = b.job(clock::now());
             assert!(matches!(other.acquire(Some(Duration::ZERO)).map(drop), Err(SharingError::TimedOut)));
             gpu.release(Nanos(1));

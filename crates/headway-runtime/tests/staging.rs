@@ -3,15 +3,15 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 
-use headway_core::decisions::staging::{Flow, Order};
+use headway_core::decisions::staging::{StagingDirection, SubmitOrder};
 use headway_core::models::transfer::{Stores, Tuning};
 use headway_core::units::{Bytes, Nanos};
-use headway_device::emu::{EmuGpu, EmuSpec, Pace};
-use headway_device::faulty::{Faults, FaultyGpu};
-use headway_device::gpu::{Caching, Gpu, Reach};
+use headway_device::emu::{EmuGpu, EmuSpec, OperationPace};
+use headway_device::faulty::{FaultyGpu, GpuFaults};
+use headway_device::gpu::{Caching, CpuReach, Gpu};
 use headway_device::{Access, Buffer, DeviceError};
 use headway_runtime::copy::At;
-use headway_runtime::staging::{Moved, Pool, PoolOptions, Staged, StagingError, copy_in, copy_out, copy_pinned};
+use headway_runtime::staging::{Moved, PoolOptions, Staged, StagingError, StagingPool, copy_in, copy_out, copy_pinned};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
@@ -41,14 +41,14 @@ fn noise(len: usize, seed: u64) -> Vec<u8> {
 /// A GPU with faults, and its pool, ready.
 struct Fixture {
     gpu: Arc<FaultyGpu>,
-    pool: Pool,
+    pool: StagingPool,
 }
 
 impl Fixture {
     /// The engine stands still for the next copy, so that another link, if there is one, gets chunks.
     fn stall(&self) {
         let delay = [(self.gpu.submitted(), Nanos(SECOND / 5))].into();
-        self.gpu.set(Faults { delay, ..Faults::default() });
+        self.gpu.set(GpuFaults { delay, ..GpuFaults::default() });
     }
 
     fn new(threads: u32) -> Self {
@@ -56,8 +56,8 @@ impl Fixture {
     }
 
     fn of(spec: EmuSpec, options: PoolOptions) -> Self {
-        let gpu = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(spec)), Faults::default()));
-        let pool = Pool::new(gpu.clone(), options);
+        let gpu = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(spec)), GpuFaults::default()));
+        let pool = StagingPool::new(gpu.clone(), options);
         // Longer than the patience of some pools here.
         while let Err(error) = pool.prepare(Bytes(1), None) {
             assert!(matches!(error, StagingError::NotReady { .. }), "{error}");
@@ -67,7 +67,7 @@ impl Fixture {
 
     /// Device memory with `content`, written by the driver's own copy.
     fn there(&self, content: &[u8]) -> Buffer {
-        let buffer = self.gpu.device_buffer(content.len().max(1), Reach::Device).unwrap();
+        let buffer = self.gpu.device_buffer(content.len().max(1), CpuReach::Device).unwrap();
         self.write(&buffer, content);
         buffer
     }
@@ -93,7 +93,7 @@ impl Fixture {
 
     /// Copies `len` bytes in and out by `how`, from and to host memory at `host` and device memory at `device` behind guard
     /// bytes, and compares everything.
-    fn check(&self, links: &[&Pool], len: usize, host: usize, device: usize, how: &Staged<'_>) -> [Moved; 2] {
+    fn check(&self, links: &[&StagingPool], len: usize, host: usize, device: usize, how: &Staged<'_>) -> [Moved; 2] {
         let seed = (len * 64 + host * 4 + device) as u64;
         let (data, before) = (noise(len, seed), noise(len + 2 * GUARD, seed + 1));
         let (mut memory, offset) = aligned(len, host);
@@ -115,7 +115,7 @@ impl Fixture {
 
     /// The pool is as it was: it does the largest copy that its memory allows.
     fn still_works(&self) {
-        self.gpu.set(Faults::default());
+        self.gpu.set(GpuFaults::default());
         let threads = self.pool.threads() as u32;
         let tuning = tuning(threads, 1 << 20);
         let [moved, _] = self.check(&[&self.pool], 3 << 20, 0, 0, &Staged { ramp: false, ..Staged::new(tuning) });
@@ -155,7 +155,7 @@ fn every_size_and_alignment_arrives_and_nothing_beside_it_changes() {
 #[test]
 fn both_orders_both_stores_with_and_without_a_ramp_move_the_same_bytes() {
     let fixture = Fixture::new(4);
-    for order in [Order::Arrival, Order::Index] {
+    for order in [SubmitOrder::Arrival, SubmitOrder::Index] {
         for stores in [Stores::Plain, Stores::NonTemporal, Stores::Demoted] {
             for ramp in [false, true] {
                 for in_flight in [0, 1, 2, 9] {
@@ -181,9 +181,9 @@ fn a_hundred_mebibytes_and_seven_bytes_arrive() {
 
 #[test]
 fn no_bytes_take_no_thread_no_device_and_no_pool() {
-    let gpu = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(EmuSpec::new("emu0"))), Faults::default()));
-    let pool = Pool::new(gpu.clone(), options(2));
-    let there = gpu.device_buffer(1, Reach::Device).unwrap();
+    let gpu = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(EmuSpec::new("emu0"))), GpuFaults::default()));
+    let pool = StagingPool::new(gpu.clone(), options(2));
+    let there = gpu.device_buffer(1, CpuReach::Device).unwrap();
     let how = Staged::new(tuning(2, 4096));
     let at = At { buffer: &there, offset: 1 };
     assert_eq!(copy_in(&[&pool], at, &[], &how).unwrap(), Moved::default());
@@ -194,8 +194,8 @@ fn no_bytes_take_no_thread_no_device_and_no_pool() {
 #[test]
 fn a_pool_that_is_not_ready_says_so_and_gets_ready() {
     let gpu = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
-    let pool = Pool::new(gpu.clone(), options(2));
-    let there = gpu.device_buffer(10, Reach::Device).unwrap();
+    let pool = StagingPool::new(gpu.clone(), options(2));
+    let there = gpu.device_buffer(10, CpuReach::Device).unwrap();
     let how = Staged::new(tuning(2, 4096));
     let at = At { buffer: &there, offset: 0 };
     let error = copy_in(&[&pool], at, &[1; 10], &how).unwrap_err();
@@ -207,12 +207,12 @@ fn a_pool_that_is_not_ready_says_so_and_gets_ready() {
 
 #[test]
 fn pinning_that_is_refused_is_an_error_value() {
-    let faults = Faults { refuse_pinning: true, ..Faults::default() };
+    let faults = GpuFaults { refuse_pinning: true, ..GpuFaults::default() };
     let gpu = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(EmuSpec::new("emu0"))), faults));
-    let pool = Pool::new(gpu.clone(), options(2));
+    let pool = StagingPool::new(gpu.clone(), options(2));
     let error = pool.prepare(Bytes(4096), None).unwrap_err();
     assert!(matches!(error, StagingError::SetUp { .. }), "{error}");
-    let there = gpu.device_buffer(10, Reach::Device).unwrap();
+    let there = gpu.device_buffer(10, CpuReach::Device).unwrap();
     let error =
         copy_in(&[&pool], At { buffer: &there, offset: 0 }, &[1; 10], &Staged::new(tuning(2, 4096))).unwrap_err();
     assert!(matches!(error, StagingError::SetUp { .. }) && error.is_unavailable(), "{error}");
@@ -221,7 +221,7 @@ fn pinning_that_is_refused_is_an_error_value() {
 #[test]
 fn a_pool_without_memory_is_an_error_value() {
     let gpu = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
-    let pool = Pool::new(gpu, PoolOptions { pinned_max: Bytes(0), ..options(2) });
+    let pool = StagingPool::new(gpu, PoolOptions { pinned_max: Bytes(0), ..options(2) });
     let error = pool.prepare(Bytes(4096), None).unwrap_err();
     let refused = DeviceError::Refused { limit: "pinned_max", max: 0 };
     assert_eq!(error, StagingError::SetUp { gpu: "emu0".into(), source: refused });
@@ -244,15 +244,15 @@ fn the_pool_grows_to_what_copies_ask_for_and_no_further() {
 }
 
 /// Faults at chunk `k`: what the caller is told and what is in place.
-fn fails_at(fixture: &Fixture, k: u64, faults: Faults) {
+fn fails_at(fixture: &Fixture, k: u64, faults: GpuFaults) {
     let chunk = 4096;
-    let how = Staged { order: Order::Index, ..Staged::new(tuning(2, chunk as u64)) };
+    let how = Staged { order: SubmitOrder::Index, ..Staged::new(tuning(2, chunk as u64)) };
     let data = noise(9 * chunk, k);
     let there = fixture.there(&vec![0; data.len()]);
     fixture.gpu.set(faults.clone());
     let at = At { buffer: &there, offset: 0 };
     let error = copy_in(&[&fixture.pool], at, &data, &how).unwrap_err();
-    fixture.gpu.set(Faults::default());
+    fixture.gpu.set(GpuFaults::default());
     let StagingError::Chunk { chunk: failed, completed_prefix, source } = error else { panic!("{error}") };
     assert!(matches!(source, DeviceError::Driver { .. }));
     // The host is aligned to less than a line at worst, so chunk k ends at most a line early.
@@ -267,9 +267,9 @@ fn a_refused_or_failed_chunk_is_named_with_the_bytes_in_place_and_the_pool_lives
     let fixture = Fixture::new(2);
     for k in 0..9 {
         let next = fixture.gpu.submitted();
-        fails_at(&fixture, k, Faults { refuse: [next + k].into(), ..Faults::default() });
+        fails_at(&fixture, k, GpuFaults { refuse: [next + k].into(), ..GpuFaults::default() });
         let next = fixture.gpu.submitted();
-        fails_at(&fixture, k, Faults { fail: [next + k].into(), ..Faults::default() });
+        fails_at(&fixture, k, GpuFaults { fail: [next + k].into(), ..GpuFaults::default() });
         fixture.still_works();
     }
 }
@@ -281,7 +281,7 @@ fn a_chunk_that_fails_on_the_way_out_leaves_its_prefix() {
     let there = fixture.there(&data);
     for k in 0..10 {
         let next = fixture.gpu.submitted();
-        fixture.gpu.set(Faults { fail: [next + k].into(), ..Faults::default() });
+        fixture.gpu.set(GpuFaults { fail: [next + k].into(), ..GpuFaults::default() });
         let mut memory = vec![0; data.len()];
         let how = Staged::new(tuning(2, 4096));
         let error = copy_out(&[&fixture.pool], &mut memory, At { buffer: &there, offset: 0 }, &how).unwrap_err();
@@ -305,9 +305,9 @@ fn only_the_start_and_four_chunks_worth_at_the_end_of_a_copy_into_a_gpu_are_demo
         to.copy_from_slice(from);
     };
     let gpu: Arc<dyn Gpu> = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
-    let pool = Pool::with_copy_loop(Arc::clone(&gpu), options(2), Arc::new(copy_loop));
+    let pool = StagingPool::with_copy_loop(Arc::clone(&gpu), options(2), Arc::new(copy_loop));
     pool.prepare(Bytes(1 << 20), None).unwrap();
-    let (device, how) = (gpu.device_buffer(len, Reach::Device).unwrap(), Staged::new(tuning(2, 1 << 20)));
+    let (device, how) = (gpu.device_buffer(len, CpuReach::Device).unwrap(), Staged::new(tuning(2, 1 << 20)));
     let at = At { buffer: &device, offset: 0 };
     let mut memory = noise(len, 77);
     copy_in(&[&pool], at, &memory, &how).unwrap();
@@ -320,13 +320,13 @@ fn only_the_start_and_four_chunks_worth_at_the_end_of_a_copy_into_a_gpu_are_demo
 
 /// A pool whose copy loop asks `before` first, with the number of the call.
 fn with_loop(threads: u32, before: impl Fn(u64) + Send + Sync + 'static) -> Fixture {
-    let gpu = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(EmuSpec::new("emu0"))), Faults::default()));
+    let gpu = Arc::new(FaultyGpu::new(Arc::new(EmuGpu::open(EmuSpec::new("emu0"))), GpuFaults::default()));
     let calls = AtomicU64::new(0);
     let copy_loop = move |to: &mut [u8], from: &[u8], _| {
         before(calls.fetch_add(1, Ordering::Relaxed));
         to.copy_from_slice(from);
     };
-    let pool = Pool::with_copy_loop(gpu.clone(), options(threads), Arc::new(copy_loop));
+    let pool = StagingPool::with_copy_loop(gpu.clone(), options(threads), Arc::new(copy_loop));
     pool.prepare(Bytes(1), None).unwrap();
     Fixture { gpu, pool }
 }
@@ -352,7 +352,7 @@ fn a_lost_device_fails_this_copy_and_every_later_one_at_once() {
     let fixture = Fixture::new(2);
     let there = fixture.there(&[0; 40_000]);
     let next = fixture.gpu.submitted();
-    fixture.gpu.set(Faults { lose: Some(next + 3), ..Faults::default() });
+    fixture.gpu.set(GpuFaults { lose: Some(next + 3), ..GpuFaults::default() });
     let (at, how) = (At { buffer: &there, offset: 0 }, Staged::new(tuning(2, 4096)));
     let error = copy_in(&[&fixture.pool], at, &[7; 40_000], &how).unwrap_err();
     assert!(matches!(error, StagingError::Chunk { source: DeviceError::DeviceLost, .. }), "{error}");
@@ -390,7 +390,7 @@ fn an_engine_that_never_answers_is_a_timeout_that_names_the_queues() {
     let fixture = Fixture::of(EmuSpec::new("emu0"), PoolOptions { patience: Nanos(SECOND), ..options(2) });
     let there = fixture.there(&[0; 40_000]);
     let next = fixture.gpu.submitted();
-    fixture.gpu.set(Faults { delay: [(next + 1, Nanos(u64::MAX / 2))].into(), ..Faults::default() });
+    fixture.gpu.set(GpuFaults { delay: [(next + 1, Nanos(u64::MAX / 2))].into(), ..GpuFaults::default() });
     let (at, how) = (At { buffer: &there, offset: 0 }, Staged::new(tuning(2, 4096)));
     let error = copy_in(&[&fixture.pool], at, &[7; 40_000], &how).unwrap_err();
     let StagingError::Timeout { after, state, completed_prefix } = &error else { panic!("{error}") };
@@ -466,7 +466,7 @@ fn node(relays: usize, threads: u32, in_flight: u32, piece: u64) -> Vec<Fixture>
         .collect()
 }
 
-fn pools(fixtures: &[Fixture]) -> Vec<&Pool> {
+fn pools(fixtures: &[Fixture]) -> Vec<&StagingPool> {
     fixtures.iter().map(|fixture| &fixture.pool).collect()
 }
 
@@ -525,12 +525,12 @@ fn several_links_share_the_chunks_of_pinned_memory() {
         let data = noise(len + 5, len as u64);
         let (host, there) = (fixtures[0].pinned(&data), fixtures[0].there(&vec![0; len + 9]));
         let (from, to) = (At { buffer: &host, offset: 5 }, At { buffer: &there, offset: 9 });
-        let moved = copy_pinned(&pools(&fixtures), Flow::In, to, from, len, &how).unwrap();
+        let moved = copy_pinned(&pools(&fixtures), StagingDirection::In, to, from, len, &how).unwrap();
         assert!(fixtures[0].read(&there)[9..] == data[5..]);
         assert_eq!((moved.links.iter().sum::<u64>(), moved.threads), (moved.chunks, 0));
         assert!(len < 1 << 20 || moved.links.iter().all(|chunks| *chunks > 0), "{moved:?}");
         host.claim(0..len + 5, Access::Write).unwrap().bytes_mut().unwrap().fill(0);
-        copy_pinned(&pools(&fixtures), Flow::Out, to, from, len, &how).unwrap();
+        copy_pinned(&pools(&fixtures), StagingDirection::Out, to, from, len, &how).unwrap();
         let back = host.claim(0..len + 5, Access::Read).unwrap();
         assert!(back.bytes().unwrap()[..5] == [0; 5] && back.bytes().unwrap()[5..] == data[5..]);
     }
@@ -540,12 +540,12 @@ fn several_links_share_the_chunks_of_pinned_memory() {
 fn pinned_memory_over_its_own_link_needs_no_pool() {
     let gpu = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
     let fixture = Fixture::new(1);
-    let pool = Pool::new(gpu.clone(), options(1));
+    let pool = StagingPool::new(gpu.clone(), options(1));
     let host = fixture.pinned(&noise(1 << 20, 1));
-    let there = gpu.device_buffer(1 << 20, Reach::Device).unwrap();
+    let there = gpu.device_buffer(1 << 20, CpuReach::Device).unwrap();
     let at = |buffer| At { buffer, offset: 0 };
     let how = Staged::new(tuning(1, 100_000));
-    let moved = copy_pinned(&[&pool], Flow::In, at(&there), at(&host), 1 << 20, &how).unwrap();
+    let moved = copy_pinned(&[&pool], StagingDirection::In, at(&there), at(&host), 1 << 20, &how).unwrap();
     assert_eq!((moved.chunks, pool.threads()), (11, 0));
     let data = host.claim(0..1 << 20, Access::Read).unwrap().bytes().unwrap().to_vec();
     let mut back = vec![0; 1 << 20];
@@ -561,12 +561,12 @@ fn a_failing_relay_fails_the_copy_and_everything_comes_back() {
     let how = Staged::new(tuning(2, 64 << 10));
     fixtures[0].stall();
     let next = fixtures[1].gpu.submitted();
-    fixtures[1].gpu.set(Faults { fail: [next + 2].into(), ..Faults::default() });
+    fixtures[1].gpu.set(GpuFaults { fail: [next + 2].into(), ..GpuFaults::default() });
     let error = copy_in(&pools(&fixtures), At { buffer: &there, offset: 0 }, &data, &how).unwrap_err();
     let StagingError::Chunk { completed_prefix, .. } = error else { panic!("{error}") };
     let in_place = completed_prefix as usize;
     assert!(fixtures[0].read(&there)[..in_place] == data[..in_place]);
-    fixtures[1].gpu.set(Faults::default());
+    fixtures[1].gpu.set(GpuFaults::default());
     // The queue that failed is made again.
     fixtures[1].pool.prepare(Bytes(64 << 10), Some(2)).unwrap();
     fixtures[0].stall();
@@ -601,7 +601,7 @@ fn a_relay_that_is_not_prepared_is_left_out_until_it_is() {
 
 #[test]
 fn a_slow_link_takes_less() {
-    let slow = Pace { setup: Nanos(SECOND / 50), rate: None };
+    let slow = OperationPace { setup: Nanos(SECOND / 50), rate: None };
     let spec = EmuSpec { h2d: slow, ..EmuSpec::new("slow") };
     let fixtures = [Fixture::new(1), Fixture::of(spec, options(1))];
     fixtures[1].pool.prepare(Bytes(64 << 10), Some(1)).unwrap();
@@ -609,7 +609,7 @@ fn a_slow_link_takes_less() {
     let (host, there) = (fixtures[0].pinned(&data), fixtures[0].there(&vec![0; data.len()]));
     let at = |buffer| At { buffer, offset: 0 };
     let how = Staged::new(tuning(1, 64 << 10));
-    let moved = copy_pinned(&pools(&fixtures), Flow::In, at(&there), at(&host), data.len(), &how).unwrap();
+    let moved = copy_pinned(&pools(&fixtures), StagingDirection::In, at(&there), at(&host), data.len(), &how).unwrap();
     assert!(fixtures[0].read(&there) == data);
     assert!(moved.links[1] < moved.links[0], "{moved:?}");
 }
@@ -619,11 +619,11 @@ fn copies_by_demoted_stores_bring_every_byte_whatever_the_cpu_can() {
     let gpu = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
     // The path of a CPU that demotes lines, where this one does not too.
     let copy_loop = |to: &mut [u8], from: &[u8], stores: Stores| headway_os::copy::copy_as(to, from, stores, true);
-    let pool = Pool::with_copy_loop(gpu.clone(), options(3), Arc::new(copy_loop));
+    let pool = StagingPool::with_copy_loop(gpu.clone(), options(3), Arc::new(copy_loop));
     pool.prepare(Bytes(64 << 10), None).unwrap();
     for (len, seed) in [(1, 1), (63, 2), (64, 3), (4097, 4), (1_000_003, 5)] {
         let data = noise(len + 13, seed);
-        let there = gpu.device_buffer(len, Reach::Device).unwrap();
+        let there = gpu.device_buffer(len, CpuReach::Device).unwrap();
         let at = At { buffer: &there, offset: 0 };
         for stores in [Stores::Demoted, Stores::Plain] {
             let how = Staged::new(Tuning { stores, ..tuning(3, 60_000) });

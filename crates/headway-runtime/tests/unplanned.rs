@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use headway_core::decisions::dispatch::{Answer, Event, Input};
+use headway_core::decisions::dispatch::{DispatchEvent, DispatchInput, UrgentAnswer};
 use headway_core::files::machine::{EngineClass, Machine, shipped};
 use headway_core::files::workload::{self, Otherwise, Workload};
-use headway_core::log::{Record, What};
+use headway_core::log::{LogRecord, RecordBody};
 use headway_core::models::transfer::Method;
 use headway_core::plan::planner::{self, PlanOptions};
-use headway_core::plan::{Class, Plan, Source, Strategy};
+use headway_core::plan::{PipelineSource, Plan, ServiceClass, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_device::{Access, Engines, HostKind};
@@ -19,7 +19,9 @@ use headway_runtime::blocks::{Gatherer, Scatterer};
 use headway_runtime::intake::Intake;
 use headway_runtime::kernels::Kernels;
 use headway_runtime::outlet::Outlet;
-use headway_runtime::wall::{self, Ends, Request, RequestOutcome, Requests, RunError, WallOptions, WallOutcome, Work};
+use headway_runtime::wall::{
+    self, CopyEnds, RequestOutcome, Requests, RunError, SuppliedRun, UrgentRequest, WallOptions, WallOutcome,
+};
 
 const MS: u64 = 1_000_000;
 
@@ -67,20 +69,20 @@ fn run(
     (workload, plan): &(Workload, Arc<Plan>),
     devices: &mut [Engines],
     span: u64,
-    inputs: Vec<(Nanos, Input)>,
+    inputs: Vec<(Nanos, DispatchInput)>,
     requests: Requests,
-) -> (Result<WallOutcome, RunError>, Vec<Record>) {
+) -> (Result<WallOutcome, RunError>, Vec<LogRecord>) {
     let kernels = Kernels::of(plan, workload, &Shipped).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let outlet = Outlet::create(&folder.path().join("out")).unwrap();
     let gatherer = Gatherer::new(Arc::clone(plan), Arc::new(Intake::default()));
     let scatterer = Scatterer::new(gatherer.clone(), &outlet).unwrap();
     let cycles = plan.pipelines.iter().map(|p| match p.source {
-        Source::Bulk(Some(bytes)) => bytes.0.div_ceil(p.reserve.0),
-        Source::Bulk(None) | Source::Urgent(_) => u64::from(u32::MAX),
+        PipelineSource::Bulk(Some(bytes)) => bytes.0.div_ceil(p.reserve.0),
+        PipelineSource::Bulk(None) | PipelineSource::Urgent(_) => u64::from(u32::MAX),
         _ => (span * MS).saturating_sub(p.start.0).div_ceil(p.period.0),
     });
-    let work = Work {
+    let work = SuppliedRun {
         plan,
         kernels: &kernels,
         cycles: cycles.collect(),
@@ -95,15 +97,15 @@ fn run(
     (outcome, records)
 }
 
-fn events(records: &[Record]) -> impl Iterator<Item = &Event> {
-    records.iter().filter_map(|record| if let What::Event(event) = &record.what { Some(event) } else { None })
+fn events(records: &[LogRecord]) -> impl Iterator<Item = &DispatchEvent> {
+    records.iter().filter_map(|record| if let RecordBody::Event(event) = &record.what { Some(event) } else { None })
 }
 
 #[test]
 fn bulk_and_requests_move_beside_frames_and_every_byte_is_compared() {
     let plan = planned(WORKLOAD, Strategy::Partitioned);
     assert_eq!(plan.1.pipelines.len(), 4, "{:?}", plan.1.verdict.notes);
-    let ask = |otherwise, deadline| Input::Urgent { pipeline: 3, bytes: Bytes(69_999), deadline, otherwise };
+    let ask = |otherwise, deadline| DispatchInput::Urgent { pipeline: 3, bytes: Bytes(69_999), deadline, otherwise };
     let inputs = vec![
         (Nanos(MS), ask(Otherwise::Refuse, Nanos(15 * MS))),
         (Nanos(2 * MS), ask(Otherwise::BestEffort, Nanos(1))),
@@ -113,16 +115,19 @@ fn bulk_and_requests_move_beside_frames_and_every_byte_is_compared() {
     let compared = outcome.unwrap().compared;
     // What still lies there at the end, and what came to the host as far as a thread kept pace.
     assert!(compared.equal >= 10 * 100_001 + 2 * 69_999 && compared.moved >= compared.equal, "{compared:?}");
-    let answers: Vec<&Answer> = events(&records)
-        .filter_map(|event| if let Event::Answered { answer, .. } = event { Some(answer) } else { None })
+    let answers: Vec<&UrgentAnswer> = events(&records)
+        .filter_map(|event| if let DispatchEvent::Answered { answer, .. } = event { Some(answer) } else { None })
         .collect();
-    assert!(matches!(*answers, [Answer::Guaranteed { .. }, Answer::BestEffort(_), Answer::Refused(_)]), "{answers:?}");
-    let pieces = |class: Class| {
+    assert!(
+        matches!(*answers, [UrgentAnswer::Guaranteed { .. }, UrgentAnswer::BestEffort(_), UrgentAnswer::Refused(_)]),
+        "{answers:?}"
+    );
+    let pieces = |class: ServiceClass| {
         let of = |p: &u32| plan.1.pipelines[*p as usize].source.class() == class;
-        events(&records).filter(move |e| matches!(e, Event::Complete { pipeline, .. } if of(pipeline))).count()
+        events(&records).filter(move |e| matches!(e, DispatchEvent::Complete { pipeline, .. } if of(pipeline))).count()
     };
-    assert_eq!((pieces(Class::Guaranteed), pieces(Class::Urgent)), (10, 2));
-    assert!(pieces(Class::Bulk) > 0, "nobody else needs the engine of `save`");
+    assert_eq!((pieces(ServiceClass::Guaranteed), pieces(ServiceClass::Urgent)), (10, 2));
+    assert!(pieces(ServiceClass::Bulk) > 0, "nobody else needs the engine of `save`");
 }
 
 #[test]
@@ -135,12 +140,12 @@ fn another_thread_asks_for_copies_of_its_own_bytes() {
     let bytes: Vec<u8> = (0..100_000u32).map(|at| ((at * 7) >> 3) as u8).collect();
     from.claim(0..100_000, Access::Write).unwrap().bytes_mut().unwrap().copy_from_slice(&bytes);
     let requests = Requests::default();
-    let request = Request {
+    let request = UrgentRequest {
         pipeline: 3,
         bytes: Bytes(70_000),
         deadline: Nanos(15 * MS),
         otherwise: Otherwise::BestEffort,
-        ends: Some(Ends { from: from.clone(), from_offset: 30_000, to: memory.clone(), to_offset: 10_000 }),
+        ends: Some(CopyEnds { from: from.clone(), from_offset: 30_000, to: memory.clone(), to_offset: 10_000 }),
     };
     assert!(requests.ask(request.clone()).is_err(), "nothing runs yet");
     let asked = requests.clone();
@@ -153,8 +158,8 @@ fn another_thread_asks_for_copies_of_its_own_bytes() {
                 Err(error) => panic!("{error}"),
             }
         };
-        let outside = Ends { from, from_offset: 30_001, to: memory.clone(), to_offset: 0 };
-        let refused = asked.ask(Request { ends: Some(outside), ..request }).unwrap();
+        let outside = CopyEnds { from, from_offset: 30_001, to: memory.clone(), to_offset: 0 };
+        let refused = asked.ask(UrgentRequest { ends: Some(outside), ..request }).unwrap();
         (outcomes.iter().collect::<Vec<RequestOutcome>>(), refused.recv().unwrap(), memory)
     });
     let (outcome, _) = run(&plan, &mut devices, 200, Vec::new(), requests);
@@ -193,7 +198,7 @@ fn what_a_late_producer_left_out_goes_with_later_slots_or_is_its_own_miss() {
     let plan = planned(LATE, Strategy::Combined);
     assert_eq!(plan.1.announced.len(), 1, "{:?}", plan.1.announced);
     let headway_core::plan::Announced { pipeline, part, .. } = plan.1.announced[0];
-    let ready = |job, at| (Nanos(at * MS), Input::Ready { pipeline, part, job });
+    let ready = |job, at| (Nanos(at * MS), DispatchInput::Ready { pipeline, part, job });
     // Job 1 comes after its first slot, and each slot has room for a part only; the others are there in time. A busy computer may bring
     // any of them later or earlier: which are missed is tested in virtual time (headway-sim/tests/late_messages.rs).
     let inputs = vec![ready(0, 0), ready(1, 45), ready(2, 80), ready(3, 119)];
@@ -201,7 +206,7 @@ fn what_a_late_producer_left_out_goes_with_later_slots_or_is_its_own_miss() {
     let compared = outcome.unwrap().compared;
     assert_eq!(compared.equal, compared.moved);
     let unready: Vec<u64> = events(&records)
-        .filter_map(|event| if let Event::Unready { job, .. } = event { Some(*job) } else { None })
+        .filter_map(|event| if let DispatchEvent::Unready { job, .. } = event { Some(*job) } else { None })
         .collect();
     let missed: BTreeSet<u64> = unready.iter().copied().collect();
     assert_eq!(missed.len(), unready.len(), "each job is missed once: {unready:?}");

@@ -5,16 +5,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headway_core::decisions::dispatch::{Action, Event, Input};
+use headway_core::decisions::dispatch::{DispatchAction, DispatchEvent, DispatchInput};
 use headway_core::files::machine::{self, Machine};
 use headway_core::files::workload::Workload;
-use headway_core::log::{Record, What};
+use headway_core::log::{LogRecord, RecordBody};
 use headway_core::models::cpu::RequestedClass;
 use headway_core::plan::Plan;
 use headway_core::plan::planner::{self, PlanOptions};
 use headway_core::units::Nanos;
 use headway_device::emu::{EmuGpu, EmuSpec};
-use headway_device::faulty::{Faults, FaultyGpu};
+use headway_device::faulty::{FaultyGpu, GpuFaults};
 use headway_device::{DeviceError, Engines, Gpu};
 use headway_kernels::Shipped;
 use headway_os::sched::{self, Missing, Role};
@@ -23,7 +23,7 @@ use headway_runtime::blocks::{DataError, Gatherer, Scatterer, output_name};
 use headway_runtime::intake::{InputError, Intake};
 use headway_runtime::kernels::Kernels;
 use headway_runtime::outlet::Outlet;
-use headway_runtime::wall::{self, Job, RunError, WallOptions, WallOutcome};
+use headway_runtime::wall::{self, PlanRun, RunError, WallOptions, WallOutcome};
 
 /// Two streams in one class, one in another, one whose packets are jobs of their own; deadlines that any machine meets
 /// sooner or later, since nothing here asks how fast it is.
@@ -94,9 +94,9 @@ impl Bench {
     fn run(
         &self,
         intake: Intake,
-        faults: Faults,
+        faults: GpuFaults,
         options: &WallOptions,
-    ) -> (Result<WallOutcome, RunError>, Vec<Record>) {
+    ) -> (Result<WallOutcome, RunError>, Vec<LogRecord>) {
         let mut devices = [Engines::open(Arc::new(self.gpu(faults))).unwrap()];
         let mut records = Vec::new();
         let outcome = self.run_on(&mut devices, intake, options, |record| records.push(record.clone()));
@@ -108,13 +108,13 @@ impl Bench {
         devices: &mut [Engines],
         intake: Intake,
         options: &WallOptions,
-        log: impl FnMut(&Record),
+        log: impl FnMut(&LogRecord),
     ) -> Result<WallOutcome, RunError> {
         let kernels = Kernels::of(&self.plan, &self.workload, &Shipped).unwrap();
         let gatherer = Gatherer::new(Arc::clone(&self.plan), Arc::new(intake));
         let outlet = Outlet::create(&self.place()).unwrap();
         let scatterer = Scatterer::new(gatherer.clone(), &outlet).unwrap();
-        let job = Job { plan: &self.plan, kernels: &kernels, gatherer: &gatherer, scatterer };
+        let job = PlanRun { plan: &self.plan, kernels: &kernels, gatherer: &gatherer, scatterer };
         let outcome = wall::run(job, devices, options, log, |_| {});
         if outcome.is_ok() {
             outlet.publish().unwrap();
@@ -126,7 +126,7 @@ impl Bench {
         self.folder.path().join("result")
     }
 
-    fn gpu(&self, faults: Faults) -> FaultyGpu {
+    fn gpu(&self, faults: GpuFaults) -> FaultyGpu {
         let spec = EmuSpec::of_machine(&self.machine, self.machine.gpus().next().unwrap());
         FaultyGpu::new(Arc::new(EmuGpu::open(spec)), faults)
     }
@@ -140,7 +140,7 @@ impl Bench {
 fn every_stream_comes_out_as_one_unbroken_chain() {
     let bench = Bench::new();
     let input = bench.input(100_003);
-    let (outcome, records) = bench.run(bench.open(&input), Faults::default(), &WallOptions::default());
+    let (outcome, records) = bench.run(bench.open(&input), GpuFaults::default(), &WallOptions::default());
     let outcome = outcome.unwrap();
     let intake = bench.open(&input);
     let kernel = headway_kernels::find("aes128-cbc").unwrap();
@@ -162,7 +162,7 @@ fn every_stream_comes_out_as_one_unbroken_chain() {
         let found = fs::read(bench.place().join(output_name(&stream.id))).unwrap();
         assert_eq!(found, expected[data], "stream {}", stream.id);
     }
-    let halted = records.iter().any(|r| matches!(r.what, What::Event(Event::Halted { .. })));
+    let halted = records.iter().any(|r| matches!(r.what, RecordBody::Event(DispatchEvent::Halted { .. })));
     assert!(!halted && outcome.end > outcome.epoch);
 }
 
@@ -174,7 +174,7 @@ fn a_sparse_stream_in_short_cycles_runs_to_its_end() {
     let bench = Bench::of(&format!("name = \"sparse\"\n[run]\ncycle = \"paper\"\n{sparse}"));
     assert_eq!(bench.plan.pipelines[0].window, Nanos(6_000_000));
     let input = bench.input(3 * 64);
-    let (outcome, _) = bench.run(bench.open(&input), Faults::default(), &WallOptions::default());
+    let (outcome, _) = bench.run(bench.open(&input), GpuFaults::default(), &WallOptions::default());
     assert!(outcome.is_ok(), "{outcome:?}");
 }
 
@@ -183,11 +183,11 @@ fn a_failing_operation_ends_the_run_with_its_place() {
     let bench = Bench::new();
     let input = bench.input(50_000);
     // Setting the states up takes one operation per pipeline; a later one is part of the run.
-    let faults = Faults { fail: [12].into(), ..Faults::default() };
+    let faults = GpuFaults { fail: [12].into(), ..GpuFaults::default() };
     let (outcome, records) = bench.run(bench.open(&input), faults, &WallOptions::default());
     let error = outcome.unwrap_err();
     assert!(matches!(&error, RunError::Operation { source: DeviceError::Driver { .. }, .. }), "{error}");
-    assert!(matches!(records.last().unwrap().what, What::Input(Input::Failed { .. })));
+    assert!(matches!(records.last().unwrap().what, RecordBody::Input(DispatchInput::Failed { .. })));
     assert!(!bench.place().exists());
 }
 
@@ -195,7 +195,7 @@ fn a_failing_operation_ends_the_run_with_its_place() {
 fn a_device_that_is_lost_ends_the_run() {
     let bench = Bench::new();
     let input = bench.input(50_000);
-    let faults = Faults { panic: [12].into(), ..Faults::default() };
+    let faults = GpuFaults { panic: [12].into(), ..GpuFaults::default() };
     let (outcome, _) = bench.run(bench.open(&input), faults, &WallOptions::default());
     assert!(matches!(outcome.unwrap_err(), RunError::Operation { source: DeviceError::DeviceLost, .. }));
 }
@@ -204,7 +204,7 @@ fn a_device_that_is_lost_ends_the_run() {
 fn an_operation_that_hangs_is_noticed() {
     let bench = Bench::new();
     let input = bench.input(50_000);
-    let faults = Faults { delay: [(12, Nanos(2_000_000_000))].into(), ..Faults::default() };
+    let faults = GpuFaults { delay: [(12, Nanos(2_000_000_000))].into(), ..GpuFaults::default() };
     let options = WallOptions { stall_max: Nanos(200_000_000), ..WallOptions::default() };
     let (outcome, _) = bench.run(bench.open(&input), faults, &options);
     assert!(matches!(outcome.unwrap_err(), RunError::Stalled { .. }));
@@ -216,7 +216,7 @@ fn input_that_shrinks_during_the_run_is_an_error() {
     let input = bench.input(100_000);
     let intake = bench.open(&input);
     fs::OpenOptions::new().write(true).open(&input).unwrap().set_len(60_000).unwrap();
-    let (outcome, _) = bench.run(intake, Faults::default(), &WallOptions::default());
+    let (outcome, _) = bench.run(intake, GpuFaults::default(), &WallOptions::default());
     let error = outcome.unwrap_err();
     assert!(matches!(&error, RunError::Data(DataError::Input(InputError::Truncated { .. }))), "{error}");
     assert!(!bench.place().exists());
@@ -227,7 +227,7 @@ fn an_interrupt_ends_the_run() {
     let bench = Bench::new();
     let input = bench.input(100_000);
     let options = WallOptions { interrupt: Arc::new(AtomicBool::new(true)), ..WallOptions::default() };
-    let (outcome, _) = bench.run(bench.open(&input), Faults::default(), &options);
+    let (outcome, _) = bench.run(bench.open(&input), GpuFaults::default(), &options);
     let RunError::Interrupted { cpu: Some(used) } = outcome.unwrap_err() else {
         panic!("an interrupt, with the threads")
     };
@@ -238,13 +238,13 @@ fn an_interrupt_ends_the_run() {
 fn devices_can_be_used_again_after_a_run_that_was_interrupted_with_operations_under_way() {
     let bench = Bench::new();
     let input = bench.input(100_000);
-    let mut devices = [Engines::open(Arc::new(bench.gpu(Faults::default()))).unwrap()];
+    let mut devices = [Engines::open(Arc::new(bench.gpu(GpuFaults::default()))).unwrap()];
     for first in 1..4 {
         let interrupt = Arc::new(AtomicBool::new(false));
         let options = WallOptions { interrupt: Arc::clone(&interrupt), ..WallOptions::default() };
         let mut submitted = 0;
         let outcome = bench.run_on(&mut devices, bench.open(&input), &options, |record| {
-            submitted += u32::from(matches!(record.what, What::Action(Action::Submit { .. })));
+            submitted += u32::from(matches!(record.what, RecordBody::Action(DispatchAction::Submit { .. })));
             interrupt.store(submitted >= first, Ordering::Relaxed);
         });
         assert!(matches!(outcome.unwrap_err(), RunError::Interrupted { .. }));
@@ -258,7 +258,7 @@ fn a_plan_for_more_gpus_than_there_are_devices_is_refused() {
     bench.machine = machine::shipped("h200-x4").unwrap();
     bench.plan = Arc::new(planner::plan(&bench.machine, &bench.workload, PlanOptions::default()).unwrap());
     let input = bench.input(10_000);
-    let (outcome, _) = bench.run(bench.open(&input), Faults::default(), &WallOptions::default());
+    let (outcome, _) = bench.run(bench.open(&input), GpuFaults::default(), &WallOptions::default());
     assert!(matches!(outcome.unwrap_err(), RunError::NoDevice { devices: 1, .. }));
 }
 
@@ -269,7 +269,7 @@ fn a_run_in_each_class_is_whole_and_then_the_calling_thread_is_what_it_was() {
         let bench = Bench::new();
         let input = bench.input(20_000);
         let options = WallOptions { class, ..WallOptions::default() };
-        let (outcome, records) = bench.run(bench.open(&input), Faults::default(), &options);
+        let (outcome, records) = bench.run(bench.open(&input), GpuFaults::default(), &options);
         assert_eq!(sched::current().unwrap(), before, "after a run in class {word}");
         let cpu = match outcome {
             Err(RunError::Class { wanted, source })
@@ -287,7 +287,7 @@ fn a_run_in_each_class_is_whole_and_then_the_calling_thread_is_what_it_was() {
             let threads = cpu.threads.iter().filter(|of| of.role == role);
             assert_eq!(threads.map(|of| of.count).sum::<u32>(), 1, "{role}: {cpu:?}");
         }
-        let ends = records.iter().filter(|record| matches!(record.what, What::Input(Input::Done { .. })));
+        let ends = records.iter().filter(|record| matches!(record.what, RecordBody::Input(DispatchInput::Done { .. })));
         assert_eq!(cpu.noticed.count, ends.count() as u64);
         assert!(cpu.woken.count > 0 && cpu.woken.max >= cpu.woken.median, "{cpu:?}");
     }
@@ -306,7 +306,7 @@ fn a_class_that_was_asked_for_and_is_refused_ends_the_run_before_it_begins() {
         let bench = Bench::new();
         let input = bench.input(20_000);
         let options = WallOptions { class: RequestedClass::Deadline, ..WallOptions::default() };
-        let (outcome, records) = bench.run(bench.open(&input), Faults::default(), &options);
+        let (outcome, records) = bench.run(bench.open(&input), GpuFaults::default(), &options);
         let Err(RunError::Class { wanted: RequestedClass::Deadline, source }) = outcome else { panic!("{outcome:?}") };
         assert_eq!((source.lack, records.len()), (Missing::Affinity, 0));
         assert_eq!(sched::current().unwrap(), sched::SchedClass::Other);
@@ -320,12 +320,12 @@ fn a_driver_in_a_class_that_is_rationed_sleeps_between_polls() {
     for class in [RequestedClass::Deadline, RequestedClass::Fifo] {
         let bench = Bench::new();
         let input = bench.input(20_000);
-        let gpu = Arc::new(bench.gpu(Faults { silent: true, ..Faults::default() }));
+        let gpu = Arc::new(bench.gpu(GpuFaults { silent: true, ..GpuFaults::default() }));
         let mut devices = [Engines::open(Arc::clone(&gpu) as Arc<dyn Gpu>).unwrap()];
         let options = WallOptions { class, ..WallOptions::default() };
         let mut inputs = 0;
         let start = clock::now();
-        let count = |record: &Record| inputs += u64::from(matches!(record.what, What::Input(_)));
+        let count = |record: &LogRecord| inputs += u64::from(matches!(record.what, RecordBody::Input(_)));
         let outcome = bench.run_on(&mut devices, bench.open(&input), &options, count);
         let elapsed = clock::now().saturating_sub(start);
         if let Err(RunError::Class { source, .. }) = outcome {

@@ -7,13 +7,13 @@ use std::convert::Infallible;
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use headway_core::decisions::dispatch::Limits;
+use headway_core::decisions::dispatch::DispatcherLimits;
 use headway_core::files::machine;
-use headway_core::plan::payload::{Gathered, Payload, Piece};
+use headway_core::plan::payload::{Gathered, Payload, PayloadChunk};
 use headway_core::plan::planner::{self, PlanOptions};
-use headway_core::plan::{Plan, Source};
+use headway_core::plan::{PipelineSource, Plan};
 use headway_core::units::{Bytes, Nanos};
-use headway_sim::{Faults, Run, simulate};
+use headway_sim::{Run, SimFaults, simulate};
 
 /// Every cycle carries its full reserve, and nothing is moved.
 struct Full<'a>(&'a Plan);
@@ -26,7 +26,7 @@ impl Payload for Full<'_> {
         Ok(Gathered { block, longest_portion: Bytes(4096) })
     }
 
-    fn execute(&mut self, _piece: &Piece) -> Result<(), Infallible> {
+    fn execute(&mut self, _piece: &PayloadChunk) -> Result<(), Infallible> {
         Ok(())
     }
 
@@ -42,7 +42,7 @@ fn events(criterion: &mut Criterion) {
     let plan = planner::plan(&machine, &workload, PlanOptions::default()).expect("the shipped workload fits");
     let seconds = 20;
     let cycles = plan.pipelines.iter().map(|p| match p.source {
-        Source::Streams(_) => seconds * 1_000_000_000 / p.period.0,
+        PipelineSource::Streams(_) => seconds * 1_000_000_000 / p.period.0,
         _ => 0,
     });
     let run = Run {
@@ -51,8 +51,8 @@ fn events(criterion: &mut Criterion) {
         packets: plan.streams.iter().map(|s| seconds * 1_000_000_000 / s.period.0).collect(),
         inputs: Vec::new(),
         seed: 1,
-        faults: Faults::default(),
-        limits: Limits::default(),
+        faults: SimFaults::default(),
+        limits: DispatcherLimits::default(),
     };
     let count = simulate(&plan, &machine, &run, &mut Full(&plan), |_| {}).expect("it runs");
     let mut group = criterion.benchmark_group("simulator");

@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-use headway_core::files::machine::{Cpu, KernelCost, Machine, RouteId};
+use headway_core::files::machine::{CpuCores, KernelCost, Machine, RouteId};
 use headway_core::models::interconnect::{Network, RateCache, Starved};
-use headway_core::plan::payload::Piece;
-use headway_core::plan::{Plan, Source, Work};
+use headway_core::plan::payload::PayloadChunk;
+use headway_core::plan::{OperationWork, PipelineSource, Plan};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM};
 
 /// Rate times nanoseconds is exactly nano-bytes: no rounding while a transfer runs.
@@ -18,7 +18,7 @@ const SETS_MAX: usize = 4096;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended {
     pub(crate) operation: u64,
-    pub(crate) piece: Piece,
+    pub(crate) piece: PayloadChunk,
     pub(crate) started: Nanos,
 }
 
@@ -33,7 +33,7 @@ enum Phase {
 #[derive(Clone, Debug)]
 struct Operation {
     number: u64,
-    piece: Piece,
+    piece: PayloadChunk,
     engines: Vec<usize>,
     route: Option<RouteId>,
     bytes: Bytes,
@@ -45,7 +45,7 @@ struct Operation {
 pub(crate) struct Engines<'a> {
     machine: &'a Machine,
     plan: &'a Plan,
-    cpu: Cpu,
+    cpu: CpuCores,
     rates: RateCache,
     /// Operations of each engine in submission order, by position in `slots`.
     queues: Vec<VecDeque<usize>>,
@@ -81,7 +81,14 @@ impl<'a> Engines<'a> {
     }
 
     /// Queues an operation on its engines. `scale` shortens kernels to that share of their cost, parts per million.
-    pub(crate) fn submit(&mut self, now: Nanos, number: u64, piece: Piece, longest_portion: Bytes, scale: Option<u32>) {
+    pub(crate) fn submit(
+        &mut self,
+        now: Nanos,
+        number: u64,
+        piece: PayloadChunk,
+        longest_portion: Bytes,
+        scale: Option<u32>,
+    ) {
         let step = &self.plan.pipelines[piece.pipeline as usize].steps[piece.step as usize];
         let planned = &step.operations[piece.index as usize];
         let mut engines: Vec<usize> = planned.engines.iter().map(|engine| engine.at()).collect();
@@ -93,22 +100,25 @@ impl<'a> Engines<'a> {
             Some(ppm) => Nanos((u128::from(time.0) * u128::from(ppm)).div_ceil(u128::from(PPM)) as u64),
         };
         let (route, phase, bytes) = match &planned.work {
-            Work::Copy { route, .. } => {
+            OperationWork::Copy { route, .. } => {
                 let route_of = &self.machine.routes[route.at()];
                 let setup = if self.is_behind_its_own(&engines) { route_of.setup_queued } else { route_of.setup };
                 (Some(*route), Phase::Fixed(setup), piece.bytes)
             }
-            Work::Compute { kernel } => {
+            OperationWork::Compute { kernel } => {
                 let pipeline = &self.plan.pipelines[piece.pipeline as usize];
                 let source = &pipeline.source;
                 let cost = match self.machine.engines.get(engines[0]).map(|engine| engine.gpu) {
                     Some(gpu) => {
                         let operations = match source {
-                            Source::Sharded(sharded) => sharded.operations(&pipeline.steps, piece.step as usize),
+                            PipelineSource::Sharded(sharded) => {
+                                sharded.operations(&pipeline.steps, piece.step as usize)
+                            }
                             _ => None,
                         };
                         // Each part of a packet is one portion.
-                        let chain = if matches!(source, Source::Parts(_)) { piece.bytes } else { longest_portion };
+                        let chain =
+                            if matches!(source, PipelineSource::Parts(_)) { piece.bytes } else { longest_portion };
                         let known = self.machine.kernel(kernel, gpu);
                         known.map(|k: &KernelCost| k.launch(piece.bytes, chain, operations))
                     }
@@ -119,7 +129,7 @@ impl<'a> Engines<'a> {
                 };
                 (None, Phase::Fixed(scaled(cost.unwrap_or(step.cost))), Bytes(0))
             }
-            Work::Hold => (None, Phase::Fixed(scaled(step.holds())), Bytes(0)),
+            OperationWork::Hold => (None, Phase::Fixed(scaled(step.holds())), Bytes(0)),
         };
         let operation = Operation { number, piece, engines, route, bytes, phase, started: None };
         let slot = self.free.pop().unwrap_or_else(|| {

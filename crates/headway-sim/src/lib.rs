@@ -9,10 +9,12 @@ pub mod sharing;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits, Refused};
+use headway_core::decisions::dispatch::{
+    DispatchAction, DispatchEvent, DispatchInput, DispatchRefused, Dispatcher, DispatcherLimits,
+};
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::OnMiss;
-use headway_core::log::{Record, What};
+use headway_core::log::{LogRecord, RecordBody};
 use headway_core::models::interconnect::Starved;
 use headway_core::plan::Plan;
 use headway_core::plan::payload::{Gathered, Payload};
@@ -33,18 +35,18 @@ pub struct Run {
     pub packets: Vec<u64>,
     /// Inputs of the dispatcher by time after the epoch, ascending: urgent requests, and jobs of
     /// messages that are there.
-    pub inputs: Vec<(Nanos, Input)>,
+    pub inputs: Vec<(Nanos, DispatchInput)>,
     /// Seed of everything drawn.
     pub seed: u64,
     /// What goes wrong.
-    pub faults: Faults,
+    pub faults: SimFaults,
     /// Bounds of the dispatcher.
-    pub limits: Limits,
+    pub limits: DispatcherLimits,
 }
 
 /// Deviations from the model, drawn from the seed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Faults {
+pub struct SimFaults {
     /// Kernels take between this share of their worst case and all of it, parts per million; `None` = all of it.
     pub kernel_ppm_min: Option<u32>,
     /// The operation with this number fails.
@@ -57,7 +59,7 @@ pub struct Faults {
 
 /// What came of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct SimOutcome {
     /// Virtual time of the last input.
     pub end: Nanos,
     /// Inputs fed to the dispatcher.
@@ -76,7 +78,7 @@ pub struct Outcome {
 pub enum SimError<E: std::error::Error + 'static> {
     /// The dispatcher did not take an input.
     #[error("the dispatcher refused an input")]
-    Dispatch(#[from] Refused),
+    Dispatch(#[from] DispatchRefused),
     /// A route has no rate.
     #[error("a transfer would never end")]
     Network(#[from] Starved),
@@ -133,7 +135,7 @@ struct Driver<'a, P, L> {
     random: Pcg64Mcg,
     payload: &'a mut P,
     log: L,
-    outcome: Outcome,
+    outcome: SimOutcome,
     now: Nanos,
     /// Longest portion of each pipeline's open cycles, by cycle modulo its length.
     longest_portion: Vec<Vec<Bytes>>,
@@ -152,13 +154,13 @@ struct Driver<'a, P, L> {
 /// # Errors
 /// [`SimError`]. Whatever was logged until then is right; a log that ends with [`SimError::Stopped`] or
 /// [`SimError::Interrupted`] ends with a whole instant, so that it replays.
-pub fn simulate<P: Payload, L: FnMut(&Record)>(
+pub fn simulate<P: Payload, L: FnMut(&LogRecord)>(
     plan: &Plan,
     machine: &Machine,
     run: &Run,
     payload: &mut P,
     log: L,
-) -> Result<Outcome, SimError<P::Error>> {
+) -> Result<SimOutcome, SimError<P::Error>> {
     if plan.machine.hash != machine.hash {
         return Err(SimError::OtherMachine {
             planned: format!("{} {}", plan.machine.name, plan.machine.hash),
@@ -174,7 +176,7 @@ pub fn simulate<P: Payload, L: FnMut(&Record)>(
         random: Pcg64Mcg::seed_from_u64(run.seed),
         payload,
         log,
-        outcome: Outcome { end: Nanos::ZERO, inputs: 0, actions: 0, events: 0, finished: false },
+        outcome: SimOutcome { end: Nanos::ZERO, inputs: 0, actions: 0, events: 0, finished: false },
         now: Nanos::ZERO,
         longest_portion: vec![vec![Bytes(0); run.limits.cycles_in_flight_max.max(1)]; plan.pipelines.len()],
         inputs_given: 0,
@@ -192,12 +194,12 @@ pub fn simulate<P: Payload, L: FnMut(&Record)>(
     Ok(driver.outcome)
 }
 
-impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
+impl<P: Payload, L: FnMut(&LogRecord)> Driver<'_, P, L> {
     fn start(&mut self) -> Result<(), SimError<P::Error>> {
         let run = self.run;
         let (epoch, cycles, packets) = (run.epoch, run.cycles.clone(), run.packets.clone());
         // Refused if some time of the run would not fit, so that the rest may add.
-        self.feed(Input::Start { epoch, cycles, packets })?;
+        self.feed(DispatchInput::Start { epoch, cycles, packets })?;
         for (number, (pipeline, &cycles)) in (0u32..).zip(self.plan.pipelines.iter().zip(&run.cycles)) {
             if pipeline.source.is_fed() && cycles > 0 {
                 let at = self.data_at(number, 0);
@@ -248,14 +250,14 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
         while let Some(ended) = self.engines.pop_ended(self.now) {
             any = true;
             if self.run.faults.fail_operation == Some(ended.operation) {
-                self.feed(Input::Failed { operation: ended.operation })?;
+                self.feed(DispatchInput::Failed { operation: ended.operation })?;
                 continue;
             }
             self.payload.execute(&ended.piece).map_err(|source| {
                 let pipeline = self.plan.pipelines[ended.piece.pipeline as usize].name.clone();
                 SimError::Payload { step: "an operation", pipeline, cycle: ended.piece.cycle, source }
             })?;
-            self.feed(Input::Done { operation: ended.operation, started: ended.started, finished: self.now })?;
+            self.feed(DispatchInput::Done { operation: ended.operation, started: ended.started, finished: self.now })?;
             let pipeline = ended.piece.pipeline;
             if let Some((cycle, gathered)) = self.held[pipeline as usize].take() {
                 self.offer(pipeline, cycle, gathered)?;
@@ -270,7 +272,7 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
             self.gather(pipeline, cycle)?;
         }
         if !any && window.is_some_and(|at| at <= self.now) {
-            self.feed(Input::Timeout)?;
+            self.feed(DispatchInput::Timeout)?;
         }
         self.drain()?;
         Ok(true)
@@ -286,7 +288,7 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
             self.inputs_given += 1;
             match self.feed(input.clone()) {
                 // Who asks too often, or too late, is not served: nothing has changed.
-                Err(SimError::Dispatch(Refused::TooManyCycles { .. } | Refused::Order(_))) => {}
+                Err(SimError::Dispatch(DispatchRefused::TooManyCycles { .. } | DispatchRefused::Order(_))) => {}
                 fed => fed?,
             }
         }
@@ -303,8 +305,8 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
 
     /// Feeds a block, or keeps it until the pipeline has fewer unfinished cycles.
     fn offer(&mut self, pipeline: u32, cycle: u64, gathered: Gathered) -> Result<(), SimError<P::Error>> {
-        match self.feed(Input::Data { pipeline, cycle, bytes: gathered.block }) {
-            Err(SimError::Dispatch(Refused::TooManyCycles { .. })) => {
+        match self.feed(DispatchInput::Data { pipeline, cycle, bytes: gathered.block }) {
+            Err(SimError::Dispatch(DispatchRefused::TooManyCycles { .. })) => {
                 self.held[pipeline as usize] = Some((cycle, gathered));
                 return Ok(());
             }
@@ -320,10 +322,10 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
         Ok(())
     }
 
-    fn feed(&mut self, input: Input) -> Result<(), SimError<P::Error>> {
+    fn feed(&mut self, input: DispatchInput) -> Result<(), SimError<P::Error>> {
         self.dispatcher.handle(self.now, &input)?;
         self.outcome.inputs += 1;
-        (self.log)(&Record { at: self.now, what: What::Input(input) });
+        (self.log)(&LogRecord { at: self.now, what: RecordBody::Input(input) });
         Ok(())
     }
 
@@ -331,8 +333,9 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
         while let Some(action) = self.dispatcher.poll_action() {
             self.outcome.actions += 1;
             match action {
-                Action::Submit { operation, pipeline, cycle, step, index, offset, bytes } => {
-                    let piece = headway_core::plan::payload::Piece { pipeline, cycle, step, index, offset, bytes };
+                DispatchAction::Submit { operation, pipeline, cycle, step, index, offset, bytes } => {
+                    let piece =
+                        headway_core::plan::payload::PayloadChunk { pipeline, cycle, step, index, offset, bytes };
                     let portions = &self.longest_portion[pipeline as usize];
                     let portion = portions[(cycle % portions.len() as u64) as usize];
                     let scale = self.run.faults.kernel_ppm_min.map(|least| {
@@ -341,26 +344,26 @@ impl<P: Payload, L: FnMut(&Record)> Driver<'_, P, L> {
                     });
                     self.engines.submit(self.now, operation, piece, portion, scale);
                 }
-                Action::Deliver { pipeline, cycle } => {
+                DispatchAction::Deliver { pipeline, cycle } => {
                     self.payload.deliver(pipeline, cycle).map_err(|source| {
                         let pipeline = self.plan.pipelines[pipeline as usize].name.clone();
                         SimError::Payload { step: "delivering", pipeline, cycle, source }
                     })?;
                 }
-                Action::Drop { pipeline, cycle } => {
+                DispatchAction::Drop { pipeline, cycle } => {
                     self.payload.give_up(pipeline, cycle).map_err(|source| {
                         let pipeline = self.plan.pipelines[pipeline as usize].name.clone();
                         SimError::Payload { step: "giving up", pipeline, cycle, source }
                     })?;
                 }
             }
-            (self.log)(&Record { at: self.now, what: What::Action(action) });
+            (self.log)(&LogRecord { at: self.now, what: RecordBody::Action(action) });
         }
         let mut stopped = None;
         while let Some(event) = self.dispatcher.poll_event() {
             self.outcome.events += 1;
-            (self.log)(&Record { at: self.now, what: What::Event(event.clone()) });
-            if let Event::Missed { stream, packet, by } = event {
+            (self.log)(&LogRecord { at: self.now, what: RecordBody::Event(event.clone()) });
+            if let DispatchEvent::Missed { stream, packet, by } = event {
                 let planned = &self.plan.streams[stream as usize];
                 if planned.on_miss == OnMiss::Stop {
                     let stream = planned.id.clone();

@@ -1,7 +1,7 @@
 //! GPU sharing in virtual time: clusters of CPUs under EDF, GPUs with engines, tasks with state that migrates, arbitrated
 //! by the state machines of `headway-core` or by the driver alone (`elliott-2013`).
 //!
-//! [`simulate`] runs one [`Cluster`] in one [`Scenario`] and tells an [`Observer`] of every step and every job. The same
+//! [`simulate`] runs one [`Cluster`] in one [`Scenario`] and tells an [`SimObserver`] of every step and every job. The same
 //! seed gives the same log, byte for byte.
 
 mod arbiter;
@@ -15,24 +15,24 @@ mod run;
 mod scenario;
 mod steps;
 
-use headway_core::decisions::sharing::Refused;
+use headway_core::decisions::sharing::ArbiterRefused;
 use headway_core::units::Nanos;
 
-pub use self::blame::{Blame, Culprit, Part, SHARES, Share, engine_name};
+pub use self::blame::{Culprit, JobActivity, JobBlame, SHARES, TimePart, engine_name};
 pub use self::bounds::analysis_of;
 pub use self::job::{Op, OpKind};
-pub use self::model::{Cluster, CopyEngines, Costs, Setting, Task, scaled};
-pub use self::observe::{Blocked, Finished, Observer, Record, Totals, What};
+pub use self::model::{Cluster, ClusterCosts, ClusterSetting, CopyEngines, SimTask, scaled};
+pub use self::observe::{Blocked, Finished, SimEvent, SimObserver, SimRecord, SimTotals};
 pub use self::run::simulate;
-pub use self::scenario::{Arbitration, Migration, NoScenario, Scenario, Taking};
+pub use self::scenario::{ArbitrationScheme, Migration, NoScenario, Scenario, Taking};
 
 /// A cluster that cannot be simulated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum SharingError {
+pub enum SimSharingError {
     /// The arbiter does not take an input.
     #[error("the arbiter refused an input")]
-    Arbiter(#[from] Refused),
+    Arbiter(#[from] ArbiterRefused),
     /// There is nothing to run on.
     #[error("a cluster of {cpus} CPUs and {gpus} GPUs runs nothing; give at least one of each")]
     Empty { cpus: u32, gpus: u32 },
@@ -50,18 +50,18 @@ pub enum SharingError {
     },
 }
 
-fn check(cluster: &Cluster) -> Result<(), SharingError> {
+fn check(cluster: &Cluster) -> Result<(), SimSharingError> {
     let (cpus, gpus) = (cluster.cpus, cluster.gpus());
     if cpus == 0 || gpus == 0 {
-        return Err(SharingError::Empty { cpus, gpus });
+        return Err(SimSharingError::Empty { cpus, gpus });
     }
     if let Some(task) = cluster.tasks.iter().find(|task| task.period == Nanos::ZERO) {
-        return Err(SharingError::NoPeriod { task: task.name.clone() });
+        return Err(SimSharingError::NoPeriod { task: task.name.clone() });
     }
     let costs = &cluster.costs;
     let rates = [costs.to_gpu, costs.from_gpu].into_iter().chain(costs.peer.iter().copied());
     if costs.peer.is_empty() || rates.min().is_some_and(|rate| rate.0 == 0) {
-        return Err(SharingError::NoRate);
+        return Err(SimSharingError::NoRate);
     }
     Ok(())
 }

@@ -1,18 +1,18 @@
 //! No plan that the planner accepts ever misses a deadline, whatever arrives and however short kernels run.
 
 use crate::support::{Draw, EPOCH, Null, empty, events, is_fault, logged, machine, run_of};
-use headway_core::decisions::dispatch::{Answer, Event, Input};
+use headway_core::decisions::dispatch::{DispatchEvent, DispatchInput, UrgentAnswer};
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::{
-    Block, Cycle, Flow, Grouping, Kind, Message, OnMiss, Otherwise, Parameters, Part, PartStep, PartWork, Place,
-    Placement, Step, Stream, Unplanned, Urgent, Workload,
+    CopyEndpoint, Cycle, Grouping, Message, MessageBlock, OnMiss, Otherwise, PacketPart, Parameters, PartStep,
+    PartWork, ServerDemand, Stream, StreamPlacement, StreamStep, Unplanned, UnplannedKind, Urgent, Workload,
 };
-use headway_core::log::{Record, What};
+use headway_core::log::{LogRecord, RecordBody};
 use headway_core::models::transfer::Method;
 use headway_core::plan::planner::{PlanOptions, plan};
-use headway_core::plan::{Class, Outcome, Plan, Source, Strategy};
+use headway_core::plan::{Outcome, PipelineSource, Plan, ServiceClass, Strategy};
 use headway_core::units::{Bytes, Nanos, Rate};
-use headway_sim::{Faults, Run};
+use headway_sim::{Run, SimFaults};
 
 const MS: u64 = 1_000_000;
 /// Cycles of all pipelines together in one run.
@@ -28,14 +28,14 @@ fn exact(mut machine: Machine) -> Machine {
     machine
 }
 
-fn copy(from: Place, to: Place) -> Step {
-    Step::Copy { from, to }
+fn copy(from: CopyEndpoint, to: CopyEndpoint) -> StreamStep {
+    StreamStep::Copy { from, to }
 }
 
 /// Steps that the machine can do: in, perhaps a kernel, perhaps over another GPU, out.
-fn steps(machine: &Machine, draw: &mut Draw, gpu: Option<&str>) -> Vec<Step> {
-    let compute = |kernel: &str| Step::Compute { kernel: kernel.to_owned() };
-    let mut steps = vec![copy(Place::Host, Place::OwnGpu)];
+fn steps(machine: &Machine, draw: &mut Draw, gpu: Option<&str>) -> Vec<StreamStep> {
+    let compute = |kernel: &str| StreamStep::Compute { kernel: kernel.to_owned() };
+    let mut steps = vec![copy(CopyEndpoint::Host, CopyEndpoint::OwnGpu)];
     if !machine.kernels.is_empty() {
         for _ in 0..draw.below(3) {
             steps.push(compute(&draw.pick(&machine.kernels).id));
@@ -46,13 +46,13 @@ fn steps(machine: &Machine, draw: &mut Draw, gpu: Option<&str>) -> Vec<Step> {
     match (draw.below(4), peer) {
         (0, _) => {}
         (1, Some(peer)) => {
-            let other = Place::Named(machine.endpoints[peer.to.at()].id.clone());
-            steps.push(copy(Place::OwnGpu, other.clone()));
+            let other = CopyEndpoint::Named(machine.endpoints[peer.to.at()].id.clone());
+            steps.push(copy(CopyEndpoint::OwnGpu, other.clone()));
             if draw.below(2) == 0 {
-                steps.push(copy(other, Place::Host));
+                steps.push(copy(other, CopyEndpoint::Host));
             }
         }
-        (_, _) => steps.push(copy(Place::OwnGpu, Place::Host)),
+        (_, _) => steps.push(copy(CopyEndpoint::OwnGpu, CopyEndpoint::Host)),
     }
     steps
 }
@@ -68,7 +68,7 @@ fn stream(machine: &Machine, draw: &mut Draw, number: usize) -> Stream {
         period: Nanos(draw.within(MS / 10, scale * 2 * MS)),
         deadline: Nanos(draw.within(MS / 2, scale * 4 * MS)),
         start: Nanos(draw.below(2) * draw.below(5 * MS)),
-        gpu: gpu.map_or(Placement::Auto, |gpu| Placement::Gpu(gpu.to_owned())),
+        gpu: gpu.map_or(StreamPlacement::Auto, |gpu| StreamPlacement::Gpu(gpu.to_owned())),
         steps,
         on_miss: OnMiss::Finish,
         parameters: Parameters::default(),
@@ -87,15 +87,15 @@ fn in_parts(machine: &Machine, draw: &mut Draw, stream: Stream) -> Stream {
     let gpus: Vec<&str> = machine.gpus().map(|gpu| machine.endpoints[gpu.at()].id.as_str()).collect();
     let count = draw.within(1, 3).min(stream.packet.0);
     let bytes = |part| stream.packet.0 / count + u64::from(part < stream.packet.0 % count);
-    let parts = (0..count).map(|part| Part { id: format!("p{part}"), bytes: Bytes(bytes(part)) }).collect();
+    let parts = (0..count).map(|part| PacketPart { id: format!("p{part}"), bytes: Bytes(bytes(part)) }).collect();
     let way = |draw: &mut Draw| {
-        let gpu = Place::Named((*draw.pick(&gpus)).to_owned());
-        let mut way = vec![PartWork::Copy { from: Place::Host, to: gpu.clone() }];
+        let gpu = CopyEndpoint::Named((*draw.pick(&gpus)).to_owned());
+        let mut way = vec![PartWork::Copy { from: CopyEndpoint::Host, to: gpu.clone() }];
         if !machine.kernels.is_empty() && draw.below(2) == 0 {
             let kernel = draw.pick(&machine.kernels).id.clone();
             way.push(PartWork::Compute { kernel, at: gpu.clone(), on_cpu: false });
         }
-        way.push(PartWork::Copy { from: gpu, to: Place::Host });
+        way.push(PartWork::Copy { from: gpu, to: CopyEndpoint::Host });
         way.reverse();
         way
     };
@@ -108,7 +108,7 @@ fn in_parts(machine: &Machine, draw: &mut Draw, stream: Stream) -> Stream {
             set.extend(work.map(|work| PartStep { part, work }));
         }
         if !set.is_empty() {
-            steps.push(Step::Parts(set));
+            steps.push(StreamStep::Parts(set));
         }
     }
     Stream { steps, parts, ..stream }
@@ -119,7 +119,7 @@ fn message(machine: &Machine, draw: &mut Draw, number: usize) -> Message {
         let usable: Vec<_> = machine.routes.iter().filter(|r| r.method != Method::Pageable).collect();
         let route = draw.pick(&usable);
         let name = |end: headway_core::files::machine::EndpointId| machine.endpoints[end.at()].id.clone();
-        Block { from: name(route.from), to: name(route.to), bytes: Bytes(draw.size(25)) }
+        MessageBlock { from: name(route.from), to: name(route.to), bytes: Bytes(draw.size(25)) }
     };
     Message {
         id: format!("m{number}"),
@@ -137,11 +137,11 @@ fn unplanned(machine: &Machine, draw: &mut Draw, number: usize) -> Unplanned {
     let name = |end: headway_core::files::machine::EndpointId| machine.endpoints[end.at()].id.clone();
     let bytes = Bytes(draw.size(26));
     let kind = match draw.below(3) {
-        0 => Kind::Bulk(None),
-        1 => Kind::Bulk(Some(bytes)),
+        0 => UnplannedKind::Bulk(None),
+        1 => UnplannedKind::Bulk(Some(bytes)),
         _ => {
             let (deadline, every) = (Nanos(draw.within(MS / 10, 20 * MS)), Some(Nanos(draw.within(MS, 20 * MS))));
-            Kind::Urgent(Urgent { bytes, deadline, every, otherwise: Otherwise::Refuse })
+            UnplannedKind::Urgent(Urgent { bytes, deadline, every, otherwise: Otherwise::Refuse })
         }
     };
     let start = Nanos(draw.below(2) * draw.below(5 * MS));
@@ -149,15 +149,15 @@ fn unplanned(machine: &Machine, draw: &mut Draw, number: usize) -> Unplanned {
 }
 
 /// Requests at any time, of any size.
-fn requests(plan: &Plan, draw: &mut Draw, span: u64) -> Vec<(Nanos, Input)> {
+fn requests(plan: &Plan, draw: &mut Draw, span: u64) -> Vec<(Nanos, DispatchInput)> {
     let mut inputs = Vec::new();
     for (pipeline, of) in (0u32..).zip(&plan.pipelines) {
-        let Source::Urgent(urgent) = of.source else { continue };
+        let PipelineSource::Urgent(urgent) = of.source else { continue };
         for _ in 0..draw.below(20) {
             let otherwise = *draw.pick(&[Otherwise::Refuse, Otherwise::BestEffort]);
             let bytes = Bytes(draw.within(1, urgent.bytes.0));
             let deadline = Nanos(draw.within(1, 2 * urgent.deadline.0));
-            inputs.push((Nanos(draw.below(span)), Input::Urgent { pipeline, bytes, deadline, otherwise }));
+            inputs.push((Nanos(draw.below(span)), DispatchInput::Urgent { pipeline, bytes, deadline, otherwise }));
         }
     }
     inputs.sort_by_key(|(at, _)| *at);
@@ -170,7 +170,7 @@ fn workload(machine: &Machine, draw: &mut Draw) -> Workload {
         let period = draw.within(MS, 10 * MS);
         let deadline = draw.within(period / 2, 2 * period);
         let (cost, server) = (Nanos(draw.within(1, deadline / 3)), "cpu".to_owned());
-        Flow {
+        ServerDemand {
             id: format!("f{number}"),
             server,
             start: Nanos::ZERO,
@@ -196,7 +196,7 @@ fn contrast(machine: &Machine, draw: &mut Draw) -> Workload {
     let cycle = *draw.pick(&[Cycle::Paper, Cycle::Arrival]);
     let streams = (0..count).map(|number| {
         let mut stream = stream(machine, draw, number as usize);
-        stream.steps = vec![copy(Place::Host, Place::OwnGpu)];
+        stream.steps = vec![copy(CopyEndpoint::Host, CopyEndpoint::OwnGpu)];
         if number % 2 == 0 {
             stream.packet = Bytes(draw.size(14));
             stream.deadline = Nanos(draw.within(MS / 5, MS));
@@ -252,7 +252,7 @@ fn run(plan: &Plan, draw: &mut Draw) -> Run {
         span /= 2;
     }
     let kernel_ppm_min = *draw.pick(&[None, Some(0), Some(500_000), Some(999_000)]);
-    let faults = Faults { kernel_ppm_min, ..Faults::default() };
+    let faults = SimFaults { kernel_ppm_min, ..SimFaults::default() };
     let inputs = requests(plan, draw, span);
     let unplanned = std::iter::repeat_n(u64::from(u32::MAX), plan.pipelines.len() - planned().count());
     let cycles = cycles(span).chain(unplanned).collect();
@@ -284,22 +284,22 @@ struct Seen {
 }
 
 impl Seen {
-    fn observe(&mut self, plan: &Plan, event: &Event) {
+    fn observe(&mut self, plan: &Plan, event: &DispatchEvent) {
         match event {
-            Event::Complete { pipeline, .. } => {
+            DispatchEvent::Complete { pipeline, .. } => {
                 let class = plan.pipelines[*pipeline as usize].source.class();
-                self.pieces_of_bulk += u64::from(class == Class::Bulk);
+                self.pieces_of_bulk += u64::from(class == ServiceClass::Bulk);
             }
-            Event::Answered { answer: Answer::Guaranteed { .. }, .. } => self.admitted += 1,
-            Event::Answered { answer: Answer::BestEffort(_), .. } => self.best_effort += 1,
-            Event::Answered { answer: Answer::Refused(_), .. } => self.refused += 1,
+            DispatchEvent::Answered { answer: UrgentAnswer::Guaranteed { .. }, .. } => self.admitted += 1,
+            DispatchEvent::Answered { answer: UrgentAnswer::BestEffort(_), .. } => self.best_effort += 1,
+            DispatchEvent::Answered { answer: UrgentAnswer::Refused(_), .. } => self.refused += 1,
             _ => {}
         }
     }
 
     /// No step takes longer from the opening of its window than its bound.
-    fn hold_against_bound(&mut self, plan: &Plan, record: &Record) {
-        let What::Event(Event::Complete { pipeline, cycle, step }) = record.what else { return };
+    fn hold_against_bound(&mut self, plan: &Plan, record: &LogRecord) {
+        let RecordBody::Event(DispatchEvent::Complete { pipeline, cycle, step }) = record.what else { return };
         let of = &plan.pipelines[pipeline as usize];
         let Some(bound) = of.steps[step as usize].bound else { return };
         let opens = EPOCH + of.release(cycle, step as usize);
@@ -315,7 +315,7 @@ impl Seen {
         self.accepted += 1;
         self.busy += u32::from(plan.verdict.utilisation_ppm > 500_000);
         let steps = || plan.pipelines.iter().flat_map(|p| &p.steps);
-        let parted = |p: &&headway_core::plan::Pipeline| matches!(p.source, Source::Parts(_));
+        let parted = |p: &&headway_core::plan::Pipeline| matches!(p.source, PipelineSource::Parts(_));
         self.in_parts += u32::from(plan.pipelines.iter().any(|p| parted(&p)));
         let of_parts = plan.pipelines.iter().filter(parted).flat_map(|p| &p.steps);
         self.sets += of_parts.filter(|step| step.operations.len() > 1).count() as u32;
@@ -328,8 +328,9 @@ impl Seen {
             chunks.len() > 1
         };
         self.own_sizes += u32::from((0..plan.servers.len()).any(sizes_differ));
-        let arrives =
-            |p: &headway_core::plan::Pipeline| matches!(p.source, Source::Streams(_)) && p.gather == Nanos::ZERO;
+        let arrives = |p: &headway_core::plan::Pipeline| {
+            matches!(p.source, PipelineSource::Streams(_)) && p.gather == Nanos::ZERO
+        };
         self.by_arrival += u32::from(plan.pipelines.iter().any(arrives));
         match plan.strategy {
             Strategy::Serial => self.serial += 1,

@@ -4,14 +4,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::support::{Draw, EPOCH, Null, empty, flows, is_late, machine, run_of};
-use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits};
+use headway_core::decisions::dispatch::{DispatchAction, DispatchEvent, DispatchInput, Dispatcher, DispatcherLimits};
 use headway_core::files::machine::Machine;
-use headway_core::files::workload::{Cycle, Grouping, OnMiss, Parameters, Place, Placement, Step, Stream, Workload};
-use headway_core::log::What;
+use headway_core::files::workload::{
+    CopyEndpoint, Cycle, Grouping, OnMiss, Parameters, Stream, StreamPlacement, StreamStep, Workload,
+};
+use headway_core::log::RecordBody;
 use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Outcome as Answer, Plan, Strategy};
 use headway_core::units::{Bytes, Nanos};
-use headway_sim::{Faults, Run, simulate};
+use headway_sim::{Run, SimFaults, simulate};
 
 /// Jobs of one run, about.
 const JOBS: u64 = 100;
@@ -43,7 +45,7 @@ fn starts(set: &[(u64, u64, u64)], draw: &mut Draw) -> Vec<u64> {
 }
 
 /// Whether a run of `plan` from these starts misses a window, and its jobs.
-fn misses(machine: &Machine, plan: &Plan, starts: &[u64], faults: Faults, seed: u64) -> (bool, u64) {
+fn misses(machine: &Machine, plan: &Plan, starts: &[u64], faults: SimFaults, seed: u64) -> (bool, u64) {
     let mut plan = plan.clone();
     for (pipeline, &start) in plan.pipelines.iter_mut().zip(starts) {
         pipeline.start = Nanos(start);
@@ -56,7 +58,7 @@ fn misses(machine: &Machine, plan: &Plan, starts: &[u64], faults: Faults, seed: 
     let run = Run { cycles, faults, seed, ..run_of(&plan, 0) };
     let mut late = false;
     let ended = simulate(&plan, machine, &run, &mut Null::full(&plan), |record| {
-        late |= matches!(&record.what, What::Event(event) if is_late(event));
+        late |= matches!(&record.what, RecordBody::Event(event) if is_late(event));
     });
     assert!(ended.unwrap().finished);
     (late, jobs)
@@ -75,7 +77,8 @@ fn no_accepted_set_misses_with_any_offsets_and_any_costs_up_to_the_worst() {
         let set = set(draw);
         let plan = plan(&machine, &flows(&set), PlanOptions::default()).unwrap();
         let starts = starts(&set, draw);
-        let costs = [None, Some(0), Some(900_000)].map(|kernel_ppm_min| Faults { kernel_ppm_min, ..Faults::default() });
+        let costs =
+            [None, Some(0), Some(900_000)].map(|kernel_ppm_min| SimFaults { kernel_ppm_min, ..SimFaults::default() });
         match plan.verdict.outcome {
             Answer::Schedulable => {
                 accepted += 1;
@@ -113,8 +116,8 @@ fn streams(draw: &mut Draw) -> Workload {
             period: Nanos(period),
             deadline: Nanos(draw.within(period / 2, 2 * period)),
             start: Nanos::ZERO,
-            gpu: Placement::Auto,
-            steps: vec![Step::Copy { from: Place::Host, to: Place::OwnGpu }],
+            gpu: StreamPlacement::Auto,
+            steps: vec![StreamStep::Copy { from: CopyEndpoint::Host, to: CopyEndpoint::OwnGpu }],
             on_miss: OnMiss::Finish,
             parameters: Parameters::default(),
             sharding: None,
@@ -168,11 +171,11 @@ fn a_late_producer_makes_nobody_late_but_itself() {
 
 /// Late jobs of all other pipelines, and of `late`, when its data comes up to `most` after its windows open.
 fn with_late_data(plan: &Plan, cycles: &[u64], late: u32, most: u64, draw: &mut Draw) -> (u64, u64) {
-    let mut dispatcher = Dispatcher::new(plan.clone(), Limits::default()).unwrap();
+    let mut dispatcher = Dispatcher::new(plan.clone(), DispatcherLimits::default()).unwrap();
     // Data in the order of time, and operations in that of their ends: every job takes its worst case.
-    let mut inputs: BTreeMap<(u64, u64), Input> = BTreeMap::new();
+    let mut inputs: BTreeMap<(u64, u64), DispatchInput> = BTreeMap::new();
     let mut order = 0;
-    let mut push = |inputs: &mut BTreeMap<(u64, u64), Input>, at: u64, input: Input| {
+    let mut push = |inputs: &mut BTreeMap<(u64, u64), DispatchInput>, at: u64, input: DispatchInput| {
         order += 1;
         inputs.insert((at, order), input);
     };
@@ -182,24 +185,24 @@ fn with_late_data(plan: &Plan, cycles: &[u64], late: u32, most: u64, draw: &mut 
             let opens = EPOCH.0 + pipeline.release(cycle, 0).0;
             let at = if number == late { opens + draw.below(most) } else { opens };
             last = last.max(at);
-            push(&mut inputs, last, Input::Data { pipeline: number, cycle, bytes: pipeline.reserve });
+            push(&mut inputs, last, DispatchInput::Data { pipeline: number, cycle, bytes: pipeline.reserve });
         }
     }
     let packets = plan.streams.iter().map(|stream| cycles[stream.pipeline as usize]).collect();
-    let start = Input::Start { epoch: EPOCH, cycles: cycles.to_vec(), packets };
+    let start = DispatchInput::Start { epoch: EPOCH, cycles: cycles.to_vec(), packets };
     dispatcher.handle(Nanos::ZERO, &start).unwrap();
     let (mut now, mut counts) = (0, (0, 0));
     while !dispatcher.is_finished() {
         let next = inputs.keys().next().map(|(at, _)| *at);
         now = [next, dispatcher.poll_timeout().map(|at| at.0)].into_iter().flatten().min().unwrap().max(now);
-        dispatcher.handle(Nanos(now), &Input::Timeout).unwrap();
+        dispatcher.handle(Nanos(now), &DispatchInput::Timeout).unwrap();
         while let Some(entry) = inputs.first_entry()
             && entry.key().0 <= now
         {
             dispatcher.handle(Nanos(now), &entry.remove()).unwrap();
         }
         while let Some(action) = dispatcher.poll_action() {
-            let Action::Submit { operation, pipeline, step, offset, bytes, .. } = action else { continue };
+            let DispatchAction::Submit { operation, pipeline, step, offset, bytes, .. } = action else { continue };
             let of = &plan.pipelines[pipeline as usize];
             let planned = &of.steps[step as usize];
             // All pieces together take the worst case.
@@ -207,10 +210,10 @@ fn with_late_data(plan: &Plan, cycles: &[u64], late: u32, most: u64, draw: &mut 
             let last = offset + bytes == of.reserve;
             let took = if last { planned.cost.saturating_sub(before) } else { planned.piece };
             let (started, finished) = (Nanos(now), Nanos(now + took.0));
-            push(&mut inputs, finished.0, Input::Done { operation, started, finished });
+            push(&mut inputs, finished.0, DispatchInput::Done { operation, started, finished });
         }
         while let Some(event) = dispatcher.poll_event() {
-            if let Event::Late { pipeline, .. } = event {
+            if let DispatchEvent::Late { pipeline, .. } = event {
                 *(if pipeline == late { &mut counts.1 } else { &mut counts.0 }) += 1;
             }
         }
@@ -293,7 +296,7 @@ fn no_accepted_set_misses_when_jobs_are_late_within_the_jitter_of_the_machine() 
         let set = slow_set(draw);
         let workload = flows(&set);
         let starts = starts(&set, draw);
-        let faults = Faults { wake_late_max: jitter, ..Faults::default() };
+        let faults = SimFaults { wake_late_max: jitter, ..SimFaults::default() };
         let planned = plan(&machine, &workload, PlanOptions::default()).unwrap();
         if planned.verdict.outcome == Answer::Schedulable {
             accepted += 1;

@@ -1,22 +1,22 @@
 //! A batch alone on a node takes in the simulator exactly what the interconnect model predicts, block by block.
 
 use crate::support::{Draw, EPOCH, Null, by_hand, logged, machine, run_of};
-use headway_core::decisions::dispatch::{Action, Input};
+use headway_core::decisions::dispatch::{DispatchAction, DispatchInput};
 use headway_core::files::machine::{
     Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId, Machine,
     Route, RouteId,
 };
-use headway_core::log::{Record, What};
+use headway_core::log::{LogRecord, RecordBody};
 use headway_core::models::interconnect::{BatchBlock, Network};
 use headway_core::models::transfer::Method;
-use headway_core::plan::{Pipeline, PlannedOperation, PlannedStep, Source, Work};
+use headway_core::plan::{OperationWork, Pipeline, PipelineSource, PlannedOperation, PlannedStep};
 use headway_core::units::{Bytes, Nanos, Rate};
 
 /// The batch as a message that is released once.
 fn message(machine: &Machine, blocks: &[BatchBlock]) -> Pipeline {
     let operation = |block: &BatchBlock| {
         let route = &machine.routes[block.route.at()];
-        let work = Work::Copy {
+        let work = OperationWork::Copy {
             from: "a".to_owned(),
             to: "b".to_owned(),
             class: EngineClass::H2d,
@@ -30,7 +30,7 @@ fn message(machine: &Machine, blocks: &[BatchBlock]) -> Pipeline {
     let long = Nanos(1 << 50);
     Pipeline {
         name: "batch".to_owned(),
-        source: Source::Message,
+        source: PipelineSource::Message,
         gpu: None,
         period: long,
         start: Nanos::ZERO,
@@ -54,15 +54,19 @@ fn message(machine: &Machine, blocks: &[BatchBlock]) -> Pipeline {
 }
 
 /// When each block ends after the epoch, in the order of the batch.
-fn ends(log: &[Record], blocks: usize) -> Vec<Nanos> {
+fn ends(log: &[LogRecord], blocks: usize) -> Vec<Nanos> {
     let (mut index_of, mut ends) = (vec![0; blocks], vec![Nanos::MAX; blocks]);
     for record in log {
         match record.what {
-            What::Action(Action::Submit { operation, index, .. }) => index_of[operation as usize] = index as usize,
-            What::Input(Input::Done { operation, finished, .. }) => {
+            RecordBody::Action(DispatchAction::Submit { operation, index, .. }) => {
+                index_of[operation as usize] = index as usize
+            }
+            RecordBody::Input(DispatchInput::Done { operation, finished, .. }) => {
                 ends[index_of[operation as usize]] = finished - EPOCH;
             }
-            What::Input(_) | What::Action(Action::Deliver { .. } | Action::Drop { .. }) | What::Event(_) => {}
+            RecordBody::Input(_)
+            | RecordBody::Action(DispatchAction::Deliver { .. } | DispatchAction::Drop { .. })
+            | RecordBody::Event(_) => {}
         }
     }
     ends

@@ -5,11 +5,11 @@ use std::convert::Infallible;
 
 use crate::support::{Draw, EPOCH, empty, is_fault, machine, run_of};
 use headway_core::files::machine::Machine;
-use headway_core::files::workload::{Block, Message, Workload};
-use headway_core::log::{Record, What};
-use headway_core::plan::payload::{Gathered, Payload, Piece};
+use headway_core::files::workload::{Message, MessageBlock, Workload};
+use headway_core::log::{LogRecord, RecordBody};
+use headway_core::plan::payload::{Gathered, Payload, PayloadChunk};
 use headway_core::plan::planner::{PlanOptions, plan};
-use headway_core::plan::{Outcome as Answer, Plan, Source, Strategy};
+use headway_core::plan::{Outcome as Answer, PipelineSource, Plan, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_sim::{Run, simulate};
 
@@ -37,8 +37,8 @@ impl Payload for Moved<'_> {
         Ok(Gathered::default())
     }
 
-    fn execute(&mut self, piece: &Piece) -> Result<(), Infallible> {
-        let Source::Batch(parts) = &self.plan.pipelines[piece.pipeline as usize].source else { return Ok(()) };
+    fn execute(&mut self, piece: &PayloadChunk) -> Result<(), Infallible> {
+        let PipelineSource::Batch(parts) = &self.plan.pipelines[piece.pipeline as usize].source else { return Ok(()) };
         let part = &parts[piece.index as usize];
         let (job, _) = part.in_cycle(piece.cycle).expect("only what a cycle carries is submitted");
         let len = part.message.bytes.0 as usize;
@@ -61,7 +61,7 @@ fn messages(machine: &Machine, draw: &mut Draw) -> Workload {
     let block = |draw: &mut Draw| {
         let gpu = draw.pick(&gpus).clone();
         let (from, to) = if draw.below(2) == 0 { (host.clone(), gpu) } else { (gpu, host.clone()) };
-        Block { from, to, bytes: Bytes(draw.within(1, 3_000)) }
+        MessageBlock { from, to, bytes: Bytes(draw.within(1, 3_000)) }
     };
     let message = |number: u64, draw: &mut Draw| {
         let period = if draw.below(2) == 0 { *draw.pick(&[5, 10, 20, 50]) * MS } else { draw.within(4 * MS, 60 * MS) };
@@ -96,15 +96,15 @@ fn every_byte_of_every_message_arrives_once_and_in_time() {
         }
         let end = 300 * MS;
         let mut moved = Moved { plan: &plan, blocks: BTreeMap::new(), twice: 0 };
-        let mut log: Vec<Record> = Vec::new();
+        let mut log: Vec<LogRecord> = Vec::new();
         let run = until(&plan, end);
         let outcome = simulate(&plan, &machine, &run, &mut moved, |record| log.push(record.clone())).unwrap();
         assert!(outcome.finished);
-        let fault = log.iter().find(|r| matches!(&r.what, What::Event(event) if is_fault(event)));
+        let fault = log.iter().find(|r| matches!(&r.what, RecordBody::Event(event) if is_fault(event)));
         assert_eq!(fault, None, "case {case}");
         assert_eq!(moved.twice, 0, "case {case}");
         for pipeline in &plan.pipelines {
-            let Source::Batch(parts) = &pipeline.source else { panic!("only messages") };
+            let PipelineSource::Batch(parts) = &pipeline.source else { panic!("only messages") };
             batched += usize::from(parts.len() > 1);
             for part in parts {
                 split += usize::from(part.member.parts_max() > 1);
@@ -119,7 +119,7 @@ fn every_byte_of_every_message_arrives_once_and_in_time() {
                 }
             }
         }
-        assert!(log.iter().all(|record| record.at >= EPOCH || matches!(record.what, What::Input(_))));
+        assert!(log.iter().all(|record| record.at >= EPOCH || matches!(record.what, RecordBody::Input(_))));
         ran += 1;
     }
     assert!(ran > 30 && split > 20 && batched > 30, "{ran} {split} {batched}");

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 
 use crate::support::{Draw, EPOCH, empty, events, machine, run_of};
-use headway_core::decisions::dispatch::{Event, Input};
+use headway_core::decisions::dispatch::{DispatchEvent, DispatchInput};
 use headway_core::files::machine::Machine;
-use headway_core::files::workload::{Block, Message, Workload};
-use headway_core::log::Record;
-use headway_core::plan::combine::Mode;
-use headway_core::plan::payload::{Gathered, Payload, Piece};
+use headway_core::files::workload::{Message, MessageBlock, Workload};
+use headway_core::log::LogRecord;
+use headway_core::plan::combine::CombineEffort;
+use headway_core::plan::payload::{Gathered, Payload, PayloadChunk};
 use headway_core::plan::planner::{PlanOptions, plan};
-use headway_core::plan::{Outcome as Answer, Plan, Source, Strategy};
+use headway_core::plan::{Outcome as Answer, PipelineSource, Plan, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_sim::{Run, simulate};
 
@@ -27,8 +27,8 @@ struct Moved<'a> {
 }
 
 /// The job that a cycle carries something of.
-fn job(plan: &Plan, piece: &Piece) -> u64 {
-    let Source::Batch(parts) = &plan.pipelines[piece.pipeline as usize].source else { return piece.cycle };
+fn job(plan: &Plan, piece: &PayloadChunk) -> u64 {
+    let PipelineSource::Batch(parts) = &plan.pipelines[piece.pipeline as usize].source else { return piece.cycle };
     let part = &parts[piece.index as usize];
     let slot = part.member.levels.last().unwrap().grid.slot(piece.cycle);
     let planned = part.in_cycle(piece.cycle).map(|(job, _)| job);
@@ -42,7 +42,7 @@ impl Payload for Moved<'_> {
         Ok(Gathered::default())
     }
 
-    fn execute(&mut self, piece: &Piece) -> Result<(), Infallible> {
+    fn execute(&mut self, piece: &PayloadChunk) -> Result<(), Infallible> {
         let key = (piece.pipeline, piece.index, job(self.plan, piece));
         self.arrived.entry(key).or_default().push((piece.offset.0, piece.bytes.0));
         Ok(())
@@ -62,7 +62,7 @@ fn messages(machine: &Machine, draw: &mut Draw) -> Workload {
         let (from, to) = if draw.below(2) == 0 { (host.clone(), gpu) } else { (gpu, host.clone()) };
         // What costs little more than its set-up is combined, what takes long fills windows.
         let most = *draw.pick(&[3_000, 3_000, 20_000_000]);
-        Block { from, to, bytes: Bytes(draw.within(1, most)) }
+        MessageBlock { from, to, bytes: Bytes(draw.within(1, most)) }
     };
     let message = |number: u64, draw: &mut Draw| {
         let period = if draw.below(2) == 0 { *draw.pick(&[5, 10, 20, 40]) * MS } else { draw.within(4 * MS, 60 * MS) };
@@ -75,7 +75,7 @@ fn messages(machine: &Machine, draw: &mut Draw) -> Workload {
         }
     };
     let messages = (0..draw.within(2, 5)).map(|number| message(number, draw)).collect();
-    Workload { messages, transform: Mode::Greedy, ..empty() }
+    Workload { messages, transform: CombineEffort::Greedy, ..empty() }
 }
 
 /// When each job is there: when the message says at the latest, or later by up to two periods. By (message, job).
@@ -107,40 +107,43 @@ fn check(plan: &Plan, machine: &Machine, there: &BTreeMap<(u32, u64), u64>, seen
     let cycles: Vec<u64> = plan.pipelines.iter().map(|p| END.saturating_sub(p.start.0).div_ceil(p.period.0)).collect();
     let mut inputs = Vec::new();
     for of in &plan.announced {
-        let alone = plan.pipelines[of.pipeline as usize].source == Source::Message;
+        let alone = plan.pipelines[of.pipeline as usize].source == PipelineSource::Message;
         for (&(message, job), &at) in there.range((of.message, 0)..=(of.message, u64::MAX)) {
             if message == of.message && (!alone || job < cycles[of.pipeline as usize]) {
-                inputs.push((Nanos(at), Input::Ready { pipeline: of.pipeline, part: of.part, job }));
+                inputs.push((Nanos(at), DispatchInput::Ready { pipeline: of.pipeline, part: of.part, job }));
             }
         }
     }
     inputs.sort_by_key(|(at, _)| *at);
     let run = Run { cycles, inputs, ..run_of(plan, 0) };
     let mut moved = Moved { plan, arrived: Arrived::new() };
-    let mut log: Vec<Record> = Vec::new();
+    let mut log: Vec<LogRecord> = Vec::new();
     let outcome = simulate(plan, machine, &run, &mut moved, |record| log.push(record.clone()));
     assert!(outcome.unwrap().finished, "seed {seed}");
     let speaks = |pipeline: u32| {
         plan.announced.iter().any(|of| of.pipeline == pipeline)
-            && plan.pipelines[pipeline as usize].source == Source::Message
+            && plan.pipelines[pipeline as usize].source == PipelineSource::Message
     };
     let mut given_up = BTreeMap::new();
     for event in events(&log) {
         match *event {
-            Event::Unready { pipeline, part, job, left } => {
+            DispatchEvent::Unready { pipeline, part, job, left } => {
                 assert!(given_up.insert((pipeline, part, job), left.0).is_none(), "seed {seed}");
             }
-            Event::Late { pipeline, .. } | Event::DataLate { pipeline, .. } if speaks(pipeline) => {
+            DispatchEvent::Late { pipeline, .. } | DispatchEvent::DataLate { pipeline, .. } if speaks(pipeline) => {
                 seen.late_alone += 1;
             }
-            Event::Late { .. } | Event::DataLate { .. } | Event::Overrun { .. } | Event::ReleaseLate { .. } => {
+            DispatchEvent::Late { .. }
+            | DispatchEvent::DataLate { .. }
+            | DispatchEvent::Overrun { .. }
+            | DispatchEvent::ReleaseLate { .. } => {
                 panic!("seed {seed}: {event:?}")
             }
             _ => {}
         }
     }
     for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
-        let Source::Batch(parts) = &pipeline.source else { continue };
+        let PipelineSource::Batch(parts) = &pipeline.source else { continue };
         for (index, part) in (0u32..).zip(parts) {
             let of = &part.message;
             seen.split += u64::from(part.member.parts_max() > 1);
@@ -180,7 +183,7 @@ fn hurried() -> Workload {
         period: Nanos(period * MS),
         start: Nanos::ZERO,
         late: Some(Nanos(late * MS)),
-        blocks: vec![Block { from: "host".into(), to: "gpu0".into(), bytes: Bytes(100_000) }],
+        blocks: vec![MessageBlock { from: "host".into(), to: "gpu0".into(), bytes: Bytes(100_000) }],
     };
     let messages = vec![message("camera", 5, 4), message("lidar", 10, 1)];
     Workload { messages, ..empty() }
@@ -191,7 +194,7 @@ fn a_block_that_is_there_as_late_as_its_message_says_is_carried_in_any_batch() {
     let (machine, workload) = (machine("h200-x4"), hurried());
     let plan = plan(&machine, &workload, PlanOptions { strategy: Some(Strategy::Combined) }).unwrap();
     assert_eq!(plan.verdict.outcome, Answer::Schedulable);
-    assert!(plan.pipelines.iter().any(|of| matches!(&of.source, Source::Batch(parts) if parts.len() == 2)));
+    assert!(plan.pipelines.iter().any(|of| matches!(&of.source, PipelineSource::Batch(parts) if parts.len() == 2)));
     for early in [0, 1, MS] {
         let at = |of: &Message, job: u64| of.late.unwrap().0 - early.min(of.late.unwrap().0) + job * of.period.0;
         let there = (0u32..).zip(&workload.messages);

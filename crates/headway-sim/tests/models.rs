@@ -1,13 +1,13 @@
 //! What `plan` says under each of its three models, against simulated runs.
 
 use crate::support::{Draw, Null, events, flows, is_fault, logged, run_of};
-use headway_core::analysis::schedulability::Strength;
+use headway_core::analysis::schedulability::TestStrength;
 use headway_core::files::machine::shipped;
 use headway_core::files::workload::{Workload, parse};
 use headway_core::plan::planner::{Evidence, ModelAnswer, PlanOptions, models, plan};
 use headway_core::plan::{Outcome, Plan};
 use headway_core::units::Nanos;
-use headway_sim::Faults;
+use headway_sim::SimFaults;
 
 fn planned(workload: &Workload) -> Plan {
     plan(&shipped("tyan-ft72b7015").unwrap(), workload, PlanOptions::default()).unwrap()
@@ -38,7 +38,7 @@ fn some_job_is_late(plan: &Plan, least: Option<u32>, seed: u64) -> bool {
     let mut run = run_of(plan, 0);
     run.cycles = plan.pipelines.iter().map(|p| 12 * longest / p.period.0).collect();
     run.seed = seed;
-    run.faults = Faults { kernel_ppm_min: least, ..Faults::default() };
+    run.faults = SimFaults { kernel_ppm_min: least, ..SimFaults::default() };
     let (outcome, log) = logged(plan, &machine, &run, &mut Null::full(plan));
     assert!(outcome.unwrap().finished);
     events(&log).any(is_fault)
@@ -55,7 +55,7 @@ fn a_yes_of_each_model_implies_those_after_it_and_no_run_that_it_holds_for_is_la
         assert!(yes[0] <= yes[1] && yes[1] <= yes[2], "case {case}: {answers:?}");
         assert_eq!(
             answers.iter().map(|a| a.strength).collect::<Vec<_>>(),
-            [Strength::Exact, Strength::Exact, Strength::Necessary]
+            [TestStrength::Exact, TestStrength::Exact, TestStrength::Necessary]
         );
         seen[yes.iter().filter(|yes| **yes).count()] += 1;
         if yes[2] {

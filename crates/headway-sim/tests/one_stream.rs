@@ -2,11 +2,13 @@
 
 use crate::support::{Draw, Null, empty, events, is_fault, logged, run_of};
 use headway_core::files::machine::{Machine, parse};
-use headway_core::files::workload::{Cycle, Grouping, OnMiss, Parameters, Place, Placement, Step, Stream, Workload};
+use headway_core::files::workload::{
+    CopyEndpoint, Cycle, Grouping, OnMiss, Parameters, Stream, StreamPlacement, StreamStep, Workload,
+};
 use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Outcome, Plan, Strength};
 use headway_core::units::{Bytes, Nanos};
-use headway_sim::Faults;
+use headway_sim::SimFaults;
 
 /// A node whose one copy engine serves both directions, at 1 GB/s, and whose kernels do 4 GB/s.
 fn half_duplex() -> Machine {
@@ -32,12 +34,12 @@ fn half_duplex() -> Machine {
 }
 
 fn drawn(draw: &mut Draw) -> Workload {
-    let copy = |from: Place, to: Place| Step::Copy { from, to };
-    let mut steps = vec![copy(Place::Host, Place::OwnGpu)];
+    let copy = |from: CopyEndpoint, to: CopyEndpoint| StreamStep::Copy { from, to };
+    let mut steps = vec![copy(CopyEndpoint::Host, CopyEndpoint::OwnGpu)];
     for _ in 0..draw.below(2) {
-        steps.push(Step::Compute { kernel: "spin".to_owned() });
+        steps.push(StreamStep::Compute { kernel: "spin".to_owned() });
     }
-    steps.push(copy(Place::OwnGpu, Place::Host));
+    steps.push(copy(CopyEndpoint::OwnGpu, CopyEndpoint::Host));
     let period = draw.within(2_000_000, 10_000_000);
     let stream = Stream {
         id: "a".to_owned(),
@@ -45,7 +47,7 @@ fn drawn(draw: &mut Draw) -> Workload {
         period: Nanos(period),
         deadline: Nanos(draw.within(period / 2, 4 * period)),
         start: Nanos(draw.below(period)),
-        gpu: Placement::Auto,
+        gpu: StreamPlacement::Auto,
         steps,
         on_miss: OnMiss::Finish,
         parameters: Parameters::default(),
@@ -59,7 +61,7 @@ fn drawn(draw: &mut Draw) -> Workload {
 /// Whether some job of a run is late whose kernels take at least `least` ppm of their worst case.
 fn is_late(plan: &Plan, machine: &Machine, least: Option<u32>, seed: u64) -> bool {
     let mut run = run_of(plan, 40);
-    (run.seed, run.faults) = (seed, Faults { kernel_ppm_min: least, ..Faults::default() });
+    (run.seed, run.faults) = (seed, SimFaults { kernel_ppm_min: least, ..SimFaults::default() });
     let (outcome, log) = logged(plan, machine, &run, &mut Null::full(plan));
     assert!(outcome.unwrap().finished);
     events(&log).any(is_fault)
@@ -98,7 +100,7 @@ fn two_copies_of_a_stream_on_one_engine_do_not_meet() {
     let stream = &mut workload.streams[0];
     stream.packet = Bytes(4_000_000);
     (stream.period, stream.deadline) = (Nanos(10_000_000), Nanos(10_000_000));
-    stream.steps.retain(|step| matches!(step, Step::Copy { .. }));
+    stream.steps.retain(|step| matches!(step, StreamStep::Copy { .. }));
     workload.cycle = Cycle::Arrival;
     let found = plan(&half_duplex(), &workload, PlanOptions::default()).unwrap();
     assert_eq!((found.verdict.outcome, found.verdict.strength), (Outcome::Schedulable, Strength::Exact));

@@ -1,14 +1,14 @@
 //! Runs as such: the same seed gives the same log, faults do what they say, and every run comes to an end.
 
 use crate::support::{Draw, Null, events, is_fault, logged, machine, run_of};
-use headway_core::decisions::dispatch::{Action, Dispatcher, Event, Input, Limits};
+use headway_core::decisions::dispatch::{DispatchAction, DispatchEvent, DispatchInput, Dispatcher, DispatcherLimits};
 use headway_core::files::machine::Machine;
 use headway_core::files::workload;
-use headway_core::log::{Record, What};
+use headway_core::log::{LogRecord, RecordBody};
 use headway_core::plan::planner::{PlanOptions, plan};
-use headway_core::plan::{Plan, Source};
+use headway_core::plan::{PipelineSource, Plan};
 use headway_core::units::{Bytes, Nanos};
-use headway_sim::{Faults, Run, SimError};
+use headway_sim::{Run, SimError, SimFaults};
 
 /// Sixteen streams on four GPUs, a message and a flow.
 fn mixed() -> (Machine, Plan) {
@@ -39,11 +39,11 @@ fn one_stream() -> (Machine, Plan) {
     (machine, plan)
 }
 
-fn seeded(plan: &Plan, seed: u64, faults: Faults) -> Run {
+fn seeded(plan: &Plan, seed: u64, faults: SimFaults) -> Run {
     Run { seed, faults, ..run_of(plan, 12) }
 }
 
-fn log_of(machine: &Machine, plan: &Plan, run: &Run) -> Vec<Record> {
+fn log_of(machine: &Machine, plan: &Plan, run: &Run) -> Vec<LogRecord> {
     let (outcome, log) = logged(plan, machine, run, &mut Null::partial(plan, 7));
     outcome.unwrap();
     log
@@ -52,40 +52,40 @@ fn log_of(machine: &Machine, plan: &Plan, run: &Run) -> Vec<Record> {
 #[test]
 fn the_same_seed_gives_the_same_log_and_another_seed_another_one() {
     let (machine, plan) = mixed();
-    let faults = Faults { kernel_ppm_min: Some(300_000), data_late_max: Nanos(50_000), ..Faults::default() };
+    let faults = SimFaults { kernel_ppm_min: Some(300_000), data_late_max: Nanos(50_000), ..SimFaults::default() };
     let first = log_of(&machine, &plan, &seeded(&plan, 1, faults));
     assert!(first.len() > 1_000);
     assert_eq!(first, log_of(&machine, &plan, &seeded(&plan, 1, faults)));
-    for faults in [Faults { data_late_max: Nanos::ZERO, ..faults }, Faults { kernel_ppm_min: None, ..faults }] {
+    for faults in [SimFaults { data_late_max: Nanos::ZERO, ..faults }, SimFaults { kernel_ppm_min: None, ..faults }] {
         let one = log_of(&machine, &plan, &seeded(&plan, 1, faults));
         assert_ne!(one, log_of(&machine, &plan, &seeded(&plan, 2, faults)), "{faults:?}");
     }
     // Without faults nothing is drawn.
-    let none = Faults::default();
+    let none = SimFaults::default();
     assert_eq!(log_of(&machine, &plan, &seeded(&plan, 1, none)), log_of(&machine, &plan, &seeded(&plan, 2, none)));
 }
 
 #[test]
 fn the_log_replays_record_by_record() {
     let (machine, plan) = mixed();
-    let faults = Faults { kernel_ppm_min: Some(0), data_late_max: Nanos(3_000_000), ..Faults::default() };
-    replays(&log_of(&machine, &plan, &seeded(&plan, 3, faults)), plan, Limits::default());
+    let faults = SimFaults { kernel_ppm_min: Some(0), data_late_max: Nanos(3_000_000), ..SimFaults::default() };
+    replays(&log_of(&machine, &plan, &seeded(&plan, 3, faults)), plan, DispatcherLimits::default());
 }
 
 /// Feeds the inputs of `log` to a new dispatcher, which must do all that the log says, and no more.
 #[track_caller]
-fn replays(log: &[Record], plan: Plan, limits: Limits) {
+fn replays(log: &[LogRecord], plan: Plan, limits: DispatcherLimits) {
     let mut dispatcher = Dispatcher::new(plan, limits).unwrap();
     let mut now = Nanos::ZERO;
     for record in log {
-        if matches!(record.what, What::Input(_)) && record.at > now {
+        if matches!(record.what, RecordBody::Input(_)) && record.at > now {
             assert_eq!((dispatcher.poll_action(), dispatcher.poll_event()), (None, None), "before {record:?}");
             now = record.at;
         }
         match &record.what {
-            What::Input(input) => dispatcher.handle(record.at, input).unwrap(),
-            What::Action(action) => assert_eq!(dispatcher.poll_action().as_ref(), Some(action)),
-            What::Event(event) => assert_eq!(dispatcher.poll_event().as_ref(), Some(event)),
+            RecordBody::Input(input) => dispatcher.handle(record.at, input).unwrap(),
+            RecordBody::Action(action) => assert_eq!(dispatcher.poll_action().as_ref(), Some(action)),
+            RecordBody::Event(event) => assert_eq!(dispatcher.poll_event().as_ref(), Some(event)),
         }
     }
     assert!(dispatcher.is_finished());
@@ -110,12 +110,13 @@ fn overloaded_runs_whose_data_has_to_wait_replay_record_by_record() {
         let mut plan = plan(&machine, &workload, PlanOptions::default()).unwrap();
         // Whatever opens late is told.
         plan.jitter = Nanos::ZERO;
-        let limits = Limits { cycles_in_flight_max: draw.within(2, 8) as usize, ..Limits::default() };
+        let limits =
+            DispatcherLimits { cycles_in_flight_max: draw.within(2, 8) as usize, ..DispatcherLimits::default() };
         let late = if draw.below(2) == 0 { 0 } else { draw.below(100_000) };
-        let faults = Faults { data_late_max: Nanos(late), ..Faults::default() };
+        let faults = SimFaults { data_late_max: Nanos(late), ..SimFaults::default() };
         let run = Run { limits, seed, faults, ..run_of(&plan, 100) };
         let log = log_of(&machine, &plan, &run);
-        held += events(&log).filter(|event| matches!(event, Event::DataLate { .. })).count();
+        held += events(&log).filter(|event| matches!(event, DispatchEvent::DataLate { .. })).count();
         replays(&log, plan, limits);
     }
     assert!(held > 1_000, "{held} blocks had to wait");
@@ -127,16 +128,16 @@ fn the_outcome_counts_what_the_log_holds_and_the_payload_sees_every_block() {
     let mut null = Null::full(&plan);
     let (outcome, log) = logged(&plan, &machine, &run_of(&plan, 9), &mut null);
     let outcome = outcome.unwrap();
-    let count = |kind: fn(&What) -> bool| log.iter().filter(|record| kind(&record.what)).count() as u64;
-    assert_eq!(outcome.inputs, count(|what| matches!(what, What::Input(_))));
-    assert_eq!(outcome.actions, count(|what| matches!(what, What::Action(_))));
-    assert_eq!(outcome.events, count(|what| matches!(what, What::Event(_))));
+    let count = |kind: fn(&RecordBody) -> bool| log.iter().filter(|record| kind(&record.what)).count() as u64;
+    assert_eq!(outcome.inputs, count(|what| matches!(what, RecordBody::Input(_))));
+    assert_eq!(outcome.actions, count(|what| matches!(what, RecordBody::Action(_))));
+    assert_eq!(outcome.events, count(|what| matches!(what, RecordBody::Event(_))));
     assert_eq!(outcome.end, log.last().unwrap().at);
     assert!(log.is_sorted_by_key(|record| record.at));
     let pipelines = plan.pipelines.len() as u64;
-    let fed = plan.pipelines.iter().filter(|p| matches!(p.source, Source::Streams(_))).count() as u64;
+    let fed = plan.pipelines.iter().filter(|p| matches!(p.source, PipelineSource::Streams(_))).count() as u64;
     assert_eq!((null.gathered, null.delivered), (9 * fed, 9 * pipelines));
-    assert_eq!(null.executed, count(|what| matches!(what, What::Action(Action::Submit { .. }))));
+    assert_eq!(null.executed, count(|what| matches!(what, RecordBody::Action(DispatchAction::Submit { .. }))));
     assert!(!events(&log).any(is_fault));
 }
 
@@ -144,14 +145,14 @@ fn the_outcome_counts_what_the_log_holds_and_the_payload_sees_every_block() {
 fn a_failing_operation_halts_the_run_and_nothing_is_submitted_after_it() {
     let (machine, plan) = mixed();
     for failing in [0, 1, 17, 100] {
-        let faults = Faults { fail_operation: Some(failing), ..Faults::default() };
+        let faults = SimFaults { fail_operation: Some(failing), ..SimFaults::default() };
         let (outcome, log) = logged(&plan, &machine, &seeded(&plan, 1, faults), &mut Null::full(&plan));
         assert!(!outcome.unwrap().finished);
-        let failed = What::Input(Input::Failed { operation: failing });
+        let failed = RecordBody::Input(DispatchInput::Failed { operation: failing });
         let at = log.iter().position(|record| record.what == failed).unwrap();
         let after = &log[at..];
-        assert!(!after.iter().any(|record| matches!(record.what, What::Action(Action::Submit { .. }))));
-        assert_eq!(events(after).filter(|event| matches!(event, Event::Halted { .. })).count(), 1);
+        assert!(!after.iter().any(|record| matches!(record.what, RecordBody::Action(DispatchAction::Submit { .. }))));
+        assert_eq!(events(after).filter(|event| matches!(event, DispatchEvent::Halted { .. })).count(), 1);
     }
 }
 
@@ -159,13 +160,13 @@ fn a_failing_operation_halts_the_run_and_nothing_is_submitted_after_it() {
 fn late_data_is_told_by_how_much() {
     let (machine, plan) = one_stream();
     let late_max = Nanos(400_000);
-    let faults = Faults { data_late_max: late_max, ..Faults::default() };
+    let faults = SimFaults { data_late_max: late_max, ..SimFaults::default() };
     let run = Run { faults, ..run_of(&plan, 40) };
     let (outcome, log) = logged(&plan, &machine, &run, &mut Null::full(&plan));
     assert!(outcome.unwrap().finished);
     let mut late = 0;
     for record in &log {
-        if let What::Event(Event::DataLate { cycle, by, .. }) = record.what {
+        if let RecordBody::Event(DispatchEvent::DataLate { cycle, by, .. }) = record.what {
             assert_eq!(record.at, run.epoch + plan.pipelines[0].release(cycle, 0) + by);
             assert!(by > Nanos::ZERO && by <= late_max);
             late += 1;
@@ -177,21 +178,21 @@ fn late_data_is_told_by_how_much() {
 #[test]
 fn data_that_is_later_than_its_window_makes_packets_miss() {
     let (machine, plan) = one_stream();
-    let faults = Faults { data_late_max: Nanos(20_000_000), ..Faults::default() };
+    let faults = SimFaults { data_late_max: Nanos(20_000_000), ..SimFaults::default() };
     let run = Run { faults, ..run_of(&plan, 40) };
     let (outcome, log) = logged(&plan, &machine, &run, &mut Null::full(&plan));
     assert!(outcome.unwrap().finished);
-    assert!(events(&log).any(|event| matches!(event, Event::Missed { .. })));
+    assert!(events(&log).any(|event| matches!(event, DispatchEvent::Missed { .. })));
 }
 
 #[test]
 fn packets_beyond_the_last_one_do_not_miss() {
     let (machine, plan) = one_stream();
-    let faults = Faults { data_late_max: Nanos(20_000_000), ..Faults::default() };
+    let faults = SimFaults { data_late_max: Nanos(20_000_000), ..SimFaults::default() };
     let run = Run { faults, packets: vec![5], ..run_of(&plan, 40) };
     let (_, log) = logged(&plan, &machine, &run, &mut Null::full(&plan));
     let missed = events(&log).filter_map(|event| match event {
-        Event::Missed { packet, .. } => Some(*packet),
+        DispatchEvent::Missed { packet, .. } => Some(*packet),
         _ => None,
     });
     assert!(missed.max().unwrap() < 5);
@@ -211,7 +212,8 @@ fn a_run_of_one_cycle_delivers_one() {
     let (machine, plan) = one_stream();
     let (outcome, log) = logged(&plan, &machine, &run_of(&plan, 1), &mut Null::full(&plan));
     assert!(outcome.unwrap().finished);
-    let delivered = log.iter().filter(|r| r.what == What::Action(Action::Deliver { pipeline: 0, cycle: 0 })).count();
+    let delivered =
+        log.iter().filter(|r| r.what == RecordBody::Action(DispatchAction::Deliver { pipeline: 0, cycle: 0 })).count();
     assert_eq!(delivered, 1);
 }
 
@@ -225,7 +227,7 @@ impl headway_core::plan::payload::Payload for Silent {
         Ok(headway_core::plan::payload::Gathered { block: Bytes(0), longest_portion: Bytes(0) })
     }
 
-    fn execute(&mut self, _: &headway_core::plan::payload::Piece) -> Result<(), Self::Error> {
+    fn execute(&mut self, _: &headway_core::plan::payload::PayloadChunk) -> Result<(), Self::Error> {
         unreachable!("nothing to execute")
     }
 
@@ -240,8 +242,8 @@ fn empty_cycles_cost_nothing_and_are_told() {
     let mut log = Vec::new();
     let outcome = headway_sim::simulate(&plan, &machine, &run_of(&plan, 5), &mut Silent, |r| log.push(r.clone()));
     assert!(outcome.unwrap().finished);
-    let seen: Vec<Event> = events(&log).cloned().collect();
-    assert_eq!(seen, (0..5).map(|cycle| Event::Empty { pipeline: 0, cycle }).collect::<Vec<_>>());
+    let seen: Vec<DispatchEvent> = events(&log).cloned().collect();
+    assert_eq!(seen, (0..5).map(|cycle| DispatchEvent::Empty { pipeline: 0, cycle }).collect::<Vec<_>>());
 }
 
 #[test]
@@ -251,7 +253,7 @@ fn a_run_that_falls_behind_goes_on_within_the_limit_of_cycles_in_flight() {
     // Three packets arrive in the time that the kernel takes for one.
     slow.streams[0].period = Nanos(10_000);
     slow.pipelines[0].period = Nanos(10_000);
-    let limits = Limits { cycles_in_flight_max: 4, ..Limits::default() };
+    let limits = DispatcherLimits { cycles_in_flight_max: 4, ..DispatcherLimits::default() };
     let run = Run { limits, ..run_of(&slow, 50) };
     let mut null = Null::full(&slow);
     let (outcome, log) = logged(&slow, &machine, &run, &mut null);
@@ -260,15 +262,15 @@ fn a_run_that_falls_behind_goes_on_within_the_limit_of_cycles_in_flight() {
     let (mut open, mut most) = (0i32, 0);
     for record in &log {
         match record.what {
-            What::Input(Input::Data { .. }) => open += 1,
-            What::Action(Action::Deliver { .. }) => open -= 1,
+            RecordBody::Input(DispatchInput::Data { .. }) => open += 1,
+            RecordBody::Action(DispatchAction::Deliver { .. }) => open -= 1,
             _ => {}
         }
         most = most.max(open);
     }
     // A cycle's delivery is polled after the data that took its place.
     assert!((4..=5).contains(&most), "{most}");
-    assert!(events(&log).any(|event| matches!(event, Event::DataLate { .. })));
+    assert!(events(&log).any(|event| matches!(event, DispatchEvent::DataLate { .. })));
 }
 
 #[test]
@@ -283,11 +285,17 @@ fn a_plan_for_another_machine_is_refused() {
 fn times_that_do_not_fit_are_refused() {
     let (machine, plan) = one_stream();
     let (outcome, _) = logged(&plan, &machine, &run_of(&plan, u64::MAX), &mut Null::full(&plan));
-    assert!(matches!(outcome, Err(SimError::Dispatch(headway_core::decisions::dispatch::Refused::TooLong { .. }))));
+    assert!(matches!(
+        outcome,
+        Err(SimError::Dispatch(headway_core::decisions::dispatch::DispatchRefused::TooLong { .. }))
+    ));
     let (machine, plan) = mixed();
     let run = Run { epoch: Nanos::MAX, ..run_of(&plan, 1) };
     let (outcome, _) = logged(&plan, &machine, &run, &mut Null::full(&plan));
-    assert!(matches!(outcome, Err(SimError::Dispatch(headway_core::decisions::dispatch::Refused::TooLong { .. }))));
+    assert!(matches!(
+        outcome,
+        Err(SimError::Dispatch(headway_core::decisions::dispatch::DispatchRefused::TooLong { .. }))
+    ));
 }
 
 #[test]
@@ -295,7 +303,7 @@ fn operations_begin_when_submitted_to_idle_engines_and_take_what_the_model_says(
     let text = "name = \"one\"\n[run]\ncycle = \"arrival\"\n[[stream]]\nid = \"s\"\npacket = \"4 KiB\"\nperiod = \"5 ms\"\n\
                 deadline = \"12 ms\"\nsteps = [{ copy = \"host -> gpu\" }, { compute = \"spin\" }, { copy = \"gpu -> host\" }]\n";
     let mut workload = workload::parse("one.toml", text).unwrap().value;
-    workload.streams[0].steps[1] = workload::Step::Compute { kernel: "aes128-cbc".to_owned() };
+    workload.streams[0].steps[1] = workload::StreamStep::Compute { kernel: "aes128-cbc".to_owned() };
     // A node of round figures.
     let text = include_str!("../../headway-core/tests/machines/h200-x1.toml");
     let machine = headway_core::files::machine::parse("h200-x1", text).unwrap();
@@ -311,12 +319,12 @@ fn operations_begin_when_submitted_to_idle_engines_and_take_what_the_model_says(
     let mut took = Vec::new();
     for record in &log {
         match record.what {
-            What::Action(Action::Submit { .. }) => submitted.push(record.at),
-            What::Input(Input::Done { operation, started, finished }) => {
+            RecordBody::Action(DispatchAction::Submit { .. }) => submitted.push(record.at),
+            RecordBody::Input(DispatchInput::Done { operation, started, finished }) => {
                 assert_eq!((started, finished), (submitted[operation as usize], record.at));
                 took.push(finished - started);
             }
-            What::Input(_) | What::Action(_) | What::Event(_) => {}
+            RecordBody::Input(_) | RecordBody::Action(_) | RecordBody::Event(_) => {}
         }
     }
     assert_eq!(took, [copy(55_500), kernel, copy(55_400)].repeat(3));

@@ -1,13 +1,14 @@
 //! Simulated blocking against the analysis: token wait, every wait for an engine, and their sum stay within their bounds.
 
-use headway_core::analysis::sharing::{Analysis, System, Verdict, analyse, timely};
-use headway_core::decisions::engine_lock::Order;
+use headway_core::analysis::sharing::{Analysis, System, TardinessVerdict, analyse, timely};
+use headway_core::decisions::engine_lock::LockOrder;
 use headway_core::decisions::predictor::Form;
-use headway_core::decisions::sharing::{Direction, Distances, Segment};
-use headway_core::decisions::token::Mode;
+use headway_core::decisions::sharing::{Distances, JobSegment, TaskDirection};
+use headway_core::decisions::token::TokenMode;
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_sim::sharing::{
-    Arbitration, Cluster, CopyEngines, Costs, Finished, Observer, Scenario, Setting, Task, analysis_of, simulate,
+    ArbitrationScheme, Cluster, ClusterCosts, ClusterSetting, CopyEngines, Finished, Scenario, SimObserver, SimTask,
+    analysis_of, simulate,
 };
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -26,7 +27,7 @@ struct Most {
 
 struct Watch(Vec<Most>, u64);
 
-impl Observer for Watch {
+impl SimObserver for Watch {
     fn job(&mut self, finished: &Finished<'_>) {
         let most = &mut self.0[finished.job.task.0 as usize];
         let blocked = finished.blocked;
@@ -51,19 +52,19 @@ impl Draw {
     }
 }
 
-fn task(draw: &mut Draw, number: u64) -> Task {
+fn task(draw: &mut Draw, number: u64) -> SimTask {
     let period = draw.time(10 * MS, 60 * MS);
-    let mut segments = vec![Segment::Execute { kernel: "k".into(), time: draw.time(MS / 10, 4 * MS) }];
+    let mut segments = vec![JobSegment::Execute { kernel: "k".into(), time: draw.time(MS / 10, 4 * MS) }];
     for _ in 0..draw.within(0, 6) {
-        let direction = if draw.within(0, 1) == 0 { Direction::ToGpu } else { Direction::FromGpu };
+        let direction = if draw.within(0, 1) == 0 { TaskDirection::ToGpu } else { TaskDirection::FromGpu };
         segments.push(match draw.within(0, 2) {
-            0 => Segment::Cpu(draw.time(MS / 10, 3 * MS)),
-            1 => Segment::Execute { kernel: "k".into(), time: draw.time(MS / 10, 4 * MS) },
-            _ => Segment::Copy { direction, bytes: Bytes(draw.within(1, 5 << 20)) },
+            0 => JobSegment::Cpu(draw.time(MS / 10, 3 * MS)),
+            1 => JobSegment::Execute { kernel: "k".into(), time: draw.time(MS / 10, 4 * MS) },
+            _ => JobSegment::Copy { direction, bytes: Bytes(draw.within(1, 5 << 20)) },
         });
     }
     let outside = |draw: &mut Draw| if draw.within(0, 1) == 0 { Nanos::ZERO } else { draw.time(1, 3 * MS) };
-    Task {
+    SimTask {
         name: format!("t{number}"),
         period,
         deadline: Nanos(draw.within(period.0 / 2, period.0 * 2)),
@@ -84,7 +85,7 @@ fn cluster(draw: &mut Draw) -> Cluster {
         cpus: draw.within(1, 4) as u32,
         copy_engines: if draw.within(0, 1) == 0 { CopyEngines::One } else { CopyEngines::Two },
         distances: Distances::switched(gpus, 2),
-        costs: Costs {
+        costs: ClusterCosts {
             to_gpu: rate(draw),
             from_gpu: rate(draw),
             peer: vec![rate(draw), rate(draw)],
@@ -104,18 +105,25 @@ fn compare(seed: u64) -> Option<[u64; 3]> {
     let cluster = cluster(&mut draw);
     let codes = Scenario::distinct();
     let scenario = codes[draw.within(0, codes.len() as u64 - 1) as usize];
-    let modes = [Mode::Optimal, Mode::WorkConserving, Mode::Relaxed(cluster.cpus), Mode::Fifo];
+    let modes = [TokenMode::Optimal, TokenMode::WorkConserving, TokenMode::Relaxed(cluster.cpus), TokenMode::Fifo];
     let mode = modes[draw.within(0, 3) as usize];
-    let order = Order::Arrival;
-    let setting =
-        Setting { scenario, tokens_per_gpu: None, order, mode, predictor: Form::WINDOW, seed, until: Nanos(600 * MS) };
+    let order = LockOrder::Arrival;
+    let setting = ClusterSetting {
+        scenario,
+        tokens_per_gpu: None,
+        order,
+        mode,
+        predictor: Form::WINDOW,
+        seed,
+        until: Nanos(600 * MS),
+    };
     let mut watch = Watch(vec![Most::default(); cluster.tasks.len()], 0);
     simulate(&cluster, &setting, &mut watch).unwrap_or_else(|error| panic!("seed {seed}: {error:?}"));
     assert!(watch.1 > 0, "seed {seed}: no job was complete");
     let (system, demands) = analysis_of(&cluster, &setting)?;
     let analysis = analyse(&system, &demands);
     if analysis.tasks.is_empty() {
-        let known = scenario.arbitration == Arbitration::EngineLocks;
+        let known = scenario.arbitration == ArbitrationScheme::EngineLocks;
         assert!(!known, "seed {seed}: {scenario} {mode:?} has no bound: {:?}", analysis.verdict);
         return None;
     }
@@ -149,7 +157,7 @@ struct OnTime {
     late: bool,
 }
 
-impl Observer for OnTime {
+impl SimObserver for OnTime {
     fn job(&mut self, finished: &Finished<'_>) {
         self.watch.job(finished);
         self.done[finished.job.task.0 as usize] += 1;
@@ -174,11 +182,11 @@ fn by_urgency(mut cluster: Cluster, code: &str, seed: u64) -> Option<u64> {
     let count = cluster.tasks.len();
     cluster.cpus = count as u32;
     cluster.tasks.iter_mut().for_each(|task| task.deadline = task.period);
-    let setting = Setting {
+    let setting = ClusterSetting {
         scenario: code.parse().unwrap(),
         tokens_per_gpu: Some(count as u32),
-        order: Order::Urgency,
-        mode: Mode::Priority,
+        order: LockOrder::Urgency,
+        mode: TokenMode::Priority,
         predictor: Form::WINDOW,
         seed,
         until: Nanos(900 * MS),
@@ -186,12 +194,12 @@ fn by_urgency(mut cluster: Cluster, code: &str, seed: u64) -> Option<u64> {
     let watch = Watch(vec![Most::default(); count], 0);
     let mut watch = OnTime { watch, done: vec![0; count], late: false };
     simulate(&cluster, &setting, &mut watch).unwrap_or_else(|error| panic!("seed {seed}: {error:?}"));
-    let due = |task: &Task| setting.until.saturating_sub(task.start).0 / task.period.0;
+    let due = |task: &SimTask| setting.until.saturating_sub(task.start).0 / task.period.0;
     let late = watch.late || cluster.tasks.iter().zip(&watch.done).any(|(task, done)| *done < due(task));
     let (system, demands) = analysis_of(&cluster, &setting)?;
     let bounds = timely(&system, &demands).unwrap_or_else(|why| panic!("seed {seed}: {why:?}"));
     let verdict = analyse(&system, &demands).verdict;
-    assert!(!late || verdict != Verdict::Yes, "seed {seed}: {code}: a job was late against the verdict");
+    assert!(!late || verdict != TardinessVerdict::Yes, "seed {seed}: {code}: a job was late against the verdict");
     if late {
         return None;
     }
@@ -219,15 +227,15 @@ fn engines_that_serve_the_most_urgent_first_keep_within_the_bound_of_jobs_on_tim
 fn a_kernel_behind_seven_more_urgent_ones_comes_near_the_bound_of_jobs_on_time() {
     let mut draw = Draw(Pcg64Mcg::seed_from_u64(1));
     let costs =
-        Costs { copy_setup: Nanos::ZERO, grant: Nanos::ZERO, handover: Nanos::ZERO, ..cluster(&mut draw).costs };
-    let task = |number| Task {
+        ClusterCosts { copy_setup: Nanos::ZERO, grant: Nanos::ZERO, handover: Nanos::ZERO, ..cluster(&mut draw).costs };
+    let task = |number| SimTask {
         name: format!("t{number}"),
         period: Nanos(100 * MS),
         deadline: Nanos(100 * MS),
         start: Nanos(number * MS / 10),
         state: Bytes(0),
         before: Nanos::ZERO,
-        segments: vec![Segment::Execute { kernel: "k".into(), time: Nanos(10 * MS) }],
+        segments: vec![JobSegment::Execute { kernel: "k".into(), time: Nanos(10 * MS) }],
         after: Nanos::ZERO,
         jitter_ppm: 0,
     };
@@ -245,7 +253,7 @@ struct Conserving {
     full: u64,
 }
 
-impl Observer for Conserving {
+impl SimObserver for Conserving {
     const WATCHES_CPUS: bool = true;
 
     fn cpus(&mut self, now: Nanos, running: usize, waiting: usize) {
@@ -266,10 +274,10 @@ fn no_job_waits_for_a_cpu_while_one_is_idle() {
             cluster.costs.call = draw.time(1, MS / 10);
         }
         let scenario = Scenario::distinct()[draw.within(0, 35) as usize];
-        let modes = [Mode::Optimal, Mode::WorkConserving, Mode::Relaxed(cluster.cpus), Mode::Fifo];
+        let modes = [TokenMode::Optimal, TokenMode::WorkConserving, TokenMode::Relaxed(cluster.cpus), TokenMode::Fifo];
         let mode = modes[draw.within(0, 3) as usize];
-        let order = Order::Arrival;
-        let setting = Setting {
+        let order = LockOrder::Arrival;
+        let setting = ClusterSetting {
             scenario,
             tokens_per_gpu: None,
             order,

@@ -5,7 +5,7 @@ use headway_core::files::machine::Machine;
 use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Outcome as Answer, Plan, Violation};
 use headway_core::units::Nanos;
-use headway_sim::{Faults, Run};
+use headway_sim::{Run, SimFaults};
 
 const US: u64 = 1_000;
 /// Unit of costs.
@@ -23,7 +23,7 @@ fn implicit(tasks: &[(u64, u64)]) -> Vec<(u64, u64, u64)> {
 }
 
 /// Whether some window is missed when flow `i` starts at `starts[i]` and all run for `span`.
-fn misses(machine: &Machine, plan: &Plan, starts: &[u64], span: u64, faults: Faults) -> bool {
+fn misses(machine: &Machine, plan: &Plan, starts: &[u64], span: u64, faults: SimFaults) -> bool {
     let mut plan = plan.clone();
     for (pipeline, &start) in plan.pipelines.iter_mut().zip(starts) {
         pipeline.start = Nanos(start);
@@ -75,7 +75,7 @@ fn small_sets_hold_exactly_if_the_plan_says_so() {
             Answer::Schedulable => {
                 yes += 1;
                 let starts = vec![0; set.len()];
-                assert!(!misses(&machine, &plan, &starts, HYPERPERIOD * US, Faults::default()), "{set:?}");
+                assert!(!misses(&machine, &plan, &starts, HYPERPERIOD * US, SimFaults::default()), "{set:?}");
             }
             Answer::NotSchedulable => {
                 let violation = plan.verdict.violation.as_ref().unwrap();
@@ -87,7 +87,7 @@ fn small_sets_hold_exactly_if_the_plan_says_so() {
                     no += 1;
                     (worst_starts(&plan, violation), violation.interval.0)
                 };
-                assert!(misses(&machine, &plan, &starts, span, Faults::default()), "{set:?}, {violation:?}");
+                assert!(misses(&machine, &plan, &starts, span, SimFaults::default()), "{set:?}, {violation:?}");
             }
             Answer::Undecided => panic!("{set:?}: {:?}", plan.verdict),
         }
@@ -112,7 +112,7 @@ fn accepted_small_sets_hold_with_any_offsets_costs_and_deadlines() {
             accepted += 1;
             for kernel_ppm_min in [None, Some(0)] {
                 let starts: Vec<u64> = set.iter().map(|&(_, p)| draw.below(p * US)).collect();
-                let faults = Faults { kernel_ppm_min, ..Faults::default() };
+                let faults = SimFaults { kernel_ppm_min, ..SimFaults::default() };
                 assert!(!misses(&machine, &plan, &starts, HYPERPERIOD * US, faults), "{tasks:?} at {starts:?}");
             }
         }
@@ -130,8 +130,8 @@ fn the_set_that_passes_the_test_of_the_longest_period_alone_misses() {
         (Some("1"), Nanos(2_001), Nanos(4_000))
     );
     let span = 72 * US;
-    assert!(!misses(&machine, &plan, &[0, 0, 0], 2 * US, Faults::default()));
-    assert!(misses(&machine, &plan, &[1, 0, 9 * US], span, Faults::default()));
+    assert!(!misses(&machine, &plan, &[0, 0, 0], 2 * US, SimFaults::default()));
+    assert!(misses(&machine, &plan, &[1, 0, 9 * US], span, SimFaults::default()));
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn costs_beyond_the_margin_of_a_plan_miss_and_up_to_it_hold() {
             }
         };
         set_costs(&mut stretched, margin);
-        assert!(!misses(&machine, &stretched, &vec![0; set.len()], HYPERPERIOD * US, Faults::default()), "{set:?}");
+        assert!(!misses(&machine, &stretched, &vec![0; set.len()], HYPERPERIOD * US, SimFaults::default()), "{set:?}");
         held += 1;
         // A thousandth more, where it is whole jobs that ask for too much and not the long run.
         let beyond = planned(&machine, &scaled(margin + 1_000));
@@ -163,7 +163,7 @@ fn costs_beyond_the_margin_of_a_plan_miss_and_up_to_it_hold() {
         if violation.interval > Nanos::ZERO {
             set_costs(&mut stretched, margin + 1_000);
             let starts = worst_starts(&plan, violation);
-            assert!(misses(&machine, &stretched, &starts, violation.interval.0, Faults::default()), "{set:?}");
+            assert!(misses(&machine, &stretched, &starts, violation.interval.0, SimFaults::default()), "{set:?}");
             missed += 1;
         }
     }

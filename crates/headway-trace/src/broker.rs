@@ -7,24 +7,24 @@ mod tests;
 
 use std::io::BufRead;
 
-use headway_core::decisions::sharing::log::Line;
+use headway_core::decisions::sharing::log::BrokerLogLine;
 
 pub use self::jobs::jobs;
-pub use self::replay::{Divergence, Replayed, replay};
+pub use self::replay::{BrokerDivergence, ReplayedBroker, replay};
 use crate::LogError;
 
 /// One file of a broker's log.
 #[derive(Debug)]
-pub struct Log {
+pub struct BrokerLog {
     /// What errors call it.
     pub(crate) name: String,
-    /// Lines with their numbers in the file, from 1. The first is a [`Line::Broker`].
-    pub(crate) lines: Vec<(u64, Line)>,
+    /// Lines with their numbers in the file, from 1. The first is a [`BrokerLogLine::Broker`].
+    pub(crate) lines: Vec<(u64, BrokerLogLine)>,
     /// Lines that were cut off when a broker was killed or a disk was full.
     pub(crate) torn: u64,
 }
 
-impl Log {
+impl BrokerLog {
     /// Reads a file; `name` is what errors call it.
     ///
     /// A line that is no line of a log is taken for cut off where a new start or the end of the file follows.
@@ -45,8 +45,8 @@ impl Log {
             if bytes.trim_ascii().is_empty() {
                 continue;
             }
-            match (serde_json::from_slice::<Line>(&bytes), cut.take()) {
-                (Ok(line @ Line::Broker(_)), broken) => {
+            match (serde_json::from_slice::<BrokerLogLine>(&bytes), cut.take()) {
+                (Ok(line @ BrokerLogLine::Broker(_)), broken) => {
                     this.torn += u64::from(broken.is_some());
                     this.lines.push((number, line));
                 }
@@ -56,7 +56,7 @@ impl Log {
             }
         }
         match (this.lines.first(), cut) {
-            (Some((_, Line::Broker(_))), cut) => this.torn += u64::from(cut.is_some()),
+            (Some((_, BrokerLogLine::Broker(_))), cut) => this.torn += u64::from(cut.is_some()),
             (None, Some((line, source))) => return Err(LogError::Parse { name: name.to_owned(), line, source }),
             _ => {
                 let what = "it does not begin with the start of a broker".to_owned();

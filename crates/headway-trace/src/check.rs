@@ -1,15 +1,15 @@
 //! Refuses logs whose indices lead nowhere or whose times do not fit, so that the rest of the crate may index and add.
 
-use headway_core::decisions::dispatch::{Action, Answer, Event, Input};
-use headway_core::log::{Header, Record, What};
-use headway_core::plan::{Carried, Pipeline, Plan, PlannedStep, Source, Work};
+use headway_core::decisions::dispatch::{DispatchAction, DispatchEvent, DispatchInput, UrgentAnswer};
+use headway_core::log::{LogHeader, LogRecord, RecordBody};
+use headway_core::plan::{Carried, OperationWork, Pipeline, PipelineSource, Plan, PlannedStep};
 use headway_core::units::Nanos;
 
 /// Times must stay below this, so that a sum of two fits 64 bits.
 const LATEST: u128 = 1 << 62;
 
 /// What is wrong with the header, as a phrase.
-pub(crate) fn header(header: &Header) -> Result<(), String> {
+pub(crate) fn header(header: &LogHeader) -> Result<(), String> {
     let plan = &header.plan;
     if header.cycles.len() != plan.pipelines.len() || header.streams.len() != plan.streams.len() {
         return Err("it counts cycles or packets of other pipelines or streams than those planned".to_owned());
@@ -29,7 +29,7 @@ pub(crate) fn header(header: &Header) -> Result<(), String> {
         if pipeline.period == Nanos::ZERO || pipeline.steps.is_empty() || last >= LATEST {
             return Err(format!("pipeline `{}` has no period, no steps or too many cycles", pipeline.name));
         }
-        if let Source::Batch(parts) = &pipeline.source {
+        if let PipelineSource::Batch(parts) = &pipeline.source {
             batch(pipeline, parts)?;
         }
         if pipeline.source.streams().iter().any(|&stream| stream as usize >= plan.streams.len()) {
@@ -70,8 +70,8 @@ fn batch(pipeline: &Pipeline, parts: &[Carried]) -> Result<(), String> {
 fn step_of(plan: &Plan, pipeline: &Pipeline, step: &PlannedStep) -> Result<(), String> {
     let engines = step.operations.iter().flat_map(|operation| &operation.engines);
     let uses = step.operations.iter().flat_map(|operation| match &operation.work {
-        Work::Copy { uses, .. } => uses.as_slice(),
-        Work::Compute { .. } | Work::Hold => &[],
+        OperationWork::Copy { uses, .. } => uses.as_slice(),
+        OperationWork::Compute { .. } | OperationWork::Hold => &[],
     });
     if step.server as usize >= plan.servers.len()
         || engines.clone().any(|engine| engine.at() >= plan.engines.len())
@@ -83,64 +83,66 @@ fn step_of(plan: &Plan, pipeline: &Pipeline, step: &PlannedStep) -> Result<(), S
 }
 
 /// What is wrong with a record, as a phrase.
-pub(crate) fn record(header: &Header, record: &Record) -> Result<(), String> {
+pub(crate) fn record(header: &LogHeader, record: &LogRecord) -> Result<(), String> {
     time(record.at)?;
     match &record.what {
-        What::Input(input) => of_input(header, input),
-        What::Action(Action::Submit { pipeline, cycle, step, index, .. }) => {
+        RecordBody::Input(input) => of_input(header, input),
+        RecordBody::Action(DispatchAction::Submit { pipeline, cycle, step, index, .. }) => {
             let step = job(header, *pipeline, *cycle, *step)?;
             let known = step.operations.get(*index as usize).is_some();
             if known { Ok(()) } else { Err(format!("step `{}` has no operation {index}", step.name)) }
         }
-        What::Action(Action::Deliver { pipeline, cycle } | Action::Drop { pipeline, cycle }) => {
+        RecordBody::Action(DispatchAction::Deliver { pipeline, cycle } | DispatchAction::Drop { pipeline, cycle }) => {
             job(header, *pipeline, *cycle, 0).map(drop)
         }
-        What::Event(event) => of_event(header, event),
+        RecordBody::Event(event) => of_event(header, event),
     }
 }
 
-fn of_input(header: &Header, input: &Input) -> Result<(), String> {
+fn of_input(header: &LogHeader, input: &DispatchInput) -> Result<(), String> {
     match input {
-        Input::Start { epoch, cycles, packets } => {
+        DispatchInput::Start { epoch, cycles, packets } => {
             let planned = header.streams.iter().map(|stream| stream.packets);
             if *cycles != header.cycles || !packets.iter().copied().eq(planned) {
                 return Err("the run starts with other cycles or packets than the first line counts".to_owned());
             }
             time(*epoch)
         }
-        Input::Data { pipeline, cycle, .. } => job(header, *pipeline, *cycle, 0).map(drop),
-        Input::Done { started, finished, .. } => time(*started).and_then(|()| time(*finished)),
-        Input::Ready { pipeline, part, .. } => part_of(header, *pipeline, *part),
-        Input::Urgent { pipeline, deadline, .. } => job(header, *pipeline, 0, 0).and_then(|_| time(*deadline)),
-        Input::Failed { .. } | Input::Timeout => Ok(()),
+        DispatchInput::Data { pipeline, cycle, .. } => job(header, *pipeline, *cycle, 0).map(drop),
+        DispatchInput::Done { started, finished, .. } => time(*started).and_then(|()| time(*finished)),
+        DispatchInput::Ready { pipeline, part, .. } => part_of(header, *pipeline, *part),
+        DispatchInput::Urgent { pipeline, deadline, .. } => job(header, *pipeline, 0, 0).and_then(|_| time(*deadline)),
+        DispatchInput::Failed { .. } | DispatchInput::Timeout => Ok(()),
     }
 }
 
-fn of_event(header: &Header, event: &Event) -> Result<(), String> {
+fn of_event(header: &LogHeader, event: &DispatchEvent) -> Result<(), String> {
     match *event {
-        Event::Ready { pipeline, cycle, step, deadline } => {
+        DispatchEvent::Ready { pipeline, cycle, step, deadline } => {
             job(header, pipeline, cycle, step).and_then(|_| time(deadline))
         }
-        Event::Complete { pipeline, cycle, step }
-        | Event::ReleaseLate { pipeline, cycle, step, .. }
-        | Event::Late { pipeline, cycle, step, .. }
-        | Event::Overrun { pipeline, cycle, step, .. }
-        | Event::Halted { pipeline, cycle, step } => job(header, pipeline, cycle, step).map(drop),
-        Event::Answered { pipeline, cycle, answer, .. } => {
-            let Answer::Guaranteed { deadline } = answer else { return job(header, pipeline, cycle, 0).map(drop) };
+        DispatchEvent::Complete { pipeline, cycle, step }
+        | DispatchEvent::ReleaseLate { pipeline, cycle, step, .. }
+        | DispatchEvent::Late { pipeline, cycle, step, .. }
+        | DispatchEvent::Overrun { pipeline, cycle, step, .. }
+        | DispatchEvent::Halted { pipeline, cycle, step } => job(header, pipeline, cycle, step).map(drop),
+        DispatchEvent::Answered { pipeline, cycle, answer, .. } => {
+            let UrgentAnswer::Guaranteed { deadline } = answer else {
+                return job(header, pipeline, cycle, 0).map(drop);
+            };
             job(header, pipeline, cycle, 0).and_then(|_| time(deadline))
         }
-        Event::Unready { pipeline, part, .. } => part_of(header, pipeline, part),
-        Event::Empty { pipeline, cycle }
-        | Event::DataLate { pipeline, cycle, .. }
-        | Event::MissedMore { pipeline, cycle, .. } => job(header, pipeline, cycle, 0).map(drop),
-        Event::Paused { pipeline } | Event::Resumed { pipeline } => {
+        DispatchEvent::Unready { pipeline, part, .. } => part_of(header, pipeline, part),
+        DispatchEvent::Empty { pipeline, cycle }
+        | DispatchEvent::DataLate { pipeline, cycle, .. }
+        | DispatchEvent::MissedMore { pipeline, cycle, .. } => job(header, pipeline, cycle, 0).map(drop),
+        DispatchEvent::Paused { pipeline } | DispatchEvent::Resumed { pipeline } => {
             match header.plan.pipelines.get(pipeline as usize) {
                 Some(_) => Ok(()),
                 None => Err(format!("pipeline {pipeline} is not planned")),
             }
         }
-        Event::Missed { stream, packet, .. } | Event::Lost { stream, packet } => {
+        DispatchEvent::Missed { stream, packet, .. } | DispatchEvent::Lost { stream, packet } => {
             match header.streams.get(stream as usize) {
                 Some(run) if packet < run.packets => Ok(()),
                 _ => Err(format!("packet {packet} of stream {stream} was not expected")),
@@ -149,13 +151,13 @@ fn of_event(header: &Header, event: &Event) -> Result<(), String> {
     }
 }
 
-fn part_of(header: &Header, pipeline: u32, part: u32) -> Result<(), String> {
+fn part_of(header: &LogHeader, pipeline: u32, part: u32) -> Result<(), String> {
     let announced = header.plan.announced.iter().any(|of| (of.pipeline, of.part) == (pipeline, part));
     let unknown = || format!("nobody speaks for part {part} of pipeline {pipeline}");
     if announced { Ok(()) } else { Err(unknown()) }
 }
 
-fn job(header: &Header, pipeline: u32, cycle: u64, step: u32) -> Result<&PlannedStep, String> {
+fn job(header: &LogHeader, pipeline: u32, cycle: u64, step: u32) -> Result<&PlannedStep, String> {
     let steps = header.plan.pipelines.get(pipeline as usize).map(|p| &p.steps);
     match (header.cycles.get(pipeline as usize), steps.and_then(|steps| steps.get(step as usize))) {
         (Some(&cycles), Some(step)) if cycle < cycles => Ok(step),

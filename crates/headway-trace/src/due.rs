@@ -2,16 +2,16 @@
 
 use headway_core::units::Nanos;
 
-use crate::Log;
+use crate::RunLog;
 use crate::timeline::Timeline;
 
 /// What was due until this time is judged; the latest time there is for a run that came to its end.
-pub(crate) fn until(log: &Log, timeline: &Timeline) -> Nanos {
+pub(crate) fn until(log: &RunLog, timeline: &Timeline) -> Nanos {
     if log.incomplete().is_some() { timeline.end } else { Nanos::MAX }
 }
 
 /// How many of `total` jobs were due, of which the first is due `first` after the epoch and the others `period` apart.
-pub(crate) fn count(log: &Log, timeline: &Timeline, total: u64, first: Nanos, period: Nanos) -> u64 {
+pub(crate) fn count(log: &RunLog, timeline: &Timeline, total: u64, first: Nanos, period: Nanos) -> u64 {
     if log.incomplete().is_none() {
         return total;
     }

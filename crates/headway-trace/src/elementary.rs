@@ -5,15 +5,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use headway_core::decisions::dispatch::Event;
-use headway_core::log::{Record, What};
-use headway_core::plan::{Carried, Pipeline, Source};
+use headway_core::decisions::dispatch::DispatchEvent;
+use headway_core::log::{LogRecord, RecordBody};
+use headway_core::plan::{Carried, Pipeline, PipelineSource};
 use headway_core::units::{Bytes, Nanos};
 use serde::Serialize;
 
 use crate::response::{Response, order_statistics};
-use crate::timeline::{Job, Operation, Timeline};
-use crate::{Log, due};
+use crate::timeline::{StepJob, SubmittedOperation, Timeline};
+use crate::{RunLog, due};
 
 /// What the jobs of one message, of one block of a combined message, or of one flow experienced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -132,30 +132,34 @@ impl Jobs {
 }
 
 /// The jobs of each message and of each flow.
-pub(crate) fn jobs(log: &Log, timeline: &Timeline) -> Elementary {
+pub(crate) fn jobs(log: &RunLog, timeline: &Timeline) -> Elementary {
     let mut all = Elementary::default();
     for (index, pipeline) in (0u32..).zip(&log.header().plan.pipelines) {
         match &pipeline.source {
-            Source::Batch(parts) => all.messages.extend(in_slots(log, timeline, index, parts)),
-            Source::Message => {
+            PipelineSource::Batch(parts) => all.messages.extend(in_slots(log, timeline, index, parts)),
+            PipelineSource::Message => {
                 let blocks = pipeline.steps.iter().map(|step| step.operations.len()).max().unwrap_or(0);
                 all.messages.push(cycle_by_cycle(log, timeline, index, blocks));
             }
-            Source::Flow => all.flows.push(cycle_by_cycle(log, timeline, index, 1)),
-            Source::Streams(_) | Source::Sharded(_) | Source::Parts(_) | Source::Bulk(_) | Source::Urgent(_) => {}
+            PipelineSource::Flow => all.flows.push(cycle_by_cycle(log, timeline, index, 1)),
+            PipelineSource::Streams(_)
+            | PipelineSource::Sharded(_)
+            | PipelineSource::Parts(_)
+            | PipelineSource::Bulk(_)
+            | PipelineSource::Urgent(_) => {}
         }
     }
     all
 }
 
 /// The operations of `pipeline` that ended.
-fn ended(timeline: &Timeline, pipeline: u32) -> impl Iterator<Item = &Operation> {
-    let of = move |operation: &&Operation| timeline.jobs[operation.job].pipeline == pipeline;
+fn ended(timeline: &Timeline, pipeline: u32) -> impl Iterator<Item = &SubmittedOperation> {
+    let of = move |operation: &&SubmittedOperation| timeline.jobs[operation.job].pipeline == pipeline;
     timeline.operations.iter().filter(of).filter(|operation| operation.ended.is_some())
 }
 
 /// A pipeline whose every cycle is `blocks` jobs, which end together.
-fn cycle_by_cycle(log: &Log, timeline: &Timeline, index: u32, blocks: usize) -> Row {
+fn cycle_by_cycle(log: &RunLog, timeline: &Timeline, index: u32, blocks: usize) -> Row {
     let plan = &log.header().plan;
     let pipeline = &plan.pipelines[index as usize];
     let (jobs, last) = (blocks as u64, pipeline.steps.len() - 1);
@@ -166,10 +170,10 @@ fn cycle_by_cycle(log: &Log, timeline: &Timeline, index: u32, blocks: usize) -> 
     let deadline = |cycle| timeline.epoch.saturating_add(pipeline.deadline(cycle, last));
     let early = deliveries().filter(|of| deadline(of.cycle) > until).count() as u64;
     let delivered = deliveries().count() as u64;
-    let is_late = |job: &&Job| job.pipeline == index && job.step as usize == last && job.late.is_some();
+    let is_late = |job: &&StepJob| job.pipeline == index && job.step as usize == last && job.late.is_some();
     let late = timeline.jobs.iter().filter(is_late).count() as u64;
     // A flow moves nothing: its operations only hold a server.
-    let moved = ended(timeline, index).filter(|_| pipeline.source != Source::Flow);
+    let moved = ended(timeline, index).filter(|_| pipeline.source != PipelineSource::Flow);
     let bytes = moved.fold(0, |sum: u64, operation| sum.saturating_add(operation.bytes.0));
     let opens = |cycle| timeline.epoch.saturating_add(pipeline.release(cycle, 0));
     let release = |cycle| opens(cycle).saturating_sub(pipeline.opens_after());
@@ -197,7 +201,7 @@ struct Moved {
 }
 
 /// A batch, whose slots carry parts of the jobs of its messages: a row for each part.
-fn in_slots(log: &Log, timeline: &Timeline, index: u32, parts: &[Carried]) -> Vec<Row> {
+fn in_slots(log: &RunLog, timeline: &Timeline, index: u32, parts: &[Carried]) -> Vec<Row> {
     let pipeline = &log.header().plan.pipelines[index as usize];
     let cycles = log.header().cycles[index as usize];
     let delivered: HashMap<u64, Nanos> =
@@ -218,8 +222,8 @@ fn in_slots(log: &Log, timeline: &Timeline, index: u32, parts: &[Carried]) -> Ve
             .ends_by
             .max(pipeline.release(cycle, last).saturating_add(pipeline.steps[last].bound.unwrap_or_default()));
     }
-    let given_up = |record: &Record| match record.what {
-        What::Event(Event::Unready { pipeline, part, job, .. }) if pipeline == index => Some((part, job)),
+    let given_up = |record: &LogRecord| match record.what {
+        RecordBody::Event(DispatchEvent::Unready { pipeline, part, job, .. }) if pipeline == index => Some((part, job)),
         _ => None,
     };
     let given_up: BTreeSet<(u32, u64)> = log.records().iter().filter_map(given_up).collect();
@@ -246,7 +250,7 @@ struct Part<'p> {
 impl Part<'_> {
     fn row(
         &self,
-        log: &Log,
+        log: &RunLog,
         timeline: &Timeline,
         moved: &BTreeMap<u64, Moved>,
         given_up: Vec<u64>,

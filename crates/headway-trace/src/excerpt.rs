@@ -4,9 +4,9 @@
 
 use headway_core::units::Nanos;
 
-use crate::Log;
+use crate::RunLog;
 use crate::summary::grouped;
-use crate::timeline::{Job, Timeline};
+use crate::timeline::{StepJob, Timeline};
 
 /// Equal stretches that a run is divided into; each is shown whole or not at all.
 const STRETCHES: usize = 1000;
@@ -124,7 +124,7 @@ pub struct Excerpt {
 impl Excerpt {
     /// All of `timeline`, or where it has more than `most` operations and packets, parts of it that have so many.
     #[must_use]
-    pub fn new(log: &Log, timeline: Timeline, most: u64) -> Self {
+    pub fn new(log: &RunLog, timeline: Timeline, most: u64) -> Self {
         let choice = weigh(log, &timeline).choose(most);
         match choice.left_out("operations and packets") {
             None => Self { timeline, left_out: None },
@@ -139,7 +139,7 @@ impl Excerpt {
     }
 }
 
-fn weigh(log: &Log, timeline: &Timeline) -> Weights {
+fn weigh(log: &RunLog, timeline: &Timeline) -> Weights {
     let mut weights = Weights::new(timeline.epoch, timeline.span());
     for operation in &timeline.operations {
         weights.add(operation.submitted);
@@ -162,7 +162,7 @@ fn weigh(log: &Log, timeline: &Timeline) -> Weights {
 
 /// The jobs of the chosen stretches with those that they waited for, their operations, and what was delivered there.
 fn cut(timeline: &Timeline, choice: &Choice) -> Timeline {
-    let within = |job: &Job| {
+    let within = |job: &StepJob| {
         let from = job.ready.or(job.submitted).unwrap_or(timeline.epoch);
         choice.shows(from, job.completed.or(job.submitted).unwrap_or(from))
     };
@@ -174,7 +174,7 @@ fn cut(timeline: &Timeline, choice: &Choice) -> Timeline {
         }
     }
     let mut places = vec![None; kept.len()];
-    let mut jobs: Vec<Job> = Vec::new();
+    let mut jobs: Vec<StepJob> = Vec::new();
     for (at, job) in timeline.jobs.iter().enumerate().filter(|(at, _)| kept[*at]) {
         places[at] = Some(jobs.len());
         jobs.push(job.clone());
@@ -185,8 +185,9 @@ fn cut(timeline: &Timeline, choice: &Choice) -> Timeline {
         wait.iter_mut().for_each(|wait| wait.cause = wait.cause.and_then(|cause| places[cause]));
     }
     let operations = timeline.operations.iter();
-    let operations = operations
-        .filter_map(|operation| places[operation.job].map(|job| crate::timeline::Operation { job, ..*operation }));
+    let operations = operations.filter_map(|operation| {
+        places[operation.job].map(|job| crate::timeline::SubmittedOperation { job, ..*operation })
+    });
     let deliveries = timeline.deliveries.iter().copied().filter(|delivery| choice.shows(delivery.at, delivery.at));
     Timeline {
         epoch: timeline.epoch,

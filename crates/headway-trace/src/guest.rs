@@ -10,40 +10,42 @@ mod under_way;
 
 use std::io::BufRead;
 
-use headway_core::files::guest_log::{Copy, Counted, Difference, End, Finding, Line, SCHEMA, Start, Verified};
+use headway_core::files::guest_log::{
+    Copy, CountedCopies, Difference, GuestLogEnd, GuestLogLine, GuestLogStart, LintFinding, SCHEMA, VerifyCounts,
+};
 
 pub use self::page::write as write_page;
-pub use self::summary::{Beside, Group, Reason, Summary, Times, summarize};
+pub use self::summary::{Beside, CopyGroup, GuestSummary, ReasonCount, Times, summarize};
 use crate::LogError;
 
 /// A log that was read.
 #[derive(Clone, Debug)]
-pub struct Log {
+pub struct GuestLog {
     /// The first line.
-    pub start: Start,
+    pub start: GuestLogStart,
     /// Copies with lines, in the order in which they began.
     pub copies: Vec<Copy>,
     /// Copies without lines.
-    pub counted: Vec<Counted>,
+    pub counted: Vec<CountedCopies>,
     /// What `--lint` found.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<LintFinding>,
     /// What `--verify` found.
     pub differences: Vec<Difference>,
     /// What `--verify` did.
-    pub verified: Option<Verified>,
+    pub verified: Option<VerifyCounts>,
     /// Lines that could not be written.
     pub lost: u64,
     /// Lines that are no lines: cut off when a disk was full or a computer stopped.
     pub torn: u64,
     /// The last line; `None` where the program was killed.
-    pub end: Option<End>,
+    pub end: Option<GuestLogEnd>,
 }
 
-impl Log {
+impl GuestLog {
     /// Whether a first line begins such a log.
     #[must_use]
     pub fn begins(line: &str) -> bool {
-        Start::begins(line)
+        GuestLogStart::begins(line)
     }
 
     /// Reads a log; `name` is what errors call it.
@@ -61,7 +63,7 @@ impl Log {
         };
         next(&mut bytes)?;
         let wrong = |source| LogError::Parse { name: name.to_owned(), line: 1, source };
-        let start: Start = serde_json::from_slice(&bytes).map_err(wrong)?;
+        let start: GuestLogStart = serde_json::from_slice(&bytes).map_err(wrong)?;
         if start.schema != SCHEMA {
             return Err(LogError::Schema { name: name.to_owned(), found: start.schema });
         }
@@ -85,16 +87,16 @@ impl Log {
         Ok(log)
     }
 
-    fn line(&mut self, line: Option<Line>) {
+    fn line(&mut self, line: Option<GuestLogLine>) {
         match line {
             None => self.torn += 1,
-            Some(Line::Copy(copy)) => self.copies.push(copy),
-            Some(Line::Counted(counted)) => self.counted.push(counted),
-            Some(Line::Lost(lost)) => self.lost += lost,
-            Some(Line::Finding(finding)) => self.findings.push(finding),
-            Some(Line::Difference(difference)) => self.differences.push(difference),
-            Some(Line::Verified(verified)) => self.verified = Some(verified),
-            Some(Line::End(end)) => {
+            Some(GuestLogLine::Copy(copy)) => self.copies.push(copy),
+            Some(GuestLogLine::Counted(counted)) => self.counted.push(counted),
+            Some(GuestLogLine::Lost(lost)) => self.lost += lost,
+            Some(GuestLogLine::Finding(finding)) => self.findings.push(finding),
+            Some(GuestLogLine::Difference(difference)) => self.differences.push(difference),
+            Some(GuestLogLine::Verified(verified)) => self.verified = Some(verified),
+            Some(GuestLogLine::End(end)) => {
                 self.lost = self.lost.max(end.lost);
                 self.end = Some(end);
             }

@@ -1,4 +1,4 @@
-//! What a run did, from its event log alone: [`Log`] and [`LogWriter`] read and write it, [`summary`] sums it up,
+//! What a run did, from its event log alone: [`RunLog`] and [`LogWriter`] read and write it, [`summary`] sums it up,
 //! [`replay`] feeds it to a new dispatcher, [`perfetto`] and [`page`] draw it.
 //!
 //! Nothing here reads a clock or opens a file: callers give readers and writers, and every time is one of the log.
@@ -23,5 +23,5 @@ pub mod timeline;
 pub mod unplanned;
 pub mod writer;
 
-pub use reader::{Log, LogError};
+pub use reader::{LogError, RunLog};
 pub use writer::LogWriter;

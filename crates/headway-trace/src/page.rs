@@ -16,9 +16,9 @@ use serde::Serialize;
 use self::series::{Point, Series};
 use self::shell::Shell;
 use self::tracks::{Item, Kept, Reduced, Row, SINGLY_MAX, Track};
-use crate::Log;
-use crate::summary::Summary;
-use crate::timeline::{Job, Operation, Timeline};
+use crate::RunLog;
+use crate::summary::RunSummary;
+use crate::timeline::{StepJob, SubmittedOperation, Timeline};
 
 /// Version of the JSON form of the data block `headway-data`.
 pub const SCHEMA: u32 = shell::SCHEMA;
@@ -37,7 +37,7 @@ const WORTH_SEEING: usize = 100;
 struct Data<'a> {
     schema: u32,
     kind: &'static str,
-    summary: &'a Summary,
+    summary: &'a RunSummary,
     /// Pairs of jobs, one waiting for the other, beyond those in the summary.
     more_blame: usize,
     pipelines: Vec<PipelineData<'a>>,
@@ -73,7 +73,7 @@ struct Jobs {
 ///
 /// # Errors
 /// Those of `out`.
-pub fn write(log: &Log, summary: &Summary, out: impl Write) -> io::Result<()> {
+pub fn write(log: &RunLog, summary: &RunSummary, out: impl Write) -> io::Result<()> {
     let timeline = Timeline::new(log);
     let points = points(log, &timeline);
     let tracks = tracks(log, &timeline);
@@ -113,7 +113,7 @@ pub fn write(log: &Log, summary: &Summary, out: impl Write) -> io::Result<()> {
 }
 
 /// The responses of each stream in the order of delivery.
-fn points(log: &Log, timeline: &Timeline) -> Vec<Vec<Point>> {
+fn points(log: &RunLog, timeline: &Timeline) -> Vec<Vec<Point>> {
     let mut points = vec![Vec::new(); log.header().plan.streams.len()];
     for packet in timeline.packets(log) {
         points[packet.stream as usize].push(Point {
@@ -135,13 +135,13 @@ fn wanted(timeline: &Timeline, points: &[Vec<Point>], deadlines: &[Nanos]) -> Ve
     };
     let mut longest: Vec<(i128, Point)> = points.iter().zip(deadlines).filter_map(least).collect();
     longest.sort_by_key(|(slack, _)| *slack);
-    let of_job = |job: &Job| {
+    let of_job = |job: &StepJob| {
         let after = |time: Option<Nanos>| time.map(|time| time.saturating_sub(timeline.epoch));
         Some((after(job.ready)?, after(job.completed)?))
     };
     let marked = timeline.jobs.iter().filter(|job| job.overrun || job.late.is_some()).filter_map(of_job);
     let late = points.iter().flatten().filter(|point| point.late).map(window);
-    let mut waits: Vec<&Job> = timeline.jobs.iter().filter(|job| job.wait() > Nanos::ZERO).collect();
+    let mut waits: Vec<&StepJob> = timeline.jobs.iter().filter(|job| job.wait() > Nanos::ZERO).collect();
     waits.sort_by_key(|job| std::cmp::Reverse(job.wait()));
     let mut wanted: Vec<_> = longest.iter().take(WORTH_SEEING / 4).map(|(_, point)| window(point)).collect();
     wanted.extend(waits.iter().take(WORTH_SEEING / 4).filter_map(|job| of_job(job)));
@@ -153,7 +153,7 @@ fn wanted(timeline: &Timeline, points: &[Vec<Point>], deadlines: &[Nanos]) -> Ve
 
 /// The jobs that are drawn and those that they waited for, and the new position of each job.
 fn jobs(timeline: &Timeline, drawn: Vec<bool>) -> (Jobs, Vec<i64>) {
-    let cause = |job: &Job| job.longest_wait().and_then(|wait| wait.cause);
+    let cause = |job: &StepJob| job.longest_wait().and_then(|wait| wait.cause);
     let mut kept = drawn.clone();
     for (job, _) in timeline.jobs.iter().zip(&drawn).filter(|(_, drawn)| **drawn) {
         if let Some(cause) = cause(job) {
@@ -176,14 +176,14 @@ fn jobs(timeline: &Timeline, drawn: Vec<bool>) -> (Jobs, Vec<i64>) {
     (jobs, positions)
 }
 
-fn flags(job: &Job) -> u8 {
+fn flags(job: &StepJob) -> u8 {
     u8::from(job.overrun) | u8::from(job.late.is_some()) << 1
 }
 
 /// A track for each engine, and for each server without engines.
-fn tracks(log: &Log, timeline: &Timeline) -> Vec<Track> {
+fn tracks(log: &RunLog, timeline: &Timeline) -> Vec<Track> {
     let plan = &log.header().plan;
-    let mut operations: Vec<Vec<&Operation>> = vec![Vec::new(); plan.engines.len() + plan.servers.len()];
+    let mut operations: Vec<Vec<&SubmittedOperation>> = vec![Vec::new(); plan.engines.len() + plan.servers.len()];
     for operation in timeline.operations.iter().filter(|operation| operation.ended.is_some()) {
         let engines = &timeline.planned(log, operation).engines;
         let abstract_row = plan.engines.len() + timeline.step(log, operation.job).server as usize;
@@ -197,8 +197,8 @@ fn tracks(log: &Log, timeline: &Timeline) -> Vec<Track> {
     named.map(|((name, gpu, _), operations)| track(name, gpu, &operations, timeline)).collect()
 }
 
-fn track(name: &str, group: Option<u32>, operations: &[&Operation], timeline: &Timeline) -> Track {
-    let item = |operation: &&Operation| {
+fn track(name: &str, group: Option<u32>, operations: &[&SubmittedOperation], timeline: &Timeline) -> Track {
+    let item = |operation: &&SubmittedOperation| {
         let ended = operation.ended?;
         Some(Item {
             start: ended.started.saturating_sub(timeline.epoch),
@@ -216,7 +216,7 @@ fn track(name: &str, group: Option<u32>, operations: &[&Operation], timeline: &T
 }
 
 /// The engines around what matters most.
-fn still(log: &Log, timeline: &Timeline, tracks: &[Track], (from, to): (Nanos, Nanos)) -> String {
+fn still(log: &RunLog, timeline: &Timeline, tracks: &[Track], (from, to): (Nanos, Nanos)) -> String {
     let around = Nanos(to.saturating_sub(from).0 / 4 + 1_000);
     let plan = &log.header().plan;
     let color = |item: &Item| {
@@ -224,7 +224,7 @@ fn still(log: &Log, timeline: &Timeline, tracks: &[Track], (from, to): (Nanos, N
         format!("hsl({hue} 42% 62%)")
     };
     let tell = |track: &Track, item: &Item| {
-        let Job { pipeline, cycle, step, .. } = &timeline.jobs[item.job];
+        let StepJob { pipeline, cycle, step, .. } = &timeline.jobs[item.job];
         let pipeline = &plan.pipelines[*pipeline as usize];
         let took = item.end.saturating_sub(item.start);
         format!("{} #{cycle}: {} on {}, {took}", pipeline.name, pipeline.steps[*step as usize].name, track.name)

@@ -8,13 +8,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, BufWriter, Write};
 
-use headway_core::plan::Source;
+use headway_core::plan::PipelineSource;
 use headway_core::units::Nanos;
 
-use crate::Log;
+use crate::RunLog;
 use crate::excerpt::Excerpt;
 use crate::proto::Message;
-use crate::timeline::{Operation, Timeline};
+use crate::timeline::{SubmittedOperation, Timeline};
 
 /// Field numbers of `perfetto_trace.proto`.
 mod field {
@@ -154,7 +154,7 @@ struct Builder {
 ///
 /// # Errors
 /// Those of `out`.
-pub fn write(log: &Log, out: impl Write) -> io::Result<()> {
+pub fn write(log: &RunLog, out: impl Write) -> io::Result<()> {
     write_excerpt(log, &Excerpt::new(log, Timeline::new(log), u64::MAX), out)
 }
 
@@ -162,7 +162,7 @@ pub fn write(log: &Log, out: impl Write) -> io::Result<()> {
 ///
 /// # Errors
 /// Those of `out`.
-pub fn write_excerpt(log: &Log, excerpt: &Excerpt, out: impl Write) -> io::Result<()> {
+pub fn write_excerpt(log: &RunLog, excerpt: &Excerpt, out: impl Write) -> io::Result<()> {
     let timeline = &excerpt.timeline;
     let mut builder = Builder { tracks: ROOT, ..Builder::default() };
     builder.root(log, excerpt);
@@ -175,7 +175,7 @@ pub fn write_excerpt(log: &Log, excerpt: &Excerpt, out: impl Write) -> io::Resul
 }
 
 impl Builder {
-    fn root(&mut self, log: &Log, excerpt: &Excerpt) {
+    fn root(&mut self, log: &RunLog, excerpt: &Excerpt) {
         let header = log.header();
         let plan = &header.plan;
         let name = format!("{} on {} [{}]", plan.workload.name, plan.machine.name, header.source);
@@ -260,7 +260,7 @@ impl Builder {
     }
 
     /// The gathering of every cycle that moved; returns the flow of each.
-    fn cycles(&mut self, log: &Log, timeline: &Timeline) -> BTreeMap<(u32, u64), u64> {
+    fn cycles(&mut self, log: &RunLog, timeline: &Timeline) -> BTreeMap<(u32, u64), u64> {
         let group = self.group(ROOT, "pipelines", 200);
         let plan = &log.header().plan;
         for (rank, pipeline) in (0..).zip(&plan.pipelines) {
@@ -274,7 +274,7 @@ impl Builder {
             let pipeline = &plan.pipelines[index as usize];
             let track = self.pipelines[index as usize];
             let opens = timeline.epoch + pipeline.release(cycle, 0);
-            let gathers = matches!(pipeline.source, Source::Streams(_)) && pipeline.gather > Nanos::ZERO;
+            let gathers = matches!(pipeline.source, PipelineSource::Streams(_)) && pipeline.gather > Nanos::ZERO;
             let (kind, name, from) = match gathers {
                 true => (Kind::Begin, "gather", opens.saturating_sub(pipeline.gather)),
                 false => (Kind::Instant, "release", opens),
@@ -299,7 +299,7 @@ impl Builder {
         }
     }
 
-    fn engines(&mut self, log: &Log, timeline: &Timeline, flows: &BTreeMap<(u32, u64), u64>) {
+    fn engines(&mut self, log: &RunLog, timeline: &Timeline, flows: &BTreeMap<(u32, u64), u64>) {
         let plan = &log.header().plan;
         let mut gpus: BTreeMap<Option<u32>, u64> = BTreeMap::new();
         for gpu in plan.engines.iter().map(|engine| engine.gpu) {
@@ -337,7 +337,7 @@ impl Builder {
     }
 
     /// Rows for the servers; only those without engines get operations.
-    fn abstract_servers(&mut self, log: &Log) -> Vec<SharedTracks> {
+    fn abstract_servers(&mut self, log: &RunLog) -> Vec<SharedTracks> {
         let servers = &log.header().plan.servers;
         let parent = match servers.iter().any(|server| server.engines.is_empty()) {
             true => self.group(ROOT, "servers", 100),
@@ -354,10 +354,10 @@ impl Builder {
 
     fn operation(
         &mut self,
-        log: &Log,
+        log: &RunLog,
         timeline: &Timeline,
         flows: &BTreeMap<(u32, u64), u64>,
-        operation: &Operation,
+        operation: &SubmittedOperation,
         (from, to, track): (Nanos, Nanos, u64),
     ) {
         let job = &timeline.jobs[operation.job];
@@ -385,7 +385,7 @@ impl Builder {
     }
 
     /// Overrun and lateness of a job, where its last operation ended.
-    fn trouble(&mut self, log: &Log, timeline: &Timeline, index: usize, at: Nanos, track: u64) {
+    fn trouble(&mut self, log: &RunLog, timeline: &Timeline, index: usize, at: Nanos, track: u64) {
         let job = &timeline.jobs[index];
         if job.overrun {
             let planned = timeline.step(log, index).cost;
@@ -397,7 +397,7 @@ impl Builder {
         }
     }
 
-    fn streams(&mut self, log: &Log, timeline: &Timeline) {
+    fn streams(&mut self, log: &RunLog, timeline: &Timeline) {
         let group = self.group(ROOT, "streams", 150);
         let mut tracks = Vec::new();
         for (rank, stream) in (0..).zip(&log.header().plan.streams) {
@@ -428,7 +428,7 @@ impl Builder {
     }
 
     /// Waiting jobs per server. Jobs that were submitted at once do not count.
-    fn queues(&mut self, log: &Log, timeline: &Timeline) {
+    fn queues(&mut self, log: &RunLog, timeline: &Timeline) {
         let group = self.group(ROOT, "waiting jobs", 120);
         let servers = &log.header().plan.servers;
         let mut changes: Vec<BTreeMap<Nanos, i64>> = vec![BTreeMap::new(); servers.len()];

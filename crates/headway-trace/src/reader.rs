@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead};
 
-use headway_core::log::{End, Header, Incomplete, Record, SCHEMA};
+use headway_core::log::{Incomplete, LogEnd, LogHeader, LogRecord, SCHEMA};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -10,9 +10,9 @@ use crate::check;
 
 /// A whole log whose indices all lead somewhere and whose times all fit. The run may have ended early.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Log {
-    header: Header,
-    records: Vec<Record>,
+pub struct RunLog {
+    header: LogHeader,
+    records: Vec<LogRecord>,
     incomplete: Option<Incomplete>,
     omitted: u64,
 }
@@ -85,12 +85,12 @@ struct Probe {
     schema: u32,
 }
 
-impl Log {
+impl RunLog {
     /// A log from its parts, for drivers that keep it in memory.
     ///
     /// # Errors
     /// [`LogError::Check`] if a record names something that the plan does not have.
-    pub fn new(header: Header, records: Vec<Record>, name: &str) -> Result<Self, LogError> {
+    pub fn new(header: LogHeader, records: Vec<LogRecord>, name: &str) -> Result<Self, LogError> {
         let fail = |line, what| LogError::Check { name: name.to_owned(), line, what };
         check::header(&header).map_err(|what| fail(None, what))?;
         for (line, record) in (2..).zip(&records) {
@@ -122,7 +122,7 @@ impl Log {
         let mut records = Vec::new();
         let incomplete;
         let omitted;
-        let truncated = |line, found: &Vec<Record>, expected| LogError::Truncated {
+        let truncated = |line, found: &Vec<LogRecord>, expected| LogError::Truncated {
             name: name.to_owned(),
             line,
             found: found.len() as u64,
@@ -141,13 +141,13 @@ impl Log {
                 header = Some(first_line(&text, name)?);
                 continue;
             };
-            match serde_json::from_slice::<Record>(&text) {
+            match serde_json::from_slice::<LogRecord>(&text) {
                 Ok(record) => {
                     let checked = check::record(known, &record).and_then(|()| no_more(&text, &record));
                     checked.map_err(|what| LogError::Check { name: name.to_owned(), line: Some(line), what })?;
                     records.push(record);
                 }
-                Err(error) => match serde_json::from_slice::<End>(&text) {
+                Err(error) => match serde_json::from_slice::<LogEnd>(&text) {
                     Ok(end) if end.records == records.len() as u64 => {
                         incomplete = end.incomplete;
                         omitted = end.omitted;
@@ -165,13 +165,13 @@ impl Log {
 
     /// The first line: the plan and where the figures come from.
     #[must_use]
-    pub fn header(&self) -> &Header {
+    pub fn header(&self) -> &LogHeader {
         &self.header
     }
 
     /// The records in the order in which they were written. The first one is line 2 of the file.
     #[must_use]
-    pub fn records(&self) -> &[Record] {
+    pub fn records(&self) -> &[LogRecord] {
         &self.records
     }
 
@@ -183,7 +183,7 @@ impl Log {
 }
 
 /// Checks that a line says nothing besides its record.
-fn no_more(text: &[u8], record: &Record) -> Result<(), String> {
+fn no_more(text: &[u8], record: &LogRecord) -> Result<(), String> {
     if serde_json::to_vec(record).is_ok_and(|line| text.trim_ascii_end() == line) {
         return Ok(());
     }
@@ -211,7 +211,7 @@ fn unknown(known: &Value, line: &Value) -> Option<String> {
     }
 }
 
-fn first_line(text: &[u8], name: &str) -> Result<Header, LogError> {
+fn first_line(text: &[u8], name: &str) -> Result<LogHeader, LogError> {
     let name = || name.to_owned();
     let bad = |source: serde_json::Error| {
         if source.is_eof() && text.last() != Some(&b'\n') {

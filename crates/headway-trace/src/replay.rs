@@ -1,15 +1,15 @@
 //! Feeds a log's inputs to a new dispatcher and compares what it does.
 
-use headway_core::decisions::dispatch::{Dispatcher, Limits, Refused};
-use headway_core::log::What;
+use headway_core::decisions::dispatch::{DispatchRefused, Dispatcher, DispatcherLimits};
+use headway_core::log::RecordBody;
 use headway_core::units::Nanos;
 use serde::Serialize;
 
-use crate::Log;
+use crate::RunLog;
 
 /// A log that replayed without a difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Replayed {
+pub struct ReplayedRun {
     /// Inputs fed.
     pub inputs: u64,
     /// Actions compared.
@@ -38,28 +38,28 @@ pub struct Divergence {
     pub got: String,
 }
 
-/// Feeds every input of `log` to a new dispatcher with [`Limits::default`] and compares actions and events in order.
+/// Feeds every input of `log` to a new dispatcher with [`DispatcherLimits::default`] and compares actions and events in order.
 ///
 /// Actions and events are compared byte for byte in their JSON form, and must have the time of the input before them. Wherever the
 /// log feeds an input after time moved on or after actions or events were polled, nothing may be left to poll.
 ///
 /// # Errors
 /// [`Divergence`] at the first difference; an input that the dispatcher refuses is one.
-pub fn replay(log: &Log) -> Result<Replayed, Divergence> {
+pub fn replay(log: &RunLog) -> Result<ReplayedRun, Divergence> {
     let plan = log.header().plan.clone();
-    let refused = |record: usize, expected: String, got: &Refused| Divergence {
+    let refused = |record: usize, expected: String, got: &DispatchRefused| Divergence {
         record: record as u64,
         expected,
         got: format!("a refusal: {got}"),
     };
-    let mut dispatcher = Dispatcher::new(plan, Limits::default())
+    let mut dispatcher = Dispatcher::new(plan, DispatcherLimits::default())
         .map_err(|error| refused(0, "a plan that can be run".to_owned(), &error))?;
-    let mut replayed = Replayed { inputs: 0, actions: 0, events: 0, finished: false, omitted: log.omitted() };
+    let mut replayed = ReplayedRun { inputs: 0, actions: 0, events: 0, finished: false, omitted: log.omitted() };
     let mut feeding = None;
     let mut now = Nanos::ZERO;
     for (at, record) in log.records().iter().enumerate() {
         match &record.what {
-            What::Input(input) => {
+            RecordBody::Input(input) => {
                 if feeding != Some(record.at) {
                     drained(&mut dispatcher, at, || json(input))?;
                 }
@@ -68,12 +68,12 @@ pub fn replay(log: &Log) -> Result<Replayed, Divergence> {
                 dispatcher.handle(record.at, input).map_err(|error| refused(at, json(input), &error))?;
                 replayed.inputs += 1;
             }
-            What::Action(action) => {
+            RecordBody::Action(action) => {
                 feeding = None;
                 same(at, (record.at, action), (now, dispatcher.poll_action().as_ref()), "no action")?;
                 replayed.actions += 1;
             }
-            What::Event(event) => {
+            RecordBody::Event(event) => {
                 feeding = None;
                 same(at, (record.at, event), (now, dispatcher.poll_event().as_ref()), "no event")?;
                 replayed.events += 1;

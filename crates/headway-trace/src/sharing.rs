@@ -1,7 +1,7 @@
 //! What a run of tasks that share GPUs did: its log, which job waited for which, the figures, a trace and a page.
 //!
-//! A log is lines of JSON: a [`Header`], then one [`Job`] a line in the order of completion, then their number. A job's
-//! [`Span`]s say what it did or waited for, in order and without overlap; culprits are not logged but follow from the spans of
+//! A log is lines of JSON: a [`TaskLogHeader`], then one [`CompletedJob`] a line in the order of completion, then their number. A job's
+//! [`JobSpan`]s say what it did or waited for, in order and without overlap; culprits are not logged but follow from the spans of
 //! the others ([`waits`]).
 
 mod page;
@@ -12,13 +12,13 @@ mod trace;
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufWriter, Write};
 
-use headway_core::log::{Incomplete, Source};
+use headway_core::log::{Incomplete, RunSource};
 use headway_core::plan::Named;
 use headway_core::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
 pub use self::page::write as write_page;
-pub use self::summary::{EngineFigures, Summary, TaskFigures, Verdict, WaitFigures, summarize};
+pub use self::summary::{EngineFigures, SharingSummary, SharingVerdict, TaskFigures, WaitFigures, summarize};
 pub use self::trace::write as write_trace;
 use crate::LogError;
 use crate::excerpt::Weights;
@@ -30,13 +30,13 @@ pub const KIND: &str = "sharing";
 
 /// First line of a log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Header {
+pub struct TaskLogHeader {
     /// [`SCHEMA`].
     pub schema: u32,
     /// [`KIND`].
     pub kind: String,
     /// What produced the times.
-    pub source: Source,
+    pub source: RunSource,
     /// Version of Headway.
     pub version: String,
     /// Commit it was built from, or `unknown`.
@@ -68,12 +68,12 @@ pub struct TaskHead {
     pub id: String,
     pub period: Nanos,
     /// Bounds; `None` where nothing is known.
-    pub bound: Option<Bound>,
+    pub bound: Option<JobBounds>,
 }
 
 /// Longest waits of one job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Bound {
+pub struct JobBounds {
     /// For a token.
     pub token: Nanos,
     /// For engines, all together.
@@ -84,7 +84,7 @@ pub struct Bound {
 
 /// A job that is complete.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Job {
+pub struct CompletedJob {
     /// Position of its task.
     pub task: u32,
     pub job: u64,
@@ -103,7 +103,7 @@ pub struct Job {
     /// Waits that the analysis bounds: for the token, for engines.
     pub blocked: [Nanos; 2],
     /// What it did and waited for.
-    pub spans: Vec<Span>,
+    pub spans: Vec<JobSpan>,
 }
 
 /// What a job does for a while.
@@ -144,7 +144,7 @@ impl Doing {
 
 /// An engine of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Engine {
+pub struct GpuEngine {
     /// Position of the GPU.
     pub gpu: u32,
     /// Which of its engines.
@@ -164,20 +164,20 @@ pub enum Unit {
 
 /// A part of a job's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Span {
+pub struct JobSpan {
     pub doing: Doing,
     /// From when.
     pub begin: Nanos,
     pub end: Nanos,
     /// The engines: one, or two for a copy between GPUs.
     #[serde(default, skip_serializing_if = "engineless")]
-    pub engines: [Option<Engine>; 2],
+    pub engines: [Option<GpuEngine>; 2],
     /// Bytes of a copy.
     #[serde(default, skip_serializing_if = "nothing")]
     pub bytes: Bytes,
 }
 
-fn engineless(engines: &[Option<Engine>; 2]) -> bool {
+fn engineless(engines: &[Option<GpuEngine>; 2]) -> bool {
     engines.iter().all(Option::is_none)
 }
 
@@ -185,7 +185,7 @@ fn nothing(bytes: &Bytes) -> bool {
     bytes.0 == 0
 }
 
-impl Span {
+impl JobSpan {
     /// How long.
     #[must_use]
     pub fn time(&self) -> Nanos {
@@ -193,10 +193,10 @@ impl Span {
     }
 }
 
-impl Header {
+impl TaskLogHeader {
     /// An engine's name.
     #[must_use]
-    pub fn engine(&self, engine: Engine) -> String {
+    pub fn engine(&self, engine: GpuEngine) -> String {
         let unit = match engine.unit {
             Unit::Ee => "ee",
             Unit::H2d => "h2d",
@@ -215,11 +215,11 @@ impl Header {
 
 /// A run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Log {
+pub struct TaskLog {
     /// What was run.
-    pub header: Header,
+    pub header: TaskLogHeader,
     /// Its jobs, in the order of completion.
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<CompletedJob>,
     /// Why it ended before its last job; `None` = it did not.
     pub incomplete: Option<Incomplete>,
 }
@@ -233,7 +233,7 @@ struct End {
     incomplete: Option<Incomplete>,
 }
 
-impl Log {
+impl TaskLog {
     /// Whether a first line begins such a log.
     #[must_use]
     pub fn begins(line: &str) -> bool {
@@ -278,13 +278,13 @@ impl Log {
         Some((Self { header: self.header.clone(), jobs, incomplete: self.incomplete.clone() }, left_out))
     }
 
-    /// Reads what [`Log::write`] wrote; `name` is what errors call it.
+    /// Reads what [`TaskLog::write`] wrote; `name` is what errors call it.
     ///
     /// # Errors
     /// [`LogError`].
     pub fn read(input: impl BufRead, name: &str) -> Result<Self, LogError> {
         let mut header = None;
-        let mut jobs: Vec<Job> = Vec::new();
+        let mut jobs: Vec<CompletedJob> = Vec::new();
         let (name, mut number) = (name.to_owned(), 0);
         for line in input.lines() {
             number += 1;
@@ -292,7 +292,7 @@ impl Log {
             let wrong = |source| LogError::Parse { name: name.clone(), line: number, source };
             match &header {
                 None => {
-                    let read: Header = serde_json::from_str(&line).map_err(wrong)?;
+                    let read: TaskLogHeader = serde_json::from_str(&line).map_err(wrong)?;
                     if read.schema != SCHEMA {
                         return Err(LogError::Schema { name, found: read.schema });
                     }
@@ -316,13 +316,13 @@ impl Log {
 
 /// A wait and who was ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wait {
+pub struct JobWait {
     /// Position of the job that waited.
     pub job: usize,
     /// Position of the job that had what was waited for.
     pub behind: usize,
     /// The engine; `None` for a token.
-    pub engine: Option<Engine>,
+    pub engine: Option<GpuEngine>,
     /// For how long.
     pub time: Nanos,
 }
@@ -330,8 +330,8 @@ pub struct Wait {
 /// Every wait for a token or an engine, by who had it meanwhile: an engine's user, or the holders of tokens of the GPU that the
 /// job was given in the end. Time in which nobody had it (hand-over, or held idle) is nobody's.
 #[must_use]
-pub fn waits(log: &Log) -> Vec<Wait> {
-    let mut users: BTreeMap<Option<Engine>, Vec<(Nanos, Nanos, usize)>> = BTreeMap::new();
+pub fn waits(log: &TaskLog) -> Vec<JobWait> {
+    let mut users: BTreeMap<Option<GpuEngine>, Vec<(Nanos, Nanos, usize)>> = BTreeMap::new();
     let mut holders: BTreeMap<u32, Vec<(Nanos, Nanos, usize)>> = BTreeMap::new();
     for (at, job) in log.jobs.iter().enumerate() {
         holders.entry(job.gpu).or_default().push((job.held[0], job.held[1], at));
@@ -368,18 +368,18 @@ pub fn waits(log: &Log) -> Vec<Wait> {
 
 fn ahead(
     job: usize,
-    span: &Span,
-    engine: Option<Engine>,
+    span: &JobSpan,
+    engine: Option<GpuEngine>,
     longest: Nanos,
     list: &[(Nanos, Nanos, usize)],
-    waits: &mut Vec<Wait>,
+    waits: &mut Vec<JobWait>,
 ) {
     let first = list.partition_point(|(begin, ..)| *begin < span.begin.saturating_sub(longest));
     let others = list[first..].iter().take_while(|(begin, ..)| *begin < span.end);
     for (begin, end, behind) in others.filter(|(_, _, behind)| *behind != job) {
         let time = span.end.min(*end).saturating_sub(span.begin.max(*begin));
         if time > Nanos::ZERO {
-            waits.push(Wait { job, behind: *behind, engine, time });
+            waits.push(JobWait { job, behind: *behind, engine, time });
         }
     }
 }

@@ -2,33 +2,33 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::decisions::dispatch::Event;
-use headway_core::log::{Incomplete, Source, What};
-use headway_core::models::cpu::{self, Class};
-use headway_core::plan::{Named, Outcome, PlannedCapacity, Server, Strategy, Work};
+use headway_core::decisions::dispatch::DispatchEvent;
+use headway_core::log::{Incomplete, RecordBody, RunSource};
+use headway_core::models::cpu::{self, SchedulingClass};
+use headway_core::plan::{Named, OperationWork, Outcome, PlannedCapacity, Server, Strategy};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 use serde::Serialize;
 
-use crate::Log;
+use crate::RunLog;
 use crate::due;
 use crate::elementary::{self, Jobs};
 use crate::response::order_statistics;
-use crate::timeline::{Job, Timeline};
+use crate::timeline::{StepJob, Timeline};
 use crate::unplanned::{self, BulkSummary, UrgentSummary};
 
 pub use crate::elementary::JobsSummary;
 pub use crate::response::Response;
 
-/// Version of the JSON form of [`Summary`].
+/// Version of the JSON form of [`RunSummary`].
 pub const SCHEMA: u32 = 1;
 
 /// The figures of a run, all from its log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Summary {
+pub struct RunSummary {
     /// [`SCHEMA`].
     pub schema: u32,
     /// What produced the times.
-    pub source: Source,
+    pub source: RunSource,
     /// Version of Headway that ran.
     pub version: String,
     /// Commit it was built from.
@@ -52,9 +52,9 @@ pub struct Summary {
     /// Why it did not.
     pub incomplete: Option<Incomplete>,
     /// Whether the deadlines held.
-    pub verdict: Verdict,
+    pub verdict: RunVerdict,
     /// Sums over everything.
-    pub totals: Totals,
+    pub totals: RunTotals,
     /// The streams, in the plan's order.
     pub streams: Vec<StreamSummary>,
     /// The messages, or blocks of messages, in the plan's order.
@@ -81,7 +81,7 @@ pub struct Summary {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub urgent: Vec<UrgentSummary>,
     /// Who waited for whom, longest total first.
-    pub blame: Vec<Blame>,
+    pub blame: Vec<PipelineBlame>,
     /// What the files of the run lack, one sentence each; the figures above are those of the whole run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<String>,
@@ -102,7 +102,7 @@ pub struct CpuSummary {
 /// Whether the deadlines held: those of all packets, admitted requests, and jobs of messages and flows. Of a run that ended early
 /// what was delivered is judged, and what was due by then.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Verdict {
+pub struct RunVerdict {
     /// The run came to its end, everything expected was delivered at or before its deadline, and no operation failed.
     pub held: bool,
     /// Deadlines there were: expected packets, admitted requests, and jobs of messages and flows.
@@ -122,7 +122,7 @@ pub struct Verdict {
 
 /// Sums over a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Totals {
+pub struct RunTotals {
     /// Packets expected.
     pub packets: u64,
     /// Packets delivered.
@@ -284,7 +284,7 @@ pub struct StepSummary {
 
 /// How long the jobs of one pipeline waited for those of another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Blame {
+pub struct PipelineBlame {
     /// Position of the pipeline that waited.
     pub waiting: u32,
     pub waiting_name: String,
@@ -314,13 +314,13 @@ pub struct BlamedWait {
 
 /// Sums up `log`.
 #[must_use]
-pub fn summarize(log: &Log) -> Summary {
+pub fn summarize(log: &RunLog) -> RunSummary {
     summarize_with(log, &Timeline::new(log))
 }
 
 /// Sums up `log`, whose timeline is known already.
 #[must_use]
-pub fn summarize_with(log: &Log, timeline: &Timeline) -> Summary {
+pub fn summarize_with(log: &RunLog, timeline: &Timeline) -> RunSummary {
     let header = log.header();
     let plan = &header.plan;
     let streams = streams(log, timeline);
@@ -328,7 +328,7 @@ pub fn summarize_with(log: &Log, timeline: &Timeline) -> Summary {
     let jobs = [&elementary.messages, &elementary.flows].map(|rows| elementary::sum(rows));
     let totals = totals(log, timeline, &streams, jobs);
     let urgent = unplanned::urgent(log, timeline);
-    Summary {
+    RunSummary {
         schema: SCHEMA,
         source: header.source,
         version: header.version.clone(),
@@ -353,7 +353,7 @@ pub fn summarize_with(log: &Log, timeline: &Timeline) -> Summary {
         steps: steps(log, timeline),
         cpu: header.cpu.as_ref().map(|used| CpuSummary {
             used: used.clone(),
-            assumes: used.driver().map_or("", Class::assumption).to_owned(),
+            assumes: used.driver().map_or("", SchedulingClass::assumption).to_owned(),
             late_max: plan.jitter,
         }),
         bulk: unplanned::bulk(log, timeline),
@@ -364,13 +364,14 @@ pub fn summarize_with(log: &Log, timeline: &Timeline) -> Summary {
 }
 
 fn verdict(
-    log: &Log,
+    log: &RunLog,
     timeline: &Timeline,
     streams: &[StreamSummary],
     jobs: [Jobs; 2],
     urgent: &[UrgentSummary],
-) -> Verdict {
-    let halted = log.records().iter().any(|record| matches!(record.what, What::Event(Event::Halted { .. })));
+) -> RunVerdict {
+    let halted =
+        log.records().iter().any(|record| matches!(record.what, RecordBody::Event(DispatchEvent::Halted { .. })));
     let judged = |stream: &StreamSummary| stream.delivered.saturating_add(stream.lost);
     let mut deadlines: u64 = streams.iter().fold(0, |sum, stream| sum.saturating_add(judged(stream)));
     let mut misses: u64 = streams.iter().map(|stream| stream.misses).sum();
@@ -402,15 +403,15 @@ fn verdict(
         Some(why) => format!("INCOMPLETE, {why} after {}: {said} until then", timeline.span()),
     };
     let held = fine && log.incomplete().is_none();
-    Verdict { held, deadlines, misses, lost, halted, text, unpromised: unpromised(log) }
+    RunVerdict { held, deadlines, misses, lost, halted, text, unpromised: unpromised(log) }
 }
 
 /// Where the driver was later than the plan allows, how late: the plan promises nothing for such a host, and is not to blame for misses.
-fn unpromised(log: &Log) -> Option<String> {
+fn unpromised(log: &RunLog) -> Option<String> {
     let header = log.header();
     let allowed = header.plan.jitter;
     let opened = log.records().iter().filter_map(|record| match record.what {
-        What::Event(Event::ReleaseLate { by, .. }) => Some(by),
+        RecordBody::Event(DispatchEvent::ReleaseLate { by, .. }) => Some(by),
         _ => None,
     });
     let longest = [
@@ -441,8 +442,8 @@ pub(crate) fn grouped(n: u64) -> String {
     text
 }
 
-fn totals(log: &Log, timeline: &Timeline, streams: &[StreamSummary], [messages, flows]: [Jobs; 2]) -> Totals {
-    let mut totals = Totals {
+fn totals(log: &RunLog, timeline: &Timeline, streams: &[StreamSummary], [messages, flows]: [Jobs; 2]) -> RunTotals {
+    let mut totals = RunTotals {
         packets: streams.iter().map(|stream| stream.packets).sum(),
         delivered: streams.iter().map(|stream| stream.delivered).sum(),
         bytes: Bytes(streams.iter().fold(0, |sum: u64, stream| sum.saturating_add(stream.bytes.0))),
@@ -457,19 +458,19 @@ fn totals(log: &Log, timeline: &Timeline, streams: &[StreamSummary], [messages, 
         overruns: timeline.jobs.iter().filter(|job| job.overrun).count() as u64,
         late: timeline.jobs.iter().filter(|job| job.late.is_some()).count() as u64,
         wait: timeline.jobs.iter().fold(Nanos::ZERO, |sum, job| sum.saturating_add(job.wait())),
-        ..Totals::default()
+        ..RunTotals::default()
     };
     for record in log.records() {
         match record.what {
-            What::Event(Event::ReleaseLate { .. }) => totals.releases_late += 1,
-            What::Event(Event::DataLate { .. }) => totals.data_late += 1,
+            RecordBody::Event(DispatchEvent::ReleaseLate { .. }) => totals.releases_late += 1,
+            RecordBody::Event(DispatchEvent::DataLate { .. }) => totals.data_late += 1,
             _ => {}
         }
     }
     totals
 }
 
-fn streams(log: &Log, timeline: &Timeline) -> Vec<StreamSummary> {
+fn streams(log: &RunLog, timeline: &Timeline) -> Vec<StreamSummary> {
     let header = log.header();
     let plan = &header.plan;
     let mut responses: Vec<Vec<Nanos>> = vec![Vec::new(); plan.streams.len()];
@@ -507,7 +508,7 @@ fn streams(log: &Log, timeline: &Timeline) -> Vec<StreamSummary> {
     responses.iter_mut().enumerate().map(of_stream).collect()
 }
 
-fn engines(log: &Log, timeline: &Timeline) -> Vec<EngineSummary> {
+fn engines(log: &RunLog, timeline: &Timeline) -> Vec<EngineSummary> {
     let plan = &log.header().plan;
     let mut busy: Vec<Vec<(Nanos, Nanos)>> = vec![Vec::new(); plan.engines.len()];
     let mut bytes = vec![0u64; plan.engines.len()];
@@ -554,11 +555,11 @@ fn share_ppm(part: u128, whole: u128) -> u64 {
     u64::try_from(part.saturating_mul(u128::from(PPM)) / whole).unwrap_or(u64::MAX)
 }
 
-fn capacities(log: &Log, timeline: &Timeline) -> Vec<CapacitySummary> {
+fn capacities(log: &RunLog, timeline: &Timeline) -> Vec<CapacitySummary> {
     let plan = &log.header().plan;
     let mut used = vec![0u128; plan.capacities.len()];
     for operation in timeline.operations.iter().filter(|operation| operation.ended.is_some()) {
-        if let Work::Copy { uses, .. } = &timeline.planned(log, operation).work {
+        if let OperationWork::Copy { uses, .. } = &timeline.planned(log, operation).work {
             for (capacity, ppm) in uses {
                 used[capacity.at()] += u128::from(operation.bytes.0) * u128::from(*ppm) / u128::from(PPM);
             }
@@ -577,13 +578,13 @@ fn capacities(log: &Log, timeline: &Timeline) -> Vec<CapacitySummary> {
 }
 
 /// `job` by name.
-pub(crate) fn name(log: &Log, job: &Job) -> JobName {
+pub(crate) fn name(log: &RunLog, job: &StepJob) -> JobName {
     let pipeline = &log.header().plan.pipelines[job.pipeline as usize];
     let step = pipeline.steps[job.step as usize].name.clone();
     JobName { pipeline: pipeline.name.clone(), step, cycle: job.cycle }
 }
 
-fn servers(log: &Log, timeline: &Timeline) -> Vec<ServerSummary> {
+fn servers(log: &RunLog, timeline: &Timeline) -> Vec<ServerSummary> {
     let plan = &log.header().plan;
     let empty = |server: &Server| ServerSummary { name: server.name.clone(), jobs: 0, waited: 0, longest: None };
     let mut servers: Vec<ServerSummary> = plan.servers.iter().map(empty).collect();
@@ -612,7 +613,7 @@ fn servers(log: &Log, timeline: &Timeline) -> Vec<ServerSummary> {
     servers
 }
 
-fn steps(log: &Log, timeline: &Timeline) -> Vec<StepSummary> {
+fn steps(log: &RunLog, timeline: &Timeline) -> Vec<StepSummary> {
     let plan = &log.header().plan;
     let mut firsts = Vec::new();
     let mut steps = Vec::new();
@@ -641,10 +642,10 @@ fn steps(log: &Log, timeline: &Timeline) -> Vec<StepSummary> {
     steps
 }
 
-fn blame(log: &Log, timeline: &Timeline) -> Vec<Blame> {
+fn blame(log: &RunLog, timeline: &Timeline) -> Vec<PipelineBlame> {
     let plan = &log.header().plan;
     let pipeline = |index: u32| plan.pipelines[index as usize].name.clone();
-    let mut pairs: BTreeMap<(u32, Option<u32>), Blame> = BTreeMap::new();
+    let mut pairs: BTreeMap<(u32, Option<u32>), PipelineBlame> = BTreeMap::new();
     for (index, job) in timeline.jobs.iter().enumerate() {
         for wait in &job.waits {
             let cause = wait.cause.map(|cause| &timeline.jobs[cause]);
@@ -656,7 +657,7 @@ fn blame(log: &Log, timeline: &Timeline) -> Vec<Blame> {
                 cause: cause.map(|cause| name(log, cause)),
             };
             let key = (job.pipeline, cause.map(|cause| cause.pipeline));
-            let pair = pairs.entry(key).or_insert_with(|| Blame {
+            let pair = pairs.entry(key).or_insert_with(|| PipelineBlame {
                 waiting: job.pipeline,
                 waiting_name: pipeline(job.pipeline),
                 cause: key.1,
@@ -672,7 +673,7 @@ fn blame(log: &Log, timeline: &Timeline) -> Vec<Blame> {
             }
         }
     }
-    let mut pairs: Vec<Blame> = pairs.into_values().collect();
+    let mut pairs: Vec<PipelineBlame> = pairs.into_values().collect();
     pairs.sort_by_key(|pair| std::cmp::Reverse(pair.total));
     pairs
 }

@@ -3,11 +3,11 @@
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
-use headway_core::models::cpu::{Lateness, Threads, Use};
+use headway_core::models::cpu::{DelayStatistics, Threads, Use};
 use headway_core::units::{Bytes, Nanos};
 
 use crate::summary::{
-    BlamedWait, CpuSummary, JobName, JobsSummary, Response, ServerSummary, StepSummary, Summary, grouped,
+    BlamedWait, CpuSummary, JobName, JobsSummary, Response, RunSummary, ServerSummary, StepSummary, grouped,
 };
 
 /// Lines of who waited for whom that a terminal gets; the page and the JSON form have all.
@@ -172,7 +172,7 @@ fn percent(ppm: u64) -> String {
     format!("{}.{} %", ppm / 10_000, ppm % 10_000 / 1_000)
 }
 
-impl Summary {
+impl RunSummary {
     /// The summary as text, in lines of at most `width` characters where names and the least important columns allow it.
     #[must_use]
     pub fn table(&self, width: usize) -> String {
@@ -234,8 +234,8 @@ impl Summary {
                 let _ = writeln!(out, "    {}", plain(refused));
             }
         }
-        let late = |of: &Lateness| {
-            let Lateness { count, median, p99, max, .. } = of;
+        let late = |of: &DelayStatistics| {
+            let DelayStatistics { count, median, p99, max, .. } = of;
             let p99 = p99.map_or_else(dash, |p99| p99.to_string());
             format!("median {median}, p99 {p99}, longest {max} ({})", grouped(*count))
         };

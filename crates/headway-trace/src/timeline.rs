@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-use headway_core::decisions::dispatch::{Action, Answer, Event, Input};
-use headway_core::log::{Record, What};
+use headway_core::decisions::dispatch::{DispatchAction, DispatchEvent, DispatchInput, UrgentAnswer};
+use headway_core::log::{LogRecord, RecordBody};
 use headway_core::plan::{PlannedOperation, PlannedStep};
 use headway_core::units::{Bytes, Nanos};
 
-use crate::Log;
+use crate::RunLog;
 
 /// Everything that has a length of time in a run. Positions in its vectors are used as references.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,16 +17,16 @@ pub struct Timeline {
     /// Time of the last record.
     pub end: Nanos,
     /// Operations in the order of their submission.
-    pub operations: Vec<Operation>,
+    pub operations: Vec<SubmittedOperation>,
     /// Jobs in the order in which the log first names them.
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<StepJob>,
     /// Delivered cycles in order.
     pub deliveries: Vec<Delivery>,
 }
 
 /// A submitted operation, or a piece of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Operation {
+pub struct SubmittedOperation {
     /// Position of its job.
     pub job: usize,
     /// Which of the step's operations.
@@ -54,7 +54,7 @@ pub struct Ended {
 
 /// One step of one cycle.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Job {
+pub struct StepJob {
     pub pipeline: u32,
     pub cycle: u64,
     pub step: u32,
@@ -75,12 +75,12 @@ pub struct Job {
     /// By how much it ended after its window.
     pub late: Option<Nanos>,
     /// Whom it waited for before its first submission, in order of time.
-    pub waits: Vec<Wait>,
+    pub waits: Vec<WaitPart>,
 }
 
 /// A part of a job's wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wait {
+pub struct WaitPart {
     /// Position of the job that occupied the server; `None` = nobody did: the driver was slow.
     pub cause: Option<usize>,
     /// For how long.
@@ -95,9 +95,9 @@ pub struct Delivery {
     pub at: Nanos,
 }
 
-/// A delivered packet.
+/// A packet with the cycle that carried it and its three instants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Packet {
+pub struct DeliveredPacket {
     /// Position of its stream.
     pub stream: u32,
     pub packet: u64,
@@ -113,7 +113,7 @@ pub struct Packet {
     pub deadline: Nanos,
 }
 
-impl Packet {
+impl DeliveredPacket {
     /// Time from arrival to delivery.
     #[must_use]
     pub fn response(&self) -> Nanos {
@@ -127,7 +127,7 @@ impl Packet {
     }
 }
 
-impl Job {
+impl StepJob {
     /// Time from joining the queue to the first submission.
     #[must_use]
     pub fn wait(&self) -> Nanos {
@@ -139,7 +139,7 @@ impl Job {
 
     /// The largest part of its wait; of equal ones the first.
     #[must_use]
-    pub fn longest_wait(&self) -> Option<Wait> {
+    pub fn longest_wait(&self) -> Option<WaitPart> {
         self.waits.iter().copied().reduce(|best, wait| if wait.time > best.time { wait } else { best })
     }
 }
@@ -155,7 +155,7 @@ struct Builder {
 impl Timeline {
     /// Puts together the records of `log`.
     #[must_use]
-    pub fn new(log: &Log) -> Self {
+    pub fn new(log: &RunLog) -> Self {
         let mut builder = Builder::default();
         let first = log.records().first().map_or(Nanos::ZERO, |record| record.at);
         builder.timeline.epoch = first;
@@ -172,14 +172,14 @@ impl Timeline {
 
     /// The step of a job.
     #[must_use]
-    pub fn step<'a>(&self, log: &'a Log, job: usize) -> &'a PlannedStep {
-        let Job { pipeline, step, .. } = self.jobs[job];
+    pub fn step<'a>(&self, log: &'a RunLog, job: usize) -> &'a PlannedStep {
+        let StepJob { pipeline, step, .. } = self.jobs[job];
         &log.header().plan.pipelines[pipeline as usize].steps[step as usize]
     }
 
     /// What an operation does.
     #[must_use]
-    pub fn planned<'a>(&self, log: &'a Log, operation: &Operation) -> &'a PlannedOperation {
+    pub fn planned<'a>(&self, log: &'a RunLog, operation: &SubmittedOperation) -> &'a PlannedOperation {
         &self.step(log, operation.job).operations[operation.index as usize]
     }
 
@@ -190,7 +190,7 @@ impl Timeline {
     }
 
     /// Every delivered packet, in the order of delivery, then of the pipeline's streams.
-    pub fn packets<'a>(&'a self, log: &'a Log) -> impl Iterator<Item = Packet> + 'a {
+    pub fn packets<'a>(&'a self, log: &'a RunLog) -> impl Iterator<Item = DeliveredPacket> + 'a {
         let header = log.header();
         let plan = &header.plan;
         let of_delivery = move |delivery: &'a Delivery| {
@@ -202,7 +202,7 @@ impl Timeline {
                 (carried.start..carried.end.min(run.packets)).map(move |packet| {
                     let arrival = self.epoch + planned.arrival(packet);
                     let before = planned.packet.0.saturating_mul(packet);
-                    Packet {
+                    DeliveredPacket {
                         stream,
                         packet,
                         cycle: delivery.cycle,
@@ -218,13 +218,14 @@ impl Timeline {
     }
 
     /// Adds the time and bytes of every piece to its job. A batch is one piece with several operations.
-    fn sum_up_pieces(&mut self, log: &Log) {
+    fn sum_up_pieces(&mut self, log: &RunLog) {
         let mut at = 0;
         while at < self.operations.len() {
             let job = self.operations[at].job;
             let count = self.step(log, job).operations.len().max(1);
             let piece = &self.operations[at..self.operations.len().min(at + count)];
-            let piece: Vec<Operation> = piece.iter().copied().take_while(|operation| operation.job == job).collect();
+            let piece: Vec<SubmittedOperation> =
+                piece.iter().copied().take_while(|operation| operation.job == job).collect();
             let ended = || piece.iter().filter_map(|operation| operation.ended);
             let from = ended().map(|ended| ended.started).min().unwrap_or_default();
             let to = ended().map(|ended| ended.finished).max().unwrap_or_default();
@@ -240,7 +241,7 @@ impl Timeline {
     /// Splits the wait of every job among the jobs that occupied its server meanwhile.
     ///
     /// At each moment it is the oldest submission that has not ended: later ones queue behind it on the engine.
-    fn attribute_waits(&mut self, log: &Log) {
+    fn attribute_waits(&mut self, log: &RunLog) {
         let mut heads: Vec<Vec<(Nanos, Nanos, usize)>> = vec![Vec::new(); log.header().plan.servers.len()];
         for operation in &self.operations {
             let server = &mut heads[self.step(log, operation.job).server as usize];
@@ -263,15 +264,15 @@ impl Timeline {
 }
 
 /// The parts of `[ready, submitted)` by the heads that cover them; what none covers has no cause.
-fn waits(heads: &[(Nanos, Nanos, usize)], ready: Nanos, submitted: Nanos) -> Vec<Wait> {
-    let mut waits: Vec<Wait> = Vec::new();
+fn waits(heads: &[(Nanos, Nanos, usize)], ready: Nanos, submitted: Nanos) -> Vec<WaitPart> {
+    let mut waits: Vec<WaitPart> = Vec::new();
     let mut add = |cause: Option<usize>, time: Nanos| {
         if time == Nanos::ZERO {
             return;
         }
         match waits.iter_mut().find(|wait| wait.cause == cause) {
             Some(wait) => wait.time = wait.time + time,
-            None => waits.push(Wait { cause, time }),
+            None => waits.push(WaitPart { cause, time }),
         }
     };
     let mut cursor = ready;
@@ -288,65 +289,70 @@ fn waits(heads: &[(Nanos, Nanos, usize)], ready: Nanos, submitted: Nanos) -> Vec
 }
 
 impl Builder {
-    fn record(&mut self, record: &Record) {
+    fn record(&mut self, record: &LogRecord) {
         let at = record.at;
         match &record.what {
-            What::Input(Input::Start { epoch, .. }) => self.timeline.epoch = *epoch,
-            What::Input(Input::Done { operation, started, finished }) => {
+            RecordBody::Input(DispatchInput::Start { epoch, .. }) => self.timeline.epoch = *epoch,
+            RecordBody::Input(DispatchInput::Done { operation, started, finished }) => {
                 if let Some(&position) = self.numbers.get(operation) {
                     let ended = Ended { started: *started, finished: *finished, noticed: at };
                     self.timeline.operations[position].ended = Some(ended);
                 }
             }
-            What::Input(Input::Data { .. } | Input::Failed { .. } | Input::Ready { .. } | Input::Urgent { .. }) => {}
-            What::Input(Input::Timeout) => {}
-            What::Action(Action::Submit { operation, pipeline, cycle, step, index, offset, bytes }) => {
+            RecordBody::Input(
+                DispatchInput::Data { .. }
+                | DispatchInput::Failed { .. }
+                | DispatchInput::Ready { .. }
+                | DispatchInput::Urgent { .. },
+            ) => {}
+            RecordBody::Input(DispatchInput::Timeout) => {}
+            RecordBody::Action(DispatchAction::Submit { operation, pipeline, cycle, step, index, offset, bytes }) => {
                 let job = self.job(*pipeline, *cycle, *step);
                 self.timeline.jobs[job].submitted.get_or_insert(at);
                 self.numbers.insert(*operation, self.timeline.operations.len());
                 let (index, offset, bytes) = (*index, *offset, *bytes);
-                let operation = Operation { job, index, offset, bytes, submitted: at, ended: None };
+                let operation = SubmittedOperation { job, index, offset, bytes, submitted: at, ended: None };
                 self.timeline.operations.push(operation);
             }
-            What::Action(Action::Deliver { pipeline, cycle }) => {
+            RecordBody::Action(DispatchAction::Deliver { pipeline, cycle }) => {
                 self.timeline.deliveries.push(Delivery { pipeline: *pipeline, cycle: *cycle, at });
             }
-            What::Action(Action::Drop { .. }) => {}
-            What::Event(event) => self.event(at, event),
+            RecordBody::Action(DispatchAction::Drop { .. }) => {}
+            RecordBody::Event(event) => self.event(at, event),
         }
     }
 
-    fn event(&mut self, at: Nanos, event: &Event) {
+    fn event(&mut self, at: Nanos, event: &DispatchEvent) {
         match *event {
-            Event::Ready { pipeline, cycle, step, deadline } => {
+            DispatchEvent::Ready { pipeline, cycle, step, deadline } => {
                 let job = self.named(pipeline, cycle, step);
                 (job.ready, job.deadline) = (Some(at), Some(deadline));
             }
-            Event::Answered { answer: Answer::Refused(_), .. } => {}
-            Event::Answered { pipeline, cycle, answer, .. } => {
+            DispatchEvent::Answered { answer: UrgentAnswer::Refused(_), .. } => {}
+            DispatchEvent::Answered { pipeline, cycle, answer, .. } => {
                 let job = self.named(pipeline, cycle, 0);
                 job.ready = Some(at);
-                if let Answer::Guaranteed { deadline } = answer {
+                if let UrgentAnswer::Guaranteed { deadline } = answer {
                     job.deadline = Some(deadline);
                 }
             }
-            Event::Complete { pipeline, cycle, step } => self.named(pipeline, cycle, step).completed = Some(at),
-            Event::Overrun { pipeline, cycle, step, .. } => self.named(pipeline, cycle, step).overrun = true,
-            Event::Late { pipeline, cycle, step, by } => self.named(pipeline, cycle, step).late = Some(by),
-            Event::Empty { .. }
-            | Event::Unready { .. }
-            | Event::DataLate { .. }
-            | Event::ReleaseLate { .. }
-            | Event::Missed { .. }
-            | Event::MissedMore { .. }
-            | Event::Lost { .. }
-            | Event::Paused { .. }
-            | Event::Resumed { .. }
-            | Event::Halted { .. } => {}
+            DispatchEvent::Complete { pipeline, cycle, step } => self.named(pipeline, cycle, step).completed = Some(at),
+            DispatchEvent::Overrun { pipeline, cycle, step, .. } => self.named(pipeline, cycle, step).overrun = true,
+            DispatchEvent::Late { pipeline, cycle, step, by } => self.named(pipeline, cycle, step).late = Some(by),
+            DispatchEvent::Empty { .. }
+            | DispatchEvent::Unready { .. }
+            | DispatchEvent::DataLate { .. }
+            | DispatchEvent::ReleaseLate { .. }
+            | DispatchEvent::Missed { .. }
+            | DispatchEvent::MissedMore { .. }
+            | DispatchEvent::Lost { .. }
+            | DispatchEvent::Paused { .. }
+            | DispatchEvent::Resumed { .. }
+            | DispatchEvent::Halted { .. } => {}
         }
     }
 
-    fn named(&mut self, pipeline: u32, cycle: u64, step: u32) -> &mut Job {
+    fn named(&mut self, pipeline: u32, cycle: u64, step: u32) -> &mut StepJob {
         let job = self.job(pipeline, cycle, step);
         &mut self.timeline.jobs[job]
     }
@@ -354,7 +360,7 @@ impl Builder {
     fn job(&mut self, pipeline: u32, cycle: u64, step: u32) -> usize {
         let jobs = &mut self.timeline.jobs;
         *self.jobs.entry((pipeline, cycle, step)).or_insert_with(|| {
-            jobs.push(Job {
+            jobs.push(StepJob {
                 pipeline,
                 cycle,
                 step,

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::decisions::dispatch::{Answer, Event};
-use headway_core::log::What;
-use headway_core::plan::{Class, Source};
+use headway_core::decisions::dispatch::{DispatchEvent, UrgentAnswer};
+use headway_core::log::RecordBody;
+use headway_core::plan::{PipelineSource, ServiceClass};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};
 use serde::Serialize;
 
-use crate::Log;
+use crate::RunLog;
 use crate::due;
 use crate::response::{Response, order_statistics};
 use crate::timeline::Timeline;
@@ -49,10 +49,10 @@ pub struct UrgentSummary {
 }
 
 /// The bulk transfers of a run, in the plan's order.
-pub(crate) fn bulk(log: &Log, timeline: &Timeline) -> Vec<BulkSummary> {
+pub(crate) fn bulk(log: &RunLog, timeline: &Timeline) -> Vec<BulkSummary> {
     let mut all = Vec::new();
     for (number, pipeline) in (0u32..).zip(&log.header().plan.pipelines) {
-        let Source::Bulk(of) = pipeline.source else { continue };
+        let PipelineSource::Bulk(of) = pipeline.source else { continue };
         let arrived = || timeline.jobs.iter().filter(move |job| job.pipeline == number && job.completed.is_some());
         let bytes = Bytes(arrived().fold(0, |sum: u64, job| sum.saturating_add(job.bytes.0)));
         let last = arrived().filter_map(|job| job.completed).max();
@@ -66,37 +66,40 @@ pub(crate) fn bulk(log: &Log, timeline: &Timeline) -> Vec<BulkSummary> {
 }
 
 /// The urgent requests of a run, by what they are for, in the plan's order.
-pub(crate) fn urgent(log: &Log, timeline: &Timeline) -> Vec<UrgentSummary> {
+pub(crate) fn urgent(log: &RunLog, timeline: &Timeline) -> Vec<UrgentSummary> {
     let mut all = Vec::new();
     let until = due::until(log, timeline);
-    let is_urgent = |pipeline: u32| log.header().plan.pipelines[pipeline as usize].source.class() == Class::Urgent;
+    let is_urgent =
+        |pipeline: u32| log.header().plan.pipelines[pipeline as usize].source.class() == ServiceClass::Urgent;
     let ended = timeline.jobs.iter().filter(|job| is_urgent(job.pipeline));
     let ended: BTreeMap<(u32, u64), Nanos> =
         ended.filter_map(|job| Some(((job.pipeline, job.cycle), job.completed?))).collect();
     for (number, pipeline) in (0u32..).zip(&log.header().plan.pipelines) {
-        if pipeline.source.class() != Class::Urgent {
+        if pipeline.source.class() != ServiceClass::Urgent {
             continue;
         }
         let (mut guaranteed, mut behind) = (Vec::new(), Vec::new());
         let (mut refused, mut misses, mut best_effort, mut admitted) = (0, 0, 0, 0);
         for record in log.records() {
-            let What::Event(Event::Answered { pipeline, cycle, answer, .. }) = record.what else { continue };
+            let RecordBody::Event(DispatchEvent::Answered { pipeline, cycle, answer, .. }) = record.what else {
+                continue;
+            };
             if pipeline != number {
                 continue;
             }
             let completed = ended.get(&(pipeline, cycle)).copied();
             let response = completed.map(|at| at.saturating_sub(record.at));
             match answer {
-                Answer::Guaranteed { deadline } => {
+                UrgentAnswer::Guaranteed { deadline } => {
                     admitted += 1;
                     misses += u64::from(completed.map_or(deadline <= until, |at| at > deadline));
                     guaranteed.extend(response);
                 }
-                Answer::BestEffort(_) => {
+                UrgentAnswer::BestEffort(_) => {
                     best_effort += 1;
                     behind.extend(response);
                 }
-                Answer::Refused(_) => refused += 1,
+                UrgentAnswer::Refused(_) => refused += 1,
             }
         }
         guaranteed.sort_unstable();

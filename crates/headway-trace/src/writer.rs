@@ -2,7 +2,7 @@
 
 use std::io::{self, BufWriter, Write};
 
-use headway_core::log::{End, Header, Incomplete, Record};
+use headway_core::log::{Incomplete, LogEnd, LogHeader, LogRecord};
 
 /// Writes a log line by line; a log that is not finished reads as truncated.
 ///
@@ -19,7 +19,7 @@ impl<W: Write> LogWriter<W> {
     ///
     /// # Errors
     /// Those of `out`.
-    pub fn new(out: W, header: &Header) -> io::Result<Self> {
+    pub fn new(out: W, header: &LogHeader) -> io::Result<Self> {
         let mut writer = Self { out: BufWriter::with_capacity(1 << 16, out), records: 0 };
         writer.line(header)?;
         Ok(writer)
@@ -29,7 +29,7 @@ impl<W: Write> LogWriter<W> {
     ///
     /// # Errors
     /// Those of the output. Lines are gathered before they are written, so an error may belong to an earlier record.
-    pub fn record(&mut self, record: &Record) -> io::Result<()> {
+    pub fn record(&mut self, record: &LogRecord) -> io::Result<()> {
         self.line(record)?;
         self.records += 1;
         Ok(())
@@ -48,7 +48,7 @@ impl<W: Write> LogWriter<W> {
     /// # Errors
     /// Those of the output.
     pub fn finish_early(mut self, incomplete: Option<Incomplete>, omitted: u64) -> io::Result<W> {
-        let end = End { records: self.records, incomplete, omitted };
+        let end = LogEnd { records: self.records, incomplete, omitted };
         self.line(&end)?;
         self.out.flush()?;
         self.out.into_inner().map_err(io::IntoInnerError::into_error)

@@ -9,7 +9,7 @@ use std::path::Path;
 use flate2::read::GzDecoder;
 use headway_core::files::machine::{EndpointId, Machine, parse};
 use headway_core::models::interconnect::{BatchBlock, Network};
-use headway_core::models::transfer::fit::{Node, Sample, Setup, fit};
+use headway_core::models::transfer::fit::{CopySetup, NodeFacts, Sample, fit};
 use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::{Bytes, Nanos, Rate};
 
@@ -44,11 +44,11 @@ fn copy(gpus: &[EndpointId], name: &str) -> Option<Transfer> {
     }
 }
 
-fn setups(machine: &Machine) -> BTreeMap<Transfer, Setup> {
+fn setups(machine: &Machine) -> BTreeMap<Transfer, CopySetup> {
     let host = machine.memories().next().expect("the node has a memory");
     let routes = machine.routes.iter().filter(|route| route.method == Method::Dma);
     let setup = routes.filter_map(|route| {
-        let found = Setup { idle: route.setup, queued: route.setup_queued, submit: route.submit };
+        let found = CopySetup { idle: route.setup, queued: route.setup_queued, submit: route.submit };
         match (route.from == host, route.to == host) {
             (true, _) => Some(((route.to, Direction::H2d), found)),
             (_, true) => Some(((route.from, Direction::D2h), found)),
@@ -115,7 +115,7 @@ fn limits_that_the_sets_show_predict_the_batches_of_the_same_run() {
         GzDecoder::new(packed.as_slice()).read_to_string(&mut blocks).expect("they are readable");
         let kept = parse("machine.toml", &kept).unwrap_or_else(|error| panic!("{name}: {error}"));
         let gpus: Vec<EndpointId> = kept.gpus().collect();
-        let node = Node {
+        let node = NodeFacts {
             name: "fitted".into(),
             description: String::new(),
             endpoints: kept.endpoints.clone(),

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use flate2::read::GzDecoder;
-use headway_trace::Log;
+use headway_trace::RunLog;
 use headway_trace::replay::replay;
 use headway_trace::sharing;
 use headway_trace::summary::summarize;
@@ -52,11 +52,11 @@ fn kept_runs_replay_and_their_summaries_are_theirs() {
 
 /// What `headway report` prints for a log; one of the dispatcher must replay.
 fn table(text: &str, name: &str) -> String {
-    if text.lines().next().is_some_and(sharing::Log::begins) {
-        let log = sharing::Log::read(text.as_bytes(), name).unwrap_or_else(|error| panic!("{name}: {error}"));
+    if text.lines().next().is_some_and(sharing::TaskLog::begins) {
+        let log = sharing::TaskLog::read(text.as_bytes(), name).unwrap_or_else(|error| panic!("{name}: {error}"));
         return sharing::summarize(&log).table();
     }
-    let log = Log::read(text.as_bytes(), name).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let log = RunLog::read(text.as_bytes(), name).unwrap_or_else(|error| panic!("{name}: {error}"));
     let replayed = replay(&log).unwrap_or_else(|error| panic!("{name}: {error}"));
     assert!(replayed.finished, "{name}");
     summarize(&log).table(140)

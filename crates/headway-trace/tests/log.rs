@@ -3,13 +3,13 @@
 use std::io::{self, Write};
 
 use crate::common::{Bend, log, plan, run, text};
-use headway_core::decisions::dispatch::{Action, Event, Input};
-use headway_core::log::What;
+use headway_core::decisions::dispatch::{DispatchAction, DispatchEvent, DispatchInput};
+use headway_core::log::RecordBody;
 use headway_core::units::Nanos;
-use headway_trace::{Log, LogError, LogWriter};
+use headway_trace::{LogError, LogWriter, RunLog};
 
-fn read(text: &[u8]) -> Result<Log, LogError> {
-    Log::read(text, "run.log")
+fn read(text: &[u8]) -> Result<RunLog, LogError> {
+    RunLog::read(text, "run.log")
 }
 
 #[test]
@@ -88,23 +88,23 @@ fn a_key_that_no_record_has_is_named_wherever_it_is() {
 #[test]
 fn records_that_name_what_the_plan_lacks_are_refused_before_anything_indexes() {
     let (header, records) = run(&plan(3), 1, Bend::default());
-    let refused = |what: What| {
+    let refused = |what: RecordBody| {
         let mut records = records.clone();
         records[4].what = what;
-        let error = Log::new(header.clone(), records, "run.log").unwrap_err();
+        let error = RunLog::new(header.clone(), records, "run.log").unwrap_err();
         assert!(matches!(error, LogError::Check { line: Some(6), .. }), "{error:?}");
     };
-    refused(What::Action(Action::Deliver { pipeline: 3, cycle: 0 }));
-    refused(What::Action(Action::Deliver { pipeline: 0, cycle: 1 }));
-    refused(What::Event(Event::Missed { stream: 0, packet: u64::MAX, by: Nanos(1) }));
-    refused(What::Event(Event::Complete { pipeline: 0, cycle: 0, step: 3 }));
-    refused(What::Input(Input::Done { operation: 0, started: Nanos(0), finished: Nanos::MAX }));
+    refused(RecordBody::Action(DispatchAction::Deliver { pipeline: 3, cycle: 0 }));
+    refused(RecordBody::Action(DispatchAction::Deliver { pipeline: 0, cycle: 1 }));
+    refused(RecordBody::Event(DispatchEvent::Missed { stream: 0, packet: u64::MAX, by: Nanos(1) }));
+    refused(RecordBody::Event(DispatchEvent::Complete { pipeline: 0, cycle: 0, step: 3 }));
+    refused(RecordBody::Input(DispatchInput::Done { operation: 0, started: Nanos(0), finished: Nanos::MAX }));
     let mut far = header.clone();
     far.plan.pipelines[0].period = Nanos(u64::MAX / 2);
-    assert!(matches!(Log::new(far, records.clone(), "run.log"), Err(LogError::Check { line: None, .. })));
+    assert!(matches!(RunLog::new(far, records.clone(), "run.log"), Err(LogError::Check { line: None, .. })));
     let mut lost = header.clone();
     lost.plan.pipelines[0].steps[0].server = 99;
-    assert!(matches!(Log::new(lost, records, "run.log"), Err(LogError::Check { line: None, .. })));
+    assert!(matches!(RunLog::new(lost, records, "run.log"), Err(LogError::Check { line: None, .. })));
 }
 
 #[test]

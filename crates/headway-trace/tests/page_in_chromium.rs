@@ -7,15 +7,16 @@ use std::process::Command;
 
 use crate::common::{Bend, log, plan};
 use headway_core::files::guest_log::{
-    Became, Call, Copy, End, Finding, Host, KIND, Line, Problem, SCHEMA, Start, Towards, Why,
+    Became, Call, Copy, DriverReason, GuestLogEnd, GuestLogLine, GuestLogStart, Host, KIND, LintFinding, Problem,
+    SCHEMA, Towards,
 };
-use headway_core::log::{Incomplete, Source};
+use headway_core::log::{Incomplete, RunSource};
 use headway_core::plan::Named;
 use headway_core::units::{Bytes, Nanos, Rate};
-use headway_trace::sharing::{self, Doing, Engine, Span, TaskHead, Unit};
+use headway_trace::sharing::{self, Doing, GpuEngine, JobSpan, TaskHead, Unit};
 use headway_trace::summary::summarize;
 use headway_trace::unplanned::{BulkSummary, UrgentSummary};
-use headway_trace::{Log, guest, page};
+use headway_trace::{RunLog, guest, page};
 
 fn chromium() -> Option<PathBuf> {
     let named = std::env::var_os("HEADWAY_CHROMIUM").map(PathBuf::from);
@@ -28,14 +29,14 @@ fn chromium() -> Option<PathBuf> {
     chromium
 }
 
-fn html(log: &Log) -> String {
+fn html(log: &RunLog) -> String {
     let mut html = Vec::new();
     page::write(log, &summarize(log), &mut html).unwrap();
     String::from_utf8(html).unwrap()
 }
 
 /// The document after its script has run; `None` where there is no browser.
-fn rendered(log: &Log) -> Option<String> {
+fn rendered(log: &RunLog) -> Option<String> {
     opened(&html(log))
 }
 
@@ -82,15 +83,15 @@ fn rows(document: &str, id: &str) -> usize {
 const EVIL: &str = "</script><img src=x onerror=\"document.documentElement.dataset.ready='owned'\">&lt;\u{2028}";
 
 /// Two tasks on two GPUs, of which one is idle: `b` waits for `a`'s kernel, `a`'s second job for a token, and it is late.
-fn tasks(names: [&str; 2]) -> sharing::Log {
+fn tasks(names: [&str; 2]) -> sharing::TaskLog {
     const MS: u64 = 1_000_000;
     let named = |name: &str| Named { name: name.to_owned(), hash: "0".to_owned() };
     let task = |id: &str| TaskHead { id: id.to_owned(), period: Nanos(10 * MS), bound: None };
     let span = |doing, begin: u64, end: u64, unit: Option<Unit>| {
-        let engines = [unit.map(|unit| Engine { gpu: 0, unit }), None];
-        Span { doing, begin: Nanos(begin * MS), end: Nanos(end * MS), engines, bytes: Bytes(0) }
+        let engines = [unit.map(|unit| GpuEngine { gpu: 0, unit }), None];
+        JobSpan { doing, begin: Nanos(begin * MS), end: Nanos(end * MS), engines, bytes: Bytes(0) }
     };
-    let job = |task: u32, job: u64, [from, held, given, done]: [u64; 4], spans: Vec<Span>| sharing::Job {
+    let job = |task: u32, job: u64, [from, held, given, done]: [u64; 4], spans: Vec<JobSpan>| sharing::CompletedJob {
         task,
         job,
         release: Nanos(from * MS),
@@ -106,10 +107,10 @@ fn tasks(names: [&str; 2]) -> sharing::Log {
     let ee = Some(Unit::Ee);
     let waits = vec![span(Doing::EngineWait, 1, 4, ee), span(Doing::Execute, 4, 7, ee)];
     let late = vec![span(Doing::TokenWait, 5, 7, None), span(Doing::Execute, 7, 17, ee)];
-    let header = sharing::Header {
+    let header = sharing::TaskLogHeader {
         schema: sharing::SCHEMA,
         kind: sharing::KIND.to_owned(),
-        source: Source::Sim,
+        source: RunSource::Sim,
         version: "1".into(),
         commit: "x".into(),
         seed: 1,
@@ -133,10 +134,10 @@ fn tasks(names: [&str; 2]) -> sharing::Log {
         text.push_str(&format!("\n{}", serde_json::to_string(job).unwrap()));
     }
     text.push_str("\n{\"jobs\":3}\n");
-    sharing::Log::read(text.as_bytes(), "fixture").unwrap()
+    sharing::TaskLog::read(text.as_bytes(), "fixture").unwrap()
 }
 
-fn tasks_html(log: &sharing::Log) -> String {
+fn tasks_html(log: &sharing::TaskLog) -> String {
     let mut html = Vec::new();
     sharing::write_page(log, &sharing::summarize(log), &mut html).unwrap();
     String::from_utf8(html).unwrap()
@@ -238,7 +239,7 @@ fn names_that_look_like_markup_are_text_and_never_run() {
 fn a_run_without_streams_is_drawn_too() {
     let mut plan = plan(1);
     plan.streams.clear();
-    plan.pipelines[0].source = headway_core::plan::Source::Message;
+    plan.pipelines[0].source = headway_core::plan::PipelineSource::Message;
     let log = log(&plan, 4, Bend::default());
     assert_eq!(summarize(&log).verdict.text, "all 4 deadlines held");
     let Some(document) = rendered(&log) else { return };
@@ -271,7 +272,7 @@ fn names_of_tasks_and_gpus_that_look_like_markup_are_text_and_never_run() {
 
 /// A guest's log: twenty token reads alone, a bulk copy, three reads beside it of which one is long, one that a kernel made, and one copy
 /// into the GPU that failed.
-fn guest(site: &str, ended: bool) -> guest::Log {
+fn guest(site: &str, ended: bool) -> guest::GuestLog {
     const US: u64 = 1_000;
     let small = Copy {
         at: Nanos(0),
@@ -283,12 +284,13 @@ fn guest(site: &str, ended: bool) -> guest::Log {
         stream: 0x20,
         host: Host::PageLocked,
         became: Became::PassedOn,
-        why: Some(Why::EngineFree),
+        why: Some(DriverReason::EngineFree),
         status: 0,
         of: 1,
     };
     let mut copies: Vec<Copy> = (0..20).map(|at| Copy { at: Nanos(at * 100 * US), ..small }).collect();
-    let bulk = Copy { call: Call::OutAsync, bytes: Bytes(1 << 30), stream: 0x10, why: Some(Why::Whole), ..small };
+    let bulk =
+        Copy { call: Call::OutAsync, bytes: Bytes(1 << 30), stream: 0x10, why: Some(DriverReason::Whole), ..small };
     copies.push(Copy { at: Nanos(3_000 * US), took: Nanos(5 * US), ..bulk });
     copies.push(Copy { at: Nanos(3_100 * US), took: Nanos(19_000 * US), ..small });
     copies.push(Copy { at: Nanos(22_200 * US), took: Nanos(11 * US), ..small });
@@ -301,7 +303,7 @@ fn guest(site: &str, ended: bool) -> guest::Log {
         status: 700,
         ..small
     });
-    let start = Start {
+    let start = GuestLogStart {
         schema: SCHEMA,
         kind: KIND.to_owned(),
         version: "1".into(),
@@ -310,7 +312,7 @@ fn guest(site: &str, ended: bool) -> guest::Log {
         options: "aside=auto".into(),
         began_unix: Nanos(1),
     };
-    let finding = Finding {
+    let finding = LintFinding {
         problem: Problem::Blocking,
         site: site.to_owned(),
         call: Call::Out,
@@ -320,16 +322,16 @@ fn guest(site: &str, ended: bool) -> guest::Log {
         gain: None,
     };
     let mut lines = vec![serde_json::to_string(&start).unwrap()];
-    lines.extend(copies.into_iter().map(|copy| serde_json::to_string(&Line::Copy(copy)).unwrap()));
-    lines.push(serde_json::to_string(&Line::Finding(finding)).unwrap());
+    lines.extend(copies.into_iter().map(|copy| serde_json::to_string(&GuestLogLine::Copy(copy)).unwrap()));
+    lines.push(serde_json::to_string(&GuestLogLine::Finding(finding)).unwrap());
     if ended {
-        let end = End { at: Nanos(100_000 * US), lost: 0, full: false };
-        lines.push(serde_json::to_string(&Line::End(end)).unwrap());
+        let end = GuestLogEnd { at: Nanos(100_000 * US), lost: 0, full: false };
+        lines.push(serde_json::to_string(&GuestLogLine::End(end)).unwrap());
     }
-    guest::Log::read((lines.join("\n") + "\n").as_bytes(), "fixture").unwrap()
+    guest::GuestLog::read((lines.join("\n") + "\n").as_bytes(), "fixture").unwrap()
 }
 
-fn guest_html(log: &guest::Log) -> String {
+fn guest_html(log: &guest::GuestLog) -> String {
     let mut html = Vec::new();
     guest::write_page(log, &mut html).unwrap();
     String::from_utf8(html).unwrap()
@@ -382,7 +384,7 @@ fn a_guests_command_that_looks_like_markup_is_text_and_its_page_says_that_it_was
 fn the_page_of_a_long_guests_log_stays_small() {
     let mut log = guest("loop.py", true);
     let copies: Vec<Copy> = log.copies.clone();
-    let size = |log: &guest::Log| guest_html(log).len();
+    let size = |log: &guest::GuestLog| guest_html(log).len();
     let mut of = |times: u64| {
         let again =
             |round: u64| copies.iter().map(move |copy| Copy { at: Nanos(copy.at.0 + round * 100_000_000), ..*copy });

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use crate::common::{Bend, log, plan, run};
-use headway_core::decisions::dispatch::Input;
-use headway_core::log::What;
+use headway_core::decisions::dispatch::DispatchInput;
+use headway_core::log::RecordBody;
 use headway_core::units::Nanos;
 use headway_trace::summary::summarize;
 use headway_trace::timeline::Timeline;
-use headway_trace::{Log, perfetto};
+use headway_trace::{RunLog, perfetto};
 
 /// A field of a message: its number, and its value or bytes.
 #[derive(Clone, Copy, Debug)]
@@ -85,7 +85,7 @@ struct Trace {
     events: Vec<Event>,
 }
 
-fn decode(log: &Log) -> Trace {
+fn decode(log: &RunLog) -> Trace {
     let mut bytes = Vec::new();
     perfetto::write(log, &mut bytes).unwrap();
     let packets = messages(&bytes, 1);
@@ -145,7 +145,7 @@ fn slices_end_before_the_next_one_of_their_track_begins_and_time_never_goes_back
 fn operations_without_length_and_overlapping_ones_are_slices_too() {
     let (header, mut records) = run(&plan(5), 10, Bend::default());
     for record in &mut records {
-        if let What::Input(Input::Done { operation, started, finished }) = &mut record.what {
+        if let RecordBody::Input(DispatchInput::Done { operation, started, finished }) = &mut record.what {
             match *operation % 3 {
                 0 => *finished = *started,
                 1 => *started = Nanos(started.0 - 3_000),
@@ -153,7 +153,7 @@ fn operations_without_length_and_overlapping_ones_are_slices_too() {
             }
         }
     }
-    check_slices(&decode(&Log::new(header, records, "fixture").unwrap()));
+    check_slices(&decode(&RunLog::new(header, records, "fixture").unwrap()));
 }
 
 #[test]

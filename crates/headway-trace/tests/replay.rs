@@ -3,10 +3,10 @@
 use crate::common;
 
 use crate::common::{Bend, log, plan, run};
-use headway_core::decisions::dispatch::{Action, Event};
-use headway_core::log::What;
+use headway_core::decisions::dispatch::{DispatchAction, DispatchEvent};
+use headway_core::log::RecordBody;
 use headway_core::units::{Bytes, Nanos};
-use headway_trace::Log;
+use headway_trace::RunLog;
 use headway_trace::replay::replay;
 
 #[test]
@@ -20,7 +20,7 @@ fn a_recorded_run_replays_to_the_same_actions_and_events() {
 #[test]
 fn runs_with_late_and_failed_operations_replay_too() {
     let slow = log(&plan(3), 10, Bend { slow: Some((9, Nanos(12_000_000))), ..Bend::default() });
-    assert!(slow.records().iter().any(|r| matches!(r.what, What::Event(Event::Missed { .. }))));
+    assert!(slow.records().iter().any(|r| matches!(r.what, RecordBody::Event(DispatchEvent::Missed { .. }))));
     assert!(replay(&slow).unwrap().finished);
     let failed = log(&plan(3), 10, Bend { fails: Some(9), ..Bend::default() });
     assert!(!replay(&failed).unwrap().finished);
@@ -29,11 +29,11 @@ fn runs_with_late_and_failed_operations_replay_too() {
 #[test]
 fn a_changed_action_diverges_there() {
     let (header, mut records) = run(&plan(3), 4, Bend::default());
-    let at = records.iter().rposition(|r| matches!(r.what, What::Action(Action::Submit { .. }))).unwrap();
-    if let What::Action(Action::Submit { bytes, .. }) = &mut records[at].what {
+    let at = records.iter().rposition(|r| matches!(r.what, RecordBody::Action(DispatchAction::Submit { .. }))).unwrap();
+    if let RecordBody::Action(DispatchAction::Submit { bytes, .. }) = &mut records[at].what {
         *bytes = Bytes(bytes.0 + 1);
     }
-    let divergence = replay(&Log::new(header, records, "changed").unwrap()).unwrap_err();
+    let divergence = replay(&RunLog::new(header, records, "changed").unwrap()).unwrap_err();
     assert_eq!(divergence.record, at as u64);
     assert!(divergence.expected.contains("submit") && divergence.got.contains("submit"), "{divergence}");
 }
@@ -41,10 +41,10 @@ fn a_changed_action_diverges_there() {
 #[test]
 fn a_changed_time_of_a_decision_diverges_there() {
     let (header, records) = run(&plan(3), 4, Bend::default());
-    for at in (0..records.len()).filter(|at| !matches!(records[*at].what, What::Input(_))) {
+    for at in (0..records.len()).filter(|at| !matches!(records[*at].what, RecordBody::Input(_))) {
         let mut changed = records.clone();
         changed[at].at = Nanos(changed[at].at.0 + 1);
-        let divergence = replay(&Log::new(header.clone(), changed, "changed").unwrap()).unwrap_err();
+        let divergence = replay(&RunLog::new(header.clone(), changed, "changed").unwrap()).unwrap_err();
         assert_eq!(divergence.record, at as u64);
         assert!(divergence.expected.ends_with(&format!("at {} ns", records[at].at.0 + 1)), "{divergence}");
     }
@@ -53,9 +53,9 @@ fn a_changed_time_of_a_decision_diverges_there() {
 #[test]
 fn an_event_that_the_log_lacks_diverges_at_the_next_input() {
     let (header, mut records) = run(&plan(3), 4, Bend::default());
-    let at = records.iter().position(|r| matches!(r.what, What::Event(Event::Complete { .. }))).unwrap();
+    let at = records.iter().position(|r| matches!(r.what, RecordBody::Event(DispatchEvent::Complete { .. }))).unwrap();
     records.remove(at);
-    let divergence = replay(&Log::new(header, records, "shortened").unwrap()).unwrap_err();
+    let divergence = replay(&RunLog::new(header, records, "shortened").unwrap()).unwrap_err();
     assert_eq!(divergence.record, at as u64);
     assert!(divergence.got.contains("complete"), "{divergence}");
 }
@@ -63,9 +63,10 @@ fn an_event_that_the_log_lacks_diverges_at_the_next_input() {
 #[test]
 fn an_action_that_the_log_lacks_at_its_end_diverges() {
     let (header, mut records) = run(&plan(3), 4, Bend::default());
-    let last = records.iter().rposition(|r| matches!(r.what, What::Action(Action::Deliver { .. }))).unwrap();
+    let last =
+        records.iter().rposition(|r| matches!(r.what, RecordBody::Action(DispatchAction::Deliver { .. }))).unwrap();
     records.truncate(last);
-    let divergence = replay(&Log::new(header, records, "shortened").unwrap()).unwrap_err();
+    let divergence = replay(&RunLog::new(header, records, "shortened").unwrap()).unwrap_err();
     assert_eq!(divergence.record, last as u64);
     assert_eq!(divergence.expected, "the end of the log");
 }
@@ -73,13 +74,13 @@ fn an_action_that_the_log_lacks_at_its_end_diverges() {
 #[test]
 fn an_invented_event_and_a_refused_input_diverge() {
     let (header, records) = run(&plan(3), 2, Bend::default());
-    let at = records.iter().position(|r| matches!(r.what, What::Event(_))).unwrap();
+    let at = records.iter().position(|r| matches!(r.what, RecordBody::Event(_))).unwrap();
     let mut invented = records.clone();
     invented.insert(at, invented[at].clone());
-    assert!(replay(&Log::new(header.clone(), invented, "invented").unwrap()).is_err());
-    let done = records.iter().position(|r| matches!(r.what, What::Input(_)) && r.at > common::EPOCH).unwrap();
+    assert!(replay(&RunLog::new(header.clone(), invented, "invented").unwrap()).is_err());
+    let done = records.iter().position(|r| matches!(r.what, RecordBody::Input(_)) && r.at > common::EPOCH).unwrap();
     let mut doubled = records.clone();
     doubled.insert(0, doubled[done].clone());
-    let divergence = replay(&Log::new(header, doubled, "doubled").unwrap()).unwrap_err();
+    let divergence = replay(&RunLog::new(header, doubled, "doubled").unwrap()).unwrap_err();
     assert!(divergence.got.starts_with("a refusal"), "{divergence}");
 }

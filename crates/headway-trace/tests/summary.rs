@@ -3,9 +3,9 @@
 use crate::common;
 
 use crate::common::{Bend, log, plan, run};
-use headway_core::plan::{PlannedOperation, Server, Source, Work};
+use headway_core::plan::{OperationWork, PipelineSource, PlannedOperation, Server};
 use headway_core::units::{Bytes, Nanos};
-use headway_trace::Log;
+use headway_trace::RunLog;
 use headway_trace::replay::replay;
 use headway_trace::summary::summarize;
 use headway_trace::timeline::Timeline;
@@ -61,7 +61,7 @@ fn waits_are_blamed_completely_on_those_that_occupied_the_server() {
     assert_eq!(server.waited, timeline_waited(&log, &timeline, 0));
 }
 
-fn timeline_waited(log: &Log, timeline: &Timeline, server: u32) -> u64 {
+fn timeline_waited(log: &RunLog, timeline: &Timeline, server: u32) -> u64 {
     let on = |(at, _): &(usize, _)| timeline.step(log, *at).server == server;
     timeline.jobs.iter().enumerate().filter(on).filter(|(_, job)| job.wait() > Nanos::ZERO).count() as u64
 }
@@ -75,7 +75,10 @@ fn a_late_operation_shows_as_overrun_and_misses_with_negative_slack() {
         .records()
         .iter()
         .filter(|r| {
-            matches!(r.what, headway_core::log::What::Event(headway_core::decisions::dispatch::Event::Missed { .. }))
+            matches!(
+                r.what,
+                headway_core::log::RecordBody::Event(headway_core::decisions::dispatch::DispatchEvent::Missed { .. })
+            )
         })
         .count() as u64;
     assert_eq!(summary.verdict.misses, missed);
@@ -121,7 +124,7 @@ fn a_delivery_at_the_deadline_is_in_time_and_one_nanosecond_later_is_not() {
 fn the_last_packet_of_a_stream_may_be_shorter() {
     let (mut header, records) = run(&plan(1), 1, Bend::default());
     header.streams[0].bytes = Bytes(400_001);
-    let log = Log::new(header, records, "fixture").unwrap();
+    let log = RunLog::new(header, records, "fixture").unwrap();
     let sizes: Vec<u64> = Timeline::new(&log).packets(&log).map(|packet| packet.bytes.0).collect();
     assert_eq!(sizes, [400_000, 1]);
     assert_eq!(summarize(&log).totals.bytes, Bytes(400_001));
@@ -132,7 +135,7 @@ fn a_batch_takes_from_its_first_start_to_its_last_finish_and_a_flow_needs_no_eng
     let mut plan = plan(2);
     plan.streams.clear();
     for pipeline in &mut plan.pipelines {
-        pipeline.source = Source::Message;
+        pipeline.source = PipelineSource::Message;
         pipeline.gather = Nanos::ZERO;
         pipeline.steps.truncate(1);
     }
@@ -140,15 +143,15 @@ fn a_batch_takes_from_its_first_start_to_its_last_finish_and_a_flow_needs_no_eng
     let batch = &mut plan.pipelines[0].steps[0];
     batch.operations.push(other);
     for (operation, size) in batch.operations.iter_mut().zip([100_000, 300_000]) {
-        if let Work::Copy { bytes, .. } = &mut operation.work {
+        if let OperationWork::Copy { bytes, .. } = &mut operation.work {
             *bytes = Bytes(size);
         }
     }
     batch.bound = Some(Nanos(40_000));
     let flow = &mut plan.pipelines[1];
-    flow.source = Source::Flow;
+    flow.source = PipelineSource::Flow;
     flow.steps[0].server = plan.servers.len() as u32;
-    flow.steps[0].operations = vec![PlannedOperation { engines: vec![], work: Work::Hold }];
+    flow.steps[0].operations = vec![PlannedOperation { engines: vec![], work: OperationWork::Hold }];
     plan.servers.push(Server { name: "bus".to_owned(), engines: vec![], in_flight: 1, verdict: common::verdict() });
     let log = log(&plan, 3, Bend::default());
     let summary = summarize(&log);
@@ -181,7 +184,7 @@ fn a_batch_takes_from_its_first_start_to_its_last_finish_and_a_flow_needs_no_eng
     // A plan that proves nothing has no bound.
     let mut header = log.header().clone();
     header.plan.pipelines[0].steps[0].bound = None;
-    let unproven = summarize(&Log::new(header, log.records().to_vec(), "fixture").unwrap());
+    let unproven = summarize(&RunLog::new(header, log.records().to_vec(), "fixture").unwrap());
     assert_eq!((unproven.messages[0].bound, unproven.messages[0].response), (None, of_message.response));
 }
 

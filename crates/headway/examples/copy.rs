@@ -2,11 +2,11 @@
 //!
 //! Emulated GPUs stand in for real ones here; `copy::gpus()` opens those of this computer.
 
-use headway::copy::{self, At, How, Reach};
+use headway::copy::{self, At, CpuReach, How};
 
 fn main() -> Result<(), headway::Error> {
     let copier = copy::emulated(1)?;
-    let on_gpu = copier.gpus()[0].device_buffer(1 << 20, Reach::Device)?;
+    let on_gpu = copier.gpus()[0].device_buffer(1 << 20, CpuReach::Device)?;
     let at = At { buffer: &on_gpu, offset: 0 };
 
     let sent: Vec<u8> = (0..1 << 20).map(|byte| (byte % 251) as u8).collect();

@@ -1,12 +1,12 @@
 //! Asks whether two cameras can be processed in time, and how many of them could.
 
 use headway::units::{Bytes, Nanos};
-use headway::workload::{Step, Stream, Workload, check};
+use headway::workload::{Stream, StreamStep, Workload, check};
 use headway::{machine, plan};
 
 /// A frame of 1 MiB every 2 ms, moved in, worked on and moved out within 20 ms.
 fn camera(number: usize) -> Stream {
-    let steps = vec![Step::into_gpu(), Step::compute("spin"), Step::out_of_gpu()];
+    let steps = vec![StreamStep::into_gpu(), StreamStep::compute("spin"), StreamStep::out_of_gpu()];
     Stream::new(&format!("camera-{number}"), Bytes(1 << 20), Nanos(2_000_000), Nanos(20_000_000), steps)
 }
 

@@ -2,10 +2,10 @@
 
 use headway::run::{Backend, RunOptions, run};
 use headway::units::{Bytes, Nanos};
-use headway::workload::{Step, Stream, Workload, check};
+use headway::workload::{Stream, StreamStep, Workload, check};
 
 fn main() -> Result<(), headway::Error> {
-    let steps = vec![Step::into_gpu(), Step::compute("spin"), Step::out_of_gpu()];
+    let steps = vec![StreamStep::into_gpu(), StreamStep::compute("spin"), StreamStep::out_of_gpu()];
     let camera = Stream::new("camera", Bytes(1 << 20), Nanos(2_000_000), Nanos(20_000_000), steps);
     let workload = check(&Workload { streams: vec![camera], ..Workload::new("cameras") })?;
 

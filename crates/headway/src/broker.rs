@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use headway_broker::{BrokerLimits, Health, MpsError, Probe, Server, Tell, place};
+use headway_broker::{BrokerLimits, BrokerServer, GpuProbe, Health, MpsError, Tell, place};
 use headway_core::decisions::engine_lock::EngineParameters;
-pub use headway_core::decisions::engine_lock::{Engine, LockId, Order, PeerLocks};
+pub use headway_core::decisions::engine_lock::{EngineRole, LockId, LockOrder, PeerLocks};
 use headway_core::decisions::predictor::PredictorParameters;
 use headway_core::decisions::sharing::{
-    ArbiterParameters, CLASSES, Class, ClusterId, ClusterParameters, Distances, GpuId, Limits, ModelId,
+    ArbiterLimits, ArbiterParameters, CLASSES, Class, ClusterId, ClusterParameters, Distances, GpuId, ModelId,
 };
-pub use headway_core::decisions::token::Mode;
+pub use headway_core::decisions::token::TokenMode;
 use headway_core::decisions::token::TokenParameters;
 use headway_core::files::machine::{Endpoint, EndpointId, Machine};
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
@@ -19,7 +19,7 @@ use headway_cuda::{Nvml, NvmlGpu};
 use headway_os::affinity;
 
 pub use headway_broker::{
-    Access, Client, LimitUse, MemoryStatus, MpsOptions, MpsStatus, OnLoss, Phase, Status, TaskShape,
+    BrokerStatus, Client, LimitUse, MemoryStatus, MpsOptions, MpsStatus, OnLoss, Phase, TaskShape, UserAccess,
 };
 
 use crate::{Error, Failure};
@@ -30,7 +30,7 @@ pub struct BrokerOptions {
     /// Where the broker listens; `None` = the usual place of the access.
     pub socket: Option<PathBuf>,
     /// Who may connect.
-    pub access: Access,
+    pub access: UserAccess,
     /// Machine by name or file, whose GPUs are shared.
     pub machine: String,
     /// Share only its first so many GPUs.
@@ -40,7 +40,7 @@ pub struct BrokerOptions {
     /// Tokens of each GPU.
     pub per_gpu: u32,
     /// Queue discipline; `None` = work-conserving where there are more tokens than CPUs, else optimal.
-    pub mode: Option<Mode>,
+    pub mode: Option<TokenMode>,
     /// Whether engines are locked one by one; else a token is the right to all.
     pub engine_locks: bool,
     /// Copy engines of each GPU with a role, 1 or 2.
@@ -48,7 +48,7 @@ pub struct BrokerOptions {
     /// How peer copies take their two locks.
     pub peer: PeerLocks,
     /// Who an engine serves first.
-    pub order: Order,
+    pub order: LockOrder,
     /// Longest chunk; `None` = whole copies.
     pub chunk: Option<Bytes>,
     /// How long a GPU may still work for a process that has ended.
@@ -91,7 +91,7 @@ impl Default for BrokerOptions {
                 clusters: Vec::new(),
                 engines: None,
                 predictor: PredictorParameters::default(),
-                limits: Limits::default(),
+                limits: ArbiterLimits::default(),
             },
         );
         Self {
@@ -105,7 +105,7 @@ impl Default for BrokerOptions {
             engine_locks: true,
             copy_engines: 2,
             peer: PeerLocks::Group,
-            order: Order::Arrival,
+            order: LockOrder::Arrival,
             chunk: Some(Bytes(2 << 20)),
             drain: usual.drain,
             watchdog: usual.watchdog,
@@ -142,8 +142,8 @@ pub fn serve(
         None => machine,
     };
     let usual = match options.access {
-        Access::Private => place::private(),
-        Access::Group => PathBuf::from(place::SYSTEM),
+        UserAccess::Private => place::private(),
+        UserAccess::Group => PathBuf::from(place::SYSTEM),
     };
     let socket = options.socket.clone().unwrap_or(usual);
     let arbiter = parameters(&machine, options)?;
@@ -152,7 +152,7 @@ pub fn serve(
     }
     let (claims, probe) = known(&machine);
     let usual = headway_broker::ServerOptions::new(socket.clone(), arbiter);
-    let mut server = Server::bind(headway_broker::ServerOptions {
+    let mut server = BrokerServer::bind(headway_broker::ServerOptions {
         access: options.access,
         limits: BrokerLimits { deadline_min: options.deadline_min, ..usual.limits },
         claims,
@@ -183,7 +183,7 @@ pub fn serve(
 ///
 /// # Errors
 /// `ErrorKind::Broker`.
-pub fn status(socket: Option<&Path>) -> Result<Status, Error> {
+pub fn status(socket: Option<&Path>) -> Result<BrokerStatus, Error> {
     let usual = place::usual();
     Ok(headway_broker::client::status(socket.unwrap_or(&usual)).map_err(Failure::Client)?)
 }
@@ -194,7 +194,7 @@ pub fn status(socket: Option<&Path>) -> Result<Status, Error> {
 /// The driver (NVML) knows a GPU by the UUID or PCI address of the machine file, or by its place if there are as many. Where it
 /// does not, the UUID of the machine file counts. A GPU without one, as those of the built-in machines where there is no driver, is
 /// simulated: it exists in its broker only, and brokers at different sockets each have their own.
-fn known(machine: &Machine) -> (Vec<String>, Option<Probe>) {
+fn known(machine: &Machine) -> (Vec<String>, Option<GpuProbe>) {
     let ends: Vec<_> = machine.gpus().map(|gpu| &machine.endpoints[gpu.at()]).collect();
     let nvml = Nvml::system().ok();
     let there = nvml.as_ref().and_then(|nvml| nvml.report().ok()).map_or_else(Vec::new, |report| report.gpus);
@@ -212,7 +212,7 @@ fn known(machine: &Machine) -> (Vec<String>, Option<Probe>) {
     claims.dedup();
     let indices: Option<Vec<u32>> = found.iter().map(|at| u32::try_from((*at)?).ok()).collect();
     let probe = nvml.zip(indices).map(|(nvml, indices)| {
-        Probe::new(move |gpu| match indices.get(gpu.0 as usize).map(|index| nvml.is_lost(*index)) {
+        GpuProbe::new(move |gpu| match indices.get(gpu.0 as usize).map(|index| nvml.is_lost(*index)) {
             Some(Ok(true)) => Health::Lost,
             Some(Ok(false)) => Health::There,
             Some(Err(_)) | None => Health::Unknown,
@@ -250,7 +250,7 @@ pub fn parameters(machine: &Machine, options: &BrokerOptions) -> Result<ArbiterP
     };
     let cluster = |(gpus, number): (Vec<GpuId>, u32)| {
         let tokens = u32::try_from(gpus.len()).unwrap_or(u32::MAX).saturating_mul(options.per_gpu);
-        let usual = if tokens > cpus { Mode::WorkConserving } else { Mode::Optimal };
+        let usual = if tokens > cpus { TokenMode::WorkConserving } else { TokenMode::Optimal };
         let mode = options.mode.unwrap_or(usual);
         ClusterParameters {
             id: ClusterId(number),
@@ -273,7 +273,7 @@ pub fn parameters(machine: &Machine, options: &BrokerOptions) -> Result<ArbiterP
         clusters: nodes.into_values().zip(0..).map(cluster).collect(),
         engines: options.engine_locks.then_some(engines),
         predictor: PredictorParameters::default(),
-        limits: Limits { tasks_max: options.tasks_max, requests_max: options.tasks_max },
+        limits: ArbiterLimits { tasks_max: options.tasks_max, requests_max: options.tasks_max },
     })
 }
 

@@ -7,16 +7,18 @@ use std::sync::Arc;
 use headway_core::files::machine::{EndpointId, Machine};
 use headway_core::models::transfer::Stamp;
 pub use headway_core::models::transfer::builtin::NodeClass;
-pub use headway_core::models::transfer::learning::{Advice, Prefer};
-pub use headway_core::models::transfer::{Direction, HostMemory, Mapping, Method, Profile, Shape, Stores, Tuning};
-pub use headway_device::gpu::{Caching, Gpu, Piece, Reach};
-pub use headway_device::{Access, Buffer, DeviceError, Limits, Span};
+pub use headway_core::models::transfer::learning::{CopyAdvice, Prefer};
+pub use headway_core::models::transfer::{
+    Direction, HostMemory, Method, Profile, ResidentShape, Stores, Tuning, WindowMapping,
+};
+pub use headway_device::gpu::{Caching, CpuReach, Gpu, Piece};
+pub use headway_device::{Access, Buffer, DeviceError, DeviceLimits, Span};
 
 /// Whether most pages of a slice were never touched: such memory is slower to copy into.
 pub use headway_os::memory::mostly_absent;
 pub use headway_runtime::copy::{
-    Advised, At, Copier, CopyError, CopyLimits, CopyOptions, CopyReport, Event, How, Learning, LearningGpu,
-    LearningOptions, ManyBy, Observation, Observer, Probe,
+    Advised, At, Copier, CopierEvent, CopyError, CopyLimits, CopyObserver, CopyOptions, CopyReport, How, Learning,
+    LearningGpu, LearningOptions, ManyBy, MethodProbe, Observation,
 };
 
 /// GPUs of the CUDA driver, for copies of memory that somebody else allocated ([`CudaGpu::foreign`]).
@@ -25,14 +27,14 @@ pub use headway_cuda::{CudaGpu, Driver as CudaDriver, GpuIdentity};
 pub use self::streams::{CopyTicket, StreamCopier, StreamOptions, WhichGpu};
 pub use headway_cuda::{RawCopy, StreamHandle};
 
-use crate::gpus::{self, Backend};
+use crate::gpus::{self, CopyBackend};
 use crate::{Error, Failure, stamp};
 
 /// What to open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenOptions {
     /// On what.
-    pub backend: Backend,
+    pub backend: CopyBackend,
     /// Machine by name or file, whose profile says what copies cost; `None` = built-in figures.
     pub machine: Option<String>,
     /// Machine that emulated GPUs are built after.
@@ -56,7 +58,7 @@ pub fn gpus() -> Result<Copier, Error> {
 /// # Errors
 /// As for [`open`].
 pub fn emulated(gpus: usize) -> Result<Copier, Error> {
-    open(&OpenOptions { backend: Backend::Emu, gpus: Some(gpus), ..OpenOptions::default() })
+    open(&OpenOptions { backend: CopyBackend::Emu, gpus: Some(gpus), ..OpenOptions::default() })
 }
 
 /// Opens the GPUs of a backend for copies.
@@ -86,7 +88,7 @@ fn learn(copier: &Copier, options: &CopyOptions) {
     let limits = &options.limits;
     for (at, gpu) in copier.gpus().iter().enumerate() {
         let about = gpu.description();
-        if about.source == headway_device::Source::Cuda {
+        if about.source == headway_device::DeviceSource::Cuda {
             let threads_max = limits.threads_max.min(limits.cpus_max.saturating_sub(1));
             let gpu =
                 LearningGpu { name: about.name.clone(), uuid: about.uuid.clone(), pci: about.pci.clone(), cuda: None };
@@ -131,20 +133,20 @@ fn difference(was: &Stamp, now: &Stamp) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use headway_device::gpu::Reach;
+    use headway_device::gpu::CpuReach;
 
     use super::*;
 
     fn emulated(machine: Option<&str>, gpus: usize) -> OpenOptions {
         let model = Some("h200-x4".to_owned());
         let machine = machine.map(str::to_owned);
-        OpenOptions { backend: Backend::Emu, machine, model, gpus: Some(gpus), copies: CopyOptions::default() }
+        OpenOptions { backend: CopyBackend::Emu, machine, model, gpus: Some(gpus), copies: CopyOptions::default() }
     }
 
     #[test]
     fn an_emulated_gpu_copies_by_the_facade() {
         let copier = open(&emulated(Some("h200-x4"), 2)).unwrap();
-        let buffer = copier.gpus()[1].device_buffer(1000, Reach::Device).unwrap();
+        let buffer = copier.gpus()[1].device_buffer(1000, CpuReach::Device).unwrap();
         let at = At { buffer: &buffer, offset: 100 };
         let data: Vec<u8> = (0..900).map(|i| (i % 251) as u8).collect();
         copier.copy_in(at, &data, How::Auto).unwrap();

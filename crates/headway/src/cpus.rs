@@ -1,6 +1,6 @@
 //! What plans assume of the CPUs, and how to get more of them.
 
-use headway_core::models::cpu::{Class, RequestedClass};
+use headway_core::models::cpu::{RequestedClass, SchedulingClass};
 use headway_core::plan::Plan;
 use headway_core::units::Nanos;
 use headway_os::sched::{self, Missing, Role, SchedError};
@@ -34,7 +34,7 @@ pub fn assumption(plan: &Plan) -> Assumption {
 /// The class that the driver of a run gets here, and how it gets a stronger one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Driver {
-    pub(crate) class: Class,
+    pub(crate) class: SchedulingClass,
     /// What the class is, and what must be true so that it suffices.
     pub(crate) found: String,
     /// How to get the stronger ones; `None` for the strongest.
@@ -112,7 +112,7 @@ mod tests {
     fn the_driver_gets_the_strongest_class_or_a_remedy_for_each_that_is_refused() {
         let driver = driver();
         assert!(driver.found.starts_with(&driver.class.to_string()) && driver.found.contains("hold as long as"));
-        assert_eq!(driver.remedy.is_none(), matches!(driver.class, Class::Deadline { .. }), "{driver:?}");
+        assert_eq!(driver.remedy.is_none(), matches!(driver.class, SchedulingClass::Deadline { .. }), "{driver:?}");
         for wanted in ["SCHED_DEADLINE", "SCHED_FIFO", "a nice value below 0"] {
             assert!(permission(wanted).contains(if wanted == "SCHED_DEADLINE" { "setpriv" } else { "limits.conf" }));
         }

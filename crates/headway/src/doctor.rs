@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use headway_core::files::machine::{EndpointId, Machine};
-use headway_core::models::cpu::{Class, DriverWatch};
+use headway_core::models::cpu::{DriverWatch, SchedulingClass};
 use headway_core::models::transfer::{Method, Profile};
 use headway_core::units::Nanos;
 use headway_device::DeviceError;
@@ -16,7 +16,7 @@ use headway_runtime::wall;
 use serde::Serialize;
 
 use crate::cpus;
-use crate::gpus::{self, Backend};
+use crate::gpus::{self, CopyBackend};
 
 /// One thing looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -70,7 +70,7 @@ const GPU: &str = "GPU";
 /// Looks at everything, and tries every way of copying on the GPUs of `backend`. For `time` it watches how late a driver would run,
 /// and holds that against what plans for `machine`, a shipped name or a file, allow. Never fails: what is absent is a finding.
 #[must_use]
-pub fn examine(backend: Backend, machine: &str, time: Nanos) -> Examination {
+pub fn examine(backend: CopyBackend, machine: &str, time: Nanos) -> Examination {
     let mut checks = vec![cuda()];
     checks.extend(devices());
     checks.extend([
@@ -149,9 +149,9 @@ fn devices() -> Vec<Check> {
 }
 
 /// Every way of copying on every GPU, each tried with random bytes; without GPUs, which ways there would be.
-fn methods(backend: Backend) -> Vec<Check> {
+fn methods(backend: CopyBackend) -> Vec<Check> {
     let gpus = headway_cuda::probe().is_ok_and(|probe| !probe.devices.is_empty());
-    if backend != Backend::Emu && !gpus {
+    if backend != CopyBackend::Emu && !gpus {
         let ways: Vec<&str> = Method::words().into_iter().map(|(word, _)| word).collect();
         return vec![Check {
             what: "ways of copying",
@@ -313,9 +313,9 @@ fn driver() -> Check {
     let what = "CPU for drivers";
     let cpus::Driver { class, found, remedy } = cpus::driver();
     let state = match class {
-        Class::Deadline { .. } => State::Ok,
-        Class::Fifo { .. } | Class::Nice { .. } => State::Limited,
-        Class::Ordinary => State::Missing,
+        SchedulingClass::Deadline { .. } => State::Ok,
+        SchedulingClass::Fifo { .. } | SchedulingClass::Nice { .. } => State::Limited,
+        SchedulingClass::Ordinary => State::Missing,
     };
     Check { what, state, found, remedy }
 }
@@ -323,13 +323,13 @@ fn driver() -> Check {
 #[cfg(test)]
 mod tests {
     use headway_core::files::machine::shipped;
-    use headway_core::models::cpu::Lateness;
+    use headway_core::models::cpu::DelayStatistics;
 
     use super::*;
 
     fn seen(late: Nanos) -> DriverWatch {
-        let woken = Lateness { count: 500, median: Nanos(1_000), p99: Some(Nanos(9_000)), max: late, beyond: 0 };
-        let noticed = Lateness { max: Nanos(9_000), ..woken };
+        let woken = DelayStatistics { count: 500, median: Nanos(1_000), p99: Some(Nanos(9_000)), max: late, beyond: 0 };
+        let noticed = DelayStatistics { max: Nanos(9_000), ..woken };
         DriverWatch { time: Nanos(1_000_000_000), class: "SCHED_OTHER nice -20".to_owned(), woken, noticed }
     }
 

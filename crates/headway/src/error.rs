@@ -21,7 +21,7 @@ use headway_runtime::kernels::KernelError;
 use headway_runtime::outlet::OutputError;
 use headway_runtime::wall::RunError;
 use headway_sim::SimError;
-use headway_sim::sharing::SharingError;
+use headway_sim::sharing::SimSharingError;
 use headway_trace::LogError;
 use headway_trace::replay::Divergence;
 
@@ -252,7 +252,7 @@ pub enum Failure {
     Simulate(#[source] Box<SimError<HostError>>),
     /// A simulation of shared GPUs failed.
     #[error("the simulation of shared GPUs failed")]
-    Sharing(#[source] SharingError),
+    Sharing(#[source] SimSharingError),
     /// No GPU, or none of its engines, is to be had from whoever arbitrates them.
     #[error("cannot share GPUs")]
     Shared(#[source] headway_runtime::sharing::SharingError),
@@ -327,7 +327,7 @@ pub enum Failure {
     Replay(#[from] Divergence),
     /// A broker's log replays differently.
     #[error(transparent)]
-    ReplayBroker(#[from] headway_trace::broker::Divergence),
+    ReplayBroker(#[from] headway_trace::broker::BrokerDivergence),
     /// A file or folder cannot be written.
     #[error("cannot write `{path}`")]
     Write { path: PathBuf, source: io::Error },

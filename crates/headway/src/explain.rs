@@ -3,9 +3,9 @@
 use headway_core::files::machine::Machine;
 pub use headway_core::models::transfer::learning::Prefer;
 pub use headway_core::models::transfer::price::cpu_seconds;
-use headway_core::models::transfer::{self, Available, Profile, Request, choose, defaults};
+use headway_core::models::transfer::{self, Available, MethodRequest, Profile, choose, defaults};
 pub use headway_core::models::transfer::{
-    Bounds, Direction, Explanation, Figures, HostMemory, Load, Price, Statistic, TAIL_SAMPLES,
+    BackgroundLoad, Bounds, CostFigures, Direction, Explanation, HostMemory, Price, Statistic, TAIL_SAMPLES,
 };
 use headway_core::units::Bytes;
 
@@ -27,7 +27,7 @@ pub struct Question {
     /// The host end.
     pub memory: HostMemory,
     /// What else the GPU carries.
-    pub load: Load,
+    pub load: BackgroundLoad,
     /// GPUs that copy the same way at the same time.
     pub active: u32,
     /// What is to be least.
@@ -49,7 +49,7 @@ impl Default for Question {
             bytes: Bytes(1 << 30),
             pieces: 1,
             memory: HostMemory::Touched,
-            load: Load::Alone,
+            load: BackgroundLoad::Alone,
             active: 1,
             objective: Statistic::Median,
             excluded: Vec::new(),
@@ -99,13 +99,13 @@ pub fn explain(question: &Question) -> Result<Explanation, Error> {
     if peer == Some(gpu) {
         return Err(Failure::Options("`--peer` names the GPU that the copy begins on; name another one").into());
     }
-    let request = Request {
+    let request = MethodRequest {
         peer,
         pieces: question.pieces,
         load: question.load,
         active: question.active,
         objective: question.objective,
-        ..Request::new(gpu, question.direction, question.memory, question.bytes)
+        ..MethodRequest::new(gpu, question.direction, question.memory, question.bytes)
     };
     // Without curves the built-in figures decide.
     let known = if machine.profile.curves.is_empty() { defaults() } else { machine.profile.clone() };

@@ -9,13 +9,13 @@ use headway_core::files::machine::EndpointId;
 use headway_core::units::Bytes;
 use headway_cuda::{CudaGpu, Driver};
 use headway_device::emu::{EmuGpu, EmuSpec};
-use headway_device::{Engines, Gpu, Limits};
+use headway_device::{DeviceLimits, Engines, Gpu};
 
 use crate::{Error, Failure, emulation};
 
 /// What copies are made on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Backend {
+pub enum CopyBackend {
     /// GPUs; an error if there are none.
     #[default]
     Auto,
@@ -32,15 +32,15 @@ const HOST_BYTES_MAX: Bytes = Bytes(32 << 30);
 ///
 /// # Errors
 /// `ErrorKind::Backend`, `ErrorKind::Machine`, and what reading `model` gives.
-pub fn open(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> Result<Vec<Arc<dyn Gpu>>, Error> {
-    let limits = Limits { host_bytes_max: HOST_BYTES_MAX, ..Limits::default() };
+pub fn open(backend: CopyBackend, model: Option<&str>, gpus: Option<usize>) -> Result<Vec<Arc<dyn Gpu>>, Error> {
+    let limits = DeviceLimits { host_bytes_max: HOST_BYTES_MAX, ..DeviceLimits::default() };
     match backend {
-        Backend::Emu => {
+        CopyBackend::Emu => {
             let machine = emulation::machine(model, gpus)?;
             let spec = |gpu: EndpointId| EmuSpec { limits, ..EmuSpec::of_machine(&machine, gpu) };
             Ok(machine.gpus().map(|gpu| Arc::new(EmuGpu::open(spec(gpu))) as Arc<dyn Gpu>).collect())
         }
-        Backend::Cuda | Backend::Auto => {
+        CopyBackend::Cuda | CopyBackend::Auto => {
             let failed = |source| Failure::Backend { backend: "cuda", source };
             let devices = Driver::system().and_then(|driver| CudaGpu::open_all(&driver, limits)).map_err(failed)?;
             let there = devices.len();
@@ -58,10 +58,10 @@ pub fn open(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> Resul
 /// # Errors
 /// As for [`open`].
 #[doc(hidden)]
-pub fn imitates(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> Result<Option<String>, Error> {
+pub fn imitates(backend: CopyBackend, model: Option<&str>, gpus: Option<usize>) -> Result<Option<String>, Error> {
     match backend {
-        Backend::Emu => emulation::machine(model, gpus).map(|machine| Some(emulation::imitates(&machine))),
-        Backend::Auto | Backend::Cuda => Ok(None),
+        CopyBackend::Emu => emulation::machine(model, gpus).map(|machine| Some(emulation::imitates(&machine))),
+        CopyBackend::Auto | CopyBackend::Cuda => Ok(None),
     }
 }
 
@@ -70,16 +70,16 @@ pub fn imitates(backend: Backend, model: Option<&str>, gpus: Option<usize>) -> R
 /// # Errors
 /// As for [`open`].
 #[doc(hidden)]
-pub fn device(backend: Backend, model: Option<&str>) -> Result<Engines, Error> {
+pub fn device(backend: CopyBackend, model: Option<&str>) -> Result<Engines, Error> {
     let failed = |backend| move |source| Error::from(Failure::Backend { backend, source });
     match backend {
-        Backend::Emu => {
+        CopyBackend::Emu => {
             let machine = emulation::machine(model, Some(1))?;
             let gpu = machine.gpus().next().expect("a machine restricted to one GPU has one");
             Engines::open(Arc::new(EmuGpu::open(EmuSpec::of_machine(&machine, gpu)))).map_err(failed("emu"))
         }
-        Backend::Cuda | Backend::Auto => {
-            let gpu = Driver::system().and_then(|driver| CudaGpu::open(&driver, 0, Limits::default()));
+        CopyBackend::Cuda | CopyBackend::Auto => {
+            let gpu = Driver::system().and_then(|driver| CudaGpu::open(&driver, 0, DeviceLimits::default()));
             gpu.and_then(|gpu| Engines::open(Arc::new(gpu))).map_err(failed("cuda"))
         }
     }
@@ -99,7 +99,7 @@ pub fn there() -> Result<usize, Error> {
 /// # Errors
 /// `ErrorKind::Backend`.
 #[doc(hidden)]
-pub fn devices(count: usize, limits: Limits) -> Result<Vec<Engines>, Error> {
+pub fn devices(count: usize, limits: DeviceLimits) -> Result<Vec<Engines>, Error> {
     let failed = |source| Error::from(Failure::Backend { backend: "cuda", source });
     let driver = Driver::system().map_err(failed)?;
     let open = |index| CudaGpu::open(&driver, index, limits).and_then(|gpu| Engines::open(Arc::new(gpu)));

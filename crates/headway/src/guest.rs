@@ -11,11 +11,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{self, Path, PathBuf};
 use std::process::Command;
 
-pub use headway_core::files::guest::{Aside, GuestOptions};
+pub use headway_core::files::guest::{AsideMode, GuestOptions};
 use headway_core::files::guest::{FIRST_VARIABLE, PIECE_MIN, VARIABLE};
 use headway_core::files::guest_log;
 use headway_core::models::transfer::Direction;
-use headway_core::models::transfer::arbitration::{Advice, WAIT_GUESTS, built_in};
+use headway_core::models::transfer::arbitration::{ArbitrationAdvice, WAIT_GUESTS, built_in};
 use headway_core::units::Bytes;
 #[doc(hidden)] // For the library in front of guests.
 pub use headway_os::{fork::Home, limits::file_bytes_max};
@@ -75,7 +75,7 @@ fn usual_piece_of_class() -> UsualPiece {
     })
 }
 
-fn smallest(found: impl Iterator<Item = (Advice, String)>) -> Option<UsualPiece> {
+fn smallest(found: impl Iterator<Item = (ArbitrationAdvice, String)>) -> Option<UsualPiece> {
     let pieces = found.map(|(advice, from)| UsualPiece { piece: advice.word(), why: format!("{advice} ({from})") });
     pieces.min_by_key(|usual| usual.piece.map_or(u64::MAX, |piece| piece.0))
 }
@@ -108,7 +108,7 @@ fn prepare_log(asked: &Path) -> Result<PathBuf, GuestError> {
     let mut first = Vec::new();
     let file = File::open(&path).map_err(error)?;
     BufReader::new(file.take(FIRST_LINE_MAX)).read_until(b'\n', &mut first).map_err(error)?;
-    if !first.is_empty() && !guest_log::Start::begins(&String::from_utf8_lossy(&first)) {
+    if !first.is_empty() && !guest_log::GuestLogStart::begins(&String::from_utf8_lossy(&first)) {
         return Err(GuestError::NoLog { path });
     }
     fs::remove_file(&path).map_err(error)?;

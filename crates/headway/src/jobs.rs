@@ -5,17 +5,17 @@ mod observed;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headway_core::decisions::engine_lock::{Operation, Work};
+use headway_core::decisions::engine_lock::{EngineWork, LockedOperation};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::{self, Completion, Queue};
 use headway_device::{Access, Buffer, DeviceError};
 use headway_os::clock;
-use headway_runtime::sharing::{Engine, Gpu, SharingError, Task};
+use headway_runtime::sharing::{EngineGuard, GpuToken, SharingError, Task};
 use serde::{Deserialize, Serialize};
 
 use crate::Failure;
 
-pub use self::observed::{HAND_OVER, Seen, observed};
+pub use self::observed::{HAND_OVER, ObservedMaxima, observed};
 
 /// The right to the engines of the GPU that a job was given.
 pub trait Rights {
@@ -23,12 +23,12 @@ pub trait Rights {
     ///
     /// # Errors
     /// [`SharingError`].
-    fn engine(&mut self, operation: Operation) -> Result<Option<Engine<'_>>, SharingError>;
+    fn engine(&mut self, operation: LockedOperation) -> Result<Option<EngineGuard<'_>>, SharingError>;
 }
 
-impl Rights for Gpu<'_, '_> {
-    fn engine(&mut self, operation: Operation) -> Result<Option<Engine<'_>>, SharingError> {
-        Gpu::engine(self, operation).map(Some)
+impl Rights for GpuToken<'_, '_> {
+    fn engine(&mut self, operation: LockedOperation) -> Result<Option<EngineGuard<'_>>, SharingError> {
+        GpuToken::engine(self, operation).map(Some)
     }
 }
 
@@ -36,7 +36,7 @@ impl Rights for Gpu<'_, '_> {
 pub struct Unmanaged;
 
 impl Rights for Unmanaged {
-    fn engine(&mut self, _: Operation) -> Result<Option<Engine<'_>>, SharingError> {
+    fn engine(&mut self, _: LockedOperation) -> Result<Option<EngineGuard<'_>>, SharingError> {
         Ok(None)
     }
 }
@@ -44,7 +44,7 @@ impl Rights for Unmanaged {
 /// One operation of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Operated {
-    pub work: Work,
+    pub work: EngineWork,
     pub bytes: u64,
     /// When its engines were asked for, when they were there, and when it had completed.
     pub asked: Nanos,
@@ -74,7 +74,7 @@ impl Account {
         let wait = operated.begun.saturating_sub(operated.asked).0;
         let held = operated.ended.saturating_sub(operated.begun).0;
         self.engine_wait += wait;
-        if operated.work == Work::Execute {
+        if operated.work == EngineWork::Execute {
             self.executes += 1;
             self.execute += held;
             self.execute_wait_max = self.execute_wait_max.max(wait);
@@ -138,13 +138,13 @@ impl Operations<'_> {
     /// One operation under its lock.
     pub fn operate(
         &mut self,
-        work: Work,
+        work: EngineWork,
         bytes: usize,
         body: impl FnOnce() -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
         let bytes = bytes as u64;
         let asked = clock::now();
-        let operation = Operation { work, bytes: Bytes(bytes), predicted: Nanos::ZERO, budget: Nanos::ZERO };
+        let operation = LockedOperation { work, bytes: Bytes(bytes), predicted: Nanos::ZERO, budget: Nanos::ZERO };
         let held = self.rights.engine(operation).map_err(|error| refused(&error))?;
         let begun = clock::now();
         body()?;
@@ -161,7 +161,7 @@ impl Operations<'_> {
     /// A copy, chunk by chunk.
     pub fn copy(
         &mut self,
-        work: Work,
+        work: EngineWork,
         bytes: usize,
         mut chunk: impl FnMut(Range<usize>) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {

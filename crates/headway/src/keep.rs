@@ -139,7 +139,7 @@ mod tests {
         let ends = ran.left.take();
         // 500 packets of 16 KiB less 64 KiB are 7.75 MiB.
         assert_eq!(ends.digests[0].len(), 8);
-        let verify = |ends: &headway_runtime::tail::Ends| {
+        let verify = |ends: &headway_runtime::tail::StreamTails| {
             let lost = std::collections::BTreeSet::new();
             let outputs =
                 crate::verify::Outputs { folder: &outlet.path(""), lost: &lost, kept: &ran.kept, ends: ends.clone() };

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use flate2::{Compression, bufread::MultiGzDecoder, write::GzEncoder};
 use headway_core::units::Bytes;
 use headway_runtime::outlet::{OutFile, Outlet, OutputError};
-use headway_trace::{Log, LogWriter};
+use headway_trace::{LogWriter, RunLog};
 
 use crate::keep::Keep;
 use crate::{Error, Failure};
@@ -181,7 +181,7 @@ impl Write for LogFile {
 }
 
 /// Writes `log`, up to the size that `keep` allows. Returns its name, and what the file lacks, as a sentence.
-pub(crate) fn write(outlet: &Outlet, log: &Log, keep: &Keep) -> Result<(&'static str, Option<String>), Error> {
+pub(crate) fn write(outlet: &Outlet, log: &RunLog, keep: &Keep) -> Result<(&'static str, Option<String>), Error> {
     let records = log.records();
     let (file, name) = LogFile::create(outlet, records.len(), keep)?;
     let path = outlet.place().join(name);

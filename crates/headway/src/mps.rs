@@ -23,7 +23,7 @@ const MEMORY_MIN: Bytes = Bytes(1 << 20);
 
 /// What a guest may use of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
+pub struct MpsShare {
     /// Of the multiprocessors, in percent: 1 to 100.
     pub percent: u8,
     /// Of the memory of each GPU; `None` = all.
@@ -35,7 +35,7 @@ pub struct Share {
 /// # Errors
 /// `ErrorKind::Guest` where no broker runs a daemon for this user, or the share cannot be meant; `ErrorKind::Broker` where the broker
 /// there is not to be trusted or does not answer.
-pub fn join_as_guest(command: &mut Command, socket: Option<&Path>, share: Share) -> Result<(), Error> {
+pub fn join_as_guest(command: &mut Command, socket: Option<&Path>, share: MpsShare) -> Result<(), Error> {
     if share.percent == 0 || share.percent > 100 || share.memory.is_some_and(|memory| memory < MEMORY_MIN) {
         return Err(GuestError::NoShare { percent: share.percent, memory: share.memory }.into());
     }
@@ -116,9 +116,9 @@ mod tests {
     fn shares_that_mean_nothing_are_refused_before_anybody_is_asked() {
         let nowhere = Path::new("/nowhere/broker");
         for share in [
-            Share { percent: 0, memory: None },
-            Share { percent: 101, memory: None },
-            Share { percent: 50, memory: Some(Bytes(1_000)) },
+            MpsShare { percent: 0, memory: None },
+            MpsShare { percent: 101, memory: None },
+            MpsShare { percent: 50, memory: Some(Bytes(1_000)) },
         ] {
             let refused = join_as_guest(&mut Command::new("true"), Some(nowhere), share);
             assert!(
@@ -126,7 +126,7 @@ mod tests {
                 "{share:?}"
             );
         }
-        let share = Share { percent: 100, memory: Some(MEMORY_MIN) };
+        let share = MpsShare { percent: 100, memory: Some(MEMORY_MIN) };
         let refused = join_as_guest(&mut Command::new("true"), Some(nowhere), share);
         assert!(matches!(
             refused.map_err(Error::into_failure),

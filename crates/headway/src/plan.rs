@@ -1,11 +1,11 @@
 //! Plans: windows for every copy and kernel of a workload on a machine, with a verdict and its reasons.
 
-pub use headway_core::analysis::schedulability::Strength as Proof;
+pub use headway_core::analysis::schedulability::TestStrength;
 use headway_core::plan::planner;
 pub use headway_core::plan::planner::{Evidence, ModelAnswer, PlanError, PlanOptions, models, rate_alone};
 pub use headway_core::plan::{
-    Choice, Outcome, Pipeline, Plan, PlannedBatch, PlannedStep, PlannedStream, Server, Source, Strategy, Strength,
-    Verdict, Violation, Work,
+    OperationWork, Outcome, Pipeline, PipelineSource, Plan, PlanChoice, PlannedBatch, PlannedStep, PlannedStream,
+    Server, Strategy, Strength, Verdict, Violation,
 };
 
 use std::collections::BTreeSet;
@@ -25,8 +25,8 @@ pub fn absent_kernels(plan: &Plan) -> Vec<String> {
     let operations = plan.pipelines.iter().flat_map(|pipeline| &pipeline.steps).flat_map(|step| &step.operations);
     let names: BTreeSet<&str> = operations
         .filter_map(|operation| match &operation.work {
-            Work::Compute { kernel } => Some(kernel.as_str()),
-            Work::Copy { .. } | Work::Hold => None,
+            OperationWork::Compute { kernel } => Some(kernel.as_str()),
+            OperationWork::Copy { .. } | OperationWork::Hold => None,
         })
         .collect();
     let absent = names.into_iter().filter(|name| headway_kernels::find(name).is_none());

@@ -4,23 +4,23 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use headway_core::decisions::sharing::log::Line;
+use headway_core::decisions::sharing::log::BrokerLogLine;
 use headway_runtime::outlet::{MARK, OutFile, Outlet, OutputError};
 use headway_trace::excerpt::Excerpt;
-pub use headway_trace::replay::Replayed;
+pub use headway_trace::replay::ReplayedRun;
 use headway_trace::replay::replay as replay_log;
 use headway_trace::summary;
-pub use headway_trace::summary::Summary;
+pub use headway_trace::summary::RunSummary;
 use headway_trace::timeline::Timeline;
-use headway_trace::{Log, broker, guest, page, perfetto, sharing};
+use headway_trace::{RunLog, broker, guest, page, perfetto, sharing};
 use serde::Serialize;
 
 /// The log of a broker.
-pub use headway_trace::broker::{Log as BrokerLog, Replayed as ReplayedBroker};
+pub use headway_trace::broker::{BrokerLog, ReplayedBroker};
 /// The log of a guest.
-pub use headway_trace::guest::Log as GuestLog;
+pub use headway_trace::guest::GuestLog;
 /// The log of tasks that share GPUs.
-pub use headway_trace::sharing::Log as TaskLog;
+pub use headway_trace::sharing::TaskLog;
 
 use crate::{Error, Failure, logfile};
 
@@ -36,16 +36,16 @@ pub const PAGE: &str = "page.html";
 ///
 /// # Errors
 /// `ErrorKind::Io`, `ErrorKind::Log`.
-pub fn open(path: &Path) -> Result<Log, Error> {
+pub fn open(path: &Path) -> Result<RunLog, Error> {
     let (input, path) = logfile::open(path)?;
-    Ok(Log::read(input, &path.display().to_string())?)
+    Ok(RunLog::read(input, &path.display().to_string())?)
 }
 
 /// Feeds a log to a new dispatcher; it must do the same, byte for byte.
 ///
 /// # Errors
 /// `ErrorKind::Replay` at the first difference, and what [`open`] gives.
-pub fn replay(path: &Path) -> Result<Replayed, Error> {
+pub fn replay(path: &Path) -> Result<ReplayedRun, Error> {
     Ok(replay_log(&open(path)?)?)
 }
 
@@ -54,7 +54,7 @@ pub fn replay(path: &Path) -> Result<Replayed, Error> {
 ///
 /// # Errors
 /// `ErrorKind::Io`, `ErrorKind::Log` for a log that lacks records, and what [`open`] gives.
-pub fn report(path: &Path, out: Option<&Path>, traced: u64) -> Result<(Summary, Option<PathBuf>), Error> {
+pub fn report(path: &Path, out: Option<&Path>, traced: u64) -> Result<(RunSummary, Option<PathBuf>), Error> {
     let log = open(path)?;
     if log.omitted() > 0 {
         return Err(
@@ -76,7 +76,7 @@ pub fn report(path: &Path, out: Option<&Path>, traced: u64) -> Result<(Summary, 
 
 /// Writes trace and page. The trace shows `traced` operations and packets at most; the page bounds itself. Returns the summary of
 /// the whole log, which says what was `left_out` before and what the trace leaves out.
-pub(crate) fn draw(outlet: &Outlet, log: &Log, traced: u64, left_out: Vec<String>) -> Result<Summary, Error> {
+pub(crate) fn draw(outlet: &Outlet, log: &RunLog, traced: u64, left_out: Vec<String>) -> Result<RunSummary, Error> {
     let timeline = Timeline::new(log);
     let mut summary = summary::summarize_with(log, &timeline);
     let excerpt = Excerpt::new(log, timeline, traced);
@@ -89,7 +89,7 @@ pub(crate) fn draw(outlet: &Outlet, log: &Log, traced: u64, left_out: Vec<String
 
 /// Writes trace and page of tasks that share GPUs. The trace shows `traced` jobs and spans at most; the page bounds itself.
 /// Returns the summary of the whole log, which says what the trace leaves out.
-pub(crate) fn draw_sharing(outlet: &Outlet, log: &sharing::Log, traced: u64) -> Result<sharing::Summary, Error> {
+pub(crate) fn draw_sharing(outlet: &Outlet, log: &TaskLog, traced: u64) -> Result<sharing::SharingSummary, Error> {
     let mut summary = sharing::summarize(log);
     let excerpt = log.excerpt(traced);
     summary.left_out.extend(excerpt.as_ref().map(|(_, left_out)| left_out.clone()));
@@ -112,18 +112,18 @@ fn put(outlet: &Outlet, name: &str, write: impl FnOnce(&mut OutFile) -> io::Resu
 ///
 /// # Errors
 /// `ErrorKind::Io`, `ErrorKind::Log`.
-pub fn open_sharing(path: &Path) -> Result<Option<sharing::Log>, Error> {
+pub fn open_sharing(path: &Path) -> Result<Option<TaskLog>, Error> {
     if let Some(log) = open_broker(path)? {
         return Ok(Some(broker::jobs(&log)));
     }
     let mut first = String::new();
     let read = logfile::open(path)?.0.read_line(&mut first);
     // What is no text is no log of any kind; whoever reads it as one says so.
-    if read.is_err() || !sharing::Log::begins(&first) {
+    if read.is_err() || !TaskLog::begins(&first) {
         return Ok(None);
     }
     let (input, path) = logfile::open(path)?;
-    Ok(Some(sharing::Log::read(input, &path.display().to_string())?))
+    Ok(Some(TaskLog::read(input, &path.display().to_string())?))
 }
 
 /// The log of a guest at `path`; `None` if it is another log.
@@ -143,7 +143,7 @@ pub fn open_guest(path: &Path) -> Result<Option<GuestLog>, Error> {
 
 /// Sums a guest's log up.
 #[must_use]
-pub fn report_guest(log: &GuestLog) -> guest::Summary {
+pub fn report_guest(log: &GuestLog) -> guest::GuestSummary {
     guest::summarize(log)
 }
 
@@ -162,12 +162,12 @@ pub fn draw_guest(log: &GuestLog, out: &Path) -> Result<PathBuf, Error> {
 ///
 /// # Errors
 /// `ErrorKind::Io`, `ErrorKind::Log`.
-pub fn open_broker(path: &Path) -> Result<Option<broker::Log>, Error> {
+pub fn open_broker(path: &Path) -> Result<Option<BrokerLog>, Error> {
     if path.is_dir() || !begins_broker(path)? {
         return Ok(None);
     }
     let file = File::open(path).map_err(|source| Failure::Read { path: path.to_owned(), source })?;
-    Ok(Some(broker::Log::read(logfile::Lines::new(BufReader::new(file)), &path.display().to_string())?))
+    Ok(Some(BrokerLog::read(logfile::Lines::new(BufReader::new(file)), &path.display().to_string())?))
 }
 
 /// Whether the first line with anything in it is one of a broker.
@@ -176,14 +176,14 @@ fn begins_broker(path: &Path) -> Result<bool, Error> {
     let lines = logfile::Lines::new(BufReader::new(file)).lines().take(FIRST_LINES);
     // What is no text is no log of any kind; whoever reads it as one says so.
     let first = lines.map_while(Result::ok).find(|line| !line.trim().is_empty());
-    Ok(first.is_some_and(|line| Line::begins(&line)))
+    Ok(first.is_some_and(|line| BrokerLogLine::begins(&line)))
 }
 
 /// Makes the decisions of a broker's log again.
 ///
 /// # Errors
 /// `ErrorKind::Replay` at the first difference.
-pub fn replay_broker(log: &broker::Log) -> Result<broker::Replayed, Error> {
+pub fn replay_broker(log: &BrokerLog) -> Result<ReplayedBroker, Error> {
     Ok(broker::replay(log)?)
 }
 
@@ -192,10 +192,10 @@ pub fn replay_broker(log: &broker::Log) -> Result<broker::Replayed, Error> {
 /// # Errors
 /// `ErrorKind::Io`.
 pub fn report_sharing(
-    log: &sharing::Log,
+    log: &TaskLog,
     out: Option<&Path>,
     traced: u64,
-) -> Result<(sharing::Summary, Option<PathBuf>), Error> {
+) -> Result<(sharing::SharingSummary, Option<PathBuf>), Error> {
     let mut summary = sharing::summarize(log);
     let folder = match out {
         None => None,

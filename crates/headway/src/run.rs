@@ -12,30 +12,30 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread;
 
-use headway_core::decisions::dispatch::{Event, Limits};
+use headway_core::decisions::dispatch::{DispatchEvent, DispatcherLimits};
 use headway_core::files::error::Loaded;
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::{Sharding, Workload};
-use headway_core::log::{Header, Record, SCHEMA, What};
-pub use headway_core::log::{Incomplete, Source};
+pub use headway_core::log::{Incomplete, RunSource};
+use headway_core::log::{LogHeader, LogRecord, RecordBody, SCHEMA};
 use headway_core::models::cpu;
 pub use headway_core::models::cpu::RequestedClass;
 use headway_core::plan::planner::PlanOptions;
-use headway_core::plan::{Choice, Outcome, Plan, PlannedStream, Sharded, Strategy};
+use headway_core::plan::{Outcome, Plan, PlanChoice, PlannedStream, Sharded, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Engines;
 use headway_device::work::Library;
 use headway_kernels::Shipped;
 use headway_runtime::blocks::{Gatherer, Scatterer, output_name};
 use headway_runtime::host::{HostPayload, TimeOnly};
-use headway_runtime::intake::{Intake, Share};
+use headway_runtime::intake::{InputShare, Intake};
 use headway_runtime::kernels::Kernels;
 use headway_runtime::outlet::{MARK, Outlet, PART, file_name};
 use headway_runtime::tail::Left;
-use headway_runtime::wall::{self, Compared, RunError};
-use headway_sim::{Faults, Run, SimError, simulate};
-use headway_trace::Log;
-use headway_trace::summary::Summary;
+use headway_runtime::wall::{self, MessageComparison, RunError};
+use headway_sim::{Run, SimError, SimFaults, simulate};
+use headway_trace::RunLog;
+use headway_trace::summary::RunSummary;
 use serde::Serialize;
 
 pub use self::devices::choose;
@@ -134,11 +134,11 @@ pub struct Progress {
 pub struct RunReport {
     /// Version of the JSON form.
     pub schema: u32,
-    pub summary: Summary,
+    pub summary: RunSummary,
     /// Streams compared with the CPU's result and found equal.
     pub verified: usize,
     /// What messages moved on devices, and what of it was compared with what was sent and found equal.
-    pub messages: Compared,
+    pub messages: MessageComparison,
     /// The folder with everything.
     pub folder: PathBuf,
     /// With the emulated backend: what it imitates, and what its times do not say.
@@ -181,7 +181,7 @@ struct ManifestSegment {
 /// The backend chosen, with its devices open.
 #[doc(hidden)]
 pub struct Chosen {
-    pub source: Source,
+    pub source: RunSource,
     pub machine: Machine,
     pub devices: Vec<Engines>,
     pub warnings: Vec<String>,
@@ -190,10 +190,10 @@ pub struct Chosen {
 /// A run that has ended, with its streams' results in the outlet.
 #[doc(hidden)]
 pub struct Ran {
-    pub log: Log,
+    pub log: RunLog,
     pub kernels: Kernels,
     pub intake: Arc<Intake>,
-    pub compared: Compared,
+    pub compared: MessageComparison,
     /// Bytes that each stream's file holds at most; empty = all.
     pub kept: Vec<u64>,
     /// What became of the others.
@@ -205,7 +205,7 @@ const GRANULE: u64 = 16;
 
 /// Runs `workload`. Results appear in the output folder only when all of them are whole. Of a run that ended early, because of
 /// `on_miss = "stop"` or of [`RunOptions::interrupt`], everything up to there appears, marked as incomplete: see
-/// [`Summary::incomplete`].
+/// [`RunSummary::incomplete`].
 ///
 /// # Errors
 /// [`Error`]; nothing is left behind then.
@@ -216,7 +216,7 @@ pub fn run(
 ) -> Result<RunReport, Error> {
     let mut chosen = choose(options)?;
     if let Some(none) = crate::machine::for_flows(options.machine.as_deref(), &workload.value)
-        && chosen.source == Source::Sim
+        && chosen.source == RunSource::Sim
     {
         chosen.machine = none;
     }
@@ -227,10 +227,10 @@ pub fn run(
     set_seed(&mut plan, seed);
     let plan = Arc::new(plan);
     let source = chosen.source;
-    if source == Source::Sim && options.cpu_class != RequestedClass::Auto {
+    if source == RunSource::Sim && options.cpu_class != RequestedClass::Auto {
         warnings.push("a simulation drives no devices: the scheduling class has no effect".to_owned());
     }
-    if options.time_only && source != Source::Sim {
+    if options.time_only && source != RunSource::Sim {
         return Err(Failure::Options("`--time-only` is for simulations: add `--backend sim`").into());
     }
     if options.time_only && options.input.is_some() {
@@ -271,7 +271,7 @@ pub fn run(
     outlet.write(MARK, &report::json(&summary))?;
     let folder = publish(outlet, summary.incomplete.as_ref(), &mut warnings)?;
     let files = [name, report::TRACE, report::PAGE, "streams"].map(|name| folder.join(name)).to_vec();
-    let imitates = (source == Source::Emu).then(|| emulation::imitates(&chosen.machine));
+    let imitates = (source == RunSource::Emu).then(|| emulation::imitates(&chosen.machine));
     Ok(RunReport { schema: 1, summary, verified, messages: ran.compared, folder, imitates, files, warnings })
 }
 
@@ -330,7 +330,7 @@ fn compare(
 }
 
 /// The output of every stream with its size; those of a run that ended early get another name.
-fn outputs(plan: &Plan, log: &Log, outlet: &Outlet) -> Result<Vec<(String, u64)>, Error> {
+fn outputs(plan: &Plan, log: &RunLog, outlet: &Outlet) -> Result<Vec<(String, u64)>, Error> {
     let output = |stream: &PlannedStream| {
         let name = output_name(&stream.id);
         let name = if log.incomplete().is_some() { outlet.mark(&name)? } else { name };
@@ -343,7 +343,7 @@ fn outputs(plan: &Plan, log: &Log, outlet: &Outlet) -> Result<Vec<(String, u64)>
 
 impl RunOptions {
     /// Where the results go; if nobody says, into a folder of the workload's name, whatever that holds.
-    fn place(&self, workload: &str, source: Source) -> PathBuf {
+    fn place(&self, workload: &str, source: RunSource) -> PathBuf {
         let usual = || Path::new("out").join(format!("{}-{source}{}", file_name(workload), file_name(&self.label)));
         self.out.clone().unwrap_or_else(usual)
     }
@@ -352,7 +352,7 @@ impl RunOptions {
 /// Gives the run's seed to what is drawn in the plan.
 fn set_seed(plan: &mut Plan, seed: u64) {
     for pipeline in &mut plan.pipelines {
-        if let headway_core::plan::Source::Sharded(Sharded { parameters, .. }) = &mut pipeline.source
+        if let headway_core::plan::PipelineSource::Sharded(Sharded { parameters, .. }) = &mut pipeline.source
             && parameters.number(Sharding::SEED).is_some()
         {
             *parameters = std::mem::take(parameters).with_number(Sharding::SEED, seed);
@@ -392,7 +392,7 @@ pub fn execute(
     };
     let left = Left::default();
     let cpus = thread::available_parallelism().map_or(1, NonZero::get);
-    let mut header = Header {
+    let mut header = LogHeader {
         schema: SCHEMA,
         source,
         version: VERSION.to_owned(),
@@ -409,7 +409,7 @@ pub fn execute(
         foresight::fits(&header, span, available)?;
     }
     let measured =
-        (source == Source::Emu || (source == Source::Sim && !options.time_only)) && !plan.pipelines.is_empty();
+        (source == RunSource::Emu || (source == RunSource::Sim && !options.time_only)) && !plan.pipelines.is_empty();
     let notice = measured.then(|| foresight::Labour::of(&header, &kernels).notice(source, span, cpus)).flatten();
     if let Some(notice) = notice {
         (options.notify)(&notice);
@@ -418,14 +418,14 @@ pub fn execute(
     let parts = Parts { plan, machine, header: &header, kernels: &kernels, gatherer, scatterer };
     let Driven { records, compared, incomplete, cpu } = parts.drive(devices, options, progress)?;
     header.cpu = cpu;
-    let log = Log::new(header, records, "this run")?.ended(incomplete);
+    let log = RunLog::new(header, records, "this run")?.ended(incomplete);
     Ok(Ran { log, kernels, intake, compared, kept, left })
 }
 
 /// The stream of the plan that is divided among GPUs, if it has one.
 fn sharded_of(plan: &Plan) -> Option<&Sharded> {
     plan.pipelines.iter().find_map(|pipeline| match &pipeline.source {
-        headway_core::plan::Source::Sharded(sharded) => Some(sharded),
+        headway_core::plan::PipelineSource::Sharded(sharded) => Some(sharded),
         _ => None,
     })
 }
@@ -442,9 +442,9 @@ fn packets(stream: &PlannedStream, duration: Nanos, options: &RunOptions) -> Res
 }
 
 /// The stream of which a record says that a packet was given up.
-fn lost_packet(record: &Record) -> Option<u32> {
+fn lost_packet(record: &LogRecord) -> Option<u32> {
     match record.what {
-        What::Event(Event::Lost { stream, .. }) => Some(stream),
+        RecordBody::Event(DispatchEvent::Lost { stream, .. }) => Some(stream),
         _ => None,
     }
 }
@@ -453,7 +453,7 @@ fn lost_packet(record: &Record) -> Option<u32> {
 struct Parts<'a> {
     plan: &'a Arc<Plan>,
     machine: &'a Machine,
-    header: &'a Header,
+    header: &'a LogHeader,
     kernels: &'a Kernels,
     gatherer: Gatherer,
     scatterer: Scatterer,
@@ -461,8 +461,8 @@ struct Parts<'a> {
 
 /// What a driver brought back.
 struct Driven {
-    records: Vec<Record>,
-    compared: Compared,
+    records: Vec<LogRecord>,
+    compared: MessageComparison,
     incomplete: Option<Incomplete>,
     /// How the threads were scheduled that drove devices.
     cpu: Option<cpu::Use>,
@@ -476,7 +476,7 @@ impl Parts<'_> {
         options: &RunOptions,
         progress: &mut impl FnMut(Progress),
     ) -> Result<Driven, Error> {
-        if self.header.source == Source::Sim {
+        if self.header.source == RunSource::Sim {
             self.simulate(options, progress)
         } else {
             self.on_devices(devices, options, progress)
@@ -497,14 +497,14 @@ impl Parts<'_> {
             ),
             packets: self.header.streams.iter().map(|run| run.packets).collect(),
             seed: self.header.seed,
-            faults: Faults::default(),
-            limits: Limits::default(),
+            faults: SimFaults::default(),
+            limits: DispatcherLimits::default(),
         };
         let total = span(self.plan, &self.header.cycles);
         let interrupt = Arc::clone(&options.interrupt);
         let mut records = Vec::new();
         let mut reported = Nanos::ZERO;
-        let mut log = |record: &Record| {
+        let mut log = |record: &LogRecord| {
             records.push(record.clone());
             if record.at > reported {
                 reported = record.at + Nanos(10_000_000);
@@ -527,7 +527,7 @@ impl Parts<'_> {
             Err(error) => return Err(error.into()),
         };
         contents.map(HostPayload::finish).transpose()?;
-        Ok(Driven { records, compared: Compared::default(), incomplete, cpu: None })
+        Ok(Driven { records, compared: MessageComparison::default(), incomplete, cpu: None })
     }
 
     fn on_devices(
@@ -539,7 +539,7 @@ impl Parts<'_> {
         let Self { plan, kernels, gatherer, scatterer, .. } = self;
         let total = span(plan, &self.header.cycles).0;
         // The emulated device needs the CPU that the driver would spin on.
-        let spin = if self.header.source == Source::Cuda { wall::GPU_SPIN } else { Nanos::ZERO };
+        let spin = if self.header.source == RunSource::Cuda { wall::GPU_SPIN } else { Nanos::ZERO };
         let (class, interrupt) = (options.cpu_class, Arc::clone(&options.interrupt));
         let habits = wall::WallOptions { spin, class, interrupt, ..wall::WallOptions::default() };
         let cycles = self.header.cycles.clone();
@@ -548,7 +548,16 @@ impl Parts<'_> {
         let inputs = inputs::inputs(plan, &self.header.cycles, Nanos(total), self.header.seed);
         let mut records = Vec::new();
         let ended = wall::run_work(
-            wall::Work { plan, kernels, cycles, packets, supply, collect, inputs, requests: wall::Requests::default() },
+            wall::SuppliedRun {
+                plan,
+                kernels,
+                cycles,
+                packets,
+                supply,
+                collect,
+                inputs,
+                requests: wall::Requests::default(),
+            },
             devices,
             &habits,
             |record| records.push(record.clone()),
@@ -559,10 +568,10 @@ impl Parts<'_> {
         let (compared, incomplete, cpu) = match ended {
             Ok(outcome) => (outcome.compared, None, Some(outcome.cpu)),
             Err(RunError::Interrupted { cpu }) => {
-                (Compared::default(), Some(Incomplete::Interrupted), cpu.map(|cpu| *cpu))
+                (MessageComparison::default(), Some(Incomplete::Interrupted), cpu.map(|cpu| *cpu))
             }
             Err(RunError::Stopped { stream, packet, by, cpu }) => {
-                (Compared::default(), Some(Incomplete::Stopped { stream, packet, by }), cpu.map(|cpu| *cpu))
+                (MessageComparison::default(), Some(Incomplete::Stopped { stream, packet, by }), cpu.map(|cpu| *cpu))
             }
             Err(error) => return Err(error.into()),
         };
@@ -592,7 +601,7 @@ fn intake(
     let parts = options.keep.parts(&plan.streams, duration, GRANULE)?;
     let path = sample::write(outlet, parts.iter().sum(), seed, &options.interrupt)?;
     let intake = Intake::open_repeated(&path, &plan.streams, duration, &parts, GRANULE)?;
-    let kept = |(share, part): (&Share, u64)| if part < share.bytes { part } else { u64::MAX };
+    let kept = |(share, part): (&InputShare, u64)| if part < share.bytes { part } else { u64::MAX };
     let kept = intake.shares().iter().zip(parts).map(kept).collect();
     Ok((intake, kept))
 }
@@ -623,7 +632,7 @@ fn bounded(plan: &Plan, ran: &Ran, verified: bool) -> Option<String> {
 fn cycles(plan: &Plan, mut cycles: Vec<u64>, duration: Nanos) -> Vec<u64> {
     let horizon = if plan.streams.is_empty() { duration } else { span(plan, &cycles) };
     for (pipeline, count) in plan.pipelines.iter().zip(&mut cycles) {
-        if let headway_core::plan::Source::Bulk(Some(bytes)) = pipeline.source {
+        if let headway_core::plan::PipelineSource::Bulk(Some(bytes)) = pipeline.source {
             *count = bytes.0.div_ceil(pipeline.reserve.0);
         } else if !pipeline.source.is_planned() {
             *count = u64::from(u32::MAX);
@@ -640,8 +649,8 @@ fn accept(plan: &Plan, options: &RunOptions, warnings: &mut Vec<String>) -> Resu
         Outcome::Schedulable => return Ok(()),
         Outcome::NotSchedulable => "deadlines can be missed",
         Outcome::Undecided => match plan.choice() {
-            Some(Choice::Windows) => "deadlines can be missed with the windows that were tried",
-            Some(Choice::Strategy) => "deadlines can be missed with the one strategy that was tried",
+            Some(PlanChoice::Windows) => "deadlines can be missed with the windows that were tried",
+            Some(PlanChoice::Strategy) => "deadlines can be missed with the one strategy that was tried",
             None => "the tests could not decide",
         },
     };

@@ -1,13 +1,13 @@
 //! Tasks that share GPUs: what a job can be kept waiting, and whether tardiness is bounded, on a machine.
 
 use headway_core::analysis::sharing::{Acquisition, Analysis, Blockers, CpuGuarantee, System, TaskDemand, analyse};
-pub use headway_core::analysis::sharing::{Resource, Unknown, Verdict};
-use headway_core::decisions::engine_lock::{EngineParameters, Order};
-use headway_core::decisions::sharing::{ClientId, ClusterId, Segment, TaskId, TaskParameters};
-use headway_core::decisions::token::{Mode, TokenParameters};
+pub use headway_core::analysis::sharing::{Resource, TardinessVerdict, Unknown};
+use headway_core::decisions::engine_lock::{EngineParameters, LockOrder};
+use headway_core::decisions::sharing::{ClientId, ClusterId, JobSegment, TaskId, TaskParameters};
+use headway_core::decisions::token::{TokenMode, TokenParameters};
 use headway_core::files::error::Loaded;
 use headway_core::files::machine::{EndpointId, EndpointKind, Machine, RouteId};
-use headway_core::files::workload::{Sharing, Task, Workload};
+use headway_core::files::workload::{SharingTable, Workload, WorkloadTask};
 use headway_core::models::interconnect::Network;
 use headway_core::plan::Named;
 use headway_core::plan::planner::PlanError;
@@ -18,9 +18,11 @@ use crate::{Error, Failure};
 
 /// GPUs that the tasks of this program use in turns: by an arbiter of its own, or by a broker that serves other processes too.
 pub mod tasks {
-    pub use headway_core::decisions::engine_lock::{Operation, Work};
+    pub use headway_core::decisions::engine_lock::{EngineWork, LockedOperation};
     pub use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, GpuId, TaskId};
-    pub use headway_runtime::sharing::{Client, ClientError, Engine, Gpu, Job, Sharing, SharingError, Task, TaskShape};
+    pub use headway_runtime::sharing::{
+        Client, ClientError, EngineGuard, GpuToken, Sharing, SharingError, Task, TaskJob, TaskShape,
+    };
 }
 
 /// What the analysis says of a workload's tasks.
@@ -38,7 +40,7 @@ pub struct SharingReport {
     pub cpus: u32,
     pub tokens_per_gpu: u32,
     /// Queue discipline of the tokens.
-    pub mode: Mode,
+    pub mode: TokenMode,
     /// `LC`: longest time that one chunk keeps its engines.
     pub longest_copy: Nanos,
     /// `LE`: longest kernel segment.
@@ -46,7 +48,7 @@ pub struct SharingReport {
     /// Requests that can be ahead; `None` where nothing is known.
     pub blockers: Option<Blockers>,
     /// Whether tardiness is bounded.
-    pub verdict: Verdict,
+    pub verdict: TardinessVerdict,
     /// One per task; empty where nothing is known.
     pub tasks: Vec<TaskReport>,
     /// What the answer rests on.
@@ -105,7 +107,7 @@ pub(crate) struct Model {
 }
 
 /// As [`bounds`], for tasks that share as `sharing` says.
-pub(crate) fn model(machine: &Machine, workload: &Loaded<Workload>, sharing: &Sharing) -> Result<Model, Error> {
+pub(crate) fn model(machine: &Machine, workload: &Loaded<Workload>, sharing: &SharingTable) -> Result<Model, Error> {
     let used = used(machine, workload, sharing)?;
     let (rate, setup) = pace(machine, &used)?;
     let system = system(machine, &workload.value.tasks, sharing, &used, rate, setup);
@@ -115,7 +117,7 @@ pub(crate) fn model(machine: &Machine, workload: &Loaded<Workload>, sharing: &Sh
 }
 
 /// The GPUs and the routes between them and their host memory.
-fn used(machine: &Machine, workload: &Loaded<Workload>, sharing: &Sharing) -> Result<Used, Error> {
+fn used(machine: &Machine, workload: &Loaded<Workload>, sharing: &SharingTable) -> Result<Used, Error> {
     let at = |place: &str, message: String, help: &str| {
         Error::from(workload.error_at(place, message, Some(help.to_owned())))
     };
@@ -178,18 +180,25 @@ fn pace(machine: &Machine, used: &Used) -> Result<(Rate, Nanos), Error> {
     Ok((rate, setup))
 }
 
-fn system(machine: &Machine, tasks: &[Task], sharing: &Sharing, used: &Used, rate: Rate, setup: Nanos) -> System {
-    let copied = |segment: &Segment| match segment {
-        Segment::Copy { bytes, .. } => *bytes,
-        Segment::Cpu(_) | Segment::Execute { .. } => Bytes(0),
+fn system(
+    machine: &Machine,
+    tasks: &[WorkloadTask],
+    sharing: &SharingTable,
+    used: &Used,
+    rate: Rate,
+    setup: Nanos,
+) -> System {
+    let copied = |segment: &JobSegment| match segment {
+        JobSegment::Copy { bytes, .. } => *bytes,
+        JobSegment::Cpu(_) | JobSegment::Execute { .. } => Bytes(0),
     };
     let largest = tasks.iter().flat_map(|task| task.segments.iter().map(copied).chain([task.state])).max();
     let largest = largest.unwrap_or_default();
     let piece = sharing.chunk.map_or(largest, |chunk| chunk.min(largest));
     let longest_copy = if piece == Bytes(0) { Nanos::ZERO } else { calibrated(machine, setup, rate.time_for(piece)) };
-    let executed = |segment: &Segment| match segment {
-        Segment::Execute { time, .. } => *time,
-        Segment::Cpu(_) | Segment::Copy { .. } => Nanos::ZERO,
+    let executed = |segment: &JobSegment| match segment {
+        JobSegment::Execute { time, .. } => *time,
+        JobSegment::Cpu(_) | JobSegment::Copy { .. } => Nanos::ZERO,
     };
     let gpus = used.gpus.len() as u32;
     System {
@@ -204,7 +213,7 @@ fn system(machine: &Machine, tasks: &[Task], sharing: &Sharing, used: &Used, rat
         engines: sharing.engine_locks.then_some(EngineParameters {
             copy_engines: sharing.copy_engines,
             peer: sharing.peer_locks,
-            order: Order::Arrival,
+            order: LockOrder::Arrival,
             chunk_bytes: sharing.chunk,
             keep_bytes: Bytes(0),
             unlocked_below: Bytes(0),
@@ -228,7 +237,7 @@ fn calibrated(machine: &Machine, setup: Nanos, moving: Nanos) -> Nanos {
     time.saturating_add(margin).saturating_add(calibration.jitter)
 }
 
-fn demand(number: u32, task: &Task, system: &System) -> TaskDemand {
+fn demand(number: u32, task: &WorkloadTask, system: &System) -> TaskDemand {
     let parameters = TaskParameters {
         id: TaskId(number),
         client: ClientId(0),
@@ -250,7 +259,7 @@ fn demand(number: u32, task: &Task, system: &System) -> TaskDemand {
 }
 
 fn report(machine: &Machine, workload: &Workload, used: &Used, system: &System, analysis: Analysis) -> SharingReport {
-    let task = |(bound, task): (&headway_core::analysis::sharing::TaskBound, &Task)| TaskReport {
+    let task = |(bound, task): (&headway_core::analysis::sharing::TaskBound, &WorkloadTask)| TaskReport {
         id: task.id.clone(),
         period: task.period,
         deadline: task.deadline,
@@ -306,7 +315,7 @@ mod tests {
     #[test]
     fn tasks_are_bounded_on_a_machine_by_the_rule_of_the_analysis() {
         let report = of("h200-x4", TEXT).unwrap();
-        assert_eq!((report.gpus.len(), report.mode, report.verdict), (4, Mode::Optimal, Verdict::Yes));
+        assert_eq!((report.gpus.len(), report.mode, report.verdict), (4, TokenMode::Optimal, TardinessVerdict::Yes));
         let blockers = report.blockers.unwrap();
         // One other holder per engine; group locks can meet every other one of the eight holders.
         assert_eq!((blockers.execute, blockers.copy, blockers.holders, blockers.token), (1, 7, 8, 1));
@@ -338,8 +347,8 @@ mod tests {
     #[test]
     fn too_much_work_is_no_and_an_unbounded_mode_is_do_not_know() {
         let verdict = |from: &str, to: &str| of("h200-x1", &TEXT.replacen(from, to, 1)).unwrap().verdict;
-        assert!(matches!(verdict("time = \"3 ms\"", "time = \"101 ms\""), Verdict::No(_)));
-        assert!(matches!(verdict("cpus = 8", "cpus = 8\nmode = \"priority\""), Verdict::DontKnow(_)));
-        assert!(matches!(verdict("cpus = 8", "cpus = 8\nengine_locks = false"), Verdict::DontKnow(_)));
+        assert!(matches!(verdict("time = \"3 ms\"", "time = \"101 ms\""), TardinessVerdict::No(_)));
+        assert!(matches!(verdict("cpus = 8", "cpus = 8\nmode = \"priority\""), TardinessVerdict::DontKnow(_)));
+        assert!(matches!(verdict("cpus = 8", "cpus = 8\nengine_locks = false"), TardinessVerdict::DontKnow(_)));
     }
 }

@@ -10,7 +10,7 @@ use headway_os::affinity;
 /// What makes a profile of this node stale when it changes.
 pub fn stamp(gpus: &[Arc<dyn Gpu>], date: String) -> Stamp {
     let report = match gpus.first().map(|gpu| gpu.description().source) {
-        Some(headway_device::Source::Cuda) => Nvml::system().and_then(|nvml| nvml.report()).ok(),
+        Some(headway_device::DeviceSource::Cuda) => Nvml::system().and_then(|nvml| nvml.report()).ok(),
         _ => None,
     };
     let unknown = || "unknown".to_owned();

@@ -14,16 +14,16 @@ use std::sync::mpsc;
 use std::thread;
 
 use headway_core::plan::block;
-use headway_core::plan::{Parted, Plan, PlannedStream, Sharded, Source};
+use headway_core::plan::{Parted, PipelineSource, Plan, PlannedStream, Sharded};
 use headway_device::work::Items;
 use headway_kernels::inspect::cameras::Cameras;
-use headway_kernels::inspect::ring::{Ring, listed};
+use headway_kernels::inspect::ring::{WaferRing, listed};
 use headway_runtime::blocks::output_name;
-use headway_runtime::cores::Stage;
+use headway_runtime::cores::CoreStage;
 use headway_runtime::intake::Intake;
 use headway_runtime::kernels::Kernels;
 use headway_runtime::shards;
-use headway_runtime::tail::{self, Ends, Tail};
+use headway_runtime::tail::{self, StreamTails, Tail};
 
 use crate::{Error, Failure};
 
@@ -39,7 +39,7 @@ pub struct Outputs<'a> {
     /// Bytes that each file holds at most; empty = all.
     pub kept: &'a [u64],
     /// What is known of the bytes behind those.
-    pub ends: Ends,
+    pub ends: StreamTails,
 }
 
 /// Checks every stream of a finished run, on all CPUs. Of several that are wrong, the first one is told.
@@ -97,7 +97,7 @@ fn check(
 ) -> Result<(), Error> {
     let stream = &plan.streams[number];
     match &plan.pipelines[stream.pipeline as usize].source {
-        Source::Sharded(sharded) => {
+        PipelineSource::Sharded(sharded) => {
             let file = outputs.folder.join(output_name(&stream.id));
             let items = kernels.divided(stream.pipeline).items.as_ref();
             let wrong = wrong_result(sharded, items, &file, interrupt)?;
@@ -105,13 +105,13 @@ fn check(
                 return Err(Failure::Wrong { stream: stream.id.clone(), at: first * sharded.sharding.summary.0 }.into());
             }
         }
-        Source::Streams(members) if !outputs.lost.contains(&(number as u32)) => {
+        PipelineSource::Streams(members) if !outputs.lost.contains(&(number as u32)) => {
             let portion = members.iter().position(|&member| member as usize == number).unwrap_or(0);
             let mut stages = stages(kernels, stream.pipeline, portion)?;
             let mut expected = |offset, bytes| reference(intake, number, offset, bytes, &mut stages);
             compare(stream, number, &mut expected, intake, outputs, interrupt)?;
         }
-        Source::Parts(parted) if !outputs.lost.contains(&(number as u32)) => {
+        PipelineSource::Parts(parted) if !outputs.lost.contains(&(number as u32)) => {
             let mut packets = Packets::new(parted, stream, kernels, intake)?;
             compare(stream, number, &mut |_, bytes| packets.next(bytes), intake, outputs, interrupt)?;
         }
@@ -121,10 +121,10 @@ fn check(
 }
 
 /// The stages of a pipeline for one of its portions, before the first packet.
-fn stages(kernels: &Kernels, pipeline: u32, portion: usize) -> Result<Vec<Stage>, Error> {
+fn stages(kernels: &Kernels, pipeline: u32, portion: usize) -> Result<Vec<CoreStage>, Error> {
     let portion = &kernels.portions(pipeline)[portion..=portion];
     let own = kernels.references().filter(|(of, ..)| *of == pipeline);
-    own.map(|(.., kernel)| Ok(Stage::new(Arc::clone(kernel), portion)?)).collect()
+    own.map(|(.., kernel)| Ok(CoreStage::new(Arc::clone(kernel), portion)?)).collect()
 }
 
 /// Compares what stream `number` gave with `expected`, which says so many bytes from an offset on, one after the other.
@@ -188,7 +188,7 @@ fn difference(output: &mut impl Read, expected: &[u8], path: &Path) -> Result<Op
 
 /// What the lists of a wafer say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counted {
+pub struct WaferCounts {
     /// Lists: generations that came through.
     pub lists: u64,
     /// Defects planted in them.
@@ -208,11 +208,11 @@ pub struct Counted {
 ///
 /// # Panics
 /// If the stream is not that of a wafer.
-pub fn lists(planned: &Sharded, path: &Path, interrupt: &AtomicBool) -> Result<Counted, Error> {
+pub fn lists(planned: &Sharded, path: &Path, interrupt: &AtomicBool) -> Result<WaferCounts, Error> {
     let cameras = Cameras::of(&planned.parameters).expect("the stream is that of a wafer");
-    let ring = Ring::new(&cameras).expect("a wafer that was run can be inspected");
+    let ring = WaferRing::new(&cameras).expect("a wafer that was run can be inspected");
     let rows: Vec<Vec<[u32; 5]>> = (0..planned.sharding.ring).map(|row| ring.planted(row)).collect();
-    let mut counted = Counted::default();
+    let mut counted = WaferCounts::default();
     results(planned, path, interrupt, |row, list| {
         let (planted, listed) = (&rows[row as usize], listed(list).map_err(Failure::Device)?);
         let found = planted.iter().filter(|defect| listed.binary_search(defect).is_ok()).count();
@@ -276,7 +276,7 @@ struct Packets<'a> {
     stream: &'a PlannedStream,
     intake: &'a Intake,
     /// Of each part.
-    stages: Vec<Vec<Stage>>,
+    stages: Vec<Vec<CoreStage>>,
     /// Bytes of the stream.
     total: u64,
     /// The first byte that is not made yet.
@@ -292,10 +292,10 @@ impl<'a> Packets<'a> {
         kernels: &Kernels,
         intake: &'a Intake,
     ) -> Result<Self, Error> {
-        let mut stages: Vec<Vec<Stage>> = parted.parts.iter().map(|_| Vec::new()).collect();
+        let mut stages: Vec<Vec<CoreStage>> = parted.parts.iter().map(|_| Vec::new()).collect();
         for kernel in kernels.of_parts(stream.pipeline) {
             let portion = std::slice::from_ref(&kernels.portions(stream.pipeline)[kernel.part as usize]);
-            stages[kernel.part as usize].push(Stage::new(Arc::clone(&kernel.reference), portion)?);
+            stages[kernel.part as usize].push(CoreStage::new(Arc::clone(&kernel.reference), portion)?);
         }
         let share = &intake.shares()[parted.stream as usize];
         let (total, at) = (share.bytes + share.padding, 0);
@@ -320,7 +320,13 @@ impl<'a> Packets<'a> {
 }
 
 /// What the kernels make of `bytes` bytes of a stream from `offset` on.
-fn reference(intake: &Intake, stream: usize, offset: u64, bytes: u64, stages: &mut [Stage]) -> Result<Vec<u8>, Error> {
+fn reference(
+    intake: &Intake,
+    stream: usize,
+    offset: u64,
+    bytes: u64,
+    stages: &mut [CoreStage],
+) -> Result<Vec<u8>, Error> {
     let size = block::block_bytes([bytes]).0 as usize;
     let mut data = vec![0; size];
     block::write_header(&mut data, 0, &[bytes]).expect("a block of one stride fits its own size");

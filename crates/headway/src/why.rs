@@ -1,7 +1,7 @@
 //! Why a plan is not accepted, in sentences: whose work is too much, and what would help.
 
 use headway_core::files::machine::{KernelCost, Machine};
-use headway_core::plan::{Outcome, Pipeline, Plan, PlannedStep, PlannedStream, Server, Work};
+use headway_core::plan::{OperationWork, Outcome, Pipeline, Plan, PlannedStep, PlannedStream, Server};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 
 /// Steps, streams and parts that sentences name; the others are counted.
@@ -135,7 +135,7 @@ fn portion(stream: &PlannedStream, pipeline: &Pipeline) -> Bytes {
 /// Where data that must be processed in sequence is the cause: the stream, its rate, that of the kernel, and what cutting it up
 /// would give. `rest` is what the other steps of the server take.
 fn chain(plan: &Plan, machine: &Machine, pipeline: &Pipeline, step: &PlannedStep, rest: u128) -> Option<String> {
-    let Work::Compute { kernel } = &step.operations.first()?.work else { return None };
+    let OperationWork::Compute { kernel } = &step.operations.first()?.work else { return None };
     let gpu = machine.gpus().nth(pipeline.gpu? as usize)?;
     let cost: &KernelCost = machine.kernel(kernel, gpu)?;
     let chain_rate = cost.chain_rate?;

@@ -6,11 +6,12 @@ use std::path::Path;
 
 use headway_core::units::Bytes;
 
-pub use headway_core::decisions::sharing::{Direction, Segment};
+pub use headway_core::decisions::sharing::{JobSegment, TaskDirection};
 pub use headway_core::files::error::Loaded;
 pub use headway_core::files::workload::{
-    Block, Cycle, Flow, Grouping, Kind, Message, OnMiss, Otherwise, Parameters, Part, PartStep, PartWork, Place,
-    Placement, Sharding, Sharing, Step, Stream, Task, Unplanned, Urgent, Workload,
+    CopyEndpoint, Cycle, Grouping, Message, MessageBlock, OnMiss, Otherwise, PacketPart, Parameters, PartStep,
+    PartWork, ServerDemand, Sharding, SharingTable, Stream, StreamPlacement, StreamStep, Unplanned, UnplannedKind,
+    Urgent, Workload, WorkloadTask,
 };
 pub use headway_kernels::Cipher;
 pub use headway_kernels::inspect::cameras::Cameras;

@@ -47,21 +47,29 @@ pub(super) const DOCUMENTS: &[Document] = &[
     document("`headway machines`", "headway_cli::commands::ShippedMachines", ""),
     document("`headway machines NAME`", "headway_cli::commands::MachineText", ""),
     document("`headway man --out FOLDER`", "headway_cli::manual::Pages", ""),
-    document("`headway status`", "headway_broker::status::Status", ""),
+    document("`headway status`", "headway_broker::status::BrokerStatus", ""),
     document(
         "`manifest.json`",
         "headway::run::ManifestEntry",
         "A list of these, one for each stream in the order of the workload.",
     ),
-    document("`run.jsonl`, first line", "headway_core::log::Header", ""),
-    document("`run.jsonl`, records", "headway_core::log::Record", "One line each, with `input`, `action` or `event`."),
-    document("`run.jsonl`, last line", "headway_core::log::End", ""),
-    document("`run.jsonl` of tasks, first line", "headway_trace::sharing::Header", ""),
-    document("`run.jsonl` of tasks, jobs", "headway_trace::sharing::Job", "One line each, in the order of their ends."),
+    document("`run.jsonl`, first line", "headway_core::log::LogHeader", ""),
+    document(
+        "`run.jsonl`, records",
+        "headway_core::log::LogRecord",
+        "One line each, with `input`, `action` or `event`.",
+    ),
+    document("`run.jsonl`, last line", "headway_core::log::LogEnd", ""),
+    document("`run.jsonl` of tasks, first line", "headway_trace::sharing::TaskLogHeader", ""),
+    document(
+        "`run.jsonl` of tasks, jobs",
+        "headway_trace::sharing::CompletedJob",
+        "One line each, in the order of their ends.",
+    ),
     document("`run.jsonl` of tasks, last line", "headway_trace::sharing::End", ""),
     document(
         "Log of a broker",
-        "headway_core::decisions::sharing::log::Line",
+        "headway_core::decisions::sharing::log::BrokerLogLine",
         "A line. `headway broker --log FILE` writes them; a file begins with a `broker` line, and others follow where a broker was started \
          again or could not write for a while. `headway replay` makes the decisions of the `fed` lines again; the others are for people and \
          reports. Times are of the host's monotonic clock. Numbers of GPUs are those of the machine file.",
@@ -84,13 +92,13 @@ pub(super) const DOCUMENTS: &[Document] = &[
     ),
     document(
         "Log of a guest, first line",
-        "headway_core::files::guest_log::Start",
+        "headway_core::files::guest_log::GuestLogStart",
         "What `headway exec --log FILE` writes ([the log](exec.md#who-copied-what-and-how-long-the-log)).",
     ),
-    document("Log of a guest, lines", "headway_core::files::guest_log::Line", "Each has one of the fields."),
+    document("Log of a guest, lines", "headway_core::files::guest_log::GuestLogLine", "Each has one of the fields."),
     document(
         "`headway report` of a guest",
-        "headway_trace::guest::summary::Summary",
+        "headway_trace::guest::summary::GuestSummary",
         "For a log of `headway exec --log`.",
     ),
 ];

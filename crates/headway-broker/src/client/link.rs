@@ -13,7 +13,7 @@ use headway_os::clock;
 use headway_os::ipc::{Bell, Socket, Words, WordsView, is_stopped};
 
 use super::receive;
-use crate::error::{ClientError, Reason};
+use crate::error::{ClientError, RefusalReason};
 use crate::layout::{
     self, ANSWER_LONGS, ASLEEP, BEAT, BROKER_LONGS, BROKER_WORDS, CLIENT_LONGS, CLIENT_WORDS, Code, Entry, GPUS_MAX,
     HEAD, NOTICE_LONGS, NOTICE_WORDS, REPORTS, RING_ENTRIES, TAIL,
@@ -65,7 +65,7 @@ pub(super) enum Unanswered {
     /// The broker does not go round any more.
     Silent,
     /// It was refused.
-    Refused(Reason),
+    Refused(RefusalReason),
     /// It was granted and taken away, as this GPU is lost.
     Revoked(Option<GpuId>),
 }
@@ -260,7 +260,7 @@ impl Link {
         match layout::code(self.answers.word(slot), generation) {
             Code::Open => None,
             Code::Granted => Some(Ok(std::array::from_fn(|at| self.answers.long(first + at)))),
-            Code::Refused => Some(Err(Unanswered::Refused(Reason::of(self.answers.long(first))))),
+            Code::Refused => Some(Err(Unanswered::Refused(RefusalReason::of(self.answers.long(first))))),
             Code::Revoked => {
                 let gpu = self.answers.long(first).checked_sub(1).map(|gpu| GpuId(gpu as u32));
                 Some(Err(Unanswered::Revoked(gpu)))

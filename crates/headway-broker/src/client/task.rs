@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use headway_core::decisions::engine_lock::{EngineParameters, Operation, Work};
-use headway_core::decisions::sharing::{GpuId, JobId, Outcome, TaskId, TokenId};
+use headway_core::decisions::engine_lock::{EngineParameters, EngineWork, LockedOperation};
+use headway_core::decisions::sharing::{GpuId, JobId, TaskId, TokenId, TokenOutcome};
 use headway_core::units::Nanos;
 use headway_os::clock;
 
 use super::link::{Link, Unanswered};
 use super::{Client, Held};
-use crate::error::{ClientError, Reason};
+use crate::error::{ClientError, RefusalReason};
 use crate::layout::{self, ANSWER_LONGS, ENGINES, Entry, GENERATIONS};
 use crate::protocol::lease::{self, Released};
 
@@ -19,7 +19,7 @@ use crate::protocol::lease::{self, Released};
 const SPIN_TOKEN: Nanos = Nanos(if cfg!(test) { 0 } else { 100_000 });
 
 /// A registered task; its jobs ask for GPUs one after the other.
-pub struct Task<'client> {
+pub struct BrokerTask<'client> {
     client: &'client Client,
     id: TaskId,
     index: usize,
@@ -27,7 +27,7 @@ pub struct Task<'client> {
     generation: u32,
 }
 
-impl<'client> Task<'client> {
+impl<'client> BrokerTask<'client> {
     pub(super) fn new(client: &'client Client, id: TaskId, index: usize) -> Self {
         // A slot may have been another task's: generations of one client never come again soon.
         let generation = (id.0 << 8) & GENERATIONS;
@@ -120,7 +120,7 @@ impl<'client> Task<'client> {
     }
 }
 
-impl Drop for Task<'_> {
+impl Drop for BrokerTask<'_> {
     fn drop(&mut self) {
         self.client.withdraw(self.id);
     }
@@ -132,7 +132,7 @@ fn revoked(gpu: Option<GpuId>) -> ClientError {
 
 /// The right to use a GPU. Given back when dropped, and then nothing is learnt from how it was used.
 pub struct Token<'task, 'client> {
-    task: &'task mut Task<'client>,
+    task: &'task mut BrokerTask<'client>,
     link: Arc<Link>,
     job: JobId,
     gpu: GpuId,
@@ -176,40 +176,44 @@ impl<'client> Token<'_, 'client> {
     /// # Errors
     /// [`ClientError::Request`] if the operation is not allowed, [`ClientError::Silent`], [`ClientError::GpuLost`],
     /// [`ClientError::Lost`].
-    pub fn engine(&mut self, operation: Operation) -> Result<Engine<'_>, ClientError> {
+    pub fn engine(&mut self, operation: LockedOperation) -> Result<BrokerEngine<'_>, ClientError> {
         if let Some(engines) = self.link.engines {
-            if engines.chunk_bytes.is_some_and(|most| operation.work != Work::Execute && operation.bytes > most) {
-                return Err(ClientError::Request(Reason::Operation));
+            if engines.chunk_bytes.is_some_and(|most| operation.work != EngineWork::Execute && operation.bytes > most) {
+                return Err(ClientError::Request(RefusalReason::Operation));
             }
             if let Some(lock) = self.lease(engines, operation)
                 && !self.link.is_lost()
                 && let Some(mine) = lease::acquire(self.link.lease(lock), self.task.id.0)
             {
                 let leased_at = self.link.has_log.then(clock::now);
-                return Ok(Engine { token: self, locks: [Some((lock, mine)), None], leased_at });
+                return Ok(BrokerEngine { token: self, locks: [Some((lock, mine)), None], leased_at });
             }
-            if operation.work == Work::CopyIn && operation.bytes <= engines.unlocked_below {
-                return Ok(Engine { token: self, locks: [None; 2], leased_at: None });
+            if operation.work == EngineWork::CopyIn && operation.bytes <= engines.unlocked_below {
+                return Ok(BrokerEngine { token: self, locks: [None; 2], leased_at: None });
             }
             return self.engine_by_broker(engines, operation);
         }
-        Ok(Engine { token: self, locks: [None; 2], leased_at: None })
+        Ok(BrokerEngine { token: self, locks: [None; 2], leased_at: None })
     }
 
     /// The lock that a lease may cover.
-    fn lease(&self, engines: EngineParameters, operation: Operation) -> Option<usize> {
+    fn lease(&self, engines: EngineParameters, operation: LockedOperation) -> Option<usize> {
         let out = if engines.copy_engines == 1 { 1 } else { 2 };
         match operation.work {
-            Work::Execute => Some(self.position * ENGINES),
-            Work::CopyIn if operation.bytes <= engines.unlocked_below => None,
-            Work::CopyIn => Some(self.position * ENGINES + 1),
-            Work::CopyOut => Some(self.position * ENGINES + out),
-            Work::Peer => None,
+            EngineWork::Execute => Some(self.position * ENGINES),
+            EngineWork::CopyIn if operation.bytes <= engines.unlocked_below => None,
+            EngineWork::CopyIn => Some(self.position * ENGINES + 1),
+            EngineWork::CopyOut => Some(self.position * ENGINES + out),
+            EngineWork::Peer => None,
         }
     }
 
     #[cold]
-    fn engine_by_broker(&mut self, engines: EngineParameters, operation: Operation) -> Result<Engine<'_>, ClientError> {
+    fn engine_by_broker(
+        &mut self,
+        engines: EngineParameters,
+        operation: LockedOperation,
+    ) -> Result<BrokerEngine<'_>, ClientError> {
         let slot = layout::engine_slot(self.task.index);
         let answer = loop {
             if self.link.is_lost() {
@@ -220,7 +224,7 @@ impl<'client> Token<'_, 'client> {
                 if let Some(lock) = self.lease(engines, operation)
                     && let Some(mine) = lease::granted(self.link.lease(lock), self.task.id.0)
                 {
-                    return Ok(Engine { token: self, locks: [Some((lock, mine)), None], leased_at: None });
+                    return Ok(BrokerEngine { token: self, locks: [Some((lock, mine)), None], leased_at: None });
                 }
             }
             let generation = self.task.next_generation();
@@ -233,7 +237,7 @@ impl<'client> Token<'_, 'client> {
                 Ok(answer) if self.link.is_lost() => {
                     // The watcher has noted these locks as in use, or will not: for a peer copy they are given back and asked
                     // for again; a single one is found again above.
-                    if operation.work == Work::Peer {
+                    if operation.work == EngineWork::Peer {
                         for (lock, mine) in self.granted(engines, operation, answer)?.into_iter().flatten() {
                             self.give_back(lock, mine);
                         }
@@ -253,17 +257,17 @@ impl<'client> Token<'_, 'client> {
             }
         };
         let locks = self.granted(engines, operation, answer)?;
-        Ok(Engine { token: self, locks, leased_at: None })
+        Ok(BrokerEngine { token: self, locks, leased_at: None })
     }
 
     /// The locks of an operation with the words that the broker gave.
     fn granted(
         &self,
         engines: EngineParameters,
-        operation: Operation,
+        operation: LockedOperation,
         answer: [u64; ANSWER_LONGS],
     ) -> Result<[Option<(usize, u64)>; 2], ClientError> {
-        if operation.work != Work::Peer {
+        if operation.work != EngineWork::Peer {
             return Ok([self.lease(engines, operation).map(|lock| (lock, answer[0])), None]);
         }
         let source = self.from.and_then(|from| self.link.gpus.iter().position(|gpu| *gpu == from));
@@ -274,10 +278,10 @@ impl<'client> Token<'_, 'client> {
 
     /// Gives the token back; `used` is the CPU time of the job and the time of its operations, without waiting for engines.
     pub fn release(mut self, used: Nanos) {
-        self.close(Outcome::Complete(used));
+        self.close(TokenOutcome::Complete(used));
     }
 
-    fn close(&mut self, outcome: Outcome) {
+    fn close(&mut self, outcome: TokenOutcome) {
         if !std::mem::take(&mut self.open) {
             return;
         }
@@ -310,12 +314,12 @@ impl<'client> Token<'_, 'client> {
 
 impl Drop for Token<'_, '_> {
     fn drop(&mut self) {
-        self.close(Outcome::Aborted);
+        self.close(TokenOutcome::Aborted);
     }
 }
 
 /// The engines of one operation. Given back when dropped.
-pub struct Engine<'token> {
+pub struct BrokerEngine<'token> {
     token: &'token dyn Return,
     locks: [Option<(usize, u64)>; 2],
     /// Since when it is used by lease; `None` = the broker knows, or keeps no log.
@@ -350,7 +354,7 @@ impl Return for Token<'_, '_> {
     }
 }
 
-impl Engine<'_> {
+impl BrokerEngine<'_> {
     /// Whether the operation needs and has locks; small copies may need none.
     #[must_use]
     pub fn is_locked(&self) -> bool {
@@ -361,7 +365,7 @@ impl Engine<'_> {
     pub fn release(self) {}
 }
 
-impl Drop for Engine<'_> {
+impl Drop for BrokerEngine<'_> {
     fn drop(&mut self) {
         let used = self.leased_at.map(|begin| (begin, clock::now()));
         for (lock, mine) in self.locks.into_iter().flatten().rev() {

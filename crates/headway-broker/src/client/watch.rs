@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use headway_core::decisions::sharing::{JobId, Outcome, TaskId};
+use headway_core::decisions::sharing::{JobId, TaskId, TokenOutcome};
 use headway_core::units::Nanos;
-use headway_os::ipc::Packet;
+use headway_os::ipc::SocketPacket;
 
 use super::link::Link;
 use super::{Heard, Held, OnLoss, Shared, State};
@@ -44,15 +44,15 @@ fn hear(link: &Link, tell: &Sender<Heard>) -> bool {
     }
     let mut buffer = vec![0; BYTES_MAX];
     match link.socket.receive(&mut buffer) {
-        Ok(Packet::Message(length, _)) => {
+        Ok(SocketPacket::Message(length, _)) => {
             // A message that makes no sense is no answer; the thread that asked gives up by itself.
             if let Ok(message) = serde_json::from_slice(&buffer[..length]) {
                 let _ = tell.send(Heard::Message(message));
             }
             true
         }
-        Ok(Packet::Nothing | Packet::Truncated) => true,
-        Ok(Packet::End) | Err(_) => false,
+        Ok(SocketPacket::Nothing | SocketPacket::Truncated) => true,
+        Ok(SocketPacket::End) | Err(_) => false,
     }
 }
 
@@ -155,7 +155,7 @@ fn settle(state: &State, old: &Link, link: &Link, frozen: &[Frozen], patience: N
         if !still {
             let job = JobId { task: frozen.task, job: frozen.held.job };
             // A broker that is lost again learns it from the next greeting.
-            let _ = link.push(Entry::Release { job, outcome: Outcome::Aborted }, patience);
+            let _ = link.push(Entry::Release { job, outcome: TokenOutcome::Aborted }, patience);
         }
     }
     if returned {

@@ -1,7 +1,7 @@
 //! How clients leave: by closing the connection, by being cut off, by the end of their process.
 
-use headway_core::decisions::sharing::log::Line;
-use headway_core::decisions::sharing::{ClientId, Input};
+use headway_core::decisions::sharing::log::BrokerLogLine;
+use headway_core::decisions::sharing::{ArbiterInput, ClientId};
 use headway_core::units::Nanos;
 use headway_os::event;
 
@@ -23,7 +23,7 @@ impl BrokerState {
             let pid = self.sessions.get(&client).map_or(0, |session| session.peer.pid);
             let why = if hung { "it held something for longer than the watchdog" } else { "it broke the protocol" };
             event!(WARN, "headway::broker", "client cut off", client = client.0, pid = pid, why = why);
-            self.journal.note(now, &Line::Cut { now, client, pid, hung });
+            self.journal.note(now, &BrokerLogLine::Cut { now, client, pid, hung });
             if hung {
                 self.strike(now, client);
             }
@@ -75,7 +75,7 @@ impl BrokerState {
                 holds = true;
             }
         }
-        let _ = self.feed(now, Input::ClientGone { client });
+        let _ = self.feed(now, ArbiterInput::ClientGone { client });
         self.take_all_turns(now);
         if let Some(session) = self.sessions.get_mut(&client) {
             session.pages = session.pages.take().filter(|_| holds);
@@ -110,7 +110,7 @@ impl BrokerState {
             self.tasks.remove(&task);
         }
         event!(DEBUG, "headway::broker", "client is gone, and what it held is free", client = client.0);
-        let _ = self.feed(now, Input::Drained { client });
+        let _ = self.feed(now, ArbiterInput::Drained { client });
         self.removed.push(client);
         self.take_all_turns(now);
     }

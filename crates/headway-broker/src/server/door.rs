@@ -14,7 +14,7 @@ use super::limits::is_trusted;
 use super::owners::account_of;
 use super::places::leaves_room;
 use super::session::{self, Session};
-use super::{Access, KINDS, LISTENER, PROCESS, SHARE, SOCKET, Server};
+use super::{BrokerServer, KINDS, LISTENER, PROCESS, SHARE, SOCKET, UserAccess};
 
 /// How long the broker accepts no connection after even the spare descriptor was used up.
 const PAUSE: Nanos = Nanos(100_000_000);
@@ -63,7 +63,7 @@ fn spare() -> Option<File> {
     File::open("/dev/null").ok()
 }
 
-impl Server {
+impl BrokerServer {
     pub(super) fn accept(&mut self) {
         for _ in 0..SHARE {
             match self.door.listener.accept() {
@@ -107,7 +107,7 @@ impl Server {
             Err(_) if socket.is_cut() => return,
             Err(_) => return session::refuse(&socket, "the broker has no descriptors left"),
         };
-        if self.options.access == Access::Private && peer.uid != user() && peer.uid != 0 {
+        if self.options.access == UserAccess::Private && peer.uid != user() && peer.uid != 0 {
             return session::refuse(&socket, "the socket is another user's");
         }
         let account = account_of(peer.uid);

@@ -1,7 +1,7 @@
 //! Engines of GPUs as jobs use them: under a lease while one client alone holds tokens of a GPU, else granted one by one.
 
-use headway_core::decisions::engine_lock::{Engine, LockId, Operation, Work};
-use headway_core::decisions::sharing::{ClientId, GpuId, Input, JobId, TaskId};
+use headway_core::decisions::engine_lock::{EngineRole, EngineWork, LockId, LockedOperation};
+use headway_core::decisions::sharing::{ArbiterInput, ClientId, GpuId, JobId, TaskId};
 use headway_core::units::{Bytes, Nanos};
 use headway_os::event;
 
@@ -18,20 +18,20 @@ impl BrokerState {
     /// An engine by its place in the pages; that of the last GPU if there is no such place.
     pub(super) fn lock_id(&self, lock: usize) -> LockId {
         let gpu = self.gpus.get(lock / ENGINES).or_else(|| self.gpus.last()).copied().unwrap_or(GpuId(0));
-        LockId { gpu, engine: [Engine::Execute, Engine::In, Engine::Out][lock % ENGINES] }
+        LockId { gpu, engine: [EngineRole::Execute, EngineRole::In, EngineRole::Out][lock % ENGINES] }
     }
 
     /// Locks that an operation needs; `None` if it is not possible.
-    pub(super) fn locks_of(&self, gpu: GpuId, from: Option<GpuId>, operation: Operation) -> Option<Vec<usize>> {
+    pub(super) fn locks_of(&self, gpu: GpuId, from: Option<GpuId>, operation: LockedOperation) -> Option<Vec<usize>> {
         let engines = self.engines?;
         let lock = |gpu: GpuId, engine: usize| Some(self.position(gpu)? * ENGINES + engine);
         let out = if engines.copy_engines == 1 { 1 } else { 2 };
         match operation.work {
-            Work::Execute => Some(vec![lock(gpu, 0)?]),
-            Work::CopyIn if operation.bytes <= engines.unlocked_below => Some(Vec::new()),
-            Work::CopyIn => Some(vec![lock(gpu, 1)?]),
-            Work::CopyOut => Some(vec![lock(gpu, out)?]),
-            Work::Peer => Some(vec![lock(from?, out)?, lock(gpu, 1)?]),
+            EngineWork::Execute => Some(vec![lock(gpu, 0)?]),
+            EngineWork::CopyIn if operation.bytes <= engines.unlocked_below => Some(Vec::new()),
+            EngineWork::CopyIn => Some(vec![lock(gpu, 1)?]),
+            EngineWork::CopyOut => Some(vec![lock(gpu, out)?]),
+            EngineWork::Peer => Some(vec![lock(from?, out)?, lock(gpu, 1)?]),
         }
     }
 
@@ -85,7 +85,7 @@ impl BrokerState {
             if let Some(open) = self.open_mut(job) {
                 open.engines = None;
             }
-            let _ = self.feed(now, Input::Complete { job });
+            let _ = self.feed(now, ArbiterInput::Complete { job });
         }
         any
     }
@@ -124,15 +124,15 @@ impl BrokerState {
         let job = open.key.job;
         self.leases.running.push(owner);
         let work = match lock % ENGINES {
-            0 => Work::Execute,
-            1 => Work::CopyIn,
-            _ => Work::CopyOut,
+            0 => EngineWork::Execute,
+            1 => EngineWork::CopyIn,
+            _ => EngineWork::CopyOut,
         };
         // As large as a chunk may be: what the job moves is not known, and it must be no copy that needs no lock.
         let bytes = self.engines.and_then(|engines| engines.chunk_bytes).unwrap_or(Bytes(u64::MAX));
-        let bytes = if work == Work::Execute { Bytes(0) } else { bytes };
-        let operation = Operation { work, bytes, predicted: Nanos::ZERO, budget: Nanos::ZERO };
-        if self.feed(now, Input::Acquire { job, operation }).is_err() {
+        let bytes = if work == EngineWork::Execute { Bytes(0) } else { bytes };
+        let operation = LockedOperation { work, bytes, predicted: Nanos::ZERO, budget: Nanos::ZERO };
+        if self.feed(now, ArbiterInput::Acquire { job, operation }).is_err() {
             if let Some(open) = self.open_mut(job) {
                 open.engines = None;
             }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::time::Duration;
 
-use headway_core::decisions::sharing::log::Line;
-use headway_core::decisions::sharing::{ClientId, GpuId, Input};
+use headway_core::decisions::sharing::log::BrokerLogLine;
+use headway_core::decisions::sharing::{ArbiterInput, ClientId, GpuId};
 use headway_core::units::Nanos;
 use headway_os::ipc::Bell;
 use headway_os::{Errno, OsError, event, threads};
@@ -31,16 +31,16 @@ pub enum Health {
 
 /// A question that the broker asks of GPUs, on a thread of its own: it may take its time.
 #[derive(Clone)]
-pub struct Probe(Arc<dyn Fn(GpuId) -> Health + Send + Sync>);
+pub struct GpuProbe(Arc<dyn Fn(GpuId) -> Health + Send + Sync>);
 
-impl Probe {
+impl GpuProbe {
     /// Asks by `ask`.
     pub fn new(ask: impl Fn(GpuId) -> Health + Send + Sync + 'static) -> Self {
         Self(Arc::new(ask))
     }
 }
 
-impl fmt::Debug for Probe {
+impl fmt::Debug for GpuProbe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Probe")
     }
@@ -61,7 +61,7 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Looks at `gpus` from now on, if there is a probe.
-    pub(super) fn begin(probe: Option<Probe>, gpus: Vec<GpuId>) -> Result<Self, OsError> {
+    pub(super) fn begin(probe: Option<GpuProbe>, gpus: Vec<GpuId>) -> Result<Self, OsError> {
         let bell = Arc::new(Bell::new()?);
         let (tell, lost) = channel();
         let Some(probe) = probe else { return Ok(Self { hints: None, lost, bell }) };
@@ -87,7 +87,7 @@ impl Watch {
     }
 }
 
-fn look(probe: &Probe, gpus: &[GpuId], hinted: &Receiver<GpuId>, tell: &Sender<GpuId>, bell: &Bell) {
+fn look(probe: &GpuProbe, gpus: &[GpuId], hinted: &Receiver<GpuId>, tell: &Sender<GpuId>, bell: &Bell) {
     let mut there: BTreeSet<GpuId> = gpus.iter().copied().collect();
     loop {
         let asked: Vec<GpuId> = match hinted.recv_timeout(PERIOD) {
@@ -119,7 +119,7 @@ impl BrokerState {
             self.hints.push(gpu);
         }
         let pid = self.sessions.get(&client).map_or(0, |session| session.peer.pid);
-        self.journal.note(now, &Line::Fault { now, gpu, client, pid });
+        self.journal.note(now, &BrokerLogLine::Fault { now, gpu, client, pid });
     }
 
     /// GPUs to look at.
@@ -129,7 +129,7 @@ impl BrokerState {
 
     /// A GPU is lost. The broker notifies its holders, and the others share the remaining GPUs. `false` if the GPU is unknown or lost already.
     pub(super) fn lose(&mut self, now: Nanos, gpu: GpuId) -> bool {
-        let is_new = self.feed(now, Input::GpuLost { gpu }).is_ok();
+        let is_new = self.feed(now, ArbiterInput::GpuLost { gpu }).is_ok();
         if is_new {
             event!(ERROR, "headway::broker", "GPU lost", gpu = gpu.0);
             self.lost.insert(gpu);

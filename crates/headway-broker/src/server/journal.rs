@@ -14,8 +14,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use headway_core::decisions::engine_lock::LockId;
-use headway_core::decisions::sharing::log::{Fed, Line, Start, TaskLine, Why};
-use headway_core::decisions::sharing::{Arbiter, ArbiterParameters, ClusterId, Input, JobId, Memory, TaskId, TokenId};
+use headway_core::decisions::sharing::log::{BrokerLogLine, BrokerLogStart, Fed, StartReason, TaskLine};
+use headway_core::decisions::sharing::{
+    Arbiter, ArbiterInput, ArbiterMemory, ArbiterParameters, ClusterId, JobId, TaskId, TokenId,
+};
 use headway_core::units::Nanos;
 use headway_os::event;
 
@@ -54,25 +56,25 @@ impl fmt::Debug for Tell {
 /// A disk that is full or broken, for tests: asked before every write to one of the broker's files, which fails with the number
 /// of the error that this gives. Half of what was to be written is written then, as on a disk that fills up.
 #[derive(Clone)]
-pub struct Faults(Arc<Ask>);
+pub struct DiskFaults(Arc<Ask>);
 
 type Ask = dyn Fn(&Path) -> Option<i32> + Send + Sync;
 
-impl Faults {
+impl DiskFaults {
     /// Asks `ask`.
     pub fn new(ask: impl Fn(&Path) -> Option<i32> + Send + Sync + 'static) -> Self {
         Self(Arc::new(ask))
     }
 }
 
-impl fmt::Debug for Faults {
+impl fmt::Debug for DiskFaults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Faults")
     }
 }
 
 /// Whether a write to the file at `path` may be made.
-fn allowed(faults: Option<&Faults>, path: &Path) -> io::Result<()> {
+fn allowed(faults: Option<&DiskFaults>, path: &Path) -> io::Result<()> {
     match faults.and_then(|faults| (faults.0)(path)) {
         Some(errno) => Err(io::Error::from_raw_os_error(errno)),
         None => Ok(()),
@@ -91,7 +93,7 @@ struct Trouble {
 pub(super) struct Before {
     pub(super) roster: Roster,
     /// What its arbiter knew, by the log.
-    pub(super) memory: Option<Memory>,
+    pub(super) memory: Option<ArbiterMemory>,
     /// What its users had used.
     pub(super) users: Vec<Use>,
 }
@@ -147,7 +149,7 @@ impl Journal {
     /// # Errors
     /// As [`Journal::open`].
     pub(super) fn begin(&mut self, now: Nanos, arbiter: &Arbiter) -> Result<(), ServerError> {
-        let first = self.snapshot(now, arbiter, Why::Started, 0);
+        let first = self.snapshot(now, arbiter, StartReason::Started, 0);
         let Some(log) = &mut self.log else { return Ok(()) };
         match log.open(&first) {
             Ok(()) => Ok(()),
@@ -160,12 +162,12 @@ impl Journal {
         }
     }
 
-    fn snapshot(&mut self, now: Nanos, arbiter: &Arbiter, why: Why, missing: u64) -> Vec<u8> {
+    fn snapshot(&mut self, now: Nanos, arbiter: &Arbiter, why: StartReason, missing: u64) -> Vec<u8> {
         self.names.retain(|task, _| arbiter.task(*task).is_some());
-        let start = Start { missing, ..Start::of(arbiter, &self.parameters, self.epoch, now, why) };
-        let mut text = line(&Line::Broker(Box::new(start)));
+        let start = BrokerLogStart { missing, ..BrokerLogStart::of(arbiter, &self.parameters, self.epoch, now, why) };
+        let mut text = line(&BrokerLogLine::Broker(Box::new(start)));
         for task in self.names.values() {
-            text.extend(line(&Line::Task(TaskLine { now, ..task.clone() })));
+            text.extend(line(&BrokerLogLine::Task(TaskLine { now, ..task.clone() })));
         }
         text
     }
@@ -176,7 +178,7 @@ impl Journal {
         if changes_holders(&fed.input) {
             self.hold(now, arbiter, recovering);
         }
-        self.note(now, &Line::Fed(fed));
+        self.note(now, &BrokerLogLine::Fed(fed));
         self.keep_size(now, arbiter);
     }
 
@@ -207,8 +209,8 @@ impl Journal {
     }
 
     /// Writes a line for which the arbiter is not needed.
-    pub(super) fn note(&mut self, now: Nanos, what: &Line) {
-        if let Line::Task(task) = what {
+    pub(super) fn note(&mut self, now: Nanos, what: &BrokerLogLine) {
+        if let BrokerLogLine::Task(task) = what {
             self.names.insert(task.task, task.clone());
         }
         let Some(log) = &mut self.log else { return };
@@ -226,7 +228,7 @@ impl Journal {
     }
 
     fn rotate(&mut self, now: Nanos, arbiter: &Arbiter) {
-        let first = self.snapshot(now, arbiter, Why::Rotated, 0);
+        let first = self.snapshot(now, arbiter, StartReason::Rotated, 0);
         let Some(log) = &mut self.log else { return };
         let had = log.obstacle().is_some();
         match log.rotate(&first) {
@@ -304,7 +306,7 @@ impl Journal {
         if self.record.rewrite().is_err() {
             return false;
         }
-        let first = self.snapshot(now, arbiter, Why::Gap, lines);
+        let first = self.snapshot(now, arbiter, StartReason::Gap, lines);
         // A file that failed may be broken for good: then another one.
         if let Some(log) = &mut self.log
             && log.open(&first).or_else(|_| log.rotate(&first)).is_err()
@@ -352,24 +354,24 @@ impl Journal {
 type Holders = BTreeMap<(ClusterId, TokenId), JobId>;
 
 /// A line as bytes, with its end.
-fn line(line: &Line) -> Vec<u8> {
+fn line(line: &BrokerLogLine) -> Vec<u8> {
     let mut text = serde_json::to_vec(line).expect("lines are plain data without maps, which always have a JSON form");
     text.push(b'\n');
     text
 }
 
 /// Inputs after which other jobs may hold tokens.
-const fn changes_holders(input: &Input) -> bool {
+const fn changes_holders(input: &ArbiterInput) -> bool {
     !matches!(
         input,
-        Input::Register(_)
-            | Input::Withdraw { .. }
-            | Input::Acquire { .. }
-            | Input::Complete { .. }
-            | Input::Renew { .. }
-            | Input::Next { .. }
-            | Input::Recovered
-            | Input::Timeout
+        ArbiterInput::Register(_)
+            | ArbiterInput::Withdraw { .. }
+            | ArbiterInput::Acquire { .. }
+            | ArbiterInput::Complete { .. }
+            | ArbiterInput::Renew { .. }
+            | ArbiterInput::Next { .. }
+            | ArbiterInput::Recovered
+            | ArbiterInput::Timeout
     )
 }
 

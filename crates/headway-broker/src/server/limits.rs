@@ -17,7 +17,7 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::decisions::sharing::{ClientId, Segment};
+use headway_core::decisions::sharing::{ClientId, JobSegment};
 use headway_core::units::{Nanos, PPM, Rate};
 use headway_os::ipc::{Peer, user};
 
@@ -117,9 +117,9 @@ pub(super) fn advance(account: &mut Nanos, now: Nanos, used: Nanos, tokens: u64,
 
 /// CPU, copy and kernel time of one job, as its task declares it.
 pub(super) fn declared(shape: &TaskShape) -> Nanos {
-    let time = |segment: &Segment| match segment {
-        Segment::Cpu(time) | Segment::Execute { time, .. } => *time,
-        Segment::Copy { bytes, .. } => NOMINAL_RATE.time_for(*bytes),
+    let time = |segment: &JobSegment| match segment {
+        JobSegment::Cpu(time) | JobSegment::Execute { time, .. } => *time,
+        JobSegment::Copy { bytes, .. } => NOMINAL_RATE.time_for(*bytes),
     };
     shape.segments.iter().map(time).fold(Nanos::ZERO, Nanos::saturating_add)
 }

@@ -1,6 +1,6 @@
 //! Tasks and their open requests.
 
-use headway_core::decisions::sharing::{ClientId, GpuId, Key, TokenId};
+use headway_core::decisions::sharing::{ClientId, GpuId, JobPriority, TokenId};
 use headway_core::units::Nanos;
 
 use crate::message::TaskShape;
@@ -26,7 +26,7 @@ pub(super) struct Engines {
 /// A token request of a task.
 #[derive(Clone, Debug)]
 pub(super) struct Open {
-    pub(super) key: Key,
+    pub(super) key: JobPriority,
     /// Which request of its job.
     pub(super) acquisition: u32,
     /// Whether the arbiter knows it; else it waits for its user's turn.
@@ -44,7 +44,7 @@ pub(super) struct Open {
 }
 
 impl Open {
-    pub(super) fn new(key: Key, slot: Slot, since: Nanos) -> Self {
+    pub(super) fn new(key: JobPriority, slot: Slot, since: Nanos) -> Self {
         Self {
             key,
             acquisition: 0,

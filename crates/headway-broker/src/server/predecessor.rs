@@ -138,7 +138,7 @@ impl Recovery {
 
 #[cfg(test)]
 mod tests {
-    use headway_core::decisions::engine_lock::Engine;
+    use headway_core::decisions::engine_lock::EngineRole;
     use headway_core::decisions::sharing::GpuId;
 
     use super::*;
@@ -154,7 +154,7 @@ mod tests {
             threads: Vec::new(),
         };
         let held = [((ClusterId(0), TokenId(1)), JobId { task: TaskId(5), job: 9 })].into();
-        let engine = LockId { gpu: GpuId(0), engine: Engine::In };
+        let engine = LockId { gpu: GpuId(0), engine: EngineRole::In };
         let engines = [(engine, JobId { task: TaskId(5), job: 9 })].into();
         let roster = Roster { clients: vec![known], users: Vec::new(), held, engines, is_complete };
         Recovery::begin(roster, Nanos(0)).unwrap()
@@ -210,14 +210,14 @@ mod tests {
         let engine = |gpu, engine| LockId { gpu: GpuId(gpu), engine };
         let job = |task, job| JobId { task: TaskId(task), job };
         let mut all = recovery(true);
-        assert!(all.may_use(engine(0, Engine::In), job(5, 9)).is_ok());
-        let liar = all.may_use(engine(0, Engine::In), job(6, 1)).unwrap_err();
+        assert!(all.may_use(engine(0, EngineRole::In), job(5, 9)).is_ok());
+        let liar = all.may_use(engine(0, EngineRole::In), job(6, 1)).unwrap_err();
         assert!(liar.contains("job 9 of task 5 did"), "{liar}");
-        assert!(all.may_use(engine(0, Engine::Out), job(6, 1)).is_ok(), "used by lease, perhaps");
-        assert!(recovery(false).may_use(engine(0, Engine::In), job(6, 1)).is_ok(), "not all could be written");
+        assert!(all.may_use(engine(0, EngineRole::Out), job(6, 1)).is_ok(), "used by lease, perhaps");
+        assert!(recovery(false).may_use(engine(0, EngineRole::In), job(6, 1)).is_ok(), "not all could be written");
         // It has given the engine back, and then its token.
         all.held.clear();
-        assert!(all.may_use(engine(0, Engine::In), job(6, 1)).is_ok());
+        assert!(all.may_use(engine(0, EngineRole::In), job(6, 1)).is_ok());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::decisions::sharing::{Key, TaskId};
+use headway_core::decisions::sharing::{JobPriority, TaskId};
 use headway_core::units::Nanos;
 use headway_os::ipc::{has_thread, this_thread, thread_is_of, thread_started, user};
 use headway_os::sched::{self, Guard, SchedError};
@@ -44,7 +44,7 @@ struct Managed {
     ceiling: i32,
     /// Whether it is the broker's own user's.
     is_own: bool,
-    key: Option<Key>,
+    key: Option<JobPriority>,
     level: Option<i32>,
 }
 
@@ -143,7 +143,7 @@ impl Priority {
     }
 
     /// The key at which the task's job holds a token; `None` = it holds none.
-    pub(super) fn set(&mut self, task: TaskId, key: Option<Key>) {
+    pub(super) fn set(&mut self, task: TaskId, key: Option<JobPriority>) {
         if let Some(thread) = self.threads.get_mut(&task)
             && thread.key != key
         {
@@ -157,7 +157,7 @@ impl Priority {
         if !std::mem::take(&mut self.changed) || self.off.is_some() {
             return;
         }
-        let mut holders: Vec<(Key, TaskId)> =
+        let mut holders: Vec<(JobPriority, TaskId)> =
             self.threads.iter().filter_map(|(task, thread)| Some((thread.key?, *task))).collect();
         holders.sort_unstable();
         let level_of = |task: &TaskId| {
@@ -248,7 +248,7 @@ mod tests {
         // No thread has this number: nothing is asked of the kernel.
         priority.threads.get_mut(&TASK)?.tid = u32::MAX;
         let job = JobId { task: TASK, job: 1 };
-        priority.set(TASK, Some(Key { deadline: Nanos(1), release: Nanos(1), job }));
+        priority.set(TASK, Some(JobPriority { deadline: Nanos(1), release: Nanos(1), job }));
         priority.apply();
         priority.threads.get(&TASK)?.level
     }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::decisions::engine_lock::Order;
-use headway_core::decisions::sharing::{ClientId, ClusterId, Input, JobId, TaskId};
+use headway_core::decisions::engine_lock::LockOrder;
+use headway_core::decisions::sharing::{ArbiterInput, ClientId, ClusterId, JobId, TaskId};
 use headway_core::units::Nanos;
 use headway_os::event;
 
@@ -96,7 +96,7 @@ impl BrokerState {
             let holds =
                 self.arbiter.tokens(cluster).is_some_and(|tokens| tokens.holders().any(|(_, job)| job == key.job));
             if !holds
-                && self.feed(now, Input::Abort { job: key.job }).is_ok()
+                && self.feed(now, ArbiterInput::Abort { job: key.job }).is_ok()
                 && let Some(open) = self.open_mut(key.job)
             {
                 open.entered = false;
@@ -110,12 +110,12 @@ impl BrokerState {
         open.entered = true;
         let (mut key, acquisition, slot) = (open.key, open.acquisition, open.slot);
         let cluster = self.tasks.get(&job.task).map(|task| task.shape.cluster);
-        let is_by_urgency = self.engines.is_some_and(|engines| engines.order == Order::Urgency);
+        let is_by_urgency = self.engines.is_some_and(|engines| engines.order == LockOrder::Urgency);
         if is_by_urgency && cluster.is_some_and(|cluster| self.turns.are_taken(cluster)) {
             // The jobs of another user may all be more urgent, but only up to this time.
             key.deadline = key.deadline.min(now.saturating_add(self.turns.half_life));
         }
-        if let Err(refused) = self.feed(now, Input::Request { key, acquisition }) {
+        if let Err(refused) = self.feed(now, ArbiterInput::Request { key, acquisition }) {
             self.counts.refused += 1;
             event!(DEBUG, "headway::broker", "request refused", task = job.task.0, job = job.job, why = refused);
             self.answer(job.task, slot, Code::Refused, [reason(&refused) as u64, 0, 0, 0]);

@@ -2,9 +2,11 @@
 
 use std::os::fd::AsFd;
 
-use headway_core::decisions::engine_lock::{Operation, Work};
-use headway_core::decisions::sharing::log::{Line, TaskLine};
-use headway_core::decisions::sharing::{ClientId, Input, JobId, Key, Refused, Segment, TaskId, TaskParameters};
+use headway_core::decisions::engine_lock::{EngineWork, LockedOperation};
+use headway_core::decisions::sharing::log::{BrokerLogLine, TaskLine};
+use headway_core::decisions::sharing::{
+    ArbiterInput, ArbiterRefused, ClientId, JobId, JobPriority, JobSegment, TaskId, TaskParameters,
+};
 use headway_core::units::{Bytes, Nanos};
 use headway_os::ipc::Words;
 
@@ -54,7 +56,7 @@ impl BrokerState {
             },
             FromClient::Reconfigure { cluster, tokens } if greeted => {
                 if self.is_owner(client) {
-                    let done = self.feed(now, Input::Reconfigure { cluster, tokens });
+                    let done = self.feed(now, ArbiterInput::Reconfigure { cluster, tokens });
                     self.take_all_turns(now);
                     done.map_or_else(refused, |()| FromBroker::Done)
                 } else {
@@ -155,14 +157,14 @@ impl BrokerState {
         text::check("the task", &shape.name)?;
         shape.name = text::shown(&shape.name);
         for segment in &mut shape.segments {
-            if let Segment::Execute { kernel, .. } = segment {
+            if let JobSegment::Execute { kernel, .. } = segment {
                 text::check("a kernel", kernel)?;
                 *kernel = text::shown(kernel);
             }
         }
         self.admit_user(client, &shape, id)?;
         let id = id.unwrap_or_else(|| self.next_task_id());
-        let input = Input::Register(TaskParameters {
+        let input = ArbiterInput::Register(TaskParameters {
             id,
             client,
             cluster: shape.cluster,
@@ -177,7 +179,7 @@ impl BrokerState {
         }
         let task = id;
         let name = shape.name.clone();
-        self.journal.note(now, &Line::Task(TaskLine { now, task, name, client, pid, uid }));
+        self.journal.note(now, &BrokerLogLine::Task(TaskLine { now, task, name, client, pid, uid }));
         self.tasks.insert(id, Task { client, shape, last_release: None, open: None });
         if let Some(session) = self.sessions.get_mut(&client) {
             session.tasks.push(id);
@@ -204,9 +206,9 @@ impl BrokerState {
         }
         // The arbiter does not know of a request that waits for its user's turn.
         if self.tasks.get(&task).is_some_and(|known| known.open.is_some()) {
-            return refused(Refused::TaskBusy { task });
+            return refused(ArbiterRefused::TaskBusy { task });
         }
-        if let Err(error) = self.feed(now, Input::Withdraw { task }) {
+        if let Err(error) = self.feed(now, ArbiterInput::Withdraw { task }) {
             return refused(error);
         }
         self.priority.forget(task);
@@ -228,7 +230,7 @@ impl BrokerState {
         let peer = session.peer;
         recovery.may_have(peer.pid, session.started, peer.uid, *id, shape.cluster, held.as_ref())?;
         if self.tasks.contains_key(id) || others.iter().any(|other| other.id == *id) {
-            return Err(Refused::TaskExists { task: *id }.to_string());
+            return Err(ArbiterRefused::TaskExists { task: *id }.to_string());
         }
         let Some(HeldToken { job, gpu, token, slot, generation, locks, .. }) = held else { return Ok(()) };
         for (engine, _) in locks.iter().enumerate().filter(|(_, used)| **used) {
@@ -267,14 +269,14 @@ impl BrokerState {
         let job = JobId { task: id, job: held.job };
         // As of a request: no job is due before it asks, and none is released later.
         let release = held.release.clamp(now.saturating_sub(deadline), now);
-        let key = Key { deadline: release.saturating_add(deadline), release, job };
+        let key = JobPriority { deadline: release.saturating_add(deadline), release, job };
         let slot = Slot { number: held.slot, generation: held.generation };
         if let Some(task) = self.tasks.get_mut(&id) {
             task.last_release = Some(release);
             task.open = Some(Open { entered: true, ..Open::new(key, slot, now) });
         }
-        self.feed(now, Input::Adopt { key, token: held.token }).map_err(|error| error.to_string())?;
-        let works = [Work::Execute, Work::CopyIn, Work::CopyOut];
+        self.feed(now, ArbiterInput::Adopt { key, token: held.token }).map_err(|error| error.to_string())?;
+        let works = [EngineWork::Execute, EngineWork::CopyIn, EngineWork::CopyOut];
         let first = self.gpus.iter().position(|gpu| *gpu == held.gpu).unwrap_or(0) * ENGINES;
         for ((engine, used), work) in held.locks.iter().enumerate().zip(works) {
             if !used {
@@ -284,9 +286,9 @@ impl BrokerState {
                 open.engines = Some(Engines { slot: None, locks: vec![first + engine], held: None });
             }
             let bytes = self.engines.and_then(|engines| engines.chunk_bytes).unwrap_or(Bytes(u64::MAX));
-            let bytes = if work == Work::Execute { Bytes(0) } else { bytes };
-            let operation = Operation { work, bytes, predicted: Nanos::ZERO, budget: Nanos::ZERO };
-            self.feed(now, Input::Acquire { job, operation }).map_err(|error| error.to_string())?;
+            let bytes = if work == EngineWork::Execute { Bytes(0) } else { bytes };
+            let operation = LockedOperation { work, bytes, predicted: Nanos::ZERO, budget: Nanos::ZERO };
+            self.feed(now, ArbiterInput::Acquire { job, operation }).map_err(|error| error.to_string())?;
         }
         Ok(())
     }

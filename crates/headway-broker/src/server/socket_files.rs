@@ -13,7 +13,7 @@ use headway_os::ipc::{Listener, Socket};
 
 use super::claims::{GpuClaim, claims};
 use super::journal::is_passing;
-use super::{Access, ServerOptions, own_files};
+use super::{ServerOptions, UserAccess, own_files};
 use crate::error::{ABSTRACT, ServerError};
 use crate::folder::{Entry, Folder, with_ending};
 use crate::place;
@@ -43,7 +43,7 @@ impl SocketFiles {
         let at = |source| ServerError::Place { path: path.clone(), source };
         let (folder, name) = Folder::of(path).map_err(at)?;
         let place = |source| ServerError::Place { path: folder.clone(), source };
-        let mode = if options.access == Access::Private { 0o700 } else { 0o750 };
+        let mode = if options.access == UserAccess::Private { 0o700 } else { 0o750 };
         Folder::make(&folder, mode).map_err(place)?;
         let folder = Folder::open(&folder).map_err(place)?;
         let lock_name = with_ending(&name, ".lock");
@@ -94,7 +94,7 @@ impl SocketFiles {
 
     /// Makes the socket. It appears at once, with its rights, and after it was noted: however this process ends, the next
     /// broker knows it.
-    pub(super) fn listen(&mut self, access: Access) -> Result<Listener, ServerError> {
+    pub(super) fn listen(&mut self, access: UserAccess) -> Result<Listener, ServerError> {
         let new = with_ending(&self.name, ".new");
         let path = self.folder.path(&new);
         let at = |source| ServerError::Place { path: path.clone(), source };
@@ -106,7 +106,7 @@ impl SocketFiles {
             Some(Entry { is_socket, .. }) => return Err(ServerError::Occupied { path, is_socket }),
             None => {}
         }
-        let mode = if access == Access::Private { 0o600 } else { 0o660 };
+        let mode = if access == UserAccess::Private { 0o600 } else { 0o660 };
         let listener = Listener::bind(&self.folder.descriptor_path(&new), mode)
             .map_err(|source| ServerError::Listen { path: path.clone(), source })?;
         listener.refuse_descriptors();
@@ -118,8 +118,8 @@ impl SocketFiles {
         Ok(listener)
     }
 
-    fn publish(&mut self, new: &std::ffi::OsStr, access: Access) -> io::Result<()> {
-        if access == Access::Group {
+    fn publish(&mut self, new: &std::ffi::OsStr, access: UserAccess) -> io::Result<()> {
+        if access == UserAccess::Group {
             self.folder.give_to_group(new)?;
         }
         let gone = || io::Error::new(io::ErrorKind::NotFound, "somebody removed the new socket");

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use headway_core::decisions::engine_lock::{self, Event as EngineEvent, Operation};
-use headway_core::decisions::sharing::log::{Fed, Line, Used};
+use headway_core::decisions::engine_lock::{self, EngineLockEvent, LockedOperation};
+use headway_core::decisions::sharing::log::{BrokerLogLine, Fed, Used};
 use headway_core::decisions::sharing::{
-    Action, Arbiter, ClientId, ClusterParameters, Event, GpuId, Input, JobId, Key, Outcome, Refused, TaskId, TokenId,
+    Arbiter, ArbiterAction, ArbiterEvent, ArbiterInput, ArbiterRefused, ClientId, ClusterParameters, GpuId, JobId,
+    JobPriority, TaskId, TokenId, TokenOutcome,
 };
 use headway_core::units::Nanos;
 use headway_os::event;
@@ -21,8 +22,8 @@ use super::predecessor::Recovery;
 use super::priority::{self, Priority};
 use super::session::Session;
 use super::turns::{self, Turns};
-use super::{Access, BrokerLimits, ServerOptions};
-use crate::error::{Reason, ServerError};
+use super::{BrokerLimits, ServerOptions, UserAccess};
+use crate::error::{RefusalReason, ServerError};
 use crate::layout::{Code, ENGINES, Entry, RING_ENTRIES};
 use crate::status::Counts;
 
@@ -70,7 +71,7 @@ pub(super) struct BrokerState {
     pub(super) without_room: BTreeSet<TaskId>,
     pub(super) journal: Journal,
     /// Grants that are kept back until they can be written down.
-    pub(super) withheld: Vec<Action>,
+    pub(super) withheld: Vec<ArbiterAction>,
 }
 
 impl BrokerState {
@@ -118,7 +119,7 @@ impl BrokerState {
             tokens_per_gpu,
             accounts: Accounts::default(),
             turns,
-            is_for_group: options.access == Access::Group,
+            is_for_group: options.access == UserAccess::Group,
             is_logged: options.log.is_some(),
             epoch,
             started: now,
@@ -205,7 +206,7 @@ impl BrokerState {
                 event!(INFO, "headway::broker", "those of the broker before are back or gone: grants begin");
                 // The broker has read no requests until now.
                 self.tasks.values_mut().filter_map(|task| task.open.as_mut()).for_each(|open| open.since = now);
-                let _ = self.feed(now, Input::Recovered);
+                let _ = self.feed(now, ArbiterInput::Recovered);
                 self.journal.settle(now, &self.arbiter);
             }
             busy |= self.read_rings(now, share);
@@ -349,7 +350,7 @@ impl BrokerState {
         hung.dedup();
         hung.into_iter().for_each(|client| self.cut(now, client, true));
         if self.engine_timeout().is_some_and(|time| time <= now) {
-            let _ = self.feed(now, Input::Timeout);
+            let _ = self.feed(now, ArbiterInput::Timeout);
         }
         if self.turns_due().is_some_and(|time| time <= now) {
             self.take_all_turns(now);
@@ -360,14 +361,14 @@ impl BrokerState {
     // The arbiter.
 
     /// Puts an input before the arbiter and does what it says.
-    pub(super) fn feed(&mut self, now: Nanos, input: Input) -> Result<(), Refused> {
+    pub(super) fn feed(&mut self, now: Nanos, input: ArbiterInput) -> Result<(), ArbiterRefused> {
         let result = self.arbiter.handle(now, &input);
-        let actions: Vec<Action> = std::iter::from_fn(|| self.arbiter.poll_action()).collect();
+        let actions: Vec<ArbiterAction> = std::iter::from_fn(|| self.arbiter.poll_action()).collect();
         let fed = Fed { now, input, actions: actions.clone(), refused: result.as_ref().err().cloned() };
         // The outcome is written before the broker answers: the next broker never knows less than the clients.
         self.journal.fed(fed, &self.arbiter, self.recovering.is_some());
         for action in &actions {
-            if let Action::Run { job, .. } = action
+            if let ArbiterAction::Run { job, .. } = action
                 && let Some(engines) = self.tasks.get(&job.task).and_then(|task| task.open.as_ref()?.engines.as_ref())
             {
                 let locks: Vec<_> = engines.locks.iter().map(|lock| self.lock_id(*lock)).collect();
@@ -375,7 +376,10 @@ impl BrokerState {
             }
         }
         for action in actions {
-            let is_grant = matches!(action, Action::Grant { .. } | Action::Run { .. } | Action::Obtained { .. });
+            let is_grant = matches!(
+                action,
+                ArbiterAction::Grant { .. } | ArbiterAction::Run { .. } | ArbiterAction::Obtained { .. }
+            );
             if is_grant && (self.journal.forbids_grants() || !self.withheld.is_empty()) {
                 self.withheld.push(action);
             } else {
@@ -397,7 +401,7 @@ impl BrokerState {
             // A job that has given up meanwhile, or has lost the GPU, gets no answer.
             let holds = |(_, held): (TokenId, JobId), job| held == job;
             let stands = match &action {
-                Action::Grant { job, token, .. } => self.clusters.iter().any(|cluster| {
+                ArbiterAction::Grant { job, token, .. } => self.clusters.iter().any(|cluster| {
                     let tokens = self.arbiter.tokens(cluster.id);
                     tokens.is_some_and(|tokens| tokens.holders().any(|held| held.0 == *token && holds(held, *job)))
                 }),
@@ -416,12 +420,14 @@ impl BrokerState {
         while let Some(event) = self.arbiter.poll_event() {
             match event {
                 // Of uses that seem long because the broker was late, nothing is known. The token's watchdog goes on.
-                Event::Engine(EngineEvent::Overrun { job, .. }) if now >= self.excused_until => overrun.push(job),
-                Event::Inadmissible { task, .. } => {
-                    self.without_room.insert(task);
-                    self.journal.note(now, &Line::WithoutRoom { now, task });
+                ArbiterEvent::Engine(EngineLockEvent::Overrun { job, .. }) if now >= self.excused_until => {
+                    overrun.push(job)
                 }
-                Event::Token { .. } | Event::Engine(_) => {}
+                ArbiterEvent::Inadmissible { task, .. } => {
+                    self.without_room.insert(task);
+                    self.journal.note(now, &BrokerLogLine::WithoutRoom { now, task });
+                }
+                ArbiterEvent::Token { .. } | ArbiterEvent::Engine(_) => {}
             }
         }
         for job in overrun {
@@ -431,9 +437,9 @@ impl BrokerState {
         }
     }
 
-    fn act(&mut self, now: Nanos, action: Action) {
+    fn act(&mut self, now: Nanos, action: ArbiterAction) {
         match action {
-            Action::Grant { job, gpu, token, from } => {
+            ArbiterAction::Grant { job, gpu, token, from } => {
                 let Some(open) = self.open_mut(job) else { return };
                 (open.granted, open.from, open.since) = (Some((gpu, token)), from, now);
                 let (slot, key) = (open.slot, open.key);
@@ -457,7 +463,7 @@ impl BrokerState {
                 let effective = self.arbiter.effective_key(job.task).unwrap_or(key);
                 self.priority.set(job.task, Some(effective));
             }
-            Action::Run { job, .. } => {
+            ArbiterAction::Run { job, .. } => {
                 if let Some(open) = self.open_mut(job)
                     && let Some(asked) = open.asked.take()
                 {
@@ -465,16 +471,16 @@ impl BrokerState {
                 }
                 self.run(job);
             }
-            Action::Obtained { job, .. } => {
+            ArbiterAction::Obtained { job, .. } => {
                 // The second lock is always wanted at once.
-                let _ = self.feed(now, Input::Next { job });
+                let _ = self.feed(now, ArbiterInput::Next { job });
             }
-            Action::SetBoost { job, key } => {
+            ArbiterAction::SetBoost { job, key } => {
                 if self.open_mut(job).is_some_and(|open| open.granted.is_some()) {
                     self.priority.set(job.task, Some(key));
                 }
             }
-            Action::Revoke { job, gpu } => {
+            ArbiterAction::Revoke { job, gpu } => {
                 self.charge_user(now, job);
                 self.revoke(job, gpu);
             }
@@ -505,7 +511,7 @@ impl BrokerState {
         }
     }
 
-    fn refuse(&mut self, client: ClientId, slot: Slot, reason: Reason) {
+    fn refuse(&mut self, client: ClientId, slot: Slot, reason: RefusalReason) {
         self.counts.refused += 1;
         event!(DEBUG, "headway::broker", "request refused", client = client.0, why = format_args!("{reason:?}"));
         if let Some(pages) = self.sessions.get(&client).and_then(|session| session.pages.as_ref()) {
@@ -527,30 +533,30 @@ impl BrokerState {
 
     fn request(&mut self, now: Nanos, client: ClientId, slot: Slot, job: JobId, release: Nanos, acquisition: u32) {
         let Some(task) = self.tasks.get(&job.task).filter(|task| task.client == client) else {
-            return self.refuse(client, slot, Reason::NotYours);
+            return self.refuse(client, slot, RefusalReason::NotYours);
         };
         if task.open.is_some() {
-            return self.refuse(client, slot, Reason::Busy);
+            return self.refuse(client, slot, RefusalReason::Busy);
         }
         let [last, counted, deadline] = self.key_times(now, task, release, acquisition);
         if !self.may_ask(client) || !self.may_write(now, client, REQUEST_BYTES) {
-            return self.refuse(client, slot, Reason::Limit);
+            return self.refuse(client, slot, RefusalReason::Limit);
         }
         let Some(task) = self.tasks.get_mut(&job.task) else { return };
         self.counts.clamped += u64::from(counted != release);
         task.last_release = Some(last);
-        let key = Key { deadline, release: counted, job };
+        let key = JobPriority { deadline, release: counted, job };
         task.open = Some(Open { acquisition, ..Open::new(key, slot, now) });
         self.queue(now, job);
     }
 
-    fn release(&mut self, now: Nanos, client: ClientId, job: JobId, outcome: Outcome) {
+    fn release(&mut self, now: Nanos, client: ClientId, job: JobId, outcome: TokenOutcome) {
         let Some(open) = self.own_open(client, job).filter(|open| open.granted.is_some()) else { return };
         match open.engines.take() {
             // It has given up what it did not give back: the word says otherwise only if it lies.
             Some(Engines { held: Some(held), .. }) => {
                 held.into_iter().for_each(|(lock, _)| self.take_back(job.task, lock));
-                let _ = self.feed(now, Input::Complete { job });
+                let _ = self.feed(now, ArbiterInput::Complete { job });
             }
             // A job cannot wait and go at once: the watchdog sees to it.
             waiting @ Some(_) => {
@@ -560,7 +566,7 @@ impl BrokerState {
             None => {}
         }
         self.charge(now, job);
-        if self.feed(now, Input::Release { job, outcome }).is_ok() {
+        if self.feed(now, ArbiterInput::Release { job, outcome }).is_ok() {
             self.close(now, job);
         }
     }
@@ -568,9 +574,9 @@ impl BrokerState {
     fn abort(&mut self, now: Nanos, client: ClientId, job: JobId) {
         let Some(open) = self.own_open(client, job) else { return };
         if open.granted.is_some() {
-            return self.release(now, client, job, Outcome::Aborted);
+            return self.release(now, client, job, TokenOutcome::Aborted);
         }
-        if !open.entered || self.feed(now, Input::Abort { job }).is_ok() {
+        if !open.entered || self.feed(now, ArbiterInput::Abort { job }).is_ok() {
             self.close(now, job);
         }
     }
@@ -587,32 +593,32 @@ impl BrokerState {
         }
     }
 
-    fn acquire(&mut self, now: Nanos, client: ClientId, slot: Slot, job: JobId, operation: Operation) {
+    fn acquire(&mut self, now: Nanos, client: ClientId, slot: Slot, job: JobId, operation: LockedOperation) {
         // The job may have given back its last engine just before it asked for this one.
         self.collect_returns(now);
         let locks = match self.own_open(client, job) {
-            None => return self.refuse(client, slot, Reason::NotYours),
-            Some(open) if open.engines.is_some() => return self.refuse(client, slot, Reason::Busy),
+            None => return self.refuse(client, slot, RefusalReason::NotYours),
+            Some(open) if open.engines.is_some() => return self.refuse(client, slot, RefusalReason::Busy),
             Some(Open { granted: Some((gpu, _)), from, .. }) => {
                 let (gpu, from) = (*gpu, *from);
                 self.locks_of(gpu, from, operation)
             }
             Some(_) => None,
         };
-        let Some(locks) = locks else { return self.refuse(client, slot, Reason::Operation) };
+        let Some(locks) = locks else { return self.refuse(client, slot, RefusalReason::Operation) };
         if !self.may_write(now, client, ACQUIRE_BYTES) {
-            return self.refuse(client, slot, Reason::Limit);
+            return self.refuse(client, slot, RefusalReason::Limit);
         }
         for lock in &locks {
             self.end_lease(now, *lock);
         }
         // Ending the lease of another thread of this client may have shown that the task is not free.
         let Some(open) = self.open_mut(job).filter(|open| open.engines.is_none()) else {
-            return self.refuse(client, slot, Reason::Busy);
+            return self.refuse(client, slot, RefusalReason::Busy);
         };
         open.engines = Some(Engines { slot: Some(slot), locks, held: None });
         open.asked = Some(now);
-        if let Err(refused) = self.feed(now, Input::Acquire { job, operation }) {
+        if let Err(refused) = self.feed(now, ArbiterInput::Acquire { job, operation }) {
             if let Some(open) = self.open_mut(job) {
                 open.engines = None;
             }
@@ -625,7 +631,7 @@ impl BrokerState {
         let is_theirs = self.tasks.get(&used.job.task).is_some_and(|task| task.client == client);
         // What it wrote was there at `now`.
         if is_theirs && used.end <= now && self.may_write(now, client, USED_BYTES) {
-            self.journal.note(now, &Line::Used(used));
+            self.journal.note(now, &BrokerLogLine::Used(used));
         }
     }
 
@@ -650,12 +656,14 @@ impl BrokerState {
 }
 
 /// A refusal of the arbiter, in the words of the protocol.
-pub(super) fn reason(refused: &Refused) -> Reason {
+pub(super) fn reason(refused: &ArbiterRefused) -> RefusalReason {
     match refused {
-        Refused::Token(headway_core::decisions::token::Refused::TooManyRequests { .. }) => Reason::Limit,
-        Refused::Token(headway_core::decisions::token::Refused::NoGpu { .. }) => Reason::NoGpu,
-        Refused::Token(_) => Reason::Busy,
-        Refused::UnknownTask { .. } => Reason::NotYours,
-        _ => Reason::Operation,
+        ArbiterRefused::Token(headway_core::decisions::token::TokenRefused::TooManyRequests { .. }) => {
+            RefusalReason::Limit
+        }
+        ArbiterRefused::Token(headway_core::decisions::token::TokenRefused::NoGpu { .. }) => RefusalReason::NoGpu,
+        ArbiterRefused::Token(_) => RefusalReason::Busy,
+        ArbiterRefused::UnknownTask { .. } => RefusalReason::NotYours,
+        _ => RefusalReason::Operation,
     }
 }

@@ -9,7 +9,7 @@ use headway_core::units::Nanos;
 use super::open::{Open, Task};
 use super::state::BrokerState;
 use crate::message::BYTES_MAX;
-use crate::status::{ClientStatus, GpuStatus, JobStatus, Phase, SharedUse, Status, UserStatus};
+use crate::status::{BrokerStatus, ClientStatus, GpuStatus, JobStatus, Phase, SharedUse, UserStatus};
 
 /// Users, and tasks without room, that are listed at most.
 const LISTED_MAX: usize = 128;
@@ -17,8 +17,8 @@ const LISTED_MAX: usize = 128;
 const FRAME_BYTES: usize = 64;
 
 /// Leaves out clients and jobs until the document has at most `most` bytes. Those that hold something are left out last.
-fn fit(status: &mut Status, most: usize) {
-    let length = |status: &Status| serde_json::to_vec(status).map_or(usize::MAX, |text| text.len());
+fn fit(status: &mut BrokerStatus, most: usize) {
+    let length = |status: &BrokerStatus| serde_json::to_vec(status).map_or(usize::MAX, |text| text.len());
     if length(status) <= most {
         return;
     }
@@ -39,7 +39,7 @@ fn fit(status: &mut Status, most: usize) {
 
 impl BrokerState {
     /// The state as `client` may see it: the owner all, others their own tasks.
-    pub(super) fn status(&self, now: Nanos, client: ClientId) -> Status {
+    pub(super) fn status(&self, now: Nanos, client: ClientId) -> BrokerStatus {
         let uid = self.sessions.get(&client).map(|session| session.peer.uid);
         let owner = self.is_owner(client);
         let sees = |of: ClientId| owner || self.sessions.get(&of).map(|session| session.peer.uid) == uid;
@@ -68,7 +68,7 @@ impl BrokerState {
         let sees_task = |id: &TaskId| self.tasks.get(id).is_some_and(|task| sees(task.client));
         let open = self.tasks.iter().filter(|(_, task)| sees(task.client));
         let jobs = open.filter_map(|(id, task)| Some(self.job_status(now, *id, task, task.open.as_ref()?)));
-        let mut status = Status {
+        let mut status = BrokerStatus {
             schema: 1,
             epoch: self.epoch,
             pid: std::process::id(),
@@ -165,7 +165,7 @@ mod tests {
             tasks: 4,
             draining: false,
         };
-        let mut status = Status {
+        let mut status = BrokerStatus {
             schema: 1,
             epoch: 1,
             pid: 1,

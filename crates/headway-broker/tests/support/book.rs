@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use headway_core::decisions::sharing::log::{Fed, Line, Why};
+use headway_core::decisions::sharing::log::{BrokerLogLine, Fed, StartReason};
 use headway_core::decisions::sharing::{Arbiter, ArbiterParameters};
 use headway_core::units::Nanos;
 
@@ -71,22 +71,22 @@ impl Book {
     /// Whether the line is a snapshot.
     fn check(&mut self, line: &[u8]) -> bool {
         match serde_json::from_slice(line) {
-            Ok(Line::Broker(start)) => {
+            Ok(BrokerLogLine::Broker(start)) => {
                 let same = |arbiter: &Arbiter| serde_json::to_string(arbiter).unwrap() == start.state;
                 match start.why {
-                    Why::Started => self.starts += 1,
-                    Why::Rotated => self.rotations += 1,
-                    Why::Gap => panic!("lines are missing: {}", start.missing),
+                    StartReason::Started => self.starts += 1,
+                    StartReason::Rotated => self.rotations += 1,
+                    StartReason::Gap => panic!("lines are missing: {}", start.missing),
                 }
-                if start.why == Why::Rotated && self.checked < INPUTS_MAX {
+                if start.why == StartReason::Rotated && self.checked < INPUTS_MAX {
                     let known = self.arbiter.as_ref().is_none_or(|(arbiter, _)| same(arbiter));
                     assert!(known, "the snapshot is not what the lines before it lead to");
                 }
                 self.arbiter = Some((start.begin().unwrap(), start.arbiter));
                 return true;
             }
-            Ok(Line::Cut { now, pid, hung, .. }) => self.cuts.push(Cut { now, pid, hung }),
-            Ok(Line::Fed(fed)) if self.checked < INPUTS_MAX => {
+            Ok(BrokerLogLine::Cut { now, pid, hung, .. }) => self.cuts.push(Cut { now, pid, hung }),
+            Ok(BrokerLogLine::Fed(fed)) if self.checked < INPUTS_MAX => {
                 if let Some((arbiter, parameters)) = &mut self.arbiter {
                     self.checked += 1;
                     feed(arbiter, parameters, &fed);

@@ -8,16 +8,16 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use headway_broker::{Phase, TaskShape, client};
-use headway_core::decisions::sharing::{JobId, Outcome, TaskId};
+use headway_core::decisions::sharing::{JobId, TaskId, TokenOutcome};
 use headway_core::units::Nanos;
 use headway_os::clock;
-use headway_os::ipc::{Bell, Packet, Socket, Words, WordsView};
+use headway_os::ipc::{Bell, Socket, SocketPacket, Words, WordsView};
 use rand_core::Rng;
 use rand_pcg::Pcg64Mcg;
 
 use self::layout::{BROKER_LONGS, BROKER_WORDS, CLIENT_LONGS, CLIENT_WORDS, Code, Entry, GPUS_MAX, TAIL};
 use super::support::{operation, shape};
-use headway_core::decisions::engine_lock::Work;
+use headway_core::decisions::engine_lock::EngineWork;
 
 /// A way to lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +102,7 @@ fn hear(socket: &Socket) -> Option<(serde_json::Value, Vec<std::os::fd::OwnedFd>
     let mut buffer = vec![0; 128 << 10];
     assert!(socket.wait(LIMIT), "the broker neither answers nor ends the connection");
     match socket.receive(&mut buffer) {
-        Ok(Packet::Message(length, descriptors)) => {
+        Ok(SocketPacket::Message(length, descriptors)) => {
             Some((serde_json::from_slice(&buffer[..length]).ok()?, descriptors))
         }
         _ => None,
@@ -172,7 +172,7 @@ impl Raw {
         self.push(Entry::Request { slot, generation: 1, job, release, acquisition: 0 }.encode());
     }
 
-    fn acquire(&mut self, job: JobId, slot: usize, work: Work) {
+    fn acquire(&mut self, job: JobId, slot: usize, work: EngineWork) {
         self.push(Entry::Acquire { slot: slot as u32, generation: 1, job, operation: operation(work) }.encode());
     }
 
@@ -232,7 +232,11 @@ pub(crate) fn tell(path: &Path, lie: Lie, random: &mut Pcg64Mcg, await_next: imp
         Lie::Leases => leases(&mut raw, random)?,
         Lie::Keeps | Lie::Leaves => {
             let job = raw.token()?;
-            raw.acquire(job, 1, [Work::Execute, Work::CopyIn, Work::CopyOut][random.next_u32() as usize % 3]);
+            raw.acquire(
+                job,
+                1,
+                [EngineWork::Execute, EngineWork::CopyIn, EngineWork::CopyOut][random.next_u32() as usize % 3],
+            );
             raw.is_granted(1, 1);
             if lie == Lie::Leaves {
                 raw.socket.shut_down();
@@ -301,11 +305,11 @@ fn foreign(raw: &mut Raw, random: &mut Pcg64Mcg) -> Option<()> {
         let task = TaskId(mine.0.wrapping_sub(distance));
         for job in 1..4 {
             let job = JobId { task, job };
-            let outcome = Outcome::Complete(Nanos(random.next_u64()));
+            let outcome = TokenOutcome::Complete(Nanos(random.next_u64()));
             match random.next_u32() % 4 {
                 0 => raw.push(Entry::Release { job, outcome }.encode()),
                 1 => raw.push(Entry::Abort { job }.encode()),
-                2 => raw.acquire(job, 1, Work::Execute),
+                2 => raw.acquire(job, 1, EngineWork::Execute),
                 _ => raw.request(job, 0),
             }
         }
@@ -320,11 +324,11 @@ fn order(raw: &mut Raw, random: &mut Pcg64Mcg) -> Option<()> {
     for _ in 0..50 {
         match random.next_u32() % 6 {
             0 => raw.request(job, 0),
-            1 => raw.push(Entry::Release { job, outcome: Outcome::Complete(Nanos(1)) }.encode()),
+            1 => raw.push(Entry::Release { job, outcome: TokenOutcome::Complete(Nanos(1)) }.encode()),
             2 => raw.push(Entry::Abort { job }.encode()),
-            3 => raw.acquire(job, 1, Work::Execute),
-            4 => raw.acquire(job, 1, Work::Peer),
-            _ => raw.acquire(job, layout::SLOTS - 1, Work::CopyOut),
+            3 => raw.acquire(job, 1, EngineWork::Execute),
+            4 => raw.acquire(job, 1, EngineWork::Peer),
+            _ => raw.acquire(job, layout::SLOTS - 1, EngineWork::CopyOut),
         }
         if random.next_u32().is_multiple_of(4) {
             std::thread::yield_now();
@@ -349,7 +353,7 @@ fn leases(raw: &mut Raw, random: &mut Pcg64Mcg) -> Option<()> {
             },
         );
         if round % 10 == 0 {
-            raw.acquire(job, 1, Work::Execute);
+            raw.acquire(job, 1, EngineWork::Execute);
         }
         raw.bell.ring();
         std::thread::yield_now();

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use headway_broker::{Server, ServerOptions, TaskShape};
-use headway_core::decisions::engine_lock::{EngineParameters, Operation, Order, PeerLocks, Work};
+use headway_broker::{BrokerServer, ServerOptions, TaskShape};
+use headway_core::decisions::engine_lock::{EngineParameters, EngineWork, LockOrder, LockedOperation, PeerLocks};
 use headway_core::decisions::predictor::PredictorParameters;
-use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
-use headway_core::decisions::token::{Mode, TokenParameters};
+use headway_core::decisions::sharing::{ArbiterLimits, ArbiterParameters, ClusterId, ClusterParameters};
+use headway_core::decisions::token::{TokenMode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
 
 /// Nothing takes that long, however slow the machine is and whatever else it does.
@@ -19,11 +19,11 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(300);
 
 pub(crate) fn parameters(gpus: u32, per_gpu: u32, watchdog: Nanos) -> ArbiterParameters {
     let tokens =
-        TokenParameters { cpus: 64, per_gpu, mode: Mode::WorkConserving, affinity: true, discount_holder: false };
+        TokenParameters { cpus: 64, per_gpu, mode: TokenMode::WorkConserving, affinity: true, discount_holder: false };
     let engines = EngineParameters {
         copy_engines: 2,
         peer: PeerLocks::Group,
-        order: Order::Arrival,
+        order: LockOrder::Arrival,
         chunk_bytes: Some(Bytes(2 << 20)),
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(64),
@@ -33,7 +33,7 @@ pub(crate) fn parameters(gpus: u32, per_gpu: u32, watchdog: Nanos) -> ArbiterPar
         clusters: vec![ClusterParameters::equal(gpus, tokens)],
         engines: Some(engines),
         predictor: PredictorParameters::default(),
-        limits: Limits::default(),
+        limits: ArbiterLimits::default(),
     }
 }
 
@@ -49,9 +49,9 @@ pub(crate) fn shape(name: &str) -> TaskShape {
     }
 }
 
-pub(crate) fn operation(work: Work) -> Operation {
-    let bytes = if work == Work::Execute { Bytes(0) } else { Bytes(1 << 20) };
-    Operation { work, bytes, predicted: Nanos(0), budget: Nanos(0) }
+pub(crate) fn operation(work: EngineWork) -> LockedOperation {
+    let bytes = if work == EngineWork::Execute { Bytes(0) } else { Bytes(1 << 20) };
+    LockedOperation { work, bytes, predicted: Nanos(0), budget: Nanos(0) }
 }
 
 /// Waits until `condition` holds.
@@ -87,7 +87,7 @@ impl Broker {
         options.drain = Nanos(1_000_000);
         options.watchdog = Nanos(600_000_000_000);
         change(&mut options);
-        let mut server = Server::bind(options).unwrap();
+        let mut server = BrokerServer::bind(options).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let thread = {
             let stop = Arc::clone(&stop);

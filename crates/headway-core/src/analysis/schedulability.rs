@@ -33,8 +33,8 @@ pub use chunks::{
     ChunkFlow, ChunkPlan, ChunkRefusal, FlowChunkPlan, chunk_sizes, flow_chunk_sizes, flow_chunk_sizes_with_margin,
 };
 pub use concrete::{
-    ConcreteTask, Costs, Exploration, Lateness, SideBySide, Stated, Ties, Window, concrete, concrete_within,
-    side_by_side, sporadic,
+    ConcreteTask, Exploration, ExploredWindow, JitterCosts, JobCosts, SideBySide, Stated, Ties, concrete,
+    concrete_within, side_by_side, sporadic,
 };
 use exact::Utilisation;
 pub use response::responses;
@@ -42,7 +42,7 @@ use walk::{Demand, Segment};
 
 /// Bounds on the work of one test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct TestLimits {
     /// Tasks looked at, counted once per point in time that is examined.
     pub steps_max: u64,
     /// Largest hyperperiod examined at utilisation 1.
@@ -52,11 +52,11 @@ pub struct Limits {
 }
 
 /// The limits that every test here uses.
-pub const LIMITS: Limits = Limits { steps_max: 20_000_000, hyperperiod_max: Nanos(1 << 62), rounds_max: 1_000 };
+pub const LIMITS: TestLimits = TestLimits { steps_max: 20_000_000, hyperperiod_max: Nanos(1 << 62), rounds_max: 1_000 };
 
 /// A recurrent demand on one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Task {
+pub struct RecurrentTask {
     /// Worst-case time on the engine per job.
     pub cost: Nanos,
     /// Least distance between releases.
@@ -68,7 +68,7 @@ pub struct Task {
     pub chunk: Nanos,
 }
 
-impl Task {
+impl RecurrentTask {
     /// A task whose jobs run whole.
     #[must_use]
     pub const fn whole(cost: Nanos, period: Nanos, deadline: Nanos) -> Self {
@@ -90,41 +90,41 @@ impl Task {
 
 /// The answer of a test, with what it rests on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Verdict {
+pub struct TestVerdict {
     /// Yes, no, or not known.
-    pub outcome: Outcome,
+    pub outcome: TestOutcome,
     /// Sum of cost / period, rounded up; bulk flows do not count.
     pub utilisation_ppm: u64,
     /// What a "yes" and a "no" prove in this model.
-    pub strength: Strength,
+    pub strength: TestStrength,
     /// What the answer holds for.
     pub model: Model,
 }
 
-impl Verdict {
+impl TestVerdict {
     /// Whether every deadline holds.
     #[must_use]
     pub const fn is_schedulable(&self) -> bool {
-        matches!(self.outcome, Outcome::Schedulable)
+        matches!(self.outcome, TestOutcome::Schedulable)
     }
 }
 
 /// Yes, no, or not known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Outcome {
+pub enum TestOutcome {
     /// No deadline can be missed.
     Schedulable,
     /// The test fails; for an exact test some releases miss a deadline.
-    NotSchedulable(Violation),
+    NotSchedulable(TestViolation),
     /// The test does not apply, or its bounds were reached.
-    Undecided(Reason),
+    Undecided(UndecidedReason),
 }
 
 /// What a test proves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Strength {
+pub enum TestStrength {
     /// Both answers.
     Exact,
     /// A "yes"; a "no" may be pessimistic.
@@ -148,7 +148,7 @@ pub enum Model {
     /// Periodic tasks with exactly these offsets and jitters; none may join.
     Concrete {
         /// The costs that jobs may have.
-        costs: Costs,
+        costs: JobCosts,
     },
 }
 
@@ -159,8 +159,11 @@ impl fmt::Display for Model {
             Self::Chunks { in_flight: 1 } => f.write_str("sporadic tasks in chunks, EDF, one chunk in flight"),
             Self::Chunks { in_flight } => write!(f, "sporadic tasks in chunks, EDF, {in_flight} chunks in flight"),
             Self::Concrete { costs } => {
-                let costs =
-                    if *costs == Costs::Exact { "exactly the worst-case costs" } else { "costs up to the worst case" };
+                let costs = if *costs == JobCosts::Exact {
+                    "exactly the worst-case costs"
+                } else {
+                    "costs up to the worst case"
+                };
                 write!(f, "periodic tasks with these offsets, non-preemptive EDF, {costs}, no joins")
             }
         }
@@ -171,7 +174,7 @@ impl fmt::Display for Model {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
-pub enum Reason {
+pub enum UndecidedReason {
     /// A task without period.
     #[error("task {task} has a period of zero; give it at least 1 ns")]
     PeriodZero {
@@ -216,7 +219,7 @@ pub enum Reason {
 /// Why a set is not schedulable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Violation {
+pub enum TestViolation {
     /// The sum of cost / period is above 1.
     Utilisation,
     /// Some interval asks for more than its length.
@@ -265,27 +268,27 @@ pub struct Contribution {
 /// theorem is about positive costs. The violation reported is the one of the least L; of those the one with the largest
 /// demand, then the first i. Undecided when `p_n` times the number of tasks is above [`LIMITS`]`.steps_max`.
 #[must_use]
-pub fn jeffay_reference(tasks: &[Task]) -> Verdict {
-    let verdict = |utilisation_ppm, outcome| Verdict {
+pub fn jeffay_reference(tasks: &[RecurrentTask]) -> TestVerdict {
+    let verdict = |utilisation_ppm, outcome| TestVerdict {
         outcome,
         utilisation_ppm,
-        strength: Strength::Exact,
+        strength: TestStrength::Exact,
         model: Model::NonPreemptive,
     };
     if let Some(reason) = not_implicit(tasks) {
-        return verdict(0, Outcome::Undecided(reason));
+        return verdict(0, TestOutcome::Undecided(reason));
     }
     let utilisation = Utilisation::of(tasks);
     let ppm = utilisation.ppm;
     if utilisation.is_above_one() {
-        return verdict(ppm, Outcome::NotSchedulable(Violation::Utilisation));
+        return verdict(ppm, TestOutcome::NotSchedulable(TestViolation::Utilisation));
     }
     let mut sorted: Vec<(usize, u64, u64)> =
         (0..).zip(tasks).filter(|(_, t)| t.cost.0 > 0).map(|(n, t)| (n, t.cost.0, t.period.0)).collect();
     sorted.sort_by_key(|&(n, _, p)| (p, n));
     let longest = sorted.last().map_or(0, |t| t.2);
     if longest.saturating_mul((sorted.len() as u64).pow(2)) > LIMITS.steps_max {
-        return verdict(ppm, Outcome::Undecided(Reason::Steps { max: LIMITS.steps_max }));
+        return verdict(ppm, TestOutcome::Undecided(UndecidedReason::Steps { max: LIMITS.steps_max }));
     }
     let mut first: Option<(u64, u64, usize)> = None;
     for i in 1..sorted.len() {
@@ -296,7 +299,7 @@ pub fn jeffay_reference(tasks: &[Task]) -> Verdict {
             }
         }
     }
-    let Some((l, demand, i)) = first else { return verdict(ppm, Outcome::Schedulable) };
+    let Some((l, demand, i)) = first else { return verdict(ppm, TestOutcome::Schedulable) };
     let mut contributions: Vec<_> = sorted[..i]
         .iter()
         .map(|&(task, c, p)| Contribution { task, jobs: (l - 1) / p, demand: Nanos((l - 1) / p * c) })
@@ -305,7 +308,7 @@ pub fn jeffay_reference(tasks: &[Task]) -> Verdict {
     contributions.sort_by_key(|c| c.task);
     let (task, blocking) = (Some(sorted[i].0), Nanos(sorted[i].1));
     let (interval, demand) = (Nanos(l), Nanos(demand));
-    verdict(ppm, Outcome::NotSchedulable(Violation::Demand { task, interval, demand, blocking, contributions }))
+    verdict(ppm, TestOutcome::NotSchedulable(TestViolation::Demand { task, interval, demand, blocking, contributions }))
 }
 
 /// Whether non-preemptive EDF meets every deadline of sporadic or periodic tasks with deadline = period and any offsets.
@@ -317,14 +320,15 @@ pub fn jeffay_reference(tasks: &[Task]) -> Verdict {
 /// Jeffay, Stanat, Martel (RTSS 1991), theorem 4.1; Zhang, Burns, "Schedulability Analysis for Real-Time Systems with EDF
 /// Scheduling" (IEEE TC 2009).
 #[must_use]
-pub fn jeffay(tasks: &[Task]) -> Verdict {
-    let (strength, model) = (Strength::Exact, Model::NonPreemptive);
+pub fn jeffay(tasks: &[RecurrentTask]) -> TestVerdict {
+    let (strength, model) = (TestStrength::Exact, Model::NonPreemptive);
     if let Some(reason) = not_implicit(tasks) {
-        return Verdict { outcome: Outcome::Undecided(reason), utilisation_ppm: 0, strength, model };
+        return TestVerdict { outcome: TestOutcome::Undecided(reason), utilisation_ppm: 0, strength, model };
     }
-    let whole: Vec<Task> = tasks.iter().map(|t| Task::whole(t.cost, t.period, t.period)).collect();
-    let mut verdict = Verdict { strength, model, ..chunked(&whole, 1) };
-    if let Outcome::NotSchedulable(Violation::Demand { interval, demand, blocking, .. }) = &mut verdict.outcome {
+    let whole: Vec<RecurrentTask> = tasks.iter().map(|t| RecurrentTask::whole(t.cost, t.period, t.period)).collect();
+    let mut verdict = TestVerdict { strength, model, ..chunked(&whole, 1) };
+    if let TestOutcome::NotSchedulable(TestViolation::Demand { interval, demand, blocking, .. }) = &mut verdict.outcome
+    {
         // The paper counts the instant before the releases: L = t + 1, and the whole cost of the blocking job.
         for time in [interval, demand, blocking] {
             *time = time.saturating_add(Nanos(1));
@@ -333,14 +337,14 @@ pub fn jeffay(tasks: &[Task]) -> Verdict {
     verdict
 }
 
-fn not_implicit(tasks: &[Task]) -> Option<Reason> {
+fn not_implicit(tasks: &[RecurrentTask]) -> Option<UndecidedReason> {
     let task = tasks.iter().position(|t| t.deadline != t.period);
-    task.map(|task| Reason::DeadlineNotPeriod { task }).or_else(|| period_zero(tasks))
+    task.map(|task| UndecidedReason::DeadlineNotPeriod { task }).or_else(|| period_zero(tasks))
 }
 
-fn period_zero(tasks: &[Task]) -> Option<Reason> {
+fn period_zero(tasks: &[RecurrentTask]) -> Option<UndecidedReason> {
     let task = tasks.iter().position(|t| t.period.0 == 0 && !t.is_bulk());
-    task.map(|task| Reason::PeriodZero { task })
+    task.map(|task| UndecidedReason::PeriodZero { task })
 }
 
 /// Whether EDF among chunks, with at most `in_flight` of them handed to the engine, meets every deadline.
@@ -351,31 +355,31 @@ fn period_zero(tasks: &[Task]) -> Option<Reason> {
 /// at or above periods. Exact with one chunk in flight, sufficient with more: what is ahead may be anyone's. At
 /// utilisation 1 a hyperperiod is examined, if it is small enough.
 #[must_use]
-pub fn chunked(tasks: &[Task], in_flight: u32) -> Verdict {
+pub fn chunked(tasks: &[RecurrentTask], in_flight: u32) -> TestVerdict {
     let in_flight = in_flight.max(1);
-    let strength = if in_flight == 1 { Strength::Exact } else { Strength::Sufficient };
+    let strength = if in_flight == 1 { TestStrength::Exact } else { TestStrength::Sufficient };
     let model = Model::Chunks { in_flight };
     if let Some(reason) = period_zero(tasks) {
-        return Verdict { outcome: Outcome::Undecided(reason), utilisation_ppm: 0, strength, model };
+        return TestVerdict { outcome: TestOutcome::Undecided(reason), utilisation_ppm: 0, strength, model };
     }
     let utilisation = Utilisation::of(tasks);
     let outcome = if utilisation.is_above_one() {
-        Outcome::NotSchedulable(Violation::Utilisation)
+        TestOutcome::NotSchedulable(TestViolation::Utilisation)
     } else {
         decide(tasks, in_flight, &utilisation)
     };
-    Verdict { outcome, utilisation_ppm: utilisation.ppm, strength, model }
+    TestVerdict { outcome, utilisation_ppm: utilisation.ppm, strength, model }
 }
 
-fn decide(tasks: &[Task], in_flight: u32, utilisation: &Utilisation) -> Outcome {
+fn decide(tasks: &[RecurrentTask], in_flight: u32, utilisation: &Utilisation) -> TestOutcome {
     let demand = Demand::new(tasks);
     match failing(tasks, &demand, in_flight, utilisation) {
-        Ok(None) => Outcome::Schedulable,
+        Ok(None) => TestOutcome::Schedulable,
         Ok(Some(Failing { segment, low, at })) => {
             let t = demand.first_violation(low, at, segment.blocking);
-            Outcome::NotSchedulable(evidence(tasks, &segment, t))
+            TestOutcome::NotSchedulable(evidence(tasks, &segment, t))
         }
-        Err(reason) => Outcome::Undecided(reason),
+        Err(reason) => TestOutcome::Undecided(reason),
     }
 }
 
@@ -389,11 +393,11 @@ struct Failing {
 }
 
 fn failing(
-    tasks: &[Task],
+    tasks: &[RecurrentTask],
     demand: &Demand,
     in_flight: u32,
     utilisation: &Utilisation,
-) -> Result<Option<Failing>, Reason> {
+) -> Result<Option<Failing>, UndecidedReason> {
     let Some(first_deadline) = demand.first_deadline() else { return Ok(None) };
     let segments = walk::segments(tasks, in_flight);
     let mut budget = LIMITS.steps_max;
@@ -411,7 +415,7 @@ fn failing(
 }
 
 /// Whether `tasks` pass [`chunked`] with one chunk in flight, without the evidence of a "no", which takes longer to find.
-pub(crate) fn passes(tasks: &[Task]) -> bool {
+pub(crate) fn passes(tasks: &[RecurrentTask]) -> bool {
     let utilisation = match period_zero(tasks) {
         None => Utilisation::of(tasks),
         Some(_) => return false,
@@ -419,7 +423,7 @@ pub(crate) fn passes(tasks: &[Task]) -> bool {
     !utilisation.is_above_one() && matches!(failing(tasks, &Demand::new(tasks), 1, &utilisation), Ok(None))
 }
 
-fn evidence(tasks: &[Task], segment: &Segment, t: u64) -> Violation {
+fn evidence(tasks: &[RecurrentTask], segment: &Segment, t: u64) -> TestViolation {
     let (mut contributions, mut sum) = (Vec::new(), segment.blocking);
     for (task, of) in tasks.iter().enumerate() {
         if let Some(jobs) = walk::jobs(of.deadline.0, of.period.0, t)
@@ -432,11 +436,11 @@ fn evidence(tasks: &[Task], segment: &Segment, t: u64) -> Violation {
         }
     }
     let (interval, demand, blocking) = (Nanos(t), saturated(sum), saturated(segment.blocking));
-    Violation::Demand { task: blocker(tasks, t), interval, demand, blocking, contributions }
+    TestViolation::Demand { task: blocker(tasks, t), interval, demand, blocking, contributions }
 }
 
 /// The task with the longest chunk among those with a deadline above `t`; of equal ones the first by deadline and position.
-fn blocker(tasks: &[Task], t: u64) -> Option<usize> {
+fn blocker(tasks: &[RecurrentTask], t: u64) -> Option<usize> {
     let later = (0..).zip(tasks).filter(|(_, task)| task.deadline.0 > t && task.chunk.0 > 0);
     later.min_by_key(|&(n, task)| (Reverse(task.chunk), task.deadline, n)).map(|(n, _)| n)
 }
@@ -456,7 +460,7 @@ pub const MARGIN_PPM_STEP: u64 = 100;
 /// flight, and so [`jeffay`] where that applies; 1,000,000 = as given, at most [`MARGIN_PPM_MAX`], a multiple of
 /// [`MARGIN_PPM_STEP`].
 #[must_use]
-pub fn margin_ppm(tasks: &[Task]) -> u64 {
+pub fn margin_ppm(tasks: &[RecurrentTask]) -> u64 {
     /// Intervals that bound the factor before it is bisected. More would bound it little: near full utilisation long intervals
     /// fail first, and every test takes long.
     const CUTS: u32 = 3;
@@ -465,7 +469,7 @@ pub fn margin_ppm(tasks: &[Task]) -> u64 {
     }
     // Demand and blocking grow with every cost and nothing else depends on costs, so that a set which passes with a factor
     // passes with all smaller ones, and an interval that fails with one bounds all that pass.
-    let by = |factor: u64| tasks.iter().map(|t| scaled(t, factor)).collect::<Vec<Task>>();
+    let by = |factor: u64| tasks.iter().map(|t| scaled(t, factor)).collect::<Vec<RecurrentTask>>();
     let fits = |factor: u64| !Utilisation::of(&by(factor)).is_above_one();
     let mut factor = largest_factor(fits);
     for _ in 0..CUTS {
@@ -481,7 +485,7 @@ pub fn margin_ppm(tasks: &[Task]) -> u64 {
 }
 
 /// What must be done in an interval of length `t` with costs times `factor` ppm, blocking included.
-fn asked(tasks: &[Task], t: u64, factor: u64) -> u128 {
+fn asked(tasks: &[RecurrentTask], t: u64, factor: u64) -> u128 {
     let (mut sum, mut blocking) = (0u128, 0u64);
     for task in tasks {
         let scaled = scaled(task, factor);
@@ -498,14 +502,14 @@ fn asked(tasks: &[Task], t: u64, factor: u64) -> u128 {
 }
 
 /// The task with cost and chunk times `factor` ppm, rounded up.
-pub(crate) fn scaled(task: &Task, factor: u64) -> Task {
+pub(crate) fn scaled(task: &RecurrentTask, factor: u64) -> RecurrentTask {
     let scale = |time: Nanos| {
         if time == Nanos::MAX {
             return time;
         }
         saturated((u128::from(time.0) * u128::from(factor)).div_ceil(u128::from(PPM)))
     };
-    Task { cost: scale(task.cost), chunk: scale(task.chunk), ..*task }
+    RecurrentTask { cost: scale(task.cost), chunk: scale(task.chunk), ..*task }
 }
 
 /// The largest multiple of [`MARGIN_PPM_STEP`] that passes, at most [`MARGIN_PPM_MAX`], by bisection.

@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 
 pub use self::demand::{Acquisition, TaskDemand};
 pub use self::urgency::timely;
-use crate::decisions::engine_lock::{EngineParameters, Order, PeerLocks};
+use crate::decisions::engine_lock::{EngineParameters, LockOrder, PeerLocks};
 use crate::decisions::sharing::TaskId;
-use crate::decisions::token::{Mode, TokenParameters};
+use crate::decisions::token::{TokenMode, TokenParameters};
 use crate::units::Nanos;
 
 /// What makes a ready holder run when it is among the most urgent (specification of sharing, 7.4).
@@ -87,7 +87,7 @@ pub enum Unknown {
 /// Whether tardiness is bounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum TardinessVerdict {
     /// It is.
     Yes,
     /// It is not: the longest jobs need more of this than there is.
@@ -159,20 +159,20 @@ pub struct Analysis {
     /// One per task, in their order; empty if nothing is known.
     pub tasks: Vec<TaskBound>,
     /// Whether tardiness is bounded.
-    pub verdict: Verdict,
+    pub verdict: TardinessVerdict,
 }
 
 /// Bounds every task's blocking, and says whether tardiness is bounded.
 ///
-/// `Verdict::Yes` if `sum C'/T <= m` and every `C' <= T` (clustered EDF, implicit or other deadlines; Elliott 2013, 2, after a
-/// known result). `Verdict::No` if the longest jobs alone, without blocking, need more than there is.
+/// `TardinessVerdict::Yes` if `sum C'/T <= m` and every `C' <= T` (clustered EDF, implicit or other deadlines; Elliott 2013, 2, after a
+/// known result). `TardinessVerdict::No` if the longest jobs alone, without blocking, need more than there is.
 #[must_use]
 pub fn analyse(system: &System, tasks: &[TaskDemand]) -> Analysis {
     let unknown = |blockers, why| Analysis {
         blockers,
         token_hold_max: None,
         tasks: Vec::new(),
-        verdict: overload(system, tasks).map_or(Verdict::DontKnow(why), Verdict::No),
+        verdict: overload(system, tasks).map_or(TardinessVerdict::DontKnow(why), TardinessVerdict::No),
     };
     let blockers = match blockers(system, tasks.len()) {
         Ok(blockers) => blockers,
@@ -195,7 +195,7 @@ fn by_urgency(system: &System, tasks: &[TaskDemand]) -> Result<Analysis, Unknown
     if tasks.iter().zip(&bounds).any(|(task, bound)| bound.inflated > task.period) {
         return Err(Unknown::Overtaking);
     }
-    let verdict = overload(system, tasks).map_or(Verdict::Yes, Verdict::No);
+    let verdict = overload(system, tasks).map_or(TardinessVerdict::Yes, TardinessVerdict::No);
     let token_hold_max = bounds.iter().map(|bound| bound.token_hold).max();
     Ok(Analysis { blockers: None, token_hold_max, tasks: bounds, verdict })
 }
@@ -213,7 +213,7 @@ pub fn blockers(system: &System, tasks: usize) -> Result<Blockers, Unknown> {
     let users = u32::try_from(tasks).map_err(|_| Unknown::Overflow)?;
     let token = tokens.mode.longest_wait(tokens.cpus, sizes.tokens, users, tokens.affinity).ok_or(Unknown::Mode)?;
     // A virtually released holder makes its FIFO one longer: exactly two hold times more, by exhaustive search of small cases.
-    let two_more = system.virtual_releases && tokens.mode != Mode::Fifo;
+    let two_more = system.virtual_releases && tokens.mode != TokenMode::Fifo;
     let token = if two_more { token.checked_add(2).ok_or(Unknown::Overflow)? } else { token };
     let Some(engines) = system.engines else {
         let alone = rho == 1 && !system.peer_copies;
@@ -223,7 +223,7 @@ pub fn blockers(system: &System, tasks: usize) -> Result<Blockers, Unknown> {
     if engines.keep_bytes.0 > 0 || engines.unlocked_below.0 > 0 {
         return Err(Unknown::LockOptions);
     }
-    if engines.order == Order::Urgency {
+    if engines.order == LockOrder::Urgency {
         return Err(Unknown::Overtaking);
     }
     let peers = system.peer_copies && system.gpus > 1;
@@ -335,21 +335,21 @@ fn cpu_time(guarantee: CpuGuarantee, cpu: Nanos, parts: u64) -> Option<u64> {
     supplied.checked_add(gap.checked_add(1)?.checked_mul(parts)?)
 }
 
-fn verdict(system: &System, tasks: &[TaskDemand], bounds: &[TaskBound]) -> Verdict {
+fn verdict(system: &System, tasks: &[TaskDemand], bounds: &[TaskBound]) -> TardinessVerdict {
     if let Some(resource) = overload(system, tasks) {
-        return Verdict::No(resource);
+        return TardinessVerdict::No(resource);
     }
     if system.cpu == CpuGuarantee::Nothing {
-        return Verdict::DontKnow(Unknown::CpuNotGuaranteed);
+        return TardinessVerdict::DontKnow(Unknown::CpuNotGuaranteed);
     }
     let late = tasks.iter().zip(bounds).find(|(task, bound)| bound.inflated > task.period);
     if let Some((task, _)) = late {
-        return Verdict::DontKnow(Unknown::LongerThanPeriod(task.task));
+        return TardinessVerdict::DontKnow(Unknown::LongerThanPeriod(task.task));
     }
     let shares = tasks.iter().zip(bounds).map(|(task, bound)| (bound.inflated, task.period));
     match shares_exceed(shares, u64::from(system.tokens.cpus), true) {
-        true => Verdict::DontKnow(Unknown::Overload),
-        false => Verdict::Yes,
+        true => TardinessVerdict::DontKnow(Unknown::Overload),
+        false => TardinessVerdict::Yes,
     }
 }
 

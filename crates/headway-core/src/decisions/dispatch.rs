@@ -19,13 +19,15 @@ mod unplanned;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use crate::plan::{Class, Plan, PlannedStep, Source};
+use crate::plan::{PipelineSource, Plan, PlannedStep, ServiceClass};
 use crate::units::{Bytes, Nanos};
 
 use announced::{Contents, Producers};
 use check::{check, fits};
 use lateness::Lateness;
-pub use messages::{Action, Answer, Event, Input, Limits, Refused, TIME_MAX, Unfit};
+pub use messages::{
+    DispatchAction, DispatchEvent, DispatchInput, DispatchRefused, DispatcherLimits, TIME_MAX, Unfit, UrgentAnswer,
+};
 use order::Key;
 use overdue::Deadlines;
 pub use overdue::NAMED_MAX;
@@ -101,7 +103,7 @@ struct Progress {
 #[derive(Debug)]
 pub struct Dispatcher {
     plan: Plan,
-    limits: Limits,
+    limits: DispatcherLimits,
     now: Nanos,
     epoch: Option<Nanos>,
     packets: Vec<u64>,
@@ -119,8 +121,8 @@ pub struct Dispatcher {
     operation_count: u64,
     unit_count: u64,
     sequence: u64,
-    actions: VecDeque<Action>,
-    events: VecDeque<Event>,
+    actions: VecDeque<DispatchAction>,
+    events: VecDeque<DispatchEvent>,
     overload: Overload,
     lateness: Lateness,
     requests: Requests,
@@ -128,12 +130,12 @@ pub struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// A dispatcher for `plan`, waiting for [`Input::Start`].
+    /// A dispatcher for `plan`, waiting for [`DispatchInput::Start`].
     ///
     /// # Errors
-    /// [`Refused::Plan`] if an index in the plan leads nowhere; a plan from [`crate::plan::planner`] never does.
-    /// [`Refused::TooLong`], [`Refused::TooManyCycles`] or [`Refused::TooManyOperations`] if a step could never run.
-    pub fn new(plan: Plan, limits: Limits) -> Result<Self, Refused> {
+    /// [`DispatchRefused::Plan`] if an index in the plan leads nowhere; a plan from [`crate::plan::planner`] never does.
+    /// [`DispatchRefused::TooLong`], [`DispatchRefused::TooManyCycles`] or [`DispatchRefused::TooManyOperations`] if a step could never run.
+    pub fn new(plan: Plan, limits: DispatcherLimits) -> Result<Self, DispatchRefused> {
         check(&plan, &limits)?;
         let servers: Vec<Server> = plan.servers.iter().map(|_| Server::default()).collect();
         let pipelines = plan
@@ -177,37 +179,37 @@ impl Dispatcher {
     /// Takes an input at `now`.
     ///
     /// # Errors
-    /// [`Refused`]; nothing has changed then, so that a log need not have the input.
-    pub fn handle(&mut self, now: Nanos, input: &Input) -> Result<(), Refused> {
+    /// [`DispatchRefused`]; nothing has changed then, so that a log need not have the input.
+    pub fn handle(&mut self, now: Nanos, input: &DispatchInput) -> Result<(), DispatchRefused> {
         if now < self.now {
-            return Err(Refused::TimeWentBack { from: self.now, to: now });
+            return Err(DispatchRefused::TimeWentBack { from: self.now, to: now });
         }
         // Before anything changes: a refused input is in no log.
         match *input {
-            Input::Start { epoch, ref cycles, ref packets } => self.may_start(epoch, cycles, packets)?,
-            Input::Data { pipeline, cycle, bytes } => self.may_take_data(pipeline, cycle, bytes)?,
-            Input::Done { operation, .. } => self.expects("completion of operation", operation)?,
-            Input::Failed { operation } => self.expects("failure of operation", operation)?,
-            Input::Urgent { pipeline, bytes, .. } => self.may_ask(pipeline, bytes)?,
-            Input::Ready { pipeline, part, job } => self.may_be_ready(pipeline, part, job)?,
-            Input::Timeout => {}
+            DispatchInput::Start { epoch, ref cycles, ref packets } => self.may_start(epoch, cycles, packets)?,
+            DispatchInput::Data { pipeline, cycle, bytes } => self.may_take_data(pipeline, cycle, bytes)?,
+            DispatchInput::Done { operation, .. } => self.expects("completion of operation", operation)?,
+            DispatchInput::Failed { operation } => self.expects("failure of operation", operation)?,
+            DispatchInput::Urgent { pipeline, bytes, .. } => self.may_ask(pipeline, bytes)?,
+            DispatchInput::Ready { pipeline, part, job } => self.may_be_ready(pipeline, part, job)?,
+            DispatchInput::Timeout => {}
         }
         self.now = now;
-        if let Input::Ready { pipeline, part, .. } = *input {
+        if let DispatchInput::Ready { pipeline, part, .. } = *input {
             // Windows that open now open with the next input, so that they find all there that is ready now.
             self.ready(pipeline, part);
             return Ok(());
         }
         self.open_windows();
         match *input {
-            Input::Start { epoch, ref cycles, ref packets } => self.start(epoch, cycles, packets),
-            Input::Data { pipeline, cycle, bytes } => self.data(pipeline, cycle, bytes),
-            Input::Done { operation, started, finished } => self.done(operation, started, finished),
-            Input::Failed { operation } => self.failed(operation),
-            Input::Urgent { pipeline, bytes, deadline, otherwise } => {
+            DispatchInput::Start { epoch, ref cycles, ref packets } => self.start(epoch, cycles, packets),
+            DispatchInput::Data { pipeline, cycle, bytes } => self.data(pipeline, cycle, bytes),
+            DispatchInput::Done { operation, started, finished } => self.done(operation, started, finished),
+            DispatchInput::Failed { operation } => self.failed(operation),
+            DispatchInput::Urgent { pipeline, bytes, deadline, otherwise } => {
                 self.request(pipeline, bytes, deadline, otherwise)
             }
-            Input::Ready { .. } | Input::Timeout => {}
+            DispatchInput::Ready { .. } | DispatchInput::Timeout => {}
         }
         // The start may have put the epoch into the past, and a cycle that ended may have made room for a window.
         self.open_windows();
@@ -215,7 +217,7 @@ impl Dispatcher {
     }
 
     /// The next thing the driver must do now.
-    pub fn poll_action(&mut self) -> Option<Action> {
+    pub fn poll_action(&mut self) -> Option<DispatchAction> {
         if self.actions.is_empty() && !self.halted {
             for server in 0..self.servers.len() {
                 if std::mem::take(&mut self.dirty[server]) {
@@ -227,11 +229,11 @@ impl Dispatcher {
     }
 
     /// The next event for the user.
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<DispatchEvent> {
         self.events.pop_front()
     }
 
-    /// When to call [`Dispatcher::handle`] with [`Input::Timeout`] at the latest; `None` = only completions matter.
+    /// When to call [`Dispatcher::handle`] with [`DispatchInput::Timeout`] at the latest; `None` = only completions matter.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Nanos> {
         let window = self.timers.peek().map(|Reverse((time, ..))| *time);
@@ -256,14 +258,14 @@ impl Dispatcher {
         self.operations.len()
     }
 
-    fn may_start(&self, epoch: Nanos, cycles: &[u64], packets: &[u64]) -> Result<(), Refused> {
+    fn may_start(&self, epoch: Nanos, cycles: &[u64], packets: &[u64]) -> Result<(), DispatchRefused> {
         if self.epoch.is_some() {
-            return Err(Refused::Order("has begun already"));
+            return Err(DispatchRefused::Order("has begun already"));
         }
         let planned = (self.plan.pipelines.len(), self.plan.streams.len());
         if (cycles.len(), packets.len()) != planned {
             let given = (cycles.len(), packets.len());
-            return Err(Refused::Plan(format!("{given:?} pipelines and streams started, {planned:?} planned")));
+            return Err(DispatchRefused::Plan(format!("{given:?} pipelines and streams started, {planned:?} planned")));
         }
         fits(&self.plan, epoch, cycles)
     }
@@ -276,7 +278,7 @@ impl Dispatcher {
             self.pipelines[index as usize].cycles = cycles;
             let pipeline = &self.plan.pipelines[index as usize];
             if !pipeline.source.is_planned() {
-                if pipeline.source.class() == Class::Bulk && cycles > 0 {
+                if pipeline.source.class() == ServiceClass::Bulk && cycles > 0 {
                     self.timers.push(Reverse((epoch + pipeline.start, index, 0, 0)));
                 }
                 continue;
@@ -307,7 +309,7 @@ impl Dispatcher {
                 self.next_piece(index, cycle);
                 continue;
             }
-            let alone = pipeline.source == Source::Message && self.producers.speak(index);
+            let alone = pipeline.source == PipelineSource::Message && self.producers.speak(index);
             let automatic = !pipeline.source.is_fed() && !alone;
             if automatic && step == 0 && progress.open.len() >= self.limits.cycles_in_flight_max {
                 progress.held = Some((time, cycle));
@@ -317,7 +319,7 @@ impl Dispatcher {
                 self.timers.push(Reverse((time + pipeline.period, index, step, cycle + 1)));
             }
             if self.now > time + self.plan.jitter {
-                self.events.push_back(Event::ReleaseLate { pipeline: index, cycle, step, by: self.now - time });
+                self.events.push_back(DispatchEvent::ReleaseLate { pipeline: index, cycle, step, by: self.now - time });
             }
             let at = match progress.open.binary_search_by_key(&cycle, |state| state.cycle) {
                 Ok(at) => at,
@@ -363,22 +365,22 @@ impl Dispatcher {
         at
     }
 
-    fn may_take_data(&self, pipeline: u32, cycle: u64, bytes: Bytes) -> Result<(), Refused> {
+    fn may_take_data(&self, pipeline: u32, cycle: u64, bytes: Bytes) -> Result<(), DispatchRefused> {
         if self.epoch.is_none() {
-            return Err(Refused::Order("has not begun"));
+            return Err(DispatchRefused::Order("has not begun"));
         }
-        let unexpected = Refused::Unexpected { what: "data for cycle", number: cycle };
+        let unexpected = DispatchRefused::Unexpected { what: "data for cycle", number: cycle };
         let Some(progress) = self.pipelines.get(pipeline as usize) else { return Err(unexpected) };
         let planned = &self.plan.pipelines[pipeline as usize];
         let known = progress.open.binary_search_by_key(&cycle, |state| state.cycle).is_ok();
-        let alone = planned.source == Source::Message && self.producers.speak(pipeline);
+        let alone = planned.source == PipelineSource::Message && self.producers.speak(pipeline);
         let carries = (planned.source.is_fed() || alone) && bytes <= planned.reserve;
         if !carries || known || !(progress.finished..progress.cycles).contains(&cycle) {
             return Err(unexpected);
         }
         if progress.open.len() >= self.limits.cycles_in_flight_max {
             let limit = self.limits.cycles_in_flight_max;
-            return Err(Refused::TooManyCycles { pipeline: planned.name.clone(), limit });
+            return Err(DispatchRefused::TooManyCycles { pipeline: planned.name.clone(), limit });
         }
         Ok(())
     }
@@ -389,7 +391,7 @@ impl Dispatcher {
         let due = epoch + self.plan.pipelines[pipeline as usize].release(cycle, 0);
         let at = self.open_cycle(pipeline, cycle, bytes);
         if self.now > due {
-            self.events.push_back(Event::DataLate { pipeline, cycle, by: self.now - due });
+            self.events.push_back(DispatchEvent::DataLate { pipeline, cycle, by: self.now - due });
         }
         if bytes == Bytes(0) {
             self.leave_empty(pipeline, at);
@@ -409,7 +411,7 @@ impl Dispatcher {
         let state = &mut self.pipelines[pipeline as usize].open[at];
         state.complete = steps;
         let cycle = state.cycle;
-        self.events.push_back(Event::Empty { pipeline, cycle });
+        self.events.push_back(DispatchEvent::Empty { pipeline, cycle });
         self.retire(pipeline);
     }
 
@@ -430,7 +432,7 @@ impl Dispatcher {
         let job = Job { pipeline, cycle, step };
         let nominal = epoch + planned.release(cycle, step as usize);
         let release = self.lateness.release(&self.plan, job, nominal, self.now);
-        self.events.push_back(Event::Ready { pipeline, cycle, step, deadline });
+        self.events.push_back(DispatchEvent::Ready { pipeline, cycle, step, deadline });
         if release <= self.now {
             self.wait(job, release);
         }
@@ -440,18 +442,18 @@ impl Dispatcher {
     fn wait(&mut self, job: Job, release: Nanos) {
         let planned = &self.plan.pipelines[job.pipeline as usize];
         let place = release.saturating_add(planned.window_of(job.step as usize));
-        self.enqueue(job, place, Class::Guaranteed);
+        self.enqueue(job, place, ServiceClass::Guaranteed);
     }
 
     /// Puts a job in front of its server, before all that are due later.
-    fn enqueue(&mut self, job: Job, place: Nanos, class: Class) {
+    fn enqueue(&mut self, job: Job, place: Nanos, class: ServiceClass) {
         let planned = &self.plan.pipelines[job.pipeline as usize];
         let server = planned.steps[job.step as usize].server as usize;
         let block = self.state(job).expect("a job that is ready keeps its cycle open").bytes;
         let pipeline = &self.plan.pipelines[job.pipeline as usize];
         let bytes = match &pipeline.source {
             // What the step works on is one part of the block.
-            Source::Parts(parted) if pipeline.steps[job.step as usize].operations.len() == 1 => {
+            PipelineSource::Parts(parted) if pipeline.steps[job.step as usize].operations.len() == 1 => {
                 parted.bytes(job.step as usize, 0)
             }
             _ => block,
@@ -529,10 +531,18 @@ impl Dispatcher {
         let planned = &pipeline.steps[job.step as usize];
         for (index, operation) in (0u32..).zip(&planned.operations) {
             let (offset, bytes) = match &pipeline.source {
-                Source::Sharded(_) | Source::Parts(_) if only.is_some_and(|only| only != u64::from(index)) => continue,
-                Source::Sharded(sharded) => (Bytes(0), sharded.bytes(&pipeline.steps, job.step as usize, index)),
-                Source::Parts(parted) if count > 1 => (Bytes(0), parted.bytes(job.step as usize, index as usize)),
-                Source::Batch(parts) => {
+                PipelineSource::Sharded(_) | PipelineSource::Parts(_)
+                    if only.is_some_and(|only| only != u64::from(index)) =>
+                {
+                    continue;
+                }
+                PipelineSource::Sharded(sharded) => {
+                    (Bytes(0), sharded.bytes(&pipeline.steps, job.step as usize, index))
+                }
+                PipelineSource::Parts(parted) if count > 1 => {
+                    (Bytes(0), parted.bytes(job.step as usize, index as usize))
+                }
+                PipelineSource::Batch(parts) => {
                     let part = match &contents {
                         Some(contents) => contents[index as usize].clone(),
                         None => parts[index as usize].in_cycle(job.cycle).map(|(_, part)| part),
@@ -549,7 +559,7 @@ impl Dispatcher {
             self.operation_count += 1;
             self.operations.insert(number, self.unit_count);
             *outstanding += 1;
-            self.actions.push_back(Action::Submit {
+            self.actions.push_back(DispatchAction::Submit {
                 operation: number,
                 pipeline: job.pipeline,
                 cycle: job.cycle,
@@ -569,9 +579,9 @@ impl Dispatcher {
     }
 
     /// Whether an operation is under way that `what` can be told of.
-    fn expects(&self, what: &'static str, operation: u64) -> Result<(), Refused> {
+    fn expects(&self, what: &'static str, operation: u64) -> Result<(), DispatchRefused> {
         let is_known = self.operations.contains_key(&operation);
-        if is_known { Ok(()) } else { Err(Refused::Unexpected { what, number: operation }) }
+        if is_known { Ok(()) } else { Err(DispatchRefused::Unexpected { what, number: operation }) }
     }
 
     fn done(&mut self, operation: u64, started: Nanos, finished: Nanos) {
@@ -616,17 +626,17 @@ impl Dispatcher {
         };
         let PlannedStep { cost, server, .. } = planned.steps[step as usize];
         let steps = planned.steps.len() as u32;
-        self.events.push_back(Event::Complete { pipeline, cycle, step });
+        self.events.push_back(DispatchEvent::Complete { pipeline, cycle, step });
         if took > cost {
-            self.events.push_back(Event::Overrun { pipeline, cycle, step, cost, took });
+            self.events.push_back(DispatchEvent::Overrun { pipeline, cycle, step, cost, took });
         }
         if self.now > deadline {
-            self.events.push_back(Event::Late { pipeline, cycle, step, by: self.now - deadline });
+            self.events.push_back(DispatchEvent::Late { pipeline, cycle, step, by: self.now - deadline });
         }
         if (took > cost || self.now > deadline)
             && let Some(pipeline) = self.overload.pause(&self.plan, server)
         {
-            self.events.push_back(Event::Paused { pipeline });
+            self.events.push_back(DispatchEvent::Paused { pipeline });
         }
         if step + 1 < steps {
             let open = &self.pipelines[pipeline as usize].open;
@@ -638,7 +648,7 @@ impl Dispatcher {
     }
 
     fn deliver(&mut self, index: u32, cycle: u64, epoch: Nanos) {
-        self.actions.push_back(Action::Deliver { pipeline: index, cycle });
+        self.actions.push_back(DispatchAction::Deliver { pipeline: index, cycle });
         let events = &mut self.events;
         let tell = |event| events.push_back(event);
         self.deadlines[index as usize].missed(&self.plan, (index, cycle), (epoch, self.now), &self.packets, tell);
@@ -677,10 +687,10 @@ impl Dispatcher {
             self.halted = true;
             let operations = &mut self.operations;
             self.actions.retain(|action| match action {
-                Action::Submit { operation, .. } => operations.remove(operation).is_none(),
-                Action::Deliver { .. } | Action::Drop { .. } => true,
+                DispatchAction::Submit { operation, .. } => operations.remove(operation).is_none(),
+                DispatchAction::Deliver { .. } | DispatchAction::Drop { .. } => true,
             });
-            self.events.push_back(Event::Halted { pipeline, cycle, step });
+            self.events.push_back(DispatchEvent::Halted { pipeline, cycle, step });
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Elliott 2013, 4.2 and 4.3; the specification of sharing, 4. A job has one operation at a time: one lock, or for a chunk
 //! of a peer copy the outbound lock of the source and the inbound lock of the destination. A peer copy enqueues on both at
 //! once (group), or takes the second after the first (nested). No deadlock: groups stand in the same order in every queue,
-//! and nested requests ascend. The paper's queues are FIFOs; [`Order::Urgency`] serves the most urgent first (specification of
+//! and nested requests ascend. The paper's queues are FIFOs; [`LockOrder::Urgency`] serves the most urgent first (specification of
 //! sharing, 9, item 4).
 //!
 //! The driver feeds inputs with `handle_*`, after each drains [`EngineLocks::poll_action`], then
@@ -19,9 +19,12 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-pub use self::check::Violation;
-pub use self::messages::{Action, Engine, EngineParameters, Event, LockId, Operation, Order, PeerLocks, Refused, Work};
-use crate::decisions::sharing::{GpuId, JobId, Key, TaskId};
+pub use self::check::EngineLockViolation;
+pub use self::messages::{
+    EngineLockAction, EngineLockEvent, EngineLockRefused, EngineParameters, EngineRole, EngineWork, LockId, LockOrder,
+    LockedOperation, PeerLocks,
+};
+use crate::decisions::sharing::{GpuId, JobId, JobPriority, TaskId};
 use crate::units::{Bytes, Nanos};
 
 /// The one or two locks of an operation, ascending; none for a copy that needs no lock.
@@ -32,12 +35,12 @@ enum State {
     /// No operation.
     Idle,
     /// In the FIFOs of all its locks, or of the second one with the first obtained.
-    Waiting { operation: Operation, locks: Locks, obtained: Option<LockId> },
+    Waiting { operation: LockedOperation, locks: Locks, obtained: Option<LockId> },
     /// Holds the first lock of a nested pair and has not asked for the second.
-    Obtained { operation: Operation, locks: Locks, lock: LockId },
+    Obtained { operation: LockedOperation, locks: Locks, lock: LockId },
     /// Holds all locks of its operation; `backfill` = it passed a group that waits for another lock.
     Running {
-        operation: Operation,
+        operation: LockedOperation,
         locks: Locks,
         since: Nanos,
         #[serde(rename = "told")]
@@ -63,9 +66,9 @@ struct Job {
     /// GPU that its state is on.
     from: Option<GpuId>,
     /// Its key without engine locks.
-    base: Key,
+    base: JobPriority,
     /// The key at which the driver runs it.
-    boost: Key,
+    boost: JobPriority,
     state: State,
 }
 
@@ -86,25 +89,25 @@ pub struct EngineLocks {
     #[serde(with = "crate::decisions::pairs")]
     jobs: BTreeMap<TaskId, Job>,
     #[serde(skip)]
-    actions: VecDeque<Action>,
+    actions: VecDeque<EngineLockAction>,
     #[serde(skip)]
-    events: VecDeque<Event>,
+    events: VecDeque<EngineLockEvent>,
 }
 
 impl EngineLocks {
     /// The locks of `gpus`.
     ///
     /// # Errors
-    /// [`Refused::CopyEngines`] if there are not one or two copy engines per GPU; [`Refused::Order`] where urgency is to order
+    /// [`EngineLockRefused::CopyEngines`] if there are not one or two copy engines per GPU; [`EngineLockRefused::Order`] where urgency is to order
     /// the queues and peer copies are no groups.
-    pub fn new(parameters: EngineParameters, gpus: &[GpuId]) -> Result<Self, Refused> {
-        let engines: &[Engine] = match parameters.copy_engines {
-            1 => &[Engine::Execute, Engine::In],
-            2 => &[Engine::Execute, Engine::In, Engine::Out],
-            copy_engines => return Err(Refused::CopyEngines { copy_engines }),
+    pub fn new(parameters: EngineParameters, gpus: &[GpuId]) -> Result<Self, EngineLockRefused> {
+        let engines: &[EngineRole] = match parameters.copy_engines {
+            1 => &[EngineRole::Execute, EngineRole::In],
+            2 => &[EngineRole::Execute, EngineRole::In, EngineRole::Out],
+            copy_engines => return Err(EngineLockRefused::CopyEngines { copy_engines }),
         };
-        if parameters.order == Order::Urgency && parameters.peer != PeerLocks::Group {
-            return Err(Refused::Order);
+        if parameters.order == LockOrder::Urgency && parameters.peer != PeerLocks::Group {
+            return Err(EngineLockRefused::Order);
         }
         let ids = gpus.iter().flat_map(|gpu| engines.iter().map(|engine| LockId { gpu: *gpu, engine: *engine }));
         Ok(Self {
@@ -120,15 +123,21 @@ impl EngineLocks {
     /// A job was granted a token of `gpu`; its state is on `from`, if elsewhere. `key` is its own.
     ///
     /// # Errors
-    /// [`Refused::TokenTwice`]; [`Refused::NoSuchGpu`] if one of the GPUs has no locks here.
-    pub fn handle_token(&mut self, now: Nanos, key: Key, gpu: GpuId, from: Option<GpuId>) -> Result<(), Refused> {
+    /// [`EngineLockRefused::TokenTwice`]; [`EngineLockRefused::NoSuchGpu`] if one of the GPUs has no locks here.
+    pub fn handle_token(
+        &mut self,
+        now: Nanos,
+        key: JobPriority,
+        gpu: GpuId,
+        from: Option<GpuId>,
+    ) -> Result<(), EngineLockRefused> {
         let id = key.job;
         if self.jobs.contains_key(&id.task) {
-            return Err(Refused::TokenTwice { job: id });
+            return Err(EngineLockRefused::TokenTwice { job: id });
         }
-        let here = |gpu: &GpuId| self.locks.contains_key(&LockId { gpu: *gpu, engine: Engine::Execute });
+        let here = |gpu: &GpuId| self.locks.contains_key(&LockId { gpu: *gpu, engine: EngineRole::Execute });
         if let Some(gpu) = [Some(gpu), from].into_iter().flatten().find(|gpu| !here(gpu)) {
-            return Err(Refused::NoSuchGpu { gpu });
+            return Err(EngineLockRefused::NoSuchGpu { gpu });
         }
         self.advance(now);
         let from = from.filter(|from| *from != gpu);
@@ -139,12 +148,12 @@ impl EngineLocks {
     /// The key that a job has or inherits through tokens is now `key`.
     ///
     /// # Errors
-    /// [`Refused::NoToken`].
-    pub fn handle_key(&mut self, now: Nanos, job: JobId, key: Key) -> Result<(), Refused> {
+    /// [`EngineLockRefused::NoToken`].
+    pub fn handle_key(&mut self, now: Nanos, job: JobId, key: JobPriority) -> Result<(), EngineLockRefused> {
         self.known(job)?;
         self.advance(now);
         self.job_mut(job.task).base = key;
-        if self.parameters.order == Order::Urgency {
+        if self.parameters.order == LockOrder::Urgency {
             self.replace(job.task);
             // A group that is less urgent now may have kept a lock from others.
             self.settle();
@@ -154,13 +163,18 @@ impl EngineLocks {
         Ok(())
     }
 
-    /// A job wants the locks of an operation. [`Action::Run`] follows, at once or later.
+    /// A job wants the locks of an operation. [`EngineLockAction::Run`] follows, at once or later.
     ///
     /// # Errors
-    /// [`Refused::NoToken`], [`Refused::Busy`], [`Refused::NotMigrating`], [`Refused::ChunkTooLarge`].
-    pub fn handle_acquire(&mut self, now: Nanos, job: JobId, operation: Operation) -> Result<(), Refused> {
+    /// [`EngineLockRefused::NoToken`], [`EngineLockRefused::Busy`], [`EngineLockRefused::NotMigrating`], [`EngineLockRefused::ChunkTooLarge`].
+    pub fn handle_acquire(
+        &mut self,
+        now: Nanos,
+        job: JobId,
+        operation: LockedOperation,
+    ) -> Result<(), EngineLockRefused> {
         if self.known(job)?.state != State::Idle {
-            return Err(Refused::Busy { job });
+            return Err(EngineLockRefused::Busy { job });
         }
         let locks = self.locks_of(job, operation)?;
         self.handle_timeout(now);
@@ -172,10 +186,10 @@ impl EngineLocks {
     /// A job that obtained the first lock of a nested pair asks for the second.
     ///
     /// # Errors
-    /// [`Refused::NoToken`], [`Refused::NoFirstLock`].
-    pub fn handle_next(&mut self, now: Nanos, job: JobId) -> Result<(), Refused> {
+    /// [`EngineLockRefused::NoToken`], [`EngineLockRefused::NoFirstLock`].
+    pub fn handle_next(&mut self, now: Nanos, job: JobId) -> Result<(), EngineLockRefused> {
         let State::Obtained { operation, locks, lock } = self.known(job)?.state else {
-            return Err(Refused::NoFirstLock { job });
+            return Err(EngineLockRefused::NoFirstLock { job });
         };
         self.handle_timeout(now);
         self.job_mut(job.task).state = State::Waiting { operation, locks, obtained: Some(lock) };
@@ -189,10 +203,10 @@ impl EngineLocks {
     /// A job's operation has completed on the device: its locks are free.
     ///
     /// # Errors
-    /// [`Refused::NoToken`], [`Refused::NothingHeld`].
-    pub fn handle_complete(&mut self, now: Nanos, job: JobId) -> Result<(), Refused> {
+    /// [`EngineLockRefused::NoToken`], [`EngineLockRefused::NothingHeld`].
+    pub fn handle_complete(&mut self, now: Nanos, job: JobId) -> Result<(), EngineLockRefused> {
         if !matches!(self.known(job)?.state, State::Running { .. }) {
-            return Err(Refused::NothingHeld { job });
+            return Err(EngineLockRefused::NothingHeld { job });
         }
         self.handle_timeout(now);
         self.leave_queues(job.task);
@@ -201,13 +215,13 @@ impl EngineLocks {
     }
 
     /// A job's operation has completed and an equal one follows. Its locks stay if nobody waits for them and the bytes for
-    /// which they may be kept are not used up; otherwise it queues anew. [`Action::Run`] follows in both cases.
+    /// which they may be kept are not used up; otherwise it queues anew. [`EngineLockAction::Run`] follows in both cases.
     ///
     /// # Errors
-    /// [`Refused::NoToken`], [`Refused::NothingHeld`].
-    pub fn handle_renew(&mut self, now: Nanos, job: JobId) -> Result<(), Refused> {
+    /// [`EngineLockRefused::NoToken`], [`EngineLockRefused::NothingHeld`].
+    pub fn handle_renew(&mut self, now: Nanos, job: JobId) -> Result<(), EngineLockRefused> {
         let State::Running { operation, locks, kept, .. } = self.known(job)?.state else {
-            return Err(Refused::NothingHeld { job });
+            return Err(EngineLockRefused::NothingHeld { job });
         };
         self.handle_timeout(now);
         let kept = kept.0.saturating_add(operation.bytes.0);
@@ -228,10 +242,10 @@ impl EngineLocks {
     /// A job's token is released.
     ///
     /// # Errors
-    /// [`Refused::NoToken`]; [`Refused::Busy`] while it holds or waits for an engine.
-    pub fn handle_token_released(&mut self, now: Nanos, job: JobId) -> Result<(), Refused> {
+    /// [`EngineLockRefused::NoToken`]; [`EngineLockRefused::Busy`] while it holds or waits for an engine.
+    pub fn handle_token_released(&mut self, now: Nanos, job: JobId) -> Result<(), EngineLockRefused> {
         if self.known(job)?.state != State::Idle {
-            return Err(Refused::Busy { job });
+            return Err(EngineLockRefused::Busy { job });
         }
         self.advance(now);
         self.jobs.remove(&job.task);
@@ -278,9 +292,9 @@ impl EngineLocks {
                     *reported = next;
                     let (job, since) = (job.id, *since);
                     let event = if next == Reported::Overrun {
-                        Event::Overrun { job, since }
+                        EngineLockEvent::Overrun { job, since }
                     } else {
-                        Event::OverBudget { job, since }
+                        EngineLockEvent::OverBudget { job, since }
                     };
                     self.events.push_back(event);
                 }
@@ -289,12 +303,12 @@ impl EngineLocks {
     }
 
     /// The next thing the driver must do.
-    pub fn poll_action(&mut self) -> Option<Action> {
+    pub fn poll_action(&mut self) -> Option<EngineLockAction> {
         self.actions.pop_front()
     }
 
     /// The next event for the user.
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<EngineLockEvent> {
         self.events.pop_front()
     }
 
@@ -306,7 +320,7 @@ impl EngineLocks {
 
     /// The key at which a job runs: its own or the most urgent it inherits; `None` = it has no token.
     #[must_use]
-    pub fn effective_key(&self, task: TaskId) -> Option<Key> {
+    pub fn effective_key(&self, task: TaskId) -> Option<JobPriority> {
         self.jobs.get(&task).map(|job| job.boost)
     }
 
@@ -334,7 +348,7 @@ impl EngineLocks {
         ahead.into_iter().collect()
     }
 
-    fn known(&self, job: JobId) -> Result<&Job, Refused> {
-        self.jobs.get(&job.task).filter(|known| known.id == job).ok_or(Refused::NoToken { job })
+    fn known(&self, job: JobId) -> Result<&Job, EngineLockRefused> {
+        self.jobs.get(&job.task).filter(|known| known.id == job).ok_or(EngineLockRefused::NoToken { job })
     }
 }

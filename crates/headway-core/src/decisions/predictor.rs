@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::estimator::{Estimator, Verdict};
+pub use self::estimator::{Estimator, SampleOutcome};
 use crate::decisions::sharing::{Class, ModelId, TaskId};
 use crate::units::Nanos;
 
@@ -81,10 +81,16 @@ impl Predictor {
     }
 
     /// Learns that `subject` held a token for `observed` after its state travelled `class`. `period` is the task's.
-    pub fn handle_observation(&mut self, subject: Subject, class: Class, observed: Nanos, period: Nanos) -> Verdict {
+    pub fn handle_observation(
+        &mut self,
+        subject: Subject,
+        class: Class,
+        observed: Nanos,
+        period: Nanos,
+    ) -> SampleOutcome {
         let known = self.estimators.get(&subject).is_some_and(|classes| classes.contains_key(&class));
         if !known && self.count >= self.parameters.estimators_max {
-            return Verdict::NoRoom;
+            return SampleOutcome::NoRoom;
         }
         self.count += usize::from(!known);
         let form = self.parameters.form;

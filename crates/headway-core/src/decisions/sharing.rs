@@ -14,9 +14,12 @@ mod tasks;
 mod tests;
 
 pub use self::arbiter::Arbiter;
-pub use self::memory::Memory;
-pub use self::messages::{Action, ArbiterParameters, ClusterParameters, Event, Input, Limits, Outcome, Refused};
+pub use self::memory::ArbiterMemory;
+pub use self::messages::{
+    ArbiterAction, ArbiterEvent, ArbiterInput, ArbiterLimits, ArbiterParameters, ArbiterRefused, ClusterParameters,
+    TokenOutcome,
+};
 pub use self::tasks::{
-    CLASSES, Class, ClientId, ClusterId, Direction, DistanceError, Distances, GpuId, JobId, Key, ModelId, Segment,
-    TaskId, TaskParameters, TokenId,
+    CLASSES, Class, ClientId, ClusterId, DistanceError, Distances, GpuId, JobId, JobPriority, JobSegment, ModelId,
+    TaskDirection, TaskId, TaskParameters, TokenId,
 };

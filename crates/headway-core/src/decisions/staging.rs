@@ -34,7 +34,7 @@ const PARTS_EACH: u64 = 16;
 
 /// Which way the bytes of a pipeline go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Flow {
+pub enum StagingDirection {
     /// Host to GPU: workers fill, engines drain.
     In,
     /// GPU to host: engines fill, workers drain.
@@ -43,7 +43,7 @@ pub enum Flow {
 
 /// In which order full buffers go to the engine on the way in. On the way out chunks are always submitted by index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Order {
+pub enum SubmitOrder {
     /// As they become full.
     Arrival,
     /// By index: none before a lower one of the same link.
@@ -80,7 +80,7 @@ impl LinkShape {
 
 /// A buffer and the chunk in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Task {
+pub struct BufferedChunk {
     /// The buffer, counted within its link.
     pub buffer: u32,
     pub chunk: u64,
@@ -90,9 +90,9 @@ pub struct Task {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WorkerStep {
     /// Copy this part of the chunk from the caller's memory into the buffer, then report.
-    Fill(Task, u32),
+    Fill(BufferedChunk, u32),
     /// Copy this part of the buffer into the chunk of the caller's memory, then report.
-    Drain(Task, u32),
+    Drain(BufferedChunk, u32),
     /// Nothing now; ask again after another party's report.
     Wait,
     /// Nothing ever again on this link.
@@ -103,7 +103,7 @@ pub enum WorkerStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EngineStep {
     /// Submit the chunk, then report its end.
-    Submit(Task),
+    Submit(BufferedChunk),
     /// Nothing now; ask again after another party's report.
     Wait,
     /// Nothing ever again on this link.
@@ -112,7 +112,7 @@ pub enum EngineStep {
 
 /// How a pipeline ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Outcome {
+pub enum StagingOutcome {
     /// Every chunk is in place.
     Complete,
     /// A chunk failed; it is the first one that was reported.
@@ -175,24 +175,24 @@ struct Link {
 
 /// One transfer.
 ///
-/// Every `*_next` that hands out a [`Task`] is answered by one `*_done` for its buffer.
+/// Every `*_next` that hands out a [`BufferedChunk`] is answered by one `*_done` for its buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Pipeline {
-    flow: Flow,
-    order: Order,
+pub struct StagingPipeline {
+    flow: StagingDirection,
+    order: SubmitOrder,
     chunks: u64,
     /// The index that is claimed next.
     next: u64,
     links: Vec<Link>,
-    stop: Option<Outcome>,
+    stop: Option<StagingOutcome>,
     /// The lowest claimed chunk that never will be in place.
     lost: u64,
 }
 
-impl Pipeline {
+impl StagingPipeline {
     /// A transfer of `chunks` chunks over `links`. A link without buffers carries nothing.
     #[must_use]
-    pub fn new(flow: Flow, order: Order, chunks: u64, links: &[LinkShape]) -> Self {
+    pub fn new(flow: StagingDirection, order: SubmitOrder, chunks: u64, links: &[LinkShape]) -> Self {
         let link = |shape: &LinkShape| Link {
             parts: shape.parts.min(PARTS_MAX),
             open: None,
@@ -214,15 +214,15 @@ impl Pipeline {
         }
         if self.links[link].open.is_none() {
             let begun = match self.flow {
-                Flow::In => self.claim(link, State::begun).map(|task| task.buffer),
-                Flow::Out => self.links[link].begin_full(),
+                StagingDirection::In => self.claim(link, State::begun).map(|task| task.buffer),
+                StagingDirection::Out => self.links[link].begin_full(),
             };
             self.links[link].open = begun;
         }
         match (self.links[link].claim_part(preferred), self.flow) {
             (None, _) => WorkerStep::Wait,
-            (Some((task, part)), Flow::In) => WorkerStep::Fill(task, part),
-            (Some((task, part)), Flow::Out) => WorkerStep::Drain(task, part),
+            (Some((task, part)), StagingDirection::In) => WorkerStep::Fill(task, part),
+            (Some((task, part)), StagingDirection::Out) => WorkerStep::Drain(task, part),
         }
     }
 
@@ -232,8 +232,8 @@ impl Pipeline {
         let link = &self.links[link];
         let claimed = self.next == self.chunks || link.retired;
         let more = match self.flow {
-            Flow::In => !claimed,
-            Flow::Out => !claimed || link.flying > 0 || !link.full.is_empty(),
+            StagingDirection::In => !claimed,
+            StagingDirection::Out => !claimed || link.flying > 0 || !link.full.is_empty(),
         };
         link.parts == 0 || self.stop.is_some() || !(more || link.open.is_some())
     }
@@ -258,16 +258,16 @@ impl Pipeline {
             return false;
         }
         match self.flow {
-            Flow::In if self.stop.is_none() => self.links[link].fill(buffer, chunk),
+            StagingDirection::In if self.stop.is_none() => self.links[link].fill(buffer, chunk),
             // One that failed is lost already.
-            Flow::Out if whole => self.links[link].free(buffer),
+            StagingDirection::Out if whole => self.links[link].free(buffer),
             // What is full after a stop goes nowhere.
             _ => self.lose(link, buffer, chunk),
         }
         true
     }
 
-    /// Whether [`Pipeline::engine_next`] would hand out a chunk.
+    /// Whether [`StagingPipeline::engine_next`] would hand out a chunk.
     #[must_use]
     pub fn engine_is_ready(&self, link: usize) -> bool {
         let state = &self.links[link];
@@ -293,8 +293,8 @@ impl Pipeline {
         let state = &self.links[link];
         let claimed = self.next == self.chunks || self.stop.is_some() || state.retired;
         let holds_work = match self.flow {
-            Flow::In => state.buffers.iter().any(|state| *state != State::Empty),
-            Flow::Out => false,
+            StagingDirection::In => state.buffers.iter().any(|state| *state != State::Empty),
+            StagingDirection::Out => false,
         };
         if claimed && !holds_work && state.flying == 0 { EngineStep::Done } else { EngineStep::Wait }
     }
@@ -311,7 +311,7 @@ impl Pipeline {
         if !ok {
             self.fail(chunk);
         }
-        let to_worker = self.flow == Flow::Out && self.links[link].parts > 0;
+        let to_worker = self.flow == StagingDirection::Out && self.links[link].parts > 0;
         match ok {
             true if !to_worker => self.links[link].free(buffer),
             true if self.stop.is_none() => self.links[link].fill(buffer, chunk),
@@ -322,7 +322,7 @@ impl Pipeline {
     /// Stops: no more chunks are claimed or submitted, those on an engine or with a worker end. Too late after the end.
     pub fn cancel(&mut self) {
         if self.outcome().is_none() {
-            self.halt(Outcome::Cancelled);
+            self.halt(StagingOutcome::Cancelled);
         }
     }
 
@@ -345,15 +345,15 @@ impl Pipeline {
 
     /// How it ended; `None` while a buffer is in use or chunks remain. Nothing changes after it.
     #[must_use]
-    pub fn outcome(&self) -> Option<Outcome> {
+    pub fn outcome(&self) -> Option<StagingOutcome> {
         let idle = self.links.iter().all(|link| link.empty.len() == link.buffers.len());
         if !idle {
             return None;
         }
-        self.stop.or_else(|| (self.next == self.chunks).then_some(Outcome::Complete))
+        self.stop.or_else(|| (self.next == self.chunks).then_some(StagingOutcome::Complete))
     }
 
-    /// Whether it was stopped by a failure or by [`Pipeline::cancel`].
+    /// Whether it was stopped by a failure or by [`StagingPipeline::cancel`].
     #[must_use]
     pub const fn is_stopped(&self) -> bool {
         self.stop.is_some()
@@ -377,7 +377,7 @@ impl Pipeline {
             })
         };
         let claimed = self.next == self.chunks || self.stop.is_some();
-        claimed && (self.flow == Flow::Out || !self.links.iter().any(reads))
+        claimed && (self.flow == StagingDirection::Out || !self.links.iter().any(reads))
     }
 
     /// Where the buffers of `link` are.
@@ -401,15 +401,15 @@ impl Pipeline {
         self.next..self.chunks
     }
 
-    /// Parts that [`Pipeline::worker_next`] would hand out for `link` one after the other: how many workers would find work.
+    /// Parts that [`StagingPipeline::worker_next`] would hand out for `link` one after the other: how many workers would find work.
     #[must_use]
     pub fn work(&self, link: usize) -> u64 {
         let link = &self.links[link];
         let whole = match self.flow {
             _ if self.stop.is_some() => 0,
-            Flow::In if link.retired => 0,
-            Flow::In => (link.empty.len() as u64).min(self.chunks - self.next),
-            Flow::Out => link.full.len() as u64,
+            StagingDirection::In if link.retired => 0,
+            StagingDirection::In => (link.empty.len() as u64).min(self.chunks - self.next),
+            StagingDirection::Out => link.full.len() as u64,
         };
         let open = link.open.map_or(0, |buffer| match link.buffers[buffer as usize] {
             State::Copying { claimed, .. } => link.parts - claimed.count_ones(),
@@ -420,10 +420,10 @@ impl Pipeline {
 
     /// Whether the engine of `link` claims indices itself.
     fn engine_claims(&self, link: usize) -> bool {
-        self.flow == Flow::Out || self.links[link].parts == 0
+        self.flow == StagingDirection::Out || self.links[link].parts == 0
     }
 
-    fn claim(&mut self, link: usize, into: fn(u64) -> State) -> Option<Task> {
+    fn claim(&mut self, link: usize, into: fn(u64) -> State) -> Option<BufferedChunk> {
         if self.next == self.chunks {
             return None;
         }
@@ -434,29 +434,29 @@ impl Pipeline {
         // In: the buffer used last is the one most likely in a cache, where it is filled fastest. Out: the one used longest ago;
         // what is still in the own caches of the cores that emptied it, the engine fills at half its rate.
         let buffer = match self.flow {
-            Flow::In => link.empty.pop_back(),
-            Flow::Out => link.empty.pop_front(),
+            StagingDirection::In => link.empty.pop_back(),
+            StagingDirection::Out => link.empty.pop_front(),
         }?;
         let chunk = self.next;
         self.next += 1;
         link.buffers[buffer as usize] = into(chunk);
-        Some(Task { buffer, chunk })
+        Some(BufferedChunk { buffer, chunk })
     }
 
-    fn take_full(&mut self, link: usize) -> Option<Task> {
+    fn take_full(&mut self, link: usize) -> Option<BufferedChunk> {
         let link = &mut self.links[link];
         let buffer = link.full.remove(link.submittable(self.order)?);
         let chunk = link.chunk(buffer);
         link.buffers[buffer as usize] = State::Flying(chunk);
-        Some(Task { buffer, chunk })
+        Some(BufferedChunk { buffer, chunk })
     }
 
     fn fail(&mut self, chunk: u64) {
         self.lost = self.lost.min(chunk);
-        self.halt(Outcome::Failed { chunk });
+        self.halt(StagingOutcome::Failed { chunk });
     }
 
-    fn halt(&mut self, why: Outcome) {
+    fn halt(&mut self, why: StagingOutcome) {
         if self.stop.is_some() {
             return;
         }
@@ -500,7 +500,7 @@ impl Link {
     }
 
     /// A part of the open buffer, which is not open any more after its last one: `preferred`, or the first that is left.
-    fn claim_part(&mut self, preferred: u32) -> Option<(Task, u32)> {
+    fn claim_part(&mut self, preferred: u32) -> Option<(BufferedChunk, u32)> {
         let buffer = self.open?;
         let State::Copying { chunk, claimed, .. } = &mut self.buffers[buffer as usize] else {
             unreachable!("an open buffer is being copied")
@@ -508,7 +508,7 @@ impl Link {
         let preferred = preferred % self.parts;
         let part = if *claimed >> preferred & 1 == 0 { preferred } else { claimed.trailing_ones() };
         *claimed |= 1 << part;
-        let task = Task { buffer, chunk: *chunk };
+        let task = BufferedChunk { buffer, chunk: *chunk };
         if claimed.count_ones() == self.parts {
             self.open = None;
         }
@@ -530,10 +530,10 @@ impl Link {
     }
 
     /// The place in `full` of the buffer that the engine takes next.
-    fn submittable(&self, order: Order) -> Option<usize> {
+    fn submittable(&self, order: SubmitOrder) -> Option<usize> {
         match order {
-            Order::Arrival => (!self.full.is_empty()).then_some(0),
-            Order::Index => {
+            SubmitOrder::Arrival => (!self.full.is_empty()).then_some(0),
+            SubmitOrder::Index => {
                 let (place, buffer) = self.full.iter().enumerate().min_by_key(|(_, buffer)| self.chunk(**buffer))?;
                 let lowest = self.chunk(*buffer);
                 let behind = |state: &State| matches!(state, State::Copying { chunk, .. } if *chunk < lowest);

@@ -20,11 +20,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-pub use self::check::Violation;
-pub use self::messages::{Action, Event, Refused, Standing, TokenRequest};
-pub use self::mode::{Mode, Sizes};
+pub use self::check::TokenViolation;
+pub use self::messages::{RequestStanding, TokenAction, TokenEvent, TokenRefused, TokenRequest};
+pub use self::mode::{Sizes, TokenMode};
 pub use self::parameters::TokenParameters;
-use crate::decisions::sharing::{ClientId, Distances, GpuId, JobId, Key, TaskId, TokenId};
+use crate::decisions::sharing::{ClientId, Distances, GpuId, JobId, JobPriority, TaskId, TokenId};
 use crate::units::Nanos;
 
 /// Where a request is.
@@ -42,7 +42,7 @@ enum Place {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Request {
-    key: Key,
+    key: JobPriority,
     client: ClientId,
     estimates: Vec<Nanos>,
     place: Place,
@@ -51,12 +51,12 @@ struct Request {
     /// Since when it holds its token.
     granted: Option<Nanos>,
     /// The key at which the driver runs it, while it holds a token.
-    boost: Key,
+    boost: JobPriority,
     virtually_released: bool,
 }
 
 impl Request {
-    const fn new(key: Key, client: ClientId, estimates: Vec<Nanos>, place: Place) -> Self {
+    const fn new(key: JobPriority, client: ClientId, estimates: Vec<Nanos>, place: Place) -> Self {
         Self { key, client, estimates, place, donor: None, granted: None, boost: key, virtually_released: false }
     }
 }
@@ -84,9 +84,9 @@ pub struct TokenAllocator {
     #[serde(with = "crate::decisions::pairs")]
     requests: BTreeMap<TaskId, Request>,
     /// Keys of all requests that count: not virtually released, not stopped. Its first `m` are `TOP`.
-    order: BTreeSet<Key>,
-    donors: BTreeSet<Key>,
-    queue: BTreeSet<Key>,
+    order: BTreeSet<JobPriority>,
+    donors: BTreeSet<JobPriority>,
+    queue: BTreeSet<JobPriority>,
     /// Position of the GPU that each task used last.
     #[serde(with = "crate::decisions::pairs")]
     homes: BTreeMap<TaskId, usize>,
@@ -95,9 +95,9 @@ pub struct TokenAllocator {
     /// What applies when the present holders have finished.
     pending: Option<TokenParameters>,
     #[serde(skip)]
-    actions: VecDeque<Action>,
+    actions: VecDeque<TokenAction>,
     #[serde(skip)]
-    events: VecDeque<Event>,
+    events: VecDeque<TokenEvent>,
     /// FIFO that tests want to be chosen, if it has room.
     #[cfg(test)]
     #[serde(skip)]
@@ -108,16 +108,16 @@ impl TokenAllocator {
     /// An allocator of the tokens of `gpus`, which `distances` describes by position; at most `requests_max` open requests.
     ///
     /// # Errors
-    /// [`Refused::Parameters`] if the parameters leave requests without room; [`Refused::Estimates`] if the distances are
+    /// [`TokenRefused::Parameters`] if the parameters leave requests without room; [`TokenRefused::Estimates`] if the distances are
     /// for another number of GPUs.
     pub fn new(
         parameters: TokenParameters,
         gpus: Vec<GpuId>,
         distances: Distances,
         requests_max: usize,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, TokenRefused> {
         if distances.gpus() != gpus.len() {
-            return Err(Refused::Estimates { given: distances.gpus(), gpus: gpus.len() });
+            return Err(TokenRefused::Estimates { given: distances.gpus(), gpus: gpus.len() });
         }
         let sizes = parameters.sizes(u32::try_from(gpus.len()).unwrap_or(u32::MAX))?;
         let mut allocator = Self {
@@ -148,21 +148,21 @@ impl TokenAllocator {
     /// A job asks for a token.
     ///
     /// # Errors
-    /// [`Refused::TaskBusy`], [`Refused::TooManyRequests`], [`Refused::Estimates`], [`Refused::NoGpu`] if all are lost.
-    pub fn handle_request(&mut self, now: Nanos, request: TokenRequest) -> Result<(), Refused> {
+    /// [`TokenRefused::TaskBusy`], [`TokenRefused::TooManyRequests`], [`TokenRefused::Estimates`], [`TokenRefused::NoGpu`] if all are lost.
+    pub fn handle_request(&mut self, now: Nanos, request: TokenRequest) -> Result<(), TokenRefused> {
         let TokenRequest { key, client, estimates } = request;
         let task = key.job.task;
         if self.requests.contains_key(&task) {
-            return Err(Refused::TaskBusy { task });
+            return Err(TokenRefused::TaskBusy { task });
         }
         if self.requests.len() >= self.requests_max {
-            return Err(Refused::TooManyRequests { requests_max: self.requests_max });
+            return Err(TokenRefused::TooManyRequests { requests_max: self.requests_max });
         }
         if estimates.len() != self.gpus.len() {
-            return Err(Refused::Estimates { given: estimates.len(), gpus: self.gpus.len() });
+            return Err(TokenRefused::Estimates { given: estimates.len(), gpus: self.gpus.len() });
         }
         if self.lost.iter().all(|lost| *lost) {
-            return Err(Refused::NoGpu { gpu: self.gpus[0] });
+            return Err(TokenRefused::NoGpu { gpu: self.gpus[0] });
         }
         self.advance(now);
         let place = if self.pending.is_some() { Place::Stopped } else { Place::Queue };
@@ -177,11 +177,11 @@ impl TokenAllocator {
     /// A holder gives its token back.
     ///
     /// # Errors
-    /// [`Refused::NoRequest`], [`Refused::NotHolder`].
-    pub fn handle_release(&mut self, now: Nanos, job: JobId) -> Result<(), Refused> {
+    /// [`TokenRefused::NoRequest`], [`TokenRefused::NotHolder`].
+    pub fn handle_release(&mut self, now: Nanos, job: JobId) -> Result<(), TokenRefused> {
         self.open(job)?;
         if self.requests[&job.task].granted.is_none() {
-            return Err(Refused::NotHolder { job });
+            return Err(TokenRefused::NotHolder { job });
         }
         self.advance(now);
         self.release(job.task);
@@ -192,8 +192,8 @@ impl TokenAllocator {
     /// A job gives up its request. One that holds a token already releases it.
     ///
     /// # Errors
-    /// [`Refused::NoRequest`].
-    pub fn handle_abort(&mut self, now: Nanos, job: JobId) -> Result<(), Refused> {
+    /// [`TokenRefused::NoRequest`].
+    pub fn handle_abort(&mut self, now: Nanos, job: JobId) -> Result<(), TokenRefused> {
         self.open(job)?;
         self.advance(now);
         self.drop_request(job.task);
@@ -205,8 +205,8 @@ impl TokenAllocator {
     /// token, but its place is given away now (virtual release).
     ///
     /// # Errors
-    /// [`Refused::NoRequest`].
-    pub fn handle_exhausted(&mut self, now: Nanos, job: JobId, deadline: Nanos) -> Result<(), Refused> {
+    /// [`TokenRefused::NoRequest`].
+    pub fn handle_exhausted(&mut self, now: Nanos, job: JobId, deadline: Nanos) -> Result<(), TokenRefused> {
         self.open(job)?;
         self.advance(now);
         self.exhaust(job.task, deadline);
@@ -238,10 +238,10 @@ impl TokenAllocator {
     /// queues anew by priority. Without any GPU left, waiting requests are revoked too.
     ///
     /// # Errors
-    /// [`Refused::NoGpu`] if it is not there or lost already.
-    pub fn handle_gpu_lost(&mut self, now: Nanos, gpu: GpuId) -> Result<(), Refused> {
+    /// [`TokenRefused::NoGpu`] if it is not there or lost already.
+    pub fn handle_gpu_lost(&mut self, now: Nanos, gpu: GpuId) -> Result<(), TokenRefused> {
         let position = self.gpus.iter().position(|g| *g == gpu).filter(|p| !self.lost[*p]);
-        let position = position.ok_or(Refused::NoGpu { gpu })?;
+        let position = position.ok_or(TokenRefused::NoGpu { gpu })?;
         self.advance(now);
         self.lose(position);
         self.update_boosts();
@@ -251,10 +251,10 @@ impl TokenAllocator {
     /// New parameters. Nobody is granted a token until the present holders have finished; then all queue anew by priority.
     ///
     /// # Errors
-    /// [`Refused::Parameters`], [`Refused::Reconfiguring`].
-    pub fn handle_reconfigure(&mut self, now: Nanos, parameters: TokenParameters) -> Result<(), Refused> {
+    /// [`TokenRefused::Parameters`], [`TokenRefused::Reconfiguring`].
+    pub fn handle_reconfigure(&mut self, now: Nanos, parameters: TokenParameters) -> Result<(), TokenRefused> {
         if self.pending.is_some() {
-            return Err(Refused::Reconfiguring);
+            return Err(TokenRefused::Reconfiguring);
         }
         parameters.sizes(self.alive())?;
         self.advance(now);
@@ -304,30 +304,30 @@ impl TokenAllocator {
     }
 
     /// The next thing the driver must do.
-    pub fn poll_action(&mut self) -> Option<Action> {
+    pub fn poll_action(&mut self) -> Option<TokenAction> {
         self.actions.pop_front()
     }
 
     /// The next event for the user.
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<TokenEvent> {
         self.events.pop_front()
     }
 
     /// Where a task's request is; `None` = it has none.
     #[must_use]
-    pub fn standing(&self, task: TaskId) -> Option<Standing> {
+    pub fn standing(&self, task: TaskId) -> Option<RequestStanding> {
         let request = self.requests.get(&task)?;
         Some(match request.place {
             Place::Fifo(x) if request.granted.is_some() => {
-                Standing::Holder { token: self.fifos[x].token, virtually_released: request.virtually_released }
+                RequestStanding::Holder { token: self.fifos[x].token, virtually_released: request.virtually_released }
             }
             Place::Fifo(x) => {
                 let ahead = self.fifos[x].members.iter().take_while(|member| **member != task).count();
-                Standing::Waiting { token: self.fifos[x].token, ahead: u32::try_from(ahead).unwrap_or(u32::MAX) }
+                RequestStanding::Waiting { token: self.fifos[x].token, ahead: u32::try_from(ahead).unwrap_or(u32::MAX) }
             }
-            Place::Donor(donee) => Standing::Donor { donee },
-            Place::Queue => Standing::Deferred,
-            Place::Stopped => Standing::Stopped,
+            Place::Donor(donee) => RequestStanding::Donor { donee },
+            Place::Queue => RequestStanding::Deferred,
+            Place::Stopped => RequestStanding::Stopped,
         })
     }
 
@@ -346,7 +346,7 @@ impl TokenAllocator {
 
     /// The key at which a task's job runs while it holds a token, else its own; `None` = it has no request.
     #[must_use]
-    pub fn effective_key(&self, task: TaskId) -> Option<Key> {
+    pub fn effective_key(&self, task: TaskId) -> Option<JobPriority> {
         self.requests.get(&task).map(|request| if request.granted.is_some() { request.boost } else { request.key })
     }
 
@@ -375,15 +375,15 @@ impl TokenAllocator {
         self.sizes
     }
 
-    fn open(&self, job: JobId) -> Result<(), Refused> {
+    fn open(&self, job: JobId) -> Result<(), TokenRefused> {
         let found = self.requests.get(&job.task).is_some_and(|request| request.key.job == job);
-        if found { Ok(()) } else { Err(Refused::NoRequest { job }) }
+        if found { Ok(()) } else { Err(TokenRefused::NoRequest { job }) }
     }
 
     /// Tasks with open requests of `client`, the most urgent first.
     fn tasks_of(&self, client: ClientId) -> Vec<TaskId> {
         let theirs = self.requests.values().filter(|request| request.client == client);
-        let keys: BTreeSet<Key> = theirs.map(|request| request.key).collect();
+        let keys: BTreeSet<JobPriority> = theirs.map(|request| request.key).collect();
         keys.into_iter().map(|key| key.job.task).collect()
     }
 

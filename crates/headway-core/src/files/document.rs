@@ -10,7 +10,7 @@ use std::str::FromStr;
 use sha2::{Digest, Sha256};
 use toml::de::{DeTable, DeValue};
 
-use crate::files::error::{FileError, Source};
+use crate::files::error::{FileError, SourceText};
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate, UnitError};
 
 /// Longest name of anything, in characters.
@@ -29,14 +29,14 @@ pub(crate) fn hash(text: &str) -> String {
 }
 
 /// The whole document of `source`, which may hold the keys `known` at its top level.
-pub(crate) fn root<'a>(source: &'a Source, known: &'static [&'static str]) -> Result<Table<'a>, FileError> {
+pub(crate) fn root<'a>(source: &'a SourceText, known: &'static [&'static str]) -> Result<DocumentTable<'a>, FileError> {
     let parsed = DeTable::parse(&source.text).map_err(|error| {
         let help = toml_help(error.message()).map(str::to_owned);
         source.error(error.span().unwrap_or(0..0), error.message(), help)
     })?;
     let entries = parsed.into_inner();
     mistaken(source, &entries, known)?;
-    Table::new(source, "the top level", 0..0, entries, known)
+    DocumentTable::new(source, "the top level", 0..0, entries, known)
 }
 
 /// What to do about text that is not TOML, by the parser's `message`.
@@ -60,7 +60,7 @@ const MACHINE_ONLY: &[&str] = &["memory", "gpu", "link", "limit", "engine", "rou
 const WORKLOAD_ONLY: &[&str] = &["run", "stream", "message", "flow", "task", "sharing", "bulk", "urgent"];
 
 /// A file of the other kind: that is said rather than which key is unknown.
-fn mistaken(source: &Source, entries: &DeTable<'_>, known: &[&str]) -> Result<(), FileError> {
+fn mistaken(source: &SourceText, entries: &DeTable<'_>, known: &[&str]) -> Result<(), FileError> {
     let is_one_of = |keys: &[&str], key: &str| keys.contains(&key);
     let (own, other, fact, help) = if known.contains(&WORKLOAD_ONLY[0]) {
         let help = "give the workload first, and this file with `--machine`";
@@ -132,17 +132,17 @@ fn distance(a: &str, b: &str) -> usize {
 }
 
 /// A table whose keys are all known.
-pub struct Table<'a> {
-    source: &'a Source,
+pub struct DocumentTable<'a> {
+    source: &'a SourceText,
     what: String,
     /// The table's header, or all of an inline table.
     pub(crate) span: Range<usize>,
     fields: BTreeMap<String, Field<'a>>,
 }
 
-impl<'a> Table<'a> {
+impl<'a> DocumentTable<'a> {
     fn new(
-        source: &'a Source,
+        source: &'a SourceText,
         what: &str,
         span: Range<usize>,
         entries: DeTable<'a>,
@@ -160,7 +160,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    fn any(source: &'a Source, what: &str, span: Range<usize>, entries: DeTable<'a>) -> Self {
+    fn any(source: &'a SourceText, what: &str, span: Range<usize>, entries: DeTable<'a>) -> Self {
         let mut fields = BTreeMap::new();
         for (key, value) in entries {
             let (key_span, key) = (key.span(), key.into_inner().into_owned());
@@ -223,7 +223,7 @@ pub(crate) struct Mark {
 
 /// A key with its value, or an element of a list.
 pub struct Field<'a> {
-    source: &'a Source,
+    source: &'a SourceText,
     /// The key; of a list's element, the list's.
     pub(crate) key: String,
     key_span: Range<usize>,
@@ -459,17 +459,17 @@ impl<'a> Field<'a> {
     }
 
     /// The value as a table that may hold the keys `known`.
-    pub fn table(self, what: &str, known: &[&'static str]) -> Result<Table<'a>, FileError> {
+    pub fn table(self, what: &str, known: &[&'static str]) -> Result<DocumentTable<'a>, FileError> {
         match self.value {
-            DeValue::Table(entries) => Table::new(self.source, what, self.span, entries, known),
+            DeValue::Table(entries) => DocumentTable::new(self.source, what, self.span, entries, known),
             _ => Err(self.mistyped("a table", "{ ... }")),
         }
     }
 
     /// The value as a table with any keys.
-    pub(crate) fn map(self) -> Result<Table<'a>, FileError> {
+    pub(crate) fn map(self) -> Result<DocumentTable<'a>, FileError> {
         match self.value {
-            DeValue::Table(entries) => Ok(Table::any(self.source, &self.key, self.span, entries)),
+            DeValue::Table(entries) => Ok(DocumentTable::any(self.source, &self.key, self.span, entries)),
             _ => Err(self.mistyped("a table", "{ ... }")),
         }
     }
@@ -539,7 +539,7 @@ mod tests {
     #[test]
     fn text_that_is_not_toml_is_told_with_its_remedy() {
         let help = |text: &str| {
-            let source = Source::new("t.toml", text);
+            let source = SourceText::new("t.toml", text);
             let error = root(&source, &["name"]).err().unwrap();
             (error.line, error.help.unwrap_or_default())
         };

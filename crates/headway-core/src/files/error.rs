@@ -55,14 +55,14 @@ impl std::error::Error for FileError {}
 
 /// A file's name and text, kept to say where an error is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct SourceText {
     /// Name as the user gave it.
     pub name: String,
     /// The whole text.
     pub text: String,
 }
 
-impl Source {
+impl SourceText {
     /// A source of this name and text.
     #[must_use]
     pub fn new(name: &str, text: &str) -> Self {
@@ -109,7 +109,7 @@ pub struct Loaded<T> {
     /// What the file says.
     pub value: T,
     /// The file itself.
-    pub source: Source,
+    pub source: SourceText,
     /// Bytes of each named part, for example `stream.cam-00.period`.
     pub spans: BTreeMap<String, Range<usize>>,
 }
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn an_error_shows_the_line_and_a_caret_under_the_place() {
         let text = format!("{}period = 10\n", "\n".repeat(13));
-        let source = Source::new("robot.toml", &text);
+        let source = SourceText::new("robot.toml", &text);
         let error = source.error(22..24, "`period = 10` has no unit", Some("write `period = \"10 ms\"`".to_owned()));
         let expected = "robot.toml:14:10: `period = 10` has no unit
    |
@@ -152,14 +152,14 @@ help: write `period = \"10 ms\"`";
 
     #[test]
     fn columns_count_characters_and_tabs_are_repeated_before_the_caret() {
-        let error = Source::new("t", "\tµ = ä\r\n").error(6..8, "m", None);
+        let error = SourceText::new("t", "\tµ = ä\r\n").error(6..8, "m", None);
         assert_eq!((error.line, error.column, error.width), (1, 6, 1));
         assert_eq!(error.to_string(), "t:1:6: m\n  |\n1 | \tµ = ä\n  | \t    ^");
     }
 
     #[test]
     fn spans_outside_the_text_inside_a_character_or_over_lines_still_give_a_place() {
-        let source = Source::new("t", "aä\nb");
+        let source = SourceText::new("t", "aä\nb");
         let at = |span| {
             let e = source.error(span, "m", None);
             (e.line, e.column, e.width)
@@ -168,12 +168,12 @@ help: write `period = \"10 ms\"`";
         assert_eq!(at(0..5), (1, 1, 2));
         assert_eq!(at(99..120), (2, 2, 1));
         assert_eq!(at(Range { start: 4, end: 1 }), (2, 1, 1));
-        assert_eq!(Source::new("t", "").error(0..0, "m", None).to_string(), "t:1:1: m\n  |\n1 |\n  | ^");
+        assert_eq!(SourceText::new("t", "").error(0..0, "m", None).to_string(), "t:1:1: m\n  |\n1 |\n  | ^");
     }
 
     #[test]
     fn control_characters_do_not_reach_the_terminal() {
-        let error = Source::new("t", "a\u{1b}[2Jb\n").error(0..1, "key `\u{7}`", Some("\u{8}".to_owned()));
+        let error = SourceText::new("t", "a\u{1b}[2Jb\n").error(0..1, "key `\u{7}`", Some("\u{8}".to_owned()));
         assert_eq!(error.source_line, "a\u{fffd}[2Jb");
         assert_eq!(error.message, "key `\u{fffd}`");
         assert_eq!(error.help.as_deref(), Some("\u{fffd}"));
@@ -182,7 +182,7 @@ help: write `period = \"10 ms\"`";
     #[test]
     fn an_unknown_part_falls_back_to_the_nearest_one_around_it() {
         let spans = BTreeMap::from([("stream.a.b".to_owned(), 2..3), ("stream.a.b.gpu".to_owned(), 4..5)]);
-        let loaded = Loaded { value: (), source: Source::new("t", "0\n2\n4\n"), spans };
+        let loaded = Loaded { value: (), source: SourceText::new("t", "0\n2\n4\n"), spans };
         assert_eq!(loaded.error_at("stream.a.b.gpu", "m", None).line, 3);
         assert_eq!(loaded.error_at("stream.a.b.steps.7", "m", None).line, 2);
         assert_eq!(loaded.error_at("flow.x", "m", None).line, 1);

@@ -15,7 +15,7 @@ pub const FIRST_VARIABLE: &str = "HEADWAY_GUEST_FIRST";
 
 /// When small copies out of a GPU are made by a kernel in their own stream, instead of queueing at the copy engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Aside {
+pub enum AsideMode {
     #[default]
     Never,
     /// While a bulk copy of this program, or of another guest of the same user, is on the copy engine.
@@ -32,7 +32,7 @@ pub struct GuestOptions {
     /// Whether that is done whatever the figures say; without `fast` it means nothing.
     pub always_fast: bool,
     /// Small copies out of a GPU.
-    pub aside: Aside,
+    pub aside: AsideMode,
     /// The piece in which bulk copies out of a GPU are queued, so that other streams get in between; `None` = whole.
     pub piece: Option<Bytes>,
     /// Whether copies are counted, and the counts printed when the guest ends.
@@ -60,9 +60,9 @@ pub struct GuestOptionError {
 impl fmt::Display for GuestOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.aside {
-            Aside::Never => "aside=never",
-            Aside::Auto => "aside=auto",
-            Aside::Always => "aside=always",
+            AsideMode::Never => "aside=never",
+            AsideMode::Auto => "aside=auto",
+            AsideMode::Always => "aside=always",
         })?;
         if let Some(piece) = self.piece {
             write!(f, ",piece={}", piece.0)?;
@@ -88,9 +88,9 @@ impl FromStr for GuestOptions {
         for word in text.split(',').filter(|word| !word.is_empty()) {
             let unknown = || GuestOptionError { word: word.to_owned() };
             match word.split_once('=').unwrap_or((word, "")) {
-                ("aside", "never") => options.aside = Aside::Never,
-                ("aside", "auto") => options.aside = Aside::Auto,
-                ("aside", "always") => options.aside = Aside::Always,
+                ("aside", "never") => options.aside = AsideMode::Never,
+                ("aside", "auto") => options.aside = AsideMode::Auto,
+                ("aside", "always") => options.aside = AsideMode::Always,
                 ("piece", bytes) => {
                     let piece = bytes.parse().ok().filter(|bytes| *bytes >= PIECE_MIN.0).ok_or_else(unknown)?;
                     options.piece = Some(Bytes(piece));
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn options_survive_the_environment() {
-        for aside in [Aside::Never, Aside::Auto, Aside::Always] {
+        for aside in [AsideMode::Never, AsideMode::Auto, AsideMode::Always] {
             for piece in [None, Some(PIECE_MIN), Some(Bytes(4 << 20))] {
                 for bits in 0..128 {
                     let [fast, stats, alone, lint, verify, no_cache, always] =

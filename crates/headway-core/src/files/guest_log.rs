@@ -1,7 +1,7 @@
 //! The event log of a guest (`headway exec --log FILE`): which copies a program made, and what became of each.
 //!
-//! The preloaded library writes it, one [`Line`] of JSON a line; `headway report` reads it. A guest that is killed leaves a log
-//! without [`Line::End`].
+//! The preloaded library writes it, one [`GuestLogLine`] of JSON a line; `headway report` reads it. A guest that is killed leaves a log
+//! without [`GuestLogLine::End`].
 
 use serde::{Deserialize, Serialize};
 
@@ -133,7 +133,7 @@ impl Became {
 /// Why the driver made a copy as the program asked for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Why {
+pub enum DriverReason {
     /// No option that is on concerns copies of this call and size.
     NoOption,
     /// Nothing was known to be on the engine that the copy would wait for.
@@ -162,7 +162,7 @@ pub enum Why {
     SmallStack,
 }
 
-impl Why {
+impl DriverReason {
     /// In words.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -186,7 +186,7 @@ impl Why {
 
 /// The first line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Start {
+pub struct GuestLogStart {
     /// [`SCHEMA`].
     pub schema: u32,
     /// [`KIND`].
@@ -223,7 +223,7 @@ pub struct Copy {
     pub became: Became,
     /// Why the driver did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub why: Option<Why>,
+    pub why: Option<DriverReason>,
     /// What the call returned; 0 is success.
     pub status: i32,
     /// How many copies of its class this line is a sample of; 1 = every such copy has a line.
@@ -232,7 +232,7 @@ pub struct Copy {
 
 /// Small quick copies that have no line of their own, summed up by class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counted {
+pub struct CountedCopies {
     pub call: Call,
     /// Position of the class of sizes.
     pub class: usize,
@@ -262,7 +262,7 @@ pub enum Problem {
 
 /// What `--lint` found at one place of the program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Finding {
+pub struct LintFinding {
     /// What loses time.
     pub problem: Problem,
     /// Library, function and offset of the first caller that belongs neither to CUDA nor to Headway.
@@ -291,7 +291,7 @@ pub struct Difference {
 
 /// What `--verify` did until the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Verified {
+pub struct VerifyCounts {
     /// Accelerated copies that were compared with the driver's.
     pub compared: u64,
     /// Of these, those that differed.
@@ -302,7 +302,7 @@ pub struct Verified {
 
 /// The last line of a program that came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct End {
+pub struct GuestLogEnd {
     /// When, after the log began.
     pub at: Nanos,
     /// Lines that could not be written, because the disk was full or the log was closed.
@@ -314,22 +314,22 @@ pub struct End {
 /// A line behind the first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Line {
+pub enum GuestLogLine {
     Copy(Copy),
     /// Copies without lines.
-    Counted(Counted),
+    Counted(CountedCopies),
     /// Lines that could not be written just before this one.
     Lost(u64),
     /// What `--lint` found at one place, at the end.
-    Finding(Finding),
+    Finding(LintFinding),
     /// A copy that was wrong.
     Difference(Difference),
     /// What was compared, at the end.
-    Verified(Verified),
-    End(End),
+    Verified(VerifyCounts),
+    End(GuestLogEnd),
 }
 
-impl Start {
+impl GuestLogStart {
     /// Whether a text is the first line of such a log.
     #[must_use]
     pub fn begins(line: &str) -> bool {
@@ -357,14 +357,14 @@ mod tests {
             stream: 1,
             host: Host::PageLocked,
             became: Became::PassedOn,
-            why: Some(Why::EngineFree),
+            why: Some(DriverReason::EngineFree),
             status: 0,
             of: 64,
         };
-        let text = serde_json::to_string(&Line::Copy(copy)).unwrap();
+        let text = serde_json::to_string(&GuestLogLine::Copy(copy)).unwrap();
         assert!(text.contains(r#""call":"cuMemcpyDtoHAsync""#) && !text.contains('\n'), "{text}");
-        assert_eq!(serde_json::from_str::<Line>(&text).unwrap(), Line::Copy(copy));
-        assert!(!Start::begins(&text));
+        assert_eq!(serde_json::from_str::<GuestLogLine>(&text).unwrap(), GuestLogLine::Copy(copy));
+        assert!(!GuestLogStart::begins(&text));
     }
 
     #[test]

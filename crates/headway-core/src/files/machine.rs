@@ -15,7 +15,7 @@ mod write;
 use serde::{Deserialize, Serialize};
 
 pub use self::confidence::Confidence;
-pub use self::cpu::{Cpu, CpuCost};
+pub use self::cpu::{CpuCores, CpuCost};
 pub use self::file::parse;
 pub use self::index::{CapacityId, EndpointId, EngineId, RouteId};
 pub use self::shipped::{SHIPPED, shipped};
@@ -44,7 +44,7 @@ pub struct Machine {
     /// What kernels cost here.
     pub kernels: Vec<KernelCost>,
     /// The CPU as a processor of streams; `None` = nobody measured it, and [`Machine::cpu_or_assumed`] stands in.
-    pub cpu: Option<Cpu>,
+    pub cpu: Option<CpuCores>,
     /// How well the numbers were checked against the node; `None` = uncalibrated: only the `serial` bound is used.
     pub calibration: Option<Calibration>,
     /// What copies cost by which method; empty = not measured.
@@ -354,8 +354,8 @@ impl Machine {
 
     /// The CPU as the file has it, else what is assumed of any.
     #[must_use]
-    pub fn cpu_or_assumed(&self) -> Cpu {
-        self.cpu.clone().unwrap_or_else(Cpu::assumed)
+    pub fn cpu_or_assumed(&self) -> CpuCores {
+        self.cpu.clone().unwrap_or_else(CpuCores::assumed)
     }
 
     /// The cost entry of kernel `id` on `gpu`.

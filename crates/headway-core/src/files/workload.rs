@@ -16,15 +16,15 @@ mod write;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::application::{Application, Field, Keys, Own, Table, Written};
+pub use self::application::{Application, DocumentTable, Field, Keys, Own, Written};
 pub use self::file::{parse, parse_with};
 pub use self::parameters::Parameters;
-pub use self::parts::{PARTS_MAX, Part, PartStep, PartWork};
+pub use self::parts::{PARTS_MAX, PacketPart, PartStep, PartWork};
 pub use self::sharding::Sharding;
-pub use self::task::{Sharing, Task};
-pub use self::unplanned::{Kind, Otherwise, Unplanned, Urgent};
+pub use self::task::{SharingTable, WorkloadTask};
+pub use self::unplanned::{Otherwise, Unplanned, UnplannedKind, Urgent};
 pub use self::write::{write, write_with};
-use crate::plan::combine::Mode;
+use crate::plan::combine::CombineEffort;
 use crate::units::{Bytes, Nanos};
 
 /// A whole workload file.
@@ -43,19 +43,19 @@ pub struct Workload {
     /// How streams share pipelines.
     pub grouping: Grouping,
     /// How hard the planner looks for messages to combine.
-    pub transform: Mode,
+    pub transform: CombineEffort,
     /// Periodic packets with a deadline and processing steps.
     pub streams: Vec<Stream>,
     /// Periodic sets of blocks (batch messages, `verner-2014` Definitions IV.1 and IV.2).
     pub messages: Vec<Message>,
     /// Abstract demands on a named server, for schedulability questions without a machine.
-    pub flows: Vec<Flow>,
+    pub flows: Vec<ServerDemand>,
     /// Transfers without windows of their own: bulk and urgent ones.
     pub unplanned: Vec<Unplanned>,
     /// Recurrent jobs that share GPUs.
-    pub tasks: Vec<Task>,
+    pub tasks: Vec<WorkloadTask>,
     /// How they do; there if and only if there are tasks.
-    pub sharing: Option<Sharing>,
+    pub sharing: Option<SharingTable>,
     /// The first 16 hexadecimal digits of the SHA-256 of the file's text.
     pub hash: String,
 }
@@ -71,7 +71,7 @@ impl Workload {
             seed: file::SEED,
             cycle: Cycle::default(),
             grouping: Grouping::default(),
-            transform: Mode::default(),
+            transform: CombineEffort::default(),
             streams: Vec::new(),
             messages: Vec::new(),
             flows: Vec::new(),
@@ -124,24 +124,24 @@ pub struct Stream {
     /// Arrival of the first packet, counted from the start of the run.
     pub start: Nanos,
     /// Where it runs.
-    pub gpu: Placement,
+    pub gpu: StreamPlacement,
     /// Processing steps in order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<StreamStep>,
     /// What a lateness does to the packet.
     pub on_miss: OnMiss,
     /// Parameters that the `Work` of each step is made with.
     pub parameters: Parameters,
     /// How its packets are divided among all GPUs, if they are.
     pub sharding: Option<Sharding>,
-    /// The parts of a packet, if its steps are sets ([`Step::Parts`]) of which each element works on one; else empty.
-    pub parts: Vec<Part>,
+    /// The parts of a packet, if its steps are sets ([`StreamStep::Parts`]) of which each element works on one; else empty.
+    pub parts: Vec<PacketPart>,
 }
 
 impl Stream {
     /// A stream that starts at once, on whichever GPU the planner chooses, and goes on after a miss.
     #[must_use]
-    pub fn new(id: &str, packet: Bytes, period: Nanos, deadline: Nanos, steps: Vec<Step>) -> Self {
-        let (start, gpu, on_miss) = (Nanos::ZERO, Placement::Auto, OnMiss::default());
+    pub fn new(id: &str, packet: Bytes, period: Nanos, deadline: Nanos, steps: Vec<StreamStep>) -> Self {
+        let (start, gpu, on_miss) = (Nanos::ZERO, StreamPlacement::Auto, OnMiss::default());
         Self {
             id: id.to_owned(),
             packet,
@@ -160,16 +160,16 @@ impl Stream {
     /// The kernels of its steps, in their order.
     pub fn kernels(&self) -> impl Iterator<Item = &str> {
         self.steps.iter().flat_map(|step| match step {
-            Step::Compute { kernel } => vec![kernel.as_str()],
-            Step::Copy { .. } | Step::Exchange => Vec::new(),
-            Step::Parts(steps) => steps.iter().filter_map(PartStep::kernel).collect(),
+            StreamStep::Compute { kernel } => vec![kernel.as_str()],
+            StreamStep::Copy { .. } | StreamStep::Exchange => Vec::new(),
+            StreamStep::Parts(steps) => steps.iter().filter_map(PartStep::kernel).collect(),
         })
     }
 }
 
 /// What processes a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Placement {
+pub enum StreamPlacement {
     /// A GPU; the planner balances: largest rate first, onto the least loaded one.
     Auto,
     /// This GPU of the machine file.
@@ -182,9 +182,9 @@ pub enum Placement {
 
 /// One step of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum StreamStep {
     /// Moves the data: `"host -> gpu"`.
-    Copy { from: Place, to: Place },
+    Copy { from: CopyEndpoint, to: CopyEndpoint },
     /// Runs a kernel over the data on the stream's GPU.
     Compute {
         /// Kernel name, for example `aes128-cbc`.
@@ -197,17 +197,17 @@ pub enum Step {
     Parts(Vec<PartStep>),
 }
 
-impl Step {
+impl StreamStep {
     /// The copy from the host to the stream's own GPU.
     #[must_use]
     pub const fn into_gpu() -> Self {
-        Self::Copy { from: Place::Host, to: Place::OwnGpu }
+        Self::Copy { from: CopyEndpoint::Host, to: CopyEndpoint::OwnGpu }
     }
 
     /// The copy from the stream's own GPU to the host.
     #[must_use]
     pub const fn out_of_gpu() -> Self {
-        Self::Copy { from: Place::OwnGpu, to: Place::Host }
+        Self::Copy { from: CopyEndpoint::OwnGpu, to: CopyEndpoint::Host }
     }
 
     /// A kernel on the stream's own GPU.
@@ -219,7 +219,7 @@ impl Step {
 
 /// An end of a copy step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum CopyEndpoint {
     /// `host`: the memory that the machine's routes connect to the stream's GPU, the first one listed.
     Host,
     /// `gpu`: the stream's own GPU.
@@ -253,7 +253,7 @@ pub struct Message {
     /// Its producer says when each job is there; where a run stands in for it, up to so much after the release. `None` = every
     /// job is there when it is released.
     pub late: Option<Nanos>,
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<MessageBlock>,
 }
 
 impl Workload {
@@ -276,7 +276,7 @@ impl Message {
 
 /// One block of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Block {
+pub struct MessageBlock {
     /// Endpoint it leaves.
     pub from: String,
     /// Endpoint it must reach.
@@ -286,7 +286,7 @@ pub struct Block {
 
 /// A sporadic task `(c, p, d)` on a server of its own choosing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Flow {
+pub struct ServerDemand {
     pub id: String,
     /// Flows with the same server compete; any name.
     pub server: String,

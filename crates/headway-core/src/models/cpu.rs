@@ -10,7 +10,7 @@ use crate::units::Nanos;
 /// A scheduling class that a thread runs in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "class", rename_all = "kebab-case")]
-pub enum Class {
+pub enum SchedulingClass {
     /// `SCHED_DEADLINE`: the kernel reserves `runtime` in every `period`.
     Deadline {
         /// CPU time.
@@ -32,7 +32,7 @@ pub enum Class {
     Ordinary,
 }
 
-impl fmt::Display for Class {
+impl fmt::Display for SchedulingClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Deadline { runtime, period } => write!(f, "SCHED_DEADLINE {runtime} in {period}"),
@@ -43,7 +43,7 @@ impl fmt::Display for Class {
     }
 }
 
-impl Class {
+impl SchedulingClass {
     /// Whether the kernel stops a thread of this class that stays awake too long, so that it must sleep between polls.
     #[must_use]
     pub const fn is_rationed(self) -> bool {
@@ -106,12 +106,12 @@ impl RequestedClass {
 
     /// Whether `class` is what was asked for. With `auto` every class is.
     #[must_use]
-    pub const fn is_met_by(self, class: Class) -> bool {
+    pub const fn is_met_by(self, class: SchedulingClass) -> bool {
         match self {
             Self::Auto | Self::Ordinary => true,
-            Self::Deadline => matches!(class, Class::Deadline { .. }),
-            Self::Fifo => matches!(class, Class::Fifo { .. }),
-            Self::Nice => matches!(class, Class::Nice { nice } if nice < 0),
+            Self::Deadline => matches!(class, SchedulingClass::Deadline { .. }),
+            Self::Fifo => matches!(class, SchedulingClass::Fifo { .. }),
+            Self::Nice => matches!(class, SchedulingClass::Nice { nice } if nice < 0),
         }
     }
 }
@@ -125,7 +125,7 @@ pub struct Threads {
     pub count: u32,
     /// Their class.
     #[serde(flatten)]
-    pub class: Class,
+    pub class: SchedulingClass,
     /// The stronger classes that were tried, each with the reason for its refusal.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<String>,
@@ -139,22 +139,22 @@ pub struct Use {
     /// The threads, the driver first.
     pub threads: Vec<Threads>,
     /// How long after the times that it had asked for the driver ran.
-    pub woken: Lateness,
+    pub woken: DelayStatistics,
     /// How long after the ends of operations the driver noticed them.
-    pub noticed: Lateness,
+    pub noticed: DelayStatistics,
 }
 
 impl Use {
     /// The class of the driver; `None` for a log that does not tell it.
     #[must_use]
-    pub fn driver(&self) -> Option<Class> {
+    pub fn driver(&self) -> Option<SchedulingClass> {
         self.threads.first().map(|threads| threads.class)
     }
 }
 
 /// Order statistics of delays. Median and 99th percentile are rounded up, by an eighth at most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lateness {
+pub struct DelayStatistics {
     /// Delays measured.
     pub count: u64,
     /// The median delay.
@@ -175,9 +175,9 @@ pub struct DriverWatch {
     /// The scheduling class that the thread got.
     pub class: String,
     /// How long after the times that it had asked for the thread ran.
-    pub woken: Lateness,
+    pub woken: DelayStatistics,
     /// The longest time between two looks at the devices, of each millisecond in which it polled.
-    pub noticed: Lateness,
+    pub noticed: DelayStatistics,
 }
 
 impl DriverWatch {
@@ -201,7 +201,7 @@ impl DriverWatch {
 
 impl fmt::Display for DriverWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let figures = |of: &Lateness| {
+        let figures = |of: &DelayStatistics| {
             let p99 = of.p99.map_or_else(String::new, |p99| format!(", p99 {p99}"));
             format!("median {}{p99}, max {}", of.median, of.max)
         };
@@ -243,7 +243,7 @@ impl Meter {
 
     /// The figures so far, by nearest rank.
     #[must_use]
-    pub fn lateness(&self) -> Lateness {
+    pub fn lateness(&self) -> DelayStatistics {
         let count: u64 = self.counts.iter().sum();
         let rank = |hundredths: u64| {
             let rank = (u128::from(count) * u128::from(hundredths)).div_ceil(100);
@@ -254,7 +254,7 @@ impl Meter {
             });
             at.map_or(Nanos::ZERO, |at| Nanos(longest(at)).min(self.max))
         };
-        Lateness { count, median: rank(50), p99: tail(count, rank(99)), max: self.max, beyond: self.beyond }
+        DelayStatistics { count, median: rank(50), p99: tail(count, rank(99)), max: self.max, beyond: self.beyond }
     }
 }
 
@@ -295,11 +295,11 @@ mod tests {
     #[test]
     fn a_meter_gives_ranks_rounded_up_and_the_exact_maximum() {
         let mut meter = Meter::new(Nanos(900));
-        assert_eq!(meter.lateness(), Lateness::default());
+        assert_eq!(meter.lateness(), DelayStatistics::default());
         for delay in (1..=1000).rev() {
             meter.add(Nanos(delay));
         }
-        let Lateness { count, median, p99, max, beyond } = meter.lateness();
+        let DelayStatistics { count, median, p99, max, beyond } = meter.lateness();
         assert_eq!((count, max, beyond), (1000, Nanos(1000), 100));
         assert!((500..=562).contains(&median.0), "{median}");
         assert!(p99.is_some_and(|p99| (990..=1000).contains(&p99.0)), "{p99:?}");
@@ -310,7 +310,8 @@ mod tests {
 
     #[test]
     fn a_watch_names_its_worst_delay_and_how_rare_delays_are_that_it_can_miss() {
-        let lateness = |max| Lateness { count: 500, median: Nanos(1_000), p99: Some(Nanos(2_000)), max, beyond: 0 };
+        let lateness =
+            |max| DelayStatistics { count: 500, median: Nanos(1_000), p99: Some(Nanos(2_000)), max, beyond: 0 };
         let (class, late) = ("SCHED_OTHER".to_owned(), Nanos(4_500_000));
         let woken_late =
             DriverWatch { time: Nanos(3_000_000_000), class, woken: lateness(late), noticed: lateness(Nanos(9_000)) };
@@ -326,12 +327,12 @@ mod tests {
 
     #[test]
     fn a_use_keeps_its_form() {
-        let class = Class::Deadline { runtime: Nanos(100_000), period: Nanos(200_000) };
+        let class = SchedulingClass::Deadline { runtime: Nanos(100_000), period: Nanos(200_000) };
         let threads = vec![Threads { role: "driver".to_owned(), count: 1, class, refused: Vec::new() }];
         let used = Use {
             asked: RequestedClass::Auto,
             threads,
-            woken: Lateness::default(),
+            woken: DelayStatistics::default(),
             noticed: Meter::new(Nanos(1)).lateness(),
         };
         let text = serde_json::to_string(&used).unwrap();
@@ -343,15 +344,15 @@ mod tests {
 
     #[test]
     fn only_the_class_asked_for_meets_a_request() {
-        let fifo = Class::Fifo { priority: 10 };
+        let fifo = SchedulingClass::Fifo { priority: 10 };
         assert!(
             RequestedClass::Auto.is_met_by(fifo)
                 && RequestedClass::Fifo.is_met_by(fifo)
                 && !RequestedClass::Deadline.is_met_by(fifo)
         );
         assert!(
-            RequestedClass::Nice.is_met_by(Class::Nice { nice: -5 })
-                && !RequestedClass::Nice.is_met_by(Class::Nice { nice: 5 })
+            RequestedClass::Nice.is_met_by(SchedulingClass::Nice { nice: -5 })
+                && !RequestedClass::Nice.is_met_by(SchedulingClass::Nice { nice: 5 })
         );
         assert!(RequestedClass::WORDS.iter().all(|(word, requested)| requested.word() == *word));
     }

@@ -28,13 +28,13 @@ use crate::models::wide;
 use crate::units::{Nanos, PPM, Rate};
 
 use self::measured_sets::MeasuredSets;
-pub use bounds::{Bound, Floor, Loads, Shape, Total, Wcet};
-pub use completion::{BatchBlock, Completion, Interval};
-pub use trial::{Accuracy, Judged, Seen, Trial, validate};
+pub use bounds::{BatchShape, BoundFormula, Floor, Loads, Total, Wcet};
+pub use completion::{BatchBlock, BatchCompletion, Interval};
+pub use trial::{Accuracy, Judged, Trial, TrialErrors, validate};
 
 /// Bounds on the searches of this module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct BoundSearchLimits {
     /// Batches of at most this many blocks have all their orders tried.
     pub blocks_exhaustive_max: usize,
     /// Orders tried for larger batches.
@@ -42,7 +42,7 @@ pub struct Limits {
 }
 
 /// The limits that every search here uses.
-pub const LIMITS: Limits = Limits { blocks_exhaustive_max: 6, orders_max: 256 };
+pub const LIMITS: BoundSearchLimits = BoundSearchLimits { blocks_exhaustive_max: 6, orders_max: 256 };
 
 /// A transfer that would never move.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -69,7 +69,7 @@ pub enum Starved {
 
 /// What one active transfer gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Share {
+pub struct BandwidthShare {
     pub rate: Rate,
     /// The full capacity that keeps it from being faster; the lowest id where several do.
     pub limited_by: CapacityId,
@@ -163,7 +163,7 @@ pub struct Scratch {
     touched: Vec<u32>,
     full: Vec<u32>,
     waiting: Vec<u32>,
-    shares: Vec<Share>,
+    shares: Vec<BandwidthShare>,
     measured: measured_sets::Memory,
 }
 
@@ -270,7 +270,7 @@ impl Network {
     ///
     /// # Errors
     /// [`Starved`] for a transfer that would get nothing.
-    pub fn allocate<'s>(&self, active: &[RouteId], scratch: &'s mut Scratch) -> Result<&'s [Share], Starved> {
+    pub fn allocate<'s>(&self, active: &[RouteId], scratch: &'s mut Scratch) -> Result<&'s [BandwidthShare], Starved> {
         self.fill_levels(active, scratch)?;
         while !scratch.waiting.is_empty() {
             self.freeze_smallest(active, scratch)?;
@@ -304,7 +304,7 @@ impl Network {
             let crossings = self.crossings(route);
             let Some(first) = crossings.first() else { return Err(self.no_capacity(route)) };
             scratch.waiting.push(at);
-            scratch.shares.push(Share { rate: Rate(0), limited_by: CapacityId(first.capacity) });
+            scratch.shares.push(BandwidthShare { rate: Rate(0), limited_by: CapacityId(first.capacity) });
             for crossing in crossings {
                 let level = &mut scratch.levels[crossing.capacity as usize];
                 if level.members == 0 {
@@ -363,7 +363,7 @@ impl Network {
             if rate == 0 {
                 return Err(self.no_share(route, by.capacity));
             }
-            shares[at as usize] = Share { rate: Rate(rate), limited_by: CapacityId(by.capacity) };
+            shares[at as usize] = BandwidthShare { rate: Rate(rate), limited_by: CapacityId(by.capacity) };
             for crossing in crossings {
                 let level = &mut levels[crossing.capacity as usize];
                 level.left = level.left.saturating_sub(used(crossing.use_ppm, rate));
@@ -423,10 +423,10 @@ const fn used(use_ppm: u64, rate: u64) -> u64 {
 pub struct RateCache {
     network: Network,
     scratch: Scratch,
-    known: BTreeMap<Box<[RouteId]>, Box<[Share]>>,
+    known: BTreeMap<Box<[RouteId]>, Box<[BandwidthShare]>>,
     sets_max: usize,
     key: Vec<RouteId>,
-    out: Vec<Share>,
+    out: Vec<BandwidthShare>,
 }
 
 impl RateCache {
@@ -447,12 +447,12 @@ impl RateCache {
     ///
     /// # Errors
     /// [`Starved`] for a transfer that would get nothing.
-    pub fn shares(&mut self, active: &[RouteId]) -> Result<&[Share], Starved> {
+    pub fn shares(&mut self, active: &[RouteId]) -> Result<&[BandwidthShare], Starved> {
         self.key.clear();
         self.key.extend_from_slice(active);
         self.key.sort_unstable();
         if !self.known.contains_key(self.key.as_slice()) {
-            let shares: Box<[Share]> = self.network.allocate(&self.key, &mut self.scratch)?.into();
+            let shares: Box<[BandwidthShare]> = self.network.allocate(&self.key, &mut self.scratch)?.into();
             if self.known.len() >= self.sets_max {
                 self.known.clear();
             }

@@ -1,6 +1,6 @@
 //! Copies between host and GPU memory: what each method costs, which one is chosen, and how a long copy is cut.
 //!
-//! A [`Profile`] holds measured [`Curve`]s, one per [`Key`]. Everything here is pure: integers, no clock.
+//! A [`Profile`] holds measured [`Curve`]s, one per [`CurveKey`]. Everything here is pure: integers, no clock.
 
 mod abilities;
 pub mod arbitration;
@@ -21,13 +21,15 @@ mod profile;
 mod selector;
 mod words;
 
-pub use self::abilities::{Abilities, Cpu, Multiprocessors, Occupies, table};
-pub use self::choose::{Available, Candidate, Choice, Figures, Reason, Request, Verdict, choose};
-pub use self::curve::{Curve, Point, Statistic, TAIL_SAMPLES, tail};
+pub use self::abilities::{Abilities, CpuUse, Multiprocessors, Occupies, table};
+pub use self::choose::{
+    Available, Candidate, CostFigures, MethodChoice, MethodRequest, MethodVerdict, RejectionReason, choose,
+};
+pub use self::curve::{Curve, CurvePoint, Statistic, TAIL_SAMPLES, tail};
 pub use self::defaults::{default_tuning, defaults};
-pub use self::explain::{Explanation, Row, explain};
-pub use self::key::{Direction, HostMemory, Key, Load, Stores, Tuning, TuningKey};
-pub use self::method::{Mapping, Method, NotAMethod, Shape};
+pub use self::explain::{Explanation, MethodRow, explain};
+pub use self::key::{BackgroundLoad, CurveKey, Direction, HostMemory, Stores, Tuning, TuningKey};
+pub use self::method::{Method, NotAMethod, ResidentShape, WindowMapping};
 pub use self::pieces::Geometry;
 pub use self::price::{Bounds, Price, PricedTuning};
 pub use self::profile::{Profile, Stamp};

@@ -90,14 +90,14 @@ pub fn write_header(buffer: &mut [u8], cycle: u64, lens: &[u64]) -> Result<Bytes
 
 /// A block that was checked: every portion lies inside the buffer, behind the header, and no two overlap.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct BlockHeader {
     /// The cycle the block belongs to.
     pub cycle: u64,
     /// Byte range of each portion in the block.
     pub portions: Vec<std::ops::Range<usize>>,
 }
 
-impl Header {
+impl BlockHeader {
     /// Reads and checks the header at the start of `buffer`.
     ///
     /// # Errors
@@ -139,8 +139,8 @@ mod tests {
         let mut buffer = vec![0xAA; 512];
         let total = write_header(&mut buffer, 7, &[16, 0, 33]).unwrap();
         assert_eq!(total, Bytes(48 + 16 + 48));
-        let header = Header::read(&buffer).unwrap();
-        assert_eq!(header, Header { cycle: 7, portions: vec![48..64, 64..64, 64..97] });
+        let header = BlockHeader::read(&buffer).unwrap();
+        assert_eq!(header, BlockHeader { cycle: 7, portions: vec![48..64, 64..64, 64..97] });
     }
 
     #[test]
@@ -159,13 +159,13 @@ mod tests {
             for flip in [0x01, 0x80, 0xFF] {
                 let mut bad = good.clone();
                 bad[at] ^= flip;
-                if let Ok(header) = Header::read(&bad) {
+                if let Ok(header) = BlockHeader::read(&bad) {
                     assert!(header.portions.iter().all(|portion| portion.end <= bad.len()), "byte {at} ^ {flip:#x}");
                 }
             }
         }
         for len in 0..32 {
-            assert!(Header::read(&good[..len]).is_err(), "{len} bytes");
+            assert!(BlockHeader::read(&good[..len]).is_err(), "{len} bytes");
         }
     }
 }

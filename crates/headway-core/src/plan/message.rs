@@ -3,7 +3,7 @@
 //! An *elementary* message is one transfer operation of the system (`verner-2014`, Definitions IV.1 and IV.3). A *batch* is
 //! what the scheduler releases: one job per slot of its grid, with a part of every member's block (Definition IV.2).
 //! Combining splits the blocks of a slower message over the slots of a faster one ([`crate::plan::combine`]); the levels that a
-//! [`Member`] carries are the map between its jobs and the slots, in both directions.
+//! [`BatchMember`] carries are the map between its jobs and the slots, in both directions.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -121,14 +121,14 @@ impl Elementary {
 
     /// Its own grid: one slot per job.
     #[must_use]
-    pub const fn grid(&self) -> Grid {
-        Grid { start: self.start, period: self.period, window: self.deadline }
+    pub const fn grid(&self) -> SlotGrid {
+        SlotGrid { start: self.start, period: self.period, window: self.deadline }
     }
 }
 
 /// Slots `k = 0, 1, ...`: `[start + k period, start + k period + window)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Grid {
+pub struct SlotGrid {
     /// Start of slot 0.
     pub start: Nanos,
     /// Distance of slots.
@@ -137,7 +137,7 @@ pub struct Grid {
     pub window: Nanos,
 }
 
-impl Grid {
+impl SlotGrid {
     /// Start and end of a slot.
     #[must_use]
     pub fn slot(&self, slot: u64) -> (u128, u128) {
@@ -169,15 +169,14 @@ impl Grid {
 /// One splitting: every block, or part of one, goes into the first `parts` slots of `grid` that start once it is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Level {
-    /// The slots.
-    pub grid: Grid,
+    pub grid: SlotGrid,
     /// Into how many.
     pub parts: u64,
 }
 
 /// Bytes of one job of an elementary message that one slot carries.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct SlotPart {
     /// The slot of the batch.
     pub slot: u64,
     /// Bytes of the job's block.
@@ -186,7 +185,7 @@ pub struct Part {
 
 /// An elementary message inside a batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Member {
+pub struct BatchMember {
     /// Position in the elementary set.
     pub elementary: u32,
     /// The splittings, from the message's own jobs to the batch's slots; at least one. The first may be its own grid.
@@ -195,7 +194,7 @@ pub struct Member {
     pub reserve: Bytes,
 }
 
-impl Member {
+impl BatchMember {
     /// An elementary message as it is: one slot per job.
     #[must_use]
     pub fn whole(elementary: u32, of: &Elementary) -> Self {
@@ -211,13 +210,13 @@ impl Member {
     /// Where the bytes of job `job` of the message go: parts in the order of slots and bytes. A part without a byte is left
     /// out, and a slot that could carry one stays empty.
     #[must_use]
-    pub fn parts(&self, of: &Elementary, job: u64) -> Vec<Part> {
+    pub fn parts(&self, of: &Elementary, job: u64) -> Vec<SlotPart> {
         self.parts_from(of, of.window(job).0)
     }
 
     /// The same for a block that is ready at `ready`: for sporadic messages.
     #[must_use]
-    pub fn parts_from(&self, of: &Elementary, ready: u128) -> Vec<Part> {
+    pub fn parts_from(&self, of: &Elementary, ready: u128) -> Vec<SlotPart> {
         let mut windows = vec![(ready, 0..of.bytes.0)];
         let mut placed = Vec::new();
         for level in &self.levels {
@@ -229,7 +228,7 @@ impl Member {
             }
             windows.extend(placed.iter().map(|(slot, bytes)| (level.grid.slot(*slot).0, bytes.clone())));
         }
-        placed.into_iter().map(|(slot, bytes)| Part { slot, bytes }).collect()
+        placed.into_iter().map(|(slot, bytes)| SlotPart { slot, bytes }).collect()
     }
 
     /// What `slot` of the batch carries of the message: the job, and bytes of its block. `None` = nothing; always for a
@@ -285,9 +284,9 @@ pub fn reserve(bytes: Bytes, parts: u64, granule: Bytes) -> Bytes {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Batch {
     /// Its slots: a job is released at the start of each and must be complete at its end.
-    pub grid: Grid,
+    pub grid: SlotGrid,
     /// Members by ascending position in the elementary set.
-    pub members: Vec<Member>,
+    pub members: Vec<BatchMember>,
     /// [`Release::Sporadic`] only for a sporadic message alone; every other batch is released by time.
     pub release: Release,
 }
@@ -296,7 +295,7 @@ impl Batch {
     /// An elementary message as a batch of its own.
     #[must_use]
     pub fn single(elementary: u32, of: &Elementary) -> Self {
-        Self { grid: of.grid(), members: vec![Member::whole(elementary, of)], release: of.release }
+        Self { grid: of.grid(), members: vec![BatchMember::whole(elementary, of)], release: of.release }
     }
 
     /// The first of its elementary messages: what ties are broken by.
@@ -308,7 +307,7 @@ impl Batch {
     /// What a job moves at most: a block per member, in their order.
     #[must_use]
     pub fn blocks(&self, set: &[Elementary]) -> Vec<BatchBlock> {
-        let block = |m: &Member| BatchBlock { route: set[m.elementary as usize].route, bytes: m.reserve };
+        let block = |m: &BatchMember| BatchBlock { route: set[m.elementary as usize].route, bytes: m.reserve };
         self.members.iter().map(block).collect()
     }
 }

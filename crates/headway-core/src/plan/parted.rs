@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{PlannedStep, Work};
+use super::{OperationWork, PlannedStep};
 use crate::plan::block::{LAUNCH_ALIGN, block_bytes};
 use crate::units::Bytes;
 
@@ -63,8 +63,8 @@ impl Parted {
             let once = (0..of.len()).all(|at| !of[..at].contains(&of[at]));
             let known = of.iter().all(|&part| (part as usize) < self.parts.len());
             let sized = step.operations.iter().zip(of).all(|(operation, &part)| match operation.work {
-                Work::Copy { bytes, .. } => self.reserves.get(part as usize) == Some(&bytes),
-                Work::Compute { .. } | Work::Hold => true,
+                OperationWork::Copy { bytes, .. } => self.reserves.get(part as usize) == Some(&bytes),
+                OperationWork::Compute { .. } | OperationWork::Hold => true,
             });
             of.len() == step.operations.len() && once && known && sized
         };

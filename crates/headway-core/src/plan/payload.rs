@@ -13,7 +13,7 @@ pub struct Gathered {
 
 /// A piece of a submitted operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct PayloadChunk {
     pub pipeline: u32,
     pub cycle: u64,
     pub step: u32,
@@ -45,7 +45,7 @@ pub trait Payload {
     ///
     /// # Errors
     /// When the kernel refuses its block.
-    fn execute(&mut self, piece: &Piece) -> Result<(), Self::Error>;
+    fn execute(&mut self, piece: &PayloadChunk) -> Result<(), Self::Error>;
 
     /// Takes the last buffer of a cycle.
     ///

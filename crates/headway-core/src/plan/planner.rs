@@ -7,14 +7,15 @@
 
 use std::collections::BTreeMap;
 
-use crate::files::machine::{Cpu, EndpointId, EngineClass, EngineId, Machine, RouteId};
-use crate::files::workload::{Cycle, Grouping, Message, OnMiss, Place, Step, Stream, Workload};
+use crate::files::machine::{CpuCores, EndpointId, EngineClass, EngineId, Machine, RouteId};
+use crate::files::workload::{CopyEndpoint, Cycle, Grouping, Message, OnMiss, Stream, StreamStep, Workload};
 use crate::models::interconnect::{BatchBlock, Network, Starved};
 use crate::plan::block::block_bytes;
 use crate::plan::combine::CombineError;
 use crate::plan::{
-    Alternative, Announced, Carried, Named, Outcome, Pipeline, Plan, PlannedBatch, PlannedCapacity, PlannedEngine,
-    PlannedOperation, PlannedStep, PlannedStream, SCHEMA, Server, Source, Strategy, Strength, Verdict, Work,
+    Alternative, Announced, Carried, Named, OperationWork, Outcome, Pipeline, PipelineSource, Plan, PlannedBatch,
+    PlannedCapacity, PlannedEngine, PlannedOperation, PlannedStep, PlannedStream, SCHEMA, Server, Strategy, Strength,
+    Verdict,
 };
 use crate::units::{Bytes, Nanos, PPM};
 
@@ -322,7 +323,7 @@ struct Planner<'a> {
     machine: &'a Machine,
     workload: &'a Workload,
     network: &'a Network,
-    cpu: &'a Cpu,
+    cpu: &'a CpuCores,
     strategy: Strategy,
     cycle: Cycle,
     /// Whether steps of one stream may have windows of different lengths.
@@ -521,14 +522,16 @@ impl Planner<'_> {
         let mut steps = Vec::new();
         for (number, step) in stream.steps.iter().enumerate() {
             steps.push(match step {
-                Step::Compute { kernel } => {
+                StreamStep::Compute { kernel } => {
                     self.kernel_on_gpu(stream, number, kernel, gpu)?;
                     Resolved::Compute(kernel.clone())
                 }
-                Step::Copy { from, to } => {
+                StreamStep::Copy { from, to } => {
                     Resolved::Copy(self.route_of(stream, &format!("steps.{number}.copy"), (from, to), gpu)?)
                 }
-                Step::Exchange | Step::Parts(_) => unreachable!("these streams have pipelines of their own"),
+                StreamStep::Exchange | StreamStep::Parts(_) => {
+                    unreachable!("these streams have pipelines of their own")
+                }
             });
         }
         Ok(steps)
@@ -538,10 +541,10 @@ impl Planner<'_> {
         self.machine.route(from, to)
     }
 
-    fn end(&self, stream: &Stream, key: &str, place: &Place, gpu: EndpointId) -> Result<EndpointId, PlanError> {
+    fn end(&self, stream: &Stream, key: &str, place: &CopyEndpoint, gpu: EndpointId) -> Result<EndpointId, PlanError> {
         match place {
-            Place::OwnGpu => Ok(gpu),
-            Place::Host => {
+            CopyEndpoint::OwnGpu => Ok(gpu),
+            CopyEndpoint::Host => {
                 let near =
                     |memory: &EndpointId| self.route(*memory, gpu).is_some() && self.route(gpu, *memory).is_some();
                 let found = self.machine.memories().find(near);
@@ -553,7 +556,7 @@ impl Planner<'_> {
                     machine: self.machine.name.clone(),
                 })
             }
-            Place::Named(name) => {
+            CopyEndpoint::Named(name) => {
                 let all: Vec<EndpointId> = (0..self.machine.endpoints.len() as u32).map(EndpointId).collect();
                 self.machine.endpoint(name).ok_or_else(|| self.unknown(stream, key, name, all.iter()))
             }
@@ -594,7 +597,7 @@ impl Planner<'_> {
         let streams = group.streams.iter().map(|&s| s as u32).collect();
         Ok(Pipeline {
             name,
-            source: Source::Streams(streams),
+            source: PipelineSource::Streams(streams),
             gpu: self.gpu_of(group.processor),
             period,
             start,
@@ -631,7 +634,7 @@ impl Planner<'_> {
                     });
                 }
                 let operation =
-                    PlannedOperation { engines: vec![engine], work: Work::Compute { kernel: kernel.clone() } };
+                    PlannedOperation { engines: vec![engine], work: OperationWork::Compute { kernel: kernel.clone() } };
                 PlannedStep {
                     name: kernel.clone(),
                     server: 0,
@@ -650,7 +653,7 @@ impl Planner<'_> {
     /// A step of one copy, without its server and its cost.
     fn copy_step(&self, route: RouteId, bytes: Bytes) -> PlannedStep {
         let operation = self.copy(route, bytes);
-        let Work::Copy { from, to, .. } = &operation.work else { unreachable!("copy makes a copy") };
+        let OperationWork::Copy { from, to, .. } = &operation.work else { unreachable!("copy makes a copy") };
         PlannedStep {
             name: format!("{from} -> {to}"),
             server: 0,
@@ -671,7 +674,7 @@ impl Planner<'_> {
         engines.sort_by_key(|engine| self.machine.engines[engine.at()].gpu != planned.from);
         PlannedOperation {
             engines,
-            work: Work::Copy {
+            work: OperationWork::Copy {
                 from: name(planned.from),
                 to: name(planned.to),
                 class: self.machine.class(route),

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::block::block_bytes;
-use super::{PlannedStep, Work};
+use super::{OperationWork, PlannedStep};
 use crate::files::workload::{Parameters, Sharding};
 use crate::units::Bytes;
 
@@ -18,7 +18,7 @@ pub struct Sharded {
     pub stream: u32,
     /// How its packets are divided.
     pub sharding: Sharding,
-    /// Parameters that the `Work` of each step is made with.
+    /// Parameters that the `OperationWork` of each step is made with.
     pub parameters: Parameters,
     /// The items of each GPU that has some.
     pub shards: Vec<Shard>,
@@ -83,8 +83,10 @@ impl Sharded {
     #[must_use]
     pub fn bytes(&self, steps: &[PlannedStep], step: usize, index: u32) -> Bytes {
         match steps[step].operations[index as usize].work {
-            Work::Copy { bytes, .. } => bytes,
-            Work::Compute { .. } | Work::Hold => self.launch_bytes(is_first_kernel(steps, step), index),
+            OperationWork::Copy { bytes, .. } => bytes,
+            OperationWork::Compute { .. } | OperationWork::Hold => {
+                self.launch_bytes(is_first_kernel(steps, step), index)
+            }
         }
     }
 
@@ -102,8 +104,7 @@ impl Sharded {
 /// Whether no step before `step` computes.
 #[must_use]
 pub fn is_first_kernel(steps: &[PlannedStep], step: usize) -> bool {
-    let computes =
-        |step: &PlannedStep| matches!(step.operations.first(), Some(it) if matches!(it.work, Work::Compute { .. }));
+    let computes = |step: &PlannedStep| matches!(step.operations.first(), Some(it) if matches!(it.work, OperationWork::Compute { .. }));
     !steps.iter().take(step).any(computes)
 }
 

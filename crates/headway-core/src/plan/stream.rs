@@ -11,5 +11,5 @@ mod load;
 pub mod node;
 mod rectangle;
 
-pub use load::{Fluid, GRANULE, Load, class_window, gathered_bytes};
-pub use rectangle::{Found, Margins, Reach, Rectangle, search};
+pub use load::{BlockLoad, Fluid, GRANULE, class_window, gathered_bytes};
+pub use rectangle::{BestRectangle, Margins, Rectangle, SearchReach, search};

@@ -1,6 +1,6 @@
 //! When windows open and close, and which packets a cycle carries.
 
-use super::{Pipeline, PlannedStream, Source};
+use super::{Pipeline, PipelineSource, PlannedStream};
 use crate::units::Nanos;
 
 impl Pipeline {
@@ -46,7 +46,7 @@ impl Pipeline {
     /// How long after its release a job finds its window open: a message alone counts from when its producer is late.
     #[must_use]
     pub fn opens_after(&self) -> Nanos {
-        if self.source == Source::Message { self.period.saturating_sub(self.window) } else { Nanos::ZERO }
+        if self.source == PipelineSource::Message { self.period.saturating_sub(self.window) } else { Nanos::ZERO }
     }
 
     /// When the window of `step` in `cycle` closes.

@@ -1,12 +1,12 @@
 //! Small random plans for the dispatcher, with the data that arrives and the time that every operation takes.
 
-use headway_core::decisions::dispatch::Limits;
+use headway_core::decisions::dispatch::DispatcherLimits;
 use headway_core::files::machine::{EngineClass, EngineId, RouteId};
 use headway_core::files::workload::OnMiss;
 use headway_core::models::transfer::Method;
 use headway_core::plan::{
-    Named, Outcome, Pipeline, Plan, PlannedEngine, PlannedOperation, PlannedStep, PlannedStream, SCHEMA, Server,
-    Source, Strategy as Kept, Strength, Verdict, Work,
+    Named, OperationWork, Outcome, Pipeline, PipelineSource, Plan, PlannedEngine, PlannedOperation, PlannedStep,
+    PlannedStream, SCHEMA, Server, Strategy as Kept, Strength, Verdict,
 };
 use headway_core::units::{Bytes, Nanos};
 use proptest::collection::vec;
@@ -25,7 +25,7 @@ pub(crate) struct Datum {
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) plan: Plan,
-    pub(crate) limits: Limits,
+    pub(crate) limits: DispatcherLimits,
     pub(crate) epoch: u64,
     pub(crate) cycles: Vec<u64>,
     pub(crate) packets: Vec<u64>,
@@ -60,7 +60,7 @@ pub(crate) fn server(in_flight: u32) -> Server {
 }
 
 pub(crate) fn copy(bytes: u64) -> PlannedOperation {
-    let work = Work::Copy {
+    let work = OperationWork::Copy {
         from: "host".to_owned(),
         to: "gpu0".to_owned(),
         class: EngineClass::H2d,
@@ -73,11 +73,11 @@ pub(crate) fn copy(bytes: u64) -> PlannedOperation {
 }
 
 pub(crate) fn hold() -> PlannedOperation {
-    PlannedOperation { engines: Vec::new(), work: Work::Hold }
+    PlannedOperation { engines: Vec::new(), work: OperationWork::Hold }
 }
 
 pub(crate) fn compute() -> PlannedOperation {
-    PlannedOperation { engines: vec![EngineId(0)], work: Work::Compute { kernel: "spin".to_owned() } }
+    PlannedOperation { engines: vec![EngineId(0)], work: OperationWork::Compute { kernel: "spin".to_owned() } }
 }
 
 pub(crate) fn step(server: u32, cost: u64, operations: Vec<PlannedOperation>) -> PlannedStep {
@@ -99,7 +99,7 @@ pub(crate) fn step(server: u32, cost: u64, operations: Vec<PlannedOperation>) ->
 pub(crate) fn flow(period: u64, window: u64, steps: Vec<PlannedStep>) -> Pipeline {
     Pipeline {
         name: "flow".to_owned(),
-        source: Source::Flow,
+        source: PipelineSource::Flow,
         gpu: None,
         period: Nanos(period),
         start: Nanos::ZERO,
@@ -175,7 +175,7 @@ fn any_pipeline(servers: u32) -> impl Strategy<Value = Fed> {
             pipeline.reserve = Bytes(reserve);
             let mut of = stream_at(apart, from, deadline);
             if fed {
-                pipeline.source = Source::Streams(vec![0]);
+                pipeline.source = PipelineSource::Streams(vec![0]);
                 pipeline.gather = Nanos(if gathered { period } else { 0 });
                 if !gathered {
                     (of.period, of.start) = (pipeline.period, pipeline.start);
@@ -202,7 +202,7 @@ pub(crate) fn any_case() -> impl Strategy<Value = Case> {
         let (mut pipelines, mut streams, mut packets) = (Vec::new(), Vec::new(), Vec::new());
         let (mut cycles, mut data) = (Vec::new(), Vec::new());
         for (at, (mut pipeline, mut stream, of_stream, of_pipeline, blocks)) in (0u32..).zip(fed) {
-            if let Source::Streams(list) = &mut pipeline.source {
+            if let PipelineSource::Streams(list) = &mut pipeline.source {
                 list[0] = streams.len() as u32;
                 stream.pipeline = at;
                 streams.push(stream);
@@ -219,7 +219,7 @@ pub(crate) fn any_case() -> impl Strategy<Value = Case> {
         data.sort_unstable();
         let mut plan = plan(servers.into_iter().map(server).collect(), pipelines, streams);
         plan.jitter = Nanos(jitter);
-        let limits = Limits { operations_max, ..Limits::default() };
+        let limits = DispatcherLimits { operations_max, ..DispatcherLimits::default() };
         Case { plan, limits, epoch, cycles, packets, data, seed }
     })
 }

@@ -3,8 +3,8 @@
 //! In every nanosecond: windows open, then operations end in the order of their numbers, then data arrives, then every
 //! server with room starts the piece with the earliest deadline; of equal deadlines the one that joined first.
 
-use headway_core::decisions::dispatch::{Action, Event};
-use headway_core::plan::{Source, Work};
+use headway_core::decisions::dispatch::{DispatchAction, DispatchEvent};
+use headway_core::plan::{OperationWork, PipelineSource};
 use headway_core::units::{Bytes, Nanos};
 
 use super::engines::Engines;
@@ -13,8 +13,8 @@ use crate::case::Case;
 /// What happened when; events of an instant in no particular order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Trace {
-    pub(crate) actions: Vec<(u64, Action)>,
-    pub(crate) events: Vec<(u64, Event)>,
+    pub(crate) actions: Vec<(u64, DispatchAction)>,
+    pub(crate) events: Vec<(u64, DispatchEvent)>,
 }
 
 #[derive(Clone, Debug)]
@@ -110,7 +110,7 @@ impl<'a> Reference<'a> {
     }
 
     fn is_fed(&self, job: &Job) -> bool {
-        matches!(self.case.plan.pipelines[job.pipeline as usize].source, Source::Streams(_))
+        matches!(self.case.plan.pipelines[job.pipeline as usize].source, PipelineSource::Streams(_))
     }
 
     /// When the block of a job's cycle is there, and its size.
@@ -138,7 +138,7 @@ impl<'a> Reference<'a> {
     /// unless its server has rested since that was.
     fn join(&mut self, at: usize) {
         let Job { pipeline, cycle, step, deadline, release, .. } = self.jobs[at];
-        self.tell(Event::Ready { pipeline, cycle, step, deadline: Nanos(deadline) });
+        self.tell(DispatchEvent::Ready { pipeline, cycle, step, deadline: Nanos(deadline) });
         let late = self.now > release + self.case.plan.jitter.0;
         let mut counts = if late { self.now } else { release };
         let server = self.server_of(&self.jobs[at]) as usize;
@@ -172,7 +172,7 @@ impl<'a> Reference<'a> {
         held.min_by_key(|&at| (self.jobs[at].counts, self.jobs[at].pipeline, self.jobs[at].cycle, self.jobs[at].step))
     }
 
-    fn tell(&mut self, event: Event) {
+    fn tell(&mut self, event: DispatchEvent) {
         self.trace.events.push((self.now, event));
     }
 
@@ -201,10 +201,10 @@ impl<'a> Reference<'a> {
             let at = self.jobs.iter().position(first).expect("data is for cycles that run");
             let due = self.jobs[at].release;
             if self.now > due {
-                self.tell(Event::DataLate { pipeline, cycle, by: Nanos(self.now - due) });
+                self.tell(DispatchEvent::DataLate { pipeline, cycle, by: Nanos(self.now - due) });
             }
             if datum.bytes == 0 {
-                self.tell(Event::Empty { pipeline, cycle });
+                self.tell(DispatchEvent::Empty { pipeline, cycle });
             } else if self.now >= due {
                 self.join(at);
             }
@@ -260,9 +260,9 @@ impl<'a> Reference<'a> {
         for (index, operation) in (0u32..).zip(&step.operations) {
             let is_batch = step.operations.len() > 1;
             let (offset, bytes) = match operation.work {
-                Work::Copy { bytes: Bytes(own), .. } if is_batch => (0, own),
-                Work::Copy { .. } if step.chunk.0 > 0 => (job.given, step.chunk.0.min(block - job.given)),
-                Work::Copy { .. } | Work::Compute { .. } | Work::Hold => (0, block),
+                OperationWork::Copy { bytes: Bytes(own), .. } if is_batch => (0, own),
+                OperationWork::Copy { .. } if step.chunk.0 > 0 => (job.given, step.chunk.0.min(block - job.given)),
+                OperationWork::Copy { .. } | OperationWork::Compute { .. } | OperationWork::Hold => (0, block),
             };
             self.jobs[at].given = offset + bytes;
             self.jobs[at].all_given = is_batch || offset + bytes == block;
@@ -273,7 +273,7 @@ impl<'a> Reference<'a> {
             self.engines.submit(self.now, number, (server, index), time);
             piece.operations.push(number);
             let (offset, bytes) = (Bytes(offset), Bytes(bytes));
-            let action = Action::Submit { operation: number, pipeline, cycle, step, index, offset, bytes };
+            let action = DispatchAction::Submit { operation: number, pipeline, cycle, step, index, offset, bytes };
             self.trace.actions.push((self.now, action));
         }
         self.jobs[at].pieces_left += 1;
@@ -305,12 +305,12 @@ impl<'a> Reference<'a> {
         let Job { pipeline, cycle, step, deadline, took, .. } = self.jobs[at].clone();
         let of = &self.case.plan.pipelines[pipeline as usize];
         let cost = of.steps[step as usize].cost;
-        self.tell(Event::Complete { pipeline, cycle, step });
+        self.tell(DispatchEvent::Complete { pipeline, cycle, step });
         if took > cost.0 {
-            self.tell(Event::Overrun { pipeline, cycle, step, cost, took: Nanos(took) });
+            self.tell(DispatchEvent::Overrun { pipeline, cycle, step, cost, took: Nanos(took) });
         }
         if self.now > deadline {
-            self.tell(Event::Late { pipeline, cycle, step, by: Nanos(self.now - deadline) });
+            self.tell(DispatchEvent::Late { pipeline, cycle, step, by: Nanos(self.now - deadline) });
         }
         if (step as usize) + 1 < of.steps.len() {
             if self.jobs[at + 1].release <= self.now {
@@ -318,8 +318,8 @@ impl<'a> Reference<'a> {
             }
             return;
         }
-        self.trace.actions.push((self.now, Action::Deliver { pipeline, cycle }));
-        let Source::Streams(streams) = &of.source else { return };
+        self.trace.actions.push((self.now, DispatchAction::Deliver { pipeline, cycle }));
+        let PipelineSource::Streams(streams) = &of.source else { return };
         let from = of.start.0 + cycle * of.period.0;
         for &stream in streams {
             let planned = &self.case.plan.streams[stream as usize];
@@ -329,7 +329,7 @@ impl<'a> Reference<'a> {
                     if of.gather.0 == 0 { packet == cycle } else { (from..from + of.period.0).contains(&arrival) };
                 let due = self.case.epoch + arrival + planned.deadline.0;
                 if carried && self.now > due {
-                    self.tell(Event::Missed { stream, packet, by: Nanos(self.now - due) });
+                    self.tell(DispatchEvent::Missed { stream, packet, by: Nanos(self.now - due) });
                 }
             }
         }

@@ -3,7 +3,7 @@
 
 #![allow(dead_code, reason = "every test and bench uses its part")]
 
-use headway_core::analysis::schedulability::Task;
+use headway_core::analysis::schedulability::RecurrentTask;
 use response_time_analysis::arrival::Sporadic;
 use response_time_analysis::edf::{fully_nonpreemptive, limited_preemptive};
 use response_time_analysis::time::{Duration, Service};
@@ -12,16 +12,20 @@ use response_time_analysis::{demand, wcet};
 /// Where the searches for a bound end, in nanoseconds: the busy window of a set close to full utilisation has minutes.
 const LIMIT: u64 = 1_000_000_000_000_000;
 
-fn arrivals(tasks: &[Task]) -> Vec<Sporadic> {
+fn arrivals(tasks: &[RecurrentTask]) -> Vec<Sporadic> {
     tasks.iter().map(|t| Sporadic::new_zero_jitter(Duration::from(t.period.0))).collect()
 }
 
-fn cost(task: &Task) -> wcet::Scalar {
+fn cost(task: &RecurrentTask) -> wcet::Scalar {
     wcet::Scalar::new(Service::from(task.cost.0))
 }
 
 /// Response-time bounds under NP-EDF, lazily; `None` where the search finds none below `limit`.
-pub(crate) fn bounds_whole(tasks: &[Task], limit: u64, mut each: impl FnMut(usize, Option<u64>) -> bool) -> bool {
+pub(crate) fn bounds_whole(
+    tasks: &[RecurrentTask],
+    limit: u64,
+    mut each: impl FnMut(usize, Option<u64>) -> bool,
+) -> bool {
     let arrivals = arrivals(tasks);
     let of = |n: usize| fully_nonpreemptive::Task {
         wcet: cost(&tasks[n]),
@@ -36,7 +40,11 @@ pub(crate) fn bounds_whole(tasks: &[Task], limit: u64, mut each: impl FnMut(usiz
 }
 
 /// The same with jobs cut into chunks, the last one the rest.
-pub(crate) fn bounds_in_chunks(tasks: &[Task], limit: u64, mut each: impl FnMut(usize, Option<u64>) -> bool) -> bool {
+pub(crate) fn bounds_in_chunks(
+    tasks: &[RecurrentTask],
+    limit: u64,
+    mut each: impl FnMut(usize, Option<u64>) -> bool,
+) -> bool {
     let arrivals = arrivals(tasks);
     let demands: Vec<_> = tasks.iter().zip(&arrivals).map(|(t, a)| demand::RBF::new(a, cost(t))).collect();
     (0..tasks.len()).all(|n| {
@@ -60,12 +68,12 @@ pub(crate) fn bounds_in_chunks(tasks: &[Task], limit: u64, mut each: impl FnMut(
 }
 
 /// Whether every bound holds; ends at the first that does not.
-pub(crate) fn whole(tasks: &[Task]) -> bool {
+pub(crate) fn whole(tasks: &[RecurrentTask]) -> bool {
     bounds_whole(tasks, LIMIT, |n, bound| bound.is_some_and(|b| b <= tasks[n].deadline.0))
 }
 
 /// The same for jobs in chunks.
-pub(crate) fn in_chunks(tasks: &[Task]) -> bool {
+pub(crate) fn in_chunks(tasks: &[RecurrentTask]) -> bool {
     bounds_in_chunks(tasks, LIMIT, |n, bound| bound.is_some_and(|b| b <= tasks[n].deadline.0))
 }
 

@@ -9,7 +9,7 @@ use headway_os::copy;
 use headway_os::memory::mostly_absent;
 
 use super::OrderedCopy;
-use super::ticket::{Ticket, Word, Words};
+use super::ticket::{OrderedTicket, Word, Words};
 use crate::pool::Piece;
 
 /// Slots of a pipeline.
@@ -54,7 +54,7 @@ pub(super) fn use_of(number: u64) -> u32 {
 }
 
 impl Job {
-    pub(super) fn new(copy: OrderedCopy, chunk: usize, ticket: &Ticket, slots: &Arc<Slots>, first: u64) -> Self {
+    pub(super) fn new(copy: OrderedCopy, chunk: usize, ticket: &OrderedTicket, slots: &Arc<Slots>, first: u64) -> Self {
         let has_pages = || {
             // SAFETY: whoever makes a `RawCopy` promises the range; its pages are asked for, its bytes are not read.
             !mostly_absent(unsafe { std::slice::from_raw_parts(copy.host, copy.bytes) }, 8)

@@ -9,7 +9,7 @@ use headway_device::buffer::Memory;
 
 use super::OrderedCopy;
 use super::job::{Job, SLOTS, Slots, slot_of, use_of};
-use super::ticket::{Ticket, Word, Words};
+use super::ticket::{OrderedTicket, Word, Words};
 use super::workers::JobQueue;
 use crate::owned::{Context, CopyKind, Stream};
 use crate::pool::Pool;
@@ -62,7 +62,7 @@ impl Pipeline {
         context: &Context,
         copy: &OrderedCopy,
         chunk: usize,
-        ticket: &Ticket,
+        ticket: &OrderedTicket,
         jobs: &JobQueue,
     ) -> Result<(), DeviceError> {
         let (first, stream, generation) = (self.chunks, self.stream.handle(), ticket.generation());

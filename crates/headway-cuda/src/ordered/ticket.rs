@@ -83,7 +83,7 @@ impl Tickets {
         Ok(Self { words, spare, awaited: (0..count).map(|_| AtomicU32::new(0)).collect() })
     }
 
-    pub(super) fn take(&self, shared: &Arc<Shared>) -> Result<Ticket, DeviceError> {
+    pub(super) fn take(&self, shared: &Arc<Shared>) -> Result<OrderedTicket, DeviceError> {
         let mut spare = lock(&self.spare);
         // The one that was given back first is the likeliest to be over.
         let over = |&(index, generation): &(usize, u32)| {
@@ -95,7 +95,7 @@ impl Tickets {
         let (index, generation) = spare.remove(at);
         drop(spare);
         let shared = Arc::clone(shared);
-        Ok(Ticket { shared, index, generation: generation.wrapping_add(1) })
+        Ok(OrderedTicket { shared, index, generation: generation.wrapping_add(1) })
     }
 
     fn word(&self, index: usize, which: Which) -> Word {
@@ -132,13 +132,13 @@ enum Which {
 }
 
 /// A copy that was queued. To drop it does not end the copy.
-pub struct Ticket {
+pub struct OrderedTicket {
     shared: Arc<Shared>,
     index: usize,
     generation: u32,
 }
 
-impl std::fmt::Debug for Ticket {
+impl std::fmt::Debug for OrderedTicket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Ticket")
             .field("index", &self.index)
@@ -147,7 +147,7 @@ impl std::fmt::Debug for Ticket {
     }
 }
 
-impl Ticket {
+impl OrderedTicket {
     /// Whether the bytes are in the destination. Calls nothing of the driver.
     ///
     /// # Errors
@@ -162,7 +162,7 @@ impl Ticket {
     /// Waits until the bytes are in the destination, for `limit` at most.
     ///
     /// # Errors
-    /// [`DeviceError::Timeout`] if the copy has not ended by then: it goes on. Else as for [`Ticket::is_done`].
+    /// [`DeviceError::Timeout`] if the copy has not ended by then: it goes on. Else as for [`OrderedTicket::is_done`].
     pub fn wait(&self, limit: Duration) -> Result<(), DeviceError> {
         let (start, mut looked, mut nap) = (Instant::now(), Instant::now(), Duration::from_micros(5));
         while !self.is_done()? {
@@ -208,7 +208,7 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for OrderedTicket {
     fn drop(&mut self) {
         lock(&self.shared.tickets.spare).push((self.index, self.generation));
     }

@@ -191,8 +191,8 @@ mod trace {
 
 #[cfg(test)]
 mod tests {
-    use headway_core::models::transfer::Mapping;
-    use headway_device::buffer::{HeapMemory, Place};
+    use headway_core::models::transfer::WindowMapping;
+    use headway_device::buffer::{HeapMemory, MemoryPlace};
     use headway_device::gpu::Window;
 
     use super::super::tagged::BEFORE_FIRST;
@@ -212,7 +212,7 @@ mod tests {
         fn bytes(&self) -> usize {
             self.0.bytes()
         }
-        fn place(&self) -> Place {
+        fn place(&self) -> MemoryPlace {
             self.0.place()
         }
         fn window(&self) -> Option<&dyn Window> {
@@ -222,8 +222,8 @@ mod tests {
 
     // SAFETY: it writes and reads what it is told.
     unsafe impl Window for Windowed {
-        fn mapping(&self) -> Mapping {
-            Mapping::Gdrdrv
+        fn mapping(&self) -> WindowMapping {
+            WindowMapping::Gdrdrv
         }
         unsafe fn store(&self, at: usize, from: &[u8]) {
             // SAFETY: the caller's promise.

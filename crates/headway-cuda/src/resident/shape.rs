@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use headway_core::models::transfer::Shape;
-use headway_device::{DeviceError, Grid};
+use headway_core::models::transfer::ResidentShape;
+use headway_device::{DeviceError, LaunchGrid};
 
 use crate::owned::{Context, Module};
 use crate::table;
@@ -32,21 +32,21 @@ pub(super) struct Launch {
 }
 
 impl Launch {
-    pub(super) fn grid(self) -> Grid {
+    pub(super) fn grid(self) -> LaunchGrid {
         let shared_bytes = if self.cluster.is_some() { WHOLE_MULTIPROCESSOR } else { 0 };
-        Grid { blocks: self.units * self.cluster.unwrap_or(1), threads: THREADS, shared_bytes }
+        LaunchGrid { blocks: self.units * self.cluster.unwrap_or(1), threads: THREADS, shared_bytes }
     }
 }
 
 /// Loads the kernel of the form `shape` and finds how it is launched.
-pub(super) fn load(context: &Arc<Context>, shape: Shape) -> Result<(Module, Launch), DeviceError> {
+pub(super) fn load(context: &Arc<Context>, shape: ResidentShape) -> Result<(Module, Launch), DeviceError> {
     let missing = |reason: String, remedy: &str| unavailable(context, shape, reason, remedy);
     let (driver, ordinal) = (&context.driver, context.ordinal);
     if driver.attribute(table::ATTRIBUTE_KERNEL_TIME_LIMIT, ordinal)? != 0 {
         let reason = "the driver ends kernels that run for long (a display hangs on this GPU)";
         return Err(missing(reason.into(), "use `window` or `dma`, or a GPU without a display"));
     }
-    if shape == Shape::Hub {
+    if shape == ResidentShape::Hub {
         let module = Module::load(context, "resident", include_str!("../../ptx/resident.ptx"), "headway_resident")?;
         return Ok((module, Launch { units: 1, workers: 1, cluster: None }));
     }
@@ -59,10 +59,10 @@ pub(super) fn load(context: &Arc<Context>, shape: Shape) -> Result<(Module, Laun
     let ptx = include_str!("../../ptx/resident_cluster_sm90.ptx");
     let module = Module::load(context, "resident_cluster", ptx, "headway_resident_cluster")?;
     let (sizes, units): (&[u32], u32) =
-        if shape == Shape::Gpc { (&[GPC_BLOCKS], 1) } else { (&GPC4_BLOCKS, GPC4_UNITS) };
+        if shape == ResidentShape::Gpc { (&[GPC_BLOCKS], 1) } else { (&GPC4_BLOCKS, GPC4_UNITS) };
     let mut tried = Vec::new();
     for &blocks in sizes {
-        let workers = if shape == Shape::Gpc { blocks } else { GPC4_WORKERS };
+        let workers = if shape == ResidentShape::Gpc { blocks } else { GPC4_WORKERS };
         let launch = Launch { units, workers, cluster: Some(blocks) };
         match module.clusters_max(launch.grid(), blocks) {
             Ok(held) if held >= units => return Ok((module, launch)),
@@ -74,10 +74,10 @@ pub(super) fn load(context: &Arc<Context>, shape: Shape) -> Result<(Module, Laun
         }
     }
     let reason = format!("it holds fewer than {units} clusters at once: {}", tried.join(", "));
-    Err(missing(reason, if shape == Shape::Gpc { "use `hub`" } else { "use `gpc` or `hub`" }))
+    Err(missing(reason, if shape == ResidentShape::Gpc { "use `hub`" } else { "use `gpc` or `hub`" }))
 }
 
-pub(super) fn unavailable(context: &Context, shape: Shape, reason: String, remedy: &str) -> DeviceError {
+pub(super) fn unavailable(context: &Context, shape: ResidentShape, reason: String, remedy: &str) -> DeviceError {
     let what = format!("the resident copier `{shape}` on GPU {}", context.ordinal);
     DeviceError::Unavailable { what, reason, remedy: remedy.into() }
 }

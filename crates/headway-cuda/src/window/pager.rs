@@ -164,7 +164,7 @@ mod tests {
     use std::sync::Arc;
 
     use headway_core::units::Bytes;
-    use headway_device::Limits;
+    use headway_device::DeviceLimits;
     use headway_device::buffer::{Budget, HeapMemory};
 
     use super::*;
@@ -191,7 +191,7 @@ mod tests {
     }
 
     fn paged(bytes: usize, fails: bool) -> (Moving, Buffer, Log) {
-        let limits = Limits { host_bytes_max: Bytes(64 << 20), ..Limits::default() };
+        let limits = DeviceLimits { host_bytes_max: Bytes(64 << 20), ..DeviceLimits::default() };
         let reservation = Budget::new(&limits, Bytes(0)).reserve(1, bytes as u64, 0).unwrap();
         let buffer = Buffer::new(HeapMemory::pageable(bytes).unwrap(), reservation);
         let base = NonNull::new(buffer.claim(0..0, Access::Read).unwrap().as_ptr()).unwrap();

@@ -5,14 +5,14 @@ use std::hint::spin_loop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use headway_core::models::transfer::Mapping;
+use headway_core::models::transfer::WindowMapping;
 use headway_core::units::Nanos;
 use headway_device::buffer::Memory as _;
 use headway_device::gpu::Window as _;
-use headway_device::{DeviceError, Grid};
+use headway_device::{DeviceError, LaunchGrid};
 use headway_os::clock;
 
-use super::{Route, open};
+use super::{WindowRoute, open};
 use crate::abandoned::{await_rest_for, leave};
 use crate::checked::Driver;
 use crate::owned::{Context, Module, Stream};
@@ -34,14 +34,19 @@ const FLAG_BYTES: usize = 64;
 /// # Errors
 /// [`DeviceError::Unavailable`] with the route's reason, [`DeviceError::KernelLoad`], [`DeviceError::Driver`];
 /// [`DeviceError::Timeout`] when a round takes more than a second.
-pub fn round_trips(driver: &Arc<Driver>, index: u32, route: Route, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
+pub fn round_trips(
+    driver: &Arc<Driver>,
+    index: u32,
+    route: WindowRoute,
+    rounds: u32,
+) -> Result<Vec<Nanos>, DeviceError> {
     of_context(&Context::retain(driver, driver.device(index)?)?, route, rounds)
 }
 
 /// The same by the first usable route of the form `mapping`.
-pub(crate) fn of_form(context: &Arc<Context>, mapping: Mapping, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
+pub(crate) fn of_form(context: &Arc<Context>, mapping: WindowMapping, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
     let mut refusal = None;
-    for route in Route::ALL.into_iter().filter(|route| route.mapping() == mapping) {
+    for route in WindowRoute::ALL.into_iter().filter(|route| route.mapping() == mapping) {
         match of_context(context, route, rounds) {
             Err(error @ DeviceError::Unavailable { .. }) => refusal = Some(error),
             done => return done,
@@ -54,7 +59,7 @@ pub(crate) fn of_form(context: &Arc<Context>, mapping: Mapping, rounds: u32) -> 
     }))
 }
 
-fn of_context(context: &Arc<Context>, route: Route, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
+fn of_context(context: &Arc<Context>, route: WindowRoute, rounds: u32) -> Result<Vec<Nanos>, DeviceError> {
     let flag = open(context, route, FLAG_BYTES).map_err(|refusal| refusal.error(format!("the route {route}")))?;
     let pinned = PinnedMemory::new(context, FLAG_BYTES)?;
     // SAFETY: fresh pinned memory of at least 4 bytes, aligned to a page; CPU and kernel use it by atomic accesses only.
@@ -66,7 +71,7 @@ fn of_context(context: &Arc<Context>, route: Route, rounds: u32) -> Result<Vec<N
     let (mut count, mut looks) = (rounds, LOOKS);
     let mut arguments: [*mut c_void; 4] =
         [(&raw mut from).cast(), (&raw mut to).cast(), (&raw mut count).cast(), (&raw mut looks).cast()];
-    let grid = Grid { blocks: 1, threads: 1, shared_bytes: 0 };
+    let grid = LaunchGrid { blocks: 1, threads: 1, shared_bytes: 0 };
     // SAFETY: two addresses and two 32-bit numbers, as the entry has them. Flag and answer live until the kernel has ended, or are left behind.
     unsafe { stream.launch(&module, grid, &mut arguments) }?;
     let mut times = Vec::with_capacity(rounds as usize);

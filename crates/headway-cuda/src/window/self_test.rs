@@ -74,7 +74,7 @@ fn random(seed: u64, len: usize) -> Vec<u8> {
 mod tests {
     use std::cell::UnsafeCell;
 
-    use headway_core::models::transfer::Mapping;
+    use headway_core::models::transfer::WindowMapping;
 
     use super::*;
 
@@ -90,8 +90,8 @@ mod tests {
 
     // SAFETY: the tests' faults stay within the memory.
     unsafe impl Window for Faulty {
-        fn mapping(&self) -> Mapping {
-            Mapping::Vulkan
+        fn mapping(&self) -> WindowMapping {
+            WindowMapping::Vulkan
         }
         unsafe fn store(&self, at: usize, from: &[u8]) {
             // SAFETY: used by one thread, and no reference outlives a call.

@@ -68,7 +68,7 @@ impl Fake {
 const MAPPABLE: [&str; 2] = ["-DVERSION=13030", "-DMMAP_ATTRIBUTE=1"];
 
 fn reservation(bytes: usize) -> Reservation {
-    let limits = Limits { device_bytes_max: headway_core::units::Bytes(1 << 30), ..Limits::default() };
+    let limits = DeviceLimits { device_bytes_max: headway_core::units::Bytes(1 << 30), ..DeviceLimits::default() };
     Budget::new(&limits, limits.device_bytes_max).reserve(1, 0, bytes as u64).unwrap()
 }
 
@@ -77,7 +77,7 @@ fn text(refusal: Refusal) -> String {
 }
 
 /// The reason for which `route` is not there.
-fn reason(context: &Arc<Context>, route: Route) -> String {
+fn reason(context: &Arc<Context>, route: WindowRoute) -> String {
     text(open(context, route, 1000).err().expect("the route is not there"))
 }
 
@@ -93,7 +93,7 @@ fn gdrdrv_maps_what_cuda_allocates_by_either_version_of_its_library() {
         let before = fake.live();
         let memory = by_gdrdrv(&context, &session, self_test::BYTES).map_err(text).unwrap();
         passes(&memory);
-        assert_eq!((memory.address % GPU_PAGE as u64, memory.view.mapping()), (0, Mapping::Gdrdrv));
+        assert_eq!((memory.address % GPU_PAGE as u64, memory.view.mapping()), (0, WindowMapping::Gdrdrv));
         drop(memory);
         assert_eq!(fake.live(), before, "nothing is left pinned, mapped or allocated");
     }
@@ -152,7 +152,7 @@ fn a_dma_buf_is_mapped_where_the_driver_says_it_can_be() {
     let verdicts = probe(&context);
     assert_eq!(verdicts.iter().map(|(mapping, _)| *mapping).collect::<Vec<_>>(), FORMS);
     verdicts[2].1.as_ref().unwrap();
-    let memory = allocate(&context, Mapping::DmaBuf, self_test::BYTES).unwrap();
+    let memory = allocate(&context, WindowMapping::DmaBuf, self_test::BYTES).unwrap();
     passes(&memory);
     let (address, bytes) = (memory.address, memory.bytes);
     let mover = by_parts_of_a_dma_buf(&context, address, bytes).map_err(text).unwrap();
@@ -174,11 +174,13 @@ fn the_parts_of_a_buffer_are_shown_one_after_another_by_a_dma_buf() {
 #[test]
 fn a_dma_buf_that_cannot_be_mapped_says_why() {
     let old = Fake::build(&[]);
-    assert!(reason(&old.context(), Route::DmaBuf).contains("AttributeAbsent: CUDA 13.1, attribute 152"));
+    assert!(reason(&old.context(), WindowRoute::DmaBuf).contains("AttributeAbsent: CUDA 13.1, attribute 152"));
     let without = Fake::build(&[&MAPPABLE[..], &["-DNO_DMA_BUF"]].concat());
-    assert!(reason(&without.context(), Route::DmaBuf).contains("lacks cuMemGetHandleForAddressRange"));
+    assert!(reason(&without.context(), WindowRoute::DmaBuf).contains("lacks cuMemGetHandleForAddressRange"));
     let sealed = Fake::build(&[&MAPPABLE[..], &["-DSEALED"]].concat());
-    assert!(reason(&sealed.context(), Route::DmaBuf).contains("MmapRefused: mmap of the dma-buf failed with EACCES"));
+    assert!(
+        reason(&sealed.context(), WindowRoute::DmaBuf).contains("MmapRefused: mmap of the dma-buf failed with EACCES")
+    );
     assert_eq!((old.live(), without.live(), sealed.live()), (0, 0, 0));
 }
 
@@ -186,23 +188,23 @@ fn a_dma_buf_that_cannot_be_mapped_says_why() {
 fn a_gpu_has_one_small_mapping_and_it_needs_a_buffer_of_that_gpu() {
     let fake = Fake::build(&MAPPABLE);
     let context = fake.context();
-    let buffer = Buffer::new(allocate(&context, Mapping::DmaBuf, 1000).unwrap(), reservation(1000));
-    let first = pager(&context, Mapping::DmaBuf, &buffer).unwrap();
-    assert!(matches!(pager(&context, Mapping::DmaBuf, &buffer), Err(DeviceError::Refused { max: 1, .. })));
+    let buffer = Buffer::new(allocate(&context, WindowMapping::DmaBuf, 1000).unwrap(), reservation(1000));
+    let first = pager(&context, WindowMapping::DmaBuf, &buffer).unwrap();
+    assert!(matches!(pager(&context, WindowMapping::DmaBuf, &buffer), Err(DeviceError::Refused { max: 1, .. })));
     drop(first);
-    drop(pager(&context, Mapping::DmaBuf, &buffer).unwrap());
-    let error = pager(&context, Mapping::Vulkan, &buffer).err().unwrap().to_string();
+    drop(pager(&context, WindowMapping::DmaBuf, &buffer).unwrap());
+    let error = pager(&context, WindowMapping::Vulkan, &buffer).err().unwrap().to_string();
     assert!(error.contains("allocate the buffer with a window of the form `vulkan`"), "{error}");
     let second = Context::retain(&context.driver, 1).unwrap();
-    assert!(matches!(pager(&second, Mapping::DmaBuf, &buffer), Err(DeviceError::Invalid { .. })));
+    assert!(matches!(pager(&second, WindowMapping::DmaBuf, &buffer), Err(DeviceError::Invalid { .. })));
 }
 
 #[test]
 fn memory_with_a_window_is_zeroed_and_of_its_gpu() {
     let fake = Fake::build(&MAPPABLE);
     let context = fake.context();
-    let buffer = Buffer::new(allocate(&context, Mapping::DmaBuf, 1000).unwrap(), reservation(1000));
-    assert_eq!(buffer.place(), Place::Device { id: context.id, domain: context.driver.domain });
+    let buffer = Buffer::new(allocate(&context, WindowMapping::DmaBuf, 1000).unwrap(), reservation(1000));
+    assert_eq!(buffer.place(), MemoryPlace::Device { id: context.id, domain: context.driver.domain });
     let mut span = buffer.claim(0..1000, Access::Write).unwrap();
     let mut seen = [9; 1000];
     span.load(0, &mut seen).unwrap();
@@ -215,7 +217,7 @@ fn memory_with_a_window_is_zeroed_and_of_its_gpu() {
 fn a_forked_child_has_no_window_and_frees_nothing() {
     let fake = Fake::build(&MAPPABLE);
     let context = fake.context();
-    let memory = allocate(&context, Mapping::DmaBuf, 1000).unwrap();
+    let memory = allocate(&context, WindowMapping::DmaBuf, 1000).unwrap();
     let (live, counter) = (fake.live(), fake.counter());
     assert!(Memory::window(&memory).is_some());
     // SAFETY: the child uses nothing that another thread can have locked: this library is the test's own.
@@ -335,7 +337,7 @@ fn exhausted_memory_is_out_of_memory_and_not_a_missing_route() {
 fn sizes_beyond_all_memory_are_refused_without_a_panic() {
     let fake = Fake::build(&MAPPABLE);
     let context = fake.context();
-    for route in [Route::DmaBuf] {
+    for route in [WindowRoute::DmaBuf] {
         for bytes in [usize::MAX, usize::MAX - 4096] {
             assert!(matches!(open(&context, route, bytes), Err(Refusal::Failed(DeviceError::Invalid { .. }))));
         }
@@ -360,27 +362,27 @@ fn each_form_takes_its_first_route_that_passes() {
     let mut tried = Vec::new();
     let probed = Probed::find(0, |route| {
         tried.push(route);
-        if route == Route::VulkanExport || route == Route::DmaBuf { Ok(()) } else { Err(gone("Gone")) }
+        if route == WindowRoute::VulkanExport || route == WindowRoute::DmaBuf { Ok(()) } else { Err(gone("Gone")) }
     });
-    assert_eq!(tried, Route::ALL);
-    assert_eq!(probed.route(Mapping::Vulkan), Ok(Route::VulkanExport));
-    assert_eq!(probed.route(Mapping::DmaBuf), Ok(Route::DmaBuf));
-    assert!(probed.settled && probed.route(Mapping::Gdrdrv).is_err());
+    assert_eq!(tried, WindowRoute::ALL);
+    assert_eq!(probed.route(WindowMapping::Vulkan), Ok(WindowRoute::VulkanExport));
+    assert_eq!(probed.route(WindowMapping::DmaBuf), Ok(WindowRoute::DmaBuf));
+    assert!(probed.settled && probed.route(WindowMapping::Gdrdrv).is_err());
     let mut tried = Vec::new();
     Probed::find(0, |route| {
         tried.push(route);
         Ok(())
     });
-    assert_eq!(tried, [Route::Gdrdrv, Route::VulkanImport, Route::DmaBuf]);
+    assert_eq!(tried, [WindowRoute::Gdrdrv, WindowRoute::VulkanImport, WindowRoute::DmaBuf]);
 }
 
 #[test]
 fn reasons_of_both_vulkan_routes_are_told_once_if_they_are_one() {
-    let same = Probed::find(3, |_| Err(gone("NoIcd"))).route(Mapping::Vulkan).unwrap_err();
+    let same = Probed::find(3, |_| Err(gone("NoIcd"))).route(WindowMapping::Vulkan).unwrap_err();
     assert_eq!(same.to_string(), "the window `vulkan` of GPU 3 is not available: NoIcd: why NoIcd; do");
-    let both = Probed::find(3, |route| Err(gone(if route == Route::VulkanImport { "A" } else { "B" })));
+    let both = Probed::find(3, |route| Err(gone(if route == WindowRoute::VulkanImport { "A" } else { "B" })));
     assert_eq!(
-        both.route(Mapping::Vulkan).unwrap_err().to_string(),
+        both.route(WindowMapping::Vulkan).unwrap_err().to_string(),
         "the window `vulkan` of GPU 3 is not available: A: vulkan (CUDA's memory): why A; \
          vulkan (Vulkan's memory): B: why B; do"
     );
@@ -390,13 +392,13 @@ fn reasons_of_both_vulkan_routes_are_told_once_if_they_are_one() {
 fn a_refused_call_settles_a_probe_and_exhausted_memory_does_not() {
     let refused = || DeviceError::Driver { call: "cuMemCreate", code: 801, name: "CUDA_ERROR_NOT_SUPPORTED".into() };
     let probed = Probed::find(0, |_| Err(refused().into()));
-    let error = probed.route(Mapping::Vulkan).unwrap_err().to_string();
+    let error = probed.route(WindowMapping::Vulkan).unwrap_err().to_string();
     assert!(probed.settled && error.contains("ImportRefused: cuMemCreate failed with"), "{error}");
     let lost = DeviceError::Driver { call: "cuMemCreate", code: 700, name: "CUDA_ERROR_ILLEGAL_ADDRESS".into() };
     for error in [lost, DeviceError::DeviceLost] {
         let probed = Probed::find(0, |_| Err(error.clone().into()));
         assert!(!probed.settled);
-        assert_eq!(probed.route(Mapping::Vulkan), Err(error));
+        assert_eq!(probed.route(WindowMapping::Vulkan), Err(error));
     }
 }
 
@@ -405,9 +407,9 @@ fn a_probe_is_remembered_for_the_gpu() {
     let fake = Fake::build(&MAPPABLE);
     let context = fake.context();
     let probed = Probed::of(&context);
-    assert_eq!(probed.route(Mapping::DmaBuf), Ok(Route::DmaBuf));
+    assert_eq!(probed.route(WindowMapping::DmaBuf), Ok(WindowRoute::DmaBuf));
     assert!(lock(&PROBED).contains_key(&context.id));
     let again = fake.context();
     assert_eq!(again.id, context.id);
-    assert_eq!(Probed::of(&again).route(Mapping::DmaBuf), Ok(Route::DmaBuf));
+    assert_eq!(Probed::of(&again).route(WindowMapping::DmaBuf), Ok(WindowRoute::DmaBuf));
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use headway_core::units::Nanos;
 use headway_os::clock;
 
-use super::{Buffer, Domain, Memory, Place};
+use super::{Buffer, Memory, MemoryDomain, MemoryPlace};
 use crate::graveyard;
 
 /// Turns of a wait for lent memory that only spin.
@@ -23,23 +23,24 @@ const LOAN_MAX: Nanos = Nanos(600_000_000_000);
 /// Meanwhile it asks whether operations that were given up while they used `memory` have ended ([`graveyard`]). If something still holds it ten
 /// minutes after `body` has ended, the process is ended with a message: a GPU that neither ends a copy nor fails writes to memory
 /// whose owner takes it to be free, or the caller never gets it back.
-pub fn lend<R>(memory: &[u8], pinned: Option<Domain>, body: impl FnOnce(&Buffer) -> R) -> R {
+pub fn lend<R>(memory: &[u8], pinned: Option<MemoryDomain>, body: impl FnOnce(&Buffer) -> R) -> R {
     lend_raw(memory.as_ptr().cast_mut(), memory.len(), pinned, false, body)
 }
 
 /// Lends `memory` to `body` as a buffer that gives claims for reading and writing; else as [`lend`].
-pub fn lend_mut<R>(memory: &mut [u8], pinned: Option<Domain>, body: impl FnOnce(&Buffer) -> R) -> R {
+pub fn lend_mut<R>(memory: &mut [u8], pinned: Option<MemoryDomain>, body: impl FnOnce(&Buffer) -> R) -> R {
     lend_raw(memory.as_mut_ptr(), memory.len(), pinned, true, body)
 }
 
 fn lend_raw<R>(
     base: *mut u8,
     bytes: usize,
-    pinned: Option<Domain>,
+    pinned: Option<MemoryDomain>,
     writable: bool,
     body: impl FnOnce(&Buffer) -> R,
 ) -> R {
-    let lent = Lent { base: NonNull::new(base).unwrap_or(NonNull::dangling()), bytes, place: Place::Host { pinned } };
+    let lent =
+        Lent { base: NonNull::new(base).unwrap_or(NonNull::dangling()), bytes, place: MemoryPlace::Host { pinned } };
     let mut loan = Loan(Buffer::of(Box::new(lent), None, writable));
     let result = body(&loan.0);
     loan.wait();
@@ -50,7 +51,7 @@ fn lend_raw<R>(
 struct Lent {
     base: NonNull<u8>,
     bytes: usize,
-    place: Place,
+    place: MemoryPlace,
 }
 
 // SAFETY: plain bytes that the lender leaves alone until the loan has ended.
@@ -67,7 +68,7 @@ unsafe impl Memory for Lent {
     fn bytes(&self) -> usize {
         self.bytes
     }
-    fn place(&self) -> Place {
+    fn place(&self) -> MemoryPlace {
         self.place
     }
 }

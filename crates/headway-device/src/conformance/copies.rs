@@ -195,8 +195,8 @@ pub fn pieces_arrive_by_every_mover(gpu: &Arc<dyn Gpu>) {
     let mut noise = Noise::new(17);
     let (mut sent, mut expected, mut found) = (vec![0; ROOM], vec![0; ROOM], vec![0; ROOM]);
     let fill = |buffer: &Buffer, bytes: &[u8]| match buffer.place() {
-        crate::buffer::Place::Host { .. } => write(buffer, 0, bytes),
-        crate::buffer::Place::Device { .. } => Ordinary(gpu).put(bytes, 0, ROOM, buffer, 0),
+        crate::buffer::MemoryPlace::Host { .. } => write(buffer, 0, bytes),
+        crate::buffer::MemoryPlace::Device { .. } => Ordinary(gpu).put(bytes, 0, ROOM, buffer, 0),
     };
     for by in [Mover::Loop, Mover::Batch, Mover::Kernel { blocks: 1 }, Mover::Kernel { blocks: 13 }] {
         for (from, to) in [(&host, &first), (&first, &host), (&first, &second)] {
@@ -219,8 +219,8 @@ pub fn pieces_arrive_by_every_mover(gpu: &Arc<dyn Gpu>) {
                     Err(error) => panic!("{count} pieces by {by:?}: {error}"),
                 }
                 match to.place() {
-                    crate::buffer::Place::Host { .. } => read(to, 0, &mut found),
-                    crate::buffer::Place::Device { .. } => Ordinary(gpu).take(to, 0, &mut found, 0, ROOM),
+                    crate::buffer::MemoryPlace::Host { .. } => read(to, 0, &mut found),
+                    crate::buffer::MemoryPlace::Device { .. } => Ordinary(gpu).take(to, 0, &mut found, 0, ROOM),
                 }
                 same(&format!("{count} pieces by {by:?} to {:?}", to.place()), &found, &expected);
             }

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use headway_core::files::machine::EngineClass;
 use headway_core::models::transfer::Method;
-use headway_core::plan::block::{self, Header};
+use headway_core::plan::block::{self, BlockHeader};
 use headway_os::clock;
 
 use super::{Noise, PATIENCE, claim, read, same, write};
 use crate::buffer::{Access, Buffer, HostKind};
 use crate::gpu::{Completion, Gpu};
-use crate::work::{Grid, Portion, StepMemory, Work, WorkError};
+use crate::work::{LaunchGrid, Portion, StepMemory, Work, WorkError};
 use crate::{DeviceError, Engines, Span, Waker};
 
 /// Sizes around the usual borders: line, page, and a megabyte.
@@ -283,7 +283,7 @@ pub fn steps_write_what_their_cpu_form_writes(gpu: &Arc<dyn Gpu>) {
             let found = all(&staging);
             let header = 0..block::header_bytes(lens.len());
             same("header", &found[header.clone()], &expected[header]);
-            let header = Header::read(&found).expect("the kernel copies the header");
+            let header = BlockHeader::read(&found).expect("the kernel copies the header");
             for (portion, range) in header.portions.into_iter().enumerate() {
                 same(&format!("cycle {cycle}, portion {portion} of {lens:?}"), &found[range.clone()], &expected[range]);
             }
@@ -437,7 +437,7 @@ impl Work for Xor {
 
     fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), WorkError> {
         let refuse = |reason: String| WorkError::BadBlock { work: "conformance-xor", reason };
-        let header = Header::read(input).map_err(|error| refuse(error.to_string()))?;
+        let header = BlockHeader::read(input).map_err(|error| refuse(error.to_string()))?;
         let first = block::header_bytes(header.portions.len());
         if output.len() < input.len() || state.len() < 4 * header.portions.len() {
             return Err(refuse("output or state is too small".into()));
@@ -462,8 +462,8 @@ impl Work for Xor {
         "headway_conformance_xor"
     }
 
-    fn grid(&self, portions: u32) -> Grid {
+    fn grid(&self, portions: u32) -> LaunchGrid {
         // More dynamic shared memory than a kernel gets without asking, so that asking is tested too.
-        Grid { blocks: portions, threads: 128, shared_bytes: 50 << 10 }
+        LaunchGrid { blocks: portions, threads: 128, shared_bytes: 50 << 10 }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use headway_core::models::transfer::{Mapping, Shape};
+use headway_core::models::transfer::{ResidentShape, WindowMapping};
 use headway_core::units::Nanos;
 use headway_os::clock;
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::DeviceError;
 use crate::buffer::{Access, Buffer};
-use crate::gpu::{Gpu, Mover, Operation, Pager, Piece, Reach, Resident, ResidentOptions};
+use crate::gpu::{CpuReach, Gpu, Mover, Operation, Pager, Piece, Resident, ResidentOptions};
 
 /// Stores and loads through the window of a buffer.
 struct ByWindow;
@@ -30,22 +30,25 @@ impl HostCopy for ByWindow {
 }
 
 /// The window forms that can be used; of the others it is tested that they cannot.
-fn usable_windows(gpu: &dyn Gpu) -> Vec<Mapping> {
+fn usable_windows(gpu: &dyn Gpu) -> Vec<WindowMapping> {
     let mut usable = Vec::new();
     for (mapping, tried) in gpu.windows() {
         match tried {
             Ok(()) => usable.push(mapping),
             Err(error) => {
                 note(&format!("not tested: window by {mapping:?}: {error}"));
-                assert!(gpu.device_buffer(64, Reach::Window(mapping)).is_err(), "{mapping:?} is said not to be usable");
+                assert!(
+                    gpu.device_buffer(64, CpuReach::Window(mapping)).is_err(),
+                    "{mapping:?} is said not to be usable"
+                );
             }
         }
     }
     usable
 }
 
-fn windowed(gpu: &dyn Gpu, mapping: Mapping, bytes: usize) -> Buffer {
-    gpu.device_buffer(bytes, Reach::Window(mapping)).expect("a window of a form said to be usable")
+fn windowed(gpu: &dyn Gpu, mapping: WindowMapping, bytes: usize) -> Buffer {
+    gpu.device_buffer(bytes, CpuReach::Window(mapping)).expect("a window of a form said to be usable")
 }
 
 /// Test of the suite: every window form, all sizes and alignments.
@@ -192,7 +195,7 @@ impl HostCopy for ByResident {
     }
 }
 
-fn usable_residents(gpu: &dyn Gpu) -> Vec<Shape> {
+fn usable_residents(gpu: &dyn Gpu) -> Vec<ResidentShape> {
     let mut usable = Vec::new();
     for (shape, tried) in gpu.residents() {
         match tried {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::copies::Ordinary;
 use super::{HostCopy, Noise, claim, memory, perform, pinned, read, same, write};
 use crate::DeviceError;
-use crate::buffer::{Access, Place};
+use crate::buffer::{Access, MemoryPlace};
 use crate::gpu::{Gpu, Operation};
-use crate::work::{Argument, CpuArgument, Grid, Work};
+use crate::work::{Argument, CpuArgument, LaunchGrid, Work};
 
 /// The suite's work: adds an integer to every byte.
 pub(super) struct Add;
@@ -25,7 +25,7 @@ impl Work for Add {
         "headway_conformance_add"
     }
 
-    fn launch(&self, _: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
+    fn launch(&self, _: LaunchGrid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
         let [CpuArgument::Read(from), CpuArgument::Write(to), CpuArgument::Int(count), CpuArgument::Int(add)] =
             arguments
         else {
@@ -55,8 +55,8 @@ pub fn launches_compute_what_their_cpu_form_does(gpu: &Arc<dyn Gpu>) {
             noise.fill(&mut expected);
             for (buffer, bytes) in [(from, &sent), (to, &expected)] {
                 match buffer.place() {
-                    Place::Host { .. } => write(buffer, 0, bytes),
-                    Place::Device { .. } => Ordinary(gpu).put(bytes, 0, LEN, buffer, 0),
+                    MemoryPlace::Host { .. } => write(buffer, 0, bytes),
+                    MemoryPlace::Device { .. } => Ordinary(gpu).put(bytes, 0, LEN, buffer, 0),
                 }
             }
             let arguments = vec![
@@ -65,14 +65,14 @@ pub fn launches_compute_what_their_cpu_form_does(gpu: &Arc<dyn Gpu>) {
                 Argument::Int(count as i32),
                 Argument::Int(add),
             ];
-            let grid = Grid { blocks, threads, shared_bytes: 0 };
+            let grid = LaunchGrid { blocks, threads, shared_bytes: 0 };
             assert_eq!(perform(queue.as_mut(), Operation::Launch { work: Arc::new(Add), grid, arguments }), Ok(()));
             for at in 0..count {
                 expected[1 + at] = sent[5 + at].wrapping_add(add as u8);
             }
             match to.place() {
-                Place::Host { .. } => read(to, 0, &mut found),
-                Place::Device { .. } => Ordinary(gpu).take(to, 0, &mut found, 0, LEN),
+                MemoryPlace::Host { .. } => read(to, 0, &mut found),
+                MemoryPlace::Device { .. } => Ordinary(gpu).take(to, 0, &mut found, 0, LEN),
             }
             same(&format!("{blocks} blocks of {threads} threads, {count} bytes plus {add}"), &found, &expected);
         }

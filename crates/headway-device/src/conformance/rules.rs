@@ -9,8 +9,8 @@ use super::copies::Ordinary;
 use super::launches::Add;
 use super::{HostCopy, Noise, claim, copy, finish, memory, note, perform, pinned, read, same, write};
 use crate::buffer::{Access, Buffer, HostKind, lend, lend_mut};
-use crate::gpu::{Caching, Completion, Gpu, Mover, Operation, Piece, Queue, Reach};
-use crate::work::{Argument, Grid};
+use crate::gpu::{Caching, Completion, CpuReach, Gpu, Mover, Operation, Piece, Queue};
+use crate::work::{Argument, LaunchGrid};
 use crate::{DeviceError, Span};
 
 /// The suite fills queues up to their limit; it must be small enough for that.
@@ -123,7 +123,7 @@ fn launches_against_the_rules(queue: &mut dyn Queue, there: &Buffer) {
         grid,
         arguments: vec![Argument::Memory(memory), Argument::Int(1)],
     };
-    let grid = |blocks, threads| Grid { blocks, threads, shared_bytes: 0 };
+    let grid = |blocks, threads| LaunchGrid { blocks, threads, shared_bytes: 0 };
     refused(queue, "no block", launch(grid(0, 32), claim(there, 0, 8, Access::Write)));
     refused(queue, "no thread", launch(grid(1, 0), claim(there, 0, 8, Access::Write)));
     refused(queue, "too many threads", launch(grid(1, 1025), claim(there, 0, 8, Access::Write)));
@@ -149,7 +149,7 @@ pub fn accesses_against_the_rules_are_refused(gpu: &Arc<dyn Gpu>) {
     invalid("no window", closed.store(0, &[1]));
     invalid("no window", closed.load(0, &mut [1]));
     for (mapping, _) in gpu.windows().into_iter().filter(|(_, tried)| tried.is_ok()) {
-        let open = gpu.device_buffer(64, Reach::Window(mapping)).expect("a form said to be usable");
+        let open = gpu.device_buffer(64, CpuReach::Window(mapping)).expect("a form said to be usable");
         let mut part = claim(&open, 8, 8, Access::Write);
         assert!(matches!(part.store(1, &[0; 8]), Err(DeviceError::OutOfRange { .. })));
         assert!(matches!(part.load(usize::MAX, &mut [0; 8]), Err(DeviceError::OutOfRange { .. })));
@@ -319,8 +319,9 @@ pub fn pinned_memory_is_told_from_ordinary_memory(gpu: &Arc<dyn Gpu>) {
 /// are refused beyond the limits.
 pub fn buffers_are_zeroed_aligned_and_bounded(gpu: &Arc<dyn Gpu>) {
     let gpu = gpu.as_ref();
-    let mut reaches = vec![Reach::Device];
-    reaches.extend(gpu.windows().iter().filter(|(_, tried)| tried.is_ok()).map(|(mapping, _)| Reach::Window(*mapping)));
+    let mut reaches = vec![CpuReach::Device];
+    reaches
+        .extend(gpu.windows().iter().filter(|(_, tried)| tried.is_ok()).map(|(mapping, _)| CpuReach::Window(*mapping)));
     let address = |buffer: &Buffer| claim(buffer, 0, 1, Access::Read).as_ptr().addr();
     for round in 0..2 {
         for &reach in &reaches {
@@ -345,7 +346,7 @@ pub fn buffers_are_zeroed_aligned_and_bounded(gpu: &Arc<dyn Gpu>) {
     let error = gpu.pinned_buffer(too_much, Caching::Cached).expect_err("more than the limit");
     assert!(matches!(error, DeviceError::OutOfMemory { wanted, available, .. } if wanted > available), "{error}");
     let too_much = (gpu.description().memory_bytes.min(limits.device_bytes_max).0 as usize).saturating_add(1);
-    let error = gpu.device_buffer(too_much, Reach::Device).expect_err("more than there is");
+    let error = gpu.device_buffer(too_much, CpuReach::Device).expect_err("more than there is");
     assert!(matches!(error, DeviceError::OutOfMemory { .. }), "{error}");
     drop((memory(gpu, 1), pinned(gpu, 1)));
 }

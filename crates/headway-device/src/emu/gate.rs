@@ -9,14 +9,14 @@ use crate::buffer::lock;
 
 /// What one operation takes at least: `setup + bytes / rate`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pace {
+pub struct OperationPace {
     /// Time with no byte moving.
     pub setup: Nanos,
     /// Rate; `None` = as fast as the CPU copies.
     pub rate: Option<Rate>,
 }
 
-impl Pace {
+impl OperationPace {
     /// As fast as the CPU copies.
     pub const FREE: Self = Self { setup: Nanos::ZERO, rate: None };
 
@@ -108,12 +108,12 @@ mod tests {
 
     #[test]
     fn an_operation_keeps_its_gate_for_setup_and_bytes_over_rate() {
-        let pace = Pace { setup: Nanos(300_000), rate: Some(Rate(64_000_000)) };
+        let pace = OperationPace { setup: Nanos(300_000), rate: Some(Rate(64_000_000)) };
         let started = clock::now();
         occupy(&[&Gate::default()], pace.time(64), &mut None, || ());
         assert!(clock::now() >= started.saturating_add(Nanos(301_000)));
-        assert_eq!(pace.slower(Pace::FREE), pace);
-        let slower = Pace { setup: Nanos(1), rate: Some(Rate(5)) };
-        assert_eq!(pace.slower(slower), Pace { setup: Nanos(300_000), rate: Some(Rate(5)) });
+        assert_eq!(pace.slower(OperationPace::FREE), pace);
+        let slower = OperationPace { setup: Nanos(1), rate: Some(Rate(5)) };
+        assert_eq!(pace.slower(slower), OperationPace { setup: Nanos(300_000), rate: Some(Rate(5)) });
     }
 }

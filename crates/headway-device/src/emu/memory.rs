@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
 use std::sync::Mutex;
 
-use headway_core::models::transfer::Mapping;
+use headway_core::models::transfer::WindowMapping;
 use headway_core::units::{Bytes, Nanos};
 use headway_os::memory::{MemoryFile, View};
 use headway_os::{OsError, clock, copy};
 
-use crate::buffer::{Domain, HeapMemory, Memory, Place, Span, lock};
+use crate::buffer::{HeapMemory, Memory, MemoryDomain, MemoryPlace, Span, lock};
 use crate::error::DeviceError;
 use crate::gpu::Window;
 
@@ -59,7 +59,7 @@ pub(super) struct PinnedMemory {
 
 impl PinnedMemory {
     pub(super) fn new(bytes: usize) -> Result<Self, DeviceError> {
-        let heap = HeapMemory::new(bytes, Place::Host { pinned: Some(Domain::EMULATED) })?;
+        let heap = HeapMemory::new(bytes, MemoryPlace::Host { pinned: Some(MemoryDomain::EMULATED) })?;
         Ok(Self { _pin: Pin::new(heap.base().addr(), bytes)?, heap })
     }
 }
@@ -72,7 +72,7 @@ unsafe impl Memory for PinnedMemory {
     fn bytes(&self) -> usize {
         self.heap.bytes()
     }
-    fn place(&self) -> Place {
+    fn place(&self) -> MemoryPlace {
         self.heap.place()
     }
 }
@@ -87,9 +87,9 @@ impl Registered {
     pub(super) fn new(span: Span) -> Result<Self, DeviceError> {
         let refuse = |reason: &str| Err(DeviceError::Invalid { what: "register", reason: reason.into() });
         match span.place() {
-            Place::Host { pinned: None } => {}
-            Place::Host { pinned: Some(_) } => return refuse("the memory is pinned already"),
-            Place::Device { .. } => return refuse("device memory cannot be pinned"),
+            MemoryPlace::Host { pinned: None } => {}
+            MemoryPlace::Host { pinned: Some(_) } => return refuse("the memory is pinned already"),
+            MemoryPlace::Device { .. } => return refuse("device memory cannot be pinned"),
         }
         if span.is_empty() {
             return refuse("it has no bytes");
@@ -107,8 +107,8 @@ unsafe impl Memory for Registered {
     fn bytes(&self) -> usize {
         self.span.len()
     }
-    fn place(&self) -> Place {
-        Place::Host { pinned: Some(Domain::EMULATED) }
+    fn place(&self) -> MemoryPlace {
+        MemoryPlace::Host { pinned: Some(MemoryDomain::EMULATED) }
     }
 }
 
@@ -116,13 +116,18 @@ unsafe impl Memory for Registered {
 pub(super) struct WindowedMemory {
     view: View,
     file: MemoryFile,
-    place: Place,
-    mapping: Mapping,
+    place: MemoryPlace,
+    mapping: WindowMapping,
     load_line: Nanos,
 }
 
 impl WindowedMemory {
-    pub(super) fn new(bytes: usize, place: Place, mapping: Mapping, load_line: Nanos) -> Result<Self, DeviceError> {
+    pub(super) fn new(
+        bytes: usize,
+        place: MemoryPlace,
+        mapping: WindowMapping,
+        load_line: Nanos,
+    ) -> Result<Self, DeviceError> {
         let exhausted = |_: OsError| DeviceError::OutOfMemory {
             what: "memory of the process",
             wanted: Bytes(bytes as u64),
@@ -162,7 +167,7 @@ unsafe impl Memory for WindowedMemory {
     fn bytes(&self) -> usize {
         self.file.len()
     }
-    fn place(&self) -> Place {
+    fn place(&self) -> MemoryPlace {
         self.place
     }
     fn window(&self) -> Option<&dyn Window> {
@@ -172,7 +177,7 @@ unsafe impl Memory for WindowedMemory {
 
 // SAFETY: `window_store` and `window_load` touch exactly the range; queues see stores because a submission takes a lock.
 unsafe impl Window for WindowedMemory {
-    fn mapping(&self) -> Mapping {
+    fn mapping(&self) -> WindowMapping {
         self.mapping
     }
     unsafe fn store(&self, at: usize, from: &[u8]) {

@@ -12,7 +12,7 @@ use headway_os::{clock, sched, threads};
 
 use super::gate::occupy;
 use super::{Shared, device_bytes, device_bytes_mut};
-use crate::buffer::{Access, DeviceId, Place, Span, lock};
+use crate::buffer::{Access, DeviceId, MemoryPlace, Span, lock};
 use crate::gpu::{Completion, Mover, Operation, Piece, Queue};
 use crate::work::{Argument, CpuArgument};
 use crate::{DeviceError, Waker, check, wake};
@@ -184,11 +184,17 @@ fn copy(gpu: &Shared, from: &Span, to: &mut Span, began: &mut Option<Nanos>) {
     with_engines(gpu, ends, from.len(), began, || device_bytes_mut(to).copy_from_slice(device_bytes(from)));
 }
 
-fn with_engines(gpu: &Shared, ends: (Place, Place), bytes: usize, began: &mut Option<Nanos>, body: impl FnOnce()) {
+fn with_engines(
+    gpu: &Shared,
+    ends: (MemoryPlace, MemoryPlace),
+    bytes: usize,
+    began: &mut Option<Nanos>,
+    body: impl FnOnce(),
+) {
     match ends {
-        (Place::Host { .. }, _) => occupy(&[&gpu.h2d], gpu.pace_in.time(bytes), began, body),
-        (_, Place::Host { .. }) => occupy(&[&gpu.d2h], gpu.pace_out.time(bytes), began, body),
-        (Place::Device { id: from, .. }, Place::Device { id: to, .. }) => {
+        (MemoryPlace::Host { .. }, _) => occupy(&[&gpu.h2d], gpu.pace_in.time(bytes), began, body),
+        (_, MemoryPlace::Host { .. }) => occupy(&[&gpu.d2h], gpu.pace_out.time(bytes), began, body),
+        (MemoryPlace::Device { id: from, .. }, MemoryPlace::Device { id: to, .. }) => {
             let other = if from == to { None } else { super::find(if from == gpu.id { to } else { from }) };
             let other = other.as_deref().unwrap_or(gpu);
             let (source, target) = if from == gpu.id { (gpu, other) } else { (other, gpu) };

@@ -6,13 +6,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use headway_core::models::transfer::Shape;
+use headway_core::models::transfer::ResidentShape;
 use headway_core::units::Nanos;
 use headway_os::{clock, threads};
 
 use super::Shared;
 use super::memory::PinnedMemory;
-use crate::buffer::{Access, Memory, Place, Span, lock};
+use crate::buffer::{Access, Memory, MemoryPlace, Span, lock};
 use crate::gpu::{Resident, ResidentOptions};
 use crate::{DeviceError, check};
 
@@ -26,7 +26,7 @@ const WAIT_MAX: Nanos = Nanos(86_400_000_000_000);
 /// A resident copier.
 pub(super) struct EmuResident {
     gpu: Arc<Shared>,
-    shape: Shape,
+    shape: ResidentShape,
     options: ResidentOptions,
     mail: Arc<Mail>,
     threads: Vec<JoinHandle<()>>,
@@ -69,7 +69,7 @@ impl EmuResident {
     /// The caller has counted it in `gpu.residents`, which this gives back when dropped.
     pub(super) fn start(
         gpu: Arc<Shared>,
-        shape: Shape,
+        shape: ResidentShape,
         options: ResidentOptions,
         stage: PinnedMemory,
     ) -> Result<Self, DeviceError> {
@@ -84,7 +84,7 @@ impl EmuResident {
     }
 
     fn units(&self) -> usize {
-        if self.shape == Shape::Gpc4 { 4 } else { 1 }
+        if self.shape == ResidentShape::Gpc4 { 4 } else { 1 }
     }
 
     /// Starts the units anew, with `first` for them to do at once: their lease cannot end before it.
@@ -176,7 +176,7 @@ impl EmuResident {
 }
 
 impl Resident for EmuResident {
-    fn shape(&self) -> Shape {
+    fn shape(&self) -> ResidentShape {
         self.shape
     }
 
@@ -207,9 +207,9 @@ impl Resident for EmuResident {
     }
 
     fn copy(&mut self, from: &Span, to: &mut Span) -> Result<(), DeviceError> {
-        let host = if matches!(from.place(), Place::Host { .. }) { from.place() } else { to.place() };
+        let host = if matches!(from.place(), MemoryPlace::Host { .. }) { from.place() } else { to.place() };
         let refuse = |reason: &str| Err(DeviceError::Invalid { what: "resident copy", reason: reason.into() });
-        if host != (Place::Host { pinned: Some(self.gpu.here().1) }) {
+        if host != (MemoryPlace::Host { pinned: Some(self.gpu.here().1) }) {
             return refuse("one end must be pinned host memory");
         }
         if to.access() != Access::Write {

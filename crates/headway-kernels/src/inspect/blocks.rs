@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use headway_core::files::workload::Parameters;
-use headway_core::plan::block::Header;
-use headway_device::work::{CpuArgument, Grid, Items, Portion, Work, WorkError};
+use headway_core::plan::block::BlockHeader;
+use headway_device::work::{CpuArgument, Items, LaunchGrid, Portion, Work, WorkError};
 
 use super::cameras::Cameras;
-use super::ring::Ring;
+use super::ring::WaferRing;
 use super::wafer::Wafer;
 use super::{CELLS_MAX, Inspect, MAGIC_SYNOPSIS, MERGE_THREADS, Merge, SCRATCH, SYNOPSIS_BYTES, THREADS, steps};
 use crate::portions::bad_block;
@@ -80,7 +80,7 @@ impl Work for InspectBlock {
     }
 
     fn items(&self, parameters: &Parameters) -> Option<Arc<dyn Items>> {
-        let ring = Ring::new(&Cameras::of(parameters)?).ok()?;
+        let ring = WaferRing::new(&Cameras::of(parameters)?).ok()?;
         Some(Arc::new(ring))
     }
 
@@ -91,7 +91,7 @@ impl Work for InspectBlock {
     }
 
     fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), WorkError> {
-        let header = Header::read(input).map_err(|error| bad_block(INSPECT, error.to_string()))?;
+        let header = BlockHeader::read(input).map_err(|error| bad_block(INSPECT, error.to_string()))?;
         let count = header.portions.len();
         if output.len() < count * SYNOPSIS_BYTES || state.len() < self.state_bytes(count) {
             return Err(bad_block(INSPECT, format!("output or state is too small for {count} images")));
@@ -121,8 +121,8 @@ impl Work for InspectBlock {
         "inspect_block"
     }
 
-    fn grid(&self, portions: u32) -> Grid {
-        Grid { blocks: portions.max(1).saturating_mul(CELLS_MAX as u32), threads: THREADS, shared_bytes: 0 }
+    fn grid(&self, portions: u32) -> LaunchGrid {
+        LaunchGrid { blocks: portions.max(1).saturating_mul(CELLS_MAX as u32), threads: THREADS, shared_bytes: 0 }
     }
 }
 
@@ -171,8 +171,8 @@ impl Work for MergeBlock {
         "inspect_merge_block"
     }
 
-    fn grid(&self, _portions: u32) -> Grid {
-        Grid { blocks: 1, threads: MERGE_THREADS, shared_bytes: 0 }
+    fn grid(&self, _portions: u32) -> LaunchGrid {
+        LaunchGrid { blocks: 1, threads: MERGE_THREADS, shared_bytes: 0 }
     }
 }
 

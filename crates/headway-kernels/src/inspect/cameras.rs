@@ -2,7 +2,7 @@
 
 use headway_core::files::error::FileError;
 use headway_core::files::workload::{
-    Application, Field, Keys, OnMiss, Own, Parameters, Place, Sharding, Step, Stream, Written,
+    Application, CopyEndpoint, Field, Keys, OnMiss, Own, Parameters, Sharding, Stream, StreamStep, Written,
 };
 use headway_core::units::Bytes;
 
@@ -127,7 +127,8 @@ impl Application for Inspection {
 
     fn check(&self, stream: &Stream, _others: &[Stream], written: &Written<'_>) -> Result<(), FileError> {
         let Some(cameras) = Cameras::of(&stream.parameters) else {
-            let only = |step: &Step| *step == Step::Exchange || computes(step, INSPECT) || computes(step, MERGE);
+            let only =
+                |step: &StreamStep| *step == StreamStep::Exchange || computes(step, INSPECT) || computes(step, MERGE);
             if !stream.steps.iter().any(only) {
                 return Ok(());
             }
@@ -173,18 +174,18 @@ impl Application for Inspection {
     }
 }
 
-fn computes(step: &Step, name: &str) -> bool {
-    matches!(step, Step::Compute { kernel } if kernel == name)
+fn computes(step: &StreamStep, name: &str) -> bool {
+    matches!(step, StreamStep::Compute { kernel } if kernel == name)
 }
 
-fn is_inspection(steps: &[Step]) -> bool {
+fn is_inspection(steps: &[StreamStep]) -> bool {
     match steps {
         [
-            Step::Copy { to: Place::OwnGpu, .. },
+            StreamStep::Copy { to: CopyEndpoint::OwnGpu, .. },
             inspect,
-            Step::Exchange,
+            StreamStep::Exchange,
             merge,
-            Step::Copy { from: Place::OwnGpu, .. },
+            StreamStep::Copy { from: CopyEndpoint::OwnGpu, .. },
         ] => computes(inspect, INSPECT) && computes(merge, MERGE),
         _ => false,
     }

@@ -15,12 +15,12 @@ const SEQUENCE_MAX: u32 = u32::MAX >> 1;
 
 /// What the cameras see, generation by generation.
 #[derive(Clone, Copy, Debug)]
-pub struct Ring {
+pub struct WaferRing {
     wafer: Wafer,
     rows: u32,
 }
 
-impl Ring {
+impl WaferRing {
     /// The ring of a stream.
     ///
     /// # Errors
@@ -46,7 +46,7 @@ impl Ring {
     }
 }
 
-impl Items for Ring {
+impl Items for WaferRing {
     fn fill(&self, item: u32, row: u32, bytes: &mut [u8]) {
         self.wafer.fill(item as usize, row, bytes);
     }
@@ -72,7 +72,7 @@ fn sequence(list: &[u8]) -> Option<u32> {
     Some(u32::from_le_bytes(list.get(12..16)?.try_into().ok()?))
 }
 
-/// Boxes of what `list` lists, as [`Ring::planted`] gives them.
+/// Boxes of what `list` lists, as [`WaferRing::planted`] gives them.
 ///
 /// # Errors
 /// [`DeviceError::Invalid`] for bytes that are no list.

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;
 
-use headway_device::gpu::{Caching, Gpu, Operation, Queue, Reach};
+use headway_device::gpu::{Caching, CpuReach, Gpu, Operation, Queue};
 use headway_device::work::{Argument, CpuArgument, Work};
 use headway_device::{Access, Buffer, DeviceError};
 
-use super::{Launch, Operand, Region, Shape};
+use super::{Launch, Operand, Region, TrackerShape};
 use crate::words::{bytes, bytes_mut};
 
 impl Launch {
@@ -38,7 +38,7 @@ impl Launch {
 }
 
 /// Memory for every region, and what executes launches on it, in order.
-pub trait Machine {
+pub trait TrackerMachine {
     /// Writes the start of a region.
     ///
     /// # Errors
@@ -65,7 +65,7 @@ pub struct CpuMachine(BTreeMap<Region, Vec<u32>>);
 impl CpuMachine {
     /// Zeroed memory for `shape`.
     #[must_use]
-    pub fn new(shape: &Shape) -> Self {
+    pub fn new(shape: &TrackerShape) -> Self {
         Self(Region::ALL.into_iter().map(|region| (region, vec![0; shape.bytes(region) / 4])).collect())
     }
 
@@ -82,7 +82,7 @@ fn too_long(len: usize, max: usize) -> Result<(), DeviceError> {
     if len > max { Err(DeviceError::OutOfRange { range: 0..len, len: max }) } else { Ok(()) }
 }
 
-impl Machine for CpuMachine {
+impl TrackerMachine for CpuMachine {
     fn put(&mut self, region: Region, from: &[u8]) -> Result<(), DeviceError> {
         let to = bytes_mut(self.words(region)?);
         too_long(from.len(), to.len())?;
@@ -139,10 +139,10 @@ impl GpuMachine {
     ///
     /// # Errors
     /// [`DeviceError`] for memory or a queue that the gpu refuses.
-    pub fn open(gpu: &dyn Gpu, shape: &Shape) -> Result<Self, DeviceError> {
+    pub fn open(gpu: &dyn Gpu, shape: &TrackerShape) -> Result<Self, DeviceError> {
         let mut regions = BTreeMap::new();
         for region in Region::ALL {
-            regions.insert(region, gpu.device_buffer(shape.bytes(region), Reach::Device)?);
+            regions.insert(region, gpu.device_buffer(shape.bytes(region), CpuReach::Device)?);
         }
         let largest = regions.values().map(Buffer::len).max().unwrap_or(0);
         let pinned = gpu.pinned_buffer(largest, Caching::Cached)?;
@@ -165,7 +165,7 @@ impl GpuMachine {
     }
 }
 
-impl Machine for GpuMachine {
+impl TrackerMachine for GpuMachine {
     fn put(&mut self, region: Region, from: &[u8]) -> Result<(), DeviceError> {
         self.pinned.claim(0..from.len(), Access::Write)?.bytes_mut()?.copy_from_slice(from);
         let (source, to) = (

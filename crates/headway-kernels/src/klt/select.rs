@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 /// What a good corner is.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Choice {
+pub struct CornerCriteria {
     /// Least response, as a part of the strongest in the picture.
     pub quality: f32,
     /// Least distance between two, in pixels.
@@ -13,7 +13,7 @@ pub struct Choice {
     pub margin: usize,
 }
 
-impl Default for Choice {
+impl Default for CornerCriteria {
     fn default() -> Self {
         Self { quality: 0.01, distance: 5.0, margin: 8 }
     }
@@ -27,7 +27,13 @@ impl Default for Choice {
 /// # Panics
 /// If `response` has no whole rows.
 #[must_use]
-pub fn select(response: &[f32], width: usize, taken: &[[f32; 2]], choice: &Choice, max: usize) -> Vec<[f32; 2]> {
+pub fn select(
+    response: &[f32],
+    width: usize,
+    taken: &[[f32; 2]],
+    choice: &CornerCriteria,
+    max: usize,
+) -> Vec<[f32; 2]> {
     assert!(width > 0 && response.len().is_multiple_of(width), "a response has whole rows");
     let height = response.len() / width;
     let margin = choice.margin.max(1);
@@ -112,7 +118,7 @@ mod tests {
     #[test]
     fn the_strongest_corners_come_first_and_keep_their_distance() {
         let response = peaks(&[(10, 10, 5.0), (13, 10, 9.0), (30, 20, 7.0), (20, 15, 7.0), (25, 10, 0.05)]);
-        let choice = Choice { quality: 0.01, distance: 4.0, margin: 8 };
+        let choice = CornerCriteria { quality: 0.01, distance: 4.0, margin: 8 };
         // (10, 10) is 3 pixels from a stronger one, (25, 10) below a hundredth of the strongest.
         assert_eq!(select(&response, 40, &[], &choice, 9), [[13.0, 10.0], [20.0, 15.0], [30.0, 20.0]]);
         assert_eq!(select(&response, 40, &[], &choice, 2), [[13.0, 10.0], [20.0, 15.0]]);
@@ -122,7 +128,7 @@ mod tests {
 
     #[test]
     fn neither_the_margin_nor_a_flat_picture_has_corners() {
-        let choice = Choice::default();
+        let choice = CornerCriteria::default();
         assert!(select(&peaks(&[(7, 15, 1.0), (15, 22, 1.0), (32, 15, 1.0)]), 40, &[], &choice, 9).is_empty());
         assert!(select(&peaks(&[]), 40, &[], &choice, 9).is_empty());
     }

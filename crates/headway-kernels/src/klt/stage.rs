@@ -3,15 +3,15 @@
 use std::mem;
 
 use headway_device::work::{CpuArgument, Work};
-use headway_device::{DeviceError, Grid};
+use headway_device::{DeviceError, LaunchGrid};
 
 use super::forms::{self, Image, Listed};
 use super::{LEVELS, PARAMETERS, PIXELS};
 use crate::words::{words, words_mut};
 
-/// One of the tracker's programs. [`Shape`](super::Shape) gives them their arguments.
+/// One of the tracker's programs. [`TrackerShape`](super::TrackerShape) gives them their arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Stage {
+pub enum TrackerStage {
     /// Half the size of a picture.
     Halve,
     /// Corner response.
@@ -34,7 +34,7 @@ pub enum Stage {
     Finish,
 }
 
-impl Stage {
+impl TrackerStage {
     /// Every program.
     pub const ALL: [Self; 10] = [
         Self::Halve,
@@ -132,7 +132,7 @@ fn listed(slots: &[u8], count: usize) -> Option<&[i32]> {
     words(slots)?.get(..count)
 }
 
-impl Stage {
+impl TrackerStage {
     fn compute(self, mut with: Arguments<'_, '_>) -> Option<()> {
         match self {
             Self::Halve => {
@@ -205,7 +205,7 @@ impl Stage {
     }
 }
 
-impl Work for Stage {
+impl Work for TrackerStage {
     fn id(&self) -> &'static str {
         self.name()
     }
@@ -218,7 +218,7 @@ impl Work for Stage {
         self.name()
     }
 
-    fn launch(&self, _grid: Grid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
+    fn launch(&self, _grid: LaunchGrid, arguments: &mut [CpuArgument<'_>]) -> Result<(), DeviceError> {
         self.compute(Arguments(arguments.iter_mut())).ok_or_else(|| DeviceError::Invalid {
             what: "launch",
             reason: format!("the arguments do not fit `{}`", self.name()),

@@ -2,7 +2,7 @@
 
 use headway_device::DeviceError;
 
-use super::{Choice, Fate, Machine, PARAMETERS, Region, Shape, select};
+use super::{CornerCriteria, Fate, PARAMETERS, Region, TrackerMachine, TrackerShape, select};
 use crate::words::{bytes, bytes_mut};
 
 /// No other sensor: positions stay.
@@ -34,7 +34,7 @@ pub struct FrameReport {
 /// A tracker: its slots' features and the machine that holds their state.
 #[derive(Debug)]
 pub struct Tracker<M> {
-    shape: Shape,
+    shape: TrackerShape,
     machine: M,
     slots: Vec<Option<u64>>,
     features: u64,
@@ -54,12 +54,12 @@ impl<M> Tracker<M> {
     }
 }
 
-impl<M: Machine> Tracker<M> {
+impl<M: TrackerMachine> Tracker<M> {
     /// A tracker without features.
     ///
     /// # Errors
     /// [`DeviceError`] of the copy that empties the slots.
-    pub fn new(shape: Shape, mut machine: M) -> Result<Self, DeviceError> {
+    pub fn new(shape: TrackerShape, mut machine: M) -> Result<Self, DeviceError> {
         machine.put(Region::State(0), bytes(&shape.empty_state()))?;
         let (slots, at) = (vec![None; shape.slots()], vec![[0.0; 2]; shape.slots()]);
         Ok(Self { shape, machine, slots, features: 0, at })
@@ -98,7 +98,7 @@ impl<M: Machine> Tracker<M> {
     ///
     /// # Errors
     /// As for [`Tracker::track`].
-    pub fn refill(&mut self, image: &[f32], choice: &Choice) -> Result<usize, DeviceError> {
+    pub fn refill(&mut self, image: &[f32], choice: &CornerCriteria) -> Result<usize, DeviceError> {
         self.put_image(Region::CornerImage, image)?;
         self.machine.launch(&self.shape.respond())?;
         let mut response = vec![0.0f32; self.shape.width() * self.shape.height()];

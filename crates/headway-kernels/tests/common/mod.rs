@@ -5,7 +5,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use headway_core::plan::block::{Header, block_bytes, write_header};
+use headway_core::plan::block::{BlockHeader, block_bytes, write_header};
 use headway_device::work::{Portion, Work};
 use headway_kernels::Cipher;
 use rand_core::{Rng, SeedableRng};
@@ -43,7 +43,7 @@ pub(crate) fn pack(cycle: u64, portions: &[&[u8]]) -> Vec<u8> {
     let lens: Vec<_> = portions.iter().map(|portion| portion.len() as u64).collect();
     let mut block = vec![0xA5; block_bytes(lens.iter().copied()).0 as usize];
     write_header(&mut block, cycle, &lens).unwrap();
-    for (range, portion) in Header::read(&block).unwrap().portions.into_iter().zip(portions) {
+    for (range, portion) in BlockHeader::read(&block).unwrap().portions.into_iter().zip(portions) {
         block[range].copy_from_slice(portion);
     }
     block
@@ -51,7 +51,7 @@ pub(crate) fn pack(cycle: u64, portions: &[&[u8]]) -> Vec<u8> {
 
 /// The portions of a block.
 pub(crate) fn unpack(block: &[u8]) -> Vec<&[u8]> {
-    Header::read(block).unwrap().portions.into_iter().map(|portion| &block[portion]).collect()
+    BlockHeader::read(block).unwrap().portions.into_iter().map(|portion| &block[portion]).collect()
 }
 
 /// A fresh state.

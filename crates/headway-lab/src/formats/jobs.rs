@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use csv::{ReaderBuilder, StringRecord, Trim};
 use headway_core::analysis::schedulability::ConcreteTask;
-use headway_core::files::workload::Flow;
+use headway_core::files::workload::ServerDemand;
 use headway_core::units::Nanos;
 
 use super::{Flows, FormatError, JOBS_MAX, excerpt, integer, time};
@@ -16,7 +16,7 @@ const RESULTS: &str = "Task ID, Job ID, BCCT, WCCT, BCRT, WCRT";
 
 /// One job; times are absolute, in units of the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Job {
+pub struct ImportedJob {
     pub task: u64,
     /// Its number in the task.
     pub job: u64,
@@ -44,7 +44,7 @@ pub struct Edge {
 /// Jobs and their precedences.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobSet {
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<ImportedJob>,
     /// The precedences.
     pub edges: Vec<Edge>,
 }
@@ -89,18 +89,18 @@ fn is(header: &StringRecord, names: &str) -> bool {
 /// # Errors
 /// [`FormatError`] for other columns, values that are no integers, jobs that are there twice, and intervals whose end is
 /// before their begin.
-pub fn read_jobs(text: &str) -> Result<Vec<Job>, FormatError> {
+pub fn read_jobs(text: &str) -> Result<Vec<ImportedJob>, FormatError> {
     let mut jobs = Vec::new();
     for (line, cells) in rows(text, |header| is(header, JOBS), JOBS)? {
         let [task, job, first, last, least, most, deadline, priority] = cells[..] else { continue };
-        let job = Job { task, job, arrival: (first, last), cost: (least, most), deadline, priority };
+        let job = ImportedJob { task, job, arrival: (first, last), cost: (least, most), deadline, priority };
         jobs.push(checked(job, &format!("line {line}"))?);
     }
     unique(&jobs)?;
     Ok(jobs)
 }
 
-pub(super) fn checked(job: Job, place: &str) -> Result<Job, FormatError> {
+pub(super) fn checked(job: ImportedJob, place: &str) -> Result<ImportedJob, FormatError> {
     for (low, high) in [job.arrival, job.cost] {
         if low > high {
             let (value, expected) = (format!("{low} to {high}"), "an interval whose end is not before its begin");
@@ -110,7 +110,7 @@ pub(super) fn checked(job: Job, place: &str) -> Result<Job, FormatError> {
     Ok(job)
 }
 
-pub(super) fn unique(jobs: &[Job]) -> Result<(), FormatError> {
+pub(super) fn unique(jobs: &[ImportedJob]) -> Result<(), FormatError> {
     let mut ids: Vec<_> = jobs.iter().map(|job| (job.task, job.job)).collect();
     ids.sort_unstable();
     let twice = ids.windows(2).find(|pair| pair[0] == pair[1]);
@@ -135,7 +135,7 @@ pub fn read_edges(text: &str) -> Result<Vec<Edge>, FormatError> {
 ///
 /// # Errors
 /// [`FormatError`] for other columns, values that are no integers, and jobs that are not in `jobs`.
-pub fn read_results(text: &str, jobs: &[Job]) -> Result<Results, FormatError> {
+pub fn read_results(text: &str, jobs: &[ImportedJob]) -> Result<Results, FormatError> {
     let known: BTreeMap<_, _> = jobs.iter().map(|job| ((job.task, job.job), job)).collect();
     let mut results = Results::default();
     for (line, cells) in rows(text, |header| is(header, RESULTS), RESULTS)? {
@@ -155,9 +155,9 @@ pub fn read_results(text: &str, jobs: &[Job]) -> Result<Results, FormatError> {
 
 /// Writes a job set.
 #[must_use]
-pub fn write_jobs(jobs: &[Job]) -> String {
+pub fn write_jobs(jobs: &[ImportedJob]) -> String {
     let mut text = format!("{JOBS}\n");
-    for Job { task, job, arrival, cost, deadline, priority } in jobs {
+    for ImportedJob { task, job, arrival, cost, deadline, priority } in jobs {
         let (arrival, cost) = (format!("{}, {}", arrival.0, arrival.1), format!("{}, {}", cost.0, cost.1));
         text.push_str(&format!("{task}, {job}, {arrival}, {cost}, {deadline}, {priority}\n"));
     }
@@ -203,7 +203,7 @@ pub fn unfold(tasks: &[ConcreteTask], until: Nanos) -> Result<JobSet, FormatErro
                 }
                 let arrival = (release, release.saturating_add(of.jitter.0));
                 let cost = (0, chunk.min(cost - start));
-                set.jobs.push(Job { task: number, job, arrival, cost, deadline, priority: deadline });
+                set.jobs.push(ImportedJob { task: number, job, arrival, cost, deadline, priority: deadline });
             }
             let next = release.checked_add(of.task.period.0.max(1));
             let Some(next) = next else { break };
@@ -220,7 +220,7 @@ pub(super) fn flows(set: &JobSet, unit: Nanos, window: Option<Nanos>) -> Result<
         let instead = "remove the precedence, or write the steps as a stream";
         return Err(FormatError::CannotSay { place, what: "a precedence between jobs", instead });
     }
-    let mut tasks: BTreeMap<u64, Vec<&Job>> = BTreeMap::new();
+    let mut tasks: BTreeMap<u64, Vec<&ImportedJob>> = BTreeMap::new();
     for job in &set.jobs {
         tasks.entry(job.task).or_default().push(job);
     }
@@ -236,7 +236,13 @@ pub(super) fn flows(set: &JobSet, unit: Nanos, window: Option<Nanos>) -> Result<
     Ok((flows, notes))
 }
 
-fn flow(place: &str, task: u64, jobs: &[&Job], unit: Nanos, window: Option<Nanos>) -> Result<Flow, FormatError> {
+fn flow(
+    place: &str,
+    task: u64,
+    jobs: &[&ImportedJob],
+    unit: Nanos,
+    window: Option<Nanos>,
+) -> Result<ServerDemand, FormatError> {
     let refused = |what, instead| Err(FormatError::CannotSay { place: place.to_owned(), what, instead });
     if jobs.iter().any(|job| job.arrival.0 != job.arrival.1) {
         return refused("release jitter", "set `Arrival max` to `Arrival min`");
@@ -260,7 +266,7 @@ fn flow(place: &str, task: u64, jobs: &[&Job], unit: Nanos, window: Option<Nanos
             window.ok_or(FormatError::Open { what: "after what time a task with one job repeats", flag: "--window" })?
         }
     };
-    let apart = |pair: &[&Job]| time(place, pair[1].arrival.0 - pair[0].arrival.0, unit);
+    let apart = |pair: &[&ImportedJob]| time(place, pair[1].arrival.0 - pair[0].arrival.0, unit);
     for pair in jobs.windows(2) {
         if apart(pair)? != period {
             return refused("releases that are not one period apart", "give every period its own task");
@@ -268,5 +274,5 @@ fn flow(place: &str, task: u64, jobs: &[&Job], unit: Nanos, window: Option<Nanos
     }
     let (start, cost) = (time(place, first.arrival.0, unit)?, time(place, first.cost.1, unit)?);
     let deadline = time(place, deadline, unit)?;
-    Ok(Flow { id: format!("task{task}"), server: String::new(), start, cost, period, deadline })
+    Ok(ServerDemand { id: format!("task{task}"), server: String::new(), start, cost, period, deadline })
 }

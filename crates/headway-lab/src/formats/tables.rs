@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use csv::{ReaderBuilder, Trim};
-use headway_core::files::workload::Flow;
+use headway_core::files::workload::ServerDemand;
 use headway_core::units::{NANOS_PER_SECOND, Nanos};
 
 use super::write::name;
@@ -26,7 +26,7 @@ pub(super) fn read_tasks(text: &str, unit: Nanos) -> Result<Flows, FormatError> 
         let at = |column: usize| time(&place, integer(&place, &record[column])?, unit);
         let (period, cost) = (at(2)?, at(3)?);
         let id = name(&format!("{}:{}", &record[0], &record[1]));
-        flows.push(Flow { id, server: String::new(), start: Nanos::ZERO, cost, period, deadline: period });
+        flows.push(ServerDemand { id, server: String::new(), start: Nanos::ZERO, cost, period, deadline: period });
     }
     Ok((flows, Vec::new()))
 }
@@ -77,7 +77,7 @@ pub(super) fn read_mlperf(text: &str, cost: Option<Nanos>) -> Result<Flows, Form
             value: excerpt(rate),
             expected: "a number of queries per second, from 0.000001 to 1000000000",
         })?;
-        flows.push(Flow { id: name(model), server: String::new(), start: Nanos::ZERO, cost, period, deadline });
+        flows.push(ServerDemand { id: name(model), server: String::new(), start: Nanos::ZERO, cost, period, deadline });
     }
     let notes = vec![
         "MLPerf's arrivals are random with `target_qps` as their mean; the flows have that distance at least"

@@ -1,6 +1,6 @@
 //! Files of other tools: what comes in, what goes out, what is refused, and that nothing panics.
 
-use headway_core::analysis::schedulability::Task;
+use headway_core::analysis::schedulability::RecurrentTask;
 use proptest::prelude::*;
 
 use super::*;
@@ -8,17 +8,17 @@ use super::*;
 const JOBS: &str = "Task ID, Job ID, Arrival min, Arrival max, Cost min, Cost max, Deadline, Priority\n\
     1, 1, 0, 0, 1, 1, 3, 3\n1, 2, 3, 3, 1, 1, 6, 6\n2, 1, 1, 1, 0, 2, 7, 7\n2, 2, 7, 7, 0, 2, 13, 13\n";
 
-fn of(format: Format, text: &str, options: &Import) -> Result<Vec<Flow>, FormatError> {
+fn of(format: FileFormat, text: &str, options: &Import) -> Result<Vec<ServerDemand>, FormatError> {
     let imported = import(format, text, options)?;
     Ok(workload::parse("w", &imported.workload).unwrap().value.flows)
 }
 
 /// (start, period, cost, deadline) in nanoseconds.
-fn times(flows: &[Flow]) -> Vec<[u64; 4]> {
+fn times(flows: &[ServerDemand]) -> Vec<[u64; 4]> {
     flows.iter().map(|f| [f.start.0, f.period.0, f.cost.0, f.deadline.0]).collect()
 }
 
-fn refusal(format: Format, text: &str, options: &Import) -> String {
+fn refusal(format: FileFormat, text: &str, options: &Import) -> String {
     let error = import(format, text, options).unwrap_err();
     let source = std::error::Error::source(&error).map(|s| format!(": {s}")).unwrap_or_default();
     format!("{error}{source}")
@@ -35,22 +35,22 @@ fn flow(id: &str, start: u64, period: u64, cost: u64) -> String {
 #[test]
 fn a_job_set_becomes_the_flows_that_release_its_jobs() {
     let plain = Import::default();
-    let flows = of(Format::Jobs, JOBS, &plain).unwrap();
+    let flows = of(FileFormat::Jobs, JOBS, &plain).unwrap();
     assert_eq!(times(&flows), [[0, 3, 1, 3], [1, 6, 2, 6]]);
     let micro = Import { unit: Some(Nanos(1_000)), server: Some("dma".into()), ..plain.clone() };
-    let flows = of(Format::Jobs, JOBS, &micro).unwrap();
+    let flows = of(FileFormat::Jobs, JOBS, &micro).unwrap();
     assert_eq!((times(&flows)[1], flows[1].server.as_str()), ([1_000, 6_000, 2_000, 6_000], "dma"));
     let one = "Task ID,Job ID,Arrival min,Arrival max,Cost min,Cost max,Deadline,Priority\n7,1,0,0,0,2,6,6\n";
-    assert!(refusal(Format::Jobs, one, &plain).contains("`--window`"));
+    assert!(refusal(FileFormat::Jobs, one, &plain).contains("`--window`"));
     let window = Import { window: Some(Nanos(12)), ..plain };
-    assert_eq!(times(&of(Format::Jobs, one, &window).unwrap()), [[0, 12, 2, 6]]);
+    assert_eq!(times(&of(FileFormat::Jobs, one, &window).unwrap()), [[0, 12, 2, 6]]);
 }
 
 #[test]
 fn what_a_workload_cannot_say_is_refused_with_its_place() {
     let edited = |from: &str, to: &str| {
         assert!(JOBS.contains(from));
-        refusal(Format::Jobs, &JOBS.replacen(from, to, 1), &Import::default())
+        refusal(FileFormat::Jobs, &JOBS.replacen(from, to, 1), &Import::default())
     };
     assert!(edited("1, 2, 3, 3,", "1, 2, 3, 4,").contains("task 1: release jitter cannot be said there"));
     assert!(edited("6, 6\n2", "6, 1\n2").contains("task 1: a priority other than the deadline"));
@@ -66,28 +66,31 @@ fn what_a_workload_cannot_say_is_refused_with_its_place() {
     );
     let precedence = Some("From TID,From JID,To TID,To JID\n1,1,2,1\n".to_owned());
     let with = Import { precedence, ..Import::default() };
-    assert!(refusal(Format::Jobs, JOBS, &with).contains("job 1 of task 2: a precedence between jobs"));
+    assert!(refusal(FileFormat::Jobs, JOBS, &with).contains("job 1 of task 2: a precedence between jobs"));
     let costly = JOBS.replace("1, 1, 3, 3", "1, 5, 3, 3").replace("1, 1, 6, 6", "1, 5, 6, 6");
-    assert!(refusal(Format::Jobs, &costly, &Import::default()).contains("more than the deadline"));
+    assert!(refusal(FileFormat::Jobs, &costly, &Import::default()).contains("more than the deadline"));
 }
 
 #[test]
 fn jobs_go_out_for_the_window_that_decides_and_come_back() {
     let text = flow("a", 0, 3, 1) + &flow("b", 0, 6, 2) + &flow("c", 0, 12, 4);
     let workload = workload_of(&text);
-    let exported = export(Format::Jobs, &workload, &Export::PLAIN).unwrap();
+    let exported = export(FileFormat::Jobs, &workload, &Export::PLAIN).unwrap();
     assert!(exported.notes.iter().any(|n| n.contains("finds a missed deadline")), "{:?}", exported.notes);
     let workload = workload_of(&(flow("a", 0, 4, 1) + &flow("b", 1, 6, 2)));
-    for (format, edges) in [(Format::Jobs, 0), (Format::JobsYaml, 0)] {
+    for (format, edges) in [(FileFormat::Jobs, 0), (FileFormat::JobsYaml, 0)] {
         let exported = export(format, &workload, &Export::PLAIN).unwrap();
         assert!(exported.notes.iter().any(|n| n.starts_with("window: all jobs released before")));
-        let set = if format == Format::Jobs {
+        let set = if format == FileFormat::Jobs {
             JobSet { jobs: read_jobs(&exported.text).unwrap(), edges: Vec::new() }
         } else {
             read_yaml(&exported.text).unwrap()
         };
         assert_eq!(set.edges.len(), edges);
-        assert_eq!(set.jobs[0], Job { task: 1, job: 1, cost: (0, 1), deadline: 4, priority: 4, ..Job::default() });
+        assert_eq!(
+            set.jobs[0],
+            ImportedJob { task: 1, job: 1, cost: (0, 1), deadline: 4, priority: 4, ..ImportedJob::default() }
+        );
         let back = of(format, &exported.text, &Import::default()).unwrap();
         assert_eq!(times(&back), times(&workload.flows));
     }
@@ -95,7 +98,7 @@ fn jobs_go_out_for_the_window_that_decides_and_come_back() {
 
 #[test]
 fn chunks_become_jobs_that_follow_each_other() {
-    let task = Task { chunk: Nanos(4), ..Task::whole(Nanos(10), Nanos(30), Nanos(30)) };
+    let task = RecurrentTask { chunk: Nanos(4), ..RecurrentTask::whole(Nanos(10), Nanos(30), Nanos(30)) };
     let tasks = [headway_core::analysis::schedulability::ConcreteTask { task, offset: Nanos(5), jitter: Nanos(2) }];
     let set = unfold(&tasks, Nanos(40)).unwrap();
     assert_eq!(set.jobs.len(), 6);
@@ -116,7 +119,7 @@ struct ConcreteTaskOf(u64);
 
 impl From<ConcreteTaskOf> for headway_core::analysis::schedulability::ConcreteTask {
     fn from(of: ConcreteTaskOf) -> Self {
-        Self::at(Nanos(0), Task::whole(Nanos(1), Nanos(of.0), Nanos(of.0)))
+        Self::at(Nanos(0), RecurrentTask::whole(Nanos(1), Nanos(of.0), Nanos(of.0)))
     }
 }
 
@@ -146,19 +149,19 @@ fn successors_are_read_in_both_forms_and_deep_nesting_is_refused() {
 fn schedcat_comes_in_with_a_unit_and_goes_out_without_offsets() {
     let text = "<taskset><properties utilization='0.5'/><task id='3' period='10' wcet='2' partition='0'/>\
                 <task period='20' wcet='5' deadline='15'/></taskset>";
-    assert!(refusal(Format::Schedcat, text, &Import::default()).contains("`--unit`"));
+    assert!(refusal(FileFormat::Schedcat, text, &Import::default()).contains("`--unit`"));
     let micro = Import { unit: Some(Nanos(1_000)), ..Import::default() };
-    let flows = of(Format::Schedcat, text, &micro).unwrap();
+    let flows = of(FileFormat::Schedcat, text, &micro).unwrap();
     assert_eq!(times(&flows), [[0, 10_000, 2_000, 10_000], [0, 20_000, 5_000, 15_000]]);
     assert_eq!((flows[0].id.as_str(), flows[1].id.as_str()), ("task3", "task2"));
     let resources = text.replace("wcet='2' partition='0'/>", "wcet='2'><resources/></task>");
-    assert!(refusal(Format::Schedcat, &resources, &micro).contains("task 3: elements inside a task"));
+    assert!(refusal(FileFormat::Schedcat, &resources, &micro).contains("task 3: elements inside a task"));
     let workload = Workload { flows, ..workload_of(&flow("x", 0, 9, 1)) };
-    let out = export(Format::Schedcat, &workload, &Export { unit: Some(Nanos(1_000)), server: None }).unwrap();
+    let out = export(FileFormat::Schedcat, &workload, &Export { unit: Some(Nanos(1_000)), server: None }).unwrap();
     assert!(out.text.contains("<task id=\"2\" period=\"20\" wcet=\"5\" deadline=\"15\"/>"), "{}", out.text);
-    let odd = export(Format::Schedcat, &workload, &Export { unit: Some(Nanos(3_000)), server: None });
+    let odd = export(FileFormat::Schedcat, &workload, &Export { unit: Some(Nanos(3_000)), server: None });
     assert!(odd.unwrap_err().to_string().contains("choose a smaller `--unit`"));
-    let late = export(Format::Schedcat, &workload_of(&flow("x", 4, 9, 1)), &Export::PLAIN);
+    let late = export(FileFormat::Schedcat, &workload_of(&flow("x", 4, 9, 1)), &Export::PLAIN);
     assert!(late.unwrap_err().to_string().contains("flow `x`: a first release cannot be said there"));
 }
 
@@ -167,70 +170,72 @@ fn simso_keeps_its_decimal_milliseconds_both_ways() {
     let text = "<simulation duration='1'><processors><processor id='1'/></processors><tasks>\
         <task name='T 1' id='1' task_type='Periodic' abort_on_miss='yes' period='7.5' activationDate='0.25' deadline='7' \
         WCET='3.000001' list_activation_dates='' followed_by=''/></tasks></simulation>";
-    let flows = of(Format::Simso, text, &Import::default()).unwrap();
+    let flows = of(FileFormat::Simso, text, &Import::default()).unwrap();
     assert_eq!(times(&flows), [[250_000, 7_500_000, 3_000_001, 7_000_000]]);
     assert_eq!(flows[0].id, "T_1");
-    let edited = |from: &str, to: &str| refusal(Format::Simso, &text.replacen(from, to, 1), &Import::default());
+    let edited = |from: &str, to: &str| refusal(FileFormat::Simso, &text.replacen(from, to, 1), &Import::default());
     assert!(edited("'Periodic'", "'Sporadic'").contains("task `T 1`, type `Sporadic`"));
     assert!(edited("followed_by=''", "followed_by='2'").contains("a task that follows another"));
     assert!(edited("<processor id='1'/>", "<processor/><processor/>").contains("more than one processor"));
     assert!(edited("3.000001", "1e9").contains("`WCET`: the time cannot be read: unknown unit"));
     assert!(edited("3.000001", "0.0000001").contains("not a whole number of nanoseconds"));
     let workload = Workload { flows: flows.clone(), ..workload_of(&flow("x", 0, 9, 1)) };
-    let out = export(Format::Simso, &workload, &Export::PLAIN).unwrap();
-    assert_eq!(times(&of(Format::Simso, &out.text, &Import::default()).unwrap()), times(&flows));
+    let out = export(FileFormat::Simso, &workload, &Export::PLAIN).unwrap();
+    assert_eq!(times(&of(FileFormat::Simso, &out.text, &Import::default()).unwrap()), times(&flows));
 }
 
 #[test]
 fn lines_of_tasks_and_latency_targets_become_flows() {
     let milli = Import { unit: Some(Nanos(1_000_000)), ..Import::default() };
-    let flows = of(Format::Tasks, "taskid,workload,period,wcet\n1,vgg 16,40,5\n2,klt,30,4\n", &milli).unwrap();
+    let flows = of(FileFormat::Tasks, "taskid,workload,period,wcet\n1,vgg 16,40,5\n2,klt,30,4\n", &milli).unwrap();
     assert_eq!(times(&flows), [[0, 40_000_000, 5_000_000, 40_000_000], [0, 30_000_000, 4_000_000, 30_000_000]]);
     assert_eq!(flows[0].id, "1:vgg_16");
     let text = "# all times in ms\nresnet50.Server.target_latency = 15\n*.Server.target_qps = 2000.5 # mean\n\
                 gpt-6.7.Server.target_latency = 20.5\ngpt-6.7.Server.target_qps = 10\nbert.Offline.target_qps = 1\n";
-    assert!(refusal(Format::Mlperf, text, &Import::default()).contains("`--cost`"));
+    assert!(refusal(FileFormat::Mlperf, text, &Import::default()).contains("`--cost`"));
     let cost = Import { cost: Some(Nanos(300_000)), ..Import::default() };
-    let flows = of(Format::Mlperf, text, &cost).unwrap();
+    let flows = of(FileFormat::Mlperf, text, &cost).unwrap();
     assert_eq!(times(&flows), [[0, 100_000_000, 300_000, 20_500_000], [0, 499_875, 300_000, 15_000_000]]);
     assert_eq!(flows[0].id, "gpt-6.7");
-    assert!(refusal(Format::Mlperf, "a.Server.target_latency = 3\n", &cost).contains("model `a` has no target_qps"));
-    assert!(refusal(Format::Mlperf, "a.SingleStream.target_latency = 3\n", &cost).contains("MODEL.Server"));
-    assert!(refusal(Format::Mlperf, "a.Server\n", &cost).contains("line 1: `a.Server` is not of the form"));
+    assert!(
+        refusal(FileFormat::Mlperf, "a.Server.target_latency = 3\n", &cost).contains("model `a` has no target_qps")
+    );
+    assert!(refusal(FileFormat::Mlperf, "a.SingleStream.target_latency = 3\n", &cost).contains("MODEL.Server"));
+    assert!(refusal(FileFormat::Mlperf, "a.Server\n", &cost).contains("line 1: `a.Server` is not of the form"));
 }
 
 #[test]
 fn streams_and_several_servers_are_refused_on_the_way_out() {
     let other = flow("b", 0, 9, 1).replace("[[flow]]\n", "[[flow]]\nserver = \"two\"\n");
     let both = workload_of(&(flow("a", 0, 9, 1) + &other));
-    let message = export(Format::Jobs, &both, &Export::PLAIN).unwrap_err().to_string();
+    let message = export(FileFormat::Jobs, &both, &Export::PLAIN).unwrap_err().to_string();
     assert!(message.contains("engine, two") && message.contains("`--server`"), "{message}");
     let two = Export { server: Some("two".into()), ..Export::PLAIN };
-    assert!(export(Format::Jobs, &both, &two).unwrap().notes[0].contains("1 = b"));
+    assert!(export(FileFormat::Jobs, &both, &two).unwrap().notes[0].contains("1 = b"));
     let none = Export { server: Some("three".into()), ..Export::PLAIN };
-    assert!(export(Format::Jobs, &both, &none).unwrap_err().to_string().contains("engine, two"));
+    assert!(export(FileFormat::Jobs, &both, &none).unwrap_err().to_string().contains("engine, two"));
     let stream = workload_of(
         "[[stream]]\nid = \"s\"\npacket = \"1 B\"\nperiod = \"9 ns\"\ndeadline = \"9 ns\"\nsteps = [{ copy = \"host -> gpu\" }]\n",
     );
-    assert!(export(Format::Jobs, &stream, &Export::PLAIN).unwrap_err().to_string().contains("stream `s`"));
+    assert!(export(FileFormat::Jobs, &stream, &Export::PLAIN).unwrap_err().to_string().contains("stream `s`"));
     let overload = workload_of(&(flow("a", 0, 9, 9) + &flow("b", 0, 9, 1)));
-    assert!(matches!(export(Format::Jobs, &overload, &Export::PLAIN), Err(FormatError::Overload)));
+    assert!(matches!(export(FileFormat::Jobs, &overload, &Export::PLAIN), Err(FormatError::Overload)));
     let primes = workload_of(&(flow("a", 0, 31_000_000_000_000_001, 1) + &flow("b", 0, 1 << 50, 1)));
-    assert!(matches!(export(Format::Jobs, &primes, &Export::PLAIN), Err(FormatError::Window(_))));
+    assert!(matches!(export(FileFormat::Jobs, &primes, &Export::PLAIN), Err(FormatError::Window(_))));
 }
 
 /// A sound file of each format, to be spoilt.
-fn sound() -> Vec<(Format, String)> {
+fn sound() -> Vec<(FileFormat, String)> {
     let workload = workload_of(&(flow("a", 0, 4, 1) + &flow("b", 1, 6, 2)));
     let text = |format| export(format, &workload, &Export::PLAIN).unwrap().text;
     let plain = workload_of(&(flow("a", 0, 4, 1) + &flow("b", 0, 6, 2)));
     vec![
-        (Format::Jobs, text(Format::Jobs)),
-        (Format::JobsYaml, text(Format::JobsYaml)),
-        (Format::Simso, text(Format::Simso)),
-        (Format::Schedcat, export(Format::Schedcat, &plain, &Export::PLAIN).unwrap().text),
-        (Format::Tasks, "taskid,workload,period,wcet\n1,a,4,1\n2,b,6,2\n".to_owned()),
-        (Format::Mlperf, "a.Server.target_latency = 15\na.Server.target_qps = 20.5\n".to_owned()),
+        (FileFormat::Jobs, text(FileFormat::Jobs)),
+        (FileFormat::JobsYaml, text(FileFormat::JobsYaml)),
+        (FileFormat::Simso, text(FileFormat::Simso)),
+        (FileFormat::Schedcat, export(FileFormat::Schedcat, &plain, &Export::PLAIN).unwrap().text),
+        (FileFormat::Tasks, "taskid,workload,period,wcet\n1,a,4,1\n2,b,6,2\n".to_owned()),
+        (FileFormat::Mlperf, "a.Server.target_latency = 15\na.Server.target_qps = 20.5\n".to_owned()),
     ]
 }
 
@@ -251,7 +256,7 @@ proptest! {
 
     #[test]
     fn no_text_makes_an_import_panic(text in "\\PC{0,200}|[\\[{<:,\\-\n 0-9a-z\"'&!*]{0,200}", options in any_options()) {
-        for (_, format) in Format::WORDS {
+        for (_, format) in FileFormat::WORDS {
             let _ = import(*format, &text, &options);
         }
     }
@@ -288,9 +293,9 @@ proptest! {
         let longest = flows.iter().map(|f| f.1).max().unwrap_or(1);
         let window = if flows.iter().any(|f| f.1 == 4) && flows.iter().any(|f| f.1 == 6) { longest.max(12) } else { longest };
         let options = Import { unit: Some(Nanos(1)), window: Some(Nanos(window)), ..Import::default() };
-        for format in [Format::Jobs, Format::JobsYaml, Format::Simso, Format::Schedcat] {
+        for format in [FileFormat::Jobs, FileFormat::JobsYaml, FileFormat::Simso, FileFormat::Schedcat] {
             let Ok(exported) = export(format, &workload, &Export::PLAIN) else { continue };
-            let options = if format == Format::Simso { Import::default() } else { options.clone() };
+            let options = if format == FileFormat::Simso { Import::default() } else { options.clone() };
             let Ok(back) = of(format, &exported.text, &options) else {
                 // Only a window that ends at a miss may hold one job of a task of a shorter period.
                 prop_assert!(exported.notes.iter().any(|note| note.contains("finds a missed")), "{:?}", exported.text);

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use headway_core::analysis::schedulability::{ConcreteTask, Costs, Outcome, Task, Ties, Violation, concrete};
-use headway_core::files::workload::{Flow, Workload};
+use headway_core::analysis::schedulability::{
+    ConcreteTask, JobCosts, RecurrentTask, TestOutcome, TestViolation, Ties, concrete,
+};
+use headway_core::files::workload::{ServerDemand, Workload};
 use headway_core::units::Nanos;
 
 use super::{Export, FormatError, JobSet, unfold};
@@ -25,7 +27,7 @@ pub(super) fn workload_name(text: &str) -> String {
 }
 
 /// A workload file.
-pub(super) fn workload(name: &str, flows: &[Flow]) -> String {
+pub(super) fn workload(name: &str, flows: &[ServerDemand]) -> String {
     let mut text = format!("name = \"{name}\"\ndescription = \"imported by headway {}\"\n", headway::VERSION);
     for flow in flows {
         text.push_str(&format!("\n[[flow]]\nid = \"{}\"\nserver = \"{}\"\n", flow.id, flow.server));
@@ -44,7 +46,7 @@ pub(super) fn workload(name: &str, flows: &[Flow]) -> String {
 pub(super) fn chosen<'a>(
     workload: &'a Workload,
     server: Option<&str>,
-) -> Result<(Vec<&'a Flow>, Vec<String>), FormatError> {
+) -> Result<(Vec<&'a ServerDemand>, Vec<String>), FormatError> {
     let instead = "give flows with costs: those of streams and messages depend on the machine";
     let refused = |place: String, what| Err(FormatError::CannotSay { place, what, instead });
     if let Some(stream) = workload.streams.first() {
@@ -63,22 +65,22 @@ pub(super) fn chosen<'a>(
         (None, Some(only)) if servers.len() == 1 => only,
         (None, _) => return Err(FormatError::Servers { known: known() }),
     };
-    let flows: Vec<&Flow> = workload.flows.iter().filter(|f| f.server == server).collect();
+    let flows: Vec<&ServerDemand> = workload.flows.iter().filter(|f| f.server == server).collect();
     let names: Vec<String> = (1..).zip(&flows).map(|(n, f)| format!("{n} = {}", f.id)).collect();
     Ok((flows, vec![format!("tasks: {}", names.join(", "))]))
 }
 
 /// All jobs of the window that stands for the endless schedule.
-pub(super) fn jobs(flows: &[&Flow], unit: Nanos, notes: &mut Vec<String>) -> Result<JobSet, FormatError> {
+pub(super) fn jobs(flows: &[&ServerDemand], unit: Nanos, notes: &mut Vec<String>) -> Result<JobSet, FormatError> {
     let tasks: Vec<ConcreteTask> =
-        flows.iter().map(|f| ConcreteTask::at(f.start, Task::whole(f.cost, f.period, f.deadline))).collect();
+        flows.iter().map(|f| ConcreteTask::at(f.start, RecurrentTask::whole(f.cost, f.period, f.deadline))).collect();
     // The tools for job sets let the lower task go first where deadlines are equal.
-    let found = concrete(&tasks, Costs::UpToWorst, Ties::ByPosition);
+    let found = concrete(&tasks, JobCosts::UpToWorst, Ties::ByPosition);
     match found.verdict.outcome {
-        Outcome::Undecided(reason) => return Err(FormatError::Window(reason)),
-        Outcome::NotSchedulable(Violation::Utilisation) => return Err(FormatError::Overload),
-        Outcome::NotSchedulable(_) => notes.push("headway finds a missed deadline in this window".to_owned()),
-        Outcome::Schedulable => notes.push("headway finds no missed deadline".to_owned()),
+        TestOutcome::Undecided(reason) => return Err(FormatError::Window(reason)),
+        TestOutcome::NotSchedulable(TestViolation::Utilisation) => return Err(FormatError::Overload),
+        TestOutcome::NotSchedulable(_) => notes.push("headway finds a missed deadline in this window".to_owned()),
+        TestOutcome::Schedulable => notes.push("headway finds no missed deadline".to_owned()),
     }
     let window = found.window;
     notes.push(format!(

@@ -1,6 +1,6 @@
 //! Task sets of SchedCAT and configurations of SimSo.
 
-use headway_core::files::workload::Flow;
+use headway_core::files::workload::ServerDemand;
 use headway_core::units::Nanos;
 use roxmltree::{Document, Node};
 
@@ -41,12 +41,12 @@ pub(super) fn read_schedcat(text: &str, unit: Nanos) -> Result<Flows, FormatErro
     Ok((flows, notes))
 }
 
-fn flow(id: &str, start: Nanos, cost: Nanos, period: Nanos, deadline: Nanos) -> Flow {
-    Flow { id: name(id), server: String::new(), start, cost, period, deadline }
+fn flow(id: &str, start: Nanos, cost: Nanos, period: Nanos, deadline: Nanos) -> ServerDemand {
+    ServerDemand { id: name(id), server: String::new(), start, cost, period, deadline }
 }
 
 /// Writes a SchedCAT task set.
-pub(super) fn write_schedcat(flows: &[&Flow], unit: Nanos) -> Result<String, FormatError> {
+pub(super) fn write_schedcat(flows: &[&ServerDemand], unit: Nanos) -> Result<String, FormatError> {
     let mut text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<taskset>\n".to_owned();
     for (number, flow) in (1..).zip(flows) {
         let place = format!("flow `{}`", flow.id);
@@ -96,7 +96,7 @@ pub(super) fn read_simso(text: &str) -> Result<Flows, FormatError> {
     Ok((flows, notes))
 }
 
-fn simso_task(task: Node<'_, '_>) -> Result<(Flow, bool), FormatError> {
+fn simso_task(task: Node<'_, '_>) -> Result<(ServerDemand, bool), FormatError> {
     let id = task.attribute("name").or_else(|| task.attribute("id")).unwrap_or_default();
     let place = format!("task `{}`", excerpt(id));
     if let Some(kind) = task.attribute("task_type").filter(|kind| *kind != "Periodic") {
@@ -127,7 +127,7 @@ fn decimal(time: Nanos) -> String {
 }
 
 /// Writes a configuration of SimSo.
-pub(super) fn write_simso(flows: &[&Flow], notes: &mut Vec<String>) -> String {
+pub(super) fn write_simso(flows: &[&ServerDemand], notes: &mut Vec<String>) -> String {
     notes.push("SimSo ships no non-preemptive EDF: the file names `./np_edf.py`, a class of your own".to_owned());
     let longest = flows.iter().map(|f| f.start.0.saturating_add(f.period.0)).max().unwrap_or(1);
     let cycles = longest.saturating_mul(10);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use saphyr_parser::{Event, Parser};
 
 use super::jobs::{checked, unique};
-use super::{Edge, FormatError, Job, JobSet, excerpt, integer};
+use super::{Edge, FormatError, ImportedJob, JobSet, excerpt, integer};
 
 /// A document as far as job sets need it.
 enum Node {
@@ -112,7 +112,7 @@ pub fn read(text: &str) -> Result<JobSet, FormatError> {
             *value = node.number(&format!("{place}, `{key}`"))?;
         }
         let [task, job, first, last, least, most, deadline, priority] = values;
-        let job = Job { task, job, arrival: (first, last), cost: (least, most), deadline, priority };
+        let job = ImportedJob { task, job, arrival: (first, last), cost: (least, most), deadline, priority };
         set.jobs.push(checked(job, &place)?);
         if let Some(successors) = node.field("Successors") {
             edges(&place, (job.task, job.job), successors, &mut set.edges)?;

@@ -6,10 +6,10 @@ use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use headway::plan::Strategy;
 use headway::units::Nanos;
-use headway_cli::terminal::Format;
+use headway_cli::terminal::OutputFormat;
 use headway_cli::values::{BackendArg, count, label, word};
-use headway_lab::child::Part;
-use headway_lab::formats::Format as Foreign;
+use headway_lab::child::ChildRole;
+use headway_lab::formats::FileFormat;
 use headway_measure::child::{CHILD_ARGUMENT, ChildPart};
 use headway_measure::folder::file_name;
 
@@ -31,8 +31,8 @@ pub(crate) struct Lab {
     #[command(flatten)]
     pub(crate) experiment: ExperimentArgs,
     /// How results are written
-    #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
-    pub(crate) format: Format,
+    #[arg(long, global = true, value_enum, default_value_t = OutputFormat::Text)]
+    pub(crate) format: OutputFormat,
     /// No progress and no warnings
     #[arg(long, short, global = true)]
     pub(crate) quiet: bool,
@@ -58,8 +58,8 @@ pub(crate) enum Command {
     /// Serve an experiment that this program runs in another process
     #[command(name = headway_lab::child::WORD, hide = true)]
     LabChild {
-        #[arg(value_parser = word(Part::WORDS))]
-        part: Part,
+        #[arg(value_parser = word(ChildRole::WORDS))]
+        part: ChildRole,
         order: String,
     },
 }
@@ -225,8 +225,8 @@ pub(crate) struct ImportArgs {
     /// File of the other tool
     pub(crate) file: PathBuf,
     /// The tool's format: jobs and jobs-yaml of the schedule-abstraction analysis, schedcat, simso, tasks, or mlperf
-    #[arg(long, value_parser = word(Foreign::WORDS))]
-    pub(crate) from: Foreign,
+    #[arg(long, value_parser = word(FileFormat::WORDS))]
+    pub(crate) from: FileFormat,
     /// Workload file to write [default: the standard output]
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
@@ -258,8 +258,8 @@ pub(crate) struct ExportArgs {
     /// Workload file with `[[flow]]` tables
     pub(crate) file: PathBuf,
     /// The tool's format: jobs and jobs-yaml of the schedule-abstraction analysis, schedcat, or simso
-    #[arg(long, value_parser = word(Foreign::EXPORTS))]
-    pub(crate) to: Foreign,
+    #[arg(long, value_parser = word(FileFormat::EXPORTS))]
+    pub(crate) to: FileFormat,
     /// File to write [default: the standard output]
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,

@@ -4,13 +4,13 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::Result;
-use headway_cli::terminal::{Answer, Bar, Out, interrupt};
+use headway_cli::terminal::{Bar, CommandAnswer, Out, interrupt};
 use headway_lab::combine::CombineBenchOptions;
 use headway_measure::bench::{self, Target};
 
 use super::args::CombineArgs;
 
-pub(crate) fn combine(out: &Out, args: &CombineArgs) -> Result<Answer> {
+pub(crate) fn combine(out: &Out, args: &CombineArgs) -> Result<CommandAnswer> {
     let interrupt = interrupt(out, "nothing");
     let options = CombineBenchOptions { out: args.out.clone(), seed: args.seed, quick: args.quick, interrupt };
     let mut bar = Bar::new(!out.quiet);
@@ -21,8 +21,8 @@ pub(crate) fn combine(out: &Out, args: &CombineArgs) -> Result<Answer> {
         out.warn(bench::ENDED_EARLY);
     }
     out.print(&report, || targets(&report.targets, &report.folder))?;
-    let missed = report.targets.iter().any(|target| target.outcome == bench::Outcome::NotMet);
-    Ok(Answer::of_bench(report.complete, missed && report.optimised))
+    let missed = report.targets.iter().any(|target| target.outcome == bench::TargetOutcome::NotMet);
+    Ok(CommandAnswer::of_bench(report.complete, missed && report.optimised))
 }
 
 /// Targets of a benchmark and where its figures are.

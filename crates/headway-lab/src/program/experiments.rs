@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use headway::run::Backend;
-use headway_cli::terminal::{Answer, Out, interrupt};
-use headway_lab::reproduce::{self as experiments, EXPERIMENTS, Outcome, Setting, Verdict};
+use headway_cli::terminal::{CommandAnswer, Out, interrupt};
+use headway_lab::reproduce::{self as experiments, EXPERIMENTS, ExperimentResults, ExperimentSetting, PaperVerdict};
 use serde::Serialize;
 
 use super::args::ExperimentArgs;
@@ -19,14 +19,14 @@ const LOOK: Duration = Duration::from_millis(100);
 /// What stands for all experiments.
 const ALL: &str = "all";
 
-pub(crate) fn experiment(out: &Out, args: &ExperimentArgs) -> Result<Answer> {
+pub(crate) fn experiment(out: &Out, args: &ExperimentArgs) -> Result<CommandAnswer> {
     let Some(name) = &args.experiment else {
         let list: Vec<_> = EXPERIMENTS
             .iter()
             .map(|e| serde_json::json!({ "name": e.name, "about": e.about, "paper": e.paper }))
             .collect();
         out.print(&serde_json::json!({ "schema": 1, "experiments": list }), listing)?;
-        return Ok(Answer::Yes);
+        return Ok(CommandAnswer::Yes);
     };
     let streams = experiments::StreamSetting {
         workloads: args.workload.clone(),
@@ -51,7 +51,7 @@ pub(crate) fn experiment(out: &Out, args: &ExperimentArgs) -> Result<Answer> {
         segments: special.segments,
         video: special.video.clone(),
     };
-    let setting = Setting {
+    let setting = ExperimentSetting {
         backend: args.backend.into(),
         quick: args.quick,
         seed: args.seed,
@@ -79,14 +79,14 @@ pub(crate) fn experiment(out: &Out, args: &ExperimentArgs) -> Result<Answer> {
 
 /// From now on an interrupt writes down what there is, and ends the program, until what is returned becomes true: then
 /// everything is written in a moment.
-fn keep_if_interrupted(out: &Out, setting: &Setting, name: &str) -> Arc<AtomicBool> {
+fn keep_if_interrupted(out: &Out, setting: &ExperimentSetting, name: &str) -> Arc<AtomicBool> {
     let (setting, so_far) = (setting.clone(), setting.so_far.clone());
     let (quiet, ended) = (out.quiet, Arc::new(AtomicBool::new(false)));
     let has_ended = Arc::clone(&ended);
     let told = interrupt(out, "no figures");
     // Of all experiments, each has a folder of its own.
     let is_one = name != ALL;
-    let folder_of = move |outcome: &Outcome| {
+    let folder_of = move |outcome: &ExperimentResults| {
         let folder = setting.folder(outcome.experiment, outcome.source);
         if is_one || setting.out.is_none() { folder } else { folder.join(outcome.experiment) }
     };
@@ -130,23 +130,26 @@ struct Made {
 }
 
 /// No if a statement does not hold.
-fn answer(outcome: &Outcome) -> Answer {
-    let failed = outcome.rows.iter().any(|row| row.verdict == Verdict::NotReproduced);
-    if failed { Answer::No } else { Answer::Yes }
+fn answer(outcome: &ExperimentResults) -> CommandAnswer {
+    let failed = outcome.rows.iter().any(|row| row.verdict == PaperVerdict::NotReproduced);
+    if failed { CommandAnswer::No } else { CommandAnswer::Yes }
 }
 
 /// Makes every experiment that the backend can make; the answer is no if a statement of one does not hold.
 ///
 /// # Errors
 /// If an experiment fails, after all others were made.
-fn all(out: &Out, setting: &Setting) -> Result<Answer> {
+fn all(out: &Out, setting: &ExperimentSetting) -> Result<CommandAnswer> {
     let backend = match setting.backend {
         Backend::Auto if headway::gpus::there().is_ok_and(|gpus| gpus > 0) => Backend::Cuda,
         Backend::Auto => Backend::Sim,
         backend => backend,
     };
-    let of =
-        |name: &str| Setting { backend, out: setting.out.as_ref().map(|folder| folder.join(name)), ..setting.clone() };
+    let of = |name: &str| ExperimentSetting {
+        backend,
+        out: setting.out.as_ref().map(|folder| folder.join(name)),
+        ..setting.clone()
+    };
     let chosen: Vec<_> = EXPERIMENTS.iter().filter(|experiment| experiment.runs_on(backend)).collect();
     for experiment in &chosen {
         experiment.may_write(&of(experiment.name))?;
@@ -166,9 +169,9 @@ fn all(out: &Out, setting: &Setting) -> Result<Answer> {
         let seconds = begun.elapsed().as_secs_f64();
         made.push(match found {
             Ok((outcome, folder)) => {
-                held &= matches!(answer(&outcome), Answer::Yes);
+                held &= matches!(answer(&outcome), CommandAnswer::Yes);
                 let verdicts =
-                    Verdict::ALL.map(|verdict| outcome.rows.iter().filter(|row| row.verdict == verdict).count());
+                    PaperVerdict::ALL.map(|verdict| outcome.rows.iter().filter(|row| row.verdict == verdict).count());
                 let folder = folder.display().to_string();
                 Made { experiment: experiment.name, source: outcome.source, seconds, verdicts, folder, error: None }
             }
@@ -186,7 +189,7 @@ fn all(out: &Out, setting: &Setting) -> Result<Answer> {
     if !failed.is_empty() {
         bail!("{} of {} experiments failed: {}", failed.len(), made.len(), failed.join(", "));
     }
-    Ok(if held { Answer::Yes } else { Answer::No })
+    Ok(if held { CommandAnswer::Yes } else { CommandAnswer::No })
 }
 
 fn table(made: &[Made]) -> String {
@@ -216,7 +219,7 @@ fn listing() -> String {
     text
 }
 
-fn reproduced(outcome: &Outcome, folder: &Path) -> String {
+fn reproduced(outcome: &ExperimentResults, folder: &Path) -> String {
     let mut text = format!("{}, source {}, machine {}\n\n", outcome.experiment, outcome.source, outcome.machine);
     let what = outcome.rows.iter().map(|row| row.what.chars().count()).max().unwrap_or(0);
     for row in &outcome.rows {

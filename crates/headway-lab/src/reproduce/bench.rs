@@ -3,18 +3,18 @@
 use headway_core::models::transfer::Direction;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Buffer;
-use headway_device::gpu::{Caching, Completion, Gpu, Operation, Queue, Reach};
+use headway_device::gpu::{Caching, Completion, CpuReach, Gpu, Operation, Queue};
 use headway_os::clock;
 use headway_runtime::copy::{At, Copier, CopyReport, How};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use super::Setting;
+use super::ExperimentSetting;
 use crate::Error;
 use headway::copy::OpenOptions;
 use headway::gpus;
 use headway::run::Backend;
-use headway_measure::sample::{Effort, Figures, series};
+use headway_measure::sample::{Effort, SampleFigures, series};
 
 /// A queue that does not end what it has for this long is given up.
 const PATIENCE: Nanos = Nanos(60_000_000_000);
@@ -30,14 +30,14 @@ pub(super) struct Bench {
 #[derive(Clone, Copy)]
 pub(super) struct Samples {
     pub(super) first: Nanos,
-    pub(super) figures: Figures,
+    pub(super) figures: SampleFigures,
 }
 
 impl Bench {
-    pub(super) fn open(setting: &Setting) -> Result<Self, Error> {
+    pub(super) fn open(setting: &ExperimentSetting) -> Result<Self, Error> {
         let (backend, source) = match setting.backend {
-            Backend::Emu => (gpus::Backend::Emu, "emu"),
-            Backend::Cuda | Backend::Auto => (gpus::Backend::Cuda, "cuda"),
+            Backend::Emu => (gpus::CopyBackend::Emu, "emu"),
+            Backend::Cuda | Backend::Auto => (gpus::CopyBackend::Cuda, "cuda"),
             Backend::Sim => {
                 return Err(
                     headway::Failure::Options("this experiment runs with `--backend emu` or `--backend cuda`").into()
@@ -68,14 +68,14 @@ impl Bench {
     }
 
     pub(super) fn device(&self, bytes: usize) -> Result<Buffer, Error> {
-        self.gpu()?.device_buffer(bytes, Reach::Device).map_err(Error::from)
+        self.gpu()?.device_buffer(bytes, CpuReach::Device).map_err(Error::from)
     }
 
     /// Device memory that the CPU maps, or without windows such that it does not.
     pub(super) fn mapped(&self, bytes: usize) -> Result<Buffer, Error> {
         let gpu = self.gpu()?;
         let window = gpu.windows().into_iter().find_map(|(mapping, usable)| usable.ok().map(|()| mapping));
-        gpu.device_buffer(bytes, window.map_or(Reach::Device, Reach::Window)).map_err(Error::from)
+        gpu.device_buffer(bytes, window.map_or(CpuReach::Device, CpuReach::Window)).map_err(Error::from)
     }
 
     pub(super) fn pinned(&self, bytes: usize) -> Result<Buffer, Error> {
@@ -137,7 +137,7 @@ pub(super) fn samples(
 ) -> Result<Samples, Error> {
     let effort = Effort { warm_up: 0, n_min: n_min.max(1), n_max: 1_000, time };
     let samples = series(effort, clock::now, |_| once())?;
-    match (samples.first(), Figures::of(&samples)) {
+    match (samples.first(), SampleFigures::of(&samples)) {
         (Some(&first), Some(figures)) => Ok(Samples { first, figures }),
         _ => Err(headway::Failure::Options("a series needs at least one sample").into()),
     }
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_byte_that_is_wrong_on_the_device_ends_an_experiment_with_its_place() {
-        let setting = Setting { backend: Backend::Emu, quick: true, ..Setting::default() };
+        let setting = ExperimentSetting { backend: Backend::Emu, quick: true, ..ExperimentSetting::default() };
         let bench = Bench::open(&setting).unwrap();
         let there = bench.device(1000).unwrap();
         let mut data = random(1, 1000);

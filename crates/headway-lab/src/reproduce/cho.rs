@@ -7,7 +7,7 @@ mod queues;
 
 use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::Nanos;
-use headway_measure::sample::Figures;
+use headway_measure::sample::SampleFigures;
 use headway_runtime::copy::How;
 
 use self::fidelity::DoubleQueue;
@@ -15,9 +15,9 @@ use self::programs::{Costs, Graph, Grid, Kind};
 pub(super) use self::queues::queues;
 use self::queues::{CLAIM, SLACK};
 use super::bench::{Bench, same};
-use super::{Outcome, Row, Said, Setting, Table, Verdict, said, silent};
+use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, Said, said, silent};
 use crate::Error;
-use headway_measure::plot::{Figure, Line};
+use headway_measure::plot::{Figure, PlotLine};
 
 const MIB: u64 = 1 << 20;
 /// Threads of the paper's queues in the two programs.
@@ -56,12 +56,12 @@ impl Copies<'_> {
     }
 }
 
-fn outcome(experiment: &'static str, bench: &Bench, setting: &Setting) -> Outcome {
-    Outcome { notes: vec![
+fn outcome(experiment: &'static str, bench: &Bench, setting: &ExperimentSetting) -> ExperimentResults {
+    ExperimentResults { notes: vec![
             "Paper: 2 Xeon Silver 4110, Titan V, CUDA 9.0, Rodinia 3.1. The programs here are our own with the same inputs, \
              copies and kernels; results are compared with the CPU's. Gain: time of the driver's copies over ours."
                 .into(),
-        ], ..Outcome::new(experiment, bench.source, bench.machine.clone(), setting.seed) }
+        ], ..ExperimentResults::new(experiment, bench.source, bench.machine.clone(), setting.seed) }
 }
 
 /// The repetitions of one program in one mode.
@@ -73,14 +73,14 @@ impl Repeated {
     }
 
     fn median(&self, part: impl Fn(&Costs) -> Nanos) -> Nanos {
-        Figures::of(&self.times(part)).map_or(Nanos::ZERO, |figures| figures.median)
+        SampleFigures::of(&self.times(part)).map_or(Nanos::ZERO, |figures| figures.median)
     }
 
     /// Number, first, median, 99th percentile of enough, and longest.
     fn cells(&self, part: impl Fn(&Costs) -> Nanos) -> Vec<String> {
         let times = self.times(part);
         let first = times.first().copied().unwrap_or_default();
-        Figures::of(&times).map_or_else(Vec::new, |f| {
+        SampleFigures::of(&times).map_or_else(Vec::new, |f| {
             vec![f.n.to_string(), first.0.to_string(), f.median.0.to_string(), f.p99_ns(), f.max.0.to_string()]
         })
     }
@@ -133,15 +133,15 @@ fn mean_gain(sweep: &Sweep, part: Part, mode: usize, from: u64) -> Option<f64> {
 }
 
 /// The paper's queues against the paper's figure, and ours against the paper's queues at every size.
-fn judged(sweep: &Sweep, name: &str, (direction, part): (&str, Part), x: &str, claim: &Claim) -> [Row; 2] {
+fn judged(sweep: &Sweep, name: &str, (direction, part): (&str, Part), x: &str, claim: &Claim) -> [PaperRow; 2] {
     let mean = mean_gain(sweep, part, 1, claim.from);
     let most = sweep.iter().map(|(_, costs)| gain(costs, part, 1)).fold(0.0, f64::max);
     let jump = threshold(sweep, part, 1).map_or_else(|| "never".to_owned(), |size| format!("from {x} {size}"));
     let mean_text =
         mean.map_or_else(|| "no size is that large".to_owned(), |mean| format!("{mean:.2} times on average"));
-    let verdict = mean.map_or(Verdict::NotComparable, |mean| Verdict::fitted(mean >= CLAIM));
+    let verdict = mean.map_or(PaperVerdict::NotComparable, |mean| PaperVerdict::fitted(mean >= CLAIM));
     [
-        Row {
+        PaperRow {
             what: format!("{name}: {direction} gain of the paper's queues"),
             paper: claim.said.clone(),
             ours: format!(
@@ -162,7 +162,7 @@ fn judged(sweep: &Sweep, name: &str, (direction, part): (&str, Part), x: &str, c
 
 /// Ours against the paper's queues in the same run, size by size. Sizes whose copies are all below 1 MiB are left out: there both make
 /// the driver's own call, and what their times differ by is chance.
-fn at_every_size(sweep: &Sweep, name: &str, (direction, part): (&str, Part), x: &str) -> Row {
+fn at_every_size(sweep: &Sweep, name: &str, (direction, part): (&str, Part), x: &str) -> PaperRow {
     let largest = |costs: &[Repeated]| {
         let of = |costs: &Costs| if direction == "h2d" { costs.h2d_largest } else { costs.d2h_largest };
         costs.iter().flat_map(|repeated| &repeated.0).map(of).max().unwrap_or(0)
@@ -178,8 +178,8 @@ fn at_every_size(sweep: &Sweep, name: &str, (direction, part): (&str, Part), x: 
     }
     let (least, most) = ratios.iter().fold((f64::INFINITY, 0.0_f64), |(l, m), r| (l.min(*r), m.max(*r)));
     let verdict = match (ratios.is_empty(), broken.is_empty()) {
-        (true, _) => Verdict::NotComparable,
-        (false, holds) => Verdict::own(holds),
+        (true, _) => PaperVerdict::NotComparable,
+        (false, holds) => PaperVerdict::own(holds),
     };
     let compared = format!("{} of {} sizes have copies of 1 MiB and more", ratios.len(), sweep.len());
     let ours = match (ratios.is_empty(), broken.is_empty()) {
@@ -191,7 +191,7 @@ fn at_every_size(sweep: &Sweep, name: &str, (direction, part): (&str, Part), x: 
             broken.join("; ")
         ),
     };
-    Row {
+    PaperRow {
         what: format!("{name}: {direction} by `copy` of ours, at least as fast as the paper's queues at every size"),
         paper: silent("not treated"),
         ours,
@@ -210,19 +210,20 @@ fn at_every_size(sweep: &Sweep, name: &str, (direction, part): (&str, Part), x: 
 const PARTS: [(&str, Part); 2] = [("h2d", |costs| costs.h2d), ("d2h", |costs| costs.d2h)];
 
 /// Rows and pictures of one sweep.
-fn judge(outcome: &mut Outcome, sweep: &Sweep, name: &str, x: &str, claims: [Claim; 2]) {
+fn judge(outcome: &mut ExperimentResults, sweep: &Sweep, name: &str, x: &str, claims: [Claim; 2]) {
     for (part, claim) in PARTS.into_iter().zip(&claims) {
         outcome.rows.extend(judged(sweep, name, part, x, claim));
     }
     let ratio =
         |costs: &Repeated| costs.median(Costs::copies).0 as f64 / costs.median(|costs| costs.kernels).0.max(1) as f64;
     let shares = |mode: usize| sweep.iter().map(move |(_, costs)| ratio(&costs[mode]) / ratio(&costs[0]).max(1e-9));
-    type Judged = (usize, &'static str, fn(bool) -> Verdict);
-    let labels: [Judged; 2] = [(1, "the paper's queues", Verdict::fitted), (2, "`copy` of ours", Verdict::own)];
+    type Judged = (usize, &'static str, fn(bool) -> PaperVerdict);
+    let labels: [Judged; 2] =
+        [(1, "the paper's queues", PaperVerdict::fitted), (2, "`copy` of ours", PaperVerdict::own)];
     for (mode, by, label) in labels {
         let least = shares(mode).fold(f64::MAX, f64::min);
         let verdict = label(least < 0.5);
-        outcome.rows.push(Row {
+        outcome.rows.push(PaperRow {
             what: format!("{name}: transfer/kernel ratio with {by}"),
             paper: said("Results, ratio", "falls by 50 % and more above a certain size, which is not stated"),
             ours: format!("falls at best to {:.0} % of that with the driver's copies", 100.0 * least),
@@ -235,7 +236,7 @@ fn judge(outcome: &mut Outcome, sweep: &Sweep, name: &str, x: &str, claims: [Cla
     }
     for (direction, part) in PARTS {
         let line = |(at, (_, mode)): (usize, &(Mode, &str))| {
-            Line::new(*mode, sweep.iter().map(|(size, costs)| (*size as f64, gain(costs, part, at))).collect())
+            PlotLine::new(*mode, sweep.iter().map(|(size, costs)| (*size as f64, gain(costs, part, at))).collect())
         };
         let lines = MODES.iter().enumerate().skip(1).map(line).collect();
         let title = format!("{name}: {direction} gain over the driver");
@@ -243,7 +244,7 @@ fn judge(outcome: &mut Outcome, sweep: &Sweep, name: &str, x: &str, claims: [Cla
         outcome.figures.push((format!("gain-{direction}-{name}"), figure));
     }
     let line = |(at, (_, mode)): (usize, &(Mode, &str))| {
-        Line::new(*mode, sweep.iter().map(|(size, costs)| (*size as f64, ratio(&costs[at]))).collect())
+        PlotLine::new(*mode, sweep.iter().map(|(size, costs)| (*size as f64, ratio(&costs[at]))).collect())
     };
     let lines = MODES.iter().enumerate().map(line).collect();
     let figure = Figure::new(format!("{name}: transfer time over kernel time"), outcome.source, [x, "ratio"], lines);
@@ -251,7 +252,7 @@ fn judge(outcome: &mut Outcome, sweep: &Sweep, name: &str, x: &str, claims: [Cla
 }
 
 /// `flags`: whether the program copies flags between its kernels.
-fn table(sweeps: &[(&str, &Sweep)], x: &str, flags: bool) -> Table {
+fn table(sweeps: &[(&str, &Sweep)], x: &str, flags: bool) -> RawFigures {
     let mut columns = vec![
         "input",
         x_column(x),
@@ -285,7 +286,7 @@ fn table(sweeps: &[(&str, &Sweep)], x: &str, flags: bool) -> Table {
             }
         }
     }
-    Table { name: "sweep".into(), columns, lines }
+    RawFigures { name: "sweep".into(), columns, lines }
 }
 
 fn x_column(x: &str) -> &'static str {
@@ -296,7 +297,7 @@ fn x_column(x: &str) -> &'static str {
 const REPEATS: usize = 5;
 
 /// Breadth-first search over graphs of 1k to 16M nodes.
-pub(super) fn bfs(setting: &Setting) -> Result<Outcome, Error> {
+pub(super) fn bfs(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     let bench = Bench::open(setting)?;
     let queue = DoubleQueue::new(bench.gpu()?, THREADS, (if setting.quick { 4096 } else { MIB }) as usize)?;
     let mut sweeps: Vec<(Kind, Sweep)> = Vec::new();
@@ -339,12 +340,12 @@ pub(super) fn bfs(setting: &Setting) -> Result<Outcome, Error> {
     Ok(outcome)
 }
 
-fn of_graphs(sweeps: &[(Kind, Sweep)]) -> Table {
+fn of_graphs(sweeps: &[(Kind, Sweep)]) -> RawFigures {
     table(&sweeps.iter().map(|(kind, sweep)| (kind.name(), sweep)).collect::<Vec<_>>(), "nodes", true)
 }
 
 /// Pathfinder over grids of 2048 rows.
-pub(super) fn pathfinder(setting: &Setting) -> Result<Outcome, Error> {
+pub(super) fn pathfinder(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     const NAME: &str = "pathfinder";
     let bench = Bench::open(setting)?;
     let (rows, columns) =
@@ -391,25 +392,28 @@ mod tests {
             .collect()
     }
 
-    fn verdicts(sweep: &Sweep, from: u64) -> [Verdict; 2] {
+    fn verdicts(sweep: &Sweep, from: u64) -> [PaperVerdict; 2] {
         let claim = Claim { said: said("Results, BFS", "about 270 %"), from };
         judged(sweep, "rodinia", PARTS[0], "columns", &claim).map(|row| row.verdict)
     }
 
     #[test]
     fn the_paper_s_queues_are_judged_by_its_figure_and_ours_by_the_paper_s_queues() {
-        assert_eq!(verdicts(&sweep(100, [90; 3]), 128), [Verdict::Consistent, Verdict::OwnCheck]);
-        assert_eq!(verdicts(&sweep(101, [90; 3]), 128), [Verdict::NotReproduced, Verdict::OwnCheck]);
-        assert_eq!(verdicts(&sweep(90, [100; 3]), 128), [Verdict::Consistent, Verdict::NotReproduced]);
-        assert_eq!(verdicts(&sweep(90, [80; 3]), 512), [Verdict::NotComparable, Verdict::OwnCheck]);
+        assert_eq!(verdicts(&sweep(100, [90; 3]), 128), [PaperVerdict::Consistent, PaperVerdict::OwnCheck]);
+        assert_eq!(verdicts(&sweep(101, [90; 3]), 128), [PaperVerdict::NotReproduced, PaperVerdict::OwnCheck]);
+        assert_eq!(verdicts(&sweep(90, [100; 3]), 128), [PaperVerdict::Consistent, PaperVerdict::NotReproduced]);
+        assert_eq!(verdicts(&sweep(90, [80; 3]), 512), [PaperVerdict::NotComparable, PaperVerdict::OwnCheck]);
     }
 
     #[test]
     fn ours_is_behind_if_it_is_slower_at_one_size_however_fast_elsewhere() {
         let found = at_every_size(&sweep(100, [10, 103, 10]), "rodinia", PARTS[0], "nodes");
-        assert_eq!(found.verdict, Verdict::NotReproduced);
+        assert_eq!(found.verdict, PaperVerdict::NotReproduced);
         assert!(found.ours.contains("slower at 1: nodes 128: 103 us against 100 us"), "{}", found.ours);
-        assert_eq!(at_every_size(&sweep(100, [10, 102, 10]), "rodinia", PARTS[0], "nodes").verdict, Verdict::OwnCheck);
+        assert_eq!(
+            at_every_size(&sweep(100, [10, 102, 10]), "rodinia", PARTS[0], "nodes").verdict,
+            PaperVerdict::OwnCheck
+        );
     }
 
     #[test]
@@ -421,7 +425,7 @@ mod tests {
             .flat_map(|repeated| &mut repeated.0)
             .for_each(|costs| costs.h2d_largest = MIB - 1);
         let found = at_every_size(&small, "rodinia", PARTS[0], "nodes");
-        assert_eq!(found.verdict, Verdict::NotComparable);
+        assert_eq!(found.verdict, PaperVerdict::NotComparable);
         assert!(found.ours.starts_with("0 of 3 sizes"), "{}", found.ours);
     }
 

@@ -2,21 +2,21 @@
 
 mod hardware;
 
-use crate::simulation::fujii::{self, Class, Constants, Finding, Stat, Stress, Study};
+use crate::simulation::fujii::{self, Constants, Stat, StatementResult, Stress, TransferClass, TransferStudy};
 use headway_core::models::transfer::Direction;
 use headway_core::units::Nanos;
 
-use super::{Outcome, Row, Setting, Table, Verdict, said};
+use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, said};
 use crate::Error;
 use headway::run::Backend;
-use headway_measure::plot::{Figure, Line};
+use headway_measure::plot::{Figure, PlotLine};
 
 /// Samples of each simulated point.
 const SAMPLES: usize = 1_000;
 /// What that many draws may blur in a comparison, in percent.
 const SLACK_PERCENT: u64 = 5;
 
-pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
+pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     match setting.backend {
         Backend::Sim => Ok(simulated(setting)),
         Backend::Emu | Backend::Cuda => hardware::run(setting),
@@ -27,15 +27,15 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     }
 }
 
-fn simulated(setting: &Setting) -> Outcome {
+fn simulated(setting: &ExperimentSetting) -> ExperimentResults {
     let study = Constants::TEXT.simulated(setting.seed, SAMPLES);
     // Every constant of the simulation was chosen.
     let chosen =
         "the paper's plots are not available: every constant of the simulation was chosen so that the text holds";
-    let simulated = |finding| row(finding, Verdict::fitted, chosen);
-    let mut rows: Vec<Row> = fujii::statements(&study, SLACK_PERCENT).into_iter().map(simulated).collect();
+    let simulated = |finding| row(finding, PaperVerdict::fitted, chosen);
+    let mut rows: Vec<PaperRow> = fujii::statements(&study, SLACK_PERCENT).into_iter().map(simulated).collect();
     rows.push(preemption());
-    Outcome {
+    ExperimentResults {
         rows,
         notes: vec![format!(
             "The values of the paper's figures are not available; the constants were chosen so that the text holds and \
@@ -43,7 +43,12 @@ fn simulated(setting: &Setting) -> Outcome {
         )],
         tables: tables(&study),
         figures: figures(&study, "sim"),
-        ..Outcome::new("fujii", "sim", "fujii-gtx480 (a reconstruction from the paper's text)".to_owned(), setting.seed)
+        ..ExperimentResults::new(
+            "fujii",
+            "sim",
+            "fujii-gtx480 (a reconstruction from the paper's text)".to_owned(),
+            setting.seed,
+        )
     }
 }
 
@@ -51,17 +56,17 @@ fn simulated(setting: &Setting) -> Outcome {
 const WITH_FIGURES: [&str; 4] = ["A1", "A2", "C3", "C4"];
 
 /// The row of a statement that was asked of real memory and real engines.
-fn measured(finding: Finding, source: &str) -> Row {
-    let (label, held): (fn(bool) -> Verdict, _) = if WITH_FIGURES.contains(&finding.id) {
-        (Verdict::figure, "every comparison at the sizes that the paper names holds; 5 % are allowed")
+fn measured(finding: StatementResult, source: &str) -> PaperRow {
+    let (label, held): (fn(bool) -> PaperVerdict, _) = if WITH_FIGURES.contains(&finding.id) {
+        (PaperVerdict::figure, "every comparison at the sizes that the paper names holds; 5 % are allowed")
     } else {
         (
-            Verdict::own,
+            PaperVerdict::own,
             "the paper names an order only, and its plots are not available: every comparison of ours holds; 5 % are allowed",
         )
     };
     let mut row = row(finding, label, held);
-    if source == "emu" && row.verdict == Verdict::NotReproduced {
+    if source == "emu" && row.verdict == PaperVerdict::NotReproduced {
         row.why =
             "the rates of an emulated device were chosen by us: what fails on it says nothing of the paper".to_owned();
     }
@@ -96,14 +101,14 @@ pub(super) const CHANGED: [(&str, &[&str], &str); 4] = [
     ),
 ];
 
-fn row(finding: Finding, label: fn(bool) -> Verdict, held: &str) -> Row {
+fn row(finding: StatementResult, label: fn(bool) -> PaperVerdict, held: &str) -> PaperRow {
     let verdict = match finding.verdict {
-        fujii::Verdict::Holds => label(true),
-        fujii::Verdict::Fails => label(false),
-        fujii::Verdict::NotMeasured => Verdict::NotComparable,
+        fujii::StatementVerdict::Holds => label(true),
+        fujii::StatementVerdict::Fails => label(false),
+        fujii::StatementVerdict::NotMeasured => PaperVerdict::NotComparable,
     };
     let failed = match finding.verdict {
-        fujii::Verdict::NotMeasured => {
+        fujii::StatementVerdict::NotMeasured => {
             "this machine lacks a method, or a class of threads, that the statement is about".to_owned()
         }
         _ => CHANGED
@@ -111,7 +116,7 @@ fn row(finding: Finding, label: fn(bool) -> Verdict, held: &str) -> Row {
             .find(|(_, ids, _)| ids.contains(&finding.id))
             .map_or_else(String::new, |(group, _, text)| format!("{group}: {text}")),
     };
-    Row {
+    PaperRow {
         what: finding.id.to_owned(),
         paper: said(section(finding.id), finding.claim),
         ours: finding.evidence,
@@ -131,19 +136,19 @@ fn section(id: &str) -> &'static str {
 }
 
 /// D1: how long a more urgent transfer waits behind one that has begun.
-fn preemption() -> Row {
+fn preemption() -> PaperRow {
     let (c, large) = (Constants::TEXT, headway_core::units::Bytes(16 << 20));
     let wait = |method| c.blocking(method, Direction::D2h, large);
     let (dma, iorw, hub) = (wait(fujii::DMA), wait(fujii::IORW), wait(fujii::HUB));
     let held = iorw < hub && hub < dma;
-    Row {
+    PaperRow {
         what: "D1".to_owned(),
         paper: said(
             "III-A; III-B; V",
             "a started DMA is not preempted, IORW fully, a microcontroller partly, between pieces of 256 B",
         ),
         ours: format!("behind 16 MiB D2H an urgent transfer waits {dma} (DMA), {iorw} (IORW), {hub} (HUB)"),
-        verdict: Verdict::fitted(held),
+        verdict: PaperVerdict::fitted(held),
         why: "the order of the three follows from the text; how long each takes was chosen".to_owned(),
     }
 }
@@ -163,8 +168,8 @@ fn cells(stat: &Stat) -> [String; 6] {
 }
 
 /// Raw figures of a study, simulated or measured.
-pub(super) fn tables(study: &Study) -> Vec<Table> {
-    let class = |class| if class == Class::RealTime { "real-time" } else { "normal" };
+pub(super) fn tables(study: &TransferStudy) -> Vec<RawFigures> {
+    let class = |class| if class == TransferClass::RealTime { "real-time" } else { "normal" };
     let stress = |stress| match stress {
         Stress::Alone => "alone",
         Stress::Cpu => "cpu-load",
@@ -181,12 +186,12 @@ pub(super) fn tables(study: &Study) -> Vec<Table> {
         situation.map(str::to_owned).into_iter().chain([p.bytes.0.to_string()]).chain(cells(stat)).collect()
     });
     vec![
-        Table {
+        RawFigures {
             name: "single".into(),
             columns: [&["method", "direction", "class", "stress", "bytes"], &FIGURES[..]].concat(),
             lines: singles.collect(),
         },
-        Table {
+        RawFigures {
             name: "pairs".into(),
             columns: [&["first", "second", "direction", "bytes"], &FIGURES[..]].concat(),
             lines: pairs.collect(),
@@ -195,14 +200,14 @@ pub(super) fn tables(study: &Study) -> Vec<Table> {
 }
 
 /// A figure per direction and situation, like the paper's.
-pub(super) fn figures(study: &Study, source: &str) -> Vec<(String, Figure)> {
+pub(super) fn figures(study: &TransferStudy, source: &str) -> Vec<(String, Figure)> {
     let situations = [
-        (Class::RealTime, Stress::Alone, "alone"),
-        (Class::RealTime, Stress::Cpu, "real-time-cpu-load"),
-        (Class::Normal, Stress::Cpu, "normal-cpu-load"),
-        (Class::RealTime, Stress::Memory, "memory-pressure"),
-        (Class::RealTime, Stress::Pipes, "pipes"),
-        (Class::RealTime, Stress::Together, "together"),
+        (TransferClass::RealTime, Stress::Alone, "alone"),
+        (TransferClass::RealTime, Stress::Cpu, "real-time-cpu-load"),
+        (TransferClass::Normal, Stress::Cpu, "normal-cpu-load"),
+        (TransferClass::RealTime, Stress::Memory, "memory-pressure"),
+        (TransferClass::RealTime, Stress::Pipes, "pipes"),
+        (TransferClass::RealTime, Stress::Together, "together"),
     ];
     let mut figures = Vec::new();
     for direction in fujii::DIRECTIONS {
@@ -215,7 +220,7 @@ pub(super) fn figures(study: &Study, source: &str) -> Vec<(String, Figure)> {
                 let found: Vec<_> =
                     own.map(|(single, stat)| (single.bytes.0 as f64, us(stat.mean), us(stat.max))).collect();
                 let points = found.iter().map(|(bytes, mean, _)| (*bytes, *mean)).collect();
-                Line::new(fujii::name(method), points).bars(found)
+                PlotLine::new(fujii::name(method), points).bars(found)
             });
             let title = format!("{} {name}, mean", word(direction));
             let figure = Figure::new(title, source, ["bytes", "us"], lines.collect()).bars("mean to longest");
@@ -235,7 +240,7 @@ mod tests {
         for finding in fujii::statements(&study, 0) {
             let groups = CHANGED.iter().filter(|(_, ids, _)| ids.contains(&finding.id)).count();
             assert_eq!(groups, 1, "{}", finding.id);
-            let failed = Finding { verdict: fujii::Verdict::Fails, ..finding };
+            let failed = StatementResult { verdict: fujii::StatementVerdict::Fails, ..finding };
             assert!(measured(failed.clone(), "cuda").why.contains(": "));
             assert!(measured(failed, "emu").why.contains("emulated"));
         }
@@ -243,10 +248,10 @@ mod tests {
 
     #[test]
     fn every_statement_of_the_paper_holds_in_simulation() {
-        let setting = Setting { backend: Backend::Sim, quick: false, ..Setting::default() };
+        let setting = ExperimentSetting { backend: Backend::Sim, quick: false, ..ExperimentSetting::default() };
         let outcome = run(&setting).unwrap();
         assert_eq!(outcome.rows.len(), 21);
-        let broken: Vec<_> = outcome.rows.iter().filter(|row| row.verdict != Verdict::Consistent).collect();
+        let broken: Vec<_> = outcome.rows.iter().filter(|row| row.verdict != PaperVerdict::Consistent).collect();
         assert!(broken.is_empty(), "{broken:?}");
         let folder = tempfile::tempdir().unwrap();
         outcome.write(folder.path()).unwrap();

@@ -8,20 +8,20 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::simulation::klt::Assumptions;
-use headway_core::decisions::engine_lock::Order;
+use headway_core::decisions::engine_lock::LockOrder;
 use headway_core::decisions::predictor::Form;
-use headway_core::decisions::token::Mode;
+use headway_core::decisions::token::TokenMode;
 use headway_core::models::transfer::tail;
 use headway_core::units::{Nanos, Rate};
-use headway_sim::sharing::{Observer, Record, Scenario, SharingError, simulate};
+use headway_sim::sharing::{Scenario, SimObserver, SimRecord, SimSharingError, simulate};
 
 use self::shape::{Check, Means, affinity_ratios, checks, chunking_ratios};
 use self::study::{Effort, Run, Set, TARGET, TOLERANCE, calibrate, run as simulated};
 use super::cores::on_all_cores;
-use super::{Outcome, Row, Said, Setting, Table, Verdict, said, silent};
+use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, Said, said, silent};
 use crate::Error;
 use headway::run::Backend;
-use headway_measure::plot::{Figure, Line};
+use headway_measure::plot::{Figure, PlotLine};
 
 /// What the paper gives as numbers: mean response, percent of the period (Section 5, Fig. 6).
 pub(super) const PUBLISHED: [(&str, f64, &str); 9] = [
@@ -38,8 +38,11 @@ pub(super) const PUBLISHED: [(&str, f64, &str); 9] = [
 /// A mean within this share of the published one counts as consistent with it.
 const NEAR: f64 = 0.10;
 /// Token modes; the paper does not say which it measured.
-const MODES: [(Mode, &str); 3] =
-    [(Mode::Optimal, "optimal"), (Mode::WorkConserving, "work-conserving"), (Mode::Relaxed(2), "relaxed(2)")];
+const MODES: [(TokenMode, &str); 3] = [
+    (TokenMode::Optimal, "optimal"),
+    (TokenMode::WorkConserving, "work-conserving"),
+    (TokenMode::Relaxed(2), "relaxed(2)"),
+];
 
 const MACHINE: &str = "two clusters of 6 CPUs and 4 GPUs with one copy engine, after the paper; costs are assumptions";
 
@@ -65,7 +68,7 @@ fn code(text: &str) -> Scenario {
     text.parse().expect("the codes in this file are those of the paper")
 }
 
-pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
+pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     if matches!(setting.backend, Backend::Emu | Backend::Cuda) {
         return Err(headway::Failure::Options(
             "this experiment is a simulation: leave `--backend` out or say `--backend sim`",
@@ -75,7 +78,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     Ok(reproduce(setting).map_err(headway::Failure::Sharing)?)
 }
 
-fn reproduce(setting: &Setting) -> Result<Outcome, SharingError> {
+fn reproduce(setting: &ExperimentSetting) -> Result<ExperimentResults, SimSharingError> {
     let base = if setting.quick { QUICK } else { FULL };
     let mut sets: Vec<(Set, Effort)> = Vec::new();
     for (set, effort) in variants(setting.quick).into_iter().zip(std::iter::once(base).chain(std::iter::repeat(SWEEP)))
@@ -98,19 +101,19 @@ fn reproduce(setting: &Setting) -> Result<Outcome, SharingError> {
     rows.extend(sweep_rows(swept));
     let curve = chunks::curve(setting.quick, setting.seed, if setting.quick { QUICK } else { SWEEP })?;
     rows.extend(chunks::rows(&curve));
-    Ok(Outcome {
+    Ok(ExperimentResults {
         rows,
         notes: notes(setting.quick, base),
         tables: vec![scenario_table(&studied), shape_table(&studied), chunks::table(&curve)],
         figures: figures(middle),
-        ..Outcome::new("gpusync-sim", "sim", MACHINE.to_owned(), setting.seed)
+        ..ExperimentResults::new("gpusync-sim", "sim", MACHINE.to_owned(), setting.seed)
     })
 }
 
 /// The middle of the ranges, then each assumption changed alone. The mode is filled in later.
 fn variants(quick: bool) -> Vec<Set> {
     let middle = Assumptions::MIDDLE;
-    let mode = Mode::Optimal;
+    let mode = TokenMode::Optimal;
     let set = |name, assumptions| Set { name, assumptions, predictor: Form::WINDOW, mode };
     let mut sets = vec![set("middle", middle)];
     if quick {
@@ -140,7 +143,7 @@ fn variants(quick: bool) -> Vec<Set> {
 }
 
 /// Calibrates every set, then runs every scenario with every seed, set by set.
-fn study(sets: &[(Set, Effort)], seed: u64, keep: impl Fn(&[Studied])) -> Result<Vec<Studied>, SharingError> {
+fn study(sets: &[(Set, Effort)], seed: u64, keep: impl Fn(&[Studied])) -> Result<Vec<Studied>, SimSharingError> {
     let works = on_all_cores(sets.len(), |at| calibrate(&sets[at].0, seed, sets[at].1))?;
     let scenarios = Scenario::distinct();
     let mut studied = Vec::new();
@@ -193,23 +196,23 @@ fn student(freedom: usize) -> f64 {
 #[derive(Default)]
 struct Digest(DefaultHasher);
 
-impl Observer for Digest {
-    fn record(&mut self, record: &Record) {
+impl SimObserver for Digest {
+    fn record(&mut self, record: &SimRecord) {
         record.hash(&mut self.0);
     }
 }
 
 /// All 48 codes run; those that mean the same must log the same.
-fn aliases(seed: u64, effort: Effort) -> Result<Row, SharingError> {
+fn aliases(seed: u64, effort: Effort) -> Result<PaperRow, SimSharingError> {
     let (mut logs, mut differ) = (BTreeMap::new(), Vec::new());
     let cluster = Assumptions::MIDDLE.cluster(0, seed);
     for scenario in Scenario::all() {
         let until = effort.warm_up;
-        let setting = headway_sim::sharing::Setting {
+        let setting = headway_sim::sharing::ClusterSetting {
             scenario,
             tokens_per_gpu: None,
-            order: Order::Arrival,
-            mode: Mode::Relaxed(2),
+            order: LockOrder::Arrival,
+            mode: TokenMode::Relaxed(2),
             predictor: Form::WINDOW,
             seed,
             until,
@@ -228,24 +231,24 @@ fn aliases(seed: u64, effort: Effort) -> Result<Row, SharingError> {
     let holds = differ.is_empty();
     let paper = said("5", "each meaningful combination of parameters, and those of the driver");
     let why = "codes that ask for the same must give the same log to the byte".to_owned();
-    Ok(Row { what: "codes".to_owned(), paper, ours, verdict: Verdict::own(holds), why })
+    Ok(PaperRow { what: "codes".to_owned(), paper, ours, verdict: PaperVerdict::own(holds), why })
 }
 
 /// A row whose figures depend on `S`, which was fitted.
-fn row(what: impl Into<String>, paper: Said, ours: impl Into<String>, holds: bool, failed: &str) -> Row {
-    let verdict = Verdict::fitted(holds);
+fn row(what: impl Into<String>, paper: Said, ours: impl Into<String>, holds: bool, failed: &str) -> PaperRow {
+    let verdict = PaperVerdict::fitted(holds);
     let why = verdict.why(
         "everything follows from `S`, which was fitted to one published mean, and from costs that are assumed",
         failed,
     );
-    Row { what: what.into(), paper, ours: ours.into(), verdict, why }
+    PaperRow { what: what.into(), paper, ours: ours.into(), verdict, why }
 }
 
 /// Why a mean or an order of means is not the paper's.
 const COSTS: &str = "the paper states neither rates nor per-call costs; with those assumed, and one rate for all paths, it does not come out";
 
 /// The published averages beside ours.
-fn published(studied: &Studied) -> Vec<Row> {
+fn published(studied: &Studied) -> Vec<PaperRow> {
     let mut rows = Vec::new();
     for (code, paper, section) in PUBLISHED {
         let Some((_, runs)) = studied.runs.iter().find(|(scenario, _)| scenario.to_string() == code) else { continue };
@@ -278,31 +281,31 @@ fn published(studied: &Studied) -> Vec<Row> {
 }
 
 /// Whether the calibrated costs fit the machine at all (specification of sharing, 8.3, "Necessary").
-fn necessary(studied: &Studied) -> Row {
+fn necessary(studied: &Studied) -> PaperRow {
     let assumed = studied.set.assumptions;
     let share = f64::from(assumed.cpu_ppm) / 1e6;
     let work = studied.work.0 as f64 / 1e6;
     let (cpu, kernels) = (work * share, work * (1.0 - share));
     let holds = kernels < 28.6 && cpu < 42.9 && work > 28.6;
-    Row {
+    PaperRow {
         what: format!("{}: necessary conditions", studied.mode()),
         paper: silent("not stated"),
         ours: format!("kernels {kernels:.1} ms, CPU {cpu:.1} ms, held at least {work:.1} ms"),
-        verdict: Verdict::own(holds),
+        verdict: PaperVerdict::own(holds),
         why: "eight engines and twelve CPUs for 280 frames a second: kernels must take below 28.6 ms, CPUs below 42.9 ms, and `e` holds a GPU for \
               more than 28.6 ms, since it is not schedulable"
             .to_owned(),
     }
 }
 
-fn shape_row(studied: &Studied, check: Check) -> Row {
+fn shape_row(studied: &Studied, check: Check) -> PaperRow {
     let what = format!("{}: shape {}", studied.mode(), check.number);
     row(what, said(check.section, check.claim), check.evidence, check.holds, COSTS)
 }
 
 /// In how many sets of assumptions each check holds. Published as found: one set that fails makes no row fail, none that
 /// holds does.
-fn sweep_rows(swept: &[Studied]) -> Vec<Row> {
+fn sweep_rows(swept: &[Studied]) -> Vec<PaperRow> {
     let mut rows = Vec::new();
     for (mode, name) in MODES {
         let sets: Vec<_> = swept.iter().filter(|studied| studied.set.mode == mode).collect();
@@ -360,7 +363,7 @@ fn notes(quick: bool, effort: Effort) -> Vec<String> {
     notes
 }
 
-fn scenario_table(studied: &[Studied]) -> Table {
+fn scenario_table(studied: &[Studied]) -> RawFigures {
     let mut lines = Vec::new();
     for study in studied {
         for (scenario, runs) in &study.runs {
@@ -383,7 +386,7 @@ fn scenario_table(studied: &[Studied]) -> Table {
             }
         }
     }
-    Table {
+    RawFigures {
         name: "scenarios".into(),
         columns: vec![
             "assumptions",
@@ -404,7 +407,7 @@ fn scenario_table(studied: &[Studied]) -> Table {
     }
 }
 
-fn shape_table(studied: &[Studied]) -> Table {
+fn shape_table(studied: &[Studied]) -> RawFigures {
     let mut lines = Vec::new();
     for study in studied {
         for check in checks(&study.means()) {
@@ -414,7 +417,7 @@ fn shape_table(studied: &[Studied]) -> Table {
             lines.push(names.into_iter().chain(numbers).chain([holds.to_owned(), check.evidence]).collect());
         }
     }
-    Table {
+    RawFigures {
         name: "shapes".into(),
         columns: vec!["assumptions", "token_mode", "work_ns", "seeds", "check", "verdict", "evidence"],
         lines,
@@ -429,14 +432,14 @@ fn figures(middle: &[Studied]) -> Vec<(String, Figure)> {
         values.into_iter().enumerate().map(|(rank, value)| (rank as f64 + 1.0, value)).collect::<Vec<_>>()
     };
     let figure = |title: &str, y: &str, values: &dyn Fn(&Means) -> Vec<f64>| {
-        let line = |studied: &Studied| Line::new(studied.mode(), ranked(values(&studied.means())));
+        let line = |studied: &Studied| PlotLine::new(studied.mode(), ranked(values(&studied.means())));
         Figure::new(title, "sim", ["rank", y], middle.iter().map(line).collect())
     };
     let of = |ratios: Vec<(String, f64)>| ratios.into_iter().map(|(_, ratio)| ratio).collect::<Vec<_>>();
     let mut responses = figure("mean response of every scenario, from best to worst", "% of the period", &|means| {
         means.values().copied().collect()
     });
-    responses.lines.push(Line::new("published", published_ranks()));
+    responses.lines.push(PlotLine::new("published", published_ranks()));
     vec![
         ("responses".to_owned(), responses),
         ("affinity".to_owned(), figure("response without over with affinity", "ratio", &|m| of(affinity_ratios(m)))),
@@ -456,13 +459,13 @@ mod tests {
 
     #[test]
     fn the_quick_experiment_calibrates_and_reports_every_published_mean_and_check() {
-        let setting = Setting { backend: Backend::Sim, quick: true, ..Setting::default() };
+        let setting = ExperimentSetting { backend: Backend::Sim, quick: true, ..ExperimentSetting::default() };
         let outcome = run(&setting).unwrap();
         judged(&outcome);
-        assert!(outcome.rows.iter().all(|row| row.verdict != Verdict::Reproduced));
+        assert!(outcome.rows.iter().all(|row| row.verdict != PaperVerdict::Reproduced));
         let find = |what: &str| outcome.rows.iter().find(|row| row.what == what).expect(what);
-        assert_eq!(find("codes").verdict, Verdict::OwnCheck, "{:?}", find("codes"));
-        assert_eq!(find("work-conserving: mean of AEdG,2MB").verdict, Verdict::Consistent);
+        assert_eq!(find("codes").verdict, PaperVerdict::OwnCheck, "{:?}", find("codes"));
+        assert_eq!(find("work-conserving: mean of AEdG,2MB").verdict, PaperVerdict::Consistent);
         assert_eq!(outcome.rows.iter().filter(|row| row.what.contains("mean of")).count(), PUBLISHED.len());
         assert_eq!(outcome.rows.iter().filter(|row| row.what.contains("shape")).count(), 7);
         // The paper says three times or more; this model gives more than twice.
@@ -481,7 +484,7 @@ mod tests {
 
     #[test]
     fn a_gpu_backend_is_refused() {
-        let setting = Setting { backend: Backend::Cuda, quick: true, ..Setting::default() };
+        let setting = ExperimentSetting { backend: Backend::Cuda, quick: true, ..ExperimentSetting::default() };
         assert!(run(&setting).unwrap_err().to_string().contains("simulation"));
     }
 }

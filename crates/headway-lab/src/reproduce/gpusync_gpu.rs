@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
 
-use headway_broker::Server;
+use headway_broker::BrokerServer;
 use headway_core::units::Nanos;
 use headway_os::ipc::Words;
 use headway_os::{affinity, clock};
@@ -35,14 +35,14 @@ use self::setup::{
 };
 use self::simulated::Node;
 use self::verdicts::{against_paper, grouped, mean_of, means_of_paper, means_table, rows, table, worst_of};
-use super::{Outcome, Setting};
+use super::{ExperimentResults, ExperimentSetting};
 use crate::Error;
-use crate::trackers::{Course, Load, Tracked};
+use crate::trackers::{Course, FrameLoad, Tracked};
 use headway::gpus;
-use headway::jobs::{HAND_OVER, Moving, Seen};
+use headway::jobs::{HAND_OVER, Moving, ObservedMaxima};
 use headway::run::Backend;
 use headway_measure::folder;
-use headway_measure::plot::{Figure, Line};
+use headway_measure::plot::{Figure, PlotLine};
 
 /// What only this experiment asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,13 +123,13 @@ struct Bench {
     frames: Vec<u64>,
     scale: Scale,
     busy_ppm: u64,
-    load: Load,
+    load: FrameLoad,
     alone: Alone,
     users: Words,
     folder: PathBuf,
 }
 
-pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
+pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     let cuda = match setting.backend {
         Backend::Emu => false,
         Backend::Cuda | Backend::Auto => true,
@@ -238,13 +238,13 @@ fn loads(options: &SharingOptions, cuda: bool) -> Vec<u64> {
 }
 
 /// What the GPUs are called, and how many are used.
-fn node(cuda: bool, setting: &Setting) -> Result<(String, usize), Error> {
+fn node(cuda: bool, setting: &ExperimentSetting) -> Result<(String, usize), Error> {
     let wanted = setting.sharing.gpus;
     if !cuda {
         let gpus = wanted.unwrap_or(2).clamp(1, 4);
         return Ok((format!("{gpus} emulated GPUs of {}", setting.machine.as_deref().unwrap_or("h200-x4")), gpus));
     }
-    let devices = gpus::open(gpus::Backend::Cuda, None, wanted)?;
+    let devices = gpus::open(gpus::CopyBackend::Cuda, None, wanted)?;
     let gpus = devices.len().min(wanted.unwrap_or(4));
     let name = devices.first().map_or_else(String::new, |gpu| gpu.description().name.clone());
     Ok((format!("{gpus} x {name}"), gpus))
@@ -252,7 +252,7 @@ fn node(cuda: bool, setting: &Setting) -> Result<(String, usize), Error> {
 
 impl Bench {
     /// Starts the cameras.
-    fn open(setting: &Setting, cuda: bool, gpus: usize) -> Result<Self, Error> {
+    fn open(setting: &ExperimentSetting, cuda: bool, gpus: usize) -> Result<Self, Error> {
         let (options, quick) = (&setting.sharing, setting.quick);
         let cameras = options.cameras.unwrap_or(if quick { 3 } else { 5 * gpus }).clamp(1, 64);
         let allowed = u32::try_from(affinity::allowed().map_or(1, |cpus| cpus.len())).unwrap_or(u32::MAX);
@@ -276,7 +276,7 @@ impl Bench {
         let users = Words::create("headway users", 0, USERS)?;
         let frames = periods.iter().map(|period| (duration.0 / period.0).max(2)).collect();
         let folder = std::env::temp_dir().join(format!("headway-gpusync-{}", std::process::id()));
-        let (load, alone) = (Load::default(), Alone::default());
+        let (load, alone) = (FrameLoad::default(), Alone::default());
         Ok(Self { processes, gpus, cpus, look, periods, frames, scale, busy_ppm: 0, load, alone, users, folder })
     }
 
@@ -285,11 +285,12 @@ impl Bench {
         // The rate of copies says how large the state is, and only with that state it is seen what a pass takes.
         let first = measure_alone(&mut self.processes, &self.scale, self.scale.first_state)?;
         let kernels = frame_kernels(&self.periods, self.gpus, busy_ppm);
-        let state = state_bytes(kernels, first.bytes_per_s).clamp(Load::UNIT, if cuda { 1 << 30 } else { 1 << 20 });
+        let state =
+            state_bytes(kernels, first.bytes_per_s).clamp(FrameLoad::UNIT, if cuda { 1 << 30 } else { 1 << 20 });
         self.alone = measure_alone(&mut self.processes, &self.scale, state)?;
         let load = load(&self.periods, self.gpus, busy_ppm, segments, &self.alone, state);
         let most = if cuda { u64::MAX } else { 1 << 20 };
-        self.load = Load { input: load.input.min(most), output: load.output.min(most), ..load };
+        self.load = FrameLoad { input: load.input.min(most), output: load.output.min(most), ..load };
         self.busy_ppm = busy_ppm;
         let cameras = 0..self.periods.len();
         self.processes.order(&cameras.map(|camera| (camera, Order::Load(self.load))).collect::<Vec<_>>())?;
@@ -336,8 +337,12 @@ impl Bench {
             tracked: &tracked,
             copy_engines: configuration.copy_engines(),
         });
-        let cameras: Vec<_> =
-            self.periods.iter().copied().zip(tracked.iter().map(|tracked| Seen::of(&tracked.frames))).collect();
+        let cameras: Vec<_> = self
+            .periods
+            .iter()
+            .copied()
+            .zip(tracked.iter().map(|tracked| ObservedMaxima::of(&tracked.frames)))
+            .collect();
         let on_time = measured.misses == 0 && measured.lost == 0;
         if let Some(analysis) = configuration.bounds(self.gpus as u32, self.cpus, &cameras, on_time) {
             let shares = analysis.tasks.iter().zip(&cameras).map(|(bound, (_, seen))| {
@@ -363,7 +368,7 @@ impl Bench {
             boost: false,
             ..headway_broker::ServerOptions::new(socket.clone(), arbiter)
         };
-        let mut server = Server::bind(options).map_err(headway::Failure::Broker)?;
+        let mut server = BrokerServer::bind(options).map_err(headway::Failure::Broker)?;
         let stop = AtomicBool::new(false);
         let tracked = thread::scope(|scope| {
             let (sender, receiver) = channel();
@@ -430,8 +435,14 @@ fn phases(periods: &[Nanos], seed: u64) -> Vec<u64> {
 
 /// Two short runs of the first camera on the first GPU, with nobody else there; more if the second says nothing.
 fn measure_alone(processes: &mut CameraProcesses, scale: &Scale, state: u64) -> Result<Alone, Error> {
-    let load =
-        |passes| Load { segments: 3, cpu_ns: 0, passes, input: scale.first_copies, output: scale.first_copies, state };
+    let load = |passes| FrameLoad {
+        segments: 3,
+        cpu_ns: 0,
+        passes,
+        input: scale.first_copies,
+        output: scale.first_copies,
+        state,
+    };
     let mut frames = |passes| {
         processes.order(&[(0, Order::Load(load(passes)))])?;
         let moving = Moving { chunk: Some(2 << 20), peer: true };
@@ -452,14 +463,14 @@ fn measure_alone(processes: &mut CameraProcesses, scale: &Scale, state: u64) -> 
 }
 
 fn outcome(
-    setting: &Setting,
+    setting: &ExperimentSetting,
     source: &'static str,
     machine: String,
     bench: &Bench,
     all: &[Measured],
     expected: usize,
     failed: Option<String>,
-) -> Outcome {
+) -> ExperimentResults {
     let options = &setting.sharing;
     let mut notes = vec![table(all, source), scaling(bench, options, source)];
     notes.push(format!(
@@ -488,14 +499,14 @@ fn outcome(
     }
     points.values_mut().for_each(|points| points.sort_by(|a, b| a.0.total_cmp(&b.0)));
     let name = |managed: bool| if managed { "Headway" } else { "without" }.to_owned();
-    let lines = points.into_iter().map(|(managed, points)| Line::new(name(managed), points).scattered()).collect();
+    let lines = points.into_iter().map(|(managed, points)| PlotLine::new(name(managed), points).scattered()).collect();
     let axes = ["mean response, % of the period", "worst response, % of the period"];
     let figure = Figure::new("worst response over mean response", source, axes, lines);
-    Outcome {
+    ExperimentResults {
         rows: rows(all, expected),
         notes,
         figures: vec![("responses".to_owned(), figure)],
-        ..Outcome::new("gpusync-gpu", source, machine, setting.seed)
+        ..ExperimentResults::new("gpusync-gpu", source, machine, setting.seed)
     }
 }
 

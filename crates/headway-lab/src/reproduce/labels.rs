@@ -1,6 +1,6 @@
 //! Which rows may be called reproduced: a label cannot become stronger unnoticed.
 
-use super::{EXPERIMENTS, Experiment, Outcome, Setting, Verdict, quotes};
+use super::{EXPERIMENTS, Experiment, ExperimentResults, ExperimentSetting, PaperVerdict, quotes};
 use headway::run::Backend;
 
 /// The rows that compare a figure of the paper with a figure of ours without a free parameter, by experiment. A `*` stands for
@@ -48,7 +48,7 @@ fn may_be_reproduced(experiment: &str, what: &str) -> bool {
     })
 }
 
-pub(super) fn judged(outcome: &Outcome) {
+pub(super) fn judged(outcome: &ExperimentResults) {
     for row in &outcome.rows {
         assert_eq!(quotes::invented(outcome.experiment, &row.paper), [""; 0], "{}: {row:?}", outcome.experiment);
         assert!(!row.why.is_empty() && !row.paper.text.is_empty(), "{}: {row:?}", outcome.experiment);
@@ -59,13 +59,13 @@ pub(super) fn judged(outcome: &Outcome) {
             );
         }
     }
-    for row in outcome.rows.iter().filter(|row| row.verdict == Verdict::Reproduced) {
+    for row in outcome.rows.iter().filter(|row| row.verdict == PaperVerdict::Reproduced) {
         assert!(may_be_reproduced(outcome.experiment, &row.what), "{}: {row:?}", outcome.experiment);
     }
 }
 
-fn made(experiment: &Experiment, backend: Backend) -> Outcome {
-    let setting = Setting { backend, quick: true, ..Setting::default() };
+fn made(experiment: &Experiment, backend: Backend) -> ExperimentResults {
+    let setting = ExperimentSetting { backend, quick: true, ..ExperimentSetting::default() };
     let outcome = experiment.run(&setting).unwrap_or_else(|error| panic!("{}: {error}", experiment.name));
     judged(&outcome);
     outcome
@@ -83,7 +83,7 @@ fn only_listed_rows_of_simulations_are_called_reproduced() {
     let is_simulated = |experiment: &&Experiment| experiment.runs_on(Backend::Sim) && experiment.name != "gpusync-sim";
     for experiment in EXPERIMENTS.iter().filter(is_simulated) {
         let outcome = made(experiment, Backend::Sim);
-        let count = outcome.rows.iter().filter(|row| row.verdict == Verdict::Reproduced).count();
+        let count = outcome.rows.iter().filter(|row| row.verdict == PaperVerdict::Reproduced).count();
         assert_eq!(count, usize::from(experiment.name == "verner-combine"), "{}", experiment.name);
     }
 }
@@ -95,7 +95,7 @@ fn nothing_is_called_reproduced_on_emulated_devices() {
             .contains(&experiment.name)
     }) {
         let outcome = made(experiment, Backend::Emu);
-        assert!(outcome.rows.iter().all(|row| row.verdict != Verdict::Reproduced), "{:?}", outcome.rows);
+        assert!(outcome.rows.iter().all(|row| row.verdict != PaperVerdict::Reproduced), "{:?}", outcome.rows);
         assert!(!outcome.rows.is_empty());
     }
 }

@@ -9,7 +9,7 @@ use crate::simulation::fujii::Stress;
 use headway_os::affinity;
 
 use crate::Error;
-use crate::child::{self, Part};
+use crate::child::{self, ChildRole};
 
 /// A load ends after this long even if nobody ends it.
 const LIFETIME: Duration = Duration::from_secs(600);
@@ -48,7 +48,7 @@ impl Loads {
         };
         let failed = |source| Error::Load { source };
         for _ in 0..count {
-            let mut command = child::command(Part::Load, &what).map_err(failed)?;
+            let mut command = child::command(ChildRole::Load, &what).map_err(failed)?;
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
             let mut child = command.spawn().map_err(failed)?;
             let mut begun = [0];

@@ -3,17 +3,17 @@
 mod hardware;
 
 use headway_core::analysis::schedulability::{
-    ChunkFlow, ConcreteTask, Costs, Outcome as Decision, Task, Ties, Violation, chunk_sizes, chunked, concrete,
+    ChunkFlow, ConcreteTask, JobCosts, RecurrentTask, TestOutcome, TestViolation, Ties, chunk_sizes, chunked, concrete,
     flow_chunk_sizes, jeffay, sporadic,
 };
 use headway_core::units::{Bytes, Nanos, Rate};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64;
 
-use super::{Outcome, Row, Said, Setting, Table, Verdict, said, silent};
+use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, Said, said, silent};
 use crate::Error;
 use headway::run::Backend;
-use headway_measure::plot::{Figure, Line};
+use headway_measure::plot::{Figure, PlotLine};
 
 /// Divisors of 60 ms: hyperperiods stay short.
 const PERIODS_MS: [u64; 11] = [2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60];
@@ -33,7 +33,7 @@ const CHUNKS: [(&str, Option<Nanos>); 4] = [
 const GRANULE: Bytes = Bytes(4096);
 const MACHINE: &str = "one server; copies as on an engine of the shipped h200-x4";
 
-pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
+pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     if matches!(setting.backend, Backend::Emu | Backend::Cuda) {
         return hardware::run(setting);
     }
@@ -49,7 +49,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         chunks.push(Chunks::of(&mut draw, percent, sets));
         setting.keep("np-edf", "sim", MACHINE, tables(&models, &chunks));
     }
-    Ok(Outcome {
+    Ok(ExperimentResults {
         rows: rows(&models, &chunks),
         notes: vec![
             format!(
@@ -61,7 +61,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         ],
         tables: tables(&models, &chunks),
         figures: figures(&models, &chunks),
-        ..Outcome::new("np-edf", "sim", MACHINE.to_owned(), setting.seed)
+        ..ExperimentResults::new("np-edf", "sim", MACHINE.to_owned(), setting.seed)
     })
 }
 
@@ -87,7 +87,7 @@ impl Draw {
             let period = PERIODS_MS[self.between(0, PERIODS_MS.len() as u64 - 1) as usize] * 1_000_000;
             let cost = (period / 1_000_000 * share).max(1);
             let offset = self.between(0, period / 1_000 - 1) * 1_000;
-            ConcreteTask::at(Nanos(offset), Task::whole(Nanos(cost), Nanos(period), Nanos(period)))
+            ConcreteTask::at(Nanos(offset), RecurrentTask::whole(Nanos(cost), Nanos(period), Nanos(period)))
         };
         shares.into_iter().map(task).collect()
     }
@@ -126,14 +126,14 @@ impl Models {
         let mut models = Self { percent, sets, ..Self::default() };
         for _ in 0..sets {
             let tasks = draw.set(percent);
-            let known = concrete(&tasks, Costs::UpToWorst, Ties::Any);
-            let exact = concrete(&tasks, Costs::Exact, Ties::Any).verdict;
+            let known = concrete(&tasks, JobCosts::UpToWorst, Ties::Any);
+            let exact = concrete(&tasks, JobCosts::Exact, Ties::Any).verdict;
             let yes = [sporadic(&tasks).is_schedulable(), known.verdict.is_schedulable(), exact.is_schedulable()];
             models.sporadic += usize::from(yes[0]);
             models.concrete += usize::from(yes[1]);
             models.exact += usize::from(yes[2]);
-            let undecided = matches!(known.verdict.outcome, Decision::Undecided(_))
-                || matches!(exact.outcome, Decision::Undecided(_));
+            let undecided = matches!(known.verdict.outcome, TestOutcome::Undecided(_))
+                || matches!(exact.outcome, TestOutcome::Undecided(_));
             models.undecided += usize::from(undecided);
             models.contradictions += usize::from(!undecided && (yes[0] && !yes[1] || yes[1] && !yes[2]));
             if yes[1] {
@@ -180,7 +180,7 @@ impl Chunks {
                 // As many bytes as move in the chunk's time beside its set-up.
                 let of = |time: Nanos| u128::from(time.saturating_sub(SETUP).0) * u128::from(RATE.0) / 1_000_000_000;
                 let size = longest.map_or(Bytes(u64::MAX), |time| Bytes(u64::try_from(of(time)).unwrap_or(u64::MAX)));
-                let tasks: Vec<Task> = flows.iter().map(|f| f.task(size)).collect();
+                let tasks: Vec<RecurrentTask> = flows.iter().map(|f| f.task(size)).collect();
                 *accepted += usize::from(chunked(&tasks, 1).is_schedulable());
             }
             chunks.one_size += usize::from(chunk_sizes(&flows, 1, GRANULE).is_ok());
@@ -190,12 +190,12 @@ impl Chunks {
     }
 }
 
-fn rows(models: &[Models], chunks: &[Chunks]) -> Vec<Row> {
-    let row = |what: &str, paper: Said, ours: String, held: bool, why: &str| Row {
+fn rows(models: &[Models], chunks: &[Chunks]) -> Vec<PaperRow> {
+    let row = |what: &str, paper: Said, ours: String, held: bool, why: &str| PaperRow {
         what: what.to_owned(),
         paper,
         ours,
-        verdict: Verdict::own(held),
+        verdict: PaperVerdict::own(held),
         why: why.to_owned(),
     };
     let sum = |of: fn(&Models) -> usize| models.iter().map(of).sum::<usize>();
@@ -243,22 +243,22 @@ fn rows(models: &[Models], chunks: &[Chunks]) -> Vec<Row> {
             "smaller chunks must accept at least as many sets, and the smallest four times as many as whole copies",
         ));
     }
-    rows.push(Row {
+    rows.push(PaperRow {
         what: "flows on one engine for 5 min".to_owned(),
         paper: said("V-B", "a schedule that is verified to be valid runs without deadline misses"),
         ours: "not run in simulation: `--backend cuda --duration \"300 s\"`".to_owned(),
-        verdict: Verdict::NotComparable,
+        verdict: PaperVerdict::NotComparable,
         why: "a run on devices, which a simulation cannot stand for".to_owned(),
     });
     rows
 }
 
 /// The conditions must be checked for every task: with the last one alone this set would pass.
-fn conditions() -> Row {
-    let tasks = [(1, 2), (3, 8), (1, 9)].map(|(c, p)| Task::whole(Nanos(c), Nanos(p), Nanos(p)));
+fn conditions() -> PaperRow {
+    let tasks = [(1, 2), (3, 8), (1, 9)].map(|(c, p)| RecurrentTask::whole(Nanos(c), Nanos(p), Nanos(p)));
     let verdict = jeffay(&tasks);
     let (ours, held) = match &verdict.outcome {
-        Decision::NotSchedulable(Violation::Demand { task, interval, demand, .. }) => {
+        TestOutcome::NotSchedulable(TestViolation::Demand { task, interval, demand, .. }) => {
             let held = (*task, interval.0, demand.0) == (Some(1), 3, 4);
             let i = task.map_or(0, |task| task + 1);
             (format!("(2,1), (8,3), (9,1): fails for i = {i} at L = {}, demand {}", interval.0, demand.0), held)
@@ -268,36 +268,42 @@ fn conditions() -> Row {
     let paper = said("II-B", "the test of Jeffay et al. checks the utilisation, among others");
     let why = "the others are L >= c_i + sum of floor((L - 1) / p_j) c_j for every i > 1 and p_1 < L < p_i; a set that only the last one \
                accepts must be refused";
-    Row { what: "Jeffay's conditions".to_owned(), paper, ours, verdict: Verdict::own(held), why: why.to_owned() }
+    PaperRow {
+        what: "Jeffay's conditions".to_owned(),
+        paper,
+        ours,
+        verdict: PaperVerdict::own(held),
+        why: why.to_owned(),
+    }
 }
 
 /// A set that meets everything with exact costs and not when a job ends early.
-fn anomaly() -> Row {
+fn anomaly() -> PaperRow {
     let tasks = [(1, 3), (2, 6), (4, 12)]
-        .map(|(c, p)| ConcreteTask::at(Nanos::ZERO, Task::whole(Nanos(c), Nanos(p), Nanos(p))));
-    let exact = concrete(&tasks, Costs::Exact, Ties::ByPosition).verdict.is_schedulable();
-    let known = concrete(&tasks, Costs::UpToWorst, Ties::ByPosition).verdict;
+        .map(|(c, p)| ConcreteTask::at(Nanos::ZERO, RecurrentTask::whole(Nanos(c), Nanos(p), Nanos(p))));
+    let exact = concrete(&tasks, JobCosts::Exact, Ties::ByPosition).verdict.is_schedulable();
+    let known = concrete(&tasks, JobCosts::UpToWorst, Ties::ByPosition).verdict;
     let late = match known.outcome {
-        Decision::NotSchedulable(Violation::Late { release, finish, .. }) => {
+        TestOutcome::NotSchedulable(TestViolation::Late { release, finish, .. }) => {
             format!("the job released at {} may end at {}", release.0, finish.0)
         }
         other => format!("{other:?}"),
     };
     let held = exact && late.ends_with("released at 3 may end at 7");
-    Row {
+    PaperRow {
         what: "one run is not enough".to_owned(),
         paper: silent("not stated; a consequence of non-preemption"),
         ours: format!("(3,1), (6,2), (12,4) together: exact costs pass: {exact}; with shorter ones {late}"),
-        verdict: Verdict::own(held),
+        verdict: PaperVerdict::own(held),
         why: "a set must exist that meets all deadlines with exact costs and misses one when a job ends early"
             .to_owned(),
     }
 }
 
-fn tables(models: &[Models], chunks: &[Chunks]) -> Vec<Table> {
+fn tables(models: &[Models], chunks: &[Chunks]) -> Vec<RawFigures> {
     let line = |figures: &[usize]| figures.iter().map(ToString::to_string).collect::<Vec<_>>();
     vec![
-        Table {
+        RawFigures {
             name: "models".into(),
             columns: vec!["utilisation_percent", "sets", "sporadic", "concrete", "exact", "undecided"],
             lines: models
@@ -305,7 +311,7 @@ fn tables(models: &[Models], chunks: &[Chunks]) -> Vec<Table> {
                 .map(|m| line(&[m.percent as usize, m.sets, m.sporadic, m.concrete, m.exact, m.undecided]))
                 .collect(),
         },
-        Table {
+        RawFigures {
             name: "chunks".into(),
             columns: vec![
                 "utilisation_percent",
@@ -330,7 +336,7 @@ fn tables(models: &[Models], chunks: &[Chunks]) -> Vec<Table> {
 
 fn figures(models: &[Models], chunks: &[Chunks]) -> Vec<(String, Figure)> {
     let share = |n: usize, sets: usize| n as f64 * 100.0 / sets as f64;
-    let line = |name: &str, points: Vec<(f64, f64)>| Line::new(name, points);
+    let line = |name: &str, points: Vec<(f64, f64)>| PlotLine::new(name, points);
     let model = |name, of: fn(&Models) -> usize| {
         line(name, models.iter().map(|m| (m.percent as f64, share(of(m), m.sets))).collect())
     };
@@ -339,7 +345,7 @@ fn figures(models: &[Models], chunks: &[Chunks]) -> Vec<(String, Figure)> {
         model("known offsets, costs up to the worst case", |m| m.concrete),
         model("known offsets, exact costs", |m| m.exact),
     ];
-    let mut by_chunk: Vec<Line> = (0..CHUNKS.len())
+    let mut by_chunk: Vec<PlotLine> = (0..CHUNKS.len())
         .map(|n| line(CHUNKS[n].0, chunks.iter().map(|c| (c.percent as f64, share(c.accepted[n], c.sets))).collect()))
         .collect();
     by_chunk
@@ -358,13 +364,13 @@ mod tests {
 
     #[test]
     fn every_statement_holds_in_simulation_and_the_same_seed_gives_the_same_figures() {
-        let setting = Setting { backend: Backend::Sim, quick: true, ..Setting::default() };
+        let setting = ExperimentSetting { backend: Backend::Sim, quick: true, ..ExperimentSetting::default() };
         let outcome = run(&setting).unwrap();
-        let broken: Vec<_> = outcome.rows.iter().filter(|row| row.verdict == Verdict::NotReproduced).collect();
+        let broken: Vec<_> = outcome.rows.iter().filter(|row| row.verdict == PaperVerdict::NotReproduced).collect();
         assert!(broken.is_empty(), "{broken:?}");
         assert_eq!(outcome.rows.len(), 6);
         assert_eq!(run(&setting).unwrap().tables, outcome.tables);
-        let other = run(&Setting { seed: 2, ..setting }).unwrap();
+        let other = run(&ExperimentSetting { seed: 2, ..setting }).unwrap();
         assert_ne!(other.tables, outcome.tables);
     }
 

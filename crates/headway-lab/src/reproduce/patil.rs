@@ -6,29 +6,29 @@ mod table_2;
 
 use headway_core::models::transfer::Direction;
 use headway_core::units::Nanos;
-use headway_measure::sample::Figures;
+use headway_measure::sample::SampleFigures;
 
 pub(super) use self::batch::batch;
 pub(super) use self::table_1::table_1;
 pub(super) use self::table_2::table_2;
 use super::bench::{Bench, Samples};
-use super::{Outcome, Setting, Table};
+use super::{ExperimentResults, ExperimentSetting, RawFigures};
 
 const MIB: usize = 1 << 20;
 const KIB: usize = 1 << 10;
 const DIRECTIONS: [(Direction, &str); 2] = [(Direction::H2d, "h2d"), (Direction::D2h, "d2h")];
 
-fn outcome(experiment: &'static str, bench: Bench, setting: &Setting) -> Outcome {
-    Outcome::new(experiment, bench.source, bench.machine, setting.seed)
+fn outcome(experiment: &'static str, bench: Bench, setting: &ExperimentSetting) -> ExperimentResults {
+    ExperimentResults::new(experiment, bench.source, bench.machine, setting.seed)
 }
 
 /// Keeps a table of what was timed so far.
-fn keep(setting: &Setting, experiment: &'static str, bench: &Bench, table: Table) {
+fn keep(setting: &ExperimentSetting, experiment: &'static str, bench: &Bench, table: RawFigures) {
     setting.keep(experiment, bench.source, &bench.machine, vec![table]);
 }
 
 /// Least samples of a point, and the time after which no further one is begun.
-fn effort(setting: &Setting) -> (u32, Nanos) {
+fn effort(setting: &ExperimentSetting) -> (u32, Nanos) {
     if setting.quick { (5, Nanos(20_000_000)) } else { (5, Nanos(100_000_000)) }
 }
 
@@ -39,7 +39,7 @@ fn size(bytes: usize) -> String {
 
 /// Whether one way is faster than another beyond doubt: three quarters of its copies took less time than three quarters of the
 /// other's.
-fn strictly_faster(fast: Figures, slow: Figures) -> bool {
+fn strictly_faster(fast: SampleFigures, slow: SampleFigures) -> bool {
     fast.p75 < slow.p25
 }
 

@@ -10,7 +10,7 @@ use headway_device::Engines;
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_os::sched::{self, Role};
 
-use super::Setting;
+use super::ExperimentSetting;
 use crate::Error;
 use headway::gpus;
 use headway::run::Backend;
@@ -28,7 +28,7 @@ const MEASURED: &str = "machine.toml";
 
 /// The setting with this node's measured profile, if the experiment runs on GPUs and there is one; and a note that says which
 /// profile is used.
-pub(super) fn with_profile(setting: &Setting, on: &[Backend]) -> (Setting, String) {
+pub(super) fn with_profile(setting: &ExperimentSetting, on: &[Backend]) -> (ExperimentSetting, String) {
     let on_gpus = match setting.backend {
         Backend::Cuda => true,
         Backend::Auto => on.contains(&Backend::Cuda) && gpus::there().is_ok_and(|gpus| gpus > 0),
@@ -62,7 +62,7 @@ pub(super) struct Site {
 }
 
 impl Site {
-    pub(super) fn open(setting: &Setting) -> Result<Self, Error> {
+    pub(super) fn open(setting: &ExperimentSetting) -> Result<Self, Error> {
         let emulated = setting.backend == Backend::Emu;
         let there = if emulated { None } else { Some(gpus::there()?) };
         let wanted = setting.gpus.or(there).unwrap_or(2);
@@ -81,7 +81,7 @@ impl Site {
     }
 
     /// How long each run lasts: what the user says, else a minute on GPUs.
-    pub(super) fn duration(&self, setting: &Setting) -> Nanos {
+    pub(super) fn duration(&self, setting: &ExperimentSetting) -> Nanos {
         setting.duration.unwrap_or(match (self.source, setting.quick) {
             ("emu", true) => Nanos(NANOS_PER_SECOND / 2),
             ("emu", false) => Nanos(5 * NANOS_PER_SECOND),
@@ -102,8 +102,8 @@ fn driving_class() -> RequestedClass {
     if sched::strongest(nice, Role::Driver).refused.is_empty() { nice } else { RequestedClass::Ordinary }
 }
 
-fn limits() -> headway_device::Limits {
-    headway_device::Limits { host_bytes_max: HOST_BYTES_MAX, ..headway_device::Limits::default() }
+fn limits() -> headway_device::DeviceLimits {
+    headway_device::DeviceLimits { host_bytes_max: HOST_BYTES_MAX, ..headway_device::DeviceLimits::default() }
 }
 
 fn emulate(machine: &Machine) -> Result<Vec<Engines>, Error> {

@@ -8,18 +8,18 @@ mod sweep;
 
 use crate::simulation::verner::histories::{Tally, history};
 use headway_core::files::machine::{self, Machine};
-use headway_core::models::interconnect::{BatchBlock, Completion, Network};
+use headway_core::models::interconnect::{BatchBlock, BatchCompletion, Network};
 use headway_core::units::{Bytes, Nanos};
 
 pub(super) use self::sweep::run as sweep;
 use super::cores::on_all_cores;
-use super::{Outcome, Row, Setting, Table, Verdict, said, silent};
+use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, said, silent};
 use crate::Error;
 use headway::run::Backend;
-use headway_measure::plot::{Figure, Line};
+use headway_measure::plot::{Figure, PlotLine};
 
 /// Application 2: in simulation both stand-ins and twelve workloads, on devices one workload with real bytes.
-pub(super) fn aes(setting: &Setting) -> Result<Outcome, Error> {
+pub(super) fn aes(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     match setting.backend {
         Backend::Emu | Backend::Cuda => streams::run(setting),
         Backend::Sim | Backend::Auto => aes::run(setting),
@@ -31,19 +31,24 @@ fn shipped(name: &str) -> Machine {
     machine::shipped(name).expect("the experiment's machines are shipped")
 }
 
-fn outcome(experiment: &'static str, machine: String, setting: &Setting, rows: Vec<Row>) -> Outcome {
-    Outcome { rows, ..Outcome::new(experiment, "sim", machine, setting.seed) }
+fn outcome(
+    experiment: &'static str,
+    machine: String,
+    setting: &ExperimentSetting,
+    rows: Vec<PaperRow>,
+) -> ExperimentResults {
+    ExperimentResults { rows, ..ExperimentResults::new(experiment, "sim", machine, setting.seed) }
 }
 
 /// Figure II.1: 128 MB CPU -> GPU0 and 64 MB CPU0 -> GPU2 at once.
-pub(super) fn figure_2_1(setting: &Setting) -> Result<Outcome, Error> {
+pub(super) fn figure_2_1(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     match setting.backend {
         Backend::Emu | Backend::Cuda => curves::run(setting),
         Backend::Auto | Backend::Sim => figure_2_1_simulated(setting),
     }
 }
 
-fn figure_2_1_simulated(setting: &Setting) -> Result<Outcome, Error> {
+fn figure_2_1_simulated(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     const NAMES: [&str; 2] = ["128 MB to gpu0", "64 MB to gpu2"];
     let machine = shipped("tyan-ft72b7015");
     let network = Network::new(&machine);
@@ -56,7 +61,7 @@ fn figure_2_1_simulated(setting: &Setting) -> Result<Outcome, Error> {
     let moves = "every route of the shipped machine has a rate";
     let concurrent = network.completion(&blocks).expect(moves);
     let serial = network.serial(&blocks).expect(moves);
-    let mut lines = NAMES.map(|name| Line::new(name, Vec::new()));
+    let mut lines = NAMES.map(|name| PlotLine::new(name, Vec::new()));
     let mut table = Vec::new();
     for interval in &concurrent.intervals {
         for (at, share) in &interval.active {
@@ -76,7 +81,7 @@ fn figure_2_1_simulated(setting: &Setting) -> Result<Outcome, Error> {
     }
     let rows = figure_2_1_rows(&lines, &concurrent, serial);
     let mut outcome = outcome("verner-fig2.1", format!("{} {}", machine.name, machine.hash), setting, rows);
-    outcome.tables = vec![Table {
+    outcome.tables = vec![RawFigures {
         name: "rates".into(),
         columns: vec!["block", "from_ns", "to_ns", "rate_bytes_per_s", "limited_by"],
         lines: table,
@@ -88,29 +93,29 @@ fn figure_2_1_simulated(setting: &Setting) -> Result<Outcome, Error> {
 }
 
 /// The rates of both blocks and the time of all of it.
-fn figure_2_1_rows(lines: &[Line; 2], concurrent: &Completion, serial: Nanos) -> Vec<Row> {
+fn figure_2_1_rows(lines: &[PlotLine; 2], concurrent: &BatchCompletion, serial: Nanos) -> Vec<PaperRow> {
     let rate = |line: usize, point: usize| lines[line].points.get(point).map_or(0.0, |point| point.1);
     let aggregate = (rate(0, 0) + rate(1, 0), rate(0, lines[0].points.len() - 1));
     vec![
-        Row {
+        PaperRow {
             what: "both blocks share the processor interconnect".into(),
             paper: said(
                 "II-A; Table I",
                 "when two GPUs on different PCIe buses are fed, the bottleneck is the processor interconnect, which carries 9.6 GB/s",
             ),
             ours: format!("{:.1} + {:.1} GB/s, limited by its 9.6", rate(0, 0), rate(1, 0)),
-            verdict: Verdict::own((rate(0, 0) - 4.8).abs() < 0.01 && (rate(1, 0) - 4.8).abs() < 0.01),
+            verdict: PaperVerdict::own((rate(0, 0) - 4.8).abs() < 0.01 && (rate(1, 0) - 4.8).abs() < 0.01),
             why: "the rates drawn in the figure are not available; half of 9.6 GB/s each is what equal shares give"
                 .into(),
         },
-        Row {
+        PaperRow {
             what: "the shorter block ends".into(),
             paper: said("II-A", "the aggregate bandwidth decreases when the shorter transfer completes"),
             ours: format!("{:.1} GB/s together, {:.1} afterwards", aggregate.0, aggregate.1),
-            verdict: Verdict::own(aggregate.1 < aggregate.0),
+            verdict: PaperVerdict::own(aggregate.1 < aggregate.0),
             why: "the statement has no figure; the rate afterwards must be lower".into(),
         },
-        Row {
+        PaperRow {
             what: "time of both blocks".into(),
             paper: said(
                 "II-A; Table I",
@@ -120,7 +125,9 @@ fn figure_2_1_rows(lines: &[Line; 2], concurrent: &Completion, serial: Nanos) ->
                 "{} at once ({} for the shorter), {serial} one after the other",
                 concurrent.finish, concurrent.blocks[1]
             ),
-            verdict: Verdict::own(concurrent.finish.0.abs_diff(21_333_334) <= 2 && serial.0.abs_diff(24_000_000) <= 2),
+            verdict: PaperVerdict::own(
+                concurrent.finish.0.abs_diff(21_333_334) <= 2 && serial.0.abs_diff(24_000_000) <= 2,
+            ),
             why: "by hand from the rates of Table I: 21.33 ms at once and 24 ms one after the other".into(),
         },
     ]
@@ -135,7 +142,7 @@ const KEPT_EVERY: u64 = 250;
 const CHANGES: u32 = 24;
 
 /// Random joins and leaves: no accepted flow misses.
-pub(super) fn join_leave(setting: &Setting) -> Result<Outcome, Error> {
+pub(super) fn join_leave(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     if matches!(setting.backend, Backend::Emu | Backend::Cuda) {
         return joins::run(setting);
     }
@@ -158,7 +165,7 @@ pub(super) fn join_leave(setting: &Setting) -> Result<Outcome, Error> {
     total.add(&totals[1]);
     let joined: u64 = total.joins.iter().sum();
     let busy = total.busy.0 as f64 / (total.busy.1.max(1)) as f64 * 100.0;
-    let rows = vec![Row {
+    let rows = vec![PaperRow {
         what: "flows join and leave a running node".into(),
         paper: silent("not treated: streams are known in advance"),
         ours: format!(
@@ -175,7 +182,7 @@ pub(super) fn join_leave(setting: &Setting) -> Result<Outcome, Error> {
             total.misses,
             total.slack_min.unwrap_or(0),
         ),
-        verdict: Verdict::own(total.misses == 0 && joined > 0),
+        verdict: PaperVerdict::own(total.misses == 0 && joined > 0),
         why: "beyond the paper: no flow that was let in may miss a deadline in any history".into(),
     }];
     let mut outcome = outcome("join-leave", JOIN_MACHINES.to_owned(), setting, rows);
@@ -189,14 +196,14 @@ pub(super) fn join_leave(setting: &Setting) -> Result<Outcome, Error> {
     Ok(outcome)
 }
 
-fn tallies(machines: &[Machine], totals: &[Tally]) -> Table {
+fn tallies(machines: &[Machine], totals: &[Tally]) -> RawFigures {
     let line = |(machine, tally): (&Machine, &Tally)| {
         let [grown, alone, combined] = tally.joins;
         let counts = [tally.histories, grown, alone, combined, tally.refused, tally.leaves, tally.jobs, tally.misses];
         let counts = counts.map(|count| count.to_string());
         [machine.name.clone()].into_iter().chain(counts).collect()
     };
-    Table {
+    RawFigures {
         name: "histories".into(),
         columns: vec!["machine", "histories", "grown", "alone", "combined", "refused", "leaves", "jobs", "misses"],
         lines: machines.iter().zip(totals).map(line).collect(),
@@ -209,12 +216,12 @@ mod tests {
     use crate::reproduce::{StreamSetting, quotes};
     use headway_core::plan::Strategy;
 
-    fn quick() -> Setting {
-        Setting { backend: Backend::Sim, quick: true, ..Setting::default() }
+    fn quick() -> ExperimentSetting {
+        ExperimentSetting { backend: Backend::Sim, quick: true, ..ExperimentSetting::default() }
     }
 
-    fn all_but_the_incomparable_hold(outcome: &Outcome) {
-        let broken: Vec<_> = outcome.rows.iter().filter(|row| row.verdict == Verdict::NotReproduced).collect();
+    fn all_but_the_incomparable_hold(outcome: &ExperimentResults) {
+        let broken: Vec<_> = outcome.rows.iter().filter(|row| row.verdict == PaperVerdict::NotReproduced).collect();
         assert!(broken.is_empty(), "{broken:?}");
         let folder = tempfile::tempdir().unwrap();
         outcome.write(folder.path()).unwrap();
@@ -254,7 +261,7 @@ mod tests {
         let (workloads, policies) = (vec![3, 12], vec![Strategy::Partitioned]);
         let streams = StreamSetting { workloads, policies, ..StreamSetting::default() };
         let (gpus, duration) = (Some(2), Some(Nanos(100_000_000)));
-        let outcome = aes(&Setting { backend: Backend::Emu, gpus, duration, streams, ..quick() }).unwrap();
+        let outcome = aes(&ExperimentSetting { backend: Backend::Emu, gpus, duration, streams, ..quick() }).unwrap();
         let what: Vec<&str> = outcome.rows.iter().map(|row| row.what.as_str()).collect();
         assert_eq!(what.len(), 4, "{what:?}");
         assert!(what[1].starts_with("workload 3 ") && what[2].starts_with("workload 12 "), "{what:?}");
@@ -263,7 +270,7 @@ mod tests {
             assert!(!row.ours.contains("did not start") && !row.ours.contains("it failed"), "{row:?}");
         }
         // Bytes do not depend on how fast anything is.
-        assert_eq!(outcome.rows[3].verdict, Verdict::OwnCheck, "{:?}", outcome.rows[3]);
+        assert_eq!(outcome.rows[3].verdict, PaperVerdict::OwnCheck, "{:?}", outcome.rows[3]);
         let plans = outcome.tables.iter().find(|table| table.name == "plans").unwrap();
         let workloads: Vec<&str> = plans.lines.iter().map(|line| line[0].as_str()).collect();
         assert_eq!(workloads, ["3", "12"]);

@@ -1,10 +1,10 @@
 //! Verner 2014, IV: the examples of message combining, and how far Algorithm 1 is from the best there is.
 
-use headway_core::analysis::schedulability::{self, Task};
+use headway_core::analysis::schedulability::{self, RecurrentTask};
 use headway_core::files::machine::{self, Calibration, Machine, RouteId};
 use headway_core::models::interconnect::Network;
 use headway_core::plan::combine::{
-    CombineError, CombineOptions, Counting, Mode, Pricer, Transformed, combine, transform,
+    CombineEffort, CombineError, CombineOptions, Counting, Pricer, Transformed, combine, transform,
 };
 use headway_core::plan::message::{Elementary, MessageSet};
 use headway_core::units::{Bytes, Nanos};
@@ -12,9 +12,9 @@ use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use serde::Serialize;
 
-use super::{Outcome, Row, Setting, Table, Verdict, said, silent};
+use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, said, silent};
 use crate::Error;
-use headway_measure::plot::{Figure, Line};
+use headway_measure::plot::{Figure, PlotLine};
 
 const MS: u64 = 1_000_000;
 /// Sets per generator, and when the user is in a hurry.
@@ -122,7 +122,7 @@ pub(crate) fn distances(sets: usize, seed: u64, stopped: &dyn Fn() -> bool) -> R
     Ok(found)
 }
 
-pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
+pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     let machine = node();
     let network = Network::new(&machine);
     let count = if setting.quick { SETS_QUICK } else { SETS };
@@ -150,12 +150,12 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         ["sets, sorted", "above the optimum, %"],
         figure_lines,
     );
-    Ok(Outcome {
+    Ok(ExperimentResults {
         rows,
         notes: notes(count),
         tables: vec![table(lines)],
         figures: vec![("excess".into(), figure)],
-        ..Outcome::new("verner-combine", "sim", described(&machine), setting.seed)
+        ..ExperimentResults::new("verner-combine", "sim", described(&machine), setting.seed)
     })
 }
 
@@ -163,9 +163,9 @@ fn described(machine: &Machine) -> String {
     format!("{} {}, margin and jitter 0", machine.name, machine.hash)
 }
 
-fn table(lines: Vec<Vec<String>>) -> Table {
+fn table(lines: Vec<Vec<String>>) -> RawFigures {
     let columns = vec!["generator", "set", "messages", "given", "greedy_paper_counts", "greedy", "search", "optimal"];
-    Table { name: "sums".into(), columns, lines }
+    RawFigures { name: "sums".into(), columns, lines }
 }
 
 fn notes(count: usize) -> Vec<String> {
@@ -234,9 +234,9 @@ fn compared(machine: &Machine, network: &Network, generator: &Generator, random:
     let mut of = |mode, counting| {
         transform(&set, &mut pricer, CombineOptions { mode, counting }, &mut |_| true).map_err(refused)
     };
-    let paper = of(Mode::Greedy, Counting::Paper)?;
-    let [greedy, search, optimal] =
-        [Mode::Greedy, Mode::Search, Mode::Optimal].map(|mode| of(mode, Counting::PhaseAware));
+    let paper = of(CombineEffort::Greedy, Counting::Paper)?;
+    let [greedy, search, optimal] = [CombineEffort::Greedy, CombineEffort::Search, CombineEffort::Optimal]
+        .map(|mode| of(mode, Counting::PhaseAware));
     let given = paper.sums.first().map_or(0.0, |sum| sum.0 as f64 / 2f64.powi(64));
     Ok(Sums {
         messages: set.elementary.len(),
@@ -255,20 +255,20 @@ fn excess(sums: &[Sums], of: impl Fn(&Sums) -> f64) -> (f64, f64) {
     (mean, sums.iter().map(percent).fold(0.0, f64::max))
 }
 
-fn sorted(name: &str, sums: &[Sums], of: impl Fn(&Sums) -> f64) -> Line {
+fn sorted(name: &str, sums: &[Sums], of: impl Fn(&Sums) -> f64) -> PlotLine {
     let mut excesses: Vec<f64> = sums.iter().map(|sums| (of(sums) / sums.optimal - 1.0) * 100.0).collect();
     excesses.sort_by(f64::total_cmp);
     let points = (1..).zip(excesses).map(|(at, excess): (u32, f64)| (f64::from(at), excess));
-    Line::new(name, points.collect())
+    PlotLine::new(name, points.collect())
 }
 
-fn row(generator: &Generator, sums: &[Sums]) -> Row {
+fn row(generator: &Generator, sums: &[Sums]) -> PaperRow {
     let text = |(mean, worst): (f64, f64)| format!("{mean:.2} % (worst {worst:.1} %)");
     let search = excess(sums, |sums| sums.search);
     let given: f64 = sums.iter().map(|sums| sums.given).sum();
     let greedy: f64 = sums.iter().map(|sums| sums.paper).sum();
     let held = greedy < given && search.0 <= TARGET_PERCENT;
-    Row {
+    PaperRow {
         what: format!("distance from the optimum, `{}`, n = {}", generator.name, sums.len()),
         paper: said("IV-C", "the greedy algorithm lowers the sum of utilisations; how far from the least is not said"),
         ours: format!(
@@ -278,7 +278,7 @@ fn row(generator: &Generator, sums: &[Sums]) -> Row {
             text(excess(sums, |sums| sums.paper)),
             (1.0 - greedy / given) * 100.0
         ),
-        verdict: Verdict::own(held),
+        verdict: PaperVerdict::own(held),
         why: format!(
             "the paper has no figure; we ask that its algorithm lowers the sum, and that what we ship is within {TARGET_PERCENT} % of the \
              optimum on average"
@@ -287,26 +287,26 @@ fn row(generator: &Generator, sums: &[Sums]) -> Row {
 }
 
 /// IV-D.2: 80 MB that overlaps four full periods of 10 ms.
-fn split_example() -> Row {
+fn split_example() -> PaperRow {
     let route = RouteId(0);
     let message = |bytes, ms: u64| Elementary::periodic("m", route, Bytes(bytes), Nanos(ms * MS), Nanos::ZERO);
     let set = MessageSet::new(vec![message(80_000_000, 55), message(1_000_000, 10)]).expect("sound messages");
     let both = combine(&set.batches[0], &set.batches[1], &set.elementary, Counting::Paper);
     let found = both.map(|batch| (batch.members[0].reserve, batch.grid.period));
-    Row {
+    PaperRow {
         what: "asynchronous combining, IV-D".to_owned(),
         paper: said("IV-D", "80 MB that overlaps four full periods becomes 20 MB every 10 ms"),
         ours: found.map_or_else(
             || "not combinable".to_owned(),
             |(bytes, period)| format!("80 MB every 55 ms becomes {bytes} every {period}"),
         ),
-        verdict: Verdict::figure(found == Some((Bytes(20_000_000), Nanos(10 * MS)))),
+        verdict: PaperVerdict::figure(found == Some((Bytes(20_000_000), Nanos(10 * MS)))),
         why: "both figures must be equal to the byte and the nanosecond; any period from 50 ms to below 60 ms overlaps four".to_owned(),
     }
 }
 
 /// IV-B: the sets E and M, on links of 8 GB/s.
-fn set_example() -> Result<Row, Error> {
+fn set_example() -> Result<PaperRow, Error> {
     let mut machine = machine::shipped("tyan-ft72b7015").expect("a shipped machine");
     machine.calibration = Some(exact());
     for route in &mut machine.routes {
@@ -325,11 +325,11 @@ fn set_example() -> Result<Row, Error> {
         |route, mb: u64, ms: u64| Elementary::periodic("m", route, Bytes(mb * 1_000_000), Nanos(ms * MS), Nanos::ZERO);
     let set = MessageSet::new(vec![message(first, 10, 15), message(second, 10, 15), message(third, 15, 20)]);
     let set = set.expect("sound messages");
-    let options = CombineOptions { mode: Mode::Greedy, counting: Counting::Paper };
+    let options = CombineOptions { mode: CombineEffort::Greedy, counting: Counting::Paper };
     let mut pricer = Pricer::new(&network, machine.calibration.as_ref());
     let found = transform(&set, &mut pricer, options, &mut |_| true).map_err(refused)?;
     let (before, after) = (found.sums[0].0 as f64 / 2f64.powi(64), value(&found));
-    Ok(Row {
+    Ok(PaperRow {
         what: "the sets E and M, IV-B".to_owned(),
         paper: said(
             "IV-B",
@@ -339,28 +339,28 @@ fn set_example() -> Result<Row, Error> {
             "{before:.4} becomes {after:.4} in {} messages, on links of 8 GB/s; by hand 0.2604 and 0.1771",
             found.batches.len()
         ),
-        verdict: Verdict::own((before - 0.2604).abs() < 1e-4 && (after - 0.1771).abs() < 1e-4),
+        verdict: PaperVerdict::own((before - 0.2604).abs() < 1e-4 && (after - 0.1771).abs() < 1e-4),
         why: "the paper gives the sets and no utilisation; ours must be what the definitions give by hand".to_owned(),
     })
 }
 
-fn missing(what: &str) -> Row {
-    Row {
+fn missing(what: &str) -> PaperRow {
+    PaperRow {
         what: what.to_owned(),
         paper: said("IV-B", "three messages on the routes of three GPUs"),
         ours: "the machine file has no such routes".to_owned(),
-        verdict: Verdict::NotComparable,
+        verdict: PaperVerdict::NotComparable,
         why: "the example needs these routes".to_owned(),
     }
 }
 
 /// Less utilisation can be worse: (3,1), (10,3), (10,3) against (3,1), (10,4).
-fn blocking_example() -> Row {
-    let task = |p: u64, c: u64| Task::whole(Nanos(c), Nanos(p), Nanos(p));
-    let passes = |tasks: &[Task]| schedulability::jeffay(tasks).is_schedulable();
+fn blocking_example() -> PaperRow {
+    let task = |p: u64, c: u64| RecurrentTask::whole(Nanos(c), Nanos(p), Nanos(p));
+    let passes = |tasks: &[RecurrentTask]| schedulability::jeffay(tasks).is_schedulable();
     let (before, after) = (passes(&[task(3, 1), task(10, 3), task(10, 3)]), passes(&[task(3, 1), task(10, 4)]));
     let word = |passes| if passes { "passes" } else { "fails" };
-    Row {
+    PaperRow {
         what: "a lower sum is not always better".to_owned(),
         paper: silent("the transformed set is tested; what happens when it fails is not said"),
         ours: format!(
@@ -368,7 +368,7 @@ fn blocking_example() -> Row {
             word(before),
             word(after)
         ),
-        verdict: Verdict::own(before && !after),
+        verdict: PaperVerdict::own(before && !after),
         why:
             "a counterexample of ours to the paper's aim, the least sum: the set with the lower sum must fail the test"
                 .to_owned(),
@@ -399,12 +399,12 @@ mod tests {
 
     #[test]
     fn every_row_holds_and_the_raw_figures_are_complete() {
-        let setting = Setting { backend: Backend::Sim, quick: true, ..Setting::default() };
+        let setting = ExperimentSetting { backend: Backend::Sim, quick: true, ..ExperimentSetting::default() };
         let outcome = run(&setting).unwrap();
         let broken: Vec<_> = outcome
             .rows
             .iter()
-            .filter(|row| matches!(row.verdict, Verdict::NotReproduced | Verdict::NotComparable))
+            .filter(|row| matches!(row.verdict, PaperVerdict::NotReproduced | PaperVerdict::NotComparable))
             .collect();
         assert!(broken.is_empty(), "{broken:#?}");
         assert_eq!(outcome.rows.len(), 3 + GENERATORS.len());

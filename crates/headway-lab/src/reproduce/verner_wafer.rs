@@ -16,7 +16,7 @@ use headway_core::plan::{Outcome as Answer, Plan, Strategy};
 use headway_core::units::Nanos;
 use headway_kernels::workload;
 
-use super::{Outcome, Setting, Verdict};
+use super::{ExperimentResults, ExperimentSetting, PaperVerdict};
 use crate::Error;
 use headway::run::Backend;
 use headway_measure::wafer::Images;
@@ -124,7 +124,7 @@ impl Most {
     }
 }
 
-pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
+pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     let cuda = || headway::gpus::there().is_ok_and(|gpus| gpus > 0);
     match setting.backend {
         Backend::Sim => sim::run(setting),
@@ -148,12 +148,12 @@ mod tests {
 
     #[test]
     fn the_simulation_agrees_with_the_paper_and_finds_every_defect() {
-        let setting = Setting { backend: Backend::Sim, quick: true, seed: 1, ..Setting::default() };
+        let setting = ExperimentSetting { backend: Backend::Sim, quick: true, seed: 1, ..ExperimentSetting::default() };
         let outcome = run(&setting).unwrap();
         let broken: Vec<_> = outcome
             .rows
             .iter()
-            .filter(|row| matches!(row.verdict, Verdict::NotReproduced | Verdict::NotComparable))
+            .filter(|row| matches!(row.verdict, PaperVerdict::NotReproduced | PaperVerdict::NotComparable))
             .collect();
         assert!(broken.is_empty(), "{broken:?}");
         assert!(outcome.notes.iter().any(|note| note.contains("overlap")));
@@ -183,7 +183,9 @@ mod tests {
         assert_eq!(lists, 15 * 4096);
         // A list that says something else than what was planted is found out.
         let plan: Plan = serde_json::from_slice(&std::fs::read(report.folder.join("plan.json")).unwrap()).unwrap();
-        let headway_core::plan::Source::Sharded(planned) = &plan.pipelines[0].source else { panic!("no wafer") };
+        let headway_core::plan::PipelineSource::Sharded(planned) = &plan.pipelines[0].source else {
+            panic!("no wafer")
+        };
         let path = report.folder.join("streams/wafer.bin");
         let mut bytes = std::fs::read(&path).unwrap();
         bytes[3 * 4096 + 16] ^= 1;
@@ -195,7 +197,13 @@ mod tests {
 
     #[test]
     fn the_emulated_node_loses_no_image_and_finds_every_defect() {
-        let setting = Setting { backend: Backend::Emu, quick: true, seed: 3, gpus: Some(2), ..Setting::default() };
+        let setting = ExperimentSetting {
+            backend: Backend::Emu,
+            quick: true,
+            seed: 3,
+            gpus: Some(2),
+            ..ExperimentSetting::default()
+        };
         let outcome = run(&setting).unwrap();
         assert_eq!(outcome.source, "emu");
         let runs = outcome.tables.iter().find(|table| table.name == "runs").unwrap();

@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use headway::gpus::arbitration::{Arbitration, Between, Bulk, BulkAndSmall, Hand, Small};
+use headway::gpus::arbitration::{ArbitrationBed, BulkAndSmall, BulkCopy, BulkStreamGap, Hand, Small};
 use headway_core::models::transfer::Direction;
 use headway_core::units::Nanos;
 use headway_os::clock;
 
-use super::{Outcome, Row, Setting, Table, Verdict, silent};
+use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, silent};
 use crate::Error;
 use headway::run::Backend;
 use headway_measure::child::{self, ChildPart};
-use headway_measure::plot::{Figure, Line};
+use headway_measure::plot::{Figure, PlotLine};
 use headway_measure::rival::{self, Rival};
-use headway_measure::sample::Figures;
+use headway_measure::sample::SampleFigures;
 
 const MIB: usize = 1 << 20;
 /// Small copies: what a program reads back of a step.
@@ -32,7 +32,7 @@ const ROUNDS_MAX: usize = 400;
 #[derive(Clone, Debug)]
 struct Case {
     what: String,
-    bulk: Bulk,
+    bulk: BulkCopy,
     small: Small,
     /// Whether another process makes the small copies.
     is_foreign: bool,
@@ -41,7 +41,7 @@ struct Case {
 /// What a row came to.
 struct Found {
     case: Case,
-    small: Figures,
+    small: SampleFigures,
     bulk: Nanos,
     /// Of the bulk copy's rate when it is whole and alone.
     share: f64,
@@ -49,15 +49,15 @@ struct Found {
 
 const OUT: Direction = Direction::D2h;
 const IN: Direction = Direction::H2d;
-const BARRIER: Between = Between::Write { barrier: true };
+const BARRIER: BulkStreamGap = BulkStreamGap::Write { barrier: true };
 
 fn small(direction: Direction) -> Small {
     Small { direction, bytes: TOKEN, hand: Hand::Engine, urgent: false, queued_first: false }
 }
 
 fn cases(bulk_bytes: usize, has_priorities: bool) -> Vec<Case> {
-    let bulk = |direction, piece, between| Bulk { direction, piece, between };
-    let whole = |direction| bulk(direction, bulk_bytes, Between::Nothing);
+    let bulk = |direction, piece, between| BulkCopy { direction, piece, between };
+    let whole = |direction| bulk(direction, bulk_bytes, BulkStreamGap::Nothing);
     let case = |what: &str, bulk, small| Case { what: what.to_owned(), bulk, small, is_foreign: false };
     let out = |what: &str, between| case(what, bulk(OUT, PIECE, between), small(OUT));
     let large = |hand| Small { bytes: MIB, hand, ..small(OUT) };
@@ -69,16 +69,16 @@ fn cases(bulk_bytes: usize, has_priorities: bool) -> Vec<Case> {
             whole(OUT),
             Small { queued_first: true, ..small(OUT) },
         ),
-        out("pieces", Between::Nothing),
-        out("pieces in one call", Between::OneCall),
-        out("pieces, an event behind each", Between::Event),
-        out("pieces, a word written behind each, without a barrier", Between::Write { barrier: false }),
-        out("pieces on two streams by turns, with events", Between::OtherStream),
+        out("pieces", BulkStreamGap::Nothing),
+        out("pieces in one call", BulkStreamGap::OneCall),
+        out("pieces, an event behind each", BulkStreamGap::Event),
+        out("pieces, a word written behind each, without a barrier", BulkStreamGap::Write { barrier: false }),
+        out("pieces on two streams by turns, with events", BulkStreamGap::OtherStream),
     ];
     if has_priorities {
         all.push(case("whole, priorities", whole(OUT), Small { urgent: true, ..small(OUT) }));
         let urgent = Small { urgent: true, ..small(OUT) };
-        all.push(case("pieces, priorities", bulk(OUT, PIECE, Between::Nothing), urgent));
+        all.push(case("pieces, priorities", bulk(OUT, PIECE, BulkStreamGap::Nothing), urgent));
     }
     for mib in [1, 2, 4, 8, 16, 32] {
         let what = format!("pieces of {mib} MiB, a word written behind each, with a barrier");
@@ -90,7 +90,7 @@ fn cases(bulk_bytes: usize, has_priorities: bool) -> Vec<Case> {
         case("pieces with words, 1 MiB beside it", bulk(OUT, PIECE, BARRIER), large(Hand::Engine)),
         case("whole, 1 MiB by a kernel", whole(OUT), large(kernel(BLOCKS))),
         case("whole, in", whole(IN), small(IN)),
-        case("pieces, in", bulk(IN, PIECE, Between::Nothing), small(IN)),
+        case("pieces, in", bulk(IN, PIECE, BulkStreamGap::Nothing), small(IN)),
         case("whole in, small out", whole(IN), small(OUT)),
         case("whole out, small in", whole(OUT), small(IN)),
     ]);
@@ -104,7 +104,7 @@ fn cases(bulk_bytes: usize, has_priorities: bool) -> Vec<Case> {
 }
 
 /// Bulk copies with small ones beside them, until there are enough.
-fn bulk_with_small(gpu: &mut Arbitration, case: &Case, rounds: usize) -> Result<BulkAndSmall, Error> {
+fn bulk_with_small(gpu: &mut ArbitrationBed, case: &Case, rounds: usize) -> Result<BulkAndSmall, Error> {
     let (mut bulk, mut small, since) = (Vec::new(), Vec::new(), clock::now());
     while bulk.len() < rounds && (bulk.len() < 2 || clock::now() - since < Nanos(TIME_MAX.as_nanos() as u64)) {
         let one = gpu.bulk_and_small(&case.bulk, &case.small)?;
@@ -118,7 +118,7 @@ fn bulk_with_small(gpu: &mut Arbitration, case: &Case, rounds: usize) -> Result<
 }
 
 /// Bulk copies, one behind the other, while another process makes small ones.
-fn bulk_with_rival(gpu: &mut Arbitration, case: &Case, samples: usize) -> Result<BulkAndSmall, Error> {
+fn bulk_with_rival(gpu: &mut ArbitrationBed, case: &Case, samples: usize) -> Result<BulkAndSmall, Error> {
     let failed = |source| Error::Load { source };
     let order = rival::order(&case.small, 0, samples);
     let command = child::command(ChildPart::SmallCopies, &order).map_err(failed)?;
@@ -135,7 +135,7 @@ fn bulk_with_rival(gpu: &mut Arbitration, case: &Case, samples: usize) -> Result
 }
 
 /// `who-waits`.
-pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
+pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     if setting.backend != Backend::Cuda && setting.backend != Backend::Auto {
         return Err(headway::Failure::Options("this experiment asks a GPU's copy engines; use `--backend cuda`").into());
     }
@@ -144,15 +144,15 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let (mut gpu, machine) = headway::gpus::arbitration::open(0, bulk_bytes)?;
     let mut whole = Vec::new();
     for direction in [OUT, IN] {
-        let bulk = Bulk { direction, piece: bulk_bytes, between: Between::Nothing };
+        let bulk = BulkCopy { direction, piece: bulk_bytes, between: BulkStreamGap::Nothing };
         let mut times = (0..6).map(|_| gpu.bulk(&bulk)).collect::<Result<Vec<_>, _>>()?;
         times.sort_unstable();
         whole.push((direction, times[times.len() / 2]));
     }
     let mut found = Vec::new();
-    let mut outcome = Outcome::new("who-waits", "cuda", machine, setting.seed);
+    let mut outcome = ExperimentResults::new("who-waits", "cuda", machine, setting.seed);
     let alone = gpu.small(&small(OUT), samples)?;
-    let alone = Figures::of(&alone).ok_or(headway::Failure::Options("no small copy was made"))?;
+    let alone = SampleFigures::of(&alone).ok_or(headway::Failure::Options("no small copy was made"))?;
     for case in cases(bulk_bytes, gpu.has_priorities()) {
         let made = if case.is_foreign {
             bulk_with_rival(&mut gpu, &case, samples)
@@ -162,7 +162,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         };
         match made {
             Ok(BulkAndSmall { bulk, small }) => {
-                let Some(small) = Figures::of(&small) else { continue };
+                let Some(small) = SampleFigures::of(&small) else { continue };
                 let alone = whole.iter().find(|(direction, _)| *direction == case.bulk.direction);
                 let share = alone.map_or(0.0, |(_, alone)| alone.0 as f64 / bulk.0.max(1) as f64);
                 found.push(Found { case, small, bulk, share });
@@ -198,7 +198,7 @@ fn listed(found: &[Found]) -> String {
 }
 
 /// Whether these figures confirm what programs may rely on.
-fn verdicts(found: &[Found], alone: Nanos) -> Vec<Row> {
+fn verdicts(found: &[Found], alone: Nanos) -> Vec<PaperRow> {
     let of = |what: &str| found.iter().find(|found| found.case.what == what);
     let is_long = |found: &Found| found.small.median.0 * 2 > found.bulk.0;
     let is_short = |found: &Found| found.small.median.0 * 10 < found.bulk.0;
@@ -207,11 +207,11 @@ fn verdicts(found: &[Found], alone: Nanos) -> Vec<Row> {
         let figures = |found: &Found| {
             format!("{} of {} (p99 {}, n {})", found.small.median, found.bulk, found.small.p99_text(), found.small.n)
         };
-        Row {
+        PaperRow {
             what: statement.to_owned(),
             paper: silent("no paper"),
             ours: found.map_or_else(|| "not measured".to_owned(), figures),
-            verdict: found.map_or(Verdict::NotComparable, |found| Verdict::own(holds(found))),
+            verdict: found.map_or(PaperVerdict::NotComparable, |found| PaperVerdict::own(holds(found))),
             why: "a check of our own: the median of the small copy against the time of the bulk copy beside it".into(),
         }
     };
@@ -236,7 +236,7 @@ fn verdicts(found: &[Found], alone: Nanos) -> Vec<Row> {
     ]
 }
 
-fn table(found: &[Found]) -> Table {
+fn table(found: &[Found]) -> RawFigures {
     let columns = vec![
         "case",
         "bulk_direction",
@@ -266,16 +266,16 @@ fn table(found: &[Found]) -> Table {
             format!("{share:.4}"),
         ]
     };
-    Table { name: "waits".into(), columns, lines: found.iter().map(line).collect() }
+    RawFigures { name: "waits".into(), columns, lines: found.iter().map(line).collect() }
 }
 
 /// The wait and the price by the length of pieces.
-fn figures(found: &[Found], outcome: &Outcome) -> Vec<(String, Figure)> {
+fn figures(found: &[Found], outcome: &ExperimentResults) -> Vec<(String, Figure)> {
     let is_swept =
         |found: &&Found| found.case.bulk.between == BARRIER && found.case.small == small(OUT) && !found.case.is_foreign;
     let swept: Vec<&Found> = found.iter().filter(is_swept).collect();
     let line = |name: &str, of: fn(&Found) -> f64| {
-        Line::new(name, swept.iter().map(|found| ((found.case.bulk.piece / MIB) as f64, of(found))).collect())
+        PlotLine::new(name, swept.iter().map(|found| ((found.case.bulk.piece / MIB) as f64, of(found))).collect())
     };
     let waits = vec![
         line("median", |found| found.small.median.0 as f64 / 1e3),

@@ -7,12 +7,12 @@ mod statements;
 
 use std::collections::BTreeMap;
 
-use headway_core::models::transfer::{Direction, Method, Shape, tail};
+use headway_core::models::transfer::{Direction, Method, ResidentShape, tail};
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-pub use statements::{Finding, Verdict, name, statements};
+pub use statements::{StatementResult, StatementVerdict, name, statements};
 
 /// Largest piece that a microcontroller moves at a time (III).
 pub const PIECE: Bytes = Bytes(256);
@@ -26,11 +26,11 @@ pub const IORW: Method = Method::Window(None);
 /// Memory-mapped read and write through a movable range of 4 MB.
 pub const MEMWND: Method = Method::PagedWindow(None);
 /// The microcontroller of the hub.
-pub const HUB: Method = Method::Resident(Some(Shape::Hub));
+pub const HUB: Method = Method::Resident(Some(ResidentShape::Hub));
 /// The microcontroller of one graphics processing cluster.
-pub const GPC: Method = Method::Resident(Some(Shape::Gpc));
+pub const GPC: Method = Method::Resident(Some(ResidentShape::Gpc));
 /// Those of four, in parallel.
-pub const GPC4: Method = Method::Resident(Some(Shape::Gpc4));
+pub const GPC4: Method = Method::Resident(Some(ResidentShape::Gpc4));
 /// All methods of the paper.
 pub const METHODS: [Method; 6] = [DMA, IORW, MEMWND, HUB, GPC, GPC4];
 /// Both directions.
@@ -43,7 +43,7 @@ pub fn grid() -> impl Iterator<Item = Bytes> {
 
 /// The scheduling class of the task that transfers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Class {
+pub enum TransferClass {
     /// `SCHED_FIFO`.
     RealTime,
     /// `SCHED_OTHER`.
@@ -77,7 +77,7 @@ pub struct Single {
     pub direction: Direction,
     pub bytes: Bytes,
     /// Class of the task.
-    pub class: Class,
+    pub class: TransferClass,
     /// What else runs.
     pub stress: Stress,
 }
@@ -142,7 +142,7 @@ impl Stat {
 
 /// Everything that the statements of the paper are about, simulated or measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Study {
+pub struct TransferStudy {
     /// One transfer at a time.
     pub singles: BTreeMap<Single, Stat>,
     /// Two at a time.
@@ -210,12 +210,13 @@ impl Constants {
     pub fn single(&self, single: Single) -> Stat {
         let Single { method, direction, bytes, class, stress } = single;
         let busy = matches!(stress, Stress::Cpu | Stress::Pipes | Stress::Together);
-        let setup_ppm = if method == DMA && busy && class == Class::RealTime { self.dma_setup_loaded_ppm } else { PPM };
+        let setup_ppm =
+            if method == DMA && busy && class == TransferClass::RealTime { self.dma_setup_loaded_ppm } else { PPM };
         let (setup, rest) = self.parts(method, direction, bytes);
         let setup = scaled(setup, setup_ppm);
         let setup_max =
             if method == DMA && direction == Direction::H2d { scaled(setup, self.dma_in_setup_max_ppm) } else { setup };
-        let delayed = |cost: Nanos| match (busy && class == Class::Normal, method == DMA) {
+        let delayed = |cost: Nanos| match (busy && class == TransferClass::Normal, method == DMA) {
             (false, _) => cost,
             (true, true) => self.normal_wait + cost,
             (true, false) => self.normal_wait + cost * self.normal_slowdown,
@@ -227,8 +228,9 @@ impl Constants {
     #[must_use]
     pub fn pair(&self, pair: Pair) -> Stat {
         let Pair { methods: (first, second), direction, bytes } = pair;
-        let alone =
-            |method| self.single(Single { method, direction, bytes, class: Class::RealTime, stress: Stress::Alone });
+        let alone = |method| {
+            self.single(Single { method, direction, bytes, class: TransferClass::RealTime, stress: Stress::Alone })
+        };
         let (a, b) = (alone(first), alone(second));
         // Once, if both are DMA.
         let [qa, qb] = match (first == DMA, second == DMA) {
@@ -250,7 +252,10 @@ impl Constants {
         match method {
             Method::Window(_) | Method::PagedWindow(_) => Nanos::ZERO,
             Method::Resident(_) => self.piece,
-            _ => self.single(Single { method, direction, bytes, class: Class::RealTime, stress: Stress::Alone }).max,
+            _ => {
+                self.single(Single { method, direction, bytes, class: TransferClass::RealTime, stress: Stress::Alone })
+                    .max
+            }
         }
     }
 
@@ -271,13 +276,13 @@ impl Constants {
 
     /// The model itself on the whole grid.
     #[must_use]
-    pub fn exact(&self) -> Study {
+    pub fn exact(&self) -> TransferStudy {
         self.study(|stat| stat)
     }
 
     /// `n` simulated samples of everything, drawn from `seed` uniformly in `[2 mean - max, max]`.
     #[must_use]
-    pub fn simulated(&self, seed: u64, n: usize) -> Study {
+    pub fn simulated(&self, seed: u64, n: usize) -> TransferStudy {
         let mut random = Pcg64Mcg::seed_from_u64(seed);
         self.study(|stat| {
             let samples = draw(&mut random, stat, n);
@@ -285,12 +290,12 @@ impl Constants {
         })
     }
 
-    fn study(&self, mut look: impl FnMut(Stat) -> Stat) -> Study {
-        let mut study = Study::default();
+    fn study(&self, mut look: impl FnMut(Stat) -> Stat) -> TransferStudy {
+        let mut study = TransferStudy::default();
         for bytes in grid() {
             for direction in DIRECTIONS {
                 for (at, method) in METHODS.into_iter().enumerate() {
-                    for class in [Class::RealTime, Class::Normal] {
+                    for class in [TransferClass::RealTime, TransferClass::Normal] {
                         for stress in Stress::ALL {
                             let single = Single { method, direction, bytes, class, stress };
                             study.singles.insert(single, look(self.single(single)));
@@ -326,7 +331,8 @@ mod tests {
     #[test]
     fn every_statement_of_the_text_holds_in_the_model() {
         let study = Constants::TEXT.exact();
-        let broken: Vec<_> = statements(&study, 0).into_iter().filter(|f| f.verdict != Verdict::Holds).collect();
+        let broken: Vec<_> =
+            statements(&study, 0).into_iter().filter(|f| f.verdict != StatementVerdict::Holds).collect();
         assert_eq!(broken, []);
     }
 
@@ -335,7 +341,7 @@ mod tests {
         for seed in 0..5 {
             let broken: Vec<_> = statements(&Constants::TEXT.simulated(seed, 1_000), 5)
                 .into_iter()
-                .filter(|finding| finding.verdict != Verdict::Holds)
+                .filter(|finding| finding.verdict != StatementVerdict::Holds)
                 .collect();
             assert_eq!(broken, [], "seed {seed}");
         }
@@ -387,14 +393,15 @@ mod tests {
         for (name, change) in changes {
             let mut constants = Constants::TEXT;
             change(&mut constants);
-            let held = statements(&constants.exact(), 0).iter().all(|finding| finding.verdict == Verdict::Holds);
+            let held =
+                statements(&constants.exact(), 0).iter().all(|finding| finding.verdict == StatementVerdict::Holds);
             assert!(!held, "every statement still holds with another {name}");
         }
     }
 
     #[test]
     fn what_was_not_measured_is_neither_held_nor_broken() {
-        assert!(statements(&Study::default(), 0).iter().all(|f| f.verdict == Verdict::NotMeasured));
+        assert!(statements(&TransferStudy::default(), 0).iter().all(|f| f.verdict == StatementVerdict::NotMeasured));
     }
 
     #[test]

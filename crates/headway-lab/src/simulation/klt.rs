@@ -2,12 +2,12 @@
 //!
 //! Sizes are those of the public tracker's sources; what the paper does not state is an assumption that a caller varies.
 
-use headway_core::decisions::sharing::{Direction, Distances, Segment};
+use headway_core::decisions::sharing::{Distances, JobSegment, TaskDirection};
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use headway_sim::sharing::{Cluster, CopyEngines, Costs, Task, scaled};
+use headway_sim::sharing::{Cluster, ClusterCosts, CopyEngines, SimTask, scaled};
 
 /// State of a tracker: three levels of 2,285,568 B.
 pub const STATE: Bytes = Bytes(6_856_704);
@@ -60,7 +60,7 @@ impl Assumptions {
     pub fn cluster(&self, number: u64, seed: u64) -> Cluster {
         let mut random = Pcg64Mcg::seed_from_u64(seed.wrapping_mul(CLUSTERS).wrapping_add(number));
         let segments = self.frame();
-        let task = |(index, &period): (usize, &Nanos)| Task {
+        let task = |(index, &period): (usize, &Nanos)| SimTask {
             name: format!("cam{}", number * PERIODS.len() as u64 + index as u64),
             period,
             deadline: period,
@@ -75,7 +75,7 @@ impl Assumptions {
             cpus: 6,
             copy_engines: CopyEngines::One,
             distances: Distances::switched(4, 2),
-            costs: Costs {
+            costs: ClusterCosts {
                 to_gpu: self.rate,
                 from_gpu: self.rate,
                 peer: vec![self.rate],
@@ -89,18 +89,18 @@ impl Assumptions {
     }
 
     /// Copies in, then CPU and kernels in turns, then copies out.
-    fn frame(&self) -> Vec<Segment> {
+    fn frame(&self) -> Vec<JobSegment> {
         let count = u64::from(self.segments.max(1));
         let cpu = scaled(self.work, u64::from(self.cpu_ppm));
         let kernels = scaled(self.work, PPM - u64::from(self.cpu_ppm).min(PPM));
-        let copy = |direction| move |bytes: &Bytes| Segment::Copy { direction, bytes: *bytes };
-        let mut segments: Vec<_> = INPUTS.iter().map(copy(Direction::ToGpu)).collect();
+        let copy = |direction| move |bytes: &Bytes| JobSegment::Copy { direction, bytes: *bytes };
+        let mut segments: Vec<_> = INPUTS.iter().map(copy(TaskDirection::ToGpu)).collect();
         for index in 0..count {
             let share = |time: Nanos| Nanos(time.0 * (index + 1) / count - time.0 * index / count);
-            segments.push(Segment::Cpu(share(cpu)));
-            segments.push(Segment::Execute { kernel: "klt".to_owned(), time: share(kernels) });
+            segments.push(JobSegment::Cpu(share(cpu)));
+            segments.push(JobSegment::Execute { kernel: "klt".to_owned(), time: share(kernels) });
         }
-        segments.extend(OUTPUTS.iter().map(copy(Direction::FromGpu)));
+        segments.extend(OUTPUTS.iter().map(copy(TaskDirection::FromGpu)));
         segments
     }
 }
@@ -115,8 +115,8 @@ mod tests {
         let (mut bytes, mut work) = (0, 0);
         for segment in &frame {
             match segment {
-                Segment::Copy { bytes: moved, .. } => bytes += moved.0,
-                Segment::Cpu(time) | Segment::Execute { time, .. } => work += time.0,
+                JobSegment::Copy { bytes: moved, .. } => bytes += moved.0,
+                JobSegment::Cpu(time) | JobSegment::Execute { time, .. } => work += time.0,
             }
         }
         assert_eq!((bytes, work), (970_788, Assumptions::MIDDLE.work.0));

@@ -9,7 +9,7 @@ pub mod running;
 mod site;
 mod split;
 
-pub use border::{CPU, Curve, KERNEL, Point, Study, scaled, site, with_limit, with_setup};
+pub use border::{BorderPoint, BorderStudy, CPU, GainCurve, KERNEL, scaled, site, with_limit, with_setup};
 pub use lower::workload;
 pub use site::{STRATEGIES, Site, SiteError};
-pub use split::{Border, Pool, Split, best_split, longest_prefix};
+pub use split::{Border, Split, StreamPool, best_split, longest_prefix};

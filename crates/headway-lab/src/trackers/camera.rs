@@ -7,14 +7,14 @@ use headway::Failure;
 use headway::jobs::{DoneJob, Moving, Operated, Operations, Rights, Unmanaged, sleep_until, with_gpu};
 use headway_core::units::Nanos;
 use headway_device::gpu::Gpu;
-use headway_kernels::klt::{Choice, CpuMachine, FrameReport, Machine, Shape, Tracker};
+use headway_kernels::klt::{CornerCriteria, CpuMachine, FrameReport, Tracker, TrackerMachine, TrackerShape};
 use headway_os::clock;
 use headway_os::ipc::Words;
 use headway_runtime::sharing::Task;
 use serde::{Deserialize, Serialize};
 
 use super::frame::OnShared;
-use super::memory::{Load, Memory};
+use super::memory::{FrameLoad, Memory};
 use super::pictures::Video;
 use crate::Error;
 
@@ -29,7 +29,7 @@ pub struct Course {
 }
 
 /// Who says which GPU a frame gets.
-pub enum Arbitration<'a> {
+pub enum GpuAssignment<'a> {
     /// Tokens and engine locks of an arbiter.
     Managed(Task<'a>),
     /// Nobody: the GPU with the fewest users, from the last one on; the words count users.
@@ -40,7 +40,7 @@ pub enum Arbitration<'a> {
 
 /// A tracker with its video and its memory on every GPU.
 pub struct Camera {
-    shape: Shape,
+    shape: TrackerShape,
     video: Video,
     gpus: Vec<Arc<dyn Gpu>>,
     memory: Memory,
@@ -64,7 +64,13 @@ impl Camera {
     ///
     /// # Errors
     /// [`headway::ErrorKind::Device`].
-    pub fn open(gpus: Vec<Arc<dyn Gpu>>, shape: Shape, video: Video, load: Load, check: u64) -> Result<Self, Error> {
+    pub fn open(
+        gpus: Vec<Arc<dyn Gpu>>,
+        shape: TrackerShape,
+        video: Video,
+        load: FrameLoad,
+        check: u64,
+    ) -> Result<Self, Error> {
         let memory = Memory::open(&gpus, shape, load).map_err(Failure::Device)?;
         let mut tracker = Tracker::new(shape, CpuMachine::new(&shape)).map_err(Failure::Device)?;
         let mut digest = 0;
@@ -80,7 +86,7 @@ impl Camera {
     ///
     /// # Errors
     /// [`headway::ErrorKind::Device`].
-    pub fn set_load(&mut self, load: Load) -> Result<(), Error> {
+    pub fn set_load(&mut self, load: FrameLoad) -> Result<(), Error> {
         if *self.memory.load() != load {
             self.memory = Memory::open(&self.gpus, self.shape, load).map_err(Failure::Device)?;
         }
@@ -97,7 +103,7 @@ impl Camera {
             self.reset()?;
             let moving = Moving { chunk: None, peer: false };
             let course = Course { begin: clock::now().0, period: 1, frames: 3, moving };
-            self.run(&course, &mut Arbitration::Fixed(gpu), false, &never)?;
+            self.run(&course, &mut GpuAssignment::Fixed(gpu), false, &never)?;
         }
         self.reset()
     }
@@ -111,7 +117,7 @@ impl Camera {
     pub fn run(
         &mut self,
         course: &Course,
-        arbitration: &mut Arbitration<'_>,
+        arbitration: &mut GpuAssignment<'_>,
         keep: bool,
         interrupt: &AtomicBool,
     ) -> Result<Tracked, Error> {
@@ -148,17 +154,17 @@ impl Camera {
     fn arbitrated(
         &mut self,
         tracker: Tracker<()>,
-        arbitration: &mut Arbitration<'_>,
+        arbitration: &mut GpuAssignment<'_>,
         moving: Moving,
         last: Option<u32>,
         one: &mut DoneJob,
         operations: Option<&mut Vec<Operated>>,
     ) -> Result<Tracker<()>, Error> {
         let tracker = match arbitration {
-            Arbitration::Managed(task) => {
+            GpuAssignment::Managed(task) => {
                 return with_gpu(task, one, |rights, one| self.frame(tracker, rights, moving, one, operations));
             }
-            Arbitration::Fewest(users) => {
+            GpuAssignment::Fewest(users) => {
                 one.gpu = fewest(users, self.gpus.len(), last);
                 one.granted = clock::now().0;
                 one.from = last.filter(|last| *last != one.gpu);
@@ -168,7 +174,7 @@ impl Camera {
                 word.fetch_sub(1, Ordering::Relaxed);
                 tracker?
             }
-            Arbitration::Fixed(gpu) => {
+            GpuAssignment::Fixed(gpu) => {
                 (one.gpu, one.granted) = (*gpu, clock::now().0);
                 self.frame(tracker, &mut Unmanaged, moving, one, operations)?
             }
@@ -219,13 +225,13 @@ impl Camera {
 }
 
 /// Follows the features into `picture` and fills the free slots; the digest of everything tracked so far.
-fn track<M: Machine>(
+fn track<M: TrackerMachine>(
     tracker: &mut Tracker<M>,
     picture: &[f32],
     digest: u64,
 ) -> Result<u64, headway_device::DeviceError> {
     let report = tracker.track(picture, None)?;
-    tracker.refill(picture, &Choice::default())?;
+    tracker.refill(picture, &CornerCriteria::default())?;
     Ok(digested(&report, digest))
 }
 

@@ -1,10 +1,10 @@
 //! One frame on the GPU that its job was given: state, tracker, load; every operation under its engine's lock.
 
 use headway::jobs::{Operations, burn};
-use headway_core::decisions::engine_lock::Work;
+use headway_core::decisions::engine_lock::EngineWork;
 use headway_core::units::Nanos;
 use headway_device::DeviceError;
-use headway_kernels::klt::{Launch, Machine, Region};
+use headway_kernels::klt::{Launch, Region, TrackerMachine};
 
 use super::memory::{Memory, PARTS};
 
@@ -31,9 +31,9 @@ impl OnShared<'_> {
         for part in PARTS {
             let bytes = self.memory.bytes(part);
             if self.operations.moving.peer {
-                self.operations.copy(Work::Peer, bytes, |range| self.memory.migrate((from, gpu), part, range))?;
+                self.operations.copy(EngineWork::Peer, bytes, |range| self.memory.migrate((from, gpu), part, range))?;
             } else {
-                self.operations.copy(Work::CopyIn, bytes, |range| self.memory.restore(gpu, part, range))?;
+                self.operations.copy(EngineWork::CopyIn, bytes, |range| self.memory.restore(gpu, part, range))?;
             }
         }
         Ok(())
@@ -48,7 +48,7 @@ impl OnShared<'_> {
         }
         for part in PARTS {
             let bytes = self.memory.bytes(part);
-            self.operations.copy(Work::CopyOut, bytes, |range| self.memory.save(gpu, part, range))?;
+            self.operations.copy(EngineWork::CopyOut, bytes, |range| self.memory.save(gpu, part, range))?;
         }
         Ok(())
     }
@@ -56,18 +56,18 @@ impl OnShared<'_> {
     /// The load: additional input, CPU and kernels in turns, additional output.
     fn work(&mut self) -> Result<(), DeviceError> {
         let (gpu, load) = (self.gpu, *self.memory.load());
-        self.operations.copy(Work::CopyIn, load.input as usize, |range| self.memory.push(gpu, None, range))?;
+        self.operations.copy(EngineWork::CopyIn, load.input as usize, |range| self.memory.push(gpu, None, range))?;
         for _ in 0..load.segments {
             burn(Nanos(load.cpu_ns / u64::from(load.segments)));
             if load.passes > 0 && load.state > 0 {
-                self.operations.operate(Work::Execute, 0, || self.memory.pass(gpu, load.passes))?;
+                self.operations.operate(EngineWork::Execute, 0, || self.memory.pass(gpu, load.passes))?;
             }
         }
-        self.operations.copy(Work::CopyOut, load.output as usize, |range| self.memory.pull(gpu, None, range))
+        self.operations.copy(EngineWork::CopyOut, load.output as usize, |range| self.memory.pull(gpu, None, range))
     }
 }
 
-impl Machine for OnShared<'_> {
+impl TrackerMachine for OnShared<'_> {
     fn put(&mut self, region: Region, from: &[u8]) -> Result<(), DeviceError> {
         let gpu = self.gpu;
         if from.len() <= SMALL {
@@ -75,19 +75,19 @@ impl Machine for OnShared<'_> {
             return Ok(());
         }
         self.memory.stage(from)?;
-        self.operations.copy(Work::CopyIn, from.len(), |range| self.memory.push(gpu, Some(region), range))
+        self.operations.copy(EngineWork::CopyIn, from.len(), |range| self.memory.push(gpu, Some(region), range))
     }
 
     fn take(&mut self, region: Region, to: &mut [u8]) -> Result<(), DeviceError> {
         let gpu = self.gpu;
-        self.operations.copy(Work::CopyOut, to.len(), |range| self.memory.pull(gpu, Some(region), range))?;
+        self.operations.copy(EngineWork::CopyOut, to.len(), |range| self.memory.pull(gpu, Some(region), range))?;
         self.memory.unstage(to)
     }
 
     fn launch(&mut self, launches: &[Launch]) -> Result<(), DeviceError> {
         let gpu = self.gpu;
         let small = std::mem::take(&mut self.small);
-        self.operations.operate(Work::Execute, 0, || {
+        self.operations.operate(EngineWork::Execute, 0, || {
             for (region, bytes) in &small {
                 self.memory.stage(bytes)?;
                 self.memory.push(gpu, Some(*region), 0..bytes.len())?;

@@ -5,16 +5,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use headway::jobs::{complete, no_gpu, wait};
-use headway_device::gpu::{Caching, Gpu, Operation, Queue, Reach};
+use headway_device::gpu::{Caching, CpuReach, Gpu, Operation, Queue};
 use headway_device::work::{Argument, Work};
 use headway_device::{Access, Buffer, DeviceError};
-use headway_kernels::klt::{Launch, Region, Shape};
+use headway_kernels::klt::{Launch, Region, TrackerShape};
 use headway_kernels::study::Elementwise;
 use serde::{Deserialize, Serialize};
 
 /// What a frame does beside the tracker's own work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Load {
+pub struct FrameLoad {
     /// Kernel segments, each after its share of the CPU time.
     pub segments: u32,
     /// CPU time of all segments together, in nanoseconds.
@@ -25,11 +25,11 @@ pub struct Load {
     pub input: u64,
     /// Bytes copied out beside the tracker's.
     pub output: u64,
-    /// State beside the tracker's; a multiple of [`Load::UNIT`]. The kernels work on it in place.
+    /// State beside the tracker's; a multiple of [`FrameLoad::UNIT`]. The kernels work on it in place.
     pub state: u64,
 }
 
-impl Load {
+impl FrameLoad {
     /// The additional state is worked on in four parts, so that a launch is queued while another runs.
     pub const PARTS: usize = 4;
     /// Granule of the additional state.
@@ -60,8 +60,8 @@ struct OnGpu {
 
 /// Memory of one task.
 pub(super) struct Memory {
-    shape: Shape,
-    load: Load,
+    shape: TrackerShape,
+    load: FrameLoad,
     gpus: Vec<OnGpu>,
     /// Pinned ends of the frame's copies.
     ends: Buffer,
@@ -76,7 +76,7 @@ impl Memory {
     ///
     /// # Errors
     /// [`DeviceError`] for memory or a queue that a GPU refuses.
-    pub(super) fn open(devices: &[Arc<dyn Gpu>], shape: Shape, load: Load) -> Result<Self, DeviceError> {
+    pub(super) fn open(devices: &[Arc<dyn Gpu>], shape: TrackerShape, load: FrameLoad) -> Result<Self, DeviceError> {
         let none = DeviceError::Invalid { what: "trackers", reason: "there is no GPU".into() };
         let first = devices.first().ok_or(none)?;
         let io = load.input.max(load.output).max(1) as usize;
@@ -84,14 +84,14 @@ impl Memory {
         for device in devices {
             let mut regions = BTreeMap::new();
             for region in Region::ALL {
-                regions.insert(region, device.device_buffer(shape.bytes(region), Reach::Device)?);
+                regions.insert(region, device.device_buffer(shape.bytes(region), CpuReach::Device)?);
             }
-            let added = device.device_buffer((load.state as usize).max(1), Reach::Device)?;
+            let added = device.device_buffer((load.state as usize).max(1), CpuReach::Device)?;
             gpus.push(OnGpu {
                 queue: device.queue(false)?,
                 regions,
                 added,
-                io: device.device_buffer(io, Reach::Device)?,
+                io: device.device_buffer(io, CpuReach::Device)?,
             });
         }
         let largest = Region::ALL.iter().map(|region| shape.bytes(*region)).max().unwrap_or(0).max(io);
@@ -100,7 +100,7 @@ impl Memory {
         Ok(Self { shape, load, gpus, ends, saved, passes: 0 })
     }
 
-    pub(super) fn load(&self) -> &Load {
+    pub(super) fn load(&self) -> &FrameLoad {
         &self.load
     }
 
@@ -224,16 +224,16 @@ impl Memory {
 
     /// Passes over the additional state; complete when it returns.
     pub(super) fn pass(&mut self, gpu: usize, passes: u32) -> Result<(), DeviceError> {
-        let part = self.load.state as usize / Load::PARTS;
+        let part = self.load.state as usize / FrameLoad::PARTS;
         if part < 4 {
             return Ok(());
         }
         let OnGpu { queue, added, .. } = self.gpus.get_mut(gpu).ok_or_else(no_gpu)?;
         let count = (part / 4) as u32;
         for _ in 0..passes {
-            for at in 0..Load::PARTS {
+            for at in 0..FrameLoad::PARTS {
                 // The claim on a part is free again when its launch before has been taken.
-                if queue.outstanding() == Load::PARTS {
+                if queue.outstanding() == FrameLoad::PARTS {
                     wait(queue.as_mut()).result?;
                 }
                 let words = added.claim(at * part..(at + 1) * part, Access::Write)?;

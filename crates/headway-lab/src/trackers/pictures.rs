@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-use headway_kernels::klt::Shape;
+use headway_kernels::klt::TrackerShape;
 
 /// Pictures of grey levels, shown forwards and backwards in turns, so that motion never leaps.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,7 +14,7 @@ pub struct Video {
 
 impl Video {
     /// `count` pictures of a camera that moves over a surface with texture at several scales; `seed` says where it begins.
-    pub fn synthetic(shape: &Shape, seed: u64, count: usize) -> Self {
+    pub fn synthetic(shape: &TrackerShape, seed: u64, count: usize) -> Self {
         let (width, height) = (shape.width(), shape.height());
         let place = seed as f32 * 97.0;
         let waves = [(0.31, 0.17, 22.0), (-0.21, 0.29, 22.0), (0.06, -0.11, 30.0), (0.27, 0.31, 9.0f32)];
@@ -36,7 +36,7 @@ impl Video {
     ///
     /// # Errors
     /// [`headway::ErrorKind::Io`]; [`headway::ErrorKind::Options`] if the file has no whole picture.
-    pub fn read(shape: &Shape, path: &Path, first: u64, count: usize) -> Result<Self, headway::Error> {
+    pub fn read(shape: &TrackerShape, path: &Path, first: u64, count: usize) -> Result<Self, headway::Error> {
         let failed = |source| headway::Failure::Read { path: path.to_owned(), source };
         let bytes = (shape.width() * shape.height()) as u64;
         let mut file = File::open(path).map_err(failed)?;
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn pictures_are_shown_forwards_and_backwards() {
-        let shape = Shape::new(64, 64, 32).unwrap();
+        let shape = TrackerShape::new(64, 64, 32).unwrap();
         let video = Video::synthetic(&shape, 3, 3);
         let order: Vec<_> = (0..6)
             .map(|frame| video.pictures.iter().position(|picture| picture == video.picture(frame)).unwrap())
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_file_of_grey_levels_is_a_ring_of_pictures() {
-        let shape = Shape::new(64, 64, 32).unwrap();
+        let shape = TrackerShape::new(64, 64, 32).unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         let bytes: Vec<u8> = [7u8, 9].into_iter().flat_map(|grey| vec![grey; 64 * 64]).collect();
         std::fs::write(file.path(), &bytes).unwrap();

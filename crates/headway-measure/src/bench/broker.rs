@@ -17,17 +17,17 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::{fs, thread};
 
 use headway_broker::Client;
-use headway_broker::client::Task;
-use headway_core::decisions::engine_lock::{Operation, Work};
+use headway_broker::client::BrokerTask;
+use headway_core::decisions::engine_lock::{EngineWork, LockedOperation};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_os::{affinity, clock, ipc, sched};
 use serde::Serialize;
 
 use self::processes::{BrokerProcess, Rest};
-use super::results::{Outcome, Target};
+use super::results::{Target, TargetOutcome};
 use crate::Error;
 use crate::folder::{self, Folder};
-use crate::sample::{Effort, Figures, series};
+use crate::sample::{Effort, SampleFigures, series};
 use headway::COMMIT;
 use headway::run::Progress;
 
@@ -54,7 +54,7 @@ impl BrokerBenchOptions {
 
 /// The figures of one thing that was timed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
+pub struct TimingRow {
     pub what: &'static str,
     pub n: u32,
     /// Of half of them.
@@ -67,7 +67,7 @@ pub struct Row {
 
 /// The machine that was measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Machine {
+pub struct MeasuredMachine {
     /// Model of its CPUs.
     pub cpu: String,
     /// CPUs allowed to this process.
@@ -84,11 +84,11 @@ pub struct Machine {
 pub struct BrokerBenchReport {
     /// Version of the JSON form.
     pub schema: u32,
-    pub machine: Machine,
+    pub machine: MeasuredMachine,
     /// Commit of the program.
     pub commit: &'static str,
     /// Every row.
-    pub rows: Vec<Row>,
+    pub rows: Vec<TimingRow>,
     /// Every target.
     pub targets: Vec<Target>,
     /// Whether it was not interrupted.
@@ -128,7 +128,8 @@ const HOLD_LONG: Nanos = Nanos(300_000);
 /// Time between two paced requests.
 const PACE: Nanos = Nanos(1_000_000);
 
-const EXECUTE: Operation = Operation { work: Work::Execute, bytes: Bytes(0), predicted: Nanos(0), budget: Nanos(0) };
+const EXECUTE: LockedOperation =
+    LockedOperation { work: EngineWork::Execute, bytes: Bytes(0), predicted: Nanos(0), budget: Nanos(0) };
 
 /// Measures as `options` say, in at most a minute. A part that fails becomes a warning; the others are written.
 ///
@@ -166,10 +167,10 @@ pub fn measure(options: &BrokerBenchOptions, mut progress: impl FnMut(Progress))
         }
     }
     let row = |(what, samples): &(&'static str, Vec<Nanos>)| {
-        let figures = Figures::of(samples)?;
-        Some(Row { what, n: figures.n, median: figures.median, p99: figures.tail(), max: figures.max })
+        let figures = SampleFigures::of(samples)?;
+        Some(TimingRow { what, n: figures.n, median: figures.median, p99: figures.tail(), max: figures.max })
     };
-    let rows: Vec<Row> = bench.samples.iter().filter_map(row).collect();
+    let rows: Vec<TimingRow> = bench.samples.iter().filter_map(row).collect();
     let mut report = BrokerBenchReport {
         schema: 1,
         machine: machine(),
@@ -271,7 +272,7 @@ fn chain(error: &Error) -> String {
 }
 
 /// A task that may ask as often as it likes.
-fn task(client: &Client) -> Result<Task<'_>, Error> {
+fn task(client: &Client) -> Result<BrokerTask<'_>, Error> {
     Ok(client.register(processes::shape()).map_err(headway::Failure::Client)?)
 }
 
@@ -316,11 +317,11 @@ fn wake(effort: Effort) -> Result<Vec<Nanos>, Error> {
     })
 }
 
-fn machine() -> Machine {
+fn machine() -> MeasuredMachine {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let info = read("/proc/cpuinfo");
     let line = |name: &str| info.lines().find(|line| line.starts_with(name)).and_then(|line| line.split(':').nth(1));
-    Machine {
+    MeasuredMachine {
         cpu: line("model name").unwrap_or("unknown").trim().to_owned(),
         cpus: affinity::allowed().map_or(0, |cpus| cpus.len()),
         kernel: format!("Linux {}", read("/proc/sys/kernel/osrelease").trim()),
@@ -334,7 +335,7 @@ impl BrokerBenchReport {
     /// Everything for people, in Markdown.
     #[must_use]
     pub fn markdown(&self) -> String {
-        let Machine { cpu, cpus, kernel, is_virtual, realtime } = &self.machine;
+        let MeasuredMachine { cpu, cpus, kernel, is_virtual, realtime } = &self.machine;
         let guest = if *is_virtual { ", under a hypervisor" } else { "" };
         let mut text = format!(
             "# {TITLE}\n\nSource: this host, no GPU involved. {cpu}, {cpus} CPUs{guest}; {kernel}; {realtime}; commit \
@@ -346,7 +347,7 @@ impl BrokerBenchReport {
             let _ = writeln!(text, "| {target} | {measured} | {} |", outcome.label());
         }
         text.push_str("\n## Times\n\n| what | n | median | p99 | max |\n|---|---|---|---|---|\n");
-        for Row { what, n, median, p99, max } in &self.rows {
+        for TimingRow { what, n, median, p99, max } in &self.rows {
             let _ = writeln!(
                 text,
                 "| {what} | {n} | {median} | {} | {max} |",
@@ -362,7 +363,7 @@ impl BrokerBenchReport {
     fn write(&mut self, samples: &[(&'static str, Vec<Nanos>)]) -> Result<(), Error> {
         let folder = Folder::open(&self.folder, TITLE, self.complete)?;
         let mut rows = String::from("what,n,median_ns,p99_ns,max_ns\n");
-        for Row { what, n, median, p99, max } in &self.rows {
+        for TimingRow { what, n, median, p99, max } in &self.rows {
             let p99 = p99.map_or_else(String::new, |p99| p99.0.to_string());
             let _ = writeln!(rows, "\"{what}\",{n},{},{p99},{}", median.0, max.0);
         }
@@ -384,6 +385,6 @@ impl BrokerBenchReport {
     /// Whether a target was missed.
     #[must_use]
     pub fn is_behind(&self) -> bool {
-        self.targets.iter().any(|target| target.outcome == Outcome::NotMet)
+        self.targets.iter().any(|target| target.outcome == TargetOutcome::NotMet)
     }
 }

@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use headway_core::models::transfer::{Direction, HostMemory, Load, Method};
+use headway_core::models::transfer::{BackgroundLoad, Direction, HostMemory, Method};
 use headway_core::units::{Bytes, Nanos};
 use headway_runtime::copy::{Copier, How};
 
 use super::Bench;
-use super::results::Row;
+use super::results::BenchRow;
 use super::results::{MULTIPATH, TOGETHER, TOGETHER_HUGE};
 use super::ways;
 use crate::Error;
 use crate::copy_timer::{CopySpec, CopyTimer, TimerOptions};
 use crate::curves::{measures, memories};
-use crate::sample::{Effort, Figures};
+use crate::sample::{Effort, SampleFigures};
 use crate::timer_threads;
 
 /// What each GPU copies when all copy at once: so long that beginning and end count little.
@@ -55,9 +55,9 @@ impl Bench<'_, '_> {
                         Ok(figures)
                     })?;
                     let took = took.filter(|_| how == How::Auto).map(|method| method.to_string());
-                    let cpu = Figures::of(&cpu).map(|figures| figures.median);
-                    let row = ways::row(part, name, &spec, Load::Alone, cpu, took).with(figures);
-                    self.rows.push(Row { gpus, bytes: Bytes((bytes_max * gpus) as u64), ..row });
+                    let cpu = SampleFigures::of(&cpu).map(|figures| figures.median);
+                    let row = ways::row(part, name, &spec, BackgroundLoad::Alone, cpu, took).with(figures);
+                    self.rows.push(BenchRow { gpus, bytes: Bytes((bytes_max * gpus) as u64), ..row });
                     self.session.advance()?;
                 }
             }
@@ -97,9 +97,10 @@ impl Bench<'_, '_> {
                         Ok::<Nanos, Error>(timing.done)
                     })?;
                     timer.compare()?;
-                    let cpu = Figures::of(&cpu).map(|figures| figures.median);
-                    let row = ways::row(MULTIPATH, method.word(), &spec, Load::Alone, cpu, None).with(figures);
-                    self.rows.push(Row { gpus, ..row });
+                    let cpu = SampleFigures::of(&cpu).map(|figures| figures.median);
+                    let row =
+                        ways::row(MULTIPATH, method.word(), &spec, BackgroundLoad::Alone, cpu, None).with(figures);
+                    self.rows.push(BenchRow { gpus, ..row });
                     self.session.advance()?;
                 }
             }

@@ -6,7 +6,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use headway_core::models::transfer::{Direction, HostMemory, Load, Method, Stores};
+use headway_core::models::transfer::{BackgroundLoad, Direction, HostMemory, Method, Stores};
 use headway_core::units::Nanos;
 use headway_os::memory::{self, Mapping};
 use headway_os::{affinity, clock, copy};
@@ -14,10 +14,10 @@ use headway_runtime::copy::How;
 
 use super::Bench;
 use super::results::HOST;
-use super::{results::Row, ways};
+use super::{results::BenchRow, ways};
 use crate::Error;
 use crate::copy_timer::CopySpec;
-use crate::sample::{Effort, Figures};
+use crate::sample::{Effort, SampleFigures};
 
 /// What each CPU goes through, all of them together at most, and the memory that each copies to, over and over, as staging buffers
 /// are.
@@ -101,11 +101,11 @@ impl Bench<'_, '_> {
     }
 
     /// Nothing is copied to a GPU: of a row of ordinary memory on its way only the host's half is left.
-    fn keep(&mut self, name: &str, bytes: usize, figures: Figures) {
+    fn keep(&mut self, name: &str, bytes: usize, figures: SampleFigures) {
         let how = How::By(Method::Staged);
         let spec = CopySpec { how, direction: Direction::H2d, memory: HostMemory::Touched, bytes, window: None };
-        let row = ways::row(HOST, name, &spec, Load::Alone, None, None).with(figures);
-        self.rows.push(Row { gpus: 0, ..row });
+        let row = ways::row(HOST, name, &spec, BackgroundLoad::Alone, None, None).with(figures);
+        self.rows.push(BenchRow { gpus: 0, ..row });
     }
 }
 
@@ -183,7 +183,7 @@ fn concurrent(work: Work, cpus: usize, each: usize, buffers: &mut [u8], source: 
 }
 
 /// Of the rows of the host that begin with `what`, "copied" or "read", that with the most bytes per second.
-pub(super) fn fastest<'r>(rows: &'r [Row], what: &str) -> Option<&'r Row> {
+pub(super) fn fastest<'r>(rows: &'r [BenchRow], what: &str) -> Option<&'r BenchRow> {
     rows.iter().filter(|row| row.part == HOST && row.method.starts_with(what)).max_by_key(|row| row.rate())
 }
 

@@ -18,18 +18,18 @@ use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::gpu::Gpu;
 use serde::Serialize;
 
+pub use self::results::BatchGroup;
 use self::results::Case;
-pub use self::results::Group;
 pub use self::variants::Variant;
 use super::results::Target;
 use crate::Error;
-use crate::batches::{Bed, Block, Draw, Mix, Routes, Took, gpus_of};
+use crate::batches::{BatchDraw, BatchTiming, Bed, Mix, Routes, TrialBlock, gpus_of};
 use crate::fit::Observed;
 use crate::folder::{self, Folder};
 use crate::interconnect::{Scope, calibrate};
 use crate::node;
 use crate::session::Session;
-use crate::sets::Room;
+use crate::sets::SetMemory;
 use headway::gpus;
 use headway::run::{Backend, Progress};
 use headway::{COMMIT, stamp};
@@ -116,7 +116,7 @@ pub struct InterconnectBenchReport {
     /// Repetitions of each batch.
     pub repeats: usize,
     /// All batches, then by number of GPUs, mix and length.
-    pub groups: Vec<Group>,
+    pub groups: Vec<BatchGroup>,
     /// The same batches predicted with parts of the model left out.
     pub variants: Vec<Variant>,
     /// Every target.
@@ -156,8 +156,8 @@ struct Known {
 
 /// A batch that was run.
 struct Ran {
-    blocks: Vec<Block>,
-    took: Vec<Took>,
+    blocks: Vec<TrialBlock>,
+    took: Vec<BatchTiming>,
 }
 
 /// Compares predictions with random batches as `options` say; without a machine file the node is measured first.
@@ -221,17 +221,17 @@ struct Node {
 }
 
 fn on_gpus(options: &InterconnectBenchOptions, session: &mut Session<'_>) -> Result<Node, Error> {
-    let backend = if options.backend == Backend::Emu { gpus::Backend::Emu } else { gpus::Backend::Cuda };
+    let backend = if options.backend == Backend::Emu { gpus::CopyBackend::Emu } else { gpus::CopyBackend::Cuda };
     let devices = gpus::open(backend, options.model.as_deref(), options.gpus)?;
     let source = devices.first().map_or("emu", |gpu| gpu.description().source.label());
     let gpus = devices.iter().map(|gpu| gpu.description().name.clone()).collect();
-    let room = Room::of(options.largest.0 as usize);
+    let room = SetMemory::of(options.largest.0 as usize);
     let known = match &options.machine {
         Some(name) => given(name, devices.len())?,
         None => measured(options, backend, &devices, session)?,
     };
     let reaches = |from: usize, to: usize| devices[from].reaches(devices[to].id());
-    let mut draw = Draw::new(options.seed, devices.len(), reaches, room);
+    let mut draw = BatchDraw::new(options.seed, devices.len(), reaches, room);
     let (mut bed, repeats) = (Bed::new(&devices, room)?, options.repeats);
     let next = move || {
         let blocks = draw.batch();
@@ -251,14 +251,14 @@ fn given(name: &str, gpus: usize) -> Result<Known, Error> {
 
 fn measured(
     options: &InterconnectBenchOptions,
-    backend: gpus::Backend,
+    backend: gpus::CopyBackend,
     gpus: &[Arc<dyn Gpu>],
     session: &mut Session<'_>,
 ) -> Result<Known, Error> {
     let mut device = gpus::device(backend, options.model.as_deref())?;
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let stamp = stamp::stamp(gpus, node::date(seconds));
-    let watch = options.watch.unwrap_or(if backend == gpus::Backend::Cuda { WATCH } else { Nanos::ZERO });
+    let watch = options.watch.unwrap_or(if backend == gpus::CopyBackend::Cuda { WATCH } else { Nanos::ZERO });
     let scope = Scope::brief(gpus.len(), options.largest.0 as usize, watch);
     let (machine, observed) = calibrate(session, gpus, &mut device, &scope, ("interconnect", &stamp))?;
     fresh(machine, observed)
@@ -304,7 +304,7 @@ impl InterconnectBenchReport {
             schema: 1,
             source,
             imitates: match options.backend {
-                Backend::Emu => gpus::imitates(gpus::Backend::Emu, options.model.as_deref(), options.gpus)?,
+                Backend::Emu => gpus::imitates(gpus::CopyBackend::Emu, options.model.as_deref(), options.gpus)?,
                 Backend::Auto | Backend::Sim | Backend::Cuda => None,
             },
             gpus: gpus.clone(),
@@ -350,7 +350,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    use crate::bench::Outcome;
+    use crate::bench::TargetOutcome;
 
     fn options(backend: Backend, out: &Path) -> InterconnectBenchOptions {
         InterconnectBenchOptions {
@@ -376,7 +376,7 @@ mod tests {
     fn a_simulated_node_that_was_measured_is_predicted_within_the_targets() {
         let folder = tempfile::tempdir().unwrap();
         let report = run(&options(Backend::Sim, folder.path()), |_| ()).unwrap();
-        assert!(report.targets.iter().all(|target| target.outcome == Outcome::Met), "{}", report.markdown());
+        assert!(report.targets.iter().all(|target| target.outcome == TargetOutcome::Met), "{}", report.markdown());
         assert_eq!((report.source, report.groups[0].runs), ("sim", 360));
         let named = |name: &str| report.groups.iter().any(|group| group.what == name && group.batches.n > 5);
         assert!(["4 GPUs", "in", "between GPUs", "host and peers", "1 ms and more"].into_iter().all(named));

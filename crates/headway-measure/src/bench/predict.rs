@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use headway_core::models::transfer::{Direction, Load, Method, Statistic};
+use headway_core::models::transfer::{BackgroundLoad, Direction, Method, Statistic};
 use headway_core::units::{Bytes, Nanos, PPM};
 use headway_runtime::copy::How;
 use rand_core::{Rng, SeedableRng};
@@ -27,7 +27,7 @@ const BYTES_MAX: u64 = 64 << 20;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Prediction {
     /// Points looked at.
-    pub points: Vec<Compared>,
+    pub points: Vec<PredictedPoint>,
     /// Median of |measured - predicted| / measured, parts per million.
     pub median_ppm: u64,
     /// 95th percentile of the same.
@@ -36,7 +36,7 @@ pub struct Prediction {
 
 /// One point.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Compared {
+pub struct PredictedPoint {
     /// Way, direction and memory.
     pub what: String,
     pub bytes: Bytes,
@@ -50,7 +50,7 @@ pub struct Compared {
     pub quartiles: (Nanos, Nanos),
 }
 
-impl Compared {
+impl PredictedPoint {
     fn error_ppm(&self) -> u64 {
         let error = u128::from(self.measured.0.abs_diff(self.predicted.0)) * u128::from(PPM);
         u64::try_from(error / u128::from(self.measured.0.max(1))).unwrap_or(u64::MAX)
@@ -58,8 +58,8 @@ impl Compared {
 }
 
 impl Prediction {
-    fn of(points: Vec<Compared>) -> Option<Self> {
-        let mut errors: Vec<u64> = points.iter().map(Compared::error_ppm).collect();
+    fn of(points: Vec<PredictedPoint>) -> Option<Self> {
+        let mut errors: Vec<u64> = points.iter().map(PredictedPoint::error_ppm).collect();
         errors.sort_unstable();
         let rank = |percent: usize| errors.get((errors.len() * percent).div_ceil(100).max(1) - 1).copied();
         let (median_ppm, p95_ppm) = (rank(50)?, rank(95)?);
@@ -71,7 +71,7 @@ impl Prediction {
     pub fn csv(&self) -> String {
         let mut text = "what,bytes,predicted_ns,measured_ns,error_ppm,n,p25_ns,p75_ns\n".to_owned();
         for point in &self.points {
-            let Compared { what, bytes, predicted, measured, n, quartiles: (p25, p75) } = point;
+            let PredictedPoint { what, bytes, predicted, measured, n, quartiles: (p25, p75) } = point;
             let (predicted, measured, error) = (predicted.0, measured.0, point.error_ppm());
             text.push_str(&format!("{what},{},{predicted},{measured},{error},{n},{},{}\n", bytes.0, p25.0, p75.0));
         }
@@ -103,7 +103,7 @@ impl Bench<'_, '_> {
             .iter()
             .filter(|(key, _)| {
                 key.gpu == gpu
-                    && (key.load, key.active, key.pieces) == (Load::Alone, 1, 1)
+                    && (key.load, key.active, key.pieces) == (BackgroundLoad::Alone, 1, 1)
                     && key.direction != Direction::Peer
                     && usable(&key.method)
             })
@@ -155,11 +155,11 @@ impl Bench<'_, '_> {
 }
 
 /// What came of a point; nothing of one that was not timed.
-fn compared(entrant: Entrant, predicted: Nanos) -> Result<Option<Compared>, Error> {
+fn compared(entrant: Entrant, predicted: Nanos) -> Result<Option<PredictedPoint>, Error> {
     if let Some(error) = entrant.failed {
         return Err(error);
     }
-    Ok(entrant.figures().map(|figures| Compared {
+    Ok(entrant.figures().map(|figures| PredictedPoint {
         what: entrant.name,
         bytes: Bytes(entrant.spec.bytes as u64),
         predicted,
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn errors_are_relative_to_what_was_measured() {
-        let point = |predicted, measured| Compared {
+        let point = |predicted, measured| PredictedPoint {
             what: "dma h2d pinned".to_owned(),
             bytes: Bytes(1),
             predicted: Nanos(predicted),

@@ -2,11 +2,11 @@
 
 use std::fmt::Write;
 
-use headway_core::models::transfer::{Direction, HostMemory, Load};
+use headway_core::models::transfer::{BackgroundLoad, Direction, HostMemory};
 use headway_core::units::{Bytes, Nanos};
 use serde::Serialize;
 
-use crate::sample::{self, Figures, rate};
+use crate::sample::{self, SampleFigures, rate};
 
 /// Parts of the benchmark.
 pub(super) const METHODS: &str = "ways";
@@ -21,7 +21,7 @@ pub(super) const RESIDENT: &str = "resident";
 
 /// Figures of one way in one situation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
+pub struct BenchRow {
     /// Which part of the benchmark: rows are compared within it only.
     pub part: &'static str,
     /// GPUs that copied at the same time.
@@ -33,7 +33,7 @@ pub struct Row {
     /// The host end.
     pub memory: HostMemory,
     /// What else went on.
-    pub load: Load,
+    pub load: BackgroundLoad,
     /// Bytes of one copy; of all GPUs together where several copied.
     pub bytes: Bytes,
     pub n: u32,
@@ -55,7 +55,7 @@ pub struct Row {
     pub took: Option<String>,
 }
 
-impl Row {
+impl BenchRow {
     /// Bytes per second at the median.
     #[must_use]
     pub fn rate(&self) -> u64 {
@@ -75,7 +75,7 @@ impl Row {
         sample::notch(self.n, self.p25, self.p75)
     }
 
-    pub(super) fn with(mut self, figures: Figures) -> Self {
+    pub(super) fn with(mut self, figures: SampleFigures) -> Self {
         (self.n, self.median, self.p99, self.max) = (figures.n, figures.median, figures.tail(), figures.max);
         (self.min, self.p25, self.p75) = (figures.min, figures.p25, figures.p75);
         self
@@ -85,7 +85,7 @@ impl Row {
 /// How a target came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Outcome {
+pub enum TargetOutcome {
     /// Reached.
     Met,
     /// Not reached.
@@ -94,7 +94,7 @@ pub enum Outcome {
     NotMeasured,
 }
 
-impl Outcome {
+impl TargetOutcome {
     /// As tables write it.
     #[must_use]
     pub const fn label(self) -> &'static str {
@@ -114,17 +114,18 @@ pub struct Target {
     /// What was found.
     pub measured: String,
     /// Whether that is enough.
-    pub outcome: Outcome,
+    pub outcome: TargetOutcome,
 }
 
 /// The rows as comma-separated values.
-pub(super) fn csv(rows: &[Row], source: &str) -> String {
+pub(super) fn csv(rows: &[BenchRow], source: &str) -> String {
     let mut text = String::from(
         "source,part,gpus,way,took,direction,memory,load,bytes,n,median_ns,p99_ns,max_ns,bytes_per_s,cpu_ns,\
          vs_pageable,vs_dma,min_ns,p25_ns,p75_ns\n",
     );
     for row in rows {
-        let ratio = |other: Option<&Row>| other.map_or_else(String::new, |other| quotient(row.rate(), other.rate()));
+        let ratio =
+            |other: Option<&BenchRow>| other.map_or_else(String::new, |other| quotient(row.rate(), other.rate()));
         let cpu = row.cpu.map_or_else(String::new, |cpu| cpu.0.to_string());
         let _ = writeln!(
             text,
@@ -153,8 +154,8 @@ pub(super) fn csv(rows: &[Row], source: &str) -> String {
 }
 
 /// The row of `way` in the situation of `row`; `dma` has pinned memory, `pageable` that of `row` or warm memory.
-pub(super) fn counterpart<'a>(rows: &'a [Row], row: &Row, method: &str) -> Option<&'a Row> {
-    let same = |other: &&Row| {
+pub(super) fn counterpart<'a>(rows: &'a [BenchRow], row: &BenchRow, method: &str) -> Option<&'a BenchRow> {
+    let same = |other: &&BenchRow| {
         (other.part, other.gpus, other.direction, other.load, other.bytes)
             == (row.part, row.gpus, row.direction, row.load, row.bytes)
             && other.method == method
@@ -169,7 +170,7 @@ pub(super) fn quotient(above: u64, below: u64) -> String {
 }
 
 /// The table of one part in Markdown, with rates and ratios.
-pub(super) fn table(rows: &[Row], part: &str) -> String {
+pub(super) fn table(rows: &[BenchRow], part: &str) -> String {
     let mut text = String::from(
         "| GPUs | direction | memory | size | way | min | p25 | median | p75 | p99 | GB/s | CPU s/GB | \
          x pageable | x dma | n |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
@@ -222,14 +223,14 @@ pub(super) mod tests {
         direction: Direction,
         bytes: u64,
         median: u64,
-    ) -> Row {
-        Row {
+    ) -> BenchRow {
+        BenchRow {
             part,
             gpus: 1,
             method: method.to_owned(),
             direction,
             memory: if method == "dma" { HostMemory::Pinned } else { HostMemory::Touched },
-            load: Load::Alone,
+            load: BackgroundLoad::Alone,
             bytes: Bytes(bytes),
             n: 10,
             min: Nanos(median),
@@ -268,7 +269,7 @@ pub(super) mod tests {
 
     #[test]
     fn cpu_time_is_told_for_10_to_the_9_bytes() {
-        let row = Row { cpu: Some(Nanos(500_000)), ..row("ways", "staged", Direction::H2d, 1_000_000, 1) };
+        let row = BenchRow { cpu: Some(Nanos(500_000)), ..row("ways", "staged", Direction::H2d, 1_000_000, 1) };
         assert_eq!(row.cpu_millis_per_gb(), Some(500));
     }
 }

@@ -1,10 +1,10 @@
 //! Small copies: windows, resident copiers idle and under load, and many pieces in one request.
 
-use headway_core::models::transfer::{Direction, HostMemory, Load, Mapping, Method};
+use headway_core::models::transfer::{BackgroundLoad, Direction, HostMemory, Method, WindowMapping};
 use headway_core::units::Nanos;
 use headway_device::DeviceError;
 use headway_device::buffer::Access;
-use headway_device::gpu::{Caching, Mover, Piece, Reach};
+use headway_device::gpu::{Caching, CpuReach, Mover, Piece};
 use headway_os::clock;
 use headway_runtime::copy::{At, How, ManyBy};
 use rand_core::{Rng, SeedableRng};
@@ -15,8 +15,8 @@ use super::results::{MANY, RESIDENT, WINDOW};
 use super::ways::row;
 use crate::Error;
 use crate::copy_timer::{CopySpec, CopyTimer};
-use crate::load::Bulk;
-use crate::sample::{Effort, Figures};
+use crate::load::BulkLoad;
+use crate::sample::{Effort, SampleFigures};
 
 /// Pieces of the request of many, and their length.
 const PIECES: usize = 8192;
@@ -38,12 +38,12 @@ impl Bench<'_, '_> {
         let many = if self.options.quick { 1_000 } else { 10_000 };
         let resident: Vec<Method> =
             methods.iter().copied().filter(|method| matches!(method, Method::Resident(_))).collect();
-        for load in [Load::Alone, Load::BulkSame] {
+        for load in [BackgroundLoad::Alone, BackgroundLoad::BulkSame] {
             let chunk = BULK_CHUNK.min(timer.bytes_max());
             for direction in [Direction::D2h, Direction::H2d] {
                 let bulk = match load {
-                    Load::Alone => None,
-                    _ => Some(Bulk::start(timer.device(), direction, load, chunk)?),
+                    BackgroundLoad::Alone => None,
+                    _ => Some(BulkLoad::start(timer.device(), direction, load, chunk)?),
                 };
                 for &method in resident.iter().chain(&[Method::Dma]) {
                     // Behind bulk copies the engine takes milliseconds each.
@@ -59,7 +59,7 @@ impl Bench<'_, '_> {
                     let figures = self.session.series(RESIDENT, effort, |turn| {
                         let timing = timer.time(&spec, turn)?;
                         // A comparison by the driver would wait behind the bulk each time.
-                        if turn % 64 == 0 && (load == Load::Alone || direction == Direction::D2h) {
+                        if turn % 64 == 0 && (load == BackgroundLoad::Alone || direction == Direction::D2h) {
                             timer.compare()?;
                         }
                         Ok(timing.done)
@@ -67,7 +67,7 @@ impl Bench<'_, '_> {
                     timer.compare()?;
                     self.rows.push(row(RESIDENT, &method.to_string(), &spec, load, None, None).with(figures));
                 }
-                bulk.map(Bulk::stop).transpose()?;
+                bulk.map(BulkLoad::stop).transpose()?;
             }
             self.session.advance()?;
         }
@@ -75,16 +75,16 @@ impl Bench<'_, '_> {
     }
 
     /// Stores that a running kernel answers, through the window `mapping`.
-    fn round_trip(&mut self, timer: &CopyTimer, mapping: Mapping) -> Result<(), Error> {
+    fn round_trip(&mut self, timer: &CopyTimer, mapping: WindowMapping) -> Result<(), Error> {
         let rounds = if self.options.quick { 1_000 } else { 10_000 };
         match timer.device().round_trips(mapping, rounds) {
             Ok(times) => {
                 let method = Method::Window(Some(mapping));
                 let (direction, memory) = (Direction::H2d, HostMemory::Touched);
                 let spec = CopySpec { how: How::By(method), direction, memory, bytes: 4, window: Some(mapping) };
-                let figures = Figures::of(&times).ok_or(headway::Failure::Interrupted)?;
+                let figures = SampleFigures::of(&times).ok_or(headway::Failure::Interrupted)?;
                 let name = format!("round trip {mapping}");
-                self.rows.push(row(WINDOW, &name, &spec, Load::Alone, None, None).with(figures));
+                self.rows.push(row(WINDOW, &name, &spec, BackgroundLoad::Alone, None, None).with(figures));
             }
             Err(error @ DeviceError::Unavailable { .. }) => self.session.warnings.push(error.to_string()),
             Err(error) => return Err(error.into()),
@@ -94,9 +94,9 @@ impl Bench<'_, '_> {
 
     /// Stores and loads by the CPU itself, without the copier around them. A store is posted: into a window at rest it takes what
     /// the CPU takes to hand it over, behind others what it waits for them.
-    fn window(&mut self, timer: &CopyTimer, mapping: Mapping) -> Result<(), Error> {
+    fn window(&mut self, timer: &CopyTimer, mapping: WindowMapping) -> Result<(), Error> {
         let most = 4096;
-        let buffer = timer.device().device_buffer(most, Reach::Window(mapping))?;
+        let buffer = timer.device().device_buffer(most, CpuReach::Window(mapping))?;
         let mut bytes = vec![0; most];
         Pcg64Mcg::seed_from_u64(1).fill_bytes(&mut bytes);
         let mut span = buffer.claim(0..most, Access::Write)?;
@@ -127,7 +127,8 @@ impl Bench<'_, '_> {
                     Ok((clock::now() - begun).saturating_sub(own))
                 })?;
                 let name = format!("{name} {mapping}");
-                self.rows.push(row(WINDOW, &name, &spec(Direction::H2d), Load::Alone, None, None).with(figures));
+                self.rows
+                    .push(row(WINDOW, &name, &spec(Direction::H2d), BackgroundLoad::Alone, None, None).with(figures));
             }
             let mut back = vec![0; len];
             let figures = self.session.series(WINDOW, effort, |_| {
@@ -139,7 +140,7 @@ impl Bench<'_, '_> {
                 return Err(Error::WrongCopy { copy: format!("window {mapping}"), gpu: timer.gpu(), at: at as u64 });
             }
             let name = format!("load {mapping}");
-            self.rows.push(row(WINDOW, &name, &spec(Direction::D2h), Load::Alone, None, None).with(figures));
+            self.rows.push(row(WINDOW, &name, &spec(Direction::D2h), BackgroundLoad::Alone, None, None).with(figures));
         }
         Ok(())
     }
@@ -163,7 +164,7 @@ impl Bench<'_, '_> {
             (0..count).map(|at| Piece { from: 2 * at * PIECE, to: 2 * (count - 1 - at) * PIECE, len: PIECE }).collect();
         let gpu = std::sync::Arc::clone(timer.device());
         let reach = gpu.windows().into_iter().find(|(_, usable)| usable.is_ok());
-        let reach = reach.map_or(Reach::Device, |(mapping, _)| Reach::Window(mapping));
+        let reach = reach.map_or(CpuReach::Device, |(mapping, _)| CpuReach::Window(mapping));
         let device = gpu.device_buffer(span, reach)?;
         let home = gpu.pinned_buffer(span, Caching::Cached)?;
         let mut random = vec![0; span];
@@ -211,7 +212,7 @@ impl Bench<'_, '_> {
         direction: Direction,
         memory: HostMemory,
         count: usize,
-        figures: Result<Figures, Error>,
+        figures: Result<SampleFigures, Error>,
         wrong: impl FnOnce() -> Option<usize>,
     ) -> Result<(), Error> {
         match figures {
@@ -221,7 +222,7 @@ impl Bench<'_, '_> {
                     return Err(Error::WrongCopy { copy, gpu: 0, at: at as u64 });
                 }
                 let spec = CopySpec { how: How::Auto, direction, memory, bytes: count * PIECE, window: None };
-                self.rows.push(row(MANY, name, &spec, Load::Alone, None, None).with(figures));
+                self.rows.push(row(MANY, name, &spec, BackgroundLoad::Alone, None, None).with(figures));
                 Ok(())
             }
             Err(Error::Headway(headway::Failure::Copy(error))) => {

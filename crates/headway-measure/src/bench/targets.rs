@@ -1,12 +1,12 @@
 //! The targets, and the rows that say whether they are met.
 
-use headway_core::models::transfer::{Direction, HostMemory, Load};
+use headway_core::models::transfer::{BackgroundLoad, Direction, HostMemory};
 use headway_core::units::{Bytes, Nanos};
 
 use super::host;
 use super::results::{
-    self, AUTO, MANY, METHODS, MULTIPATH, Outcome, RESIDENT, Row, TOGETHER, TOGETHER_HUGE, Target, WINDOW, quotient,
-    size,
+    self, AUTO, BenchRow, MANY, METHODS, MULTIPATH, RESIDENT, TOGETHER, TOGETHER_HUGE, Target, TargetOutcome, WINDOW,
+    quotient, size,
 };
 
 const MIB: u64 = 1 << 20;
@@ -17,7 +17,7 @@ const BEHIND_PERCENT: u64 = 3;
 const BEHIND: Nanos = Nanos(300);
 
 /// Everything that is to be reached, each with what `rows` say.
-pub(super) fn judge(rows: &[Row]) -> Vec<Target> {
+pub(super) fn judge(rows: &[BenchRow]) -> Vec<Target> {
     let mut targets = Vec::new();
     for direction in [Direction::H2d, Direction::D2h] {
         staged(rows, direction, &mut targets);
@@ -42,7 +42,7 @@ pub(super) fn judge(rows: &[Row]) -> Vec<Target> {
 }
 
 /// `staged` against pinned memory and against the driver's call.
-fn staged(rows: &[Row], direction: Direction, targets: &mut Vec<Target>) {
+fn staged(rows: &[BenchRow], direction: Direction, targets: &mut Vec<Target>) {
     let row = |method: &str, bytes, memory| {
         rows.iter().find(|row| {
             row.part == METHODS
@@ -78,13 +78,13 @@ pub(super) const fn is_open(distance: u64, one: Nanos, other: Nanos) -> bool {
 
 /// `auto` against the best single way, at every size. Points that are behind by no more than their spread are counted by
 /// themselves.
-fn automatic(rows: &[Row]) -> Target {
+fn automatic(rows: &[BenchRow]) -> Target {
     let target = "`copy` at every size: at most 3 % or 0.3 us behind the best single way".to_owned();
-    let autos: Vec<&Row> = rows.iter().filter(|row| row.part == AUTO && row.method == "auto").collect();
+    let autos: Vec<&BenchRow> = rows.iter().filter(|row| row.part == AUTO && row.method == "auto").collect();
     let mut worst: Option<(bool, u128, String)> = None;
     let (mut behind, mut open) = (0, 0);
     for auto in &autos {
-        let same = |row: &&Row| {
+        let same = |row: &&BenchRow| {
             row.part == AUTO
                 && row.method != "auto"
                 && (row.direction, row.memory, row.bytes) == (auto.direction, auto.memory, auto.bytes)
@@ -118,7 +118,7 @@ fn automatic(rows: &[Row]) -> Target {
 }
 
 /// Several GPUs at once, ordinary memory.
-fn concurrent(rows: &[Row], direction: Direction, least: u64, targets: &mut Vec<Target>) {
+fn concurrent(rows: &[BenchRow], direction: Direction, least: u64, targets: &mut Vec<Target>) {
     for (part, pages) in [(TOGETHER, "small pages"), (TOGETHER_HUGE, "huge pages")] {
         let row = longest(rows, |row| {
             row.part == part && row.method == "auto" && (row.direction, row.memory) == (direction, HostMemory::Touched)
@@ -136,11 +136,11 @@ fn concurrent(rows: &[Row], direction: Direction, least: u64, targets: &mut Vec<
 
 /// `target` of several links, with what the host itself gives in the same run: pinned memory of all GPUs at once, and for ordinary
 /// memory on its way in what the CPUs copy and read while no engine is at work.
-fn with_references(mut target: Target, rows: &[Row], direction: Direction, memory: HostMemory) -> Target {
-    if target.outcome == Outcome::NotMeasured {
+fn with_references(mut target: Target, rows: &[BenchRow], direction: Direction, memory: HostMemory) -> Target {
+    if target.outcome == TargetOutcome::NotMeasured {
         return target;
     }
-    let gb = |row: &Row| quotient(row.rate(), GB);
+    let gb = |row: &BenchRow| quotient(row.rate(), GB);
     let pinned = longest(rows, |row| row.part == TOGETHER && row.method == "dma" && row.direction == direction);
     if let Some(row) = pinned {
         target.measured += &format!("; pinned memory of {} GPUs at once: {} GB/s", row.gpus, gb(row));
@@ -154,7 +154,7 @@ fn with_references(mut target: Target, rows: &[Row], direction: Direction, memor
 }
 
 /// Windows and resident copiers.
-fn small(rows: &[Row], targets: &mut Vec<Target>) {
+fn small(rows: &[BenchRow], targets: &mut Vec<Target>) {
     let find = |part: &str, method: &str, bytes: u64, direction, load| {
         rows.iter().find(|row| {
             row.part == part
@@ -163,35 +163,37 @@ fn small(rows: &[Row], targets: &mut Vec<Target>) {
         })
     };
     for bytes in [64, 4096] {
-        let row = find(WINDOW, "store", bytes, Direction::H2d, Load::Alone);
+        let row = find(WINDOW, "store", bytes, Direction::H2d, BackgroundLoad::Alone);
         let target = format!("window store of {bytes} B at rest, the clock's own time taken off: at most 0.2 us");
         targets.push(at_most(target, row.map(|row| row.median), 200));
     }
-    let load = find(WINDOW, "load", 64, Direction::D2h, Load::Alone);
+    let load = find(WINDOW, "load", 64, Direction::D2h, BackgroundLoad::Alone);
     targets.push(at_most(
         "window load of 64 B, the clock's own time taken off: at most 1.2 us".to_owned(),
         load.map(|row| row.median),
         1_200,
     ));
-    let trip = find(WINDOW, "round trip", 4, Direction::H2d, Load::Alone);
+    let trip = find(WINDOW, "round trip", 4, Direction::H2d, BackgroundLoad::Alone);
     targets.push(at_most("CPU to GPU to CPU round trip: at most 2 us".to_owned(), trip.map(|row| row.median), 2_000));
-    let idle = find(RESIDENT, "resident", 4096, Direction::D2h, Load::Alone);
+    let idle = find(RESIDENT, "resident", 4096, Direction::D2h, BackgroundLoad::Alone);
     targets.push(at_most("resident 4 KiB d2h, idle: at most 3.5 us".to_owned(), idle.map(|row| row.median), 3_500));
-    let busy = find(RESIDENT, "resident", 4096, Direction::D2h, Load::BulkSame);
+    let busy = find(RESIDENT, "resident", 4096, Direction::D2h, BackgroundLoad::BulkSame);
     let median = busy.map(|row| row.median);
     targets.push(at_most("resident 4 KiB d2h under bulk d2h: median at most 5 us".to_owned(), median, 5_000));
     let target = "resident 4 KiB d2h under bulk d2h: longest of 10^4 at most 20 us".to_owned();
     let enough = busy.filter(|row| row.n >= 10_000);
     targets.push(match (busy, enough) {
-        (Some(row), None) => {
-            Target { target, measured: format!("{} in {} copies only", row.max, row.n), outcome: Outcome::NotMeasured }
-        }
+        (Some(row), None) => Target {
+            target,
+            measured: format!("{} in {} copies only", row.max, row.n),
+            outcome: TargetOutcome::NotMeasured,
+        },
         _ => at_most(target, enough.map(|row| row.max), 20_000),
     });
 }
 
 /// Many pieces in one request against one copy queued per piece.
-fn many(rows: &[Row]) -> Target {
+fn many(rows: &[BenchRow]) -> Target {
     let target = "8192 pieces of 4 KiB: at least 10 x a loop of copies".to_owned();
     let of = |chosen: &dyn Fn(&str) -> bool| {
         let rows = rows.iter().filter(|row| row.part == MANY && row.direction == Direction::H2d && chosen(&row.method));
@@ -210,18 +212,18 @@ fn many(rows: &[Row]) -> Target {
 }
 
 /// Of the rows that fit, the one with most bytes.
-fn longest(rows: &[Row], fits: impl Fn(&Row) -> bool) -> Option<&Row> {
+fn longest(rows: &[BenchRow], fits: impl Fn(&BenchRow) -> bool) -> Option<&BenchRow> {
     rows.iter().filter(|row| fits(row)).max_by_key(|row| row.bytes)
 }
 
-fn ratio(target: String, pair: Option<(&Row, &Row)>, least_percent: u64) -> Target {
+fn ratio(target: String, pair: Option<(&BenchRow, &BenchRow)>, least_percent: u64) -> Target {
     let Some((ours, theirs)) = pair else { return missing(target) };
     let enough = u128::from(ours.rate()) * 100 >= u128::from(theirs.rate()) * u128::from(least_percent);
     let rates = format!("{} against {} GB/s", quotient(ours.rate(), GB), quotient(theirs.rate(), GB));
     Target { target, measured: format!("{} ({rates})", quotient(ours.rate(), theirs.rate())), outcome: met(enough) }
 }
 
-fn at_least(target: String, row: Option<&Row>, least: u64) -> Target {
+fn at_least(target: String, row: Option<&BenchRow>, least: u64) -> Target {
     let Some(row) = row else { return missing(target) };
     let measured = format!("{} GB/s with {}", quotient(row.rate(), GB), size(row.bytes));
     Target { target, measured, outcome: met(row.rate() >= least) }
@@ -232,12 +234,12 @@ fn at_most(target: String, time: Option<Nanos>, most: u64) -> Target {
     Target { target, measured: time.to_string(), outcome: met(time <= Nanos(most)) }
 }
 
-const fn met(reached: bool) -> Outcome {
-    if reached { Outcome::Met } else { Outcome::NotMet }
+const fn met(reached: bool) -> TargetOutcome {
+    if reached { TargetOutcome::Met } else { TargetOutcome::NotMet }
 }
 
 fn missing(target: String) -> Target {
-    Target { target, measured: "-".to_owned(), outcome: Outcome::NotMeasured }
+    Target { target, measured: "-".to_owned(), outcome: TargetOutcome::NotMeasured }
 }
 
 #[cfg(test)]
@@ -246,14 +248,14 @@ mod tests {
     use super::super::results::tests::row;
     use super::*;
 
-    fn outcome_of(rows: &[Row], start: &str) -> Outcome {
+    fn outcome_of(rows: &[BenchRow], start: &str) -> TargetOutcome {
         let targets = judge(rows);
         targets.iter().find(|target| target.target.starts_with(start)).unwrap_or_else(|| panic!("{targets:?}")).outcome
     }
 
     #[test]
     fn without_rows_nothing_is_met_and_nothing_missed() {
-        assert!(judge(&[]).iter().all(|target| target.outcome == Outcome::NotMeasured));
+        assert!(judge(&[]).iter().all(|target| target.outcome == TargetOutcome::NotMeasured));
     }
 
     #[test]
@@ -264,12 +266,12 @@ mod tests {
             row(METHODS, "staged", Direction::H2d, at, by(100)),
             row(METHODS, "pageable", Direction::H2d, at, by(450)),
         ];
-        assert_eq!(outcome_of(&rows, "staged h2d 1 GiB: at least 0.94"), Outcome::Met);
-        assert_eq!(outcome_of(&rows, "staged h2d 1 GiB: at least 4.50"), Outcome::Met);
+        assert_eq!(outcome_of(&rows, "staged h2d 1 GiB: at least 0.94"), TargetOutcome::Met);
+        assert_eq!(outcome_of(&rows, "staged h2d 1 GiB: at least 4.50"), TargetOutcome::Met);
         rows[1].median = Nanos(101);
-        assert_eq!(outcome_of(&rows, "staged h2d 1 GiB: at least 0.94"), Outcome::NotMet);
-        assert_eq!(outcome_of(&rows, "staged h2d 1 GiB: at least 4.50"), Outcome::NotMet);
-        assert_eq!(outcome_of(&rows, "staged h2d 256 MiB"), Outcome::NotMeasured);
+        assert_eq!(outcome_of(&rows, "staged h2d 1 GiB: at least 0.94"), TargetOutcome::NotMet);
+        assert_eq!(outcome_of(&rows, "staged h2d 1 GiB: at least 4.50"), TargetOutcome::NotMet);
+        assert_eq!(outcome_of(&rows, "staged h2d 256 MiB"), TargetOutcome::NotMeasured);
     }
 
     #[test]
@@ -278,36 +280,40 @@ mod tests {
             [row(AUTO, "auto", Direction::D2h, 64, auto), row(AUTO, "resident hub", Direction::D2h, 64, best)]
         };
         let outcome = |auto, best| outcome_of(&rows(auto, best), "`copy` at every size");
-        assert_eq!((outcome(1_300, 1_000), outcome(1_301, 1_000)), (Outcome::Met, Outcome::NotMet));
-        assert_eq!((outcome(103_000, 100_000), outcome(103_001, 100_000)), (Outcome::Met, Outcome::NotMet));
+        assert_eq!((outcome(1_300, 1_000), outcome(1_301, 1_000)), (TargetOutcome::Met, TargetOutcome::NotMet));
+        assert_eq!((outcome(103_000, 100_000), outcome(103_001, 100_000)), (TargetOutcome::Met, TargetOutcome::NotMet));
     }
 
     #[test]
     fn a_lag_within_the_spread_of_both_medians_is_told_and_not_held_against_auto() {
-        let spread =
-            |row: Row, by: u64| Row { p25: row.median - Nanos(by), p75: row.median + Nanos(by), n: 100, ..row };
+        let spread = |row: BenchRow, by: u64| BenchRow {
+            p25: row.median - Nanos(by),
+            p75: row.median + Nanos(by),
+            n: 100,
+            ..row
+        };
         let rows = |by: u64| {
             let auto = row(AUTO, "auto", Direction::D2h, 1 << 20, 104_000);
             [spread(auto, by), spread(row(AUTO, "staged", Direction::D2h, 1 << 20, 100_000), by)]
         };
         let of = |by| automatic(&rows(by));
         // 1 us too late; two notches of 0.157 x 2 x `by`.
-        assert_eq!((of(1_500).outcome, of(1_600).outcome), (Outcome::NotMet, Outcome::Met));
+        assert_eq!((of(1_500).outcome, of(1_600).outcome), (TargetOutcome::NotMet, TargetOutcome::Met));
         assert!(of(1_600).measured.starts_with("0 of 1 points behind, 1 more within their spread"));
         assert!(of(1_500).measured.starts_with("1 of 1 points behind, 0 more within"));
     }
 
     #[test]
     fn two_gpus_at_once_are_held_against_pinned_memory_of_both() {
-        let pair = |method: &str, median| Row { gpus: 2, ..row(TOGETHER, method, Direction::H2d, GIB, median) };
+        let pair = |method: &str, median| BenchRow { gpus: 2, ..row(TOGETHER, method, Direction::H2d, GIB, median) };
         let start = "two GPUs at once, ordinary memory of small pages, h2d";
-        assert_eq!(outcome_of(&[pair("dma", 94), pair("auto", 100)], start), Outcome::Met);
-        assert_eq!(outcome_of(&[pair("dma", 93), pair("auto", 100)], start), Outcome::NotMet);
+        assert_eq!(outcome_of(&[pair("dma", 94), pair("auto", 100)], start), TargetOutcome::Met);
+        assert_eq!(outcome_of(&[pair("dma", 93), pair("auto", 100)], start), TargetOutcome::NotMet);
     }
 
     #[test]
     fn copies_over_several_links_are_told_with_what_memory_and_pinned_copies_give() {
-        let four = |method: &str, median| Row { gpus: 4, ..row(TOGETHER, method, Direction::H2d, 4 * GB, median) };
+        let four = |method: &str, median| BenchRow { gpus: 4, ..row(TOGETHER, method, Direction::H2d, 4 * GB, median) };
         let cpus = |method: &str, median| row(HOST, method, Direction::H2d, 4 * GB, median);
         let rows = [
             four("dma", 20_000_000),
@@ -329,14 +335,21 @@ mod tests {
     #[test]
     fn a_loop_of_copies_must_be_beaten_tenfold() {
         let rows = |ns| [row(MANY, "loop", Direction::H2d, 1, 1_000), row(MANY, "gather", Direction::H2d, 1, ns)];
-        assert_eq!(outcome_of(&rows(100), "8192"), Outcome::Met);
-        assert_eq!(outcome_of(&rows(101), "8192"), Outcome::NotMet);
+        assert_eq!(outcome_of(&rows(100), "8192"), TargetOutcome::Met);
+        assert_eq!(outcome_of(&rows(101), "8192"), TargetOutcome::NotMet);
     }
 
     #[test]
     fn fewer_samples_than_a_maximum_needs_are_no_proof() {
-        let busy = |n| Row { load: Load::BulkSame, n, ..row(RESIDENT, "resident hub", Direction::D2h, 4096, 4_000) };
-        assert_eq!(outcome_of(&[busy(9_999)], "resident 4 KiB d2h under bulk d2h: longest"), Outcome::NotMeasured);
-        assert_eq!(outcome_of(&[busy(10_000)], "resident 4 KiB d2h under bulk d2h: longest"), Outcome::Met);
+        let busy = |n| BenchRow {
+            load: BackgroundLoad::BulkSame,
+            n,
+            ..row(RESIDENT, "resident hub", Direction::D2h, 4096, 4_000)
+        };
+        assert_eq!(
+            outcome_of(&[busy(9_999)], "resident 4 KiB d2h under bulk d2h: longest"),
+            TargetOutcome::NotMeasured
+        );
+        assert_eq!(outcome_of(&[busy(10_000)], "resident 4 KiB d2h under bulk d2h: longest"), TargetOutcome::Met);
     }
 }

@@ -1,15 +1,15 @@
 //! Rows of copies that were timed in turns.
 
-use headway_core::models::transfer::Load;
+use headway_core::models::transfer::BackgroundLoad;
 use headway_runtime::copy::How;
 
 use super::Bench;
-use super::results::Row;
+use super::results::BenchRow;
 use super::targets::{allowed, is_open};
 use super::ways::row;
 use crate::Error;
 use crate::copy_timer::CopyTimer;
-use crate::sample::{Effort, Figures};
+use crate::sample::{Effort, SampleFigures};
 use crate::turns::{self, Entrant, Rules, Undecided};
 
 impl Bench<'_, '_> {
@@ -19,7 +19,7 @@ impl Bench<'_, '_> {
         timer: &mut CopyTimer,
         mut entrants: Vec<Entrant>,
         part: &'static str,
-        load: Load,
+        load: BackgroundLoad,
         effort: Effort,
     ) -> Result<(), Error> {
         let compares = entrants.first().is_some_and(|entrant| entrant.spec.how == How::Auto);
@@ -38,8 +38,8 @@ impl Bench<'_, '_> {
     }
 }
 
-fn row_of(entrant: &Entrant, part: &'static str, load: Load) -> Option<Row> {
-    let cpu = Figures::of(&entrant.cpu).map(|figures| figures.median);
+fn row_of(entrant: &Entrant, part: &'static str, load: BackgroundLoad) -> Option<BenchRow> {
+    let cpu = SampleFigures::of(&entrant.cpu).map(|figures| figures.median);
     let took = entrant.took.filter(|_| entrant.spec.how == How::Auto).map(|method| method.to_string());
     entrant.figures().map(|figures| row(part, &entrant.name, &entrant.spec, load, cpu, took).with(figures))
 }

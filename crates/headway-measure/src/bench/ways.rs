@@ -1,11 +1,11 @@
 //! Every way at every size, and `auto` among them.
 
-use headway_core::models::transfer::{Direction, HostMemory, Load, Method};
+use headway_core::models::transfer::{BackgroundLoad, Direction, HostMemory, Method};
 use headway_core::units::{Bytes, Nanos};
 use headway_runtime::copy::How;
 
 use super::Bench;
-use super::results::Row;
+use super::results::BenchRow;
 use super::results::{AUTO, METHODS};
 use crate::Error;
 use crate::copy_timer::{CopySpec, CopyTimer};
@@ -21,11 +21,11 @@ pub(super) fn row(
     part: &'static str,
     method: &str,
     spec: &CopySpec,
-    load: Load,
+    load: BackgroundLoad,
     cpu: Option<Nanos>,
     took: Option<String>,
-) -> Row {
-    Row {
+) -> BenchRow {
+    BenchRow {
         part,
         gpus: 1,
         method: method.to_owned(),
@@ -66,7 +66,7 @@ impl Bench<'_, '_> {
                         ));
                     }
                 }
-                self.turns(timer, entrants, METHODS, Load::Alone, self.options.effort(bytes))?;
+                self.turns(timer, entrants, METHODS, BackgroundLoad::Alone, self.options.effort(bytes))?;
                 self.session.advance()?;
             }
         }
@@ -111,7 +111,7 @@ impl Bench<'_, '_> {
                 // There are many points, and turns compare well with few copies.
                 let effort = self.options.effort(bytes);
                 let effort = Effort { time: Nanos(effort.time.0 / 3), ..effort };
-                self.turns(timer, entrants, AUTO, Load::Alone, effort)?;
+                self.turns(timer, entrants, AUTO, BackgroundLoad::Alone, effort)?;
             }
         }
         Ok(())

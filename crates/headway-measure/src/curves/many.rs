@@ -1,10 +1,10 @@
 //! Curves of many pieces in one request, from which the mover of such requests is chosen (specification of transfers, 1.7).
 
-use headway_core::models::transfer::{Direction, HostMemory, Key, Load, Mapping, Method};
+use headway_core::models::transfer::{BackgroundLoad, CurveKey, Direction, HostMemory, Method, WindowMapping};
 use headway_core::units::Nanos;
 use headway_device::Buffer;
 use headway_device::buffer::Access;
-use headway_device::gpu::{Caching, Gpu, Mover, Piece, Reach};
+use headway_device::gpu::{Caching, CpuReach, Gpu, Mover, Piece};
 use headway_os::clock;
 use headway_runtime::copy::{At, Copier, ManyBy};
 use rand_core::{Rng, SeedableRng};
@@ -13,7 +13,7 @@ use rand_pcg::Pcg64Mcg;
 use super::{Taken, Taker, chain, is_fatal};
 use crate::Error;
 use crate::copy_timer::{CopyTimer, flush};
-use crate::sample::Figures;
+use crate::sample::SampleFigures;
 
 /// Pieces of one request.
 const COUNTS: [usize; 3] = [16, 256, 8192];
@@ -32,7 +32,11 @@ struct Case {
 }
 
 /// The movers that `ways` allow, each with its way and the host memory that it is chosen for.
-fn movers(methods: &[Method], window: Option<Mapping>, direction: Direction) -> Vec<(ManyBy, Method, HostMemory)> {
+fn movers(
+    methods: &[Method],
+    window: Option<WindowMapping>,
+    direction: Direction,
+) -> Vec<(ManyBy, Method, HostMemory)> {
     let (pinned, warm) = (HostMemory::Pinned, HostMemory::Touched);
     let mut movers = vec![
         (ManyBy::Queue(Mover::Loop), Method::Dma, pinned),
@@ -62,14 +66,14 @@ struct Memory {
 }
 
 impl Memory {
-    fn new(gpu: &dyn Gpu, window: Option<Mapping>, room: usize) -> Result<Self, Error> {
+    fn new(gpu: &dyn Gpu, window: Option<WindowMapping>, room: usize) -> Result<Self, Error> {
         let mut random = vec![0; room];
         Pcg64Mcg::seed_from_u64(3).fill_bytes(&mut random);
         let pinned = [gpu.pinned_buffer(room, Caching::Cached)?, gpu.pinned_buffer(room, Caching::Cached)?];
         pinned[0].claim(0..room, Access::Write)?.bytes_mut()?.copy_from_slice(&random);
         // Without a window for so much memory, windows are not measured.
-        let windowed = window.and_then(|mapping| gpu.device_buffer(room, Reach::Window(mapping)).ok());
-        let plain = gpu.device_buffer(room, Reach::Device)?;
+        let windowed = window.and_then(|mapping| gpu.device_buffer(room, CpuReach::Window(mapping)).ok());
+        let plain = gpu.device_buffer(room, CpuReach::Device)?;
         Ok(Self { random, landing: vec![0; room], pinned, plain, windowed })
     }
 
@@ -196,11 +200,22 @@ impl Taker<'_, '_> {
             })?;
             memory.compare(gpu.as_ref(), case, &pieces)?;
             let counted = &calls[calls.len() - done.n as usize..];
-            Ok(Taken { done, posted: method.abilities().is_posted(direction).then(|| Figures::of(counted)).flatten() })
+            Ok(Taken {
+                done,
+                posted: method.abilities().is_posted(direction).then(|| SampleFigures::of(counted)).flatten(),
+            })
         })?;
         let pieces = u32::try_from(count).unwrap_or(u32::MAX);
-        let key =
-            Key { gpu: self.gpu, peer: None, method, direction, memory: host, load: Load::Alone, active: 1, pieces };
+        let key = CurveKey {
+            gpu: self.gpu,
+            peer: None,
+            method,
+            direction,
+            memory: host,
+            load: BackgroundLoad::Alone,
+            active: 1,
+            pieces,
+        };
         let line = self.lines.entry(key).or_default();
         line.points.insert(bytes, done);
         line.posted.extend(posted.map(|posted| (bytes, posted)));

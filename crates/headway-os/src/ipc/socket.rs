@@ -44,7 +44,7 @@ pub struct Peer {
 
 /// What came.
 #[derive(Debug)]
-pub enum Packet {
+pub enum SocketPacket {
     /// A message of this many bytes, and the descriptors with it.
     Message(usize, Vec<OwnedFd>),
     /// A message or its descriptors did not fit, and what is left of them is no message: it was dropped.
@@ -220,11 +220,11 @@ impl Socket {
     }
 
     /// Takes one message. One that is longer than `buffer`, or that brings more than four descriptors, is dropped with all
-    /// that came with it ([`Packet::Truncated`]).
+    /// that came with it ([`SocketPacket::Truncated`]).
     ///
     /// # Errors
     /// [`OsError`].
-    pub fn receive(&self, buffer: &mut [u8]) -> Result<Packet, OsError> {
+    pub fn receive(&self, buffer: &mut [u8]) -> Result<SocketPacket, OsError> {
         self.receive_into(buffer, &mut [MaybeUninit::uninit(); CONTROL_BYTES])
     }
 
@@ -233,30 +233,30 @@ impl Socket {
     ///
     /// # Errors
     /// [`OsError`].
-    pub fn receive_bytes(&self, buffer: &mut [u8]) -> Result<Packet, OsError> {
+    pub fn receive_bytes(&self, buffer: &mut [u8]) -> Result<SocketPacket, OsError> {
         self.receive_into(buffer, &mut [])
     }
 
-    fn receive_into(&self, buffer: &mut [u8], control: &mut [MaybeUninit<u8>]) -> Result<Packet, OsError> {
+    fn receive_into(&self, buffer: &mut [u8], control: &mut [MaybeUninit<u8>]) -> Result<SocketPacket, OsError> {
         match self.receive_once(buffer, control) {
             // The other end has closed without having read everything. The kernel tells that once and before what was sent
             // last, which is taken now.
             Err(error) if error.errno.0 == libc::ECONNRESET => match self.receive_once(buffer, control) {
-                Err(error) if error.errno.0 == libc::ECONNRESET => Ok(Packet::End),
+                Err(error) if error.errno.0 == libc::ECONNRESET => Ok(SocketPacket::End),
                 received => received,
             },
             received => received,
         }
     }
 
-    fn receive_once(&self, buffer: &mut [u8], control: &mut [MaybeUninit<u8>]) -> Result<Packet, OsError> {
+    fn receive_once(&self, buffer: &mut [u8], control: &mut [MaybeUninit<u8>]) -> Result<SocketPacket, OsError> {
         use rustix::io::Errno;
         let mut control = RecvAncillaryBuffer::new(control);
         let received = net::recvmsg(&self.0, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC);
         let received = match received {
             Ok(received) => received,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(Packet::Nothing),
-            Err(Errno::PIPE) => return Ok(Packet::End),
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(SocketPacket::Nothing),
+            Err(Errno::PIPE) => return Ok(SocketPacket::End),
             Err(error) => return Err(OsError::of("recvmsg")(error)),
         };
         let mut fds = Vec::new();
@@ -267,10 +267,10 @@ impl Socket {
         }
         // The room for control messages is rounded up.
         if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) || fds.len() > FDS_MAX {
-            return Ok(Packet::Truncated);
+            return Ok(SocketPacket::Truncated);
         }
         // No message of ours is empty: this is the end of the stream.
-        Ok(if received.bytes == 0 { Packet::End } else { Packet::Message(received.bytes, fds) })
+        Ok(if received.bytes == 0 { SocketPacket::End } else { SocketPacket::Message(received.bytes, fds) })
     }
 
     /// Waits until there is something to take, or the other end is gone; whether that was within `bound`.
@@ -316,19 +316,19 @@ mod tests {
     fn messages_keep_their_borders_and_carry_descriptors() {
         let (_folder, _listener, client, server) = pair();
         let mut buffer = [0; 64];
-        assert!(matches!(server.receive(&mut buffer), Ok(Packet::Nothing)));
+        assert!(matches!(server.receive(&mut buffer), Ok(SocketPacket::Nothing)));
         let bells = [Bell::new().unwrap(), Bell::new().unwrap(), Bell::new().unwrap()];
         client.send(b"one", &[bells[0].as_fd(), bells[1].as_fd(), bells[2].as_fd()]).unwrap();
         client.send(b"three", &[]).unwrap();
         assert!(server.wait(Duration::from_secs(60)));
-        let Ok(Packet::Message(3, fds)) = server.receive(&mut buffer) else { panic!("{buffer:?}") };
+        let Ok(SocketPacket::Message(3, fds)) = server.receive(&mut buffer) else { panic!("{buffer:?}") };
         assert_eq!((&buffer[..3], fds.len()), (&b"one"[..], 3));
         let (poller, mut ready) = (Poller::new().unwrap(), Vec::new());
         poller.add(bells[1].as_fd(), 1).unwrap();
         fds.into_iter().map(Bell::open).for_each(|bell| bell.ring());
         poller.wait(Some(Duration::ZERO), &mut ready).unwrap();
         assert_eq!(ready, [1]);
-        let Ok(Packet::Message(5, fds)) = server.receive(&mut buffer) else { panic!("{buffer:?}") };
+        let Ok(SocketPacket::Message(5, fds)) = server.receive(&mut buffer) else { panic!("{buffer:?}") };
         assert_eq!((&buffer[..5], fds.len()), (&b"three"[..], 0));
     }
 
@@ -340,10 +340,10 @@ mod tests {
         drop(writer);
         client.send(b"more", &[]).unwrap();
         let mut buffer = [0; 64];
-        assert!(matches!(server.receive_bytes(&mut buffer), Ok(Packet::Truncated)));
+        assert!(matches!(server.receive_bytes(&mut buffer), Ok(SocketPacket::Truncated)));
         // The last writer is gone.
         assert_eq!(std::io::Read::read(&mut reader, &mut [0]).unwrap(), 0);
-        let Ok(Packet::Message(4, fds)) = server.receive_bytes(&mut buffer) else { panic!("{buffer:?}") };
+        let Ok(SocketPacket::Message(4, fds)) = server.receive_bytes(&mut buffer) else { panic!("{buffer:?}") };
         assert!(fds.is_empty());
     }
 
@@ -358,7 +358,7 @@ mod tests {
         assert!(client.is_cut() && server.wait(Duration::ZERO));
         drop(server);
         assert!(client.is_cut());
-        assert!(matches!(client.receive(&mut [0; 8]), Ok(Packet::End)));
+        assert!(matches!(client.receive(&mut [0; 8]), Ok(SocketPacket::End)));
         assert!(client.send(b"x", &[]).is_err());
     }
 
@@ -368,8 +368,8 @@ mod tests {
         client.send(b"unread", &[]).unwrap();
         server.send(b"no", &[]).unwrap();
         drop(server);
-        assert!(matches!(client.receive(&mut [0; 8]), Ok(Packet::Message(2, _))));
-        assert!(matches!(client.receive(&mut [0; 8]), Ok(Packet::End)));
+        assert!(matches!(client.receive(&mut [0; 8]), Ok(SocketPacket::Message(2, _))));
+        assert!(matches!(client.receive(&mut [0; 8]), Ok(SocketPacket::End)));
     }
 
     #[test]
@@ -379,11 +379,11 @@ mod tests {
         let mut buffer = [0; 8];
         client.send(b"nine long", &[bell.as_fd()]).unwrap();
         client.send(b"fits", &[]).unwrap();
-        assert!(matches!(server.receive(&mut buffer), Ok(Packet::Truncated)));
-        assert!(matches!(server.receive(&mut buffer), Ok(Packet::Message(4, fds)) if fds.is_empty()));
+        assert!(matches!(server.receive(&mut buffer), Ok(SocketPacket::Truncated)));
+        assert!(matches!(server.receive(&mut buffer), Ok(SocketPacket::Message(4, fds)) if fds.is_empty()));
         for count in 5..=7 {
             send_many(&client, &[bell.as_fd(); 7][..count]);
-            assert!(matches!(server.receive(&mut buffer), Ok(Packet::Truncated)), "{count} descriptors");
+            assert!(matches!(server.receive(&mut buffer), Ok(SocketPacket::Truncated)), "{count} descriptors");
         }
     }
 

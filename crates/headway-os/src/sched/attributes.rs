@@ -1,6 +1,6 @@
 //! `struct sched_attr` and the two calls that read and write it.
 
-use headway_core::models::cpu::Class;
+use headway_core::models::cpu::SchedulingClass;
 use headway_core::units::Nanos;
 
 use crate::errno::Errno;
@@ -79,12 +79,14 @@ impl Attributes {
     }
 
     /// The class that they mean.
-    pub(super) fn class(self) -> Class {
+    pub(super) fn class(self) -> SchedulingClass {
         match self.policy.cast_signed() {
-            libc::SCHED_DEADLINE => Class::Deadline { runtime: Nanos(self.runtime), period: Nanos(self.period) },
-            libc::SCHED_FIFO | libc::SCHED_RR => Class::Fifo { priority: self.priority },
-            libc::SCHED_OTHER if self.nice == 0 => Class::Ordinary,
-            _ => Class::Nice { nice: self.nice },
+            libc::SCHED_DEADLINE => {
+                SchedulingClass::Deadline { runtime: Nanos(self.runtime), period: Nanos(self.period) }
+            }
+            libc::SCHED_FIFO | libc::SCHED_RR => SchedulingClass::Fifo { priority: self.priority },
+            libc::SCHED_OTHER if self.nice == 0 => SchedulingClass::Ordinary,
+            _ => SchedulingClass::Nice { nice: self.nice },
         }
     }
 }

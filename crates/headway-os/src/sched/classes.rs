@@ -2,12 +2,12 @@
 //!
 //! A thread with a reservation (`SCHED_DEADLINE`) is stopped when it has used it up, and real-time threads (`SCHED_FIFO`) are
 //! stopped for the rest of a second in which they filled a CPU. So a thread of a class that [is
-//! rationed](Class::is_rationed) must not spin: it polls, and sleeps for a short time in between.
+//! rationed](SchedulingClass::is_rationed) must not spin: it polls, and sleeps for a short time in between.
 
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use headway_core::models::cpu::{Class, RequestedClass, Threads};
+use headway_core::models::cpu::{RequestedClass, SchedulingClass, Threads};
 use headway_core::units::Nanos;
 
 use super::SchedError;
@@ -78,7 +78,7 @@ impl Role {
 /// A class that a thread got, and the stronger ones that it did not get.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taken {
-    pub class: Class,
+    pub class: SchedulingClass,
     /// The classes that were tried first.
     pub refused: Vec<SchedError>,
 }
@@ -147,7 +147,7 @@ pub struct Held {
 impl Held {
     /// The class in use.
     #[must_use]
-    pub const fn class(&self) -> Class {
+    pub const fn class(&self) -> SchedulingClass {
         self.taken.class
     }
 
@@ -179,11 +179,11 @@ impl Drop for Held {
 pub fn strongest(requested: RequestedClass, role: Role) -> Taken {
     let tried = threads::spawn("headway-probe", move || climb(requested, role, Attributes::of_this_thread().ok()));
     let taken = tried.ok().and_then(|thread| thread.join().ok());
-    taken.unwrap_or(Taken { class: Class::Ordinary, refused: Vec::new() })
+    taken.unwrap_or(Taken { class: SchedulingClass::Ordinary, refused: Vec::new() })
 }
 
 /// Puts the calling thread, which had these attributes, into one class.
-type Rung = fn(Role, Option<Attributes>) -> Result<Class, SchedError>;
+type Rung = fn(Role, Option<Attributes>) -> Result<SchedulingClass, SchedError>;
 
 /// Tries the classes of `requested`, the strongest first.
 fn climb(requested: RequestedClass, role: Role, before: Option<Attributes>) -> Taken {
@@ -200,31 +200,31 @@ fn climb(requested: RequestedClass, role: Role, before: Option<Attributes>) -> T
             Err(error) => refused.push(error),
         }
     }
-    Taken { class: before.map_or(Class::Ordinary, Attributes::class), refused }
+    Taken { class: before.map_or(SchedulingClass::Ordinary, Attributes::class), refused }
 }
 
-fn deadline(role: Role, _: Option<Attributes>) -> Result<Class, SchedError> {
+fn deadline(role: Role, _: Option<Attributes>) -> Result<SchedulingClass, SchedError> {
     let (runtime, period) = role.reservation();
     let plain = Attributes::deadline(runtime, period);
     // What other reservations leave is worth having, where the kernel can give it.
     let set = plain.with(FLAG_RECLAIM).set();
     let set = if set.is_err_and(|errno| errno.0 == libc::EINVAL) { plain.set() } else { set };
-    set.map(|()| Class::Deadline { runtime, period }).map_err(|errno| refusal("SCHED_DEADLINE", errno))
+    set.map(|()| SchedulingClass::Deadline { runtime, period }).map_err(|errno| refusal("SCHED_DEADLINE", errno))
 }
 
-fn fifo(role: Role, before: Option<Attributes>) -> Result<Class, SchedError> {
+fn fifo(role: Role, before: Option<Attributes>) -> Result<SchedulingClass, SchedError> {
     let priority = role.priority();
     // Whoever started the program may have given it more than is asked for here.
-    if let Some(class @ Class::Fifo { priority: own }) = before.map(Attributes::class)
+    if let Some(class @ SchedulingClass::Fifo { priority: own }) = before.map(Attributes::class)
         && own >= priority
     {
         return Ok(class);
     }
     let set = Attributes::fifo(priority).set();
-    set.map(|()| Class::Fifo { priority }).map_err(|errno| refusal("SCHED_FIFO", errno))
+    set.map(|()| SchedulingClass::Fifo { priority }).map_err(|errno| refusal("SCHED_FIFO", errno))
 }
 
-fn nice(_: Role, before: Option<Attributes>) -> Result<Class, SchedError> {
+fn nice(_: Role, before: Option<Attributes>) -> Result<SchedulingClass, SchedError> {
     let mut lowest = NICE_MIN;
     let mut set = Attributes::nice(lowest, SLICE).set();
     if set.is_err() {
@@ -234,7 +234,7 @@ fn nice(_: Role, before: Option<Attributes>) -> Result<Class, SchedError> {
             set = Attributes::nice(lowest, SLICE).set();
         }
     }
-    set.map(|()| Class::Nice { nice: lowest }).map_err(|errno| refusal("a nice value below 0", errno))
+    set.map(|()| SchedulingClass::Nice { nice: lowest }).map_err(|errno| refusal("a nice value below 0", errno))
 }
 
 #[cfg(test)]
@@ -283,7 +283,7 @@ mod tests {
                 let before = Attributes::of_this_thread().unwrap().class();
                 let held = Classes::new(requested).take(Role::Driver);
                 // Of a test that is itself run with a nice value, the kernel keeps that value or sets it back.
-                let is_plain = move |class: Class| class == before || class == Class::Ordinary;
+                let is_plain = move |class: SchedulingClass| class == before || class == SchedulingClass::Ordinary;
                 on_a_thread(move || assert!(is_plain(Attributes::of_this_thread().unwrap().class())));
                 drop(held);
             });
@@ -313,7 +313,7 @@ mod tests {
             let refused = &held.refused()[0];
             assert_eq!((refused.wanted, refused.errno.0), ("SCHED_DEADLINE", libc::EPERM));
             assert!(refused.missing.contains(&format!("may run on 1 of {} CPUs", all.len())), "{refused}");
-            assert!(!matches!(held.class(), Class::Deadline { .. }));
+            assert!(!matches!(held.class(), SchedulingClass::Deadline { .. }));
         });
     }
 
@@ -358,7 +358,7 @@ mod tests {
                 return;
             }
             let held = Classes::new(RequestedClass::Fifo).take(Role::Driver);
-            assert_eq!(held.class(), Class::Fifo { priority: 30 });
+            assert_eq!(held.class(), SchedulingClass::Fifo { priority: 30 });
             drop(held);
             assert_eq!(current().unwrap(), SchedClass::Fifo { priority: 30 });
         });

@@ -1,7 +1,7 @@
 //! `--lint`: which copies it names, where they are made, and what it says would be gained.
 
 use headway_core::files::guest::GuestOptions;
-use headway_core::files::guest_log::{Call, Finding, Line, Problem};
+use headway_core::files::guest_log::{Call, GuestLogLine, LintFinding, Problem};
 
 use super::log::{logged, read};
 use super::{NOTHING, calls, run};
@@ -13,8 +13,9 @@ fn copies_that_lose_time_are_named_with_their_place_and_what_would_be_gained() {
     let Some((output, folder)) = logged("resolver", "lint", LINT) else { return };
     assert!(output.status.success(), "{output:?}");
     let lines = read(&folder.path().join("log")).lines;
-    let finding = |line: &Line| if let Line::Finding(finding) = line { Some(finding.clone()) } else { None };
-    let findings: Vec<Finding> = lines.iter().filter_map(finding).collect();
+    let finding =
+        |line: &GuestLogLine| if let GuestLogLine::Finding(finding) = line { Some(finding.clone()) } else { None };
+    let findings: Vec<LintFinding> = lines.iter().filter_map(finding).collect();
     let of = |problem, call| {
         let found: Vec<_> =
             findings.iter().filter(|finding| (finding.problem, finding.call) == (problem, call)).collect();

@@ -6,15 +6,17 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use headway_core::files::guest::GuestOptions;
-use headway_core::files::guest_log::{Became, Call, Copy, End, Host, Line, Start, Towards, VARIABLE, Why};
+use headway_core::files::guest_log::{
+    Became, Call, Copy, DriverReason, GuestLogEnd, GuestLogLine, GuestLogStart, Host, Towards, VARIABLE,
+};
 use tempfile::TempDir;
 
 use super::{ASIDE, BULK, FAST, LARGE, NOTHING, YIELD, guest, run};
 
 /// A log that was read: every line must be whole.
 pub(crate) struct Read {
-    start: Start,
-    pub(crate) lines: Vec<Line>,
+    start: GuestLogStart,
+    pub(crate) lines: Vec<GuestLogLine>,
 }
 
 pub(crate) fn read(path: &Path) -> Read {
@@ -30,12 +32,12 @@ fn parsed(text: &str) -> Read {
 
 impl Read {
     fn copies(&self) -> Vec<Copy> {
-        let copy = |line: &Line| if let Line::Copy(copy) = line { Some(*copy) } else { None };
+        let copy = |line: &GuestLogLine| if let GuestLogLine::Copy(copy) = line { Some(*copy) } else { None };
         self.lines.iter().filter_map(copy).collect()
     }
 
-    fn end(&self) -> Option<End> {
-        self.lines.iter().find_map(|line| if let Line::End(end) = line { Some(*end) } else { None })
+    fn end(&self) -> Option<GuestLogEnd> {
+        self.lines.iter().find_map(|line| if let GuestLogLine::End(end) = line { Some(*end) } else { None })
     }
 }
 
@@ -88,8 +90,8 @@ fn a_line_says_what_was_asked_for_and_what_became_of_it() {
     let row = |copy: &Copy| (copy.call, copy.bytes.0 as usize, copy.stream, copy.became, copy.host, copy.why);
     let aside = |bytes| (Call::OutAsync, bytes, 22, Became::Aside, Host::PageLocked, None);
     let expected = [
-        (Call::In, BULK, 1, Became::PassedOn, Host::NotAsked, Some(Why::NoOption)),
-        (Call::OutAsync, BULK, 21, Became::PassedOn, Host::NotAsked, Some(Why::Whole)),
+        (Call::In, BULK, 1, Became::PassedOn, Host::NotAsked, Some(DriverReason::NoOption)),
+        (Call::OutAsync, BULK, 21, Became::PassedOn, Host::NotAsked, Some(DriverReason::Whole)),
         aside(4096),
         aside(4095),
         aside(4094),
@@ -111,7 +113,8 @@ fn large_copies_name_the_memory_and_who_made_them() {
     assert!(large.iter().all(|copy| copy.became == Became::Fast && copy.host == Host::Ordinary), "{large:?}");
     assert_eq!(large.iter().map(|copy| copy.direction).collect::<Vec<_>>(), [Towards::In, Towards::Out, Towards::Out]);
     let (_, folder) = logged("resolver", "large-fails", FAST).unwrap();
-    let failed = read(&folder.path().join("log")).copies().into_iter().filter(|copy| copy.why == Some(Why::Failed));
+    let failed =
+        read(&folder.path().join("log")).copies().into_iter().filter(|copy| copy.why == Some(DriverReason::Failed));
     assert_eq!(failed.count(), 3);
 }
 
@@ -127,8 +130,9 @@ fn small_quick_copies_beyond_the_first_are_counted() {
     let Some((output, folder)) = logged("resolver", "many", NOTHING) else { return };
     assert!(output.status.success(), "{output:?}");
     let log = read(&folder.path().join("log"));
-    let counted =
-        |line: &Line| if let Line::Counted(counted) = line { (counted.copies, counted.bytes.0) } else { (0, 0) };
+    let counted = |line: &GuestLogLine| {
+        if let GuestLogLine::Counted(counted) = line { (counted.copies, counted.bytes.0) } else { (0, 0) }
+    };
     let (copies, bytes) = log.lines.iter().map(counted).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
     let small = log.copies().iter().filter(|copy| copy.bytes.0 == 8).count() as u64;
     assert_eq!(copies + small, 70_000);

@@ -1,23 +1,26 @@
 //! `--verify`: wrong bytes are found, named and replaced; right ones are left alone.
 
-use headway_core::files::guest::{Aside, GuestOptions};
-use headway_core::files::guest_log::{Became, Call, Difference, Line, VARIABLE, Verified};
+use headway_core::files::guest::{AsideMode, GuestOptions};
+use headway_core::files::guest_log::{Became, Call, Difference, GuestLogLine, VARIABLE, VerifyCounts};
 
 use super::log::{Read, logged, read};
 use super::{ASIDE, FAST, LARGE, YIELD, guest};
 
 const VERIFY_FAST: GuestOptions = GuestOptions { verify: true, ..FAST };
-const VERIFY_ASIDE: GuestOptions = GuestOptions { verify: true, aside: Aside::Always, ..ASIDE };
+const VERIFY_ASIDE: GuestOptions = GuestOptions { verify: true, aside: AsideMode::Always, ..ASIDE };
 
 fn verified(log: &Read) -> (u64, u64, u64) {
-    let verified =
-        log.lines.iter().find_map(|line| if let Line::Verified(verified) = line { Some(*verified) } else { None });
-    let Verified { compared, different, not_compared } = verified.unwrap();
+    let verified = log
+        .lines
+        .iter()
+        .find_map(|line| if let GuestLogLine::Verified(verified) = line { Some(*verified) } else { None });
+    let VerifyCounts { compared, different, not_compared } = verified.unwrap();
     (compared, different, not_compared)
 }
 
 fn differences(log: &Read) -> Vec<Difference> {
-    let difference = |line: &Line| if let Line::Difference(difference) = line { Some(*difference) } else { None };
+    let difference =
+        |line: &GuestLogLine| if let GuestLogLine::Difference(difference) = line { Some(*difference) } else { None };
     log.lines.iter().filter_map(difference).collect()
 }
 

@@ -5,14 +5,15 @@ use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 
 use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::{
-    Available, Curve, Direction, HostMemory, Key, Load, Mapping, Method, Profile, Request, Selector, Statistic, Tuning,
+    Available, BackgroundLoad, Curve, CurveKey, Direction, HostMemory, Method, MethodRequest, Profile, Selector,
+    Statistic, Tuning, WindowMapping,
 };
 use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
 
 use super::gpu::CopierGpu;
 use super::situation::Situation;
-use super::{CopyOptions, Event, ManyBy};
+use super::{CopierEvent, CopyOptions, ManyBy};
 
 /// What was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,9 +48,9 @@ type Name = (EndpointId, Option<EndpointId>, Method, Direction, HostMemory);
 
 impl Plain {
     fn new(profile: &Profile) -> Self {
-        let plain = |key: &&Key| (key.load, key.active, key.pieces) == (Load::Alone, 1, 1);
+        let plain = |key: &&CurveKey| (key.load, key.active, key.pieces) == (BackgroundLoad::Alone, 1, 1);
         // A posted store returns before it can be seen: what the caller waits for is the other curve.
-        let curve = |key: &Key| profile.posted.get(key).or_else(|| profile.curves.get(key)).cloned();
+        let curve = |key: &CurveKey| profile.posted.get(key).or_else(|| profile.curves.get(key)).cloned();
         let names = profile
             .curves
             .keys()
@@ -74,7 +75,7 @@ struct Table {
 
 #[derive(Default)]
 struct Events {
-    kept: VecDeque<Event>,
+    kept: VecDeque<CopierEvent>,
     dropped: u64,
     /// Ways whose absence was told, by GPU.
     absences: BTreeSet<(usize, Method)>,
@@ -98,8 +99,8 @@ impl Auto {
     fn slot(&self, at: Situation) -> usize {
         let window = match at.window {
             None => 0,
-            Some(Mapping::Gdrdrv) => 1,
-            Some(Mapping::Vulkan) => 2,
+            Some(WindowMapping::Gdrdrv) => 1,
+            Some(WindowMapping::Vulkan) => 2,
             Some(_) => 3,
         };
         let active = (at.active.max(1) as usize).min(self.gpus) - 1;
@@ -128,10 +129,10 @@ impl Auto {
 
     fn compile(&self, gpus: &[CopierGpu], at: Situation, absent: &BTreeSet<Method>) -> Selector {
         let gpu = &gpus[at.gpu];
-        let request = Request {
+        let request = MethodRequest {
             load: at.load,
             active: at.active,
-            ..Request::new(gpu.endpoint, at.direction, at.memory, Bytes(0))
+            ..MethodRequest::new(gpu.endpoint, at.direction, at.memory, Bytes(0))
         };
         let available = Available {
             methods: self.methods(gpus, at).difference(absent).copied().collect(),
@@ -165,7 +166,7 @@ impl Auto {
         // Memory with a window needs no paged one, which costs the same until it has to be moved; of memory without, only
         // `gdrdrv` maps parts.
         if known(Method::PagedWindow(None)) && at.window.is_none() {
-            let gdrdrv = |mapping: &Mapping| *mapping == Mapping::Gdrdrv;
+            let gdrdrv = |mapping: &WindowMapping| *mapping == WindowMapping::Gdrdrv;
             methods.extend(usable(gpu.windows()).filter(gdrdrv).map(|mapping| Method::PagedWindow(Some(mapping))));
         }
         if self.options.resident && !self.options.no_sm && known(Method::Resident(None)) {
@@ -228,7 +229,7 @@ impl Auto {
     ) -> Option<Nanos> {
         let pieces = u64::try_from(pieces).ok()?.max(1);
         // Windows and resident copiers have forms; pieces go by the first that can be used, which is the one measured.
-        let fits = |key: &Key| {
+        let fits = |key: &CurveKey| {
             (key.gpu, key.direction, key.method.any_form(), key.memory) == (gpu, direction, by.method(), memory)
                 && key.pieces > 1
         };
@@ -267,17 +268,17 @@ impl Auto {
             events.dropped += 1;
         }
         if self.options.limits.events_max > 0 {
-            events.kept.push_back(Event { at: clock::now(), what });
+            events.kept.push_back(CopierEvent { at: clock::now(), what });
         }
     }
 
     /// What was told since the last call.
-    pub(super) fn take_events(&self) -> Vec<Event> {
+    pub(super) fn take_events(&self) -> Vec<CopierEvent> {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let dropped = std::mem::take(&mut events.dropped);
         let mut taken = Vec::with_capacity(events.kept.len() + 1);
         if dropped > 0 {
-            taken.push(Event { at: clock::now(), what: format!("{dropped} earlier events were dropped") });
+            taken.push(CopierEvent { at: clock::now(), what: format!("{dropped} earlier events were dropped") });
         }
         taken.extend(events.kept.drain(..));
         taken

@@ -3,7 +3,7 @@
 use headway_core::models::transfer::builtin::NodeClass;
 use headway_core::models::transfer::links::{Borrow, Links};
 use headway_core::models::transfer::policy::{self, Bucket};
-use headway_core::models::transfer::{HostMemory, Load, Method, Tuning};
+use headway_core::models::transfer::{BackgroundLoad, HostMemory, Method, Tuning};
 use headway_core::units::{Bytes, Nanos};
 use headway_os::event;
 
@@ -220,8 +220,9 @@ impl Copier {
     /// Where no profile says what copies of ordinary memory cost: what copies have taught, and the built-in figures.
     fn advise(&self, at: Situation, pick: Pick, bytes: Bytes) -> Option<Advised<'_>> {
         let learning = self.learning[at.gpu].get()?;
-        let open =
-            [Method::Pageable, Method::Staged].contains(&pick.method) && at.load == Load::Alone && at.active == 1;
+        let open = [Method::Pageable, Method::Staged].contains(&pick.method)
+            && at.load == BackgroundLoad::Alone
+            && at.active == 1;
         let ordinary = at.memory != HostMemory::Pinned;
         (open && ordinary && bytes >= NodeClass::LEAST && !self.options.no_threads)
             .then(|| learning.advise_kind(at.direction, at.memory, bytes))
@@ -229,7 +230,7 @@ impl Copier {
 
     /// The bucket in which the watch judges this choice: those against which the driver's curve can be held.
     fn judged(&self, at: Situation, pick: Pick, bytes: Bytes) -> Option<Bucket> {
-        let comparable = at.load == Load::Alone && at.active == 1 && !self.auto.is_stale();
+        let comparable = at.load == BackgroundLoad::Alone && at.active == 1 && !self.auto.is_stale();
         let gpu = self.gpus[at.gpu].endpoint;
         (comparable && pick.method != Method::of_driver(at.direction, at.memory))
             .then(|| Bucket::of(gpu, at.direction, at.memory, pick.method, bytes))

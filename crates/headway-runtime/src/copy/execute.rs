@@ -2,9 +2,9 @@
 
 use std::sync::atomic::AtomicBool;
 
-use headway_core::decisions::staging::Flow;
+use headway_core::decisions::staging::StagingDirection;
 use headway_core::models::transfer::price::{KERNEL_BLOCKS_IN, KERNEL_BLOCKS_OUT};
-use headway_core::models::transfer::{Direction, HostMemory, Mapping, Method, Shape, default_tuning};
+use headway_core::models::transfer::{Direction, HostMemory, Method, ResidentShape, WindowMapping, default_tuning};
 use headway_core::units::Bytes;
 use headway_device::gpu::{Mover, Operation, Piece};
 use headway_device::{Buffer, DeviceError, HostKind};
@@ -17,7 +17,7 @@ use super::gpu::CopierGpu;
 use super::request::{Host, HostBytes, Request};
 use super::wait::Patience;
 use super::{At, Copier, CopyError};
-use crate::staging::{self, Pool, Staged, StagingError};
+use crate::staging::{self, Staged, StagingError, StagingPool};
 
 /// Bytes that the CPU moves through a window before it looks whether the copy is cancelled.
 const WINDOW_STEP: usize = 4 << 20;
@@ -189,7 +189,7 @@ impl Copier {
         let relays: Vec<&CopierGpu> = decision.relays.iter().map(|relay| &self.gpus[*relay]).collect();
         // Relays let go as soon as their GPUs have copies of their own.
         let own: Vec<_> = relays.iter().map(|gpu| gpu.engine(request.direction).gate.bulk_count()).collect();
-        let mut links: Vec<&Pool> = vec![&self.gpus[request.gpu].pool];
+        let mut links: Vec<&StagingPool> = vec![&self.gpus[request.gpu].pool];
         links.extend(relays.into_iter().map(|gpu| &gpu.pool));
         let pinned = links.len() > 1 && self.pinned(&self.gpus[request.gpu], request, "multipath").is_ok();
         let mut tuning = decision.tuning.unwrap_or_else(|| {
@@ -197,9 +197,9 @@ impl Copier {
             default_tuning(request.direction, if pinned { HostMemory::Pinned } else { ordinary() })
         });
         // What other processes of this user copy by needs CPUs, too; what is emulated needs none that anybody else counts.
-        let real = self.gpus[request.gpu].device.description().source == headway_device::Source::Cuda;
+        let real = self.gpus[request.gpu].device.description().source == headway_device::DeviceSource::Cuda;
         let part = (self.options.shares_cpus && real && !pinned).then(|| cpus::part(tuning.threads)).flatten();
-        tuning.threads = part.as_ref().map_or(tuning.threads, headway_os::cpu_shares::Part::threads);
+        tuning.threads = part.as_ref().map_or(tuning.threads, headway_os::cpu_shares::CpuShare::threads);
         let before = clock::thread_cpu_time();
         let huge = match &mut request.host {
             Host::Out(to) if self.options.huge_pages && to.len() >= HUGE_MIN => {
@@ -239,17 +239,17 @@ impl Copier {
     fn staged_once(
         &self,
         request: &mut Request<'_>,
-        links: &[&Pool],
+        links: &[&StagingPool],
         pinned: bool,
         how: &Staged<'_>,
     ) -> Result<staging::Moved, StagingError> {
-        let flow = if request.direction == Direction::D2h { Flow::Out } else { Flow::In };
+        let flow = if request.direction == Direction::D2h { StagingDirection::Out } else { StagingDirection::In };
         let (device, len) = (request.device, request.len);
         match &mut request.host {
             Host::Held(host) => staging::copy_pinned(links, flow, device, *host, len, how),
             Host::In(_) | Host::Out(_) if pinned => {
                 request.with_buffers(Some(self.gpus[request.gpu].device.domain()), |from, to| {
-                    let host = if flow == Flow::In { from } else { to };
+                    let host = if flow == StagingDirection::In { from } else { to };
                     staging::copy_pinned(links, flow, device, host, len, how)
                 })
             }
@@ -306,7 +306,7 @@ pub(super) fn excluded(method: Method, option: &str) -> CopyError {
 }
 
 /// Checks that the memory has a window, of the form asked for.
-pub(super) fn has_window(buffer: &Buffer, mapping: Option<Mapping>) -> Result<(), DeviceError> {
+pub(super) fn has_window(buffer: &Buffer, mapping: Option<WindowMapping>) -> Result<(), DeviceError> {
     let absent = |reason: String| DeviceError::Unavailable {
         what: "a window on this buffer".into(),
         reason,
@@ -340,7 +340,11 @@ fn pageable(gpu: &CopierGpu, request: &mut Request<'_>) -> Result<Moved, DeviceE
     Ok(Moved::ONE)
 }
 
-fn paged_window(gpu: &CopierGpu, request: &mut Request<'_>, mapping: Option<Mapping>) -> Result<Moved, DeviceError> {
+fn paged_window(
+    gpu: &CopierGpu,
+    request: &mut Request<'_>,
+    mapping: Option<WindowMapping>,
+) -> Result<Moved, DeviceError> {
     // The window claims the bytes itself; this empty claim only names the memory.
     let name = super::request::claim(request.device, 0, headway_device::Access::Read)?;
     let at = request.device;
@@ -355,7 +359,7 @@ fn paged_window(gpu: &CopierGpu, request: &mut Request<'_>, mapping: Option<Mapp
     Ok(Moved { chunks: moves.max(1), ..Moved::ONE })
 }
 
-fn resident(gpu: &CopierGpu, request: &mut Request<'_>, shape: Option<Shape>) -> Result<Moved, DeviceError> {
+fn resident(gpu: &CopierGpu, request: &mut Request<'_>, shape: Option<ResidentShape>) -> Result<Moved, DeviceError> {
     let copier = gpu.resident(shape)?;
     let mut copier = copier.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let mut span = request.device_span()?;

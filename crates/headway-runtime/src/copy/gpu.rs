@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use headway_core::files::machine::EndpointId;
-use headway_core::models::transfer::{Direction, Mapping, Shape};
+use headway_core::models::transfer::{Direction, ResidentShape, WindowMapping};
 use headway_core::units::Nanos;
 use headway_device::buffer::DeviceId;
 use headway_device::gpu::{Gpu, Pager, Resident, ResidentOptions};
@@ -18,7 +18,7 @@ use super::engine::Engine;
 use super::gate::Gate;
 use super::kinds::Kinds;
 use super::pages::Pages;
-use crate::staging::{Pool, PoolOptions};
+use crate::staging::{PoolOptions, StagingPool};
 
 /// Bytes of one piece of a resident copier: what it is chosen for is mostly one piece, and a request less is a round trip
 /// less.
@@ -33,7 +33,7 @@ type SharedResident = Arc<Mutex<Box<dyn Resident>>>;
 
 /// A paged window with the buffer that it is open on.
 struct OpenPager {
-    mapping: Mapping,
+    mapping: WindowMapping,
     buffer: (usize, usize),
     pager: Box<dyn Pager>,
 }
@@ -63,12 +63,12 @@ pub(super) struct CopierGpu {
     /// Pinned slots for requests of many pieces.
     pub(super) bounce: Bounce,
     /// Threads and pinned memory of `staged` and `multipath`.
-    pub(super) pool: Pool,
+    pub(super) pool: StagingPool,
     patience: Nanos,
     lost: AtomicBool,
-    windows: OnceLock<Forms<Mapping>>,
-    resident_forms: OnceLock<Forms<Shape>>,
-    residents: Mutex<BTreeMap<Shape, SharedResident>>,
+    windows: OnceLock<Forms<WindowMapping>>,
+    resident_forms: OnceLock<Forms<ResidentShape>>,
+    residents: Mutex<BTreeMap<ResidentShape, SharedResident>>,
     pager: Mutex<Option<OpenPager>>,
 }
 
@@ -88,7 +88,7 @@ impl CopierGpu {
             kinds: Kinds::default(),
             pages: Pages::default(),
             bounce: Bounce::default(),
-            pool: Pool::new(Arc::clone(&gpu), options),
+            pool: StagingPool::new(Arc::clone(&gpu), options),
             endpoint,
             id: gpu.id(),
             device: gpu,
@@ -133,17 +133,17 @@ impl CopierGpu {
     }
 
     /// The forms of windows with why they cannot be used.
-    pub(super) fn windows(&self) -> &[(Mapping, Result<(), DeviceError>)] {
+    pub(super) fn windows(&self) -> &[(WindowMapping, Result<(), DeviceError>)] {
         self.windows.get_or_init(|| self.device.windows())
     }
 
     /// The forms of resident copiers with why they cannot be used.
-    pub(super) fn resident_forms(&self) -> &[(Shape, Result<(), DeviceError>)] {
+    pub(super) fn resident_forms(&self) -> &[(ResidentShape, Result<(), DeviceError>)] {
         self.resident_forms.get_or_init(|| self.device.residents())
     }
 
     /// The resident copier of the form `shape`, started if it is not there; `None` = the first form that is usable.
-    pub(super) fn resident(&self, shape: Option<Shape>) -> Result<SharedResident, DeviceError> {
+    pub(super) fn resident(&self, shape: Option<ResidentShape>) -> Result<SharedResident, DeviceError> {
         let shape = usable("resident copier", self.resident_forms(), shape)?;
         let mut residents = lock(&self.residents);
         if let Some(there) = residents.get(&shape) {
@@ -158,7 +158,7 @@ impl CopierGpu {
     /// `body` with the paged window of this GPU, open on `buffer`.
     pub(super) fn with_pager<R>(
         &self,
-        mapping: Option<Mapping>,
+        mapping: Option<WindowMapping>,
         buffer: &Buffer,
         span: &Span,
         body: impl FnOnce(&mut dyn Pager) -> R,

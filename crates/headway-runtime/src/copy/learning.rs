@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use headway_core::models::transfer::builtin::{Bus, NodeClass};
-use headway_core::models::transfer::learning::{Advice, Kind, Learner, LearnerLimits, Prefer, Took};
+use headway_core::models::transfer::learning::{CopyAdvice, CopyTiming, Learner, LearnerLimits, LearntKind, Prefer};
 use headway_core::models::transfer::{Direction, HostMemory};
 use headway_core::units::{Bytes, Nanos};
 use headway_os::fork::Home;
@@ -69,9 +69,9 @@ pub struct Learning {
 /// A copy that is about to be made.
 pub struct Advised<'a> {
     learning: &'a Learning,
-    kind: Kind,
+    kind: LearntKind,
     bytes: Bytes,
-    advice: Advice,
+    advice: CopyAdvice,
     alone: bool,
 }
 
@@ -146,7 +146,7 @@ impl Learning {
     }
 
     pub(super) fn advise_kind(&self, direction: Direction, memory: HostMemory, bytes: Bytes) -> Advised<'_> {
-        let kind = Kind { direction, memory };
+        let kind = LearntKind { direction, memory };
         let alone = self.copies.fetch_add(1, Ordering::Relaxed) == 0;
         let advice = self.learner().handle_copy(kind, bytes);
         Advised { learning: self, kind, bytes, advice, alone }
@@ -177,7 +177,7 @@ impl Drop for Learning {
 
 impl Advised<'_> {
     #[must_use]
-    pub const fn advice(&self) -> Advice {
+    pub const fn advice(&self) -> CopyAdvice {
         self.advice
     }
 
@@ -191,7 +191,7 @@ impl Advised<'_> {
             return;
         }
         let mut learner = learning.learner();
-        learner.handle_took(self.kind, self.bytes, Took { advice: self.advice, time, cpu });
+        learner.handle_took(self.kind, self.bytes, CopyTiming { advice: self.advice, time, cpu });
         let timed = learner.timed();
         drop(learner);
         let keep_at = learning.keep_at.load(Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! Whether each way works: not what the driver says, but what arrives (specification of transfers, 1.2).
 
 use headway_core::models::transfer::{Direction, Method};
-use headway_device::gpu::{Caching, Reach};
+use headway_device::gpu::{Caching, CpuReach};
 use headway_device::{Access, Buffer, DeviceError};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -10,7 +10,7 @@ use super::decide::Decision;
 use super::error::chain;
 use super::gpu::CopierGpu;
 use super::request::{Host, Request, claim};
-use super::{At, Copier, CopyError, Probe};
+use super::{At, Copier, CopyError, MethodProbe};
 
 /// Sizes around lines and pages, and one of several chunks with a tail.
 const SIZES: [usize; 6] = [1, 63, 64, 65, 4096, (1 << 20) + 3];
@@ -21,11 +21,11 @@ const FILL: u8 = 0xA5;
 
 impl Copier {
     /// Every way on every GPU.
-    pub(super) fn probe_all(&self) -> Vec<Probe> {
+    pub(super) fn probe_all(&self) -> Vec<MethodProbe> {
         (0..self.gpus.len()).flat_map(|gpu| self.probe_gpu(gpu)).collect()
     }
 
-    fn probe_gpu(&self, at: usize) -> Vec<Probe> {
+    fn probe_gpu(&self, at: usize) -> Vec<MethodProbe> {
         let gpu = &self.gpus[at];
         let mut methods: Vec<(Method, Result<(), DeviceError>)> =
             [Method::Pageable, Method::Dma].map(|method| (method, Ok(()))).into();
@@ -59,7 +59,7 @@ impl Copier {
         };
         tried
             .iter()
-            .map(|(method, usable)| Probe {
+            .map(|(method, usable)| MethodProbe {
                 gpu: at,
                 method: *method,
                 usable: usable.clone(),
@@ -71,7 +71,7 @@ impl Copier {
     /// Random bytes of every size, both ways, compared through another method.
     fn try_method(&self, at: usize, method: Method) -> Result<(), CopyError> {
         let gpu = &self.gpus[at];
-        let reach = method.mapping().map_or(Reach::Device, Reach::Window);
+        let reach = method.mapping().map_or(CpuReach::Device, CpuReach::Window);
         let refuse = |error| CopyError::device(method, error, 0, 0);
         let largest = SIZES[SIZES.len() - 1] + 2 * GUARD;
         let device = gpu.device.device_buffer(largest, reach).map_err(refuse)?;
@@ -100,7 +100,7 @@ impl Copier {
                 remedy: "copies between GPUs go through the host".into(),
             })
         })?;
-        let there = self.gpus[other].device.device_buffer(here.len(), Reach::Device).map_err(refuse)?;
+        let there = self.gpus[other].device.device_buffer(here.len(), CpuReach::Device).map_err(refuse)?;
         let mut random = Pcg64Mcg::seed_from_u64(2);
         for size in SIZES {
             let data = bytes(&mut random, size);

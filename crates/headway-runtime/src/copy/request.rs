@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use headway_core::models::transfer::Direction;
-use headway_device::buffer::{Domain, lend, lend_mut};
+use headway_device::buffer::{MemoryDomain, lend, lend_mut};
 use headway_device::{Access, DeviceError, HostKind, Span};
 
 use super::{At, CopyError};
@@ -118,7 +118,11 @@ impl<'a> Request<'a> {
     }
 
     /// `body` with source and destination as buffers, the host end said to be pinned for `domain`, or ordinary.
-    pub(super) fn with_buffers<R>(&mut self, domain: Option<Domain>, body: impl FnOnce(At<'_>, At<'_>) -> R) -> R {
+    pub(super) fn with_buffers<R>(
+        &mut self,
+        domain: Option<MemoryDomain>,
+        body: impl FnOnce(At<'_>, At<'_>) -> R,
+    ) -> R {
         let device = self.device;
         match &mut self.host {
             Host::In(from) => lend(from, domain, |buffer| body(At { buffer, offset: 0 }, device)),

@@ -69,14 +69,14 @@ mod tests {
 
     use headway_core::files::machine::EndpointId;
     use headway_core::models::transfer::{
-        Curve, HostMemory, Key, Load, Method, Point, Profile, Stores, Tuning, TuningKey,
+        BackgroundLoad, Curve, CurveKey, CurvePoint, HostMemory, Method, Profile, Stores, Tuning, TuningKey,
     };
     use headway_core::units::{Bytes, Nanos};
     use headway_device::emu::{EmuGpu, EmuSpec};
-    use headway_device::gpu::{Gpu, Reach};
+    use headway_device::gpu::{CpuReach, Gpu};
 
     use super::*;
-    use crate::copy::{At, Copier, CopyOptions, Event, How};
+    use crate::copy::{At, Copier, CopierEvent, CopyOptions, How};
 
     const LEN: usize = 8 << 20;
 
@@ -93,18 +93,18 @@ mod tests {
             .flat_map(|gpu| costs.map(|cost| (gpu, cost)))
             .chain((0..2).flat_map(|gpu| concurrent.map(|cost| (gpu, cost))))
         {
-            let key = Key {
+            let key = CurveKey {
                 gpu: EndpointId(gpu),
                 peer: None,
                 method,
                 direction: Direction::H2d,
                 memory: HostMemory::Touched,
-                load: Load::Alone,
+                load: BackgroundLoad::Alone,
                 active,
                 pieces: 1,
             };
             let time = Nanos(us * 1_000);
-            let point = |bytes| Point { bytes: Bytes(bytes), n: 1, median: time, p99: time, max: time };
+            let point = |bytes| CurvePoint { bytes: Bytes(bytes), n: 1, median: time, p99: time, max: time };
             let curve = Curve::new(vec![point(1), point(1 << 30)]).expect("ascending");
             profile.curves.extend(BTreeMap::from([(key, curve)]));
             let tuning = Tuning { threads: 2, buffer: Bytes(1 << 20), stores: Stores::Plain, in_flight: 2 };
@@ -119,7 +119,7 @@ mod tests {
 
     /// The method of an automatic copy to `gpu`.
     fn method(copier: &Copier, gpu: usize) -> Method {
-        let to = copier.gpus()[gpu].device_buffer(LEN, Reach::Device).expect("room");
+        let to = copier.gpus()[gpu].device_buffer(LEN, CpuReach::Device).expect("room");
         let from = vec![7; LEN];
         let report = copier.copy_in(At { buffer: &to, offset: 0 }, &from, How::Auto).expect("it copies");
         assert_eq!(report.instead_of, None);
@@ -142,7 +142,7 @@ mod tests {
         drop(other);
         assert_eq!(method(&copier, 0), Method::Staged, "and will be again, as far as known");
         assert_eq!(method(&copier, 0), Method::Multipath, "it was not");
-        assert_eq!(copier.events(), Vec::<Event>::new(), "nothing was replaced");
+        assert_eq!(copier.events(), Vec::<CopierEvent>::new(), "nothing was replaced");
     }
 
     #[test]

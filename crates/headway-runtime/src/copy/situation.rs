@@ -1,7 +1,7 @@
 //! What decides on a method besides the size: what the host memory is like, and what else the GPU carries.
 
 use headway_core::models::transfer::links::Links;
-use headway_core::models::transfer::{Direction, HostMemory, Load, Mapping};
+use headway_core::models::transfer::{BackgroundLoad, Direction, HostMemory, WindowMapping};
 use headway_core::units::Bytes;
 use headway_device::HostKind;
 use headway_os::memory;
@@ -29,13 +29,13 @@ pub(super) struct Situation {
     /// The host end.
     pub(super) memory: HostMemory,
     /// What else the GPU carries.
-    pub(super) load: Load,
+    pub(super) load: BackgroundLoad,
     /// GPUs that copy the same way, this one included.
     pub(super) active: u32,
     /// Whether links of other GPUs would be granted.
     pub(super) granted: bool,
     /// The device end's window.
-    pub(super) window: Option<Mapping>,
+    pub(super) window: Option<WindowMapping>,
 }
 
 impl Copier {
@@ -103,17 +103,17 @@ impl Copier {
     }
 
     /// What bulk the GPU carries besides this request.
-    fn load(&self, request: &Request<'_>) -> Load {
+    fn load(&self, request: &Request<'_>) -> BackgroundLoad {
         let gpu = &self.gpus[request.gpu];
         let (same, opposite) = match request.direction {
             Direction::D2h => (&gpu.d2h, &gpu.h2d),
             Direction::H2d | Direction::Peer => (&gpu.h2d, &gpu.d2h),
         };
         match (same.gate.bulk_copies() > 0, opposite.gate.bulk_copies() > 0) {
-            (false, false) => Load::Alone,
-            (true, false) => Load::BulkSame,
-            (false, true) => Load::BulkOpposite,
-            (true, true) => Load::BulkBoth,
+            (false, false) => BackgroundLoad::Alone,
+            (true, false) => BackgroundLoad::BulkSame,
+            (false, true) => BackgroundLoad::BulkOpposite,
+            (true, true) => BackgroundLoad::BulkBoth,
         }
     }
 

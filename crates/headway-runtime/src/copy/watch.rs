@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use headway_core::models::transfer::policy::{Bucket, Decision, Event, Limits, Watch};
+use headway_core::models::transfer::policy::{Bucket, Decision, Watch, WatchEvent, WatchLimits};
 use headway_core::units::Nanos;
 
 /// Copies shorter than this are judged one in [`SAMPLED`], as judging takes up to a microsecond.
@@ -22,7 +22,7 @@ pub(super) struct Watcher {
 
 impl Watcher {
     pub(super) fn new(events_max: usize) -> Self {
-        let limits = Limits { events_max, ..Limits::default() };
+        let limits = WatchLimits { events_max, ..WatchLimits::default() };
         Self { watch: Mutex::new(Watch::new(limits)), ..Self::default() }
     }
 
@@ -64,7 +64,7 @@ impl Watcher {
         tell(&mut watch);
         let mut texts = Vec::new();
         while let Some(event) = watch.poll_event() {
-            if let Event::Demoted { .. } = event {
+            if let WatchEvent::Demoted { .. } = event {
                 self.demotions.store(true, Ordering::Relaxed);
             }
             texts.push(text(event));
@@ -73,20 +73,20 @@ impl Watcher {
     }
 }
 
-fn text(event: Event) -> String {
+fn text(event: WatchEvent) -> String {
     let name = |bucket: Bucket| {
         let Bucket { gpu, direction, memory, method, exponent } = bucket;
         format!("`{method}` {direction} of 2^{exponent} bytes and more, {memory} memory, GPU endpoint {}", gpu.0)
     };
     match event {
-        Event::Demoted { bucket } => {
+        WatchEvent::Demoted { bucket } => {
             format!("{} was slower than the driver several times in a row: the driver is used", name(bucket))
         }
-        Event::Restored { bucket } => format!("{} is used again", name(bucket)),
-        Event::Suspect { bucket, median_ppm } => {
+        WatchEvent::Restored { bucket } => format!("{} is used again", name(bucket)),
+        WatchEvent::Suspect { bucket, median_ppm } => {
             let percent = median_ppm / 10_000;
             format!("{} takes {percent} % of what the profile says; `headway measure` writes a new one", name(bucket))
         }
-        Event::Trusted { bucket } => format!("{} takes what the profile says again", name(bucket)),
+        WatchEvent::Trusted { bucket } => format!("{} takes what the profile says again", name(bucket)),
     }
 }

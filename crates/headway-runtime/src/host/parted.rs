@@ -3,20 +3,20 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use headway_core::plan::payload::{Gathered, Piece};
+use headway_core::plan::payload::{Gathered, PayloadChunk};
 use headway_core::plan::{self, Parted, Pipeline};
 use headway_device::work::WorkError;
 
 use super::HostError;
 use crate::blocks::{Gatherer, Scatterer};
-use crate::cores::Stage;
+use crate::cores::CoreStage;
 use crate::kernels::Kernels;
 
 /// The cycles under way, and the kernels with the state that they keep from cycle to cycle.
 pub(super) struct PartedHost {
     planned: Parted,
     /// By step and operation.
-    stages: BTreeMap<(u32, u32), Stage>,
+    stages: BTreeMap<(u32, u32), CoreStage>,
     /// For each cycle, room for the blocks of all parts as they came, and after each step.
     open: BTreeMap<u64, Vec<Vec<u8>>>,
     spare: Vec<Vec<Vec<u8>>>,
@@ -27,7 +27,7 @@ impl PartedHost {
         let mut stages = BTreeMap::new();
         for kernel in kernels.of_parts(number) {
             let portion = std::slice::from_ref(&kernels.portions(number)[kernel.part as usize]);
-            stages.insert((kernel.step, kernel.index), Stage::new(Arc::clone(&kernel.work), portion)?);
+            stages.insert((kernel.step, kernel.index), CoreStage::new(Arc::clone(&kernel.work), portion)?);
         }
         Ok(Self { planned: planned.clone(), stages, open: BTreeMap::new(), spare: Vec::new() })
     }
@@ -50,7 +50,7 @@ impl PartedHost {
         Ok(gathered)
     }
 
-    pub(super) fn execute(&mut self, pipeline: &Pipeline, piece: &Piece) -> Result<(), HostError> {
+    pub(super) fn execute(&mut self, pipeline: &Pipeline, piece: &PayloadChunk) -> Result<(), HostError> {
         let step = piece.step as usize;
         let part = self.planned.of[step][piece.index as usize];
         let range = self.planned.range(part as usize);
@@ -59,16 +59,16 @@ impl PartedHost {
         let (before, after) = blocks.split_at_mut(step + 1);
         let (input, output) = (&before[from][range.clone()], &mut after[0][range]);
         match pipeline.steps[step].operations[piece.index as usize].work {
-            plan::Work::Copy { .. } => {
+            plan::OperationWork::Copy { .. } => {
                 let moved = piece.offset.0 as usize..(piece.offset.0 + piece.bytes.0) as usize;
                 output[moved.clone()].copy_from_slice(&input[moved]);
             }
-            plan::Work::Compute { .. } => {
+            plan::OperationWork::Compute { .. } => {
                 let stage = self.stages.get_mut(&(piece.step, piece.index));
                 let stage = stage.expect("every compute operation has a stage");
                 stage.run(input, output)?;
             }
-            plan::Work::Hold => {}
+            plan::OperationWork::Hold => {}
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use headway_core::files::machine::EngineClass;
 use headway_core::files::workload::Sharding;
-use headway_core::plan::payload::{Gathered, Piece};
+use headway_core::plan::payload::{Gathered, PayloadChunk};
 use headway_core::plan::{self, Pipeline, Shard, Sharded, is_first_kernel};
 use headway_core::units::Bytes;
 use headway_device::work::{Items, Portion, Work, WorkError};
@@ -85,22 +85,22 @@ impl ShardedHost {
         Ok(Gathered { block: pipeline.reserve, longest_portion: planned.sharding.item })
     }
 
-    pub(super) fn execute(&mut self, pipeline: &Pipeline, piece: &Piece) -> Result<(), HostError> {
+    pub(super) fn execute(&mut self, pipeline: &Pipeline, piece: &PayloadChunk) -> Result<(), HostError> {
         let open = self.open.get_mut(&piece.cycle).expect("a submitted cycle was gathered");
         let at = piece.index as usize;
         match &pipeline.steps[piece.step as usize].operations[at].work {
-            plan::Work::Copy { class: EngineClass::Peer, .. } => {
+            plan::OperationWork::Copy { class: EngineClass::Peer, .. } => {
                 let (from, to) = self.planned.peers().nth(at).expect("an exchange has a copy for each pair");
                 let range = self.planned.summaries_of(&self.planned.shards[from]);
                 let sent = open[from].summaries[range.clone()].to_vec();
                 open[to].summaries[range].copy_from_slice(&sent);
             }
-            plan::Work::Copy { class: EngineClass::D2h, .. } => {
+            plan::OperationWork::Copy { class: EngineClass::D2h, .. } => {
                 let Held { made, result, .. } = &mut open[at];
                 let bytes = result.len();
                 result.copy_from_slice(&made[..bytes]);
             }
-            plan::Work::Copy { .. } => {
+            plan::OperationWork::Copy { .. } => {
                 let row = &self.rows[&shards::row(&self.planned, piece.cycle)][at];
                 open[at].items.copy_from_slice(row);
                 // The place in the ring may have been sent again since.
@@ -109,16 +109,16 @@ impl ShardedHost {
                 let name = || pipeline.name.clone();
                 numbered.map_err(|source| DataError::Block { pipeline: name(), cycle: piece.cycle, source })?;
             }
-            plan::Work::Compute { .. } if is_first_kernel(&pipeline.steps, piece.step as usize) => {
+            plan::OperationWork::Compute { .. } if is_first_kernel(&pipeline.steps, piece.step as usize) => {
                 let Held { items, summaries, .. } = &mut open[at];
                 let own = &mut summaries[self.planned.summaries_of(&self.planned.shards[at])];
                 self.first.run(items, own, &mut self.states[at])?;
             }
-            plan::Work::Compute { .. } => {
+            plan::OperationWork::Compute { .. } => {
                 let Held { summaries, made, .. } = &mut open[at];
                 self.second.run(summaries, made, &mut [])?;
             }
-            plan::Work::Hold => {}
+            plan::OperationWork::Hold => {}
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use std::thread;
 use headway_device::work::Work;
 use headway_os::threads;
 
-use super::{BlockPlace, Checked, Ring, fresh};
+use super::{BlockPlace, BlockRing, Checked, fresh};
 use crate::blocks::DataError;
 
 /// Portions that one thread works on at a time: their blocks of a whole ring fit into its cache.
@@ -58,7 +58,7 @@ impl Chains {
     /// Compares the last packet of every stream that chains with what the CPU makes of the whole run.
     ///
     /// Returns the streams and the bytes that the CPU worked on.
-    pub(super) fn compare(&self, ring: &Ring, pipelines: &[Checked]) -> Result<(u64, u64), DataError> {
+    pub(super) fn compare(&self, ring: &BlockRing, pipelines: &[Checked]) -> Result<(u64, u64), DataError> {
         let mut groups = Vec::new();
         for (number, checked) in pipelines.iter().enumerate() {
             let Some(kernel) = &checked.kernel else { continue };
@@ -94,7 +94,7 @@ impl Chains {
     /// Runs the kernel's CPU form over all cycles of some portions.
     fn group(
         &self,
-        ring: &Ring,
+        ring: &BlockRing,
         number: usize,
         checked: &Checked,
         kernel: &dyn Work,

@@ -5,9 +5,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use headway_broker::TaskShape;
-use headway_core::decisions::engine_lock::Operation;
+use headway_core::decisions::engine_lock::LockedOperation;
 use headway_core::decisions::sharing::{
-    Action, Arbiter, ArbiterParameters, ClientId, GpuId, Input, JobId, Key, Outcome, Refused, TaskId, TaskParameters,
+    Arbiter, ArbiterAction, ArbiterInput, ArbiterParameters, ArbiterRefused, ClientId, GpuId, JobId, JobPriority,
+    TaskId, TaskParameters, TokenOutcome,
 };
 use headway_core::units::Nanos;
 use headway_os::clock;
@@ -44,25 +45,27 @@ struct Granted {
 
 impl State {
     /// Puts an input before the arbiter, and wakes the threads that are granted something.
-    fn feed(&mut self, input: &Input) -> Result<(), Refused> {
+    fn feed(&mut self, input: &ArbiterInput) -> Result<(), ArbiterRefused> {
         // Under the lock, so that time never goes back.
         let result = self.arbiter.handle(clock::now(), input);
         while let Some(action) = self.arbiter.poll_action() {
             let job = match &action {
-                Action::Grant { job, .. } | Action::Run { job, .. } | Action::Revoke { job, .. } => *job,
-                Action::Obtained { job, .. } => {
+                ArbiterAction::Grant { job, .. }
+                | ArbiterAction::Run { job, .. }
+                | ArbiterAction::Revoke { job, .. } => *job,
+                ArbiterAction::Obtained { job, .. } => {
                     // The second lock is always wanted at once; a refusal cannot be: the job has the first one.
-                    let next = self.arbiter.handle(clock::now(), &Input::Next { job: *job });
+                    let next = self.arbiter.handle(clock::now(), &ArbiterInput::Next { job: *job });
                     assert!(next.is_ok(), "the job would wait for ever: {next:?}");
                     continue;
                 }
                 // Threads of one process keep their priority.
-                Action::SetBoost { .. } => continue,
+                ArbiterAction::SetBoost { .. } => continue,
             };
             let Some(known) = self.tasks.get_mut(&job.task) else { continue };
             match action {
-                Action::Grant { gpu, from, .. } => known.granted = Some(Granted { gpu, from }),
-                Action::Run { .. } => known.runs = true,
+                ArbiterAction::Grant { gpu, from, .. } => known.granted = Some(Granted { gpu, from }),
+                ArbiterAction::Run { .. } => known.runs = true,
                 _ => known.revoked = true,
             }
             known.condition.notify_all();
@@ -73,7 +76,7 @@ impl State {
 }
 
 impl Local {
-    pub(super) fn new(parameters: ArbiterParameters) -> Result<Self, Refused> {
+    pub(super) fn new(parameters: ArbiterParameters) -> Result<Self, ArbiterRefused> {
         let has_engine_locks = parameters.engines.is_some();
         let state = State { arbiter: Arbiter::new(parameters)?, tasks: BTreeMap::new(), next_task: 0 };
         Ok(Self { state: Mutex::new(state), has_engine_locks })
@@ -87,7 +90,7 @@ impl Local {
         let mut state = self.lock();
         let id = TaskId(state.next_task);
         let deadline = shape.deadline;
-        state.feed(&Input::Register(TaskParameters {
+        state.feed(&ArbiterInput::Register(TaskParameters {
             id,
             client: CLIENT,
             cluster: shape.cluster,
@@ -151,12 +154,12 @@ impl LocalTask<'_> {
         let until = bound.map(|bound| clock::now().saturating_add(nanos(bound)));
         self.jobs += u64::from(acquisition == 0);
         let job = JobId { task: self.id, job: self.jobs };
-        let key = Key { deadline: release.saturating_add(self.deadline), release, job };
+        let key = JobPriority { deadline: release.saturating_add(self.deadline), release, job };
         let mut state = self.local.lock();
         if let Some(known) = state.tasks.get_mut(&self.id) {
             (known.granted, known.runs, known.revoked) = (None, false, false);
         }
-        state.feed(&Input::Request { key, acquisition })?;
+        state.feed(&ArbiterInput::Request { key, acquisition })?;
         let (mut state, granted) = self
             .local
             .wait(state, self, until, |known| known.granted.map(Ok).or_else(|| known.revoked.then_some(Err(()))));
@@ -167,7 +170,7 @@ impl LocalTask<'_> {
             }
             Some(Err(())) => Err(SharingError::Broker(headway_broker::ClientError::Revoked)),
             None => {
-                state.feed(&Input::Abort { job })?;
+                state.feed(&ArbiterInput::Abort { job })?;
                 Err(SharingError::TimedOut)
             }
         }
@@ -177,7 +180,7 @@ impl LocalTask<'_> {
 impl Drop for LocalTask<'_> {
     fn drop(&mut self) {
         let mut state = self.local.lock();
-        let withdrawn = state.feed(&Input::Withdraw { task: self.id });
+        let withdrawn = state.feed(&ArbiterInput::Withdraw { task: self.id });
         debug_assert!(withdrawn.is_ok(), "its token borrows the task: {withdrawn:?}");
         state.tasks.remove(&self.id);
     }
@@ -199,13 +202,13 @@ impl LocalToken<'_> {
         self.granted.from
     }
 
-    pub(super) fn engine(&mut self, operation: Operation) -> Result<LocalEngine<'_>, SharingError> {
+    pub(super) fn engine(&mut self, operation: LockedOperation) -> Result<LocalEngine<'_>, SharingError> {
         let local = self.task.local;
         if !local.has_engine_locks {
             return Ok(LocalEngine { token: self, held: false });
         }
         let mut state = local.lock();
-        state.feed(&Input::Acquire { job: self.job, operation })?;
+        state.feed(&ArbiterInput::Acquire { job: self.job, operation })?;
         let (state, runs) = local.wait(state, self.task, None, |known| {
             if known.revoked { Some(false) } else { std::mem::take(&mut known.runs).then_some(true) }
         });
@@ -218,21 +221,21 @@ impl LocalToken<'_> {
     }
 
     pub(super) fn release(mut self, used: Nanos) {
-        self.close(Outcome::Complete(used));
+        self.close(TokenOutcome::Complete(used));
     }
 
-    fn close(&mut self, outcome: Outcome) {
+    fn close(&mut self, outcome: TokenOutcome) {
         if std::mem::take(&mut self.open) {
             let job = self.job;
             // A token of a lost GPU is gone already.
-            let _ = self.task.local.lock().feed(&Input::Release { job, outcome });
+            let _ = self.task.local.lock().feed(&ArbiterInput::Release { job, outcome });
         }
     }
 }
 
 impl Drop for LocalToken<'_> {
     fn drop(&mut self) {
-        self.close(Outcome::Aborted);
+        self.close(TokenOutcome::Aborted);
     }
 }
 
@@ -246,7 +249,7 @@ impl Drop for LocalEngine<'_> {
         if self.held {
             let job = self.token.job;
             // As above.
-            let _ = self.token.task.local.lock().feed(&Input::Complete { job });
+            let _ = self.token.task.local.lock().feed(&ArbiterInput::Complete { job });
         }
     }
 }

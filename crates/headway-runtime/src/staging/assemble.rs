@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headway_core::decisions::staging::{Cuts, Flow, LinkShape, Pipeline, Ramp};
+use headway_core::decisions::staging::{Cuts, LinkShape, Ramp, StagingDirection, StagingPipeline};
 use headway_core::units::Bytes;
 use headway_device::{Buffer, DeviceError};
 
@@ -12,7 +12,7 @@ use super::exchange::Exchange;
 use super::pool::Shared;
 use super::worker::{Job, Pinned};
 use super::workers::Signal;
-use super::{Pool, Staged, StagingError};
+use super::{Staged, StagingError, StagingPool};
 use crate::at::At;
 
 /// Boundary of buffers within a slab: no line is shared by two.
@@ -22,7 +22,7 @@ const BUFFER_MIN: u64 = 64 << 10;
 
 /// A copy to be assembled.
 pub(super) struct Request<'a> {
-    pub(super) flow: Flow,
+    pub(super) flow: StagingDirection,
     pub(super) device: At<'a>,
     pub(super) host: &'a Buffer,
     pub(super) host_at: usize,
@@ -36,7 +36,7 @@ pub(super) struct Request<'a> {
 
 impl<'a> Request<'a> {
     /// Takes everything the copy needs. A relay that has nothing free is left out; the target must have some of everything.
-    pub(super) fn assemble(&self, pools: &[&Pool]) -> Result<Drive<'a>, StagingError> {
+    pub(super) fn assemble(&self, pools: &[&StagingPool]) -> Result<Drive<'a>, StagingError> {
         let target = &pools[0].shared;
         let tuning = &self.how.tuning;
         let signal = Signal::here();
@@ -71,7 +71,7 @@ impl<'a> Request<'a> {
             link.place = Some(link.shared.place(self.flow, shape.in_flight, &signal));
         }
         let workers: Vec<usize> = links.iter().map(|link| link.shared.workers.len()).collect();
-        let pipeline = Pipeline::new(self.flow, self.how.order, cuts.count(), &shapes);
+        let pipeline = StagingPipeline::new(self.flow, self.how.order, cuts.count(), &shapes);
         let job = Arc::new(Job {
             exchange: Exchange::new(pipeline, &workers, &signal),
             flow: self.flow,
@@ -81,7 +81,7 @@ impl<'a> Request<'a> {
             host_at: self.host_at,
             pinned,
             stores: tuning.stores,
-            populate: self.how.populate && self.flow == Flow::In,
+            populate: self.how.populate && self.flow == StagingDirection::In,
             copy_loop: Arc::clone(&target.copy_loop),
             cpu: AtomicU64::new(0),
         });
@@ -177,7 +177,7 @@ fn fitting(shared: &Shared, buffer: u64) -> u64 {
 }
 
 /// Whether the pools can serve one copy together: the first is the target's, the others reach it.
-pub(super) fn check_links(pools: &[&Pool]) -> Result<(), StagingError> {
+pub(super) fn check_links(pools: &[&StagingPool]) -> Result<(), StagingError> {
     let Some(target) = pools.first() else {
         let reason = "there is no link".into();
         return Err(StagingError::Request(DeviceError::Invalid { what: "copy", reason }));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use headway_core::decisions::staging::{Flow, Outcome, Task};
+use headway_core::decisions::staging::{BufferedChunk, StagingDirection, StagingOutcome};
 use headway_core::units::Nanos;
 use headway_device::gpu::Operation;
 use headway_device::{Access, Buffer, DeviceError};
@@ -109,7 +109,7 @@ impl Drop for Link {
 
 /// How driving ended.
 pub(super) enum Ending {
-    Over(Outcome),
+    Over(StagingOutcome),
     /// Nothing moved for the bound; what the links' buffers did then.
     Stuck(String),
 }
@@ -200,7 +200,7 @@ impl Drive<'_> {
         }
     }
 
-    fn round(&mut self, ended: &mut Vec<Ended>, round: &mut Round) -> Option<Outcome> {
+    fn round(&mut self, ended: &mut Vec<Ended>, round: &mut Round) -> Option<StagingOutcome> {
         let links = &mut self.links;
         let outcome = self.job.exchange.round(ended, |link, wanted| links[link].permit(wanted), round);
         // The engine first: calling a worker may take a system call.
@@ -225,14 +225,18 @@ impl Drive<'_> {
         }
     }
 
-    fn submit(&mut self, index: usize, task: Task) -> Result<(), DeviceError> {
+    fn submit(&mut self, index: usize, task: BufferedChunk) -> Result<(), DeviceError> {
         let link = &mut self.links[index];
         let range = self.job.cuts.chunk(task.chunk);
         let range = self.device.offset + range.start as usize..self.device.offset + range.end as usize;
         let bytes = range.len();
         let (from, to) = match self.job.flow {
-            Flow::In => (self.job.staged(index, task, Access::Read)?, self.device.buffer.claim(range, Access::Write)?),
-            Flow::Out => (self.device.buffer.claim(range, Access::Read)?, self.job.staged(index, task, Access::Write)?),
+            StagingDirection::In => {
+                (self.job.staged(index, task, Access::Read)?, self.device.buffer.claim(range, Access::Write)?)
+            }
+            StagingDirection::Out => {
+                (self.device.buffer.claim(range, Access::Read)?, self.job.staged(index, task, Access::Write)?)
+            }
         };
         let slot =
             link.slots.iter_mut().min_by_key(|slot| slot.queue.outstanding()).expect("a link in use has a queue");

@@ -7,7 +7,9 @@
 //! here and lets go of the transfer, and is called back when there is more work than workers that look. So nobody is woken
 //! to find that another was faster, and nobody has to be woken at the end.
 
-use headway_core::decisions::staging::{Census, EngineStep, Outcome, Pipeline, Task, WorkerStep};
+use headway_core::decisions::staging::{
+    BufferedChunk, Census, EngineStep, StagingOutcome, StagingPipeline, WorkerStep,
+};
 use headway_device::DeviceError;
 use headway_os::OsError;
 
@@ -45,13 +47,13 @@ pub(super) struct Ended {
 #[derive(Default)]
 pub(super) struct Round {
     /// Chunks to be submitted, with their links.
-    pub(super) tasks: Vec<(usize, Task)>,
+    pub(super) tasks: Vec<(usize, BufferedChunk)>,
     /// Workers to be called back, with their links.
     pub(super) called: Vec<(usize, usize)>,
 }
 
 struct Inner<P> {
-    pipeline: Pipeline,
+    pipeline: StagingPipeline,
     /// Of each link, the workers that wait.
     waiting: Vec<Vec<usize>>,
     /// Of each link, how many look for a new turn.
@@ -75,9 +77,9 @@ impl<P> Inner<P> {
     fn part(
         &mut self,
         link: usize,
-        task: Task,
+        task: BufferedChunk,
         part: u32,
-        open: &mut impl FnMut(Task) -> Result<Vec<P>, Fault>,
+        open: &mut impl FnMut(BufferedChunk) -> Result<Vec<P>, Fault>,
     ) -> Result<P, Fault> {
         let parts = &mut self.parts[link][task.buffer as usize];
         let place = part as usize;
@@ -92,7 +94,7 @@ impl<P> Inner<P> {
 /// What a worker gets.
 enum Next<P> {
     /// Copy this part of the chunk, then report.
-    Copy(Task, P),
+    Copy(BufferedChunk, P),
     Wait,
     /// Nothing ever again on this link; whether nothing is left at all.
     Done(bool),
@@ -127,7 +129,7 @@ pub(super) struct Exchange<P> {
 
 impl<P: Part> Exchange<P> {
     /// `workers`: of each link, as many as may come.
-    pub(super) fn new(pipeline: Pipeline, workers: &[usize], driver: &Arc<Signal>) -> Self {
+    pub(super) fn new(pipeline: StagingPipeline, workers: &[usize], driver: &Arc<Signal>) -> Self {
         let list = || workers.iter().map(|count| Vec::with_capacity(*count)).collect();
         let buffers = (0..workers.len()).map(|link| pipeline.census(link).empty as usize);
         let parts = buffers.map(|buffers| (0..buffers).map(|_| Vec::new()).collect()).collect();
@@ -165,8 +167,8 @@ impl<P: Part> Exchange<P> {
     fn work(
         &self,
         worker: Worker,
-        last: Option<(Task, Result<(), Fault>)>,
-        open: &mut impl FnMut(Task) -> Result<Vec<P>, Fault>,
+        last: Option<(BufferedChunk, Result<(), Fault>)>,
+        open: &mut impl FnMut(BufferedChunk) -> Result<Vec<P>, Fault>,
     ) -> Next<P> {
         let Worker { link, me, place, looked, looks } = worker;
         let mut guard = self.lock();
@@ -219,8 +221,8 @@ impl<P: Part> Exchange<P> {
         &self,
         link: usize,
         me: usize,
-        mut open: impl FnMut(Task) -> Result<Vec<P>, Fault>,
-        mut copy: impl FnMut(Task, P) -> Result<(), Fault>,
+        mut open: impl FnMut(BufferedChunk) -> Result<Vec<P>, Fault>,
+        mut copy: impl FnMut(BufferedChunk, P) -> Result<(), Fault>,
     ) -> bool {
         let mut worker = Worker { link, me, place: self.place(link, me), looked: false, looks: true };
         let mut last = None;
@@ -261,7 +263,7 @@ impl<P: Part> Exchange<P> {
         ended: &mut Vec<Ended>,
         mut permit: impl FnMut(usize, bool) -> bool,
         round: &mut Round,
-    ) -> Option<Outcome> {
+    ) -> Option<StagingOutcome> {
         let mut guard = self.lock();
         let inner = &mut *guard;
         for Ended { link, buffer, result } in ended.drain(..) {

@@ -32,7 +32,9 @@ mod sync {
     }
 }
 
-use headway_core::decisions::staging::{Flow, LinkShape, Order, Outcome, Pipeline, Task};
+use headway_core::decisions::staging::{
+    BufferedChunk, LinkShape, StagingDirection, StagingOutcome, StagingPipeline, SubmitOrder,
+};
 use headway_device::DeviceError;
 
 use self::exchange::{Ended, Exchange, Fault, Part, Round};
@@ -70,12 +72,12 @@ struct Job {
     /// How often a worker copied each part of each chunk.
     copied: Mutex<[Vec<u32>; CHUNKS as usize]>,
     failing: Failing,
-    flow: Flow,
+    flow: StagingDirection,
 }
 
 impl Job {
     /// The parts of a chunk; nobody has the buffer.
-    fn open(&self, link: usize, task: Task) -> Result<Vec<u32>, Fault> {
+    fn open(&self, link: usize, task: BufferedChunk) -> Result<Vec<u32>, Fault> {
         let parts = &self.buffers[link][task.buffer as usize];
         parts.iter().for_each(|part| drop(part.try_lock().expect("nobody has a chunk that is begun")));
         if self.failing == Failing::Open(task.chunk) {
@@ -85,24 +87,24 @@ impl Job {
         }
     }
 
-    fn copy(&self, link: usize, task: Task, part: u32) -> Result<(), Fault> {
+    fn copy(&self, link: usize, task: BufferedChunk, part: u32) -> Result<(), Fault> {
         let mut place =
             self.buffers[link][task.buffer as usize][part as usize].try_lock().expect("a part has one user at a time");
         self.copied.lock().unwrap()[task.chunk as usize][part as usize] += 1;
         match self.flow {
-            Flow::In => *place = Some(task.chunk),
-            Flow::Out => assert_eq!(place.take(), Some(task.chunk)),
+            StagingDirection::In => *place = Some(task.chunk),
+            StagingDirection::Out => assert_eq!(place.take(), Some(task.chunk)),
         }
         shuttle::thread::yield_now();
         if self.failing == Failing::Worker(task.chunk) { Err(Fault::Panic) } else { Ok(()) }
     }
 
-    fn fly(&self, link: usize, task: Task) -> Result<(), Fault> {
+    fn fly(&self, link: usize, task: BufferedChunk) -> Result<(), Fault> {
         for place in &self.buffers[link][task.buffer as usize] {
             let mut place = place.try_lock().expect("the engine has a buffer to itself");
             match self.flow {
-                Flow::In => assert_eq!(place.take(), Some(task.chunk)),
-                Flow::Out => *place = Some(task.chunk),
+                StagingDirection::In => assert_eq!(place.take(), Some(task.chunk)),
+                StagingDirection::Out => *place = Some(task.chunk),
             }
         }
         if self.failing == Failing::Engine(task.chunk) {
@@ -116,15 +118,19 @@ impl Job {
 /// to do. The second link is let go when `let_go` chunks have been submitted.
 fn transfer(
     pools: &[Arc<Workers<Call>>],
-    flow: Flow,
+    flow: StagingDirection,
     (buffers, parts): (u32, u32),
     failing: Failing,
     let_go: u32,
-) -> (Outcome, u64) {
+) -> (StagingOutcome, u64) {
     let driver = Signal::here();
     let links = pools.len();
-    let pipeline =
-        Pipeline::new(flow, Order::Arrival, CHUNKS, &vec![LinkShape { parts, buffers, in_flight: 2 }; links]);
+    let pipeline = StagingPipeline::new(
+        flow,
+        SubmitOrder::Arrival,
+        CHUNKS,
+        &vec![LinkShape { parts, buffers, in_flight: 2 }; links],
+    );
     let parted = || (0..parts).map(|_| Mutex::new(None)).collect();
     let mut job = Arc::new(Job {
         exchange: Exchange::new(pipeline, &vec![WORKERS; links], &driver),
@@ -179,14 +185,14 @@ fn transfer(
     let copied = job.copied.lock().unwrap().clone();
     assert!(copied.iter().flatten().all(|times| *times <= 1));
     let (prefix, _) = job.exchange.remains();
-    if outcome == Outcome::Complete {
+    if outcome == StagingOutcome::Complete {
         assert!(prefix == CHUNKS && copied.iter().flatten().all(|times| *times == 1));
     }
     (outcome, prefix)
 }
 
 /// Two transfers in a row by the same workers over so many links, the second without a fault.
-fn scenario(links: usize, flow: Flow, shape: (u32, u32), failing: Failing, let_go: u32) {
+fn scenario(links: usize, flow: StagingDirection, shape: (u32, u32), failing: Failing, let_go: u32) {
     let pools: Vec<Arc<Workers<Call>>> = (0..links).map(|_| Arc::new(Workers::new())).collect();
     let enlist = |workers: &Arc<Workers<Call>>| {
         let workers = Arc::clone(workers);
@@ -204,21 +210,21 @@ fn scenario(links: usize, flow: Flow, shape: (u32, u32), failing: Failing, let_g
     }
     let (outcome, prefix) = transfer(&pools, flow, shape, failing, let_go);
     match failing {
-        Failing::Nothing => assert_eq!(outcome, Outcome::Complete),
+        Failing::Nothing => assert_eq!(outcome, StagingOutcome::Complete),
         Failing::Open(chunk) | Failing::Worker(chunk) | Failing::Engine(chunk) => {
-            assert_eq!(outcome, Outcome::Failed { chunk });
+            assert_eq!(outcome, StagingOutcome::Failed { chunk });
             assert!(prefix <= chunk);
         }
-        Failing::Cancel(_) => assert!(matches!(outcome, Outcome::Cancelled | Outcome::Complete)),
+        Failing::Cancel(_) => assert!(matches!(outcome, StagingOutcome::Cancelled | StagingOutcome::Complete)),
     }
-    assert_eq!(transfer(&pools, flow, shape, Failing::Nothing, NEVER).0, Outcome::Complete);
+    assert_eq!(transfer(&pools, flow, shape, Failing::Nothing, NEVER).0, StagingOutcome::Complete);
     pools.iter().for_each(|workers| workers.close());
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     // Nobody is lost: all are idle again.
     assert!(pools.iter().all(|workers| workers.reserve(WORKERS + 1).len() == WORKERS));
 }
 
-fn explore(flow: Flow) {
+fn explore(flow: StagingDirection) {
     let faults = (0..CHUNKS)
         .flat_map(|at| [Failing::Open(at), Failing::Worker(at), Failing::Engine(at), Failing::Cancel(at + 1)])
         .chain([Failing::Nothing]);
@@ -232,17 +238,17 @@ fn explore(flow: Flow) {
 
 #[test]
 fn no_interleaving_of_two_workers_on_the_way_in_deadlocks_or_moves_a_chunk_twice() {
-    explore(Flow::In);
+    explore(StagingDirection::In);
 }
 
 #[test]
 fn no_interleaving_of_two_workers_on_the_way_out_deadlocks_or_moves_a_chunk_twice() {
-    explore(Flow::Out);
+    explore(StagingDirection::Out);
 }
 
 #[test]
 fn no_interleaving_of_letting_go_of_a_link_leaves_a_chunk_in_it() {
-    for flow in [Flow::In, Flow::Out] {
+    for flow in [StagingDirection::In, StagingDirection::Out] {
         for let_go in 0..=CHUNKS as u32 {
             for shape in [(1, 1), (2, 1), (2, 2)] {
                 shuttle::check_random(move || scenario(2, flow, shape, Failing::Nothing, let_go), 60);

@@ -9,9 +9,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use headway_core::decisions::staging::{Flow, SPARE_BUFFERS};
+use headway_core::decisions::staging::{SPARE_BUFFERS, StagingDirection};
 use headway_core::units::{Bytes, Nanos};
-use headway_device::gpu::{Caching, Gpu, Reach};
+use headway_device::gpu::{Caching, CpuReach, Gpu};
 use headway_device::graveyard::{self, Grave};
 use headway_device::{Buffer, DeviceError};
 use headway_os::fork::Home;
@@ -64,7 +64,7 @@ impl Default for PoolOptions {
 }
 
 /// Threads, pinned buffers, queues and engine gates of one GPU.
-pub struct Pool {
+pub struct StagingPool {
     pub(super) shared: Arc<Shared>,
 }
 
@@ -116,14 +116,14 @@ struct Orders {
     keeper: Option<JoinHandle<()>>,
 }
 
-impl Pool {
+impl StagingPool {
     /// A pool for `gpu`, not started: no thread, no pinned memory.
     #[must_use]
     pub fn new(gpu: Arc<dyn Gpu>, options: PoolOptions) -> Self {
         Self::with_copy_loop(gpu, options, Arc::new(headway_os::copy::copy))
     }
 
-    /// As [`Pool::new`], with another way to copy bytes, for tests of faults. `copy_loop` makes its first argument equal to
+    /// As [`StagingPool::new`], with another way to copy bytes, for tests of faults. `copy_loop` makes its first argument equal to
     /// its second, visible to every thread and device when it returns.
     #[must_use]
     pub fn with_copy_loop(gpu: Arc<dyn Gpu>, options: PoolOptions, copy_loop: CopyLoop) -> Self {
@@ -221,7 +221,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for StagingPool {
     fn drop(&mut self) {
         let shared = &self.shared;
         if !shared.is_ours() {
@@ -275,8 +275,8 @@ impl Shared {
         self.lost.load(Ordering::Relaxed)
     }
 
-    pub(super) fn place(&self, flow: Flow, limit: u32, signal: &Arc<super::workers::Signal>) -> Place {
-        Place::new(&self.gates[usize::from(flow == Flow::Out)], limit, signal)
+    pub(super) fn place(&self, flow: StagingDirection, limit: u32, signal: &Arc<super::workers::Signal>) -> Place {
+        Place::new(&self.gates[usize::from(flow == StagingDirection::Out)], limit, signal)
     }
 
     /// Size of a slab.
@@ -442,7 +442,7 @@ impl Shared {
     }
 
     fn make_relay(&self, bytes: usize) -> Result<Slot, DeviceError> {
-        let through = self.gpu.device_buffer(bytes, Reach::Device)?;
+        let through = self.gpu.device_buffer(bytes, CpuReach::Device)?;
         Ok(Slot { queue: self.gpu.queue(false)?, through: Some(through), clean: true })
     }
 
@@ -513,8 +513,8 @@ mod tests {
     #[test]
     fn in_a_forked_child_every_call_is_unavailable() {
         let gpu = Arc::new(EmuGpu::open(EmuSpec::new("emu0")));
-        let pool = Pool::new(gpu.clone(), PoolOptions::default());
-        let there = gpu.device_buffer(10, Reach::Device).unwrap();
+        let pool = StagingPool::new(gpu.clone(), PoolOptions::default());
+        let there = gpu.device_buffer(10, CpuReach::Device).unwrap();
         let at = At { buffer: &there, offset: 0 };
         let tuning = Tuning {
             threads: 1,

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headway_core::decisions::staging::{Cuts, Flow, Task};
+use headway_core::decisions::staging::{BufferedChunk, Cuts, StagingDirection};
 use headway_core::models::transfer::Stores;
 use headway_device::{Access, Buffer, DeviceError, Span};
 use headway_os::{clock, copy, memory};
@@ -57,7 +57,7 @@ impl Pinned {
 /// One transfer.
 pub(super) struct Job {
     pub(super) exchange: Exchange<Ends>,
-    pub(super) flow: Flow,
+    pub(super) flow: StagingDirection,
     pub(super) cuts: Cuts,
     /// Parts in which the workers of each link copy a chunk.
     pub(super) parts: Vec<u32>,
@@ -81,7 +81,7 @@ impl Job {
     }
 
     /// Claims the part of a buffer that holds its chunk; on links without workers that is the caller's memory itself.
-    pub(super) fn staged(&self, link: usize, task: Task, access: Access) -> Result<Span, DeviceError> {
+    pub(super) fn staged(&self, link: usize, task: BufferedChunk, access: Access) -> Result<Span, DeviceError> {
         let chunk = self.cuts.chunk(task.chunk);
         match self.pinned[link].get(task.buffer as usize) {
             None => self.own(chunk, access),
@@ -90,19 +90,19 @@ impl Job {
     }
 
     /// Claims both ends of a chunk, and cuts them into its parts.
-    fn open(&self, link: usize, task: Task) -> Result<Vec<Ends>, DeviceError> {
+    fn open(&self, link: usize, task: BufferedChunk) -> Result<Vec<Ends>, DeviceError> {
         let (chunk, parts) = (self.cuts.chunk(task.chunk), self.parts[link]);
         let pinned = &self.pinned[link][task.buffer as usize];
         let bytes = (chunk.end - chunk.start) as usize;
         let (from, to) = match self.flow {
-            Flow::In => (self.own(chunk.clone(), Access::Read)?, pinned.claim(bytes, Access::Write)?),
-            Flow::Out => (pinned.claim(bytes, Access::Read)?, self.own(chunk.clone(), Access::Write)?),
+            StagingDirection::In => (self.own(chunk.clone(), Access::Read)?, pinned.claim(bytes, Access::Write)?),
+            StagingDirection::Out => (pinned.claim(bytes, Access::Read)?, self.own(chunk.clone(), Access::Write)?),
         };
         let edges = || (1..parts).map(|part| (self.cuts.part(task.chunk, part, parts).start - chunk.start) as usize);
         Ok(from.cut(edges()).into_iter().zip(to.cut(edges())).map(|(from, to)| Ends { from, to }).collect())
     }
 
-    fn copy(&self, task: Task, ends: Ends) -> Result<(), Fault> {
+    fn copy(&self, task: BufferedChunk, ends: Ends) -> Result<(), Fault> {
         let Ends { from, mut to } = ends;
         let from = from.bytes().map_err(Fault::Device)?;
         if self.populate {
@@ -112,7 +112,7 @@ impl Job {
         let stores = self.stores_of(&self.cuts.chunk(task.chunk));
         // A panic leaves nothing behind but the spans, which release their claims.
         let copied = catch_unwind(AssertUnwindSafe(|| match (self.flow, stores) {
-            (Flow::Out, Stores::Demoted) => {
+            (StagingDirection::Out, Stores::Demoted) => {
                 (self.copy_loop)(to, from, Stores::NonTemporal);
                 copy::demote(from);
             }
@@ -125,7 +125,11 @@ impl Job {
     fn stores_of(&self, chunk: &Range<u64>) -> Stores {
         let tail = (TAIL_CHUNKS * self.cuts.bound().0).min(TAIL_BYTES);
         let is_edge = chunk.start < HEAD_BYTES || chunk.end + tail > self.cuts.total().0;
-        if self.flow == Flow::In && is_edge && self.stores == Stores::Plain { Stores::Demoted } else { self.stores }
+        if self.flow == StagingDirection::In && is_edge && self.stores == Stores::Plain {
+            Stores::Demoted
+        } else {
+            self.stores
+        }
     }
 }
 

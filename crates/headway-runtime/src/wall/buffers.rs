@@ -5,20 +5,20 @@ use std::ops::Range;
 
 use headway_core::files::machine::EngineClass;
 use headway_core::models::transfer::Method;
-use headway_core::plan::{self, Pipeline, Plan, Source};
+use headway_core::plan::{self, Pipeline, PipelineSource, Plan};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Span};
 
 use super::RunError;
 use super::cores::Cores;
-use super::messages::{self, Compared, MessageBuffers};
+use super::messages::{self, MessageBuffers, MessageComparison};
 use super::parted::PartedBuffers;
 use super::piece::Piece;
 use super::resident::{Resident, Room};
 use super::sharded::ShardedBuffers;
 use super::stage::{Stage, stage};
 use crate::blocks::{Collect, Supply};
-use crate::cores::{Job, Memory};
+use crate::cores::{CoreJob, CoreMemory};
 use crate::kernels::Kernels;
 
 /// Time that the blocks of a core's pipeline reach ahead, in at most so many cycles.
@@ -90,28 +90,31 @@ impl Buffers {
         spare_cycles: usize,
     ) -> Result<Self, RunError> {
         let count = devices.len();
-        let (mut pipelines, memory, mut room) = (Vec::new(), Memory::default(), Room::new(count));
+        let (mut pipelines, memory, mut room) = (Vec::new(), CoreMemory::default(), Room::new(count));
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
             match &pipeline.source {
-                Source::Sharded(planned) => {
+                PipelineSource::Sharded(planned) => {
                     let buffers = ShardedBuffers::new(planned, pipeline, devices, kernels, number)?;
                     pipelines.push(PipelineBuffers::Sharded(buffers));
                     continue;
                 }
-                Source::Parts(planned) => {
+                PipelineSource::Parts(planned) => {
                     let buffers = PartedBuffers::new(planned, plan, number, devices, kernels, spare_cycles)?;
                     pipelines.push(PipelineBuffers::Parts(buffers));
                     continue;
                 }
-                Source::Message | Source::Batch(_) | Source::Bulk(_) | Source::Urgent(_) => {
+                PipelineSource::Message
+                | PipelineSource::Batch(_)
+                | PipelineSource::Bulk(_)
+                | PipelineSource::Urgent(_) => {
                     pipelines.push(PipelineBuffers::Messages(MessageBuffers::new(plan, number, devices, cycles)?));
                     continue;
                 }
-                Source::Flow => {
+                PipelineSource::Flow => {
                     pipelines.push(PipelineBuffers::Flow);
                     continue;
                 }
-                Source::Streams(_) => {}
+                PipelineSource::Streams(_) => {}
             }
             if let Some(core) = plan.core_of(pipeline) {
                 pipelines.push(PipelineBuffers::Block(on_core(pipeline, core, &memory, spare_cycles)?));
@@ -126,8 +129,8 @@ impl Buffers {
             let mut steps = Vec::new();
             for (step, planned) in (0u32..).zip(&pipeline.steps) {
                 steps.push(match &planned.operations[0].work {
-                    plan::Work::Copy { class, method, .. } => Stepped::Copy { class: *class, method: *method },
-                    plan::Work::Compute { .. } | plan::Work::Hold => {
+                    plan::OperationWork::Copy { class, method, .. } => Stepped::Copy { class: *class, method: *method },
+                    plan::OperationWork::Compute { .. } | plan::OperationWork::Hold => {
                         let at = stages.iter().position(|(of, _)| *of == step).expect("every compute step has a stage");
                         Stepped::Compute(stages.swap_remove(at).1)
                     }
@@ -218,7 +221,7 @@ impl Buffers {
     }
 
     /// Compares what messages brought and nobody has compared yet.
-    pub(super) fn compare_rest(&self, devices: &mut [Engines]) -> Result<Compared, RunError> {
+    pub(super) fn compare_rest(&self, devices: &mut [Engines]) -> Result<MessageComparison, RunError> {
         let messages = self.pipelines.iter().filter_map(|buffers| match buffers {
             PipelineBuffers::Messages(buffers) => Some(buffers),
             PipelineBuffers::Block(_)
@@ -252,7 +255,7 @@ impl Buffers {
             On::Core(core) => {
                 let block = 0..piece.block.0 as usize;
                 let (input, output) = (input(block.clone())?, output(block)?);
-                cores.submit(core, Job { tag: operation, stage: (piece.pipeline, piece.step, 0), input, output });
+                cores.submit(core, CoreJob { tag: operation, stage: (piece.pipeline, piece.step, 0), input, output });
                 return Ok(());
             }
         };
@@ -290,7 +293,7 @@ fn unprepared(pipeline: &Pipeline, source: DeviceError) -> RunError {
 
 /// The buffers of a pipeline on a core, all in ordinary memory. Its cycles can be so short that whoever fills and empties them
 /// is late by several: there are buffers for [`AHEAD`].
-fn on_core(pipeline: &Pipeline, core: u32, memory: &Memory, spare_cycles: usize) -> Result<BlockBuffers, RunError> {
+fn on_core(pipeline: &Pipeline, core: u32, memory: &CoreMemory, spare_cycles: usize) -> Result<BlockBuffers, RunError> {
     let ahead = (AHEAD.0 / pipeline.period.0.max(1)).min(CYCLES_AHEAD_MAX) as usize;
     let buffers = || (0..=pipeline.steps.len()).map(|_| memory.buffer(pipeline.reserve.0 as usize)).collect();
     let slots = (0..(pipeline.steps.len() + 1 + spare_cycles).max(ahead)).map(|_| buffers());
@@ -323,9 +326,11 @@ impl Places {
 /// Where the data of pipeline `number` lies before and after its steps, each of which takes it where the one before it leaves it.
 fn places(pipeline: &Pipeline, number: u32) -> Result<Places, RunError> {
     let ends = |step: &plan::PlannedStep| match step.operations[0].work {
-        plan::Work::Copy { class: EngineClass::H2d, .. } => (false, true),
-        plan::Work::Copy { class: EngineClass::D2h, .. } => (true, false),
-        plan::Work::Copy { .. } | plan::Work::Compute { .. } | plan::Work::Hold => (true, true),
+        plan::OperationWork::Copy { class: EngineClass::H2d, .. } => (false, true),
+        plan::OperationWork::Copy { class: EngineClass::D2h, .. } => (true, false),
+        plan::OperationWork::Copy { .. } | plan::OperationWork::Compute { .. } | plan::OperationWork::Hold => {
+            (true, true)
+        }
     };
     let begins_on_gpu = pipeline.steps.first().is_some_and(|step| ends(step).0);
     let (mut after, mut at) = (Vec::new(), begins_on_gpu);

@@ -6,18 +6,18 @@ use std::sync::mpsc::Sender;
 
 use headway_core::plan::Plan;
 use headway_device::Completion;
-use headway_os::affinity::Aside;
+use headway_os::affinity::AffinityGuard;
 use headway_os::sched::Classes;
 
 use super::{Message, RunError};
-use crate::cores::{Core, Job, Stage, Stages, apart};
+use crate::cores::{Core, CoreJob, CoreStage, Stages, apart};
 use crate::kernels::{Kernels, PartKernel};
 
 /// A thread for every core of the plan.
 pub(super) struct Cores {
     cores: Vec<Core>,
     /// Kept for the time of the run: this thread keeps off their CPUs.
-    _aside: Option<Aside>,
+    _aside: Option<AffinityGuard>,
     /// The CPU of each core, where they have CPUs of their own.
     pub(super) cpus: Vec<u32>,
     /// Jobs handed out and not seen to end.
@@ -40,7 +40,7 @@ impl Cores {
         let mut stages: Vec<Stages> = (0..count).map(|_| Stages::new()).collect();
         for (pipeline, step, kernel) in kernels.stages() {
             if let Some(core) = plan.core_of(&plan.pipelines[pipeline as usize]) {
-                let stage = Stage::new(Arc::clone(kernel), kernels.portions(pipeline))?;
+                let stage = CoreStage::new(Arc::clone(kernel), kernels.portions(pipeline))?;
                 stages[core as usize].insert((pipeline, step, 0), stage);
             }
         }
@@ -50,11 +50,11 @@ impl Cores {
                 let core = operation.engines.first().and_then(|engine| plan.core(engine.at()));
                 let Some(core) = core else { continue };
                 let portion = std::slice::from_ref(&kernels.portions(pipeline)[*part as usize]);
-                stages[core as usize].insert((pipeline, *step, *index), Stage::new(Arc::clone(work), portion)?);
+                stages[core as usize].insert((pipeline, *step, *index), CoreStage::new(Arc::clone(work), portion)?);
             }
         }
         let parts = if awake { apart(count) } else { None };
-        let aside = parts.as_ref().and_then(|(_, others)| Aside::on(others));
+        let aside = parts.as_ref().and_then(|(_, others)| AffinityGuard::on(others));
         // Threads inherit where this one may run, and take their own CPU then.
         let cpus = if aside.is_some() { parts.map_or_else(Vec::new, |(own, _)| own) } else { Vec::new() };
         let mut cores = Vec::new();
@@ -70,7 +70,7 @@ impl Cores {
         Ok(Self { cores, _aside: aside, cpus, outstanding: Cell::new(0) })
     }
 
-    pub(super) fn submit(&self, core: u32, job: Job) {
+    pub(super) fn submit(&self, core: u32, job: CoreJob) {
         self.outstanding.set(self.outstanding.get() + 1);
         self.cores[core as usize].submit(job);
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use headway_core::plan::{Carried, Pipeline, Plan, Source, Work};
+use headway_core::plan::{Carried, OperationWork, Pipeline, PipelineSource, Plan};
 use headway_core::units::Nanos;
 use headway_device::{DeviceError, Engines};
 use headway_os::clock;
@@ -13,7 +13,7 @@ use headway_os::clock;
 use super::RunError;
 use super::piece::Piece;
 use crate::blocks::DataError;
-use crate::endpoints::{ALIGN, CopyPath, Endpoints, Room};
+use crate::endpoints::{ALIGN, CopyPath, Endpoints, TransferRoom};
 
 /// What the destinations on one device take together at most; a quarter of a GPU's memory is more.
 const DEVICE_MAX: u64 = 4 << 30;
@@ -28,7 +28,7 @@ const PATIENCE: Nanos = Nanos(1_000_000_000);
 
 /// What came of the bytes of messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Compared {
+pub struct MessageComparison {
     /// Blocks that arrived whole.
     pub blocks: u64,
     /// Bytes that arrived.
@@ -52,7 +52,7 @@ struct Book {
     places: Vec<Landed>,
     /// The job whose bytes come next, and how many of them have.
     next: (u64, usize),
-    counted: Compared,
+    counted: MessageComparison,
 }
 
 /// What cycles under way were given: by cycle, the job and bytes of its block.
@@ -109,7 +109,7 @@ impl MessageBuffers {
             let share = if shorter { u128::from(block) * 4 } else { share };
             let bytes = if path.to.is_some() { u64::try_from(share).unwrap_or(memory) } else { HOST_MAX };
             let key = u64::from(number) << 20 | index as u64;
-            let ends = Endpoints::new(devices, path, block, Room { jobs, bytes }, key)
+            let ends = Endpoints::new(devices, path, block, TransferRoom { jobs, bytes }, key)
                 .map_err(|source| RunError::Prepare { what: object(), source })?;
             let book = Book { places: vec![Landed::default(); ends.targets()], ..Book::default() };
             let carried = carried(pipeline).get(index).cloned();
@@ -171,8 +171,8 @@ impl MessageBuffers {
     }
 
     /// Compares what still lies there and was not compared.
-    fn compare_rest(&self, devices: &mut [Engines]) -> Result<Compared, RunError> {
-        let mut total = Compared::default();
+    fn compare_rest(&self, devices: &mut [Engines]) -> Result<MessageComparison, RunError> {
+        let mut total = MessageComparison::default();
         for (index, line) in self.lines.iter().enumerate() {
             let mut book = line.book.lock().unwrap_or_else(PoisonError::into_inner);
             let Book { places, counted, .. } = &mut *book;
@@ -244,13 +244,13 @@ impl Line {
 
 /// The messages in a batch, in the order of its operations; none where a cycle's job is the message's buffers.
 fn carried(pipeline: &Pipeline) -> &[Carried] {
-    if let Source::Batch(parts) = &pipeline.source { parts } else { &[] }
+    if let PipelineSource::Batch(parts) = &pipeline.source { parts } else { &[] }
 }
 
 /// Size of a block, and of how many jobs something moves in `cycles` cycles.
 fn needs(pipeline: &Pipeline, index: usize, cycles: u64) -> (u64, u64) {
     let Some(carried) = carried(pipeline).get(index) else {
-        let Work::Copy { bytes, .. } = pipeline.steps[0].operations[index].work else { return (0, 0) };
+        let OperationWork::Copy { bytes, .. } = pipeline.steps[0].operations[index].work else { return (0, 0) };
         return (bytes.0, cycles);
     };
     let time = u128::from(cycles) * u128::from(pipeline.period.0);
@@ -261,7 +261,8 @@ fn needs(pipeline: &Pipeline, index: usize, cycles: u64) -> (u64, u64) {
 /// Bytes of all jobs of all messages: the memory that holds some of them is shared in proportion.
 fn wanted_by_all(plan: &Plan, cycles: &[u64]) -> u128 {
     let messages = plan.pipelines.iter().zip(cycles);
-    let messages = messages.filter(|(pipeline, _)| matches!(pipeline.source, Source::Message | Source::Batch(_)));
+    let messages =
+        messages.filter(|(pipeline, _)| matches!(pipeline.source, PipelineSource::Message | PipelineSource::Batch(_)));
     let wanted = messages.flat_map(|(pipeline, &cycles)| {
         (0..pipeline.steps[0].operations.len()).map(move |index| needs(pipeline, index, cycles))
     });
@@ -272,11 +273,12 @@ fn wanted_by_all(plan: &Plan, cycles: &[u64]) -> u128 {
 pub(super) fn compare_rest<'a>(
     pipelines: impl Iterator<Item = &'a MessageBuffers>,
     devices: &mut [Engines],
-) -> Result<Compared, RunError> {
-    let mut total = Compared::default();
+) -> Result<MessageComparison, RunError> {
+    let mut total = MessageComparison::default();
     for buffers in pipelines {
-        let Compared { blocks, moved, equal } = buffers.compare_rest(devices)?;
-        total = Compared { blocks: total.blocks + blocks, moved: total.moved + moved, equal: total.equal + equal };
+        let MessageComparison { blocks, moved, equal } = buffers.compare_rest(devices)?;
+        total =
+            MessageComparison { blocks: total.blocks + blocks, moved: total.moved + moved, equal: total.equal + equal };
     }
     Ok(total)
 }

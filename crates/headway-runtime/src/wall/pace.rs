@@ -1,6 +1,6 @@
 //! When the driver runs again, how it waits until then, and how late it was.
 
-use headway_core::models::cpu::{Class, Lateness, Meter};
+use headway_core::models::cpu::{DelayStatistics, Meter, SchedulingClass};
 use headway_core::units::Nanos;
 
 /// Sleep between two polls of a driver that must not spin: short beside the jitter of a node (100 us), long beside the few
@@ -25,7 +25,7 @@ pub(super) struct Pace {
 
 impl Pace {
     /// For a driver of `class` which would spin for `spin` before something is due; delays beyond `jitter` are told apart.
-    pub(super) fn new(class: Class, spin: Nanos, jitter: Nanos) -> Self {
+    pub(super) fn new(class: SchedulingClass, spin: Nanos, jitter: Nanos) -> Self {
         let rationed = class.is_rationed();
         Self {
             nap: rationed.then_some(NAP),
@@ -62,7 +62,7 @@ impl Pace {
     }
 
     /// How late it was woken, and how late it noticed ends.
-    pub(super) fn lateness(&self) -> (Lateness, Lateness) {
+    pub(super) fn lateness(&self) -> (DelayStatistics, DelayStatistics) {
         (self.woken.lateness(), self.noticed.lateness())
     }
 }
@@ -71,9 +71,9 @@ impl Pace {
 mod tests {
     use super::*;
 
-    const RESERVED: Class = Class::Deadline { runtime: Nanos(100_000), period: Nanos(200_000) };
+    const RESERVED: SchedulingClass = SchedulingClass::Deadline { runtime: Nanos(100_000), period: Nanos(200_000) };
 
-    fn pace(class: Class) -> Pace {
+    fn pace(class: SchedulingClass) -> Pace {
         Pace::new(class, Nanos(200_000), Nanos(100_000))
     }
 
@@ -82,16 +82,16 @@ mod tests {
         let now = || Nanos(1_000_000);
         let due = Nanos(5_000_000);
         assert_eq!(pace(RESERVED).sleep(due, true, now), NAP);
-        assert_eq!(pace(Class::Fifo { priority: 10 }).sleep(due, true, now), NAP);
-        assert_eq!(pace(Class::Ordinary).sleep(due, true, now), Nanos::ZERO);
-        assert_eq!(pace(Class::Nice { nice: -20 }).sleep(due, true, now), Nanos::ZERO);
+        assert_eq!(pace(SchedulingClass::Fifo { priority: 10 }).sleep(due, true, now), NAP);
+        assert_eq!(pace(SchedulingClass::Ordinary).sleep(due, true, now), Nanos::ZERO);
+        assert_eq!(pace(SchedulingClass::Nice { nice: -20 }).sleep(due, true, now), Nanos::ZERO);
     }
 
     #[test]
     fn without_polls_a_driver_sleeps_until_shortly_before_something_is_due() {
         let now = || Nanos(1_000_000);
         assert_eq!(pace(RESERVED).sleep(Nanos(5_000_000), false, now), Nanos(3_980_000));
-        assert_eq!(pace(Class::Ordinary).sleep(Nanos(5_000_000), false, now), Nanos(3_800_000));
+        assert_eq!(pace(SchedulingClass::Ordinary).sleep(Nanos(5_000_000), false, now), Nanos(3_800_000));
         assert_eq!(pace(RESERVED).sleep(Nanos(1_015_000), false, now), Nanos::ZERO);
         assert_eq!(pace(RESERVED).sleep(Nanos(1_030_000), true, now), Nanos(10_000));
         assert_eq!(pace(RESERVED).sleep(Nanos::MAX, false, now), SLEEP_MAX);
@@ -112,7 +112,7 @@ mod tests {
         pace.woke(Nanos(3_100_001));
         let (woken, noticed) = pace.lateness();
         assert_eq!((woken.count, woken.median, woken.max, woken.beyond), (2, Nanos(7), Nanos(100_001), 1));
-        assert_eq!(noticed, Lateness::default());
+        assert_eq!(noticed, DelayStatistics::default());
         pace.noticed(Nanos(50), Nanos(20));
         assert_eq!(pace.lateness().1.max, Nanos(30));
     }

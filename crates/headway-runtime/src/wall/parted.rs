@@ -10,7 +10,7 @@ use super::RunError;
 use super::cores::Cores;
 use super::piece::Piece;
 use super::stage::{Stage, stage};
-use crate::cores::Job;
+use crate::cores::CoreJob;
 use crate::endpoints::CopyPath;
 use crate::kernels::Kernels;
 use crate::settle::settle;
@@ -166,7 +166,7 @@ impl PartedBuffers {
             On::Device { device, stage } => stage.launch(&mut devices[*device], input, output, tag),
             On::Core(core) => {
                 let stage = (piece.pipeline, piece.step, piece.index);
-                cores.submit(*core, Job { tag, stage, input, output });
+                cores.submit(*core, CoreJob { tag, stage, input, output });
                 Ok(())
             }
         }
@@ -199,7 +199,7 @@ fn on(
     // A pipeline of cores alone needs memory, too.
     open(0)?;
     match &operation.work {
-        plan::Work::Copy { .. } => {
+        plan::OperationWork::Copy { .. } => {
             let path = CopyPath::of(plan, operation).ok_or_else(|| {
                 let object = format!("step `{}` of pipeline `{}`", pipeline.steps[step].name, pipeline.name);
                 let reason = "no GPU is at either end of the copy; let it begin or end at one".to_owned();
@@ -208,7 +208,7 @@ fn on(
             open(path.last_device() as u32)?;
             Ok((On::Copy(path), path.to.map_or(Memory::Host, Memory::Device)))
         }
-        plan::Work::Compute { .. } | plan::Work::Hold => {
+        plan::OperationWork::Compute { .. } | plan::OperationWork::Hold => {
             if let Some(core) = plan.core(operation.engines[0].at()) {
                 return Ok((On::Core(core), Memory::Host));
             }

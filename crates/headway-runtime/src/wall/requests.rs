@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use headway_core::decisions::dispatch::{Answer, Event, Input, Refused};
+use headway_core::decisions::dispatch::{DispatchEvent, DispatchInput, DispatchRefused, UrgentAnswer};
 use headway_core::files::workload::Otherwise;
-use headway_core::log::Record;
+use headway_core::log::LogRecord;
 use headway_core::plan::Plan;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::{Access, Buffer, DeviceError, Engines};
@@ -17,7 +17,7 @@ use crate::endpoints::CopyPath;
 
 /// One end of an urgent copy.
 #[derive(Clone, Debug)]
-pub struct Ends {
+pub struct CopyEnds {
     /// Where it begins.
     pub from: Buffer,
     /// First byte there.
@@ -30,7 +30,7 @@ pub struct Ends {
 
 /// An urgent copy. Its bytes are claimed piece by piece as they move: a buffer that somebody holds then fails the run.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct UrgentRequest {
     /// The plan's pipeline for such requests.
     pub pipeline: u32,
     /// Size, at most the pipeline's reserve.
@@ -40,14 +40,14 @@ pub struct Request {
     /// What becomes of it if it does not fit.
     pub otherwise: Otherwise,
     /// Where it leads, on the devices of the run; `None` = bytes of the driver's own, which it compares.
-    pub ends: Option<Ends>,
+    pub ends: Option<CopyEnds>,
 }
 
 /// What becomes of a request, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestOutcome {
     /// Whether it goes.
-    Answer(Answer),
+    Answer(UrgentAnswer),
     /// It is complete since this time on the host's monotonic clock.
     Arrived(Nanos),
     /// It came too late, asks for too much, or too many are under way: it is as if nobody had asked.
@@ -77,7 +77,7 @@ impl Requests {
     ///
     /// # Errors
     /// [`NotTaken`] while no run is under way.
-    pub fn ask(&self, request: Request) -> Result<Receiver<RequestOutcome>, NotTaken> {
+    pub fn ask(&self, request: UrgentRequest) -> Result<Receiver<RequestOutcome>, NotTaken> {
         let (reply, outcomes) = mpsc::channel();
         let inbox = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Inbox(inbox) = inbox.as_ref().ok_or(NotTaken)?;
@@ -94,7 +94,7 @@ impl Requests {
     }
 }
 
-impl Request {
+impl UrgentRequest {
     /// Submits a piece to the engine of its path.
     pub(super) fn submit(
         &self,
@@ -117,11 +117,11 @@ impl Request {
 
 /// The requests of other threads that are under way.
 #[derive(Default)]
-pub(super) struct Asked(BTreeMap<(u32, u64), (Request, Sender<RequestOutcome>)>);
+pub(super) struct Asked(BTreeMap<(u32, u64), (UrgentRequest, Sender<RequestOutcome>)>);
 
 impl Asked {
     /// The request of a cycle, if it has ends of its own.
-    pub(super) fn under_way(&self, pipeline: u32, cycle: u64) -> Option<&Request> {
+    pub(super) fn under_way(&self, pipeline: u32, cycle: u64) -> Option<&UrgentRequest> {
         self.0.get(&(pipeline, cycle)).map(|(request, _)| request).filter(|request| request.ends.is_some())
     }
 
@@ -135,7 +135,7 @@ impl Asked {
 
 impl Driver<'_> {
     /// Feeds the dispatcher the inputs that are due by `now`; whether there were any.
-    pub(super) fn feed_due(&mut self, now: Nanos, log: &mut impl FnMut(&Record)) -> Result<bool, RunError> {
+    pub(super) fn feed_due(&mut self, now: Nanos, log: &mut impl FnMut(&LogRecord)) -> Result<bool, RunError> {
         let mut any = false;
         while let Some((at, _)) = self.inputs.front()
             && self.epoch.saturating_add(*at) <= now
@@ -150,11 +150,11 @@ impl Driver<'_> {
     pub(super) fn ask(
         &mut self,
         now: Nanos,
-        (request, reply): (Request, Sender<RequestOutcome>),
-        log: &mut impl FnMut(&Record),
+        (request, reply): (UrgentRequest, Sender<RequestOutcome>),
+        log: &mut impl FnMut(&LogRecord),
     ) -> Result<bool, RunError> {
-        let Request { pipeline, bytes, deadline, otherwise, ref ends } = request;
-        let fits = |ends: &Ends| {
+        let UrgentRequest { pipeline, bytes, deadline, otherwise, ref ends } = request;
+        let fits = |ends: &CopyEnds| {
             let len = bytes.0 as usize;
             let inside =
                 |buffer: &Buffer, offset: usize| offset.checked_add(len).is_some_and(|end| end <= buffer.len());
@@ -164,26 +164,27 @@ impl Driver<'_> {
             let _ = reply.send(RequestOutcome::NotTaken);
             return Ok(false);
         }
-        self.offer(now, Input::Urgent { pipeline, bytes, deadline, otherwise }, Some((request, reply)), log)
+        self.offer(now, DispatchInput::Urgent { pipeline, bytes, deadline, otherwise }, Some((request, reply)), log)
     }
 
     /// Feeds what may be refused without harm.
     fn offer(
         &mut self,
         now: Nanos,
-        input: Input,
-        asked: Option<(Request, Sender<RequestOutcome>)>,
-        log: &mut impl FnMut(&Record),
+        input: DispatchInput,
+        asked: Option<(UrgentRequest, Sender<RequestOutcome>)>,
+        log: &mut impl FnMut(&LogRecord),
     ) -> Result<bool, RunError> {
         match self.feed(now, input, log) {
             Ok(()) => {
                 // Its first piece may be submitted before the events are told.
                 while let Some(event) = self.dispatcher.poll_event() {
-                    if let (Event::Answered { pipeline, cycle, answer, .. }, Some((request, reply))) = (&event, &asked)
+                    if let (DispatchEvent::Answered { pipeline, cycle, answer, .. }, Some((request, reply))) =
+                        (&event, &asked)
                     {
                         // Who asked need not listen.
                         let _ = reply.send(RequestOutcome::Answer(*answer));
-                        if !matches!(answer, Answer::Refused(_)) {
+                        if !matches!(answer, UrgentAnswer::Refused(_)) {
                             self.asked.0.insert((*pipeline, *cycle), (request.clone(), reply.clone()));
                         }
                     }
@@ -191,7 +192,9 @@ impl Driver<'_> {
                 }
                 Ok(true)
             }
-            Err(RunError::Dispatch(Refused::TooManyCycles { .. } | Refused::Order(_) | Refused::Unexpected { .. })) => {
+            Err(RunError::Dispatch(
+                DispatchRefused::TooManyCycles { .. } | DispatchRefused::Order(_) | DispatchRefused::Unexpected { .. },
+            )) => {
                 if let Some((_, reply)) = asked {
                     let _ = reply.send(RequestOutcome::NotTaken);
                 }

@@ -84,11 +84,11 @@ impl ShardedBuffers {
             parts.push(part(planned, shard, device, kernels, number)?);
         }
         let stages = pipeline.steps.iter().enumerate().map(|(at, step)| match &step.operations[0].work {
-            plan::Work::Copy { class: EngineClass::Peer, .. } => Stage::Exchange,
-            plan::Work::Copy { class: EngineClass::D2h, .. } => Stage::Result,
-            plan::Work::Copy { .. } => Stage::Items,
+            plan::OperationWork::Copy { class: EngineClass::Peer, .. } => Stage::Exchange,
+            plan::OperationWork::Copy { class: EngineClass::D2h, .. } => Stage::Result,
+            plan::OperationWork::Copy { .. } => Stage::Items,
             _ if is_first_kernel(&pipeline.steps, at) => Stage::First,
-            plan::Work::Compute { .. } | plan::Work::Hold => Stage::Second,
+            plan::OperationWork::Compute { .. } | plan::OperationWork::Hold => Stage::Second,
         });
         let buffers = Self {
             name: pipeline.name.clone(),

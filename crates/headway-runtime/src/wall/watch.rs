@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use headway_core::models::cpu::{Class, DriverWatch, RequestedClass};
+use headway_core::models::cpu::{DriverWatch, RequestedClass, SchedulingClass};
 use headway_core::units::Nanos;
 use headway_os::sched::{Classes, Role};
 use headway_os::{clock, threads};
@@ -54,7 +54,13 @@ pub fn watch(spin: Nanos, time: Nanos, interrupt: &AtomicBool) -> DriverWatch {
     })
 }
 
-fn observe(host: &mut impl Host, mut pace: Pace, class: Class, time: Nanos, interrupt: &AtomicBool) -> DriverWatch {
+fn observe(
+    host: &mut impl Host,
+    mut pace: Pace,
+    class: SchedulingClass,
+    time: Nanos,
+    interrupt: &AtomicBool,
+) -> DriverWatch {
     let begun = host.now();
     let end = begun.saturating_add(time);
     let mut now = begun;
@@ -124,7 +130,7 @@ mod tests {
         }
     }
 
-    fn seen(class: Class, stall: Option<(Nanos, Nanos)>) -> (DriverWatch, Vec<Nanos>) {
+    fn seen(class: SchedulingClass, stall: Option<(Nanos, Nanos)>) -> (DriverWatch, Vec<Nanos>) {
         let mut host = Recorded { now: Nanos(7), stall, sleeps: Vec::new() };
         let pace = Pace::new(class, SPIN, Nanos::MAX);
         let found = observe(&mut host, pace, class, Nanos(100_000_000), &AtomicBool::new(false));
@@ -133,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_quiet_host_is_late_by_a_read_of_its_clock_where_the_driver_spins() {
-        let (found, sleeps) = seen(Class::Nice { nice: -20 }, None);
+        let (found, sleeps) = seen(SchedulingClass::Nice { nice: -20 }, None);
         assert_eq!((found.woken.count, found.noticed.count), (50, 50));
         assert!(found.worst() <= READ, "{found:?}");
         assert!(sleeps.len() == 50 && sleeps.iter().all(|sleep| *sleep <= STEP), "{sleeps:?}");
@@ -142,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_driver_that_must_not_spin_naps_and_is_late_by_the_nap_and_its_wake_up() {
-        let (found, _) = seen(Class::Fifo { priority: 10 }, None);
+        let (found, _) = seen(SchedulingClass::Fifo { priority: 10 }, None);
         assert_eq!(found.noticed.max, Nanos(20_000 + 10_000) + READ);
         assert!(found.woken.max <= READ, "it wakes 20 us before: {found:?}");
     }
@@ -151,7 +157,7 @@ mod tests {
     fn one_late_wake_up_among_many_is_the_worst_that_was_seen() {
         // The thread sleeps from 50 ms to 50.8 ms, and spins from then on to 51 ms.
         let late = Nanos(4_460_000);
-        let (found, _) = seen(Class::Nice { nice: -20 }, Some((Nanos(50_300_000), late)));
+        let (found, _) = seen(SchedulingClass::Nice { nice: -20 }, Some((Nanos(50_300_000), late)));
         let spun = Nanos(190_000);
         assert!(found.woken.max >= late.saturating_sub(spun) && found.woken.max <= late, "{found:?}");
         assert!(found.woken.median <= READ && found.noticed.max <= READ, "{found:?}");
@@ -160,7 +166,7 @@ mod tests {
     #[test]
     fn a_thread_that_is_stopped_while_it_polls_is_late_by_the_whole_time() {
         let late = Nanos(8_000_000);
-        let (found, _) = seen(Class::Ordinary, Some((Nanos(51_400_000), late)));
+        let (found, _) = seen(SchedulingClass::Ordinary, Some((Nanos(51_400_000), late)));
         assert_eq!(found.worst(), found.noticed.max);
         assert!(found.noticed.max >= late && found.noticed.max <= late + READ + READ, "{found:?}");
         assert!(found.woken.max <= READ, "{found:?}");

@@ -3,26 +3,27 @@
 use headway_core::decisions::engine_lock::{EngineParameters, PeerLocks};
 use headway_core::decisions::predictor::PredictorParameters;
 use headway_core::decisions::sharing::{
-    Arbiter, ArbiterParameters, ClientId, ClusterId, ClusterParameters, Input, Limits, TaskId, TaskParameters,
+    Arbiter, ArbiterInput, ArbiterLimits, ArbiterParameters, ClientId, ClusterId, ClusterParameters, TaskId,
+    TaskParameters,
 };
 use headway_core::decisions::token::TokenParameters;
 use headway_core::units::{Bytes, Nanos};
 
-use super::SharingError;
-use super::model::{Cluster, CopyEngines, Setting, Task};
-use super::scenario::{Arbitration, Taking};
+use super::SimSharingError;
+use super::model::{Cluster, ClusterSetting, CopyEngines, SimTask};
+use super::scenario::{ArbitrationScheme, Taking};
 
 /// How tokens are given; `None` where the driver arbitrates.
-pub(super) fn tokens(cluster: &Cluster, setting: &Setting) -> Option<TokenParameters> {
+pub(super) fn tokens(cluster: &Cluster, setting: &ClusterSetting) -> Option<TokenParameters> {
     let per_gpu = setting.tokens_per_gpu()?;
     let (mode, affinity) = (setting.mode, setting.scenario.affinity);
     Some(TokenParameters { cpus: cluster.cpus, per_gpu, mode, affinity, discount_holder: false })
 }
 
 /// The engine locks; `None` without.
-pub(super) fn engines(cluster: &Cluster, setting: &Setting) -> Option<EngineParameters> {
+pub(super) fn engines(cluster: &Cluster, setting: &ClusterSetting) -> Option<EngineParameters> {
     let scenario = setting.scenario;
-    (scenario.arbitration == Arbitration::EngineLocks).then_some(EngineParameters {
+    (scenario.arbitration == ArbitrationScheme::EngineLocks).then_some(EngineParameters {
         copy_engines: match cluster.copy_engines {
             CopyEngines::One => 1,
             CopyEngines::Two => 2,
@@ -41,7 +42,7 @@ pub(super) fn engines(cluster: &Cluster, setting: &Setting) -> Option<EnginePara
 }
 
 /// A task as the arbiter knows it.
-pub(super) fn registered(number: u32, task: &Task) -> TaskParameters {
+pub(super) fn registered(number: u32, task: &SimTask) -> TaskParameters {
     TaskParameters {
         id: TaskId(number),
         client: ClientId(u64::from(number)),
@@ -54,7 +55,7 @@ pub(super) fn registered(number: u32, task: &Task) -> TaskParameters {
 }
 
 /// The arbiter with all tasks registered; `None` where the driver arbitrates.
-pub(super) fn build(cluster: &Cluster, setting: &Setting) -> Result<Option<Arbiter>, SharingError> {
+pub(super) fn build(cluster: &Cluster, setting: &ClusterSetting) -> Result<Option<Arbiter>, SimSharingError> {
     let Some(tokens) = tokens(cluster, setting) else { return Ok(None) };
     let parameters = ArbiterParameters {
         clusters: vec![ClusterParameters {
@@ -65,13 +66,13 @@ pub(super) fn build(cluster: &Cluster, setting: &Setting) -> Result<Option<Arbit
         predictor: PredictorParameters {
             form: setting.predictor,
             speeds: Vec::new(),
-            estimators_max: Limits::default().tasks_max * headway_core::decisions::sharing::CLASSES,
+            estimators_max: ArbiterLimits::default().tasks_max * headway_core::decisions::sharing::CLASSES,
         },
-        limits: Limits::default(),
+        limits: ArbiterLimits::default(),
     };
     let mut arbiter = Arbiter::new(parameters)?;
     for (number, task) in (0..).zip(&cluster.tasks) {
-        arbiter.handle(Nanos::ZERO, &Input::Register(registered(number, task)))?;
+        arbiter.handle(Nanos::ZERO, &ArbiterInput::Register(registered(number, task)))?;
     }
     Ok(Some(arbiter))
 }

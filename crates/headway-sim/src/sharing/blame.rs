@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use headway_core::decisions::engine_lock::{Engine, LockId};
+use headway_core::decisions::engine_lock::{EngineRole, LockId};
 use headway_core::decisions::sharing::JobId;
 use headway_core::units::Nanos;
 
@@ -10,7 +10,7 @@ use super::job::{Op, OpKind};
 
 /// What a job is doing or waiting for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Share {
+pub enum JobActivity {
     /// Ready, but more urgent jobs have the CPUs.
     CpuWait,
     /// On a CPU.
@@ -32,19 +32,19 @@ pub enum Share {
 }
 
 /// Every share, in the order of the figures.
-pub const SHARES: [Share; 9] = [
-    Share::CpuWait,
-    Share::CpuRun,
-    Share::TokenQueue,
-    Share::TokenDonor,
-    Share::TokenFifo,
-    Share::EngineWait,
-    Share::HandOver,
-    Share::Copy,
-    Share::Execute,
+pub const SHARES: [JobActivity; 9] = [
+    JobActivity::CpuWait,
+    JobActivity::CpuRun,
+    JobActivity::TokenQueue,
+    JobActivity::TokenDonor,
+    JobActivity::TokenFifo,
+    JobActivity::EngineWait,
+    JobActivity::HandOver,
+    JobActivity::Copy,
+    JobActivity::Execute,
 ];
 
-impl Share {
+impl JobActivity {
     /// As tables call it.
     #[must_use]
     pub const fn label(self) -> &'static str {
@@ -73,9 +73,9 @@ pub struct Culprit {
 
 /// One part of a job's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct TimePart {
     /// What it was.
-    pub share: Share,
+    pub share: JobActivity,
     /// The engine waited for or used.
     pub engine: Option<LockId>,
     /// Who was ahead.
@@ -88,13 +88,13 @@ pub struct Part {
 
 /// The partition of one job's time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Blame {
-    parts: Vec<Part>,
+pub struct JobBlame {
+    parts: Vec<TimePart>,
     /// Number of the operation last waited for, so that a wait in two pieces counts one operation.
     last: Option<(JobId, u32)>,
 }
 
-impl Blame {
+impl JobBlame {
     /// Forgets everything; the memory stays.
     pub(crate) fn clear(&mut self) {
         self.parts.clear();
@@ -104,7 +104,7 @@ impl Blame {
     /// Adds `time` to the part of the same share, engine and culprit.
     pub(crate) fn add(
         &mut self,
-        share: Share,
+        share: JobActivity,
         engine: Option<LockId>,
         ahead: Option<(JobId, Option<(OpKind, u32)>)>,
         time: Nanos,
@@ -115,19 +115,19 @@ impl Blame {
         if operation.is_some() {
             self.last = operation;
         }
-        let same = |part: &&mut Part| (part.share, part.engine, part.behind) == (share, engine, behind);
+        let same = |part: &&mut TimePart| (part.share, part.engine, part.behind) == (share, engine, behind);
         match self.parts.iter_mut().find(same) {
             Some(part) => {
                 part.time = part.time + time;
                 part.operations += new;
             }
-            None => self.parts.push(Part { share, engine, behind, time, operations: new }),
+            None => self.parts.push(TimePart { share, engine, behind, time, operations: new }),
         }
     }
 
     /// The parts in the order in which they first occurred.
     #[must_use]
-    pub fn parts(&self) -> &[Part] {
+    pub fn parts(&self) -> &[TimePart] {
         &self.parts
     }
 
@@ -139,7 +139,7 @@ impl Blame {
 
     /// The time of one share.
     #[must_use]
-    pub fn of(&self, share: Share) -> Nanos {
+    pub fn of(&self, share: JobActivity) -> Nanos {
         self.parts.iter().filter(|part| part.share == share).fold(Nanos::ZERO, |sum, part| sum + part.time)
     }
 
@@ -147,7 +147,7 @@ impl Blame {
     /// `name` gives the names of tasks.
     #[must_use]
     pub fn sentence(&self, job: JobId, late: Nanos, most: usize, name: &dyn Fn(JobId) -> String) -> String {
-        let own = |share| matches!(share, Share::CpuRun | Share::Copy | Share::Execute);
+        let own = |share| matches!(share, JobActivity::CpuRun | JobActivity::Copy | JobActivity::Execute);
         let mut waits: Vec<_> = self.parts.iter().filter(|part| !own(part.share)).collect();
         waits.sort_by_key(|part| std::cmp::Reverse(part.time));
         let mut text = format!("job {} of {}: late by {late}", job.job, name(job));
@@ -176,9 +176,9 @@ impl Blame {
 #[must_use]
 pub fn engine_name(engine: LockId) -> String {
     let unit = match engine.engine {
-        Engine::Execute => "ee",
-        Engine::In => "h2d",
-        Engine::Out => "d2h",
+        EngineRole::Execute => "ee",
+        EngineRole::In => "h2d",
+        EngineRole::Out => "d2h",
     };
     format!("gpu{} {unit}", engine.gpu.0)
 }
@@ -198,7 +198,7 @@ impl fmt::Display for OpKind {
 
 impl Op {
     /// The share of time while it runs.
-    pub(crate) const fn share(&self) -> Share {
-        if matches!(self.kind, OpKind::Execute) { Share::Execute } else { Share::Copy }
+    pub(crate) const fn share(&self) -> JobActivity {
+        if matches!(self.kind, OpKind::Execute) { JobActivity::Execute } else { JobActivity::Copy }
     }
 }

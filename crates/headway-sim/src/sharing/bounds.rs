@@ -1,37 +1,37 @@
 //! The analysis of a simulated cluster: what no simulated job may exceed.
 
 use headway_core::analysis::sharing::{Acquisition, CpuGuarantee, System, TaskDemand};
-use headway_core::decisions::sharing::{Segment, TaskId};
+use headway_core::decisions::sharing::{JobSegment, TaskId};
 use headway_core::units::{Bytes, Nanos, PPM};
 
 use super::arbiter::{engines, registered, tokens};
-use super::model::{Cluster, Setting, Task, scaled};
+use super::model::{Cluster, ClusterSetting, SimTask, scaled};
 use super::scenario::Migration;
 
 /// What `headway_core::analysis::sharing::analyse` needs to know of a cluster and a setting, with every cost at its longest;
 /// `None` where the driver arbitrates.
 #[must_use]
-pub fn analysis_of(cluster: &Cluster, setting: &Setting) -> Option<(System, Vec<TaskDemand>)> {
+pub fn analysis_of(cluster: &Cluster, setting: &ClusterSetting) -> Option<(System, Vec<TaskDemand>)> {
     let tokens = tokens(cluster, setting)?;
     let costs = &cluster.costs;
     let once = costs.call.saturating_add(costs.handover);
     let chunk = setting.scenario.chunk;
     let peer = setting.scenario.migration == Migration::Peer;
-    let longest: Vec<Task> = cluster.tasks.iter().map(longest).collect();
+    let longest: Vec<SimTask> = cluster.tasks.iter().map(longest).collect();
     let piece = |bytes: Bytes| Bytes(chunk.map_or(bytes.0, |chunk| bytes.0.min(chunk.0)));
     let mut longest_copy = Nanos::ZERO;
     let mut longest_execute = Nanos::ZERO;
     for task in &longest {
         let copies = task.segments.iter().filter_map(|segment| match segment {
-            Segment::Copy { bytes, .. } => Some(*bytes),
-            Segment::Cpu(_) | Segment::Execute { .. } => None,
+            JobSegment::Copy { bytes, .. } => Some(*bytes),
+            JobSegment::Cpu(_) | JobSegment::Execute { .. } => None,
         });
         let largest = copies.chain([task.state]).max().unwrap_or_default();
         if largest > Bytes(0) {
             longest_copy = longest_copy.max(costs.longest_copy(piece(largest)).saturating_add(once));
         }
         for segment in &task.segments {
-            if let Segment::Execute { time, .. } = segment {
+            if let JobSegment::Execute { time, .. } = segment {
                 longest_execute = longest_execute.max(time.saturating_add(once));
             }
         }
@@ -59,14 +59,16 @@ pub fn analysis_of(cluster: &Cluster, setting: &Setting) -> Option<(System, Vec<
 }
 
 /// A task whose costs are the longest that its jitter allows.
-fn longest(task: &Task) -> Task {
+fn longest(task: &SimTask) -> SimTask {
     let most = PPM + u64::from(task.jitter_ppm).min(PPM);
     let segments = task.segments.iter().map(|segment| match segment {
-        Segment::Cpu(time) => Segment::Cpu(scaled(*time, most)),
-        Segment::Execute { kernel, time } => Segment::Execute { kernel: kernel.clone(), time: scaled(*time, most) },
-        Segment::Copy { .. } => segment.clone(),
+        JobSegment::Cpu(time) => JobSegment::Cpu(scaled(*time, most)),
+        JobSegment::Execute { kernel, time } => {
+            JobSegment::Execute { kernel: kernel.clone(), time: scaled(*time, most) }
+        }
+        JobSegment::Copy { .. } => segment.clone(),
     });
-    Task {
+    SimTask {
         before: scaled(task.before, most),
         after: scaled(task.after, most),
         segments: segments.collect(),

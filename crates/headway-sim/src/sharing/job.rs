@@ -1,10 +1,10 @@
 //! What one job does, step by step: its segments, its migration, its copies cut into chunks.
 
-use headway_core::decisions::engine_lock::{Engine, LockId};
-use headway_core::decisions::sharing::{Direction, GpuId, Segment};
+use headway_core::decisions::engine_lock::{EngineRole, LockId};
+use headway_core::decisions::sharing::{GpuId, JobSegment, TaskDirection};
 use headway_core::units::{Bytes, Nanos, PPM};
 
-use super::model::{Cluster, CopyEngines, Task, scaled};
+use super::model::{Cluster, CopyEngines, SimTask, scaled};
 use super::scenario::{Migration, Scenario};
 
 /// Engines per GPU that an index counts.
@@ -80,7 +80,7 @@ impl Draw {
 }
 
 /// Writes the steps until the token's grant.
-pub(crate) fn begin(task: &Task, draw: Draw, steps: &mut Vec<Step>) {
+pub(crate) fn begin(task: &SimTask, draw: Draw, steps: &mut Vec<Step>) {
     steps.clear();
     steps.extend([Step::Cpu(scaled(task.before, draw.cpu_ppm)), Step::Request]);
 }
@@ -89,7 +89,7 @@ pub(crate) fn begin(task: &Task, draw: Draw, steps: &mut Vec<Step>) {
 pub(crate) fn after_grant(
     cluster: &Cluster,
     scenario: Scenario,
-    task: &Task,
+    task: &SimTask,
     draw: Draw,
     gpu: u32,
     from: Option<u32>,
@@ -103,11 +103,11 @@ pub(crate) fn after_grant(
     }
     for segment in &task.segments {
         match segment {
-            Segment::Cpu(time) => put.steps.push(Step::Cpu(scaled(*time, draw.cpu_ppm))),
-            Segment::Copy { direction: Direction::ToGpu, bytes } => put.copy(OpKind::Input, *bytes, None),
-            Segment::Copy { direction: Direction::FromGpu, bytes } => put.copy(OpKind::Output, *bytes, None),
-            Segment::Execute { time, .. } => {
-                let engine = LockId { gpu: GpuId(gpu), engine: Engine::Execute };
+            JobSegment::Cpu(time) => put.steps.push(Step::Cpu(scaled(*time, draw.cpu_ppm))),
+            JobSegment::Copy { direction: TaskDirection::ToGpu, bytes } => put.copy(OpKind::Input, *bytes, None),
+            JobSegment::Copy { direction: TaskDirection::FromGpu, bytes } => put.copy(OpKind::Output, *bytes, None),
+            JobSegment::Execute { time, .. } => {
+                let engine = LockId { gpu: GpuId(gpu), engine: EngineRole::Execute };
                 let time = scaled(*time, draw.execute_ppm);
                 let kind = OpKind::Execute;
                 put.steps.push(Step::Op(Op { kind, engine, source: None, bytes: Bytes(0), time }));
@@ -132,16 +132,16 @@ impl Put<'_> {
     fn copy(&mut self, kind: OpKind, bytes: Bytes, from: Option<u32>) {
         let costs = &self.cluster.costs;
         let outbound = match self.cluster.copy_engines {
-            CopyEngines::One => Engine::In,
-            CopyEngines::Two => Engine::Out,
+            CopyEngines::One => EngineRole::In,
+            CopyEngines::Two => EngineRole::Out,
         };
         let (unit, rate) = match (kind, from) {
             (OpKind::Peer, Some(from)) => {
                 let class = self.cluster.distances.class(from as usize, self.gpu as usize);
-                (Engine::In, costs.peer(class.0))
+                (EngineRole::In, costs.peer(class.0))
             }
             (OpKind::Output | OpKind::StateOut, _) => (outbound, costs.from_gpu),
-            _ => (Engine::In, costs.to_gpu),
+            _ => (EngineRole::In, costs.to_gpu),
         };
         let engine = LockId { gpu: GpuId(self.gpu), engine: unit };
         let source = from.map(|gpu| LockId { gpu: GpuId(gpu), engine: outbound });

@@ -1,9 +1,9 @@
 //! What is simulated: a cluster of CPUs and GPUs, its costs, and the tasks that share it.
 
-use headway_core::decisions::engine_lock::Order;
+use headway_core::decisions::engine_lock::LockOrder;
 use headway_core::decisions::predictor::Form;
-use headway_core::decisions::sharing::{Distances, Segment};
-use headway_core::decisions::token::Mode;
+use headway_core::decisions::sharing::{Distances, JobSegment};
+use headway_core::decisions::token::TokenMode;
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 
 use super::scenario::Scenario;
@@ -18,9 +18,9 @@ pub struct Cluster {
     /// How far apart the GPUs are; its size is their number `g`.
     pub distances: Distances,
     /// What copies and calls cost.
-    pub costs: Costs,
+    pub costs: ClusterCosts,
     /// Tasks that run here and use GPUs.
-    pub tasks: Vec<Task>,
+    pub tasks: Vec<SimTask>,
 }
 
 /// Copy engines of a GPU.
@@ -34,7 +34,7 @@ pub enum CopyEngines {
 
 /// Costs of a cluster's transfers and calls. A copy's time is `copy_setup + bytes / rate`, whatever else runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Costs {
+pub struct ClusterCosts {
     /// Host to GPU.
     pub to_gpu: Rate,
     /// GPU to host.
@@ -53,7 +53,7 @@ pub struct Costs {
 
 /// A recurrent task (specification of sharing, 1).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Task {
+pub struct SimTask {
     /// Name, for people.
     pub name: String,
     /// Time between releases, above zero.
@@ -67,7 +67,7 @@ pub struct Task {
     /// CPU time before the job requests a token.
     pub before: Nanos,
     /// What happens while the token is held, costs at their mean.
-    pub segments: Vec<Segment>,
+    pub segments: Vec<JobSegment>,
     /// CPU time after the token is released.
     pub after: Nanos,
     /// Each job's CPU and kernel times are its mean times a factor from `1 - jitter` to `1 + jitter`, parts per million.
@@ -76,15 +76,15 @@ pub struct Task {
 
 /// How a cluster is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Setting {
+pub struct ClusterSetting {
     /// Which configuration.
     pub scenario: Scenario,
     /// Tokens per GPU instead of the scenario's; not used where the driver arbitrates.
     pub tokens_per_gpu: Option<u32>,
     /// The order in which engines with locks serve jobs.
-    pub order: Order,
+    pub order: LockOrder,
     /// Queue discipline of the tokens.
-    pub mode: Mode,
+    pub mode: TokenMode,
     /// Cost predictor.
     pub predictor: Form,
     /// Seed of everything drawn.
@@ -93,7 +93,7 @@ pub struct Setting {
     pub until: Nanos,
 }
 
-impl Setting {
+impl ClusterSetting {
     /// Tokens of each GPU; `None` where the driver arbitrates.
     #[must_use]
     pub fn tokens_per_gpu(&self) -> Option<u32> {
@@ -109,7 +109,7 @@ impl Cluster {
     }
 }
 
-impl Costs {
+impl ClusterCosts {
     /// The time of `bytes` on an engine at `rate`.
     pub(crate) fn copy(&self, rate: Rate, bytes: Bytes) -> Nanos {
         self.copy_setup.saturating_add(rate.time_for(bytes))

@@ -4,21 +4,21 @@ use headway_core::decisions::engine_lock::LockId;
 use headway_core::decisions::sharing::JobId;
 use headway_core::units::Nanos;
 
-use super::blame::{Blame, SHARES, Share};
+use super::blame::{JobActivity, JobBlame, SHARES};
 use super::job::OpKind;
 
 /// One line of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Record {
+pub struct SimRecord {
     pub at: Nanos,
     pub job: JobId,
     /// What happened.
-    pub what: What,
+    pub what: SimEvent,
 }
 
 /// What a job did or what was done with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum What {
+pub enum SimEvent {
     /// It is released and its predecessor is complete.
     Started,
     /// It has a CPU.
@@ -94,7 +94,7 @@ pub struct Finished<'a> {
     /// Time per share, in the order of [`SHARES`]; their sum is the response time.
     pub shares: &'a [Nanos; SHARES.len()],
     /// The same with culprits; empty unless the observer asks for it.
-    pub blame: &'a Blame,
+    pub blame: &'a JobBlame,
     /// Blocking that the analysis bounds.
     pub blocked: Blocked,
 }
@@ -114,13 +114,13 @@ impl Finished<'_> {
 
     /// Time of one share.
     #[must_use]
-    pub fn share(&self, share: Share) -> Nanos {
+    pub fn share(&self, share: JobActivity) -> Nanos {
         self.shares[share as usize]
     }
 }
 
 /// Gets what happens in the simulation.
-pub trait Observer {
+pub trait SimObserver {
     /// Whether every wait is attributed to a culprit. It takes time.
     const BLAMES: bool = false;
     /// Whether it gets the state of the CPUs at every instant.
@@ -132,7 +132,7 @@ pub trait Observer {
     }
 
     /// A line of the log, in order.
-    fn record(&mut self, record: &Record) {
+    fn record(&mut self, record: &SimRecord) {
         let _ = record;
     }
 
@@ -150,7 +150,7 @@ pub trait Observer {
 
 /// Totals of a simulation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Totals {
+pub struct SimTotals {
     /// Jobs completed.
     pub jobs: u64,
     /// Of them, those whose state was on another GPU.

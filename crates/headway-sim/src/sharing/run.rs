@@ -2,18 +2,18 @@
 
 use std::collections::VecDeque;
 
-use headway_core::decisions::sharing::{Arbiter, JobId, Key, TaskId};
-use headway_core::decisions::token::Event as TokenEvent;
+use headway_core::decisions::sharing::{Arbiter, JobId, JobPriority, TaskId};
+use headway_core::decisions::token::TokenEvent;
 use headway_core::units::Nanos;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use super::blame::{Blame, SHARES, Share};
+use super::blame::{JobActivity, JobBlame, SHARES};
 use super::hardware::Hardware;
 use super::job::{Draw, Op, OpKind, Step, UNITS, begin, index};
-use super::model::{Cluster, Setting};
-use super::observe::{Blocked, Finished, Observer, Record, Totals, What};
-use super::{SharingError, arbiter};
+use super::model::{Cluster, ClusterSetting};
+use super::observe::{Blocked, Finished, SimEvent, SimObserver, SimRecord, SimTotals};
+use super::{SimSharingError, arbiter};
 
 /// What a job is in the middle of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,8 +62,8 @@ pub(super) enum Place {
 /// A task and its present job.
 pub(super) struct Job {
     pub(super) id: JobId,
-    pub(super) key: Key,
-    pub(super) effective: Key,
+    pub(super) key: JobPriority,
+    pub(super) effective: JobPriority,
     pub(super) start: Nanos,
     pub(super) draw: Draw,
     pub(super) steps: Vec<Step>,
@@ -84,14 +84,14 @@ pub(super) struct Job {
     /// Present wait for engines, as far as it is blocking.
     wait: Nanos,
     shares: [Nanos; SHARES.len()],
-    blame: Blame,
+    blame: JobBlame,
     blocked: Blocked,
     pub(super) random: Pcg64Mcg,
 }
 
 pub(super) struct Simulation<'a, O> {
     pub(super) cluster: &'a Cluster,
-    pub(super) setting: &'a Setting,
+    pub(super) setting: &'a ClusterSetting,
     pub(super) observer: &'a mut O,
     pub(super) now: Nanos,
     pub(super) jobs: Vec<Job>,
@@ -108,15 +108,19 @@ pub(super) struct Simulation<'a, O> {
     pub(super) users: Vec<u32>,
     /// Whether who runs on the CPUs must be decided anew.
     pub(super) cpus_changed: bool,
-    order: Vec<(Key, usize)>,
-    totals: Totals,
+    order: Vec<(JobPriority, usize)>,
+    totals: SimTotals,
 }
 
 /// Simulates one cluster; clusters of a node share nothing, so each is a simulation of its own.
 ///
 /// # Errors
-/// [`SharingError`].
-pub fn simulate<O: Observer>(cluster: &Cluster, setting: &Setting, observer: &mut O) -> Result<Totals, SharingError> {
+/// [`SimSharingError`].
+pub fn simulate<O: SimObserver>(
+    cluster: &Cluster,
+    setting: &ClusterSetting,
+    observer: &mut O,
+) -> Result<SimTotals, SimSharingError> {
     super::check(cluster)?;
     let engines = cluster.gpus() as usize * UNITS;
     let mut simulation = Simulation {
@@ -133,7 +137,7 @@ pub fn simulate<O: Observer>(cluster: &Cluster, setting: &Setting, observer: &mu
         users: vec![0; cluster.gpus() as usize],
         cpus_changed: false,
         order: Vec::new(),
-        totals: Totals { jobs: 0, migrations: 0, cpu: Nanos::ZERO, engines: Vec::new(), instants: 0 },
+        totals: SimTotals { jobs: 0, migrations: 0, cpu: Nanos::ZERO, engines: Vec::new(), instants: 0 },
     };
     while simulation.observer.goes_on() && simulation.step()? {}
     simulation.totals.engines = simulation.hardware.busy().to_vec();
@@ -141,10 +145,10 @@ pub fn simulate<O: Observer>(cluster: &Cluster, setting: &Setting, observer: &mu
 }
 
 impl Job {
-    fn first(cluster: &Cluster, setting: &Setting, task: usize) -> Self {
+    fn first(cluster: &Cluster, setting: &ClusterSetting, task: usize) -> Self {
         let id = JobId { task: TaskId(task as u32), job: 0 };
         let start = cluster.tasks[task].start;
-        let key = Key { deadline: start, release: start, job: id };
+        let key = JobPriority { deadline: start, release: start, job: id };
         Self {
             id,
             key,
@@ -166,7 +170,7 @@ impl Job {
             mark: Nanos::ZERO,
             wait: Nanos::ZERO,
             shares: [Nanos::ZERO; SHARES.len()],
-            blame: Blame::default(),
+            blame: JobBlame::default(),
             blocked: Blocked::default(),
             random: Pcg64Mcg::seed_from_u64(setting.seed.rotate_left(32) ^ task as u64),
         }
@@ -191,23 +195,23 @@ impl Job {
         }
     }
 
-    fn share(&self) -> Share {
+    fn share(&self) -> JobActivity {
         match (self.phase, self.place) {
-            (Phase::Ready { .. }, _) => Share::CpuWait,
-            (Phase::Running { .. }, _) => Share::CpuRun,
-            (Phase::Token, Some(Place::Fifo(_))) => Share::TokenFifo,
-            (Phase::Token, Some(Place::Donor(_))) => Share::TokenDonor,
-            (Phase::Token, _) => Share::TokenQueue,
-            (Phase::Delay { .. }, _) => Share::HandOver,
-            (Phase::Lock | Phase::Queued, _) => Share::EngineWait,
-            (Phase::Device { .. } | Phase::Idle, _) => self.op().map_or(Share::Execute, |op| op.share()),
+            (Phase::Ready { .. }, _) => JobActivity::CpuWait,
+            (Phase::Running { .. }, _) => JobActivity::CpuRun,
+            (Phase::Token, Some(Place::Fifo(_))) => JobActivity::TokenFifo,
+            (Phase::Token, Some(Place::Donor(_))) => JobActivity::TokenDonor,
+            (Phase::Token, _) => JobActivity::TokenQueue,
+            (Phase::Delay { .. }, _) => JobActivity::HandOver,
+            (Phase::Lock | Phase::Queued, _) => JobActivity::EngineWait,
+            (Phase::Device { .. } | Phase::Idle, _) => self.op().map_or(JobActivity::Execute, |op| op.share()),
         }
     }
 }
 
-impl<O: Observer> Simulation<'_, O> {
+impl<O: SimObserver> Simulation<'_, O> {
     /// Advances to the next instant at which something happens; `false` when the time is over.
-    fn step(&mut self) -> Result<bool, SharingError> {
+    fn step(&mut self) -> Result<bool, SimSharingError> {
         let Some(next) = self.jobs.iter().map(Job::ends).min() else { return Ok(false) };
         if next > self.setting.until || next == Nanos::MAX {
             return Ok(false);
@@ -241,7 +245,7 @@ impl<O: Observer> Simulation<'_, O> {
         Ok(true)
     }
 
-    fn run_ready(&mut self) -> Result<(), SharingError> {
+    fn run_ready(&mut self) -> Result<(), SimSharingError> {
         while let Some(task) = self.ready.pop_front() {
             self.proceed(task)?;
         }
@@ -253,7 +257,7 @@ impl<O: Observer> Simulation<'_, O> {
         let now = self.now;
         let job = &mut self.jobs[task];
         let deadline = job.key.release.saturating_add(parameters.deadline);
-        job.key = Key { deadline, release: job.key.release, job: job.id };
+        job.key = JobPriority { deadline, release: job.key.release, job: job.id };
         job.effective = job.key;
         (job.start, job.mark) = (now, now);
         (job.next, job.stage) = (0, Stage::Begin);
@@ -264,7 +268,7 @@ impl<O: Observer> Simulation<'_, O> {
         job.blame.clear();
         job.blocked = Blocked::default();
         job.phase = Phase::Ready { left: Nanos::ZERO };
-        self.record(task, What::Started);
+        self.record(task, SimEvent::Started);
         self.rank();
         self.ready.push_back(task);
     }
@@ -272,7 +276,7 @@ impl<O: Observer> Simulation<'_, O> {
     /// The job is complete: tells the observer and gets its successor ready to be released.
     pub(super) fn finish(&mut self, task: usize) {
         self.charge(task);
-        self.record(task, What::Completed);
+        self.record(task, SimEvent::Completed);
         let job = &self.jobs[task];
         self.totals.jobs += 1;
         self.totals.migrations += u64::from(job.from.is_some());
@@ -329,12 +333,12 @@ impl<O: Observer> Simulation<'_, O> {
             match self.jobs[task].phase {
                 Phase::Ready { left } if place < cpus => {
                     self.enter(task, Phase::Running { left, since: self.now });
-                    self.record(task, What::OnCpu);
+                    self.record(task, SimEvent::OnCpu);
                 }
                 Phase::Running { left, since } if place >= cpus => {
                     let left = left.saturating_sub(self.now.saturating_sub(since));
                     self.enter(task, Phase::Ready { left });
-                    self.record(task, What::Preempted);
+                    self.record(task, SimEvent::Preempted);
                 }
                 _ => {}
             }
@@ -369,7 +373,8 @@ impl<O: Observer> Simulation<'_, O> {
             Phase::Running { .. } => self.totals.cpu = self.totals.cpu + time,
             _ => {}
         }
-        let own = matches!(share, Share::CpuRun | Share::HandOver | Share::Copy | Share::Execute);
+        let own =
+            matches!(share, JobActivity::CpuRun | JobActivity::HandOver | JobActivity::Copy | JobActivity::Execute);
         if job.holds && (own || job.phase == Phase::Queued) {
             job.own = job.own + time;
         }
@@ -449,11 +454,11 @@ impl<O: Observer> Simulation<'_, O> {
         self.end_wait(task, op.kind);
         self.jobs[task].operations = self.jobs[task].operations.wrapping_add(1);
         self.enter(task, Phase::Device { until: self.now.saturating_add(op.time) });
-        self.record(task, What::Running { kind: op.kind, engine: op.engine });
+        self.record(task, SimEvent::Running { kind: op.kind, engine: op.engine });
     }
 
-    pub(super) fn record(&mut self, task: usize, what: What) {
-        self.observer.record(&Record { at: self.now, job: self.jobs[task].id, what });
+    pub(super) fn record(&mut self, task: usize, what: SimEvent) {
+        self.observer.record(&SimRecord { at: self.now, job: self.jobs[task].id, what });
     }
 
     /// Notes where a token request stands now.

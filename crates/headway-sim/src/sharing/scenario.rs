@@ -7,7 +7,7 @@ use headway_core::units::Bytes;
 
 /// What decides which operation an engine serves next, and how many tokens a GPU has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Arbitration {
+pub enum ArbitrationScheme {
     /// `E`: two tokens per GPU and a lock per engine.
     EngineLocks,
     /// `e`: one token per GPU, which owns it.
@@ -42,7 +42,7 @@ pub struct Scenario {
     /// `A` or `a`: whether a FIFO is chosen by the estimated completion, migration included.
     pub affinity: bool,
     /// `E`, `e` or `T`.
-    pub arbitration: Arbitration,
+    pub arbitration: ArbitrationScheme,
     /// `D` or `d`.
     pub taking: Taking,
     /// `G` or `g`.
@@ -67,7 +67,7 @@ impl Scenario {
     #[must_use]
     pub fn all() -> Vec<Self> {
         let mut all = Vec::new();
-        for arbitration in [Arbitration::EngineLocks, Arbitration::TokenOnly] {
+        for arbitration in [ArbitrationScheme::EngineLocks, ArbitrationScheme::TokenOnly] {
             for affinity in [true, false] {
                 for taking in [Taking::Group, Taking::Nested] {
                     for migration in [Migration::Peer, Migration::System] {
@@ -79,7 +79,7 @@ impl Scenario {
             }
         }
         for migration in [Migration::Peer, Migration::System] {
-            let (affinity, arbitration, taking) = (false, Arbitration::Driver, Taking::Nested);
+            let (affinity, arbitration, taking) = (false, ArbitrationScheme::Driver, Taking::Nested);
             all.extend(CHUNKS.map(|(_, chunk)| Self { affinity, arbitration, taking, migration, chunk }));
         }
         all
@@ -95,7 +95,7 @@ impl Scenario {
     /// that `D` could do differently from `d`.
     #[must_use]
     pub fn canonical(self) -> Self {
-        let differs = self.arbitration == Arbitration::EngineLocks && self.migration == Migration::Peer;
+        let differs = self.arbitration == ArbitrationScheme::EngineLocks && self.migration == Migration::Peer;
         Self { taking: if differs { self.taking } else { Taking::Nested }, ..self }
     }
 
@@ -103,9 +103,9 @@ impl Scenario {
     #[must_use]
     pub const fn tokens_per_gpu(self) -> Option<u32> {
         match self.arbitration {
-            Arbitration::EngineLocks => Some(2),
-            Arbitration::TokenOnly => Some(1),
-            Arbitration::Driver => None,
+            ArbitrationScheme::EngineLocks => Some(2),
+            ArbitrationScheme::TokenOnly => Some(1),
+            ArbitrationScheme::Driver => None,
         }
     }
 }
@@ -113,11 +113,11 @@ impl Scenario {
 impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let migration = if self.migration == Migration::Peer { 'G' } else { 'g' };
-        if self.arbitration == Arbitration::Driver {
+        if self.arbitration == ArbitrationScheme::Driver {
             write!(f, "T{migration},")?;
         } else {
             let affinity = if self.affinity { 'A' } else { 'a' };
-            let locks = if self.arbitration == Arbitration::EngineLocks { 'E' } else { 'e' };
+            let locks = if self.arbitration == ArbitrationScheme::EngineLocks { 'E' } else { 'e' };
             let taking = match self.taking {
                 Taking::Group => 'D',
                 Taking::Nested => 'd',
@@ -157,14 +157,18 @@ impl FromStr for Scenario {
         match *letters.chars().collect::<Vec<_>>() {
             ['T', last] => Ok(Self {
                 affinity: false,
-                arbitration: Arbitration::Driver,
+                arbitration: ArbitrationScheme::Driver,
                 taking: Taking::Nested,
                 migration: migration(last)?,
                 chunk,
             }),
             [a, e, d, g] => Ok(Self {
                 affinity: pick(a, 'A', 'a')?,
-                arbitration: if pick(e, 'E', 'e')? { Arbitration::EngineLocks } else { Arbitration::TokenOnly },
+                arbitration: if pick(e, 'E', 'e')? {
+                    ArbitrationScheme::EngineLocks
+                } else {
+                    ArbitrationScheme::TokenOnly
+                },
                 taking: match d {
                     'D' => Taking::Group,
                     'd' => Taking::Nested,
@@ -191,7 +195,7 @@ mod tests {
         codes.sort();
         codes.dedup();
         assert_eq!(codes.len(), 54);
-        let locked = |s: &&Scenario| s.arbitration == Arbitration::EngineLocks;
+        let locked = |s: &&Scenario| s.arbitration == ArbitrationScheme::EngineLocks;
         assert_eq!(Scenario::distinct().iter().filter(locked).count(), 18);
     }
 

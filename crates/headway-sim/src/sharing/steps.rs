@@ -1,19 +1,19 @@
 //! A job's way through its steps: tokens, locks, calls, operations.
 
-use headway_core::decisions::engine_lock::{Operation, Work};
-use headway_core::decisions::sharing::{Action, Event, Input, JobId, Outcome};
+use headway_core::decisions::engine_lock::{EngineWork, LockedOperation};
+use headway_core::decisions::sharing::{ArbiterAction, ArbiterEvent, ArbiterInput, JobId, TokenOutcome};
 use headway_core::units::Nanos;
 use rand_core::Rng;
 
-use super::SharingError;
+use super::SimSharingError;
 use super::job::{Op, OpKind, Step, after_grant, index};
-use super::observe::{Observer, What};
+use super::observe::{SimEvent, SimObserver};
 use super::run::{Phase, Place, Simulation, Stage};
-use super::scenario::Arbitration;
+use super::scenario::ArbitrationScheme;
 
-impl<O: Observer> Simulation<'_, O> {
+impl<O: SimObserver> Simulation<'_, O> {
     /// Goes on with a job whose phase has ended, until it must wait for something.
-    pub(super) fn proceed(&mut self, task: usize) -> Result<(), SharingError> {
+    pub(super) fn proceed(&mut self, task: usize) -> Result<(), SimSharingError> {
         loop {
             let job = &self.jobs[task];
             let Some(&step) = job.steps.get(job.next) else {
@@ -35,7 +35,7 @@ impl<O: Observer> Simulation<'_, O> {
                     self.jobs[task].stage = Stage::Asked;
                     self.enter(task, Phase::Lock);
                     let job = self.jobs[task].id;
-                    return self.feed(&Input::Next { job });
+                    return self.feed(&ArbiterInput::Next { job });
                 }
                 (Step::Op(_), Stage::Granted | Stage::Asked) => {
                     self.jobs[task].stage = Stage::Called;
@@ -62,7 +62,7 @@ impl<O: Observer> Simulation<'_, O> {
     }
 
     fn has_locks(&self) -> bool {
-        self.setting.scenario.arbitration == Arbitration::EngineLocks
+        self.setting.scenario.arbitration == ArbitrationScheme::EngineLocks
     }
 
     fn next_step(&mut self, task: usize) {
@@ -71,10 +71,10 @@ impl<O: Observer> Simulation<'_, O> {
         job.stage = Stage::Begin;
     }
 
-    fn request(&mut self, task: usize) -> Result<(), SharingError> {
+    fn request(&mut self, task: usize) -> Result<(), SimSharingError> {
         self.jobs[task].stage = Stage::Asked;
         self.enter(task, Phase::Token);
-        self.record(task, What::Asked);
+        self.record(task, SimEvent::Asked);
         if self.arbiter.is_none() {
             let gpu = self.balance(task);
             self.users[gpu as usize] += 1;
@@ -84,7 +84,7 @@ impl<O: Observer> Simulation<'_, O> {
         }
         self.charge_token_waiters();
         let key = self.jobs[task].key;
-        self.feed(&Input::Request { key, acquisition: 0 })
+        self.feed(&ArbiterInput::Request { key, acquisition: 0 })
     }
 
     /// The GPU with the fewest users, looking from the task's last one on, or from a random one at first.
@@ -107,15 +107,15 @@ impl<O: Observer> Simulation<'_, O> {
         after_grant(self.cluster, self.setting.scenario, parameters, job.draw, gpu, from, &mut steps);
         job.steps = steps;
         self.enter(task, Phase::Delay { until: self.now.saturating_add(self.cluster.costs.grant) });
-        self.record(task, What::Granted { gpu, from });
+        self.record(task, SimEvent::Granted { gpu, from });
         if self.cluster.costs.grant == Nanos::ZERO {
             self.ready.push_back(task);
         }
     }
 
-    fn release(&mut self, task: usize) -> Result<(), SharingError> {
+    fn release(&mut self, task: usize) -> Result<(), SimSharingError> {
         self.enter(task, Phase::Ready { left: Nanos::ZERO });
-        self.record(task, What::Released);
+        self.record(task, SimEvent::Released);
         let job = &mut self.jobs[task];
         job.last = Some(job.gpu);
         job.holds = false;
@@ -129,22 +129,22 @@ impl<O: Observer> Simulation<'_, O> {
         if let Some(Place::Fifo(token)) = place {
             self.tokens[token] = None;
         }
-        self.feed(&Input::Release { job: id, outcome: Outcome::Complete(own) })
+        self.feed(&ArbiterInput::Release { job: id, outcome: TokenOutcome::Complete(own) })
     }
 
-    fn acquire(&mut self, task: usize, op: &Op) -> Result<(), SharingError> {
+    fn acquire(&mut self, task: usize, op: &Op) -> Result<(), SimSharingError> {
         self.jobs[task].stage = Stage::Asked;
         self.enter(task, Phase::Lock);
-        self.record(task, What::Acquiring { kind: op.kind });
+        self.record(task, SimEvent::Acquiring { kind: op.kind });
         let work = match op.kind {
-            OpKind::Input | OpKind::StateIn => Work::CopyIn,
-            OpKind::Output | OpKind::StateOut => Work::CopyOut,
-            OpKind::Peer => Work::Peer,
-            OpKind::Execute => Work::Execute,
+            OpKind::Input | OpKind::StateIn => EngineWork::CopyIn,
+            OpKind::Output | OpKind::StateOut => EngineWork::CopyOut,
+            OpKind::Peer => EngineWork::Peer,
+            OpKind::Execute => EngineWork::Execute,
         };
-        let operation = Operation { work, bytes: op.bytes, predicted: op.time, budget: Nanos::ZERO };
+        let operation = LockedOperation { work, bytes: op.bytes, predicted: op.time, budget: Nanos::ZERO };
         let job = self.jobs[task].id;
-        self.feed(&Input::Acquire { job, operation })
+        self.feed(&ArbiterInput::Acquire { job, operation })
     }
 
     fn submit(&mut self, task: usize, op: &Op) {
@@ -161,10 +161,10 @@ impl<O: Observer> Simulation<'_, O> {
     }
 
     /// An operation has completed: its engines go to the next ones, its locks back.
-    fn complete(&mut self, task: usize, op: &Op) -> Result<(), SharingError> {
+    fn complete(&mut self, task: usize, op: &Op) -> Result<(), SimSharingError> {
         self.charge_waiters(op);
         self.enter(task, Phase::Ready { left: Nanos::ZERO });
-        self.record(task, What::Ran { kind: op.kind });
+        self.record(task, SimEvent::Ran { kind: op.kind });
         self.hardware.complete(task, op);
         for engine in op.engines() {
             let Some(next) = self.hardware.first(index(engine)) else { continue };
@@ -180,49 +180,49 @@ impl<O: Observer> Simulation<'_, O> {
             self.locks[index(engine)] = None;
         }
         let job = self.jobs[task].id;
-        self.feed(&Input::Complete { job })
+        self.feed(&ArbiterInput::Complete { job })
     }
 
     /// Gives the arbiter an input and does what it asks for.
-    fn feed(&mut self, input: &Input) -> Result<(), SharingError> {
+    fn feed(&mut self, input: &ArbiterInput) -> Result<(), SimSharingError> {
         let Some(arbiter) = self.arbiter.as_mut() else { return Ok(()) };
         arbiter.handle(self.now, input)?;
         while let Some(action) = self.arbiter.as_mut().and_then(|arbiter| arbiter.poll_action()) {
             self.act(&action)?;
         }
         while let Some(event) = self.arbiter.as_mut().and_then(|arbiter| arbiter.poll_event()) {
-            if let Event::Token { event, .. } = event {
+            if let ArbiterEvent::Token { event, .. } = event {
                 self.place(&event);
             }
         }
         Ok(())
     }
 
-    fn act(&mut self, action: &Action) -> Result<(), SharingError> {
+    fn act(&mut self, action: &ArbiterAction) -> Result<(), SimSharingError> {
         match action {
-            Action::Grant { job, gpu, token, from } => {
+            ArbiterAction::Grant { job, gpu, token, from } => {
                 let task = self.task(*job)?;
                 self.tokens[token.0 as usize] = Some(task);
                 self.jobs[task].place = Some(Place::Fifo(token.0 as usize));
                 self.granted(task, gpu.0, from.map(|gpu| gpu.0));
             }
-            Action::Run { job, .. } => {
+            ArbiterAction::Run { job, .. } => {
                 let task = self.task(*job)?;
                 self.obtained(task, Stage::Granted);
             }
-            Action::Obtained { job, lock } => {
+            ArbiterAction::Obtained { job, lock } => {
                 let task = self.task(*job)?;
-                self.record(task, What::Obtained { lock: *lock });
+                self.record(task, SimEvent::Obtained { lock: *lock });
                 self.obtained(task, Stage::First);
                 self.locks[index(*lock)] = Some(task);
             }
-            Action::SetBoost { job, key } => {
+            ArbiterAction::SetBoost { job, key } => {
                 let task = self.task(*job)?;
                 self.jobs[task].effective = *key;
                 self.cpus_changed = true;
             }
-            Action::Revoke { .. } => {
-                return Err(SharingError::Defect { what: "a token was revoked and no GPU is lost" });
+            ArbiterAction::Revoke { .. } => {
+                return Err(SimSharingError::Defect { what: "a token was revoked and no GPU is lost" });
             }
         }
         Ok(())
@@ -245,9 +245,9 @@ impl<O: Observer> Simulation<'_, O> {
         }
     }
 
-    fn task(&self, job: JobId) -> Result<usize, SharingError> {
+    fn task(&self, job: JobId) -> Result<usize, SimSharingError> {
         let task = job.task.0 as usize;
         let known = self.jobs.get(task).is_some_and(|own| own.id == job);
-        known.then_some(task).ok_or(SharingError::Defect { what: "the arbiter named a job that is over" })
+        known.then_some(task).ok_or(SimSharingError::Defect { what: "the arbiter named a job that is over" })
     }
 }

@@ -1,9 +1,9 @@
 //! Whole runs: conservation of time, mutual exclusion, aliases, who is blamed.
 
-use headway_core::decisions::engine_lock::Order;
+use headway_core::decisions::engine_lock::LockOrder;
 use headway_core::decisions::predictor::Form;
-use headway_core::decisions::sharing::{Direction, Distances, JobId, Segment, TaskId};
-use headway_core::decisions::token::Mode;
+use headway_core::decisions::sharing::{Distances, JobId, JobSegment, TaskDirection, TaskId};
+use headway_core::decisions::token::TokenMode;
 use headway_core::units::{Bytes, Rate};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -11,12 +11,12 @@ use rand_pcg::Pcg64Mcg;
 use super::*;
 
 const MS: u64 = 1_000_000;
-const MODES: [Mode; 3] = [Mode::Optimal, Mode::WorkConserving, Mode::Relaxed(2)];
+const MODES: [TokenMode; 3] = [TokenMode::Optimal, TokenMode::WorkConserving, TokenMode::Relaxed(2)];
 
 /// Keeps everything.
 #[derive(Default)]
 struct Keep {
-    log: Vec<Record>,
+    log: Vec<SimRecord>,
     jobs: Vec<Kept>,
 }
 
@@ -27,14 +27,14 @@ struct Kept {
     done: Nanos,
     from: Option<u32>,
     shares: [Nanos; SHARES.len()],
-    blame: Blame,
+    blame: JobBlame,
     blocked: Blocked,
 }
 
-impl Observer for Keep {
+impl SimObserver for Keep {
     const BLAMES: bool = true;
 
-    fn record(&mut self, record: &Record) {
+    fn record(&mut self, record: &SimRecord) {
         self.log.push(*record);
     }
 
@@ -51,12 +51,12 @@ impl Observer for Keep {
     }
 }
 
-fn setting(code: &str, mode: Mode, seed: u64, until: Nanos) -> Setting {
-    let (scenario, order) = (code.parse().unwrap(), Order::Arrival);
-    Setting { scenario, tokens_per_gpu: None, order, mode, predictor: Form::WINDOW, seed, until }
+fn setting(code: &str, mode: TokenMode, seed: u64, until: Nanos) -> ClusterSetting {
+    let (scenario, order) = (code.parse().unwrap(), LockOrder::Arrival);
+    ClusterSetting { scenario, tokens_per_gpu: None, order, mode, predictor: Form::WINDOW, seed, until }
 }
 
-fn run(cluster: &Cluster, setting: &Setting) -> (Keep, Totals) {
+fn run(cluster: &Cluster, setting: &ClusterSetting) -> (Keep, SimTotals) {
     let mut keep = Keep::default();
     let totals = simulate(cluster, setting, &mut keep).unwrap();
     (keep, totals)
@@ -86,26 +86,27 @@ fn every_nanosecond_of_every_job_is_accounted_for_in_every_scenario() {
 #[test]
 fn codes_that_mean_the_same_log_the_same_and_the_others_do_not() {
     let cluster = trackers(7, Rate(1_000_000_000));
-    let log =
-        |scenario: Scenario| run(&cluster, &setting(&scenario.to_string(), Mode::Relaxed(2), 5, Nanos(900 * MS))).0.log;
+    let log = |scenario: Scenario| {
+        run(&cluster, &setting(&scenario.to_string(), TokenMode::Relaxed(2), 5, Nanos(900 * MS))).0.log
+    };
     let canonical: Vec<_> = Scenario::distinct().into_iter().map(|scenario| (scenario, log(scenario))).collect();
     for scenario in Scenario::all() {
         let (_, expected) = canonical.iter().find(|(own, _)| *own == scenario.canonical()).unwrap();
         assert_eq!(&log(scenario), expected, "{scenario}");
     }
-    let distinct = |log: &Vec<Record>| canonical.iter().filter(|(_, other)| other == log).count();
+    let distinct = |log: &Vec<SimRecord>| canonical.iter().filter(|(_, other)| other == log).count();
     assert!(canonical.iter().all(|(_, log)| distinct(log) == 1));
 }
 
 /// A rate at which 2 MiB take 1 ms.
 const RATE: Rate = Rate((2 << 20) * 1_000);
 
-fn cluster(cpus: u32, gpus: usize, tasks: Vec<Task>) -> Cluster {
+fn cluster(cpus: u32, gpus: usize, tasks: Vec<SimTask>) -> Cluster {
     Cluster {
         cpus,
         copy_engines: CopyEngines::One,
         distances: Distances::uniform(gpus),
-        costs: Costs {
+        costs: ClusterCosts {
             to_gpu: RATE,
             from_gpu: RATE,
             peer: vec![RATE],
@@ -118,8 +119,8 @@ fn cluster(cpus: u32, gpus: usize, tasks: Vec<Task>) -> Cluster {
     }
 }
 
-fn task(name: &str, start: u64, deadline: u64, segments: Vec<Segment>) -> Task {
-    Task {
+fn task(name: &str, start: u64, deadline: u64, segments: Vec<JobSegment>) -> SimTask {
+    SimTask {
         name: name.to_owned(),
         period: Nanos(100 * MS),
         deadline: Nanos(deadline * MS),
@@ -132,25 +133,25 @@ fn task(name: &str, start: u64, deadline: u64, segments: Vec<Segment>) -> Task {
     }
 }
 
-fn execute(ms: u64) -> Segment {
-    Segment::Execute { kernel: "k".to_owned(), time: Nanos(ms * MS) }
+fn execute(ms: u64) -> JobSegment {
+    JobSegment::Execute { kernel: "k".to_owned(), time: Nanos(ms * MS) }
 }
 
 /// Ten tasks that copy in, use CPU and kernels in turns, and copy out, on four GPUs behind two switches; their state is large.
 fn trackers(seed: u64, rate: Rate) -> Cluster {
     let mut random = Pcg64Mcg::seed_from_u64(seed);
-    let copy = |direction, bytes| Segment::Copy { direction, bytes: Bytes(bytes) };
-    let mut segments = vec![copy(Direction::ToGpu, 600_000)];
+    let copy = |direction, bytes| JobSegment::Copy { direction, bytes: Bytes(bytes) };
+    let mut segments = vec![copy(TaskDirection::ToGpu, 600_000)];
     for _ in 0..9 {
         segments.extend([
-            Segment::Cpu(Nanos(5 * MS / 2)),
-            Segment::Execute { kernel: "k".to_owned(), time: Nanos(5 * MS / 2) },
+            JobSegment::Cpu(Nanos(5 * MS / 2)),
+            JobSegment::Execute { kernel: "k".to_owned(), time: Nanos(5 * MS / 2) },
         ]);
     }
-    segments.push(copy(Direction::FromGpu, 350_000));
+    segments.push(copy(TaskDirection::FromGpu, 350_000));
     let tasks = (0..10).map(|number| {
         let period = Nanos(if number < 4 { 50 } else { 100 } * MS);
-        Task {
+        SimTask {
             period,
             deadline: period,
             start: Nanos(random.next_u64() % period.0),
@@ -161,7 +162,7 @@ fn trackers(seed: u64, rate: Rate) -> Cluster {
     });
     let (distances, tasks) = (Distances::switched(4, 2), tasks.collect());
     let mut cluster = Cluster { distances, ..cluster(6, 4, tasks) };
-    cluster.costs = Costs {
+    cluster.costs = ClusterCosts {
         to_gpu: rate,
         from_gpu: rate,
         peer: vec![rate],
@@ -181,13 +182,13 @@ fn first_done(keep: &Keep, tasks: u32) -> Vec<u64> {
 
 #[test]
 fn the_job_with_the_earlier_deadline_takes_the_cpu_and_gives_it_back() {
-    let late = Task { before: Nanos(30 * MS), ..task("late", 0, 100, vec![execute(1)]) };
-    let early = Task { before: Nanos(10 * MS), ..task("early", 10, 40, vec![execute(1)]) };
-    let set = setting("AEdG,X", Mode::Optimal, 1, Nanos(99 * MS));
+    let late = SimTask { before: Nanos(30 * MS), ..task("late", 0, 100, vec![execute(1)]) };
+    let early = SimTask { before: Nanos(10 * MS), ..task("early", 10, 40, vec![execute(1)]) };
+    let set = setting("AEdG,X", TokenMode::Optimal, 1, Nanos(99 * MS));
     let (keep, totals) = run(&cluster(1, 1, vec![late.clone(), early.clone()]), &set);
     assert_eq!(first_done(&keep, 2), [41, 21]);
-    let on_cpu: Vec<_> = keep.log.iter().filter(|r| matches!(r.what, What::OnCpu | What::Preempted)).collect();
-    let seen: Vec<_> = on_cpu.iter().map(|r| (r.at.0 / MS, r.job.task.0, r.what == What::OnCpu)).collect();
+    let on_cpu: Vec<_> = keep.log.iter().filter(|r| matches!(r.what, SimEvent::OnCpu | SimEvent::Preempted)).collect();
+    let seen: Vec<_> = on_cpu.iter().map(|r| (r.at.0 / MS, r.job.task.0, r.what == SimEvent::OnCpu)).collect();
     assert_eq!(
         seen,
         [(0, 0, true), (10, 1, true), (10, 0, false), (20, 0, true)].map(|(a, t, on)| (a, t, on)).to_vec()
@@ -200,9 +201,9 @@ fn the_job_with_the_earlier_deadline_takes_the_cpu_and_gives_it_back() {
 #[test]
 fn a_job_that_ends_on_a_cpu_leaves_it_to_the_one_that_waits() {
     // One CPU: early's 1 ms of kernel and 10 ms after it come first, then late's 5 ms, 1 ms of kernel and 2 ms after it.
-    let early = Task { after: Nanos(10 * MS), ..task("early", 0, 50, vec![execute(1)]) };
-    let late = Task { before: Nanos(5 * MS), after: Nanos(2 * MS), ..task("late", 2, 90, vec![execute(1)]) };
-    let set = setting("AEdG,X", Mode::Optimal, 1, Nanos(99 * MS));
+    let early = SimTask { after: Nanos(10 * MS), ..task("early", 0, 50, vec![execute(1)]) };
+    let late = SimTask { before: Nanos(5 * MS), after: Nanos(2 * MS), ..task("late", 2, 90, vec![execute(1)]) };
+    let set = setting("AEdG,X", TokenMode::Optimal, 1, Nanos(99 * MS));
     let (keep, totals) = run(&cluster(1, 2, vec![early, late]), &set);
     assert_eq!(first_done(&keep, 2), [11, 19]);
     assert_eq!(totals.cpu, Nanos(17 * MS));
@@ -210,11 +211,11 @@ fn a_job_that_ends_on_a_cpu_leaves_it_to_the_one_that_waits() {
 
 #[test]
 fn a_holder_of_the_token_runs_at_the_priority_of_the_job_that_waits_for_it() {
-    let low = task("low", 0, 90, vec![Segment::Cpu(Nanos(10 * MS)), execute(1)]);
-    let mid = Task { before: Nanos(20 * MS), ..task("mid", 1, 60, vec![execute(1)]) };
+    let low = task("low", 0, 90, vec![JobSegment::Cpu(Nanos(10 * MS)), execute(1)]);
+    let mid = SimTask { before: Nanos(20 * MS), ..task("mid", 1, 60, vec![execute(1)]) };
     let high = task("high", 2, 30, vec![execute(1)]);
     for code in ["AedG,X", "aedg,2MB"] {
-        let set = setting(code, Mode::Optimal, 1, Nanos(95 * MS));
+        let set = setting(code, TokenMode::Optimal, 1, Nanos(95 * MS));
         let (keep, _) = run(&cluster(1, 1, vec![low.clone(), mid.clone(), high.clone()]), &set);
         // low: 0 to 1, then from 2 to 11 in place of mid, whose 20 ms would otherwise come first; mid: 1 to 2, 11 to 30.
         assert_eq!(first_done(&keep, 3), [12, 31, 13], "{code}");
@@ -224,11 +225,11 @@ fn a_holder_of_the_token_runs_at_the_priority_of_the_job_that_waits_for_it() {
 #[test]
 fn state_follows_the_job_chunk_by_chunk_and_is_saved_after_every_job_without_peer_copies() {
     // Another task holds a token of the GPU that `t` used last whenever `t` asks; 5 MiB of state take 2.5 ms.
-    let t = Task { state: Bytes(5 << 20), ..task("t", 0, 100, vec![execute(1)]) };
+    let t = SimTask { state: Bytes(5 << 20), ..task("t", 0, 100, vec![execute(1)]) };
     let other = task("other", 99, 100, vec![execute(30)]);
     let both = cluster(2, 2, vec![t.clone(), other]);
     let of = |code: &str| {
-        let (mut keep, totals) = run(&both, &setting(code, Mode::WorkConserving, 1, Nanos(250 * MS)));
+        let (mut keep, totals) = run(&both, &setting(code, TokenMode::WorkConserving, 1, Nanos(250 * MS)));
         keep.jobs.retain(|job| job.job.task == TaskId(0));
         let tenths: Vec<_> = keep.jobs.iter().map(|job| (job.done - job.start).0 / (MS / 10)).collect();
         let migrated = keep.jobs.iter().filter(|job| job.from.is_some()).count();
@@ -236,7 +237,7 @@ fn state_follows_the_job_chunk_by_chunk_and_is_saved_after_every_job_without_pee
     };
     let (tenths, migrated, keep, totals) = of("aEdG,2MB");
     assert_eq!((tenths, migrated), (vec![10, 35, 35], 2));
-    let chunks = keep.log.iter().filter(|r| matches!(r.what, What::Running { kind: OpKind::Peer, .. })).count();
+    let chunks = keep.log.iter().filter(|r| matches!(r.what, SimEvent::Running { kind: OpKind::Peer, .. })).count();
     assert_eq!(chunks, 6);
     let copies: u64 = [1, 4].map(|engine| totals.engines[engine].0).iter().sum();
     assert_eq!(copies, 2 * 2 * 5 * MS / 2, "a peer copy keeps both engines");
@@ -250,8 +251,8 @@ fn state_follows_the_job_chunk_by_chunk_and_is_saved_after_every_job_without_pee
 
 #[test]
 fn the_load_balancer_of_the_driver_stays_at_the_last_gpu_unless_another_has_fewer_users() {
-    let t = Task { state: Bytes(2 << 20), ..task("t", 0, 100, vec![execute(1)]) };
-    let set = setting("TG,2MB", Mode::Optimal, 1, Nanos(250 * MS));
+    let t = SimTask { state: Bytes(2 << 20), ..task("t", 0, 100, vec![execute(1)]) };
+    let set = setting("TG,2MB", TokenMode::Optimal, 1, Nanos(250 * MS));
     let (keep, totals) = run(&cluster(2, 2, vec![t.clone()]), &set);
     assert_eq!((keep.jobs.len(), totals.migrations), (3, 0));
     // Three others with long kernels: each GPU has one before the second gets two.
@@ -267,12 +268,12 @@ fn a_wait_is_blamed_on_the_job_that_held_what_was_waited_for() {
     let slow = task("slow", 0, 90, vec![execute(10)]);
     let quick = task("quick", 3, 90, vec![execute(2)]);
     for (code, share, doing) in [
-        ("AEdG,X", Share::EngineWait, Some(OpKind::Execute)),
-        ("AedG,X", Share::TokenFifo, None),
-        ("TG,X", Share::EngineWait, Some(OpKind::Execute)),
+        ("AEdG,X", JobActivity::EngineWait, Some(OpKind::Execute)),
+        ("AedG,X", JobActivity::TokenFifo, None),
+        ("TG,X", JobActivity::EngineWait, Some(OpKind::Execute)),
     ] {
         let both = cluster(2, 1, vec![slow.clone(), quick.clone()]);
-        let set = setting(code, Mode::Relaxed(2), 1, Nanos(80 * MS));
+        let set = setting(code, TokenMode::Relaxed(2), 1, Nanos(80 * MS));
         let (keep, _) = run(&both, &set);
         let job = &keep.jobs[1];
         let culprit = Culprit { job: JobId { task: TaskId(0), job: 0 }, doing };
@@ -296,17 +297,17 @@ fn a_wait_is_blamed_on_the_job_that_held_what_was_waited_for() {
 fn a_cluster_that_cannot_run_is_refused() {
     let one = || cluster(1, 1, vec![task("t", 0, 1, vec![execute(1)])]);
     let refused = |cluster: &Cluster| {
-        simulate(cluster, &setting("AEdG,X", Mode::Optimal, 1, Nanos(MS)), &mut Keep::default()).unwrap_err()
+        simulate(cluster, &setting("AEdG,X", TokenMode::Optimal, 1, Nanos(MS)), &mut Keep::default()).unwrap_err()
     };
-    assert_eq!(refused(&Cluster { cpus: 0, ..one() }), SharingError::Empty { cpus: 0, gpus: 1 });
+    assert_eq!(refused(&Cluster { cpus: 0, ..one() }), SimSharingError::Empty { cpus: 0, gpus: 1 });
     let mut still = one();
     still.tasks[0].period = Nanos::ZERO;
-    assert_eq!(refused(&still), SharingError::NoPeriod { task: "t".into() });
+    assert_eq!(refused(&still), SimSharingError::NoPeriod { task: "t".into() });
     let mut stuck = one();
     stuck.costs.peer = vec![Rate(0)];
-    assert_eq!(refused(&stuck), SharingError::NoRate);
+    assert_eq!(refused(&stuck), SimSharingError::NoRate);
     stuck.costs.peer.clear();
-    assert_eq!(refused(&stuck), SharingError::NoRate);
+    assert_eq!(refused(&stuck), SimSharingError::NoRate);
 }
 
 /// A lock that a group lock holds idle serves a single chunk meanwhile, so that copies do not wait for nothing.
@@ -314,7 +315,7 @@ fn a_cluster_that_cannot_run_is_refused() {
 fn backfill_serves_chunks_under_idle_locks_and_every_job_ends() {
     let cluster = trackers(0, Rate(250_000_000));
     let until = Nanos(2_000 * MS);
-    let of = |code: &str| run(&cluster, &setting(code, Mode::Relaxed(2), 5, until));
+    let of = |code: &str| run(&cluster, &setting(code, TokenMode::Relaxed(2), 5, until));
     let ((group, _), (backfill, _), (again, _)) = (of("aEDG,2MB"), of("aEBG,2MB"), of("aEBG,2MB"));
     assert_ne!(group.log, backfill.log, "no lock was ever held idle");
     assert_eq!(backfill.log, again.log);

@@ -4,17 +4,18 @@
 
 use std::convert::Infallible;
 
-use headway_core::decisions::dispatch::{Event, Limits};
+use headway_core::decisions::dispatch::{DispatchEvent, DispatcherLimits};
 use headway_core::files::machine::{Machine, shipped};
-use headway_core::files::workload::{Cycle, Flow, Grouping, Workload};
-use headway_core::log::{Record, What};
-use headway_core::plan::combine::Mode;
-use headway_core::plan::payload::{Gathered, Payload, Piece};
+use headway_core::files::workload::{Cycle, Grouping, ServerDemand, Workload};
+use headway_core::log::{LogRecord, RecordBody};
+use headway_core::plan::combine::CombineEffort;
+use headway_core::plan::payload::{Gathered, Payload, PayloadChunk};
 use headway_core::plan::{
-    Named, Outcome as Answer, Pipeline, Plan, PlannedEngine, SCHEMA, Server, Source, Strategy, Strength, Verdict,
+    Named, Outcome as Answer, Pipeline, PipelineSource, Plan, PlannedEngine, SCHEMA, Server, Strategy, Strength,
+    Verdict,
 };
 use headway_core::units::{Bytes, Nanos};
-use headway_sim::{Faults, Outcome, Run, SimError, simulate};
+use headway_sim::{Run, SimError, SimFaults, SimOutcome, simulate};
 
 pub(crate) const EPOCH: Nanos = Nanos(10_000_000);
 
@@ -67,7 +68,7 @@ impl<'a> Null<'a> {
 
     /// The most bytes a stream can have in a cycle of the pipeline.
     fn portion_max(&self, pipeline: &Pipeline) -> u64 {
-        let Source::Streams(streams) = &pipeline.source else { return 0 };
+        let PipelineSource::Streams(streams) = &pipeline.source else { return 0 };
         let portion = |&stream: &u32| {
             let stream = &self.plan.streams[stream as usize];
             let packets = if pipeline.gather.0 == 0 { 1 } else { pipeline.gather.0.div_ceil(stream.period.0) };
@@ -99,7 +100,7 @@ impl Payload for Null<'_> {
         Ok(Gathered { block: Bytes(block), longest_portion: Bytes(portion) })
     }
 
-    fn execute(&mut self, _: &Piece) -> Result<(), Infallible> {
+    fn execute(&mut self, _: &PayloadChunk) -> Result<(), Infallible> {
         self.executed += 1;
         Ok(())
     }
@@ -118,8 +119,8 @@ pub(crate) fn run_of(plan: &Plan, cycles: u64) -> Run {
         packets: vec![u64::MAX; plan.streams.len()],
         inputs: Vec::new(),
         seed: 1,
-        faults: Faults::default(),
-        limits: Limits::default(),
+        faults: SimFaults::default(),
+        limits: DispatcherLimits::default(),
     }
 }
 
@@ -129,39 +130,42 @@ pub(crate) fn logged(
     machine: &Machine,
     run: &Run,
     payload: &mut Null<'_>,
-) -> (Result<Outcome, SimError<Infallible>>, Vec<Record>) {
+) -> (Result<SimOutcome, SimError<Infallible>>, Vec<LogRecord>) {
     let mut log = Vec::new();
     let outcome = simulate(plan, machine, run, payload, |record| log.push(record.clone()));
     (outcome, log)
 }
 
-pub(crate) fn events(log: &[Record]) -> impl Iterator<Item = &Event> {
+pub(crate) fn events(log: &[LogRecord]) -> impl Iterator<Item = &DispatchEvent> {
     log.iter().filter_map(|record| match &record.what {
-        What::Event(event) => Some(event),
-        What::Input(_) | What::Action(_) => None,
+        RecordBody::Event(event) => Some(event),
+        RecordBody::Input(_) | RecordBody::Action(_) => None,
     })
 }
 
 /// Whether something happened that a plan which holds rules out.
-pub(crate) fn is_fault(event: &Event) -> bool {
+pub(crate) fn is_fault(event: &DispatchEvent) -> bool {
     match event {
-        Event::Ready { .. } | Event::Complete { .. } | Event::Empty { .. } | Event::Answered { .. } => false,
-        Event::DataLate { .. }
-        | Event::Unready { .. }
-        | Event::ReleaseLate { .. }
-        | Event::Late { .. }
-        | Event::Overrun { .. }
-        | Event::Missed { .. }
-        | Event::MissedMore { .. }
-        | Event::Lost { .. }
-        | Event::Paused { .. }
-        | Event::Resumed { .. }
-        | Event::Halted { .. } => true,
+        DispatchEvent::Ready { .. }
+        | DispatchEvent::Complete { .. }
+        | DispatchEvent::Empty { .. }
+        | DispatchEvent::Answered { .. } => false,
+        DispatchEvent::DataLate { .. }
+        | DispatchEvent::Unready { .. }
+        | DispatchEvent::ReleaseLate { .. }
+        | DispatchEvent::Late { .. }
+        | DispatchEvent::Overrun { .. }
+        | DispatchEvent::Missed { .. }
+        | DispatchEvent::MissedMore { .. }
+        | DispatchEvent::Lost { .. }
+        | DispatchEvent::Paused { .. }
+        | DispatchEvent::Resumed { .. }
+        | DispatchEvent::Halted { .. } => true,
     }
 }
 
-pub(crate) fn is_late(event: &Event) -> bool {
-    matches!(event, Event::Late { .. })
+pub(crate) fn is_late(event: &DispatchEvent) -> bool {
+    matches!(event, DispatchEvent::Late { .. })
 }
 
 pub(crate) fn machine(name: &str) -> Machine {
@@ -170,7 +174,7 @@ pub(crate) fn machine(name: &str) -> Machine {
 
 /// A workload of flows on one server: (cost, period, deadline) in ns, called `0`, `1`, ...
 pub(crate) fn flows(tasks: &[(u64, u64, u64)]) -> Workload {
-    let flow = |(number, &(cost, period, deadline)): (usize, &(u64, u64, u64))| Flow {
+    let flow = |(number, &(cost, period, deadline)): (usize, &(u64, u64, u64))| ServerDemand {
         id: number.to_string(),
         server: "engine".to_owned(),
         start: Nanos::ZERO,
@@ -189,7 +193,7 @@ pub(crate) fn empty() -> Workload {
         seed: 1,
         cycle: Cycle::Auto,
         grouping: Grouping::Class,
-        transform: Mode::Search,
+        transform: CombineEffort::Search,
         streams: Vec::new(),
         messages: Vec::new(),
         flows: Vec::new(),

@@ -2,36 +2,38 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::decisions::engine_lock::{self, LockId, Operation, Work};
-use headway_core::decisions::sharing::log::{Fed, Line, Start, Used};
-use headway_core::decisions::sharing::{Action, Arbiter, ClientId, GpuId, Input, JobId, Key, TaskId, TaskParameters};
-use headway_core::log::Source;
+use headway_core::decisions::engine_lock::{self, EngineWork, LockId, LockedOperation};
+use headway_core::decisions::sharing::log::{BrokerLogLine, BrokerLogStart, Fed, Used};
+use headway_core::decisions::sharing::{
+    Arbiter, ArbiterAction, ArbiterInput, ClientId, GpuId, JobId, JobPriority, TaskId, TaskParameters,
+};
+use headway_core::log::RunSource;
 use headway_core::plan::Named;
 use headway_core::units::{Bytes, Nanos};
 
-use super::Log;
-use crate::sharing::{self, Doing, Engine, Header, Job, Span, TaskHead, Unit};
+use super::BrokerLog;
+use crate::sharing::{self, CompletedJob, Doing, GpuEngine, JobSpan, TaskHead, TaskLogHeader, Unit};
 
 /// An operation that was asked for.
 struct Asked {
     at: Nanos,
-    operation: Operation,
+    operation: LockedOperation,
     /// Since when it runs, and on which engines.
-    runs: Option<(Nanos, [Option<Engine>; 2])>,
+    runs: Option<(Nanos, [Option<GpuEngine>; 2])>,
 }
 
 /// A job whose end was not read yet.
 struct Open {
-    key: Key,
+    key: JobPriority,
     asked: Nanos,
     /// When, on which GPU by position, and where its state was.
     granted: Option<(Nanos, u32, Option<u32>)>,
     engine: Option<Asked>,
-    spans: Vec<Span>,
+    spans: Vec<JobSpan>,
 }
 
 impl Open {
-    fn new(key: Key, asked: Nanos) -> Self {
+    fn new(key: JobPriority, asked: Nanos) -> Self {
         Self { key, asked, granted: None, engine: None, spans: Vec::new() }
     }
 }
@@ -51,7 +53,7 @@ struct Reader {
     /// When the job before ended.
     ended: BTreeMap<u32, Nanos>,
     open: BTreeMap<TaskId, Open>,
-    jobs: Vec<Job>,
+    jobs: Vec<CompletedJob>,
     /// Jobs that were aborted, or whose client or GPU went.
     dropped: u64,
     /// Uses of leased engines that clients had no room to tell of.
@@ -64,12 +66,12 @@ struct Reader {
 /// Grants and operations that the broker saw have its times. What clients did by lease has theirs. The rest of the time for
 /// which a job held its token counts as time on a CPU.
 #[must_use]
-pub fn jobs(log: &Log) -> sharing::Log {
+pub fn jobs(log: &BrokerLog) -> sharing::TaskLog {
     let mut reader = Reader::default();
-    let (mut first, mut arbiter): (Option<&Start>, Option<Arbiter>) = (None, None);
+    let (mut first, mut arbiter): (Option<&BrokerLogStart>, Option<Arbiter>) = (None, None);
     for (_, line) in &log.lines {
         match line {
-            Line::Broker(start) => {
+            BrokerLogLine::Broker(start) => {
                 if first.is_none() {
                     first = Some(start);
                     reader.base = start.now;
@@ -77,8 +79,8 @@ pub fn jobs(log: &Log) -> sharing::Log {
                 arbiter = start.begin().ok();
                 reader.start(start);
             }
-            Line::Fed(fed) => reader.fed(fed),
-            Line::Task(task) => {
+            BrokerLogLine::Fed(fed) => reader.fed(fed),
+            BrokerLogLine::Task(task) => {
                 // Known from before this file, if it was not registered in it.
                 if let Some(known) = arbiter.as_ref().and_then(|arbiter| arbiter.task(task.task)) {
                     reader.register(known);
@@ -87,20 +89,20 @@ pub fn jobs(log: &Log) -> sharing::Log {
                     reader.heads[known.at as usize].1.id = task.name.clone();
                 }
             }
-            Line::Used(used) => reader.used(used),
+            BrokerLogLine::Used(used) => reader.used(used),
             _ => {}
         }
     }
     let header = first.map(|start| reader.header(start, log.torn));
     let header = header.expect("a log is read only if it begins with the start of a broker");
-    sharing::Log { header, jobs: reader.jobs, incomplete: None }
+    sharing::TaskLog { header, jobs: reader.jobs, incomplete: None }
 }
 
-const fn unit(engine: engine_lock::Engine) -> Unit {
+const fn unit(engine: engine_lock::EngineRole) -> Unit {
     match engine {
-        engine_lock::Engine::Execute => Unit::Ee,
-        engine_lock::Engine::In => Unit::H2d,
-        engine_lock::Engine::Out => Unit::D2h,
+        engine_lock::EngineRole::Execute => Unit::Ee,
+        engine_lock::EngineRole::In => Unit::H2d,
+        engine_lock::EngineRole::Out => Unit::D2h,
     }
 }
 
@@ -114,11 +116,11 @@ impl Reader {
         u32::try_from(at).unwrap_or(u32::MAX)
     }
 
-    fn engine(&self, lock: LockId) -> Engine {
-        Engine { gpu: self.position(lock.gpu), unit: unit(lock.engine) }
+    fn engine(&self, lock: LockId) -> GpuEngine {
+        GpuEngine { gpu: self.position(lock.gpu), unit: unit(lock.engine) }
     }
 
-    fn start(&mut self, start: &Start) {
+    fn start(&mut self, start: &BrokerLogStart) {
         self.gpus = start.arbiter.clusters.iter().flat_map(|cluster| cluster.gpus.clone()).collect();
         self.missing = self.missing.saturating_add(start.missing);
         // What is open is told anew by who is still there, or its end is missing.
@@ -143,40 +145,40 @@ impl Reader {
         }
         let now = self.at(fed.now);
         match &fed.input {
-            Input::Register(task) => self.register(task),
-            Input::Request { key, .. } | Input::Adopt { key, .. } => {
+            ArbiterInput::Register(task) => self.register(task),
+            ArbiterInput::Request { key, .. } | ArbiterInput::Adopt { key, .. } => {
                 self.open.insert(key.job.task, Open::new(*key, now));
             }
-            Input::Acquire { job, operation } => {
+            ArbiterInput::Acquire { job, operation } => {
                 if let Some(open) = self.open_mut(*job) {
                     open.engine = Some(Asked { at: now, operation: *operation, runs: None });
                 }
             }
-            Input::Complete { job } => self.complete(now, *job),
-            Input::Release { job, .. } => self.end(now, *job),
-            Input::Abort { job } => self.drop_open(job.task),
+            ArbiterInput::Complete { job } => self.complete(now, *job),
+            ArbiterInput::Release { job, .. } => self.end(now, *job),
+            ArbiterInput::Abort { job } => self.drop_open(job.task),
             // Who only waited is gone at once, who held something when that is free again.
-            Input::ClientGone { client } => self.drop_open_of(*client, |open| open.granted.is_none()),
-            Input::Drained { client } => self.drop_open_of(*client, |_| true),
+            ArbiterInput::ClientGone { client } => self.drop_open_of(*client, |open| open.granted.is_none()),
+            ArbiterInput::Drained { client } => self.drop_open_of(*client, |_| true),
             _ => {}
         }
         for action in &fed.actions {
             match action {
-                Action::Grant { job, gpu, from, .. } => {
+                ArbiterAction::Grant { job, gpu, from, .. } => {
                     let (gpu, from) = (self.position(*gpu), from.map(|from| self.position(from)));
                     if let Some(open) = self.open_mut(*job) {
                         open.granted = Some((now, gpu, from));
                     }
                 }
-                Action::Run { job, locks } => {
+                ArbiterAction::Run { job, locks } => {
                     let mut locks = locks.iter().map(|lock| self.engine(*lock));
                     let engines = [locks.next(), locks.next()];
                     if let Some(asked) = self.open_mut(*job).and_then(|open| open.engine.as_mut()) {
                         asked.runs = Some((now, engines));
                     }
                 }
-                Action::Revoke { job, .. } => self.drop_open(job.task),
-                Action::Obtained { .. } | Action::SetBoost { .. } => {}
+                ArbiterAction::Revoke { job, .. } => self.drop_open(job.task),
+                ArbiterAction::Obtained { .. } | ArbiterAction::SetBoost { .. } => {}
             }
         }
     }
@@ -201,14 +203,14 @@ impl Reader {
     fn complete(&mut self, now: Nanos, job: JobId) {
         let Some(open) = self.open_mut(job) else { return };
         let Some(Asked { at, operation, runs: Some((begin, engines)) }) = open.engine.take() else { return };
-        open.spans.push(Span { doing: Doing::EngineWait, begin: at, end: begin, engines, bytes: Bytes(0) });
+        open.spans.push(JobSpan { doing: Doing::EngineWait, begin: at, end: begin, engines, bytes: Bytes(0) });
         let (doing, bytes) = match operation.work {
-            Work::Execute => (Doing::Execute, Bytes(0)),
+            EngineWork::Execute => (Doing::Execute, Bytes(0)),
             // How much is copied under a lease that ends meanwhile is not known.
             _ if operation.bytes == Bytes(u64::MAX) => (Doing::Copy, Bytes(0)),
             _ => (Doing::Copy, operation.bytes),
         };
-        open.spans.push(Span { doing, begin, end: now, engines, bytes });
+        open.spans.push(JobSpan { doing, begin, end: now, engines, bytes });
     }
 
     fn used(&mut self, used: &Used) {
@@ -217,7 +219,7 @@ impl Reader {
         let (begin, end) = (self.at(used.begin), self.at(used.end));
         let doing = if engine.unit == Unit::Ee { Doing::Execute } else { Doing::Copy };
         if let Some(open) = self.open_mut(used.job) {
-            open.spans.push(Span { doing, begin, end, engines: [Some(engine), None], bytes: Bytes(0) });
+            open.spans.push(JobSpan { doing, begin, end, engines: [Some(engine), None], bytes: Bytes(0) });
         }
     }
 
@@ -233,11 +235,11 @@ impl Reader {
         let release = self.at(open.key.release);
         let start = release.max(self.ended.get(&task).copied().unwrap_or_default()).min(open.asked);
         let spans = line_up(start, open.asked, granted, now, open.spans);
-        let waited = |doing| spans.iter().filter(move |span: &&Span| span.doing == doing).map(Span::time);
+        let waited = |doing| spans.iter().filter(move |span: &&JobSpan| span.doing == doing).map(JobSpan::time);
         let blocked =
             [Doing::TokenWait, Doing::EngineWait].map(|doing| waited(doing).fold(Nanos::ZERO, Nanos::saturating_add));
         self.ended.insert(task, now);
-        self.jobs.push(Job {
+        self.jobs.push(CompletedJob {
             task,
             job: job.job,
             release,
@@ -252,7 +254,7 @@ impl Reader {
         });
     }
 
-    fn header(&mut self, start: &Start, torn: u64) -> Header {
+    fn header(&mut self, start: &BrokerLogStart, torn: u64) -> TaskLogHeader {
         let mut count: BTreeMap<String, u32> = BTreeMap::new();
         for (_, head) in &self.heads {
             *count.entry(head.id.clone()).or_insert(0) += 1;
@@ -276,10 +278,10 @@ impl Reader {
         note(self.missing, "lines could not be written");
         note(torn, "lines were cut off");
         let none = |name: String| Named { name, hash: String::new() };
-        Header {
+        TaskLogHeader {
             schema: sharing::SCHEMA,
             kind: sharing::KIND.to_owned(),
-            source: Source::Broker,
+            source: RunSource::Broker,
             version: start.version.clone(),
             commit: "unknown".to_owned(),
             seed: 0,
@@ -297,9 +299,9 @@ impl Reader {
 }
 
 /// The spans of a job in order and without overlap, with what is between them.
-fn line_up(start: Nanos, asked: Nanos, granted: Nanos, done: Nanos, mut spans: Vec<Span>) -> Vec<Span> {
-    let cpu = |begin, end| Span { doing: Doing::Cpu, begin, end, engines: [None, None], bytes: Bytes(0) };
-    let waits = Span { doing: Doing::TokenWait, ..cpu(asked, granted) };
+fn line_up(start: Nanos, asked: Nanos, granted: Nanos, done: Nanos, mut spans: Vec<JobSpan>) -> Vec<JobSpan> {
+    let cpu = |begin, end| JobSpan { doing: Doing::Cpu, begin, end, engines: [None, None], bytes: Bytes(0) };
+    let waits = JobSpan { doing: Doing::TokenWait, ..cpu(asked, granted) };
     let mut line = vec![cpu(start, asked), waits];
     let mut at = granted;
     spans.sort_by_key(|span| (span.begin, span.end));
@@ -308,7 +310,7 @@ fn line_up(start: Nanos, asked: Nanos, granted: Nanos, done: Nanos, mut spans: V
         let (begin, end) = (span.begin.max(at), span.end.min(done));
         if begin < end {
             line.push(cpu(at, begin));
-            line.push(Span { begin, end, ..span });
+            line.push(JobSpan { begin, end, ..span });
             at = end;
         }
     }

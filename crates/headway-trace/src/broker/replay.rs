@@ -1,14 +1,14 @@
 //! Feeds a broker's log to a new arbiter and compares what it decides.
 
 use headway_core::decisions::sharing::Arbiter;
-use headway_core::decisions::sharing::log::{Fed, Line, StartError};
+use headway_core::decisions::sharing::log::{BrokerLogLine, Fed, StartError};
 use serde::Serialize;
 
-use super::Log;
+use super::BrokerLog;
 
 /// A log that replayed without a difference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Replayed {
+pub struct ReplayedBroker {
     /// States from which the replay began: starts of brokers, full files, and ends of gaps.
     pub starts: u64,
     /// Inputs fed.
@@ -26,7 +26,7 @@ pub struct Replayed {
 /// The first place where the arbiter decided something else than the log says.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Divergence {
+pub enum BrokerDivergence {
     /// A state from which no arbiter can be made.
     #[error("log `{name}`, line {line}: the replay cannot begin")]
     Start {
@@ -57,22 +57,22 @@ pub enum Divergence {
 /// refusals byte for byte in their JSON form.
 ///
 /// # Errors
-/// [`Divergence`] at the first difference.
-pub fn replay(log: &Log) -> Result<Replayed, Divergence> {
-    let mut replayed = Replayed { torn: log.torn, ..Replayed::default() };
+/// [`BrokerDivergence`] at the first difference.
+pub fn replay(log: &BrokerLog) -> Result<ReplayedBroker, BrokerDivergence> {
+    let mut replayed = ReplayedBroker { torn: log.torn, ..ReplayedBroker::default() };
     let mut arbiter: Option<Arbiter> = None;
     for (line, what) in &log.lines {
         match (what, &mut arbiter) {
-            (Line::Broker(start), _) => {
-                let fail = |source| Divergence::Start { name: log.name.clone(), line: *line, source };
+            (BrokerLogLine::Broker(start), _) => {
+                let fail = |source| BrokerDivergence::Start { name: log.name.clone(), line: *line, source };
                 arbiter = Some(start.begin().map_err(fail)?);
                 replayed.starts += 1;
                 replayed.missing = replayed.missing.saturating_add(start.missing);
             }
-            (Line::Fed(fed), Some(arbiter)) => {
+            (BrokerLogLine::Fed(fed), Some(arbiter)) => {
                 let (expected, got) = (json(fed), json(&again(arbiter, fed)));
                 if got != expected {
-                    return Err(Divergence::Decision { name: log.name.clone(), line: *line, expected, got });
+                    return Err(BrokerDivergence::Decision { name: log.name.clone(), line: *line, expected, got });
                 }
                 replayed.inputs += 1;
                 replayed.actions += fed.actions.len() as u64;

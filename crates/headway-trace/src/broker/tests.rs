@@ -1,33 +1,34 @@
 //! Logs as a broker writes them, replayed and told as jobs.
 
 use headway_core::decisions::engine_lock;
-use headway_core::decisions::engine_lock::{EngineParameters, LockId, Order, PeerLocks, Work};
+use headway_core::decisions::engine_lock::{EngineParameters, EngineWork, LockId, LockOrder, PeerLocks};
 use headway_core::decisions::predictor::PredictorParameters;
-use headway_core::decisions::sharing::log::{Fed, Start, TaskLine, Used, Why};
+use headway_core::decisions::sharing::log::{BrokerLogStart, Fed, StartReason, TaskLine, Used};
 use headway_core::decisions::sharing::{
-    Arbiter, ArbiterParameters, ClientId, ClusterId, ClusterParameters, GpuId, Input, JobId, Key, Limits, Outcome,
-    TaskId, TaskParameters,
+    Arbiter, ArbiterInput, ArbiterLimits, ArbiterParameters, ClientId, ClusterId, ClusterParameters, GpuId, JobId,
+    JobPriority, TaskId, TaskParameters, TokenOutcome,
 };
-use headway_core::decisions::token::{Mode, TokenParameters};
+use headway_core::decisions::token::{TokenMode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
 
 use super::*;
-use crate::sharing::{Doing, Engine, Unit};
+use crate::sharing::{Doing, GpuEngine, Unit};
 
 /// A broker of one GPU with one token, as far as its log goes.
 struct Broker {
     parameters: ArbiterParameters,
     arbiter: Arbiter,
-    lines: Vec<Line>,
+    lines: Vec<BrokerLogLine>,
 }
 
 impl Broker {
     fn new() -> Self {
-        let tokens = TokenParameters { cpus: 4, per_gpu: 1, mode: Mode::Fifo, affinity: false, discount_holder: false };
+        let tokens =
+            TokenParameters { cpus: 4, per_gpu: 1, mode: TokenMode::Fifo, affinity: false, discount_holder: false };
         let engines = EngineParameters {
             copy_engines: 2,
             peer: PeerLocks::Group,
-            order: Order::Arrival,
+            order: LockOrder::Arrival,
             chunk_bytes: None,
             keep_bytes: Bytes(0),
             unlocked_below: Bytes(0),
@@ -37,31 +38,31 @@ impl Broker {
             clusters: vec![ClusterParameters::equal(1, tokens)],
             engines: Some(engines),
             predictor: PredictorParameters::default(),
-            limits: Limits::default(),
+            limits: ArbiterLimits::default(),
         };
         let mut this = Self { arbiter: Arbiter::new(parameters.clone()).unwrap(), parameters, lines: Vec::new() };
-        this.start(1_000, Why::Started);
+        this.start(1_000, StartReason::Started);
         this
     }
 
-    fn start(&mut self, now: u64, why: Why) {
-        let start = Start::of(&self.arbiter, &self.parameters, 3, Nanos(now), why);
-        self.lines.push(Line::Broker(Box::new(start)));
+    fn start(&mut self, now: u64, why: StartReason) {
+        let start = BrokerLogStart::of(&self.arbiter, &self.parameters, 3, Nanos(now), why);
+        self.lines.push(BrokerLogLine::Broker(Box::new(start)));
     }
 
-    fn feed(&mut self, now: u64, input: Input) {
+    fn feed(&mut self, now: u64, input: ArbiterInput) {
         let now = Nanos(now);
         let refused = self.arbiter.handle(now, &input).err();
         let actions = std::iter::from_fn(|| self.arbiter.poll_action()).collect();
         while self.arbiter.poll_event().is_some() {}
-        self.lines.push(Line::Fed(Fed { now, input, actions, refused }));
+        self.lines.push(BrokerLogLine::Fed(Fed { now, input, actions, refused }));
     }
 
     fn register(&mut self, now: u64, id: u32) {
         let (task, client) = (TaskId(id), ClientId(u64::from(id)));
         self.feed(
             now,
-            Input::Register(TaskParameters {
+            ArbiterInput::Register(TaskParameters {
                 id: task,
                 client,
                 cluster: ClusterId(0),
@@ -76,7 +77,14 @@ impl Broker {
 
     fn name(&mut self, now: u64, id: u32) {
         let (task, client) = (TaskId(id), ClientId(u64::from(id)));
-        self.lines.push(Line::Task(TaskLine { now: Nanos(now), task, name: format!("t{id}"), client, pid: 7, uid: 8 }));
+        self.lines.push(BrokerLogLine::Task(TaskLine {
+            now: Nanos(now),
+            task,
+            name: format!("t{id}"),
+            client,
+            pid: 7,
+            uid: 8,
+        }));
     }
 
     fn text(&self) -> String {
@@ -84,26 +92,26 @@ impl Broker {
     }
 }
 
-fn read(text: &str) -> Result<Log, LogError> {
-    Log::read(text.as_bytes(), "test")
+fn read(text: &str) -> Result<BrokerLog, LogError> {
+    BrokerLog::read(text.as_bytes(), "test")
 }
 
 fn job(task: u32) -> JobId {
     JobId { task: TaskId(task), job: 1 }
 }
 
-fn request(task: u32, release: u64) -> Input {
-    let key = Key { deadline: Nanos(release + 1_000), release: Nanos(release), job: job(task) };
-    Input::Request { key, acquisition: 0 }
+fn request(task: u32, release: u64) -> ArbiterInput {
+    let key = JobPriority { deadline: Nanos(release + 1_000), release: Nanos(release), job: job(task) };
+    ArbiterInput::Request { key, acquisition: 0 }
 }
 
-fn acquire(task: u32, work: Work, bytes: u64) -> Input {
-    let operation = engine_lock::Operation { work, bytes: Bytes(bytes), predicted: Nanos(0), budget: Nanos(0) };
-    Input::Acquire { job: job(task), operation }
+fn acquire(task: u32, work: EngineWork, bytes: u64) -> ArbiterInput {
+    let operation = engine_lock::LockedOperation { work, bytes: Bytes(bytes), predicted: Nanos(0), budget: Nanos(0) };
+    ArbiterInput::Acquire { job: job(task), operation }
 }
 
-fn release(task: u32) -> Input {
-    Input::Release { job: job(task), outcome: Outcome::Complete(Nanos(5)) }
+fn release(task: u32) -> ArbiterInput {
+    ArbiterInput::Release { job: job(task), outcome: TokenOutcome::Complete(Nanos(5)) }
 }
 
 /// Two tasks share the GPU: the second waits for the token while the first copies and uses the execution engine by lease.
@@ -113,11 +121,11 @@ fn two() -> Broker {
     broker.register(1_000, 2);
     broker.feed(1_100, request(1, 1_090));
     broker.feed(1_150, request(2, 1_140));
-    broker.feed(1_200, acquire(1, Work::CopyIn, 64));
-    broker.feed(1_260, Input::Complete { job: job(1) });
-    let lock = LockId { gpu: GpuId(0), engine: engine_lock::Engine::Execute };
+    broker.feed(1_200, acquire(1, EngineWork::CopyIn, 64));
+    broker.feed(1_260, ArbiterInput::Complete { job: job(1) });
+    let lock = LockId { gpu: GpuId(0), engine: engine_lock::EngineRole::Execute };
     let used = Used { now: Nanos(1_400), job: job(1), lock, begin: Nanos(1_300), end: Nanos(1_380), missing: 2 };
-    broker.lines.push(Line::Used(used));
+    broker.lines.push(BrokerLogLine::Used(used));
     broker.feed(1_400, release(1));
     broker
 }
@@ -125,7 +133,7 @@ fn two() -> Broker {
 #[test]
 fn a_log_replays_and_one_that_was_changed_does_not() {
     let mut broker = two();
-    broker.feed(1_450, acquire(1, Work::Execute, 0));
+    broker.feed(1_450, acquire(1, EngineWork::Execute, 0));
     let text = broker.text();
     let replayed = replay(&read(&text).unwrap()).unwrap();
     assert_eq!((replayed.starts, replayed.inputs, replayed.refused), (1, 8, 1));
@@ -133,11 +141,11 @@ fn a_log_replays_and_one_that_was_changed_does_not() {
     // The second grant goes to another task.
     let at = text.rfind("{\"grant\":{\"job\":{\"task\":2").unwrap();
     let changed = format!("{}{}", &text[..at], text[at..].replacen("\"task\":2", "\"task\":1", 1));
-    let Err(Divergence::Decision { line, .. }) = replay(&read(&changed).unwrap()) else { panic!("it replays") };
+    let Err(BrokerDivergence::Decision { line, .. }) = replay(&read(&changed).unwrap()) else { panic!("it replays") };
     assert_eq!(line, 11);
     let changed = text.replacen("\\\"now\\\":0", "\\\"now\\\":1", 1);
     assert_ne!(changed, text);
-    assert!(matches!(replay(&read(&changed).unwrap()), Err(Divergence::Start { line: 1, .. })));
+    assert!(matches!(replay(&read(&changed).unwrap()), Err(BrokerDivergence::Start { line: 1, .. })));
 }
 
 #[test]
@@ -162,7 +170,7 @@ fn jobs_are_told_with_what_they_waited_for_and_what_they_did_by_lease() {
             (Doing::Cpu, 380, 400)
         ]
     );
-    let ee = Engine { gpu: 0, unit: Unit::Ee };
+    let ee = GpuEngine { gpu: 0, unit: Unit::Ee };
     assert_eq!(shared.jobs[0].spans[4].engines, [Some(ee), None]);
     assert_eq!(spans(1), [(Doing::Cpu, 140, 150), (Doing::TokenWait, 150, 400), (Doing::Cpu, 400, 500)]);
     assert_eq!(shared.jobs[1].blocked, [Nanos(250), Nanos(0)]);
@@ -179,7 +187,7 @@ fn jobs_are_told_with_what_they_waited_for_and_what_they_did_by_lease() {
 fn a_later_file_needs_none_before_it() {
     let mut broker = two();
     let before = broker.lines.len();
-    broker.start(1_410, Why::Rotated);
+    broker.start(1_410, StartReason::Rotated);
     (1..=2).for_each(|id| broker.name(1_410, id));
     broker.feed(1_500, release(2));
     broker.feed(1_600, request(1, 1_600));
@@ -202,7 +210,7 @@ fn half_a_line_is_borne_only_where_a_broker_can_have_left_it() {
     assert_eq!(replay(&read(&torn).unwrap()).unwrap().torn, 1);
     let first = broker.lines.len();
     broker.arbiter = Arbiter::new(broker.parameters.clone()).unwrap();
-    broker.start(2_000, Why::Started);
+    broker.start(2_000, StartReason::Started);
     broker.register(2_000, 9);
     let all = broker.text();
     let (head, tail) = all.split_at(all.lines().take(first).map(|line| line.len() + 1).sum());

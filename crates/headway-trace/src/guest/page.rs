@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use headway_core::files::guest_log::{Copy, Host, Towards, Why};
+use headway_core::files::guest_log::{Copy, DriverReason, Host, Towards};
 use headway_core::units::{Bytes, Nanos};
 use serde::Serialize;
 
 use super::under_way::{Role, roles};
-use super::{Log, Summary, summarize};
+use super::{GuestLog, GuestSummary, summarize};
 use crate::page::shell::{self, Shell};
 use crate::page::still::still;
 use crate::page::tracks::{self, Item, Kept, Reduced, Row, SINGLY_MAX, Track};
@@ -31,7 +31,7 @@ const UNDER_WAY: u8 = 4;
 struct Data<'a> {
     schema: u32,
     kind: &'static str,
-    summary: &'a Summary,
+    summary: &'a GuestSummary,
     span: Nanos,
     /// Times of copies that failed, or took long beside a bulk copy.
     missed: Vec<Nanos>,
@@ -39,7 +39,7 @@ struct Data<'a> {
     /// Who waited beside whose bulk copies.
     waits: Vec<Waits>,
     /// What reasons are called.
-    words: Vec<(Why, &'static str)>,
+    words: Vec<(DriverReason, &'static str)>,
     rows: Vec<Row>,
     kept: Kept,
 }
@@ -88,7 +88,7 @@ struct Known {
 }
 
 impl Known {
-    fn of(log: &Log, summary: &Summary) -> Self {
+    fn of(log: &GuestLog, summary: &GuestSummary) -> Self {
         let roles = roles(&log.copies);
         let bound = summary.beside.without.median.map_or(Nanos::MAX, |median| Nanos(median.0.saturating_mul(LONG)));
         let is_marked = |(copy, role): (&Copy, &Role)| {
@@ -107,7 +107,7 @@ impl Known {
 ///
 /// # Errors
 /// Those of `out`.
-pub fn write(log: &Log, out: impl Write) -> io::Result<()> {
+pub fn write(log: &GuestLog, out: impl Write) -> io::Result<()> {
     let summary = summarize(log);
     let known = Known::of(log, &summary);
     let tracks = tracks(log, &known);
@@ -156,7 +156,7 @@ fn stream(handle: u64) -> String {
 }
 
 /// The tracks of threads, in their order, and those of bulk copies under way by stream. A track of each thread, stream and direction.
-fn tracks(log: &Log, known: &Known) -> Vec<Track> {
+fn tracks(log: &GuestLog, known: &Known) -> Vec<Track> {
     let mut of_threads: BTreeMap<(u32, u64, Towards), Vec<Item>> = BTreeMap::new();
     let mut under_way: BTreeMap<u64, Vec<Item>> = BTreeMap::new();
     for (at, copy) in log.copies.iter().enumerate() {
@@ -200,7 +200,7 @@ fn tracks(log: &Log, known: &Known) -> Vec<Track> {
 }
 
 /// Where to look, what matters most first: the longest wait beside a bulk copy, the slowest copies, those that failed.
-fn wanted(log: &Log, known: &Known) -> Vec<(Nanos, Nanos)> {
+fn wanted(log: &GuestLog, known: &Known) -> Vec<(Nanos, Nanos)> {
     let all = || log.copies.iter().enumerate();
     let window = |(_, copy): &(usize, &Copy)| (copy.at, copy.at.saturating_add(copy.took));
     let by_time = |mut copies: Vec<(usize, &Copy)>| {
@@ -213,7 +213,7 @@ fn wanted(log: &Log, known: &Known) -> Vec<(Nanos, Nanos)> {
     waited.into_iter().chain(slowest).chain(failed).collect()
 }
 
-fn copies(log: &Log, known: &Known, drawn: &[bool]) -> Copies {
+fn copies(log: &GuestLog, known: &Known, drawn: &[bool]) -> Copies {
     let mut copies = Copies::default();
     for (at, copy) in log.copies.iter().enumerate().filter(|(at, _)| drawn[*at]) {
         copies.at.push(copy.at);
@@ -225,7 +225,7 @@ fn copies(log: &Log, known: &Known, drawn: &[bool]) -> Copies {
         copies.stream.push(stream(copy.stream));
         copies.host.push(copy.host);
         copies.became.push(copy.became.name());
-        copies.why.push(copy.why.map(Why::name));
+        copies.why.push(copy.why.map(DriverReason::name));
         copies.status.push(copy.status);
         copies.of.push(copy.of);
         copies.marked.push(known.marked[at]);
@@ -238,7 +238,7 @@ fn copies(log: &Log, known: &Known, drawn: &[bool]) -> Copies {
 }
 
 /// By stream and the bulk copies' stream, the longest total first.
-fn waits(log: &Log, known: &Known) -> Vec<Waits> {
+fn waits(log: &GuestLog, known: &Known) -> Vec<Waits> {
     let mut waits: BTreeMap<(u64, u64), Waits> = BTreeMap::new();
     for (at, copy) in log.copies.iter().enumerate() {
         let Some(bulk) = known.behind(at) else { continue };
@@ -269,7 +269,7 @@ const COLORS: [&str; 5] = ["#009e73", "#56b4e9", "#e69f00", "#7f7f7f", "#cc79a7"
 const NAMES: [&str; 5] = ["fast", "by a kernel (aside)", "in pieces", "passed on", "bulk, assumed under way"];
 
 /// What happened around the longest wait, or the slowest copy.
-fn picture(log: &Log, known: &Known, tracks: &[Track], around: Option<(Nanos, Nanos)>) -> String {
+fn picture(log: &GuestLog, known: &Known, tracks: &[Track], around: Option<(Nanos, Nanos)>) -> String {
     let Some((from, to)) = around else { return String::new() };
     let least = to.saturating_sub(from).0.max(1_000);
     let window = (from.saturating_sub(Nanos(least)), to.saturating_add(Nanos(least)));

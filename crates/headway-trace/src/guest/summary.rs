@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::files::guest_log::{Became, Call, Copy, Difference, Finding, SIZES, Verified, Why, size_class};
+use headway_core::files::guest_log::{
+    Became, Call, Copy, Difference, DriverReason, LintFinding, SIZES, VerifyCounts, size_class,
+};
 use headway_core::units::{Bytes, Nanos};
 use serde::Serialize;
 
-use super::Log;
+use super::GuestLog;
 use super::under_way::{Role, roles};
 
 /// Version of the summary's JSON form.
@@ -19,7 +21,7 @@ const P99_MIN: u64 = 100;
 const ALONE_MIN: u64 = 10;
 /// What a guest's log says.
 #[derive(Clone, Debug, Serialize)]
-pub struct Summary {
+pub struct GuestSummary {
     /// Version of this JSON form.
     pub schema: u32,
     pub pid: u32,
@@ -40,23 +42,23 @@ pub struct Summary {
     /// Time of all threads in their calls.
     pub blocked: Nanos,
     /// By call, class of sizes and who made them.
-    pub groups: Vec<Group>,
+    pub groups: Vec<CopyGroup>,
     /// Why copies were passed on.
-    pub reasons: Vec<Reason>,
+    pub reasons: Vec<ReasonCount>,
     /// Small copies out of a GPU and bulk ones.
     pub beside: Beside,
     pub slowest: Vec<Copy>,
     /// What `--lint` found.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<LintFinding>,
     /// Copies that `--verify` found wrong.
     pub differences: Vec<Difference>,
     /// What `--verify` did; `None` without it, and where the program was killed.
-    pub verified: Option<Verified>,
+    pub verified: Option<VerifyCounts>,
 }
 
 /// Copies of one call, one class of sizes and one maker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Group {
+pub struct CopyGroup {
     pub call: Call,
     /// The class of sizes.
     pub size: &'static str,
@@ -77,7 +79,7 @@ pub struct Group {
     pub drivers_median: Option<Nanos>,
 }
 
-impl Group {
+impl CopyGroup {
     /// Whether the driver's copies took less time.
     pub(super) fn is_slower(&self) -> bool {
         self.median.zip(self.drivers_median).is_some_and(|(ours, drivers)| ours > drivers)
@@ -86,9 +88,9 @@ impl Group {
 
 /// A reason and how often it was met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Reason {
+pub struct ReasonCount {
     /// Why copies were passed on.
-    pub why: Why,
+    pub why: DriverReason,
     pub copies: u64,
 }
 
@@ -152,16 +154,16 @@ impl Sample {
 
 /// Sums a log up.
 #[must_use]
-pub fn summarize(log: &Log) -> Summary {
+pub fn summarize(log: &GuestLog) -> GuestSummary {
     let groups = groups(log);
-    let mut reasons: BTreeMap<Why, u64> = BTreeMap::new();
+    let mut reasons: BTreeMap<DriverReason, u64> = BTreeMap::new();
     for (why, copy) in log.copies.iter().filter_map(|copy| Some((copy.why?, copy))) {
         *reasons.entry(why).or_default() += copy.of;
     }
     let mut slowest = log.copies.clone();
     slowest.sort_by_key(|copy| std::cmp::Reverse(copy.took));
     slowest.truncate(SLOWEST);
-    Summary {
+    GuestSummary {
         schema: SCHEMA,
         pid: log.start.pid,
         command: log.start.command.clone(),
@@ -174,7 +176,7 @@ pub fn summarize(log: &Log) -> Summary {
         bytes: Bytes(groups.iter().fold(0, |sum, group| sum.saturating_add(group.bytes.0))),
         blocked: groups.iter().fold(Nanos::ZERO, |sum, group| sum.saturating_add(group.blocked)),
         groups,
-        reasons: reasons.into_iter().map(|(why, copies)| Reason { why, copies }).collect(),
+        reasons: reasons.into_iter().map(|(why, copies)| ReasonCount { why, copies }).collect(),
         beside: beside(&log.copies),
         slowest,
         findings: log.findings.clone(),
@@ -201,7 +203,7 @@ impl Totals {
     }
 }
 
-fn groups(log: &Log) -> Vec<Group> {
+fn groups(log: &GuestLog) -> Vec<CopyGroup> {
     let mut totals: BTreeMap<(Call, usize, Became), Totals> = BTreeMap::new();
     for copy in &log.copies {
         let totals = totals.entry((copy.call, size_class(copy.bytes.0), copy.became)).or_default();
@@ -219,7 +221,7 @@ fn groups(log: &Log) -> Vec<Group> {
     };
     let drivers: BTreeMap<(Call, usize), Nanos> =
         totals.iter_mut().filter_map(|(key, totals)| drivers(*key, totals)).collect();
-    let group = |((call, class, became), mut totals): ((Call, usize, Became), Totals)| Group {
+    let group = |((call, class, became), mut totals): ((Call, usize, Became), Totals)| CopyGroup {
         call,
         size: SIZES.get(class).map_or("?", |(_, name)| name),
         became,

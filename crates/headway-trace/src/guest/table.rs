@@ -2,17 +2,17 @@
 
 use std::fmt::{self, Write};
 
-use headway_core::files::guest_log::{Copy, Finding, Problem};
+use headway_core::files::guest_log::{Copy, LintFinding, Problem};
 use headway_core::units::Nanos;
 
-use super::Summary;
-use super::summary::{Group, Times};
+use super::GuestSummary;
+use super::summary::{CopyGroup, Times};
 
 fn or_dash(time: Option<Nanos>) -> String {
     time.map_or_else(|| "-".to_owned(), |time| time.to_string())
 }
 
-impl Summary {
+impl GuestSummary {
     /// Tables for people.
     #[must_use]
     pub fn table(&self) -> String {
@@ -63,7 +63,7 @@ impl Summary {
             ])?;
         }
         for group in self.groups.iter().filter(|group| group.is_slower()) {
-            let Group { call, size, became, median, drivers_median, .. } = group;
+            let CopyGroup { call, size, became, median, drivers_median, .. } = group;
             let (median, drivers) = (or_dash(*median), or_dash(*drivers_median));
             let (call, became) = (call.name(), became.name());
             writeln!(text, "slower   {call} of {size}, made {became}: median {median}, the driver's {drivers}")?;
@@ -137,7 +137,7 @@ impl Summary {
             writeln!(text, "\ncopies that lose time")?;
         }
         for finding in &self.findings {
-            let Finding { problem, site, call, copies, bytes, took, gain } = finding;
+            let LintFinding { problem, site, call, copies, bytes, took, gain } = finding;
             let problem = match problem {
                 Problem::Ordinary => "large copies of ordinary memory",
                 Problem::Tiny => "many tiny copies",

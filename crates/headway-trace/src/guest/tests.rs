@@ -1,9 +1,11 @@
 //! What the report says of logs of guests.
 
-use headway_core::files::guest_log::{Became, Call, Copy, Counted, Host, KIND, Line, SCHEMA, Start, Towards, Why};
+use headway_core::files::guest_log::{
+    Became, Call, Copy, CountedCopies, DriverReason, GuestLogLine, GuestLogStart, Host, KIND, SCHEMA, Towards,
+};
 use headway_core::units::{Bytes, Nanos};
 
-use super::{Log, summarize};
+use super::{GuestLog, summarize};
 
 const SMALL: Copy = Copy {
     at: Nanos(0),
@@ -15,13 +17,13 @@ const SMALL: Copy = Copy {
     stream: 22,
     host: Host::NotAsked,
     became: Became::PassedOn,
-    why: Some(Why::NoOption),
+    why: Some(DriverReason::NoOption),
     status: 0,
     of: 1,
 };
 
-fn read(lines: &[Line], end: &str) -> Log {
-    let start = Start {
+fn read(lines: &[GuestLogLine], end: &str) -> GuestLog {
+    let start = GuestLogStart {
         schema: SCHEMA,
         kind: KIND.to_owned(),
         version: "0".to_owned(),
@@ -32,16 +34,16 @@ fn read(lines: &[Line], end: &str) -> Log {
     };
     let lines = lines.iter().map(|line| serde_json::to_string(line).unwrap());
     let text: Vec<String> = std::iter::once(serde_json::to_string(&start).unwrap()).chain(lines).collect();
-    Log::read((text.join("\n") + end).as_bytes(), "log").unwrap()
+    GuestLog::read((text.join("\n") + end).as_bytes(), "log").unwrap()
 }
 
-fn bulk(at: u64) -> Line {
-    Line::Copy(Copy { at: Nanos(at), call: Call::OutAsync, bytes: Bytes(1 << 30), stream: 21, ..SMALL })
+fn bulk(at: u64) -> GuestLogLine {
+    GuestLogLine::Copy(Copy { at: Nanos(at), call: Call::OutAsync, bytes: Bytes(1 << 30), stream: 21, ..SMALL })
 }
 
 /// Twenty small copies without a bulk copy, one every 100 us.
-fn alone() -> Vec<Line> {
-    (0..20).map(|i| Line::Copy(Copy { at: Nanos(100_000 * i), ..SMALL })).collect()
+fn alone() -> Vec<GuestLogLine> {
+    (0..20).map(|i| GuestLogLine::Copy(Copy { at: Nanos(100_000 * i), ..SMALL })).collect()
 }
 
 #[test]
@@ -50,9 +52,9 @@ fn small_copies_beside_a_bulk_copy_are_told_from_others() {
     // 1 GiB at 20 GB/s counts as under way for 53 ms.
     lines.push(bulk(10_000_000));
     let slow = Copy { at: Nanos(11_000_000), took: Nanos(19_000_000), ..SMALL };
-    lines.push(Line::Copy(slow));
-    lines.push(Line::Copy(Copy { at: Nanos(12_000_000), stream: 21, took: Nanos(19_000_000), ..SMALL }));
-    lines.push(Line::Copy(Copy { at: Nanos(80_000_000), ..SMALL }));
+    lines.push(GuestLogLine::Copy(slow));
+    lines.push(GuestLogLine::Copy(Copy { at: Nanos(12_000_000), stream: 21, took: Nanos(19_000_000), ..SMALL }));
+    lines.push(GuestLogLine::Copy(Copy { at: Nanos(80_000_000), ..SMALL }));
     let summary = summarize(&read(&lines, "\n"));
     // The one in the bulk copy's own stream must wait: it counts as any other.
     assert_eq!((summary.beside.with.copies, summary.beside.without.copies), (1, 22));
@@ -66,9 +68,9 @@ fn small_copies_beside_a_bulk_copy_are_told_from_others() {
 fn copies_that_wait_are_under_way_for_the_call_only() {
     let mut lines = alone();
     let waits = Copy { at: Nanos(10_000_000), took: Nanos(1_000_000), bytes: Bytes(1 << 30), stream: 1, ..SMALL };
-    lines.push(Line::Copy(waits));
-    lines.push(Line::Copy(Copy { at: Nanos(10_500_000), ..SMALL }));
-    lines.push(Line::Copy(Copy { at: Nanos(11_500_000), ..SMALL }));
+    lines.push(GuestLogLine::Copy(waits));
+    lines.push(GuestLogLine::Copy(Copy { at: Nanos(10_500_000), ..SMALL }));
+    lines.push(GuestLogLine::Copy(Copy { at: Nanos(11_500_000), ..SMALL }));
     let summary = summarize(&read(&lines, "\n"));
     assert_eq!((summary.beside.with.copies, summary.beside.without.copies), (1, 21));
     assert_eq!(summary.beside.waited, Some(Nanos(0)));
@@ -76,7 +78,7 @@ fn copies_that_wait_are_under_way_for_the_call_only() {
 
 #[test]
 fn nothing_is_concluded_from_few_copies() {
-    let lines = [bulk(0), Line::Copy(Copy { at: Nanos(5), ..SMALL })];
+    let lines = [bulk(0), GuestLogLine::Copy(Copy { at: Nanos(5), ..SMALL })];
     let summary = summarize(&read(&lines, "\n"));
     assert_eq!((summary.beside.with.copies, summary.beside.waited), (1, None));
     assert!(summary.groups.iter().all(|group| group.p99.is_none()));
@@ -84,7 +86,7 @@ fn nothing_is_concluded_from_few_copies() {
 
 #[test]
 fn samples_count_for_the_copies_that_they_stand_for() {
-    let counted = Counted {
+    let counted = CountedCopies {
         call: Call::Out,
         class: 0,
         became: Became::PassedOn,
@@ -95,7 +97,13 @@ fn samples_count_for_the_copies_that_they_stand_for() {
     };
     let slow = Copy { took: Nanos(1_000_000), ..SMALL };
     let sample = Copy { of: 64, ..SMALL };
-    let lines = [Line::Counted(counted), Line::Copy(sample), Line::Copy(slow), Line::Copy(slow), Line::Copy(sample)];
+    let lines = [
+        GuestLogLine::Counted(counted),
+        GuestLogLine::Copy(sample),
+        GuestLogLine::Copy(slow),
+        GuestLogLine::Copy(slow),
+        GuestLogLine::Copy(sample),
+    ];
     let [group] = summarize(&read(&lines, "\n")).groups.try_into().unwrap();
     assert_eq!((group.copies, group.bytes), (67, Bytes(268)));
     assert_eq!((group.median, group.p99), (Some(Nanos(10_000)), Some(Nanos(1_000_000))));
@@ -108,5 +116,5 @@ fn a_log_that_was_cut_off_is_read_and_said() {
     assert_eq!((log.copies.len(), log.torn, log.end), (20, 1, None));
     let text = summarize(&log).table();
     assert!(text.contains("no last line") && text.contains("1 were cut off"), "{text}");
-    assert!(Log::read(&b"{\"schema\":1}\n"[..], "log").is_err());
+    assert!(GuestLog::read(&b"{\"schema\":1}\n"[..], "log").is_err());
 }

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use headway_core::units::Nanos;
 use serde::Serialize;
 
-use super::{Doing, Engine, Job, Log, Span, Summary, Unit, Wait, waits};
+use super::{CompletedJob, Doing, GpuEngine, JobSpan, JobWait, SharingSummary, TaskLog, Unit, waits};
 use crate::page::series::{self, Point, Series};
 use crate::page::shell::{self, Shell};
 use crate::page::still::still;
@@ -25,7 +25,7 @@ const PERIODS: u64 = 6;
 struct Data<'a> {
     schema: u32,
     kind: &'static str,
-    summary: &'a Summary,
+    summary: &'a SharingSummary,
     /// Of each task, the longest time from a release to its deadline.
     deadlines: Vec<Nanos>,
     streams: Vec<Series>,
@@ -59,7 +59,7 @@ struct Jobs {
 ///
 /// # Errors
 /// Those of `out`.
-pub fn write(log: &Log, summary: &Summary, out: impl Write) -> io::Result<()> {
+pub fn write(log: &TaskLog, summary: &SharingSummary, out: impl Write) -> io::Result<()> {
     let epoch = log.jobs.iter().map(|job| job.release).min().unwrap_or_default();
     let (tracks, engines) = tracks(log, epoch);
     let points = points(log, epoch);
@@ -96,14 +96,14 @@ pub fn write(log: &Log, summary: &Summary, out: impl Write) -> io::Result<()> {
 }
 
 /// From release to deadline; the period where no job says.
-fn deadline(log: &Log, task: usize) -> Nanos {
+fn deadline(log: &TaskLog, task: usize) -> Nanos {
     let of_task = log.jobs.iter().filter(|job| job.task as usize == task);
     let relative = of_task.map(|job| job.deadline.saturating_sub(job.release)).max();
     relative.unwrap_or(log.header.tasks[task].period)
 }
 
 /// The responses of each task in the order of completion, counted as in the summary: from the start of a job.
-fn points(log: &Log, epoch: Nanos) -> Vec<Vec<Point>> {
+fn points(log: &TaskLog, epoch: Nanos) -> Vec<Vec<Point>> {
     let mut points = vec![Vec::new(); log.header.tasks.len()];
     for job in &log.jobs {
         if let Some(points) = points.get_mut(job.task as usize) {
@@ -119,18 +119,19 @@ fn points(log: &Log, epoch: Nanos) -> Vec<Vec<Point>> {
 
 /// A track for each task and each engine, and the engines' rows. Of the engines that nobody used, those are shown that every
 /// GPU has.
-fn tracks(log: &Log, epoch: Nanos) -> (Vec<Track>, BTreeMap<Engine, usize>) {
+fn tracks(log: &TaskLog, epoch: Nanos) -> (Vec<Track>, BTreeMap<GpuEngine, usize>) {
     let header = &log.header;
-    let used: BTreeSet<Engine> =
+    let used: BTreeSet<GpuEngine> =
         log.jobs.iter().flat_map(|job| &job.spans).flat_map(|span| span.engines).flatten().collect();
     let both_ways = used.iter().any(|engine| engine.unit == Unit::D2h);
     let units = [Unit::Ee, Unit::H2d].into_iter().chain(both_ways.then_some(Unit::D2h));
-    let there = (0..header.gpus.len() as u32).flat_map(|gpu| units.clone().map(move |unit| Engine { gpu, unit }));
-    let engines: BTreeSet<Engine> = used.iter().copied().chain(there).collect();
+    let there = (0..header.gpus.len() as u32).flat_map(|gpu| units.clone().map(move |unit| GpuEngine { gpu, unit }));
+    let engines: BTreeSet<GpuEngine> = used.iter().copied().chain(there).collect();
     let task = |head: &super::TaskHead| Track { name: head.id.clone(), ..Track::default() };
-    let engine = |engine: &Engine| Track { name: header.engine(*engine), group: Some(engine.gpu), items: Vec::new() };
+    let engine =
+        |engine: &GpuEngine| Track { name: header.engine(*engine), group: Some(engine.gpu), items: Vec::new() };
     let mut tracks: Vec<Track> = header.tasks.iter().map(task).chain(engines.iter().map(engine)).collect();
-    let rows: BTreeMap<Engine, usize> = engines.into_iter().zip(header.tasks.len()..).collect();
+    let rows: BTreeMap<GpuEngine, usize> = engines.into_iter().zip(header.tasks.len()..).collect();
     for (at, job) in log.jobs.iter().enumerate() {
         for span in job.spans.iter().filter(|span| span.end > span.begin) {
             let item = item(at, job, span, epoch);
@@ -148,7 +149,7 @@ fn tracks(log: &Log, epoch: Nanos) -> (Vec<Track>, BTreeMap<Engine, usize>) {
     (tracks, rows)
 }
 
-fn item(at: usize, job: &Job, span: &Span, epoch: Nanos) -> Item {
+fn item(at: usize, job: &CompletedJob, span: &JobSpan, epoch: Nanos) -> Item {
     Item {
         start: span.begin.saturating_sub(epoch),
         end: span.end.saturating_sub(epoch),
@@ -162,23 +163,24 @@ fn item(at: usize, job: &Job, span: &Span, epoch: Nanos) -> Item {
 
 /// Where to look, what matters most first: the longest response for its period, late jobs, the longest response of each
 /// task, the longest waits.
-fn wanted(log: &Log, epoch: Nanos) -> Vec<(Nanos, Nanos)> {
-    let period = |job: &Job| log.header.tasks.get(job.task as usize).map_or(1, |task| task.period.0.max(1));
-    let share = |job: &Job| u128::from(job.done.saturating_sub(job.start).0) * 1_000_000 / u128::from(period(job));
-    let window = |job: &&Job| (job.start.saturating_sub(epoch), job.done.saturating_sub(epoch));
-    let mut longest: BTreeMap<u32, &Job> = BTreeMap::new();
+fn wanted(log: &TaskLog, epoch: Nanos) -> Vec<(Nanos, Nanos)> {
+    let period = |job: &CompletedJob| log.header.tasks.get(job.task as usize).map_or(1, |task| task.period.0.max(1));
+    let share =
+        |job: &CompletedJob| u128::from(job.done.saturating_sub(job.start).0) * 1_000_000 / u128::from(period(job));
+    let window = |job: &&CompletedJob| (job.start.saturating_sub(epoch), job.done.saturating_sub(epoch));
+    let mut longest: BTreeMap<u32, &CompletedJob> = BTreeMap::new();
     for job in &log.jobs {
         let best = longest.entry(job.task).or_insert(job);
         if share(job) > share(best) {
             *best = job;
         }
     }
-    let mut longest: Vec<&Job> = longest.into_values().collect();
+    let mut longest: Vec<&CompletedJob> = longest.into_values().collect();
     longest.sort_by_key(|job| std::cmp::Reverse(share(job)));
-    let mut late: Vec<&Job> = log.jobs.iter().filter(|job| job.done > job.deadline).collect();
+    let mut late: Vec<&CompletedJob> = log.jobs.iter().filter(|job| job.done > job.deadline).collect();
     late.sort_by_key(|job| std::cmp::Reverse(job.done.saturating_sub(job.deadline)));
-    let blocked = |job: &Job| job.blocked[0].saturating_add(job.blocked[1]);
-    let mut waits: Vec<&Job> = log.jobs.iter().filter(|job| blocked(job) > Nanos::ZERO).collect();
+    let blocked = |job: &CompletedJob| job.blocked[0].saturating_add(job.blocked[1]);
+    let mut waits: Vec<&CompletedJob> = log.jobs.iter().filter(|job| blocked(job) > Nanos::ZERO).collect();
     waits.sort_by_key(|job| std::cmp::Reverse(blocked(job)));
     let first = longest.iter().take(1);
     let lists = [&late, &longest, &waits].map(|jobs| jobs.iter().take(WORTH_SEEING));
@@ -187,11 +189,11 @@ fn wanted(log: &Log, epoch: Nanos) -> Vec<(Nanos, Nanos)> {
 
 /// The jobs that are drawn.
 fn jobs(
-    log: &Log,
+    log: &TaskLog,
     epoch: Nanos,
     drawn: &[bool],
-    engines: &BTreeMap<Engine, usize>,
-    behind: &mut BTreeMap<usize, Vec<Wait>>,
+    engines: &BTreeMap<GpuEngine, usize>,
+    behind: &mut BTreeMap<usize, Vec<JobWait>>,
 ) -> Jobs {
     let mut jobs = Jobs::default();
     let after = |time: Nanos| time.saturating_sub(epoch);
@@ -234,10 +236,10 @@ const ALL: [Doing; 7] =
 
 /// Tasks and engines around the longest response.
 fn picture(
-    log: &Log,
+    log: &TaskLog,
     epoch: Nanos,
     tracks: &[Track],
-    behind: &BTreeMap<usize, Vec<Wait>>,
+    behind: &BTreeMap<usize, Vec<JobWait>>,
     around: Option<(Nanos, Nanos)>,
 ) -> String {
     let Some((from, to)) = around else { return String::new() };
@@ -269,8 +271,8 @@ fn picture(
 }
 
 /// The waits of each job.
-fn behind(log: &Log) -> BTreeMap<usize, Vec<Wait>> {
-    let mut behind: BTreeMap<usize, Vec<Wait>> = BTreeMap::new();
+fn behind(log: &TaskLog) -> BTreeMap<usize, Vec<JobWait>> {
+    let mut behind: BTreeMap<usize, Vec<JobWait>> = BTreeMap::new();
     for wait in waits(log) {
         behind.entry(wait.job).or_default().push(wait);
     }

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::log::{Incomplete, Source};
+use headway_core::log::{Incomplete, RunSource};
 use headway_core::models::transfer::tail;
 use headway_core::plan::Named;
 use headway_core::units::{Nanos, PPM};
 use serde::Serialize;
 
-use super::{Bound, Doing, Engine, Job, Log, SCHEMA, waits};
+use super::{CompletedJob, Doing, GpuEngine, JobBounds, SCHEMA, TaskLog, waits};
 
 /// Late jobs that are explained one by one.
 const LATE_MAX: usize = 20;
@@ -17,13 +17,13 @@ const REASONS_MAX: usize = 3;
 
 /// The figures of a run, all from its log. Responses are parts per million of the period.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Summary {
+pub struct SharingSummary {
     /// [`SCHEMA`].
     pub schema: u32,
     /// What such a summary is called.
     pub kind: &'static str,
     /// What produced the times.
-    pub source: Source,
+    pub source: RunSource,
     /// Version of Headway that ran.
     pub version: String,
     /// Commit it was built from.
@@ -43,7 +43,7 @@ pub struct Summary {
     /// Why it did not.
     pub incomplete: Option<Incomplete>,
     /// Whether all deadlines and bounds held.
-    pub verdict: Verdict,
+    pub verdict: SharingVerdict,
     pub tasks: Vec<TaskFigures>,
     /// The engines that were used.
     pub engines: Vec<EngineFigures>,
@@ -60,7 +60,7 @@ pub struct Summary {
 
 /// Whether all deadlines and bounds held.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Verdict {
+pub struct SharingVerdict {
     /// They did, in a run that came to its end.
     pub held: bool,
     pub jobs: u64,
@@ -95,7 +95,7 @@ pub struct TaskFigures {
     /// Longest blocking: for the token, for engines, for both in one job.
     pub blocked_max: [Nanos; 3],
     /// What it may be.
-    pub bound: Option<Bound>,
+    pub bound: Option<JobBounds>,
 }
 
 /// One engine.
@@ -131,14 +131,14 @@ fn ppm(part: Nanos, whole: Nanos) -> u64 {
 
 /// Sums a run up.
 #[must_use]
-pub fn summarize(log: &Log) -> Summary {
+pub fn summarize(log: &TaskLog) -> SharingSummary {
     let header = &log.header;
     let first = log.jobs.iter().map(|job| job.release).min().unwrap_or_default();
     let span = log.jobs.iter().map(|job| job.done).max().unwrap_or_default().saturating_sub(first);
     let tasks: Vec<_> = (0..header.tasks.len()).map(|task| figures(log, task)).collect();
     let sum = |of: fn(&TaskFigures) -> u64| tasks.iter().map(of).sum::<u64>();
     let (jobs, misses) = (sum(|task| task.jobs), sum(|task| task.misses));
-    let exceeds = |job: &&Job| {
+    let exceeds = |job: &&CompletedJob| {
         let bound = header.tasks.get(job.task as usize).and_then(|task| task.bound);
         bound.is_some_and(|bound| job.blocked[0].saturating_add(job.blocked[1]) > bound.blocking)
     };
@@ -157,7 +157,7 @@ pub fn summarize(log: &Log) -> Summary {
         text = format!("INCOMPLETE, {why} after {span}: {text} until then");
     }
     let complete = log.incomplete.is_none();
-    Summary {
+    SharingSummary {
         schema: SCHEMA,
         kind: super::KIND,
         source: header.source,
@@ -170,7 +170,7 @@ pub fn summarize(log: &Log) -> Summary {
         span,
         complete,
         incomplete: log.incomplete.clone(),
-        verdict: Verdict {
+        verdict: SharingVerdict {
             held: complete && jobs > 0 && misses == 0 && above_bound == 0,
             jobs,
             misses,
@@ -186,7 +186,7 @@ pub fn summarize(log: &Log) -> Summary {
     }
 }
 
-fn rules(log: &Log) -> String {
+fn rules(log: &TaskLog) -> String {
     let header = &log.header;
     let locks = if header.engine_locks { "a lock for each engine" } else { "a token is the right to every engine" };
     format!(
@@ -198,9 +198,9 @@ fn rules(log: &Log) -> String {
     )
 }
 
-fn figures(log: &Log, task: usize) -> TaskFigures {
+fn figures(log: &TaskLog, task: usize) -> TaskFigures {
     let head = &log.header.tasks[task];
-    let jobs: Vec<&Job> = log.jobs.iter().filter(|job| job.task as usize == task).collect();
+    let jobs: Vec<&CompletedJob> = log.jobs.iter().filter(|job| job.task as usize == task).collect();
     let mut responses: Vec<u64> = jobs.iter().map(|job| ppm(job.done.saturating_sub(job.start), head.period)).collect();
     responses.sort_unstable();
     let rank = |percent: usize| {
@@ -209,8 +209,8 @@ fn figures(log: &Log, task: usize) -> TaskFigures {
     };
     let sum: u128 = responses.iter().map(|response| u128::from(*response)).sum();
     let mean = sum.checked_div(responses.len() as u128).unwrap_or(0);
-    let late = |job: &&&Job| job.done > job.deadline;
-    let most = |of: &dyn Fn(&Job) -> Nanos| jobs.iter().map(|job| of(job)).max().unwrap_or_default();
+    let late = |job: &&&CompletedJob| job.done > job.deadline;
+    let most = |of: &dyn Fn(&CompletedJob) -> Nanos| jobs.iter().map(|job| of(job)).max().unwrap_or_default();
     TaskFigures {
         id: head.id.clone(),
         period: head.period,
@@ -231,8 +231,8 @@ fn figures(log: &Log, task: usize) -> TaskFigures {
     }
 }
 
-fn engines(log: &Log, span: Nanos) -> Vec<EngineFigures> {
-    let mut busy: BTreeMap<Engine, Nanos> = BTreeMap::new();
+fn engines(log: &TaskLog, span: Nanos) -> Vec<EngineFigures> {
+    let mut busy: BTreeMap<GpuEngine, Nanos> = BTreeMap::new();
     let spans = log.jobs.iter().flat_map(|job| &job.spans);
     for span in spans.filter(|span| matches!(span.doing, Doing::Copy | Doing::Execute)) {
         for engine in span.engines.iter().flatten() {
@@ -240,7 +240,7 @@ fn engines(log: &Log, span: Nanos) -> Vec<EngineFigures> {
             *sum = sum.saturating_add(span.time());
         }
     }
-    let figures = |(engine, busy): (Engine, Nanos)| EngineFigures {
+    let figures = |(engine, busy): (GpuEngine, Nanos)| EngineFigures {
         id: log.header.engine(engine),
         busy,
         busy_ppm: ppm(busy, span),
@@ -248,14 +248,14 @@ fn engines(log: &Log, span: Nanos) -> Vec<EngineFigures> {
     busy.into_iter().map(figures).collect()
 }
 
-fn what(log: &Log, engine: Option<Engine>) -> String {
+fn what(log: &TaskLog, engine: Option<GpuEngine>) -> String {
     engine.map_or_else(|| "a token".to_owned(), |engine| log.header.engine(engine))
 }
 
 /// Positions of the task that waited and of the one that was ahead, and the engine.
-type Pair = (u32, u32, Option<Engine>);
+type Pair = (u32, u32, Option<GpuEngine>);
 
-fn wait_figures(log: &Log) -> Vec<WaitFigures> {
+fn wait_figures(log: &TaskLog) -> Vec<WaitFigures> {
     let mut sums: BTreeMap<Pair, (u64, Nanos, Nanos)> = BTreeMap::new();
     for wait in waits(log) {
         let key = (log.jobs[wait.job].task, log.jobs[wait.behind].task, wait.engine);
@@ -277,14 +277,14 @@ fn wait_figures(log: &Log) -> Vec<WaitFigures> {
 }
 
 /// A sentence for each of the latest jobs.
-fn late(log: &Log) -> Vec<String> {
+fn late(log: &TaskLog) -> Vec<String> {
     let mut late: Vec<usize> = (0..log.jobs.len()).filter(|at| log.jobs[*at].done > log.jobs[*at].deadline).collect();
     late.sort_by_key(|at| std::cmp::Reverse(log.jobs[*at].done.saturating_sub(log.jobs[*at].deadline)));
     late.truncate(LATE_MAX);
     if late.is_empty() {
         return Vec::new();
     }
-    let mut behind: BTreeMap<usize, BTreeMap<(u32, Option<Engine>), Nanos>> = BTreeMap::new();
+    let mut behind: BTreeMap<usize, BTreeMap<(u32, Option<GpuEngine>), Nanos>> = BTreeMap::new();
     for wait in waits(log) {
         if late.contains(&wait.job) {
             let sum = behind.entry(wait.job).or_default().entry((log.jobs[wait.behind].task, wait.engine)).or_default();
@@ -294,7 +294,7 @@ fn late(log: &Log) -> Vec<String> {
     late.into_iter().map(|at| sentence(log, &log.jobs[at], behind.remove(&at).unwrap_or_default())).collect()
 }
 
-fn sentence(log: &Log, job: &Job, behind: BTreeMap<(u32, Option<Engine>), Nanos>) -> String {
+fn sentence(log: &TaskLog, job: &CompletedJob, behind: BTreeMap<(u32, Option<GpuEngine>), Nanos>) -> String {
     let by = job.done.saturating_sub(job.deadline);
     let mut text = format!("job {} of {}: late by {by}", job.job, log.header.task(job.task));
     if job.start > job.release {

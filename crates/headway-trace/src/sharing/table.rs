@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
-use super::summary::{Summary, TaskFigures};
+use super::summary::{SharingSummary, TaskFigures};
 use crate::table::tightest;
 
 /// Pairs of tasks, one waiting for the other, that a terminal shows.
@@ -16,7 +16,7 @@ fn percent(ppm: u64) -> String {
     format!("{}.{} %", tenths / 10, tenths % 10)
 }
 
-impl Summary {
+impl SharingSummary {
     /// The figures as a table.
     #[must_use]
     pub fn table(&self) -> String {

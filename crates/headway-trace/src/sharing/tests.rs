@@ -4,23 +4,23 @@ use super::*;
 
 const MS: u64 = 1_000_000;
 
-fn span(doing: Doing, begin: u64, end: u64, unit: Option<Unit>) -> Span {
-    let engine = unit.map(|unit| Engine { gpu: 0, unit });
-    Span { doing, begin: Nanos(begin * MS), end: Nanos(end * MS), engines: [engine, None], bytes: Bytes(0) }
+fn span(doing: Doing, begin: u64, end: u64, unit: Option<Unit>) -> JobSpan {
+    let engine = unit.map(|unit| GpuEngine { gpu: 0, unit });
+    JobSpan { doing, begin: Nanos(begin * MS), end: Nanos(end * MS), engines: [engine, None], bytes: Bytes(0) }
 }
 
 /// Two tasks: `b` waits for a kernel of `a`, and then for its own kernel; `a`'s second job waits for `b`'s token.
-fn log() -> Log {
+fn log() -> TaskLog {
     let task = |id: &str| TaskHead {
         id: id.to_owned(),
         period: Nanos(10 * MS),
-        bound: Some(Bound { token: Nanos(4 * MS), engines: Nanos(4 * MS), blocking: Nanos(4 * MS) }),
+        bound: Some(JobBounds { token: Nanos(4 * MS), engines: Nanos(4 * MS), blocking: Nanos(4 * MS) }),
     };
     let named = |name: &str| Named { name: name.to_owned(), hash: "0".to_owned() };
-    let header = Header {
+    let header = TaskLogHeader {
         schema: SCHEMA,
         kind: KIND.to_owned(),
-        source: Source::Sim,
+        source: RunSource::Sim,
         version: "1".into(),
         commit: "x".into(),
         seed: 1,
@@ -34,7 +34,7 @@ fn log() -> Log {
         tasks: vec![task("a"), task("b")],
         notes: vec!["n".into()],
     };
-    let job = |task: u32, job: u64, times: [u64; 4], blocked: [u64; 2], spans: Vec<Span>| Job {
+    let job = |task: u32, job: u64, times: [u64; 4], blocked: [u64; 2], spans: Vec<JobSpan>| CompletedJob {
         task,
         job,
         release: Nanos(times[0] * MS),
@@ -53,18 +53,18 @@ fn log() -> Log {
         job(1, 0, [1, 1, 7, 7], [0, 3], vec![span(Doing::EngineWait, 1, 4, ee), span(Doing::Execute, 4, 7, ee)]),
         job(0, 1, [5, 7, 17, 17], [2, 0], vec![span(Doing::TokenWait, 5, 7, None), span(Doing::Execute, 7, 17, ee)]),
     ];
-    Log { header, jobs, incomplete: None }
+    TaskLog { header, jobs, incomplete: None }
 }
 
 #[test]
 fn a_wait_belongs_to_whoever_had_what_was_waited_for_meanwhile() {
     let log = log();
-    let engine = Some(Engine { gpu: 0, unit: Unit::Ee });
+    let engine = Some(GpuEngine { gpu: 0, unit: Unit::Ee });
     assert_eq!(
         waits(&log),
         [
-            Wait { job: 1, behind: 0, engine, time: Nanos(3 * MS) },
-            Wait { job: 2, behind: 1, engine: None, time: Nanos(2 * MS) },
+            JobWait { job: 1, behind: 0, engine, time: Nanos(3 * MS) },
+            JobWait { job: 2, behind: 1, engine: None, time: Nanos(2 * MS) },
         ]
     );
 }
@@ -74,13 +74,13 @@ fn a_log_reads_as_it_was_written_and_a_cut_one_says_so() {
     let log = log();
     let mut text = Vec::new();
     log.write(&mut text).unwrap();
-    assert_eq!(Log::read(text.as_slice(), "x").unwrap(), log);
+    assert_eq!(TaskLog::read(text.as_slice(), "x").unwrap(), log);
     let text = String::from_utf8(text).unwrap();
-    assert!(Log::begins(text.lines().next().unwrap()) && !Log::begins("{\"schema\":1}"));
+    assert!(TaskLog::begins(text.lines().next().unwrap()) && !TaskLog::begins("{\"schema\":1}"));
     let cut: String = text.lines().take(3).map(|line| format!("{line}\n")).collect();
-    assert!(matches!(Log::read(cut.as_bytes(), "x"), Err(LogError::Truncated { found: 2, .. })));
+    assert!(matches!(TaskLog::read(cut.as_bytes(), "x"), Err(LogError::Truncated { found: 2, .. })));
     let wrong = text.replace("\"jobs\":3", "\"jobs\":4");
-    assert!(matches!(Log::read(wrong.as_bytes(), "x"), Err(LogError::Truncated { expected: Some(4), .. })));
+    assert!(matches!(TaskLog::read(wrong.as_bytes(), "x"), Err(LogError::Truncated { expected: Some(4), .. })));
 }
 
 #[test]

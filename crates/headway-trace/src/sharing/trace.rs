@@ -7,7 +7,7 @@ use std::io::{self, BufWriter, Write};
 
 use headway_core::units::Nanos;
 
-use super::{Doing, Engine, Log, waits};
+use super::{Doing, GpuEngine, TaskLog, waits};
 use crate::proto::Message;
 
 /// Field numbers of `perfetto_trace.proto`.
@@ -49,7 +49,7 @@ struct Slice {
 ///
 /// # Errors
 /// Those of `out`.
-pub fn write(log: &Log, out: impl Write) -> io::Result<()> {
+pub fn write(log: &TaskLog, out: impl Write) -> io::Result<()> {
     let mut out = BufWriter::with_capacity(1 << 16, out);
     let header = &log.header;
     let root = format!("{} on {} [{}]", header.workload.name, header.machine.name, header.source);
@@ -73,8 +73,8 @@ pub fn write(log: &Log, out: impl Write) -> io::Result<()> {
         child(ROOT + 1 + number, &task.id)?;
     }
     let spans = || log.jobs.iter().flat_map(|job| &job.spans);
-    let used: std::collections::BTreeSet<Engine> = spans().flat_map(|span| span.engines).flatten().collect();
-    let tracks: BTreeMap<Engine, u64> = used.into_iter().zip(ROOT + 1 + tasks..).collect();
+    let used: std::collections::BTreeSet<GpuEngine> = spans().flat_map(|span| span.engines).flatten().collect();
+    let tracks: BTreeMap<GpuEngine, u64> = used.into_iter().zip(ROOT + 1 + tasks..).collect();
     for (engine, track) in &tracks {
         child(*track, &header.engine(*engine))?;
     }
@@ -107,8 +107,8 @@ pub fn write(log: &Log, out: impl Write) -> io::Result<()> {
     out.flush()
 }
 
-fn slices(log: &Log, tracks: &BTreeMap<Engine, u64>) -> Vec<Slice> {
-    let mut behind: BTreeMap<usize, Vec<super::Wait>> = BTreeMap::new();
+fn slices(log: &TaskLog, tracks: &BTreeMap<GpuEngine, u64>) -> Vec<Slice> {
+    let mut behind: BTreeMap<usize, Vec<super::JobWait>> = BTreeMap::new();
     for wait in waits(log) {
         behind.entry(wait.job).or_default().push(wait);
     }
@@ -118,7 +118,7 @@ fn slices(log: &Log, tracks: &BTreeMap<Engine, u64>) -> Vec<Slice> {
         for span in job.spans.iter().filter(|span| span.end > span.begin) {
             let waited = matches!(span.doing, Doing::TokenWait | Doing::EngineWait);
             let others = behind.get(&at).filter(|_| waited).map(|waits| {
-                let same = |wait: &&super::Wait| match span.doing {
+                let same = |wait: &&super::JobWait| match span.doing {
                     Doing::TokenWait => wait.engine.is_none(),
                     _ => span.engines.iter().flatten().any(|engine| Some(*engine) == wait.engine),
                 };

@@ -4,18 +4,18 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use headway_core::decisions::dispatch::{Action, Dispatcher, Input, Limits};
+use headway_core::decisions::dispatch::{DispatchAction, DispatchInput, Dispatcher, DispatcherLimits};
 use headway_core::files::machine::{CapacityId, EngineClass, EngineId, RouteId};
 use headway_core::files::workload::OnMiss;
-use headway_core::log::{Header, Record, SCHEMA, Source as LogSource, StreamRun, What};
+use headway_core::log::{LogHeader, LogRecord, RecordBody, RunSource, SCHEMA, StreamRun};
 use headway_core::models::transfer::Method;
 use headway_core::plan::block;
 use headway_core::plan::{
-    self, Named, Outcome, Pipeline, Plan, PlannedCapacity, PlannedEngine, PlannedOperation, PlannedStep, PlannedStream,
-    Server, Source, Strategy, Strength, Verdict, Work,
+    self, Named, OperationWork, Outcome, Pipeline, PipelineSource, Plan, PlannedCapacity, PlannedEngine,
+    PlannedOperation, PlannedStep, PlannedStream, Server, Strategy, Strength, Verdict,
 };
 use headway_core::units::{Bytes, Nanos, Rate};
-use headway_trace::{Log, LogWriter};
+use headway_trace::{LogWriter, RunLog};
 
 pub(crate) const EPOCH: Nanos = Nanos(5_000);
 
@@ -107,7 +107,7 @@ fn stream(index: u32, streams: u32) -> (PlannedStream, Pipeline) {
             bound: None,
             operations: vec![PlannedOperation {
                 engines: vec![EngineId(engine)],
-                work: Work::Copy {
+                work: OperationWork::Copy {
                     from,
                     to,
                     class: if host_to_gpu { EngineClass::H2d } else { EngineClass::D2h },
@@ -130,13 +130,13 @@ fn stream(index: u32, streams: u32) -> (PlannedStream, Pipeline) {
         bound: None,
         operations: vec![PlannedOperation {
             engines: vec![EngineId(3 * gpu + 1)],
-            work: Work::Compute { kernel: "aes128-cbc".to_owned() },
+            work: OperationWork::Compute { kernel: "aes128-cbc".to_owned() },
         }],
         batch: None,
     };
     let pipeline = Pipeline {
         name: if heavy { "bulk".to_owned() } else { format!("voice-{index}") },
-        source: Source::Streams(vec![index]),
+        source: PipelineSource::Streams(vec![index]),
         gpu: Some(gpu),
         period: Nanos(cycle),
         start: Nanos::ZERO,
@@ -173,7 +173,7 @@ pub(crate) struct Bend {
 }
 
 /// Runs `plan` for `cycles` cycles of its first pipeline and returns the log's parts.
-pub(crate) fn run(plan: &Plan, cycles: u64, bend: Bend) -> (Header, Vec<Record>) {
+pub(crate) fn run(plan: &Plan, cycles: u64, bend: Bend) -> (LogHeader, Vec<LogRecord>) {
     let span = plan.pipelines[0].period * cycles;
     let cycles: Vec<u64> = plan.pipelines.iter().map(|pipeline| (span.0 / pipeline.period.0).max(1)).collect();
     let streams: Vec<StreamRun> = plan
@@ -185,9 +185,9 @@ pub(crate) fn run(plan: &Plan, cycles: u64, bend: Bend) -> (Header, Vec<Record>)
             StreamRun { packets, bytes: Bytes(stream.packet.0 * packets) }
         })
         .collect();
-    let header = Header {
+    let header = LogHeader {
         schema: SCHEMA,
-        source: LogSource::Sim,
+        source: RunSource::Sim,
         version: "0.1.0".to_owned(),
         commit: "unknown".to_owned(),
         seed: 7,
@@ -201,13 +201,13 @@ pub(crate) fn run(plan: &Plan, cycles: u64, bend: Bend) -> (Header, Vec<Record>)
     (header, records)
 }
 
-pub(crate) fn log(plan: &Plan, cycles: u64, bend: Bend) -> Log {
+pub(crate) fn log(plan: &Plan, cycles: u64, bend: Bend) -> RunLog {
     let (header, records) = run(plan, cycles, bend);
-    Log::new(header, records, "fixture").expect("the fixture fits its plan")
+    RunLog::new(header, records, "fixture").expect("the fixture fits its plan")
 }
 
 /// The log as a file.
-pub(crate) fn text(log: &Log) -> Vec<u8> {
+pub(crate) fn text(log: &RunLog) -> Vec<u8> {
     let mut writer = LogWriter::new(Vec::new(), log.header()).expect("a vector takes everything");
     for record in log.records() {
         writer.record(record).expect("a vector takes everything");
@@ -222,15 +222,15 @@ struct Driver {
     data: BinaryHeap<Reverse<(Nanos, u32, u64, u64)>>,
     completions: BinaryHeap<Reverse<(Nanos, u64, Nanos)>>,
     engine_free: BTreeMap<EngineId, Nanos>,
-    records: Vec<Record>,
+    records: Vec<LogRecord>,
 }
 
 impl Driver {
-    fn new(header: &Header, bend: Bend) -> Self {
+    fn new(header: &LogHeader, bend: Bend) -> Self {
         let plan = &header.plan;
         let mut data = BinaryHeap::new();
         for (index, pipeline) in (0u32..).zip(&plan.pipelines) {
-            let Source::Streams(streams) = &pipeline.source else { continue };
+            let PipelineSource::Streams(streams) = &pipeline.source else { continue };
             for cycle in 0..header.cycles[index as usize] {
                 let lens = streams.iter().map(|&stream| {
                     let planned = &plan.streams[stream as usize];
@@ -242,14 +242,15 @@ impl Driver {
                 data.push(Reverse((EPOCH + pipeline.release(cycle, 0), index, cycle, bytes.0)));
             }
         }
-        let dispatcher = Dispatcher::new(plan.clone(), Limits::default()).expect("the fixture's plan is consistent");
+        let dispatcher =
+            Dispatcher::new(plan.clone(), DispatcherLimits::default()).expect("the fixture's plan is consistent");
         let (completions, engine_free) = (BinaryHeap::new(), BTreeMap::new());
         Self { dispatcher, now: EPOCH, bend, data, completions, engine_free, records: Vec::new() }
     }
 
-    fn run(mut self, header: &Header) -> Vec<Record> {
+    fn run(mut self, header: &LogHeader) -> Vec<LogRecord> {
         let packets = header.streams.iter().map(|run| run.packets).collect();
-        self.feed(Input::Start { epoch: EPOCH, cycles: header.cycles.clone(), packets });
+        self.feed(DispatchInput::Start { epoch: EPOCH, cycles: header.cycles.clone(), packets });
         self.drain();
         while !self.dispatcher.is_finished() {
             let data = self.data.peek().map(|Reverse(next)| next.0);
@@ -274,34 +275,34 @@ impl Driver {
             }
             self.completions.pop();
             let fails = self.bend.fails == Some(operation);
-            let done = Input::Done { operation, started, finished: time };
-            self.feed(if fails { Input::Failed { operation } } else { done });
+            let done = DispatchInput::Done { operation, started, finished: time };
+            self.feed(if fails { DispatchInput::Failed { operation } } else { done });
         }
         while let Some(&Reverse((time, pipeline, cycle, bytes))) = self.data.peek() {
             if time > self.now {
                 break;
             }
             self.data.pop();
-            self.feed(Input::Data { pipeline, cycle, bytes: Bytes(bytes) });
+            self.feed(DispatchInput::Data { pipeline, cycle, bytes: Bytes(bytes) });
         }
         if timeout.is_some_and(|timeout| timeout <= self.now) {
-            self.feed(Input::Timeout);
+            self.feed(DispatchInput::Timeout);
         }
     }
 
-    fn feed(&mut self, input: Input) {
+    fn feed(&mut self, input: DispatchInput) {
         self.dispatcher.handle(self.now, &input).expect("the driver feeds what is expected");
-        self.records.push(Record { at: self.now, what: What::Input(input) });
+        self.records.push(LogRecord { at: self.now, what: RecordBody::Input(input) });
     }
 
     fn drain(&mut self) {
         while let Some(action) = self.dispatcher.poll_action() {
-            if let Action::Submit { operation, pipeline, step, index, bytes, .. } = action {
+            if let DispatchAction::Submit { operation, pipeline, step, index, bytes, .. } = action {
                 let plan = self.dispatcher.plan();
                 let planned = &plan.pipelines[pipeline as usize].steps[step as usize].operations[index as usize];
                 let mut time = match planned.work {
-                    Work::Copy { .. } => Nanos(2_000 + bytes.0 / 10),
-                    Work::Compute { .. } | Work::Hold => Nanos(8_000 + bytes.0 / 20),
+                    OperationWork::Copy { .. } => Nanos(2_000 + bytes.0 / 10),
+                    OperationWork::Compute { .. } | OperationWork::Hold => Nanos(8_000 + bytes.0 / 20),
                 };
                 if let Some((slow, by)) = self.bend.slow
                     && slow == operation
@@ -315,10 +316,10 @@ impl Driver {
                 }
                 self.completions.push(Reverse((started + time, operation, started)));
             }
-            self.records.push(Record { at: self.now, what: What::Action(action) });
+            self.records.push(LogRecord { at: self.now, what: RecordBody::Action(action) });
         }
         while let Some(event) = self.dispatcher.poll_event() {
-            self.records.push(Record { at: self.now, what: What::Event(event) });
+            self.records.push(LogRecord { at: self.now, what: RecordBody::Event(event) });
         }
     }
 }

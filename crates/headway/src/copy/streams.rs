@@ -22,9 +22,9 @@ use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::builtin::NodeClass;
 use headway_core::models::transfer::{Direction, Method, Profile};
 use headway_core::units::{Bytes, Nanos};
-use headway_cuda::{CudaGpu, Driver, HostEnd, LentEnds, OrderedCopier, OrderedOptions, RawCopy, Ticket};
+use headway_cuda::{CudaGpu, Driver, HostEnd, LentEnds, OrderedCopier, OrderedOptions, OrderedTicket, RawCopy};
 use headway_device::gpu::Gpu;
-use headway_device::{DeviceError, Limits};
+use headway_device::{DeviceError, DeviceLimits};
 use headway_os::ipc::Bell;
 use headway_os::threads;
 use headway_runtime::copy::{
@@ -102,7 +102,7 @@ impl StreamCopier {
             WhichGpu::Current => driver.current().map_err(failed)?.unwrap_or(0),
             WhichGpu::Uuid(uuid) => driver.by_uuid(uuid).map_err(failed)?,
         };
-        let limits = Limits { host_bytes_max: Bytes(u64::MAX), ..Limits::default() };
+        let limits = DeviceLimits { host_bytes_max: Bytes(u64::MAX), ..DeviceLimits::default() };
         let gpu = Arc::new(CudaGpu::open(driver, index, limits).map_err(failed)?);
         let patience = Nanos(u64::try_from(options.patience.as_nanos()).unwrap_or(u64::MAX));
         let limits =
@@ -196,7 +196,7 @@ fn told(
 /// A copy that was queued. To drop it does not end the copy.
 #[derive(Clone, Debug)]
 pub struct CopyTicket {
-    ticket: Arc<Ticket>,
+    ticket: Arc<OrderedTicket>,
     watched: Arc<Watched>,
 }
 
@@ -257,7 +257,7 @@ impl std::fmt::Debug for Watched {
 
 #[derive(Default)]
 struct WatchedState {
-    copies: Vec<(Arc<Ticket>, Then)>,
+    copies: Vec<(Arc<OrderedTicket>, Then)>,
     /// Whether a thread looks at them.
     is_served: bool,
 }
@@ -273,7 +273,7 @@ impl Watched {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(self: &Arc<Self>, ticket: Arc<Ticket>, then: Then) -> Result<(), Error> {
+    fn add(self: &Arc<Self>, ticket: Arc<OrderedTicket>, then: Then) -> Result<(), Error> {
         let mut state = self.lock();
         if !state.is_served {
             let watched = Arc::clone(self);
@@ -299,7 +299,7 @@ impl Watched {
                     return;
                 }
             }
-            let over = |(ticket, _): &mut (Arc<Ticket>, Then)| ticket.is_done() != Ok(false);
+            let over = |(ticket, _): &mut (Arc<OrderedTicket>, Then)| ticket.is_done() != Ok(false);
             let over: Vec<_> = state.copies.extract_if(.., over).collect();
             drop(state);
             if over.is_empty() {

@@ -7,13 +7,13 @@ use headway_core::units::Nanos;
 use headway_cuda::{CudaGpu, Driver};
 use headway_device::buffer::Buffer;
 use headway_device::emu::{EmuGpu, EmuSpec};
-use headway_device::gpu::{Caching, Completion, Gpu, Operation, Queue, Reach};
-use headway_device::{Access, DeviceError, Limits};
+use headway_device::gpu::{Caching, Completion, CpuReach, Gpu, Operation, Queue};
+use headway_device::{Access, DeviceError, DeviceLimits};
 use headway_os::clock;
 
-pub use headway_cuda::arbitration::{Arbitration, Between, Bulk, BulkAndSmall, Hand, Small};
+pub use headway_cuda::arbitration::{ArbitrationBed, BulkAndSmall, BulkCopy, BulkStreamGap, Hand, Small};
 
-use super::Backend;
+use super::CopyBackend;
 use crate::{Error, Failure, emulation};
 
 /// The largest small copy.
@@ -25,9 +25,9 @@ const PATIENCE: Nanos = Nanos(20_000_000_000);
 ///
 /// # Errors
 /// `ErrorKind::Backend`.
-pub fn open(index: u32, bulk_bytes: usize) -> Result<(Arbitration, String), Error> {
-    let gpu = Driver::system().and_then(|driver| CudaGpu::open(&driver, index, Limits::default()));
-    let opened = gpu.and_then(|gpu| Ok((Arbitration::new(&gpu, bulk_bytes)?, gpu.description().name.clone())));
+pub fn open(index: u32, bulk_bytes: usize) -> Result<(ArbitrationBed, String), Error> {
+    let gpu = Driver::system().and_then(|driver| CudaGpu::open(&driver, index, DeviceLimits::default()));
+    let opened = gpu.and_then(|gpu| Ok((ArbitrationBed::new(&gpu, bulk_bytes)?, gpu.description().name.clone())));
     Ok(opened.map_err(|source| Failure::Backend { backend: "cuda", source })?)
 }
 
@@ -37,21 +37,21 @@ pub trait Ask {
     ///
     /// # Errors
     /// [`DeviceError`].
-    fn bulk(&mut self, bulk: &Bulk) -> Result<Nanos, DeviceError>;
+    fn bulk(&mut self, bulk: &BulkCopy) -> Result<Nanos, DeviceError>;
 
     /// One bulk copy, and small ones one after the other until it has ended.
     ///
     /// # Errors
     /// [`DeviceError`].
-    fn bulk_and_small(&mut self, bulk: &Bulk, small: &Small) -> Result<BulkAndSmall, DeviceError>;
+    fn bulk_and_small(&mut self, bulk: &BulkCopy, small: &Small) -> Result<BulkAndSmall, DeviceError>;
 }
 
-impl Ask for Arbitration {
-    fn bulk(&mut self, bulk: &Bulk) -> Result<Nanos, DeviceError> {
+impl Ask for ArbitrationBed {
+    fn bulk(&mut self, bulk: &BulkCopy) -> Result<Nanos, DeviceError> {
         Self::bulk(self, bulk)
     }
 
-    fn bulk_and_small(&mut self, bulk: &Bulk, small: &Small) -> Result<BulkAndSmall, DeviceError> {
+    fn bulk_and_small(&mut self, bulk: &BulkCopy, small: &Small) -> Result<BulkAndSmall, DeviceError> {
         Self::bulk_and_small(self, bulk, small)
     }
 }
@@ -60,8 +60,8 @@ impl Ask for Arbitration {
 ///
 /// # Errors
 /// `ErrorKind::Backend`, and what reading `model` gives.
-pub fn ask(backend: Backend, model: Option<&str>, index: u32, bulk_bytes: usize) -> Result<Box<dyn Ask>, Error> {
-    if backend != Backend::Emu {
+pub fn ask(backend: CopyBackend, model: Option<&str>, index: u32, bulk_bytes: usize) -> Result<Box<dyn Ask>, Error> {
+    if backend != CopyBackend::Emu {
         return Ok(Box::new(open(index, bulk_bytes)?.0));
     }
     let machine = emulation::machine(model, None)?;
@@ -86,14 +86,14 @@ struct Emulated {
 
 impl Emulated {
     fn open(spec: EmuSpec, bulk_bytes: usize) -> Result<Self, DeviceError> {
-        let limits = Limits { outstanding_per_engine_max: 1 << 12, ..Limits::default() };
+        let limits = DeviceLimits { outstanding_per_engine_max: 1 << 12, ..DeviceLimits::default() };
         let gpu = Arc::new(EmuGpu::open(EmuSpec { limits, ..spec }));
         let queue = || gpu.queue(true);
         Ok(Self {
             bulk_bytes,
-            there: gpu.device_buffer(bulk_bytes, Reach::Device)?,
+            there: gpu.device_buffer(bulk_bytes, CpuReach::Device)?,
             here: gpu.pinned_buffer(bulk_bytes, Caching::Cached)?,
-            small_there: gpu.device_buffer(SMALL_MAX, Reach::Device)?,
+            small_there: gpu.device_buffer(SMALL_MAX, CpuReach::Device)?,
             small_here: gpu.pinned_buffer(SMALL_MAX, Caching::Cached)?,
             queues: [queue()?, queue()?, queue()?],
             _gpu: gpu,
@@ -101,14 +101,14 @@ impl Emulated {
     }
 
     /// Queues the bulk copy: how many operations that are, and when it began.
-    fn queue_bulk(&mut self, bulk: &Bulk) -> Result<(usize, Nanos), DeviceError> {
+    fn queue_bulk(&mut self, bulk: &BulkCopy) -> Result<(usize, Nanos), DeviceError> {
         let piece = bulk.piece.clamp(1, self.bulk_bytes);
         let count = self.bulk_bytes.div_ceil(piece);
         let began = clock::now();
         for at in 0..count {
             let range = at * piece..self.bulk_bytes.min((at + 1) * piece);
             let operation = copy(bulk.direction, &self.there, &self.here, range)?;
-            let queue = if bulk.between == Between::OtherStream { at % 2 } else { 0 };
+            let queue = if bulk.between == BulkStreamGap::OtherStream { at % 2 } else { 0 };
             self.queues[queue].submit(operation, at as u64)?;
         }
         Ok((count, began))
@@ -141,7 +141,7 @@ impl Emulated {
 }
 
 impl Ask for Emulated {
-    fn bulk(&mut self, bulk: &Bulk) -> Result<Nanos, DeviceError> {
+    fn bulk(&mut self, bulk: &BulkCopy) -> Result<Nanos, DeviceError> {
         let (mut left, began) = self.queue_bulk(bulk)?;
         let mut end = began;
         while left > 0 {
@@ -152,7 +152,7 @@ impl Ask for Emulated {
         Ok(end - began)
     }
 
-    fn bulk_and_small(&mut self, bulk: &Bulk, small: &Small) -> Result<BulkAndSmall, DeviceError> {
+    fn bulk_and_small(&mut self, bulk: &BulkCopy, small: &Small) -> Result<BulkAndSmall, DeviceError> {
         let (mut left, began) = self.queue_bulk(bulk)?;
         let (mut end, mut waits) = (began, Vec::new());
         while left > 0 {

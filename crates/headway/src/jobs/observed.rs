@@ -14,7 +14,7 @@ pub const HAND_OVER: Nanos = Nanos(200_000);
 
 /// The longest that was seen of one task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct ObservedMaxima {
     pub copies_max: u32,
     pub executes_max: u32,
     pub cpu_max: Nanos,
@@ -28,7 +28,7 @@ pub struct Seen {
     pub blocking_max: Nanos,
 }
 
-impl Seen {
+impl ObservedMaxima {
     /// The largest of each time over all jobs.
     pub fn of<'a>(jobs: impl IntoIterator<Item = &'a DoneJob>) -> Self {
         let mut seen = Self::default();
@@ -59,10 +59,10 @@ pub fn observed(
     tokens: TokenParameters,
     engines: Option<EngineParameters>,
     peer: bool,
-    tasks: &[(Nanos, Seen)],
+    tasks: &[(Nanos, ObservedMaxima)],
     on_time: bool,
 ) -> Analysis {
-    let longest = |of: fn(&Seen) -> Nanos| {
+    let longest = |of: fn(&ObservedMaxima) -> Nanos| {
         tasks.iter().map(|(_, seen)| of(seen)).max().unwrap_or_default().saturating_add(HAND_OVER)
     };
     let system = System {
@@ -78,7 +78,7 @@ pub fn observed(
     };
     let with_hand_overs =
         |time: Nanos, count: u32| time.saturating_add(Nanos(HAND_OVER.0.saturating_mul(u64::from(count))));
-    let demand = |(task, (period, seen)): (u32, &(Nanos, Seen))| TaskDemand {
+    let demand = |(task, (period, seen)): (u32, &(Nanos, ObservedMaxima))| TaskDemand {
         task: TaskId(task),
         period: *period,
         cpu_outside: Nanos::ZERO,

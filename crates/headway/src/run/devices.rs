@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use headway_core::files::machine::Machine;
-use headway_core::log::Source;
+use headway_core::log::RunSource;
 use headway_core::units::Bytes;
 use headway_cuda::{CudaGpu, Driver};
 use headway_device::emu::{EmuGpu, EmuSpec};
@@ -40,7 +40,7 @@ pub(super) fn named(options: &RunOptions, default: &str) -> Result<Machine, Erro
 }
 
 fn simulation(options: &RunOptions, warnings: Vec<String>) -> Result<Chosen, Error> {
-    Ok(Chosen { source: Source::Sim, machine: named(options, "h200-x4")?, devices: Vec::new(), warnings })
+    Ok(Chosen { source: RunSource::Sim, machine: named(options, "h200-x4")?, devices: Vec::new(), warnings })
 }
 
 /// Memory of an emulated GPU: the blocks of messages use some of it, whatever the node has.
@@ -54,7 +54,7 @@ fn emulation(options: &RunOptions) -> Result<Chosen, Error> {
         let engines = Engines::open(Arc::new(EmuGpu::open(spec)));
         devices.push(engines.map_err(|source| Failure::Backend { backend: "emu", source })?);
     }
-    Ok(Chosen { source: Source::Emu, machine, devices, warnings: Vec::new() })
+    Ok(Chosen { source: RunSource::Emu, machine, devices, warnings: Vec::new() })
 }
 
 fn gpus(options: &RunOptions) -> Result<Chosen, Error> {
@@ -80,10 +80,10 @@ fn gpus(options: &RunOptions) -> Result<Chosen, Error> {
     }
     let machine = crate::machine::restrict(&machine, wanted)?;
     let driver = Driver::system().map_err(failed)?;
-    let open = |index| CudaGpu::open(&driver, index, headway_device::Limits::default());
+    let open = |index| CudaGpu::open(&driver, index, headway_device::DeviceLimits::default());
     let mut devices = Vec::new();
     for index in 0..wanted as u32 {
         devices.push(open(index).and_then(|gpu| Engines::open(Arc::new(gpu))).map_err(failed)?);
     }
-    Ok(Chosen { source: Source::Cuda, machine, devices, warnings })
+    Ok(Chosen { source: RunSource::Cuda, machine, devices, warnings })
 }

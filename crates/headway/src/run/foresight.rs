@@ -5,12 +5,12 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use headway_core::log::{Header, Source};
+use headway_core::log::{LogHeader, RunSource};
 use headway_core::plan::{self, Plan, block};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Work;
 use headway_device::work::Portion;
-use headway_runtime::cores::Stage;
+use headway_runtime::cores::CoreStage;
 use headway_runtime::kernels::Kernels;
 
 use crate::{Error, Failure};
@@ -20,10 +20,10 @@ const RECORD: u128 = 200;
 
 /// Records of a run, about: of each cycle that its data is there, that its time has come and that it is delivered; of each
 /// operation that it begins and that it ends; of each packet what became of it.
-fn records(header: &Header) -> u128 {
+fn records(header: &LogHeader) -> u128 {
     let of_pipelines = header.plan.pipelines.iter().zip(&header.cycles).map(|(pipeline, &cycles)| {
         // Endless transfers end with the last window of the others, and not with their number of cycles.
-        let counted = pipeline.source.is_planned() || matches!(pipeline.source, plan::Source::Bulk(Some(_)));
+        let counted = pipeline.source.is_planned() || matches!(pipeline.source, plan::PipelineSource::Bulk(Some(_)));
         let operations: usize = pipeline.steps.iter().map(|step| step.operations.len()).sum();
         if counted { u128::from(cycles) * (3 + 2 * operations as u128) } else { 0 }
     });
@@ -32,7 +32,7 @@ fn records(header: &Header) -> u128 {
 }
 
 /// Refuses a run of length `span` whose records would take more than half of the memory that is `available`.
-pub(super) fn fits(header: &Header, span: Nanos, available: Bytes) -> Result<(), Error> {
+pub(super) fn fits(header: &LogHeader, span: Nanos, available: Bytes) -> Result<(), Error> {
     let records = records(header);
     let (needed, most) = (records * RECORD, u128::from(available.0 / 2));
     if needed <= most {
@@ -68,15 +68,15 @@ const PATIENCE: Nanos = Nanos(10_000_000_000);
 
 impl Labour {
     /// Measures this computer's rates, some milliseconds for each kernel, and applies them to what the run does.
-    pub(super) fn of(header: &Header, kernels: &Kernels) -> Self {
+    pub(super) fn of(header: &LogHeader, kernels: &Kernels) -> Self {
         let mut copied = 0;
         for (pipeline, &cycles) in header.plan.pipelines.iter().zip(&header.cycles) {
             let operations =
                 pipeline.steps.iter().flat_map(|step| &step.operations).filter(|_| pipeline.source.is_planned());
             let bytes: u128 = operations
                 .filter_map(|operation| match &operation.work {
-                    plan::Work::Copy { bytes, .. } => Some(u128::from(bytes.0)),
-                    plan::Work::Compute { .. } | plan::Work::Hold => None,
+                    plan::OperationWork::Copy { bytes, .. } => Some(u128::from(bytes.0)),
+                    plan::OperationWork::Compute { .. } | plan::OperationWork::Hold => None,
                 })
                 .sum();
             copied += bytes * u128::from(cycles);
@@ -97,15 +97,15 @@ impl Labour {
     }
 
     /// What a user should know before the run of length `span` begins on `cpus` CPUs; nothing where it is short and easy.
-    pub(super) fn notice(&self, source: Source, span: Nanos, cpus: usize) -> Option<String> {
+    pub(super) fn notice(&self, source: RunSource, span: Nanos, cpus: usize) -> Option<String> {
         match source {
-            Source::Sim if self.computed > PATIENCE => Some(format!(
+            RunSource::Sim if self.computed > PATIENCE => Some(format!(
                 "one CPU of this computer computes for about {} what kernels make of {} of streams, and checking takes as long \
                  again, shared by {cpus} CPUs; `--time-only` leaves both out",
                 whole(self.computed),
                 Bytes(u64::try_from(self.bytes).unwrap_or(u64::MAX))
             )),
-            Source::Emu => {
+            RunSource::Emu => {
                 let needed = self.copied.saturating_add(self.computed);
                 let there = u128::from(span.0) * cpus as u128;
                 (u128::from(needed.0) * 2 > there && span > Nanos::ZERO).then(|| {
@@ -161,7 +161,7 @@ fn copying() -> u64 {
 
 /// What the CPU form of a kernel does; `None` if it takes other blocks than packed ones.
 fn rate(kernel: &Arc<dyn Work>, portion: &Portion) -> Option<u64> {
-    let mut stage = Stage::new(Arc::clone(kernel), std::slice::from_ref(portion)).ok()?;
+    let mut stage = CoreStage::new(Arc::clone(kernel), std::slice::from_ref(portion)).ok()?;
     let mut input = vec![0; block::block_bytes([SAMPLE as u64]).0 as usize];
     block::write_header(&mut input, 0, &[SAMPLE as u64]).ok()?;
     let mut output = vec![0; input.len()];
@@ -177,13 +177,13 @@ mod tests {
     fn a_notice_is_given_where_a_computer_is_slow_and_not_where_it_is_fast() {
         let second = Nanos(1_000_000_000);
         let labour = |seconds: u64| Labour { copied: second, computed: second * seconds, bytes: 1 << 30 };
-        assert_eq!(labour(9).notice(Source::Sim, second, 2), None);
-        let text = labour(30).notice(Source::Sim, second, 2).unwrap();
+        assert_eq!(labour(9).notice(RunSource::Sim, second, 2), None);
+        let text = labour(30).notice(RunSource::Sim, second, 2).unwrap();
         assert!(text.contains("about 30 s") && text.contains("`--time-only`"), "{text}");
         // Three seconds of work in four seconds of two CPUs are well below one half.
-        assert_eq!(labour(2).notice(Source::Emu, second * 4, 2), None);
-        let text = labour(4).notice(Source::Emu, second * 4, 2).unwrap();
+        assert_eq!(labour(2).notice(RunSource::Emu, second * 4, 2), None);
+        let text = labour(4).notice(RunSource::Emu, second * 4, 2).unwrap();
         assert!(text.contains("cannot keep up") && text.contains("about 5 s"), "{text}");
-        assert_eq!(labour(30).notice(Source::Cuda, second, 2), None);
+        assert_eq!(labour(30).notice(RunSource::Cuda, second, 2), None);
     }
 }

@@ -1,15 +1,15 @@
 //! What a run tells its dispatcher by itself: urgent requests, and when jobs of messages are there whose producers say so.
 
-use headway_core::decisions::dispatch::Input;
-use headway_core::plan::{Plan, Source};
+use headway_core::decisions::dispatch::DispatchInput;
+use headway_core::plan::{PipelineSource, Plan};
 use headway_core::units::Nanos;
 
 /// What a run of length `span` with so many `cycles` tells, in the order of time: requests at distances from zero to twice
 /// their mean, and jobs from zero to as late as the workload says, all as likely.
-pub(super) fn inputs(plan: &Plan, cycles: &[u64], span: Nanos, seed: u64) -> Vec<(Nanos, Input)> {
+pub(super) fn inputs(plan: &Plan, cycles: &[u64], span: Nanos, seed: u64) -> Vec<(Nanos, DispatchInput)> {
     let mut inputs = Vec::new();
     for (pipeline, of) in (0u32..).zip(&plan.pipelines) {
-        let Source::Urgent(urgent) = of.source else { continue };
+        let PipelineSource::Urgent(urgent) = of.source else { continue };
         let Some(every) = urgent.every else { continue };
         let mut at = of.start;
         for number in 0.. {
@@ -18,18 +18,18 @@ pub(super) fn inputs(plan: &Plan, cycles: &[u64], span: Nanos, seed: u64) -> Vec
                 break;
             }
             let (bytes, deadline, otherwise) = (urgent.bytes, urgent.deadline, urgent.otherwise);
-            inputs.push((at, Input::Urgent { pipeline, bytes, deadline, otherwise }));
+            inputs.push((at, DispatchInput::Urgent { pipeline, bytes, deadline, otherwise }));
         }
     }
     for of in &plan.announced {
         let pipeline = &plan.pipelines[of.pipeline as usize];
         let (start, period, jobs) = match &pipeline.source {
             // Every cycle waits for its job. Plans count a message from its latest time.
-            Source::Message => {
+            PipelineSource::Message => {
                 let start = pipeline.start.saturating_sub(pipeline.period.saturating_sub(pipeline.window));
                 (start, pipeline.period, cycles[of.pipeline as usize])
             }
-            Source::Batch(parts) => {
+            PipelineSource::Batch(parts) => {
                 let message = &parts[of.part as usize].message;
                 let start = message.start.saturating_sub(message.period.saturating_sub(message.deadline));
                 let jobs = span.saturating_sub(start).0.div_ceil(message.period.0);
@@ -42,7 +42,7 @@ pub(super) fn inputs(plan: &Plan, cycles: &[u64], span: Nanos, seed: u64) -> Vec
         for job in 0..jobs {
             let late = below(of.late.saturating_add(Nanos(1)), !seed, of.message, job);
             there = there.max((start + period * job).saturating_add(late));
-            inputs.push((there, Input::Ready { pipeline: of.pipeline, part: of.part, job }));
+            inputs.push((there, DispatchInput::Ready { pipeline: of.pipeline, part: of.part, job }));
         }
     }
     inputs.sort_by_key(|(at, _)| *at);

@@ -6,16 +6,16 @@ mod simulated;
 
 use std::path::PathBuf;
 
-use headway_core::analysis::sharing::{Resource, Verdict};
+use headway_core::analysis::sharing::{Resource, TardinessVerdict};
 use headway_core::files::error::Loaded;
 use headway_core::files::machine::Machine;
-use headway_core::files::workload::{Sharing, Workload};
-use headway_core::log::{Incomplete, Source};
+use headway_core::files::workload::{SharingTable, Workload};
+use headway_core::log::{Incomplete, RunSource};
 use headway_core::models::cpu::RequestedClass;
 use headway_core::plan::Named;
 use headway_device::DeviceError;
 use headway_runtime::outlet::{MARK, Outlet, OutputError};
-use headway_trace::sharing::{Bound, Header, Job, KIND, Log, SCHEMA, Summary, TaskHead};
+use headway_trace::sharing::{CompletedJob, JobBounds, KIND, SCHEMA, SharingSummary, TaskHead, TaskLog, TaskLogHeader};
 use serde::Serialize;
 
 use super::devices::named;
@@ -29,7 +29,7 @@ use crate::{COMMIT, Error, Failure, VERSION, emulation, report};
 pub struct TasksReport {
     /// Version of the JSON form.
     pub schema: u32,
-    pub summary: Summary,
+    pub summary: SharingSummary,
     /// Jobs whose output was compared with what the CPU forms of the kernels make, and found equal.
     pub verified: u64,
     /// The folder with everything.
@@ -45,9 +45,9 @@ pub struct TasksReport {
 
 /// What was run, whatever ran it.
 struct Ran {
-    jobs: Vec<Job>,
+    jobs: Vec<CompletedJob>,
     /// Bounds of each task.
-    bounds: Vec<Option<Bound>>,
+    bounds: Vec<Option<JobBounds>>,
     verified: u64,
     notes: Vec<String>,
     /// Whether somebody asked for the end before all jobs were complete.
@@ -83,11 +83,11 @@ pub fn run(
     let outlet = Outlet::create(&place)?;
     let seed = options.seed.unwrap_or(workload.value.seed);
     let ran = match source {
-        Source::Sim => simulated::run(&model, workload, sharing, options, seed, &mut progress)?,
+        RunSource::Sim => simulated::run(&model, workload, sharing, options, seed, &mut progress)?,
         _ => devices::run(source, &machine, &model, workload, sharing, options, seed, &mut progress)?,
     };
     let header = header(source, seed, &model, workload, sharing, &ran);
-    let log = Log { header, jobs: ran.jobs, incomplete: ran.interrupted.then_some(Incomplete::Interrupted) };
+    let log = TaskLog { header, jobs: ran.jobs, incomplete: ran.interrupted.then_some(Incomplete::Interrupted) };
     progress(Progress { phase: "writing", done: 0, total: 1 });
     let (mut file, name) = LogFile::create(&outlet, log.jobs.len(), &options.keep)?;
     let path = outlet.place().join(name);
@@ -98,14 +98,14 @@ pub fn run(
     outlet.write(MARK, &report::json(&summary))?;
     let folder = publish(outlet, summary.incomplete.as_ref(), &mut warnings)?;
     let files = [name, report::TRACE, report::PAGE].map(|name| folder.join(name)).to_vec();
-    let imitates = (source == Source::Emu).then(|| emulation::imitates(&machine));
+    let imitates = (source == RunSource::Emu).then(|| emulation::imitates(&machine));
     Ok(TasksReport { schema: 1, summary, verified: ran.verified, folder, imitates, files, warnings })
 }
 
 /// Where it runs, and the machine file that stands for that.
-fn choose(options: &RunOptions) -> Result<(Source, Machine, Vec<String>), Error> {
+fn choose(options: &RunOptions) -> Result<(RunSource, Machine, Vec<String>), Error> {
     let failed = |source| Failure::Backend { backend: "cuda", source };
-    let simulation = |warnings| Ok((Source::Sim, named(options, "h200-x4")?, warnings));
+    let simulation = |warnings| Ok((RunSource::Sim, named(options, "h200-x4")?, warnings));
     let gpus = |there: usize| {
         let usual = if there == 1 || options.gpus == Some(1) { "h200-x1" } else { "h200-x4" };
         let machine = crate::machine::open(options.machine.as_deref().unwrap_or(usual))?;
@@ -113,11 +113,11 @@ fn choose(options: &RunOptions) -> Result<(Source, Machine, Vec<String>), Error>
         if wanted > there {
             return Err(Failure::TooFewGpus { machine: "this one".to_owned(), wanted, available: there }.into());
         }
-        Ok((Source::Cuda, crate::machine::restrict(&machine, wanted)?, Vec::new()))
+        Ok((RunSource::Cuda, crate::machine::restrict(&machine, wanted)?, Vec::new()))
     };
     match options.backend {
         Backend::Sim => simulation(Vec::new()),
-        Backend::Emu => Ok((Source::Emu, emulation::machine(options.machine.as_deref(), options.gpus)?, Vec::new())),
+        Backend::Emu => Ok((RunSource::Emu, emulation::machine(options.machine.as_deref(), options.gpus)?, Vec::new())),
         Backend::Cuda => gpus(headway_cuda::probe().map_err(failed)?.devices.len()),
         Backend::Auto => match headway_cuda::probe() {
             Ok(probe) if !probe.devices.is_empty() => gpus(probe.devices.len()),
@@ -133,13 +133,13 @@ fn choose(options: &RunOptions) -> Result<(Source, Machine, Vec<String>), Error>
 /// Refuses tasks that need more than there is, unless forced; tells where tardiness may have no bound.
 fn accept(model: &Model, options: &RunOptions, warnings: &mut Vec<String>) -> Result<(), Error> {
     match model.report.verdict {
-        Verdict::Yes => {}
-        Verdict::No(resource) if !options.force => {
+        TardinessVerdict::Yes => {}
+        TardinessVerdict::No(resource) if !options.force => {
             let why = vec![format!("the longest jobs need more than there is of {}", said(resource, model))];
             return Err(Failure::NotAccepted { verdict: "the tasks need more than there is".to_owned(), why }.into());
         }
-        Verdict::No(_) => warnings.push("running although the tasks need more than there is".to_owned()),
-        Verdict::DontKnow(_) => {
+        TardinessVerdict::No(_) => warnings.push("running although the tasks need more than there is".to_owned()),
+        TardinessVerdict::DontKnow(_) => {
             warnings.push("nothing says that tardiness is bounded: `headway plan` says why".to_owned())
         }
     }
@@ -160,15 +160,15 @@ fn said(resource: Resource, model: &Model) -> String {
 }
 
 fn header(
-    source: Source,
+    source: RunSource,
     seed: u64,
     model: &Model,
     workload: &Loaded<Workload>,
-    sharing: &Sharing,
+    sharing: &SharingTable,
     ran: &Ran,
-) -> Header {
+) -> TaskLogHeader {
     let tasks = workload.value.tasks.iter().zip(&ran.bounds);
-    Header {
+    TaskLogHeader {
         schema: SCHEMA,
         kind: KIND.to_owned(),
         source,

@@ -6,13 +6,13 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use headway_core::decisions::sharing::log::{Line, START};
-use headway_core::decisions::sharing::{ArbiterParameters, Memory};
+use headway_core::decisions::sharing::log::{BrokerLogLine, START};
+use headway_core::decisions::sharing::{ArbiterMemory, ArbiterParameters};
 use headway_core::units::Nanos;
 use headway_os::ipc::user;
 use rustix::fs::OFlags;
 
-use super::{Faults, allowed};
+use super::{DiskFaults, allowed};
 use crate::error::ServerError;
 use crate::folder::{Folder, with_ending};
 use crate::server::ServerOptions;
@@ -33,7 +33,7 @@ pub(super) struct Log {
     bytes_max: u64,
     files: u32,
     obstacle: Option<PathBuf>,
-    faults: Option<Faults>,
+    faults: Option<DiskFaults>,
 }
 
 impl Log {
@@ -164,7 +164,7 @@ impl Log {
     }
 }
 
-fn write(file: &mut File, bytes: &[u8], faults: Option<&Faults>, path: &Path) -> io::Result<()> {
+fn write(file: &mut File, bytes: &[u8], faults: Option<&DiskFaults>, path: &Path) -> io::Result<()> {
     if let Err(error) = allowed(faults, path) {
         let _ = file.write_all(&bytes[..bytes.len() / 2]);
         return Err(error);
@@ -174,7 +174,7 @@ fn write(file: &mut File, bytes: &[u8], faults: Option<&Faults>, path: &Path) ->
 
 /// The state of the former broker's arbiter, from the last snapshot of its log and the lines after it. `None` if there is no log, if the
 /// log is of other GPUs or other rules of sharing, or if the system was restarted since, which resets the clock.
-pub(super) fn memory(path: &Path, parameters: &ArbiterParameters, now: Nanos) -> Option<Memory> {
+pub(super) fn memory(path: &Path, parameters: &ArbiterParameters, now: Nanos) -> Option<ArbiterMemory> {
     let (folder, name) = Folder::of(path).ok()?;
     let folder = Folder::open_shared(&folder).ok()?;
     let open = |name: &OsString| folder.file(name, OFlags::RDONLY);
@@ -200,11 +200,11 @@ fn starts(file: &mut BufReader<File>) -> io::Result<Vec<u64>> {
     }
 }
 
-fn replay(file: &mut BufReader<File>, start: u64, parameters: &ArbiterParameters, now: Nanos) -> Option<Memory> {
+fn replay(file: &mut BufReader<File>, start: u64, parameters: &ArbiterParameters, now: Nanos) -> Option<ArbiterMemory> {
     file.seek(SeekFrom::Start(start)).ok()?;
     let mut line = Vec::new();
     Read::take(&mut *file, LINE_MAX).read_until(b'\n', &mut line).ok()?;
-    let Line::Broker(begun) = serde_json::from_slice(&line).ok()? else { return None };
+    let BrokerLogLine::Broker(begun) = serde_json::from_slice(&line).ok()? else { return None };
     if begun.arbiter != *parameters || begun.now > now {
         return None;
     }
@@ -216,7 +216,7 @@ fn replay(file: &mut BufReader<File>, start: u64, parameters: &ArbiterParameters
             return Some(arbiter.memory());
         }
         // Other lines are for people, or half a line of a broker that was killed.
-        let Ok(Line::Fed(fed)) = serde_json::from_slice(&line) else { continue };
+        let Ok(BrokerLogLine::Fed(fed)) = serde_json::from_slice(&line) else { continue };
         if fed.now > now {
             return None;
         }

@@ -17,13 +17,13 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use headway_core::decisions::engine_lock::{Engine, LockId};
+use headway_core::decisions::engine_lock::{EngineRole, LockId};
 use headway_core::decisions::sharing::{ClusterId, GpuId, JobId, TaskId, TokenId};
 use headway_os::ipc::boot;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
-use super::{Faults, Holders, allowed, is_passing};
+use super::{DiskFaults, Holders, allowed, is_passing};
 use crate::error::ServerError;
 use crate::folder::{Folder, with_ending};
 use crate::server::turns::Use;
@@ -106,7 +106,7 @@ pub(super) struct Record {
     is_complete: bool,
     /// Whether the broker answers only after it has written: then nothing is ever missing.
     must_remember: bool,
-    faults: Option<Faults>,
+    faults: Option<DiskFaults>,
 }
 
 /// FNV-1a of 32 bits: one byte that is another one always shows.
@@ -144,7 +144,8 @@ pub(in crate::server) fn is_beginning_of_state(bytes: &[u8]) -> bool {
     sum.iter().all(|byte| byte.is_ascii_hexdigit()) && json.starts_with(rest)
 }
 
-const ENGINES: [(Engine, &str); 3] = [(Engine::Execute, "execute"), (Engine::In, "in"), (Engine::Out, "out")];
+const ENGINES: [(EngineRole, &str); 3] =
+    [(EngineRole::Execute, "execute"), (EngineRole::In, "in"), (EngineRole::Out, "out")];
 
 fn holding((place, job): Entry) -> [u8; SLOT] {
     let place = match place {
@@ -209,7 +210,7 @@ impl Record {
     /// wrong, if that is a full or broken disk.
     pub(super) fn open(
         socket: &Path,
-        faults: Option<Faults>,
+        faults: Option<DiskFaults>,
         must_remember: bool,
     ) -> Result<(Self, Roster, Option<String>), ServerError> {
         let place = |source| ServerError::Place { path: socket.to_owned(), source };
@@ -403,7 +404,7 @@ mod tests {
     #[test]
     fn slots_read_back_as_they_were_written_and_have_one_size() {
         let token = Place::Token(ClusterId(u32::MAX), TokenId(u32::MAX));
-        let lock = Place::Engine(LockId { gpu: GpuId(u32::MAX), engine: Engine::Execute });
+        let lock = Place::Engine(LockId { gpu: GpuId(u32::MAX), engine: EngineRole::Execute });
         let job = JobId { task: TaskId(u32::MAX), job: u64::MAX };
         for slot in [(token, Some(job)), (token, None), (lock, Some(job)), (lock, None)] {
             let bytes = holding(slot);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{LIMITS, Outcome, Reason, Task, Verdict, chunked, largest, margin_ppm, passes};
+use super::{LIMITS, RecurrentTask, TestOutcome, TestVerdict, UndecidedReason, chunked, largest, margin_ppm, passes};
 use crate::units::{Bytes, Nanos, PPM, Rate};
 
 /// A recurrent transfer on one engine.
@@ -27,11 +27,11 @@ impl ChunkFlow {
     ///
     /// Every chunk pays the setup and, but for the last, up to 1 ns since chunks end on whole nanoseconds.
     #[must_use]
-    pub fn task(&self, chunk: Bytes) -> Task {
+    pub fn task(&self, chunk: Bytes) -> RecurrentTask {
         let count = self.bytes.0.div_ceil(chunk.0.max(1));
         let overhead = u128::from(count) * u128::from(self.setup.0) + u128::from(count.saturating_sub(1));
         let cost = Nanos(u64::try_from(overhead).unwrap_or(u64::MAX)).saturating_add(self.rate.time_for(self.bytes));
-        Task { cost, period: self.period, deadline: self.deadline, chunk: self.piece(chunk) }
+        RecurrentTask { cost, period: self.period, deadline: self.deadline, chunk: self.piece(chunk) }
     }
 
     /// The time of its longest chunk.
@@ -49,9 +49,9 @@ pub struct ChunkPlan {
     /// Largest common chunk.
     pub bytes: Bytes,
     /// The flows with it, in input order.
-    pub tasks: Vec<Task>,
+    pub tasks: Vec<RecurrentTask>,
     /// What [`chunked`] says of them.
-    pub verdict: Verdict,
+    pub verdict: TestVerdict,
 }
 
 /// No chunk size lets all flows of an engine meet their deadlines.
@@ -65,7 +65,7 @@ pub enum ChunkRefusal {
     )]
     Overload {
         /// The test without blocking at `bytes`.
-        verdict: Box<Verdict>,
+        verdict: Box<TestVerdict>,
         /// The largest chunk not yet excluded.
         bytes: Bytes,
     },
@@ -75,13 +75,13 @@ pub enum ChunkRefusal {
     )]
     Blocking {
         /// The test with such chunks.
-        verdict: Box<Verdict>,
+        verdict: Box<TestVerdict>,
         /// The smallest chunk allowed.
         bytes: Bytes,
     },
     /// The test gives no answer.
     #[error("no chunk size could be proven: {0}")]
-    Undecided(Reason),
+    Undecided(UndecidedReason),
 }
 
 /// The largest common chunk with which every flow of one engine passes [`chunked`] with `in_flight` chunks at a time: the
@@ -97,20 +97,20 @@ pub fn chunk_sizes(flows: &[ChunkFlow], in_flight: u32, granule: Bytes) -> Resul
     let granule = Bytes(granule.0.max(1));
     let mut bytes = flows.iter().map(|f| f.bytes).max().unwrap_or_default().max(granule);
     for _ in 0..LIMITS.rounds_max {
-        let tasks: Vec<Task> = flows.iter().map(|f| f.task(bytes)).collect();
-        let pieces_of = |chunk: Bytes| -> Vec<Task> {
-            flows.iter().zip(&tasks).map(|(f, t)| Task { chunk: f.piece(chunk), ..*t }).collect()
+        let tasks: Vec<RecurrentTask> = flows.iter().map(|f| f.task(bytes)).collect();
+        let pieces_of = |chunk: Bytes| -> Vec<RecurrentTask> {
+            flows.iter().zip(&tasks).map(|(f, t)| RecurrentTask { chunk: f.piece(chunk), ..*t }).collect()
         };
         let verdict = chunked(&tasks, in_flight);
         if verdict.is_schedulable() {
             return Ok(ChunkPlan { bytes, tasks, verdict });
         }
-        let unblocked: Vec<Task> = tasks.iter().map(|t| Task { chunk: Nanos::ZERO, ..*t }).collect();
+        let unblocked: Vec<RecurrentTask> = tasks.iter().map(|t| RecurrentTask { chunk: Nanos::ZERO, ..*t }).collect();
         let without = chunked(&unblocked, 1);
         match without.outcome {
-            Outcome::Undecided(reason) => return Err(ChunkRefusal::Undecided(reason)),
-            Outcome::NotSchedulable(_) => return Err(ChunkRefusal::Overload { verdict: Box::new(without), bytes }),
-            Outcome::Schedulable => {}
+            TestOutcome::Undecided(reason) => return Err(ChunkRefusal::Undecided(reason)),
+            TestOutcome::NotSchedulable(_) => return Err(ChunkRefusal::Overload { verdict: Box::new(without), bytes }),
+            TestOutcome::Schedulable => {}
         }
         let passes = |multiples: u64| chunked(&pieces_of(Bytes(granule.0.saturating_mul(multiples))), in_flight);
         let (mut low, mut high) = (0, bytes.0.div_ceil(granule.0));
@@ -124,14 +124,14 @@ pub fn chunk_sizes(flows: &[ChunkFlow], in_flight: u32, granule: Bytes) -> Resul
         }
         if low == 0 {
             let verdict = passes(1);
-            if let Outcome::Undecided(reason) = verdict.outcome {
+            if let TestOutcome::Undecided(reason) = verdict.outcome {
                 return Err(ChunkRefusal::Undecided(reason));
             }
             return Err(ChunkRefusal::Blocking { verdict: Box::new(verdict), bytes: granule });
         }
         bytes = Bytes(granule.0.saturating_mul(low));
     }
-    Err(ChunkRefusal::Undecided(Reason::Steps { max: u64::from(LIMITS.rounds_max) }))
+    Err(ChunkRefusal::Undecided(UndecidedReason::Steps { max: u64::from(LIMITS.rounds_max) }))
 }
 
 /// Chunks of each flow's own size with which all flows of an engine meet their deadlines.
@@ -140,9 +140,9 @@ pub struct FlowChunkPlan {
     /// Largest chunk of each flow, in input order; at least its bytes where it runs whole.
     pub bytes: Vec<Bytes>,
     /// The flows with them.
-    pub tasks: Vec<Task>,
+    pub tasks: Vec<RecurrentTask>,
     /// What [`chunked`] says of them.
-    pub verdict: Verdict,
+    pub verdict: TestVerdict,
 }
 
 /// The largest chunks, a size per flow, with which every flow of one engine passes [`chunked`] with one chunk at a time:
@@ -162,12 +162,12 @@ pub fn flow_chunk_sizes(flows: &[ChunkFlow], granule: Bytes) -> Result<FlowChunk
     let size = |multiples: u64| Bytes(granule.saturating_mul(multiples));
     let mut multiples: Vec<u64> = flows.iter().map(|f| f.bytes.0.div_ceil(granule).max(1)).collect();
     for _ in 0..LIMITS.rounds_max {
-        let tasks: Vec<Task> = flows.iter().zip(&multiples).map(|(f, &m)| f.task(size(m))).collect();
+        let tasks: Vec<RecurrentTask> = flows.iter().zip(&multiples).map(|(f, &m)| f.task(size(m))).collect();
         let verdict = chunked(&tasks, 1);
         if verdict.is_schedulable() {
             return Ok(FlowChunkPlan { bytes: multiples.into_iter().map(size).collect(), tasks, verdict });
         }
-        let without: Vec<Task> = tasks.iter().map(|t| Task { chunk: Nanos::ZERO, ..*t }).collect();
+        let without: Vec<RecurrentTask> = tasks.iter().map(|t| RecurrentTask { chunk: Nanos::ZERO, ..*t }).collect();
         let bytes = size(multiples.iter().copied().max().unwrap_or(1));
         refuse(chunked(&without, 1), |verdict| ChunkRefusal::Overload { verdict, bytes })?;
         let before = multiples.clone();
@@ -176,8 +176,8 @@ pub fn flow_chunk_sizes(flows: &[ChunkFlow], granule: Bytes) -> Result<FlowChunk
         let mut tolerated: BTreeMap<Nanos, Nanos> = BTreeMap::new();
         for (n, flow) in flows.iter().enumerate() {
             let alone = |chunk: Nanos| {
-                let blocker = Task { cost: Nanos::ZERO, chunk, ..without[n] };
-                without.iter().copied().chain([blocker]).collect::<Vec<Task>>()
+                let blocker = RecurrentTask { cost: Nanos::ZERO, chunk, ..without[n] };
+                without.iter().copied().chain([blocker]).collect::<Vec<RecurrentTask>>()
             };
             let longest = match tolerated.get(&flow.deadline) {
                 Some(&known) => known,
@@ -199,7 +199,7 @@ pub fn flow_chunk_sizes(flows: &[ChunkFlow], granule: Bytes) -> Result<FlowChunk
             break;
         }
     }
-    Err(ChunkRefusal::Undecided(Reason::Steps { max: u64::from(LIMITS.rounds_max) }))
+    Err(ChunkRefusal::Undecided(UndecidedReason::Steps { max: u64::from(LIMITS.rounds_max) }))
 }
 
 /// Chunks of each flow's own size with which all flows of an engine keep the largest margin: of all choices of
@@ -222,7 +222,8 @@ pub fn flow_chunk_sizes_with_margin(flows: &[ChunkFlow], granule: Bytes) -> Resu
     let mut best = flow_chunk_sizes(flows, granule)?;
     let mut margin = margin_ppm(&best.tasks);
     // Costs are never below those of whole jobs.
-    let whole: Vec<Task> = flows.iter().map(|flow| Task { chunk: Nanos::ZERO, ..flow.task(flow.bytes) }).collect();
+    let whole: Vec<RecurrentTask> =
+        flows.iter().map(|flow| RecurrentTask { chunk: Nanos::ZERO, ..flow.task(flow.bytes) }).collect();
     let (mut low, mut high) = (margin / STEP, margin_ppm(&whole) / STEP + 1);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
@@ -232,7 +233,7 @@ pub fn flow_chunk_sizes_with_margin(flows: &[ChunkFlow], granule: Bytes) -> Resu
             continue;
         };
         low = middle;
-        let tasks: Vec<Task> = flows.iter().zip(&found.bytes).map(|(flow, &bytes)| flow.task(bytes)).collect();
+        let tasks: Vec<RecurrentTask> = flows.iter().zip(&found.bytes).map(|(flow, &bytes)| flow.task(bytes)).collect();
         let kept = margin_ppm(&tasks);
         if kept > margin {
             let verdict = chunked(&tasks, 1);
@@ -243,10 +244,10 @@ pub fn flow_chunk_sizes_with_margin(flows: &[ChunkFlow], granule: Bytes) -> Resu
 }
 
 /// Nothing for a "yes", `refusal` for a "no".
-fn refuse(verdict: Verdict, refusal: impl FnOnce(Box<Verdict>) -> ChunkRefusal) -> Result<(), ChunkRefusal> {
+fn refuse(verdict: TestVerdict, refusal: impl FnOnce(Box<TestVerdict>) -> ChunkRefusal) -> Result<(), ChunkRefusal> {
     match verdict.outcome {
-        Outcome::Schedulable => Ok(()),
-        Outcome::Undecided(reason) => Err(ChunkRefusal::Undecided(reason)),
-        Outcome::NotSchedulable(_) => Err(refusal(Box::new(verdict))),
+        TestOutcome::Schedulable => Ok(()),
+        TestOutcome::Undecided(reason) => Err(ChunkRefusal::Undecided(reason)),
+        TestOutcome::NotSchedulable(_) => Err(refusal(Box::new(verdict))),
     }
 }

@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::exact::{Utilisation, gcd};
 use super::{
-    LIMITS, Model, Outcome, Reason, Strength, Task, Verdict, Violation, chunked, jeffay, largest_factor, scaled,
+    LIMITS, Model, RecurrentTask, TestOutcome, TestStrength, TestVerdict, TestViolation, UndecidedReason, chunked,
+    jeffay, largest_factor, scaled,
 };
 use crate::units::Nanos;
 
@@ -20,7 +21,7 @@ use crate::units::Nanos;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConcreteTask {
     /// Costs, period and deadline. Chunks are of `task.chunk`, the last one of a job is the rest.
-    pub task: Task,
+    pub task: RecurrentTask,
     /// Nominal release of the first job; job k follows after k periods.
     pub offset: Nanos,
     /// How much later than nominal a job may be released, below the period. Deadlines count from the nominal release.
@@ -30,7 +31,7 @@ pub struct ConcreteTask {
 impl ConcreteTask {
     /// A task that is released exactly at `offset`, `offset + period`, and so on.
     #[must_use]
-    pub const fn at(offset: Nanos, task: Task) -> Self {
+    pub const fn at(offset: Nanos, task: RecurrentTask) -> Self {
         Self { task, offset, jitter: Nanos::ZERO }
     }
 }
@@ -38,7 +39,7 @@ impl ConcreteTask {
 /// Which costs jobs may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Costs {
+pub enum JobCosts {
     /// Anything from zero to the worst case, chunk by chunk: what real operations do.
     UpToWorst,
     /// The worst case, always. A "yes" says nothing about shorter jobs: ending early may let a long one in.
@@ -47,7 +48,7 @@ pub enum Costs {
 
 /// What the costs of tasks with jitter say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lateness {
+pub enum JitterCosts {
     /// A job that is released late may still take its whole cost.
     BesideCosts,
     /// By as much as a job is released late, it takes less than its cost: one allowance for both, as plans have it. Which jobs
@@ -67,7 +68,7 @@ pub enum Ties {
 
 /// What was explored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Window {
+pub struct ExploredWindow {
     /// Least common multiple of the periods; zero where it was not computed.
     pub hyperperiod: Nanos,
     /// Multiples of it after which all states had been met before.
@@ -82,9 +83,9 @@ pub struct Window {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exploration {
     /// Yes, no or not known.
-    pub verdict: Verdict,
+    pub verdict: TestVerdict,
     /// What was explored.
-    pub window: Window,
+    pub window: ExploredWindow,
     /// The longest time from nominal release to completion of each task, attained by some costs; empty unless the
     /// verdict is a "yes".
     pub bounds: Vec<Nanos>,
@@ -92,12 +93,12 @@ pub struct Exploration {
 
 /// Whether non-preemptive EDF meets every deadline of periodic tasks with exactly these offsets and jitters.
 ///
-/// Exact with [`Costs::UpToWorst`], up to the rule for ties; necessary with [`Costs::Exact`], where a "no" is proof and a
+/// Exact with [`JobCosts::UpToWorst`], up to the rule for ties; necessary with [`JobCosts::Exact`], where a "no" is proof and a
 /// "yes" only holds for jobs that never end early. Undecided for bulk flows, jitters of a period or more, hyperperiods
 /// beyond [`LIMITS`], and when more than [`LIMITS`]`.steps_max` steps are needed. Nothing may join a set accepted by it.
 #[must_use]
-pub fn concrete(tasks: &[ConcreteTask], costs: Costs, ties: Ties) -> Exploration {
-    concrete_within(tasks, costs, ties, Lateness::BesideCosts, LIMITS.steps_max)
+pub fn concrete(tasks: &[ConcreteTask], costs: JobCosts, ties: Ties) -> Exploration {
+    concrete_within(tasks, costs, ties, JitterCosts::BesideCosts, LIMITS.steps_max)
 }
 
 /// [`concrete`] with a choice of what jitter means, undecided when more than `steps_max` steps are needed: a step is a task
@@ -105,50 +106,52 @@ pub fn concrete(tasks: &[ConcreteTask], costs: Costs, ties: Ties) -> Exploration
 #[must_use]
 pub fn concrete_within(
     tasks: &[ConcreteTask],
-    costs: Costs,
+    costs: JobCosts,
     ties: Ties,
-    lateness: Lateness,
+    lateness: JitterCosts,
     steps_max: u64,
 ) -> Exploration {
-    let plain: Vec<Task> = tasks.iter().map(|t| t.task).collect();
-    let forgets = lateness == Lateness::WithinCosts && tasks.iter().any(|of| of.jitter > Nanos::ZERO);
+    let plain: Vec<RecurrentTask> = tasks.iter().map(|t| t.task).collect();
+    let forgets = lateness == JitterCosts::WithinCosts && tasks.iter().any(|of| of.jitter > Nanos::ZERO);
     let strength = match costs {
-        Costs::UpToWorst if forgets => Strength::Sufficient,
-        Costs::UpToWorst => Strength::Exact,
-        Costs::Exact => Strength::Necessary,
+        JobCosts::UpToWorst if forgets => TestStrength::Sufficient,
+        JobCosts::UpToWorst => TestStrength::Exact,
+        JobCosts::Exact => TestStrength::Necessary,
     };
     let model = Model::Concrete { costs };
     let answer = |utilisation_ppm, outcome, window, bounds| Exploration {
-        verdict: Verdict { outcome, utilisation_ppm, strength, model },
+        verdict: TestVerdict { outcome, utilisation_ppm, strength, model },
         window,
         bounds,
     };
     if let Some(reason) = unsuitable(tasks) {
-        return answer(0, Outcome::Undecided(reason), Window::default(), Vec::new());
+        return answer(0, TestOutcome::Undecided(reason), ExploredWindow::default(), Vec::new());
     }
     let utilisation = Utilisation::of(&plain);
     if utilisation.is_above_one() {
-        let outcome = Outcome::NotSchedulable(Violation::Utilisation);
-        return answer(utilisation.ppm, outcome, Window::default(), Vec::new());
+        let outcome = TestOutcome::NotSchedulable(TestViolation::Utilisation);
+        return answer(utilisation.ppm, outcome, ExploredWindow::default(), Vec::new());
     }
     let mut search = match Search::new(tasks, costs, ties, lateness, steps_max) {
         Ok(search) => search,
-        Err(reason) => return answer(utilisation.ppm, Outcome::Undecided(reason), Window::default(), Vec::new()),
+        Err(reason) => {
+            return answer(utilisation.ppm, TestOutcome::Undecided(reason), ExploredWindow::default(), Vec::new());
+        }
     };
     let outcome = match search.explore() {
-        Ok(()) => Outcome::Schedulable,
-        Err(Stop::Late(violation)) => Outcome::NotSchedulable(violation),
-        Err(Stop::Steps) => Outcome::Undecided(Reason::Steps { max: steps_max }),
+        Ok(()) => TestOutcome::Schedulable,
+        Err(Stop::Late(violation)) => TestOutcome::NotSchedulable(violation),
+        Err(Stop::Steps) => TestOutcome::Undecided(UndecidedReason::Steps { max: steps_max }),
     };
-    let bounds = if outcome == Outcome::Schedulable { search.bounds() } else { Vec::new() };
+    let bounds = if outcome == TestOutcome::Schedulable { search.bounds() } else { Vec::new() };
     answer(utilisation.ppm, outcome, search.window(), bounds)
 }
 
-fn unsuitable(tasks: &[ConcreteTask]) -> Option<Reason> {
+fn unsuitable(tasks: &[ConcreteTask]) -> Option<UndecidedReason> {
     (0..).zip(tasks).find_map(|(task, of)| match of {
-        _ if of.task.is_bulk() => Some(Reason::Bulk { task }),
-        _ if of.task.period.0 == 0 => Some(Reason::PeriodZero { task }),
-        _ if of.jitter >= of.task.period => Some(Reason::Jitter { task }),
+        _ if of.task.is_bulk() => Some(UndecidedReason::Bulk { task }),
+        _ if of.task.period.0 == 0 => Some(UndecidedReason::PeriodZero { task }),
+        _ if of.jitter >= of.task.period => Some(UndecidedReason::Jitter { task }),
         _ => None,
     })
 }
@@ -248,15 +251,15 @@ struct State {
 }
 
 enum Stop {
-    Late(Violation),
+    Late(TestViolation),
     Steps,
 }
 
 struct Search {
     items: Vec<Item>,
-    costs: Costs,
+    costs: JobCosts,
     ties: Ties,
-    lateness: Lateness,
+    lateness: JitterCosts,
     hyperperiod: u64,
     /// Chunks of all tasks in a hyperperiod.
     round: i64,
@@ -270,19 +273,19 @@ struct Search {
 impl Search {
     fn new(
         tasks: &[ConcreteTask],
-        costs: Costs,
+        costs: JobCosts,
         ties: Ties,
-        lateness: Lateness,
+        lateness: JitterCosts,
         steps_max: u64,
-    ) -> Result<Self, Reason> {
+    ) -> Result<Self, UndecidedReason> {
         let max = LIMITS.hyperperiod_max;
         let mut hyperperiod = 1u64;
         for of in tasks {
             let factor = of.task.period.0 / gcd(hyperperiod, of.task.period.0);
             let longer = hyperperiod.checked_mul(factor).filter(|&h| h <= max.0);
-            hyperperiod = longer.ok_or(Reason::HyperperiodBound { max })?;
+            hyperperiod = longer.ok_or(UndecidedReason::HyperperiodBound { max })?;
         }
-        let steps = || Reason::Steps { max: steps_max };
+        let steps = || UndecidedReason::Steps { max: steps_max };
         let items: Option<Vec<Item>> = tasks.iter().map(|of| Item::new(of, hyperperiod)).collect();
         let items = items.ok_or_else(steps)?;
         let mut round = 0i64;
@@ -308,9 +311,14 @@ impl Search {
         })
     }
 
-    fn window(&self) -> Window {
+    fn window(&self) -> ExploredWindow {
         let until = Nanos(u64::try_from(self.until).unwrap_or(u64::MAX));
-        Window { hyperperiod: Nanos(self.hyperperiod), hyperperiods: self.hyperperiods, until, states: self.states }
+        ExploredWindow {
+            hyperperiod: Nanos(self.hyperperiod),
+            hyperperiods: self.hyperperiods,
+            until,
+            states: self.states,
+        }
     }
 
     fn bounds(&self) -> Vec<Nanos> {
@@ -390,11 +398,11 @@ impl Search {
                 if earliest > latest {
                     continue;
                 }
-                let least = if self.costs == Costs::Exact { one.cost } else { 0 };
+                let least = if self.costs == JobCosts::Exact { one.cost } else { 0 };
                 let begun = match self.lateness {
-                    Lateness::BesideCosts => latest,
+                    JitterCosts::BesideCosts => latest,
                     // A job that the free engine waits for is late by as long as it waits.
-                    Lateness::WithinCosts => latest.min(free.1.max(one.nominal)),
+                    JitterCosts::WithinCosts => latest.min(free.1.max(one.nominal)),
                 };
                 let last = (begun + one.cost).max(latest);
                 let first = (earliest + least).min(last);
@@ -438,12 +446,12 @@ impl Search {
         i128::from(self.hyperperiods) * i128::from(self.hyperperiod)
     }
 
-    fn late(&self, task: usize, number: i64, finish: i128) -> Violation {
+    fn late(&self, task: usize, number: i64, finish: i128) -> TestViolation {
         let item = &self.items[task];
         let next = item.next(task, number);
         let nanos = |time: i128| Nanos(u64::try_from(time + self.shift()).unwrap_or(u64::MAX));
         let job = i128::from(number.div_euclid(item.chunks)) + self.shift() / item.period;
-        Violation::Late {
+        TestViolation::Late {
             task,
             job: u64::try_from(job).unwrap_or(u64::MAX),
             release: nanos(next.nominal),
@@ -457,9 +465,9 @@ impl Search {
     fn widened(&self, numbers: &[i64], by_release: &[u32], free: Free) -> Free {
         let first = by_release.first().map_or(0, |&task| self.next(numbers, task).nominal);
         let last = match self.lateness {
-            Lateness::BesideCosts => self.certain(numbers, by_release),
+            JitterCosts::BesideCosts => self.certain(numbers, by_release),
             // How long the engine waits for a job counts.
-            Lateness::WithinCosts => first,
+            JitterCosts::WithinCosts => first,
         };
         (free.0.max(first), free.1.max(last))
     }
@@ -513,7 +521,7 @@ pub(super) fn merge(frees: &mut Vec<Free>, free: Free) {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stated {
     /// Outcome, model, strength, evidence.
-    pub verdict: Verdict,
+    pub verdict: TestVerdict,
     /// The largest factor on all costs with which the answer is "yes", as [`margin_ppm`](super::margin_ppm) gives it;
     /// `None` for exact costs, where lower costs may be worse and no factor means anything.
     pub margin_ppm: Option<u64>,
@@ -532,17 +540,17 @@ pub struct SideBySide {
 
 /// The set as sporadic tasks. Sufficient with jitter, else exact.
 #[must_use]
-pub fn sporadic(tasks: &[ConcreteTask]) -> Verdict {
-    let plain: Vec<Task> = tasks.iter().map(|t| t.task).collect();
+pub fn sporadic(tasks: &[ConcreteTask]) -> TestVerdict {
+    let plain: Vec<RecurrentTask> = tasks.iter().map(|t| t.task).collect();
     if tasks.iter().all(|t| t.jitter == Nanos::ZERO) {
         let whole = plain.iter().all(|t| t.deadline == t.period && t.chunk >= t.cost);
         return if whole { jeffay(&plain) } else { chunked(&plain, 1) };
     }
     // A job released late has less time left; as a blocker it still has its whole deadline.
-    let tight = tasks.iter().map(|t| Task { deadline: t.task.deadline.saturating_sub(t.jitter), ..t.task });
-    let blocking = plain.iter().map(|t| Task { cost: Nanos::ZERO, ..*t });
-    let all: Vec<Task> = tight.chain(blocking).collect();
-    Verdict { strength: Strength::Sufficient, ..chunked(&all, 1) }
+    let tight = tasks.iter().map(|t| RecurrentTask { deadline: t.task.deadline.saturating_sub(t.jitter), ..t.task });
+    let blocking = plain.iter().map(|t| RecurrentTask { cost: Nanos::ZERO, ..*t });
+    let all: Vec<RecurrentTask> = tight.chain(blocking).collect();
+    TestVerdict { strength: TestStrength::Sufficient, ..chunked(&all, 1) }
 }
 
 /// The three verdicts of one set, with their margins: each "yes" implies those after it.
@@ -551,15 +559,15 @@ pub fn side_by_side(tasks: &[ConcreteTask], ties: Ties) -> SideBySide {
     let by = |factor: u64| -> Vec<ConcreteTask> {
         tasks.iter().map(|t| ConcreteTask { task: scaled(&t.task, factor), ..*t }).collect()
     };
-    let decided = |verdict: &Verdict| !matches!(verdict.outcome, Outcome::Undecided(_));
-    let stated = |test: &dyn Fn(&[ConcreteTask]) -> Verdict| {
+    let decided = |verdict: &TestVerdict| !matches!(verdict.outcome, TestOutcome::Undecided(_));
+    let stated = |test: &dyn Fn(&[ConcreteTask]) -> TestVerdict| {
         let verdict = test(tasks);
         let margin = decided(&verdict).then(|| largest_factor(|factor| test(&by(factor)).is_schedulable()));
         Stated { verdict, margin_ppm: margin }
     };
     SideBySide {
         sporadic: stated(&sporadic),
-        concrete: stated(&|tasks| concrete(tasks, Costs::UpToWorst, ties).verdict),
-        exact: Stated { verdict: concrete(tasks, Costs::Exact, ties).verdict, margin_ppm: None },
+        concrete: stated(&|tasks| concrete(tasks, JobCosts::UpToWorst, ties).verdict),
+        exact: Stated { verdict: concrete(tasks, JobCosts::Exact, ties).verdict, margin_ppm: None },
     }
 }

@@ -8,13 +8,14 @@ use crate::models::interconnect::fixtures::Draw;
 
 /// Whole jobs with deadline = period, from (period, cost, offset).
 fn set(tasks: &[(u64, u64, u64)]) -> Vec<ConcreteTask> {
-    let one = |&(p, c, a): &(u64, u64, u64)| ConcreteTask::at(Nanos(a), Task::whole(Nanos(c), Nanos(p), Nanos(p)));
+    let one =
+        |&(p, c, a): &(u64, u64, u64)| ConcreteTask::at(Nanos(a), RecurrentTask::whole(Nanos(c), Nanos(p), Nanos(p)));
     tasks.iter().map(one).collect()
 }
 
 fn late(exploration: &Exploration) -> (usize, u64, [u64; 3]) {
     match exploration.verdict.outcome {
-        Outcome::NotSchedulable(Violation::Late { task, job, release, deadline, finish }) => {
+        TestOutcome::NotSchedulable(TestViolation::Late { task, job, release, deadline, finish }) => {
             (task, job, [release.0, deadline.0, finish.0])
         }
         ref other => panic!("no late job but {other:?}"),
@@ -25,14 +26,14 @@ fn late(exploration: &Exploration) -> (usize, u64, [u64; 3]) {
 fn a_job_that_ends_early_makes_another_one_late() {
     // (6,2) ends at 2 instead of 3, (12,4) starts and (3,1), released at 3, ends at 7.
     let tasks = set(&[(3, 1, 0), (6, 2, 0), (12, 4, 0)]);
-    let found = concrete(&tasks, Costs::UpToWorst, Ties::ByPosition);
-    assert_eq!(found.verdict.strength, Strength::Exact);
+    let found = concrete(&tasks, JobCosts::UpToWorst, Ties::ByPosition);
+    assert_eq!(found.verdict.strength, TestStrength::Exact);
     let (task, job, [release, deadline, finish]) = late(&found);
     assert_eq!((task, job, release, deadline), (0, 1, 3, 6));
     assert_eq!(finish, 7);
     assert!(found.bounds.is_empty());
-    let exact = concrete(&tasks, Costs::Exact, Ties::ByPosition);
-    assert_eq!((exact.verdict.outcome, exact.verdict.strength), (Outcome::Schedulable, Strength::Necessary));
+    let exact = concrete(&tasks, JobCosts::Exact, Ties::ByPosition);
+    assert_eq!((exact.verdict.outcome, exact.verdict.strength), (TestOutcome::Schedulable, TestStrength::Necessary));
 }
 
 #[test]
@@ -56,8 +57,8 @@ fn offsets_can_save_a_set_that_fails_as_sporadic_tasks() {
     // The long job always starts when the short one has just run.
     let tasks = set(&[(4, 2, 0), (8, 2, 2)]);
     let apart = set(&[(4, 2, 0), (8, 2, 2), (8, 2, 6)]);
-    assert!(concrete(&tasks, Costs::UpToWorst, Ties::Any).verdict.is_schedulable());
-    let found = concrete(&apart, Costs::UpToWorst, Ties::Any);
+    assert!(concrete(&tasks, JobCosts::UpToWorst, Ties::Any).verdict.is_schedulable());
+    let found = concrete(&apart, JobCosts::UpToWorst, Ties::Any);
     assert!(found.verdict.is_schedulable());
     assert_eq!(found.bounds, [Nanos(2), Nanos(2), Nanos(2)]);
     let three = side_by_side(&set(&[(4, 2, 0), (8, 4, 2)]), Ties::Any);
@@ -66,7 +67,7 @@ fn offsets_can_save_a_set_that_fails_as_sporadic_tasks() {
 
 #[test]
 fn a_synchronous_set_is_explored_for_one_hyperperiod() {
-    let found = concrete(&set(&[(4, 1, 0), (6, 1, 0), (10, 2, 0)]), Costs::UpToWorst, Ties::Any);
+    let found = concrete(&set(&[(4, 1, 0), (6, 1, 0), (10, 2, 0)]), JobCosts::UpToWorst, Ties::Any);
     assert!(found.verdict.is_schedulable());
     assert_eq!((found.window.hyperperiod, found.window.hyperperiods), (Nanos(60), 1));
     assert_eq!(found.window.until, Nanos(57), "the last release is at 56");
@@ -75,30 +76,30 @@ fn a_synchronous_set_is_explored_for_one_hyperperiod() {
 #[test]
 fn the_window_counts_from_the_start_of_a_set_with_offsets() {
     // The second task only begins in the third hyperperiod of the first, and there delays nothing.
-    let found = concrete(&set(&[(10, 5, 0), (10, 5, 25)]), Costs::UpToWorst, Ties::Any);
+    let found = concrete(&set(&[(10, 5, 0), (10, 5, 25)]), JobCosts::UpToWorst, Ties::Any);
     assert!(found.verdict.is_schedulable() && found.window.hyperperiods >= 2, "{found:?}");
-    let found = concrete(&set(&[(10, 4, 0), (20, 10, 57)]), Costs::UpToWorst, Ties::Any);
+    let found = concrete(&set(&[(10, 4, 0), (20, 10, 57)]), JobCosts::UpToWorst, Ties::Any);
     assert_eq!(late(&found), (0, 6, [60, 70, 71]));
 }
 
 #[test]
 fn sets_that_cannot_be_followed_are_undecided() {
-    let reason = |tasks: &[ConcreteTask]| match concrete(tasks, Costs::UpToWorst, Ties::Any).verdict.outcome {
-        Outcome::Undecided(reason) => reason,
+    let reason = |tasks: &[ConcreteTask]| match concrete(tasks, JobCosts::UpToWorst, Ties::Any).verdict.outcome {
+        TestOutcome::Undecided(reason) => reason,
         other => panic!("{other:?}"),
     };
     let primes = set(&[((1 << 61) - 1, 1, 0), (1 << 40, 1, 0)]);
-    assert_eq!(reason(&primes), Reason::HyperperiodBound { max: LIMITS.hyperperiod_max });
+    assert_eq!(reason(&primes), UndecidedReason::HyperperiodBound { max: LIMITS.hyperperiod_max });
     let many = set(&[(1 << 60, 1, 0), (2, 1, 0)]);
-    assert_eq!(reason(&many), Reason::Steps { max: LIMITS.steps_max });
-    let bulk = [ConcreteTask::at(Nanos(0), Task::bulk(Nanos(1)))];
-    assert_eq!(reason(&bulk), Reason::Bulk { task: 0 });
+    assert_eq!(reason(&many), UndecidedReason::Steps { max: LIMITS.steps_max });
+    let bulk = [ConcreteTask::at(Nanos(0), RecurrentTask::bulk(Nanos(1)))];
+    assert_eq!(reason(&bulk), UndecidedReason::Bulk { task: 0 });
     let jitter = [ConcreteTask { jitter: Nanos(4), ..set(&[(4, 1, 0)])[0] }];
-    assert_eq!(reason(&jitter), Reason::Jitter { task: 0 });
-    assert_eq!(reason(&set(&[(0, 1, 0)])), Reason::PeriodZero { task: 0 });
-    assert!(concrete(&[], Costs::UpToWorst, Ties::Any).verdict.is_schedulable());
-    let overload = concrete(&set(&[(2, 2, 0), (5, 1, 0)]), Costs::Exact, Ties::Any);
-    assert_eq!(overload.verdict.outcome, Outcome::NotSchedulable(Violation::Utilisation));
+    assert_eq!(reason(&jitter), UndecidedReason::Jitter { task: 0 });
+    assert_eq!(reason(&set(&[(0, 1, 0)])), UndecidedReason::PeriodZero { task: 0 });
+    assert!(concrete(&[], JobCosts::UpToWorst, Ties::Any).verdict.is_schedulable());
+    let overload = concrete(&set(&[(2, 2, 0), (5, 1, 0)]), JobCosts::Exact, Ties::Any);
+    assert_eq!(overload.verdict.outcome, TestOutcome::NotSchedulable(TestViolation::Utilisation));
 }
 
 #[test]
@@ -106,9 +107,9 @@ fn numbers_at_the_edge_of_their_types_do_not_panic() {
     let m = u64::MAX - 1;
     for (c, p, d, q, a, j) in [(m, m, m, m, m, 0), (1, m, m, 1, m, m - 1), (5, 1 << 62, m, 0, m, 9), (0, 1, 0, 0, 0, 0)]
     {
-        let task = Task { cost: Nanos(c), period: Nanos(p), deadline: Nanos(d), chunk: Nanos(q) };
+        let task = RecurrentTask { cost: Nanos(c), period: Nanos(p), deadline: Nanos(d), chunk: Nanos(q) };
         let one = ConcreteTask { task, offset: Nanos(a), jitter: Nanos(j) };
-        for costs in [Costs::UpToWorst, Costs::Exact] {
+        for costs in [JobCosts::UpToWorst, JobCosts::Exact] {
             let found = concrete(&[one, one], costs, Ties::Any);
             assert!(found.bounds.is_empty() || found.verdict.is_schedulable());
         }
@@ -133,16 +134,22 @@ fn intervals_become_one_only_where_no_integer_lies_between() {
 /// All integer costs and releases, one job after the other: the longest responses by `until`, or `None` for a miss.
 struct Brute<'a> {
     tasks: &'a [ConcreteTask],
-    costs: Costs,
+    costs: JobCosts,
     ties: Ties,
-    lateness: Lateness,
+    lateness: JitterCosts,
     until: u64,
     seen: BTreeSet<(u64, Vec<(u64, u64)>)>,
     responses: Vec<u64>,
 }
 
 impl<'a> Brute<'a> {
-    fn run(tasks: &'a [ConcreteTask], costs: Costs, ties: Ties, lateness: Lateness, until: u64) -> Option<Vec<u64>> {
+    fn run(
+        tasks: &'a [ConcreteTask],
+        costs: JobCosts,
+        ties: Ties,
+        lateness: JitterCosts,
+        until: u64,
+    ) -> Option<Vec<u64>> {
         let (seen, responses) = (BTreeSet::new(), vec![0; tasks.len()]);
         let mut brute = Self { tasks, costs, ties, lateness, until, seen, responses };
         let mut waiting = Vec::new();
@@ -182,10 +189,10 @@ impl<'a> Brute<'a> {
             let chunk = number % chunks(task);
             let most = (of.task.cost.0 - chunk * of.task.chunk.0).min(of.task.chunk.0);
             let most = match self.lateness {
-                Lateness::WithinCosts if chunk == 0 => most.saturating_sub(release - begin),
+                JitterCosts::WithinCosts if chunk == 0 => most.saturating_sub(release - begin),
                 _ => most,
             };
-            let least = if self.costs == Costs::Exact { most } else { 0 };
+            let least = if self.costs == JobCosts::Exact { most } else { 0 };
             let is_last = chunk + 1 == chunks(task);
             for cost in least..=most {
                 if start + cost > first {
@@ -220,8 +227,12 @@ fn small_set(draw: &mut Draw) -> Vec<ConcreteTask> {
             let cost = draw.between(1, (3 * period / (2 * count)).clamp(1, period));
             let deadline = if draw.chance(60) { period } else { draw.between(cost, period + period / 2) };
             let chunk = if chunks { draw.between(1, cost) } else { cost };
-            let task =
-                Task { cost: Nanos(cost), period: Nanos(period), deadline: Nanos(deadline), chunk: Nanos(chunk) };
+            let task = RecurrentTask {
+                cost: Nanos(cost),
+                period: Nanos(period),
+                deadline: Nanos(deadline),
+                chunk: Nanos(chunk),
+            };
             let offset = if draw.chance(60) { draw.between(0, period + 3) } else { 0 };
             let jitter = if jitters && draw.chance(50) { draw.between(0, (period - 1).min(2)) } else { 0 };
             ConcreteTask { task, offset: Nanos(offset), jitter: Nanos(jitter) }
@@ -236,17 +247,17 @@ fn known_offsets_are_exact_against_all_integer_costs_and_releases() {
     for _ in 0..cases {
         let tasks = small_set(&mut draw);
         for (costs, ties) in [
-            (Costs::UpToWorst, Ties::Any),
-            (Costs::UpToWorst, Ties::ByPosition),
-            (Costs::Exact, Ties::Any),
-            (Costs::Exact, Ties::ByPosition),
+            (JobCosts::UpToWorst, Ties::Any),
+            (JobCosts::UpToWorst, Ties::ByPosition),
+            (JobCosts::Exact, Ties::Any),
+            (JobCosts::Exact, Ties::ByPosition),
         ] {
             let found = concrete(&tasks, costs, ties);
-            if found.verdict.outcome == Outcome::NotSchedulable(Violation::Utilisation) {
+            if found.verdict.outcome == TestOutcome::NotSchedulable(TestViolation::Utilisation) {
                 continue;
             }
             let until = 4 * 24 + 15 + 18;
-            let brute = Brute::run(&tasks, costs, ties, Lateness::BesideCosts, until);
+            let brute = Brute::run(&tasks, costs, ties, JitterCosts::BesideCosts, until);
             let ours = found.verdict.is_schedulable().then(|| found.bounds.iter().map(|b| b.0).collect::<Vec<_>>());
             assert_eq!(ours, brute, "{costs:?} {ties:?} {tasks:?}");
             *(if found.verdict.is_schedulable() { &mut yes } else { &mut no }) += 1;
@@ -264,14 +275,14 @@ fn jitter_that_is_part_of_the_costs_is_counted_once() {
             of.jitter = Nanos(draw.between(0, (of.task.period.0 - 1).min(2)));
         }
         for ties in [Ties::Any, Ties::ByPosition] {
-            let [within, beside] = [Lateness::WithinCosts, Lateness::BesideCosts]
-                .map(|lateness| concrete_within(&tasks, Costs::UpToWorst, ties, lateness, LIMITS.steps_max));
-            if within.verdict.outcome == Outcome::NotSchedulable(Violation::Utilisation) {
+            let [within, beside] = [JitterCosts::WithinCosts, JitterCosts::BesideCosts]
+                .map(|lateness| concrete_within(&tasks, JobCosts::UpToWorst, ties, lateness, LIMITS.steps_max));
+            if within.verdict.outcome == TestOutcome::NotSchedulable(TestViolation::Utilisation) {
                 continue;
             }
             assert!(within.verdict.is_schedulable() || !beside.verdict.is_schedulable(), "{tasks:?}");
             if within.verdict.is_schedulable() {
-                let brute = Brute::run(&tasks, Costs::UpToWorst, ties, Lateness::WithinCosts, 4 * 24 + 15 + 18);
+                let brute = Brute::run(&tasks, JobCosts::UpToWorst, ties, JitterCosts::WithinCosts, 4 * 24 + 15 + 18);
                 let brute = brute.unwrap_or_else(|| panic!("a run misses: {ties:?} {tasks:?}"));
                 assert!(
                     within.bounds.iter().zip(&brute).all(|(ours, longest)| ours.0 >= *longest),
@@ -291,8 +302,8 @@ fn each_of_the_three_verdicts_implies_the_next() {
     for _ in 0..6_000 {
         let tasks = small_set(&mut draw);
         let any = sporadic(&tasks).is_schedulable();
-        let known = concrete(&tasks, Costs::UpToWorst, Ties::Any).verdict.is_schedulable();
-        let exact = concrete(&tasks, Costs::Exact, Ties::Any).verdict.is_schedulable();
+        let known = concrete(&tasks, JobCosts::UpToWorst, Ties::Any).verdict.is_schedulable();
+        let exact = concrete(&tasks, JobCosts::Exact, Ties::Any).verdict.is_schedulable();
         assert!((!any || known) && (!known || exact), "{any} {known} {exact} {tasks:?}");
         for (count, yes) in counts.iter_mut().zip([any, known, exact]) {
             *count += u32::from(yes);
@@ -306,7 +317,7 @@ fn a_verdict_for_every_tie_is_the_stricter_one() {
     let (mut draw, mut apart) = (Draw(63), 0);
     for _ in 0..4_000 {
         let tasks = small_set(&mut draw);
-        let [any, by] = [Ties::Any, Ties::ByPosition].map(|ties| concrete(&tasks, Costs::UpToWorst, ties));
+        let [any, by] = [Ties::Any, Ties::ByPosition].map(|ties| concrete(&tasks, JobCosts::UpToWorst, ties));
         assert!(!any.verdict.is_schedulable() || by.verdict.is_schedulable(), "{tasks:?}");
         for (a, b) in any.bounds.iter().zip(&by.bounds) {
             assert!(a >= b, "{tasks:?}");
@@ -331,7 +342,7 @@ fn the_margin_of_known_offsets_passes_and_one_step_more_does_not() {
         let at = |factor| {
             let by = |t: &ConcreteTask| ConcreteTask { task: scaled(&t.task, factor), ..*t };
             let tasks: Vec<_> = tasks.iter().map(by).collect();
-            concrete(&tasks, Costs::UpToWorst, Ties::Any).verdict.is_schedulable()
+            concrete(&tasks, JobCosts::UpToWorst, Ties::Any).verdict.is_schedulable()
         };
         assert!(margin == 0 || at(margin), "{margin} {tasks:?}");
         assert!(margin == MARGIN_PPM_MAX || !at(margin + MARGIN_PPM_STEP), "{margin} {tasks:?}");
@@ -341,7 +352,7 @@ fn the_margin_of_known_offsets_passes_and_one_step_more_does_not() {
 #[test]
 fn explorations_keep_their_evidence_through_json() {
     for tasks in [set(&[(3, 1, 0), (6, 2, 0), (12, 4, 0)]), set(&[(4, 1, 1), (6, 1, 0)])] {
-        let found = concrete(&tasks, Costs::UpToWorst, Ties::Any);
+        let found = concrete(&tasks, JobCosts::UpToWorst, Ties::Any);
         let text = serde_json::to_string(&found).unwrap();
         assert_eq!(serde_json::from_str::<Exploration>(&text).unwrap(), found, "{text}");
     }

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use super::Task;
+use super::RecurrentTask;
 use crate::units::PPM;
 
 /// Binary digits behind the point of the fixed-point sums.
@@ -20,7 +20,7 @@ pub(super) struct Utilisation {
 
 impl Utilisation {
     /// The utilisation of all tasks but bulk flows; their periods must not be zero.
-    pub(super) fn of(tasks: &[Task]) -> Self {
+    pub(super) fn of(tasks: &[RecurrentTask]) -> Self {
         let mut fractions: Vec<(u64, u128)> =
             tasks.iter().filter(|t| !t.is_bulk()).map(|t| (t.period.0, u128::from(t.cost.0))).collect();
         fractions.sort_unstable();
@@ -163,7 +163,7 @@ mod tests {
     use crate::units::Nanos;
 
     fn utilisation(tasks: &[(u64, u64)]) -> Utilisation {
-        let tasks: Vec<_> = tasks.iter().map(|&(c, p)| Task::whole(Nanos(c), Nanos(p), Nanos(p))).collect();
+        let tasks: Vec<_> = tasks.iter().map(|&(c, p)| RecurrentTask::whole(Nanos(c), Nanos(p), Nanos(p))).collect();
         Utilisation::of(&tasks)
     }
 

@@ -20,7 +20,7 @@ use std::cmp::Reverse;
 
 use super::exact::Utilisation;
 use super::walk::{self, Demand};
-use super::{Task, period_zero};
+use super::{RecurrentTask, period_zero};
 use crate::units::Nanos;
 
 /// Tasks of one period and deadline.
@@ -51,7 +51,7 @@ struct Kinds {
 /// Exact for tasks whose jobs run whole, and for the one with the shortest job where several have one period and deadline;
 /// else never too short.
 #[must_use]
-pub fn responses(tasks: &[Task], steps: &mut u64) -> Option<Vec<Nanos>> {
+pub fn responses(tasks: &[RecurrentTask], steps: &mut u64) -> Option<Vec<Nanos>> {
     if period_zero(tasks).is_some() || Utilisation::of(tasks).is_above_one() {
         return None;
     }
@@ -61,7 +61,7 @@ pub fn responses(tasks: &[Task], steps: &mut u64) -> Option<Vec<Nanos>> {
     for at in 0..all.kinds.len() {
         longest.push(all.response(at, busy, steps)?);
     }
-    let of_task = |task: &Task| {
+    let of_task = |task: &RecurrentTask| {
         let key = (task.deadline.0, task.period.0);
         let at = all.kinds.binary_search_by_key(&key, |kind| (kind.deadline, kind.period));
         at.map_or(Nanos::MAX, |at| Nanos(u64::try_from(longest[at]).unwrap_or(u64::MAX)))
@@ -75,7 +75,7 @@ fn pay(steps: &mut u64, count: usize) -> Option<()> {
 }
 
 impl Kinds {
-    fn of(tasks: &[Task]) -> Self {
+    fn of(tasks: &[RecurrentTask]) -> Self {
         let mut kinds: Vec<Kind> = Vec::new();
         for task in tasks.iter().filter(|task| !task.is_bulk()) {
             let last = if task.chunk < task.cost { task.chunk.0.min(1) } else { task.cost.0 };

@@ -7,14 +7,14 @@ use crate::models::interconnect::fixtures::Draw;
 use crate::units::{Bytes, Rate};
 
 /// Tasks with whole jobs and deadline = period, from (cost, period).
-fn implicit(tasks: &[(u64, u64)]) -> Vec<Task> {
-    tasks.iter().map(|&(c, p)| Task::whole(Nanos(c), Nanos(p), Nanos(p))).collect()
+fn implicit(tasks: &[(u64, u64)]) -> Vec<RecurrentTask> {
+    tasks.iter().map(|&(c, p)| RecurrentTask::whole(Nanos(c), Nanos(p), Nanos(p))).collect()
 }
 
 /// (task, interval, demand) of a demand violation.
-fn violation(verdict: &Verdict) -> (Option<usize>, u64, u64) {
+fn violation(verdict: &TestVerdict) -> (Option<usize>, u64, u64) {
     match &verdict.outcome {
-        Outcome::NotSchedulable(Violation::Demand { task, interval, demand, blocking, contributions }) => {
+        TestOutcome::NotSchedulable(TestViolation::Demand { task, interval, demand, blocking, contributions }) => {
             let sum = contributions.iter().map(|c| c.demand.0).sum::<u64>() + blocking.0;
             assert_eq!(sum, demand.0, "the parts make up the demand");
             (*task, interval.0, demand.0)
@@ -29,7 +29,7 @@ fn jeffay_checks_every_task_and_not_only_the_last() {
     for verdict in [jeffay(&tasks), jeffay_reference(&tasks)] {
         assert_eq!(violation(&verdict), (Some(1), 3, 4));
         assert_eq!(verdict.utilisation_ppm, 986_112);
-        assert_eq!((verdict.strength, verdict.model), (Strength::Exact, Model::NonPreemptive));
+        assert_eq!((verdict.strength, verdict.model), (TestStrength::Exact, Model::NonPreemptive));
     }
 }
 
@@ -45,13 +45,16 @@ fn goldens_whole_and_in_chunks() {
     assert_eq!(violation(&jeffay(&implicit(&set))), (Some(2), 11, 15));
     let set = set.map(|(c, p)| (c * 1000, p * 1000));
     assert_eq!(violation(&jeffay(&implicit(&set))), (Some(2), 10_001, 15_000));
-    let chunks = set.map(|(c, p)| Task { chunk: Nanos(c.min(4_000)), ..Task::whole(Nanos(c), Nanos(p), Nanos(p)) });
+    let chunks = set.map(|(c, p)| RecurrentTask {
+        chunk: Nanos(c.min(4_000)),
+        ..RecurrentTask::whole(Nanos(c), Nanos(p), Nanos(p))
+    });
     let verdict = chunked(&chunks, 1);
     assert!(verdict.is_schedulable());
-    assert_eq!((verdict.strength, verdict.model), (Strength::Exact, Model::Chunks { in_flight: 1 }));
+    assert_eq!((verdict.strength, verdict.model), (TestStrength::Exact, Model::Chunks { in_flight: 1 }));
     assert!(chunked(&chunks, 2).is_schedulable(), "4 + 4 - 1 + 2 = 9 of 10");
     let three = chunked(&chunks, 3);
-    assert_eq!((violation(&three), three.strength), ((Some(1), 10_000, 13_999), Strength::Sufficient));
+    assert_eq!((violation(&three), three.strength), ((Some(1), 10_000, 13_999), TestStrength::Sufficient));
 }
 
 #[test]
@@ -65,8 +68,11 @@ fn sets_that_pass_with_offsets_and_exact_costs_fail_as_sporadic_ones() {
 fn deadlines_are_met_at_the_last_instant() {
     // 10 in D = 12 behind 3 - 1 of blocking just fits; 4 - 1 does not.
     let tight = |chunk| {
-        let urgent = Task::whole(Nanos(10), Nanos(100), Nanos(12));
-        chunked(&[urgent, Task { chunk: Nanos(chunk), ..Task::whole(Nanos(20), Nanos(100), Nanos(100)) }], 1)
+        let urgent = RecurrentTask::whole(Nanos(10), Nanos(100), Nanos(12));
+        chunked(
+            &[urgent, RecurrentTask { chunk: Nanos(chunk), ..RecurrentTask::whole(Nanos(20), Nanos(100), Nanos(100)) }],
+            1,
+        )
     };
     assert!(tight(3).is_schedulable());
     assert_eq!(violation(&tight(4)), (Some(1), 12, 13));
@@ -75,15 +81,19 @@ fn deadlines_are_met_at_the_last_instant() {
 #[test]
 fn a_bulk_flow_asks_for_nothing_but_blocks_at_every_length() {
     let tasks = implicit(&[(1, 4), (2, 8)]);
-    let with = |chunk| chunked(&[tasks[0], tasks[1], Task::bulk(Nanos(chunk))], 1);
+    let with = |chunk| chunked(&[tasks[0], tasks[1], RecurrentTask::bulk(Nanos(chunk))], 1);
     assert!(with(4).is_schedulable());
     assert_eq!(with(4).utilisation_ppm, 500_000);
     assert_eq!(violation(&with(5)), (Some(2), 4, 5));
     // At utilisation 1 nothing is left for it.
-    let full = [Task::whole(Nanos(2), Nanos(4), Nanos(4)), Task::whole(Nanos(4), Nanos(8), Nanos(8))];
+    let full = [RecurrentTask::whole(Nanos(2), Nanos(4), Nanos(4)), RecurrentTask::whole(Nanos(4), Nanos(8), Nanos(8))];
     let bulk = |chunk| {
         chunked(
-            &[Task { chunk: Nanos(1), ..full[0] }, Task { chunk: Nanos(1), ..full[1] }, Task::bulk(Nanos(chunk))],
+            &[
+                RecurrentTask { chunk: Nanos(1), ..full[0] },
+                RecurrentTask { chunk: Nanos(1), ..full[1] },
+                RecurrentTask::bulk(Nanos(chunk)),
+            ],
             1,
         )
     };
@@ -93,8 +103,8 @@ fn a_bulk_flow_asks_for_nothing_but_blocks_at_every_length() {
 
 #[test]
 fn full_utilisation_is_decided_by_the_hyperperiod_or_not_at_all() {
-    let of = |tasks: &[(u64, u64, u64)]| -> Verdict {
-        let one = |&(c, p, d)| Task { chunk: Nanos(1), ..Task::whole(Nanos(c), Nanos(p), Nanos(d)) };
+    let of = |tasks: &[(u64, u64, u64)]| -> TestVerdict {
+        let one = |&(c, p, d)| RecurrentTask { chunk: Nanos(1), ..RecurrentTask::whole(Nanos(c), Nanos(p), Nanos(d)) };
         chunked(&tasks.iter().map(one).collect::<Vec<_>>(), 1)
     };
     assert!(of(&[(1, 2, 1), (2, 4, 4)]).is_schedulable());
@@ -105,24 +115,24 @@ fn full_utilisation_is_decided_by_the_hyperperiod_or_not_at_all() {
     let verdict = of(&[(prime, 2 * prime, 2 * prime - 1), (3, 6, 6)]);
     assert_eq!(verdict.utilisation_ppm, 1_000_000);
     let max = LIMITS.hyperperiod_max;
-    assert_eq!(verdict.outcome, Outcome::Undecided(Reason::Hyperperiod { max }));
+    assert_eq!(verdict.outcome, TestOutcome::Undecided(UndecidedReason::Hyperperiod { max }));
     // One task leaves a billionth, another takes it: the walk from the hyperperiod down would take too long.
     let (short, times) = (1_000_000_000, 1 << 26);
     let verdict = of(&[(short - 1, short, short - 1), (times, short * times, short * times)]);
-    assert_eq!(verdict.outcome, Outcome::Undecided(Reason::Steps { max: LIMITS.steps_max }));
+    assert_eq!(verdict.outcome, TestOutcome::Undecided(UndecidedReason::Steps { max: LIMITS.steps_max }));
 }
 
 #[test]
 fn tests_that_do_not_apply_are_undecided() {
-    let constrained = [Task::whole(Nanos(1), Nanos(4), Nanos(3))];
-    assert_eq!(jeffay(&constrained).outcome, Outcome::Undecided(Reason::DeadlineNotPeriod { task: 0 }));
-    let no_period = [Task::whole(Nanos(1), Nanos(0), Nanos(3))];
-    assert_eq!(chunked(&no_period, 1).outcome, Outcome::Undecided(Reason::PeriodZero { task: 0 }));
+    let constrained = [RecurrentTask::whole(Nanos(1), Nanos(4), Nanos(3))];
+    assert_eq!(jeffay(&constrained).outcome, TestOutcome::Undecided(UndecidedReason::DeadlineNotPeriod { task: 0 }));
+    let no_period = [RecurrentTask::whole(Nanos(1), Nanos(0), Nanos(3))];
+    assert_eq!(chunked(&no_period, 1).outcome, TestOutcome::Undecided(UndecidedReason::PeriodZero { task: 0 }));
     assert!(chunked(&[], 1).is_schedulable() && jeffay(&[]).is_schedulable());
-    assert!(chunked(&[Task::bulk(Nanos(7))], 4).is_schedulable());
-    let impossible = [Task::whole(Nanos(1), Nanos(9), Nanos(0))];
+    assert!(chunked(&[RecurrentTask::bulk(Nanos(7))], 4).is_schedulable());
+    let impossible = [RecurrentTask::whole(Nanos(1), Nanos(9), Nanos(0))];
     assert_eq!(violation(&chunked(&impossible, 1)), (None, 0, 1));
-    let free = [Task::whole(Nanos(0), Nanos(9), Nanos(0)), Task::whole(Nanos(9), Nanos(9), Nanos(9))];
+    let free = [RecurrentTask::whole(Nanos(0), Nanos(9), Nanos(0)), RecurrentTask::whole(Nanos(9), Nanos(9), Nanos(9))];
     assert!(chunked(&free, 1).is_schedulable());
 }
 
@@ -139,12 +149,12 @@ fn numbers_at_the_edge_of_their_types_do_not_panic() {
     for set in sets {
         let tasks: Vec<_> = set
             .into_iter()
-            .map(|(c, p, d, q)| Task { cost: Nanos(c), period: Nanos(p), deadline: Nanos(d), chunk: Nanos(q) })
+            .map(|(c, p, d, q)| RecurrentTask { cost: Nanos(c), period: Nanos(p), deadline: Nanos(d), chunk: Nanos(q) })
             .collect();
         for in_flight in [0, 1, u32::MAX] {
             assert!(chunked(&tasks, in_flight).utilisation_ppm > 0);
         }
-        assert!(jeffay(&tasks).strength == Strength::Exact);
+        assert!(jeffay(&tasks).strength == TestStrength::Exact);
         assert!(margin_ppm(&tasks) <= MARGIN_PPM_MAX);
     }
     let flow =
@@ -160,9 +170,9 @@ fn the_margin_is_the_largest_factor_that_passes() {
     let tasks = implicit(&[(2_000, 10_000), (13_000, 60_000)]);
     let margin = margin_ppm(&tasks);
     assert_eq!(margin, 666_600);
-    let scaled = |f: u64| -> Vec<Task> {
+    let scaled = |f: u64| -> Vec<RecurrentTask> {
         let by = |n: Nanos| Nanos((n.0 * f).div_ceil(PPM));
-        tasks.iter().map(|t| Task { cost: by(t.cost), chunk: by(t.chunk), ..*t }).collect()
+        tasks.iter().map(|t| RecurrentTask { cost: by(t.cost), chunk: by(t.chunk), ..*t }).collect()
     };
     assert!(jeffay(&scaled(margin)).is_schedulable() && !jeffay(&scaled(margin + 100)).is_schedulable());
 }
@@ -196,29 +206,29 @@ fn small_set(draw: &mut Draw, most: u64) -> Vec<(u64, u64)> {
 }
 
 /// A small set with deadlines around periods, chunks, and at times a bulk flow.
-fn small_chunk_set(draw: &mut Draw, most: u64, periods: &[u64]) -> Vec<Task> {
+fn small_chunk_set(draw: &mut Draw, most: u64, periods: &[u64]) -> Vec<RecurrentTask> {
     let count = draw.between(2, most);
     let one = |draw: &mut Draw| {
         let period = draw.pick(periods);
         let cost = draw.between(1, (3 * period / (2 * count)).max(1));
         let deadline = if draw.chance(50) { period } else { draw.between(cost, period + period / 2) };
         let chunk = draw.between(1, cost);
-        Task { cost: Nanos(cost), period: Nanos(period), deadline: Nanos(deadline), chunk: Nanos(chunk) }
+        RecurrentTask { cost: Nanos(cost), period: Nanos(period), deadline: Nanos(deadline), chunk: Nanos(chunk) }
     };
     let mut tasks: Vec<_> = (0..count).map(|_| one(draw)).collect();
     if draw.chance(25) {
-        tasks.push(Task::bulk(Nanos(draw.between(1, 3))));
+        tasks.push(RecurrentTask::bulk(Nanos(draw.between(1, 3))));
     }
     tasks
 }
 
-fn least_common_multiple(tasks: &[Task]) -> u64 {
+fn least_common_multiple(tasks: &[RecurrentTask]) -> u64 {
     let asking = tasks.iter().filter(|t| !t.is_bulk());
     asking.fold(1, |common, t| common / exact::gcd(common, t.period.0) * t.period.0)
 }
 
 /// The condition word for word: the first t up to the last deadline plus a hyperperiod that fails.
-fn chunked_by_scanning(tasks: &[Task], in_flight: u64) -> Option<u64> {
+fn chunked_by_scanning(tasks: &[RecurrentTask], in_flight: u64) -> Option<u64> {
     let asking = || tasks.iter().filter(|t| !t.is_bulk() && t.cost.0 > 0);
     let last = asking().map(|t| t.deadline.0).max().unwrap_or(0) + least_common_multiple(tasks);
     let longest = tasks.iter().map(|t| t.chunk.0).max().unwrap_or(0);
@@ -233,7 +243,7 @@ fn chunked_by_scanning(tasks: &[Task], in_flight: u64) -> Option<u64> {
 
 /// Runs non-preemptive EDF among chunks, `in_flight` of them handed to the engine at a time, with these offsets for
 /// `until` nanoseconds; says whether all jobs due by then meet their deadlines.
-fn meets_deadlines(tasks: &[Task], offsets: &[u64], in_flight: usize, until: u64) -> bool {
+fn meets_deadlines(tasks: &[RecurrentTask], offsets: &[u64], in_flight: usize, until: u64) -> bool {
     // (deadline, task, cost left); a bulk flow always has another job.
     let mut jobs: Vec<(u64, usize, u64)> = Vec::new();
     let mut ends = std::collections::VecDeque::new();
@@ -272,7 +282,7 @@ fn meets_deadlines(tasks: &[Task], offsets: &[u64], in_flight: usize, until: u64
 }
 
 /// Whether some offsets below the periods make a job miss.
-fn some_offsets_miss(tasks: &[Task], in_flight: usize) -> bool {
+fn some_offsets_miss(tasks: &[RecurrentTask], in_flight: usize) -> bool {
     let ranges: Vec<u64> = tasks.iter().map(|t| if t.is_bulk() { 4 } else { t.period.0 }).collect();
     let until = 3 * least_common_multiple(tasks) + 60;
     let combinations: u64 = ranges.iter().product();
@@ -309,7 +319,7 @@ fn the_chunk_test_gives_the_verdict_of_scanning() {
     for _ in 0..count {
         let tasks = small_chunk_set(&mut draw, 4, &[2, 3, 4, 5, 6, 8, 10, 12, 15]);
         let verdict = chunked(&tasks, 1);
-        if verdict.outcome == Outcome::NotSchedulable(Violation::Utilisation) {
+        if verdict.outcome == TestOutcome::NotSchedulable(TestViolation::Utilisation) {
             continue;
         }
         let first = chunked_by_scanning(&tasks, 1);
@@ -571,7 +581,7 @@ fn verdicts_keep_their_evidence_through_json() {
     for tasks in [implicit(&[(1, 2), (3, 8), (1, 9)]), implicit(&[(3, 2)]), implicit(&[(1, 2)])] {
         let verdict = jeffay(&tasks);
         let text = serde_json::to_string(&verdict).unwrap();
-        assert_eq!(serde_json::from_str::<Verdict>(&text).unwrap(), verdict, "{text}");
+        assert_eq!(serde_json::from_str::<TestVerdict>(&text).unwrap(), verdict, "{text}");
     }
 }
 
@@ -584,7 +594,7 @@ proptest! {
         if chunked(&tasks, in_flight).is_schedulable() {
             let lower: Vec<_> = tasks
                 .iter()
-                .map(|t| Task {
+                .map(|t| RecurrentTask {
                     cost: Nanos(draw.between(0, t.cost.0)),
                     chunk: Nanos(draw.between(0, t.chunk.0)),
                     period: t.period.saturating_add(Nanos(draw.between(0, 5))),
@@ -612,7 +622,7 @@ proptest! {
         let mut tasks = small_chunk_set(draw, 5, &[4, 6, 10, 15, 24, 40]);
         for task in &mut tasks {
             // So large that rounding up does not hide a step, and with a bulk flow now and then.
-            *task = if draw.0.is_multiple_of(7) && task.deadline > task.period { Task::bulk(task.chunk) } else { *task };
+            *task = if draw.0.is_multiple_of(7) && task.deadline > task.period { RecurrentTask::bulk(task.chunk) } else { *task };
             task.cost = Nanos(task.cost.0 * 100_003);
             task.chunk = Nanos(task.chunk.0 * 100_003);
             if !task.is_bulk() {
@@ -620,7 +630,7 @@ proptest! {
             }
         }
         let margin = margin_ppm(&tasks);
-        let by = |factor: u64| tasks.iter().map(|task| scaled(task, factor)).collect::<Vec<Task>>();
+        let by = |factor: u64| tasks.iter().map(|task| scaled(task, factor)).collect::<Vec<RecurrentTask>>();
         prop_assert!(margin == 0 || chunked(&by(margin), 1).is_schedulable());
         prop_assert!(margin == MARGIN_PPM_MAX || !chunked(&by(margin + MARGIN_PPM_STEP), 1).is_schedulable());
         prop_assert_eq!(passes(&tasks), chunked(&tasks, 1).is_schedulable());
@@ -632,9 +642,9 @@ proptest! {
         let tasks: Vec<_> = small_set(draw, 5).iter().map(|&(c, p)| (c * 997, p * 1_000)).collect();
         let tasks = implicit(&tasks);
         let margin = margin_ppm(&tasks);
-        let scaled = |f: u64| -> Vec<Task> {
+        let scaled = |f: u64| -> Vec<RecurrentTask> {
             let by = |n: Nanos| Nanos((n.0 * f).div_ceil(PPM));
-            tasks.iter().map(|t| Task::whole(by(t.cost), t.period, t.deadline)).collect()
+            tasks.iter().map(|t| RecurrentTask::whole(by(t.cost), t.period, t.deadline)).collect()
         };
         prop_assert!(jeffay(&scaled(margin)).is_schedulable());
         prop_assert!(!jeffay(&scaled(margin + MARGIN_PPM_STEP)).is_schedulable());

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use super::exact::{SHIFT, Utilisation, gcd};
-use super::{LIMITS, Reason, Task};
+use super::{LIMITS, RecurrentTask, UndecidedReason};
 
 /// Jobs with release and deadline inside an interval of length `t`; `None` for none.
 pub(super) const fn jobs(deadline: u64, period: u64, t: u64) -> Option<u64> {
@@ -30,9 +30,9 @@ pub(super) struct Demand {
 }
 
 impl Demand {
-    pub(super) fn new(tasks: &[Task]) -> Self {
+    pub(super) fn new(tasks: &[RecurrentTask]) -> Self {
         let asking = tasks.iter().filter(|t| t.cost.0 > 0 && !t.is_bulk());
-        let item = |t: &Task| Item { deadline: t.deadline.0, period: t.period.0, cost: t.cost.0 };
+        let item = |t: &RecurrentTask| Item { deadline: t.deadline.0, period: t.period.0, cost: t.cost.0 };
         let mut items: Vec<_> = asking.map(item).collect();
         items.sort_by_key(|i| i.deadline);
         Self { items }
@@ -57,9 +57,9 @@ impl Demand {
         sum
     }
 
-    fn pay(&self, budget: &mut u64) -> Result<(), Reason> {
+    fn pay(&self, budget: &mut u64) -> Result<(), UndecidedReason> {
         let cost = self.items.len() as u64;
-        *budget = budget.checked_sub(cost).ok_or(Reason::Steps { max: LIMITS.steps_max })?;
+        *budget = budget.checked_sub(cost).ok_or(UndecidedReason::Steps { max: LIMITS.steps_max })?;
         Ok(())
     }
 
@@ -72,7 +72,7 @@ impl Demand {
         high: u64,
         blocking: u128,
         budget: &mut u64,
-    ) -> Result<Option<u64>, Reason> {
+    ) -> Result<Option<u64>, UndecidedReason> {
         let mut t = high;
         while t >= low {
             self.pay(budget)?;
@@ -116,7 +116,7 @@ pub(super) struct Segment {
 }
 
 /// The stretches from 0 on, in ascending order; the last one has no blocking or, with a bulk flow, the least.
-pub(super) fn segments(tasks: &[Task], in_flight: u32) -> Vec<Segment> {
+pub(super) fn segments(tasks: &[RecurrentTask], in_flight: u32) -> Vec<Segment> {
     let longest = tasks.iter().map(|t| t.chunk.0).max().unwrap_or(0);
     let ahead = u128::from(in_flight - 1) * u128::from(longest);
     let mut blockers: Vec<_> = tasks.iter().filter(|t| t.chunk.0 > 0).map(|t| (t.deadline.0, t.chunk.0)).collect();
@@ -148,7 +148,7 @@ pub(super) fn horizon(
     segments: &[Segment],
     utilisation: &Utilisation,
     budget: &mut u64,
-) -> Result<u64, Reason> {
+) -> Result<u64, UndecidedReason> {
     let last = demand.last_deadline();
     // Beyond all deadlines dbf(t) <= U t + sum of (T - D) U, and only bulk flows block.
     let bulk = segments.last().map_or(0, |s| s.blocking);
@@ -183,7 +183,7 @@ pub(super) fn busy_period(
     segments: &[Segment],
     limit: u64,
     budget: &mut u64,
-) -> Result<Option<u64>, Reason> {
+) -> Result<Option<u64>, UndecidedReason> {
     const ROUNDS_MAX: u32 = 128;
     let blocking = segments.iter().map(|s| s.blocking).max().unwrap_or(0);
     let mut length = blocking + demand.items.iter().map(|i| u128::from(i.cost)).sum::<u128>();
@@ -202,12 +202,12 @@ pub(super) fn busy_period(
     Ok(None)
 }
 
-fn hyperperiod(demand: &Demand) -> Result<u64, Reason> {
+fn hyperperiod(demand: &Demand) -> Result<u64, UndecidedReason> {
     let max = LIMITS.hyperperiod_max;
     let mut common = 1u64;
     for item in &demand.items {
         let factor = item.period / gcd(common, item.period);
-        common = common.checked_mul(factor).filter(|&c| c <= max.0).ok_or(Reason::Hyperperiod { max })?;
+        common = common.checked_mul(factor).filter(|&c| c <= max.0).ok_or(UndecidedReason::Hyperperiod { max })?;
     }
     Ok(common)
 }

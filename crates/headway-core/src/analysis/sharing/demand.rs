@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::decisions::sharing::{Segment, TaskId, TaskParameters};
+use crate::decisions::sharing::{JobSegment, TaskId, TaskParameters};
 use crate::units::{Bytes, Nanos};
 
 /// One use of a GPU, from token grant to token release.
@@ -43,12 +43,12 @@ impl Acquisition {
         let mut sum = Self::default();
         for segment in &task.segments {
             match segment {
-                Segment::Cpu(time) => sum.cpu = sum.cpu.saturating_add(*time),
-                Segment::Execute { time, .. } => {
+                JobSegment::Cpu(time) => sum.cpu = sum.cpu.saturating_add(*time),
+                JobSegment::Execute { time, .. } => {
                     sum.executes += 1;
                     sum.execute_time = sum.execute_time.saturating_add(*time);
                 }
-                Segment::Copy { bytes, .. } => sum.add_copy(*bytes, chunk, &copy_time),
+                JobSegment::Copy { bytes, .. } => sum.add_copy(*bytes, chunk, &copy_time),
             }
         }
         (0..state_copies).for_each(|_| sum.add_copy(task.state, chunk, &copy_time));

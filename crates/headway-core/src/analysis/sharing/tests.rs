@@ -2,10 +2,10 @@
 
 use super::paper::Letters;
 use super::*;
-use crate::decisions::engine_lock::{Action, EngineLocks, Operation, Order, Work};
-use crate::decisions::sharing::{ClientId, ClusterId, Direction, Segment, TaskParameters};
-use crate::decisions::sharing::{GpuId, JobId, Key};
-use crate::decisions::token::Mode;
+use crate::decisions::engine_lock::{EngineLockAction, EngineLocks, EngineWork, LockOrder, LockedOperation};
+use crate::decisions::sharing::{ClientId, ClusterId, JobSegment, TaskDirection, TaskParameters};
+use crate::decisions::sharing::{GpuId, JobId, JobPriority};
+use crate::decisions::token::TokenMode;
 use crate::units::Bytes;
 
 const MIB: u64 = 1 << 20;
@@ -16,7 +16,7 @@ fn example(rho: u32, peer: Option<PeerLocks>) -> System {
     let engines = EngineParameters {
         copy_engines: 1,
         peer: peer.unwrap_or(PeerLocks::Group),
-        order: Order::Arrival,
+        order: LockOrder::Arrival,
         chunk_bytes: Some(Bytes(2 * MIB)),
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(0),
@@ -24,7 +24,13 @@ fn example(rho: u32, peer: Option<PeerLocks>) -> System {
     };
     System {
         gpus: 4,
-        tokens: TokenParameters { cpus: 6, per_gpu: rho, mode: Mode::Optimal, affinity: true, discount_holder: false },
+        tokens: TokenParameters {
+            cpus: 6,
+            per_gpu: rho,
+            mode: TokenMode::Optimal,
+            affinity: true,
+            discount_holder: false,
+        },
         engines: Some(engines),
         peer_copies: peer.is_some(),
         virtual_releases: false,
@@ -37,11 +43,11 @@ fn example(rho: u32, peer: Option<PeerLocks>) -> System {
 
 /// A frame of the feature tracker: nine copies, three kernel segments, 6.5 MB of state.
 fn klt(task: u32) -> TaskParameters {
-    let copy = |bytes| Segment::Copy { direction: Direction::ToGpu, bytes: Bytes(bytes) };
-    let kernel = || Segment::Execute { kernel: "klt".to_owned(), time: Nanos(2_000 * US) };
+    let copy = |bytes| JobSegment::Copy { direction: TaskDirection::ToGpu, bytes: Bytes(bytes) };
+    let kernel = || JobSegment::Execute { kernel: "klt".to_owned(), time: Nanos(2_000 * US) };
     let sizes = [307_200, 307_200, 36, 4_096, 8_192, 8_192, 32_768, 4_096, 307_200];
-    let mut segments: Vec<Segment> = sizes.into_iter().map(copy).collect();
-    segments.extend([kernel(), kernel(), kernel(), Segment::Cpu(Nanos(1_500 * US))]);
+    let mut segments: Vec<JobSegment> = sizes.into_iter().map(copy).collect();
+    segments.extend([kernel(), kernel(), kernel(), JobSegment::Cpu(Nanos(1_500 * US))]);
     TaskParameters {
         id: TaskId(task),
         client: ClientId(0),
@@ -89,7 +95,7 @@ fn the_worked_example_has_the_figures_of_the_specification() {
     assert_eq!(row(&example(2, Some(PeerLocks::Group))), (1, 5, 17_088, 1, 8_990, 26_078));
     assert_eq!(row(&example(2, Some(PeerLocks::Nested))), (1, 55, 46_988, 1, 38_890, 85_878));
     let group = example(2, Some(PeerLocks::Group));
-    let all_tokens = System { tokens: TokenParameters { mode: Mode::WorkConserving, ..group.tokens }, ..group };
+    let all_tokens = System { tokens: TokenParameters { mode: TokenMode::WorkConserving, ..group.tokens }, ..group };
     assert_eq!(row(&all_tokens), (1, 7, 18_284, 1, 10_186, 28_470));
     let overruns = System { virtual_releases: true, ..group };
     assert_eq!(row(&overruns), (1, 7, 18_284, 3, 10_186, 3 * 18_284 + 10_186));
@@ -181,7 +187,7 @@ fn a_reservation_supplies_half_a_cpu_in_twice_the_time_and_the_gaps() {
 fn few_light_tasks_have_bounded_tardiness_and_a_response_bound() {
     let system = example(2, None);
     let analysis = analyse(&system, &demands(&system, 6));
-    assert_eq!(analysis.verdict, Verdict::Yes);
+    assert_eq!(analysis.verdict, TardinessVerdict::Yes);
     let bound = analysis.tasks[0];
     assert_eq!(bound.inflated, Nanos(bound.blocking.0 + (17 * 46 + 3 * 2_000 + 1_500) * US));
     assert_eq!(
@@ -189,7 +195,7 @@ fn few_light_tasks_have_bounded_tardiness_and_a_response_bound() {
         (Some(bound.inflated), Some(Nanos(bound.inflated.0 - 20_000 * US)))
     );
     let seven = analyse(&system, &demands(&system, 7));
-    assert_eq!((seven.verdict, seven.tasks[0].response), (Verdict::Yes, None));
+    assert_eq!((seven.verdict, seven.tasks[0].response), (TardinessVerdict::Yes, None));
 }
 
 #[test]
@@ -201,34 +207,37 @@ fn the_verdict_knows_its_limits() {
         (System { cpu: CpuGuarantee::Nothing, ..base }, Unknown::CpuNotGuaranteed),
         (System { engines: None, ..base }, Unknown::EnginesUnlocked),
         (System { longest_copy: Nanos(u64::MAX / 2), ..base }, Unknown::Overflow),
-        (System { tokens: TokenParameters { mode: Mode::Priority, cpus: 9, ..base.tokens }, ..base }, Unknown::Mode),
+        (
+            System { tokens: TokenParameters { mode: TokenMode::Priority, cpus: 9, ..base.tokens }, ..base },
+            Unknown::Mode,
+        ),
         (System { tokens: TokenParameters { per_gpu: 0, ..base.tokens }, ..base }, Unknown::Parameters),
         (System { longest_execute: Nanos(20_000 * US), ..base }, Unknown::LongerThanPeriod(TaskId(0))),
     ];
     for (system, why) in cases {
-        assert_eq!(verdict(&system, &tasks), Verdict::DontKnow(why));
+        assert_eq!(verdict(&system, &tasks), TardinessVerdict::DontKnow(why));
     }
-    assert_eq!(verdict(&base, &demands(&base, 60)), Verdict::DontKnow(Unknown::Overload));
+    assert_eq!(verdict(&base, &demands(&base, 60)), TardinessVerdict::DontKnow(Unknown::Overload));
     let kept = base.engines.map(|engines| EngineParameters { keep_bytes: Bytes(1), ..engines });
-    assert_eq!(verdict(&System { engines: kept, ..base }, &tasks), Verdict::DontKnow(Unknown::LockOptions));
-    let by_urgency = base.engines.map(|engines| EngineParameters { order: Order::Urgency, ..engines });
+    assert_eq!(verdict(&System { engines: kept, ..base }, &tasks), TardinessVerdict::DontKnow(Unknown::LockOptions));
+    let by_urgency = base.engines.map(|engines| EngineParameters { order: LockOrder::Urgency, ..engines });
     let late = System { engines: by_urgency, longest_execute: Nanos(20_000 * US), ..base };
-    assert_eq!(verdict(&late, &tasks), Verdict::DontKnow(Unknown::Overtaking));
+    assert_eq!(verdict(&late, &tasks), TardinessVerdict::DontKnow(Unknown::Overtaking));
     let whole = System { engines: None, tokens: TokenParameters { per_gpu: 1, ..base.tokens }, ..base };
-    assert_eq!(verdict(&whole, &tasks), Verdict::Yes);
+    assert_eq!(verdict(&whole, &tasks), TardinessVerdict::Yes);
 }
 
 #[test]
 fn engines_that_serve_the_most_urgent_first_have_bounds_if_by_them_nobody_is_late() {
     let base = example(2, None);
-    let engines = base.engines.map(|engines| EngineParameters { order: Order::Urgency, ..engines });
-    let tokens = TokenParameters { per_gpu: 2, mode: Mode::Priority, ..base.tokens };
+    let engines = base.engines.map(|engines| EngineParameters { order: LockOrder::Urgency, ..engines });
+    let tokens = TokenParameters { per_gpu: 2, mode: TokenMode::Priority, ..base.tokens };
     let system = System { engines, tokens, ..base };
     // 17 copies of 46 us and three kernels of 2 ms: one less urgent operation before each, and five others' operations once.
     let (each, cpu) = ((17 * 46 + 3 * 2_000) * US, 1_500 * US);
     let analysis = analyse(&system, &demands(&system, 6));
     let bound = analysis.tasks[0];
-    assert_eq!((analysis.verdict, bound.engine_wait), (Verdict::Yes, Nanos(6 * each)));
+    assert_eq!((analysis.verdict, bound.engine_wait), (TardinessVerdict::Yes, Nanos(6 * each)));
     assert_eq!((bound.token_wait, bound.response), (Nanos::ZERO, Some(Nanos(7 * each + cpu))));
     // A task of half the period is twice in the others' way, and they once in its own.
     let mut two = demands(&system, 2);
@@ -240,7 +249,7 @@ fn engines_that_serve_the_most_urgent_first_have_bounds_if_by_them_nobody_is_lat
     let late = |tasks: &mut Vec<TaskDemand>| tasks.iter_mut().for_each(|task| task.period = Nanos(48_000 * US));
     let mut busy = demands(&system, 6);
     late(&mut busy);
-    assert_eq!(analyse(&system, &busy).verdict, Verdict::DontKnow(Unknown::Overtaking));
+    assert_eq!(analyse(&system, &busy).verdict, TardinessVerdict::DontKnow(Unknown::Overtaking));
     assert_eq!(timely(&system, &busy).unwrap()[0].response, None);
     // Peer copies keep an engine idle while one operation ends on the other.
     let peers = System { peer_copies: true, ..system };
@@ -252,14 +261,14 @@ fn engines_that_serve_the_most_urgent_first_have_bounds_if_by_them_nobody_is_lat
 #[test]
 fn nothing_is_bounded_where_jobs_on_time_could_wait_for_tokens_or_cpus() {
     let base = example(2, None);
-    let engines = base.engines.map(|engines| EngineParameters { order: Order::Urgency, ..engines });
-    let tokens = TokenParameters { mode: Mode::Priority, cpus: 9, ..base.tokens };
+    let engines = base.engines.map(|engines| EngineParameters { order: LockOrder::Urgency, ..engines });
+    let tokens = TokenParameters { mode: TokenMode::Priority, cpus: 9, ..base.tokens };
     let system = System { engines, tokens, ..base };
     let why = |system: &System, count| timely(system, &demands(system, count)).err();
     assert_eq!((why(&system, 8), why(&system, 9)), (None, Some(Unknown::Mode)));
     let few = System { tokens: TokenParameters { cpus: 7, ..tokens }, ..system };
     assert_eq!(why(&few, 8), Some(Unknown::Overload));
-    let queues = System { tokens: TokenParameters { mode: Mode::Relaxed(2), cpus: 8, ..tokens }, ..system };
+    let queues = System { tokens: TokenParameters { mode: TokenMode::Relaxed(2), cpus: 8, ..tokens }, ..system };
     assert_eq!(why(&queues, 8), Some(Unknown::Mode), "with affinity a task may wait for its own GPU");
     let shortest = System { tokens: TokenParameters { affinity: false, ..queues.tokens }, ..queues };
     assert_eq!(why(&shortest, 8), None);
@@ -275,24 +284,27 @@ fn what_exceeds_the_node_without_any_blocking_is_a_no() {
         tasks.iter_mut().for_each(change);
         analyse(&base, &tasks).verdict
     };
-    assert_eq!(verdict(|task| task.period = Nanos(5_000 * US), 1), Verdict::No(Resource::Sequence(TaskId(0))));
+    assert_eq!(verdict(|task| task.period = Nanos(5_000 * US), 1), TardinessVerdict::No(Resource::Sequence(TaskId(0))));
     assert_eq!(
         verdict(|task| task.acquisitions[0].execute_time = Nanos(50_000 * US), 9),
-        Verdict::No(Resource::Execute)
+        TardinessVerdict::No(Resource::Execute)
     );
-    assert_eq!(verdict(|task| task.acquisitions[0].copy_time = Nanos(50_000 * US), 9), Verdict::No(Resource::Copy));
-    assert_eq!(verdict(|task| task.cpu_outside = Nanos(80_000 * US), 8), Verdict::No(Resource::Cpu));
+    assert_eq!(
+        verdict(|task| task.acquisitions[0].copy_time = Nanos(50_000 * US), 9),
+        TardinessVerdict::No(Resource::Copy)
+    );
+    assert_eq!(verdict(|task| task.cpu_outside = Nanos(80_000 * US), 8), TardinessVerdict::No(Resource::Cpu));
 }
 
 /// How long task 0 waits for an engine in all, when task 1 always comes first: each of its `count` operations, and each of
 /// the other's, takes `time`.
-fn waited(work: Work, count: u64, time: u64) -> u64 {
+fn waited(work: EngineWork, count: u64, time: u64) -> u64 {
     let system = example(2, None);
     let mut locks = EngineLocks::new(system.engines.unwrap(), &[GpuId(0)]).unwrap();
     let job = |task| JobId { task: TaskId(task), job: 0 };
-    let operation = Operation { work, bytes: Bytes(1), predicted: Nanos::ZERO, budget: Nanos::ZERO };
+    let operation = LockedOperation { work, bytes: Bytes(1), predicted: Nanos::ZERO, budget: Nanos::ZERO };
     for task in [0, 1] {
-        let key = Key { deadline: Nanos(1), release: Nanos::ZERO, job: job(task) };
+        let key = JobPriority { deadline: Nanos(1), release: Nanos::ZERO, job: job(task) };
         locks.handle_token(Nanos::ZERO, key, GpuId(0), None).unwrap();
     }
     let (mut now, mut waited) = (0, 0);
@@ -302,9 +314,9 @@ fn waited(work: Work, count: u64, time: u64) -> u64 {
             locks.handle_acquire(Nanos(now), job(task), operation).unwrap();
         }
         for task in [1, 0] {
-            let started =
-                std::iter::from_fn(|| locks.poll_action()).find(|action| matches!(action, Action::Run { .. }));
-            assert!(matches!(started, Some(Action::Run { job, .. }) if job.task == TaskId(task)));
+            let started = std::iter::from_fn(|| locks.poll_action())
+                .find(|action| matches!(action, EngineLockAction::Run { .. }));
+            assert!(matches!(started, Some(EngineLockAction::Run { job, .. }) if job.task == TaskId(task)));
             waited += if task == 0 { now - asked } else { 0 };
             now += time;
             locks.handle_complete(Nanos(now), job(task)).unwrap();
@@ -316,7 +328,7 @@ fn waited(work: Work, count: u64, time: u64) -> u64 {
 #[test]
 fn two_kernels_wait_longer_than_the_printed_theorem_says() {
     // Slip 1: Theorem 3 counts one wait for a kernel, whatever their number.
-    let waits = waited(Work::Execute, 2, 2_000 * US);
+    let waits = waited(EngineWork::Execute, 2, 2_000 * US);
     let nothing_copied = Letters { d: Bytes(0), ..letters(0, 1) };
     assert_eq!(paper::blocking(&nothing_copied, Nanos(0)), Some(Nanos(2_000 * US)));
     assert_eq!(waits, 4_000 * US);
@@ -328,7 +340,7 @@ fn two_kernels_wait_longer_than_the_printed_theorem_says() {
 #[test]
 fn two_small_copies_wait_longer_than_the_printed_theorem_says() {
     // Slip 4: two bytes are one chunk to the theorem, yet two requests.
-    let waits = waited(Work::CopyIn, 2, 46 * US);
+    let waits = waited(EngineWork::CopyIn, 2, 46 * US);
     let two_bytes = Letters { d: Bytes(2), ..letters(0, 1) };
     assert_eq!(paper::engine_blocking(&two_bytes, 0), Some(Nanos(46 * US)));
     assert_eq!(waits, 92 * US);

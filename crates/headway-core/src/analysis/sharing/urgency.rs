@@ -6,7 +6,7 @@
 //! one less urgent operation ends on its other one.
 
 use super::{Acquisition, CpuGuarantee, System, TaskBound, TaskDemand, Unknown, cpu_time, engine_time, holding_cpu};
-use crate::decisions::engine_lock::Order;
+use crate::decisions::engine_lock::LockOrder;
 use crate::units::Nanos;
 
 /// Bounds on the waits of jobs that hold as long as no job ends after its deadline, its period; times of operations include
@@ -17,7 +17,7 @@ use crate::units::Nanos;
 /// [`Unknown::Overtaking`] unless engines serve the most urgent first; [`Unknown::Mode`] where a job may wait for a token: there
 /// must be one for each task, in queues of one or without affinity; [`Unknown::Overload`] with more tasks than CPUs.
 pub fn timely(system: &System, tasks: &[TaskDemand]) -> Result<Vec<TaskBound>, Unknown> {
-    let engines = system.engines.filter(|engines| engines.order == Order::Urgency).ok_or(Unknown::Overtaking)?;
+    let engines = system.engines.filter(|engines| engines.order == LockOrder::Urgency).ok_or(Unknown::Overtaking)?;
     if engines.keep_bytes.0 > 0 || engines.unlocked_below.0 > 0 {
         return Err(Unknown::LockOptions);
     }

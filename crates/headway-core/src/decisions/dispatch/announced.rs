@@ -8,8 +8,8 @@
 
 use std::ops::Range;
 
-use super::{Dispatcher, Event, Refused};
-use crate::plan::{Carried, Plan, Source};
+use super::{DispatchEvent, DispatchRefused, Dispatcher};
+use crate::plan::{Carried, PipelineSource, Plan};
 use crate::units::Bytes;
 
 /// What a slot carries of each of a batch's parts.
@@ -84,14 +84,14 @@ impl Line {
 
 impl Dispatcher {
     /// Whether a producer may say that this job is ready.
-    pub(super) fn may_be_ready(&self, pipeline: u32, part: u32, job: u64) -> Result<(), Refused> {
+    pub(super) fn may_be_ready(&self, pipeline: u32, part: u32, job: u64) -> Result<(), DispatchRefused> {
         if self.epoch.is_none() {
-            return Err(Refused::Order("has not begun"));
+            return Err(DispatchRefused::Order("has not begun"));
         }
         let lines = self.producers.lines.get(pipeline as usize);
         match lines.and_then(|lines| lines.get(part as usize)) {
             Some(Some(line)) if line.ready == job => Ok(()),
-            _ => Err(Refused::Unexpected { what: "a message's job", number: job }),
+            _ => Err(DispatchRefused::Unexpected { what: "a message's job", number: job }),
         }
     }
 
@@ -104,7 +104,7 @@ impl Dispatcher {
 
     /// Opens the cycles of a pipeline of one message whose jobs are there, as far as there is room.
     pub(super) fn open_ready(&mut self, pipeline: u32) {
-        if self.plan.pipelines[pipeline as usize].source != Source::Message {
+        if self.plan.pipelines[pipeline as usize].source != PipelineSource::Message {
             return;
         }
         loop {
@@ -120,7 +120,7 @@ impl Dispatcher {
 
     /// What a slot of a batch carries where producers speak; `None` = what is planned.
     pub(super) fn contents(&mut self, pipeline: u32, cycle: u64) -> Option<Contents> {
-        let Source::Batch(parts) = &self.plan.pipelines[pipeline as usize].source else { return None };
+        let PipelineSource::Batch(parts) = &self.plan.pipelines[pipeline as usize].source else { return None };
         let lines = &mut self.producers.lines[pipeline as usize];
         if lines.is_empty() {
             return None;
@@ -134,7 +134,7 @@ impl Dispatcher {
             let (takes, lost) = line.fill(of, cycle);
             contents.push(takes);
             if let Some((job, left)) = lost {
-                self.events.push_back(Event::Unready { pipeline, part, job, left });
+                self.events.push_back(DispatchEvent::Unready { pipeline, part, job, left });
             }
         }
         Some(contents.into())

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use super::{Limits, Refused, TIME_MAX};
+use super::{DispatchRefused, DispatcherLimits, TIME_MAX};
 use crate::files::machine::EngineClass;
-use crate::plan::{Announced, Pipeline, Plan, PlannedOperation, PlannedStep, Sharded, Source, Work};
+use crate::plan::{Announced, OperationWork, Pipeline, PipelineSource, Plan, PlannedOperation, PlannedStep, Sharded};
 use crate::units::{Bytes, Nanos};
 
 /// Refuses runs in which some time would be later than [`TIME_MAX`], so that the rest of this module may add.
-pub(super) fn fits(plan: &Plan, epoch: Nanos, cycles: &[u64]) -> Result<(), Refused> {
+pub(super) fn fits(plan: &Plan, epoch: Nanos, cycles: &[u64]) -> Result<(), DispatchRefused> {
     let limit = TIME_MAX;
     let wide = |time: Nanos| u128::from(time.0);
     let base = wide(epoch) + wide(plan.jitter);
@@ -19,14 +19,14 @@ pub(super) fn fits(plan: &Plan, epoch: Nanos, cycles: &[u64]) -> Result<(), Refu
         let windows = wide(pipeline.gather) + wide(pipeline.window) * (pipeline.steps.len() as u128 + 1);
         let last = after(pipeline.start, pipeline.period, cycles).saturating_add(wide(pipeline.period));
         if last.saturating_add(windows) > wide(limit) {
-            return Err(Refused::TooLong { what: format!("pipeline `{}`", pipeline.name), limit });
+            return Err(DispatchRefused::TooLong { what: format!("pipeline `{}`", pipeline.name), limit });
         }
         for stream in pipeline.source.streams().iter().map(|&stream| &plan.streams[stream as usize]) {
             // Gathered packets arrive before the cycle ends that gathers them.
             let arrival =
                 if pipeline.gather == Nanos::ZERO { after(stream.start, stream.period, cycles) } else { last };
             if arrival.saturating_add(wide(stream.deadline)) > wide(limit) {
-                return Err(Refused::TooLong { what: format!("stream `{}`", stream.id), limit });
+                return Err(DispatchRefused::TooLong { what: format!("stream `{}`", stream.id), limit });
             }
         }
     }
@@ -42,7 +42,8 @@ fn is_whole(sharded: &Sharded, steps: &[PlannedStep]) -> bool {
         }
         next += shard.items;
     }
-    let peer = |operation: &PlannedOperation| matches!(operation.work, Work::Copy { class: EngineClass::Peer, .. });
+    let peer =
+        |operation: &PlannedOperation| matches!(operation.work, OperationWork::Copy { class: EngineClass::Peer, .. });
     let fits = |step: &PlannedStep| match step.operations.iter().any(peer) {
         true => step.operations.len() == sharded.peers().count(),
         false => step.operations.len() == sharded.shards.len(),
@@ -51,7 +52,7 @@ fn is_whole(sharded: &Sharded, steps: &[PlannedStep]) -> bool {
 }
 
 /// Refuses gangs whose pipelines do not have the same cycles, or whose jobs could never be submitted at once.
-fn gangs(plan: &Plan, limits: &Limits) -> Result<(), Refused> {
+fn gangs(plan: &Plan, limits: &DispatcherLimits) -> Result<(), DispatchRefused> {
     let phase = |p: &Pipeline| (p.period, p.start, p.gather, p.window);
     let mut first: BTreeMap<u32, &Pipeline> = BTreeMap::new();
     let mut submitted: BTreeMap<(u32, usize, u32), usize> = BTreeMap::new();
@@ -59,20 +60,20 @@ fn gangs(plan: &Plan, limits: &Limits) -> Result<(), Refused> {
         let Some(gang) = pipeline.gang else { continue };
         let leader = first.entry(gang.number).or_insert(pipeline);
         if phase(leader) != phase(pipeline) || leader.gang != pipeline.gang {
-            return Err(Refused::Plan(format!(
+            return Err(DispatchRefused::Plan(format!(
                 "pipelines `{}` and `{}` are in one gang but do not advance together",
                 leader.name, pipeline.name
             )));
         }
         for (at, step) in pipeline.steps.iter().enumerate() {
             if step.chunk > Bytes(0) {
-                return Err(Refused::Plan(format!("step `{}` of a gang is cut into chunks", step.name)));
+                return Err(DispatchRefused::Plan(format!("step `{}` of a gang is cut into chunks", step.name)));
             }
             let operations = submitted.entry((gang.number, at, step.server)).or_default();
             *operations += step.operations.len();
             if *operations > limits.operations_max {
                 let (operations, limit) = (*operations, limits.operations_max);
-                return Err(Refused::TooManyOperations { step: step.name.clone(), operations, limit });
+                return Err(DispatchRefused::TooManyOperations { step: step.name.clone(), operations, limit });
             }
         }
     }
@@ -80,15 +81,15 @@ fn gangs(plan: &Plan, limits: &Limits) -> Result<(), Refused> {
 }
 
 /// Refuses plans whose indices lead nowhere, so that the rest of this module may index.
-pub(super) fn check(plan: &Plan, limits: &Limits) -> Result<(), Refused> {
-    let broken = |what: String| Err(Refused::Plan(what));
+pub(super) fn check(plan: &Plan, limits: &DispatcherLimits) -> Result<(), DispatchRefused> {
+    let broken = |what: String| Err(DispatchRefused::Plan(what));
     for (index, pipeline) in plan.pipelines.iter().enumerate() {
         let Pipeline { name, steps, period, .. } = pipeline;
         if steps.is_empty() || *period == Nanos::ZERO {
             return broken(format!("pipeline `{name}` has no steps or no period"));
         }
         if limits.cycles_in_flight_max == 0 {
-            return Err(Refused::TooManyCycles { pipeline: name.clone(), limit: 0 });
+            return Err(DispatchRefused::TooManyCycles { pipeline: name.clone(), limit: 0 });
         }
         for step in steps {
             if step.server as usize >= plan.servers.len() || step.operations.is_empty() {
@@ -99,15 +100,16 @@ pub(super) fn check(plan: &Plan, limits: &Limits) -> Result<(), Refused> {
             }
             let (operations, limit) = (step.operations.len(), limits.operations_max);
             if operations > limit {
-                return Err(Refused::TooManyOperations { step: step.name.clone(), operations, limit });
+                return Err(DispatchRefused::TooManyOperations { step: step.name.clone(), operations, limit });
             }
         }
-        let copies = |step: &PlannedStep| matches!(&*step.operations, [one] if matches!(one.work, Work::Copy { .. }));
+        let copies =
+            |step: &PlannedStep| matches!(&*step.operations, [one] if matches!(one.work, OperationWork::Copy { .. }));
         let one_copy = steps.len() == 1 && copies(&steps[0]) && pipeline.reserve > Bytes(0) && pipeline.gang.is_none();
         if !pipeline.source.is_planned() && !one_copy {
             return broken(format!("`{name}` has no windows and is more than one copy"));
         }
-        if let Source::Batch(parts) = &pipeline.source {
+        if let PipelineSource::Batch(parts) = &pipeline.source {
             let known = parts.iter().all(|part| {
                 let grids = part.member.levels.iter().map(|level| level.grid.period);
                 let parts = part.member.levels.iter().all(|level| level.parts > 0);
@@ -123,20 +125,20 @@ pub(super) fn check(plan: &Plan, limits: &Limits) -> Result<(), Refused> {
                 _ => return broken(format!("stream {stream} does not belong to pipeline `{name}`")),
             }
         }
-        if let Source::Sharded(sharded) = &pipeline.source
+        if let PipelineSource::Sharded(sharded) = &pipeline.source
             && !is_whole(sharded, steps)
         {
             return broken(format!("`{name}` does not say which GPU works on which items"));
         }
-        if let Source::Parts(parted) = &pipeline.source
+        if let PipelineSource::Parts(parted) = &pipeline.source
             && !parted.is_whole(steps)
         {
             return broken(format!("`{name}` does not say which operation works on which part"));
         }
     }
     let speaks = |of: &Announced| match plan.pipelines.get(of.pipeline as usize).map(|pipeline| &pipeline.source) {
-        Some(Source::Message) => of.part == 0,
-        Some(Source::Batch(parts)) => (of.part as usize) < parts.len(),
+        Some(PipelineSource::Message) => of.part == 0,
+        Some(PipelineSource::Batch(parts)) => (of.part as usize) < parts.len(),
         _ => false,
     };
     if !plan.announced.iter().all(speaks) {

@@ -8,7 +8,7 @@ use crate::units::{Bytes, Nanos};
 /// What happened outside.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Input {
+pub enum DispatchInput {
     /// The run begins: pipelines count from `epoch` and run `cycles` cycles each.
     Start {
         /// Time zero of the plan.
@@ -62,10 +62,10 @@ pub enum Input {
 /// What the driver must do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Action {
+pub enum DispatchAction {
     /// Submit an operation, or a piece of one, to its engines.
     Submit {
-        /// Number to be quoted by [`Input::Done`].
+        /// Number to be quoted by [`DispatchInput::Done`].
         operation: u64,
         pipeline: u32,
         cycle: u64,
@@ -86,7 +86,7 @@ pub enum Action {
 /// What happened, for the user and the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Event {
+pub enum DispatchEvent {
     /// A job joined the queue of its server.
     Ready {
         pipeline: u32,
@@ -168,7 +168,7 @@ pub enum Event {
         /// The cycle that the request is.
         cycle: u64,
         bytes: Bytes,
-        answer: Answer,
+        answer: UrgentAnswer,
     },
     /// An operation failed; nothing more is submitted.
     Halted { pipeline: u32, cycle: u64, step: u32 },
@@ -177,7 +177,7 @@ pub enum Event {
 /// What becomes of an urgent request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Answer {
+pub enum UrgentAnswer {
     /// It fits: it arrives by this time, and nobody misses a deadline for it.
     Guaranteed {
         /// When it is due.
@@ -212,7 +212,7 @@ pub enum Unfit {
 
 /// Bounds of everything that could grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
+pub struct DispatcherLimits {
     /// Cycles of one pipeline that may be unfinished at a time. Data beyond it is refused; a message or flow opens its
     /// next window when there is room again.
     pub cycles_in_flight_max: usize,
@@ -220,7 +220,7 @@ pub struct Limits {
     pub operations_max: usize,
 }
 
-impl Default for Limits {
+impl Default for DispatcherLimits {
     fn default() -> Self {
         // A pipeline of N steps has N + 1 cycles under way; 64 leaves room for jobs that are late by many windows.
         Self { cycles_in_flight_max: 64, operations_max: 4096 }
@@ -233,7 +233,7 @@ pub const TIME_MAX: Nanos = Nanos(1 << 62);
 /// An input that the dispatcher does not take. It changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refused {
+pub enum DispatchRefused {
     /// The plan contradicts itself.
     #[error("the plan is not consistent: {0}")]
     Plan(String),

@@ -1,7 +1,7 @@
 //! Which job a server takes next.
 
 use super::{Dispatcher, Job, Server, Waiting};
-use crate::plan::{Class, PlannedStep};
+use crate::plan::{PlannedStep, ServiceClass};
 use crate::units::Nanos;
 
 /// The place of a job in front of its server. Ordered by (deadline, class, sequence).
@@ -9,7 +9,7 @@ use crate::units::Nanos;
 pub(super) struct Key {
     /// Its deadline, or what counts as such; [`Nanos::MAX`] where nothing is guaranteed.
     pub(super) place: Nanos,
-    pub(super) class: Class,
+    pub(super) class: ServiceClass,
     pub(super) sequence: u64,
 }
 
@@ -33,7 +33,7 @@ impl Dispatcher {
         let waiting = &self.servers[server].waiting;
         let paused = |of: &(&Key, &Waiting)| self.overload.is_paused(of.1.job.pipeline);
         // Bulk that is paused does not go at all, and none after the last window; who else is paused goes behind all others.
-        let stays = |of: &(&Key, &Waiting)| of.0.class == Class::Bulk && (self.unfinished == 0 || paused(of));
+        let stays = |of: &(&Key, &Waiting)| of.0.class == ServiceClass::Bulk && (self.unfinished == 0 || paused(of));
         let mut goes = waiting.iter().filter(|of| !stays(of));
         let most_urgent = goes.clone().find(|of| !paused(of)).or_else(|| goes.next());
         let Some((&first, Waiting { job, .. })) = most_urgent else { return Vec::new() };

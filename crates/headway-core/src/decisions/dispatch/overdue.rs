@@ -3,9 +3,9 @@
 //! A block can carry a hundred thousand packets. To look at each of them when the block is late takes longer than a cycle,
 //! and never catches up: so late ones are found by bisection, the first are named and the others counted.
 
-use super::Event;
+use super::DispatchEvent;
 use crate::files::workload::OnMiss;
-use crate::plan::{Pipeline, Plan, PlannedStream, Source};
+use crate::plan::{Pipeline, PipelineSource, Plan, PlannedStream};
 use crate::units::Nanos;
 
 /// Packets of one block that are named when they are late; of fewer streams all.
@@ -25,7 +25,7 @@ pub(super) struct Deadlines {
 
 impl Deadlines {
     pub(super) fn of(plan: &Plan, pipeline: &Pipeline) -> Self {
-        let Source::Streams(streams) = &pipeline.source else { return Self::default() };
+        let PipelineSource::Streams(streams) = &pipeline.source else { return Self::default() };
         let planned = |stream: &u32| &plan.streams[*stream as usize];
         let shortest = match pipeline.gather {
             Nanos::ZERO => Nanos::ZERO,
@@ -58,7 +58,7 @@ impl Deadlines {
         (index, cycle): (u32, u64),
         (epoch, now): (Nanos, Nanos),
         packets: &[u64],
-        mut tell: impl FnMut(Event),
+        mut tell: impl FnMut(DispatchEvent),
     ) {
         let pipeline = &plan.pipelines[index as usize];
         let start = epoch + pipeline.start + pipeline.period * cycle;
@@ -75,7 +75,7 @@ impl Deadlines {
                     if now <= due {
                         break; // later packets are due later
                     }
-                    tell(Event::Missed { stream, packet, by: now - due });
+                    tell(DispatchEvent::Missed { stream, packet, by: now - due });
                 }
             }
             return;
@@ -83,10 +83,10 @@ impl Deadlines {
         let late = self.even.partition_point(|(due, _)| start.saturating_add(*due) < now);
         let named = &self.even[..late.min(NAMED_MAX)];
         for &(due, stream) in named {
-            tell(Event::Missed { stream, packet: cycle, by: now - start.saturating_add(due) });
+            tell(DispatchEvent::Missed { stream, packet: cycle, by: now - start.saturating_add(due) });
         }
         if late > NAMED_MAX {
-            tell(Event::MissedMore { pipeline: index, cycle, packets: (late - NAMED_MAX) as u64 });
+            tell(DispatchEvent::MissedMore { pipeline: index, cycle, packets: (late - NAMED_MAX) as u64 });
         }
     }
 }

@@ -8,10 +8,10 @@
 //! A bulk transfer that is paused does not move at all, and takes part again when the server has been busy and idle once
 //! more. To pause others needs a stream that skips: only then has the user said that something may be lost.
 
-use super::{Action, Event};
+use super::{DispatchAction, DispatchEvent};
 use super::{Dispatcher, Job, Key, Waiting, planned_steps};
 use crate::files::workload::OnMiss;
-use crate::plan::{Class, Plan, Source};
+use crate::plan::{PipelineSource, Plan, ServiceClass};
 
 #[derive(Debug)]
 pub(super) struct Overload {
@@ -36,24 +36,26 @@ struct Paused {
 
 impl Overload {
     pub(super) fn of(plan: &Plan) -> Self {
-        let skips = |source: &Source| match source {
-            Source::Streams(streams) => {
+        let skips = |source: &PipelineSource| match source {
+            PipelineSource::Streams(streams) => {
                 !streams.is_empty() && streams.iter().all(|&s| plan.streams[s as usize].on_miss == OnMiss::Skip)
             }
-            Source::Parts(parted) => plan.streams[parted.stream as usize].on_miss == OnMiss::Skip,
-            Source::Sharded(_)
-            | Source::Message
-            | Source::Batch(_)
-            | Source::Flow
-            | Source::Bulk(_)
-            | Source::Urgent(_) => false,
+            PipelineSource::Parts(parted) => plan.streams[parted.stream as usize].on_miss == OnMiss::Skip,
+            PipelineSource::Sharded(_)
+            | PipelineSource::Message
+            | PipelineSource::Batch(_)
+            | PipelineSource::Flow
+            | PipelineSource::Bulk(_)
+            | PipelineSource::Urgent(_) => false,
         };
         let pipelines = plan.pipelines.iter();
         let planned = pipelines.clone().filter(|pipeline| pipeline.source.is_planned());
         let servers: Vec<u32> = planned.flat_map(|pipeline| &pipeline.steps).map(|step| step.server).collect();
         Self {
             skips: pipelines.clone().map(|pipeline| skips(&pipeline.source)).collect(),
-            bulk: pipelines.map(|p| p.source.class() == Class::Bulk && servers.contains(&p.steps[0].server)).collect(),
+            bulk: pipelines
+                .map(|p| p.source.class() == ServiceClass::Bulk && servers.contains(&p.steps[0].server))
+                .collect(),
             busy: vec![0; plan.servers.len()],
             paused: Vec::new(),
         }
@@ -132,12 +134,12 @@ impl Dispatcher {
         let Job { pipeline, cycle, .. } = job;
         let steps = planned_steps(&self.plan, pipeline);
         self.state(job).expect("a job that is given up keeps its cycle open").complete = steps;
-        self.actions.push_back(Action::Drop { pipeline, cycle });
+        self.actions.push_back(DispatchAction::Drop { pipeline, cycle });
         let planned = &self.plan.pipelines[pipeline as usize];
         for &stream in planned.source.streams() {
             let carried = self.plan.streams[stream as usize].packets_in(planned, cycle);
             for packet in carried.start..carried.end.min(self.packets[stream as usize]) {
-                self.events.push_back(Event::Lost { stream, packet });
+                self.events.push_back(DispatchEvent::Lost { stream, packet });
             }
         }
         self.retire(pipeline);
@@ -148,7 +150,7 @@ impl Dispatcher {
         let servers = &self.servers;
         let idle = |server: u32| servers[server as usize].is_idle();
         for pipeline in self.overload.resume(idle) {
-            self.events.push_back(Event::Resumed { pipeline });
+            self.events.push_back(DispatchEvent::Resumed { pipeline });
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Waiting;
-use crate::plan::{Pipeline, PlannedOperation, PlannedStep, Source, Work};
+use crate::plan::{OperationWork, Pipeline, PipelineSource, PlannedOperation, PlannedStep};
 use crate::units::Bytes;
 
 /// What a cycle of a message or flow moves; `contents` say otherwise than the plan.
@@ -12,17 +12,17 @@ pub(super) fn carried(pipeline: &Pipeline, cycle: u64, contents: Option<&[Option
         return Bytes(contents.iter().flatten().map(|bytes| bytes.end - bytes.start).fold(0, u64::saturating_add));
     }
     match &pipeline.source {
-        Source::Batch(parts) => {
+        PipelineSource::Batch(parts) => {
             let bytes = parts.iter().filter_map(|part| part.in_cycle(cycle)).map(|(_, bytes)| bytes.end - bytes.start);
             Bytes(bytes.fold(0, u64::saturating_add))
         }
-        Source::Streams(_)
-        | Source::Sharded(_)
-        | Source::Parts(_)
-        | Source::Message
-        | Source::Flow
-        | Source::Bulk(_)
-        | Source::Urgent(_) => pipeline.reserve,
+        PipelineSource::Streams(_)
+        | PipelineSource::Sharded(_)
+        | PipelineSource::Parts(_)
+        | PipelineSource::Message
+        | PipelineSource::Flow
+        | PipelineSource::Bulk(_)
+        | PipelineSource::Urgent(_) => pipeline.reserve,
     }
 }
 
@@ -30,7 +30,7 @@ pub(super) fn carried(pipeline: &Pipeline, cycle: u64, contents: Option<&[Option
 pub(super) fn piece(step: &PlannedStep, waiting: &Waiting) -> (Bytes, Bytes) {
     let left = waiting.bytes.0 - waiting.next.0;
     let chunked =
-        step.operations.len() == 1 && step.chunk.0 > 0 && matches!(step.operations[0].work, Work::Copy { .. });
+        step.operations.len() == 1 && step.chunk.0 > 0 && matches!(step.operations[0].work, OperationWork::Copy { .. });
     let bytes = if chunked { left.min(step.chunk.0) } else { left };
     (waiting.next, Bytes(bytes))
 }
@@ -44,8 +44,8 @@ pub(super) fn whole(
     block: Bytes,
 ) -> (Bytes, Bytes) {
     match operation.work {
-        Work::Copy { bytes: own, .. } if step.operations.len() > 1 => (Bytes(0), own),
-        Work::Copy { .. } => (offset, bytes),
-        Work::Compute { .. } | Work::Hold => (Bytes(0), block),
+        OperationWork::Copy { bytes: own, .. } if step.operations.len() > 1 => (Bytes(0), own),
+        OperationWork::Copy { .. } => (offset, bytes),
+        OperationWork::Compute { .. } | OperationWork::Hold => (Bytes(0), block),
     }
 }

@@ -8,11 +8,11 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::{Answer, Cycle, Dispatcher, Event, Job, Refused, TIME_MAX, Unfit};
-use crate::analysis::schedulability::{Outcome, Task, Violation, chunked};
+use super::{Cycle, DispatchEvent, DispatchRefused, Dispatcher, Job, TIME_MAX, Unfit, UrgentAnswer};
+use crate::analysis::schedulability::{RecurrentTask, TestOutcome, TestViolation, chunked};
 use crate::files::workload::Otherwise;
 use crate::plan::planner::{demands, steps_on};
-use crate::plan::{Class, Plan, PlannedStep, Source};
+use crate::plan::{PipelineSource, Plan, PlannedStep, ServiceClass};
 use crate::units::{Bytes, Nanos};
 
 /// Requests that one server counts with at a time.
@@ -21,16 +21,16 @@ const ADMITTED_MAX: usize = 256;
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     /// By server: what its steps ask for. Empty where nothing is ever requested.
-    demands: Vec<Vec<Task>>,
+    demands: Vec<Vec<RecurrentTask>>,
     /// By server: the requests admitted since it had nothing to do.
-    admitted: Vec<Vec<Task>>,
+    admitted: Vec<Vec<RecurrentTask>>,
     /// When the requests under way that were admitted are due, by pipeline and cycle.
     due: BTreeMap<(u32, u64), Nanos>,
 }
 
 impl Requests {
     pub(super) fn of(plan: &Plan) -> Self {
-        if plan.pipelines.iter().all(|pipeline| pipeline.source.class() != Class::Urgent) {
+        if plan.pipelines.iter().all(|pipeline| pipeline.source.class() != ServiceClass::Urgent) {
             return Self::default();
         }
         let servers = 0..plan.servers.len() as u32;
@@ -65,18 +65,18 @@ impl Requests {
         // The test lets a job wait for what began before it; what began at its very instant, before it was asked for, takes a
         // nanosecond more of its time.
         let deadline = deadline.saturating_sub(Nanos(1));
-        let task = Task { cost, period: TIME_MAX, deadline, chunk: step.piece.min(cost) };
-        let set: Vec<Task> =
+        let task = RecurrentTask { cost, period: TIME_MAX, deadline, chunk: step.piece.min(cost) };
+        let set: Vec<RecurrentTask> =
             self.demands[server].iter().chain(&self.admitted[server]).chain([&task]).copied().collect();
         match chunked(&set, in_flight).outcome {
-            Outcome::Schedulable => {
+            TestOutcome::Schedulable => {
                 self.admitted[server].push(task);
                 Ok(())
             }
-            Outcome::NotSchedulable(Violation::Demand { interval, demand, .. }) => {
+            TestOutcome::NotSchedulable(TestViolation::Demand { interval, demand, .. }) => {
                 Err(Unfit::Overload { interval, demand })
             }
-            Outcome::NotSchedulable(_) | Outcome::Undecided(_) => Err(Unfit::Unknown),
+            TestOutcome::NotSchedulable(_) | TestOutcome::Undecided(_) => Err(Unfit::Unknown),
         }
     }
 }
@@ -87,12 +87,12 @@ impl Dispatcher {
         let planned = &self.plan.pipelines[pipeline as usize];
         let moved = planned.reserve.0.saturating_mul(cycle);
         let bytes = match planned.source {
-            Source::Bulk(Some(all)) => Bytes(all.0.saturating_sub(moved).min(planned.reserve.0)),
+            PipelineSource::Bulk(Some(all)) => Bytes(all.0.saturating_sub(moved).min(planned.reserve.0)),
             _ => planned.reserve,
         };
         if bytes > Bytes(0) {
             self.open_unplanned(pipeline, cycle, bytes);
-            self.enqueue(Job { pipeline, cycle, step: 0 }, Nanos::MAX, Class::Bulk);
+            self.enqueue(Job { pipeline, cycle, step: 0 }, Nanos::MAX, ServiceClass::Bulk);
         }
     }
 
@@ -112,7 +112,7 @@ impl Dispatcher {
 
     /// A piece or a request is complete.
     pub(super) fn goes_on(&mut self, pipeline: u32, cycle: u64) {
-        if self.plan.pipelines[pipeline as usize].source.class() == Class::Urgent {
+        if self.plan.pipelines[pipeline as usize].source.class() == ServiceClass::Urgent {
             self.requests.due.remove(&(pipeline, cycle));
             self.unfinished -= 1;
         } else if cycle + 1 < self.pipelines[pipeline as usize].cycles {
@@ -121,23 +121,23 @@ impl Dispatcher {
     }
 
     /// Whether an urgent request can be considered now.
-    pub(super) fn may_ask(&self, pipeline: u32, bytes: Bytes) -> Result<(), Refused> {
+    pub(super) fn may_ask(&self, pipeline: u32, bytes: Bytes) -> Result<(), DispatchRefused> {
         if self.epoch.is_none() {
-            return Err(Refused::Order("has not begun"));
+            return Err(DispatchRefused::Order("has not begun"));
         }
         if self.unfinished == 0 || self.halted {
-            return Err(Refused::Order("is over"));
+            return Err(DispatchRefused::Order("is over"));
         }
-        let unexpected = Refused::Unexpected { what: "a request of pipeline", number: pipeline.into() };
+        let unexpected = DispatchRefused::Unexpected { what: "a request of pipeline", number: pipeline.into() };
         let Some(planned) = self.plan.pipelines.get(pipeline as usize) else { return Err(unexpected) };
-        if planned.source.class() != Class::Urgent || bytes == Bytes(0) || bytes > planned.reserve {
+        if planned.source.class() != ServiceClass::Urgent || bytes == Bytes(0) || bytes > planned.reserve {
             return Err(unexpected);
         }
         let progress = &self.pipelines[pipeline as usize];
         let cycle = progress.finished + progress.open.len() as u64;
         if progress.open.len() >= self.limits.cycles_in_flight_max || cycle >= progress.cycles {
             let limit = self.limits.cycles_in_flight_max;
-            return Err(Refused::TooManyCycles { pipeline: planned.name.clone(), limit });
+            return Err(DispatchRefused::TooManyCycles { pipeline: planned.name.clone(), limit });
         }
         Ok(())
     }
@@ -154,11 +154,11 @@ impl Dispatcher {
         let deadline = deadline.min(TIME_MAX);
         let due = self.now.saturating_add(deadline).min(TIME_MAX);
         let (answer, place) = match (self.requests.admit(step, in_flight, bytes, deadline), otherwise) {
-            (Ok(()), _) => (Answer::Guaranteed { deadline: due }, Some(due)),
-            (Err(unfit), Otherwise::BestEffort) => (Answer::BestEffort(unfit), Some(Nanos::MAX)),
-            (Err(unfit), Otherwise::Refuse) => (Answer::Refused(unfit), None),
+            (Ok(()), _) => (UrgentAnswer::Guaranteed { deadline: due }, Some(due)),
+            (Err(unfit), Otherwise::BestEffort) => (UrgentAnswer::BestEffort(unfit), Some(Nanos::MAX)),
+            (Err(unfit), Otherwise::Refuse) => (UrgentAnswer::Refused(unfit), None),
         };
-        self.events.push_back(Event::Answered { pipeline, cycle, bytes, answer });
+        self.events.push_back(DispatchEvent::Answered { pipeline, cycle, bytes, answer });
         self.open_unplanned(pipeline, cycle, bytes);
         let Some(place) = place else {
             let last = self.pipelines[pipeline as usize].open.back_mut().expect("it was opened a line above");
@@ -170,6 +170,6 @@ impl Dispatcher {
             self.requests.due.insert((pipeline, cycle), place);
         }
         self.unfinished += 1;
-        self.enqueue(Job { pipeline, cycle, step: 0 }, place, Class::Urgent);
+        self.enqueue(Job { pipeline, cycle, step: 0 }, place, ServiceClass::Urgent);
     }
 }

@@ -1,12 +1,12 @@
 //! What holds after every input, for tests of this machine and of its drivers.
 
-use super::{EngineLocks, Lock, LockId, Order, State};
+use super::{EngineLocks, Lock, LockId, LockOrder, State};
 use crate::decisions::sharing::TaskId;
 
 /// An invariant that does not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Violation {
+pub enum EngineLockViolation {
     /// What a job holds or waits for is not what the queues say.
     #[error("task {} is not where its state says", .task.0)]
     Place { task: TaskId },
@@ -28,8 +28,8 @@ impl EngineLocks {
     /// Checks mutual exclusion, progress, absence of deadlock and inheritance. Never fails, unless there is a fault here.
     ///
     /// # Errors
-    /// The first [`Violation`].
-    pub fn check(&self) -> Result<(), Violation> {
+    /// The first [`EngineLockViolation`].
+    pub fn check(&self) -> Result<(), EngineLockViolation> {
         for (task, job) in &self.jobs {
             let held: Vec<LockId> = self.locks_where(|lock| lock.holder == Some(*task));
             let waits: Vec<LockId> = self.locks_where(|lock| lock.waiting.contains(task));
@@ -47,7 +47,7 @@ impl EngineLocks {
                 }
             };
             if !right {
-                return Err(Violation::Place { task: *task });
+                return Err(EngineLockViolation::Place { task: *task });
             }
         }
         for lock in self.locks.keys() {
@@ -58,22 +58,22 @@ impl EngineLocks {
                     .iter()
                     .all(|l| self.free_head(*l) == Some(task))
             {
-                return Err(Violation::Idle { lock: *lock });
+                return Err(EngineLockViolation::Idle { lock: *lock });
             }
         }
-        if self.parameters.order == Order::Urgency {
+        if self.parameters.order == LockOrder::Urgency {
             let sorted = |lock: &Lock| lock.waiting.iter().is_sorted_by_key(|task| self.rank(*task));
             if let Some((lock, _)) = self.locks.iter().find(|(_, lock)| !sorted(lock)) {
-                return Err(Violation::Order { lock: *lock });
+                return Err(EngineLockViolation::Order { lock: *lock });
             }
         }
         let waits = |state: &State| matches!(state, State::Waiting { .. });
         let acts = |state: &State| matches!(state, State::Running { .. } | State::Obtained { .. });
         if self.jobs.values().any(|job| waits(&job.state)) && !self.jobs.values().any(|job| acts(&job.state)) {
-            return Err(Violation::Deadlock);
+            return Err(EngineLockViolation::Deadlock);
         }
         match self.inherited().into_iter().find(|(task, key)| self.jobs[task].boost != *key) {
-            Some((task, _)) => Err(Violation::Boost { task }),
+            Some((task, _)) => Err(EngineLockViolation::Boost { task }),
             None => Ok(()),
         }
     }

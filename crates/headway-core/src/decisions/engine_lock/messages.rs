@@ -2,13 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::decisions::sharing::{GpuId, JobId, Key};
+use crate::decisions::sharing::{GpuId, JobId, JobPriority};
 use crate::units::{Bytes, Nanos};
 
-/// An engine of a GPU as a lock sees it. On a GPU with one copy engine, both copy roles are the lock [`Engine::In`].
+/// An engine of a GPU as a lock sees it. On a GPU with one copy engine, both copy roles are the lock [`EngineRole::In`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Engine {
+pub enum EngineRole {
     Execute,
     /// Copies to the GPU (`h2d`).
     In,
@@ -20,13 +20,13 @@ pub enum Engine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LockId {
     pub gpu: GpuId,
-    pub engine: Engine,
+    pub engine: EngineRole,
 }
 
 /// What a job wants an engine for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Work {
+pub enum EngineWork {
     /// Kernels between two synchronisations, on the GPU of its token.
     Execute,
     /// A chunk from the host to the GPU of its token.
@@ -39,8 +39,8 @@ pub enum Work {
 
 /// One operation: what is held until it has completed on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Operation {
-    pub work: Work,
+pub struct LockedOperation {
+    pub work: EngineWork,
     /// Bytes; 0 for kernels.
     pub bytes: Bytes,
     /// Predicted time, used to fill locks held idle.
@@ -64,7 +64,7 @@ pub enum PeerLocks {
 /// In which order the operations that wait for an engine are served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Order {
+pub enum LockOrder {
     /// First come, first served, as the paper has it.
     #[default]
     Arrival,
@@ -83,7 +83,7 @@ pub struct EngineParameters {
     pub peer: PeerLocks,
     /// The order in which waiting jobs are served.
     #[serde(default)]
-    pub order: Order,
+    pub order: LockOrder,
     /// Longest chunk; a larger copy is refused. `None` = whole copies (`X` in the paper).
     pub chunk_bytes: Option<Bytes>,
     /// Bytes for which a job may keep its locks while nobody waits for them; zero = give them back after every chunk, as
@@ -98,7 +98,7 @@ pub struct EngineParameters {
 /// What the driver must do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Action {
+pub enum EngineLockAction {
     /// The job holds all locks of its operation.
     Run {
         job: JobId,
@@ -110,13 +110,13 @@ pub enum Action {
     /// The job holds the first lock of a nested pair and must ask for the second one.
     Obtained { job: JobId, lock: LockId },
     /// The job runs at this key.
-    SetBoost { job: JobId, key: Key },
+    SetBoost { job: JobId, key: JobPriority },
 }
 
 /// What happened, for the user and the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Event {
+pub enum EngineLockEvent {
     /// The operation waits in one or two queues.
     Waiting {
         job: JobId,
@@ -134,7 +134,7 @@ pub enum Event {
 /// An input that cannot be accepted; nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
-pub enum Refused {
+pub enum EngineLockRefused {
     /// A GPU has one or two copy engines with a role.
     #[error("{copy_engines} copy engines per GPU: give 1 (both ways) or 2 (in, out)")]
     CopyEngines {

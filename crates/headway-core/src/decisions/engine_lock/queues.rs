@@ -3,31 +3,33 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Action, Engine, EngineLocks, Event, Job, Lock, LockId, Locks, Operation, Order, PeerLocks, Refused, Reported,
-    State, Work,
+    EngineLockAction, EngineLockEvent, EngineLockRefused, EngineLocks, EngineRole, EngineWork, Job, Lock, LockId,
+    LockOrder, LockedOperation, Locks, PeerLocks, Reported, State,
 };
-use crate::decisions::sharing::{JobId, Key, TaskId};
+use crate::decisions::sharing::{JobId, JobPriority, TaskId};
 use crate::units::{Bytes, Nanos};
 
 impl EngineLocks {
     /// The locks that an operation of `job` needs, ascending.
-    pub(super) fn locks_of(&self, job: JobId, operation: Operation) -> Result<Locks, Refused> {
+    pub(super) fn locks_of(&self, job: JobId, operation: LockedOperation) -> Result<Locks, EngineLockRefused> {
         let known = self.known(job)?;
         if let Some(chunk_bytes) = self.parameters.chunk_bytes
             && operation.bytes > chunk_bytes
         {
-            return Err(Refused::ChunkTooLarge { bytes: operation.bytes, chunk_bytes });
+            return Err(EngineLockRefused::ChunkTooLarge { bytes: operation.bytes, chunk_bytes });
         }
-        let out = if self.parameters.copy_engines == 1 { Engine::In } else { Engine::Out };
+        let out = if self.parameters.copy_engines == 1 { EngineRole::In } else { EngineRole::Out };
         let here = |engine| Some(LockId { gpu: known.gpu, engine });
         Ok(match operation.work {
-            Work::Execute => [here(Engine::Execute), None],
-            Work::CopyIn if operation.bytes <= self.parameters.unlocked_below && operation.bytes.0 > 0 => [None, None],
-            Work::CopyIn => [here(Engine::In), None],
-            Work::CopyOut => [here(out), None],
-            Work::Peer => {
-                let gpu = known.from.ok_or(Refused::NotMigrating { job })?;
-                let mut pair = [Some(LockId { gpu, engine: out }), here(Engine::In)];
+            EngineWork::Execute => [here(EngineRole::Execute), None],
+            EngineWork::CopyIn if operation.bytes <= self.parameters.unlocked_below && operation.bytes.0 > 0 => {
+                [None, None]
+            }
+            EngineWork::CopyIn => [here(EngineRole::In), None],
+            EngineWork::CopyOut => [here(out), None],
+            EngineWork::Peer => {
+                let gpu = known.from.ok_or(EngineLockRefused::NotMigrating { job })?;
+                let mut pair = [Some(LockId { gpu, engine: out }), here(EngineRole::In)];
                 pair.sort_unstable();
                 pair
             }
@@ -35,7 +37,7 @@ impl EngineLocks {
     }
 
     /// Puts an operation into its queues; in nested mode only into that of the lower lock.
-    pub(super) fn enqueue(&mut self, task: TaskId, operation: Operation, locks: Locks) {
+    pub(super) fn enqueue(&mut self, task: TaskId, operation: LockedOperation, locks: Locks) {
         let nested = self.parameters.peer == PeerLocks::Nested;
         let queues = if nested { [locks[0], None] } else { locks };
         let mut ahead = 0;
@@ -51,7 +53,7 @@ impl EngineLocks {
         job.state = State::Waiting { operation, locks, obtained: None };
         let job = job.id;
         if ahead > 0 {
-            self.events.push_back(Event::Waiting { job, ahead: u32::try_from(ahead).unwrap_or(u32::MAX) });
+            self.events.push_back(EngineLockEvent::Waiting { job, ahead: u32::try_from(ahead).unwrap_or(u32::MAX) });
         }
     }
 
@@ -59,8 +61,8 @@ impl EngineLocks {
     pub(super) fn insert(&mut self, lock: LockId, task: TaskId) -> usize {
         let waiting = &self.locks[&lock].waiting;
         let at = match self.parameters.order {
-            Order::Arrival => waiting.len(),
-            Order::Urgency => waiting.partition_point(|other| self.rank(*other) < self.rank(task)),
+            LockOrder::Arrival => waiting.len(),
+            LockOrder::Urgency => waiting.partition_point(|other| self.rank(*other) < self.rank(task)),
         };
         self.lock_mut(lock).waiting.insert(at, task);
         at
@@ -68,7 +70,7 @@ impl EngineLocks {
 
     /// Its place in every queue in the order of urgency. Total, so that groups stand in the same order in each; two holders can
     /// inherit one key.
-    pub(super) fn rank(&self, task: TaskId) -> (Key, TaskId) {
+    pub(super) fn rank(&self, task: TaskId) -> (JobPriority, TaskId) {
         (self.jobs[&task].base, task)
     }
 
@@ -82,12 +84,12 @@ impl EngineLocks {
     }
 
     /// The job's operation starts.
-    pub(super) fn run(&mut self, task: TaskId, operation: Operation, locks: Locks, kept: Bytes) {
+    pub(super) fn run(&mut self, task: TaskId, operation: LockedOperation, locks: Locks, kept: Bytes) {
         let since = self.now;
         let job = self.job_mut(task);
         job.state = State::Running { operation, locks, since, reported: Reported::Nothing, kept, backfill: false };
         let job = job.id;
-        self.actions.push_back(Action::Run { job, first: locks[0], second: locks[1] });
+        self.actions.push_back(EngineLockAction::Run { job, first: locks[0], second: locks[1] });
     }
 
     /// Removes a job from every queue and frees what it holds.
@@ -130,7 +132,7 @@ impl EngineLocks {
                 let job = self.job_mut(task);
                 job.state = State::Obtained { operation, locks, lock: id };
                 let job = job.id;
-                self.actions.push_back(Action::Obtained { job, lock: id });
+                self.actions.push_back(EngineLockAction::Obtained { job, lock: id });
             }
             return;
         }
@@ -178,7 +180,7 @@ impl EngineLocks {
         let Some(task) = self.locks[&id].waiting.iter().find(fits).copied() else { return };
         let State::Waiting { operation, locks, .. } = self.jobs[&task].state else { return };
         self.take(id, task);
-        self.events.push_back(Event::Backfilled { job: self.jobs[&task].id, lock: id });
+        self.events.push_back(EngineLockEvent::Backfilled { job: self.jobs[&task].id, lock: id });
         self.run(task, operation, locks, Bytes(0));
         if let State::Running { backfill, .. } = &mut self.job_mut(task).state {
             *backfill = true;
@@ -202,13 +204,13 @@ impl EngineLocks {
     }
 
     /// The keys that follow from the queues: everybody has the most urgent key of those that wait for it, and on.
-    pub(super) fn inherited(&self) -> BTreeMap<TaskId, Key> {
-        let mut keys: BTreeMap<TaskId, Key> = self.jobs.iter().map(|(task, job)| (*task, job.base)).collect();
+    pub(super) fn inherited(&self) -> BTreeMap<TaskId, JobPriority> {
+        let mut keys: BTreeMap<TaskId, JobPriority> = self.jobs.iter().map(|(task, job)| (*task, job.base)).collect();
         // Each round passes keys over one more lock; a chain of waits meets each job once.
         for _ in 0..=self.jobs.len() {
             let mut changed = false;
             for lock in self.locks.values() {
-                let mut carried: Option<Key> = None;
+                let mut carried: Option<JobPriority> = None;
                 for task in lock.waiting.iter().rev().chain(lock.holder.iter()) {
                     let key = keys.get_mut(task).expect("jobs in queues are known");
                     if let Some(carried) = carried.filter(|carried| *carried < *key) {
@@ -231,7 +233,7 @@ impl EngineLocks {
             if job.boost != key {
                 job.boost = key;
                 let job = job.id;
-                self.actions.push_back(Action::SetBoost { job, key });
+                self.actions.push_back(EngineLockAction::SetBoost { job, key });
             }
         }
     }

@@ -19,7 +19,7 @@ const CAP: Nanos = Nanos(2_000_000_000);
 /// What became of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum SampleOutcome {
     /// It counts.
     Accepted,
     /// It is an outlier.
@@ -59,11 +59,11 @@ impl Estimator {
 
     /// Takes a sample of a task with this period. Samples above `max(2 s, 4 periods)` are dropped; the published window
     /// drops above 2 s.
-    pub fn handle_sample(&mut self, sample: Nanos, period: Nanos) -> Verdict {
+    pub fn handle_sample(&mut self, sample: Nanos, period: Nanos) -> SampleOutcome {
         let published = matches!(self.state, State::Window { published: true, .. });
         let cap = if published { CAP } else { CAP.max(Nanos(period.0.saturating_mul(4))) };
         if sample > cap {
-            return Verdict::OverCap;
+            return SampleOutcome::OverCap;
         }
         match &mut self.state {
             State::Pi { a_q16, b_q16, primed, estimate_q16, integral_q32 } => {
@@ -71,13 +71,13 @@ impl Estimator {
                 if !*primed {
                     // The integral starts where it would have settled, so that the first estimate is the first sample.
                     (*primed, *estimate_q16, *integral_q32) = (true, sample << 16, sample << 32);
-                    return Verdict::Accepted;
+                    return SampleOutcome::Accepted;
                 }
                 let error = (sample << 16).saturating_sub(*estimate_q16);
                 let step = |gain: u32| i128::from(gain).saturating_mul(error);
                 *estimate_q16 = step(*a_q16).saturating_add(*integral_q32) >> 16;
                 *integral_q32 = integral_q32.saturating_add(step(*b_q16));
-                Verdict::Accepted
+                SampleOutcome::Accepted
             }
             State::Window { published, samples, oldest, above, below } => {
                 let side = side(samples, sample.0, *published);
@@ -86,7 +86,7 @@ impl Estimator {
                         above.clear();
                         below.clear();
                         push(samples, oldest, sample.0);
-                        return Verdict::Accepted;
+                        return SampleOutcome::Accepted;
                     }
                     Ordering::Greater => {
                         below.clear();
@@ -100,14 +100,14 @@ impl Estimator {
                 let rejected = if side.is_gt() { above } else { below };
                 if *published {
                     rejected.clear();
-                    return Verdict::Rejected;
+                    return SampleOutcome::Rejected;
                 }
                 if rejected.len() < REPLACED_AFTER {
-                    return Verdict::Rejected;
+                    return SampleOutcome::Rejected;
                 }
                 *samples = std::mem::take(rejected);
                 *oldest = 0;
-                Verdict::Replaced
+                SampleOutcome::Replaced
             }
         }
     }

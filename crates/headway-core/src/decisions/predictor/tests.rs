@@ -33,9 +33,9 @@ fn the_published_window_never_accepts_a_change_after_constant_samples() {
     let mut published = fed(Form::Window { published: true }, [1_000_000; 20]);
     let mut repaired = fed(Form::WINDOW, [1_000_000; 20]);
     for _ in 0..1_000 {
-        assert_eq!(published.handle_sample(Nanos(1_000_001), PERIOD), Verdict::Rejected);
+        assert_eq!(published.handle_sample(Nanos(1_000_001), PERIOD), SampleOutcome::Rejected);
     }
-    assert_eq!(repaired.handle_sample(Nanos(1_000_001), PERIOD), Verdict::Accepted);
+    assert_eq!(repaired.handle_sample(Nanos(1_000_001), PERIOD), SampleOutcome::Accepted);
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn the_published_window_freezes_under_a_drift_of_a_thousandth() {
     // In small integers the rounded deviation is what rejects: 1000, 1001, 1002, ...
     let drift = || (0..2_000u64).map(|i| (1_000f64 * 1.001f64.powi(i as i32)) as u64);
     let mut published = Estimator::new(Form::Window { published: true });
-    let accepted = drift().filter(|s| published.handle_sample(Nanos(*s), PERIOD) == Verdict::Accepted).count();
+    let accepted = drift().filter(|s| published.handle_sample(Nanos(*s), PERIOD) == SampleOutcome::Accepted).count();
     assert!(accepted <= 20, "{accepted}");
     let last = drift().next_back().unwrap();
     assert!(estimate(&fed(Form::WINDOW, drift())) > last * 75 / 100);
@@ -59,7 +59,7 @@ fn the_published_window_freezes_under_a_drift_of_a_thousandth() {
 #[test]
 fn a_hundredfold_outlier_after_eleven_samples_changes_nothing() {
     let (mut with, without) = (fed(Form::WINDOW, jitter(11)), fed(Form::WINDOW, jitter(11)));
-    assert_eq!(with.handle_sample(Nanos(100_000_000), PERIOD), Verdict::Rejected);
+    assert_eq!(with.handle_sample(Nanos(100_000_000), PERIOD), SampleOutcome::Rejected);
     assert_eq!(with.estimate(), without.estimate());
 }
 
@@ -67,21 +67,21 @@ fn a_hundredfold_outlier_after_eleven_samples_changes_nothing() {
 fn what_exceeds_two_seconds_and_four_periods_is_dropped() {
     for form in FORMS {
         let mut estimator = fed(form, [5]);
-        assert_eq!(estimator.handle_sample(Nanos(2_000_000_001), PERIOD), Verdict::OverCap);
-        assert_eq!(estimator.handle_sample(Nanos(8_000_000_000), Nanos(2_000_000_000)), Verdict::Accepted);
-        assert_eq!(estimator.handle_sample(Nanos(8_000_000_001), Nanos(2_000_000_000)), Verdict::OverCap);
+        assert_eq!(estimator.handle_sample(Nanos(2_000_000_001), PERIOD), SampleOutcome::OverCap);
+        assert_eq!(estimator.handle_sample(Nanos(8_000_000_000), Nanos(2_000_000_000)), SampleOutcome::Accepted);
+        assert_eq!(estimator.handle_sample(Nanos(8_000_000_001), Nanos(2_000_000_000)), SampleOutcome::OverCap);
     }
 }
 
 #[test]
 fn five_outliers_in_a_row_on_one_side_replace_the_window_and_four_do_not() {
     let mut estimator = fed(Form::WINDOW, [1_000; 12]);
-    let verdicts: Vec<Verdict> = [5_000, 5_000, 5_000, 5_000, 1, 5_000, 5_000, 5_000, 5_000, 5_100]
+    let verdicts: Vec<SampleOutcome> = [5_000, 5_000, 5_000, 5_000, 1, 5_000, 5_000, 5_000, 5_000, 5_100]
         .into_iter()
         .map(|sample| estimator.handle_sample(Nanos(sample), PERIOD))
         .collect();
-    assert_eq!(verdicts[..9], [Verdict::Rejected; 9]);
-    assert_eq!((verdicts[9], estimate(&estimator)), (Verdict::Replaced, 5_020));
+    assert_eq!(verdicts[..9], [SampleOutcome::Rejected; 9]);
+    assert_eq!((verdicts[9], estimate(&estimator)), (SampleOutcome::Replaced, 5_020));
 }
 
 #[test]
@@ -119,11 +119,11 @@ fn an_unseen_model_is_scaled_by_declared_speed() {
 fn estimators_beyond_the_limit_are_not_made_and_forgotten_ones_give_room() {
     let parameters = PredictorParameters { estimators_max: 1, ..PredictorParameters::default() };
     let mut predictor = Predictor::new(parameters);
-    assert_eq!(predictor.handle_observation(subject(1), Class(0), Nanos(9), PERIOD), Verdict::Accepted);
-    assert_eq!(predictor.handle_observation(subject(2), Class(0), Nanos(9), PERIOD), Verdict::NoRoom);
-    assert_eq!(predictor.handle_observation(subject(1), Class(0), Nanos(9), PERIOD), Verdict::Accepted);
+    assert_eq!(predictor.handle_observation(subject(1), Class(0), Nanos(9), PERIOD), SampleOutcome::Accepted);
+    assert_eq!(predictor.handle_observation(subject(2), Class(0), Nanos(9), PERIOD), SampleOutcome::NoRoom);
+    assert_eq!(predictor.handle_observation(subject(1), Class(0), Nanos(9), PERIOD), SampleOutcome::Accepted);
     predictor.forget(TaskId(1));
-    assert_eq!(predictor.handle_observation(subject(2), Class(0), Nanos(9), PERIOD), Verdict::Accepted);
+    assert_eq!(predictor.handle_observation(subject(2), Class(0), Nanos(9), PERIOD), SampleOutcome::Accepted);
 }
 
 proptest! {

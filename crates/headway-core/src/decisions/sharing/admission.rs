@@ -1,6 +1,6 @@
 //! Which tasks still fit when a GPU is lost.
 
-use super::{Segment, TaskId, TaskParameters};
+use super::{JobSegment, TaskId, TaskParameters};
 use crate::units::Nanos;
 
 /// Tasks for which there is no room on `gpus` GPUs with `tokens` tokens together, if those with smaller numbers come first.
@@ -17,12 +17,12 @@ pub(super) fn without_room<'t>(tasks: impl Iterator<Item = &'t TaskParameters>, 
         let (mut execute, mut hold) = (Nanos::ZERO, Nanos::ZERO);
         for segment in &task.segments {
             match segment {
-                Segment::Execute { time, .. } => {
+                JobSegment::Execute { time, .. } => {
                     execute = execute.saturating_add(*time);
                     hold = hold.saturating_add(*time);
                 }
-                Segment::Cpu(time) => hold = hold.saturating_add(*time),
-                Segment::Copy { .. } => {}
+                JobSegment::Cpu(time) => hold = hold.saturating_add(*time),
+                JobSegment::Copy { .. } => {}
             }
         }
         let (gpu, token) = (share(execute, task.period), share(hold, task.period));
@@ -43,7 +43,7 @@ mod tests {
     use crate::units::Bytes;
 
     fn task(id: u32, cpu: u64, execute: u64) -> TaskParameters {
-        let execute = Segment::Execute { kernel: String::new(), time: Nanos(execute) };
+        let execute = JobSegment::Execute { kernel: String::new(), time: Nanos(execute) };
         TaskParameters {
             id: TaskId(id),
             client: ClientId(0),
@@ -51,7 +51,7 @@ mod tests {
             period: Nanos(100),
             deadline: Nanos(100),
             state: Bytes(0),
-            segments: vec![Segment::Cpu(Nanos(cpu)), execute],
+            segments: vec![JobSegment::Cpu(Nanos(cpu)), execute],
         }
     }
 

@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use super::admission::without_room;
 use super::{
-    Action, ArbiterParameters, ClientId, ClusterId, ClusterParameters, Event, GpuId, Input, JobId, Key, Limits,
-    Outcome, Refused, TaskId, TaskParameters, TokenId,
+    ArbiterAction, ArbiterEvent, ArbiterInput, ArbiterLimits, ArbiterParameters, ArbiterRefused, ClientId, ClusterId,
+    ClusterParameters, GpuId, JobId, JobPriority, TaskId, TaskParameters, TokenId, TokenOutcome,
 };
 use crate::decisions::engine_lock::{self, EngineLocks};
 use crate::decisions::predictor::{Predictor, Subject};
 use crate::decisions::sharing::Class;
-use crate::decisions::token::{self, Standing, TokenAllocator, TokenRequest};
+use crate::decisions::token::{self, RequestStanding, TokenAllocator, TokenRequest};
 use crate::units::Nanos;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -24,7 +24,7 @@ pub(super) struct Cluster {
 /// What the predictor needs to know of an open request.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Open {
-    key: Key,
+    key: JobPriority,
     acquisition: u32,
     /// Class and position of the grant; `None` until then, and no class at a first use.
     granted: Option<(Option<Class>, usize)>,
@@ -41,7 +41,7 @@ struct Task {
 /// The state machine that arbitrates a node's GPUs: tokens per cluster, engine locks, cost predictor.
 ///
 /// The driver feeds inputs with [`Arbiter::handle`], after each drains [`Arbiter::poll_action`] and then
-/// [`Arbiter::poll_event`], and calls again with [`Input::Timeout`] at [`Arbiter::poll_timeout`]. A refused input changes
+/// [`Arbiter::poll_event`], and calls again with [`ArbiterInput::Timeout`] at [`Arbiter::poll_timeout`]. A refused input changes
 /// nothing. A log of inputs replays to the same actions and events.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Arbiter {
@@ -49,29 +49,29 @@ pub struct Arbiter {
     pub(super) clusters: BTreeMap<ClusterId, Cluster>,
     engines: Option<EngineLocks>,
     pub(super) predictor: Predictor,
-    limits: Limits,
+    limits: ArbiterLimits,
     #[serde(with = "crate::decisions::pairs")]
     tasks: BTreeMap<TaskId, Task>,
     now: Nanos,
     #[serde(skip)]
-    actions: VecDeque<Action>,
+    actions: VecDeque<ArbiterAction>,
     #[serde(skip)]
-    events: VecDeque<Event>,
+    events: VecDeque<ArbiterEvent>,
 }
 
 impl Arbiter {
     /// An arbiter without tasks.
     ///
     /// # Errors
-    /// [`Refused::Cluster`] or the refusal of a part if the parameters cannot work.
-    pub fn new(parameters: ArbiterParameters) -> Result<Self, Refused> {
+    /// [`ArbiterRefused::Cluster`] or the refusal of a part if the parameters cannot work.
+    pub fn new(parameters: ArbiterParameters) -> Result<Self, ArbiterRefused> {
         let mut clusters = BTreeMap::new();
         let mut gpus: BTreeSet<GpuId> = BTreeSet::new();
         for cluster in parameters.clusters {
             let (id, count) = (cluster.id, cluster.gpus.len());
             let fits = cluster.models.len() == count && cluster.distances.gpus() == count;
             if !fits || clusters.contains_key(&id) || !cluster.gpus.iter().all(|gpu| gpus.insert(*gpu)) {
-                return Err(Refused::Cluster { cluster: id });
+                return Err(ArbiterRefused::Cluster { cluster: id });
             }
             let requests_max = parameters.limits.requests_max;
             let distances = cluster.distances.clone();
@@ -95,45 +95,46 @@ impl Arbiter {
     /// Takes an input.
     ///
     /// # Errors
-    /// A [`Refused`]; nothing has changed then.
-    pub fn handle(&mut self, now: Nanos, input: &Input) -> Result<(), Refused> {
+    /// A [`ArbiterRefused`]; nothing has changed then.
+    pub fn handle(&mut self, now: Nanos, input: &ArbiterInput) -> Result<(), ArbiterRefused> {
         if now < self.now {
-            return Err(Refused::TimeWentBack { before: self.now, now });
+            return Err(ArbiterRefused::TimeWentBack { before: self.now, now });
         }
         match input {
-            Input::Register(task) => self.register(task),
-            Input::Withdraw { task } => self.withdraw(*task),
-            Input::Request { key, acquisition } => self.request(now, *key, *acquisition),
-            Input::Adopt { key, token } => self.adopt(now, *key, *token),
-            Input::Release { job, outcome } => self.release(now, *job, *outcome),
-            Input::Abort { job } => self.abort(now, *job),
-            Input::Exhausted { job, deadline } => {
+            ArbiterInput::Register(task) => self.register(task),
+            ArbiterInput::Withdraw { task } => self.withdraw(*task),
+            ArbiterInput::Request { key, acquisition } => self.request(now, *key, *acquisition),
+            ArbiterInput::Adopt { key, token } => self.adopt(now, *key, *token),
+            ArbiterInput::Release { job, outcome } => self.release(now, *job, *outcome),
+            ArbiterInput::Abort { job } => self.abort(now, *job),
+            ArbiterInput::Exhausted { job, deadline } => {
                 self.tokens_of(job.task)?.handle_exhausted(now, *job, *deadline)?;
                 self.postpone(*job, *deadline);
                 Ok(())
             }
-            Input::Acquire { job, operation } => Ok(self.engines()?.handle_acquire(now, *job, *operation)?),
-            Input::Next { job } => Ok(self.engines()?.handle_next(now, *job)?),
-            Input::Complete { job } => Ok(self.engines()?.handle_complete(now, *job)?),
-            Input::Renew { job } => Ok(self.engines()?.handle_renew(now, *job)?),
-            Input::ClientGone { client } => {
+            ArbiterInput::Acquire { job, operation } => Ok(self.engines()?.handle_acquire(now, *job, *operation)?),
+            ArbiterInput::Next { job } => Ok(self.engines()?.handle_next(now, *job)?),
+            ArbiterInput::Complete { job } => Ok(self.engines()?.handle_complete(now, *job)?),
+            ArbiterInput::Renew { job } => Ok(self.engines()?.handle_renew(now, *job)?),
+            ArbiterInput::ClientGone { client } => {
                 self.client_gone(now, *client);
                 Ok(())
             }
-            Input::Drained { client } => {
+            ArbiterInput::Drained { client } => {
                 self.drained(now, *client);
                 Ok(())
             }
-            Input::GpuLost { gpu } => self.gpu_lost(now, *gpu),
-            Input::Reconfigure { cluster, tokens } => {
-                let found = self.clusters.get_mut(cluster).ok_or(Refused::UnknownCluster { cluster: *cluster })?;
+            ArbiterInput::GpuLost { gpu } => self.gpu_lost(now, *gpu),
+            ArbiterInput::Reconfigure { cluster, tokens } => {
+                let found =
+                    self.clusters.get_mut(cluster).ok_or(ArbiterRefused::UnknownCluster { cluster: *cluster })?;
                 Ok(found.tokens.handle_reconfigure(now, *tokens)?)
             }
-            Input::Recovered => {
+            ArbiterInput::Recovered => {
                 self.forget_strangers();
                 Ok(())
             }
-            Input::Timeout => {
+            ArbiterInput::Timeout => {
                 if let Some(engines) = &mut self.engines {
                     engines.handle_timeout(now);
                 }
@@ -146,16 +147,16 @@ impl Arbiter {
     }
 
     /// The next thing the driver must do.
-    pub fn poll_action(&mut self) -> Option<Action> {
+    pub fn poll_action(&mut self) -> Option<ArbiterAction> {
         self.actions.pop_front()
     }
 
     /// The next event for the user.
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<ArbiterEvent> {
         self.events.pop_front()
     }
 
-    /// When to call with [`Input::Timeout`] at the latest; `None` = not before the next input.
+    /// When to call with [`ArbiterInput::Timeout`] at the latest; `None` = not before the next input.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Nanos> {
         self.engines.as_ref().and_then(EngineLocks::poll_timeout)
@@ -163,7 +164,7 @@ impl Arbiter {
 
     /// The key at which a task's job runs: its own or what it inherits; `None` without an open request.
     #[must_use]
-    pub fn effective_key(&self, task: TaskId) -> Option<Key> {
+    pub fn effective_key(&self, task: TaskId) -> Option<JobPriority> {
         let known = self.tasks.get(&task)?;
         let through_engines = self.engines.as_ref().and_then(|engines| engines.effective_key(task));
         let through_tokens = || self.clusters.get(&known.parameters.cluster)?.tokens.effective_key(task);
@@ -172,7 +173,7 @@ impl Arbiter {
 
     /// Where a task's request for a token is; `None` = it has none.
     #[must_use]
-    pub fn standing(&self, task: TaskId) -> Option<Standing> {
+    pub fn standing(&self, task: TaskId) -> Option<RequestStanding> {
         let known = self.tasks.get(&task)?;
         self.clusters.get(&known.parameters.cluster)?.tokens.standing(task)
     }
@@ -203,24 +204,24 @@ impl Arbiter {
         self.estimates(cluster, task, acquisition).get(position).copied()
     }
 
-    fn register(&mut self, task: &TaskParameters) -> Result<(), Refused> {
+    fn register(&mut self, task: &TaskParameters) -> Result<(), ArbiterRefused> {
         if self.tasks.contains_key(&task.id) {
-            return Err(Refused::TaskExists { task: task.id });
+            return Err(ArbiterRefused::TaskExists { task: task.id });
         }
         if !self.clusters.contains_key(&task.cluster) {
-            return Err(Refused::UnknownCluster { cluster: task.cluster });
+            return Err(ArbiterRefused::UnknownCluster { cluster: task.cluster });
         }
         if self.tasks.len() >= self.limits.tasks_max {
-            return Err(Refused::TooManyTasks { tasks_max: self.limits.tasks_max });
+            return Err(ArbiterRefused::TooManyTasks { tasks_max: self.limits.tasks_max });
         }
         self.tasks.insert(task.id, Task { parameters: task.clone(), open: None, draining: false });
         Ok(())
     }
 
-    fn withdraw(&mut self, task: TaskId) -> Result<(), Refused> {
-        let known = self.tasks.get(&task).ok_or(Refused::UnknownTask { task })?;
+    fn withdraw(&mut self, task: TaskId) -> Result<(), ArbiterRefused> {
+        let known = self.tasks.get(&task).ok_or(ArbiterRefused::UnknownTask { task })?;
         if known.open.is_some() {
-            return Err(Refused::TaskBusy { task });
+            return Err(ArbiterRefused::TaskBusy { task });
         }
         self.forget(task);
         Ok(())
@@ -235,25 +236,25 @@ impl Arbiter {
         self.predictor.forget(task);
     }
 
-    fn request(&mut self, now: Nanos, key: Key, acquisition: u32) -> Result<(), Refused> {
+    fn request(&mut self, now: Nanos, key: JobPriority, acquisition: u32) -> Result<(), ArbiterRefused> {
         let task = key.job.task;
-        let known = self.tasks.get(&task).ok_or(Refused::UnknownTask { task })?;
+        let known = self.tasks.get(&task).ok_or(ArbiterRefused::UnknownTask { task })?;
         if known.draining {
-            return Err(Refused::TaskBusy { task });
+            return Err(ArbiterRefused::TaskBusy { task });
         }
         let (client, cluster) = (known.parameters.client, known.parameters.cluster);
-        let cluster = self.clusters.get(&cluster).ok_or(Refused::UnknownCluster { cluster })?;
+        let cluster = self.clusters.get(&cluster).ok_or(ArbiterRefused::UnknownCluster { cluster })?;
         let estimates = self.estimates(cluster, task, acquisition);
         self.tokens_of(task)?.handle_request(now, TokenRequest { key, client, estimates })?;
         self.set_open(task, Some(Open { key, acquisition, granted: None }));
         Ok(())
     }
 
-    fn adopt(&mut self, now: Nanos, key: Key, token: TokenId) -> Result<(), Refused> {
+    fn adopt(&mut self, now: Nanos, key: JobPriority, token: TokenId) -> Result<(), ArbiterRefused> {
         let task = key.job.task;
-        let known = self.tasks.get(&task).ok_or(Refused::UnknownTask { task })?;
+        let known = self.tasks.get(&task).ok_or(ArbiterRefused::UnknownTask { task })?;
         let (client, cluster) = (known.parameters.client, known.parameters.cluster);
-        let cluster = self.clusters.get(&cluster).ok_or(Refused::UnknownCluster { cluster })?;
+        let cluster = self.clusters.get(&cluster).ok_or(ArbiterRefused::UnknownCluster { cluster })?;
         let estimates = self.estimates(cluster, task, 0);
         self.tokens_of(task)?.handle_adopt(now, TokenRequest { key, client, estimates }, token)?;
         self.set_open(task, Some(Open { key, acquisition: 0, granted: None }));
@@ -270,17 +271,18 @@ impl Arbiter {
             .collect()
     }
 
-    fn release(&mut self, now: Nanos, job: JobId, outcome: Outcome) -> Result<(), Refused> {
+    fn release(&mut self, now: Nanos, job: JobId, outcome: TokenOutcome) -> Result<(), ArbiterRefused> {
         let task = job.task;
         if self.engines.as_ref().is_some_and(|engines| engines.is_busy(task)) {
-            return Err(Refused::EngineInUse { task });
+            return Err(ArbiterRefused::EngineInUse { task });
         }
-        let virtually_released = matches!(self.standing(task), Some(Standing::Holder { virtually_released: true, .. }));
+        let virtually_released =
+            matches!(self.standing(task), Some(RequestStanding::Holder { virtually_released: true, .. }));
         self.tokens_of(task)?.handle_release(now, job)?;
         if let Some(engines) = &mut self.engines {
             engines.handle_token_released(now, job)?;
         }
-        if let Outcome::Complete(cost) = outcome
+        if let TokenOutcome::Complete(cost) = outcome
             && !virtually_released
         {
             self.learn(task, cost);
@@ -299,10 +301,10 @@ impl Arbiter {
         self.predictor.handle_observation(subject, class, cost, parameters.period);
     }
 
-    fn abort(&mut self, now: Nanos, job: JobId) -> Result<(), Refused> {
+    fn abort(&mut self, now: Nanos, job: JobId) -> Result<(), ArbiterRefused> {
         let task = job.task;
         if self.engines.as_ref().is_some_and(|engines| engines.is_busy(task)) {
-            return Err(Refused::EngineInUse { task });
+            return Err(ArbiterRefused::EngineInUse { task });
         }
         self.tokens_of(task)?.handle_abort(now, job)?;
         if let Some(engines) = &mut self.engines {
@@ -317,7 +319,7 @@ impl Arbiter {
             cluster.tokens.handle_client_gone(now, client);
         }
         for task in self.tasks_of(client) {
-            let holds = matches!(self.standing(task), Some(Standing::Holder { .. }));
+            let holds = matches!(self.standing(task), Some(RequestStanding::Holder { .. }));
             let job = self.tasks.get(&task).and_then(|known| known.open).map(|open| open.key.job);
             if !holds {
                 self.forget(task);
@@ -353,9 +355,9 @@ impl Arbiter {
         theirs.map(|(task, _)| *task).collect()
     }
 
-    fn gpu_lost(&mut self, now: Nanos, gpu: GpuId) -> Result<(), Refused> {
+    fn gpu_lost(&mut self, now: Nanos, gpu: GpuId) -> Result<(), ArbiterRefused> {
         let cluster = self.clusters.values_mut().find(|cluster| cluster.parameters.gpus.contains(&gpu));
-        let cluster = cluster.ok_or(Refused::UnknownGpu { gpu })?;
+        let cluster = cluster.ok_or(ArbiterRefused::UnknownGpu { gpu })?;
         cluster.tokens.handle_gpu_lost(now, gpu)?;
         if let Some(engines) = &mut self.engines {
             engines.handle_gpu_lost(gpu);
@@ -366,7 +368,7 @@ impl Arbiter {
         let gpus = u32::try_from(left).unwrap_or(u32::MAX);
         let theirs = self.tasks.values().filter(|task| task.parameters.cluster == id && !task.draining);
         for task in without_room(theirs.map(|task| &task.parameters), gpus, sizes.tokens) {
-            self.events.push_back(Event::Inadmissible { task, gpus });
+            self.events.push_back(ArbiterEvent::Inadmissible { task, gpus });
         }
         Ok(())
     }
@@ -394,14 +396,14 @@ impl Arbiter {
         }
     }
 
-    fn tokens_of(&mut self, task: TaskId) -> Result<&mut TokenAllocator, Refused> {
-        let known = self.tasks.get(&task).ok_or(Refused::UnknownTask { task })?;
+    fn tokens_of(&mut self, task: TaskId) -> Result<&mut TokenAllocator, ArbiterRefused> {
+        let known = self.tasks.get(&task).ok_or(ArbiterRefused::UnknownTask { task })?;
         let cluster = known.parameters.cluster;
-        self.clusters.get_mut(&cluster).map(|found| &mut found.tokens).ok_or(Refused::UnknownCluster { cluster })
+        self.clusters.get_mut(&cluster).map(|found| &mut found.tokens).ok_or(ArbiterRefused::UnknownCluster { cluster })
     }
 
-    fn engines(&mut self) -> Result<&mut EngineLocks, Refused> {
-        self.engines.as_mut().ok_or(Refused::NoEngineLocks)
+    fn engines(&mut self) -> Result<&mut EngineLocks, ArbiterRefused> {
+        self.engines.as_mut().ok_or(ArbiterRefused::NoEngineLocks)
     }
 
     /// Passes on what the parts want done, until nothing is left: an overrun releases a token virtually, and keys that reach
@@ -413,31 +415,31 @@ impl Arbiter {
                     self.token_action(id, action);
                 }
                 while let Some(event) = self.clusters.get_mut(&id).and_then(|cluster| cluster.tokens.poll_event()) {
-                    self.events.push_back(Event::Token { cluster: id, event });
+                    self.events.push_back(ArbiterEvent::Token { cluster: id, event });
                 }
             }
             while let Some(action) = self.engines.as_mut().and_then(EngineLocks::poll_action) {
                 // Where a GPU is lost, locks go on to jobs whose tokens are void too.
-                let (engine_lock::Action::Run { job, .. }
-                | engine_lock::Action::Obtained { job, .. }
-                | engine_lock::Action::SetBoost { job, .. }) = action;
+                let (engine_lock::EngineLockAction::Run { job, .. }
+                | engine_lock::EngineLockAction::Obtained { job, .. }
+                | engine_lock::EngineLockAction::SetBoost { job, .. }) = action;
                 if self.engines.as_ref().is_some_and(|engines| engines.effective_key(job.task).is_none()) {
                     continue;
                 }
                 self.actions.push_back(match action {
-                    engine_lock::Action::Run { job, first, second } => {
-                        Action::Run { job, locks: first.into_iter().chain(second).collect() }
+                    engine_lock::EngineLockAction::Run { job, first, second } => {
+                        ArbiterAction::Run { job, locks: first.into_iter().chain(second).collect() }
                     }
-                    engine_lock::Action::Obtained { job, lock } => Action::Obtained { job, lock },
-                    engine_lock::Action::SetBoost { job, key } => Action::SetBoost { job, key },
+                    engine_lock::EngineLockAction::Obtained { job, lock } => ArbiterAction::Obtained { job, lock },
+                    engine_lock::EngineLockAction::SetBoost { job, key } => ArbiterAction::SetBoost { job, key },
                 });
             }
             let mut overruns = Vec::new();
             while let Some(event) = self.engines.as_mut().and_then(EngineLocks::poll_event) {
-                if let engine_lock::Event::Overrun { job, .. } = event {
+                if let engine_lock::EngineLockEvent::Overrun { job, .. } = event {
                     overruns.push(job);
                 }
-                self.events.push_back(Event::Engine(event));
+                self.events.push_back(ArbiterEvent::Engine(event));
             }
             if overruns.is_empty() {
                 return;
@@ -457,10 +459,10 @@ impl Arbiter {
         }
     }
 
-    fn token_action(&mut self, cluster: ClusterId, action: token::Action) {
+    fn token_action(&mut self, cluster: ClusterId, action: token::TokenAction) {
         let now = self.now;
         match action {
-            token::Action::Grant { job, gpu, position, token } => {
+            token::TokenAction::Grant { job, gpu, position, token } => {
                 let Some(Task { open: Some(open), .. }) = self.tasks.get_mut(&job.task) else { return };
                 let Some(cluster) = self.clusters.get(&cluster) else { return };
                 let (position, home) = (position as usize, cluster.tokens.home(job.task).map(|home| home as usize));
@@ -471,23 +473,23 @@ impl Arbiter {
                     let entered = engines.handle_token(now, open.key, gpu, from);
                     assert!(entered.is_ok(), "a job is granted one token at a time: {entered:?}");
                 }
-                self.actions.push_back(Action::Grant { job, gpu, token, from });
+                self.actions.push_back(ArbiterAction::Grant { job, gpu, token, from });
             }
-            token::Action::SetBoost { job, key } => match &mut self.engines {
+            token::TokenAction::SetBoost { job, key } => match &mut self.engines {
                 Some(engines) => {
                     let known = engines.handle_key(now, job, key);
                     assert!(known.is_ok(), "boosts go to holders: {known:?}");
                 }
-                None => self.actions.push_back(Action::SetBoost { job, key }),
+                None => self.actions.push_back(ArbiterAction::SetBoost { job, key }),
             },
-            token::Action::Revoke { job, gpu } => {
+            token::TokenAction::Revoke { job, gpu } => {
                 if let Some(engines) = &mut self.engines {
                     engines.handle_gone(now, job);
                 }
                 if let Some(known) = self.tasks.get_mut(&job.task) {
                     known.open = None;
                 }
-                self.actions.push_back(Action::Revoke { job, gpu });
+                self.actions.push_back(ArbiterAction::Revoke { job, gpu });
             }
         }
     }

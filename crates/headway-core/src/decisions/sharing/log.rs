@@ -1,13 +1,14 @@
 //! What a broker writes down: the lines of its log, and how an [`Arbiter`] begins from the first of them.
 //!
-//! A log is lines of JSON. A [`Start`] line says everything that the decisions behind it depend on; a file begins with one, and
+//! A log is lines of JSON. A [`BrokerLogStart`] line says everything that the decisions behind it depend on; a file begins with one, and
 //! others follow where a broker was started again or could not write for a while. A [`Fed`] line is an input with everything
 //! that the arbiter decided about it. The other lines are for people and reports; no decision depends on them.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Action, Arbiter, ArbiterParameters, ClientId, ClusterId, GpuId, Input, JobId, Memory, Refused, TaskId, TokenId,
+    Arbiter, ArbiterAction, ArbiterInput, ArbiterMemory, ArbiterParameters, ArbiterRefused, ClientId, ClusterId, GpuId,
+    JobId, TaskId, TokenId,
 };
 use crate::decisions::engine_lock::LockId;
 use crate::files::document::hash;
@@ -20,12 +21,12 @@ pub const SCHEMA: u32 = 2;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
-pub enum Line {
+pub enum BrokerLogLine {
     /// Where the lines that follow begin.
-    Broker(Box<Start>),
+    Broker(Box<BrokerLogStart>),
     /// An input of the arbiter and its decisions.
     Fed(Fed),
-    /// A task's client and name; written when it is registered, and again behind every [`Start`].
+    /// A task's client and name; written when it is registered, and again behind every [`BrokerLogStart`].
     Task(TaskLine),
     /// A client has used an engine that was leased to it.
     Used(Used),
@@ -49,10 +50,10 @@ pub enum Line {
     WithoutRoom { now: Nanos, task: TaskId },
 }
 
-/// Why a [`Start`] was written.
+/// Why a [`BrokerLogStart`] was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Why {
+pub enum StartReason {
     /// The broker was started.
     Started,
     /// The file before was full.
@@ -63,7 +64,7 @@ pub enum Why {
 
 /// The state in which the lines that follow begin.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Start {
+pub struct BrokerLogStart {
     /// [`SCHEMA`].
     pub schema: u32,
     /// Version of Headway.
@@ -71,13 +72,13 @@ pub struct Start {
     /// Number of the broker's start.
     pub epoch: u64,
     pub now: Nanos,
-    pub why: Why,
+    pub why: StartReason,
     /// Lines that could not be written before this one.
     pub missing: u64,
     /// What the arbiter was made from.
     pub arbiter: ArbiterParameters,
     /// What it knew of earlier jobs.
-    pub memory: Memory,
+    pub memory: ArbiterMemory,
     /// The tokens that were held, and their holders.
     pub holders: Vec<(ClusterId, TokenId, JobId)>,
     /// Its whole state, as JSON.
@@ -91,13 +92,13 @@ pub struct Start {
 pub struct Fed {
     pub now: Nanos,
     /// What the arbiter was fed.
-    pub input: Input,
+    pub input: ArbiterInput,
     /// What it wants done.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub actions: Vec<Action>,
+    pub actions: Vec<ArbiterAction>,
     /// Why it refuses the input.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub refused: Option<Refused>,
+    pub refused: Option<ArbiterRefused>,
 }
 
 /// A task's client and name.
@@ -136,7 +137,7 @@ fn is_zero(missing: &u64) -> bool {
     *missing == 0
 }
 
-/// A [`Start`] from which no arbiter can be made.
+/// A [`BrokerLogStart`] from which no arbiter can be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
@@ -163,10 +164,10 @@ pub enum StartError {
     State(#[source] serde_json::Error),
 }
 
-impl Start {
+impl BrokerLogStart {
     /// The line for an arbiter made from `parameters`, as it is now.
     #[must_use]
-    pub fn of(arbiter: &Arbiter, parameters: &ArbiterParameters, epoch: u64, now: Nanos, why: Why) -> Self {
+    pub fn of(arbiter: &Arbiter, parameters: &ArbiterParameters, epoch: u64, now: Nanos, why: StartReason) -> Self {
         let clusters = parameters.clusters.iter().filter_map(|cluster| Some((cluster.id, arbiter.tokens(cluster.id)?)));
         let holders = clusters.flat_map(|(id, tokens)| tokens.holders().map(move |(token, job)| (id, token, job)));
         let state = serde_json::to_string(arbiter).expect("plain data without maps always has a JSON form");
@@ -202,7 +203,7 @@ impl Start {
     }
 }
 
-impl Line {
+impl BrokerLogLine {
     /// Whether a line begins such a log.
     #[must_use]
     pub fn begins(line: &str) -> bool {
@@ -210,5 +211,5 @@ impl Line {
     }
 }
 
-/// How a [`Line::Broker`] begins.
+/// How a [`BrokerLogLine::Broker`] begins.
 pub const START: &str = "{\"broker\"";

@@ -9,7 +9,7 @@ use crate::units::Nanos;
 
 /// What an [`Arbiter`] must know of its predecessor. Which tasks hold and wait is not in it: their processes tell that.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Memory {
+pub struct ArbiterMemory {
     /// What the predictor has learnt.
     pub estimators: Vec<(Subject, Class, Estimator)>,
     /// The GPU that each task used last: its state is there.
@@ -23,8 +23,8 @@ pub struct Memory {
 impl Arbiter {
     /// What is to be remembered.
     #[must_use]
-    pub fn memory(&self) -> Memory {
-        let mut memory = Memory::default();
+    pub fn memory(&self) -> ArbiterMemory {
+        let mut memory = ArbiterMemory::default();
         let estimators = self.predictor.estimators();
         memory.estimators = estimators.map(|(subject, class, known)| (subject, class, known.clone())).collect();
         for (id, cluster) in &self.clusters {
@@ -40,7 +40,7 @@ impl Arbiter {
     }
 
     /// Takes over what the arbiter before it knew. To be called before any input; what does not fit is left out.
-    pub fn recall(&mut self, now: Nanos, memory: &Memory) {
+    pub fn recall(&mut self, now: Nanos, memory: &ArbiterMemory) {
         for (subject, class, estimator) in &memory.estimators {
             self.predictor.handle_recall(*subject, *class, estimator.clone());
         }

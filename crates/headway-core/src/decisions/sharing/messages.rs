@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ClientId, ClusterId, Distances, GpuId, JobId, Key, ModelId, TaskId, TaskParameters, TokenId};
-use crate::decisions::engine_lock::{self, EngineParameters, LockId, Operation};
+use super::{ClientId, ClusterId, Distances, GpuId, JobId, JobPriority, ModelId, TaskId, TaskParameters, TokenId};
+use crate::decisions::engine_lock::{self, EngineParameters, LockId, LockedOperation};
 use crate::decisions::predictor::PredictorParameters;
 use crate::decisions::token::{self, TokenParameters};
 use crate::units::Nanos;
@@ -45,19 +45,19 @@ pub struct ArbiterParameters {
     /// Cost predictor.
     pub predictor: PredictorParameters,
     /// Capacities.
-    pub limits: Limits,
+    pub limits: ArbiterLimits,
 }
 
 /// Capacities; what exceeds them is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
+pub struct ArbiterLimits {
     /// Registered tasks.
     pub tasks_max: usize,
     /// Open token requests per cluster.
     pub requests_max: usize,
 }
 
-impl Default for Limits {
+impl Default for ArbiterLimits {
     fn default() -> Self {
         Self { tasks_max: 4_096, requests_max: 4_096 }
     }
@@ -66,7 +66,7 @@ impl Default for Limits {
 /// How a token was used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Outcome {
+pub enum TokenOutcome {
     /// The job did what its task does, in this time: CPU time and the time of its operations, without waiting for locks.
     Complete(Nanos),
     /// It was aborted, overran or crashed: nothing is learnt from it.
@@ -76,7 +76,7 @@ pub enum Outcome {
 /// An input. Nothing else changes the arbiter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Input {
+pub enum ArbiterInput {
     /// A task appears.
     Register(TaskParameters),
     /// A task without an open request goes.
@@ -84,14 +84,14 @@ pub enum Input {
     /// A job wants a token. A task's first GPU use, or the one after the GPU was lost, counts as distance 0 everywhere.
     Request {
         /// Which; its deadline and release are its priority.
-        key: Key,
+        key: JobPriority,
         /// Which of the job's requests, from 0.
         acquisition: u32,
     },
     /// A job holds this token from before the arbiter was there: it is granted that, not another. To be told before any
     /// request.
     Adopt {
-        key: Key,
+        key: JobPriority,
         /// The token of the task's cluster.
         token: TokenId,
     },
@@ -99,7 +99,7 @@ pub enum Input {
     Release {
         job: JobId,
         /// How it was used.
-        outcome: Outcome,
+        outcome: TokenOutcome,
     },
     /// A job no longer wants the token it waits for. A token granted meanwhile is released.
     Abort { job: JobId },
@@ -113,7 +113,7 @@ pub enum Input {
     Acquire {
         job: JobId,
         /// For what.
-        operation: Operation,
+        operation: LockedOperation,
     },
     /// A job in nested mode asks for the second lock of a peer copy.
     Next { job: JobId },
@@ -121,11 +121,11 @@ pub enum Input {
     Complete { job: JobId },
     /// An operation has completed and the same follows: the locks stay if that is allowed and nobody waits.
     Renew { job: JobId },
-    /// A process died. Its waiting requests go at once, its tokens after [`Input::Drained`].
+    /// A process died. Its waiting requests go at once, its tokens after [`ArbiterInput::Drained`].
     ClientGone { client: ClientId },
     /// A dead process's GPU work has ended.
     Drained { client: ClientId },
-    /// A GPU is lost: its tokens are withdrawn, and waiting jobs queue anew. [`Event::Inadmissible`] names tasks that no longer fit.
+    /// A GPU is lost: its tokens are withdrawn, and waiting jobs queue anew. [`ArbiterEvent::Inadmissible`] names tasks that no longer fit.
     GpuLost { gpu: GpuId },
     /// New parameters for a cluster's tokens; they apply when the present holders have finished.
     Reconfigure {
@@ -142,7 +142,7 @@ pub enum Input {
 /// What the driver must do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Action {
+pub enum ArbiterAction {
     /// Tell the job that it holds a token.
     Grant {
         job: JobId,
@@ -157,7 +157,7 @@ pub enum Action {
         /// The locks, ascending.
         locks: Vec<LockId>,
     },
-    /// Tell the job that it holds the first lock of a nested pair: it must send [`Input::Next`].
+    /// Tell the job that it holds the first lock of a nested pair: it must send [`ArbiterInput::Next`].
     Obtained {
         job: JobId,
         /// The first lock.
@@ -167,7 +167,7 @@ pub enum Action {
     SetBoost {
         job: JobId,
         /// Its own key or the most urgent it inherits.
-        key: Key,
+        key: JobPriority,
     },
     /// Tell the job that its token or request is void because a GPU is lost.
     Revoke { job: JobId, gpu: GpuId },
@@ -176,11 +176,11 @@ pub enum Action {
 /// What happened, for the user and the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Event {
+pub enum ArbiterEvent {
     /// From a cluster's tokens.
-    Token { cluster: ClusterId, event: token::Event },
+    Token { cluster: ClusterId, event: token::TokenEvent },
     /// From the engine locks.
-    Engine(engine_lock::Event),
+    Engine(engine_lock::EngineLockEvent),
     /// A GPU is lost, and what the tasks declare no longer fits: this one has no room.
     Inadmissible {
         task: TaskId,
@@ -192,13 +192,13 @@ pub enum Event {
 /// An input that cannot be accepted; nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
-pub enum Refused {
+pub enum ArbiterRefused {
     /// The allocator refuses.
     #[error(transparent)]
-    Token(#[from] token::Refused),
+    Token(#[from] token::TokenRefused),
     /// The engine locks refuse.
     #[error(transparent)]
-    Engine(#[from] engine_lock::Refused),
+    Engine(#[from] engine_lock::EngineLockRefused),
     /// No such task.
     #[error("task {} is not registered; register it first", .task.0)]
     UnknownTask { task: TaskId },

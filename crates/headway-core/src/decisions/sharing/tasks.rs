@@ -42,7 +42,7 @@ pub struct JobId {
 
 /// A job's priority, fixed while it runs: the smaller, the more urgent. Total, as no two open jobs share a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Key {
+pub struct JobPriority {
     /// Absolute deadline.
     pub deadline: Nanos,
     pub release: Nanos,
@@ -53,7 +53,7 @@ pub struct Key {
 /// Which way a copy goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Direction {
+pub enum TaskDirection {
     /// Host to GPU.
     ToGpu,
     /// GPU to host.
@@ -63,11 +63,11 @@ pub enum Direction {
 /// A part of a job, in the order of the program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Segment {
+pub enum JobSegment {
     /// Time on a CPU while the token is held; the longest.
     Cpu(Nanos),
     /// One copy between host and GPU.
-    Copy { direction: Direction, bytes: Bytes },
+    Copy { direction: TaskDirection, bytes: Bytes },
     /// Kernels between two synchronisations: one request for the execution engine.
     Execute {
         /// What runs, for people.
@@ -92,7 +92,7 @@ pub struct TaskParameters {
     /// Data that migrates with the task when its GPU changes.
     pub state: Bytes,
     /// Input and output copies, kernels and CPU time while the token is held; the state's copies are not listed.
-    pub segments: Vec<Segment>,
+    pub segments: Vec<JobSegment>,
 }
 
 /// How far apart the GPUs of a cluster are, by their positions in it.

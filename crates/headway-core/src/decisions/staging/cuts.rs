@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::Flow;
+use super::StagingDirection;
 use crate::models::transfer::Direction;
 use crate::models::transfer::Geometry;
 use crate::units::Bytes;
@@ -57,7 +57,7 @@ impl Ramp {
 /// stays at a smaller one. A ramp on the way out keeps to pages, not to huge pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cuts {
-    flow: Flow,
+    flow: StagingDirection,
     total: u64,
     /// Parts meet at multiples of this in the caller's memory.
     grain: u64,
@@ -73,7 +73,7 @@ pub struct Cuts {
 impl Cuts {
     /// Even chunks, as [`Geometry::new`] makes them; `address` is where the copy starts in the caller's memory.
     #[must_use]
-    pub fn even(flow: Flow, address: u64, total: Bytes, buffer: Bytes) -> Self {
+    pub fn even(flow: StagingDirection, address: u64, total: Bytes, buffer: Bytes) -> Self {
         let even = Geometry::new(direction(flow), address, total, buffer);
         Self {
             flow,
@@ -88,19 +88,19 @@ impl Cuts {
 
     /// Chunks with a ramp; else as [`Cuts::even`].
     #[must_use]
-    pub fn ramped(flow: Flow, address: u64, total: Bytes, buffer: Bytes, ramp: Ramp) -> Self {
+    pub fn ramped(flow: StagingDirection, address: u64, total: Bytes, buffer: Bytes, ramp: Ramp) -> Self {
         let (sizes, size) = ramp.sizes(total.0, buffer.0);
         let mut at = 0;
         let mut ramp = Vec::with_capacity(sizes.len());
         match flow {
-            Flow::In => {
+            StagingDirection::In => {
                 let shorter = address % LINE;
                 ramp.extend(sizes.iter().map(|size| {
                     at += size;
                     at - shorter
                 }));
             }
-            Flow::Out => {
+            StagingDirection::Out => {
                 // Every start on a page: all sizes but perhaps the last are pages, and the very last chunk is shorter.
                 let phase = |start: u64| (address % PAGE + start % PAGE) % PAGE;
                 ramp.extend(sizes.iter().map(|size| {
@@ -112,11 +112,11 @@ impl Cuts {
             }
         }
         let even = match flow {
-            Flow::In => {
+            StagingDirection::In => {
                 let start = ramp.last().copied().unwrap_or(0);
                 Geometry::new(Direction::H2d, address.wrapping_add(start), Bytes(total.0 - start), Bytes(size))
             }
-            Flow::Out => {
+            StagingDirection::Out => {
                 let end = ramp.first().copied().unwrap_or(total.0);
                 Geometry::new(Direction::D2h, address, Bytes(end), Bytes(size))
             }
@@ -149,7 +149,7 @@ impl Cuts {
     #[must_use]
     pub fn part(&self, index: u64, part: u32, parts: u32) -> Range<u64> {
         let Range { start, end } = self.chunk(index);
-        let starts = self.flow == Flow::In && index < self.ramp.len() as u64;
+        let starts = self.flow == StagingDirection::In && index < self.ramp.len() as u64;
         let parts = if starts { u64::from(parts).min((end - start).div_ceil(RAMP_PART_MIN)) as u32 } else { parts };
         let edge = |part: u32| {
             let at = start + ((end - start) as u128 * u128::from(part) / u128::from(parts.max(1))) as u64;
@@ -181,12 +181,12 @@ impl Cuts {
         let edge = |at: u64| usize::try_from(at).ok().and_then(|at| self.ramp.get(at)).copied();
         let ramp = self.ramp.len() as u64;
         match self.flow {
-            Flow::In if index == 0 => 0,
-            Flow::In => edge(index - 1).unwrap_or_else(|| {
+            StagingDirection::In if index == 0 => 0,
+            StagingDirection::In => edge(index - 1).unwrap_or_else(|| {
                 let even_at = self.ramp.last().copied().unwrap_or(0);
                 even_at + self.even.chunk(index - ramp).start
             }),
-            Flow::Out => match index.checked_sub(self.even.count()) {
+            StagingDirection::Out => match index.checked_sub(self.even.count()) {
                 None => self.even.chunk(index).start,
                 Some(at) => edge(at).unwrap_or(self.total),
             },
@@ -216,10 +216,10 @@ impl Ramp {
     }
 }
 
-const fn direction(flow: Flow) -> Direction {
+const fn direction(flow: StagingDirection) -> Direction {
     match flow {
-        Flow::In => Direction::H2d,
-        Flow::Out => Direction::D2h,
+        StagingDirection::In => Direction::H2d,
+        StagingDirection::Out => Direction::D2h,
     }
 }
 
@@ -237,10 +237,10 @@ mod tests {
 
     #[test]
     fn a_ramp_doubles_from_256_kib_to_the_buffer_at_the_end_where_somebody_waits() {
-        let into = sizes(&Cuts::ramped(Flow::In, 0, Bytes(64 * MIB), Bytes(4 * MIB), Ramp::own(2)));
+        let into = sizes(&Cuts::ramped(StagingDirection::In, 0, Bytes(64 * MIB), Bytes(4 * MIB), Ramp::own(2)));
         let expected = [MIB / 4, MIB / 4, MIB / 2, MIB / 2, MIB, MIB, 2 * MIB, 2 * MIB, 4 * MIB];
         assert_eq!(into[..9], expected);
-        let out = sizes(&Cuts::ramped(Flow::Out, 0, Bytes(64 * MIB), Bytes(4 * MIB), Ramp::own(2)));
+        let out = sizes(&Cuts::ramped(StagingDirection::Out, 0, Bytes(64 * MIB), Bytes(4 * MIB), Ramp::own(2)));
         let last: Vec<u64> = out.iter().rev().take(9).copied().collect();
         assert_eq!(last[..8], expected[..8]);
         assert_eq!(last[8], 64 * MIB - 30 * MIB / 4 - 14 * 4 * MIB);
@@ -248,37 +248,37 @@ mod tests {
 
     #[test]
     fn shared_chunks_double_one_by_one() {
-        let into = sizes(&Cuts::ramped(Flow::In, 0, Bytes(64 * MIB), Bytes(4 * MIB), Ramp::shared(1)));
+        let into = sizes(&Cuts::ramped(StagingDirection::In, 0, Bytes(64 * MIB), Bytes(4 * MIB), Ramp::shared(1)));
         let kib: Vec<u64> = into.iter().take(5).map(|size| size >> 10).collect();
         assert_eq!(kib, [512, 1024, 2048, 4096, 4096]);
     }
 
     #[test]
     fn a_short_copy_stays_at_a_size_that_gives_every_worker_two_chunks() {
-        let cuts = Cuts::ramped(Flow::In, 0, Bytes(16 * MIB), Bytes(4 * MIB), Ramp::own(6));
+        let cuts = Cuts::ramped(StagingDirection::In, 0, Bytes(16 * MIB), Bytes(4 * MIB), Ramp::own(6));
         assert_eq!(cuts.bound(), Bytes(MIB / 2));
         assert_eq!(cuts.count(), 6 + 6 + 23);
-        assert_eq!(Cuts::ramped(Flow::In, 0, Bytes(MIB / 4), Bytes(4 * MIB), Ramp::own(6)).count(), 1);
+        assert_eq!(Cuts::ramped(StagingDirection::In, 0, Bytes(MIB / 4), Bytes(4 * MIB), Ramp::own(6)).count(), 1);
     }
 
     #[test]
     fn buffers_below_the_smallest_chunk_of_a_ramp_have_none() {
-        for flow in [Flow::In, Flow::Out] {
+        for flow in [StagingDirection::In, StagingDirection::Out] {
             let ramped = Cuts::ramped(flow, 77, Bytes(MIB), Bytes(4096), Ramp::own(2));
             assert_eq!(sizes(&ramped), sizes(&Cuts::even(flow, 77, Bytes(MIB), Bytes(4096))));
         }
-        assert_eq!(Cuts::ramped(Flow::Out, 0, Bytes(0), Bytes(MIB), Ramp::own(2)).count(), 0);
+        assert_eq!(Cuts::ramped(StagingDirection::Out, 0, Bytes(0), Bytes(MIB), Ramp::own(2)).count(), 0);
     }
 
     #[test]
     fn parts_at_the_start_are_not_small_and_at_the_end_as_small_as_asked_for() {
         let parts = |flow, index: u64| {
             let cuts = Cuts::ramped(flow, 0, Bytes(256 * MIB), Bytes(8 * MIB), Ramp::shared(1));
-            let index = if flow == Flow::In { index } else { cuts.count() - 1 - index };
+            let index = if flow == StagingDirection::In { index } else { cuts.count() - 1 - index };
             (0..12).map(|part| cuts.part(index, part, 12)).filter(|part| !part.is_empty()).count()
         };
-        assert_eq!([0, 1, 2, 5].map(|index| parts(Flow::In, index)), [4, 8, 12, 12]);
-        assert_eq!([0, 1, 2, 5].map(|index| parts(Flow::Out, index)), [12; 4]);
+        assert_eq!([0, 1, 2, 5].map(|index| parts(StagingDirection::In, index)), [4, 8, 12, 12]);
+        assert_eq!([0, 1, 2, 5].map(|index| parts(StagingDirection::Out, index)), [12; 4]);
     }
 
     proptest! {
@@ -287,7 +287,7 @@ mod tests {
             out: bool, address: u64, total in 0..300 * MIB, workers in 0..17_u32, ramp: bool, shares: bool, huge: bool,
             buffer in prop_oneof![(1..17_u64).prop_map(|n| n * MIB), 4096..9 * MIB],
         ) {
-            let flow = if out { Flow::Out } else { Flow::In };
+            let flow = if out { StagingDirection::Out } else { StagingDirection::In };
             let (total, buffer) = (Bytes(total), Bytes(buffer));
             let rounds = if shares { Ramp::shared(workers) } else { Ramp::own(workers) };
             let cuts = if ramp { Cuts::ramped(flow, address, total, buffer, rounds) }

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use super::{Place, TokenAllocator};
-use crate::decisions::sharing::{Key, TaskId};
+use crate::decisions::sharing::{JobPriority, TaskId};
 
 /// An invariant that does not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Violation {
+pub enum TokenViolation {
     /// A request is in no place, in two, or where its links do not lead.
     #[error("task {} is not in exactly one place", .task.0)]
     Place { task: TaskId },
@@ -39,14 +39,14 @@ impl TokenAllocator {
     /// Checks items 1 to 5 of the invariants. Never fails, unless there is a fault in the allocator.
     ///
     /// # Errors
-    /// The first [`Violation`].
-    pub fn check(&self) -> Result<(), Violation> {
+    /// The first [`TokenViolation`].
+    pub fn check(&self) -> Result<(), TokenViolation> {
         self.check_places()?;
         self.check_fifos()?;
         self.check_top()
     }
 
-    fn check_places(&self) -> Result<(), Violation> {
+    fn check_places(&self) -> Result<(), TokenViolation> {
         let mut counted = 0;
         for (task, request) in &self.requests {
             let members = self.fifos.iter().flat_map(|fifo| fifo.members.iter());
@@ -62,7 +62,7 @@ impl TokenAllocator {
             let expected = usize::from(request.place != Place::Stopped);
             let counts = expected == 1 && !request.virtually_released;
             if !right || places != expected || counts != self.order.contains(&request.key) {
-                return Err(Violation::Place { task: *task });
+                return Err(TokenViolation::Place { task: *task });
             }
             counted += usize::from(counts);
         }
@@ -72,47 +72,48 @@ impl TokenAllocator {
             keys().map(|key| key.job.task).find(|task| !self.requests.contains_key(task))
         });
         match strays {
-            Some(task) => Err(Violation::Place { task }),
-            None if counted != self.order.len() => Err(Violation::Length),
+            Some(task) => Err(TokenViolation::Place { task }),
+            None if counted != self.order.len() => Err(TokenViolation::Length),
             None => Ok(()),
         }
     }
 
-    fn check_fifos(&self) -> Result<(), Violation> {
+    fn check_fifos(&self) -> Result<(), TokenViolation> {
         let longest = self.sizes.length_max.map_or(usize::MAX, |length| length as usize);
         for (x, fifo) in self.fifos.iter().enumerate() {
             for (place, task) in fifo.members.iter().enumerate() {
                 let request = &self.requests[task];
                 if request.granted.is_some() != (place == 0) || (request.virtually_released && place > 0) {
-                    return Err(Violation::Grant { fifo: x });
+                    return Err(TokenViolation::Grant { fifo: x });
                 }
             }
             if self.counted(x) > longest {
-                return Err(Violation::Length);
+                return Err(TokenViolation::Length);
             }
             let boost = fifo.members.front().map(|head| self.requests[head].boost);
             if boost.is_some() && boost != self.inherited(x) {
-                return Err(Violation::Boost { fifo: x });
+                return Err(TokenViolation::Boost { fifo: x });
             }
         }
         let queued: usize = (0..self.fifos.len()).map(|x| self.counted(x)).sum();
         if self.sizes.queued_max.is_some_and(|most| queued > most as usize) {
-            return Err(Violation::Length);
+            return Err(TokenViolation::Length);
         }
         let outside = !self.donors.is_empty() || !self.queue.is_empty();
-        if outside && (self.has_slot() || self.pending.is_some()) { Err(Violation::Slot) } else { Ok(()) }
+        if outside && (self.has_slot() || self.pending.is_some()) { Err(TokenViolation::Slot) } else { Ok(()) }
     }
 
-    fn check_top(&self) -> Result<(), Violation> {
+    fn check_top(&self) -> Result<(), TokenViolation> {
         if !self.sizes.donation {
             return match self.donors.first() {
-                Some(key) => Err(Violation::Donation { task: key.job.task }),
+                Some(key) => Err(TokenViolation::Donation { task: key.job.task }),
                 None => Ok(()),
             };
         }
-        let wrong_side = |keys: &BTreeSet<Key>, top: bool| keys.iter().find(|key| self.in_top(**key) != top).copied();
+        let wrong_side =
+            |keys: &BTreeSet<JobPriority>, top: bool| keys.iter().find(|key| self.in_top(**key) != top).copied();
         if let Some(key) = wrong_side(&self.donors, true).or_else(|| wrong_side(&self.queue, false)) {
-            return Err(Violation::Top { task: key.job.task });
+            return Err(TokenViolation::Top { task: key.job.task });
         }
         for (task, request) in &self.requests {
             if let Place::Donor(donee) = request.place {
@@ -120,13 +121,13 @@ impl TokenAllocator {
                     donee.donor == Some(*task) && matches!(donee.place, Place::Fifo(_)) && !donee.virtually_released
                 });
                 if !back {
-                    return Err(Violation::Donation { task: *task });
+                    return Err(TokenViolation::Donation { task: *task });
                 }
             }
             if let Some(donor) = request.donor {
                 let back = self.requests.get(&donor).is_some_and(|donor| donor.place == Place::Donor(*task));
                 if !back {
-                    return Err(Violation::Donation { task: donor });
+                    return Err(TokenViolation::Donation { task: donor });
                 }
             }
         }

@@ -5,7 +5,7 @@
 use std::cmp::Reverse;
 
 use super::{Fifo, TokenAllocator};
-use crate::decisions::sharing::{Class, Key, TaskId};
+use crate::decisions::sharing::{Class, JobPriority, TaskId};
 use crate::units::Nanos;
 
 impl TokenAllocator {
@@ -54,7 +54,7 @@ impl TokenAllocator {
     pub(super) fn choose_stolen(&self, to: usize) -> Option<TaskId> {
         let here = self.fifos[to].position;
         let waiters = self.fifos.iter().flat_map(|fifo| fifo.members.iter().skip(1).map(move |task| (fifo, *task)));
-        let rank = |(fifo, task): &(&Fifo, TaskId)| -> (Reverse<i16>, Key) {
+        let rank = |(fifo, task): &(&Fifo, TaskId)| -> (Reverse<i16>, JobPriority) {
             let gain = i16::from(self.class_to(*task, fifo.position).0) - i16::from(self.class_to(*task, here).0);
             let gain = if self.parameters.affinity { gain.max(0) } else { 0 };
             (Reverse(gain), self.requests[task].key)
@@ -91,27 +91,27 @@ impl TokenAllocator {
     }
 
     /// The least urgent key in `TOP`; `None` = everybody is in it.
-    pub(super) fn top(&self) -> Option<Key> {
+    pub(super) fn top(&self) -> Option<JobPriority> {
         let m = self.parameters.cpus as usize;
         if self.order.len() <= m { None } else { self.order.iter().nth(m - 1).copied() }
     }
 
     /// Whether a request that counts is among the `m` most urgent.
-    pub(super) fn in_top(&self, key: Key) -> bool {
+    pub(super) fn in_top(&self, key: JobPriority) -> bool {
         self.top().is_none_or(|top| key <= top)
     }
 
     /// Requests without a token, the most urgent first.
     pub(super) fn waiting_by_key(&self) -> Vec<TaskId> {
         let waiting = self.requests.iter().filter(|(_, request)| request.granted.is_none());
-        let mut waiting: Vec<(Key, TaskId)> = waiting.map(|(task, request)| (request.key, *task)).collect();
+        let mut waiting: Vec<(JobPriority, TaskId)> = waiting.map(|(task, request)| (request.key, *task)).collect();
         waiting.sort_unstable();
         waiting.into_iter().map(|(_, task)| task).collect()
     }
 
     /// The key that a holder inherits through its FIFO: the most urgent of its own, its waiters' and their donors', and of
     /// all that wait for a reconfiguration.
-    pub(super) fn inherited(&self, x: usize) -> Option<Key> {
+    pub(super) fn inherited(&self, x: usize) -> Option<JobPriority> {
         let members = self.fifos[x].members.iter().map(|task| &self.requests[task]);
         let donors = members.clone().filter_map(|request| request.donor).map(|donor| self.requests[&donor].key);
         let stopped = self.pending.is_some().then(|| self.waiting_by_key().first().copied()).flatten();

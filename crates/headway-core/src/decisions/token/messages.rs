@@ -2,15 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Mode, Sizes};
-use crate::decisions::sharing::{ClientId, GpuId, JobId, Key, TaskId, TokenId};
+use super::{Sizes, TokenMode};
+use crate::decisions::sharing::{ClientId, GpuId, JobId, JobPriority, TaskId, TokenId};
 use crate::units::Nanos;
 
 /// A request for a token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenRequest {
     /// The job and its priority.
-    pub key: Key,
+    pub key: JobPriority,
     /// The client with which the request ends.
     pub client: ClientId,
     /// Predicted hold time on each GPU, by position.
@@ -20,7 +20,7 @@ pub struct TokenRequest {
 /// What the driver must do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Action {
+pub enum TokenAction {
     /// The job holds a token.
     Grant {
         job: JobId,
@@ -30,7 +30,7 @@ pub enum Action {
         token: TokenId,
     },
     /// The holder runs at this key: its own or the most urgent it inherits.
-    SetBoost { job: JobId, key: Key },
+    SetBoost { job: JobId, key: JobPriority },
     /// The job's token is void: its GPU is lost.
     Revoke { job: JobId, gpu: GpuId },
 }
@@ -38,7 +38,7 @@ pub enum Action {
 /// What happened, for the user and the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Event {
+pub enum TokenEvent {
     /// The request entered a FIFO.
     Queued { job: JobId, token: TokenId },
     /// The request waits by priority.
@@ -84,7 +84,7 @@ pub enum Event {
 /// An input that cannot be accepted; nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
-pub enum Refused {
+pub enum TokenRefused {
     /// The parameters leave a request without room, or there is nothing to share.
     #[error(
         "{cpus} CPUs and {per_gpu} tokens on each of {gpus} GPUs do not work in mode {mode:?}: \
@@ -97,7 +97,7 @@ pub enum Refused {
         gpus: u32,
         /// `rho`.
         per_gpu: u32,
-        mode: Mode,
+        mode: TokenMode,
     },
     /// The task holds or waits for a token: tokens are the outermost lock and never nested.
     #[error("task {} already holds or waits for a token; release it first", .task.0)]
@@ -132,7 +132,7 @@ pub enum Refused {
 /// Where a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Standing {
+pub enum RequestStanding {
     /// Behind others in a FIFO.
     Waiting {
         token: TokenId,

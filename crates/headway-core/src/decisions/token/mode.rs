@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// How many requests may stand in FIFOs, and how long a FIFO may be (specification of sharing, 3.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Mode {
+pub enum TokenMode {
     /// `F = m`, `L = ceil(m/k)`: the least worst wait. At most `min(m, k)` tokens are in use.
     Optimal,
     /// `F = max(m, k)`: no token idles while somebody waits for one.
@@ -20,7 +20,7 @@ pub enum Mode {
     Priority,
 }
 
-impl fmt::Display for Mode {
+impl fmt::Display for TokenMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Optimal => f.write_str("optimal"),
@@ -45,7 +45,7 @@ pub struct Sizes {
     pub donation: bool,
 }
 
-impl Mode {
+impl TokenMode {
     /// `beta`: the longest wait for a token while among the `m` most urgent, in token hold times; `None` = no bound of this
     /// form. `tasks` is the number of tasks that use GPUs (specification of sharing, 3.7).
     #[must_use]

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Mode, Refused, Sizes};
+use super::{Sizes, TokenMode, TokenRefused};
 
 /// Parameters of a [`super::TokenAllocator`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -12,7 +12,7 @@ pub struct TokenParameters {
     /// Tokens `rho` per GPU.
     pub per_gpu: u32,
     /// Queue discipline.
-    pub mode: Mode,
+    pub mode: TokenMode,
     /// Choose FIFOs by predicted completion rather than by length.
     pub affinity: bool,
     /// Count only what is left of a holder's prediction. The published implementation does not.
@@ -23,20 +23,20 @@ impl TokenParameters {
     /// The queue sizes for `gpus` GPUs.
     ///
     /// # Errors
-    /// [`Refused::Parameters`] if there is no CPU or token, or `F > k*L` so that a request could find no room.
-    pub fn sizes(&self, gpus: u32) -> Result<Sizes, Refused> {
-        let wrong = || Refused::Parameters { cpus: self.cpus, gpus, per_gpu: self.per_gpu, mode: self.mode };
+    /// [`TokenRefused::Parameters`] if there is no CPU or token, or `F > k*L` so that a request could find no room.
+    pub fn sizes(&self, gpus: u32) -> Result<Sizes, TokenRefused> {
+        let wrong = || TokenRefused::Parameters { cpus: self.cpus, gpus, per_gpu: self.per_gpu, mode: self.mode };
         let m = self.cpus;
         let k = self.per_gpu.checked_mul(gpus).filter(|k| *k > 0 && *k <= Self::TOKENS_MAX).ok_or_else(wrong)?;
         if m == 0 || m > Self::CPUS_MAX {
             return Err(wrong());
         }
         let (queued, length) = match self.mode {
-            Mode::Optimal => (Some(m), Some(m.div_ceil(k))),
-            Mode::WorkConserving => (Some(m.max(k)), Some(m.max(k).div_ceil(k))),
-            Mode::Relaxed(length) => (Some(m), Some(length)),
-            Mode::Fifo => (None, None),
-            Mode::Priority => (Some(k), Some(1)),
+            TokenMode::Optimal => (Some(m), Some(m.div_ceil(k))),
+            TokenMode::WorkConserving => (Some(m.max(k)), Some(m.max(k).div_ceil(k))),
+            TokenMode::Relaxed(length) => (Some(m), Some(length)),
+            TokenMode::Fifo => (None, None),
+            TokenMode::Priority => (Some(k), Some(1)),
         };
         if let (Some(queued), Some(length)) = (queued, length)
             && u64::from(queued) > u64::from(k) * u64::from(length)
@@ -51,7 +51,7 @@ impl TokenParameters {
     pub(super) fn fitting(self, gpus: u32) -> Self {
         let tokens = self.per_gpu.saturating_mul(gpus).max(1);
         let mode = match self.mode {
-            Mode::Relaxed(length) => Mode::Relaxed(length.max(self.cpus.div_ceil(tokens))),
+            TokenMode::Relaxed(length) => TokenMode::Relaxed(length.max(self.cpus.div_ceil(tokens))),
             mode => mode,
         };
         Self { mode, ..self }

@@ -1,7 +1,7 @@
 //! What happens at a request and at a removal: rules L1-L3 and U0-U5 (specification of sharing, 3.2 and 3.3).
 
-use super::{Action, Event, Fifo, Place, Refused, Request, TokenAllocator, TokenRequest};
-use crate::decisions::sharing::{Key, TaskId, TokenId};
+use super::{Fifo, Place, Request, TokenAction, TokenAllocator, TokenEvent, TokenRefused, TokenRequest};
+use crate::decisions::sharing::{JobPriority, TaskId, TokenId};
 use crate::units::Nanos;
 
 /// What a removal leaves behind.
@@ -33,7 +33,7 @@ impl TokenAllocator {
             if let Some((z, donee)) = evicted {
                 self.stop_donating(z);
                 self.defer(z);
-                self.events.push_back(Event::Evicted { job: self.requests[&z].key.job, by: key.job });
+                self.events.push_back(TokenEvent::Evicted { job: self.requests[&z].key.job, by: key.job });
                 self.donate(task, donee);
                 return;
             }
@@ -70,7 +70,7 @@ impl TokenAllocator {
         self.grant_head(x);
         if handed_over && let Some(to) = self.fifos[x].members.front() {
             let to = self.requests[to].key.job;
-            self.events.push_back(Event::HandedOver { from: job, to, token: self.fifos[x].token });
+            self.events.push_back(TokenEvent::HandedOver { from: job, to, token: self.fifos[x].token });
         }
         self.repair();
     }
@@ -109,7 +109,7 @@ impl TokenAllocator {
             request.virtually_released = true;
             request.key.deadline = deadline;
             let (job, Place::Fifo(x)) = (request.key.job, request.place) else { unreachable!("a holder is in a FIFO") };
-            self.events.push_back(Event::VirtuallyReleased { job, token: self.fifos[x].token });
+            self.events.push_back(TokenEvent::VirtuallyReleased { job, token: self.fifos[x].token });
             self.refill(vacated, None);
             self.repair();
             return;
@@ -132,7 +132,7 @@ impl TokenAllocator {
         for task in holders {
             let request = self.requests.remove(&task).expect("members of FIFOs have requests");
             self.order.remove(&request.key);
-            self.actions.push_back(Action::Revoke { job: request.key.job, gpu });
+            self.actions.push_back(TokenAction::Revoke { job: request.key.job, gpu });
         }
         for fifo in self.fifos.iter_mut().filter(|fifo| fifo.position == position) {
             fifo.members.clear();
@@ -140,11 +140,11 @@ impl TokenAllocator {
         if self.alive() == 0 {
             for task in waiting {
                 let request = self.requests.remove(&task).expect("waiting tasks have requests");
-                self.actions.push_back(Action::Revoke { job: request.key.job, gpu });
+                self.actions.push_back(TokenAction::Revoke { job: request.key.job, gpu });
             }
             self.pending = None;
             self.fifos.clear();
-            self.events.push_back(Event::GpuLost { gpu, sizes: None });
+            self.events.push_back(TokenEvent::GpuLost { gpu, sizes: None });
             return;
         }
         let alive = self.alive();
@@ -154,7 +154,7 @@ impl TokenAllocator {
             self.sizes = sizes;
         }
         self.remove_fifos(position);
-        self.events.push_back(Event::GpuLost { gpu, sizes: Some(self.sizes) });
+        self.events.push_back(TokenEvent::GpuLost { gpu, sizes: Some(self.sizes) });
         if self.pending.is_some() {
             self.finish_reconfiguration();
         } else {
@@ -172,7 +172,7 @@ impl TokenAllocator {
             (self.parameters, self.sizes) = (parameters, sizes);
         }
         self.build_fifos();
-        self.events.push_back(Event::Reconfigured { sizes: self.sizes });
+        self.events.push_back(TokenEvent::Reconfigured { sizes: self.sizes });
         self.place_all(self.waiting_by_key());
     }
 
@@ -184,7 +184,7 @@ impl TokenAllocator {
             if request.granted.is_some() && request.boost != key {
                 request.boost = key;
                 let job = request.key.job;
-                self.actions.push_back(Action::SetBoost { job, key });
+                self.actions.push_back(TokenAction::SetBoost { job, key });
             }
         }
     }
@@ -273,11 +273,11 @@ impl TokenAllocator {
             }
         }
         let top = self.top();
-        let donee_key = |donor: &Key| match self.requests[&donor.job.task].place {
+        let donee_key = |donor: &JobPriority| match self.requests[&donor.job.task].place {
             Place::Donor(donee) => Some(self.requests[&donee].key),
             _ => None,
         };
-        let urgent_donee = |donor: &&Key| donee_key(donor).is_some_and(|key| top.is_none_or(|top| key <= top));
+        let urgent_donee = |donor: &&JobPriority| donee_key(donor).is_some_and(|key| top.is_none_or(|top| key <= top));
         let donor = self.donors.iter().find(urgent_donee).or_else(|| self.donors.first());
         donor.or_else(|| self.queue.first()).map(|key| key.job.task)
     }
@@ -308,7 +308,7 @@ impl TokenAllocator {
         let request = self.request_mut(task);
         request.place = Place::Fifo(x);
         let job = request.key.job;
-        self.events.push_back(Event::Queued { job, token: self.fifos[x].token });
+        self.events.push_back(TokenEvent::Queued { job, token: self.fifos[x].token });
         Some(x)
     }
 
@@ -325,7 +325,7 @@ impl TokenAllocator {
         request.boost = request.key;
         let job = request.key.job;
         let position = u32::try_from(position).unwrap_or(u32::MAX);
-        self.actions.push_back(Action::Grant { job, gpu, position, token });
+        self.actions.push_back(TokenAction::Grant { job, gpu, position, token });
     }
 
     fn steal(&mut self, task: TaskId, to: usize) {
@@ -335,7 +335,7 @@ impl TokenAllocator {
         let request = self.request_mut(task);
         request.place = Place::Fifo(to);
         let job = request.key.job;
-        self.events.push_back(Event::Stolen { job, from: self.fifos[from].token, to: self.fifos[to].token });
+        self.events.push_back(TokenEvent::Stolen { job, from: self.fifos[from].token, to: self.fifos[to].token });
     }
 
     fn donate(&mut self, task: TaskId, donee: TaskId) {
@@ -344,7 +344,7 @@ impl TokenAllocator {
         request.place = Place::Donor(donee);
         let key = request.key;
         self.donors.insert(key);
-        self.events.push_back(Event::Donating { job: key.job, donee: self.requests[&donee].key.job });
+        self.events.push_back(TokenEvent::Donating { job: key.job, donee: self.requests[&donee].key.job });
     }
 
     /// Ends a donation, if there is one; the donor has no place then.
@@ -360,7 +360,7 @@ impl TokenAllocator {
 
     fn defer(&mut self, task: TaskId) {
         self.defer_quietly(task);
-        self.events.push_back(Event::Deferred { job: self.requests[&task].key.job });
+        self.events.push_back(TokenEvent::Deferred { job: self.requests[&task].key.job });
     }
 
     fn defer_quietly(&mut self, task: TaskId) {
@@ -400,30 +400,30 @@ impl TokenAllocator {
     /// A job that holds `token` from before this allocator was there. Holders are adopted before anybody asks.
     ///
     /// # Errors
-    /// [`Refused::TaskBusy`], [`Refused::Estimates`], [`Refused::TooManyRequests`] without a free slot, [`Refused::NoToken`]
+    /// [`TokenRefused::TaskBusy`], [`TokenRefused::Estimates`], [`TokenRefused::TooManyRequests`] without a free slot, [`TokenRefused::NoToken`]
     /// if it is taken or there is none.
-    pub fn handle_adopt(&mut self, now: Nanos, request: TokenRequest, token: TokenId) -> Result<(), Refused> {
+    pub fn handle_adopt(&mut self, now: Nanos, request: TokenRequest, token: TokenId) -> Result<(), TokenRefused> {
         let TokenRequest { key, client, estimates } = request;
         let task = key.job.task;
         if self.requests.contains_key(&task) {
-            return Err(Refused::TaskBusy { task });
+            return Err(TokenRefused::TaskBusy { task });
         }
         if estimates.len() != self.gpus.len() {
-            return Err(Refused::Estimates { given: estimates.len(), gpus: self.gpus.len() });
+            return Err(TokenRefused::Estimates { given: estimates.len(), gpus: self.gpus.len() });
         }
         if self.requests.len() >= self.requests_max || self.pending.is_some() || !self.has_slot() {
-            return Err(Refused::TooManyRequests { requests_max: self.requests_max });
+            return Err(TokenRefused::TooManyRequests { requests_max: self.requests_max });
         }
-        let x = self.fifos.iter().position(|fifo| fifo.token == token).ok_or(Refused::NoToken { token })?;
+        let x = self.fifos.iter().position(|fifo| fifo.token == token).ok_or(TokenRefused::NoToken { token })?;
         if !self.fifos[x].members.is_empty() {
-            return Err(Refused::NoToken { token });
+            return Err(TokenRefused::NoToken { token });
         }
         self.now = self.now.max(now);
         let place = Place::Fifo(x);
         self.requests.insert(task, Request::new(key, client, estimates, place));
         self.order.insert(key);
         self.fifos[x].members.push_back(task);
-        self.events.push_back(Event::Queued { job: key.job, token: self.fifos[x].token });
+        self.events.push_back(TokenEvent::Queued { job: key.job, token: self.fifos[x].token });
         self.grant_head(x);
         self.update_boosts();
         Ok(())

@@ -28,7 +28,11 @@ impl Scope {
     }
 
     fn allocator(self) -> TokenAllocator {
-        let mode = if self.queued == 0 { Mode::Fifo } else { Mode::Relaxed(self.length.max(self.m.div_ceil(self.k))) };
+        let mode = if self.queued == 0 {
+            TokenMode::Fifo
+        } else {
+            TokenMode::Relaxed(self.length.max(self.m.div_ceil(self.k)))
+        };
         let parameters = TokenParameters { cpus: self.m, per_gpu: 1, mode, affinity: false, discount_holder: false };
         let gpus: Vec<GpuId> = (0..self.k).map(GpuId).collect();
         let distances = Distances::uniform(gpus.len());
@@ -43,12 +47,12 @@ impl Scope {
 }
 
 /// The key of the request at `rank` of its state; a new one at the odd numbers between.
-fn key(deadline: u64, task: usize) -> Key {
+fn key(deadline: u64, task: usize) -> JobPriority {
     let job = JobId { task: TaskId(u32::try_from(task).unwrap()), job: 0 };
-    Key { deadline: Nanos(deadline), release: Nanos::ZERO, job }
+    JobPriority { deadline: Nanos(deadline), release: Nanos::ZERO, job }
 }
 
-fn request(key: Key, gpus: u32) -> TokenRequest {
+fn request(key: JobPriority, gpus: u32) -> TokenRequest {
     TokenRequest { key, client: ClientId(u64::from(key.job.task.0)), estimates: vec![Nanos(1); gpus as usize] }
 }
 
@@ -64,7 +68,7 @@ const END: u8 = 255;
 impl Snapshot {
     /// The snapshot, and the task of each rank.
     fn of(allocator: &TokenAllocator, mark: impl Fn(TaskId) -> Option<u8>) -> (Self, Vec<TaskId>) {
-        let mut keys: Vec<Key> = allocator.requests.values().map(|request| request.key).collect();
+        let mut keys: Vec<JobPriority> = allocator.requests.values().map(|request| request.key).collect();
         keys.sort_unstable();
         let tasks: Vec<TaskId> = keys.iter().map(|key| key.job.task).collect();
         let rank = |task: TaskId| u8::try_from(tasks.iter().position(|other| *other == task).unwrap()).unwrap();

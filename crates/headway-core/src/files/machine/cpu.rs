@@ -1,6 +1,6 @@
 //! The CPU as a processor of streams: how many cores may serve, and what kernels cost there.
 
-use crate::files::document::{Table, narrow};
+use crate::files::document::{DocumentTable, narrow};
 use crate::files::error::FileError;
 use crate::units::{Bytes, Nanos, Rate};
 
@@ -13,10 +13,10 @@ const CORES_MAX: u64 = 64;
 
 /// Cores that serve streams beside the GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cpu {
+pub struct CpuCores {
     /// Cores that may serve, each with a thread of its own.
     pub cores: u32,
-    /// Nobody measured it: [`Cpu::assumed`].
+    /// Nobody measured it: [`CpuCores::assumed`].
     pub assumed: bool,
     /// What kernels cost on one core.
     pub kernels: Vec<CpuCost>,
@@ -45,7 +45,7 @@ impl CpuCost {
     }
 }
 
-impl Cpu {
+impl CpuCores {
     /// What stands in where nobody measured: two cores that encrypt 250 MB/s together, the rate of the CPU in `verner-2014`, V-B.
     #[must_use]
     pub fn assumed() -> Self {
@@ -72,7 +72,7 @@ impl Cpu {
 }
 
 /// Reads `[cpu]`, if it is there.
-pub(super) fn read(top: &mut Table<'_>) -> Result<Option<Cpu>, FileError> {
+pub(super) fn read(top: &mut DocumentTable<'_>) -> Result<Option<CpuCores>, FileError> {
     let Some(field) = top.take("cpu") else { return Ok(None) };
     let mut table = field.table("[cpu]", CPU)?;
     let cores = narrow(table.require("cores", "4")?.integer(0, CORES_MAX)?);
@@ -90,5 +90,5 @@ pub(super) fn read(top: &mut Table<'_>) -> Result<Option<Cpu>, FileError> {
         let rate = table.require("rate", "\"500 MB/s\"")?.rate_above_zero("500 MB/s")?;
         kernels.push(CpuCost { id, setup, portion, rate });
     }
-    Ok(Some(Cpu { cores, assumed: false, kernels }))
+    Ok(Some(CpuCores { cores, assumed: false, kernels }))
 }

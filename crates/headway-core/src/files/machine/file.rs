@@ -6,9 +6,9 @@ use super::{
     Calibration, Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId,
     KernelCost, Machine, MeasuredSet, Route, RouteId,
 };
-use crate::files::document::{self, Field, Table, narrow, suggest};
-use crate::files::error::{FileError, Source};
-use crate::models::cpu::{DriverWatch, Lateness};
+use crate::files::document::{self, DocumentTable, Field, narrow, suggest};
+use crate::files::error::{FileError, SourceText};
+use crate::models::cpu::{DelayStatistics, DriverWatch};
 use crate::models::transfer::{Method, Profile};
 use crate::units::{PPM, Rate};
 
@@ -72,7 +72,7 @@ const METHODS: &[(&str, Method)] = &[("dma", Method::Dma), ("pageable", Method::
 /// At the first thing that is not TOML, not a known key, not a value of its kind, not the name of anything, or that
 /// contradicts another part of the file.
 pub fn parse(name: &str, text: &str) -> Result<Machine, FileError> {
-    let source = Source::new(name, text);
+    let source = SourceText::new(name, text);
     let mut top = document::root(&source, TOP)?;
     let mut reader = Reader::new(&source, text, &mut top)?;
     reader.endpoints(&mut top)?;
@@ -126,7 +126,7 @@ impl<T: Copy> Names<T> {
 }
 
 pub(super) struct Reader<'a> {
-    source: &'a Source,
+    source: &'a SourceText,
     pub(super) machine: Machine,
     endpoints: Names<EndpointId>,
     capacities: Names<CapacityId>,
@@ -134,7 +134,7 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn new(source: &'a Source, text: &str, top: &mut Table<'a>) -> Result<Self, FileError> {
+    fn new(source: &'a SourceText, text: &str, top: &mut DocumentTable<'a>) -> Result<Self, FileError> {
         let machine = Machine {
             name: top.require("name", "\"my-node\"")?.name()?,
             description: optional_text(top, "description")?.unwrap_or_default(),
@@ -153,7 +153,7 @@ impl<'a> Reader<'a> {
         Ok(Self { source, machine, endpoints, capacities, engines: Names::new("engines") })
     }
 
-    fn endpoints(&mut self, top: &mut Table<'_>) -> Result<(), FileError> {
+    fn endpoints(&mut self, top: &mut DocumentTable<'_>) -> Result<(), FileError> {
         for (key, kind) in [("memory", EndpointKind::Memory), ("gpu", EndpointKind::Gpu)] {
             for mut table in top.tables(key, ENDPOINT)? {
                 let field = table.require("id", "\"gpu0\"")?;
@@ -174,7 +174,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn links(&mut self, top: &mut Table<'_>) -> Result<(), FileError> {
+    fn links(&mut self, top: &mut DocumentTable<'_>) -> Result<(), FileError> {
         let mut pairs = Vec::new();
         for mut table in top.tables("link", LINK)? {
             let at = CapacityId(narrow(self.machine.capacities.len()));
@@ -229,7 +229,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads the limits; their `use` is returned, as it can only be resolved when the routes are known.
-    fn limits<'d>(&mut self, top: &mut Table<'d>) -> Result<Vec<(CapacityId, Vec<Field<'d>>)>, FileError> {
+    fn limits<'d>(&mut self, top: &mut DocumentTable<'d>) -> Result<Vec<(CapacityId, Vec<Field<'d>>)>, FileError> {
         let mut uses = Vec::new();
         for mut table in top.tables("limit", LIMIT)? {
             let at = CapacityId(narrow(self.machine.capacities.len()));
@@ -245,7 +245,7 @@ impl<'a> Reader<'a> {
         Ok(uses)
     }
 
-    fn engines(&mut self, top: &mut Table<'_>) -> Result<(), FileError> {
+    fn engines(&mut self, top: &mut DocumentTable<'_>) -> Result<(), FileError> {
         for mut table in top.tables("engine", ENGINE)? {
             let at = EngineId(narrow(self.machine.engines.len()));
             let id = self.engines.define(&table.require("id", "\"gpu0.h2d\"")?, at)?;
@@ -275,7 +275,7 @@ impl<'a> Reader<'a> {
         Err(field.error(format!("`{}` is a memory, not a GPU", self.machine.endpoints[found.at()].id), Some(help)))
     }
 
-    fn routes(&mut self, top: &mut Table<'_>) -> Result<(), FileError> {
+    fn routes(&mut self, top: &mut DocumentTable<'_>) -> Result<(), FileError> {
         let mut seen = BTreeMap::new();
         for mut table in top.tables("route", ROUTE)? {
             let from = self.endpoints.find(&table.require("from", "\"host\"")?)?;
@@ -303,7 +303,12 @@ impl<'a> Reader<'a> {
         format!("{}->{}", self.machine.endpoints[from.at()].id, self.machine.endpoints[to.at()].id)
     }
 
-    fn route_class(&self, table: &Table<'_>, from: EndpointId, to: EndpointId) -> Result<EngineClass, FileError> {
+    fn route_class(
+        &self,
+        table: &DocumentTable<'_>,
+        from: EndpointId,
+        to: EndpointId,
+    ) -> Result<EngineClass, FileError> {
         let kind = |end: EndpointId| self.machine.endpoints[end.at()].kind;
         match (kind(from), kind(to)) {
             _ if from == to => {
@@ -321,7 +326,7 @@ impl<'a> Reader<'a> {
 
     fn route_engines(
         &self,
-        table: &mut Table<'_>,
+        table: &mut DocumentTable<'_>,
         name: &str,
         class: EngineClass,
         ends: [EndpointId; 2],
@@ -354,7 +359,7 @@ impl<'a> Reader<'a> {
 
     fn route_links(
         &self,
-        table: &mut Table<'_>,
+        table: &mut DocumentTable<'_>,
         name: &str,
         [from, to]: [EndpointId; 2],
     ) -> Result<Vec<(CapacityId, u32)>, FileError> {
@@ -450,7 +455,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads the measured sets: routes between host and GPUs, in any order in the file, each with its rate.
-    fn sets(&mut self, top: &mut Table<'_>) -> Result<(), FileError> {
+    fn sets(&mut self, top: &mut DocumentTable<'_>) -> Result<(), FileError> {
         let mut seen = BTreeSet::new();
         for mut table in top.tables("set", SET)? {
             let mut copies = BTreeMap::new();
@@ -494,7 +499,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn kernels(&mut self, top: &mut Table<'_>) -> Result<(), FileError> {
+    fn kernels(&mut self, top: &mut DocumentTable<'_>) -> Result<(), FileError> {
         for mut table in top.tables("kernel", KERNEL)? {
             let field = table.require("id", "\"aes128-cbc\"")?;
             let id = field.name()?;
@@ -517,7 +522,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-fn calibration(top: &mut Table<'_>) -> Result<Option<Calibration>, FileError> {
+fn calibration(top: &mut DocumentTable<'_>) -> Result<Option<Calibration>, FileError> {
     let Some(field) = top.take("calibration") else { return Ok(None) };
     let mut table = field.table("[calibration]", CALIBRATION)?;
     if let Some(vouched) = table.take("vouched") {
@@ -576,9 +581,9 @@ fn driver_watch(field: Field<'_>) -> Result<DriverWatch, FileError> {
 
 const LATENESS: &str = "{ count = 500, median = \"1 us\", p99 = \"60 us\", max = \"80 us\" }";
 
-fn lateness(field: Field<'_>) -> Result<Lateness, FileError> {
+fn lateness(field: Field<'_>) -> Result<DelayStatistics, FileError> {
     let mut table = field.table("delays", &["count", "median", "p99", "max"])?;
-    Ok(Lateness {
+    Ok(DelayStatistics {
         count: table.require("count", "500")?.integer(0, u64::MAX)?,
         median: table.require("median", "\"1 us\"")?.time()?,
         p99: table.take("p99").map(|p99| p99.time()).transpose()?,
@@ -587,7 +592,7 @@ fn lateness(field: Field<'_>) -> Result<Lateness, FileError> {
     })
 }
 
-fn rates(table: &mut Table<'_>) -> Result<(Rate, Rate), FileError> {
+fn rates(table: &mut DocumentTable<'_>) -> Result<(Rate, Rate), FileError> {
     let field = table.require("rate", "\"8 GB/s\"")?;
     let rate = field.rate_above_zero("8 GB/s")?;
     fast_enough(&field, rate)?;
@@ -614,7 +619,7 @@ fn fast_enough(field: &Field<'_>, rate: Rate) -> Result<(), FileError> {
     Err(field.error(format!("`{}` is below {RATE_MIN}", field.excerpt()), Some(help)))
 }
 
-fn method(table: &mut Table<'_>, class: EngineClass) -> Result<Method, FileError> {
+fn method(table: &mut DocumentTable<'_>, class: EngineClass) -> Result<Method, FileError> {
     let usual = if class == EngineClass::Peer { Method::Peer } else { Method::Dma };
     let Some(field) = table.take("method") else { return Ok(usual) };
     let method = field.word(METHODS)?;
@@ -634,6 +639,6 @@ pub(super) fn word(class: EngineClass) -> &'static str {
     }
 }
 
-fn optional_text(table: &mut Table<'_>, key: &str) -> Result<Option<String>, FileError> {
+fn optional_text(table: &mut DocumentTable<'_>, key: &str) -> Result<Option<String>, FileError> {
     table.take(key).map(|field| field.text("\"...\"").map(str::to_owned)).transpose()
 }

@@ -3,11 +3,12 @@
 
 use super::EndpointId;
 use super::file::Reader;
-use crate::files::document::{Field, SIZE_MAX, TIME_MAX, Table, narrow};
+use crate::files::document::{DocumentTable, Field, SIZE_MAX, TIME_MAX, narrow};
 use crate::files::error::FileError;
-use crate::models::transfer::arbitration::{Arbitration, Cut, Wait};
+use crate::models::transfer::arbitration::{Cut, EngineArbitration, SmallCopyWait};
 use crate::models::transfer::{
-    Curve, Direction, HostMemory, Key, Load, Method, Point, PricedTuning, Stamp, Stores, Tuning, TuningKey,
+    BackgroundLoad, Curve, CurveKey, CurvePoint, Direction, HostMemory, Method, PricedTuning, Stamp, Stores, Tuning,
+    TuningKey,
 };
 use crate::units::{Bytes, Nanos, PPM};
 
@@ -27,7 +28,7 @@ const STAGING: &[&str] =
     &["gpu", "gpus", "direction", "memory", "active", "threads", "buffer", "stores", "in_flight", "prices"];
 
 impl Reader<'_> {
-    pub(super) fn profile(&mut self, top: &mut Table<'_>) -> Result<(), FileError> {
+    pub(super) fn profile(&mut self, top: &mut DocumentTable<'_>) -> Result<(), FileError> {
         self.machine.profile.stamp = top.take("profile").map(stamp).transpose()?;
         for table in top.tables("curve", CURVE)? {
             self.curve(table)?;
@@ -41,19 +42,19 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn curve(&mut self, mut table: Table<'_>) -> Result<(), FileError> {
+    fn curve(&mut self, mut table: DocumentTable<'_>) -> Result<(), FileError> {
         let method = table.require("method", "\"dma\"")?.word(&Method::words())?;
         let method = in_form(&mut table, method)?;
         let direction = direction(&mut table, method)?;
         let peer = self.peer(&mut table, direction)?;
         let gpus = self.gpus_of(&mut table, peer)?;
         let memory = optional_word(&mut table, "memory", HostMemory::WORDS)?.unwrap_or(HostMemory::Pinned);
-        let load = optional_word(&mut table, "load", Load::WORDS)?.unwrap_or(Load::Alone);
+        let load = optional_word(&mut table, "load", BackgroundLoad::WORDS)?.unwrap_or(BackgroundLoad::Alone);
         let (active, pieces) = (count(&mut table, "active")?, count(&mut table, "pieces")?);
         let posted = posted(&mut table, method, direction)?;
         let curve = points(table.require("points", "[[4096, 1000, 6500, 6900, 9100]]")?)?;
         for gpu in gpus {
-            let key = Key { gpu, peer, method, direction, memory, load, active, pieces };
+            let key = CurveKey { gpu, peer, method, direction, memory, load, active, pieces };
             let profile = &mut self.machine.profile;
             let curves = if posted { &mut profile.posted } else { &mut profile.curves };
             if curves.insert(key, curve.clone()).is_some() {
@@ -64,7 +65,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn staging(&mut self, mut table: Table<'_>) -> Result<(), FileError> {
+    fn staging(&mut self, mut table: DocumentTable<'_>) -> Result<(), FileError> {
         let field = table.require("direction", "\"h2d\"")?;
         let direction = field.word(Direction::WORDS)?;
         if direction == Direction::Peer {
@@ -99,7 +100,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn arbitration(&mut self, mut table: Table<'_>) -> Result<(), FileError> {
+    fn arbitration(&mut self, mut table: DocumentTable<'_>) -> Result<(), FileError> {
         let field = table.require("direction", "\"d2h\"")?;
         let direction = field.word(Direction::WORDS)?;
         if direction == Direction::Peer {
@@ -112,7 +113,7 @@ impl Reader<'_> {
         let words = table.take("words").map_or(Ok(Vec::new()), |field| cuts(field, whole.piece))?;
         let streams = table.take("streams").map_or(Ok(Vec::new()), |field| cuts(field, whole.piece))?;
         let process = table.take("process").map(process).transpose()?;
-        let found = Arbitration { whole, time, words, streams, process };
+        let found = EngineArbitration { whole, time, words, streams, process };
         for gpu in gpus {
             if self.machine.profile.arbitration.insert((gpu, direction), found.clone()).is_some() {
                 let message = format!("`{}` has two tables of who waits for copies {direction}", self.id(gpu));
@@ -127,7 +128,7 @@ impl Reader<'_> {
     }
 
     /// The GPUs that a table is for: those it names, or all, without the target of a peer copy.
-    fn gpus_of(&self, table: &mut Table<'_>, peer: Option<EndpointId>) -> Result<Vec<EndpointId>, FileError> {
+    fn gpus_of(&self, table: &mut DocumentTable<'_>, peer: Option<EndpointId>) -> Result<Vec<EndpointId>, FileError> {
         let fields = match (table.take("gpu"), table.take("gpus")) {
             (Some(one), Some(_)) => {
                 let help = "keep one of them; without either the table is for all GPUs".to_owned();
@@ -162,7 +163,7 @@ impl Reader<'_> {
         Ok(gpus)
     }
 
-    fn peer(&self, table: &mut Table<'_>, direction: Direction) -> Result<Option<EndpointId>, FileError> {
+    fn peer(&self, table: &mut DocumentTable<'_>, direction: Direction) -> Result<Option<EndpointId>, FileError> {
         match (table.take("peer"), direction) {
             (Some(field), Direction::Peer) => self.gpu(&field).map(Some),
             (Some(field), _) => {
@@ -192,7 +193,7 @@ fn stamp(field: Field<'_>) -> Result<Stamp, FileError> {
 }
 
 /// `method` in the form that `via` names, if it is there.
-fn in_form(table: &mut Table<'_>, method: Method) -> Result<Method, FileError> {
+fn in_form(table: &mut DocumentTable<'_>, method: Method) -> Result<Method, FileError> {
     let Some(field) = table.take("via") else { return Ok(method) };
     let mut known: Vec<(&str, &str)> = Vec::new();
     for form in Method::ALL.into_iter().filter_map(Method::form) {
@@ -211,7 +212,7 @@ fn in_form(table: &mut Table<'_>, method: Method) -> Result<Method, FileError> {
     })
 }
 
-fn direction(table: &mut Table<'_>, method: Method) -> Result<Direction, FileError> {
+fn direction(table: &mut DocumentTable<'_>, method: Method) -> Result<Direction, FileError> {
     let field = table.require("direction", "\"h2d\"")?;
     let direction = field.word(Direction::WORDS)?;
     if method.abilities().between_gpus() && direction != Direction::Peer {
@@ -221,7 +222,7 @@ fn direction(table: &mut Table<'_>, method: Method) -> Result<Direction, FileErr
     Ok(direction)
 }
 
-fn posted(table: &mut Table<'_>, method: Method, direction: Direction) -> Result<bool, FileError> {
+fn posted(table: &mut DocumentTable<'_>, method: Method, direction: Direction) -> Result<bool, FileError> {
     let Some(field) = table.take("posted") else { return Ok(false) };
     let posted = field.boolean()?;
     if posted && !method.abilities().is_posted(direction) {
@@ -233,12 +234,12 @@ fn posted(table: &mut Table<'_>, method: Method, direction: Direction) -> Result
     Ok(posted)
 }
 
-fn count(table: &mut Table<'_>, key: &str) -> Result<u32, FileError> {
+fn count(table: &mut DocumentTable<'_>, key: &str) -> Result<u32, FileError> {
     table.take(key).map_or(Ok(1), |field| field.integer(1, COUNT_MAX)).map(narrow)
 }
 
 fn optional_word<T: Copy>(
-    table: &mut Table<'_>,
+    table: &mut DocumentTable<'_>,
     key: &str,
     words: &[(&'static str, T)],
 ) -> Result<Option<T>, FileError> {
@@ -297,20 +298,20 @@ fn cuts(field: Field<'_>, whole: Bytes) -> Result<Vec<Cut>, FileError> {
     Ok(cuts)
 }
 
-fn process(field: Field<'_>) -> Result<Wait, FileError> {
+fn process(field: Field<'_>) -> Result<SmallCopyWait, FileError> {
     let wrong = Wrong::of(&field, "a wait is [samples, median, p99, max], times in ns");
     wait(wrong, &field.elements(WAIT)?)
 }
 
 /// `samples, median, p99, max`; p99 and max may be left out together, or max alone.
-fn wait(wrong: Wrong, figures: &[Field<'_>]) -> Result<Wait, FileError> {
+fn wait(wrong: Wrong, figures: &[Field<'_>]) -> Result<SmallCopyWait, FileError> {
     let [n, median, rest @ ..] = figures else { return Err(wrong.shape) };
     if rest.len() > 2 {
         return Err(wrong.shape);
     }
     let time = |field: &Field<'_>| field.integer(0, TIME_MAX.0).map(Nanos);
     let rest: Vec<Nanos> = rest.iter().map(time).collect::<Result<_, _>>()?;
-    let wait = Wait {
+    let wait = SmallCopyWait {
         n: narrow(n.integer(1, COUNT_MAX)?),
         median: time(median)?,
         p99: rest.first().copied().unwrap_or(Nanos::MAX),
@@ -350,7 +351,7 @@ fn prices(field: Field<'_>) -> Result<Vec<PricedTuning>, FileError> {
 fn points(field: Field<'_>) -> Result<Curve, FileError> {
     const SHAPE: &str = "[4096, 1000, 6500, 6900, 9100]";
     let none = field.error("the curve has no points", Some(format!("write for example `points = [{SHAPE}]`")));
-    let mut points: Vec<Point> = Vec::new();
+    let mut points: Vec<CurvePoint> = Vec::new();
     for field in field.elements(&format!("[{SHAPE}]"))? {
         let shape =
             "a point is [bytes, samples, median, p99, max], times in ns; p99 and max may be left out".to_owned();
@@ -371,7 +372,7 @@ fn points(field: Field<'_>) -> Result<Curve, FileError> {
         }
         let time = |field: &Field<'_>| field.integer(0, TIME_MAX.0).map(Nanos);
         let rest: Vec<Nanos> = rest.iter().map(time).collect::<Result<_, _>>()?;
-        let point = Point {
+        let point = CurvePoint {
             bytes: Bytes(bytes.integer(0, SIZE_MAX.0)?),
             n: narrow(n.integer(0, COUNT_MAX)?),
             median: time(median)?,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{
     Capacity, CapacityId, CapacityKind, EndpointId, Engine, EngineId, KernelCost, Machine, MeasuredSet, Route, RouteId,
 };
-use crate::models::transfer::{Curve, Key, Profile, Stamp, TuningKey};
+use crate::models::transfer::{Curve, CurveKey, Profile, Stamp, TuningKey};
 
 impl Machine {
     /// The same machine with only its first `count` GPUs; `None` if it has fewer, or `count` is zero.
@@ -98,9 +98,13 @@ impl Restriction {
     /// The curves and tunings of the GPUs that stay; the stamp with as many GPUs.
     fn profile(&self, old: &Profile, total: usize) -> Profile {
         let stays = |end: &EndpointId| self.endpoints.contains_key(&end.at());
-        let curves = |curves: &BTreeMap<Key, Curve>| {
+        let curves = |curves: &BTreeMap<CurveKey, Curve>| {
             let kept = curves.iter().filter(|(key, _)| stays(&key.gpu) && key.peer.iter().all(stays));
-            let key = |key: &Key| Key { gpu: self.end(key.gpu), peer: key.peer.map(|p| self.end(p)), ..key.clone() };
+            let key = |key: &CurveKey| CurveKey {
+                gpu: self.end(key.gpu),
+                peer: key.peer.map(|p| self.end(p)),
+                ..key.clone()
+            };
             kept.map(|(old, curve)| (key(old), curve.clone())).collect()
         };
         let count = |list: &[String]| {

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 
-use super::{Calibration, CapacityId, CapacityKind, Cpu, EndpointId, EndpointKind, EngineClass, Machine, RouteId};
+use super::{Calibration, CapacityId, CapacityKind, CpuCores, EndpointId, EndpointKind, EngineClass, Machine, RouteId};
 use crate::files::document::{decimal, quoted};
-use crate::models::cpu::{DriverWatch, Lateness};
-use crate::models::transfer::arbitration::{Arbitration, Cut, Wait};
+use crate::models::cpu::{DelayStatistics, DriverWatch};
+use crate::models::transfer::arbitration::{Cut, EngineArbitration, SmallCopyWait};
 use crate::models::transfer::{
-    Curve, Direction, HostMemory, Key, Load, Method, Point, PricedTuning, Stamp, Tuning, TuningKey,
+    BackgroundLoad, Curve, CurveKey, CurvePoint, Direction, HostMemory, Method, PricedTuning, Stamp, Tuning, TuningKey,
 };
 use crate::units::Nanos;
 
@@ -50,7 +50,7 @@ pub fn write(machine: &Machine, header: &[&str]) -> String {
 }
 
 /// What tells the curves of one GPU apart.
-type Shape = (Direction, Method, HostMemory, Load, u32, u32, Option<EndpointId>);
+type Shape = (Direction, Method, HostMemory, BackgroundLoad, u32, u32, Option<EndpointId>);
 
 /// Values with the GPUs that have them.
 type Shared<T> = Vec<(T, Vec<EndpointId>)>;
@@ -232,7 +232,7 @@ impl Text<'_> {
         }
     }
 
-    fn cpu(&mut self, cpu: &Cpu) {
+    fn cpu(&mut self, cpu: &CpuCores) {
         self.table("[cpu]");
         self.field("cores", cpu.cores);
         self.line("kernels = [");
@@ -328,7 +328,7 @@ impl Text<'_> {
     }
 
     fn arbitration(&mut self) {
-        let mut groups: BTreeMap<_, Shared<Arbitration>> = BTreeMap::new();
+        let mut groups: BTreeMap<_, Shared<EngineArbitration>> = BTreeMap::new();
         for ((gpu, direction), found) in &self.machine.profile.arbitration {
             group(groups.entry(*direction).or_default(), found, *gpu);
         }
@@ -353,7 +353,7 @@ impl Text<'_> {
         }
     }
 
-    fn curves(&mut self, curves: &BTreeMap<Key, Curve>, posted: bool) {
+    fn curves(&mut self, curves: &BTreeMap<CurveKey, Curve>, posted: bool) {
         let mut groups: BTreeMap<Shape, Shared<Curve>> = BTreeMap::new();
         for (key, curve) in curves {
             let shape = (key.direction, key.method, key.memory, key.load, key.active, key.pieces, key.peer);
@@ -372,7 +372,7 @@ impl Text<'_> {
                 }
                 self.field("direction", quoted(direction.word()));
                 self.unusual("memory", memory, HostMemory::Pinned, |memory| quoted(memory.word()));
-                self.unusual("load", load, Load::Alone, |load| quoted(load.word()));
+                self.unusual("load", load, BackgroundLoad::Alone, |load| quoted(load.word()));
                 self.unusual("active", active, 1, |active| active.to_string());
                 self.unusual("pieces", pieces, 1, |pieces| pieces.to_string());
                 self.unusual("posted", posted, false, |posted| posted.to_string());
@@ -398,14 +398,14 @@ fn cut_text(cut: &Cut) -> String {
     format!("[{}, {}, {}]", cut.piece.0, cut.share_ppm, wait_text(&cut.wait))
 }
 
-fn wait_text(wait: &Wait) -> String {
+fn wait_text(wait: &SmallCopyWait) -> String {
     let mut figures = vec![u64::from(wait.n), wait.median.0];
     figures.extend([wait.p99, wait.max].iter().take_while(|time| **time != Nanos::MAX).map(|time| time.0));
     let figures: Vec<String> = figures.iter().map(u64::to_string).collect();
     figures.join(", ")
 }
 
-fn point_text(point: &Point) -> String {
+fn point_text(point: &CurvePoint) -> String {
     let mut figures = vec![point.bytes.0, u64::from(point.n), point.median.0];
     figures.extend([point.p99, point.max].iter().take_while(|time| **time != Nanos::MAX).map(|time| time.0));
     let figures: Vec<String> = figures.iter().map(u64::to_string).collect();
@@ -418,7 +418,7 @@ fn list<'a>(items: impl Iterator<Item = &'a str>) -> String {
 }
 
 /// Delays as an inline table.
-fn lateness(of: &Lateness) -> String {
+fn lateness(of: &DelayStatistics) -> String {
     let [median, max] = [of.median, of.max].map(|time| quoted(&time.exact()));
     let p99 = of.p99.map_or_else(String::new, |p99| format!(" p99 = {},", quoted(&p99.exact())));
     format!("{{ count = {}, median = {median},{p99} max = {max} }}", of.count)

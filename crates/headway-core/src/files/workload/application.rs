@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::{Parameters, Sharding, Stream};
 use crate::files::document::Mark;
-pub use crate::files::document::{Field, Table};
-use crate::files::error::{FileError, Source};
+pub use crate::files::document::{DocumentTable, Field};
+use crate::files::error::{FileError, SourceText};
 
 /// What an application adds to the streams of workload files: keys of its own, and rules for the steps that it serves.
 pub trait Application: Sync {
@@ -41,7 +41,7 @@ pub struct Own {
 
 /// The keys of a stream that its application has not read yet.
 pub struct Keys<'k, 'a> {
-    pub(super) table: &'k mut Table<'a>,
+    pub(super) table: &'k mut DocumentTable<'a>,
     pub(super) known: &'static [&'static str],
     pub(super) stream: &'k str,
     pub(super) seed: u64,
@@ -69,7 +69,7 @@ impl<'a> Keys<'_, 'a> {
 
 /// Where the keys of a stream stand. Its compute steps are called `steps.N`, with N counted from 0.
 pub struct Written<'a> {
-    pub(super) source: &'a Source,
+    pub(super) source: &'a SourceText,
     /// The header of the table.
     pub(super) header: Range<usize>,
     pub(super) marks: BTreeMap<String, Mark>,

@@ -5,10 +5,10 @@ use std::ops::Range;
 
 use super::application::{Application, Keys, Own, Written};
 use super::reader::Reader;
-use super::{Block, Cycle, Flow, Grouping, Message, OnMiss, Parameters, Sharding, Stream, Workload};
-use crate::files::document::{self, Field, Table};
-use crate::files::error::{FileError, Loaded, Source};
-use crate::plan::combine::Mode;
+use super::{Cycle, Grouping, Message, MessageBlock, OnMiss, Parameters, ServerDemand, Sharding, Stream, Workload};
+use crate::files::document::{self, DocumentTable, Field};
+use crate::files::error::{FileError, Loaded, SourceText};
+use crate::plan::combine::CombineEffort;
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos};
 
 /// How long a run lasts when the file does not say.
@@ -27,8 +27,12 @@ pub(super) const CYCLES: &[(&str, Cycle)] =
     &[("auto", Cycle::Auto), ("paper", Cycle::Paper), ("arrival", Cycle::Arrival)];
 pub(super) const GROUPINGS: &[(&str, Grouping)] =
     &[("class", Grouping::Class), ("each", Grouping::Each), ("gpu", Grouping::Gpu)];
-pub(super) const TRANSFORMS: &[(&str, Mode)] =
-    &[("fast", Mode::Fast), ("greedy", Mode::Greedy), ("search", Mode::Search), ("optimal", Mode::Optimal)];
+pub(super) const TRANSFORMS: &[(&str, CombineEffort)] = &[
+    ("fast", CombineEffort::Fast),
+    ("greedy", CombineEffort::Greedy),
+    ("search", CombineEffort::Search),
+    ("optimal", CombineEffort::Optimal),
+];
 pub(super) const ON_MISS: &[(&str, OnMiss)] =
     &[("finish", OnMiss::Finish), ("skip", OnMiss::Skip), ("stop", OnMiss::Stop)];
 
@@ -49,13 +53,13 @@ pub fn parse(name: &str, text: &str) -> Result<Loaded<Workload>, FileError> {
 /// # Errors
 /// At the first thing that is not TOML, not a known key or not a value of its kind, or that no machine can do.
 pub fn parse_with(name: &str, text: &str, applications: &[&dyn Application]) -> Result<Loaded<Workload>, FileError> {
-    let source = Source::new(name, text);
+    let source = SourceText::new(name, text);
     let (value, spans) = read(&source, applications)?;
     Ok(Loaded { value, source, spans })
 }
 
 fn read(
-    source: &Source,
+    source: &SourceText,
     applications: &[&dyn Application],
 ) -> Result<(Workload, BTreeMap<String, Range<usize>>), FileError> {
     let mut top = document::root(source, TOP)?;
@@ -103,7 +107,7 @@ fn workload_name(field: &Field<'_>) -> Result<String, FileError> {
 
 impl Reader {
     /// Reads the transfers without windows, which live on what others leave over.
-    fn unplanned(&mut self, top: &mut Table<'_>, workload: &mut Workload) -> Result<(), FileError> {
+    fn unplanned(&mut self, top: &mut DocumentTable<'_>, workload: &mut Workload) -> Result<(), FileError> {
         let alone = workload.streams.is_empty() && workload.messages.is_empty() && workload.flows.is_empty();
         let bulk = top.tables("bulk", super::unplanned_file::BULK)?;
         let urgent = top.tables("urgent", super::unplanned_file::URGENT)?;
@@ -122,7 +126,7 @@ impl Reader {
 
     /// Reads the tasks and how they share GPUs. A file has tasks or other parts: a task is given a GPU when it runs, so no
     /// plan made before can leave room for the others.
-    fn tasks(&mut self, top: &mut Table<'_>, workload: &mut Workload) -> Result<(), FileError> {
+    fn tasks(&mut self, top: &mut DocumentTable<'_>, workload: &mut Workload) -> Result<(), FileError> {
         let sharing = top.take("sharing");
         for table in top.tables("task", super::task_file::TASK)? {
             let others = !(workload.streams.is_empty() && workload.messages.is_empty() && workload.flows.is_empty());
@@ -145,7 +149,7 @@ impl Reader {
         Ok(())
     }
 
-    fn run(&mut self, top: &mut Table<'_>, workload: &mut Workload) -> Result<(), FileError> {
+    fn run(&mut self, top: &mut DocumentTable<'_>, workload: &mut Workload) -> Result<(), FileError> {
         let Some(field) = top.take("run") else { return Ok(()) };
         self.note("run".to_owned(), &field.span);
         let mut table = field.table("[run]", RUN)?;
@@ -169,8 +173,8 @@ impl Reader {
 
     fn stream(
         &mut self,
-        source: &Source,
-        mut table: Table<'_>,
+        source: &SourceText,
+        mut table: DocumentTable<'_>,
         applications: &[&dyn Application],
         workload: &Workload,
     ) -> Result<Stream, FileError> {
@@ -219,7 +223,7 @@ impl Reader {
     /// Reads the keys of all applications.
     fn own(
         &mut self,
-        table: &mut Table<'_>,
+        table: &mut DocumentTable<'_>,
         stream: &str,
         written: &Written<'_>,
         applications: &[&dyn Application],
@@ -238,7 +242,7 @@ impl Reader {
         Ok((parameters, divided))
     }
 
-    fn message(&mut self, mut table: Table<'_>) -> Result<Message, FileError> {
+    fn message(&mut self, mut table: DocumentTable<'_>) -> Result<Message, FileError> {
         let (id, part) = self.identify(&mut table, "message")?;
         let period = self.require(&mut table, &part, "period", "\"30 ms\"")?.time_above_zero("30 ms")?;
         let start = self.take(&mut table, &part, "start").map_or(Ok(Nanos::ZERO), |f| f.time())?;
@@ -259,12 +263,12 @@ impl Reader {
                 return Err(to_field.error(format!("the block stays at `{to}`"), Some(help)));
             }
             let bytes: Bytes = table.require("bytes", "\"1 MB\"")?.size_above_zero("1 MB")?;
-            blocks.push(Block { from, to, bytes });
+            blocks.push(MessageBlock { from, to, bytes });
         }
         Ok(Message { id, period, start, late, blocks })
     }
 
-    fn flow(&mut self, mut table: Table<'_>) -> Result<Flow, FileError> {
+    fn flow(&mut self, mut table: DocumentTable<'_>) -> Result<ServerDemand, FileError> {
         let (id, part) = self.identify(&mut table, "flow")?;
         let server = self.take(&mut table, &part, "server").map_or_else(|| Ok("engine".to_owned()), |f| f.name())?;
         let start = self.take(&mut table, &part, "start").map_or(Ok(Nanos::ZERO), |f| f.time())?;
@@ -277,12 +281,12 @@ impl Reader {
             let help = format!("lower the cost to at most {deadline}, or raise the deadline of flow `{id}`");
             return Err(cost_field.error(message, Some(help)));
         }
-        Ok(Flow { id, server, start, cost, period, deadline })
+        Ok(ServerDemand { id, server, start, cost, period, deadline })
     }
 }
 
 /// Refuses what no plan can put beside a stream whose steps take all GPUs.
-fn alone(source: &Source, workload: &Workload) -> Result<(), FileError> {
+fn alone(source: &SourceText, workload: &Workload) -> Result<(), FileError> {
     let parts = workload.streams.len() + workload.messages.len() + workload.flows.len() + workload.tasks.len();
     match workload.streams.iter().find(|stream| stream.sharding.is_some()) {
         Some(stream) if parts > 1 => {

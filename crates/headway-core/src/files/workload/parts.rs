@@ -1,6 +1,6 @@
 //! Packets whose parts take ways of their own through several processors.
 
-use super::{Place, Step, Stream};
+use super::{CopyEndpoint, Stream, StreamStep};
 use crate::units::Bytes;
 
 /// The most parts of a packet: an engine of a GPU takes so many operations at a time.
@@ -8,7 +8,7 @@ pub const PARTS_MAX: usize = 64;
 
 /// A range of every packet of a stream. The parts of a packet follow each other without gaps.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct PacketPart {
     /// Name, unique in its stream.
     pub id: String,
     /// Bytes of each packet.
@@ -27,12 +27,12 @@ pub struct PartStep {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PartWork {
     /// Moves it.
-    Copy { from: Place, to: Place },
+    Copy { from: CopyEndpoint, to: CopyEndpoint },
     /// Runs a kernel over it.
     Compute {
         kernel: String,
         /// Where it lies: the GPU that computes, or a memory.
-        at: Place,
+        at: CopyEndpoint,
         /// Whether a core of the CPU computes, in host memory.
         on_cpu: bool,
     },
@@ -54,22 +54,24 @@ impl Stream {
     ///
     /// `None` if a step is an exchange: then GPUs share the packet in another manner ([`Stream::sharding`]).
     #[must_use]
-    pub fn in_parts(&self) -> Option<(Vec<Part>, Vec<Vec<PartStep>>)> {
-        let mut at = Place::Host;
+    pub fn in_parts(&self) -> Option<(Vec<PacketPart>, Vec<Vec<PartStep>>)> {
+        let mut at = CopyEndpoint::Host;
         let steps = self.steps.iter().map(|step| {
             let work = match step {
-                Step::Parts(steps) => return Some(steps.clone()),
-                Step::Exchange => return None,
-                Step::Copy { from, to } => {
+                StreamStep::Parts(steps) => return Some(steps.clone()),
+                StreamStep::Exchange => return None,
+                StreamStep::Copy { from, to } => {
                     at = to.clone();
                     PartWork::Copy { from: from.clone(), to: to.clone() }
                 }
-                Step::Compute { kernel } => PartWork::Compute { kernel: kernel.clone(), at: at.clone(), on_cpu: false },
+                StreamStep::Compute { kernel } => {
+                    PartWork::Compute { kernel: kernel.clone(), at: at.clone(), on_cpu: false }
+                }
             };
             Some(vec![PartStep { part: 0, work }])
         });
         let steps = steps.collect::<Option<_>>()?;
-        let whole = || vec![Part { id: self.id.clone(), bytes: self.packet }];
+        let whole = || vec![PacketPart { id: self.id.clone(), bytes: self.packet }];
         Some((if self.parts.is_empty() { whole() } else { self.parts.clone() }, steps))
     }
 }

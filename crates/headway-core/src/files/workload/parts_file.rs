@@ -2,7 +2,7 @@
 
 use super::application::Written;
 use super::reader::Reader;
-use super::{PARTS_MAX, Part, PartStep, PartWork, Place, Placement, Step};
+use super::{CopyEndpoint, PARTS_MAX, PacketPart, PartStep, PartWork, StreamPlacement, StreamStep};
 use crate::files::document::{self, Field};
 use crate::files::error::FileError;
 use crate::units::Bytes;
@@ -21,11 +21,11 @@ const KERNELS: &str = "[{ part = \"left\", kernel = \"spin\" }]";
 
 /// The steps of a stream while they are read: where each part is.
 struct Ways<'a> {
-    parts: &'a [Part],
-    gpu: &'a Placement,
+    parts: &'a [PacketPart],
+    gpu: &'a StreamPlacement,
     /// Where each part is; `None` before its first step.
-    at: Vec<Option<Place>>,
-    /// Whether some step needs [`Step::Parts`].
+    at: Vec<Option<CopyEndpoint>>,
+    /// Whether some step needs [`StreamStep::Parts`].
     spread: bool,
 }
 
@@ -36,10 +36,10 @@ impl Reader {
         list: Option<Field<'_>>,
         stream: &str,
         packet: Bytes,
-    ) -> Result<Vec<Part>, FileError> {
+    ) -> Result<Vec<PacketPart>, FileError> {
         let Some(list) = list else { return Ok(Vec::new()) };
-        let total = |parts: &[Part]| parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.bytes.0));
-        let mut parts: Vec<Part> = Vec::new();
+        let total = |parts: &[PacketPart]| parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.bytes.0));
+        let mut parts: Vec<PacketPart> = Vec::new();
         let mut last = None;
         for element in list.some_elements(PARTS, "the packet has no parts")? {
             let mut table = element.table("a part", PART)?;
@@ -54,7 +54,7 @@ impl Reader {
                 return Err(id_field.error(format!("a packet has at most {PARTS_MAX} parts"), Some(help)));
             }
             let size = table.require("bytes", "\"512 KiB\"")?;
-            parts.push(Part { id, bytes: size.size_above_zero("512 KiB")? });
+            parts.push(PacketPart { id, bytes: size.size_above_zero("512 KiB")? });
             if total(&parts) > packet.0 {
                 let message = format!("the parts have {} bytes, more than the packet of {}", total(&parts), packet.0);
                 return Err(size.error(message, Some("let the parts add up to the packet".to_owned())));
@@ -76,10 +76,10 @@ impl Reader {
         &mut self,
         list: Field<'_>,
         part: &str,
-        parts: &[Part],
-        gpu: &Placement,
+        parts: &[PacketPart],
+        gpu: &StreamPlacement,
         written: &mut Written<'_>,
-    ) -> Result<Vec<Step>, FileError> {
+    ) -> Result<Vec<StreamStep>, FileError> {
         let count = parts.len().max(1);
         let mut ways = Ways { parts, gpu, at: vec![None; count], spread: !parts.is_empty() };
         let (mut steps, mut exchanged) = (Vec::new(), None);
@@ -124,11 +124,11 @@ impl Reader {
             return Err(exchange.error("a stream whose steps name several processors exchanges nothing", Some(help)));
         }
         let step = |set: Option<Vec<PartStep>>| match set {
-            None => Step::Exchange,
-            Some(set) if ways.spread => Step::Parts(set),
+            None => StreamStep::Exchange,
+            Some(set) if ways.spread => StreamStep::Parts(set),
             Some(set) => match set.into_iter().next().expect("a step of a whole packet does one thing").work {
-                PartWork::Copy { from, to } => Step::Copy { from, to },
-                PartWork::Compute { kernel, .. } => Step::Compute { kernel },
+                PartWork::Copy { from, to } => StreamStep::Copy { from, to },
+                PartWork::Compute { kernel, .. } => StreamStep::Compute { kernel },
             },
         };
         Ok(steps.into_iter().map(step).collect())
@@ -220,8 +220,8 @@ impl Ways<'_> {
         field: &Field<'_>,
         set: &mut Vec<PartStep>,
         part: usize,
-        from: &Place,
-        to: &Place,
+        from: &CopyEndpoint,
+        to: &CopyEndpoint,
     ) -> Result<(), FileError> {
         self.free(field, set, part)?;
         if same(from, to, self.gpu) {
@@ -254,22 +254,22 @@ impl Ways<'_> {
         let here = self.at[part].clone();
         let at = match (&here, &on) {
             (here, Some((field, wanted))) if wanted == CPU => match here {
-                None => Place::Host,
-                Some(here) if !same(here, &Place::OwnGpu, self.gpu) => here.clone(),
+                None => CopyEndpoint::Host,
+                Some(here) if !same(here, &CopyEndpoint::OwnGpu, self.gpu) => here.clone(),
                 Some(_) => {
                     let message = format!("the step computes on the CPU, but {} is on a GPU", self.called(part));
                     return Err(field.error(message, Some("put a copy to `host` before it".to_owned())));
                 }
             },
-            (None | Some(Place::Host), Some((field, wanted))) => {
+            (None | Some(CopyEndpoint::Host), Some((field, wanted))) => {
                 let message = format!("the step computes on `{wanted}`, but {} is at `host`", self.called(part));
                 let help = "write `on = \"cpu\"` for a core of the CPU, or put a copy to a GPU before it".to_owned();
                 return Err(field.error(message, Some(help)));
             }
-            (None | Some(Place::Host), None) => {
+            (None | Some(CopyEndpoint::Host), None) => {
                 // A stream that only the CPU serves has no copies.
-                if self.parts.is_empty() && *self.gpu == Placement::Cpu {
-                    let at = Place::OwnGpu;
+                if self.parts.is_empty() && *self.gpu == StreamPlacement::Cpu {
+                    let at = CopyEndpoint::OwnGpu;
                     let work = PartWork::Compute { kernel: kernel.to_owned(), at, on_cpu: false };
                     set.push(PartStep { part: part as u32, work });
                     return Ok(());
@@ -292,7 +292,7 @@ impl Ways<'_> {
             (Some(here), None) => here.clone(),
         };
         let on_cpu = on.as_ref().is_some_and(|(_, wanted)| wanted == CPU);
-        self.spread |= on_cpu || !same(&at, &Place::OwnGpu, self.gpu);
+        self.spread |= on_cpu || !same(&at, &CopyEndpoint::OwnGpu, self.gpu);
         self.at[part] = Some(at.clone());
         set.push(PartStep { part: part as u32, work: PartWork::Compute { kernel: kernel.to_owned(), at, on_cpu } });
         Ok(())
@@ -300,33 +300,33 @@ impl Ways<'_> {
 }
 
 /// An end of a copy by itself.
-fn end(field: &Field<'_>) -> Result<Place, FileError> {
+fn end(field: &Field<'_>) -> Result<CopyEndpoint, FileError> {
     let name = field.name()?;
     Ok(place(&name).expect("a name is a place"))
 }
 
-fn place(text: &str) -> Option<Place> {
+fn place(text: &str) -> Option<CopyEndpoint> {
     match text.trim() {
-        "host" => Some(Place::Host),
-        "gpu" => Some(Place::OwnGpu),
-        name => document::is_name(name).then(|| Place::Named(name.to_owned())),
+        "host" => Some(CopyEndpoint::Host),
+        "gpu" => Some(CopyEndpoint::OwnGpu),
+        name => document::is_name(name).then(|| CopyEndpoint::Named(name.to_owned())),
     }
 }
 
 /// As files write it.
-pub(super) fn name(place: &Place) -> &str {
+pub(super) fn name(place: &CopyEndpoint) -> &str {
     match place {
-        Place::Host => "host",
-        Place::OwnGpu => "gpu",
-        Place::Named(name) => name,
+        CopyEndpoint::Host => "host",
+        CopyEndpoint::OwnGpu => "gpu",
+        CopyEndpoint::Named(name) => name,
     }
 }
 
 /// Whether two places are one for a stream on `gpu`, whose name may stand for `gpu`.
-fn same(a: &Place, b: &Place, gpu: &Placement) -> bool {
-    let own = |place: &Place| match (place, gpu) {
-        (Place::OwnGpu, _) => true,
-        (Place::Named(name), Placement::Gpu(gpu)) => name == gpu,
+fn same(a: &CopyEndpoint, b: &CopyEndpoint, gpu: &StreamPlacement) -> bool {
+    let own = |place: &CopyEndpoint| match (place, gpu) {
+        (CopyEndpoint::OwnGpu, _) => true,
+        (CopyEndpoint::Named(name), StreamPlacement::Gpu(gpu)) => name == gpu,
         _ => false,
     };
     a == b || (own(a) && own(b))

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::files::document::{Field, Table};
+use crate::files::document::{DocumentTable, Field};
 use crate::files::error::FileError;
 
 /// What is known of the parts that were read.
@@ -22,7 +22,7 @@ impl Reader {
     }
 
     /// The field called `key`, if it is written; its place is kept as `PART.KEY`.
-    pub(super) fn take<'a>(&mut self, table: &mut Table<'a>, part: &str, key: &str) -> Option<Field<'a>> {
+    pub(super) fn take<'a>(&mut self, table: &mut DocumentTable<'a>, part: &str, key: &str) -> Option<Field<'a>> {
         let field = table.take(key)?;
         self.note(format!("{part}.{key}"), &field.span);
         Some(field)
@@ -30,7 +30,7 @@ impl Reader {
 
     pub(super) fn require<'a>(
         &mut self,
-        table: &mut Table<'a>,
+        table: &mut DocumentTable<'a>,
         part: &str,
         key: &str,
         example: &str,
@@ -43,7 +43,7 @@ impl Reader {
     /// Reads the id of a table and returns it with the name of the part.
     pub(super) fn identify(
         &mut self,
-        table: &mut Table<'_>,
+        table: &mut DocumentTable<'_>,
         kind: &'static str,
     ) -> Result<(String, String), FileError> {
         let field = table.require("id", "\"a\"")?;

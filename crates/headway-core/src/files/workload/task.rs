@@ -1,13 +1,13 @@
 //! Tasks whose jobs ask for any GPU, and how they share them (`elliott-2013`, 3 and 4).
 
 use crate::decisions::engine_lock::PeerLocks;
-use crate::decisions::sharing::Segment;
-use crate::decisions::token::Mode;
+use crate::decisions::sharing::JobSegment;
+use crate::decisions::token::TokenMode;
 use crate::units::{Bytes, Nanos};
 
 /// Recurrent jobs that ask for any GPU, have input, output and state, and may migrate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Task {
+pub struct WorkloadTask {
     pub id: String,
     /// Minimum time between releases.
     pub period: Nanos,
@@ -18,20 +18,20 @@ pub struct Task {
     /// Data that migrates with the task when its GPU changes.
     pub state: Bytes,
     /// CPU time, copies and kernels in the order of the program, at their longest; at least one copy or kernel.
-    pub segments: Vec<Segment>,
+    pub segments: Vec<JobSegment>,
 }
 
-impl Task {
+impl WorkloadTask {
     /// A task without state that starts at once and whose deadlines are its periods.
     #[must_use]
-    pub fn new(id: &str, period: Nanos, segments: Vec<Segment>) -> Self {
+    pub fn new(id: &str, period: Nanos, segments: Vec<JobSegment>) -> Self {
         Self { id: id.to_owned(), period, deadline: period, start: Nanos::ZERO, state: Bytes(0), segments }
     }
 
     /// What happens while the token is held: from the first copy or kernel to the last.
     #[must_use]
-    pub fn held(&self) -> &[Segment] {
-        let on_gpu = |segment: &Segment| !matches!(segment, Segment::Cpu(_));
+    pub fn held(&self) -> &[JobSegment] {
+        let on_gpu = |segment: &JobSegment| !matches!(segment, JobSegment::Cpu(_));
         let first = self.segments.iter().position(on_gpu).unwrap_or(0);
         let end = self.segments.iter().rposition(on_gpu).map_or(0, |last| last + 1);
         &self.segments[first..end.max(first)]
@@ -51,17 +51,17 @@ impl Task {
 }
 
 /// CPU time until the first segment that is on a GPU.
-fn cpu<'a>(segments: impl Iterator<Item = &'a Segment>) -> Nanos {
+fn cpu<'a>(segments: impl Iterator<Item = &'a JobSegment>) -> Nanos {
     let times = segments.map_while(|segment| match segment {
-        Segment::Cpu(time) => Some(*time),
-        Segment::Copy { .. } | Segment::Execute { .. } => None,
+        JobSegment::Cpu(time) => Some(*time),
+        JobSegment::Copy { .. } | JobSegment::Execute { .. } => None,
     });
     times.fold(Nanos::ZERO, Nanos::saturating_add)
 }
 
 /// How a workload's tasks share the GPUs: the `[sharing]` table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sharing {
+pub struct SharingTable {
     /// CPUs `m` that the tasks may use; declared, not found out.
     pub cpus: u32,
     /// GPUs that they share, by name; `None` = all of the machine.
@@ -69,7 +69,7 @@ pub struct Sharing {
     /// Tokens `rho` per GPU.
     pub tokens_per_gpu: u32,
     /// Queue discipline of the tokens; `None` = `work-conserving` if there are more tokens than CPUs, else `optimal`.
-    pub mode: Option<Mode>,
+    pub mode: Option<TokenMode>,
     /// Choose GPUs by predicted completion, migration included.
     pub affinity: bool,
     /// A lock per engine; without, a token is the right to all engines of its GPU.
@@ -84,7 +84,7 @@ pub struct Sharing {
     pub chunk: Option<Bytes>,
 }
 
-impl Sharing {
+impl SharingTable {
     /// What a file that says nothing but `cpus` means.
     #[must_use]
     pub const fn new(cpus: u32) -> Self {
@@ -104,8 +104,8 @@ impl Sharing {
 
     /// The mode that holds for `gpus` GPUs.
     #[must_use]
-    pub fn mode_for(&self, gpus: u32) -> Mode {
+    pub fn mode_for(&self, gpus: u32) -> TokenMode {
         let more = u64::from(self.tokens_per_gpu) * u64::from(gpus) > u64::from(self.cpus);
-        self.mode.unwrap_or(if more { Mode::WorkConserving } else { Mode::Optimal })
+        self.mode.unwrap_or(if more { TokenMode::WorkConserving } else { TokenMode::Optimal })
     }
 }

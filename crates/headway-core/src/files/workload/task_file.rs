@@ -1,11 +1,11 @@
 //! `[[task]]` and `[sharing]` of a workload file.
 
 use super::reader::Reader;
-use super::task::{Sharing, Task};
+use super::task::{SharingTable, WorkloadTask};
 use crate::decisions::engine_lock::PeerLocks;
-use crate::decisions::sharing::{Direction, Segment};
-use crate::decisions::token::{Mode, TokenParameters};
-use crate::files::document::{Field, Table};
+use crate::decisions::sharing::{JobSegment, TaskDirection};
+use crate::decisions::token::{TokenMode, TokenParameters};
+use crate::files::document::{DocumentTable, Field};
 use crate::files::error::FileError;
 use crate::units::{Bytes, Nanos};
 
@@ -31,16 +31,16 @@ pub(super) const PEER_LOCKS: &[(&str, PeerLocks)] =
     &[("group", PeerLocks::Group), ("nested", PeerLocks::Nested), ("group-backfill", PeerLocks::GroupBackfill)];
 
 /// Modes as files write them; `relaxed` takes its length from `queue`.
-pub(super) const MODES: &[(&str, Mode)] = &[
-    ("optimal", Mode::Optimal),
-    ("work-conserving", Mode::WorkConserving),
-    ("relaxed", Mode::Relaxed(QUEUE)),
-    ("fifo", Mode::Fifo),
-    ("priority", Mode::Priority),
+pub(super) const MODES: &[(&str, TokenMode)] = &[
+    ("optimal", TokenMode::Optimal),
+    ("work-conserving", TokenMode::WorkConserving),
+    ("relaxed", TokenMode::Relaxed(QUEUE)),
+    ("fifo", TokenMode::Fifo),
+    ("priority", TokenMode::Priority),
 ];
 
 impl Reader {
-    pub(super) fn task(&mut self, mut table: Table<'_>) -> Result<Task, FileError> {
+    pub(super) fn task(&mut self, mut table: DocumentTable<'_>) -> Result<WorkloadTask, FileError> {
         let (id, part) = self.identify(&mut table, "task")?;
         let period = self.require(&mut table, &part, "period", "\"50 ms\"")?.time_above_zero("50 ms")?;
         let deadline =
@@ -55,17 +55,17 @@ impl Reader {
             self.note(format!("{part}.segments.{number}"), &element.span);
             segments.push(segment(element.table("a segment", SEGMENT)?)?);
         }
-        let on_gpu = segments.iter().any(|segment| !matches!(segment, Segment::Cpu(_)));
-        if on_gpu { Ok(Task { id, period, deadline, start, state, segments }) } else { Err(none) }
+        let on_gpu = segments.iter().any(|segment| !matches!(segment, JobSegment::Cpu(_)));
+        if on_gpu { Ok(WorkloadTask { id, period, deadline, start, state, segments }) } else { Err(none) }
     }
 
-    pub(super) fn sharing(&mut self, field: Field<'_>) -> Result<Sharing, FileError> {
+    pub(super) fn sharing(&mut self, field: Field<'_>) -> Result<SharingTable, FileError> {
         self.note("sharing".to_owned(), &field.span);
         let mut table = field.table("[sharing]", SHARING)?;
         let part = "sharing";
         let number = |field: &Field<'_>, most| Ok(u32::try_from(field.integer(1, most)?).unwrap_or(u32::MAX));
         let cpus = number(&self.require(&mut table, part, "cpus", "6")?, u64::from(TokenParameters::CPUS_MAX))?;
-        let mut sharing = Sharing::new(cpus);
+        let mut sharing = SharingTable::new(cpus);
         if let Some(field) = self.take(&mut table, part, "gpus") {
             let names = field.elements("[\"gpu0\"]")?.iter().map(Field::name).collect::<Result<Vec<_>, _>>()?;
             sharing.gpus = Some(names);
@@ -77,7 +77,7 @@ impl Reader {
             sharing.mode = Some(field.word(MODES)?);
         }
         if let Some(field) = self.take(&mut table, part, "queue") {
-            let Some(Mode::Relaxed(queue)) = &mut sharing.mode else {
+            let Some(TokenMode::Relaxed(queue)) = &mut sharing.mode else {
                 let help = "write `mode = \"relaxed\"` too, or leave `queue` out".to_owned();
                 return Err(field.key_error("only `relaxed` FIFOs have a length of their own", Some(help)));
             };
@@ -107,16 +107,16 @@ impl Reader {
 }
 
 /// Reads `{ cpu = .. }`, `{ copy = .., bytes = .. }` or `{ compute = .., time = .. }`.
-fn segment(mut table: Table<'_>) -> Result<Segment, FileError> {
+fn segment(mut table: DocumentTable<'_>) -> Result<JobSegment, FileError> {
     match (table.take("cpu"), table.take("copy"), table.take("compute")) {
-        (Some(cpu), None, None) => Ok(Segment::Cpu(cpu.time_above_zero("1 ms")?)),
+        (Some(cpu), None, None) => Ok(JobSegment::Cpu(cpu.time_above_zero("1 ms")?)),
         (None, Some(copy), None) => {
             let direction = direction(&copy)?;
-            Ok(Segment::Copy { direction, bytes: table.require("bytes", "\"1 MB\"")?.size_above_zero("1 MB")? })
+            Ok(JobSegment::Copy { direction, bytes: table.require("bytes", "\"1 MB\"")?.size_above_zero("1 MB")? })
         }
         (None, None, Some(compute)) => {
             let kernel = compute.name()?;
-            Ok(Segment::Execute { kernel, time: table.require("time", "\"2 ms\"")?.time_above_zero("2 ms")? })
+            Ok(JobSegment::Execute { kernel, time: table.require("time", "\"2 ms\"")?.time_above_zero("2 ms")? })
         }
         _ => {
             let help = "write `{ cpu = \"1 ms\" }`, `{ copy = \"host -> gpu\", bytes = \"1 MB\" }` or \
@@ -126,11 +126,11 @@ fn segment(mut table: Table<'_>) -> Result<Segment, FileError> {
     }
 }
 
-fn direction(field: &Field<'_>) -> Result<Direction, FileError> {
+fn direction(field: &Field<'_>) -> Result<TaskDirection, FileError> {
     let text = field.text("\"host -> gpu\"")?;
     match text.split_once("->").map(|(from, to)| (from.trim(), to.trim())) {
-        Some(("host", "gpu")) => Ok(Direction::ToGpu),
-        Some(("gpu", "host")) => Ok(Direction::FromGpu),
+        Some(("host", "gpu")) => Ok(TaskDirection::ToGpu),
+        Some(("gpu", "host")) => Ok(TaskDirection::FromGpu),
         _ => {
             let help =
                 "a task copies `host -> gpu` or `gpu -> host`, on whichever GPU it is given; its state migrates by \

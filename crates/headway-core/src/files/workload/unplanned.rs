@@ -15,12 +15,12 @@ pub struct Unplanned {
     /// Nothing of it moves before, counted from the start of the run.
     pub start: Nanos,
     /// Which of the two it is.
-    pub kind: Kind,
+    pub kind: UnplannedKind,
 }
 
 /// How it stands among others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum UnplannedKind {
     /// Without deadline, behind all others; so many bytes, or as many as move until the last window of the others.
     Bulk(Option<Bytes>),
     /// One copy at a time, asked for at run time.

@@ -1,8 +1,8 @@
 //! `[[bulk]]` and `[[urgent]]`: transfers without windows.
 
 use super::reader::Reader;
-use super::{Kind, Otherwise, Unplanned, Urgent};
-use crate::files::document::Table;
+use super::{Otherwise, Unplanned, UnplannedKind, Urgent};
+use crate::files::document::DocumentTable;
 use crate::files::error::FileError;
 use crate::units::Nanos;
 
@@ -13,15 +13,15 @@ pub(super) const OTHERWISE: &[(&str, Otherwise)] =
 
 impl Reader {
     /// Reads a transfer that takes what others leave over.
-    pub(super) fn bulk(&mut self, mut table: Table<'_>) -> Result<Unplanned, FileError> {
+    pub(super) fn bulk(&mut self, mut table: DocumentTable<'_>) -> Result<Unplanned, FileError> {
         let ends = self.ends(&mut table, "bulk")?;
         let bytes = self.take(&mut table, &format!("bulk.{}", ends.id), "bytes");
         let bytes = bytes.map(|field| field.size_above_zero("20 GB")).transpose()?;
-        Ok(Unplanned { kind: Kind::Bulk(bytes), ..ends })
+        Ok(Unplanned { kind: UnplannedKind::Bulk(bytes), ..ends })
     }
 
     /// Reads what may be asked for at run time.
-    pub(super) fn urgent(&mut self, mut table: Table<'_>) -> Result<Unplanned, FileError> {
+    pub(super) fn urgent(&mut self, mut table: DocumentTable<'_>) -> Result<Unplanned, FileError> {
         let ends = self.ends(&mut table, "urgent")?;
         let part = format!("urgent.{}", ends.id);
         let bytes = self.require(&mut table, &part, "bytes", "\"64 KiB\"")?.size_above_zero("64 KiB")?;
@@ -29,11 +29,11 @@ impl Reader {
         let every = self.take(&mut table, &part, "every").map(|field| field.time_above_zero("10 ms")).transpose()?;
         let otherwise = self.take(&mut table, &part, "otherwise").map(|field| field.word(OTHERWISE)).transpose()?;
         let otherwise = otherwise.unwrap_or_default();
-        Ok(Unplanned { kind: Kind::Urgent(Urgent { bytes, deadline, every, otherwise }), ..ends })
+        Ok(Unplanned { kind: UnplannedKind::Urgent(Urgent { bytes, deadline, every, otherwise }), ..ends })
     }
 
     /// What both have.
-    fn ends(&mut self, table: &mut Table<'_>, kind: &'static str) -> Result<Unplanned, FileError> {
+    fn ends(&mut self, table: &mut DocumentTable<'_>, kind: &'static str) -> Result<Unplanned, FileError> {
         let (id, part) = self.identify(table, kind)?;
         let from = self.require(table, &part, "from", "\"host\"")?.name()?;
         let to_field = self.require(table, &part, "to", "\"gpu0\"")?;
@@ -43,6 +43,6 @@ impl Reader {
             return Err(to_field.error(format!("`{id}` stays at `{to}`"), Some(help)));
         }
         let start = self.take(table, &part, "start").map_or(Ok(Nanos::ZERO), |f| f.time())?;
-        Ok(Unplanned { id, from, to, start, kind: Kind::Bulk(None) })
+        Ok(Unplanned { id, from, to, start, kind: UnplannedKind::Bulk(None) })
     }
 }

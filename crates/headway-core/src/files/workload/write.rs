@@ -8,10 +8,11 @@ use super::parts_file::name;
 use super::task_file::{MODES, PEER_LOCKS};
 use super::unplanned_file::OTHERWISE;
 use super::{
-    Kind, Message, OnMiss, Part, PartStep, PartWork, Place, Placement, Sharing, Step, Stream, Task, Unplanned, Workload,
+    CopyEndpoint, Message, OnMiss, PacketPart, PartStep, PartWork, SharingTable, Stream, StreamPlacement, StreamStep,
+    Unplanned, UnplannedKind, Workload, WorkloadTask,
 };
-use crate::decisions::sharing::{Direction, Segment};
-use crate::decisions::token::Mode;
+use crate::decisions::sharing::{JobSegment, TaskDirection};
+use crate::decisions::token::TokenMode;
 use crate::files::document::quoted;
 use crate::units::{Bytes, Nanos};
 
@@ -75,10 +76,10 @@ impl Text {
         self.field("id", quoted(&stream.id));
         self.times([("period", stream.period), ("deadline", stream.deadline), ("start", stream.start)]);
         match &stream.gpu {
-            Placement::Auto => {}
-            Placement::Gpu(name) => self.field("gpu", quoted(name)),
-            Placement::Cpu => self.field("processor", quoted("cpu")),
-            Placement::Either => self.field("processor", quoted("auto")),
+            StreamPlacement::Auto => {}
+            StreamPlacement::Gpu(name) => self.field("gpu", quoted(name)),
+            StreamPlacement::Cpu => self.field("processor", quoted("cpu")),
+            StreamPlacement::Either => self.field("processor", quoted("auto")),
         }
         if stream.on_miss != OnMiss::default() {
             self.field("on_miss", word(ON_MISS, &stream.on_miss));
@@ -87,7 +88,7 @@ impl Text {
             self.field("packet", size(stream.packet));
         }
         if !stream.parts.is_empty() {
-            let part = |part: &Part| format!("{{ id = {}, bytes = {} }}", quoted(&part.id), size(part.bytes));
+            let part = |part: &PacketPart| format!("{{ id = {}, bytes = {} }}", quoted(&part.id), size(part.bytes));
             self.field("parts", list(stream.parts.iter().map(part)));
         }
         self.field("steps", list(stream.steps.iter().map(|it| step(it, &stream.parts))));
@@ -111,15 +112,15 @@ impl Text {
     }
 
     fn unplanned(&mut self, transfer: &Unplanned) {
-        self.table(if matches!(transfer.kind, Kind::Bulk(_)) { "[[bulk]]" } else { "[[urgent]]" });
+        self.table(if matches!(transfer.kind, UnplannedKind::Bulk(_)) { "[[bulk]]" } else { "[[urgent]]" });
         self.field("id", quoted(&transfer.id));
         self.field("from", quoted(&transfer.from));
         self.field("to", quoted(&transfer.to));
         self.field("start", time(transfer.start));
         match transfer.kind {
-            Kind::Bulk(None) => {}
-            Kind::Bulk(Some(bytes)) => self.field("bytes", size(bytes)),
-            Kind::Urgent(urgent) => {
+            UnplannedKind::Bulk(None) => {}
+            UnplannedKind::Bulk(Some(bytes)) => self.field("bytes", size(bytes)),
+            UnplannedKind::Urgent(urgent) => {
                 self.field("bytes", size(urgent.bytes));
                 self.field("deadline", time(urgent.deadline));
                 if let Some(every) = urgent.every {
@@ -130,7 +131,7 @@ impl Text {
         }
     }
 
-    fn sharing(&mut self, sharing: &Sharing) {
+    fn sharing(&mut self, sharing: &SharingTable) {
         self.table("[sharing]");
         self.field("cpus", sharing.cpus);
         if let Some(gpus) = &sharing.gpus {
@@ -139,7 +140,7 @@ impl Text {
         self.field("tokens_per_gpu", sharing.tokens_per_gpu);
         match sharing.mode {
             None => {}
-            Some(Mode::Relaxed(queue)) => {
+            Some(TokenMode::Relaxed(queue)) => {
                 self.field("mode", quoted("relaxed"));
                 self.field("queue", queue);
             }
@@ -153,7 +154,7 @@ impl Text {
         self.field("chunk", sharing.chunk.map_or_else(|| quoted("whole"), size));
     }
 
-    fn task(&mut self, task: &Task) {
+    fn task(&mut self, task: &WorkloadTask) {
         self.table("[[task]]");
         self.field("id", quoted(&task.id));
         self.times([("period", task.period), ("deadline", task.deadline), ("start", task.start)]);
@@ -161,12 +162,12 @@ impl Text {
             self.field("state", size(task.state));
         }
         let segments = task.segments.iter().map(|segment| match segment {
-            Segment::Cpu(longest) => format!("{{ cpu = {} }}", time(*longest)),
-            Segment::Copy { direction, bytes } => {
-                let way = if *direction == Direction::ToGpu { "host -> gpu" } else { "gpu -> host" };
+            JobSegment::Cpu(longest) => format!("{{ cpu = {} }}", time(*longest)),
+            JobSegment::Copy { direction, bytes } => {
+                let way = if *direction == TaskDirection::ToGpu { "host -> gpu" } else { "gpu -> host" };
                 format!("{{ copy = {}, bytes = {} }}", quoted(way), size(*bytes))
             }
-            Segment::Execute { kernel, time: longest } => {
+            JobSegment::Execute { kernel, time: longest } => {
                 format!("{{ compute = {}, time = {} }}", quoted(kernel), time(*longest))
             }
         });
@@ -174,13 +175,13 @@ impl Text {
     }
 }
 
-fn step(step: &Step, parts: &[Part]) -> String {
+fn step(step: &StreamStep, parts: &[PacketPart]) -> String {
     match step {
-        Step::Copy { from, to } => copy(from, to),
-        Step::Compute { kernel } => format!("{{ compute = {} }}", quoted(kernel)),
-        Step::Exchange => "{ exchange = \"gpus\" }".to_owned(),
-        Step::Parts(steps) if parts.is_empty() => whole(steps),
-        Step::Parts(steps) => {
+        StreamStep::Copy { from, to } => copy(from, to),
+        StreamStep::Compute { kernel } => format!("{{ compute = {} }}", quoted(kernel)),
+        StreamStep::Exchange => "{ exchange = \"gpus\" }".to_owned(),
+        StreamStep::Parts(steps) if parts.is_empty() => whole(steps),
+        StreamStep::Parts(steps) => {
             let part = |step: &PartStep| quoted(parts.get(step.part as usize).map_or("", |part| &part.id));
             let (mut copies, mut kernels) = (Vec::new(), Vec::new());
             for step in steps {
@@ -215,11 +216,11 @@ fn whole(steps: &[PartStep]) -> String {
     }
 }
 
-fn copy(from: &Place, to: &Place) -> String {
+fn copy(from: &CopyEndpoint, to: &CopyEndpoint) -> String {
     format!("{{ copy = {} }}", quoted(&format!("{} -> {}", name(from), name(to))))
 }
 
-fn on(at: &Place, on_cpu: bool) -> &str {
+fn on(at: &CopyEndpoint, on_cpu: bool) -> &str {
     if on_cpu { "cpu" } else { name(at) }
 }
 

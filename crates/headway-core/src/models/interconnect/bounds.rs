@@ -16,12 +16,12 @@ use crate::files::machine::{Calibration, RouteId};
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 
 pub use floor::{Floor, Loads};
-pub use shape::{Shape, Total};
+pub use shape::{BatchShape, Total};
 
 /// Which formula bounds a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Bound {
+pub enum BoundFormula {
     /// One block after the other, each at its lowest rate alone: [`Network::serial`].
     Serial,
     /// The busiest engine plus all foreign traffic through what it crosses: [`Network::load`].
@@ -46,7 +46,7 @@ pub struct Wcet {
     /// What the model predicts, no bound: [`Network::completion`].
     pub prediction: Nanos,
     /// The bound that `value` is made from.
-    pub bound_used: Bound,
+    pub bound_used: BoundFormula,
     /// The worst-case time: the bound and the time of submission, with the calibration's margin and jitter.
     pub value: Nanos,
 }
@@ -259,13 +259,13 @@ impl Network {
         let share = self.share(order).ok();
         let twin = calibration.map(|c| self.twin(order, c.sigma_ppm)).transpose()?.flatten();
         let prediction = self.run(order, &mut Fifos::default(), &mut Scratch::new(), None)?;
-        let mut best = (serial, Bound::Serial);
+        let mut best = (serial, BoundFormula::Serial);
         let submissions = self.submissions(order);
         let Some(calibration) = calibration else {
             let value = serial.saturating_add(submissions);
             return Ok(Wcet { serial, load, share, twin, prediction, bound_used: best.1, value });
         };
-        for (value, bound) in [(load, Bound::Load), (share, Bound::Share), (twin, Bound::Twin)] {
+        for (value, bound) in [(load, BoundFormula::Load), (share, BoundFormula::Share), (twin, BoundFormula::Twin)] {
             if let Some(value) = value
                 && value < best.0
             {

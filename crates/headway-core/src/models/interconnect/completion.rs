@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use serde::{Deserialize, Serialize};
 
-use super::{LIMITS, Network, Scratch, Share, Starved};
+use super::{BandwidthShare, LIMITS, Network, Scratch, Starved};
 use crate::files::machine::RouteId;
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 
@@ -24,12 +24,12 @@ pub struct Interval {
     /// End, later than `from`.
     pub to: Nanos,
     /// Every block that moves bytes, by its position in the order, and what it gets. A block in its setup is not here.
-    pub active: Vec<(usize, Share)>,
+    pub active: Vec<(usize, BandwidthShare)>,
 }
 
 /// What the model predicts for a batch that starts on idle engines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Completion {
+pub struct BatchCompletion {
     /// From submission to the last completion.
     pub finish: Nanos,
     /// Completion of each block, by its position in the order.
@@ -135,10 +135,10 @@ impl Network {
     ///
     /// # Errors
     /// [`Starved`] when some block would get no rate.
-    pub fn completion(&self, order: &[BatchBlock]) -> Result<Completion, Starved> {
+    pub fn completion(&self, order: &[BatchBlock]) -> Result<BatchCompletion, Starved> {
         let (mut fifos, mut intervals) = (Fifos::default(), Vec::new());
         let finish = self.run(order, &mut fifos, &mut Scratch::new(), Some(&mut intervals))?;
-        Ok(Completion { finish, blocks: fifos.ends, intervals })
+        Ok(BatchCompletion { finish, blocks: fifos.ends, intervals })
     }
 
     /// The end of the last block; the ends of all are left in `fifos`.

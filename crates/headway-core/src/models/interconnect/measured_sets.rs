@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Network, Scratch, Share};
+use super::{BandwidthShare, Network, Scratch};
 use crate::files::machine::{EngineClass, Machine, Route, RouteId};
 use crate::models::transfer::Method;
 use crate::units::{PPM, Rate};
@@ -83,7 +83,13 @@ impl MeasuredSets {
 
     /// Corrects what limits give the transfers over `active`. Copies between GPUs and the driver's copies of
     /// ordinary memory neither change nor count.
-    pub(super) fn correct(&self, network: &Network, active: &[RouteId], memory: &mut Memory, shares: &mut [Share]) {
+    pub(super) fn correct(
+        &self,
+        network: &Network,
+        active: &[RouteId],
+        memory: &mut Memory,
+        shares: &mut [BandwidthShare],
+    ) {
         let Memory { routes, roles } = memory;
         routes.clear();
         routes.extend(active.iter().filter(|route| self.ways[route.at()].is_some()));

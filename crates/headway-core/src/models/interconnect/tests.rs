@@ -42,7 +42,7 @@ fn verner_figure_ii_1_shares_qpi_until_the_short_block_ends() {
     assert_eq!(completion.finish, Nanos(21_333_334));
     assert_eq!(completion.blocks, [Nanos(21_333_334), Nanos(13_333_334)]);
     let seen: Vec<_> = completion.intervals.iter().map(|i| (i.from.0, i.to.0, i.active.clone())).collect();
-    let share = |rate, by| Share { rate: Rate(rate), limited_by: CapacityId(by) };
+    let share = |rate, by| BandwidthShare { rate: Rate(rate), limited_by: CapacityId(by) };
     let both = vec![(0, share(4_800_000_000, 2)), (1, share(4_800_000_000, 2))];
     let alone = vec![(0, share(8_000_000_000, 0))];
     assert_eq!(seen, [(0, 13_333_334, both), (13_333_334, 21_333_334, alone)]);
@@ -57,7 +57,7 @@ fn verner_figure_ii_1_bounds() {
     same_within(ms(wcet.load.unwrap()), 22.666_667, 1e-5);
     same_within(ms(wcet.share.unwrap()), 26.666_667, 1e-4);
     same_within(ms(wcet.twin.unwrap()), 21.333_334, 1e-4);
-    assert_eq!((wcet.prediction, wcet.bound_used), (Nanos(21_333_334), Bound::Twin));
+    assert_eq!((wcet.prediction, wcet.bound_used), (Nanos(21_333_334), BoundFormula::Twin));
     assert_eq!(wcet.value, Nanos((wcet.twin.unwrap().0 * 101).div_ceil(100) + 5_000));
 }
 
@@ -65,7 +65,7 @@ fn verner_figure_ii_1_bounds() {
 fn without_calibration_only_the_serial_bound_is_used() {
     let (machine, blocks) = figure_ii_1();
     let wcet = Network::new(&machine).wcet(&blocks, None).unwrap();
-    assert_eq!((wcet.value, wcet.bound_used, wcet.twin), (wcet.serial, Bound::Serial, None));
+    assert_eq!((wcet.value, wcet.bound_used, wcet.twin), (wcet.serial, BoundFormula::Serial, None));
 }
 
 #[test]

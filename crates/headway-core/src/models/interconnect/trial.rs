@@ -100,7 +100,7 @@ impl Accuracy {
 
 /// What batches that a machine was not fitted to say of its predictions and of its bounds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seen {
+pub struct TrialErrors {
     /// Of each batch, `|measured - predicted| / predicted` in parts per million.
     errors: Vec<u64>,
     /// Sum of the bounds without margin and jitter.
@@ -109,7 +109,7 @@ pub struct Seen {
     excesses: Vec<(Nanos, Nanos)>,
 }
 
-impl Seen {
+impl TrialErrors {
     /// Takes in a batch that was run.
     ///
     /// # Errors
@@ -186,13 +186,13 @@ impl Seen {
     }
 }
 
-/// Checks `machine` with `trials`, which it was not fitted to ([`Seen::put`]).
+/// Checks `machine` with `trials`, which it was not fitted to ([`TrialErrors::put`]).
 ///
 /// # Errors
 /// [`Starved`] when some block would get no rate.
 pub fn validate(machine: &mut Machine, trials: &[Trial]) -> Result<(), Starved> {
     let Some(calibration) = machine.calibration.clone() else { return Ok(()) };
-    let (network, mut seen) = (Network::new(machine), Seen::default());
+    let (network, mut seen) = (Network::new(machine), TrialErrors::default());
     for trial in trials {
         seen.add(trial, &network, &calibration)?;
     }
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn margin_and_jitter_cover_every_excess_at_least_cost_of_the_mean_batch() {
         let us = |bound: u64, by: u64| (Nanos(bound * 1000), Nanos(by * 1000));
-        let seen = |excesses: &[(Nanos, Nanos)], mean: u64| Seen {
+        let seen = |excesses: &[(Nanos, Nanos)], mean: u64| TrialErrors {
             errors: vec![0; 4],
             bounds: 4 * u128::from(mean) * 1000,
             excesses: excesses.to_vec(),

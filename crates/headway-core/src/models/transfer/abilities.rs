@@ -38,7 +38,7 @@ pub struct Abilities {
 pub struct Occupies {
     /// The copy engine of its direction.
     pub engine: bool,
-    pub cpu: Cpu,
+    pub cpu: CpuUse,
     pub multiprocessors: Multiprocessors,
     /// The one small mapping that moves over a GPU's memory.
     pub pager: bool,
@@ -48,7 +48,7 @@ pub struct Occupies {
 
 /// Which CPUs a copy keeps busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cpu {
+pub enum CpuUse {
     /// None; the waiting thread may sleep or poll.
     Idle,
     /// That of the caller.
@@ -93,7 +93,7 @@ const PLAIN: Abilities = Abilities {
     posted: false,
     occupies: Occupies {
         engine: false,
-        cpu: Cpu::Idle,
+        cpu: CpuUse::Idle,
         multiprocessors: Multiprocessors::Free,
         pager: false,
         others: false,
@@ -105,7 +105,7 @@ const NOTHING: Occupies = PLAIN.occupies;
 const PAGEABLE: Abilities = Abilities {
     summary: "the driver's own call",
     urgent: true,
-    occupies: Occupies { engine: true, cpu: Cpu::Caller, ..NOTHING },
+    occupies: Occupies { engine: true, cpu: CpuUse::Caller, ..NOTHING },
     ..PLAIN
 };
 const DMA: Abilities = Abilities {
@@ -121,7 +121,7 @@ const REGISTER: Abilities = Abilities {
     summary: "`dma`, the memory pinned for this one copy",
     memory: ORDINARY,
     least: Bytes(64 * KIB),
-    occupies: Occupies { engine: true, cpu: Cpu::Caller, ..NOTHING },
+    occupies: Occupies { engine: true, cpu: CpuUse::Caller, ..NOTHING },
     instead: &[Method::Staged],
     ..PLAIN
 };
@@ -130,14 +130,14 @@ const PINNING: Abilities = Abilities {
     // Pages of files belong to others, too.
     memory: &[Touched, Untouched],
     least: Bytes(4 * MIB),
-    occupies: Occupies { engine: true, cpu: Cpu::Caller, ..NOTHING },
+    occupies: Occupies { engine: true, cpu: CpuUse::Caller, ..NOTHING },
     instead: &[Method::Staged],
     ..PLAIN
 };
 const STAGED: Abilities = Abilities {
     summary: "threads copy through pinned buffers while the engine copies",
     least: Bytes(64 * KIB),
-    occupies: Occupies { engine: true, cpu: Cpu::Threads, ..NOTHING },
+    occupies: Occupies { engine: true, cpu: CpuUse::Threads, ..NOTHING },
     instead: &[Method::Pageable],
     ..PLAIN
 };
@@ -147,7 +147,7 @@ const WINDOW: Abilities = Abilities {
     window: true,
     urgent: true,
     posted: true,
-    occupies: Occupies { cpu: Cpu::Caller, ..NOTHING },
+    occupies: Occupies { cpu: CpuUse::Caller, ..NOTHING },
     instead: &[Method::Resident(None), Method::Dma],
     ..PLAIN
 };
@@ -156,7 +156,7 @@ const PAGED_WINDOW: Abilities = Abilities {
     most: [Bytes(16 * MIB), Bytes(256 * KIB)],
     window: true,
     posted: true,
-    occupies: Occupies { cpu: Cpu::Caller, pager: true, ..NOTHING },
+    occupies: Occupies { cpu: CpuUse::Caller, pager: true, ..NOTHING },
     instead: &[Method::Dma],
     ..PLAIN
 };
@@ -190,7 +190,7 @@ const MULTIPATH: Abilities = Abilities {
     summary: "one large copy over the links of several GPUs",
     measured: &[Pinned, Touched],
     least: Bytes(4 * MIB),
-    occupies: Occupies { engine: true, cpu: Cpu::ThreadsUnlessPinned, others: true, ..NOTHING },
+    occupies: Occupies { engine: true, cpu: CpuUse::ThreadsUnlessPinned, others: true, ..NOTHING },
     instead: &[Method::Dma],
     ..PLAIN
 };
@@ -256,9 +256,9 @@ impl Occupies {
     #[must_use]
     pub fn staging(&self, memory: HostMemory) -> bool {
         match self.cpu {
-            Cpu::Threads => true,
-            Cpu::ThreadsUnlessPinned => memory != Pinned,
-            Cpu::Idle | Cpu::Caller => false,
+            CpuUse::Threads => true,
+            CpuUse::ThreadsUnlessPinned => memory != Pinned,
+            CpuUse::Idle | CpuUse::Caller => false,
         }
     }
 
@@ -316,8 +316,8 @@ fn forms(method: Method) -> String {
 fn busy(occupies: &Occupies) -> Vec<String> {
     let parts = [
         (occupies.engine, "the copy engine"),
-        (occupies.cpu == Cpu::Caller, "the caller's CPU"),
-        (matches!(occupies.cpu, Cpu::Threads | Cpu::ThreadsUnlessPinned), "several CPUs"),
+        (occupies.cpu == CpuUse::Caller, "the caller's CPU"),
+        (matches!(occupies.cpu, CpuUse::Threads | CpuUse::ThreadsUnlessPinned), "several CPUs"),
         (occupies.multiprocessor(), "multiprocessors"),
         (occupies.pager, "the small mapping"),
         (occupies.others, "other GPUs' links"),
@@ -328,7 +328,7 @@ fn busy(occupies: &Occupies) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::transfer::Shape;
+    use crate::models::transfer::ResidentShape;
 
     #[test]
     fn what_takes_a_methods_place_copies_the_same_way_and_ends_with_the_driver() {
@@ -358,7 +358,7 @@ mod tests {
             assert!(driver.directions.contains(&direction));
             assert!(direction == Peer || driver.memory.contains(&memory));
         }
-        assert!(Method::Resident(Some(Shape::Hub)).abilities().measures(H2d, Bytes(16 * MIB)));
+        assert!(Method::Resident(Some(ResidentShape::Hub)).abilities().measures(H2d, Bytes(16 * MIB)));
         assert!(!Method::Window(None).abilities().measures(D2h, Bytes(MIB)));
     }
 }

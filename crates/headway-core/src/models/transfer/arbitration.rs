@@ -22,19 +22,19 @@ pub const WAIT_COPIES: Nanos = Nanos(350_000);
 
 /// What stands between two pieces of a bulk copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Between {
+pub enum ChunkGap {
     /// A word that the stream writes to memory, behind a barrier.
     Word,
     /// Nothing, but the next piece is on another stream, which waits for an event of the first one.
     Streams,
 }
 
-impl Between {
+impl ChunkGap {
     /// The two, as machine files call them.
     pub const WORDS: [(&'static str, Self); 2] = [("words", Self::Word), ("streams", Self::Streams)];
 }
 
-impl std::fmt::Display for Between {
+impl std::fmt::Display for ChunkGap {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Word => "a written word behind each",
@@ -45,7 +45,7 @@ impl std::fmt::Display for Between {
 
 /// What small copies waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wait {
+pub struct SmallCopyWait {
     /// Samples.
     pub n: u32,
     pub median: Nanos,
@@ -55,7 +55,7 @@ pub struct Wait {
     pub max: Nanos,
 }
 
-impl Wait {
+impl SmallCopyWait {
     /// The 99th percentile, or what stands nearest to it.
     #[must_use]
     pub fn long(&self) -> Nanos {
@@ -85,12 +85,12 @@ pub struct Cut {
     /// The bulk copy's rate, in parts per million of that of a whole one with nothing beside it.
     pub share_ppm: u64,
     /// What the small copies waited for.
-    pub wait: Wait,
+    pub wait: SmallCopyWait,
 }
 
 /// One direction of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Arbitration {
+pub struct EngineArbitration {
     /// A whole bulk copy: its length is the piece.
     pub whole: Cut,
     /// What that takes with nothing beside it.
@@ -100,18 +100,18 @@ pub struct Arbitration {
     /// Pieces on two streams by turns, by length; empty = as above.
     pub streams: Vec<Cut>,
     /// What a small copy of another process waits for beside a whole bulk copy; `None` = not measured.
-    pub process: Option<Wait>,
+    pub process: Option<SmallCopyWait>,
 }
 
 /// What lets small copies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Advice {
+pub enum ArbitrationAdvice {
     /// Nothing is needed: they get in beside whole copies.
     Whole,
     /// They get in where bulk copies are queued in pieces.
     Pieces {
         /// What is between them.
-        between: Between,
+        between: ChunkGap,
         /// How long they are, and what that gave.
         cut: Cut,
     },
@@ -119,8 +119,8 @@ pub enum Advice {
     Nothing,
 }
 
-impl Arbitration {
-    fn is_soon(&self, wait: &Wait) -> bool {
+impl EngineArbitration {
+    fn is_soon(&self, wait: &SmallCopyWait) -> bool {
         wait.median.0.saturating_mul(SOON) < self.time.0
     }
 
@@ -132,10 +132,10 @@ impl Arbitration {
 
     /// The cuts that let small copies in, by what is between the pieces.
     #[must_use]
-    pub fn cuts(&self, between: Between) -> impl DoubleEndedIterator<Item = Cut> {
+    pub fn cuts(&self, between: ChunkGap) -> impl DoubleEndedIterator<Item = Cut> {
         let cuts = match between {
-            Between::Word => &self.words,
-            Between::Streams => &self.streams,
+            ChunkGap::Word => &self.words,
+            ChunkGap::Streams => &self.streams,
         };
         cuts.iter().filter(|cut| self.is_soon(&cut.wait)).copied()
     }
@@ -143,31 +143,31 @@ impl Arbitration {
     /// The largest piece beside which small copies wait for no more than `bound`, the smallest one that was measured if all let
     /// them wait for longer. Words are preferred, since they need one stream only.
     #[must_use]
-    pub fn advise(&self, bound: Nanos) -> Advice {
+    pub fn advise(&self, bound: Nanos) -> ArbitrationAdvice {
         if self.lets_in() {
-            return Advice::Whole;
+            return ArbitrationAdvice::Whole;
         }
         let of = |between| {
             let fits = self.cuts(between).rfind(|cut| cut.wait.long() <= bound);
             let cut = fits.or_else(|| self.cuts(between).next())?;
-            Some(Advice::Pieces { between, cut })
+            Some(ArbitrationAdvice::Pieces { between, cut })
         };
-        of(Between::Word).or_else(|| of(Between::Streams)).unwrap_or(Advice::Nothing)
+        of(ChunkGap::Word).or_else(|| of(ChunkGap::Streams)).unwrap_or(ArbitrationAdvice::Nothing)
     }
 }
 
-impl Advice {
+impl ArbitrationAdvice {
     /// The piece behind which a word is to be written; `None` = copies stay whole.
     #[must_use]
     pub fn word(&self) -> Option<Bytes> {
         match self {
-            Self::Pieces { between: Between::Word, cut } => Some(cut.piece),
+            Self::Pieces { between: ChunkGap::Word, cut } => Some(cut.piece),
             _ => None,
         }
     }
 }
 
-impl std::fmt::Display for Advice {
+impl std::fmt::Display for ArbitrationAdvice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Whole => f.write_str("whole copies let small ones in"),
@@ -197,12 +197,12 @@ mod tests {
         Cut {
             piece: Bytes(mib << 20),
             share_ppm,
-            wait: Wait { n: 100, median, p99: Nanos(median.0 * 2), max: Nanos::MAX },
+            wait: SmallCopyWait { n: 100, median, p99: Nanos(median.0 * 2), max: Nanos::MAX },
         }
     }
 
-    fn asked(whole_us: u64, words: &[Cut], streams: &[Cut]) -> Arbitration {
-        Arbitration {
+    fn asked(whole_us: u64, words: &[Cut], streams: &[Cut]) -> EngineArbitration {
+        EngineArbitration {
             whole: cut(1024, PPM, whole_us),
             time: Nanos(19_000_000),
             words: words.to_vec(),
@@ -216,30 +216,33 @@ mod tests {
         let words = [cut(1, 800_000, 24), cut(4, 930_000, 80), cut(16, 980_000, 300)];
         let this = asked(19_000, &words, &[cut(32, 990_000, 10)]);
         let piece = |bound_us: u64| match this.advise(Nanos(bound_us * 1_000)) {
-            Advice::Pieces { between: Between::Word, cut } => cut.piece.0 >> 20,
+            ArbitrationAdvice::Pieces { between: ChunkGap::Word, cut } => cut.piece.0 >> 20,
             other => panic!("{other:?}"),
         };
         assert_eq!([piece(47), piece(48), piece(159), piece(160), piece(600), piece(10_000)], [1, 1, 1, 4, 16, 16]);
-        assert_eq!(this.advise(Nanos(200_000)), Advice::Pieces { between: Between::Word, cut: words[1] });
+        assert_eq!(this.advise(Nanos(200_000)), ArbitrationAdvice::Pieces { between: ChunkGap::Word, cut: words[1] });
         let streams = asked(19_000, &[cut(4, 970_000, 18_900)], &[cut(4, 940_000, 80)]);
         assert!(
-            matches!(streams.advise(WAIT_GUESTS), Advice::Pieces { between: Between::Streams, .. }),
+            matches!(streams.advise(WAIT_GUESTS), ArbitrationAdvice::Pieces { between: ChunkGap::Streams, .. }),
             "words do not help"
         );
     }
 
     #[test]
     fn whole_copies_stay_whole_where_they_let_others_in_or_nothing_does() {
-        assert_eq!(asked(12, &[cut(4, 930_000, 80)], &[]).advise(WAIT_GUESTS), Advice::Whole);
-        assert_eq!(asked(19_000, &[cut(4, 930_000, 18_000)], &[]).advise(WAIT_GUESTS), Advice::Nothing);
-        assert_eq!(asked(19_000, &[], &[]).advise(WAIT_GUESTS), Advice::Nothing);
+        assert_eq!(asked(12, &[cut(4, 930_000, 80)], &[]).advise(WAIT_GUESTS), ArbitrationAdvice::Whole);
+        assert_eq!(asked(19_000, &[cut(4, 930_000, 18_000)], &[]).advise(WAIT_GUESTS), ArbitrationAdvice::Nothing);
+        assert_eq!(asked(19_000, &[], &[]).advise(WAIT_GUESTS), ArbitrationAdvice::Nothing);
     }
 
     #[test]
     fn few_samples_have_no_percentile() {
         let times: Vec<Nanos> = (1..=200).map(Nanos).collect();
-        assert_eq!(Wait::of(&times), Some(Wait { n: 200, median: Nanos(101), p99: Nanos(198), max: Nanos(200) }));
-        assert_eq!(Wait::of(&times[..99]).map(|wait| (wait.p99, wait.long())), Some((Nanos::MAX, Nanos(99))));
-        assert_eq!(Wait::of(&[]), None);
+        assert_eq!(
+            SmallCopyWait::of(&times),
+            Some(SmallCopyWait { n: 200, median: Nanos(101), p99: Nanos(198), max: Nanos(200) })
+        );
+        assert_eq!(SmallCopyWait::of(&times[..99]).map(|wait| (wait.p99, wait.long())), Some((Nanos::MAX, Nanos(99))));
+        assert_eq!(SmallCopyWait::of(&[]), None);
     }
 }

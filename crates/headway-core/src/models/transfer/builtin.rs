@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Curve, Direction, HostMemory, Point, Stores, Tuning};
+use super::{Curve, CurvePoint, Direction, HostMemory, Stores, Tuning};
 use crate::units::{Bytes, Nanos, Rate};
 
 const KIB: u64 = 1 << 10;
@@ -212,7 +212,7 @@ fn curve(points: &[(u64, u64)], rate: Rate) -> Curve {
     let least = (64 * KIB, time * 64 * KIB / first + 10_000);
     let point = |&(bytes, median): &(u64, u64)| {
         let median = Nanos(median).max(rate.time_for(Bytes(bytes)));
-        Point { bytes: Bytes(bytes), n: 0, median, p99: Nanos::MAX, max: Nanos::MAX }
+        CurvePoint { bytes: Bytes(bytes), n: 0, median, p99: Nanos::MAX, max: Nanos::MAX }
     };
     Curve::new([least].iter().chain(points).map(point).collect()).expect("the tables above ascend")
 }

@@ -8,13 +8,13 @@ use std::fmt;
 use serde::Serialize;
 
 pub(super) use self::case::{Case, compare_lead};
-use super::{Bounds, Direction, HostMemory, Load, Method, Price, Profile, Statistic, Tuning};
+use super::{BackgroundLoad, Bounds, Direction, HostMemory, Method, Price, Profile, Statistic, Tuning};
 use crate::files::machine::EndpointId;
 use crate::units::{Bytes, Nanos};
 
 /// A copy for which a method is to be chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct MethodRequest {
     /// The GPU; of a peer copy the source.
     pub gpu: EndpointId,
     /// The target of a peer copy.
@@ -29,14 +29,14 @@ pub struct Request {
     /// Address of the host end modulo 64.
     pub alignment: u8,
     /// What else the GPU carries.
-    pub load: Load,
+    pub load: BackgroundLoad,
     /// GPUs that copy the same way at the same time, this one included.
     pub active: u32,
     /// What is to be least.
     pub objective: Statistic,
 }
 
-impl Request {
+impl MethodRequest {
     /// One piece of `bytes` between `gpu` and memory of kind `memory`, aligned, nothing else going on, for the median.
     #[must_use]
     pub const fn new(gpu: EndpointId, direction: Direction, memory: HostMemory, bytes: Bytes) -> Self {
@@ -48,7 +48,7 @@ impl Request {
             pieces: 1,
             memory,
             alignment: 0,
-            load: Load::Alone,
+            load: BackgroundLoad::Alone,
             active: 1,
             objective: Statistic::Median,
         }
@@ -78,7 +78,7 @@ pub struct Available {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
-pub enum Reason {
+pub enum RejectionReason {
     /// Its probe failed or was not made.
     NotAvailable,
     /// It uses multiprocessors.
@@ -119,7 +119,7 @@ pub enum Reason {
     Slower,
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for RejectionReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotAvailable => f.write_str("not usable here; `headway doctor` says why"),
@@ -148,16 +148,16 @@ impl fmt::Display for Reason {
 /// What became of a way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum MethodVerdict {
     /// It is used.
     Chosen,
     /// It is not.
-    Rejected(Reason),
+    Rejected(RejectionReason),
 }
 
 /// Predicted cost; `None` = not measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Figures {
+pub struct CostFigures {
     /// Half of the copies take at most this long.
     pub median: Option<Nanos>,
     /// 99 % take at most this long.
@@ -168,7 +168,7 @@ pub struct Figures {
     pub n: u32,
 }
 
-impl Figures {
+impl CostFigures {
     /// One of them.
     #[must_use]
     pub const fn of(&self, statistic: Statistic) -> Option<Nanos> {
@@ -185,16 +185,16 @@ impl Figures {
 pub struct Candidate {
     pub method: Method,
     /// Its predicted cost.
-    pub figures: Figures,
+    pub figures: CostFigures,
     /// What it keeps busy.
     pub price: Price,
     /// Chosen, or why not.
-    pub verdict: Verdict,
+    pub verdict: MethodVerdict,
 }
 
 /// The way a copy goes, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct MethodChoice {
     pub method: Method,
     /// How, where it goes through pinned buffers from or to ordinary memory.
     pub tuning: Option<Tuning>,
@@ -220,7 +220,7 @@ pub struct Choice {
 /// a stale profile it is the driver. Of the tunings of `staged` whose price was measured it is the cheapest within 5 % of the fastest, as
 /// far as `available` allows it ([`Bounds::pick`]).
 #[must_use]
-pub fn choose(profile: &Profile, request: &Request, available: &Available) -> Choice {
+pub fn choose(profile: &Profile, request: &MethodRequest, available: &Available) -> MethodChoice {
     Case::new(profile, request, available).choice(request.bytes)
 }
 

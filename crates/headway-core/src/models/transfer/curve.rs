@@ -19,7 +19,7 @@ pub fn tail<T>(n: u64, p99: T) -> Option<T> {
 
 /// One size that was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Point {
+pub struct CurvePoint {
     /// Size of the copy.
     pub bytes: Bytes,
     /// Samples; 0 = not measured but set.
@@ -32,22 +32,22 @@ pub struct Point {
     pub max: Nanos,
 }
 
-/// A figure of a [`Point`].
+/// A figure of a [`CurvePoint`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Statistic {
-    /// [`Point::median`].
+    /// [`CurvePoint::median`].
     Median,
-    /// [`Point::p99`].
+    /// [`CurvePoint::p99`].
     P99,
-    /// [`Point::max`], made monotone: for bounds.
+    /// [`CurvePoint::max`], made monotone: for bounds.
     Max,
 }
 
 /// Measured points, ascending by size, at least one. Clones share them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Curve {
-    points: Arc<[Point]>,
+    points: Arc<[CurvePoint]>,
     /// The largest `max` up to each point.
     tops: Arc<[Nanos]>,
 }
@@ -88,10 +88,10 @@ impl Curve {
     /// `None` without a point, where sizes do not ascend, where median, p99 and max of one size do not, or beyond what a file
     /// may say: 2^50 bytes, 366 days.
     #[must_use]
-    pub fn new(points: Vec<Point>) -> Option<Self> {
+    pub fn new(points: Vec<CurvePoint>) -> Option<Self> {
         // With these limits every step of the interpolation fits 128 bits at any size.
         let known = |time: Nanos| time <= TIME_MAX || time == Nanos::MAX;
-        let fits = |p: &Point| {
+        let fits = |p: &CurvePoint| {
             let ordered = p.median <= p.p99 && p.p99 <= p.max;
             ordered && p.bytes <= SIZE_MAX && p.median <= TIME_MAX && known(p.p99) && known(p.max)
         };
@@ -109,7 +109,7 @@ impl Curve {
     }
 
     #[must_use]
-    pub fn points(&self) -> &[Point] {
+    pub fn points(&self) -> &[CurvePoint] {
         &self.points
     }
 
@@ -202,8 +202,8 @@ mod tests {
 
     use super::*;
 
-    fn point(bytes: u64, median: u64, p99: u64, max: u64) -> Point {
-        Point { bytes: Bytes(bytes), n: 9, median: Nanos(median), p99: Nanos(p99), max: Nanos(max) }
+    fn point(bytes: u64, median: u64, p99: u64, max: u64) -> CurvePoint {
+        CurvePoint { bytes: Bytes(bytes), n: 9, median: Nanos(median), p99: Nanos(p99), max: Nanos(max) }
     }
 
     fn curve(points: &[(u64, u64)]) -> Curve {
@@ -271,7 +271,7 @@ mod tests {
             (times, n)
         });
         proptest::collection::btree_map(0..=bytes, figures, 1..8).prop_map(|points| {
-            let point = |(bytes, ([a, b, c], n)): (u64, ([u64; 3], u32))| Point { n, ..point(bytes, a, b, c) };
+            let point = |(bytes, ([a, b, c], n)): (u64, ([u64; 3], u32))| CurvePoint { n, ..point(bytes, a, b, c) };
             Curve::new(points.into_iter().map(point).collect()).expect("ascending")
         })
     }

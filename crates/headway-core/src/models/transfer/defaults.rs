@@ -7,7 +7,9 @@
 use std::collections::BTreeMap;
 
 use super::builtin::{Bus, NodeClass};
-use super::{Curve, Direction, HostMemory, Key, Load, Mapping, Method, Point, Profile, Stores, Tuning};
+use super::{
+    BackgroundLoad, Curve, CurveKey, CurvePoint, Direction, HostMemory, Method, Profile, Stores, Tuning, WindowMapping,
+};
 use crate::files::machine::EndpointId;
 use crate::units::{Bytes, Nanos};
 
@@ -48,13 +50,22 @@ pub fn default_tuning(direction: Direction, memory: HostMemory) -> Tuning {
 pub fn defaults() -> Profile {
     let mut curves = BTreeMap::new();
     let mut add = |method, direction, memory, peer, curve: Curve| {
-        let key = Key { gpu: EndpointId(0), peer, method, direction, memory, load: Load::Alone, active: 1, pieces: 1 };
+        let key = CurveKey {
+            gpu: EndpointId(0),
+            peer,
+            method,
+            direction,
+            memory,
+            load: BackgroundLoad::Alone,
+            active: 1,
+            pieces: 1,
+        };
         curves.insert(key, curve);
     };
     let methods = [(Direction::H2d, PAGEABLE_IN, WINDOW_IN), (Direction::D2h, PAGEABLE_OUT, WINDOW_OUT)];
     for (direction, pageable, window) in methods {
         let figures = NODE.figures(direction, HostMemory::Touched);
-        let from = |curve: &Curve, least| -> Vec<Point> {
+        let from = |curve: &Curve, least| -> Vec<CurvePoint> {
             curve.points().iter().filter(|point| point.bytes.0 >= least).copied().collect()
         };
         let driver = pageable.iter().map(point).chain(from(&figures.driver, MIB)).collect();
@@ -62,7 +73,7 @@ pub fn defaults() -> Profile {
         let staged = from(&figures.staged, STAGED_LEAST);
         add(Method::Staged, direction, HostMemory::Touched, None, ascending(staged));
         add(Method::Dma, direction, HostMemory::Pinned, None, set(DMA));
-        for mapping in [Mapping::Gdrdrv, Mapping::Vulkan, Mapping::DmaBuf] {
+        for mapping in [WindowMapping::Gdrdrv, WindowMapping::Vulkan, WindowMapping::DmaBuf] {
             for memory in [HostMemory::Pinned, HostMemory::Touched] {
                 add(Method::Window(Some(mapping)), direction, memory, None, set(window));
             }
@@ -72,14 +83,14 @@ pub fn defaults() -> Profile {
     Profile { curves, ..Profile::default() }
 }
 
-const fn point(&(bytes, median): &(u64, u64)) -> Point {
-    Point { bytes: Bytes(bytes), n: 0, median: Nanos(median), p99: Nanos::MAX, max: Nanos::MAX }
+const fn point(&(bytes, median): &(u64, u64)) -> CurvePoint {
+    CurvePoint { bytes: Bytes(bytes), n: 0, median: Nanos(median), p99: Nanos::MAX, max: Nanos::MAX }
 }
 
 fn set(points: &[(u64, u64)]) -> Curve {
     ascending(points.iter().map(point).collect())
 }
 
-fn ascending(points: Vec<Point>) -> Curve {
+fn ascending(points: Vec<CurvePoint>) -> Curve {
     Curve::new(points).expect("the tables above ascend")
 }

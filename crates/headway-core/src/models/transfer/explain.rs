@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Choice, Figures, Price, Profile, Request, TAIL_SAMPLES, Verdict};
+use super::{CostFigures, MethodChoice, MethodRequest, MethodVerdict, Price, Profile, TAIL_SAMPLES};
 use crate::files::machine::Machine;
 
 /// A choice laid out: one row per way, the chosen one first.
@@ -14,14 +14,14 @@ pub struct Explanation {
     pub machine: String,
     /// Where the figures come from: the profile's source and date, or `default`.
     pub profile: String,
-    pub rows: Vec<Row>,
+    pub rows: Vec<MethodRow>,
     /// What decided and what was assumed.
     pub why: Vec<String>,
 }
 
 /// A way and what became of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Row {
+pub struct MethodRow {
     /// The method's word.
     pub method: &'static str,
     /// The form's word, or nothing.
@@ -30,7 +30,7 @@ pub struct Row {
     /// Predicted figures; `None` = not measured. Fewer than [`TAIL_SAMPLES`] copies have no 99th percentile: their longest one is
     /// the maximum.
     #[serde(flatten)]
-    pub figures: Figures,
+    pub figures: CostFigures,
     /// What it keeps busy.
     #[serde(flatten)]
     pub price: Price,
@@ -40,18 +40,18 @@ pub struct Row {
 
 /// Lays out `choice`, which was made for `request` on `machine`.
 #[must_use]
-pub fn explain(machine: &Machine, request: &Request, choice: &Choice) -> Explanation {
-    let row = |candidate: &super::Candidate| Row {
+pub fn explain(machine: &Machine, request: &MethodRequest, choice: &MethodChoice) -> Explanation {
+    let row = |candidate: &super::Candidate| MethodRow {
         method: candidate.method.word(),
         form: candidate.method.form().unwrap_or(""),
-        figures: Figures {
+        figures: CostFigures {
             p99: candidate.figures.p99.filter(|_| !(1..TAIL_SAMPLES).contains(&candidate.figures.n)),
             ..candidate.figures
         },
         price: candidate.price,
         verdict: match candidate.verdict {
-            Verdict::Chosen => "chosen".to_owned(),
-            Verdict::Rejected(reason) => format!("rejected: {reason}"),
+            MethodVerdict::Chosen => "chosen".to_owned(),
+            MethodVerdict::Rejected(reason) => format!("rejected: {reason}"),
         },
     };
     Explanation {
@@ -63,7 +63,7 @@ pub fn explain(machine: &Machine, request: &Request, choice: &Choice) -> Explana
     }
 }
 
-fn question(machine: &Machine, request: &Request) -> String {
+fn question(machine: &Machine, request: &MethodRequest) -> String {
     let name = |end: crate::files::machine::EndpointId| machine.endpoints.get(end.at()).map_or("?", |e| e.id.as_str());
     let ends = match request.peer {
         Some(peer) => format!("{} -> {}", name(request.gpu), name(peer)),
@@ -77,7 +77,7 @@ fn question(machine: &Machine, request: &Request) -> String {
     )
 }
 
-fn source(profile: &Profile, machine: &Machine, choice: &Choice) -> String {
+fn source(profile: &Profile, machine: &Machine, choice: &MethodChoice) -> String {
     if choice.why.iter().any(|line| line.starts_with("default")) {
         return "default, not measured".to_owned();
     }
@@ -93,7 +93,9 @@ mod tests {
 
     use super::*;
     use crate::files::machine::parse;
-    use crate::models::transfer::{Available, Direction, HostMemory, Mapping, Method, Request, Shape, choose};
+    use crate::models::transfer::{
+        Available, Direction, HostMemory, Method, MethodRequest, ResidentShape, WindowMapping, choose,
+    };
     use crate::units::Bytes;
 
     #[test]
@@ -101,9 +103,10 @@ mod tests {
         let text = include_str!("../../../tests/machines/h200-x1.toml");
         let machine = parse("h200-x1", text).expect("it parses");
         let gpu = machine.gpus().next().expect("it has one");
-        let methods = BTreeSet::from([Method::Window(Some(Mapping::Vulkan)), Method::Resident(Some(Shape::Hub))]);
+        let methods =
+            BTreeSet::from([Method::Window(Some(WindowMapping::Vulkan)), Method::Resident(Some(ResidentShape::Hub))]);
         let available = Available { methods, ..Available::default() };
-        let request = Request::new(gpu, Direction::H2d, HostMemory::Touched, Bytes(4096));
+        let request = MethodRequest::new(gpu, Direction::H2d, HostMemory::Touched, Bytes(4096));
         let explained = explain(&machine, &request, &choose(&machine.profile, &request, &available));
         assert_eq!(explained.question, "4 KiB h2d gpu0, memory warm, load alone, 1 active GPU, objective median");
         assert_eq!(explained.profile, "default, not measured");

@@ -39,7 +39,7 @@ pub struct Sample {
 
 /// Engine time of a copy with no byte moving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Setup {
+pub struct CopySetup {
     /// On an idle engine.
     pub idle: Nanos,
     /// Behind another copy.
@@ -50,7 +50,7 @@ pub struct Setup {
 
 /// What is known of the node beside the samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Node {
+pub struct NodeFacts {
     /// Name of the machine.
     pub name: String,
     /// One line on what it is.
@@ -58,7 +58,7 @@ pub struct Node {
     /// Memories, then GPUs.
     pub endpoints: Vec<Endpoint>,
     /// Set-up of copies of each GPU in each direction.
-    pub setups: BTreeMap<(EndpointId, Direction), Setup>,
+    pub setups: BTreeMap<(EndpointId, Direction), CopySetup>,
     /// Submission to start plus completion to noticed, at most.
     pub jitter: Nanos,
     /// When the samples were taken.
@@ -150,7 +150,7 @@ type Links = BTreeMap<(EndpointId, Direction), Own>;
 ///
 /// # Errors
 /// [`FitError`] names the sample or the GPU.
-pub fn fit(node: &Node, samples: &[Sample]) -> Result<Machine, FitError> {
+pub fn fit(node: &NodeFacts, samples: &[Sample]) -> Result<Machine, FitError> {
     let sets = sets(node, samples)?;
     let links = links(node, &sets)?;
     let shared = search(&sets, |shared| {
@@ -165,7 +165,7 @@ pub fn fit(node: &Node, samples: &[Sample]) -> Result<Machine, FitError> {
 }
 
 /// The samples checked and grouped by their copies.
-fn sets(node: &Node, samples: &[Sample]) -> Result<Vec<Set>, FitError> {
+fn sets(node: &NodeFacts, samples: &[Sample]) -> Result<Vec<Set>, FitError> {
     let mut groups: BTreeMap<Vec<(EndpointId, Direction)>, Vec<Vec<Rate>>> = BTreeMap::new();
     for (sample, Sample { transfers, rates }) in samples.iter().enumerate() {
         if transfers.len() != rates.len() {
@@ -201,7 +201,7 @@ fn sets(node: &Node, samples: &[Sample]) -> Result<Vec<Set>, FitError> {
 }
 
 /// What each GPU does by itself: alone, and with both directions at once.
-fn links(node: &Node, sets: &[Set]) -> Result<Links, FitError> {
+fn links(node: &NodeFacts, sets: &[Set]) -> Result<Links, FitError> {
     let find = |copies: &[(EndpointId, Direction)]| sets.iter().find(|set| set.transfers == copies);
     let mut links = Links::new();
     for (gpu, endpoint) in (0..).map(EndpointId).zip(&node.endpoints).filter(|(_, e)| e.kind == EndpointKind::Gpu) {
@@ -219,7 +219,7 @@ fn links(node: &Node, sets: &[Set]) -> Result<Links, FitError> {
 }
 
 /// The machine with these links and shared limits.
-fn build(node: &Node, links: &Links, shared: &Shared) -> Result<Machine, FitError> {
+fn build(node: &NodeFacts, links: &Links, shared: &Shared) -> Result<Machine, FitError> {
     let mut machine = Machine {
         name: node.name.clone(),
         description: node.description.clone(),
@@ -292,7 +292,7 @@ fn engine(gpu_id: &str, gpu: EndpointId, class: EngineClass) -> Engine {
 }
 
 /// The memory on the GPU's NUMA node, else the first.
-fn memory_of(node: &Node, gpu: EndpointId) -> Option<EndpointId> {
+fn memory_of(node: &NodeFacts, gpu: EndpointId) -> Option<EndpointId> {
     let memories = || (0..).zip(&node.endpoints).filter(|(_, e)| e.kind == EndpointKind::Memory);
     let numa = node.endpoints[gpu.at()].numa;
     let near = memories().find(|(_, e)| numa.is_some() && e.numa == numa);
@@ -359,7 +359,7 @@ fn off_ppm(a: Rate, b: Rate) -> u64 {
     u64::try_from(off).unwrap_or(u64::MAX)
 }
 
-fn calibrate(node: &Node, machine: &Machine, sets: &[Set]) -> Result<Calibration, FitError> {
+fn calibrate(node: &NodeFacts, machine: &Machine, sets: &[Set]) -> Result<Calibration, FitError> {
     const LARGEST_PPM: u64 = 100 * PPM;
     let (mut off, mut sigma_ppm) = (Vec::new(), PPM);
     for (set, model) in sets.iter().zip(predict(machine, sets)?) {

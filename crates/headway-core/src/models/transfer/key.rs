@@ -37,7 +37,7 @@ pub enum HostMemory {
 /// What else the copy's GPU carries meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Load {
+pub enum BackgroundLoad {
     /// Nothing.
     Alone,
     /// Bulk copies in the same direction.
@@ -62,7 +62,7 @@ pub enum Stores {
 
 /// What one curve is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key {
+pub struct CurveKey {
     /// The GPU; of a peer copy the source.
     pub gpu: EndpointId,
     /// The target of a peer copy.
@@ -73,7 +73,7 @@ pub struct Key {
     /// The host end; [`HostMemory::Pinned`] for peer copies, where it means nothing.
     pub memory: HostMemory,
     /// What else the GPU carries.
-    pub load: Load,
+    pub load: BackgroundLoad,
     /// GPUs that copy the same way at the same time, this one included.
     pub active: u32,
     /// Pieces that one request consists of.

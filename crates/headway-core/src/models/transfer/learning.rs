@@ -1,6 +1,6 @@
 //! Which way copies of ordinary memory go where no profile says it: built-in figures first, then what the copies themselves took.
 //!
-//! Copies of one [`Kind`] and size class have a few *ways*: the driver's own call, and `staged` with one of a few tunings. Most copies go
+//! Copies of one [`LearntKind`] and size class have a few *ways*: the driver's own call, and `staged` with one of a few tunings. Most copies go
 //! by the cheapest way within 5 % of the fastest. A few are *trials* of another way. What trials take beyond the way in use never exceeds
 //! a 32nd of the time that this class of copies takes anyway, 0.2 ms apart, and one trial that turns out slower than was thought.
 //! No clock and no threads here: times come in, decisions go out.
@@ -71,7 +71,7 @@ impl Prefer {
 /// Copies that are judged together, sizes apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Kind {
+pub struct LearntKind {
     pub direction: Direction,
     /// Warm or fresh; files count as warm.
     pub memory: HostMemory,
@@ -91,7 +91,7 @@ pub struct LearnerLimits {
 
 /// How one copy is to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Advice {
+pub struct CopyAdvice {
     /// `staged` with this tuning, or the driver's own call.
     pub tuning: Option<Tuning>,
     /// Whether what the copy takes is asked for. It is worth waiting for the stream before the clock starts.
@@ -102,9 +102,9 @@ pub struct Advice {
 
 /// What one copy took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Took {
+pub struct CopyTiming {
     /// As advised.
-    pub advice: Advice,
+    pub advice: CopyAdvice,
     pub time: Nanos,
     /// CPU time of all threads; `None` = the caller's, for as long as the copy took.
     pub cpu: Option<Nanos>,
@@ -172,8 +172,8 @@ struct Class {
 pub struct Learner {
     node: NodeClass,
     limits: LearnerLimits,
-    kinds: BTreeMap<Kind, BuiltIn>,
-    classes: BTreeMap<(Kind, u32), Class>,
+    kinds: BTreeMap<LearntKind, BuiltIn>,
+    classes: BTreeMap<(LearntKind, u32), Class>,
     started: bool,
     missed: u64,
     /// Copies that were timed by this process.
@@ -217,7 +217,7 @@ impl Learner {
         self.started = true;
     }
 
-    fn class(&mut self, kind: Kind, bytes: Bytes) -> &mut Class {
+    fn class(&mut self, kind: LearntKind, bytes: Bytes) -> &mut Class {
         let (node, limits, exponent) = (self.node, self.limits, exponent(bytes));
         let kinds = &mut self.kinds;
         self.classes.entry((kind, exponent)).or_insert_with(|| {
@@ -227,7 +227,7 @@ impl Learner {
     }
 
     /// How a copy of `bytes` is made.
-    pub fn handle_copy(&mut self, kind: Kind, bytes: Bytes) -> Advice {
+    pub fn handle_copy(&mut self, kind: LearntKind, bytes: Bytes) -> CopyAdvice {
         let kind = normal(kind);
         let (limits, started) = (self.limits, self.started);
         let class = self.class(kind, bytes);
@@ -262,7 +262,7 @@ impl Learner {
     }
 
     /// A copy was made as advised. Not to be told of copies beside which others ran.
-    pub fn handle_took(&mut self, kind: Kind, bytes: Bytes, took: Took) {
+    pub fn handle_took(&mut self, kind: LearntKind, bytes: Bytes, took: CopyTiming) {
         let (kind, prefer) = (normal(kind), self.limits.prefer);
         let class = self.class(kind, bytes);
         let Some(way) = class.ways.iter().position(|way| way.tuning == took.advice.tuning) else { return };
@@ -280,7 +280,7 @@ impl Learner {
     }
 
     /// Staging could not be used for a copy of this kind: the driver's own call is, for a while.
-    pub fn handle_absent(&mut self, kind: Kind, bytes: Bytes) {
+    pub fn handle_absent(&mut self, kind: LearntKind, bytes: Bytes) {
         self.class(normal(kind), bytes).absent = ABSENT;
     }
 
@@ -296,7 +296,7 @@ impl Learner {
                 cpu_ns_per_mib: cpu,
             })
         };
-        let class = |(&(kind, exponent), class): (&(Kind, u32), &Class)| LearntClass {
+        let class = |(&(kind, exponent), class): (&(LearntKind, u32), &Class)| LearntClass {
             kind,
             exponent,
             ways: class.ways.iter().filter_map(way).collect(),
@@ -332,7 +332,7 @@ const FASTEST_BELIEVED: u64 = 1_000_000_000;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LearntClass {
-    pub kind: Kind,
+    pub kind: LearntKind,
     /// Sizes from 2 to the power of this to just below the next power.
     pub exponent: u32,
     pub ways: Vec<LearntWay>,
@@ -352,7 +352,7 @@ pub struct LearntWay {
 /// What two processes have learnt: of each way what `ours` says, else `theirs`.
 #[must_use]
 pub fn merge(ours: &[LearntClass], theirs: &[LearntClass]) -> Vec<LearntClass> {
-    let mut all: BTreeMap<(Kind, u32), Vec<LearntWay>> = BTreeMap::new();
+    let mut all: BTreeMap<(LearntKind, u32), Vec<LearntWay>> = BTreeMap::new();
     for class in ours.iter().chain(theirs) {
         let ways = all.entry((class.kind, class.exponent)).or_default();
         for way in &class.ways {
@@ -364,13 +364,13 @@ pub fn merge(ours: &[LearntClass], theirs: &[LearntClass]) -> Vec<LearntClass> {
     all.into_iter().map(|((kind, exponent), ways)| LearntClass { kind, exponent, ways }).collect()
 }
 
-fn normal(kind: Kind) -> Kind {
+fn normal(kind: LearntKind) -> LearntKind {
     let fresh = kind.direction == Direction::D2h && kind.memory == HostMemory::Untouched;
-    Kind { memory: if fresh { HostMemory::Untouched } else { HostMemory::Touched }, ..kind }
+    LearntKind { memory: if fresh { HostMemory::Untouched } else { HostMemory::Touched }, ..kind }
 }
 
 impl Class {
-    fn new(node: NodeClass, kind: Kind, figures: &BuiltIn, bytes: Bytes, threads_max: u32) -> Self {
+    fn new(node: NodeClass, kind: LearntKind, figures: &BuiltIn, bytes: Bytes, threads_max: u32) -> Self {
         let tunings = node.tunings(kind.direction, kind.memory, bytes, threads_max);
         let (driver, staged) =
             (figures.driver.at(bytes, Statistic::Median), figures.staged.at(bytes, Statistic::Median));
@@ -398,9 +398,9 @@ impl Class {
         prefer.pick(costs).unwrap_or(0)
     }
 
-    fn advice(&self, way: usize, trial: bool) -> Advice {
+    fn advice(&self, way: usize, trial: bool) -> CopyAdvice {
         let timed = way > 0 || trial || self.ways[0].seen < KEPT as u64 || self.copies.is_multiple_of(TIMED);
-        Advice { tuning: self.ways[way].tuning, timed, trial }
+        CopyAdvice { tuning: self.ways[way].tuning, timed, trial }
     }
 
     /// What staging could save of a copy: what is known, or a fifth where nothing is and the built-in figures are near each other.

@@ -9,7 +9,7 @@
 
 /// What a copy that is about to begin finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct LinkStanding {
     /// GPUs that copy, or are expected to, this one included.
     pub active: u32,
     /// Whether [`Links::begin`] would grant it any link.
@@ -67,11 +67,11 @@ impl Links {
 
     /// What a copy of `gpu` would find now; `reaches` says over whose links it could go.
     #[must_use]
-    pub fn standing(&self, gpu: usize, reaches: impl Fn(usize) -> bool) -> Standing {
+    pub fn standing(&self, gpu: usize, reaches: impl Fn(usize) -> bool) -> LinkStanding {
         let others = (0..self.expected.len()).filter(|other| *other != gpu);
         let active = others.filter(|other| self.is_busy(*other) || self.expected[gpu][*other]).count();
         let grants = !self.grantable(gpu, Borrow::Spare(1), reaches).is_empty();
-        Standing { active: u32::try_from(active).unwrap_or(u32::MAX - 1) + 1, grants }
+        LinkStanding { active: u32::try_from(active).unwrap_or(u32::MAX - 1) + 1, grants }
     }
 
     /// A long copy of `gpu` begins; its number, and the GPUs whose links it may use besides its own, the ones after it first.

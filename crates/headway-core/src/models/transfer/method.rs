@@ -22,11 +22,11 @@ pub enum Method {
     /// Threads copy between ordinary memory and pinned buffers while the engine copies on (Cho 2018: double queuing).
     Staged,
     /// The CPU stores into and loads from mapped GPU memory (Fujii 2013: IORW).
-    Window(Option<Mapping>),
+    Window(Option<WindowMapping>),
     /// The same through a small mapping that is moved over the GPU's memory (Fujii 2013: MEMWND).
-    PagedWindow(Option<Mapping>),
+    PagedWindow(Option<WindowMapping>),
     /// A kernel that stays on the GPU copies on command (Fujii 2013: HUB, GPC, GPC4).
-    Resident(Option<Shape>),
+    Resident(Option<ResidentShape>),
     /// A kernel launched for one copy reads or writes mapped host memory.
     Kernel,
     /// A copy between two GPUs.
@@ -38,7 +38,7 @@ pub enum Method {
 /// How GPU memory comes into the CPU's address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Mapping {
+pub enum WindowMapping {
     /// By the kernel module `gdrdrv`.
     Gdrdrv,
     /// By Vulkan external memory on the stock driver.
@@ -50,7 +50,7 @@ pub enum Mapping {
 /// Where on the GPU a resident copier runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Shape {
+pub enum ResidentShape {
     /// One thread block.
     Hub,
     /// One cluster, whose blocks share a GPC.
@@ -73,17 +73,17 @@ impl Method {
         Self::Pinning,
         Self::Staged,
         Self::Window(None),
-        Self::Window(Some(Mapping::Gdrdrv)),
-        Self::Window(Some(Mapping::Vulkan)),
-        Self::Window(Some(Mapping::DmaBuf)),
+        Self::Window(Some(WindowMapping::Gdrdrv)),
+        Self::Window(Some(WindowMapping::Vulkan)),
+        Self::Window(Some(WindowMapping::DmaBuf)),
         Self::PagedWindow(None),
-        Self::PagedWindow(Some(Mapping::Gdrdrv)),
-        Self::PagedWindow(Some(Mapping::Vulkan)),
-        Self::PagedWindow(Some(Mapping::DmaBuf)),
+        Self::PagedWindow(Some(WindowMapping::Gdrdrv)),
+        Self::PagedWindow(Some(WindowMapping::Vulkan)),
+        Self::PagedWindow(Some(WindowMapping::DmaBuf)),
         Self::Resident(None),
-        Self::Resident(Some(Shape::Hub)),
-        Self::Resident(Some(Shape::Gpc)),
-        Self::Resident(Some(Shape::Gpc4)),
+        Self::Resident(Some(ResidentShape::Hub)),
+        Self::Resident(Some(ResidentShape::Gpc)),
+        Self::Resident(Some(ResidentShape::Gpc4)),
         Self::Kernel,
         Self::Peer,
         Self::Multipath,
@@ -137,7 +137,7 @@ impl Method {
 
     /// How the GPU's memory is mapped, of methods that need it mapped in a certain way.
     #[must_use]
-    pub const fn mapping(self) -> Option<Mapping> {
+    pub const fn mapping(self) -> Option<WindowMapping> {
         match self {
             Self::Window(mapping) | Self::PagedWindow(mapping) => mapping,
             _ => None,
@@ -204,7 +204,7 @@ mod tests {
             assert_eq!(json, method.to_string());
             assert_eq!(serde_json::from_value::<Method>(json).expect("as written"), method);
         }
-        assert_eq!(Method::Resident(Some(Shape::Gpc4)).to_string(), "resident gpc4");
+        assert_eq!(Method::Resident(Some(ResidentShape::Gpc4)).to_string(), "resident gpc4");
         assert_eq!("dma hub".parse::<Method>(), Err(NotAMethod("dma hub".to_owned())));
     }
 }

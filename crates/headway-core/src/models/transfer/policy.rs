@@ -56,7 +56,7 @@ impl Bucket {
 /// An input of a [`Watch`], whole, for a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "input")]
-pub enum Input {
+pub enum WatchInput {
     /// A copy of this bucket is about to be made.
     Call { bucket: Bucket },
     /// A copy was made by the bucket's way.
@@ -94,7 +94,7 @@ pub enum Decision {
 /// What a user should know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "event")]
-pub enum Event {
+pub enum WatchEvent {
     /// The driver's own call is used from here on.
     Demoted { bucket: Bucket },
     /// The bucket's way is used again.
@@ -111,13 +111,13 @@ pub enum Event {
 
 /// How much is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct WatchLimits {
     pub buckets_max: usize,
     /// Events not yet taken; further ones are counted and dropped.
     pub events_max: usize,
 }
 
-impl Default for Limits {
+impl Default for WatchLimits {
     /// Every size of some hundred pairs of situation and way.
     fn default() -> Self {
         Self { buckets_max: 4_096, events_max: 1_024 }
@@ -128,7 +128,7 @@ impl Default for Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{capacity} buckets of copies are watched already; raise `buckets_max`")]
 pub struct Full {
-    /// [`Limits::buckets_max`].
+    /// [`WatchLimits::buckets_max`].
     pub capacity: usize,
 }
 
@@ -162,16 +162,16 @@ struct State {
 /// Watches copies; see the module.
 #[derive(Clone, Debug, Default)]
 pub struct Watch {
-    limits: Limits,
+    limits: WatchLimits,
     buckets: BTreeMap<Bucket, State>,
-    events: VecDeque<Event>,
+    events: VecDeque<WatchEvent>,
     dropped: u64,
 }
 
 impl Watch {
     /// One that has seen nothing.
     #[must_use]
-    pub const fn new(limits: Limits) -> Self {
+    pub const fn new(limits: WatchLimits) -> Self {
         Self { limits, buckets: BTreeMap::new(), events: VecDeque::new(), dropped: 0 }
     }
 
@@ -179,13 +179,13 @@ impl Watch {
     ///
     /// # Errors
     /// [`Full`] for an observation of a bucket that there is no room for.
-    pub fn handle(&mut self, input: Input) -> Result<Option<Decision>, Full> {
+    pub fn handle(&mut self, input: WatchInput) -> Result<Option<Decision>, Full> {
         match input {
-            Input::Call { bucket } => Ok(Some(self.handle_call(bucket))),
-            Input::Observed { bucket, observed, predicted, driver } => {
+            WatchInput::Call { bucket } => Ok(Some(self.handle_call(bucket))),
+            WatchInput::Observed { bucket, observed, predicted, driver } => {
                 self.handle_observed(bucket, observed, predicted, driver).map(|()| None)
             }
-            Input::Instead { bucket, observed, driver } => {
+            WatchInput::Instead { bucket, observed, driver } => {
                 self.handle_instead(bucket, observed, driver);
                 Ok(None)
             }
@@ -237,7 +237,7 @@ impl Watch {
         }
     }
 
-    fn push(&mut self, event: Event) {
+    fn push(&mut self, event: WatchEvent) {
         if self.events.len() < self.limits.events_max {
             self.events.push_back(event);
         } else {
@@ -246,7 +246,7 @@ impl Watch {
     }
 
     /// The next event for the user.
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<WatchEvent> {
         self.events.pop_front()
     }
 
@@ -276,7 +276,7 @@ fn ppm(observed: Nanos, said: Nanos) -> u64 {
 
 impl State {
     /// Counts a copy that took so many ppm of what the driver's curve says.
-    fn compare(&mut self, bucket: Bucket, took_ppm: u64) -> Option<Event> {
+    fn compare(&mut self, bucket: Bucket, took_ppm: u64) -> Option<WatchEvent> {
         let driver_ppm = match &mut self.found {
             Some((found, left)) if *left > 0 => {
                 *left -= 1;
@@ -299,7 +299,7 @@ impl State {
                 return None;
             }
             (self.demotion, self.slow) = (None, Vec::new());
-            return Some(Event::Restored { bucket });
+            return Some(WatchEvent::Restored { bucket });
         }
         if !slower {
             self.slow.clear();
@@ -313,11 +313,11 @@ impl State {
         let took_ppm = self.slow[self.slow.len() / 2];
         self.demotion =
             Some(Demotion { wait: PROBE_EVERY, every: PROBE_EVERY, good: 0, took_ppm, driver: (0, u64::MAX) });
-        Some(Event::Demoted { bucket })
+        Some(WatchEvent::Demoted { bucket })
     }
 
     /// Counts a copy by the driver, which took so many ppm of what its curve says.
-    fn doubt(&mut self, bucket: Bucket, driver_ppm: u64) -> Option<Event> {
+    fn doubt(&mut self, bucket: Bucket, driver_ppm: u64) -> Option<WatchEvent> {
         let demotion = self.demotion.as_mut()?;
         if driver_ppm <= demotion.took_ppm {
             demotion.driver = (0, u64::MAX);
@@ -330,11 +330,11 @@ impl State {
         }
         self.found = Some((demotion.driver.1, DRIVER_TRUSTED));
         (self.demotion, self.slow) = (None, Vec::new());
-        Some(Event::Restored { bucket })
+        Some(WatchEvent::Restored { bucket })
     }
 
     /// Compares a copy with its curve.
-    fn rate(&mut self, bucket: Bucket, observed: Nanos, predicted: Nanos) -> Option<Event> {
+    fn rate(&mut self, bucket: Bucket, observed: Nanos, predicted: Nanos) -> Option<WatchEvent> {
         let ratio = ppm(observed, predicted);
         if self.ratios.len() == WINDOW {
             self.ratios.pop_front();
@@ -346,7 +346,7 @@ impl State {
             return None;
         }
         self.suspect = suspect;
-        Some(if suspect { Event::Suspect { bucket, median_ppm } } else { Event::Trusted { bucket } })
+        Some(if suspect { WatchEvent::Suspect { bucket, median_ppm } } else { WatchEvent::Trusted { bucket } })
     }
 
     /// The lower of the two in the middle.
@@ -370,7 +370,7 @@ mod tests {
     }
 
     /// One copy that took `observed`, where the driver takes 100.
-    fn copy(watch: &mut Watch, observed: u64) -> Option<Event> {
+    fn copy(watch: &mut Watch, observed: u64) -> Option<WatchEvent> {
         watch.handle_observed(bucket(64), Nanos(observed), None, Some(Nanos(100))).expect("room");
         watch.poll_event()
     }
@@ -378,7 +378,7 @@ mod tests {
     fn demoted() -> Watch {
         let mut watch = Watch::default();
         let events: Vec<_> = (0..SLOW_MAX).filter_map(|_| copy(&mut watch, 101)).collect();
-        assert_eq!(events, [Event::Demoted { bucket: bucket(64) }]);
+        assert_eq!(events, [WatchEvent::Demoted { bucket: bucket(64) }]);
         watch
     }
 
@@ -421,7 +421,7 @@ mod tests {
             assert_eq!(copy(&mut watch, 99), None);
             assert_eq!(calls_to_probe(&mut watch), PROBE_EVERY);
         }
-        assert_eq!(copy(&mut watch, 99), Some(Event::Restored { bucket: bucket(64) }));
+        assert_eq!(copy(&mut watch, 99), Some(WatchEvent::Restored { bucket: bucket(64) }));
         assert_eq!(watch.handle_call(bucket(64)), Decision::Use);
         assert!((0..SLOW_MAX - 1).all(|_| copy(&mut watch, 101).is_none()), "it starts afresh");
     }
@@ -435,11 +435,11 @@ mod tests {
         };
         // The way took 101 where the curve says 100.
         assert!([130, 131, 101, 150, 130].iter().all(|observed| instead(&mut watch, *observed).is_none()));
-        assert_eq!(instead(&mut watch, 140), Some(Event::Restored { bucket: bucket(64) }));
+        assert_eq!(instead(&mut watch, 140), Some(WatchEvent::Restored { bucket: bucket(64) }));
         assert_eq!(instead(&mut watch, 140), None, "it is not demoted any more");
         assert!((0..DRIVER_TRUSTED).all(|_| copy(&mut watch, 130).is_none()), "the driver takes 130 at least");
         let events: Vec<_> = (0..SLOW_MAX).filter_map(|_| copy(&mut watch, 130)).collect();
-        assert_eq!(events, [Event::Demoted { bucket: bucket(64) }], "then its curve counts again");
+        assert_eq!(events, [WatchEvent::Demoted { bucket: bucket(64) }], "then its curve counts again");
         let mut watch = demoted();
         assert_eq!((0..DRIVER_SLOW).filter_map(|_| instead(&mut watch, 102)).count(), 1);
         assert_eq!((0..SLOW_MAX).filter_map(|_| copy(&mut watch, 103)).count(), 1, "slower than the driver really is");
@@ -453,18 +453,18 @@ mod tests {
             (watch.poll_event(), watch.suspects().count())
         };
         assert!((1..WINDOW).all(|_| copy(126) == (None, 0)), "31 are too few");
-        let suspect = Event::Suspect { bucket: bucket(64), median_ppm: 1_260_000 };
+        let suspect = WatchEvent::Suspect { bucket: bucket(64), median_ppm: 1_260_000 };
         assert_eq!(copy(126), (Some(suspect), 1));
         assert!((1..WINDOW / 2).all(|_| copy(125) == (None, 1)));
-        assert_eq!(copy(125), (Some(Event::Trusted { bucket: bucket(64) }), 0), "half are inside");
+        assert_eq!(copy(125), (Some(WatchEvent::Trusted { bucket: bucket(64) }), 0), "half are inside");
         assert!((0..WINDOW / 2).all(|_| copy(80) == (None, 0)));
         let low = (0..WINDOW).find_map(|_| copy(79).0);
-        assert_eq!(low, Some(Event::Suspect { bucket: bucket(64), median_ppm: 790_000 }));
+        assert_eq!(low, Some(WatchEvent::Suspect { bucket: bucket(64), median_ppm: 790_000 }));
     }
 
     #[test]
     fn what_there_is_no_room_for_is_refused_or_counted() {
-        let mut watch = Watch::new(Limits { buckets_max: 1, events_max: 0 });
+        let mut watch = Watch::new(WatchLimits { buckets_max: 1, events_max: 0 });
         for _ in 0..SLOW_MAX {
             assert_eq!(copy(&mut watch, 101), None);
         }
@@ -473,16 +473,16 @@ mod tests {
         assert_eq!(watch.handle_call(bucket(128)), Decision::Use);
     }
 
-    fn input() -> impl Strategy<Value = Input> {
+    fn input() -> impl Strategy<Value = WatchInput> {
         let observed = (0..3_u64, 0..300_u64, proptest::option::of(0..200_u64), proptest::option::of(0..200_u64));
         prop_oneof![
-            (0..3_u64, 0..300_u64, 0..200_u64).prop_map(|(size, observed, driver)| Input::Instead {
+            (0..3_u64, 0..300_u64, 0..200_u64).prop_map(|(size, observed, driver)| WatchInput::Instead {
                 bucket: bucket(64 << size),
                 observed: Nanos(observed),
                 driver: Nanos(driver),
             }),
-            (0..3_u64).prop_map(|size| Input::Call { bucket: bucket(64 << size) }),
-            observed.prop_map(|(size, observed, predicted, driver)| Input::Observed {
+            (0..3_u64).prop_map(|size| WatchInput::Call { bucket: bucket(64 << size) }),
+            observed.prop_map(|(size, observed, predicted, driver)| WatchInput::Observed {
                 bucket: bucket(64 << size),
                 observed: Nanos(observed),
                 predicted: predicted.map(Nanos),
@@ -494,14 +494,14 @@ mod tests {
     proptest! {
         #[test]
         fn a_logged_run_replays_to_the_same_decisions(inputs in proptest::collection::vec(input(), 0..400)) {
-            let run = |inputs: &[Input]| {
+            let run = |inputs: &[WatchInput]| {
                 let mut watch = Watch::default();
                 let decisions: Vec<_> = inputs.iter().map(|input| watch.handle(*input)).collect();
                 let events: Vec<_> = std::iter::from_fn(|| watch.poll_event()).collect();
                 (decisions, events)
             };
             let log: Vec<String> = inputs.iter().map(|i| serde_json::to_string(i).expect("plain data")).collect();
-            let read: Vec<Input> = log.iter().map(|line| serde_json::from_str(line).expect("as written")).collect();
+            let read: Vec<WatchInput> = log.iter().map(|line| serde_json::from_str(line).expect("as written")).collect();
             prop_assert_eq!(run(&inputs), run(&read));
         }
     }

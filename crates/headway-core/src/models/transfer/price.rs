@@ -1,6 +1,6 @@
 //! What copies cost besides time: CPUs, pinned memory, multiprocessors; and which tuning of `staged` is worth its price.
 
-use super::abilities::{Cpu, Multiprocessors};
+use super::abilities::{CpuUse, Multiprocessors};
 use super::learning::Prefer;
 use super::{Direction, HostMemory, Method, Tuning};
 use crate::decisions::staging::SPARE_BUFFERS;
@@ -151,7 +151,7 @@ pub fn price(
     let cpus = match (occupies.cpu, staged) {
         (_, Some(tuning)) => tuning.cpus(),
         // Who waits for an engine polls it.
-        (Cpu::Idle | Cpu::Caller | Cpu::Threads | Cpu::ThreadsUnlessPinned, None) => 1,
+        (CpuUse::Idle | CpuUse::Caller | CpuUse::Threads | CpuUse::ThreadsUnlessPinned, None) => 1,
     };
     let multiprocessors = match (occupies.multiprocessors, direction) {
         (Multiprocessors::Free, _) => 0,

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::arbitration::Arbitration;
+use super::arbitration::EngineArbitration;
 use super::curve::Curve;
-use super::key::{Direction, Key, Tuning, TuningKey};
+use super::key::{CurveKey, Direction, Tuning, TuningKey};
 use super::price::{Bounds, PricedTuning};
 use crate::files::machine::EndpointId;
 
@@ -58,14 +58,14 @@ pub struct Profile {
     /// What it was measured on; `None` = built-in defaults, or a reconstruction.
     pub stamp: Option<Stamp>,
     /// The curves, in the order of their keys.
-    pub curves: BTreeMap<Key, Curve>,
+    pub curves: BTreeMap<CurveKey, Curve>,
     /// Of posted window stores, the time until the CPU has handed the data over, by the key of the curve in `curves` that
     /// says when it can be seen. Methods are compared by the latter.
-    pub posted: BTreeMap<Key, Curve>,
+    pub posted: BTreeMap<CurveKey, Curve>,
     /// The tunings of `staged`: the fastest that was found, with threads in reserve.
     pub tunings: BTreeMap<TuningKey, Tuning>,
     /// Who waits for whom at the copy engines; a pair that is missing was not asked.
-    pub arbitration: BTreeMap<(EndpointId, Direction), Arbitration>,
+    pub arbitration: BTreeMap<(EndpointId, Direction), EngineArbitration>,
     /// Of these and other tunings what they cost, where that was measured: by time, none of them worse than another in everything.
     pub prices: BTreeMap<TuningKey, Vec<PricedTuning>>,
 }

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
-use super::choose::{Available, Case, Request, compare_lead};
+use super::choose::{Available, Case, MethodRequest, compare_lead};
 use super::{Curve, Method, Profile, Statistic, Tuning};
 use crate::units::{Bytes, Nanos};
 
@@ -40,8 +40,8 @@ enum Test {
 impl Selector {
     /// Compiles the choices for `request`, whose size does not matter and whose pieces count as one.
     #[must_use]
-    pub fn new(profile: &Profile, request: &Request, available: &Available) -> Self {
-        let case = Case::new(profile, &Request { pieces: 1, ..request.clone() }, available);
+    pub fn new(profile: &Profile, request: &MethodRequest, available: &Available) -> Self {
+        let case = Case::new(profile, &MethodRequest { pieces: 1, ..request.clone() }, available);
         let mut steps: Vec<Step> = Vec::new();
         let mut last = None;
         for from in changes(&case) {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Direction, HostMemory, Load, Mapping, Shape, Statistic, Stores};
+use super::{BackgroundLoad, Direction, HostMemory, ResidentShape, Statistic, Stores, WindowMapping};
 
 macro_rules! words {
     ($($name:ident: $($variant:ident = $word:literal),+;)+) => {$(
@@ -29,10 +29,10 @@ macro_rules! words {
 
 words! {
     Direction: H2d = "h2d", D2h = "d2h", Peer = "peer";
-    Mapping: Gdrdrv = "gdrdrv", Vulkan = "vulkan", DmaBuf = "dma-buf";
-    Shape: Hub = "hub", Gpc = "gpc", Gpc4 = "gpc4";
+    WindowMapping: Gdrdrv = "gdrdrv", Vulkan = "vulkan", DmaBuf = "dma-buf";
+    ResidentShape: Hub = "hub", Gpc = "gpc", Gpc4 = "gpc4";
     HostMemory: Pinned = "pinned", Touched = "warm", Untouched = "fresh", File = "file";
-    Load: Alone = "alone", BulkSame = "bulk-same", BulkOpposite = "bulk-opposite", BulkBoth = "bulk-both";
+    BackgroundLoad: Alone = "alone", BulkSame = "bulk-same", BulkOpposite = "bulk-opposite", BulkBoth = "bulk-both";
     Stores: Plain = "plain", NonTemporal = "non-temporal", Demoted = "demoted";
     Statistic: Median = "median", P99 = "p99", Max = "max";
 }
@@ -43,16 +43,16 @@ mod tests {
 
     #[test]
     fn words_are_those_of_serialised_values() {
-        for (word, mapping) in Mapping::WORDS {
+        for (word, mapping) in WindowMapping::WORDS {
             assert_eq!(serde_json::to_value(mapping).expect("plain data"), *word);
         }
-        for (word, shape) in Shape::WORDS {
+        for (word, shape) in ResidentShape::WORDS {
             assert_eq!(serde_json::to_value(shape).expect("plain data"), *word);
         }
         for (word, memory) in HostMemory::WORDS {
             assert_eq!(serde_json::to_value(memory).expect("plain data"), *word);
         }
-        for (word, load) in Load::WORDS {
+        for (word, load) in BackgroundLoad::WORDS {
             assert_eq!(serde_json::to_value(load).expect("plain data"), *word);
         }
         for (word, stores) in Stores::WORDS {

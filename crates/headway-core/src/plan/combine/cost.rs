@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::files::machine::{Calibration, RouteId};
-use crate::models::interconnect::{BatchBlock, Network, Shape, Starved, Total};
+use crate::models::interconnect::{BatchBlock, BatchShape, Network, Starved, Total};
 use crate::units::Nanos;
 
 /// Shapes kept ready; all are forgotten when there are more.
@@ -25,7 +25,7 @@ pub struct Pricer<'a> {
     numbers: BTreeMap<Box<[RouteId]>, SetId>,
     table: Vec<Vec<u32>>,
     tree: BTreeMap<(SetId, SetId), SetId>,
-    shapes: Vec<Option<Box<Shape>>>,
+    shapes: Vec<Option<Box<BatchShape>>>,
     ready: usize,
     merged: Vec<Total>,
 }

@@ -13,7 +13,7 @@ use super::rules::{combine, parts_max};
 use super::{Counting, LIMITS, Pricer};
 use crate::files::machine::RouteId;
 use crate::models::interconnect::Starved;
-use crate::plan::message::{Batch, Grid, MessageSet, Release};
+use crate::plan::message::{Batch, MessageSet, Release, SlotGrid};
 use crate::units::Nanos;
 
 /// Partners that a scan keeps.
@@ -170,11 +170,11 @@ fn greedy_of_all(
 
 impl Parts {
     fn of(items: &[Item], counting: Counting) -> Self {
-        let mut numbers: BTreeMap<(Grid, Release), u32> = BTreeMap::new();
+        let mut numbers: BTreeMap<(SlotGrid, Release), u32> = BTreeMap::new();
         let kind = |item: &Item| {
             // Slots at the same distance, phase and length take the same parts, wherever the first one is.
             let start = Nanos(item.grid.start.0 % item.grid.period.0);
-            (Grid { start, ..item.grid }, item.release)
+            (SlotGrid { start, ..item.grid }, item.release)
         };
         let mut kinds = Vec::with_capacity(items.len());
         for item in items {

@@ -3,7 +3,7 @@
 use super::cost::{Pricer, SetId};
 use crate::files::machine::RouteId;
 use crate::models::interconnect::{Floor, Starved, Total};
-use crate::plan::message::{Batch, Elementary, Grid, Release, TIME_MAX, reserve};
+use crate::plan::message::{Batch, Elementary, Release, SlotGrid, TIME_MAX, reserve};
 use crate::units::{Bytes, Nanos, PPM};
 
 /// Split totals that an item remembers.
@@ -21,7 +21,7 @@ struct Reserve {
 
 #[derive(Clone, Debug)]
 pub(super) struct Item {
-    pub(super) grid: Grid,
+    pub(super) grid: SlotGrid,
     pub(super) release: Release,
     pub(super) cost: Nanos,
     /// `ceil(u 2^32)`.
@@ -109,7 +109,7 @@ impl Item {
         pricer: &mut Pricer<'_>,
         floors: &mut Floors,
     ) -> Result<Self, Starved> {
-        let reserve = |member: &crate::plan::message::Member| {
+        let reserve = |member: &crate::plan::message::BatchMember| {
             let of = &set[member.elementary as usize];
             Reserve { route: of.route, bytes: member.reserve, granule: of.granule }
         };
@@ -122,7 +122,7 @@ impl Item {
     }
 
     fn finished(
-        (grid, release, first): (Grid, Release, u32),
+        (grid, release, first): (SlotGrid, Release, u32),
         cost: Nanos,
         reserves: Vec<Reserve>,
         (set, totals): (SetId, Vec<Total>),

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Counting, Utilisation};
-use crate::analysis::schedulability::Task;
+use crate::analysis::schedulability::RecurrentTask;
 use crate::models::interconnect::Starved;
 use crate::plan::message::{Batch, TIME_MAX};
 use crate::units::Nanos;
@@ -11,7 +11,7 @@ use crate::units::Nanos;
 /// How hard to look for a better set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Mode {
+pub enum CombineEffort {
     /// Messages with one period and phase are merged unseen, then the greedy algorithm runs: for thousands of messages.
     Fast,
     /// The paper's greedy algorithm.
@@ -28,19 +28,19 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CombineOptions {
     /// How hard to look.
-    pub mode: Mode,
+    pub mode: CombineEffort,
     /// How slots are counted.
     pub counting: Counting,
 }
 
 /// Bounds on the work of one transformation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Messages of [`Mode::Optimal`].
+pub struct CombineLimits {
+    /// Messages of [`CombineEffort::Optimal`].
     pub optimal_max: usize,
-    /// Members looked at by [`Mode::Search`], counted once per batch that is priced.
+    /// Members looked at by [`CombineEffort::Search`], counted once per batch that is priced.
     pub search_max: u64,
-    /// Batches and pairs of messages that [`Mode::Search`] looks at, whether they are priced or not.
+    /// Batches and pairs of messages that [`CombineEffort::Search`] looks at, whether they are priced or not.
     pub looks_max: u64,
     /// Batches up to which the greedy algorithm looks at all pairs from the start.
     pub greedy_max: usize,
@@ -49,8 +49,8 @@ pub struct Limits {
 }
 
 /// The limits that every transformation here uses.
-pub const LIMITS: Limits =
-    Limits { optimal_max: 16, search_max: 2_000_000, looks_max: 4_000_000, greedy_max: 2_000, tests_max: 4_096 };
+pub const LIMITS: CombineLimits =
+    CombineLimits { optimal_max: 16, search_max: 2_000_000, looks_max: 4_000_000, greedy_max: 2_000, tests_max: 4_096 };
 
 /// A batch with its worst-case time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,15 +69,15 @@ impl Priced {
 
     /// As the schedulability tests see it.
     #[must_use]
-    pub const fn task(&self) -> Task {
-        Task::whole(self.cost, self.batch.grid.period, self.batch.grid.window)
+    pub const fn task(&self) -> RecurrentTask {
+        RecurrentTask::whole(self.cost, self.batch.grid.period, self.batch.grid.window)
     }
 }
 
 /// Which of the sets met on the way was returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kept {
+pub enum KeptSet {
     /// The greedy algorithm's after this many combinings; 0 = the set that was given.
     Prefix(usize),
     /// The same, of the greedy algorithm that makes no batch which blocks a shorter deadline for too long.
@@ -94,7 +94,7 @@ pub struct Transformed {
     /// The batches, by their first elementary message.
     pub batches: Vec<Priced>,
     /// Which of the sets it is.
-    pub kept: Kept,
+    pub kept: KeptSet,
     /// Whether it passes the test. If not, no set that was tried passes, and this is the one after all combinings.
     pub accepted: bool,
     /// The sum of utilisations before the first combining and after each one of the greedy algorithm.
@@ -134,4 +134,4 @@ pub enum CombineError {
 }
 
 /// Whether a set of tasks passes; true = every deadline holds.
-pub type Accepts<'t> = &'t mut dyn FnMut(&[Task]) -> bool;
+pub type Accepts<'t> = &'t mut dyn FnMut(&[RecurrentTask]) -> bool;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::plan::message::{Batch, Elementary, Grid, Level, Member, Release, reserve};
+use crate::plan::message::{Batch, BatchMember, Elementary, Level, Release, SlotGrid, reserve};
 use crate::units::{Bytes, Nanos};
 
 /// How the slots are counted that surely lie inside a window.
@@ -23,7 +23,7 @@ pub enum Counting {
 /// `phi + (n - 1) p2 + d2` of a window `d1`. The paper's rule takes `phi = p2` unless the grids are aligned; sporadic
 /// messages have any phase and use it too.
 #[must_use]
-pub fn parts_max(slow: &Grid, release: Release, fast: &Grid, counting: Counting) -> u64 {
+pub fn parts_max(slow: &SlotGrid, release: Release, fast: &SlotGrid, counting: Counting) -> u64 {
     let (p1, p2) = (slow.period.0, fast.period.0);
     let behind = |modulus: u64| (fast.start.0 % modulus + modulus - slow.start.0 % modulus) % modulus;
     let aligned = p1.is_multiple_of(p2) && behind(p2) == 0;
@@ -68,9 +68,9 @@ pub(super) fn roles<'a>(a: &'a Batch, b: &'a Batch, counting: Counting) -> Optio
 /// The grid of two combined messages: the fast one's, from the first slot that starts at or after both `start`s' earlier
 /// one. The paper's first slot can be one before, and then before zero; it is always empty.
 #[must_use]
-pub(super) fn joined_grid(slow: &Grid, fast: &Grid) -> Grid {
+pub(super) fn joined_grid(slow: &SlotGrid, fast: &SlotGrid) -> SlotGrid {
     let earlier = fast.start.saturating_sub(slow.start).0 / fast.period.0 * fast.period.0;
-    Grid { start: fast.start - Nanos(earlier), ..*fast }
+    SlotGrid { start: fast.start - Nanos(earlier), ..*fast }
 }
 
 /// The fewest parts, at most `parts`, with which a slot reserves no more than with `parts`: what is not needed costs set-up.
@@ -119,7 +119,7 @@ pub(super) fn joined(slow: Batch, fast: Batch, parts: u64, set: &[Elementary]) -
 }
 
 /// Counts the slots of the last level from another first one, or ends them earlier.
-fn anchor(member: &mut Member, grid: Grid) {
+fn anchor(member: &mut BatchMember, grid: SlotGrid) {
     if let Some(last) = member.levels.last_mut() {
         last.grid = grid;
     }
@@ -127,10 +127,10 @@ fn anchor(member: &mut Member, grid: Grid) {
 
 /// An elementary message split directly over the slots of `grid`; `None` if no slot surely lies in its windows.
 #[must_use]
-pub(super) fn direct(elementary: u32, of: &Elementary, grid: Grid, counting: Counting) -> Option<Member> {
+pub(super) fn direct(elementary: u32, of: &Elementary, grid: SlotGrid, counting: Counting) -> Option<BatchMember> {
     let own = of.grid();
     if of.release == Release::Periodic && own.is_in_phase(&grid) && own.window >= grid.window {
-        return Some(Member { elementary, levels: vec![Level { grid, parts: 1 }], reserve: of.bytes });
+        return Some(BatchMember { elementary, levels: vec![Level { grid, parts: 1 }], reserve: of.bytes });
     }
     let parts = parts_max(&own, of.release, &grid, counting);
     if parts == 0 {
@@ -138,5 +138,5 @@ pub(super) fn direct(elementary: u32, of: &Elementary, grid: Grid, counting: Cou
     }
     let parts = fewest_parts(of.bytes, parts, of.granule);
     let levels = vec![Level { grid, parts }];
-    Some(Member { elementary, levels, reserve: reserve(of.bytes, parts, of.granule) })
+    Some(BatchMember { elementary, levels, reserve: reserve(of.bytes, parts, of.granule) })
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use super::rules::{direct, joined_grid};
 use super::{Counting, Priced, Pricer, Utilisation};
 use crate::models::interconnect::Starved;
-use crate::plan::message::{Batch, Elementary, Grid, Release, TIME_MAX};
+use crate::plan::message::{Batch, Elementary, Release, SlotGrid, TIME_MAX};
 use crate::units::Nanos;
 
 /// Stars whose prices are remembered.
@@ -71,7 +71,7 @@ impl<'s> Stars<'s> {
             return members.to_vec();
         }
         let shortest = members.iter().map(|n| of(n).period).min().unwrap_or_default();
-        let grid = |n: &u32| Grid { start: Nanos(of(n).start.0 % shortest.0), ..of(n).grid() };
+        let grid = |n: &u32| SlotGrid { start: Nanos(of(n).start.0 % shortest.0), ..of(n).grid() };
         let mut bases: Vec<u32> = Vec::new();
         for n in members {
             let fits = of(n).period == shortest && of(n).release == Release::Periodic;
@@ -99,7 +99,7 @@ impl<'s> Stars<'s> {
         }
         let starts = members.iter().map(|&n| self.set[n as usize].start);
         let own = self.set[base as usize].grid();
-        let grid = joined_grid(&Grid { start: starts.min().unwrap_or_default(), ..own }, &own);
+        let grid = joined_grid(&SlotGrid { start: starts.min().unwrap_or_default(), ..own }, &own);
         let member = |&n: &u32| direct(n, &self.set[n as usize], grid, self.counting);
         let members = members.iter().map(member).collect::<Option<Vec<_>>>()?;
         Some(Batch { grid, members, release: Release::Periodic })

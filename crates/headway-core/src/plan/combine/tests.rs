@@ -211,7 +211,7 @@ fn byte_per_ns(links: usize, limits: &[(&[usize], u64)]) -> (Machine, Vec<RouteI
     (b.0, routes)
 }
 
-fn with_mode(mode: Mode, counting: Counting) -> CombineOptions {
+fn with_mode(mode: CombineEffort, counting: Counting) -> CombineOptions {
     CombineOptions { mode, counting }
 }
 
@@ -239,7 +239,7 @@ fn verner_iv_b_example_lowers_the_sum_from_0_2604_to_0_1771() {
     assert!((sum(&singles, &mut pricer) - 0.260_416).abs() < 1e-5);
     assert!((sum(&[&pair, &set.batches[2]], &mut pricer) - 0.177_083).abs() < 1e-5);
     // The paper's rules find M: 15 ms and 20 ms cannot be combined further.
-    let found = transform(&set, &mut pricer, with_mode(Mode::Greedy, Counting::Paper), &mut |_| true).unwrap();
+    let found = transform(&set, &mut pricer, with_mode(CombineEffort::Greedy, Counting::Paper), &mut |_| true).unwrap();
     assert_eq!(found.batches.len(), 2);
     assert!((sum_of(&found) - 0.177_083).abs() < 1e-5);
 }
@@ -270,7 +270,7 @@ fn a_lower_sum_that_fails_the_test_is_not_returned() {
     let messages = [(0, 1_000_000, 3), (1, 1_990_000, 10), (2, 1_990_000, 10)];
     let messages = messages.map(|(n, c, p)| message(routes[n], c, p * MS, 0));
     let set = MessageSet::new(messages.to_vec()).unwrap();
-    for mode in [Mode::Greedy, Mode::Search, Mode::Optimal, Mode::Fast] {
+    for mode in [CombineEffort::Greedy, CombineEffort::Search, CombineEffort::Optimal, CombineEffort::Fast] {
         let options = with_mode(mode, Counting::PhaseAware);
         let free = transform(&set, &mut pricer, options, &mut |_| true).unwrap();
         let tested =
@@ -281,13 +281,13 @@ fn a_lower_sum_that_fails_the_test_is_not_returned() {
     }
 }
 
-fn tasks_of(found: &Transformed) -> Vec<schedulability::Task> {
+fn tasks_of(found: &Transformed) -> Vec<schedulability::RecurrentTask> {
     found.batches.iter().map(Priced::task).collect()
 }
 
 #[test]
 fn the_test_s_example_fails_with_four_in_ten() {
-    let task = |p, c| schedulability::Task::whole(Nanos(c), Nanos(p), Nanos(p));
+    let task = |p, c| schedulability::RecurrentTask::whole(Nanos(c), Nanos(p), Nanos(p));
     assert!(schedulability::jeffay(&[task(3, 1), task(10, 3), task(10, 3)]).is_schedulable());
     assert!(!schedulability::jeffay(&[task(3, 1), task(10, 4)]).is_schedulable());
 }
@@ -311,10 +311,10 @@ fn a_set_that_passes_is_only_replaced_by_one_that_passes_and_uses_less() {
         }
         let set = MessageSet::new(elementary).unwrap();
         let mut pricer = Pricer::new(&network, Some(&calibration));
-        let mut test = |tasks: &[schedulability::Task]| schedulability::jeffay(tasks).is_schedulable();
+        let mut test = |tasks: &[schedulability::RecurrentTask]| schedulability::jeffay(tasks).is_schedulable();
         let none = greedy(&set, &mut pricer, Counting::PhaseAware, Some(&|_| Nanos::ZERO)).unwrap();
         assert!(none.is_empty(), "the guard lets nothing through");
-        for mode in [Mode::Greedy, Mode::Search, Mode::Optimal, Mode::Fast] {
+        for mode in [CombineEffort::Greedy, CombineEffort::Search, CombineEffort::Optimal, CombineEffort::Fast] {
             let options = with_mode(mode, Counting::PhaseAware);
             let found = transform(&set, &mut pricer, options, &mut test).unwrap();
             let given: Vec<_> = set
@@ -346,11 +346,12 @@ fn the_sum_of_utilisations_never_rises() {
         let times = draw.pick(&[Times::Together, Times::Apart, Times::Any]);
         let set = random_set(&mut draw, &routes, times, 40);
         let mut pricer = Pricer::new(&network, Some(&calibration));
-        let found = transform(&set, &mut pricer, with_mode(Mode::Greedy, Counting::PhaseAware), &mut |_| true).unwrap();
+        let found = transform(&set, &mut pricer, with_mode(CombineEffort::Greedy, Counting::PhaseAware), &mut |_| true)
+            .unwrap();
         // Each of the three terms that change is rounded down to 2^-64; the gain itself was compared exactly.
         assert!(found.sums.windows(2).all(|pair| pair[1].0 < pair[0].0 + 2), "{:?}", found.sums);
         assert_eq!(found.sums.len() - 1, set.batches.len() - found.batches.len());
-        assert_eq!(found.kept, Kept::Prefix(found.sums.len() - 1));
+        assert_eq!(found.kept, KeptSet::Prefix(found.sums.len() - 1));
         assert!(found.sum().0.abs_diff(found.sums.last().unwrap().0) == 0);
         let prices: Vec<Nanos> =
             found.batches.iter().map(|b| pricer.price(&b.batch.blocks(&set.elementary)).unwrap()).collect();
@@ -391,7 +392,8 @@ fn the_optimum_is_that_of_integer_programming_and_below_all_others() {
             let options = with_mode(mode, Counting::PhaseAware);
             sum_of(&transform(&set, &mut pricer, options, &mut |_| true).unwrap())
         };
-        let [greedy, search, optimal, fast] = [Mode::Greedy, Mode::Search, Mode::Optimal, Mode::Fast].map(&mut found);
+        let [greedy, search, optimal, fast] =
+            [CombineEffort::Greedy, CombineEffort::Search, CombineEffort::Optimal, CombineEffort::Fast].map(&mut found);
         let milp = by_integer_programming(&mut Stars::new(&set.elementary, Counting::PhaseAware), &mut pricer);
         assert!((milp - optimal).abs() < 1e-9 * milp.max(1.0), "case {case}: {milp} {optimal}");
         assert!(optimal <= search && search <= greedy && optimal <= fast, "{case}: {optimal} {search} {greedy} {fast}");
@@ -403,7 +405,7 @@ fn too_many_messages_for_the_optimum_are_refused() {
     let (machine, routes) = node();
     let network = Network::new(&machine);
     let set = random_set(&mut Draw(1), &routes, Times::Together, 17);
-    let options = with_mode(Mode::Optimal, Counting::PhaseAware);
+    let options = with_mode(CombineEffort::Optimal, Counting::PhaseAware);
     let refused = transform(&set, &mut Pricer::new(&network, None), options, &mut |_| true);
     assert_eq!(refused, Err(CombineError::TooMany { messages: 17, max: 16 }));
 }
@@ -420,7 +422,7 @@ fn no_chain_of_combinings_costs_less_than_the_star_of_its_messages() {
         let counting = draw.pick(&[Counting::Paper, Counting::PhaseAware]);
         let set = random_set(&mut draw, &routes, times, 12);
         let mut pricer = Pricer::new(&network, Some(&calibration));
-        let found = transform(&set, &mut pricer, with_mode(Mode::Greedy, counting), &mut |_| true).unwrap();
+        let found = transform(&set, &mut pricer, with_mode(CombineEffort::Greedy, counting), &mut |_| true).unwrap();
         let mut stars = Stars::new(&set.elementary, counting);
         for priced in &found.batches {
             let members: Vec<u32> = priced.batch.members.iter().map(|m| m.elementary).collect();

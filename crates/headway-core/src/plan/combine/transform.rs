@@ -7,10 +7,10 @@ use super::rules::{joined, roles};
 use super::search::search;
 use super::stars::Stars;
 use super::{
-    Accepts, CombineError, CombineOptions, Counting, Kept, LIMITS, Mode, Priced, Pricer, Transformed, Utilisation,
-    optimal,
+    Accepts, CombineEffort, CombineError, CombineOptions, Counting, KeptSet, LIMITS, Priced, Pricer, Transformed,
+    Utilisation, optimal,
 };
-use crate::analysis::schedulability::Task;
+use crate::analysis::schedulability::RecurrentTask;
 use crate::plan::message::{Batch, MessageSet, TIME_MAX};
 use crate::units::Nanos;
 
@@ -29,33 +29,33 @@ pub fn transform(
 ) -> Result<Transformed, CombineError> {
     let CombineOptions { mode, counting } = options;
     let given = Start::of(set, pricer)?;
-    let started = if mode == Mode::Fast { given.merged(pricer)? } else { given.clone() };
+    let started = if mode == CombineEffort::Fast { given.merged(pricer)? } else { given.clone() };
     let steps = greedy(&started.set, pricer, counting, None)?;
     let mut sums = started.sums(&steps);
-    if mode == Mode::Fast {
+    if mode == CombineEffort::Fast {
         sums.insert(0, given.sums(&[])[0]);
     }
     let better = match mode {
-        Mode::Fast | Mode::Greedy => Vec::new(),
-        Mode::Search => started.searched(&steps, counting, pricer)?,
-        Mode::Optimal => vec![(Kept::Optimal, optimal::optimal(&set.elementary, pricer, counting)?)],
+        CombineEffort::Fast | CombineEffort::Greedy => Vec::new(),
+        CombineEffort::Search => started.searched(&steps, counting, pricer)?,
+        CombineEffort::Optimal => vec![(KeptSet::Optimal, optimal::optimal(&set.elementary, pricer, counting)?)],
     };
     for (kept, batches) in better {
-        let tasks: Vec<Task> = batches.iter().map(Priced::task).collect();
+        let tasks: Vec<RecurrentTask> = batches.iter().map(Priced::task).collect();
         let sum: Utilisation = batches.iter().map(Priced::utilisation).sum();
         if sums.last().is_none_or(|last| sum <= *last) && accepts(&tasks) {
             return Ok(Transformed { batches, kept, accepted: true, sums });
         }
     }
-    let mut found = started.last_accepted(&steps, accepts).map(|at| (Kept::Prefix(at), started.sums(&steps)[at]));
+    let mut found = started.last_accepted(&steps, accepts).map(|at| (KeptSet::Prefix(at), started.sums(&steps)[at]));
     let mut guarded = Vec::new();
-    if found.is_none_or(|(kept, _)| kept != Kept::Prefix(steps.len())) {
+    if found.is_none_or(|(kept, _)| kept != KeptSet::Prefix(steps.len())) {
         let tolerance = started.tolerance();
         guarded = greedy(&started.set, pricer, counting, Some(&|deadline| tolerance_of(&tolerance, deadline)))?;
         if let Some(at) = started.last_accepted(&guarded, accepts) {
             let sum = started.sums(&guarded)[at];
             if found.is_none_or(|(_, least)| sum < least) {
-                found = Some((Kept::Guarded(at), sum));
+                found = Some((KeptSet::Guarded(at), sum));
             }
         }
     }
@@ -63,12 +63,12 @@ pub fn transform(
     let least = found.map_or_else(|| sums[sums.len() - 1], |(_, sum)| sum);
     if (found.is_none() || sums[0] < least) && given.last_accepted(&[], accepts).is_some() {
         let batches = given.priced_after(&[], counting);
-        return Ok(Transformed { batches, kept: Kept::Prefix(0), accepted: true, sums });
+        return Ok(Transformed { batches, kept: KeptSet::Prefix(0), accepted: true, sums });
     }
     let (kept, steps) = match found {
-        Some((kept @ Kept::Guarded(at), _)) => (kept, &guarded[..at]),
-        Some((kept @ Kept::Prefix(at), _)) => (kept, &steps[..at]),
-        _ => (Kept::Prefix(steps.len()), &steps[..]),
+        Some((kept @ KeptSet::Guarded(at), _)) => (kept, &guarded[..at]),
+        Some((kept @ KeptSet::Prefix(at), _)) => (kept, &steps[..at]),
+        _ => (KeptSet::Prefix(steps.len()), &steps[..]),
     };
     let accepted = found.is_some();
     Ok(Transformed { batches: started.priced_after(steps, counting), kept, accepted, sums })
@@ -101,11 +101,11 @@ impl Start {
         steps: &[Step],
         counting: Counting,
         pricer: &mut Pricer<'_>,
-    ) -> Result<Vec<(Kept, Vec<Priced>)>, CombineError> {
+    ) -> Result<Vec<(KeptSet, Vec<Priced>)>, CombineError> {
         let last = self.after(steps, steps.len(), counting);
         let groups = last.batches.iter().map(|batch| batch.members.iter().map(|m| m.elementary).collect());
         let found = search(Stars::new(&self.set.elementary, counting), groups.collect(), pricer)?;
-        Ok(found.into_iter().map(|batches| (Kept::Searched, batches)).collect())
+        Ok(found.into_iter().map(|batches| (KeptSet::Searched, batches)).collect())
     }
 
     /// The set with messages of one grid merged.
@@ -135,19 +135,19 @@ impl Start {
     }
 
     /// Cost, period and deadline of every item that is ever made.
-    fn items(&self, steps: &[Step]) -> Vec<Task> {
-        let task = |(batch, &cost): (&Batch, _)| Task::whole(cost, batch.grid.period, batch.grid.window);
-        let mut items: Vec<Task> = self.set.batches.iter().zip(&self.costs).map(task).collect();
+    fn items(&self, steps: &[Step]) -> Vec<RecurrentTask> {
+        let task = |(batch, &cost): (&Batch, _)| RecurrentTask::whole(cost, batch.grid.period, batch.grid.window);
+        let mut items: Vec<RecurrentTask> = self.set.batches.iter().zip(&self.costs).map(task).collect();
         for step in steps {
             let fast = items[step.fast];
-            items.push(Task::whole(step.cost, fast.period, fast.deadline));
+            items.push(RecurrentTask::whole(step.cost, fast.period, fast.deadline));
         }
         items
     }
 
     fn sums(&self, steps: &[Step]) -> Vec<Utilisation> {
         let items = self.items(steps);
-        let of = |task: &Task| Utilisation::of(task.cost, task.period).0;
+        let of = |task: &RecurrentTask| Utilisation::of(task.cost, task.period).0;
         let count = self.costs.len();
         let mut sum: u128 = items[..count].iter().map(of).sum();
         let mut sums = vec![Utilisation(sum)];
@@ -169,7 +169,8 @@ impl Start {
         }
         for at in (0..=steps.len()).rev() {
             if (steps.len() - at).is_multiple_of(stride) || at == 0 {
-                let tasks: Vec<Task> = items.iter().zip(&alive).filter(|(_, alive)| **alive).map(|(t, _)| *t).collect();
+                let tasks: Vec<RecurrentTask> =
+                    items.iter().zip(&alive).filter(|(_, alive)| **alive).map(|(t, _)| *t).collect();
                 if accepts(&tasks) {
                     return Some(at);
                 }
@@ -218,7 +219,7 @@ impl Start {
         let mut tasks = self.items(&[]);
         tasks.sort_by_key(|task| task.deadline);
         let mut least = Nanos::MAX;
-        let of = |task: &Task| {
+        let of = |task: &RecurrentTask| {
             least = least.min(task.deadline.saturating_sub(task.cost).saturating_add(Nanos(1)));
             (task.deadline, least)
         };

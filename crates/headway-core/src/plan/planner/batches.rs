@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Announced, BatchBlock, Bytes, Message, Nanos, Network, Pipeline, PlanError, PlannedBatch, PlannedStep, Planner,
-    Source,
+    Announced, BatchBlock, Bytes, Message, Nanos, Network, Pipeline, PipelineSource, PlanError, PlannedBatch,
+    PlannedStep, Planner,
 };
-use crate::files::workload::{Block, Flow};
-use crate::models::interconnect::Completion;
+use crate::files::workload::{MessageBlock, ServerDemand};
+use crate::models::interconnect::BatchCompletion;
 use crate::plan::RateInterval;
 
 /// Batches of at most this many blocks have their order sought; larger ones keep that of their routes.
@@ -58,7 +58,7 @@ impl Planner<'_> {
         let step = self.batch_step(name, batch.worst_case, order.iter().map(|&at| blocks[at]));
         let pipeline = Pipeline {
             name: name.to_owned(),
-            source: Source::Message,
+            source: PipelineSource::Message,
             gpu: None,
             period: message.period,
             start: message.start.saturating_add(message.window_after()),
@@ -165,7 +165,7 @@ impl Planner<'_> {
         })
     }
 
-    fn intervals(&self, names: &[String], completion: &Completion) -> Vec<RateInterval> {
+    fn intervals(&self, names: &[String], completion: &BatchCompletion) -> Vec<RateInterval> {
         let capacity = |id: crate::files::machine::CapacityId| self.machine.capacities[id.at()].id.clone();
         let intervals = completion.intervals.iter();
         intervals
@@ -192,8 +192,8 @@ impl Planner<'_> {
         let mut all = Vec::new();
         for (pipeline, of) in (0u32..).zip(pipelines) {
             let names: Vec<&str> = match &of.source {
-                Source::Message => vec![&of.name],
-                Source::Batch(parts) => parts.iter().map(|part| part.message.name.as_str()).collect(),
+                PipelineSource::Message => vec![&of.name],
+                PipelineSource::Batch(parts) => parts.iter().map(|part| part.message.name.as_str()).collect(),
                 _ => continue,
             };
             for (part, name) in (0u32..).zip(names) {
@@ -225,11 +225,11 @@ impl Planner<'_> {
 
     /// A flow as a pipeline of one step that only holds its server. Its cost has margin and jitter as every other: a job that
     /// is released as late as the jitter allows is within the test as well.
-    pub(super) fn flow(&self, flow: &Flow) -> Pipeline {
+    pub(super) fn flow(&self, flow: &ServerDemand) -> Pipeline {
         let cost = self.with_margin(flow.cost);
         Pipeline {
             name: flow.id.clone(),
-            source: Source::Flow,
+            source: PipelineSource::Flow,
             gpu: None,
             period: flow.period,
             start: flow.start,
@@ -244,7 +244,7 @@ impl Planner<'_> {
                 piece: Nanos::ZERO,
                 hold: (cost != flow.cost).then_some(flow.cost),
                 bound: None,
-                operations: vec![super::PlannedOperation { engines: Vec::new(), work: super::Work::Hold }],
+                operations: vec![super::PlannedOperation { engines: Vec::new(), work: super::OperationWork::Hold }],
                 batch: None,
             }],
             windows: Vec::new(),
@@ -258,7 +258,7 @@ pub(super) fn total(blocks: &[BatchBlock]) -> Bytes {
     Bytes(blocks.iter().fold(0, |sum: u64, block| sum.saturating_add(block.bytes.0)))
 }
 
-pub(super) fn block_name(block: &Block) -> String {
+pub(super) fn block_name(block: &MessageBlock) -> String {
     format!("{} -> {} ({})", block.from, block.to, block.bytes)
 }
 

@@ -1,8 +1,10 @@
 //! The combined strategy: per domain one server, with messages combined into batches.
 
 use super::batches::{block_name, part_name};
-use super::{Bytes, Carried, Nanos, Network, Pipeline, PlanError, PlannedBatch, Planner, RouteId, Source, Work};
-use crate::analysis::schedulability::{Task, passes};
+use super::{
+    Bytes, Carried, Nanos, Network, OperationWork, Pipeline, PipelineSource, PlanError, PlannedBatch, Planner, RouteId,
+};
+use crate::analysis::schedulability::{RecurrentTask, passes};
 use crate::plan::combine::{CombineOptions, Pricer, Transformed, transform};
 use crate::plan::message::{Batch, Elementary, MessageError, MessageSet};
 use crate::units::PPM;
@@ -113,28 +115,33 @@ impl Planner<'_> {
     }
 
     /// What the streams ask of a domain's server.
-    fn fixed(&self, pipelines: &[Pipeline], domain: usize, domains: &Domains) -> Result<Vec<Task>, PlanError> {
+    fn fixed(&self, pipelines: &[Pipeline], domain: usize, domains: &Domains) -> Result<Vec<RecurrentTask>, PlanError> {
         let mut tasks = Vec::new();
         for pipeline in pipelines.iter().filter(|p| p.source.is_fed()) {
             for step in &pipeline.steps {
                 let mut cost = Nanos::ZERO;
                 for operation in &step.operations {
-                    let Work::Copy { route, bytes, .. } = operation.work else { continue };
+                    let OperationWork::Copy { route, bytes, .. } = operation.work else { continue };
                     if domains.of(route) == Some(domain) {
                         cost = cost.saturating_add(self.copy_time(route, bytes, &[route], domains)?);
                     }
                 }
                 if cost > Nanos::ZERO {
-                    tasks.push(Task::whole(self.with_margin(cost), pipeline.period, pipeline.window));
+                    tasks.push(RecurrentTask::whole(self.with_margin(cost), pipeline.period, pipeline.window));
                 }
             }
         }
         Ok(tasks)
     }
 
-    fn transformed(&self, set: &MessageSet, network: &Network, fixed: &[Task]) -> Result<Transformed, PlanError> {
+    fn transformed(
+        &self,
+        set: &MessageSet,
+        network: &Network,
+        fixed: &[RecurrentTask],
+    ) -> Result<Transformed, PlanError> {
         let mut pricer = Pricer::new(network, self.machine.calibration.as_ref());
-        let mut accepts = |batches: &[Task]| passes(&[fixed, batches].concat());
+        let mut accepts = |batches: &[RecurrentTask]| passes(&[fixed, batches].concat());
         let options = CombineOptions { mode: self.workload.transform, ..CombineOptions::default() };
         Ok(transform(set, &mut pricer, options, &mut accepts)?)
     }
@@ -166,7 +173,7 @@ impl Planner<'_> {
             order.iter().map(|&at| Carried { message: part(at).of.clone(), member: batch.members[at].clone() });
         let pipeline = Pipeline {
             name: name.clone(),
-            source: Source::Batch(carried.collect()),
+            source: PipelineSource::Batch(carried.collect()),
             gpu: None,
             period: batch.grid.period,
             start: batch.grid.start,

@@ -2,9 +2,9 @@
 
 use super::{Bytes, EngineId, Nanos, Pipeline, PlanError, Planner, Processor, Resolved};
 use crate::files::machine::EngineClass;
-use crate::files::workload::{Placement, Step, Stream};
+use crate::files::workload::{Stream, StreamPlacement, StreamStep};
 use crate::plan::stream::class_window;
-use crate::plan::{PlannedEngine, Source};
+use crate::plan::{PipelineSource, PlannedEngine};
 
 /// A core's whole time.
 const WHOLE: u64 = 1 << 30;
@@ -41,7 +41,7 @@ impl Planner<'_> {
     /// each core taking as many as the least load that all fit in allows. So a job is behind none that is much longer.
     pub(super) fn place_on_cores(&self, placed: &mut [Option<Processor>]) -> Result<(), PlanError> {
         let streams = &self.workload.streams;
-        let mut rest: Vec<usize> = (0..placed.len()).filter(|&at| streams[at].gpu == Placement::Cpu).collect();
+        let mut rest: Vec<usize> = (0..placed.len()).filter(|&at| streams[at].gpu == StreamPlacement::Cpu).collect();
         rest.sort_by_key(|&at| (streams[at].deadline, at));
         let Some(&first) = rest.first() else { return Ok(()) };
         if self.cpu.cores == 0 {
@@ -88,7 +88,7 @@ impl Planner<'_> {
     pub(super) fn resolve_on_core(&self, stream: &Stream) -> Result<Vec<Resolved>, PlanError> {
         let mut steps = Vec::new();
         for (number, step) in stream.steps.iter().enumerate() {
-            let Step::Compute { kernel } = step else { continue };
+            let StreamStep::Compute { kernel } = step else { continue };
             if self.cpu.kernel(kernel).is_none() {
                 return Err(self.unknown_on_cpu(stream, number, kernel));
             }
@@ -141,8 +141,8 @@ impl Planner<'_> {
             return None;
         }
         let served = pipelines.iter().filter_map(|pipeline| match &pipeline.source {
-            Source::Streams(streams) if pipeline.gpu.is_none() => Some(streams.len()),
-            Source::Parts(_) => {
+            PipelineSource::Streams(streams) if pipeline.gpu.is_none() => Some(streams.len()),
+            PipelineSource::Parts(_) => {
                 let mut engines = pipeline.steps.iter().flat_map(|s| &s.operations).flat_map(|o| &o.engines);
                 engines.any(|engine| engine.at() >= self.machine.engines.len()).then_some(1)
             }

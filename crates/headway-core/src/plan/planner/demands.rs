@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Nanos, Pipeline, PlannedStep, RouteId, Work};
-use crate::analysis::schedulability::Task;
+use super::{Nanos, OperationWork, Pipeline, PlannedStep, RouteId};
+use crate::analysis::schedulability::RecurrentTask;
 
 pub(crate) fn steps_on(server: u32, pipelines: &[Pipeline]) -> Vec<(&Pipeline, &PlannedStep)> {
     let steps = pipelines.iter().flat_map(|p| p.steps.iter().map(move |s| (p, s)));
@@ -14,7 +14,7 @@ pub(crate) fn steps_on(server: u32, pipelines: &[Pipeline]) -> Vec<(&Pipeline, &
 pub(super) fn routes_of(pipelines: &[Pipeline]) -> Vec<RouteId> {
     let mut used: Vec<RouteId> = Vec::new();
     for operation in pipelines.iter().flat_map(|p| &p.steps).flat_map(|s| &s.operations) {
-        if let Work::Copy { route, .. } = operation.work
+        if let OperationWork::Copy { route, .. } = operation.work
             && !used.contains(&route)
         {
             used.push(route);
@@ -36,7 +36,7 @@ pub(super) fn window_of(pipeline: &Pipeline, step: &PlannedStep) -> Nanos {
 /// What recurs on a server.
 pub(crate) struct Demand {
     pub(super) name: String,
-    pub(crate) task: Task,
+    pub(crate) task: RecurrentTask,
     /// First release after the epoch.
     pub(super) offset: Nanos,
     /// Whether its pieces, but for the last, all take as long as its chunk.
@@ -57,13 +57,13 @@ pub(crate) fn demands(steps: &[(&Pipeline, &PlannedStep)]) -> Vec<Demand> {
     for (number, &(pipeline, step)) in steps.iter().enumerate() {
         let only = vec![number];
         if !pipeline.source.is_planned() {
-            let task = Task::bulk(step.piece);
+            let task = RecurrentTask::bulk(step.piece);
             let (name, offset) = (pipeline.name.clone(), pipeline.start);
             demands.push(Demand { name, task, offset, even: true, steps: only });
             continue;
         }
         let deadline = window_of(pipeline, step);
-        let task = Task { cost: step.cost, period: pipeline.period, deadline, chunk: step.piece };
+        let task = RecurrentTask { cost: step.cost, period: pipeline.period, deadline, chunk: step.piece };
         let at = position(pipeline, step);
         let offset = pipeline.release(0, at);
         if let Some(place) = step.batch {
@@ -90,7 +90,7 @@ pub(crate) fn demands(steps: &[(&Pipeline, &PlannedStep)]) -> Vec<Demand> {
         let key = (gang.number, (!gang.chained).then_some(at));
         let (demand, seen) = counted.entry(key).or_insert_with(|| {
             let name = if gang.chained { pipeline.name.clone() } else { format!("{}: {}", pipeline.name, step.name) };
-            let task = Task { cost: Nanos::ZERO, chunk: Nanos::ZERO, ..task };
+            let task = RecurrentTask { cost: Nanos::ZERO, chunk: Nanos::ZERO, ..task };
             let name = format!("{name}, all at once");
             demands.push(Demand { name, task, offset, even: true, steps: Vec::new() });
             (demands.len() - 1, Vec::new())

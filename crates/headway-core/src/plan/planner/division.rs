@@ -1,15 +1,15 @@
 //! The streams that may run on either: which of them the CPU takes (`verner-2014`, V-B; specification of messages, 6).
 
 use super::{Machine, Nanos, Outcome, Plan, PlanError, PlanOptions, Workload};
-use crate::files::workload::{Placement, Stream};
+use crate::files::workload::{Stream, StreamPlacement};
 use crate::plan::Division;
-use crate::plan::stream::{Fluid, Margins, Reach, Rectangle, search};
+use crate::plan::stream::{Fluid, Margins, Rectangle, SearchReach, search};
 use crate::units::{NANOS_PER_SECOND, PPM};
 
 /// As [`super::best`], with every stream that may run on either given its place.
 pub(super) fn best(machine: &Machine, workload: &Workload, options: PlanOptions) -> Result<Plan, PlanError> {
     let either: Vec<usize> =
-        (0..workload.streams.len()).filter(|&at| workload.streams[at].gpu == Placement::Either).collect();
+        (0..workload.streams.len()).filter(|&at| workload.streams[at].gpu == StreamPlacement::Either).collect();
     if either.is_empty() {
         return super::best(machine, workload, options, false);
     }
@@ -19,7 +19,7 @@ pub(super) fn best(machine: &Machine, workload: &Workload, options: PlanOptions)
     let either: Vec<usize> = either.into_iter().filter(|&at| known(&workload.streams[at])).collect();
     let streams: Vec<Fluid> = either.iter().map(|&at| fluid(&workload.streams[at])).collect();
     let mut plans = 0;
-    let found = search(&streams, Reach::FULL, |on_cpu| {
+    let found = search(&streams, SearchReach::FULL, |on_cpu| {
         plans += 1;
         Ok::<_, PlanError>(margins(&planned(machine, workload, options, &either, on_cpu)?))
     })?;
@@ -47,11 +47,11 @@ fn planned(
     on_cpu: &[bool],
 ) -> Result<Plan, PlanError> {
     let mut placed = workload.clone();
-    for stream in placed.streams.iter_mut().filter(|stream| stream.gpu == Placement::Either) {
-        stream.gpu = Placement::Auto;
+    for stream in placed.streams.iter_mut().filter(|stream| stream.gpu == StreamPlacement::Either) {
+        stream.gpu = StreamPlacement::Auto;
     }
     for (&at, _) in either.iter().zip(on_cpu).filter(|(_, on_cpu)| **on_cpu) {
-        placed.streams[at].gpu = Placement::Cpu;
+        placed.streams[at].gpu = StreamPlacement::Cpu;
     }
     super::best(machine, &placed, options, false)
 }

@@ -3,8 +3,8 @@
 use super::Nanos;
 use super::demands::Demand;
 use crate::analysis::schedulability::{
-    ConcreteTask, Costs, Lateness, MARGIN_PPM_MAX, Outcome, Ties, Verdict, concrete_within, largest_factor_between,
-    scaled,
+    ConcreteTask, JitterCosts, JobCosts, MARGIN_PPM_MAX, TestOutcome, TestVerdict, Ties, concrete_within,
+    largest_factor_between, scaled,
 };
 
 /// Steps of one exploration at most: a step is a task looked at in a state.
@@ -34,22 +34,22 @@ impl Steps {
 
 /// What every schedule of a server's demands at their offsets gives.
 pub(super) struct Explored {
-    pub(super) verdict: Verdict,
+    pub(super) verdict: TestVerdict,
     /// The longest time from release to end of each demand; empty unless the verdict is a yes.
     pub(super) bounds: Vec<Nanos>,
     tasks: Vec<ConcreteTask>,
     steps: u64,
 }
 
-pub(super) fn explored(demands: &[&Demand], jitter: Nanos, costs: Costs, steps: &mut Steps) -> Explored {
+pub(super) fn explored(demands: &[&Demand], jitter: Nanos, costs: JobCosts, steps: &mut Steps) -> Explored {
     let task = |demand: &&Demand| {
         // The costs contain the jitter: with exact costs nothing is late beside it.
-        let jitter = if costs == Costs::Exact { Nanos::ZERO } else { jitter };
+        let jitter = if costs == JobCosts::Exact { Nanos::ZERO } else { jitter };
         let jitter = jitter.min(demand.task.period.saturating_sub(Nanos(1)));
         ConcreteTask { task: demand.task, offset: demand.offset, jitter }
     };
     let tasks: Vec<ConcreteTask> = demands.iter().map(task).collect();
-    let found = concrete_within(&tasks, costs, Ties::Any, Lateness::WithinCosts, steps.next());
+    let found = concrete_within(&tasks, costs, Ties::Any, JitterCosts::WithinCosts, steps.next());
     let taken = found.window.states.saturating_mul(tasks.len() as u64);
     steps.left = steps.left.saturating_sub(taken);
     Explored { verdict: found.verdict, bounds: found.bounds, tasks, steps: taken }
@@ -59,7 +59,7 @@ impl Explored {
     /// The largest factor on all costs with which every schedule holds, at most `most`, where `least` is known to be one; `None`
     /// where that would take too long.
     pub(super) fn margin_ppm(&self, least: u64, most: Option<u64>) -> Option<u64> {
-        if matches!(self.verdict.outcome, Outcome::Undecided(_)) || self.steps > STEPS_MAX_OF_MARGIN {
+        if matches!(self.verdict.outcome, TestOutcome::Undecided(_)) || self.steps > STEPS_MAX_OF_MARGIN {
             return None;
         }
         let mut left = 16 * STEPS_MAX_OF_MARGIN;
@@ -68,9 +68,9 @@ impl Explored {
                 self.tasks.iter().map(|t| ConcreteTask { task: scaled(&t.task, factor), ..*t }).collect();
             let found = concrete_within(
                 &tasks,
-                Costs::UpToWorst,
+                JobCosts::UpToWorst,
                 Ties::Any,
-                Lateness::WithinCosts,
+                JitterCosts::WithinCosts,
                 left.min(4 * STEPS_MAX_OF_MARGIN),
             );
             left = left.saturating_sub(found.window.states.saturating_mul(tasks.len() as u64));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{BatchBlock, EngineId, Nanos, Pipeline, PlanError, Planner, Source, Strategy, Work};
+use super::{BatchBlock, EngineId, Nanos, OperationWork, Pipeline, PipelineSource, PlanError, Planner, Strategy};
 use crate::plan::Gang;
 
 /// What is submitted at once: the jobs of a step of one gang on one server.
@@ -23,10 +23,10 @@ impl Planner<'_> {
         for (key, step) in of_gangs(pipelines) {
             for operation in &step.operations {
                 match operation.work {
-                    Work::Copy { route, bytes, .. } => {
+                    OperationWork::Copy { route, bytes, .. } => {
                         blocks.entry(key).or_default().push(BatchBlock { route, bytes });
                     }
-                    Work::Compute { .. } | Work::Hold => {
+                    OperationWork::Compute { .. } | OperationWork::Hold => {
                         let by_engine = kernels.entry(key).or_default();
                         let time = by_engine.entry(operation.engines[0]).or_default();
                         *time = time.saturating_add(step.cost);
@@ -57,7 +57,7 @@ impl Planner<'_> {
 /// Puts the pipelines of streams with the same cycles into gangs.
 pub(super) fn form(pipelines: &mut [Pipeline], chained: bool) {
     let mut phases = Vec::new();
-    for pipeline in pipelines.iter_mut().filter(|p| matches!(p.source, Source::Streams(_)) && p.gpu.is_some()) {
+    for pipeline in pipelines.iter_mut().filter(|p| matches!(p.source, PipelineSource::Streams(_)) && p.gpu.is_some()) {
         let phase = (pipeline.period, pipeline.start, pipeline.gather, pipeline.window);
         let number = phases.iter().position(|other| *other == phase).unwrap_or_else(|| {
             phases.push(phase);

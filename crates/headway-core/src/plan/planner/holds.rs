@@ -1,6 +1,6 @@
 //! What the verdict of a server leaves open.
 
-use super::{Pipeline, PlannedStep, Source};
+use super::{Pipeline, PipelineSource, PlannedStep};
 
 /// What a verdict of a server holds for, from the most to the least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,6 +43,6 @@ impl Holds {
 
 /// Blocks of messages in the batches among `steps`.
 pub(super) fn carried(steps: &[(&Pipeline, &PlannedStep)]) -> usize {
-    let parts = |pipeline: &Pipeline| if let Source::Batch(parts) = &pipeline.source { parts.len() } else { 0 };
+    let parts = |pipeline: &Pipeline| if let PipelineSource::Batch(parts) = &pipeline.source { parts.len() } else { 0 };
     steps.iter().map(|(pipeline, _)| parts(pipeline)).sum()
 }

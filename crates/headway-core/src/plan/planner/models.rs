@@ -7,7 +7,7 @@ use super::explored::{Steps, explored};
 use super::holds::Holds;
 use super::responses::Responses;
 use super::{Nanos, Outcome, Plan};
-use crate::analysis::schedulability::{self, Costs, MARGIN_PPM_MAX, Strength};
+use crate::analysis::schedulability::{self, JobCosts, MARGIN_PPM_MAX, TestStrength};
 use crate::plan::{Strength as Proof, Violation};
 
 /// What one model says of a plan.
@@ -18,7 +18,7 @@ pub struct ModelAnswer {
     /// Yes, no, or not known: the worst over all servers.
     pub outcome: Outcome,
     /// What a "yes" and a "no" prove.
-    pub strength: Strength,
+    pub strength: TestStrength,
     /// The largest factor on all costs for which the answer is yes, parts per million. `None` where it is not known, and
     /// with exact costs, where lower costs may be worse and no factor means anything.
     pub margin_ppm: Option<u64>,
@@ -61,7 +61,7 @@ pub enum Evidence {
 #[must_use]
 pub fn models(plan: &Plan) -> Vec<ModelAnswer> {
     let given = &plan.verdict;
-    let strength = if given.strength == Proof::Exact { Strength::Exact } else { Strength::Sufficient };
+    let strength = if given.strength == Proof::Exact { TestStrength::Exact } else { TestStrength::Sufficient };
     let evidence = given.violation.clone().map(Evidence::Demand);
     let by_choice = plan.choice().is_some();
     let holds = plan.servers.iter().map(|server| Holds::of(&server.verdict.model)).max().unwrap_or(Holds::AnyOffsets);
@@ -77,16 +77,16 @@ pub fn models(plan: &Plan) -> Vec<ModelAnswer> {
     // Other windows than those of the plan might hold.
     let here = |answer: ModelAnswer| match answer.outcome {
         Outcome::NotSchedulable | Outcome::Undecided if by_choice => {
-            ModelAnswer { outcome: Outcome::Undecided, strength: Strength::Sufficient, ..answer }
+            ModelAnswer { outcome: Outcome::Undecided, strength: TestStrength::Sufficient, ..answer }
         }
         _ => answer,
     };
-    let mut concrete = implied(here(over_servers(plan, Costs::UpToWorst)), &any);
+    let mut concrete = implied(here(over_servers(plan, JobCosts::UpToWorst)), &any);
     if any.outcome == Outcome::Schedulable {
         // A factor with which any offsets hold, these hold with.
         concrete.margin_ppm = concrete.margin_ppm.max(any.margin_ppm);
     }
-    let exact = implied(here(over_servers(plan, Costs::Exact)), &concrete);
+    let exact = implied(here(over_servers(plan, JobCosts::Exact)), &concrete);
     vec![any, concrete, exact]
 }
 
@@ -98,15 +98,15 @@ fn implied(answer: ModelAnswer, stronger: &ModelAnswer) -> ModelAnswer {
     ModelAnswer { outcome: Outcome::Schedulable, margin_ppm: None, bounds: Vec::new(), evidence: None, ..answer }
 }
 
-fn over_servers(plan: &Plan, costs: Costs) -> ModelAnswer {
+fn over_servers(plan: &Plan, costs: JobCosts) -> ModelAnswer {
     let (model, strength) = match costs {
-        Costs::UpToWorst if plan.jitter > Nanos::ZERO => {
-            ("these offsets, costs from 0 to the worst case; none may join", Strength::Sufficient)
+        JobCosts::UpToWorst if plan.jitter > Nanos::ZERO => {
+            ("these offsets, costs from 0 to the worst case; none may join", TestStrength::Sufficient)
         }
-        Costs::UpToWorst => ("these offsets, costs from 0 to the worst case; none may join", Strength::Exact),
-        Costs::Exact => ("these offsets, exactly the worst-case costs; this run only", Strength::Necessary),
+        JobCosts::UpToWorst => ("these offsets, costs from 0 to the worst case; none may join", TestStrength::Exact),
+        JobCosts::Exact => ("these offsets, exactly the worst-case costs; this run only", TestStrength::Necessary),
     };
-    let late = if plan.jitter > Nanos::ZERO && costs == Costs::UpToWorst {
+    let late = if plan.jitter > Nanos::ZERO && costs == JobCosts::UpToWorst {
         format!("; releases up to {} late", plan.jitter)
     } else {
         String::new()
@@ -135,34 +135,36 @@ fn over_servers(plan: &Plan, costs: Costs) -> ModelAnswer {
             continue;
         }
         let found = explored(&demands.iter().collect::<Vec<_>>(), plan.jitter, costs, &mut steps);
-        if costs == Costs::UpToWorst {
+        if costs == JobCosts::UpToWorst {
             // With a factor that any offsets hold with, these hold.
             let least = server.verdict.margin_ppm.unwrap_or(0);
             margin = margin.and_then(|most| found.margin_ppm(least.min(most), Some(most)));
         }
         responses.take(number as usize, &demands, found.bounds.iter().copied());
         let outcome = match &found.verdict.outcome {
-            schedulability::Outcome::Schedulable => Outcome::Schedulable,
-            schedulability::Outcome::Undecided(_) => Outcome::Undecided,
-            schedulability::Outcome::NotSchedulable(_) => Outcome::NotSchedulable,
+            schedulability::TestOutcome::Schedulable => Outcome::Schedulable,
+            schedulability::TestOutcome::Undecided(_) => Outcome::Undecided,
+            schedulability::TestOutcome::NotSchedulable(_) => Outcome::NotSchedulable,
         };
         if outcome > answer.outcome {
             (answer.outcome, answer.evidence) = (outcome, evidence(&server.name, &demands, &found.verdict.outcome));
         }
     }
-    answer.margin_ppm = margin.filter(|_| costs == Costs::UpToWorst);
-    if answer.outcome == Outcome::Schedulable && costs == Costs::UpToWorst {
+    answer.margin_ppm = margin.filter(|_| costs == JobCosts::UpToWorst);
+    if answer.outcome == Outcome::Schedulable && costs == JobCosts::UpToWorst {
         answer.bounds = responses.of_pipelines(plan);
     }
     answer
 }
 
-fn evidence(server: &str, demands: &[Demand], outcome: &schedulability::Outcome) -> Option<Evidence> {
+fn evidence(server: &str, demands: &[Demand], outcome: &schedulability::TestOutcome) -> Option<Evidence> {
     let server = server.to_owned();
     match outcome {
-        schedulability::Outcome::Schedulable => None,
-        schedulability::Outcome::Undecided(reason) => Some(Evidence::Unknown { server, reason: reason.to_string() }),
-        schedulability::Outcome::NotSchedulable(schedulability::Violation::Late {
+        schedulability::TestOutcome::Schedulable => None,
+        schedulability::TestOutcome::Undecided(reason) => {
+            Some(Evidence::Unknown { server, reason: reason.to_string() })
+        }
+        schedulability::TestOutcome::NotSchedulable(schedulability::TestViolation::Late {
             task,
             job,
             release,
@@ -174,8 +176,8 @@ fn evidence(server: &str, demands: &[Demand], outcome: &schedulability::Outcome)
             Some(Evidence::Late { server, name, job, release, deadline, finish })
         }
         // The exploration gives no other.
-        schedulability::Outcome::NotSchedulable(
-            schedulability::Violation::Utilisation | schedulability::Violation::Demand { .. },
+        schedulability::TestOutcome::NotSchedulable(
+            schedulability::TestViolation::Utilisation | schedulability::TestViolation::Demand { .. },
         ) => Some(Evidence::Utilisation { server }),
     }
 }

@@ -7,16 +7,16 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Domains, EndpointId, EngineId, Nanos, Pipeline, Place, PlanError, PlannedOperation, PlannedStep, PlannedStream,
-    Planner, Processor, RouteId, Source, Step, Strategy, Stream, Work,
+    CopyEndpoint, Domains, EndpointId, EngineId, Nanos, OperationWork, Pipeline, PipelineSource, PlanError,
+    PlannedOperation, PlannedStep, PlannedStream, Planner, Processor, RouteId, Strategy, Stream, StreamStep,
 };
-use crate::files::workload::{PARTS_MAX, PartStep, PartWork, Placement};
+use crate::files::workload::{PARTS_MAX, PartStep, PartWork, StreamPlacement};
 use crate::plan::Parted;
 use crate::units::Bytes;
 
 /// Why no machine can run a stream whose steps are sets as this one.
 pub(super) fn fault(stream: &Stream) -> Option<String> {
-    let sets = stream.steps.iter().filter(|step| matches!(step, Step::Parts(_))).count();
+    let sets = stream.steps.iter().filter(|step| matches!(step, StreamStep::Parts(_))).count();
     if sets == 0 {
         return (!stream.parts.is_empty())
             .then(|| "it has parts, and no step says which of them it works on".to_owned());
@@ -34,7 +34,7 @@ pub(super) fn fault(stream: &Stream) -> Option<String> {
         return Some(format!("its parts do not add up to its packet of {}, each with a byte at least", stream.packet));
     }
     let mut steps = stream.steps.iter().filter_map(|step| match step {
-        Step::Parts(set) => Some(set),
+        StreamStep::Parts(set) => Some(set),
         _ => None,
     });
     let once = |set: &Vec<PartStep>| {
@@ -50,19 +50,20 @@ impl Planner<'_> {
     /// Whether stream `index` has parts, or a copy from one GPU to another.
     pub(super) fn is_parted(&self, index: usize) -> bool {
         let stream = &self.workload.streams[index];
-        let on_a_gpu = matches!(stream.gpu, Placement::Auto | Placement::Gpu(_)) && stream.sharding.is_none();
+        let on_a_gpu =
+            matches!(stream.gpu, StreamPlacement::Auto | StreamPlacement::Gpu(_)) && stream.sharding.is_none();
         stream.steps.iter().any(|step| match step {
-            Step::Parts(_) => true,
-            Step::Copy { from, to } => on_a_gpu && self.is_gpu(from) && self.is_gpu(to),
-            Step::Compute { .. } | Step::Exchange => false,
+            StreamStep::Parts(_) => true,
+            StreamStep::Copy { from, to } => on_a_gpu && self.is_gpu(from) && self.is_gpu(to),
+            StreamStep::Compute { .. } | StreamStep::Exchange => false,
         })
     }
 
-    fn is_gpu(&self, place: &Place) -> bool {
+    fn is_gpu(&self, place: &CopyEndpoint) -> bool {
         match place {
-            Place::Host => false,
-            Place::OwnGpu => true,
-            Place::Named(name) => {
+            CopyEndpoint::Host => false,
+            CopyEndpoint::OwnGpu => true,
+            CopyEndpoint::Named(name) => {
                 self.machine.endpoint(name).is_some_and(|end| self.machine.gpus().any(|gpu| gpu == end))
             }
         }
@@ -137,7 +138,7 @@ impl Planner<'_> {
             if gathered { (window, Nanos::ZERO, window) } else { (stream.period, stream.start, Nanos::ZERO) };
         Ok(Pipeline {
             name: stream.id.clone(),
-            source: Source::Parts(planned),
+            source: PipelineSource::Parts(planned),
             gpu: None,
             period,
             start,
@@ -180,7 +181,7 @@ impl Planner<'_> {
                     };
                     let time = busy.entry(engine).or_default();
                     *time = time.saturating_add(self.with_margin(cost));
-                    PlannedOperation { engines: vec![engine], work: Work::Compute { kernel: kernel.clone() } }
+                    PlannedOperation { engines: vec![engine], work: OperationWork::Compute { kernel: kernel.clone() } }
                 }
             });
         }
@@ -250,7 +251,7 @@ impl Planner<'_> {
         used: &[RouteId],
         domains: &Domains,
     ) -> Result<(), PlanError> {
-        let copies_only = step.operations.iter().all(|operation| matches!(operation.work, Work::Copy { .. }));
+        let copies_only = step.operations.iter().all(|operation| matches!(operation.work, OperationWork::Copy { .. }));
         let copies = if self.strategy.lets_gpus_overlap() {
             // The copies of a set run at the same time, also those of one GPU, which otherwise wait for each other.
             let time = |route, bytes| match step.operations.len() {
@@ -299,9 +300,9 @@ fn name(operations: &[PlannedOperation]) -> String {
     let mut names: Vec<String> = Vec::new();
     for operation in operations {
         let name = match &operation.work {
-            Work::Copy { from, to, .. } => format!("{from} -> {to}"),
-            Work::Compute { kernel } => kernel.clone(),
-            Work::Hold => continue,
+            OperationWork::Copy { from, to, .. } => format!("{from} -> {to}"),
+            OperationWork::Compute { kernel } => kernel.clone(),
+            OperationWork::Hold => continue,
         };
         if !names.contains(&name) {
             names.push(name);

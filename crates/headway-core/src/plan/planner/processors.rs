@@ -1,7 +1,7 @@
 //! What serves every stream: a GPU, or a core of the CPU.
 
 use super::{EndpointId, PlanError, Planner};
-use crate::files::workload::{Placement, Stream};
+use crate::files::workload::{Stream, StreamPlacement};
 
 /// What serves a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,7 +19,7 @@ impl Planner<'_> {
         let mut load = vec![0u128; gpus.len()];
         let mut placed = vec![None; self.workload.streams.len()];
         for (index, stream) in self.workload.streams.iter().enumerate() {
-            if let Placement::Gpu(name) = &stream.gpu {
+            if let StreamPlacement::Gpu(name) = &stream.gpu {
                 let found = gpus.iter().position(|&gpu| self.machine.endpoints[gpu.at()].id == *name);
                 let at = found.ok_or_else(|| self.unknown(stream, "gpu", name, gpus.iter()))?;
                 load[at] += rate(stream);

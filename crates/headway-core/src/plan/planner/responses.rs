@@ -3,8 +3,8 @@
 use super::demands::{Demand, demands, steps_on};
 use super::explored::{Steps, explored};
 use super::holds::Holds;
-use super::{Nanos, Outcome, Pipeline, Plan, Server, Source};
-use crate::analysis::schedulability::{Costs, responses};
+use super::{Nanos, Outcome, Pipeline, PipelineSource, Plan, Server};
+use crate::analysis::schedulability::{JobCosts, responses};
 
 /// Tasks and instants looked at for one plan: a tenth of a second or so.
 const STEPS_MAX: u64 = 10_000_000;
@@ -67,12 +67,12 @@ pub(super) fn bound(plan: &mut Plan) {
         let tasks: Vec<_> = demands.iter().map(|demand| demand.task).collect();
         let deadlines = tasks.iter().map(|task| task.deadline);
         // Requests are admitted as far as deadlines hold.
-        let urgent = steps.iter().any(|(pipeline, _)| matches!(pipeline.source, Source::Urgent(_)));
+        let urgent = steps.iter().any(|(pipeline, _)| matches!(pipeline.source, PipelineSource::Urgent(_)));
         let bounds = if urgent {
             Some(deadlines.clone().collect())
         } else if Holds::of(&server.verdict.model) == Holds::OneStream {
             let demands: Vec<_> = demands.iter().collect();
-            Some(explored(&demands, plan.jitter, Costs::UpToWorst, &mut explorations).bounds)
+            Some(explored(&demands, plan.jitter, JobCosts::UpToWorst, &mut explorations).bounds)
         } else {
             responses(&tasks, &mut left)
         };

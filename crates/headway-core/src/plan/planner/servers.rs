@@ -6,10 +6,10 @@ use super::demands::{Demand, demands, routes_of, steps_on, window_of};
 use super::explored::{Steps, explored};
 use super::holds::{Holds, carried};
 use super::{
-    Bytes, Domains, EngineId, Nanos, Outcome, PPM, Pipeline, PlanError, PlannedBatch, PlannedStep, Planner, RouteId,
-    Server, Source, Strategy, Strength, Verdict, Work, uneven,
+    Bytes, Domains, EngineId, Nanos, OperationWork, Outcome, PPM, Pipeline, PipelineSource, PlanError, PlannedBatch,
+    PlannedStep, Planner, RouteId, Server, Strategy, Strength, Verdict, uneven,
 };
-use crate::analysis::schedulability::{self, ChunkFlow, Costs, Task};
+use crate::analysis::schedulability::{self, ChunkFlow, JobCosts, RecurrentTask};
 use crate::files::machine::{EngineClass, Route};
 use crate::plan::Violation;
 use crate::units::Rate;
@@ -81,7 +81,7 @@ impl Planner<'_> {
         for step in pipelines.iter().flat_map(|p| &p.steps) {
             let engines: Vec<EngineId> = step.operations.iter().flat_map(|o| o.engines.iter().copied()).collect();
             tie(&engines);
-            if step.operations.iter().any(|o| matches!(o.work, Work::Copy { .. })) {
+            if step.operations.iter().any(|o| matches!(o.work, OperationWork::Copy { .. })) {
                 copying.extend(engines);
             } else {
                 // A core serves nothing but its streams, whatever is tied.
@@ -111,13 +111,13 @@ impl Planner<'_> {
     fn price(&self, pipelines: &mut [Pipeline], domains: &Domains) -> Result<(), PlanError> {
         let used = routes_of(pipelines);
         for pipeline in pipelines.iter_mut().filter(|pipeline| pipeline.source.is_planned()) {
-            let batch = matches!(pipeline.source, Source::Message | Source::Batch(_));
+            let batch = matches!(pipeline.source, PipelineSource::Message | PipelineSource::Batch(_));
             if batch && !self.strategy.lets_gpus_overlap() {
                 // The batch has all copy engines of its domain to itself: its own bound holds.
                 pipeline.steps.iter_mut().for_each(|step| step.piece = step.cost);
                 continue;
             }
-            if let Source::Sharded(planned) = &pipeline.source
+            if let PipelineSource::Sharded(planned) = &pipeline.source
                 && !self.strategy.lets_gpus_overlap()
             {
                 for step in &mut pipeline.steps {
@@ -125,7 +125,7 @@ impl Planner<'_> {
                 }
                 continue;
             }
-            if let Source::Parts(planned) = &pipeline.source {
+            if let PipelineSource::Parts(planned) = &pipeline.source {
                 for step in &mut pipeline.steps {
                     self.price_parts(planned, step, &used, domains)?;
                 }
@@ -150,7 +150,7 @@ impl Planner<'_> {
     ) -> Result<Option<Nanos>, PlanError> {
         let mut per_engines: BTreeMap<Vec<EngineId>, Nanos> = BTreeMap::new();
         for operation in &step.operations {
-            let Work::Copy { route, bytes, .. } = operation.work else { continue };
+            let OperationWork::Copy { route, bytes, .. } = operation.work else { continue };
             let sum = per_engines.entry(operation.engines.clone()).or_default();
             *sum = sum.saturating_add(time(route, bytes)?);
         }
@@ -226,12 +226,14 @@ impl Planner<'_> {
                 let name = match engines.as_slice() {
                     [one] => self.engine_name(*one),
                     _ if self.strategy == Strategy::Generation => "node".to_owned(),
-                    several if pipelines.iter().any(|p| matches!(p.source, Source::Parts(_))) => self.joined(several),
+                    several if pipelines.iter().any(|p| matches!(p.source, PipelineSource::Parts(_))) => {
+                        self.joined(several)
+                    }
                     [first, ..] if self.strategy == Strategy::PerGpu => {
                         let gpu = self.machine.engines[first.at()].gpu;
                         format!("{} transfers", self.machine.endpoints[gpu.at()].id)
                     }
-                    several if pipelines.iter().any(|p| matches!(p.source, Source::Sharded(_))) => {
+                    several if pipelines.iter().any(|p| matches!(p.source, PipelineSource::Sharded(_))) => {
                         self.common_name(several).to_owned()
                     }
                     _ => "transfers".to_owned(),
@@ -333,11 +335,11 @@ impl Planner<'_> {
             if !pipeline.source.is_planned() {
                 break; // they come last
             }
-            if pipeline.gang.is_some() || matches!(pipeline.source, Source::Sharded(_)) {
+            if pipeline.gang.is_some() || matches!(pipeline.source, PipelineSource::Sharded(_)) {
                 return false;
             }
             let [operation] = step.operations.as_slice() else { return false };
-            let Work::Copy { route, bytes, .. } = operation.work else { return false };
+            let OperationWork::Copy { route, bytes, .. } = operation.work else { return false };
             let Ok(flow) = self.in_chunks(route, bytes, &used, domains) else { return false };
             flows.push(ChunkFlow { period: pipeline.period, deadline: window_of(pipeline, step), ..flow });
         }
@@ -366,10 +368,10 @@ fn longest(per_engines: &BTreeMap<Vec<EngineId>, Nanos>) -> Option<Nanos> {
 fn phased(server: &str, demands: &[Demand], jitter: Nanos, least_margin: u64) -> Option<Verdict> {
     // What has no windows got no pieces yet.
     let demands: Vec<&Demand> = demands.iter().filter(|demand| demand.task.chunk > Nanos::ZERO).collect();
-    let explored = explored(&demands, jitter, Costs::UpToWorst, &mut Steps::shared_by(1));
+    let explored = explored(&demands, jitter, JobCosts::UpToWorst, &mut Steps::shared_by(1));
     let (outcome, violation) = match &explored.verdict.outcome {
-        schedulability::Outcome::Schedulable => (Outcome::Schedulable, None),
-        schedulability::Outcome::NotSchedulable(schedulability::Violation::Late {
+        schedulability::TestOutcome::Schedulable => (Outcome::Schedulable, None),
+        schedulability::TestOutcome::NotSchedulable(schedulability::TestViolation::Late {
             task,
             release,
             deadline,
@@ -388,7 +390,7 @@ fn phased(server: &str, demands: &[Demand], jitter: Nanos, least_margin: u64) ->
             };
             (Outcome::NotSchedulable, Some(violation))
         }
-        schedulability::Outcome::NotSchedulable(_) | schedulability::Outcome::Undecided(_) => return None,
+        schedulability::TestOutcome::NotSchedulable(_) | schedulability::TestOutcome::Undecided(_) => return None,
     };
     Some(Verdict {
         outcome,
@@ -404,18 +406,18 @@ fn phased(server: &str, demands: &[Demand], jitter: Nanos, least_margin: u64) ->
 /// What would fail first on a server whose copies are in chunks.
 fn limit(server: &str, demands: &[Demand], margin_ppm: u64) -> Option<String> {
     let more = margin_ppm + schedulability::MARGIN_PPM_STEP;
-    let tasks: Vec<Task> = demands.iter().map(|demand| schedulability::scaled(&demand.task, more)).collect();
-    let schedulability::Outcome::NotSchedulable(violation) = schedulability::chunked(&tasks, 1).outcome else {
+    let tasks: Vec<RecurrentTask> = demands.iter().map(|demand| schedulability::scaled(&demand.task, more)).collect();
+    let schedulability::TestOutcome::NotSchedulable(violation) = schedulability::chunked(&tasks, 1).outcome else {
         return None;
     };
     let what = match violation {
-        schedulability::Violation::Demand { task: Some(blocker), interval, .. } => {
+        schedulability::TestViolation::Demand { task: Some(blocker), interval, .. } => {
             format!("what is due {interval} after its release waits for a chunk of `{}`", demands[blocker].name)
         }
-        schedulability::Violation::Demand { task: None, interval, .. } => {
+        schedulability::TestViolation::Demand { task: None, interval, .. } => {
             format!("what is due within {interval} takes all of that time")
         }
-        schedulability::Violation::Utilisation | schedulability::Violation::Late { .. } => {
+        schedulability::TestViolation::Utilisation | schedulability::TestViolation::Late { .. } => {
             "its copies take all of its time".to_owned()
         }
     };
@@ -424,18 +426,18 @@ fn limit(server: &str, demands: &[Demand], margin_ppm: u64) -> Option<String> {
 }
 
 fn verdict_of(server: &str, demands: &[Demand], holds: Holds) -> Verdict {
-    let tasks: Vec<Task> = demands.iter().map(|demand| demand.task).collect();
+    let tasks: Vec<RecurrentTask> = demands.iter().map(|demand| demand.task).collect();
     let whole = tasks.iter().all(|task| task.deadline == task.period && task.chunk == task.cost);
     let found = if whole { schedulability::jeffay(&tasks) } else { schedulability::chunked(&tasks, 1) };
     let name = |at: usize| demands[at].name.clone();
     let mut notes = Vec::new();
     let (outcome, violation) = match &found.outcome {
-        schedulability::Outcome::Schedulable => (Outcome::Schedulable, None),
-        schedulability::Outcome::Undecided(reason) => {
+        schedulability::TestOutcome::Schedulable => (Outcome::Schedulable, None),
+        schedulability::TestOutcome::Undecided(reason) => {
             notes.push(format!("server `{server}`: {reason}"));
             (Outcome::Undecided, None)
         }
-        schedulability::Outcome::NotSchedulable(violation) => {
+        schedulability::TestOutcome::NotSchedulable(violation) => {
             (Outcome::NotSchedulable, Some(evidence(server, violation, &name)))
         }
     };
@@ -443,7 +445,7 @@ fn verdict_of(server: &str, demands: &[Demand], holds: Holds) -> Verdict {
     Verdict {
         outcome,
         model: format!("{}; {}", found.model, holds.text()),
-        strength: if found.strength == schedulability::Strength::Exact {
+        strength: if found.strength == schedulability::TestStrength::Exact {
             Strength::Exact
         } else {
             Strength::Sufficient
@@ -455,11 +457,11 @@ fn verdict_of(server: &str, demands: &[Demand], holds: Holds) -> Verdict {
     }
 }
 
-fn evidence(server: &str, violation: &schedulability::Violation, name: &impl Fn(usize) -> String) -> Violation {
+fn evidence(server: &str, violation: &schedulability::TestViolation, name: &impl Fn(usize) -> String) -> Violation {
     let server = server.to_owned();
     match violation {
         // The tests for any offsets never give `Late`.
-        schedulability::Violation::Utilisation | schedulability::Violation::Late { .. } => Violation {
+        schedulability::TestViolation::Utilisation | schedulability::TestViolation::Late { .. } => Violation {
             server,
             blocker: None,
             blocking: Nanos::ZERO,
@@ -468,7 +470,7 @@ fn evidence(server: &str, violation: &schedulability::Violation, name: &impl Fn(
             parts: Vec::new(),
             because: Vec::new(),
         },
-        schedulability::Violation::Demand { task, interval, demand, blocking, contributions } => Violation {
+        schedulability::TestViolation::Demand { task, interval, demand, blocking, contributions } => Violation {
             server,
             blocker: task.map(name),
             blocking: *blocking,

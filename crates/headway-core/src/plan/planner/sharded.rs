@@ -3,26 +3,26 @@
 use std::collections::BTreeMap;
 
 use super::{
-    BatchBlock, Bytes, Domains, EndpointId, EngineId, Nanos, Pipeline, Place, PlanError, PlannedOperation, PlannedStep,
-    PlannedStream, Planner, Processor, RouteId, Source, Step, Strategy, Stream, Work,
+    BatchBlock, Bytes, CopyEndpoint, Domains, EndpointId, EngineId, Nanos, OperationWork, Pipeline, PipelineSource,
+    PlanError, PlannedOperation, PlannedStep, PlannedStream, Planner, Processor, RouteId, Strategy, Stream, StreamStep,
 };
 use crate::files::machine::KernelCost;
 use crate::plan::{Gang, Shard, Sharded, is_first_kernel};
 
 /// Why no machine can run a stream that is divided, or that exchanges, as this one.
 pub(super) fn fault(stream: &Stream) -> Option<String> {
-    use Step::{Compute, Copy, Exchange};
+    use StreamStep::{Compute, Copy, Exchange};
     let Some(sharding) = &stream.sharding else {
         let exchanges = stream.steps.contains(&Exchange);
         return exchanges.then(|| "only GPUs that share a packet exchange what they made of it".to_owned());
     };
     match stream.steps.as_slice() {
         [
-            Copy { to: Place::OwnGpu, .. },
+            Copy { to: CopyEndpoint::OwnGpu, .. },
             Compute { .. },
             Exchange,
             Compute { .. },
-            Copy { from: Place::OwnGpu, .. },
+            Copy { from: CopyEndpoint::OwnGpu, .. },
         ] => sharding.fault(stream.packet),
         _ => Some(
             "a stream that is divided among GPUs copies in, computes, exchanges, computes and copies out".to_owned(),
@@ -90,7 +90,7 @@ impl Planner<'_> {
         let reserve = planned.shards.iter().fold(0, |sum: u64, shard| sum.saturating_add(planned.block(shard).0));
         Ok(Pipeline {
             name: stream.id.clone(),
-            source: Source::Sharded(planned),
+            source: PipelineSource::Sharded(planned),
             gpu: None,
             period: stream.period,
             start: stream.start,
@@ -114,9 +114,9 @@ impl Planner<'_> {
             let key = format!("steps.{number}.copy");
             let gpu = |shard: &Shard| gpus[shard.gpu as usize];
             let operations: Vec<PlannedOperation> = match step {
-                Step::Copy { from, to } => {
+                StreamStep::Copy { from, to } => {
                     let bytes = |shard: &Shard| match to {
-                        Place::OwnGpu => planned.block(shard),
+                        CopyEndpoint::OwnGpu => planned.block(shard),
                         _ => planned.sharding.summary,
                     };
                     let copies = planned.shards.iter().map(|shard| {
@@ -125,7 +125,7 @@ impl Planner<'_> {
                     });
                     copies.collect::<Result<_, PlanError>>()?
                 }
-                Step::Exchange => {
+                StreamStep::Exchange => {
                     let copies = planned.peers().map(|(from, to)| {
                         let (from, to) = (&planned.shards[from], &planned.shards[to]);
                         let ends = (gpu(from), gpu(to));
@@ -134,11 +134,11 @@ impl Planner<'_> {
                     });
                     copies.collect::<Result<_, PlanError>>()?
                 }
-                Step::Compute { kernel } => {
+                StreamStep::Compute { kernel } => {
                     let launches = planned.shards.iter().map(|shard| self.launch(stream, number, kernel, gpu(shard)));
                     launches.collect::<Result<_, PlanError>>()?
                 }
-                Step::Parts(_) => unreachable!("a stream that is divided has no parts"),
+                StreamStep::Parts(_) => unreachable!("a stream that is divided has no parts"),
             };
             // One GPU has nobody to exchange with.
             if !operations.is_empty() {
@@ -168,31 +168,31 @@ impl Planner<'_> {
         gpu: EndpointId,
     ) -> Result<PlannedOperation, PlanError> {
         let (engine, _) = self.kernel_on_gpu(stream, number, kernel, gpu)?;
-        Ok(PlannedOperation { engines: vec![engine], work: Work::Compute { kernel: kernel.to_owned() } })
+        Ok(PlannedOperation { engines: vec![engine], work: OperationWork::Compute { kernel: kernel.to_owned() } })
     }
 
     /// A step on all GPUs, with its cost if it computes: that of the GPU that has the most to do.
     fn spread_step(
         &self,
-        step: &Step,
+        step: &StreamStep,
         operations: Vec<PlannedOperation>,
         is_first_kernel: bool,
         planned: &Sharded,
         gpus: &[EndpointId],
     ) -> PlannedStep {
         let name = match (step, &operations[0].work) {
-            (Step::Exchange, _) => "exchange".to_owned(),
-            (_, Work::Compute { kernel }) => kernel.clone(),
-            (_, Work::Copy { from, to, .. }) => match operations.len() {
+            (StreamStep::Exchange, _) => "exchange".to_owned(),
+            (_, OperationWork::Compute { kernel }) => kernel.clone(),
+            (_, OperationWork::Copy { from, to, .. }) => match operations.len() {
                 1 => format!("{from} -> {to}"),
                 // The end that is not the same for all.
                 _ if *to == self.machine.endpoints[gpus[0].at()].id => format!("{from} -> gpus"),
                 _ => format!("gpus -> {to}"),
             },
-            (_, Work::Hold) => String::new(),
+            (_, OperationWork::Hold) => String::new(),
         };
         let costs = (0..).zip(&operations).zip(&planned.shards).filter_map(|((index, operation), shard)| {
-            let Work::Compute { kernel } = &operation.work else { return None };
+            let OperationWork::Compute { kernel } = &operation.work else { return None };
             let bytes = planned.launch_bytes(is_first_kernel, index);
             let per_element = if is_first_kernel { planned.sharding.operations } else { None };
             let known = self.machine.kernel(kernel, gpus[shard.gpu as usize])?;
@@ -216,7 +216,7 @@ impl Planner<'_> {
         &self,
         stream: &Stream,
         key: &str,
-        (from, to): (&Place, &Place),
+        (from, to): (&CopyEndpoint, &CopyEndpoint),
         gpu: EndpointId,
     ) -> Result<RouteId, PlanError> {
         let ends = (self.end(stream, key, from, gpu)?, self.end(stream, key, to, gpu)?);
@@ -250,8 +250,8 @@ impl Planner<'_> {
         domains: &Domains,
     ) -> Result<Option<(Nanos, Nanos)>, PlanError> {
         let blocks = step.operations.iter().filter_map(|operation| match operation.work {
-            Work::Copy { route, bytes, .. } => Some(BatchBlock { route, bytes }),
-            Work::Compute { .. } | Work::Hold => None,
+            OperationWork::Copy { route, bytes, .. } => Some(BatchBlock { route, bytes }),
+            OperationWork::Compute { .. } | OperationWork::Hold => None,
         });
         let blocks: Vec<BatchBlock> = blocks.collect();
         if blocks.is_empty() {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{BatchBlock, Domains, Nanos, Pipeline, PlanError, PlannedBatch, Planner, Source, Work};
+use super::{BatchBlock, Domains, Nanos, OperationWork, Pipeline, PipelineSource, PlanError, PlannedBatch, Planner};
 use crate::plan::BatchPlace;
 
 /// Windows of a pipeline on one server: period, start of the first window, length, server. Starts are the same for all steps
@@ -64,7 +64,7 @@ impl Planner<'_> {
         let mut names = Vec::new();
         for &(pipeline, step) in members {
             let step = &pipelines[pipeline].steps[step];
-            if let Work::Copy { route, bytes, .. } = step.operations[0].work {
+            if let OperationWork::Copy { route, bytes, .. } = step.operations[0].work {
                 blocks.push(BatchBlock { route, bytes });
                 names.push(step.name.clone());
             }
@@ -102,13 +102,13 @@ fn groups(pipelines: &[Pipeline]) -> BTreeMap<Windows, Vec<(usize, usize)>> {
     let mut groups: BTreeMap<Windows, Vec<(usize, usize)>> = BTreeMap::new();
     for (number, pipeline) in pipelines.iter().enumerate() {
         // Windows as long as the period: all steps of all pipelines with this period open theirs together.
-        let gathered = matches!(pipeline.source, Source::Streams(_)) && pipeline.gather == pipeline.period;
+        let gathered = matches!(pipeline.source, PipelineSource::Streams(_)) && pipeline.gather == pipeline.period;
         if !gathered || pipeline.window != pipeline.period {
             continue;
         }
         for (at, step) in pipeline.steps.iter().enumerate() {
             if let [operation] = step.operations.as_slice()
-                && let Work::Copy { .. } = operation.work
+                && let OperationWork::Copy { .. } = operation.work
             {
                 let key = (pipeline.period, pipeline.start, pipeline.window, step.server);
                 groups.entry(key).or_default().push((number, at));

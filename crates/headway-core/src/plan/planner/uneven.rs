@@ -10,10 +10,13 @@
 //! to any step. What is found passes the same tests as every other plan.
 
 use super::demands::{demands, steps_on};
-use super::{Cycle, Machine, Nanos, Network, Outcome, Pipeline, Plan, PlanError, PlanOptions, Source, Strategy, Work};
-use crate::analysis::schedulability::{self, Task, chunked, passes};
-use crate::files::machine::Cpu;
-use crate::files::workload::{Placement, Workload};
+use super::{
+    Cycle, Machine, Nanos, Network, OperationWork, Outcome, Pipeline, PipelineSource, Plan, PlanError, PlanOptions,
+    Strategy,
+};
+use crate::analysis::schedulability::{self, RecurrentTask, chunked, passes};
+use crate::files::machine::CpuCores;
+use crate::files::workload::{StreamPlacement, Workload};
 use crate::plan::{PlannedOperation, PlannedStep, PlannedStream, Strength};
 use crate::units::PPM;
 
@@ -35,13 +38,14 @@ pub(super) fn instead(
     options: PlanOptions,
     best: Plan,
 ) -> Result<Plan, PlanError> {
-    let streams = |pipeline: &Pipeline| matches!(pipeline.source, Source::Streams(_) | Source::Parts(_));
+    let streams =
+        |pipeline: &Pipeline| matches!(pipeline.source, PipelineSource::Streams(_) | PipelineSource::Parts(_));
     let as_asked = options.strategy.is_some_and(Strategy::is_baseline) || workload.cycle == Cycle::Paper;
     if as_asked || best.verdict.outcome != Outcome::NotSchedulable || !best.pipelines.iter().any(streams) {
         return Ok(best);
     }
     // Streams that may run on either were given their places by a search of its own.
-    let placed = workload.streams.iter().all(|stream| stream.gpu != Placement::Either);
+    let placed = workload.streams.iter().all(|stream| stream.gpu != StreamPlacement::Either);
     let tried_again = placed && workload.streams.len() <= STREAMS_MAX;
     let divisible = tried_again && workload.streams.iter().any(|stream| stream.steps.len() > 1);
     // What cannot even be tried so is no answer: equal windows were planned.
@@ -88,16 +92,17 @@ fn hopeless(machine: &Machine, plan: &Plan) -> bool {
     let cpu = machine.cpu_or_assumed();
     (0..plan.servers.len() as u32).any(|server| {
         let tasks = relaxed(machine, &network, &cpu, plan, server);
-        matches!(chunked(&tasks, 1).outcome, schedulability::Outcome::NotSchedulable(_))
+        matches!(chunked(&tasks, 1).outcome, schedulability::TestOutcome::NotSchedulable(_))
     })
 }
 
 /// What a server has to do at least. Streams in parts are left out: what their steps need at least is not bounded here.
-fn relaxed(machine: &Machine, network: &Network, cpu: &Cpu, plan: &Plan, server: u32) -> Vec<Task> {
-    let counts = |pipeline: &Pipeline| pipeline.source.is_planned() && !matches!(pipeline.source, Source::Parts(_));
+fn relaxed(machine: &Machine, network: &Network, cpu: &CpuCores, plan: &Plan, server: u32) -> Vec<RecurrentTask> {
+    let counts =
+        |pipeline: &Pipeline| pipeline.source.is_planned() && !matches!(pipeline.source, PipelineSource::Parts(_));
     let all = steps_on(server, &plan.pipelines).into_iter().filter(|(pipeline, _)| counts(pipeline));
-    let (of_streams, others): (Vec<_>, Vec<_>) = all.partition(|(p, _)| matches!(p.source, Source::Streams(_)));
-    let mut tasks: Vec<Task> = demands(&others).into_iter().map(|demand| demand.task).collect();
+    let (of_streams, others): (Vec<_>, Vec<_>) = all.partition(|(p, _)| matches!(p.source, PipelineSource::Streams(_)));
+    let mut tasks: Vec<RecurrentTask> = demands(&others).into_iter().map(|demand| demand.task).collect();
     for steps in of_streams.chunk_by(|one, next| std::ptr::eq(one.0, next.0)) {
         let pipeline = steps[0].0;
         let here = |step: &PlannedStep| steps.iter().any(|(_, other)| std::ptr::eq(*other, step));
@@ -109,43 +114,55 @@ fn relaxed(machine: &Machine, network: &Network, cpu: &Cpu, plan: &Plan, server:
             let of = |step: &PlannedStep| {
                 if pipeline.gather == Nanos::ZERO {
                     // A copy could be cut, a kernel not.
-                    let copies = step.operations.iter().all(|of| matches!(of.work, Work::Copy { .. }));
+                    let copies = step.operations.iter().all(|of| matches!(of.work, OperationWork::Copy { .. }));
                     let chunk = if copies && pipeline.steps.len() > 1 { Nanos(1) } else { step.piece };
-                    return Task { cost: step.cost, period: pipeline.period, deadline: stream.deadline, chunk };
+                    return RecurrentTask {
+                        cost: step.cost,
+                        period: pipeline.period,
+                        deadline: stream.deadline,
+                        chunk,
+                    };
                 }
                 // Other cycles would carry other blocks: count no more than the bytes.
                 let all = step.operations.iter().map(|of| bare(machine, network, cpu, stream, of));
                 let longest = all.max_by_key(|task| task.cost);
-                longest.unwrap_or_else(|| Task {
+                longest.unwrap_or_else(|| RecurrentTask {
                     deadline: stream.deadline,
-                    ..Task::whole(Nanos::ZERO, stream.period, Nanos::ZERO)
+                    ..RecurrentTask::whole(Nanos::ZERO, stream.period, Nanos::ZERO)
                 })
             };
             let noticed = if pipeline.gather == Nanos::ZERO { Nanos::ZERO } else { plan.jitter };
             let least = |step: &PlannedStep| of(step).cost.saturating_add(noticed);
             let rest = others().map(least).fold(Nanos::ZERO, Nanos::saturating_add);
-            let joined = steps.iter().map(|(_, step)| of(step)).reduce(|sum, next| Task {
+            let joined = steps.iter().map(|(_, step)| of(step)).reduce(|sum, next| RecurrentTask {
                 cost: sum.cost.saturating_add(next.cost),
                 chunk: sum.chunk.max(next.chunk),
                 ..sum
             });
-            tasks
-                .extend(joined.map(|task| Task { deadline: task.deadline.saturating_sub(rest).max(Nanos(1)), ..task }));
+            tasks.extend(
+                joined.map(|task| RecurrentTask { deadline: task.deadline.saturating_sub(rest).max(Nanos(1)), ..task }),
+            );
         }
     }
     tasks
 }
 
 /// What an operation asks for on behalf of one stream in whatever cycles: the time of its bytes at the rate it has alone.
-fn bare(machine: &Machine, network: &Network, cpu: &Cpu, stream: &PlannedStream, of: &PlannedOperation) -> Task {
+fn bare(
+    machine: &Machine,
+    network: &Network,
+    cpu: &CpuCores,
+    stream: &PlannedStream,
+    of: &PlannedOperation,
+) -> RecurrentTask {
     let margin_ppm = machine.calibration.as_ref().map_or(0, |calibration| calibration.margin_ppm);
     let (time, alone) = match &of.work {
-        Work::Copy { route, .. } => {
+        OperationWork::Copy { route, .. } => {
             let rate =
                 network.guaranteed_rate(*route, &[*route]).map_or(Nanos::ZERO, |rate| rate.time_for(stream.packet));
             (rate, rate)
         }
-        Work::Compute { kernel } => {
+        OperationWork::Compute { kernel } => {
             let gpu = of.engines.first().and_then(|engine| machine.engines.get(engine.at())).map(|engine| engine.gpu);
             let known = gpu.and_then(|gpu| machine.kernel(kernel, gpu));
             let on_gpu = known.map(|known| {
@@ -156,15 +173,15 @@ fn bare(machine: &Machine, network: &Network, cpu: &Cpu, stream: &PlannedStream,
                 || cpu.kernel(kernel).map(|known| known.rate.time_for(stream.packet)).map(|time| (time, time));
             on_gpu.or_else(on_core).unwrap_or_default()
         }
-        Work::Hold => (Nanos::ZERO, Nanos::ZERO),
+        OperationWork::Hold => (Nanos::ZERO, Nanos::ZERO),
     };
     let scaled = u128::from(time.0) * u128::from(PPM + margin_ppm) / u128::from(PPM);
     // Chains of different streams run side by side, but one that is slower than its stream never catches up.
     let cost = if alone > stream.period { stream.period.saturating_add(Nanos(1)) } else { Nanos(0) };
     let cost = cost.max(Nanos(u64::try_from(scaled).unwrap_or(u64::MAX)));
     // A packet is in one block, which a kernel works on as a whole.
-    let chunk = if matches!(of.work, Work::Copy { .. }) { Nanos(1) } else { cost };
-    Task { cost, period: stream.period, deadline: stream.deadline, chunk }
+    let chunk = if matches!(of.work, OperationWork::Copy { .. }) { Nanos(1) } else { cost };
+    RecurrentTask { cost, period: stream.period, deadline: stream.deadline, chunk }
 }
 
 /// Divides the deadlines of the streams whose packets are jobs among their steps so that every server holds; leaves the windows
@@ -191,7 +208,7 @@ struct Divisible {
 struct Search {
     streams: Vec<Divisible>,
     /// What every server has to do; the tasks of divisible streams have the window that is being tried.
-    servers: Vec<Vec<Task>>,
+    servers: Vec<Vec<RecurrentTask>>,
     /// Tests that may still be made.
     tests: u32,
 }
@@ -200,23 +217,23 @@ impl Search {
     fn of(pipelines: &[Pipeline], deadline_of: impl Fn(u32) -> Nanos) -> Option<Self> {
         let divisible = |pipeline: &Pipeline| {
             let alone = pipeline.gang.is_none() && pipeline.steps.iter().all(|step| step.batch.is_none());
-            let of_one = matches!(&pipeline.source, Source::Streams(_) | Source::Parts(_))
+            let of_one = matches!(&pipeline.source, PipelineSource::Streams(_) | PipelineSource::Parts(_))
                 && pipeline.source.streams().len() == 1;
             of_one && alone && pipeline.gather == Nanos::ZERO && pipeline.steps.len() > 1
         };
         let count = pipelines.iter().flat_map(|p| &p.steps).map(|step| step.server + 1).max()?;
         let fixed = |server| {
             let steps = steps_on(server, pipelines).into_iter().filter(|(p, _)| p.source.is_planned() && !divisible(p));
-            demands(&steps.collect::<Vec<_>>()).into_iter().map(|demand| demand.task).collect::<Vec<Task>>()
+            demands(&steps.collect::<Vec<_>>()).into_iter().map(|demand| demand.task).collect::<Vec<RecurrentTask>>()
         };
-        let mut servers: Vec<Vec<Task>> = (0..count).map(fixed).collect();
+        let mut servers: Vec<Vec<RecurrentTask>> = (0..count).map(fixed).collect();
         let mut streams = Vec::new();
         for (at, pipeline) in pipelines.iter().enumerate().filter(|(_, pipeline)| divisible(pipeline)) {
             let mut steps = Vec::new();
             for step in &pipeline.steps {
                 let tasks = &mut servers[step.server as usize];
                 steps.push((step.server as usize, tasks.len(), step.cost));
-                tasks.push(Task::whole(step.cost, pipeline.period, pipeline.window));
+                tasks.push(RecurrentTask::whole(step.cost, pipeline.period, pipeline.window));
             }
             streams.push(Divisible { pipeline: at, deadline: deadline_of(pipeline.source.streams()[0]), steps });
         }

@@ -6,9 +6,9 @@
 
 use super::demands::{demands, routes_of, steps_on};
 use super::servers::CHUNK_GRANULE;
-use super::{Bytes, Domains, Nanos, PPM, Pipeline, PlanError, Planner, RouteId, Source, Work};
-use crate::analysis::schedulability::{ChunkFlow, Task, passes, scaled};
-use crate::files::workload::{Kind, Unplanned};
+use super::{Bytes, Domains, Nanos, OperationWork, PPM, Pipeline, PipelineSource, PlanError, Planner, RouteId};
+use crate::analysis::schedulability::{ChunkFlow, RecurrentTask, passes, scaled};
+use crate::files::workload::{Unplanned, UnplannedKind};
 use crate::units::NANOS_PER_SECOND;
 
 /// No piece is larger: far above the size at which its set-up costs nothing, and what is due waits for it.
@@ -21,8 +21,8 @@ impl Planner<'_> {
     pub(super) fn unplanned(&self, pipelines: &mut Vec<Pipeline>) -> Result<(), PlanError> {
         for of in &self.workload.unplanned {
             let (source, bytes) = match of.kind {
-                Kind::Bulk(bytes) => (Source::Bulk(bytes), bytes.unwrap_or(PIECE_MAX).min(PIECE_MAX)),
-                Kind::Urgent(urgent) => (Source::Urgent(urgent), urgent.bytes),
+                UnplannedKind::Bulk(bytes) => (PipelineSource::Bulk(bytes), bytes.unwrap_or(PIECE_MAX).min(PIECE_MAX)),
+                UnplannedKind::Urgent(urgent) => (PipelineSource::Urgent(urgent), urgent.bytes),
             };
             let step = self.copy_step(self.method(of)?, bytes);
             pipelines.push(Pipeline {
@@ -45,8 +45,8 @@ impl Planner<'_> {
     /// The route that it takes.
     pub(super) fn method(&self, of: &Unplanned) -> Result<RouteId, PlanError> {
         let (kind, object) = match of.kind {
-            Kind::Bulk(_) => ("bulk", format!("bulk transfer `{}`", of.id)),
-            Kind::Urgent(_) => ("urgent", format!("urgent transfer `{}`", of.id)),
+            UnplannedKind::Bulk(_) => ("bulk", format!("bulk transfer `{}`", of.id)),
+            UnplannedKind::Urgent(_) => ("urgent", format!("urgent transfer `{}`", of.id)),
         };
         let place = format!("{kind}.{}", of.id);
         let ends = ["from", "to"].map(|key| format!("{place}.{key}"));
@@ -57,21 +57,22 @@ impl Planner<'_> {
     /// no such pieces; whether there is any such transfer.
     pub(super) fn fit(&self, at: u32, pipelines: &mut [Pipeline], domains: &Domains, margin: Option<u64>) -> bool {
         let used = routes_of(pipelines);
-        let tasks: Vec<Task> = demands(&steps_on(at, pipelines)).into_iter().map(|demand| demand.task).collect();
+        let tasks: Vec<RecurrentTask> =
+            demands(&steps_on(at, pipelines)).into_iter().map(|demand| demand.task).collect();
         let factor = PPM + (margin.unwrap_or(PPM).saturating_sub(PPM) / 2).min(PPM / 4);
         let mut any = false;
         for pipeline in pipelines.iter_mut().filter(|p| !p.source.is_planned() && p.steps[0].server == at) {
             any = true;
-            let Work::Copy { route, bytes, .. } = pipeline.steps[0].operations[0].work else { continue };
+            let OperationWork::Copy { route, bytes, .. } = pipeline.steps[0].operations[0].work else { continue };
             let Ok(flow) = self.in_chunks(route, bytes, &used, domains) else { continue };
             let Some(size) = largest(&flow, &tasks, factor) else { continue };
             let task = flow.task(size);
             let step = &mut pipeline.steps[0];
             step.piece = task.chunk;
             match pipeline.source {
-                Source::Bulk(_) => {
+                PipelineSource::Bulk(_) => {
                     (step.cost, pipeline.reserve) = (task.chunk, size.min(bytes));
-                    if let Work::Copy { bytes, .. } = &mut step.operations[0].work {
+                    if let OperationWork::Copy { bytes, .. } = &mut step.operations[0].work {
                         *bytes = pipeline.reserve;
                     }
                 }
@@ -83,11 +84,11 @@ impl Planner<'_> {
 }
 
 /// The largest piece of `flow` that `tasks` tolerate with all costs `factor` ppm of what they are.
-fn largest(flow: &ChunkFlow, tasks: &[Task], factor: u64) -> Option<Bytes> {
+fn largest(flow: &ChunkFlow, tasks: &[RecurrentTask], factor: u64) -> Option<Bytes> {
     let granule = CHUNK_GRANULE.0;
     let tolerated = |multiples: u64| {
-        let piece = Task::bulk(flow.task(Bytes(granule * multiples)).chunk);
-        let all: Vec<Task> = tasks.iter().chain([&piece]).map(|task| scaled(task, factor)).collect();
+        let piece = RecurrentTask::bulk(flow.task(Bytes(granule * multiples)).chunk);
+        let all: Vec<RecurrentTask> = tasks.iter().chain([&piece]).map(|task| scaled(task, factor)).collect();
         passes(&all)
     };
     let (mut low, mut high) = (0, flow.bytes.min(PIECE_MAX).0.div_ceil(granule) + 1);

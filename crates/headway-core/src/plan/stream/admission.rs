@@ -13,14 +13,14 @@
 
 use std::collections::BTreeMap;
 
-use crate::analysis::schedulability::{Outcome, Task, Violation, jeffay};
+use crate::analysis::schedulability::{RecurrentTask, TestOutcome, TestViolation, jeffay};
 use crate::files::machine::{Calibration, RouteId};
 use crate::models::interconnect::{BatchBlock, Network, Starved};
 use crate::units::{Bytes, Nanos, PPM};
 
 /// Bounds on what one domain holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct DomainLimits {
     /// Flows, leaving ones included.
     pub flows_max: usize,
     /// Blocks of one message.
@@ -28,11 +28,11 @@ pub struct Limits {
 }
 
 /// The limits used where none are given.
-pub const LIMITS: Limits = Limits { flows_max: 4096, blocks_max: 64 };
+pub const LIMITS: DomainLimits = DomainLimits { flows_max: 4096, blocks_max: 64 };
 
 /// What a flow asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct FlowRequest {
     pub id: String,
     /// What each packet moves, one block per route.
     pub blocks: Vec<BatchBlock>,
@@ -44,7 +44,7 @@ pub struct Request {
 
 /// How a flow was taken in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placement {
+pub enum FlowPlacement {
     /// The blocks of a message on the same routes grew.
     Grown,
     /// It has a message of its own.
@@ -62,7 +62,7 @@ pub struct Admitted {
     pub flow: String,
     /// Number of the message that carries it.
     pub message: u64,
-    pub placement: Placement,
+    pub placement: FlowPlacement,
     /// The start of the first cycle that carries it.
     pub effective: Nanos,
 }
@@ -70,7 +70,7 @@ pub struct Admitted {
 /// A join or leave that is not possible. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refused {
+pub enum AdmissionRefused {
     /// Some flow could miss a deadline.
     #[error("flow `{flow}` would let `{suffers}` miss deadlines{}", helped(*helps))]
     Overload {
@@ -148,7 +148,7 @@ struct Flow {
 pub struct Admission {
     network: Network,
     calibration: Option<Calibration>,
-    limits: Limits,
+    limits: DomainLimits,
     messages: BTreeMap<u64, Running>,
     flows: BTreeMap<String, Flow>,
     count: u64,
@@ -157,7 +157,7 @@ pub struct Admission {
 /// One way of taking a flow in: the message with its blocks after the join.
 struct Candidate {
     message: Option<u64>,
-    placement: Placement,
+    placement: FlowPlacement,
     reserve: Vec<BatchBlock>,
     after: Running,
 }
@@ -165,7 +165,7 @@ struct Candidate {
 impl Admission {
     /// An empty domain.
     #[must_use]
-    pub fn new(network: Network, calibration: Option<Calibration>, limits: Limits) -> Self {
+    pub fn new(network: Network, calibration: Option<Calibration>, limits: DomainLimits) -> Self {
         Self { network, calibration, limits, messages: BTreeMap::new(), flows: BTreeMap::new(), count: 0 }
     }
 
@@ -191,17 +191,17 @@ impl Admission {
     /// [`Node::join`](super::node::Node::join) explains.
     ///
     /// # Errors
-    /// [`Refused`]; nothing has changed then.
-    pub fn join(&mut self, now: Nanos, request: &Request) -> Result<Admitted, Refused> {
+    /// [`AdmissionRefused`]; nothing has changed then.
+    pub fn join(&mut self, now: Nanos, request: &FlowRequest) -> Result<Admitted, AdmissionRefused> {
         let flow = request.id.clone();
         if request.blocks.is_empty() || request.period == Nanos::ZERO || request.window == Nanos::ZERO {
-            return Err(Refused::Empty { flow });
+            return Err(AdmissionRefused::Empty { flow });
         }
         if self.flows.contains_key(&flow) {
-            return Err(Refused::Known { flow });
+            return Err(AdmissionRefused::Known { flow });
         }
         if self.flows.len() >= self.limits.flows_max {
-            return Err(Refused::Full { flow, limit: self.limits.flows_max });
+            return Err(AdmissionRefused::Full { flow, limit: self.limits.flows_max });
         }
         let mut violation = None;
         for candidate in self.candidates(now, request)? {
@@ -212,7 +212,7 @@ impl Admission {
         }
         let suffers = violation.unwrap_or_else(|| flow.clone());
         let helps = self.share_that_fits(now, request)?;
-        Err(Refused::Overload { flow, suffers, helps })
+        Err(AdmissionRefused::Overload { flow, suffers, helps })
     }
 
     /// Lets a flow leave at `now`, and says when its last job must be done: the one released at the end of the cycle under
@@ -220,10 +220,10 @@ impl Admission {
     /// at or after that instant.
     ///
     /// # Errors
-    /// [`Refused::Unknown`].
-    pub fn leave(&mut self, now: Nanos, id: &str) -> Result<Nanos, Refused> {
+    /// [`AdmissionRefused::Unknown`].
+    pub fn leave(&mut self, now: Nanos, id: &str) -> Result<Nanos, AdmissionRefused> {
         let flow = self.flows.get_mut(id).filter(|flow| flow.last_deadline.is_none());
-        let flow = flow.ok_or_else(|| Refused::Unknown { flow: id.to_owned() })?;
+        let flow = flow.ok_or_else(|| AdmissionRefused::Unknown { flow: id.to_owned() })?;
         // What came since the last release goes with the next one.
         let deadline = next_cycle(flow.start, flow.window, now).saturating_add(flow.window);
         flow.last_deadline = Some(deadline);
@@ -265,7 +265,7 @@ impl Admission {
         gone
     }
 
-    fn candidates(&self, now: Nanos, request: &Request) -> Result<Vec<Candidate>, Starved> {
+    fn candidates(&self, now: Nanos, request: &FlowRequest) -> Result<Vec<Candidate>, Starved> {
         let gathered = |cycle: Nanos, parts: u64| -> Vec<BatchBlock> {
             let packets = cycle.0.div_ceil(request.period.0);
             let bytes = |block: &BatchBlock| block.bytes.0.saturating_mul(packets).div_ceil(parts);
@@ -277,10 +277,10 @@ impl Admission {
             let there = |route: RouteId| message.blocks.iter().any(|block| block.route == route);
             if request.blocks.iter().all(|block| there(block.route)) {
                 let reserve = gathered(message.period, 1);
-                candidates.extend(self.with(Some((number, message)), Placement::Grown, reserve)?);
+                candidates.extend(self.with(Some((number, message)), FlowPlacement::Grown, reserve)?);
             }
         }
-        if let Some(mut alone) = self.with(None, Placement::Alone, gathered(request.window, 1))? {
+        if let Some(mut alone) = self.with(None, FlowPlacement::Alone, gathered(request.window, 1))? {
             (alone.after.period, alone.after.start) = (request.window, now);
             candidates.push(alone);
         }
@@ -290,7 +290,7 @@ impl Admission {
             let parts = if request.window.0.is_multiple_of(message.period.0) { whole } else { whole - 1 };
             if parts > 0 {
                 let reserve = gathered(request.window, parts);
-                candidates.extend(self.with(Some((number, message)), Placement::Combined { parts }, reserve)?);
+                candidates.extend(self.with(Some((number, message)), FlowPlacement::Combined { parts }, reserve)?);
             }
         }
         Ok(candidates)
@@ -300,7 +300,7 @@ impl Admission {
     fn with(
         &self,
         message: Option<(u64, &Running)>,
-        placement: Placement,
+        placement: FlowPlacement,
         reserve: Vec<BatchBlock>,
     ) -> Result<Option<Candidate>, Starved> {
         let empty = Running { period: Nanos::ZERO, start: Nanos::ZERO, blocks: Vec::new(), cost: Nanos::ZERO };
@@ -323,24 +323,24 @@ impl Admission {
     fn test(&self, candidate: &Candidate) -> Result<(), String> {
         let others = self.messages.iter().filter(|(number, _)| candidate.message != Some(**number));
         let mut numbers: Vec<Option<u64>> = others.clone().map(|(number, _)| Some(*number)).collect();
-        let task = |message: &Running| Task::whole(message.cost, message.period, message.period);
-        let mut tasks: Vec<Task> = others.map(|(_, message)| task(message)).collect();
+        let task = |message: &Running| RecurrentTask::whole(message.cost, message.period, message.period);
+        let mut tasks: Vec<RecurrentTask> = others.map(|(_, message)| task(message)).collect();
         tasks.push(task(&candidate.after));
         numbers.push(candidate.message);
         let suffering = match jeffay(&tasks).outcome {
-            Outcome::Schedulable => return Ok(()),
-            Outcome::NotSchedulable(Violation::Demand { contributions, .. }) => {
+            TestOutcome::Schedulable => return Ok(()),
+            TestOutcome::NotSchedulable(TestViolation::Demand { contributions, .. }) => {
                 contributions.iter().map(|part| part.task).max_by_key(|&at| (tasks[at].deadline, at))
             }
-            Outcome::NotSchedulable(Violation::Late { task, .. }) => Some(task),
-            Outcome::NotSchedulable(Violation::Utilisation) | Outcome::Undecided(_) => None,
+            TestOutcome::NotSchedulable(TestViolation::Late { task, .. }) => Some(task),
+            TestOutcome::NotSchedulable(TestViolation::Utilisation) | TestOutcome::Undecided(_) => None,
         };
         let number = suffering.and_then(|at| numbers[at]);
         let of_message = |number: u64| self.flows.iter().find(|(_, flow)| flow.message == number);
         Err(number.and_then(of_message).map_or_else(|| "itself".to_owned(), |(id, _)| id.clone()))
     }
 
-    fn take(&mut self, now: Nanos, request: &Request, candidate: Candidate) -> Admitted {
+    fn take(&mut self, now: Nanos, request: &FlowRequest, candidate: Candidate) -> Admitted {
         let Candidate { message, placement, reserve, after } = candidate;
         let number = message.unwrap_or_else(|| {
             self.count += 1;
@@ -348,8 +348,8 @@ impl Admission {
         });
         let effective = after.next_cycle(now);
         let window = match placement {
-            Placement::Grown => after.period,
-            Placement::Alone | Placement::Combined { .. } => request.window,
+            FlowPlacement::Grown => after.period,
+            FlowPlacement::Alone | FlowPlacement::Combined { .. } => request.window,
         };
         self.messages.insert(number, after);
         let flow = Flow { message: number, reserve, start: effective, window, last_deadline: None };
@@ -358,7 +358,7 @@ impl Admission {
     }
 
     /// The largest share of its bytes, in tenths of a percent, with which a flow would be accepted.
-    fn share_that_fits(&self, now: Nanos, request: &Request) -> Result<Option<u64>, Starved> {
+    fn share_that_fits(&self, now: Nanos, request: &FlowRequest) -> Result<Option<u64>, Starved> {
         const STEPS: u64 = 1_000;
         let fits = |share: u64| -> Result<bool, Starved> {
             let scaled = |bytes: Bytes| u128::from(bytes.0) * u128::from(share) / u128::from(STEPS);
@@ -397,25 +397,28 @@ mod tests {
 
     const MS: Nanos = Nanos(1_000_000);
 
-    fn request(id: &str, route: u32, bytes: u64, window: Nanos) -> Request {
+    fn request(id: &str, route: u32, bytes: u64, window: Nanos) -> FlowRequest {
         let blocks = vec![BatchBlock { route: RouteId(route), bytes: Bytes(bytes) }];
-        Request { id: id.to_owned(), blocks, period: window, window }
+        FlowRequest { id: id.to_owned(), blocks, period: window, window }
     }
 
     #[test]
     fn the_first_way_that_passes_is_taken() {
         let mut domain = domain();
         let first = domain.join(MS, &request("a", 0, 1_000_000, MS * 10)).unwrap();
-        assert_eq!((first.placement, first.effective), (Placement::Alone, MS));
+        assert_eq!((first.placement, first.effective), (FlowPlacement::Alone, MS));
         // The same route and a longer window: the block grows, from the next cycle on.
         let second = domain.join(MS * 2, &request("b", 0, 500_000, MS * 25)).unwrap();
-        assert_eq!((second.message, second.placement, second.effective), (first.message, Placement::Grown, MS * 11));
+        assert_eq!(
+            (second.message, second.placement, second.effective),
+            (first.message, FlowPlacement::Grown, MS * 11)
+        );
         assert_eq!(domain.messages()[&1].blocks[0].bytes, Bytes(1_500_000));
         // Another route: a message of its own.
-        assert_eq!(domain.join(MS * 2, &request("c", 2, 1_000_000, MS * 10)).unwrap().placement, Placement::Alone);
+        assert_eq!(domain.join(MS * 2, &request("c", 2, 1_000_000, MS * 10)).unwrap().placement, FlowPlacement::Alone);
         // 11 ms of copying would block the windows of 10 ms; in parts it fits.
         let long = domain.join(MS * 2, &request("d", 3, 90_000_000, MS * 40)).unwrap();
-        assert_eq!(long.placement, Placement::Combined { parts: 4 });
+        assert_eq!(long.placement, FlowPlacement::Combined { parts: 4 });
     }
 
     #[test]
@@ -424,7 +427,7 @@ mod tests {
         domain.join(Nanos(0), &request("a", 0, 40_000_000, MS * 10)).unwrap();
         let before = domain.clone();
         let refused = domain.join(Nanos(0), &request("b", 0, 60_000_000, MS * 10)).unwrap_err();
-        let Refused::Overload { ref flow, ref suffers, helps } = refused else { panic!("{refused}") };
+        let AdmissionRefused::Overload { ref flow, ref suffers, helps } = refused else { panic!("{refused}") };
         assert_eq!((flow.as_str(), suffers.is_empty()), ("b", false));
         // 5 of 10 ms are taken; 40 of 60 MB take the rest.
         assert!(helps.is_some_and(|ppm| (660_000..=667_000).contains(&ppm)), "{refused}");
@@ -439,7 +442,7 @@ mod tests {
         let large = request("b", 2, 60_000_000, MS * 10);
         assert!(domain.join(Nanos(0), &large).is_err());
         assert_eq!(domain.leave(MS * 15, "a"), Ok(MS * 30));
-        assert_eq!(domain.leave(MS * 15, "a"), Err(Refused::Unknown { flow: "a".into() }));
+        assert_eq!(domain.leave(MS * 15, "a"), Err(AdmissionRefused::Unknown { flow: "a".into() }));
         assert_eq!(domain.poll_timeout(), Some(MS * 30));
         assert!(domain.idle(MS * 29).is_empty(), "its last job may still come");
         assert!(domain.join(MS * 30, &large).is_err(), "the domain may be busy with what it delayed");
@@ -463,10 +466,10 @@ mod tests {
 
     #[test]
     fn capacity_that_returned_at_the_deadline_alone_would_let_others_miss() {
-        let task = |cost, period| Task::whole(Nanos(cost), Nanos(period), Nanos(period));
+        let task = |cost, period| RecurrentTask::whole(Nanos(cost), Nanos(period), Nanos(period));
         let others = [task(10, 50), task(10, 50), task(11, 1000)];
         for changing in [task(15, 30), task(10, 20)] {
-            let set: Vec<Task> = others.iter().copied().chain([changing]).collect();
+            let set: Vec<RecurrentTask> = others.iter().copied().chain([changing]).collect();
             assert!(jeffay(&set).is_schedulable(), "{set:?}");
         }
         // The long job starts first; one instant later all others are released; the leaver's deadline is the newcomer's
@@ -477,11 +480,17 @@ mod tests {
 
     #[test]
     fn what_cannot_be_a_flow_is_refused() {
-        let mut domain = Admission { limits: Limits { flows_max: 1, blocks_max: 64 }, ..domain() };
+        let mut domain = Admission { limits: DomainLimits { flows_max: 1, blocks_max: 64 }, ..domain() };
         let good = request("a", 0, 1, MS);
-        assert!(matches!(domain.join(MS, &Request { window: Nanos(0), ..good.clone() }), Err(Refused::Empty { .. })));
+        assert!(matches!(
+            domain.join(MS, &FlowRequest { window: Nanos(0), ..good.clone() }),
+            Err(AdmissionRefused::Empty { .. })
+        ));
         domain.join(MS, &good).unwrap();
-        assert!(matches!(domain.join(MS, &good), Err(Refused::Known { .. })));
-        assert!(matches!(domain.join(MS, &Request { id: "b".into(), ..good }), Err(Refused::Full { limit: 1, .. })));
+        assert!(matches!(domain.join(MS, &good), Err(AdmissionRefused::Known { .. })));
+        assert!(matches!(
+            domain.join(MS, &FlowRequest { id: "b".into(), ..good }),
+            Err(AdmissionRefused::Full { limit: 1, .. })
+        ));
     }
 }

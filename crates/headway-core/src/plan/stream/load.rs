@@ -46,7 +46,7 @@ pub fn gathered_bytes(bits_per_second: u64, cycle: Nanos) -> Bytes {
 
 /// What the streams of all GPUs put into blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Load {
+pub struct BlockLoad {
     /// Shortest window; class `j` has cycles of `window * 2^j`.
     pub window: Nanos,
     /// Bytes of a block by GPU and class.
@@ -55,7 +55,7 @@ pub struct Load {
     pub chains: Vec<Vec<Bytes>>,
 }
 
-impl Load {
+impl BlockLoad {
     /// An empty load of this form.
     #[must_use]
     pub fn new(window: Nanos, gpus: usize, classes: u32) -> Self {
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_load_keeps_sums_and_longest_chains_by_gpu_and_class() {
-        let mut load = Load::new(Nanos(1_000_000), 2, 2);
+        let mut load = BlockLoad::new(Nanos(1_000_000), 2, 2);
         let stream = |bits_per_second| Fluid { bits_per_second, deadline: Nanos(0) };
         load.add(0, stream(128_000), Nanos(1_999_999));
         load.add(0, stream(256_000), Nanos(1_000_000));

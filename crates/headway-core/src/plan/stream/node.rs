@@ -7,15 +7,15 @@
 
 use std::collections::BTreeMap;
 
-use super::admission::{self, Admission, Admitted, Limits, Request, Running};
-use crate::analysis::schedulability::{Outcome, Task, Violation, jeffay};
+use super::admission::{self, Admission, Admitted, DomainLimits, FlowRequest, Running};
+use crate::analysis::schedulability::{RecurrentTask, TestOutcome, TestViolation, jeffay};
 use crate::files::machine::{EngineId, Machine, RouteId};
 use crate::models::interconnect::{BatchBlock, Network};
 use crate::units::{Nanos, PPM};
 
 /// One step of a flow, in every cycle.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum FlowStep {
     /// What each packet moves, one block per route.
     Copy(Vec<BatchBlock>),
     /// A kernel over what a cycle of the flow's window gathers.
@@ -29,10 +29,10 @@ pub enum Step {
 
 /// What a flow asks of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Flow {
+pub struct NodeFlow {
     pub id: String,
     /// Steps in order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<FlowStep>,
     /// Time between packets.
     pub period: Nanos,
     /// The longest window of a step.
@@ -43,7 +43,7 @@ pub struct Flow {
 
 /// What serves one job at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Server {
+pub enum NodeServer {
     /// Transfers that can slow each other down, by number.
     Domain(usize),
     /// An execution engine.
@@ -52,9 +52,9 @@ pub enum Server {
 
 /// A part of an accepted flow: a step, or what of it falls into one domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct FlowPart {
     pub step: usize,
-    pub server: Server,
+    pub server: NodeServer,
     /// The start of its first window, and the length of its windows, one after the other.
     pub first: Nanos,
     pub window: Nanos,
@@ -63,10 +63,10 @@ pub struct Part {
 /// A flow or leave that is not possible. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refused {
+pub enum NodeRefused {
     /// A domain does not take its transfers.
     #[error("step {step} does not fit domain {domain}")]
-    Transfers { step: usize, domain: usize, source: admission::Refused },
+    Transfers { step: usize, domain: usize, source: admission::AdmissionRefused },
     /// An execution engine would miss windows.
     #[error(
         "kernel of step {step} of flow `{flow}` would let `{suffers}` miss windows; lower its rate, or raise its deadline"
@@ -130,13 +130,13 @@ struct Domain {
 pub struct Node {
     domains: Vec<Domain>,
     engines: BTreeMap<EngineId, BTreeMap<String, Kernel>>,
-    flows: BTreeMap<String, Vec<Part>>,
+    flows: BTreeMap<String, Vec<FlowPart>>,
 }
 
 impl Node {
     /// A node without flows on which `routes` and all execution engines may be used.
     #[must_use]
-    pub fn new(machine: &Machine, routes: &[RouteId], limits: Limits) -> Self {
+    pub fn new(machine: &Machine, routes: &[RouteId], limits: DomainLimits) -> Self {
         let network = Network::new(machine);
         let sigma_ppm = machine.calibration.as_ref().map_or(PPM, |calibration| calibration.sigma_ppm);
         let numbers = network.domains(routes, sigma_ppm);
@@ -159,9 +159,9 @@ impl Node {
     }
 
     /// Every server, in order.
-    pub fn servers(&self) -> impl Iterator<Item = Server> {
-        let domains = (0..self.domains.len()).map(Server::Domain);
-        domains.chain(self.engines.keys().map(|&engine| Server::Engine(engine)))
+    pub fn servers(&self) -> impl Iterator<Item = NodeServer> {
+        let domains = (0..self.domains.len()).map(NodeServer::Domain);
+        domains.chain(self.engines.keys().map(|&engine| NodeServer::Engine(engine)))
     }
 
     /// The messages that run in a domain, by number.
@@ -201,13 +201,13 @@ impl Node {
     /// later then. The tests count with blockers that begin before what they block, not at the same time.
     ///
     /// # Errors
-    /// [`Refused`]; nothing has changed then.
-    pub fn join(&mut self, now: Nanos, flow: &Flow) -> Result<Vec<Part>, Refused> {
+    /// [`NodeRefused`]; nothing has changed then.
+    pub fn join(&mut self, now: Nanos, flow: &NodeFlow) -> Result<Vec<FlowPart>, NodeRefused> {
         if self.flows.contains_key(&flow.id) {
-            return Err(Refused::Name { flow: flow.id.clone(), what: "is there already; choose another name" });
+            return Err(NodeRefused::Name { flow: flow.id.clone(), what: "is there already; choose another name" });
         }
         if flow.steps.is_empty() {
-            return Err(Refused::Step { flow: flow.id.clone(), step: 0 });
+            return Err(NodeRefused::Step { flow: flow.id.clone(), step: 0 });
         }
         let mut after = self.clone();
         let mut parts = Vec::new();
@@ -215,13 +215,13 @@ impl Node {
             // Windows of one length follow each other.
             let at = now.saturating_add(Nanos(flow.window.0.saturating_mul(step as u64)));
             match of {
-                Step::Copy(blocks) => after.transfers(at, flow, step, blocks, &mut parts)?,
-                Step::Kernel { engine, cost } => parts.push(after.kernel(at, flow, step, *engine, *cost)?),
+                FlowStep::Copy(blocks) => after.transfers(at, flow, step, blocks, &mut parts)?,
+                FlowStep::Kernel { engine, cost } => parts.push(after.kernel(at, flow, step, *engine, *cost)?),
             }
         }
         let latency = latency(flow, &parts);
         if latency > flow.deadline {
-            return Err(Refused::Latency { flow: flow.id.clone(), latency, deadline: flow.deadline });
+            return Err(NodeRefused::Latency { flow: flow.id.clone(), latency, deadline: flow.deadline });
         }
         after.flows.insert(flow.id.clone(), parts.clone());
         *self = after;
@@ -231,14 +231,14 @@ impl Node {
     fn transfers(
         &mut self,
         at: Nanos,
-        flow: &Flow,
+        flow: &NodeFlow,
         step: usize,
         blocks: &[BatchBlock],
-        parts: &mut Vec<Part>,
-    ) -> Result<(), Refused> {
+        parts: &mut Vec<FlowPart>,
+    ) -> Result<(), NodeRefused> {
         let known = |block: &BatchBlock| self.domains.iter().any(|domain| domain.routes.contains(&block.route));
         if blocks.is_empty() || !blocks.iter().all(known) {
-            return Err(Refused::Step { flow: flow.id.clone(), step });
+            return Err(NodeRefused::Step { flow: flow.id.clone(), step });
         }
         for (number, domain) in self.domains.iter_mut().enumerate() {
             let own: Vec<BatchBlock> = blocks.iter().copied().filter(|b| domain.routes.contains(&b.route)).collect();
@@ -246,54 +246,61 @@ impl Node {
                 continue;
             }
             let request =
-                Request { id: part_name(&flow.id, step), blocks: own, period: flow.period, window: flow.window };
-            let refused = |source| Refused::Transfers { step, domain: number, source };
+                FlowRequest { id: part_name(&flow.id, step), blocks: own, period: flow.period, window: flow.window };
+            let refused = |source| NodeRefused::Transfers { step, domain: number, source };
             let Admitted { message, placement, effective, .. } =
                 domain.admission.join(at, &request).map_err(refused)?;
             let window = match placement {
-                admission::Placement::Grown => domain.admission.messages()[&message].period,
-                admission::Placement::Alone | admission::Placement::Combined { .. } => flow.window,
+                admission::FlowPlacement::Grown => domain.admission.messages()[&message].period,
+                admission::FlowPlacement::Alone | admission::FlowPlacement::Combined { .. } => flow.window,
             };
-            parts.push(Part { step, server: Server::Domain(number), first: effective, window });
+            parts.push(FlowPart { step, server: NodeServer::Domain(number), first: effective, window });
         }
         Ok(())
     }
 
-    fn kernel(&mut self, at: Nanos, flow: &Flow, step: usize, engine: EngineId, cost: Nanos) -> Result<Part, Refused> {
+    fn kernel(
+        &mut self,
+        at: Nanos,
+        flow: &NodeFlow,
+        step: usize,
+        engine: EngineId,
+        cost: Nanos,
+    ) -> Result<FlowPart, NodeRefused> {
         let Some(kernels) = self.engines.get_mut(&engine).filter(|_| flow.window > Nanos::ZERO) else {
-            return Err(Refused::Step { flow: flow.id.clone(), step });
+            return Err(NodeRefused::Step { flow: flow.id.clone(), step });
         };
         let name = part_name(&flow.id, step);
         let new = Kernel { cost, start: at, window: flow.window, last_deadline: None };
         let mut names: Vec<&str> = kernels.keys().map(String::as_str).collect();
         names.push(&flow.id);
-        let tasks: Vec<Task> =
-            kernels.values().chain([&new]).map(|of| Task::whole(of.cost, of.window, of.window)).collect();
+        let tasks: Vec<RecurrentTask> =
+            kernels.values().chain([&new]).map(|of| RecurrentTask::whole(of.cost, of.window, of.window)).collect();
         let outcome = jeffay(&tasks).outcome;
-        if outcome != Outcome::Schedulable {
+        if outcome != TestOutcome::Schedulable {
             let suffers = match outcome {
-                Outcome::NotSchedulable(Violation::Demand { contributions, .. }) => {
+                TestOutcome::NotSchedulable(TestViolation::Demand { contributions, .. }) => {
                     contributions.iter().map(|part| part.task).max_by_key(|&at| (tasks[at].deadline, at))
                 }
                 _ => None,
             };
             let suffers = suffers.map_or(flow.id.as_str(), |at| names[at]).to_owned();
-            return Err(Refused::Kernel { flow: flow.id.clone(), step, suffers });
+            return Err(NodeRefused::Kernel { flow: flow.id.clone(), step, suffers });
         }
         kernels.insert(name, new);
-        Ok(Part { step, server: Server::Engine(engine), first: at, window: flow.window })
+        Ok(FlowPart { step, server: NodeServer::Engine(engine), first: at, window: flow.window })
     }
 
     /// Lets a flow leave at `now`, and says when the last of its jobs must be done.
     ///
     /// # Errors
-    /// [`Refused::Name`] if it is not running.
+    /// [`NodeRefused::Name`] if it is not running.
     ///
     /// # Panics
     /// Never: every part of a running flow is on its server.
-    pub fn leave(&mut self, now: Nanos, id: &str) -> Result<Nanos, Refused> {
+    pub fn leave(&mut self, now: Nanos, id: &str) -> Result<Nanos, NodeRefused> {
         let Some(parts) = self.flows.remove(id) else {
-            return Err(Refused::Name { flow: id.to_owned(), what: "is not running" });
+            return Err(NodeRefused::Name { flow: id.to_owned(), what: "is not running" });
         };
         // What arrived until now is done with one step before the next takes it.
         let mut done = now;
@@ -305,11 +312,11 @@ impl Node {
             }
             let name = part_name(id, part.step);
             let deadline = match part.server {
-                Server::Domain(domain) => {
+                NodeServer::Domain(domain) => {
                     let left = self.domains[domain].admission.leave(ready, &name);
                     left.expect("a part of a running flow runs in its domain")
                 }
-                Server::Engine(engine) => {
+                NodeServer::Engine(engine) => {
                     let kernel = self.engines.get_mut(&engine).and_then(|kernels| kernels.get_mut(&name));
                     let kernel = kernel.expect("a part of a running flow runs on its engine");
                     let windows = ready.saturating_sub(kernel.start).0.div_ceil(kernel.window.0);
@@ -328,12 +335,12 @@ impl Node {
     ///
     /// # Panics
     /// If the node has no such server.
-    pub fn idle(&mut self, server: Server, now: Nanos) {
+    pub fn idle(&mut self, server: NodeServer, now: Nanos) {
         match server {
-            Server::Domain(domain) => {
+            NodeServer::Domain(domain) => {
                 self.domains[domain].admission.idle(now);
             }
-            Server::Engine(engine) => {
+            NodeServer::Engine(engine) => {
                 let kernels = self.engines.get_mut(&engine).expect("the driver knows the node's engines");
                 kernels.retain(|_, kernel| kernel.last_deadline.is_none_or(|deadline| deadline > now));
             }
@@ -346,21 +353,21 @@ fn part_name(flow: &str, step: usize) -> String {
 }
 
 /// The most time from the arrival of a packet to the end of its last step.
-fn latency(flow: &Flow, parts: &[Part]) -> Nanos {
+fn latency(flow: &NodeFlow, parts: &[FlowPart]) -> Nanos {
     let mut total = Nanos::ZERO;
     for step in 0..flow.steps.len() {
         let of = |step: usize| parts.iter().filter(move |part| part.step == step);
-        let longest = |wait: &dyn Fn(&Part) -> Nanos| {
+        let longest = |wait: &dyn Fn(&FlowPart) -> Nanos| {
             of(step).map(|part| part.window.saturating_add(wait(part))).max().unwrap_or_default()
         };
-        let follows = |part: &Part| {
-            let exactly = |before: &Part| {
+        let follows = |part: &FlowPart| {
+            let exactly = |before: &FlowPart| {
                 let end = before.first.saturating_add(before.window);
                 before.window == part.window && end.0 % part.window.0 == part.first.0 % part.window.0
             };
             step > 0 && of(step - 1).all(exactly)
         };
-        let wait = |part: &Part| if follows(part) { Nanos::ZERO } else { part.window };
+        let wait = |part: &FlowPart| if follows(part) { Nanos::ZERO } else { part.window };
         total = total.saturating_add(longest(&wait));
     }
     total

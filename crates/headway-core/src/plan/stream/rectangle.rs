@@ -43,7 +43,7 @@ impl Margins {
 
 /// How far a search goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reach {
+pub struct SearchReach {
     /// Quantiles of the rates that are tried as `r*`; `d*` is exact for each.
     pub quantiles: usize,
     /// Values of `r*` tried between the best one and each neighbour.
@@ -52,14 +52,14 @@ pub struct Reach {
     pub any: bool,
 }
 
-impl Reach {
+impl SearchReach {
     /// 32 values of `r*`, and finer ones around the best.
     pub const FULL: Self = Self { quantiles: 32, refined: 8, any: false };
 }
 
-/// The best rectangle.
+/// What a search chose, with what it promises.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct BestRectangle {
     pub rectangle: Rectangle,
     /// Whether each stream is inside.
     pub on_cpu: Vec<bool>,
@@ -67,7 +67,7 @@ pub struct Found {
     pub margins: Margins,
 }
 
-impl Found {
+impl BestRectangle {
     /// Whether all deadlines hold.
     #[must_use]
     pub fn is_accepted(&self) -> bool {
@@ -85,7 +85,7 @@ struct Search<'a, F> {
     margins: F,
     /// What was asked before.
     known: Vec<(Vec<bool>, Margins)>,
-    best: Option<Found>,
+    best: Option<BestRectangle>,
     any: bool,
 }
 
@@ -109,7 +109,7 @@ impl<E, F: FnMut(&[bool]) -> Result<Margins, E>> Search<'_, F> {
             let (deadline, position) =
                 inside.get(count).map_or((Nanos::MAX, usize::MAX), |&at| (self.streams[at].deadline, at));
             let rectangle = Rectangle { deadline, position, bits_per_second };
-            self.best = Some(Found { rectangle, on_cpu, margins });
+            self.best = Some(BestRectangle { rectangle, on_cpu, margins });
         }
         Ok(margins)
     }
@@ -134,7 +134,7 @@ impl<E, F: FnMut(&[bool]) -> Result<Margins, E>> Search<'_, F> {
     }
 
     fn is_done(&self) -> bool {
-        self.any && self.best.as_ref().is_some_and(Found::is_accepted)
+        self.any && self.best.as_ref().is_some_and(BestRectangle::is_accepted)
     }
 
     /// `r*` at `quantile` of `of`.
@@ -143,7 +143,7 @@ impl<E, F: FnMut(&[bool]) -> Result<Margins, E>> Search<'_, F> {
         self.rates[rank - 1]
     }
 
-    fn run(&mut self, reach: Reach) -> Result<(), E> {
+    fn run(&mut self, reach: SearchReach) -> Result<(), E> {
         self.look(0, &[], 0)?;
         if self.streams.is_empty() {
             return Ok(());
@@ -183,9 +183,9 @@ impl<E, F: FnMut(&[bool]) -> Result<Margins, E>> Search<'_, F> {
 /// What `margins` fails with.
 pub fn search<E>(
     streams: &[Fluid],
-    reach: Reach,
+    reach: SearchReach,
     margins: impl FnMut(&[bool]) -> Result<Margins, E>,
-) -> Result<Found, E> {
+) -> Result<BestRectangle, E> {
     let mut by_deadline: Vec<usize> = (0..streams.len()).collect();
     by_deadline.sort_by_key(|&at| (streams[at].deadline, at));
     let mut rates: Vec<u64> = streams.iter().map(|stream| stream.bits_per_second).collect();

@@ -9,8 +9,8 @@ use super::fidelity::DoubleQueue;
 use super::outcome;
 use crate::Error;
 use crate::reproduce::bench::{Bench, Samples, gb_per_s, random, same, samples};
-use crate::reproduce::{Outcome, Row, Setting, Table, Verdict, said, silent};
-use headway_measure::plot::{Figure, Line};
+use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, said, silent};
+use headway_measure::plot::{Figure, PlotLine};
 
 /// How one copy of the sweep is made.
 #[derive(Clone, Copy)]
@@ -101,16 +101,16 @@ impl Study {
         (direction, word): (Direction, &'static str),
         bytes: usize,
         (threads, buffers): (&[usize], &[usize]),
-    ) -> Result<([Row; 2], (String, Figure)), Error> {
+    ) -> Result<([PaperRow; 2], (String, Figure)), Error> {
         let driver = self.rate(direction, word, bytes, By::Driver)?;
         let ours = self.rate(direction, word, bytes, By::Ours)?;
-        let level = |name: &str, rate| Line::new(name, threads.iter().map(|n| (*n as f64, rate)).collect());
+        let level = |name: &str, rate| PlotLine::new(name, threads.iter().map(|n| (*n as f64, rate)).collect());
         let mut lines = vec![level("pageable", driver), level("headway", ours)];
         let mut staged = Vec::new();
         for &n in threads {
             staged.push((n as f64, self.rate(direction, word, bytes, By::Staged(n))?));
         }
-        lines.push(Line::new("staged", staged));
+        lines.push(PlotLine::new("staged", staged));
         let mut best = (0.0, 0, 0);
         for &b in buffers {
             let mut points = Vec::new();
@@ -121,7 +121,7 @@ impl Study {
                     best = (rate, n, b);
                 }
             }
-            lines.push(Line::new(format!("fidelity, {} KiB", b >> 10), points));
+            lines.push(PlotLine::new(format!("fidelity, {} KiB", b >> 10), points));
         }
         let mib = bytes >> 20;
         let rows = judged(&format!("{word} {mib} MiB"), driver, best, ours);
@@ -137,10 +137,11 @@ pub(super) const CLAIM: f64 = 2.7;
 pub(super) const SLACK: f64 = 0.02;
 
 /// The paper's queues against the driver, with the best `(rate, N, B)` of those tried; and ours against the paper's queues.
-fn judged(what: &str, driver: f64, best: (f64, usize, usize), ours: f64) -> [Row; 2] {
-    let (paper_s, at_least) = (Verdict::fitted(best.0 >= CLAIM * driver), Verdict::own(ours >= best.0 * (1.0 - SLACK)));
+fn judged(what: &str, driver: f64, best: (f64, usize, usize), ours: f64) -> [PaperRow; 2] {
+    let (paper_s, at_least) =
+        (PaperVerdict::fitted(best.0 >= CLAIM * driver), PaperVerdict::own(ours >= best.0 * (1.0 - SLACK)));
     [
-        Row {
+        PaperRow {
             what: what.to_owned(),
             paper: said("Results, BFS", "about 270 % above a certain size"),
             ours: format!(
@@ -156,7 +157,7 @@ fn judged(what: &str, driver: f64, best: (f64, usize, usize), ours: f64) -> [Row
                 "less than 2.7 times the driver's rate, the milder reading: the driver of this machine is faster than the paper's at this size",
             ),
         },
-        Row {
+        PaperRow {
             what: format!("{what}, `copy` of ours against the paper's queues"),
             paper: silent("not treated"),
             ours: format!("{ours:.2} against {:.2} GB/s: {:.2} times", best.0, ours / best.0),
@@ -170,7 +171,7 @@ fn judged(what: &str, driver: f64, best: (f64, usize, usize), ours: f64) -> [Row
 }
 
 /// The paper's queues by number of threads and size of buffers, against the driver and ours.
-pub(in crate::reproduce) fn queues(setting: &Setting) -> Result<Outcome, Error> {
+pub(in crate::reproduce) fn queues(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     let bench = Bench::open(setting)?;
     let sizes: &[usize] = if setting.quick { &[1 << 20] } else { &[1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20] };
     let most = sizes.iter().copied().max().unwrap_or(0);
@@ -202,15 +203,15 @@ pub(in crate::reproduce) fn queues(setting: &Setting) -> Result<Outcome, Error> 
     Ok(outcome)
 }
 
-fn table(lines: Vec<Vec<String>>) -> Table {
+fn table(lines: Vec<Vec<String>>) -> RawFigures {
     let columns =
         vec!["mode", "direction", "bytes", "threads", "buffer_bytes", "n", "first_ns", "median_ns", "p99_ns", "max_ns"];
-    Table { name: "queues".into(), columns, lines }
+    RawFigures { name: "queues".into(), columns, lines }
 }
 
 /// In the order in which they were made.
-fn copies(lines: Vec<Vec<String>>) -> Table {
-    Table { name: "copies".into(), columns: vec!["direction", "bytes", "method", "ns", "cpu_ns"], lines }
+fn copies(lines: Vec<Vec<String>>) -> RawFigures {
+    RawFigures { name: "copies".into(), columns: vec!["direction", "bytes", "method", "ns", "cpu_ns"], lines }
 }
 
 #[cfg(test)]
@@ -220,8 +221,8 @@ mod tests {
     #[test]
     fn both_the_paper_s_queues_and_ours_are_judged() {
         let verdicts = |driver, best, ours| judged("h2d", driver, (best, 4, 1 << 20), ours).map(|row| row.verdict);
-        assert_eq!(verdicts(10.0, 27.0, 27.0), [Verdict::Consistent, Verdict::OwnCheck]);
-        assert_eq!(verdicts(10.0, 27.0, 26.4), [Verdict::Consistent, Verdict::NotReproduced]);
-        assert_eq!(verdicts(10.0, 26.9, 27.0), [Verdict::NotReproduced, Verdict::OwnCheck]);
+        assert_eq!(verdicts(10.0, 27.0, 27.0), [PaperVerdict::Consistent, PaperVerdict::OwnCheck]);
+        assert_eq!(verdicts(10.0, 27.0, 26.4), [PaperVerdict::Consistent, PaperVerdict::NotReproduced]);
+        assert_eq!(verdicts(10.0, 26.9, 27.0), [PaperVerdict::NotReproduced, PaperVerdict::OwnCheck]);
     }
 }

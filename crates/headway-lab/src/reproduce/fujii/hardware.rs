@@ -5,17 +5,17 @@ use std::fmt::Display;
 use std::sync::Barrier;
 use std::thread;
 
-use crate::simulation::fujii::{self, Class, Pair, Single, Stat, Stress, Study, statements};
+use crate::simulation::fujii::{self, Pair, Single, Stat, Stress, TransferClass, TransferStudy, statements};
 use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::{Bytes, Nanos};
-use headway_device::gpu::{Gpu, Reach};
+use headway_device::gpu::{CpuReach, Gpu};
 use headway_device::{Access, Buffer, DeviceError};
 use headway_os::{clock, sched};
 use headway_runtime::copy::{At, How};
 
 use super::super::bench::{Bench, random, same};
 use super::super::loads::Loads;
-use super::super::{Outcome, Setting, Table};
+use super::super::{ExperimentResults, ExperimentSetting, RawFigures};
 use super::{figures, measured, tables};
 use crate::Error;
 
@@ -58,13 +58,13 @@ impl From<Error> for Refused {
     }
 }
 
-pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
+pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     let bench = Bench::open(setting)?;
     let gpu = bench.gpu()?;
     let (methods, mut notes) = available(gpu);
     let most = if setting.quick { 64 << 10 } else { 64 << 20 };
     let window = methods.iter().find(|(paper, _)| *paper == fujii::IORW).and_then(|(_, ours)| ours.mapping());
-    let reach = window.map_or(Reach::Device, Reach::Window);
+    let reach = window.map_or(CpuReach::Device, CpuReach::Window);
     let setup = Setup {
         bench: &bench,
         there: gpu.device_buffer(2 * most, reach)?,
@@ -75,10 +75,10 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         data: random(setting.seed, most),
         methods,
     };
-    let mut study = Study::default();
+    let mut study = TransferStudy::default();
     for stress in Stress::ALL {
         let loads = Loads::start(stress, if setting.quick { 1 << 20 } else { MEMORY }, setting.quick)?;
-        for class in [Class::RealTime, Class::Normal] {
+        for class in [TransferClass::RealTime, TransferClass::Normal] {
             let note = match setup.singles(class, stress) {
                 Ok((singles, used)) => {
                     study.singles.extend(singles);
@@ -101,12 +101,12 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     ));
     let mut tables = tables(&study);
     tables.push(setup.mapping());
-    Ok(Outcome {
+    Ok(ExperimentResults {
         rows: statements(&study, SLACK_PERCENT).into_iter().map(|finding| measured(finding, bench.source)).collect(),
         notes,
         tables,
         figures: figures(&study, bench.source),
-        ..Outcome::new("fujii", bench.source, bench.machine.clone(), setting.seed)
+        ..ExperimentResults::new("fujii", bench.source, bench.machine.clone(), setting.seed)
     })
 }
 
@@ -132,16 +132,16 @@ fn available(gpu: &dyn Gpu) -> (Vec<(Method, Method)>, Vec<String>) {
 }
 
 /// The class in notes.
-const fn word(class: Class) -> &'static str {
+const fn word(class: TransferClass) -> &'static str {
     match class {
-        Class::RealTime => "Real-time",
-        Class::Normal => "Normal",
+        TransferClass::RealTime => "Real-time",
+        TransferClass::Normal => "Normal",
     }
 }
 
 /// Puts the calling thread into the class; says which it is.
-fn enter(class: Class) -> Result<String, String> {
-    if class == Class::Normal {
+fn enter(class: TransferClass) -> Result<String, String> {
+    if class == TransferClass::Normal {
         return Ok("SCHED_OTHER".to_owned());
     }
     let refused = match sched::request_realtime() {
@@ -157,7 +157,7 @@ fn enter(class: Class) -> Result<String, String> {
 
 impl Setup<'_> {
     /// Every method, direction and size by a thread of `class`; and which scheduling class that is here.
-    fn singles(&self, class: Class, stress: Stress) -> Result<(BTreeMap<Single, Stat>, String), Refused> {
+    fn singles(&self, class: TransferClass, stress: Stress) -> Result<(BTreeMap<Single, Stat>, String), Refused> {
         let measure = || {
             let used = enter(class).map_err(Refused::Class)?;
             let mut singles = BTreeMap::new();
@@ -299,9 +299,9 @@ impl Setup<'_> {
         Ok(a.iter().zip(&b).skip(1).map(|(a, b)| a.1.max(b.1) - a.0.min(b.0)).collect())
     }
 
-    fn mapping(&self) -> Table {
+    fn mapping(&self) -> RawFigures {
         let lines =
             self.methods.iter().map(|(paper, ours)| vec![fujii::name(*paper).to_owned(), ours.to_string()]).collect();
-        Table { name: "methods".into(), columns: vec!["paper", "ours"], lines }
+        RawFigures { name: "methods".into(), columns: vec!["paper", "ours"], lines }
     }
 }

@@ -7,15 +7,15 @@ use std::collections::BTreeMap;
 
 use crate::simulation::klt::Assumptions;
 use headway_core::decisions::predictor::Form;
-use headway_core::decisions::token::Mode;
+use headway_core::decisions::token::TokenMode;
 use headway_core::units::{Nanos, Rate};
-use headway_sim::sharing::{Arbitration, Scenario, SharingError};
+use headway_sim::sharing::{ArbitrationScheme, Scenario, SimSharingError};
 
 use super::interval;
 use super::shape::chunking_ratios;
 use super::study::{Effort, Set, calibrate, run as simulated};
 use crate::reproduce::cores::on_all_cores;
-use crate::reproduce::{Row, Table, Verdict, said};
+use crate::reproduce::{PaperRow, PaperVerdict, RawFigures, said};
 
 /// Rates of all copies, megabytes per second. The last is a GTX-class node by the numbers there are: PCIe 2.0 x16, as in the machine
 /// file `gpusync-8xgtx470`.
@@ -59,7 +59,7 @@ impl Point {
 }
 
 /// Every combination; quick: the rates only.
-pub(super) fn curve(quick: bool, seed: u64, effort: Effort) -> Result<Vec<Point>, SharingError> {
+pub(super) fn curve(quick: bool, seed: u64, effort: Effort) -> Result<Vec<Point>, SimSharingError> {
     let (segments, calls) = if quick { (&SEGMENTS[1..2], &CALLS[1..]) } else { (&SEGMENTS[..], &CALLS[..]) };
     let rates = if quick { &RATES[2..4] } else { &RATES[..] };
     let mut all = Vec::new();
@@ -69,12 +69,12 @@ pub(super) fn curve(quick: bool, seed: u64, effort: Effort) -> Result<Vec<Point>
         }
     }
     let scenarios: Vec<Scenario> =
-        Scenario::distinct().into_iter().filter(|scenario| scenario.arbitration != Arbitration::Driver).collect();
+        Scenario::distinct().into_iter().filter(|scenario| scenario.arbitration != ArbitrationScheme::Driver).collect();
     on_all_cores(all.len(), |at| {
         let (megabytes, segments, call) = all[at];
         let rate = Rate(megabytes * 1_000_000);
         let assumptions = Assumptions { rate, segments, call, copy_setup: call, ..Assumptions::MIDDLE };
-        let set = Set { name: "chunks", assumptions, predictor: Form::WINDOW, mode: Mode::WorkConserving };
+        let set = Set { name: "chunks", assumptions, predictor: Form::WINDOW, mode: TokenMode::WorkConserving };
         let work = calibrate(&set, seed, effort)?;
         let mut means = BTreeMap::new();
         for &scenario in &scenarios {
@@ -88,7 +88,7 @@ pub(super) fn curve(quick: bool, seed: u64, effort: Effort) -> Result<Vec<Point>
     })
 }
 
-pub(super) fn rows(points: &[Point]) -> Vec<Row> {
+pub(super) fn rows(points: &[Point]) -> Vec<PaperRow> {
     let text = |point: &Point| {
         format!(
             "{}: {} of {} pairs above 1, median {:.3}",
@@ -101,8 +101,8 @@ pub(super) fn rows(points: &[Point]) -> Vec<Row> {
     let mut rows = Vec::new();
     let gtx: Vec<&Point> = points.iter().filter(|point| point.megabytes == GTX_RATE).collect();
     if !gtx.is_empty() {
-        let verdict = Verdict::fitted(gtx.iter().any(|point| point.holds()));
-        rows.push(Row {
+        let verdict = PaperVerdict::fitted(gtx.iter().any(|point| point.holds()));
+        rows.push(PaperRow {
             what: "chunking on a GTX-class node: PCIe 2.0 x16 as in `gpusync-8xgtx470`".to_owned(),
             paper: said("5, Observation 5", "chunking usually improved performance"),
             ours: gtx.iter().map(|point| text(point)).collect::<Vec<_>>().join("; "),
@@ -116,8 +116,8 @@ pub(super) fn rows(points: &[Point]) -> Vec<Row> {
     }
     let held: Vec<&Point> = points.iter().filter(|point| point.holds()).collect();
     let best = points.iter().max_by_key(|point| point.above() * 1000 / point.ratios.len().max(1));
-    let verdict = Verdict::fitted(!held.is_empty());
-    rows.push(Row {
+    let verdict = PaperVerdict::fitted(!held.is_empty());
+    rows.push(PaperRow {
         what: "what it takes for chunking to gain: memory rate, kernels, cost of a call".to_owned(),
         paper: said("5, Observation 5", "chunking usually improved performance"),
         ours: if held.is_empty() {
@@ -134,7 +134,7 @@ pub(super) fn rows(points: &[Point]) -> Vec<Row> {
     rows
 }
 
-pub(super) fn table(points: &[Point]) -> Table {
+pub(super) fn table(points: &[Point]) -> RawFigures {
     let line = |point: &Point| {
         let numbers =
             [point.megabytes, point.segments.into(), point.call.0, point.work.0].map(|number| number.to_string());
@@ -143,7 +143,7 @@ pub(super) fn table(points: &[Point]) -> Table {
         let ratios = [least, point.median(), most].map(|ratio| format!("{ratio:.4}"));
         numbers.into_iter().chain(counts).chain(ratios).collect()
     };
-    Table {
+    RawFigures {
         name: "chunking".into(),
         columns: vec![
             "rate_mb_per_s",
@@ -172,12 +172,12 @@ mod tests {
     fn the_claim_holds_where_more_than_half_of_the_pairs_improve() {
         let verdicts = |points: &[Point]| rows(points).into_iter().map(|row| row.verdict).collect::<Vec<_>>();
         let (fails, holds) = ([1.1, 0.9], [1.1, 1.1, 0.9]);
-        assert_eq!(verdicts(&[point(8_000, &fails), point(250, &fails)]), [Verdict::NotReproduced; 2]);
+        assert_eq!(verdicts(&[point(8_000, &fails), point(250, &fails)]), [PaperVerdict::NotReproduced; 2]);
         assert_eq!(
             verdicts(&[point(8_000, &fails), point(250, &holds)]),
-            [Verdict::NotReproduced, Verdict::Consistent]
+            [PaperVerdict::NotReproduced, PaperVerdict::Consistent]
         );
-        assert_eq!(verdicts(&[point(8_000, &holds)]), [Verdict::Consistent; 2]);
+        assert_eq!(verdicts(&[point(8_000, &holds)]), [PaperVerdict::Consistent; 2]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use headway_sim::sharing::{Arbitration, Migration, Scenario, Taking};
+use headway_sim::sharing::{ArbitrationScheme, Migration, Scenario, Taking};
 
 /// Mean response of every scenario, percent of the period, by code.
 pub(in crate::reproduce) type Means = BTreeMap<String, f64>;
@@ -40,12 +40,12 @@ fn schedulable(means: &Means) -> Check {
     let all = scenarios(means);
     let wrong: Vec<String> = all
         .iter()
-        .filter(|(_, scenario, mean)| (*mean < 100.0) == (scenario.arbitration == Arbitration::TokenOnly))
+        .filter(|(_, scenario, mean)| (*mean < 100.0) == (scenario.arbitration == ArbitrationScheme::TokenOnly))
         .map(|(code, _, mean)| format!("{code} {mean:.1}"))
         .collect();
     let of = |arbitration| all.iter().filter(move |(_, s, _)| s.arbitration == arbitration).map(|(_, _, mean)| *mean);
-    let most = of(Arbitration::EngineLocks).fold(f64::NAN, f64::max);
-    let least = of(Arbitration::TokenOnly).fold(f64::NAN, f64::min);
+    let most = of(ArbitrationScheme::EngineLocks).fold(f64::NAN, f64::max);
+    let least = of(ArbitrationScheme::TokenOnly).fold(f64::NAN, f64::min);
     let mut evidence = format!("worst with engine locks {most:.1} %, best without {least:.1} %");
     if !wrong.is_empty() {
         evidence.push_str(&format!("; on the wrong side of 100 %: {}", wrong.join(", ")));
@@ -76,8 +76,8 @@ fn order(means: &Means) -> Check {
     }
     let all = scenarios(means);
     let of = |arbitration| all.iter().filter(move |(_, scenario, _)| scenario.arbitration == arbitration);
-    let worst = of(Arbitration::EngineLocks).max_by(|a, b| a.2.total_cmp(&b.2));
-    let best = of(Arbitration::TokenOnly).min_by(|a, b| a.2.total_cmp(&b.2));
+    let worst = of(ArbitrationScheme::EngineLocks).max_by(|a, b| a.2.total_cmp(&b.2));
+    let best = of(ArbitrationScheme::TokenOnly).min_by(|a, b| a.2.total_cmp(&b.2));
     if !worst.is_some_and(|(_, scenario, _)| !scenario.affinity && scenario.chunk.is_none()) {
         broken.push(format!("worst with locks is {}", worst.map_or("none", |worst| worst.0)));
     }
@@ -117,7 +117,7 @@ pub(super) fn affinity_ratios(means: &Means) -> Vec<(String, f64)> {
 
 /// Response of whole copies over response of chunks.
 pub(super) fn chunking_ratios(means: &Means) -> Vec<(String, f64)> {
-    let tokens = |scenario: Scenario| scenario.arbitration != Arbitration::Driver && scenario.chunk.is_some();
+    let tokens = |scenario: Scenario| scenario.arbitration != ArbitrationScheme::Driver && scenario.chunk.is_some();
     ratios(means, |scenario| tokens(scenario).then_some(Scenario { chunk: None, ..scenario }))
 }
 
@@ -155,7 +155,7 @@ fn chunking(means: &Means) -> Check {
 
 fn group(means: &Means) -> Check {
     let to_group = |scenario: Scenario| {
-        let differs = scenario.arbitration == Arbitration::EngineLocks && scenario.migration == Migration::Peer;
+        let differs = scenario.arbitration == ArbitrationScheme::EngineLocks && scenario.migration == Migration::Peer;
         (differs && scenario.taking == Taking::Nested).then_some(Scenario { taking: Taking::Group, ..scenario })
     };
     let ratios = ratios(means, to_group);
@@ -207,11 +207,11 @@ mod tests {
             let affinity = if scenario.affinity { 0.0 } else { 5.0 };
             let rest = chunk + affinity + if peer { 0.0 } else { 1.0 } + if group { 1.5 } else { 0.0 };
             match scenario.arbitration {
-                Arbitration::EngineLocks => 76.0 + rest,
+                ArbitrationScheme::EngineLocks => 76.0 + rest,
                 // The one without any of the four is by far the worst.
-                Arbitration::TokenOnly if scenario.chunk.is_none() && !scenario.affinity && !peer => 233.0,
-                Arbitration::TokenOnly => 163.0 + 2.0 * rest,
-                Arbitration::Driver => 74.0 + chunk,
+                ArbitrationScheme::TokenOnly if scenario.chunk.is_none() && !scenario.affinity && !peer => 233.0,
+                ArbitrationScheme::TokenOnly => 163.0 + 2.0 * rest,
+                ArbitrationScheme::Driver => 74.0 + chunk,
             }
         };
         let mut means: Means = Scenario::distinct().iter().map(|s| (s.to_string(), value(s))).collect();

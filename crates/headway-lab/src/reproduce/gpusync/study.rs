@@ -3,9 +3,9 @@
 use crate::simulation::klt::{Assumptions, CLUSTERS};
 use headway_core::decisions::engine_lock;
 use headway_core::decisions::predictor::Form;
-use headway_core::decisions::token::Mode;
+use headway_core::decisions::token::TokenMode;
 use headway_core::units::Nanos;
-use headway_sim::sharing::{Finished, Observer, Scenario, SharingError, simulate};
+use headway_sim::sharing::{Finished, Scenario, SimObserver, SimSharingError, simulate};
 
 /// The published mean response of `AEdG,2MB`, percent of the period: what `S` is calibrated to.
 pub(super) const TARGET: f64 = 76.11;
@@ -19,7 +19,7 @@ pub(super) struct Set {
     pub(super) name: &'static str,
     pub(super) assumptions: Assumptions,
     pub(super) predictor: Form,
-    pub(super) mode: Mode,
+    pub(super) mode: TokenMode,
 }
 
 /// How much is simulated.
@@ -50,7 +50,7 @@ struct Counter<'a> {
     run: &'a mut Run,
 }
 
-impl Observer for Counter<'_> {
+impl SimObserver for Counter<'_> {
     fn job(&mut self, finished: &Finished<'_>) {
         if finished.start < self.warm_up {
             return;
@@ -93,7 +93,13 @@ impl Run {
 }
 
 /// One scenario with one seed on the paper's two clusters.
-pub(super) fn run(set: &Set, work: Nanos, scenario: Scenario, seed: u64, effort: Effort) -> Result<Run, SharingError> {
+pub(super) fn run(
+    set: &Set,
+    work: Nanos,
+    scenario: Scenario,
+    seed: u64,
+    effort: Effort,
+) -> Result<Run, SimSharingError> {
     let assumptions = Assumptions { work, ..set.assumptions };
     let mut run = Run::default();
     for number in 0..CLUSTERS {
@@ -101,10 +107,10 @@ pub(super) fn run(set: &Set, work: Nanos, scenario: Scenario, seed: u64, effort:
         let periods: Vec<_> = cluster.tasks.iter().map(|task| task.period).collect();
         let first = run.tasks.len();
         run.tasks.resize(first + periods.len(), (0.0, 0));
-        let setting = headway_sim::sharing::Setting {
+        let setting = headway_sim::sharing::ClusterSetting {
             scenario,
             tokens_per_gpu: None,
-            order: engine_lock::Order::Arrival,
+            order: engine_lock::LockOrder::Arrival,
             mode: set.mode,
             predictor: set.predictor,
             seed: seed.wrapping_mul(CLUSTERS).wrapping_add(number),
@@ -120,7 +126,7 @@ pub(super) fn run(set: &Set, work: Nanos, scenario: Scenario, seed: u64, effort:
 }
 
 /// `S` for which `AEdG,2MB` has the published mean, by bisection; the last value tried if none comes near enough.
-pub(super) fn calibrate(set: &Set, first_seed: u64, effort: Effort) -> Result<Nanos, SharingError> {
+pub(super) fn calibrate(set: &Set, first_seed: u64, effort: Effort) -> Result<Nanos, SimSharingError> {
     let scenario = super::code("AEdG,2MB");
     let (mut low, mut high) = (1_000_000, 150_000_000);
     let mut work = set.assumptions.work;

@@ -12,14 +12,14 @@ use headway_broker::{Client, OnLoss, TaskShape};
 use headway_core::decisions::sharing::ClusterId;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::Gpu;
-use headway_kernels::klt::Shape;
+use headway_kernels::klt::TrackerShape;
 use headway_os::ipc::Words;
 use headway_runtime::sharing::Sharing;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::child::{self, Part};
-use crate::trackers::{Arbitration, Camera, Course, Load, Tracked, Video};
+use crate::child::{self, ChildRole};
+use crate::trackers::{Camera, Course, FrameLoad, GpuAssignment, Tracked, Video};
 use headway::gpus;
 
 /// What a camera is.
@@ -51,7 +51,7 @@ pub(super) enum How {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Order {
     Open(Open),
-    Load(Load),
+    Load(FrameLoad),
     Run { course: Course, how: How },
 }
 
@@ -114,23 +114,23 @@ fn obey(camera: &mut Option<Camera>, order: Order) -> Result<Reply, Error> {
 }
 
 fn open(open: &Open) -> Result<Camera, Error> {
-    let backend = if open.cuda { gpus::Backend::Cuda } else { gpus::Backend::Emu };
+    let backend = if open.cuda { gpus::CopyBackend::Cuda } else { gpus::CopyBackend::Emu };
     let gpus: Vec<Arc<dyn Gpu>> = gpus::open(backend, open.machine.as_deref(), Some(open.gpus))?;
     let [width, height, slots] = open.shape;
     let wrong = |_| headway::Failure::Options("the tracker cannot have pictures of this size");
-    let shape = Shape::new(width, height, slots).map_err(wrong)?;
+    let shape = TrackerShape::new(width, height, slots).map_err(wrong)?;
     let video = match &open.video {
         Some(path) => Video::read(&shape, path, open.seed.wrapping_mul(1_000), open.pictures)?,
         None => Video::synthetic(&shape, open.seed, open.pictures),
     };
-    Camera::open(gpus, shape, video, Load::default(), open.check)
+    Camera::open(gpus, shape, video, FrameLoad::default(), open.check)
 }
 
 fn run(camera: &mut Camera, course: &Course, how: &How) -> Result<Tracked, Error> {
     let never = AtomicBool::new(false);
     // Operations tell how long engines took to change hands: there is nothing to tell without arbitration.
     let keep = matches!(how, How::Broker { .. });
-    let mut with = |arbitration: &mut Arbitration<'_>| camera.run(course, arbitration, keep, &never);
+    let mut with = |arbitration: &mut GpuAssignment<'_>| camera.run(course, arbitration, keep, &never);
     match how {
         How::Broker { socket, look } => {
             let client = Client::connect(socket, "camera", OnLoss::Fail).map_err(headway::Failure::Client)?;
@@ -146,15 +146,15 @@ fn run(camera: &mut Camera, course: &Course, how: &How) -> Result<Tracked, Error
                 thread: Some(headway_os::ipc::this_thread()),
             };
             let task = sharing.register(shape).map_err(headway::Failure::Shared)?;
-            Ok(with(&mut Arbitration::Managed(task))?)
+            Ok(with(&mut GpuAssignment::Managed(task))?)
         }
         How::Fewest(path) => {
             let failed = |source| headway::Failure::Read { path: path.clone(), source };
             let file = OpenOptions::new().read(true).write(true).open(path).map_err(failed)?;
             let words = Words::open(file.into(), 0, USERS)?;
-            Ok(with(&mut Arbitration::Fewest(&words))?)
+            Ok(with(&mut GpuAssignment::Fewest(&words))?)
         }
-        How::Fixed(gpu) => Ok(with(&mut Arbitration::Fixed(*gpu))?),
+        How::Fixed(gpu) => Ok(with(&mut GpuAssignment::Fixed(*gpu))?),
     }
 }
 
@@ -176,7 +176,7 @@ impl CameraProcesses {
         let failed = |source| Error::Load { source };
         let mut processes = Self(Vec::with_capacity(count));
         for _ in 0..count {
-            let mut command = child::command(Part::Camera, "").map_err(failed)?;
+            let mut command = child::command(ChildRole::Camera, "").map_err(failed)?;
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
             let mut process = command.spawn().map_err(failed)?;
             let orders = process.stdin.take();

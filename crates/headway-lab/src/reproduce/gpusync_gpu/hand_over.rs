@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use headway_core::decisions::engine_lock::Work;
+use headway_core::decisions::engine_lock::EngineWork;
 
 use crate::trackers::Tracked;
 use headway::jobs::{DoneJob, Operated};
@@ -35,13 +35,13 @@ pub(super) fn hand_overs(tracked: &[Tracked], copy_engines: u32) -> Vec<u64> {
 }
 
 /// The engines of an operation: GPU, then 0 for kernels, 1 and 2 for copies in and out.
-fn engines_of(frame: &DoneJob, work: Work, copy_engines: u32) -> [Option<(u32, u8)>; 2] {
+fn engines_of(frame: &DoneJob, work: EngineWork, copy_engines: u32) -> [Option<(u32, u8)>; 2] {
     let out = if copy_engines == 1 { 1 } else { 2 };
     match work {
-        Work::Execute => [Some((frame.gpu, 0)), None],
-        Work::CopyIn => [Some((frame.gpu, 1)), None],
-        Work::CopyOut => [Some((frame.gpu, out)), None],
-        Work::Peer => [Some((frame.gpu, 1)), frame.from.map(|from| (from, out))],
+        EngineWork::Execute => [Some((frame.gpu, 0)), None],
+        EngineWork::CopyIn => [Some((frame.gpu, 1)), None],
+        EngineWork::CopyOut => [Some((frame.gpu, out)), None],
+        EngineWork::Peer => [Some((frame.gpu, 1)), frame.from.map(|from| (from, out))],
     }
 }
 
@@ -51,9 +51,9 @@ mod tests {
 
     use super::*;
 
-    fn tracked(gpu: u32, operations: &[(Work, u64, u64, u64)]) -> Tracked {
+    fn tracked(gpu: u32, operations: &[(EngineWork, u64, u64, u64)]) -> Tracked {
         let frame = DoneJob { gpu, ..DoneJob::default() };
-        let operated = |(work, asked, begun, ended): &(Work, u64, u64, u64)| Operated {
+        let operated = |(work, asked, begun, ended): &(EngineWork, u64, u64, u64)| Operated {
             work: *work,
             bytes: 0,
             asked: Nanos(*asked),
@@ -65,10 +65,16 @@ mod tests {
 
     #[test]
     fn only_who_waited_for_another_cameras_operation_tells_how_long_it_took() {
-        let one = tracked(0, &[(Work::Execute, 0, 0, 10), (Work::CopyIn, 10, 10, 20), (Work::Execute, 20, 32, 40)]);
+        let one = tracked(
+            0,
+            &[(EngineWork::Execute, 0, 0, 10), (EngineWork::CopyIn, 10, 10, 20), (EngineWork::Execute, 20, 32, 40)],
+        );
         // The first waited for 10, the second came after 40; the copy out is on the other copy engine.
-        let two = tracked(0, &[(Work::Execute, 5, 13, 30), (Work::CopyOut, 12, 22, 24), (Work::Execute, 41, 50, 60)]);
-        let elsewhere = tracked(1, &[(Work::Execute, 5, 500, 600)]);
+        let two = tracked(
+            0,
+            &[(EngineWork::Execute, 5, 13, 30), (EngineWork::CopyOut, 12, 22, 24), (EngineWork::Execute, 41, 50, 60)],
+        );
+        let elsewhere = tracked(1, &[(EngineWork::Execute, 5, 500, 600)]);
         let cameras = [one, two, elsewhere];
         assert_eq!(hand_overs(&cameras, 2), [2, 3]);
         assert_eq!(hand_overs(&cameras, 1), [2, 2, 3]);

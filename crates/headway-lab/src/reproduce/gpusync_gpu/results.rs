@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::hand_over::hand_overs;
 use crate::Error;
 use crate::trackers::Tracked;
-use headway::jobs::Seen;
+use headway::jobs::ObservedMaxima;
 
 /// One configuration, one repetition, all its cameras. Responses in percent of the period.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -95,9 +95,9 @@ impl Measured {
             let at = (share * responses.len() as f64).ceil() as usize;
             responses.get(at.saturating_sub(1)).or_else(|| responses.last()).copied().unwrap_or(f64::NAN)
         };
-        let mut seen = Seen::default();
+        let mut seen = ObservedMaxima::default();
         for tracked in run.tracked {
-            let own = Seen::of(&tracked.frames);
+            let own = ObservedMaxima::of(&tracked.frames);
             seen.token_wait_max = seen.token_wait_max.max(own.token_wait_max);
             seen.engine_wait_max = seen.engine_wait_max.max(own.engine_wait_max);
             seen.blocking_max = seen.blocking_max.max(own.blocking_max);

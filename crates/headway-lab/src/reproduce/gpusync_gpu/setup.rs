@@ -1,15 +1,15 @@
 //! What is run: configurations with and without Headway, and the load that makes GPUs of today as busy as the paper's were.
 
 use headway_core::analysis::sharing::Analysis;
-use headway_core::decisions::engine_lock::{EngineParameters, Order, PeerLocks};
+use headway_core::decisions::engine_lock::{EngineParameters, LockOrder, PeerLocks};
 use headway_core::decisions::predictor::PredictorParameters;
-use headway_core::decisions::sharing::{ArbiterParameters, ClusterParameters, Limits};
-use headway_core::decisions::token::{Mode, TokenParameters};
+use headway_core::decisions::sharing::{ArbiterLimits, ArbiterParameters, ClusterParameters};
+use headway_core::decisions::token::{TokenMode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
-use headway_sim::sharing::{Arbitration, Migration, Scenario, Taking};
+use headway_sim::sharing::{ArbitrationScheme, Migration, Scenario, Taking};
 
-use crate::trackers::Load;
-use headway::jobs::{DoneJob, Seen, observed};
+use crate::trackers::FrameLoad;
+use headway::jobs::{DoneJob, ObservedMaxima, observed};
 
 /// Periods of five cameras, two at 20 frames/s and three at 10: the paper's mix of 8 and 12.
 const PERIODS: [u64; 5] = [50_000_000, 50_000_000, 100_000_000, 100_000_000, 100_000_000];
@@ -43,7 +43,7 @@ pub(super) struct Configuration {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A scenario of the paper, with so many copy-engine locks and tokens of each GPU, served in this order.
-    Headway { scenario: Scenario, copy_engines: u32, tokens: u32, order: Order },
+    Headway { scenario: Scenario, copy_engines: u32, tokens: u32, order: LockOrder },
     /// No arbitration; the GPU with the fewest users.
     Fewest,
     /// No arbitration; a GPU for each camera.
@@ -54,7 +54,7 @@ impl Configuration {
     fn scenario(code: &str) -> Option<Self> {
         let scenario: Scenario = code.parse().ok()?;
         let tokens = scenario.tokens_per_gpu()?;
-        let kind = Kind::Headway { scenario, copy_engines: 1, tokens, order: Order::Arrival };
+        let kind = Kind::Headway { scenario, copy_engines: 1, tokens, order: LockOrder::Arrival };
         Some(Self { kind, chunk: scenario.chunk, peer: scenario.migration == Migration::Peer })
     }
 
@@ -66,7 +66,7 @@ impl Configuration {
     /// As tables call it.
     pub(super) fn name(&self) -> String {
         match self.kind {
-            Kind::Headway { scenario, tokens, order: Order::Urgency, .. } => {
+            Kind::Headway { scenario, tokens, order: LockOrder::Urgency, .. } => {
                 format!("edf{tokens} {scenario} with 2 copy locks")
             }
             Kind::Headway { scenario, copy_engines: 1, .. } => scenario.to_string(),
@@ -86,11 +86,11 @@ impl Configuration {
     /// The scenario of the paper that this is; `None` for what the paper does not have.
     pub(super) fn of_paper(&self) -> Option<Scenario> {
         match self.kind {
-            Kind::Headway { scenario, copy_engines: 1, order: Order::Arrival, .. } => Some(scenario),
+            Kind::Headway { scenario, copy_engines: 1, order: LockOrder::Arrival, .. } => Some(scenario),
             Kind::Fewest => {
                 let migration = if self.peer { Migration::Peer } else { Migration::System };
                 let is_this = |one: &Scenario| {
-                    (one.arbitration, one.migration, one.chunk) == (Arbitration::Driver, migration, self.chunk)
+                    (one.arbitration, one.migration, one.chunk) == (ArbitrationScheme::Driver, migration, self.chunk)
                 };
                 Scenario::distinct().into_iter().find(is_this)
             }
@@ -117,21 +117,21 @@ impl Configuration {
     pub(super) fn arbiter(&self, gpus: u32, cpus: u32) -> Option<ArbiterParameters> {
         let Kind::Headway { scenario, .. } = self.kind else { return None };
         let tokens = self.tokens(gpus, cpus)?;
-        let locked = scenario.arbitration == Arbitration::EngineLocks;
+        let locked = scenario.arbitration == ArbitrationScheme::EngineLocks;
         Some(ArbiterParameters {
             clusters: vec![ClusterParameters::equal(gpus, tokens)],
             engines: if locked { self.engines() } else { None },
             predictor: PredictorParameters::default(),
-            limits: Limits::default(),
+            limits: ArbiterLimits::default(),
         })
     }
 
     fn tokens(&self, gpus: u32, cpus: u32) -> Option<TokenParameters> {
         let Kind::Headway { scenario, tokens, order, .. } = self.kind else { return None };
         let mode = match order {
-            Order::Urgency => Mode::Priority,
-            Order::Arrival if tokens * gpus > cpus => Mode::WorkConserving,
-            Order::Arrival => Mode::Optimal,
+            LockOrder::Urgency => TokenMode::Priority,
+            LockOrder::Arrival if tokens * gpus > cpus => TokenMode::WorkConserving,
+            LockOrder::Arrival => TokenMode::Optimal,
         };
         Some(TokenParameters { cpus, per_gpu: tokens, mode, affinity: scenario.affinity, discount_holder: false })
     }
@@ -153,7 +153,13 @@ impl Configuration {
 
     /// The bounds that follow from the longest operations seen, hand-over included; `None` without arbitration. `on_time`:
     /// nobody was late.
-    pub(super) fn bounds(&self, gpus: u32, cpus: u32, cameras: &[(Nanos, Seen)], on_time: bool) -> Option<Analysis> {
+    pub(super) fn bounds(
+        &self,
+        gpus: u32,
+        cpus: u32,
+        cameras: &[(Nanos, ObservedMaxima)],
+        on_time: bool,
+    ) -> Option<Analysis> {
         let arbiter = self.arbiter(gpus, cpus)?;
         Some(observed(gpus, self.tokens(gpus, cpus)?, arbiter.engines, self.peer, cameras, on_time))
     }
@@ -183,13 +189,13 @@ pub(super) fn configurations(gpus: usize, all: bool, quick: bool) -> Vec<Configu
     };
     configurations.extend(open.iter().filter_map(|tokens| {
         let scenario = Configuration::best()?;
-        let order = Order::Arrival;
+        let order = LockOrder::Arrival;
         let kind = Kind::Headway { scenario, copy_engines: 2, tokens: *tokens, order };
         Some(Configuration { kind, chunk: scenario.chunk, peer: true })
     }));
     configurations.extend(BY_URGENCY.iter().filter_map(|(tokens, affinity)| {
         let scenario = Scenario { affinity: *affinity, chunk: Some(URGENT_CHUNK), ..Configuration::best()? };
-        let kind = Kind::Headway { scenario, copy_engines: 2, tokens: *tokens, order: Order::Urgency };
+        let kind = Kind::Headway { scenario, copy_engines: 2, tokens: *tokens, order: LockOrder::Urgency };
         Some(Configuration { kind, chunk: scenario.chunk, peer: true })
     }));
     let fewest = |chunk, peer| Configuration { kind: Kind::Fewest, chunk, peer };
@@ -219,13 +225,20 @@ pub(super) struct Alone {
 }
 
 /// The load of a frame for which every GPU's kernels take `busy_ppm` of the time, copies and CPU in the simulation's ratio.
-pub(super) fn load(periods: &[Nanos], gpus: usize, busy_ppm: u64, segments: u32, alone: &Alone, state: u64) -> Load {
+pub(super) fn load(
+    periods: &[Nanos],
+    gpus: usize,
+    busy_ppm: u64,
+    segments: u32,
+    alone: &Alone,
+    state: u64,
+) -> FrameLoad {
     let kernels = frame_kernels(periods, gpus, busy_ppm).0;
     let rest = kernels.saturating_sub(alone.tracker.0);
     let each = rest / u64::from(segments.max(1));
     let passes = u32::try_from(each.checked_div(alone.pass.0).unwrap_or(1)).unwrap_or(u32::MAX).max(1);
     let copies = scaled_bytes(kernels, SIMULATED_COPIES_NS, alone.bytes_per_s);
-    Load { segments, cpu_ns: kernels, passes, input: copies * 2 / 3, output: copies / 3, state }
+    FrameLoad { segments, cpu_ns: kernels, passes, input: copies * 2 / 3, output: copies / 3, state }
 }
 
 /// Kernel time of a frame for that share of every GPU.
@@ -236,7 +249,7 @@ pub(super) fn frame_kernels(periods: &[Nanos], gpus: usize, busy_ppm: u64) -> Na
 
 /// Bytes of additional state whose copy from the host takes the simulation's share of a frame.
 pub(super) fn state_bytes(kernels: Nanos, bytes_per_s: u64) -> u64 {
-    scaled_bytes(kernels.0, SIMULATED_STATE_NS, bytes_per_s).div_ceil(Load::UNIT) * Load::UNIT
+    scaled_bytes(kernels.0, SIMULATED_STATE_NS, bytes_per_s).div_ceil(FrameLoad::UNIT) * FrameLoad::UNIT
 }
 
 fn scaled_bytes(kernels: u64, simulated: f64, bytes_per_s: u64) -> u64 {
@@ -246,7 +259,7 @@ fn scaled_bytes(kernels: u64, simulated: f64, bytes_per_s: u64) -> u64 {
 
 /// Medians of runs with one and with `more` passes per segment; `None` if these took less than an eighth longer: so much can come
 /// from anything, and a pass that seems to take no time would be made millions of times in each frame.
-pub(super) fn alone(one: &[DoneJob], many: &[DoneJob], more: u32, load: &Load) -> Option<Alone> {
+pub(super) fn alone(one: &[DoneJob], many: &[DoneJob], more: u32, load: &FrameLoad) -> Option<Alone> {
     let median = |frames: &[DoneJob], of: &dyn Fn(&DoneJob) -> u64| {
         let mut values: Vec<u64> = frames.iter().skip(2).map(of).collect();
         values.sort_unstable();
@@ -281,7 +294,7 @@ mod tests {
 
     #[test]
     fn a_pass_is_known_once_passes_take_an_eighth_longer() {
-        let load = Load { segments: 3, cpu_ns: 0, passes: 1, input: 600, output: 400, state: Load::UNIT };
+        let load = FrameLoad { segments: 3, cpu_ns: 0, passes: 1, input: 600, output: 400, state: FrameLoad::UNIT };
         let of =
             |many, more| alone(&frames([0, 0, 8_000, 8_200, 8_100]), &frames([0, 0, many, many, many]), more, &load);
         let known = Alone { tracker: Nanos(8_100 - 3 * 90), pass: Nanos(90), bytes_per_s: 1_000_000_000 };

@@ -3,18 +3,19 @@
 use std::collections::BTreeMap;
 
 use crate::simulation::klt::{INPUTS, OUTPUTS};
-use headway_core::decisions::engine_lock::Order;
+use headway_core::decisions::engine_lock::LockOrder;
 use headway_core::decisions::predictor::Form;
-use headway_core::decisions::sharing::{Direction, Distances, Segment};
-use headway_core::decisions::token::Mode;
+use headway_core::decisions::sharing::{Distances, JobSegment, TaskDirection};
+use headway_core::decisions::token::TokenMode;
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_sim::sharing::{
-    Cluster, CopyEngines, Costs, Finished, Observer, Scenario, Setting, SharingError, Task, simulate,
+    Cluster, ClusterCosts, ClusterSetting, CopyEngines, Finished, Scenario, SimObserver, SimSharingError, SimTask,
+    simulate,
 };
 
 use super::setup::Alone;
 use crate::reproduce::cores::on_all_cores;
-use crate::trackers::Load;
+use crate::trackers::FrameLoad;
 
 /// Rate of copies between GPUs. It is not measured here; the state takes a third of a millisecond at it, one way or another.
 const PEER: Rate = Rate(300_000_000_000);
@@ -32,7 +33,7 @@ pub(super) struct Node<'a> {
     pub(super) periods: &'a [Nanos],
     /// Frames of each camera.
     pub(super) frames: &'a [u64],
-    pub(super) load: Load,
+    pub(super) load: FrameLoad,
     pub(super) alone: Alone,
 }
 
@@ -44,7 +45,7 @@ struct Means<'a> {
     seen: Vec<u64>,
 }
 
-impl Observer for Means<'_> {
+impl SimObserver for Means<'_> {
     fn job(&mut self, finished: &Finished<'_>) {
         let task = finished.job.task.0 as usize;
         if self.seen[task] >= self.node.frames[task] {
@@ -57,7 +58,7 @@ impl Observer for Means<'_> {
 }
 
 /// Mean response of every distinct scenario, percent of the period, by code; each with all `phases` of the repetitions.
-pub(super) fn means(node: &Node<'_>, phases: &[Vec<u64>], seed: u64) -> Result<BTreeMap<String, f64>, SharingError> {
+pub(super) fn means(node: &Node<'_>, phases: &[Vec<u64>], seed: u64) -> Result<BTreeMap<String, f64>, SimSharingError> {
     let scenarios = Scenario::distinct();
     let found = on_all_cores(scenarios.len(), |at| {
         let mut means = Means { node, sum: 0.0, count: 0, seen: Vec::new() };
@@ -65,21 +66,21 @@ pub(super) fn means(node: &Node<'_>, phases: &[Vec<u64>], seed: u64) -> Result<B
             means.seen = vec![0; node.periods.len()];
             simulate(&node.cluster(phases), &node.setting(scenarios[at], seed), &mut means)?;
         }
-        Ok::<_, SharingError>((scenarios[at].to_string(), means.sum / means.count.max(1) as f64))
+        Ok::<_, SimSharingError>((scenarios[at].to_string(), means.sum / means.count.max(1) as f64))
     })?;
     Ok(found.into_iter().collect())
 }
 
 impl Node<'_> {
     /// As the arbiter of the runs on GPUs chooses the mode.
-    fn setting(&self, scenario: Scenario, seed: u64) -> Setting {
+    fn setting(&self, scenario: Scenario, seed: u64) -> ClusterSetting {
         let tokens = scenario.tokens_per_gpu().unwrap_or(1) * self.gpus as u32;
-        let mode = if tokens > self.cpus { Mode::WorkConserving } else { Mode::Optimal };
+        let mode = if tokens > self.cpus { TokenMode::WorkConserving } else { TokenMode::Optimal };
         let released = self.periods.iter().zip(self.frames).map(|(period, frames)| period.0 * frames).max();
-        Setting {
+        ClusterSetting {
             scenario,
             tokens_per_gpu: None,
-            order: Order::Arrival,
+            order: LockOrder::Arrival,
             mode,
             predictor: Form::WINDOW,
             seed,
@@ -89,7 +90,7 @@ impl Node<'_> {
 
     fn cluster(&self, phases: &[u64]) -> Cluster {
         let segments = self.frame();
-        let task = |(camera, (&period, &phase)): (usize, (&Nanos, &u64))| Task {
+        let task = |(camera, (&period, &phase)): (usize, (&Nanos, &u64))| SimTask {
             name: format!("camera {camera}"),
             period,
             deadline: period,
@@ -105,7 +106,7 @@ impl Node<'_> {
             cpus: self.cpus,
             copy_engines: CopyEngines::One,
             distances: Distances::switched(self.gpus, self.gpus),
-            costs: Costs {
+            costs: ClusterCosts {
                 to_gpu: rate,
                 from_gpu: rate,
                 peer: vec![PEER],
@@ -119,24 +120,24 @@ impl Node<'_> {
     }
 
     /// Copies in, then CPU and kernels in turns, then copies out.
-    fn frame(&self) -> Vec<Segment> {
+    fn frame(&self) -> Vec<JobSegment> {
         let load = &self.load;
         let added = u64::from(load.segments);
         let count = OWN_SEGMENTS + added;
-        let copy = |direction| move |bytes: Bytes| Segment::Copy { direction, bytes };
+        let copy = |direction| move |bytes: Bytes| JobSegment::Copy { direction, bytes };
         let inputs = INPUTS.into_iter().chain([Bytes(load.input)]).filter(|bytes| bytes.0 > 0);
-        let mut segments: Vec<_> = inputs.map(copy(Direction::ToGpu)).collect();
+        let mut segments: Vec<_> = inputs.map(copy(TaskDirection::ToGpu)).collect();
         for index in 0..count {
             let time = if index < OWN_SEGMENTS {
                 Nanos(self.alone.tracker.0 / OWN_SEGMENTS)
             } else {
                 Nanos(self.alone.pass.0 * u64::from(load.passes))
             };
-            segments.push(Segment::Cpu(Nanos(load.cpu_ns / count)));
-            segments.push(Segment::Execute { kernel: "klt".to_owned(), time });
+            segments.push(JobSegment::Cpu(Nanos(load.cpu_ns / count)));
+            segments.push(JobSegment::Execute { kernel: "klt".to_owned(), time });
         }
         let outputs = OUTPUTS.into_iter().chain([Bytes(load.output)]).filter(|bytes| bytes.0 > 0);
-        segments.extend(outputs.map(copy(Direction::FromGpu)));
+        segments.extend(outputs.map(copy(TaskDirection::FromGpu)));
         segments
     }
 }
@@ -162,13 +163,13 @@ mod tests {
     fn every_scenario_is_simulated_and_the_load_is_that_of_the_runs() {
         let periods = [Nanos(50_000_000), Nanos(50_000_000), Nanos(100_000_000), Nanos(100_000_000)];
         let load =
-            Load { segments: 9, cpu_ns: 10_000_000, passes: 10, input: 8 << 20, output: 4 << 20, state: 64 << 20 };
+            FrameLoad { segments: 9, cpu_ns: 10_000_000, passes: 10, input: 8 << 20, output: 4 << 20, state: 64 << 20 };
         let alone = Alone { tracker: Nanos(1_200_000), pass: Nanos(100_000), bytes_per_s: 50_000_000_000 };
         let node = Node { gpus: 2, cpus: 4, periods: &periods, frames: &[10, 10, 5, 5], load, alone };
         let kernels: u64 = node
             .frame()
             .iter()
-            .map(|segment| if let Segment::Execute { time, .. } = segment { time.0 } else { 0 })
+            .map(|segment| if let JobSegment::Execute { time, .. } = segment { time.0 } else { 0 })
             .sum();
         assert_eq!(kernels, 1_200_000 + 9 * 1_000_000);
         let phases = [vec![0, 10, 20, 30], vec![7_000_000, 0, 3_000_000, 1]];

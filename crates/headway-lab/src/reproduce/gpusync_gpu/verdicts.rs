@@ -8,7 +8,7 @@ use super::results::Measured;
 use super::simulated::rank_correlation;
 use crate::reproduce::gpusync::PUBLISHED;
 use crate::reproduce::gpusync::shape::{Means, checks};
-use crate::reproduce::{Row, Said, Table, Verdict, said, silent};
+use crate::reproduce::{PaperRow, PaperVerdict, RawFigures, Said, said, silent};
 
 /// At the same load, the worst response of the best run without Headway is to be at least so many times Headway's, and
 /// Headway's mean at most so many times as long.
@@ -41,8 +41,8 @@ const NEAR: f64 = 0.10;
 /// The order of the means on GPUs and in simulation must correlate so much, by Spearman.
 const CORRELATED: f64 = 0.8;
 
-fn row(what: &str, paper: Said, ours: String, holds: bool, why: &str) -> Row {
-    Row { what: what.to_owned(), paper, ours, verdict: Verdict::own(holds), why: why.to_owned() }
+fn row(what: &str, paper: Said, ours: String, holds: bool, why: &str) -> PaperRow {
+    PaperRow { what: what.to_owned(), paper, ours, verdict: PaperVerdict::own(holds), why: why.to_owned() }
 }
 
 /// What the tracks of all runs, as one digest of each, say of each other.
@@ -53,7 +53,7 @@ fn same_results(runs: usize, digests: usize) -> String {
     }
 }
 
-pub(super) fn rows(all: &[Measured], expected: usize) -> Vec<Row> {
+pub(super) fn rows(all: &[Measured], expected: usize) -> Vec<PaperRow> {
     let lost: u64 = all.iter().map(|run| run.lost).sum();
     let frames: u64 = all.iter().map(|run| run.frames).sum();
     let digests: std::collections::BTreeSet<u64> = all.iter().map(|run| run.digest).collect();
@@ -88,11 +88,11 @@ pub(super) fn rows(all: &[Measured], expected: usize) -> Vec<Row> {
             *share <= 100.0,
             "no wait may exceed its bound",
         ),
-        None => Row {
+        None => PaperRow {
             what: "blocking".into(),
             paper: silent("bounds are proven in an appendix; whether one was exceeded is not said"),
             ours: "no run has a bound".into(),
-            verdict: Verdict::NotComparable,
+            verdict: PaperVerdict::NotComparable,
             why: "no run of a configuration that has bounds".into(),
         },
     });
@@ -103,7 +103,7 @@ pub(super) fn rows(all: &[Measured], expected: usize) -> Vec<Row> {
 }
 
 /// Headway's best configuration beside every one without it, at one load.
-fn comparison(all: &[Measured], busy: u64) -> Vec<Row> {
+fn comparison(all: &[Measured], busy: u64) -> Vec<PaperRow> {
     let groups: Vec<_> = grouped(all).into_iter().filter(|runs| runs[0].busy == busy).collect();
     let (managed, others): (Vec<_>, Vec<_>) = groups.iter().partition(|runs| runs[0].managed);
     let Some(ours) = managed.iter().min_by(|a, b| worst_of(a).total_cmp(&worst_of(b))) else { return Vec::new() };
@@ -174,12 +174,12 @@ pub(super) fn means_of_paper(all: &[Measured], codes: &BTreeMap<String, String>,
 }
 
 /// Every scenario of the paper on GPUs: beside the published means and statements, and beside the simulation of the same cameras.
-pub(super) fn against_paper(means: &Means, simulated: &Means, busy: u64) -> Vec<Row> {
+pub(super) fn against_paper(means: &Means, simulated: &Means, busy: u64) -> Vec<PaperRow> {
     let mut rows = vec![against_simulation(means, simulated, busy)];
     for (code, paper, section) in PUBLISHED {
         let (Some(ours), Some(model)) = (means.get(code), simulated.get(code)) else { continue };
-        let verdict = Verdict::fitted((ours / paper - 1.0).abs() <= NEAR);
-        rows.push(Row {
+        let verdict = PaperVerdict::fitted((ours / paper - 1.0).abs() <= NEAR);
+        rows.push(PaperRow {
             what: format!("mean of {code}, load {busy} %"),
             paper: said(section, format!("{paper:.2} %")),
             ours: format!("{ours:.2} %; {model:.2} % in simulation"),
@@ -193,9 +193,9 @@ pub(super) fn against_paper(means: &Means, simulated: &Means, busy: u64) -> Vec<
     }
     let modelled = checks(simulated);
     for (check, model) in checks(means).into_iter().zip(modelled) {
-        let verdict = Verdict::fitted(check.holds);
+        let verdict = PaperVerdict::fitted(check.holds);
         let holds = if model.holds { "holds" } else { "does not hold" };
-        rows.push(Row {
+        rows.push(PaperRow {
             what: format!("statement {} on the means, load {busy} %", check.number),
             paper: said(check.section, check.claim),
             ours: format!("{}; in simulation it {holds}: {}", check.evidence, model.evidence),
@@ -213,7 +213,7 @@ pub(super) fn against_paper(means: &Means, simulated: &Means, busy: u64) -> Vec<
     rows
 }
 
-fn against_simulation(means: &Means, simulated: &Means, busy: u64) -> Row {
+fn against_simulation(means: &Means, simulated: &Means, busy: u64) -> PaperRow {
     let pairs: Vec<(&str, f64, f64)> =
         means.iter().filter_map(|(code, ours)| Some((code.as_str(), *ours, *simulated.get(code)?))).collect();
     let (ours, model): (Vec<f64>, Vec<f64>) = pairs.iter().map(|(_, ours, model)| (*ours, *model)).unzip();
@@ -227,7 +227,7 @@ fn against_simulation(means: &Means, simulated: &Means, busy: u64) -> Row {
     let farthest = farthest.map_or_else(String::new, |(code, ours, model)| {
         format!("; the farthest is {code} with {ours:.1} % and {model:.1} %")
     });
-    Row {
+    PaperRow {
         what: format!("{} scenarios of the paper, means on GPUs and in simulation, load {busy} %", pairs.len()),
         paper: said("5", "each meaningful combination of parameters, and those of the driver"),
         ours: format!(
@@ -235,7 +235,7 @@ fn against_simulation(means: &Means, simulated: &Means, busy: u64) -> Row {
             rank_correlation(&ours, &model),
             managed.len()
         ),
-        verdict: Verdict::own(correlation >= CORRELATED),
+        verdict: PaperVerdict::own(correlation >= CORRELATED),
         why: "the order of the means with tokens must correlate with 0.8 or more (Spearman) with that of the same cameras, load and phases in \
               simulation"
             .into(),
@@ -243,7 +243,7 @@ fn against_simulation(means: &Means, simulated: &Means, busy: u64) -> Row {
 }
 
 /// The means that were compared, as a table.
-pub(super) fn means_table(means: &Means, simulated: &Means, busy: u64) -> Table {
+pub(super) fn means_table(means: &Means, simulated: &Means, busy: u64) -> RawFigures {
     let line = |(code, ours): (&String, &f64)| {
         let published = PUBLISHED.iter().find(|(of, ..)| of == code).map(|(_, mean, _)| format!("{mean:.2}"));
         let model = simulated.get(code).map(|mean| format!("{mean:.3}"));
@@ -255,7 +255,7 @@ pub(super) fn means_table(means: &Means, simulated: &Means, busy: u64) -> Table 
             published.unwrap_or_default(),
         ]
     };
-    Table {
+    RawFigures {
         name: "means".into(),
         columns: vec!["load_percent", "scenario", "mean_percent", "simulated_percent", "published_percent"],
         lines: means.iter().map(line).collect(),
@@ -305,13 +305,13 @@ pub(super) fn table(all: &[Measured], source: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headway_sim::sharing::{Arbitration, Scenario};
+    use headway_sim::sharing::{ArbitrationScheme, Scenario};
 
     /// Means of which every one is one point above the one before.
     fn means(factor: f64) -> Means {
         let of = |(at, scenario): (usize, Scenario)| {
             let base = match scenario.arbitration {
-                Arbitration::TokenOnly => 150.0,
+                ArbitrationScheme::TokenOnly => 150.0,
                 _ => 60.0,
             };
             (scenario.to_string(), (base + at as f64) * factor)
@@ -323,7 +323,7 @@ mod tests {
     fn all_scenarios_are_compared_with_the_paper_and_the_simulation() {
         let rows = against_paper(&means(1.0), &means(1.05), 75);
         assert_eq!(rows.len(), 1 + 9 + 7);
-        assert_eq!(rows[0].verdict, Verdict::OwnCheck, "{:?}", rows[0]);
+        assert_eq!(rows[0].verdict, PaperVerdict::OwnCheck, "{:?}", rows[0]);
         assert!(rows[0].ours.contains("correlates with 1.00") && rows[0].ours.contains("30 of 30"), "{:?}", rows[0]);
         for row in &rows {
             assert_eq!(crate::reproduce::quotes::invented("gpusync-gpu", &row.paper), [""; 0], "{row:?}");
@@ -335,6 +335,6 @@ mod tests {
     #[test]
     fn an_order_that_the_simulation_does_not_have_is_told() {
         let reversed: Means = means(1.0).into_iter().map(|(code, mean)| (code, 1_000.0 - mean)).collect();
-        assert_eq!(against_simulation(&means(1.0), &reversed, 75).verdict, Verdict::NotReproduced);
+        assert_eq!(against_simulation(&means(1.0), &reversed, 75).verdict, PaperVerdict::NotReproduced);
     }
 }

@@ -3,27 +3,29 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 
-use headway_core::analysis::schedulability::{ConcreteTask, Costs, Task, Ties, concrete};
-use headway_core::decisions::dispatch::{Event, Input};
+use headway_core::analysis::schedulability::{ConcreteTask, JobCosts, RecurrentTask, Ties, concrete};
+use headway_core::decisions::dispatch::{DispatchEvent, DispatchInput};
 use headway_core::files::machine::{EngineClass, Machine};
-use headway_core::files::workload::{Cycle, Grouping, OnMiss, Parameters, Place, Placement, Step, Stream, Workload};
-use headway_core::log::{Record, What};
-use headway_core::plan::combine::Mode;
+use headway_core::files::workload::{
+    CopyEndpoint, Cycle, Grouping, OnMiss, Parameters, Stream, StreamPlacement, StreamStep, Workload,
+};
+use headway_core::log::{LogRecord, RecordBody};
+use headway_core::plan::combine::CombineEffort;
 use headway_core::plan::planner::{PlanOptions, plan};
-use headway_core::plan::{Outcome as Answer, Plan, PlannedStep, Strategy, Work};
+use headway_core::plan::{OperationWork, Outcome as Answer, Plan, PlannedStep, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_kernels::Shipped;
 use headway_runtime::kernels::Kernels;
-use headway_runtime::ring::{Checker, Ring, Sampling, Verified};
-use headway_runtime::wall::{self, Work as Run};
+use headway_runtime::ring::{BlockRing, Checker, Sampling, VerifiedBlocks};
+use headway_runtime::wall::{self, SuppliedRun};
 use rand_core::SeedableRng;
 use rand_pcg::Pcg64;
 
-use super::{Draw, PERIODS_MS, Verdict};
+use super::{Draw, PERIODS_MS, PaperVerdict};
 use crate::Error;
 use crate::reproduce::site::{Site, with_causes};
-use crate::reproduce::{Outcome, Row, Setting, Table, said, silent};
-use headway_measure::sample::Figures;
+use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, RawFigures, said, silent};
+use headway_measure::sample::SampleFigures;
 
 /// Flows, each in through one engine and out through the other.
 const FLOWS: usize = 6;
@@ -62,16 +64,16 @@ struct Overrun {
 }
 
 impl Watch<'_> {
-    fn see(&mut self, record: &Record) {
+    fn see(&mut self, record: &LogRecord) {
         match &record.what {
-            What::Input(Input::Start { epoch, .. }) => self.epoch = *epoch,
-            What::Event(Event::Complete { pipeline, cycle, step }) => {
+            RecordBody::Input(DispatchInput::Start { epoch, .. }) => self.epoch = *epoch,
+            RecordBody::Event(DispatchEvent::Complete { pipeline, cycle, step }) => {
                 let release = self.plan.pipelines[*pipeline as usize].release(*cycle, *step as usize);
                 let response = record.at.saturating_sub(self.epoch + release);
                 self.responses.entry((*pipeline, *step)).or_default().push(response);
             }
-            What::Event(Event::Late { .. }) => self.misses += 1,
-            What::Event(Event::Overrun { pipeline, step, cost, took, .. }) => {
+            RecordBody::Event(DispatchEvent::Late { .. }) => self.misses += 1,
+            RecordBody::Event(DispatchEvent::Overrun { pipeline, step, cost, took, .. }) => {
                 let at = record.at.saturating_sub(self.epoch);
                 self.overruns.push(Overrun { at, pipeline: *pipeline, step: *step, cost: *cost, took: *took });
             }
@@ -80,20 +82,20 @@ impl Watch<'_> {
     }
 }
 
-pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
-    let mut site = Site::open(&Setting { gpus: Some(1), ..setting.clone() })?;
+pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
+    let mut site = Site::open(&ExperimentSetting { gpus: Some(1), ..setting.clone() })?;
     let duration = site.duration(setting);
     let (workload, plan, bounds) = accepted(&site.machine, setting.seed)?;
     let plan = Arc::new(plan);
     let kernels = Kernels::of(&plan, &workload, &Shipped)?;
-    let ring = Ring::new(&plan, setting.seed).expect("every flow has a pipeline of its own");
+    let ring = BlockRing::new(&plan, setting.seed).expect("every flow has a pipeline of its own");
     let (checker, found) = Checker::new(&ring, &plan, &kernels, Sampling { streams: 0, turns: 0, chains: None })
         .map_err(headway::Failure::Data)?;
     let cycles: Vec<u64> = plan.pipelines.iter().map(|p| duration.0.div_ceil(p.period.0)).collect();
     let packets = plan.streams.iter().map(|stream| cycles[stream.pipeline as usize]).collect();
     let spin = if site.source == "cuda" { Nanos(200_000) } else { Nanos::ZERO };
     let options = wall::WallOptions { spin, class: site.class, ..wall::WallOptions::default() };
-    let work = Run {
+    let work = SuppliedRun {
         plan: &plan,
         kernels: &kernels,
         cycles,
@@ -142,11 +144,11 @@ fn bounds(plan: &Plan) -> Option<Vec<Vec<Nanos>>> {
     let mut bounds = Vec::new();
     for step in 0..steps {
         let task = |pipeline: &headway_core::plan::Pipeline| {
-            let task = Task::whole(pipeline.steps[step].cost, pipeline.period, pipeline.window);
+            let task = RecurrentTask::whole(pipeline.steps[step].cost, pipeline.period, pipeline.window);
             ConcreteTask::at(pipeline.release(0, step), task)
         };
         let tasks: Vec<ConcreteTask> = plan.pipelines.iter().map(task).collect();
-        let explored = concrete(&tasks, Costs::UpToWorst, Ties::Any);
+        let explored = concrete(&tasks, JobCosts::UpToWorst, Ties::Any);
         if explored.bounds.len() != tasks.len() {
             return None;
         }
@@ -174,10 +176,10 @@ fn workload(machine: &Machine, draw: &mut Draw, percent: u64, seed: u64) -> Work
             period: Nanos(period),
             deadline: Nanos(2 * period),
             start: Nanos::ZERO,
-            gpu: Placement::Auto,
+            gpu: StreamPlacement::Auto,
             steps: vec![
-                Step::Copy { from: Place::Host, to: Place::OwnGpu },
-                Step::Copy { from: Place::OwnGpu, to: Place::Host },
+                StreamStep::Copy { from: CopyEndpoint::Host, to: CopyEndpoint::OwnGpu },
+                StreamStep::Copy { from: CopyEndpoint::OwnGpu, to: CopyEndpoint::Host },
             ],
             on_miss: OnMiss::Finish,
             parameters: Parameters::default(),
@@ -192,7 +194,7 @@ fn workload(machine: &Machine, draw: &mut Draw, percent: u64, seed: u64) -> Work
         seed,
         cycle: Cycle::Arrival,
         grouping: Grouping::Each,
-        transform: Mode::default(),
+        transform: CombineEffort::default(),
         streams: shares.into_iter().enumerate().map(|flow| stream(flow, draw)).collect(),
         messages: Vec::new(),
         flows: Vec::new(),
@@ -224,21 +226,21 @@ fn lines(plan: &Plan, bounds: &[Vec<Nanos>], mut responses: BTreeMap<(u32, u32),
 fn engine(plan: &Plan, step: &PlannedStep) -> String {
     let first = step.operations[0].engines.first();
     let class = match step.operations[0].work {
-        Work::Copy { class: EngineClass::H2d, .. } => "h2d",
+        OperationWork::Copy { class: EngineClass::H2d, .. } => "h2d",
         _ => "d2h",
     };
     first.map_or_else(|| class.to_owned(), |engine| plan.engines[engine.at()].name.clone())
 }
 
 fn outcome(
-    setting: &Setting,
+    setting: &ExperimentSetting,
     site: &Site,
     lines: &[Line],
-    verified: &Verified,
+    verified: &VerifiedBlocks,
     duration: Nanos,
     (late, overruns): (u64, &[Overrun]),
     failure: Option<&str>,
-) -> Outcome {
+) -> ExperimentResults {
     let longest = |line: &Line| line.responses.iter().copied().max().unwrap_or_default();
     let jobs: usize = lines.iter().map(|line| line.responses.len()).sum();
     let above = lines.iter().filter(|line| longest(line) > line.bound).count();
@@ -246,7 +248,7 @@ fn outcome(
     let failed = failure.map_or_else(String::new, |why| format!("; it failed: {why}"));
     let beyond = overruns.iter().map(|job| job.took.saturating_sub(job.cost)).max().unwrap_or_default();
     let rows = vec![
-        Row {
+        PaperRow {
             what: format!("{FLOWS} flows through both copy engines of one device for {duration}"),
             paper: said("V-B", "a schedule that is verified to be valid runs without deadline misses"),
             ours: format!(
@@ -256,10 +258,10 @@ fn outcome(
                 nearest * 100.0,
                 overruns.len()
             ),
-            verdict: Verdict::own(above == 0 && late == 0 && failure.is_none() && jobs > 0),
+            verdict: PaperVerdict::own(above == 0 && late == 0 && failure.is_none() && jobs > 0),
             why: "no response above its bound, no job late and no failure are asked for; the paper ran nothing".into(),
         },
-        Row {
+        PaperRow {
             what: "bytes that came back".into(),
             paper: silent("not treated"),
             ours: format!(
@@ -268,20 +270,20 @@ fn outcome(
                 verified.turn_bytes as f64 / 1e6,
                 verified.bytes as f64 / 1e9
             ),
-            verdict: Verdict::own(verified.blocks > 0 && failure.is_none()),
+            verdict: PaperVerdict::own(verified.blocks > 0 && failure.is_none()),
             why: "every block that came back is looked at; a wrong byte ends the experiment".into(),
         },
     ];
-    Outcome { rows, notes: vec![
+    ExperimentResults { rows, notes: vec![
             "Each flow is copied in within one period and out within the next. Bounds are the longest responses in all \
              schedules with these offsets and costs from nothing to the plan's worst case, which includes margin and jitter; \
              responses run from the nominal release to the moment the driver noticed the end. Nothing is excluded."
                 .into(),
-        ], tables: vec![table(lines), overrun_table(lines, overruns)], ..Outcome::new("np-edf", site.source, site.named(), setting.seed) }
+        ], tables: vec![table(lines), overrun_table(lines, overruns)], ..ExperimentResults::new("np-edf", site.source, site.named(), setting.seed) }
 }
 
 /// Lines are in order of pipelines and their steps.
-fn overrun_table(lines: &[Line], overruns: &[Overrun]) -> Table {
+fn overrun_table(lines: &[Line], overruns: &[Overrun]) -> RawFigures {
     let steps = lines.len() / FLOWS;
     let line = |job: &Overrun| -> Vec<String> {
         let of = &lines[job.pipeline as usize * steps + job.step as usize];
@@ -289,12 +291,12 @@ fn overrun_table(lines: &[Line], overruns: &[Overrun]) -> Table {
         [of.flow.clone(), of.engine.clone()].into_iter().chain(numbers).collect()
     };
     let columns = vec!["flow", "engine", "at_ns", "worst_case_ns", "took_ns"];
-    Table { name: "overruns".into(), columns, lines: overruns.iter().map(line).collect() }
+    RawFigures { name: "overruns".into(), columns, lines: overruns.iter().map(line).collect() }
 }
 
-fn table(lines: &[Line]) -> Table {
+fn table(lines: &[Line]) -> RawFigures {
     let line = |line: &Line| -> Vec<String> {
-        let figures = Figures::of(&line.responses);
+        let figures = SampleFigures::of(&line.responses);
         let [n, median, max] =
             figures.map_or([0; 3], |f| [u64::from(f.n), f.median.0, f.max.0]).map(|number| number.to_string());
         let p99 = figures.map_or_else(String::new, |f| f.p99_ns());
@@ -313,5 +315,5 @@ fn table(lines: &[Line]) -> Table {
         "response_p99_ns",
         "response_max_ns",
     ];
-    Table { name: "flows".into(), columns, lines: lines.iter().map(line).collect() }
+    RawFigures { name: "flows".into(), columns, lines: lines.iter().map(line).collect() }
 }

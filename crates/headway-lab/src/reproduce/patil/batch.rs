@@ -12,8 +12,8 @@ use headway_runtime::copy::{At, How, ManyBy};
 use super::{DIRECTIONS, STRICT, keep, line, outcome, strictly_faster};
 use crate::Error;
 use crate::reproduce::bench::{Bench, Samples, gb_per_s, random, same, samples};
-use crate::reproduce::{Outcome, Row, Setting, Table, Verdict, said};
-use headway_measure::plot::{Figure, Line, TO_P99};
+use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, said};
+use headway_measure::plot::{Figure, PlotLine, TO_P99};
 
 /// Every way in which many pieces go.
 const MANY: [(&str, ManyBy); 6] = [
@@ -124,7 +124,7 @@ impl Study {
     }
 
     /// The best way against one copy after the other.
-    fn row(&self, point: Point) -> Option<Row> {
+    fn row(&self, point: Point) -> Option<PaperRow> {
         let at_point = || self.timed.iter().filter(|timed| timed.point == point);
         let each = at_point().find(|timed| timed.name == "loop")?.samples.figures;
         let others = at_point().filter(|timed| timed.name != "loop");
@@ -132,10 +132,10 @@ impl Study {
         let figures = best.samples.figures;
         let ratio = each.median.0 as f64 / figures.median.0.max(1) as f64;
         let verdict = match point.count {
-            1 => Verdict::NotComparable,
-            _ => Verdict::own(strictly_faster(figures, each)),
+            1 => PaperVerdict::NotComparable,
+            _ => PaperVerdict::own(strictly_faster(figures, each)),
         };
-        Some(Row {
+        Some(PaperRow {
             what: format!("{} x {} B {}", point.count, point.size, point.word),
             paper: said("4", "many smaller transfers in one large transfer give better results; no figures"),
             ours: format!("{} {} against {} one by one: {ratio:.1} times", best.name, figures.median, each.median),
@@ -151,11 +151,11 @@ impl Study {
         })
     }
 
-    fn table(&self) -> Table {
+    fn table(&self) -> RawFigures {
         let lines = self.timed.iter().map(|Timed { point, name, samples }| {
             line([(*name).to_owned(), point.word.to_owned(), point.size.to_string(), point.count.to_string()], *samples)
         });
-        Table {
+        RawFigures {
             name: "batch".into(),
             columns: vec![
                 "way",
@@ -183,7 +183,7 @@ impl Study {
                 self.timed.iter().filter(same)
             };
             let points = own().map(|timed| (timed.point.count as f64, rate(timed))).collect();
-            Line::new(name, points)
+            PlotLine::new(name, points)
                 .bars(own().map(|timed| (timed.point.count as f64, slow(timed), rate(timed))).collect())
         };
         let title = format!("pieces of {size} B, {word}, median");
@@ -194,7 +194,7 @@ impl Study {
 }
 
 /// Many small copies as one.
-pub(in crate::reproduce) fn batch(setting: &Setting) -> Result<Outcome, Error> {
+pub(in crate::reproduce) fn batch(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     let bench = Bench::open(setting)?;
     let sizes: &[usize] = if setting.quick { &[64, 4096] } else { &[64, 512, 4096, 16_384, 65_536] };
     let counts: &[usize] = if setting.quick { &[1, 16] } else { &[1, 16, 64, 256, 2048, 8192, 16_384] };

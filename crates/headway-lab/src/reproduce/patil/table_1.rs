@@ -11,8 +11,8 @@ use headway_runtime::copy::{At, How};
 use super::{DIRECTIONS, KIB, MIB, STRICT, effort, keep, line, outcome, size, strictly_faster};
 use crate::Error;
 use crate::reproduce::bench::{Bench, Samples, gb_per_s, random, same, samples};
-use crate::reproduce::{Outcome, Row, Said, Setting, Table, Verdict, said};
-use headway_measure::plot::{Figure, Line, TO_P99};
+use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, Said, said};
+use headway_measure::plot::{Figure, PlotLine, TO_P99};
 
 const METHODS: [(&str, Method); 4] = [
     ("pageable", Method::Pageable),
@@ -99,7 +99,7 @@ const AVERAGE: f64 = 0.35;
 /// Times by bytes, number of the direction and name of the way.
 type Times = BTreeMap<(usize, usize, &'static str), Samples>;
 
-fn measure(bench: &Bench, setting: &Setting, sizes: &[usize]) -> Result<Times, Error> {
+fn measure(bench: &Bench, setting: &ExperimentSetting, sizes: &[usize]) -> Result<Times, Error> {
     let (n_min, time) = effort(setting);
     let most = sizes.iter().copied().max().unwrap_or(0);
     let mut memory = Memory::new(bench, setting.seed, most)?;
@@ -145,15 +145,15 @@ fn claim(bytes: usize, at: usize) -> Said {
     }
 }
 
-fn row(times: &Times, bytes: usize, at: usize) -> Row {
+fn row(times: &Times, bytes: usize, at: usize) -> PaperRow {
     let [pageable, dma, register, staged] = METHODS.map(|(name, _)| rate(times, bytes, at, name));
     let share = |slow: f64, fast: f64| format!("{:.1} %", 100.0 * slow / fast);
     let figures = |name| times.get(&(bytes, at, name)).map(|samples: &Samples| samples.figures);
     let strict = figures("dma").zip(figures("pageable")).is_some_and(|(fast, slow)| strictly_faster(fast, slow));
     let paper = of_paper(bytes, at);
     let verdict = match paper {
-        Some(paper) => Verdict::figure(strict && against(paper, (pageable, dma))),
-        None => Verdict::own(strict),
+        Some(paper) => PaperVerdict::figure(strict && against(paper, (pageable, dma))),
+        None => PaperVerdict::own(strict),
     };
     let asked = paper.map_or_else(
         || format!("no figure of this size: {STRICT}"),
@@ -171,7 +171,7 @@ fn row(times: &Times, bytes: usize, at: usize) -> Row {
     } else {
         format!("{asked}; they overlap")
     };
-    Row {
+    PaperRow {
         what: format!("{} {}", size(bytes), DIRECTIONS[at].1),
         paper: claim(bytes, at),
         ours: format!(
@@ -185,15 +185,16 @@ fn row(times: &Times, bytes: usize, at: usize) -> Row {
 }
 
 /// The conclusion: what is left of the time on average, over the sizes of the paper that were timed.
-fn average(times: &Times, sizes: &[usize]) -> Row {
+fn average(times: &Times, sizes: &[usize]) -> PaperRow {
     let points = sizes.iter().flat_map(|&bytes| (0..DIRECTIONS.len()).map(move |at| (bytes, at)));
     let shares: Vec<f64> = points
         .filter(|(bytes, at)| of_paper(*bytes, *at).is_some())
         .map(|(bytes, at)| rate(times, bytes, at, "pageable") / rate(times, bytes, at, "dma"))
         .collect();
     let mean = shares.iter().sum::<f64>() / shares.len().max(1) as f64;
-    let verdict = if shares.is_empty() { Verdict::NotComparable } else { Verdict::figure(mean <= AVERAGE + 1e-9) };
-    Row {
+    let verdict =
+        if shares.is_empty() { PaperVerdict::NotComparable } else { PaperVerdict::figure(mean <= AVERAGE + 1e-9) };
+    PaperRow {
         what: "time with pinned memory, average over the paper's sizes".to_owned(),
         paper: said("4", "the average latency gets reduced to 35 %"),
         ours: if shares.is_empty() { "none of the paper's sizes was timed".to_owned() } else { format!("{:.1} %", mean * 100.0) },
@@ -212,7 +213,7 @@ fn figure(times: &Times, sizes: &[usize], at: usize, source: &str) -> (String, F
     };
     let line = |(name, _): (&'static str, Method)| {
         let points = sizes.iter().map(|&bytes| (bytes as f64, rate(times, bytes, at, name))).collect();
-        Line::new(name, points)
+        PlotLine::new(name, points)
             .bars(sizes.iter().map(|&bytes| (bytes as f64, slow(bytes, name), rate(times, bytes, at, name))).collect())
     };
     let lines = METHODS.into_iter().map(line).collect();
@@ -221,7 +222,7 @@ fn figure(times: &Times, sizes: &[usize], at: usize, source: &str) -> (String, F
 }
 
 /// Table I: how fast each way is.
-pub(in crate::reproduce) fn table_1(setting: &Setting) -> Result<Outcome, Error> {
+pub(in crate::reproduce) fn table_1(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     let bench = Bench::open(setting)?;
     let sizes: Vec<usize> = if setting.quick {
         vec![4 * KIB, 64 * KIB, MIB, 4 * MIB]
@@ -245,11 +246,11 @@ pub(in crate::reproduce) fn table_1(setting: &Setting) -> Result<Outcome, Error>
     Ok(outcome)
 }
 
-fn table(times: &Times) -> Table {
+fn table(times: &Times) -> RawFigures {
     let lines = times.iter().map(|((bytes, at, name), samples)| {
         line([(*name).to_owned(), DIRECTIONS[*at].1.to_owned(), bytes.to_string()], *samples)
     });
-    Table {
+    RawFigures {
         name: "table1".into(),
         columns: vec!["way", "direction", "bytes", "n", "first_ns", "median_ns", "p99_ns", "max_ns"],
         lines: lines.collect(),
@@ -271,7 +272,7 @@ mod tests {
     fn times(pageable: &[u64], pinned: &[u64]) -> Times {
         let of = |us: &[u64]| {
             let all: Vec<Nanos> = us.iter().map(|us| Nanos(us * 1000)).collect();
-            Samples { first: all[0], figures: headway_measure::sample::Figures::of(&all).unwrap() }
+            Samples { first: all[0], figures: headway_measure::sample::SampleFigures::of(&all).unwrap() }
         };
         let ways =
             [("pageable", of(pageable)), ("dma", of(pinned)), ("dma-register", of(pageable)), ("staged", of(pageable))];
@@ -283,18 +284,18 @@ mod tests {
     fn a_size_whose_quartiles_overlap_is_not_reproduced_whatever_the_medians_say() {
         let verdict = |times: &Times| row(times, 64 * MIB, 0).verdict;
         let pageable = [9_000, 10_000, 11_000, 12_000];
-        assert_eq!(verdict(&times(&pageable, &[2_000, 2_100, 2_200, 2_300])), Verdict::Reproduced);
-        assert_eq!(verdict(&times(&pageable, &[2_000, 2_100, 20_000, 20_000])), Verdict::NotReproduced);
+        assert_eq!(verdict(&times(&pageable, &[2_000, 2_100, 2_200, 2_300])), PaperVerdict::Reproduced);
+        assert_eq!(verdict(&times(&pageable, &[2_000, 2_100, 20_000, 20_000])), PaperVerdict::NotReproduced);
         // To 40 %: strictly faster, and less than the paper's.
         let row = row(&times(&pageable, &[4_000, 4_000, 4_100, 4_200]), 64 * MIB, 0);
-        assert_eq!(row.verdict, Verdict::NotReproduced);
+        assert_eq!(row.verdict, PaperVerdict::NotReproduced);
         assert!(row.why.contains("29.5 %") && row.why.contains("larger"), "{}", row.why);
     }
 
     #[test]
     fn the_conclusion_is_asked_of_the_mean_over_the_paper_s_sizes() {
         let found = |pinned| average(&times(&[10_000; 4], &[pinned; 4]), &[64 * MIB]).verdict;
-        assert_eq!([found(3_500), found(3_600)], [Verdict::Reproduced, Verdict::NotReproduced]);
-        assert_eq!(average(&Times::new(), &[4 * KIB]).verdict, Verdict::NotComparable);
+        assert_eq!([found(3_500), found(3_600)], [PaperVerdict::Reproduced, PaperVerdict::NotReproduced]);
+        assert_eq!(average(&Times::new(), &[4 * KIB]).verdict, PaperVerdict::NotComparable);
     }
 }

@@ -8,14 +8,14 @@ use headway_device::gpu::{Operation, Queue};
 use headway_device::work::Argument;
 use headway_device::{Access, Buffer};
 use headway_kernels::study::Elementwise;
-use headway_measure::sample::Figures;
+use headway_measure::sample::SampleFigures;
 use headway_os::clock;
 
 use super::{KIB, MIB, STRICT, effort, keep, line, outcome, size, strictly_faster};
 use crate::Error;
 use crate::reproduce::bench::{Bench, random, same, samples, submit};
-use crate::reproduce::{Outcome, Row, Setting, Table, Verdict, said};
-use headway_measure::plot::{Figure, Line};
+use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, said};
+use headway_measure::plot::{Figure, PlotLine};
 
 /// MB, sequential and overlapped, ms. 16 MB are of Figure III, the others of Table II.
 const PAPER: [(usize, f64, f64); 6] = [
@@ -131,9 +131,9 @@ fn against((_, before, after): &(usize, f64, f64), share: f64) -> bool {
 /// What was found at one size.
 struct Found {
     bytes: usize,
-    sequential: Figures,
+    sequential: SampleFigures,
     /// Version 1 on [`JUDGED`] CUDA streams.
-    judged: Figures,
+    judged: SampleFigures,
     /// Median and number of queues of the best of version 1 and of version 2.
     best: [(Nanos, usize); 2],
     chunked: Nanos,
@@ -149,13 +149,13 @@ impl Found {
         [self.judged.median, self.best[0].0, self.best[1].0, self.chunked].map(|time| self.share(time))
     }
 
-    fn row(&self) -> Row {
+    fn row(&self) -> PaperRow {
         let paper = of_paper(self.bytes);
         let [judged, first, second, chunked] = self.shares();
         let strict = strictly_faster(self.judged, self.sequential);
         let verdict = match paper {
-            Some(paper) => Verdict::fitted(strict && against(paper, judged)),
-            None => Verdict::own(strict),
+            Some(paper) => PaperVerdict::fitted(strict && against(paper, judged)),
+            None => PaperVerdict::own(strict),
         };
         let asked = paper.map_or_else(
             || format!("no figure of this size: {STRICT}"),
@@ -171,7 +171,7 @@ impl Found {
         } else {
             format!("{asked}; they overlap: what each segment costs by itself is not won back")
         };
-        Row {
+        PaperRow {
             what: size(self.bytes),
             paper: match paper {
                 Some((16, before, after)) => {
@@ -197,7 +197,7 @@ impl Found {
 
 /// What the sizes share.
 struct Study<'a> {
-    setting: &'a Setting,
+    setting: &'a ExperimentSetting,
     arrays: Arrays,
     queues: Vec<Box<dyn Queue>>,
     data: Vec<u8>,
@@ -207,7 +207,7 @@ struct Study<'a> {
 }
 
 impl<'a> Study<'a> {
-    fn new(bench: &Bench, setting: &'a Setting, most: usize) -> Result<Self, Error> {
+    fn new(bench: &Bench, setting: &'a ExperimentSetting, most: usize) -> Result<Self, Error> {
         let gpu = bench.gpu()?;
         let queues = (0..QUEUES).map(|_| gpu.queue(false)).collect::<Result<_, _>>()?;
         let arrays = Arrays { pinned: bench.pinned(most)?, there: bench.device(most)?, bytes: most };
@@ -220,7 +220,7 @@ impl<'a> Study<'a> {
     }
 
     /// The median of passes over the arrays; every result is checked.
-    fn time(&mut self, name: &str, how: Overlap, queues: usize, segments: usize) -> Result<Figures, Error> {
+    fn time(&mut self, name: &str, how: Overlap, queues: usize, segments: usize) -> Result<SampleFigures, Error> {
         let (n_min, time) = effort(self.setting);
         let bytes = self.arrays.bytes;
         let samples = samples(n_min.min(10), Nanos(time.0 / 2), || {
@@ -256,7 +256,7 @@ impl<'a> Study<'a> {
 }
 
 /// Table II: copies and kernels at the same time.
-pub(in crate::reproduce) fn table_2(setting: &Setting) -> Result<Outcome, Error> {
+pub(in crate::reproduce) fn table_2(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     let bench = Bench::open(setting)?;
     let sizes: Vec<usize> = if setting.quick {
         vec![64 * KIB, 4 * MIB]
@@ -283,7 +283,7 @@ pub(in crate::reproduce) fn table_2(setting: &Setting) -> Result<Outcome, Error>
             .into(),
     );
     let plotted = |(at, name): (usize, &str)| {
-        Line::new(name, found.iter().map(|size| (size.bytes as f64, size.shares()[at])).collect())
+        PlotLine::new(name, found.iter().map(|size| (size.bytes as f64, size.shares()[at])).collect())
     };
     let plotted = ["version 1 on 4 streams", "best of version 1", "best of version 2", "chunks"]
         .into_iter()
@@ -296,9 +296,9 @@ pub(in crate::reproduce) fn table_2(setting: &Setting) -> Result<Outcome, Error>
     Ok(outcome)
 }
 
-fn table(lines: Vec<Vec<String>>) -> Table {
+fn table(lines: Vec<Vec<String>>) -> RawFigures {
     let columns = vec!["version", "lanes", "segments", "bytes", "n", "first_ns", "median_ns", "p99_ns", "max_ns"];
-    Table { name: "table2".into(), columns, lines }
+    RawFigures { name: "table2".into(), columns, lines }
 }
 
 #[cfg(test)]
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn what_is_judged_is_fixed_before_the_run_and_not_the_best_that_was_tried() {
-        let figures = |us: u64| Figures::of(&[Nanos(us * 1000); 5]).unwrap();
+        let figures = |us: u64| SampleFigures::of(&[Nanos(us * 1000); 5]).unwrap();
         let found = |judged, bytes| Found {
             bytes,
             sequential: figures(100),
@@ -322,8 +322,8 @@ mod tests {
             chunked: Nanos(50_000),
         };
         let verdicts = [60, 70, 100].map(|judged| found(judged, 16 * MIB).row().verdict);
-        assert_eq!(verdicts, [Verdict::Consistent, Verdict::NotReproduced, Verdict::NotReproduced]);
+        assert_eq!(verdicts, [PaperVerdict::Consistent, PaperVerdict::NotReproduced, PaperVerdict::NotReproduced]);
         let verdicts = [99, 100].map(|judged| found(judged, 4 * KIB).row().verdict);
-        assert_eq!(verdicts, [Verdict::OwnCheck, Verdict::NotReproduced]);
+        assert_eq!(verdicts, [PaperVerdict::OwnCheck, PaperVerdict::NotReproduced]);
     }
 }

@@ -1,14 +1,14 @@
 //! Application 2: how many streams two nodes encrypt under each policy.
 
 use crate::simulation::verner::pools::{KINDS, Reading, SEEDS};
-use crate::simulation::verner::{Curve, Point, Study, with_setup};
+use crate::simulation::verner::{BorderPoint, BorderStudy, GainCurve, with_setup};
 use crate::simulation::verner::{STRATEGIES, Site, SiteError, best_split};
 use headway_core::files::machine::Machine;
 use headway_core::models::interconnect::{BatchBlock, Network};
 use headway_core::plan::Strategy;
 use headway_core::units::{Bytes, Nanos};
 
-use super::{Outcome, Row, Setting, Table, Verdict, outcome, said, shipped, silent};
+use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, outcome, said, shipped, silent};
 use crate::Error;
 use crate::reproduce::cores::on_all_cores;
 
@@ -24,9 +24,9 @@ pub(super) const SCALE: u64 = 4;
 /// How far the mean gain of the fitted node may be from the paper's, in points.
 const NEAR: f64 = 5.0;
 
-pub(in super::super) fn run(setting: &Setting) -> Result<Outcome, Error> {
-    let full = Study { seeds: SEEDS.take(POOLS as usize).collect(), scale: SCALE, ..Study::full() };
-    let study = if setting.quick { Study::quick() } else { full };
+pub(in super::super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
+    let full = BorderStudy { seeds: SEEDS.take(POOLS as usize).collect(), scale: SCALE, ..BorderStudy::full() };
+    let study = if setting.quick { BorderStudy::quick() } else { full };
     let machines = NODES.map(shipped);
     let usable = "the shipped machines have GPUs, routes and the kernel";
     let plain: Vec<Site> = machines.iter().map(|machine| study.site(machine).expect(usable)).collect();
@@ -37,9 +37,9 @@ pub(in super::super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let rates = "every route of the shipped machines has a rate";
     let mut points = Vec::new();
     for kind in &study.kinds {
-        let own = Study { kinds: vec![*kind], ..study.clone() };
+        let own = BorderStudy { kinds: vec![*kind], ..study.clone() };
         points.extend(borders(&own, &plain, &STRATEGIES, 0).expect(rates));
-        let own = Study { readings: vec![Reading::Truncate], ..own };
+        let own = BorderStudy { readings: vec![Reading::Truncate], ..own };
         points.extend(borders(&own, &loaded, &STRATEGIES, NODES.len()).expect(rates));
         setting.keep("verner-aes", "sim", &names, vec![streams(&points)]);
     }
@@ -56,11 +56,11 @@ pub(in super::super) fn run(setting: &Setting) -> Result<Outcome, Error> {
 
 /// The borders of one workload on sites whose numbers begin with `first`, on all cores.
 pub(super) fn borders(
-    study: &Study,
+    study: &BorderStudy,
     sites: &[Site],
     policies: &[Strategy],
     first: usize,
-) -> Result<Vec<Point>, SiteError> {
+) -> Result<Vec<BorderPoint>, SiteError> {
     let mut pieces = Vec::new();
     for kind in &study.kinds {
         let seeds = if kind.is_constant() { &study.seeds[..study.seeds.len().min(1)] } else { &study.seeds[..] };
@@ -70,9 +70,10 @@ pub(super) fn borders(
     }
     let found = on_all_cores(pieces.len(), |at| {
         let (kind, reading, seed) = pieces[at];
-        Study { kinds: vec![kind], readings: vec![reading], seeds: vec![seed], ..study.clone() }.run(sites, policies)
+        BorderStudy { kinds: vec![kind], readings: vec![reading], seeds: vec![seed], ..study.clone() }
+            .run(sites, policies)
     })?;
-    Ok(found.into_iter().flatten().map(|point| Point { site: point.site + first, ..point }).collect())
+    Ok(found.into_iter().flatten().map(|point| BorderPoint { site: point.site + first, ..point }).collect())
 }
 
 /// With how many times the cost of everything a policy still carries the streams, parts per million; 0 = not even once.
@@ -87,12 +88,12 @@ struct Margin {
 const COMPARED: [Strategy; 4] = [Strategy::Serial, Strategy::Lockstep, Strategy::Combined, Strategy::Partitioned];
 
 /// Margins with half the streams that `serial` carries, workload by workload, first pool of reading A.
-fn margins(study: &Study, sites: &[Site], points: &[Point]) -> Result<Vec<Margin>, SiteError> {
+fn margins(study: &BorderStudy, sites: &[Site], points: &[BorderPoint]) -> Result<Vec<Margin>, SiteError> {
     let pieces: Vec<_> = (0..sites.len()).flat_map(|node| study.kinds.iter().map(move |kind| (node, *kind))).collect();
     on_all_cores(pieces.len(), |at| {
         let (node, kind) = pieces[at];
         let seed = study.seeds[0];
-        let is_serial = |point: &&Point| {
+        let is_serial = |point: &&BorderPoint| {
             (point.site, point.kind, point.reading, point.seed, point.policy)
                 == (node, kind.number, Reading::Truncate, seed, Strategy::Serial)
         };
@@ -106,7 +107,7 @@ fn margins(study: &Study, sites: &[Site], points: &[Point]) -> Result<Vec<Margin
     })
 }
 
-fn margins_row(margins: &[Margin], node: usize) -> Row {
+fn margins_row(margins: &[Margin], node: usize) -> PaperRow {
     let own: Vec<&Margin> = margins.iter().filter(|margin| margin.node == node).collect();
     let factors = |at: usize| {
         let each = own.iter().map(|margin| format!("{:.2}", margin.by_policy[at] as f64 / 1e6));
@@ -114,8 +115,8 @@ fn margins_row(margins: &[Margin], node: usize) -> Row {
     };
     // Serial, lockstep and combined are the first three.
     let ordered = own.iter().filter(|margin| margin.by_policy[..3].is_sorted_by(|less, more| less < more)).count();
-    let verdict = Verdict::fitted(ordered == own.len() && !own.is_empty());
-    Row {
+    let verdict = PaperVerdict::fitted(ordered == own.len() && !own.is_empty());
+    PaperRow {
         what: format!("{}: margins with half the streams that `serial` carries, workloads 1 to 12", NODES[node]),
         paper: said("V-B", "overlapping transfers in opposite directions for different GPUs gives the highest bandwidth"),
         ours: (0..COMPARED.len()).map(factors).collect::<Vec<_>>().join("; "),
@@ -128,12 +129,12 @@ fn margins_row(margins: &[Margin], node: usize) -> Row {
     }
 }
 
-fn margins_table(margins: &[Margin]) -> Table {
+fn margins_table(margins: &[Margin]) -> RawFigures {
     let line = |margin: &Margin| {
         let words = [NODES[margin.node].to_owned(), margin.kind.to_string(), margin.streams.to_string()];
         words.into_iter().chain(margin.by_policy.map(|ppm| ppm.to_string())).collect()
     };
-    Table {
+    RawFigures {
         name: "margins".into(),
         columns: vec![
             "machine",
@@ -149,11 +150,11 @@ fn margins_table(margins: &[Margin]) -> Table {
 }
 
 /// The node whose total was fitted to system 1.
-fn fitted_node(points: &[Point]) -> Row {
+fn fitted_node(points: &[BorderPoint]) -> PaperRow {
     const NODE: usize = 3;
     let gain = mean(points, NODE, Reading::Truncate, Strategy::Combined);
-    let verdict = Verdict::fitted((gain - 74.0).abs() <= NEAR);
-    Row {
+    let verdict = PaperVerdict::fitted((gain - 74.0).abs() <= NEAR);
+    PaperRow {
         what: format!("{}: more streams than with classic scheduling, mean of 12 workloads", NODES[NODE]),
         paper: said("V-B", "74 % more in system 1"),
         ours: format!("{gain:+.1} % in reading A, {:+.1} % in B", mean(points, NODE, Reading::Clip, Strategy::Combined)),
@@ -166,7 +167,7 @@ fn fitted_node(points: &[Point]) -> Row {
     }
 }
 
-fn notes(study: &Study) -> Vec<String> {
+fn notes(study: &BorderStudy) -> Vec<String> {
     vec![
         "None of the nodes is the paper's: the rates of Figure V.1 are not available. verner-r1 and verner-r2 use only what \
          the text states and share the interconnect as little and as much as that allows; the two others have a limit for each direction. The bars \
@@ -190,15 +191,15 @@ fn notes(study: &Study) -> Vec<String> {
     ]
 }
 
-fn mean(points: &[Point], at: usize, reading: Reading, policy: Strategy) -> f64 {
-    Curve::of(points, reading, (at, policy), (at, Strategy::Serial)).mean() * 100.0
+fn mean(points: &[BorderPoint], at: usize, reading: Reading, policy: Strategy) -> f64 {
+    GainCurve::of(points, reading, (at, policy), (at, Strategy::Serial)).mean() * 100.0
 }
 
 /// The paper's two figures and what the extremes of sharing give.
-fn bracket(points: &[Point]) -> Row {
+fn bracket(points: &[BorderPoint]) -> PaperRow {
     let gain = |at, reading| mean(points, at, reading, Strategy::Combined);
     let inside = |reading| gain(1, reading) <= 31.0 && 74.0 <= gain(0, reading);
-    Row {
+    PaperRow {
         what: "more streams than with classic scheduling, mean of 12 workloads".into(),
         paper: said("V-B", "74 % more in system 1, 31 % more in system 2"),
         ours: format!(
@@ -208,29 +209,29 @@ fn bracket(points: &[Point]) -> Row {
             gain(1, Reading::Clip),
             gain(0, Reading::Clip)
         ),
-        verdict: Verdict::fitted(Reading::ALL.into_iter().all(inside)),
+        verdict: PaperVerdict::fitted(Reading::ALL.into_iter().all(inside)),
         why: "both figures of the paper must lie between those of our two nodes; the paper's nodes are drawn in Figure V.1 only".into(),
     }
 }
 
-fn gains(points: &[Point], at: usize) -> Row {
+fn gains(points: &[BorderPoint], at: usize) -> PaperRow {
     let (node, overhead) = label(at);
     let name = if overhead == 0 { node.to_owned() } else { format!("{node}, {} us an operation", overhead / 1000) };
     let others = [Strategy::Combined, Strategy::Partitioned, Strategy::Lockstep, Strategy::Generation];
     let of = |reading: Reading| {
         let figures = others.map(|policy| {
-            let curve = Curve::of(points, reading, (at, policy), (at, Strategy::Serial));
+            let curve = GainCurve::of(points, reading, (at, policy), (at, Strategy::Serial));
             let (low, high) = curve.spread();
             let [mean, low, high] = [curve.mean(), low, high].map(|gain| gain * 100.0);
             format!("{} {mean:+.1} % ({low:+.1} to {high:+.1} over seeds)", policy.name())
         });
         format!("{}: {}", reading.name(), figures.join(", "))
     };
-    Row {
+    PaperRow {
         what: format!("{name}: streams against `serial`"),
         paper: silent("not stated for this node"),
         ours: readings(at).iter().map(|reading| of(*reading)).collect::<Vec<_>>().join("; "),
-        verdict: Verdict::NotComparable,
+        verdict: PaperVerdict::NotComparable,
         why: "only figures: the node is ours".into(),
     }
 }
@@ -241,24 +242,24 @@ fn readings(at: usize) -> &'static [Reading] {
 }
 
 /// Workloads 9 and 11 are the same distribution when draws are repeated: their difference is the sampling error.
-fn sampling(points: &[Point]) -> Row {
-    let curve = Curve::of(points, Reading::Truncate, (0, Strategy::Combined), (0, Strategy::Serial));
+fn sampling(points: &[BorderPoint]) -> PaperRow {
+    let curve = GainCurve::of(points, Reading::Truncate, (0, Strategy::Combined), (0, Strategy::Serial));
     let gain = |kind: u32| {
         let seeds = curve.gains.iter().find(|(number, _)| *number == kind).map_or(&[][..], |(_, seeds)| &seeds[..]);
         seeds.iter().sum::<f64>() / seeds.len().max(1) as f64 * 100.0
     };
-    Row {
+    PaperRow {
         what: "workloads 9 and 11, one distribution in reading A".into(),
         paper: said("Figure V.2", "two workloads: std 1.0 truncated at 5, std 0.2 truncated at 1"),
         ours: format!("+{:.2} % and +{:.2} % on verner-r1: their difference is the sampling error", gain(9), gain(11)),
-        verdict: Verdict::NotComparable,
+        verdict: PaperVerdict::NotComparable,
         why: "only figures: the bars of the paper are not available".into(),
     }
 }
 
 /// "Overlapping transfers in opposite directions for different GPUs gives the highest bandwidth. Overlapping all four
 /// transfers was not possible" (V-B).
-fn pairs() -> Row {
+fn pairs() -> PaperRow {
     const PAIRS: [(&str, &[usize]); 4] = [
         ("one GPU, both directions", &[0, 1]),
         ("two GPUs, same direction", &[0, 2]),
@@ -282,7 +283,7 @@ fn pairs() -> Row {
         let each = PAIRS.iter().zip(rates).map(|((name, _), rate)| format!("{name} {rate:.1}"));
         each.collect::<Vec<_>>().join(", ")
     };
-    Row {
+    PaperRow {
         what: "which transfers to overlap".into(),
         paper: said("V-B", "opposite directions for different GPUs give the highest bandwidth; all transfers at once is not possible"),
         ours: format!(
@@ -291,7 +292,7 @@ fn pairs() -> Row {
             text(split),
             text(shared)
         ),
-        verdict: Verdict::fitted(split[2] > split[0] && split[2] > split[1] && split[3] <= split[2] + 0.01),
+        verdict: PaperVerdict::fitted(split[2] > split[0] && split[2] > split[1] && split[3] <= split[2] + 0.01),
         why: "that each direction has a limit of its own is our reading: with one limit for both all pairs of different GPUs are equal".into(),
     }
 }
@@ -301,27 +302,27 @@ fn label(site: usize) -> (&'static str, u64) {
     (NODES[site % NODES.len()], if site < NODES.len() { 0 } else { OVERHEAD.0 })
 }
 
-fn streams(points: &[Point]) -> Table {
-    let line = |point: &Point| {
+fn streams(points: &[BorderPoint]) -> RawFigures {
+    let line = |point: &BorderPoint| {
         let (machine, overhead) = label(point.site);
         let numbers = [point.seed, point.streams as u64, point.bits_per_second].map(|number| number.to_string());
         let words = [machine.to_owned(), overhead.to_string(), point.kind.to_string(), point.reading.name().to_owned()];
         words.into_iter().chain([point.policy.name().to_owned()]).chain(numbers).collect()
     };
-    Table {
+    RawFigures {
         name: "streams".into(),
         columns: vec!["machine", "overhead_ns", "workload", "reading", "policy", "seed", "streams", "bits_per_s"],
         lines: points.iter().map(line).collect(),
     }
 }
 
-fn per_workload(points: &[Point]) -> Table {
+fn per_workload(points: &[BorderPoint]) -> RawFigures {
     let mut lines = Vec::new();
     for at in 0..2 * NODES.len() {
         let (machine, overhead) = label(at);
         for &reading in readings(at) {
             for policy in STRATEGIES {
-                for (kind, seeds) in Curve::of(points, reading, (at, policy), (at, Strategy::Serial)).gains {
+                for (kind, seeds) in GainCurve::of(points, reading, (at, policy), (at, Strategy::Serial)).gains {
                     let text = KINDS.iter().find(|known| known.number == kind).map_or("", |known| known.text);
                     let low = seeds.iter().copied().fold(f64::INFINITY, f64::min);
                     let high = seeds.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -334,7 +335,7 @@ fn per_workload(points: &[Point]) -> Table {
             }
         }
     }
-    Table {
+    RawFigures {
         name: "gains".into(),
         columns: vec![
             "machine",

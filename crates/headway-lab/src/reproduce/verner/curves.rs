@@ -9,22 +9,22 @@ use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use headway_core::files::machine::{CapacityKind, Machine};
-use headway_core::models::interconnect::{BatchBlock, Completion, Network, Scratch};
+use headway_core::models::interconnect::{BatchBlock, BatchCompletion, Network, Scratch};
 use headway_core::models::transfer::fit::FitError;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::Gpu;
 
 use super::outcome;
 use crate::Error;
-use crate::reproduce::{Outcome, Row, Setting, Table, Verdict, said};
+use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, said};
 use headway::run::Backend;
 use headway::{gpus, stamp};
-use headway_measure::batches::{Bed, Block, Routes, Took};
+use headway_measure::batches::{BatchTiming, Bed, Routes, TrialBlock};
 use headway_measure::interconnect::{Scope, calibrate};
 use headway_measure::node;
-use headway_measure::plot::{Figure, Line};
+use headway_measure::plot::{Figure, PlotLine};
 use headway_measure::session::Session;
-use headway_measure::sets::{Member, Room};
+use headway_measure::sets::{SetMemory, SetTransfer};
 
 /// Chunks of the longest block, and bytes of one; queues take 64 at a time.
 const CHUNKS: usize = 48;
@@ -41,28 +41,28 @@ const CLOSE: f64 = 3.0;
 struct Scene {
     name: String,
     /// Transfers with their chunks, the longest first.
-    members: Vec<(Member, usize)>,
+    members: Vec<(SetTransfer, usize)>,
 }
 
 /// What a scene gave.
 struct Shown {
-    predicted: Completion,
+    predicted: BatchCompletion,
     /// The chunks in the order of submission, by position of their transfer.
     chunks: Vec<usize>,
     /// The repetition with the median end.
-    took: Took,
+    took: BatchTiming,
     ends: Vec<Nanos>,
 }
 
 /// The experiment on emulated GPUs or GPUs.
-pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
-    let backend = if setting.backend == Backend::Emu { gpus::Backend::Emu } else { gpus::Backend::Cuda };
+pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
+    let backend = if setting.backend == Backend::Emu { gpus::CopyBackend::Emu } else { gpus::CopyBackend::Cuda };
     let gpus = gpus::open(backend, setting.machine.as_deref().filter(|_| setting.backend == Backend::Emu), None)?;
     let source = gpus.first().map_or("emu", |gpu| gpu.description().source.label());
     let chunk = if setting.quick { CHUNK_QUICK } else { CHUNK };
     // Chunks of one block lie behind each other in the arena, which holds three times the largest copy.
-    let room = Room::of(chunk * CHUNKS / 3 + chunk);
-    let machine = match setting.machine.as_deref().filter(|_| backend == gpus::Backend::Cuda) {
+    let room = SetMemory::of(chunk * CHUNKS / 3 + chunk);
+    let machine = match setting.machine.as_deref().filter(|_| backend == gpus::CopyBackend::Cuda) {
         Some(name) => headway::machine::restrict(&headway::machine::open(name)?, gpus.len())?,
         None => measured(setting, backend, &gpus, room)?,
     };
@@ -80,7 +80,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         }
     }
     let columns = vec!["scene", "transfer", "chunk", "bytes", "predicted_ns", "measured_ns"];
-    tables.push(Table { name: "chunks".into(), columns, lines });
+    tables.push(RawFigures { name: "chunks".into(), columns, lines });
     let described = gpus.iter().map(|gpu| gpu.description().name.clone()).collect::<Vec<_>>().join(", ");
     let mut outcome = outcome("verner-fig2.1", described, setting, rows);
     notes.push(format!(
@@ -94,9 +94,14 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     Ok(outcome)
 }
 
-fn measured(setting: &Setting, backend: gpus::Backend, gpus: &[Arc<dyn Gpu>], room: Room) -> Result<Machine, Error> {
+fn measured(
+    setting: &ExperimentSetting,
+    backend: gpus::CopyBackend,
+    gpus: &[Arc<dyn Gpu>],
+    room: SetMemory,
+) -> Result<Machine, Error> {
     let model = setting.machine.as_deref();
-    let mut device = gpus::device(backend, model.filter(|_| backend == gpus::Backend::Emu))?;
+    let mut device = gpus::device(backend, model.filter(|_| backend == gpus::CopyBackend::Emu))?;
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let stamp = stamp::stamp(gpus, node::date(seconds));
     let (stop, mut ignore) = (AtomicBool::new(false), |_| ());
@@ -107,16 +112,16 @@ fn measured(setting: &Setting, backend: gpus::Backend, gpus: &[Arc<dyn Gpu>], ro
 }
 
 /// Members of a scene for a number of GPUs.
-type Members = fn(usize) -> Vec<Member>;
+type Members = fn(usize) -> Vec<SetTransfer>;
 
 /// Both directions of the first GPU, then for each kind the fewest GPUs that fill a limit which several share.
 fn scenes(machine: &Machine, gpus: usize) -> Result<Vec<Scene>, Error> {
-    let both = |gpu: usize| [Member::H2d(gpu), Member::D2h(gpu)];
+    let both = |gpu: usize| [SetTransfer::H2d(gpu), SetTransfer::D2h(gpu)];
     let mut scenes = vec![scene("in and out of one GPU".to_owned(), both(0).to_vec())];
     let kinds: [(&str, Members); 3] = [
-        ("into", |gpus| (0..gpus).map(Member::H2d).collect()),
-        ("out of", |gpus| (0..gpus).map(Member::D2h).collect()),
-        ("in and out of", |gpus| (0..gpus).flat_map(|gpu| [Member::H2d(gpu), Member::D2h(gpu)]).collect()),
+        ("into", |gpus| (0..gpus).map(SetTransfer::H2d).collect()),
+        ("out of", |gpus| (0..gpus).map(SetTransfer::D2h).collect()),
+        ("in and out of", |gpus| (0..gpus).flat_map(|gpu| [SetTransfer::H2d(gpu), SetTransfer::D2h(gpu)]).collect()),
     ];
     let (network, routes, mut scratch) = (Network::new(machine), Routes::of(machine), Scratch::new());
     for (kind, members) in kinds {
@@ -134,7 +139,7 @@ fn scenes(machine: &Machine, gpus: usize) -> Result<Vec<Scene>, Error> {
 }
 
 /// The first block is the longest, the last one has half of it.
-fn scene(name: String, members: Vec<Member>) -> Scene {
+fn scene(name: String, members: Vec<SetTransfer>) -> Scene {
     let steps = (members.len() - 1).max(1);
     let chunks = |at: usize| CHUNKS - CHUNKS / 2 * at / steps;
     Scene { name, members: members.into_iter().enumerate().map(|(at, member)| (member, chunks(at))).collect() }
@@ -143,15 +148,16 @@ fn scene(name: String, members: Vec<Member>) -> Scene {
 fn show(machine: &Machine, bed: &mut Bed, scene: &Scene, chunk: usize) -> Result<Shown, Error> {
     // Turn by turn, so that every queue has work early.
     let turns = (0..CHUNKS).flat_map(|turn| {
-        let has = move |(_, (_, chunks)): &(usize, &(Member, usize))| turn < *chunks;
+        let has = move |(_, (_, chunks)): &(usize, &(SetTransfer, usize))| turn < *chunks;
         scene.members.iter().enumerate().filter(has).map(|(at, _)| at)
     });
     let chunks: Vec<usize> = turns.collect();
-    let blocks: Vec<Block> = chunks.iter().map(|at| Block { member: scene.members[*at].0, bytes: chunk }).collect();
+    let blocks: Vec<TrialBlock> =
+        chunks.iter().map(|at| TrialBlock { member: scene.members[*at].0, bytes: chunk }).collect();
     let order: Vec<BatchBlock> = Routes::of(machine).order(&blocks)?;
     let predicted = Network::new(machine).completion(&order).map_err(FitError::from)?;
     let mut all = bed.repeat(&blocks, REPEATS)?;
-    let end = |took: &Took| took.ends.iter().copied().max().unwrap_or_default();
+    let end = |took: &BatchTiming| took.ends.iter().copied().max().unwrap_or_default();
     all.sort_by_key(end);
     let ends = all.iter().map(end).collect();
     Ok(Shown { predicted, chunks, took: all.swap_remove(REPEATS / 2), ends })
@@ -175,12 +181,12 @@ impl Shown {
 }
 
 /// What the whole set did, and what the longest block gained when the others had ended.
-fn judge(scene: &Scene, shown: &Shown, is_gpu: bool) -> Vec<Row> {
-    let verdict = |holds: bool| if is_gpu { Verdict::own(holds) } else { Verdict::NotComparable };
+fn judge(scene: &Scene, shown: &Shown, is_gpu: bool) -> Vec<PaperRow> {
+    let verdict = |holds: bool| if is_gpu { PaperVerdict::own(holds) } else { PaperVerdict::NotComparable };
     let Shown { predicted, took, ends, .. } = shown;
     let measured = ends[ends.len() / 2];
     let off = (measured.0 as f64 / predicted.finish.0.max(1) as f64 - 1.0) * 100.0;
-    let mut rows = vec![Row {
+    let mut rows = vec![PaperRow {
         what: format!("{}: time of all blocks", scene.name),
         paper: said("II-C", "an accurate prediction by a separate work, whose error is not stated"),
         ours: format!(
@@ -209,14 +215,14 @@ fn judge(scene: &Scene, shown: &Shown, is_gpu: bool) -> Vec<Row> {
         Some(each(&alone)? / each(&concurrent)?)
     };
     let found = change(&predicted.blocks).zip(change(&took.ends));
-    rows.push(Row {
+    rows.push(PaperRow {
         what: format!("{}: the longest block once it is alone", scene.name),
         paper: said("II-A", "the aggregate bandwidth decreases when the shorter transfer completes"),
         ours: found.map_or_else(
             || "it was not alone for long enough".to_owned(),
             |(predicted, measured)| format!("{measured:.3} times its rate beside the others, predicted {predicted:.3}"),
         ),
-        verdict: found.map_or(Verdict::NotComparable, |(predicted, measured)| {
+        verdict: found.map_or(PaperVerdict::NotComparable, |(predicted, measured)| {
             verdict((measured / predicted - 1.0).abs() * 100.0 <= CLOSE)
         }),
         why: format!(
@@ -226,11 +232,11 @@ fn judge(scene: &Scene, shown: &Shown, is_gpu: bool) -> Vec<Row> {
     rows
 }
 
-fn name(member: Member) -> String {
+fn name(member: SetTransfer) -> String {
     match member {
-        Member::H2d(gpu) => format!("into gpu{gpu}"),
-        Member::D2h(gpu) => format!("out of gpu{gpu}"),
-        Member::Peer(from, to) => format!("gpu{from} to gpu{to}"),
+        SetTransfer::H2d(gpu) => format!("into gpu{gpu}"),
+        SetTransfer::D2h(gpu) => format!("out of gpu{gpu}"),
+        SetTransfer::Peer(from, to) => format!("gpu{from} to gpu{to}"),
     }
 }
 
@@ -254,7 +260,7 @@ fn figure(scene: &Scene, shown: &Shown, chunk: usize, source: &str) -> Figure {
     let mut lines = Vec::new();
     for (at, (member, _)) in scene.members.iter().enumerate() {
         for (what, ends) in [("predicted", &shown.predicted.blocks), ("measured", &shown.took.ends)] {
-            lines.push(Line::new(format!("{}, {what}", name(*member)), shown.curve(at, ends, chunk)));
+            lines.push(PlotLine::new(format!("{}, {what}", name(*member)), shown.curve(at, ends, chunk)));
         }
     }
     Figure::new(format!("Figure II.1: {}", scene.name), source, ["ms", "GB/s"], lines)

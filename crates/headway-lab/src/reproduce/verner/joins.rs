@@ -7,11 +7,13 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::time::Duration;
 
-use crate::simulation::verner::running::{Domain, Job};
+use crate::simulation::verner::running::{BatchJob, RunningDomain};
 use headway_core::files::machine::{EngineClass, Machine, RouteId};
 use headway_core::models::interconnect::{BatchBlock, Network};
 use headway_core::models::transfer::Method;
-use headway_core::plan::stream::admission::{Admission, Admitted, LIMITS, Placement, Refused, Request};
+use headway_core::plan::stream::admission::{
+    Admission, AdmissionRefused, Admitted, FlowPlacement, FlowRequest, LIMITS,
+};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::{Access, Buffer, Completion, DeviceError, Engines, HostKind, Span};
 use headway_os::clock;
@@ -19,11 +21,11 @@ use headway_runtime::pattern;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use super::{Setting, Verdict};
+use super::{ExperimentSetting, PaperVerdict};
 use crate::Error;
 use crate::reproduce::site::{Site, with_causes};
-use crate::reproduce::{Outcome, Row, Table, silent};
-use headway_measure::sample::Figures;
+use crate::reproduce::{ExperimentResults, PaperRow, RawFigures, silent};
+use headway_measure::sample::SampleFigures;
 
 /// Windows are this, times powers of two up to eight, or anything between.
 const WINDOW: u64 = 4_000_000;
@@ -81,12 +83,12 @@ struct Ended {
 }
 
 /// A join to be computed, and its answer.
-type Asked = (Admission, Nanos, Request);
-type Answer = (Nanos, Result<(Admission, Admitted), Refused>);
+type Asked = (Admission, Nanos, FlowRequest);
+type Answer = (Nanos, Result<(Admission, Admitted), AdmissionRefused>);
 
 /// The job under way.
 struct Running {
-    job: Job,
+    job: BatchJob,
     begun: Nanos,
     outstanding: usize,
     first: Nanos,
@@ -96,7 +98,7 @@ struct Running {
 struct Driver<'a> {
     site: &'a mut Site,
     ways: BTreeMap<RouteId, Path>,
-    domain: Domain,
+    domain: RunningDomain,
     random: Pcg64Mcg,
     running: Option<Running>,
     /// Whether a job took longer than its worst case since the server was idle.
@@ -107,7 +109,7 @@ struct Driver<'a> {
     count: Count,
 }
 
-pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
+pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     let mut site = Site::open(setting)?;
     let duration = site.duration(setting);
     let routes = routes(&site.machine);
@@ -116,7 +118,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let mut driver = Driver {
         site: &mut site,
         ways,
-        domain: Domain::new(admission),
+        domain: RunningDomain::new(admission),
         random: Pcg64Mcg::seed_from_u64(setting.seed),
         running: None,
         disturbed: false,
@@ -285,7 +287,7 @@ impl Driver<'_> {
         Ok(any)
     }
 
-    fn begin(&mut self, job: Job) -> Result<(), DeviceError> {
+    fn begin(&mut self, job: BatchJob) -> Result<(), DeviceError> {
         let (outstanding, begun) = (job.blocks.len(), clock::now());
         for (tag, block) in (0u64..).zip(&job.blocks) {
             let way = &self.ways[&block.route];
@@ -361,15 +363,15 @@ impl Driver<'_> {
         let _ = ask.send((self.domain.suspend(), now.saturating_add(LEAD), request));
     }
 
-    fn answered(&mut self, now: Nanos, took: Nanos, joined: Result<(Admission, Admitted), Refused>) {
+    fn answered(&mut self, now: Nanos, took: Nanos, joined: Result<(Admission, Admitted), AdmissionRefused>) {
         self.asked = None;
         self.count.computed.push(took);
         match self.domain.resume(now, joined) {
             Ok(admitted) => {
                 let way = match admitted.placement {
-                    Placement::Grown => 0,
-                    Placement::Alone => 1,
-                    Placement::Combined { .. } => 2,
+                    FlowPlacement::Grown => 0,
+                    FlowPlacement::Alone => 1,
+                    FlowPlacement::Combined { .. } => 2,
                 };
                 self.count.joins[way] += 1;
             }
@@ -378,7 +380,7 @@ impl Driver<'_> {
     }
 
     /// Windows harmonic as often as not; up to a third of what the routes carry.
-    fn request(&mut self) -> Request {
+    fn request(&mut self) -> FlowRequest {
         self.names += 1;
         let window = match self.below(2) {
             0 => WINDOW << self.below(4),
@@ -396,22 +398,28 @@ impl Driver<'_> {
                 blocks.push(BatchBlock { route, bytes: Bytes(bytes.max(1) as u64) });
             }
         }
-        Request { id: format!("f{}", self.names), blocks, period: Nanos(window), window: Nanos(window) }
+        FlowRequest { id: format!("f{}", self.names), blocks, period: Nanos(window), window: Nanos(window) }
     }
 }
 
-fn outcome(setting: &Setting, site: &Site, count: &Count, duration: Nanos, failure: Option<&str>) -> Outcome {
+fn outcome(
+    setting: &ExperimentSetting,
+    site: &Site,
+    count: &Count,
+    duration: Nanos,
+    failure: Option<&str>,
+) -> ExperimentResults {
     let joined: u64 = count.joins.iter().sum();
     let [grown, alone, combined] = count.joins;
     let jobs = &count.responses;
     let nearest = jobs.iter().map(|job| job.response.0 as f64 / job.window.0.max(1) as f64).fold(0.0, f64::max);
     let busy: u128 = jobs.iter().map(|job| u128::from(job.moved.0)).sum();
     let failed = failure.map_or_else(String::new, |why| format!("; it failed: {why}"));
-    let computed = Figures::of(&count.computed).map_or_else(String::new, |figures| {
+    let computed = SampleFigures::of(&count.computed).map_or_else(String::new, |figures| {
         format!("joins took median {}, max {} to compute", figures.median, figures.max)
     });
     let rows = vec![
-        Row {
+        PaperRow {
             what: format!("flows join and leave running devices for {duration}"),
             paper: silent("not treated: streams are known in advance"),
             ours: format!(
@@ -431,10 +439,10 @@ fn outcome(setting: &Setting, site: &Site, count: &Count, duration: Nanos, failu
                 count.overruns,
                 busy as f64 * 100.0 / duration.0.max(1) as f64
             ),
-            verdict: Verdict::own(count.misses + count.lost == 0 && joined > 0 && failure.is_none()),
+            verdict: PaperVerdict::own(count.misses + count.lost == 0 && joined > 0 && failure.is_none()),
             why: "beyond the paper: no flow that was let in may miss a deadline or lose a job".into(),
         },
-        Row {
+        PaperRow {
             what: "bytes that came from the GPUs".into(),
             paper: silent("not treated"),
             ours: format!(
@@ -443,7 +451,7 @@ fn outcome(setting: &Setting, site: &Site, count: &Count, duration: Nanos, failu
                 count.bytes as f64 / 1e9,
                 count.checked as f64 / 1e6
             ),
-            verdict: Verdict::own(count.checked > 0 && failure.is_none()),
+            verdict: PaperVerdict::own(count.checked > 0 && failure.is_none()),
             why: "the ends of all blocks are compared; a wrong byte ends the experiment".into(),
         },
     ];
@@ -451,16 +459,16 @@ fn outcome(setting: &Setting, site: &Site, count: &Count, duration: Nanos, failu
         let times = [job.release, job.window, job.response, job.worst_case, job.took, job.moved];
         std::iter::once(job.message).chain(times.map(|time| time.0)).map(|number| number.to_string()).collect()
     };
-    Outcome { rows, notes: vec![
+    ExperimentResults { rows, notes: vec![
             "All copies of the node are one domain: one batch at a time. A response runs from a job's release to the moment the \
              driver noticed its last block, what a job takes from its begin to that moment. Joins are computed on another thread and take effect at the first cycle that \
              begins 20 ms after they were asked for or later; a leaver's capacity returns at the first idle instant after its \
              last deadline. If a deadline has passed when its job is about to begin, jobs of the message that came last are \
              given up until nothing waits. Jobs that wait when the time is over are not run; nothing else is excluded."
                 .into(),
-        ], tables: vec![Table {
+        ], tables: vec![RawFigures {
             name: "jobs".into(),
             columns: vec!["message", "release_ns", "window_ns", "response_ns", "worst_case_ns", "took_ns", "moved_ns"],
             lines: jobs.iter().map(line).collect(),
-        }], ..Outcome::new("join-leave", site.source, site.named(), setting.seed) }
+        }], ..ExperimentResults::new("join-leave", site.source, site.named(), setting.seed) }
 }

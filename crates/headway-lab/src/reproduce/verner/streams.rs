@@ -14,7 +14,7 @@ use headway_os::clock;
 use self::demand::Demand;
 use self::search::Planned;
 use self::trial::{Trial, Until};
-use super::{Outcome, Setting};
+use super::{ExperimentResults, ExperimentSetting};
 use crate::Error;
 use crate::reproduce::cores::on_all_cores;
 use crate::reproduce::site::Site;
@@ -76,7 +76,7 @@ impl Try {
 
 /// Plans every policy for every workload, and runs the plans. With one workload it then raises the count of the best policy until
 /// misses begin.
-pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
+pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     let mut site = Site::open(setting)?;
     let duration = site.duration(setting);
     let cores = serve(setting, &mut site)?;
@@ -130,7 +130,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     Ok(outcome(setting, &site, &results))
 }
 
-fn outcome(setting: &Setting, site: &Site, results: &report::Results) -> Outcome {
+fn outcome(setting: &ExperimentSetting, site: &Site, results: &report::Results) -> ExperimentResults {
     let rows = match &results.all[..] {
         [one] => report::rows_of_one(one, results.duration),
         _ => several::rows_of_all(results),
@@ -166,14 +166,14 @@ fn fewer(site: &mut Site, demand: &Demand, found: &Found, duration: Nanos) -> Ve
 
 /// Gives the machine the cores that may serve streams, with figures: those of the file, else measured now, and on emulated devices
 /// assumed. Says which.
-fn serve(setting: &Setting, site: &mut Site) -> Result<String, Error> {
+fn serve(setting: &ExperimentSetting, site: &mut Site) -> Result<String, Error> {
     let wanted = setting.streams.cores;
     let (mut cpu, source) = match &site.machine.cpu {
         Some(cpu) => (cpu.clone(), "the machine file's"),
         None if site.source == "cuda" && wanted > 0 => {
             (headway_measure::cpu::measured([demand::KERNEL].into_iter(), MEASURED)?, "measured before the runs")
         }
-        None => (headway_core::files::machine::Cpu::assumed(), "assumed, as nobody measured them"),
+        None => (headway_core::files::machine::CpuCores::assumed(), "assumed, as nobody measured them"),
     };
     cpu.cores = wanted.min(if cpu.assumed { wanted } else { cpu.cores });
     if site.slower > 1 {

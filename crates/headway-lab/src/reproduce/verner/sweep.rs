@@ -2,14 +2,14 @@
 
 use crate::simulation::verner::Site;
 use crate::simulation::verner::pools::{Reading, SEEDS};
-use crate::simulation::verner::{Curve, Point, Study, with_limit, with_setup};
+use crate::simulation::verner::{BorderPoint, BorderStudy, GainCurve, with_limit, with_setup};
 use headway_core::plan::Strategy;
 use headway_core::units::{Nanos, Rate};
 
 use super::aes::{SCALE, borders};
-use super::{Outcome, Row, Setting, Table, Verdict, outcome, said, shipped};
+use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, outcome, said, shipped};
 use crate::Error;
-use headway_measure::plot::{Figure, Line};
+use headway_measure::plot::{Figure, PlotLine};
 
 /// One GPU's link, bytes per second.
 const LINK: u64 = 8_000_000_000;
@@ -29,10 +29,10 @@ struct Sweep {
     points: Vec<(f64, Vec<f64>)>,
 }
 
-pub(in super::super) fn run(setting: &Setting) -> Result<Outcome, Error> {
+pub(in super::super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     let (steps, pools) = if setting.quick { (STEPS.1, POOLS.1) } else { (STEPS.0, POOLS.0) };
     let scale = if setting.quick { 16 } else { SCALE };
-    let study = Study { seeds: SEEDS.take(pools as usize).collect(), scale, ..Study::full() };
+    let study = BorderStudy { seeds: SEEDS.take(pools as usize).collect(), scale, ..BorderStudy::full() };
     let mut sweeps = Vec::new();
     let plain = points(&study, steps, Nanos::ZERO, &[Strategy::Combined, Strategy::Partitioned, Strategy::Lockstep]);
     for reading in Reading::ALL {
@@ -41,7 +41,7 @@ pub(in super::super) fn run(setting: &Setting) -> Result<Outcome, Error> {
         }
     }
     setting.keep("verner-sweep", "sim", MACHINE, vec![table(&sweeps)]);
-    let study = Study { readings: vec![Reading::Truncate], ..study };
+    let study = BorderStudy { readings: vec![Reading::Truncate], ..study };
     let loaded = points(&study, steps, OVERHEAD, &[Strategy::Combined]);
     sweeps.push(of(&loaded, steps, Reading::Truncate, Strategy::Combined, ", 10 us an operation"));
     let rows = GAINS.into_iter().flat_map(|gain| sweeps.iter().map(move |sweep| crossing_row(sweep, gain))).collect();
@@ -61,7 +61,7 @@ pub(in super::super) fn run(setting: &Setting) -> Result<Outcome, Error> {
 }
 
 /// Serial on the first site, the policies on all.
-fn points(study: &Study, steps: u64, setup: Nanos, policies: &[Strategy]) -> Vec<Point> {
+fn points(study: &BorderStudy, steps: u64, setup: Nanos, policies: &[Strategy]) -> Vec<BorderPoint> {
     let machine = with_setup(&shipped("verner-r2"), setup);
     let node = |step: u64| -> Site {
         let machine = with_limit(&machine, "interconnect", Rate(LINK + LINK * step / steps));
@@ -74,9 +74,9 @@ fn points(study: &Study, steps: u64, setup: Nanos, policies: &[Strategy]) -> Vec
     points
 }
 
-fn of(points: &[Point], steps: u64, reading: Reading, policy: Strategy, more: &str) -> Sweep {
+fn of(points: &[BorderPoint], steps: u64, reading: Reading, policy: Strategy, more: &str) -> Sweep {
     let at = |step: u64| {
-        let curve = Curve::of(points, reading, (step as usize, policy), (0, Strategy::Serial));
+        let curve = GainCurve::of(points, reading, (step as usize, policy), (0, Strategy::Serial));
         (1.0 + step as f64 / steps as f64, curve.by_seed().into_iter().map(|gain| gain * 100.0).collect())
     };
     let name = format!("{} {}{more}", policy.name(), reading.name());
@@ -95,7 +95,7 @@ fn mean(numbers: &[f64]) -> f64 {
     numbers.iter().sum::<f64>() / numbers.len().max(1) as f64
 }
 
-fn crossing_row(sweep: &Sweep, gain: f64) -> Row {
+fn crossing_row(sweep: &Sweep, gain: f64) -> PaperRow {
     let closed = (1.0 + gain / 100.0).mul_add(4.25, -0.25) / 4.0;
     let means: Vec<(f64, f64)> = sweep.points.iter().map(|(x, gains)| (*x, mean(gains))).collect();
     let seeds = sweep.points.first().map_or(0, |(_, gains)| gains.len());
@@ -113,7 +113,7 @@ fn crossing_row(sweep: &Sweep, gain: f64) -> Row {
     );
     // The paper's policy must be able to gain what the paper gains. At which share of the interconnect is ours to choose.
     let paper_s = sweep.name.starts_with(Strategy::Combined.name());
-    let verdict = if paper_s { Verdict::fitted(found.is_some()) } else { Verdict::NotComparable };
+    let verdict = if paper_s { PaperVerdict::fitted(found.is_some()) } else { PaperVerdict::NotComparable };
     let what = format!("+{gain} % with {}", sweep.name);
     let paper =
         said("V-B", format!("{gain} % more streams on average, on a node whose rates are drawn in Figure V.1 only"));
@@ -125,10 +125,10 @@ fn crossing_row(sweep: &Sweep, gain: f64) -> Row {
     } else {
         "another policy than the paper's: only a figure".to_owned()
     };
-    Row { what, paper, ours, verdict, why }
+    PaperRow { what, paper, ours, verdict, why }
 }
 
-fn table(sweeps: &[Sweep]) -> Table {
+fn table(sweeps: &[Sweep]) -> RawFigures {
     let mut lines = Vec::new();
     for sweep in sweeps {
         for (x, gains) in &sweep.points {
@@ -137,7 +137,7 @@ fn table(sweeps: &[Sweep]) -> Table {
             }
         }
     }
-    Table { name: "sweep".into(), columns: vec!["curve", "a_over_b", "seed", "mean_gain_percent"], lines }
+    RawFigures { name: "sweep".into(), columns: vec!["curve", "a_over_b", "seed", "mean_gain_percent"], lines }
 }
 
 fn figure(sweeps: &[Sweep]) -> Figure {
@@ -145,10 +145,10 @@ fn figure(sweeps: &[Sweep]) -> Figure {
     let most = |gains: &[f64]| gains.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let line = |sweep: &Sweep| {
         let points = sweep.points.iter().map(|(x, gains)| (*x, mean(gains))).collect();
-        Line::new(&sweep.name, points)
+        PlotLine::new(&sweep.name, points)
             .bars(sweep.points.iter().map(|(x, gains)| (*x, least(gains), most(gains))).collect())
     };
-    let level = |gain: f64| Line::new(format!("paper +{gain} %"), vec![(1.0, gain), (2.0, gain)]);
+    let level = |gain: f64| PlotLine::new(format!("paper +{gain} %"), vec![(1.0, gain), (2.0, gain)]);
     let lines = sweeps.iter().map(line).chain(GAINS.map(level)).collect();
     Figure::new("streams gained over `serial`, mean of 12 workloads", "sim", ["A/b (ratio)", "gain, %"], lines)
         .bars("least to most of the workloads")

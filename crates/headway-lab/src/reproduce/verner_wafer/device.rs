@@ -6,10 +6,10 @@ use headway_core::units::Nanos;
 use super::run::{Figures, RUNS_COLUMNS, STEPS_COLUMNS, Site, folder};
 use super::{CAMERAS_MAX, GAIN, Most, PERIOD, POLICIES, Study};
 use crate::Error;
-use crate::reproduce::{Outcome, Row, Setting, Table, Verdict, said, silent};
+use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, said, silent};
 use headway::run::{self, Backend, Chosen, RunOptions};
 use headway_measure::sample::Effort;
-use headway_measure::wafer::{COLUMNS, Calibration, SHAPE, Size, calibrate};
+use headway_measure::wafer::{COLUMNS, SHAPE, Size, WaferCalibration, calibrate};
 
 /// How long each plan runs, and a run of the search for the limit.
 const DURATION: Nanos = Nanos(20_000_000_000);
@@ -31,7 +31,7 @@ struct Scale {
 }
 
 impl Scale {
-    fn of(setting: &Setting) -> Self {
+    fn of(setting: &ExperimentSetting) -> Self {
         let effort = |n, time| Effort { warm_up: 3, n_min: n, n_max: 300, time: Nanos(time) };
         if setting.backend == Backend::Emu {
             let study = Study {
@@ -65,8 +65,8 @@ struct Policy {
     limit: Option<u32>,
 }
 
-pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
-    let setting = Setting {
+pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
+    let setting = ExperimentSetting {
         backend: if setting.backend == Backend::Emu { Backend::Emu } else { Backend::Cuda },
         ..setting.clone()
     };
@@ -105,7 +105,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
             cameras => Some(site.run(&study, strategy, cameras, duration)),
         };
         policies.push(Policy { name, most, without_jitter, figures, limit: None });
-        let label = if source == headway_core::log::Source::Cuda { "cuda" } else { "emu" };
+        let label = if source == headway_core::log::RunSource::Cuda { "cuda" } else { "emu" };
         setting.keep("verner-wafer", label, &described, ran(&policies));
     }
     if search {
@@ -127,7 +127,7 @@ fn jitter_of(machine: &Machine) -> Nanos {
     machine.calibration.as_ref().map_or(Nanos::ZERO, |calibration| calibration.jitter)
 }
 
-fn calibrated(mut machine: Machine, calibration: &Calibration) -> Machine {
+fn calibrated(mut machine: Machine, calibration: &WaferCalibration) -> Machine {
     calibration.apply(&mut machine);
     machine
 }
@@ -154,14 +154,14 @@ fn limit_by_runs(accepted: u32, clean: impl Fn(u32) -> bool) -> Option<u32> {
 }
 
 fn outcome(
-    setting: &Setting,
+    setting: &ExperimentSetting,
     cuda: bool,
     described: &str,
     machine: &Machine,
-    calibration: Calibration,
+    calibration: WaferCalibration,
     policies: &[Policy],
     mut notes: Vec<String>,
-) -> Outcome {
+) -> ExperimentResults {
     let gpus = machine.gpus().count();
     if gpus == 1 {
         notes.push("One GPU: there is nobody to exchange synopses with, so that step is not there.".into());
@@ -188,13 +188,14 @@ fn outcome(
             Some(Ok(_)) => {}
         }
     }
-    let mut tables = vec![Table { name: "calibration".into(), columns: COLUMNS.to_vec(), lines: calibration.lines }];
+    let mut tables =
+        vec![RawFigures { name: "calibration".into(), columns: COLUMNS.to_vec(), lines: calibration.lines }];
     tables.extend(ran(policies));
-    Outcome {
+    ExperimentResults {
         rows: rows(policies, &figures_of(policies), cuda),
         notes,
         tables,
-        ..Outcome::new(
+        ..ExperimentResults::new(
             "verner-wafer",
             if cuda { "cuda" } else { "emu" },
             format!("{} with {gpus} GPUs and measured kernels ({described})", machine.name),
@@ -209,16 +210,16 @@ fn figures_of(policies: &[Policy]) -> Vec<(&str, &Figures)> {
 }
 
 /// Plans and runs.
-fn ran(policies: &[Policy]) -> Vec<Table> {
+fn ran(policies: &[Policy]) -> Vec<RawFigures> {
     let ran = figures_of(policies);
     let mut tables = vec![
         planned(policies),
-        Table {
+        RawFigures {
             name: "runs".into(),
             columns: RUNS_COLUMNS.into(),
             lines: ran.iter().map(|(name, figures)| figures.line(name)).collect(),
         },
-        Table {
+        RawFigures {
             name: "steps".into(),
             columns: STEPS_COLUMNS.into(),
             lines: ran.iter().flat_map(|(name, figures)| figures.steps(name)).collect(),
@@ -239,7 +240,7 @@ fn chain(error: &Error) -> String {
     text
 }
 
-fn planned(policies: &[Policy]) -> Table {
+fn planned(policies: &[Policy]) -> RawFigures {
     let line = |policy: &Policy| {
         let margin = policy.most.accepted.as_ref().and_then(|(_, plan)| plan.verdict.margin_ppm);
         vec![
@@ -251,7 +252,7 @@ fn planned(policies: &[Policy]) -> Table {
             policy.most.reason(),
         ]
     };
-    Table {
+    RawFigures {
         name: "policies".into(),
         columns: vec![
             "policy",
@@ -289,12 +290,12 @@ fn each(policies: &[Policy], of: impl Fn(&Policy) -> Option<u32>) -> String {
     named.collect::<Vec<_>>().join(", ")
 }
 
-fn rows(policies: &[Policy], ran: &[(&str, &Figures)], cuda: bool) -> Vec<Row> {
+fn rows(policies: &[Policy], ran: &[(&str, &Figures)], cuda: bool) -> Vec<PaperRow> {
     // What depends on how fast things are says nothing on an emulated node.
-    let timed = |holds: bool| if cuda { Verdict::own(holds) } else { Verdict::NotComparable };
+    let timed = |holds: bool| if cuda { PaperVerdict::own(holds) } else { PaperVerdict::NotComparable };
     // The operations of an image and the jitter that is planned for are ours.
-    let fitted = |holds: bool| if cuda { Verdict::fitted(holds) } else { Verdict::NotComparable };
-    let compared = |holds: Option<bool>| holds.map_or(Verdict::NotComparable, fitted);
+    let fitted = |holds: bool| if cuda { PaperVerdict::fitted(holds) } else { PaperVerdict::NotComparable };
+    let compared = |holds: Option<bool>| holds.map_or(PaperVerdict::NotComparable, fitted);
     let planned = |policy: &Policy| policy.most.cameras();
     // What was accepted must have run, and something must have been.
     let all_ran = !ran.is_empty() && policies.iter().all(|policy| !matches!(policy.figures, Some(Err(_))));
@@ -302,21 +303,21 @@ fn rows(policies: &[Policy], ran: &[(&str, &Figures)], cuda: bool) -> Vec<Row> {
     let (punctual_ratio, punctual_holds) = ratio_text(ratio(policies, |policy| policy.without_jitter));
     let misses = ran.iter().map(|(name, f)| format!("{name} {} of {}", f.misses(), f.summary.totals.packets));
     let mut rows = vec![
-        Row {
+        PaperRow {
             what: "cameras planned".into(),
             paper: said("V-A", "up to 15 cameras pipelined, 67 % more than one generation at a time"),
             ours: each(policies, |policy| Some(planned(policy))),
             verdict: timed(all_ran),
             why: "other GPUs: every plan that is accepted must run".into(),
         },
-        Row {
+        PaperRow {
             what: "pipelined against one generation at a time, planned".into(),
             paper: said("V-A", "67 % more cameras"),
             ours: planned_ratio,
             verdict: compared(planned_holds),
             why: FITTED.into(),
         },
-        Row {
+        PaperRow {
             what: "the same, planned without the jitter of the machine file and not run: what the overlap alone gives"
                 .into(),
             paper: said("V-A", "67 % more cameras"),
@@ -324,7 +325,7 @@ fn rows(policies: &[Policy], ran: &[(&str, &Figures)], cuda: bool) -> Vec<Row> {
             verdict: compared(punctual_holds),
             why: FITTED.into(),
         },
-        Row {
+        PaperRow {
             what: "these plans, run: generations later than their deadline".into(),
             paper: said("V-A", "hard deadlines; what ran late is not said"),
             ours: misses.collect::<Vec<_>>().join(", "),
@@ -341,11 +342,11 @@ fn rows(policies: &[Policy], ran: &[(&str, &Figures)], cuda: bool) -> Vec<Row> {
 }
 
 /// Copies and kernels of the busiest pipelined run, as shares of a period.
-fn shape(ran: &[(&str, &Figures)], timed: impl Fn(bool) -> Verdict) -> Option<Row> {
+fn shape(ran: &[(&str, &Figures)], timed: impl Fn(bool) -> PaperVerdict) -> Option<PaperRow> {
     let pipelined = ran.iter().filter(|(name, _)| *name != "generation");
     let (name, figures) = pipelined.max_by_key(|(_, figures)| figures.cameras)?;
     let (copies, kernels) = (figures.busy(".h2d"), figures.busy(".ee"));
-    Some(Row {
+    Some(PaperRow {
         what: "share of a period that copies and kernels take".into(),
         paper: silent("not stated"),
         ours: format!("{copies:.3} : {kernels:.3} with {} cameras ({name}), {:.2}", figures.cameras, copies / kernels),
@@ -361,9 +362,9 @@ fn shape(ran: &[(&str, &Figures)], timed: impl Fn(bool) -> Verdict) -> Option<Ro
 /// What plans promise beside what runs bear.
 fn limits(
     policies: &[Policy],
-    timed: impl Fn(bool) -> Verdict,
-    compared: impl Fn(Option<bool>) -> Verdict,
-) -> [Row; 2] {
+    timed: impl Fn(bool) -> PaperVerdict,
+    compared: impl Fn(Option<bool>) -> PaperVerdict,
+) -> [PaperRow; 2] {
     let beside = |policy: &Policy| {
         let found = policy.limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
         format!("{} {} planned, {found} found", policy.name, policy.most.cameras())
@@ -371,14 +372,14 @@ fn limits(
     let kept = policies.iter().all(|policy| policy.limit.is_some_and(|limit| limit >= policy.most.cameras()));
     let (found, holds) = ratio_text(ratio(policies, |policy| policy.limit.unwrap_or(0)));
     [
-        Row {
+        PaperRow {
             what: "cameras that plans promise beside those that runs of 1 s bear".into(),
             paper: silent("not stated"),
             ours: policies.iter().map(beside).collect::<Vec<_>>().join("; "),
             verdict: timed(kept),
             why: "a run must bear at least what its plan promises".into(),
         },
-        Row {
+        PaperRow {
             what: "most cameras without a miss in runs of 1 s, and their ratio".into(),
             paper: said("V-A", "67 % more cameras"),
             ours: format!("{}; {found}", each(policies, |policy| policy.limit)),
@@ -393,10 +394,10 @@ const FITTED: &str =
     "the operations of an image were set to the shape of the paper's node; the ratio must reach the paper's";
 
 /// Whether every image came through and every defect was found.
-fn content(ran: &[(&str, &Figures)], all_ran: bool) -> [Row; 2] {
+fn content(ran: &[(&str, &Figures)], all_ran: bool) -> [PaperRow; 2] {
     let sum = |of: &dyn Fn(&Figures) -> u64| ran.iter().map(|(_, figures)| of(figures)).sum::<u64>();
     [
-        Row {
+        PaperRow {
             what: "images".into(),
             paper: said("V-A", "the inspection must keep pace with the production line"),
             ours: format!(
@@ -404,10 +405,10 @@ fn content(ran: &[(&str, &Figures)], all_ran: bool) -> [Row; 2] {
                 sum(&|f| f.summary.totals.packets * u64::from(f.cameras)),
                 sum(&|f| f.counted.lists * u64::from(f.cameras))
             ),
-            verdict: Verdict::own(all_ran && ran.iter().all(|(_, f)| f.counted.lists == f.summary.totals.packets)),
+            verdict: PaperVerdict::own(all_ran && ran.iter().all(|(_, f)| f.counted.lists == f.summary.totals.packets)),
             why: "every image that was sent must be in a complete list".into(),
         },
-        Row {
+        PaperRow {
             what: "defects".into(),
             paper: silent("not stated"),
             ours: format!(
@@ -416,7 +417,7 @@ fn content(ran: &[(&str, &Figures)], all_ran: bool) -> [Row; 2] {
                 sum(&|f| f.counted.found),
                 sum(&|f| f.counted.false_alarms)
             ),
-            verdict: Verdict::own(all_ran && ran.iter().all(|(_, figures)| figures.whole())),
+            verdict: PaperVerdict::own(all_ran && ran.iter().all(|(_, figures)| figures.whole())),
             why: "the defects found must be those that were planted".into(),
         },
     ]

@@ -5,19 +5,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use headway_core::log;
-use headway_core::plan::{Source, Strategy};
+use headway_core::plan::{PipelineSource, Strategy};
 use headway_core::units::Nanos;
 use headway_runtime::blocks::output_name;
 use headway_runtime::outlet::Outlet;
-use headway_trace::summary::{self, Summary};
+use headway_trace::summary::{self, RunSummary};
 use headway_trace::timeline::Timeline;
 
 use super::Study;
 use crate::Error;
-use crate::reproduce::{Setting, Table};
+use crate::reproduce::{ExperimentSetting, RawFigures};
 use headway::keep::Keep;
 use headway::run::{self, Ran, RunOptions};
-use headway::verify::{self, Counted};
+use headway::verify::{self, WaferCounts};
 
 /// Numbers scratch folders of one process.
 static RUNS: AtomicU64 = AtomicU64::new(0);
@@ -25,16 +25,16 @@ static RUNS: AtomicU64 = AtomicU64::new(0);
 /// What came of a run.
 pub(super) struct Figures {
     pub(super) cameras: u32,
-    pub(super) source: log::Source,
-    pub(super) summary: Summary,
-    pub(super) counted: Counted,
+    pub(super) source: log::RunSource,
+    pub(super) summary: RunSummary,
+    pub(super) counted: WaferCounts,
     /// Arrival and delivery of every generation after the epoch.
     pub(super) generations: Vec<(Nanos, Nanos)>,
 }
 
 /// Where the runs of an experiment take place.
 pub(super) struct Site<'a> {
-    pub(super) setting: &'a Setting,
+    pub(super) setting: &'a ExperimentSetting,
     /// The machine file to plan with and to imitate.
     pub(super) machine: String,
     /// How many of its GPUs.
@@ -73,7 +73,7 @@ impl Site<'_> {
         if let Some(why) = log.incomplete() {
             return Err(why.clone().into());
         }
-        let Some(Source::Sharded(planned)) = plan.pipelines.first().map(|pipeline| &pipeline.source) else {
+        let Some(PipelineSource::Sharded(planned)) = plan.pipelines.first().map(|pipeline| &pipeline.source) else {
             return Err(headway::Failure::Options("the experiment's workload has a wafer").into());
         };
         let counted = verify::lists(planned, &outlet.path(&output_name("wafer")), &options.interrupt)?;
@@ -113,7 +113,7 @@ impl Figures {
 
     /// No image was lost, every defect was found, and nothing else was listed.
     pub(super) fn whole(&self) -> bool {
-        let Counted { lists, planted, found, false_alarms, first_wrong } = self.counted;
+        let WaferCounts { lists, planted, found, false_alarms, first_wrong } = self.counted;
         lists == self.summary.totals.packets && planted == found && false_alarms == 0 && first_wrong.is_none()
     }
 
@@ -154,12 +154,12 @@ impl Figures {
     }
 
     /// Every generation: number, arrival, delivery.
-    pub(super) fn raw(&self, policy: &str) -> Table {
+    pub(super) fn raw(&self, policy: &str) -> RawFigures {
         let line = |(number, (arrival, delivered)): (usize, &(Nanos, Nanos))| {
             let response = delivered.saturating_sub(*arrival);
             vec![number.to_string(), arrival.0.to_string(), delivered.0.to_string(), response.0.to_string()]
         };
-        Table {
+        RawFigures {
             name: format!("generations-{policy}"),
             columns: vec!["generation", "arrival_ns", "delivered_ns", "response_ns"],
             lines: self.generations.iter().enumerate().map(line).collect(),

@@ -5,11 +5,11 @@ use headway_core::units::{NANOS_PER_SECOND, Nanos, Rate};
 use headway_kernels::inspect::blocks::INSPECT;
 
 use super::run::{RUNS_COLUMNS, STEPS_COLUMNS, Site};
-use super::{GAIN, Most, POLICIES, Study, Verdict};
+use super::{GAIN, Most, POLICIES, PaperVerdict, Study};
 use crate::Error;
-use crate::reproduce::{Outcome, Row, Setting, Table, said, silent};
+use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, RawFigures, said, silent};
 use headway::run::Backend;
-use headway_measure::plot::{Figure, Line};
+use headway_measure::plot::{Figure, PlotLine};
 
 const NODE: &str = "wafer-k20m";
 /// Most cameras that are tried: far more than any policy reaches.
@@ -20,7 +20,7 @@ const TAU_STEPS: (u64, u64) = (5_000, 20_000);
 /// Generations that are run of each plan, and in the quick form.
 const GENERATIONS: (u64, u64) = (90, 12);
 
-pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
+pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     let name = setting.machine.as_deref().unwrap_or(NODE);
     let mut machine = headway::machine::open(name)?;
     if let Some(gpus) = setting.gpus {
@@ -30,7 +30,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let study = Study::of_paper(from, setting.seed);
     let generations = if setting.quick { GENERATIONS.1 } else { GENERATIONS.0 };
     let duration = setting.duration.unwrap_or(Nanos(study.period.0 * generations));
-    let setting = Setting { backend: Backend::Sim, ..setting.clone() };
+    let setting = ExperimentSetting { backend: Backend::Sim, ..setting.clone() };
     let site = Site { setting: &setting, machine: name.to_owned(), gpus: machine.gpus().count() };
     let (named, mut most) = (format!("{} {}", machine.name, machine.hash), Vec::new());
     let (mut runs, mut steps, mut clean) = (Vec::new(), Vec::new(), true);
@@ -48,10 +48,13 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let step = if setting.quick { TAU_STEPS.1 } else { TAU_STEPS.0 };
     let sweep = sweep(&machine, &study, step)?;
     let rows = rows(&most, &runs, clean);
-    let mut outcome =
-        Outcome { rows, notes: notes(&most, &sweep), ..Outcome::new("verner-wafer", "sim", named, setting.seed) };
+    let mut outcome = ExperimentResults {
+        rows,
+        notes: notes(&most, &sweep),
+        ..ExperimentResults::new("verner-wafer", "sim", named, setting.seed)
+    };
     let lines = POLICIES.iter().enumerate().map(|(at, (_, policy))| {
-        Line::new(*policy, sweep.iter().map(|(tau, cameras)| (*tau as f64 / 1e3, f64::from(cameras[at]))).collect())
+        PlotLine::new(*policy, sweep.iter().map(|(tau, cameras)| (*tau as f64 / 1e3, f64::from(cameras[at]))).collect())
     });
     let axes = ["time of one image on a GPU, us", "cameras"];
     let figure = Figure::new("Cameras by policy and time of an image", "sim", axes, lines.collect());
@@ -59,7 +62,7 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     let line = |(tau, cameras): &(u64, [u32; 4])| {
         [tau.to_string()].into_iter().chain(cameras.map(|count| count.to_string())).collect()
     };
-    outcome.tables = vec![Table {
+    outcome.tables = vec![RawFigures {
         name: "sweep".into(),
         columns: vec!["tau_ns", "generation", "serial", "combined", "partitioned"],
         lines: sweep.iter().map(line).collect(),
@@ -68,10 +71,10 @@ pub(super) fn run(setting: &Setting) -> Result<Outcome, Error> {
     Ok(outcome)
 }
 
-fn ran(runs: &[Vec<String>], steps: &[Vec<String>]) -> [Table; 2] {
+fn ran(runs: &[Vec<String>], steps: &[Vec<String>]) -> [RawFigures; 2] {
     [
-        Table { name: "runs".into(), columns: RUNS_COLUMNS.into(), lines: runs.to_vec() },
-        Table { name: "steps".into(), columns: STEPS_COLUMNS.into(), lines: steps.to_vec() },
+        RawFigures { name: "runs".into(), columns: RUNS_COLUMNS.into(), lines: runs.to_vec() },
+        RawFigures { name: "steps".into(), columns: STEPS_COLUMNS.into(), lines: steps.to_vec() },
     ]
 }
 
@@ -94,7 +97,7 @@ fn sweep(machine: &Machine, study: &Study, step: u64) -> Result<Vec<(u64, [u32; 
     Ok(points)
 }
 
-fn rows(most: &[Most], runs: &[Vec<String>], clean: bool) -> Vec<Row> {
+fn rows(most: &[Most], runs: &[Vec<String>], clean: bool) -> Vec<PaperRow> {
     let cameras: Vec<u32> = most.iter().map(Most::cameras).collect();
     let before = cameras.first().copied().unwrap_or(0);
     let after = cameras.iter().skip(1).copied().max().unwrap_or(0);
@@ -102,28 +105,28 @@ fn rows(most: &[Most], runs: &[Vec<String>], clean: bool) -> Vec<Row> {
     let each: Vec<String> =
         POLICIES[1..].iter().zip(&cameras[1..]).map(|((_, name), n)| format!("{name} {n}")).collect();
     vec![
-        Row {
+        PaperRow {
             what: "cameras, one generation at a time".into(),
             paper: said("V-A", "not stated; 15 cameras are 67 % more, which makes it nine"),
             ours: format!("{before}; with one more, {}", most[0].reason()),
-            verdict: Verdict::fitted(before == 9),
+            verdict: PaperVerdict::fitted(before == 9),
             why: chosen("nine"),
         },
-        Row {
+        PaperRow {
             what: "cameras, pipelined".into(),
             paper: said("V-A", "up to 15 cameras"),
             ours: format!("{}; with one more, {}", each.join(", "), most[2].reason()),
-            verdict: Verdict::fitted(after == 15),
+            verdict: PaperVerdict::fitted(after == 15),
             why: chosen("fifteen"),
         },
-        Row {
+        PaperRow {
             what: "gain".into(),
             paper: said("V-A", "67 % more"),
             ours: format!("{:+.0} %", (gain - 1.0) * 100.0),
-            verdict: Verdict::fitted((gain - GAIN).abs() < 0.01),
+            verdict: PaperVerdict::fitted((gain - GAIN).abs() < 0.01),
             why: chosen("both"),
         },
-        Row {
+        PaperRow {
             what: "the plans with the most cameras, run".into(),
             paper: silent("not stated"),
             ours: format!(
@@ -135,7 +138,7 @@ fn rows(most: &[Most], runs: &[Vec<String>], clean: bool) -> Vec<Row> {
                     "NOT clean, see runs.csv"
                 }
             ),
-            verdict: Verdict::own(clean && runs.len() == POLICIES.len()),
+            verdict: PaperVerdict::own(clean && runs.len() == POLICIES.len()),
             why: "no deadline missed, no image lost, and the defects found must be those that were planted".into(),
         },
     ]

@@ -1,26 +1,29 @@
-//! What the paper's text says, as questions to a [`Study`]. Tolerances are ours where the text has none.
+//! What the paper's text says, as questions to a [`TransferStudy`]. Tolerances are ours where the text has none.
 
 use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::{Bytes, Nanos};
 
-use super::{Class, DIRECTIONS, DMA, GPC, GPC4, HUB, IORW, MEMWND, METHODS, Pair, Single, Stat, Stress, Study, grid};
+use super::{
+    DIRECTIONS, DMA, GPC, GPC4, HUB, IORW, MEMWND, METHODS, Pair, Single, Stat, Stress, TransferClass, TransferStudy,
+    grid,
+};
 
 /// One statement of the paper and how it came out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
+pub struct StatementResult {
     /// Its number: A is IV-A (one transfer), B is IV-B (under load), C is IV-C (two transfers), D is III and V.
     pub id: &'static str,
     /// What the paper says.
     pub claim: &'static str,
     /// How it came out.
-    pub verdict: Verdict,
+    pub verdict: StatementVerdict,
     /// The first comparison that failed, or how many held.
     pub evidence: String,
 }
 
 /// How a statement came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Verdict {
+pub enum StatementVerdict {
     /// All comparisons hold.
     Holds,
     /// At least one does not.
@@ -43,7 +46,7 @@ use Figure::{Max, Mean};
 
 /// Comparisons made so far.
 struct Check<'a> {
-    study: &'a Study,
+    study: &'a TransferStudy,
     /// What sampling may blur, in percent.
     slack: u64,
     compared: u32,
@@ -58,7 +61,7 @@ impl Check<'_> {
         method: Method,
         direction: Direction,
         bytes: Bytes,
-        class: Class,
+        class: TransferClass,
         stress: Stress,
     ) -> Option<Stat> {
         let found = self.study.singles.get(&Single { method, direction, bytes, class, stress }).copied();
@@ -68,7 +71,7 @@ impl Check<'_> {
 
     /// A real-time task alone.
     fn alone(&mut self, method: Method, direction: Direction, bytes: Bytes, figure: Figure) -> Option<Nanos> {
-        self.single(method, direction, bytes, Class::RealTime, Stress::Alone).map(|stat| of(stat, figure))
+        self.single(method, direction, bytes, TransferClass::RealTime, Stress::Alone).map(|stat| of(stat, figure))
     }
 
     fn pair(&mut self, a: Method, b: Method, direction: Direction, bytes: Bytes, figure: Figure) -> Option<Nanos> {
@@ -167,20 +170,21 @@ fn at(direction: Direction, bytes: Bytes) -> String {
 
 /// Asks every question. `slack_percent` is what sampling may blur in a comparison: 0 for a model.
 #[must_use]
-pub fn statements(study: &Study, slack_percent: u64) -> Vec<Finding> {
+pub fn statements(study: &TransferStudy, slack_percent: u64) -> Vec<StatementResult> {
     let ask = |id, claim, question: &dyn Fn(&mut Check<'_>)| {
         let mut check = Check { study, slack: slack_percent, compared: 0, missing: 0, failed: None, failures: 0 };
         question(&mut check);
         let (verdict, evidence) = match check.failed {
-            Some(text) => {
-                (Verdict::Fails, format!("{} of {} comparisons fail, first {text}", check.failures, check.compared))
-            }
+            Some(text) => (
+                StatementVerdict::Fails,
+                format!("{} of {} comparisons fail, first {text}", check.failures, check.compared),
+            ),
             None if check.missing > 0 || check.compared == 0 => {
-                (Verdict::NotMeasured, format!("figures that are missing: {}", check.missing))
+                (StatementVerdict::NotMeasured, format!("figures that are missing: {}", check.missing))
             }
-            None => (Verdict::Holds, format!("{} comparisons", check.compared)),
+            None => (StatementVerdict::Holds, format!("{} comparisons", check.compared)),
         };
-        Finding { id, claim, verdict, evidence }
+        StatementResult { id, claim, verdict, evidence }
     };
     vec![
         ask("A1", "H2D: IORW wins from 16 B to 8 MB, DMA beyond", &|c| crossover(c, Direction::H2d, 8 * MIB, Mean)),
@@ -280,8 +284,8 @@ fn worst_case(c: &mut Check<'_>) {
     let mut dma_in_varies = false;
     for (direction, bytes) in points() {
         for method in METHODS {
-            let real_time = c.single(method, direction, bytes, Class::RealTime, Stress::Alone);
-            let normal = c.single(method, direction, bytes, Class::Normal, Stress::Alone);
+            let real_time = c.single(method, direction, bytes, TransferClass::RealTime, Stress::Alone);
+            let normal = c.single(method, direction, bytes, TransferClass::Normal, Stress::Alone);
             let (Some(stat), Some(normal)) = (real_time, normal) else { continue };
             c.holds(c.within(normal.mean, stat.mean, 5), || {
                 let (real_time, normal) = (stat.mean, normal.mean);
@@ -309,13 +313,13 @@ fn worst_case(c: &mut Check<'_>) {
 /// Every point of every method with a real-time task alone and one in another situation.
 fn compared(
     c: &mut Check<'_>,
-    class: Class,
+    class: TransferClass,
     stress: Stress,
     mut ask: impl FnMut(&mut Check<'_>, Method, String, Stat, Stat),
 ) {
     for (direction, bytes) in points() {
         for method in METHODS {
-            let alone = c.single(method, direction, bytes, Class::RealTime, Stress::Alone);
+            let alone = c.single(method, direction, bytes, TransferClass::RealTime, Stress::Alone);
             let other = c.single(method, direction, bytes, class, stress);
             let (Some(alone), Some(other)) = (alone, other) else { continue };
             ask(c, method, format!("{} {}", name(method), at(direction, bytes)), alone, other);
@@ -324,7 +328,7 @@ fn compared(
 }
 
 fn real_time_under_load(c: &mut Check<'_>) {
-    compared(c, Class::RealTime, Stress::Cpu, |c, method, point, alone, loaded| {
+    compared(c, TransferClass::RealTime, Stress::Cpu, |c, method, point, alone, loaded| {
         for figure in [Mean, Max] {
             let (alone, loaded) = (of(alone, figure), of(loaded, figure));
             let held = if method == DMA { c.lt(loaded, alone) } else { c.within(loaded, alone, 5) };
@@ -336,8 +340,8 @@ fn real_time_under_load(c: &mut Check<'_>) {
 fn normal_under_load(c: &mut Check<'_>) {
     for (direction, bytes) in points() {
         for method in METHODS.into_iter().filter(|method| *method != DMA || bytes.0 <= 4 * KIB) {
-            let real_time = c.single(method, direction, bytes, Class::RealTime, Stress::Cpu);
-            let normal = c.single(method, direction, bytes, Class::Normal, Stress::Cpu);
+            let real_time = c.single(method, direction, bytes, TransferClass::RealTime, Stress::Cpu);
+            let normal = c.single(method, direction, bytes, TransferClass::Normal, Stress::Cpu);
             let (Some(real_time), Some(normal)) = (real_time, normal) else { continue };
             for figure in [Mean, Max] {
                 let (r, n) = (of(real_time, figure), of(normal, figure));
@@ -353,8 +357,8 @@ fn dma_sustains(c: &mut Check<'_>) {
         let mut before: Option<(u128, u128)> = None;
         for bytes in grid() {
             let slowdown = |c: &mut Check<'_>, method| {
-                let real_time = c.single(method, direction, bytes, Class::RealTime, Stress::Cpu)?.mean.0;
-                let normal = c.single(method, direction, bytes, Class::Normal, Stress::Cpu)?.mean.0;
+                let real_time = c.single(method, direction, bytes, TransferClass::RealTime, Stress::Cpu)?.mean.0;
+                let normal = c.single(method, direction, bytes, TransferClass::Normal, Stress::Cpu)?.mean.0;
                 Some((u128::from(normal), u128::from(real_time)))
             };
             let Some(dma) = slowdown(c, DMA) else { continue };
@@ -382,7 +386,7 @@ fn dma_sustains(c: &mut Check<'_>) {
 }
 
 fn memory_pressure(c: &mut Check<'_>) {
-    compared(c, Class::RealTime, Stress::Memory, |c, _, point, alone, pressed| {
+    compared(c, TransferClass::RealTime, Stress::Memory, |c, _, point, alone, pressed| {
         for figure in [Mean, Max] {
             let (alone, pressed) = (of(alone, figure), of(pressed, figure));
             c.holds(c.within(pressed, alone, 5), || format!("{point}: alone {alone}, under memory pressure {pressed}"));
@@ -393,8 +397,8 @@ fn memory_pressure(c: &mut Check<'_>) {
 fn pipes(c: &mut Check<'_>) {
     for (direction, bytes) in points() {
         for method in METHODS {
-            let load = c.single(method, direction, bytes, Class::RealTime, Stress::Cpu);
-            let pipes = c.single(method, direction, bytes, Class::RealTime, Stress::Pipes);
+            let load = c.single(method, direction, bytes, TransferClass::RealTime, Stress::Cpu);
+            let pipes = c.single(method, direction, bytes, TransferClass::RealTime, Stress::Pipes);
             let (Some(load), Some(pipes)) = (load, pipes) else { continue };
             for figure in [Mean, Max] {
                 let (load, pipes) = (of(load, figure), of(pipes, figure));

@@ -1,11 +1,11 @@
 //! How many streams of a pool a node carries under each policy.
 
-use super::{Border, Pool, Site, SiteError, longest_prefix};
+use super::{Border, Site, SiteError, StreamPool, longest_prefix};
 use headway_core::files::machine::Machine;
 use headway_core::plan::Strategy;
 use headway_core::units::{Nanos, Rate};
 
-use super::pools::{KINDS, Kind, Reading, SEEDS};
+use super::pools::{KINDS, Reading, SEEDS, StreamKind};
 
 /// What the CPU encrypts per second (`verner-2014`, V-B: "a maximum throughput of 250 MB/sec").
 pub const CPU: Rate = Rate(250_000_000);
@@ -56,9 +56,9 @@ pub fn site(machine: &Machine) -> Result<Site, SiteError> {
 
 /// Which pools are looked at, and how closely.
 #[derive(Clone, Debug)]
-pub struct Study {
+pub struct BorderStudy {
     /// Workloads.
-    pub kinds: Vec<Kind>,
+    pub kinds: Vec<StreamKind>,
     /// Readings of the distributions.
     pub readings: Vec<Reading>,
     /// Seeds of the pools; constant workloads use the first only.
@@ -71,7 +71,7 @@ pub struct Study {
 
 /// How many streams one pool gives one site under one policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Point {
+pub struct BorderPoint {
     /// Position of the site.
     pub site: usize,
     /// Number of the workload in the paper.
@@ -87,7 +87,7 @@ pub struct Point {
     pub bits_per_second: u64,
 }
 
-impl Study {
+impl BorderStudy {
     /// All workloads, both readings, all shipped seeds, exact borders.
     #[must_use]
     pub fn full() -> Self {
@@ -110,15 +110,15 @@ impl Study {
 
     /// The pool of one workload: more streams than any site of the study carries.
     #[must_use]
-    pub fn pool(&self, kind: &Kind, reading: Reading, seed: u64) -> Pool {
-        Pool::new(kind.pool(reading, seed, POOL / self.scale.max(1)))
+    pub fn pool(&self, kind: &StreamKind, reading: Reading, seed: u64) -> StreamPool {
+        StreamPool::new(kind.pool(reading, seed, POOL / self.scale.max(1)))
     }
 
     /// The borders of all pools on all sites under all policies.
     ///
     /// # Errors
     /// [`SiteError::Network`] when a copy would get no rate.
-    pub fn run(&self, sites: &[Site], policies: &[Strategy]) -> Result<Vec<Point>, SiteError> {
+    pub fn run(&self, sites: &[Site], policies: &[Strategy]) -> Result<Vec<BorderPoint>, SiteError> {
         let mut points = Vec::new();
         for kind in &self.kinds {
             for &reading in &self.readings {
@@ -130,7 +130,15 @@ impl Study {
                             let Border { streams, .. } = longest_prefix(site, policy, &pool, self.step)?;
                             let bits_per_second = pool.bits_per_second(streams);
                             let kind = kind.number;
-                            points.push(Point { site: at, kind, reading, seed, policy, streams, bits_per_second });
+                            points.push(BorderPoint {
+                                site: at,
+                                kind,
+                                reading,
+                                seed,
+                                policy,
+                                streams,
+                                bits_per_second,
+                            });
                         }
                     }
                 }
@@ -142,16 +150,16 @@ impl Study {
 
 /// Gains of one policy over another, as plain quotients of stream counts.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Curve {
+pub struct GainCurve {
     /// By workload: the gain of every seed.
     pub gains: Vec<(u32, Vec<f64>)>,
 }
 
-impl Curve {
+impl GainCurve {
     /// The gain of `better` on site `at` over `base` on site `base_at`, in one reading.
     #[must_use]
     pub fn of(
-        points: &[Point],
+        points: &[BorderPoint],
         reading: Reading,
         (at, better): (usize, Strategy),
         (base_at, base): (usize, Strategy),
@@ -187,7 +195,7 @@ impl Curve {
         (0..most).map(|seed| mean(self.gains.iter().map(|(_, seeds)| seeds[seed % seeds.len()]))).collect()
     }
 
-    /// Least and largest of [`Curve::by_seed`].
+    /// Least and largest of [`GainCurve::by_seed`].
     #[must_use]
     pub fn spread(&self) -> (f64, f64) {
         let fold = |(low, high): (f64, f64), gain: f64| (low.min(gain), high.max(gain));
@@ -206,7 +214,7 @@ mod tests {
 
     use super::*;
 
-    fn sites(study: &Study) -> [Site; 2] {
+    fn sites(study: &BorderStudy) -> [Site; 2] {
         ["verner-r1", "verner-r2"].map(|name| study.site(&shipped(name).unwrap()).unwrap())
     }
 
@@ -214,7 +222,7 @@ mod tests {
     /// plus the CPU.
     #[test]
     fn equal_streams_come_within_a_thousandth_of_the_closed_form() {
-        let study = Study { kinds: vec![KINDS[0]], readings: vec![Reading::Truncate], ..Study::quick() };
+        let study = BorderStudy { kinds: vec![KINDS[0]], readings: vec![Reading::Truncate], ..BorderStudy::quick() };
         let points = study.run(&sites(&study), &[Strategy::Serial, Strategy::Lockstep, Strategy::Combined]).unwrap();
         for (point, bytes) in points.iter().zip([4e9, 4e9, 8e9, 4.8e9, 8e9, 4.8e9]) {
             let closed = (bytes + 0.25e9) / 16.0 * 8.0 / 3.1e6;
@@ -226,10 +234,10 @@ mod tests {
     #[test]
     fn no_policy_that_moves_blocks_in_parallel_gains_more_than_the_links_give() {
         let kinds = vec![KINDS[3], KINDS[11]];
-        let study = Study { kinds, readings: vec![Reading::Truncate], ..Study::quick() };
+        let study = BorderStudy { kinds, readings: vec![Reading::Truncate], ..BorderStudy::quick() };
         let points = study.run(&sites(&study), &crate::simulation::verner::STRATEGIES).unwrap();
         for (at, most) in [(0, 8.25 / 4.25 - 1.0), (1, 5.05 / 4.25 - 1.0)] {
-            let gain = |policy| Curve::of(&points, Reading::Truncate, (at, policy), (at, Strategy::Serial)).mean();
+            let gain = |policy| GainCurve::of(&points, Reading::Truncate, (at, policy), (at, Strategy::Serial)).mean();
             assert!(gain(Strategy::Combined) <= most + 0.01, "{}", gain(Strategy::Combined));
             assert!(gain(Strategy::Combined) >= most - 0.06, "{}", gain(Strategy::Combined));
             assert!(gain(Strategy::Lockstep) <= gain(Strategy::Combined));
@@ -241,18 +249,20 @@ mod tests {
     fn curves_count_every_workload_once_and_spread_over_seeds() {
         let point = |kind, seed, policy, streams| {
             let reading = Reading::Clip;
-            Point { site: 0, kind, reading, seed, policy, streams, bits_per_second: 0 }
+            BorderPoint { site: 0, kind, reading, seed, policy, streams, bits_per_second: 0 }
         };
-        let points: Vec<Point> = [(1, 0, 100, 200), (2, 0, 100, 110), (2, 1, 100, 130), (2, 2, 0, 130)]
+        let points: Vec<BorderPoint> = [(1, 0, 100, 200), (2, 0, 100, 110), (2, 1, 100, 130), (2, 2, 0, 130)]
             .into_iter()
             .flat_map(|(kind, seed, base, better)| {
                 [point(kind, seed, Strategy::Serial, base), point(kind, seed, Strategy::Combined, better)]
             })
             .collect();
-        let curve = Curve::of(&points, Reading::Clip, (0, Strategy::Combined), (0, Strategy::Serial));
+        let curve = GainCurve::of(&points, Reading::Clip, (0, Strategy::Combined), (0, Strategy::Serial));
         assert!((curve.mean() - 0.6).abs() < 1e-9, "{curve:?}");
         let (low, high) = curve.spread();
         assert!((low - 0.55).abs() < 1e-9 && (high - 0.65).abs() < 1e-9, "{low} {high}");
-        assert!(Curve::of(&points, Reading::Truncate, (0, Strategy::Combined), (0, Strategy::Serial)).gains.is_empty());
+        assert!(
+            GainCurve::of(&points, Reading::Truncate, (0, Strategy::Combined), (0, Strategy::Serial)).gains.is_empty()
+        );
     }
 }

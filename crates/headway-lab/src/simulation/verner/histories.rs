@@ -1,9 +1,9 @@
 //! Random joins and leaves on one node in virtual time: whether any accepted flow misses a deadline.
 
-use super::running::Domain;
+use super::running::RunningDomain;
 use headway_core::files::machine::{Machine, RouteId};
 use headway_core::models::interconnect::{BatchBlock, Network};
-use headway_core::plan::stream::admission::{Admission, LIMITS, Placement, Refused, Request};
+use headway_core::plan::stream::admission::{Admission, AdmissionRefused, FlowPlacement, FlowRequest, LIMITS};
 use headway_core::units::{Bytes, Nanos};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -51,7 +51,7 @@ impl Tally {
 
 struct History {
     routes: Vec<RouteId>,
-    domain: Domain,
+    domain: RunningDomain,
     random: Pcg64Mcg,
     now: Nanos,
     /// End and deadline of the job on the server.
@@ -85,7 +85,7 @@ pub fn disturbed(machine: &Machine, seed: u64, changes: u32, percent: u64) -> (T
 fn run(machine: &Machine, seed: u64, changes: u32) -> History {
     let mut history = History {
         routes: (0..machine.routes.len() as u32).map(RouteId).collect(),
-        domain: Domain::new(Admission::new(Network::new(machine), machine.calibration.clone(), LIMITS)),
+        domain: RunningDomain::new(Admission::new(Network::new(machine), machine.calibration.clone(), LIMITS)),
         random: Pcg64Mcg::seed_from_u64(seed),
         now: Nanos::ZERO,
         running: None,
@@ -122,20 +122,20 @@ impl History {
         match self.domain.join(self.now, &request) {
             Ok(admitted) => {
                 let placement = match admitted.placement {
-                    Placement::Grown => 0,
-                    Placement::Alone => 1,
-                    Placement::Combined { .. } => 2,
+                    FlowPlacement::Grown => 0,
+                    FlowPlacement::Alone => 1,
+                    FlowPlacement::Combined { .. } => 2,
                 };
                 self.tally.joins[placement] += 1;
                 self.tally.joins_beside_leavers += u64::from(some_leave);
             }
-            Err(Refused::Overload { .. }) => self.tally.refused += 1,
+            Err(AdmissionRefused::Overload { .. }) => self.tally.refused += 1,
             Err(error) => unreachable!("requests are well formed: {error}"),
         }
     }
 
     /// Large against its window as often as small; windows harmonic as often as not.
-    fn request(&mut self) -> Request {
+    fn request(&mut self) -> FlowRequest {
         self.names += 1;
         let window = match self.below(2) {
             0 => 500_000 << self.below(6),
@@ -152,7 +152,7 @@ impl History {
                 blocks.push(BatchBlock { route, bytes: Bytes(period * share / 125) });
             }
         }
-        Request { id: format!("f{}", self.names), blocks, period: Nanos(period), window: Nanos(window) }
+        FlowRequest { id: format!("f{}", self.names), blocks, period: Nanos(period), window: Nanos(window) }
     }
 
     fn run_until(&mut self, end: Nanos) {

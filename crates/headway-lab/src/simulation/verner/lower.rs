@@ -4,7 +4,7 @@ use headway_core::plan::Strategy;
 use std::fmt::Write as _;
 
 use headway_core::files::machine::Machine;
-use headway_core::plan::stream::Load;
+use headway_core::plan::stream::BlockLoad;
 use headway_core::units::Nanos;
 
 use super::border::KERNEL;
@@ -15,7 +15,7 @@ use super::border::KERNEL;
 /// Lock-step moves all blocks of one direction as one message and is planned one message at a time; the other policies
 /// have a message per block.
 #[must_use]
-pub fn workload(name: &str, machine: &Machine, policy: Strategy, load: &Load) -> Option<String> {
+pub fn workload(name: &str, machine: &Machine, policy: Strategy, load: &BlockLoad) -> Option<String> {
     let host = machine.memories().next().map(|host| machine.endpoints[host.at()].id.as_str())?;
     let gpus: Vec<_> = machine.gpus().collect();
     let id = |gpu: usize| machine.endpoints[gpus[gpu].at()].id.as_str();

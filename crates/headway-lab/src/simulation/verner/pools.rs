@@ -45,7 +45,7 @@ impl Reading {
 
 /// What numbers in \[0,1\] are drawn from.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Draw {
+pub enum Distribution {
     /// Always this number.
     Constant(f64),
     /// Evenly between two numbers.
@@ -58,26 +58,26 @@ pub enum Draw {
 
 /// One of the twelve.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Kind {
+pub struct StreamKind {
     /// Number in the paper, 1 to 12.
     pub number: u32,
     /// As the paper writes it.
     pub text: &'static str,
     /// Rates are drawn from it.
-    pub rate: Draw,
+    pub rate: Distribution,
     /// Deadlines are drawn from it.
-    pub deadline: Draw,
+    pub deadline: Distribution,
 }
 
-impl Kind {
-    const fn same(number: u32, text: &'static str, draw: Draw) -> Self {
+impl StreamKind {
+    const fn same(number: u32, text: &'static str, draw: Distribution) -> Self {
         Self { number, text, rate: draw, deadline: draw }
     }
 
     /// Whether all streams are alike: one seed then stands for all.
     #[must_use]
     pub fn is_constant(&self) -> bool {
-        matches!((self.rate, self.deadline), (Draw::Constant(_), Draw::Constant(_)))
+        matches!((self.rate, self.deadline), (Distribution::Constant(_), Distribution::Constant(_)))
     }
 
     /// The first streams of the sequence of `seed`, as many as are needed to reach `bits_per_second` together.
@@ -95,28 +95,28 @@ impl Kind {
 }
 
 /// The workloads of Figure V.2 (a).
-pub const KINDS: [Kind; 12] = [
-    Kind::same(1, "constant 0.5", Draw::Constant(0.5)),
-    Kind::same(2, "constant 0.1", Draw::Constant(0.1)),
-    Kind::same(3, "uniform in [0,1]", Draw::Uniform(0.0, 1.0)),
-    Kind::same(4, "uniform in [0.4,0.6]", Draw::Uniform(0.4, 0.6)),
-    Kind::same(5, "normal AVG=0.5 STD=0.2", Draw::Normal(0.5, 0.2)),
-    Kind::same(6, "normal AVG=0.5 STD=1.0", Draw::Normal(0.5, 1.0)),
-    Kind::same(7, "normal AVG=0.2 STD=0.2", Draw::Normal(0.2, 0.2)),
-    Kind::same(8, "normal AVG=0.8 STD=0.2", Draw::Normal(0.8, 0.2)),
-    Kind::same(9, "exp STD=1.0 truncate at 5", Draw::Exponential(1.0, 5.0)),
-    Kind::same(10, "exp STD=1.0 truncate at 1", Draw::Exponential(1.0, 1.0)),
-    Kind::same(11, "exp STD=0.2 truncate at 1", Draw::Exponential(0.2, 1.0)),
-    Kind {
+pub const KINDS: [StreamKind; 12] = [
+    StreamKind::same(1, "constant 0.5", Distribution::Constant(0.5)),
+    StreamKind::same(2, "constant 0.1", Distribution::Constant(0.1)),
+    StreamKind::same(3, "uniform in [0,1]", Distribution::Uniform(0.0, 1.0)),
+    StreamKind::same(4, "uniform in [0.4,0.6]", Distribution::Uniform(0.4, 0.6)),
+    StreamKind::same(5, "normal AVG=0.5 STD=0.2", Distribution::Normal(0.5, 0.2)),
+    StreamKind::same(6, "normal AVG=0.5 STD=1.0", Distribution::Normal(0.5, 1.0)),
+    StreamKind::same(7, "normal AVG=0.2 STD=0.2", Distribution::Normal(0.2, 0.2)),
+    StreamKind::same(8, "normal AVG=0.8 STD=0.2", Distribution::Normal(0.8, 0.2)),
+    StreamKind::same(9, "exp STD=1.0 truncate at 5", Distribution::Exponential(1.0, 5.0)),
+    StreamKind::same(10, "exp STD=1.0 truncate at 1", Distribution::Exponential(1.0, 1.0)),
+    StreamKind::same(11, "exp STD=0.2 truncate at 1", Distribution::Exponential(0.2, 1.0)),
+    StreamKind {
         number: 12,
         text: "deadlines: uniform in [0,1], data rates: constant 0.5",
-        rate: Draw::Constant(0.5),
-        deadline: Draw::Uniform(0.0, 1.0),
+        rate: Distribution::Constant(0.5),
+        deadline: Distribution::Uniform(0.0, 1.0),
     },
 ];
 
 struct Sequence {
-    kind: Kind,
+    kind: StreamKind,
     reading: Reading,
     /// One source for rates and one for deadlines, so that a draw more in the one does not shift the other.
     rates: Source,
@@ -124,7 +124,7 @@ struct Sequence {
 }
 
 impl Sequence {
-    fn new(kind: Kind, reading: Reading, seed: u64) -> Self {
+    fn new(kind: StreamKind, reading: Reading, seed: u64) -> Self {
         let branch = |leaf: u64| {
             let path = ((seed * 16 + u64::from(kind.number)) * 2 + reading as u64) * 2 + leaf;
             Source { generator: Pcg64Mcg::seed_from_u64(path), spare: None }
@@ -151,10 +151,10 @@ struct Source {
 }
 
 impl Source {
-    fn number(&mut self, draw: Draw, reading: Reading) -> f64 {
+    fn number(&mut self, draw: Distribution, reading: Reading) -> f64 {
         let (top, low, high) = match draw {
-            Draw::Exponential(_, cut) => (cut, 0.0, cut),
-            Draw::Constant(_) | Draw::Uniform(..) | Draw::Normal(..) => (1.0, 0.0, 1.0),
+            Distribution::Exponential(_, cut) => (cut, 0.0, cut),
+            Distribution::Constant(_) | Distribution::Uniform(..) | Distribution::Normal(..) => (1.0, 0.0, 1.0),
         };
         loop {
             let number = self.raw(draw);
@@ -166,12 +166,12 @@ impl Source {
         }
     }
 
-    fn raw(&mut self, draw: Draw) -> f64 {
+    fn raw(&mut self, draw: Distribution) -> f64 {
         match draw {
-            Draw::Constant(number) => number,
-            Draw::Uniform(from, to) => from + (to - from) * self.unit(),
-            Draw::Normal(mean, deviation) => mean + deviation * self.normal(),
-            Draw::Exponential(mean, _) => -mean * ln(1.0 - self.unit()),
+            Distribution::Constant(number) => number,
+            Distribution::Uniform(from, to) => from + (to - from) * self.unit(),
+            Distribution::Normal(mean, deviation) => mean + deviation * self.normal(),
+            Distribution::Exponential(mean, _) => -mean * ln(1.0 - self.unit()),
         }
     }
 

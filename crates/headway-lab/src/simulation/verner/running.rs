@@ -11,12 +11,12 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use headway_core::models::interconnect::BatchBlock;
-use headway_core::plan::stream::admission::{Admission, Admitted, Refused, Request};
+use headway_core::plan::stream::admission::{Admission, AdmissionRefused, Admitted, FlowRequest};
 use headway_core::units::Nanos;
 
 /// A job that the server begins: all blocks move at once, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Job {
+pub struct BatchJob {
     /// Number of its message.
     pub message: u64,
     /// When it was released.
@@ -34,13 +34,13 @@ type Key = Reverse<(Nanos, u64)>;
 
 /// The flows of one domain with the jobs that carry them.
 #[derive(Debug)]
-pub struct Domain {
+pub struct RunningDomain {
     admission: Admission,
     now: Nanos,
     /// The next release of every message.
     releases: BTreeMap<u64, Nanos>,
     ready: BinaryHeap<Key>,
-    waiting: BTreeMap<u64, Job>,
+    waiting: BTreeMap<u64, BatchJob>,
     busy: bool,
     /// When a job was begun last.
     began: Option<Nanos>,
@@ -50,10 +50,10 @@ pub struct Domain {
     /// Messages whose jobs are given up.
     paused: BTreeSet<u64>,
     /// Jobs given up since they were asked for.
-    lost: Vec<Job>,
+    lost: Vec<BatchJob>,
 }
 
-impl Domain {
+impl RunningDomain {
     /// A domain at rest.
     #[must_use]
     pub fn new(admission: Admission) -> Self {
@@ -81,8 +81,8 @@ impl Domain {
     /// Takes a flow in, with effect after what was begun until now.
     ///
     /// # Errors
-    /// [`Refused`]; nothing has changed then.
-    pub fn join(&mut self, now: Nanos, request: &Request) -> Result<Admitted, Refused> {
+    /// [`AdmissionRefused`]; nothing has changed then.
+    pub fn join(&mut self, now: Nanos, request: &FlowRequest) -> Result<Admitted, AdmissionRefused> {
         self.advance(now);
         let admitted = self.admission.join(self.undecided(), request)?;
         Ok(self.begin(admitted))
@@ -98,7 +98,7 @@ impl Domain {
     }
 
     /// Gives out a copy of the admission, on which a join can be computed elsewhere while jobs go on. Until
-    /// [`Domain::resume`] no capacity of leavers returns, and nobody else joins or leaves.
+    /// [`RunningDomain::resume`] no capacity of leavers returns, and nobody else joins or leaves.
     pub fn suspend(&mut self) -> Admission {
         self.held = true;
         self.admission.clone()
@@ -107,8 +107,12 @@ impl Domain {
     /// Takes back the copy on which a join was computed, with its answer; after a refusal nothing has changed.
     ///
     /// # Errors
-    /// The [`Refused`] that is handed in.
-    pub fn resume(&mut self, now: Nanos, joined: Result<(Admission, Admitted), Refused>) -> Result<Admitted, Refused> {
+    /// The [`AdmissionRefused`] that is handed in.
+    pub fn resume(
+        &mut self,
+        now: Nanos,
+        joined: Result<(Admission, Admitted), AdmissionRefused>,
+    ) -> Result<Admitted, AdmissionRefused> {
         self.advance(now);
         self.held = false;
         let (admission, admitted) = joined?;
@@ -119,8 +123,8 @@ impl Domain {
     /// Lets a flow leave; its last job's deadline.
     ///
     /// # Errors
-    /// [`Refused::Unknown`].
-    pub fn leave(&mut self, now: Nanos, id: &str) -> Result<Nanos, Refused> {
+    /// [`AdmissionRefused::Unknown`].
+    pub fn leave(&mut self, now: Nanos, id: &str) -> Result<Nanos, AdmissionRefused> {
         self.advance(now);
         self.admission.leave(self.now, id)
     }
@@ -132,7 +136,7 @@ impl Domain {
     }
 
     /// The job to begin now, if the server is free and work waits.
-    pub fn poll_start(&mut self, now: Nanos) -> Option<Job> {
+    pub fn poll_start(&mut self, now: Nanos) -> Option<BatchJob> {
         self.advance(now);
         if self.busy {
             return None;
@@ -166,7 +170,7 @@ impl Domain {
     }
 
     /// Jobs that were given up since the last call: the server had more work than the admission counts with.
-    pub fn take_lost(&mut self) -> Vec<Job> {
+    pub fn take_lost(&mut self) -> Vec<BatchJob> {
         std::mem::take(&mut self.lost)
     }
 
@@ -195,7 +199,7 @@ impl Domain {
             let deadline = at + running.period;
             self.sequence += 1;
             let (worst_case, blocks) = (running.cost, running.blocks.clone());
-            let job = Job { message, release: at, deadline, worst_case, blocks };
+            let job = BatchJob { message, release: at, deadline, worst_case, blocks };
             if self.paused.contains(&message) {
                 self.lost.push(job);
             } else {
@@ -212,19 +216,19 @@ mod tests {
     use super::*;
     use headway_core::files::machine::{RouteId, shipped};
     use headway_core::models::interconnect::Network;
-    use headway_core::plan::stream::admission::{LIMITS, Placement};
+    use headway_core::plan::stream::admission::{FlowPlacement, LIMITS};
     use headway_core::units::Bytes;
 
     const MS: u64 = 1_000_000;
 
-    fn domain() -> Domain {
+    fn domain() -> RunningDomain {
         let machine = shipped("verner-r2").unwrap();
-        Domain::new(Admission::new(Network::new(&machine), machine.calibration, LIMITS))
+        RunningDomain::new(Admission::new(Network::new(&machine), machine.calibration, LIMITS))
     }
 
-    fn request(id: &str, window: u64, bytes: u64) -> Request {
+    fn request(id: &str, window: u64, bytes: u64) -> FlowRequest {
         let blocks = vec![BatchBlock { route: RouteId(0), bytes: Bytes(bytes) }];
-        Request { id: id.to_owned(), blocks, period: Nanos(window), window: Nanos(window) }
+        FlowRequest { id: id.to_owned(), blocks, period: Nanos(window), window: Nanos(window) }
     }
 
     #[test]
@@ -264,7 +268,7 @@ mod tests {
             } else {
                 domain.join(now, &asked).unwrap()
             };
-            assert_ne!(admitted.placement, Placement::Alone);
+            assert_ne!(admitted.placement, FlowPlacement::Alone);
             domain.ended(now);
             let mut bytes = BTreeMap::new();
             for at in now.0 / MS..20 {
@@ -296,7 +300,7 @@ mod tests {
         let first = domain.join(Nanos(0), &request("first", 4 * MS, 1_000_000)).unwrap().message;
         let last = domain.join(Nanos(0), &request("last", 3 * MS, 1_000_000)).unwrap().message;
         assert_eq!(domain.poll_start(Nanos(0)).unwrap().message, last);
-        let lost = |domain: &mut Domain| -> Vec<(u64, u64)> {
+        let lost = |domain: &mut RunningDomain| -> Vec<(u64, u64)> {
             domain.take_lost().iter().map(|job| (job.message, job.release.0 / MS)).collect()
         };
         let mut served = Vec::new();
@@ -324,7 +328,7 @@ mod tests {
             now = now + Nanos(MS / 2);
         }
         assert_eq!(domain.admission().flows().count(), 1);
-        assert!(domain.resume(now, Err(Refused::Unknown { flow: "b".to_owned() })).is_err());
+        assert!(domain.resume(now, Err(AdmissionRefused::Unknown { flow: "b".to_owned() })).is_err());
         while domain.poll_start(now).is_some() {
             domain.ended(now);
         }

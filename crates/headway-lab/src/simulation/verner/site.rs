@@ -1,12 +1,12 @@
 //! Whether a node carries a load of streams under a policy.
 
-use headway_core::analysis::schedulability::{MARGIN_PPM_MAX, Task, jeffay, margin_ppm};
+use headway_core::analysis::schedulability::{MARGIN_PPM_MAX, RecurrentTask, jeffay, margin_ppm};
 use headway_core::files::machine::{Calibration, EndpointId, KernelCost, Machine, RouteId};
 use headway_core::models::interconnect::{BatchBlock, Network, Starved};
 use headway_core::plan::Strategy;
-use headway_core::plan::combine::{CombineError, CombineOptions, Counting, Mode, Priced, Pricer, transform};
+use headway_core::plan::combine::{CombineEffort, CombineError, CombineOptions, Counting, Priced, Pricer, transform};
 use headway_core::plan::message::{Elementary, MessageSet};
-use headway_core::plan::stream::{GRANULE, Load};
+use headway_core::plan::stream::{BlockLoad, GRANULE};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};
 
 /// The strategies of `verner-2014` in the order of its figures.
@@ -55,7 +55,7 @@ struct Gpu {
 }
 
 /// Tasks by server; all servers must hold.
-type Servers = Vec<Vec<Task>>;
+type Servers = Vec<Vec<RecurrentTask>>;
 
 /// A node with its CPU, as the framework sees it.
 pub struct Site {
@@ -139,7 +139,7 @@ impl Site {
     ///
     /// # Errors
     /// [`Starved`] when a copy would get no rate.
-    pub fn accepts(&self, policy: Strategy, load: &Load) -> Result<bool, Starved> {
+    pub fn accepts(&self, policy: Strategy, load: &BlockLoad) -> Result<bool, Starved> {
         let holds = |servers: &Servers| servers.iter().all(|tasks| jeffay(tasks).is_schedulable());
         if !holds(&self.kernels(policy, load)) {
             return Ok(false);
@@ -151,7 +151,7 @@ impl Site {
     ///
     /// # Errors
     /// [`Starved`] when a copy would get no rate.
-    pub fn margin_ppm(&self, policy: Strategy, load: &Load) -> Result<u64, Starved> {
+    pub fn margin_ppm(&self, policy: Strategy, load: &BlockLoad) -> Result<u64, Starved> {
         let margin = |servers: &Servers| servers.iter().map(|tasks| margin_ppm(tasks)).min().unwrap_or(MARGIN_PPM_MAX);
         let transfers = self.transfers(policy, load)?.iter().map(margin).max().unwrap_or(0);
         Ok(transfers.min(margin(&self.kernels(policy, load))))
@@ -162,13 +162,13 @@ impl Site {
     pub(super) fn could_carry(&self, policy: Strategy, bits_per_second: u64) -> Result<bool, Starved> {
         let lean = self.lean.as_deref().unwrap_or(self);
         let each = Bytes(bits_per_second / 8 / lean.gpus.len() as u64);
-        let mut load = Load::new(Nanos(NANOS_PER_SECOND), lean.gpus.len(), 1);
+        let mut load = BlockLoad::new(Nanos(NANOS_PER_SECOND), lean.gpus.len(), 1);
         load.blocks.iter_mut().for_each(|classes| classes[0] = each);
         lean.accepts(policy, &load)
     }
 
     /// Execution engines as servers; none where kernels are part of the generation.
-    fn kernels(&self, policy: Strategy, load: &Load) -> Servers {
+    fn kernels(&self, policy: Strategy, load: &BlockLoad) -> Servers {
         if policy == Strategy::Generation {
             return Vec::new();
         }
@@ -181,7 +181,7 @@ impl Site {
     }
 
     /// The ways in which the policy can make the copies of a load, each as tasks by server.
-    fn transfers(&self, policy: Strategy, load: &Load) -> Result<Vec<Servers>, Starved> {
+    fn transfers(&self, policy: Strategy, load: &BlockLoad) -> Result<Vec<Servers>, Starved> {
         let classes = load.blocks.first().map_or(0, Vec::len);
         let all = |class| self.blocks(load, class, &|_, _| true);
         match policy {
@@ -219,7 +219,7 @@ impl Site {
 
     /// The batches that Algorithm 1 (`verner-2014`, IV-C) makes of a message for each block, or for each part of a block that the
     /// shortest cycle takes: of all sets that it passes through the one with the least sum that passes the test, or the last one.
-    fn combined(&self, load: &Load, in_parts: bool) -> Result<Vec<Task>, Starved> {
+    fn combined(&self, load: &BlockLoad, in_parts: bool) -> Result<Vec<RecurrentTask>, Starved> {
         let mut elementary = Vec::new();
         for class in 0..load.blocks.first().map_or(0, Vec::len) {
             let halvings = if in_parts { class } else { 0 };
@@ -234,7 +234,7 @@ impl Site {
             return Ok(vec![whole(Nanos::MAX, load.window)]);
         };
         let mut pricer = Pricer::new(&self.network, self.calibration.as_ref());
-        let options = CombineOptions { mode: Mode::Greedy, counting: Counting::Paper };
+        let options = CombineOptions { mode: CombineEffort::Greedy, counting: Counting::Paper };
         match transform(&set, &mut pricer, options, &mut |tasks| jeffay(tasks).is_schedulable()) {
             Ok(found) => Ok(found.batches.iter().map(Priced::task).collect()),
             Err(CombineError::Price(starved)) => Err(starved),
@@ -243,7 +243,7 @@ impl Site {
         }
     }
 
-    fn partitioned(&self, load: &Load) -> Servers {
+    fn partitioned(&self, load: &BlockLoad) -> Servers {
         let mut servers = vec![Vec::new(); self.server_count];
         for (gpu, classes) in load.blocks.iter().enumerate() {
             let ((into, out), (rate_in, rate_out)) = (self.servers[gpu], self.kept[gpu]);
@@ -259,7 +259,7 @@ impl Site {
     }
 
     /// The same tasks with one server for each GPU.
-    fn per_gpu(&self, load: &Load) -> Servers {
+    fn per_gpu(&self, load: &BlockLoad) -> Servers {
         let of_gpu = |gpu: usize| {
             let mut own = load.clone();
             own.blocks.iter_mut().enumerate().filter(|(other, _)| *other != gpu).for_each(|(_, classes)| {
@@ -271,13 +271,13 @@ impl Site {
     }
 
     /// One batch in and one batch out.
-    fn lockstep(&self, load: &Load) -> Result<Nanos, Starved> {
+    fn lockstep(&self, load: &BlockLoad) -> Result<Nanos, Starved> {
         let batch = |inwards| self.batch(&self.blocks(load, 0, &|_, way| way == inwards));
         Ok(batch(true)?.saturating_add(batch(false)?))
     }
 
     /// The blocks of one class in the planned order, in whole granules.
-    fn blocks(&self, load: &Load, class: usize, ways: &dyn Fn(usize, bool) -> bool) -> Vec<BatchBlock> {
+    fn blocks(&self, load: &BlockLoad, class: usize, ways: &dyn Fn(usize, bool) -> bool) -> Vec<BatchBlock> {
         let order = self.order.iter().filter(|(gpu, inwards)| ways(*gpu, *inwards) && load.blocks[*gpu][class].0 > 0);
         let block = |&(gpu, inwards): &(usize, bool)| BatchBlock {
             route: if inwards { self.gpus[gpu].into } else { self.gpus[gpu].out },
@@ -298,8 +298,8 @@ impl Site {
     }
 }
 
-fn whole(cost: Nanos, period: Nanos) -> Task {
-    Task::whole(cost, period, period)
+fn whole(cost: Nanos, period: Nanos) -> RecurrentTask {
+    RecurrentTask::whole(cost, period, period)
 }
 
 fn gpu_of(machine: &Machine, gpu: EndpointId, kernel: &str) -> Result<Gpu, SiteError> {
@@ -327,8 +327,8 @@ mod tests {
         Site::new(&shipped(machine).unwrap(), "aes128-cbc", Rate(250_000_000)).unwrap()
     }
 
-    fn load(window: u64, blocks: [&[u64]; 2]) -> Load {
-        let mut load = Load::new(Nanos(window), 2, blocks[0].len() as u32);
+    fn load(window: u64, blocks: [&[u64]; 2]) -> BlockLoad {
+        let mut load = BlockLoad::new(Nanos(window), 2, blocks[0].len() as u32);
         load.blocks = blocks.iter().map(|classes| classes.iter().map(|&b| Bytes(b)).collect()).collect();
         load
     }

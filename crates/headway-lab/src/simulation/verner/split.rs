@@ -7,7 +7,7 @@
 use super::site::{Site, classes_max, cycles};
 use headway_core::models::interconnect::Starved;
 use headway_core::plan::Strategy;
-use headway_core::plan::stream::{Fluid, Load, Rectangle};
+use headway_core::plan::stream::{BlockLoad, Fluid, Rectangle};
 use headway_core::units::{Nanos, PPM};
 
 /// Quantiles of the rates that are tried as `r*`. Of the grid's rectangles with one `r*` only the largest that the CPU can
@@ -21,7 +21,7 @@ const RETRIED: usize = 2;
 
 /// A sequence of streams with the orders in which divisions look at it.
 #[derive(Clone, Debug)]
-pub struct Pool {
+pub struct StreamPool {
     streams: Vec<Fluid>,
     /// Positions by (deadline, position).
     by_deadline: Vec<u32>,
@@ -31,7 +31,7 @@ pub struct Pool {
     rates: Vec<u64>,
 }
 
-impl Pool {
+impl StreamPool {
     /// A pool of these streams.
     #[must_use]
     pub fn new(streams: Vec<Fluid>) -> Self {
@@ -75,7 +75,7 @@ pub struct Split {
     /// Their rates together, bits per second.
     pub cpu_bits_per_second: u64,
     /// What the GPUs carry.
-    pub load: Load,
+    pub load: BlockLoad,
     /// The GPU of every stream, in order; `None` = CPU.
     pub gpus: Vec<Option<u32>>,
     /// The largest factor on all costs with which the GPUs' windows hold, parts per million.
@@ -101,7 +101,7 @@ struct Prefix<'a> {
 }
 
 impl<'a> Prefix<'a> {
-    fn new(pool: &'a Pool, count: usize) -> Self {
+    fn new(pool: &'a StreamPool, count: usize) -> Self {
         let of = |order: &[u32]| {
             let inside = order.iter().filter(|at| (**at as usize) < count);
             inside.map(|&at| (pool.streams[at as usize], at)).collect()
@@ -148,12 +148,12 @@ impl<'a> Prefix<'a> {
         part: &Part,
         classes: u32,
         mut placed: impl FnMut(u32, usize),
-    ) -> Option<Load> {
+    ) -> Option<BlockLoad> {
         let least = Nanos(part.shortest.0 / cycles(policy));
         if least == Nanos::ZERO {
             return None;
         }
-        let mut load = Load::new(least, site.gpus(), classes);
+        let mut load = BlockLoad::new(least, site.gpus(), classes);
         let mut rates = vec![0u64; site.gpus()];
         for &(stream, position) in &self.by_rate {
             if part.inside.has(position as usize, stream) {
@@ -239,7 +239,7 @@ impl<'a> Prefix<'a> {
     }
 }
 
-fn passes(site: &Site, policy: Strategy, pool: &Pool, count: usize) -> Result<bool, Starved> {
+fn passes(site: &Site, policy: Strategy, pool: &StreamPool, count: usize) -> Result<bool, Starved> {
     Ok(count == 0 || Prefix::new(pool, count).accepted(site, policy)?.is_some())
 }
 
@@ -258,7 +258,7 @@ pub struct Border {
 ///
 /// # Errors
 /// [`Starved`] when a copy would get no rate.
-pub fn longest_prefix(site: &Site, policy: Strategy, pool: &Pool, step: usize) -> Result<Border, Starved> {
+pub fn longest_prefix(site: &Site, policy: Strategy, pool: &StreamPool, step: usize) -> Result<Border, Starved> {
     let (all, step) = (pool.streams.len(), step.max(1));
     let (mut low, mut high) = (0, all + 1);
     // First without set-ups and whole granules, which takes no look at streams.
@@ -302,7 +302,7 @@ pub fn longest_prefix(site: &Site, policy: Strategy, pool: &Pool, step: usize) -
 ///
 /// # Panics
 /// If the pool has fewer streams.
-pub fn best_split(site: &Site, policy: Strategy, pool: &Pool, count: usize) -> Result<Option<Split>, Starved> {
+pub fn best_split(site: &Site, policy: Strategy, pool: &StreamPool, count: usize) -> Result<Option<Split>, Starved> {
     if count == 0 {
         return Ok(None);
     }
@@ -350,7 +350,7 @@ mod tests {
     }
 
     /// Streams of the paper's ranges, from a small generator.
-    fn pool(count: usize, mut state: u64) -> Pool {
+    fn pool(count: usize, mut state: u64) -> StreamPool {
         let mut next = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) % 1000
@@ -359,7 +359,7 @@ mod tests {
             bits_per_second: 200_000 + rate * 5_800,
             deadline: Nanos(500_000 + deadline * deadline * 199),
         };
-        Pool::new((0..count).map(|_| stream((next(), next()))).collect())
+        StreamPool::new((0..count).map(|_| stream((next(), next()))).collect())
     }
 
     #[test]
@@ -383,7 +383,7 @@ mod tests {
     #[test]
     fn equal_streams_are_divided_by_position() {
         let stream = Fluid { bits_per_second: 3_000_000, deadline: Nanos(100_000_000) };
-        let pool = Pool::new(vec![stream; 50]);
+        let pool = StreamPool::new(vec![stream; 50]);
         let split = best_split(&site(1_250_000), Strategy::Combined, &pool, 50).unwrap().unwrap();
         assert_eq!(split.on_cpu, 3);
         assert!(split.gpus[..3].iter().all(Option::is_none) && split.gpus[3..].iter().all(Option::is_some));

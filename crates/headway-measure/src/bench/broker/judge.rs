@@ -2,8 +2,8 @@
 
 use headway_core::units::Nanos;
 
-use super::super::results::{Outcome, Target};
-use super::{LEASED, Row, SLEEPS, SPINS, TOKEN_BUSY, TOKEN_PACED, WAKE};
+use super::super::results::{Target, TargetOutcome};
+use super::{LEASED, SLEEPS, SPINS, TOKEN_BUSY, TOKEN_PACED, TimingRow, WAKE};
 
 /// Row, most at the median, most at 99 %.
 const TARGETS: [(&str, Nanos, Nanos); 5] = [
@@ -16,20 +16,20 @@ const TARGETS: [(&str, Nanos, Nanos); 5] = [
 
 /// Every target, median and 99 % each. What is measured of a holder that sleeps stands beside what waking a thread takes
 /// on this host at all, in the same run: nobody who sleeps can be faster.
-pub(super) fn judge(rows: &[Row]) -> Vec<Target> {
+pub(super) fn judge(rows: &[TimingRow]) -> Vec<Target> {
     let find = |what: &str| rows.iter().find(|row| row.what == what).filter(|row| row.p99.is_some());
     let wake = find(WAKE);
     let lines = TARGETS.into_iter().flat_map(|(what, median, p99)| {
         let (row, wake) = (find(what), wake.filter(|_| what == SLEEPS));
-        let line = |name: &str, most: Nanos, figure: fn(&Row) -> Option<Nanos>| Target {
+        let line = |name: &str, most: Nanos, figure: fn(&TimingRow) -> Option<Nanos>| Target {
             target: format!("{what}: {name} at most {most}"),
             measured: row
                 .and_then(figure)
                 .map_or_else(|| "-".to_owned(), |found| measured(found, most, wake.and_then(figure))),
             outcome: match row.and_then(figure) {
-                Some(found) if found <= most => Outcome::Met,
-                Some(_) => Outcome::NotMet,
-                None => Outcome::NotMeasured,
+                Some(found) if found <= most => TargetOutcome::Met,
+                Some(_) => TargetOutcome::NotMet,
+                None => TargetOutcome::NotMeasured,
             },
         };
         [line("median", median, |row| Some(row.median)), line("p99", p99, |row| row.p99)]
@@ -56,33 +56,46 @@ mod tests {
 
     #[test]
     fn a_target_is_met_at_its_figure_and_missed_above_and_few_samples_are_no_proof() {
-        let row =
-            |n, p99| Row { what: SPINS, n, median: Nanos(4_000), p99: tail(n.into(), Nanos(p99)), max: Nanos(p99) };
-        let expect = |row: Row, expected: [Outcome; 2]| {
+        let row = |n, p99| TimingRow {
+            what: SPINS,
+            n,
+            median: Nanos(4_000),
+            p99: tail(n.into(), Nanos(p99)),
+            max: Nanos(p99),
+        };
+        let expect = |row: TimingRow, expected: [TargetOutcome; 2]| {
             let targets = judge(&[row]);
             let ours = targets.iter().filter(|target| target.target.starts_with(SPINS));
             assert_eq!(ours.map(|target| target.outcome).collect::<Vec<_>>(), expected);
         };
-        expect(row(100, 15_000), [Outcome::Met, Outcome::Met]);
-        expect(row(100, 15_001), [Outcome::Met, Outcome::NotMet]);
-        expect(row(99, 1), [Outcome::NotMeasured, Outcome::NotMeasured]);
+        expect(row(100, 15_000), [TargetOutcome::Met, TargetOutcome::Met]);
+        expect(row(100, 15_001), [TargetOutcome::Met, TargetOutcome::NotMet]);
+        expect(row(99, 1), [TargetOutcome::NotMeasured, TargetOutcome::NotMeasured]);
     }
 
     #[test]
     fn the_host_is_the_limit_where_waking_a_thread_alone_takes_longer_than_the_target_and_the_target_is_still_missed() {
-        let row =
-            |what, median, p99| Row { what, n: 100, median: Nanos(median), p99: Some(Nanos(p99)), max: Nanos(p99) };
-        let found = |wake: Row| {
+        let row = |what, median, p99| TimingRow {
+            what,
+            n: 100,
+            median: Nanos(median),
+            p99: Some(Nanos(p99)),
+            max: Nanos(p99),
+        };
+        let found = |wake: TimingRow| {
             let targets = judge(&[row(SLEEPS, 14_000, 250_000), wake]);
             let ours = targets.into_iter().filter(|target| target.target.starts_with(SLEEPS));
             ours.map(|target| (target.outcome, target.measured)).collect::<Vec<_>>()
         };
         let slow = found(row(WAKE, 12_000, 280_000));
-        assert_eq!(slow.iter().map(|(outcome, _)| *outcome).collect::<Vec<_>>(), [Outcome::Met, Outcome::NotMet]);
+        assert_eq!(
+            slow.iter().map(|(outcome, _)| *outcome).collect::<Vec<_>>(),
+            [TargetOutcome::Met, TargetOutcome::NotMet]
+        );
         assert_eq!(slow[0].1, "14 us; a futex wake-up alone takes 12 us here");
         assert_eq!(slow[1].1, "250 us; a futex wake-up alone takes 280 us here: the host is the limit");
         let fast = found(row(WAKE, 2_000, 60_000));
-        assert_eq!(fast[1], (Outcome::NotMet, "250 us; a futex wake-up alone takes 60 us here".to_owned()));
+        assert_eq!(fast[1], (TargetOutcome::NotMet, "250 us; a futex wake-up alone takes 60 us here".to_owned()));
         assert_eq!(judge(&[row(SLEEPS, 14_000, 250_000)])[8].measured, "14 us");
     }
 }

@@ -9,11 +9,11 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use std::{env, fs, io, thread};
 
-use headway_broker::{Client, OnLoss, Server, TaskShape};
-use headway_core::decisions::engine_lock::{EngineParameters, Order, PeerLocks};
+use headway_broker::{BrokerServer, Client, OnLoss, TaskShape};
+use headway_core::decisions::engine_lock::{EngineParameters, LockOrder, PeerLocks};
 use headway_core::decisions::predictor::PredictorParameters;
-use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
-use headway_core::decisions::token::{Mode, TokenParameters};
+use headway_core::decisions::sharing::{ArbiterLimits, ArbiterParameters, ClusterId, ClusterParameters};
+use headway_core::decisions::token::{TokenMode, TokenParameters};
 use headway_core::units::{Bytes, Nanos, PPM};
 use headway_os::clock;
 use headway_os::ipc::{Listener, Words};
@@ -129,19 +129,24 @@ pub(super) fn broker(folder: &Path, orders: &[&str]) -> Option<()> {
         Rest::Never => (FOREVER, PPM),
     };
     let options = headway_broker::ServerOptions { spin, spin_share_ppm, ..usual };
-    let mut server = Server::bind(options).ok()?;
+    let mut server = BrokerServer::bind(options).ok()?;
     io::stdout().write_all(b".").and_then(|()| io::stdout().flush()).ok()?;
     server.run(&AtomicBool::new(false)).ok()
 }
 
 /// One GPU with two tokens and engine locks.
 fn arbiter() -> ArbiterParameters {
-    let tokens =
-        TokenParameters { cpus: 16, per_gpu: 2, mode: Mode::WorkConserving, affinity: true, discount_holder: false };
+    let tokens = TokenParameters {
+        cpus: 16,
+        per_gpu: 2,
+        mode: TokenMode::WorkConserving,
+        affinity: true,
+        discount_holder: false,
+    };
     let engines = EngineParameters {
         copy_engines: 2,
         peer: PeerLocks::Group,
-        order: Order::Arrival,
+        order: LockOrder::Arrival,
         chunk_bytes: None,
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(0),
@@ -151,7 +156,7 @@ fn arbiter() -> ArbiterParameters {
         clusters: vec![ClusterParameters::equal(1, tokens)],
         engines: Some(engines),
         predictor: PredictorParameters::default(),
-        limits: Limits::default(),
+        limits: ArbiterLimits::default(),
     }
 }
 

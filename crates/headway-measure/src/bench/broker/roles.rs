@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use headway_broker::{Client, OnLoss};
-use headway_os::ipc::{Packet, Socket, Words};
+use headway_os::ipc::{Socket, SocketPacket, Words};
 
 use super::contend;
 use super::processes::{PATIENCE, WORDS, broker};
@@ -30,7 +30,8 @@ pub(crate) fn take_part(role: &str) -> bool {
 fn client(folder: &Path, orders: &[&str]) -> Option<()> {
     let socket = Socket::connect(&folder.join("words")).ok()?;
     let mut buffer = [0; 16];
-    let Packet::Message(_, descriptors) = socket.wait(PATIENCE).then(|| socket.receive(&mut buffer).ok())?? else {
+    let SocketPacket::Message(_, descriptors) = socket.wait(PATIENCE).then(|| socket.receive(&mut buffer).ok())??
+    else {
         return None;
     };
     let words = Words::open(descriptors.into_iter().next()?, WORDS, 1).ok()?;

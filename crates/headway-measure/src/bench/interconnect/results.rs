@@ -11,11 +11,11 @@ use serde::Serialize;
 
 use super::{Errors, InterconnectBenchReport, Target, Variant};
 use crate::Error;
-use crate::batches::{Block, Mix, Routes, Took};
-use crate::bench::results::Outcome;
+use crate::batches::{BatchTiming, Mix, Routes, TrialBlock};
+use crate::bench::results::TargetOutcome;
 use crate::fit::Observed;
-use crate::plot::{Figure, Line};
-use crate::sets::Member;
+use crate::plot::{Figure, PlotLine};
+use crate::sets::SetTransfer;
 
 /// Targets: median and 95th percentile of the error of a batch's last end.
 const MEDIAN_PPM: u64 = 20_000;
@@ -26,14 +26,14 @@ const P95_PPM: u64 = 60_000;
 pub(super) struct Case {
     pub(super) gpus: usize,
     pub(super) mix: Mix,
-    pub(super) blocks: Vec<Block>,
-    pub(super) took: Vec<Took>,
+    pub(super) blocks: Vec<TrialBlock>,
+    pub(super) took: Vec<BatchTiming>,
     pub(super) judged: Judged,
 }
 
 /// Some of the batches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Group {
+pub struct BatchGroup {
     pub what: String,
     /// Errors of the last end of each batch: the median of its repetitions against the prediction.
     pub batches: Errors,
@@ -53,13 +53,13 @@ fn ratio_ppm(above: Nanos, below: Nanos) -> u64 {
     u64::try_from(u128::from(above.0) * u128::from(PPM) / u128::from(below.0.max(1))).unwrap_or(u64::MAX)
 }
 
-fn group(what: String, cases: &[&Case]) -> Option<Group> {
+fn group(what: String, cases: &[&Case]) -> Option<BatchGroup> {
     if cases.is_empty() {
         return None;
     }
     let judged = || cases.iter().map(|case| &case.judged);
     let closest = judged().filter_map(|j| Some(ratio_ppm(*j.took.last()?, j.wcet.value))).max();
-    Some(Group {
+    Some(BatchGroup {
         what,
         batches: Accuracy::of(judged().map(Judged::error_ppm).collect()).into(),
         blocks: Accuracy::of(judged().flat_map(Judged::block_errors_ppm).collect()).into(),
@@ -71,11 +71,11 @@ fn group(what: String, cases: &[&Case]) -> Option<Group> {
 }
 
 /// All batches, then by number of GPUs, by mix and by predicted length.
-pub(super) fn groups(cases: &[Case]) -> Vec<Group> {
+pub(super) fn groups(cases: &[Case]) -> Vec<BatchGroup> {
     let some = |what: String, fits: &dyn Fn(&Case) -> bool| {
         group(what, &cases.iter().filter(|case| fits(case)).collect::<Vec<_>>())
     };
-    let mut groups: Vec<Option<Group>> = vec![some("all".to_owned(), &|_| true)];
+    let mut groups: Vec<Option<BatchGroup>> = vec![some("all".to_owned(), &|_| true)];
     let most = cases.iter().map(|case| case.gpus).max().unwrap_or(0);
     for gpus in 1..=most {
         let plural = if gpus == 1 { "" } else { "s" };
@@ -93,9 +93,9 @@ pub(super) fn groups(cases: &[Case]) -> Vec<Group> {
 }
 
 /// The targets of the specification against all batches.
-pub(super) fn judge(groups: &[Group]) -> Vec<Target> {
+pub(super) fn judge(groups: &[BatchGroup]) -> Vec<Target> {
     let Some(all) = groups.first() else { return Vec::new() };
-    let met = |enough| if enough { Outcome::Met } else { Outcome::NotMet };
+    let met = |enough| if enough { TargetOutcome::Met } else { TargetOutcome::NotMet };
     let n = all.batches.n;
     let error = |what: &str, most: u64, found: u64| Target {
         target: format!("{what} error of the predicted end of a batch: at most {}", percent(most)),
@@ -136,11 +136,11 @@ pub(super) fn percent(ppm: u64) -> String {
 }
 
 /// A transfer as tables write it.
-fn what(member: Member) -> String {
+fn what(member: SetTransfer) -> String {
     match member {
-        Member::H2d(gpu) => format!("host -> gpu{gpu}"),
-        Member::D2h(gpu) => format!("gpu{gpu} -> host"),
-        Member::Peer(from, to) => format!("gpu{from} -> gpu{to}"),
+        SetTransfer::H2d(gpu) => format!("host -> gpu{gpu}"),
+        SetTransfer::D2h(gpu) => format!("gpu{gpu} -> host"),
+        SetTransfer::Peer(from, to) => format!("gpu{from} -> gpu{to}"),
     }
 }
 
@@ -171,7 +171,7 @@ pub(super) fn batches_csv(cases: &[Case], source: &str) -> String {
 }
 
 /// A time of each repetition, divided by semicolons.
-fn each(took: &[Took], of: impl Fn(&Took) -> Nanos) -> String {
+fn each(took: &[BatchTiming], of: impl Fn(&BatchTiming) -> Nanos) -> String {
     took.iter().map(|took| of(took).0.to_string()).collect::<Vec<_>>().join(";")
 }
 
@@ -230,7 +230,7 @@ pub(super) fn figures(cases: &[Case], variants: &[Variant], source: &str) -> Vec
         // An error of nothing has no place on a logarithmic axis.
         let points =
             errors.iter().enumerate().map(|(at, ppm)| ((*ppm).max(10) as f64 / 1e4, (at + 1) as f64 / n * 100.0));
-        Line::new(name, points.collect())
+        PlotLine::new(name, points.collect())
     };
     let errors = |of: &dyn Fn(&Case) -> bool| -> Vec<u64> {
         cases.iter().filter(|case| of(case)).map(|case| case.judged.error_ppm()).collect()
@@ -248,7 +248,7 @@ pub(super) fn figures(cases: &[Case], variants: &[Variant], source: &str) -> Vec
     let against = |name: &str, of: &dyn Fn(&Judged) -> Nanos| {
         let us = |time: Nanos| time.0 as f64 / 1e3;
         let points = by_length.iter().map(|case| (us(case.judged.wcet.prediction), us(of(&case.judged))));
-        Line::new(name, points.collect())
+        PlotLine::new(name, points.collect())
     };
     let times = vec![
         against("predicted", &|judged| judged.wcet.prediction),
@@ -259,7 +259,7 @@ pub(super) fn figures(cases: &[Case], variants: &[Variant], source: &str) -> Vec
     let of_models = variants.iter().enumerate().map(|(at, variant)| {
         let (x, share) = (at as f64 + 1.0, |ppm: u64| ppm as f64 / 1e4);
         let [median, p95] = [variant.batches.median_ppm, variant.batches.p95_ppm].map(share);
-        Line::new(format!("{}: {}", at + 1, variant.model), vec![(x, median)]).bars(vec![(x, median, p95)])
+        PlotLine::new(format!("{}: {}", at + 1, variant.model), vec![(x, median)]).bars(vec![(x, median, p95)])
     });
     let figure = |title: &str, axes: [&str; 2], lines| Figure::new(title, source, axes, lines);
     let models = figure("median error by model", ["model", "error, %"], of_models.collect());
@@ -271,13 +271,13 @@ pub(super) fn figures(cases: &[Case], variants: &[Variant], source: &str) -> Vec
     ]
 }
 
-fn table(text: &mut String, groups: &[Group]) {
+fn table(text: &mut String, groups: &[BatchGroup]) {
     text.push_str(
         "| batches | n | error: median | p95 | max | blocks | error: median | p95 | max | runs | bound exceeded | closest \
          | bound / measured |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for group in groups {
-        let Group { what, batches, blocks, runs, exceeded, closest_ppm, slack_ppm } = group;
+        let BatchGroup { what, batches, blocks, runs, exceeded, closest_ppm, slack_ppm } = group;
         let errors = |e: &Errors| {
             format!("{} | {} | {} | {}", e.n, percent(e.median_ppm), percent(e.p95_ppm), percent(e.max_ppm))
         };

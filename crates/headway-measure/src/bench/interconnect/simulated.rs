@@ -3,17 +3,17 @@
 
 use headway_core::files::machine::{CapacityKind, Machine};
 use headway_core::models::interconnect::{Network, Scratch, Trial, validate};
-use headway_core::models::transfer::fit::{FitError, Node};
+use headway_core::models::transfer::fit::{FitError, NodeFacts};
 use headway_core::units::{Nanos, PPM, Rate};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
 use super::{InterconnectBenchOptions, Known, Ran, fresh, given};
 use crate::Error;
-use crate::batches::{Block, Draw, Routes, Took};
+use crate::batches::{BatchDraw, BatchTiming, Routes, TrialBlock};
 use crate::fit::Observed;
-use crate::links::Setup;
-use crate::sets::{self, Member, Rates, Room};
+use crate::links::MeasuredSetup;
+use crate::sets::{self, Rates, SetMemory, SetTransfer};
 
 /// How far the node is from its description, in ppm: every capacity and set-up.
 const AWAY: u64 = 30_000;
@@ -62,7 +62,7 @@ impl Simulated {
         Network::new(&machine)
     }
 
-    fn rates(&mut self, members: &[Member]) -> Result<Vec<u64>, Error> {
+    fn rates(&mut self, members: &[SetTransfer]) -> Result<Vec<u64>, Error> {
         let routes = Routes::of(&self.truth);
         let routes: Vec<_> = members.iter().map(|member| routes.route(*member)).collect::<Result<_, _>>()?;
         let (network, mut scratch) = (self.today(), Scratch::new());
@@ -70,12 +70,12 @@ impl Simulated {
         Ok(shares.iter().map(|share| share.rate.0).collect())
     }
 
-    fn run(&mut self, blocks: &[Block], repeats: usize) -> Result<Vec<Took>, Error> {
+    fn run(&mut self, blocks: &[TrialBlock], repeats: usize) -> Result<Vec<BatchTiming>, Error> {
         let order = Routes::of(&self.truth).order(blocks)?;
         let calls = vec![Nanos::ZERO; blocks.len()];
         let once = |_| {
             let ends = self.today().completion(&order).map_err(FitError::from)?.blocks;
-            Ok(Took { ends, calls: calls.clone() })
+            Ok(BatchTiming { ends, calls: calls.clone() })
         };
         (0..repeats).map(once).collect()
     }
@@ -92,7 +92,7 @@ impl Simulated {
         for set in sets.iter().filter(|set| set.members.len() == 1) {
             let route = &self.truth.routes[routes.route(set.members[0])?.at()];
             let (idle, queued, submit) = (route.setup, route.setup_queued, route.submit);
-            setups.push(Setup { member: set.members[0], idle, queued, submit });
+            setups.push(MeasuredSetup { member: set.members[0], idle, queued, submit });
         }
         Ok(Observed { sets, rates, setups, jitter: Nanos::ZERO })
     }
@@ -119,13 +119,13 @@ pub(super) fn node(options: &InterconnectBenchOptions) -> Result<super::Node, Er
     let count = described.gpus().count();
     let mut node = Simulated::new(&described, options.seed);
     let pairs = Routes::of(&described);
-    let reaches = |from: usize, to: usize| from != to && pairs.route(Member::Peer(from, to)).is_ok();
-    let room = Room::of(options.largest.0 as usize);
+    let reaches = |from: usize, to: usize| from != to && pairs.route(SetTransfer::Peer(from, to)).is_ok();
+    let room = SetMemory::of(options.largest.0 as usize);
     let known = match &options.machine {
         Some(name) => given(name, count)?,
         None => {
             let observed = node.observe(sets::sets(count, reaches))?;
-            let about = Node {
+            let about = NodeFacts {
                 name: "interconnect".to_owned(),
                 description: format!("{name}, in simulation, up to {} % different", AWAY / 10_000),
                 endpoints: described.endpoints.clone(),
@@ -135,7 +135,7 @@ pub(super) fn node(options: &InterconnectBenchOptions) -> Result<super::Node, Er
                 driver: "none".to_owned(),
             };
             let mut machine = observed.fitted(&about, reaches)?;
-            let mut draw = Draw::new(!options.seed, count, reaches, room);
+            let mut draw = BatchDraw::new(!options.seed, count, reaches, room);
             let mut trials: Vec<Trial> = Vec::new();
             for _ in 0..CHECKED {
                 let blocks = draw.batch();
@@ -146,7 +146,7 @@ pub(super) fn node(options: &InterconnectBenchOptions) -> Result<super::Node, Er
             fresh(machine, observed)?
         }
     };
-    let mut draw = Draw::new(options.seed, count, reaches, room);
+    let mut draw = BatchDraw::new(options.seed, count, reaches, room);
     let repeats = options.repeats;
     let next = move || {
         let blocks = draw.batch();
@@ -172,8 +172,8 @@ fn known_sets(described: &Machine) -> Result<Option<String>, Error> {
     let (network, routes) = (Network::new(described), Routes::of(described));
     let mut text = "| GPUs in | GPUs out | measured, GB/s in total | model | |\n|---|---|---|---|---|\n".to_owned();
     for (inward, outward, measured) in MEASURED {
-        let members = (0..inward).map(Member::H2d).chain((0..outward).map(Member::D2h));
-        let blocks: Vec<Block> = members.map(|member| Block { member, bytes: SET_BYTES as usize }).collect();
+        let members = (0..inward).map(SetTransfer::H2d).chain((0..outward).map(SetTransfer::D2h));
+        let blocks: Vec<TrialBlock> = members.map(|member| TrialBlock { member, bytes: SET_BYTES as usize }).collect();
         let finish = network.completion(&routes.order(&blocks)?).map_err(FitError::from)?.finish;
         let total = (SET_BYTES * blocks.len() as u64) as f64 / finish.0.max(1) as f64;
         let off = (total / measured - 1.0) * 100.0;

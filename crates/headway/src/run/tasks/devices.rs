@@ -5,24 +5,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use headway_core::decisions::engine_lock::{EngineParameters, Order, Work};
+use headway_core::decisions::engine_lock::{EngineParameters, EngineWork, LockOrder};
 use headway_core::decisions::predictor::PredictorParameters;
-use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Limits};
+use headway_core::decisions::sharing::{ArbiterLimits, ArbiterParameters, ClusterId, ClusterParameters};
 use headway_core::decisions::token::TokenParameters;
 use headway_core::files::error::Loaded;
 use headway_core::files::machine::Machine;
-use headway_core::files::workload::{Sharing as Rules, Task, Workload};
-use headway_core::log::Source;
+use headway_core::files::workload::{SharingTable, Workload, WorkloadTask};
+use headway_core::log::RunSource;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::Gpu;
 use headway_os::{clock, threads};
 use headway_runtime::sharing::{Sharing, TaskShape};
-use headway_trace::sharing::{Bound, Doing, Engine, Job, Span, Unit};
+use headway_trace::sharing::{CompletedJob, Doing, GpuEngine, JobBounds, JobSpan, Unit};
 
 use super::super::{Progress, RunOptions};
 use super::Ran;
 use super::segments::{Course, DeviceTask, Done};
-use crate::jobs::{DoneJob, HAND_OVER, Moving, Operated, Seen, observed};
+use crate::jobs::{DoneJob, HAND_OVER, Moving, ObservedMaxima, Operated, observed};
 use crate::share::Model;
 use crate::{Error, Failure, gpus};
 
@@ -33,11 +33,11 @@ const SHORT: Nanos = Nanos(1_000);
 
 #[expect(clippy::too_many_arguments, reason = "called once, by the function that has all of it")]
 pub(super) fn run(
-    source: Source,
+    source: RunSource,
     machine: &Machine,
     model: &Model,
     workload: &Loaded<Workload>,
-    rules: &Rules,
+    rules: &SharingTable,
     options: &RunOptions,
     seed: u64,
     progress: &mut impl FnMut(Progress),
@@ -64,11 +64,12 @@ pub(super) fn run(
         verified += one.jobs.len() as u64;
     }
     let first = done.iter().flat_map(|one| &one.jobs).map(|job| job.release).min().unwrap_or(0);
-    let seen: Vec<_> = tasks.iter().zip(&done).map(|(task, one)| (task.period, Seen::of(&one.jobs))).collect();
+    let seen: Vec<_> =
+        tasks.iter().zip(&done).map(|(task, one)| (task.period, ObservedMaxima::of(&one.jobs))).collect();
     let gpus = gpus.len() as u32;
     let analysis = tokens.map(|tokens| observed(gpus, tokens, engines, model.peer, &seen, false));
     let bound = |bound: &headway_core::analysis::sharing::TaskBound| {
-        Some(Bound { token: bound.token_wait, engines: bound.engine_wait, blocking: bound.blocking })
+        Some(JobBounds { token: bound.token_wait, engines: bound.engine_wait, blocking: bound.blocking })
     };
     let mut bounds: Vec<_> = analysis.iter().flat_map(|analysis| &analysis.tasks).map(bound).collect();
     bounds.resize(tasks.len(), None);
@@ -88,10 +89,10 @@ pub(super) fn run(
 }
 
 /// The GPUs that the tasks share, in the order of the model.
-fn open(source: Source, machine: &Machine, model: &Model, options: &RunOptions) -> Result<Vec<Arc<dyn Gpu>>, Error> {
+fn open(source: RunSource, machine: &Machine, model: &Model, options: &RunOptions) -> Result<Vec<Arc<dyn Gpu>>, Error> {
     let (backend, name) = match source {
-        Source::Cuda => (gpus::Backend::Cuda, None),
-        _ => (gpus::Backend::Emu, options.machine.as_deref()),
+        RunSource::Cuda => (gpus::CopyBackend::Cuda, None),
+        _ => (gpus::CopyBackend::Emu, options.machine.as_deref()),
     };
     let all = gpus::open(backend, name, Some(machine.gpus().count()))?;
     let named = machine.gpus().map(|gpu| machine.endpoints[gpu.at()].id.as_str());
@@ -99,7 +100,7 @@ fn open(source: Source, machine: &Machine, model: &Model, options: &RunOptions) 
     Ok(wanted.map(|(_, gpu)| gpu).collect())
 }
 
-fn parameters(model: &Model, rules: &Rules) -> ArbiterParameters {
+fn parameters(model: &Model, rules: &SharingTable) -> ArbiterParameters {
     let tokens = TokenParameters {
         cpus: rules.cpus,
         per_gpu: rules.tokens_per_gpu,
@@ -110,7 +111,7 @@ fn parameters(model: &Model, rules: &Rules) -> ArbiterParameters {
     let engines = EngineParameters {
         copy_engines: rules.copy_engines,
         peer: rules.peer_locks,
-        order: Order::Arrival,
+        order: LockOrder::Arrival,
         chunk_bytes: rules.chunk,
         keep_bytes: Bytes(0),
         unlocked_below: Bytes(0),
@@ -120,7 +121,7 @@ fn parameters(model: &Model, rules: &Rules) -> ArbiterParameters {
         clusters: vec![ClusterParameters::equal(model.report.gpus.len() as u32, tokens)],
         engines: rules.engine_locks.then_some(engines),
         predictor: PredictorParameters::default(),
-        limits: Limits::default(),
+        limits: ArbiterLimits::default(),
     }
 }
 
@@ -128,8 +129,8 @@ fn parameters(model: &Model, rules: &Rules) -> ArbiterParameters {
 fn run_all(
     sharing: &Sharing,
     model: &Model,
-    rules: &Rules,
-    tasks: &[Task],
+    rules: &SharingTable,
+    tasks: &[WorkloadTask],
     own: &mut [DeviceTask],
     duration: Nanos,
     options: &RunOptions,
@@ -227,13 +228,20 @@ fn panicked(task: &str, panic: &(dyn std::any::Any + Send)) -> Error {
 }
 
 /// A job as the log has it; times count from the first release.
-fn logged(task: u32, about: &Task, one: &DoneJob, operations: &[Operated], two: bool, first: u64) -> Job {
+fn logged(
+    task: u32,
+    about: &WorkloadTask,
+    one: &DoneJob,
+    operations: &[Operated],
+    two: bool,
+    first: u64,
+) -> CompletedJob {
     let time = |at: u64| Nanos(at.saturating_sub(first));
     let mut spans = Vec::new();
     let mut until = time(one.start);
     let mut add = |doing, end: Nanos, engines, bytes| {
         if end > until {
-            let span = Span { doing, begin: until, end, engines, bytes: Bytes(bytes) };
+            let span = JobSpan { doing, begin: until, end, engines, bytes: Bytes(bytes) };
             // A short wait is part of what comes before it.
             if doing != Doing::EngineWait || span.time() >= SHORT {
                 spans.push(span);
@@ -244,14 +252,14 @@ fn logged(task: u32, about: &Task, one: &DoneJob, operations: &[Operated], two: 
     add(Doing::TokenWait, time(one.granted), [None; 2], 0);
     for operated in operations {
         let engines = engines(operated.work, one, two);
-        let doing = if operated.work == Work::Execute { Doing::Execute } else { Doing::Copy };
+        let doing = if operated.work == EngineWork::Execute { Doing::Execute } else { Doing::Copy };
         add(Doing::Cpu, time(operated.asked.0), [None; 2], 0);
         add(Doing::EngineWait, time(operated.begun.0), engines, 0);
         add(doing, time(operated.ended.0), engines, operated.bytes);
     }
     add(Doing::Cpu, time(one.done), [None; 2], 0);
     let release = time(one.release);
-    Job {
+    CompletedJob {
         task,
         job: one.job,
         release,
@@ -266,14 +274,14 @@ fn logged(task: u32, about: &Task, one: &DoneJob, operations: &[Operated], two: 
     }
 }
 
-fn engines(work: Work, one: &DoneJob, two: bool) -> [Option<Engine>; 2] {
+fn engines(work: EngineWork, one: &DoneJob, two: bool) -> [Option<GpuEngine>; 2] {
     let outbound = if two { Unit::D2h } else { Unit::H2d };
-    let here = |unit| Some(Engine { gpu: one.gpu, unit });
+    let here = |unit| Some(GpuEngine { gpu: one.gpu, unit });
     match work {
-        Work::Execute => [here(Unit::Ee), None],
-        Work::CopyIn => [here(Unit::H2d), None],
-        Work::CopyOut => [here(outbound), None],
-        Work::Peer => [here(Unit::H2d), one.from.map(|gpu| Engine { gpu, unit: outbound })],
+        EngineWork::Execute => [here(Unit::Ee), None],
+        EngineWork::CopyIn => [here(Unit::H2d), None],
+        EngineWork::CopyOut => [here(outbound), None],
+        EngineWork::Peer => [here(Unit::H2d), one.from.map(|gpu| GpuEngine { gpu, unit: outbound })],
     }
 }
 

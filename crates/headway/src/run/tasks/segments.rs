@@ -8,13 +8,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headway_core::decisions::engine_lock::Work as Kind;
-use headway_core::decisions::sharing::{Direction, Segment};
+use headway_core::decisions::engine_lock::EngineWork;
+use headway_core::decisions::sharing::{JobSegment, TaskDirection};
 use headway_core::files::error::Loaded;
-use headway_core::files::workload::{Task, Workload};
+use headway_core::files::workload::{Workload, WorkloadTask};
 use headway_core::plan::block::{ALIGN, LAUNCH_ALIGN, header_bytes, write_header};
 use headway_core::units::Nanos;
-use headway_device::gpu::{Caching, Gpu, Queue, Reach};
+use headway_device::gpu::{Caching, CpuReach, Gpu, Queue};
 use headway_device::step::step;
 use headway_device::work::{Library, Portion, StepMemory, Work};
 use headway_device::{Access, Buffer, DeviceError};
@@ -128,19 +128,19 @@ impl Program {
         let mut written = 0;
         for segment in task.held() {
             match segment {
-                Segment::Cpu(time) => program.steps.push(Step::Cpu(*time)),
-                Segment::Copy { direction: Direction::ToGpu, bytes } => {
+                JobSegment::Cpu(time) => program.steps.push(Step::Cpu(*time)),
+                JobSegment::Copy { direction: TaskDirection::ToGpu, bytes } => {
                     let end = filled + bytes.0 as usize;
                     program.steps.push(Step::CopyIn(Incoming { to: filled..end, header: Vec::new() }));
                     program.input = program.input.max(end);
                     filled = end;
                 }
-                Segment::Copy { direction: Direction::FromGpu, bytes } => {
+                JobSegment::Copy { direction: TaskDirection::FromGpu, bytes } => {
                     let bytes = bytes.0 as usize;
                     program.steps.push(Step::CopyOut { bytes, written: written.min(bytes) });
                     program.output = program.output.max(bytes);
                 }
-                Segment::Execute { kernel, .. } => {
+                JobSegment::Execute { kernel, .. } => {
                     let Some(work) = library.find(kernel) else {
                         let message = format!("task `{}` computes `{kernel}`, and there is no such kernel", task.id);
                         let known = library.ids().join("`, `");
@@ -202,7 +202,7 @@ impl DeviceTask {
         seed: u64,
     ) -> Result<Self, Error> {
         let program = Program::of(workload, at, library)?;
-        let task: &Task = &workload.value.tasks[at];
+        let task: &WorkloadTask = &workload.value.tasks[at];
         let mut fresh = vec![0; program.state];
         for step in &program.steps {
             if let Step::Execute { work, state, .. } = step {
@@ -217,7 +217,7 @@ impl DeviceTask {
     }
 
     fn on(
-        task: &Task,
+        task: &WorkloadTask,
         program: Program,
         devices: &[Arc<dyn Gpu>],
         fresh: Vec<u8>,
@@ -233,9 +233,9 @@ impl DeviceTask {
             }
             gpus.push(OnGpu {
                 queue: device.queue(false)?,
-                input: device.device_buffer(program.input.max(1), Reach::Device)?,
-                output: device.device_buffer(program.output.max(1), Reach::Device)?,
-                state: device.device_buffer(program.state.max(1), Reach::Device)?,
+                input: device.device_buffer(program.input.max(1), CpuReach::Device)?,
+                output: device.device_buffer(program.output.max(1), CpuReach::Device)?,
+                state: device.device_buffer(program.state.max(1), CpuReach::Device)?,
             });
         }
         let sent = first.pinned_buffer(program.input.max(1), Caching::Cached)?;
@@ -326,9 +326,9 @@ impl DeviceTask {
         let state = self.program.state;
         if let Some(from) = one.from {
             if moving.peer {
-                operations.copy(Kind::Peer, state, |range| self.migrate(from as usize, gpu, range))?;
+                operations.copy(EngineWork::Peer, state, |range| self.migrate(from as usize, gpu, range))?;
             } else {
-                operations.copy(Kind::CopyIn, state, |range| self.restore(gpu, range))?;
+                operations.copy(EngineWork::CopyIn, state, |range| self.restore(gpu, range))?;
             }
         }
         for at in 0..self.program.steps.len() {
@@ -337,21 +337,21 @@ impl DeviceTask {
                 Step::CopyIn(incoming) => {
                     let to = incoming.to.clone();
                     incoming.fill(&self.data, one.job, self.sent.claim(to.clone(), Access::Write)?.bytes_mut()?);
-                    operations.copy(Kind::CopyIn, to.len(), |range| {
+                    operations.copy(EngineWork::CopyIn, to.len(), |range| {
                         self.push(gpu, to.start + range.start..to.start + range.end)
                     })?;
                 }
                 Step::CopyOut { bytes, written } => {
                     let written = *written;
-                    operations.copy(Kind::CopyOut, *bytes, |range| self.pull(gpu, range))?;
+                    operations.copy(EngineWork::CopyOut, *bytes, |range| self.pull(gpu, range))?;
                     let received = self.received.claim(0..written, Access::Read)?;
                     one.digest = digested(received.bytes()?, one.digest);
                 }
-                Step::Execute { .. } => operations.operate(Kind::Execute, 0, || self.execute(gpu, at))?,
+                Step::Execute { .. } => operations.operate(EngineWork::Execute, 0, || self.execute(gpu, at))?,
             }
         }
         if !moving.peer {
-            operations.copy(Kind::CopyOut, state, |range| self.save(gpu, range))?;
+            operations.copy(EngineWork::CopyOut, state, |range| self.save(gpu, range))?;
         }
         Ok(())
     }

@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use headway_core::decisions::predictor::Form;
 use headway_core::decisions::sharing::Distances;
 use headway_core::files::error::Loaded;
-use headway_core::files::workload::{Sharing, Task, Workload};
+use headway_core::files::workload::{SharingTable, Workload, WorkloadTask};
 use headway_core::units::{Bytes, Nanos};
 use headway_sim::sharing::{
-    Arbitration, Cluster, CopyEngines, Costs, Finished, Migration, Observer, OpKind, Record, Scenario, Setting, Taking,
-    What, simulate,
+    ArbitrationScheme, Cluster, ClusterCosts, ClusterSetting, CopyEngines, Finished, Migration, OpKind, Scenario,
+    SimEvent, SimObserver, SimRecord, Taking, simulate,
 };
-use headway_trace::sharing::{Bound, Doing, Engine, Job, Span, Unit};
+use headway_trace::sharing::{CompletedJob, Doing, GpuEngine, JobBounds, JobSpan, Unit};
 
-use headway_core::decisions::engine_lock::{Order, PeerLocks};
+use headway_core::decisions::engine_lock::{LockOrder, PeerLocks};
 
 use super::super::{Progress, RunOptions};
 use super::Ran;
@@ -24,7 +24,7 @@ use crate::{Error, Failure};
 pub(super) fn run(
     model: &Model,
     workload: &Loaded<Workload>,
-    sharing: &Sharing,
+    sharing: &SharingTable,
     options: &RunOptions,
     seed: u64,
     progress: &mut impl FnMut(Progress),
@@ -35,7 +35,7 @@ pub(super) fn run(
         cpus: sharing.cpus,
         copy_engines: if sharing.copy_engines == 1 { CopyEngines::One } else { CopyEngines::Two },
         distances: Distances::uniform(gpus),
-        costs: Costs {
+        costs: ClusterCosts {
             to_gpu: model.rate,
             from_gpu: model.rate,
             peer: vec![model.rate],
@@ -46,10 +46,10 @@ pub(super) fn run(
         },
         tasks: workload.value.tasks.iter().map(|task| simulated(task, gpus)).collect(),
     };
-    let setting = Setting {
+    let setting = ClusterSetting {
         scenario,
         tokens_per_gpu: Some(sharing.tokens_per_gpu),
-        order: Order::Arrival,
+        order: LockOrder::Arrival,
         mode: model.report.mode,
         predictor: Form::WINDOW,
         seed,
@@ -62,7 +62,7 @@ pub(super) fn run(
         Watch { open: vec![Open::default(); tasks], two, jobs: Vec::new(), interrupt, interrupted: Cell::new(false) };
     simulate(&cluster, &setting, &mut watch).map_err(Failure::Sharing)?;
     let bound = |task: &crate::share::TaskReport| {
-        Some(Bound { token: task.token_wait, engines: task.engine_wait, blocking: task.blocking })
+        Some(JobBounds { token: task.token_wait, engines: task.engine_wait, blocking: task.blocking })
     };
     let mut bounds: Vec<_> = model.report.tasks.iter().map(bound).collect();
     bounds.resize(tasks, None);
@@ -74,7 +74,7 @@ pub(super) fn run(
     Ok(Ran { jobs: watch.jobs, bounds, verified: 0, notes, interrupted })
 }
 
-fn scenario(model: &Model, sharing: &Sharing) -> Scenario {
+fn scenario(model: &Model, sharing: &SharingTable) -> Scenario {
     let taking = match sharing.peer_locks {
         PeerLocks::Group => Taking::Group,
         PeerLocks::Nested => Taking::Nested,
@@ -82,15 +82,15 @@ fn scenario(model: &Model, sharing: &Sharing) -> Scenario {
     };
     Scenario {
         affinity: sharing.affinity,
-        arbitration: if sharing.engine_locks { Arbitration::EngineLocks } else { Arbitration::TokenOnly },
+        arbitration: if sharing.engine_locks { ArbitrationScheme::EngineLocks } else { ArbitrationScheme::TokenOnly },
         taking,
         migration: if model.peer || model.report.gpus.len() == 1 { Migration::Peer } else { Migration::System },
         chunk: sharing.chunk,
     }
 }
 
-fn simulated(task: &Task, gpus: usize) -> headway_sim::sharing::Task {
-    headway_sim::sharing::Task {
+fn simulated(task: &WorkloadTask, gpus: usize) -> headway_sim::sharing::SimTask {
+    headway_sim::sharing::SimTask {
         name: task.id.clone(),
         period: task.period,
         deadline: task.deadline,
@@ -106,8 +106,8 @@ fn simulated(task: &Task, gpus: usize) -> headway_sim::sharing::Task {
 /// The present job of a task.
 #[derive(Clone, Debug, Default)]
 struct Open {
-    spans: Vec<Span>,
-    doing: Option<(Doing, Nanos, [Option<Engine>; 2])>,
+    spans: Vec<JobSpan>,
+    doing: Option<(Doing, Nanos, [Option<GpuEngine>; 2])>,
     held: [Nanos; 2],
     gpu: u32,
     from: Option<u32>,
@@ -118,7 +118,7 @@ struct Watch<'a> {
     open: Vec<Open>,
     /// Two copy engines per GPU.
     two: bool,
-    jobs: Vec<Job>,
+    jobs: Vec<CompletedJob>,
     interrupt: &'a AtomicBool,
     /// Whether the simulation was told to end.
     interrupted: Cell<bool>,
@@ -126,70 +126,70 @@ struct Watch<'a> {
 
 impl Open {
     /// What was done until `at` is over.
-    fn turn(&mut self, at: Nanos, next: Option<(Doing, [Option<Engine>; 2])>) {
+    fn turn(&mut self, at: Nanos, next: Option<(Doing, [Option<GpuEngine>; 2])>) {
         if let Some((doing, begin, engines)) = self.doing.take()
             && at > begin
         {
-            self.spans.push(Span { doing, begin, end: at, engines, bytes: Bytes(0) });
+            self.spans.push(JobSpan { doing, begin, end: at, engines, bytes: Bytes(0) });
         }
         self.doing = next.map(|(doing, engines)| (doing, at, engines));
     }
 
-    fn engines(&self, kind: OpKind, two: bool) -> [Option<Engine>; 2] {
+    fn engines(&self, kind: OpKind, two: bool) -> [Option<GpuEngine>; 2] {
         let outbound = if two { Unit::D2h } else { Unit::H2d };
-        let here = |unit| Some(Engine { gpu: self.gpu, unit });
+        let here = |unit| Some(GpuEngine { gpu: self.gpu, unit });
         match kind {
             OpKind::Execute => [here(Unit::Ee), None],
             OpKind::Input | OpKind::StateIn => [here(Unit::H2d), None],
             OpKind::Output | OpKind::StateOut => [here(outbound), None],
-            OpKind::Peer => [here(Unit::H2d), self.from.map(|gpu| Engine { gpu, unit: outbound })],
+            OpKind::Peer => [here(Unit::H2d), self.from.map(|gpu| GpuEngine { gpu, unit: outbound })],
         }
     }
 }
 
-impl Observer for Watch<'_> {
+impl SimObserver for Watch<'_> {
     fn goes_on(&self) -> bool {
         self.interrupted.set(self.interrupt.load(Ordering::Relaxed));
         !self.interrupted.get()
     }
 
-    fn record(&mut self, record: &Record) {
+    fn record(&mut self, record: &SimRecord) {
         let (at, two) = (record.at, self.two);
         let Some(open) = self.open.get_mut(record.job.task.0 as usize) else { return };
         let plain = |doing| Some((doing, [None; 2]));
         match record.what {
-            What::Started => {
+            SimEvent::Started => {
                 *open = Open::default();
                 open.turn(at, plain(Doing::CpuWait));
             }
-            What::OnCpu => open.turn(at, plain(Doing::Cpu)),
-            What::Preempted | What::Ran { .. } => open.turn(at, plain(Doing::CpuWait)),
-            What::Asked => open.turn(at, plain(Doing::TokenWait)),
-            What::Granted { gpu, from } => {
+            SimEvent::OnCpu => open.turn(at, plain(Doing::Cpu)),
+            SimEvent::Preempted | SimEvent::Ran { .. } => open.turn(at, plain(Doing::CpuWait)),
+            SimEvent::Asked => open.turn(at, plain(Doing::TokenWait)),
+            SimEvent::Granted { gpu, from } => {
                 (open.held[0], open.gpu, open.from) = (at, gpu, from);
                 open.turn(at, plain(Doing::HandOver));
             }
-            What::Acquiring { kind } => {
+            SimEvent::Acquiring { kind } => {
                 let engines = open.engines(kind, two);
                 open.turn(at, Some((Doing::EngineWait, engines)));
             }
-            What::Obtained { .. } => {}
-            What::Running { kind, .. } => {
+            SimEvent::Obtained { .. } => {}
+            SimEvent::Running { kind, .. } => {
                 let engines = open.engines(kind, two);
                 let doing = if kind == OpKind::Execute { Doing::Execute } else { Doing::Copy };
                 open.turn(at, Some((doing, engines)));
             }
-            What::Released => {
+            SimEvent::Released => {
                 open.held[1] = at;
                 open.turn(at, plain(Doing::CpuWait));
             }
-            What::Completed => open.turn(at, None),
+            SimEvent::Completed => open.turn(at, None),
         }
     }
 
     fn job(&mut self, finished: &Finished<'_>) {
         let Some(open) = self.open.get_mut(finished.job.task.0 as usize) else { return };
-        self.jobs.push(Job {
+        self.jobs.push(CompletedJob {
             task: finished.job.task.0,
             job: finished.job.job,
             release: finished.release,

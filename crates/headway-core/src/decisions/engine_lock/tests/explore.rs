@@ -9,7 +9,7 @@ use crate::analysis::sharing::{nested_blockers, paper};
 #[derive(Clone, Copy, Debug)]
 struct Scope {
     peer: PeerLocks,
-    order: Order,
+    order: LockOrder,
     /// Whether the last job becomes the most urgent of all at any time, and again what it was.
     keys_change: bool,
     gpus: u32,
@@ -41,7 +41,7 @@ impl Scope {
         let mut next = state.clone();
         let known = next.locks.job_mut(TaskId(task));
         (known.gpu, known.from) = (GpuId(gpu), from.map(GpuId));
-        let work = if from.is_some() { Work::Peer } else { Work::CopyIn };
+        let work = if from.is_some() { EngineWork::Peer } else { EngineWork::CopyIn };
         next.locks.handle_acquire(Nanos(0), job(task), operation(work)).unwrap();
         next
     }
@@ -109,7 +109,7 @@ impl Scope {
         let appearing = locks.flat_map(|lock| lock.holder.iter().chain(&lock.waiting)).map(|task| task.0);
         let mut order: Vec<u32> = Vec::new();
         // In the order of urgency no two are alike.
-        let appearing = appearing.filter(|_| self.order == Order::Arrival);
+        let appearing = appearing.filter(|_| self.order == LockOrder::Arrival);
         for task in appearing.chain(0..self.jobs) {
             if task >= fixed && !order.contains(&task) {
                 order.push(task);
@@ -207,11 +207,11 @@ impl Scope {
 }
 
 fn scope(peer: PeerLocks, gpus: u32, jobs: u32) -> Scope {
-    Scope { peer, order: Order::Arrival, keys_change: false, gpus, jobs }
+    Scope { peer, order: LockOrder::Arrival, keys_change: false, gpus, jobs }
 }
 
 fn by_urgency(gpus: u32, jobs: u32) -> Scope {
-    Scope { order: Order::Urgency, ..scope(PeerLocks::Group, gpus, jobs) }
+    Scope { order: LockOrder::Urgency, ..scope(PeerLocks::Group, gpus, jobs) }
 }
 
 const RULES: [PeerLocks; 3] = [PeerLocks::Group, PeerLocks::Nested, PeerLocks::GroupBackfill];

@@ -154,13 +154,13 @@ fn lose(before: &TokenAllocator, position: usize) {
     while after.poll_action().is_some() {}
     if after.sizes.queued_max.is_some_and(|most| most > after.parameters.cpus) {
         // The mode whose sizes these are.
-        after.parameters.mode = Mode::WorkConserving;
+        after.parameters.mode = TokenMode::WorkConserving;
     }
     let gpu = after.gpus[position];
     let context = || format!("losing GPU {position} of\n{before:#?}");
     after.handle_gpu_lost(Nanos::ZERO, gpu).unwrap();
     after.check().unwrap_or_else(|violation| panic!("{violation}: {}", context()));
-    assert_eq!(after.handle_gpu_lost(Nanos::ZERO, gpu), Err(Refused::NoGpu { gpu }));
+    assert_eq!(after.handle_gpu_lost(Nanos::ZERO, gpu), Err(TokenRefused::NoGpu { gpu }));
     let was_there = |request: &&Request| match request.place {
         Place::Fifo(x) => before.fifos[x].position == position && request.granted.is_some(),
         _ => false,
@@ -173,11 +173,11 @@ fn lose(before: &TokenAllocator, position: usize) {
     let mut take_actions = |after: &mut TokenAllocator, revoked: &BTreeSet<JobId>| {
         while let Some(action) = after.poll_action() {
             match action {
-                Action::Revoke { job, .. } => assert!(revoked.contains(&job), "{job:?} is told, {}", context()),
-                Action::Grant { job, gpu: other, .. } => {
+                TokenAction::Revoke { job, .. } => assert!(revoked.contains(&job), "{job:?} is told, {}", context()),
+                TokenAction::Grant { job, gpu: other, .. } => {
                     assert!(other != gpu && granted.insert(job), "{job:?} is granted, {}", context());
                 }
-                Action::SetBoost { .. } => {}
+                TokenAction::SetBoost { .. } => {}
             }
         }
     };

@@ -18,11 +18,11 @@ enum Input {
 
 fn any_parameters() -> impl Strategy<Value = TokenParameters> {
     let mode = prop_oneof![
-        Just(Mode::Optimal),
-        Just(Mode::WorkConserving),
-        (1u32..5).prop_map(Mode::Relaxed),
-        Just(Mode::Fifo),
-        Just(Mode::Priority),
+        Just(TokenMode::Optimal),
+        Just(TokenMode::WorkConserving),
+        (1u32..5).prop_map(TokenMode::Relaxed),
+        Just(TokenMode::Fifo),
+        Just(TokenMode::Priority),
     ];
     (1u32..=64, 1u32..=4, mode, any::<bool>(), any::<bool>()).prop_map(
         |(cpus, per_gpu, mode, affinity, discount_holder)| TokenParameters {
@@ -53,8 +53,8 @@ struct Driver {
     gpus: u32,
     now: u64,
     jobs: u64,
-    holders: BTreeMap<JobId, (TokenId, Key)>,
-    log: Vec<Action>,
+    holders: BTreeMap<JobId, (TokenId, JobPriority)>,
+    log: Vec<TokenAction>,
 }
 
 impl Driver {
@@ -77,7 +77,7 @@ impl Driver {
             Input::Request { task, slack } => {
                 self.jobs += 1;
                 let job = JobId { task: TaskId(*task), job: self.jobs };
-                let key = Key { deadline: Nanos(self.now + slack), release: now, job };
+                let key = JobPriority { deadline: Nanos(self.now + slack), release: now, job };
                 // Costs differ by task and GPU, in a way that repeats.
                 let estimates = (0..self.gpus).map(|gpu| Nanos(u64::from(task * 7 + gpu * 13) % 50 + 1)).collect();
                 let client = ClientId(u64::from(task % 16));
@@ -123,15 +123,15 @@ impl Driver {
         while let Some(action) = self.tokens.poll_action() {
             self.log.push(action);
             match action {
-                Action::Grant { job, token, .. } => {
+                TokenAction::Grant { job, token, .. } => {
                     let key = self.tokens.requests[&job.task].key;
                     let (_, taken) = (self.holders.insert(job, (token, key)), job);
                     let others =
                         self.holders.iter().filter(|(other, held)| **other != taken && held.0 == token).count();
                     assert_eq!(others, 0, "token {token:?} is held twice");
                 }
-                Action::SetBoost { job, key } => self.holders.get_mut(&job).unwrap().1 = key,
-                Action::Revoke { job, .. } => {
+                TokenAction::SetBoost { job, key } => self.holders.get_mut(&job).unwrap().1 = key,
+                TokenAction::Revoke { job, .. } => {
                     self.holders.remove(&job);
                 }
             }

@@ -175,7 +175,7 @@ fn search(scope: Scope) -> Search {
 }
 
 /// The longest wait is exactly the bound of the mode.
-fn exactly(search: Search, mode: Mode, tasks: u32) {
+fn exactly(search: Search, mode: TokenMode, tasks: u32) {
     let scope = search.scope;
     let beta = mode.longest_wait(scope.m, scope.k, tasks, search.adversarial).unwrap();
     let (worst, states) = search.worst(beta * u64::from(HOLD));
@@ -184,7 +184,7 @@ fn exactly(search: Search, mode: Mode, tasks: u32) {
 }
 
 fn optimal(m: u32, k: u32, open: usize) {
-    exactly(search(Scope::new(m, k, m.div_ceil(k), m, open)), Mode::Optimal, 0);
+    exactly(search(Scope::new(m, k, m.div_ceil(k), m, open)), TokenMode::Optimal, 0);
 }
 
 #[test]
@@ -203,9 +203,9 @@ fn longest_waits_of_larger_scopes_are_the_bounds_too() {
         optimal(m, k, open);
     }
     for (m, k) in [(2, 3), (2, 4), (3, 4)] {
-        exactly(search(Scope::new(m, k, 1, k, 6)), Mode::WorkConserving, 0);
+        exactly(search(Scope::new(m, k, 1, k, 6)), TokenMode::WorkConserving, 0);
     }
-    exactly(search(Scope::new(3, 2, 3, 3, 6)), Mode::Relaxed(3), 0);
+    exactly(search(Scope::new(3, 2, 3, 3, 6)), TokenMode::Relaxed(3), 0);
     let aborting = Search { aborts: 1, ..search(Scope::new(3, 2, 2, 3, 6)) };
     let (worst, states) = aborting.worst(200);
     println!("one abort of a donor: {states} states, worst wait {worst}/{HOLD} hold times");
@@ -214,18 +214,18 @@ fn longest_waits_of_larger_scopes_are_the_bounds_too() {
 
 #[test]
 fn waits_in_work_conserving_mode_reach_twice_the_queue_less_one_and_no_more() {
-    exactly(search(Scope::new(2, 3, 1, 3, 5)), Mode::WorkConserving, 0);
+    exactly(search(Scope::new(2, 3, 1, 3, 5)), TokenMode::WorkConserving, 0);
 }
 
 #[test]
 fn waits_in_relaxed_mode_grow_with_the_queue() {
-    exactly(search(Scope::new(2, 2, 2, 2, 5)), Mode::Relaxed(2), 0);
+    exactly(search(Scope::new(2, 2, 2, 2, 5)), TokenMode::Relaxed(2), 0);
 }
 
 #[test]
 fn waits_in_fifo_mode_count_the_requests_ahead() {
-    exactly(Search { adversarial: false, ..search(Scope::new(8, 2, 0, 0, 5)) }, Mode::Fifo, 5);
-    exactly(search(Scope::new(8, 2, 0, 0, 4)), Mode::Fifo, 4);
+    exactly(Search { adversarial: false, ..search(Scope::new(8, 2, 0, 0, 5)) }, TokenMode::Fifo, 5);
+    exactly(search(Scope::new(8, 2, 0, 0, 4)), TokenMode::Fifo, 4);
 }
 
 #[test]

@@ -20,7 +20,7 @@ pub struct Total {
 /// What copies over one route take, and which capacities they share.
 #[derive(Clone, Debug)]
 struct RouteCost {
-    /// First and last of its engines, as positions in `Shape::first`.
+    /// First and last of its engines, as positions in `BatchShape::first`.
     engines: [usize; 2],
     setup_queued: Nanos,
     setup_larger: Nanos,
@@ -30,7 +30,7 @@ struct RouteCost {
     /// No bound takes it to be faster.
     fastest: Rate,
     guaranteed: Option<Rate>,
-    /// Shared capacities and uses, by position in `Shape::shared`.
+    /// Shared capacities and uses, by position in `BatchShape::shared`.
     uses: Vec<(usize, u64)>,
     /// Position among the twin's members.
     member: usize,
@@ -38,7 +38,7 @@ struct RouteCost {
 
 /// A set of routes, prepared for pricing batches over all of them.
 #[derive(Clone, Debug)]
-pub struct Shape {
+pub struct BatchShape {
     route_costs: Vec<RouteCost>,
     /// Per engine: what its first block can pay beyond `setup_queued`.
     first: Vec<Nanos>,
@@ -69,7 +69,7 @@ impl Network {
     ///
     /// # Errors
     /// [`Starved`] when one of them would get no rate.
-    pub fn shape(&self, routes: &[RouteId], calibration: Option<&Calibration>) -> Result<Shape, Starved> {
+    pub fn shape(&self, routes: &[RouteId], calibration: Option<&Calibration>) -> Result<BatchShape, Starved> {
         let load = Load::new(self, routes.iter().copied());
         let blocks: Vec<BatchBlock> = routes.iter().map(|&route| BatchBlock { route, bytes: Bytes(1) }).collect();
         let mut engines: Vec<u32> = routes.iter().flat_map(|&r| self.engines(r)).copied().collect();
@@ -89,7 +89,7 @@ impl Network {
             _ => None,
         };
         let route_cost = |&route: &RouteId| self.route_cost(&load, route, &engines, &shared, twin.as_ref());
-        Ok(Shape {
+        Ok(BatchShape {
             route_costs: routes.iter().map(route_cost).collect::<Result<_, _>>()?,
             first,
             is_single,
@@ -148,7 +148,7 @@ impl Network {
     }
 }
 
-impl Shape {
+impl BatchShape {
     /// The worst-case time of a batch with these totals, one per route: never below [`Network::wcet`] of its blocks in the
     /// order of their routes, and above it by less than 2 ns per block.
     ///

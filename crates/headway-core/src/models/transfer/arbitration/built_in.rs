@@ -1,6 +1,6 @@
 //! Figures of `headway-lab who-waits`, kept in `bench/runs`, for GPUs of the same class.
 
-use super::{Arbitration, Cut, Wait};
+use super::{Cut, EngineArbitration, SmallCopyWait};
 use crate::models::transfer::Direction;
 use crate::units::{Bytes, Nanos};
 
@@ -65,26 +65,30 @@ const CLASSES: &[Class] = &[
 ];
 
 fn cut((piece, share_ppm, n, median, p99, max): Line) -> Cut {
-    Cut { piece: Bytes(piece), share_ppm, wait: Wait { n, median: Nanos(median), p99: Nanos(p99), max: Nanos(max) } }
+    Cut {
+        piece: Bytes(piece),
+        share_ppm,
+        wait: SmallCopyWait { n, median: Nanos(median), p99: Nanos(p99), max: Nanos(max) },
+    }
 }
 
 /// What is known of a GPU by its driver's name, and the kept run that it is from; `None` = nothing. Copies of less than 1 GiB, other
 /// hosts and other drivers may differ: `headway measure` asks this one.
 #[must_use]
-pub fn built_in(name: &str, direction: Direction) -> Option<(Arbitration, &'static str)> {
+pub fn built_in(name: &str, direction: Direction) -> Option<(EngineArbitration, &'static str)> {
     let class = CLASSES.iter().find(|class| name.starts_with(class.name))?;
     let known = match direction {
         Direction::D2h => {
             let (n, median, p99, max) = class.process;
-            Arbitration {
+            EngineArbitration {
                 whole: cut(class.whole),
                 time: Nanos(class.time),
                 words: class.words.iter().copied().map(cut).collect(),
                 streams: class.streams.iter().copied().map(cut).collect(),
-                process: Some(Wait { n, median: Nanos(median), p99: Nanos(p99), max: Nanos(max) }),
+                process: Some(SmallCopyWait { n, median: Nanos(median), p99: Nanos(p99), max: Nanos(max) }),
             }
         }
-        Direction::H2d => Arbitration {
+        Direction::H2d => EngineArbitration {
             whole: cut(class.whole_in),
             time: Nanos(class.time_in),
             words: Vec::new(),

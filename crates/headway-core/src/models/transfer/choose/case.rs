@@ -4,12 +4,13 @@ use std::borrow::Cow;
 use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeSet;
 
-use super::{Available, Candidate, Choice, Figures, Reason, Request, Verdict};
+use super::{Available, Candidate, CostFigures, MethodChoice, MethodRequest, MethodVerdict, RejectionReason};
 use crate::files::machine::EndpointId;
 use crate::models::transfer::curve::{Exact, TAIL_SAMPLES};
 use crate::models::transfer::price::price;
 use crate::models::transfer::{
-    Curve, Direction, HostMemory, Key, Load, Method, Price, PricedTuning, Profile, Statistic, Tuning, TuningKey,
+    BackgroundLoad, Curve, CurveKey, Direction, HostMemory, Method, Price, PricedTuning, Profile, Statistic, Tuning,
+    TuningKey,
 };
 use crate::models::transfer::{default_tuning, defaults};
 use crate::units::{Bytes, Nanos};
@@ -22,7 +23,7 @@ const LEAD: (u32, u32) = (100, 97);
 pub(in crate::models::transfer) struct Entry {
     pub(in crate::models::transfer) method: Method,
     pub(in crate::models::transfer) curve: Option<Curve>,
-    pub(in crate::models::transfer) barred: Option<Reason>,
+    pub(in crate::models::transfer) barred: Option<RejectionReason>,
 }
 
 /// Everything that decides but the size.
@@ -51,7 +52,7 @@ struct Pick {
     runner_up: Option<usize>,
     /// The chosen entry's figure may be promised: it is none of a stale profile, and there is a maximum where one is needed.
     holds: bool,
-    reasons: Vec<Option<Reason>>,
+    reasons: Vec<Option<RejectionReason>>,
 }
 
 /// Whether `a` leads `b`.
@@ -68,13 +69,13 @@ pub(in crate::models::transfer) fn compare_lead(a: Exact, b: Exact) -> Ordering 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Situation {
     memory: HostMemory,
-    load: Load,
+    load: BackgroundLoad,
     active: u32,
     pieces: u32,
 }
 
 impl Case {
-    pub(in crate::models::transfer) fn new(profile: &Profile, request: &Request, available: &Available) -> Self {
+    pub(in crate::models::transfer) fn new(profile: &Profile, request: &MethodRequest, available: &Available) -> Self {
         let request = &normal(request);
         let driver = driver(request, available);
         let mut why = Vec::new();
@@ -85,7 +86,7 @@ impl Case {
                 "the profile is stale ({difference}): the driver only; `headway measure` writes a new one"
             ));
             for entry in entries.iter_mut().filter(|entry| entry.method != driver) {
-                entry.barred = Some(Reason::Stale);
+                entry.barred = Some(RejectionReason::Stale);
             }
         }
         let driver = entries.iter().position(|entry| entry.method == driver).expect("the driver's call is an entry");
@@ -129,37 +130,37 @@ impl Case {
     }
 
     /// Why entry `at` cannot be chosen at this size, whatever the others cost.
-    fn bars(&self, at: usize, bytes: Bytes) -> Option<Reason> {
+    fn bars(&self, at: usize, bytes: Bytes) -> Option<RejectionReason> {
         let entry = &self.entries[at];
         if entry.barred.is_some() {
             return entry.barred;
         }
         if entry.curve.is_none() {
-            return Some(Reason::NoCurve);
+            return Some(RejectionReason::NoCurve);
         }
         if self.realtime && self.cost(at, bytes, Statistic::Max).is_none() {
-            return Some(Reason::NoBound);
+            return Some(RejectionReason::NoBound);
         }
         if self.cost(at, bytes, self.objective).is_none() {
-            return Some(Reason::NoValue(self.objective));
+            return Some(RejectionReason::NoValue(self.objective));
         }
         if entry.method == Method::Staged { self.staging_bars(at, bytes) } else { None }
     }
 
     /// `staged` against `pageable`, at this size and the measured ones around it.
-    fn staging_bars(&self, at: usize, bytes: Bytes) -> Option<Reason> {
-        let Some(pageable) = self.pageable() else { return Some(Reason::NoComparison) };
+    fn staging_bars(&self, at: usize, bytes: Bytes) -> Option<RejectionReason> {
+        let Some(pageable) = self.pageable() else { return Some(RejectionReason::NoComparison) };
         let points = self.entries[at].curve.as_ref().map_or(&[][..], Curve::points);
         let below = points.iter().rev().map(|p| p.bytes).find(|size| *size < bytes);
         let above = points.iter().map(|p| p.bytes).find(|size| *size > bytes);
         for size in [Some(bytes), below, above].into_iter().flatten() {
             let of = |entry| self.cost(entry, size, Statistic::Median);
-            let (Some(ours), Some(theirs)) = (of(at), of(pageable)) else { return Some(Reason::NoComparison) };
+            let (Some(ours), Some(theirs)) = (of(at), of(pageable)) else { return Some(RejectionReason::NoComparison) };
             if ours.compare(theirs) != Ordering::Less {
-                return Some(Reason::StagingTrails(size));
+                return Some(RejectionReason::StagingTrails(size));
             }
             if !leads(ours, theirs) {
-                return Some(Reason::StagingLead(size));
+                return Some(RejectionReason::StagingLead(size));
             }
         }
         // Of fewer copies the 99th percentile is the slowest of all, and one in forty that something else held up tells nothing.
@@ -169,8 +170,10 @@ impl Case {
         }
         let tail = |entry| self.cost(entry, bytes, Statistic::P99);
         match (tail(at), tail(pageable)) {
-            (Some(ours), Some(theirs)) if ours.compare(theirs) == Ordering::Greater => Some(Reason::StagingTail),
-            (None, Some(_)) => Some(Reason::NoComparison),
+            (Some(ours), Some(theirs)) if ours.compare(theirs) == Ordering::Greater => {
+                Some(RejectionReason::StagingTail)
+            }
+            (None, Some(_)) => Some(RejectionReason::NoComparison),
             _ => None,
         }
     }
@@ -195,7 +198,11 @@ impl Case {
         }
         for (at, cost) in &fit {
             let least = own.is_some_and(|(_, own)| cost.compare(*own) == Ordering::Less);
-            reasons[*at] = Some(if chosen == self.driver && least { Reason::WithinMargin } else { Reason::Slower });
+            reasons[*at] = Some(if chosen == self.driver && least {
+                RejectionReason::WithinMargin
+            } else {
+                RejectionReason::Slower
+            });
         }
         let runner_up = fit.iter().map(|(at, _)| *at).find(|at| *at != chosen);
         Pick { chosen, runner_up, holds: best.is_some() && !self.stale, reasons }
@@ -218,9 +225,9 @@ impl Case {
         price(self.entries[at].method, self.direction, self.memory, self.tuning_of(at), &self.prices)
     }
 
-    fn figures(&self, at: usize, bytes: Bytes) -> Figures {
+    fn figures(&self, at: usize, bytes: Bytes) -> CostFigures {
         let of = |statistic| self.cost(at, bytes, statistic).map(Exact::rounded_up).filter(|t| *t < Nanos::MAX);
-        Figures {
+        CostFigures {
             median: of(Statistic::Median),
             p99: of(Statistic::P99),
             max: of(Statistic::Max),
@@ -238,9 +245,9 @@ impl Case {
         exact.map(|p| p.n).or(around).unwrap_or(0)
     }
 
-    pub(in crate::models::transfer) fn choice(&self, bytes: Bytes) -> Choice {
+    pub(in crate::models::transfer) fn choice(&self, bytes: Bytes) -> MethodChoice {
         let pick = self.pick(bytes);
-        let figures: Vec<Figures> = (0..self.entries.len()).map(|at| self.figures(at, bytes)).collect();
+        let figures: Vec<CostFigures> = (0..self.entries.len()).map(|at| self.figures(at, bytes)).collect();
         let mut order: Vec<usize> = (0..self.entries.len()).collect();
         order.sort_by_key(|at| {
             let cost = figures[*at].of(self.objective);
@@ -248,14 +255,14 @@ impl Case {
         });
         let candidates = order.into_iter().map(|at| {
             let reason = if at == pick.chosen { None } else { pick.reasons[at] };
-            let verdict = reason.map_or(Verdict::Chosen, Verdict::Rejected);
+            let verdict = reason.map_or(MethodVerdict::Chosen, MethodVerdict::Rejected);
             let price = self.price(at);
             Candidate { method: self.entries[at].method, figures: figures[at], price, verdict }
         });
         let predicted = figures[pick.chosen].of(self.objective).filter(|_| pick.holds);
         let mut why = vec![self.decided(&pick, &figures)];
         why.extend(self.why.iter().cloned());
-        Choice {
+        MethodChoice {
             method: self.entries[pick.chosen].method,
             tuning: self.tuning_of(pick.chosen),
             price: self.price(pick.chosen),
@@ -267,7 +274,7 @@ impl Case {
     }
 
     /// The line that says what decided.
-    fn decided(&self, pick: &Pick, figures: &[Figures]) -> String {
+    fn decided(&self, pick: &Pick, figures: &[CostFigures]) -> String {
         let (method, n) = (self.entries[pick.chosen].method, figures[pick.chosen].n);
         let objective = match self.objective {
             Statistic::P99 if (1..TAIL_SAMPLES).contains(&n) => format!("the longest of {n}"),
@@ -279,7 +286,7 @@ impl Case {
         };
         let Some(other) = pick.runner_up else { return format!("{objective} {cost}; no other way can be used") };
         let (name, theirs) = (self.entries[other].method, figures[other].of(self.objective).unwrap_or(cost));
-        if pick.reasons[other] == Some(Reason::WithinMargin) {
+        if pick.reasons[other] == Some(RejectionReason::WithinMargin) {
             return format!(
                 "`{name}` with {objective} {theirs} leads the driver's own call with {cost} by less than 3 %"
             );
@@ -289,7 +296,7 @@ impl Case {
 }
 
 /// The request with fields that mean nothing for its direction set to what curves have there.
-fn normal(request: &Request) -> Request {
+fn normal(request: &MethodRequest) -> MethodRequest {
     let mut request = request.clone();
     request.pieces = request.pieces.max(1);
     if request.direction == Direction::Peer {
@@ -302,7 +309,7 @@ fn normal(request: &Request) -> Request {
 
 /// The driver's own way: `peer` between GPUs, `dma` for pinned memory, else `pageable`, which stands for all three where
 /// they are missing.
-fn driver(request: &Request, available: &Available) -> Method {
+fn driver(request: &MethodRequest, available: &Available) -> Method {
     let method = Method::of_driver(request.direction, request.memory);
     if available.methods.contains(&method) { method } else { Method::Pageable }
 }
@@ -311,7 +318,7 @@ fn driver(request: &Request, available: &Available) -> Method {
 /// the request in which the driver's own way was measured.
 fn find<'p>(
     profile: &'p Profile,
-    request: &Request,
+    request: &MethodRequest,
     available: &Available,
     driver: Method,
     why: &mut Vec<String>,
@@ -329,13 +336,13 @@ fn find<'p>(
         request.direction
     ));
     let (built_in, ends) = (defaults(), (EndpointId(0), request.peer.map(|_| EndpointId(1))));
-    let none = Situation { memory: request.memory, load: Load::Alone, active: 1, pieces: 1 };
+    let none = Situation { memory: request.memory, load: BackgroundLoad::Alone, active: 1, pieces: 1 };
     let situation = nearest(&built_in, request, ends, &any).unwrap_or(none);
     (Cow::Owned(built_in), ends, situation)
 }
 
 /// What a situation differs in from the one asked for, a line each.
-fn assumed(request: &Request, found: Situation) -> Vec<String> {
+fn assumed(request: &MethodRequest, found: Situation) -> Vec<String> {
     let mut lines = Vec::new();
     if found.memory != request.memory {
         lines.push(format!("assumed: {} memory is like {} memory, which was measured", request.memory, found.memory));
@@ -354,27 +361,27 @@ fn assumed(request: &Request, found: Situation) -> Vec<String> {
 
 fn nearest(
     profile: &Profile,
-    request: &Request,
+    request: &MethodRequest,
     (gpu, peer): (EndpointId, Option<EndpointId>),
     methods: &[Method],
 ) -> Option<Situation> {
     let mut known: Vec<Situation> = Vec::new();
     for method in methods {
-        let from = Key {
+        let from = CurveKey {
             gpu,
             peer,
             method: *method,
             direction: request.direction,
-            ..key_of(HostMemory::Pinned, Load::Alone, 0, 0)
+            ..key_of(HostMemory::Pinned, BackgroundLoad::Alone, 0, 0)
         };
-        let same = |k: &Key| (k.gpu, k.peer, k.method, k.direction) == (gpu, peer, *method, request.direction);
+        let same = |k: &CurveKey| (k.gpu, k.peer, k.method, k.direction) == (gpu, peer, *method, request.direction);
         let keys = profile.curves.range(from..).map(|(key, _)| key).take_while(|key| same(key));
         known.extend(keys.map(|k| Situation { memory: k.memory, load: k.load, active: k.active, pieces: k.pieces }));
     }
     let ordinary = matches!(request.memory, HostMemory::Untouched | HostMemory::File);
     let memory_fits = |memory| memory == request.memory || (ordinary && memory == HostMemory::Touched);
     known.retain(|s| {
-        let load_fits = s.load == request.load || s.load == Load::Alone;
+        let load_fits = s.load == request.load || s.load == BackgroundLoad::Alone;
         memory_fits(s.memory) && load_fits && (1..=request.pieces).contains(&s.pieces)
     });
     known.into_iter().min_by_key(|s| {
@@ -384,28 +391,28 @@ fn nearest(
 }
 
 /// A key with everything but the situation left for the caller to set.
-fn key_of(memory: HostMemory, load: Load, active: u32, pieces: u32) -> Key {
+fn key_of(memory: HostMemory, load: BackgroundLoad, active: u32, pieces: u32) -> CurveKey {
     let method = Method::Pageable;
-    Key { gpu: EndpointId(0), peer: None, method, direction: Direction::H2d, memory, load, active, pieces }
+    CurveKey { gpu: EndpointId(0), peer: None, method, direction: Direction::H2d, memory, load, active, pieces }
 }
 
 /// All ways that have a curve for these ends or are available, in order, with their curves in `situation`.
 fn entries(
     profile: &Profile,
-    request: &Request,
+    request: &MethodRequest,
     available: &Available,
     driver: Method,
     (gpu, peer): (EndpointId, Option<EndpointId>),
     situation: Situation,
 ) -> Vec<Entry> {
-    let about = |k: &&Key| k.gpu == gpu && k.peer == peer && k.direction == request.direction;
+    let about = |k: &&CurveKey| k.gpu == gpu && k.peer == peer && k.direction == request.direction;
     let mut methods: BTreeSet<Method> = profile.curves.keys().filter(about).map(|key| key.method).collect();
     methods.extend(&available.methods);
     methods.retain(|method| method.abilities().directions.contains(&request.direction));
     methods.insert(driver);
     let key = |method| {
         let base = key_of(situation.memory, situation.load, situation.active, situation.pieces);
-        Key { gpu, peer, method, direction: request.direction, ..base }
+        CurveKey { gpu, peer, method, direction: request.direction, ..base }
     };
     let entry = |method| Entry {
         method,
@@ -416,26 +423,26 @@ fn entries(
 }
 
 /// What bars `way` whatever it costs.
-fn barred(method: Method, request: &Request, available: &Available) -> Option<Reason> {
+fn barred(method: Method, request: &MethodRequest, available: &Available) -> Option<RejectionReason> {
     let pinned = request.memory == HostMemory::Pinned;
     let row = method.abilities();
     let tests = [
-        (!pinned && row.needs_pinned(), Reason::NotPinned),
-        (!row.between_gpus() && !row.memory.contains(&request.memory), Reason::OtherMemory),
-        (!available.methods.contains(&method), Reason::NotAvailable),
-        (available.no_sm && row.occupies.multiprocessor(), Reason::NoSm),
-        (available.no_threads && row.occupies.staging(request.memory), Reason::NoThreads),
-        (available.bounds.cpus_max < 2 && row.occupies.staging(request.memory), Reason::Bounded),
-        (available.bounds.multiprocessors_max == 0 && row.occupies.multiprocessor(), Reason::Bounded),
-        (row.occupies.others && !available.multipath, Reason::NotGranted),
-        (row.occupies.others && request.objective != Statistic::Median, Reason::NotForLatency),
-        (!request.alignment.is_multiple_of(row.aligned), Reason::Unaligned),
+        (!pinned && row.needs_pinned(), RejectionReason::NotPinned),
+        (!row.between_gpus() && !row.memory.contains(&request.memory), RejectionReason::OtherMemory),
+        (!available.methods.contains(&method), RejectionReason::NotAvailable),
+        (available.no_sm && row.occupies.multiprocessor(), RejectionReason::NoSm),
+        (available.no_threads && row.occupies.staging(request.memory), RejectionReason::NoThreads),
+        (available.bounds.cpus_max < 2 && row.occupies.staging(request.memory), RejectionReason::Bounded),
+        (available.bounds.multiprocessors_max == 0 && row.occupies.multiprocessor(), RejectionReason::Bounded),
+        (row.occupies.others && !available.multipath, RejectionReason::NotGranted),
+        (row.occupies.others && request.objective != Statistic::Median, RejectionReason::NotForLatency),
+        (!request.alignment.is_multiple_of(row.aligned), RejectionReason::Unaligned),
     ];
     tests.into_iter().find(|(bars, _)| *bars).map(|(_, reason)| reason)
 }
 
 /// The situation nearest to the request in which a tuning was measured.
-fn tuning_key(profile: &Profile, request: &Request, gpu: EndpointId) -> Option<TuningKey> {
+fn tuning_key(profile: &Profile, request: &MethodRequest, gpu: EndpointId) -> Option<TuningKey> {
     let ordinary = matches!(request.memory, HostMemory::Untouched | HostMemory::File);
     let fits = |k: &&TuningKey| {
         let memory = k.memory == request.memory || (ordinary && k.memory == HostMemory::Touched);

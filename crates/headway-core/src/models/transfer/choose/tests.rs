@@ -3,7 +3,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::models::transfer::{Curve, Key, Mapping, Method, Point, Selector, Shape, Stamp, Stores, TuningKey};
+use crate::models::transfer::{
+    Curve, CurveKey, CurvePoint, Method, ResidentShape, Selector, Stamp, Stores, TuningKey, WindowMapping,
+};
 
 const GPU: EndpointId = EndpointId(1);
 const KIB: u64 = 1 << 10;
@@ -11,8 +13,8 @@ const MIB: u64 = 1 << 20;
 const DMA: Method = Method::Dma;
 const PAGEABLE: Method = Method::Pageable;
 const STAGED: Method = Method::Staged;
-const WINDOW: Method = Method::Window(Some(Mapping::Vulkan));
-const HUB: Method = Method::Resident(Some(Shape::Hub));
+const WINDOW: Method = Method::Window(Some(WindowMapping::Vulkan));
+const HUB: Method = Method::Resident(Some(ResidentShape::Hub));
 const KERNEL: Method = Method::Kernel;
 const MULTIPATH: Method = Method::Multipath;
 
@@ -28,7 +30,7 @@ fn curve(points: &[(u64, u64, u64, u64)]) -> Curve {
 
 /// The same, of `n` samples.
 fn curve_of(n: u32, points: &[(u64, u64, u64, u64)]) -> Curve {
-    let point = |&(bytes, median, p99, max)| Point {
+    let point = |&(bytes, median, p99, max)| CurvePoint {
         bytes: Bytes(bytes),
         n,
         median: Nanos(median),
@@ -42,8 +44,8 @@ fn flat(points: &[(u64, u64)]) -> Curve {
     curve(&points.iter().map(|&(bytes, time)| (bytes, time, time, time)).collect::<Vec<_>>())
 }
 
-fn key(method: Method, request: &Request) -> Key {
-    Key {
+fn key(method: Method, request: &MethodRequest) -> CurveKey {
+    CurveKey {
         gpu: request.gpu,
         peer: request.peer,
         method,
@@ -59,18 +61,18 @@ fn usable(methods: &[Method]) -> Available {
     Available { methods: methods.iter().copied().collect(), ..Available::default() }
 }
 
-fn ask(direction: Direction, memory: HostMemory, bytes: u64) -> Request {
-    Request::new(GPU, direction, memory, Bytes(bytes))
+fn ask(direction: Direction, memory: HostMemory, bytes: u64) -> MethodRequest {
+    MethodRequest::new(GPU, direction, memory, Bytes(bytes))
 }
 
-fn verdict(choice: &Choice, method: Method) -> Verdict {
+fn verdict(choice: &MethodChoice, method: Method) -> MethodVerdict {
     choice.candidates.iter().find(|c| c.method == method).unwrap_or_else(|| panic!("{method} is a candidate")).verdict
 }
 
 #[test]
 fn the_least_objective_wins_and_the_others_are_listed_with_their_reason() {
     let mut request = ask(Direction::D2h, HostMemory::Pinned, 4 * KIB);
-    request.load = Load::BulkSame;
+    request.load = BackgroundLoad::BulkSame;
     let mut profile = measured();
     profile.curves.insert(key(DMA, &request), flat(&[(4096, 9_100_000)]));
     profile.curves.insert(key(WINDOW, &request), curve(&[(4096, 4_200, u64::MAX, u64::MAX)]));
@@ -83,9 +85,9 @@ fn the_least_objective_wins_and_the_others_are_listed_with_their_reason() {
     let by_tail = choose(&profile, &request, &available);
     assert_eq!((by_tail.method, by_tail.predicted, by_tail.runner_up), (HUB, Some(Nanos(6_300)), Some(DMA)));
     assert_eq!(by_tail.candidates[0].method, HUB);
-    assert_eq!(verdict(&by_tail, WINDOW), Verdict::Rejected(Reason::NoValue(Statistic::P99)));
-    assert_eq!(verdict(&by_tail, KERNEL), Verdict::Rejected(Reason::NoCurve));
-    assert_eq!(verdict(&by_tail, DMA), Verdict::Rejected(Reason::Slower));
+    assert_eq!(verdict(&by_tail, WINDOW), MethodVerdict::Rejected(RejectionReason::NoValue(Statistic::P99)));
+    assert_eq!(verdict(&by_tail, KERNEL), MethodVerdict::Rejected(RejectionReason::NoCurve));
+    assert_eq!(verdict(&by_tail, DMA), MethodVerdict::Rejected(RejectionReason::Slower));
     assert_eq!(by_tail.why, ["p99 6.3 us; next is `dma` with 9.1 ms"]);
 }
 
@@ -103,7 +105,7 @@ fn a_lead_below_three_percent_goes_to_the_driver_unless_figures_do_not_scatter()
     assert_eq!(method(970, Some("cuda")).method, WINDOW);
     let close = method(971, Some("cuda"));
     assert_eq!((close.method, close.runner_up), (DMA, Some(WINDOW)));
-    assert_eq!(verdict(&close, WINDOW), Verdict::Rejected(Reason::WithinMargin));
+    assert_eq!(verdict(&close, WINDOW), MethodVerdict::Rejected(RejectionReason::WithinMargin));
     assert_eq!(method(999, Some("sim")).method, WINDOW);
     assert_eq!(method(999, None).method, WINDOW);
     assert_eq!(method(1_000, None).method, DMA, "equal costs go by the order of methods");
@@ -126,17 +128,17 @@ fn staging_must_lead_at_the_measured_sizes_around_and_have_no_worse_tail() {
     );
     let mut low = leads;
     low[0] = (100, 971, 971, 971);
-    assert_eq!(verdict(&choice(200, &low), STAGED), Verdict::Rejected(Reason::StagingLead(Bytes(100))));
-    assert_eq!(verdict(&choice(201, &low), STAGED), Verdict::Chosen, "100 is no neighbour of 201");
+    assert_eq!(verdict(&choice(200, &low), STAGED), MethodVerdict::Rejected(RejectionReason::StagingLead(Bytes(100))));
+    assert_eq!(verdict(&choice(201, &low), STAGED), MethodVerdict::Chosen, "100 is no neighbour of 201");
     let mut high = leads;
     high[2] = (300, 2_911, 2_911, 2_911);
-    assert_eq!(verdict(&choice(250, &high), STAGED), Verdict::Rejected(Reason::StagingLead(Bytes(300))));
+    assert_eq!(verdict(&choice(250, &high), STAGED), MethodVerdict::Rejected(RejectionReason::StagingLead(Bytes(300))));
     assert_eq!(choice(250, &high).tuning, None);
     let mut tail = leads;
     tail[1] = (200, 1_900, 2_001, 2_001);
-    assert_eq!(verdict(&choice(200, &tail), STAGED), Verdict::Rejected(Reason::StagingTail));
+    assert_eq!(verdict(&choice(200, &tail), STAGED), MethodVerdict::Rejected(RejectionReason::StagingTail));
     tail[1] = (200, 1_900, u64::MAX, u64::MAX);
-    assert_eq!(verdict(&choice(200, &tail), STAGED), Verdict::Rejected(Reason::NoComparison));
+    assert_eq!(verdict(&choice(200, &tail), STAGED), MethodVerdict::Rejected(RejectionReason::NoComparison));
 }
 
 #[test]
@@ -148,10 +150,10 @@ fn the_slowest_of_fewer_than_100_copies_is_no_tail() {
         profile.curves.insert(key(STAGED, &request), curve_of(n, &[(200, 1_900, 9_000, 9_000)]));
         verdict(&choose(&profile, &request, &usable(&[PAGEABLE, STAGED])), STAGED)
     };
-    let tail = Verdict::Rejected(Reason::StagingTail);
+    let tail = MethodVerdict::Rejected(RejectionReason::StagingTail);
     // None at all: the figures were set.
     assert_eq!([choice(100, 100), choice(0, 0), choice(0, 100)], [tail, tail, tail]);
-    assert_eq!([choice(99, 100), choice(100, 99), choice(1, 0)], [Verdict::Chosen; 3]);
+    assert_eq!([choice(99, 100), choice(100, 99), choice(1, 0)], [MethodVerdict::Chosen; 3]);
 }
 
 #[test]
@@ -164,18 +166,27 @@ fn exclusions_grants_and_probes_bar_ways() {
     let mut available = usable(&[DMA, KERNEL, HUB, MULTIPATH]);
     available.multipath = true;
     assert_eq!(choose(&profile, &request, &available).method, MULTIPATH);
-    assert_eq!(verdict(&choose(&profile, &request, &available), WINDOW), Verdict::Rejected(Reason::NotAvailable));
+    assert_eq!(
+        verdict(&choose(&profile, &request, &available), WINDOW),
+        MethodVerdict::Rejected(RejectionReason::NotAvailable)
+    );
     available.multipath = false;
     assert_eq!(choose(&profile, &request, &available).method, HUB);
     available.no_sm = true;
     assert_eq!(choose(&profile, &request, &available).method, DMA);
     (available.no_sm, available.multipath) = (false, true);
     request.objective = Statistic::P99;
-    assert_eq!(verdict(&choose(&profile, &request, &available), MULTIPATH), Verdict::Rejected(Reason::NotForLatency));
+    assert_eq!(
+        verdict(&choose(&profile, &request, &available), MULTIPATH),
+        MethodVerdict::Rejected(RejectionReason::NotForLatency)
+    );
     available.methods.remove(&HUB);
     assert_eq!(choose(&profile, &request, &available).method, KERNEL);
     request.alignment = 8;
-    assert_eq!(verdict(&choose(&profile, &request, &available), KERNEL), Verdict::Rejected(Reason::Unaligned));
+    assert_eq!(
+        verdict(&choose(&profile, &request, &available), KERNEL),
+        MethodVerdict::Rejected(RejectionReason::Unaligned)
+    );
 
     let warm = ask(Direction::D2h, HostMemory::Touched, 64 * MIB);
     for (method, time) in [(PAGEABLE, 900), (STAGED, 300), (DMA, 1), (MULTIPATH, 100)] {
@@ -185,8 +196,8 @@ fn exclusions_grants_and_probes_bar_ways() {
     (available.no_threads, available.multipath) = (true, true);
     let choice = choose(&profile, &warm, &available);
     assert_eq!(choice.method, PAGEABLE, "the driver's own call needs no probe");
-    assert_eq!(verdict(&choice, DMA), Verdict::Rejected(Reason::NotPinned));
-    assert_eq!(verdict(&choice, MULTIPATH), Verdict::Rejected(Reason::NoThreads));
+    assert_eq!(verdict(&choice, DMA), MethodVerdict::Rejected(RejectionReason::NotPinned));
+    assert_eq!(verdict(&choice, MULTIPATH), MethodVerdict::Rejected(RejectionReason::NoThreads));
 }
 
 #[test]
@@ -200,7 +211,7 @@ fn a_copy_with_a_deadline_takes_only_ways_with_a_maximum() {
     assert_eq!(choose(&profile, &request, &available).method, DMA);
     available.realtime = true;
     let choice = choose(&profile, &request, &available);
-    assert_eq!((choice.method, verdict(&choice, DMA)), (HUB, Verdict::Rejected(Reason::NoBound)));
+    assert_eq!((choice.method, verdict(&choice, DMA)), (HUB, MethodVerdict::Rejected(RejectionReason::NoBound)));
     profile.curves.remove(&key(DMA, &request));
     assert_eq!(choose(&profile, &request, &available).method, HUB, "a bound alone is enough");
     available.methods.remove(&HUB);
@@ -218,7 +229,7 @@ fn a_stale_profile_means_the_driver_and_names_the_remedy() {
     let mut available = usable(&[DMA, WINDOW]);
     available.stale = profile.stamp.as_ref().and_then(|stamp| stamp.difference(&now));
     let choice = choose(&profile, &request, &available);
-    assert_eq!((choice.method, verdict(&choice, WINDOW)), (DMA, Verdict::Rejected(Reason::Stale)));
+    assert_eq!((choice.method, verdict(&choice, WINDOW)), (DMA, MethodVerdict::Rejected(RejectionReason::Stale)));
     assert_eq!(choice.predicted, None);
     assert_eq!(
         choice.why[1],
@@ -232,14 +243,16 @@ fn a_stale_profile_means_the_driver_and_names_the_remedy() {
 fn the_nearest_situation_with_the_drivers_figures_is_used_and_told() {
     let base = ask(Direction::D2h, HostMemory::Touched, KIB);
     let mut profile = measured();
-    let mut put = |method, request: &Request, time| profile.curves.insert(key(method, request), flat(&[(KIB, time)]));
+    let mut put =
+        |method, request: &MethodRequest, time| profile.curves.insert(key(method, request), flat(&[(KIB, time)]));
     put(PAGEABLE, &base, 1_000);
     put(WINDOW, &base, 10);
-    put(PAGEABLE, &Request { active: 4, ..base.clone() }, 4_000);
-    put(WINDOW, &Request { load: Load::BulkSame, ..base.clone() }, 1);
+    put(PAGEABLE, &MethodRequest { active: 4, ..base.clone() }, 4_000);
+    put(WINDOW, &MethodRequest { load: BackgroundLoad::BulkSame, ..base.clone() }, 1);
     let available = usable(&[WINDOW]);
-    let of = |request: &Request| choose(&profile, request, &available);
-    let mut request = Request { memory: HostMemory::Untouched, load: Load::BulkSame, active: 2, ..base };
+    let of = |request: &MethodRequest| choose(&profile, request, &available);
+    let mut request =
+        MethodRequest { memory: HostMemory::Untouched, load: BackgroundLoad::BulkSame, active: 2, ..base };
     let choice = of(&request);
     assert_eq!((choice.method, choice.predicted), (WINDOW, Some(Nanos(10))));
     assert_eq!(choice.why[1..].len(), 3, "{:?}", choice.why);
@@ -248,8 +261,8 @@ fn the_nearest_situation_with_the_drivers_figures_is_used_and_told() {
     let choice = of(&request);
     assert_eq!((choice.method, choice.predicted), (PAGEABLE, Some(Nanos(4_000))), "four are nearer, without a window");
 
-    request = Request { load: Load::Alone, active: 4, ..request };
-    profile.curves.insert(key(PAGEABLE, &Request { active: 9, ..request.clone() }), flat(&[(KIB, 7)]));
+    request = MethodRequest { load: BackgroundLoad::Alone, active: 4, ..request };
+    profile.curves.insert(key(PAGEABLE, &MethodRequest { active: 9, ..request.clone() }), flat(&[(KIB, 7)]));
     let choice = choose(&profile, &request, &available);
     assert_eq!(choice.predicted, Some(Nanos(7)), "fresh memory was measured, if with other GPUs active");
 }
@@ -262,16 +275,16 @@ fn pieces_not_measured_cost_as_requests_of_fewer() {
     request.pieces = 4;
     profile.curves.insert(key(DMA, &request), flat(&[(250 * KIB, 70), (1_000 * KIB, 1_000)]));
     request.pieces = 15;
-    let choice = choose(&profile, &Request { memory: HostMemory::Pinned, ..request.clone() }, &usable(&[DMA]));
+    let choice = choose(&profile, &MethodRequest { memory: HostMemory::Pinned, ..request.clone() }, &usable(&[DMA]));
     assert_eq!(choice.predicted, Some(Nanos(4 * 70)));
     assert_eq!(choice.why[1], "assumed: 15 pieces cost as requests of 4, as measured");
 }
 
 #[test]
 fn tunings_come_from_the_nearest_situation() {
-    let request = Request { active: 3, ..ask(Direction::D2h, HostMemory::Untouched, MIB) };
+    let request = MethodRequest { active: 3, ..ask(Direction::D2h, HostMemory::Untouched, MIB) };
     let mut profile = measured();
-    let warm = Request { memory: HostMemory::Touched, ..request.clone() };
+    let warm = MethodRequest { memory: HostMemory::Touched, ..request.clone() };
     profile.curves.insert(key(PAGEABLE, &warm), flat(&[(MIB, 1_000)]));
     profile.curves.insert(key(STAGED, &warm), flat(&[(MIB, 100)]));
     let tuning = |threads| Tuning { threads, buffer: Bytes(MIB), stores: Stores::Plain, in_flight: 2 };
@@ -341,7 +354,7 @@ fn without_a_profile_nothing_is_used_that_could_be_worse_than_the_driver() {
     let choice = choose(&profile, &ask(Direction::H2d, HostMemory::Touched, 1 << 30), &available);
     assert!(choice.why[1].starts_with("default:"), "{:?}", choice.why);
     assert_eq!(choice.candidates.iter().map(|c| c.figures.n).max(), Some(0));
-    let peer = Request { peer: Some(EndpointId(3)), ..ask(Direction::Peer, HostMemory::Touched, MIB) };
+    let peer = MethodRequest { peer: Some(EndpointId(3)), ..ask(Direction::Peer, HostMemory::Touched, MIB) };
     assert_eq!(choose(&profile, &peer, &usable(&[DMA, Method::Peer])).method, Method::Peer);
     assert_eq!(choose(&profile, &peer, &usable(&[DMA])).method, PAGEABLE);
 }
@@ -408,7 +421,7 @@ proptest! {
         if let (Some(chosen), Some(driver)) = (median(choice.method), median(own)) {
             prop_assert!(chosen <= driver);
         }
-        prop_assert_eq!(choice.candidates.iter().filter(|c| c.verdict == Verdict::Chosen).count(), 1);
+        prop_assert_eq!(choice.candidates.iter().filter(|c| c.verdict == MethodVerdict::Chosen).count(), 1);
         prop_assert_eq!(choice.candidates[0].method, choice.method);
     }
 }

@@ -3,10 +3,10 @@
 use super::*;
 use crate::files::machine::{parse, write};
 
-fn node(machine: &Machine) -> Node {
-    let setup = Setup { idle: Nanos(7_300), queued: Nanos(2_600), submit: Nanos(1_500) };
+fn node(machine: &Machine) -> NodeFacts {
+    let setup = CopySetup { idle: Nanos(7_300), queued: Nanos(2_600), submit: Nanos(1_500) };
     let directions = [Direction::H2d, Direction::D2h];
-    Node {
+    NodeFacts {
         name: "fitted".into(),
         description: String::new(),
         endpoints: machine.endpoints.clone(),

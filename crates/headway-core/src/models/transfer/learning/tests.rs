@@ -7,14 +7,14 @@ use crate::models::transfer::builtin::Bus;
 
 const NODE: NodeClass = NodeClass { bus: Bus::Pcie5, wide_stores: true };
 const LIMITS: LearnerLimits = LearnerLimits { threads_max: 16, prefer: Prefer::Cheapest, learns: true, always: false };
-const IN: Kind = Kind { direction: Direction::H2d, memory: HostMemory::Touched };
+const IN: LearntKind = LearntKind { direction: Direction::H2d, memory: HostMemory::Touched };
 const MIB: u64 = 1 << 20;
 
 /// Time and CPU time of a copy by each way.
 type Truth<'a> = &'a dyn Fn(Option<Tuning>) -> (u64, u64);
 
 /// Makes `copies` copies; returns what they took altogether, and the tuning of the last that was no trial.
-fn make(learner: &mut Learner, kind: Kind, bytes: u64, copies: usize, truth: Truth<'_>) -> (u64, Option<Tuning>) {
+fn make(learner: &mut Learner, kind: LearntKind, bytes: u64, copies: usize, truth: Truth<'_>) -> (u64, Option<Tuning>) {
     let (mut total, mut last) = (0, None);
     for _ in 0..copies {
         let advice = learner.handle_copy(kind, Bytes(bytes));
@@ -24,7 +24,7 @@ fn make(learner: &mut Learner, kind: Kind, bytes: u64, copies: usize, truth: Tru
         let (time, cpu) = truth(advice.tuning);
         total += time;
         if advice.timed {
-            learner.handle_took(kind, Bytes(bytes), Took { advice, time: Nanos(time), cpu: Some(Nanos(cpu)) });
+            learner.handle_took(kind, Bytes(bytes), CopyTiming { advice, time: Nanos(time), cpu: Some(Nanos(cpu)) });
         }
         if !advice.trial {
             last = advice.tuning;
@@ -48,7 +48,10 @@ fn large_copies_are_staged_at_once_and_tiny_ones_never() {
         (Direction::D2h, HostMemory::Untouched, 2 * MIB),
         (Direction::H2d, HostMemory::File, 1 << 30),
     ] {
-        assert!(learner.handle_copy(Kind { direction, memory }, Bytes(bytes)).tuning.is_some(), "{direction} {bytes}");
+        assert!(
+            learner.handle_copy(LearntKind { direction, memory }, Bytes(bytes)).tuning.is_some(),
+            "{direction} {bytes}"
+        );
     }
     let tiny = learner.handle_copy(IN, Bytes(MIB - 1));
     assert_eq!(tiny.tuning, None);
@@ -57,7 +60,7 @@ fn large_copies_are_staged_at_once_and_tiny_ones_never() {
 #[test]
 fn small_copies_start_threads_only_when_enough_could_have_been_saved() {
     let mut learner = Learner::new(NODE, LIMITS);
-    let out = Kind { direction: Direction::D2h, memory: HostMemory::Touched };
+    let out = LearntKind { direction: Direction::D2h, memory: HostMemory::Touched };
     let first = (1..10_000).find(|_| learner.handle_copy(out, Bytes(MIB)).tuning.is_some()).unwrap();
     // 17 us are saved of each by the built-in figures.
     assert!((100..1_000).contains(&first), "{first}");
@@ -82,7 +85,7 @@ fn who_always_wants_staging_gets_it_with_one_thread_at_least() {
 #[test]
 fn who_does_not_learn_makes_no_trials() {
     let mut learner = Learner::new(NODE, LearnerLimits { learns: false, ..LIMITS });
-    let advices: Vec<Advice> = (0..500).map(|_| learner.handle_copy(IN, Bytes(64 * MIB))).collect();
+    let advices: Vec<CopyAdvice> = (0..500).map(|_| learner.handle_copy(IN, Bytes(64 * MIB))).collect();
     assert!(advices.iter().all(|advice| !advice.trial && *advice == advices[0]), "{advices:?}");
 }
 
@@ -132,7 +135,7 @@ fn a_copy_of_a_gigabyte_is_not_made_by_the_driver_to_learn_in_the_first_seconds(
         let advice = learner.handle_copy(IN, Bytes(1 << 30));
         by_driver += u32::from(advice.tuning.is_none());
         let (time, cpu) = truth(advice.tuning);
-        learner.handle_took(IN, Bytes(1 << 30), Took { advice, time: Nanos(time), cpu: Some(Nanos(cpu)) });
+        learner.handle_took(IN, Bytes(1 << 30), CopyTiming { advice, time: Nanos(time), cpu: Some(Nanos(cpu)) });
     }
     assert_eq!(by_driver, 0);
 }
@@ -199,7 +202,7 @@ proptest! {
         copies in 50usize..1500,
         into in any::<bool>(),
     ) {
-        let kind = Kind { direction: if into { Direction::H2d } else { Direction::D2h }, memory: HostMemory::Touched };
+        let kind = LearntKind { direction: if into { Direction::H2d } else { Direction::D2h }, memory: HostMemory::Touched };
         let known = NODE.tunings(kind.direction, kind.memory, Bytes(1 << exponent), 16);
         let truth = |tuning: Option<Tuning>| {
             let at = tuning.map_or(0, |tuning| 1 + known.iter().position(|known| *known == tuning).expect("advised ways are known"));
@@ -218,7 +221,7 @@ proptest! {
                 worst = worst.max(time.saturating_sub(cost));
             }
             if advice.timed {
-                learner.handle_took(kind, Bytes(1 << exponent), Took { advice, time: Nanos(time), cpu: Some(Nanos(cpu)) });
+                learner.handle_took(kind, Bytes(1 << exponent), CopyTiming { advice, time: Nanos(time), cpu: Some(Nanos(cpu)) });
             }
         }
         let surprises = worst.saturating_mul(BELIEVED * known.len() as u64 + 1);
@@ -231,7 +234,7 @@ proptest! {
         times in proptest::collection::vec(80_000u64..120_000, 5),
         into in any::<bool>(),
     ) {
-        let kind = Kind { direction: if into { Direction::H2d } else { Direction::D2h }, memory: HostMemory::Touched };
+        let kind = LearntKind { direction: if into { Direction::H2d } else { Direction::D2h }, memory: HostMemory::Touched };
         let known = NODE.tunings(kind.direction, kind.memory, Bytes(MIB), 16);
         let of = |tuning: Option<Tuning>| tuning.map_or(0, |tuning| 1 + known.iter().position(|known| *known == tuning).unwrap());
         let truth = |tuning: Option<Tuning>| (times[of(tuning)], times[of(tuning)]);
@@ -261,7 +264,7 @@ proptest! {
         for _ in 0..40 {
             let advice = learner.handle_copy(IN, Bytes(bytes));
             prop_assert!(advice.tuning.is_none_or(|tuning| tuning.threads <= threads_max), "{advice:?}");
-            learner.handle_took(IN, Bytes(bytes), Took { advice, time: Nanos(ns_per_mib), cpu: None });
+            learner.handle_took(IN, Bytes(bytes), CopyTiming { advice, time: Nanos(ns_per_mib), cpu: None });
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::slots::cases;
 use super::*;
-use crate::plan::message::{Member, MessageError};
+use crate::plan::message::{BatchMember, MessageError};
 
 fn times(bytes: u64, period: u64, start: u64) -> Elementary {
     Elementary::periodic("m", RouteId(0), Bytes(bytes), Nanos(period), Nanos(start))
@@ -15,7 +15,7 @@ fn pair(a: &Elementary, b: &Elementary, counting: Counting) -> Option<(Vec<Eleme
 }
 
 fn parts_of(batch: &Batch) -> Vec<u64> {
-    batch.members.iter().map(Member::parts_max).collect()
+    batch.members.iter().map(BatchMember::parts_max).collect()
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::*;
 use crate::models::interconnect::BatchBlock;
 use crate::plan::Carried;
-use crate::plan::message::{Grid, Level, Member, cut};
+use crate::plan::message::{BatchMember, Level, SlotGrid, cut};
 
 pub(super) fn cases(default: u64) -> u64 {
     std::env::var("HEADWAY_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
@@ -30,7 +30,7 @@ fn small(draw: &mut Draw, route: RouteId) -> Elementary {
 }
 
 /// What is wrong with a member of a batch over `grid`, if something is.
-fn fault(of: &Elementary, member: &Member, grid: &Grid, jobs: u64) -> Option<String> {
+fn fault(of: &Elementary, member: &BatchMember, grid: &SlotGrid, jobs: u64) -> Option<String> {
     let earliest = of.start.0;
     for job in 0..jobs {
         let (ready, due) = of.window(job);
@@ -63,14 +63,14 @@ fn fault(of: &Elementary, member: &Member, grid: &Grid, jobs: u64) -> Option<Str
 }
 
 /// Bytes that slots carry of a member are each in one job: the inverse map says nothing more than the map.
-fn carries_nothing_else(of: &Elementary, member: &Member, slots: u64) -> bool {
+fn carries_nothing_else(of: &Elementary, member: &BatchMember, slots: u64) -> bool {
     let mut seen: Vec<(u64, Range<u64>)> = (0..slots).filter_map(|slot| member.carried(of, slot)).collect();
     seen.sort_by_key(|(job, bytes)| (*job, bytes.start));
     seen.windows(2).all(|pair| pair[0].0 < pair[1].0 || pair[0].1.end <= pair[1].1.start)
 }
 
 /// Where a plan finds other jobs in slots than the map says, if it does.
-fn miscounted(of: &Elementary, member: &Member) -> Option<String> {
+fn miscounted(of: &Elementary, member: &BatchMember) -> Option<String> {
     let carried = Carried { message: of.clone(), member: member.clone() };
     for cycles in [0, 1, 7, 60] {
         let whole = (0..).take_while(|job| member.parts(of, *job).iter().all(|part| part.slot < cycles)).count() as u64;
@@ -144,7 +144,7 @@ fn stars_are_as_sound_as_chains() {
 }
 
 /// Slots of `fast` wholly inside the window of job `job` of `slow`, counted one by one, the grid going on for ever.
-fn inside(slow: &Grid, job: i128, fast: &Grid) -> u64 {
+fn inside(slow: &SlotGrid, job: i128, fast: &SlotGrid) -> u64 {
     let from = i128::from(slow.start.0) + job * i128::from(slow.period.0);
     let to = from + i128::from(slow.window.0);
     let (p2, a2, d2) = (i128::from(fast.period.0), i128::from(fast.start.0), i128::from(fast.window.0));
@@ -173,7 +173,7 @@ fn counts_are_the_least_over_all_windows() {
 
 #[test]
 fn the_paper_s_counts_are_the_paper_s() {
-    let grid = |period, start| Grid { start: Nanos(start), period: Nanos(period), window: Nanos(period) };
+    let grid = |period, start| SlotGrid { start: Nanos(start), period: Nanos(period), window: Nanos(period) };
     let paper = |slow, fast| parts_max(&slow, Release::Periodic, &fast, Counting::Paper);
     let aware = |slow, fast| parts_max(&slow, Release::Periodic, &fast, Counting::PhaseAware);
     assert_eq!(paper(grid(60, 5), grid(20, 25)), 3, "aligned");
@@ -189,7 +189,7 @@ fn the_paper_s_counts_are_the_paper_s() {
 }
 
 /// How often a wrong rule makes a member that is unsound.
-fn caught(wrong: impl Fn(&Grid, &Grid) -> u64) -> u64 {
+fn caught(wrong: impl Fn(&SlotGrid, &SlotGrid) -> u64) -> u64 {
     let mut draw = Draw(64);
     let mut caught = 0;
     for _ in 0..3_000 {
@@ -208,7 +208,7 @@ fn caught(wrong: impl Fn(&Grid, &Grid) -> u64) -> u64 {
         }
         let grid = rules::joined_grid(&slow.grid(), &fast.grid());
         let reserve = crate::plan::message::reserve(slow.bytes, parts, slow.granule);
-        let member = Member { elementary: 0, levels: vec![Level { grid, parts }], reserve };
+        let member = BatchMember { elementary: 0, levels: vec![Level { grid, parts }], reserve };
         caught += u64::from(fault(&slow, &member, &grid, 30).is_some());
     }
     caught
@@ -216,16 +216,16 @@ fn caught(wrong: impl Fn(&Grid, &Grid) -> u64) -> u64 {
 
 #[test]
 fn wrong_rules_are_caught() {
-    let right = |slow: &Grid, fast: &Grid| parts_max(slow, Release::Periodic, fast, Counting::PhaseAware);
+    let right = |slow: &SlotGrid, fast: &SlotGrid| parts_max(slow, Release::Periodic, fast, Counting::PhaseAware);
     assert_eq!(caught(right), 0);
-    let one_more = |slow: &Grid, fast: &Grid| match right(slow, fast) {
+    let one_more = |slow: &SlotGrid, fast: &SlotGrid| match right(slow, fast) {
         0 => 0,
         parts => parts + 1,
     };
     assert!(caught(one_more) > 500);
-    let any_phase = |slow: &Grid, fast: &Grid| u64::from(slow.period == fast.period).max(right(slow, fast));
+    let any_phase = |slow: &SlotGrid, fast: &SlotGrid| u64::from(slow.period == fast.period).max(right(slow, fast));
     assert!(caught(any_phase) > 100);
-    let unchecked_sync = |slow: &Grid, fast: &Grid| {
+    let unchecked_sync = |slow: &SlotGrid, fast: &SlotGrid| {
         let multiple = slow.period.0.is_multiple_of(fast.period.0);
         if multiple { slow.period.0 / fast.period.0 } else { right(slow, fast) }
     };
@@ -273,7 +273,7 @@ fn transformed_sets_deliver_every_block_in_time_wherever_jobs_run_in_their_slots
             of.bytes = Bytes(of.bytes.0 % 2_000 + 1); // real bytes are moved
         }
         set = MessageSet::new(set.elementary).unwrap();
-        let mode = draw.pick(&[Mode::Greedy, Mode::Search, Mode::Fast]);
+        let mode = draw.pick(&[CombineEffort::Greedy, CombineEffort::Search, CombineEffort::Fast]);
         let mut pricer = Pricer::new(&network, Some(&calibration));
         let found = transform(&set, &mut pricer, with_mode(mode, Counting::PhaseAware), &mut |_| true).unwrap();
         let placed = draw.pick(&[Placed::AtRelease, Placed::AtTheEnd, Placed::Anywhere]);
@@ -325,10 +325,11 @@ fn what_a_slot_really_carries_never_takes_longer_than_its_batch() {
         let count = draw.between(2, 14);
         let set = random_set(&mut draw, &routes, times, count);
         let mut pricer = Pricer::new(&network, Some(&calibration));
-        let found = transform(&set, &mut pricer, with_mode(Mode::Search, Counting::PhaseAware), &mut |_| true).unwrap();
+        let found = transform(&set, &mut pricer, with_mode(CombineEffort::Search, Counting::PhaseAware), &mut |_| true)
+            .unwrap();
         for Priced { batch, cost } in &found.batches {
             for slot in 0..20 {
-                let block = |member: &Member| {
+                let block = |member: &BatchMember| {
                     let of = &set.elementary[member.elementary as usize];
                     let (_, bytes) = member.carried(of, slot)?;
                     Some(BatchBlock { route: of.route, bytes: Bytes(bytes.end - bytes.start) })

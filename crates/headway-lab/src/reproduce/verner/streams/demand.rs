@@ -1,13 +1,15 @@
 //! The streams that ask to be encrypted: the paper's pool, as streams of packets.
 
-use crate::simulation::verner::pools::{KINDS, Kind, Reading};
+use crate::simulation::verner::pools::{KINDS, Reading, StreamKind};
 use headway_core::files::machine::Machine;
-use headway_core::files::workload::{Cycle, Grouping, OnMiss, Place, Placement, Step, Stream, Workload};
+use headway_core::files::workload::{
+    CopyEndpoint, Cycle, Grouping, OnMiss, Stream, StreamPlacement, StreamStep, Workload,
+};
 use headway_core::plan::stream::{Fluid, class_window, gathered_bytes};
 use headway_core::units::Nanos;
 use headway_kernels::Cipher;
 
-use super::Setting;
+use super::ExperimentSetting;
 use crate::Error;
 
 /// The kernel of the streams.
@@ -21,7 +23,7 @@ const BEYOND: u64 = 4;
 
 /// A sequence of streams.
 pub(super) struct Demand {
-    kind: Kind,
+    kind: StreamKind,
     seed: u64,
     scale: u64,
     deadline_min: Nanos,
@@ -35,7 +37,7 @@ pub(super) struct Demand {
 
 impl Demand {
     /// The pool of workload `number` as `setting` asks for it, with more streams than `machine` can carry.
-    pub(super) fn new(setting: &Setting, number: u32, machine: &Machine) -> Result<Self, Error> {
+    pub(super) fn new(setting: &ExperimentSetting, number: u32, machine: &Machine) -> Result<Self, Error> {
         let options = &setting.streams;
         let kind = KINDS.iter().find(|kind| kind.number == number);
         let kind = *kind.ok_or(headway::Failure::Options("the paper's workloads have the numbers 1 to 12"))?;
@@ -111,9 +113,9 @@ impl Demand {
         let stream = |at: usize| {
             let fluid = self.streams[at];
             let (gpu, cycle) = if on_cpu[at] {
-                (Placement::Cpu, class_window(on_cores, Nanos(fluid.deadline.0 / CYCLES_ON_CPU), u32::MAX))
+                (StreamPlacement::Cpu, class_window(on_cores, Nanos(fluid.deadline.0 / CYCLES_ON_CPU), u32::MAX))
             } else {
-                (Placement::Auto, on_gpus)
+                (StreamPlacement::Auto, on_gpus)
             };
             self.stream(at, gpu, cycle)
         };
@@ -135,7 +137,7 @@ impl Demand {
             seed: self.seed,
             cycle: Cycle::Paper,
             grouping: Grouping::Gpu,
-            transform: headway_core::plan::combine::Mode::default(),
+            transform: headway_core::plan::combine::CombineEffort::default(),
             streams,
             messages: Vec::new(),
             flows: Vec::new(),
@@ -146,7 +148,7 @@ impl Demand {
     }
 
     /// A stream with one packet in each `cycle`.
-    fn stream(&self, at: usize, gpu: Placement, cycle: Nanos) -> Stream {
+    fn stream(&self, at: usize, gpu: StreamPlacement, cycle: Nanos) -> Stream {
         let fluid = self.streams[at];
         let cipher = Cipher { key: secret(self.seed, 2 * at as u64), iv: secret(self.seed, 2 * at as u64 + 1) };
         Stream {
@@ -157,9 +159,9 @@ impl Demand {
             start: Nanos::ZERO,
             gpu,
             steps: vec![
-                Step::Copy { from: Place::Host, to: Place::OwnGpu },
-                Step::Compute { kernel: KERNEL.to_owned() },
-                Step::Copy { from: Place::OwnGpu, to: Place::Host },
+                StreamStep::Copy { from: CopyEndpoint::Host, to: CopyEndpoint::OwnGpu },
+                StreamStep::Compute { kernel: KERNEL.to_owned() },
+                StreamStep::Copy { from: CopyEndpoint::OwnGpu, to: CopyEndpoint::Host },
             ],
             on_miss: OnMiss::Finish,
             parameters: cipher.parameters(),

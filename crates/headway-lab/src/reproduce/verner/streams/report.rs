@@ -5,10 +5,10 @@ use headway_core::plan::Strategy;
 use headway_core::units::Nanos;
 
 use super::trial::{Trial, cycle_bytes};
-use super::{Found, OfWorkload, Setting, Try, cycle_of};
+use super::{ExperimentSetting, Found, OfWorkload, Try, cycle_of};
 use crate::reproduce::site::{Site, with_causes};
-use crate::reproduce::{Outcome, Row, Table, Verdict, said, silent};
-use headway_measure::sample::Figures;
+use crate::reproduce::{ExperimentResults, PaperRow, PaperVerdict, RawFigures, said, silent};
+use headway_measure::sample::SampleFigures;
 
 /// Times as many streams as `serial`, at least: a target of ours, on hardware other than the paper's.
 const TARGET: f64 = 1.7;
@@ -32,20 +32,25 @@ impl Results {
 }
 
 /// The outcome with `rows`.
-pub(super) fn outcome(setting: &Setting, site: &Site, results: &Results, rows: Vec<Row>) -> Outcome {
+pub(super) fn outcome(
+    setting: &ExperimentSetting,
+    site: &Site,
+    results: &Results,
+    rows: Vec<PaperRow>,
+) -> ExperimentResults {
     let mut tables = vec![plans(results), runs(results), cores(results), steps(results), lates(results)];
     if let [one] = &results.all[..] {
         tables.push(blocks(one));
     }
-    Outcome {
+    ExperimentResults {
         rows,
         notes: notes(site, results),
         tables,
-        ..Outcome::new("verner-aes", site.source, site.named(), setting.seed)
+        ..ExperimentResults::new("verner-aes", site.source, site.named(), setting.seed)
     }
 }
 
-pub(super) fn rows_of_one(one: &OfWorkload, duration: Nanos) -> Vec<Row> {
+pub(super) fn rows_of_one(one: &OfWorkload, duration: Nanos) -> Vec<PaperRow> {
     let mut rows = vec![against_serial(one)];
     rows.extend(one.found.iter().map(|found| planned(found, duration)));
     rows.extend(one.found.iter().filter_map(|found| fewer(one, found, duration)));
@@ -71,15 +76,15 @@ pub(super) fn tried(found: &Found) -> String {
 }
 
 /// How many streams miss nothing where those of the plan miss some.
-fn fewer(one: &OfWorkload, found: &Found, duration: Nanos) -> Option<Row> {
+fn fewer(one: &OfWorkload, found: &Found, duration: Nanos) -> Option<PaperRow> {
     if found.fewer.is_empty() {
         return None;
     }
-    Some(Row {
+    Some(PaperRow {
         what: format!("`{}`: fewer streams than planned, for {duration}", found.policy.name()),
         paper: silent("not stated"),
         ours: format!("{} planned, of {} in the pool; {}", streams(found), one.demand.len(), tried(found)),
-        verdict: Verdict::NotComparable,
+        verdict: PaperVerdict::NotComparable,
         why: "only a figure: the largest of 90, 75, 50 and 25 % of the plan with which nothing is missed".into(),
     })
 }
@@ -93,7 +98,7 @@ pub(super) fn rate(found: &Found) -> f64 {
     plan.streams.iter().map(|stream| stream.packet.0 as f64 / stream.period.0.max(1) as f64).sum()
 }
 
-fn against_serial(results: &OfWorkload) -> Row {
+fn against_serial(results: &OfWorkload) -> PaperRow {
     let of = |policy| results.found.iter().find(|found| found.policy == policy);
     let clean = |found: &&Found| found.is_clean();
     let best =
@@ -111,11 +116,11 @@ fn against_serial(results: &OfWorkload) -> Row {
                 streams(serial),
                 rate(serial)
             );
-            (text, Verdict::own(ratio >= TARGET))
+            (text, PaperVerdict::own(ratio >= TARGET))
         }
-        _ => ("`serial` did not run, or no other policy without a miss".to_owned(), Verdict::NotComparable),
+        _ => ("`serial` did not run, or no other policy without a miss".to_owned(), PaperVerdict::NotComparable),
     };
-    Row {
+    PaperRow {
         what: format!("streams against one transfer at a time (target {TARGET})"),
         paper: said("V-B", "74 % more streams on average in system 1, 31 % in system 2, by prediction"),
         ours,
@@ -126,7 +131,7 @@ fn against_serial(results: &OfWorkload) -> Row {
     }
 }
 
-fn planned(found: &Found, duration: Nanos) -> Row {
+fn planned(found: &Found, duration: Nanos) -> PaperRow {
     let plan = &found.planned.case.plan;
     let (ours, verdict) = match &found.trial {
         Ok(trial) => {
@@ -145,14 +150,14 @@ fn planned(found: &Found, duration: Nanos) -> Row {
                 trial.late,
                 trial.overruns
             );
-            (text, Verdict::own(trial.is_clean()))
+            (text, PaperVerdict::own(trial.is_clean()))
         }
         Err(error) => {
             let text = format!("{} streams planned; it did not start: {}", plan.streams.len(), with_causes(error));
-            (text, Verdict::NotComparable)
+            (text, PaperVerdict::NotComparable)
         }
     };
-    Row {
+    PaperRow {
         what: format!("`{}`: planned, then run for {duration}", found.policy.name()),
         paper: said("V-B", "a schedule that is verified to be valid runs without deadline misses; the paper ran none"),
         ours,
@@ -163,7 +168,7 @@ fn planned(found: &Found, duration: Nanos) -> Row {
 
 /// How long blocks of GPUs took.
 pub(super) fn response(plan: &Plan, trial: &Trial) -> String {
-    Figures::of(&responses(plan, trial, |core| core.is_none())).map_or_else(String::new, |figures| {
+    SampleFigures::of(&responses(plan, trial, |core| core.is_none())).map_or_else(String::new, |figures| {
         format!(
             "; from a block's oldest byte to its delivery n = {}, median {}, p99 {}, max {} of {}",
             figures.n,
@@ -187,7 +192,7 @@ fn responses(plan: &Plan, trial: &Trial, wanted: impl Fn(Option<u32>) -> bool) -
 }
 
 /// The streams that the CPU took, and how they fared.
-fn on_cpu(found: &Found) -> Option<Row> {
+fn on_cpu(found: &Found) -> Option<PaperRow> {
     let plan = &found.planned.case.plan;
     let streams = || plan.streams.iter().filter(|stream| stream.gpu.is_none());
     let trial = found.trial.as_ref().ok()?;
@@ -195,7 +200,7 @@ fn on_cpu(found: &Found) -> Option<Row> {
         .map(|stream| stream.deadline)
         .fold((Nanos::MAX, Nanos::ZERO), |(a, b), deadline| (deadline.min(a), deadline.max(b)));
     let times = responses(plan, trial, |core| core.is_some());
-    let (rectangle, figures) = (found.planned.division.rectangle, Figures::of(&times)?);
+    let (rectangle, figures) = (found.planned.division.rectangle, SampleFigures::of(&times)?);
     let bytes: f64 = streams().map(|stream| stream.packet.0 as f64 / stream.period.0.max(1) as f64).sum();
     let limit = if rectangle.deadline == Nanos::MAX { "any".to_owned() } else { rectangle.deadline.to_string() };
     let awake = match trial.cpus.as_slice() {
@@ -223,29 +228,29 @@ fn on_cpu(found: &Found) -> Option<Row> {
         figures.max,
         trial.misses_on_cpu
     );
-    Some(Row {
+    Some(PaperRow {
         what: format!("`{}`: streams with short deadlines on the CPU", found.policy.name()),
         paper: said("V-B", "the framework searches for a division of the streams between CPUs and GPUs"),
         ours,
-        verdict: Verdict::own(trial.misses_on_cpu == 0 && trial.failure.is_none()),
+        verdict: PaperVerdict::own(trial.misses_on_cpu == 0 && trial.failure.is_none()),
         why: "no packet of the CPU's streams may be missed".into(),
     })
 }
 
 /// What the CPU is worth.
-fn against_gpus_alone(results: &OfWorkload) -> Option<Row> {
+fn against_gpus_alone(results: &OfWorkload) -> Option<PaperRow> {
     let (policy, alone) = results.without?;
     let with = results.found.iter().find(|found| found.policy == policy).map(streams)?;
-    Some(Row {
+    Some(PaperRow {
         what: format!("streams that the plan of `{}` accepts, with and without the CPU", policy.name()),
         paper: silent("not stated"),
         ours: format!("{with} with it, {alone} without"),
-        verdict: Verdict::own(with >= alone),
+        verdict: PaperVerdict::own(with >= alone),
         why: "the CPU must not make the plan accept fewer".into(),
     })
 }
 
-fn verified(found: &Found) -> Row {
+fn verified(found: &Found) -> PaperRow {
     let (ours, verdict) = match &found.trial {
         Ok(trial) => {
             let v = &trial.verified;
@@ -264,11 +269,11 @@ fn verified(found: &Found) -> Row {
                 v.chains,
                 v.chain_bytes as f64 / 1e9,
             );
-            (text, Verdict::own(trial.failure.is_none() && v.blocks > 0 && v.chains == streams(found) as u64))
+            (text, PaperVerdict::own(trial.failure.is_none() && v.blocks > 0 && v.chains == streams(found) as u64))
         }
-        Err(_) => ("it did not start".to_owned(), Verdict::NotComparable),
+        Err(_) => ("it did not start".to_owned(), PaperVerdict::NotComparable),
     };
-    Row {
+    PaperRow {
         what: format!("`{}`: ciphertexts equal those of the CPU", found.policy.name()),
         paper: silent("not treated"),
         ours,
@@ -277,7 +282,7 @@ fn verified(found: &Found) -> Row {
     }
 }
 
-fn border(results: &OfWorkload) -> Row {
+fn border(results: &OfWorkload) -> PaperRow {
     let demand = &results.demand;
     let held: Vec<&Try> = results.tries.iter().filter(|one| one.holds()).collect();
     let missed = results.tries.iter().filter(|one| one.trial.as_ref().is_ok_and(|trial| trial.misses > 0));
@@ -293,11 +298,11 @@ fn border(results: &OfWorkload) -> Row {
         (Some(most), None, None, _) => format!("none with {most} streams, of {} in the pool", demand.len()),
         (None, None, None, _) => "runs failed before any deadline was missed".to_owned(),
     };
-    Row {
+    PaperRow {
         what: "where misses begin for the best policy, beyond what the plan accepts".into(),
         paper: silent("not stated"),
         ours,
-        verdict: Verdict::NotComparable,
+        verdict: PaperVerdict::NotComparable,
         why: "only a figure: the plan promises nothing beyond what it accepts".into(),
     }
 }
@@ -367,7 +372,7 @@ fn notes(site: &Site, results: &Results) -> Vec<String> {
     notes
 }
 
-fn plans(results: &Results) -> Table {
+fn plans(results: &Results) -> RawFigures {
     let line = |(one, found): (&OfWorkload, &Found)| -> Vec<String> {
         let (plan, planned) = (&found.planned.case.plan, &found.planned);
         let rectangle = planned.division.rectangle;
@@ -388,7 +393,7 @@ fn plans(results: &Results) -> Table {
             batches.join("; "),
         ]
     };
-    Table {
+    RawFigures {
         name: "plans".into(),
         columns: vec![
             "workload",
@@ -432,13 +437,16 @@ const RUNS: [&str; 20] = [
     "response_max_ns",
 ];
 
-fn runs(results: &Results) -> Table {
+fn runs(results: &Results) -> RawFigures {
     let line = |workload: u32, policy: Strategy, part: &str, streams: usize, bits: u64, trial: &Trial| -> Vec<String> {
         let all: Vec<Nanos> = trial.responses.iter().map(|(.., response)| *response).collect();
-        let figures = Figures::of(&all);
-        let [median, p99, max] =
-            [|f: Figures| f.median.0.to_string(), |f: Figures| f.p99_ns(), |f: Figures| f.max.0.to_string()]
-                .map(|of| figures.map_or(String::new(), of));
+        let figures = SampleFigures::of(&all);
+        let [median, p99, max] = [
+            |f: SampleFigures| f.median.0.to_string(),
+            |f: SampleFigures| f.p99_ns(),
+            |f: SampleFigures| f.max.0.to_string(),
+        ]
+        .map(|of| figures.map_or(String::new(), of));
         let counts = [
             trial.cycles,
             trial.took.0,
@@ -482,18 +490,18 @@ fn runs(results: &Results) -> Table {
             }
         }
     }
-    Table { name: "runs".into(), columns: RUNS.to_vec(), lines }
+    RawFigures { name: "runs".into(), columns: RUNS.to_vec(), lines }
 }
 
 /// What each pipeline of a core did.
-fn cores(results: &Results) -> Table {
+fn cores(results: &Results) -> RawFigures {
     let mut lines = Vec::new();
     for (one, found) in results.found() {
         let (Ok(trial), plan) = (&found.trial, &found.planned.case.plan) else { continue };
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
             let Some(core) = plan.core_of(pipeline) else { continue };
             let own = trial.responses.iter().filter(|(of, ..)| *of == number).map(|(.., response)| *response);
-            let Some(figures) = Figures::of(&own.collect::<Vec<_>>()) else { continue };
+            let Some(figures) = SampleFigures::of(&own.collect::<Vec<_>>()) else { continue };
             let members = pipeline.source.streams();
             let deadline =
                 members.iter().map(|&stream| plan.streams[stream as usize].deadline).min().unwrap_or_default();
@@ -526,15 +534,15 @@ fn cores(results: &Results) -> Table {
         "response_p99_ns",
         "response_max_ns",
     ];
-    Table { name: "cores".into(), columns, lines }
+    RawFigures { name: "cores".into(), columns, lines }
 }
 
-fn steps(results: &Results) -> Table {
+fn steps(results: &Results) -> RawFigures {
     let mut lines = Vec::new();
     for (one, found) in results.found() {
         let Ok(trial) = &found.trial else { continue };
         for (name, (cost, times)) in &trial.steps {
-            let Some(figures) = Figures::of(times) else { continue };
+            let Some(figures) = SampleFigures::of(times) else { continue };
             let numbers = [cost.0, u64::from(figures.n), figures.median.0].map(|number| number.to_string());
             let words = [one.demand.number().to_string(), found.policy.name().to_owned(), name.clone()];
             let last = [figures.p99_ns(), figures.max.0.to_string()];
@@ -542,11 +550,11 @@ fn steps(results: &Results) -> Table {
         }
     }
     let columns = vec!["workload", "policy", "step", "worst_case_ns", "n", "median_ns", "p99_ns", "max_ns"];
-    Table { name: "steps".into(), columns, lines }
+    RawFigures { name: "steps".into(), columns, lines }
 }
 
 /// What was late in each run, in the order in which it was noticed.
-fn lates(results: &Results) -> Table {
+fn lates(results: &Results) -> RawFigures {
     let mut lines = Vec::new();
     let mut add = |workload: u32, policy: Strategy, streams: usize, trial: &Trial| {
         for late in &trial.lates {
@@ -564,10 +572,10 @@ fn lates(results: &Results) -> Table {
         }
     }
     let columns = vec!["workload", "policy", "streams", "at_ns", "what", "pipeline", "cycle", "by_ns", "count"];
-    Table { name: "lates".into(), columns, lines }
+    RawFigures { name: "lates".into(), columns, lines }
 }
 
-fn blocks(results: &OfWorkload) -> Table {
+fn blocks(results: &OfWorkload) -> RawFigures {
     let mut lines = Vec::new();
     for found in &results.found {
         let Ok(trial) = &found.trial else { continue };
@@ -577,5 +585,5 @@ fn blocks(results: &OfWorkload) -> Table {
             lines.push([found.policy.name().to_owned()].into_iter().chain(numbers).collect());
         }
     }
-    Table { name: "blocks".into(), columns: vec!["policy", "pipeline", "cycle", "response_ns"], lines }
+    RawFigures { name: "blocks".into(), columns: vec!["policy", "pipeline", "cycle", "response_ns"], lines }
 }

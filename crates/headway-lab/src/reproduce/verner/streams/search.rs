@@ -6,7 +6,7 @@ use std::sync::Arc;
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::Workload;
 use headway_core::plan::planner::{self, PlanError, PlanOptions, margins};
-use headway_core::plan::stream::{Found, Margins, Reach, Rectangle, search};
+use headway_core::plan::stream::{BestRectangle, Margins, Rectangle, SearchReach, search};
 use headway_core::plan::{Plan, Strategy};
 use headway_core::units::{Nanos, PPM};
 
@@ -17,8 +17,8 @@ use crate::Error;
 const PRECISION: usize = 200;
 
 /// How a division is looked for on the way to the longest prefix, and once it is known: the values of `r*` that are tried.
-const ANY: Reach = Reach { quantiles: 4, refined: 0, any: true };
-const BEST: Reach = Reach { quantiles: 2, refined: 0, any: false };
+const ANY: SearchReach = SearchReach { quantiles: 4, refined: 0, any: true };
+const BEST: SearchReach = SearchReach { quantiles: 2, refined: 0, any: false };
 
 /// A workload with its plan.
 pub(super) struct Case {
@@ -30,7 +30,7 @@ pub(super) struct Case {
 pub(super) struct Planned {
     pub(super) case: Case,
     /// Which streams the CPU takes.
-    pub(super) division: Found,
+    pub(super) division: BestRectangle,
     /// A count that is refused; `None` = the whole pool is accepted.
     pub(super) refused: Option<usize>,
     /// Plans that were made.
@@ -90,7 +90,7 @@ impl<'a> Divider<'a> {
     }
 
     /// A division of the first `count` streams.
-    fn divide(&mut self, count: usize, reach: Reach) -> Result<Found, Error> {
+    fn divide(&mut self, count: usize, reach: SearchReach) -> Result<BestRectangle, Error> {
         let streams = self.demand.streams(count);
         if self.capacity > 0 {
             return search(streams, reach, |on_cpu| self.margins(on_cpu));
@@ -98,7 +98,7 @@ impl<'a> Divider<'a> {
         let on_cpu = vec![false; count];
         let margins = Margins { cpu: u64::MAX, gpus: self.side(&on_cpu, Part::Gpus)? };
         let rectangle = Rectangle { deadline: Nanos::ZERO, position: 0, bits_per_second: 0 };
-        Ok(Found { rectangle, on_cpu, margins })
+        Ok(BestRectangle { rectangle, on_cpu, margins })
     }
 }
 

@@ -7,10 +7,10 @@ use super::report::{Results, rate, response, streams, streams_on_cpu, tried};
 use super::trial::Trial;
 use super::{Found, OfWorkload, cycle_of};
 use crate::reproduce::site::with_causes;
-use crate::reproduce::{Row, Verdict, said, silent};
+use crate::reproduce::{PaperRow, PaperVerdict, said, silent};
 
 /// A row for each workload and policy, and what all of them say together.
-pub(super) fn rows_of_all(results: &Results) -> Vec<Row> {
+pub(super) fn rows_of_all(results: &Results) -> Vec<PaperRow> {
     let mut rows = vec![as_planned(results)];
     rows.extend(results.found().map(|(one, found)| of_workload(one, found, results.duration)));
     rows.push(all_verified(results));
@@ -18,7 +18,7 @@ pub(super) fn rows_of_all(results: &Results) -> Vec<Row> {
 }
 
 /// In how many workloads nothing was missed.
-fn as_planned(results: &Results) -> Row {
+fn as_planned(results: &Results) -> PaperRow {
     let wanted = results.all.len();
     let mut policies: Vec<Strategy> = results.found().map(|(_, found)| found.policy).collect();
     policies.dedup();
@@ -38,19 +38,19 @@ fn as_planned(results: &Results) -> Row {
     };
     let all: Vec<(String, bool)> = policies.into_iter().map(of).collect();
     let holds = !all.is_empty() && all.iter().all(|(_, holds)| *holds);
-    Row {
+    PaperRow {
         what: format!(
             "workloads in which nothing was missed in {} with as many streams as are planned",
             results.duration
         ),
         paper: said("V-B", "a schedule that is verified to be valid runs without deadline misses; the paper ran none"),
         ours: all.into_iter().map(|(text, _)| text).collect::<Vec<_>>().join("; "),
-        verdict: Verdict::own(holds),
+        verdict: PaperVerdict::own(holds),
         why: "no packet of any workload may be missed; the rows below say where some were".into(),
     }
 }
 
-fn of_workload(one: &OfWorkload, found: &Found, duration: Nanos) -> Row {
+fn of_workload(one: &OfWorkload, found: &Found, duration: Nanos) -> PaperRow {
     let plan = &found.planned.case.plan;
     let shortest = plan.streams.iter().map(|stream| stream.deadline).min().unwrap_or_default();
     let without = one.without.filter(|(policy, _)| *policy == found.policy);
@@ -82,11 +82,11 @@ fn of_workload(one: &OfWorkload, found: &Found, duration: Nanos) -> Row {
                 "{} jobs late, {} above their worst case, {} windows opened late, the driver up to {} late{stolen}",
                 trial.late, trial.overruns, trial.release_late, trial.woken.max
             );
-            (format!("{plan_text}: {came}; {rest}{}", response(plan, trial)), Verdict::own(trial.is_clean()))
+            (format!("{plan_text}: {came}; {rest}{}", response(plan, trial)), PaperVerdict::own(trial.is_clean()))
         }
-        Err(error) => (format!("{plan_text}: it did not start: {}", with_causes(error)), Verdict::NotComparable),
+        Err(error) => (format!("{plan_text}: it did not start: {}", with_causes(error)), PaperVerdict::NotComparable),
     };
-    Row {
+    PaperRow {
         what: format!(
             "workload {} ({}), `{}`: planned, then run for {duration}",
             one.demand.number(),
@@ -106,8 +106,8 @@ fn blocks_missed(trial: &Trial) -> usize {
 }
 
 /// The bytes of all runs.
-fn all_verified(results: &Results) -> Row {
-    let mut sum = headway_runtime::ring::Verified::default();
+fn all_verified(results: &Results) -> PaperRow {
+    let mut sum = headway_runtime::ring::VerifiedBlocks::default();
     let (mut streams_all, mut runs, mut failed) = (0, 0, 0);
     for (_, found) in results.found() {
         let Ok(trial) = &found.trial else { continue };
@@ -118,7 +118,7 @@ fn all_verified(results: &Results) -> Row {
         (streams_all, runs, failed) =
             (streams_all + streams(found), runs + 1, failed + usize::from(trial.failure.is_some()));
     }
-    Row {
+    PaperRow {
         what: "ciphertexts equal those of the CPU".into(),
         paper: silent("not treated"),
         ours: format!(
@@ -130,7 +130,7 @@ fn all_verified(results: &Results) -> Row {
             sum.bytes as f64 / 1e9,
             sum.reached
         ),
-        verdict: Verdict::own(failed == 0 && sum.blocks > 0),
+        verdict: PaperVerdict::own(failed == 0 && sum.blocks > 0),
         why: "blocks in order, and what is compared equals what the CPU encrypts; a run of one workload also compares the end of every chain"
             .into(),
     }

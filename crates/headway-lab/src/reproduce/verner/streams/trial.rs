@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 
-use headway_core::decisions::dispatch::{Action, Event, Input};
-use headway_core::log::{Record, What};
-use headway_core::models::cpu::Lateness;
+use headway_core::decisions::dispatch::{DispatchAction, DispatchEvent, DispatchInput};
+use headway_core::log::{LogRecord, RecordBody};
+use headway_core::models::cpu::DelayStatistics;
 use headway_core::plan::{Pipeline, Plan};
 use headway_core::units::{Bytes, Nanos};
 use headway_kernels::Shipped;
 use headway_runtime::kernels::Kernels;
-use headway_runtime::ring::{Checker, Ring, Sampling, Verified};
-use headway_runtime::wall::{self, RunError, Work};
+use headway_runtime::ring::{BlockRing, Checker, Sampling, VerifiedBlocks};
+use headway_runtime::wall::{self, RunError, SuppliedRun};
 
 use super::cycle_of;
 use super::search::Case;
@@ -89,10 +89,10 @@ pub(super) struct Trial {
     /// What was late, in order, the first so many.
     pub(super) lates: Vec<Late>,
     /// How long after the times that it had asked for the driver ran.
-    pub(super) woken: Lateness,
+    pub(super) woken: DelayStatistics,
     /// CPU time that the host took from this machine's CPUs meanwhile, where it is a virtual machine that says so; to 10 ms.
     pub(super) stolen: Option<Nanos>,
-    pub(super) verified: Verified,
+    pub(super) verified: VerifiedBlocks,
     /// The CPUs of the cores that served, where they had CPUs of their own.
     pub(super) cpus: Vec<u32>,
     /// Why it ended before its time.
@@ -118,27 +118,27 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    fn see(&mut self, record: &Record) {
+    fn see(&mut self, record: &LogRecord) {
         match &record.what {
-            What::Input(Input::Start { epoch, .. }) => self.epoch = *epoch,
-            What::Action(Action::Submit { operation, pipeline, step, .. }) => {
+            RecordBody::Input(DispatchInput::Start { epoch, .. }) => self.epoch = *epoch,
+            RecordBody::Action(DispatchAction::Submit { operation, pipeline, step, .. }) => {
                 self.under_way.insert(*operation, (*pipeline, *step));
             }
-            What::Input(Input::Done { operation, started, finished }) => {
+            RecordBody::Input(DispatchInput::Done { operation, started, finished }) => {
                 if let Some((pipeline, step)) = self.under_way.remove(operation) {
                     let name = step_name(self.plan, &self.plan.pipelines[pipeline as usize], step as usize);
                     let entry = self.trial.steps.get_mut(&name).expect("steps were entered before the run");
                     entry.1.push(finished.saturating_sub(*started));
                 }
             }
-            What::Action(Action::Deliver { pipeline, cycle }) => {
+            RecordBody::Action(DispatchAction::Deliver { pipeline, cycle }) => {
                 let planned = &self.plan.pipelines[*pipeline as usize];
                 let arrived = self.epoch + planned.start + planned.period * *cycle;
                 self.trial.responses.push((*pipeline, *cycle, record.at.saturating_sub(arrived)));
                 self.trial.took = record.at.saturating_sub(self.epoch);
             }
-            What::Event(event) => self.event(record.at.saturating_sub(self.epoch), event),
-            What::Input(_) | What::Action(Action::Drop { .. }) => {}
+            RecordBody::Event(event) => self.event(record.at.saturating_sub(self.epoch), event),
+            RecordBody::Input(_) | RecordBody::Action(DispatchAction::Drop { .. }) => {}
         }
     }
 
@@ -162,31 +162,31 @@ impl Watch<'_> {
         }
     }
 
-    fn event(&mut self, at: Nanos, event: &Event) {
+    fn event(&mut self, at: Nanos, event: &DispatchEvent) {
         match *event {
-            Event::Missed { stream, packet, by } => {
+            DispatchEvent::Missed { stream, packet, by } => {
                 let planned = &self.plan.streams[stream as usize];
                 self.missed(1, planned.gpu.is_none());
                 // Every stream sends one packet in every cycle.
                 self.late("packets", at, planned.pipeline, packet, by, 1);
             }
-            Event::MissedMore { pipeline, cycle, packets } => {
+            DispatchEvent::MissedMore { pipeline, cycle, packets } => {
                 self.missed(packets, self.plan.core_of(&self.plan.pipelines[pipeline as usize]).is_some());
                 self.late("packets", at, pipeline, cycle, Nanos::ZERO, packets);
             }
-            Event::Late { pipeline, cycle, by, .. } => {
+            DispatchEvent::Late { pipeline, cycle, by, .. } => {
                 self.trial.late += 1;
                 self.late("job", at, pipeline, cycle, by, 1);
             }
-            Event::Overrun { pipeline, cycle, cost, took, .. } => {
+            DispatchEvent::Overrun { pipeline, cycle, cost, took, .. } => {
                 self.trial.overruns += 1;
                 self.late("overrun", at, pipeline, cycle, took.saturating_sub(cost), 1);
             }
-            Event::DataLate { pipeline, cycle, by } => {
+            DispatchEvent::DataLate { pipeline, cycle, by } => {
                 self.trial.data_late += 1;
                 self.late("data", at, pipeline, cycle, by, 1);
             }
-            Event::ReleaseLate { pipeline, cycle, by, .. } => {
+            DispatchEvent::ReleaseLate { pipeline, cycle, by, .. } => {
                 self.trial.release_late += 1;
                 self.late("window", at, pipeline, cycle, by, 1);
             }
@@ -209,7 +209,7 @@ pub(super) fn run(site: &mut Site, case: &Case, duration: Nanos, until: Until) -
     let cycles_of = |pipeline: &Pipeline| duration.0.div_ceil(pipeline.period.0.max(1)).max(1);
     let cycles: Vec<u64> = plan.pipelines.iter().map(cycles_of).collect();
     let packets = plan.streams.iter().map(|stream| cycles[stream.pipeline as usize]).collect();
-    let ring = Ring::new(plan, case.workload.seed).expect("every stream sends one packet in every cycle");
+    let ring = BlockRing::new(plan, case.workload.seed).expect("every stream sends one packet in every cycle");
     // Encrypting all of it again takes the CPU longer than the run; others ask for misses.
     let often = plan.pipelines.iter().any(|pipeline| pipeline.period < OFTEN);
     let sampled = if often { OFTEN_SAMPLED } else { SAMPLING.streams };
@@ -225,7 +225,7 @@ pub(super) fn run(site: &mut Site, case: &Case, duration: Nanos, until: Until) -
         class: site.class,
         ..wall::WallOptions::default()
     };
-    let work = Work {
+    let work = SuppliedRun {
         plan,
         kernels: &kernels,
         cycles: cycles.clone(),
@@ -257,7 +257,7 @@ pub(super) fn run(site: &mut Site, case: &Case, duration: Nanos, until: Until) -
     match outcome {
         Ok(outcome) => (trial.cpus, trial.woken) = (outcome.cpus, outcome.cpu.woken),
         Err(RunError::Interrupted { cpu }) if trial.misses > 0 => {
-            trial.woken = cpu.map_or_else(Lateness::default, |cpu| cpu.woken);
+            trial.woken = cpu.map_or_else(DelayStatistics::default, |cpu| cpu.woken);
         }
         Err(error @ (RunError::Prepare { .. } | RunError::State(_) | RunError::Unsupported { .. })) => {
             return Err(error.into());
