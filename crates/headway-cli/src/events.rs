@@ -102,7 +102,7 @@ impl Subscriber for Printer {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut line = Line::default();
+        let mut line = EventLine::default();
         event.record(&mut line);
         let (metadata, seconds) = (event.metadata(), self.started.elapsed().as_secs_f64());
         let part = metadata.target().strip_prefix(PREFIX).unwrap_or_else(|| metadata.target());
@@ -118,12 +118,12 @@ impl Subscriber for Printer {
 
 /// An event as it is written: its text, then ` NAME=VALUE` for each value.
 #[derive(Default)]
-struct Line {
+struct EventLine {
     text: String,
     values: String,
 }
 
-impl Visit for Line {
+impl Visit for EventLine {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let value = format!("{value:?}");
         if field.name() == "message" {

@@ -15,7 +15,7 @@ use headway_device::{DeviceError, LaunchGrid};
 use headway_os::clock;
 
 use crate::CudaGpu;
-use crate::owned::{Context, CopyKind, DeviceMemory, Event, Module, Stream};
+use crate::owned::{Context, CopyKind, CudaEvent, DeviceMemory, Module, Stream};
 use crate::pieces::{self, Batch, Unit};
 use crate::pinned::PinnedMemory;
 use crate::table::{self, Address};
@@ -102,9 +102,9 @@ pub struct ArbitrationBed {
     /// One for bulk copies, and one for small ones.
     ranked: Option<[Stream; 2]>,
     kernel: Module,
-    start: Event,
-    end: Event,
-    passed: Vec<Event>,
+    start: CudaEvent,
+    end: CudaEvent,
+    passed: Vec<CudaEvent>,
 }
 
 impl ArbitrationBed {
@@ -126,8 +126,8 @@ impl ArbitrationBed {
             streams: [stream()?, stream()?, stream()?],
             ranked: ranked(context)?,
             kernel: Module::load(context, name, ptx, entry)?,
-            start: Event::new(context)?,
-            end: Event::new(context)?,
+            start: CudaEvent::new(context)?,
+            end: CudaEvent::new(context)?,
             passed: Vec::new(),
         })
     }
@@ -265,7 +265,7 @@ impl ArbitrationBed {
     fn queue_bulk(&mut self, bulk: &BulkCopy, ranked: bool) -> Result<(), DeviceError> {
         let count = self.bulk_bytes.div_ceil(bulk.piece.max(1));
         while self.passed.len() < count && bulk.between != BulkStreamGap::Nothing {
-            self.passed.push(Event::untimed(&self.context)?);
+            self.passed.push(CudaEvent::untimed(&self.context)?);
         }
         let streams = match &self.ranked {
             Some([low, _]) if ranked => [low, low],

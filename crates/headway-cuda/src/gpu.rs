@@ -13,7 +13,7 @@ use headway_device::{Buffer, Description, DeviceError, DeviceLimits, DeviceSourc
 
 use crate::checked::{Driver, lock};
 use crate::foreign::ForeignMemory;
-use crate::lookup::Known;
+use crate::lookup::AddressFacts;
 use crate::owned::{Context, CopyKind, DeviceMemory};
 use crate::pageable::copy_pageable;
 use crate::pinned::{InPlace, WholePinned};
@@ -191,7 +191,9 @@ impl Gpu for CudaGpu {
         self.context.bind()?;
         // Both ends: pinned ranges may begin or stop within it.
         for byte in memory.first().into_iter().chain(memory.last()) {
-            if Known::of(&self.context, std::ptr::from_ref(byte).addr() as Address)?.host_kind()? != HostKind::Pinned {
+            if AddressFacts::of(&self.context, std::ptr::from_ref(byte).addr() as Address)?.host_kind()?
+                != HostKind::Pinned
+            {
                 return Ok(HostKind::Pageable);
             }
         }

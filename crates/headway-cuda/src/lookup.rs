@@ -10,13 +10,13 @@ use crate::table::{self, Address, Ordinal};
 
 /// What the driver knows of an address.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Known {
+pub(crate) struct AddressFacts {
     kind: c_uint,
     managed: c_uint,
     ordinal: Ordinal,
 }
 
-impl Known {
+impl AddressFacts {
     /// Asks the driver; the context must be current.
     pub(crate) fn of(context: &Context, address: Address) -> Result<Self, DeviceError> {
         let mut known = Self::default();

@@ -35,7 +35,7 @@ use crate::CudaGpu;
 use crate::abandoned::{DROP_MAX, await_rest_for, leave};
 use crate::checked::{CurrentContext, call, lock};
 use crate::foreign::ForeignMemory;
-use crate::lookup::Known;
+use crate::lookup::AddressFacts;
 use crate::owned::Context;
 use crate::pool::Pool;
 use crate::table::{self, Address, Handle};
@@ -282,7 +282,7 @@ impl OrderedCopier {
     /// Which end is the GPU's, and what the host's is.
     fn ends(&self, copy: &RawCopy) -> Result<OrderedCopy, DeviceError> {
         let (context, &RawCopy { to, from, bytes, stream }) = (&self.shared.context, copy);
-        let is_gpu = |address: u64| match Known::of(context, address)? {
+        let is_gpu = |address: u64| match AddressFacts::of(context, address)? {
             known if known.is_managed() => {
                 Err(invalid("memory", "it is managed by the driver; use the driver's own copy"))
             }
@@ -445,8 +445,8 @@ fn invalid(what: &'static str, reason: &str) -> DeviceError {
 /// Whether host memory is page-locked, by both of its ends.
 fn host_kind(context: &Context, host: *const u8, bytes: usize) -> Result<HostKind, DeviceError> {
     let last = host.addr().wrapping_add(bytes.max(1) - 1);
-    let [first, last] =
-        [host.addr(), last].map(|address| Known::of(context, address as Address).and_then(Known::host_kind));
+    let [first, last] = [host.addr(), last]
+        .map(|address| AddressFacts::of(context, address as Address).and_then(AddressFacts::host_kind));
     let both = (first?, last?);
     Ok(if both == (HostKind::Pinned, HostKind::Pinned) { HostKind::Pinned } else { HostKind::Pageable })
 }

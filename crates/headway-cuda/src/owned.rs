@@ -421,12 +421,12 @@ pub(crate) enum CopyKind<'a> {
 }
 
 /// An event.
-pub(crate) struct Event {
+pub(crate) struct CudaEvent {
     context: Arc<Context>,
     handle: Raw,
 }
 
-impl Event {
+impl CudaEvent {
     /// An event with a time stamp.
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, DeviceError> {
         Self::with(context, table::EVENT_DEFAULT)
@@ -484,7 +484,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for CudaEvent {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
             // SAFETY: made by `new`, destroyed once.

@@ -40,7 +40,7 @@ struct Free {
 }
 
 /// A piece of a slab.
-pub(crate) struct Piece {
+pub(crate) struct SlabPiece {
     slab: Arc<Slab>,
     start: usize,
     bytes: usize,
@@ -53,16 +53,16 @@ impl Pool {
     }
 
     /// A zeroed piece of `bytes` bytes: from a slab that has room, else from a new one.
-    pub(crate) fn take(&self, bytes: usize) -> Result<Piece, DeviceError> {
+    pub(crate) fn take(&self, bytes: usize) -> Result<SlabPiece, DeviceError> {
         self.take_aligned(bytes, ALIGN)
     }
 
     /// As [`Pool::take`], in whole pages.
-    pub(crate) fn take_pages(&self, bytes: usize) -> Result<Piece, DeviceError> {
+    pub(crate) fn take_pages(&self, bytes: usize) -> Result<SlabPiece, DeviceError> {
         self.take_aligned(bytes, ALIGN_MAX)
     }
 
-    fn take_aligned(&self, bytes: usize, align: usize) -> Result<Piece, DeviceError> {
+    fn take_aligned(&self, bytes: usize, align: usize) -> Result<SlabPiece, DeviceError> {
         self.context.driver.here()?;
         let mut slabs = lock(&self.slabs);
         let exhausted = |available| DeviceError::OutOfMemory {
@@ -94,7 +94,7 @@ impl Pool {
 }
 
 impl Slab {
-    fn take(self: &Arc<Self>, bytes: usize, taken: usize, align: usize) -> Option<Piece> {
+    fn take(self: &Arc<Self>, bytes: usize, taken: usize, align: usize) -> Option<SlabPiece> {
         let mut free = lock(&self.free);
         let fits = |(&at, &length): (&usize, &usize)| {
             let start = at.next_multiple_of(align);
@@ -111,7 +111,7 @@ impl Slab {
         let used = free.zero_from.clamp(start, end) - start;
         free.zero_from = free.zero_from.max(end);
         drop(free);
-        let piece = Piece { slab: Arc::clone(self), start, bytes, taken };
+        let piece = SlabPiece { slab: Arc::clone(self), start, bytes, taken };
         // SAFETY: the range was free a moment ago, so this piece alone has it; it lies within the slab.
         unsafe { piece.base().write_bytes(0, used) };
         Some(piece)
@@ -135,7 +135,7 @@ impl Slab {
     }
 }
 
-impl Drop for Piece {
+impl Drop for SlabPiece {
     fn drop(&mut self) {
         self.slab.give(self.start, self.taken);
     }
@@ -143,7 +143,7 @@ impl Drop for Piece {
 
 // SAFETY: a range of a live slab that no other piece has until this one is dropped, zeroed at first or by `Slab::take`, mapped for the
 // CPU by the driver; the three answers come from fields that never change.
-unsafe impl Memory for Piece {
+unsafe impl Memory for SlabPiece {
     fn base(&self) -> *mut u8 {
         self.slab.memory.base().wrapping_add(self.start)
     }

@@ -14,7 +14,7 @@ use headway_os::clock;
 
 use crate::abandoned::{DROP_MAX, abandon, await_rest, message};
 use crate::checked::lock;
-use crate::owned::{Context, CopyKind, Event, Module, Stream};
+use crate::owned::{Context, CopyKind, CudaEvent, Module, Stream};
 use crate::pieces::{self, Batch, Unit};
 use crate::pool::{self, Pool};
 use crate::table::Address;
@@ -82,8 +82,8 @@ pub(crate) struct CudaQueue {
     clock: Option<Arc<Clock>>,
     /// When the GPU ended the operation that was taken last, as far as was told.
     last_finished: Nanos,
-    spare_events: Vec<Event>,
-    spare_tables: Vec<pool::Piece>,
+    spare_events: Vec<CudaEvent>,
+    spare_tables: Vec<pool::SlabPiece>,
     batch: Batch,
     turns: Turns,
 }
@@ -94,7 +94,7 @@ struct Turns {
     /// Bytes copied out since it did last.
     bytes: usize,
     /// The word that is written then, pinned; it must outlive what is queued.
-    word: Option<Arc<pool::Piece>>,
+    word: Option<Arc<pool::SlabPiece>>,
     /// It cannot be written here.
     impossible: bool,
 }
@@ -103,10 +103,10 @@ struct Pending {
     tag: u64,
     what: Operation,
     /// What the copy kernel reads.
-    table: Option<pool::Piece>,
-    word: Option<Arc<pool::Piece>>,
-    start: Option<Event>,
-    end: Event,
+    table: Option<pool::SlabPiece>,
+    word: Option<Arc<pool::SlabPiece>>,
+    start: Option<CudaEvent>,
+    end: CudaEvent,
     submitted: Nanos,
 }
 
@@ -128,7 +128,7 @@ enum Plan {
     Relay(Route, Route),
     Each(Route),
     Batch,
-    Kernel { module: Arc<Module>, table: pool::Piece, count: u32, blocks: u32 },
+    Kernel { module: Arc<Module>, table: pool::SlabPiece, count: u32, blocks: u32 },
     Launch(Arc<Module>),
 }
 
@@ -159,12 +159,12 @@ impl CudaQueue {
         })
     }
 
-    fn event(&mut self) -> Result<Event, DeviceError> {
+    fn event(&mut self) -> Result<CudaEvent, DeviceError> {
         let context = &self.contexts[0];
         match self.spare_events.pop() {
             Some(event) => Ok(event),
-            None if self.clock.is_some() => Event::new(context),
-            None => Event::untimed(context),
+            None if self.clock.is_some() => CudaEvent::new(context),
+            None => CudaEvent::untimed(context),
         }
     }
 
@@ -231,7 +231,7 @@ impl CudaQueue {
     }
 
     /// Pinned memory for `count` entries.
-    fn table(&mut self, count: u32) -> Result<pool::Piece, DeviceError> {
+    fn table(&mut self, count: u32) -> Result<pool::SlabPiece, DeviceError> {
         let bytes = count as usize * size_of::<Unit>();
         match self.spare_tables.iter().position(|table| table.bytes() >= bytes) {
             Some(at) => Ok(self.spare_tables.swap_remove(at)),
@@ -240,7 +240,13 @@ impl CudaQueue {
     }
 
     /// Queues what was planned, between the events; the context is current.
-    fn queue(&mut self, what: &Operation, plan: &Plan, start: Option<&Event>, end: &Event) -> Result<(), DeviceError> {
+    fn queue(
+        &mut self,
+        what: &Operation,
+        plan: &Plan,
+        start: Option<&CudaEvent>,
+        end: &CudaEvent,
+    ) -> Result<(), DeviceError> {
         if let Some(start) = start {
             start.record(&self.stream)?;
         }
@@ -350,7 +356,7 @@ impl CudaQueue {
         unsafe { self.stream.launch(module, grid, &mut places[..arguments.len()]) }
     }
 
-    fn keep(&mut self, table: Option<pool::Piece>, events: impl IntoIterator<Item = Event>) {
+    fn keep(&mut self, table: Option<pool::SlabPiece>, events: impl IntoIterator<Item = CudaEvent>) {
         self.spare_tables.extend(table);
         self.spare_events.extend(events);
     }

@@ -37,7 +37,7 @@ use self::status::Status;
 use self::tagged::Tagged;
 use crate::abandoned::{abandon, await_rest, leave};
 use crate::owned::{Context, Module, Stream};
-use crate::pool::{Piece, Pool};
+use crate::pool::{Pool, SlabPiece};
 
 /// Bytes of one command at most: what is between two looks at the time.
 const COMMAND_BYTES_MAX: usize = 1 << 20;
@@ -93,7 +93,7 @@ struct Parts {
     stream: Arc<Stream>,
     module: Module,
     mailbox: Mailbox,
-    outbox: Piece,
+    outbox: SlabPiece,
     tagged: Tagged,
     status: Status,
 }

@@ -13,7 +13,7 @@ use headway_device::DeviceError;
 use headway_os::clock;
 
 use crate::checked::lock;
-use crate::owned::{Context, Event, Stream};
+use crate::owned::{Context, CudaEvent, Stream};
 
 /// How far the two clocks may run apart: twice what crystal oscillators are specified for. An assumption, not measured.
 const DRIFT_PPM: u64 = 100;
@@ -61,7 +61,7 @@ impl Clock {
     }
 
     /// The host times of two reached events.
-    pub(crate) fn times_of(&self, start: &Event, end: &Event) -> Result<(Nanos, Nanos), DeviceError> {
+    pub(crate) fn times_of(&self, start: &CudaEvent, end: &CudaEvent) -> Result<(Nanos, Nanos), DeviceError> {
         let timeline = lock(&self.timeline);
         Ok((timeline.time_of(start)?, timeline.time_of(end)?))
     }
@@ -75,10 +75,10 @@ impl Clock {
 /// The relation between one device's events and the host clock.
 struct Timeline {
     stream: Stream,
-    base: Event,
+    base: CudaEvent,
     base_at: Nanos,
     half_width: Nanos,
-    spare: Event,
+    spare: CudaEvent,
     /// When the spare event was recorded, if its time is awaited.
     awaited_since: Option<Nanos>,
 }
@@ -87,10 +87,10 @@ impl Timeline {
     fn new(context: &Arc<Context>) -> Result<Self, DeviceError> {
         let mut timeline = Self {
             stream: Stream::new(context)?,
-            base: Event::new(context)?,
+            base: CudaEvent::new(context)?,
             base_at: Nanos::ZERO,
             half_width: Nanos::MAX,
-            spare: Event::new(context)?,
+            spare: CudaEvent::new(context)?,
             awaited_since: None,
         };
         timeline.attempt(ATTEMPTS_AT_OPEN)?;
@@ -110,7 +110,7 @@ impl Timeline {
     }
 
     /// The host time of a reached event.
-    fn time_of(&self, event: &Event) -> Result<Nanos, DeviceError> {
+    fn time_of(&self, event: &CudaEvent) -> Result<Nanos, DeviceError> {
         let offset = self.base.nanos_to(event)?;
         Ok(Nanos(self.base_at.0.saturating_add_signed(offset)))
     }

@@ -324,7 +324,7 @@ fn mover(context: &Arc<Context>, mapping: WindowMapping, memory: &dyn Memory) ->
 fn by_parts_of_a_dma_buf(context: &Context, address: Address, bytes: usize) -> Result<Box<dyn Mover>, Refusal> {
     aligned(address, page_bytes())?;
     let file = dma_buf::File::export(context, address, bytes.max(1).next_multiple_of(page_bytes()))?;
-    Ok(Box::new(dma_buf::Part::new(file)))
+    Ok(Box::new(dma_buf::DmaBufMapping::new(file)))
 }
 
 fn aligned(address: Address, to: usize) -> Result<(), DeviceError> {

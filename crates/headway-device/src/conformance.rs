@@ -77,10 +77,10 @@ impl From<DeviceError> for SkipReason {
 }
 
 /// Opens the GPU under test; may give the same one again.
-pub type Open<'a> = &'a dyn Fn() -> Result<Arc<dyn Gpu>, SkipReason>;
+pub type OpenGpu<'a> = &'a dyn Fn() -> Result<Arc<dyn Gpu>, SkipReason>;
 
 /// Runs one test of the suite, or prints why not.
-pub fn run(test: &str, open: Open<'_>, body: fn(&Arc<dyn Gpu>)) {
+pub fn run(test: &str, open: OpenGpu<'_>, body: fn(&Arc<dyn Gpu>)) {
     match open() {
         Ok(gpu) => body(&gpu),
         Err(SkipReason(reason)) => note(&format!("skipped {test}: {reason}")),

@@ -29,7 +29,7 @@ use crate::{Buffer, Description, DeviceError, HostKind, Span, Waker, check, wake
 /// Dropping it waits for what was submitted, as dropping a [`Queue`] does; copies of ordinary memory that wait are discarded.
 /// Buffers outlive it.
 pub struct Engines {
-    lines: Vec<Line>,
+    lines: Vec<EngineQueue>,
     gpu: Arc<dyn Gpu>,
     shared: Arc<Shared>,
     /// The scheduling class of helpers that start from now on.
@@ -38,7 +38,7 @@ pub struct Engines {
 }
 
 /// One class of engines.
-struct Line {
+struct EngineQueue {
     class: EngineClass,
     queue: Box<dyn Queue>,
     helper: Option<Helper>,
@@ -52,8 +52,8 @@ impl Engines {
     /// # Errors
     /// What [`Gpu::queue`] gives.
     pub fn open(gpu: Arc<dyn Gpu>) -> Result<Self, DeviceError> {
-        let line = |class: &EngineClass| -> Result<Line, DeviceError> {
-            Ok(Line { class: *class, queue: gpu.queue(true)?, helper: None, pageable: 0 })
+        let line = |class: &EngineClass| -> Result<EngineQueue, DeviceError> {
+            Ok(EngineQueue { class: *class, queue: gpu.queue(true)?, helper: None, pageable: 0 })
         };
         let lines = gpu.description().engines.iter().map(line).collect::<Result<_, _>>()?;
         Ok(Self { lines, gpu, shared: Arc::default(), classes: None, home: Home::here() })
@@ -111,7 +111,7 @@ impl Engines {
         check::copy(here, class, method, &from, &to)?;
         self.room(at)?;
         if method == Method::Pageable {
-            return self.submit_pageable(at, Job { tag, from, to });
+            return self.submit_pageable(at, PageableCopy { tag, from, to });
         }
         self.lines[at].queue.submit(Operation::Copy { from, to }, tag)
     }
@@ -140,14 +140,14 @@ impl Engines {
     /// Refuses what an engine would have beyond its limit.
     fn room(&self, at: usize) -> Result<(), DeviceError> {
         let max = self.description().limits.outstanding_per_engine_max;
-        let Line { queue, pageable, .. } = &self.lines[at];
+        let EngineQueue { queue, pageable, .. } = &self.lines[at];
         if queue.outstanding() + pageable < max {
             return Ok(());
         }
         Err(DeviceError::Refused { limit: "outstanding_per_engine_max", max: max as u64 })
     }
 
-    fn submit_pageable(&mut self, at: usize, job: Job) -> Result<(), DeviceError> {
+    fn submit_pageable(&mut self, at: usize, job: PageableCopy) -> Result<(), DeviceError> {
         if !self.home.is_here() {
             return Err(DeviceError::Unavailable {
                 what: "the thread for copies of ordinary memory".into(),
@@ -210,7 +210,7 @@ impl Engines {
 }
 
 /// One copy of ordinary memory.
-struct Job {
+struct PageableCopy {
     tag: u64,
     from: Span,
     to: Span,
@@ -227,7 +227,7 @@ struct Shared {
 
 /// One helper thread. Dropping it ends the copy that runs and discards those that wait.
 struct Helper {
-    jobs: Option<Sender<Job>>,
+    jobs: Option<Sender<PageableCopy>>,
     thread: Option<JoinHandle<()>>,
     shared: Arc<Shared>,
     home: Home,
@@ -255,7 +255,7 @@ impl Helper {
         Ok(Self { jobs: Some(jobs), thread: Some(thread), shared: Arc::clone(shared), home: Home::here() })
     }
 
-    fn submit(&self, job: Job) -> Result<(), DeviceError> {
+    fn submit(&self, job: PageableCopy) -> Result<(), DeviceError> {
         let sent = self.jobs.as_ref().map(|jobs| jobs.send(job));
         // The thread ends only when this value is dropped.
         if let Some(Ok(())) = sent { Ok(()) } else { Err(DeviceError::DeviceLost) }
@@ -277,8 +277,8 @@ impl Drop for Helper {
     }
 }
 
-fn serve(gpu: &dyn Gpu, class: EngineClass, shared: &Shared, jobs: &Receiver<Job>) {
-    while let Ok(Job { tag, from, mut to }) = jobs.recv() {
+fn serve(gpu: &dyn Gpu, class: EngineClass, shared: &Shared, jobs: &Receiver<PageableCopy>) {
+    while let Ok(PageableCopy { tag, from, mut to }) = jobs.recv() {
         if shared.stop.load(Ordering::Acquire) {
             continue;
         }

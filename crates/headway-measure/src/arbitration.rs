@@ -31,7 +31,7 @@ pub(crate) struct Asking {
 
 /// What was found of one direction, or why nothing was.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Found {
+pub(crate) struct DirectionResult {
     pub(crate) arbitration: Option<EngineArbitration>,
     /// What could not be asked, a sentence each.
     pub(crate) left_out: Vec<String>,
@@ -59,7 +59,7 @@ fn beside(
 }
 
 /// One direction of the GPU that is asked.
-pub(crate) fn direction(gpu: &mut dyn Ask, way: Direction, asking: Asking) -> Result<Found, Error> {
+pub(crate) fn direction(gpu: &mut dyn Ask, way: Direction, asking: Asking) -> Result<DirectionResult, Error> {
     let Asking { bulk_bytes, rounds } = asking;
     let whole = BulkCopy { direction: way, piece: bulk_bytes, between: BulkStreamGap::Nothing };
     let mut times = (0..5).map(|_| gpu.bulk(&whole)).collect::<Result<Vec<_>, _>>()?;
@@ -73,7 +73,10 @@ pub(crate) fn direction(gpu: &mut dyn Ask, way: Direction, asking: Asking) -> Re
         wait,
     };
     let Some(first) = beside(gpu, &whole, rounds)? else {
-        return Ok(Found { arbitration: None, left_out: vec![format!("copies {way}: no small copy was made")] });
+        return Ok(DirectionResult {
+            arbitration: None,
+            left_out: vec![format!("copies {way}: no small copy was made")],
+        });
     };
     let (mut words, mut streams, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
     for (cuts, between, what) in [
@@ -92,7 +95,7 @@ pub(crate) fn direction(gpu: &mut dyn Ask, way: Direction, asking: Asking) -> Re
         }
     }
     let arbitration = EngineArbitration { whole: cut(bulk_bytes, first), time: alone, words, streams, process: None };
-    Ok(Found { arbitration: Some(arbitration), left_out })
+    Ok(DirectionResult { arbitration: Some(arbitration), left_out })
 }
 
 /// What small copies of another process wait for beside whole copies.
@@ -117,7 +120,7 @@ pub(crate) fn of_gpu(
     model: Option<&str>,
     index: u32,
     asking: Asking,
-) -> Result<Vec<(Direction, Found)>, Error> {
+) -> Result<Vec<(Direction, DirectionResult)>, Error> {
     let mut all = Vec::new();
     for way in DIRECTIONS {
         let key = format!("arbitration gpu{index} {way} {}", asking.bulk_bytes);

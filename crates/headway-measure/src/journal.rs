@@ -60,7 +60,7 @@ impl Head {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Line {
+struct JournalEntry {
     key: String,
     value: Value,
 }
@@ -76,7 +76,7 @@ pub struct Journal {
 }
 
 /// What a file holds that has the name of a journal.
-enum Found {
+enum JournalFile {
     Nothing,
     Journal(Box<Head>, BTreeMap<String, Value>),
     OtherVersion,
@@ -103,13 +103,13 @@ impl Journal {
         found.read_to_end(&mut text).map_err(Error::Journal)?;
         let other = |difference: &str| Error::OtherJournal { journal: path.clone(), difference: difference.to_owned() };
         let known = match read(&text) {
-            Found::Nothing => BTreeMap::new(),
-            Found::Journal(then, known) => match then.difference(head) {
+            JournalFile::Nothing => BTreeMap::new(),
+            JournalFile::Journal(then, known) => match then.difference(head) {
                 None => known,
                 Some(difference) => return Err(other(&difference)),
             },
-            Found::OtherVersion => return Err(other("it was begun by another version of Headway")),
-            Found::SomethingElse => return Err(Error::NoJournal { path }),
+            JournalFile::OtherVersion => return Err(other("it was begun by another version of Headway")),
+            JournalFile::SomethingElse => return Err(Error::NoJournal { path }),
         };
         let file = rewrite(&path, head, &known).map_err(Error::Journal)?;
         Ok(Self { path, file, _found: found, known })
@@ -128,7 +128,7 @@ impl Journal {
     /// Records `value` under `key`.
     pub fn record(&mut self, key: &str, value: &impl Serialize) -> io::Result<()> {
         let value = serde_json::to_value(value)?;
-        self.file.write_all(json(&Line { key: key.to_owned(), value: value.clone() })?.as_bytes())?;
+        self.file.write_all(json(&JournalEntry { key: key.to_owned(), value: value.clone() })?.as_bytes())?;
         self.known.insert(key.to_owned(), value);
         Ok(())
     }
@@ -160,7 +160,7 @@ fn rewrite(path: &Path, head: &Head, known: &BTreeMap<String, Value>) -> io::Res
     let temporary = PathBuf::from(temporary);
     let mut text = json(head)?;
     for (key, value) in known {
-        text.push_str(&json(&Line { key: key.clone(), value: value.clone() })?);
+        text.push_str(&json(&JournalEntry { key: key.clone(), value: value.clone() })?);
     }
     let written = || -> io::Result<File> {
         let mut file = OpenOptions::new().create(true).write(true).truncate(true).open(&temporary)?;
@@ -174,23 +174,23 @@ fn rewrite(path: &Path, head: &Head, known: &BTreeMap<String, Value>) -> io::Res
     written().inspect_err(|_| drop(fs::remove_file(&temporary)))
 }
 
-fn read(text: &[u8]) -> Found {
+fn read(text: &[u8]) -> JournalFile {
     // A head that was cut off was followed by nothing.
     let Some(end) = text.iter().position(|byte| *byte == b'\n') else {
         const BEGINNING: &[u8] = b"{\"schema\":";
         let cut_off = text.starts_with(BEGINNING) || BEGINNING.starts_with(text);
-        return if cut_off { Found::Nothing } else { Found::SomethingElse };
+        return if cut_off { JournalFile::Nothing } else { JournalFile::SomethingElse };
     };
     let (first, rest) = text.split_at(end);
     let Ok(head) = serde_json::from_slice::<Head>(first) else {
         let schema = serde_json::from_slice::<Value>(first).ok().and_then(|value| value.get("schema")?.as_u64());
-        return if schema.is_some() { Found::OtherVersion } else { Found::SomethingElse };
+        return if schema.is_some() { JournalFile::OtherVersion } else { JournalFile::SomethingElse };
     };
     if head.schema != SCHEMA {
-        return Found::OtherVersion;
+        return JournalFile::OtherVersion;
     }
-    let lines = rest.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Line>(line).ok());
-    Found::Journal(Box::new(head), lines.map(|line| (line.key, line.value)).collect())
+    let lines = rest.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<JournalEntry>(line).ok());
+    JournalFile::Journal(Box::new(head), lines.map(|line| (line.key, line.value)).collect())
 }
 
 #[cfg(test)]

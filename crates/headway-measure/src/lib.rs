@@ -687,7 +687,7 @@ fn search(
     (direction, memory): (Direction, HostMemory),
     space: staging::Space,
     samples: u32,
-) -> Result<Option<Found>, Error> {
+) -> Result<Option<TuningSearch>, Error> {
     let mut tried: Vec<PricedTuning> = Vec::new();
     let method = Method::Staged;
     let effort = Effort { warm_up: 1, n_min: samples, n_max: samples, time: Nanos::ZERO };
@@ -722,17 +722,17 @@ fn search(
     })?;
     // Comparing takes several times as long as copying: of a search, only the last copies.
     timers.iter_mut().try_for_each(CopyTimer::compare)?;
-    Ok(found.map(|(tuning, _)| Found { tuning, prices: worth_keeping(&tried) }))
+    Ok(found.map(|(tuning, _)| TuningSearch { tuning, prices: worth_keeping(&tried) }))
 }
 
 /// What a search found, as the journal keeps it: the tuning, and what it and others cost.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Found {
+struct TuningSearch {
     tuning: Tuning,
     prices: Vec<PricedTuning>,
 }
 
-impl Found {
+impl TuningSearch {
     fn put(&self, profile: &mut Profile, key: TuningKey) {
         profile.tunings.insert(key, self.tuning);
         if !self.prices.is_empty() {

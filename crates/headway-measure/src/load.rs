@@ -40,7 +40,7 @@ impl BulkLoad {
         };
         let mut queues = Vec::new();
         for &direction in directions {
-            queues.push(Line::new(gpu.as_ref(), direction, chunk)?);
+            queues.push(LoadDirection::new(gpu.as_ref(), direction, chunk)?);
         }
         let stop = Arc::new(AtomicBool::new(false));
         let (started, wait) = mpsc::sync_channel(1);
@@ -80,7 +80,7 @@ impl Drop for BulkLoad {
 }
 
 /// One direction: a queue, what it reads, and one place to write for each copy in flight.
-struct Line {
+struct LoadDirection {
     queue: Box<dyn Queue>,
     from: Buffer,
     to: Buffer,
@@ -89,7 +89,7 @@ struct Line {
     done: u64,
 }
 
-impl Line {
+impl LoadDirection {
     fn new(gpu: &dyn Gpu, direction: Direction, chunk: usize) -> Result<Self, DeviceError> {
         let host = |bytes| gpu.pinned_buffer(bytes, Caching::Cached);
         let device = |bytes| gpu.device_buffer(bytes, CpuReach::Device);
@@ -120,7 +120,11 @@ impl Line {
     }
 }
 
-fn serve(mut queues: Vec<Line>, stop: &AtomicBool, started: &mpsc::SyncSender<()>) -> Result<u64, DeviceError> {
+fn serve(
+    mut queues: Vec<LoadDirection>,
+    stop: &AtomicBool,
+    started: &mpsc::SyncSender<()>,
+) -> Result<u64, DeviceError> {
     let mut has_started = false;
     while !stop.load(Ordering::Relaxed) {
         for queue in &mut queues {

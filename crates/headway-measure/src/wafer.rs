@@ -90,7 +90,7 @@ impl WaferCalibration {
 }
 
 /// Buffers and kernels of one device.
-struct Part {
+struct WaferDevice {
     device: Engines,
     images: Buffer,
     on_device: Buffer,
@@ -111,7 +111,7 @@ enum Task {
 struct WaferBench<'a> {
     study: &'a Images,
     size: Size,
-    parts: Vec<Part>,
+    parts: Vec<WaferDevice>,
     lines: Vec<Vec<String>>,
 }
 
@@ -229,7 +229,7 @@ fn synopses(first: u32, images: u32) -> std::ops::Range<usize> {
     first as usize * SYNOPSIS_BYTES..(first + images) as usize * SYNOPSIS_BYTES
 }
 
-fn part(device: Engines, study: &Images, images: u32, all: u32) -> Result<Part, Error> {
+fn part(device: Engines, study: &Images, images: u32, all: u32) -> Result<WaferDevice, Error> {
     let known = |id| find(id).expect("the kernels of a wafer are built");
     let (inspect, merge) = (known(INSPECT), known(MERGE));
     let block = block_bytes((0..images).map(|_| image_bytes(study, 1).0)).0 as usize;
@@ -237,7 +237,7 @@ fn part(device: Engines, study: &Images, images: u32, all: u32) -> Result<Part, 
     device.gpu().load(inspect.as_ref())?;
     device.gpu().load(merge.as_ref())?;
     let board = synopses(0, all).end;
-    Ok(Part {
+    Ok(WaferDevice {
         images: device.host_buffer(block, HostKind::Pinned)?,
         on_device: device.device_buffer(block)?,
         small: device.host_buffer(state, HostKind::Pinned)?,
@@ -373,7 +373,7 @@ impl WaferBench<'_> {
     }
 
     /// Does the same on every device at once; returns the time of the slowest.
-    fn each(&mut self, task: impl Fn(&Part) -> Result<Task, DeviceError>) -> Result<Nanos, Error> {
+    fn each(&mut self, task: impl Fn(&WaferDevice) -> Result<Task, DeviceError>) -> Result<Nanos, Error> {
         for part in &mut self.parts {
             match task(part)? {
                 Task::CopyIn(from, to) => part.device.copy(EngineClass::H2d, Method::Dma, (from, to), 0)?,

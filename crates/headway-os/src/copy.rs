@@ -92,21 +92,21 @@ fn each_line(memory: &[u8], body: impl Fn(*const u8)) {
 pub fn store_fence() {
     // The instruction first: a test looks for it at the start of this function.
     imp::store_fence();
-    trace::note(trace::Step::Fence);
+    trace::note(trace::StoreStep::Fence);
 }
 
 /// Orders everything before it before every later load and store.
 #[inline]
 fn full_fence() {
     imp::full_fence();
-    trace::note(trace::Step::FullFence);
+    trace::note(trace::StoreStep::FullFence);
 }
 
 /// What the loops do, step by step. The order in which a device sees stores cannot be observed on a CPU, so the tests look at the
 /// order in which they are made.
 #[cfg(not(test))]
 mod trace {
-    pub(super) enum Step {
+    pub(super) enum StoreStep {
         Ends,
         Lines,
         Fence,
@@ -114,9 +114,9 @@ mod trace {
     }
 
     #[inline(always)]
-    pub(super) fn note(step: Step) {
+    pub(super) fn note(step: StoreStep) {
         // Named here so that the build without tests knows them too.
-        let (Step::Ends | Step::Lines | Step::Fence | Step::FullFence) = step;
+        let (StoreStep::Ends | StoreStep::Lines | StoreStep::Fence | StoreStep::FullFence) = step;
     }
 }
 
@@ -125,7 +125,7 @@ mod trace {
     use std::cell::RefCell;
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(super) enum Step {
+    pub(super) enum StoreStep {
         /// Bytes of a line that is not whole.
         Ends,
         /// Whole lines.
@@ -137,15 +137,15 @@ mod trace {
     }
 
     thread_local! {
-        static STEPS: RefCell<Vec<Step>> = const { RefCell::new(Vec::new()) };
+        static STEPS: RefCell<Vec<StoreStep>> = const { RefCell::new(Vec::new()) };
     }
 
-    pub(super) fn note(step: Step) {
+    pub(super) fn note(step: StoreStep) {
         STEPS.with_borrow_mut(|steps| steps.push(step));
     }
 
     /// The steps that `body` takes on this thread.
-    pub(super) fn of(body: impl FnOnce()) -> Vec<Step> {
+    pub(super) fn of(body: impl FnOnce()) -> Vec<StoreStep> {
         STEPS.take();
         body();
         STEPS.take()
@@ -172,11 +172,11 @@ pub unsafe fn window_store(to: *mut u8, from: &[u8]) {
     // SAFETY: the three ranges partition that of the caller, who vouches for it; the middle one starts at a line and has
     // `lines` of them.
     unsafe {
-        trace::note(trace::Step::Ends);
+        trace::note(trace::StoreStep::Ends);
         imp::store_ends(to, &from[..head]);
-        trace::note(trace::Step::Lines);
+        trace::note(trace::StoreStep::Lines);
         imp::store_lines(to.wrapping_add(head), from.as_ptr().wrapping_add(head), lines);
-        trace::note(trace::Step::Ends);
+        trace::note(trace::StoreStep::Ends);
         imp::store_ends(to.wrapping_add(tail), &from[tail..]);
     }
     store_fence();
@@ -196,9 +196,9 @@ pub unsafe fn window_load(from: *const u8, to: &mut [u8]) {
     full_fence();
     // SAFETY: as in `window_store`.
     unsafe {
-        trace::note(trace::Step::Ends);
+        trace::note(trace::StoreStep::Ends);
         imp::load_ends(from, &mut to[..head]);
-        trace::note(trace::Step::Lines);
+        trace::note(trace::StoreStep::Lines);
         imp::load_lines(to.as_mut_ptr().wrapping_add(head), from.wrapping_add(head), lines);
         imp::load_ends(from.wrapping_add(tail), &mut to[tail..]);
     }
@@ -377,7 +377,7 @@ mod imp {
         while at < to.len() {
             let before = (from.addr() + at) % LINE_BYTES;
             let step = (LINE_BYTES - before).min(to.len() - at);
-            let mut line = Line([0; LINE_BYTES]);
+            let mut line = CacheLine([0; LINE_BYTES]);
             // SAFETY: the line holds a byte that is mapped, so that all of it is, as pages are whole lines; who writes the other
             // bytes meanwhile is not disturbed, and what is read of them is dropped.
             unsafe { load_lines(line.0.as_mut_ptr(), from.wrapping_add(at).wrapping_sub(before), 1) };
@@ -388,7 +388,7 @@ mod imp {
 
     /// A line in the cache.
     #[repr(align(64))]
-    struct Line([u8; LINE_BYTES]);
+    struct CacheLine([u8; LINE_BYTES]);
 
     /// # Safety
     /// As for [`super::window_load`].
@@ -719,7 +719,7 @@ mod tests {
 
     #[test]
     fn stores_past_the_cache_end_with_a_fence_and_loads_begin_with_one() {
-        use trace::Step::{Ends, Fence, FullFence, Lines as Whole};
+        use trace::StoreStep::{Ends, Fence, FullFence, Lines as Whole};
         let (source, mut memory) = (noise(1), Lines([0; ROOM]));
         // SAFETY: `memory` has these bytes, and nobody else knows of it.
         let stored = trace::of(|| unsafe { window_store(memory.0.as_mut_ptr().add(5), &source[..300]) });

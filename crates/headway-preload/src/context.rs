@@ -61,7 +61,7 @@ unsafe impl Send for Prepared {}
 // SAFETY: as above; everything else is atomic or behind a lock.
 unsafe impl Sync for Prepared {}
 
-enum Known {
+enum ContextState {
     /// The program holds it, and has made no copy in it yet.
     Expected,
     /// A thread prepares it; meanwhile, and if that fails, its copies are passed on.
@@ -69,16 +69,16 @@ enum Known {
     Ready(Arc<Prepared>),
 }
 
-static CONTEXTS: Mutex<Vec<(Context, Known)>> = Mutex::new(Vec::new());
+static CONTEXTS: Mutex<Vec<(Context, ContextState)>> = Mutex::new(Vec::new());
 
-fn contexts() -> MutexGuard<'static, Vec<(Context, Known)>> {
+fn contexts() -> MutexGuard<'static, Vec<(Context, ContextState)>> {
     CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Sets the reasons for attention by what is known.
-fn refresh(known: &[(Context, Known)]) {
-    let new = known.is_empty() || known.iter().any(|(_, known)| matches!(known, Known::Expected));
-    let busy = known.iter().any(|(_, known)| matches!(known, Known::Ready(ready) if ready.is_busy()));
+fn refresh(known: &[(Context, ContextState)]) {
+    let new = known.is_empty() || known.iter().any(|(_, known)| matches!(known, ContextState::Expected));
+    let busy = known.iter().any(|(_, known)| matches!(known, ContextState::Ready(ready) if ready.is_busy()));
     let bits = |new, busy| (if new { NEW } else { 0 }) | (if busy { BULK } else { 0 });
     decide::attend(bits(new, busy), bits(!new, !busy));
 }
@@ -90,7 +90,7 @@ pub(crate) fn expect(context: Context) {
     }
     let mut known = contexts();
     if known.iter().all(|(other, _)| *other != context) {
-        known.push((context, Known::Expected));
+        known.push((context, ContextState::Expected));
         refresh(&known);
     }
 }
@@ -112,7 +112,7 @@ pub(crate) fn forget_all() {
     }
     let mut known = contexts();
     for (_, known) in known.iter_mut() {
-        *known = Known::Expected;
+        *known = ContextState::Expected;
     }
     refresh(&known);
 }
@@ -124,8 +124,8 @@ pub(crate) fn forget_device(device: c_int) {
     }
     let mut known = contexts();
     for (_, known) in known.iter_mut() {
-        if matches!(known, Known::Ready(ready) if ready.device == device) {
-            *known = Known::Expected;
+        if matches!(known, ContextState::Ready(ready) if ready.device == device) {
+            *known = ContextState::Expected;
         }
     }
     refresh(&known);
@@ -136,12 +136,12 @@ pub(crate) fn current(driver: &Driver) -> Option<Arc<Prepared>> {
     let context = driver::current_context(driver)?;
     let mut known = contexts();
     match known.iter_mut().find(|(other, _)| *other == context) {
-        Some((_, Known::Ready(ready))) => return Some(Arc::clone(ready)),
-        Some((_, Known::PassedOn)) => return None,
+        Some((_, ContextState::Ready(ready))) => return Some(Arc::clone(ready)),
+        Some((_, ContextState::PassedOn)) => return None,
         // A thread with more stack prepares it.
         _ if !stack::is_enough() => return None,
-        Some((_, expected)) => *expected = Known::PassedOn,
-        None => known.push((context, Known::PassedOn)),
+        Some((_, expected)) => *expected = ContextState::PassedOn,
+        None => known.push((context, ContextState::PassedOn)),
     }
     drop(known);
     let relaxed = Relaxed::new(driver);
@@ -151,7 +151,7 @@ pub(crate) fn current(driver: &Driver) -> Option<Arc<Prepared>> {
     if let Some(ready) = &ready
         && let Some((_, place)) = known.iter_mut().find(|(other, _)| *other == context)
     {
-        *place = Known::Ready(Arc::clone(ready));
+        *place = ContextState::Ready(Arc::clone(ready));
     }
     refresh(&known);
     ready
@@ -301,19 +301,19 @@ impl Prepared {
     }
 
     /// A free line; `None` if all are in use.
-    pub(crate) fn line(&self) -> Option<Line<'_>> {
+    pub(crate) fn line(&self) -> Option<PinnedLine<'_>> {
         let number = self.taken.iter().position(|taken| !taken.swap(true, Ordering::Acquire))?;
-        Some(Line { owner: self, number })
+        Some(PinnedLine { owner: self, number })
     }
 }
 
 /// Pinned memory for one copy; free again when dropped.
-pub(crate) struct Line<'a> {
+pub(crate) struct PinnedLine<'a> {
     owner: &'a Prepared,
     number: usize,
 }
 
-impl Line<'_> {
+impl PinnedLine<'_> {
     pub(crate) fn seen_by_device(&self) -> DevicePtr {
         self.owner.memory_seen + (self.number * LINE_BYTES) as u64
     }
@@ -330,7 +330,7 @@ impl Line<'_> {
     }
 }
 
-impl Drop for Line<'_> {
+impl Drop for PinnedLine<'_> {
     fn drop(&mut self) {
         self.owner.taken[self.number].store(false, Ordering::Release);
     }

@@ -64,15 +64,15 @@ impl Timing {
     }
 }
 
-enum Known {
+enum GpuState {
     Open(Arc<Gpu>),
     /// It could not be opened; the driver copies.
     Failed,
 }
 
-static GPUS: Mutex<Vec<(c_int, Known)>> = Mutex::new(Vec::new());
+static GPUS: Mutex<Vec<(c_int, GpuState)>> = Mutex::new(Vec::new());
 
-fn gpus() -> MutexGuard<'static, Vec<(c_int, Known)>> {
+fn gpus() -> MutexGuard<'static, Vec<(c_int, GpuState)>> {
     GPUS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -158,14 +158,14 @@ fn opened(driver: &Driver, device: c_int) -> Option<Arc<Gpu>> {
     let mut gpus = gpus();
     let known = gpus.iter().find(|(other, _)| *other == device);
     let gpu = match known {
-        Some((_, Known::Open(gpu))) => Arc::clone(gpu),
-        Some((_, Known::Failed)) => return None,
+        Some((_, GpuState::Open(gpu))) => Arc::clone(gpu),
+        Some((_, GpuState::Failed)) => return None,
         None => {
             let before = driver::current_context(driver)?;
             let opened = open(driver, device).map(Arc::new);
             // Opening makes the primary context current, which the guest may have replaced by one of its own.
             driver::make_current(driver, before);
-            gpus.push((device, opened.clone().map_or(Known::Failed, Known::Open)));
+            gpus.push((device, opened.clone().map_or(GpuState::Failed, GpuState::Open)));
             opened?
         }
     };

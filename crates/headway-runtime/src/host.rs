@@ -30,7 +30,7 @@ pub enum HostError {
 }
 
 /// Buffers of a cycle under way: one before the first step and one after each.
-struct Open {
+struct CycleBuffers {
     buffers: Vec<Vec<u8>>,
     block: usize,
 }
@@ -41,7 +41,7 @@ pub struct HostPayload {
     gatherer: Gatherer,
     scatterer: Scatterer,
     stages: BTreeMap<(u32, u32), CoreStage>,
-    open: BTreeMap<(u32, u64), Open>,
+    open: BTreeMap<(u32, u64), CycleBuffers>,
     /// Pipelines whose packets are divided, by number.
     sharded: BTreeMap<u32, ShardedHost>,
     /// Pipelines whose packets have parts, by number.
@@ -149,7 +149,7 @@ impl Payload for HostPayload {
         if gathered.block.0 == 0 {
             self.spare[pipeline as usize].push(buffers);
         } else {
-            self.open.insert((pipeline, cycle), Open { buffers, block: gathered.block.0 as usize });
+            self.open.insert((pipeline, cycle), CycleBuffers { buffers, block: gathered.block.0 as usize });
         }
         Ok(gathered)
     }

@@ -66,7 +66,7 @@ impl Staged<'_> {
 
 /// What a copy did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
+pub struct StagingMoved {
     /// Chunks, of all links.
     pub chunks: u64,
     /// Chunks of each link; 0 = it had nothing free, or was too slow to get any.
@@ -169,9 +169,14 @@ impl StagingError {
 ///
 /// # Errors
 /// [`StagingError`].
-pub fn copy_in(links: &[&StagingPool], to: At<'_>, from: &[u8], how: &Staged<'_>) -> Result<Moved, StagingError> {
+pub fn copy_in(
+    links: &[&StagingPool],
+    to: At<'_>,
+    from: &[u8],
+    how: &Staged<'_>,
+) -> Result<StagingMoved, StagingError> {
     if from.is_empty() {
-        return Ok(Moved::default());
+        return Ok(StagingMoved::default());
     }
     check_links(links)?;
     links[0].shared.check_ready()?;
@@ -190,9 +195,14 @@ pub fn copy_in(links: &[&StagingPool], to: At<'_>, from: &[u8], how: &Staged<'_>
 ///
 /// # Errors
 /// [`StagingError`].
-pub fn copy_out(links: &[&StagingPool], to: &mut [u8], from: At<'_>, how: &Staged<'_>) -> Result<Moved, StagingError> {
+pub fn copy_out(
+    links: &[&StagingPool],
+    to: &mut [u8],
+    from: At<'_>,
+    how: &Staged<'_>,
+) -> Result<StagingMoved, StagingError> {
     if to.is_empty() {
-        return Ok(Moved::default());
+        return Ok(StagingMoved::default());
     }
     check_links(links)?;
     links[0].shared.check_ready()?;
@@ -226,9 +236,9 @@ pub fn copy_pinned(
     host: At<'_>,
     len: usize,
     how: &Staged<'_>,
-) -> Result<Moved, StagingError> {
+) -> Result<StagingMoved, StagingError> {
     if len == 0 {
-        return Ok(Moved::default());
+        return Ok(StagingMoved::default());
     }
     check_links(links)?;
     claimable(host, len, if flow == StagingDirection::In { Access::Read } else { Access::Write })?;
@@ -248,7 +258,7 @@ fn claimable(at: At<'_>, len: usize, access: Access) -> Result<(), StagingError>
     at.buffer.claim(range, access).map(drop).map_err(StagingError::Request)
 }
 
-fn transfer(links: &[&StagingPool], request: &Request<'_>) -> Result<Moved, StagingError> {
+fn transfer(links: &[&StagingPool], request: &Request<'_>) -> Result<StagingMoved, StagingError> {
     let access = if request.flow == StagingDirection::In { Access::Write } else { Access::Read };
     claimable(request.device, request.bytes as usize, access)?;
     let mut drive = request.assemble(links)?;
@@ -270,9 +280,9 @@ fn transfer(links: &[&StagingPool], request: &Request<'_>) -> Result<Moved, Stag
     }
 }
 
-fn moved(drive: &Drive<'_>, threads: u32) -> Moved {
+fn moved(drive: &Drive<'_>, threads: u32) -> StagingMoved {
     let waited = drive.links.iter().map(|link| link.waited.as_nanos() as u64).sum();
-    Moved {
+    StagingMoved {
         chunks: drive.job.cuts.count(),
         links: drive.links.iter().map(|link| link.chunks).collect(),
         buffer: drive.job.cuts.bound(),

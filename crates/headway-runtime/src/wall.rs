@@ -386,7 +386,7 @@ fn prepare(plan: &Plan, buffers: &Buffers, supply: &mut dyn Supply) -> Result<()
 
 /// Buffers of a cycle under way.
 #[derive(Clone, Copy, Debug, Default)]
-struct Open {
+struct OpenCycle {
     slot: usize,
     block: Bytes,
 }
@@ -400,7 +400,7 @@ struct Driver<'a> {
     messages: Receiver<Message>,
     deliver: Sender<feed::Delivery>,
     options: &'a WallOptions,
-    open: BTreeMap<(u32, u64), Open>,
+    open: BTreeMap<(u32, u64), OpenCycle>,
     /// Pipeline, cycle and step of each operation under way.
     under_way: BTreeMap<u64, (u32, u64, u32)>,
     /// Flows that hold their servers: until when, since when, and the number of their operation.
@@ -560,7 +560,7 @@ impl Driver<'_> {
             Message::Failed(error) => Err(error.into()),
             Message::Data { pipeline, cycle, slot, block } => {
                 if block > Bytes(0) {
-                    self.open.insert((pipeline, cycle), Open { slot, block });
+                    self.open.insert((pipeline, cycle), OpenCycle { slot, block });
                 }
                 self.feed(now, DispatchInput::Data { pipeline, cycle, bytes: block }, log)?;
                 Ok(true)
@@ -581,8 +581,8 @@ impl Driver<'_> {
                         continue;
                     }
                     // Messages have their memory elsewhere.
-                    let Open { slot, block } = self.open.get(&(pipeline, cycle)).copied().unwrap_or_default();
-                    let piece = piece::Piece { pipeline, cycle, step, index, slot, block, offset, bytes };
+                    let OpenCycle { slot, block } = self.open.get(&(pipeline, cycle)).copied().unwrap_or_default();
+                    let piece = piece::StepChunk { pipeline, cycle, step, index, slot, block, offset, bytes };
                     let submitted = match self.asked.under_way(pipeline, cycle) {
                         Some(request) => request.submit(self.plan, self.devices, &piece, operation),
                         None => self.buffers.submit(self.devices, &self.cores, &piece, operation),
@@ -591,7 +591,7 @@ impl Driver<'_> {
                     self.under_way.insert(operation, (pipeline, cycle, step));
                 }
                 DispatchAction::Deliver { pipeline, cycle } | DispatchAction::Drop { pipeline, cycle } => {
-                    let Open { slot, block } = self.open.remove(&(pipeline, cycle)).unwrap_or_default();
+                    let OpenCycle { slot, block } = self.open.remove(&(pipeline, cycle)).unwrap_or_default();
                     let lost = matches!(action, DispatchAction::Drop { .. });
                     if self.asked.arrived(pipeline, cycle, now) {
                         continue;

@@ -11,7 +11,9 @@ use headway_device::faulty::{FaultyGpu, GpuFaults};
 use headway_device::gpu::{Caching, CpuReach, Gpu};
 use headway_device::{Access, Buffer, DeviceError};
 use headway_runtime::copy::At;
-use headway_runtime::staging::{Moved, PoolOptions, Staged, StagingError, StagingPool, copy_in, copy_out, copy_pinned};
+use headway_runtime::staging::{
+    PoolOptions, Staged, StagingError, StagingMoved, StagingPool, copy_in, copy_out, copy_pinned,
+};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
@@ -93,7 +95,14 @@ impl Fixture {
 
     /// Copies `len` bytes in and out by `how`, from and to host memory at `host` and device memory at `device` behind guard
     /// bytes, and compares everything.
-    fn check(&self, links: &[&StagingPool], len: usize, host: usize, device: usize, how: &Staged<'_>) -> [Moved; 2] {
+    fn check(
+        &self,
+        links: &[&StagingPool],
+        len: usize,
+        host: usize,
+        device: usize,
+        how: &Staged<'_>,
+    ) -> [StagingMoved; 2] {
         let seed = (len * 64 + host * 4 + device) as u64;
         let (data, before) = (noise(len, seed), noise(len + 2 * GUARD, seed + 1));
         let (mut memory, offset) = aligned(len, host);
@@ -186,8 +195,8 @@ fn no_bytes_take_no_thread_no_device_and_no_pool() {
     let there = gpu.device_buffer(1, CpuReach::Device).unwrap();
     let how = Staged::new(tuning(2, 4096));
     let at = At { buffer: &there, offset: 1 };
-    assert_eq!(copy_in(&[&pool], at, &[], &how).unwrap(), Moved::default());
-    assert_eq!(copy_out(&[&pool], &mut [], at, &how).unwrap(), Moved::default());
+    assert_eq!(copy_in(&[&pool], at, &[], &how).unwrap(), StagingMoved::default());
+    assert_eq!(copy_out(&[&pool], &mut [], at, &how).unwrap(), StagingMoved::default());
     assert_eq!((gpu.submitted(), pool.threads()), (0, 0));
 }
 
@@ -445,7 +454,7 @@ fn copies_of_many_threads_at_once_all_arrive() {
 }
 
 /// Until a copy finds a thread.
-fn retry(mut copy: impl FnMut() -> Result<Moved, StagingError>) {
+fn retry(mut copy: impl FnMut() -> Result<StagingMoved, StagingError>) {
     loop {
         match copy() {
             Ok(_) => return,

@@ -192,7 +192,7 @@ fn cycle_by_cycle(log: &RunLog, timeline: &Timeline, index: u32, blocks: usize) 
 
 /// What one job of a part of a batch has moved so far.
 #[derive(Clone, Copy, Default)]
-struct Moved {
+struct MovedSoFar {
     bytes: u64,
     /// When the last part of it arrived.
     at: Nanos,
@@ -206,7 +206,7 @@ fn in_slots(log: &RunLog, timeline: &Timeline, index: u32, parts: &[Carried]) ->
     let cycles = log.header().cycles[index as usize];
     let delivered: HashMap<u64, Nanos> =
         timeline.deliveries.iter().filter(|of| of.pipeline == index).map(|of| (of.cycle, of.at)).collect();
-    let mut moved: Vec<BTreeMap<u64, Moved>> = vec![BTreeMap::new(); parts.len()];
+    let mut moved: Vec<BTreeMap<u64, MovedSoFar>> = vec![BTreeMap::new(); parts.len()];
     let mut bytes = vec![0u64; parts.len()];
     for operation in ended(timeline, index) {
         let Some(part) = parts.get(operation.index as usize) else { continue };
@@ -227,17 +227,17 @@ fn in_slots(log: &RunLog, timeline: &Timeline, index: u32, parts: &[Carried]) ->
         _ => None,
     };
     let given_up: BTreeSet<(u32, u64)> = log.records().iter().filter_map(given_up).collect();
-    let part = |(at, moved): (usize, BTreeMap<u64, Moved>)| {
+    let part = |(at, moved): (usize, BTreeMap<u64, MovedSoFar>)| {
         let number = at as u32;
         let given_up = given_up.range((number, 0)..=(number, u64::MAX)).map(|(_, job)| *job).collect();
-        let of = Part { index, number, carried: &parts[at], expected: parts[at].jobs_within(cycles) };
+        let of = CarriedBlock { index, number, carried: &parts[at], expected: parts[at].jobs_within(cycles) };
         of.row(log, timeline, &moved, given_up, Bytes(bytes[at]))
     };
     moved.into_iter().enumerate().map(part).collect()
 }
 
 /// A part of a batch: one block of one message.
-struct Part<'p> {
+struct CarriedBlock<'p> {
     /// Position of the batch's pipeline.
     index: u32,
     /// Position in the batch.
@@ -247,12 +247,12 @@ struct Part<'p> {
     expected: u64,
 }
 
-impl Part<'_> {
+impl CarriedBlock<'_> {
     fn row(
         &self,
         log: &RunLog,
         timeline: &Timeline,
-        moved: &BTreeMap<u64, Moved>,
+        moved: &BTreeMap<u64, MovedSoFar>,
         given_up: Vec<u64>,
         bytes: Bytes,
     ) -> Row {

@@ -96,7 +96,7 @@ impl Kind {
 }
 
 /// An event before it is written: its content is encoded already, its place in the file is not known yet.
-struct Event {
+struct TraceEvent {
     at: Nanos,
     kind: Kind,
     track: u64,
@@ -141,7 +141,7 @@ struct SharedTracks {
 #[derive(Default)]
 struct Builder {
     descriptors: Vec<Message>,
-    events: Vec<Event>,
+    events: Vec<TraceEvent>,
     names: Interned,
     categories: Interned,
     arguments: Interned,
@@ -251,12 +251,12 @@ impl Builder {
                 };
             });
         }
-        self.events.push(Event { at, kind, track, content });
+        self.events.push(TraceEvent { at, kind, track, content });
         &mut self.events.last_mut().expect("the event was pushed a line above").content
     }
 
     fn end(&mut self, at: Nanos, track: u64) {
-        self.events.push(Event { at, kind: Kind::End, track, content: Message::default() });
+        self.events.push(TraceEvent { at, kind: Kind::End, track, content: Message::default() });
     }
 
     /// The gathering of every cycle that moved; returns the flow of each.
@@ -452,7 +452,7 @@ impl Builder {
                 waiting += change;
                 let mut content = Message::default();
                 content.signed(field::event::COUNTER_VALUE, waiting);
-                self.events.push(Event { at, kind: Kind::Counter, track, content });
+                self.events.push(TraceEvent { at, kind: Kind::Counter, track, content });
             }
         }
     }
@@ -483,7 +483,7 @@ impl Builder {
         }
         // Stable: on each track events were added in an order that is right for equal times too.
         self.events.sort_by_key(|event| event.at);
-        for Event { at, kind, track, content } in &self.events {
+        for TraceEvent { at, kind, track, content } in &self.events {
             let mut event = Message::default();
             event.number(field::event::TYPE, kind.code()).number(field::event::TRACK, *track).append(content);
             let mut message = Message::default();

@@ -82,7 +82,7 @@ pub(super) const DOCUMENTS: &[Document] = &[
     ),
     document(
         "Journal of `headway measure`, other lines",
-        "headway_measure::journal::Line",
+        "headway_measure::journal::JournalEntry",
         "One for each step that is done. The form of `value` is the step's own and no interface.",
     ),
     document(

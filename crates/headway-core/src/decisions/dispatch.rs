@@ -37,7 +37,7 @@ use unplanned::Requests;
 
 /// A job: one step of one cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Job {
+struct StepInstance {
     pipeline: u32,
     cycle: u64,
     step: u32,
@@ -45,8 +45,8 @@ struct Job {
 
 /// A job in front of a server, with what of it has been submitted and completed.
 #[derive(Clone, Debug)]
-struct Waiting {
-    job: Job,
+struct WaitingStep {
+    job: StepInstance,
     bytes: Bytes,
     next: Bytes,
 }
@@ -55,7 +55,7 @@ struct Waiting {
 #[derive(Clone, Debug)]
 struct Unit {
     server: u32,
-    jobs: Vec<Job>,
+    jobs: Vec<StepInstance>,
     outstanding: u32,
     /// Whether nothing is guaranteed to it.
     rest: bool,
@@ -83,8 +83,8 @@ struct Cycle {
 }
 
 #[derive(Debug, Default)]
-struct Server {
-    waiting: BTreeMap<Key, Waiting>,
+struct ServerQueue {
+    waiting: BTreeMap<Key, WaitingStep>,
     in_flight: u32,
     /// Units in flight that nothing is guaranteed.
     in_rest: u32,
@@ -113,7 +113,7 @@ pub struct Dispatcher {
     timers: BinaryHeap<Reverse<(Nanos, u32, u32, u64)>>,
     pipelines: Vec<Progress>,
     unfinished: usize,
-    servers: Vec<Server>,
+    servers: Vec<ServerQueue>,
     dirty: Vec<bool>,
     units: BTreeMap<u64, Unit>,
     /// Operation number to unit number; a batch has several operations in one unit.
@@ -137,7 +137,7 @@ impl Dispatcher {
     /// [`DispatchRefused::TooLong`], [`DispatchRefused::TooManyCycles`] or [`DispatchRefused::TooManyOperations`] if a step could never run.
     pub fn new(plan: Plan, limits: DispatcherLimits) -> Result<Self, DispatchRefused> {
         check(&plan, &limits)?;
-        let servers: Vec<Server> = plan.servers.iter().map(|_| Server::default()).collect();
+        let servers: Vec<ServerQueue> = plan.servers.iter().map(|_| ServerQueue::default()).collect();
         let pipelines = plan
             .pipelines
             .iter()
@@ -429,7 +429,7 @@ impl Dispatcher {
         let planned = &self.plan.pipelines[pipeline as usize];
         let epoch = self.epoch.expect("windows open only after the start");
         let deadline = epoch + planned.deadline(cycle, step as usize);
-        let job = Job { pipeline, cycle, step };
+        let job = StepInstance { pipeline, cycle, step };
         let nominal = epoch + planned.release(cycle, step as usize);
         let release = self.lateness.release(&self.plan, job, nominal, self.now);
         self.events.push_back(DispatchEvent::Ready { pipeline, cycle, step, deadline });
@@ -439,14 +439,14 @@ impl Dispatcher {
     }
 
     /// Puts a job in front of its server, a window before its place in the queue.
-    fn wait(&mut self, job: Job, release: Nanos) {
+    fn wait(&mut self, job: StepInstance, release: Nanos) {
         let planned = &self.plan.pipelines[job.pipeline as usize];
         let place = release.saturating_add(planned.window_of(job.step as usize));
         self.enqueue(job, place, ServiceClass::Guaranteed);
     }
 
     /// Puts a job in front of its server, before all that are due later.
-    fn enqueue(&mut self, job: Job, place: Nanos, class: ServiceClass) {
+    fn enqueue(&mut self, job: StepInstance, place: Nanos, class: ServiceClass) {
         let planned = &self.plan.pipelines[job.pipeline as usize];
         let server = planned.steps[job.step as usize].server as usize;
         let block = self.state(job).expect("a job that is ready keeps its cycle open").bytes;
@@ -463,7 +463,7 @@ impl Dispatcher {
         if key.is_guaranteed() && self.servers[server].is_idle() {
             self.overload.begin(server);
         }
-        self.servers[server].waiting.insert(key, Waiting { job, bytes, next: Bytes(0) });
+        self.servers[server].waiting.insert(key, WaitingStep { job, bytes, next: Bytes(0) });
         self.dirty[server] = true;
     }
 
@@ -512,7 +512,7 @@ impl Dispatcher {
     }
 
     /// Submits the next piece of a waiting job as part of the newest unit; says which job it is and whether that was all.
-    fn submit(&mut self, server: usize, key: Key, outstanding: &mut u32) -> (Job, bool) {
+    fn submit(&mut self, server: usize, key: Key, outstanding: &mut u32) -> (StepInstance, bool) {
         let waiting = self.servers[server].waiting.get_mut(&key).expect("the key was found in the queue");
         let job = waiting.job;
         let pipeline = &self.plan.pipelines[job.pipeline as usize];
@@ -572,7 +572,7 @@ impl Dispatcher {
         (job, last_of_job)
     }
 
-    fn state(&mut self, job: Job) -> Option<&mut Cycle> {
+    fn state(&mut self, job: StepInstance) -> Option<&mut Cycle> {
         let open = &mut self.pipelines[job.pipeline as usize].open;
         let at = open.binary_search_by_key(&job.cycle, |state| state.cycle).ok()?;
         open.get_mut(at)
@@ -613,8 +613,8 @@ impl Dispatcher {
     }
 
     /// A job's last unit has ended.
-    fn complete(&mut self, job: Job) {
-        let Job { pipeline, cycle, step } = job;
+    fn complete(&mut self, job: StepInstance) {
+        let StepInstance { pipeline, cycle, step } = job;
         let state = self.state(job).expect("a job under way keeps its cycle open");
         state.complete = step + 1;
         let took = state.took;
@@ -682,7 +682,7 @@ impl Dispatcher {
     fn failed(&mut self, operation: u64) {
         let number = self.operations.remove(&operation).expect("it is under way");
         // The unit keeps counting it as outstanding: a job of which a part has failed never completes.
-        let Job { pipeline, cycle, step } = self.units[&number].jobs[0];
+        let StepInstance { pipeline, cycle, step } = self.units[&number].jobs[0];
         if !self.halted {
             self.halted = true;
             let operations = &mut self.operations;

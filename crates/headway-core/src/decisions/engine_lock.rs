@@ -59,7 +59,7 @@ enum Reported {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Job {
+struct LockJob {
     id: JobId,
     /// GPU of its token.
     gpu: GpuId,
@@ -87,7 +87,7 @@ pub struct EngineLocks {
     #[serde(with = "crate::decisions::pairs")]
     locks: BTreeMap<LockId, Lock>,
     #[serde(with = "crate::decisions::pairs")]
-    jobs: BTreeMap<TaskId, Job>,
+    jobs: BTreeMap<TaskId, LockJob>,
     #[serde(skip)]
     actions: VecDeque<EngineLockAction>,
     #[serde(skip)]
@@ -141,7 +141,7 @@ impl EngineLocks {
         }
         self.advance(now);
         let from = from.filter(|from| *from != gpu);
-        self.jobs.insert(id.task, Job { id, gpu, from, base: key, boost: key, state: State::Idle });
+        self.jobs.insert(id.task, LockJob { id, gpu, from, base: key, boost: key, state: State::Idle });
         Ok(())
     }
 
@@ -339,7 +339,7 @@ impl EngineLocks {
     /// The jobs that a job waits for, directly: holders of its locks, and those ahead in their queues. Empty unless it waits.
     #[must_use]
     pub fn ahead(&self, task: TaskId) -> Vec<JobId> {
-        let Some(Job { state: State::Waiting { locks, .. }, .. }) = self.jobs.get(&task) else { return Vec::new() };
+        let Some(LockJob { state: State::Waiting { locks, .. }, .. }) = self.jobs.get(&task) else { return Vec::new() };
         let queues = locks.iter().flatten().map(|lock| &self.locks[lock]).filter(|lock| lock.waiting.contains(&task));
         let ahead = queues.flat_map(|lock| {
             lock.holder.into_iter().chain(lock.waiting.iter().copied().take_while(move |other| *other != task))
@@ -348,7 +348,7 @@ impl EngineLocks {
         ahead.into_iter().collect()
     }
 
-    fn known(&self, job: JobId) -> Result<&Job, EngineLockRefused> {
+    fn known(&self, job: JobId) -> Result<&LockJob, EngineLockRefused> {
         self.jobs.get(&job.task).filter(|known| known.id == job).ok_or(EngineLockRefused::NoToken { job })
     }
 }

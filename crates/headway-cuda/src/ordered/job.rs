@@ -10,20 +10,20 @@ use headway_os::memory::mostly_absent;
 
 use super::OrderedCopy;
 use super::ticket::{OrderedTicket, Word, Words};
-use crate::pool::Piece;
+use crate::pool::SlabPiece;
 
 /// Slots of a pipeline.
 pub(super) const SLOTS: u64 = 8;
 
 /// Page-locked memory through which chunks go. A slot's words count its uses.
 pub(super) struct Slots {
-    pub(super) memory: Vec<Piece>,
+    pub(super) memory: Vec<SlabPiece>,
     /// Of slot S: at 2 S *filled*, at 2 S + 1 *drained*.
     pub(super) words: Arc<Words>,
 }
 
 /// A copy as the threads see it.
-pub(super) struct Job {
+pub(super) struct OrderedJob {
     copy: OrderedCopy,
     /// Bytes of a chunk; the last one may be shorter.
     chunk: usize,
@@ -40,9 +40,9 @@ pub(super) struct Job {
 }
 
 // SAFETY: whoever makes a `RawCopy` promises that the host range may be used until the copy has ended, by any thread.
-unsafe impl Send for Job {}
+unsafe impl Send for OrderedJob {}
 // SAFETY: as above; each chunk is copied by one thread.
-unsafe impl Sync for Job {}
+unsafe impl Sync for OrderedJob {}
 
 pub(super) fn slot_of(number: u64) -> usize {
     (number % SLOTS) as usize
@@ -53,7 +53,7 @@ pub(super) fn use_of(number: u64) -> u32 {
     (number / SLOTS + 1) as u32
 }
 
-impl Job {
+impl OrderedJob {
     pub(super) fn new(copy: OrderedCopy, chunk: usize, ticket: &OrderedTicket, slots: &Arc<Slots>, first: u64) -> Self {
         let has_pages = || {
             // SAFETY: whoever makes a `RawCopy` promises the range; its pages are asked for, its bytes are not read.

@@ -8,7 +8,7 @@ use headway_device::DeviceError;
 use headway_device::buffer::Memory;
 
 use super::OrderedCopy;
-use super::job::{Job, SLOTS, Slots, slot_of, use_of};
+use super::job::{OrderedJob, SLOTS, Slots, slot_of, use_of};
 use super::ticket::{OrderedTicket, Word, Words};
 use super::workers::JobQueue;
 use crate::owned::{Context, CopyKind, Stream};
@@ -72,7 +72,7 @@ impl Pipeline {
         self.last = Some((ticket.done(), generation));
         // SAFETY: the words live as long as the ticket's memory.
         unsafe { words::wait(context, stream, ticket.begin().address(), generation, table::WAIT_GEQ) }?;
-        jobs.push(Arc::new(Job::new(*copy, chunk, ticket, &self.slots, first)));
+        jobs.push(Arc::new(OrderedJob::new(*copy, chunk, ticket, &self.slots, first)));
         for at in 0..count {
             if at == WAKE_AFTER {
                 jobs.wake_all();

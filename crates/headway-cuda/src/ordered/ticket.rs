@@ -11,7 +11,7 @@ use headway_device::buffer::Memory;
 
 use super::Shared;
 use crate::checked::lock;
-use crate::pool::{Piece, Pool};
+use crate::pool::{Pool, SlabPiece};
 use crate::table::Address;
 
 /// Words of different tickets lie in different lines.
@@ -26,7 +26,7 @@ const LOOK: Duration = Duration::from_millis(100);
 const PASS_MAX: Duration = Duration::from_secs(2);
 
 /// Words in page-locked memory, one in each line.
-pub(super) struct Words(Piece);
+pub(super) struct Words(SlabPiece);
 
 impl Words {
     pub(super) fn new(pool: &Pool, count: usize) -> Result<Arc<Self>, DeviceError> {

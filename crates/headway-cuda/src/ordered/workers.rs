@@ -11,7 +11,7 @@ use headway_device::DeviceError;
 use headway_os::threads;
 
 use super::Shared;
-use super::job::Job;
+use super::job::OrderedJob;
 use crate::checked::lock;
 
 /// Between two looks at words that a stream is to write: at first, at most while a copy moves, and at most before its turn has come.
@@ -22,16 +22,16 @@ const NAP_WAITING: Duration = Duration::from_millis(1);
 /// Copies with chunks that no thread has taken yet, in the order in which they were asked for.
 #[derive(Default)]
 pub(super) struct JobQueue {
-    jobs: Mutex<VecDeque<(Arc<Job>, usize)>>,
+    jobs: Mutex<VecDeque<(Arc<OrderedJob>, usize)>>,
     came: Condvar,
     /// Threads that copy a chunk.
     busy: AtomicUsize,
 }
 
 /// What a thread finds in the queue.
-enum Found {
+enum NextChunk {
     /// A chunk that can be copied now.
-    Chunk(Arc<Job>, usize),
+    Chunk(Arc<OrderedJob>, usize),
     /// Copies, of which none can go on; whether one has begun.
     Nothing { moving: bool },
     /// No copies.
@@ -39,7 +39,7 @@ enum Found {
 }
 
 impl JobQueue {
-    pub(super) fn push(&self, job: Arc<Job>) {
+    pub(super) fn push(&self, job: Arc<OrderedJob>) {
         lock(&self.jobs).push_back((job, 0));
     }
 
@@ -48,12 +48,12 @@ impl JobQueue {
         self.came.notify_all();
     }
 
-    fn find(&self, jobs: &mut VecDeque<(Arc<Job>, usize)>) -> Found {
+    fn find(&self, jobs: &mut VecDeque<(Arc<OrderedJob>, usize)>) -> NextChunk {
         if jobs.is_empty() {
-            return Found::Empty;
+            return NextChunk::Empty;
         }
         let Some(at) = jobs.iter().position(|(job, next)| job.is_ready(*next)) else {
-            return Found::Nothing { moving: jobs.iter().any(|(job, _)| job.has_begun()) };
+            return NextChunk::Nothing { moving: jobs.iter().any(|(job, _)| job.has_begun()) };
         };
         let (job, next) = &mut jobs[at];
         let found = (Arc::clone(job), *next);
@@ -62,7 +62,7 @@ impl JobQueue {
             jobs.remove(at);
         }
         self.busy.fetch_add(1, Ordering::Relaxed);
-        Found::Chunk(found.0, found.1)
+        NextChunk::Chunk(found.0, found.1)
     }
 
     /// One thread's work until the copier is closed.
@@ -74,7 +74,7 @@ impl JobQueue {
                 jobs.clear();
             }
             match self.find(&mut jobs) {
-                Found::Chunk(job, at) => {
+                NextChunk::Chunk(job, at) => {
                     drop(jobs);
                     job.copy(at);
                     // With the acquire in `rest`: a thread that sees that nobody copies also sees the bytes of this chunk.
@@ -82,14 +82,14 @@ impl JobQueue {
                     nap = NAP_MIN;
                     jobs = lock(&self.jobs);
                 }
-                Found::Nothing { moving } => {
+                NextChunk::Nothing { moving } => {
                     drop(jobs);
                     std::thread::sleep(nap);
                     nap = (nap * 2).min(if moving { NAP_MOVING } else { NAP_WAITING });
                     jobs = lock(&self.jobs);
                 }
-                Found::Empty if shared.closing.load(Ordering::Acquire) => return,
-                Found::Empty => {
+                NextChunk::Empty if shared.closing.load(Ordering::Acquire) => return,
+                NextChunk::Empty => {
                     nap = NAP_MIN;
                     jobs = self.came.wait(jobs).unwrap_or_else(PoisonError::into_inner);
                 }

@@ -97,14 +97,14 @@ impl Mailbox {
         here(self.home)?;
         let words = command.words(sequence);
         let at = RING_AT + (sequence % RING) as usize * LINE;
-        trace::note(trace::Step::Fence, copy::store_fence);
+        trace::note(trace::MailboxStep::Fence, copy::store_fence);
         match self.memory.window() {
             // SAFETY: within the memory; the device only reads the mailbox, and takes a line only when all words agree.
             Some(window) => unsafe { window.store(at, words.map(u64::to_le_bytes).as_flattened()) },
             None => {
                 for (index, word) in words.iter().enumerate().take(COMMAND_WORDS) {
                     let word = || self.word(at + 8 * index).store(*word, Ordering::Release);
-                    trace::note(trace::Step::Word, word);
+                    trace::note(trace::MailboxStep::Word, word);
                 }
             }
         }
@@ -137,7 +137,7 @@ impl Mailbox {
         unsafe {
             match self.memory.window() {
                 Some(window) => window.store(at, bytes),
-                None => trace::note(trace::Step::Bytes, || {
+                None => trace::note(trace::MailboxStep::Bytes, || {
                     self.memory.base().add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
                 }),
             }
@@ -158,7 +158,7 @@ mod trace {
     use std::cell::RefCell;
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(super) enum Step {
+    pub(super) enum MailboxStep {
         /// Bytes of the inbox or the header.
         Bytes,
         /// A word of a command.
@@ -169,12 +169,12 @@ mod trace {
 
     #[cfg(test)]
     thread_local! {
-        pub(super) static STEPS: RefCell<Vec<Step>> = const { RefCell::new(Vec::new()) };
+        pub(super) static STEPS: RefCell<Vec<MailboxStep>> = const { RefCell::new(Vec::new()) };
     }
 
     /// Takes a step.
     #[inline(always)]
-    pub(super) fn note(step: Step, body: impl FnOnce()) {
+    pub(super) fn note(step: MailboxStep, body: impl FnOnce()) {
         body();
         #[cfg(test)]
         STEPS.with_borrow_mut(|steps| steps.push(step));
@@ -184,7 +184,7 @@ mod trace {
 
     /// The steps taken on this thread since the last call.
     #[cfg(test)]
-    pub(super) fn taken() -> Vec<Step> {
+    pub(super) fn taken() -> Vec<MailboxStep> {
         STEPS.take()
     }
 }
@@ -196,7 +196,7 @@ mod tests {
     use headway_device::gpu::Window;
 
     use super::super::tagged::BEFORE_FIRST;
-    use super::trace::Step::{Bytes, Fence, Word};
+    use super::trace::MailboxStep::{Bytes, Fence, Word};
     use super::*;
 
     const COMMAND: Command = Command { source: 1, destination: 2, bytes: 3 };

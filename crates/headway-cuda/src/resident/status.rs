@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use headway_device::DeviceError;
 use headway_device::buffer::Memory as _;
 
-use crate::pool::{Piece, Pool};
+use crate::pool::{Pool, SlabPiece};
 
 /// Units one copier has at most.
 pub(super) const UNITS_MAX: usize = 4;
@@ -22,7 +22,7 @@ struct Words {
 
 /// What the blocks say of themselves, in pinned memory.
 pub(super) struct Status {
-    memory: Piece,
+    memory: SlabPiece,
     units: usize,
     /// Blocks of each unit that work.
     workers: usize,

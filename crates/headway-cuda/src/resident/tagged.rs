@@ -10,7 +10,7 @@ use headway_device::buffer::Memory;
 #[cfg(target_arch = "x86_64")]
 use headway_os::copy::LINE_BYTES;
 
-use crate::pool::{Piece, Pool};
+use crate::pool::{Pool, SlabPiece};
 
 /// The longest copy that is tagged.
 const BYTES_MAX: usize = 8 << 10;
@@ -36,7 +36,7 @@ pub(super) const fn suits(bytes: usize) -> bool {
 }
 
 /// Where tagged words arrive: pinned memory in which nothing else is ever written.
-pub(super) struct Tagged<M = Piece> {
+pub(super) struct Tagged<M = SlabPiece> {
     memory: M,
     /// Tags repeat when the commands' numbers exceed their bits; these are the bits above, of all words that are there.
     round: u64,

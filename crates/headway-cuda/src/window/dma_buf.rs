@@ -121,19 +121,19 @@ impl Drop for Mapping {
 }
 
 /// The small mapping.
-pub(crate) struct Part {
+pub(crate) struct DmaBufMapping {
     /// Dropped before the file.
     shown: Option<Mapping>,
     file: File,
 }
 
-impl Part {
+impl DmaBufMapping {
     pub(crate) fn new(file: File) -> Self {
         Self { shown: None, file }
     }
 }
 
-impl Mover for Part {
+impl Mover for DmaBufMapping {
     fn map(&mut self, at: usize, bytes: usize) -> Result<Base, DeviceError> {
         let failed = |errno: Errno| DeviceError::Driver { call: "mmap", code: errno.0, name: errno.to_string() };
         // The new one is made before the old one is dropped.

@@ -17,7 +17,7 @@ use ash::vk;
 use headway_device::DeviceError;
 
 use self::choice::Seen;
-use self::loader::{SOURCES, Source};
+use self::loader::{LibrarySource, SOURCES};
 use super::home::{Home, keep_from_children};
 use super::memory::{External, Mapped, Physical, consume};
 use super::pager::{Base, Mover};
@@ -82,7 +82,7 @@ impl Gpu {
         Ok(gpu)
     }
 
-    fn open(source: Source, uuid: [u8; 16]) -> Result<Self, Missing> {
+    fn open(source: LibrarySource, uuid: [u8; 16]) -> Result<Self, Missing> {
         let entry = source.open().map_err(|detail| Missing {
             word: "NoVulkan",
             detail,
@@ -202,8 +202,8 @@ impl Gpu {
 
 /// The first of `sources` that opens; else the reason of the one that got furthest, with what the others said.
 fn first_that_opens<T>(
-    sources: impl IntoIterator<Item = Source>,
-    open: impl Fn(Source) -> Result<T, Missing>,
+    sources: impl IntoIterator<Item = LibrarySource>,
+    open: impl Fn(LibrarySource) -> Result<T, Missing>,
 ) -> Result<T, Missing> {
     const STEPS: [&str; 5] = ["NoVulkan", "NoIcd", "NoDeviceMatch", "NoMemoryType", "ImportRefused"];
     let step = |missing: &Missing| STEPS.iter().position(|word| *word == missing.word);

@@ -20,13 +20,13 @@ use crate::{DeviceError, Waker, check, wake};
 /// A queue of an emulated GPU. It keeps time whether or not that was asked for.
 pub(super) struct EmuQueue {
     gpu: Arc<Shared>,
-    line: Arc<Line>,
+    line: Arc<QueueShared>,
     outstanding: usize,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
-struct Line {
+struct QueueShared {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -110,7 +110,7 @@ impl Drop for EmuQueue {
 }
 
 /// The loop of a queue's thread; ends when the queue is dropped and nothing is left to do.
-fn serve(gpu: &Shared, line: &Line) {
+fn serve(gpu: &Shared, line: &QueueShared) {
     // Without it, every throttled operation would end up to 50 us late; a refusal only costs that precision.
     let _ = sched::lower_timer_slack();
     let mut held = None;

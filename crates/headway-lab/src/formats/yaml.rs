@@ -20,7 +20,7 @@ const KEYS: [&str; 8] =
     ["Task ID", "Job ID", "Arrival min", "Arrival max", "Cost min", "Cost max", "Deadline", "Priority"];
 
 /// What is open while events are read.
-enum Open {
+enum OpenNode {
     List(Vec<Node>),
     Map(Vec<(Node, Node)>, Option<Node>),
 }
@@ -32,25 +32,25 @@ fn refused<T>(what: &'static str) -> Result<T, FormatError> {
 
 /// The first document.
 fn document(text: &str) -> Result<Node, FormatError> {
-    let mut open: Vec<Open> = Vec::new();
+    let mut open: Vec<OpenNode> = Vec::new();
     for event in Parser::new_from_str(text) {
         let done = match event?.0 {
             Event::SequenceStart(..) | Event::MappingStart(..) if open.len() == DEPTH_MAX => {
                 return refused("such nesting");
             }
             Event::SequenceStart(..) => {
-                open.push(Open::List(Vec::new()));
+                open.push(OpenNode::List(Vec::new()));
                 continue;
             }
             Event::MappingStart(..) => {
-                open.push(Open::Map(Vec::new(), None));
+                open.push(OpenNode::Map(Vec::new(), None));
                 continue;
             }
             Event::Scalar(text, ..) => Node::Scalar(text.into_owned()),
             Event::Alias(_) => return refused("an alias"),
             Event::SequenceEnd | Event::MappingEnd => match open.pop() {
-                Some(Open::List(list)) => Node::List(list),
-                Some(Open::Map(map, _)) => Node::Map(map),
+                Some(OpenNode::List(list)) => Node::List(list),
+                Some(OpenNode::Map(map, _)) => Node::Map(map),
                 None => return refused("an end without a begin"),
             },
             Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentStart(_) | Event::DocumentEnd => {
@@ -59,8 +59,8 @@ fn document(text: &str) -> Result<Node, FormatError> {
         };
         match open.last_mut() {
             None => return Ok(done),
-            Some(Open::List(list)) => list.push(done),
-            Some(Open::Map(map, key)) => match key.take() {
+            Some(OpenNode::List(list)) => list.push(done),
+            Some(OpenNode::Map(map, key)) => match key.take() {
                 Some(name) => map.push((name, done)),
                 None => *key = Some(done),
             },

@@ -106,14 +106,14 @@ fn in_every_mode(
 type Sweep = Vec<(u64, Vec<Repeated>)>;
 
 /// What of a program's costs is looked at.
-type Part = fn(&Costs) -> Nanos;
+type CostPart = fn(&Costs) -> Nanos;
 
-fn gain(costs: &[Repeated], part: Part, mode: usize) -> f64 {
+fn gain(costs: &[Repeated], part: CostPart, mode: usize) -> f64 {
     costs[0].median(part).0 as f64 / costs[mode].median(part).0.max(1) as f64
 }
 
 /// First size from which the gain is above 1.5 times for good.
-fn threshold(sweep: &Sweep, part: Part, mode: usize) -> Option<u64> {
+fn threshold(sweep: &Sweep, part: CostPart, mode: usize) -> Option<u64> {
     let from = sweep.iter().rposition(|(_, costs)| gain(costs, part, mode) <= 1.5).map_or(0, |at| at + 1);
     sweep.get(from).map(|(size, _)| *size)
 }
@@ -126,14 +126,14 @@ struct Claim {
 }
 
 /// The mean gain of a mode over all sizes from `from` on; `None` if no size of the sweep is that large.
-fn mean_gain(sweep: &Sweep, part: Part, mode: usize, from: u64) -> Option<f64> {
+fn mean_gain(sweep: &Sweep, part: CostPart, mode: usize, from: u64) -> Option<f64> {
     let gains: Vec<f64> =
         sweep.iter().filter(|(size, _)| *size >= from).map(|(_, costs)| gain(costs, part, mode)).collect();
     (!gains.is_empty()).then(|| gains.iter().sum::<f64>() / gains.len() as f64)
 }
 
 /// The paper's queues against the paper's figure, and ours against the paper's queues at every size.
-fn judged(sweep: &Sweep, name: &str, (direction, part): (&str, Part), x: &str, claim: &Claim) -> [PaperRow; 2] {
+fn judged(sweep: &Sweep, name: &str, (direction, part): (&str, CostPart), x: &str, claim: &Claim) -> [PaperRow; 2] {
     let mean = mean_gain(sweep, part, 1, claim.from);
     let most = sweep.iter().map(|(_, costs)| gain(costs, part, 1)).fold(0.0, f64::max);
     let jump = threshold(sweep, part, 1).map_or_else(|| "never".to_owned(), |size| format!("from {x} {size}"));
@@ -162,7 +162,7 @@ fn judged(sweep: &Sweep, name: &str, (direction, part): (&str, Part), x: &str, c
 
 /// Ours against the paper's queues in the same run, size by size. Sizes whose copies are all below 1 MiB are left out: there both make
 /// the driver's own call, and what their times differ by is chance.
-fn at_every_size(sweep: &Sweep, name: &str, (direction, part): (&str, Part), x: &str) -> PaperRow {
+fn at_every_size(sweep: &Sweep, name: &str, (direction, part): (&str, CostPart), x: &str) -> PaperRow {
     let largest = |costs: &[Repeated]| {
         let of = |costs: &Costs| if direction == "h2d" { costs.h2d_largest } else { costs.d2h_largest };
         costs.iter().flat_map(|repeated| &repeated.0).map(of).max().unwrap_or(0)
@@ -207,7 +207,7 @@ fn at_every_size(sweep: &Sweep, name: &str, (direction, part): (&str, Part), x: 
     }
 }
 
-const PARTS: [(&str, Part); 2] = [("h2d", |costs| costs.h2d), ("d2h", |costs| costs.d2h)];
+const PARTS: [(&str, CostPart); 2] = [("h2d", |costs| costs.h2d), ("d2h", |costs| costs.d2h)];
 
 /// Rows and pictures of one sweep.
 fn judge(outcome: &mut ExperimentResults, sweep: &Sweep, name: &str, x: &str, claims: [Claim; 2]) {

@@ -39,7 +39,7 @@ struct Case {
 }
 
 /// What a row came to.
-struct Found {
+struct RowResult {
     case: Case,
     small: SampleFigures,
     bulk: Nanos,
@@ -165,7 +165,7 @@ pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Erro
                 let Some(small) = SampleFigures::of(&small) else { continue };
                 let alone = whole.iter().find(|(direction, _)| *direction == case.bulk.direction);
                 let share = alone.map_or(0.0, |(_, alone)| alone.0 as f64 / bulk.0.max(1) as f64);
-                found.push(Found { case, small, bulk, share });
+                found.push(RowResult { case, small, bulk, share });
             }
             Err(error) => outcome.notes.push(format!("`{}` is left out: {error}", case.what)),
         }
@@ -188,9 +188,9 @@ pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Erro
 }
 
 /// Everything that was measured, as a table for people.
-fn listed(found: &[Found]) -> String {
+fn listed(found: &[RowResult]) -> String {
     let mut text = "| bulk copy, and what is beside it | small copy, median | p99 | longest | n | rate of bulk copies |\n|---|---|---|---|---|---|".to_owned();
-    for Found { case, small, share, .. } in found {
+    for RowResult { case, small, share, .. } in found {
         let line = (&case.what, small.median, small.p99_text(), small.max, small.n);
         text.push_str(&format!("\n| {} | {} | {} | {} | {} | {share:.3} |", line.0, line.1, line.2, line.3, line.4));
     }
@@ -198,13 +198,13 @@ fn listed(found: &[Found]) -> String {
 }
 
 /// Whether these figures confirm what programs may rely on.
-fn verdicts(found: &[Found], alone: Nanos) -> Vec<PaperRow> {
+fn verdicts(found: &[RowResult], alone: Nanos) -> Vec<PaperRow> {
     let of = |what: &str| found.iter().find(|found| found.case.what == what);
-    let is_long = |found: &Found| found.small.median.0 * 2 > found.bulk.0;
-    let is_short = |found: &Found| found.small.median.0 * 10 < found.bulk.0;
-    let check = |statement: &str, what: &str, holds: &dyn Fn(&Found) -> bool| {
+    let is_long = |found: &RowResult| found.small.median.0 * 2 > found.bulk.0;
+    let is_short = |found: &RowResult| found.small.median.0 * 10 < found.bulk.0;
+    let check = |statement: &str, what: &str, holds: &dyn Fn(&RowResult) -> bool| {
         let found = of(what);
-        let figures = |found: &Found| {
+        let figures = |found: &RowResult| {
             format!("{} of {} (p99 {}, n {})", found.small.median, found.bulk, found.small.p99_text(), found.small.n)
         };
         PaperRow {
@@ -217,7 +217,7 @@ fn verdicts(found: &[Found], alone: Nanos) -> Vec<PaperRow> {
     };
     let piece =
         of("whole").map_or(Nanos::ZERO, |whole| Nanos(whole.bulk.0 * PIECE as u64 / whole.case.bulk.piece as u64));
-    let by_kernel = move |found: &Found| found.small.median < piece.saturating_add(alone);
+    let by_kernel = move |found: &RowResult| found.small.median < piece.saturating_add(alone);
     let words = "pieces of 4 MiB, a word written behind each, with a barrier";
     vec![
         check("a small copy out waits for most of a whole bulk copy out", "whole", &is_long),
@@ -236,7 +236,7 @@ fn verdicts(found: &[Found], alone: Nanos) -> Vec<PaperRow> {
     ]
 }
 
-fn table(found: &[Found]) -> RawFigures {
+fn table(found: &[RowResult]) -> RawFigures {
     let columns = vec![
         "case",
         "bulk_direction",
@@ -250,7 +250,7 @@ fn table(found: &[Found]) -> RawFigures {
         "bulk_ns",
         "bulk_share",
     ];
-    let line = |Found { case, small, bulk, share }: &Found| {
+    let line = |RowResult { case, small, bulk, share }: &RowResult| {
         let name = |direction| if direction == IN { "h2d" } else { "d2h" }.to_owned();
         vec![
             case.what.clone(),
@@ -270,11 +270,12 @@ fn table(found: &[Found]) -> RawFigures {
 }
 
 /// The wait and the price by the length of pieces.
-fn figures(found: &[Found], outcome: &ExperimentResults) -> Vec<(String, Figure)> {
-    let is_swept =
-        |found: &&Found| found.case.bulk.between == BARRIER && found.case.small == small(OUT) && !found.case.is_foreign;
-    let swept: Vec<&Found> = found.iter().filter(is_swept).collect();
-    let line = |name: &str, of: fn(&Found) -> f64| {
+fn figures(found: &[RowResult], outcome: &ExperimentResults) -> Vec<(String, Figure)> {
+    let is_swept = |found: &&RowResult| {
+        found.case.bulk.between == BARRIER && found.case.small == small(OUT) && !found.case.is_foreign
+    };
+    let swept: Vec<&RowResult> = found.iter().filter(is_swept).collect();
+    let line = |name: &str, of: fn(&RowResult) -> f64| {
         PlotLine::new(name, swept.iter().map(|found| ((found.case.bulk.piece / MIB) as f64, of(found))).collect())
     };
     let waits = vec![

@@ -41,14 +41,14 @@ pub(super) const STATE: [Region; 3] = [Region::State(0), Region::State(1), Regio
 
 /// A part of the state: one of the tracker's regions, or what was added to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum StatePart {
     Tracker(Region),
     Added,
 }
 
 /// Parts of the state in the order in which they are saved.
-pub(super) const PARTS: [Part; 4] =
-    [Part::Tracker(STATE[0]), Part::Tracker(STATE[1]), Part::Tracker(STATE[2]), Part::Added];
+pub(super) const PARTS: [StatePart; 4] =
+    [StatePart::Tracker(STATE[0]), StatePart::Tracker(STATE[1]), StatePart::Tracker(STATE[2]), StatePart::Added];
 
 /// Memory of one task on one GPU, and its queue there.
 struct OnGpu {
@@ -105,23 +105,23 @@ impl Memory {
     }
 
     /// Bytes of a part of the state.
-    pub(super) fn bytes(&self, part: Part) -> usize {
+    pub(super) fn bytes(&self, part: StatePart) -> usize {
         match part {
-            Part::Tracker(region) => self.shape.bytes(region),
-            Part::Added => self.load.state as usize,
+            StatePart::Tracker(region) => self.shape.bytes(region),
+            StatePart::Added => self.load.state as usize,
         }
     }
 
-    fn buffer(&self, gpu: usize, part: Part) -> Result<&Buffer, DeviceError> {
+    fn buffer(&self, gpu: usize, part: StatePart) -> Result<&Buffer, DeviceError> {
         let gpu = self.gpus.get(gpu).ok_or_else(no_gpu)?;
         match part {
-            Part::Tracker(region) => gpu.regions.get(&region).ok_or_else(no_gpu),
-            Part::Added => Ok(&gpu.added),
+            StatePart::Tracker(region) => gpu.regions.get(&region).ok_or_else(no_gpu),
+            StatePart::Added => Ok(&gpu.added),
         }
     }
 
     /// Where a part lies in the saved state.
-    fn saved_at(&self, part: Part) -> usize {
+    fn saved_at(&self, part: StatePart) -> usize {
         PARTS.iter().take_while(|other| **other != part).map(|before| self.bytes(*before)).sum()
     }
 
@@ -153,7 +153,7 @@ impl Memory {
     }
 
     /// Copies a range of a part of the state from system memory.
-    pub(super) fn restore(&mut self, gpu: usize, part: Part, range: Range<usize>) -> Result<(), DeviceError> {
+    pub(super) fn restore(&mut self, gpu: usize, part: StatePart, range: Range<usize>) -> Result<(), DeviceError> {
         let at = self.saved_at(part);
         let from = self.saved.claim(at + range.start..at + range.end, Access::Read)?;
         let to = self.buffer(gpu, part)?.claim(range, Access::Write)?;
@@ -161,7 +161,7 @@ impl Memory {
     }
 
     /// Copies a range of a part of the state to system memory.
-    pub(super) fn save(&mut self, gpu: usize, part: Part, range: Range<usize>) -> Result<(), DeviceError> {
+    pub(super) fn save(&mut self, gpu: usize, part: StatePart, range: Range<usize>) -> Result<(), DeviceError> {
         let at = self.saved_at(part);
         let to = self.saved.claim(at + range.start..at + range.end, Access::Write)?;
         let from = self.buffer(gpu, part)?.claim(range, Access::Read)?;
@@ -172,7 +172,7 @@ impl Memory {
     pub(super) fn migrate(
         &mut self,
         (from, to): (usize, usize),
-        part: Part,
+        part: StatePart,
         range: Range<usize>,
     ) -> Result<(), DeviceError> {
         let source = self.buffer(from, part)?.claim(range.clone(), Access::Read)?;
@@ -208,7 +208,7 @@ impl Memory {
 
     fn end(&self, gpu: usize, region: Option<Region>) -> Result<&Buffer, DeviceError> {
         match region {
-            Some(region) => self.buffer(gpu, Part::Tracker(region)),
+            Some(region) => self.buffer(gpu, StatePart::Tracker(region)),
             None => Ok(&self.gpus.get(gpu).ok_or_else(no_gpu)?.io),
         }
     }
@@ -216,7 +216,7 @@ impl Memory {
     /// Executes launches of the tracker one after another; complete when it returns.
     pub(super) fn launch(&mut self, gpu: usize, launches: &[Launch]) -> Result<(), DeviceError> {
         for launch in launches {
-            let what = launch.over(|region| self.buffer(gpu, Part::Tracker(region)))?;
+            let what = launch.over(|region| self.buffer(gpu, StatePart::Tracker(region)))?;
             self.run(gpu, what)?;
         }
         Ok(())
@@ -251,14 +251,14 @@ impl Memory {
 
     /// Whether the additional state on `gpu` is what all passes since [`Memory::reset`] make of its first content.
     pub(super) fn verify(&mut self, gpu: usize) -> Result<bool, DeviceError> {
-        self.save(gpu, Part::Added, 0..self.bytes(Part::Added))?;
+        self.save(gpu, StatePart::Added, 0..self.bytes(StatePart::Added))?;
         // y = 3 x + 1 so many times is one affine map.
         let (mut factor, mut sum) = (1u32, 0u32);
         for _ in 0..self.passes {
             (factor, sum) = (factor.wrapping_mul(3), sum.wrapping_mul(3).wrapping_add(1));
         }
-        let at = self.saved_at(Part::Added);
-        let saved = self.saved.claim(at..at + self.bytes(Part::Added), Access::Read)?;
+        let at = self.saved_at(StatePart::Added);
+        let saved = self.saved.claim(at..at + self.bytes(StatePart::Added), Access::Read)?;
         let words = saved.bytes()?.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
         Ok(words.enumerate().all(|(at, word)| word == factor.wrapping_mul(first_word(at)).wrapping_add(sum)))
     }

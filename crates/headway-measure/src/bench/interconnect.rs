@@ -146,7 +146,7 @@ const LARGEST: std::ops::RangeInclusive<u64> = 4096..=1 << 30;
 const WATCH: Nanos = Nanos(10 * NANOS_PER_SECOND);
 
 /// A machine that predicts, and what it was fitted to in this run.
-struct Known {
+struct FittedMachine {
     machine: Machine,
     observed: Option<Observed>,
     said: String,
@@ -215,7 +215,7 @@ const SAVED_EVERY: usize = 50;
 struct Node {
     source: &'static str,
     gpus: Vec<String>,
-    known: Known,
+    known: FittedMachine,
     /// Draws a batch and runs it.
     next: Box<dyn FnMut() -> Result<Ran, Error>>,
 }
@@ -242,11 +242,11 @@ fn on_gpus(options: &InterconnectBenchOptions, session: &mut Session<'_>) -> Res
 }
 
 /// The machine of a file.
-fn given(name: &str, gpus: usize) -> Result<Known, Error> {
+fn given(name: &str, gpus: usize) -> Result<FittedMachine, Error> {
     let machine = headway::machine::open(name)?;
     let machine = if machine.gpus().count() == gpus { machine } else { headway::machine::restrict(&machine, gpus)? };
     let said = format!("{} ({}), from a file", machine.name, machine.hash);
-    Ok(Known { machine, observed: None, said, sets: None })
+    Ok(FittedMachine { machine, observed: None, said, sets: None })
 }
 
 fn measured(
@@ -254,7 +254,7 @@ fn measured(
     backend: gpus::CopyBackend,
     gpus: &[Arc<dyn Gpu>],
     session: &mut Session<'_>,
-) -> Result<Known, Error> {
+) -> Result<FittedMachine, Error> {
     let mut device = gpus::device(backend, options.model.as_deref())?;
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let stamp = stamp::stamp(gpus, node::date(seconds));
@@ -265,11 +265,11 @@ fn measured(
 }
 
 /// A machine that was just fitted, with the hash of its file.
-fn fresh(machine: Machine, observed: Observed) -> Result<Known, Error> {
+fn fresh(machine: Machine, observed: Observed) -> Result<FittedMachine, Error> {
     let machine =
         machine::parse("machine.toml", &machine::write(&machine, &["Written by `headway bench interconnect`."]))?;
     let said = format!("{} ({}), fitted in this run", machine.name, machine.hash);
-    Ok(Known { machine, observed: Some(observed), said, sets: None })
+    Ok(FittedMachine { machine, observed: Some(observed), said, sets: None })
 }
 
 /// Every batch beside what the machine says of it.

@@ -12,7 +12,7 @@ use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
 
 use super::gpu::CopierGpu;
-use super::situation::Situation;
+use super::situation::CopySituation;
 use super::{CopierEvent, CopyOptions, ManyBy};
 
 /// What was chosen.
@@ -96,7 +96,7 @@ impl Auto {
         Self { profile, plain, options, stale, gpus, table: RwLock::new(table), events: Mutex::default() }
     }
 
-    fn slot(&self, at: Situation) -> usize {
+    fn slot(&self, at: CopySituation) -> usize {
         let window = match at.window {
             None => 0,
             Some(WindowMapping::Gdrdrv) => 1,
@@ -120,14 +120,14 @@ impl Auto {
     }
 
     /// The way for `bytes` in this situation.
-    pub(super) fn pick(&self, gpus: &[CopierGpu], at: Situation, bytes: Bytes) -> Pick {
+    pub(super) fn pick(&self, gpus: &[CopierGpu], at: CopySituation, bytes: Bytes) -> Pick {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let selector = table.slots[self.slot(at)].get_or_init(|| self.compile(gpus, at, &table.absent[at.gpu]));
         let (method, tuning, predicted) = selector.pick(bytes);
         Pick { method, tuning, predicted }
     }
 
-    fn compile(&self, gpus: &[CopierGpu], at: Situation, absent: &BTreeSet<Method>) -> Selector {
+    fn compile(&self, gpus: &[CopierGpu], at: CopySituation, absent: &BTreeSet<Method>) -> Selector {
         let gpu = &gpus[at.gpu];
         let request = MethodRequest {
             load: at.load,
@@ -147,7 +147,7 @@ impl Auto {
     }
 
     /// The ways that may be there; those whose absence shows only in use are found out by using them.
-    fn methods(&self, gpus: &[CopierGpu], at: Situation) -> BTreeSet<Method> {
+    fn methods(&self, gpus: &[CopierGpu], at: CopySituation) -> BTreeSet<Method> {
         let gpu = &gpus[at.gpu];
         let known = |method| self.profile.curves.keys().any(|key| key.method.any_form() == method);
         let always = [Method::Pageable, Method::Dma, Method::Register, Method::Pinning, Method::Staged, Method::Kernel];
@@ -177,7 +177,7 @@ impl Auto {
 
     /// How a copy in this situation is staged, as far as measured: with as many GPUs active, else fewer, else more; ordinary
     /// memory of other kinds as warm memory.
-    pub(super) fn tuning(&self, gpu: EndpointId, at: Situation) -> Option<Tuning> {
+    pub(super) fn tuning(&self, gpu: EndpointId, at: CopySituation) -> Option<Tuning> {
         let of = |memory| {
             let tunings = self.profile.tunings.iter();
             let mut fitting: Vec<(u32, Tuning)> = tunings

@@ -12,7 +12,7 @@ use super::error::{Absence, chain};
 use super::learning::Advised;
 use super::request::{BULK, Host, Request};
 use super::shares::Running;
-use super::situation::Situation;
+use super::situation::CopySituation;
 use super::{Copier, CopyError, How};
 
 /// GPUs whose links `multipath` uses besides the target's own: with a fourth link memory was the limit on an H200 node.
@@ -38,7 +38,7 @@ pub(super) struct Decision<'a> {
     /// Of a copy whose method no profile says: what is to be told when it ends.
     pub(super) advised: Option<Advised<'a>>,
     /// What an unnamed method was chosen by; `None` = memory that only the driver knows how to handle.
-    situation: Option<Situation>,
+    situation: Option<CopySituation>,
     /// Tells other copies of this one, and gives back borrowed links.
     _running: Option<Running<'a>>,
 }
@@ -200,12 +200,12 @@ impl Copier {
 
     /// How a copy over several links is staged: as copies of as many GPUs at once are, for they share the memory and the caches
     /// as its links do. What goes through another GPU takes two steps, so that as many chunks are on their way as of one copy.
-    fn tuning_of_links(&self, at: Situation) -> Option<Tuning> {
+    fn tuning_of_links(&self, at: CopySituation) -> Option<Tuning> {
         let gpu = self.gpus[at.gpu].endpoint;
         let alone = self.auto.tuning(gpu, at)?;
         let links = u32::try_from(self.gpus.len()).unwrap_or(u32::MAX).min(LINKS_MAX);
         let parties = at.active.max(links);
-        let shared = self.within(self.auto.tuning(gpu, Situation { active: parties, ..at })?, parties);
+        let shared = self.within(self.auto.tuning(gpu, CopySituation { active: parties, ..at })?, parties);
         Some(Tuning { in_flight: shared.in_flight.max(alone.in_flight), ..shared })
     }
 
@@ -218,7 +218,7 @@ impl Copier {
     }
 
     /// Where no profile says what copies of ordinary memory cost: what copies have taught, and the built-in figures.
-    fn advise(&self, at: Situation, pick: Pick, bytes: Bytes) -> Option<Advised<'_>> {
+    fn advise(&self, at: CopySituation, pick: Pick, bytes: Bytes) -> Option<Advised<'_>> {
         let learning = self.learning[at.gpu].get()?;
         let open = [Method::Pageable, Method::Staged].contains(&pick.method)
             && at.load == BackgroundLoad::Alone
@@ -229,7 +229,7 @@ impl Copier {
     }
 
     /// The bucket in which the watch judges this choice: those against which the driver's curve can be held.
-    fn judged(&self, at: Situation, pick: Pick, bytes: Bytes) -> Option<Bucket> {
+    fn judged(&self, at: CopySituation, pick: Pick, bytes: Bytes) -> Option<Bucket> {
         let comparable = at.load == BackgroundLoad::Alone && at.active == 1 && !self.auto.is_stale();
         let gpu = self.gpus[at.gpu].endpoint;
         (comparable && pick.method != Method::of_driver(at.direction, at.memory))

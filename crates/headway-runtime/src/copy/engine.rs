@@ -40,7 +40,7 @@ pub(super) struct Bounds<'a> {
 
 /// What a way did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Moved {
+pub(super) struct EngineMoved {
     /// Operations.
     pub(super) chunks: u64,
     /// Waiting for others' chunks.
@@ -51,7 +51,7 @@ pub(super) struct Moved {
     pub(super) cpu: Option<Nanos>,
 }
 
-impl Moved {
+impl EngineMoved {
     /// One operation that waited for nobody.
     pub(super) const ONE: Self = Self { chunks: 1, waited: Nanos::ZERO, ahead: 0, cpu: None };
 }
@@ -114,13 +114,13 @@ pub(super) const fn chunk_bytes(len: usize, max: Bytes) -> usize {
 }
 
 /// A piece of work for a queue: one operation, and the bytes it is about.
-pub(super) struct Step {
+pub(super) struct QueueStep {
     pub(super) what: Operation,
     pub(super) len: u64,
 }
 
 /// Claims the bytes of a copy from `from` to `to` in chunks, all before the first one moves.
-pub(super) fn steps(from: At<'_>, to: At<'_>, len: usize, chunk: usize) -> Result<Vec<Step>, DeviceError> {
+pub(super) fn steps(from: At<'_>, to: At<'_>, len: usize, chunk: usize) -> Result<Vec<QueueStep>, DeviceError> {
     let claim = |at: At<'_>, start: usize, len: usize, access| -> Result<Span, DeviceError> {
         let outside =
             || DeviceError::OutOfRange { range: at.offset..at.offset.saturating_add(len), len: at.buffer.len() };
@@ -133,7 +133,7 @@ pub(super) fn steps(from: At<'_>, to: At<'_>, len: usize, chunk: usize) -> Resul
     while start < len {
         let here = chunk.min(len - start);
         let (from, to) = (claim(from, start, here, Access::Read)?, claim(to, start, here, Access::Write)?);
-        steps.push(Step { what: Operation::Copy { from, to }, len: here as u64 });
+        steps.push(QueueStep { what: Operation::Copy { from, to }, len: here as u64 });
         start += here;
     }
     Ok(steps)
@@ -147,9 +147,9 @@ impl Engine {
         &self,
         gpu: &dyn Gpu,
         second: Option<&Gate>,
-        steps: Vec<Step>,
+        steps: Vec<QueueStep>,
         bounds: Bounds<'_>,
-    ) -> Result<Moved, Stopped> {
+    ) -> Result<EngineMoved, Stopped> {
         let mut run = self.open(gpu, second, bounds)?;
         for step in steps {
             run.submit(step)?;
@@ -175,7 +175,7 @@ impl Engine {
             patience,
             flying: VecDeque::with_capacity(IN_FLIGHT as usize),
             asked: None,
-            moved: Moved::default(),
+            moved: EngineMoved::default(),
             submitted: 0,
             prefix: 0,
         })
@@ -193,7 +193,7 @@ pub(super) struct Run<'a> {
     flying: VecDeque<(u64, Permit<'a>)>,
     /// A place in the line for the next operation.
     asked: Option<Permit<'a>>,
-    moved: Moved,
+    moved: EngineMoved,
     submitted: u64,
     prefix: u64,
 }
@@ -252,7 +252,7 @@ impl<'a> Run<'a> {
     }
 
     /// Waits for this copy's turn and submits `step`; operations that end meanwhile are taken.
-    pub(super) fn submit(&mut self, step: Step) -> Result<(), Stopped> {
+    pub(super) fn submit(&mut self, step: QueueStep) -> Result<(), Stopped> {
         let permit = match self.asked.take() {
             Some(permit) => permit,
             None => self.ask(),
@@ -319,7 +319,7 @@ impl<'a> Run<'a> {
     }
 
     /// Waits for all operations and gives the queue back.
-    pub(super) fn finish(mut self) -> Result<Moved, Stopped> {
+    pub(super) fn finish(mut self) -> Result<EngineMoved, Stopped> {
         while !self.flying.is_empty() {
             self.poll()?;
         }

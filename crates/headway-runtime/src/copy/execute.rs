@@ -12,7 +12,7 @@ use headway_os::{clock, memory};
 
 use super::cpus;
 use super::decide::Decision;
-use super::engine::{Bounds, Moved, Step, Stopped, chunk_bytes, steps};
+use super::engine::{Bounds, EngineMoved, QueueStep, Stopped, chunk_bytes, steps};
 use super::gpu::CopierGpu;
 use super::request::{Host, HostBytes, Request};
 use super::wait::Patience;
@@ -34,7 +34,7 @@ pub(super) const fn kernel_blocks(direction: Direction) -> u32 {
 
 impl Copier {
     /// Carries out `request` as decided.
-    pub(super) fn execute(&self, request: &mut Request<'_>, decision: &Decision<'_>) -> Result<Moved, CopyError> {
+    pub(super) fn execute(&self, request: &mut Request<'_>, decision: &Decision<'_>) -> Result<EngineMoved, CopyError> {
         let (gpu, method) = (&self.gpus[request.gpu], decision.method);
         self.forbidden(method)?;
         let result = match method {
@@ -84,7 +84,12 @@ impl Copier {
         }
     }
 
-    pub(super) fn dma(&self, gpu: &CopierGpu, request: &mut Request<'_>, method: Method) -> Result<Moved, CopyError> {
+    pub(super) fn dma(
+        &self,
+        gpu: &CopierGpu,
+        request: &mut Request<'_>,
+        method: Method,
+    ) -> Result<EngineMoved, CopyError> {
         self.pinned(gpu, request, "dma")?;
         let cancel = self.cancel.watch();
         let (direction, len) = (request.direction, request.len);
@@ -96,7 +101,7 @@ impl Copier {
     }
 
     /// Pins the caller's pages in place for this one copy.
-    fn register(&self, gpu: &CopierGpu, request: &mut Request<'_>, method: Method) -> Result<Moved, CopyError> {
+    fn register(&self, gpu: &CopierGpu, request: &mut Request<'_>, method: Method) -> Result<EngineMoved, CopyError> {
         if self.pinned(gpu, request, "register").is_ok() {
             return self.dma(gpu, request, method);
         }
@@ -123,13 +128,13 @@ impl Copier {
         to: At<'_>,
         len: usize,
         cancel: &AtomicBool,
-    ) -> Result<Moved, Stopped> {
+    ) -> Result<EngineMoved, Stopped> {
         let chunk = chunk_bytes(len, self.options.limits.chunk_max);
         let steps = steps(from, to, len, chunk).map_err(Stopped::early)?;
         gpu.engine(direction).run(gpu.device.as_ref(), None, steps, self.bounds(cancel))
     }
 
-    fn kernel(&self, gpu: &CopierGpu, request: &mut Request<'_>, method: Method) -> Result<Moved, CopyError> {
+    fn kernel(&self, gpu: &CopierGpu, request: &mut Request<'_>, method: Method) -> Result<EngineMoved, CopyError> {
         self.pinned(gpu, request, "kernel")?;
         let cancel = self.cancel.watch();
         let (direction, len) = (request.direction, request.len);
@@ -145,7 +150,7 @@ impl Copier {
     }
 
     /// Stores or loads through the buffer's own window.
-    fn window(&self, request: &mut Request<'_>, method: Method) -> Result<Moved, CopyError> {
+    fn window(&self, request: &mut Request<'_>, method: Method) -> Result<EngineMoved, CopyError> {
         let refuse = |error| CopyError::device(method, error, 0, 0);
         has_window(request.device.buffer, method.mapping()).map_err(refuse)?;
         let mut span = request.device_span().map_err(refuse)?;
@@ -175,13 +180,13 @@ impl Copier {
                         }
                     }
                 }
-                Ok(Moved::ONE)
+                Ok(EngineMoved::ONE)
             })
             .map_err(refuse)?
     }
 
     /// Through pinned buffers, over one link or several.
-    fn staged(&self, request: &mut Request<'_>, decision: &Decision<'_>) -> Result<Moved, CopyError> {
+    fn staged(&self, request: &mut Request<'_>, decision: &Decision<'_>) -> Result<EngineMoved, CopyError> {
         let (method, set_up) = (decision.method, decision.named);
         if method == Method::Multipath {
             self.has_relay(request.gpu, method)?;
@@ -233,7 +238,7 @@ impl Copier {
         };
         let moved = moved.map_err(|error| staging_error(method, error))?;
         let cpu = clock::thread_cpu_time().saturating_sub(before).saturating_add(moved.cpu);
-        Ok(Moved { chunks: moved.chunks, waited: moved.waited, ahead: 0, cpu: Some(cpu) })
+        Ok(EngineMoved { chunks: moved.chunks, waited: moved.waited, ahead: 0, cpu: Some(cpu) })
     }
 
     fn staged_once(
@@ -242,7 +247,7 @@ impl Copier {
         links: &[&StagingPool],
         pinned: bool,
         how: &Staged<'_>,
-    ) -> Result<staging::Moved, StagingError> {
+    ) -> Result<staging::StagingMoved, StagingError> {
         let flow = if request.direction == Direction::D2h { StagingDirection::Out } else { StagingDirection::In };
         let (device, len) = (request.device, request.len);
         match &mut request.host {
@@ -320,31 +325,31 @@ pub(super) fn has_window(buffer: &Buffer, mapping: Option<WindowMapping>) -> Res
 }
 
 /// The same copy as one piece for `by`.
-pub(super) fn as_pieces(step: Step, by: Mover) -> Step {
+pub(super) fn as_pieces(step: QueueStep, by: Mover) -> QueueStep {
     match step.what {
         Operation::Copy { from, to } => {
             let pieces = std::sync::Arc::from([Piece { from: 0, to: 0, len: from.len() }]);
-            Step { what: Operation::Pieces { from, to, pieces, by }, len: step.len }
+            QueueStep { what: Operation::Pieces { from, to, pieces, by }, len: step.len }
         }
-        what => Step { what, len: step.len },
+        what => QueueStep { what, len: step.len },
     }
 }
 
 /// The driver's own call.
-fn pageable(gpu: &CopierGpu, request: &mut Request<'_>) -> Result<Moved, DeviceError> {
+fn pageable(gpu: &CopierGpu, request: &mut Request<'_>) -> Result<EngineMoved, DeviceError> {
     let mut span = request.device_span()?;
     request.with_bytes(|host| match host {
         HostBytes::In(from) => gpu.device.copy_in(&mut span, from),
         HostBytes::Out(to) => gpu.device.copy_out(to, &span),
     })??;
-    Ok(Moved::ONE)
+    Ok(EngineMoved::ONE)
 }
 
 fn paged_window(
     gpu: &CopierGpu,
     request: &mut Request<'_>,
     mapping: Option<WindowMapping>,
-) -> Result<Moved, DeviceError> {
+) -> Result<EngineMoved, DeviceError> {
     // The window claims the bytes itself; this empty claim only names the memory.
     let name = super::request::claim(request.device, 0, headway_device::Access::Read)?;
     let at = request.device;
@@ -356,10 +361,14 @@ fn paged_window(
         })??;
         Ok::<u64, DeviceError>(pager.moves() - before)
     })??;
-    Ok(Moved { chunks: moves.max(1), ..Moved::ONE })
+    Ok(EngineMoved { chunks: moves.max(1), ..EngineMoved::ONE })
 }
 
-fn resident(gpu: &CopierGpu, request: &mut Request<'_>, shape: Option<ResidentShape>) -> Result<Moved, DeviceError> {
+fn resident(
+    gpu: &CopierGpu,
+    request: &mut Request<'_>,
+    shape: Option<ResidentShape>,
+) -> Result<EngineMoved, DeviceError> {
     let copier = gpu.resident(shape)?;
     let mut copier = copier.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let mut span = request.device_span()?;
@@ -371,13 +380,13 @@ fn resident(gpu: &CopierGpu, request: &mut Request<'_>, shape: Option<ResidentSh
             let from = super::request::claim(host, request.len, headway_device::Access::Read)?;
             copier.copy(&from, &mut span)?;
         }
-        return Ok(Moved::ONE);
+        return Ok(EngineMoved::ONE);
     }
     request.with_bytes(|host| match host {
         HostBytes::In(from) => copier.copy_in(&mut span, from),
         HostBytes::Out(to) => copier.copy_out(to, &span),
     })??;
-    Ok(Moved::ONE)
+    Ok(EngineMoved::ONE)
 }
 
 /// What a staging error means for a copy by `way`.

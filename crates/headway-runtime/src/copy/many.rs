@@ -16,7 +16,7 @@ use headway_device::{Access, Buffer, DeviceError, Span};
 use headway_os::clock;
 
 use super::bounce::SLOT;
-use super::engine::{Moved, Run, Step, Stopped};
+use super::engine::{EngineMoved, QueueStep, Run, Stopped};
 use super::error::chain;
 use super::execute::{excluded, has_window, kernel_blocks};
 use super::gpu::CopierGpu;
@@ -106,7 +106,7 @@ impl Copier {
         let chosen = by.map_or_else(|| self.mover(&many, &request), Some);
         let mut instead_of = None;
         let (method, moved) = match chosen {
-            _ if request.bytes == 0 => (chosen.map_or(Method::Pageable, ManyBy::method), Moved::default()),
+            _ if request.bytes == 0 => (chosen.map_or(Method::Pageable, ManyBy::method), EngineMoved::default()),
             None => self.one_by_one(&mut many, &request)?,
             Some(mover) => match self.many_by(&mut many, &request, mover) {
                 Err(error) if by.is_none() && error.absence().is_some() => {
@@ -176,7 +176,7 @@ impl Copier {
         if costs.len() < 2 { None } else { costs.into_iter().min_by_key(|(cost, _)| *cost).map(|(_, by)| by) }
     }
 
-    fn many_by(&self, many: &mut Many<'_>, request: &Checked, by: ManyBy) -> Result<Moved, CopyError> {
+    fn many_by(&self, many: &mut Many<'_>, request: &Checked, by: ManyBy) -> Result<EngineMoved, CopyError> {
         let method = by.method();
         let sm = matches!(by, ManyBy::Queue(Mover::Kernel { .. }) | ManyBy::Resident);
         if sm && self.options.no_sm {
@@ -201,8 +201,8 @@ impl Copier {
         }
     }
 
-    fn one_by_one(&self, many: &mut Many<'_>, request: &Checked) -> Result<(Method, Moved), CopyError> {
-        let mut total = Moved::default();
+    fn one_by_one(&self, many: &mut Many<'_>, request: &Checked) -> Result<(Method, EngineMoved), CopyError> {
+        let mut total = EngineMoved::default();
         let mut method = Method::Pageable;
         let gpu = many.gpu;
         let direction = many.direction;
@@ -218,7 +218,13 @@ impl Copier {
     }
 
     /// Pinned memory: the mover reaches both ends.
-    fn direct(&self, many: &mut Many<'_>, request: &Checked, by: Mover, method: Method) -> Result<Moved, CopyError> {
+    fn direct(
+        &self,
+        many: &mut Many<'_>,
+        request: &Checked,
+        by: Mover,
+        method: Method,
+    ) -> Result<EngineMoved, CopyError> {
         let gpu = &self.gpus[many.gpu];
         let cancel = self.cancel.watch();
         let bounds = self.bounds(&cancel);
@@ -246,7 +252,7 @@ impl Copier {
         request: &Checked,
         by: Option<Mover>,
         method: Method,
-    ) -> Result<Moved, CopyError> {
+    ) -> Result<EngineMoved, CopyError> {
         let gpu = &self.gpus[many.gpu];
         let cancel = self.cancel.watch();
         let bounds = self.bounds(&cancel);
@@ -347,18 +353,18 @@ impl Many<'_> {
         &mut self,
         request: &Checked,
         mut body: impl FnMut(Span, Host<'_>) -> Result<(), DeviceError>,
-    ) -> Result<Moved, DeviceError> {
+    ) -> Result<EngineMoved, DeviceError> {
         let write = self.direction != Direction::D2h;
         for piece in &request.pieces {
             let (device, host) = self.one(piece);
             let span = device.over(piece.len, write)?;
             body(span, host)?;
         }
-        Ok(Moved { chunks: request.pieces.len() as u64, ..Moved::default() })
+        Ok(EngineMoved { chunks: request.pieces.len() as u64, ..EngineMoved::default() })
     }
 
     /// Stores or loads of the CPU, all under one claim.
-    fn window(&mut self, request: &Checked) -> Result<Moved, DeviceError> {
+    fn window(&mut self, request: &Checked) -> Result<EngineMoved, DeviceError> {
         let pieces = &request.pieces;
         let out = self.direction == Direction::D2h;
         let range = if out { sources(pieces) } else { destinations(pieces) };
@@ -372,7 +378,7 @@ impl Many<'_> {
                 Host::Held(_) => unreachable!("requests of many pieces name slices"),
             }
         }
-        Ok(Moved { chunks: pieces.len() as u64, ..Moved::default() })
+        Ok(EngineMoved { chunks: pieces.len() as u64, ..EngineMoved::default() })
     }
 }
 
@@ -391,7 +397,7 @@ impl Ends<'_> {
         packed: Option<()>,
         by: Option<Mover>,
         bytes: usize,
-    ) -> Result<Step, DeviceError> {
+    ) -> Result<QueueStep, DeviceError> {
         let out = self.direction == Direction::D2h;
         let range = if out { sources(pieces) } else { destinations(pieces) };
         let device = At { buffer: self.device.buffer, offset: self.device.offset + range.start };
@@ -399,7 +405,7 @@ impl Ends<'_> {
         let host_range = if out { destinations(pieces) } else { sources(pieces) };
         let (from, to) = if out { (device, host) } else { (host, device) };
         let len = bytes as u64;
-        let Some(by) = by else { return Ok(Step { what: Operation::Copy { from, to }, len }) };
+        let Some(by) = by else { return Ok(QueueStep { what: Operation::Copy { from, to }, len }) };
         let mut at = 0;
         let relative = pieces.iter().map(|piece| {
             let (device_start, host_start) = if out { (piece.from, piece.to) } else { (piece.to, piece.from) };
@@ -410,7 +416,7 @@ impl Ends<'_> {
             Piece { from, to, len: piece.len }
         });
         let pieces = relative.collect();
-        Ok(Step { what: Operation::Pieces { from, to, pieces, by }, len })
+        Ok(QueueStep { what: Operation::Pieces { from, to, pieces, by }, len })
     }
 }
 
@@ -444,14 +450,14 @@ struct Flow<'a> {
 
 impl Flow<'_> {
     /// Moves all blocks.
-    fn drive(mut self, mut run: Run<'_>) -> Result<Moved, Stopped> {
+    fn drive(mut self, mut run: Run<'_>) -> Result<EngineMoved, Stopped> {
         let result = self.turns(&mut run);
         // Slots go to others only when nobody works in them any more.
         let ended = if result.is_ok() {
             run.finish()
         } else {
             drop(run);
-            Ok(Moved::default())
+            Ok(EngineMoved::default())
         };
         while self.in_pool > 0 && self.receiver.recv().is_ok() {
             self.in_pool -= 1;

@@ -9,7 +9,7 @@ use headway_device::{Access, DeviceError};
 use headway_os::clock;
 
 use super::bounce::SLOT;
-use super::engine::{Bounds, Moved, Step, Stopped, chunk_bytes, steps};
+use super::engine::{Bounds, EngineMoved, QueueStep, Stopped, chunk_bytes, steps};
 use super::gpu::CopierGpu;
 use super::request::claim;
 use super::{At, Copier, CopyError, CopyReport};
@@ -54,11 +54,11 @@ impl Copier {
         to: At<'_>,
         from: At<'_>,
         len: usize,
-    ) -> Result<(Moved, Option<(Method, String)>), CopyError> {
+    ) -> Result<(EngineMoved, Option<(Method, String)>), CopyError> {
         let method = Method::Peer;
         let (source, target) = (&self.gpus[source], &self.gpus[target]);
         if len == 0 {
-            return Ok((Moved::default(), None));
+            return Ok((EngineMoved::default(), None));
         }
         if source.is_lost() || target.is_lost() {
             return Err(CopyError::DeviceLost);
@@ -99,7 +99,7 @@ impl Copier {
         from: At<'_>,
         len: usize,
         bounds: Bounds<'_>,
-    ) -> Result<Moved, Stopped> {
+    ) -> Result<EngineMoved, Stopped> {
         if source.device.domain() != target.device.domain() {
             return Err(Stopped::early(DeviceError::Unavailable {
                 what: "a copy between these GPUs".into(),
@@ -140,15 +140,15 @@ impl Copier {
         }
         let (first, second) = (outward.finish()?, inward.finish()?);
         let waited = first.waited.saturating_add(second.waited);
-        Ok(Moved { chunks: second.chunks, waited, ahead: first.ahead, cpu: None })
+        Ok(EngineMoved { chunks: second.chunks, waited, ahead: first.ahead, cpu: None })
     }
 }
 
 /// One copy of `len` bytes.
-fn one_step(from: At<'_>, to: At<'_>, len: usize) -> Result<Step, Stopped> {
+fn one_step(from: At<'_>, to: At<'_>, len: usize) -> Result<QueueStep, Stopped> {
     let claim = |at, access| claim(at, len, access).map_err(Stopped::early);
     let (from, to) = (claim(from, Access::Read)?, claim(to, Access::Write)?);
-    Ok(Step { what: Operation::Copy { from, to }, len: len as u64 })
+    Ok(QueueStep { what: Operation::Copy { from, to }, len: len as u64 })
 }
 
 impl At<'_> {

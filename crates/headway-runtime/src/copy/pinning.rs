@@ -10,7 +10,7 @@ use headway_core::units::Bytes;
 use headway_device::gpu::{Gpu, Operation};
 use headway_device::{Access, DeviceError};
 
-use super::engine::{Moved, Step, Stopped};
+use super::engine::{EngineMoved, QueueStep, Stopped};
 use super::gpu::CopierGpu;
 use super::request::{Host, Request};
 use super::{At, Copier, CopyError};
@@ -28,7 +28,7 @@ impl Copier {
         gpu: &CopierGpu,
         request: &mut Request<'_>,
         method: Method,
-    ) -> Result<Moved, CopyError> {
+    ) -> Result<EngineMoved, CopyError> {
         let address = match &request.host {
             _ if self.pinned(gpu, request, "pinning").is_ok() => return self.dma(gpu, request, method),
             Host::In(memory) => memory.as_ptr().addr(),
@@ -56,7 +56,13 @@ impl Copier {
 }
 
 /// The copy of one range, which unpins it when it has ended.
-fn pin(gpu: &dyn Gpu, direction: Direction, from: At<'_>, to: At<'_>, range: Range<usize>) -> Result<Step, Stopped> {
+fn pin(
+    gpu: &dyn Gpu,
+    direction: Direction,
+    from: At<'_>,
+    to: At<'_>,
+    range: Range<usize>,
+) -> Result<QueueStep, Stopped> {
     let within = |at: At<'_>| at.offset + range.start..at.offset + range.end;
     let host = if direction == Direction::D2h { to } else { from };
     let view = gpu.register(host.buffer, within(host)).map_err(|error| match error {
@@ -70,7 +76,7 @@ fn pin(gpu: &dyn Gpu, direction: Direction, from: At<'_>, to: At<'_>, range: Ran
         (view.claim(all, Access::Read), to.buffer.claim(within(to), Access::Write))
     };
     let what = Operation::Copy { from: from.map_err(Stopped::early)?, to: to.map_err(Stopped::early)? };
-    Ok(Step { what, len: range.len() as u64 })
+    Ok(QueueStep { what, len: range.len() as u64 })
 }
 
 /// The ranges of a copy of `len` bytes from `address` on, each of `most` bytes at most if that is more than [`CUT`].

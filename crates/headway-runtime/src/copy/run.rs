@@ -6,7 +6,7 @@ use headway_core::units::Bytes;
 use headway_os::{clock, event};
 
 use super::decide::Decision;
-use super::engine::Moved;
+use super::engine::EngineMoved;
 use super::learning::Advised;
 use super::request::Request;
 use super::{Copier, CopyError, CopyReport, How, Observation};
@@ -40,10 +40,10 @@ impl Copier {
     }
 
     /// The same, without clock and observer.
-    pub(super) fn run(&self, request: &mut Request<'_>, how: How) -> Result<(Decision<'_>, Moved), CopyError> {
+    pub(super) fn run(&self, request: &mut Request<'_>, how: How) -> Result<(Decision<'_>, EngineMoved), CopyError> {
         let gpu = &self.gpus[request.gpu];
         if request.len == 0 {
-            return Ok((Decision::of_nothing(how), Moved::default()));
+            return Ok((Decision::of_nothing(how), EngineMoved::default()));
         }
         if gpu.is_lost() {
             return Err(CopyError::DeviceLost);

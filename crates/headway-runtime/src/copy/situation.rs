@@ -21,7 +21,7 @@ const LOOK_ALWAYS: usize = 2 << 20;
 
 /// What decides besides the size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Situation {
+pub(super) struct CopySituation {
     /// Position of the GPU.
     pub(super) gpu: usize,
     /// Host to GPU or back.
@@ -42,7 +42,7 @@ impl Copier {
     /// The situation as far as it decides, and whether the copy can be judged by it: pages are mostly not looked at where the
     /// choice is the same whether they are there or not, as in copies of 20 us that takes more than the choice may cost; and a
     /// copy whose pages appear meanwhile is no slower than the driver for taking longer than into pages that are there.
-    pub(super) fn situation_of_choice(&self, request: &Request<'_>) -> (Option<Situation>, bool) {
+    pub(super) fn situation_of_choice(&self, request: &Request<'_>) -> (Option<CopySituation>, bool) {
         let (bytes, len, pages) = (Bytes(request.len as u64), request.len, &self.gpus[request.gpu].pages);
         let to: &[u8] = match &request.host {
             Host::Out(to) if len < LOOK_ALWAYS => to,
@@ -55,7 +55,7 @@ impl Copier {
         if !pages.are_due()
             && let Some(warm) = self.situation_with(request, |_| false)
         {
-            let pick = |memory| self.auto.pick(&self.gpus, Situation { memory, ..warm }, bytes);
+            let pick = |memory| self.auto.pick(&self.gpus, CopySituation { memory, ..warm }, bytes);
             let (there, absent) = (pick(HostMemory::Touched), pick(HostMemory::Untouched));
             let same = there.method == absent.method && there.tuning == absent.tuning;
             if warm.memory != HostMemory::Touched || same {
@@ -66,12 +66,12 @@ impl Copier {
     }
 
     /// What decides besides the size; `None` = memory that only the driver knows how to handle.
-    pub(super) fn situation(&self, request: &Request<'_>) -> Option<Situation> {
+    pub(super) fn situation(&self, request: &Request<'_>) -> Option<CopySituation> {
         self.situation_with(request, |to| to.len() >= LOOK && memory::mostly_absent(to, samples(to.len())))
     }
 
     /// The same, with what `is_absent` says of the pages of ordinary memory that is written.
-    fn situation_with(&self, request: &Request<'_>, is_absent: impl Fn(&[u8]) -> bool) -> Option<Situation> {
+    fn situation_with(&self, request: &Request<'_>, is_absent: impl Fn(&[u8]) -> bool) -> Option<CopySituation> {
         let gpu = &self.gpus[request.gpu];
         let kind = || request.kind(|memory| gpu.kinds.of(memory, || gpu.device.host_kind(memory))).ok();
         let written = |to: &[u8]| if is_absent(to) { HostMemory::Untouched } else { HostMemory::Touched };
@@ -89,7 +89,7 @@ impl Copier {
                 HostKind::Pageable => written(to),
             },
         };
-        let at = Situation {
+        let at = CopySituation {
             gpu: request.gpu,
             direction: request.direction,
             memory,
@@ -118,9 +118,9 @@ impl Copier {
     }
 
     /// `at` as `links` are now.
-    pub(super) fn standing(&self, links: &Links, at: Situation) -> Situation {
+    pub(super) fn standing(&self, links: &Links, at: CopySituation) -> CopySituation {
         let standing = links.standing(at.gpu, |other| self.reaches(other, at.gpu));
-        Situation { active: standing.active, granted: standing.grants, ..at }
+        CopySituation { active: standing.active, granted: standing.grants, ..at }
     }
 }
 

@@ -9,11 +9,11 @@ use headway_os::fork::Home;
 use headway_os::threads;
 
 /// Something to do once, on any of the threads.
-pub(super) type Job = Box<dyn FnOnce() + Send>;
+pub(super) type PoolTask = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct Queue {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<PoolTask>,
     closed: bool,
 }
 
@@ -48,7 +48,7 @@ impl ThreadPool {
     }
 
     /// Queues `job`.
-    pub(super) fn submit(&self, job: Job) {
+    pub(super) fn submit(&self, job: PoolTask) {
         self.shared.queue.lock().unwrap_or_else(PoisonError::into_inner).jobs.push_back(job);
         self.shared.news.notify_one();
     }

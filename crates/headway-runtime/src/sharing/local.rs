@@ -25,12 +25,12 @@ pub(super) struct Local {
 
 struct State {
     arbiter: Arbiter,
-    tasks: BTreeMap<TaskId, Known>,
+    tasks: BTreeMap<TaskId, WaitingTask>,
     next_task: u32,
 }
 
 /// What a waiting thread looks at.
-struct Known {
+struct WaitingTask {
     condition: Arc<Condvar>,
     granted: Option<Granted>,
     runs: bool,
@@ -101,7 +101,7 @@ impl Local {
         }))?;
         state.next_task = state.next_task.wrapping_add(1);
         let condition = Arc::new(Condvar::new());
-        let known = Known { condition: Arc::clone(&condition), granted: None, runs: false, revoked: false };
+        let known = WaitingTask { condition: Arc::clone(&condition), granted: None, runs: false, revoked: false };
         state.tasks.insert(id, known);
         Ok(LocalTask { local: self, id, deadline, condition, jobs: 0 })
     }
@@ -112,7 +112,7 @@ impl Local {
         mut state: MutexGuard<'a, State>,
         task: &LocalTask<'_>,
         until: Option<Nanos>,
-        ready: impl Fn(&mut Known) -> Option<T>,
+        ready: impl Fn(&mut WaitingTask) -> Option<T>,
     ) -> (MutexGuard<'a, State>, Option<T>) {
         loop {
             if let Some(found) = state.tasks.get_mut(&task.id).and_then(&ready) {

@@ -10,7 +10,7 @@ use headway_device::{Buffer, DeviceError};
 use super::drive::{Drive, Link};
 use super::exchange::Exchange;
 use super::pool::Shared;
-use super::worker::{Job, Pinned};
+use super::worker::{Pinned, StagingJob};
 use super::workers::Signal;
 use super::{Staged, StagingError, StagingPool};
 use crate::at::At;
@@ -72,7 +72,7 @@ impl<'a> Request<'a> {
         }
         let workers: Vec<usize> = links.iter().map(|link| link.shared.workers.len()).collect();
         let pipeline = StagingPipeline::new(self.flow, self.how.order, cuts.count(), &shapes);
-        let job = Arc::new(Job {
+        let job = Arc::new(StagingJob {
             exchange: Exchange::new(pipeline, &workers, &signal),
             flow: self.flow,
             cuts,

@@ -13,7 +13,7 @@ use super::exchange::{Ended, Fault, Round};
 use super::gate::Place;
 use super::pool::Shared;
 use super::stock::Slot;
-use super::worker::Job;
+use super::worker::StagingJob;
 use super::workers::Signal;
 use crate::at::At;
 
@@ -117,7 +117,7 @@ pub(super) enum Ending {
 /// One transfer in progress. When dropped nobody but the caller has a hold on `job` any more.
 pub(super) struct Drive<'a> {
     pub(super) links: Vec<Link>,
-    pub(super) job: Arc<Job>,
+    pub(super) job: Arc<StagingJob>,
     pub(super) signal: Arc<Signal>,
     pub(super) device: At<'a>,
     pub(super) cancel: Option<&'a AtomicBool>,

@@ -31,7 +31,7 @@ pub(super) enum Fault {
 }
 
 /// What a worker needs to copy one part of a chunk.
-pub(super) trait Part {
+pub(super) trait ChunkPart {
     /// Whether there is nothing to copy.
     fn is_empty(&self) -> bool;
 }
@@ -127,7 +127,7 @@ pub(super) struct Exchange<P> {
     driver: Arc<Signal>,
 }
 
-impl<P: Part> Exchange<P> {
+impl<P: ChunkPart> Exchange<P> {
     /// `workers`: of each link, as many as may come.
     pub(super) fn new(pipeline: StagingPipeline, workers: &[usize], driver: &Arc<Signal>) -> Self {
         let list = || workers.iter().map(|count| Vec::with_capacity(*count)).collect();

@@ -37,7 +37,7 @@ use headway_core::decisions::staging::{
 };
 use headway_device::DeviceError;
 
-use self::exchange::{Ended, Exchange, Fault, Part, Round};
+use self::exchange::{ChunkPart, Ended, Exchange, Fault, Round};
 use self::sync::{Arc, Mutex};
 use self::workers::{Signal, Workers};
 
@@ -47,7 +47,7 @@ const WORKERS: usize = 2;
 const NEVER: u32 = u32::MAX;
 
 /// A job and the link that a worker serves.
-type Call = (Arc<Job>, usize);
+type Call = (Arc<ModelTransfer>, usize);
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,13 +59,13 @@ enum Failing {
     Cancel(u64),
 }
 
-impl Part for u32 {
+impl ChunkPart for u32 {
     fn is_empty(&self) -> bool {
         false
     }
 }
 
-struct Job {
+struct ModelTransfer {
     exchange: Exchange<u32>,
     /// The chunk in each part of each buffer of each link; locked while it is used, by one at a time.
     buffers: Vec<Vec<Vec<Mutex<Option<u64>>>>>,
@@ -75,7 +75,7 @@ struct Job {
     flow: StagingDirection,
 }
 
-impl Job {
+impl ModelTransfer {
     /// The parts of a chunk; nobody has the buffer.
     fn open(&self, link: usize, task: BufferedChunk) -> Result<Vec<u32>, Fault> {
         let parts = &self.buffers[link][task.buffer as usize];
@@ -132,7 +132,7 @@ fn transfer(
         &vec![LinkShape { parts, buffers, in_flight: 2 }; links],
     );
     let parted = || (0..parts).map(|_| Mutex::new(None)).collect();
-    let mut job = Arc::new(Job {
+    let mut job = Arc::new(ModelTransfer {
         exchange: Exchange::new(pipeline, &vec![WORKERS; links], &driver),
         buffers: (0..links).map(|_| (0..buffers).map(|_| parted()).collect()).collect(),
         copied: Mutex::new([(); CHUNKS as usize].map(|()| vec![0; parts as usize])),

@@ -44,16 +44,16 @@ const BACKOFF_MAX: u32 = 16;
 /// Who waits looks at `held`, in a line of its own, and tries only when nobody has it, each at moments of its own: every try,
 /// a failing one too, takes the line from the core of the holder, who needs it to give the lock back.
 pub(super) struct Mutex<T> {
-    held: Line,
+    held: LockWord,
     data: std::sync::Mutex<T>,
 }
 
 #[repr(align(128))]
-struct Line(AtomicBool);
+struct LockWord(AtomicBool);
 
 impl<T> Mutex<T> {
     pub(super) const fn new(data: T) -> Self {
-        Self { held: Line(AtomicBool::new(false)), data: std::sync::Mutex::new(data) }
+        Self { held: LockWord(AtomicBool::new(false)), data: std::sync::Mutex::new(data) }
     }
 
     /// A try that finds it held writes nothing.

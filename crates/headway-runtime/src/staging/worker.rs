@@ -10,7 +10,7 @@ use headway_core::models::transfer::Stores;
 use headway_device::{Access, Buffer, DeviceError, Span};
 use headway_os::{clock, copy, memory};
 
-use super::exchange::{Exchange, Fault, Part};
+use super::exchange::{ChunkPart, Exchange, Fault};
 use super::workers::{WorkerThread, Workers};
 
 /// Of a copy into a GPU, so many of the largest chunks at its end are demoted, and no more than so many bytes. What is in a
@@ -27,7 +27,7 @@ const HEAD_BYTES: u64 = 2 << 20;
 pub type CopyLoop = Arc<dyn Fn(&mut [u8], &[u8], Stores) + Send + Sync>;
 
 /// A transfer, and the link that a worker serves in it.
-pub(super) type Work = (Arc<Job>, usize);
+pub(super) type Work = (Arc<StagingJob>, usize);
 
 /// What one part of a chunk is copied from and to.
 pub(super) struct Ends {
@@ -35,7 +35,7 @@ pub(super) struct Ends {
     to: Span,
 }
 
-impl Part for Ends {
+impl ChunkPart for Ends {
     fn is_empty(&self) -> bool {
         self.from.is_empty()
     }
@@ -55,7 +55,7 @@ impl Pinned {
 }
 
 /// One transfer.
-pub(super) struct Job {
+pub(super) struct StagingJob {
     pub(super) exchange: Exchange<Ends>,
     pub(super) flow: StagingDirection,
     pub(super) cuts: Cuts,
@@ -74,7 +74,7 @@ pub(super) struct Job {
     pub(super) cpu: AtomicU64,
 }
 
-impl Job {
+impl StagingJob {
     /// Claims what `range` of the copy is in the caller's memory.
     fn own(&self, range: Range<u64>, access: Access) -> Result<Span, DeviceError> {
         self.host.claim(self.host_at + range.start as usize..self.host_at + range.end as usize, access)

@@ -62,7 +62,7 @@ pub(super) struct WorkerThread<J> {
 }
 
 /// A job that may have more workers.
-struct Open<J> {
+struct OpenJob<J> {
     job: J,
     wanted: usize,
 }
@@ -71,7 +71,7 @@ struct Inner<J> {
     workers: Vec<Arc<WorkerThread<J>>>,
     /// The last to come is the first to go: it may still be spinning.
     idle: Vec<usize>,
-    open: Vec<Open<J>>,
+    open: Vec<OpenJob<J>>,
     closed: bool,
 }
 
@@ -114,7 +114,7 @@ impl<J: Clone> Workers<J> {
     /// Lets `wanted` of the workers that become idle later join `job`.
     pub(super) fn offer(&self, job: J, wanted: usize) {
         if wanted > 0 {
-            self.lock().open.push(Open { job, wanted });
+            self.lock().open.push(OpenJob { job, wanted });
         }
     }
 

@@ -13,7 +13,7 @@ use super::RunError;
 use super::cores::Cores;
 use super::messages::{self, MessageBuffers, MessageComparison};
 use super::parted::PartedBuffers;
-use super::piece::Piece;
+use super::piece::StepChunk;
 use super::resident::{Resident, Room};
 use super::sharded::ShardedBuffers;
 use super::stage::{Stage, stage};
@@ -66,7 +66,7 @@ struct BlockBuffers {
 
 impl BlockBuffers {
     /// Claims `range` of the block that a piece's cycle has after so many steps.
-    fn claim(&self, piece: &Piece, steps: usize, range: Range<usize>, access: Access) -> Result<Span, DeviceError> {
+    fn claim(&self, piece: &StepChunk, steps: usize, range: Range<usize>, access: Access) -> Result<Span, DeviceError> {
         match (&self.first, &self.last) {
             (Some(first), _) if steps == 0 => first.claim(piece.cycle, range, access),
             (_, Some(last)) if steps == self.steps.len() => last.claim(piece.cycle, range, access),
@@ -237,7 +237,7 @@ impl Buffers {
         &self,
         devices: &mut [Engines],
         cores: &Cores,
-        piece: &Piece,
+        piece: &StepChunk,
         operation: u64,
     ) -> Result<(), DeviceError> {
         let buffers = match &self.pipelines[piece.pipeline as usize] {

@@ -11,7 +11,7 @@ use headway_device::{DeviceError, Engines};
 use headway_os::clock;
 
 use super::RunError;
-use super::piece::Piece;
+use super::piece::StepChunk;
 use crate::blocks::DataError;
 use crate::endpoints::{ALIGN, CopyPath, Endpoints, TransferRoom};
 
@@ -59,7 +59,7 @@ struct Book {
 type Given = BTreeMap<u64, (u64, Range<usize>)>;
 
 /// One block of a message.
-struct Line {
+struct BlockTransfer {
     ends: Endpoints,
     /// Which part of which job a cycle carries; `None` = its buffers job, whole.
     carried: Option<Carried>,
@@ -75,7 +75,7 @@ struct Line {
 /// A pipeline of messages.
 pub(super) struct MessageBuffers {
     name: String,
-    lines: Vec<Line>,
+    lines: Vec<BlockTransfer>,
 }
 
 impl MessageBuffers {
@@ -113,13 +113,20 @@ impl MessageBuffers {
                 .map_err(|source| RunError::Prepare { what: object(), source })?;
             let book = Book { places: vec![Landed::default(); ends.targets()], ..Book::default() };
             let carried = carried(pipeline).get(index).cloned();
-            lines.push(Line { ends, carried, varies, shorter, begun: AtomicU64::new(0), book: Mutex::new(book) });
+            lines.push(BlockTransfer {
+                ends,
+                carried,
+                varies,
+                shorter,
+                begun: AtomicU64::new(0),
+                book: Mutex::new(book),
+            });
         }
         Ok(Self { name: pipeline.name.clone(), lines })
     }
 
     /// Submits a piece of a block.
-    pub(super) fn submit(&self, devices: &mut [Engines], piece: &Piece, operation: u64) -> Result<(), DeviceError> {
+    pub(super) fn submit(&self, devices: &mut [Engines], piece: &StepChunk, operation: u64) -> Result<(), DeviceError> {
         let line = &self.lines[piece.index as usize];
         let job = line.job(piece.cycle);
         line.begun.store(job + 1, Ordering::SeqCst);
@@ -202,7 +209,7 @@ fn other(byte: usize) -> String {
     format!("byte {byte} is not the one that was sent")
 }
 
-impl Line {
+impl BlockTransfer {
     /// The job that `cycle` carries something of.
     fn job(&self, cycle: u64) -> u64 {
         let Some(Carried { message, member }) = &self.carried else { return cycle };

@@ -8,7 +8,7 @@ use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Span};
 
 use super::RunError;
 use super::cores::Cores;
-use super::piece::Piece;
+use super::piece::StepChunk;
 use super::stage::{Stage, stage};
 use crate::cores::CoreJob;
 use crate::endpoints::CopyPath;
@@ -154,7 +154,7 @@ impl PartedBuffers {
         &self,
         devices: &mut [Engines],
         cores: &Cores,
-        piece: &Piece,
+        piece: &StepChunk,
         tag: u64,
     ) -> Result<(), DeviceError> {
         let slot = &self.slots[piece.slot];

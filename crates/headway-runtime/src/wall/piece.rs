@@ -3,7 +3,7 @@
 use headway_core::units::Bytes;
 
 /// A piece of a step, with the buffers of its cycle.
-pub(super) struct Piece {
+pub(super) struct StepChunk {
     pub(super) pipeline: u32,
     pub(super) cycle: u64,
     pub(super) step: u32,

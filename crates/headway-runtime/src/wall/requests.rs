@@ -11,7 +11,7 @@ use headway_core::plan::Plan;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::{Access, Buffer, DeviceError, Engines};
 
-use super::piece::Piece;
+use super::piece::StepChunk;
 use super::{Driver, Message, RunError};
 use crate::endpoints::CopyPath;
 
@@ -100,7 +100,7 @@ impl UrgentRequest {
         &self,
         plan: &Plan,
         devices: &mut [Engines],
-        piece: &Piece,
+        piece: &StepChunk,
         operation: u64,
     ) -> Result<(), DeviceError> {
         let planned = &plan.pipelines[piece.pipeline as usize].steps[piece.step as usize];

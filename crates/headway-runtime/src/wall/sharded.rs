@@ -13,7 +13,7 @@ use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Work};
 use headway_os::threads;
 
 use super::RunError;
-use super::piece::Piece;
+use super::piece::StepChunk;
 use crate::blocks::{Collect, DataError};
 use crate::kernels::{Divided, Kernels};
 use crate::settle::{settle, upload};
@@ -49,7 +49,7 @@ struct Slot {
 }
 
 /// One device's part.
-struct Part {
+struct DeviceShard {
     shard: Shard,
     first: Arc<dyn Work>,
     second: Arc<dyn Work>,
@@ -64,7 +64,7 @@ pub(super) struct ShardedBuffers {
     items: Arc<dyn Items>,
     stages: Vec<Stage>,
     peers: Vec<(usize, usize)>,
-    parts: Vec<Part>,
+    parts: Vec<DeviceShard>,
 }
 
 impl ShardedBuffers {
@@ -124,7 +124,7 @@ impl ShardedBuffers {
 
     /// Fills the ring, several places at a time.
     fn fill(&self) -> Result<(), RunError> {
-        let places: Vec<(&Part, usize)> =
+        let places: Vec<(&DeviceShard, usize)> =
             self.parts.iter().flat_map(|part| (0..part.slots.len()).map(move |slot| (part, slot))).collect();
         let next = AtomicUsize::new(0);
         let fill = || -> Result<(), DataError> {
@@ -184,7 +184,7 @@ impl ShardedBuffers {
         (pipeline, cycle): (u32, u64),
         collect: &mut dyn Collect,
     ) -> Result<(), DataError> {
-        let claim = |part: &Part| {
+        let claim = |part: &DeviceShard| {
             let result = &part.slots[slot].result;
             result.claim(0..result.len(), Access::Read)
         };
@@ -195,7 +195,7 @@ impl ShardedBuffers {
     }
 
     /// Submits one operation of a step.
-    pub(super) fn submit(&self, devices: &mut [Engines], piece: &Piece, operation: u64) -> Result<(), DeviceError> {
+    pub(super) fn submit(&self, devices: &mut [Engines], piece: &StepChunk, operation: u64) -> Result<(), DeviceError> {
         let index = piece.index as usize;
         let whole = |buffer: &Buffer, access| buffer.claim(0..buffer.len(), access);
         let stage = self.stages[piece.step as usize];
@@ -243,7 +243,7 @@ fn part(
     device: &mut Engines,
     kernels: &Kernels,
     number: u32,
-) -> Result<Part, RunError> {
+) -> Result<DeviceShard, RunError> {
     let prepare = |what: &str| {
         let what = what.to_owned();
         move |source| RunError::Prepare { what, source }
@@ -269,5 +269,5 @@ fn part(
     };
     let slots: Result<Vec<Slot>, DeviceError> = (0..sharding.ring).map(|_| slot()).collect();
     let slots = slots.map_err(prepare("the ring of items"))?;
-    Ok(Part { shard: *shard, first: Arc::clone(first), second: Arc::clone(second), state, slots })
+    Ok(DeviceShard { shard: *shard, first: Arc::clone(first), second: Arc::clone(second), state, slots })
 }

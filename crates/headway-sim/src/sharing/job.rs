@@ -56,7 +56,7 @@ impl Op {
 
 /// A step of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum SimStep {
     Cpu(Nanos),
     Request,
     Op(Op),
@@ -80,9 +80,9 @@ impl Draw {
 }
 
 /// Writes the steps until the token's grant.
-pub(crate) fn begin(task: &SimTask, draw: Draw, steps: &mut Vec<Step>) {
+pub(crate) fn begin(task: &SimTask, draw: Draw, steps: &mut Vec<SimStep>) {
     steps.clear();
-    steps.extend([Step::Cpu(scaled(task.before, draw.cpu_ppm)), Step::Request]);
+    steps.extend([SimStep::Cpu(scaled(task.before, draw.cpu_ppm)), SimStep::Request]);
 }
 
 /// Adds the steps from the grant of `gpu` on; `from` is the GPU that has the state, if it is another one.
@@ -93,7 +93,7 @@ pub(crate) fn after_grant(
     draw: Draw,
     gpu: u32,
     from: Option<u32>,
-    steps: &mut Vec<Step>,
+    steps: &mut Vec<SimStep>,
 ) {
     let mut put = Put { cluster, scenario, gpu, steps };
     match (from, scenario.migration) {
@@ -103,28 +103,28 @@ pub(crate) fn after_grant(
     }
     for segment in &task.segments {
         match segment {
-            JobSegment::Cpu(time) => put.steps.push(Step::Cpu(scaled(*time, draw.cpu_ppm))),
+            JobSegment::Cpu(time) => put.steps.push(SimStep::Cpu(scaled(*time, draw.cpu_ppm))),
             JobSegment::Copy { direction: TaskDirection::ToGpu, bytes } => put.copy(OpKind::Input, *bytes, None),
             JobSegment::Copy { direction: TaskDirection::FromGpu, bytes } => put.copy(OpKind::Output, *bytes, None),
             JobSegment::Execute { time, .. } => {
                 let engine = LockId { gpu: GpuId(gpu), engine: EngineRole::Execute };
                 let time = scaled(*time, draw.execute_ppm);
                 let kind = OpKind::Execute;
-                put.steps.push(Step::Op(Op { kind, engine, source: None, bytes: Bytes(0), time }));
+                put.steps.push(SimStep::Op(Op { kind, engine, source: None, bytes: Bytes(0), time }));
             }
         }
     }
     if scenario.migration == Migration::System {
         put.copy(OpKind::StateOut, task.state, None);
     }
-    steps.extend([Step::Release, Step::Cpu(scaled(task.after, draw.cpu_ppm))]);
+    steps.extend([SimStep::Release, SimStep::Cpu(scaled(task.after, draw.cpu_ppm))]);
 }
 
 struct Put<'a> {
     cluster: &'a Cluster,
     scenario: Scenario,
     gpu: u32,
-    steps: &'a mut Vec<Step>,
+    steps: &'a mut Vec<SimStep>,
 }
 
 impl Put<'_> {
@@ -150,7 +150,7 @@ impl Put<'_> {
         while left > 0 {
             let bytes = Bytes(left.min(largest));
             left -= bytes.0;
-            self.steps.push(Step::Op(Op { kind, engine, source, bytes, time: costs.copy(rate, bytes) }));
+            self.steps.push(SimStep::Op(Op { kind, engine, source, bytes, time: costs.copy(rate, bytes) }));
         }
     }
 }

@@ -10,7 +10,7 @@ use rand_pcg::Pcg64Mcg;
 
 use super::blame::{JobActivity, JobBlame, SHARES};
 use super::hardware::Hardware;
-use super::job::{Draw, Op, OpKind, Step, UNITS, begin, index};
+use super::job::{Draw, Op, OpKind, SimStep, UNITS, begin, index};
 use super::model::{Cluster, ClusterSetting};
 use super::observe::{Blocked, Finished, SimEvent, SimObserver, SimRecord, SimTotals};
 use super::{SimSharingError, arbiter};
@@ -60,13 +60,13 @@ pub(super) enum Place {
 }
 
 /// A task and its present job.
-pub(super) struct Job {
+pub(super) struct RunningJob {
     pub(super) id: JobId,
     pub(super) key: JobPriority,
     pub(super) effective: JobPriority,
     pub(super) start: Nanos,
     pub(super) draw: Draw,
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<SimStep>,
     pub(super) next: usize,
     pub(super) stage: Stage,
     pub(super) phase: Phase,
@@ -94,7 +94,7 @@ pub(super) struct Simulation<'a, O> {
     pub(super) setting: &'a ClusterSetting,
     pub(super) observer: &'a mut O,
     pub(super) now: Nanos,
-    pub(super) jobs: Vec<Job>,
+    pub(super) jobs: Vec<RunningJob>,
     /// `None` where the driver arbitrates.
     pub(super) arbiter: Option<Arbiter>,
     pub(super) hardware: Hardware,
@@ -128,7 +128,7 @@ pub fn simulate<O: SimObserver>(
         setting,
         observer,
         now: Nanos::ZERO,
-        jobs: (0..cluster.tasks.len()).map(|task| Job::first(cluster, setting, task)).collect(),
+        jobs: (0..cluster.tasks.len()).map(|task| RunningJob::first(cluster, setting, task)).collect(),
         arbiter: arbiter::build(cluster, setting)?,
         hardware: Hardware::new(cluster.gpus()),
         ready: VecDeque::new(),
@@ -144,7 +144,7 @@ pub fn simulate<O: SimObserver>(
     Ok(simulation.totals)
 }
 
-impl Job {
+impl RunningJob {
     fn first(cluster: &Cluster, setting: &ClusterSetting, task: usize) -> Self {
         let id = JobId { task: TaskId(task as u32), job: 0 };
         let start = cluster.tasks[task].start;
@@ -179,7 +179,7 @@ impl Job {
     /// The operation of the present step.
     pub(super) fn op(&self) -> Option<Op> {
         match self.steps.get(self.next) {
-            Some(Step::Op(op)) => Some(*op),
+            Some(SimStep::Op(op)) => Some(*op),
             _ => None,
         }
     }
@@ -212,7 +212,7 @@ impl Job {
 impl<O: SimObserver> Simulation<'_, O> {
     /// Advances to the next instant at which something happens; `false` when the time is over.
     fn step(&mut self) -> Result<bool, SimSharingError> {
-        let Some(next) = self.jobs.iter().map(Job::ends).min() else { return Ok(false) };
+        let Some(next) = self.jobs.iter().map(RunningJob::ends).min() else { return Ok(false) };
         if next > self.setting.until || next == Nanos::MAX {
             return Ok(false);
         }
@@ -321,7 +321,7 @@ impl<O: SimObserver> Simulation<'_, O> {
     fn dispatch(&mut self) {
         self.cpus_changed = false;
         self.order.clear();
-        let wants = |job: &Job| matches!(job.phase, Phase::Ready { .. } | Phase::Running { .. });
+        let wants = |job: &RunningJob| matches!(job.phase, Phase::Ready { .. } | Phase::Running { .. });
         let wanting = self.jobs.iter().enumerate().filter(|(_, job)| wants(job));
         self.order.extend(wanting.map(|(task, job)| (job.effective, task)));
         let cpus = self.cluster.cpus as usize;

@@ -6,7 +6,7 @@ use headway_core::units::Nanos;
 use rand_core::Rng;
 
 use super::SimSharingError;
-use super::job::{Op, OpKind, Step, after_grant, index};
+use super::job::{Op, OpKind, SimStep, after_grant, index};
 use super::observe::{SimEvent, SimObserver};
 use super::run::{Phase, Place, Simulation, Stage};
 use super::scenario::ArbitrationScheme;
@@ -21,23 +21,23 @@ impl<O: SimObserver> Simulation<'_, O> {
                 return Ok(());
             };
             match (step, job.stage) {
-                (Step::Cpu(time), Stage::Begin) if time > Nanos::ZERO => {
+                (SimStep::Cpu(time), Stage::Begin) if time > Nanos::ZERO => {
                     self.jobs[task].stage = Stage::Called;
                     self.enter(task, Phase::Ready { left: time });
                     return Ok(());
                 }
-                (Step::Cpu(_), _) => self.next_step(task),
-                (Step::Request, Stage::Begin) => return self.request(task),
-                (Step::Request, _) => self.next_step(task),
-                (Step::Op(op), Stage::Begin) if self.has_locks() => return self.acquire(task, &op),
-                (Step::Op(_), Stage::Begin) => self.jobs[task].stage = Stage::Granted,
-                (Step::Op(_), Stage::First) => {
+                (SimStep::Cpu(_), _) => self.next_step(task),
+                (SimStep::Request, Stage::Begin) => return self.request(task),
+                (SimStep::Request, _) => self.next_step(task),
+                (SimStep::Op(op), Stage::Begin) if self.has_locks() => return self.acquire(task, &op),
+                (SimStep::Op(_), Stage::Begin) => self.jobs[task].stage = Stage::Granted,
+                (SimStep::Op(_), Stage::First) => {
                     self.jobs[task].stage = Stage::Asked;
                     self.enter(task, Phase::Lock);
                     let job = self.jobs[task].id;
                     return self.feed(&ArbiterInput::Next { job });
                 }
-                (Step::Op(_), Stage::Granted | Stage::Asked) => {
+                (SimStep::Op(_), Stage::Granted | Stage::Asked) => {
                     self.jobs[task].stage = Stage::Called;
                     let call = self.cluster.costs.call;
                     if call > Nanos::ZERO {
@@ -45,15 +45,15 @@ impl<O: SimObserver> Simulation<'_, O> {
                         return Ok(());
                     }
                 }
-                (Step::Op(op), Stage::Called) => {
+                (SimStep::Op(op), Stage::Called) => {
                     self.submit(task, &op);
                     return Ok(());
                 }
-                (Step::Op(op), Stage::Submitted) => {
+                (SimStep::Op(op), Stage::Submitted) => {
                     self.complete(task, &op)?;
                     self.next_step(task);
                 }
-                (Step::Release, _) => {
+                (SimStep::Release, _) => {
                     self.release(task)?;
                     self.next_step(task);
                 }

@@ -38,7 +38,7 @@ impl Open {
     }
 }
 
-struct Known {
+struct KnownTask {
     client: ClientId,
     /// Position among the tasks.
     at: u32,
@@ -48,7 +48,7 @@ struct Known {
 struct Reader {
     base: Nanos,
     gpus: Vec<GpuId>,
-    tasks: BTreeMap<TaskId, Known>,
+    tasks: BTreeMap<TaskId, KnownTask>,
     heads: Vec<(TaskId, TaskHead)>,
     /// When the job before ended.
     ended: BTreeMap<u32, Nanos>,
@@ -136,7 +136,7 @@ impl Reader {
         let at = u32::try_from(self.heads.len()).unwrap_or(u32::MAX);
         let id = format!("task {}", task.id.0);
         self.heads.push((task.id, TaskHead { id, period: task.period, bound: None }));
-        self.tasks.insert(task.id, Known { client: task.client, at });
+        self.tasks.insert(task.id, KnownTask { client: task.client, at });
     }
 
     fn fed(&mut self, fed: &Fed) {

@@ -82,12 +82,12 @@ struct Waits {
 }
 
 /// What is known of each copy beyond its line.
-struct Known {
+struct CopyRoles {
     roles: Vec<Role>,
     marked: Vec<bool>,
 }
 
-impl Known {
+impl CopyRoles {
     fn of(log: &GuestLog, summary: &GuestSummary) -> Self {
         let roles = roles(&log.copies);
         let bound = summary.beside.without.median.map_or(Nanos::MAX, |median| Nanos(median.0.saturating_mul(LONG)));
@@ -109,7 +109,7 @@ impl Known {
 /// Those of `out`.
 pub fn write(log: &GuestLog, out: impl Write) -> io::Result<()> {
     let summary = summarize(log);
-    let known = Known::of(log, &summary);
+    let known = CopyRoles::of(log, &summary);
     let tracks = tracks(log, &known);
     let ends = tracks.iter().flat_map(|track| track.items.iter().map(|item| item.end));
     let span = ends.max().unwrap_or_default().max(log.end.map_or(Nanos::ZERO, |end| end.at));
@@ -156,7 +156,7 @@ fn stream(handle: u64) -> String {
 }
 
 /// The tracks of threads, in their order, and those of bulk copies under way by stream. A track of each thread, stream and direction.
-fn tracks(log: &GuestLog, known: &Known) -> Vec<Track> {
+fn tracks(log: &GuestLog, known: &CopyRoles) -> Vec<Track> {
     let mut of_threads: BTreeMap<(u32, u64, Towards), Vec<Item>> = BTreeMap::new();
     let mut under_way: BTreeMap<u64, Vec<Item>> = BTreeMap::new();
     for (at, copy) in log.copies.iter().enumerate() {
@@ -200,7 +200,7 @@ fn tracks(log: &GuestLog, known: &Known) -> Vec<Track> {
 }
 
 /// Where to look, what matters most first: the longest wait beside a bulk copy, the slowest copies, those that failed.
-fn wanted(log: &GuestLog, known: &Known) -> Vec<(Nanos, Nanos)> {
+fn wanted(log: &GuestLog, known: &CopyRoles) -> Vec<(Nanos, Nanos)> {
     let all = || log.copies.iter().enumerate();
     let window = |(_, copy): &(usize, &Copy)| (copy.at, copy.at.saturating_add(copy.took));
     let by_time = |mut copies: Vec<(usize, &Copy)>| {
@@ -213,7 +213,7 @@ fn wanted(log: &GuestLog, known: &Known) -> Vec<(Nanos, Nanos)> {
     waited.into_iter().chain(slowest).chain(failed).collect()
 }
 
-fn copies(log: &GuestLog, known: &Known, drawn: &[bool]) -> Copies {
+fn copies(log: &GuestLog, known: &CopyRoles, drawn: &[bool]) -> Copies {
     let mut copies = Copies::default();
     for (at, copy) in log.copies.iter().enumerate().filter(|(at, _)| drawn[*at]) {
         copies.at.push(copy.at);
@@ -238,7 +238,7 @@ fn copies(log: &GuestLog, known: &Known, drawn: &[bool]) -> Copies {
 }
 
 /// By stream and the bulk copies' stream, the longest total first.
-fn waits(log: &GuestLog, known: &Known) -> Vec<Waits> {
+fn waits(log: &GuestLog, known: &CopyRoles) -> Vec<Waits> {
     let mut waits: BTreeMap<(u64, u64), Waits> = BTreeMap::new();
     for (at, copy) in log.copies.iter().enumerate() {
         let Some(bulk) = known.behind(at) else { continue };
@@ -269,7 +269,7 @@ const COLORS: [&str; 5] = ["#009e73", "#56b4e9", "#e69f00", "#7f7f7f", "#cc79a7"
 const NAMES: [&str; 5] = ["fast", "by a kernel (aside)", "in pieces", "passed on", "bulk, assumed under way"];
 
 /// What happened around the longest wait, or the slowest copy.
-fn picture(log: &GuestLog, known: &Known, tracks: &[Track], around: Option<(Nanos, Nanos)>) -> String {
+fn picture(log: &GuestLog, known: &CopyRoles, tracks: &[Track], around: Option<(Nanos, Nanos)>) -> String {
     let Some((from, to)) = around else { return String::new() };
     let least = to.saturating_sub(from).0.max(1_000);
     let window = (from.saturating_sub(Nanos(least)), to.saturating_add(Nanos(least)));

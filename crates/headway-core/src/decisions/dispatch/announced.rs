@@ -17,7 +17,7 @@ pub(super) type Contents = Box<[Option<Range<u64>>]>;
 
 /// One part of a batch, or a whole pipeline, as its producer fills it.
 #[derive(Clone, Debug, Default)]
-struct Line {
+struct FillingTransfer {
     /// Jobs that are there: all below.
     ready: u64,
     /// The job whose slots these are, unless it is given up.
@@ -31,17 +31,17 @@ struct Line {
 #[derive(Debug, Default)]
 pub(super) struct Producers {
     /// By pipeline and part; empty where nobody says anything.
-    lines: Vec<Vec<Option<Line>>>,
+    lines: Vec<Vec<Option<FillingTransfer>>>,
 }
 
 impl Producers {
     pub(super) fn of(plan: &Plan) -> Self {
-        let mut lines: Vec<Vec<Option<Line>>> = vec![Vec::new(); plan.pipelines.len()];
+        let mut lines: Vec<Vec<Option<FillingTransfer>>> = vec![Vec::new(); plan.pipelines.len()];
         for of in &plan.announced {
             let parts = &mut lines[of.pipeline as usize];
             let len = parts.len().max(of.part as usize + 1);
             parts.resize(len, None);
-            parts[of.part as usize] = Some(Line::default());
+            parts[of.part as usize] = Some(FillingTransfer::default());
         }
         Self { lines }
     }
@@ -52,7 +52,7 @@ impl Producers {
     }
 }
 
-impl Line {
+impl FillingTransfer {
     /// What `slot` takes of its message, and the bytes of a job that is given up with it or before it.
     fn fill(&mut self, of: &Carried, slot: u64) -> (Option<Range<u64>>, Option<(u64, Bytes)>) {
         let all = of.message.bytes.0;

@@ -13,7 +13,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::Job;
+use super::StepInstance;
 use crate::plan::Plan;
 use crate::units::Nanos;
 
@@ -44,7 +44,7 @@ impl Lateness {
     /// When `job`, which is ready now, counts as released; after now = it is kept back until then.
     ///
     /// Jobs that are served together, those of a batch or gang, keep their windows: they would not meet otherwise.
-    pub(super) fn release(&mut self, plan: &Plan, job: Job, nominal: Nanos, now: Nanos) -> Nanos {
+    pub(super) fn release(&mut self, plan: &Plan, job: StepInstance, nominal: Nanos, now: Nanos) -> Nanos {
         let pipeline = &plan.pipelines[job.pipeline as usize];
         let step = &pipeline.steps[job.step as usize];
         if pipeline.gang.is_some() || step.batch.is_some() {
@@ -68,13 +68,13 @@ impl Lateness {
     }
 
     /// The next job whose release has come, by server.
-    pub(super) fn due(&mut self, now: Nanos) -> Option<(Job, Nanos)> {
+    pub(super) fn due(&mut self, now: Nanos) -> Option<(StepInstance, Nanos)> {
         let at = self.held.iter().position(|held| held.peek().is_some_and(|Reverse((release, ..))| *release <= now))?;
         self.pop(at)
     }
 
     /// Learns that a server has nothing to do now; a job that was kept back from it starts.
-    pub(super) fn rest(&mut self, plan: &Plan, server: usize, now: Nanos) -> Option<(Job, Nanos)> {
+    pub(super) fn rest(&mut self, plan: &Plan, server: usize, now: Nanos) -> Option<(StepInstance, Nanos)> {
         self.rests[server] += 1;
         let rests = self.rests[server];
         let (job, _) = self.pop(server)?;
@@ -89,8 +89,8 @@ impl Lateness {
         Some((job, now))
     }
 
-    fn pop(&mut self, server: usize) -> Option<(Job, Nanos)> {
+    fn pop(&mut self, server: usize) -> Option<(StepInstance, Nanos)> {
         let Reverse((release, pipeline, cycle, step)) = self.held[server].pop()?;
-        Some((Job { pipeline, cycle, step }, release))
+        Some((StepInstance { pipeline, cycle, step }, release))
     }
 }

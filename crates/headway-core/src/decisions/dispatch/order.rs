@@ -1,6 +1,6 @@
 //! Which job a server takes next.
 
-use super::{Dispatcher, Job, Server, Waiting};
+use super::{Dispatcher, ServerQueue, StepInstance, WaitingStep};
 use crate::plan::{PlannedStep, ServiceClass};
 use crate::units::Nanos;
 
@@ -19,7 +19,7 @@ impl Key {
     }
 }
 
-impl Server {
+impl ServerQueue {
     /// Whether nothing that something is guaranteed to waits or runs.
     pub(super) fn is_idle(&self) -> bool {
         self.in_flight == self.in_rest && self.waiting.first_key_value().is_none_or(|(key, _)| !key.is_guaranteed())
@@ -31,14 +31,15 @@ impl Dispatcher {
     /// of its gang, in the order of pipelines.
     pub(super) fn most_urgent(&self, server: usize) -> Vec<Key> {
         let waiting = &self.servers[server].waiting;
-        let paused = |of: &(&Key, &Waiting)| self.overload.is_paused(of.1.job.pipeline);
+        let paused = |of: &(&Key, &WaitingStep)| self.overload.is_paused(of.1.job.pipeline);
         // Bulk that is paused does not go at all, and none after the last window; who else is paused goes behind all others.
-        let stays = |of: &(&Key, &Waiting)| of.0.class == ServiceClass::Bulk && (self.unfinished == 0 || paused(of));
+        let stays =
+            |of: &(&Key, &WaitingStep)| of.0.class == ServiceClass::Bulk && (self.unfinished == 0 || paused(of));
         let mut goes = waiting.iter().filter(|of| !stays(of));
         let most_urgent = goes.clone().find(|of| !paused(of)).or_else(|| goes.next());
-        let Some((&first, Waiting { job, .. })) = most_urgent else { return Vec::new() };
+        let Some((&first, WaitingStep { job, .. })) = most_urgent else { return Vec::new() };
         let same_time = waiting.range(Key { sequence: 0, ..first }..=Key { sequence: u64::MAX, ..first });
-        let batch = |job: &Job| self.plan.pipelines[job.pipeline as usize].steps[job.step as usize].batch;
+        let batch = |job: &StepInstance| self.plan.pipelines[job.pipeline as usize].steps[job.step as usize].batch;
         if let Some(of_batch) = batch(job) {
             let mates = same_time.filter_map(|(&key, mate)| batch(&mate.job).map(|place| (place, key)));
             let mates = mates.filter(|(place, _)| place.number == of_batch.number);
@@ -46,7 +47,7 @@ impl Dispatcher {
             keys.sort_unstable();
             return keys.into_iter().map(|(_, key)| key).collect();
         }
-        let gang = |job: &Job| self.plan.pipelines[job.pipeline as usize].gang;
+        let gang = |job: &StepInstance| self.plan.pipelines[job.pipeline as usize].gang;
         if gang(job).is_none() {
             return vec![first];
         }

@@ -9,7 +9,7 @@
 //! more. To pause others needs a stream that skips: only then has the user said that something may be lost.
 
 use super::{DispatchAction, DispatchEvent};
-use super::{Dispatcher, Job, Key, Waiting, planned_steps};
+use super::{Dispatcher, Key, StepInstance, WaitingStep, planned_steps};
 use crate::files::workload::OnMiss;
 use crate::plan::{PipelineSource, Plan, ServiceClass};
 
@@ -110,14 +110,14 @@ impl Dispatcher {
     /// Gives up the waiting jobs that streams which skip do not want any more: their cycle is due, or they are paused.
     pub(super) fn give_up(&mut self, server: usize) {
         let epoch = self.epoch.expect("jobs exist only after the start");
-        let unwanted = |waiting: &Waiting| {
-            let Job { pipeline, cycle, .. } = waiting.job;
+        let unwanted = |waiting: &WaitingStep| {
+            let StepInstance { pipeline, cycle, .. } = waiting.job;
             let planned = &self.plan.pipelines[pipeline as usize];
             let due = epoch + planned.deadline(cycle, planned.steps.len() - 1);
             self.overload.skips(pipeline) && (self.now >= due || self.overload.is_paused(pipeline))
         };
         let waiting = &self.servers[server].waiting;
-        let unwanted: Vec<(Key, Job)> =
+        let unwanted: Vec<(Key, StepInstance)> =
             waiting.iter().filter(|(_, waiting)| unwanted(waiting)).map(|(&key, waiting)| (key, waiting.job)).collect();
         for (key, job) in unwanted {
             let state = self.state(job).expect("a waiting job keeps its cycle open");
@@ -130,8 +130,8 @@ impl Dispatcher {
         self.catch_up();
     }
 
-    fn lose(&mut self, job: Job) {
-        let Job { pipeline, cycle, .. } = job;
+    fn lose(&mut self, job: StepInstance) {
+        let StepInstance { pipeline, cycle, .. } = job;
         let steps = planned_steps(&self.plan, pipeline);
         self.state(job).expect("a job that is given up keeps its cycle open").complete = steps;
         self.actions.push_back(DispatchAction::Drop { pipeline, cycle });

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::Waiting;
+use super::WaitingStep;
 use crate::plan::{OperationWork, Pipeline, PipelineSource, PlannedOperation, PlannedStep};
 use crate::units::Bytes;
 
@@ -27,7 +27,7 @@ pub(super) fn carried(pipeline: &Pipeline, cycle: u64, contents: Option<&[Option
 }
 
 /// The next piece of a waiting job: a chunk of a copy, or everything.
-pub(super) fn piece(step: &PlannedStep, waiting: &Waiting) -> (Bytes, Bytes) {
+pub(super) fn piece(step: &PlannedStep, waiting: &WaitingStep) -> (Bytes, Bytes) {
     let left = waiting.bytes.0 - waiting.next.0;
     let chunked =
         step.operations.len() == 1 && step.chunk.0 > 0 && matches!(step.operations[0].work, OperationWork::Copy { .. });

@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::{Cycle, DispatchEvent, DispatchRefused, Dispatcher, Job, TIME_MAX, Unfit, UrgentAnswer};
+use super::{Cycle, DispatchEvent, DispatchRefused, Dispatcher, StepInstance, TIME_MAX, Unfit, UrgentAnswer};
 use crate::analysis::schedulability::{RecurrentTask, TestOutcome, TestViolation, chunked};
 use crate::files::workload::Otherwise;
 use crate::plan::planner::{demands, steps_on};
@@ -92,7 +92,7 @@ impl Dispatcher {
         };
         if bytes > Bytes(0) {
             self.open_unplanned(pipeline, cycle, bytes);
-            self.enqueue(Job { pipeline, cycle, step: 0 }, Nanos::MAX, ServiceClass::Bulk);
+            self.enqueue(StepInstance { pipeline, cycle, step: 0 }, Nanos::MAX, ServiceClass::Bulk);
         }
     }
 
@@ -170,6 +170,6 @@ impl Dispatcher {
             self.requests.due.insert((pipeline, cycle), place);
         }
         self.unfinished += 1;
-        self.enqueue(Job { pipeline, cycle, step: 0 }, place, ServiceClass::Urgent);
+        self.enqueue(StepInstance { pipeline, cycle, step: 0 }, place, ServiceClass::Urgent);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    EngineLockAction, EngineLockEvent, EngineLockRefused, EngineLocks, EngineRole, EngineWork, Job, Lock, LockId,
+    EngineLockAction, EngineLockEvent, EngineLockRefused, EngineLocks, EngineRole, EngineWork, Lock, LockId, LockJob,
     LockOrder, LockedOperation, Locks, PeerLocks, Reported, State,
 };
 use crate::decisions::sharing::{JobId, JobPriority, TaskId};
@@ -271,7 +271,7 @@ impl EngineLocks {
         self.now = self.now.max(now);
     }
 
-    pub(super) fn job_mut(&mut self, task: TaskId) -> &mut Job {
+    pub(super) fn job_mut(&mut self, task: TaskId) -> &mut LockJob {
         self.jobs.get_mut(&task).expect("jobs in queues are known")
     }
 

@@ -23,7 +23,7 @@ pub(super) struct Cluster {
 
 /// What the predictor needs to know of an open request.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Open {
+struct OpenRequest {
     key: JobPriority,
     acquisition: u32,
     /// Class and position of the grant; `None` until then, and no class at a first use.
@@ -33,7 +33,7 @@ struct Open {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Task {
     parameters: TaskParameters,
-    open: Option<Open>,
+    open: Option<OpenRequest>,
     /// Its client is gone and its token not yet released.
     draining: bool,
 }
@@ -246,7 +246,7 @@ impl Arbiter {
         let cluster = self.clusters.get(&cluster).ok_or(ArbiterRefused::UnknownCluster { cluster })?;
         let estimates = self.estimates(cluster, task, acquisition);
         self.tokens_of(task)?.handle_request(now, TokenRequest { key, client, estimates })?;
-        self.set_open(task, Some(Open { key, acquisition, granted: None }));
+        self.set_open(task, Some(OpenRequest { key, acquisition, granted: None }));
         Ok(())
     }
 
@@ -257,7 +257,7 @@ impl Arbiter {
         let cluster = self.clusters.get(&cluster).ok_or(ArbiterRefused::UnknownCluster { cluster })?;
         let estimates = self.estimates(cluster, task, 0);
         self.tokens_of(task)?.handle_adopt(now, TokenRequest { key, client, estimates }, token)?;
-        self.set_open(task, Some(Open { key, acquisition: 0, granted: None }));
+        self.set_open(task, Some(OpenRequest { key, acquisition: 0, granted: None }));
         Ok(())
     }
 
@@ -390,7 +390,7 @@ impl Arbiter {
         }
     }
 
-    fn set_open(&mut self, task: TaskId, open: Option<Open>) {
+    fn set_open(&mut self, task: TaskId, open: Option<OpenRequest>) {
         if let Some(known) = self.tasks.get_mut(&task) {
             known.open = open;
         }

@@ -11,12 +11,12 @@ use crate::units::{Bytes, Nanos};
 #[derive(Clone, Debug)]
 pub struct Selector {
     /// Ascending; the first starts at 0.
-    steps: Vec<Step>,
+    steps: Vec<SelectorStep>,
     objective: Statistic,
 }
 
 #[derive(Clone, Debug)]
-struct Step {
+struct SelectorStep {
     from: Bytes,
     method: Method,
     tuning: Option<Tuning>,
@@ -42,7 +42,7 @@ impl Selector {
     #[must_use]
     pub fn new(profile: &Profile, request: &MethodRequest, available: &Available) -> Self {
         let case = Case::new(profile, &MethodRequest { pieces: 1, ..request.clone() }, available);
-        let mut steps: Vec<Step> = Vec::new();
+        let mut steps: Vec<SelectorStep> = Vec::new();
         let mut last = None;
         for from in changes(&case) {
             let chosen = case.chosen(Bytes(from));
@@ -52,12 +52,12 @@ impl Selector {
             let (at, holds) = chosen;
             let (entry, tuning) = (&case.entries[at], case.tuning_of(at));
             let (method, curve) = (entry.method, entry.curve.clone().filter(|_| holds));
-            steps.push(Step { from: Bytes(from), method, tuning, curve });
+            steps.push(SelectorStep { from: Bytes(from), method, tuning, curve });
         }
         Self { steps, objective: case.objective }
     }
 
-    fn step(&self, bytes: Bytes) -> &Step {
+    fn step(&self, bytes: Bytes) -> &SelectorStep {
         &self.steps[self.steps.partition_point(|step| step.from <= bytes) - 1]
     }
 
@@ -69,7 +69,7 @@ impl Selector {
         (step.method, step.tuning, self.predicted_by(step, bytes))
     }
 
-    fn predicted_by(&self, step: &Step, bytes: Bytes) -> Option<Nanos> {
+    fn predicted_by(&self, step: &SelectorStep, bytes: Bytes) -> Option<Nanos> {
         Some(step.curve.as_ref()?.at(bytes, self.objective)).filter(|time| *time != Nanos::MAX)
     }
 

@@ -25,7 +25,7 @@ const KINDS_MAX: usize = 512;
 
 /// One combining: the items `slow` and `fast` become the next one. The given batches are numbered from 0 in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Step {
+pub(super) struct Combining {
     pub(super) slow: usize,
     pub(super) fast: usize,
     pub(super) cost: Nanos,
@@ -94,7 +94,7 @@ pub(super) fn greedy(
     pricer: &mut Pricer<'_>,
     counting: Counting,
     guard: Guard<'_>,
-) -> Result<Vec<Step>, Starved> {
+) -> Result<Vec<Combining>, Starved> {
     if set.batches.len() <= LIMITS.greedy_max {
         greedy_of_all(set, pricer, counting, guard)
     } else {
@@ -109,10 +109,10 @@ pub(super) fn greedy_in_groups(
     counting: Counting,
     guard: Guard<'_>,
     size: usize,
-) -> Result<Vec<Step>, Starved> {
+) -> Result<Vec<Combining>, Starved> {
     let given = set.batches.len();
     let groups = given.div_ceil(size);
-    let mut steps: Vec<Step> = Vec::new();
+    let mut steps: Vec<Combining> = Vec::new();
     let mut items: Vec<Option<Batch>> = set.batches.iter().cloned().map(Some).collect();
     let of_group = |group: usize| (group..given).step_by(groups).collect::<Vec<usize>>();
     for round in 0..=groups {
@@ -124,7 +124,7 @@ pub(super) fn greedy_in_groups(
         let batches = numbers.iter().filter_map(|&number| items[number].clone()).collect();
         let group = MessageSet { elementary: set.elementary.clone(), batches };
         for step in greedy_of_all(&group, pricer, counting, guard)? {
-            let step = Step { slow: numbers[step.slow], fast: numbers[step.fast], ..step };
+            let step = Combining { slow: numbers[step.slow], fast: numbers[step.fast], ..step };
             numbers.push(items.len());
             let both = items[step.slow].take().zip(items[step.fast].take());
             items.push(both.and_then(|(slow, fast)| combine(&slow, &fast, &set.elementary, counting)));
@@ -139,7 +139,7 @@ fn greedy_of_all(
     pricer: &mut Pricer<'_>,
     counting: Counting,
     guard: Guard<'_>,
-) -> Result<Vec<Step>, Starved> {
+) -> Result<Vec<Combining>, Starved> {
     let mut routes: Vec<RouteId> = set.elementary.iter().map(|of| of.route).collect();
     routes.sort_unstable();
     routes.dedup();
@@ -206,7 +206,7 @@ impl Parts {
 }
 
 impl Greedy<'_, '_> {
-    fn run(&mut self, guard: Guard<'_>) -> Result<Vec<Step>, Starved> {
+    fn run(&mut self, guard: Guard<'_>) -> Result<Vec<Combining>, Starved> {
         for at in 0..self.given.len() {
             let (row, next) = (self.given[at], self.given.get(at + 1));
             let Some(&next) = next else { break };
@@ -341,7 +341,7 @@ impl Greedy<'_, '_> {
     }
 
     /// Makes one item of two.
-    fn join(&mut self, a: usize, b: usize) -> Result<Step, Starved> {
+    fn join(&mut self, a: usize, b: usize) -> Result<Combining, Starved> {
         let (slow, fast, parts) = self.roles(a, b).expect("the pair was found to be combinable");
         let [of_slow, of_fast] = self.items.get_disjoint_mut([slow, fast]).expect("two different items");
         let cost = Item::cost_of_both(of_slow, parts, of_fast, self.pricer)?;
@@ -367,6 +367,6 @@ impl Greedy<'_, '_> {
             self.made.retain(|&n| alive[n as usize]);
             self.gone = 0;
         }
-        Ok(Step { slow, fast, cost })
+        Ok(Combining { slow, fast, cost })
     }
 }

@@ -165,7 +165,7 @@ fn naive(set: &MessageSet, pricer: &mut Pricer<'_>, counting: Counting) -> Vec<(
 fn incremental(set: &MessageSet, pricer: &mut Pricer<'_>, counting: Counting) -> Vec<(u32, u32, Nanos)> {
     let mut firsts: Vec<u32> = set.batches.iter().map(Batch::first).collect();
     let steps = greedy(set, pricer, counting, None).unwrap();
-    let pair = |step: greedy::Step| {
+    let pair = |step: greedy::Combining| {
         let (a, b) = (firsts[step.slow].min(firsts[step.fast]), firsts[step.slow].max(firsts[step.fast]));
         firsts.push(a);
         (a, b, step.cost)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::greedy::{Step, greedy};
+use super::greedy::{Combining, greedy};
 use super::rules::{joined, roles};
 use super::search::search;
 use super::stars::Stars;
@@ -98,7 +98,7 @@ impl Start {
     /// What the search makes of the set after all combinings, the least sum first.
     fn searched(
         &self,
-        steps: &[Step],
+        steps: &[Combining],
         counting: Counting,
         pricer: &mut Pricer<'_>,
     ) -> Result<Vec<(KeptSet, Vec<Priced>)>, CombineError> {
@@ -135,7 +135,7 @@ impl Start {
     }
 
     /// Cost, period and deadline of every item that is ever made.
-    fn items(&self, steps: &[Step]) -> Vec<RecurrentTask> {
+    fn items(&self, steps: &[Combining]) -> Vec<RecurrentTask> {
         let task = |(batch, &cost): (&Batch, _)| RecurrentTask::whole(cost, batch.grid.period, batch.grid.window);
         let mut items: Vec<RecurrentTask> = self.set.batches.iter().zip(&self.costs).map(task).collect();
         for step in steps {
@@ -145,7 +145,7 @@ impl Start {
         items
     }
 
-    fn sums(&self, steps: &[Step]) -> Vec<Utilisation> {
+    fn sums(&self, steps: &[Combining]) -> Vec<Utilisation> {
         let items = self.items(steps);
         let of = |task: &RecurrentTask| Utilisation::of(task.cost, task.period).0;
         let count = self.costs.len();
@@ -159,7 +159,7 @@ impl Start {
     }
 
     /// The most combinings after which the set passes, of all or, when there are very many, of evenly spaced ones.
-    fn last_accepted(&self, steps: &[Step], accepts: Accepts<'_>) -> Option<usize> {
+    fn last_accepted(&self, steps: &[Combining], accepts: Accepts<'_>) -> Option<usize> {
         let items = self.items(steps);
         let count = self.costs.len();
         let stride = (steps.len() + 1).div_ceil(LIMITS.tests_max);
@@ -185,7 +185,7 @@ impl Start {
     }
 
     /// The set after the first `count` combinings.
-    fn after(&self, steps: &[Step], count: usize, counting: Counting) -> MessageSet {
+    fn after(&self, steps: &[Combining], count: usize, counting: Counting) -> MessageSet {
         let MessageSet { elementary, batches } = &self.set;
         let mut items: Vec<Option<Batch>> = batches.iter().cloned().map(Some).collect();
         for step in &steps[..count] {
@@ -200,7 +200,7 @@ impl Start {
         MessageSet { elementary: elementary.clone(), batches }
     }
 
-    fn priced_after(&self, steps: &[Step], counting: Counting) -> Vec<Priced> {
+    fn priced_after(&self, steps: &[Combining], counting: Counting) -> Vec<Priced> {
         let mut costs: BTreeMap<u32, Nanos> = BTreeMap::new();
         let mut firsts: Vec<u32> = self.set.batches.iter().map(Batch::first).collect();
         costs.extend(firsts.iter().copied().zip(self.costs.iter().copied()));

@@ -37,7 +37,7 @@ impl Domains {
 }
 
 /// A block of a message of the workload.
-struct Part {
+struct DomainBlock {
     message: usize,
     of: Elementary,
     label: String,
@@ -78,7 +78,7 @@ impl Planner<'_> {
         domains: &Domains,
         notes: &mut Vec<String>,
     ) -> Result<(), PlanError> {
-        let mut parts: Vec<Vec<Part>> = domains.parts.iter().map(|_| Vec::new()).collect();
+        let mut parts: Vec<Vec<DomainBlock>> = domains.parts.iter().map(|_| Vec::new()).collect();
         for (number, message) in self.workload.messages.iter().enumerate() {
             for (at, block) in self.blocks(message)?.into_iter().enumerate() {
                 let name = part_name(message, at);
@@ -86,7 +86,7 @@ impl Planner<'_> {
                 let of = of.with_jitter(message.window_after()).map_err(|error| self.senseless(&error))?;
                 let label = block_name(&message.blocks[at]);
                 let domain = domains.of(block.route).expect("every route of the plan is in a domain");
-                parts[domain].push(Part { message: number, of, label });
+                parts[domain].push(DomainBlock { message: number, of, label });
             }
         }
         for (domain, parts) in parts.into_iter().enumerate().filter(|(_, parts)| !parts.is_empty()) {
@@ -148,7 +148,7 @@ impl Planner<'_> {
 
     fn batch_pipeline(
         &self,
-        parts: &[Part],
+        parts: &[DomainBlock],
         batch: &Batch,
         network: &Network,
     ) -> Result<(Pipeline, PlannedBatch), PlanError> {
@@ -157,7 +157,7 @@ impl Planner<'_> {
             .map(|at| super::BatchBlock { route: part(at).of.route, bytes: batch.members[at].reserve })
             .collect();
         let label = |at: usize| {
-            let Part { of, label, .. } = part(at);
+            let DomainBlock { of, label, .. } = part(at);
             match batch.members[at].parts_max() {
                 1 => format!("{}: {label}", of.name),
                 parts => format!("{}: {label} in {parts} parts", of.name),

@@ -12,10 +12,10 @@ use libloading::Library;
 use crate::table::loader_text;
 
 /// Where Vulkan may come from, in the order of trying.
-pub(super) const SOURCES: [Source; 3] = [
-    Source { library: "libvulkan.so.1", driver: false },
-    Source { library: "libGLX_nvidia.so.0", driver: true },
-    Source { library: "libEGL_nvidia.so.0", driver: true },
+pub(super) const SOURCES: [LibrarySource; 3] = [
+    LibrarySource { library: "libvulkan.so.1", driver: false },
+    LibrarySource { library: "libGLX_nvidia.so.0", driver: true },
+    LibrarySource { library: "libEGL_nvidia.so.0", driver: true },
 ];
 
 /// The version of the interface between loader and driver: the first that knows Vulkan 1.1.
@@ -28,13 +28,13 @@ const MANIFEST_VARIABLES: [&str; 3] = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES", "V
 
 /// One library.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Source {
+pub(super) struct LibrarySource {
     pub(super) library: &'static str,
     /// Whether it is the driver's own, not the loader.
     driver: bool,
 }
 
-impl Source {
+impl LibrarySource {
     /// Loads it for the rest of the process, or says why not.
     pub(super) fn open(self) -> Result<ash::Entry, String> {
         // SAFETY: loading runs the library's initialisers; it is the system's Vulkan loader or the NVIDIA driver, trusted like
@@ -83,7 +83,7 @@ pub(super) fn manifests() -> String {
             let _ = write!(text, "{} names no library; ", path.display());
             continue;
         };
-        // SAFETY: as in `Source::open`: what the loader loads as well.
+        // SAFETY: as in `LibrarySource::open`: what the loader loads as well.
         match unsafe { Library::new(&library) } {
             Ok(library_loaded) => {
                 std::mem::forget(library_loaded);
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_library_that_is_not_there_is_a_text() {
-        let error = Source { library: "libno-such-vulkan.so.1", driver: false }.open().err().unwrap();
+        let error = LibrarySource { library: "libno-such-vulkan.so.1", driver: false }.open().err().unwrap();
         assert!(error.contains("libno-such-vulkan.so.1"), "{error}");
     }
 

@@ -35,7 +35,7 @@ const PERCENT: [u64; 4] = [60, 45, 30, 15];
 const DRAWS: usize = 200;
 
 /// One flow on one engine.
-struct Line {
+struct EngineFlow {
     flow: String,
     engine: String,
     period: Nanos,
@@ -205,11 +205,11 @@ fn workload(machine: &Machine, draw: &mut Draw, percent: u64, seed: u64) -> Work
     }
 }
 
-fn lines(plan: &Plan, bounds: &[Vec<Nanos>], mut responses: BTreeMap<(u32, u32), Vec<Nanos>>) -> Vec<Line> {
+fn lines(plan: &Plan, bounds: &[Vec<Nanos>], mut responses: BTreeMap<(u32, u32), Vec<Nanos>>) -> Vec<EngineFlow> {
     let mut lines = Vec::new();
     for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
         for (at, step) in (0u32..).zip(&pipeline.steps) {
-            lines.push(Line {
+            lines.push(EngineFlow {
                 flow: pipeline.name.clone(),
                 engine: engine(plan, step),
                 period: pipeline.period,
@@ -235,13 +235,13 @@ fn engine(plan: &Plan, step: &PlannedStep) -> String {
 fn outcome(
     setting: &ExperimentSetting,
     site: &Site,
-    lines: &[Line],
+    lines: &[EngineFlow],
     verified: &VerifiedBlocks,
     duration: Nanos,
     (late, overruns): (u64, &[Overrun]),
     failure: Option<&str>,
 ) -> ExperimentResults {
-    let longest = |line: &Line| line.responses.iter().copied().max().unwrap_or_default();
+    let longest = |line: &EngineFlow| line.responses.iter().copied().max().unwrap_or_default();
     let jobs: usize = lines.iter().map(|line| line.responses.len()).sum();
     let above = lines.iter().filter(|line| longest(line) > line.bound).count();
     let nearest = lines.iter().map(|line| longest(line).0 as f64 / line.bound.0.max(1) as f64).fold(0.0, f64::max);
@@ -283,7 +283,7 @@ fn outcome(
 }
 
 /// Lines are in order of pipelines and their steps.
-fn overrun_table(lines: &[Line], overruns: &[Overrun]) -> RawFigures {
+fn overrun_table(lines: &[EngineFlow], overruns: &[Overrun]) -> RawFigures {
     let steps = lines.len() / FLOWS;
     let line = |job: &Overrun| -> Vec<String> {
         let of = &lines[job.pipeline as usize * steps + job.step as usize];
@@ -294,8 +294,8 @@ fn overrun_table(lines: &[Line], overruns: &[Overrun]) -> RawFigures {
     RawFigures { name: "overruns".into(), columns, lines: overruns.iter().map(line).collect() }
 }
 
-fn table(lines: &[Line]) -> RawFigures {
-    let line = |line: &Line| -> Vec<String> {
+fn table(lines: &[EngineFlow]) -> RawFigures {
+    let line = |line: &EngineFlow| -> Vec<String> {
         let figures = SampleFigures::of(&line.responses);
         let [n, median, max] =
             figures.map_or([0; 3], |f| [u64::from(f.n), f.median.0, f.max.0]).map(|number| number.to_string());

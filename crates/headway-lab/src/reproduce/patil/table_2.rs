@@ -129,7 +129,7 @@ fn against((_, before, after): &(usize, f64, f64), share: f64) -> bool {
 }
 
 /// What was found at one size.
-struct Found {
+struct SizeResult {
     bytes: usize,
     sequential: SampleFigures,
     /// Version 1 on [`JUDGED`] CUDA streams.
@@ -139,7 +139,7 @@ struct Found {
     chunked: Nanos,
 }
 
-impl Found {
+impl SizeResult {
     /// `time` in percent of the sequential one.
     fn share(&self, time: Nanos) -> f64 {
         100.0 * time.0 as f64 / self.sequential.median.0.max(1) as f64
@@ -234,7 +234,7 @@ impl<'a> Study<'a> {
         Ok(samples.figures)
     }
 
-    fn size(&mut self, bytes: usize) -> Result<Found, Error> {
+    fn size(&mut self, bytes: usize) -> Result<SizeResult, Error> {
         self.arrays.bytes = bytes;
         let sequential = self.time("sequential", Overlap::Segments, 1, 1)?;
         let counts = if self.setting.quick { &[2, 4][..] } else { &[2, 4, 8, QUEUES] };
@@ -251,7 +251,7 @@ impl<'a> Study<'a> {
         }
         // Ours: chunks of 8 MiB on eight queues, whatever the size.
         let chunked = self.time("chunked", Overlap::Segments, 8, (bytes / (8 * MIB)).max(8))?.median;
-        Ok(Found { bytes, sequential, judged, best, chunked })
+        Ok(SizeResult { bytes, sequential, judged, best, chunked })
     }
 }
 
@@ -268,14 +268,14 @@ pub(in crate::reproduce) fn table_2(setting: &ExperimentSetting) -> Result<Exper
             .collect()
     };
     let mut study = Study::new(&bench, setting, sizes.iter().copied().max().unwrap_or(0))?;
-    let mut found: Vec<Found> = Vec::new();
+    let mut found: Vec<SizeResult> = Vec::new();
     for &bytes in &sizes {
         found.push(study.size(bytes)?);
         keep(setting, "patil-table2", &bench, table(study.lines.clone()));
     }
     let lines = study.lines;
     let mut outcome = outcome("patil-table2", bench, setting);
-    outcome.rows = found.iter().map(Found::row).collect();
+    outcome.rows = found.iter().map(SizeResult::row).collect();
     outcome.notes.push(
         "Each size of the paper is compared with its figures: overlap must shorten our run at least as much (lower is better). Which version \
          and how many CUDA streams the paper used is not stated: version 1 on four is judged, and the best of those tried is shown. Arrays \
@@ -314,7 +314,7 @@ mod tests {
     #[test]
     fn what_is_judged_is_fixed_before_the_run_and_not_the_best_that_was_tried() {
         let figures = |us: u64| SampleFigures::of(&[Nanos(us * 1000); 5]).unwrap();
-        let found = |judged, bytes| Found {
+        let found = |judged, bytes| SizeResult {
             bytes,
             sequential: figures(100),
             judged: figures(judged),

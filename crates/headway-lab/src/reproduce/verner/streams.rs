@@ -33,7 +33,7 @@ const FEWER: [usize; 4] = [90, 75, 50, 25];
 const WARM_UP: Nanos = Nanos(6 * NANOS_PER_SECOND);
 
 /// What one policy gave.
-struct Found {
+struct PolicyResult {
     policy: Strategy,
     planned: Planned,
     trial: Result<Trial, Error>,
@@ -41,7 +41,7 @@ struct Found {
     fewer: Vec<Try>,
 }
 
-impl Found {
+impl PolicyResult {
     fn is_clean(&self) -> bool {
         self.trial.as_ref().is_ok_and(Trial::is_clean)
     }
@@ -50,7 +50,7 @@ impl Found {
 /// Everything that was found for one workload.
 struct OfWorkload {
     demand: Demand,
-    found: Vec<Found>,
+    found: Vec<PolicyResult>,
     /// Runs with more streams than the plan accepts.
     tries: Vec<Try>,
     refused: Vec<String>,
@@ -115,7 +115,7 @@ pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Erro
             }
             let until = if several { Until::Over } else { Until::End };
             let trial = trial::run(&mut site, &planned.case, duration, until);
-            let mut found = Found { policy, planned, trial, fewer: Vec::new() };
+            let mut found = PolicyResult { policy, planned, trial, fewer: Vec::new() };
             if found.trial.as_ref().is_ok_and(|trial| !trial.is_clean()) {
                 found.fewer = fewer(&mut site, &results.all[at].demand, &found, duration);
             }
@@ -147,7 +147,7 @@ fn plan(policies: &[Strategy], machine: &Machine, demands: &[&Demand]) -> Result
 }
 
 /// Runs of a policy that missed with ever fewer streams, until nothing is missed.
-fn fewer(site: &mut Site, demand: &Demand, found: &Found, duration: Nanos) -> Vec<Try> {
+fn fewer(site: &mut Site, demand: &Demand, found: &PolicyResult, duration: Nanos) -> Vec<Try> {
     let planned = found.planned.case.plan.streams.len();
     let mut tries = Vec::new();
     for share in FEWER {
@@ -212,7 +212,7 @@ fn without_cpu(site: &Site, all: &mut [OfWorkload]) -> Result<(), Error> {
 }
 
 /// Raises the count of the policy with most streams until misses begin, then halves the step.
-fn border(site: &mut Site, demand: &Demand, found: &[Found], duration: Nanos) -> Vec<Try> {
+fn border(site: &mut Site, demand: &Demand, found: &[PolicyResult], duration: Nanos) -> Vec<Try> {
     let Some(best) =
         found.iter().filter(|found| found.is_clean()).max_by_key(|found| found.planned.case.plan.streams.len())
     else {

@@ -119,15 +119,15 @@ struct Sequence {
     kind: StreamKind,
     reading: Reading,
     /// One source for rates and one for deadlines, so that a draw more in the one does not shift the other.
-    rates: Source,
-    deadlines: Source,
+    rates: NumberSource,
+    deadlines: NumberSource,
 }
 
 impl Sequence {
     fn new(kind: StreamKind, reading: Reading, seed: u64) -> Self {
         let branch = |leaf: u64| {
             let path = ((seed * 16 + u64::from(kind.number)) * 2 + reading as u64) * 2 + leaf;
-            Source { generator: Pcg64Mcg::seed_from_u64(path), spare: None }
+            NumberSource { generator: Pcg64Mcg::seed_from_u64(path), spare: None }
         };
         Self { kind, reading, rates: branch(0), deadlines: branch(1) }
     }
@@ -144,13 +144,13 @@ fn projected(number: f64, (low, high): (u64, u64)) -> u64 {
     low + (number * (high - low) as f64) as u64
 }
 
-struct Source {
+struct NumberSource {
     generator: Pcg64Mcg,
     /// The second of a pair of normal draws.
     spare: Option<f64>,
 }
 
-impl Source {
+impl NumberSource {
     fn number(&mut self, draw: Distribution, reading: Reading) -> f64 {
         let (top, low, high) = match draw {
             Distribution::Exponential(_, cut) => (cut, 0.0, cut),

@@ -84,7 +84,7 @@ pub struct Split {
 
 /// The CPU's part.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+struct CpuDivision {
     inside: Rectangle,
     on_cpu: usize,
     cpu_bits_per_second: u64,
@@ -119,7 +119,7 @@ impl<'a> Prefix<'a> {
 
     /// The rectangle with this `r*` that the CPU can just carry. Of all with the same `r*` it leaves the GPUs the fewest
     /// streams and the longest cycles.
-    fn rectangle(&self, site: &Site, bits_per_second: u64) -> Part {
+    fn rectangle(&self, site: &Site, bits_per_second: u64) -> CpuDivision {
         let capacity = site.cpu().0.saturating_mul(8);
         let (mut on_cpu, mut sum, mut shortest) = (0, 0, None);
         for &(stream, position) in &self.by_deadline {
@@ -130,14 +130,14 @@ impl<'a> Prefix<'a> {
             if sum + stream.bits_per_second > capacity {
                 let shortest = shortest.unwrap_or(stream.deadline);
                 let inside = Rectangle { deadline: stream.deadline, position: position as usize, bits_per_second };
-                return Part { inside, on_cpu, cpu_bits_per_second: sum, shortest };
+                return CpuDivision { inside, on_cpu, cpu_bits_per_second: sum, shortest };
             }
             sum += stream.bits_per_second;
             on_cpu += 1;
         }
         let inside = Rectangle { deadline: Nanos::MAX, position: u32::MAX as usize, bits_per_second };
         let shortest = shortest.unwrap_or(Nanos::MAX);
-        Part { inside, on_cpu, cpu_bits_per_second: sum, shortest }
+        CpuDivision { inside, on_cpu, cpu_bits_per_second: sum, shortest }
     }
 
     /// What a rectangle leaves to the GPUs, calling `placed` for every stream; `None` if a deadline is too short.
@@ -145,7 +145,7 @@ impl<'a> Prefix<'a> {
         &self,
         site: &Site,
         policy: Strategy,
-        part: &Part,
+        part: &CpuDivision,
         classes: u32,
         mut placed: impl FnMut(u32, usize),
     ) -> Option<BlockLoad> {
@@ -186,11 +186,11 @@ impl<'a> Prefix<'a> {
     /// The rectangles worth trying. With falling `r*` cycles get shorter; a rectangle that leaves the GPUs shorter cycles
     /// than another, no fewer bytes and no fewer streams (each fills up its last granule) cannot do better, but for how
     /// evenly it loads the GPUs.
-    fn rectangles<'s>(&'s self, site: &'s Site) -> impl Iterator<Item = Part> + 's {
-        let mut kept: Vec<Part> = Vec::new();
+    fn rectangles<'s>(&'s self, site: &'s Site) -> impl Iterator<Item = CpuDivision> + 's {
+        let mut kept: Vec<CpuDivision> = Vec::new();
         self.rates().into_iter().filter_map(move |rate| {
             let new = self.rectangle(site, rate);
-            let covers = |old: &Part| {
+            let covers = |old: &CpuDivision| {
                 old.shortest >= new.shortest
                     && old.cpu_bits_per_second >= new.cpu_bits_per_second
                     && old.on_cpu >= new.on_cpu
@@ -204,7 +204,7 @@ impl<'a> Prefix<'a> {
     }
 
     /// The first rectangle and number of classes that pass.
-    fn accepted(&self, site: &Site, policy: Strategy) -> Result<Option<(Part, u32)>, Starved> {
+    fn accepted(&self, site: &Site, policy: Strategy) -> Result<Option<(CpuDivision, u32)>, Starved> {
         // Placing by largest rate first leaves GPUs apart by one stream at most.
         let apart = self.rate_at(1, 1).saturating_mul(site.gpus() as u64);
         let could = |on_cpu: u64| site.could_carry(policy, self.total.saturating_sub(on_cpu).saturating_sub(apart));
@@ -233,7 +233,7 @@ impl<'a> Prefix<'a> {
         Ok(None)
     }
 
-    fn holds(&self, site: &Site, policy: Strategy, part: &Part, classes: u32) -> Result<bool, Starved> {
+    fn holds(&self, site: &Site, policy: Strategy, part: &CpuDivision, classes: u32) -> Result<bool, Starved> {
         let load = self.place(site, policy, part, classes, |_, _| {});
         load.map_or(Ok(false), |load| site.accepts(policy, &load))
     }
@@ -307,7 +307,7 @@ pub fn best_split(site: &Site, policy: Strategy, pool: &StreamPool, count: usize
         return Ok(None);
     }
     let prefix = Prefix::new(pool, count);
-    let mut best: Option<(u64, Part, u32)> = None;
+    let mut best: Option<(u64, CpuDivision, u32)> = None;
     for part in prefix.rectangles(site) {
         for classes in 1..=classes_max(policy) {
             let Some(load) = prefix.place(site, policy, &part, classes, |_, _| {}) else { continue };
@@ -416,7 +416,7 @@ mod tests {
                         (prefix.by_deadline[(prefix.by_deadline.len() * d / QUANTILES) - 1].0.deadline, 0);
                     let bits_per_second = prefix.rate_at(r, QUANTILES);
                     let inside = Rectangle { deadline, position, bits_per_second };
-                    let mut part = Part { inside, on_cpu: 0, cpu_bits_per_second: 0, shortest: Nanos::MAX };
+                    let mut part = CpuDivision { inside, on_cpu: 0, cpu_bits_per_second: 0, shortest: Nanos::MAX };
                     for &(stream, at) in &prefix.by_deadline {
                         if inside.has(at as usize, stream) {
                             part.on_cpu += 1;

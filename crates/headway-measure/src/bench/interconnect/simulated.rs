@@ -8,7 +8,7 @@ use headway_core::units::{Nanos, PPM, Rate};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use super::{InterconnectBenchOptions, Known, Ran, fresh, given};
+use super::{FittedMachine, InterconnectBenchOptions, Ran, fresh, given};
 use crate::Error;
 use crate::batches::{BatchDraw, BatchTiming, Routes, TrialBlock};
 use crate::fit::Observed;
@@ -153,7 +153,7 @@ pub(super) fn node(options: &InterconnectBenchOptions) -> Result<super::Node, Er
         let took = node.run(&blocks, repeats)?;
         Ok(Ran { blocks, took })
     };
-    let known = Known { sets: known_sets(&described)?, ..known };
+    let known = FittedMachine { sets: known_sets(&described)?, ..known };
     let gpus = described.gpus().map(|gpu| described.endpoints[gpu.at()].id.clone()).collect();
     Ok(super::Node { source: "sim", gpus, known, next: Box::new(next) })
 }

@@ -28,7 +28,7 @@ use crate::jobs::{
 use crate::{Error, Failure};
 
 /// What a task does while it holds a GPU, segment by segment.
-enum Step {
+enum TaskStep {
     Cpu(Nanos),
     CopyIn(Incoming),
     CopyOut {
@@ -64,7 +64,7 @@ impl Incoming {
 
 /// What a task does while it holds a GPU, and how much memory that takes.
 struct Program {
-    steps: Vec<Step>,
+    steps: Vec<TaskStep>,
     input: usize,
     output: usize,
     state: usize,
@@ -128,16 +128,16 @@ impl Program {
         let mut written = 0;
         for segment in task.held() {
             match segment {
-                JobSegment::Cpu(time) => program.steps.push(Step::Cpu(*time)),
+                JobSegment::Cpu(time) => program.steps.push(TaskStep::Cpu(*time)),
                 JobSegment::Copy { direction: TaskDirection::ToGpu, bytes } => {
                     let end = filled + bytes.0 as usize;
-                    program.steps.push(Step::CopyIn(Incoming { to: filled..end, header: Vec::new() }));
+                    program.steps.push(TaskStep::CopyIn(Incoming { to: filled..end, header: Vec::new() }));
                     program.input = program.input.max(end);
                     filled = end;
                 }
                 JobSegment::Copy { direction: TaskDirection::FromGpu, bytes } => {
                     let bytes = bytes.0 as usize;
-                    program.steps.push(Step::CopyOut { bytes, written: written.min(bytes) });
+                    program.steps.push(TaskStep::CopyOut { bytes, written: written.min(bytes) });
                     program.output = program.output.max(bytes);
                 }
                 JobSegment::Execute { kernel, .. } => {
@@ -170,7 +170,7 @@ impl Program {
                         );
                         return refuse(message, format!("write `state = \"{} B\"`", state.end));
                     }
-                    program.steps.push(Step::Execute { work, input: last, state });
+                    program.steps.push(TaskStep::Execute { work, input: last, state });
                 }
             }
         }
@@ -180,8 +180,8 @@ impl Program {
 
     /// Puts the header of a block into the copies since the last kernel, which bring that block.
     fn set_header(&mut self, header: &[u8]) {
-        for step in self.steps.iter_mut().rev().take_while(|step| !matches!(step, Step::Execute { .. })) {
-            if let Step::CopyIn(incoming) = step {
+        for step in self.steps.iter_mut().rev().take_while(|step| !matches!(step, TaskStep::Execute { .. })) {
+            if let TaskStep::CopyIn(incoming) = step {
                 let end = incoming.to.end.min(header.len());
                 incoming.header = header[incoming.to.start.min(end)..end].to_vec();
             }
@@ -205,7 +205,7 @@ impl DeviceTask {
         let task: &WorkloadTask = &workload.value.tasks[at];
         let mut fresh = vec![0; program.state];
         for step in &program.steps {
-            if let Step::Execute { work, state, .. } = step {
+            if let TaskStep::Execute { work, state, .. } = step {
                 let portion = Portion { stream: task.id.clone(), ..Portion::default() };
                 let filled = work.init_state(&[portion], &mut fresh[state.clone()]);
                 filled.map_err(|error| Failure::Device(DeviceError::Work(error)))?;
@@ -227,7 +227,7 @@ impl DeviceTask {
         let mut gpus = Vec::new();
         for device in devices {
             for step in &program.steps {
-                if let Step::Execute { work, .. } = step {
+                if let TaskStep::Execute { work, .. } = step {
                     device.load(work.as_ref())?;
                 }
             }
@@ -333,21 +333,21 @@ impl DeviceTask {
         }
         for at in 0..self.program.steps.len() {
             match &self.program.steps[at] {
-                Step::Cpu(time) => burn(*time),
-                Step::CopyIn(incoming) => {
+                TaskStep::Cpu(time) => burn(*time),
+                TaskStep::CopyIn(incoming) => {
                     let to = incoming.to.clone();
                     incoming.fill(&self.data, one.job, self.sent.claim(to.clone(), Access::Write)?.bytes_mut()?);
                     operations.copy(EngineWork::CopyIn, to.len(), |range| {
                         self.push(gpu, to.start + range.start..to.start + range.end)
                     })?;
                 }
-                Step::CopyOut { bytes, written } => {
+                TaskStep::CopyOut { bytes, written } => {
                     let written = *written;
                     operations.copy(EngineWork::CopyOut, *bytes, |range| self.pull(gpu, range))?;
                     let received = self.received.claim(0..written, Access::Read)?;
                     one.digest = digested(received.bytes()?, one.digest);
                 }
-                Step::Execute { .. } => operations.operate(EngineWork::Execute, 0, || self.execute(gpu, at))?,
+                TaskStep::Execute { .. } => operations.operate(EngineWork::Execute, 0, || self.execute(gpu, at))?,
             }
         }
         if !moving.peer {
@@ -382,7 +382,7 @@ impl DeviceTask {
     }
 
     fn execute(&mut self, gpu: usize, at: usize) -> Result<(), DeviceError> {
-        let Step::Execute { work, input, state } = &self.program.steps[at] else { return Ok(()) };
+        let TaskStep::Execute { work, input, state } = &self.program.steps[at] else { return Ok(()) };
         let here = self.gpus.get_mut(gpu).ok_or_else(no_gpu)?;
         let output = work.output_bytes(*input, 1);
         let memory = StepMemory {
@@ -407,10 +407,10 @@ impl DeviceTask {
             }
             for step in &self.program.steps {
                 match step {
-                    Step::Cpu(_) => {}
-                    Step::CopyIn(incoming) => incoming.fill(&self.data, one.job, &mut input[incoming.to.clone()]),
-                    Step::CopyOut { written, .. } => digest = digested(&output[..*written], digest),
-                    Step::Execute { work, input: read, state: own } => {
+                    TaskStep::Cpu(_) => {}
+                    TaskStep::CopyIn(incoming) => incoming.fill(&self.data, one.job, &mut input[incoming.to.clone()]),
+                    TaskStep::CopyOut { written, .. } => digest = digested(&output[..*written], digest),
+                    TaskStep::Execute { work, input: read, state: own } => {
                         let written = work.output_bytes(*read, 1);
                         work.run(&input[..*read], &mut output[..written], &mut state[own.clone()])
                             .map_err(|error| Failure::Device(DeviceError::Work(error)))?;

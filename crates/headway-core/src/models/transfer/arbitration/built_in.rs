@@ -5,7 +5,7 @@ use crate::models::transfer::Direction;
 use crate::units::{Bytes, Nanos};
 
 /// Piece in bytes, rate of the bulk copy in parts per million, samples, median, 99th percentile and longest wait in ns.
-type Line = (u64, u64, u32, u64, u64, u64);
+type BuiltInWait = (u64, u64, u32, u64, u64, u64);
 
 /// What is known of a class of GPUs.
 struct Class {
@@ -13,15 +13,15 @@ struct Class {
     name: &'static str,
     /// The kept run.
     run: &'static str,
-    whole: Line,
+    whole: BuiltInWait,
     /// What a whole copy takes alone, ns.
     time: u64,
-    words: &'static [Line],
-    streams: &'static [Line],
+    words: &'static [BuiltInWait],
+    streams: &'static [BuiltInWait],
     /// Beside another process's bulk copies: samples, median, 99th percentile, longest.
     process: (u32, u64, u64, u64),
     /// Into the GPU.
-    whole_in: Line,
+    whole_in: BuiltInWait,
     time_in: u64,
 }
 
@@ -64,7 +64,7 @@ const CLASSES: &[Class] = &[
     },
 ];
 
-fn cut((piece, share_ppm, n, median, p99, max): Line) -> Cut {
+fn cut((piece, share_ppm, n, median, p99, max): BuiltInWait) -> Cut {
     Cut {
         piece: Bytes(piece),
         share_ppm,

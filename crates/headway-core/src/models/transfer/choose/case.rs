@@ -67,7 +67,7 @@ pub(in crate::models::transfer) fn compare_lead(a: Exact, b: Exact) -> Ordering 
 
 /// The situation in which figures are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Situation {
+struct FigureSituation {
     memory: HostMemory,
     load: BackgroundLoad,
     active: u32,
@@ -322,7 +322,7 @@ fn find<'p>(
     available: &Available,
     driver: Method,
     why: &mut Vec<String>,
-) -> (Cow<'p, Profile>, (EndpointId, Option<EndpointId>), Situation) {
+) -> (Cow<'p, Profile>, (EndpointId, Option<EndpointId>), FigureSituation) {
     let ends = (request.gpu, request.peer);
     let any: Vec<Method> = available.methods.iter().copied().chain([driver]).collect();
     // Without the driver's figures nothing shows that another way is not slower; for a deadline it is enough to have a bound.
@@ -336,13 +336,13 @@ fn find<'p>(
         request.direction
     ));
     let (built_in, ends) = (defaults(), (EndpointId(0), request.peer.map(|_| EndpointId(1))));
-    let none = Situation { memory: request.memory, load: BackgroundLoad::Alone, active: 1, pieces: 1 };
+    let none = FigureSituation { memory: request.memory, load: BackgroundLoad::Alone, active: 1, pieces: 1 };
     let situation = nearest(&built_in, request, ends, &any).unwrap_or(none);
     (Cow::Owned(built_in), ends, situation)
 }
 
 /// What a situation differs in from the one asked for, a line each.
-fn assumed(request: &MethodRequest, found: Situation) -> Vec<String> {
+fn assumed(request: &MethodRequest, found: FigureSituation) -> Vec<String> {
     let mut lines = Vec::new();
     if found.memory != request.memory {
         lines.push(format!("assumed: {} memory is like {} memory, which was measured", request.memory, found.memory));
@@ -364,8 +364,8 @@ fn nearest(
     request: &MethodRequest,
     (gpu, peer): (EndpointId, Option<EndpointId>),
     methods: &[Method],
-) -> Option<Situation> {
-    let mut known: Vec<Situation> = Vec::new();
+) -> Option<FigureSituation> {
+    let mut known: Vec<FigureSituation> = Vec::new();
     for method in methods {
         let from = CurveKey {
             gpu,
@@ -376,7 +376,12 @@ fn nearest(
         };
         let same = |k: &CurveKey| (k.gpu, k.peer, k.method, k.direction) == (gpu, peer, *method, request.direction);
         let keys = profile.curves.range(from..).map(|(key, _)| key).take_while(|key| same(key));
-        known.extend(keys.map(|k| Situation { memory: k.memory, load: k.load, active: k.active, pieces: k.pieces }));
+        known.extend(keys.map(|k| FigureSituation {
+            memory: k.memory,
+            load: k.load,
+            active: k.active,
+            pieces: k.pieces,
+        }));
     }
     let ordinary = matches!(request.memory, HostMemory::Untouched | HostMemory::File);
     let memory_fits = |memory| memory == request.memory || (ordinary && memory == HostMemory::Touched);
@@ -403,7 +408,7 @@ fn entries(
     available: &Available,
     driver: Method,
     (gpu, peer): (EndpointId, Option<EndpointId>),
-    situation: Situation,
+    situation: FigureSituation,
 ) -> Vec<Entry> {
     let about = |k: &&CurveKey| k.gpu == gpu && k.peer == peer && k.direction == request.direction;
     let mut methods: BTreeSet<Method> = profile.curves.keys().filter(about).map(|key| key.method).collect();

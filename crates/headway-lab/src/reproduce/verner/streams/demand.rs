@@ -103,7 +103,7 @@ impl Demand {
     /// The first streams, as many as `on_cpu` is long, or those of them that `part` names, as a workload; `None` if there are
     /// none. A packet of each stream is what its rate brings in a cycle, in whole blocks of the cipher, and counts from the
     /// arrival of its first byte. On the GPUs all have one cycle, on the CPU each that of its class.
-    pub(super) fn workload(&self, on_cpu: &[bool], part: Part) -> Option<Workload> {
+    pub(super) fn workload(&self, on_cpu: &[bool], part: PlannedStreams) -> Option<Workload> {
         let count = on_cpu.len();
         let shortest = |inside: bool| {
             let side = self.streams.iter().zip(on_cpu).filter(|(_, on_cpu)| **on_cpu == inside);
@@ -120,9 +120,9 @@ impl Demand {
             self.stream(at, gpu, cycle)
         };
         let wanted = |at: &usize| match part {
-            Part::All => true,
-            Part::Cpu => on_cpu[*at],
-            Part::Gpus => !on_cpu[*at],
+            PlannedStreams::All => true,
+            PlannedStreams::Cpu => on_cpu[*at],
+            PlannedStreams::Gpus => !on_cpu[*at],
         };
         let streams: Vec<Stream> = (0..count).filter(wanted).map(stream).collect();
         if streams.is_empty() {
@@ -173,7 +173,7 @@ impl Demand {
 
 /// Which streams of a division are planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum PlannedStreams {
     /// All of them.
     All,
     /// Those on the CPU.

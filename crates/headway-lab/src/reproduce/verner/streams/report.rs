@@ -5,7 +5,7 @@ use headway_core::plan::Strategy;
 use headway_core::units::Nanos;
 
 use super::trial::{Trial, cycle_bytes};
-use super::{ExperimentSetting, Found, OfWorkload, Try, cycle_of};
+use super::{ExperimentSetting, OfWorkload, PolicyResult, Try, cycle_of};
 use crate::reproduce::site::{Site, with_causes};
 use crate::reproduce::{ExperimentResults, PaperRow, PaperVerdict, RawFigures, said, silent};
 use headway_measure::sample::SampleFigures;
@@ -26,7 +26,7 @@ pub(super) struct Results {
 
 impl Results {
     /// Everything that was found, with its workload.
-    pub(super) fn found(&self) -> impl Iterator<Item = (&OfWorkload, &Found)> {
+    pub(super) fn found(&self) -> impl Iterator<Item = (&OfWorkload, &PolicyResult)> {
         self.all.iter().flat_map(|one| one.found.iter().map(move |found| (one, found)))
     }
 }
@@ -62,7 +62,7 @@ pub(super) fn rows_of_one(one: &OfWorkload, duration: Nanos) -> Vec<PaperRow> {
 }
 
 /// What came of fewer streams.
-pub(super) fn tried(found: &Found) -> String {
+pub(super) fn tried(found: &PolicyResult) -> String {
     let planned = streams(found);
     let share = |one: &Try| one.streams as f64 / planned.max(1) as f64 * 100.0;
     match (found.fewer.iter().find(|one| one.holds()), found.fewer.last()) {
@@ -76,7 +76,7 @@ pub(super) fn tried(found: &Found) -> String {
 }
 
 /// How many streams miss nothing where those of the plan miss some.
-fn fewer(one: &OfWorkload, found: &Found, duration: Nanos) -> Option<PaperRow> {
+fn fewer(one: &OfWorkload, found: &PolicyResult, duration: Nanos) -> Option<PaperRow> {
     if found.fewer.is_empty() {
         return None;
     }
@@ -89,18 +89,18 @@ fn fewer(one: &OfWorkload, found: &Found, duration: Nanos) -> Option<PaperRow> {
     })
 }
 
-pub(super) fn streams(found: &Found) -> usize {
+pub(super) fn streams(found: &PolicyResult) -> usize {
     found.planned.case.plan.streams.len()
 }
 
-pub(super) fn rate(found: &Found) -> f64 {
+pub(super) fn rate(found: &PolicyResult) -> f64 {
     let plan = &found.planned.case.plan;
     plan.streams.iter().map(|stream| stream.packet.0 as f64 / stream.period.0.max(1) as f64).sum()
 }
 
 fn against_serial(results: &OfWorkload) -> PaperRow {
     let of = |policy| results.found.iter().find(|found| found.policy == policy);
-    let clean = |found: &&Found| found.is_clean();
+    let clean = |found: &&PolicyResult| found.is_clean();
     let best =
         results.found.iter().filter(|found| found.policy != Strategy::Serial).filter(clean).max_by_key(|f| streams(f));
     let (ours, verdict) = match (of(Strategy::Serial), best) {
@@ -131,7 +131,7 @@ fn against_serial(results: &OfWorkload) -> PaperRow {
     }
 }
 
-fn planned(found: &Found, duration: Nanos) -> PaperRow {
+fn planned(found: &PolicyResult, duration: Nanos) -> PaperRow {
     let plan = &found.planned.case.plan;
     let (ours, verdict) = match &found.trial {
         Ok(trial) => {
@@ -192,7 +192,7 @@ fn responses(plan: &Plan, trial: &Trial, wanted: impl Fn(Option<u32>) -> bool) -
 }
 
 /// The streams that the CPU took, and how they fared.
-fn on_cpu(found: &Found) -> Option<PaperRow> {
+fn on_cpu(found: &PolicyResult) -> Option<PaperRow> {
     let plan = &found.planned.case.plan;
     let streams = || plan.streams.iter().filter(|stream| stream.gpu.is_none());
     let trial = found.trial.as_ref().ok()?;
@@ -250,7 +250,7 @@ fn against_gpus_alone(results: &OfWorkload) -> Option<PaperRow> {
     })
 }
 
-fn verified(found: &Found) -> PaperRow {
+fn verified(found: &PolicyResult) -> PaperRow {
     let (ours, verdict) = match &found.trial {
         Ok(trial) => {
             let v = &trial.verified;
@@ -373,7 +373,7 @@ fn notes(site: &Site, results: &Results) -> Vec<String> {
 }
 
 fn plans(results: &Results) -> RawFigures {
-    let line = |(one, found): (&OfWorkload, &Found)| -> Vec<String> {
+    let line = |(one, found): (&OfWorkload, &PolicyResult)| -> Vec<String> {
         let (plan, planned) = (&found.planned.case.plan, &found.planned);
         let rectangle = planned.division.rectangle;
         let batches: Vec<String> =

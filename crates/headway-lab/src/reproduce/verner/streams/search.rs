@@ -10,7 +10,7 @@ use headway_core::plan::stream::{BestRectangle, Margins, Rectangle, SearchReach,
 use headway_core::plan::{Plan, Strategy};
 use headway_core::units::{Nanos, PPM};
 
-use super::demand::{Demand, KERNEL, Part};
+use super::demand::{Demand, KERNEL, PlannedStreams};
 use crate::Error;
 
 /// A count's border is known to one part in so many.
@@ -39,7 +39,7 @@ pub(super) struct Planned {
 
 /// The first streams, as many as `on_cpu` is long, so divided, with their plan, accepted or not.
 pub(super) fn forced(machine: &Machine, demand: &Demand, policy: Strategy, on_cpu: &[bool]) -> Result<Case, Error> {
-    let workload = demand.workload(on_cpu, Part::All).expect("at least one stream is planned");
+    let workload = demand.workload(on_cpu, PlannedStreams::All).expect("at least one stream is planned");
     let plan = planner::plan(machine, &workload, PlanOptions { strategy: Some(policy) });
     Ok(Case { workload, plan: Arc::new(plan.map_err(|error| headway::Failure::Plan(Box::new(error)))?) })
 }
@@ -67,7 +67,7 @@ impl<'a> Divider<'a> {
     }
 
     /// The margins of one side of a division.
-    fn side(&mut self, on_cpu: &[bool], part: Part) -> Result<u64, Error> {
+    fn side(&mut self, on_cpu: &[bool], part: PlannedStreams) -> Result<u64, Error> {
         let Some(workload) = self.demand.workload(on_cpu, part) else { return Ok(u64::MAX) };
         self.plans += 1;
         match planner::plan(self.machine, &workload, PlanOptions { strategy: Some(self.policy) }) {
@@ -83,9 +83,9 @@ impl<'a> Divider<'a> {
         let inside = self.demand.streams(on_cpu.len()).iter().zip(on_cpu).filter(|(_, on_cpu)| **on_cpu);
         let cpu = match inside.map(|(stream, _)| stream.bits_per_second).sum::<u64>() {
             bits if bits > self.capacity => 0,
-            _ => self.side(on_cpu, Part::Cpu)?,
+            _ => self.side(on_cpu, PlannedStreams::Cpu)?,
         };
-        let gpus = if cpu < PPM { u64::MAX } else { self.side(on_cpu, Part::Gpus)? };
+        let gpus = if cpu < PPM { u64::MAX } else { self.side(on_cpu, PlannedStreams::Gpus)? };
         Ok(Margins { cpu, gpus })
     }
 
@@ -96,7 +96,7 @@ impl<'a> Divider<'a> {
             return search(streams, reach, |on_cpu| self.margins(on_cpu));
         }
         let on_cpu = vec![false; count];
-        let margins = Margins { cpu: u64::MAX, gpus: self.side(&on_cpu, Part::Gpus)? };
+        let margins = Margins { cpu: u64::MAX, gpus: self.side(&on_cpu, PlannedStreams::Gpus)? };
         let rectangle = Rectangle { deadline: Nanos::ZERO, position: 0, bits_per_second: 0 };
         Ok(BestRectangle { rectangle, on_cpu, margins })
     }

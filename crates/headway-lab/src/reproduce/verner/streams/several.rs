@@ -5,7 +5,7 @@ use headway_core::units::Nanos;
 
 use super::report::{Results, rate, response, streams, streams_on_cpu, tried};
 use super::trial::Trial;
-use super::{Found, OfWorkload, cycle_of};
+use super::{OfWorkload, PolicyResult, cycle_of};
 use crate::reproduce::site::with_causes;
 use crate::reproduce::{PaperRow, PaperVerdict, said, silent};
 
@@ -50,7 +50,7 @@ fn as_planned(results: &Results) -> PaperRow {
     }
 }
 
-fn of_workload(one: &OfWorkload, found: &Found, duration: Nanos) -> PaperRow {
+fn of_workload(one: &OfWorkload, found: &PolicyResult, duration: Nanos) -> PaperRow {
     let plan = &found.planned.case.plan;
     let shortest = plan.streams.iter().map(|stream| stream.deadline).min().unwrap_or_default();
     let without = one.without.filter(|(policy, _)| *policy == found.policy);
