@@ -50,7 +50,7 @@ fn long_version() -> &'static str {
 pub(crate) enum Command {
     /// Say what this machine can do, what is missing, and what to do about it
     Doctor {
-        /// On what every way of copying is tried
+        /// On what every method is tried
         #[arg(long, value_enum, default_value_t = CopyBackendArg::Auto)]
         backend: CopyBackendArg,
         /// Machine whose plans must allow the delays of drivers that are seen here: a shipped name or a file
@@ -81,14 +81,14 @@ pub(crate) enum Command {
         value_parser = clap::value_parser!(u64).range(1..))]
         trace_max: u64,
     },
-    /// Measure this node and write its machine file: links, kernels, and what every way of copying takes
+    /// Measure this node and write its machine file: links, kernels, and what every method takes
     Measure(MeasureArgs),
     /// Compare ways of doing something, in one run
     Bench {
         #[command(subcommand)]
         what: BenchCommand,
     },
-    /// Say which way a copy would go, and why
+    /// Say which method a copy would take, and why
     Explain(ExplainArgs),
     /// List the machines that are shipped, or print the file of one
     Machines {
@@ -242,7 +242,7 @@ pub(crate) struct MeasureArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Compare every way of copying with the driver's call, with pinned memory and with `auto`
+    /// Compare every method with the driver's call, with pinned memory and with `auto`
     Transfers(BenchArgs),
     /// Compare predicted ends of random batches of concurrent copies, and their worst-case bounds, with measured ones
     Interconnect(InterconnectArgs),
@@ -312,8 +312,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = some_bytes)]
     pub(crate) sizes: Option<Vec<Bytes>>,
     /// Methods to compare, beside `pageable` and `dma` [default: all]
-    #[arg(long, value_name = "METHOD", value_delimiter = ',', value_parser = method())]
-    pub(crate) ways: Vec<Method>,
+    #[arg(long, alias = "ways", value_name = "METHOD", value_delimiter = ',', value_parser = method())]
+    pub(crate) methods: Vec<Method>,
     /// Folder for figures, plots and summary; other options given are added to its name
     #[arg(long, default_value = "out/transfers")]
     pub(crate) out: PathBuf,
@@ -327,7 +327,7 @@ pub(crate) struct ExplainArgs {
     /// Size of the copy, for example "4 KiB"; a number alone is bytes
     #[arg(long, value_parser = bytes)]
     pub(crate) bytes: Bytes,
-    /// Which way it goes
+    /// Direction of the copy
     #[arg(long, value_parser = word(Direction::WORDS))]
     pub(crate) direction: Direction,
     /// What the host end is

@@ -16,7 +16,7 @@ use headway_cli::values::some_bytes;
 
 #[derive(Debug, Args)]
 pub(crate) struct ExecArgs {
-    /// Large copies from and to ordinary memory are made by several threads through page-locked memory, where that is the best way
+    /// Large copies from and to ordinary memory are made by several threads through page-locked memory, where that is the best method
     /// known
     #[arg(long, value_enum, value_name = "WHETHER", num_args = 0..=1, require_equals = true, default_missing_value = "on",
         default_value = "on")]
@@ -70,7 +70,7 @@ pub(crate) struct ExecArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Switch {
-    /// Where it is the best way known
+    /// Where it is the best method known
     On,
     /// Every copy of 1 MiB and more, whatever it costs
     Always,

@@ -168,7 +168,7 @@ fn unplanned(text: &mut String, plan: &Plan) {
     }
     let _ = writeln!(
         text,
-        "\n{:<24} {:>8} {:>11} {:>11} {:>12} {:>13}  way",
+        "\n{:<24} {:>8} {:>11} {:>11} {:>12} {:>13}  method",
         "without windows", "class", "size", "pieces of", "blocks for", "alone"
     );
     for pipeline in all.iter().take(LINES) {

@@ -93,7 +93,8 @@ fn measured(report: &measuring::MeasureReport) -> String {
             tuning.in_flight
         );
     }
-    let _ = writeln!(text, "\nfirst GPU, idle: the fastest way from each size on, of ways within 3 % the simplest");
+    let _ =
+        writeln!(text, "\nfirst GPU, idle: the fastest method from each size on, of methods within 3 % the simplest");
     for (situation, thresholds) in &report.thresholds {
         let steps: Vec<String> = thresholds.iter().map(|(from, method)| format!("{from}: {method}")).collect();
         let _ = writeln!(text, "{situation:<12} {}", steps.join(", "));
@@ -111,7 +112,7 @@ pub(crate) fn bench(out: &Out, args: &BenchArgs) -> Result<CommandAnswer> {
         machine: args.machine.clone(),
         gpus: args.gpus,
         sizes: args.sizes.clone(),
-        methods: args.ways.clone(),
+        methods: args.methods.clone(),
         out: args.out.clone(),
         quick: args.quick,
         interrupt: interrupt(out, "nothing"),

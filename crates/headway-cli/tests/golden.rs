@@ -201,7 +201,7 @@ fn doctor_without_a_gpu_says_so_with_a_remedy_once_and_exits_0() {
         "{answer:?}"
     );
     assert_eq!(answer.out.matches("install the NVIDIA driver, or name").count(), 1, "{answer:?}");
-    assert!(answer.out.contains("missing  ways of copying none is available: there is no GPU"), "{answer:?}");
+    assert!(answer.out.contains("missing  methods of copying none is available: there is no GPU"), "{answer:?}");
     assert!(answer.out.contains("pageable, dma, "), "{answer:?}");
     // With `--backend cuda` the answer is "no".
     assert!(headway(place.path(), &["doctor", "--backend", "cuda"]).exits(1).out.contains("missing  CUDA driver"));
@@ -233,7 +233,7 @@ fn every_json_document_is_one_document_with_a_schema() {
 }
 
 #[test]
-fn explain_lays_out_every_way_with_its_reason() {
+fn explain_lays_out_every_method_with_its_reason() {
     let ask = |args: &[&str]| headway(&root(), &[&["explain", "--direction", "d2h"], args].concat()).exits(0);
     golden("explain-large.txt", &ask(&["--bytes", "1 GiB", "--long"]).out);
     golden("explain-small-pinned.txt", &ask(&["--bytes", "4096", "--host", "pinned"]).out);
@@ -282,7 +282,7 @@ fn measure_refuses_to_replace_a_file_and_its_file_explains() {
 }
 
 #[test]
-fn doctor_tries_every_way_of_copying_where_there_is_a_gpu_or_an_emulated_one() {
+fn doctor_tries_every_method_where_there_is_a_gpu_or_an_emulated_one() {
     let place = place();
     let answer = headway(place.path(), &["doctor", "--backend", "emu"]).exits(0);
     for method in ["pageable", "dma", "staged", "window vulkan", "resident hub", "kernel"] {

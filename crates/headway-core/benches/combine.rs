@@ -23,8 +23,8 @@ const MS: u64 = 1_000_000;
 
 fn host_routes(machine: &Machine) -> Vec<RouteId> {
     let host = machine.memories().next().expect("the shipped node has a memory");
-    let ways = machine.gpus().flat_map(|gpu| [machine.route(host, gpu), machine.route(gpu, host)]);
-    ways.flatten().collect()
+    let routes = machine.gpus().flat_map(|gpu| [machine.route(host, gpu), machine.route(gpu, host)]);
+    routes.flatten().collect()
 }
 
 fn messages(count: usize, distinct: bool, routes: &[RouteId]) -> MessageSet {

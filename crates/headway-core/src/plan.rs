@@ -465,7 +465,7 @@ pub enum OperationWork {
         /// The direction: what the engine must serve.
         class: EngineClass,
         route: RouteId,
-        /// The way of moving.
+        /// How the bytes are moved.
         method: Method,
         /// The most bytes a job moves.
         bytes: Bytes,

@@ -1,7 +1,7 @@
 //! What every [`Gpu`] must do, as tests. [`conformance!`](crate::conformance!) makes them `#[test]`s of a GPU.
 //!
-//! Every way to move bytes is tried in every size and alignment on random data with guard bytes around, and compared through
-//! another way. Nothing is asserted about speed. Where the hardware is absent every test prints why it was skipped and passes.
+//! Every method to move bytes is tried in every size and alignment on random data with guard bytes around, and compared through
+//! another method. Nothing is asserted about speed. Where the hardware is absent every test prints why it was skipped and passes.
 
 mod copies;
 mod engines;
@@ -256,10 +256,10 @@ impl Bench {
         Self { noise: Noise::new(largest as u64), host, expected: vec![0; room], found: vec![0; room] }
     }
 
-    /// Tries `way` both ways at one size and place; every byte arrives, and no byte beside them changes.
+    /// Tries `method` both ways at one size and place; every byte arrives, and no byte beside them changes.
     fn case(
         &mut self,
-        way: &mut dyn HostCopy,
+        method: &mut dyn HostCopy,
         other: &mut dyn HostCopy,
         there: &Buffer,
         len: usize,
@@ -272,7 +272,7 @@ impl Bench {
         self.noise.fill(&mut self.expected[..all]);
         other.put(&self.expected, 0, all, there, on - GUARD);
         self.noise.fill(&mut self.host[at - GUARD..at + len + GUARD]);
-        way.put(&self.host, at, len, there, on);
+        method.put(&self.host, at, len, there, on);
         self.expected[GUARD..GUARD + len].copy_from_slice(&self.host[at..at + len]);
         other.take(there, on - GUARD, &mut self.found, 0, all);
         same(&format!("to the device: {what}"), &self.found[..all], &self.expected[..all]);
@@ -280,16 +280,16 @@ impl Bench {
         self.noise.fill(&mut self.host[at - GUARD..at + len + GUARD]);
         self.found[..all].copy_from_slice(&self.host[at - GUARD..at + len + GUARD]);
         self.found[GUARD..GUARD + len].copy_from_slice(&self.expected[GUARD..GUARD + len]);
-        way.take(there, on, &mut self.host, at, len);
+        method.take(there, on, &mut self.host, at, len);
         same(&format!("from the device: {what}"), &self.host[at - GUARD..at + len + GUARD], &self.found[..all]);
     }
 
-    /// Tries `way` in all sizes and alignments.
-    fn every_case(&mut self, way: &mut dyn HostCopy, other: &mut dyn HostCopy, there: &Buffer) {
+    /// Tries `method` in all sizes and alignments.
+    fn every_case(&mut self, method: &mut dyn HostCopy, other: &mut dyn HostCopy, there: &Buffer) {
         for len in SIZES {
             for host in HOST_OFFSETS {
                 for device in DEVICE_OFFSETS {
-                    self.case(way, other, there, len, (host, device));
+                    self.case(method, other, there, len, (host, device));
                 }
             }
         }

@@ -51,7 +51,7 @@ pub type LaunchTime = Arc<dyn Fn(&str, Demand) -> Nanos + Send + Sync>;
 pub struct EmuSpec {
     /// Name for people.
     pub name: String,
-    /// The classes of engines that plans may use; queues copy every way.
+    /// The classes of engines that plans may use; queues copy in every direction.
     pub engines: Vec<EngineClass>,
     /// Copies from the host.
     pub h2d: OperationPace,

@@ -231,8 +231,8 @@ const fn periods(distinct: bool) -> &'static str {
 
 fn host_routes(machine: &Machine) -> Vec<RouteId> {
     let host = machine.memories().next().expect("the shipped node has a memory");
-    let ways = machine.gpus().flat_map(|gpu| [machine.route(host, gpu), machine.route(gpu, host)]);
-    ways.flatten().collect()
+    let routes = machine.gpus().flat_map(|gpu| [machine.route(host, gpu), machine.route(gpu, host)]);
+    routes.flatten().collect()
 }
 
 fn below(random: &mut Pcg64Mcg, limit: u64) -> u64 {

@@ -42,7 +42,11 @@ pub fn of_rows(plot: &RowsPlot) -> Result<Figure, Error> {
     let mut table = ReaderBuilder::new().flexible(true).from_reader(open(&plot.rows).map_err(read_error)?);
     let header = table.headers().map_err(|error| wrong(error.to_string()))?.clone();
     let column = |name: &String| {
-        let at = header.iter().position(|known| known == name);
+        let at = header.iter().position(|known| known == name).or_else(|| {
+            // Runs before December 2026 called the method of a copy `way`.
+            let earlier = if name == "method" { "way" } else { return None };
+            header.iter().position(|known| known == earlier)
+        });
         at.ok_or_else(|| wrong(format!("there is no column `{name}`; there are {}", list(header.iter()))))
     };
     let columns = |names: &[String]| names.iter().map(column).collect::<Result<Vec<_>, _>>();
@@ -133,7 +137,7 @@ mod tests {
 
     use super::*;
 
-    const TABLE: &str = "source,way,direction,bytes,median_ns,p99_ns\n\
+    const TABLE: &str = "source,method,direction,bytes,median_ns,p99_ns\n\
         cuda,dma,h2d,64,5,9\ncuda,dma,h2d,16,3,\ncuda,staged,h2d,64,7,8\ncuda,dma,d2h,64,6,6\n";
 
     fn plot(rows: &Path, y: &[&str], by: &[&str], only: &[(&str, &str)]) -> Result<Figure, Error> {
@@ -164,13 +168,13 @@ mod tests {
         encoder.write_all(TABLE.as_bytes()).unwrap();
         encoder.finish().unwrap();
         for rows in [&plain, &packed] {
-            let figure = plot(rows, &["median_ns"], &["way"], &[("direction", "h2d")]).unwrap();
+            let figure = plot(rows, &["median_ns"], &["method"], &[("direction", "h2d")]).unwrap();
             assert_eq!((figure.source.as_str(), figure.title.as_str()), ("cuda", "direction h2d"));
             let lines: Vec<_> = figure.lines.iter().map(|line| (line.name.as_str(), line.points.clone())).collect();
             assert_eq!(lines, [("dma", vec![(16.0, 3.0), (64.0, 5.0)]), ("staged", vec![(64.0, 7.0)])]);
             assert!(figure.svg().unwrap().contains("source cuda"));
         }
-        let both = plot(&plain, &["median_ns", "p99_ns"], &["way", "direction"], &[]).unwrap();
+        let both = plot(&plain, &["median_ns", "p99_ns"], &["method", "direction"], &[]).unwrap();
         let names: Vec<&str> = both.lines.iter().map(|line| line.name.as_str()).collect();
         assert_eq!(names[..2], ["dma, h2d, median_ns", "dma, h2d, p99_ns"]);
         assert_eq!(both.lines[1].points, [(64.0, 9.0)], "an empty field is no point");
@@ -182,10 +186,10 @@ mod tests {
         let rows = folder.path().join("rows.csv");
         fs::write(&rows, TABLE).unwrap();
         let text = |plot: Result<Figure, Error>| plot.unwrap_err().to_string();
-        assert!(text(plot(&rows, &["rate"], &[], &[])).contains("no column `rate`; there are `source`, `way`"));
-        let never = text(plot(&rows, &["median_ns"], &[], &[("way", "kernel")]));
+        assert!(text(plot(&rows, &["rate"], &[], &[])).contains("no column `rate`; there are `source`, `method`"));
+        let never = text(plot(&rows, &["median_ns"], &[], &[("method", "kernel")]));
         assert!(never.contains("never `kernel`; it is `dma`, `staged`"), "{never}");
-        assert!(text(plot(&rows, &["way"], &[], &[])).contains("no row has numbers"));
+        assert!(text(plot(&rows, &["method"], &[], &[])).contains("no row has numbers"));
         fs::write(&rows, "bytes,median_ns\n1\n").unwrap();
         assert!(text(plot(&rows, &["median_ns"], &[], &[])).contains("rows.csv"));
         assert!(matches!(plot(&folder.path().join("none"), &["x"], &[], &[]), Err(Error::Headway(_))));

@@ -40,7 +40,7 @@ const EXPECTED: [Expected; 7] = [
     },
     Expected {
         name: "patil-table1",
-        tables: &[("table1", "way", &["pageable", "dma", "dma-register", "staged"])],
+        tables: &[("table1", "method", &["pageable", "dma", "dma-register", "staged"])],
         plots: &["table1-h2d", "table1-d2h"],
         rows: 9,
     },
@@ -52,7 +52,7 @@ const EXPECTED: [Expected; 7] = [
     },
     Expected {
         name: "patil-batch",
-        tables: &[("batch", "way", &["loop", "batch", "kernel", "gather"])],
+        tables: &[("batch", "method", &["loop", "batch", "kernel", "gather"])],
         plots: &["batch-h2d-64", "batch-h2d-4096", "batch-d2h-64", "batch-d2h-4096"],
         rows: 8,
     },

@@ -1,16 +1,16 @@
-//! Benchmarks of copies: every way beside the driver's own call and pinned memory in the same run, `auto` against the best
+//! Benchmarks of copies: every method beside the driver's own call and pinned memory in the same run, `auto` against the best
 //! of them, several GPUs, small copies while bulk ones run, and what the profile predicted.
 
 pub mod broker;
 mod crowd;
 mod host;
 pub mod interconnect;
+mod methods;
 mod predict;
 mod results;
 mod small;
 mod targets;
 mod turns;
-mod ways;
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -48,7 +48,7 @@ pub struct TransferBenchOptions {
     pub machine: Option<String>,
     /// The first so many GPUs only.
     pub gpus: Option<usize>,
-    /// Sizes of the table of ways; `None` = 64 B to 1 GiB.
+    /// Sizes of the table of methods; `None` = 64 B to 1 GiB.
     pub sizes: Option<Vec<Bytes>>,
     /// Methods to look at; empty = all.
     pub methods: Vec<Method>,
@@ -70,7 +70,7 @@ impl TransferBenchOptions {
         Nanos(curve(&self.sizes()) * crate::CURVES as u64 + automatic * AUTOMATIC)
     }
 
-    /// Sizes of the table of ways.
+    /// Sizes of the table of methods.
     fn sizes(&self) -> Vec<u64> {
         let mut sizes = match &self.sizes {
             Some(sizes) => sizes.iter().map(|bytes| bytes.0.max(1)).collect(),
@@ -95,7 +95,7 @@ impl TransferBenchOptions {
     }
 }
 
-/// Situations in which `auto` is compared, times the ways of copying in each, by the third of the time that each gets: about.
+/// Situations in which `auto` is compared, times the methods in each, by the third of the time that each gets: about.
 const AUTOMATIC: u64 = 5 * 6 / 3;
 
 /// What was found.
@@ -235,7 +235,7 @@ impl Bench<'_, '_> {
         self.host()
     }
 
-    /// Ways of the first GPU that were asked for and can be used.
+    /// Methods of the first GPU that were asked for and can be used.
     fn usable(&mut self) -> Vec<Method> {
         let mut methods = Vec::new();
         let asked = &self.options.methods;

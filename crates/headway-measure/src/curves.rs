@@ -1,4 +1,4 @@
-//! Cost curves: what every way takes for copies of each size, alone and while bulk copies run.
+//! Cost curves: what every method takes for copies of each size, alone and while bulk copies run.
 
 mod many;
 
@@ -48,7 +48,7 @@ pub struct Efforts {
     pub middle: Effort,
     /// Above.
     pub large: Effort,
-    /// A way whose copies take longer is not measured with larger ones: its last slope goes on.
+    /// A method whose copies take longer is not measured with larger ones: its last slope goes on.
     pub patience: Nanos,
 }
 
@@ -102,13 +102,13 @@ pub struct Taker<'s, 'a> {
     pub sizes: Vec<u64>,
     pub efforts: Efforts,
     pub lines: BTreeMap<CurveKey, CurvePoints>,
-    /// Ways that failed, which are left out.
+    /// Methods that failed, which are left out.
     pub dropped: Vec<(Method, String)>,
 }
 
 impl Taker<'_, '_> {
-    /// Measures `ways` in both directions with nothing else going on, more closely where the fastest one changes. At each size all
-    /// ways take turns.
+    /// Measures `methods` in both directions with nothing else going on, more closely where the fastest one changes. At each size all
+    /// methods take turns.
     pub fn alone(&mut self, timer: &mut CopyTimer, methods: &[Method]) -> Result<(), Error> {
         let directions = [Direction::H2d, Direction::D2h];
         self.session.phase("alone", directions.len() * self.sizes.len());
@@ -138,8 +138,8 @@ impl Taker<'_, '_> {
         Ok(())
     }
 
-    /// Measures the sizes again at which a way was slower than with more bytes: most often it is what else the host did for some
-    /// milliseconds, and all ways that took turns then were measured too slow.
+    /// Measures the sizes again at which a method was slower than with more bytes: most often it is what else the host did for some
+    /// milliseconds, and all methods that took turns then were measured too slow.
     fn again(&mut self, timer: &mut CopyTimer, direction: Direction) -> Result<(), Error> {
         for bytes in self.sizes.clone() {
             let lines = || self.lines_alone(direction).filter(|(_, line)| line.points.contains_key(&bytes));
@@ -169,7 +169,7 @@ impl Taker<'_, '_> {
         }
     }
 
-    /// A point of each of `kinds`, timed in turns; `note` tells them from others of this size in the journal. A way that fails is
+    /// A point of each of `kinds`, timed in turns; `note` tells them from others of this size in the journal. A method that fails is
     /// dropped with all its curves.
     fn in_turns(
         &mut self,
@@ -238,7 +238,7 @@ impl Taker<'_, '_> {
         self.lines.retain(|key, _| key.method != method);
     }
 
-    /// Measures small copies by those of `ways` that are for such, beside each of `loads`.
+    /// Measures small copies by those of `methods` that are for such, beside each of `loads`.
     pub fn under_load(
         &mut self,
         timer: &mut CopyTimer,
@@ -266,7 +266,7 @@ impl Taker<'_, '_> {
         Ok(())
     }
 
-    /// One curve; a way that fails is dropped with all its curves.
+    /// One curve; a method that fails is dropped with all its curves.
     fn line(
         &mut self,
         timer: &mut CopyTimer,
@@ -289,7 +289,7 @@ impl Taker<'_, '_> {
         Ok(())
     }
 
-    /// One point, by copies one after the other; `None` for a way that failed.
+    /// One point, by copies one after the other; `None` for a method that failed.
     fn point(&mut self, timer: &mut CopyTimer, key: CurveKey, bytes: u64) -> Result<Option<SampleFigures>, Error> {
         let CurveKey { method, direction, memory, load, .. } = key;
         let spec =
@@ -324,7 +324,7 @@ impl Taker<'_, '_> {
         }
     }
 
-    /// Where the fastest way changes between two sizes, measures both ways in between, to 5 %.
+    /// Where the fastest method changes between two sizes, measures both methods in between, to 5 %.
     fn bisect(&mut self, timer: &mut CopyTimer, direction: Direction, memory: HostMemory) -> Result<(), Error> {
         let sizes = self.sizes.clone();
         for pair in sizes.windows(2) {
@@ -370,7 +370,7 @@ impl Taker<'_, '_> {
         self.lines.get(&self.key(kind, direction)).is_some_and(|line| is_doubtful(&line.points, bytes))
     }
 
-    /// The way with the least median at `bytes`, of those measured there.
+    /// The method with the least median at `bytes`, of those measured there.
     fn winner(&self, direction: Direction, memory: HostMemory, bytes: u64) -> Option<Method> {
         let lines = self.lines_alone(direction).filter(|(key, _)| key.memory == memory);
         let at = lines.filter_map(|(key, line)| line.points.get(&bytes).map(|figures| (figures.median, key.method)));
@@ -385,7 +385,7 @@ fn is_doubtful(points: &BTreeMap<u64, SampleFigures>, bytes: u64) -> bool {
     points.get(&bytes).is_some_and(|figures| figures.median.0 > limit)
 }
 
-/// Whether measuring cannot go on after `error` with other ways.
+/// Whether measuring cannot go on after `error` with other methods.
 fn is_fatal(error: &Error) -> bool {
     match error {
         Error::Headway(
@@ -432,7 +432,7 @@ pub fn keep(profile: &mut Profile, lines: &BTreeMap<CurveKey, CurvePoints>) {
     }
 }
 
-/// Curves of copies on all GPUs at once. `hows` names the ways, each as it is to be used with so many GPUs.
+/// Curves of copies on all GPUs at once. `hows` names the methods, each as it is to be used with so many GPUs.
 pub fn concurrent(
     session: &mut Session<'_>,
     gpus: &[EndpointId],

@@ -1,5 +1,5 @@
 //! Measures a node and writes its machine file: what it is, what its links carry alone and together, what kernels cost, and
-//! what every way of copying takes for every size (specification of transfers, 2.5 and 3.1).
+//! what every method takes for every size (specification of transfers, 2.5 and 3.1).
 #![forbid(unsafe_code)]
 
 mod arbitration;
@@ -105,7 +105,7 @@ pub enum MeasureStep {
     Kernels,
     /// How `staged` works best.
     Staging,
-    /// Every way, direction, memory and size, and many pieces in one request, with nothing else going on.
+    /// Every method, direction, memory and size, and many pieces in one request, with nothing else going on.
     Curves,
     /// Small copies while bulk ones run.
     Busy,
@@ -467,11 +467,11 @@ impl Measurement<'_> {
         let (backend, model) = (self.options.backend, self.options.model.as_deref());
         for group in groups {
             let index = group[0] as u32;
-            for (way, found) in arbitration::of_gpu(&mut self.session, backend, model, index, asking)? {
+            for (direction, found) in arbitration::of_gpu(&mut self.session, backend, model, index, asking)? {
                 self.session.warnings.extend(found.left_out);
                 for &gpu in &group {
                     let place = &mut self.machine.profile.arbitration;
-                    place.extend(found.arbitration.clone().map(|found| ((gpus[gpu], way), found)));
+                    place.extend(found.arbitration.clone().map(|found| ((gpus[gpu], direction), found)));
                 }
             }
         }
@@ -651,7 +651,7 @@ fn header(machine: &Machine) -> Vec<&'static str> {
     lines
 }
 
-/// Ways that every probe allows, for each GPU; the others become warnings only where they are the usual ones.
+/// Methods that every probe allows, for each GPU; the others become warnings only where they are the usual ones.
 fn usable(copier: &Copier, gpus: usize) -> Vec<Vec<Method>> {
     let mut methods = vec![Vec::new(); gpus];
     for probe in copier.probe() {

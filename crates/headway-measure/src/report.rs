@@ -12,7 +12,7 @@ use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use serde::Serialize;
 
 use headway::emulation;
-use headway::explain::measured_ways;
+use headway::explain::measured_methods;
 
 /// What came of a measurement.
 #[derive(Clone, Debug, Serialize)]
@@ -38,7 +38,7 @@ pub struct MeasureReport {
     pub rates: Vec<(String, Rate)>,
     /// How `staged` works best, per situation.
     pub tunings: Vec<(String, Tuning)>,
-    /// Which way is used from which size on, per direction and memory of the first GPU.
+    /// Which method is used from which size on, per direction and memory of the first GPU.
     pub thresholds: Vec<(String, Vec<(Bytes, String)>)>,
     /// How far the model was from what was measured.
     pub calibration: Option<Checked>,
@@ -97,14 +97,14 @@ impl MeasureReport {
     }
 }
 
-/// A way that takes at most 3 % longer than the fastest counts as equally fast.
+/// A method that takes at most 3 % longer than the fastest counts as equally fast.
 const TIE_PPM: u64 = 30_000;
 
-/// Which way the first GPU's copies go from which size on, when every way that was measured may be used. Of ways that are equally
+/// Which method the first GPU's copies take from which size on, when every method that was measured may be used. Of methods that are equally
 /// fast the simplest is named, so that noise does not make the list flip between them.
 fn thresholds(machine: &Machine) -> Vec<(String, Vec<(Bytes, String)>)> {
     let Some(gpu) = machine.gpus().next() else { return Vec::new() };
-    let available = measured_ways(&machine.profile);
+    let available = measured_methods(&machine.profile);
     let situations = [
         (Direction::H2d, HostMemory::Touched),
         (Direction::D2h, HostMemory::Touched),
@@ -120,12 +120,12 @@ fn thresholds(machine: &Machine) -> Vec<(String, Vec<(Bytes, String)>)> {
             |bytes: Bytes| simplest(&choose(&machine.profile, &MethodRequest { bytes, ..request.clone() }, &available));
         let mut named: Vec<(Bytes, Method)> = Vec::new();
         for (at, from) in steps.iter().enumerate() {
-            let way = simplest(middle(*from, steps.get(at + 1).copied()));
-            if named.last().is_none_or(|(_, before)| *before != way) {
-                named.push((*from, way));
+            let method = simplest(middle(*from, steps.get(at + 1).copied()));
+            if named.last().is_none_or(|(_, before)| *before != method) {
+                named.push((*from, method));
             }
         }
-        (format!("{direction} {memory}"), named.into_iter().map(|(from, way)| (from, way.to_string())).collect())
+        (format!("{direction} {memory}"), named.into_iter().map(|(from, method)| (from, method.to_string())).collect())
     });
     rows.collect()
 }
@@ -137,7 +137,7 @@ fn middle(from: Bytes, next: Option<Bytes>) -> Bytes {
     Bytes(u64::try_from(root).unwrap_or(u64::MAX).max(from.0))
 }
 
-/// The first in the order of methods among the chosen way and those that are only slower, by no more than counts as equal.
+/// The first in the order of methods among the chosen method and those that are only slower, by no more than counts as equal.
 fn simplest(choice: &MethodChoice) -> Method {
     let Some(best) = choice.predicted else { return choice.method };
     let limit = u128::from(best.0) * u128::from(PPM + TIE_PPM) / u128::from(PPM);
@@ -158,19 +158,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_ways_that_are_equally_fast_the_simplest_is_named_whichever_was_chosen() {
-        let of = |ways: &[(Method, u64)]| {
-            let candidates = ways.iter().enumerate().map(|(at, &(method, median))| Candidate {
+    fn of_methods_that_are_equally_fast_the_simplest_is_named_whichever_was_chosen() {
+        let of = |methods: &[(Method, u64)]| {
+            let candidates = methods.iter().enumerate().map(|(at, &(method, median))| Candidate {
                 method,
                 figures: CostFigures { median: Some(Nanos(median)), ..CostFigures::default() },
                 price: Price::default(),
                 verdict: if at == 0 { MethodVerdict::Chosen } else { MethodVerdict::Rejected(RejectionReason::Slower) },
             });
             simplest(&MethodChoice {
-                method: ways[0].0,
+                method: methods[0].0,
                 tuning: None,
                 price: Price::default(),
-                predicted: Some(Nanos(ways[0].1)),
+                predicted: Some(Nanos(methods[0].1)),
                 runner_up: None,
                 why: Vec::new(),
                 candidates: candidates.collect(),

@@ -98,7 +98,7 @@ fn who_waits_for_whom_is_asked_of_every_gpu_both_ways_and_can_be_asked_again() {
     measure(&options, |_| ()).unwrap();
     let read = || machine::parse("node", &fs::read_to_string(&file).unwrap()).unwrap();
     let found = read().profile.arbitration;
-    assert_eq!(found.len(), 4, "two GPUs, two ways");
+    assert_eq!(found.len(), 4, "two GPUs, two directions");
     for asked in found.values() {
         assert_eq!(asked.whole.piece, Bytes(4 << 20), "of sizes this small");
         assert!(asked.time > Nanos::ZERO && asked.whole.wait.n > 0);

@@ -1,4 +1,4 @@
-//! Comparing the ways of copying, on the emulated backend with a few small sizes.
+//! Comparing the methods, on the emulated backend with a few small sizes.
 
 use std::fs;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ fn a_comparison_leaves_rows_plots_and_a_summary_with_every_target() {
     let rows = fs::read_to_string(out.join("rows.csv")).unwrap();
     assert_eq!(rows.lines().count(), report.rows.len() + 1);
     assert!(rows.lines().skip(1).all(|row| row.starts_with("emu,")), "{rows}");
-    for part in ["ways", "auto", "window", "resident", "many", "together"] {
+    for part in ["methods", "auto", "window", "resident", "many", "together"] {
         assert!(report.rows.iter().any(|row| row.part == part), "{part}");
     }
     let plot = fs::read_to_string(out.join("time-d2h-fresh.svg")).unwrap();

@@ -8,7 +8,7 @@
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::{road, stats};
+use crate::{lookup, stats};
 
 /// `LA_FLG_BINDTO` and `LA_FLG_BINDFROM`: the loader reports bindings to an object, and from it.
 const BIND_TO: c_uint = 1;
@@ -92,7 +92,7 @@ pub(crate) unsafe extern "C" fn la_preinit(_cookie: *mut usize) {
     // SAFETY: the path ends in zero; with RTLD_NOLOAD nothing is loaded.
     let library = unsafe { libc::dlmopen(LM_ID_BASE, path, libc::RTLD_NOLOAD | libc::RTLD_NOW) };
     if !library.is_null() {
-        BOUND.store(road::find(library, c"headway_preload_bound"), Ordering::Release);
+        BOUND.store(lookup::find(library, c"headway_preload_bound"), Ordering::Release);
     }
 }
 
@@ -132,5 +132,5 @@ pub(crate) extern "C" fn headway_preload_bound(
         return address;
     }
     // SAFETY: the loader's names end in zero.
-    road::bound(unsafe { CStr::from_ptr(name) }, address, namespace as c_int)
+    lookup::bound(unsafe { CStr::from_ptr(name) }, address, namespace as c_int)
 }

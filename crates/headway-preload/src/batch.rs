@@ -10,7 +10,7 @@ use crate::context;
 use crate::decide::{self, BULK_MIN, Out, PIECES_MAX};
 use crate::driver::{self, DevicePtr, Driver, Relaxed, SUCCESS, Status, Stream};
 use crate::passed::{self, Passed};
-use crate::{neighbours, road};
+use crate::{lookup, neighbours};
 
 /// `CUmemcpyAttributes`.
 #[repr(C)]
@@ -90,7 +90,7 @@ pub(crate) unsafe fn copy(batch: Batch, failed: *mut usize, real: impl FnOnce() 
         return real();
     };
     passed::count_many(Passed::Batch, copies.len() as u64, bytes);
-    let Some(piece) = piece.filter(|_| bytes >= BULK_MIN as u64 && !road::is_off()) else { return real() };
+    let Some(piece) = piece.filter(|_| bytes >= BULK_MIN as u64 && !lookup::is_off()) else { return real() };
     let Some(driver) = driver::driver() else { return real() };
     let pieces = |copy: &Out| copy.bytes.div_ceil(piece.0 as usize);
     let few = copies.iter().map(pieces).fold(0, usize::saturating_add) <= PIECES_MAX;

@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicPtr;
 use crate::batch::{self, Attributes, Batch};
 use crate::decide::{self, In, Out};
 use crate::driver::{Context, DevicePtr, NOT_INITIALIZED, STREAM_LEGACY, STREAM_PER_THREAD, SUCCESS, Status, Stream};
+use crate::lookup::{self, Replaced};
 use crate::passed::{self, Passed};
-use crate::road::{self, Replaced};
 use crate::shapes::{self, Plane, Space};
 use crate::stats::Kind;
 use crate::{context, fast};
@@ -53,7 +53,7 @@ macro_rules! replaced {
             #[allow(non_snake_case)]
             #[unsafe(no_mangle)]
             pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> Status {
-                let address = road::real(&TABLE[Row::$name as usize]);
+                let address = lookup::real(&TABLE[Row::$name as usize]);
                 if address.is_null() {
                     return NOT_INITIALIZED;
                 }
@@ -74,7 +74,7 @@ replaced! {
         // SAFETY: the caller's arguments are passed on as they are.
         let status = unsafe { real(name, function, version, flags) };
         // SAFETY: the real call has just used both pointers.
-        unsafe { road::resolved(status, name, function, version, flags) };
+        unsafe { lookup::resolved(status, name, function, version, flags) };
         status
     };
 
@@ -84,7 +84,7 @@ replaced! {
         // SAFETY: the caller's arguments are passed on as they are.
         let status = unsafe { real(name, function, version, flags, found) };
         // SAFETY: the real call has just used both pointers.
-        unsafe { road::resolved(status, name, function, version, flags) };
+        unsafe { lookup::resolved(status, name, function, version, flags) };
         status
     };
 

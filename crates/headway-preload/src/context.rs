@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::decide::{self, BULK, NEW};
 use crate::driver::{self, Context, DevicePtr, Driver, NOT_READY, Relaxed, SUCCESS, Stream};
-use crate::{neighbours, road, stack};
+use crate::{lookup, neighbours, stack};
 
 /// A line is pinned memory that a kernel writes and the calling thread copies on, for copies into ordinary memory.
 pub(crate) const LINE_BYTES: usize = 64 << 10;
@@ -85,7 +85,7 @@ fn refresh(known: &[(Context, ContextState)]) {
 
 /// A context that the program has got hold of: prepared at its first copy.
 pub(crate) fn expect(context: Context) {
-    if road::is_off() {
+    if lookup::is_off() {
         return;
     }
     let mut known = contexts();
@@ -97,7 +97,7 @@ pub(crate) fn expect(context: Context) {
 
 /// A context that is about to be destroyed. What it owns goes with it.
 pub(crate) fn forget(context: Context) {
-    if road::is_off() {
+    if lookup::is_off() {
         return;
     }
     let mut known = contexts();
@@ -107,7 +107,7 @@ pub(crate) fn forget(context: Context) {
 
 /// Any of the contexts may be about to be destroyed; those that live on are prepared again.
 pub(crate) fn forget_all() {
-    if road::is_off() {
+    if lookup::is_off() {
         return;
     }
     let mut known = contexts();
@@ -119,7 +119,7 @@ pub(crate) fn forget_all() {
 
 /// Contexts of a device that may be about to be destroyed; those that live on are prepared again.
 pub(crate) fn forget_device(device: c_int) {
-    if road::is_off() {
+    if lookup::is_off() {
         return;
     }
     let mut known = contexts();

@@ -15,7 +15,7 @@ use crate::driver::{self, DevicePtr, Driver, Relaxed, SUCCESS, Status, Stream, d
 use crate::fast::{Answer, Timing};
 use crate::log::{self, Asked, Made};
 use crate::stats::{self, Kind, Outcome};
-use crate::{fast, lint, neighbours, road, verify};
+use crate::{fast, lint, lookup, neighbours, verify};
 
 /// A copy out of a GPU, as the guest asked for it.
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +83,7 @@ pub(crate) fn options() -> GuestOptions {
 
 /// Whether copies are counted.
 pub(crate) fn counts() -> bool {
-    ATTENTION.load(Ordering::Relaxed) & COUNT != 0 && !road::is_off()
+    ATTENTION.load(Ordering::Relaxed) & COUNT != 0 && !lookup::is_off()
 }
 
 /// Says, in a program that was started as a guest, that its driver is newer than this version of Headway.
@@ -141,7 +141,7 @@ pub(crate) fn begin() {
 
 /// Sets and clears reasons, unless everything is switched off.
 pub(crate) fn attend(set: u32, clear: u32) {
-    if !road::is_off() {
+    if !lookup::is_off() {
         ATTENTION.fetch_or(set, Ordering::Relaxed);
         ATTENTION.fetch_and(!clear, Ordering::Relaxed);
     }
@@ -159,7 +159,7 @@ pub(crate) fn into_gpu(copy: In, kind: Kind, real: impl FnOnce() -> Status) -> S
 
 #[cold]
 fn look_in(copy: In, kind: Kind, attention: u32, real: impl FnOnce() -> Status) -> Status {
-    if road::is_off() {
+    if lookup::is_off() {
         return real();
     }
     if attention & COUNT != 0 {
@@ -257,7 +257,7 @@ pub(crate) fn out_of_gpu(out: Out, kind: Kind, real: impl FnOnce() -> Status) ->
 
 #[cold]
 fn look(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status) -> Status {
-    if road::is_off() {
+    if lookup::is_off() {
         return real();
     }
     if attention & COUNT != 0 {

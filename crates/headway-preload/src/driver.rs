@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
-use crate::road;
+use crate::lookup;
 
 /// Result of a driver call; 0 is success.
 pub(crate) type Status = c_int;
@@ -40,7 +40,7 @@ macro_rules! functions {
             fn load(library: *mut c_void) -> Option<Self> {
                 Some(Self {
                     $($field: {
-                        let address = road::find(library, $symbol);
+                        let address = lookup::find(library, $symbol);
                         if address.is_null() {
                             return None;
                         }
@@ -87,7 +87,7 @@ pub(crate) fn driver() -> Option<&'static Driver> {
     if let Some(known) = DRIVER.get() {
         return known.as_ref();
     }
-    let library = road::library()?;
+    let library = lookup::library()?;
     DRIVER.get_or_init(|| Driver::load(library)).as_ref()
 }
 

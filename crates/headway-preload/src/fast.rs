@@ -18,7 +18,7 @@ use headway::units::{Bytes, Nanos};
 use headway_core::files::guest_log::{DriverReason, Host};
 
 use crate::driver::{self, DevicePtr, Driver, Relaxed, STREAM_LEGACY, SUCCESS, Status, Stream};
-use crate::{decide, road, stack, stats};
+use crate::{decide, lookup, stack, stats};
 
 /// Like the driver, a guest waits without end for a busy GPU: a copy that was given up could still write.
 const PATIENCE: Nanos = Nanos(3_600_000_000_000);
@@ -81,9 +81,9 @@ fn cuda() -> Option<Arc<CudaDriver>> {
     static CUDA: Mutex<Option<Arc<CudaDriver>>> = Mutex::new(None);
     let mut known = CUDA.lock().unwrap_or_else(PoisonError::into_inner);
     if known.is_none() {
-        let library = road::library()?;
+        let library = lookup::library()?;
         // SAFETY: `find` asks the guest's own driver by the real `dlsym`; no program unloads a driver that has a context.
-        *known = unsafe { CudaDriver::of_program(|name| road::find(library, name)) }.ok();
+        *known = unsafe { CudaDriver::of_program(|name| lookup::find(library, name)) }.ok();
     }
     known.clone()
 }
@@ -175,7 +175,7 @@ fn opened(driver: &Driver, device: c_int) -> Option<Arc<Gpu>> {
 
 /// The primary context of a device may be about to be destroyed: what is kept for it goes first.
 pub(crate) fn forget_device(device: c_int) {
-    if road::is_off() {
+    if lookup::is_off() {
         return;
     }
     let mut gpus = gpus();

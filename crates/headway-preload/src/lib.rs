@@ -3,7 +3,7 @@
 //! It changes how the program's copies are made and queued, never what they copy, in which order, or what a call
 //! returns. Whatever it does not know, it passes on untouched: that is the rule for every `return real(..)` here.
 //!
-//! - [`road`]: how calls get here: `dlsym`, `cuGetProcAddress` in all its forms, and exported names.
+//! - [`lookup`]: how calls get here: `dlsym`, `cuGetProcAddress` in all its forms, and exported names.
 //! - [`audit`]: the loader's own interface, for what `LD_PRELOAD` does not reach.
 //! - [`calls`]: the functions that replace the driver's.
 //! - [`shapes`], [`batch`], [`passed`]: copies in rows, many copies in one call, and those that are only counted.
@@ -14,7 +14,7 @@
 //! - [`log`]: the event log, one line for each copy.
 //! - [`lint`]: where in the program copies lose time.
 //! - [`verify`]: accelerated copies compared with the driver's.
-//! - [`unhooked`]: libraries of the guest that reach the driver by a road of their own.
+//! - [`unhooked`]: libraries of the guest that look driver functions up by themselves.
 //! - [`neighbours`]: a page in shared memory by which guests of one user know of each other's bulk copies.
 //!
 //! It links no CUDA library. Its constructor gives SIGUSR1 a handler where `--stats` asks for that, and does nothing else. Threads start with the first large copy of ordinary memory, and
@@ -30,9 +30,9 @@ mod driver;
 mod fast;
 mod lint;
 mod log;
+mod lookup;
 mod neighbours;
 mod passed;
-mod road;
 mod shapes;
 mod stack;
 mod stats;

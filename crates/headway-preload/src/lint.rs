@@ -12,7 +12,7 @@ use headway_core::units::{Bytes, Nanos};
 
 use crate::driver::{self, Driver, Relaxed};
 use crate::log::{self, Asked, Made};
-use crate::road;
+use crate::lookup;
 
 /// Copies of each problem that are all traced; of more, one in 2, 4, 8 and so on.
 const ALL: u64 = 64;
@@ -253,7 +253,7 @@ fn text(place: *const std::ffi::c_char) -> String {
 
 /// At exit. It never waits: `exit` may have been called by a signal handler that interrupted this module.
 extern "C" fn finish() {
-    if road::is_off() {
+    if lookup::is_off() {
         return;
     }
     let Ok(state) = STATE.try_lock() else { return };

@@ -21,8 +21,8 @@ use headway_core::files::guest_log::{
 };
 use headway_core::units::{Bytes, Nanos};
 
+use crate::lookup;
 use crate::neighbours::now_ns;
-use crate::road;
 
 /// The log's greatest size. What does not fit is counted.
 const LOG_MAX: u64 = 256 << 20;
@@ -405,7 +405,7 @@ impl Log {
 /// At exit. It never waits long: the lock may be held by a function that a signal handler, which called `exit`, has interrupted.
 extern "C" fn finish() {
     for _ in 0..TRIES {
-        if road::is_off() {
+        if lookup::is_off() {
             return;
         }
         match LOG.try_lock() {

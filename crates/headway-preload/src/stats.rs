@@ -12,7 +12,7 @@ pub(crate) use headway_core::files::guest_log::Call as Kind;
 use headway_core::files::guest_log::DriverReason;
 use headway_core::models::transfer::Direction;
 
-use crate::{audit, log, passed, road, unhooked};
+use crate::{audit, log, lookup, passed, unhooked};
 
 const KINDS: [(Kind, &str); 6] = [
     (Kind::In, "into a GPU, waiting"),
@@ -167,7 +167,7 @@ pub(crate) fn made_fast(direction: Direction, bytes: usize, took: Duration) {
 
 /// At exit. A forked child has nothing of its own to say: its counts are its parent's.
 extern "C" fn print() {
-    if !road::is_off() {
+    if !lookup::is_off() {
         let mut text = Text { bytes: [0; 4096], length: 0 };
         let _ = table(&mut text);
         text.print();
@@ -177,7 +177,7 @@ extern "C" fn print() {
 extern "C" fn on_signal(_signal: c_int) {
     // SAFETY: the place of this thread's `errno`.
     let errno = unsafe { *libc::__errno_location() };
-    if road::has_begun() {
+    if lookup::has_begun() {
         print();
     } else {
         say("has copied nothing yet");
@@ -237,17 +237,17 @@ fn handle_signal(before: libc::sighandler_t, now: libc::sighandler_t) {
 /// With `--stats`, reports that no copy was seen.
 extern "C" fn end() {
     let Some(options) = options() else { return };
-    if road::has_begun() || audit::is_asked() {
+    if lookup::has_begun() || audit::is_asked() {
         return;
     }
-    // Nothing of the driver was replaced: was it reached by another road?
+    // Nothing of the driver was replaced: was it reached by another lookup?
     if unhooked::driver_is_loaded() {
         if options.verify {
             unhooked::say();
         }
         if options.stats {
             say(
-                "loaded the CUDA driver and asked for no function that copies, or reached it by a road that Headway does not see, so that no \
+                "loaded the CUDA driver and asked for no function that copies, or looked its functions up where Headway does not see it, so that no \
                  copies were counted",
             );
         }

@@ -1,4 +1,4 @@
-//! Which libraries of the guest reach the driver by a road of their own: `--verify` says it at exit.
+//! Which libraries of the guest look driver functions up by themselves: `--verify` says it at exit.
 //!
 //! A library that asked the driver for a function keeps its address in its own memory. Where such a word is the driver's
 //! own function for copies, calls by it are not seen. Memory is read by a system call, which cannot fault.
@@ -6,7 +6,7 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::fs;
 
-use crate::{calls, log, road};
+use crate::{calls, log, lookup};
 
 /// What is read at a time.
 const PART: usize = 1 << 20;
@@ -33,7 +33,7 @@ fn loaded() -> usize {
 /// Prints what was found.
 pub(crate) fn say() {
     let loaded = loaded();
-    if let Some(library) = road::library() {
+    if let Some(library) = lookup::library() {
         libraries(library);
     } else if loaded > 0 {
         log::print("headway: the driver's library is in a linker namespace of its own: copies are not seen\n");
@@ -48,7 +48,7 @@ pub(crate) fn say() {
 fn libraries(library: *mut c_void) {
     let known: Vec<(&CStr, usize)> = calls::TABLE
         .iter()
-        .map(|row| (row.symbol, road::find(library, row.symbol) as usize))
+        .map(|row| (row.symbol, lookup::find(library, row.symbol) as usize))
         .filter(|(symbol, address)| *address != 0 && is_copy(symbol))
         .collect();
     let mut objects: Vec<Object> = Vec::new();
@@ -61,7 +61,7 @@ fn libraries(library: *mut c_void) {
         if let Some(first) = held.first() {
             let (name, first) = (&object.name, first.to_string_lossy());
             log::print(&format!(
-                "headway: {name} reaches {} of the driver's functions for copies by a road of its own ({first}, for one): copies \
+                "headway: {name} looks {} of the driver's functions for copies up by itself ({first}, for one): copies \
                  that it makes by them are not seen\n",
                 held.len()
             ));

@@ -12,7 +12,7 @@ use headway_core::units::Bytes;
 
 use crate::driver::{Driver, Relaxed, SUCCESS, Status};
 use crate::fast::Copy;
-use crate::{log, road, unhooked};
+use crate::{log, lookup, unhooked};
 
 /// What is read back at a time.
 const PART: usize = 4 << 20;
@@ -88,7 +88,7 @@ fn different(driver: &Driver, copy: Copy, call: Call, became: Became, first: usi
 
 /// At exit.
 extern "C" fn finish() {
-    if road::is_off() {
+    if lookup::is_off() {
         return;
     }
     let [compared, different, not_compared] =

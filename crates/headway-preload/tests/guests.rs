@@ -60,11 +60,11 @@ fn preload() -> PathBuf {
 }
 
 /// The command that runs a guest; `None` where there is no compiler.
-fn guest(road: &str, task: &str, options: Option<GuestOptions>) -> Option<Command> {
+fn guest(lookup: &str, task: &str, options: Option<GuestOptions>) -> Option<Command> {
     let built = BUILT.as_ref()?;
-    let program = if road == "linked" { "linked-guest" } else { "guest" };
+    let program = if lookup == "linked" { "linked-guest" } else { "guest" };
     let mut command = Command::new(built.folder.path().join(program));
-    command.args([road, task]).env("LD_LIBRARY_PATH", built.folder.path()).env_remove(VARIABLE);
+    command.args([lookup, task]).env("LD_LIBRARY_PATH", built.folder.path()).env_remove(VARIABLE);
     if let Some(options) = options {
         command.env("LD_PRELOAD", preload()).env(VARIABLE, options.to_string());
     }
@@ -72,19 +72,19 @@ fn guest(road: &str, task: &str, options: Option<GuestOptions>) -> Option<Comman
 }
 
 /// Runs a guest; `None` where there is no compiler.
-fn run(road: &str, task: &str, options: Option<GuestOptions>) -> Option<Output> {
-    Some(guest(road, task, options)?.output().unwrap())
+fn run(lookup: &str, task: &str, options: Option<GuestOptions>) -> Option<Output> {
+    Some(guest(lookup, task, options)?.output().unwrap())
 }
 
 /// What a guest printed: the calls that reached the driver.
-fn calls(road: &str, task: &str, options: Option<GuestOptions>) -> Option<String> {
-    let output = run(road, task, options)?;
+fn calls(lookup: &str, task: &str, options: Option<GuestOptions>) -> Option<String> {
+    let output = run(lookup, task, options)?;
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{road} {task}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{lookup} {task}: {text}{}", String::from_utf8_lossy(&output.stderr));
     Some(text)
 }
 
-const ROADS: [&str; 4] = ["resolver", "old", "dlsym", "linked"];
+const LOOKUPS: [&str; 4] = ["resolver", "old", "dlsym", "linked"];
 const NOTHING: GuestOptions = GuestOptions {
     fast: false,
     aside: AsideMode::Never,
@@ -104,11 +104,11 @@ const BULK: usize = 20 << 20;
 
 #[test]
 fn small_copies_beside_a_bulk_copy_are_made_by_a_kernel_in_their_own_stream() {
-    for road in ROADS {
-        let Some(calls) = calls(road, "beside", Some(ASIDE)) else { return };
+    for lookup in LOOKUPS {
+        let Some(calls) = calls(lookup, "beside", Some(ASIDE)) else { return };
         let kernels: String = (0..4).map(|i| format!("kernel {} by 1 in 22\n", 4096 - i)).collect();
         // The call that waits uses the legacy default stream, by its own handle.
-        assert_eq!(calls, format!("out {BULK} in 21\n{kernels}kernel 4096 by 1 in 1\nwait 1\n"), "{road}");
+        assert_eq!(calls, format!("out {BULK} in 21\n{kernels}kernel 4096 by 1 in 1\nwait 1\n"), "{lookup}");
     }
 }
 
@@ -121,10 +121,10 @@ fn per_thread_default_streams_stay_the_threads_own() {
 
 #[test]
 fn without_a_bulk_copy_every_call_reaches_the_driver_as_it_was_made() {
-    for road in ROADS {
+    for lookup in LOOKUPS {
         for task in ["idle", "done"] {
-            let Some(plain) = calls(road, task, None) else { return };
-            assert_eq!(calls(road, task, Some(ASIDE)).unwrap(), plain, "{road} {task}");
+            let Some(plain) = calls(lookup, task, None) else { return };
+            assert_eq!(calls(lookup, task, Some(ASIDE)).unwrap(), plain, "{lookup} {task}");
         }
     }
 }
@@ -141,13 +141,13 @@ fn staged(calls: &str, name: &str) -> usize {
 
 #[test]
 fn large_copies_of_ordinary_memory_go_through_pinned_memory_in_streams_of_headway() {
-    for road in ROADS {
-        let Some(calls) = calls(road, "large", Some(FAST)) else { return };
-        assert_eq!((staged(&calls, "in"), staged(&calls, "out")), (LARGE, 2 * LARGE), "{road}: {calls}");
+    for lookup in LOOKUPS {
+        let Some(calls) = calls(lookup, "large", Some(FAST)) else { return };
+        assert_eq!((staged(&calls, "in"), staged(&calls, "out")), (LARGE, 2 * LARGE), "{lookup}: {calls}");
         // Before each, the guest's stream was waited for: the legacy default stream by an event, the other as it is.
         let waits = calls.lines().filter(|line| line.starts_with("wait")).collect::<Vec<_>>();
-        assert_eq!(waits, ["wait for an event", "wait 21", "wait for an event"], "{road}: {calls}");
-        assert!(!calls.contains("waits "), "{road}: the driver's own call was made, too: {calls}");
+        assert_eq!(waits, ["wait for an event", "wait 21", "wait for an event"], "{lookup}: {calls}");
+        assert!(!calls.contains("waits "), "{lookup}: the driver's own call was made, too: {calls}");
     }
 }
 
@@ -189,11 +189,11 @@ fn large_copies_of_a_forked_child_are_the_drivers() {
 
 #[test]
 fn a_bulk_copy_is_queued_in_pieces_with_a_written_word_behind_each() {
-    for road in ROADS {
-        let Some(calls) = calls(road, "bulk", Some(YIELD)) else { return };
+    for lookup in LOOKUPS {
+        let Some(calls) = calls(lookup, "bulk", Some(YIELD)) else { return };
         let piece = 8 << 20;
         let whole = format!("out {piece} in 21\nwrite 21\n");
-        assert_eq!(calls, format!("{whole}{whole}out {} in 21\nwrite 21\n", BULK - 2 * piece), "{road}");
+        assert_eq!(calls, format!("{whole}{whole}out {} in 21\nwrite 21\n", BULK - 2 * piece), "{lookup}");
     }
 }
 

@@ -99,7 +99,7 @@ pub struct CopyOptions {
     pub multipath: bool,
     /// Sources may be mapped files: `staged` reads their pages first, so that one that cannot be read is an error value.
     pub mapped_files: bool,
-    /// Of ways that are nearly as fast as the fastest, the cheapest in CPU time, or the fastest.
+    /// Of methods that are nearly as fast as the fastest, the cheapest in CPU time, or the fastest.
     pub prefer: Prefer,
     /// Copies have fewer threads while other processes of this user copy on the same CPUs.
     pub shares_cpus: bool,
@@ -162,7 +162,7 @@ pub struct CopyReport {
     pub cpu: Option<Nanos>,
     /// Chunks of others that were ahead of the first one in the engine's queue.
     pub ahead: u64,
-    /// The way that was asked for or chosen and could not be used, with the reason.
+    /// The method that was asked for or chosen and could not be used, with the reason.
     pub instead_of: Option<(Method, String)>,
 }
 
@@ -187,7 +187,7 @@ pub struct CopierEvent {
     pub what: String,
 }
 
-/// Whether one way can be used on one GPU.
+/// Whether one method can be used on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MethodProbe {
     /// Position of the GPU.
@@ -405,7 +405,7 @@ impl Copier {
         self.many(many, pieces, by)
     }
 
-    /// Whether each way can be used on each GPU, each tried with random bytes and compared through another way.
+    /// Whether each method can be used on each GPU, each tried with random bytes and compared through another method.
     #[must_use]
     pub fn probe(&self) -> Vec<MethodProbe> {
         self.probe_all()

@@ -21,7 +21,7 @@ const STAGE: usize = 32 << 20;
 /// Fewest places of a destination: the receiver of one block may read it while the next one arrives.
 const TARGETS_MIN: usize = 2;
 
-/// Which way a transfer goes: the device that it is submitted to, and the devices of its ends, `None` being the host.
+/// The ends of a transfer: the device that it is submitted to, and the devices of its ends, `None` being the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyPath {
     /// The direction.
@@ -34,7 +34,7 @@ pub struct CopyPath {
 }
 
 impl CopyPath {
-    /// The way of a planned copy; `None` for what no device can do: work that is no copy, and copies that stay on the host.
+    /// The ends of a planned copy; `None` for what no device can do: work that is no copy, and copies that stay on the host.
     #[must_use]
     pub fn of(plan: &Plan, operation: &PlannedOperation) -> Option<Self> {
         let OperationWork::Copy { class, method, .. } = operation.work else { return None };

@@ -1,4 +1,4 @@
-//! Copies on emulated GPUs: every way, direction, size and alignment on random bytes, compared through another way.
+//! Copies on emulated GPUs: every method, direction, size and alignment on random bytes, compared through another method.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -295,7 +295,7 @@ fn pages_that_cannot_be_pinned_now_are_staged_and_may_be_pinned_the_next_time() 
 }
 
 #[test]
-fn a_way_that_stays_slower_than_the_driver_is_left_for_it() {
+fn a_method_that_stays_slower_than_the_driver_is_left_for_it() {
     let fixture = fixture(limits(), promises(), CopyOptions::default());
     let window = Method::Window(Some(WindowMapping::Vulkan));
     let first = fixture.copier.copy_in(fixture.at(), &[1; 64], How::Auto).unwrap();

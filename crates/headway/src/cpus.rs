@@ -45,8 +45,12 @@ pub(crate) struct Driver {
 pub(crate) fn driver() -> Driver {
     let sched::Taken { class, refused } = sched::strongest(RequestedClass::Auto, Role::Driver);
     let found = format!("{class}; deadlines hold as long as {}", class.assumption());
-    let ways: Vec<String> = refused.iter().map(|error| format!("{}: {}", error.wanted, remedy(error))).collect();
-    Driver { class, found, remedy: (!ways.is_empty()).then(|| ways.join("; for ")).map(|ways| format!("for {ways}")) }
+    let remedies: Vec<String> = refused.iter().map(|error| format!("{}: {}", error.wanted, remedy(error))).collect();
+    Driver {
+        class,
+        found,
+        remedy: (!remedies.is_empty()).then(|| remedies.join("; for ")).map(|remedies| format!("for {remedies}")),
+    }
 }
 
 /// How to get the class that was refused with `error`.

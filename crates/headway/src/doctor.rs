@@ -67,7 +67,7 @@ impl Examination {
 /// What a check of a GPU is called.
 const GPU: &str = "GPU";
 
-/// Looks at everything, and tries every way of copying on the GPUs of `backend`. For `time` it watches how late a driver would run,
+/// Looks at everything, and tries every method on the GPUs of `backend`. For `time` it watches how late a driver would run,
 /// and holds that against what plans for `machine`, a shipped name or a file, allow. Never fails: what is absent is a finding.
 #[must_use]
 pub fn examine(backend: CopyBackend, machine: &str, time: Nanos) -> Examination {
@@ -148,15 +148,15 @@ fn devices() -> Vec<Check> {
         .collect()
 }
 
-/// Every way of copying on every GPU, each tried with random bytes; without GPUs, which ways there would be.
+/// Every method of copying on every GPU, each tried with random bytes; without GPUs, which methods there would be.
 fn methods(backend: CopyBackend) -> Vec<Check> {
     let gpus = headway_cuda::probe().is_ok_and(|probe| !probe.devices.is_empty());
     if backend != CopyBackend::Emu && !gpus {
-        let ways: Vec<&str> = Method::words().into_iter().map(|(word, _)| word).collect();
+        let methods: Vec<&str> = Method::words().into_iter().map(|(word, _)| word).collect();
         return vec![Check {
-            what: "ways of copying",
+            what: "methods of copying",
             state: State::Missing,
-            found: format!("none is available: there is no GPU to try them on ({})", ways.join(", ")),
+            found: format!("none is available: there is no GPU to try them on ({})", methods.join(", ")),
             remedy: Some("until then copies are simulated; `--backend emu` tries them on emulated GPUs".to_owned()),
         }];
     }
@@ -170,7 +170,7 @@ fn methods(backend: CopyBackend) -> Vec<Check> {
     });
     let copier = match opened {
         Ok(copier) => copier,
-        Err(error) => return vec![absent("ways of copying", &error, "the driver's own copies are used")],
+        Err(error) => return vec![absent("methods of copying", &error, "the driver's own copies are used")],
     };
     let meanwhile = |fallback: Option<Method>| match fallback {
         Some(method) => format!("until then `{method}` is used"),
@@ -179,9 +179,9 @@ fn methods(backend: CopyBackend) -> Vec<Check> {
     let probes = copier.probe().into_iter().map(|probe| {
         let found = format!("gpu{} {}", probe.gpu, probe.method);
         match probe.usable {
-            Ok(()) => ok("way", format!("{found}: tried, copies rightly")),
+            Ok(()) => ok("method", format!("{found}: tried, copies rightly")),
             Err(error) => {
-                let check = unavailable("way", &error, &meanwhile(probe.fallback));
+                let check = unavailable("method", &error, &meanwhile(probe.fallback));
                 Check { found: format!("{found}: {}", check.found), ..check }
             }
         }

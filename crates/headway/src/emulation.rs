@@ -78,12 +78,12 @@ pub fn useless(measured: &Machine, imitated: Option<&Machine>) -> Vec<String> {
         )),
         Some(_) => {}
     }
-    for (class, way) in [(EngineClass::H2d, "into"), (EngineClass::D2h, "out of")] {
+    for (class, direction) in [(EngineClass::H2d, "into"), (EngineClass::D2h, "out of")] {
         let Some(imitated) = imitated else { continue };
         let slow = rates(measured, class).zip(rates(imitated, class)).find(|(found, held)| found.0 < held.0 / 2);
         if let Some((found, held)) = slow {
             reasons.push(format!(
-                "copies {way} an emulated GPU reach {found}, less than half of the {held} that machine `{}` has: this \
+                "copies {direction} an emulated GPU reach {found}, less than half of the {held} that machine `{}` has: this \
                  computer copies too slowly, or the sizes measured are too small",
                 imitated.name
             ));

@@ -69,7 +69,7 @@ pub enum Exclusion {
     Multipath,
 }
 
-/// All ways of making the copy, each with its cost and what became of it.
+/// All methods of the copy, each with its cost and what became of it.
 ///
 /// # Errors
 /// What reading the machine gives; `ErrorKind::Machine`.
@@ -115,15 +115,15 @@ pub fn explain(question: &Question) -> Result<Explanation, Error> {
         no_threads: excluded(Exclusion::Threads),
         multipath: !excluded(Exclusion::Multipath),
         bounds: question.bounds,
-        ..measured_ways(&known)
+        ..measured_methods(&known)
     };
     Ok(transfer::explain(&machine, &request, &choose(&machine.profile, &request, &available)))
 }
 
-/// Every way that `profile` has a curve of, as what may be used.
+/// Every method that `profile` has a curve of, as what may be used.
 #[doc(hidden)]
 #[must_use]
-pub fn measured_ways(profile: &Profile) -> Available {
+pub fn measured_methods(profile: &Profile) -> Available {
     let methods = profile.curves.keys().map(|key| key.method).collect();
     Available { methods, multipath: true, ..Available::default() }
 }

@@ -44,7 +44,7 @@ pub struct UsualPiece {
 pub fn usual_piece(machine: Option<&str>) -> Result<UsualPiece, Error> {
     let Some(name) = machine else { return Ok(usual_piece_of_class()) };
     let machine = crate::machine::open(name)?;
-    let asked = machine.profile.arbitration.iter().filter(|((_, way), _)| *way == Direction::D2h);
+    let asked = machine.profile.arbitration.iter().filter(|((_, direction), _)| *direction == Direction::D2h);
     let found = asked.map(|(_, asked)| (asked.advise(WAIT_GUESTS), format!("measured, `{}`", machine.name)));
     Ok(smallest(found).unwrap_or_else(|| UsualPiece {
         piece: None,

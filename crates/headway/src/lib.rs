@@ -9,7 +9,7 @@
 //! | [`run`] | runs a plan: simulated, on emulated GPUs, or on GPUs |
 //! | [`share`] | how long tasks wait for GPUs that they share, at most |
 //! | [`report`] | reads the log of a run again: sums it up, draws it, makes its decisions again |
-//! | [`explain`] | which way a copy would go, and why |
+//! | [`explain`] | which method a copy would take, and why |
 //! | [`doctor`] | what this computer has and lacks |
 //! | [`broker`] | arbitrates GPUs between processes |
 //! | [`guest`] | starts unmodified programs |

@@ -57,7 +57,7 @@ fn quotient(one: Option<&Row>, other: Option<&Row>) -> Option<f64> {
     Some(rate(one?)? / rate(other?)?)
 }
 
-/// CPU time of the process over elapsed time; rows of early runs have none for some ways.
+/// CPU time of the process over elapsed time; rows of early runs have none for some methods.
 fn busy(row: &Row) -> Option<f64> {
     Some(row.number("cpu_ns")? / row.number("median_ns")?)
 }
@@ -72,9 +72,9 @@ fn staged(runs: &[Run], direction: &str, word: &str, bytes: u64, size: &str, tim
     let of = |run: &Run| {
         let method = |method, memory| {
             let wanted = [
-                ("part", "ways"),
+                ("part", "methods"),
                 ("gpus", "1"),
-                ("way", method),
+                ("method", method),
                 ("direction", direction),
                 ("memory", memory),
                 ("load", "alone"),
@@ -90,7 +90,7 @@ fn staged(runs: &[Run], direction: &str, word: &str, bytes: u64, size: &str, tim
     Claim {
         title: format!("{size} of ordinary memory {word} one GPU"),
         about: format!(
-            "Way `staged`, memory whose pages are present. Times the driver's call: the same copy by `cuMemcpy`, in the same run. \
+            "Method `staged`, memory whose pages are present. Times the driver's call: the same copy by `cuMemcpy`, in the same run. \
              Of pinned memory: the rate against a copy of {size} of pinned memory, in the same run. CPUs busy: CPU time of the \
              process over elapsed time, while the copy lasts."
         ),
@@ -109,9 +109,9 @@ fn fresh(runs: &[Run]) -> Claim {
     let of = |run: &Run| {
         let method = |method| {
             let wanted = [
-                ("part", "ways"),
+                ("part", "methods"),
                 ("gpus", "1"),
-                ("way", method),
+                ("method", method),
                 ("direction", "d2h"),
                 ("memory", "fresh"),
                 ("load", "alone"),
@@ -125,7 +125,7 @@ fn fresh(runs: &[Run]) -> Claim {
     };
     Claim {
         title: "1 GiB out of one GPU into fresh pages".to_owned(),
-        about: "Way `staged` into memory whose pages appear during the copy, as those of a new tensor do. The driver's call is what \
+        about: "Method `staged` into memory whose pages appear during the copy, as those of a new tensor do. The driver's call is what \
                 `.cpu()` of PyTorch makes."
             .to_owned(),
         measures: vec![more("GB/s", None), more("times the driver's call", Some(5.0)), cpus()],
@@ -137,8 +137,8 @@ fn small(runs: &[Run], load: &str, word: &str, [median, longest]: [Option<f64>; 
     let of = |run: &Run| {
         let wanted =
             [("part", "resident"), ("direction", "d2h"), ("memory", "pinned"), ("load", load), ("bytes", "4096")];
-        let row = run.rows.iter().find(|row| fits(row, &wanted) && row.text("way").starts_with("resident"))?;
-        let driver = run.rows.iter().find(|row| fits(row, &wanted) && row.text("way") == "dma");
+        let row = run.rows.iter().find(|row| fits(row, &wanted) && row.text("method").starts_with("resident"))?;
+        let driver = run.rows.iter().find(|row| fits(row, &wanted) && row.text("method") == "dma");
         let us = |row: &Row, column| Some(row.number(column)? / 1e3);
         // The longest of fewer copies says less.
         let longest = if row.number("n")? >= 10_000.0 { us(row, "max_ns") } else { None };
@@ -148,7 +148,7 @@ fn small(runs: &[Run], load: &str, word: &str, [median, longest]: [Option<f64>; 
     };
     let mut claim = Claim {
         title: format!("4 KiB out of one GPU, {word}"),
-        about: "Way `resident`, by the first copier that the run has. A kernel stays on the GPU for it. The longest is of 10,000 copies \
+        about: "Method `resident`, by the first copier that the run has. A kernel stays on the GPU for it. The longest is of 10,000 copies \
                 or more; runs with fewer have none. The driver's copy: the median of `dma` in the same situation; its copies queue \
                 behind bulk ones."
             .to_owned(),
@@ -182,8 +182,8 @@ fn chosen(runs: &[Run]) -> Claim {
         })
     };
     Claim {
-        title: "`copy` against the best way".to_owned(),
-        about: "A point is a size, direction and kind of memory. `copy` chooses a way by the machine file. It is behind where it takes \
+        title: "`copy` against the best method".to_owned(),
+        about: "A point is a size, direction and kind of memory. `copy` chooses a method by the machine file. It is behind where it takes \
                 more than 3 % and more than 0.3 us longer than the best single way in the same run."
             .to_owned(),
         measures: vec![
@@ -197,14 +197,19 @@ fn chosen(runs: &[Run]) -> Claim {
 fn concurrent(runs: &[Run], gpus: usize, direction: &str, word: &str) -> Claim {
     let count = gpus.to_string();
     let of = |run: &Run| {
-        let of_way = |method, memory| {
-            let wanted =
-                [("part", "together"), ("gpus", &count), ("way", method), ("direction", direction), ("memory", memory)];
+        let of_method = |method, memory| {
+            let wanted = [
+                ("part", "together"),
+                ("gpus", &count),
+                ("method", method),
+                ("direction", direction),
+                ("memory", memory),
+            ];
             let rows = run.rows.iter().filter(move |row| fits(row, &wanted));
             rows.max_by(|a, b| a.number("bytes").unwrap_or(0.0).total_cmp(&b.number("bytes").unwrap_or(0.0)))
         };
-        let ours = of_way("auto", "warm")?;
-        let of_pinned = quotient(Some(ours), of_way("dma", "pinned"));
+        let ours = of_method("auto", "warm")?;
+        let of_pinned = quotient(Some(ours), of_method("dma", "pinned"));
         Some(line(run, ours, vec![Some(rate(ours)? / 1e9), of_pinned, busy(ours)]))
     };
     let four = match direction {

@@ -84,9 +84,22 @@ fn read(folder: &Path, name: &str) -> anyhow::Result<Run> {
 /// Rows that have as many cells as the header. Some early runs wrote names with commas in them without quotes.
 pub(super) fn table(text: &str) -> Vec<Row> {
     let mut lines = text.lines().map(cells);
-    let header = lines.next().unwrap_or_default();
+    let header: Vec<String> = lines.next().unwrap_or_default().into_iter().map(current).collect();
     let whole = lines.filter(|cells| cells.len() == header.len());
-    whole.map(|cells| Row(header.iter().cloned().zip(cells).collect())).collect()
+    let row = |cells: Vec<String>| {
+        let named = header.iter().cloned().zip(cells);
+        Row(named.map(|(name, cell)| if name == "part" { (name, current(cell)) } else { (name, cell) }).collect())
+    };
+    whole.map(row).collect()
+}
+
+/// The present name of a column or of a part: earlier runs called a method `way`.
+fn current(name: String) -> String {
+    match name.as_str() {
+        "way" => "method".to_owned(),
+        "ways" => "methods".to_owned(),
+        _ => name,
+    }
 }
 
 /// Cells of a line; a quoted one may hold commas and doubled quotes.
@@ -113,8 +126,11 @@ mod tests {
     fn rows_are_read_by_name_and_rows_of_another_length_are_left_out() {
         let rows = table("way,n,note\nstaged,9,\"a, \"\"b\"\"\"\ncopied by 4 CPUs, plain,9,x\n");
         assert_eq!(rows.len(), 1);
-        assert_eq!((rows[0].text("way"), rows[0].number("n"), rows[0].text("note")), ("staged", Some(9.0), "a, \"b\""));
-        assert_eq!((rows[0].text("absent"), rows[0].number("way")), ("", None));
+        assert_eq!(
+            (rows[0].text("method"), rows[0].number("n"), rows[0].text("note")),
+            ("staged", Some(9.0), "a, \"b\"")
+        );
+        assert_eq!((rows[0].text("absent"), rows[0].number("method")), ("", None));
     }
 
     #[test]

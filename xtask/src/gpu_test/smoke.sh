@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs on a GPU the commands that the packed pages show. Each failure names the page and the command.
-# Needs bash, coreutils, awk, grep, sed and the driver. GUEST is the program behind `--` (default: `headway doctor`, which copies in every way).
+# Needs bash, coreutils, awk, grep, sed and the driver. GUEST is the program behind `--` (default: `headway doctor`, which copies by every method).
 set -uo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 headway="$here/headway"

@@ -32,7 +32,7 @@ const PART: u64 = 512 << 10;
 const PART_MIN: u64 = 64 << 10;
 const PARTS_EACH: u64 = 16;
 
-/// Which way the bytes of a pipeline go.
+/// Into the GPU, or out of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StagingDirection {
     /// Host to GPU: workers fill, engines drain.

@@ -154,11 +154,11 @@ pub enum DriverReason {
     NotLaunched,
     /// A bulk copy that is not cut into pieces.
     Whole,
-    /// Another way began and failed; the driver made the copy from the start.
+    /// Another method began and failed; the driver made the copy from the start.
     Failed,
     /// The driver's own call is the fastest known, or tried to see whether it is.
     DriverFastest,
-    /// The calling thread had too little of its stack left for another way.
+    /// The calling thread had too little of its stack left for another method.
     SmallStack,
 }
 
@@ -177,9 +177,9 @@ impl DriverReason {
             Self::NoLine => "all page-locked lines were in use",
             Self::NotLaunched => "the driver did not take the kernel",
             Self::Whole => "bulk copies are not cut into pieces, or not of this memory",
-            Self::DriverFastest => "the driver's own call is the fastest way known, or was tried",
-            Self::SmallStack => "the calling thread had too little stack left for another way",
-            Self::Failed => "another way failed, and the driver made the copy from the start",
+            Self::DriverFastest => "the driver's own call is the fastest method known, or was tried",
+            Self::SmallStack => "the calling thread had too little stack left for another method",
+            Self::Failed => "another method failed, and the driver made the copy from the start",
         }
     }
 }
@@ -212,7 +212,7 @@ pub struct Copy {
     /// The thread, by the kernel's number.
     pub thread: u32,
     pub call: Call,
-    /// Which way, where that is known.
+    /// Which method, where that is known.
     pub direction: Towards,
     pub bytes: Bytes,
     /// The stream's handle; 1 is the legacy default stream, 2 the thread's own.

@@ -34,7 +34,7 @@ pub enum Release {
 pub struct Elementary {
     /// Name, for people.
     pub name: String,
-    /// The way it takes.
+    /// The route it takes.
     pub route: RouteId,
     /// Size of a block, above zero.
     pub bytes: Bytes,

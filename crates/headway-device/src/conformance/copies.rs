@@ -1,4 +1,4 @@
-//! Ways of queues and of the driver: copies, relays, pieces, pageable copies, peers.
+//! Methods of queues and of the driver: copies, relays, pieces, pageable copies, peers.
 
 use std::sync::Arc;
 
@@ -83,9 +83,9 @@ impl HostCopy for ByRelay {
     }
 }
 
-fn large(gpu: &dyn Gpu, way: &mut dyn HostCopy, other: &mut dyn HostCopy) {
+fn large(gpu: &dyn Gpu, method: &mut dyn HostCopy, other: &mut dyn HostCopy) {
     let there = memory(gpu, LARGE + MARGIN);
-    Bench::new(LARGE).case(way, other, &there, LARGE, (1, 5));
+    Bench::new(LARGE).case(method, other, &there, LARGE, (1, 5));
 }
 
 /// Test of the suite: queues between pinned and device memory, all sizes and alignments, and 100 MiB + 7.

@@ -190,10 +190,10 @@ fn node() -> Machine {
 }
 
 fn host_routes(machine: &Machine) -> Vec<RouteId> {
-    let ways = machine.memories().take(1).flat_map(|host| {
+    let routes = machine.memories().take(1).flat_map(|host| {
         machine.gpus().flat_map(move |gpu| [machine.route(host, gpu), machine.route(gpu, host)]).collect::<Vec<_>>()
     });
-    ways.flatten().collect()
+    routes.flatten().collect()
 }
 
 fn draw(random: &mut Pcg64Mcg, low: u64, high: u64) -> u64 {

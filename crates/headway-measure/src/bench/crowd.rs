@@ -7,9 +7,9 @@ use headway_core::units::{Bytes, Nanos};
 use headway_runtime::copy::{Copier, How};
 
 use super::Bench;
+use super::methods;
 use super::results::BenchRow;
 use super::results::{MULTIPATH, TOGETHER, TOGETHER_HUGE};
-use super::ways;
 use crate::Error;
 use crate::copy_timer::{CopySpec, CopyTimer, TimerOptions};
 use crate::curves::{measures, memories};
@@ -56,7 +56,7 @@ impl Bench<'_, '_> {
                     })?;
                     let took = took.filter(|_| how == How::Auto).map(|method| method.to_string());
                     let cpu = SampleFigures::of(&cpu).map(|figures| figures.median);
-                    let row = ways::row(part, name, &spec, BackgroundLoad::Alone, cpu, took).with(figures);
+                    let row = methods::row(part, name, &spec, BackgroundLoad::Alone, cpu, took).with(figures);
                     self.rows.push(BenchRow { gpus, bytes: Bytes((bytes_max * gpus) as u64), ..row });
                     self.session.advance()?;
                 }
@@ -99,7 +99,7 @@ impl Bench<'_, '_> {
                     timer.compare()?;
                     let cpu = SampleFigures::of(&cpu).map(|figures| figures.median);
                     let row =
-                        ways::row(MULTIPATH, method.word(), &spec, BackgroundLoad::Alone, cpu, None).with(figures);
+                        methods::row(MULTIPATH, method.word(), &spec, BackgroundLoad::Alone, cpu, None).with(figures);
                     self.rows.push(BenchRow { gpus, ..row });
                     self.session.advance()?;
                 }

@@ -14,7 +14,7 @@ use headway_runtime::copy::How;
 
 use super::Bench;
 use super::results::HOST;
-use super::{results::BenchRow, ways};
+use super::{methods, results::BenchRow};
 use crate::Error;
 use crate::copy_timer::CopySpec;
 use crate::sample::{Effort, SampleFigures};
@@ -104,7 +104,7 @@ impl Bench<'_, '_> {
     fn keep(&mut self, name: &str, bytes: usize, figures: SampleFigures) {
         let how = How::By(Method::Staged);
         let spec = CopySpec { how, direction: Direction::H2d, memory: HostMemory::Touched, bytes, window: None };
-        let row = ways::row(HOST, name, &spec, BackgroundLoad::Alone, None, None).with(figures);
+        let row = methods::row(HOST, name, &spec, BackgroundLoad::Alone, None, None).with(figures);
         self.rows.push(BenchRow { gpus: 0, ..row });
     }
 }

@@ -1,4 +1,4 @@
-//! Predicted against measured: random ways and sizes, timed in turns, and looked up in the profile.
+//! Predicted against measured: random methods and sizes, timed in turns, and looked up in the profile.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -37,7 +37,7 @@ pub struct Prediction {
 /// One point.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PredictedPoint {
-    /// Way, direction and memory.
+    /// Method, direction and memory.
     pub what: String,
     pub bytes: Bytes,
     /// The profile's median.
@@ -84,7 +84,7 @@ impl fmt::Display for Prediction {
         let percent = |ppm: u64| format!("{}.{:01} %", ppm / 10_000, ppm % 10_000 / 1_000);
         write!(
             f,
-            "{} random ways and sizes: error of the predicted median {} (median), {} (95th percentile)",
+            "{} random methods and sizes: error of the predicted median {} (median), {} (95th percentile)",
             self.points.len(),
             percent(self.median_ppm),
             percent(self.p95_ppm)
@@ -186,7 +186,7 @@ mod tests {
         let prediction = Prediction::of(vec![point(90, 100), point(100, 100), point(130, 100)]).unwrap();
         assert_eq!((prediction.median_ppm, prediction.p95_ppm), (100_000, 300_000));
         assert!(
-            prediction.to_string().contains("3 random ways and sizes") && prediction.to_string().contains("10.0 %")
+            prediction.to_string().contains("3 random methods and sizes") && prediction.to_string().contains("10.0 %")
         );
         assert_eq!(prediction.csv().lines().nth(1), Some("dma h2d pinned,1,90,100,100000,5,7,9"));
         assert_eq!(Prediction::of(Vec::new()), None);

@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::sample::{self, SampleFigures, rate};
 
 /// Parts of the benchmark.
-pub(super) const METHODS: &str = "ways";
+pub(super) const METHODS: &str = "methods";
 pub(super) const AUTO: &str = "auto";
 pub(super) const TOGETHER: &str = "together";
 pub(super) const TOGETHER_HUGE: &str = "together-huge-pages";
@@ -27,7 +27,7 @@ pub struct BenchRow {
     /// GPUs that copied at the same time.
     pub gpus: usize,
     /// The method, or `auto`, or how many pieces were moved.
-    #[serde(rename = "way")]
+    #[serde(rename = "method")]
     pub method: String,
     pub direction: Direction,
     /// The host end.
@@ -51,7 +51,7 @@ pub struct BenchRow {
     pub max: Nanos,
     /// CPU time of the whole process in one copy (median), where it was taken.
     pub cpu: Option<Nanos>,
-    /// Which way `auto` took.
+    /// Which method `auto` took.
     pub took: Option<String>,
 }
 
@@ -120,7 +120,7 @@ pub struct Target {
 /// The rows as comma-separated values.
 pub(super) fn csv(rows: &[BenchRow], source: &str) -> String {
     let mut text = String::from(
-        "source,part,gpus,way,took,direction,memory,load,bytes,n,median_ns,p99_ns,max_ns,bytes_per_s,cpu_ns,\
+        "source,part,gpus,method,took,direction,memory,load,bytes,n,median_ns,p99_ns,max_ns,bytes_per_s,cpu_ns,\
          vs_pageable,vs_dma,min_ns,p25_ns,p75_ns\n",
     );
     for row in rows {
@@ -153,7 +153,7 @@ pub(super) fn csv(rows: &[BenchRow], source: &str) -> String {
     text
 }
 
-/// The row of `way` in the situation of `row`; `dma` has pinned memory, `pageable` that of `row` or warm memory.
+/// The row of `method` in the situation of `row`; `dma` has pinned memory, `pageable` that of `row` or warm memory.
 pub(super) fn counterpart<'a>(rows: &'a [BenchRow], row: &BenchRow, method: &str) -> Option<&'a BenchRow> {
     let same = |other: &&BenchRow| {
         (other.part, other.gpus, other.direction, other.load, other.bytes)
@@ -172,7 +172,7 @@ pub(super) fn quotient(above: u64, below: u64) -> String {
 /// The table of one part in Markdown, with rates and ratios.
 pub(super) fn table(rows: &[BenchRow], part: &str) -> String {
     let mut text = String::from(
-        "| GPUs | direction | memory | size | way | min | p25 | median | p75 | p99 | GB/s | CPU s/GB | \
+        "| GPUs | direction | memory | size | method | min | p25 | median | p75 | p99 | GB/s | CPU s/GB | \
          x pageable | x dma | n |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for row in rows.iter().filter(|row| row.part == part) {
@@ -247,19 +247,19 @@ pub(super) mod tests {
     #[test]
     fn rows_are_compared_with_the_driver_and_with_pinned_memory_of_the_same_size() {
         let rows = [
-            row("ways", "pageable", Direction::H2d, 1 << 20, 400),
-            row("ways", "dma", Direction::H2d, 1 << 20, 100),
-            row("ways", "staged", Direction::H2d, 1 << 20, 200),
-            row("ways", "dma", Direction::H2d, 1 << 10, 1),
+            row("methods", "pageable", Direction::H2d, 1 << 20, 400),
+            row("methods", "dma", Direction::H2d, 1 << 20, 100),
+            row("methods", "staged", Direction::H2d, 1 << 20, 200),
+            row("methods", "dma", Direction::H2d, 1 << 10, 1),
         ];
         let text = csv(&rows, "emu");
         let staged = text.lines().nth(3).unwrap();
         assert!(
-            staged.starts_with("emu,ways,1,staged,,h2d,warm,alone,1048576,10,200,,200,")
+            staged.starts_with("emu,methods,1,staged,,h2d,warm,alone,1048576,10,200,,200,")
                 && staged.ends_with(",2.00,0.50,200,200,200"),
             "{staged}"
         );
-        assert!(table(&rows, "ways").contains("| 200 ns | - | 5242.88 | - | 2.00 | 0.50 | 10 |"));
+        assert!(table(&rows, "methods").contains("| 200 ns | - | 5242.88 | - | 2.00 | 0.50 | 10 |"));
     }
 
     #[test]
@@ -269,7 +269,7 @@ pub(super) mod tests {
 
     #[test]
     fn cpu_time_is_told_for_10_to_the_9_bytes() {
-        let row = BenchRow { cpu: Some(Nanos(500_000)), ..row("ways", "staged", Direction::H2d, 1_000_000, 1) };
+        let row = BenchRow { cpu: Some(Nanos(500_000)), ..row("methods", "staged", Direction::H2d, 1_000_000, 1) };
         assert_eq!(row.cpu_millis_per_gb(), Some(500));
     }
 }

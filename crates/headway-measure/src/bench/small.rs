@@ -11,8 +11,8 @@ use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
 use super::Bench;
+use super::methods::row;
 use super::results::{MANY, RESIDENT, WINDOW};
-use super::ways::row;
 use crate::Error;
 use crate::copy_timer::{CopySpec, CopyTimer};
 use crate::load::BulkLoad;

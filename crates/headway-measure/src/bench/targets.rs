@@ -12,7 +12,7 @@ use super::results::{
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const GB: u64 = 1_000_000_000;
-/// `copy` may take this much longer than the best single way: 3 %, or 300 ns.
+/// `copy` may take this much longer than the best single method: 3 %, or 300 ns.
 const BEHIND_PERCENT: u64 = 3;
 const BEHIND: Nanos = Nanos(300);
 
@@ -66,7 +66,7 @@ fn staged(rows: &[BenchRow], direction: Direction, targets: &mut Vec<Target>) {
     }
 }
 
-/// What `auto` may take where the best single way takes `best`.
+/// What `auto` may take where the best single method takes `best`.
 pub(super) fn allowed(best: Nanos) -> Nanos {
     Nanos((best.0.saturating_mul(100 + BEHIND_PERCENT) / 100).max(best.0.saturating_add(BEHIND.0)))
 }
@@ -76,10 +76,10 @@ pub(super) const fn is_open(distance: u64, one: Nanos, other: Nanos) -> bool {
     one.0.saturating_add(other.0) > 0 && distance <= one.0.saturating_add(other.0)
 }
 
-/// `auto` against the best single way, at every size. Points that are behind by no more than their spread are counted by
+/// `auto` against the best single method, at every size. Points that are behind by no more than their spread are counted by
 /// themselves.
 fn automatic(rows: &[BenchRow]) -> Target {
-    let target = "`copy` at every size: at most 3 % or 0.3 us behind the best single way".to_owned();
+    let target = "`copy` at every size: at most 3 % or 0.3 us behind the best single method".to_owned();
     let autos: Vec<&BenchRow> = rows.iter().filter(|row| row.part == AUTO && row.method == "auto").collect();
     let mut worst: Option<(bool, u128, String)> = None;
     let (mut behind, mut open) = (0, 0);

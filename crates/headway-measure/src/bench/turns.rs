@@ -4,9 +4,9 @@ use headway_core::models::transfer::BackgroundLoad;
 use headway_runtime::copy::How;
 
 use super::Bench;
+use super::methods::row;
 use super::results::BenchRow;
 use super::targets::{allowed, is_open};
-use super::ways::row;
 use crate::Error;
 use crate::copy_timer::CopyTimer;
 use crate::sample::{Effort, SampleFigures};

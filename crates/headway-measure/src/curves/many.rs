@@ -20,7 +20,7 @@ const COUNTS: [usize; 3] = [16, 256, 8192];
 /// Lengths of the pieces.
 const SIZES: [usize; 2] = [64, 4096];
 
-/// One point: a mover, the way under which it is known, where its pieces are, and their number and length.
+/// One point: a mover, the method under which it is known, where its pieces are, and their number and length.
 #[derive(Clone, Copy)]
 struct Case {
     by: ManyBy,
@@ -31,7 +31,7 @@ struct Case {
     len: usize,
 }
 
-/// The movers that `ways` allow, each with its way and the host memory that it is chosen for.
+/// The movers that `methods` allow, each with its method and the host memory that it is chosen for.
 fn movers(
     methods: &[Method],
     window: Option<WindowMapping>,
@@ -146,7 +146,7 @@ fn pieces(count: usize, len: usize) -> Vec<Piece> {
 }
 
 impl Taker<'_, '_> {
-    /// Measures requests of many pieces by every mover that `ways` allow, with nothing else going on; of those requests that
+    /// Measures requests of many pieces by every mover that `methods` allow, with nothing else going on; of those requests that
     /// are no larger than the largest copy.
     pub fn many(&mut self, timer: &CopyTimer, methods: &[Method]) -> Result<(), Error> {
         let most = self.sizes.last().map_or(0, |bytes| *bytes as usize);

@@ -1,5 +1,5 @@
 /*
- * A program that copies out of a GPU and knows nothing of Headway. It reaches the driver by the road that its first argument
+ * A program that copies out of a GPU and knows nothing of Headway. It reaches the driver by the lookup that its first argument
  * names, does what its second names, checks every byte, and prints the driver's log.
  */
 #define _GNU_SOURCE
@@ -33,21 +33,21 @@ CUresult cuMemcpyHtoD_v2(CUdeviceptr, const void *, size_t);
 static void fail(const char *what) { printf("FAILED: %s\n", what); exit(1); }
 static void *need(void *found, const char *name) { if (!found) fail(name); return found; }
 
-static void resolve(const char *road) {
+static void resolve(const char *lookup) {
     void *driver = need(dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), "dlopen");
 #ifdef DIRECT
     init = cuInit, retain = cuDevicePrimaryCtxRetain, alloc = cuMemAlloc_v2, release = cuDevicePrimaryCtxRelease_v2;
     out_async = cuMemcpyDtoHAsync_v2, out = cuMemcpyDtoH_v2, in = cuMemcpyHtoD_v2;
-    (void)road;
+    (void)lookup;
 #else
-    if (!strcmp(road, "dlsym")) {
+    if (!strcmp(lookup, "dlsym")) {
 #define PLAIN(place, name) place = need(dlsym(driver, name), name)
         PLAIN(init, "cuInit"); PLAIN(retain, "cuDevicePrimaryCtxRetain"); PLAIN(alloc, "cuMemAlloc_v2");
         PLAIN(release, "cuDevicePrimaryCtxRelease_v2"); PLAIN(out_async, "cuMemcpyDtoHAsync_v2"); PLAIN(out, "cuMemcpyDtoH_v2");
         PLAIN(in, "cuMemcpyHtoD_v2");
     } else {
         /* As cudart does: the resolver is asked for itself, and the answer is used. */
-        int per_thread = !strcmp(road, "per-thread"), old = !strcmp(road, "old");
+        int per_thread = !strcmp(lookup, "per-thread"), old = !strcmp(lookup, "old");
         CUresult (*second)(const char *, void **, int, uint64_t, int *) = 0;
         CUresult (*first)(const char *, void **, int, uint64_t) = 0;
         if (old) {

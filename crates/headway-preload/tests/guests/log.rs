@@ -42,8 +42,8 @@ impl Read {
 }
 
 /// Runs a guest with a log: what it printed, and the folder with `log`.
-pub(crate) fn logged(road: &str, task: &str, options: GuestOptions) -> Option<(Output, TempDir)> {
-    logged_by(guest(road, task, Some(options))?)
+pub(crate) fn logged(lookup: &str, task: &str, options: GuestOptions) -> Option<(Output, TempDir)> {
+    logged_by(guest(lookup, task, Some(options))?)
 }
 
 fn logged_by(mut command: Command) -> Option<(Output, TempDir)> {

@@ -1,4 +1,4 @@
-//! The way of `auto`: compiled choices per situation, ways that turned out not to be usable, and events.
+//! The method of `auto`: compiled choices per situation, methods that turned out not to be usable, and events.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
@@ -40,7 +40,7 @@ pub(super) struct Auto {
 }
 
 /// What callers wait for each way in the plainest situation, ascending: looked up in every copy by a
-/// named way, which may take 2 us altogether.
+/// named method, which may take 2 us altogether.
 struct Plain(Vec<(Name, Curve)>);
 
 /// GPU, the other GPU of a peer copy, method, direction and host end of a curve.
@@ -68,7 +68,7 @@ impl Plain {
 }
 
 struct Table {
-    /// By GPU: ways that failed as unavailable.
+    /// By GPU: methods that failed as unavailable.
     absent: Vec<BTreeSet<Method>>,
     slots: Vec<OnceLock<Selector>>,
 }
@@ -77,7 +77,7 @@ struct Table {
 struct Events {
     kept: VecDeque<CopierEvent>,
     dropped: u64,
-    /// Ways whose absence was told, by GPU.
+    /// Methods whose absence was told, by GPU.
     absences: BTreeSet<(usize, Method)>,
     /// Pairs of GPUs of which it was told that they do not reach each other.
     denied: BTreeSet<(EndpointId, EndpointId)>,
@@ -146,7 +146,7 @@ impl Auto {
         Selector::new(&self.profile, &request, &available)
     }
 
-    /// The ways that may be there; those whose absence shows only in use are found out by using them.
+    /// The methods that may be there; those whose absence shows only in use are found out by using them.
     fn methods(&self, gpus: &[CopierGpu], at: CopySituation) -> BTreeSet<Method> {
         let gpu = &gpus[at.gpu];
         let known = |method| self.profile.curves.keys().any(|key| key.method.any_form() == method);
@@ -190,7 +190,7 @@ impl Auto {
         of(at.memory).or_else(|| if at.memory == HostMemory::Pinned { None } else { of(HostMemory::Touched) })
     }
 
-    /// Leaves `way` out on `gpu` from now on.
+    /// Leaves `method` out on `gpu` from now on.
     pub(super) fn leave_out(&self, gpu: usize, method: Method) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         if table.absent[gpu].insert(method) {
@@ -198,12 +198,12 @@ impl Auto {
         }
     }
 
-    /// Whether only the driver's own ways are chosen.
+    /// Whether only the driver's own methods are chosen.
     pub(super) const fn is_stale(&self) -> bool {
         self.stale.is_some()
     }
 
-    /// What the profile says that a caller waits for `way`, in the plainest situation.
+    /// What the profile says that a caller waits for `method`, in the plainest situation.
     pub(super) fn predicted(
         &self,
         gpu: EndpointId,
@@ -240,7 +240,7 @@ impl Auto {
         Some(Nanos(curve.at(Bytes(bytes.0.div_ceil(requests)), Statistic::Median).0.saturating_mul(requests)))
     }
 
-    /// Tells, once for each way of each GPU, that another is used.
+    /// Tells, once for each method of each GPU, that another is used.
     pub(super) fn report_absence(&self, gpu: usize, name: &str, method: Method, reason: &str, instead: Method) {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let new = events.absences.insert((gpu, method));

@@ -155,7 +155,7 @@ fn read_own(path: &Path) -> io::Result<String> {
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
-    use headway_core::models::transfer::learning::{LearntKind, LearntWay};
+    use headway_core::models::transfer::learning::{LearntKind, LearntMethod};
     use headway_core::models::transfer::{Direction, HostMemory};
     use headway_os::fork::holds_in_a_child;
 
@@ -166,9 +166,9 @@ mod tests {
     }
 
     fn learnt(exponent: u32, ns_per_mib: u64) -> LearntClass {
-        let way = LearntWay { tuning: None, copies: 5, ns_per_mib, cpu_ns_per_mib: ns_per_mib };
+        let method = LearntMethod { tuning: None, copies: 5, ns_per_mib, cpu_ns_per_mib: ns_per_mib };
         let kind = LearntKind { direction: Direction::D2h, memory: HostMemory::Untouched };
-        LearntClass { kind, exponent, ways: vec![way] }
+        LearntClass { kind, exponent, methods: vec![method] }
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub(super) struct Bounds<'a> {
     pub(super) cancel: &'a AtomicBool,
 }
 
-/// What a way did.
+/// What a method did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct EngineMoved {
     /// Operations.
@@ -70,7 +70,7 @@ pub(super) struct Stopped {
 #[derive(Debug)]
 pub(super) enum Why {
     Device(DeviceError),
-    /// Something that the way needs is not there.
+    /// Something that the method needs is not there.
     Absent(DeviceError),
     /// No progress.
     Timeout,
@@ -89,7 +89,7 @@ impl Stopped {
         Self { chunk: 0, prefix: 0, why: Why::Absent(error) }
     }
 
-    /// As the error of a copy by `way`.
+    /// As the error of a copy by `method`.
     pub(super) fn error(self, method: Method, bounds: Bounds<'_>) -> CopyError {
         match self.why {
             Why::Device(error) => CopyError::device(method, error, self.chunk, self.prefix),

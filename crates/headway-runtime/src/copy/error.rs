@@ -8,14 +8,14 @@ use headway_device::DeviceError;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CopyError {
-    /// The way that was asked for cannot be used.
+    /// The method that was asked for cannot be used.
     #[error("method `{method}` cannot be used")]
     Unavailable {
         method: Method,
         /// Why, with the remedy.
         source: DeviceError,
     },
-    /// The way needs threads and pinned memory that are being set up.
+    /// The method needs threads and pinned memory that are being set up.
     #[error("method `{method}` is being set up: {reason}")]
     NotReady {
         method: Method,
@@ -90,7 +90,7 @@ impl From<DeviceError> for CopyError {
 }
 
 impl CopyError {
-    /// What a device's error means for a copy by `way` of which `prefix` bytes, and `chunk` chunks, are in place.
+    /// What a device's error means for a copy by `method` of which `prefix` bytes, and `chunk` chunks, are in place.
     pub(super) fn device(method: Method, error: DeviceError, chunk: u64, prefix: u64) -> Self {
         match error {
             DeviceError::Unavailable { .. } | DeviceError::KernelLoad { .. } | DeviceError::OutOfMemory { .. } => {
@@ -106,7 +106,7 @@ impl CopyError {
         }
     }
 
-    /// Whether nothing was tried on the device, so that another way may do it; and whether this one is absent for good.
+    /// Whether nothing was tried on the device, so that another method may do it; and whether this one is absent for good.
     pub(super) const fn absence(&self) -> Option<Absence> {
         match self {
             // Other memory, or the same when less is locked, may be pinned.
@@ -118,7 +118,7 @@ impl CopyError {
     }
 }
 
-/// How long a way is absent.
+/// How long a method is absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Absence {
     /// Until the copier is opened again.

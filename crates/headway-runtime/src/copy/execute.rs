@@ -1,4 +1,4 @@
-//! One copy by one way.
+//! One copy by one method.
 
 use std::sync::atomic::AtomicBool;
 
@@ -389,7 +389,7 @@ fn resident(
     Ok(EngineMoved::ONE)
 }
 
-/// What a staging error means for a copy by `way`.
+/// What a staging error means for a copy by `method`.
 fn staging_error(method: Method, error: StagingError) -> CopyError {
     let absent = |source| CopyError::Unavailable { method, source };
     match error {

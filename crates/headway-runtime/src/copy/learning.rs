@@ -38,7 +38,7 @@ pub struct LearningOptions {
     pub prefer: Prefer,
     /// Most threads of a copy; fewer where the process may use fewer CPUs.
     pub threads_max: u32,
-    /// Whether a few copies are made by another way to learn what it takes.
+    /// Whether a few copies are made by another method to learn what it takes.
     pub learns: bool,
     /// Whether every copy is staged, whatever that costs: for tests.
     pub always: bool,

@@ -41,7 +41,7 @@ impl ManyBy {
         Self::Queue(Mover::Kernel { blocks: kernel_blocks(direction) })
     }
 
-    /// The way under which reports and profiles name it; [`Mover::Batch`] is the driver's own way for many pieces.
+    /// The method under which reports and profiles name it; [`Mover::Batch`] is the driver's own method for many pieces.
     #[must_use]
     pub const fn method(self) -> Method {
         match self {

@@ -1,4 +1,4 @@
-//! Whether each way works: not what the driver says, but what arrives (specification of transfers, 1.2).
+//! Whether each method works: not what the driver says, but what arrives (specification of transfers, 1.2).
 
 use headway_core::models::transfer::{Direction, Method};
 use headway_device::gpu::{Caching, CpuReach};
@@ -20,7 +20,7 @@ const GUARD: usize = 67;
 const FILL: u8 = 0xA5;
 
 impl Copier {
-    /// Every way on every GPU.
+    /// Every method on every GPU.
     pub(super) fn probe_all(&self) -> Vec<MethodProbe> {
         (0..self.gpus.len()).flat_map(|gpu| self.probe_gpu(gpu)).collect()
     }
@@ -117,7 +117,7 @@ impl Copier {
     }
 }
 
-/// One way under test.
+/// One method under test.
 struct Bench<'a> {
     copier: &'a Copier,
     gpu: usize,
@@ -131,7 +131,7 @@ impl Bench<'_> {
         &self.copier.gpus[self.gpu]
     }
 
-    /// Pinned memory for ways that need it, or that stand in for the reference.
+    /// Pinned memory for methods that need it, or that stand in for the reference.
     fn held(&self) -> bool {
         self.method.abilities().needs_pinned()
     }
@@ -247,7 +247,7 @@ fn compare(method: Method, where_to: &str, size: usize, is: &[u8], should: &[u8]
     })
 }
 
-/// The reason why a way that was tried cannot be used.
+/// The reason why a method that was tried cannot be used.
 fn refusal(method: Method, error: CopyError) -> DeviceError {
     match error {
         CopyError::Unavailable { source, .. } | CopyError::Failed { source, .. } => source,

@@ -72,7 +72,7 @@ impl<'a> Request<'a> {
         Ok(kind)
     }
 
-    /// Checks both ends, whatever way comes.
+    /// Checks both ends, whatever method comes.
     pub(super) fn within_range(&self) -> Result<(), CopyError> {
         let check = |at: At<'_>, what| match at.offset.checked_add(self.len) {
             Some(end) if end <= at.buffer.len() => Ok(()),

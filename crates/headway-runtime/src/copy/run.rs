@@ -99,7 +99,7 @@ impl Copier {
         }
     }
 
-    /// Tells the watch what a judged copy took, by the bucket's way or by the driver's own call instead.
+    /// Tells the watch what a judged copy took, by the bucket's method or by the driver's own call instead.
     fn judge(&self, bucket: Bucket, report: &CopyReport) {
         if !self.watcher.judges(report.observed) {
             return;

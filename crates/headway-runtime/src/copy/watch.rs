@@ -15,7 +15,7 @@ const SAMPLED: u32 = 64;
 #[derive(Default)]
 pub(super) struct Watcher {
     watch: Mutex<Watch>,
-    /// Whether any way was ever demoted: until then calls need not ask.
+    /// Whether any method was ever demoted: until then calls need not ask.
     demotions: AtomicBool,
     short: AtomicU32,
 }
@@ -39,7 +39,7 @@ impl Watcher {
         observed >= SHORT || self.short.fetch_add(1, Ordering::Relaxed).is_multiple_of(SAMPLED)
     }
 
-    /// Judges a copy by the bucket's way; what a user should know of it.
+    /// Judges a copy by the bucket's method; what a user should know of it.
     pub(super) fn observe(
         &self,
         bucket: Bucket,
@@ -53,7 +53,7 @@ impl Watcher {
         })
     }
 
-    /// Judges the driver's own call, made instead of the bucket's way.
+    /// Judges the driver's own call, made instead of the bucket's method.
     pub(super) fn observe_instead(&self, bucket: Bucket, observed: Nanos, driver: Nanos) -> Vec<String> {
         self.judge(|watch| watch.handle_instead(bucket, observed, driver))
     }

@@ -14,7 +14,7 @@ const BULK_BYTES_PER_S: u64 = 20_000_000_000;
 /// What a copy out of a GPU was to the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// It went another way, failed, or did not go out of a GPU.
+    /// It was made by another method, failed, or did not go out of a GPU.
     None,
     /// A small one that a kernel made.
     Aside,

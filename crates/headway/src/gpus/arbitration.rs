@@ -174,12 +174,12 @@ fn patient(since: Nanos, what: &str) -> Result<(), DeviceError> {
 }
 
 fn copy(
-    way: Direction,
+    direction: Direction,
     there: &Buffer,
     here: &Buffer,
     range: std::ops::Range<usize>,
 ) -> Result<Operation, DeviceError> {
-    let (from, to) = if way == Direction::H2d { (here, there) } else { (there, here) };
+    let (from, to) = if direction == Direction::H2d { (here, there) } else { (there, here) };
     let claim = |buffer: &Buffer, access| buffer.claim(range.clone(), access);
     Ok(Operation::Copy { from: claim(from, Access::Read)?, to: claim(to, Access::Write)? })
 }

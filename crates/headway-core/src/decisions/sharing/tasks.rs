@@ -50,7 +50,7 @@ pub struct JobPriority {
     pub job: JobId,
 }
 
-/// Which way a copy goes.
+/// Direction of a copy, seen from the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TaskDirection {

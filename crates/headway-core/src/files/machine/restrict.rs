@@ -120,7 +120,8 @@ impl Restriction {
         let tunings = old.tunings.iter().filter(|(key, _)| stays(&key.gpu));
         let tunings = tunings.map(|(key, tuning)| (TuningKey { gpu: self.end(key.gpu), ..*key }, *tuning)).collect();
         let asked = old.arbitration.iter().filter(|((gpu, _), _)| stays(gpu));
-        let arbitration = asked.map(|((gpu, way), found)| ((self.end(*gpu), *way), found.clone())).collect();
+        let arbitration =
+            asked.map(|((gpu, direction), found)| ((self.end(*gpu), *direction), found.clone())).collect();
         let prices = old.prices.iter().filter(|(key, _)| stays(&key.gpu));
         let prices = prices.map(|(key, list)| (TuningKey { gpu: self.end(key.gpu), ..*key }, list.clone())).collect();
         Profile { stamp, curves: curves(&old.curves), posted: curves(&old.posted), tunings, prices, arbitration }

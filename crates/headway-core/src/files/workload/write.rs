@@ -164,8 +164,8 @@ impl Text {
         let segments = task.segments.iter().map(|segment| match segment {
             JobSegment::Cpu(longest) => format!("{{ cpu = {} }}", time(*longest)),
             JobSegment::Copy { direction, bytes } => {
-                let way = if *direction == TaskDirection::ToGpu { "host -> gpu" } else { "gpu -> host" };
-                format!("{{ copy = {}, bytes = {} }}", quoted(way), size(*bytes))
+                let path = if *direction == TaskDirection::ToGpu { "host -> gpu" } else { "gpu -> host" };
+                format!("{{ copy = {}, bytes = {} }}", quoted(path), size(*bytes))
             }
             JobSegment::Execute { kernel, time: longest } => {
                 format!("{{ compute = {}, time = {} }}", quoted(kernel), time(*longest))

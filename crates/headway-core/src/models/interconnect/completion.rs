@@ -11,7 +11,7 @@ use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 /// One block of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BatchBlock {
-    /// The way it takes.
+    /// The route it takes.
     pub route: RouteId,
     pub bytes: Bytes,
 }

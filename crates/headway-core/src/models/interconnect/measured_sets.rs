@@ -23,7 +23,7 @@ type Sums = BTreeMap<Role, (u64, u64)>;
 #[derive(Clone, Debug)]
 pub(super) struct MeasuredSets {
     /// Class and way back of every copy between pinned memory and a GPU, by route.
-    ways: Vec<Option<(EngineClass, Option<RouteId>)>>,
+    directions: Vec<Option<(EngineClass, Option<RouteId>)>>,
     /// By routes in ascending order: the factor of each.
     sets: BTreeMap<Box<[RouteId]>, Box<[u64]>>,
     /// By the roles of a set, in ascending order: the mean factor of each.
@@ -43,13 +43,13 @@ impl MeasuredSets {
         if machine.sets.is_empty() {
             return None;
         }
-        let way = |(route, it): (RouteId, &Route)| {
+        let direction = |(route, it): (RouteId, &Route)| {
             let class = machine.class(route);
             let is_copy = it.method == Method::Dma && class != EngineClass::Peer;
             is_copy.then(|| (class, machine.route(it.to, it.from)))
         };
-        let ways = (0..).map(RouteId).zip(&machine.routes).map(way).collect();
-        let mut measured = Self { ways, sets: BTreeMap::new(), shapes: BTreeMap::new() };
+        let directions = (0..).map(RouteId).zip(&machine.routes).map(direction).collect();
+        let mut measured = Self { directions, sets: BTreeMap::new(), shapes: BTreeMap::new() };
         let mut sums: BTreeMap<Box<[Role]>, Sums> = BTreeMap::new();
         let mut scratch = Scratch::new();
         for set in &machine.sets {
@@ -77,7 +77,7 @@ impl MeasuredSets {
     }
 
     fn role(&self, route: RouteId, set: &[RouteId]) -> Option<Role> {
-        let (class, back) = self.ways[route.at()]?;
+        let (class, back) = self.directions[route.at()]?;
         Some((class, back.is_some_and(|back| set.binary_search(&back).is_ok())))
     }
 
@@ -92,7 +92,7 @@ impl MeasuredSets {
     ) {
         let Memory { routes, roles } = memory;
         routes.clear();
-        routes.extend(active.iter().filter(|route| self.ways[route.at()].is_some()));
+        routes.extend(active.iter().filter(|route| self.directions[route.at()].is_some()));
         routes.sort_unstable();
         routes.dedup();
         let exact = self.sets.get(routes.as_slice());
@@ -146,8 +146,8 @@ mod tests {
                 let uses: &[_] = if inward { &[(link, WHOLE)] } else { &[(link, WHOLE), (limit, WHOLE)] };
                 let route = builder.route(&[engine], uses, 1_000);
                 let host = crate::files::machine::EndpointId(0);
-                let way = &mut builder.0.routes[route.at()];
-                (way.from, way.to) = if inward { (host, id) } else { (id, host) };
+                let direction = &mut builder.0.routes[route.at()];
+                (direction.from, direction.to) = if inward { (host, id) } else { (id, host) };
             }
         }
         builder.0

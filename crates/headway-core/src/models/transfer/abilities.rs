@@ -8,7 +8,7 @@ use crate::units::Bytes;
 pub struct Abilities {
     /// What happens, for tables.
     pub summary: &'static str,
-    /// Which way it copies.
+    /// Between which ends it copies.
     pub directions: &'static [Direction],
     /// The host memory it is for.
     pub memory: &'static [HostMemory],

@@ -157,7 +157,7 @@ pub struct BuiltIn {
 }
 
 impl NodeClass {
-    /// The smallest copy of ordinary memory that is made in another way than the driver's where nothing else is known.
+    /// The smallest copy of ordinary memory that is made by another method than the driver's where nothing else is known.
     pub const LEAST: Bytes = Bytes(MIB);
 
     /// The figures of copies of ordinary memory; of files those of warm memory.

@@ -1,4 +1,4 @@
-//! Which way a copy goes: the least measured cost, never worse than the driver's own call (specification of transfers, 3.2).
+//! Which method a copy takes: the least measured cost, never worse than the driver's own call (specification of transfers, 3.2).
 
 mod case;
 
@@ -58,7 +58,7 @@ impl MethodRequest {
 /// What may be used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Available {
-    /// Ways whose probe succeeded on this GPU. The driver's own call is always there.
+    /// Methods whose probe succeeded on this GPU. The driver's own call is always there.
     pub methods: BTreeSet<Method>,
     /// No multiprocessor may be used: neither `resident` nor `kernel`.
     pub no_sm: bool,
@@ -68,13 +68,13 @@ pub struct Available {
     pub bounds: Bounds,
     /// The plan or the broker grants the links and engines of other GPUs.
     pub multipath: bool,
-    /// The copy has a deadline that was admitted: only ways with a maximum for its size.
+    /// The copy has a deadline that was admitted: only methods with a maximum for its size.
     pub realtime: bool,
     /// How the profile's stamp differs from what is here now ([`super::Stamp::difference`]): the driver only.
     pub stale: Option<String>,
 }
 
-/// Why a way was not chosen.
+/// Why a method was not chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -145,7 +145,7 @@ impl fmt::Display for RejectionReason {
     }
 }
 
-/// What became of a way.
+/// What became of a method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MethodVerdict {
@@ -180,7 +180,7 @@ impl CostFigures {
     }
 }
 
-/// A way that was looked at.
+/// A method that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Candidate {
     pub method: Method,
@@ -192,7 +192,7 @@ pub struct Candidate {
     pub verdict: MethodVerdict,
 }
 
-/// The way a copy goes, and why.
+/// The method that a copy takes, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MethodChoice {
     pub method: Method,
@@ -202,15 +202,15 @@ pub struct MethodChoice {
     pub price: Price,
     /// The objective's figure for it; `None` = not known, so nothing may be promised.
     pub predicted: Option<Nanos>,
-    /// The best of the ways that could have been chosen and were not.
+    /// The best of the methods that could have been chosen and were not.
     pub runner_up: Option<Method>,
     /// What decided, then what was assumed; one line each.
     pub why: Vec<String>,
-    /// All ways: the chosen one, then by cost, those without a figure last.
+    /// All methods: the chosen one, then by cost, those without a figure last.
     pub candidates: Vec<Candidate>,
 }
 
-/// Chooses the way of `request` among those that `available` allows.
+/// Chooses the method of `request` among those that `available` allows.
 ///
 /// The least objective wins; a lead below 3 % over the driver's own call goes to that call, as measurements scatter (not for
 /// figures that were set or simulated); equal costs go by the order of methods. `staged` needs a median 3 % better than

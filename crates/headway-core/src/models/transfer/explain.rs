@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::{CostFigures, MethodChoice, MethodRequest, MethodVerdict, Price, Profile, TAIL_SAMPLES};
 use crate::files::machine::Machine;
 
-/// A choice laid out: one row per way, the chosen one first.
+/// A choice laid out: one row per method, the chosen one first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Explanation {
     /// What was asked, as `4 KiB d2h gpu0, memory pinned, load bulk-same, 1 active GPU, objective p99`.
@@ -19,7 +19,7 @@ pub struct Explanation {
     pub why: Vec<String>,
 }
 
-/// A way and what became of it.
+/// A method and what became of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MethodRow {
     /// The method's word.
@@ -99,7 +99,7 @@ mod tests {
     use crate::units::Bytes;
 
     #[test]
-    fn a_choice_becomes_a_question_a_source_and_a_row_for_each_way() {
+    fn a_choice_becomes_a_question_a_source_and_a_row_for_each_method() {
         let text = include_str!("../../../tests/machines/h200-x1.toml");
         let machine = parse("h200-x1", text).expect("it parses");
         let gpu = machine.gpus().next().expect("it has one");

@@ -6,7 +6,7 @@ use super::method::Method;
 use crate::files::machine::EndpointId;
 use crate::units::Bytes;
 
-/// Which way a copy goes.
+/// From host to GPU, from GPU to host, or between GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {

@@ -1,7 +1,7 @@
-//! Which way copies of ordinary memory go where no profile says it: built-in figures first, then what the copies themselves took.
+//! Which method copies of ordinary memory take where no profile says it: built-in figures first, then what the copies themselves took.
 //!
-//! Copies of one [`LearntKind`] and size class have a few *ways*: the driver's own call, and `staged` with one of a few tunings. Most copies go
-//! by the cheapest way within 5 % of the fastest. A few are *trials* of another way. What trials take beyond the way in use never exceeds
+//! Copies of one [`LearntKind`] and size class have a few *methods*: the driver's own call, and `staged` with one of a few tunings. Most copies go
+//! by the cheapest method within 5 % of the fastest. A few are *trials* of another method. What trials take beyond the method in use never exceeds
 //! a 32nd of the time that this class of copies takes anyway, 0.2 ms apart, and one trial that turns out slower than was thought.
 //! No clock and no threads here: times come in, decisions go out.
 
@@ -13,18 +13,18 @@ use super::builtin::{BuiltIn, NodeClass};
 use super::{Direction, HostMemory, Statistic, Tuning};
 use crate::units::{Bytes, Nanos};
 
-/// Times that are kept of a way; their median counts.
+/// Times that are kept of a method; their median counts.
 const KEPT: usize = 8;
-/// Copies of a way until its own times are believed rather than built-in ones.
+/// Copies of a method until its own times are believed rather than built-in ones.
 const BELIEVED: u64 = 3;
-/// Copies from one trial to the next: while a way has too few times, then; and at most, where trials change nothing.
+/// Copies from one trial to the next: while a method has too few times, then; and at most, where trials change nothing.
 const EVERY_NEW: u32 = 4;
 const EVERY_MIN: u32 = 16;
 const EVERY_MAX: u32 = 256;
-/// A way that takes longer than this many percent of the one in use is hopeless: it is tried once in so many turns.
+/// A method that takes longer than this many percent of the one in use is hopeless: it is tried once in so many turns.
 const HOPELESS_PERCENT: u64 = 150;
 const HOPELESS_TURNS: u32 = 8;
-/// The part of a class's time that trials may take beyond the way in use, and what they may take anyway.
+/// The part of a class's time that trials may take beyond the method in use, and what they may take anyway.
 const EXTRA_PART: u64 = 32;
 const EXTRA_ANYWAY: Nanos = Nanos(200_000);
 /// Of copies by the driver, one in this many is timed once enough have been.
@@ -39,7 +39,7 @@ const ABSENT: u32 = 64;
 /// Size classes: powers of two from 1 MiB to 16 GiB, which has all beyond.
 const EXPONENTS: std::ops::RangeInclusive<u32> = 20..=34;
 
-/// How the cheapest of nearly equal ways is weighed against the fastest.
+/// How the cheapest of nearly equal methods is weighed against the fastest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Prefer {
@@ -83,7 +83,7 @@ pub struct LearnerLimits {
     /// Most threads of a tuning; 0 = the driver only.
     pub threads_max: u32,
     pub prefer: Prefer,
-    /// Whether other ways are tried at all.
+    /// Whether other methods are tried at all.
     pub learns: bool,
     /// Whether every copy is staged, whatever that costs.
     pub always: bool,
@@ -96,7 +96,7 @@ pub struct CopyAdvice {
     pub tuning: Option<Tuning>,
     /// Whether what the copy takes is asked for. It is worth waiting for the stream before the clock starts.
     pub timed: bool,
-    /// Whether it is a trial of a way that is not in use.
+    /// Whether it is a trial of a method that is not in use.
     pub trial: bool,
 }
 
@@ -110,9 +110,9 @@ pub struct CopyTiming {
     pub cpu: Option<Nanos>,
 }
 
-/// A way with what its last copies took for a MiB.
+/// A method with what its last copies took for a MiB.
 #[derive(Clone, Debug)]
-struct Way {
+struct TimedMethod {
     tuning: Option<Tuning>,
     /// The latest last.
     times: Vec<(u64, u64)>,
@@ -124,7 +124,7 @@ struct Way {
     assumed: (u64, u64),
 }
 
-impl Way {
+impl TimedMethod {
     /// Time and CPU time of a MiB.
     fn cost(&self) -> (u64, u64) {
         if self.times.is_empty() {
@@ -135,7 +135,7 @@ impl Way {
                 values.push(assumed);
             }
             values.sort_unstable();
-            // Of an even number the lesser: a way's first copy may have started threads.
+            // Of an even number the lesser: a method's first copy may have started threads.
             values[(values.len() - 1) / 2]
         };
         let (times, cpus) = self.times.iter().copied().unzip();
@@ -155,12 +155,12 @@ impl Way {
 #[derive(Clone, Debug)]
 struct Class {
     /// The driver's own call first.
-    ways: Vec<Way>,
+    methods: Vec<TimedMethod>,
     copies: u64,
     since_trial: u32,
     every: u32,
     trials: u32,
-    /// What copies took, as far as known, and trials beyond the way in use.
+    /// What copies took, as far as known, and trials beyond the method in use.
     elapsed: u64,
     extra: u64,
     /// Copies for which staging is left alone.
@@ -241,7 +241,7 @@ impl Learner {
         }
         let used = class.used(limits.prefer);
         let saves = class.could_save(used, bytes);
-        class.elapsed = class.elapsed.saturating_add(of_bytes(class.ways[used].cost().0, bytes));
+        class.elapsed = class.elapsed.saturating_add(of_bytes(class.methods[used].cost().0, bytes));
         if !started {
             let starts = if kind.direction == Direction::D2h { STARTS_OUT } else { STARTS_IN };
             if used == 0 || bytes < starts {
@@ -256,7 +256,7 @@ impl Learner {
             return class.advice(used, false);
         }
         match class.trial(used, bytes) {
-            Some(way) => class.advice(way, true),
+            Some(method) => class.advice(method, true),
             None => class.advice(used, false),
         }
     }
@@ -265,14 +265,14 @@ impl Learner {
     pub fn handle_took(&mut self, kind: LearntKind, bytes: Bytes, took: CopyTiming) {
         let (kind, prefer) = (normal(kind), self.limits.prefer);
         let class = self.class(kind, bytes);
-        let Some(way) = class.ways.iter().position(|way| way.tuning == took.advice.tuning) else { return };
+        let Some(method) = class.methods.iter().position(|method| method.tuning == took.advice.tuning) else { return };
         let used = class.used(prefer);
         if took.advice.trial {
-            let expected = of_bytes(class.ways[used].cost().0, bytes);
+            let expected = of_bytes(class.methods[used].cost().0, bytes);
             class.extra = class.extra.saturating_add(took.time.0.saturating_sub(expected));
         }
         let cpu = took.cpu.unwrap_or(took.time);
-        class.ways[way].push(of_mib(took.time, bytes), of_mib(cpu, bytes));
+        class.methods[method].push(of_mib(took.time, bytes), of_mib(cpu, bytes));
         if class.used(prefer) != used {
             class.every = EVERY_MIN;
         }
@@ -287,11 +287,11 @@ impl Learner {
     /// All that copies have taught, for a file.
     #[must_use]
     pub fn learnt(&self) -> Vec<LearntClass> {
-        let way = |way: &Way| {
-            let (time, cpu) = way.cost();
-            (way.seen >= BELIEVED).then_some(LearntWay {
-                tuning: way.tuning,
-                copies: way.seen,
+        let method = |method: &TimedMethod| {
+            let (time, cpu) = method.cost();
+            (method.seen >= BELIEVED).then_some(LearntMethod {
+                tuning: method.tuning,
+                copies: method.seen,
                 ns_per_mib: time,
                 cpu_ns_per_mib: cpu,
             })
@@ -299,26 +299,28 @@ impl Learner {
         let class = |(&(kind, exponent), class): (&(LearntKind, u32), &Class)| LearntClass {
             kind,
             exponent,
-            ways: class.ways.iter().filter_map(way).collect(),
+            methods: class.methods.iter().filter_map(method).collect(),
         };
-        self.classes.iter().map(class).filter(|class| !class.ways.is_empty()).collect()
+        self.classes.iter().map(class).filter(|class| !class.methods.is_empty()).collect()
     }
 
-    /// Takes what earlier processes have learnt; what this one has learnt itself stays. Ways that are not known, or not allowed, are
+    /// Takes what earlier processes have learnt; what this one has learnt itself stays. Methods that are not known, or not allowed, are
     /// left out. The number of copies that it rests on.
     pub fn recall(&mut self, learnt: &[LearntClass]) -> u64 {
         let mut copies = 0u64;
         for past in learnt.iter().filter(|past| EXPONENTS.contains(&past.exponent)) {
             let class = self.class(normal(past.kind), Bytes(1 << past.exponent));
-            for way in &past.ways {
-                let Some(known) = class.ways.iter_mut().find(|known| known.tuning == way.tuning) else { continue };
-                let sane = way.copies >= BELIEVED && (1..=FASTEST_BELIEVED).contains(&way.ns_per_mib);
+            for method in &past.methods {
+                let Some(known) = class.methods.iter_mut().find(|known| known.tuning == method.tuning) else {
+                    continue;
+                };
+                let sane = method.copies >= BELIEVED && (1..=FASTEST_BELIEVED).contains(&method.ns_per_mib);
                 if known.seen > 0 || !sane {
                     continue;
                 }
-                known.times = vec![(way.ns_per_mib, way.cpu_ns_per_mib); BELIEVED as usize];
-                known.seen = way.copies;
-                copies = copies.saturating_add(way.copies);
+                known.times = vec![(method.ns_per_mib, method.cpu_ns_per_mib); BELIEVED as usize];
+                known.seen = method.copies;
+                copies = copies.saturating_add(method.copies);
             }
         }
         copies
@@ -335,13 +337,14 @@ pub struct LearntClass {
     pub kind: LearntKind,
     /// Sizes from 2 to the power of this to just below the next power.
     pub exponent: u32,
-    pub ways: Vec<LearntWay>,
+    #[serde(alias = "ways")]
+    pub methods: Vec<LearntMethod>,
 }
 
-/// What was learnt of one way.
+/// What was learnt of one method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct LearntWay {
+pub struct LearntMethod {
     /// Of `staged`; `None` = the driver's own call.
     pub tuning: Option<Tuning>,
     pub copies: u64,
@@ -349,19 +352,19 @@ pub struct LearntWay {
     pub cpu_ns_per_mib: u64,
 }
 
-/// What two processes have learnt: of each way what `ours` says, else `theirs`.
+/// What two processes have learnt: of each method what `ours` says, else `theirs`.
 #[must_use]
 pub fn merge(ours: &[LearntClass], theirs: &[LearntClass]) -> Vec<LearntClass> {
-    let mut all: BTreeMap<(LearntKind, u32), Vec<LearntWay>> = BTreeMap::new();
+    let mut all: BTreeMap<(LearntKind, u32), Vec<LearntMethod>> = BTreeMap::new();
     for class in ours.iter().chain(theirs) {
-        let ways = all.entry((class.kind, class.exponent)).or_default();
-        for way in &class.ways {
-            if ways.iter().all(|known| known.tuning != way.tuning) {
-                ways.push(*way);
+        let methods = all.entry((class.kind, class.exponent)).or_default();
+        for method in &class.methods {
+            if methods.iter().all(|known| known.tuning != method.tuning) {
+                methods.push(*method);
             }
         }
     }
-    all.into_iter().map(|((kind, exponent), ways)| LearntClass { kind, exponent, ways }).collect()
+    all.into_iter().map(|((kind, exponent), methods)| LearntClass { kind, exponent, methods }).collect()
 }
 
 fn normal(kind: LearntKind) -> LearntKind {
@@ -376,7 +379,7 @@ impl Class {
             (figures.driver.at(bytes, Statistic::Median), figures.staged.at(bytes, Statistic::Median));
         // The built-in time is that of so many threads.
         let full = node.tunings(kind.direction, kind.memory, bytes, u32::MAX)[0].threads;
-        let way = |tuning: Option<Tuning>| {
+        let method = |tuning: Option<Tuning>| {
             let time = match tuning {
                 None => driver,
                 Some(tuning) if tuning.threads < full => {
@@ -386,52 +389,57 @@ impl Class {
             };
             let busy = tuning.map_or(1, |tuning| u64::from(tuning.threads) + 1);
             let assumed = (of_mib(time, bytes), of_mib(time, bytes).saturating_mul(busy));
-            Way { tuning, times: Vec::new(), seen: 0, tried: 0, assumed }
+            TimedMethod { tuning, times: Vec::new(), seen: 0, tried: 0, assumed }
         };
-        let ways = std::iter::once(None).chain(tunings.into_iter().map(Some)).map(way).collect();
-        Self { ways, copies: 0, since_trial: 0, every: EVERY_NEW, trials: 0, elapsed: 0, extra: 0, absent: 0 }
+        let methods = std::iter::once(None).chain(tunings.into_iter().map(Some)).map(method).collect();
+        Self { methods, copies: 0, since_trial: 0, every: EVERY_NEW, trials: 0, elapsed: 0, extra: 0, absent: 0 }
     }
 
     /// The way in use.
     fn used(&self, prefer: Prefer) -> usize {
-        let costs = self.ways.iter().map(|way| way.cost()).map(|(time, cpu)| (Nanos(time), Nanos(cpu)));
+        let costs = self.methods.iter().map(|method| method.cost()).map(|(time, cpu)| (Nanos(time), Nanos(cpu)));
         prefer.pick(costs).unwrap_or(0)
     }
 
-    fn advice(&self, way: usize, trial: bool) -> CopyAdvice {
-        let timed = way > 0 || trial || self.ways[0].seen < KEPT as u64 || self.copies.is_multiple_of(TIMED);
-        CopyAdvice { tuning: self.ways[way].tuning, timed, trial }
+    fn advice(&self, method: usize, trial: bool) -> CopyAdvice {
+        let timed = method > 0 || trial || self.methods[0].seen < KEPT as u64 || self.copies.is_multiple_of(TIMED);
+        CopyAdvice { tuning: self.methods[method].tuning, timed, trial }
     }
 
     /// What staging could save of a copy: what is known, or a fifth where nothing is and the built-in figures are near each other.
     fn could_save(&self, used: usize, bytes: Bytes) -> u64 {
-        let (driver, best) = (self.ways[0].cost().0, self.ways[used].cost().0);
+        let (driver, best) = (self.methods[0].cost().0, self.methods[used].cost().0);
         let known = driver.saturating_sub(best);
         let unknown = used == 0
-            && self.ways[1..].iter().any(|way| way.seen < BELIEVED && way.cost().0 <= driver.saturating_mul(2));
+            && self.methods[1..]
+                .iter()
+                .any(|method| method.seen < BELIEVED && method.cost().0 <= driver.saturating_mul(2));
         of_bytes(if unknown { driver / 5 } else { known }, bytes)
     }
 
-    /// A way other than `used` to try with this copy.
+    /// A method other than `used` to try with this copy.
     fn trial(&mut self, used: usize, bytes: Bytes) -> Option<usize> {
         self.since_trial = self.since_trial.saturating_add(1);
         if self.since_trial < self.every {
             return None;
         }
-        let cost = self.ways[used].cost().0;
-        let hopeless = |way: &Way| {
-            way.seen >= BELIEVED && way.cost().0.saturating_mul(100) > cost.saturating_mul(HOPELESS_PERCENT)
+        let cost = self.methods[used].cost().0;
+        let hopeless = |method: &TimedMethod| {
+            method.seen >= BELIEVED && method.cost().0.saturating_mul(100) > cost.saturating_mul(HOPELESS_PERCENT)
         };
         let left = (self.elapsed / EXTRA_PART).saturating_add(EXTRA_ANYWAY.0).saturating_sub(self.extra);
-        let affordable = |way: &Way| of_bytes(way.cost().0.saturating_sub(cost), bytes) <= left;
+        let affordable = |method: &TimedMethod| of_bytes(method.cost().0.saturating_sub(cost), bytes) <= left;
         let turn = (self.trials + 1).is_multiple_of(HOPELESS_TURNS);
-        let others =
-            self.ways.iter().enumerate().filter(|(at, way)| *at != used && affordable(way) && (turn || !hopeless(way)));
-        // Ways with few times first, then the one that was tried longest ago.
-        let (at, _) = others.min_by_key(|(_, way)| (way.seen.min(BELIEVED), way.tried))?;
-        self.ways[at].tried = self.copies;
+        let others = self
+            .methods
+            .iter()
+            .enumerate()
+            .filter(|(at, method)| *at != used && affordable(method) && (turn || !hopeless(method)));
+        // Methods with few times first, then the one that was tried longest ago.
+        let (at, _) = others.min_by_key(|(_, method)| (method.seen.min(BELIEVED), method.tried))?;
+        self.methods[at].tried = self.copies;
         (self.since_trial, self.trials) = (0, self.trials.wrapping_add(1));
-        let new = self.ways.iter().any(|way| way.seen < BELIEVED && !hopeless(way) && affordable(way));
+        let new = self.methods.iter().any(|method| method.seen < BELIEVED && !hopeless(method) && affordable(method));
         self.every = if new { EVERY_NEW } else { self.every.saturating_mul(2).clamp(EVERY_MIN, EVERY_MAX) };
         Some(at)
     }

@@ -1,6 +1,6 @@
 //! Never slower than the driver, checked while copies are made (specification of transfers, 2.5 and 3.1).
 //!
-//! A profile is a promise of another day. [`Watch`] compares it with what each copy took: a way that is slower than the
+//! A profile is a promise of another day. [`Watch`] compares it with what each copy took: a method that is slower than the
 //! driver's own call several times in a row is not used for this size until probes show that it is faster again, or until the
 //! driver's call shows that it is slower still: then all of the node is slower than on that day. A curve that is off by a quarter
 //! is reported. No clock: everything counts calls, so that a log of inputs replays.
@@ -13,16 +13,16 @@ use super::{Direction, HostMemory, Method};
 use crate::files::machine::EndpointId;
 use crate::units::{Bytes, Nanos, PPM};
 
-/// Calls in a row slower than the driver's curve until a way is not used any more.
+/// Calls in a row slower than the driver's curve until a method is not used any more.
 pub const SLOW_MAX: u32 = 8;
-/// Of the calls that would use a demoted way, one in this many tries it, at first; after each slow one half as often.
+/// Of the calls that would use a demoted method, one in this many tries it, at first; after each slow one half as often.
 pub const PROBE_EVERY: u32 = 32;
 /// The least often that is tried.
 pub const PROBE_EVERY_MAX: u32 = 4_096;
-/// Probes in a row no slower than the driver's curve until the way is used again.
+/// Probes in a row no slower than the driver's curve until the method is used again.
 pub const PROBES_GOOD: u32 = 3;
-/// Copies in a row by the driver's own call that took longer, by its curve, than the way had before it was demoted, until the
-/// way is used again: then it is the curve that is wrong.
+/// Copies in a row by the driver's own call that took longer, by its curve, than the method had before it was demoted, until the
+/// method is used again: then it is the curve that is wrong.
 pub const DRIVER_SLOW: u32 = 3;
 /// Copies for which the driver's curve is taken to be as far off as was found then.
 pub const DRIVER_TRUSTED: u32 = 256;
@@ -38,7 +38,7 @@ pub struct Bucket {
     pub direction: Direction,
     /// The host end.
     pub memory: HostMemory,
-    /// The way that the profile chooses.
+    /// The method that the profile chooses.
     pub method: Method,
     /// Sizes from 2 to the power of this to just below the next power; 0 has no byte too.
     pub exponent: u8,
@@ -59,14 +59,14 @@ impl Bucket {
 pub enum WatchInput {
     /// A copy of this bucket is about to be made.
     Call { bucket: Bucket },
-    /// A copy was made by the bucket's way.
+    /// A copy was made by the bucket's method.
     Observed {
         bucket: Bucket,
         /// What it took, waiting excluded.
         observed: Nanos,
-        /// What the way's curve said.
+        /// What the method's curve said.
         predicted: Option<Nanos>,
-        /// What the driver's curve says; `None` = unknown, or the bucket's way is the driver's own.
+        /// What the driver's curve says; `None` = unknown, or the bucket's method is the driver's own.
         driver: Option<Nanos>,
     },
     /// A copy of this bucket was made by the driver's own call instead.
@@ -97,7 +97,7 @@ pub enum Decision {
 pub enum WatchEvent {
     /// The driver's own call is used from here on.
     Demoted { bucket: Bucket },
-    /// The bucket's way is used again.
+    /// The bucket's method is used again.
     Restored { bucket: Bucket },
     /// Copies take another time than the curve says; remedy: `headway measure`.
     Suspect {
@@ -118,7 +118,7 @@ pub struct WatchLimits {
 }
 
 impl Default for WatchLimits {
-    /// Every size of some hundred pairs of situation and way.
+    /// Every size of some hundred pairs of situation and method.
     fn default() -> Self {
         Self { buckets_max: 4_096, events_max: 1_024 }
     }
@@ -132,7 +132,7 @@ pub struct Full {
     pub capacity: usize,
 }
 
-/// A way that is not used now.
+/// A method that is not used now.
 #[derive(Clone, Copy, Debug)]
 struct Demotion {
     /// Calls until the next probe.
@@ -141,7 +141,7 @@ struct Demotion {
     every: u32,
     /// Probes in a row that were no slower.
     good: u32,
-    /// What the way took over what the driver's curve said, in ppm: the median of the copies that demoted it.
+    /// What the method took over what the driver's curve said, in ppm: the median of the copies that demoted it.
     took_ppm: u64,
     /// Copies in a row by the driver that took longer than that, and the least of them in ppm.
     driver: (u32, u64),
@@ -205,7 +205,7 @@ impl Watch {
         Decision::Probe
     }
 
-    /// A copy of `bucket` took `observed` by the bucket's way. Not to be called for copies that went by the driver instead.
+    /// A copy of `bucket` took `observed` by the bucket's method. Not to be called for copies that went by the driver instead.
     ///
     /// # Errors
     /// [`Full`] for a bucket that there is no room for; nothing changes.
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn good_probes_bring_a_way_back_and_bad_ones_become_rare() {
+    fn good_probes_bring_a_method_back_and_bad_ones_become_rare() {
         let mut watch = demoted();
         assert_eq!(calls_to_probe(&mut watch), PROBE_EVERY);
         assert_eq!(copy(&mut watch, 101), None);
@@ -427,13 +427,13 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_is_slower_than_its_curve_brings_the_way_back_for_a_while() {
+    fn a_driver_that_is_slower_than_its_curve_brings_the_method_back_for_a_while() {
         let mut watch = demoted();
         let instead = |watch: &mut Watch, observed| {
             watch.handle_instead(bucket(64), Nanos(observed), Nanos(100));
             watch.poll_event()
         };
-        // The way took 101 where the curve says 100.
+        // The method took 101 where the curve says 100.
         assert!([130, 131, 101, 150, 130].iter().all(|observed| instead(&mut watch, *observed).is_none()));
         assert_eq!(instead(&mut watch, 140), Some(WatchEvent::Restored { bucket: bucket(64) }));
         assert_eq!(instead(&mut watch, 140), None, "it is not demoted any more");

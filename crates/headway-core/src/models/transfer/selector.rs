@@ -7,7 +7,7 @@ use super::choose::{Available, Case, MethodRequest, compare_lead};
 use super::{Curve, Method, Profile, Statistic, Tuning};
 use crate::units::{Bytes, Nanos};
 
-/// The way of every size in one situation: a binary search per copy, no allocation.
+/// The method of every size in one situation: a binary search per copy, no allocation.
 #[derive(Clone, Debug)]
 pub struct Selector {
     /// Ascending; the first starts at 0.
@@ -79,7 +79,7 @@ impl Selector {
         self.step(bytes).method
     }
 
-    /// The tuning that goes with it, for ways through pinned buffers.
+    /// The tuning that goes with it, for methods through pinned buffers.
     #[must_use]
     pub fn tuning(&self, bytes: Bytes) -> Option<Tuning> {
         self.step(bytes).tuning
@@ -91,7 +91,7 @@ impl Selector {
         self.predicted_by(self.step(bytes), bytes)
     }
 
-    /// From which size on which way is used, ascending from 0.
+    /// From which size on which method is used, ascending from 0.
     pub fn thresholds(&self) -> impl Iterator<Item = (Bytes, Method)> + '_ {
         self.steps.iter().map(|step| (step.from, step.method))
     }

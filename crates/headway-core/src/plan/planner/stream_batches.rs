@@ -12,7 +12,7 @@ use crate::plan::BatchPlace;
 /// modulo the period where the window is as long as the period.
 type Windows = (Nanos, Nanos, Nanos, u32);
 
-/// A way of moving the blocks of one window: sets of positions, each in its order, with what is known of it.
+/// How the blocks of one window can be moved: sets of positions, each in its order, with what is known of it.
 struct Division {
     sets: Vec<(Vec<usize>, PlannedBatch)>,
     cost: Nanos,

@@ -32,7 +32,7 @@ const ROUNDS: (usize, Nanos) = (100, Nanos(20_000_000));
 /// Pairs are measured up to this size.
 const PAIR_MAX: u64 = 8 << 20;
 
-/// Which way of this machine stands for each method of the paper, and how much is measured.
+/// Which method of this machine stands for each method of the paper, and how much is measured.
 struct Setup<'a> {
     bench: &'a Bench,
     /// The paper's method and ours.
@@ -181,7 +181,7 @@ impl Setup<'_> {
         for &bytes in &self.sizes {
             let len = bytes.0 as usize;
             self.prepare(&host, direction, len, 0)?;
-            // The first brings up what the way needs.
+            // The first brings up what the method needs.
             self.once(method, direction, &host, len, 0)?;
             let until = clock::now().saturating_add(self.time);
             let mut samples: Vec<Nanos> = Vec::new();
@@ -273,7 +273,7 @@ impl Setup<'_> {
         [(first, one), (second, two)]: [(Method, &Buffer); 2],
         rounds: usize,
     ) -> Result<Vec<Nanos>, Error> {
-        // The first round brings up what the ways need.
+        // The first round brings up what the methods need.
         let rounds = rounds + 1;
         let barrier = Barrier::new(2);
         let runner = |method, host: &Buffer, at: usize| -> Result<Vec<(Nanos, Nanos)>, Error> {

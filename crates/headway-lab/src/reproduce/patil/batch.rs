@@ -27,7 +27,7 @@ const MANY: [(&str, ManyBy); 6] = [
 
 /// Room for the pieces at most; of the largest point, which is 1 GiB of pieces, and of all others.
 const ROOM_MAX: (usize, usize) = (2 << 30, 256 << 20);
-/// Ways that are timed at the largest point: one after the other, the driver's batch, and one copy of all.
+/// Methods that are timed at the largest point: one after the other, the driver's batch, and one copy of all.
 const LARGEST: [&str; 3] = ["loop", "batch", "gather"];
 
 /// So many pieces of one size, one direction.
@@ -62,7 +62,7 @@ impl Memory {
     }
 }
 
-/// What one way gave at one point.
+/// What one method gave at one point.
 struct Timed {
     point: Point,
     name: &'static str,
@@ -72,12 +72,12 @@ struct Timed {
 #[derive(Default)]
 struct Study {
     timed: Vec<Timed>,
-    /// Ways that were left out somewhere, and why.
+    /// Methods that were left out somewhere, and why.
     skipped: BTreeSet<String>,
 }
 
 impl Study {
-    /// Times one way and checks every byte; a way that is refused or far too slow is noted.
+    /// Times one method and checks every byte; a method that is refused or far too slow is noted.
     fn method(
         &mut self,
         bench: &Bench,
@@ -123,7 +123,7 @@ impl Study {
         Ok(())
     }
 
-    /// The best way against one copy after the other.
+    /// The best method against one copy after the other.
     fn row(&self, point: Point) -> Option<PaperRow> {
         let at_point = || self.timed.iter().filter(|timed| timed.point == point);
         let each = at_point().find(|timed| timed.name == "loop")?.samples.figures;
@@ -141,7 +141,7 @@ impl Study {
             ours: format!("{} {} against {} one by one: {ratio:.1} times", best.name, figures.median, each.median),
             verdict,
             why: verdict.why(
-                format!("the paper has no figure; the best way of many against one by one: {STRICT}"),
+                format!("the paper has no figure; the best method of many against one by one: {STRICT}"),
                 if point.count == 1 {
                     "one piece is no batch".to_owned()
                 } else {
@@ -158,7 +158,7 @@ impl Study {
         RawFigures {
             name: "batch".into(),
             columns: vec![
-                "way",
+                "method",
                 "direction",
                 "piece_bytes",
                 "pieces",

@@ -1,4 +1,4 @@
-//! Table I: how fast each way is.
+//! Table I: how fast each method is.
 
 use std::collections::BTreeMap;
 
@@ -96,7 +96,7 @@ impl Memory {
 /// The most that is left of the time of a pageable copy on average over the sizes of the paper, by its conclusion.
 const AVERAGE: f64 = 0.35;
 
-/// Times by bytes, number of the direction and name of the way.
+/// Times by bytes, number of the direction and name of the method.
 type Times = BTreeMap<(usize, usize, &'static str), Samples>;
 
 fn measure(bench: &Bench, setting: &ExperimentSetting, sizes: &[usize]) -> Result<Times, Error> {
@@ -221,7 +221,7 @@ fn figure(times: &Times, sizes: &[usize], at: usize, source: &str) -> (String, F
     (format!("table1-{word}"), figure)
 }
 
-/// Table I: how fast each way is.
+/// Table I: how fast each method is.
 pub(in crate::reproduce) fn table_1(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
     let bench = Bench::open(setting)?;
     let sizes: Vec<usize> = if setting.quick {
@@ -252,7 +252,7 @@ fn table(times: &Times) -> RawFigures {
     });
     RawFigures {
         name: "table1".into(),
-        columns: vec!["way", "direction", "bytes", "n", "first_ns", "median_ns", "p99_ns", "max_ns"],
+        columns: vec!["method", "direction", "bytes", "n", "first_ns", "median_ns", "p99_ns", "max_ns"],
         lines: lines.collect(),
     }
 }
@@ -274,9 +274,9 @@ mod tests {
             let all: Vec<Nanos> = us.iter().map(|us| Nanos(us * 1000)).collect();
             Samples { first: all[0], figures: headway_measure::sample::SampleFigures::of(&all).unwrap() }
         };
-        let ways =
+        let methods =
             [("pageable", of(pageable)), ("dma", of(pinned)), ("dma-register", of(pageable)), ("staged", of(pageable))];
-        let at = |at| ways.iter().map(move |(name, samples)| ((64 * MIB, at, *name), *samples)).collect::<Vec<_>>();
+        let at = |at| methods.iter().map(move |(name, samples)| ((64 * MIB, at, *name), *samples)).collect::<Vec<_>>();
         at(0).into_iter().chain(at(1)).collect()
     }
 

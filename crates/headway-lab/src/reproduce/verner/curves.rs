@@ -126,9 +126,9 @@ fn scenes(machine: &Machine, gpus: usize) -> Result<Vec<Scene>, Error> {
     let (network, routes, mut scratch) = (Network::new(machine), Routes::of(machine), Scratch::new());
     for (kind, members) in kinds {
         for count in 2..=gpus {
-            let ways: Vec<_> =
+            let routes: Vec<_> =
                 members(count).into_iter().map(|member| routes.route(member)).collect::<Result<_, _>>()?;
-            let shares = network.allocate(&ways, &mut scratch).map_err(FitError::from)?;
+            let shares = network.allocate(&routes, &mut scratch).map_err(FitError::from)?;
             if shares.iter().any(|share| machine.capacities[share.limited_by.at()].kind == CapacityKind::Limit) {
                 scenes.push(scene(format!("{kind} {count} GPUs"), members(count)));
                 break;

@@ -97,7 +97,7 @@ struct Running {
 
 struct Driver<'a> {
     site: &'a mut Site,
-    ways: BTreeMap<RouteId, Path>,
+    paths: BTreeMap<RouteId, Path>,
     domain: RunningDomain,
     random: Pcg64Mcg,
     running: Option<Running>,
@@ -113,11 +113,11 @@ pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Erro
     let mut site = Site::open(setting)?;
     let duration = site.duration(setting);
     let routes = routes(&site.machine);
-    let ways = memory(&mut site, &routes)?;
+    let paths = memory(&mut site, &routes)?;
     let admission = Admission::new(Network::new(&site.machine), site.machine.calibration.clone(), LIMITS);
     let mut driver = Driver {
         site: &mut site,
-        ways,
+        paths,
         domain: RunningDomain::new(admission),
         random: Pcg64Mcg::seed_from_u64(setting.seed),
         running: None,
@@ -162,7 +162,7 @@ fn routes(machine: &Machine) -> Vec<RouteId> {
 
 /// For each route a host buffer and one on the GPU, as large as any block that can be accepted; the sources are filled.
 fn memory(site: &mut Site, routes: &[RouteId]) -> Result<BTreeMap<RouteId, Path>, Error> {
-    let mut ways = BTreeMap::new();
+    let mut paths = BTreeMap::new();
     for &route in routes {
         let machine = &site.machine;
         let class = machine.class(route);
@@ -183,9 +183,9 @@ fn memory(site: &mut Site, routes: &[RouteId]) -> Result<BTreeMap<RouteId, Path>
             // What is found here later has come from the GPU.
             host.claim(0..bytes, Access::Write)?.bytes_mut()?.fill(0);
         }
-        ways.insert(route, Path { gpu, class, host, there });
+        paths.insert(route, Path { gpu, class, host, there });
     }
-    Ok(ways)
+    Ok(paths)
 }
 
 /// What the bytes of a route's source follow from.
@@ -290,12 +290,12 @@ impl Driver<'_> {
     fn begin(&mut self, job: BatchJob) -> Result<(), DeviceError> {
         let (outstanding, begun) = (job.blocks.len(), clock::now());
         for (tag, block) in (0u64..).zip(&job.blocks) {
-            let way = &self.ways[&block.route];
+            let path = &self.paths[&block.route];
             let range = 0..block.bytes.0 as usize;
             let (from, to) =
-                if way.class == EngineClass::H2d { (&way.host, &way.there) } else { (&way.there, &way.host) };
+                if path.class == EngineClass::H2d { (&path.host, &path.there) } else { (&path.there, &path.host) };
             let ends = (from.claim(range.clone(), Access::Read)?, to.claim(range, Access::Write)?);
-            self.site.devices[way.gpu].copy(way.class, Method::Dma, ends, tag)?;
+            self.site.devices[path.gpu].copy(path.class, Method::Dma, ends, tag)?;
         }
         self.running = Some(Running { job, begun, outstanding, first: Nanos::MAX, last: Nanos::ZERO });
         Ok(())
@@ -328,13 +328,13 @@ impl Driver<'_> {
 
     /// Compares the end of a block that came from a GPU, and wipes it.
     fn check(&mut self, block: &BatchBlock) -> Result<(), DeviceError> {
-        let way = &self.ways[&block.route];
-        if way.class != EngineClass::D2h {
+        let path = &self.paths[&block.route];
+        if path.class != EngineClass::D2h {
             return Ok(());
         }
         let end = block.bytes.0 as usize;
         let from = end.saturating_sub(CHECKED);
-        let mut span = way.host.claim(from..end, Access::Write)?;
+        let mut span = path.host.claim(from..end, Access::Write)?;
         let bytes = span.bytes_mut()?;
         if let Some(at) = pattern::first_difference(key(block.route), from, bytes) {
             let reason = format!("byte {at} that came from a GPU is wrong");
@@ -368,12 +368,12 @@ impl Driver<'_> {
         self.count.computed.push(took);
         match self.domain.resume(now, joined) {
             Ok(admitted) => {
-                let way = match admitted.placement {
+                let path = match admitted.placement {
                     FlowPlacement::Grown => 0,
                     FlowPlacement::Alone => 1,
                     FlowPlacement::Combined { .. } => 2,
                 };
-                self.count.joins[way] += 1;
+                self.count.joins[path] += 1;
             }
             Err(_) => self.count.refused += 1,
         }
@@ -386,12 +386,12 @@ impl Driver<'_> {
             0 => WINDOW << self.below(4),
             _ => WINDOW + self.below(WINDOW_MAX.0 - WINDOW),
         };
-        let routes: Vec<RouteId> = self.ways.keys().copied().collect();
+        let routes: Vec<RouteId> = self.paths.keys().copied().collect();
         let mut blocks: Vec<BatchBlock> = Vec::new();
         for _ in 0..=self.below(2) {
             let route = routes[self.below(routes.len() as u64) as usize];
             if blocks.iter().all(|block| block.route != route) {
-                let capacity = self.ways[&route].host.len() as u64;
+                let capacity = self.paths[&route].host.len() as u64;
                 let share = 1 + self.below(300);
                 let bytes =
                     u128::from(capacity) * u128::from(window) * u128::from(share) / u128::from(WINDOW_MAX.0) / 1000;

@@ -198,8 +198,8 @@ pub(super) fn sets(observed: &Observed, machine: &Machine) -> Result<String, Err
         "set,transfer,n,median_bytes_per_s,min_bytes_per_s,max_bytes_per_s,model_bytes_per_s,limited_by\n".to_owned();
     let (routes, network, mut scratch) = (Routes::of(machine), Network::new(machine), Scratch::new());
     for (set, rates) in observed.sets.iter().zip(&observed.rates) {
-        let ways: Vec<_> = set.members.iter().map(|member| routes.route(*member)).collect::<Result<_, _>>()?;
-        let shares = network.allocate(&ways, &mut scratch).map_err(FitError::from)?.to_vec();
+        let methods: Vec<_> = set.members.iter().map(|member| routes.route(*member)).collect::<Result<_, _>>()?;
+        let shares = network.allocate(&methods, &mut scratch).map_err(FitError::from)?.to_vec();
         for (at, (member, share)) in set.members.iter().zip(shares).enumerate() {
             let mut found: Vec<u64> = rates.0.iter().map(|rates| rates[at]).collect();
             found.sort_unstable();
@@ -395,8 +395,9 @@ fn worst(observed: &Observed, machine: &Machine) -> Result<String, Error> {
     let (routes, network, mut scratch) = (Routes::of(machine), Network::new(machine), Scratch::new());
     let mut rows: Vec<(u64, String)> = Vec::new();
     for (set, rates) in observed.sets.iter().zip(&observed.rates) {
-        let ways: Vec<_> = set.members.iter().map(|member| routes.route(*member)).collect::<Result<_, _>>()?;
-        let model: u64 = network.allocate(&ways, &mut scratch).map_err(FitError::from)?.iter().map(|s| s.rate.0).sum();
+        let methods: Vec<_> = set.members.iter().map(|member| routes.route(*member)).collect::<Result<_, _>>()?;
+        let model: u64 =
+            network.allocate(&methods, &mut scratch).map_err(FitError::from)?.iter().map(|s| s.rate.0).sum();
         let mut totals: Vec<u64> = rates.0.iter().map(|rates| rates.iter().sum()).collect();
         totals.sort_unstable();
         let Some(&median) = totals.get(totals.len().saturating_sub(1) / 2) else { continue };

@@ -1,4 +1,4 @@
-//! One situation with its curves looked up, in which ways of copies of any size can be compared.
+//! One situation with its curves looked up, in which methods of copies of any size can be compared.
 
 use std::borrow::Cow;
 use std::cmp::{Ordering, Reverse};
@@ -18,7 +18,7 @@ use crate::units::{Bytes, Nanos};
 /// A lead counts from here on: the faster takes at most 97 of 100.
 const LEAD: (u32, u32) = (100, 97);
 
-/// A way with its curve in one situation, and what bars it whatever the size.
+/// A method with its curve in one situation, and what bars it whatever the size.
 #[derive(Clone, Debug)]
 pub(in crate::models::transfer) struct Entry {
     pub(in crate::models::transfer) method: Method,
@@ -214,7 +214,7 @@ impl Case {
         (pick.chosen, pick.holds)
     }
 
-    /// The tuning that goes with the entry, if its way goes through pinned buffers.
+    /// The tuning that goes with the entry, if its method goes through pinned buffers.
     pub(in crate::models::transfer) fn tuning_of(&self, at: usize) -> Option<Tuning> {
         let occupied = self.entries[at].method.abilities().occupies;
         occupied.staging(self.memory).then_some(self.tuning)
@@ -282,9 +282,9 @@ impl Case {
         };
         let cost = figures[pick.chosen].of(self.objective).filter(|_| pick.holds);
         let Some(cost) = cost else {
-            return format!("`{method}` is the driver's own call; no figure holds for any way here");
+            return format!("`{method}` is the driver's own call; no figure holds for any method here");
         };
-        let Some(other) = pick.runner_up else { return format!("{objective} {cost}; no other way can be used") };
+        let Some(other) = pick.runner_up else { return format!("{objective} {cost}; no other method can be used") };
         let (name, theirs) = (self.entries[other].method, figures[other].of(self.objective).unwrap_or(cost));
         if pick.reasons[other] == Some(RejectionReason::WithinMargin) {
             return format!(
@@ -307,7 +307,7 @@ fn normal(request: &MethodRequest) -> MethodRequest {
     request
 }
 
-/// The driver's own way: `peer` between GPUs, `dma` for pinned memory, else `pageable`, which stands for all three where
+/// The driver's own method: `peer` between GPUs, `dma` for pinned memory, else `pageable`, which stands for all three where
 /// they are missing.
 fn driver(request: &MethodRequest, available: &Available) -> Method {
     let method = Method::of_driver(request.direction, request.memory);
@@ -315,7 +315,7 @@ fn driver(request: &MethodRequest, available: &Available) -> Method {
 }
 
 /// The profile to use (the one given, else the built-in one), the ends as its keys have them, and the nearest situation to
-/// the request in which the driver's own way was measured.
+/// the request in which the driver's own method was measured.
 fn find<'p>(
     profile: &'p Profile,
     request: &MethodRequest,
@@ -325,7 +325,7 @@ fn find<'p>(
 ) -> (Cow<'p, Profile>, (EndpointId, Option<EndpointId>), FigureSituation) {
     let ends = (request.gpu, request.peer);
     let any: Vec<Method> = available.methods.iter().copied().chain([driver]).collect();
-    // Without the driver's figures nothing shows that another way is not slower; for a deadline it is enough to have a bound.
+    // Without the driver's figures nothing shows that another method is not slower; for a deadline it is enough to have a bound.
     let bounded = || available.realtime.then(|| nearest(profile, request, ends, &any)).flatten();
     if let Some(situation) = nearest(profile, request, ends, &[driver]).or_else(bounded) {
         why.extend(assumed(request, situation));
@@ -401,7 +401,7 @@ fn key_of(memory: HostMemory, load: BackgroundLoad, active: u32, pieces: u32) ->
     CurveKey { gpu: EndpointId(0), peer: None, method, direction: Direction::H2d, memory, load, active, pieces }
 }
 
-/// All ways that have a curve for these ends or are available, in order, with their curves in `situation`.
+/// All methods that have a curve for these ends or are available, in order, with their curves in `situation`.
 fn entries(
     profile: &Profile,
     request: &MethodRequest,
@@ -427,7 +427,7 @@ fn entries(
     methods.into_iter().map(entry).collect()
 }
 
-/// What bars `way` whatever it costs.
+/// What bars `method` whatever it costs.
 fn barred(method: Method, request: &MethodRequest, available: &Available) -> Option<RejectionReason> {
     let pinned = request.memory == HostMemory::Pinned;
     let row = method.abilities();

@@ -157,7 +157,7 @@ fn the_slowest_of_fewer_than_100_copies_is_no_tail() {
 }
 
 #[test]
-fn exclusions_grants_and_probes_bar_ways() {
+fn exclusions_grants_and_probes_bar_methods() {
     let mut request = ask(Direction::D2h, HostMemory::Pinned, 64 * MIB);
     let mut profile = measured();
     for (method, time) in [(DMA, 900), (WINDOW, 800), (KERNEL, 500), (HUB, 400), (MULTIPATH, 100)] {
@@ -201,7 +201,7 @@ fn exclusions_grants_and_probes_bar_ways() {
 }
 
 #[test]
-fn a_copy_with_a_deadline_takes_only_ways_with_a_maximum() {
+fn a_copy_with_a_deadline_takes_only_methods_with_a_maximum() {
     let mut request = ask(Direction::D2h, HostMemory::Pinned, KIB);
     request.objective = Statistic::Median;
     let mut profile = measured();
@@ -361,12 +361,12 @@ fn without_a_profile_nothing_is_used_that_could_be_worse_than_the_driver() {
 
 const METHODS: [Method; 7] = [PAGEABLE, DMA, STAGED, WINDOW, HUB, KERNEL, MULTIPATH];
 
-/// Curves of all ways whose costs cross often, with some figures missing.
+/// Curves of all methods whose costs cross often, with some figures missing.
 fn any_profile() -> impl Strategy<Value = Profile> {
     let point = (0..60_u64, 0..60_u64, 0..60_u64, 0..8_u8);
-    let of_way = proptest::collection::btree_map(0..400_u64, point, 0..6);
+    let of_method = proptest::collection::btree_map(0..400_u64, point, 0..6);
     let stamps = prop_oneof![Just("cuda"), Just("sim")];
-    (proptest::collection::vec(of_way, METHODS.len()), stamps, 1..2_000_u64).prop_map(|(methods, source, base)| {
+    (proptest::collection::vec(of_method, METHODS.len()), stamps, 1..2_000_u64).prop_map(|(methods, source, base)| {
         let mut profile = measured();
         profile.stamp = Some(Stamp { source: source.into(), ..Stamp::default() });
         for (method, points) in METHODS.iter().zip(methods) {

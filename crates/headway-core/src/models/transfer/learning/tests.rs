@@ -10,7 +10,7 @@ const LIMITS: LearnerLimits = LearnerLimits { threads_max: 16, prefer: Prefer::C
 const IN: LearntKind = LearntKind { direction: Direction::H2d, memory: HostMemory::Touched };
 const MIB: u64 = 1 << 20;
 
-/// Time and CPU time of a copy by each way.
+/// Time and CPU time of a copy by each method.
 type Truth<'a> = &'a dyn Fn(Option<Tuning>) -> (u64, u64);
 
 /// Makes `copies` copies; returns what they took altogether, and the tuning of the last that was no trial.
@@ -90,7 +90,7 @@ fn who_does_not_learn_makes_no_trials() {
 }
 
 #[test]
-fn the_cheapest_of_ways_within_five_percent_is_taken_unless_the_fastest_is_asked_for() {
+fn the_cheapest_of_methods_within_five_percent_is_taken_unless_the_fastest_is_asked_for() {
     // Four threads take 4 % longer than six, eight are the fastest.
     let truth = |tuning: Option<Tuning>| match tuning.map(|tuning| tuning.threads) {
         None => (5_000_000, 5_000_000),
@@ -163,37 +163,37 @@ fn what_was_learnt_comes_back_and_own_copies_count_more() {
     let all = next.recall(&read);
     assert!(all >= 9);
     assert_eq!(next.handle_copy(IN, Bytes(32 * MIB)).tuning, None, "staging was found to be slow");
-    // Figures that cannot be are not taken, nor ways that are not known.
+    // Figures that cannot be are not taken, nor methods that are not known.
     let mut wrong = learnt.clone();
     for class in &mut wrong {
-        for way in &mut class.ways {
-            way.ns_per_mib = 0;
+        for method in &mut class.methods {
+            method.ns_per_mib = 0;
         }
     }
     assert_eq!(Learner::new(NODE, LIMITS).recall(&wrong), 0);
     assert_eq!(learner.recall(&read), 0, "what this process has learnt itself stays");
-    // A node that may use one thread knows other ways.
+    // A node that may use one thread knows other methods.
     assert!(Learner::new(NODE, LearnerLimits { threads_max: 1, ..LIMITS }).recall(&read) < all);
 }
 
 #[test]
-fn of_two_processes_each_ways_own_figures_are_kept() {
-    let way = |threads: Option<u32>, copies| LearntWay {
+fn of_two_processes_each_methods_own_figures_are_kept() {
+    let method = |threads: Option<u32>, copies| LearntMethod {
         tuning: threads.map(|threads| NODE.tunings(Direction::H2d, HostMemory::Touched, Bytes(1 << 30), threads)[0]),
         copies,
         ns_per_mib: 5,
         cpu_ns_per_mib: 6,
     };
-    let class = |exponent, ways: &[LearntWay]| LearntClass { kind: IN, exponent, ways: ways.to_vec() };
-    let ours = [class(20, &[way(None, 4)])];
-    let theirs = [class(20, &[way(None, 9), way(Some(6), 7)]), class(22, &[way(None, 3)])];
+    let class = |exponent, methods: &[LearntMethod]| LearntClass { kind: IN, exponent, methods: methods.to_vec() };
+    let ours = [class(20, &[method(None, 4)])];
+    let theirs = [class(20, &[method(None, 9), method(Some(6), 7)]), class(22, &[method(None, 3)])];
     let both = merge(&ours, &theirs);
-    assert_eq!(both, [class(20, &[way(None, 4), way(Some(6), 7)]), class(22, &[way(None, 3)])]);
+    assert_eq!(both, [class(20, &[method(None, 4), method(Some(6), 7)]), class(22, &[method(None, 3)])]);
     assert_eq!(merge(&[], &theirs), theirs);
 }
 
 proptest! {
-    /// Whatever each way takes, trials cost no more than the module says: a 32nd, 0.2 ms, and for each way one trial that nobody could
+    /// Whatever each method takes, trials cost no more than the module says: a 32nd, 0.2 ms, and for each method one trial that nobody could
     /// know the cost of, as long as its times are not believed.
     #[test]
     fn finding_out_costs_no_more_than_was_said(
@@ -205,7 +205,7 @@ proptest! {
         let kind = LearntKind { direction: if into { Direction::H2d } else { Direction::D2h }, memory: HostMemory::Touched };
         let known = NODE.tunings(kind.direction, kind.memory, Bytes(1 << exponent), 16);
         let truth = |tuning: Option<Tuning>| {
-            let at = tuning.map_or(0, |tuning| 1 + known.iter().position(|known| *known == tuning).expect("advised ways are known"));
+            let at = tuning.map_or(0, |tuning| 1 + known.iter().position(|known| *known == tuning).expect("advised methods are known"));
             (times[at], times[at] * (at as u64 + 1))
         };
         let mut learner = started();
@@ -216,7 +216,7 @@ proptest! {
             total += time;
             if advice.trial {
                 let used = learner.classes[&(kind, exponent)].used(Prefer::Cheapest);
-                let cost = truth(learner.classes[&(kind, exponent)].ways[used].tuning).0;
+                let cost = truth(learner.classes[&(kind, exponent)].methods[used].tuning).0;
                 extra += time.saturating_sub(cost);
                 worst = worst.max(time.saturating_sub(cost));
             }
@@ -228,9 +228,9 @@ proptest! {
         prop_assert!(extra <= total / 16 + EXTRA_ANYWAY.0 + surprises, "{extra} of {total}, worst {worst}");
     }
 
-    /// Once every way could be tried, the one in use is within 5 % of the fastest.
+    /// Once every method could be tried, the one in use is within 5 % of the fastest.
     #[test]
-    fn the_way_in_use_ends_within_five_percent_of_the_fastest(
+    fn the_method_in_use_ends_within_five_percent_of_the_fastest(
         times in proptest::collection::vec(80_000u64..120_000, 5),
         into in any::<bool>(),
     ) {
@@ -243,9 +243,9 @@ proptest! {
         prop_assert!(times[of(last)] * 100 <= fastest * 105, "{last:?} of {times:?}");
     }
 
-    /// A damaged or foreign file never makes anything but a decision between ways that are allowed.
+    /// A damaged or foreign file never makes anything but a decision between methods that are allowed.
     #[test]
-    fn nothing_recalled_leads_to_a_way_that_is_not_allowed(
+    fn nothing_recalled_leads_to_a_method_that_is_not_allowed(
         exponent in any::<u32>(),
         copies in any::<u64>(),
         ns_per_mib in any::<u64>(),
@@ -256,11 +256,11 @@ proptest! {
     ) {
         let mut learner = Learner::new(NODE, LearnerLimits { threads_max, ..LIMITS });
         let tuning = Some(Tuning { threads, buffer: Bytes(8 * MIB), stores: crate::models::transfer::Stores::Plain, in_flight: 3 });
-        let ways = vec![
-            LearntWay { tuning, copies, ns_per_mib, cpu_ns_per_mib },
-            LearntWay { tuning: None, copies, ns_per_mib, cpu_ns_per_mib },
+        let methods = vec![
+            LearntMethod { tuning, copies, ns_per_mib, cpu_ns_per_mib },
+            LearntMethod { tuning: None, copies, ns_per_mib, cpu_ns_per_mib },
         ];
-        learner.recall(&[LearntClass { kind: IN, exponent, ways }]);
+        learner.recall(&[LearntClass { kind: IN, exponent, methods }]);
         for _ in 0..40 {
             let advice = learner.handle_copy(IN, Bytes(bytes));
             prop_assert!(advice.tuning.is_none_or(|tuning| tuning.threads <= threads_max), "{advice:?}");

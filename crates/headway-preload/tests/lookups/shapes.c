@@ -2,7 +2,7 @@
  * A program that copies by every function of the driver that copies, by dlsym or by the resolver at several versions, and compares
  * the bytes.
  *
- *     shapes ROAD      dlsym, or a version for cuGetProcAddress, with "t" behind it for per-thread default streams
+ *     shapes LOOKUP    dlsym, or a version for cuGetProcAddress, with "t" behind it for per-thread default streams
  *
  * It prints how often each of the driver's functions was reached.
  */

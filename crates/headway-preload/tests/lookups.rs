@@ -1,4 +1,4 @@
-//! Every road by which programs reach the driver: which functions they get, what their copies become, and what is said of roads
+//! Every lookup by which programs find driver functions: which functions they get, what their copies become, and what is said of lookups
 //! that are not seen.
 
 mod support;
@@ -11,11 +11,11 @@ use support::{Built, as_guest, preload, seen};
 
 static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
     let built = Built::new()?;
-    built.compile("shapes", &["roads/shapes.c"], &["-ldl"]);
-    built.compile("opens", &["roads/opens.c"], &["-rdynamic", "-ldl", "-lpthread"]);
+    built.compile("shapes", &["lookups/shapes.c"], &["-ldl"]);
+    built.compile("opens", &["lookups/opens.c"], &["-rdynamic", "-ldl", "-lpthread"]);
     let library = ["-shared", "-fPIC", "-ldl"];
-    built.compile("plugin.so", &["roads/plugin.c"], &library);
-    built.compile("interposer.so", &["roads/interposer.c"], &library);
+    built.compile("plugin.so", &["lookups/plugin.c"], &library);
+    built.compile("interposer.so", &["lookups/interposer.c"], &library);
     Some(built)
 });
 
@@ -47,42 +47,42 @@ fn reached(output: &Output) -> bool {
 #[test]
 fn every_function_that_copies_gives_the_same_bytes_by_every_version_of_the_resolver() {
     let Some(built) = BUILT.as_ref() else { return };
-    for road in ["dlsym", "dlsymt", "12000", "12000t", "12080", "12080t", "13000", "13000t"] {
-        let plain = built.program(built.path("shapes")).arg(road).output().unwrap();
-        assert!(plain.status.success(), "{road}: {plain:?}");
+    for lookup in ["dlsym", "dlsymt", "12000", "12000t", "12080", "12080t", "13000", "13000t"] {
+        let plain = built.program(built.path("shapes")).arg(lookup).output().unwrap();
+        assert!(plain.status.success(), "{lookup}: {plain:?}");
         let mut guest = built.program(built.path("shapes"));
-        as_guest(guest.arg(road), PIECES);
+        as_guest(guest.arg(lookup), PIECES);
         let guest = guest.output().unwrap();
-        assert!(guest.status.success(), "{road}: {guest:?}");
+        assert!(guest.status.success(), "{lookup}: {guest:?}");
         // What was refused is refused; what reached the driver is another matter.
         let answers = |output: &Output| -> Vec<String> {
             text(&output.stdout).lines().filter(|line| !line.starts_with("cu")).map(str::to_owned).collect()
         };
-        assert_eq!(answers(&guest), answers(&plain), "{road}");
+        assert_eq!(answers(&guest), answers(&plain), "{lookup}");
         let errors = text(&guest.stderr);
-        assert!(!errors.contains("WRONG"), "{road}: {errors}");
+        assert!(!errors.contains("WRONG"), "{lookup}: {errors}");
         for counted in ["within a GPU", "between GPUs", "in rows with gaps"] {
-            assert!(errors.contains(counted), "{road}: {counted}: {errors}");
+            assert!(errors.contains(counted), "{lookup}: {counted}: {errors}");
         }
         // Batches are known from CUDA 12.8 on.
-        assert_eq!(errors.contains("in batches"), road[..5] != *"12000", "{road}: {errors}");
+        assert_eq!(errors.contains("in batches"), lookup[..5] != *"12000", "{lookup}: {errors}");
     }
 }
 
 #[test]
 fn a_batch_out_of_the_gpu_lets_others_in_after_each_piece() {
     let Some(built) = BUILT.as_ref() else { return };
-    for (road, name) in [("12080", "cuMemcpyBatchAsync"), ("13000", "cuMemcpyBatchAsync_v2")] {
+    for (lookup, name) in [("12080", "cuMemcpyBatchAsync"), ("13000", "cuMemcpyBatchAsync_v2")] {
         let batches = |options: &str| {
             let mut guest = built.program(built.path("shapes"));
-            as_guest(guest.arg(road), options);
+            as_guest(guest.arg(lookup), options);
             let text = text(&guest.output().unwrap().stdout);
             text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u32>().ok()).unwrap_or(0)
         };
         // Six copies each time; of CUDA 12.8 there is a second batch, which the driver refuses at the fifth.
-        let refused = if road == "12080" { 4 } else { 0 };
-        assert_eq!(batches(FAST), 6 + refused, "{road}");
-        assert_eq!(batches(PIECES), refused, "{road}");
+        let refused = if lookup == "12080" { 4 } else { 0 };
+        assert_eq!(batches(FAST), 6 + refused, "{lookup}");
+        assert_eq!(batches(PIECES), refused, "{lookup}");
     }
 }
 
@@ -106,7 +106,7 @@ fn libraries_that_a_program_opens_are_seen_also_in_threads_and_when_they_are_clo
 #[test]
 fn libraries_that_look_into_themselves_first_are_seen_by_audit_and_named_without_it() {
     for (how, says) in [
-        ("deepbind", "plugin.so reaches 2 of the driver's functions for copies by a road of its own"),
+        ("deepbind", "plugin.so looks 2 of the driver's functions for copies up by itself"),
         ("namespace", "the driver's library is in a linker namespace of its own"),
     ] {
         let Some(guest) = opens(how, |program| as_guest(program, FAST)) else { return };
@@ -151,7 +151,7 @@ fn another_interposer_works_in_front_and_behind() {
     let front = run(&format!("{other}:{ours}"));
     assert!(reached(&front));
     assert!(counted(&front) >= alone, "{front:?}");
-    assert!(text(&front.stderr).contains("by a road of its own"), "{front:?}");
+    assert!(text(&front.stderr).contains("functions for copies up by itself"), "{front:?}");
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn held(output: &Output) -> Vec<(String, String)> {
 #[test]
 fn cuda_runtimes_hold_no_function_of_the_driver_that_headway_replaces() {
     let (Some(built), Some(wheels)) = (BUILT.as_ref(), wheels()) else { return };
-    let sources = ["roads/runtime.c", "roads/scan.c"];
+    let sources = ["lookups/runtime.c", "lookups/scan.c"];
     built.compile("runtime", &sources, &["-ldl"]);
     let fixed = wheels.join("nvidia/cuda_runtime/lib/libcudart_static.a").display().to_string();
     built.compile("runtime-static", &sources, &["-DSTATIC", &fixed, "-ldl", "-lpthread", "-lrt"]);
@@ -267,6 +267,6 @@ fn cuda_runtimes_hold_no_function_of_the_driver_that_headway_replaces() {
 #[test]
 fn what_is_said_of_a_library_names_it_once() {
     let Some(guest) = opens("deepbind", |program| as_guest(program, FAST)) else { return };
-    assert_eq!(text(&guest.stderr).matches("by a road of its own").count(), 1, "{guest:?}");
+    assert_eq!(text(&guest.stderr).matches("functions for copies up by itself").count(), 1, "{guest:?}");
     assert_eq!(seen(&guest).0, "exit status: 0");
 }

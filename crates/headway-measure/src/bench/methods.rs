@@ -1,4 +1,4 @@
-//! Every way at every size, and `auto` among them.
+//! Every method at every size, and `auto` among them.
 
 use headway_core::models::transfer::{BackgroundLoad, Direction, HostMemory, Method};
 use headway_core::units::{Bytes, Nanos};
@@ -46,11 +46,11 @@ pub(super) fn row(
 }
 
 impl Bench<'_, '_> {
-    /// The table of ways: every way, direction, memory and size.
+    /// The table of methods: every method, direction, memory and size.
     pub(super) fn table(&mut self, timer: &mut CopyTimer, methods: &[Method]) -> Result<(), Error> {
         let sizes: Vec<u64> =
             self.options.sizes().into_iter().filter(|size| *size as usize <= timer.bytes_max()).collect();
-        self.session.phase("ways", 2 * sizes.len());
+        self.session.phase("methods", 2 * sizes.len());
         for direction in [Direction::H2d, Direction::D2h] {
             for &bytes in &sizes {
                 let mut entrants = Vec::new();
@@ -73,7 +73,7 @@ impl Bench<'_, '_> {
         Ok(())
     }
 
-    /// `auto` against every single way, at powers of two.
+    /// `auto` against every single method, at powers of two.
     pub(super) fn automatic(&mut self, timer: &mut CopyTimer, methods: &[Method]) -> Result<(), Error> {
         let step = if self.options.quick { 2 } else { 1 };
         let sizes: Vec<u64> = match &self.options.sizes {
@@ -118,8 +118,8 @@ impl Bench<'_, '_> {
     }
 }
 
-/// One kind of copy. With `windowed`, device memory has a window wherever there is one for this size, so that every way can
-/// be used; else only the ways that need one get it.
+/// One kind of copy. With `windowed`, device memory has a window wherever there is one for this size, so that every method can
+/// be used; else only the methods that need one get it.
 fn entrant(
     timer: &CopyTimer,
     name: &str,

@@ -1,6 +1,6 @@
 //! How a guest's calls reach this library.
 //!
-//! CUDA programs reach the driver by three roads: `dlsym` on the driver's library (XLA, Triton), `cuGetProcAddress`, which
+//! CUDA programs look driver functions up in three ways: `dlsym` on the driver's library (XLA, Triton), `cuGetProcAddress`, which
 //! they fetch by `dlsym` and then often again through itself (cudart 13), and direct links. All three end in a table,
 //! [`calls::TABLE`], of the functions that this library replaces.
 
