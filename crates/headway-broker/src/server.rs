@@ -2,13 +2,13 @@
 
 mod about;
 mod admission;
+mod broker_delay;
 mod claims;
 mod departure;
 mod door;
 mod engines;
 mod gpus;
 mod journal;
-mod lateness;
 mod leases;
 mod limits;
 mod open;

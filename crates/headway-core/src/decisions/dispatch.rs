@@ -8,11 +8,11 @@
 
 mod announced;
 mod check;
-mod lateness;
+mod late_releases;
+mod load_shedding;
 mod messages;
+mod missed_packets;
 mod order;
-mod overdue;
-mod overload;
 mod pieces;
 mod unplanned;
 
@@ -24,14 +24,14 @@ use crate::units::{Bytes, Nanos};
 
 use announced::{Contents, Producers};
 use check::{check, fits};
-use lateness::Lateness;
+use late_releases::LateReleases;
+use load_shedding::LoadShedding;
 pub use messages::{
     DispatchAction, DispatchEvent, DispatchInput, DispatchRefused, DispatcherLimits, TIME_MAX, Unfit, UrgentAnswer,
 };
+pub use missed_packets::NAMED_MAX;
+use missed_packets::PacketDeadlines;
 use order::Key;
-use overdue::Deadlines;
-pub use overdue::NAMED_MAX;
-use overload::Overload;
 use pieces::{carried, piece, whole};
 use unplanned::Requests;
 
@@ -99,6 +99,15 @@ struct Progress {
     held: Option<(Nanos, u64)>,
 }
 
+/// When the window of a step opens. The order of fields is the order in which windows of one instant open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Timer {
+    at: Nanos,
+    pipeline: u32,
+    step: u32,
+    cycle: u64,
+}
+
 /// The state machine. See the module's documentation for the order of calls.
 #[derive(Debug)]
 pub struct Dispatcher {
@@ -108,9 +117,9 @@ pub struct Dispatcher {
     epoch: Option<Nanos>,
     packets: Vec<u64>,
     /// By pipeline.
-    deadlines: Vec<Deadlines>,
+    deadlines: Vec<PacketDeadlines>,
     halted: bool,
-    timers: BinaryHeap<Reverse<(Nanos, u32, u32, u64)>>,
+    timers: BinaryHeap<Reverse<Timer>>,
     pipelines: Vec<Progress>,
     unfinished: usize,
     servers: Vec<ServerQueue>,
@@ -123,8 +132,8 @@ pub struct Dispatcher {
     sequence: u64,
     actions: VecDeque<DispatchAction>,
     events: VecDeque<DispatchEvent>,
-    overload: Overload,
-    lateness: Lateness,
+    load_shedding: LoadShedding,
+    late_releases: LateReleases,
     requests: Requests,
     producers: Producers,
 }
@@ -148,7 +157,7 @@ impl Dispatcher {
             now: Nanos::ZERO,
             epoch: None,
             packets: Vec::new(),
-            deadlines: plan.pipelines.iter().map(|pipeline| Deadlines::of(&plan, pipeline)).collect(),
+            deadlines: plan.pipelines.iter().map(|pipeline| PacketDeadlines::of(&plan, pipeline)).collect(),
             halted: false,
             timers: BinaryHeap::new(),
             pipelines,
@@ -162,8 +171,8 @@ impl Dispatcher {
             sequence: 0,
             actions: VecDeque::new(),
             events: VecDeque::new(),
-            overload: Overload::of(&plan),
-            lateness: Lateness::of(&plan),
+            load_shedding: LoadShedding::of(&plan),
+            late_releases: LateReleases::of(&plan),
             requests: Requests::of(&plan),
             producers: Producers::of(&plan),
             plan,
@@ -236,8 +245,8 @@ impl Dispatcher {
     /// When to call [`Dispatcher::handle`] with [`DispatchInput::Timeout`] at the latest; `None` = only completions matter.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Nanos> {
-        let window = self.timers.peek().map(|Reverse((time, ..))| *time);
-        [window, self.lateness.poll_timeout()].into_iter().flatten().min()
+        let window = self.timers.peek().map(|Reverse(timer)| timer.at);
+        [window, self.late_releases.poll_timeout()].into_iter().flatten().min()
     }
 
     /// Whether every cycle that has windows is delivered, and every urgent request; nothing else is under way then.
@@ -279,7 +288,8 @@ impl Dispatcher {
             let pipeline = &self.plan.pipelines[index as usize];
             if !pipeline.source.is_planned() {
                 if pipeline.source.class() == ServiceClass::Bulk && cycles > 0 {
-                    self.timers.push(Reverse((epoch + pipeline.start, index, 0, 0)));
+                    let at = epoch + pipeline.start;
+                    self.timers.push(Reverse(Timer { at, pipeline: index, step: 0, cycle: 0 }));
                 }
                 continue;
             }
@@ -288,17 +298,19 @@ impl Dispatcher {
                 continue;
             }
             for step in 0..pipeline.steps.len() {
-                self.timers.push(Reverse((epoch + pipeline.release(0, step), index, step as u32, 0)));
+                let at = epoch + pipeline.release(0, step);
+                self.timers.push(Reverse(Timer { at, pipeline: index, step: step as u32, cycle: 0 }));
             }
         }
     }
 
     /// Opens every window whose time has come, in the order of time, pipeline, step, after the jobs that were kept back.
     fn open_windows(&mut self) {
-        while let Some((job, release)) = self.lateness.due(self.now) {
+        while let Some((job, release)) = self.late_releases.due(self.now) {
             self.wait(job, release);
         }
-        while let Some(&Reverse((time, index, step, cycle))) = self.timers.peek() {
+        while let Some(&Reverse(timer)) = self.timers.peek() {
+            let Timer { at: time, pipeline: index, step, cycle } = timer;
             if time > self.now {
                 break;
             }
@@ -316,7 +328,8 @@ impl Dispatcher {
                 continue;
             }
             if cycle + 1 < progress.cycles {
-                self.timers.push(Reverse((time + pipeline.period, index, step, cycle + 1)));
+                let at = time + pipeline.period;
+                self.timers.push(Reverse(Timer { at, cycle: cycle + 1, ..timer }));
             }
             if self.now > time + self.plan.jitter {
                 self.events.push_back(DispatchEvent::ReleaseLate { pipeline: index, cycle, step, by: self.now - time });
@@ -431,7 +444,7 @@ impl Dispatcher {
         let deadline = epoch + planned.deadline(cycle, step as usize);
         let job = StepInstance { pipeline, cycle, step };
         let nominal = epoch + planned.release(cycle, step as usize);
-        let release = self.lateness.release(&self.plan, job, nominal, self.now);
+        let release = self.late_releases.release(&self.plan, job, nominal, self.now);
         self.events.push_back(DispatchEvent::Ready { pipeline, cycle, step, deadline });
         if release <= self.now {
             self.wait(job, release);
@@ -461,7 +474,7 @@ impl Dispatcher {
         self.sequence += 1;
         let key = Key { place, class, sequence: self.sequence };
         if key.is_guaranteed() && self.servers[server].is_idle() {
-            self.overload.begin(server);
+            self.load_shedding.begin(server);
         }
         self.servers[server].waiting.insert(key, WaitingStep { job, bytes, next: Bytes(0) });
         self.dirty[server] = true;
@@ -473,12 +486,12 @@ impl Dispatcher {
         if self.servers[server].is_idle() {
             self.requests.rest(server);
             if self.servers[server].in_flight == 0
-                && let Some((job, release)) = self.lateness.rest(&self.plan, server, self.now)
+                && let Some((job, release)) = self.late_releases.rest(&self.plan, server, self.now)
             {
                 self.wait(job, release);
             }
         }
-        if self.overload.is_possible() && self.servers[server].in_flight < room {
+        if self.load_shedding.is_possible() && self.servers[server].in_flight < room {
             self.give_up(server);
         }
         while self.servers[server].in_flight < room {
@@ -607,7 +620,7 @@ impl Dispatcher {
                 self.complete(job);
             }
         }
-        if self.overload.is_possible() {
+        if self.load_shedding.is_possible() {
             self.catch_up();
         }
     }
@@ -634,7 +647,7 @@ impl Dispatcher {
             self.events.push_back(DispatchEvent::Late { pipeline, cycle, step, by: self.now - deadline });
         }
         if (took > cost || self.now > deadline)
-            && let Some(pipeline) = self.overload.pause(&self.plan, server)
+            && let Some(pipeline) = self.load_shedding.pause(&self.plan, server)
         {
             self.events.push_back(DispatchEvent::Paused { pipeline });
         }
@@ -672,7 +685,7 @@ impl Dispatcher {
         if progress.open.len() < self.limits.cycles_in_flight_max
             && let Some((time, cycle)) = progress.held.take()
         {
-            self.timers.push(Reverse((time, pipeline, 0, cycle)));
+            self.timers.push(Reverse(Timer { at: time, pipeline, step: 0, cycle }));
         }
         if self.producers.speak(pipeline) {
             self.open_ready(pipeline);

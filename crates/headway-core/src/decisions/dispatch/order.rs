@@ -31,7 +31,7 @@ impl Dispatcher {
     /// of its gang, in the order of pipelines.
     pub(super) fn most_urgent(&self, server: usize) -> Vec<Key> {
         let waiting = &self.servers[server].waiting;
-        let paused = |of: &(&Key, &WaitingStep)| self.overload.is_paused(of.1.job.pipeline);
+        let paused = |of: &(&Key, &WaitingStep)| self.load_shedding.is_paused(of.1.job.pipeline);
         // Bulk that is paused does not go at all, and none after the last window; who else is paused goes behind all others.
         let stays =
             |of: &(&Key, &WaitingStep)| of.0.class == ServiceClass::Bulk && (self.unfinished == 0 || paused(of));

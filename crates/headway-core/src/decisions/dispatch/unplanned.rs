@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::{Cycle, DispatchEvent, DispatchRefused, Dispatcher, StepInstance, TIME_MAX, Unfit, UrgentAnswer};
+use super::{Cycle, DispatchEvent, DispatchRefused, Dispatcher, StepInstance, TIME_MAX, Timer, Unfit, UrgentAnswer};
 use crate::analysis::schedulability::{RecurrentTask, TestOutcome, TestViolation, chunked};
 use crate::files::workload::Otherwise;
 use crate::plan::planner::{demands, steps_on};
@@ -116,7 +116,7 @@ impl Dispatcher {
             self.requests.due.remove(&(pipeline, cycle));
             self.unfinished -= 1;
         } else if cycle + 1 < self.pipelines[pipeline as usize].cycles {
-            self.timers.push(Reverse((self.now, pipeline, 0, cycle + 1)));
+            self.timers.push(Reverse(Timer { at: self.now, pipeline, step: 0, cycle: cycle + 1 }));
         }
     }
 

@@ -13,7 +13,7 @@ pub const NAMED_MAX: usize = 64;
 
 /// The deadlines of one pipeline's streams.
 #[derive(Debug, Default)]
-pub(super) struct Deadlines {
+pub(super) struct PacketDeadlines {
     /// The shortest one; zero, which decides nothing, where packets arrive by a clock of their own.
     shortest: Nanos,
     /// Where every cycle carries the packet of its own number of each of many streams: when that is due, counted from the
@@ -23,7 +23,7 @@ pub(super) struct Deadlines {
     until: u64,
 }
 
-impl Deadlines {
+impl PacketDeadlines {
     pub(super) fn of(plan: &Plan, pipeline: &Pipeline) -> Self {
         let PipelineSource::Streams(streams) = &pipeline.source else { return Self::default() };
         let planned = |stream: &u32| &plan.streams[*stream as usize];

@@ -14,7 +14,7 @@ use crate::files::workload::OnMiss;
 use crate::plan::{PipelineSource, Plan, ServiceClass};
 
 #[derive(Debug)]
-pub(super) struct Overload {
+pub(super) struct LoadShedding {
     /// By pipeline: whether all its streams skip.
     skips: Vec<bool>,
     /// By pipeline: whether it is a bulk transfer while others run.
@@ -34,7 +34,7 @@ struct Paused {
     busy: u64,
 }
 
-impl Overload {
+impl LoadShedding {
     pub(super) fn of(plan: &Plan) -> Self {
         let skips = |source: &PipelineSource| match source {
             PipelineSource::Streams(streams) => {
@@ -114,7 +114,7 @@ impl Dispatcher {
             let StepInstance { pipeline, cycle, .. } = waiting.job;
             let planned = &self.plan.pipelines[pipeline as usize];
             let due = epoch + planned.deadline(cycle, planned.steps.len() - 1);
-            self.overload.skips(pipeline) && (self.now >= due || self.overload.is_paused(pipeline))
+            self.load_shedding.skips(pipeline) && (self.now >= due || self.load_shedding.is_paused(pipeline))
         };
         let waiting = &self.servers[server].waiting;
         let unwanted: Vec<(Key, StepInstance)> =
@@ -149,7 +149,7 @@ impl Dispatcher {
     pub(super) fn catch_up(&mut self) {
         let servers = &self.servers;
         let idle = |server: u32| servers[server as usize].is_idle();
-        for pipeline in self.overload.resume(idle) {
+        for pipeline in self.load_shedding.resume(idle) {
             self.events.push_back(DispatchEvent::Resumed { pipeline });
         }
     }

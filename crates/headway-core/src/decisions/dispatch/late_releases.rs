@@ -17,21 +17,27 @@ use super::StepInstance;
 use crate::plan::Plan;
 use crate::units::Nanos;
 
-/// A job that waits until it counts as released.
-type Held = (Nanos, u32, u64, u32);
+/// A job that waits until it counts as released; the first to be released, by pipeline and cycle, is the least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct HeldJob {
+    release: Nanos,
+    pipeline: u32,
+    cycle: u64,
+    step: u32,
+}
 
 #[derive(Debug)]
-pub(super) struct Lateness {
+pub(super) struct LateReleases {
     jitter: Nanos,
     /// By pipeline and step: when the next job may count as released, and how often its server had rested when that was said.
     next: Vec<Vec<(Nanos, u64)>>,
     /// By server: how often it has run out of work.
     rests: Vec<u64>,
     /// By server.
-    held: Vec<BinaryHeap<Reverse<Held>>>,
+    held: Vec<BinaryHeap<Reverse<HeldJob>>>,
 }
 
-impl Lateness {
+impl LateReleases {
     pub(super) fn of(plan: &Plan) -> Self {
         Self {
             jitter: plan.jitter,
@@ -56,20 +62,20 @@ impl Lateness {
         let release = if next.1 == rests { ready.max(next.0) } else { ready };
         *next = (release.saturating_add(pipeline.period), rests);
         if release > now {
-            let held = Reverse((release, job.pipeline, job.cycle, job.step));
-            self.held[step.server as usize].push(held);
+            let StepInstance { pipeline, cycle, step: at } = job;
+            self.held[step.server as usize].push(Reverse(HeldJob { release, pipeline, cycle, step: at }));
         }
         release
     }
 
     /// When the next job that is kept back starts at the latest.
     pub(super) fn poll_timeout(&self) -> Option<Nanos> {
-        self.held.iter().filter_map(|held| held.peek()).map(|Reverse((release, ..))| *release).min()
+        self.held.iter().filter_map(|held| held.peek()).map(|Reverse(job)| job.release).min()
     }
 
     /// The next job whose release has come, by server.
     pub(super) fn due(&mut self, now: Nanos) -> Option<(StepInstance, Nanos)> {
-        let at = self.held.iter().position(|held| held.peek().is_some_and(|Reverse((release, ..))| *release <= now))?;
+        let at = self.held.iter().position(|held| held.peek().is_some_and(|Reverse(job)| job.release <= now))?;
         self.pop(at)
     }
 
@@ -81,16 +87,16 @@ impl Lateness {
         let period = plan.pipelines[job.pipeline as usize].period;
         self.next[job.pipeline as usize][job.step as usize] = (now.saturating_add(period), rests);
         // Those that are still kept back know when they follow, and so does the one behind them.
-        for Reverse((release, pipeline, _, step)) in &self.held[server] {
-            let next = &mut self.next[*pipeline as usize][*step as usize];
-            let follows = release.saturating_add(plan.pipelines[*pipeline as usize].period);
+        for Reverse(held) in &self.held[server] {
+            let next = &mut self.next[held.pipeline as usize][held.step as usize];
+            let follows = held.release.saturating_add(plan.pipelines[held.pipeline as usize].period);
             *next = (if next.1 == rests { next.0.max(follows) } else { follows }, rests);
         }
         Some((job, now))
     }
 
     fn pop(&mut self, server: usize) -> Option<(StepInstance, Nanos)> {
-        let Reverse((release, pipeline, cycle, step)) = self.held[server].pop()?;
+        let Reverse(HeldJob { release, pipeline, cycle, step }) = self.held[server].pop()?;
         Some((StepInstance { pipeline, cycle, step }, release))
     }
 }
