@@ -137,7 +137,7 @@ pub(crate) struct PlanArgs {
     /// Workload file
     pub(crate) workload: PathBuf,
     /// Machine to plan for: a shipped name or a file [default: h200-x4, or the GPUs found by `run`;
-    /// for a workload of flows only, none]
+    /// for a workload of demands only, none]
     #[arg(long)]
     pub(crate) machine: Option<String>,
     /// Use only this many GPUs of it

@@ -107,7 +107,7 @@ fn long_tables_show_what_is_tightest_and_say_how_much_more_there_is() {
     // The further down in the file, the less room a server has.
     let flow = |at: u32| {
         let cost = 100 + at;
-        format!("[[flow]]\nid = \"f{at}\"\nserver = \"s{at}\"\nperiod = \"1 ms\"\ncost = \"{cost} us\"\n")
+        format!("[[demand]]\nid = \"f{at}\"\nserver = \"s{at}\"\nperiod = \"1 ms\"\ncost = \"{cost} us\"\n")
     };
     let text = format!("name = \"many\"\n{}", (0..40).map(flow).collect::<String>());
     fs::write(place.path().join("many.toml"), text).unwrap();

@@ -476,7 +476,7 @@ fn an_imported_set_is_judged_as_stated_where_no_machine_is_named() {
     // `headway-lab import` writes this file.
     fs::write(place.path().join("set.toml"), include_str!("golden/imported.toml")).unwrap();
     let plan = headway(place.path(), &["plan", "set.toml"]).exits(0);
-    assert!(plan.out.contains("costs of flows are as stated, and nothing is released late"), "{}", plan.out);
+    assert!(plan.out.contains("costs of demands are as stated, and nothing is released late"), "{}", plan.out);
     let row = |name: &str| plan.out.lines().rfind(|line| line.starts_with(name)).unwrap().split_whitespace();
     // For any offsets, then for those of the file.
     assert_eq!(row("task1").collect::<Vec<_>>(), ["task1", "9.999", "us", "2", "us", "10", "us"]);

@@ -193,7 +193,7 @@ pub struct PlannedCapacity {
 /// One queue in front of one engine, or of several that are used as one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Server {
-    /// Name: the engine's, or `transfers` for all copy engines together, or the flow's server.
+    /// Name: the engine's, or `transfers` for all copy engines together, or the server that a demand names.
     pub name: String,
     /// The engines behind it; empty for an abstract server.
     pub engines: Vec<EngineId>,
@@ -278,8 +278,9 @@ pub enum PipelineSource {
     Message,
     /// Messages of the workload, combined: a cycle carries what falls into its slot, per operation of its one step.
     Batch(Vec<Carried>),
-    /// A flow of the workload: no data, only cost.
-    Flow,
+    /// A demand of the workload: no data, only cost.
+    #[serde(alias = "flow")]
+    Demand,
     /// A stream whose packets are divided among all GPUs.
     #[serde(rename = "wafer")]
     Sharded(Sharded),
@@ -312,7 +313,7 @@ impl PipelineSource {
             Self::Streams(streams) => streams,
             Self::Sharded(sharded) => std::slice::from_ref(&sharded.stream),
             Self::Parts(parted) => std::slice::from_ref(&parted.stream),
-            Self::Message | Self::Batch(_) | Self::Flow | Self::Bulk(_) | Self::Urgent(_) => &[],
+            Self::Message | Self::Batch(_) | Self::Demand | Self::Bulk(_) | Self::Urgent(_) => &[],
         }
     }
 
@@ -334,7 +335,7 @@ impl PipelineSource {
         match self {
             Self::Bulk(_) => ServiceClass::Bulk,
             Self::Urgent(_) => ServiceClass::Urgent,
-            Self::Streams(_) | Self::Message | Self::Batch(_) | Self::Flow | Self::Sharded(_) | Self::Parts(_) => {
+            Self::Streams(_) | Self::Message | Self::Batch(_) | Self::Demand | Self::Sharded(_) | Self::Parts(_) => {
                 ServiceClass::Guaranteed
             }
         }
@@ -411,8 +412,8 @@ pub struct PlannedStep {
     pub chunk: Bytes,
     /// Worst-case time of the longest piece that runs without preemption; the cost, when jobs run whole.
     pub piece: Nanos,
-    /// How long a job of a flow holds its server: the cost that the workload states, without the margin and the jitter that
-    /// [`PlannedStep::cost`] adds. `None` where they are the same, and for everything that is not a flow.
+    /// How long a job of a demand holds its server: the cost that the workload states, without the margin and the jitter that
+    /// [`PlannedStep::cost`] adds. `None` where they are the same, and for everything that is not a demand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<Nanos>,
     /// The longest time from the opening of its window to its end; `None` = not proven, or not computed.

@@ -128,7 +128,7 @@ fn wrong_inputs(case: &Case, started: bool) -> Vec<DispatchInput> {
         wrong.push(data(at, case.cycles[at as usize], 1));
         wrong.push(data(at, u64::MAX, 1));
         wrong.push(data(at, 0, pipeline.reserve.0 + 1));
-        if pipeline.source == PipelineSource::Flow {
+        if pipeline.source == PipelineSource::Demand {
             wrong.push(data(at, 0, 1));
         }
     }

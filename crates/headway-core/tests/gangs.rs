@@ -220,9 +220,9 @@ fn messages_and_flows_are_served_beside_a_gang() {
     let machine = shipped("verner-r1").unwrap();
     let mut workload = streams(100_000, [40, 40], "");
     let more = "name = \"m\"\n[[message]]\nid = \"m\"\nperiod = \"20 ms\"\nblocks = [{ from = \"host\", to = \"gpu0\", \
-                bytes = \"1 MB\" }]\n[[flow]]\nid = \"f\"\ncost = \"1 ms\"\nperiod = \"20 ms\"\n";
+                bytes = \"1 MB\" }]\n[[demand]]\nid = \"f\"\ncost = \"1 ms\"\nperiod = \"20 ms\"\n";
     let more = parse("m.toml", more).unwrap().value;
-    (workload.messages, workload.flows) = (more.messages, more.flows);
+    (workload.messages, workload.demands) = (more.messages, more.demands);
     for strategy in [Strategy::Lockstep, Strategy::Generation] {
         let plan = planned(&machine, &workload, strategy);
         assert_eq!(plan.verdict.outcome, Outcome::Schedulable, "{strategy:?}");

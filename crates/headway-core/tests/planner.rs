@@ -104,7 +104,7 @@ pub(crate) fn random_workload(machine: &Machine, draw: &mut Draw) -> Workload {
     }
     for number in 0..draw.below(3) {
         let (cost, period) = (draw.within(1, MS), draw.within(2, 20));
-        text += &format!("[[flow]]\nid = \"f{number}\"\ncost = \"{cost} ns\"\nperiod = \"{period} ms\"\n");
+        text += &format!("[[demand]]\nid = \"f{number}\"\ncost = \"{cost} ns\"\nperiod = \"{period} ms\"\n");
     }
     parsed(&text)
 }
@@ -163,7 +163,7 @@ fn every_stream_has_exactly_one_portion_of_one_pipeline_on_its_gpu() {
             PipelineSource::Message => p.steps[0].operations.len(),
             _ => 0,
         });
-        assert_eq!((carried.sum::<usize>(), of(|s| *s == PipelineSource::Flow)), (blocks, workload.flows.len()));
+        assert_eq!((carried.sum::<usize>(), of(|s| *s == PipelineSource::Demand)), (blocks, workload.demands.len()));
     });
 }
 
@@ -557,7 +557,7 @@ fn without_a_calibration_a_no_for_serial_is_no_answer_for_other_strategies() {
     assert_eq!((vouched.strategy, vouched.verdict.outcome), (Strategy::Partitioned, Outcome::Schedulable));
     // No strategy helps a flow, whose server has no engine.
     machine.calibration = None;
-    let flow = |id: &str| format!("[[flow]]\nid = \"{id}\"\nserver = \"s\"\ncost = \"1 ms\"\nperiod = \"1 ms\"\n");
+    let flow = |id: &str| format!("[[demand]]\nid = \"{id}\"\nserver = \"s\"\ncost = \"1 ms\"\nperiod = \"1 ms\"\n");
     let flows = format!("name = \"w\"\n{}{}", flow("a"), flow("b"));
     let no = plan(&machine, &parsed(&flows), PlanOptions::default()).unwrap();
     assert_eq!((no.verdict.outcome, no.verdict.strength), (Outcome::NotSchedulable, Strength::Exact));
@@ -661,7 +661,7 @@ fn np_edf_miss_names_the_blocker_and_the_first_interval() {
 #[test]
 fn flows_cost_what_they_state_with_the_margin_and_the_jitter_of_the_machine() {
     // A flow that leaves no time for a release 100 us late: an issue's example.
-    let workload = parsed("name = \"w\"\n[[flow]]\nid = \"a\"\ncost = \"1 ms\"\nperiod = \"1 ms\"\n");
+    let workload = parsed("name = \"w\"\n[[demand]]\nid = \"a\"\ncost = \"1 ms\"\nperiod = \"1 ms\"\n");
     let machine = machine::shipped("h200-x4").unwrap();
     let full = plan(&machine, &workload, PlanOptions::default()).unwrap();
     assert_eq!(full.verdict.outcome, Outcome::NotSchedulable);
@@ -753,7 +753,7 @@ fn workloads_that_no_file_can_say_are_refused_and_never_panic() {
     let h200 = shipped("h200-x1");
     let good = parsed(&format!(
         "name = \"w\"\n{}[[message]]\nid = \"m\"\nperiod = \"1 ms\"\nblocks = [{{ from = \"host\", to = \"gpu0\", bytes = \"1 B\" }}]\n\
-         [[flow]]\nid = \"f\"\ncost = \"1 us\"\nperiod = \"1 ms\"\n",
+         [[demand]]\nid = \"f\"\ncost = \"1 us\"\nperiod = \"1 ms\"\n",
         stream_text("s", "1 kB", "1 ms", "10 ms", IN)
     ));
     assert!(plan(&h200, &good, PlanOptions::default()).is_ok());
@@ -764,7 +764,7 @@ fn workloads_that_no_file_can_say_are_refused_and_never_panic() {
         ("stream.s.deadline", |w| w.streams[0].deadline = Nanos(1)),
         ("message.m", |w| w.messages[0].period = Nanos::ZERO),
         ("message.m", |w| w.messages[0].blocks.clear()),
-        ("flow.f", |w| w.flows[0].period = Nanos::ZERO),
+        ("demand.f", |w| w.demands[0].period = Nanos::ZERO),
     ];
     for (place, spoil) in spoils {
         let mut workload = good.clone();
@@ -773,7 +773,7 @@ fn workloads_that_no_file_can_say_are_refused_and_never_panic() {
         assert!(matches!(error, PlanError::Impossible { .. }), "{error}");
         assert_eq!(error.place(), place, "{error}");
     }
-    let nothing = Workload { streams: vec![], messages: vec![], flows: vec![], ..good };
+    let nothing = Workload { streams: vec![], messages: vec![], demands: vec![], ..good };
     let error = plan(&h200, &nothing, PlanOptions::default()).unwrap_err();
     assert_eq!(error.to_string(), "the workload cannot be planned: it has no stream, message or flow");
 }
@@ -814,7 +814,7 @@ fn extreme_times_and_sizes_give_a_plan_or_an_error() {
                 deadline,
             };
             let workload =
-                Workload { streams: vec![stream], messages: vec![message], flows: vec![flow], ..good.clone() };
+                Workload { streams: vec![stream], messages: vec![message], demands: vec![flow], ..good.clone() };
             match plan(&machine, &workload, PlanOptions::default()) {
                 Ok(plan) => {
                     planned += 1;

@@ -77,7 +77,7 @@ fn what_no_inspection_can_be_is_refused_where_it_stands() {
         assert!(error.to_string().contains(message), "{new}: {error}");
         assert!(error.line > 1, "{new}: {error}");
     }
-    let with_flow = format!("{STREAM}[[flow]]\nid = \"f\"\ncost = \"1 ms\"\nperiod = \"2 ms\"\n");
+    let with_flow = format!("{STREAM}[[demand]]\nid = \"f\"\ncost = \"1 ms\"\nperiod = \"2 ms\"\n");
     assert!(parse("w.toml", &with_flow).unwrap_err().to_string().contains("stands alone"));
 }
 

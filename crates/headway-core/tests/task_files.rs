@@ -99,7 +99,7 @@ fn what_no_task_can_do_is_refused_at_its_place() {
     check("cpus = 6", "cpus = 6\nqueue = 2", 4, "only `relaxed` FIFOs have a length of their own");
     check("cpus = 6", "cpus = 0", 3, "`cpus = 0` is outside 1 to 1024");
     check("[sharing]\ncpus = 6\n", "", 2, "nothing says how the tasks share the GPUs");
-    let flow = "[[flow]]\nid = \"f\"\ncost = \"1 ms\"\nperiod = \"2 ms\"\n[[task]]\nid = \"cam1\"";
+    let flow = "[[demand]]\nid = \"f\"\ncost = \"1 ms\"\nperiod = \"2 ms\"\n[[task]]\nid = \"cam1\"";
     check("[[task]]\nid = \"cam1\"", flow, 4, "tasks and other parts are planned in different ways");
     let none = parse("t.toml", "name = \"a\"\n[sharing]\ncpus = 1\n").expect_err("no tasks");
     assert_eq!(none.message, "there is no task that shares GPUs");

@@ -38,7 +38,7 @@ steps = [{ copy = "gpu -> host" }]
 id = "fig2.1"
 period = "30 ms"
 blocks = [{ from = "cpu0", to = "gpu0", bytes = "128 MB" }, { from = "cpu0", to = "gpu2", bytes = "64 MB" }]
-[[flow]]
+[[demand]]
 id = "a"
 cost = "1 ms"
 period = "2 ms"
@@ -85,20 +85,28 @@ fn a_file_becomes_streams_messages_and_flows() {
     assert_eq!(Cipher::of(&log.parameters), None);
     assert_eq!((w.messages[0].period, w.messages[0].blocks.len()), (Nanos(30_000_000), 2));
     assert_eq!((w.messages[0].blocks[1].to.as_str(), w.messages[0].blocks[1].bytes), ("gpu2", Bytes(64_000_000)));
-    let flow = &w.flows[0];
+    let flow = &w.demands[0];
     assert_eq!((flow.server.as_str(), flow.cost, flow.deadline), ("engine", Nanos(1_000_000), Nanos(2_000_000)));
     assert_eq!(w.hash.len(), 16);
 }
 
 #[test]
 fn a_flow_may_start_later() {
-    let text = "name = \"w\"\n[[flow]]\nid = \"a\"\nstart = \"3 us\"\ncost = \"1 ns\"\nperiod = \"1 ns\"\n";
-    assert_eq!(parse("w", text).expect("complete").value.flows[0].start, Nanos(3_000));
+    let text = "name = \"w\"\n[[demand]]\nid = \"a\"\nstart = \"3 us\"\ncost = \"1 ns\"\nperiod = \"1 ns\"\n";
+    assert_eq!(parse("w", text).expect("complete").value.demands[0].start, Nanos(3_000));
+}
+
+/// Files of before December 2026 call a demand `flow`.
+#[test]
+fn a_demand_is_read_under_its_earlier_name() {
+    let text = "name = \"w\"\n[[demand]]\nid = \"a\"\ncost = \"1 ms\"\nperiod = \"2 ms\"\n";
+    let of = |text: &str| parse("w", text).expect("complete").value.demands;
+    assert_eq!(of(&text.replace("demand", "flow")), of(text));
 }
 
 /// A flow, since a run ends with its last window, and what follows it.
 fn beside_a_flow(text: &str) -> String {
-    format!("name = \"w\"\n[[flow]]\nid = \"a\"\ncost = \"1 ns\"\nperiod = \"1 ns\"\n{text}")
+    format!("name = \"w\"\n[[demand]]\nid = \"a\"\ncost = \"1 ns\"\nperiod = \"1 ns\"\n{text}")
 }
 
 #[test]
@@ -136,9 +144,10 @@ fn transfers_without_windows_need_somebody_who_has_some() {
 
 #[test]
 fn what_is_not_written_has_a_default() {
-    let w =
-        parse("w", "name = \"w\"\n[[flow]]\nid = \"a\"\ncost = \"1 ns\"\nperiod = \"1 ns\"\n").expect("complete").value;
-    assert_eq!(w.flows[0].start, Nanos::ZERO);
+    let w = parse("w", "name = \"w\"\n[[demand]]\nid = \"a\"\ncost = \"1 ns\"\nperiod = \"1 ns\"\n")
+        .expect("complete")
+        .value;
+    assert_eq!(w.demands[0].start, Nanos::ZERO);
     assert_eq!((w.duration, w.seed, w.cycle, w.grouping), (Nanos(1_000_000_000), 1, Cycle::Auto, Grouping::Class));
 }
 
@@ -508,7 +517,7 @@ fn a_deadline_of_a_message_is_refused_with_what_says_when_it_is_due() {
 fn a_workload_that_asks_for_nothing_is_refused() {
     let error = parse("w", "name = \"w\"\n[run]\nseed = 1\n").expect_err("empty");
     assert_eq!(error.message, "the workload is empty");
-    assert_eq!(error.help.as_deref(), Some("add at least one `[[stream]]`, `[[message]]`, `[[flow]]` or `[[task]]`"));
+    assert_eq!(error.help.as_deref(), Some("add at least one `[[stream]]`, `[[message]]`, `[[demand]]` or `[[task]]`"));
 }
 
 fn shipped(name: &str, text: &str) -> Workload {
@@ -545,7 +554,7 @@ fn verner_figure_2_1_moves_128_and_64_mb_at_once() {
 fn np_edf_miss_is_the_set_2_1_8_3_9_1() {
     let w = shipped("np-edf-miss.toml", include_str!("../../../workloads/np-edf-miss.toml"));
     let ms: Vec<_> =
-        w.flows.iter().map(|f| (f.period.0 / 1_000_000, f.cost.0 / 1_000_000, f.deadline == f.period)).collect();
+        w.demands.iter().map(|f| (f.period.0 / 1_000_000, f.cost.0 / 1_000_000, f.deadline == f.period)).collect();
     assert_eq!(ms, [(2, 1, true), (8, 3, true), (9, 1, true)]);
 }
 

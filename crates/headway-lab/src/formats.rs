@@ -82,8 +82,8 @@ pub struct Imported {
     pub schema: u32,
     /// The workload file.
     pub workload: String,
-    /// Flows in it.
-    pub flows: usize,
+    /// Demands in it.
+    pub demands: usize,
     /// What a reader must know: what was left out since it changes no verdict.
     pub notes: Vec<String>,
 }
@@ -93,7 +93,7 @@ pub struct Imported {
 pub struct Export {
     /// Length of one unit of time; nanoseconds without. SimSo always counts in milliseconds.
     pub unit: Option<Nanos>,
-    /// The server whose flows are written, where the workload has several.
+    /// The server whose demands are written, where the workload has several.
     pub server: Option<String>,
 }
 
@@ -103,7 +103,7 @@ pub struct Exported {
     /// Version of the JSON form.
     pub schema: u32,
     pub text: String,
-    /// What a reader must know: the window, which number stands for which flow.
+    /// What a reader must know: the window, which number stands for which demand.
     pub notes: Vec<String>,
 }
 
@@ -171,15 +171,15 @@ pub enum FormatError {
     /// A choice that the format does not have.
     #[error("the format counts in {unit}; leave out `--unit`")]
     Unit { unit: &'static str },
-    /// The workload has no flows on the server.
-    #[error("there is no server `{server}` with flows; choose one of: {known}")]
+    /// The workload has no demands on the server.
+    #[error("there is no server `{server}` with demands; choose one of: {known}")]
     NoServer {
         server: String,
         /// Those that exist.
         known: String,
     },
     /// The workload has several servers.
-    #[error("flows of several servers cannot be said in one file; choose one with `--server`: {known}")]
+    #[error("demands of several servers cannot be said in one file; choose one with `--server`: {known}")]
     Servers {
         /// Those that exist.
         known: String,
@@ -189,7 +189,7 @@ pub enum FormatError {
     Window(#[source] UndecidedReason),
     /// The tasks demand more than the server gives.
     #[error(
-        "the flows ask for more than the whole server: no window stands for all of the schedule; lower their costs"
+        "the demands ask for more than the whole server: no window stands for all of the schedule; lower their costs"
     )]
     Overload,
     /// Too many jobs.
@@ -198,7 +198,7 @@ pub enum FormatError {
         /// The most that is written.
         max: usize,
     },
-    /// The flows do not make up a workload.
+    /// The demands do not make up a workload.
     #[error("the tasks do not make up a workload that Headway reads")]
     Workload(#[source] FileError),
 }
@@ -208,8 +208,8 @@ const BYTES_MAX: usize = 64 << 20;
 /// The most jobs that are written.
 const JOBS_MAX: usize = 1_000_000;
 
-/// Flows and what a reader must know of them.
-type Flows = (Vec<ServerDemand>, Vec<String>);
+/// Demands and what a reader must know of them.
+type Demands = (Vec<ServerDemand>, Vec<String>);
 
 /// Makes a workload from the text of another tool's file.
 ///
@@ -225,7 +225,7 @@ pub fn import(format: FileFormat, text: &str, options: &Import) -> Result<Import
         Some(_) => Err(FormatError::Unit { unit: "milliseconds" }),
         None => Ok(()),
     };
-    let (mut flows, notes) = match format {
+    let (mut demands, notes) = match format {
         FileFormat::Jobs | FileFormat::JobsYaml => {
             let mut set = if format == FileFormat::Jobs {
                 JobSet { jobs: read_jobs(text)?, edges: Vec::new() }
@@ -235,7 +235,7 @@ pub fn import(format: FileFormat, text: &str, options: &Import) -> Result<Import
             if let Some(text) = &options.precedence {
                 set.edges.extend(read_edges(text)?);
             }
-            jobs::flows(&set, options.unit.unwrap_or(Nanos(1)), options.window)?
+            jobs::demands(&set, options.unit.unwrap_or(Nanos(1)), options.window)?
         }
         FileFormat::Schedcat => xml::read_schedcat(text, needed()?)?,
         FileFormat::Simso => {
@@ -248,32 +248,32 @@ pub fn import(format: FileFormat, text: &str, options: &Import) -> Result<Import
             tables::read_mlperf(text, options.cost)?
         }
     };
-    for flow in &mut flows {
-        flow.server = write::name(options.server.as_deref().unwrap_or("engine"));
+    for demand in &mut demands {
+        demand.server = write::name(options.server.as_deref().unwrap_or("engine"));
     }
     let name = write::workload_name(options.name.as_deref().unwrap_or("imported"));
-    let workload = write::workload(&name, &flows);
+    let workload = write::workload(&name, &demands);
     workload::parse("the imported workload", &workload).map_err(FormatError::Workload)?;
-    Ok(Imported { schema: 1, workload, flows: flows.len(), notes })
+    Ok(Imported { schema: 1, workload, demands: demands.len(), notes })
 }
 
-/// Writes the flows of one server for another tool.
+/// Writes the demands of one server for another tool.
 ///
 /// # Errors
 /// [`FormatError`] for everything in the workload that the format cannot say.
 pub fn export(format: FileFormat, workload: &Workload, options: &Export) -> Result<Exported, FormatError> {
-    let (flows, mut notes) = write::chosen(workload, options.server.as_deref())?;
+    let (demands, mut notes) = write::chosen(workload, options.server.as_deref())?;
     let unit = options.unit.filter(|unit| unit.0 > 0).unwrap_or(Nanos(1));
     let text = match format {
         FileFormat::Jobs | FileFormat::JobsYaml => {
-            let set = write::jobs(&flows, unit, &mut notes)?;
+            let set = write::jobs(&demands, unit, &mut notes)?;
             if format == FileFormat::Jobs { write_jobs(&set.jobs) } else { write_yaml(&set) }
         }
-        FileFormat::Schedcat => xml::write_schedcat(&flows, unit)?,
+        FileFormat::Schedcat => xml::write_schedcat(&demands, unit)?,
         FileFormat::Simso if options.unit.is_some() => return Err(FormatError::Unit { unit: "milliseconds" }),
-        FileFormat::Simso => xml::write_simso(&flows, &mut notes),
+        FileFormat::Simso => xml::write_simso(&demands, &mut notes),
         FileFormat::Tasks | FileFormat::Mlperf => {
-            let (place, what) = ("the format".to_owned(), "deadlines and costs of flows");
+            let (place, what) = ("the format".to_owned(), "deadlines and costs of demands");
             return Err(FormatError::CannotSay { place, what, instead: "export to `jobs`, `schedcat` or `simso`" });
         }
     };

@@ -187,7 +187,7 @@ impl Gatherer {
             PipelineSource::Sharded(_)
             | PipelineSource::Message
             | PipelineSource::Batch(_)
-            | PipelineSource::Flow
+            | PipelineSource::Demand
             | PipelineSource::Bulk(_)
             | PipelineSource::Urgent(_) => Vec::new(),
         }

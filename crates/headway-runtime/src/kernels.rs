@@ -128,7 +128,7 @@ impl Kernels {
                 PipelineSource::Parts(_) => unreachable!("its portions were pushed above"),
                 PipelineSource::Message
                 | PipelineSource::Batch(_)
-                | PipelineSource::Flow
+                | PipelineSource::Demand
                 | PipelineSource::Bulk(_)
                 | PipelineSource::Urgent(_) => Vec::new(),
             });

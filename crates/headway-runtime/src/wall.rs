@@ -574,7 +574,7 @@ impl Driver<'_> {
             match action {
                 DispatchAction::Submit { operation, pipeline, cycle, step, index, offset, bytes } => {
                     let planned = &self.plan.pipelines[pipeline as usize];
-                    if planned.source == PipelineSource::Flow {
+                    if planned.source == PipelineSource::Demand {
                         // No engine has its server: nothing but time passes.
                         let end = now.saturating_add(planned.steps[step as usize].holds());
                         self.holding.push(Reverse((end, now, operation)));

@@ -142,8 +142,8 @@ fn a_copy_that_goes_in_chunks_arrives_whole() {
 #[test]
 fn flows_hold_their_server_for_their_cost() {
     let text = "name = \"flows\"\n\
-                [[flow]]\nid = \"a\"\nperiod = \"10 ms\"\ncost = \"1 ms\"\n\
-                [[flow]]\nid = \"b\"\nperiod = \"20 ms\"\ncost = \"2 ms\"\n";
+                [[demand]]\nid = \"a\"\nperiod = \"10 ms\"\ncost = \"1 ms\"\n\
+                [[demand]]\nid = \"b\"\nperiod = \"20 ms\"\ncost = \"2 ms\"\n";
     let (outcome, records) = run(&planned(text, Strategy::Serial), &mut []);
     let outcome = outcome.unwrap();
     assert_eq!(outcome.compared, wall::MessageComparison::default());

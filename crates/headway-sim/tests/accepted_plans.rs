@@ -184,7 +184,7 @@ fn workload(machine: &Machine, draw: &mut Draw) -> Workload {
         grouping: *draw.pick(&[Grouping::Class, Grouping::Each, Grouping::Gpu]),
         streams: (0..streams).map(|n| any_stream(machine, draw, n as usize)).collect(),
         messages: (0..messages).map(|n| message(machine, draw, n as usize)).collect(),
-        flows: (0..flows).map(|n| flow(draw, n)).collect(),
+        demands: (0..flows).map(|n| flow(draw, n)).collect(),
         unplanned: (0..draw.below(4)).map(|n| unplanned(machine, draw, n as usize)).collect(),
         ..empty()
     }

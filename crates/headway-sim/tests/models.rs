@@ -27,7 +27,7 @@ fn drawn(draw: &mut Draw) -> Workload {
         })
         .collect();
     let mut workload = flows(&tasks);
-    workload.flows.iter_mut().for_each(|flow| flow.start = Nanos(draw.below(flow.period.0)));
+    workload.demands.iter_mut().for_each(|flow| flow.start = Nanos(draw.below(flow.period.0)));
     workload
 }
 
@@ -95,8 +95,8 @@ fn with_exact_costs_a_no_is_shown_by_the_run_unless_equal_deadlines_leave_a_choi
 #[test]
 fn every_server_counts_and_the_worst_is_named() {
     let mut workload = flows(&[(1, 3, 3), (4, 12, 12), (1, 3, 3), (2, 6, 6), (4, 12, 12)]);
-    workload.flows[1].start = Nanos(1);
-    for flow in &mut workload.flows[2..] {
+    workload.demands[1].start = Nanos(1);
+    for flow in &mut workload.demands[2..] {
         flow.server = "other".to_owned();
     }
     let answers = models(&planned(&workload));

@@ -22,7 +22,7 @@ fn mixed() -> (Machine, Plan) {
     }
     text += "[[message]]\nid = \"m\"\nperiod = \"20 ms\"\nblocks = [{ from = \"host\", to = \"gpu0\", bytes = \"1 MB\" }, \
              { from = \"gpu1\", to = \"host\", bytes = \"2 MB\" }]\n\
-             [[flow]]\nid = \"f\"\ncost = \"1 ms\"\nperiod = \"7 ms\"\n";
+             [[demand]]\nid = \"f\"\ncost = \"1 ms\"\nperiod = \"7 ms\"\n";
     let machine = machine("h200-x4");
     let workload = workload::parse("mixed.toml", &text).unwrap().value;
     let plan = plan(&machine, &workload, PlanOptions::default()).unwrap();

@@ -1,4 +1,4 @@
-//! The jobs of what has no stream: blocks of messages, and flows.
+//! The jobs of what has no stream: blocks of messages, and demands.
 //!
 //! A job of a message is one block of one period, whatever it is carried by (specification of flows, 2.3): alone, together
 //! with others, or in parts that go with several slots of a batch. A slot that had nothing to carry is no job.
@@ -15,10 +15,10 @@ use crate::response::{Response, order_statistics};
 use crate::timeline::{StepJob, SubmittedOperation, Timeline};
 use crate::{RunLog, due};
 
-/// What the jobs of one message, of one block of a combined message, or of one flow experienced.
+/// What the jobs of one message, of one block of a combined message, or of one demand experienced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct JobsSummary {
-    /// Name of the message, of its block, or of the flow.
+    /// Name of the message, of its block, or of the demand.
     pub id: String,
     /// Name of the pipeline that serves it.
     pub pipeline: String,
@@ -30,7 +30,7 @@ pub struct JobsSummary {
     pub lost: u64,
     /// Of these, complete after their deadlines, or given up because their producers were late.
     pub misses: u64,
-    /// Bytes that arrived; none of a flow.
+    /// Bytes that arrived; none of a demand.
     pub bytes: Bytes,
     /// Relative deadline.
     pub deadline: Nanos,
@@ -43,14 +43,14 @@ pub struct JobsSummary {
     pub worst_slack_ns: Option<i64>,
 }
 
-/// The jobs of all messages, and of all flows, in the plan's order.
+/// The jobs of all messages, and of all demands, in the plan's order.
 #[derive(Default)]
 pub(crate) struct Elementary {
     pub(crate) messages: Vec<Row>,
-    pub(crate) flows: Vec<Row>,
+    pub(crate) demands: Vec<Row>,
 }
 
-/// The jobs of one message, block or flow.
+/// The jobs of one message, block or demand.
 pub(crate) struct Row {
     jobs: Jobs,
     summary: JobsSummary,
@@ -131,7 +131,7 @@ impl Jobs {
     }
 }
 
-/// The jobs of each message and of each flow.
+/// The jobs of each message and of each demand.
 pub(crate) fn jobs(log: &RunLog, timeline: &Timeline) -> Elementary {
     let mut all = Elementary::default();
     for (index, pipeline) in (0u32..).zip(&log.header().plan.pipelines) {
@@ -141,7 +141,7 @@ pub(crate) fn jobs(log: &RunLog, timeline: &Timeline) -> Elementary {
                 let blocks = pipeline.steps.iter().map(|step| step.operations.len()).max().unwrap_or(0);
                 all.messages.push(cycle_by_cycle(log, timeline, index, blocks));
             }
-            PipelineSource::Flow => all.flows.push(cycle_by_cycle(log, timeline, index, 1)),
+            PipelineSource::Demand => all.demands.push(cycle_by_cycle(log, timeline, index, 1)),
             PipelineSource::Streams(_)
             | PipelineSource::Sharded(_)
             | PipelineSource::Parts(_)
@@ -172,8 +172,8 @@ fn cycle_by_cycle(log: &RunLog, timeline: &Timeline, index: u32, blocks: usize) 
     let delivered = deliveries().count() as u64;
     let is_late = |job: &&StepJob| job.pipeline == index && job.step as usize == last && job.late.is_some();
     let late = timeline.jobs.iter().filter(is_late).count() as u64;
-    // A flow moves nothing: its operations only hold a server.
-    let moved = ended(timeline, index).filter(|_| pipeline.source != PipelineSource::Flow);
+    // A demand moves nothing: its operations only hold a server.
+    let moved = ended(timeline, index).filter(|_| pipeline.source != PipelineSource::Demand);
     let bytes = moved.fold(0, |sum: u64, operation| sum.saturating_add(operation.bytes.0));
     let opens = |cycle| timeline.epoch.saturating_add(pipeline.release(cycle, 0));
     let release = |cycle| opens(cycle).saturating_sub(pipeline.opens_after());

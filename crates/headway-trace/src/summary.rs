@@ -60,9 +60,9 @@ pub struct RunSummary {
     /// The messages, or blocks of messages, in the plan's order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<JobsSummary>,
-    /// The flows, in the plan's order.
+    /// The demands, in the plan's order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub flows: Vec<JobsSummary>,
+    pub demands: Vec<JobsSummary>,
     /// The engines, in the plan's order.
     pub engines: Vec<EngineSummary>,
     /// The links and limits, in the plan's order.
@@ -99,13 +99,13 @@ pub struct CpuSummary {
     pub late_max: Nanos,
 }
 
-/// Whether the deadlines held: those of all packets, admitted requests, and jobs of messages and flows. Of a run that ended early
+/// Whether the deadlines held: those of all packets, admitted requests, and jobs of messages and demands. Of a run that ended early
 /// what was delivered is judged, and what was due by then.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RunVerdict {
     /// The run came to its end, everything expected was delivered at or before its deadline, and no operation failed.
     pub held: bool,
-    /// Deadlines there were: expected packets, admitted requests, and jobs of messages and flows.
+    /// Deadlines there were: expected packets, admitted requests, and jobs of messages and demands.
     pub deadlines: u64,
     /// Of these, delivered late.
     pub misses: u64,
@@ -135,10 +135,10 @@ pub struct RunTotals {
     pub message_jobs_delivered: u64,
     /// Bytes of messages that arrived.
     pub message_bytes: Bytes,
-    /// Jobs of flows expected.
-    pub flow_jobs: u64,
+    /// Jobs of demands expected.
+    pub demand_jobs: u64,
     /// Of these, done.
-    pub flow_jobs_done: u64,
+    pub demand_jobs_done: u64,
     /// Cycles delivered.
     pub cycles: u64,
     /// Jobs named in the log.
@@ -325,7 +325,7 @@ pub fn summarize_with(log: &RunLog, timeline: &Timeline) -> RunSummary {
     let plan = &header.plan;
     let streams = streams(log, timeline);
     let elementary = elementary::jobs(log, timeline);
-    let jobs = [&elementary.messages, &elementary.flows].map(|rows| elementary::sum(rows));
+    let jobs = [&elementary.messages, &elementary.demands].map(|rows| elementary::sum(rows));
     let totals = totals(log, timeline, &streams, jobs);
     let urgent = unplanned::urgent(log, timeline);
     RunSummary {
@@ -346,7 +346,7 @@ pub fn summarize_with(log: &RunLog, timeline: &Timeline) -> RunSummary {
         totals,
         streams,
         messages: elementary::summaries(elementary.messages),
-        flows: elementary::summaries(elementary.flows),
+        demands: elementary::summaries(elementary.demands),
         engines: engines(log, timeline),
         capacities: capacities(log, timeline),
         servers: servers(log, timeline),
@@ -442,7 +442,7 @@ pub(crate) fn grouped(n: u64) -> String {
     text
 }
 
-fn totals(log: &RunLog, timeline: &Timeline, streams: &[StreamSummary], [messages, flows]: [Jobs; 2]) -> RunTotals {
+fn totals(log: &RunLog, timeline: &Timeline, streams: &[StreamSummary], [messages, demands]: [Jobs; 2]) -> RunTotals {
     let mut totals = RunTotals {
         packets: streams.iter().map(|stream| stream.packets).sum(),
         delivered: streams.iter().map(|stream| stream.delivered).sum(),
@@ -450,8 +450,8 @@ fn totals(log: &RunLog, timeline: &Timeline, streams: &[StreamSummary], [message
         message_jobs: messages.expected,
         message_jobs_delivered: messages.delivered,
         message_bytes: messages.bytes,
-        flow_jobs: flows.expected,
-        flow_jobs_done: flows.delivered,
+        demand_jobs: demands.expected,
+        demand_jobs_done: demands.delivered,
         cycles: timeline.deliveries.len() as u64,
         jobs: timeline.jobs.len() as u64,
         operations: timeline.operations.len() as u64,

@@ -180,7 +180,7 @@ impl RunSummary {
         self.head(&mut out);
         self.stream_table().write(width, &mut out);
         self.jobs_table("message", &self.messages).write(width, &mut out);
-        self.jobs_table("flow", &self.flows).write(width, &mut out);
+        self.jobs_table("demand", &self.demands).write(width, &mut out);
         self.bulk_table().write(width, &mut out);
         self.urgent_table().write(width, &mut out);
         self.engine_table().write(width, &mut out);
@@ -257,8 +257,12 @@ impl RunSummary {
             let (done, of) = (grouped(totals.message_jobs_delivered), grouped(totals.message_jobs));
             parts.push(format!("{done} of {of} jobs of messages, {}", totals.message_bytes));
         }
-        if totals.flow_jobs > 0 {
-            parts.push(format!("{} of {} jobs of flows", grouped(totals.flow_jobs_done), grouped(totals.flow_jobs)));
+        if totals.demand_jobs > 0 {
+            parts.push(format!(
+                "{} of {} jobs of demands",
+                grouped(totals.demand_jobs_done),
+                grouped(totals.demand_jobs)
+            ));
         }
         if totals.packets > 0 || parts.is_empty() {
             let (done, of) = (grouped(totals.delivered), grouped(totals.packets));
@@ -322,13 +326,13 @@ impl RunSummary {
         table
     }
 
-    /// The response times of messages or flows; `word` names one of them.
+    /// The response times of messages or demands; `word` names one of them.
     fn jobs_table(&self, word: &str, all: &[JobsSummary]) -> Table {
         let longest = |of: &JobsSummary| of.response.map_or(Nanos::ZERO, |response| response.max);
         let unit = Unit::of(all.iter().flat_map(|of| [of.deadline, longest(of)]));
         let (rows, shown) =
             tightest(all.iter(), "nearest to their deadlines", |of| (Reverse(of.lost + of.misses), of.worst_slack_ns));
-        let name = if word == "flow" { "Flows" } else { "Messages" };
+        let name = if word == "demand" { "Demands" } else { "Messages" };
         let title = self.title(&format!("{name}, response times in {}{shown}", unit.name));
         let columns = [
             (word, false, 0),

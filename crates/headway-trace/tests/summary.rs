@@ -149,7 +149,7 @@ fn a_batch_takes_from_its_first_start_to_its_last_finish_and_a_flow_needs_no_eng
     }
     batch.bound = Some(Nanos(40_000));
     let flow = &mut plan.pipelines[1];
-    flow.source = PipelineSource::Flow;
+    flow.source = PipelineSource::Demand;
     flow.steps[0].server = plan.servers.len() as u32;
     flow.steps[0].operations = vec![PlannedOperation { engines: vec![], work: OperationWork::Hold }];
     plan.servers.push(Server { name: "bus".to_owned(), engines: vec![], in_flight: 1, verdict: common::verdict() });
@@ -163,14 +163,14 @@ fn a_batch_takes_from_its_first_start_to_its_last_finish_and_a_flow_needs_no_eng
     let [message, flow] = [0, 1].map(|at| log.header().cycles[at]);
     let totals = &summary.totals;
     assert_eq!(
-        (totals.message_jobs, totals.message_jobs_delivered, totals.flow_jobs),
+        (totals.message_jobs, totals.message_jobs_delivered, totals.demand_jobs),
         (2 * message, 2 * message, flow)
     );
-    assert_eq!((totals.message_bytes, totals.flow_jobs_done), (Bytes(400_000 * message), flow));
+    assert_eq!((totals.message_bytes, totals.demand_jobs_done), (Bytes(400_000 * message), flow));
     assert_eq!(summary.verdict.deadlines, 2 * message + flow);
     assert!(summary.verdict.held && replay(&log).unwrap().finished);
     // Each has a row of its own. Both blocks end 32 us after their window of 2 ms opens; the plan allows 40 us.
-    let [of_message, of_flow] = [&summary.messages[0], &summary.flows[0]];
+    let [of_message, of_flow] = [&summary.messages[0], &summary.demands[0]];
     assert_eq!((of_message.jobs, of_message.delivered, of_flow.jobs), (2 * message, 2 * message, flow));
     let window = log.header().plan.pipelines[0].window;
     assert_eq!((of_message.deadline, of_message.bound), (window, Some(Nanos(40_000))));
@@ -180,7 +180,7 @@ fn a_batch_takes_from_its_first_start_to_its_last_finish_and_a_flow_needs_no_eng
     let table = summary.table(140);
     let first = |head: &str| table.lines().skip_while(|line| !line.starts_with(head)).nth(2).unwrap().to_owned();
     assert!(first("Messages, response times in ms [sim]").starts_with(&format!("  {} ", of_message.id)), "{table}");
-    assert!(first("Flows, response times in ").starts_with(&format!("  {} ", of_flow.id)), "{table}");
+    assert!(first("Demands, response times in ").starts_with(&format!("  {} ", of_flow.id)), "{table}");
     // A plan that proves nothing has no bound.
     let mut header = log.header().clone();
     header.plan.pipelines[0].steps[0].bound = None;

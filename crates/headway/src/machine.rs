@@ -28,7 +28,7 @@ pub fn open(name: &str) -> Result<Machine, Error> {
     Ok(parse(name, &read(path)?)?)
 }
 
-/// [`Machine::none`] for a workload that needs no machine, where none is `named`: its flows cost what their file says.
+/// [`Machine::none`] for a workload that needs no machine, where none is `named`: its demands cost what their file says.
 #[must_use]
 pub fn for_flows(named: Option<&str>, workload: &Workload) -> Option<Machine> {
     (named.is_none() && workload.has_only_flows()).then(Machine::none)

@@ -627,7 +627,7 @@ fn bounded(plan: &Plan, ran: &Ran, verified: bool) -> Option<String> {
     ))
 }
 
-/// Cycles of every pipeline: what the streams need, for messages and flows as many as begin within that time, and the pieces of
+/// Cycles of every pipeline: what the streams need, for messages and demands as many as begin within that time, and the pieces of
 /// bulk transfers. Of what has no end as many as a log can number.
 fn cycles(plan: &Plan, mut cycles: Vec<u64>, duration: Nanos) -> Vec<u64> {
     let horizon = if plan.streams.is_empty() { duration } else { span(plan, &cycles) };

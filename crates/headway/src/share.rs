@@ -339,7 +339,7 @@ mod tests {
         assert_eq!((line, message.contains("`gpu7` is no GPU")), (4, true), "{message}");
         let (_, message) = refused("gpusync-8xgtx470", "cpus = 8", "cpus = 8\nmigration = \"peer\"");
         assert!(message.contains("no peer route"), "{message}");
-        let flow = "name = \"f\"\n[[flow]]\nid = \"a\"\ncost = \"1 ms\"\nperiod = \"2 ms\"\n";
+        let flow = "name = \"f\"\n[[demand]]\nid = \"a\"\ncost = \"1 ms\"\nperiod = \"2 ms\"\n";
         assert!(of("h200-x1", flow).unwrap_err().to_string().contains("no tasks"));
         assert!(of("gpusync-8xgtx470", &TEXT.replacen("cpus = 8", "cpus = 8\nmigration = \"system\"", 1)).is_ok());
     }

@@ -57,7 +57,7 @@ fn toml_help(message: &str) -> Option<&'static str> {
 
 /// Keys at the top level that only machine files, or only workload files, have.
 const MACHINE_ONLY: &[&str] = &["memory", "gpu", "link", "limit", "engine", "route", "calibration", "curve"];
-const WORKLOAD_ONLY: &[&str] = &["run", "stream", "message", "flow", "task", "sharing", "bulk", "urgent"];
+const WORKLOAD_ONLY: &[&str] = &["run", "stream", "message", "demand", "flow", "task", "sharing", "bulk", "urgent"];
 
 /// A file of the other kind: that is said rather than which key is unknown.
 fn mistaken(source: &SourceText, entries: &DeTable<'_>, known: &[&str]) -> Result<(), FileError> {

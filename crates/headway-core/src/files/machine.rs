@@ -284,12 +284,12 @@ impl Calibration {
 }
 
 impl Machine {
-    /// No node: servers of flows, which cost what their workload says, and nothing else.
+    /// No node: servers of demands, which cost what their workload says, and nothing else.
     #[must_use]
     pub fn none() -> Self {
         Self {
             name: "none".to_owned(),
-            description: "no node: flows cost what their workload says".to_owned(),
+            description: "no node: demands cost what their workload says".to_owned(),
             endpoints: Vec::new(),
             capacities: Vec::new(),
             engines: Vec::new(),

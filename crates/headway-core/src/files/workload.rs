@@ -1,4 +1,4 @@
-//! Workloads: streams, messages, flows, transfers without windows, and tasks. Read from a *workload file*.
+//! Workloads: streams, messages, demands, transfers without windows, and tasks. Read from a *workload file*.
 
 mod application;
 mod file;
@@ -49,7 +49,7 @@ pub struct Workload {
     /// Periodic sets of blocks (batch messages, `verner-2014` Definitions IV.1 and IV.2).
     pub messages: Vec<Message>,
     /// Abstract demands on a named server, for schedulability questions without a machine.
-    pub flows: Vec<ServerDemand>,
+    pub demands: Vec<ServerDemand>,
     /// Transfers without windows of their own: bulk and urgent ones.
     pub unplanned: Vec<Unplanned>,
     /// Recurrent jobs that share GPUs.
@@ -74,7 +74,7 @@ impl Workload {
             transform: CombineEffort::default(),
             streams: Vec::new(),
             messages: Vec::new(),
-            flows: Vec::new(),
+            demands: Vec::new(),
             unplanned: Vec::new(),
             tasks: Vec::new(),
             sharing: None,
@@ -257,11 +257,11 @@ pub struct Message {
 }
 
 impl Workload {
-    /// Whether it has nothing but flows, whose servers are on no machine.
+    /// Whether it has nothing but demands, whose servers are on no machine.
     #[must_use]
     pub fn has_only_flows(&self) -> bool {
         let others = self.streams.is_empty() && self.messages.is_empty() && self.unplanned.is_empty();
-        !self.flows.is_empty() && others && self.tasks.is_empty() && self.sharing.is_none()
+        !self.demands.is_empty() && others && self.tasks.is_empty() && self.sharing.is_none()
     }
 }
 

@@ -297,14 +297,14 @@ fn check(workload: &Workload) -> Result<(), PlanError> {
             return impossible(format!("message.{}", message.id), "it has no blocks or no period");
         }
     }
-    for flow in &workload.flows {
-        if flow.period == Nanos::ZERO {
-            return impossible(format!("flow.{}", flow.id), "it has no period");
+    for demand in &workload.demands {
+        if demand.period == Nanos::ZERO {
+            return impossible(format!("demand.{}", demand.id), "it has no period");
         }
     }
-    if workload.streams.is_empty() && workload.messages.is_empty() && workload.flows.is_empty() {
+    if workload.streams.is_empty() && workload.messages.is_empty() && workload.demands.is_empty() {
         // Transfers without windows live on what these leave over.
-        return impossible(String::new(), "it has no stream, message or flow");
+        return impossible(String::new(), "it has no stream, message or demand");
     }
     Ok(())
 }
@@ -362,8 +362,8 @@ impl Planner<'_> {
             }
             Strategy::Partitioned | Strategy::PerGpu => self.single_blocks(&mut pipelines, &mut batches)?,
         }
-        for flow in &self.workload.flows {
-            pipelines.push(self.flow(flow));
+        for demand in &self.workload.demands {
+            pipelines.push(self.demand(demand));
         }
         // The last ones, so that others keep their places when some of them are left out.
         self.unplanned(&mut pipelines)?;
@@ -708,7 +708,7 @@ impl Planner<'_> {
             ));
         } else if servers.iter().all(|s| s.engines.is_empty()) {
             notes.push(format!(
-                "machine `{}` is not calibrated: costs of flows are as stated, and nothing is released late",
+                "machine `{}` is not calibrated: costs of demands are as stated, and nothing is released late",
                 self.machine.name
             ));
         } else {
@@ -719,7 +719,7 @@ impl Planner<'_> {
         }
         let worst = servers.iter().max_by_key(|s| (s.verdict.outcome, s.verdict.utilisation_ppm));
         let Some(worst) = worst else {
-            unreachable!("a workload without streams, messages and flows is refused at the start")
+            unreachable!("a workload without streams, messages and demands is refused at the start")
         };
         let exact = servers.iter().all(|s| s.verdict.strength == Strength::Exact);
         let narrowest = servers.iter().max_by_key(|s| holds::Holds::of(&s.verdict.model)).unwrap_or(worst);

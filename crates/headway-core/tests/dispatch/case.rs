@@ -99,7 +99,7 @@ pub(crate) fn step(server: u32, cost: u64, operations: Vec<PlannedOperation>) ->
 pub(crate) fn flow(period: u64, window: u64, steps: Vec<PlannedStep>) -> Pipeline {
     Pipeline {
         name: "flow".to_owned(),
-        source: PipelineSource::Flow,
+        source: PipelineSource::Demand,
         gpu: None,
         period: Nanos(period),
         start: Nanos::ZERO,

@@ -7,7 +7,7 @@ use headway_core::analysis::schedulability::ConcreteTask;
 use headway_core::files::workload::ServerDemand;
 use headway_core::units::Nanos;
 
-use super::{Flows, FormatError, JOBS_MAX, excerpt, integer, time};
+use super::{Demands, FormatError, JOBS_MAX, excerpt, integer, time};
 
 /// Columns of a job set.
 pub(super) const JOBS: &str = "Task ID, Job ID, Arrival min, Arrival max, Cost min, Cost max, Deadline, Priority";
@@ -213,8 +213,8 @@ pub fn unfold(tasks: &[ConcreteTask], until: Nanos) -> Result<JobSet, FormatErro
     Ok(set)
 }
 
-/// The flows that release exactly these jobs, again and again.
-pub(super) fn flows(set: &JobSet, unit: Nanos, window: Option<Nanos>) -> Result<Flows, FormatError> {
+/// The demands that release exactly these jobs, again and again.
+pub(super) fn demands(set: &JobSet, unit: Nanos, window: Option<Nanos>) -> Result<Demands, FormatError> {
     if let Some(edge) = set.edges.first() {
         let place = format!("job {} of task {}", edge.to.1, edge.to.0);
         let instead = "remove the precedence, or write the steps as a stream";
@@ -224,19 +224,19 @@ pub(super) fn flows(set: &JobSet, unit: Nanos, window: Option<Nanos>) -> Result<
     for job in &set.jobs {
         tasks.entry(job.task).or_default().push(job);
     }
-    let mut flows = Vec::new();
+    let mut demands = Vec::new();
     for (task, jobs) in &mut tasks {
         jobs.sort_by_key(|job| job.arrival);
-        flows.push(flow(&format!("task {task}"), *task, jobs, unit, window)?);
+        demands.push(demand(&format!("task {task}"), *task, jobs, unit, window)?);
     }
     let mut notes = vec![format!("the {} jobs of the file are repeated without end", set.jobs.len())];
     if set.jobs.iter().any(|job| job.cost.0 > 0) {
         notes.push("least costs are left out: deadlines are guaranteed for all costs from zero".to_owned());
     }
-    Ok((flows, notes))
+    Ok((demands, notes))
 }
 
-fn flow(
+fn demand(
     place: &str,
     task: u64,
     jobs: &[&ImportedJob],

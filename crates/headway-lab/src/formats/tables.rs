@@ -7,33 +7,33 @@ use headway_core::files::workload::ServerDemand;
 use headway_core::units::{NANOS_PER_SECOND, Nanos};
 
 use super::write::name;
-use super::{Flows, FormatError, excerpt, integer, milliseconds, time};
+use super::{Demands, FormatError, excerpt, integer, milliseconds, time};
 
 const TASKS: [&str; 4] = ["taskid", "workload", "period", "wcet"];
 
 /// Reads one task a line, deadline = period.
-pub(super) fn read_tasks(text: &str, unit: Nanos) -> Result<Flows, FormatError> {
+pub(super) fn read_tasks(text: &str, unit: Nanos) -> Result<Demands, FormatError> {
     let mut reader = ReaderBuilder::new().trim(Trim::All).from_reader(text.as_bytes());
     let header = reader.headers()?;
     if !header.iter().map(str::to_lowercase).eq(TASKS) {
         let found = excerpt(&header.iter().collect::<Vec<_>>().join(","));
         return Err(FormatError::Columns { expected: "taskid,workload,period,wcet", found });
     }
-    let mut flows = Vec::new();
+    let mut demands = Vec::new();
     for record in reader.records() {
         let record = record?;
         let place = format!("line {}", record.position().map_or(0, csv::Position::line));
         let at = |column: usize| time(&place, integer(&place, &record[column])?, unit);
         let (period, cost) = (at(2)?, at(3)?);
         let id = name(&format!("{}:{}", &record[0], &record[1]));
-        flows.push(ServerDemand { id, server: String::new(), start: Nanos::ZERO, cost, period, deadline: period });
+        demands.push(ServerDemand { id, server: String::new(), start: Nanos::ZERO, cost, period, deadline: period });
     }
-    Ok((flows, Vec::new()))
+    Ok((demands, Vec::new()))
 }
 
-/// Reads lines of `model.scenario.key = value` and makes a flow of every model with a latency target for the scenario
+/// Reads lines of `model.scenario.key = value` and makes a demand of every model with a latency target for the scenario
 /// `Server`: a query each `1 / target_qps`, done within `target_latency` milliseconds.
-pub(super) fn read_mlperf(text: &str, cost: Option<Nanos>) -> Result<Flows, FormatError> {
+pub(super) fn read_mlperf(text: &str, cost: Option<Nanos>) -> Result<Demands, FormatError> {
     let mut values: BTreeMap<(&str, &str, &str), (usize, &str)> = BTreeMap::new();
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.split('#').next().unwrap_or_default().trim();
@@ -65,7 +65,7 @@ pub(super) fn read_mlperf(text: &str, cost: Option<Nanos>) -> Result<Flows, Form
         return Err(FormatError::Missing { place, what });
     }
     let cost = cost.ok_or(FormatError::Open { what: "what a query costs", flag: "--cost" })?;
-    let mut flows = Vec::new();
+    let mut demands = Vec::new();
     for model in models {
         let place = |number: usize| format!("line {number}");
         let missing = |what| FormatError::Missing { place: format!("model `{}`", excerpt(model)), what };
@@ -77,15 +77,22 @@ pub(super) fn read_mlperf(text: &str, cost: Option<Nanos>) -> Result<Flows, Form
             value: excerpt(rate),
             expected: "a number of queries per second, from 0.000001 to 1000000000",
         })?;
-        flows.push(ServerDemand { id: name(model), server: String::new(), start: Nanos::ZERO, cost, period, deadline });
+        demands.push(ServerDemand {
+            id: name(model),
+            server: String::new(),
+            start: Nanos::ZERO,
+            cost,
+            period,
+            deadline,
+        });
     }
     let notes = vec![
-        "MLPerf's arrivals are random with `target_qps` as their mean; the flows have that distance at least"
+        "MLPerf's arrivals are random with `target_qps` as their mean; the demands have that distance at least"
             .to_owned(),
         "percentiles are left out: every query is to meet its deadline".to_owned(),
         "scenarios other than `Server` have no deadlines and are left out".to_owned(),
     ];
-    Ok((flows, notes))
+    Ok((demands, notes))
 }
 
 /// The time between queries, rounded down.

@@ -10,12 +10,12 @@ const JOBS: &str = "Task ID, Job ID, Arrival min, Arrival max, Cost min, Cost ma
 
 fn of(format: FileFormat, text: &str, options: &Import) -> Result<Vec<ServerDemand>, FormatError> {
     let imported = import(format, text, options)?;
-    Ok(workload::parse("w", &imported.workload).unwrap().value.flows)
+    Ok(workload::parse("w", &imported.workload).unwrap().value.demands)
 }
 
 /// (start, period, cost, deadline) in nanoseconds.
-fn times(flows: &[ServerDemand]) -> Vec<[u64; 4]> {
-    flows.iter().map(|f| [f.start.0, f.period.0, f.cost.0, f.deadline.0]).collect()
+fn times(demands: &[ServerDemand]) -> Vec<[u64; 4]> {
+    demands.iter().map(|f| [f.start.0, f.period.0, f.cost.0, f.deadline.0]).collect()
 }
 
 fn refusal(format: FileFormat, text: &str, options: &Import) -> String {
@@ -28,18 +28,18 @@ fn workload_of(text: &str) -> Workload {
     workload::parse("w", &format!("name = \"w\"\n{text}")).unwrap().value
 }
 
-fn flow(id: &str, start: u64, period: u64, cost: u64) -> String {
-    format!("[[flow]]\nid = \"{id}\"\nstart = \"{start} ns\"\nperiod = \"{period} ns\"\ncost = \"{cost} ns\"\n")
+fn demand(id: &str, start: u64, period: u64, cost: u64) -> String {
+    format!("[[demand]]\nid = \"{id}\"\nstart = \"{start} ns\"\nperiod = \"{period} ns\"\ncost = \"{cost} ns\"\n")
 }
 
 #[test]
 fn a_job_set_becomes_the_flows_that_release_its_jobs() {
     let plain = Import::default();
-    let flows = of(FileFormat::Jobs, JOBS, &plain).unwrap();
-    assert_eq!(times(&flows), [[0, 3, 1, 3], [1, 6, 2, 6]]);
+    let demands = of(FileFormat::Jobs, JOBS, &plain).unwrap();
+    assert_eq!(times(&demands), [[0, 3, 1, 3], [1, 6, 2, 6]]);
     let micro = Import { unit: Some(Nanos(1_000)), server: Some("dma".into()), ..plain.clone() };
-    let flows = of(FileFormat::Jobs, JOBS, &micro).unwrap();
-    assert_eq!((times(&flows)[1], flows[1].server.as_str()), ([1_000, 6_000, 2_000, 6_000], "dma"));
+    let demands = of(FileFormat::Jobs, JOBS, &micro).unwrap();
+    assert_eq!((times(&demands)[1], demands[1].server.as_str()), ([1_000, 6_000, 2_000, 6_000], "dma"));
     let one = "Task ID,Job ID,Arrival min,Arrival max,Cost min,Cost max,Deadline,Priority\n7,1,0,0,0,2,6,6\n";
     assert!(refusal(FileFormat::Jobs, one, &plain).contains("`--window`"));
     let window = Import { window: Some(Nanos(12)), ..plain };
@@ -73,11 +73,11 @@ fn what_a_workload_cannot_say_is_refused_with_its_place() {
 
 #[test]
 fn jobs_go_out_for_the_window_that_decides_and_come_back() {
-    let text = flow("a", 0, 3, 1) + &flow("b", 0, 6, 2) + &flow("c", 0, 12, 4);
+    let text = demand("a", 0, 3, 1) + &demand("b", 0, 6, 2) + &demand("c", 0, 12, 4);
     let workload = workload_of(&text);
     let exported = export(FileFormat::Jobs, &workload, &Export::PLAIN).unwrap();
     assert!(exported.notes.iter().any(|n| n.contains("finds a missed deadline")), "{:?}", exported.notes);
-    let workload = workload_of(&(flow("a", 0, 4, 1) + &flow("b", 1, 6, 2)));
+    let workload = workload_of(&(demand("a", 0, 4, 1) + &demand("b", 1, 6, 2)));
     for (format, edges) in [(FileFormat::Jobs, 0), (FileFormat::JobsYaml, 0)] {
         let exported = export(format, &workload, &Export::PLAIN).unwrap();
         assert!(exported.notes.iter().any(|n| n.starts_with("window: all jobs released before")));
@@ -92,7 +92,7 @@ fn jobs_go_out_for_the_window_that_decides_and_come_back() {
             ImportedJob { task: 1, job: 1, cost: (0, 1), deadline: 4, priority: 4, ..ImportedJob::default() }
         );
         let back = of(format, &exported.text, &Import::default()).unwrap();
-        assert_eq!(times(&back), times(&workload.flows));
+        assert_eq!(times(&back), times(&workload.demands));
     }
 }
 
@@ -151,18 +151,18 @@ fn schedcat_comes_in_with_a_unit_and_goes_out_without_offsets() {
                 <task period='20' wcet='5' deadline='15'/></taskset>";
     assert!(refusal(FileFormat::Schedcat, text, &Import::default()).contains("`--unit`"));
     let micro = Import { unit: Some(Nanos(1_000)), ..Import::default() };
-    let flows = of(FileFormat::Schedcat, text, &micro).unwrap();
-    assert_eq!(times(&flows), [[0, 10_000, 2_000, 10_000], [0, 20_000, 5_000, 15_000]]);
-    assert_eq!((flows[0].id.as_str(), flows[1].id.as_str()), ("task3", "task2"));
+    let demands = of(FileFormat::Schedcat, text, &micro).unwrap();
+    assert_eq!(times(&demands), [[0, 10_000, 2_000, 10_000], [0, 20_000, 5_000, 15_000]]);
+    assert_eq!((demands[0].id.as_str(), demands[1].id.as_str()), ("task3", "task2"));
     let resources = text.replace("wcet='2' partition='0'/>", "wcet='2'><resources/></task>");
     assert!(refusal(FileFormat::Schedcat, &resources, &micro).contains("task 3: elements inside a task"));
-    let workload = Workload { flows, ..workload_of(&flow("x", 0, 9, 1)) };
+    let workload = Workload { demands, ..workload_of(&demand("x", 0, 9, 1)) };
     let out = export(FileFormat::Schedcat, &workload, &Export { unit: Some(Nanos(1_000)), server: None }).unwrap();
     assert!(out.text.contains("<task id=\"2\" period=\"20\" wcet=\"5\" deadline=\"15\"/>"), "{}", out.text);
     let odd = export(FileFormat::Schedcat, &workload, &Export { unit: Some(Nanos(3_000)), server: None });
     assert!(odd.unwrap_err().to_string().contains("choose a smaller `--unit`"));
-    let late = export(FileFormat::Schedcat, &workload_of(&flow("x", 4, 9, 1)), &Export::PLAIN);
-    assert!(late.unwrap_err().to_string().contains("flow `x`: a first release cannot be said there"));
+    let late = export(FileFormat::Schedcat, &workload_of(&demand("x", 4, 9, 1)), &Export::PLAIN);
+    assert!(late.unwrap_err().to_string().contains("demand `x`: a first release cannot be said there"));
 }
 
 #[test]
@@ -170,33 +170,33 @@ fn simso_keeps_its_decimal_milliseconds_both_ways() {
     let text = "<simulation duration='1'><processors><processor id='1'/></processors><tasks>\
         <task name='T 1' id='1' task_type='Periodic' abort_on_miss='yes' period='7.5' activationDate='0.25' deadline='7' \
         WCET='3.000001' list_activation_dates='' followed_by=''/></tasks></simulation>";
-    let flows = of(FileFormat::Simso, text, &Import::default()).unwrap();
-    assert_eq!(times(&flows), [[250_000, 7_500_000, 3_000_001, 7_000_000]]);
-    assert_eq!(flows[0].id, "T_1");
+    let demands = of(FileFormat::Simso, text, &Import::default()).unwrap();
+    assert_eq!(times(&demands), [[250_000, 7_500_000, 3_000_001, 7_000_000]]);
+    assert_eq!(demands[0].id, "T_1");
     let edited = |from: &str, to: &str| refusal(FileFormat::Simso, &text.replacen(from, to, 1), &Import::default());
     assert!(edited("'Periodic'", "'Sporadic'").contains("task `T 1`, type `Sporadic`"));
     assert!(edited("followed_by=''", "followed_by='2'").contains("a task that follows another"));
     assert!(edited("<processor id='1'/>", "<processor/><processor/>").contains("more than one processor"));
     assert!(edited("3.000001", "1e9").contains("`WCET`: the time cannot be read: unknown unit"));
     assert!(edited("3.000001", "0.0000001").contains("not a whole number of nanoseconds"));
-    let workload = Workload { flows: flows.clone(), ..workload_of(&flow("x", 0, 9, 1)) };
+    let workload = Workload { demands: demands.clone(), ..workload_of(&demand("x", 0, 9, 1)) };
     let out = export(FileFormat::Simso, &workload, &Export::PLAIN).unwrap();
-    assert_eq!(times(&of(FileFormat::Simso, &out.text, &Import::default()).unwrap()), times(&flows));
+    assert_eq!(times(&of(FileFormat::Simso, &out.text, &Import::default()).unwrap()), times(&demands));
 }
 
 #[test]
 fn lines_of_tasks_and_latency_targets_become_flows() {
     let milli = Import { unit: Some(Nanos(1_000_000)), ..Import::default() };
-    let flows = of(FileFormat::Tasks, "taskid,workload,period,wcet\n1,vgg 16,40,5\n2,klt,30,4\n", &milli).unwrap();
-    assert_eq!(times(&flows), [[0, 40_000_000, 5_000_000, 40_000_000], [0, 30_000_000, 4_000_000, 30_000_000]]);
-    assert_eq!(flows[0].id, "1:vgg_16");
+    let demands = of(FileFormat::Tasks, "taskid,workload,period,wcet\n1,vgg 16,40,5\n2,klt,30,4\n", &milli).unwrap();
+    assert_eq!(times(&demands), [[0, 40_000_000, 5_000_000, 40_000_000], [0, 30_000_000, 4_000_000, 30_000_000]]);
+    assert_eq!(demands[0].id, "1:vgg_16");
     let text = "# all times in ms\nresnet50.Server.target_latency = 15\n*.Server.target_qps = 2000.5 # mean\n\
                 gpt-6.7.Server.target_latency = 20.5\ngpt-6.7.Server.target_qps = 10\nbert.Offline.target_qps = 1\n";
     assert!(refusal(FileFormat::Mlperf, text, &Import::default()).contains("`--cost`"));
     let cost = Import { cost: Some(Nanos(300_000)), ..Import::default() };
-    let flows = of(FileFormat::Mlperf, text, &cost).unwrap();
-    assert_eq!(times(&flows), [[0, 100_000_000, 300_000, 20_500_000], [0, 499_875, 300_000, 15_000_000]]);
-    assert_eq!(flows[0].id, "gpt-6.7");
+    let demands = of(FileFormat::Mlperf, text, &cost).unwrap();
+    assert_eq!(times(&demands), [[0, 100_000_000, 300_000, 20_500_000], [0, 499_875, 300_000, 15_000_000]]);
+    assert_eq!(demands[0].id, "gpt-6.7");
     assert!(
         refusal(FileFormat::Mlperf, "a.Server.target_latency = 3\n", &cost).contains("model `a` has no target_qps")
     );
@@ -206,8 +206,8 @@ fn lines_of_tasks_and_latency_targets_become_flows() {
 
 #[test]
 fn streams_and_several_servers_are_refused_on_the_way_out() {
-    let other = flow("b", 0, 9, 1).replace("[[flow]]\n", "[[flow]]\nserver = \"two\"\n");
-    let both = workload_of(&(flow("a", 0, 9, 1) + &other));
+    let other = demand("b", 0, 9, 1).replace("[[demand]]\n", "[[demand]]\nserver = \"two\"\n");
+    let both = workload_of(&(demand("a", 0, 9, 1) + &other));
     let message = export(FileFormat::Jobs, &both, &Export::PLAIN).unwrap_err().to_string();
     assert!(message.contains("engine, two") && message.contains("`--server`"), "{message}");
     let two = Export { server: Some("two".into()), ..Export::PLAIN };
@@ -218,17 +218,17 @@ fn streams_and_several_servers_are_refused_on_the_way_out() {
         "[[stream]]\nid = \"s\"\npacket = \"1 B\"\nperiod = \"9 ns\"\ndeadline = \"9 ns\"\nsteps = [{ copy = \"host -> gpu\" }]\n",
     );
     assert!(export(FileFormat::Jobs, &stream, &Export::PLAIN).unwrap_err().to_string().contains("stream `s`"));
-    let overload = workload_of(&(flow("a", 0, 9, 9) + &flow("b", 0, 9, 1)));
+    let overload = workload_of(&(demand("a", 0, 9, 9) + &demand("b", 0, 9, 1)));
     assert!(matches!(export(FileFormat::Jobs, &overload, &Export::PLAIN), Err(FormatError::Overload)));
-    let primes = workload_of(&(flow("a", 0, 31_000_000_000_000_001, 1) + &flow("b", 0, 1 << 50, 1)));
+    let primes = workload_of(&(demand("a", 0, 31_000_000_000_000_001, 1) + &demand("b", 0, 1 << 50, 1)));
     assert!(matches!(export(FileFormat::Jobs, &primes, &Export::PLAIN), Err(FormatError::Window(_))));
 }
 
 /// A sound file of each format, to be spoilt.
 fn sound() -> Vec<(FileFormat, String)> {
-    let workload = workload_of(&(flow("a", 0, 4, 1) + &flow("b", 1, 6, 2)));
+    let workload = workload_of(&(demand("a", 0, 4, 1) + &demand("b", 1, 6, 2)));
     let text = |format| export(format, &workload, &Export::PLAIN).unwrap().text;
-    let plain = workload_of(&(flow("a", 0, 4, 1) + &flow("b", 0, 6, 2)));
+    let plain = workload_of(&(demand("a", 0, 4, 1) + &demand("b", 0, 6, 2)));
     vec![
         (FileFormat::Jobs, text(FileFormat::Jobs)),
         (FileFormat::JobsYaml, text(FileFormat::JobsYaml)),
@@ -278,20 +278,20 @@ proptest! {
         }
         for options in [options, Import { unit: Some(Nanos(7)), cost: Some(Nanos(1)), ..Import::default() }] {
             if let Ok(imported) = import(format, &text, &options) {
-                prop_assert_eq!(workload::parse("w", &imported.workload).unwrap().value.flows.len(), imported.flows);
+                prop_assert_eq!(workload::parse("w", &imported.workload).unwrap().value.demands.len(), imported.demands);
             }
         }
     }
 
     #[test]
     fn flows_that_go_out_come_back_the_same(
-        flows in prop::collection::vec((0..4u64, prop::sample::select(vec![4u64, 6, 12, 24]), 1..3u64), 1..5),
+        demands in prop::collection::vec((0..4u64, prop::sample::select(vec![4u64, 6, 12, 24]), 1..3u64), 1..5),
     ) {
-        let text: String = flows.iter().enumerate().map(|(n, &(start, period, cost))| flow(&format!("f{n}"), start, period, cost)).collect();
+        let text: String = demands.iter().enumerate().map(|(n, &(start, period, cost))| demand(&format!("f{n}"), start, period, cost)).collect();
         let workload = workload_of(&text);
         // A task with one job in the window has the hyperperiod as its period: 24, or 12 without a task of 24.
-        let longest = flows.iter().map(|f| f.1).max().unwrap_or(1);
-        let window = if flows.iter().any(|f| f.1 == 4) && flows.iter().any(|f| f.1 == 6) { longest.max(12) } else { longest };
+        let longest = demands.iter().map(|f| f.1).max().unwrap_or(1);
+        let window = if demands.iter().any(|f| f.1 == 4) && demands.iter().any(|f| f.1 == 6) { longest.max(12) } else { longest };
         let options = Import { unit: Some(Nanos(1)), window: Some(Nanos(window)), ..Import::default() };
         for format in [FileFormat::Jobs, FileFormat::JobsYaml, FileFormat::Simso, FileFormat::Schedcat] {
             let Ok(exported) = export(format, &workload, &Export::PLAIN) else { continue };
@@ -302,7 +302,7 @@ proptest! {
                 continue;
             };
             if !exported.notes.iter().any(|note| note.contains("finds a missed")) {
-                prop_assert_eq!(times(&back), times(&workload.flows));
+                prop_assert_eq!(times(&back), times(&workload.demands));
             }
         }
     }

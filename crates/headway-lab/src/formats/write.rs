@@ -1,4 +1,4 @@
-//! From flows to texts.
+//! From demands to texts.
 
 use std::collections::BTreeSet;
 
@@ -27,27 +27,27 @@ pub(super) fn workload_name(text: &str) -> String {
 }
 
 /// A workload file.
-pub(super) fn workload(name: &str, flows: &[ServerDemand]) -> String {
+pub(super) fn workload(name: &str, demands: &[ServerDemand]) -> String {
     let mut text = format!("name = \"{name}\"\ndescription = \"imported by headway {}\"\n", headway::VERSION);
-    for flow in flows {
-        text.push_str(&format!("\n[[flow]]\nid = \"{}\"\nserver = \"{}\"\n", flow.id, flow.server));
-        if flow.start > Nanos::ZERO {
-            text.push_str(&format!("start = \"{}\"\n", flow.start.exact()));
+    for demand in demands {
+        text.push_str(&format!("\n[[demand]]\nid = \"{}\"\nserver = \"{}\"\n", demand.id, demand.server));
+        if demand.start > Nanos::ZERO {
+            text.push_str(&format!("start = \"{}\"\n", demand.start.exact()));
         }
-        text.push_str(&format!("period = \"{}\"\ncost = \"{}\"\n", flow.period.exact(), flow.cost.exact()));
-        if flow.deadline != flow.period {
-            text.push_str(&format!("deadline = \"{}\"\n", flow.deadline.exact()));
+        text.push_str(&format!("period = \"{}\"\ncost = \"{}\"\n", demand.period.exact(), demand.cost.exact()));
+        if demand.deadline != demand.period {
+            text.push_str(&format!("deadline = \"{}\"\n", demand.deadline.exact()));
         }
     }
     text
 }
 
-/// The flows of one server.
+/// The demands of one server.
 pub(super) fn chosen<'a>(
     workload: &'a Workload,
     server: Option<&str>,
 ) -> Result<(Vec<&'a ServerDemand>, Vec<String>), FormatError> {
-    let instead = "give flows with costs: those of streams and messages depend on the machine";
+    let instead = "give demands with costs: those of streams and messages depend on the machine";
     let refused = |place: String, what| Err(FormatError::CannotSay { place, what, instead });
     if let Some(stream) = workload.streams.first() {
         return refused(format!("stream `{}`", stream.id), "a stream");
@@ -55,7 +55,7 @@ pub(super) fn chosen<'a>(
     if let Some(message) = workload.messages.first() {
         return refused(format!("message `{}`", message.id), "a message");
     }
-    let servers: BTreeSet<&str> = workload.flows.iter().map(|f| f.server.as_str()).collect();
+    let servers: BTreeSet<&str> = workload.demands.iter().map(|f| f.server.as_str()).collect();
     let known = || servers.iter().copied().collect::<Vec<_>>().join(", ");
     let server = match (server, servers.first()) {
         (Some(server), _) if !servers.contains(server) => {
@@ -65,15 +65,15 @@ pub(super) fn chosen<'a>(
         (None, Some(only)) if servers.len() == 1 => only,
         (None, _) => return Err(FormatError::Servers { known: known() }),
     };
-    let flows: Vec<&ServerDemand> = workload.flows.iter().filter(|f| f.server == server).collect();
-    let names: Vec<String> = (1..).zip(&flows).map(|(n, f)| format!("{n} = {}", f.id)).collect();
-    Ok((flows, vec![format!("tasks: {}", names.join(", "))]))
+    let demands: Vec<&ServerDemand> = workload.demands.iter().filter(|f| f.server == server).collect();
+    let names: Vec<String> = (1..).zip(&demands).map(|(n, f)| format!("{n} = {}", f.id)).collect();
+    Ok((demands, vec![format!("tasks: {}", names.join(", "))]))
 }
 
 /// All jobs of the window that stands for the endless schedule.
-pub(super) fn jobs(flows: &[&ServerDemand], unit: Nanos, notes: &mut Vec<String>) -> Result<JobSet, FormatError> {
+pub(super) fn jobs(demands: &[&ServerDemand], unit: Nanos, notes: &mut Vec<String>) -> Result<JobSet, FormatError> {
     let tasks: Vec<ConcreteTask> =
-        flows.iter().map(|f| ConcreteTask::at(f.start, RecurrentTask::whole(f.cost, f.period, f.deadline))).collect();
+        demands.iter().map(|f| ConcreteTask::at(f.start, RecurrentTask::whole(f.cost, f.period, f.deadline))).collect();
     // The tools for job sets let the lower task go first where deadlines are equal.
     let found = concrete(&tasks, JobCosts::UpToWorst, Ties::ByPosition);
     match found.verdict.outcome {

@@ -46,7 +46,7 @@ pub(crate) enum Command {
     Plot(PlotArgs),
     /// Make a workload file from a task set of another tool
     Import(ImportArgs),
-    /// Write the periodic copies and tasks of a workload (its `[[flow]]` tables) as a task set that another schedulability tool reads
+    /// Write the periodic copies and tasks of a workload (its `[[demand]]` tables) as a task set that another schedulability tool reads
     Export(ExportArgs),
     /// Serve a measurement that this program runs in another process
     #[command(name = CHILD_ARGUMENT, hide = true)]
@@ -255,7 +255,7 @@ pub(crate) struct ImportArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ExportArgs {
-    /// Workload file with `[[flow]]` tables
+    /// Workload file with `[[demand]]` tables
     pub(crate) file: PathBuf,
     /// The tool's format: jobs and jobs-yaml of the schedule-abstraction analysis, schedcat, or simso
     #[arg(long, value_parser = word(FileFormat::EXPORTS))]
@@ -269,7 +269,7 @@ pub(crate) struct ExportArgs {
     /// One unit of time in the file, for example "1 us" [default: 1 ns]
     #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
     pub(crate) unit: Option<Nanos>,
-    /// Engine or other server whose flows are written; each task set is of one [default: the only one in the file]
+    /// Engine or other server whose demands are written; each task set is of one [default: the only one in the file]
     #[arg(long)]
     pub(crate) server: Option<String>,
 }

@@ -110,7 +110,7 @@ impl Buffers {
                     pipelines.push(PipelineBuffers::Messages(MessageBuffers::new(plan, number, devices, cycles)?));
                     continue;
                 }
-                PipelineSource::Flow => {
+                PipelineSource::Demand => {
                     pipelines.push(PipelineBuffers::Flow);
                     continue;
                 }

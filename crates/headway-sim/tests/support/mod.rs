@@ -182,7 +182,7 @@ pub(crate) fn flows(tasks: &[(u64, u64, u64)]) -> Workload {
         period: Nanos(period),
         deadline: Nanos(deadline),
     };
-    Workload { flows: tasks.iter().enumerate().map(flow).collect(), ..empty() }
+    Workload { demands: tasks.iter().enumerate().map(flow).collect(), ..empty() }
 }
 
 pub(crate) fn empty() -> Workload {
@@ -196,7 +196,7 @@ pub(crate) fn empty() -> Workload {
         transform: CombineEffort::Search,
         streams: Vec::new(),
         messages: Vec::new(),
-        flows: Vec::new(),
+        demands: Vec::new(),
         unplanned: Vec::new(),
         tasks: Vec::new(),
         sharing: None,

@@ -115,15 +115,15 @@
   }
 
   function jobsTable(summary) {
-    const all = [...(summary.messages ?? []), ...(summary.flows ?? [])];
+    const all = [...(summary.messages ?? []), ...(summary.demands ?? [])];
     byId("jobs-section").hidden = !all.length;
     if (!all.length) return;
     byId("jobs-lead").textContent = "From the release of a job to its completion. The bound is the longest response that the plan allows.";
     const unit = unitFor(all.flatMap((j) => [j.deadline, j.response ? j.response.max : 0]));
     const text = (ns) => (ns === null || ns === undefined ? "–" : unit.text(ns));
     const response = (key) => ({ num: true, value: (j) => j.response?.[key] ?? -1, cell: (j) => text(j.response?.[key]) });
-    sortable(byId("jobs"), "Table of messages and flows", [
-      { label: "message or flow", value: (j) => j.id, cell: (j) => j.id },
+    sortable(byId("jobs"), "Table of messages and demands", [
+      { label: "message or demand", value: (j) => j.id, cell: (j) => j.id },
       { label: "jobs", num: true, value: (j) => j.jobs, cell: (j) => number(j.jobs) },
       { label: "data", num: true, value: (j) => j.bytes, cell: (j) => size(j.bytes) },
       { label: `median ${unit.name}`, ...response("median") },
@@ -133,7 +133,7 @@
       { label: `deadline ${unit.name}`, num: true, value: (j) => j.deadline, cell: (j) => text(j.deadline) },
       { label: "missed", num: true, value: (j) => j.misses, cell: (j) => badNumber(j.misses) },
       { label: "lost", num: true, value: (j) => j.lost, cell: (j) => badNumber(j.lost) },
-    ], all, { word: "messages and flows", name: (j) => j.id });
+    ], all, { word: "messages and demands", name: (j) => j.id });
   }
 
   function unplannedTables({ bulk = [], urgent = [] }) {

@@ -44,7 +44,7 @@ impl LoadShedding {
             PipelineSource::Sharded(_)
             | PipelineSource::Message
             | PipelineSource::Batch(_)
-            | PipelineSource::Flow
+            | PipelineSource::Demand
             | PipelineSource::Bulk(_)
             | PipelineSource::Urgent(_) => false,
         };

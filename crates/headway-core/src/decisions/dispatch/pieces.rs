@@ -20,7 +20,7 @@ pub(super) fn carried(pipeline: &Pipeline, cycle: u64, contents: Option<&[Option
         | PipelineSource::Sharded(_)
         | PipelineSource::Parts(_)
         | PipelineSource::Message
-        | PipelineSource::Flow
+        | PipelineSource::Demand
         | PipelineSource::Bulk(_)
         | PipelineSource::Urgent(_) => pipeline.reserve,
     }

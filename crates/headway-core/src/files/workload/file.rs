@@ -16,13 +16,14 @@ pub(super) const DURATION: Nanos = Nanos(NANOS_PER_SECOND);
 /// Seed when the file does not say.
 pub(super) const SEED: u64 = 1;
 
-const TOP: &[&str] = &["name", "description", "run", "stream", "message", "flow", "bulk", "urgent", "task", "sharing"];
+const TOP: &[&str] =
+    &["name", "description", "run", "stream", "message", "demand", "demand", "bulk", "urgent", "task", "sharing"];
 const RUN: &[&str] = &["duration", "seed", "cycle", "grouping", "transform"];
 const STREAM: &[&str] =
     &["id", "packet", "period", "deadline", "start", "processor", "gpu", "on_miss", "parts", "steps"];
 const MESSAGE: &[&str] = &["id", "period", "start", "late", "blocks"];
 const BLOCK: &[&str] = &["from", "to", "bytes"];
-const FLOW: &[&str] = &["id", "server", "start", "cost", "period", "deadline"];
+const DEMAND: &[&str] = &["id", "server", "start", "cost", "period", "deadline"];
 pub(super) const CYCLES: &[(&str, Cycle)] =
     &[("auto", Cycle::Auto), ("paper", Cycle::Paper), ("arrival", Cycle::Arrival)];
 pub(super) const GROUPINGS: &[(&str, Grouping)] =
@@ -47,7 +48,7 @@ pub fn parse(name: &str, text: &str) -> Result<Loaded<Workload>, FileError> {
 /// Reads a workload file whose streams may have the keys of `applications`.
 ///
 /// The places are called `run.KEY`, `stream.ID`, `stream.ID.KEY`, `stream.ID.steps.N`, `stream.ID.steps.N.KEY`, `message.ID`, `message.ID.KEY`,
-/// `message.ID.blocks.N`, `flow.ID`, `flow.ID.KEY`, `bulk.ID`, `bulk.ID.KEY`, `urgent.ID`, `urgent.ID.KEY`, `task.ID`,
+/// `message.ID.blocks.N`, `demand.ID`, `demand.ID.KEY`, `bulk.ID`, `bulk.ID.KEY`, `urgent.ID`, `urgent.ID.KEY`, `task.ID`,
 /// `task.ID.KEY`, `task.ID.segments.N`, `sharing` and `sharing.KEY`, with N counted from 0.
 ///
 /// # Errors
@@ -77,18 +78,22 @@ fn read(
     for table in top.tables("message", MESSAGE)? {
         workload.messages.push(reader.message(table)?);
     }
-    for table in top.tables("flow", FLOW)? {
-        workload.flows.push(reader.flow(table)?);
+    for table in top.tables("demand", DEMAND)? {
+        workload.demands.push(reader.demand(table)?);
+    }
+    // What a demand was called before.
+    for table in top.tables("demand", DEMAND)? {
+        workload.demands.push(reader.demand(table)?);
     }
     reader.unplanned(&mut top, &mut workload)?;
     reader.tasks(&mut top, &mut workload)?;
     alone(source, &workload)?;
     if workload.streams.is_empty()
         && workload.messages.is_empty()
-        && workload.flows.is_empty()
+        && workload.demands.is_empty()
         && workload.tasks.is_empty()
     {
-        let help = "add at least one `[[stream]]`, `[[message]]`, `[[flow]]` or `[[task]]`";
+        let help = "add at least one `[[stream]]`, `[[message]]`, `[[demand]]` or `[[task]]`";
         return Err(source.error(0..0, "the workload is empty", Some(help.to_owned())));
     }
     Ok((workload, reader.spans))
@@ -108,11 +113,11 @@ fn workload_name(field: &Field<'_>) -> Result<String, FileError> {
 impl Reader {
     /// Reads the transfers without windows, which live on what others leave over.
     fn unplanned(&mut self, top: &mut DocumentTable<'_>, workload: &mut Workload) -> Result<(), FileError> {
-        let alone = workload.streams.is_empty() && workload.messages.is_empty() && workload.flows.is_empty();
+        let alone = workload.streams.is_empty() && workload.messages.is_empty() && workload.demands.is_empty();
         let bulk = top.tables("bulk", super::unplanned_file::BULK)?;
         let urgent = top.tables("urgent", super::unplanned_file::URGENT)?;
         if let (true, Some(first)) = (alone, bulk.first().or_else(|| urgent.first())) {
-            let help = "add a stream, message or flow; a copy alone is made by `headway copy`";
+            let help = "add a stream, message or demand; a copy alone is made by `headway copy`";
             return Err(first.error("a run ends with its last window, and this workload has none", help));
         }
         for table in bulk {
@@ -129,7 +134,7 @@ impl Reader {
     fn tasks(&mut self, top: &mut DocumentTable<'_>, workload: &mut Workload) -> Result<(), FileError> {
         let sharing = top.take("sharing");
         for table in top.tables("task", super::task_file::TASK)? {
-            let others = !(workload.streams.is_empty() && workload.messages.is_empty() && workload.flows.is_empty());
+            let others = !(workload.streams.is_empty() && workload.messages.is_empty() && workload.demands.is_empty());
             if others {
                 let help = "put the tasks into a workload file of their own";
                 return Err(table.error("tasks and other parts are planned in different ways", help));
@@ -268,8 +273,8 @@ impl Reader {
         Ok(Message { id, period, start, late, blocks })
     }
 
-    fn flow(&mut self, mut table: DocumentTable<'_>) -> Result<ServerDemand, FileError> {
-        let (id, part) = self.identify(&mut table, "flow")?;
+    fn demand(&mut self, mut table: DocumentTable<'_>) -> Result<ServerDemand, FileError> {
+        let (id, part) = self.identify(&mut table, "demand")?;
         let server = self.take(&mut table, &part, "server").map_or_else(|| Ok("engine".to_owned()), |f| f.name())?;
         let start = self.take(&mut table, &part, "start").map_or(Ok(Nanos::ZERO), |f| f.time())?;
         let cost_field = self.require(&mut table, &part, "cost", "\"1 ms\"")?;
@@ -278,7 +283,7 @@ impl Reader {
         let deadline = self.take(&mut table, &part, "deadline").map_or(Ok(period), |f| f.time_above_zero("2 ms"))?;
         if cost > deadline {
             let message = format!("`{}` is more than the deadline of {deadline}", cost_field.excerpt());
-            let help = format!("lower the cost to at most {deadline}, or raise the deadline of flow `{id}`");
+            let help = format!("lower the cost to at most {deadline}, or raise the deadline of demand `{id}`");
             return Err(cost_field.error(message, Some(help)));
         }
         Ok(ServerDemand { id, server, start, cost, period, deadline })
@@ -287,7 +292,7 @@ impl Reader {
 
 /// Refuses what no plan can put beside a stream whose steps take all GPUs.
 fn alone(source: &SourceText, workload: &Workload) -> Result<(), FileError> {
-    let parts = workload.streams.len() + workload.messages.len() + workload.flows.len() + workload.tasks.len();
+    let parts = workload.streams.len() + workload.messages.len() + workload.demands.len() + workload.tasks.len();
     match workload.streams.iter().find(|stream| stream.sharding.is_some()) {
         Some(stream) if parts > 1 => {
             let help = "put it into a workload file of its own".to_owned();

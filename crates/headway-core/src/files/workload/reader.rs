@@ -49,7 +49,8 @@ impl Reader {
         let field = table.require("id", "\"a\"")?;
         let id = field.name()?;
         if let Some((other, first)) = self.ids.insert(id.clone(), (kind, field.span.start)) {
-            let (line, help) = (field.line_of(first), "give each stream, message, flow and task its own id".to_owned());
+            let (line, help) =
+                (field.line_of(first), "give each stream, message, demand and task its own id".to_owned());
             return Err(field.error(format!("a {other} is already called `{id}`, in line {line}"), Some(help)));
         }
         if kind == "stream" {

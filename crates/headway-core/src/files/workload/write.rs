@@ -42,11 +42,16 @@ pub fn write_with(workload: &Workload, applications: &[&dyn Application]) -> Str
     text.field("transform", word(TRANSFORMS, &workload.transform));
     workload.streams.iter().for_each(|stream| text.stream(stream, applications));
     workload.messages.iter().for_each(|message| text.message(message));
-    for flow in &workload.flows {
-        text.table("[[flow]]");
-        text.field("id", quoted(&flow.id));
-        text.field("server", quoted(&flow.server));
-        text.times([("start", flow.start), ("cost", flow.cost), ("period", flow.period), ("deadline", flow.deadline)]);
+    for demand in &workload.demands {
+        text.table("[[demand]]");
+        text.field("id", quoted(&demand.id));
+        text.field("server", quoted(&demand.server));
+        text.times([
+            ("start", demand.start),
+            ("cost", demand.cost),
+            ("period", demand.period),
+            ("deadline", demand.deadline),
+        ]);
     }
     workload.unplanned.iter().for_each(|transfer| text.unplanned(transfer));
     if let Some(sharing) = &workload.sharing {
@@ -274,7 +279,7 @@ mod tests {
              [[stream]]\nid = \"s\"\npacket = \"1001 B\"\nperiod = \"1 ms\"\ndeadline = \"9 ms\"\nprocessor = \"auto\"\n\
              on_miss = \"skip\"\nsteps = [{ copy = \"host -> gpu\" }, { compute = \"spin\" }, { copy = \"gpu -> host\" }]\n\
              [[message]]\nid = \"m\"\nperiod = \"3 ms\"\nlate = \"1 us\"\nblocks = [{ from = \"host\", to = \"gpu0\", bytes = \"7 B\" }]\n\
-             [[flow]]\nid = \"f\"\ncost = \"1 us\"\nperiod = \"1 ms\"\n\
+             [[demand]]\nid = \"f\"\ncost = \"1 us\"\nperiod = \"1 ms\"\n\
              [[bulk]]\nid = \"b\"\nfrom = \"host\"\nto = \"gpu0\"\nbytes = \"1 GB\"\n\
              [[urgent]]\nid = \"u\"\nfrom = \"gpu0\"\nto = \"host\"\nbytes = \"1 kB\"\ndeadline = \"1 ms\"\n\
              every = \"2 ms\"\notherwise = \"best-effort\"\n",

@@ -223,26 +223,26 @@ impl Planner<'_> {
         })
     }
 
-    /// A flow as a pipeline of one step that only holds its server. Its cost has margin and jitter as every other: a job that
+    /// A demand as a pipeline of one step that only holds its server. Its cost has margin and jitter as every other: a job that
     /// is released as late as the jitter allows is within the test as well.
-    pub(super) fn flow(&self, flow: &ServerDemand) -> Pipeline {
-        let cost = self.with_margin(flow.cost);
+    pub(super) fn demand(&self, demand: &ServerDemand) -> Pipeline {
+        let cost = self.with_margin(demand.cost);
         Pipeline {
-            name: flow.id.clone(),
-            source: PipelineSource::Flow,
+            name: demand.id.clone(),
+            source: PipelineSource::Demand,
             gpu: None,
-            period: flow.period,
-            start: flow.start,
+            period: demand.period,
+            start: demand.start,
             gather: Nanos::ZERO,
-            window: flow.deadline,
+            window: demand.deadline,
             reserve: Bytes(1),
             steps: vec![PlannedStep {
-                name: flow.server.clone(),
+                name: demand.server.clone(),
                 server: 0,
                 cost,
                 chunk: Bytes(0),
                 piece: Nanos::ZERO,
-                hold: (cost != flow.cost).then_some(flow.cost),
+                hold: (cost != demand.cost).then_some(demand.cost),
                 bound: None,
                 operations: vec![super::PlannedOperation { engines: Vec::new(), work: super::OperationWork::Hold }],
                 batch: None,

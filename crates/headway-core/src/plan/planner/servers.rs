@@ -19,7 +19,7 @@ use crate::units::Rate;
 enum Key {
     /// The engine that stands for all that are arbitrated together.
     Engines(EngineId),
-    /// A server that a flow names.
+    /// A server that a demand names.
     Named(String),
 }
 

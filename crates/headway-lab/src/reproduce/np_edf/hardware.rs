@@ -197,7 +197,7 @@ fn workload(machine: &Machine, draw: &mut Draw, percent: u64, seed: u64) -> Work
         transform: CombineEffort::default(),
         streams: shares.into_iter().enumerate().map(|flow| stream(flow, draw)).collect(),
         messages: Vec::new(),
-        flows: Vec::new(),
+        demands: Vec::new(),
         unplanned: Vec::new(),
         tasks: Vec::new(),
         sharing: None,

@@ -55,7 +55,7 @@ pub fn workload(name: &str, machine: &Machine, policy: Strategy, load: &BlockLoa
             let (id, period) = (id(gpu), load.cycle(class).0);
             let _ = write!(
                 text,
-                "\n[[flow]]\nid = \"{id}.{KERNEL}{class}\"\nserver = \"{id}.ee\"\ncost = \"{cost} ns\"\nperiod = \"{period} ns\"\n\
+                "\n[[demand]]\nid = \"{id}.{KERNEL}{class}\"\nserver = \"{id}.ee\"\ncost = \"{cost} ns\"\nperiod = \"{period} ns\"\n\
                  deadline = \"{period} ns\"\n"
             );
         }

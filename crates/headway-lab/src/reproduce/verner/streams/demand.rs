@@ -140,7 +140,7 @@ impl Demand {
             transform: headway_core::plan::combine::CombineEffort::default(),
             streams,
             messages: Vec::new(),
-            flows: Vec::new(),
+            demands: Vec::new(),
             unplanned: Vec::new(),
             tasks: Vec::new(),
             sharing: None,
