@@ -6,8 +6,11 @@ use std::sync::Arc;
 
 use headway_core::files::machine::{EndpointId, Machine};
 use headway_core::models::transfer::Stamp;
+#[doc(hidden)]
 pub use headway_core::models::transfer::builtin::NodeClass;
-pub use headway_core::models::transfer::learning::{CopyAdvice, Prefer};
+#[doc(hidden)]
+pub use headway_core::models::transfer::learning::CopyAdvice;
+pub use headway_core::models::transfer::learning::Prefer;
 pub use headway_core::models::transfer::{
     Direction, HostMemory, Method, Profile, ResidentShape, Stores, Tuning, WindowMapping,
 };
@@ -15,19 +18,25 @@ pub use headway_device::gpu::{Caching, CpuReach, Gpu, Piece};
 pub use headway_device::{Access, Buffer, DeviceError, DeviceLimits, Span};
 
 /// Whether most pages of a slice were never touched: such memory is slower to copy into.
+#[doc(hidden)]
 pub use headway_os::memory::mostly_absent;
+#[doc(hidden)]
+pub use headway_runtime::copy::{Advised, Learning, LearningGpu, LearningOptions};
 pub use headway_runtime::copy::{
-    Advised, At, Copier, CopierEvent, CopyError, CopyLimits, CopyObserver, CopyOptions, CopyReport, How, Learning,
-    LearningGpu, LearningOptions, ManyBy, MethodProbe, Observation,
+    At, Copier, CopierEvent, CopyError, CopyLimits, CopyObserver, CopyOptions, CopyReport, How, ManyBy, MethodProbe,
+    Observation,
 };
 
 /// GPUs of the CUDA driver, for copies of memory that somebody else allocated ([`CudaGpu::foreign`]).
+#[doc(hidden)]
 pub use headway_cuda::{CudaGpu, Driver as CudaDriver, GpuIdentity};
+
+pub use crate::gpus::CopyBackend;
 
 pub use self::streams::{CopyTicket, StreamCopier, StreamOptions, WhichGpu};
 pub use headway_cuda::{RawCopy, StreamHandle};
 
-use crate::gpus::{self, CopyBackend};
+use crate::gpus;
 use crate::{Error, Failure, stamp};
 
 /// What to open.
@@ -48,7 +57,7 @@ pub struct OpenOptions {
 /// Every GPU of this computer, with built-in figures of what copies cost.
 ///
 /// # Errors
-/// As for [`open`].
+/// Those of [`open`].
 pub fn gpus() -> Result<Copier, Error> {
     open(&OpenOptions::default())
 }
@@ -56,7 +65,7 @@ pub fn gpus() -> Result<Copier, Error> {
 /// So many emulated GPUs: threads and memory of this computer that go no faster than an H200 would.
 ///
 /// # Errors
-/// As for [`open`].
+/// Those of [`open`].
 pub fn emulated(gpus: usize) -> Result<Copier, Error> {
     open(&OpenOptions { backend: CopyBackend::Emu, gpus: Some(gpus), ..OpenOptions::default() })
 }

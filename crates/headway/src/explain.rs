@@ -2,6 +2,7 @@
 
 use headway_core::files::machine::Machine;
 pub use headway_core::models::transfer::learning::Prefer;
+#[doc(hidden)]
 pub use headway_core::models::transfer::price::cpu_seconds;
 use headway_core::models::transfer::{self, Available, MethodRequest, Profile, choose, defaults};
 pub use headway_core::models::transfer::{
@@ -61,7 +62,7 @@ impl Default for Question {
 /// Something that may not be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exclusion {
-    /// Multiprocessors.
+    /// Methods that take multiprocessors of the GPU.
     Sm,
     /// Threads of our own.
     Threads,
@@ -123,6 +124,7 @@ pub fn explain(question: &Question) -> Result<Explanation, Error> {
 /// Every method that `profile` has a curve of, as what may be used.
 #[doc(hidden)]
 #[must_use]
+#[doc(hidden)]
 pub fn measured_methods(profile: &Profile) -> Available {
     let methods = profile.curves.keys().map(|key| key.method).collect();
     Available { methods, multipath: true, ..Available::default() }

@@ -4,7 +4,7 @@
 //!
 //! | module | does |
 //! |---|---|
-//! | [`copy`] | copies between host and GPU memory, each by the way that is best for it |
+//! | [`copy`] | copies between host and GPU memory, each by the method that is best for it |
 //! | [`plan`] | windows and a verdict for a [`workload`] on a [`machine`] |
 //! | [`run`] | runs a plan: simulated, on emulated GPUs, or on GPUs |
 //! | [`share`] | how long tasks wait for GPUs that they share, at most |
@@ -12,7 +12,6 @@
 //! | [`explain`] | which method a copy would take, and why |
 //! | [`doctor`] | what this computer has and lacks |
 //! | [`broker`] | arbitrates GPUs between processes |
-//! | [`guest`] | starts unmodified programs |
 //! | [`mps`] | joins the daemon of NVIDIA's Multi-Process Service that a broker runs |
 //!
 //! The feature `gzip` compresses long logs of runs, and reads compressed ones.
@@ -26,9 +25,6 @@ mod cpus;
 pub mod doctor;
 mod error;
 pub mod explain;
-pub mod gpus;
-pub mod guest;
-pub mod keep;
 mod logfile;
 pub mod machine;
 pub mod mps;
@@ -40,11 +36,17 @@ pub mod share;
 mod why;
 pub mod workload;
 
-// For `headway-measure` and `headway-lab`; nobody else can rely on them.
+// For the programs `headway` and `headway-lab`, what they measure, and the library in front of guests; nobody else can rely on them.
 #[doc(hidden)]
 pub mod emulation;
 #[doc(hidden)]
+pub mod gpus;
+#[doc(hidden)]
+pub mod guest;
+#[doc(hidden)]
 pub mod jobs;
+#[doc(hidden)]
+pub mod keep;
 #[doc(hidden)]
 pub mod stamp;
 #[doc(hidden)]
@@ -59,8 +61,10 @@ pub use headway_device::work;
 pub use error::{Diagnosis, Failure};
 pub use error::{Error, ErrorKind};
 /// For programs: the flag to give to a run, a measurement or a broker, so that they end in an orderly way.
+#[doc(hidden)]
 pub use headway_os::ipc::{INTERRUPTED_STATUS, stop_when_told};
 /// For programs: a full disk or a limit of file sizes is an error of the call that writes.
+#[doc(hidden)]
 pub use headway_os::limits::ignore_file_size_signal;
 
 /// Version of this build.

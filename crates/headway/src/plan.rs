@@ -1,8 +1,11 @@
 //! Plans: windows for every copy and kernel of a workload on a machine, with a verdict and its reasons.
 
+#[doc(hidden)]
 pub use headway_core::analysis::schedulability::TestStrength;
 use headway_core::plan::planner;
-pub use headway_core::plan::planner::{Evidence, ModelAnswer, PlanError, PlanOptions, models, rate_alone};
+#[doc(hidden)]
+pub use headway_core::plan::planner::{Evidence, ModelAnswer, models, rate_alone};
+pub use headway_core::plan::planner::{PlanError, PlanOptions};
 pub use headway_core::plan::{
     OperationWork, Outcome, Pipeline, PipelineSource, Plan, PlanChoice, PlannedBatch, PlannedStep, PlannedStream,
     Server, Strategy, Strength, Verdict, Violation,
@@ -16,10 +19,13 @@ use crate::machine::Machine;
 use crate::workload::{Loaded, Workload};
 use crate::{Error, Failure, why};
 
+#[doc(hidden)]
 pub use crate::cpus::{Assumption, assumption};
+#[doc(hidden)]
 pub use crate::why::failing;
 
 /// For each kernel of `plan` that this program does not have, which a run of it needs, a sentence that says so.
+#[doc(hidden)]
 #[must_use]
 pub fn absent_kernels(plan: &Plan) -> Vec<String> {
     let operations = plan.pipelines.iter().flat_map(|pipeline| &pipeline.steps).flat_map(|step| &step.operations);
@@ -39,9 +45,11 @@ pub fn absent_kernels(plan: &Plan) -> Vec<String> {
 /// Threads that wait for a plan's operations learn of their end later than a probe that only polls: no measured jitter is below
 /// this.
 #[doc(hidden)]
+#[doc(hidden)]
 pub const JITTER_MIN: Nanos = Nanos(100_000);
 
 /// Says so where the machine's jitter is more than half of what a job is planned to cost.
+#[doc(hidden)]
 #[must_use]
 pub fn jitter_note(machine: &Machine, plan: &Plan) -> Option<String> {
     let calibration = machine.calibration.as_ref().filter(|of| of.jitter > Nanos::ZERO)?;

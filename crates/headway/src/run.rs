@@ -38,8 +38,9 @@ use headway_trace::RunLog;
 use headway_trace::summary::RunSummary;
 use serde::Serialize;
 
+#[doc(hidden)]
 pub use self::devices::choose;
-use crate::keep::Keep;
+pub use crate::keep::Keep;
 use crate::{COMMIT, Error, Failure, VERSION, emulation, logfile, report, sample, verify, why};
 
 /// What runs the plan.
@@ -180,6 +181,7 @@ struct ManifestSegment {
 
 /// The backend chosen, with its devices open.
 #[doc(hidden)]
+#[doc(hidden)]
 pub struct Chosen {
     pub source: RunSource,
     pub machine: Machine,
@@ -188,6 +190,7 @@ pub struct Chosen {
 }
 
 /// A run that has ended, with its streams' results in the outlet.
+#[doc(hidden)]
 #[doc(hidden)]
 pub struct Ran {
     pub log: RunLog,
@@ -364,6 +367,7 @@ fn set_seed(plan: &mut Plan, seed: u64) {
 ///
 /// # Errors
 /// [`Error`].
+#[doc(hidden)]
 #[doc(hidden)]
 pub fn execute(
     chosen: &mut Chosen,
