@@ -116,12 +116,7 @@ pub enum ServerError {
     Parameters(#[source] ArbiterRefused),
     /// More GPUs than pages have room for.
     #[error("{gpus} GPUs are more than the {max} that a broker arbitrates")]
-    TooManyGpus {
-        /// Given.
-        gpus: usize,
-        /// Allowed.
-        max: usize,
-    },
+    TooManyGpus { gpus: usize, max: usize },
     /// The system refused something that the broker cannot do without.
     #[error("the broker cannot go on")]
     System(#[from] OsError),

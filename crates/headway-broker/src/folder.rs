@@ -238,7 +238,7 @@ impl Folder {
         written
     }
 
-    /// The same with `room` bytes or more, blanks behind `bytes`. Two files take turns, the other one called NAME`.new`: so long as
+    /// Replaces a file, giving it `room` bytes or more, blanks behind `bytes`. Two files take turns, the other one called NAME`.new`: so long as
     /// `bytes` fit into them a full disk is no hindrance, if the file system can exchange two names.
     pub(crate) fn replace_within(&self, name: &OsStr, bytes: &[u8], room: usize) -> io::Result<()> {
         let room = if bytes.len() <= room { room } else { bytes.len().next_power_of_two() };

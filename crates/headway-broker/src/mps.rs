@@ -63,7 +63,7 @@ pub(crate) fn folder(socket: &Path) -> std::io::Result<PathBuf> {
 /// The daemon that the broker at `socket` runs for this user; `None` = that broker runs none.
 ///
 /// # Errors
-/// As [`status`](client::status); [`ClientError::MpsFolder`] where others could have put something else into the daemon's folder.
+/// Those of [`status`](client::status); [`ClientError::MpsFolder`] where others could have put something else into the daemon's folder.
 pub fn serving(socket: &Path) -> Result<Option<MpsStatus>, ClientError> {
     let Some(mps) = client::status(socket)?.mps else { return Ok(None) };
     let path = Path::new(&mps.folder);

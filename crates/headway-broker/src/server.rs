@@ -109,7 +109,6 @@ pub struct ServerOptions {
     pub access: UserAccess,
     /// The GPUs and how they are shared.
     pub arbiter: ArbiterParameters,
-    /// Capacities.
     pub limits: BrokerLimits,
     /// Names of the GPUs that are unique on this machine (UUIDs). No other broker may arbitrate one of them at the same time.
     /// A GPU that is only a number in this broker, as where the driver is not there, is in no list: only this broker has it.

@@ -61,7 +61,7 @@ pub struct MpsStatus {
 }
 
 impl BrokerStatus {
-    /// The same with every text made safe for terminals, from whatever source: an honest broker has escaped names already, and escaping
+    /// This status with every text made safe for terminals, from whatever source: an honest broker has escaped names already, and escaping
     /// twice changes nothing.
     pub(crate) fn readable(mut self) -> Self {
         let memory = &mut self.memory;

@@ -177,7 +177,7 @@ pub unsafe extern "C" fn headway_copier_open(
 /// As `headway_copier_open`, for the GPU with a UUID as `nvidia-smi -L` prints it.
 ///
 /// # Safety
-/// As for `headway_copier_open`; `uuid` is a text that ends with 0.
+/// The caller keeps the promise of `headway_copier_open`; `uuid` is a text that ends with 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn headway_copier_open_uuid(
     uuid: *const c_char,
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn headway_copier_open_uuid(
 }
 
 /// # Safety
-/// As for `headway_copier_open`.
+/// The caller keeps the promise of `headway_copier_open`.
 unsafe fn open(which: WhichGpu, options: *const CopierOptions, copier: *mut *mut Copier) -> Status {
     if copier.is_null() {
         return invalid("copier is null: there is no place for the result");
@@ -282,7 +282,7 @@ pub unsafe extern "C" fn headway_copy(
 /// caller's, to be freed with `headway_ticket_free`.
 ///
 /// # Safety
-/// As for `headway_copy`, until the ticket says that the copy has ended. `ticket` points to a place for the result.
+/// The caller keeps the promise of `headway_copy`, until the ticket says that the copy has ended. `ticket` points to a place for the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn headway_copy_async(
     copier: *const Copier,
@@ -309,7 +309,7 @@ pub unsafe extern "C" fn headway_copy_async(
 }
 
 /// # Safety
-/// As for `headway_copy`.
+/// The caller keeps the promise of `headway_copy`.
 unsafe fn raw(to: *mut c_void, from: *const c_void, bytes: usize, stream: *mut c_void) -> RawCopy {
     let (to, from) = (to.expose_provenance() as u64, from.expose_provenance() as u64);
     // SAFETY: the caller's promise.
@@ -330,7 +330,7 @@ pub unsafe extern "C" fn headway_ticket_query(ticket: *const Ticket) -> Status {
 /// Waits until the copy has ended, for `timeout_ns` nanoseconds at most (`HEADWAY_STATUS_TIMEOUT`; the copy goes on).
 ///
 /// # Safety
-/// As for `headway_ticket_query`.
+/// The caller keeps the promise of `headway_ticket_query`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn headway_ticket_wait(ticket: *const Ticket, timeout_ns: u64) -> Status {
     // SAFETY: the caller's promise.
@@ -353,7 +353,7 @@ impl Context {
 /// `headway_last_error`. The ticket may be freed before.
 ///
 /// # Safety
-/// As for `headway_ticket_query`; `then` may be called with `context` on another thread.
+/// The caller keeps the promise of `headway_ticket_query`; `then` may be called with `context` on another thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn headway_ticket_when_done(
     ticket: *const Ticket,
@@ -377,7 +377,7 @@ pub unsafe extern "C" fn headway_ticket_when_done(
 /// A descriptor that becomes readable when the copy has ended, for `poll` and `epoll`; the caller closes it. -1 = error.
 ///
 /// # Safety
-/// As for `headway_ticket_query`.
+/// The caller keeps the promise of `headway_ticket_query`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn headway_ticket_descriptor(ticket: *const Ticket) -> c_int {
     let mut descriptor = -1;

@@ -412,11 +412,11 @@ pub(crate) enum ExcludeArg {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CopyBackendArg {
-    /// GPUs
+    /// On the GPUs
     Auto,
     /// Threads and real memory, throttled to a machine file
     Emu,
-    /// GPUs
+    /// On the GPUs
     Cuda,
 }
 
@@ -477,7 +477,7 @@ impl From<ExcludeArg> for headway::explain::Exclusion {
 pub(crate) enum StrategyArg {
     /// One transfer at a time in the whole node
     Serial,
-    /// The same per group of transfers that share something, with messages combined into batches
+    /// One batch at a time in each group of transfers that share something
     Combined,
     /// Every engine by itself, at the rate it keeps whatever the others do
     Partitioned,

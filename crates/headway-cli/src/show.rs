@@ -254,7 +254,7 @@ fn alternatives(text: &mut String, plan: &Plan) {
     }
 }
 
-/// As [`outcome`]; a "no" or an undecided answer about something that the planner chose says so.
+/// Like [`outcome`]; a "no" or an undecided answer about something that the planner chose says so.
 fn answer(of: Outcome, choice: Option<PlanChoice>) -> &'static str {
     match (of, choice) {
         (Outcome::Schedulable, _) | (_, None) => outcome(of),

@@ -35,7 +35,7 @@ pub enum BackendArg {
     Sim,
     /// Threads and real memory, throttled to the machine file
     Emu,
-    /// GPUs
+    /// On the GPUs
     Cuda,
 }
 

@@ -137,7 +137,7 @@ fn is_kept(folder: &Path, results: &str, why: &str) -> Value {
     summary
 }
 
-/// The same for a run of streams, messages or demands, whose log replays.
+/// Checks the results of a run of streams, messages or demands, whose log replays.
 #[track_caller]
 fn replays(folder: &Path, results: &str, why: &str) {
     let summary = is_kept(folder, results, why);

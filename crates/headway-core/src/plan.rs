@@ -90,7 +90,7 @@ pub struct Division {
     pub of: u32,
     /// The largest factor on all costs of the CPU's jobs for which its answer is yes, parts per million.
     pub cpu_margin_ppm: u64,
-    /// The same for the GPUs.
+    /// The largest factor on all costs of the GPUs' jobs for which their answer is yes, parts per million.
     pub gpus_margin_ppm: u64,
     /// Rectangles that were planned to find it.
     pub tried: u32,
@@ -127,7 +127,7 @@ pub struct Alternative {
 pub enum Strategy {
     /// One transfer at a time in the whole node: Verner's "classic scheduling".
     Serial,
-    /// The same per domain, with messages combined into batches whose blocks move in parallel (`verner-2014`, IV).
+    /// One job at a time in each domain, with messages combined into batches whose blocks move in parallel (`verner-2014`, IV).
     Combined,
     /// Every engine its own server, costs at the rate it keeps whatever the other engines do.
     Partitioned,
@@ -502,7 +502,6 @@ pub struct PlannedBatch {
 /// A stretch of time in which no transfer starts or ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RateInterval {
-    /// Start.
     pub from: Nanos,
     pub to: Nanos,
     /// Per active block: its name, its rate, and the capacity that keeps it from being faster.

@@ -25,7 +25,7 @@ fn bounds_whole(tasks: &[RecurrentTask]) -> Vec<Option<u64>> {
     bounds
 }
 
-/// The same with jobs cut into chunks, the last one the rest.
+/// Bounds of jobs that are cut into chunks, the last one the rest.
 fn bounds_in_chunks(tasks: &[RecurrentTask]) -> Vec<Option<u64>> {
     let mut bounds = Vec::new();
     rival::bounds_in_chunks(tasks, LIMIT, |_, bound| {

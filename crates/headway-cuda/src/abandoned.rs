@@ -49,7 +49,7 @@ pub(crate) fn abandon(
     leave(context, stream, held, message);
 }
 
-/// The same where the context goes on.
+/// Leaves `held` to the graveyard, where the context goes on.
 pub(crate) fn leave(
     context: &Arc<Context>,
     stream: Option<&Arc<Stream>>,
@@ -65,7 +65,7 @@ pub(crate) fn await_rest(context: &Context, stream: &Stream, what: &str) -> Resu
     await_rest_for(context, stream, what, DROP_MAX)
 }
 
-/// The same with another bound.
+/// Waits until `stream` is empty, for `bound` at most.
 pub(crate) fn await_rest_for(context: &Context, stream: &Stream, what: &str, bound: Nanos) -> Result<(), DeviceError> {
     let since = clock::now();
     loop {

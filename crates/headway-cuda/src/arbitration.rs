@@ -174,7 +174,8 @@ impl ArbitrationBed {
             self.queue_small(small)?;
             self.queue_bulk(bulk, small.urgent)?;
             let ready = clock::now();
-            // SAFETY: as above; the stream waits for it.
+            // SAFETY: the word lives as long as `self`; the stream has ended before this returns; the stream waits
+            // for it.
             unsafe { word.cast::<u32>().write_volatile(1) };
             self.rest(small)?;
             waits.push(clock::now() - ready);
@@ -214,7 +215,7 @@ impl ArbitrationBed {
         self.queue_small(small)?;
         self.rest(small)?;
         let took = clock::now() - before;
-        // SAFETY: as above; the GPU's memory is zero.
+        // SAFETY: no operation uses the memory now. The GPU's memory is zero.
         if from.is_some_and(|host| unsafe { host.read_volatile() } != 0) {
             return Err(DeviceError::Invalid { what: "small copy", reason: "it brought other bytes".into() });
         }
@@ -255,7 +256,7 @@ impl ArbitrationBed {
                 let mut table = address(place.cast());
                 let grid = LaunchGrid { blocks, threads: pieces::KERNEL_THREADS, shared_bytes: 0 };
                 let mut arguments: [*mut c_void; 2] = [(&raw mut table).cast(), (&raw mut count).cast()];
-                // SAFETY: a table of page-locked memory and its length; its ends as above.
+                // SAFETY: a table of page-locked memory and its length; the copy lies within memory that lives as long as `self`.
                 unsafe { stream.launch(&self.kernel, grid, &mut arguments) }
             }
         }
@@ -286,7 +287,7 @@ impl ArbitrationBed {
         let mut stream = streams[0];
         for at in 0..count {
             let (offset, len) = part(at);
-            // SAFETY: as above.
+            // SAFETY: the pieces lie within memory that lives as long as `self`; the stream has ended before that.
             unsafe { stream.copy(kind, from + offset as u64, to + offset as u64, len) }?;
             if at + 1 == count {
                 break;
@@ -296,7 +297,7 @@ impl ArbitrationBed {
                 BulkStreamGap::Event => self.passed[at].record(stream)?,
                 BulkStreamGap::Write { barrier } => {
                     let flags = if barrier { 0 } else { table::STREAM_WRITE_WITHOUT_BARRIER };
-                    // SAFETY: the word is of bulk copies alone, and lives as above.
+                    // SAFETY: the word is of bulk copies alone, and lives as long as `self`.
                     unsafe { words::write_with(&self.context, stream.handle(), address(self.word(0)), 0, flags) }?;
                 }
                 BulkStreamGap::OtherStream => {

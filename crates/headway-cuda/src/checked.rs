@@ -60,7 +60,7 @@ impl Driver {
     /// The driver named by `$HEADWAY_LIBCUDA`, else the loader's `libcuda.so.1`.
     ///
     /// # Errors
-    /// As [`Driver::load`].
+    /// Those of [`Driver::load`].
     pub fn system() -> Result<Arc<Self>, DeviceError> {
         let named = headway_os::environment::trusted(LIBRARY_VARIABLE);
         Self::load(Path::new(&named.unwrap_or_else(|| OsString::from("libcuda.so.1"))))
@@ -89,7 +89,7 @@ impl Driver {
     /// What `find` gives for the name of a function of the CUDA driver is that function, and it is never unloaded.
     ///
     /// # Errors
-    /// As [`Driver::load`].
+    /// Those of [`Driver::load`].
     pub unsafe fn of_program(find: impl Fn(&CStr) -> *const c_void) -> Result<Arc<Self>, DeviceError> {
         FIRST.get().map_or(Ok(()), |first| here(*first))?;
         let path = Path::new("the program's own libcuda.so.1");

@@ -127,10 +127,10 @@ impl CudaGpu {
         Ok(clock)
     }
 
-    /// As [`Gpu::resident`], with what only a GPU's copier can tell.
+    /// Like [`Gpu::resident`], with what only a GPU's copier can tell.
     ///
     /// # Errors
-    /// As for [`Gpu::resident`], and [`DeviceError::Timeout`] when the GPU is too busy to start it.
+    /// Those of [`Gpu::resident`], and [`DeviceError::Timeout`] when the GPU is too busy to start it.
     pub fn start_resident(&self, shape: ResidentShape, options: ResidentOptions) -> Result<CudaResident, DeviceError> {
         CudaResident::start(&self.context, shape, options, &self.pool)
     }

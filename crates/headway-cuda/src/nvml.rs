@@ -126,11 +126,11 @@ pub struct NvmlGpu {
 /// Which programs may use a GPU, as its administrator has set it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ComputeMode {
-    /// All.
+    /// Any number of programs.
     Default,
     /// One at a time; several under one MPS daemon.
     ExclusiveProcess,
-    /// None.
+    /// No program.
     Prohibited,
     /// A mode of other drivers, or the driver does not say.
     Unknown,
@@ -314,7 +314,7 @@ impl Nvml {
                 code => self.check("nvmlDeviceGetNvLinkState", code)?,
             }
             let mut pci = PciInfo::new();
-            // SAFETY: as above.
+            // SAFETY: the handle is NVML's; `pci` is valid for the call to write.
             let code = unsafe { (self.table.nvmlDeviceGetNvLinkRemotePciInfo_v2)(handle, link, &raw mut pci) };
             peers.push(if code == 0 { pci_address(&text(&pci.address)) } else { None });
         }

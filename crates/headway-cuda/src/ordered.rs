@@ -224,7 +224,7 @@ impl OrderedCopier {
     /// waits until the stream has come to this point, and then `make` copies. `limit` bounds each wait.
     ///
     /// # Errors
-    /// As for [`OrderedCopier::copy`], and [`DeviceError::Timeout`]; then the copy of page-locked memory goes on.
+    /// Those of [`OrderedCopier::copy`], and [`DeviceError::Timeout`]; then the copy of page-locked memory goes on.
     pub fn copy_now<R>(
         &self,
         copy: RawCopy,
@@ -241,7 +241,7 @@ impl OrderedCopier {
         // SAFETY: the promise of `RawCopy`, which holds until this returns; the buffer does not leave.
         let memory = unsafe { ForeignMemory::new(&self.shared.context, copy.device, copy.bytes) };
         let device = &Buffer::new(memory, reservation);
-        // SAFETY: as above.
+        // SAFETY: the promise of `RawCopy`, which holds until this returns; the buffer does not leave.
         let host = unsafe {
             match copy.direction {
                 Direction::D2h => HostEnd::Destination(std::slice::from_raw_parts_mut(copy.host, copy.bytes)),
@@ -315,7 +315,7 @@ impl OrderedCopier {
     /// Page-locked memory, or little ordinary memory into the GPU: the driver copies it in the caller's stream.
     ///
     /// # Safety
-    /// As for [`RawCopy::new`].
+    /// The caller keeps the promise of [`RawCopy::new`].
     unsafe fn copy_in_stream(&self, copy: &OrderedCopy, ticket: &OrderedTicket) -> Result<(), DeviceError> {
         let (context, stream) = (&self.shared.context, copy.stream.handle());
         let (turn, mut at) = (context.turn_bytes(), 0);
@@ -344,7 +344,7 @@ impl OrderedCopier {
                 return Err(self.after(stream, at > 0, error));
             }
         }
-        // SAFETY: as above.
+        // SAFETY: the word is the ticket's own, which lives until it is written again.
         unsafe { words::write(context, stream, ticket.done().address(), ticket.generation()) }
             .map_err(|error| self.after(stream, copy.bytes > 0, error))
     }
@@ -361,7 +361,7 @@ impl OrderedCopier {
     /// Ordinary memory: through the slots of a pipeline.
     ///
     /// # Safety
-    /// As for [`RawCopy::new`].
+    /// The caller keeps the promise of [`RawCopy::new`].
     unsafe fn stage(&self, copy: &OrderedCopy, ticket: &OrderedTicket) -> Result<(), DeviceError> {
         let shared = &self.shared;
         let mut pipelines = lock(&shared.pipelines[usize::from(copy.direction == Direction::D2h)]);
@@ -383,7 +383,8 @@ impl OrderedCopier {
         // SAFETY: the caller's promise.
         let queued = unsafe { pipeline.queue(&shared.context, copy, chunk, ticket, &shared.queue) };
         let held = queued.and_then(|()| {
-            // SAFETY: as above. *Done* is written by a thread or the copier's stream, whatever the caller does; both words live until
+            // SAFETY: the caller's promise. *Done* is written by a thread or the copier's stream, whatever the caller
+            // does; both words live until
             // *passed* is written.
             unsafe {
                 words::wait(&shared.context, stream, ticket.done().address(), ticket.generation(), table::WAIT_GEQ)?;

@@ -35,7 +35,7 @@ const SETTLE: Nanos = Nanos(100_000_000);
 struct Raw(Handle);
 // SAFETY: the CUDA driver API is thread safe for contexts, streams, events, modules and functions.
 unsafe impl Send for Raw {}
-// SAFETY: as above.
+// SAFETY: the CUDA driver API is thread safe for contexts, streams, events, modules and functions.
 unsafe impl Sync for Raw {}
 
 /// The primary context of a device, shared with the CUDA runtime in this process.
@@ -103,7 +103,7 @@ impl Context {
         self.turn.store(turn(bytes), Ordering::Relaxed);
     }
 
-    /// The same, unless it was set before.
+    /// Sets the turn, unless it was set before.
     pub(crate) fn begin_turn(&self, bytes: Option<Bytes>) {
         let _ = self.turn.compare_exchange(0, turn(bytes), Ordering::Relaxed, Ordering::Relaxed);
     }
@@ -122,7 +122,7 @@ impl Context {
         self.bind_anyway()
     }
 
-    /// The same for a context that was given up: what was queued in it before may be asked for.
+    /// Binds a context that was given up: what was queued in it before may be asked for.
     pub(crate) fn bind_anyway(&self) -> Result<(), DeviceError> {
         // Others in this process may change what is current on this thread, so that it is asked for and not remembered.
         if self.is_current()? {
@@ -348,7 +348,7 @@ impl Stream {
     /// Queues a launch of `module` in clusters of `cluster` blocks; the context must be current.
     ///
     /// # Safety
-    /// As for [`Stream::launch`].
+    /// The caller keeps the promise of [`Stream::launch`].
     pub(crate) unsafe fn launch_clusters(
         &self,
         module: &Module,

@@ -95,7 +95,8 @@ impl Batch {
             (Some(call), _) => unsafe {
                 ("cuMemcpyBatchAsync_v2", call(to, from, bytes, count, attributes, first, 1, stream))
             },
-            // SAFETY: as above; `failed` is valid for the call to write.
+            // SAFETY: three arrays of `count` entries, one attribute that holds from copy 0 on; the caller's promise;
+            // `failed` is valid for the call to write.
             (None, Some(call)) => unsafe {
                 let failed = &raw mut failed;
                 ("cuMemcpyBatchAsync", call(to, from, bytes, count, attributes, first, 1, failed, stream))

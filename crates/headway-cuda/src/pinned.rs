@@ -37,7 +37,7 @@ pub(crate) struct PinnedMemory {
 }
 
 enum Pages {
-    /// Ours.
+    /// Memory that this process has mapped.
     Own { _registered: Registered<Mapping> },
     /// The driver's.
     Driver,

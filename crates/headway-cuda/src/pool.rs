@@ -57,7 +57,7 @@ impl Pool {
         self.take_aligned(bytes, ALIGN)
     }
 
-    /// As [`Pool::take`], in whole pages.
+    /// Like [`Pool::take`], in whole pages.
     pub(crate) fn take_pages(&self, bytes: usize) -> Result<SlabPiece, DeviceError> {
         self.take_aligned(bytes, ALIGN_MAX)
     }

@@ -40,7 +40,7 @@ pub(crate) struct Modules {
 
 // SAFETY: the addresses are only compared.
 unsafe impl Send for Modules {}
-// SAFETY: as above.
+// SAFETY: the addresses are only compared.
 unsafe impl Sync for Modules {}
 
 impl Modules {

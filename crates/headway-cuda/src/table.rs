@@ -121,7 +121,8 @@ macro_rules! table {
                     $($newer: {
                         let name = concat!(stringify!($newer), "\0");
                         let address = find(CStr::from_bytes_with_nul(name.as_bytes()).unwrap_or_default());
-                        // SAFETY: as above; a null address is `None`.
+                        // SAFETY: the signature is that of `cuda.h` for the symbol of this name and ABI version; a
+                        // null address is `None`.
                         unsafe {
                             std::mem::transmute::<*const c_void, Option<unsafe extern "C" fn($($newer_argument),*) -> Code>>(
                                 address,

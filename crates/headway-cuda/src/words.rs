@@ -37,7 +37,7 @@ pub(crate) unsafe fn write(context: &Context, stream: Handle, word: Address, val
 /// The same, as `flags` say.
 ///
 /// # Safety
-/// As for [`write`].
+/// The caller keeps the promise of [`write`].
 pub(crate) unsafe fn write_with(
     context: &Context,
     stream: Handle,
@@ -55,7 +55,7 @@ pub(crate) unsafe fn write_with(
 /// it, and nothing is queued.
 ///
 /// # Safety
-/// As for [`write`].
+/// The caller keeps the promise of [`write`].
 pub(crate) unsafe fn try_write(context: &Context, stream: Handle, word: Address) -> Result<bool, DeviceError> {
     context.driver.here()?;
     // SAFETY: the caller's promise.

@@ -289,7 +289,7 @@ impl Buffer {
     /// `make`'s memory keeps the claim for as long as it lives.
     ///
     /// # Errors
-    /// As for [`Buffer::claim`], and those of `make`.
+    /// Those of [`Buffer::claim`], and those of `make`.
     pub fn view<M: Memory>(
         buffer: &Self,
         range: Range<usize>,
@@ -530,7 +530,7 @@ impl Span {
     /// Loads into `to` from offset `at` of a span of device memory through its window.
     ///
     /// # Errors
-    /// As for [`Span::store`].
+    /// Those of [`Span::store`].
     pub fn load(&self, at: usize, to: &mut [u8]) -> Result<(), DeviceError> {
         let window = self.windowed(at, to.len())?;
         // SAFETY: the range was checked; while this span lives nobody writes these bytes.

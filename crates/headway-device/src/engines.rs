@@ -119,7 +119,7 @@ impl Engines {
     /// Queues a launch of `work` over a block of `portions` portions on the execution engine; otherwise as [`Engines::copy`].
     ///
     /// # Errors
-    /// As for [`Engines::copy`], and those of [`step`].
+    /// Those of [`Engines::copy`], and those of [`step`].
     pub fn launch(
         &mut self,
         work: &Arc<dyn Work>,

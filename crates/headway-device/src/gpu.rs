@@ -151,7 +151,7 @@ pub trait Pager: Send {
     /// Loads from `at` of the buffer.
     ///
     /// # Errors
-    /// As for `store`.
+    /// Those of `store`.
     fn load(&mut self, at: usize, to: &mut [u8]) -> Result<(), DeviceError>;
     /// Moves the mapping before every access, needed or not (fidelity to the paper), or only when needed.
     fn always_move(&mut self, always: bool);
@@ -183,18 +183,18 @@ pub trait Resident: Send {
     /// Copies device memory to ordinary memory, through pinned memory of its own; complete when it returns.
     ///
     /// # Errors
-    /// As for `copy_in`.
+    /// Those of `copy_in`.
     fn copy_out(&mut self, to: &mut [u8], from: &Span) -> Result<(), DeviceError>;
     /// Copies between device memory and pinned host memory, either way.
     ///
     /// # Errors
-    /// As for `copy_in`.
+    /// Those of `copy_in`.
     fn copy(&mut self, from: &Span, to: &mut Span) -> Result<(), DeviceError>;
     /// Leaves the device; the next copy starts it again. Whatever waits for the whole device (frees, synchronisation)
     /// needs this first.
     ///
     /// # Errors
-    /// As for `copy_in`.
+    /// Those of `copy_in`.
     fn park(&mut self) -> Result<(), DeviceError>;
 }
 
@@ -269,7 +269,7 @@ pub trait Gpu: Send + Sync {
     /// The driver's own copy of device memory to ordinary memory.
     ///
     /// # Errors
-    /// As for `copy_in`.
+    /// Those of `copy_in`.
     fn copy_out(&self, to: &mut [u8], from: &Span) -> Result<(), DeviceError>;
 
     /// Every window form with why it cannot be used, if it cannot. In the order of preference.

@@ -19,6 +19,6 @@ pub unsafe trait Window: Send + Sync {
     /// Loads from `at` into `to`.
     ///
     /// # Safety
-    /// As for `store`; nobody writes these bytes meanwhile.
+    /// The caller keeps the promise of `store`; nobody writes these bytes meanwhile.
     unsafe fn load(&self, at: usize, to: &mut [u8]);
 }

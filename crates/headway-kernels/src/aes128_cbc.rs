@@ -129,7 +129,7 @@ fn expand_key(key: &[u8; BLOCK]) -> [u8; ROUND_KEYS * BLOCK] {
     keys
 }
 
-/// As [`begin`], and checks that every portion has whole cipher blocks.
+/// Like [`begin`], and checks that every portion has whole cipher blocks.
 pub(crate) fn portions_of_blocks(
     input: &[u8],
     output: &mut [u8],

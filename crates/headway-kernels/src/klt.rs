@@ -184,7 +184,6 @@ pub enum Operand {
 pub struct Launch {
     pub stage: TrackerStage,
     pub grid: LaunchGrid,
-    /// Arguments.
     pub operands: Vec<Operand>,
 }
 

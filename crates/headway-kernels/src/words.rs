@@ -15,7 +15,7 @@ pub(crate) fn words<T: Word>(bytes: &[u8]) -> Option<&[T]> {
     (before.is_empty() && after.is_empty()).then_some(words)
 }
 
-/// As [`words`], to be written.
+/// Like [`words`], to be written.
 pub(crate) fn words_mut<T: Word>(bytes: &mut [u8]) -> Option<&mut [T]> {
     // SAFETY: every bit pattern is a value of the types that are words, and of bytes.
     let (before, words, after) = unsafe { bytes.align_to_mut() };

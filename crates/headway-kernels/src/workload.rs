@@ -11,7 +11,7 @@ const APPLICATIONS: [&dyn Application; 2] = [&Encryption, &Inspection];
 /// Reads a workload file.
 ///
 /// # Errors
-/// As for [`parse_with`].
+/// Those of [`parse_with`].
 pub fn parse(name: &str, text: &str) -> Result<Loaded<Workload>, FileError> {
     parse_with(name, text, &APPLICATIONS)
 }

@@ -36,7 +36,7 @@ impl Words {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: as above.
+        // SAFETY: every bit pattern is a value of bytes and of words.
         unsafe { self.0.align_to().1 }
     }
 }

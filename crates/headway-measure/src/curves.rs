@@ -46,7 +46,7 @@ pub struct Efforts {
     pub small: Effort,
     /// Up to 1 MiB.
     pub middle: Effort,
-    /// Above.
+    /// Above 1 MiB.
     pub large: Effort,
     /// A method whose copies take longer is not measured with larger ones: its last slope goes on.
     pub patience: Nanos,

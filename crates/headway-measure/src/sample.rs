@@ -69,7 +69,7 @@ impl SampleFigures {
         tail(self.n.into(), self.p99)
     }
 
-    /// The same in nanoseconds, for a column of a table that is read by programs; empty without one.
+    /// The 99th percentile in nanoseconds, for a column of a table that is read by programs; empty without one.
     pub fn p99_ns(&self) -> String {
         self.tail().map_or_else(String::new, |p99| p99.0.to_string())
     }

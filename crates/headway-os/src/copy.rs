@@ -26,7 +26,7 @@ pub fn copy(to: &mut [u8], from: &[u8], stores: Stores) {
     copy_as(to, from, stores, can_demote());
 }
 
-/// As [`copy`] on a CPU that can demote lines (`demotes`), or on one that cannot: so each of the two ways can be tested on any
+/// Like [`copy`] on a CPU that can demote lines (`demotes`), or on one that cannot: so each of the two ways can be tested on any
 /// CPU. A CPU without the instruction for demoting takes it for one that does nothing.
 ///
 /// # Panics
@@ -284,7 +284,7 @@ mod imp {
     }
 
     /// # Safety
-    /// As for [`demoted_lines`], on a CPU with AVX-512.
+    /// The caller keeps the promise of [`demoted_lines`], on a CPU with AVX-512.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn demoted_lines_avx512(
         to: *mut u8,
@@ -301,7 +301,7 @@ mod imp {
     }
 
     /// # Safety
-    /// As for [`demoted_lines`].
+    /// The caller keeps the promise of [`demoted_lines`].
     pub(super) unsafe fn demoted_lines_any(
         to: *mut u8,
         from: *const u8,
@@ -340,7 +340,7 @@ mod imp {
     }
 
     /// # Safety
-    /// As for [`super::window_store`].
+    /// The caller keeps the promise of [`super::window_store`].
     #[inline]
     pub(super) unsafe fn store_ends(to: *mut u8, from: &[u8]) {
         let mut at = 0;
@@ -366,7 +366,7 @@ mod imp {
     /// for streaming loads at a time; a masked load or store of a part took two answers.
     ///
     /// # Safety
-    /// As for [`super::window_load`].
+    /// The caller keeps the promise of [`super::window_load`].
     #[inline]
     pub(super) unsafe fn load_ends(from: *const u8, to: &mut [u8]) {
         if !is_x86_feature_detected!("avx2") {
@@ -391,7 +391,7 @@ mod imp {
     struct CacheLine([u8; LINE_BYTES]);
 
     /// # Safety
-    /// As for [`super::window_load`].
+    /// The caller keeps the promise of [`super::window_load`].
     #[inline]
     pub(super) unsafe fn load_ends_sse(from: *const u8, to: &mut [u8]) {
         let streaming = is_x86_feature_detected!("sse4.1");
@@ -443,7 +443,7 @@ mod imp {
     }
 
     /// # Safety
-    /// As for [`store_lines`], on a CPU with AVX-512.
+    /// The caller keeps the promise of [`store_lines`], on a CPU with AVX-512.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn store_lines_avx512(mut to: *mut u8, mut from: *const u8, lines: usize) {
         // SAFETY: `lines` lines from the pointers on are valid, and each turn takes as many as it moves on.
@@ -468,7 +468,7 @@ mod imp {
     }
 
     /// # Safety
-    /// As for [`store_lines`], on a CPU with AVX.
+    /// The caller keeps the promise of [`store_lines`], on a CPU with AVX.
     #[target_feature(enable = "avx")]
     pub(super) unsafe fn store_lines_avx(mut to: *mut u8, mut from: *const u8, lines: usize) {
         for _ in 0..lines {
@@ -484,7 +484,7 @@ mod imp {
     }
 
     /// # Safety
-    /// As for [`store_lines`].
+    /// The caller keeps the promise of [`store_lines`].
     pub(super) unsafe fn store_lines_sse2(mut to: *mut u8, mut from: *const u8, lines: usize) {
         for _ in 0..lines {
             // SAFETY: a line is left on both sides.
@@ -518,7 +518,7 @@ mod imp {
     }
 
     /// # Safety
-    /// As for [`load_lines`], on a CPU with AVX-512.
+    /// The caller keeps the promise of [`load_lines`], on a CPU with AVX-512.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn load_lines_avx512(mut to: *mut u8, mut from: *const u8, lines: usize) {
         // SAFETY: `lines` lines from the pointers on are valid, and each turn takes as many as it moves on.
@@ -543,7 +543,7 @@ mod imp {
     }
 
     /// # Safety
-    /// As for [`load_lines`], on a CPU with AVX2.
+    /// The caller keeps the promise of [`load_lines`], on a CPU with AVX2.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn load_lines_avx2(mut to: *mut u8, mut from: *const u8, lines: usize) {
         for _ in 0..lines {
@@ -596,7 +596,7 @@ mod imp {
     }
 
     /// # Safety
-    /// As for [`super::window_store`].
+    /// The caller keeps the promise of [`super::window_store`].
     pub(super) unsafe fn store_ends(to: *mut u8, from: &[u8]) {
         let mut at = 0;
         while at < from.len() {
@@ -616,7 +616,7 @@ mod imp {
     }
 
     /// # Safety
-    /// As for [`super::window_load`].
+    /// The caller keeps the promise of [`super::window_load`].
     pub(super) unsafe fn load_ends(from: *const u8, to: &mut [u8]) {
         let mut at = 0;
         while at < to.len() {

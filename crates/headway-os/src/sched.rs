@@ -87,7 +87,7 @@ pub struct SchedError {
     pub errno: Errno,
     /// What is missing.
     pub missing: String,
-    /// The same, with what a remedy needs.
+    /// What is missing, with what a remedy needs.
     pub lack: Missing,
     /// The class in use instead.
     pub fallback: SchedClass,

@@ -60,21 +60,21 @@ pub(crate) unsafe extern "C" fn la_objopen(map: *const LinkMap, namespace: c_lon
         *cookie = 0;
         (*map).name
     };
-    // SAFETY: as above.
+    // SAFETY: the loader gives a live object, whose name ends in zero, and a place for the cookie.
     let name = unsafe { CStr::from_ptr(path) }.to_bytes();
     let name = name.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     if name == OURS.as_bytes() {
         if namespace == LM_ID_BASE {
             PATH.store(path, Ordering::Release);
         }
-        // SAFETY: as above.
+        // SAFETY: the loader gives a live object, whose name ends in zero, and a place for the cookie.
         unsafe { *cookie = COOKIE_OURS };
         return 0;
     }
     if !name.starts_with(DRIVER.as_bytes()) {
         return BIND_FROM;
     }
-    // SAFETY: as above.
+    // SAFETY: the loader gives a live object, whose name ends in zero, and a place for the cookie.
     unsafe { *cookie = (namespace as usize) << COOKIE_BITS | COOKIE_DRIVER };
     BIND_TO
 }

@@ -96,7 +96,7 @@ replaced! {
         decide::out_of_gpu(out, Kind::OutAsync, || unsafe { real(to, from, bytes, stream) })
     };
 
-    /// The same where stream 0 is the thread's own.
+    /// `cuMemcpyDtoHAsync` where stream 0 is the thread's own.
     cuMemcpyDtoHAsync_v2_ptsz: c"cuMemcpyDtoHAsync_v2_ptsz" is c"cuMemcpyDtoHAsync" from 7_000 until UNKNOWN, per thread true;
     fn(to: *mut c_void, from: DevicePtr, bytes: usize, stream: Stream) |real| {
         let out = Out { to, from, bytes, stream: named(stream, STREAM_PER_THREAD), waits: false };
@@ -112,7 +112,7 @@ replaced! {
         decide::out_of_gpu(out, Kind::Out, || unsafe { real(to, from, bytes) })
     };
 
-    /// The same in the thread's own default stream.
+    /// `cuMemcpyDtoH` in the thread's own default stream.
     cuMemcpyDtoH_v2_ptds: c"cuMemcpyDtoH_v2_ptds" is c"cuMemcpyDtoH" from 7_000 until UNKNOWN, per thread true;
     fn(to: *mut c_void, from: DevicePtr, bytes: usize) |real| {
         let out = Out { to, from, bytes, stream: STREAM_PER_THREAD, waits: true };
@@ -128,7 +128,7 @@ replaced! {
         decide::into_gpu(copy, Kind::InAsync, || unsafe { real(to, from, bytes, stream) })
     };
 
-    /// The same where stream 0 is the thread's own.
+    /// `cuMemcpyHtoDAsync` where stream 0 is the thread's own.
     cuMemcpyHtoDAsync_v2_ptsz: c"cuMemcpyHtoDAsync_v2_ptsz" is c"cuMemcpyHtoDAsync" from 7_000 until UNKNOWN, per thread true;
     fn(to: DevicePtr, from: *const c_void, bytes: usize, stream: Stream) |real| {
         let copy = In { to, from, bytes, stream: named(stream, STREAM_PER_THREAD) };
@@ -143,7 +143,7 @@ replaced! {
         decide::into_gpu(In { to, from, bytes, stream: STREAM_LEGACY }, Kind::In, || unsafe { real(to, from, bytes) })
     };
 
-    /// The same in the thread's own default stream.
+    /// `cuMemcpyHtoD` in the thread's own default stream.
     cuMemcpyHtoD_v2_ptds: c"cuMemcpyHtoD_v2_ptds" is c"cuMemcpyHtoD" from 7_000 until UNKNOWN, per thread true;
     fn(to: DevicePtr, from: *const c_void, bytes: usize) |real| {
         // SAFETY: the caller's arguments are passed on as they are.
@@ -158,7 +158,7 @@ replaced! {
         decide::out_of_gpu(out, Kind::AnyAsync, || unsafe { real(to, from, bytes, stream) })
     };
 
-    /// The same where stream 0 is the thread's own.
+    /// `cuMemcpyAsync` where stream 0 is the thread's own.
     cuMemcpyAsync_ptsz: c"cuMemcpyAsync_ptsz" is c"cuMemcpyAsync" from 7_000 until UNKNOWN, per thread true;
     fn(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Stream) |real| {
         let out = Out { to: to as *mut c_void, from, bytes, stream: named(stream, STREAM_PER_THREAD), waits: false };
@@ -174,7 +174,7 @@ replaced! {
         decide::out_of_gpu(out, Kind::Any, || unsafe { real(to, from, bytes) })
     };
 
-    /// The same in the thread's own default stream.
+    /// `cuMemcpy` in the thread's own default stream.
     cuMemcpy_ptds: c"cuMemcpy_ptds" is c"cuMemcpy" from 7_000 until UNKNOWN, per thread true;
     fn(to: DevicePtr, from: DevicePtr, bytes: usize) |real| {
         let out = Out { to: to as *mut c_void, from, bytes, stream: STREAM_PER_THREAD, waits: true };
@@ -201,7 +201,7 @@ replaced! {
         unsafe { shapes::plane(shape, STREAM_LEGACY, true, || real(shape)) }
     };
 
-    /// The same in the thread's own default stream.
+    /// `cuMemcpy2D` in the thread's own default stream.
     cuMemcpy2D_v2_ptds: c"cuMemcpy2D_v2_ptds" is c"cuMemcpy2D" from 7_000 until UNKNOWN, per thread true;
     fn(shape: *const Plane) |real| {
         // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
@@ -215,7 +215,7 @@ replaced! {
         unsafe { shapes::plane(shape, STREAM_LEGACY, true, || real(shape)) }
     };
 
-    /// The same in the thread's own default stream.
+    /// `cuMemcpy2DUnaligned` in the thread's own default stream.
     cuMemcpy2DUnaligned_v2_ptds: c"cuMemcpy2DUnaligned_v2_ptds" is c"cuMemcpy2DUnaligned" from 7_000 until UNKNOWN, per thread true;
     fn(shape: *const Plane) |real| {
         // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
@@ -229,7 +229,7 @@ replaced! {
         unsafe { shapes::space(shape, STREAM_LEGACY, true, || real(shape)) }
     };
 
-    /// The same in the thread's own default stream.
+    /// `cuMemcpy3D` in the thread's own default stream.
     cuMemcpy3D_v2_ptds: c"cuMemcpy3D_v2_ptds" is c"cuMemcpy3D" from 7_000 until UNKNOWN, per thread true;
     fn(shape: *const Space) |real| {
         // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
@@ -243,7 +243,7 @@ replaced! {
         unsafe { shapes::plane(shape, named(stream, STREAM_LEGACY), false, || real(shape, stream)) }
     };
 
-    /// The same where stream 0 is the thread's own.
+    /// `cuMemcpy2DAsync` where stream 0 is the thread's own.
     cuMemcpy2DAsync_v2_ptsz: c"cuMemcpy2DAsync_v2_ptsz" is c"cuMemcpy2DAsync" from 7_000 until UNKNOWN, per thread true;
     fn(shape: *const Plane, stream: Stream) |real| {
         // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
@@ -257,7 +257,7 @@ replaced! {
         unsafe { shapes::space(shape, named(stream, STREAM_LEGACY), false, || real(shape, stream)) }
     };
 
-    /// The same where stream 0 is the thread's own.
+    /// `cuMemcpy3DAsync` where stream 0 is the thread's own.
     cuMemcpy3DAsync_v2_ptsz: c"cuMemcpy3DAsync_v2_ptsz" is c"cuMemcpy3DAsync" from 7_000 until UNKNOWN, per thread true;
     fn(shape: *const Space, stream: Stream) |real| {
         // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
@@ -272,7 +272,7 @@ replaced! {
         unsafe { batch::copy(batch, failed, || real(to, from, sizes, count, attributes, first, kinds, failed, stream)) }
     };
 
-    /// The same where stream 0 is the thread's own.
+    /// `cuMemcpyBatchAsync` where stream 0 is the thread's own.
     cuMemcpyBatchAsync_ptsz: c"cuMemcpyBatchAsync_ptsz" is c"cuMemcpyBatchAsync" from 12_080 until 13_000, per thread true;
     fn(to: *const DevicePtr, from: *const DevicePtr, sizes: *const usize, count: usize, attributes: *const Attributes, first: *const usize, kinds: usize, failed: *mut usize, stream: Stream) |real| {
         let batch = Batch { to, from, sizes, count, attributes, kinds, stream: named(stream, STREAM_PER_THREAD) };
@@ -280,7 +280,7 @@ replaced! {
         unsafe { batch::copy(batch, failed, || real(to, from, sizes, count, attributes, first, kinds, failed, stream)) }
     };
 
-    /// The same of CUDA 13, which does not tell which copy failed.
+    /// `cuMemcpyBatchAsync` of CUDA 13, which does not tell which copy failed.
     cuMemcpyBatchAsync_v2: c"cuMemcpyBatchAsync_v2" is c"cuMemcpyBatchAsync" from 13_000 until UNKNOWN, per thread false;
     fn(to: *const DevicePtr, from: *const DevicePtr, sizes: *const usize, count: usize, attributes: *const Attributes, first: *const usize, kinds: usize, stream: Stream) |real| {
         let batch = Batch { to, from, sizes, count, attributes, kinds, stream: named(stream, STREAM_LEGACY) };
@@ -288,7 +288,7 @@ replaced! {
         unsafe { batch::copy(batch, std::ptr::null_mut(), || real(to, from, sizes, count, attributes, first, kinds, stream)) }
     };
 
-    /// The same where stream 0 is the thread's own.
+    /// `cuMemcpyBatchAsync` where stream 0 is the thread's own.
     cuMemcpyBatchAsync_v2_ptsz: c"cuMemcpyBatchAsync_v2_ptsz" is c"cuMemcpyBatchAsync" from 13_000 until UNKNOWN, per thread true;
     fn(to: *const DevicePtr, from: *const DevicePtr, sizes: *const usize, count: usize, attributes: *const Attributes, first: *const usize, kinds: usize, stream: Stream) |real| {
         let batch = Batch { to, from, sizes, count, attributes, kinds, stream: named(stream, STREAM_PER_THREAD) };
@@ -312,7 +312,7 @@ replaced! {
         unsafe { real(to, from, bytes) }
     };
 
-    /// The same in the order of a stream.
+    /// `cuMemcpyDtoDAsync` in the order of a stream.
     cuMemcpyDtoDAsync_v2: c"cuMemcpyDtoDAsync_v2" is c"cuMemcpyDtoDAsync" from 3_020 until UNKNOWN, per thread false;
     fn(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Stream) |real| {
         passed::count(Passed::Within, bytes);
@@ -320,7 +320,7 @@ replaced! {
         unsafe { real(to, from, bytes, stream) }
     };
 
-    /// The same in the order of a stream.
+    /// `cuMemcpyDtoDAsync` in the order of a stream.
     cuMemcpyDtoDAsync_v2_ptsz: c"cuMemcpyDtoDAsync_v2_ptsz" is c"cuMemcpyDtoDAsync" from 7_000 until UNKNOWN, per thread true;
     fn(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Stream) |real| {
         passed::count(Passed::Within, bytes);
@@ -344,7 +344,7 @@ replaced! {
         unsafe { real(to, there, from, here, bytes) }
     };
 
-    /// The same in the order of a stream.
+    /// `cuMemcpyPeerAsync` in the order of a stream.
     cuMemcpyPeerAsync: c"cuMemcpyPeerAsync" is c"cuMemcpyPeerAsync" from 4_000 until UNKNOWN, per thread false;
     fn(to: DevicePtr, there: Context, from: DevicePtr, here: Context, bytes: usize, stream: Stream) |real| {
         passed::count(Passed::Peer, bytes);
@@ -352,7 +352,7 @@ replaced! {
         unsafe { real(to, there, from, here, bytes, stream) }
     };
 
-    /// The same in the order of a stream.
+    /// `cuMemcpyPeerAsync` in the order of a stream.
     cuMemcpyPeerAsync_ptsz: c"cuMemcpyPeerAsync_ptsz" is c"cuMemcpyPeerAsync" from 7_000 until UNKNOWN, per thread true;
     fn(to: DevicePtr, there: Context, from: DevicePtr, here: Context, bytes: usize, stream: Stream) |real| {
         passed::count(Passed::Peer, bytes);
@@ -386,7 +386,7 @@ replaced! {
         status
     };
 
-    /// The same of the first drivers.
+    /// `cuCtxDestroy` of the first drivers.
     cuCtxDestroy: c"cuCtxDestroy" is c"cuCtxDestroy" from 2_000 until 4_000, per thread false;
     fn(which: Context) |real| {
         context::forget(which);
@@ -416,7 +416,7 @@ replaced! {
         status
     };
 
-    /// The same before CUDA 11.
+    /// `cuDevicePrimaryCtxRelease` before CUDA 11.
     cuDevicePrimaryCtxRelease: c"cuDevicePrimaryCtxRelease" is c"cuDevicePrimaryCtxRelease" from 7_000 until 11_000, per thread false;
     fn(device: c_int) |real| {
         forget_device(device);
@@ -436,7 +436,7 @@ replaced! {
         status
     };
 
-    /// The same before CUDA 11.
+    /// `cuDevicePrimaryCtxReset` before CUDA 11.
     cuDevicePrimaryCtxReset: c"cuDevicePrimaryCtxReset" is c"cuDevicePrimaryCtxReset" from 7_000 until 11_000, per thread false;
     fn(device: c_int) |real| {
         forget_device(device);

@@ -58,7 +58,8 @@ pub(crate) struct Prepared {
 
 // SAFETY: `memory` is pinned memory that lives as long as the context; each line is used only by the thread that took it.
 unsafe impl Send for Prepared {}
-// SAFETY: as above; everything else is atomic or behind a lock.
+// SAFETY: `memory` is pinned memory that lives as long as the context; each line is used only by the thread that took
+// it; everything else is atomic or behind a lock.
 unsafe impl Sync for Prepared {}
 
 enum ContextState {

@@ -73,7 +73,7 @@ const LINT: u32 = 64;
 
 /// Copies out of a GPU of this size and more are looked at in any case.
 static LARGE: AtomicUsize = AtomicUsize::new(usize::MAX);
-/// The same for copies into a GPU.
+/// Copies into a GPU of this size and more are looked at in any case.
 static LARGE_IN: AtomicUsize = AtomicUsize::new(usize::MAX);
 static OPTIONS: OnceLock<GuestOptions> = OnceLock::new();
 
@@ -419,7 +419,7 @@ fn aside(driver: &Driver, context: &Prepared, out: Out, host_is: &mut Host) -> R
     *host_is = Host::Ordinary;
     let line = context.line().ok_or(Outcome::NoLine)?;
     launch(driver, context, line.seen_by_device(), out)?;
-    // SAFETY: as above.
+    // SAFETY: the stream is the caller's, which uses it in this call.
     let status = unsafe { (driver.stream_synchronize)(out.stream) };
     if status != SUCCESS {
         return Ok(status);

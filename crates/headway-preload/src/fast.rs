@@ -264,12 +264,15 @@ fn staged(
     let (host, how) = (copy.host.cast::<u8>(), How::Tuned(Method::Staged, tuning));
     let made = match copy.direction {
         Direction::D2h => {
-            // SAFETY: as above; a page that cannot be written raises the signal that the driver's own copy raises there.
+            // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its
+            // call lasts, as for the driver's own call; a page that cannot be written raises the signal that the
+            // driver's own copy raises there.
             let to = unsafe { std::slice::from_raw_parts_mut(host, copy.bytes) };
             gpu.copier.copy_out(to, at, how)
         }
         Direction::H2d | Direction::Peer => {
-            // SAFETY: as above, for reading.
+            // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its
+            // call lasts, as for the driver's own call, for reading.
             let from = unsafe { std::slice::from_raw_parts(host, copy.bytes) };
             gpu.copier.copy_in(at, from, how)
         }

@@ -189,7 +189,7 @@ fn create_new(path: Vec<u8>) -> io::Result<(c_int, (libc::dev_t, libc::ino_t))> 
     let file = if higher < 0 {
         file
     } else {
-        // SAFETY: as above; it is not used again.
+        // SAFETY: the descriptor is ours; it is not used again.
         unsafe { libc::close(file) };
         higher
     };
@@ -264,7 +264,7 @@ pub(crate) fn print(text: &str) {
     print_bytes(text.as_bytes());
 }
 
-/// The same in a signal handler. Standard error may be a pipe that nobody reads any more, or a file that may not grow: the program gets no
+/// Prints on standard error in a signal handler. Standard error may be a pipe that nobody reads any more, or a file that may not grow: the program gets no
 /// signal for that.
 pub(crate) fn print_bytes(text: &[u8]) {
     let mut broken = MaybeUninit::<libc::sigset_t>::uninit();

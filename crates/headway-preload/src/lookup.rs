@@ -217,7 +217,7 @@ pub(crate) unsafe fn resolved(
     if let Some(row) = found
         && !real.is_null()
     {
-        // SAFETY: as above.
+        // SAFETY: by this function's contract; the real call has read and written the same places.
         unsafe { *function = replace(row, real) };
     }
 }
@@ -230,7 +230,7 @@ fn has_stream(row: &Replaced) -> bool {
 /// address to identify the caller. Names that do not begin with `cu`, `RTLD_NEXT` and `RTLD_DEFAULT` go straight on.
 ///
 /// # Safety
-/// As for `dlsym`.
+/// The caller keeps the promise of `dlsym`.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
@@ -267,10 +267,10 @@ pub(crate) unsafe extern "C" fn dlsym(library: *mut c_void, name: *const c_char)
     )
 }
 
-/// As above.
+/// The replaced `dlsym`; the real one reads the caller from its link register.
 ///
 /// # Safety
-/// As for `dlsym`.
+/// The caller keeps the promise of `dlsym`.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]

@@ -25,7 +25,7 @@ struct Page(*mut AtomicU64);
 
 // SAFETY: the page is shared memory of atomics that stays mapped until the process ends.
 unsafe impl Send for Page {}
-// SAFETY: as above.
+// SAFETY: the page is shared memory of atomics that stays mapped until the process ends.
 unsafe impl Sync for Page {}
 
 static PAGE: OnceLock<Option<Page>> = OnceLock::new();

@@ -182,7 +182,7 @@ extern "C" fn on_signal(_signal: c_int) {
     } else {
         say("has copied nothing yet");
     }
-    // SAFETY: as above.
+    // SAFETY: the place of this thread's `errno`.
     unsafe { *libc::__errno_location() = errno };
 }
 

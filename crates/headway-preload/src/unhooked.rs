@@ -88,7 +88,7 @@ fn drivers(maps: &str) -> usize {
 unsafe extern "C" fn object(about: *mut libc::dl_phdr_info, _size: usize, objects: *mut c_void) -> c_int {
     // SAFETY: the caller gives a live object, whose headers are as many as it says, and what `say` gave.
     let (about, objects) = unsafe { (&*about, &mut *objects.cast::<Vec<Object>>()) };
-    // SAFETY: as above.
+    // SAFETY: the caller gives a live object, whose headers are as many as it says, and what `say` gave.
     let headers = unsafe { std::slice::from_raw_parts(about.dlpi_phdr, usize::from(about.dlpi_phnum)) };
     let name = if about.dlpi_name.is_null() {
         String::new()

@@ -58,7 +58,8 @@ pub(crate) fn compare(driver: &Driver, copy: Copy, call: Call, became: Became) -
         if let Some(offset) = part.iter().zip(ours).position(|(driver, ours)| driver != ours) {
             first.get_or_insert(at + offset);
             if copy.direction == Direction::D2h {
-                // SAFETY: as above; the driver's own call would write there.
+                // SAFETY: the guest's end of the copy, which it keeps while its call lasts; the driver's own call
+                // would write there.
                 unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), host, part.len()) };
             }
         }

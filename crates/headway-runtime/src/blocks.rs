@@ -75,7 +75,7 @@ pub trait Collect: Send {
     /// Takes the results of a packet that was divided, one from every GPU that worked on some of it.
     ///
     /// # Errors
-    /// As for `collect`; unless it is overridden, every result is refused.
+    /// Those of `collect`; unless it is overridden, every result is refused.
     fn collect_results(&mut self, pipeline: u32, cycle: u64, results: &[&[u8]]) -> Result<(), DataError> {
         let what = format!("{} results that nobody collects", results.len());
         Err(DataError::Sequence { pipeline: format!("number {pipeline}"), cycle, what })
@@ -84,7 +84,7 @@ pub trait Collect: Send {
     /// Learns that `cycle` was given up: none of its bytes come.
     ///
     /// # Errors
-    /// As for `collect`.
+    /// Those of `collect`.
     fn lose(&mut self, pipeline: u32, cycle: u64) -> Result<(), DataError> {
         let _ = (pipeline, cycle);
         Ok(())
@@ -330,13 +330,13 @@ impl Scatterer {
         Ok(Self { gatherer, files, bounds: Bounds::default(), next, lost, items: BTreeMap::new() })
     }
 
-    /// The same that checks the results of divided packets against the items of `kernels`.
+    /// A scatterer that checks the results of divided packets against the items of `kernels`.
     #[must_use]
     pub fn checking(self, kernels: &Kernels) -> Self {
         Self { items: kernels.all_items(), ..self }
     }
 
-    /// The same that writes no more than the first `keep` bytes of each stream. What follows can be compared after the run: of
+    /// A scatterer that writes no more than the first `keep` bytes of each stream. What follows can be compared after the run: of
     /// streams by the digests in `left`; results of divided packets are compared with what they must be when they come.
     #[must_use]
     pub fn bounded(mut self, keep: Vec<u64>, left: Left) -> Self {

@@ -231,10 +231,10 @@ impl Copier {
         Self::with_stale(gpus, profile, options, None)
     }
 
-    /// The same; `stale` = what has changed since `profile` was measured, so that only the driver's own methods are chosen.
+    /// A copier like [`Copier::new`]'s; `stale` = what has changed since `profile` was measured, so that only the driver's own methods are chosen.
     ///
     /// # Errors
-    /// As for [`Copier::new`].
+    /// Those of [`Copier::new`].
     pub fn with_stale(
         gpus: Vec<(EndpointId, Arc<dyn Gpu>)>,
         profile: Profile,
@@ -392,7 +392,7 @@ impl Copier {
     /// Copies many pieces from the device in one request, their sources counted from `from`.
     ///
     /// # Errors
-    /// As for [`Copier::copy_many_in`].
+    /// Those of [`Copier::copy_many_in`].
     pub fn copy_many_out(
         &self,
         to: &mut [u8],

@@ -99,7 +99,7 @@ impl Core {
         Self::start_in(number, stages, cpu, waker, None)
     }
 
-    /// As [`Core::start`], in a scheduling class of `classes`. A thread that is always awake would use up a class that is
+    /// Like [`Core::start`], in a scheduling class of `classes`. A thread that is always awake would use up a class that is
     /// rationed: with such a one, leave `cpu` out.
     ///
     /// # Errors

@@ -158,7 +158,7 @@ impl Endpoints {
         Ok(first_difference(self.key_of(job), range.start, span.bytes()?))
     }
 
-    /// The same for any destination; what lies on a device is read back first. Takes the device for itself.
+    /// Reads a job's blocks from any destination; what lies on a device is read back first. Takes the device for itself.
     ///
     /// # Errors
     /// [`DeviceError`].

@@ -141,7 +141,7 @@ impl Kernels {
         self.stages.iter().map(|(pipeline, step, kernel)| (*pipeline, *step, kernel))
     }
 
-    /// The same with the CPU form that says what a step must have made.
+    /// Pipeline, step and kernel of these steps, with the CPU form that says what a step must have made.
     pub fn references(&self) -> impl Iterator<Item = (u32, u32, &Arc<dyn Work>)> {
         self.references.iter().map(|(pipeline, step, kernel)| (*pipeline, *step, kernel))
     }

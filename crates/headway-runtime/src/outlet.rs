@@ -173,7 +173,7 @@ impl Outlet {
     /// goes beside it, to the place with [`PART`] at its end.
     ///
     /// # Errors
-    /// As for [`Outlet::publish`].
+    /// Those of [`Outlet::publish`].
     pub fn publish_incomplete(mut self, why: &str) -> Result<PathBuf, OutputError> {
         self.write(INCOMPLETE, why.as_bytes())?;
         let whole = self.place.join(MARK).is_file() && !self.place.join(INCOMPLETE).exists();

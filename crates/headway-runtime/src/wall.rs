@@ -128,7 +128,7 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// The same with what is known of the threads, where the run ended early.
+    /// Adds what is known of the threads, where the run ended early.
     fn with_use(mut self, used: &cpu::Use) -> Self {
         if let Self::Stopped { cpu, .. } | Self::Interrupted { cpu } = &mut self {
             *cpu = Some(Box::new(used.clone()));
@@ -194,7 +194,7 @@ pub struct PlanRun<'a> {
     pub scatterer: Scatterer,
 }
 
-/// The same with whatever brings and takes the blocks.
+/// A run of a plan with whatever brings and takes the blocks.
 pub struct SuppliedRun<'a> {
     pub plan: &'a Arc<Plan>,
     /// The kernels of its compute steps.
@@ -252,7 +252,7 @@ pub fn run(
     run_work(work, devices, options, log, progress)
 }
 
-/// As [`run`], with whatever brings and takes the blocks.
+/// Like [`run`], with whatever brings and takes the blocks.
 ///
 /// # Errors
 /// [`RunError`]. All threads have ended and all operations are complete or discarded by then.

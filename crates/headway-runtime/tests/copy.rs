@@ -107,7 +107,7 @@ fn round_trip(copier: &Copier, how: How, reach: CpuReach, len: usize, host: usiz
     assert!(to == only(&inside[device..device + len], host, len + host + 8), "{what}: out");
 }
 
-/// The same from and to pinned memory.
+/// Copies both ways from and to pinned memory, and compares.
 fn pinned_round_trip(copier: &Copier, how: How, len: usize, host: usize, device: usize) {
     let gpu = copier.gpus()[0].as_ref();
     let mut random = Random::new(0x0FED_CBA9_8765_4321 ^ len as u64);

@@ -118,7 +118,7 @@ impl Jobs {
         self.delivered.saturating_add(self.lost).saturating_add(self.given_up)
     }
 
-    /// The same with those of `other`.
+    /// These jobs and those of `other`.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             expected: self.expected.saturating_add(other.expected),

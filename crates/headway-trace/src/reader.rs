@@ -99,7 +99,7 @@ impl RunLog {
         Ok(Self { header, records, incomplete: None, omitted: 0 })
     }
 
-    /// The same log of a run that ended early, unless `incomplete` is `None`.
+    /// This log as that of a run that ended early, unless `incomplete` is `None`.
     #[must_use]
     pub fn ended(self, incomplete: Option<Incomplete>) -> Self {
         Self { incomplete, ..self }

@@ -113,7 +113,7 @@ pub struct RunVerdict {
     pub lost: u64,
     /// Whether an operation failed.
     pub halted: bool,
-    /// The same as a sentence.
+    /// The verdict as a sentence.
     pub text: String,
     /// Where the driver was later than the plan allows, that and how late: held or missed, the plan does not speak of such a host.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -200,7 +200,7 @@ pub struct EngineSummary {
     pub cpu: Option<u32>,
     /// Time in which at least one of its operations ran.
     pub busy: Nanos,
-    /// The same as a share of the span, parts per million, rounded down.
+    /// That time as a share of the span, parts per million, rounded down.
     pub utilisation_ppm: u64,
     /// Operations that ended.
     pub operations: u64,
@@ -216,7 +216,7 @@ pub struct CapacitySummary {
     pub rate: Rate,
     /// Bytes of it that were used: each operation's bytes times its use, rounded down.
     pub bytes: Bytes,
-    /// The same as a share of what the rate allows in the span, parts per million, rounded down.
+    /// Those bytes as a share of what the rate allows in the span, parts per million, rounded down.
     pub utilisation_ppm: u64,
 }
 

@@ -44,7 +44,7 @@ pub struct UrgentSummary {
     pub misses: u64,
     /// From request to completion, of the admitted ones.
     pub response: Option<Response>,
-    /// The same of those behind.
+    /// From request to completion, of those behind.
     pub response_behind: Option<Response>,
 }
 

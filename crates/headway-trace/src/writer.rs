@@ -43,7 +43,7 @@ impl<W: Write> LogWriter<W> {
         self.finish_early(None, 0)
     }
 
-    /// The same for a run that ended early, unless `incomplete` is `None`, and for a log that lacks the last `omitted` records.
+    /// Finishes the log of a run that ended early, unless `incomplete` is `None`, and for a log that lacks the last `omitted` records.
     ///
     /// # Errors
     /// Those of the output.

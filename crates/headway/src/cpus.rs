@@ -12,7 +12,7 @@ pub struct Assumption {
     /// How late the driver may be: how long after its time a window may open, and how long after its end an operation may be
     /// noticed, together.
     pub late_max: Nanos,
-    /// The same as a sentence.
+    /// The assumption as a sentence.
     pub text: String,
 }
 

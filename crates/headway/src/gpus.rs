@@ -56,7 +56,7 @@ pub fn open(backend: CopyBackend, model: Option<&str>, gpus: Option<usize>) -> R
 /// What the GPUs that [`open`] gives imitate; `None` for real ones.
 ///
 /// # Errors
-/// As for [`open`].
+/// Those of [`open`].
 #[doc(hidden)]
 pub fn imitates(backend: CopyBackend, model: Option<&str>, gpus: Option<usize>) -> Result<Option<String>, Error> {
     match backend {
@@ -68,7 +68,7 @@ pub fn imitates(backend: CopyBackend, model: Option<&str>, gpus: Option<usize>) 
 /// The engines of the first GPU of `backend`, for kernels.
 ///
 /// # Errors
-/// As for [`open`].
+/// Those of [`open`].
 #[doc(hidden)]
 pub fn device(backend: CopyBackend, model: Option<&str>) -> Result<Engines, Error> {
     let failed = |backend| move |source| Error::from(Failure::Backend { backend, source });

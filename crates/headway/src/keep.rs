@@ -39,7 +39,7 @@ impl Default for Keep {
 }
 
 impl Keep {
-    /// Everything.
+    /// Keeps all results.
     #[must_use]
     pub fn all() -> Self {
         Self { sample: Some(Bytes(u64::MAX)), log: Bytes(u64::MAX), traced: u64::MAX, packed_from: u64::MAX }

@@ -55,7 +55,7 @@ pub fn join_as_guest(command: &mut Command, socket: Option<&Path>, share: MpsSha
     Ok(())
 }
 
-/// The same limit for the GPUs numbered from 0, as the driver reads it: whole MiB.
+/// The memory limit for the GPUs numbered from 0, as the driver reads it: whole MiB.
 fn memory_limit(memory: Bytes, gpus: usize) -> String {
     let mib = memory.0 >> 20;
     let of = |gpu: usize| format!("{gpu}={mib}M");

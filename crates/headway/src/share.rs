@@ -106,7 +106,7 @@ pub(crate) struct Model {
     pub(crate) peer: bool,
 }
 
-/// As [`bounds`], for tasks that share as `sharing` says.
+/// Like [`bounds`], for tasks that share as `sharing` says.
 pub(crate) fn model(machine: &Machine, workload: &Loaded<Workload>, sharing: &SharingTable) -> Result<Model, Error> {
     let used = used(machine, workload, sharing)?;
     let (rate, setup) = pace(machine, &used)?;

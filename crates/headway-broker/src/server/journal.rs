@@ -147,7 +147,7 @@ impl Journal {
     /// Begins the log of this start.
     ///
     /// # Errors
-    /// As [`Journal::open`].
+    /// Those of [`Journal::open`].
     pub(super) fn begin(&mut self, now: Nanos, arbiter: &Arbiter) -> Result<(), ServerError> {
         let first = self.snapshot(now, arbiter, StartReason::Started, 0);
         let Some(log) = &mut self.log else { return Ok(()) };

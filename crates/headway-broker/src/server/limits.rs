@@ -51,7 +51,7 @@ pub(super) const USED_BYTES: u64 = 256;
 pub(super) struct Accounts {
     /// How far each client has come by what it used: until when that is its share.
     pub(super) clients: BTreeMap<ClientId, Nanos>,
-    /// The same of processes whose clients have gone: to connect again does not begin anew.
+    /// Until when that is the share of processes whose clients have gone: to connect again does not begin anew.
     gone: BTreeMap<u32, Nanos>,
     /// Bytes that each user may still write, and up to when that is counted.
     log: BTreeMap<u32, (u64, Nanos)>,

@@ -227,7 +227,7 @@ impl Turns {
         is_counted && now.saturating_sub(self.written).0 >= self.half_life.0 / WRITTEN
     }
 
-    /// The same, which is written down now.
+    /// What each user has used, which counts as written down from now on.
     pub(super) fn written(&mut self, now: Nanos) -> Vec<Use> {
         self.written = now;
         self.accounts()

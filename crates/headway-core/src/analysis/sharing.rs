@@ -32,7 +32,7 @@ pub enum CpuGuarantee {
         runtime: Nanos,
         period: Nanos,
     },
-    /// None.
+    /// Nothing is guaranteed.
     Nothing,
 }
 

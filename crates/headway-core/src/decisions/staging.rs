@@ -124,7 +124,7 @@ pub enum StagingOutcome {
 /// Where a link's buffers are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Census {
-    /// Free.
+    /// Free to be filled.
     pub empty: u32,
     /// Workers copy into or out of them.
     pub copying: u32,

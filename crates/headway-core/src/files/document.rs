@@ -15,7 +15,7 @@ use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate, UnitError};
 
 /// Longest name of anything, in characters.
 const NAME_MAX: usize = 64;
-/// The same in bytes of UTF-8. Names become names of files, which may have 255 bytes: this leaves room for what is added.
+/// Most bytes of a name in UTF-8. Names become names of files, which may have 255 bytes: this leaves room for what is added.
 const NAME_BYTES_MAX: usize = 192;
 /// Longest time, largest size and highest rate a file may say. Far beyond any use, and low enough that sums of thousands
 /// of times and sizes fit 64 bits, and products of rates, weights and uses fit 128.

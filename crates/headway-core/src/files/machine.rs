@@ -150,7 +150,7 @@ pub struct Route {
     pub weight: u32,
     /// Engine time per operation with no byte moving, when it starts on an idle engine.
     pub setup: Nanos,
-    /// The same when another operation was already queued behind the one before.
+    /// Set-up time when another operation was already queued behind the one before.
     pub setup_queued: Nanos,
     /// Time of the submitting thread per operation: each further operation of a batch begins at least this much later. The
     /// first one's is part of `setup`.

@@ -443,7 +443,7 @@ impl RateCache {
         &self.network
     }
 
-    /// The same as [`Network::allocate`].
+    /// What [`Network::allocate`] gives, from the cache where it was asked before.
     ///
     /// # Errors
     /// [`Starved`] for a transfer that would get nothing.

@@ -214,7 +214,7 @@ impl BatchMember {
         self.parts_from(of, of.window(job).0)
     }
 
-    /// The same for a block that is ready at `ready`: for sporadic messages.
+    /// The parts of a block that is ready at `ready`: for sporadic messages.
     #[must_use]
     pub fn parts_from(&self, of: &Elementary, ready: u128) -> Vec<SlotPart> {
         let mut windows = vec![(ready, 0..of.bytes.0)];

@@ -39,7 +39,7 @@ pub(crate) fn bounds_whole(
     })
 }
 
-/// The same with jobs cut into chunks, the last one the rest.
+/// Bounds of jobs that are cut into chunks, the last one the rest.
 pub(crate) fn bounds_in_chunks(
     tasks: &[RecurrentTask],
     limit: u64,
@@ -72,12 +72,12 @@ pub(crate) fn whole(tasks: &[RecurrentTask]) -> bool {
     bounds_whole(tasks, LIMIT, |n, bound| bound.is_some_and(|b| b <= tasks[n].deadline.0))
 }
 
-/// The same for jobs in chunks.
+/// Whether jobs in chunks meet their deadlines.
 pub(crate) fn in_chunks(tasks: &[RecurrentTask]) -> bool {
     bounds_in_chunks(tasks, LIMIT, |n, bound| bound.is_some_and(|b| b <= tasks[n].deadline.0))
 }
 
-/// SplitMix64.
+/// Random numbers by SplitMix64.
 pub(crate) struct Draw(pub(crate) u64);
 
 impl Draw {

@@ -41,7 +41,8 @@ pub(super) struct OrderedJob {
 
 // SAFETY: whoever makes a `RawCopy` promises that the host range may be used until the copy has ended, by any thread.
 unsafe impl Send for OrderedJob {}
-// SAFETY: as above; each chunk is copied by one thread.
+// SAFETY: whoever makes a `RawCopy` promises that the host range may be used until the copy has ended, by any thread;
+// each chunk is copied by one thread.
 unsafe impl Sync for OrderedJob {}
 
 pub(super) fn slot_of(number: u64) -> usize {

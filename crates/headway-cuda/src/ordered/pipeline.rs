@@ -56,7 +56,7 @@ impl Pipeline {
     /// caller's CPU, but before the driver's queue may be full.
     ///
     /// # Safety
-    /// As for [`super::RawCopy::new`]; the context is current.
+    /// The caller keeps the promise of [`super::RawCopy::new`]; the context is current.
     pub(super) unsafe fn queue(
         &mut self,
         context: &Context,
@@ -81,7 +81,7 @@ impl Pipeline {
             unsafe { self.queue_chunk(context, copy, first + at as u64, at * chunk, chunk) }?;
         }
         let ended = match copy.direction {
-            // SAFETY: as above.
+            // SAFETY: the caller's promise.
             Direction::H2d => unsafe { words::write(context, stream, ticket.done().address(), generation) },
             _ => Ok(()),
         };
@@ -90,7 +90,7 @@ impl Pipeline {
     }
 
     /// # Safety
-    /// As for [`Pipeline::queue`].
+    /// The caller keeps the promise of [`Pipeline::queue`].
     unsafe fn queue_chunk(
         &self,
         context: &Context,

@@ -99,7 +99,7 @@ unsafe fn take(words: *const u64, tag: u32, to: &mut [u8]) -> usize {
     }
     // Of a group that is not whole what there is of it.
     for chunk in to[taken..].chunks_mut(DATA_BYTES) {
-        // SAFETY: as above.
+        // SAFETY: the caller vouches for the words.
         let Some(data) = (unsafe { single(words.add(taken / DATA_BYTES), tag) }) else { break };
         chunk.copy_from_slice(&data[..chunk.len()]);
         taken += chunk.len();

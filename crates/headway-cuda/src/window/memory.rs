@@ -125,7 +125,7 @@ impl Physical {
             || DeviceError::Invalid { what: "device buffer", reason: format!("{bytes} bytes are too many") };
         let bytes = bytes.max(1).checked_next_multiple_of(granularity.max(1)).ok_or_else(too_large)?;
         let mut handle = 0;
-        // SAFETY: as above; the flags must be 0.
+        // SAFETY: `handle` is valid for the call to write, the properties for it to read; the flags must be 0.
         let result = unsafe { call!(driver, cuMemCreate(&raw mut handle, bytes, at, 0)) };
         allocated(context, bytes, result)?;
         Ok(Self { context: Arc::clone(context), home: Home::here(), handle, bytes })
@@ -234,7 +234,7 @@ pub(crate) struct External {
 struct ExternalMemory(Handle);
 // SAFETY: the CUDA driver API is thread safe; the handle is only passed to it.
 unsafe impl Send for ExternalMemory {}
-// SAFETY: as above.
+// SAFETY: the CUDA driver API is thread safe; the handle is only passed to it.
 unsafe impl Sync for ExternalMemory {}
 
 impl External {

@@ -23,7 +23,7 @@ static OWNED: LazyLock<Mutex<HashSet<DeviceId>>> = LazyLock::new(Mutex::default)
 pub(crate) struct Base(pub(crate) NonNull<u8>);
 // SAFETY: an address; what it is used for is the matter of its users.
 unsafe impl Send for Base {}
-// SAFETY: as above.
+// SAFETY: an address; what it is used for is the matter of its users.
 unsafe impl Sync for Base {}
 
 /// What a route does to show another part of the memory.

@@ -41,7 +41,7 @@ pub(crate) fn run(bench: &impl Bench) -> Result<(), Refusal> {
         let data = random(!round, len);
         bench.write(AT, &data)?;
         let mut seen = vec![GUARD; around.len()];
-        // SAFETY: as above.
+        // SAFETY: the memory has `BYTES` bytes, and is the test's alone.
         unsafe { bench.window().load(AT, &mut seen[GUARD_BYTES..GUARD_BYTES + len]) };
         compare("loaded", &data, &seen)?;
     }
@@ -98,7 +98,7 @@ mod tests {
             (self.store)(at, from, unsafe { &mut *self.bytes.get() });
         }
         unsafe fn load(&self, at: usize, to: &mut [u8]) {
-            // SAFETY: as above.
+            // SAFETY: used by one thread, and no reference outlives a call.
             (self.load)(at, to, unsafe { &*self.bytes.get() });
         }
     }
@@ -114,7 +114,7 @@ mod tests {
             Ok(())
         }
         fn read(&self, at: usize, to: &mut [u8]) -> Result<(), DeviceError> {
-            // SAFETY: as above.
+            // SAFETY: used by one thread, and no reference outlives a call.
             to.copy_from_slice(&unsafe { &*self.bytes.get() }[at..at + to.len()]);
             Ok(())
         }

@@ -117,14 +117,14 @@ impl Gpu {
                 remedy: UPDATE,
             });
         }
-        // SAFETY: as above.
+        // SAFETY: the handle came from this instance.
         let families = unsafe { instance.get_physical_device_queue_family_properties(physical) };
         let queues = [vk::DeviceQueueCreateInfo::default()
             .queue_family_index(choice::queue_family(&families))
             .queue_priorities(&[1.0])];
         let names = [external_memory_fd::NAME.as_ptr()];
         let wanted = vk::DeviceCreateInfo::default().queue_create_infos(&queues).enabled_extension_names(&names);
-        // SAFETY: as above; the extension is there.
+        // SAFETY: the handle came from this instance; the extension is there.
         let device = check("vkCreateDevice", unsafe { instance.create_device(physical, &wanted, None) });
         let device = device.map_err(|error| refused(&error))?;
         let external = external_memory_fd::Device::new(instance, &device);
@@ -159,7 +159,7 @@ impl Gpu {
         let sample = vk::BufferCreateInfo::default().size(SAMPLE_BYTES).usage(usage).push_next(&mut external);
         // SAFETY: the device is alive; the buffer is destroyed before it.
         let requirements = check("vkCreateBuffer", unsafe { self.device.create_buffer(&sample, None) }).map(|buffer| {
-            // SAFETY: as above.
+            // SAFETY: the device is alive; the buffer is destroyed before it.
             unsafe {
                 let requirements = self.device.get_buffer_memory_requirements(buffer);
                 self.device.destroy_buffer(buffer, None);

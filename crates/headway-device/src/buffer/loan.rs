@@ -56,7 +56,7 @@ struct Lent {
 
 // SAFETY: plain bytes that the lender leaves alone until the loan has ended.
 unsafe impl Send for Lent {}
-// SAFETY: as above.
+// SAFETY: plain bytes that the lender leaves alone until the loan has ended.
 unsafe impl Sync for Lent {}
 
 // SAFETY: the caller's slice is initialised, and borrowed until `Loan::wait` has seen the last handle go; where the slice is

@@ -146,7 +146,7 @@ impl WindowedMemory {
     /// Moves `view`, which [`WindowedMemory::map`] has given, to `offset`.
     ///
     /// # Safety
-    /// As for [`View::move_to`].
+    /// The caller keeps the promise of [`View::move_to`].
     pub(super) unsafe fn move_view(&self, view: &mut View, offset: usize) -> Result<(), OsError> {
         // SAFETY: the caller vouches for it.
         unsafe { view.move_to(self.file.as_fd(), offset as u64) }
@@ -193,14 +193,14 @@ unsafe impl Window for WindowedMemory {
 /// Loads from `from`, each line taking at least `line`.
 ///
 /// # Safety
-/// As for [`copy::window_load`].
+/// The caller keeps the promise of [`copy::window_load`].
 pub(super) unsafe fn load(from: *const u8, to: &mut [u8], line: Nanos) {
     if line == Nanos::ZERO || to.is_empty() {
         // SAFETY: the caller vouches for it.
         return unsafe { copy::window_load(from, to) };
     }
     let started = clock::now();
-    // SAFETY: as above.
+    // SAFETY: the caller vouches for it.
     unsafe { copy::window_load(from, to) }
     let lines = (from.addr() + to.len()).div_ceil(copy::LINE_BYTES) - from.addr() / copy::LINE_BYTES;
     let until = started.saturating_add(Nanos(line.0.saturating_mul(lines as u64)));

@@ -39,7 +39,7 @@ impl Wafer {
     pub const THRESHOLD: i32 = 10 * Self::NOISE;
     /// Least contrast of a defect: twenty standard deviations.
     pub const CONTRAST_MIN: i32 = 20 * Self::NOISE;
-    /// Most.
+    /// Greatest contrast of a defect.
     const CONTRAST_MAX: i32 = 4000;
     /// Sides of a defect, in pixels.
     const SIDES: std::ops::RangeInclusive<usize> = 1..=24;

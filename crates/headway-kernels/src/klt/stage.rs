@@ -30,7 +30,7 @@ pub enum TrackerStage {
     Update,
     /// To the next finer level.
     Descend,
-    /// Results.
+    /// Writes the results.
     Finish,
 }
 

@@ -97,7 +97,7 @@ impl<M: TrackerMachine> Tracker<M> {
     /// Fills free slots with corners of `image`, which must be the picture tracked last; returns how many.
     ///
     /// # Errors
-    /// As for [`Tracker::track`].
+    /// Those of [`Tracker::track`].
     pub fn refill(&mut self, image: &[f32], choice: &CornerCriteria) -> Result<usize, DeviceError> {
         self.put_image(Region::CornerImage, image)?;
         self.machine.launch(&self.shape.respond())?;
@@ -111,7 +111,7 @@ impl<M: TrackerMachine> Tracker<M> {
     /// Starts features at positions of the picture that was tracked last, as long as slots are free; returns how many.
     ///
     /// # Errors
-    /// As for [`Tracker::track`].
+    /// Those of [`Tracker::track`].
     pub fn add(&mut self, places: &[[f32; 2]]) -> Result<usize, DeviceError> {
         let free: Vec<_> = (0..self.slots.len()).filter(|slot| self.slots[*slot].is_none()).collect();
         let listed: Vec<_> = free.into_iter().zip(places.iter().copied()).collect();
@@ -128,7 +128,7 @@ impl<M: TrackerMachine> Tracker<M> {
     /// may then change slowly, and drift.
     ///
     /// # Errors
-    /// As for [`Tracker::track`].
+    /// Those of [`Tracker::track`].
     pub fn renew(&mut self) -> Result<(), DeviceError> {
         let listed: Vec<_> = self.used().map(|slot| (slot, self.at[slot])).collect();
         self.list(&listed)

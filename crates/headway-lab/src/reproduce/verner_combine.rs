@@ -85,7 +85,7 @@ struct Sums {
 pub struct Distance {
     /// How sets are drawn.
     pub generator: &'static str,
-    /// The same in words.
+    /// How sets are drawn, in words.
     pub about: &'static str,
     pub sets: usize,
     /// What is shipped by default.

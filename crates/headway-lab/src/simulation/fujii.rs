@@ -53,7 +53,7 @@ pub enum TransferClass {
 /// What else runs on the CPUs (IV-B).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stress {
-    /// Nothing.
+    /// No other program.
     Alone,
     /// An extremely high CPU load.
     Cpu,
@@ -114,7 +114,6 @@ pub struct Stat {
     pub mean: Nanos,
     /// 99 % of them took at most this long; `None` = they are too few.
     pub p99: Option<Nanos>,
-    /// Largest.
     pub max: Nanos,
 }
 
@@ -175,7 +174,7 @@ pub struct Constants {
     pub shared_dma: Nanos,
     /// Largest over mean, parts per million.
     pub max_ppm: u64,
-    /// The same of the set-up of DMA in.
+    /// Largest over mean of the set-up of DMA in.
     pub dma_in_setup_max_ppm: u64,
     /// Set-up of DMA by a real-time task under CPU load or pipes, over that alone, parts per million.
     pub dma_setup_loaded_ppm: u64,

@@ -96,7 +96,7 @@ impl Camera {
     /// Tracks on every GPU once, so that nothing is loaded or compiled later; the state begins anew.
     ///
     /// # Errors
-    /// As for [`Camera::run`].
+    /// Those of [`Camera::run`].
     pub fn warm_up(&mut self) -> Result<(), Error> {
         let never = AtomicBool::new(false);
         for gpu in 0..self.gpus.len() as u32 {

@@ -37,7 +37,7 @@ use headway::{COMMIT, stamp};
 /// `|measured - predicted| / predicted` in parts per million.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Errors {
-    /// Predictions.
+    /// Number of predictions.
     pub n: usize,
     /// Half of them are off by at most this.
     pub median_ppm: u64,

@@ -86,7 +86,6 @@ impl BenchRow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TargetOutcome {
-    /// Reached.
     Met,
     /// Not reached.
     NotMet,

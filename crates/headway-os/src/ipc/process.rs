@@ -105,7 +105,7 @@ pub fn started(pid: u32) -> Option<u64> {
     start_of(&format!("/proc/{pid}/stat"))
 }
 
-/// The same for the thread `tid` of the process `pid`.
+/// When the thread `tid` of the process `pid` was started, which tells it from a later one of that number.
 #[must_use]
 pub fn thread_started(pid: u32, tid: u32) -> Option<u64> {
     start_of(&format!("/proc/{pid}/task/{tid}/stat"))

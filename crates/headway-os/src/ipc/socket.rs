@@ -34,11 +34,8 @@ const SO_PASSRIGHTS: libc::c_int = 83;
 /// The process at the other end, as the kernel saw it when the connection was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Process.
     pub pid: u32,
-    /// User.
     pub uid: u32,
-    /// Group.
     pub gid: u32,
 }
 

@@ -20,7 +20,7 @@ struct Region {
 
 // SAFETY: the memory is only ever accessed as atomics, and unmapped once, by the owner.
 unsafe impl Send for Region {}
-// SAFETY: as above.
+// SAFETY: the memory is only ever accessed as atomics, and unmapped once, by the owner.
 unsafe impl Sync for Region {}
 
 impl Region {
@@ -123,7 +123,8 @@ impl Words {
     /// If there is none at `at`.
     #[must_use]
     pub fn word(&self, at: usize) -> &AtomicU32 {
-        // SAFETY: as above.
+        // SAFETY: the word lies in the mapping (checked), is aligned, is accessed only atomically and in this size,
+        // and the reference borrows from the mapping.
         unsafe { AtomicU32::from_ptr(self.region.word(at)) }
     }
 }

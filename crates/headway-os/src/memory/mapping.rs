@@ -115,7 +115,8 @@ impl Deref for Mapping {
 
 impl DerefMut for Mapping {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut self` excludes every other use.
+        // SAFETY: the range is mapped, zeroed at first, and owned by this value alone, and `&mut self` excludes every
+        // other use.
         unsafe { std::slice::from_raw_parts_mut(self.0.base.as_ptr(), self.0.bytes) }
     }
 }
@@ -137,7 +138,7 @@ impl MemoryFile {
         Ok(Self { fd, bytes })
     }
 
-    /// Length.
+    /// Bytes that are mapped.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes
@@ -174,7 +175,7 @@ impl View {
     /// Moves the mapping to another offset, at the same address.
     ///
     /// # Errors
-    /// As for [`View::map`]; the mapping may then be of neither offset, and must not be used.
+    /// Those of [`View::map`]; the mapping may then be of neither offset, and must not be used.
     ///
     /// # Safety
     /// Nobody uses the mapping meanwhile.
@@ -191,7 +192,7 @@ impl View {
         self.0.base.as_ptr()
     }
 
-    /// Length.
+    /// Bytes that are mapped.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.bytes

@@ -51,7 +51,7 @@ impl Attributes {
         Self { nice, runtime: slice.0, ..Self::EMPTY }
     }
 
-    /// The same, with `flags` besides.
+    /// These attributes, with `flags` besides.
     pub(super) const fn with(self, flags: u64) -> Self {
         Self { flags: self.flags | flags, ..self }
     }

@@ -206,7 +206,7 @@ impl Write for Text {
     }
 }
 
-/// As [`thread_started`](crate::ipc::thread_started), without allocating.
+/// Like [`thread_started`](crate::ipc::thread_started), without allocating.
 fn started(pid: u32, tid: u32) -> Option<u64> {
     // The last byte stays zero, as the end of the path.
     let mut path = Text([0; 64], 0);

@@ -217,7 +217,7 @@ impl Auto {
         Some(curve.at(bytes, Statistic::Median))
     }
 
-    /// The same of a request of many pieces, from the nearest number of pieces that was measured.
+    /// What a caller waits for a request of many pieces, from the nearest number of pieces that was measured.
     pub(super) fn predicted_many(
         &self,
         gpu: EndpointId,

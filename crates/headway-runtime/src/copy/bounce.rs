@@ -54,7 +54,7 @@ impl Bounce {
         Ok(Slots { bounce: self, buffer, offsets: state.free.split_off(left) })
     }
 
-    /// As [`Bounce::take`], but waits until there is at least one slot.
+    /// Like [`Bounce::take`], but waits until there is at least one slot.
     pub(super) fn await_slots(
         &self,
         gpu: &dyn Gpu,

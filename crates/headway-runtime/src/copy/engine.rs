@@ -41,7 +41,6 @@ pub(super) struct Bounds<'a> {
 /// What a method did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct EngineMoved {
-    /// Operations.
     pub(super) chunks: u64,
     /// Waiting for others' chunks.
     pub(super) waited: Nanos,

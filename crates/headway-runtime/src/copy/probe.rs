@@ -192,7 +192,7 @@ impl Bench<'_> {
         self.by_engine(Direction::H2d, bytes.len())
     }
 
-    /// Reads them likewise.
+    /// Reads the bytes of device memory.
     fn see_device(&self, bytes: &mut [u8]) -> Result<(), CopyError> {
         if self.method != Method::Pageable {
             return read(self.gpu(), &self.device, bytes).map_err(|error| self.refuse(error));

@@ -39,7 +39,7 @@ impl Copier {
         result
     }
 
-    /// The same, without clock and observer.
+    /// Makes the copy without clock and observer.
     pub(super) fn run(&self, request: &mut Request<'_>, how: How) -> Result<(Decision<'_>, EngineMoved), CopyError> {
         let gpu = &self.gpus[request.gpu];
         if request.len == 0 {

@@ -70,7 +70,7 @@ impl Copier {
         self.situation_with(request, |to| to.len() >= LOOK && memory::mostly_absent(to, samples(to.len())))
     }
 
-    /// The same, with what `is_absent` says of the pages of ordinary memory that is written.
+    /// The situation with what `is_absent` says of the pages of ordinary memory that is written.
     fn situation_with(&self, request: &Request<'_>, is_absent: impl Fn(&[u8]) -> bool) -> Option<CopySituation> {
         let gpu = &self.gpus[request.gpu];
         let kind = || request.kind(|memory| gpu.kinds.of(memory, || gpu.device.host_kind(memory))).ok();

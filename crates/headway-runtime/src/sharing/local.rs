@@ -248,7 +248,7 @@ impl Drop for LocalEngine<'_> {
     fn drop(&mut self) {
         if self.held {
             let job = self.token.job;
-            // As above.
+            // An engine of a lost GPU is gone already.
             let _ = self.token.task.local.lock().feed(&ArbiterInput::Complete { job });
         }
     }

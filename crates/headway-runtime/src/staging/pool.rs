@@ -123,7 +123,7 @@ impl StagingPool {
         Self::with_copy_loop(gpu, options, Arc::new(headway_os::copy::copy))
     }
 
-    /// As [`StagingPool::new`], with another way to copy bytes, for tests of faults. `copy_loop` makes its first argument equal to
+    /// Like [`StagingPool::new`], with another way to copy bytes, for tests of faults. `copy_loop` makes its first argument equal to
     /// its second, visible to every thread and device when it returns.
     #[must_use]
     pub fn with_copy_loop(gpu: Arc<dyn Gpu>, options: PoolOptions, copy_loop: CopyLoop) -> Self {

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Looks at a flag before parking: some 200 us, longer than an engine takes for a chunk, so that a thread that has been too
 /// fast is not woken by a system call of the thread that keeps the engine busy.
 const SPINS: u32 = 4_000;
-/// The same where a thread may share a CPU with the one that it waits for: some 20 us.
+/// Looks at a flag where a thread may share a CPU with the one that it waits for: some 20 us.
 const SPINS_FEW_CPUS: u32 = 400;
 /// As many CPUs as leave room for spinning.
 const MANY_CPUS: usize = 8;

@@ -85,7 +85,7 @@ pub struct Finished<'a> {
     pub start: Nanos,
     /// Absolute deadline.
     pub deadline: Nanos,
-    /// Completion.
+    /// When the last segment had completed.
     pub done: Nanos,
     /// Position of its GPU.
     pub gpu: u32,
@@ -93,7 +93,7 @@ pub struct Finished<'a> {
     pub from: Option<u32>,
     /// Time per share, in the order of [`SHARES`]; their sum is the response time.
     pub shares: &'a [Nanos; SHARES.len()],
-    /// The same with culprits; empty unless the observer asks for it.
+    /// Time per share with culprits; empty unless the observer asks for it.
     pub blame: &'a JobBlame,
     /// Blocking that the analysis bounds.
     pub blocked: Blocked,

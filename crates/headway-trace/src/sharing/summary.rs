@@ -68,7 +68,7 @@ pub struct SharingVerdict {
     pub misses: u64,
     /// Of these, kept waiting for longer than their bound.
     pub above_bound: u64,
-    /// The same as a sentence.
+    /// The verdict as a sentence.
     pub text: String,
 }
 
@@ -88,7 +88,7 @@ pub struct TaskFigures {
     pub max_ppm: u64,
     /// Late jobs.
     pub misses: u64,
-    /// Latest.
+    /// By how much the latest job was late.
     pub tardiness_max: Nanos,
     /// Jobs whose state was on another GPU.
     pub migrations: u64,
@@ -104,7 +104,7 @@ pub struct EngineFigures {
     pub id: String,
     /// Time in use.
     pub busy: Nanos,
-    /// The same, parts per million of the run.
+    /// Time in use, parts per million of the run.
     pub busy_ppm: u64,
 }
 

@@ -86,10 +86,10 @@ impl StreamCopier {
         Self::of(&driver, &which, machine.map(|machine| machine.profile), options)
     }
 
-    /// As [`StreamCopier::open`], with a driver that was loaded already.
+    /// Like [`StreamCopier::open`], with a driver that was loaded already.
     ///
     /// # Errors
-    /// As for [`StreamCopier::open`].
+    /// Those of [`StreamCopier::open`].
     pub fn of(
         driver: &Arc<Driver>,
         which: &WhichGpu,
@@ -160,7 +160,7 @@ impl StreamCopier {
     /// after it. It waits only if the driver's queues are full: behind some gigabytes.
     ///
     /// # Errors
-    /// As for [`StreamCopier::copy`]; and where 256 copies are under way.
+    /// Those of [`StreamCopier::copy`]; and where 256 copies are under way.
     pub fn copy_async(&self, copy: RawCopy) -> Result<CopyTicket, Error> {
         let ticket = self.ordered.copy(copy).map_err(invalid)?;
         Ok(CopyTicket { ticket: Arc::new(ticket), watched: Arc::clone(&self.watched) })

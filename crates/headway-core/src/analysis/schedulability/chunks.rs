@@ -206,7 +206,7 @@ pub fn flow_chunk_sizes(flows: &[ChunkFlow], granule: Bytes) -> Result<FlowChunk
 /// [`flow_chunk_sizes`] with slower engines, the one with the slowest.
 ///
 /// # Errors
-/// As [`flow_chunk_sizes`].
+/// Those of [`flow_chunk_sizes`].
 pub fn flow_chunk_sizes_with_margin(flows: &[ChunkFlow], granule: Bytes) -> Result<FlowChunkPlan, ChunkRefusal> {
     /// Engines slower by less than this, parts per million, are alike.
     const STEP: u64 = PPM / 1_000;

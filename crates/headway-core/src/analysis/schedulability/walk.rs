@@ -110,7 +110,7 @@ impl Demand {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     pub(super) from: u64,
-    /// Included.
+    /// The last instant of it.
     pub(super) to: u64,
     pub(super) blocking: u128,
 }

@@ -6,7 +6,7 @@ use crate::units::{Bytes, Nanos};
 /// The letters of the paper's theorems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Letters {
-    /// CPUs.
+    /// Number of CPUs.
     pub m: u64,
     /// Tokens per GPU.
     pub rho: u64,

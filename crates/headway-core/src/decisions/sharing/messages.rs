@@ -44,7 +44,6 @@ pub struct ArbiterParameters {
     pub engines: Option<EngineParameters>,
     /// Cost predictor.
     pub predictor: PredictorParameters,
-    /// Capacities.
     pub limits: ArbiterLimits,
 }
 

@@ -157,17 +157,11 @@ impl Distances {
 pub enum DistanceError {
     /// A row is not as long as there are rows.
     #[error("the distances from GPU {from} have {columns} columns; give one for each of the {gpus} GPUs")]
-    NotSquare {
-        from: usize,
-        columns: usize,
-        /// Rows.
-        gpus: usize,
-    },
+    NotSquare { from: usize, columns: usize, gpus: usize },
     /// A class is out of range, zero between two GPUs, or not zero on the diagonal.
     #[error("the distance from GPU {from} to GPU {to} is class {class}; use 0 for the same GPU and 1 to 7 otherwise")]
     Class {
         from: usize,
-        /// Column.
         to: usize,
         /// What was given.
         class: u8,

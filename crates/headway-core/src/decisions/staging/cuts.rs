@@ -20,7 +20,7 @@ const RAMP_PART_MIN: u64 = 128 << 10;
 const LINE: u64 = 64;
 /// Boundary in the caller's memory on the way out.
 const PAGE: u64 = 4 << 10;
-/// The same where pages appear as they are written, and are huge.
+/// Boundary in the caller's memory where pages appear as they are written, and are huge.
 const HUGE_PAGE: u64 = 2 << 20;
 
 /// How chunks grow.

@@ -47,7 +47,7 @@ impl TokenParameters {
         Ok(Sizes { tokens: k, queued_max: queued, length_max: length, donation })
     }
 
-    /// The same with FIFOs long enough for `gpus` GPUs, at least one: where GPUs are lost, `relaxed` may need longer ones.
+    /// These parameters with FIFOs long enough for `gpus` GPUs, at least one: where GPUs are lost, `relaxed` may need longer ones.
     pub(super) fn fitting(self, gpus: u32) -> Self {
         let tokens = self.per_gpu.saturating_mul(gpus).max(1);
         let mode = match self.mode {

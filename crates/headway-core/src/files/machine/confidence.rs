@@ -20,7 +20,7 @@ pub struct Confidence {
     /// At most this share of such batches takes longer than planned, parts per million, with a confidence of 95 %. `None` =
     /// there were no batches, so that nothing can be said.
     pub excess_ppm: Option<u64>,
-    /// The same as a sentence that begins with `none` or with the number of batches.
+    /// What it says, as a sentence that begins with `none` or with the number of batches.
     pub statement: String,
 }
 

@@ -40,7 +40,7 @@ pub(super) const ON_MISS: &[(&str, OnMiss)] =
 /// Reads a workload file whose streams have no keys of applications.
 ///
 /// # Errors
-/// As for [`parse_with`].
+/// Those of [`parse_with`].
 pub fn parse(name: &str, text: &str) -> Result<Loaded<Workload>, FileError> {
     parse_with(name, text, &[])
 }

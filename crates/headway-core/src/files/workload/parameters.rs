@@ -17,13 +17,13 @@ enum Value {
 }
 
 impl Parameters {
-    /// The same with a number.
+    /// These parameters and a number.
     #[must_use]
     pub fn with_number(self, name: &str, number: u64) -> Self {
         self.with(name, Value::Number(number))
     }
 
-    /// The same with bytes that no log and no message may hold.
+    /// These parameters and bytes that no log and no message may hold.
     #[must_use]
     pub fn with_secret(self, name: &str, bytes: &[u8]) -> Self {
         self.with(name, Value::Secret(bytes.to_vec()))
@@ -37,7 +37,7 @@ impl Parameters {
         self
     }
 
-    /// The same with all of `others`.
+    /// These parameters and all of `others`.
     #[must_use]
     pub fn and(self, others: Self) -> Self {
         others.0.into_iter().fold(self, |all, (name, value)| all.with(&name, value))

@@ -60,7 +60,7 @@ struct Load<'a> {
     use_max: Vec<u64>,
     /// Per capacity and engine: the largest use times weight of the routes counted at their first engine.
     pull_first: Vec<u128>,
-    /// The same with routes counted at their last engine.
+    /// Per capacity and engine: the largest use times weight of the routes counted at their last engine.
     pull_last: Vec<u128>,
 }
 

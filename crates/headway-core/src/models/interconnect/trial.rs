@@ -75,7 +75,7 @@ impl Judged {
         error_ppm(self.measured(), self.wcet.prediction)
     }
 
-    /// The same for each block.
+    /// The error of each block's predicted end.
     #[must_use]
     pub fn block_errors_ppm(&self) -> Vec<u64> {
         self.blocks.iter().zip(&self.blocks_predicted).map(|(took, predicted)| error_ppm(*took, *predicted)).collect()

@@ -55,14 +55,14 @@ pub enum CpuUse {
     Caller,
     /// Threads of our own that copy through pinned buffers: as many as the tuning says.
     Threads,
-    /// The same, but none where the host end is pinned.
+    /// The threads of the pool, but none where the host end is pinned.
     ThreadsUnlessPinned,
 }
 
 /// Which multiprocessors a copy keeps busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Multiprocessors {
-    /// None.
+    /// No multiprocessor is kept busy.
     Free,
     /// Those of a kernel launched for the copy.
     Launch,

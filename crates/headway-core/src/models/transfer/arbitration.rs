@@ -17,7 +17,7 @@ const SOON: u64 = 10;
 /// What a small copy may wait for beside a guest's bulk copies, at the 99th percentile, where nobody says: as beside pieces of 4 MiB
 /// on an H100 or H200.
 pub const WAIT_GUESTS: Nanos = Nanos(100_000);
-/// The same beside Headway's own copies: as beside pieces of 16 MiB there, which cost 2 % of the rate.
+/// How long small copies may wait beside Headway's own copies: as beside pieces of 16 MiB there, which cost 2 % of the rate.
 pub const WAIT_COPIES: Nanos = Nanos(350_000);
 
 /// What stands between two pieces of a bulk copy.
@@ -46,7 +46,7 @@ impl std::fmt::Display for ChunkGap {
 /// What small copies waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SmallCopyWait {
-    /// Samples.
+    /// Number of samples.
     pub n: u32,
     pub median: Nanos,
     /// [`Nanos::MAX`] = not known.
@@ -97,7 +97,7 @@ pub struct EngineArbitration {
     pub time: Nanos,
     /// Pieces with a written word behind each, by length; empty = not measured, or it cannot be had here.
     pub words: Vec<Cut>,
-    /// Pieces on two streams by turns, by length; empty = as above.
+    /// Pieces on two streams by turns, by length; empty = not measured, or there is no second stream.
     pub streams: Vec<Cut>,
     /// What a small copy of another process waits for beside a whole bulk copy; `None` = not measured.
     pub process: Option<SmallCopyWait>,

@@ -27,7 +27,7 @@ const DMA: &[(u64, u64)] =
 const PEER: &[(u64, u64)] = &[(4 * KIB, 6_700), (MIB, 9_500), (64 * MIB, 180_000)];
 /// Below this size `staged` wins on some nodes and loses on others (H100 and H200, 2026-11-25).
 const STAGED_LEAST: u64 = 4 * MIB;
-/// Window stores until they can be seen, at least twice what was measured; loads likewise.
+/// Window stores until they can be seen, at least twice what was measured.
 const WINDOW_IN: &[(u64, u64)] = &[(64, 2_000), (4 * KIB, 2_500), (64 * KIB, 8_000), (256 * KIB, 30_000)];
 const WINDOW_OUT: &[(u64, u64)] = &[(64, 2_500), (KIB, 3_500), (4 * KIB, 10_000), (64 * KIB, 150_000)];
 

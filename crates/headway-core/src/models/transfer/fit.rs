@@ -79,7 +79,6 @@ pub enum FitError {
     Shape {
         /// Position of the sample.
         sample: usize,
-        /// Copies.
         transfers: usize,
         rates: usize,
     },

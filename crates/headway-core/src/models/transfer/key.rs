@@ -38,7 +38,7 @@ pub enum HostMemory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BackgroundLoad {
-    /// Nothing.
+    /// No other copy.
     Alone,
     /// Bulk copies in the same direction.
     BulkSame,

@@ -19,7 +19,7 @@ pub struct LinkStanding {
 /// Which links a copy wants to borrow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Borrow {
-    /// None.
+    /// No link of another GPU.
     Nothing,
     /// Up to so many that nobody uses or is expected to use.
     Spare(usize),

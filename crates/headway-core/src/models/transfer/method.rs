@@ -17,13 +17,13 @@ pub enum Method {
     Dma,
     /// `dma` from or to ordinary memory that is pinned for this one copy and released behind it.
     Register,
-    /// The same in ranges: while one is copied the next is pinned, and the one before is released (Patil and Kulkarni 2021: pinned and overlapped).
+    /// Pins the memory in ranges: while one is copied the next is pinned, and the one before is released (Patil and Kulkarni 2021: pinned and overlapped).
     Pinning,
     /// Threads copy between ordinary memory and pinned buffers while the engine copies on (Cho 2018: double queuing).
     Staged,
     /// The CPU stores into and loads from mapped GPU memory (Fujii 2013: IORW).
     Window(Option<WindowMapping>),
-    /// The same through a small mapping that is moved over the GPU's memory (Fujii 2013: MEMWND).
+    /// Stores and loads of the CPU through a small mapping that is moved over the GPU's memory (Fujii 2013: MEMWND).
     PagedWindow(Option<WindowMapping>),
     /// A kernel that stays on the GPU copies on command (Fujii 2013: HUB, GPC, GPC4).
     Resident(Option<ResidentShape>),
@@ -144,7 +144,7 @@ impl Method {
         }
     }
 
-    /// The same with the form left open, of methods with mappings or shapes.
+    /// This method with the form left open, of methods with mappings or shapes.
     #[must_use]
     pub const fn any_form(self) -> Self {
         match self {

@@ -8,7 +8,7 @@ use crate::units::{Bytes, NANOS_PER_SECOND, Nanos};
 
 /// Thread blocks of a copy kernel: 8 in and 4 out reach what a copy engine does on an H200, 1 in reaches 12 GB/s.
 pub const KERNEL_BLOCKS_IN: u32 = 8;
-/// The same out of the GPU.
+/// Blocks of the copying kernel out of the GPU.
 pub const KERNEL_BLOCKS_OUT: u32 = 4;
 
 impl Tuning {

@@ -31,7 +31,7 @@ enum Test {
     Less(usize, usize),
     /// Objective of one entry against 97 % of that of another.
     Leads(usize, usize),
-    /// The same for the median.
+    /// Median of one entry against 97 % of that of another.
     MedianLeads(usize, usize),
     /// p99 of one entry against that of another.
     Tail(usize, usize),

@@ -80,7 +80,7 @@ impl Priced {
 pub enum KeptSet {
     /// The greedy algorithm's after this many combinings; 0 = the set that was given.
     Prefix(usize),
-    /// The same, of the greedy algorithm that makes no batch which blocks a shorter deadline for too long.
+    /// After this many combinings of the greedy algorithm that makes no batch which blocks a shorter deadline for too long.
     Guarded(usize),
     /// What the search made of the greedy result.
     Searched,

@@ -17,7 +17,7 @@ const REMEMBERED_MAX: usize = 1 << 16;
 /// Messages that share the slots of one of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Star {
-    /// Ascending.
+    /// Positions of messages, ascending.
     pub(super) members: Vec<u32>,
     base: u32,
     pub(super) cost: Nanos,

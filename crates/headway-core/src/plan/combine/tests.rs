@@ -51,7 +51,7 @@ fn node() -> (Machine, Vec<RouteId>) {
 enum Times {
     /// {1, 2, 5, ..., 200} ms, all from 0.
     Together,
-    /// The same, starts of 0 to 19 ms.
+    /// {1, 2, 5, ..., 200} ms, with starts of 0 to 19 ms.
     Apart,
     /// Log-uniform over 1 to 200 ms, in ns.
     Any,
@@ -79,7 +79,7 @@ fn random_set(draw: &mut Draw, routes: &[RouteId], times: Times, count: u64) -> 
     MessageSet::new((0..count).map(|_| elementary(draw, routes, times)).collect()).unwrap()
 }
 
-/// The same with shorter deadlines, granules, sporadic messages, and some messages twice, so that gains are equal.
+/// The set with shorter deadlines, granules, sporadic messages, and some messages twice, so that gains are equal.
 fn varied(draw: &mut Draw, set: MessageSet) -> MessageSet {
     let mut elementary = set.elementary;
     for at in 0..elementary.len() {

@@ -6,7 +6,7 @@ use crate::plan::Division;
 use crate::plan::stream::{Fluid, Margins, Rectangle, SearchReach, search};
 use crate::units::{NANOS_PER_SECOND, PPM};
 
-/// As [`super::best`], with every stream that may run on either given its place.
+/// Like [`super::best`], with every stream that may run on either given its place.
 pub(super) fn best(machine: &Machine, workload: &Workload, options: PlanOptions) -> Result<Plan, PlanError> {
     let either: Vec<usize> =
         (0..workload.streams.len()).filter(|&at| workload.streams[at].gpu == StreamPlacement::Either).collect();

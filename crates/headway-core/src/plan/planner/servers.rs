@@ -169,7 +169,7 @@ impl Planner<'_> {
         Ok(setup.saturating_add(rate.time_for(bytes)))
     }
 
-    /// As [`Self::copy_time`] at the rate that the route keeps while all of `used` copy.
+    /// Like [`Self::copy_time`] at the rate that the route keeps while all of `used` copy.
     pub(super) fn copy_time_beside(
         &self,
         route: RouteId,
@@ -195,7 +195,7 @@ impl Planner<'_> {
         self.keeps_beside(route, &concurrent, domains)
     }
 
-    /// The same while all of `concurrent`, the route itself included, copy.
+    /// The rate that a route keeps while all of `concurrent`, the route itself included, copy.
     fn keeps_beside(
         &self,
         route: RouteId,

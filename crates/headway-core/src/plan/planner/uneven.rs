@@ -399,7 +399,7 @@ impl Search {
     }
 }
 
-/// The same part of the deadline for every step.
+/// An equal part of the deadline for every step.
 fn equal(deadline: Nanos, costs: &[Nanos], _: usize) -> u64 {
     deadline.0 / costs.len() as u64
 }

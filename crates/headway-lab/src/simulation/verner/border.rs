@@ -57,7 +57,6 @@ pub fn site(machine: &Machine) -> Result<Site, SiteError> {
 /// Which pools are looked at, and how closely.
 #[derive(Clone, Debug)]
 pub struct BorderStudy {
-    /// Workloads.
     pub kinds: Vec<StreamKind>,
     /// Readings of the distributions.
     pub readings: Vec<Reading>,

@@ -68,7 +68,7 @@ pub fn history(machine: &Machine, seed: u64, changes: u32) -> Tally {
     run(machine, seed, changes).tally
 }
 
-/// The same, after which jobs take `percent` of what they may for 20 ms, then no more than that again: what happened until
+/// A history after which jobs take `percent` of what they may for 20 ms, then no more than that again: what happened until
 /// 200 ms later, and in the 100 ms that follow.
 #[must_use]
 pub fn disturbed(machine: &Machine, seed: u64, changes: u32, percent: u64) -> (Tally, Tally) {

@@ -30,7 +30,7 @@ pub enum Reading {
 }
 
 impl Reading {
-    /// Both.
+    /// Both readings.
     pub const ALL: [Self; 2] = [Self::Truncate, Self::Clip];
 
     /// As tables write it.

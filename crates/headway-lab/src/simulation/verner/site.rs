@@ -70,7 +70,7 @@ pub struct Site {
     /// Guaranteed rates with all copies under way, in and out by GPU.
     kept: Vec<(Rate, Rate)>,
     cpu: Rate,
-    /// The same without set-up times: cheaper than anything that can run.
+    /// This site without set-up times: cheaper than anything that can run.
     lean: Option<Box<Self>>,
 }
 

@@ -68,7 +68,7 @@ fn explore(scope: Scope, removals: Removals) -> (usize, usize) {
     explore_and(scope, removals, |_| ())
 }
 
-/// The same; every state is shown to `visit`.
+/// Explores `scope` and shows every state to `visit`.
 fn explore_and(scope: Scope, removals: Removals, mut visit: impl FnMut(&TokenAllocator)) -> (usize, usize) {
     let (start, _) = Snapshot::of(&scope.allocator(), |_| None);
     let mut seen = BTreeSet::from([start.clone()]);

@@ -28,7 +28,7 @@ fn curve(points: &[(u64, u64, u64, u64)]) -> Curve {
     curve_of(100, points)
 }
 
-/// The same, of `n` samples.
+/// A curve whose points have `n` samples.
 fn curve_of(n: u32, points: &[(u64, u64, u64, u64)]) -> Curve {
     let point = |&(bytes, median, p99, max)| CurvePoint {
         bytes: Bytes(bytes),

@@ -16,7 +16,7 @@ use crate::Error;
 pub(super) const KERNEL: &str = "aes128-cbc";
 /// Cycles from the arrival of a byte to the end of its last step: gather, in, encrypt, out.
 pub(super) const CYCLES: u64 = 4;
-/// The same on a core of the CPU: gather, encrypt.
+/// Cycles of a stream on a core of the CPU: gather, encrypt.
 pub(super) const CYCLES_ON_CPU: u64 = 2;
 /// The pool has as many streams as kernels could encrypt if they were so many times as fast as the machine file says.
 const BEYOND: u64 = 4;
