@@ -2,7 +2,7 @@
 //!
 //! ```no_run
 //! use headway_broker::{Client, OnLoss, TaskShape, place};
-//! use headway_core::decisions::engine_lock::{Operation, Work};
+//! use headway_core::decisions::engine_lock::{EngineWork, LockedOperation};
 //! use headway_core::decisions::sharing::ClusterId;
 //! use headway_core::units::{Bytes, Nanos};
 //!
@@ -13,7 +13,7 @@
 //!                         segments: Vec::new(), thread: None };
 //! let mut task = client.register(shape)?;
 //! let mut gpu = task.acquire(headway_os::clock::now(), 0, None)?;
-//! let copy = Operation { work: Work::CopyIn, bytes: Bytes(1 << 20), predicted: Nanos(0), budget: Nanos(0) };
+//! let copy = LockedOperation { work: EngineWork::CopyIn, bytes: Bytes(1 << 20), predicted: Nanos(0), budget: Nanos(0) };
 //! let engine = gpu.engine(copy)?; // copy one chunk, wait until it has ended
 //! engine.release();
 //! gpu.release(Nanos(3_000_000));

@@ -1,25 +1,25 @@
 //! Sharing GPUs between the tasks of one process, or of many: the same calls, with an arbiter of one's own or a broker's.
 //!
 //! ```
-//! use headway_core::decisions::engine_lock::{Operation, Work};
+//! use headway_core::decisions::engine_lock::{EngineWork, LockedOperation};
 //! use headway_core::units::{Bytes, Nanos};
 //! use headway_runtime::sharing::{Sharing, TaskShape};
 //! # use headway_core::decisions::predictor::PredictorParameters;
-//! # use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters, Distances, GpuId, Limits, ModelId};
-//! # use headway_core::decisions::token::{Mode, TokenParameters};
+//! # use headway_core::decisions::sharing::{ArbiterLimits, ArbiterParameters, ClusterId, ClusterParameters, Distances, GpuId, ModelId};
+//! # use headway_core::decisions::token::{TokenMode, TokenParameters};
 //! # fn main() -> Result<(), headway_runtime::sharing::SharingError> {
-//! # let tokens = TokenParameters { cpus: 4, per_gpu: 2, mode: Mode::Optimal, affinity: true, discount_holder: false };
+//! # let tokens = TokenParameters { cpus: 4, per_gpu: 2, mode: TokenMode::Optimal, affinity: true, discount_holder: false };
 //! # let cluster = ClusterParameters { id: ClusterId(0), gpus: vec![GpuId(0)], models: vec![ModelId(0)],
 //! #                                   distances: Distances::uniform(1), tokens };
 //! # let parameters = ArbiterParameters { clusters: vec![cluster], engines: None,
-//! #                                      predictor: PredictorParameters::default(), limits: Limits::default() };
+//! #                                      predictor: PredictorParameters::default(), limits: ArbiterLimits::default() };
 //! let sharing = Sharing::local(parameters)?;
 //! # let shape = TaskShape { name: "klt".into(), cluster: ClusterId(0), period: Nanos(50_000_000),
 //! #     deadline: Nanos(50_000_000), state: Bytes(0), segments: Vec::new(), thread: None };
 //! let mut task = sharing.register(shape)?;
 //! let mut job = task.job(headway_os::clock::now());
 //! let mut gpu = job.acquire(None)?;
-//! let run = Operation { work: Work::Execute, bytes: Bytes(0), predicted: Nanos(0), budget: Nanos(0) };
+//! let run = LockedOperation { work: EngineWork::Execute, bytes: Bytes(0), predicted: Nanos(0), budget: Nanos(0) };
 //! gpu.engine(run)?.release(); // launch kernels, wait until they have ended
 //! gpu.release(Nanos(2_000_000));
 //! # Ok(())

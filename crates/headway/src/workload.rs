@@ -32,9 +32,9 @@ pub fn open(path: &Path) -> Result<Loaded<Workload>, Error> {
 ///
 /// ```
 /// use headway::units::{Bytes, Nanos};
-/// use headway::workload::{Step, Stream, Workload, check};
+/// use headway::workload::{Stream, StreamStep, Workload, check};
 ///
-/// let steps = vec![Step::into_gpu(), Step::compute("spin"), Step::out_of_gpu()];
+/// let steps = vec![StreamStep::into_gpu(), StreamStep::compute("spin"), StreamStep::out_of_gpu()];
 /// let camera = Stream::new("camera", Bytes(64 << 10), Nanos(1_000_000), Nanos(20_000_000), steps);
 /// let workload = check(&Workload { streams: vec![camera], ..Workload::new("cameras") })?;
 /// assert_eq!(workload.value.streams.len(), 1);
