@@ -6,6 +6,7 @@ mod arrows;
 mod circles;
 mod docs;
 mod layout;
+mod names;
 mod numbers;
 mod packaging;
 mod pages;
@@ -57,6 +58,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     findings.extend(rust::check(&tree));
     findings.extend(circles::check(&tree));
     findings.extend(docs::check(&tree));
+    findings.extend(names::check(&tree));
     findings.extend(layout::check_text(&tree));
     findings.extend(layout::check_places(&tree));
     findings.extend(pages::check_links(&tree));

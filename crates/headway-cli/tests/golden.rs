@@ -201,7 +201,7 @@ fn doctor_without_a_gpu_says_so_with_a_remedy_once_and_exits_0() {
         "{answer:?}"
     );
     assert_eq!(answer.out.matches("install the NVIDIA driver, or name").count(), 1, "{answer:?}");
-    assert!(answer.out.contains("missing  ways of copying none is available: there is no GPU"), "{answer:?}");
+    assert!(answer.out.contains("missing  methods of copying none is available: there is no GPU"), "{answer:?}");
     assert!(answer.out.contains("pageable, dma, "), "{answer:?}");
     // With `--backend cuda` the answer is "no".
     assert!(headway(place.path(), &["doctor", "--backend", "cuda"]).exits(1).out.contains("missing  CUDA driver"));

@@ -270,7 +270,7 @@ pub(crate) unsafe extern "C" fn dlsym(library: *mut c_void, name: *const c_char)
 /// The replaced `dlsym`; the real one reads the caller from its link register.
 ///
 /// # Safety
-/// As for `dlsym`.
+/// The caller keeps the promise of `dlsym`.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]

@@ -124,6 +124,7 @@ pub fn explain(question: &Question) -> Result<Explanation, Error> {
 /// Every method that `profile` has a curve of, as what may be used.
 #[doc(hidden)]
 #[must_use]
+#[doc(hidden)]
 pub fn measured_methods(profile: &Profile) -> Available {
     let methods = profile.curves.keys().map(|key| key.method).collect();
     Available { methods, multipath: true, ..Available::default() }

@@ -46,6 +46,8 @@ pub mod guest;
 #[doc(hidden)]
 pub mod jobs;
 #[doc(hidden)]
+pub mod keep;
+#[doc(hidden)]
 pub mod path_text;
 #[doc(hidden)]
 pub mod stamp;

@@ -35,6 +35,9 @@ fn of(source: &Source) -> Vec<Finding> {
                 "the comment says what the name says, use none, or what the name does not say (unit, range, source)";
             findings.push(Finding::new(&source.path, number + 1, message));
         }
+        if is_one_word(&comments, number) && !repeats(&code, &comments, number) {
+            findings.push(Finding::new(&source.path, number + 1, "a comment of one word, use a sentence or none"));
+        }
         let is_item = ITEMS.iter().any(|item| line.trim_start().starts_with(&format!("{item} ")));
         let is_program = PROGRAMS.iter().any(|program| source.path.starts_with(program));
         // Of a method that only tells something, the name says what. In macros the caller has the comment.
@@ -64,6 +67,17 @@ fn is_documented(code: &[&str], comments: &[&str], item: usize) -> bool {
         }
     }
     false
+}
+
+/// Whether this line is a whole doc comment of a single plain word. A name in backticks says what something is elsewhere.
+fn is_one_word(comments: &[&str], line: usize) -> bool {
+    let doc = |line: usize| comments.get(line).and_then(|comment| comment.strip_prefix("///"));
+    let has_neighbour = doc(line + 1).is_some() || line.checked_sub(1).is_some_and(|before| doc(before).is_some());
+    let is_word = |text: &str| {
+        let word = text.trim().trim_end_matches('.');
+        !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_alphabetic())
+    };
+    doc(line).is_some_and(is_word) && !has_neighbour
 }
 
 /// Whether this line is a comment of few words, all of which are in the item behind it.
@@ -134,13 +148,22 @@ mod tests {
             assert!(found.len() == 1 && found[0].contains(":1: error: the comment says"), "{text}: {found:?}");
         }
         for text in [
-            "/// Nanoseconds.\n    since: u64,\n",
+            "/// In nanoseconds.\n    since: u64,\n",
             "/// `None` = none.\n    rate: Option<Rate>,\n",
             "/// The rate.\n    /// `None` = unknown.\n    rate: Option<Rate>,\n",
             "/// Longest of all.\n    copy: u64,\n",
             "/// At 1 GiB.\n    at: u64,\n",
         ] {
             assert_eq!(found(text), [""; 0], "{text}");
+        }
+    }
+
+    #[test]
+    fn comments_of_one_word_are_found() {
+        let found = found("/// Nanoseconds.\n    since: u64,\n");
+        assert!(found.len() == 1 && found[0].contains(":1: error: a comment of one word"), "{found:?}");
+        for text in ["/// `cuMemcpy`.\n    call: u64,\n", "/// Nanoseconds\n/// since the epoch.\n    since: u64,\n"] {
+            assert_eq!(self::found(text), [""; 0], "{text}");
         }
     }
 

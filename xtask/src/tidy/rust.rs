@@ -18,12 +18,15 @@ const CRATES_IN_PROGRAMS: [&str; 8] = [
 const STARTS_THREADS: &str = "crates/headway-os/src/threads.rs";
 /// Words that mark unfinished work in comments.
 const LEFTOVER_WORDS: [&str; 3] = ["FIXME", "TODO", "XXX"];
+/// Words that point at a comment somewhere before or behind.
+const POINTERS: [&str; 2] = ["as above", "as below"];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in &sources(tree) {
         module_doc(source, &mut findings);
         leftovers(source, &mut findings);
+        pointers(source, &mut findings);
         unwraps(source, &mut findings);
         threads_with_signals(source, &mut findings);
     }
@@ -42,6 +45,15 @@ fn leftovers(source: &Source, findings: &mut Vec<Finding>) {
         for at in words(&source.comments, word) {
             findings.push(Finding::new(&source.path, source.line(at), leftover_word(word)));
         }
+    }
+}
+
+/// Comments that leave it to the reader to find which one they mean.
+fn pointers(source: &Source, findings: &mut Vec<Finding>) {
+    let comments = source.comments.to_ascii_lowercase();
+    for at in POINTERS.iter().flat_map(|words| comments.match_indices(words)).map(|(at, _)| at) {
+        let message = "a comment that points at another one, use what that one says";
+        findings.push(Finding::new(&source.path, source.line(at), message));
     }
 }
 
@@ -148,6 +160,13 @@ mod tests {
         finds("//! A.\n// FIXME: b\n", 2, "FIXME");
         accepts("//! A.\nconst A: &str = \"todo!() TODO\"; // XXXX\n");
         assert_eq!(check_other_language("a.py", "a\n# TODO b\n").len(), 1);
+    }
+
+    #[test]
+    fn comments_that_point_at_others_are_found() {
+        finds("//! A.\n// SAFETY: as above.\nfn a() {}\n", 2, "points at another one");
+        finds("//! A.\n/// The same as above, twice.\nfn a() {}\n", 2, "points at another one");
+        accepts("//! A.\nconst A: &str = \"as above\"; // The bound above holds.\n");
     }
 
     #[test]

@@ -35,7 +35,6 @@ const SO_PASSRIGHTS: libc::c_int = 83;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     pub pid: u32,
-    pub pid: u32,
     pub uid: u32,
     pub gid: u32,
 }

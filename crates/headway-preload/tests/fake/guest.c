@@ -40,7 +40,7 @@ static void resolve(const char *lookup) {
     out_async = cuMemcpyDtoHAsync_v2, out = cuMemcpyDtoH_v2, in = cuMemcpyHtoD_v2;
     (void)lookup;
 #else
-    if (!strcmp(road, "dlsym")) {
+    if (!strcmp(lookup, "dlsym")) {
 #define PLAIN(place, name) place = need(dlsym(driver, name), name)
         PLAIN(init, "cuInit"); PLAIN(retain, "cuDevicePrimaryCtxRetain"); PLAIN(alloc, "cuMemAlloc_v2");
         PLAIN(release, "cuDevicePrimaryCtxRelease_v2"); PLAIN(out_async, "cuMemcpyDtoHAsync_v2"); PLAIN(out, "cuMemcpyDtoH_v2");

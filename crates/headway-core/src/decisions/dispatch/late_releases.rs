@@ -23,7 +23,7 @@ use crate::units::Nanos;
 
 /// A job that waits until it counts as released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Held {
+struct HeldJob {
     release: Nanos,
     pipeline: u32,
     cycle: u64,
@@ -89,7 +89,7 @@ impl LateReleases {
         self.last[job.pipeline as usize][job.step as usize] = Some(LastJob { release, nominal, rests });
         if release > now {
             let StepInstance { pipeline, cycle, step: at } = job;
-            self.held[step.server as usize].push(Reverse(Held { release, pipeline, cycle, step: at, nominal }));
+            self.held[step.server as usize].push(Reverse(HeldJob { release, pipeline, cycle, step: at, nominal }));
         }
         release
     }
@@ -124,7 +124,7 @@ impl LateReleases {
     }
 }
 
-impl Held {
+impl HeldJob {
     const fn job(&self) -> StepInstance {
         StepInstance { pipeline: self.pipeline, cycle: self.cycle, step: self.step }
     }
