@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use headway_core::decisions::broker::log::{BrokerLogLine, BrokerLogStart, Fed, StartReason};
-use headway_core::decisions::broker::{Action, Book, Input, KnownProcess, Roster, Use};
+use headway_core::decisions::broker::{Action, Book, Input, KnownProcess, Roster, UserAccount};
 use headway_core::decisions::engine_lock::LockId;
 use headway_core::decisions::sharing::{ArbiterMemory, ClusterId, JobId, TokenId};
 use headway_core::units::Nanos;
@@ -255,7 +255,7 @@ impl Journal {
     }
 
     /// Has the next broker know whom to wait for.
-    pub(super) fn serve(&mut self, now: Nanos, served: impl Iterator<Item = KnownProcess>, users: Vec<Use>) {
+    pub(super) fn serve(&mut self, now: Nanos, served: impl Iterator<Item = KnownProcess>, users: Vec<UserAccount>) {
         if let Err(error) = self.record.serve(served.collect(), users) {
             let what = self.record.describe(&error);
             self.fail(now, what);

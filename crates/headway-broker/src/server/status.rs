@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use headway_core::decisions::broker::{Book, BookTask, EnginePhase, GrantedToken, TokenRequest};
+use headway_core::decisions::broker::{Book, BookTask, EnginePhase, GrantedToken, OpenRequest};
 use headway_core::decisions::sharing::{ClientId, GpuId, TaskId};
 use headway_core::units::Nanos;
 
@@ -123,7 +123,7 @@ fn gpu_status(book: &Book, sees: &impl Fn(ClientId) -> bool) -> Vec<GpuStatus> {
     book.gpus().iter().map(status).collect()
 }
 
-fn job_status(now: Nanos, id: TaskId, task: &BookTask, open: &TokenRequest) -> JobStatus {
+fn job_status(now: Nanos, id: TaskId, task: &BookTask, open: &OpenRequest) -> JobStatus {
     let phase = match open.granted {
         None => Phase::WaitsForToken,
         Some(GrantedToken { gpu, token }) => {

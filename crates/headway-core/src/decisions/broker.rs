@@ -39,8 +39,8 @@ pub use messages::{
 };
 pub use places::leaves_room;
 use recovery::Recovery;
-pub use tasks::{BookTask, BrokerClient, ClientEnd, EnginePhase, EngineRequest, GrantedToken, TokenRequest};
-pub use turns::Use;
+pub use tasks::{BookTask, BrokerClient, ClientEnd, EnginePhase, EngineRequest, GrantedToken, OpenRequest};
+pub use turns::UserAccount;
 use turns::{Turns, longest_hold};
 pub use usage::{Counts, LimitUse, UserStatus};
 
@@ -393,7 +393,7 @@ impl Book {
 
     /// What the next broker must know of users.
     #[must_use]
-    pub fn users(&self) -> Vec<Use> {
+    pub fn users(&self) -> Vec<UserAccount> {
         self.turns.accounts()
     }
 }

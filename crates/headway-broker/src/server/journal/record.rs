@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use super::{DiskFaults, Holders, allowed, is_passing};
 use crate::error::ServerError;
 use crate::folder::{Folder, with_ending};
-use headway_core::decisions::broker::{KnownProcess, Roster, Use};
+use headway_core::decisions::broker::{KnownProcess, Roster, UserAccount};
 
 const SCHEMA: u32 = 1;
 /// Largest file that is read: thousands of clients with all tasks that they may have.
@@ -48,7 +48,7 @@ struct State {
     boot: String,
     clients: Vec<KnownProcess>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    users: Vec<Use>,
+    users: Vec<UserAccount>,
 }
 
 /// What a slot is about.
@@ -69,7 +69,7 @@ pub(super) struct Record {
     slots: Vec<Entry>,
     /// What the state file is to say, and whether it does.
     clients: Vec<KnownProcess>,
-    users: Vec<Use>,
+    users: Vec<UserAccount>,
     is_written: bool,
     is_complete: bool,
     /// Whether the broker answers only after it has written: then nothing is ever missing.
@@ -342,7 +342,7 @@ impl Record {
     }
 
     /// Records the clients.
-    pub(super) fn serve(&mut self, clients: Vec<KnownProcess>, users: Vec<Use>) -> io::Result<()> {
+    pub(super) fn serve(&mut self, clients: Vec<KnownProcess>, users: Vec<UserAccount>) -> io::Result<()> {
         if self.is_written && self.clients == clients && self.users == users {
             return Ok(());
         }

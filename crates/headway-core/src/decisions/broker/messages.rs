@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::turns::Use;
+use super::turns::UserAccount;
 use crate::decisions::engine_lock::{LockId, LockedOperation};
 use crate::decisions::sharing::{
     ArbiterParameters, ArbiterRefused, ClientId, ClusterId, GpuId, JobId, JobPriority, JobSegment, TaskId, TokenId,
@@ -202,7 +202,7 @@ pub struct Roster {
     /// The processes that it served and that live.
     pub clients: Vec<KnownProcess>,
     /// What its users had used.
-    pub users: Vec<Use>,
+    pub users: Vec<UserAccount>,
     /// The holder of each token, as far as the record could be written.
     pub held: BTreeMap<(ClusterId, TokenId), JobId>,
     /// The last holder of each engine, other than by lease.

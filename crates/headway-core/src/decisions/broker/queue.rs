@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::messages::{Action, RefusalReason};
 use super::turns::Asker;
-use super::{Book, BookTask, TokenRequest};
+use super::{Book, BookTask, OpenRequest};
 use crate::decisions::engine_lock::LockOrder;
 use crate::decisions::sharing::{ArbiterInput, ClusterId, JobId};
 use crate::units::Nanos;
@@ -43,7 +43,7 @@ impl Book {
     }
 
     /// Open requests in a cluster, with their tasks.
-    fn open_in(&self, cluster: ClusterId) -> impl Iterator<Item = (&BookTask, &TokenRequest)> {
+    fn open_in(&self, cluster: ClusterId) -> impl Iterator<Item = (&BookTask, &OpenRequest)> {
         let tasks = self.tasks.values().filter(move |task| task.cluster == cluster);
         tasks.filter_map(|task| Some((task, task.open.as_ref()?)))
     }

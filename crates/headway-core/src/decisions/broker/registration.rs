@@ -3,7 +3,7 @@
 use super::engines::unknown_use;
 use super::limits::{REQUEST_BYTES, declared};
 use super::messages::{Action, ClientProcess, HeldToken, Reply, ResumedTask, Slot, TASKS_MAX, TaskShape};
-use super::{Book, BookTask, BrokerClient, EnginePhase, EngineRequest, TokenRequest};
+use super::{Book, BookTask, BrokerClient, EnginePhase, EngineRequest, OpenRequest};
 use crate::decisions::engine_lock::{EngineRole, LockId};
 use crate::decisions::sharing::{
     ArbiterInput, ArbiterRefused, ClientId, ClusterId, GpuId, JobId, JobPriority, TaskId, TaskParameters,
@@ -288,7 +288,7 @@ impl Book {
         let slot = Slot { number: held.slot, generation: held.generation };
         if let Some(task) = self.tasks.get_mut(&id) {
             task.last_release = Some(release);
-            task.open = Some(TokenRequest { entered: true, ..TokenRequest::new(key, slot, now) });
+            task.open = Some(OpenRequest { entered: true, ..OpenRequest::new(key, slot, now) });
         }
         self.feed(now, &ArbiterInput::Adopt { key, token: held.token }).map_err(|error| error.to_string())?;
         for engine in engines_in_use(held) {

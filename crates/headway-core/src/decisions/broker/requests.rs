@@ -2,17 +2,17 @@
 
 use super::limits::{REQUEST_BYTES, USED_BYTES};
 use super::messages::{Action, RefusalReason, Slot};
-use super::{Book, EnginePhase, TokenRequest};
+use super::{Book, EnginePhase, OpenRequest};
 use crate::decisions::sharing::{ArbiterInput, ClientId, GpuId, JobId, JobPriority, TokenOutcome};
 use crate::units::Nanos;
 
 impl Book {
-    pub(super) fn open_mut(&mut self, job: JobId) -> Option<&mut TokenRequest> {
+    pub(super) fn open_mut(&mut self, job: JobId) -> Option<&mut OpenRequest> {
         self.tasks.get_mut(&job.task)?.open.as_mut().filter(|open| open.key.job == job)
     }
 
     /// The open request, if the task is the client's and that is served: what a client that is gone has left to be read no longer counts.
-    pub(super) fn own_open(&mut self, client: ClientId, job: JobId) -> Option<&mut TokenRequest> {
+    pub(super) fn own_open(&mut self, client: ClientId, job: JobId) -> Option<&mut OpenRequest> {
         self.tasks.get(&job.task).filter(|task| task.client == client && self.is_served(client))?;
         self.open_mut(job)
     }
@@ -48,7 +48,7 @@ impl Book {
         self.counts.clamped += u64::from(times.counted != release);
         task.last_release = Some(times.separated);
         let key = JobPriority { deadline: times.deadline, release: times.counted, job };
-        task.open = Some(TokenRequest { acquisition, ..TokenRequest::new(key, slot, now) });
+        task.open = Some(OpenRequest { acquisition, ..OpenRequest::new(key, slot, now) });
         self.queue(now, job);
         true
     }

@@ -54,7 +54,7 @@ pub struct BookTask {
     pub(super) has_thread: bool,
     /// The release from which that of the next job is separated.
     pub last_release: Option<Nanos>,
-    pub open: Option<TokenRequest>,
+    pub open: Option<OpenRequest>,
 }
 
 /// A token of a GPU.
@@ -66,7 +66,7 @@ pub struct GrantedToken {
 
 /// The open request of a task for a token.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct TokenRequest {
+pub struct OpenRequest {
     pub key: JobPriority,
     /// Which request of its job.
     pub(super) acquisition: u32,
@@ -84,7 +84,7 @@ pub struct TokenRequest {
     pub engines: Option<EngineRequest>,
 }
 
-impl TokenRequest {
+impl OpenRequest {
     pub(super) const fn new(key: JobPriority, slot: Slot, since: Nanos) -> Self {
         Self {
             key,

@@ -40,7 +40,7 @@ const USERS_MAX: usize = 1_024;
 
 /// What a user has used of a cluster, as it is written down for the next broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Use {
+pub struct UserAccount {
     pub cluster: ClusterId,
     pub uid: u32,
     /// Time for which it held tokens, and how much of it counts now: when that was reckoned.
@@ -54,7 +54,7 @@ pub struct Use {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct User {
-    account: Use,
+    account: UserAccount,
     /// When a request of its was last seen open.
     seen: Nanos,
 }
@@ -121,7 +121,7 @@ fn halved(used: Nanos, passed: Nanos, half_life: Nanos) -> Nanos {
     Nanos(u64::try_from(left).unwrap_or(u64::MAX))
 }
 
-impl Use {
+impl UserAccount {
     fn decay(&mut self, now: Nanos, half_life: Nanos) {
         self.used = halved(self.used, now.saturating_sub(self.counted), half_life);
         self.counted = now;
@@ -138,7 +138,7 @@ impl Use {
 
 impl Turns {
     /// Goes on from the accounts that the former broker recorded.
-    pub(super) fn new(watchdog: Nanos, longest: Nanos, before: Vec<Use>, now: Nanos) -> Self {
+    pub(super) fn new(watchdog: Nanos, longest: Nanos, before: Vec<UserAccount>, now: Nanos) -> Self {
         let half_life = Nanos((longest.0 / HALF_LIFE).max(1));
         let mut this = Self { ledgers: BTreeMap::new(), watchdog, half_life, written: now };
         for account in before.into_iter().filter(|account| account.counted <= now) {
@@ -168,7 +168,7 @@ impl Turns {
             }
         }
         ledger.users.entry(uid).or_insert_with(|| User {
-            account: Use {
+            account: UserAccount {
                 cluster,
                 uid,
                 used: Nanos::ZERO,
@@ -265,7 +265,7 @@ impl Turns {
     }
 
     /// What the next broker is to know.
-    pub(super) fn accounts(&self) -> Vec<Use> {
+    pub(super) fn accounts(&self) -> Vec<UserAccount> {
         // Where no second user ever asked, there is nothing to tell.
         let ledgers = self.ledgers.values().filter(|ledger| ledger.users.len() > 1);
         ledgers.flat_map(|ledger| ledger.users.values()).map(|user| user.account).collect()
