@@ -16,7 +16,7 @@ const VARIABLE: &str = "HEADWAY_LOG";
 /// What the targets of all events begin with.
 const PREFIX: &str = "headway::";
 /// The parts of Headway that have events.
-const PARTS: [&str; 4] = ["broker", "copy", "run", "staging"];
+const PARTS: [&str; 6] = ["broker", "copy", "dispatch", "plan", "run", "staging"];
 
 /// Has events written that `HEADWAY_LOG` asks for; nothing without it.
 ///

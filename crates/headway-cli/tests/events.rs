@@ -22,6 +22,10 @@ fn events_of_a_run_are_written_where_they_are_asked_for_and_not_by_default() {
     let said = |value: &str| String::from_utf8(told(value).stderr).unwrap();
     let text = said("info");
     assert!(text.lines().any(|line| line.contains(" INFO  run: run begins gpus=")), "{text}");
+    let text = said("plan=debug,dispatch=debug");
+    for told in [" DEBUG plan: strategy tried strategy=", " DEBUG plan: server judged server=", " DEBUG dispatch: told at="] {
+        assert!(text.lines().any(|line| line.contains(told)), "{told}: {text}");
+    }
     let text = said("run=warn,copy=trace");
     assert!(!text.contains("run begins"), "{text}");
 }

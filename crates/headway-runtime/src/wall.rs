@@ -571,6 +571,7 @@ impl Driver<'_> {
     fn drain(&mut self, now: Nanos, log: &mut impl FnMut(&LogRecord)) -> Result<(), RunError> {
         while let Some(action) = self.dispatcher.poll_action() {
             log(&LogRecord { at: now, what: RecordBody::Action(action.clone()) });
+            event!(TRACE, "headway::dispatch", "decided", at = now, what = format_args!("{action:?}"));
             match action {
                 DispatchAction::Submit { operation, pipeline, cycle, step, index, offset, bytes } => {
                     let planned = &self.plan.pipelines[pipeline as usize];
@@ -604,6 +605,7 @@ impl Driver<'_> {
         let mut stopped = None;
         while let Some(event) = self.events.pop_front().or_else(|| self.dispatcher.poll_event()) {
             log(&LogRecord { at: now, what: RecordBody::Event(event.clone()) });
+            event!(DEBUG, "headway::dispatch", "told", at = now, what = format_args!("{event:?}"));
             if let DispatchEvent::Missed { stream, packet, by } = event {
                 let planned = &self.plan.streams[stream as usize];
                 if planned.on_miss == OnMiss::Stop {

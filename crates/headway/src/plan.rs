@@ -14,6 +14,7 @@ pub use headway_core::plan::{
 use std::collections::BTreeSet;
 
 use headway_core::units::Nanos;
+use headway_os::event;
 
 use crate::machine::Machine;
 use crate::workload::{Loaded, Workload};
@@ -97,5 +98,37 @@ pub fn make(machine: &Machine, workload: &Loaded<Workload>, options: PlanOptions
         }
     })?;
     why::explain(&mut plan, machine);
+    tell(&plan);
     Ok(plan)
+}
+
+/// Tells subscribers what the planner tried, how it judged each server, and what it restricted.
+fn tell(plan: &Plan) {
+    for tried in &plan.alternatives {
+        event!(
+            DEBUG,
+            "headway::plan",
+            "strategy tried",
+            strategy = tried.strategy,
+            outcome = format_args!("{:?}", tried.outcome),
+            utilisation_ppm = tried.utilisation_ppm,
+            margin_ppm = format_args!("{:?}", tried.margin_ppm)
+        );
+    }
+    for server in &plan.servers {
+        let verdict = &server.verdict;
+        event!(
+            DEBUG,
+            "headway::plan",
+            "server judged",
+            server = server.name,
+            outcome = format_args!("{:?}", verdict.outcome),
+            model = verdict.model,
+            margin_ppm = format_args!("{:?}", verdict.margin_ppm),
+            violation = format_args!("{:?}", verdict.violation)
+        );
+    }
+    for note in &plan.verdict.notes {
+        event!(DEBUG, "headway::plan", "restricted", what = note);
+    }
 }
