@@ -140,7 +140,7 @@ enum headway_status headway_copier_open(int gpu,
  As `headway_copier_open`, for the GPU with a UUID as `nvidia-smi -L` prints it.
 
  # Safety
- As for `headway_copier_open`; `uuid` is a text that ends with 0.
+ The caller keeps the promise of `headway_copier_open`; `uuid` is a text that ends with 0.
  */
 enum headway_status headway_copier_open_uuid(const char *uuid,
                                              const struct headway_options *options,
@@ -177,7 +177,7 @@ enum headway_status headway_copy(const struct headway_copier *copier,
  caller's, to be freed with `headway_ticket_free`.
 
  # Safety
- As for `headway_copy`, until the ticket says that the copy has ended. `ticket` points to a place for the result.
+ The caller keeps the promise of `headway_copy`, until the ticket says that the copy has ended. `ticket` points to a place for the result.
  */
 enum headway_status headway_copy_async(const struct headway_copier *copier,
                                        void *to,
@@ -198,7 +198,7 @@ enum headway_status headway_ticket_query(const struct headway_ticket *ticket);
  Waits until the copy has ended, for `timeout_ns` nanoseconds at most (`HEADWAY_STATUS_TIMEOUT`; the copy goes on).
 
  # Safety
- As for `headway_ticket_query`.
+ The caller keeps the promise of `headway_ticket_query`.
  */
 enum headway_status headway_ticket_wait(const struct headway_ticket *ticket,
                                         uint64_t timeout_ns);
@@ -208,7 +208,7 @@ enum headway_status headway_ticket_wait(const struct headway_ticket *ticket,
  `headway_last_error`. The ticket may be freed before.
 
  # Safety
- As for `headway_ticket_query`; `then` may be called with `context` on another thread.
+ The caller keeps the promise of `headway_ticket_query`; `then` may be called with `context` on another thread.
  */
 enum headway_status headway_ticket_when_done(const struct headway_ticket *ticket,
                                              void (*then)(enum headway_status status, void *context),
@@ -218,7 +218,7 @@ enum headway_status headway_ticket_when_done(const struct headway_ticket *ticket
  A descriptor that becomes readable when the copy has ended, for `poll` and `epoll`; the caller closes it. -1 = error.
 
  # Safety
- As for `headway_ticket_query`.
+ The caller keeps the promise of `headway_ticket_query`.
  */
 int headway_ticket_descriptor(const struct headway_ticket *ticket);
 

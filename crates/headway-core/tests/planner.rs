@@ -675,7 +675,7 @@ fn np_edf_miss_names_the_blocker_and_the_first_interval() {
     );
     assert_eq!(violation.parts, [("a".to_owned(), 1, Nanos(1_000_000))]);
     assert!(plan.verdict.margin_ppm.unwrap() < 1_000_000);
-    let note = "machine `tyan-ft72b7015` is not calibrated: costs of flows are as stated, and nothing is released late";
+    let note = "machine `tyan-ft72b7015` is not calibrated: costs of demands are as stated, and nothing is released late";
     assert_eq!(plan.verdict.notes, [note]);
 }
 
@@ -796,7 +796,7 @@ fn workloads_that_no_file_can_say_are_refused_and_never_panic() {
     }
     let nothing = Workload { streams: vec![], messages: vec![], demands: vec![], ..good };
     let error = plan(&h200, &nothing, PlanOptions::default()).unwrap_err();
-    assert_eq!(error.to_string(), "the workload cannot be planned: it has no stream, message or flow");
+    assert_eq!(error.to_string(), "the workload cannot be planned: it has no stream, message or demand");
 }
 
 #[test]

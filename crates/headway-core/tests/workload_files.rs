@@ -165,7 +165,7 @@ fn later_stages_can_point_at_any_part() {
     assert_eq!(at("stream.log.gpu"), (19, 6, 5), "not written: the stream");
     assert_eq!(at("message.fig2.1.blocks.1"), (27, 61, 47));
     assert_eq!(at("message.fig2.1.blocks.9"), (27, 10, 99));
-    assert_eq!(at("flow.a.cost"), (30, 8, 6));
+    assert_eq!(at("demand.a.cost"), (30, 8, 6));
     assert_eq!(at("run.seed"), (4, 8, 1));
     assert_eq!(at("nothing"), (1, 1, 1));
     let error = loaded.error_at("stream.cam.gpu", "the machine has no GPU `gpu1`", Some("write \"auto\"".into()));
@@ -306,14 +306,14 @@ fn deadlines_that_no_machine_can_meet_are_refused() {
         "\"3 ms\"\nperiod = \"2 ms\"",
         (30, 8, 6),
         "`cost = \"3 ms\"` is more than the deadline of 2 ms",
-        "lower the cost to at most 2 ms, or raise the deadline of flow `a`",
+        "lower the cost to at most 2 ms, or raise the deadline of demand `a`",
     );
     check(
         "period = \"2 ms\"",
         "period = \"2 ms\"\ndeadline = \"0.5 ms\"",
         (30, 8, 6),
         "`cost = \"1 ms\"` is more than the deadline of 500 us",
-        "lower the cost to at most 500 us, or raise the deadline of flow `a`",
+        "lower the cost to at most 500 us, or raise the deadline of demand `a`",
     );
     check(
         "cost = \"1 ms\"",
@@ -326,7 +326,7 @@ fn deadlines_that_no_machine_can_meet_are_refused() {
 
 #[test]
 fn ids_are_names_and_unique_over_the_file() {
-    let help = "give each stream, message, flow and task its own id";
+    let help = "give each stream, message, demand and task its own id";
     check("id = \"log\"", "id = \"cam\"", (19, 6, 5), "a stream is already called `cam`, in line 8", help);
     check("id = \"fig2.1\"", "id = \"log\"", (25, 6, 5), "a stream is already called `log`, in line 19", help);
     check("id = \"a\"", "id = \"fig2.1\"", (29, 6, 8), "a message is already called `fig2.1`, in line 25", help);

@@ -109,7 +109,7 @@ fn tell(plan: &Plan) {
             DEBUG,
             "headway::plan",
             "strategy tried",
-            strategy = tried.strategy,
+            strategy = tried.strategy.name(),
             outcome = format_args!("{:?}", tried.outcome),
             utilisation_ppm = tried.utilisation_ppm,
             margin_ppm = format_args!("{:?}", tried.margin_ppm)

@@ -17,7 +17,7 @@ pub(super) const DURATION: Nanos = Nanos(NANOS_PER_SECOND);
 pub(super) const SEED: u64 = 1;
 
 const TOP: &[&str] =
-    &["name", "description", "run", "stream", "message", "demand", "demand", "bulk", "urgent", "task", "sharing"];
+    &["name", "description", "run", "stream", "message", "demand", "flow", "bulk", "urgent", "task", "sharing"];
 const RUN: &[&str] = &["duration", "seed", "cycle", "grouping", "transform"];
 const STREAM: &[&str] =
     &["id", "packet", "period", "deadline", "start", "processor", "gpu", "on_miss", "parts", "steps"];
@@ -82,7 +82,7 @@ fn read(
         workload.demands.push(reader.demand(table)?);
     }
     // What a demand was called before.
-    for table in top.tables("demand", DEMAND)? {
+    for table in top.tables("flow", DEMAND)? {
         workload.demands.push(reader.demand(table)?);
     }
     reader.unplanned(&mut top, &mut workload)?;
