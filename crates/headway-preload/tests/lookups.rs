@@ -11,10 +11,10 @@ use support::{Built, as_guest, preload, seen};
 
 static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
     let built = Built::new()?;
-    built.compile("shapes", &["roads/shapes.c"], &["-ldl"]);
-    built.compile("batches", &["roads/batches.c"], &["-ldl"]);
-    built.compile("swap", &["roads/swap.c"], &["-ldl"]);
-    built.compile("opens", &["roads/opens.c"], &["-rdynamic", "-ldl", "-lpthread"]);
+    built.compile("shapes", &["lookups/shapes.c"], &["-ldl"]);
+    built.compile("batches", &["lookups/batches.c"], &["-ldl"]);
+    built.compile("swap", &["lookups/swap.c"], &["-ldl"]);
+    built.compile("opens", &["lookups/opens.c"], &["-rdynamic", "-ldl", "-lpthread"]);
     let library = ["-shared", "-fPIC", "-ldl"];
     built.compile("plugin.so", &["lookups/plugin.c"], &library);
     built.compile("interposer.so", &["lookups/interposer.c"], &library);
