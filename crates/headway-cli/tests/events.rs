@@ -23,7 +23,9 @@ fn events_of_a_run_are_written_where_they_are_asked_for_and_not_by_default() {
     let text = said("info");
     assert!(text.lines().any(|line| line.contains(" INFO  run: run begins gpus=")), "{text}");
     let text = said("plan=debug,dispatch=debug");
-    for told in [" DEBUG plan: strategy tried strategy=", " DEBUG plan: server judged server=", " DEBUG dispatch: told at="] {
+    for told in
+        [" DEBUG plan: strategy tried strategy=", " DEBUG plan: server judged server=", " DEBUG dispatch: told at="]
+    {
         assert!(text.lines().any(|line| line.contains(told)), "{told}: {text}");
     }
     let text = said("run=warn,copy=trace");

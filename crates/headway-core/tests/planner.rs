@@ -675,7 +675,8 @@ fn np_edf_miss_names_the_blocker_and_the_first_interval() {
     );
     assert_eq!(violation.parts, [("a".to_owned(), 1, Nanos(1_000_000))]);
     assert!(plan.verdict.margin_ppm.unwrap() < 1_000_000);
-    let note = "machine `tyan-ft72b7015` is not calibrated: costs of demands are as stated, and nothing is released late";
+    let note =
+        "machine `tyan-ft72b7015` is not calibrated: costs of demands are as stated, and nothing is released late";
     assert_eq!(plan.verdict.notes, [note]);
 }
 

@@ -150,7 +150,8 @@ pub fn serve(
     if let Some(why) = options.mps.as_ref().and_then(|_| crate::mps::forbidden()) {
         return Err(Failure::Broker(MpsError::Forbidden(why).into()).into());
     }
-    let (claims, probe) = known(&machine);
+    let is_shipped = crate::machine::shipped(&options.machine).is_some();
+    let (claims, probe) = known(&machine, is_shipped);
     let usual = headway_broker::ServerOptions::new(socket.clone(), arbiter);
     let mut server = BrokerServer::bind(headway_broker::ServerOptions {
         access: options.access,
@@ -192,9 +193,9 @@ pub fn status(socket: Option<&Path>) -> Result<BrokerStatus, Error> {
 /// are still there.
 ///
 /// The driver (NVML) knows a GPU by the UUID or PCI address of the machine file, or by its place if there are as many. Where it
-/// does not, the UUID of the machine file counts. A GPU without one, as those of the built-in machines where there is no driver, is
+/// does not, the UUID of the machine file counts, unless the machine is a shipped one, whose GPUs are elsewhere. A GPU without a UUID is
 /// simulated: it exists in its broker only, and brokers at different sockets each have their own.
-fn known(machine: &Machine) -> (Vec<String>, Option<GpuProbe>) {
+fn known(machine: &Machine, is_shipped: bool) -> (Vec<String>, Option<GpuProbe>) {
     let ends: Vec<_> = machine.gpus().map(|gpu| &machine.endpoints[gpu.at()]).collect();
     let nvml = Nvml::system().ok();
     let there = nvml.as_ref().and_then(|nvml| nvml.report().ok()).map_or_else(Vec::new, |report| report.gpus);
@@ -205,7 +206,7 @@ fn known(machine: &Machine) -> (Vec<String>, Option<GpuProbe>) {
     };
     let found: Vec<Option<usize>> = (0..ends.len()).map(find).collect();
     let uuid = |(at, end): (&Option<usize>, &&Endpoint)| {
-        at.map_or_else(|| end.uuid.clone(), |at| Some(there[at].uuid.clone()))
+        at.map_or_else(|| end.uuid.clone().filter(|_| !is_shipped), |at| Some(there[at].uuid.clone()))
     };
     let mut claims: Vec<String> = found.iter().zip(&ends).filter_map(uuid).collect();
     claims.sort_unstable();
@@ -337,6 +338,17 @@ mod tests {
             parameters.clusters.iter().flat_map(|cluster| &cluster.gpus).map(|gpu| gpu.0).collect();
         gpus.sort_unstable();
         assert_eq!(gpus, [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn gpus_of_a_shipped_machine_that_are_not_here_are_nobodys() {
+        let machine = crate::machine::open("h200-x4").unwrap();
+        let is_here = |claim: &String| {
+            let there = Nvml::system().and_then(|nvml| nvml.report()).map_or_else(|_| Vec::new(), |report| report.gpus);
+            there.iter().any(|gpu| gpu.uuid == *claim)
+        };
+        assert!(known(&machine, true).0.iter().all(is_here));
+        assert_eq!(known(&machine, false).0.len(), 4, "a file of one's own names the GPUs of this node");
     }
 
     #[test]

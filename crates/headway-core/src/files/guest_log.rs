@@ -154,7 +154,7 @@ pub enum DriverReason {
     Context,
     /// The GPU's end is not plain memory of the current GPU.
     NotOnGpu,
-    /// The memory is of a kind that this way of copying does not take, or the copy is too large for it.
+    /// The memory is of a kind that this method does not take, or the copy is too large for it.
     OtherMemory,
     /// All page-locked lines were in use.
     NoLine,
@@ -187,10 +187,10 @@ impl DriverReason {
             Self::NoLine => "all page-locked lines were in use",
             Self::NotLaunched => "the driver did not take the kernel",
             Self::Whole => "bulk copies are not cut into pieces, or not of this memory",
-            Self::DriverFastest => "the driver's own call is the fastest way known, or was tried",
+            Self::DriverFastest => "the driver's own call is the fastest method known, or was tried",
             Self::StreamBusy => "the stream was busy, and the driver need not wait for it before the call returns",
-            Self::SmallStack => "the calling thread had too little stack left for another way",
-            Self::Failed => "another way failed, and the driver made the copy from the start",
+            Self::SmallStack => "the calling thread had too little stack left for another method",
+            Self::Failed => "another method failed, and the driver made the copy from the start",
         }
     }
 }

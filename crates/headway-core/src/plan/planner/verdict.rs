@@ -60,7 +60,7 @@ fn of_servers(context: &Context<'_>, servers: &[Server]) -> Verdict {
         ));
     } else if servers.iter().all(|s| s.engines.is_empty()) {
         notes.push(format!(
-            "machine `{}` is not calibrated: costs of flows are as stated, and nothing is released late",
+            "machine `{}` is not calibrated: costs of demands are as stated, and nothing is released late",
             context.machine.name
         ));
     } else {
@@ -71,7 +71,7 @@ fn of_servers(context: &Context<'_>, servers: &[Server]) -> Verdict {
     }
     let worst = servers.iter().max_by_key(|s| (s.verdict.outcome, s.verdict.utilisation_ppm));
     let Some(worst) = worst else {
-        unreachable!("a workload without streams, messages and flows is refused at the start")
+        unreachable!("a workload without streams, messages and demands is refused at the start")
     };
     let exact = servers.iter().all(|s| s.verdict.strength == Strength::Exact);
     let narrowest = servers.iter().max_by_key(|s| Holds::of(&s.verdict.model)).unwrap_or(worst);
