@@ -177,7 +177,7 @@ fn look_in(copy: In, kind: Kind, attention: u32, real: impl FnOnce() -> Status) 
         let large = copy.bytes >= LARGE_IN.load(Ordering::Relaxed);
         let mut timing = None;
         let fast = if large { made_fast(driver, copy.of_ordinary_memory(), made, &mut timing) } else { None };
-        fast.unwrap_or_else(|| by_driver(timing, real))
+        fast.unwrap_or_else(|| by_driver(driver, timing, real))
     })
 }
 
@@ -224,10 +224,10 @@ impl In {
 }
 
 /// The driver's own call, timed if an option needs the time.
-fn by_driver(timing: Option<Timing>, real: impl FnOnce() -> Status) -> Status {
+fn by_driver(driver: &Driver, timing: Option<Timing>, real: impl FnOnce() -> Status) -> Status {
     let status = real();
     if let Some(timing) = timing {
-        timing.end(status);
+        timing.end(driver, status);
     }
     status
 }
@@ -336,7 +336,7 @@ fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, mad
             return status;
         }
         if made.direction == Towards::In {
-            return by_driver(timing, real);
+            return by_driver(driver, timing, real);
         }
         // The end that was asked about may lie on the GPU.
         *made = Made::new(kind);
@@ -351,7 +351,7 @@ fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, mad
     {
         return status;
     }
-    let real = || by_driver(timing, real);
+    let real = || by_driver(driver, timing, real);
     if by_address && made.host == Host::KnownToDriver {
         made.host = Host::NotAsked;
     }

@@ -76,12 +76,14 @@ pub(crate) enum Answer {
 pub(crate) struct Timing {
     advised: Advised<'static>,
     start: Instant,
+    /// The stream to wait for, where the driver's call may return before the copy is made.
+    stream: Option<Stream>,
 }
 
 impl Timing {
     /// The driver's call has returned.
-    pub(crate) fn end(self, status: Status) {
-        if status == SUCCESS {
+    pub(crate) fn end(self, driver: &Driver, status: Status) {
+        if status == SUCCESS && self.stream.is_none_or(|stream| wait(driver, stream)) {
             took(self.advised, self.start, None);
         }
     }
@@ -253,8 +255,12 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, host_is: &mut Host) -> Answer {
     let advised = learning.advise(copy.direction, host);
     let Some(tuning) = advised.advice().tuning else {
         // What the stream was given before is no part of the copy.
+        let stream = (copy.waits == Waits::IfLarge).then_some(copy.stream);
         let timed = advised.advice().timed && wait(driver, copy.stream);
-        return Answer::Left(DriverReason::DriverFastest, timed.then(|| Timing { advised, start: Instant::now() }));
+        return Answer::Left(
+            DriverReason::DriverFastest,
+            timed.then(|| Timing { advised, start: Instant::now(), stream }),
+        );
     };
     match staged(driver, copy, device, tuning) {
         Ok((start, cpu)) => {

@@ -77,19 +77,25 @@ pub(crate) fn now_ns() -> u64 {
     (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
 }
 
+/// Until when this process's own bulk copies are expected on the engine, reckoned as on the page.
+static OWN_UNTIL: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
+
 /// A bulk copy of `bytes` is queued behind those that are expected already.
 pub(crate) fn announce(place: usize, bytes: usize) {
     let Some(until) = until(place) else { return };
     let (now, takes) = (now_ns(), (bytes as u64).saturating_mul(1_000) / (BYTES_PER_S / 1_000_000));
-    let _ = until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |before| {
-        let before = if before > now.saturating_add(AHEAD_MAX_NS) { now } else { before.max(now) };
-        Some(before.saturating_add(takes))
-    });
+    for until in [until, &OWN_UNTIL[place % PLACES]] {
+        let _ = until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |before| {
+            let before = if before > now.saturating_add(AHEAD_MAX_NS) { now } else { before.max(now) };
+            Some(before.saturating_add(takes))
+        });
+    }
 }
 
-/// Whether a bulk copy of any guest is expected to be on the engine.
+/// Whether a bulk copy of another guest is expected to be on the engine: the page has more than this process has announced.
 pub(crate) fn is_busy(place: usize) -> bool {
     let Some(until) = until(place).map(|until| until.load(Ordering::Relaxed)) else { return false };
     // Most programs never have a neighbour: then the clock is not read.
-    until != 0 && (1..=AHEAD_MAX_NS).contains(&until.saturating_sub(now_ns()))
+    let own = OWN_UNTIL[place % PLACES].load(Ordering::Relaxed);
+    until != 0 && (1..=AHEAD_MAX_NS).contains(&until.saturating_sub(own.max(now_ns())))
 }
