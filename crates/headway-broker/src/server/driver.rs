@@ -97,6 +97,8 @@ fn tell_cut(client: ClientId, pid: u32, hung: bool) {
 impl BookDriver {
     pub(super) fn new(options: &ServerOptions, notice: Words, epoch: u64, now: Nanos) -> Result<Self, ServerError> {
         let (mut journal, before) = Journal::open(options, epoch, now)?;
+        // Reading the log took its time: former clients have all of theirs from now on.
+        let now = clock::now();
         let mut roster = before.roster;
         // The broker before may have been killed together with its guardian.
         roster.clients.iter().for_each(priority::take_back);

@@ -91,7 +91,8 @@ impl Book {
         let (operation, slot) = (engines.operation, engines.slot);
         let Err(refused) = self.feed(now, &ArbiterInput::Acquire { job, operation }) else { return };
         if let Some(open) = self.open_mut(job) {
-            open.engines = None;
+            // What is refused is waited for by nobody: the job pays for the whole time of its hold.
+            (open.engines, open.asked) = (None, None);
         }
         let client = self.tasks.get(&job.task).map(|task| task.client);
         if let (Some(client), Some(slot)) = (client, slot) {

@@ -459,6 +459,11 @@ impl Arbiter {
         }
     }
 
+    fn is_open(&self, job: JobId) -> bool {
+        let open = self.tasks.get(&job.task).and_then(|task| task.open.as_ref());
+        open.is_some_and(|open| open.key.job == job)
+    }
+
     fn token_action(&mut self, cluster: ClusterId, action: token::TokenAction) {
         let now = self.now;
         match action {
@@ -475,6 +480,8 @@ impl Arbiter {
                 }
                 self.actions.push_back(ArbiterAction::Grant { job, gpu, token, from });
             }
+            // A client that is drained loses its tokens one after the other: a job that was boosted by the first is gone with the last.
+            token::TokenAction::SetBoost { job, .. } if !self.is_open(job) => {}
             token::TokenAction::SetBoost { job, key } => match &mut self.engines {
                 Some(engines) => {
                     let known = engines.handle_key(now, job, key);

@@ -220,6 +220,33 @@ fn a_dead_client_leaves_the_queues_at_once_and_its_token_when_drained() {
 }
 
 #[test]
+fn a_client_that_held_several_tokens_is_drained_beside_one_that_boosts_them() {
+    let modes = [TokenMode::Optimal, TokenMode::WorkConserving, TokenMode::Fifo, TokenMode::Priority];
+    let with = |mode| (1..=2).flat_map(move |per_gpu| (1..=12).map(move |cpus| (mode, per_gpu, cpus)));
+    for (mode, per_gpu, cpus) in modes.into_iter().flat_map(with) {
+        let parameters = TokenParameters { mode, ..tokens(cpus, per_gpu) };
+        let Ok(mut arbiter) = arbiter(vec![cluster(0, 0..2, parameters)], Some(engines(PeerLocks::Group))) else {
+            continue;
+        };
+        let holders = 1..=2 * per_gpu;
+        let owned = |id: u32, client: u64, deadline: u64| {
+            let ArbiterInput::Register(parameters) = task(id, 0) else { unreachable!() };
+            ArbiterInput::Register(TaskParameters { client: ClientId(client), deadline: Nanos(deadline), ..parameters })
+        };
+        for id in holders.clone() {
+            feed(&mut arbiter, &[owned(id, 1, 1_000_000), request(id, 1_000_000)]);
+        }
+        for id in 10..12 {
+            feed(&mut arbiter, &[owned(id, 2, 10), request(id, 10)]);
+        }
+        feed(&mut arbiter, &[ArbiterInput::ClientGone { client: ClientId(1) }]);
+        let actions = feed(&mut arbiter, &[ArbiterInput::Drained { client: ClientId(1) }]);
+        let is_granted = actions.iter().any(|action| matches!(action, ArbiterAction::Grant { .. }));
+        assert!(is_granted, "{mode:?} {per_gpu} {cpus}: {actions:?}");
+    }
+}
+
+#[test]
 fn a_lost_gpu_takes_its_holders_engines_and_state_with_it_and_leaves_who_has_no_room() {
     let mut arbiter = arbiter(vec![cluster(0, 0..2, tokens(4, 2))], Some(engines(PeerLocks::Group))).unwrap();
     feed(&mut arbiter, &[task(1, 0), task(2, 0), task(3, 0), task(4, 0)]);
