@@ -351,7 +351,9 @@ impl Prepared {
     pub(crate) fn cut(&self, driver: &Driver, stream: Stream, bytes: usize) {
         let value = self.with_load(stream, |load| {
             load.queue(Bytes(bytes as u64), Bytes(u64::MAX));
-            load.word()
+            let value = load.word();
+            load.written(value);
+            value
         });
         let (word, value) = value.unwrap_or_default();
         self.write(driver, stream, word, value);
@@ -361,9 +363,10 @@ impl Prepared {
     fn write_behind(&self, driver: &Driver, stream: Stream, word: usize, value: u32) {
         let _relaxed = Relaxed::new(driver);
         if driver::captures(driver, stream) {
-            self.with_load(stream, StreamLoad::drop_since_word);
+            self.with_load(stream, StreamLoad::drop_unwritten);
         } else {
             self.write(driver, stream, word, value);
+            self.with_load(stream, |load| load.written(value));
             neighbours::announce(self.place, usize::try_from(chunk().0).unwrap_or(usize::MAX));
         }
     }

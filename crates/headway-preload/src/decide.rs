@@ -176,7 +176,11 @@ fn look_in(copy: In, kind: Kind, attention: u32, real: impl FnOnce() -> Status) 
         }
         let large = copy.bytes >= LARGE_IN.load(Ordering::Relaxed);
         let mut timing = None;
-        let fast = if large { made_fast(driver, copy.of_ordinary_memory(), made, &mut timing) } else { None };
+        let fast = if large {
+            made_fast(driver, copy.of_ordinary_memory(Waits::AsTheDriver), made, &mut timing)
+        } else {
+            None
+        };
         fast.unwrap_or_else(|| by_driver(driver, timing, real))
     })
 }
@@ -210,16 +214,9 @@ fn observed(
 }
 
 impl In {
-    fn of_ordinary_memory(self) -> fast::Copy {
+    fn of_ordinary_memory(self, waits: Waits) -> fast::Copy {
         let Self { to, from, bytes, stream } = self;
-        fast::Copy {
-            direction: Direction::H2d,
-            host: from.cast_mut(),
-            there: to,
-            bytes,
-            stream,
-            waits: Waits::AsTheDriver,
-        }
+        fast::Copy { direction: Direction::H2d, host: from.cast_mut(), there: to, bytes, stream, waits }
     }
 }
 
@@ -271,9 +268,8 @@ pub(crate) fn made_fast_of_batch(driver: &Driver, out: Out) -> bool {
     if !options().fast || out.bytes < FAST_MIN {
         return false;
     }
-    let into = In { to: out.to as DevicePtr, from: out.from as *const c_void, bytes: out.bytes, stream: out.stream };
-    let into = fast::Copy { waits: Waits::IfLarge, ..into.of_ordinary_memory() };
-    let outward = fast::Copy { waits: Waits::IfLarge, ..out.to_ordinary_memory() };
+    let into = out.as_into_gpu().of_ordinary_memory(Waits::IfLarge);
+    let outward = out.to_ordinary_memory(Waits::IfLarge);
     let queues = options().aside != AsideMode::Never || options().piece.is_some();
     // No copy is timed inside a batch.
     made_fast(driver, into, &mut Made::new(Kind::Batch), &mut None) == Some(SUCCESS)
@@ -328,10 +324,8 @@ fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, mad
     let by_address = matches!(kind, Kind::Any | Kind::AnyAsync | Kind::Batch | Kind::Attributes);
     let waits = if matches!(kind, Kind::Batch | Kind::Attributes) { Waits::IfLarge } else { Waits::AsTheDriver };
     if by_address && out.bytes >= LARGE_IN.load(Ordering::Relaxed) {
-        let copy =
-            In { to: out.to as DevicePtr, from: out.from as *const c_void, bytes: out.bytes, stream: out.stream };
         let mut timing = None;
-        let copy = fast::Copy { waits, ..copy.of_ordinary_memory() };
+        let copy = out.as_into_gpu().of_ordinary_memory(waits);
         if let Some(status) = made_fast(driver, copy, made, &mut timing) {
             return status;
         }
@@ -346,8 +340,7 @@ fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, mad
     let mut timing = None;
     if options.fast
         && out.bytes >= FAST_MIN
-        && let Some(status) =
-            made_fast_out(driver, fast::Copy { waits, ..out.to_ordinary_memory() }, queues, made, &mut timing)
+        && let Some(status) = made_fast_out(driver, out.to_ordinary_memory(waits), queues, made, &mut timing)
     {
         return status;
     }
@@ -432,9 +425,14 @@ fn made_aside(driver: &Driver, context: &Prepared, out: Out, made: &mut Made) ->
 }
 
 impl Out {
-    fn to_ordinary_memory(self) -> fast::Copy {
+    /// The same copy as one into a GPU, for calls that go by the addresses.
+    fn as_into_gpu(self) -> In {
+        In { to: self.to as DevicePtr, from: self.from as *const c_void, bytes: self.bytes, stream: self.stream }
+    }
+
+    fn to_ordinary_memory(self, waits: Waits) -> fast::Copy {
         let Self { to, from, bytes, stream, .. } = self;
-        fast::Copy { direction: Direction::D2h, host: to, there: from, bytes, stream, waits: Waits::AsTheDriver }
+        fast::Copy { direction: Direction::D2h, host: to, there: from, bytes, stream, waits }
     }
 }
 
@@ -447,7 +445,7 @@ fn checked(driver: &Driver, out: Out, complete: bool, status: Status, made: &Mad
         verify::skip();
         return status;
     }
-    verify::compare(driver, out.to_ordinary_memory(), made.call, made.became)
+    verify::compare(driver, out.to_ordinary_memory(Waits::AsTheDriver), made.call, made.became)
 }
 
 /// Whether an operation on the engine would delay a small copy.

@@ -264,7 +264,7 @@ impl BookDriver {
         if !self.book.is_recovering() {
             busy |= self.read_rings(now, share);
         }
-        // Who has given back what it held is not late, however late the broker is.
+        // A client that has given its engine back in time is not late, even if the broker sees that late.
         busy |= self.keep_time(now);
         if busy {
             self.priority.apply();

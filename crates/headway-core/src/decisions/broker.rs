@@ -82,7 +82,7 @@ pub struct Book {
     /// How often clients reported errors of each GPU.
     #[serde(with = "crate::decisions::pairs")]
     faults: BTreeMap<GpuId, u64>,
-    /// Grants that are told only when they are written down.
+    /// Grants that clients get only after the journal has written them.
     withheld: Vec<sharing::ArbiterAction>,
     now: Nanos,
     #[serde(skip)]

@@ -34,8 +34,12 @@ impl StreamLoad {
     /// The value of a word that goes behind all that was queued.
     pub fn word(&mut self) -> u32 {
         self.since_word = 0;
-        self.last_word = self.value();
-        self.last_word
+        self.value()
+    }
+
+    /// The word of this value was queued on the stream.
+    pub const fn written(&mut self, value: u32) {
+        self.last_word = value;
     }
 
     /// Nothing was queued yet on a stream whose word is `word`.
@@ -44,8 +48,8 @@ impl StreamLoad {
         Self { queued: word as u64 * UNIT, since_word: 0, last_word: word }
     }
 
-    /// What was queued since the word that was written last was only recorded.
-    pub fn drop_since_word(&mut self) {
+    /// What was queued since the last word that was written was only recorded.
+    pub fn drop_unwritten(&mut self) {
         *self = Self::after(self.last_word);
     }
 
@@ -130,8 +134,13 @@ mod tests {
         let mut load = StreamLoad::after(before);
         let word = load.queue(Bytes(8 << 20), CHUNK).unwrap();
         assert_eq!((load.under_way(before), load.under_way(word)), (Bytes(8 << 20), Bytes(0)));
+        load.written(word);
         assert!(load.queue(Bytes(1 << 20), CHUNK).is_none());
-        load.drop_since_word();
+        load.drop_unwritten();
         assert_eq!(load.under_way(word), Bytes(0));
+        // A stream that records: its copies end a chunk, and no word is queued behind them.
+        assert!(load.queue(Bytes(5 << 20), CHUNK).is_some());
+        load.drop_unwritten();
+        assert_eq!((load.under_way(word), load.last_word()), (Bytes(0), word));
     }
 }

@@ -110,7 +110,7 @@ pub enum StartError {
 }
 
 impl BrokerLogStart {
-    /// The line for a book as it is now.
+    /// The line that records the present state of a book.
     #[must_use]
     pub fn of(book: &Book, epoch: u64, now: Nanos, why: StartReason) -> Self {
         let holders = book.holders().into_iter().map(|((cluster, token), job)| (cluster, token, job));

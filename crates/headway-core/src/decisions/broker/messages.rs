@@ -171,7 +171,7 @@ pub struct BookParameters {
     pub owner: u32,
     /// Whether what clients ask for counts as bytes of a log.
     pub is_logged: bool,
-    /// Whether a grant is told only after [`Input::Written`].
+    /// Whether the book sends a grant to its client only after [`Input::Written`].
     pub must_remember: bool,
     /// A client that holds a token for longer is cut off.
     pub watchdog: Nanos,

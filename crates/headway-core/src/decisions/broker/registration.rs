@@ -29,7 +29,7 @@ impl Book {
         self.reply(client, done.map_or_else(|reason| Reply::Refused { reason }, |()| Reply::Done));
     }
 
-    /// Whether what a message changes may be written to the log; else the client is told.
+    /// Charges a message to the log budget of its user. If the budget is spent, the client gets a refusal and the answer is `false`.
     fn may_change(&mut self, now: Nanos, client: ClientId, bytes: u64) -> bool {
         if !self.is_served(client) {
             return false;

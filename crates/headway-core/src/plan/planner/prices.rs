@@ -125,8 +125,7 @@ impl Context<'_> {
         used: &[RouteId],
         domains: &Domains,
     ) -> Result<Nanos, PlanError> {
-        let (setup, rate) = self.keeps(route, used, domains)?;
-        Ok(setup.saturating_add(rate.time_for(bytes)))
+        self.copy_time_beside(route, bytes, &self.concurrent(route, used), domains)
     }
 
     /// Like [`Self::copy_time`] at the rate that the route keeps while all of `used` copy.
@@ -143,10 +142,14 @@ impl Context<'_> {
 
     /// The set-up time and the rate of a route that hold whatever the rest of the plan does.
     fn keeps(&self, route: RouteId, used: &[RouteId], domains: &Domains) -> Result<(Nanos, Rate), PlanError> {
+        self.keeps_beside(route, &self.concurrent(route, used), domains)
+    }
+
+    /// The routes of `used` whose copies may run beside one on `route`, that route included.
+    fn concurrent(&self, route: RouteId, used: &[RouteId]) -> Vec<RouteId> {
         // Without `meets`, no other copy ever runs beside one that is priced here.
         let meets = |other| self.strategy.row().meets.is_some_and(|meets| meets(self, route, other));
-        let concurrent: Vec<RouteId> = used.iter().copied().filter(|other| *other == route || meets(*other)).collect();
-        self.keeps_beside(route, &concurrent, domains)
+        used.iter().copied().filter(|other| *other == route || meets(*other)).collect()
     }
 
     /// The rate that a route keeps while all of `concurrent`, the route itself included, copy.
