@@ -129,7 +129,7 @@ fn a_stream_is_bulk_by_what_is_under_way_on_it_however_small_its_copies_are() {
     for (block, blocks, words) in
         [("64", "1024", 40..=41), ("256", "256", 23..=24), ("2048", "32", 16..=16), ("4096", "16", 16..=16)]
     {
-        for (options, aside) in [("aside=auto,no-cache", 4), ("aside=never,no-cache,piece=4194304,alone", 0)] {
+        for (options, aside) in [("aside=auto,no-cache,alone", 4), ("aside=never,no-cache,piece=4194304,alone", 0)] {
             let told = swap(options, block, blocks);
             let turn = format!("blocks aside 0, results aside {aside}, when idle 0, words ");
             let counts: Vec<u32> =
@@ -138,7 +138,7 @@ fn a_stream_is_bulk_by_what_is_under_way_on_it_however_small_its_copies_are() {
         }
     }
     // Less than a chunk is no bulk.
-    let told = swap("aside=auto,no-cache", "256", "10");
+    let told = swap("aside=auto,no-cache,alone", "256", "10");
     assert_eq!(told.lines().next(), Some("blocks aside 0, results aside 0, when idle 0, words 0"), "{told}");
 }
 

@@ -147,7 +147,7 @@ fn what_a_plan_accepts_runs_or_is_refused_with_its_place() {
         Ok(())
     });
     tried.unwrap_or_else(|error| panic!("{error}"));
-    assert!(equal.get() * 3 > cases, "{} of {cases} generated workloads ran: too few to say anything", equal.get());
+    assert!(equal.get() * 8 > cases, "{} of {cases} generated workloads ran: too few to say anything", equal.get());
 }
 
 /// What `text` becomes on emulated GPUs.
