@@ -152,6 +152,9 @@ fn is_roomy() -> bool {
 
 /// Messages and entries of one client handled before the next client's turn.
 const SHARE: usize = 32;
+/// How long messages are handled before pages are read again. It is less than the part of the watchdog that excuses clients, or floods would.
+const MESSAGES_MAX: Nanos = Nanos(10_000_000);
+const MESSAGES_PER_WATCHDOG: u64 = 16;
 /// Sleeps at most this long, so that a request to stop is seen.
 const SLEEP_MAX: Nanos = Nanos(if cfg!(test) { 3_600_000_000_000 } else { 250_000_000 });
 
@@ -163,6 +166,8 @@ pub struct BrokerServer {
     driver: BookDriver,
     watch: Watch,
     ready: Vec<u64>,
+    /// The first whose messages the last turn left for the next one.
+    unheard: u64,
     mps: Option<Daemon>,
     /// Given up last: until then no other broker takes the place.
     _files: SocketFiles,
@@ -207,7 +212,7 @@ impl BrokerServer {
         let door = Door::new(files.listen(options.access)?, &poller)?;
         let watch = Watch::begin(options.probe.clone(), driver.book.gpus().to_vec())?;
         poller.add_bell(&watch.bell, GPUS)?;
-        Ok(Self { options, door, poller, driver, watch, ready: Vec::new(), mps, _files: files })
+        Ok(Self { options, door, poller, driver, watch, ready: Vec::new(), unheard: 0, mps, _files: files })
     }
 
     /// Arbitrates until `stop` is set.
@@ -298,6 +303,12 @@ impl BrokerServer {
         let mut ready = std::mem::take(&mut self.ready);
         let waited = self.poller.wait(Some(bound), &mut ready);
         self.driver.notice.word(ASLEEP).store(0, Ordering::Relaxed);
+        let first = ready.iter().position(|number| *number == self.unheard);
+        ready.rotate_left(first.unwrap_or(0));
+        self.unheard = 0;
+        let most = MESSAGES_MAX.min(Nanos(self.options.watchdog.0 / MESSAGES_PER_WATCHDOG));
+        let until = clock::now().saturating_add(most);
+        let mut served = false;
         for number in &ready {
             match *number {
                 GPUS => {
@@ -315,7 +326,13 @@ impl BrokerServer {
             let client = ClientId(number / KINDS);
             match number % KINDS {
                 LISTENER => self.accept(),
-                SOCKET => self.converse(client),
+                SOCKET if !served || clock::now() < until => {
+                    self.converse(client, until);
+                    served = true;
+                }
+                // Its messages are there at the next turn, which begins with them.
+                SOCKET if self.unheard == 0 => self.unheard = *number,
+                SOCKET => {}
                 // What the client wrote is read with that of all others.
                 BELL => {}
                 _ => {
@@ -340,10 +357,13 @@ impl BrokerServer {
         }
     }
 
-    /// Handles the messages of a client.
-    fn converse(&mut self, client: ClientId) {
+    /// Handles messages of a client until `until`, and at least one.
+    fn converse(&mut self, client: ClientId, until: Nanos) {
         let mut buffer = vec![0; BYTES_MAX];
-        for _ in 0..SHARE {
+        for at in 0..SHARE {
+            if at > 0 && clock::now() >= until {
+                return;
+            }
             let Some(socket) = self.driver.socket(client) else { return };
             // Cut off for something else than a message: what it has sent meanwhile is not read.
             if !self.driver.is_open(client) {
@@ -445,6 +465,7 @@ mod tests {
     use headway_core::decisions::sharing::{ArbiterLimits, ClusterId, ClusterParameters, JobSegment};
     use headway_core::decisions::token::{TokenMode, TokenParameters};
     use headway_core::units::Bytes;
+    use headway_os::ipc::Socket;
 
     use super::*;
     use crate::client::{Client, OnLoss};
@@ -537,6 +558,22 @@ mod tests {
         server.turn(now);
         drop(clients);
         server.driver.counts().cut
+    }
+
+    #[test]
+    fn messages_keep_the_broker_from_reading_pages_no_longer_than_a_part_of_the_watchdog() {
+        let folder = tempfile::tempdir().unwrap();
+        // A part of it is no time at all: one message a turn.
+        let options = ServerOptions { watchdog: Nanos(1), ..options(folder.path().join("s")) };
+        let mut server = BrokerServer::bind(options).unwrap();
+        let sockets = [(); 4].map(|()| Socket::connect(&server.options.socket).unwrap());
+        server.poll(Duration::ZERO).unwrap();
+        sockets.iter().for_each(|socket| socket.send(b"no message", &[]).unwrap());
+        // Each is cut off for it.
+        for cut in 1..=sockets.len() as u64 {
+            server.poll(Duration::ZERO).unwrap();
+            assert_eq!(server.driver.counts().cut, cut);
+        }
     }
 
     #[test]

@@ -49,7 +49,7 @@ impl BookDriver {
         let (greeted, bytes) = (self.is_greeted(client), text.len() as u64);
         match message {
             FromClient::Hello { version, name, resumed } if !greeted => {
-                return self.hello(now, client, version, &name, resumed);
+                return self.hello(now, client, version, &name, resumed, bytes);
             }
             FromClient::Status => {
                 let status = self.status(now, client);
@@ -79,7 +79,15 @@ impl BookDriver {
         true
     }
 
-    fn hello(&mut self, now: Nanos, client: ClientId, version: u32, name: &str, resumed: Vec<ResumedTask>) -> bool {
+    fn hello(
+        &mut self,
+        now: Nanos,
+        client: ClientId,
+        version: u32,
+        name: &str,
+        resumed: Vec<ResumedTask>,
+        bytes: u64,
+    ) -> bool {
         let checked = if version == VERSION {
             text::check("the client", name).and_then(|()| readable_claims(resumed))
         } else {
@@ -96,7 +104,7 @@ impl BookDriver {
         let Some(session) = self.sessions.get_mut(&client) else { return false };
         session.pages = Some(pages);
         let process = session.peer;
-        self.feed(now, &Input::Greeting { client, process, name: text::shown(name), resumed });
+        self.feed(now, &Input::Greeting { client, process, name: text::shown(name), resumed, bytes });
         let is_served = self.book.is_served(client);
         if let Some(session) = self.sessions.get_mut(&client).filter(|_| !is_served) {
             session.pages = None;

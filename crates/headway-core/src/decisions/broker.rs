@@ -156,7 +156,9 @@ impl Book {
 
     fn take(&mut self, now: Nanos, input: &Input) -> bool {
         match input {
-            Input::Greeting { client, process, name, resumed } => self.greet(now, *client, *process, name, resumed),
+            Input::Greeting { client, process, name, resumed, bytes } => {
+                self.greet(now, *client, *process, name, resumed, *bytes)
+            }
             Input::Register { client, shape, bytes } => self.handle_register(now, *client, shape, *bytes),
             Input::Withdraw { client, task, bytes } => self.handle_withdraw(now, *client, *task, *bytes),
             Input::Fault { client, gpu, bytes } => self.handle_fault(now, *client, *gpu, *bytes),

@@ -141,9 +141,8 @@ impl Book {
         limits.requests_per_user >= limits.tasks_per_user || self.requests_of(self.account_of(client)).has_room_for(1)
     }
 
-    /// Whether what a client asks for may be written to the log.
-    pub(super) fn may_write(&mut self, now: Nanos, client: ClientId, bytes: u64) -> bool {
-        let account = self.account_of(client);
+    /// Whether what a client of this account asks for may be written to the log.
+    pub(super) fn may_write(&mut self, now: Nanos, account: u32, bytes: u64) -> bool {
         let rate = self.parameters.limits.log_bytes_per_user;
         !self.parameters.is_logged || self.accounts.may_write(now, account, bytes, rate)
     }
@@ -161,7 +160,7 @@ impl Book {
         let separated = release.max(earliest);
         let counted = separated.max(now.saturating_sub(deadline));
         let known = self.clients.get(&task.client);
-        let is_beyond = known.is_some_and(|known| self.accounts.is_beyond(now, task.client, known.process.pid));
+        let is_beyond = known.is_some_and(|known| self.accounts.is_beyond(now, task.client, known.process));
         let due = counted.saturating_add(deadline);
         KeyTimes { separated, counted, deadline: if is_beyond { due.saturating_add(BEHIND) } else { due } }
     }

@@ -103,7 +103,7 @@ impl Book {
             self.forget_task(task);
         }
         let Some(known) = self.clients.remove(&client) else { return };
-        self.accounts.forget(client, known.process.pid);
+        self.accounts.forget(client, known.process);
         self.leases.retain(|_, lease| lease.client != client);
         self.actions.push_back(Action::Remove { client });
         let _ = self.feed(now, &ArbiterInput::Drained { client });

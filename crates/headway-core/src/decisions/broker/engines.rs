@@ -68,7 +68,7 @@ impl Book {
         let locks = granted.and_then(|granted| self.locks_of(granted.gpu, from, operation));
         let Some(locks) = locks else { return self.refuse(client, slot, RefusalReason::Operation) };
         let is_leased = locks.iter().any(|lock| self.leases.contains_key(lock));
-        if !self.may_write(now, client, ACQUIRE_BYTES + if is_leased { LEASES_BYTES } else { 0 }) {
+        if !self.may_write(now, self.account_of(client), ACQUIRE_BYTES + if is_leased { LEASES_BYTES } else { 0 }) {
             return self.refuse(client, slot, RefusalReason::Limit);
         }
         let ends_leases = self.end_leases(|lock, _| locks.contains(lock));

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::decisions::sharing::{ClientId, JobSegment};
 use crate::units::{Nanos, PPM, Rate};
 
-use super::messages::TaskShape;
+use super::messages::{ClientProcess, TaskShape};
 use super::usage::LimitUse;
 
 /// Rate at which the time of copies is counted: what every link in use today exceeds.
@@ -55,29 +55,30 @@ pub(super) struct Accounts {
     /// How far each client has come by what it used: until when that is its share.
     #[serde(with = "crate::decisions::pairs")]
     pub(super) clients: BTreeMap<ClientId, Nanos>,
-    /// Until when that is the share of processes whose clients have gone: to connect again does not begin anew.
+    /// Until when that is the share of processes whose clients have gone, by account and process: to connect again does not begin anew, and
+    /// another user's process that gets the number does.
     #[serde(with = "crate::decisions::pairs")]
-    gone: BTreeMap<u32, Nanos>,
+    gone: BTreeMap<(u32, u32), Nanos>,
     /// Bytes that each user may still write, and up to when that is counted.
     #[serde(with = "crate::decisions::pairs")]
     log: BTreeMap<u32, (u64, Nanos)>,
 }
 
 impl Accounts {
-    pub(super) fn forget(&mut self, client: ClientId, pid: u32) {
+    pub(super) fn forget(&mut self, client: ClientId, process: ClientProcess) {
         let Some(account) = self.clients.remove(&client) else { return };
         if self.gone.len() >= GONE_MAX {
             // Those that are furthest behind say the least.
-            let least = self.gone.iter().min_by_key(|(_, account)| **account).map(|(pid, _)| *pid);
-            least.map(|pid| self.gone.remove(&pid));
+            let least = self.gone.iter().min_by_key(|(_, account)| **account).map(|(process, _)| *process);
+            least.map(|process| self.gone.remove(&process));
         }
-        let known = self.gone.entry(pid).or_insert(Nanos::ZERO);
+        let known = self.gone.entry((process.account, process.pid)).or_insert(Nanos::ZERO);
         *known = account.max(*known);
     }
 
     /// Whether a client or an earlier client of its process has used more than its share.
-    pub(super) fn is_beyond(&self, now: Nanos, client: ClientId, pid: u32) -> bool {
-        let known = [self.clients.get(&client), self.gone.get(&pid)];
+    pub(super) fn is_beyond(&self, now: Nanos, client: ClientId, process: ClientProcess) -> bool {
+        let known = [self.clients.get(&client), self.gone.get(&(process.account, process.pid))];
         known.into_iter().flatten().any(|account| *account > now)
     }
 
@@ -178,6 +179,19 @@ mod tests {
         let (account, now) = run(1_000_000);
         assert!(account > now, "all of it: {account} of {now}");
         assert!(account <= now.saturating_add(POSTPONED_MAX));
+    }
+
+    #[test]
+    fn what_a_process_used_follows_it_to_its_next_client_and_to_no_other_user() {
+        let mut accounts = Accounts::default();
+        let process = |account| ClientProcess { pid: 7, uid: account, account, started: 0 };
+        accounts.clients.insert(ClientId(1), Nanos(100));
+        accounts.forget(ClientId(1), process(11));
+        assert!(accounts.is_beyond(Nanos(99), ClientId(2), process(11)));
+        assert!(
+            !accounts.is_beyond(Nanos(99), ClientId(2), process(12)),
+            "the number was given to another user's process"
+        );
     }
 
     #[test]

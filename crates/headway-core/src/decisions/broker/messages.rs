@@ -248,6 +248,8 @@ pub enum Input {
         name: String,
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         resumed: Vec<ResumedTask>,
+        /// Of its message.
+        bytes: u64,
     },
     /// A client registers a task by a message of so many bytes.
     Register { client: ClientId, shape: TaskShape, bytes: u64 },

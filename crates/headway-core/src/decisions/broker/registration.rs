@@ -14,6 +14,8 @@ use crate::units::Nanos;
 /// Parts of a task at most.
 const SEGMENTS_MAX: usize = 1_024;
 
+const WROTE_TOO_MUCH: &str = "this user has written too much to the log in too short a time; ask again later";
+
 /// Engines of a token's GPU that its job has in use.
 fn engines_in_use(held: &HeldToken) -> impl Iterator<Item = EngineRole> {
     let engines = [EngineRole::Execute, EngineRole::In, EngineRole::Out];
@@ -34,10 +36,9 @@ impl Book {
         if !self.is_served(client) {
             return false;
         }
-        let may = self.may_write(now, client, bytes.saturating_add(REQUEST_BYTES));
+        let may = self.may_write(now, self.account_of(client), bytes.saturating_add(REQUEST_BYTES));
         if !may {
-            let reason = "this user has written too much to the log in too short a time; ask again later".to_owned();
-            self.reply(client, Reply::Refused { reason });
+            self.reply(client, Reply::Refused { reason: WROTE_TOO_MUCH.to_owned() });
         }
         may
     }
@@ -51,6 +52,7 @@ impl Book {
         process: ClientProcess,
         name: &str,
         resumed: &[ResumedTask],
+        bytes: u64,
     ) -> bool {
         // All claims are checked before one is accepted: a refused greeting changes nothing.
         let checked = self.check_greeting(client, process).and_then(|()| {
@@ -58,6 +60,10 @@ impl Book {
         });
         if let Err(reason) = checked {
             self.reply(client, Reply::Refused { reason });
+            return false;
+        }
+        if !self.may_write(now, process.account, bytes.saturating_add(REQUEST_BYTES)) {
+            self.reply(client, Reply::Refused { reason: WROTE_TOO_MUCH.to_owned() });
             return false;
         }
         self.clients.insert(client, BrokerClient { process, name: name.to_owned(), tasks: Vec::new(), gone: None });

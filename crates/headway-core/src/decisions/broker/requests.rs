@@ -41,7 +41,7 @@ impl Book {
             return self.refuse(client, slot, RefusalReason::Busy);
         }
         let times = self.key_times(now, task, release, acquisition);
-        if !self.may_ask(client) || !self.may_write(now, client, REQUEST_BYTES) {
+        if !self.may_ask(client) || !self.may_write(now, self.account_of(client), REQUEST_BYTES) {
             return self.refuse(client, slot, RefusalReason::Limit);
         }
         let Some(task) = self.tasks.get_mut(&job.task) else { return false };
@@ -110,6 +110,6 @@ impl Book {
     pub(super) fn used(&mut self, now: Nanos, client: ClientId, job: JobId, end: Nanos) -> bool {
         let is_theirs = self.tasks.get(&job.task).is_some_and(|task| task.client == client) && self.is_served(client);
         // What it wrote was there at `now`.
-        is_theirs && end <= now && self.may_write(now, client, USED_BYTES)
+        is_theirs && end <= now && self.may_write(now, self.account_of(client), USED_BYTES)
     }
 }

@@ -53,6 +53,11 @@ fn process(client: u64, uid: u32) -> ClientProcess {
     ClientProcess { pid: 100 + client as u32, uid, account: uid, started: 7 }
 }
 
+fn greeting(client: u64, uid: u32, bytes: u64) -> Input {
+    let (process, name) = (process(client, uid), "c".to_owned());
+    Input::Greeting { client: ClientId(client), process, name, resumed: Vec::new(), bytes }
+}
+
 fn shape(deadline: u64) -> TaskShape {
     TaskShape {
         name: "t".to_owned(),
@@ -204,13 +209,7 @@ impl Host {
     }
 
     fn connect(&mut self, client: u64, uid: u32) -> Vec<Action> {
-        let greeting = Input::Greeting {
-            client: ClientId(client),
-            process: process(client, uid),
-            name: "c".to_owned(),
-            resumed: Vec::new(),
-        };
-        self.feed(greeting)
+        self.feed(greeting(client, uid, 1))
     }
 
     fn register(&mut self, client: u64, deadline: u64) -> Option<TaskId> {
@@ -501,7 +500,7 @@ fn comes_back(host: &mut Host, client: u64, task: u32, job: Option<u64>) -> Vec<
     };
     let resumed = vec![ResumedTask { id: TaskId(task), shape: shape(10), held: job.map(held) }];
     let process = process(client, 11);
-    host.feed(Input::Greeting { client: ClientId(client), process, name: "c".to_owned(), resumed })
+    host.feed(Input::Greeting { client: ClientId(client), process, name: "c".to_owned(), resumed, bytes: 1 })
 }
 
 #[test]
@@ -767,6 +766,43 @@ fn a_snapshot_that_was_changed_or_is_another_version_s_is_refused() {
 }
 
 /// With numbers as long as those of a broker that has run for a week.
+#[test]
+fn a_refused_engine_request_lengthens_no_hold() {
+    for asks in [false, true] {
+        let mut parameters = parameters(1, 2);
+        if let Some(engines) = &mut parameters.arbiter.engines {
+            engines.chunk_bytes = Some(Bytes(1));
+        }
+        let mut host = Host::new(parameters);
+        // Users take turns from here on.
+        let (task, other) = (host.party(1, 11, 10), host.party(2, 12, 10));
+        host.request(other);
+        host.release(other);
+        host.request(task);
+        let job = host.job(task).unwrap();
+        if asks {
+            let (client, slot) = (host.client(task), Slot { number: 1, generation: 1 });
+            let operation = LockedOperation { bytes: Bytes(2), ..operation(EngineWork::CopyIn) };
+            host.feed(Input::Acquire { client, slot, job, operation });
+        }
+        host.wait(WATCHDOG);
+        assert_eq!(host.shut.len(), 1, "{asks}");
+    }
+}
+
+#[test]
+fn greetings_are_charged_to_the_log_of_their_user() {
+    let mut host = Host::new(parameters(8, 1));
+    // A third of what may be written at once, which is 16 seconds' rate.
+    let bytes = BrokerLimits::default().log_bytes_per_user * 5;
+    let mut is_welcome = |client, uid| {
+        let actions = host.feed(greeting(client, uid, bytes));
+        actions.iter().any(|action| matches!(action, Action::Reply { reply: Reply::Welcome, .. }))
+    };
+    assert_eq!([1, 2, 3, 4].map(|client| is_welcome(client, 11)), [true, true, true, false]);
+    assert!(is_welcome(5, 12), "another user");
+}
+
 #[test]
 fn a_request_takes_no_more_of_the_log_than_is_counted() {
     let mut host = Host::new(parameters(8, 1));
