@@ -11,9 +11,9 @@ use std::time::Instant;
 
 use headway::copy::{
     Advised, At, Copier, CopyLimits, CopyOptions, CudaDriver, CudaGpu, DeviceLimits, Direction, How, Learning,
-    LearningGpu, LearningOptions, Profile, Tuning,
+    LearningGpu, LearningOptions, Profile,
 };
-use headway::machine::{EndpointId, Method};
+use headway::machine::EndpointId;
 use headway::units::{Bytes, Nanos};
 use headway_core::files::guest_log::{DriverReason, Host};
 
@@ -253,7 +253,7 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, host_is: &mut Host) -> Answer {
     // SAFETY: the bytes are only asked about, not read; the guest keeps them while its call lasts.
     let host = unsafe { std::slice::from_raw_parts(copy.host.cast::<u8>(), copy.bytes) };
     let advised = learning.advise(copy.direction, host);
-    let Some(tuning) = advised.advice().tuning else {
+    if advised.advice().tuning.is_none() {
         // What the stream was given before is no part of the copy.
         let stream = (copy.waits == Waits::IfLarge).then_some(copy.stream);
         let timed = advised.advice().timed && wait(driver, copy.stream);
@@ -261,8 +261,8 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, host_is: &mut Host) -> Answer {
             DriverReason::DriverFastest,
             timed.then(|| Timing { advised, start: Instant::now(), stream }),
         );
-    };
-    match staged(driver, copy, device, tuning) {
+    }
+    match staged(driver, copy, device, advised.how()) {
         Ok((start, cpu)) => {
             took(advised, start, cpu);
             Answer::Made
@@ -275,12 +275,7 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, host_is: &mut Host) -> Answer {
 }
 
 /// Makes `copy` by several threads; when it began, and their CPU time.
-fn staged(
-    driver: &Driver,
-    copy: Copy,
-    device: c_int,
-    tuning: Tuning,
-) -> Result<(Instant, Option<Nanos>), DriverReason> {
+fn staged(driver: &Driver, copy: Copy, device: c_int, how: How) -> Result<(Instant, Option<Nanos>), DriverReason> {
     let gpu = opened(driver, device).ok_or(DriverReason::Context)?;
     if !driver::on_device(driver, copy.there, copy.bytes, device) {
         return Err(DriverReason::NotOnGpu);
@@ -293,7 +288,7 @@ fn staged(
     // driver's own call.
     let buffer = unsafe { gpu.gpu.foreign(copy.there, copy.bytes) }.map_err(|_| DriverReason::Failed)?;
     let at = At { buffer: &buffer, offset: 0 };
-    let (host, how) = (copy.host.cast::<u8>(), How::Tuned(Method::Staged, tuning));
+    let host = copy.host.cast::<u8>();
     let made = match copy.direction {
         Direction::D2h => {
             // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its

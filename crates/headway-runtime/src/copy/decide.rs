@@ -117,10 +117,8 @@ impl Copier {
         let situation = situation.map(|at| links.as_ref().map_or(at, |links| self.standing(links, at)));
         let mut pick = situation.map_or(Pick::DRIVER, |at| self.auto.pick(&self.gpus, at, bytes));
         let advised = situation.and_then(|at| self.advise(at, pick, bytes));
-        if let Some(advised) = &advised {
-            let tuning = advised.advice().tuning;
-            let method = if tuning.is_some() { Method::Staged } else { Method::Pageable };
-            pick = Pick { method, tuning, predicted: None };
+        if let Some(advice) = advised.as_ref().map(Advised::advice) {
+            pick = Pick { method: advice.method(), tuning: advice.tuning, predicted: None };
         }
         let mut instead_of: Option<(Method, String)> = None;
         let judged =

@@ -7,13 +7,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use headway_core::models::transfer::builtin::{Bus, NodeClass};
 use headway_core::models::transfer::learning::{CopyAdvice, CopyTiming, Learner, LearnerLimits, LearntKind, Prefer};
-use headway_core::models::transfer::{Direction, HostMemory};
+use headway_core::models::transfer::{Direction, HostMemory, Method};
 use headway_core::units::{Bytes, Nanos};
 use headway_os::fork::Home;
 use headway_os::{affinity, copy, memory, topology};
 
 use super::cache::{Cache, NodeKey};
 use super::situation::samples;
+use super::{CopyReport, How};
 
 /// Copies that are timed before what was learnt is kept for the first time; then whenever they have doubled.
 const KEPT_FROM: u64 = 64;
@@ -179,6 +180,19 @@ impl Advised<'_> {
     #[must_use]
     pub const fn advice(&self) -> CopyAdvice {
         self.advice
+    }
+
+    /// How a copier is asked for the copy.
+    #[must_use]
+    pub fn how(&self) -> How {
+        self.advice.tuning.map_or(How::By(Method::Pageable), |tuning| How::Tuned(Method::Staged, tuning))
+    }
+
+    /// A copier made the copy. It teaches nothing where another method had to be used.
+    pub fn ended(self, report: &CopyReport) {
+        if report.method == self.advice.method() && report.instead_of.is_none() {
+            self.took(report.observed.saturating_sub(report.waited), report.cpu);
+        }
     }
 
     /// The copy was made as advised and took so long, without any wait for what was queued before.

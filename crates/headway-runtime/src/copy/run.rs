@@ -7,7 +7,6 @@ use headway_os::{clock, event};
 
 use super::decide::Decision;
 use super::engine::EngineMoved;
-use super::learning::Advised;
 use super::request::Request;
 use super::{Copier, CopyError, CopyReport, How, Observation};
 
@@ -31,7 +30,7 @@ impl Copier {
                 self.judge(bucket, &report);
             }
             if let Some(advised) = decision.advised {
-                learn(advised, &report);
+                advised.ended(&report);
             }
             report
         });
@@ -121,13 +120,5 @@ impl Copier {
             event!(WARN, "headway::copy", "a method is judged by what it took", what = text);
             self.auto.report(text);
         }
-    }
-}
-
-/// Tells what an advised copy took, if it was made as advised.
-fn learn(advised: Advised<'_>, report: &CopyReport) {
-    let asked = if advised.advice().tuning.is_some() { Method::Staged } else { Method::Pageable };
-    if report.method == asked && report.instead_of.is_none() {
-        advised.took(report.observed.saturating_sub(report.waited), report.cpu);
     }
 }

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::builtin::NodeClass;
-use headway_core::models::transfer::{Direction, Method, Profile};
+use headway_core::models::transfer::{Direction, Profile};
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{CudaGpu, Driver, HostEnd, LentEnds, OrderedCopier, OrderedOptions, OrderedTicket, RawCopy};
 use headway_device::gpu::Gpu;
@@ -179,14 +179,9 @@ fn told(
     advised: Option<Advised<'_>>,
     make: impl FnOnce(How) -> Result<CopyReport, CopyError>,
 ) -> Result<CopyReport, CopyError> {
-    let how = match advised.as_ref().map(|advised| advised.advice().tuning) {
-        None => How::Auto,
-        Some(None) => How::By(Method::Pageable),
-        Some(Some(tuning)) => How::Tuned(Method::Staged, tuning),
-    };
-    let result = make(how);
+    let result = make(advised.as_ref().map_or(How::Auto, Advised::how));
     match (&result, advised) {
-        (Ok(report), Some(advised)) => advised.took(report.observed.saturating_sub(report.waited), report.cpu),
+        (Ok(report), Some(advised)) => advised.ended(report),
         (Err(_), Some(advised)) => advised.absent(),
         (_, None) => {}
     }

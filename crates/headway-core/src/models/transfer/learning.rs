@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::builtin::{BuiltIn, NodeClass};
-use super::{Direction, HostMemory, Statistic, Tuning};
+use super::{Direction, HostMemory, Method, Statistic, Tuning};
 use crate::units::{Bytes, Nanos};
 
 /// Times that are kept of a method; their median counts.
@@ -98,6 +98,14 @@ pub struct CopyAdvice {
     pub timed: bool,
     /// Whether it is a trial of a method that is not in use.
     pub trial: bool,
+}
+
+impl CopyAdvice {
+    /// `staged`, or the driver's own call.
+    #[must_use]
+    pub const fn method(&self) -> Method {
+        if self.tuning.is_some() { Method::Staged } else { Method::Pageable }
+    }
 }
 
 /// What one copy took.
