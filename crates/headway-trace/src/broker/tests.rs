@@ -81,7 +81,7 @@ impl Broker {
     fn register(&mut self, now: u64, id: u32, uid: u32) {
         let client = client(id);
         let process = ClientProcess { pid: id, uid, account: uid, started: 0 };
-        self.feed(now, Input::Greeting { client, process, name: "c".to_owned(), resumed: Vec::new() });
+        self.feed(now, Input::Greeting { client, process, name: "c".to_owned(), resumed: Vec::new(), bytes: 1 });
         let shape = TaskShape {
             name: format!("t{id}"),
             cluster: ClusterId(0),
