@@ -177,6 +177,10 @@ impl<'client> Token<'_, 'client> {
     /// [`ClientError::Request`] if the operation is not allowed, [`ClientError::Silent`], [`ClientError::GpuLost`],
     /// [`ClientError::Lost`].
     pub fn engine(&mut self, operation: LockedOperation) -> Result<BrokerEngine<'_>, ClientError> {
+        // A lease may outlast the token by a moment.
+        if let Some(Err(Unanswered::Revoked(gpu))) = self.link.look(self.task.slot(), self.generation) {
+            return Err(revoked(gpu));
+        }
         if let Some(engines) = self.link.engines {
             if engines.chunk_bytes.is_some_and(|most| operation.work != EngineWork::Execute && operation.bytes > most) {
                 return Err(ClientError::Request(RefusalReason::Operation));

@@ -216,6 +216,8 @@ impl Book {
         if is_new {
             self.lost.insert(gpu);
             self.take_all_turns(now);
+            // Whoever hears that it is done finds no engine of the GPU leased any more.
+            self.settle_leases();
         }
         if let Some(client) = client {
             let done = match may {

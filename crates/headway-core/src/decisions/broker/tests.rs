@@ -409,6 +409,11 @@ fn a_gpu_that_is_lost_frees_nobody_who_is_still_there_and_is_believed_of_the_own
     let actions = host.feed(lost(Some(ClientId(3))));
     assert!(actions.contains(&Action::Reply { client: ClientId(3), reply: Reply::Done }), "{actions:?}");
     assert_eq!(actions.iter().filter(|action| matches!(action, Action::Revoke { .. })).count(), 1);
+    let place = |what: fn(&Action) -> bool| actions.iter().position(what).unwrap();
+    let told = place(|action| matches!(action, Action::Reply { .. }));
+    let revoked = place(|action| matches!(action, Action::Revoke { .. }));
+    let ended = place(|action| matches!(action, Action::EndLeases { client: ClientId(1), .. }));
+    assert!(revoked < told && ended < told, "who hears `Done` finds neither token nor lease: {actions:?}");
     assert!(host.book.lost().contains(&GpuId(0)));
     assert!(matches!(host.feed(lost(Some(ClientId(3))))[..], [Action::Reply { reply: Reply::Refused { .. }, .. }]));
     assert_eq!(host.holders.len(), 1, "the other GPU's token stays where it is");
