@@ -12,6 +12,7 @@ mod loads;
 mod np_edf;
 mod patil;
 mod quotes;
+mod raw;
 mod site;
 mod verner;
 pub(crate) mod verner_combine;
@@ -34,6 +35,8 @@ pub(crate) use self::gpusync_gpu::camera;
 pub(crate) use self::loads::serve as load;
 pub use self::quotes::Said;
 use self::quotes::{said, silent};
+pub use self::raw::RawFigures;
+use self::raw::{LastColumns, RawCell, raw_figures};
 use crate::Error;
 use headway::COMMIT;
 use headway::run::Backend;
@@ -373,32 +376,6 @@ impl PaperRow {
     }
 }
 
-/// Raw figures: a header and lines of equal length.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RawFigures {
-    /// Name of the file, without its ending.
-    pub name: String,
-    /// Names of the columns, units last.
-    pub columns: Vec<&'static str>,
-    pub lines: Vec<Vec<String>>,
-}
-
-impl RawFigures {
-    /// As comma-separated values; cells with commas or quotes are quoted.
-    #[must_use]
-    pub fn csv(&self) -> String {
-        let quoted = |cell: &str| {
-            if cell.contains([',', '"', '\n']) { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell.to_owned() }
-        };
-        let mut text = self.columns.join(",") + "\n";
-        for line in &self.lines {
-            text.push_str(&line.iter().map(|cell| quoted(cell)).collect::<Vec<_>>().join(","));
-            text.push('\n');
-        }
-        text
-    }
-}
-
 /// Everything that one experiment gave.
 #[derive(Clone, Debug, Serialize)]
 pub struct ExperimentResults {
@@ -491,7 +468,7 @@ impl ExperimentResults {
     /// [`headway::ErrorKind::Io`], [`headway_measure::Error::Plot`].
     pub fn write(&self, folder: &Path) -> Result<PathBuf, Error> {
         let folder = Folder::open(folder, self.experiment, self.complete)?;
-        for table in &self.tables {
+        for table in self.tables.iter().filter(|table| !table.columns.is_empty()) {
             if table.lines.len() <= LINES_PLAIN {
                 folder.put(&format!("{}.csv", table.name), table.csv())?;
                 continue;
@@ -573,13 +550,6 @@ impl Experiment {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn cells_with_commas_are_quoted() {
-        let lines = vec![vec!["a,b".to_owned(), "say \"x\"".to_owned()]];
-        let table = RawFigures { name: "t".into(), columns: vec!["c", "d"], lines };
-        assert_eq!(table.csv(), "c,d\n\"a,b\",\"say \"\"x\"\"\"\n");
-    }
 
     #[test]
     fn an_unknown_experiment_is_refused_with_the_known_ones() {

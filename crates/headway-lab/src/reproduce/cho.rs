@@ -14,8 +14,10 @@ use self::fidelity::DoubleQueue;
 use self::programs::{Costs, Graph, Grid, Kind};
 pub(super) use self::queues::queues;
 use self::queues::{CLAIM, SLACK};
-use super::bench::{Bench, same};
-use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, Said, said, silent};
+use super::bench::{Bench, Samples, same};
+use super::{
+    ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, Said, raw_figures, said, silent,
+};
 use crate::Error;
 use headway_measure::plot::{Figure, PlotLine};
 
@@ -76,13 +78,10 @@ impl Repeated {
         SampleFigures::of(&self.times(part)).map_or(Nanos::ZERO, |figures| figures.median)
     }
 
-    /// Number, first, median, 99th percentile of enough, and longest.
-    fn cells(&self, part: impl Fn(&Costs) -> Nanos) -> Vec<String> {
+    /// What the repetitions come to; `None` of none.
+    fn samples(&self, part: impl Fn(&Costs) -> Nanos) -> Option<Samples> {
         let times = self.times(part);
-        let first = times.first().copied().unwrap_or_default();
-        SampleFigures::of(&times).map_or_else(Vec::new, |f| {
-            vec![f.n.to_string(), first.0.to_string(), f.median.0.to_string(), f.p99_ns(), f.max.0.to_string()]
-        })
+        Some(Samples { first: *times.first()?, figures: SampleFigures::of(&times)? })
     }
 }
 
@@ -252,45 +251,41 @@ fn judge(outcome: &mut ExperimentResults, sweep: &Sweep, name: &str, x: &str, cl
 }
 
 /// `flags`: whether the program copies flags between its kernels.
-fn table(sweeps: &[(&str, &Sweep)], x: &str, flags: bool) -> RawFigures {
-    let mut columns = vec![
-        "input",
-        x_column(x),
-        "mode",
-        "h2d_bytes",
-        "d2h_bytes",
-        "n",
-        "h2d_first_ns",
-        "h2d_median_ns",
-        "h2d_p99_ns",
-        "h2d_max_ns",
-        "d2h_first_ns",
-        "d2h_median_ns",
-        "d2h_p99_ns",
-        "d2h_max_ns",
-        "kernels_median_ns",
-    ];
-    columns.extend(flags.then_some("flags_median_ns"));
-    let mut lines = Vec::new();
+fn table(sweeps: &[(&str, &Sweep)], x: &'static str, flags: bool) -> RawFigures {
+    let mut table = RawFigures::default();
     for (name, sweep) in sweeps {
         for (size, costs) in *sweep {
-            for ((_, mode), repeated) in MODES.iter().zip(costs) {
-                let bytes = repeated.0.first().map_or([0, 0], |costs| [costs.h2d_bytes, costs.d2h_bytes]);
-                let mut line = vec![(*name).to_owned(), size.to_string(), (*mode).to_owned()];
-                line.extend(bytes.map(|bytes| bytes.to_string()));
-                line.extend(repeated.cells(|costs| costs.h2d));
-                line.extend(repeated.cells(|costs| costs.d2h).into_iter().skip(1));
-                line.push(repeated.median(|c| c.kernels).0.to_string());
-                line.extend(flags.then(|| repeated.median(|c| c.flags).0.to_string()));
-                lines.push(line);
-            }
+            table.add(raw_figures!("sweep", MODES.iter().zip(costs), |((_, mode), repeated)| {
+                let first = repeated.0.first();
+                let h2d = repeated.samples(|costs| costs.h2d);
+                let d2h = repeated.samples(|costs| costs.d2h);
+                Columns {
+                    input: name,
+                    size: size,
+                    mode: mode,
+                    h2d_bytes: first.map_or(0, |costs| costs.h2d_bytes),
+                    d2h_bytes: first.map_or(0, |costs| costs.d2h_bytes),
+                    n: h2d.map(|h2d| h2d.figures.n),
+                    h2d_first_ns: h2d.map(|h2d| h2d.first),
+                    h2d_median_ns: h2d.map(|h2d| h2d.figures.median),
+                    h2d_p99_ns: h2d.map(|h2d| h2d.figures.p99_ns()),
+                    h2d_max_ns: h2d.map(|h2d| h2d.figures.max),
+                    d2h_first_ns: d2h.map(|d2h| d2h.first),
+                    d2h_median_ns: d2h.map(|d2h| d2h.figures.median),
+                    d2h_p99_ns: d2h.map(|d2h| d2h.figures.p99_ns()),
+                    d2h_max_ns: d2h.map(|d2h| d2h.figures.max),
+                    kernels_median_ns: repeated.median(|costs| costs.kernels),
+                    flags_median_ns: repeated.median(|costs| costs.flags),
+                }
+            }));
         }
     }
-    RawFigures { name: "sweep".into(), columns, lines }
-}
-
-fn x_column(x: &str) -> &'static str {
-    if x == "nodes" { "nodes" } else { "columns" }
+    table.columns[1] = x;
+    if !flags {
+        table.columns.pop();
+        table.lines.iter_mut().for_each(|line| line.truncate(table.columns.len()));
+    }
+    table
 }
 
 /// Repetitions of a program in every mode.
@@ -434,7 +429,6 @@ mod tests {
         let costs = [5, 1, 2, 3, 4].map(|us| Costs { h2d: Nanos(us * 1000), ..Costs::default() });
         let sweep: Sweep = vec![(8, vec![Repeated(costs.to_vec())])];
         let table = table(&[("rodinia", &sweep)], "nodes", true);
-        assert_eq!(table.lines[0].len(), table.columns.len());
         assert_eq!(table.lines[0][5..10], ["5", "5000", "3000", "", "5000"]);
     }
 }

@@ -6,7 +6,9 @@ use crate::simulation::fujii::{self, Constants, Stat, StatementResult, Stress, T
 use headway_core::models::transfer::Direction;
 use headway_core::units::Nanos;
 
-use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, said};
+use super::{
+    ExperimentResults, ExperimentSetting, LastColumns, PaperRow, PaperVerdict, RawCell, RawFigures, raw_figures, said,
+};
 use crate::Error;
 use headway::run::Backend;
 use headway_measure::plot::{Figure, PlotLine};
@@ -157,14 +159,14 @@ fn word(direction: Direction) -> &'static str {
     if direction == Direction::H2d { "h2d" } else { "d2h" }
 }
 
-/// Columns of a [`Stat`]; of pairs they are of makespans.
-const FIGURES: [&str; 6] = ["mean_ns", "n", "first_ns", "median_ns", "p99_ns", "max_ns"];
+/// Of pairs they are of makespans.
+impl LastColumns for Stat {
+    const COLUMNS: &'static [&'static str] = &["mean_ns", "n", "first_ns", "median_ns", "p99_ns", "max_ns"];
 
-fn cells(stat: &Stat) -> [String; 6] {
-    let p99 = stat.p99.map_or_else(String::new, |p99| p99.0.to_string());
-    let [mean, n, first, median, max] =
-        [stat.mean.0, stat.n.into(), stat.first.0, stat.median.0, stat.max.0].map(|figure| figure.to_string());
-    [mean, n, first, median, p99, max]
+    fn cells(&self) -> Vec<String> {
+        let Self { n, first, median, mean, p99, max } = self;
+        vec![mean.cell(), n.cell(), first.cell(), median.cell(), p99.cell(), max.cell()]
+    }
 }
 
 /// Raw figures of a study, simulated or measured.
@@ -177,26 +179,22 @@ pub(super) fn tables(study: &TransferStudy) -> Vec<RawFigures> {
         Stress::Pipes => "pipes",
         Stress::Together => "together",
     };
-    let singles = study.singles.iter().map(|(s, stat)| {
-        let situation = [fujii::name(s.method), word(s.direction), class(s.class), stress(s.stress)];
-        situation.map(str::to_owned).into_iter().chain([s.bytes.0.to_string()]).chain(cells(stat)).collect()
+    let singles = raw_figures!("single", &study.singles, |(single, stat)| Columns {
+        method: fujii::name(single.method),
+        direction: word(single.direction),
+        class: class(single.class),
+        stress: stress(single.stress),
+        bytes: single.bytes,
+        ..Stat(stat)
     });
-    let pairs = study.pairs.iter().map(|(p, stat)| {
-        let situation = [fujii::name(p.methods.0), fujii::name(p.methods.1), word(p.direction)];
-        situation.map(str::to_owned).into_iter().chain([p.bytes.0.to_string()]).chain(cells(stat)).collect()
+    let pairs = raw_figures!("pairs", &study.pairs, |(pair, stat)| Columns {
+        first: fujii::name(pair.methods.0),
+        second: fujii::name(pair.methods.1),
+        direction: word(pair.direction),
+        bytes: pair.bytes,
+        ..Stat(stat)
     });
-    vec![
-        RawFigures {
-            name: "single".into(),
-            columns: [&["method", "direction", "class", "stress", "bytes"], &FIGURES[..]].concat(),
-            lines: singles.collect(),
-        },
-        RawFigures {
-            name: "pairs".into(),
-            columns: [&["first", "second", "direction", "bytes"], &FIGURES[..]].concat(),
-            lines: pairs.collect(),
-        },
-    ]
+    vec![singles, pairs]
 }
 
 /// A figure per direction and situation, like the paper's.

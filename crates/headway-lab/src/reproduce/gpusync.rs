@@ -5,6 +5,7 @@ pub(super) mod shape;
 mod study;
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::simulation::klt::Assumptions;
@@ -18,7 +19,9 @@ use headway_sim::sharing::{Scenario, SimObserver, SimRecord, SimSharingError, si
 use self::shape::{Check, Means, affinity_ratios, checks, chunking_ratios};
 use self::study::{Effort, Run, Set, TARGET, TOLERANCE, calibrate, run as simulated};
 use super::cores::on_all_cores;
-use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, Said, said, silent};
+use super::{
+    ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, Said, raw_figures, said, silent,
+};
 use crate::Error;
 use headway::run::Backend;
 use headway_measure::plot::{Figure, PlotLine};
@@ -364,64 +367,47 @@ fn notes(quick: bool, effort: Effort) -> Vec<String> {
 }
 
 fn scenario_table(studied: &[Studied]) -> RawFigures {
-    let mut lines = Vec::new();
+    let mut table = RawFigures::default();
     for study in studied {
-        for (scenario, runs) in &study.runs {
-            for (seed, run) in runs.iter().enumerate() {
-                lines.push(vec![
-                    study.set.name.to_owned(),
-                    study.mode().to_owned(),
-                    study.work.0.to_string(),
-                    scenario.to_string(),
-                    seed.to_string(),
-                    run.jobs().to_string(),
-                    format!("{:.3}", run.mean()),
-                    format!("{:.3}", run.mean_of_tasks()),
-                    tail(run.jobs(), run.quantile(0.99)).map_or_else(String::new, |p99| format!("{p99:.3}")),
-                    format!("{:.3}", run.quantile(1.0)),
-                    run.misses.to_string(),
-                    run.tardiness_max.0.to_string(),
-                    run.migrations.to_string(),
-                ]);
-            }
-        }
+        let runs =
+            study.runs.iter().flat_map(|(scenario, runs)| runs.iter().enumerate().map(move |run| (scenario, run)));
+        table.add(raw_figures!("scenarios", runs, |(scenario, (seed, run))| Columns {
+            assumptions: study.set.name,
+            token_mode: study.mode(),
+            work_ns: study.work,
+            scenario: scenario.to_string(),
+            seed_offset: seed,
+            jobs: run.jobs(),
+            mean_over_jobs_percent: percent(run.mean()),
+            mean_over_tasks_percent: percent(run.mean_of_tasks()),
+            p99_percent: tail(run.jobs(), run.quantile(0.99)).map(percent),
+            max_percent: percent(run.quantile(1.0)),
+            misses: run.misses,
+            tardiness_max_ns: run.tardiness_max,
+            migrations: run.migrations,
+        }));
     }
-    RawFigures {
-        name: "scenarios".into(),
-        columns: vec![
-            "assumptions",
-            "token_mode",
-            "work_ns",
-            "scenario",
-            "seed_offset",
-            "jobs",
-            "mean_over_jobs_percent",
-            "mean_over_tasks_percent",
-            "p99_percent",
-            "max_percent",
-            "misses",
-            "tardiness_max_ns",
-            "migrations",
-        ],
-        lines,
-    }
+    table
+}
+
+fn percent(share: impl Display) -> String {
+    format!("{share:.3}")
 }
 
 fn shape_table(studied: &[Studied]) -> RawFigures {
-    let mut lines = Vec::new();
+    let mut table = RawFigures::default();
     for study in studied {
-        for check in checks(&study.means()) {
-            let holds = if check.holds { "holds" } else { "fails" };
-            let numbers = [study.work.0.to_string(), study.effort.seeds.to_string(), check.number.to_string()];
-            let names = [study.set.name.to_owned(), study.mode().to_owned()];
-            lines.push(names.into_iter().chain(numbers).chain([holds.to_owned(), check.evidence]).collect());
-        }
+        table.add(raw_figures!("shapes", checks(&study.means()), |check| Columns {
+            assumptions: study.set.name,
+            token_mode: study.mode(),
+            work_ns: study.work,
+            seeds: study.effort.seeds,
+            check: check.number,
+            verdict: if check.holds { "holds" } else { "fails" },
+            evidence: check.evidence,
+        }));
     }
-    RawFigures {
-        name: "shapes".into(),
-        columns: vec!["assumptions", "token_mode", "work_ns", "seeds", "check", "verdict", "evidence"],
-        lines,
-    }
+    table
 }
 
 /// The paper's figures 6, 7 and 8: scenarios from best to worst, and ratios from least to greatest.

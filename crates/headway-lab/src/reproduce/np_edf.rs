@@ -10,7 +10,9 @@ use headway_core::units::{Bytes, Nanos, Rate};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64;
 
-use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, Said, said, silent};
+use super::{
+    ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, Said, raw_figures, said, silent,
+};
 use crate::Error;
 use headway::run::Backend;
 use headway_measure::plot::{Figure, PlotLine};
@@ -301,37 +303,28 @@ fn anomaly() -> PaperRow {
 }
 
 fn tables(models: &[Models], chunks: &[Chunks]) -> Vec<RawFigures> {
-    let line = |figures: &[usize]| figures.iter().map(ToString::to_string).collect::<Vec<_>>();
-    vec![
-        RawFigures {
-            name: "models".into(),
-            columns: vec!["utilisation_percent", "sets", "sporadic", "concrete", "exact", "undecided"],
-            lines: models
-                .iter()
-                .map(|m| line(&[m.percent as usize, m.sets, m.sporadic, m.concrete, m.exact, m.undecided]))
-                .collect(),
-        },
-        RawFigures {
-            name: "chunks".into(),
-            columns: vec![
-                "utilisation_percent",
-                "sets",
-                "whole",
-                "chunks_2000_us",
-                "chunks_600_us",
-                "chunks_200_us",
-                "largest_common",
-                "largest_per_flow",
-            ],
-            lines: chunks
-                .iter()
-                .map(|c| {
-                    let [a, b, d, e] = c.accepted;
-                    line(&[c.percent as usize, c.sets, a, b, d, e, c.one_size, c.own_size])
-                })
-                .collect(),
-        },
-    ]
+    let models = raw_figures!("models", models, |found| Columns {
+        utilisation_percent: found.percent,
+        sets: found.sets,
+        sporadic: found.sporadic,
+        concrete: found.concrete,
+        exact: found.exact,
+        undecided: found.undecided,
+    });
+    let chunks = raw_figures!("chunks", chunks, |found| {
+        let [whole, longest, middle, shortest] = found.accepted;
+        Columns {
+            utilisation_percent: found.percent,
+            sets: found.sets,
+            whole: whole,
+            chunks_2000_us: longest,
+            chunks_600_us: middle,
+            chunks_200_us: shortest,
+            largest_common: found.one_size,
+            largest_per_flow: found.own_size,
+        }
+    });
+    vec![models, chunks]
 }
 
 fn figures(models: &[Models], chunks: &[Chunks]) -> Vec<(String, Figure)> {

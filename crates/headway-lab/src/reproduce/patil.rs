@@ -11,7 +11,7 @@ use headway_measure::sample::SampleFigures;
 pub(super) use self::batch::batch;
 pub(super) use self::table_1::table_1;
 pub(super) use self::table_2::table_2;
-use super::bench::{Bench, Samples};
+use super::bench::Bench;
 use super::{ExperimentResults, ExperimentSetting, RawFigures};
 
 const MIB: usize = 1 << 20;
@@ -45,11 +45,3 @@ fn strictly_faster(fast: SampleFigures, slow: SampleFigures) -> bool {
 
 /// What [`strictly_faster`] asks, in words.
 const STRICT: &str = "the third quartile of the one must be below the first quartile of the other";
-
-/// A line of a table: what was timed, then the figures.
-fn line<const N: usize>(situation: [String; N], samples: Samples) -> Vec<String> {
-    let f = samples.figures;
-    let [n, first, median, max] =
-        [u64::from(f.n), samples.first.0, f.median.0, f.max.0].map(|figure| figure.to_string());
-    situation.into_iter().chain([n, first, median, f.p99_ns(), max]).collect()
-}

@@ -13,7 +13,7 @@ use headway_core::units::{Bytes, Nanos};
 
 pub(super) use self::sweep::run as sweep;
 use super::cores::on_all_cores;
-use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, said, silent};
+use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, raw_figures, said, silent};
 use crate::Error;
 use headway::run::Backend;
 use headway_measure::plot::{Figure, PlotLine};
@@ -62,30 +62,24 @@ fn figure_2_1_simulated(setting: &ExperimentSetting) -> Result<ExperimentResults
     let concurrent = network.completion(&blocks).expect(moves);
     let serial = network.serial(&blocks).expect(moves);
     let mut lines = NAMES.map(|name| PlotLine::new(name, Vec::new()));
-    let mut table = Vec::new();
+    let mut table = RawFigures::default();
     for interval in &concurrent.intervals {
         for (at, share) in &interval.active {
-            let limit = machine.capacities[share.limited_by.at()].id.clone();
             let [from, to] = [interval.from, interval.to].map(|time| time.0 as f64 / 1e6);
             let rate = share.rate.0 as f64 / 1e9;
             lines[*at].points.extend([(from, rate), (to, rate)]);
-            let name = NAMES[*at].to_owned();
-            table.push(vec![
-                name,
-                interval.from.0.to_string(),
-                interval.to.0.to_string(),
-                share.rate.0.to_string(),
-                limit,
-            ]);
         }
+        table.add(raw_figures!("rates", &interval.active, |(at, share)| Columns {
+            block: NAMES[*at],
+            from_ns: interval.from,
+            to_ns: interval.to,
+            rate_bytes_per_s: share.rate.0,
+            limited_by: machine.capacities[share.limited_by.at()].id,
+        }));
     }
     let rows = figure_2_1_rows(&lines, &concurrent, serial);
     let mut outcome = outcome("verner-fig2.1", format!("{} {}", machine.name, machine.hash), setting, rows);
-    outcome.tables = vec![RawFigures {
-        name: "rates".into(),
-        columns: vec!["block", "from_ns", "to_ns", "rate_bytes_per_s", "limited_by"],
-        lines: table,
-    }];
+    outcome.tables = vec![table];
     let figure = Figure::new("Figure II.1: rates of two blocks", "sim", ["ms", "GB/s"], lines.to_vec());
     outcome.figures = vec![("rates".into(), figure)];
     outcome.notes = vec!["The values drawn in the figure are not available; Table I gives the rates.".into()];
@@ -197,17 +191,20 @@ pub(super) fn join_leave(setting: &ExperimentSetting) -> Result<ExperimentResult
 }
 
 fn tallies(machines: &[Machine], totals: &[Tally]) -> RawFigures {
-    let line = |(machine, tally): (&Machine, &Tally)| {
+    raw_figures!("histories", machines.iter().zip(totals), |(machine, tally)| {
         let [grown, alone, combined] = tally.joins;
-        let counts = [tally.histories, grown, alone, combined, tally.refused, tally.leaves, tally.jobs, tally.misses];
-        let counts = counts.map(|count| count.to_string());
-        [machine.name.clone()].into_iter().chain(counts).collect()
-    };
-    RawFigures {
-        name: "histories".into(),
-        columns: vec!["machine", "histories", "grown", "alone", "combined", "refused", "leaves", "jobs", "misses"],
-        lines: machines.iter().zip(totals).map(line).collect(),
-    }
+        Columns {
+            machine: machine.name,
+            histories: tally.histories,
+            grown: grown,
+            alone: alone,
+            combined: combined,
+            refused: tally.refused,
+            leaves: tally.leaves,
+            jobs: tally.jobs,
+            misses: tally.misses,
+        }
+    })
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use serde::Serialize;
 
-use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, said, silent};
+use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, raw_figures, said, silent};
 use crate::Error;
 use headway_measure::plot::{Figure, PlotLine};
 
@@ -127,7 +127,7 @@ pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Erro
     let network = Network::new(&machine);
     let count = if setting.quick { SETS_QUICK } else { SETS };
     let mut rows = vec![split_example(), set_example()?, blocking_example()];
-    let (mut lines, mut figure_lines) = (Vec::new(), Vec::new());
+    let (mut figures, mut figure_lines) = (RawFigures::default(), Vec::new());
     for (number, generator) in (0u64..).zip(GENERATORS) {
         let mut random = Pcg64Mcg::seed_from_u64(setting.seed.wrapping_add(number << 32));
         let mut sums = Vec::new();
@@ -135,12 +135,8 @@ pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Erro
             sums.push(compared(&machine, &network, generator, &mut random)?);
         }
         rows.push(row(generator, &sums));
-        lines.extend(sums.iter().enumerate().map(|(set, sums)| {
-            let figures = [sums.given, sums.paper, sums.greedy, sums.search, sums.optimal];
-            let figures = figures.map(|figure| format!("{figure:.6}"));
-            [generator.name.to_owned(), set.to_string(), sums.messages.to_string()].into_iter().chain(figures).collect()
-        }));
-        setting.keep("verner-combine", "sim", &described(&machine), vec![table(lines.clone())]);
+        figures.add(table(generator, &sums));
+        setting.keep("verner-combine", "sim", &described(&machine), vec![figures.clone()]);
         figure_lines.push(sorted(&format!("{}: greedy", generator.name), &sums, |sums| sums.greedy));
         figure_lines.push(sorted(&format!("{}: search", generator.name), &sums, |sums| sums.search));
     }
@@ -153,7 +149,7 @@ pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Erro
     Ok(ExperimentResults {
         rows,
         notes: notes(count),
-        tables: vec![table(lines)],
+        tables: vec![figures],
         figures: vec![("excess".into(), figure)],
         ..ExperimentResults::new("verner-combine", "sim", described(&machine), setting.seed)
     })
@@ -163,9 +159,18 @@ fn described(machine: &Machine) -> String {
     format!("{} {}, margin and jitter 0", machine.name, machine.hash)
 }
 
-fn table(lines: Vec<Vec<String>>) -> RawFigures {
-    let columns = vec!["generator", "set", "messages", "given", "greedy_paper_counts", "greedy", "search", "optimal"];
-    RawFigures { name: "sums".into(), columns, lines }
+fn table(generator: &Generator, sums: &[Sums]) -> RawFigures {
+    let text = |sum: f64| format!("{sum:.6}");
+    raw_figures!("sums", sums.iter().enumerate(), |(set, sums)| Columns {
+        generator: generator.name,
+        set: set,
+        messages: sums.messages,
+        given: text(sums.given),
+        greedy_paper_counts: text(sums.paper),
+        greedy: text(sums.greedy),
+        search: text(sums.search),
+        optimal: text(sums.optimal),
+    })
 }
 
 fn notes(count: usize) -> Vec<String> {

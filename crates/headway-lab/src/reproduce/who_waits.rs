@@ -7,7 +7,7 @@ use headway_core::models::transfer::Direction;
 use headway_core::units::Nanos;
 use headway_os::clock;
 
-use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, silent};
+use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, raw_figures, silent};
 use crate::Error;
 use headway::run::Backend;
 use headway_measure::child::{self, ChildPart};
@@ -237,36 +237,20 @@ fn verdicts(found: &[RowResult], alone: Nanos) -> Vec<PaperRow> {
 }
 
 fn table(found: &[RowResult]) -> RawFigures {
-    let columns = vec![
-        "case",
-        "bulk_direction",
-        "piece_bytes",
-        "small_direction",
-        "small_bytes",
-        "n",
-        "median_ns",
-        "p99_ns",
-        "max_ns",
-        "bulk_ns",
-        "bulk_share",
-    ];
-    let line = |RowResult { case, small, bulk, share }: &RowResult| {
-        let name = |direction| if direction == IN { "h2d" } else { "d2h" }.to_owned();
-        vec![
-            case.what.clone(),
-            name(case.bulk.direction),
-            case.bulk.piece.to_string(),
-            name(case.small.direction),
-            case.small.bytes.to_string(),
-            small.n.to_string(),
-            small.median.0.to_string(),
-            small.p99_ns(),
-            small.max.0.to_string(),
-            bulk.0.to_string(),
-            format!("{share:.4}"),
-        ]
-    };
-    RawFigures { name: "waits".into(), columns, lines: found.iter().map(line).collect() }
+    let name = |direction| if direction == IN { "h2d" } else { "d2h" };
+    raw_figures!("waits", found, |RowResult { case, small, bulk, share }| Columns {
+        case: case.what,
+        bulk_direction: name(case.bulk.direction),
+        piece_bytes: case.bulk.piece,
+        small_direction: name(case.small.direction),
+        small_bytes: case.small.bytes,
+        n: small.n,
+        median_ns: small.median,
+        p99_ns: small.p99_ns(),
+        max_ns: small.max,
+        bulk_ns: bulk,
+        bulk_share: format!("{share:.4}"),
+    })
 }
 
 /// The wait and the price by the length of pieces.

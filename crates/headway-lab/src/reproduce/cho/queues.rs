@@ -9,7 +9,9 @@ use super::fidelity::DoubleQueue;
 use super::outcome;
 use crate::Error;
 use crate::reproduce::bench::{Bench, Samples, gb_per_s, random, same, samples};
-use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, said, silent};
+use crate::reproduce::{
+    ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, raw_figures, said, silent,
+};
 use headway_measure::plot::{Figure, PlotLine};
 
 /// How one copy of the sweep is made.
@@ -32,9 +34,9 @@ struct Study {
     there: Buffer,
     /// Copies of each kind.
     repeats: u32,
-    lines: Vec<Vec<String>>,
-    /// Each copy of ours: what it was made by.
-    copies: Vec<Vec<String>>,
+    queues: RawFigures,
+    /// Each copy of ours: what it was made by, in the order in which they were made.
+    copies: RawFigures,
 }
 
 impl Study {
@@ -71,14 +73,13 @@ impl Study {
             (Some(queue), _) => queue.copy(direction, &self.there, host),
             (None, By::Ours) => {
                 let (time, report) = self.bench.copy(direction, &self.there, host, how)?;
-                let cpu = report.cpu.map_or_else(String::new, |cpu| cpu.0.to_string());
-                copies.push(vec![
-                    word.to_owned(),
-                    bytes.to_string(),
-                    report.method.to_string(),
-                    time.0.to_string(),
-                    cpu,
-                ]);
+                copies.add(raw_figures!("copies", [report], |report| Columns {
+                    direction: word,
+                    bytes: bytes,
+                    method: report.method.to_string(),
+                    ns: time,
+                    cpu_ns: report.cpu,
+                }));
                 Ok(time)
             }
             (None, _) => self.bench.time(direction, &self.there, host, how),
@@ -87,13 +88,15 @@ impl Study {
             Direction::H2d => self.bench.verify(name, &self.there, &self.data[..bytes])?,
             _ => same(name, &self.host[..bytes], &self.data[..bytes])?,
         }
-        let Samples { first, figures } = samples;
-        let rate = gb_per_s(Bytes(bytes as u64), figures.median);
-        let situation = [name.to_owned(), word.to_owned(), bytes.to_string(), n.to_string(), b.to_string()];
-        let times = [u64::from(figures.n), first.0, figures.median.0].map(|figure| figure.to_string());
-        let tail = [figures.p99_ns(), figures.max.0.to_string()];
-        self.lines.push(situation.into_iter().chain(times).chain(tail).collect());
-        Ok(rate)
+        self.queues.add(raw_figures!("queues", [samples], |samples| Columns {
+            mode: name,
+            direction: word,
+            bytes: bytes,
+            threads: n,
+            buffer_bytes: b,
+            ..Samples(samples)
+        }));
+        Ok(gb_per_s(Bytes(bytes as u64), samples.figures.median))
     }
 
     fn direction(
@@ -183,15 +186,15 @@ pub(in crate::reproduce) fn queues(setting: &ExperimentSetting) -> Result<Experi
         data: random(setting.seed, most),
         host: vec![0; most],
         repeats: if setting.quick { 5 } else { 10 },
-        lines: Vec::new(),
-        copies: Vec::new(),
+        queues: RawFigures::default(),
+        copies: RawFigures::default(),
     };
     let mut made = Vec::new();
     for &bytes in sizes {
         for direction in [(Direction::H2d, "h2d"), (Direction::D2h, "d2h")] {
             made.push(study.direction(direction, bytes, (threads, buffers))?);
             let (source, machine) = (study.bench.source, &study.bench.machine);
-            setting.keep("cho-queues", source, machine, vec![table(study.lines.clone()), copies(study.copies.clone())]);
+            setting.keep("cho-queues", source, machine, vec![study.queues.clone(), study.copies.clone()]);
         }
     }
     let mut outcome = outcome("cho-queues", &study.bench, setting);
@@ -199,19 +202,8 @@ pub(in crate::reproduce) fn queues(setting: &ExperimentSetting) -> Result<Experi
         outcome.rows.extend(rows);
         outcome.figures.push(figure);
     }
-    outcome.tables.extend([table(study.lines), copies(study.copies)]);
+    outcome.tables.extend([study.queues, study.copies]);
     Ok(outcome)
-}
-
-fn table(lines: Vec<Vec<String>>) -> RawFigures {
-    let columns =
-        vec!["mode", "direction", "bytes", "threads", "buffer_bytes", "n", "first_ns", "median_ns", "p99_ns", "max_ns"];
-    RawFigures { name: "queues".into(), columns, lines }
-}
-
-/// In the order in which they were made.
-fn copies(lines: Vec<Vec<String>>) -> RawFigures {
-    RawFigures { name: "copies".into(), columns: vec!["direction", "bytes", "method", "ns", "cpu_ns"], lines }
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use headway_runtime::copy::{At, How};
 
 use super::super::bench::{Bench, random, same};
 use super::super::loads::Loads;
-use super::super::{ExperimentResults, ExperimentSetting, RawFigures};
+use super::super::{ExperimentResults, ExperimentSetting, RawFigures, raw_figures};
 use super::{figures, measured, tables};
 use crate::Error;
 
@@ -300,8 +300,9 @@ impl Setup<'_> {
     }
 
     fn mapping(&self) -> RawFigures {
-        let lines =
-            self.methods.iter().map(|(paper, ours)| vec![fujii::name(*paper).to_owned(), ours.to_string()]).collect();
-        RawFigures { name: "methods".into(), columns: vec!["paper", "ours"], lines }
+        raw_figures!("methods", &self.methods, |(paper, ours)| Columns {
+            paper: fujii::name(*paper),
+            ours: ours.to_string(),
+        })
     }
 }

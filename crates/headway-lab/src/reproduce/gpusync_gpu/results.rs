@@ -12,8 +12,9 @@ use serde::Serialize;
 
 use super::hand_over::hand_overs;
 use crate::Error;
+use crate::reproduce::{RawFigures, raw_figures};
 use crate::trackers::Tracked;
-use headway::jobs::ObservedMaxima;
+use headway::jobs::{DoneJob, ObservedMaxima};
 
 /// One configuration, one repetition, all its cameras. Responses in percent of the period.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -49,11 +50,6 @@ pub(super) struct Measured {
     /// Digests of all cameras' last frames.
     pub(super) digest: u64,
 }
-
-/// The columns of `results.csv`, in the order of [`Measured::line`].
-const COLUMNS: &str = "configuration,repetition,load_percent,frames,lost,mean_percent,p50_percent,p99_percent,max_percent,misses,\
-                       tardiness_max_ns,migrations,kernels_busy_percent,copies_busy_percent,token_wait_max_ns,\
-                       engine_wait_max_ns,blocking_max_ns,bound_ns,of_bound_percent,hand_over_p50_ns,hand_over_p99_ns,digest\n";
 
 /// Whose frames, with what they are compared to.
 pub(super) struct Run<'a> {
@@ -130,41 +126,69 @@ impl Measured {
             digest,
         }
     }
+}
 
-    fn line(&self) -> String {
-        let optional = |value: Option<String>| value.unwrap_or_default();
-        format!(
-            "{},{},{},{},{},{:.3},{:.3},{},{:.3},{},{},{},{:.2},{:.2},{},{},{},{},{},{},{},{:016x}\n",
-            // Codes have a comma.
-            format_args!("\"{}\"", self.name),
-            self.repetition,
-            self.busy,
-            self.frames,
-            self.lost,
-            self.mean,
-            self.p50,
-            optional(self.p99.map(|share| format!("{share:.3}"))),
-            self.max,
-            self.misses,
-            self.tardiness_max_ns,
-            self.migrations,
-            self.kernels_busy,
-            self.copies_busy,
-            self.token_wait_max_ns,
-            self.engine_wait_max_ns,
-            self.blocking_max_ns,
-            optional(self.bound_ns.map(|bound| bound.to_string())),
-            optional(self.of_bound.map(|share| format!("{share:.1}"))),
-            optional(self.hand_over_p50_ns.map(|time| time.to_string())),
-            optional(self.hand_over_p99_ns.map(|time| time.to_string())),
-            self.digest
-        )
-    }
+/// `results.csv`.
+fn results(runs: &[Measured]) -> RawFigures {
+    let percent = |share: f64| format!("{share:.3}");
+    raw_figures!("results", runs, |run| Columns {
+        configuration: run.name,
+        repetition: run.repetition,
+        load_percent: run.busy,
+        frames: run.frames,
+        lost: run.lost,
+        mean_percent: percent(run.mean),
+        p50_percent: percent(run.p50),
+        p99_percent: run.p99.map(percent),
+        max_percent: percent(run.max),
+        misses: run.misses,
+        tardiness_max_ns: run.tardiness_max_ns,
+        migrations: run.migrations,
+        kernels_busy_percent: format!("{:.2}", run.kernels_busy),
+        copies_busy_percent: format!("{:.2}", run.copies_busy),
+        token_wait_max_ns: run.token_wait_max_ns,
+        engine_wait_max_ns: run.engine_wait_max_ns,
+        blocking_max_ns: run.blocking_max_ns,
+        bound_ns: run.bound_ns,
+        of_bound_percent: run.of_bound.map(|share| format!("{share:.1}")),
+        hand_over_p50_ns: run.hand_over_p50_ns,
+        hand_over_p99_ns: run.hand_over_p99_ns,
+        digest: format!("{:016x}", run.digest),
+    })
+}
+
+/// `frames.csv.gz`: the frames of one camera in one run.
+fn frames(run: &Measured, camera: usize, frames: &[DoneJob]) -> RawFigures {
+    raw_figures!("frames", frames, |frame| {
+        let account = &frame.account;
+        Columns {
+            configuration: run.name,
+            load_percent: run.busy,
+            repetition: run.repetition,
+            camera: camera,
+            frame: frame.job,
+            release_ns: frame.release,
+            start_ns: frame.start,
+            granted_ns: frame.granted,
+            done_ns: frame.done,
+            gpu: frame.gpu,
+            from: frame.from,
+            copies: account.copies,
+            executes: account.executes,
+            copy_ns: account.copy,
+            execute_ns: account.execute,
+            engine_wait_ns: account.engine_wait,
+            copy_held_max_ns: account.copy_held_max,
+            execute_held_max_ns: account.execute_held_max,
+        }
+    })
 }
 
 /// Files that grow while the experiment runs: `results.csv`, a line for each run, and `frames.csv.gz`, one for each frame.
 pub(super) struct Files {
     folder: PathBuf,
+    /// Whether the names of the columns are there.
+    has_header: bool,
     results: File,
     frames: GzEncoder<BufWriter<File>>,
 }
@@ -177,15 +201,11 @@ impl Files {
         };
         fs::create_dir_all(folder).map_err(failed(folder))?;
         let path = folder.join("results.csv");
-        let mut results = File::create(&path).map_err(failed(&path))?;
-        results.write_all(COLUMNS.as_bytes()).map_err(failed(&path))?;
+        let results = File::create(&path).map_err(failed(&path))?;
         let path = folder.join("frames.csv.gz");
         let file = File::create(&path).map_err(failed(&path))?;
-        let mut frames = GzEncoder::new(BufWriter::new(file), Compression::fast());
-        let columns = "configuration,load_percent,repetition,camera,frame,release_ns,start_ns,granted_ns,done_ns,gpu,from,copies,\
-                       executes,copy_ns,execute_ns,engine_wait_ns,copy_held_max_ns,execute_held_max_ns\n";
-        frames.write_all(columns.as_bytes()).map_err(failed(&path))?;
-        Ok(Self { folder: folder.to_owned(), results, frames })
+        let frames = GzEncoder::new(BufWriter::new(file), Compression::fast());
+        Ok(Self { folder: folder.to_owned(), has_header: false, results, frames })
     }
 
     /// Adds a run; on disk when this returns.
@@ -195,34 +215,16 @@ impl Files {
     }
 
     fn write(&mut self, measured: &Measured, tracked: &[Tracked]) -> std::io::Result<()> {
+        let mut all = RawFigures::default();
         for (camera, tracked) in tracked.iter().enumerate() {
-            for frame in &tracked.frames {
-                let account = &frame.account;
-                writeln!(
-                    self.frames,
-                    "\"{}\",{},{},{camera},{},{},{},{},{},{},{},{},{},{},{},{},{},{}",
-                    measured.name,
-                    measured.busy,
-                    measured.repetition,
-                    frame.job,
-                    frame.release,
-                    frame.start,
-                    frame.granted,
-                    frame.done,
-                    frame.gpu,
-                    frame.from.map_or_else(String::new, |from| from.to_string()),
-                    account.copies,
-                    account.executes,
-                    account.copy,
-                    account.execute,
-                    account.engine_wait,
-                    account.copy_held_max,
-                    account.execute_held_max
-                )?;
-            }
+            all.add(frames(measured, camera, &tracked.frames));
         }
+        let results = results(std::slice::from_ref(measured));
+        let text = |table: &RawFigures| if self.has_header { table.csv_lines() } else { table.csv() };
+        self.frames.write_all(text(&all).as_bytes())?;
         self.frames.flush()?;
-        self.results.write_all(measured.line().as_bytes())?;
+        self.results.write_all(text(&results).as_bytes())?;
+        self.has_header = true;
         self.results.flush()
     }
 }
@@ -230,7 +232,6 @@ impl Files {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headway::jobs::DoneJob;
 
     #[test]
     fn a_run_is_summed_up_per_period_and_gpu() {
@@ -270,7 +271,5 @@ mod tests {
         assert_eq!((measured.tardiness_max_ns, measured.blocking_max_ns), (50, 3));
         // 60 of 250 ns on two GPUs.
         assert_eq!(measured.kernels_busy, 12.0);
-        let columns = COLUMNS.split(',').count();
-        assert_eq!(measured.line().replace("x,y", "").split(',').count(), columns);
     }
 }

@@ -8,7 +8,7 @@ use super::results::Measured;
 use super::simulated::rank_correlation;
 use crate::reproduce::gpusync::PUBLISHED;
 use crate::reproduce::gpusync::shape::{Means, checks};
-use crate::reproduce::{PaperRow, PaperVerdict, RawFigures, Said, said, silent};
+use crate::reproduce::{PaperRow, PaperVerdict, RawFigures, Said, raw_figures, said, silent};
 
 /// At the same load, the worst response of the best run without Headway is to be at least so many times Headway's, and
 /// Headway's mean at most so many times as long.
@@ -244,22 +244,15 @@ fn against_simulation(means: &Means, simulated: &Means, busy: u64) -> PaperRow {
 
 /// The means that were compared, as a table.
 pub(super) fn means_table(means: &Means, simulated: &Means, busy: u64) -> RawFigures {
-    let line = |(code, ours): (&String, &f64)| {
-        let published = PUBLISHED.iter().find(|(of, ..)| of == code).map(|(_, mean, _)| format!("{mean:.2}"));
-        let model = simulated.get(code).map(|mean| format!("{mean:.3}"));
-        vec![
-            busy.to_string(),
-            code.clone(),
-            format!("{ours:.3}"),
-            model.unwrap_or_default(),
-            published.unwrap_or_default(),
-        ]
-    };
-    RawFigures {
-        name: "means".into(),
-        columns: vec!["load_percent", "scenario", "mean_percent", "simulated_percent", "published_percent"],
-        lines: means.iter().map(line).collect(),
-    }
+    let published =
+        |code: &String| PUBLISHED.iter().find(|(of, ..)| of == code).map(|(_, mean, _)| format!("{mean:.2}"));
+    raw_figures!("means", means, |(code, ours)| Columns {
+        load_percent: busy,
+        scenario: code,
+        mean_percent: format!("{ours:.3}"),
+        simulated_percent: simulated.get(code).map(|mean| format!("{mean:.3}")),
+        published_percent: published(code),
+    })
 }
 
 /// Every configuration: means over its repetitions, worst of all.

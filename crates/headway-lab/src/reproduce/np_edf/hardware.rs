@@ -24,7 +24,7 @@ use rand_pcg::Pcg64;
 use super::{Draw, PERIODS_MS, PaperVerdict};
 use crate::Error;
 use crate::reproduce::site::{Site, with_causes};
-use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, RawFigures, said, silent};
+use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, RawFigures, raw_figures, said, silent};
 use headway_measure::sample::SampleFigures;
 
 /// Flows, each in through one engine and out through the other.
@@ -285,35 +285,26 @@ fn outcome(
 /// Lines are in order of pipelines and their steps.
 fn overrun_table(lines: &[EngineFlow], overruns: &[Overrun]) -> RawFigures {
     let steps = lines.len() / FLOWS;
-    let line = |job: &Overrun| -> Vec<String> {
+    raw_figures!("overruns", overruns, |job| {
         let of = &lines[job.pipeline as usize * steps + job.step as usize];
-        let numbers = [job.at.0, job.cost.0, job.took.0].map(|number| number.to_string());
-        [of.flow.clone(), of.engine.clone()].into_iter().chain(numbers).collect()
-    };
-    let columns = vec!["flow", "engine", "at_ns", "worst_case_ns", "took_ns"];
-    RawFigures { name: "overruns".into(), columns, lines: overruns.iter().map(line).collect() }
+        Columns { flow: of.flow, engine: of.engine, at_ns: job.at, worst_case_ns: job.cost, took_ns: job.took }
+    })
 }
 
 fn table(lines: &[EngineFlow]) -> RawFigures {
-    let line = |line: &EngineFlow| -> Vec<String> {
+    raw_figures!("flows", lines, |line| {
         let figures = SampleFigures::of(&line.responses);
-        let [n, median, max] =
-            figures.map_or([0; 3], |f| [u64::from(f.n), f.median.0, f.max.0]).map(|number| number.to_string());
-        let p99 = figures.map_or_else(String::new, |f| f.p99_ns());
-        let numbers = [line.period.0, line.bytes.0, line.cost.0, line.bound.0].map(|number| number.to_string());
-        [line.flow.clone(), line.engine.clone()].into_iter().chain(numbers).chain([n, median, p99, max]).collect()
-    };
-    let columns = vec![
-        "flow",
-        "engine",
-        "period_ns",
-        "bytes",
-        "worst_case_ns",
-        "bound_ns",
-        "n",
-        "response_median_ns",
-        "response_p99_ns",
-        "response_max_ns",
-    ];
-    RawFigures { name: "flows".into(), columns, lines: lines.iter().map(line).collect() }
+        Columns {
+            flow: line.flow,
+            engine: line.engine,
+            period_ns: line.period,
+            bytes: line.bytes,
+            worst_case_ns: line.cost,
+            bound_ns: line.bound,
+            n: figures.map_or(0, |f| f.n),
+            response_median_ns: figures.map_or(Nanos::ZERO, |f| f.median),
+            response_p99_ns: figures.map(|f| f.p99_ns()),
+            response_max_ns: figures.map_or(Nanos::ZERO, |f| f.max),
+        }
+    })
 }

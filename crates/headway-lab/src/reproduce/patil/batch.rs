@@ -9,10 +9,10 @@ use headway_device::gpu::{Mover, Piece};
 use headway_os::clock;
 use headway_runtime::copy::{At, How, ManyBy};
 
-use super::{DIRECTIONS, STRICT, keep, line, outcome, strictly_faster};
+use super::{DIRECTIONS, STRICT, keep, outcome, strictly_faster};
 use crate::Error;
 use crate::reproduce::bench::{Bench, Samples, gb_per_s, random, same, samples};
-use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, said};
+use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, raw_figures, said};
 use headway_measure::plot::{Figure, PlotLine, TO_P99};
 
 /// Every way in which many pieces go.
@@ -152,24 +152,13 @@ impl Study {
     }
 
     fn table(&self) -> RawFigures {
-        let lines = self.timed.iter().map(|Timed { point, name, samples }| {
-            line([(*name).to_owned(), point.word.to_owned(), point.size.to_string(), point.count.to_string()], *samples)
-        });
-        RawFigures {
-            name: "batch".into(),
-            columns: vec![
-                "method",
-                "direction",
-                "piece_bytes",
-                "pieces",
-                "n",
-                "first_ns",
-                "median_ns",
-                "p99_ns",
-                "max_ns",
-            ],
-            lines: lines.collect(),
-        }
+        raw_figures!("batch", &self.timed, |Timed { point, name, samples }| Columns {
+            method: name,
+            direction: point.word,
+            piece_bytes: point.size,
+            pieces: point.count,
+            ..Samples(samples)
+        })
     }
 
     /// Rates of pieces of one size, one direction.

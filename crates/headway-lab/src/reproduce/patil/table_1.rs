@@ -8,10 +8,12 @@ use headway_device::{Access, Buffer};
 use headway_os::clock;
 use headway_runtime::copy::{At, How};
 
-use super::{DIRECTIONS, KIB, MIB, STRICT, effort, keep, line, outcome, size, strictly_faster};
+use super::{DIRECTIONS, KIB, MIB, STRICT, effort, keep, outcome, size, strictly_faster};
 use crate::Error;
 use crate::reproduce::bench::{Bench, Samples, gb_per_s, random, same, samples};
-use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, Said, said};
+use crate::reproduce::{
+    ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, Said, raw_figures, said,
+};
 use headway_measure::plot::{Figure, PlotLine, TO_P99};
 
 const METHODS: [(&str, Method); 4] = [
@@ -247,14 +249,12 @@ pub(in crate::reproduce) fn table_1(setting: &ExperimentSetting) -> Result<Exper
 }
 
 fn table(times: &Times) -> RawFigures {
-    let lines = times.iter().map(|((bytes, at, name), samples)| {
-        line([(*name).to_owned(), DIRECTIONS[*at].1.to_owned(), bytes.to_string()], *samples)
-    });
-    RawFigures {
-        name: "table1".into(),
-        columns: vec!["method", "direction", "bytes", "n", "first_ns", "median_ns", "p99_ns", "max_ns"],
-        lines: lines.collect(),
-    }
+    raw_figures!("table1", times, |((bytes, at, name), samples)| Columns {
+        method: name,
+        direction: DIRECTIONS[*at].1,
+        bytes: bytes,
+        ..Samples(samples)
+    })
 }
 
 #[cfg(test)]

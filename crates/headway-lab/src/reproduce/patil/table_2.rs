@@ -11,10 +11,10 @@ use headway_kernels::study::Elementwise;
 use headway_measure::sample::SampleFigures;
 use headway_os::clock;
 
-use super::{KIB, MIB, STRICT, effort, keep, line, outcome, size, strictly_faster};
+use super::{KIB, MIB, STRICT, effort, keep, outcome, size, strictly_faster};
 use crate::Error;
-use crate::reproduce::bench::{Bench, random, same, samples, submit};
-use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, said};
+use crate::reproduce::bench::{Bench, Samples, random, same, samples, submit};
+use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, raw_figures, said};
 use headway_measure::plot::{Figure, PlotLine};
 
 /// MB, sequential and overlapped, ms. 16 MB are of Figure III, the others of Table II.
@@ -203,7 +203,7 @@ struct Study<'a> {
     data: Vec<u8>,
     /// The data after the kernel.
     expected: Vec<u8>,
-    lines: Vec<Vec<String>>,
+    table: RawFigures,
 }
 
 impl<'a> Study<'a> {
@@ -216,7 +216,7 @@ impl<'a> Study<'a> {
         for word in expected.as_chunks_mut::<4>().0 {
             *word = u32::from_le_bytes(*word).wrapping_mul(3).wrapping_add(1).to_le_bytes();
         }
-        Ok(Self { setting, arrays, queues, data, expected, lines: Vec::new() })
+        Ok(Self { setting, arrays, queues, data, expected, table: RawFigures::default() })
     }
 
     /// The median of passes over the arrays; every result is checked.
@@ -229,8 +229,13 @@ impl<'a> Study<'a> {
             self.arrays.check(name, &self.expected[..bytes])?;
             Ok(time)
         })?;
-        let situation = [name.to_owned(), queues.to_string(), segments.to_string(), bytes.to_string()];
-        self.lines.push(line(situation, samples));
+        self.table.add(raw_figures!("table2", [samples], |samples| Columns {
+            version: name,
+            lanes: queues,
+            segments: segments,
+            bytes: bytes,
+            ..Samples(samples)
+        }));
         Ok(samples.figures)
     }
 
@@ -271,9 +276,9 @@ pub(in crate::reproduce) fn table_2(setting: &ExperimentSetting) -> Result<Exper
     let mut found: Vec<SizeResult> = Vec::new();
     for &bytes in &sizes {
         found.push(study.size(bytes)?);
-        keep(setting, "patil-table2", &bench, table(study.lines.clone()));
+        keep(setting, "patil-table2", &bench, study.table.clone());
     }
-    let lines = study.lines;
+    let table = study.table;
     let mut outcome = outcome("patil-table2", bench, setting);
     outcome.rows = found.iter().map(SizeResult::row).collect();
     outcome.notes.push(
@@ -292,13 +297,8 @@ pub(in crate::reproduce) fn table_2(setting: &ExperimentSetting) -> Result<Exper
         .collect();
     let plot = Figure::new("overlapped over sequential", outcome.source, ["bytes", "time, %"], plotted);
     outcome.figures.push(("table2".into(), plot));
-    outcome.tables.push(table(lines));
+    outcome.tables.push(table);
     Ok(outcome)
-}
-
-fn table(lines: Vec<Vec<String>>) -> RawFigures {
-    let columns = vec!["version", "lanes", "segments", "bytes", "n", "first_ns", "median_ns", "p99_ns", "max_ns"];
-    RawFigures { name: "table2".into(), columns, lines }
 }
 
 #[cfg(test)]

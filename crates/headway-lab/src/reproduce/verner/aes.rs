@@ -8,7 +8,10 @@ use headway_core::models::interconnect::{BatchBlock, Network};
 use headway_core::plan::Strategy;
 use headway_core::units::{Bytes, Nanos};
 
-use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, outcome, said, shipped, silent};
+use super::{
+    ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, outcome, raw_figures, said, shipped,
+    silent,
+};
 use crate::Error;
 use crate::reproduce::cores::on_all_cores;
 
@@ -130,23 +133,18 @@ fn margins_row(margins: &[Margin], node: usize) -> PaperRow {
 }
 
 fn margins_table(margins: &[Margin]) -> RawFigures {
-    let line = |margin: &Margin| {
-        let words = [NODES[margin.node].to_owned(), margin.kind.to_string(), margin.streams.to_string()];
-        words.into_iter().chain(margin.by_policy.map(|ppm| ppm.to_string())).collect()
-    };
-    RawFigures {
-        name: "margins".into(),
-        columns: vec![
-            "machine",
-            "workload",
-            "streams",
-            "serial_ppm",
-            "lockstep_ppm",
-            "combined_ppm",
-            "partitioned_ppm",
-        ],
-        lines: margins.iter().map(line).collect(),
-    }
+    raw_figures!("margins", margins, |margin| {
+        let [serial, lockstep, combined, partitioned] = margin.by_policy;
+        Columns {
+            machine: NODES[margin.node],
+            workload: margin.kind,
+            streams: margin.streams,
+            serial_ppm: serial,
+            lockstep_ppm: lockstep,
+            combined_ppm: combined,
+            partitioned_ppm: partitioned,
+        }
+    })
 }
 
 /// The node whose total was fitted to system 1.
@@ -303,52 +301,43 @@ fn label(site: usize) -> (&'static str, u64) {
 }
 
 fn streams(points: &[BorderPoint]) -> RawFigures {
-    let line = |point: &BorderPoint| {
+    raw_figures!("streams", points, |point| {
         let (machine, overhead) = label(point.site);
-        let numbers = [point.seed, point.streams as u64, point.bits_per_second].map(|number| number.to_string());
-        let words = [machine.to_owned(), overhead.to_string(), point.kind.to_string(), point.reading.name().to_owned()];
-        words.into_iter().chain([point.policy.name().to_owned()]).chain(numbers).collect()
-    };
-    RawFigures {
-        name: "streams".into(),
-        columns: vec!["machine", "overhead_ns", "workload", "reading", "policy", "seed", "streams", "bits_per_s"],
-        lines: points.iter().map(line).collect(),
-    }
+        Columns {
+            machine: machine,
+            overhead_ns: overhead,
+            workload: point.kind,
+            reading: point.reading.name(),
+            policy: point.policy.name(),
+            seed: point.seed,
+            streams: point.streams,
+            bits_per_s: point.bits_per_second,
+        }
+    })
 }
 
 fn per_workload(points: &[BorderPoint]) -> RawFigures {
-    let mut lines = Vec::new();
+    let percent = |gain: f64| format!("{:.2}", gain * 100.0);
+    let mut table = RawFigures::default();
     for at in 0..2 * NODES.len() {
         let (machine, overhead) = label(at);
         for &reading in readings(at) {
             for policy in STRATEGIES {
-                for (kind, seeds) in GainCurve::of(points, reading, (at, policy), (at, Strategy::Serial)).gains {
-                    let text = KINDS.iter().find(|known| known.number == kind).map_or("", |known| known.text);
-                    let low = seeds.iter().copied().fold(f64::INFINITY, f64::min);
-                    let high = seeds.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                    let mean = seeds.iter().sum::<f64>() / seeds.len() as f64;
-                    let figures = [mean, low, high].map(|gain| format!("{:.2}", gain * 100.0));
-                    let words = [machine.to_owned(), overhead.to_string(), kind.to_string(), text.to_owned()];
-                    let names = [reading.name().to_owned(), policy.name().to_owned(), seeds.len().to_string()];
-                    lines.push(words.into_iter().chain(names).chain(figures).collect());
-                }
+                let gains = GainCurve::of(points, reading, (at, policy), (at, Strategy::Serial)).gains;
+                table.add(raw_figures!("gains", gains, |(kind, seeds)| Columns {
+                    machine: machine,
+                    overhead_ns: overhead,
+                    workload: kind,
+                    draws: KINDS.iter().find(|known| known.number == kind).map_or("", |known| known.text),
+                    reading: reading.name(),
+                    policy: policy.name(),
+                    pools: seeds.len(),
+                    gain_mean_percent: percent(seeds.iter().sum::<f64>() / seeds.len() as f64),
+                    gain_min_percent: percent(seeds.iter().copied().fold(f64::INFINITY, f64::min)),
+                    gain_max_percent: percent(seeds.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
+                }));
             }
         }
     }
-    RawFigures {
-        name: "gains".into(),
-        columns: vec![
-            "machine",
-            "overhead_ns",
-            "workload",
-            "draws",
-            "reading",
-            "policy",
-            "pools",
-            "gain_mean_percent",
-            "gain_min_percent",
-            "gain_max_percent",
-        ],
-        lines,
-    }
+    table
 }

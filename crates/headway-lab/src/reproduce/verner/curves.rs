@@ -16,7 +16,7 @@ use headway_device::gpu::Gpu;
 
 use super::outcome;
 use crate::Error;
-use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, said};
+use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, raw_figures, said};
 use headway::run::Backend;
 use headway::{gpus, stamp};
 use headway_measure::batches::{BatchTiming, Bed, Routes, TrialBlock};
@@ -67,20 +67,18 @@ pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Erro
         None => measured(setting, backend, &gpus, room)?,
     };
     let mut bed = Bed::new(&gpus, room)?;
-    let (mut rows, mut notes, mut tables, mut figures) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let mut lines = Vec::new();
+    let (mut rows, mut notes, mut figures) = (Vec::new(), Vec::new(), Vec::new());
+    let mut chunks = RawFigures::default();
     for scene in scenes(&machine, gpus.len())? {
         match show(&machine, &mut bed, &scene, chunk) {
             Ok(shown) => {
                 rows.extend(judge(&scene, &shown, source == "cuda"));
-                lines.extend(table(&scene, &shown, chunk));
+                chunks.add(table(&scene, &shown, chunk));
                 figures.push((scene.name.replace(' ', "-"), figure(&scene, &shown, chunk, source)));
             }
             Err(error) => notes.push(format!("{} ended early: {error}", scene.name)),
         }
     }
-    let columns = vec!["scene", "transfer", "chunk", "bytes", "predicted_ns", "measured_ns"];
-    tables.push(RawFigures { name: "chunks".into(), columns, lines });
     let described = gpus.iter().map(|gpu| gpu.description().name.clone()).collect::<Vec<_>>().join(", ");
     let mut outcome = outcome("verner-fig2.1", described, setting, rows);
     notes.push(format!(
@@ -90,7 +88,7 @@ pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Erro
         Bytes(chunk as u64),
         machine.description
     ));
-    (outcome.source, outcome.notes, outcome.tables, outcome.figures) = (source, notes, tables, figures);
+    (outcome.source, outcome.notes, outcome.tables, outcome.figures) = (source, notes, vec![chunks], figures);
     Ok(outcome)
 }
 
@@ -240,20 +238,21 @@ fn name(member: SetTransfer) -> String {
     }
 }
 
-fn table(scene: &Scene, shown: &Shown, chunk: usize) -> Vec<Vec<String>> {
+fn table(scene: &Scene, shown: &Shown, chunk: usize) -> RawFigures {
     let mut numbers = vec![0usize; scene.members.len()];
-    let line = |(at, (predicted, measured)): (&usize, (&Nanos, &Nanos))| {
-        numbers[*at] += 1;
-        vec![
-            scene.name.clone(),
-            name(scene.members[*at].0),
-            numbers[*at].to_string(),
-            chunk.to_string(),
-            predicted.0.to_string(),
-            measured.0.to_string(),
-        ]
+    let chunks = shown.chunks.iter().zip(shown.predicted.blocks.iter().zip(&shown.took.ends));
+    let mut number = |at: usize| {
+        numbers[at] += 1;
+        numbers[at]
     };
-    shown.chunks.iter().zip(shown.predicted.blocks.iter().zip(&shown.took.ends)).map(line).collect()
+    raw_figures!("chunks", chunks, |(at, (predicted, measured))| Columns {
+        scene: scene.name,
+        transfer: name(scene.members[*at].0),
+        chunk: number(*at),
+        bytes: chunk,
+        predicted_ns: predicted,
+        measured_ns: measured,
+    })
 }
 
 fn figure(scene: &Scene, shown: &Shown, chunk: usize, source: &str) -> Figure {

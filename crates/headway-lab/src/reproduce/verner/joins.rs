@@ -24,7 +24,7 @@ use rand_pcg::Pcg64Mcg;
 use super::{ExperimentSetting, PaperVerdict};
 use crate::Error;
 use crate::reproduce::site::{Site, with_causes};
-use crate::reproduce::{ExperimentResults, PaperRow, RawFigures, silent};
+use crate::reproduce::{ExperimentResults, PaperRow, raw_figures, silent};
 use headway_measure::sample::SampleFigures;
 
 /// Windows are this, times powers of two up to eight, or anything between.
@@ -455,10 +455,15 @@ fn outcome(
             why: "the ends of all blocks are compared; a wrong byte ends the experiment".into(),
         },
     ];
-    let line = |job: &Ended| -> Vec<String> {
-        let times = [job.release, job.window, job.response, job.worst_case, job.took, job.moved];
-        std::iter::once(job.message).chain(times.map(|time| time.0)).map(|number| number.to_string()).collect()
-    };
+    let table = raw_figures!("jobs", jobs, |job| Columns {
+        message: job.message,
+        release_ns: job.release,
+        window_ns: job.window,
+        response_ns: job.response,
+        worst_case_ns: job.worst_case,
+        took_ns: job.took,
+        moved_ns: job.moved,
+    });
     ExperimentResults { rows, notes: vec![
             "All copies of the node are one domain: one batch at a time. A response runs from a job's release to the moment the \
              driver noticed its last block, what a job takes from its begin to that moment. Joins are computed on another thread and take effect at the first cycle that \
@@ -466,9 +471,5 @@ fn outcome(
              last deadline. If a deadline has passed when its job is about to begin, jobs of the message that came last are \
              given up until nothing waits. Jobs that wait when the time is over are not run; nothing else is excluded."
                 .into(),
-        ], tables: vec![RawFigures {
-            name: "jobs".into(),
-            columns: vec!["message", "release_ns", "window_ns", "response_ns", "worst_case_ns", "took_ns", "moved_ns"],
-            lines: jobs.iter().map(line).collect(),
-        }], ..ExperimentResults::new("join-leave", site.source, site.named(), setting.seed) }
+        ], tables: vec![table], ..ExperimentResults::new("join-leave", site.source, site.named(), setting.seed) }
 }

@@ -7,7 +7,9 @@ use headway_core::plan::Strategy;
 use headway_core::units::{Nanos, Rate};
 
 use super::aes::{SCALE, borders};
-use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, outcome, said, shipped};
+use super::{
+    ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, outcome, raw_figures, said, shipped,
+};
 use crate::Error;
 use headway_measure::plot::{Figure, PlotLine};
 
@@ -129,15 +131,17 @@ fn crossing_row(sweep: &Sweep, gain: f64) -> PaperRow {
 }
 
 fn table(sweeps: &[Sweep]) -> RawFigures {
-    let mut lines = Vec::new();
+    let mut table = RawFigures::default();
     for sweep in sweeps {
-        for (x, gains) in &sweep.points {
-            for (seed, gain) in gains.iter().enumerate() {
-                lines.push(vec![sweep.name.clone(), format!("{x:.2}"), seed.to_string(), format!("{gain:.3}")]);
-            }
-        }
+        let gains = sweep.points.iter().flat_map(|(x, gains)| gains.iter().enumerate().map(move |gain| (x, gain)));
+        table.add(raw_figures!("sweep", gains, |(x, (seed, gain))| Columns {
+            curve: sweep.name,
+            a_over_b: format!("{x:.2}"),
+            seed: seed,
+            mean_gain_percent: format!("{gain:.3}"),
+        }));
     }
-    RawFigures { name: "sweep".into(), columns: vec!["curve", "a_over_b", "seed", "mean_gain_percent"], lines }
+    table
 }
 
 fn figure(sweeps: &[Sweep]) -> Figure {

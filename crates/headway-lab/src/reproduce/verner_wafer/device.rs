@@ -3,10 +3,12 @@
 use headway_core::files::machine::{self, Machine};
 use headway_core::units::Nanos;
 
-use super::run::{Figures, RUNS_COLUMNS, STEPS_COLUMNS, Site, folder};
+use super::run::{Figures, Site, folder};
 use super::{CAMERAS_MAX, GAIN, Most, PERIOD, POLICIES, Study};
 use crate::Error;
-use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, said, silent};
+use crate::reproduce::{
+    ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, raw_figures, said, silent,
+};
 use headway::run::{self, Backend, Chosen, RunOptions};
 use headway_measure::sample::Effort;
 use headway_measure::wafer::{COLUMNS, SHAPE, Size, WaferCalibration, calibrate};
@@ -211,22 +213,13 @@ fn figures_of(policies: &[Policy]) -> Vec<(&str, &Figures)> {
 
 /// Plans and runs.
 fn ran(policies: &[Policy]) -> Vec<RawFigures> {
-    let ran = figures_of(policies);
-    let mut tables = vec![
-        planned(policies),
-        RawFigures {
-            name: "runs".into(),
-            columns: RUNS_COLUMNS.into(),
-            lines: ran.iter().map(|(name, figures)| figures.line(name)).collect(),
-        },
-        RawFigures {
-            name: "steps".into(),
-            columns: STEPS_COLUMNS.into(),
-            lines: ran.iter().flat_map(|(name, figures)| figures.steps(name)).collect(),
-        },
-    ];
-    tables.extend(ran.iter().map(|(name, figures)| figures.raw(name)));
-    tables
+    let (mut runs, mut steps, mut raw) = (RawFigures::default(), RawFigures::default(), Vec::new());
+    for (name, figures) in figures_of(policies) {
+        runs.add(figures.run(name));
+        steps.add(figures.steps(name));
+        raw.push(figures.raw(name));
+    }
+    [planned(policies), runs, steps].into_iter().chain(raw).collect()
 }
 
 /// An error with its causes.
@@ -241,29 +234,14 @@ fn chain(error: &Error) -> String {
 }
 
 fn planned(policies: &[Policy]) -> RawFigures {
-    let line = |policy: &Policy| {
-        let margin = policy.most.accepted.as_ref().and_then(|(_, plan)| plan.verdict.margin_ppm);
-        vec![
-            policy.name.to_owned(),
-            policy.most.cameras().to_string(),
-            policy.without_jitter.to_string(),
-            margin.map_or_else(String::new, |margin| margin.to_string()),
-            policy.limit.map_or_else(String::new, |limit| limit.to_string()),
-            policy.most.reason(),
-        ]
-    };
-    RawFigures {
-        name: "policies".into(),
-        columns: vec![
-            "policy",
-            "planned_cameras",
-            "planned_without_jitter",
-            "planned_margin_ppm",
-            "cameras_without_miss_by_runs",
-            "limited_by",
-        ],
-        lines: policies.iter().map(line).collect(),
-    }
+    raw_figures!("policies", policies, |policy| Columns {
+        policy: policy.name,
+        planned_cameras: policy.most.cameras(),
+        planned_without_jitter: policy.without_jitter,
+        planned_margin_ppm: policy.most.accepted.as_ref().and_then(|(_, plan)| plan.verdict.margin_ppm),
+        cameras_without_miss_by_runs: policy.limit,
+        limited_by: policy.most.reason(),
+    })
 }
 
 /// How many times as many cameras the best pipeline has as one generation at a time; `None` if that takes not even one.

@@ -14,7 +14,7 @@ use headway_trace::timeline::Timeline;
 
 use super::Study;
 use crate::Error;
-use crate::reproduce::{ExperimentSetting, RawFigures};
+use crate::reproduce::{ExperimentSetting, RawFigures, raw_figures};
 use headway::keep::Keep;
 use headway::run::{self, Ran, RunOptions};
 use headway::verify::{self, WaferCounts};
@@ -123,73 +123,56 @@ impl Figures {
         engines.map(|engine| engine.utilisation_ppm).max().unwrap_or(0) as f64 / 1e6
     }
 
-    /// A line of the table of runs.
-    pub(super) fn line(&self, policy: &str) -> Vec<String> {
+    /// What came of the run of a plan.
+    pub(super) fn run(&self, policy: &str) -> RawFigures {
         let response = self.summary.streams.first().and_then(|stream| stream.response);
-        let time = |of: fn(summary::Response) -> Option<Nanos>| {
-            response.and_then(of).map_or_else(String::new, |time| time.0.to_string())
-        };
-        let totals = self.summary.totals;
-        let counts = [totals.packets, totals.packets * u64::from(self.cameras), self.counted.lists, self.misses()];
-        let others = [totals.late, totals.overruns, totals.releases_late];
-        let defects = [self.counted.planted, self.counted.found, self.counted.false_alarms];
-        let numbers = |values: &[u64]| values.iter().map(u64::to_string).collect::<Vec<_>>();
-        let mut line = vec![self.source.to_string(), policy.to_owned(), self.cameras.to_string()];
-        line.extend(numbers(&counts));
-        line.extend(numbers(&others));
-        line.extend(numbers(&defects));
-        line.extend([time(|r| Some(r.median)), time(|r| r.p99), time(|r| Some(r.max))]);
-        line.extend([".h2d", ".ee", ".d2h"].map(|engine| format!("{:.4}", self.busy(engine))));
-        line
+        let busy = |engine: &str| format!("{:.4}", self.busy(engine));
+        raw_figures!("runs", [self.summary.totals], |totals| Columns {
+            source: self.source.to_string(),
+            policy: policy,
+            cameras: self.cameras,
+            generations: totals.packets,
+            images: totals.packets * u64::from(self.cameras),
+            lists: self.counted.lists,
+            misses: self.misses(),
+            late_windows: totals.late,
+            overruns: totals.overruns,
+            late_releases: totals.releases_late,
+            planted: self.counted.planted,
+            found: self.counted.found,
+            false_alarms: self.counted.false_alarms,
+            response_median_ns: response.map(|response| response.median),
+            response_p99_ns: response.and_then(|response| response.p99),
+            response_max_ns: response.map(|response| response.max),
+            h2d_busy: busy(".h2d"),
+            ee_busy: busy(".ee"),
+            d2h_busy: busy(".d2h"),
+        })
     }
 
     /// What each step was planned to cost and took at most.
-    pub(super) fn steps(&self, policy: &str) -> Vec<Vec<String>> {
-        let line = |step: &summary::StepSummary| {
-            let numbers = [step.jobs, step.cost.0, step.took_max.0, step.overruns, step.late];
-            let names = [self.source.to_string(), policy.to_owned(), step.step.clone(), step.server.clone()];
-            names.into_iter().chain(numbers.map(|number| number.to_string())).collect()
-        };
-        self.summary.steps.iter().map(line).collect()
+    pub(super) fn steps(&self, policy: &str) -> RawFigures {
+        raw_figures!("steps", &self.summary.steps, |step| Columns {
+            source: self.source.to_string(),
+            policy: policy,
+            step: step.step,
+            server: step.server,
+            jobs: step.jobs,
+            planned_ns: step.cost,
+            took_max_ns: step.took_max,
+            overruns: step.overruns,
+            late: step.late,
+        })
     }
 
-    /// Every generation: number, arrival, delivery.
+    /// Every generation.
     pub(super) fn raw(&self, policy: &str) -> RawFigures {
-        let line = |(number, (arrival, delivered)): (usize, &(Nanos, Nanos))| {
-            let response = delivered.saturating_sub(*arrival);
-            vec![number.to_string(), arrival.0.to_string(), delivered.0.to_string(), response.0.to_string()]
-        };
-        RawFigures {
-            name: format!("generations-{policy}"),
-            columns: vec!["generation", "arrival_ns", "delivered_ns", "response_ns"],
-            lines: self.generations.iter().enumerate().map(line).collect(),
-        }
+        let name = format!("generations-{policy}");
+        raw_figures!(name, self.generations.iter().enumerate(), |(number, (arrival, delivered))| Columns {
+            generation: number,
+            arrival_ns: arrival,
+            delivered_ns: delivered,
+            response_ns: delivered.saturating_sub(*arrival),
+        })
     }
 }
-
-/// Columns of [`Figures::line`].
-pub(super) const RUNS_COLUMNS: [&str; 19] = [
-    "source",
-    "policy",
-    "cameras",
-    "generations",
-    "images",
-    "lists",
-    "misses",
-    "late_windows",
-    "overruns",
-    "late_releases",
-    "planted",
-    "found",
-    "false_alarms",
-    "response_median_ns",
-    "response_p99_ns",
-    "response_max_ns",
-    "h2d_busy",
-    "ee_busy",
-    "d2h_busy",
-];
-
-/// Columns of [`Figures::steps`].
-pub(super) const STEPS_COLUMNS: [&str; 9] =
-    ["source", "policy", "step", "server", "jobs", "planned_ns", "took_max_ns", "overruns", "late"];

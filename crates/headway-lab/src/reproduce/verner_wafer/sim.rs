@@ -4,10 +4,10 @@ use headway_core::files::machine::Machine;
 use headway_core::units::{NANOS_PER_SECOND, Nanos, Rate};
 use headway_kernels::inspect::blocks::INSPECT;
 
-use super::run::{RUNS_COLUMNS, STEPS_COLUMNS, Site};
+use super::run::Site;
 use super::{GAIN, Most, POLICIES, PaperVerdict, Study};
 use crate::Error;
-use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, RawFigures, said, silent};
+use crate::reproduce::{ExperimentResults, ExperimentSetting, PaperRow, RawFigures, raw_figures, said, silent};
 use headway::run::Backend;
 use headway_measure::plot::{Figure, PlotLine};
 
@@ -33,21 +33,21 @@ pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Erro
     let setting = ExperimentSetting { backend: Backend::Sim, ..setting.clone() };
     let site = Site { setting: &setting, machine: name.to_owned(), gpus: machine.gpus().count() };
     let (named, mut most) = (format!("{} {}", machine.name, machine.hash), Vec::new());
-    let (mut runs, mut steps, mut clean) = (Vec::new(), Vec::new(), true);
+    let (mut runs, mut steps, mut clean) = (RawFigures::default(), RawFigures::default(), true);
     for (strategy, policy) in POLICIES {
         let found = study.most(&machine, strategy, LIMIT)?;
         if found.cameras() > 0 {
             let figures = site.run(&study, strategy, found.cameras(), duration)?;
             clean &= figures.clean();
-            runs.push(figures.line(policy));
-            steps.extend(figures.steps(policy));
-            setting.keep("verner-wafer", "sim", &named, ran(&runs, &steps).into());
+            runs.add(figures.run(policy));
+            steps.add(figures.steps(policy));
+            setting.keep("verner-wafer", "sim", &named, vec![runs.clone(), steps.clone()]);
         }
         most.push(found);
     }
     let step = if setting.quick { TAU_STEPS.1 } else { TAU_STEPS.0 };
     let sweep = sweep(&machine, &study, step)?;
-    let rows = rows(&most, &runs, clean);
+    let rows = rows(&most, runs.lines.len(), clean);
     let mut outcome = ExperimentResults {
         rows,
         notes: notes(&most, &sweep),
@@ -59,23 +59,15 @@ pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Erro
     let axes = ["time of one image on a GPU, us", "cameras"];
     let figure = Figure::new("Cameras by policy and time of an image", "sim", axes, lines.collect());
     outcome.figures = vec![("sweep".into(), figure)];
-    let line = |(tau, cameras): &(u64, [u32; 4])| {
-        [tau.to_string()].into_iter().chain(cameras.map(|count| count.to_string())).collect()
-    };
-    outcome.tables = vec![RawFigures {
-        name: "sweep".into(),
-        columns: vec!["tau_ns", "generation", "serial", "combined", "partitioned"],
-        lines: sweep.iter().map(line).collect(),
-    }];
-    outcome.tables.extend(ran(&runs, &steps));
+    let sweep = raw_figures!("sweep", sweep, |(tau, [generation, serial, combined, partitioned])| Columns {
+        tau_ns: tau,
+        generation: generation,
+        serial: serial,
+        combined: combined,
+        partitioned: partitioned,
+    });
+    outcome.tables = vec![sweep, runs, steps];
     Ok(outcome)
-}
-
-fn ran(runs: &[Vec<String>], steps: &[Vec<String>]) -> [RawFigures; 2] {
-    [
-        RawFigures { name: "runs".into(), columns: RUNS_COLUMNS.into(), lines: runs.to_vec() },
-        RawFigures { name: "steps".into(), columns: STEPS_COLUMNS.into(), lines: steps.to_vec() },
-    ]
 }
 
 /// Cameras of every policy for every time that an image may take.
@@ -97,7 +89,7 @@ fn sweep(machine: &Machine, study: &Study, step: u64) -> Result<Vec<(u64, [u32; 
     Ok(points)
 }
 
-fn rows(most: &[Most], runs: &[Vec<String>], clean: bool) -> Vec<PaperRow> {
+fn rows(most: &[Most], runs: usize, clean: bool) -> Vec<PaperRow> {
     let cameras: Vec<u32> = most.iter().map(Most::cameras).collect();
     let before = cameras.first().copied().unwrap_or(0);
     let after = cameras.iter().skip(1).copied().max().unwrap_or(0);
@@ -131,14 +123,14 @@ fn rows(most: &[Most], runs: &[Vec<String>], clean: bool) -> Vec<PaperRow> {
             paper: silent("not stated"),
             ours: format!(
                 "{} plans in virtual time on real images: {}",
-                runs.len(),
+                runs,
                 if clean {
                     "no deadline missed, no image lost, every planted defect found and nothing else"
                 } else {
                     "NOT clean, see runs.csv"
                 }
             ),
-            verdict: PaperVerdict::own(clean && runs.len() == POLICIES.len()),
+            verdict: PaperVerdict::own(clean && runs == POLICIES.len()),
             why: "no deadline missed, no image lost, and the defects found must be those that were planted".into(),
         },
     ]

@@ -7,7 +7,7 @@ use headway_core::units::Nanos;
 use super::trial::{Trial, cycle_bytes};
 use super::{ExperimentSetting, OfWorkload, PolicyResult, Try, cycle_of};
 use crate::reproduce::site::{Site, with_causes};
-use crate::reproduce::{ExperimentResults, PaperRow, PaperVerdict, RawFigures, said, silent};
+use crate::reproduce::{ExperimentResults, PaperRow, PaperVerdict, RawFigures, raw_figures, said, silent};
 use headway_measure::sample::SampleFigures;
 
 /// Times as many streams as `serial`, at least: a target of ours, on hardware other than the paper's.
@@ -373,217 +373,182 @@ fn notes(site: &Site, results: &Results) -> Vec<String> {
 }
 
 fn plans(results: &Results) -> RawFigures {
-    let line = |(one, found): (&OfWorkload, &PolicyResult)| -> Vec<String> {
+    raw_figures!("plans", results.found(), |(one, found)| {
         let (plan, planned) = (&found.planned.case.plan, &found.planned);
         let rectangle = planned.division.rectangle;
-        let batches: Vec<String> =
-            plan.batches.iter().map(|batch| format!("{} {}", batch.name, batch.worst_case)).collect();
-        vec![
-            one.demand.number().to_string(),
-            found.policy.name().to_owned(),
-            plan.streams.len().to_string(),
-            planned.refused.map_or_else(|| "none: the whole pool passes".to_owned(), |count| count.to_string()),
-            planned.plans.to_string(),
-            cycle_of(plan).0.to_string(),
-            cycle_bytes(plan).0.to_string(),
-            streams_on_cpu(plan).to_string(),
-            rectangle.deadline.0.to_string(),
-            rectangle.bits_per_second.to_string(),
-            plan.verdict.utilisation_ppm.to_string(),
-            batches.join("; "),
-        ]
-    };
-    RawFigures {
-        name: "plans".into(),
-        columns: vec![
-            "workload",
-            "policy",
-            "streams",
-            "refused",
-            "plans_made",
-            "cycle_ns",
-            "bytes_per_cycle",
-            "on_cpu",
-            "cpu_deadlines_below_ns",
-            "cpu_rates_up_to_bits_per_s",
-            "utilisation_ppm",
-            "batches",
-        ],
-        lines: results.found().map(line).collect(),
-    }
+        let batches = plan.batches.iter().map(|batch| format!("{} {}", batch.name, batch.worst_case));
+        Columns {
+            workload: one.demand.number(),
+            policy: found.policy.name(),
+            streams: plan.streams.len(),
+            refused: planned
+                .refused
+                .map_or_else(|| "none: the whole pool passes".to_owned(), |count| count.to_string()),
+            plans_made: planned.plans,
+            cycle_ns: cycle_of(plan),
+            bytes_per_cycle: cycle_bytes(plan),
+            on_cpu: streams_on_cpu(plan),
+            cpu_deadlines_below_ns: rectangle.deadline,
+            cpu_rates_up_to_bits_per_s: rectangle.bits_per_second,
+            utilisation_ppm: plan.verdict.utilisation_ppm,
+            batches: batches.collect::<Vec<_>>().join("; "),
+        }
+    })
 }
 
-/// The columns of `runs`.
-const RUNS: [&str; 20] = [
-    "workload",
-    "policy",
-    "part",
-    "streams",
-    "bits_per_s",
-    "cycles",
-    "took_ns",
-    "packets",
-    "misses",
-    "misses_on_cpu",
-    "jobs_late",
-    "overruns",
-    "data_late",
-    "release_late",
-    "driver_late_max_ns",
-    "stolen_ns",
-    "n",
-    "response_median_ns",
-    "response_p99_ns",
-    "response_max_ns",
-];
+/// A run that came to its end, and what it was made for.
+struct EndedRun<'a> {
+    workload: u32,
+    policy: Strategy,
+    part: &'static str,
+    streams: usize,
+    bits_per_second: u64,
+    trial: &'a Trial,
+}
+
+/// The runs of a workload, those of each policy first.
+fn ended_runs<'a>(one: &'a OfWorkload) -> Vec<EndedRun<'a>> {
+    let run = |policy, part, streams, bits_per_second, trial: &'a Trial| EndedRun {
+        workload: one.demand.number(),
+        policy,
+        part,
+        streams,
+        bits_per_second,
+        trial,
+    };
+    let again = |policy, part, again: &'a Try| {
+        let trial = again.trial.as_ref().ok()?;
+        Some(run(policy, part, again.streams, again.bits_per_second, trial))
+    };
+    let mut runs = Vec::new();
+    for found in &one.found {
+        let bits = one.demand.bits_per_second(streams(found));
+        runs.extend(found.trial.iter().map(|trial| run(found.policy, "planned", streams(found), bits, trial)));
+        runs.extend(found.fewer.iter().filter_map(|less| again(found.policy, "fewer", less)));
+    }
+    let best = one.found.iter().max_by_key(|found| streams(found)).map_or(Strategy::Combined, |found| found.policy);
+    runs.extend(one.tries.iter().filter_map(|more| again(best, "raised", more)));
+    runs
+}
 
 fn runs(results: &Results) -> RawFigures {
-    let line = |workload: u32, policy: Strategy, part: &str, streams: usize, bits: u64, trial: &Trial| -> Vec<String> {
-        let all: Vec<Nanos> = trial.responses.iter().map(|(.., response)| *response).collect();
-        let figures = SampleFigures::of(&all);
-        let [median, p99, max] = [
-            |f: SampleFigures| f.median.0.to_string(),
-            |f: SampleFigures| f.p99_ns(),
-            |f: SampleFigures| f.max.0.to_string(),
-        ]
-        .map(|of| figures.map_or(String::new(), of));
-        let counts = [
-            trial.cycles,
-            trial.took.0,
-            trial.packets,
-            trial.misses,
-            trial.misses_on_cpu,
-            trial.late,
-            trial.overruns,
-            trial.data_late,
-            trial.release_late,
-            trial.woken.max.0,
-            trial.stolen.unwrap_or_default().0,
-            all.len() as u64,
-        ];
-        let words =
-            [workload.to_string(), policy.name().to_owned(), part.to_owned(), streams.to_string(), bits.to_string()];
-        words.into_iter().chain(counts.map(|count| count.to_string())).chain([median, p99, max]).collect()
-    };
-    let mut lines = Vec::new();
-    if let (Some((policy, streams, trial)), Some(one)) = (&results.warm_up, results.all.first()) {
-        let bits = one.demand.bits_per_second(*streams);
-        lines.push(line(one.demand.number(), *policy, "warm-up", *streams, bits, trial));
-    }
-    for one in &results.all {
-        let number = one.demand.number();
-        for found in &one.found {
-            if let Ok(trial) = &found.trial {
-                let bits = one.demand.bits_per_second(streams(found));
-                lines.push(line(number, found.policy, "planned", streams(found), bits, trial));
-            }
-            for less in &found.fewer {
-                if let Ok(trial) = &less.trial {
-                    lines.push(line(number, found.policy, "fewer", less.streams, less.bits_per_second, trial));
-                }
-            }
+    let warm_up = results.warm_up.as_ref().zip(results.all.first()).map(|((policy, streams, trial), one)| EndedRun {
+        workload: one.demand.number(),
+        policy: *policy,
+        part: "warm-up",
+        streams: *streams,
+        bits_per_second: one.demand.bits_per_second(*streams),
+        trial,
+    });
+    raw_figures!("runs", warm_up.into_iter().chain(results.all.iter().flat_map(ended_runs)), |run| {
+        let trial = run.trial;
+        let responses = trial.responses.iter().map(|(.., response)| *response).collect::<Vec<_>>();
+        let figures = SampleFigures::of(&responses);
+        Columns {
+            workload: run.workload,
+            policy: run.policy.name(),
+            part: run.part,
+            streams: run.streams,
+            bits_per_s: run.bits_per_second,
+            cycles: trial.cycles,
+            took_ns: trial.took,
+            packets: trial.packets,
+            misses: trial.misses,
+            misses_on_cpu: trial.misses_on_cpu,
+            jobs_late: trial.late,
+            overruns: trial.overruns,
+            data_late: trial.data_late,
+            release_late: trial.release_late,
+            driver_late_max_ns: trial.woken.max,
+            stolen_ns: trial.stolen.unwrap_or_default(),
+            n: responses.len(),
+            response_median_ns: figures.map(|f| f.median),
+            response_p99_ns: figures.map(|f| f.p99_ns()),
+            response_max_ns: figures.map(|f| f.max),
         }
-        let best = one.found.iter().max_by_key(|found| streams(found)).map_or(Strategy::Combined, |found| found.policy);
-        for more in &one.tries {
-            if let Ok(trial) = &more.trial {
-                lines.push(line(number, best, "raised", more.streams, more.bits_per_second, trial));
-            }
-        }
-    }
-    RawFigures { name: "runs".into(), columns: RUNS.to_vec(), lines }
+    })
 }
 
 /// What each pipeline of a core did.
 fn cores(results: &Results) -> RawFigures {
-    let mut lines = Vec::new();
+    let mut table = RawFigures::default();
     for (one, found) in results.found() {
         let (Ok(trial), plan) = (&found.trial, &found.planned.case.plan) else { continue };
-        for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
-            let Some(core) = plan.core_of(pipeline) else { continue };
+        let on_cores = (0u32..).zip(&plan.pipelines).filter_map(|(number, pipeline)| {
             let own = trial.responses.iter().filter(|(of, ..)| *of == number).map(|(.., response)| *response);
-            let Some(figures) = SampleFigures::of(&own.collect::<Vec<_>>()) else { continue };
+            Some((pipeline, plan.core_of(pipeline)?, SampleFigures::of(&own.collect::<Vec<_>>())?))
+        });
+        table.add(raw_figures!("cores", on_cores, |(pipeline, core, figures)| {
             let members = pipeline.source.streams();
-            let deadline =
-                members.iter().map(|&stream| plan.streams[stream as usize].deadline).min().unwrap_or_default();
-            let numbers = [
-                u64::from(core),
-                members.len() as u64,
-                pipeline.period.0,
-                pipeline.reserve.0,
-                pipeline.steps[0].cost.0,
-                deadline.0,
-                u64::from(figures.n),
-                figures.median.0,
-            ];
-            let words = [one.demand.number().to_string(), found.policy.name().to_owned()].into_iter();
-            let numbers = numbers.map(|number| number.to_string());
-            lines.push(words.chain(numbers).chain([figures.p99_ns(), figures.max.0.to_string()]).collect());
-        }
+            let deadlines = members.iter().map(|&stream| plan.streams[stream as usize].deadline);
+            Columns {
+                workload: one.demand.number(),
+                policy: found.policy.name(),
+                core: core,
+                streams: members.len(),
+                cycle_ns: pipeline.period,
+                block_bytes: pipeline.reserve,
+                worst_case_ns: pipeline.steps[0].cost,
+                shortest_deadline_ns: deadlines.min().unwrap_or_default(),
+                n: figures.n,
+                response_median_ns: figures.median,
+                response_p99_ns: figures.p99_ns(),
+                response_max_ns: figures.max,
+            }
+        }));
     }
-    let columns = vec![
-        "workload",
-        "policy",
-        "core",
-        "streams",
-        "cycle_ns",
-        "block_bytes",
-        "worst_case_ns",
-        "shortest_deadline_ns",
-        "n",
-        "response_median_ns",
-        "response_p99_ns",
-        "response_max_ns",
-    ];
-    RawFigures { name: "cores".into(), columns, lines }
+    table
 }
 
 fn steps(results: &Results) -> RawFigures {
-    let mut lines = Vec::new();
+    let mut table = RawFigures::default();
     for (one, found) in results.found() {
         let Ok(trial) = &found.trial else { continue };
-        for (name, (cost, times)) in &trial.steps {
-            let Some(figures) = SampleFigures::of(times) else { continue };
-            let numbers = [cost.0, u64::from(figures.n), figures.median.0].map(|number| number.to_string());
-            let words = [one.demand.number().to_string(), found.policy.name().to_owned(), name.clone()];
-            let last = [figures.p99_ns(), figures.max.0.to_string()];
-            lines.push(words.into_iter().chain(numbers).chain(last).collect());
-        }
+        let timed =
+            trial.steps.iter().filter_map(|(name, (cost, times))| Some((name, cost, SampleFigures::of(times)?)));
+        table.add(raw_figures!("steps", timed, |(name, cost, figures)| Columns {
+            workload: one.demand.number(),
+            policy: found.policy.name(),
+            step: name,
+            worst_case_ns: cost,
+            n: figures.n,
+            median_ns: figures.median,
+            p99_ns: figures.p99_ns(),
+            max_ns: figures.max,
+        }));
     }
-    let columns = vec!["workload", "policy", "step", "worst_case_ns", "n", "median_ns", "p99_ns", "max_ns"];
-    RawFigures { name: "steps".into(), columns, lines }
+    table
 }
 
 /// What was late in each run, in the order in which it was noticed.
 fn lates(results: &Results) -> RawFigures {
-    let mut lines = Vec::new();
-    let mut add = |workload: u32, policy: Strategy, streams: usize, trial: &Trial| {
-        for late in &trial.lates {
-            let words = [workload.to_string(), policy.name().to_owned(), streams.to_string(), late.at.0.to_string()];
-            let numbers =
-                [u64::from(late.pipeline), late.cycle, late.by.0, late.count].map(|number| number.to_string());
-            lines.push(words.into_iter().chain([late.what.to_owned()]).chain(numbers).collect());
-        }
-    };
-    for (one, found) in results.found() {
-        let number = one.demand.number();
-        found.trial.iter().for_each(|trial| add(number, found.policy, streams(found), trial));
-        for less in &found.fewer {
-            less.trial.iter().for_each(|trial| add(number, found.policy, less.streams, trial));
-        }
-    }
-    let columns = vec!["workload", "policy", "streams", "at_ns", "what", "pipeline", "cycle", "by_ns", "count"];
-    RawFigures { name: "lates".into(), columns, lines }
+    let planned_and_fewer = |run: &EndedRun<'_>| matches!(run.part, "planned" | "fewer");
+    let runs = results.all.iter().flat_map(ended_runs).filter(planned_and_fewer);
+    let lates =
+        runs.flat_map(|run| run.trial.lates.iter().map(move |late| (run.workload, run.policy, run.streams, late)));
+    raw_figures!("lates", lates, |(workload, policy, streams, late)| Columns {
+        workload: workload,
+        policy: policy.name(),
+        streams: streams,
+        at_ns: late.at,
+        what: late.what,
+        pipeline: late.pipeline,
+        cycle: late.cycle,
+        by_ns: late.by,
+        count: late.count,
+    })
 }
 
 fn blocks(results: &OfWorkload) -> RawFigures {
-    let mut lines = Vec::new();
-    for found in &results.found {
-        let Ok(trial) = &found.trial else { continue };
-        let on_gpu = |pipeline: u32| found.planned.case.plan.pipelines[pipeline as usize].gpu.is_some();
-        for (pipeline, cycle, response) in trial.responses.iter().filter(|(pipeline, ..)| on_gpu(*pipeline)) {
-            let numbers = [u64::from(*pipeline), *cycle, response.0].map(|number| number.to_string());
-            lines.push([found.policy.name().to_owned()].into_iter().chain(numbers).collect());
-        }
-    }
-    RawFigures { name: "blocks".into(), columns: vec!["policy", "pipeline", "cycle", "response_ns"], lines }
+    let on_gpus = results.found.iter().flat_map(|found| {
+        let is_on_gpu = |pipeline: u32| found.planned.case.plan.pipelines[pipeline as usize].gpu.is_some();
+        let responses = found.trial.iter().flat_map(|trial| &trial.responses);
+        responses.filter(move |(pipeline, ..)| is_on_gpu(*pipeline)).map(move |response| (found.policy, response))
+    });
+    raw_figures!("blocks", on_gpus, |(policy, (pipeline, cycle, response))| Columns {
+        policy: policy.name(),
+        pipeline: pipeline,
+        cycle: cycle,
+        response_ns: response,
+    })
 }
