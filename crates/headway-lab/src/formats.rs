@@ -29,7 +29,7 @@ use crate::Error;
 pub enum FileFormat {
     /// Job sets of the schedule-abstraction analysis, one job a line.
     Jobs,
-    /// The same as YAML.
+    /// Job sets of the schedule-abstraction analysis, in YAML.
     JobsYaml,
     /// Task sets of SchedCAT.
     Schedcat,

@@ -95,7 +95,7 @@ impl Bench {
         self.copy(direction, there, host, how).map(|(time, _)| time)
     }
 
-    /// The same, with what the copier says of the copy.
+    /// Times a copy like [`Bench::time`], and returns what the copier says of it.
     pub(super) fn copy(
         &self,
         direction: Direction,

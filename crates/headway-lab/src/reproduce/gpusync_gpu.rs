@@ -35,6 +35,7 @@ use self::setup::{
 };
 use self::simulated::Node;
 use self::verdicts::{against_paper, grouped, mean_of, means_of_paper, means_table, rows, table, worst_of};
+use super::site::with_causes;
 use super::{ExperimentResults, ExperimentSetting};
 use crate::Error;
 use crate::trackers::{Course, FrameLoad, Tracked};
@@ -156,9 +157,9 @@ pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Erro
                 // Interleaved, and each repetition begins with another one.
                 let configuration = &configurations[(at + repetition as usize - 1) % configurations.len()];
                 let measured = if let Err(error) = &loaded {
-                    Err(chain(error))
+                    Err(with_causes(error))
                 } else {
-                    bench.measure(configuration, repetition, setting.seed).map_err(|error| chain(&error))
+                    bench.measure(configuration, repetition, setting.seed).map_err(|error| with_causes(&error))
                 };
                 match measured {
                     Ok((measured, tracked)) => {
@@ -201,16 +202,6 @@ pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Erro
 /// The paper's codes by the names of configurations.
 fn codes(configurations: &[Configuration]) -> BTreeMap<String, String> {
     configurations.iter().filter_map(|one| Some((one.name(), one.of_paper()?.to_string()))).collect()
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text.push_str(&format!(": {cause}"));
-        next = cause.source();
-    }
-    text
 }
 
 /// The configurations that were asked for.

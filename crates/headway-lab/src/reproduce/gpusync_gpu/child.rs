@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::child::{self, ChildRole};
+use crate::reproduce::site::with_causes;
 use crate::trackers::{Camera, Course, FrameLoad, GpuAssignment, Tracked, Video};
 use headway::gpus;
 
@@ -68,7 +69,10 @@ pub(crate) fn serve() {
     for line in BufReader::new(io::stdin()).lines() {
         let Ok(line) = line else { break };
         let reply = match serde_json::from_str(&line) {
-            Ok(order) => obey(&mut camera, order).unwrap_or_else(|error| Reply::Failed(chain(&error))),
+            // A reply is one line.
+            Ok(order) => {
+                obey(&mut camera, order).unwrap_or_else(|error| Reply::Failed(with_causes(&error).replace('\n', " ")))
+            }
             Err(error) => Reply::Failed(error.to_string()),
         };
         let Ok(mut text) = serde_json::to_vec(&reply) else { break };
@@ -78,18 +82,6 @@ pub(crate) fn serve() {
             break;
         }
     }
-}
-
-/// An error with its causes, as one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        next = cause.source();
-    }
-    text.replace('\n', " ")
 }
 
 fn obey(camera: &mut Option<Camera>, order: Order) -> Result<Reply, Error> {

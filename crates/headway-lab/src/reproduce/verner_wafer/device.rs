@@ -6,6 +6,7 @@ use headway_core::units::Nanos;
 use super::run::{Figures, Site, folder};
 use super::{CAMERAS_MAX, GAIN, Most, PERIOD, POLICIES, Study};
 use crate::Error;
+use crate::reproduce::site::with_causes;
 use crate::reproduce::{
     ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, raw_figures, said, silent,
 };
@@ -183,7 +184,7 @@ fn outcome(
     );
     for policy in policies {
         match &policy.figures {
-            Some(Err(error)) => notes.push(format!("`{}` failed: {}", policy.name, chain(error))),
+            Some(Err(error)) => notes.push(format!("`{}` failed: {}", policy.name, with_causes(error))),
             None => {
                 notes.push(format!("`{}` is not accepted with a single camera: {}", policy.name, policy.most.reason()))
             }
@@ -220,17 +221,6 @@ fn ran(policies: &[Policy]) -> Vec<RawFigures> {
         raw.push(figures.raw(name));
     }
     [planned(policies), runs, steps].into_iter().chain(raw).collect()
-}
-
-/// An error with its causes.
-fn chain(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(source) = cause {
-        text.push_str(&format!(": {source}"));
-        cause = source.source();
-    }
-    text
 }
 
 fn planned(policies: &[Policy]) -> RawFigures {

@@ -254,7 +254,7 @@ impl Site {
         servers
     }
 
-    /// The same tasks with one server for each GPU.
+    /// The tasks of `partitioned`, with one server for each GPU.
     fn per_gpu(&self, load: &BlockLoad) -> Servers {
         let of_gpu = |gpu: usize| {
             let mut own = load.clone();
