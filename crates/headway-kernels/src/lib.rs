@@ -10,8 +10,8 @@
 //! The first two write in both forms the header, every portion, and zeros from a portion's end to the next multiple of 16; bytes elsewhere stay as
 //! they were. The state they leave is the same too, byte for byte.
 //!
-//! Experiments launch programs of their own: [`klt`] (a feature tracker), [`inspect`] (wafer inspection), [`study`] (the papers'
-//! small kernels). Their forms agree byte for byte too.
+//! Experiments launch programs of their own: [`klt`] (a feature tracker) and [`inspect`] (wafer inspection). Their forms agree byte
+//! for byte too.
 //!
 //! The PTX is generated from `kernels/*.cu` by `cargo xtask ptx` and committed, so that no CUDA toolkit is needed to build.
 #![allow(unsafe_code)]
@@ -23,7 +23,6 @@ pub mod inspect;
 pub mod klt;
 mod portions;
 mod spin;
-pub mod study;
 mod words;
 pub mod workload;
 

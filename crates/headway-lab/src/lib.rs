@@ -8,6 +8,7 @@ pub mod formats;
 pub mod reproduce;
 pub mod rows;
 pub mod simulation;
+pub mod study;
 pub mod trackers;
 
 pub use error::Error;

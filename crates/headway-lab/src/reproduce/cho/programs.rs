@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use crate::study::{BfsAdvance, BfsExpand, Pathfinder, bfs_grid};
 use headway_core::models::transfer::Direction;
 use headway_core::units::Nanos;
 use headway_device::gpu::{Operation, Queue};
 use headway_device::work::Argument;
 use headway_device::{Access, Buffer};
-use headway_kernels::study::{BfsAdvance, BfsExpand, Pathfinder, bfs_grid};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 

@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::study::Elementwise;
 use headway_core::units::Nanos;
 use headway_device::gpu::{Operation, Queue};
 use headway_device::work::Argument;
 use headway_device::{Access, Buffer};
-use headway_kernels::study::Elementwise;
 use headway_measure::sample::SampleFigures;
 use headway_os::clock;
 
