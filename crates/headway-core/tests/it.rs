@@ -6,6 +6,7 @@ mod arbitration_files;
 mod bench;
 #[path = "dispatch/case.rs"]
 mod case;
+mod checked_workloads;
 mod choices;
 mod chunk_sizes;
 mod cores;

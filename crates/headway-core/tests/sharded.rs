@@ -5,7 +5,7 @@ use headway_core::decisions::dispatch::{DispatchAction, DispatchInput, Dispatche
 use headway_core::files::error::FileError;
 use headway_core::files::machine::{EngineClass, Machine, shipped};
 use headway_core::files::workload::{Parameters, Sharding, StreamStep, Workload};
-use headway_core::plan::planner::{PlanOptions, plan};
+use headway_core::plan::planner::{PlanError, PlanOptions, plan};
 use headway_core::plan::{OperationWork, Outcome, PipelineSource, Plan, Shard, Sharded, Strategy};
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_kernels::inspect::cameras::Cameras;
@@ -100,7 +100,9 @@ fn what_gpus_cannot_share_is_refused_with_its_remedy() {
         let mut workload = workload(15, "grabber");
         spoil(workload.streams[0].sharding.as_mut().unwrap());
         let error = plan(&node, &workload, PlanOptions::default()).unwrap_err();
-        assert!(error.to_string().contains(says) && error.to_string().contains("`stream.wafer`"), "{error}");
+        let PlanError::Workload(error) = error else { panic!("{error}") };
+        let said = format!("{error}: {}", error.help().unwrap_or_default());
+        assert!(said.contains(says) && said.starts_with("stream.wafer: "), "{said}");
         assert_eq!(error.place(), "stream.wafer");
     }
     let mut workload = workload(15, "grabber");

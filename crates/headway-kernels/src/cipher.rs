@@ -3,7 +3,9 @@
 use std::fmt;
 
 use headway_core::files::error::FileError;
-use headway_core::files::workload::{Application, Field, Keys, OnMiss, Own, Parameters, Stream, StreamStep, Written};
+use headway_core::files::workload::{
+    Application, Field, Keys, OnMiss, Own, Parameters, Stream, StreamStep, WorkloadError,
+};
 
 use crate::aes128_cbc::{BLOCK, ID};
 
@@ -67,14 +69,14 @@ impl Application for Encryption {
         Cipher::of(&stream.parameters).map(|cipher| [cipher.key, cipher.iv].concat())
     }
 
-    fn check(&self, stream: &Stream, twin: Option<&str>, written: &Written<'_>) -> Result<(), FileError> {
+    fn check(&self, stream: &Stream, twin: Option<&str>) -> Result<(), WorkloadError> {
         let id = &stream.id;
         let cipher = Cipher::of(&stream.parameters);
         if let Some(other) = twin {
             let help = "draw a new random `iv`, and a `key` of its own, for each stream: with the same pair, packets that begin \
                         alike encrypt alike, and whoever sees the ciphertexts can tell";
             let message = format!("stream `{id}` has the same key and iv as stream `{other}`");
-            return Err(written.error(KEY, message, help.to_owned()));
+            return Err(stream.error(KEY, message, help));
         }
         let encrypted = |step: &StreamStep| match step {
             StreamStep::Compute { kernel } if kernel == ID => vec![0],
@@ -91,24 +93,25 @@ impl Application for Encryption {
             let message = format!("stream `{id}` encrypts {} parts of a packet with one key and iv", parts.len());
             let help = "make each part a stream of its own, with its own `key` and `iv`: with the same pair, parts that begin \
                         alike encrypt alike";
-            return Err(written.error(&format!("steps.{step}"), message, help.to_owned()));
+            return Err(stream.error(&format!("steps.{step}.compute"), message, help));
         }
         let mut odd = parts.iter().filter_map(|&part| stream.parts.get(part as usize));
         if let Some(odd) = odd.find(|part| !part.bytes.0.is_multiple_of(BLOCK as u64)) {
             let message =
                 format!("part `{}` has {} bytes, no multiple of {BLOCK} as `{ID}` needs", odd.id, odd.bytes.0);
             let help = format!("write for example `bytes = \"{} B\"`", odd.bytes.0.next_multiple_of(BLOCK as u64));
-            return Err(written.error("parts", message, help));
+            return Err(stream.error("parts", message, help));
         }
         if stream.on_miss == OnMiss::Skip {
             let message = format!("stream `{id}` encrypts in a chain, in which no packet can be left out");
-            let help = "write `on_miss = \"finish\"` or `on_miss = \"stop\"`".to_owned();
-            return Err(written.error("on_miss", message, help));
+            let help = "write `on_miss = \"finish\"` or `on_miss = \"stop\"`";
+            return Err(stream.error("on_miss", message, help));
         }
         if !stream.packet.0.is_multiple_of(BLOCK as u64) {
-            let message = format!("`{}` is not a multiple of {BLOCK} bytes as `{ID}` needs", written.excerpt("packet"));
+            let value = format!("\"{} B\"", stream.packet.0);
+            let fact = format!("is not a multiple of {BLOCK} bytes as `{ID}` needs");
             let help = format!("write for example `packet = \"{} B\"`", stream.packet.0.next_multiple_of(BLOCK as u64));
-            return Err(written.error("packet", message, help));
+            return Err(stream.value_error("packet", &value, fact, help));
         }
         let before = |part: &u32| stream.parts.iter().take(*part as usize).map(|part| part.bytes.0).sum::<u64>();
         if let Some(offset) = parts.iter().map(before).find(|offset| !offset.is_multiple_of(BLOCK as u64)) {
@@ -116,15 +119,12 @@ impl Application for Encryption {
                 "the part that is encrypted begins at byte {offset} of the packet, no multiple of {BLOCK} as `{ID}` needs"
             );
             let help = "put it first, or make the parts before it multiples of 16 bytes: an input can end inside it";
-            return Err(written.error("parts", message, help.to_owned()));
+            return Err(stream.error("parts", message, help));
         }
         if cipher.is_none() {
-            let help = "add `key` and `iv`, 32 hexadecimal digits each, to the stream".to_owned();
-            return Err(written.error(
-                &format!("steps.{step}"),
-                format!("stream `{id}` encrypts but has no key"),
-                help,
-            ));
+            let help = "add `key` and `iv`, 32 hexadecimal digits each, to the stream";
+            let message = format!("stream `{id}` encrypts but has no key");
+            return Err(stream.error(&format!("steps.{step}.compute"), message, help));
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Workload files with the keys of the applications that ship: `key` and `iv` for encryption, `wafer` for inspection.
 
 use headway_core::files::error::{FileError, Loaded};
-use headway_core::files::workload::{Application, Workload, parse_with, write_with};
+use headway_core::files::workload::{Application, Workload, WorkloadError, checked, parse_with, write_with};
 
 use crate::cipher::Encryption;
 use crate::inspect::cameras::Inspection;
@@ -16,9 +16,15 @@ pub fn parse(name: &str, text: &str) -> Result<Loaded<Workload>, FileError> {
     parse_with(name, text, &APPLICATIONS)
 }
 
-/// The workload file of `workload`.
+/// A workload that code made, with the text of the file that would say it.
 ///
-/// Reading it gives the same workload but for its hash, or says what is wrong with it, at a line of this text.
+/// # Errors
+/// Those of [`Workload::check_with`].
+pub fn check(workload: &Workload) -> Result<Loaded<Workload>, WorkloadError> {
+    checked(workload, &APPLICATIONS)
+}
+
+/// The workload file of `workload`, as [`write_with`] writes it.
 #[must_use]
 pub fn write(workload: &Workload) -> String {
     write_with(workload, &APPLICATIONS)

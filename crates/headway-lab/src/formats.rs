@@ -12,8 +12,7 @@ use std::fs;
 use std::path::Path;
 
 use headway_core::analysis::schedulability::UndecidedReason;
-use headway_core::files::error::FileError;
-use headway_core::files::workload::{self, ServerDemand, Workload};
+use headway_core::files::workload::{ServerDemand, Workload, WorkloadError};
 use headway_core::units::{Nanos, UnitError};
 use serde::Serialize;
 
@@ -200,7 +199,7 @@ pub enum FormatError {
     },
     /// The demands do not make up a workload.
     #[error("the tasks do not make up a workload that Headway reads")]
-    Workload(#[source] FileError),
+    Workload(#[source] WorkloadError),
 }
 
 /// The most that is read.
@@ -252,9 +251,10 @@ pub fn import(format: FileFormat, text: &str, options: &Import) -> Result<Import
         demand.server = write::name(options.server.as_deref().unwrap_or("engine"));
     }
     let name = write::workload_name(options.name.as_deref().unwrap_or("imported"));
-    let workload = write::workload(&name, &demands);
-    workload::parse("the imported workload", &workload).map_err(FormatError::Workload)?;
-    Ok(Imported { schema: 1, workload, demands: demands.len(), notes })
+    let text = write::workload(&name, &demands);
+    let workload = Workload { demands, ..Workload::new(&name) };
+    workload.check().map_err(FormatError::Workload)?;
+    Ok(Imported { schema: 1, workload: text, demands: workload.demands.len(), notes })
 }
 
 /// Writes the demands of one server for another tool.

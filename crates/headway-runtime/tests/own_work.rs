@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use headway_core::files::error::FileError;
 use headway_core::files::machine::{self, KernelCost, Machine};
 use headway_core::files::workload::{
-    Application, Keys, Own, Parameters, Sharding, Stream, Workload, Written, parse_with, write_with,
+    Application, Keys, Own, Parameters, Sharding, Stream, Workload, WorkloadError, parse_with, write_with,
 };
 use headway_core::plan::Plan;
 use headway_core::plan::block::BlockHeader;
@@ -50,14 +50,14 @@ impl Application for Bands {
 
     fn read(&self, keys: &mut Keys<'_, '_>) -> Result<Own, FileError> {
         let Some(field) = keys.take("bands") else { return Ok(Own::default()) };
-        let items = field.integer(1, 100)?;
+        let items = field.integer_in(&(1..=100))?;
         let parameters = Parameters::default().with_number("bands", items);
         let (item, summary) = (Bytes(BAND), Bytes(SUM as u64));
         let sharding = Sharding { items: items as u32, item, summary, operations: None, ring: 3 };
         Ok(Own { parameters, sharding: Some(sharding) })
     }
 
-    fn check(&self, _stream: &Stream, _twin: Option<&str>, _written: &Written<'_>) -> Result<(), FileError> {
+    fn check(&self, _stream: &Stream, _twin: Option<&str>) -> Result<(), WorkloadError> {
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use headway_broker::{ClientError, ServerError};
 use headway_core::files::error::FileError;
+use headway_core::files::workload::WorkloadError;
 use headway_core::log::Incomplete;
 use headway_core::plan::planner::PlanError;
 use headway_core::units::{Bytes, Nanos};
@@ -84,7 +85,7 @@ impl Error {
         match &*self.0 {
             Failure::Options(_) | Failure::Sample { .. } | Failure::TooLong { .. } => ErrorKind::Options,
             Failure::Input(_) => ErrorKind::Input,
-            Failure::File(_) | Failure::TooLarge { .. } => ErrorKind::File,
+            Failure::File(_) | Failure::Workload(_) | Failure::TooLarge { .. } => ErrorKind::File,
             Failure::NoMachine { .. } | Failure::TooFewGpus { .. } | Failure::NoGpu { .. } => ErrorKind::Machine,
             Failure::Plan(_) => ErrorKind::Plan,
             Failure::NotAccepted { .. } => ErrorKind::NotAccepted,
@@ -160,6 +161,9 @@ pub enum Failure {
     /// A machine or workload file is wrong at a place that can be pointed at.
     #[error("{0}")]
     File(Box<FileError>),
+    /// A workload that code made is wrong.
+    #[error("{0}")]
+    Workload(Box<WorkloadError>),
     /// A machine name that is neither shipped nor a file.
     #[error("there is no machine `{name}`: it is neither a file nor shipped; {suggestion}")]
     NoMachine {
@@ -413,6 +417,7 @@ impl Diagnosis for Failure {
         match self {
             Self::Read { .. } => "read",
             Self::File(_) => "file",
+            Self::Workload(_) => "workload",
             Self::NoMachine { .. } => "no-machine",
             Self::TooFewGpus { .. } => "too-few-gpus",
             Self::Plan(_) => "plan",
@@ -455,6 +460,7 @@ impl Diagnosis for Failure {
             }
             Self::NotAccepted { .. } => "`headway plan` shows all servers and steps; `--force` runs nevertheless",
             Self::Guest(error) => return Some(error.help().to_owned()),
+            Self::Workload(error) => return error.help().map(str::to_owned),
             Self::TooFewGpus { available, .. } => {
                 return Some(format!(
                     "choose from 1 to {available} with `--gpus`, or another machine with `--machine`"
@@ -553,6 +559,12 @@ fn reading(source: &io::Error) -> Option<String> {
 }
 
 // What a user can do something about is told without the part of Headway that met it.
+
+impl From<WorkloadError> for Failure {
+    fn from(error: WorkloadError) -> Self {
+        Self::Workload(Box::new(error))
+    }
+}
 
 impl From<FileError> for Failure {
     fn from(error: FileError) -> Self {

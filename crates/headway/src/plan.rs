@@ -17,7 +17,7 @@ use headway_core::units::Nanos;
 use headway_os::event;
 
 use crate::machine::Machine;
-use crate::workload::{Loaded, Workload};
+use crate::workload::{Loaded, Workload, error_at};
 use crate::{Error, Failure, why};
 
 #[doc(hidden)]
@@ -82,9 +82,10 @@ pub fn jitter_note(machine: &Machine, plan: &Plan) -> Option<String> {
 /// # Errors
 /// `ErrorKind::File` where the workload names something that the machine does not have, `ErrorKind::Plan` otherwise.
 pub fn make(machine: &Machine, workload: &Loaded<Workload>, options: PlanOptions) -> Result<Plan, Error> {
-    let mut plan = planner::plan(machine, &workload.value, options).map_err(|error| match error.place() {
-        "" => Error::from(Failure::Plan(Box::new(error))),
-        place => {
+    let mut plan = planner::plan(machine, &workload.value, options).map_err(|error| match (error.place(), &error) {
+        (_, PlanError::Workload(wrong)) => Error::from(wrong.clone()),
+        ("", _) => Error::from(Failure::Plan(Box::new(error))),
+        (place, _) => {
             let help = match &error {
                 PlanError::UnknownName { known, .. } => Some(format!("write one of: {known}")),
                 PlanError::UnknownKernel { known, name, .. } => {
@@ -94,7 +95,7 @@ pub fn make(machine: &Machine, workload: &Loaded<Workload>, options: PlanOptions
                 PlanError::NoRoute { .. } => Some("name ends between which the machine file has a route".to_owned()),
                 _ => None,
             };
-            Error::from(workload.error_at(place, error.to_string(), help))
+            error_at(workload, place, &error.to_string(), help)
         }
     })?;
     why::explain(&mut plan, machine);

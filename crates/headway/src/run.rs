@@ -310,7 +310,7 @@ fn located(error: Error, plan: &Plan, workload: &Loaded<Workload>) -> Error {
         }
         None => format!("message.{}", plan.pipelines[*pipeline as usize].name),
     };
-    Error::from(workload.error_at(&place, run.to_string(), None))
+    crate::workload::error_at(workload, &place, &run.to_string(), None)
 }
 
 /// Compares what the streams wrote with the CPU's result, and returns how many there are.

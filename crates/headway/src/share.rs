@@ -14,6 +14,7 @@ use headway_core::plan::planner::PlanError;
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use serde::Serialize;
 
+use crate::workload::error_at;
 use crate::{Error, Failure};
 
 /// GPUs that the tasks of this program use in turns: by an arbiter of its own, or by a broker that serves other processes too.
@@ -91,7 +92,7 @@ struct Used {
 pub fn bounds(machine: &Machine, workload: &Loaded<Workload>) -> Result<SharingReport, Error> {
     let Some(sharing) = &workload.value.sharing else {
         let help = Some("add a `[[task]]` and a `[sharing]` table".to_owned());
-        return Err(Error::from(workload.error_at("", "the workload has no tasks that share GPUs", help)));
+        return Err(error_at(workload, "", "the workload has no tasks that share GPUs", help));
     };
     Ok(model(machine, workload, sharing)?.report)
 }
@@ -118,9 +119,7 @@ pub(crate) fn model(machine: &Machine, workload: &Loaded<Workload>, sharing: &Sh
 
 /// The GPUs and the routes between them and their host memory.
 fn used(machine: &Machine, workload: &Loaded<Workload>, sharing: &SharingTable) -> Result<Used, Error> {
-    let at = |place: &str, message: String, help: &str| {
-        Error::from(workload.error_at(place, message, Some(help.to_owned())))
-    };
+    let at = |place: &str, message: String, help: &str| error_at(workload, place, &message, Some(help.to_owned()));
     let mut gpus = Vec::new();
     match &sharing.gpus {
         None => gpus.extend(machine.gpus()),

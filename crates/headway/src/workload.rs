@@ -11,7 +11,7 @@ pub use headway_core::files::error::Loaded;
 pub use headway_core::files::workload::{
     CopyEndpoint, Cycle, Grouping, Message, MessageBlock, OnMiss, Otherwise, PacketPart, Parameters, PartStep,
     PartWork, ServerDemand, Sharding, SharingTable, Stream, StreamPlacement, StreamStep, Unplanned, UnplannedKind,
-    Urgent, Workload, WorkloadTask,
+    Urgent, Workload, WorkloadError, WorkloadTask,
 };
 pub use headway_kernels::Cipher;
 pub use headway_kernels::inspect::cameras::Cameras;
@@ -28,7 +28,7 @@ pub fn open(path: &Path) -> Result<Loaded<Workload>, Error> {
     Ok(parse(&path.display().to_string(), &text)?)
 }
 
-/// A workload that was made in code, checked as if a file had said it; errors show the line that the file would have had.
+/// A workload that was made in code, checked by the rules for files; errors name the part, as in `stream.camera.period`.
 ///
 /// ```
 /// use headway::units::{Bytes, Nanos};
@@ -44,7 +44,15 @@ pub fn open(path: &Path) -> Result<Loaded<Workload>, Error> {
 /// # Errors
 /// `ErrorKind::File` for what no file may say.
 pub fn check(workload: &Workload) -> Result<Loaded<Workload>, Error> {
-    Ok(parse(&format!("{}.toml", workload.name), &write(workload))?)
+    Ok(headway_kernels::workload::check(workload)?)
+}
+
+/// An error at the part of `workload` called `place`: at its line if a file says it.
+pub(crate) fn error_at(workload: &Loaded<Workload>, place: &str, message: &str, help: Option<String>) -> Error {
+    if workload.spans.is_empty() {
+        return Error::from(WorkloadError::new(place, message, help));
+    }
+    Error::from(workload.error_at(place, message, help))
 }
 
 /// Bytes of a file that is read: about 100,000 streams.

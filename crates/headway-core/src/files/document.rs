@@ -4,23 +4,27 @@
 //! ours; walking the parsed document gives both.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
 use toml::de::{DeTable, DeValue};
 
-use crate::files::error::{FileError, SourceText};
+use crate::files::error::{FileError, SourceText, WrittenSpan, short};
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate, UnitError};
 
 /// Longest name of anything, in characters.
 const NAME_MAX: usize = 64;
+/// How a name is written.
+pub(crate) const NAME_EXAMPLE: &str = "\"a-name\"";
 /// Most bytes of a name in UTF-8. Names become names of files, which may have 255 bytes: this leaves room for what is added.
 const NAME_BYTES_MAX: usize = 192;
 /// Longest time, largest size and highest rate a file may say. Far beyond any use, and low enough that sums of thousands
 /// of times and sizes fit 64 bits, and products of rates, weights and uses fit 128.
 pub(crate) const TIME_MAX: Nanos = Nanos(366 * 86_400 * NANOS_PER_SECOND);
 pub(crate) const SIZE_MAX: Bytes = Bytes(1 << 50);
+pub(crate) const TIME_LIMIT: &str = "366 days";
+pub(crate) const SIZE_LIMIT: &str = "1048576 GiB";
 const RATE_MAX: Rate = Rate(1_000_000_000_000_000);
 
 /// The first 16 hexadecimal digits of the SHA-256 of `text`.
@@ -195,9 +199,9 @@ impl<'a> DocumentTable<'a> {
         field.elements(&what)?.into_iter().map(|element| element.table(&what, known)).collect()
     }
 
-    /// Where every field stands.
-    pub(crate) fn marks(&self) -> BTreeMap<String, Mark> {
-        self.fields.iter().map(|(key, field)| (key.clone(), field.mark())).collect()
+    /// Notes where each field stands as `PLACE.KEY`, and everything in it.
+    pub(crate) fn note(&self, place: &str, spans: &mut BTreeMap<String, WrittenSpan>) {
+        self.fields.iter().for_each(|(key, field)| field.note(&format!("{place}.{key}"), spans));
     }
 
     /// All fields left, in the order of the file.
@@ -213,12 +217,62 @@ impl<'a> DocumentTable<'a> {
     }
 }
 
-/// Where a key stands.
-#[derive(Clone, Debug)]
-pub(crate) struct Mark {
-    pub(crate) key: Range<usize>,
-    pub(crate) value: Range<usize>,
-    pub(crate) excerpt: String,
+/// What is wrong with a value, as a sentence that `KEY = VALUE` begins, and the remedy.
+pub(crate) struct ValueFault {
+    pub(crate) fact: String,
+    pub(crate) help: String,
+}
+
+impl ValueFault {
+    pub(crate) fn not_a_name(text: &str) -> Option<Self> {
+        let mut help = format!("names have 1 to {NAME_MAX} letters, digits and `_`, `-`, `.`, `:`, `/`");
+        if text.len() > NAME_BYTES_MAX {
+            help = format!("{help}, and at most {NAME_BYTES_MAX} bytes; this one has {}", text.len());
+        }
+        (!is_name(text)).then(|| Self { fact: "is not a name".to_owned(), help })
+    }
+
+    pub(crate) fn above<T: PartialOrd>(value: &T, max: &T, limit: &str) -> Option<Self> {
+        (value > max).then(|| Self { fact: format!("is above {limit}"), help: format!("write at most {limit}") })
+    }
+
+    pub(crate) fn zero<T: Default + PartialEq>(value: &T, key: &str, example: &str) -> Option<Self> {
+        let help = || format!("write for example `{key} = \"{example}\"`");
+        (*value == T::default()).then(|| Self { fact: "is zero".to_owned(), help: help() })
+    }
+
+    pub(crate) fn outside(value: u64, range: &RangeInclusive<u64>) -> Option<Self> {
+        (!range.contains(&value)).then(|| Self::not_in(range))
+    }
+
+    fn not_in(range: &RangeInclusive<u64>) -> Self {
+        let (min, max) = (range.start(), range.end());
+        Self { fact: format!("is outside {min} to {max}"), help: format!("write an integer from {min} to {max}") }
+    }
+}
+
+/// Notes where a value stands, and everything in it: elements as `PLACE.N`, keys as `PLACE.KEY`.
+fn note(
+    place: String,
+    key: Range<usize>,
+    at: Range<usize>,
+    value: &DeValue<'_>,
+    spans: &mut BTreeMap<String, WrittenSpan>,
+) {
+    match value {
+        DeValue::Array(elements) => {
+            for (number, element) in elements.iter().enumerate() {
+                note(format!("{place}.{number}"), element.span(), element.span(), element.get_ref(), spans);
+            }
+        }
+        DeValue::Table(entries) => {
+            for (key, value) in entries {
+                note(format!("{place}.{}", key.get_ref()), key.span(), value.span(), value.get_ref(), spans);
+            }
+        }
+        _ => {}
+    }
+    spans.entry(place).or_insert(WrittenSpan { key, value: at });
 }
 
 /// A key with its value, or an element of a list.
@@ -258,8 +312,7 @@ impl<'a> Field<'a> {
 
     /// `key = value` as the user wrote it, or only the key where that is long.
     pub fn excerpt(&self) -> &str {
-        let written = self.source.text.get(self.whole.clone()).unwrap_or(&self.key);
-        if written.len() <= 60 && !written.contains('\n') { written } else { &self.key }
+        short(&self.key, self.source.text.get(self.whole.clone()).unwrap_or(&self.key))
     }
 
     /// Whether the value is a list.
@@ -267,9 +320,9 @@ impl<'a> Field<'a> {
         matches!(self.value, DeValue::Array(_))
     }
 
-    /// Where it stands.
-    pub(crate) fn mark(&self) -> Mark {
-        Mark { key: self.key_span.clone(), value: self.span.clone(), excerpt: self.excerpt().to_owned() }
+    /// Notes where the value stands as `place`, and everything in it.
+    pub(crate) fn note(&self, place: &str, spans: &mut BTreeMap<String, WrittenSpan>) {
+        note(place.to_owned(), self.key_span.clone(), self.span.clone(), &self.value, spans);
     }
 
     fn mistyped(&self, wanted: &str, example: &str) -> FileError {
@@ -304,66 +357,66 @@ impl<'a> Field<'a> {
 
     /// The value as a name: 1 to 64 letters, digits and `_ - . : /`.
     pub(crate) fn name(&self) -> Result<String, FileError> {
-        let text = self.text("\"a-name\"")?;
-        if is_name(text) {
-            return Ok(text.to_owned());
-        }
-        let mut help = format!("names have 1 to {NAME_MAX} letters, digits and `_`, `-`, `.`, `:`, `/`");
-        if text.len() > NAME_BYTES_MAX {
-            help = format!("{help}, and at most {NAME_BYTES_MAX} bytes; this one has {}", text.len());
-        }
-        Err(self.error(format!("`{}` is not a name", self.excerpt()), Some(help)))
+        let text = self.text(NAME_EXAMPLE)?;
+        self.refuse(ValueFault::not_a_name(text))?;
+        Ok(text.to_owned())
     }
 
-    /// The value as a text with a unit, at most `max`, which reads `limit`.
-    fn quantity<T>(&self, max: T, limit: &str, example: &str) -> Result<T, FileError>
-    where
-        T: FromStr<Err = UnitError> + PartialOrd,
-    {
+    /// Refuses the value for a fault.
+    fn refuse(&self, fault: Option<ValueFault>) -> Result<(), FileError> {
+        fault.map_or(Ok(()), |fault| Err(self.fault(fault)))
+    }
+
+    fn fault(&self, ValueFault { fact, help }: ValueFault) -> FileError {
+        self.error(format!("`{}` {fact}", self.excerpt()), Some(help))
+    }
+
+    /// The value as a text with a unit.
+    fn quantity<T: FromStr<Err = UnitError>>(&self, example: &str) -> Result<T, FileError> {
         let text = match &self.value {
             DeValue::String(text) => text.as_ref(),
             DeValue::Integer(number) if number.radix() == 10 => number.as_str(),
             DeValue::Float(number) => number.as_str(),
             _ => return Err(self.mistyped("a text with a unit", &format!("\"{example}\""))),
         };
-        let value: T = text.parse().map_err(|error| self.unit_error(text, &error))?;
-        if value <= max {
-            return Ok(value);
-        }
-        Err(self.error(format!("`{}` is above {limit}", self.excerpt()), Some(format!("write at most {limit}"))))
+        text.parse().map_err(|error| self.unit_error(text, &error))
     }
 
-    fn above_zero<T: Default + PartialEq>(&self, value: T, example: &str) -> Result<T, FileError> {
-        if value != T::default() {
-            return Ok(value);
-        }
-        let help = format!("write for example `{} = \"{example}\"`", self.key);
-        Err(self.error(format!("`{}` is zero", self.excerpt()), Some(help)))
+    /// The value as a time of any length.
+    pub(crate) fn any_time(&self) -> Result<Nanos, FileError> {
+        self.quantity("10 ms")
+    }
+
+    /// The value as a size of any number of bytes.
+    pub(crate) fn any_size(&self, example: &str) -> Result<Bytes, FileError> {
+        self.quantity(example)
+    }
+
+    fn above_zero<T>(&self, max: T, limit: &str, example: &str) -> Result<T, FileError>
+    where
+        T: FromStr<Err = UnitError> + Default + PartialOrd,
+    {
+        let value = self.quantity(example)?;
+        self.refuse(ValueFault::above(&value, &max, limit))?;
+        self.refuse(ValueFault::zero(&value, &self.key, example))?;
+        Ok(value)
     }
 
     /// The value as a time.
     pub(crate) fn time(&self) -> Result<Nanos, FileError> {
-        self.quantity(TIME_MAX, "366 days", "10 ms")
-    }
-
-    /// The value as a time above zero.
-    pub(crate) fn time_above_zero(&self, example: &str) -> Result<Nanos, FileError> {
-        self.above_zero(self.time()?, example)
-    }
-
-    /// The value as a size, which may be zero.
-    pub(crate) fn size(&self, example: &str) -> Result<Bytes, FileError> {
-        self.quantity(SIZE_MAX, "1048576 GiB", example)
+        let time = self.any_time()?;
+        self.refuse(ValueFault::above(&time, &TIME_MAX, TIME_LIMIT))?;
+        Ok(time)
     }
 
     /// The value as a size above zero.
     pub(crate) fn size_above_zero(&self, example: &str) -> Result<Bytes, FileError> {
-        self.above_zero(self.quantity(SIZE_MAX, "1048576 GiB", example)?, example)
+        self.above_zero(SIZE_MAX, SIZE_LIMIT, example)
     }
 
     /// The value as a rate above zero.
     pub(crate) fn rate_above_zero(&self, example: &str) -> Result<Rate, FileError> {
-        self.above_zero(self.quantity(RATE_MAX, "1000000 GB/s", example)?, example)
+        self.above_zero(RATE_MAX, "1000000 GB/s", example)
     }
 
     fn unit_error(&self, text: &str, error: &UnitError) -> FileError {
@@ -390,17 +443,24 @@ impl<'a> Field<'a> {
     }
 
     /// The value as an integer from `min` to `max`.
-    pub fn integer(&self, min: u64, max: u64) -> Result<u64, FileError> {
+    pub(crate) fn integer(&self, min: u64, max: u64) -> Result<u64, FileError> {
+        self.integer_in(&(min..=max))
+    }
+
+    /// The value as an integer in `range`.
+    pub fn integer_in(&self, range: &RangeInclusive<u64>) -> Result<u64, FileError> {
+        let value = self.any_integer(range)?;
+        self.refuse(ValueFault::outside(value, range))?;
+        Ok(value)
+    }
+
+    /// The value as an integer of 64 bits, which may be outside `range`.
+    pub(crate) fn any_integer(&self, range: &RangeInclusive<u64>) -> Result<u64, FileError> {
         let DeValue::Integer(number) = &self.value else {
-            return Err(self.mistyped("an integer", &min.to_string()));
+            return Err(self.mistyped("an integer", &range.start().to_string()));
         };
-        match u64::from_str_radix(number.as_str(), number.radix()) {
-            Ok(value) if (min..=max).contains(&value) => Ok(value),
-            _ => {
-                let help = format!("write an integer from {min} to {max}");
-                Err(self.error(format!("`{}` is outside {min} to {max}", self.excerpt()), Some(help)))
-            }
-        }
+        let value = u64::from_str_radix(number.as_str(), number.radix()).ok();
+        value.ok_or_else(|| self.fault(ValueFault::not_in(range)))
     }
 
     /// The value as a decimal number with at most six digits behind the point, in parts per million, from `min` to `max`.

@@ -103,15 +103,29 @@ fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\t' { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
+/// `written`, or only the `key` where that is long.
+pub(crate) fn short<'a>(key: &'a str, written: &'a str) -> &'a str {
+    if written.len() <= 60 && !written.contains('\n') { written } else { key }
+}
+
+/// Where a key and its value stand in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WrittenSpan {
+    /// The key, or the header of a table, or an element of a list.
+    pub key: Range<usize>,
+    /// The value; of a table with an id, the id.
+    pub value: Range<usize>,
+}
+
 /// What a file says, with the place of each of its parts, so that a later stage can point at the part it refuses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loaded<T> {
     /// What the file says.
     pub value: T,
-    /// The file itself.
+    /// The file itself; of what code made, the file that would say it.
     pub source: SourceText,
-    /// Bytes of each named part, for example `stream.cam-00.period`.
-    pub spans: BTreeMap<String, Range<usize>>,
+    /// Where each named part stands, for example `stream.cam-00.period`; none if code made it.
+    pub spans: BTreeMap<String, WrittenSpan>,
 }
 
 impl<T> Loaded<T> {
@@ -119,17 +133,27 @@ impl<T> Loaded<T> {
     /// at the start of the file.
     #[must_use]
     pub fn error_at(&self, key: &str, message: impl AsRef<str>, help: Option<String>) -> FileError {
+        self.source.error(self.span_of(key), message, help)
+    }
+
+    pub(crate) fn span_of(&self, key: &str) -> Range<usize> {
         let mut part = key;
-        let span = loop {
+        loop {
             if let Some(span) = self.spans.get(part) {
-                break span.clone();
+                return span.value.clone();
             }
             match part.rfind('.') {
                 Some(dot) => part = &part[..dot],
-                None => break 0..0,
+                None => return 0..0,
             }
-        };
-        self.source.error(span, message, help)
+        }
+    }
+
+    /// `KEY = VALUE` as the user wrote it, or only the key where that is long; `None` if the file does not say it.
+    pub(crate) fn excerpt<'a>(&'a self, place: &'a str) -> Option<&'a str> {
+        let WrittenSpan { key, value } = self.spans.get(place)?;
+        let name = place.rsplit('.').find(|name| !name.starts_with(|c: char| c.is_ascii_digit()))?;
+        Some(short(name, self.source.text.get(key.start..value.end.max(key.end))?))
     }
 }
 
@@ -181,7 +205,8 @@ help: write `period = \"10 ms\"`";
 
     #[test]
     fn an_unknown_part_falls_back_to_the_nearest_one_around_it() {
-        let spans = BTreeMap::from([("stream.a.b".to_owned(), 2..3), ("stream.a.b.gpu".to_owned(), 4..5)]);
+        let at = |value: Range<usize>| WrittenSpan { key: value.clone(), value };
+        let spans = BTreeMap::from([("stream.a.b".to_owned(), at(2..3)), ("stream.a.b.gpu".to_owned(), at(4..5))]);
         let loaded = Loaded { value: (), source: SourceText::new("t", "0\n2\n4\n"), spans };
         assert_eq!(loaded.error_at("stream.a.b.gpu", "m", None).line, 3);
         assert_eq!(loaded.error_at("stream.a.b.steps.7", "m", None).line, 2);

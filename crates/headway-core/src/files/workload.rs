@@ -1,6 +1,9 @@
 //! Workloads: streams, messages, demands, transfers without windows, and tasks. Read from a *workload file*.
 
 mod application;
+mod check;
+mod check_steps;
+mod fault;
 mod file;
 mod parameters;
 mod parts;
@@ -10,20 +13,22 @@ mod reader;
 mod sharding;
 mod task;
 mod task_file;
+mod texts;
 mod unplanned;
 mod unplanned_file;
 mod write;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::application::{Application, DocumentTable, Field, Keys, Own, Written};
+pub use self::application::{Application, DocumentTable, Field, Keys, Own};
+pub use self::fault::WorkloadError;
 pub use self::file::{parse, parse_with};
 pub use self::parameters::Parameters;
 pub use self::parts::{PARTS_MAX, PacketPart, PartStep, PartWork};
 pub use self::sharding::Sharding;
 pub use self::task::{SharingTable, WorkloadTask};
 pub use self::unplanned::{Otherwise, Unplanned, UnplannedKind, Urgent};
-pub use self::write::{write, write_with};
+pub use self::write::{checked, write, write_with};
 use crate::plan::combine::CombineEffort;
 use crate::units::{Bytes, Nanos};
 

@@ -6,7 +6,7 @@
 //! each packet a job of its own instead, released when it arrives: `T = floor(l / N)`.
 
 use crate::files::machine::{CpuCores, EndpointId, EngineClass, EngineId, Machine};
-use crate::files::workload::{Cycle, Stream, Workload};
+use crate::files::workload::{Cycle, Stream, Workload, WorkloadError};
 use crate::models::interconnect::{Network, Starved};
 use crate::plan::combine::CombineError;
 use crate::plan::{
@@ -58,6 +58,9 @@ pub struct PlanOptions {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
+    /// What no workload may say.
+    #[error(transparent)]
+    Workload(#[from] WorkloadError),
     /// A name that the machine does not have.
     #[error("{object} names `{name}`, which machine `{machine}` does not have; it has {known}")]
     UnknownName {
@@ -128,6 +131,7 @@ impl PlanError {
     #[must_use]
     pub fn place(&self) -> &str {
         match self {
+            Self::Workload(error) => error.place(),
             Self::UnknownName { place, .. }
             | Self::UnknownKernel { place, .. }
             | Self::NoRoute { place, .. }
@@ -395,41 +399,13 @@ fn alternative(plan: &Plan) -> Alternative {
     Alternative { strategy: plan.strategy, outcome, utilisation_ppm, margin_ppm }
 }
 
-/// Refuses what no workload file can say, so that the rest may divide.
+/// Refuses tasks, and what no workload may say, so that the rest may divide.
 fn check(workload: &Workload) -> Result<(), PlanError> {
-    let impossible = |place: String, reason: &str| {
-        let object = if place.is_empty() { "the workload".to_owned() } else { format!("`{place}`") };
-        Err(PlanError::Impossible { place, object, reason: reason.to_owned() })
-    };
-    if let Some(task) = workload.tasks.first() {
-        return impossible(
-            format!("task.{}", task.id),
-            "tasks are given GPUs as they run, so there is no plan to run; `headway plan` bounds what they can suffer",
-        );
-    }
-    for stream in &workload.streams {
-        if let Some(reason) = sharded::fault(stream).or_else(|| parted::fault(stream)) {
-            return impossible(format!("stream.{}", stream.id), &reason);
-        }
-        if stream.steps.is_empty() || stream.period == Nanos::ZERO {
-            return impossible(format!("stream.{}", stream.id), "it has no steps or no period");
-        }
-    }
-    for message in &workload.messages {
-        if message.blocks.is_empty() || message.period == Nanos::ZERO {
-            return impossible(format!("message.{}", message.id), "it has no blocks or no period");
-        }
-    }
-    for demand in &workload.demands {
-        if demand.period == Nanos::ZERO {
-            return impossible(format!("demand.{}", demand.id), "it has no period");
-        }
-    }
-    if workload.streams.is_empty() && workload.messages.is_empty() && workload.demands.is_empty() {
-        // Transfers without windows live on what these leave over.
-        return impossible(String::new(), "it has no stream, message or demand");
-    }
-    Ok(())
+    let Some(task) = workload.tasks.first() else { return Ok(workload.check()?) };
+    let place = format!("task.{}", task.id);
+    let reason =
+        "tasks are given GPUs as they run, so there is no plan to run; `headway plan` bounds what they can suffer";
+    Err(PlanError::Impossible { object: format!("`{place}`"), place, reason: reason.to_owned() })
 }
 
 /// Larger is better: accepted, then margin.

@@ -1,8 +1,11 @@
 //! `wafer = { ... }` of a stream: generations of images in place of packets that the user gives.
 
+use std::ops::RangeInclusive;
+
 use headway_core::files::error::FileError;
 use headway_core::files::workload::{
-    Application, CopyEndpoint, Field, Keys, OnMiss, Own, Parameters, Sharding, Stream, StreamStep, Written,
+    Application, CopyEndpoint, Field, Keys, OnMiss, Own, Parameters, Sharding, Stream, StreamPlacement, StreamStep,
+    WorkloadError,
 };
 use headway_core::units::Bytes;
 
@@ -15,15 +18,18 @@ const KEYS: &[&str] = &["cameras", "width", "height", "pitch", "defects", "opera
 /// The steps of such a stream, in this order.
 const STEPS: &str = "[{ copy = \"host -> gpu\" }, { compute = \"inspect\" }, { exchange = \"gpus\" }, { compute = \
                      \"inspect-merge\" }, { copy = \"gpu -> host\" }]";
-const CAMERAS_MAX: u64 = 4096;
+const CAMERAS: RangeInclusive<u64> = 1..=4096;
 /// Columns of a generation that a list can address.
 const COLUMNS_MAX: u64 = 1 << 20;
 /// Pixels along a side of an image, so that a list can address them.
-const SIDE_MAX: u64 = 65_535;
+const WIDTH: RangeInclusive<u64> = 1..=65_535;
+const HEIGHT: RangeInclusive<u64> = 3..=65_535;
+const PITCH: RangeInclusive<u64> = 1..=65_535 / 3;
 /// Defects in a generation: a list has room for 255.
-const DEFECTS_MAX: u64 = 200;
+const DEFECTS: RangeInclusive<u64> = 0..=200;
+const OPERATIONS: RangeInclusive<u64> = 0..=1_000_000;
 /// Generations in the ring.
-const RING_MAX: u64 = 64;
+const RING: RangeInclusive<u64> = 1..=64;
 /// What the file does not say: the paper's images and operations (Verner 2012), and what is ours.
 const DEFAULT: Cameras =
     Cameras { cameras: 1, width: 200, height: 1000, pitch: 100, defects: 12, operations: 1000, ring: 10, seed: 1 };
@@ -101,6 +107,41 @@ impl Cameras {
         })
     }
 
+    /// Refuses images that a list cannot address, and wafers without dies.
+    fn check(&self, stream: &Stream) -> Result<(), WorkloadError> {
+        let Self { cameras, width, height, pitch, defects, operations, ring, seed: _ } = *self;
+        for (key, number, range) in [
+            ("cameras", cameras, CAMERAS),
+            ("width", width, WIDTH),
+            ("height", height, HEIGHT),
+            ("pitch", pitch, PITCH),
+            ("defects", defects, DEFECTS),
+            ("operations", operations, OPERATIONS),
+            ("ring", ring, RING),
+        ] {
+            stream.check_integer(&format!("{WAFER}.{key}"), number.into(), &range)?;
+        }
+        let cells = width.div_ceil(CELL as u32) as usize * height.div_ceil(CELL as u32) as usize;
+        if cells > CELLS_MAX {
+            let fact = format!(
+                "an image of {width} x {height} pixels has {cells} cells of {CELL} x {CELL}, more than {CELLS_MAX}"
+            );
+            return Err(stream.error(WAFER, fact, "use smaller images"));
+        }
+        if pitch > height / 3 {
+            let fact = format!("an image {height} pixels high has fewer than three dies of {pitch}");
+            return Err(stream.error(WAFER, fact, "use taller images, or a smaller pitch"));
+        }
+        let columns = u64::from(cameras) * u64::from(width);
+        if columns > COLUMNS_MAX {
+            let fact = format!(
+                "{cameras} images of {width} columns are {columns} columns wide, and a list addresses {COLUMNS_MAX}"
+            );
+            return Err(stream.error(WAFER, fact, "use fewer cameras"));
+        }
+        Ok(())
+    }
+
     /// Their images.
     ///
     /// # Errors
@@ -125,41 +166,46 @@ impl Application for Inspection {
         Ok(Own { parameters: cameras.parameters(), sharding: Some(cameras.sharding()) })
     }
 
-    fn check(&self, stream: &Stream, _twin: Option<&str>, written: &Written<'_>) -> Result<(), FileError> {
+    fn check(&self, stream: &Stream, _twin: Option<&str>) -> Result<(), WorkloadError> {
         let Some(cameras) = Cameras::of(&stream.parameters) else {
             let only =
                 |step: &StreamStep| *step == StreamStep::Exchange || computes(step, INSPECT) || computes(step, MERGE);
             if !stream.steps.iter().any(only) {
                 return Ok(());
             }
-            let help = "add `wafer = { cameras = 15 }` to the stream, or use other steps".to_owned();
-            return Err(written.error(
-                "steps",
-                "only streams of a wafer are inspected and exchanged between GPUs",
-                help,
-            ));
+            let fact = "only streams of a wafer are inspected and exchanged between GPUs";
+            let help = "add `wafer = { cameras = 15 }` to the stream, or use other steps";
+            return Err(stream.error("steps", fact, help));
         };
+        cameras.check(stream)?;
         let generation = cameras.sharding().packet();
         if stream.packet != generation {
-            let excerpt = written.excerpt("packet");
-            let message = format!("`{excerpt}` is not {} images of {}", cameras.cameras, cameras.image());
+            let value = format!("\"{} B\"", stream.packet.0);
+            let fact = format!("is not {} images of {}", cameras.cameras, cameras.image());
             let help = format!("write `packet = \"{} B\"`, or leave it out", generation.0);
-            return Err(written.error("packet", message, help));
+            return Err(stream.value_error("packet", &value, fact, help));
         }
-        for key in ["gpu", "processor"].into_iter().filter(|key| written.has(key)) {
-            let usual = key == "processor" && written.excerpt(key).contains("\"gpu\"");
-            if !usual {
-                let message = "the images of a wafer are dealt to all GPUs";
-                return Err(written.key_error(key, message, format!("leave `{key}` out")));
-            }
+        let key = match stream.gpu {
+            StreamPlacement::Auto => None,
+            StreamPlacement::Gpu(_) => Some("gpu"),
+            StreamPlacement::Cpu | StreamPlacement::Either => Some("processor"),
+        };
+        if let Some(key) = key {
+            let help = format!("leave `{key}` out");
+            return Err(stream.error(key, "the images of a wafer are dealt to all GPUs", help).at_key());
         }
         if !is_inspection(&stream.steps) {
             let help = format!("write `steps = {STEPS}`, with a memory of the machine for `host` if it has several");
-            return Err(written.error("steps", "these are not the steps of an inspection", help));
+            return Err(stream.error("steps", "these are not the steps of an inspection", help));
         }
         if stream.on_miss == OnMiss::Skip {
-            let help = "write `on_miss = \"finish\"` or `on_miss = \"stop\"`".to_owned();
-            return Err(written.error("on_miss", "no image of a wafer is left out", help));
+            let help = "write `on_miss = \"finish\"` or `on_miss = \"stop\"`";
+            return Err(stream.error("on_miss", "no image of a wafer is left out", help));
+        }
+        // What follows, no file can say.
+        if stream.sharding != Some(cameras.sharding()) {
+            let fact = "the stream is not divided as the images of its wafer are";
+            return Err(stream.error(WAFER, fact, "divide it by `Cameras::sharding`"));
         }
         Ok(())
     }
@@ -193,39 +239,19 @@ fn is_inspection(steps: &[StreamStep]) -> bool {
 
 fn cameras(field: Field<'_>, seed: u64) -> Result<Cameras, FileError> {
     let mut table = field.table("a wafer", KEYS)?;
-    let cameras = table.require("cameras", "15")?.integer(1, CAMERAS_MAX)?;
-    let mut number = |key: &str, usual: u32, least: u64, most: u64| {
-        let read = table.take(key).map_or_else(|| Ok(u64::from(usual)), |field| field.integer(least, most));
+    let cameras = table.require("cameras", "15")?.integer_in(&CAMERAS)?;
+    let mut number = |key: &str, usual: u32, range: &RangeInclusive<u64>| {
+        let read = table.take(key).map_or_else(|| Ok(u64::from(usual)), |field| field.integer_in(range));
         read.map(|value| value as u32)
     };
-    let read = Cameras {
+    Ok(Cameras {
         cameras: cameras as u32,
-        width: number("width", DEFAULT.width, 1, SIDE_MAX)?,
-        height: number("height", DEFAULT.height, 3, SIDE_MAX)?,
-        pitch: number("pitch", DEFAULT.pitch, 1, SIDE_MAX / 3)?,
-        defects: number("defects", DEFAULT.defects, 0, DEFECTS_MAX)?,
-        operations: number("operations", DEFAULT.operations, 0, 1_000_000)?,
-        ring: number("ring", DEFAULT.ring, 1, RING_MAX)?,
+        width: number("width", DEFAULT.width, &WIDTH)?,
+        height: number("height", DEFAULT.height, &HEIGHT)?,
+        pitch: number("pitch", DEFAULT.pitch, &PITCH)?,
+        defects: number("defects", DEFAULT.defects, &DEFECTS)?,
+        operations: number("operations", DEFAULT.operations, &OPERATIONS)?,
+        ring: number("ring", DEFAULT.ring, &RING)?,
         seed,
-    };
-    let Cameras { width, height, pitch, .. } = read;
-    let cells = width.div_ceil(CELL as u32) as usize * height.div_ceil(CELL as u32) as usize;
-    if cells > CELLS_MAX {
-        let message = format!(
-            "an image of {width} x {height} pixels has {cells} cells of {CELL} x {CELL}, more than {CELLS_MAX}"
-        );
-        return Err(table.error(message, "use smaller images"));
-    }
-    if pitch > height / 3 {
-        let message = format!("an image {height} pixels high has fewer than three dies of {pitch}");
-        return Err(table.error(message, "use taller images, or a smaller pitch"));
-    }
-    let columns = cameras * u64::from(width);
-    if columns > COLUMNS_MAX {
-        let message = format!(
-            "{cameras} images of {width} columns are {columns} columns wide, and a list addresses {COLUMNS_MAX}"
-        );
-        return Err(table.error(message, "use fewer cameras"));
-    }
-    Ok(read)
+    })
 }

@@ -4,6 +4,7 @@ use headway_core::analysis::schedulability::RecurrentTask;
 use proptest::prelude::*;
 
 use super::*;
+use headway_core::files::workload;
 
 const JOBS: &str = "Task ID, Job ID, Arrival min, Arrival max, Cost min, Cost max, Deadline, Priority\n\
     1, 1, 0, 0, 1, 1, 3, 3\n1, 2, 3, 3, 1, 1, 6, 6\n2, 1, 1, 1, 0, 2, 7, 7\n2, 2, 7, 7, 0, 2, 13, 13\n";

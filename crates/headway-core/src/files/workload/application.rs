@@ -1,12 +1,9 @@
 //! Keys of workload files that belong to applications.
 
-use std::collections::BTreeMap;
-use std::ops::Range;
-
+use super::fault::WorkloadError;
 use super::{Parameters, Sharding, Stream};
-use crate::files::document::Mark;
 pub use crate::files::document::{DocumentTable, Field};
-use crate::files::error::{FileError, SourceText};
+use crate::files::error::FileError;
 
 /// What an application adds to the streams of workload files: keys of its own, and rules for the steps that it serves.
 pub trait Application: Sync {
@@ -30,7 +27,7 @@ pub trait Application: Sync {
     ///
     /// # Errors
     /// For the first thing that does not fit.
-    fn check(&self, stream: &Stream, twin: Option<&str>, written: &Written<'_>) -> Result<(), FileError>;
+    fn check(&self, stream: &Stream, twin: Option<&str>) -> Result<(), WorkloadError>;
 
     /// Its keys of `stream`, with their values as a file has them.
     fn write(&self, stream: &Stream) -> Vec<(&'static str, String)>;
@@ -70,41 +67,5 @@ impl<'a> Keys<'_, 'a> {
     #[must_use]
     pub const fn seed(&self) -> u64 {
         self.seed
-    }
-}
-
-/// Where the keys of a stream stand. Its compute steps are called `steps.N`, with N counted from 0.
-pub struct Written<'a> {
-    pub(super) source: &'a SourceText,
-    /// The header of the table.
-    pub(super) header: Range<usize>,
-    pub(super) marks: BTreeMap<String, Mark>,
-}
-
-impl Written<'_> {
-    /// Whether `key` is written.
-    #[must_use]
-    pub fn has(&self, key: &str) -> bool {
-        self.marks.contains_key(key)
-    }
-
-    /// `key = value` as the user wrote it, or only the key where that is long or nothing is written.
-    #[must_use]
-    pub fn excerpt<'s>(&'s self, key: &'s str) -> &'s str {
-        self.marks.get(key).map_or(key, |mark| &mark.excerpt)
-    }
-
-    /// An error at the value of `key`, or at the stream if it is not written.
-    #[must_use]
-    pub fn error(&self, key: &str, message: impl AsRef<str>, help: String) -> FileError {
-        let span = self.marks.get(key).map_or_else(|| self.header.clone(), |mark| mark.value.clone());
-        self.source.error(span, message, Some(help))
-    }
-
-    /// An error at `key` itself, or at the stream if it is not written.
-    #[must_use]
-    pub fn key_error(&self, key: &str, message: impl AsRef<str>, help: String) -> FileError {
-        let span = self.marks.get(key).map_or_else(|| self.header.clone(), |mark| mark.key.clone());
-        self.source.error(span, message, Some(help))
     }
 }

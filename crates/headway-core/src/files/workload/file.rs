@@ -1,15 +1,13 @@
 //! The workload file: TOML in, a checked [`Workload`] and the place of each of its parts out.
 
-use std::collections::BTreeMap;
-use std::ops::Range;
-
-use super::application::{Application, Keys, Own, Written};
+use super::application::{Application, Keys, Own};
 use super::reader::Reader;
-use super::{Cycle, Grouping, Message, MessageBlock, OnMiss, Parameters, ServerDemand, Sharding, Stream, Workload};
-use crate::files::document::{self, DocumentTable, Field};
+use super::texts::{BLOCKS, SEEDS};
+use super::{Cycle, Grouping, Message, MessageBlock, OnMiss, PARTS_MAX, ServerDemand, Stream, Workload};
+use crate::files::document::{self, DocumentTable, NAME_EXAMPLE};
 use crate::files::error::{FileError, Loaded, SourceText};
 use crate::plan::combine::CombineEffort;
-use crate::units::{Bytes, NANOS_PER_SECOND, Nanos};
+use crate::units::{NANOS_PER_SECOND, Nanos};
 
 /// How long a run lasts when the file does not say.
 pub(super) const DURATION: Nanos = Nanos(NANOS_PER_SECOND);
@@ -55,122 +53,68 @@ pub fn parse(name: &str, text: &str) -> Result<Loaded<Workload>, FileError> {
 /// At the first thing that is not TOML, not a known key or not a value of its kind, or that no machine can do.
 pub fn parse_with(name: &str, text: &str, applications: &[&dyn Application]) -> Result<Loaded<Workload>, FileError> {
     let source = SourceText::new(name, text);
-    let (value, spans) = read(&source, applications)?;
-    Ok(Loaded { value, source, spans })
-}
-
-fn read(
-    source: &SourceText,
-    applications: &[&dyn Application],
-) -> Result<(Workload, BTreeMap<String, Range<usize>>), FileError> {
-    let mut top = document::root(source, TOP)?;
     let mut reader = Reader::default();
-    let name = workload_name(&top.require("name", "\"my-workload\"")?)?;
-    let description =
-        top.take("description").map_or_else(|| Ok(String::new()), |f| f.text("\"...\"").map(str::to_owned))?;
-    let mut workload = Workload { description, hash: document::hash(&source.text), ..Workload::new(&name) };
-    reader.run(&mut top, &mut workload)?;
-    let keys: Vec<&str> = STREAM.iter().chain(applications.iter().flat_map(|it| it.keys())).copied().collect();
-    for table in top.tables("stream", &keys)? {
-        let stream = reader.stream(source, table, applications, workload.seed)?;
-        workload.streams.push(stream);
+    let value = reader.read(&source, applications)?;
+    let Reader { spans, ids } = reader;
+    let loaded = Loaded { value, source, spans };
+    match loaded.value.check_with(applications) {
+        Ok(()) => Ok(loaded),
+        Err(error) => Err(error.in_file(&loaded, &ids)),
     }
-    for table in top.tables("message", MESSAGE)? {
-        workload.messages.push(reader.message(table)?);
-    }
-    for table in top.tables("demand", DEMAND)? {
-        workload.demands.push(reader.demand(table)?);
-    }
-    // What a demand was called before.
-    for table in top.tables("flow", DEMAND)? {
-        workload.demands.push(reader.demand(table)?);
-    }
-    reader.unplanned(&mut top, &mut workload)?;
-    reader.tasks(&mut top, &mut workload)?;
-    alone(source, &workload)?;
-    if workload.streams.is_empty()
-        && workload.messages.is_empty()
-        && workload.demands.is_empty()
-        && workload.tasks.is_empty()
-    {
-        let help = "add at least one `[[stream]]`, `[[message]]`, `[[demand]]` or `[[task]]`";
-        return Err(source.error(0..0, "the workload is empty", Some(help.to_owned())));
-    }
-    Ok((workload, reader.spans))
-}
-
-/// The workload's name, which also names the folder of its results.
-fn workload_name(field: &Field<'_>) -> Result<String, FileError> {
-    let name = field.name()?;
-    if name.contains('/') || name.starts_with('.') {
-        let message = format!("`{}` cannot name the folder of the results, `out/NAME-SOURCE`", field.excerpt());
-        let help = "leave out `/`, and do not begin with `.`; `--out` puts results into any folder".to_owned();
-        return Err(field.error(message, Some(help)));
-    }
-    Ok(name)
 }
 
 impl Reader {
-    /// Reads the transfers without windows, which live on what others leave over.
-    fn unplanned(&mut self, top: &mut DocumentTable<'_>, workload: &mut Workload) -> Result<(), FileError> {
-        let alone = workload.streams.is_empty() && workload.messages.is_empty() && workload.demands.is_empty();
-        let bulk = top.tables("bulk", super::unplanned_file::BULK)?;
-        let urgent = top.tables("urgent", super::unplanned_file::URGENT)?;
-        if let (true, Some(first)) = (alone, bulk.first().or_else(|| urgent.first())) {
-            let help = "add a stream, message or demand; a copy alone is made by `headway copy`";
-            return Err(first.error("a run ends with its last window, and this workload has none", help));
+    fn read(&mut self, source: &SourceText, applications: &[&dyn Application]) -> Result<Workload, FileError> {
+        let mut top = document::root(source, TOP)?;
+        let name = top.require("name", "\"my-workload\"")?;
+        name.note("name", &mut self.spans);
+        let mut workload = Workload { hash: document::hash(&source.text), ..Workload::new(name.text(NAME_EXAMPLE)?) };
+        if let Some(field) = top.take("description") {
+            field.text("\"...\"")?.clone_into(&mut workload.description);
         }
-        for table in bulk {
+        self.run(&mut top, &mut workload)?;
+        let keys: Vec<&str> = STREAM.iter().chain(applications.iter().flat_map(|it| it.keys())).copied().collect();
+        for table in top.tables("stream", &keys)? {
+            workload.streams.push(self.stream(table, applications, workload.seed)?);
+        }
+        for table in top.tables("message", MESSAGE)? {
+            workload.messages.push(self.message(table)?);
+        }
+        // A demand was called a flow before.
+        for table in top.tables("demand", DEMAND)?.into_iter().chain(top.tables("flow", DEMAND)?) {
+            workload.demands.push(self.demand(table)?);
+        }
+        for table in top.tables("bulk", super::unplanned_file::BULK)? {
             workload.unplanned.push(self.bulk(table)?);
         }
-        for table in urgent {
+        for table in top.tables("urgent", super::unplanned_file::URGENT)? {
             workload.unplanned.push(self.urgent(table)?);
         }
-        Ok(())
-    }
-
-    /// Reads the tasks and how they share GPUs. A file has tasks or other parts: a task is given a GPU when it runs, so no
-    /// plan made before can leave room for the others.
-    fn tasks(&mut self, top: &mut DocumentTable<'_>, workload: &mut Workload) -> Result<(), FileError> {
         let sharing = top.take("sharing");
         for table in top.tables("task", super::task_file::TASK)? {
-            let others = !(workload.streams.is_empty() && workload.messages.is_empty() && workload.demands.is_empty());
-            if others {
-                let help = "put the tasks into a workload file of their own";
-                return Err(table.error("tasks and other parts are planned in different ways", help));
-            }
-            if sharing.is_none() {
-                let help = "add a table `[sharing]` with `cpus`, the number of CPUs that the tasks may use";
-                return Err(table.error("nothing says how the tasks share the GPUs", help));
-            }
             workload.tasks.push(self.task(table)?);
         }
-        let Some(field) = sharing else { return Ok(()) };
-        if workload.tasks.is_empty() {
-            let help = "add a `[[task]]`, or leave `[sharing]` out".to_owned();
-            return Err(field.key_error("there is no task that shares GPUs", Some(help)));
-        }
-        workload.sharing = Some(self.sharing(field)?);
-        Ok(())
+        workload.sharing = sharing.map(|field| self.sharing(field)).transpose()?;
+        Ok(workload)
     }
 
     fn run(&mut self, top: &mut DocumentTable<'_>, workload: &mut Workload) -> Result<(), FileError> {
         let Some(field) = top.take("run") else { return Ok(()) };
-        self.note("run".to_owned(), &field.span);
+        field.note("run", &mut self.spans);
         let mut table = field.table("[run]", RUN)?;
-        if let Some(field) = self.take(&mut table, "run", "duration") {
-            workload.duration = field.time_above_zero("2 s")?;
+        if let Some(field) = table.take("duration") {
+            workload.duration = field.any_time()?;
         }
-        if let Some(field) = self.take(&mut table, "run", "seed") {
-            workload.seed = field.integer(0, i64::MAX.unsigned_abs())?;
+        if let Some(field) = table.take("seed") {
+            workload.seed = field.any_integer(&SEEDS)?;
         }
-        if let Some(field) = self.take(&mut table, "run", "cycle") {
+        if let Some(field) = table.take("cycle") {
             workload.cycle = field.word(CYCLES)?;
         }
-        if let Some(field) = self.take(&mut table, "run", "grouping") {
+        if let Some(field) = table.take("grouping") {
             workload.grouping = field.word(GROUPINGS)?;
         }
-        if let Some(field) = self.take(&mut table, "run", "transform") {
+        if let Some(field) = table.take("transform") {
             workload.transform = field.word(TRANSFORMS)?;
         }
         Ok(())
@@ -178,128 +122,75 @@ impl Reader {
 
     fn stream(
         &mut self,
-        source: &SourceText,
         mut table: DocumentTable<'_>,
         applications: &[&dyn Application],
         seed: u64,
     ) -> Result<Stream, FileError> {
-        let mut written = Written { source, header: table.span.clone(), marks: table.marks() };
-        let (id, part) = self.identify(&mut table, "stream")?;
-        let (parameters, sharding) = self.own(&mut table, &id, &written, applications, seed)?;
-        let packet = match (sharding, self.take(&mut table, &part, "packet")) {
+        let id = self.identify(&mut table, "stream")?;
+        let Own { parameters, sharding } = own(&mut table, &id, applications, seed)?;
+        let packet = match (sharding, table.take("packet")) {
             (Some(sharding), None) => sharding.packet(),
-            (_, Some(field)) => field.size_above_zero("16 KiB")?,
+            (_, Some(field)) => field.any_size("16 KiB")?,
             (None, None) => return Err(table.require("packet", "\"16 KiB\"").err().expect("it is not there")),
         };
-        let period = self.require(&mut table, &part, "period", "\"4 ms\"")?.time_above_zero("4 ms")?;
-        let deadline_field = self.require(&mut table, &part, "deadline", "\"40 ms\"")?;
-        let deadline = deadline_field.time_above_zero("40 ms")?;
-        let start = self.take(&mut table, &part, "start").map_or(Ok(Nanos::ZERO), |f| f.time())?;
-        let processor = self.take(&mut table, &part, "processor");
-        let gpu = self.take(&mut table, &part, "gpu");
+        let period = table.require("period", "\"4 ms\"")?.any_time()?;
+        let deadline = table.require("deadline", "\"40 ms\"")?.any_time()?;
+        let start = table.take("start").map_or(Ok(Nanos::ZERO), |field| field.any_time())?;
+        let (processor, gpu) = (table.take("processor"), table.take("gpu"));
         let gpu = super::processor_file::placement(gpu.as_ref(), processor.as_ref())?;
-        let on_miss = self.take(&mut table, &part, "on_miss").map_or(Ok(OnMiss::Finish), |f| f.word(ON_MISS))?;
-        let steps = self.require(&mut table, &part, "steps", "[{ copy = \"host -> gpu\" }]")?;
-        let parts = self.take(&mut table, &part, "parts");
-        if let (Some(parts), true) = (&parts, sharding.is_some()) {
-            let help = "leave `parts` out".to_owned();
-            return Err(parts.key_error("all GPUs share the packets of this stream", Some(help)));
-        }
-        let parts = self.parts(parts, &id, packet)?;
-        let steps = self.steps(steps, &part, &parts, &gpu, &mut written)?;
-        let stream = Stream { id, packet, period, deadline, start, gpu, steps, on_miss, parameters, sharding, parts };
-        for (number, application) in applications.iter().enumerate() {
-            let identity = application.identity(&stream).map(|identity| (number, identity));
-            let twin = identity.and_then(|identity| self.identities.insert(identity, stream.id.clone()));
-            application.check(&stream, twin.as_deref(), &written)?;
-        }
-        if let Some(field) = &processor {
-            super::processor_file::fits(field, &stream.gpu, &stream.steps)?;
-        }
-        // The cycle is deadline / (steps + 1): one step more than is written, as packets are gathered first.
-        let shortest = stream.steps.len() as u64 + 1;
-        if deadline.0 < shortest {
-            let message = format!("`{}` is too short for {} steps", deadline_field.excerpt(), stream.steps.len());
-            let help =
-                format!("write at least `deadline = \"{shortest} ns\"`: a nanosecond for gathering and each step");
-            return Err(deadline_field.error(message, Some(help)));
-        }
-        Ok(stream)
-    }
-
-    /// Reads the keys of all applications.
-    fn own(
-        &mut self,
-        table: &mut DocumentTable<'_>,
-        stream: &str,
-        written: &Written<'_>,
-        applications: &[&dyn Application],
-        seed: u64,
-    ) -> Result<(Parameters, Option<Sharding>), FileError> {
-        let (mut parameters, mut divided) = (Parameters::default(), None);
-        for application in applications {
-            let known = application.keys();
-            for (key, mark) in known.iter().filter_map(|key| Some((key, written.marks.get(*key)?))) {
-                self.note(format!("stream.{stream}.{key}"), &mark.value);
-            }
-            let Own { parameters: own, sharding } = application.read(&mut Keys { table, known, stream, seed })?;
-            parameters = parameters.and(own);
-            divided = divided.or(sharding);
-        }
-        Ok((parameters, divided))
+        let on_miss = table.take("on_miss").map_or(Ok(OnMiss::Finish), |field| field.word(ON_MISS))?;
+        let steps = table.require("steps", "[{ copy = \"host -> gpu\" }]")?;
+        let parts = table.take("parts").map_or_else(|| Ok(Vec::new()), super::parts_file::parts)?;
+        // Steps name parts by their ids, so that what is wrong with those is said first.
+        let is_new = |at: usize| parts[..at].iter().all(|other| other.id != parts[at].id);
+        let steps = if parts.len() <= PARTS_MAX && (0..parts.len()).all(is_new) {
+            self.steps(steps, &format!("stream.{id}"), &parts, &gpu)?
+        } else {
+            Vec::new()
+        };
+        Ok(Stream { id, packet, period, deadline, start, gpu, steps, on_miss, parameters, sharding, parts })
     }
 
     fn message(&mut self, mut table: DocumentTable<'_>) -> Result<Message, FileError> {
-        let (id, part) = self.identify(&mut table, "message")?;
-        let period = self.require(&mut table, &part, "period", "\"30 ms\"")?.time_above_zero("30 ms")?;
-        let start = self.take(&mut table, &part, "start").map_or(Ok(Nanos::ZERO), |f| f.time())?;
-        let late = self.take(&mut table, &part, "late").map(|f| f.time()).transpose()?;
-        let example = "[{ from = \"host\", to = \"gpu0\", bytes = \"1 MB\" }]";
-        let list = self.require(&mut table, &part, "blocks", example)?;
-        let mut blocks = Vec::new();
-        let empty = format!("message `{id}` has no blocks");
-        for (i, element) in list.some_elements(example, &empty)?.into_iter().enumerate() {
-            self.note(format!("{part}.blocks.{i}"), &element.span);
+        let id = self.identify(&mut table, "message")?;
+        let period = table.require("period", "\"30 ms\"")?.any_time()?;
+        let start = table.take("start").map_or(Ok(Nanos::ZERO), |field| field.any_time())?;
+        let late = table.take("late").map(|field| field.any_time()).transpose()?;
+        let blocks = table.require("blocks", BLOCKS)?.elements(BLOCKS)?.into_iter().map(|element| {
             let mut table = element.table("a block", BLOCK)?;
-            let block = format!("{part}.blocks.{i}");
-            let from = self.require(&mut table, &block, "from", "\"host\"")?.name()?;
-            let to_field = self.require(&mut table, &block, "to", "\"gpu0\"")?;
-            let to = to_field.name()?;
-            if from == to {
-                let help = "name two endpoints of the machine".to_owned();
-                return Err(to_field.error(format!("the block stays at `{to}`"), Some(help)));
-            }
-            let bytes: Bytes = table.require("bytes", "\"1 MB\"")?.size_above_zero("1 MB")?;
-            blocks.push(MessageBlock { from, to, bytes });
-        }
+            let from = table.require("from", "\"host\"")?.text(NAME_EXAMPLE)?.to_owned();
+            let to = table.require("to", "\"gpu0\"")?.text(NAME_EXAMPLE)?.to_owned();
+            Ok(MessageBlock { from, to, bytes: table.require("bytes", "\"1 MB\"")?.any_size("1 MB")? })
+        });
+        let blocks = blocks.collect::<Result<_, _>>()?;
         Ok(Message { id, period, start, late, blocks })
     }
 
     fn demand(&mut self, mut table: DocumentTable<'_>) -> Result<ServerDemand, FileError> {
-        let (id, part) = self.identify(&mut table, "demand")?;
-        let server = self.take(&mut table, &part, "server").map_or_else(|| Ok("engine".to_owned()), |f| f.name())?;
-        let start = self.take(&mut table, &part, "start").map_or(Ok(Nanos::ZERO), |f| f.time())?;
-        let cost_field = self.require(&mut table, &part, "cost", "\"1 ms\"")?;
-        let cost = cost_field.time_above_zero("1 ms")?;
-        let period = self.require(&mut table, &part, "period", "\"2 ms\"")?.time_above_zero("2 ms")?;
-        let deadline = self.take(&mut table, &part, "deadline").map_or(Ok(period), |f| f.time_above_zero("2 ms"))?;
-        if cost > deadline {
-            let message = format!("`{}` is more than the deadline of {deadline}", cost_field.excerpt());
-            let help = format!("lower the cost to at most {deadline}, or raise the deadline of demand `{id}`");
-            return Err(cost_field.error(message, Some(help)));
-        }
+        let id = self.identify(&mut table, "demand")?;
+        let server = table.take("server");
+        let server =
+            server.map_or_else(|| Ok("engine".to_owned()), |field| field.text(NAME_EXAMPLE).map(str::to_owned))?;
+        let start = table.take("start").map_or(Ok(Nanos::ZERO), |field| field.any_time())?;
+        let cost = table.require("cost", "\"1 ms\"")?.any_time()?;
+        let period = table.require("period", "\"2 ms\"")?.any_time()?;
+        let deadline = table.take("deadline").map_or(Ok(period), |field| field.any_time())?;
         Ok(ServerDemand { id, server, start, cost, period, deadline })
     }
 }
 
-/// Refuses what no plan can put beside a stream whose steps take all GPUs.
-fn alone(source: &SourceText, workload: &Workload) -> Result<(), FileError> {
-    let parts = workload.streams.len() + workload.messages.len() + workload.demands.len() + workload.tasks.len();
-    match workload.streams.iter().find(|stream| stream.sharding.is_some()) {
-        Some(stream) if parts > 1 => {
-            let help = "put it into a workload file of its own".to_owned();
-            Err(source.error(0..0, format!("stream `{}` uses all GPUs and stands alone", stream.id), Some(help)))
-        }
-        _ => Ok(()),
+/// Reads the keys of all applications.
+fn own(
+    table: &mut DocumentTable<'_>,
+    stream: &str,
+    applications: &[&dyn Application],
+    seed: u64,
+) -> Result<Own, FileError> {
+    let mut all = Own::default();
+    for application in applications {
+        let Own { parameters, sharding } =
+            application.read(&mut Keys { table, known: application.keys(), stream, seed })?;
+        all = Own { parameters: all.parameters.and(parameters), sharding: all.sharding.or(sharding) };
     }
+    Ok(all)
 }

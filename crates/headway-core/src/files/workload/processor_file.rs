@@ -1,7 +1,7 @@
 //! `processor` and `gpu` of a stream: what may process it.
 
-use super::{CopyEndpoint, StreamPlacement, StreamStep};
-use crate::files::document::Field;
+use super::StreamPlacement;
+use crate::files::document::{Field, NAME_EXAMPLE};
 use crate::files::error::FileError;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,38 +30,6 @@ pub(super) fn placement(gpu: Option<&Field<'_>>, processor: Option<&Field<'_>>) 
 }
 
 fn on_gpu(field: &Field<'_>) -> Result<StreamPlacement, FileError> {
-    let name = field.name()?;
-    match name.as_str() {
-        "auto" => Ok(StreamPlacement::Auto),
-        "gpu" | "host" => {
-            let help = "write \"auto\", or the name of a GPU in the machine file".to_owned();
-            Err(field.error(format!("`{}` names no GPU", field.excerpt()), Some(help)))
-        }
-        _ => Ok(StreamPlacement::Gpu(name)),
-    }
-}
-
-/// Refuses steps that a core cannot take over: kernels only, between one copy to the stream's own GPU and one back, which a
-/// stream that never runs on a GPU need not write.
-pub(super) fn fits(field: &Field<'_>, placement: &StreamPlacement, steps: &[StreamStep]) -> Result<(), FileError> {
-    if matches!(placement, StreamPlacement::Auto | StreamPlacement::Gpu(_)) {
-        return Ok(());
-    }
-    if steps.iter().any(|step| matches!(step, StreamStep::Parts(_))) {
-        let help = "leave `processor` out, and write `on = \"cpu\"` where a core computes".to_owned();
-        return Err(field.key_error("the steps say themselves what processes each part", Some(help)));
-    }
-    let into = StreamStep::Copy { from: CopyEndpoint::Host, to: CopyEndpoint::OwnGpu };
-    let out = StreamStep::Copy { from: CopyEndpoint::OwnGpu, to: CopyEndpoint::Host };
-    let between = match steps {
-        [first, between @ .., last] if *first == into && *last == out => between,
-        all if *placement == StreamPlacement::Cpu => all,
-        _ => &[],
-    };
-    if !between.is_empty() && between.iter().all(|step| matches!(step, StreamStep::Compute { .. })) {
-        return Ok(());
-    }
-    let help =
-        "write `steps = [{ copy = \"host -> gpu\" }, { compute = \"KERNEL\" }, { copy = \"gpu -> host\" }]`".to_owned();
-    Err(field.key_error("the CPU can only take over kernels between a copy to the GPU and one back", Some(help)))
+    let name = field.text(NAME_EXAMPLE)?;
+    Ok(if name == "auto" { StreamPlacement::Auto } else { StreamPlacement::Gpu(name.to_owned()) })
 }

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::files::document::ValueFault;
 use crate::plan::block::LAUNCH_ALIGN;
 use crate::units::Bytes;
 
@@ -31,32 +32,25 @@ impl Sharding {
     /// The parameter that the items of a run follow from, where they are synthetic.
     pub const SEED: &str = "seed";
 
-    /// Why no plan can divide packets of `packet` bytes so, with the remedy.
-    pub(crate) fn fault(&self, packet: Bytes) -> Option<String> {
+    /// Why no plan can divide packets of `packet` bytes so.
+    pub(super) fn fault(&self, packet: Bytes) -> Option<ValueFault> {
         let Self { items, item, summary, operations: _, ring } = *self;
         let align = LAUNCH_ALIGN as u64;
-        if items == 0 || item.0 == 0 || summary.0 == 0 || ring == 0 {
-            return Some(format!(
-                "its sharding has {items} items of {item}, summaries of {summary} and a ring of {ring}: give at least one of each"
-            ));
-        }
-        if !summary.0.is_multiple_of(align) {
-            return Some(format!(
-                "its summaries have {} bytes, no multiple of {align}, on which kernels rely: make them {} bytes",
-                summary.0,
-                summary.0.next_multiple_of(align)
-            ));
-        }
-        if packet != self.packet() {
-            let size = self.packet();
-            return Some(format!(
-                "its packet of {packet} is not {items} items of {item}: make it {size}, or leave it out"
-            ));
-        }
-        if self.summaries(items).0 > u64::from(u32::MAX) {
-            return Some(format!("the summaries of its {items} items have more than 4 GiB: make them smaller"));
-        }
-        None
+        let (fact, help) = if items == 0 || item.0 == 0 || summary.0 == 0 || ring == 0 {
+            let fact = format!("its sharding has {items} items of {item}, summaries of {summary} and a ring of {ring}");
+            (fact, "give at least one of each".to_owned())
+        } else if !summary.0.is_multiple_of(align) {
+            let fact = format!("its summaries have {} bytes, no multiple of {align}, on which kernels rely", summary.0);
+            (fact, format!("make them {} bytes", summary.0.next_multiple_of(align)))
+        } else if packet != self.packet() {
+            let fact = format!("its packet of {packet} is not {items} items of {item}");
+            (fact, format!("make it {}, or leave it out", self.packet()))
+        } else if self.summaries(items).0 > u64::from(u32::MAX) {
+            (format!("the summaries of its {items} items have more than 4 GiB"), "make them smaller".to_owned())
+        } else {
+            return None;
+        };
+        Some(ValueFault { fact, help })
     }
 
     /// Size of a packet.

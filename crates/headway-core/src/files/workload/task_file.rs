@@ -2,10 +2,11 @@
 
 use super::reader::Reader;
 use super::task::{SharingTable, WorkloadTask};
+use super::texts::{COPY_ENGINES, CPUS, QUEUES, SEGMENTS, TOKENS};
 use crate::decisions::engine_lock::PeerLocks;
 use crate::decisions::sharing::{JobSegment, TaskDirection};
-use crate::decisions::token::{TokenMode, TokenParameters};
-use crate::files::document::{DocumentTable, Field};
+use crate::decisions::token::TokenMode;
+use crate::files::document::{DocumentTable, Field, NAME_EXAMPLE};
 use crate::files::error::FileError;
 use crate::units::{Bytes, Nanos};
 
@@ -24,7 +25,6 @@ const SHARING: &[&str] = &[
     "copy_engines",
     "chunk",
 ];
-const SEGMENTS: &str = "[{ copy = \"host -> gpu\", bytes = \"1 MB\" }, { compute = \"spin\", time = \"2 ms\" }]";
 /// Queue length of `relaxed` where the file does not say.
 const QUEUE: u32 = 2;
 pub(super) const PEER_LOCKS: &[(&str, PeerLocks)] =
@@ -41,66 +41,58 @@ pub(super) const MODES: &[(&str, TokenMode)] = &[
 
 impl Reader {
     pub(super) fn task(&mut self, mut table: DocumentTable<'_>) -> Result<WorkloadTask, FileError> {
-        let (id, part) = self.identify(&mut table, "task")?;
-        let period = self.require(&mut table, &part, "period", "\"50 ms\"")?.time_above_zero("50 ms")?;
-        let deadline =
-            self.take(&mut table, &part, "deadline").map_or(Ok(period), |field| field.time_above_zero("50 ms"))?;
-        let start = self.take(&mut table, &part, "start").map_or(Ok(Nanos::ZERO), |field| field.time())?;
-        let state = self.take(&mut table, &part, "state").map_or(Ok(Bytes(0)), |field| field.size("4 MiB"))?;
-        let list = self.require(&mut table, &part, "segments", SEGMENTS)?;
-        let help = format!("write for example `segments = {SEGMENTS}`");
-        let none = list.error(format!("task `{id}` uses no GPU"), Some(help));
-        let mut segments = Vec::new();
-        for (number, element) in list.elements(SEGMENTS)?.into_iter().enumerate() {
-            self.note(format!("{part}.segments.{number}"), &element.span);
-            segments.push(segment(element.table("a segment", SEGMENT)?)?);
-        }
-        let on_gpu = segments.iter().any(|segment| !matches!(segment, JobSegment::Cpu(_)));
-        if on_gpu { Ok(WorkloadTask { id, period, deadline, start, state, segments }) } else { Err(none) }
+        let id = self.identify(&mut table, "task")?;
+        let period = table.require("period", "\"50 ms\"")?.any_time()?;
+        let deadline = table.take("deadline").map_or(Ok(period), |field| field.any_time())?;
+        let start = table.take("start").map_or(Ok(Nanos::ZERO), |field| field.any_time())?;
+        let state = table.take("state").map_or(Ok(Bytes(0)), |field| field.any_size("4 MiB"))?;
+        let list = table.require("segments", SEGMENTS)?.elements(SEGMENTS)?.into_iter();
+        let segments = list.map(|element| segment(element.table("a segment", SEGMENT)?)).collect::<Result<_, _>>()?;
+        Ok(WorkloadTask { id, period, deadline, start, state, segments })
     }
 
     pub(super) fn sharing(&mut self, field: Field<'_>) -> Result<SharingTable, FileError> {
-        self.note("sharing".to_owned(), &field.span);
+        field.note("sharing", &mut self.spans);
         let mut table = field.table("[sharing]", SHARING)?;
-        let part = "sharing";
-        let number = |field: &Field<'_>, most| Ok(u32::try_from(field.integer(1, most)?).unwrap_or(u32::MAX));
-        let cpus = number(&self.require(&mut table, part, "cpus", "6")?, u64::from(TokenParameters::CPUS_MAX))?;
+        let number = |field: &Field<'_>, range| Ok(u32::try_from(field.any_integer(range)?).unwrap_or(u32::MAX));
+        let cpus = number(&table.require("cpus", "6")?, &CPUS)?;
         let mut sharing = SharingTable::new(cpus);
-        if let Some(field) = self.take(&mut table, part, "gpus") {
-            let names = field.elements("[\"gpu0\"]")?.iter().map(Field::name).collect::<Result<Vec<_>, _>>()?;
-            sharing.gpus = Some(names);
+        if let Some(field) = table.take("gpus") {
+            let names = field.elements("[\"gpu0\"]")?.into_iter();
+            let names = names.map(|name| name.text(NAME_EXAMPLE).map(str::to_owned));
+            sharing.gpus = Some(names.collect::<Result<_, _>>()?);
         }
-        if let Some(field) = self.take(&mut table, part, "tokens_per_gpu") {
-            sharing.tokens_per_gpu = number(&field, u64::from(TokenParameters::TOKENS_MAX))?;
+        if let Some(field) = table.take("tokens_per_gpu") {
+            sharing.tokens_per_gpu = number(&field, &TOKENS)?;
         }
-        if let Some(field) = self.take(&mut table, part, "mode") {
+        if let Some(field) = table.take("mode") {
             sharing.mode = Some(field.word(MODES)?);
         }
-        if let Some(field) = self.take(&mut table, part, "queue") {
+        if let Some(field) = table.take("queue") {
             let Some(TokenMode::Relaxed(queue)) = &mut sharing.mode else {
                 let help = "write `mode = \"relaxed\"` too, or leave `queue` out".to_owned();
                 return Err(field.key_error("only `relaxed` FIFOs have a length of their own", Some(help)));
             };
-            *queue = number(&field, u64::from(TokenParameters::CPUS_MAX))?;
+            *queue = number(&field, &QUEUES)?;
         }
-        if let Some(field) = self.take(&mut table, part, "affinity") {
+        if let Some(field) = table.take("affinity") {
             sharing.affinity = field.boolean()?;
         }
-        if let Some(field) = self.take(&mut table, part, "engine_locks") {
+        if let Some(field) = table.take("engine_locks") {
             sharing.engine_locks = field.boolean()?;
         }
-        if let Some(field) = self.take(&mut table, part, "peer_locks") {
+        if let Some(field) = table.take("peer_locks") {
             sharing.peer_locks = field.word(PEER_LOCKS)?;
         }
-        if let Some(field) = self.take(&mut table, part, "migration") {
+        if let Some(field) = table.take("migration") {
             sharing.peer_copies = field.word(&[("peer", true), ("system", false)])?;
         }
-        if let Some(field) = self.take(&mut table, part, "copy_engines") {
-            sharing.copy_engines = number(&field, 2)?;
+        if let Some(field) = table.take("copy_engines") {
+            sharing.copy_engines = number(&field, &COPY_ENGINES)?;
         }
-        if let Some(field) = self.take(&mut table, part, "chunk") {
+        if let Some(field) = table.take("chunk") {
             let whole = field.text("\"2 MiB\"").is_ok_and(|text| text == "whole");
-            sharing.chunk = if whole { None } else { Some(field.size_above_zero("2 MiB")?) };
+            sharing.chunk = if whole { None } else { Some(field.any_size("2 MiB")?) };
         }
         Ok(sharing)
     }
@@ -109,14 +101,14 @@ impl Reader {
 /// Reads `{ cpu = .. }`, `{ copy = .., bytes = .. }` or `{ compute = .., time = .. }`.
 fn segment(mut table: DocumentTable<'_>) -> Result<JobSegment, FileError> {
     match (table.take("cpu"), table.take("copy"), table.take("compute")) {
-        (Some(cpu), None, None) => Ok(JobSegment::Cpu(cpu.time_above_zero("1 ms")?)),
+        (Some(cpu), None, None) => Ok(JobSegment::Cpu(cpu.any_time()?)),
         (None, Some(copy), None) => {
             let direction = direction(&copy)?;
-            Ok(JobSegment::Copy { direction, bytes: table.require("bytes", "\"1 MB\"")?.size_above_zero("1 MB")? })
+            Ok(JobSegment::Copy { direction, bytes: table.require("bytes", "\"1 MB\"")?.any_size("1 MB")? })
         }
         (None, None, Some(compute)) => {
-            let kernel = compute.name()?;
-            Ok(JobSegment::Execute { kernel, time: table.require("time", "\"2 ms\"")?.time_above_zero("2 ms")? })
+            let kernel = compute.text(NAME_EXAMPLE)?.to_owned();
+            Ok(JobSegment::Execute { kernel, time: table.require("time", "\"2 ms\"")?.any_time()? })
         }
         _ => {
             let help = "write `{ cpu = \"1 ms\" }`, `{ copy = \"host -> gpu\", bytes = \"1 MB\" }` or \

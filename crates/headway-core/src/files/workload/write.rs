@@ -1,11 +1,13 @@
 //! A [`Workload`] as the text of a workload file.
 
+use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 
 use super::application::Application;
+use super::fault::WorkloadError;
 use super::file::{CYCLES, GROUPINGS, ON_MISS, TRANSFORMS};
-use super::parts_file::name;
 use super::task_file::{MODES, PEER_LOCKS};
+use super::texts::{copy_text, name, size, time};
 use super::unplanned_file::OTHERWISE;
 use super::{
     CopyEndpoint, Message, OnMiss, PacketPart, PartStep, PartWork, SharingTable, Stream, StreamPlacement, StreamStep,
@@ -13,12 +15,14 @@ use super::{
 };
 use crate::decisions::sharing::{JobSegment, TaskDirection};
 use crate::decisions::token::TokenMode;
-use crate::files::document::quoted;
+use crate::files::document::{self, quoted};
+use crate::files::error::{Loaded, SourceText};
 use crate::units::{Bytes, Nanos};
 
 /// The workload file of `workload`, whose streams have no keys of applications.
 ///
-/// Reading it gives the same workload but for its hash, or says what is wrong with it, at a line of this text.
+/// Of a workload that [`Workload::check`] accepts, reading it gives the same workload but for its hash; of another, it says the
+/// same is wrong with it, at a line of this text.
 #[must_use]
 pub fn write(workload: &Workload) -> String {
     write_with(workload, &[])
@@ -26,7 +30,7 @@ pub fn write(workload: &Workload) -> String {
 
 /// The workload file of `workload`, whose streams may have the keys of `applications`.
 ///
-/// Reading it gives the same workload but for its hash, or says what is wrong with it, at a line of this text.
+/// [`write`] says what reading it gives.
 #[must_use]
 pub fn write_with(workload: &Workload, applications: &[&dyn Application]) -> String {
     let mut text = Text(String::new());
@@ -59,6 +63,17 @@ pub fn write_with(workload: &Workload, applications: &[&dyn Application]) -> Str
     }
     workload.tasks.iter().for_each(|task| text.task(task));
     text.0
+}
+
+/// A workload that code made, with the text of the file that would say it.
+///
+/// # Errors
+/// Those of [`Workload::check_with`].
+pub fn checked(workload: &Workload, applications: &[&dyn Application]) -> Result<Loaded<Workload>, WorkloadError> {
+    workload.check_with(applications)?;
+    let source = SourceText::new(&format!("{}.toml", workload.name), &write_with(workload, applications));
+    let value = Workload { hash: document::hash(&source.text), ..workload.clone() };
+    Ok(Loaded { value, source, spans: BTreeMap::new() })
 }
 
 struct Text(String);
@@ -222,7 +237,7 @@ fn whole(steps: &[PartStep]) -> String {
 }
 
 fn copy(from: &CopyEndpoint, to: &CopyEndpoint) -> String {
-    format!("{{ copy = {} }}", quoted(&format!("{} -> {}", name(from), name(to))))
+    format!("{{ copy = {} }}", copy_text(from, to))
 }
 
 fn on(at: &CopyEndpoint, on_cpu: bool) -> &str {
@@ -235,16 +250,6 @@ fn list(elements: impl Iterator<Item = String>) -> String {
 
 fn word<T: PartialEq>(words: &[(&str, T)], value: &T) -> String {
     quoted(words.iter().find(|(_, known)| known == value).map_or("", |(word, _)| word))
-}
-
-/// Exact, where shorter forms round.
-fn time(time: Nanos) -> String {
-    quoted(&format!("{} ns", time.0))
-}
-
-/// Exact, where shorter forms round.
-fn size(bytes: Bytes) -> String {
-    quoted(&format!("{} B", bytes.0))
 }
 
 #[cfg(test)]

@@ -8,41 +8,9 @@ use std::collections::BTreeMap;
 
 use super::{Context, Draft, PlanError, Processor, Strategy, planned_step};
 use crate::files::machine::{EndpointId, EngineId};
-use crate::files::workload::{PARTS_MAX, PartStep, PartWork, Stream, StreamStep};
+use crate::files::workload::{PartStep, PartWork, Stream};
 use crate::plan::{OperationWork, Parted, Pipeline, PipelineSource, PlannedOperation, PlannedStep};
 use crate::units::{Bytes, Nanos};
-
-/// Why no machine can run a stream whose steps are sets as this one.
-pub(super) fn fault(stream: &Stream) -> Option<String> {
-    let sets = stream.steps.iter().filter(|step| matches!(step, StreamStep::Parts(_))).count();
-    if sets == 0 {
-        return (!stream.parts.is_empty())
-            .then(|| "it has parts, and no step says which of them it works on".to_owned());
-    }
-    let total = stream.parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.bytes.0));
-    let count = stream.parts.len().max(1);
-    if stream.parts.len() > PARTS_MAX {
-        return Some(format!("its packets have {} parts: let {PARTS_MAX} or fewer be larger", stream.parts.len()));
-    }
-    if sets != stream.steps.len() {
-        return Some("some of its steps are sets and some are not: make all of them sets".to_owned());
-    }
-    if !stream.parts.is_empty() && (total != stream.packet.0 || stream.parts.iter().any(|part| part.bytes == Bytes(0)))
-    {
-        return Some(format!("its parts do not add up to its packet of {}, each with a byte at least", stream.packet));
-    }
-    let mut steps = stream.steps.iter().filter_map(|step| match step {
-        StreamStep::Parts(set) => Some(set),
-        _ => None,
-    });
-    let once = |set: &Vec<PartStep>| {
-        let known = set.iter().all(|step| (step.part as usize) < count);
-        let twice = (0..set.len()).any(|at| set[..at].iter().any(|other| other.part == set[at].part));
-        !set.is_empty() && known && !twice
-    };
-    let wrong = steps.position(|set| !once(set))?;
-    Some(format!("step {wrong} is empty, or names a part that it does not have or has twice"))
-}
 
 /// Adds the streams that have parts, with a pipeline of its own each.
 pub(super) fn add(context: &Context<'_>, mut draft: Draft) -> Result<Draft, PlanError> {

@@ -9,27 +9,6 @@ use crate::plan::{
 };
 use crate::units::{Bytes, Nanos};
 
-/// Why no machine can run a stream that is divided, or that exchanges, as this one.
-pub(super) fn fault(stream: &Stream) -> Option<String> {
-    use StreamStep::{Compute, Copy, Exchange};
-    let Some(sharding) = &stream.sharding else {
-        let exchanges = stream.steps.contains(&Exchange);
-        return exchanges.then(|| "only GPUs that share a packet exchange what they made of it".to_owned());
-    };
-    match stream.steps.as_slice() {
-        [
-            Copy { to: CopyEndpoint::OwnGpu, .. },
-            Compute { .. },
-            Exchange,
-            Compute { .. },
-            Copy { from: CopyEndpoint::OwnGpu, .. },
-        ] => sharding.fault(stream.packet),
-        _ => Some(
-            "a stream that is divided among GPUs copies in, computes, exchanges, computes and copies out".to_owned(),
-        ),
-    }
-}
-
 /// Adds the streams that are divided, with a pipeline of its own each.
 pub(super) fn add(context: &Context<'_>, mut draft: Draft) -> Result<Draft, PlanError> {
     for (index, stream) in context.workload.streams.iter().enumerate() {

@@ -25,6 +25,7 @@ use rand_pcg::Pcg64Mcg;
 use crate::jobs::{
     DoneJob, Moving, Operated, Operations, Rights, Unmanaged, burn, complete, copy_range, no_gpu, sleep_until, with_gpu,
 };
+use crate::workload::error_at;
 use crate::{Error, Failure};
 
 /// What a task does while it holds a GPU, segment by segment.
@@ -120,9 +121,8 @@ impl Program {
     /// `ErrorKind::File` at the task for kernels that the library lacks, and for sizes that do not suit a kernel.
     fn of(workload: &Loaded<Workload>, at: usize, library: &dyn Library) -> Result<Self, Error> {
         let task = &workload.value.tasks[at];
-        let refuse = |message: String, help: String| {
-            Err(Error::from(workload.error_at(&format!("task.{at}"), message, Some(help))))
-        };
+        let refuse =
+            |message: String, help: String| Err(error_at(workload, &format!("task.{}", task.id), &message, Some(help)));
         let mut program = Self { steps: Vec::new(), input: 0, output: 0, state: 0 };
         let (mut filled, mut last) = (0, 0);
         let mut written = 0;
