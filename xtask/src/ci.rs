@@ -1,6 +1,7 @@
 //! `cargo xtask ci`: every check and every test, in steps from cheap to dear. It stops at the first step that fails.
 
 mod programs;
+mod python;
 mod tools;
 mod wheels;
 
@@ -36,7 +37,7 @@ enum Outcome {
     Skipped(String),
 }
 
-const STEPS: [Step; 11] = [
+const STEPS: [Step; 12] = [
     Step {
         name: "tools",
         about: "installs the programs that some tests call, or says what will be skipped",
@@ -63,6 +64,7 @@ const STEPS: [Step; 11] = [
     Step { name: "test", about: "every test, but for the unit tests of `headway-core`", run: test },
     Step { name: "test-core", about: "the unit tests of `headway-core`, not optimised", run: test_core },
     Step { name: "test-unchecked", about: "tests of the pure crates without debug assertions", run: test_unchecked },
+    Step { name: "python", about: "the Python package: its wheel, types, stubs, tests and pages", run: python::check },
     Step { name: "doc", about: "documentation without warnings", run: doc },
 ];
 
@@ -71,7 +73,7 @@ const CORE: &str = "headway-core";
 const CORE_NOT_OPTIMISED: [&str; 2] = ["--config", "profile.test.package.headway-core.opt-level=0"];
 
 /// Crates that are in no registry.
-const UNPUBLISHED: [&str; 2] = ["headway-lab", "xtask"];
+const UNPUBLISHED: [&str; 3] = ["headway-lab", "headway-python", "xtask"];
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.list {

@@ -208,7 +208,7 @@ pub(crate) struct MeasureArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
     pub(crate) gpus: Option<usize>,
     /// Machine file to write. Until it is complete, FILE.partial.jsonl keeps what is done
-    #[arg(long, value_name = "FILE", default_value = "machine.toml")]
+    #[arg(long, value_name = "FILE", default_value = headway::machine::NODE_FILE)]
     pub(crate) out: PathBuf,
     /// Name of the machine [default: that of the file]
     #[arg(long)]

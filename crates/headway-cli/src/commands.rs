@@ -7,7 +7,7 @@ use anyhow::Result;
 use clap::CommandFactory;
 use headway::keep::Keep;
 use headway::machine::{Confidence, Machine};
-use headway::plan::{self as plans, Assumption, ModelAnswer, Outcome, Plan, PlanOptions};
+use headway::plan::{self as plans, Outcome, PlanOptions};
 use headway::units::Nanos;
 use headway::workload::Workload;
 use headway::{doctor as examine, report as reports, run as runs};
@@ -35,16 +35,6 @@ fn machine(args: &PlanArgs, workload: &Workload) -> Result<Machine> {
     })
 }
 
-/// A plan with what other models say of it.
-#[derive(Serialize)]
-struct Planned<'a> {
-    #[serde(flatten)]
-    plan: &'a Plan,
-    models: Vec<ModelAnswer>,
-    assumes: Assumption,
-    confidence: Confidence,
-}
-
 pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<CommandAnswer> {
     let workload = headway::workload::open(&args.workload)?;
     let machine = machine(args, &workload.value)?;
@@ -52,14 +42,9 @@ pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<CommandAnswer> {
     if workload.value.sharing.is_some() {
         return sharing::plan(out, &machine, &workload, usual);
     }
-    let mut plan = plans::make(&machine, &workload, PlanOptions { strategy: args.strategy })?;
-    plan.verdict.notes.extend(plans::jitter_note(&machine, &plan));
-    plan.verdict.notes.extend(plans::absent_kernels(&plan));
-    let (models, assumes, confidence) = (plans::models(&plan), plans::assumption(&plan), machine.confidence());
-    let planned = Planned { plan: &plan, models, assumes, confidence };
-    let text = || show::plan(&plan, &planned.models, &planned.assumes, &planned.confidence, usual);
-    out.print(&planned, text)?;
-    Ok(match plan.verdict.outcome {
+    let answer = plans::answer(&machine, &workload, PlanOptions { strategy: args.strategy })?;
+    out.print(&answer, || answer.text(show::chosen(usual)))?;
+    Ok(match answer.plan.verdict.outcome {
         Outcome::Schedulable => CommandAnswer::Yes,
         Outcome::NotSchedulable => CommandAnswer::No,
         Outcome::Undecided => CommandAnswer::Undecided,

@@ -6,9 +6,9 @@ use std::str::FromStr;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use headway::guest::{self, AsideMode, GuestError, GuestOptions};
+use headway::guest::{self, AsideMode, GuestError, GuestOptions, PieceChoice};
 use headway::mps::{self, MpsShare};
-use headway::units::{Bytes, UnitError};
+use headway::units::Bytes;
 use headway_cli::terminal::{CommandAnswer, printable, say};
 
 use headway_cli::values::some_bytes;
@@ -28,7 +28,7 @@ pub(crate) struct ExecArgs {
     /// `auto` (what was measured of this GPU or its class; whole copies where `--aside` is given), or `never`
     #[arg(long = "yield", value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "auto",
         default_value = "auto")]
-    pub(crate) piece: PieceArg,
+    pub(crate) piece: PieceChoice,
     /// What `headway measure` found on this node, for `--yield=auto`: a file [default: built-in figures of the GPU's class]
     #[arg(long, value_name = "FILE")]
     pub(crate) machine: Option<String>,
@@ -87,14 +87,6 @@ pub(crate) enum AsideArg {
     Never,
 }
 
-/// The piece of bulk copies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PieceArg {
-    Auto,
-    Never,
-    Bytes(Bytes),
-}
-
 /// A part of a GPU, such as "90%".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Percent(u8);
@@ -109,20 +101,6 @@ impl FromStr for Percent {
     }
 }
 
-impl FromStr for PieceArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "never" => Ok(Self::Never),
-            size => size.parse().map(Self::Bytes).map_err(|error: UnitError| {
-                format!("{error}; give a size of 64 KiB and more, as in `--yield=4MiB`, or `auto`, or `never`")
-            }),
-        }
-    }
-}
-
 /// The options, and what a piece that the program chose is based on.
 fn options(args: &ExecArgs) -> Result<(GuestOptions, Option<String>)> {
     let aside = match args.aside {
@@ -130,16 +108,7 @@ fn options(args: &ExecArgs) -> Result<(GuestOptions, Option<String>)> {
         AsideArg::Always => AsideMode::Always,
         AsideArg::Never => AsideMode::Never,
     };
-    let (piece, why) = match args.piece {
-        PieceArg::Bytes(bytes) => (Some(bytes), None),
-        PieceArg::Never => (None, None),
-        PieceArg::Auto if aside == AsideMode::Never => {
-            let usual = guest::usual_piece(args.machine.as_deref())?;
-            (usual.piece, Some(usual.why))
-        }
-        // Small copies that go by a kernel wait for nobody: then whole copies keep their full rate.
-        PieceArg::Auto => (None, None),
-    };
+    let (piece, why) = args.piece.piece(aside, args.machine.as_deref())?;
     let ExecArgs { stats, lint, verify, alone, no_cache, .. } = *args;
     let (fast, always_fast) = (args.fast != Switch::Off, args.fast == Switch::Always);
     Ok((GuestOptions { fast, always_fast, no_cache, aside, piece, stats, lint, verify, alone }, why))
@@ -182,14 +151,6 @@ mod tests {
             unreachable!("the verb is `exec`")
         };
         args
-    }
-
-    #[test]
-    fn a_piece_that_is_no_size_is_refused_with_what_may_be_given() {
-        for text in ["3", "4 parsecs", ""] {
-            let error = text.parse::<PieceArg>().unwrap_err();
-            assert!(error.contains("`--yield=4MiB`, or `auto`, or `never`"), "{text}: {error}");
-        }
     }
 
     #[test]

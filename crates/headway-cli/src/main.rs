@@ -11,7 +11,6 @@ mod manual;
 mod sharing;
 mod show;
 mod start;
-mod tightest;
 mod transfers;
 
 use std::process::ExitCode;

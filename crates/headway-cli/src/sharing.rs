@@ -11,12 +11,12 @@ use headway::report::TaskLog;
 use headway::run::{RunOptions, tasks};
 use headway::share::{self, SharingReport};
 use headway::share::{Resource, TardinessVerdict, Unknown};
+use headway::tightest::{self, LINES, more, tightest};
 use headway::workload::Loaded;
 use headway::workload::Workload;
 use headway_cli::terminal::{Bar, CommandAnswer, Out};
 
 use crate::show;
-use crate::tightest::{self, LINES, more, tightest};
 
 pub(crate) fn plan(out: &Out, machine: &Machine, workload: &Loaded<Workload>, usual: bool) -> Result<CommandAnswer> {
     let report = share::bounds(machine, workload)?;

@@ -137,11 +137,14 @@ impl Gatherer {
         Self { plan, intake, runs }
     }
 
-    /// A gatherer for a plan whose only stream is divided among GPUs, of which `packets` packets arrive.
+    /// A gatherer without an input, for the streams of `plan` of which so many `packets` arrive: it has their sizes.
     #[must_use]
-    pub fn of_sharded(plan: Arc<Plan>, packets: u64) -> Self {
-        let run = |stream: &PlannedStream| StreamRun { packets, bytes: Bytes(packets.saturating_mul(stream.packet.0)) };
-        let runs = plan.streams.iter().map(run).collect();
+    pub fn of_sizes(plan: Arc<Plan>, packets: &[u64]) -> Self {
+        let run = |(stream, &packets): (&PlannedStream, &u64)| StreamRun {
+            packets,
+            bytes: Bytes(packets.saturating_mul(stream.packet.0)),
+        };
+        let runs = plan.streams.iter().zip(packets).map(run).collect();
         Self { plan, intake: Arc::default(), runs }
     }
 

@@ -220,7 +220,7 @@ impl Bench {
 
     fn ends(&self, kernels: &Kernels) -> (Outlet, Gatherer, Scatterer) {
         let outlet = Outlet::create(&self.folder.path().join("result")).unwrap();
-        let gatherer = Gatherer::of_sharded(Arc::clone(&self.plan), PACKETS);
+        let gatherer = Gatherer::of_sizes(Arc::clone(&self.plan), &[PACKETS]);
         let scatterer = Scatterer::new(gatherer.clone(), &outlet).unwrap().checking(kernels);
         (outlet, gatherer, scatterer)
     }

@@ -10,13 +10,14 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{self, Path, PathBuf};
 use std::process::Command;
+use std::str::FromStr;
 
 pub use headway_core::files::guest::{AsideMode, GuestOptions};
 use headway_core::files::guest::{FIRST_VARIABLE, PIECE_MIN, VARIABLE};
 use headway_core::files::guest_log;
 use headway_core::models::transfer::Direction;
 use headway_core::models::transfer::arbitration::{ArbitrationAdvice, WAIT_GUESTS, built_in};
-use headway_core::units::Bytes;
+use headway_core::units::{Bytes, UnitError};
 #[doc(hidden)] // For the library in front of guests.
 pub use headway_os::{fork::Home, limits::file_bytes_max, note_the_start, replace_process};
 
@@ -27,6 +28,50 @@ use crate::error::LIBRARY;
 
 /// A first line of a log is shorter.
 const FIRST_LINE_MAX: u64 = 64 << 10;
+
+/// The piece of bulk copies that a user asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PieceChoice {
+    /// What [`usual_piece`] says; whole copies where small ones go aside.
+    #[default]
+    Auto,
+    /// Whole copies.
+    Never,
+    Bytes(Bytes),
+}
+
+impl FromStr for PieceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "never" => Ok(Self::Never),
+            size => size.parse().map(Self::Bytes).map_err(|error: UnitError| {
+                format!("{error}; give a size of 64 KiB and more, as in `--yield=4MiB`, or `auto`, or `never`")
+            }),
+        }
+    }
+}
+
+impl PieceChoice {
+    /// The piece of guests whose small copies go `aside`, and what it is based on where it was not the user who said it.
+    ///
+    /// # Errors
+    /// Those of [`usual_piece`].
+    pub fn piece(self, aside: AsideMode, machine: Option<&str>) -> Result<(Option<Bytes>, Option<String>), Error> {
+        Ok(match self {
+            Self::Bytes(bytes) => (Some(bytes), None),
+            Self::Auto if aside == AsideMode::Never => {
+                let usual = usual_piece(machine)?;
+                (usual.piece, Some(usual.why))
+            }
+            // Small copies that go by a kernel wait for nobody: then whole copies keep their full rate.
+            Self::Auto | Self::Never => (None, None),
+        })
+    }
+}
+
 /// The piece of bulk copies out of a GPU that is best for who copies little beside them, and what says so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsualPiece {
@@ -80,12 +125,15 @@ fn smallest(found: impl Iterator<Item = (ArbitrationAdvice, String)>) -> Option<
     pieces.min_by_key(|usual| usual.piece.map_or(u64::MAX, |piece| piece.0))
 }
 
-/// The library, beside this program or in the place where it is installed.
+/// The library for guests, beside this program or in the place where it is installed.
 fn library() -> Result<PathBuf, GuestError> {
     let program = env::current_exe().ok();
     let folder = program.as_deref().and_then(|program| program.parent());
-    let folders: Vec<PathBuf> =
-        folder.into_iter().flat_map(|folder| ["", "deps", "../lib/headway"].map(|place| folder.join(place))).collect();
+    let folders = folder.into_iter().flat_map(|folder| ["", "deps", "../lib/headway"].map(|place| folder.join(place)));
+    library_in(folders.collect())
+}
+
+fn library_in(folders: Vec<PathBuf>) -> Result<PathBuf, GuestError> {
     let found = folders.iter().map(|folder| folder.join(LIBRARY)).find(|path| path.is_file());
     found.ok_or_else(|| {
         let searched: Vec<String> = folders.iter().map(|folder| format!("`{}`", folder.display())).collect();
@@ -140,6 +188,45 @@ pub fn command<'a>(
     program: &OsStr,
     arguments: impl IntoIterator<Item = &'a OsString>,
 ) -> Result<Command, Error> {
+    let mut command = Command::new(program);
+    command.args(arguments).env(FIRST_VARIABLE, std::process::id().to_string());
+    let before = env::var_os("LD_PRELOAD").unwrap_or_default();
+    for GuestVariable { name, value } in variables(options, log, library, &before)? {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    Ok(command)
+}
+
+/// What a guest's environment says in one variable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GuestVariable {
+    pub name: &'static str,
+    /// `None` = the variable must not be there.
+    pub value: Option<OsString>,
+}
+
+/// The environment of guests that others start, where `LD_PRELOAD` was `before` and the library for guests lies in `folder`.
+///
+/// # Errors
+/// As [`command`].
+pub fn environment(
+    options: GuestOptions,
+    log: Option<&Path>,
+    folder: &Path,
+    before: &OsStr,
+) -> Result<Vec<GuestVariable>, Error> {
+    variables(options, log, || library_in(vec![folder.to_owned()]), before)
+}
+
+fn variables(
+    options: GuestOptions,
+    log: Option<&Path>,
+    library: impl FnOnce() -> Result<PathBuf, GuestError>,
+    before: &OsStr,
+) -> Result<Vec<GuestVariable>, Error> {
     if let Some(asked) = options.piece.filter(|piece| *piece < PIECE_MIN) {
         return Err(GuestError::SmallPiece { asked }.into());
     }
@@ -147,15 +234,12 @@ pub fn command<'a>(
     if library.as_os_str().as_encoded_bytes().iter().any(|byte| b" :".contains(byte)) {
         return Err(GuestError::Unspeakable { path: library }.into());
     }
-    let preload = preload(library, &env::var_os("LD_PRELOAD").unwrap_or_default());
-    let mut command = Command::new(program);
-    command.args(arguments).env("LD_PRELOAD", preload).env(VARIABLE, options.to_string());
-    command.env(FIRST_VARIABLE, std::process::id().to_string());
-    match log {
-        Some(log) => command.env(guest_log::VARIABLE, prepare_log(log)?),
-        None => command.env_remove(guest_log::VARIABLE),
-    };
-    Ok(command)
+    let log = log.map(prepare_log).transpose()?.map(PathBuf::into_os_string);
+    Ok(vec![
+        GuestVariable { name: "LD_PRELOAD", value: Some(preload(library, before)) },
+        GuestVariable { name: VARIABLE, value: Some(options.to_string().into()) },
+        GuestVariable { name: guest_log::VARIABLE, value: log },
+    ])
 }
 
 /// Bytes of a program that are looked at: its headers are at the beginning.
@@ -230,6 +314,26 @@ mod tests {
         let list = |before: &str| preload(PathBuf::from("/new/libheadway_preload.so"), OsStr::new(before));
         assert_eq!(list(""), "/new/libheadway_preload.so");
         assert_eq!(list("/a.so:/old/libheadway_preload.so b.so::"), "/new/libheadway_preload.so:/a.so:b.so");
+    }
+
+    #[test]
+    fn a_piece_that_is_no_size_is_refused_with_what_may_be_given() {
+        for text in ["3", "4 parsecs", ""] {
+            let error = text.parse::<PieceChoice>().unwrap_err();
+            assert!(error.contains("`--yield=4MiB`, or `auto`, or `never`"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn guests_that_others_start_get_the_library_of_a_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let ask = || environment(GuestOptions::default(), None, folder.path(), OsStr::new("/a.so"));
+        assert!(ask().unwrap_err().to_string().contains("was not found in"));
+        fs::write(folder.path().join(LIBRARY), "").unwrap();
+        let variables = ask().unwrap();
+        let value = variables[0].value.clone().unwrap().into_string().unwrap();
+        assert!(value.ends_with("/libheadway_preload.so:/a.so"), "{value}");
+        assert_eq!(variables[2], GuestVariable { name: guest_log::VARIABLE, value: None });
     }
 
     #[test]

@@ -52,6 +52,8 @@ pub mod path_text;
 #[doc(hidden)]
 pub mod stamp;
 #[doc(hidden)]
+pub mod tightest;
+#[doc(hidden)]
 pub mod verify;
 
 pub use headway_core::files::error::FileError;

@@ -12,6 +12,9 @@ use crate::{Error, Failure};
 /// The machine that plans and simulated runs are for where none is named.
 pub const USUAL: &str = "h200-x4";
 
+/// The machine file that `headway measure` writes, in the folder where it was called.
+pub const NODE_FILE: &str = "machine.toml";
+
 /// A machine by the name it is shipped under, or from a machine file.
 ///
 /// # Errors

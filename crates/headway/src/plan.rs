@@ -1,11 +1,9 @@
 //! Plans: windows for every copy and kernel of a workload on a machine, with a verdict and its reasons.
 
-#[doc(hidden)]
-pub use headway_core::analysis::schedulability::TestStrength;
+mod text;
+
 use headway_core::plan::planner;
-#[doc(hidden)]
-pub use headway_core::plan::planner::{Evidence, ModelAnswer, models, rate_alone};
-pub use headway_core::plan::planner::{PlanError, PlanOptions};
+pub use headway_core::plan::planner::{ModelAnswer, PlanError, PlanOptions, models};
 pub use headway_core::plan::{
     OperationWork, Outcome, Pipeline, PipelineSource, Plan, PlanChoice, PlannedBatch, PlannedStep, PlannedStream,
     Server, Strategy, Strength, Verdict, Violation,
@@ -15,20 +13,18 @@ use std::collections::BTreeSet;
 
 use headway_core::units::Nanos;
 use headway_os::event;
+use serde::Serialize;
 
-use crate::machine::Machine;
+use crate::machine::{Confidence, Machine};
 use crate::workload::{Loaded, Workload, error_at};
 use crate::{Error, Failure, why};
 
+pub use crate::cpus::Assumption;
 #[doc(hidden)]
-pub use crate::cpus::{Assumption, assumption};
-#[doc(hidden)]
-pub use crate::why::failing;
+pub use crate::cpus::assumption;
 
 /// For each kernel of `plan` that this program does not have, which a run of it needs, a sentence that says so.
-#[doc(hidden)]
-#[must_use]
-pub fn absent_kernels(plan: &Plan) -> Vec<String> {
+fn absent_kernels(plan: &Plan) -> Vec<String> {
     let operations = plan.pipelines.iter().flat_map(|pipeline| &pipeline.steps).flat_map(|step| &step.operations);
     let names: BTreeSet<&str> = operations
         .filter_map(|operation| match &operation.work {
@@ -46,13 +42,10 @@ pub fn absent_kernels(plan: &Plan) -> Vec<String> {
 /// Threads that wait for a plan's operations learn of their end later than a probe that only polls: no measured jitter is below
 /// this.
 #[doc(hidden)]
-#[doc(hidden)]
 pub const JITTER_MIN: Nanos = Nanos(100_000);
 
 /// Says so where the machine's jitter is more than half of what a job is planned to cost.
-#[doc(hidden)]
-#[must_use]
-pub fn jitter_note(machine: &Machine, plan: &Plan) -> Option<String> {
+fn jitter_note(machine: &Machine, plan: &Plan) -> Option<String> {
     let calibration = machine.calibration.as_ref().filter(|of| of.jitter > Nanos::ZERO)?;
     let jitter = calibration.jitter;
     let planned = plan.pipelines.iter().filter(|pipeline| pipeline.source.is_planned());
@@ -101,6 +94,36 @@ pub fn make(machine: &Machine, workload: &Loaded<Workload>, options: PlanOptions
     why::explain(&mut plan, machine);
     tell(&plan);
     Ok(plan)
+}
+
+/// A plan with what other models say of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct PlanAnswer {
+    #[serde(flatten)]
+    pub plan: Plan,
+    pub models: Vec<ModelAnswer>,
+    pub assumes: Assumption,
+    pub confidence: Confidence,
+}
+
+impl PlanAnswer {
+    /// The answer for people, with `remark` behind the name of the machine. Long tables show the tightest lines.
+    #[must_use]
+    pub fn text(&self, remark: &str) -> String {
+        text::of_plan(&self.plan, &self.models, &self.assumes, &self.confidence, remark)
+    }
+}
+
+/// Plans a workload, and says what the answer rests on. The notes of the verdict also name kernels that this program does not have.
+///
+/// # Errors
+/// Those of [`make`].
+pub fn answer(machine: &Machine, workload: &Loaded<Workload>, options: PlanOptions) -> Result<PlanAnswer, Error> {
+    let mut plan = make(machine, workload, options)?;
+    plan.verdict.notes.extend(jitter_note(machine, &plan));
+    plan.verdict.notes.extend(absent_kernels(&plan));
+    let (models, assumes) = (models(&plan), assumption(&plan));
+    Ok(PlanAnswer { plan, models, assumes, confidence: machine.confidence() })
 }
 
 /// Tells subscribers what the planner tried, how it judged each server, and what it restricted.

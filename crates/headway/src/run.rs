@@ -4,6 +4,7 @@ mod devices;
 mod foresight;
 mod inputs;
 pub mod tasks;
+mod times;
 
 use std::collections::BTreeSet;
 use std::num::NonZero;
@@ -20,6 +21,7 @@ pub use headway_core::log::{Incomplete, RunSource};
 use headway_core::log::{LogHeader, LogRecord, RecordBody, SCHEMA};
 use headway_core::models::cpu;
 pub use headway_core::models::cpu::RequestedClass;
+use headway_core::plan::payload::Payload;
 use headway_core::plan::planner::PlanOptions;
 use headway_core::plan::{Outcome, Plan, PlanChoice, PlannedStream, Sharded, Strategy};
 use headway_core::units::{Bytes, Nanos};
@@ -27,7 +29,7 @@ use headway_device::Engines;
 use headway_device::work::Library;
 use headway_kernels::Shipped;
 use headway_runtime::blocks::{Gatherer, Scatterer, output_name};
-use headway_runtime::host::{HostPayload, TimeOnly};
+use headway_runtime::host::{HostError, HostPayload, TimeOnly};
 use headway_runtime::intake::{InputShare, Intake};
 use headway_runtime::kernels::Kernels;
 use headway_runtime::outlet::{MARK, Outlet, PART, file_name};
@@ -40,6 +42,7 @@ use serde::Serialize;
 
 #[doc(hidden)]
 pub use self::devices::choose;
+pub use self::times::{TimesOptions, times};
 pub use crate::keep::Keep;
 use crate::{COMMIT, Error, Failure, VERSION, emulation, logfile, report, sample, verify, why};
 
@@ -388,7 +391,7 @@ pub fn execute(
     let (intake, gatherer, kept) = match sharded_of(plan) {
         Some(sharded) => {
             let packets = packets(&plan.streams[sharded.stream as usize], duration, options)?;
-            let gatherer = Gatherer::of_sharded(Arc::clone(plan), packets);
+            let gatherer = Gatherer::of_sizes(Arc::clone(plan), &[packets]);
             (Arc::default(), gatherer, vec![options.keep.results(sharded.sharding.summary); plan.streams.len()])
         }
         None => {
@@ -399,18 +402,9 @@ pub fn execute(
     };
     let left = Left::default();
     let cpus = thread::available_parallelism().map_or(1, NonZero::get);
-    let mut header = LogHeader {
-        schema: SCHEMA,
-        source,
-        version: VERSION.to_owned(),
-        commit: COMMIT.to_owned(),
-        seed,
-        devices: devices.iter().map(|device| device.description().name.clone()).collect(),
-        plan: Plan::clone(plan),
-        cycles: cycles(plan, gatherer.cycles(), duration),
-        streams: gatherer.runs().to_vec(),
-        cpu: None,
-    };
+    let devices_named = devices.iter().map(|device| device.description().name.clone()).collect();
+    let mut header = header(source, plan, &gatherer, seed, duration);
+    header.devices = devices_named;
     let span = span(plan, &header.cycles);
     if let Some(available) = foresight::available() {
         foresight::fits(&header, span, available)?;
@@ -427,6 +421,50 @@ pub fn execute(
     header.cpu = cpu;
     let log = RunLog::new(header, records, "this run")?.ended(incomplete);
     Ok(Ran { log, kernels, intake, compared, kept, left })
+}
+
+/// What begins the log of a run that processes what `gatherer` has and lasts for `duration` where nothing ends before.
+fn header(source: RunSource, plan: &Plan, gatherer: &Gatherer, seed: u64, duration: Nanos) -> LogHeader {
+    LogHeader {
+        schema: SCHEMA,
+        source,
+        version: VERSION.to_owned(),
+        commit: COMMIT.to_owned(),
+        seed,
+        devices: Vec::new(),
+        plan: plan.clone(),
+        cycles: cycles(plan, gatherer.cycles(), duration),
+        streams: gatherer.runs().to_vec(),
+        cpu: None,
+    }
+}
+
+/// A real start needs a lead of at least 10 ms; a simulation keeps it so that logs look alike.
+const SIM_EPOCH: Nanos = Nanos(10_000_000);
+
+/// Simulates the run that `header` begins; says why it ended early, if it did.
+fn in_virtual_time<P: Payload<Error = HostError>>(
+    machine: &Machine,
+    header: &LogHeader,
+    faults: SimFaults,
+    payload: &mut P,
+    log: impl FnMut(&LogRecord),
+) -> Result<Option<Incomplete>, Error> {
+    let run = Run {
+        epoch: SIM_EPOCH,
+        cycles: header.cycles.clone(),
+        inputs: inputs::inputs(&header.plan, &header.cycles, span(&header.plan, &header.cycles), header.seed),
+        packets: header.streams.iter().map(|run| run.packets).collect(),
+        seed: header.seed,
+        faults,
+        limits: DispatcherLimits::default(),
+    };
+    match simulate(&header.plan, machine, &run, payload, log) {
+        Ok(_) => Ok(None),
+        Err(SimError::Interrupted) => Ok(Some(Incomplete::Interrupted)),
+        Err(SimError::Stopped { stream, packet, by }) => Ok(Some(Incomplete::Stopped { stream, packet, by })),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The stream of the plan that is divided among GPUs, if it has one.
@@ -491,22 +529,6 @@ impl Parts<'_> {
     }
 
     fn simulate(self, options: &RunOptions, progress: &mut impl FnMut(Progress)) -> Result<Driven, Error> {
-        // A real start needs a lead of at least 10 ms; the simulation keeps it so that logs look alike.
-        let epoch = Nanos(10_000_000);
-        let run = Run {
-            epoch,
-            cycles: self.header.cycles.clone(),
-            inputs: inputs::inputs(
-                self.plan,
-                &self.header.cycles,
-                span(self.plan, &self.header.cycles),
-                self.header.seed,
-            ),
-            packets: self.header.streams.iter().map(|run| run.packets).collect(),
-            seed: self.header.seed,
-            faults: SimFaults::default(),
-            limits: DispatcherLimits::default(),
-        };
         let total = span(self.plan, &self.header.cycles);
         let interrupt = Arc::clone(&options.interrupt);
         let mut records = Vec::new();
@@ -515,24 +537,20 @@ impl Parts<'_> {
             records.push(record.clone());
             if record.at > reported {
                 reported = record.at + Nanos(10_000_000);
-                let done = record.at.saturating_sub(epoch).0.min(total.0);
+                let done = record.at.saturating_sub(SIM_EPOCH).0.min(total.0);
                 progress(Progress { phase: "simulating", done, total: total.0 });
             }
         };
+        let faults = SimFaults::default();
         let mut contents = None;
         let ended = if options.time_only {
-            simulate(self.plan, self.machine, &run, &mut TimeOnly::new(self.gatherer, interrupt), &mut log)
+            in_virtual_time(self.machine, self.header, faults, &mut TimeOnly::new(self.gatherer, interrupt), &mut log)
         } else {
             let plan = Arc::clone(self.plan);
             let all = HostPayload::new(plan, self.kernels, self.gatherer, self.scatterer, interrupt)?;
-            simulate(self.plan, self.machine, &run, contents.insert(all), &mut log)
+            in_virtual_time(self.machine, self.header, faults, contents.insert(all), &mut log)
         };
-        let incomplete = match ended {
-            Ok(_) => None,
-            Err(SimError::Interrupted) => Some(Incomplete::Interrupted),
-            Err(SimError::Stopped { stream, packet, by }) => Some(Incomplete::Stopped { stream, packet, by }),
-            Err(error) => return Err(error.into()),
-        };
+        let incomplete = ended?;
         contents.map(HostPayload::finish).transpose()?;
         Ok(Driven { records, compared: MessageComparison::default(), incomplete, cpu: None })
     }

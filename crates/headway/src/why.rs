@@ -23,8 +23,7 @@ pub(crate) fn explain(plan: &mut Plan, machine: &Machine) {
 }
 
 /// Which servers fail, the fullest first, where more than one does.
-#[must_use]
-pub fn failing(plan: &Plan) -> Option<String> {
+pub(crate) fn failing(plan: &Plan) -> Option<String> {
     let mut failing: Vec<&Server> =
         plan.servers.iter().filter(|server| server.verdict.outcome == Outcome::NotSchedulable).collect();
     if failing.len() < 2 {

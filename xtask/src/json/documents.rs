@@ -30,7 +30,7 @@ called `pipeline`, `step`, `stream` and their like are positions in the lists of
 pub(super) const DOCUMENTS: &[Document] = &[
     document(
         "`headway plan`",
-        "headway_cli::commands::Planned",
+        "headway::plan::PlanAnswer",
         "Also `plan.json`, without `models`, `assumes` and `confidence`. Exit status 0, 1 or 3 as the verdict says.",
     ),
     document("`headway plan` of tasks", "headway::share::SharingReport", "For a workload with `[sharing]`."),

@@ -10,7 +10,7 @@ const OTHER_LANGUAGES: [&str; 6] = [".c", ".cu", ".h", ".py", ".sh", ".toml"];
 const MACHINE_FOLDERS: [&str; 3] = [concat!("/wo", "rk"), concat!("/ro", "ot"), concat!("/tmp/", "bash")];
 
 /// What the root has; what else lies there is a result that somebody left.
-const PLACES: [&str; 15] = [
+const PLACES: [&str; 16] = [
     ".cargo",
     ".ci",
     ".gitignore",
@@ -23,6 +23,7 @@ const PLACES: [&str; 15] = [
     "bench",
     "crates",
     "docs",
+    "python",
     "rustfmt.toml",
     "workloads",
     "xtask",

@@ -1,0 +1,68 @@
+"""Headway: plans, simulations and guests, without a GPU and for machines that you do not have.
+
+    import headway as hw
+
+    camera = hw.Stream("camera", packet="6 MiB", period="33 ms", deadline="66 ms", steps=[hw.copy_in(), hw.compute("spin")])
+    plan = hw.machine("h200-x4").plan(hw.Workload("robot", streams=[camera]))
+    print(plan.verdict, plan.margin)
+    print(plan.simulate(seeds=10, duration="2 s").to_dicts())
+
+Times and sizes that you give are texts with units, such as `"33 ms"` and `"4 MiB"`, or integers in nanoseconds and bytes. Times and sizes that
+you get are integers, and their names end in `_ns` and `_bytes`.
+"""
+
+from headway._doctor import doctor
+from headway._errors import (
+    DefectError,
+    GuestError,
+    HeadwayError,
+    MachineError,
+    NotFound,
+    OptionError,
+    Place,
+    WorkloadError,
+)
+from headway._machine import Machine, machine, machines, node
+from headway._native import commit as _commit
+from headway._native import version as _version
+from headway._plan import Bound, Plan, strategies
+from headway._preload import preload_env
+from headway._simulation import Response, Simulation, StreamResult
+from headway._workload import Block, Demand, Message, Step, Stream, Workload, compute, copy_in, copy_out
+
+__version__ = _version()
+__commit__ = _commit()
+
+__all__ = [
+    "Block",
+    "Bound",
+    "DefectError",
+    "Demand",
+    "GuestError",
+    "HeadwayError",
+    "Machine",
+    "MachineError",
+    "Message",
+    "NotFound",
+    "OptionError",
+    "Place",
+    "Plan",
+    "Response",
+    "Simulation",
+    "Step",
+    "Stream",
+    "StreamResult",
+    "Workload",
+    "WorkloadError",
+    "__commit__",
+    "__version__",
+    "compute",
+    "copy_in",
+    "copy_out",
+    "doctor",
+    "machine",
+    "machines",
+    "node",
+    "preload_env",
+    "strategies",
+]

@@ -1,0 +1,123 @@
+"""Exceptions, with their facts as attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in a file or text.
+
+    Attributes:
+        file: Name of the file, or of the text.
+        line: Line, counted from 1.
+        column: Column in characters, counted from 1.
+        width: Characters that are meant, at least 1.
+        source_line: The line itself.
+    """
+
+    file: str
+    line: int
+    column: int
+    width: int
+    source_line: str
+
+
+class HeadwayError(Exception):
+    """Something failed; the text says what, why and what to do.
+
+    Attributes:
+        kind: What kind of failure it is, in one word, as in the JSON of `headway`.
+        message: The object and the fact, one line.
+        help: What to do about it, or `None`.
+        place: The place of a file that is wrong, or `None`.
+        causes: What caused it, the nearest first.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str = "options",
+        text: str | None = None,
+        help: str | None = None,
+        place: Place | None = None,
+        causes: Sequence[str] = (),
+    ) -> None:
+        lines = [text or message, *(f"cause: {cause}" for cause in causes)]
+        # A place's text ends with the remedy.
+        if help is not None and place is None:
+            lines.append(f"help: {help}")
+        super().__init__("\n".join(lines))
+        self.kind = kind
+        self.message = message
+        self.help = help
+        self.place = place
+        self.causes = tuple(causes)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions cross processes (`multiprocessing`, Ray) with all their facts.
+        return _again, (type(self), self.args, self.__dict__.copy())
+
+
+def _again(cls: type[HeadwayError], args: tuple[object, ...], facts: dict[str, object]) -> HeadwayError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(facts)
+    return error
+
+
+class OptionError(HeadwayError, ValueError):
+    """An argument that cannot be meant: a time without a unit, an unknown strategy, a run in which nothing arrives."""
+
+
+class WorkloadError(HeadwayError, ValueError):
+    """A workload that is wrong, mostly at a `place`, or that no plan can be made for."""
+
+
+class MachineError(HeadwayError, ValueError):
+    """A machine file that is wrong, mostly at a `place`, or a machine with fewer GPUs than were asked for."""
+
+
+class NotFound(HeadwayError, LookupError):
+    """There is no such machine or file."""
+
+
+class GuestError(HeadwayError):
+    """A program cannot get Headway's library in front of it."""
+
+
+class DefectError(HeadwayError):
+    """A defect of Headway."""
+
+
+_CLASSES: dict[str, type[HeadwayError]] = {
+    "defect": DefectError,
+    "guest": GuestError,
+    "machine": MachineError,
+    "not-found": NotFound,
+    "option": OptionError,
+    "other": HeadwayError,
+    "workload": WorkloadError,
+}
+
+
+def exception(
+    *,
+    class_: str,
+    kind: str,
+    text: str,
+    message: str,
+    help: str | None,
+    causes: Sequence[str],
+    file: str | None = None,
+    line: int = 0,
+    column: int = 0,
+    width: int = 0,
+    source_line: str = "",
+) -> HeadwayError:
+    """The exception for an error of the native module, which calls this."""
+    place = None if file is None else Place(file, line, column, width, source_line)
+    return _CLASSES[class_](message, kind=kind, text=text, help=help, place=place, causes=causes)

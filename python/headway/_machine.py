@@ -1,0 +1,100 @@
+"""Machines: what a node's memories, GPUs, links and engines are, and what they carry."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from headway import _native
+from headway._errors import NotFound
+
+if TYPE_CHECKING:
+    from headway._plan import Plan
+    from headway._workload import Workload
+
+
+class Machine:
+    """A node that plans are made for. `headway.node()` and `headway.machine()` give it."""
+
+    def __init__(self, native: _native.Machine) -> None:
+        self._native = native
+
+    @property
+    def name(self) -> str:
+        """Name, quoted in every result."""
+        return self._native.name
+
+    @property
+    def description(self) -> str:
+        """One line for people."""
+        return self._native.description
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs."""
+        return self._native.gpus
+
+    @property
+    def confidence(self) -> str:
+        """What stands behind its figures, as a sentence."""
+        return self._native.confidence
+
+    def with_gpus(self, gpus: int) -> Machine:
+        """The machine with its first `gpus` GPUs only.
+
+        Raises:
+            MachineError: It has fewer.
+        """
+        return Machine(self._native.with_gpus(gpus))
+
+    def plan(self, workload: Workload | str | os.PathLike[str], strategy: str | None = None) -> Plan:
+        """Windows for every copy and kernel of a workload, and whether every deadline holds.
+
+        The interpreter's lock is released meanwhile, and Ctrl-C ends the wait.
+
+        Args:
+            workload: A workload, or what `Workload.load` takes.
+            strategy: How copies are kept apart, such as `"partitioned"`; `None` tries all that apply.
+
+        Raises:
+            WorkloadError: The workload names something that the machine does not have, or has tasks, which are not planned here.
+            OptionError: There is no such strategy.
+        """
+        from headway._plan import make
+
+        return make(self, workload, strategy)
+
+    def __repr__(self) -> str:
+        return f"<headway.Machine {self.name}: {self.gpus} GPU{'' if self.gpus == 1 else 's'}>"
+
+
+def machines() -> list[str]:
+    """Names of the machines that are shipped, for `headway.machine`."""
+    return _native.shipped_machines()
+
+
+def machine(name: str | os.PathLike[str]) -> Machine:
+    """The machine of a shipped name, such as `"h200-x4"`, or of a machine file.
+
+    Raises:
+        NotFound: There is neither; the text names the nearest.
+        MachineError: The file is wrong, at a `place`.
+    """
+    return Machine(_native.open_machine(os.fspath(name)))
+
+
+def node(path: str | os.PathLike[str] | None = None) -> Machine:
+    """This machine, as `headway measure` has found it: the file `machine.toml` of the current folder, or the file at `path`.
+
+    Raises:
+        NotFound: This machine was not measured yet.
+        MachineError: The file is wrong, at a `place`.
+    """
+    file = os.fspath(_native.node_file() if path is None else path)
+    if not os.path.exists(file):
+        raise NotFound(
+            f"this machine was not measured: there is no `{file}`",
+            kind="not-found",
+            help='call `headway measure`, which writes it, or plan for another machine: `headway.machine("h200-x4")`',
+        )
+    return machine(file)

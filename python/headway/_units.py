@@ -1,0 +1,36 @@
+"""Times and sizes that users give."""
+
+from __future__ import annotations
+
+from headway import _native
+from headway._errors import OptionError
+
+Time = str | int
+"""A text such as `"33 ms"`, or nanoseconds."""
+Size = str | int
+"""A text such as `"4 MiB"`, or bytes."""
+
+
+def nanoseconds(time: Time) -> int:
+    """Nanoseconds of a time.
+
+    Raises:
+        OptionError: It has no unit, or is below zero.
+    """
+    return _native.parse_time(time) if isinstance(time, str) else _whole(time, "33 ms")
+
+
+def time_text(time: Time) -> str:
+    """A time as workload files have it."""
+    return time if isinstance(time, str) else f"{_whole(time, '33 ms')} ns"
+
+
+def size_text(size: Size) -> str:
+    """A size as workload files have it."""
+    return size if isinstance(size, str) else f"{_whole(size, '4 MiB')} B"
+
+
+def _whole(number: object, example: str) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise OptionError(f"`{number!r}` is no time or size; write a text such as \"{example}\", or a whole number of ns or bytes")
+    return number

@@ -1,0 +1,53 @@
+//! The environment of an unmodified program that gets Headway's library in front of it.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use headway::guest::{AsideMode, GuestOptions, PieceChoice, environment};
+use pyo3::prelude::*;
+
+use crate::errors::{Subject, options_error, raised};
+
+/// The variables that `headway exec` sets; `None` = the variable must not be there.
+///
+/// `folder` has the library, and `before` is what `LD_PRELOAD` says already.
+#[pyfunction]
+#[pyo3(signature = (folder, before, *, fast, aside, piece, machine, stats, lint, verify, log, alone, no_cache))]
+#[expect(clippy::too_many_arguments, reason = "each is an option by name")]
+pub(crate) fn guest_environment(
+    py: Python<'_>,
+    folder: PathBuf,
+    before: OsString,
+    fast: &str,
+    aside: &str,
+    piece: &str,
+    machine: Option<&str>,
+    stats: bool,
+    lint: bool,
+    verify: bool,
+    log: Option<PathBuf>,
+    alone: bool,
+    no_cache: bool,
+) -> PyResult<BTreeMap<&'static str, Option<OsString>>> {
+    let (fast, always_fast) = match fast {
+        "on" => (true, false),
+        "always" => (true, true),
+        "off" => (false, false),
+        other => return Err(options_error(py, &format!("`fast` is \"on\", \"always\" or \"off\", not \"{other}\""))),
+    };
+    let aside = match aside {
+        "never" => AsideMode::Never,
+        "auto" => AsideMode::Auto,
+        "always" => AsideMode::Always,
+        other => {
+            return Err(options_error(py, &format!("`aside` is \"auto\", \"always\" or \"never\", not \"{other}\"")));
+        }
+    };
+    let choice: PieceChoice = piece.parse().map_err(|error: String| options_error(py, &error))?;
+    let (piece, _) = choice.piece(aside, machine).map_err(|error| raised(py, Subject::Other, &error))?;
+    let options = GuestOptions { fast, always_fast, no_cache, aside, piece, stats, lint, verify, alone };
+    let variables =
+        environment(options, log.as_deref(), &folder, &before).map_err(|error| raised(py, Subject::Other, &error))?;
+    Ok(variables.into_iter().map(|variable| (variable.name, variable.value)).collect())
+}

@@ -1,0 +1,71 @@
+//! The Python package: built as users build it, checked by type checkers and by its own tests.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+use anyhow::{Context, ensure};
+
+use super::{Outcome, must_succeed};
+
+/// Builds the wheel from what the other steps have built, installs it and checks it.
+pub(super) fn check() -> anyhow::Result<Outcome> {
+    let root = crate::root();
+    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let venv = target.join("python-venv");
+    if let Err(error) = install_tools(&root, &venv) {
+        return Ok(Outcome::Skipped(format!("cannot install what builds and checks the package: {error:#}")));
+    }
+    let (package, wheels, stubs) = (root.join("python"), target.join("python-wheels"), target.join("python-stubs"));
+    for folder in [&wheels, &stubs] {
+        if folder.exists() {
+            fs::remove_dir_all(folder).with_context(|| format!("remove {}", folder.display()))?;
+        }
+    }
+    let run = |program: &str, arguments: &[&str]| must_succeed(command(&venv, program, &package).args(arguments));
+    let text = |path: &Path| path.display().to_string();
+    let quiet = ["--quiet", "--disable-pip-version-check", "--no-deps"];
+    let build = ["--no-build-isolation", "-C", "build-args=--profile dev", "--wheel-dir"];
+    run("pip", &[&["wheel"], &quiet[..], &build[..], &[text(&wheels).as_str(), "."]].concat())?;
+    let mut built = fs::read_dir(&wheels)?.map(|entry| Ok(text(&entry?.path()))).collect::<anyhow::Result<Vec<_>>>()?;
+    ensure!(built.len() == 1, "one wheel was to be built, and there are {}", built.len());
+    let wheel = built.remove(0);
+    run("pip", &[&["install"], &quiet[..], &["--force-reinstall", wheel.as_str()]].concat())?;
+    run("maturin", &["generate-stubs", "--quiet", "--profile", "dev", "--out", text(&stubs).as_str()])?;
+    let (made, committed) = (stubs.join("headway/_native.pyi"), package.join("headway/_native.pyi"));
+    ensure!(
+        fs::read(&made).context("read the stubs")? == fs::read(&committed).unwrap_or_default(),
+        "python/headway/_native.pyi is not what the native module gives, use `cp {} {}`",
+        made.display(),
+        committed.display()
+    );
+    run("auditwheel", &["show", wheel.as_str()])?;
+    run("abi3audit", &["--strict", wheel.as_str()])?;
+    run("mypy", &["--strict", "headway", "tests"])?;
+    run("pyright", &["headway", "tests"])?;
+    run("pytest", &[])
+}
+
+/// Installs what `python/requirements-ci.txt` names into `venv`, unless it is there.
+fn install_tools(root: &Path, venv: &Path) -> anyhow::Result<()> {
+    let requirements = root.join("python/requirements-ci.txt");
+    let wanted = fs::read_to_string(&requirements).context("read python/requirements-ci.txt")?;
+    let stamp = venv.join("installed.txt");
+    if fs::read_to_string(&stamp).ok().as_ref() == Some(&wanted) {
+        return Ok(());
+    }
+    must_succeed(Command::new("python3").args(["-m", "venv", "--clear"]).arg(venv))?;
+    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:", "-r"];
+    must_succeed(Command::new(venv.join("bin/python")).args(pip).arg(&requirements))?;
+    fs::write(&stamp, &wanted).with_context(|| format!("write {}", stamp.display()))
+}
+
+/// A program of `venv`, whose programs come first, in the folder of the package.
+fn command(venv: &Path, program: &str, package: &Path) -> Command {
+    let folder = venv.join("bin");
+    let mut command = Command::new(folder.join(program));
+    let before = env::var_os("PATH").unwrap_or_default();
+    let path = env::join_paths([folder].into_iter().chain(env::split_paths(&before))).unwrap_or(before);
+    command.current_dir(package).env("PATH", path).env_remove("PYTHONPATH");
+    command
+}
