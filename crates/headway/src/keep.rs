@@ -77,8 +77,8 @@ mod tests {
     use headway_kernels::workload;
 
     use super::*;
-    use crate::run::{Backend, RunOptions, run};
     use crate::run as runs;
+    use crate::run::{Backend, RunOptions, run};
 
     const WORKLOAD: &str = r#"
         name = "two"
