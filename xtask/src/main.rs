@@ -13,6 +13,7 @@ mod older_runs;
 mod papers;
 mod ptx;
 mod run_archive;
+mod simulate;
 mod tidy;
 mod touches;
 
@@ -50,6 +51,8 @@ enum Command {
     Papers(papers::Args),
     /// Generate the committed PTX from the CUDA sources
     Ptx(ptx::Args),
+    /// Run seeds of the broker's simulation: programs that crash, hang and lie, brokers and disks that fail
+    Simulate(simulate::Args),
     /// Check the repository's own rules
     Tidy,
     /// Print what a change of a source file touches: tests, pages, patches that break it
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Command::OlderRuns => older_runs::run(),
         Command::Papers(args) => papers::run(&args),
         Command::Ptx(args) => ptx::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
         Command::Tidy => tidy::run(),
         Command::Where(args) => touches::run(&args),
     };

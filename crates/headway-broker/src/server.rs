@@ -469,12 +469,12 @@ mod tests {
 
     use super::*;
     use crate::client::{Client, OnLoss};
-    use crate::message::TaskShape;
+    use crate::message::{FromClient, TaskShape};
     use crate::status::Counts;
 
     const WATCHDOG: Nanos = Nanos(600_000_000_000);
 
-    fn options(socket: PathBuf) -> ServerOptions {
+    pub(super) fn options(socket: PathBuf) -> ServerOptions {
         let tokens = TokenParameters {
             cpus: 1,
             per_gpu: 1,
@@ -500,7 +500,7 @@ mod tests {
         ServerOptions { watchdog: WATCHDOG, boost: false, urgent: false, ..ServerOptions::new(socket, arbiter) }
     }
 
-    fn shape(name: &str) -> TaskShape {
+    pub(super) fn shape(name: &str) -> TaskShape {
         TaskShape {
             name: name.to_owned(),
             cluster: ClusterId(0),
@@ -513,7 +513,7 @@ mod tests {
     }
 
     /// Lets the broker serve until it has granted `enough`; fails if the thread that asks ends before.
-    fn turn_until<T>(server: &mut BrokerServer, holder: &JoinHandle<T>, enough: fn(&Counts) -> bool) {
+    pub(super) fn turn_until<T>(server: &mut BrokerServer, holder: &JoinHandle<T>, enough: fn(&Counts) -> bool) {
         while !enough(&server.driver.counts()) {
             assert!(!holder.is_finished(), "the holder ended before it was served");
             let now = server.look(None);
@@ -573,6 +573,31 @@ mod tests {
         for cut in 1..=sockets.len() as u64 {
             server.poll(Duration::ZERO).unwrap();
             assert_eq!(server.driver.counts().cut, cut);
+        }
+    }
+
+    #[test]
+    fn a_turn_begins_with_the_clients_whose_messages_the_last_one_left() {
+        let folder = tempfile::tempdir().unwrap();
+        // One message a turn.
+        let options = ServerOptions { watchdog: Nanos(1), ..options(folder.path().join("s")) };
+        let mut server = BrokerServer::bind(options).unwrap();
+        let sockets = [(); 4].map(|()| Socket::connect(&server.options.socket).unwrap());
+        server.poll(Duration::ZERO).unwrap();
+        let question = serde_json::to_vec(&FromClient::Status).unwrap();
+        for _ in 0..3 {
+            sockets.iter().for_each(|socket| socket.send(&question, &[]).unwrap());
+        }
+        let mut buffer = vec![0; BYTES_MAX];
+        let mut answers = |socket: &Socket| {
+            let answers = std::iter::from_fn(|| socket.receive_bytes(&mut buffer).ok());
+            answers.take_while(|packet| matches!(packet, SocketPacket::Message(..))).count()
+        };
+        for _ in 0..3 {
+            for _ in &sockets {
+                server.poll(Duration::ZERO).unwrap();
+            }
+            assert_eq!(sockets.each_ref().map(&mut answers), [1; 4], "however much each has sent");
         }
     }
 

@@ -4,6 +4,7 @@
 mod accepted_plans;
 mod accepted_sets;
 mod batches;
+mod broker;
 mod combined;
 mod late_messages;
 mod models;

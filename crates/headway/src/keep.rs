@@ -72,14 +72,13 @@ impl Keep {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::path::Path;
 
     use headway_kernels::workload;
 
     use super::*;
+    use crate::run as runs;
     use crate::run::{Backend, RunOptions, run};
-    use crate::{report, run as runs};
 
     const WORKLOAD: &str = r#"
         name = "two"
@@ -98,6 +97,7 @@ mod tests {
         RunOptions { backend: Backend::Sim, duration: Some(Nanos(500_000_000)), out, keep, ..RunOptions::default() }
     }
 
+    #[cfg(feature = "gzip")]
     #[test]
     fn a_long_log_is_compressed_and_replays_and_reports_like_the_other() {
         let folder = tempfile::tempdir().unwrap();
@@ -106,10 +106,10 @@ mod tests {
             let place = folder.path().join(name);
             let keep = Keep { packed_from, ..Keep::default() };
             let done = run(&workload, &options(&place, keep), |_| ()).unwrap();
-            let replayed = report::replay(&place).unwrap();
-            let (summary, _) = report::report(&place, None, keep.traced).unwrap();
+            let replayed = crate::report::replay(&place).unwrap();
+            let (summary, _) = crate::report::report(&place, None, keep.traced).unwrap();
             assert_eq!(summary, done.summary);
-            (done.files[0].clone(), replayed, fs::metadata(&done.files[0]).unwrap().len())
+            (done.files[0].clone(), replayed, std::fs::metadata(&done.files[0]).unwrap().len())
         };
         let (plain, packed) = (of("plain", u64::MAX), of("packed", 10));
         assert_eq!(

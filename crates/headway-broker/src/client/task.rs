@@ -165,10 +165,17 @@ impl<'client> Token<'_, 'client> {
     /// Whether it was taken away: the GPU is lost, or the broker has given this client up.
     #[must_use]
     pub fn is_revoked(&self) -> bool {
-        let shared = &self.task.client.shared;
-        let link = Arc::clone(&shared.lock().link);
-        matches!(link.look(self.task.slot(), self.generation), Some(Err(Unanswered::Revoked(_))))
-            || shared.lock().failed
+        let present = Arc::clone(&self.task.client.shared.lock().link);
+        self.revoked_by(&self.link).or_else(|| self.revoked_by(&present)).is_some()
+            || self.task.client.shared.lock().failed
+    }
+
+    /// The error where the broker of this connection has taken the token away.
+    fn revoked_by(&self, link: &Link) -> Option<ClientError> {
+        match link.look(self.task.slot(), self.generation) {
+            Some(Err(Unanswered::Revoked(gpu))) => Some(revoked(gpu)),
+            _ => None,
+        }
     }
 
     /// Waits for the engines of one operation. Give them back when it *has completed on the device*.
@@ -178,8 +185,8 @@ impl<'client> Token<'_, 'client> {
     /// [`ClientError::Lost`].
     pub fn engine(&mut self, operation: LockedOperation) -> Result<BrokerEngine<'_>, ClientError> {
         // A lease may outlast the token by a moment.
-        if let Some(Err(Unanswered::Revoked(gpu))) = self.link.look(self.task.slot(), self.generation) {
-            return Err(revoked(gpu));
+        if let Some(error) = self.revoked_by(&self.link) {
+            return Err(error);
         }
         if let Some(engines) = self.link.engines {
             if engines.chunk_bytes.is_some_and(|most| operation.work != EngineWork::Execute && operation.bytes > most) {
@@ -250,10 +257,7 @@ impl<'client> Token<'_, 'client> {
                 Ok(answer) => break answer,
                 Err(Unanswered::Refused(reason)) => {
                     // A job that has no token any more has lost it together with its GPU.
-                    return Err(match link.look(self.task.slot(), self.generation) {
-                        Some(Err(Unanswered::Revoked(gpu))) => revoked(gpu),
-                        _ => ClientError::Request(reason),
-                    });
+                    return Err(self.revoked_by(link).unwrap_or(ClientError::Request(reason)));
                 }
                 Err(Unanswered::Revoked(gpu)) => return Err(revoked(gpu)),
                 Err(Unanswered::Silent) => return Err(link.silent(patience)),

@@ -9,7 +9,7 @@ use headway_core::decisions::sharing::{JobId, TaskId, TokenOutcome};
 use headway_core::units::Nanos;
 use headway_os::ipc::SocketPacket;
 
-use super::link::Link;
+use super::link::{Link, Unanswered};
 use super::{Heard, Held, OnLoss, Shared, State};
 use crate::error::ClientError;
 use crate::layout::{ENGINES, Entry, token_slot};
@@ -115,9 +115,14 @@ fn freeze(shared: &Shared, old: &Link) -> Vec<Frozen> {
         })
         .collect();
     let frozen = state.records.iter().filter_map(|record| {
+        let held = record.held?;
+        // Taken away with its GPU, which its job may not have seen yet.
+        if matches!(old.look(token_slot(record.index), held.generation), Some(Err(Unanswered::Revoked(_)))) {
+            return None;
+        }
         let locks = busy.iter().filter(|(_, owner, _)| *owner == record.id.0);
         let locks = locks.map(|(lock, _, word)| (*lock, *word)).collect();
-        Some(Frozen { task: record.id, index: record.index, held: record.held?, locks })
+        Some(Frozen { task: record.id, index: record.index, held, locks })
     });
     frozen.collect()
 }

@@ -539,6 +539,10 @@ impl BookDriver {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client::{Client, OnLoss};
+    use crate::layout::{NOTICE_LONGS, NOTICE_WORDS};
+    use crate::server::BrokerServer;
+    use crate::server::tests::{options, shape, turn_until};
 
     #[test]
     fn a_process_that_has_the_number_of_one_that_ended_is_not_waited_for() {
@@ -548,5 +552,29 @@ mod tests {
         let mut roster = Roster { clients: vec![known(now), known(now + 1)], ..Roster::default() };
         assert_eq!(living(&mut roster).len(), 1);
         assert_eq!(roster.clients, [known(now)]);
+    }
+
+    #[test]
+    fn clients_of_the_broker_before_have_all_of_their_time_however_long_reading_the_log_took() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = Some(folder.path().join("log"));
+        let options = ServerOptions { log, ..options(folder.path().join("s")) };
+        let mut before = BrokerServer::bind(options.clone()).unwrap();
+        let socket = options.socket.clone();
+        let holder = std::thread::spawn(move || {
+            let client = Client::connect(&socket, "one", OnLoss::Fail).unwrap();
+            let mut task = client.register(shape("a")).unwrap();
+            std::mem::forget(task.acquire(clock::now(), 0, None).unwrap());
+            std::mem::forget(task);
+            client
+        });
+        turn_until(&mut before, &holder, |counts| counts.tokens > 0);
+        let _client = holder.join().unwrap();
+        drop(before);
+        let notice = Words::create("notice", NOTICE_LONGS, NOTICE_WORDS).unwrap();
+        let (started, now) = (Nanos(1), clock::now());
+        let driver = BookDriver::new(&options, notice, 2, started).unwrap();
+        assert!(driver.book.is_recovering());
+        assert!(driver.book.poll_timeout().unwrap() >= now.saturating_add(options.recover));
     }
 }

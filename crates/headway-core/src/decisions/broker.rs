@@ -192,13 +192,27 @@ impl Book {
 
     // The arbiter.
 
-    /// Puts an input before the arbiter and does what it says.
+    /// Puts an input before the arbiter and does what it says; grants only once they are written down, where the broker must remember.
     fn feed(&mut self, now: Nanos, input: &sharing::ArbiterInput) -> Result<(), sharing::ArbiterRefused> {
+        self.put(now, input, self.parameters.must_remember)
+    }
+
+    /// Puts an input before the arbiter by which a job gets what it has already: by the record, or by a lease.
+    fn feed_held(&mut self, now: Nanos, input: &sharing::ArbiterInput) -> Result<(), sharing::ArbiterRefused> {
+        self.put(now, input, false)
+    }
+
+    fn put(
+        &mut self,
+        now: Nanos,
+        input: &sharing::ArbiterInput,
+        withholds: bool,
+    ) -> Result<(), sharing::ArbiterRefused> {
         let result = self.arbiter.handle(now, input);
         let actions: Vec<sharing::ArbiterAction> = std::iter::from_fn(|| self.arbiter.poll_action()).collect();
         for action in actions {
             let is_grant = matches!(action, sharing::ArbiterAction::Grant { .. } | sharing::ArbiterAction::Run { .. });
-            if is_grant && self.parameters.must_remember {
+            if is_grant && withholds {
                 self.withheld.push(action);
             } else {
                 self.act(now, action);

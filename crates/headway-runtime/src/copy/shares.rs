@@ -76,7 +76,7 @@ mod tests {
     use headway_device::gpu::{CpuReach, Gpu};
 
     use super::*;
-    use crate::copy::{At, Copier, CopierEvent, CopyOptions, How};
+    use crate::copy::{At, Copier, CopierEvent, CopyLimits, CopyOptions, How};
 
     const LEN: usize = 8 << 20;
 
@@ -111,7 +111,10 @@ mod tests {
             let at = TuningKey { gpu: EndpointId(gpu), direction: Direction::H2d, memory: HostMemory::Touched, active };
             profile.tunings.insert(at, tuning);
         }
-        let copier = Copier::new(gpus.collect(), profile, CopyOptions { multipath: true, ..CopyOptions::default() });
+        // However busy this computer is, nobody runs out of patience.
+        let limits = CopyLimits { patience: Nanos(u64::MAX), ..CopyLimits::default() };
+        let options = CopyOptions { multipath: true, limits, ..CopyOptions::default() };
+        let copier = Copier::new(gpus.collect(), profile, options);
         let copier = copier.expect("two GPUs");
         copier.prepare().expect("threads and memory");
         copier
@@ -166,7 +169,7 @@ mod tests {
             while !copier.shares.links(Direction::H2d).is_busy(1) {
                 std::thread::yield_now();
             }
-            // Long enough for a copy that does not wait to end, and far below the patience of one that does.
+            // Long enough for a copy that does not wait to end.
             for _ in 0..3_000 {
                 if copy.is_finished() {
                     break;

@@ -212,7 +212,8 @@ impl Book {
         if let Some(slot) = asked.and_then(|asked| asked.slot) {
             self.refuse(client, slot, RefusalReason::Busy);
         }
-        if self.feed(now, &ArbiterInput::Acquire { job, operation }).is_err() {
+        // It uses the engine already, whether that can be written down or not.
+        if self.feed_held(now, &ArbiterInput::Acquire { job, operation }).is_err() {
             if let Some(open) = self.open_mut(job) {
                 open.engines = None;
             }

@@ -73,9 +73,10 @@ impl Recovery {
     }
 
     /// Whether a job may come back with an engine in use. If the record gives the engine to no job, the broker believes any holder of a token of
-    /// the GPU, since that job may have used the engine by lease.
-    pub(super) fn may_use(&self, engine: LockId, job: JobId) -> Result<(), String> {
-        let user = self.engines.get(&engine).filter(|user| self.is_complete && **user != job);
+    /// the GPU, since that job may have used the engine by lease. A job of the same process may have done so after the one of the record.
+    pub(super) fn may_use(&self, process: ClientProcess, engine: LockId, job: JobId) -> Result<(), String> {
+        let is_its = |user: &JobId| self.owners.get(&user.task).is_some_and(|owner| owner.pid == process.pid);
+        let user = self.engines.get(&engine).filter(|user| self.is_complete && **user != job && !is_its(user));
         // An engine that a job gave back stays in its slot until the job also gives its token back. It blocks no other job then.
         match user.filter(|user| self.held.values().any(|holder| holder == *user)) {
             Some(user) => Err(format!(
@@ -197,14 +198,22 @@ mod tests {
         let engine = |gpu, engine| LockId { gpu: GpuId(gpu), engine };
         let job = |task, job| JobId { task: TaskId(task), job };
         let mut all = recovery(true);
-        assert!(all.may_use(engine(0, EngineRole::In), job(5, 9)).is_ok());
-        let liar = all.may_use(engine(0, EngineRole::In), job(6, 1)).unwrap_err();
+        let (own, other) = (process(PID, STARTED, 7), process(PID + 1, STARTED, 8));
+        assert!(all.may_use(own, engine(0, EngineRole::In), job(5, 9)).is_ok());
+        let liar = all.may_use(other, engine(0, EngineRole::In), job(8, 1)).unwrap_err();
         assert!(liar.contains("job 9 of task 5 did"), "{liar}");
-        assert!(all.may_use(engine(0, EngineRole::Out), job(6, 1)).is_ok(), "used by lease, perhaps");
-        assert!(recovery(false).may_use(engine(0, EngineRole::In), job(6, 1)).is_ok(), "not all could be written");
+        assert!(
+            all.may_use(own, engine(0, EngineRole::In), job(6, 1)).is_ok(),
+            "used by lease of the same process, perhaps"
+        );
+        assert!(all.may_use(other, engine(0, EngineRole::Out), job(8, 1)).is_ok(), "used by lease, perhaps");
+        assert!(
+            recovery(false).may_use(other, engine(0, EngineRole::In), job(8, 1)).is_ok(),
+            "not all could be written"
+        );
         // It has given the engine back, and then its token.
         all.held.clear();
-        assert!(all.may_use(engine(0, EngineRole::In), job(6, 1)).is_ok());
+        assert!(all.may_use(other, engine(0, EngineRole::In), job(8, 1)).is_ok());
     }
 
     #[test]

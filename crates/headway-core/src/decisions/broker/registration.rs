@@ -268,7 +268,7 @@ impl Book {
             if !self.gpus.contains(&gpu) || !locks.contains(&lock) {
                 return Err(format!("GPU {} has no lock {}", gpu.0, engine as u32));
             }
-            recovery.may_use(lock, JobId { task: *id, job: held.job })?;
+            recovery.may_use(process, lock, JobId { task: *id, job: held.job })?;
         }
         if engines_in_use(held).count() > 1 {
             return Err(
@@ -298,14 +298,14 @@ impl Book {
             task.last_release = Some(release);
             task.open = Some(OpenRequest { entered: true, ..OpenRequest::new(key, slot, now) });
         }
-        self.feed(now, &ArbiterInput::Adopt { key, token: held.token }).map_err(|error| error.to_string())?;
+        self.feed_held(now, &ArbiterInput::Adopt { key, token: held.token }).map_err(|error| error.to_string())?;
         for engine in engines_in_use(held) {
             let operation = unknown_use(engine, self.parameters.arbiter.engines);
             let locks = vec![LockId { gpu: held.gpu, engine }];
             if let Some(open) = self.open_mut(job) {
                 open.engines = Some(EngineRequest { slot: None, locks, operation, phase: EnginePhase::Waits });
             }
-            self.feed(now, &ArbiterInput::Acquire { job, operation }).map_err(|error| error.to_string())?;
+            self.feed_held(now, &ArbiterInput::Acquire { job, operation }).map_err(|error| error.to_string())?;
         }
         Ok(())
     }

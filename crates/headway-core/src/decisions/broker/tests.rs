@@ -770,7 +770,51 @@ fn a_snapshot_that_was_changed_or_is_another_version_s_is_refused() {
     assert!(matches!(BrokerLogStart { schema: 2, ..changed }.begin(), Err(StartError::Schema { found: 2 })));
 }
 
-/// With numbers as long as those of a broker that has run for a week.
+#[test]
+fn what_a_client_has_already_is_not_kept_from_it_until_it_is_written_down() {
+    let mut must_remember = parameters(1, 2);
+    must_remember.must_remember = true;
+    let mut host = Host::new(must_remember.clone());
+    let (first, second) = (host.party(1, 11, 10), host.register(1, 10).unwrap());
+    for task in [first, second] {
+        host.request(task);
+        host.feed(Input::Written);
+    }
+    // The first uses an engine by lease, and the second asks for it: from here on nothing can be written.
+    let lock = LockId { gpu: GpuId(0), engine: EngineRole::Execute };
+    assert_eq!(host.words.insert((ClientId(1), lock), Word::Busy(first)), Some(Word::Leased));
+    host.acquire(second, EngineWork::Execute);
+    assert_eq!(host.words[&(ClientId(1), lock)], Word::Held(host.job(first).unwrap()));
+    host.give_back(first);
+    host.acquire(first, EngineWork::Execute);
+    // One of them gets it now, and not both.
+    host.feed(Input::Written);
+    assert_eq!(host.words[&(ClientId(1), lock)], Word::Held(host.job(second).unwrap()));
+
+    // A token of before a restart counts at once, too: it is on record.
+    let task = TaskId(5);
+    let held = [((ClusterId(0), TokenId(0)), JobId { task, job: 1 })].into();
+    let known = KnownProcess { pid: 101, started: 7, uid: 11, tasks: vec![task], threads: Vec::new() };
+    let before = Roster { clients: vec![known], held, is_complete: true, ..Roster::default() };
+    let mut host = Host::after(must_remember, before);
+    let slot = 0;
+    let held = HeldToken {
+        job: 1,
+        release: Nanos(1),
+        gpu: GpuId(0),
+        token: TokenId(0),
+        slot,
+        generation: 1,
+        locks: [false; 3],
+    };
+    let resumed = vec![ResumedTask { id: task, shape: shape(10), held: Some(held) }];
+    let (client, process) = (ClientId(1), process(1, 11));
+    host.feed(Input::Greeting { client, process, name: "c".to_owned(), resumed, bytes: 1 });
+    assert_eq!(host.holder(), Some(task));
+    host.release(task);
+    assert_eq!(host.holder(), None, "and what is given back is back");
+}
+
 #[test]
 fn a_refused_engine_request_lengthens_no_hold() {
     for asks in [false, true] {
