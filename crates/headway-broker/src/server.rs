@@ -421,6 +421,7 @@ impl BrokerServer {
             self.poller.remove(pages.bell.as_fd());
         }
         self.poller.remove(session.process.as_fd());
+        self.driver.in_flight.extend(session.in_flight());
     }
 }
 

@@ -7,14 +7,15 @@ const LETTERS_MAX: usize = 64;
 const SHOWN_MAX: usize = 128;
 
 /// A name, made safe for terminals, logs and sentences. Characters that are invisible, or that change how the following ones are read, are
-/// escaped. Back-ticks, in which we quote names, become apostrophes.
+/// escaped. Back-ticks, in which we quote names, and double quotes become apostrophes, and backslashes slashes: what is escaped again in each
+/// file that holds them would take several times its length there.
 pub(crate) fn shown(name: &str) -> String {
     let mut text = String::with_capacity(name.len().min(LETTERS_MAX));
     for letter in name.chars().take(LETTERS_MAX) {
         let before = text.len();
         match letter {
-            '`' => text.push('\''),
-            '"' | '\'' | '\\' => text.push(letter),
+            '`' | '"' | '\'' => text.push('\''),
+            '\\' => text.push('/'),
             _ => text.extend(escaped(letter)),
         }
         if text.len() > SHOWN_MAX {
@@ -62,7 +63,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_seen_is_escaped_and_nothing_ends_a_quotation() {
-        assert_eq!(shown("Kalman \u{fc}ber \"a\\b\""), "Kalman \u{fc}ber \"a\\b\"");
+        assert_eq!(shown("Kalman \u{fc}ber \"a\\b\""), "Kalman \u{fc}ber 'a/b'");
         for (raw, text) in [
             ("a\u{202e}b", "a\\u{202e}b"),
             ("a\u{2028}b", "a\\u{2028}b"),

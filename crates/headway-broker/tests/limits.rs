@@ -148,7 +148,7 @@ fn a_user_s_segments_are_limited() {
     let segments = vec![JobSegment::Execute { kernel: "k".repeat(64), time: Nanos(1) }; 1_024];
     let (period, deadline) = (Nanos(1 << 50), Nanos(1 << 50));
     let fat = || client.register(TaskShape { period, deadline, segments: segments.clone(), ..shape("fat") });
-    let tasks: Vec<_> = (0..16).map(|_| fat().unwrap()).collect();
+    let tasks: Vec<_> = (0..4).map(|_| fat().unwrap()).collect();
     let refused = fat().map(drop).unwrap_err();
     assert!(matches!(&refused, ClientError::Refused { reason } if reason.contains("segments")), "{refused}");
     client.register(shape("slim")).unwrap();
@@ -182,7 +182,7 @@ fn a_status_says_who_takes_how_much_of_each_limit() {
     let used = [user.clients, user.tasks, user.segments, user.requests].map(|limit| limit.used);
     assert_eq!(used, [2, 3, 3, 1], "{user:?}");
     let most = [user.clients, user.tasks, user.segments, user.requests, user.unidentified].map(|limit| limit.most);
-    assert_eq!(most, [64, 256, 16_384, 256, 16], "{user:?}");
+    assert_eq!(most, [64, 256, 4_096, 256, 16], "{user:?}");
     assert!(user.utilisation_ppm.used == 300_000 && user.log_bytes.is_some_and(|log| log.used > 0), "{user:?}");
     assert_eq!((status.shared.tasks.used, status.shared.descriptors.most), (3, 200));
     assert_eq!(status.shared.descriptors.used, 2 * 5);
@@ -229,6 +229,22 @@ fn who_sends_too_long_a_message_or_descriptors_is_cut_off() {
         is_ended(&socket);
     }
     assert!(client.status().is_ok());
+}
+
+#[test]
+fn descriptors_that_a_client_does_not_take_count_for_its_user_until_it_goes() {
+    let broker = Broker::start(|_| {});
+    let client = connect(&broker);
+    let used = || client.status().unwrap().shared.descriptors.used;
+    let before = used();
+    let silent = Socket::connect(&broker.socket).unwrap();
+    silent.send(br#"{"hello":{"version":5,"name":"silent","resumed":[]}}"#, &[]).unwrap();
+    silent.send(b"no message", &[]).unwrap();
+    wait_until("it is cut off", || silent.is_cut());
+    wait_until("it is forgotten", || client.status().unwrap().clients.len() == 1);
+    assert_eq!(used(), before + 5);
+    drop(silent);
+    wait_until("what was on its way is dropped", || used() == before);
 }
 
 /// A message from the broker, with what came with it.

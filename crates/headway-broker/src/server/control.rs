@@ -42,6 +42,11 @@ fn readable_claims(resumed: Vec<ResumedTask>) -> Result<Vec<ResumedTask>, String
     resumed.into_iter().map(|claim| Ok(ResumedTask { shape: readable(claim.shape)?, ..claim })).collect()
 }
 
+/// Bytes of what a message says when the log says it: there it may be longer, with other forms and escapes.
+fn logged<T: serde::Serialize>(said: &T, bytes: u64) -> u64 {
+    bytes.max(serde_json::to_vec(said).map_or(0, |text| text.len() as u64))
+}
+
 impl BookDriver {
     /// Answers one message; `false` if the client must be cut off.
     pub(super) fn message(&mut self, now: Nanos, client: ClientId, text: &[u8]) -> bool {
@@ -60,6 +65,7 @@ impl BookDriver {
                     Ok(shape) => shape,
                     Err(reason) => return self.send(client, &FromBroker::Refused { reason }),
                 };
+                let bytes = logged(&shape, bytes);
                 self.feed(now, &Input::Register { client, shape, bytes });
             }
             FromClient::Withdraw { task } if greeted => {
@@ -104,6 +110,7 @@ impl BookDriver {
         let Some(session) = self.sessions.get_mut(&client) else { return false };
         session.pages = Some(pages);
         let process = session.peer;
+        let bytes = logged(&resumed, bytes);
         self.feed(now, &Input::Greeting { client, process, name: text::shown(name), resumed, bytes });
         let is_served = self.book.is_served(client);
         if let Some(session) = self.sessions.get_mut(&client).filter(|_| !is_served) {
@@ -126,5 +133,21 @@ impl BookDriver {
         let Ok(text) = serde_json::to_vec(&FromBroker::Welcome(welcome)) else { return false };
         let [page, answers, bell] = pages.descriptors();
         session.socket.send(&text, &[page, answers, self.notice.as_fd(), bell]).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_counts_as_many_bytes_as_the_log_has_of_it() {
+        let segments = vec![r#"{"copy":["to-gpu",1]}"#; 100].join(",");
+        let text = format!(r#"["x",0,1,1,0,[{segments}],null]"#);
+        let shape: TaskShape = serde_json::from_str(&text).unwrap();
+        let long = serde_json::to_string(&shape).unwrap().len() as u64;
+        assert!(long > text.len() as u64);
+        assert_eq!(logged(&shape, text.len() as u64), long);
+        assert_eq!(logged(&shape, 1 << 20), 1 << 20, "all of the message is read");
     }
 }

@@ -132,7 +132,8 @@ impl BrokerServer {
 
     /// Whether a connection of a user leaves descriptors for those of others.
     fn has_descriptors(&self, account: u32) -> bool {
-        let theirs = self.driver.sessions.values().filter(|session| session.peer.account == account);
+        let all = self.driver.sessions.values().chain(&self.driver.in_flight);
+        let theirs = all.filter(|session| session.peer.account == account);
         let shared = self.driver.shared_descriptors();
         leaves_room(theirs.map(Session::descriptors).sum(), shared.used as usize, shared.most as usize)
     }
@@ -165,6 +166,7 @@ impl BrokerServer {
 
     /// Ends connections that have waited for too long, and accepts new ones again.
     pub(super) fn keep_door(&mut self, now: Nanos) {
+        self.driver.in_flight.retain(|session| session.socket.has_unread());
         if self.door.shut_until.is_some_and(|until| until <= now) {
             self.door.shut_until = None;
             self.door.spare = spare();

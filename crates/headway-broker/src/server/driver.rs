@@ -48,6 +48,8 @@ pub(super) struct BookDriver {
     pub(super) book: Book,
     /// Connections, also those that have not said who they are.
     pub(super) sessions: BTreeMap<ClientId, Session>,
+    /// Sessions that have ended, and whose descriptors are on their way to a client that does not read.
+    pub(super) in_flight: Vec<Session>,
     running: Vec<Running>,
     /// Of lease words.
     generation: u32,
@@ -131,6 +133,7 @@ impl BookDriver {
         Ok(Self {
             book,
             sessions: BTreeMap::new(),
+            in_flight: Vec::new(),
             running: Vec::new(),
             generation: 0,
             former,

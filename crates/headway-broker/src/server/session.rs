@@ -18,6 +18,8 @@ pub(super) struct Session {
     pub(super) pages: Option<Pages>,
     /// It is cut off or gone.
     pub(super) is_shut: bool,
+    /// It has ended, and its client has not taken the descriptors of its pages, which count for the broker's user until then.
+    pub(super) is_in_flight: bool,
 }
 
 impl Session {
@@ -25,7 +27,7 @@ impl Session {
     pub(super) fn new(socket: Socket, process: Process, peer: Peer, account: u32) -> Self {
         let Peer { pid, uid, .. } = peer;
         let peer = ClientProcess { pid, uid, account, started: started(pid).unwrap_or(0) };
-        Self { socket, process, peer, pages: None, is_shut: false }
+        Self { socket, process, peer, pages: None, is_shut: false, is_in_flight: false }
     }
 
     /// Whether it is served and has published something that was not read.
@@ -33,9 +35,15 @@ impl Session {
         !self.is_shut && self.pages.as_ref().is_some_and(|pages| !pages.is_empty())
     }
 
-    /// Descriptors of the broker's process that it takes, with its pages.
+    /// What is left of it when it has ended, if its client has not taken the descriptors of its pages.
+    pub(super) fn in_flight(self) -> Option<Self> {
+        let is_in_flight = self.pages.is_some() && self.socket.has_unread();
+        is_in_flight.then_some(Self { pages: None, is_in_flight, ..self })
+    }
+
+    /// Descriptors that it takes, with those of its pages.
     pub(super) fn descriptors(&self) -> usize {
-        if self.pages.is_some() { CLIENT } else { CONNECTION }
+        if self.pages.is_some() || self.is_in_flight { CLIENT } else { CONNECTION }
     }
 
     /// Sends an answer; whether the client takes it.

@@ -98,7 +98,7 @@ impl BookDriver {
 
     /// Descriptors of all connections.
     pub(super) fn shared_descriptors(&self) -> LimitUse {
-        let used = self.sessions.values().map(Session::descriptors).sum();
+        let used = self.sessions.values().chain(&self.in_flight).map(Session::descriptors).sum();
         LimitUse::of(used, self.book.parameters().limits.descriptors.unwrap_or(usize::MAX))
     }
 }

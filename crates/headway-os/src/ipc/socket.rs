@@ -9,6 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::PollFlags;
+use rustix::ioctl::{Getter, Opcode, ioctl};
 use rustix::net::{
     self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
@@ -281,6 +282,15 @@ impl Socket {
         let _ = net::shutdown(&self.0, Shutdown::Both);
     }
 
+    /// Whether something that was sent, with its descriptors, has neither been read nor dropped with the other end.
+    #[must_use]
+    pub fn has_unread(&self) -> bool {
+        // SAFETY: the operation writes one `int`.
+        let operation = unsafe { Getter::<{ libc::TIOCOUTQ as Opcode }, libc::c_int>::new() };
+        // SAFETY: of a local socket it gives the memory of what is on its way, and changes nothing.
+        unsafe { ioctl(&self.0, operation) }.is_ok_and(|bytes| bytes > 0)
+    }
+
     /// Whether the other end is gone, asked without waiting.
     #[must_use]
     pub fn is_cut(&self) -> bool {
@@ -327,6 +337,22 @@ mod tests {
         assert_eq!(ready, [1]);
         let Ok(SocketPacket::Message(5, fds)) = server.receive(&mut buffer) else { panic!("{buffer:?}") };
         assert_eq!((&buffer[..5], fds.len()), (&b"three"[..], 0));
+    }
+
+    #[test]
+    fn what_was_sent_is_unread_until_it_is_read_or_its_reader_is_gone() {
+        let (_folder, _listener, client, server) = pair();
+        assert!(!server.has_unread());
+        server.send(b"one", &[]).unwrap();
+        assert!(server.has_unread() && !client.has_unread());
+        server.shut_down();
+        assert!(server.has_unread(), "the other end may still read it");
+        assert!(matches!(client.receive(&mut [0; 64]), Ok(SocketPacket::Message(3, _))));
+        assert!(!server.has_unread());
+        let (_folder, _listener, client, server) = pair();
+        server.send(b"two", &[]).unwrap();
+        drop(client);
+        assert!(!server.has_unread());
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub(super) const BEHIND: Nanos = Nanos(3_600_000_000_000);
 /// The furthest that a release is postponed.
 const POSTPONED_MAX: Nanos = Nanos(10_000_000_000);
 /// Segments of one user's tasks. Each takes some hundred bytes of the broker's memory, by the name of a kernel.
-pub(super) const SEGMENTS_PER_USER: usize = 16_384;
+pub(super) const SEGMENTS_PER_USER: usize = 4_096;
 /// Processes without clients whose accounts are kept.
 const GONE_MAX: usize = 1_024;
 /// Seconds of a user's rate that it may write to the log at once.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::messages::{ClientProcess, HeldToken, KnownProcess, Roster};
+use super::messages::{ClientProcess, HeldToken, KnownProcess, ResumedTask, Roster};
 use crate::decisions::engine_lock::LockId;
 use crate::decisions::sharing::{ClusterId, JobId, TaskId, TokenId};
 use crate::units::Nanos;
@@ -73,10 +73,14 @@ impl Recovery {
     }
 
     /// Whether a job may come back with an engine in use. If the record gives the engine to no job, the broker believes any holder of a token of
-    /// the GPU, since that job may have used the engine by lease. A job of the same process may have done so after the one of the record.
-    pub(super) fn may_use(&self, process: ClientProcess, engine: LockId, job: JobId) -> Result<(), String> {
-        let is_its = |user: &JobId| self.owners.get(&user.task).is_some_and(|owner| owner.pid == process.pid);
-        let user = self.engines.get(&engine).filter(|user| self.is_complete && **user != job && !is_its(user));
+    /// the GPU, since that job may have used the engine by lease. A job of the client whose job is on record may have done so later, and then
+    /// that one, which `comes_too` with what it has in use, does not have it any more.
+    pub(super) fn may_use(&self, engine: LockId, job: JobId, comes_too: &[ResumedTask]) -> Result<(), String> {
+        let gave_it_back = |user: &JobId| {
+            let its = comes_too.iter().find(|other| other.id == user.task);
+            its.is_some_and(|other| other.held.is_none_or(|held| !held.locks[engine.engine as usize]))
+        };
+        let user = self.engines.get(&engine).filter(|user| self.is_complete && **user != job && !gave_it_back(user));
         // An engine that a job gave back stays in its slot until the job also gives its token back. It blocks no other job then.
         match user.filter(|user| self.held.values().any(|holder| holder == *user)) {
             Some(user) => Err(format!(
@@ -128,9 +132,11 @@ impl Recovery {
 
 #[cfg(test)]
 mod tests {
+    use super::super::messages::TaskShape;
     use super::*;
     use crate::decisions::engine_lock::EngineRole;
     use crate::decisions::sharing::GpuId;
+    use crate::units::Bytes;
 
     const PID: u32 = 70;
     const STARTED: u64 = 8_000;
@@ -198,22 +204,30 @@ mod tests {
         let engine = |gpu, engine| LockId { gpu: GpuId(gpu), engine };
         let job = |task, job| JobId { task: TaskId(task), job };
         let mut all = recovery(true);
-        let (own, other) = (process(PID, STARTED, 7), process(PID + 1, STARTED, 8));
-        assert!(all.may_use(own, engine(0, EngineRole::In), job(5, 9)).is_ok());
-        let liar = all.may_use(other, engine(0, EngineRole::In), job(8, 1)).unwrap_err();
+        assert!(all.may_use(engine(0, EngineRole::In), job(5, 9), &[]).is_ok());
+        let liar = all.may_use(engine(0, EngineRole::In), job(6, 1), &[]).unwrap_err();
         assert!(liar.contains("job 9 of task 5 did"), "{liar}");
-        assert!(
-            all.may_use(own, engine(0, EngineRole::In), job(6, 1)).is_ok(),
-            "used by lease of the same process, perhaps"
-        );
-        assert!(all.may_use(other, engine(0, EngineRole::Out), job(8, 1)).is_ok(), "used by lease, perhaps");
-        assert!(
-            recovery(false).may_use(other, engine(0, EngineRole::In), job(8, 1)).is_ok(),
-            "not all could be written"
-        );
+        assert!(all.may_use(engine(0, EngineRole::Out), job(6, 1), &[]).is_ok(), "used by lease, perhaps");
+        let comes_too = |locks| {
+            let held = Some(HeldToken { locks, ..claim(1, 9) });
+            let shape = TaskShape {
+                name: "t".to_owned(),
+                cluster: ClusterId(0),
+                period: Nanos(1),
+                deadline: Nanos(1),
+                state: Bytes(0),
+                segments: Vec::new(),
+                thread: None,
+            };
+            [ResumedTask { id: TaskId(5), shape, held }]
+        };
+        let later = |locks| all.may_use(engine(0, EngineRole::In), job(6, 1), &comes_too(locks));
+        assert!(later([false; 3]).is_ok(), "used by lease after the other job of its client");
+        assert!(later([false, true, false]).is_err(), "that one still uses it");
+        assert!(recovery(false).may_use(engine(0, EngineRole::In), job(6, 1), &[]).is_ok(), "not all could be written");
         // It has given the engine back, and then its token.
         all.held.clear();
-        assert!(all.may_use(other, engine(0, EngineRole::In), job(8, 1)).is_ok());
+        assert!(all.may_use(engine(0, EngineRole::In), job(6, 1), &[]).is_ok());
     }
 
     #[test]

@@ -55,9 +55,9 @@ impl Book {
         bytes: u64,
     ) -> bool {
         // All claims are checked before one is accepted: a refused greeting changes nothing.
-        let checked = self.check_greeting(client, process).and_then(|()| {
-            (0..resumed.len()).try_for_each(|at| self.check_claim(process, &resumed[at], &resumed[..at]))
-        });
+        let checked = self
+            .check_greeting(client, process)
+            .and_then(|()| (0..resumed.len()).try_for_each(|at| self.check_claim(process, resumed, at)));
         if let Err(reason) = checked {
             self.reply(client, Reply::Refused { reason });
             return false;
@@ -250,12 +250,12 @@ impl Book {
 
     // Former clients.
 
-    /// Whether a process may come back with this task and the claim about what it holds, in addition to the `others`.
-    fn check_claim(&self, process: ClientProcess, claim: &ResumedTask, others: &[ResumedTask]) -> Result<(), String> {
+    /// Whether a process may come back with the task at this place, and what it says that it holds, in addition to those before it.
+    fn check_claim(&self, process: ClientProcess, resumed: &[ResumedTask], at: usize) -> Result<(), String> {
         let Some(recovery) = &self.recovery else {
             return Err("too late: the broker no longer waits for the clients of its predecessor".to_owned());
         };
-        let ResumedTask { id, shape, held } = claim;
+        let (ResumedTask { id, shape, held }, others) = (&resumed[at], &resumed[..at]);
         recovery.may_have(process, *id, shape.cluster, held.as_ref())?;
         if self.tasks.contains_key(id) || others.iter().any(|other| other.id == *id) {
             return Err(ArbiterRefused::TaskExists { task: *id }.to_string());
@@ -268,7 +268,7 @@ impl Book {
             if !self.gpus.contains(&gpu) || !locks.contains(&lock) {
                 return Err(format!("GPU {} has no lock {}", gpu.0, engine as u32));
             }
-            recovery.may_use(process, lock, JobId { task: *id, job: held.job })?;
+            recovery.may_use(lock, JobId { task: *id, job: held.job }, resumed)?;
         }
         if engines_in_use(held).count() > 1 {
             return Err(
