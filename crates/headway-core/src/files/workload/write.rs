@@ -30,7 +30,7 @@ pub fn write(workload: &Workload) -> String {
 
 /// The workload file of `workload`, whose streams may have the keys of `applications`.
 ///
-/// [`write`] says what reading it gives.
+/// [`write()`] says what reading it gives.
 #[must_use]
 pub fn write_with(workload: &Workload, applications: &[&dyn Application]) -> String {
     let mut text = Text(String::new());
