@@ -501,7 +501,7 @@ mod tests {
         ServerOptions { watchdog: WATCHDOG, boost: false, urgent: false, ..ServerOptions::new(socket, arbiter) }
     }
 
-    pub(super) fn shape(name: &str) -> TaskShape {
+    fn shape(name: &str) -> TaskShape {
         TaskShape {
             name: name.to_owned(),
             cluster: ClusterId(0),
@@ -513,8 +513,22 @@ mod tests {
         }
     }
 
+    /// A client of a broker with one task, which holds a token and never gives it back.
+    pub(super) fn holder(server: &mut BrokerServer) -> Client {
+        let socket = server.options.socket.clone();
+        let holder = std::thread::spawn(move || {
+            let client = Client::connect(&socket, "one", OnLoss::Fail).unwrap();
+            let mut task = client.register(shape("a")).unwrap();
+            std::mem::forget(task.acquire(clock::now(), 0, None).unwrap());
+            std::mem::forget(task);
+            client
+        });
+        turn_until(server, &holder, |counts| counts.tokens > 0);
+        holder.join().unwrap()
+    }
+
     /// Lets the broker serve until it has granted `enough`; fails if the thread that asks ends before.
-    pub(super) fn turn_until<T>(server: &mut BrokerServer, holder: &JoinHandle<T>, enough: fn(&Counts) -> bool) {
+    fn turn_until<T>(server: &mut BrokerServer, holder: &JoinHandle<T>, enough: fn(&Counts) -> bool) {
         while !enough(&server.driver.counts()) {
             assert!(!holder.is_finished(), "the holder ended before it was served");
             let now = server.look(None);
@@ -612,16 +626,7 @@ mod tests {
     fn cut_off(late: Nanos, then: Nanos) -> u64 {
         let folder = tempfile::tempdir().unwrap();
         let mut server = BrokerServer::bind(options(folder.path().join("s"))).unwrap();
-        let socket = server.options.socket.clone();
-        let holder = std::thread::spawn(move || {
-            let client = Client::connect(&socket, "one", OnLoss::Fail).unwrap();
-            let mut task = client.register(shape("a")).unwrap();
-            std::mem::forget(task.acquire(clock::now(), 0, None).unwrap());
-            std::mem::forget(task);
-            client
-        });
-        turn_until(&mut server, &holder, |counts| counts.tokens > 0);
-        let client = holder.join().unwrap();
+        let client = holder(&mut server);
         let now = server.look(None).saturating_add(late);
         server.heard_nobody(now, late);
         server.turn(now.saturating_add(then));

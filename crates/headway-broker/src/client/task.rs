@@ -165,9 +165,8 @@ impl<'client> Token<'_, 'client> {
     /// Whether it was taken away: the GPU is lost, or the broker has given this client up.
     #[must_use]
     pub fn is_revoked(&self) -> bool {
-        let present = Arc::clone(&self.task.client.shared.lock().link);
-        self.revoked_by(&self.link).or_else(|| self.revoked_by(&present)).is_some()
-            || self.task.client.shared.lock().failed
+        let state = self.task.client.shared.lock();
+        state.failed || [&self.link, &state.link].into_iter().any(|link| self.revoked_by(link).is_some())
     }
 
     /// The error where the broker of this connection has taken the token away.

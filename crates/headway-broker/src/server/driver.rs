@@ -542,10 +542,9 @@ impl BookDriver {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::{Client, OnLoss};
     use crate::layout::{NOTICE_LONGS, NOTICE_WORDS};
     use crate::server::BrokerServer;
-    use crate::server::tests::{options, shape, turn_until};
+    use crate::server::tests::{holder, options};
 
     #[test]
     fn a_process_that_has_the_number_of_one_that_ended_is_not_waited_for() {
@@ -563,16 +562,7 @@ mod tests {
         let log = Some(folder.path().join("log"));
         let options = ServerOptions { log, ..options(folder.path().join("s")) };
         let mut before = BrokerServer::bind(options.clone()).unwrap();
-        let socket = options.socket.clone();
-        let holder = std::thread::spawn(move || {
-            let client = Client::connect(&socket, "one", OnLoss::Fail).unwrap();
-            let mut task = client.register(shape("a")).unwrap();
-            std::mem::forget(task.acquire(clock::now(), 0, None).unwrap());
-            std::mem::forget(task);
-            client
-        });
-        turn_until(&mut before, &holder, |counts| counts.tokens > 0);
-        let _client = holder.join().unwrap();
+        let _client = holder(&mut before);
         drop(before);
         let notice = Words::create("notice", NOTICE_LONGS, NOTICE_WORDS).unwrap();
         let (started, now) = (Nanos(1), clock::now());
