@@ -240,7 +240,7 @@ def test_workloads_are_read_back_as_they_were(
     try:
         made = hw.Workload("any", streams=streams, messages=messages, description=description)
     except hw.WorkloadError as error:
-        # Of what is drawn here, names, descriptions and empty workloads alone can be wrong, and the place is told.
+        # Only the name, the description or an empty workload can be wrong here. The error says which.
         assert error.place is not None and not error.message.startswith("key with"), error
         return
     usual = made.to_toml()

@@ -223,7 +223,7 @@ impl World {
             return Err(format!("without faults for {SERVED_WITHIN}, these still wait: {still:?}"));
         }
         self.finish(step)?;
-        self.run.end = self.now;
+        (self.run.end, self.run.cut) = (self.now, self.audit.cut);
         Ok(self.run)
     }
 
@@ -267,7 +267,6 @@ impl World {
         let Some(server) = &mut self.server else { return Ok(()) };
         let alive = self.programs.iter().filter(|program| program.is_alive).map(|program| program.process.pid);
         server.turn(self.now, &mut self.pages, &mut self.disk, &mut self.audit, &alive.collect::<Vec<_>>())?;
-        self.run.cut = self.audit.cut;
         self.audit.check_limits(&self.parameters.limits)
     }
 

@@ -9,12 +9,12 @@ use super::audit::Audit;
 use super::server::Server;
 use super::{BrokerRun, Chance, LockWord, Page, Pages, SlotAnswer, WATCHDOG};
 
-/// A message takes as long at most.
+/// The longest that a message is on its way.
 const MESSAGE: u64 = 5_000;
 const TASKS: usize = 3;
-/// One that keeps to the protocol holds a token for less than half of this.
+/// A program that keeps to the protocol begins nothing more with a token after this time.
 const HOLD: u64 = WATCHDOG.0 / 8;
-/// One that waits gives up now and then.
+/// A job that has waited for a token for this long gives up.
 const PATIENCE: Nanos = Nanos(40 * WATCHDOG.0);
 /// Bytes of a message.
 const BYTES: u64 = 100;
@@ -173,10 +173,7 @@ impl Program {
 
     pub(super) fn step(&mut self, around: &mut Around<'_>) -> Result<(), String> {
         match self.connection {
-            Connection::None { again_at } if around.now >= again_at => {
-                self.greet(around)?;
-                Ok(())
-            }
+            Connection::None { again_at } if around.now >= again_at => self.greet(around),
             Connection::None { .. } => Ok(()),
             Connection::Greeting(client) => self.hear_welcome(around, client),
             Connection::Open(client) if around.pages.get(&client).is_none_or(|page| page.is_closed) => {

@@ -205,7 +205,7 @@ impl Server {
         }
     }
 
-    /// Who holds what, for the record.
+    /// Keeps up to date which job holds each token and each engine, for the record on the disk.
     fn note(&mut self, actions: &[Action], input: &Input) {
         let holders = self.book.holders();
         if !self.book.is_recovering() {
