@@ -6,7 +6,7 @@ from _typeshed import SupportsGetItem
 from os import PathLike
 from typing import SupportsIndex, final
 
-__all__ = ["Machine", "Plan", "Workload", "commit", "doctor", "guest_environment", "node_file", "open_machine", "open_workload", "parse_size", "parse_time", "parse_workload", "plan", "shipped_machines", "strategies", "version"]
+__all__ = ["Machine", "Plan", "Workload", "commit", "doctor", "guest_environment", "node_file", "open_machine", "open_workload", "parse_time", "parse_workload", "plan", "shipped_machines", "strategies", "version"]
 
 @final
 class Machine:
@@ -110,11 +110,6 @@ def open_machine(name: str) -> Machine:
 def open_workload(path: str | PathLike[str]) -> Workload:
     """
     Reads a workload file.
-    """
-
-def parse_size(text: str) -> int:
-    """
-    Bytes that a text such as `4 MiB` says.
     """
 
 def parse_time(text: str) -> int:

@@ -11,14 +11,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use headway::cores::on_all_cores;
 use headway::plan::{PlanAnswer, PlanOptions, Strategy};
 use headway::run::TimesOptions;
-use headway::units::{Bytes, Nanos};
+use headway::units::Nanos;
 use headway::workload::Loaded;
 use pyo3::prelude::*;
 
 use errors::{Subject, json, options_error, raised};
-use wait::{each, wait};
+use wait::wait;
 
 /// A machine: memories, GPUs, links, engines and what they carry.
 #[pyclass(frozen, module = "headway._native")]
@@ -138,10 +139,11 @@ impl Plan {
         };
         let (answer, machine) = (Arc::clone(&self.answer), Arc::clone(&self.machine));
         let simulated = wait(py, interrupt, move || {
-            each(&seeds, |&seed| headway::run::times(&machine, &answer.plan, &TimesOptions { seed, ..options.clone() }))
+            on_all_cores(seeds.len(), |at| {
+                headway::run::times(&machine, &answer.plan, &TimesOptions { seed: seeds[at], ..options.clone() })
+            })
         })?;
-        let summaries: Result<Vec<_>, _> = simulated.into_iter().collect();
-        let summaries = summaries.map_err(|error| raised(py, Subject::Other, &error))?;
+        let summaries = simulated.map_err(|error| raised(py, Subject::Other, &error))?;
         summaries.iter().map(json).collect()
     }
 }
@@ -255,11 +257,5 @@ mod _native {
     #[pyfunction]
     fn parse_time(py: Python<'_>, text: &str) -> PyResult<u64> {
         text.parse().map(|time: Nanos| time.0).map_err(|error| options_error(py, &error.to_string()))
-    }
-
-    /// Bytes that a text such as `4 MiB` says.
-    #[pyfunction]
-    fn parse_size(py: Python<'_>, text: &str) -> PyResult<u64> {
-        text.parse().map(|size: Bytes| size.0).map_err(|error| options_error(py, &error.to_string()))
     }
 }

@@ -1,12 +1,11 @@
 //! Work beside the interpreter, which Ctrl-C ends.
 
-use std::num::NonZero;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::Duration;
 
+use headway::threads;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -21,9 +20,8 @@ pub(crate) fn wait<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<T> {
     let (sender, mut receiver) = mpsc::channel();
-    let thread = thread::Builder::new().name("headway".to_owned());
     // Nobody listens after an exception.
-    thread.spawn(move || drop(sender.send(work())))?;
+    threads::spawn("headway", move || drop(sender.send(work())))?;
     loop {
         let (received, back) = py.detach(move || (receiver.recv_timeout(LOOK), receiver));
         receiver = back;
@@ -41,26 +39,4 @@ pub(crate) fn wait<T: Send + 'static>(
             }
         }
     }
-}
-
-/// `work` of every item, by as many threads as there are CPUs; the results are in the order of the items.
-pub(crate) fn each<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let cpus = thread::available_parallelism().map_or(1, NonZero::get);
-    let next = AtomicUsize::new(0);
-    let results = Mutex::new(Vec::new());
-    thread::scope(|scope| {
-        for _ in 0..cpus.min(items.len()) {
-            scope.spawn(|| {
-                loop {
-                    let at = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(item) = items.get(at) else { return };
-                    let result = work(item);
-                    results.lock().unwrap_or_else(PoisonError::into_inner).push((at, result));
-                }
-            });
-        }
-    });
-    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    results.sort_by_key(|(at, _)| *at);
-    results.into_iter().map(|(_, result)| result).collect()
 }

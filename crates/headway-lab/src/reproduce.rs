@@ -2,7 +2,6 @@
 
 mod bench;
 mod cho;
-mod cores;
 mod fujii;
 mod gpusync;
 mod gpusync_gpu;

@@ -38,6 +38,8 @@ pub mod workload;
 
 // For the programs `headway` and `headway-lab`, what they measure, and the library in front of guests; nobody else can rely on them.
 #[doc(hidden)]
+pub mod cores;
+#[doc(hidden)]
 pub mod emulation;
 #[doc(hidden)]
 pub mod gpus;
@@ -55,6 +57,8 @@ pub mod stamp;
 pub mod tightest;
 #[doc(hidden)]
 pub mod verify;
+#[doc(hidden)]
+pub use headway_os::threads;
 
 pub use headway_core::files::error::FileError;
 pub use headway_core::units;

@@ -84,7 +84,9 @@ fn unwraps(source: &Source, findings: &mut Vec<Finding>) {
 /// Threads that would take signals of the program that they run in.
 fn threads_with_signals(source: &Source, findings: &mut Vec<Finding>) {
     let in_program = |name: &str| source.path.starts_with(&format!("crates/{name}/src/"));
-    if source.path == STARTS_THREADS || !CRATES_IN_PROGRAMS.iter().any(|name| in_program(name)) {
+    let is_in_program =
+        source.path.starts_with("python/src/") || CRATES_IN_PROGRAMS.iter().any(|name| in_program(name));
+    if source.path == STARTS_THREADS || !is_in_program {
         return;
     }
     for at in ["spawn", "spawn_scoped"].iter().flat_map(|word| source.words(word)) {
@@ -182,6 +184,7 @@ mod tests {
         finds("//! A.\nfn a() { Builder::new().name(b).spawn_scoped(scope, c); }\n", 2, "takes signals");
         accepts("//! A.\nfn a() {\n    threads::spawn(b, c);\n    threads::without_signals(|| scope.spawn(b));\n}\n");
         accepts("//! A.\nfn a() { Command::new(b).spawn(); }\n#[test]\nfn c() { std::thread::spawn(d); }\n");
+        assert!(!found("python/src/wait.rs", "//! A.\nfn a() { std::thread::spawn(b); }\n").is_empty());
         assert!(found("crates/headway-lab/src/lib.rs", "//! A.\nfn a() { std::thread::spawn(b); }\n").is_empty());
     }
 }

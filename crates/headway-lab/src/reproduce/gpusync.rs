@@ -18,11 +18,11 @@ use headway_sim::sharing::{Scenario, SimObserver, SimRecord, SimSharingError, si
 
 use self::shape::{Check, Means, affinity_ratios, checks, chunking_ratios};
 use self::study::{Effort, Run, Set, TARGET, TOLERANCE, calibrate, run as simulated};
-use super::cores::on_all_cores;
 use super::{
     ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, Said, raw_figures, said, silent,
 };
 use crate::Error;
+use headway::cores::on_all_cores;
 use headway::run::Backend;
 use headway_measure::plot::{Figure, PlotLine};
 

@@ -12,9 +12,9 @@ use headway_core::models::interconnect::{BatchBlock, BatchCompletion, Network};
 use headway_core::units::{Bytes, Nanos};
 
 pub(super) use self::sweep::run as sweep;
-use super::cores::on_all_cores;
 use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, raw_figures, said, silent};
 use crate::Error;
+use headway::cores::on_all_cores;
 use headway::run::Backend;
 use headway_measure::plot::{Figure, PlotLine};
 

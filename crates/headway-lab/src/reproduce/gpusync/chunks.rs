@@ -14,8 +14,8 @@ use headway_sim::sharing::{ArbitrationScheme, Scenario, SimSharingError};
 use super::interval;
 use super::shape::chunking_ratios;
 use super::study::{Effort, Set, calibrate, run as simulated};
-use crate::reproduce::cores::on_all_cores;
 use crate::reproduce::{PaperRow, PaperVerdict, RawFigures, raw_figures, said};
+use headway::cores::on_all_cores;
 
 /// Rates of all copies, megabytes per second. The last is a GTX-class node by the numbers there are: PCIe 2.0 x16, as in the machine
 /// file `gpusync-8xgtx470`.

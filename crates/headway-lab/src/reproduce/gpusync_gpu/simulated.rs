@@ -14,8 +14,8 @@ use headway_sim::sharing::{
 };
 
 use super::setup::Alone;
-use crate::reproduce::cores::on_all_cores;
 use crate::trackers::FrameLoad;
+use headway::cores::on_all_cores;
 
 /// Rate of copies between GPUs. It is not measured here; the state takes a third of a millisecond at it, one way or another.
 const PEER: Rate = Rate(300_000_000_000);

@@ -13,7 +13,7 @@ use super::{
     silent,
 };
 use crate::Error;
-use crate::reproduce::cores::on_all_cores;
+use headway::cores::on_all_cores;
 
 /// The nodes: the extremes of sharing that the text permits, then an interconnect with a limit for each direction, without and with
 /// one for both.

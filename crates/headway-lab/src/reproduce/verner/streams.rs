@@ -16,8 +16,8 @@ use self::search::Planned;
 use self::trial::{Trial, Until};
 use super::{ExperimentResults, ExperimentSetting};
 use crate::Error;
-use crate::reproduce::cores::on_all_cores;
 use crate::reproduce::site::Site;
+use headway::cores::on_all_cores;
 use headway_measure::sample::Effort;
 
 /// Jobs that the CPU's figures come from.
