@@ -14,7 +14,7 @@
 //! for byte too.
 //!
 //! The PTX is generated from `kernels/*.cu` by `cargo xtask ptx` and committed, so that no CUDA toolkit is needed to build.
-#![allow(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod aes128_cbc;
 mod aes128_tables;
@@ -23,7 +23,6 @@ pub mod inspect;
 pub mod klt;
 mod portions;
 mod spin;
-mod words;
 pub mod workload;
 
 use std::sync::Arc;

@@ -1,5 +1,4 @@
 //! Wafers with planted defects: every one is listed, nothing else is, and the CUDA source writes the same bytes.
-#![allow(unsafe_code)]
 
 use std::fs;
 use std::process::Command;
@@ -31,13 +30,11 @@ impl Words {
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: every bit pattern is a value of bytes and of words.
-        unsafe { self.0.align_to_mut().1 }
+        bytemuck::cast_slice_mut(&mut self.0)
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: every bit pattern is a value of bytes and of words.
-        unsafe { self.0.align_to().1 }
+        bytemuck::cast_slice(&self.0)
     }
 }
 
