@@ -4,7 +4,8 @@ use std::fs;
 use std::process::Command;
 use std::sync::Arc;
 
-use crate::common::{host_program, pack, state};
+use crate::common::{pack, state};
+use crate::host::host_program;
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_device::gpu::{CpuReach, Gpu, Operation};
 use headway_device::work::{Argument, CpuArgument, Work};

@@ -5,6 +5,7 @@ pub mod child;
 pub mod combine;
 mod error;
 pub mod formats;
+pub mod klt;
 pub mod reproduce;
 pub mod rows;
 pub mod simulation;
