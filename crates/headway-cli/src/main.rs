@@ -6,7 +6,6 @@ mod args;
 mod broker;
 mod commands;
 mod guest;
-mod interconnect;
 mod manual;
 mod sharing;
 mod show;
@@ -42,8 +41,6 @@ fn main() -> ExitCode {
         Command::Report { log, out: folder, trace_max } => commands::report(&out, log, folder.as_deref(), *trace_max),
         Command::Measure(args) => transfers::measure(&out, args),
         Command::Bench { what: BenchCommand::Transfers(args) } => transfers::bench(&out, args),
-        Command::Bench { what: BenchCommand::Interconnect(args) } => interconnect::bench(&out, args),
-        Command::Bench { what: BenchCommand::Broker(args) } => broker::bench(&out, args),
         Command::Explain(args) => transfers::explain(&out, args),
         Command::Machines { name } => commands::machines(&out, name.as_deref()),
         Command::Exec(args) => guest::exec(args),
@@ -52,9 +49,7 @@ fn main() -> ExitCode {
         Command::Man { of, out: folder } => manual::man(&out, of, folder.as_deref()),
         Command::Completions { shell } => commands::completions(*shell),
         Command::MpsGuard { folder } => broker::guard(folder),
-        Command::MeasureChild { part, order } => {
-            Ok(if headway_measure::serve_child(*part, order) { CommandAnswer::Yes } else { CommandAnswer::No })
-        }
+        Command::MeasureChild { order } => Ok(CommandAnswer::of_child(headway_measure::serve_child(order))),
     };
     match answer {
         Ok(answer) => answer.status(),

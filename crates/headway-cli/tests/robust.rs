@@ -259,7 +259,7 @@ fn values_that_mean_nothing_are_refused_before_anything_is_done() {
         ("measure --backend emu --gpus 0", "from 1 on"),
         ("measure --backend emu --sizes 0B", "above zero"),
         ("bench transfers --backend emu --sizes 0B", "above zero"),
-        ("bench interconnect --backend sim --repeats 0", "from 1 on"),
+        ("bench transfers --backend emu --gpus 0", "from 1 on"),
         ("broker --watchdog 0s", "above zero"),
         ("broker --chunk 0B", "above zero"),
         ("broker --log-size 0B", "above zero"),

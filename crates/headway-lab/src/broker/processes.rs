@@ -18,8 +18,8 @@ use headway_core::units::{Bytes, Nanos, PPM};
 use headway_os::clock;
 use headway_os::ipc::{Listener, Words};
 
-use crate::Error;
-use crate::child::{self, ChildPart};
+use crate::child::{self, ChildRole};
+use headway_measure::Error;
 
 /// Bytes that both clients share.
 pub(super) const WORDS: usize = 24;
@@ -63,7 +63,7 @@ pub(super) struct BrokerProcess {
 /// Starts this program in a role: `broker` or `client`, the folder, and what else the role needs, a line each. It ends with its
 /// standard input.
 fn spawn(role: &str) -> Result<Child, Error> {
-    let mut command = child::command(ChildPart::Broker, role).map_err(Error::Child)?;
+    let mut command = child::command(ChildRole::Broker, role).map_err(Error::Child)?;
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     command.spawn().map_err(Error::Child)
 }
