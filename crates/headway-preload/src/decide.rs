@@ -90,7 +90,7 @@ pub(crate) fn counts() -> bool {
 
 /// Says, in a program that was started as a guest, that its driver is newer than this version of Headway.
 pub(crate) fn say_too_new(version: i32) {
-    if std::env::var_os(VARIABLE).is_some() {
+    if stats::variable(VARIABLE).is_some() {
         log::print(&format!(
             "headway: the driver is for CUDA {}.{}, which this version of Headway does not know; every call is passed on\n",
             version / 1000,
@@ -101,7 +101,7 @@ pub(crate) fn say_too_new(version: i32) {
 
 /// Reads the options; before that every call is passed on.
 pub(crate) fn begin() {
-    let Ok(text) = std::env::var(VARIABLE) else { return };
+    let Some(text) = stats::variable(VARIABLE) else { return };
     let options = match text.parse::<GuestOptions>() {
         Ok(options) => *OPTIONS.get_or_init(|| options),
         Err(error) => {
@@ -251,9 +251,10 @@ fn made_fast(driver: &Driver, copy: fast::Copy, made: &mut Made, timing: &mut Op
     }
 }
 
-/// Whether anything is to be done about a copy of `bytes` bytes whose call is rare enough to be looked at each time.
+/// Whether anything is to be done, in a guest, about a copy of `bytes` bytes whose call is rare enough to be looked at each time.
 pub(crate) fn looks_at(bytes: usize) -> bool {
-    ATTENTION.load(Ordering::Relaxed) != 0 || bytes >= LARGE.load(Ordering::Relaxed)
+    let is_asked = ATTENTION.load(Ordering::Relaxed) != 0 || bytes >= LARGE.load(Ordering::Relaxed);
+    is_asked && OPTIONS.get().is_some()
 }
 
 /// Counts a copy of a batch.
