@@ -466,11 +466,12 @@ fn goes_aside(context: &Prepared, out: Out, attention: u32) -> bool {
 /// # Errors
 /// Why it is left to the driver; nothing has been queued then, or only a copy into a line of ours.
 fn aside(driver: &Driver, context: &Prepared, out: Out, host_is: &mut Host) -> Result<Status, Outcome> {
-    if driver::captures(driver, out.stream) {
-        return Err(Outcome::Capture);
-    }
+    // To ask the legacy default stream spoils captures, as a copy in it does; one that the driver refuses does not.
     if !driver::on_device(driver, out.from, out.bytes, context.device) {
         return Err(Outcome::OtherMemory);
+    }
+    if driver::captures(driver, out.stream) {
+        return Err(Outcome::Capture);
     }
     if let Some(to) = driver::pinned(driver, out.to, out.bytes) {
         *host_is = Host::PageLocked;
@@ -505,10 +506,10 @@ fn launch(driver: &Driver, context: &Prepared, to: DevicePtr, out: Out) -> Resul
 /// A bulk copy: whole or in pieces, and remembered until it has left the engine.
 fn bulk(driver: &Driver, context: &Prepared, out: Out, real: impl FnOnce() -> Status, made: &mut Made) -> Status {
     let relaxed = Relaxed::new(driver);
-    let captures = driver::captures(driver, out.stream);
-    if captures || !driver::on_device(driver, out.from, out.bytes, context.device) {
+    let is_from_here = driver::on_device(driver, out.from, out.bytes, context.device);
+    if !is_from_here || driver::captures(driver, out.stream) {
         drop(relaxed);
-        made.left_to_driver(if captures { DriverReason::Capture } else { DriverReason::NotOnGpu });
+        made.left_to_driver(if is_from_here { DriverReason::Capture } else { DriverReason::NotOnGpu });
         return real();
     }
     let piece = options().piece.map(|piece| piece_bytes(piece.0 as usize, out.bytes));
