@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     let Err(problem) = headway::check_stack() else { return run(Ok(())) };
     // A program may run with less stack than Headway: as a guest, too. So it is started by a thread with enough.
     match thread::Builder::new().stack_size(STACK).spawn(|| run(Err(problem))) {
-        Ok(thread) => thread.join().unwrap_or(ExitCode::from(failure::NOT_STARTED)),
+        Ok(thread) => thread.join().unwrap_or_else(|_| ExitCode::from(failure::NOT_STARTED)),
         Err(error) => {
             say(&format!("error: cannot start a thread with {} MiB of stack: {error}", STACK >> 20));
             ExitCode::from(failure::NOT_STARTED)
