@@ -95,8 +95,10 @@ struct region {
     int writer; /* the CUDA stream that writes it last, or HOST */
     unsigned written, read[STREAMS]; /* the numbers of those operations on their streams */
 };
+struct copy { struct region *to, *from; size_t to_at, from_at, bytes; };
 struct program {
     uint64_t random;
+    struct copy recent;
     int number, threads;
     size_t context;
     CUstream streams[STREAMS];
@@ -197,7 +199,8 @@ static size_t size(struct program *p) {
 }
 static int is_host(const struct region *r) { return r->kind != DEVICE; }
 static void make(struct program *p, struct region *r, enum kind kind) {
-    *r = (struct region){.kind = kind, .bytes = size(p) + draw(p, 2) * 4096, .writer = HOST};
+    size_t one = size(p), other = size(p);
+    *r = (struct region){.kind = kind, .bytes = (one > other ? one : other) + draw(p, 2) * 4096, .writer = HOST};
     r->known = malloc(r->bytes);
     fill(p, r->known, r->bytes);
     if (kind == DEVICE) {
@@ -237,14 +240,16 @@ static void let_go(struct program *p, struct region *r) {
 }
 
 /* Copies. */
-struct copy { struct region *to, *from; size_t to_at, from_at, bytes; };
-static int any_stream(struct program *p, int may_be_legacy) {
-    int s = (int)draw(p, STREAMS);
+/* Often that on which the bytes are still under way. */
+static int any_stream(struct program *p, const struct region *from, int may_be_legacy) {
+    int s = from->writer != HOST && one_in(p, 2) ? from->writer : (int)draw(p, STREAMS);
     return s == LEGACY && !may_be_legacy ? CREATED : s;
 }
 /* Copies that may reach over both halves of a HALF are refused, and only one copy alone is known to have done nothing then. */
 static int draw_copy(struct program *p, struct copy *c, int is_alone) {
     c->to = &p->regions[draw(p, REGIONS)], c->from = &p->regions[draw(p, REGIONS)];
+    /* Often what depends on the copy before: it reads what that writes, or writes what that reads. */
+    if (p->recent.to && one_in(p, 2)) { if (one_in(p, 2)) c->from = p->recent.to; else c->to = p->recent.from; }
     if (c->to == c->from || (is_host(c->to) && is_host(c->from)) || (!is_alone && (c->to->kind == HALF || c->from->kind == HALF))) return 0;
     c->bytes = size(p);
     size_t most = c->to->bytes < c->from->bytes ? c->to->bytes : c->from->bytes;
@@ -290,12 +295,13 @@ static CUresult copy_waiting(struct program *p, const struct copy *c, const char
 static void copy(struct program *p) {
     struct copy c;
     if (!draw_copy(p, &c, 1)) return;
-    int waits = one_in(p, 3), s = waits ? (per_thread && resolver ? OWN : LEGACY) : any_stream(p, 1);
+    int waits = one_in(p, 3), s = waits ? (per_thread && resolver ? OWN : LEGACY) : any_stream(p, c.from, 1);
     const char *name;
     order_copy(p, s, &c);
     CUresult status = waits ? copy_waiting(p, &c, &name) : queue(p, s, &c, &name);
     said(p, status, "%s %zu on %d, %d to %d", name, c.bytes, s, c.from->kind, c.to->kind);
     if (status) return;
+    p->recent = c;
     unsigned operation = issue(p, s), before = c.from->read[s];
     made(c), note(s, operation, &c);
     /* Ordinary memory may be used again when the call returns, and so may what a call that waits has filled. */
@@ -315,7 +321,7 @@ static void copy_rows(struct program *p) {
     struct rows rows = {.from_pitch = pitch, .to_pitch = pitch, .width = width, .height = height};
     rows.from_kind = is_host(c.from) ? 1 : 2, rows.to_kind = is_host(c.to) ? 1 : 2;
     rows.from_host = (void *)from_of(&c), rows.from_device = from_of(&c), rows.to_host = (void *)to_of(&c), rows.to_device = to_of(&c);
-    int waits = one_in(p, 2), s = waits ? (per_thread && resolver ? OWN : LEGACY) : any_stream(p, 1);
+    int waits = one_in(p, 2), s = waits ? (per_thread && resolver ? OWN : LEGACY) : any_stream(p, c.from, 1);
     order_copy(p, s, &c);
     CUresult status = waits ? cu.cuMemcpy2D(&rows) : cu.cuMemcpy2DAsync(&rows, for_copies(p, s));
     said(p, status, "rows %zu x %zu on %d, %d to %d", width, height, s, c.from->kind, c.to->kind);
@@ -328,7 +334,7 @@ static void copy_with_attributes(struct program *p) {
     struct copy c;
     if (!cu.cuMemcpyWithAttributesAsync || !draw_copy(p, &c, 0)) return;
     struct attributes attributes = draw_attributes(p);
-    int s = any_stream(p, one_in(p, 8));
+    int s = any_stream(p, c.from, one_in(p, 8));
     order_source(p, attributes, c.from), order_copy(p, s, &c);
     CUresult status = cu.cuMemcpyWithAttributesAsync(to_of(&c), from_of(&c), c.bytes, &attributes, for_copies(p, s));
     said(p, status, "with attributes %u %u, %zu on %d, %d to %d", attributes.access, attributes.flags, c.bytes, s, c.from->kind, c.to->kind);
@@ -346,7 +352,7 @@ static void batch(struct program *p) {
     CUdeviceptr to[MANY], from[MANY];
     size_t sizes[MANY], first[3] = {0}, count = 0, kinds, failed = SIZE_MAX;
     if (!cu.batch && !cu.batch_v2) return;
-    int s = any_stream(p, one_in(p, 8));
+    int s = any_stream(p, &p->regions[draw(p, REGIONS)], one_in(p, 8));
     if (one_in(p, 2)) {
         /* Blocks of one region, in another order. */
         struct copy whole;
@@ -405,7 +411,7 @@ static void capture(struct program *p) {
     if (status) return;
     must(p, cu.cuGraphInstantiateWithFlags(&exec, graph, 0), "cuGraphInstantiate");
     for (uint64_t launches = draw(p, 3); launches; launches--) {
-        int where = any_stream(p, 1);
+        int where = any_stream(p, count ? c[0].from : p->regions, 1);
         for (size_t i = 0; i < count; i++) order_copy(p, where, &c[i]);
         said(p, cu.cuGraphLaunch(exec, handle(p, where)), "launch on %d", where);
         unsigned operation = issue(p, where);
@@ -417,7 +423,7 @@ static void capture(struct program *p) {
 static void refused(struct program *p) {
     struct copy c;
     if (!draw_copy(p, &c, 0)) return;
-    int s = any_stream(p, 1);
+    int s = any_stream(p, c.from, 1);
     struct region *device = is_host(c.to) ? c.from : c.to, *host = is_host(c.to) ? c.to : c.from;
     if (!is_host(host)) return;
     order_write(p, HOST, c.from), order_write(p, HOST, c.to);
