@@ -1,8 +1,11 @@
-//! Copies take another method only on purpose: 100,000 pseudo-random choices, a hash for each group and a few of its choices in
-//! full, compared with `golden/choices.txt`.
+//! Copies take another method only on purpose: pseudo-random choices, a hash for each group and a few of its choices in full, compared
+//! with `golden/choices.txt`. 100,000 are made by one part of the decision each, as many by all parts together.
 //!
 //! `SNAPSHOTS=overwrite cargo test -p headway-core --test it choices::` writes the file anew; the commit that does so says why.
 #![expect(clippy::disallowed_methods, reason = "the committed choices are a file")]
+
+mod reference;
+mod whole;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -28,6 +31,8 @@ const SITUATIONS: usize = 400;
 const SIZES: usize = 100;
 const HISTORIES: usize = 60;
 const COPIES: usize = 500;
+/// Histories of whole decisions.
+const WHOLE_HISTORIES: usize = 200;
 /// One choice in this many is written in full.
 const SAMPLED: usize = 250;
 
@@ -219,6 +224,8 @@ fn every_choice_is_the_one_that_is_committed() {
     by_learning(&mut recorded);
     by_watch(&mut recorded);
     assert_eq!(recorded.count(), 100_000);
+    whole::by_all(&mut recorded);
+    assert!(recorded.count() >= 200_000, "{}", recorded.count());
     let text = recorded.text();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/choices.txt");
     if std::env::var_os("SNAPSHOTS").is_some_and(|value| value == "overwrite") {
