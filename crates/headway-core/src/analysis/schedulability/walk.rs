@@ -48,13 +48,65 @@ impl Phased {
         })
     }
 
-    fn cost_from(&self, first: usize, t: u64) -> u128 {
-        self.jobs_from(first, t).map(|(item, jobs)| u128::from(jobs) * u128::from(item.cost)).sum()
+    /// For each step, the cost of all jobs inside an interval of length `t` that begins with a release of it.
+    ///
+    /// With a later beginning a step's next release comes sooner, until the beginning passes that release. So the number of its jobs, as a
+    /// function of the beginning, goes up by one at one place of the period and down by one at another.
+    fn costs(&self, t: u64) -> Vec<u128> {
+        let mut counts: BTreeMap<u64, JobCosts> = BTreeMap::new();
+        for (release, item) in self.steps.iter().filter(|(_, item)| item.deadline <= t) {
+            let of_period = counts.entry(item.period).or_default();
+            let (period, cost) = (u128::from(item.period), u128::from(item.cost));
+            let phase = u128::from(*release) % period;
+            let span = u128::from(t - item.deadline) + period - phase;
+            of_period.at_zero += span / period * cost;
+            of_period.up.push((period - span % period, cost));
+            of_period.down.push((phase + 1, cost));
+        }
+        for of_period in counts.values_mut() {
+            accumulate(&mut of_period.up);
+            accumulate(&mut of_period.down);
+        }
+        let cost = |begin: u64| -> u128 {
+            let of_period = |(period, costs): (&u64, &JobCosts)| costs.from(u128::from(begin % period));
+            counts.iter().map(of_period).sum()
+        };
+        self.steps.iter().map(|(release, _)| cost(*release)).collect()
     }
 
     /// The first step of the interval of length `t` that asks for most: no interval that begins otherwise asks for more.
     fn worst_first(&self, t: u64) -> usize {
-        (0..self.steps.len()).max_by_key(|&first| self.cost_from(first, t)).unwrap_or(0)
+        let costs = self.costs(t);
+        (0..costs.len()).max_by_key(|&first| costs[first]).unwrap_or(0)
+    }
+}
+
+/// The cost of the jobs of steps of one period, by the place in the period at which an interval begins.
+#[derive(Default)]
+struct JobCosts {
+    at_zero: u128,
+    /// Where it goes up, with the sum of how much it has gone up until there.
+    up: Vec<(u128, u128)>,
+    down: Vec<(u128, u128)>,
+}
+
+impl JobCosts {
+    fn from(&self, begin: u128) -> u128 {
+        let until = |changes: &[(u128, u128)]| {
+            let passed = changes.partition_point(|(place, _)| *place <= begin);
+            passed.checked_sub(1).map_or(0, |last| changes[last].1)
+        };
+        self.at_zero + until(&self.up) - until(&self.down)
+    }
+}
+
+/// Sorts changes by place, and makes each the sum of all until there.
+fn accumulate(changes: &mut [(u128, u128)]) {
+    changes.sort_unstable();
+    let mut sum = 0;
+    for (_, change) in changes {
+        sum += *change;
+        *change = sum;
     }
 }
 
@@ -109,7 +161,7 @@ impl Demand {
             sum += u128::from(jobs) * u128::from(item.cost);
         }
         for stream in &self.streams {
-            sum += (0..stream.steps.len()).map(|first| stream.cost_from(first, t)).max().unwrap_or(0);
+            sum += stream.costs(t).into_iter().max().unwrap_or(0);
         }
         sum
     }
@@ -123,7 +175,7 @@ impl Demand {
     }
 
     fn pay(&self, budget: &mut u64) -> Result<(), UndecidedReason> {
-        let steps = self.streams.iter().map(|stream| stream.steps.len() * stream.steps.len());
+        let steps = self.streams.iter().map(|stream| stream.steps.len());
         let cost = (self.items.len() + steps.sum::<usize>()) as u64;
         *budget = budget.checked_sub(cost).ok_or(UndecidedReason::Steps { max: LIMITS.steps_max })?;
         Ok(())
@@ -276,4 +328,28 @@ fn hyperperiod(demand: &Demand) -> Result<u64, UndecidedReason> {
         common = common.checked_mul(factor).filter(|&c| c <= max.0).ok_or(UndecidedReason::Hyperperiod { max })?;
     }
     Ok(common)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn steps() -> impl Strategy<Value = Vec<(u64, Item)>> {
+        let periods = prop_oneof![Just(7u64), Just(12), 1u64..30];
+        let step = (0u64..80, 0u64..70, periods, 0u64..9);
+        let step = step.prop_map(|(release, deadline, period, cost)| (release, Item { task: 0, deadline, period, cost }));
+        prop::collection::vec(step, 1..8)
+    }
+
+    proptest! {
+        #[test]
+        fn the_costs_of_all_beginnings_are_those_of_each(steps in steps(), t in 0u64..200) {
+            let stream = Phased { steps };
+            let each = |first| stream.jobs_from(first, t).map(|(item, jobs)| u128::from(jobs * item.cost)).sum::<u128>();
+            let each: Vec<u128> = (0..stream.steps.len()).map(each).collect();
+            prop_assert_eq!(stream.costs(t), each);
+        }
+    }
 }
