@@ -6,6 +6,9 @@ use anyhow::ensure;
 
 use crate::ci::cargo_command;
 
+const TEST: &str =
+    "broker::whatever_fails_no_token_or_engine_is_two_processes_and_whoever_waits_is_served_afterwards";
+
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Seeds, as FROM..TO
@@ -17,11 +20,12 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let steps = args.steps.to_string();
-    let arguments = ["run", "--release", "-q", "-p", "headway-sim", "--example", "simulate", "--", &args.seeds, &steps];
     let commit = Command::new("git").args(["rev-parse", "--short", "HEAD"]).current_dir(crate::root()).output()?;
-    println!("commit {}, seeds {}, {steps} steps each", String::from_utf8_lossy(&commit.stdout).trim(), args.seeds);
-    let status = cargo_command().args(arguments).status()?;
+    let commit = String::from_utf8_lossy(&commit.stdout);
+    println!("commit {}, seeds {}, {} steps each", commit.trim(), args.seeds, args.steps);
+    let mut cargo = cargo_command();
+    cargo.args(["test", "--release", "-q", "-p", "headway-sim", "--test", "it", "--", "--exact", TEST, "--nocapture"]);
+    let status = cargo.env("HEADWAY_SEEDS", &args.seeds).env("HEADWAY_STEPS", args.steps.to_string()).status()?;
     ensure!(status.success(), "a seed failed; at this commit it fails again");
     Ok(())
 }

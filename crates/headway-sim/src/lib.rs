@@ -3,7 +3,6 @@
 //! Every figure that comes out of here is a figure of the *model* and carries `source = sim`.
 #![forbid(unsafe_code)]
 
-pub mod broker;
 mod engines;
 pub mod sharing;
 

@@ -34,32 +34,32 @@ const SERVED_WITHIN: Nanos = Nanos(30 * WATCHDOG.0);
 
 /// How a run came out that broke no rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BrokerRun {
+pub(crate) struct BrokerRun {
     /// Tokens that programs took.
-    pub tokens: u64,
+    pub(crate) tokens: u64,
     /// Engines that programs took, by lease or one by one.
-    pub engines: u64,
+    pub(crate) engines: u64,
     /// Requests that were refused.
-    pub refused: u64,
+    pub(crate) refused: u64,
     /// Programs that were killed.
-    pub killed: u64,
+    pub(crate) killed: u64,
     /// Clients that the broker cut off.
-    pub cut: u64,
+    pub(crate) cut: u64,
     /// Brokers that were killed.
-    pub restarts: u64,
+    pub(crate) restarts: u64,
     /// Tokens and engines that programs brought over from one broker to the next.
-    pub resumed: u64,
+    pub(crate) resumed: u64,
     /// GPUs that were lost.
-    pub lost: u64,
+    pub(crate) lost: u64,
     /// Inputs that were replayed and gave the same decisions.
-    pub replayed: u64,
+    pub(crate) replayed: u64,
     /// Virtual time at the end.
-    pub end: Nanos,
+    pub(crate) end: Nanos,
 }
 
 impl BrokerRun {
     /// Counts those of another run, too.
-    pub fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         self.tokens += other.tokens;
         self.engines += other.engines;
         self.refused += other.refused;
@@ -76,19 +76,19 @@ impl BrokerRun {
 /// A rule that did not hold; the same seed and number of steps lead there again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("seed {seed}, {steps} steps: at step {step}, {at}: {what}")]
-pub struct BrokerViolation {
-    pub seed: u64,
-    pub steps: u64,
-    pub step: u64,
-    pub at: Nanos,
-    pub what: String,
+pub(crate) struct BrokerViolation {
+    pub(crate) seed: u64,
+    pub(crate) steps: u64,
+    pub(crate) step: u64,
+    pub(crate) at: Nanos,
+    pub(crate) what: String,
 }
 
 /// Runs so many steps with faults, and then without until all is given back.
 ///
 /// # Errors
 /// [`BrokerViolation`].
-pub fn simulate(seed: u64, steps: u64) -> Result<BrokerRun, BrokerViolation> {
+pub(crate) fn simulate(seed: u64, steps: u64) -> Result<BrokerRun, BrokerViolation> {
     let mut world = World::new(seed);
     let mut step = 0;
     let ran = world.run(steps, &mut step);
