@@ -170,7 +170,7 @@ def finish_copies() -> None:
     At the interpreter's end: waits for copies that are under way, and closes the copiers.
     """
 
-def guest_environment(folder: str | PathLike[str], before: str, *, fast: str, aside: str, piece: str, machine: str | None, stats: bool, lint: bool, verify: bool, log: str | PathLike[str] | None, alone: bool, no_cache: bool) -> dict[str, str | None]:
+def guest_environment(folder: str | PathLike[str], before: str, *, fast: str, aside: str, chunk: str, machine: str | None, stats: bool, lint: bool, verify: bool, log: str | PathLike[str] | None, alone: bool, no_cache: bool) -> dict[str, str | None]:
     """
     The variables that `headway exec` sets; `None` = the variable must not be there.
 

@@ -17,7 +17,7 @@ def preload_env(
     *,
     fast: bool | Literal["always"] = True,
     aside: bool | Literal["auto", "always", "never"] = False,
-    pieces: Size | Literal["auto", "never"] = "auto",
+    chunk: Size | Literal["auto", "never"] = "auto",
     machine: str | os.PathLike[str] | None = None,
     stats: bool = False,
     lint: bool = False,
@@ -37,8 +37,8 @@ def preload_env(
     Args:
         fast: Large copies of ordinary memory are made by several threads; `"always"` = whatever it costs.
         aside: Small copies out of a GPU are made by a kernel; `True` = `"auto"`, `False` = `"never"`.
-        pieces: Bulk copies out of a GPU are queued in pieces of this size (`--yield`).
-        machine: What `headway measure` found on this node, for `pieces="auto"`.
+        chunk: Bulk copies out of a GPU are queued in chunks of this size (`--yield`).
+        machine: What `headway measure` found on this node, for `chunk="auto"`.
         stats: Count copies, and print the counts on standard error at exit.
         lint: Print at exit where the program's copies lose time.
         verify: Make each accelerated copy again by the driver, and compare.
@@ -59,7 +59,7 @@ def preload_env(
         made.get("LD_PRELOAD", ""),
         fast=words[fast] if isinstance(fast, bool) else fast,
         aside=("auto" if aside else "never") if isinstance(aside, bool) else aside,
-        piece=size_text(pieces),
+        chunk=size_text(chunk),
         machine=None if machine is None else os.fspath(machine),
         stats=stats,
         lint=lint,

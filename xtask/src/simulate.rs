@@ -6,8 +6,7 @@ use anyhow::ensure;
 
 use crate::ci::cargo_command;
 
-const TEST: &str =
-    "broker::whatever_fails_no_token_or_engine_is_two_processes_and_whoever_waits_is_served_afterwards";
+const TEST: &str = "broker::whatever_fails_no_token_or_engine_is_two_processes_and_whoever_waits_is_served_afterwards";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use headway::guest::{self, AsideMode, GuestError, GuestOptions, PieceChoice};
+use headway::guest::{self, AsideMode, ChunkChoice, GuestError, GuestOptions};
 use headway::mps::{self, MpsShare};
 use headway::units::Bytes;
 use headway_cli::terminal::{CommandAnswer, printable, say};
@@ -24,11 +24,11 @@ pub(crate) struct ExecArgs {
     #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "auto",
         default_value = "never")]
     pub(crate) aside: AsideArg,
-    /// Bulk copies out of a GPU are queued in pieces of this size, between which the engine serves other streams: a size,
+    /// Bulk copies out of a GPU are queued in chunks of this size, between which the engine serves other streams: a size,
     /// `auto` (what was measured of this GPU or its class; whole copies where `--aside` is given), or `never`
     #[arg(long = "yield", value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "auto",
         default_value = "auto")]
-    pub(crate) piece: PieceChoice,
+    pub(crate) chunk: ChunkChoice,
     /// What `headway measure` found on this node, for `--yield=auto`: a file [default: built-in figures of the GPU's class]
     #[arg(long, value_name = "FILE")]
     pub(crate) machine: Option<String>,
@@ -101,17 +101,17 @@ impl FromStr for Percent {
     }
 }
 
-/// The options, and what a piece that the program chose is based on.
+/// The options, and what a chunk that the program chose is based on.
 fn options(args: &ExecArgs) -> Result<(GuestOptions, Option<String>)> {
     let aside = match args.aside {
         AsideArg::Auto => AsideMode::Auto,
         AsideArg::Always => AsideMode::Always,
         AsideArg::Never => AsideMode::Never,
     };
-    let (piece, why) = args.piece.piece(aside, args.machine.as_deref())?;
+    let (chunk, why) = args.chunk.chunk(aside, args.machine.as_deref())?;
     let ExecArgs { stats, lint, verify, alone, no_cache, .. } = *args;
     let (fast, always_fast) = (args.fast != Switch::Off, args.fast == Switch::Always);
-    Ok((GuestOptions { fast, always_fast, no_cache, aside, piece, stats, lint, verify, alone }, why))
+    Ok((GuestOptions { fast, always_fast, no_cache, aside, chunk, stats, lint, verify, alone }, why))
 }
 
 /// Returns only if the program could not be started.
@@ -175,11 +175,11 @@ mod tests {
             options(&given).unwrap()
         };
         let (usual, why) = parsed("");
-        assert_eq!(usual.piece, Some(Bytes(2 << 20)));
+        assert_eq!(usual.chunk, Some(Bytes(2 << 20)));
         assert!(why.unwrap().contains("measured, `node`"));
         let fast = GuestOptions { fast: true, ..GuestOptions::default() };
         assert_eq!(parsed("--aside"), (GuestOptions { aside: AsideMode::Auto, ..fast }, None));
-        assert_eq!(parsed("--aside --yield=4MiB").0.piece, Some(Bytes(4 << 20)));
+        assert_eq!(parsed("--aside --yield=4MiB").0.chunk, Some(Bytes(4 << 20)));
         assert_eq!(parsed("--yield=never --stats").0, GuestOptions { stats: true, ..fast });
         assert_eq!(parsed("--yield=never --fast=off").0, GuestOptions::default());
         assert!(options(&ExecArgs { machine: Some("no such machine".to_owned()), ..args("") }).is_err());

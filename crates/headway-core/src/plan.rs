@@ -236,7 +236,7 @@ pub enum PipelineSource {
     Sharded(Sharded),
     /// A stream whose packets have parts that go to several processors.
     Parts(Parted),
-    /// A bulk transfer of so many bytes, or endless. A cycle is one piece of it, of [`Pipeline::reserve`] bytes but for the
+    /// A bulk transfer of so many bytes, or endless. A cycle is one chunk of it, of [`Pipeline::reserve`] bytes but for the
     /// last: the next begins when one is complete, so that period and window mean nothing.
     Bulk(Option<Bytes>),
     /// Urgent requests: a cycle is one of them, of at most [`Pipeline::reserve`] bytes; period and window mean nothing.
@@ -372,10 +372,11 @@ pub struct PlannedStep {
     pub server: u32,
     /// Worst-case time of one job once it is alone on its server, all chunks together.
     pub cost: Nanos,
-    /// Largest piece in which a copy is submitted; zero = whole.
+    /// Largest chunk in which a copy is submitted; zero = whole.
     pub chunk: Bytes,
-    /// Worst-case time of the longest piece that runs without preemption; the cost, when jobs run whole.
-    pub piece: Nanos,
+    /// Worst-case time of the longest chunk that runs without preemption; the cost, when jobs run whole.
+    #[serde(alias = "piece")]
+    pub chunk_cost: Nanos,
     /// How long a job of a demand holds its server: the cost that the workload states, without the margin and the jitter that
     /// [`PlannedStep::cost`] adds. `None` where they are the same, and for everything that is not a demand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -525,7 +526,7 @@ pub struct Violation {
     pub server: String,
     /// The step that blocks: started just before the interval, it cannot be interrupted. `None` = nothing blocks.
     pub blocker: Option<String>,
-    /// What is left of the blocking piece when the interval begins.
+    /// What is left of the blocking chunk when the interval begins.
     pub blocking: Nanos,
     /// Length of the interval, `L`; zero if utilisation alone exceeds one.
     pub interval: Nanos,

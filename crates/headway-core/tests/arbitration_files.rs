@@ -136,7 +136,7 @@ fn kept(run: &str) -> BTreeMap<String, Vec<u64>> {
 
 fn row(cut: &Cut) -> Vec<u64> {
     let wait = &cut.wait;
-    vec![cut.piece.0, cut.share_ppm, u64::from(wait.n), wait.median.0, wait.p99.0, wait.max.0]
+    vec![cut.chunk.0, cut.share_ppm, u64::from(wait.n), wait.median.0, wait.p99.0, wait.max.0]
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn built_in_figures_are_those_of_the_kept_runs() {
         let all = |cut: &Cut, what: &str| assert_eq!(row(cut), rows[what][..6], "{name}: {what}");
         all(&out.whole, "whole");
         assert_eq!(out.time.0, rows["whole"][6]);
-        let mib = |cut: &Cut| cut.piece.0 >> 20;
+        let mib = |cut: &Cut| cut.chunk.0 >> 20;
         for cut in &out.words {
             all(cut, &format!("pieces of {} MiB, a word written behind each, with a barrier", mib(cut)));
         }
@@ -163,7 +163,7 @@ fn built_in_figures_are_those_of_the_kept_runs() {
         all(&into.whole, "whole, in");
         assert_eq!(into.advise(WAIT_GUESTS), ArbitrationAdvice::Whole);
         let piece = |bound| match out.advise(bound) {
-            ArbitrationAdvice::Pieces { between: ChunkGap::Word, cut } => mib(&cut),
+            ArbitrationAdvice::Chunks { between: ChunkGap::Word, cut } => mib(&cut),
             other => panic!("{other:?}"),
         };
         assert_eq!((piece(WAIT_GUESTS), piece(WAIT_COPIES)), (4, 16), "{name}");
@@ -184,7 +184,7 @@ fn any_wait() -> impl Strategy<Value = SmallCopyWait> {
 fn any_cuts() -> impl Strategy<Value = Vec<Cut>> {
     let cut = (1..2_000_000_u64, any_wait());
     proptest::collection::btree_map(1..1_u64 << 30, cut, 0..4).prop_map(|cuts| {
-        cuts.into_iter().map(|(piece, (share_ppm, wait))| Cut { piece: Bytes(piece), share_ppm, wait }).collect()
+        cuts.into_iter().map(|(chunk, (share_ppm, wait))| Cut { chunk: Bytes(chunk), share_ppm, wait }).collect()
     })
 }
 
@@ -195,7 +195,7 @@ proptest! {
         time in 1_u64..1 << 40, share_ppm in 1_u64..2_000_000, gpu in 1_u32..3, out in any::<bool>(),
     ) {
         let mut machine = base();
-        let whole = Cut { piece: Bytes(1 << 30), share_ppm, wait: whole };
+        let whole = Cut { chunk: Bytes(1 << 30), share_ppm, wait: whole };
         let found = EngineArbitration { whole, time: Nanos(time), words, streams, process };
         let direction = if out { Direction::D2h } else { Direction::H2d };
         machine.profile.arbitration.insert((EndpointId(gpu), direction), found);
@@ -206,14 +206,14 @@ proptest! {
     fn advice_is_something_that_was_measured(
         words in any_cuts(), streams in any_cuts(), whole in any_wait(), time in 1_u64..1 << 40, bound in 0_u64..1 << 42,
     ) {
-        let whole = Cut { piece: Bytes(1 << 30), share_ppm: 1_000_000, wait: whole };
+        let whole = Cut { chunk: Bytes(1 << 30), share_ppm: 1_000_000, wait: whole };
         let found = EngineArbitration { whole, time: Nanos(time), words, streams, process: None };
         match found.advise(Nanos(bound)) {
             ArbitrationAdvice::Whole => prop_assert!(found.lets_in()),
             ArbitrationAdvice::Nothing => prop_assert!(found.cuts(ChunkGap::Word).chain(found.cuts(ChunkGap::Streams)).next().is_none()),
-            ArbitrationAdvice::Pieces { between, cut } => {
+            ArbitrationAdvice::Chunks { between, cut } => {
                 prop_assert!(found.cuts(between).any(|known| known == cut));
-                let larger = found.cuts(between).filter(|known| known.piece > cut.piece);
+                let larger = found.cuts(between).filter(|known| known.chunk > cut.chunk);
                 prop_assert!(larger.into_iter().all(|known| known.wait.long() > Nanos(bound)));
             }
         }

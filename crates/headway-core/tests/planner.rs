@@ -307,7 +307,7 @@ fn every_engine_belongs_to_one_server_and_every_operation_stays_on_its_servers_e
             for operation in &step.operations {
                 assert!(operation.engines.iter().all(|engine| server.engines.contains(engine)));
             }
-            assert!(step.piece <= step.cost);
+            assert!(step.chunk_cost <= step.cost);
         }
         let copies = |class: &EngineClass| *class != EngineClass::Ee;
         let copying = plan.servers.iter().filter(|server| {
@@ -336,7 +336,7 @@ fn tasks_of(plan: &Plan, server: usize) -> Vec<RecurrentTask> {
         cost: s.cost,
         period: p.period,
         deadline: p.window_of(at),
-        chunk: s.piece,
+        chunk: s.chunk_cost,
     };
     let steps = plan.pipelines.iter().flat_map(|p| p.steps.iter().enumerate().map(move |(at, s)| (p, at, s)));
     // The steps of a batch are one job.
@@ -479,7 +479,7 @@ fn a_large_copy_is_cut_exactly_when_it_would_block_a_short_window() {
     // 16 MB take 0.3 ms, 256 MB take 4.6 ms; the short window is half a millisecond.
     let whole = plan(&machine, &parsed(&text("16 MB")), with(Strategy::Partitioned)).unwrap();
     assert_eq!(whole.verdict.outcome, Outcome::Schedulable);
-    assert!(whole.pipelines.iter().flat_map(|p| &p.steps).all(|s| s.chunk == Bytes(0) && s.piece == s.cost));
+    assert!(whole.pipelines.iter().flat_map(|p| &p.steps).all(|s| s.chunk == Bytes(0) && s.chunk_cost == s.cost));
     assert_eq!(whole.verdict.strength, Strength::Exact);
 
     let cut = plan(&machine, &parsed(&text("256 MB")), with(Strategy::Partitioned)).unwrap();
@@ -498,7 +498,7 @@ fn a_large_copy_is_cut_exactly_when_it_would_block_a_short_window() {
     let moving = u128::from(bytes) * 1_050_000_000 / 55_500_000_000;
     let least = count * (7_300 * 105 / 100 + 1_000) + u64::try_from(moving).unwrap();
     assert!((least..least + 2 * count + 10).contains(&large.cost.0), "{} {least}", large.cost.0);
-    assert!(large.piece < large.cost);
+    assert!(large.chunk_cost < large.cost);
     // Whole it fails, and larger chunks leave less margin.
     let mut tasks = tasks_of(&cut, 0);
     assert!(test_of(&tasks).is_schedulable());

@@ -64,7 +64,7 @@ fn tasks(plan: &Plan) -> Vec<Vec<RecurrentTask>> {
                 cost: step.cost,
                 period: pipeline.period,
                 deadline,
-                chunk: step.piece,
+                chunk: step.chunk_cost,
             });
         }
     }

@@ -27,7 +27,7 @@ fn bulk(bytes: Option<u64>, piece: u64) -> Pipeline {
 fn urgent(bytes: u64, piece: u64) -> Pipeline {
     let of = Urgent { bytes: Bytes(bytes), deadline: Nanos(1), every: None, otherwise: Otherwise::Refuse };
     let mut step = step(0, bytes, vec![copy(bytes)]);
-    (step.chunk, step.piece) = (Bytes(piece), Nanos(piece));
+    (step.chunk, step.chunk_cost) = (Bytes(piece), Nanos(piece));
     Pipeline { source: PipelineSource::Urgent(of), reserve: Bytes(bytes), ..flow(1, 0, vec![step]) }
 }
 

@@ -1,7 +1,7 @@
 //! How long small copies on one stream wait at a GPU's copy engines while a bulk copy runs on others.
 //!
 //! No document says when an engine that serves a stream turns to another one. It depends on what the bulk copy's stream meets between
-//! two pieces, so that is what a measurement varies ([`BulkStreamGap`]). The copies here are the driver's own, as any program queues them:
+//! two chunks, so that is what a measurement varies ([`BulkStreamGap`]). The copies here are the driver's own, as any program queues them:
 //! nothing of what Headway's queues do to let others in is at work.
 
 use std::ffi::{c_int, c_void};
@@ -29,12 +29,12 @@ const SMALL_MAX: usize = 4 << 20;
 const WORDS: usize = SMALL_MAX;
 const WORDS_BYTES: usize = 64 << 10;
 
-/// What a bulk copy's stream meets between two pieces.
+/// What a bulk copy's stream meets between two chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BulkStreamGap {
-    /// The next piece.
+    /// The next chunk.
     Nothing,
-    /// The next piece: all are queued in one call (`cuMemcpyBatchAsync`).
+    /// The next chunk: all are queued in one call (`cuMemcpyBatchAsync`).
     OneCall,
     /// An event record.
     Event,
@@ -43,7 +43,7 @@ pub enum BulkStreamGap {
         /// Whether what comes before is visible to all before the word is written.
         barrier: bool,
     },
-    /// Nothing: the next piece is on a second stream, which waits for an event of the first one.
+    /// Nothing: the next chunk is on a second stream, which waits for an event of the first one.
     OtherStream,
 }
 
@@ -51,8 +51,8 @@ pub enum BulkStreamGap {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BulkCopy {
     pub direction: Direction,
-    /// Length of a piece, bytes; as long as the copy = it is whole.
-    pub piece: usize,
+    /// Length of a chunk, bytes; as long as the copy = it is whole.
+    pub chunk: usize,
     /// What is between them.
     pub between: BulkStreamGap,
 }
@@ -264,7 +264,7 @@ impl ArbitrationBed {
 
     /// Queues the bulk copy between the two events.
     fn queue_bulk(&mut self, bulk: &BulkCopy, ranked: bool) -> Result<(), DeviceError> {
-        let count = self.bulk_bytes.div_ceil(bulk.piece.max(1));
+        let count = self.bulk_bytes.div_ceil(bulk.chunk.max(1));
         while self.passed.len() < count && bulk.between != BulkStreamGap::Nothing {
             self.passed.push(CudaEvent::untimed(&self.context)?);
         }
@@ -277,7 +277,7 @@ impl ArbitrationBed {
             _ => (CopyKind::DeviceToHost, address(self.there.base()), address(self.here.base())),
         };
         self.start.record(streams[0])?;
-        let part = |at: usize| (at * bulk.piece, bulk.piece.min(self.bulk_bytes - at * bulk.piece));
+        let part = |at: usize| (at * bulk.chunk, bulk.chunk.min(self.bulk_bytes - at * bulk.chunk));
         if bulk.between == BulkStreamGap::OneCall {
             let all: Vec<Piece> = (0..count).map(part).map(|(at, len)| Piece { from: at, to: at, len }).collect();
             // SAFETY: the pieces lie within memory that lives as long as `self`; the stream has ended before that.

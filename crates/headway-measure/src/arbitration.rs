@@ -15,8 +15,8 @@ use crate::session::Session;
 const MIB: usize = 1 << 20;
 /// The small copy: a token, a sum, a flag.
 const TOKEN: usize = 64;
-/// Lengths of pieces, MiB.
-const PIECES: [usize; 6] = [1, 2, 4, 8, 16, 32];
+/// Lengths of chunks, MiB.
+const CHUNKS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 /// Samples that a 99th percentile needs.
 const SAMPLES: usize = 100;
 
@@ -61,14 +61,14 @@ fn beside(
 /// One direction of the GPU that is asked.
 pub(crate) fn direction(gpu: &mut dyn Ask, way: Direction, asking: Asking) -> Result<DirectionResult, Error> {
     let Asking { bulk_bytes, rounds } = asking;
-    let whole = BulkCopy { direction: way, piece: bulk_bytes, between: BulkStreamGap::Nothing };
+    let whole = BulkCopy { direction: way, chunk: bulk_bytes, between: BulkStreamGap::Nothing };
     let mut times = (0..5).map(|_| gpu.bulk(&whole)).collect::<Result<Vec<_>, _>>()?;
     times.sort_unstable();
     let alone = times[times.len() / 2];
     let share =
         |took: Nanos| (u128::from(alone.0) * u128::from(PPM) / u128::from(took.0.max(1))).clamp(1, u128::from(2 * PPM));
-    let cut = |piece: usize, (wait, took): (SmallCopyWait, Nanos)| Cut {
-        piece: Bytes(piece as u64),
+    let cut = |chunk: usize, (wait, took): (SmallCopyWait, Nanos)| Cut {
+        chunk: Bytes(chunk as u64),
         share_ppm: share(took) as u64,
         wait,
     };
@@ -83,12 +83,12 @@ pub(crate) fn direction(gpu: &mut dyn Ask, way: Direction, asking: Asking) -> Re
         (&mut words, BulkStreamGap::Write { barrier: true }, "a written word behind each"),
         (&mut streams, BulkStreamGap::OtherStream, "two streams by turns"),
     ] {
-        for piece in PIECES.map(|mib| mib * MIB).into_iter().filter(|piece| *piece < bulk_bytes) {
-            match beside(gpu, &BulkCopy { direction: way, piece, between }, rounds) {
-                Ok(found) => cuts.extend(found.map(|found| cut(piece, found))),
+        for chunk in CHUNKS.map(|mib| mib * MIB).into_iter().filter(|chunk| *chunk < bulk_bytes) {
+            match beside(gpu, &BulkCopy { direction: way, chunk, between }, rounds) {
+                Ok(found) => cuts.extend(found.map(|found| cut(chunk, found))),
                 // A driver that does not have it refuses every length.
                 Err(error) => {
-                    left_out.push(format!("copies {way} in pieces, {what}: {error}"));
+                    left_out.push(format!("copies {way} in chunks, {what}: {error}"));
                     break;
                 }
             }
@@ -103,7 +103,7 @@ fn process(gpu: &mut dyn Ask, way: Direction, index: u32, bulk_bytes: usize) -> 
     let order = order(&small(way), index, 2 * SAMPLES);
     let command = child::command(&order).map_err(|error| error.to_string())?;
     let mut rival = Rival::start(command).map_err(|error| error.to_string())?;
-    let bulk = BulkCopy { direction: way, piece: bulk_bytes, between: BulkStreamGap::Nothing };
+    let bulk = BulkCopy { direction: way, chunk: bulk_bytes, between: BulkStreamGap::Nothing };
     loop {
         gpu.bulk(&bulk).map_err(|error| error.to_string())?;
         if let Some(mut waits) = rival.heard().map_err(|error| error.to_string())? {

@@ -100,9 +100,9 @@ fn who_waits_for_whom_is_asked_of_every_gpu_both_ways_and_can_be_asked_again() {
     let found = read().profile.arbitration;
     assert_eq!(found.len(), 4, "two GPUs, two directions");
     for asked in found.values() {
-        assert_eq!(asked.whole.piece, Bytes(4 << 20), "of sizes this small");
+        assert_eq!(asked.whole.chunk, Bytes(4 << 20), "of sizes this small");
         assert!(asked.time > Nanos::ZERO && asked.whole.wait.n > 0);
-        let pieces: Vec<u64> = asked.words.iter().map(|cut| cut.piece.0 >> 20).collect();
+        let pieces: Vec<u64> = asked.words.iter().map(|cut| cut.chunk.0 >> 20).collect();
         assert_eq!(pieces, [1, 2]);
         assert_eq!(asked.streams.len(), 2);
         assert_eq!(asked.process, None, "emulated GPUs are of one process");

@@ -2,7 +2,7 @@
 //!
 //! Copies of one batch have no order among each other, so any order is one that the program must expect. Large copies of ordinary memory
 //! are taken out of a batch and made by several threads. Small ones that would wait at a busy engine are made by a kernel. What is left
-//! goes to the driver: as it came, or, where it is bulk on its way into page-locked memory and `--yield` asks for pieces, in smaller
+//! goes to the driver: as it came, or, where it is bulk on its way into page-locked memory and `--yield` asks for chunks, in smaller
 //! batches with a written word behind each. The engine treats a batch as one copy, and others wait for all of it.
 
 use std::collections::BTreeSet;
@@ -232,7 +232,7 @@ pub(crate) unsafe fn copy(batch: Batch, failed: *mut usize, real: impl Fn(&Batch
         return SUCCESS;
     }
     let bytes = pieces.iter().map(|piece| piece.bytes).fold(0, usize::saturating_add);
-    let bulk = decide::options().piece.filter(|_| bytes >= BULK_MIN);
+    let bulk = decide::options().chunk.filter(|_| bytes >= BULK_MIN);
     if let Some(asked) = bulk
         && let Some(context) = context::current(driver).filter(|context| context.writes_values())
         && all_out(driver, context.device, batch.stream, &pieces)
@@ -242,7 +242,7 @@ pub(crate) unsafe fn copy(batch: Batch, failed: *mut usize, real: impl Fn(&Batch
             &context,
             &batch,
             &pieces,
-            decide::piece_bytes(asked.0 as usize, bytes),
+            decide::chunk_bytes(asked.0 as usize, bytes),
             failed,
             &real,
         );
@@ -286,7 +286,7 @@ fn in_parts(
         rest = later;
         status = match now {
             [alone] => {
-                let status = decide::pieces(driver, context, alone.out(batch.stream), part);
+                let status = decide::in_chunks(driver, context, alone.out(batch.stream), part);
                 if status != SUCCESS && !failed.is_null() {
                     // SAFETY: the caller's place, which the driver would have written to.
                     unsafe { *failed = alone.number };
@@ -295,7 +295,7 @@ fn in_parts(
             }
             _ => {
                 let status = send(batch, now, failed, real);
-                stats::outcome(Outcome::Piece, 1);
+                stats::outcome(Outcome::Chunk, 1);
                 context.cut(driver, batch.stream, now.iter().map(|piece| piece.bytes).fold(0, usize::saturating_add));
                 status
             }

@@ -251,7 +251,7 @@ fn weight(bytes: usize) -> Bytes {
 
 /// What an engine may be given of one stream between two words.
 fn chunk() -> Bytes {
-    decide::options().piece.unwrap_or(CHUNK)
+    decide::options().chunk.unwrap_or(CHUNK)
 }
 
 impl Loads {
@@ -397,7 +397,7 @@ impl Prepared {
         !own && (others || called)
     }
 
-    /// Whether words can be written between pieces.
+    /// Whether words can be written between chunks.
     pub(crate) fn writes_values(&self) -> bool {
         self.writes.load(Ordering::Relaxed)
     }

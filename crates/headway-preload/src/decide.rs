@@ -1,5 +1,5 @@
 //! What becomes of one copy: passed on, made by several threads (*fast*), by a kernel in its own stream (*aside*), or
-//! queued in pieces (*yield*).
+//! queued in chunks (*yield*).
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -52,9 +52,9 @@ const ASIDE_MAX: usize = 16 << 20;
 const ONE_BLOCK: usize = 64 << 10;
 const BLOCKS: u32 = 16;
 const THREADS: u32 = 512;
-/// A stream holds about a thousand operations, and a call that fills it blocks: a copy becomes at most this many pieces of
+/// A stream holds about a thousand operations, and a call that fills it blocks: a copy becomes at most this many chunks of
 /// two operations each.
-pub(crate) const PIECES_MAX: usize = 256;
+pub(crate) const CHUNKS_MAX: usize = 256;
 
 /// Reasons to look at a copy more closely; 0 = small copies go straight to the driver.
 static ATTENTION: AtomicU32 = AtomicU32::new(0);
@@ -130,7 +130,7 @@ pub(crate) fn begin() {
     if options.aside == AsideMode::Auto && !options.alone && neighbours::begin() {
         attention |= NEIGHBOURS;
     }
-    if options.aside != AsideMode::Never || options.piece.is_some() {
+    if options.aside != AsideMode::Never || options.chunk.is_some() {
         attention |= NEW;
         LARGE.store(COUNTED_MIN, Ordering::Relaxed);
     }
@@ -271,7 +271,7 @@ pub(crate) fn made_fast_of_batch(driver: &Driver, out: Out) -> bool {
     }
     let into = out.as_into_gpu().of_ordinary_memory(Waits::IfLarge);
     let outward = out.to_ordinary_memory(Waits::IfLarge);
-    let queues = options().aside != AsideMode::Never || options().piece.is_some();
+    let queues = options().aside != AsideMode::Never || options().chunk.is_some();
     // No copy is timed inside a batch.
     made_fast(driver, into, &mut Made::new(Kind::Batch), &mut None) == Some(SUCCESS)
         || made_fast_out(driver, outward, queues, &mut Made::new(Kind::Batch), &mut None) == Some(SUCCESS)
@@ -337,7 +337,7 @@ fn make(out: Out, kind: Kind, attention: u32, real: impl FnOnce() -> Status, mad
         *made = Made::new(kind);
     }
     let options = options();
-    let queues = options.aside != AsideMode::Never || options.piece.is_some();
+    let queues = options.aside != AsideMode::Never || options.chunk.is_some();
     let mut timing = None;
     if options.fast
         && out.bytes >= FAST_MIN
@@ -503,7 +503,7 @@ fn launch(driver: &Driver, context: &Prepared, to: DevicePtr, out: Out) -> Resul
     if taken { Ok(()) } else { Err(Outcome::NotLaunched) }
 }
 
-/// A bulk copy: whole or in pieces, and remembered until it has left the engine.
+/// A bulk copy: whole or in chunks, and remembered until it has left the engine.
 fn bulk(driver: &Driver, context: &Prepared, out: Out, real: impl FnOnce() -> Status, made: &mut Made) -> Status {
     let relaxed = Relaxed::new(driver);
     let is_from_here = driver::on_device(driver, out.from, out.bytes, context.device);
@@ -512,43 +512,43 @@ fn bulk(driver: &Driver, context: &Prepared, out: Out, real: impl FnOnce() -> St
         made.left_to_driver(if is_from_here { DriverReason::Capture } else { DriverReason::NotOnGpu });
         return real();
     }
-    let piece = options().piece.map(|piece| piece_bytes(piece.0 as usize, out.bytes));
-    let piece = piece.filter(|piece| context.writes_values() && out.bytes > *piece);
-    let piece = piece.filter(|_| driver::pinned(driver, out.to, out.bytes).is_some());
+    let chunk = options().chunk.map(|chunk| chunk_bytes(chunk.0 as usize, out.bytes));
+    let chunk = chunk.filter(|chunk| context.writes_values() && out.bytes > *chunk);
+    let chunk = chunk.filter(|_| driver::pinned(driver, out.to, out.bytes).is_some());
     made.left_to_driver(DriverReason::Whole);
-    if piece.is_some() {
+    if chunk.is_some() {
         made.host = Host::PageLocked;
-        made.by(Became::Pieces, Towards::Out);
+        made.by(Became::Chunks, Towards::Out);
     }
     drop(relaxed);
     context.enter();
     neighbours::announce(context.place, out.bytes);
-    let status = match piece {
-        Some(piece) => {
-            let status = pieces(driver, context, out, piece);
+    let status = match chunk {
+        Some(chunk) => {
+            let status = in_chunks(driver, context, out, chunk);
             checked(driver, out, out.waits, status, made)
         }
         None => real(),
     };
     // What was cut is counted, and a call that waited has left nothing under way.
-    if status == SUCCESS && !out.waits && piece.is_none() && context.writes_values() {
+    if status == SUCCESS && !out.waits && chunk.is_none() && context.writes_values() {
         context.queued(driver, out.stream, out.bytes);
     }
     context.leave();
     status
 }
 
-/// The piece of a copy of `bytes`: as asked for, or as large as the number of pieces demands.
-pub(crate) fn piece_bytes(asked: usize, bytes: usize) -> usize {
+/// The chunk of a copy of `bytes`: as asked for, or as large as the number of chunks demands.
+pub(crate) fn chunk_bytes(asked: usize, bytes: usize) -> usize {
     const STEP: usize = 64 << 10;
-    asked.max(bytes.div_ceil(PIECES_MAX).next_multiple_of(STEP))
+    asked.max(bytes.div_ceil(CHUNKS_MAX).next_multiple_of(STEP))
 }
 
-/// Queues a copy in pieces with a written word behind each: there the engine serves other streams, too.
-pub(crate) fn pieces(driver: &Driver, context: &Prepared, out: Out, piece: usize) -> Status {
+/// Queues a copy in chunks with a written word behind each: there the engine serves other streams, too.
+pub(crate) fn in_chunks(driver: &Driver, context: &Prepared, out: Out, chunk: usize) -> Status {
     let mut at = 0;
     while at < out.bytes {
-        let bytes = piece.min(out.bytes - at);
+        let bytes = chunk.min(out.bytes - at);
         let to = out.to.wrapping_byte_add(at);
         // SAFETY: a part of the caller's copy, in the caller's stream.
         let status = unsafe { (driver.memcpy_dtoh_async)(to, out.from + at as u64, bytes, out.stream) };
@@ -556,7 +556,7 @@ pub(crate) fn pieces(driver: &Driver, context: &Prepared, out: Out, piece: usize
             return status;
         }
         at += bytes;
-        stats::outcome(Outcome::Piece, 1);
+        stats::outcome(Outcome::Chunk, 1);
         context.cut(driver, out.stream, bytes);
     }
     // SAFETY: the stream is the caller's, which uses it in this call.

@@ -7,7 +7,7 @@
 //! - [`audit`]: the loader's own interface, for what `LD_PRELOAD` does not reach.
 //! - [`calls`]: the functions that replace the driver's.
 //! - [`shapes`], [`batch`], [`passed`]: copies in rows, many copies in one call, and those that are only counted.
-//! - [`decide`]: what becomes of one copy: passed on, made by a kernel in its own stream, or queued in pieces.
+//! - [`decide`]: what becomes of one copy: passed on, made by a kernel in its own stream, or queued in chunks.
 //! - [`context`]: what Headway keeps for each CUDA context: the kernel, pinned lines, bulk copies under way.
 //! - [`fast`]: large copies of ordinary memory, by several threads and through pinned memory.
 //! - [`stack`]: whether the calling thread's stack is large enough for that.

@@ -30,7 +30,7 @@ const KINDS: [(Kind, &str); 8] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Aside,
-    Piece,
+    Chunk,
     Capture,
     OtherMemory,
     NoLine,
@@ -45,14 +45,14 @@ impl Outcome {
             Self::Capture => DriverReason::Capture,
             Self::NoLine => DriverReason::NoLine,
             Self::NotLaunched => DriverReason::NotLaunched,
-            Self::OtherMemory | Self::Aside | Self::Piece | Self::HintDropped => DriverReason::OtherMemory,
+            Self::OtherMemory | Self::Aside | Self::Chunk | Self::HintDropped => DriverReason::OtherMemory,
         }
     }
 }
 
 const OUTCOMES: [(Outcome, &str); 7] = [
     (Outcome::Aside, "copies made by a kernel in their own stream"),
-    (Outcome::Piece, "pieces of bulk copies that let other streams in"),
+    (Outcome::Chunk, "chunks of bulk copies that let other streams in"),
     (Outcome::Capture, "passed on: the stream was capturing"),
     (Outcome::OtherMemory, "passed on: neither page-locked nor ordinary memory, or too large for a line"),
     (Outcome::NoLine, "passed on: all pinned lines were in use"),

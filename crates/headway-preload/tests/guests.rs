@@ -88,7 +88,7 @@ const LOOKUPS: [&str; 4] = ["resolver", "old", "dlsym", "linked"];
 const NOTHING: GuestOptions = GuestOptions {
     fast: false,
     aside: AsideMode::Never,
-    piece: None,
+    chunk: None,
     stats: false,
     lint: false,
     verify: false,
@@ -97,7 +97,7 @@ const NOTHING: GuestOptions = GuestOptions {
     no_cache: true,
 };
 const ASIDE: GuestOptions = GuestOptions { aside: AsideMode::Auto, ..NOTHING };
-const YIELD: GuestOptions = GuestOptions { piece: Some(Bytes(8 << 20)), ..NOTHING };
+const YIELD: GuestOptions = GuestOptions { chunk: Some(Bytes(8 << 20)), ..NOTHING };
 /// Whatever the figures say of this machine.
 const FAST: GuestOptions = GuestOptions { fast: true, always_fast: true, ..NOTHING };
 const BULK: usize = 20 << 20;
@@ -211,7 +211,7 @@ fn nothing_overtakes_within_one_stream() {
 #[test]
 fn captured_copies_are_recorded_as_they_are() {
     let Some(plain) = calls("resolver", "capture", None) else { return };
-    let both = GuestOptions { piece: YIELD.piece, ..ASIDE };
+    let both = GuestOptions { chunk: YIELD.chunk, ..ASIDE };
     assert_eq!(calls("resolver", "capture", Some(both)).unwrap(), plain);
 }
 

@@ -93,16 +93,16 @@ impl HostJob {
         Ok(gathered)
     }
 
-    fn execute(&mut self, piece: &PayloadChunk) -> Result<(), HostError> {
-        let CycleBuffers { buffers, block } = self.open.get_mut(&piece.cycle).expect("a submitted cycle was gathered");
-        let JobOperation { engine, from, to } = &self.job.steps[piece.step as usize][piece.index as usize];
+    fn execute(&mut self, chunk: &PayloadChunk) -> Result<(), HostError> {
+        let CycleBuffers { buffers, block } = self.open.get_mut(&chunk.cycle).expect("a submitted cycle was gathered");
+        let JobOperation { engine, from, to } = &self.job.steps[chunk.step as usize][chunk.index as usize];
         let buffers = buffers.get_disjoint_mut([from.buffer, to.buffer]);
         let [input, output] = buffers.expect("no operation leaves its output where its input is");
         let (input, output) = (&input[from.range.clone()], &mut output[to.range.clone()]);
         if let JobEngine::Copy(_) = engine {
-            let moved = piece.offset.0 as usize..(piece.offset.0 + piece.bytes.0) as usize;
+            let moved = chunk.offset.0 as usize..(chunk.offset.0 + chunk.bytes.0) as usize;
             output[moved.clone()].copy_from_slice(&input[moved]);
-        } else if let Some(stage) = self.stages.get_mut(&(piece.step, piece.index)) {
+        } else if let Some(stage) = self.stages.get_mut(&(chunk.step, chunk.index)) {
             let used = [input.len(), output.len()].map(|bytes| self.job.used(bytes, *block));
             stage.run(&input[..used[0]], &mut output[..used[1]])?;
         }
@@ -202,7 +202,7 @@ impl Payload for TimeOnly {
         Ok(self.gatherer.sizes(pipeline, cycle))
     }
 
-    fn execute(&mut self, _piece: &PayloadChunk) -> Result<(), HostError> {
+    fn execute(&mut self, _chunk: &PayloadChunk) -> Result<(), HostError> {
         Ok(())
     }
 
@@ -223,8 +223,8 @@ impl Payload for HostPayload {
         job.gather(pipeline, &self.plan.pipelines[pipeline as usize], cycle, &self.gatherer)
     }
 
-    fn execute(&mut self, piece: &PayloadChunk) -> Result<(), HostError> {
-        self.jobs[piece.pipeline as usize].as_mut().map_or(Ok(()), |job| job.execute(piece))
+    fn execute(&mut self, chunk: &PayloadChunk) -> Result<(), HostError> {
+        self.jobs[chunk.pipeline as usize].as_mut().map_or(Ok(()), |job| job.execute(chunk))
     }
 
     fn deliver(&mut self, pipeline: u32, cycle: u64) -> Result<(), HostError> {

@@ -6,12 +6,12 @@
 //! after the start.
 
 mod buffers;
+mod chunk;
 mod cores;
 mod feed;
 mod job;
 mod messages;
 mod pace;
-mod piece;
 mod requests;
 mod resident;
 mod stage;
@@ -576,10 +576,10 @@ impl Driver<'_> {
                     }
                     // Messages have their memory elsewhere.
                     let OpenCycle { slot, block } = self.open.get(&(pipeline, cycle)).copied().unwrap_or_default();
-                    let piece = piece::StepChunk { pipeline, cycle, step, index, slot, block, offset, bytes };
+                    let chunk = chunk::StepChunk { pipeline, cycle, step, index, slot, block, offset, bytes };
                     let submitted = match self.asked.under_way(pipeline, cycle) {
-                        Some(request) => request.submit(self.plan, self.devices, &piece, operation),
-                        None => self.buffers.submit(self.devices, &self.cores, &piece, operation),
+                        Some(request) => request.submit(self.plan, self.devices, &chunk, operation),
+                        None => self.buffers.submit(self.devices, &self.cores, &chunk, operation),
                     };
                     submitted.map_err(|source| self.failed(pipeline, cycle, step, source))?;
                     self.under_way.insert(operation, (pipeline, cycle, step));

@@ -26,7 +26,7 @@ impl Payload for Full<'_> {
         Ok(Gathered { block, longest_portion: Bytes(4096) })
     }
 
-    fn execute(&mut self, _piece: &PayloadChunk) -> Result<(), Infallible> {
+    fn execute(&mut self, _chunk: &PayloadChunk) -> Result<(), Infallible> {
         Ok(())
     }
 

@@ -18,7 +18,7 @@ const SETS_MAX: usize = 4096;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended {
     pub(crate) operation: u64,
-    pub(crate) piece: PayloadChunk,
+    pub(crate) chunk: PayloadChunk,
     pub(crate) started: Nanos,
 }
 
@@ -33,7 +33,7 @@ enum Phase {
 #[derive(Clone, Debug)]
 struct Operation {
     number: u64,
-    piece: PayloadChunk,
+    chunk: PayloadChunk,
     engines: Vec<usize>,
     route: Option<RouteId>,
     bytes: Bytes,
@@ -85,12 +85,12 @@ impl<'a> Engines<'a> {
         &mut self,
         now: Nanos,
         number: u64,
-        piece: PayloadChunk,
+        chunk: PayloadChunk,
         longest_portion: Bytes,
         scale: Option<u32>,
     ) {
-        let step = &self.plan.pipelines[piece.pipeline as usize].steps[piece.step as usize];
-        let planned = &step.operations[piece.index as usize];
+        let step = &self.plan.pipelines[chunk.pipeline as usize].steps[chunk.step as usize];
+        let planned = &step.operations[chunk.index as usize];
         let mut engines: Vec<usize> = planned.engines.iter().map(|engine| engine.at()).collect();
         if engines.is_empty() {
             engines.push(self.plan.engines.len() + step.server as usize);
@@ -103,35 +103,35 @@ impl<'a> Engines<'a> {
             OperationWork::Copy { route, .. } => {
                 let route_of = &self.machine.routes[route.at()];
                 let setup = if self.is_behind_its_own(&engines) { route_of.setup_queued } else { route_of.setup };
-                (Some(*route), Phase::Fixed(setup), piece.bytes)
+                (Some(*route), Phase::Fixed(setup), chunk.bytes)
             }
             OperationWork::Compute { kernel } => {
-                let pipeline = &self.plan.pipelines[piece.pipeline as usize];
+                let pipeline = &self.plan.pipelines[chunk.pipeline as usize];
                 let source = &pipeline.source;
                 let cost = match self.machine.engines.get(engines[0]).map(|engine| engine.gpu) {
                     Some(gpu) => {
                         let operations = match source {
                             PipelineSource::Sharded(sharded) => {
-                                sharded.operations(&pipeline.steps, piece.step as usize)
+                                sharded.operations(&pipeline.steps, chunk.step as usize)
                             }
                             _ => None,
                         };
                         // Each part of a packet is one portion.
                         let chain =
-                            if matches!(source, PipelineSource::Parts(_)) { piece.bytes } else { longest_portion };
+                            if matches!(source, PipelineSource::Parts(_)) { chunk.bytes } else { longest_portion };
                         let known = self.machine.kernel(kernel, gpu);
-                        known.map(|k: &KernelCost| k.launch(piece.bytes, chain, operations))
+                        known.map(|k: &KernelCost| k.launch(chunk.bytes, chain, operations))
                     }
                     None => {
                         let portions = source.streams().len() as u64;
-                        self.cpu.kernel(kernel).map(|k| k.cost(piece.bytes, portions))
+                        self.cpu.kernel(kernel).map(|k| k.cost(chunk.bytes, portions))
                     }
                 };
                 (None, Phase::Fixed(scaled(cost.unwrap_or(step.cost))), Bytes(0))
             }
             OperationWork::Hold => (None, Phase::Fixed(scaled(step.holds())), Bytes(0)),
         };
-        let operation = Operation { number, piece, engines, route, bytes, phase, started: None };
+        let operation = Operation { number, chunk, engines, route, bytes, phase, started: None };
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() - 1
@@ -248,7 +248,7 @@ impl<'a> Engines<'a> {
                 self.activate(now, next);
             }
         }
-        Some(Ended { operation: operation.number, piece: operation.piece, started: operation.started.unwrap_or(now) })
+        Some(Ended { operation: operation.number, chunk: operation.chunk, started: operation.started.unwrap_or(now) })
     }
 }
 

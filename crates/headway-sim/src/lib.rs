@@ -253,12 +253,12 @@ impl<P: Payload, L: FnMut(&LogRecord)> Driver<'_, P, L> {
                 self.feed(DispatchInput::Failed { operation: ended.operation })?;
                 continue;
             }
-            self.payload.execute(&ended.piece).map_err(|source| {
-                let pipeline = self.plan.pipelines[ended.piece.pipeline as usize].name.clone();
-                SimError::Payload { step: "an operation", pipeline, cycle: ended.piece.cycle, source }
+            self.payload.execute(&ended.chunk).map_err(|source| {
+                let pipeline = self.plan.pipelines[ended.chunk.pipeline as usize].name.clone();
+                SimError::Payload { step: "an operation", pipeline, cycle: ended.chunk.cycle, source }
             })?;
             self.feed(DispatchInput::Done { operation: ended.operation, started: ended.started, finished: self.now })?;
-            let pipeline = ended.piece.pipeline;
+            let pipeline = ended.chunk.pipeline;
             if let Some((cycle, gathered)) = self.held[pipeline as usize].take() {
                 self.offer(pipeline, cycle, gathered)?;
             }
@@ -334,7 +334,7 @@ impl<P: Payload, L: FnMut(&LogRecord)> Driver<'_, P, L> {
             self.outcome.actions += 1;
             match action {
                 DispatchAction::Submit { operation, pipeline, cycle, step, index, offset, bytes } => {
-                    let piece =
+                    let chunk =
                         headway_core::plan::payload::PayloadChunk { pipeline, cycle, step, index, offset, bytes };
                     let portions = &self.longest_portion[pipeline as usize];
                     let portion = portions[(cycle % portions.len() as u64) as usize];
@@ -342,7 +342,7 @@ impl<P: Payload, L: FnMut(&LogRecord)> Driver<'_, P, L> {
                         let span = 1_000_000 - least.min(1_000_000);
                         least + (self.random.next_u64() % (u64::from(span) + 1)) as u32
                     });
-                    self.engines.submit(self.now, operation, piece, portion, scale);
+                    self.engines.submit(self.now, operation, chunk, portion, scale);
                 }
                 DispatchAction::Deliver { pipeline, cycle } => {
                     self.payload.deliver(pipeline, cycle).map_err(|source| {

@@ -223,9 +223,9 @@ fn with_late_data(plan: &Plan, cycles: &[u64], late: u32, most: u64, draw: &mut 
             let of = &plan.pipelines[pipeline as usize];
             let planned = &of.steps[step as usize];
             // All pieces together take the worst case.
-            let before = planned.piece * offset.0.checked_div(planned.chunk.0).unwrap_or(0);
+            let before = planned.chunk_cost * offset.0.checked_div(planned.chunk.0).unwrap_or(0);
             let last = offset + bytes == of.reserve;
-            let took = if last { planned.cost.saturating_sub(before) } else { planned.piece };
+            let took = if last { planned.cost.saturating_sub(before) } else { planned.chunk_cost };
             let (started, finished) = (Nanos(now), Nanos(now + took.0));
             push(&mut inputs, finished.0, DispatchInput::Done { operation, started, finished });
         }

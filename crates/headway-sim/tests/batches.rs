@@ -49,7 +49,7 @@ fn message(machine: &Machine, blocks: &[BatchBlock]) -> Pipeline {
             server: 0,
             cost: long,
             chunk: Bytes(0),
-            piece: long,
+            chunk_cost: long,
             hold: None,
             bound: None,
             operations: blocks.iter().map(operation).collect(),

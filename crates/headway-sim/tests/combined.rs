@@ -37,13 +37,13 @@ impl Payload for Moved<'_> {
         Ok(Gathered::default())
     }
 
-    fn execute(&mut self, piece: &PayloadChunk) -> Result<(), Infallible> {
-        let PipelineSource::Batch(parts) = &self.plan.pipelines[piece.pipeline as usize].source else { return Ok(()) };
-        let part = &parts[piece.index as usize];
-        let (job, _) = part.in_cycle(piece.cycle).expect("only what a cycle carries is submitted");
+    fn execute(&mut self, chunk: &PayloadChunk) -> Result<(), Infallible> {
+        let PipelineSource::Batch(parts) = &self.plan.pipelines[chunk.pipeline as usize].source else { return Ok(()) };
+        let part = &parts[chunk.index as usize];
+        let (job, _) = part.in_cycle(chunk.cycle).expect("only what a cycle carries is submitted");
         let len = part.message.bytes.0 as usize;
         let block = self.blocks.entry((part.message.name.clone(), job)).or_insert_with(|| vec![None; len]);
-        for at in piece.offset.0..piece.offset.0 + piece.bytes.0 {
+        for at in chunk.offset.0..chunk.offset.0 + chunk.bytes.0 {
             let byte = source(&part.message.name, job, at);
             self.twice += u64::from(block[at as usize].replace(byte).is_some());
         }

@@ -27,11 +27,11 @@ struct Moved<'a> {
 }
 
 /// The job that a cycle carries something of.
-fn job(plan: &Plan, piece: &PayloadChunk) -> u64 {
-    let PipelineSource::Batch(parts) = &plan.pipelines[piece.pipeline as usize].source else { return piece.cycle };
-    let part = &parts[piece.index as usize];
-    let slot = part.member.levels.last().unwrap().grid.slot(piece.cycle);
-    let planned = part.in_cycle(piece.cycle).map(|(job, _)| job);
+fn job(plan: &Plan, chunk: &PayloadChunk) -> u64 {
+    let PipelineSource::Batch(parts) = &plan.pipelines[chunk.pipeline as usize].source else { return chunk.cycle };
+    let part = &parts[chunk.index as usize];
+    let slot = part.member.levels.last().unwrap().grid.slot(chunk.cycle);
+    let planned = part.in_cycle(chunk.cycle).map(|(job, _)| job);
     planned.or_else(|| part.message.grid().last_until(slot.0)).unwrap()
 }
 
@@ -42,9 +42,9 @@ impl Payload for Moved<'_> {
         Ok(Gathered::default())
     }
 
-    fn execute(&mut self, piece: &PayloadChunk) -> Result<(), Infallible> {
-        let key = (piece.pipeline, piece.index, job(self.plan, piece));
-        self.arrived.entry(key).or_default().push((piece.offset.0, piece.bytes.0));
+    fn execute(&mut self, chunk: &PayloadChunk) -> Result<(), Infallible> {
+        let key = (chunk.pipeline, chunk.index, job(self.plan, chunk));
+        self.arrived.entry(key).or_default().push((chunk.offset.0, chunk.bytes.0));
         Ok(())
     }
 

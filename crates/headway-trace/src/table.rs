@@ -373,7 +373,7 @@ impl RunSummary {
     }
 
     fn bulk_table(&self) -> Table {
-        let columns = [("bulk", false, 0), ("data", true, 0), ("of", true, 1), ("pieces", true, 2), ("rate", true, 0)];
+        let columns = [("bulk", false, 0), ("data", true, 0), ("of", true, 1), ("chunks", true, 2), ("rate", true, 0)];
         let (bulk, shown) = tightest(self.bulk.iter(), "that were slowest", |bulk| bulk.rate);
         let title = self.title(&format!("Bulk transfers, in what others left over{shown}"));
         let mut table = Table::new(title, &columns);
@@ -382,7 +382,7 @@ impl RunSummary {
                 plain(&bulk.id),
                 bulk.bytes.to_string(),
                 bulk.of.map_or_else(dash, |of| of.to_string()),
-                grouped(bulk.pieces),
+                grouped(bulk.chunks),
                 bulk.rate.to_string(),
             ]);
         }

@@ -24,16 +24,16 @@ pub struct Timeline {
     pub deliveries: Vec<Delivery>,
 }
 
-/// A submitted operation, or a piece of one.
+/// A submitted operation, or a chunk of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubmittedOperation {
     /// Position of its job.
     pub job: usize,
     /// Which of the step's operations.
     pub index: u32,
-    /// First byte of the piece.
+    /// First byte of the chunk.
     pub offset: Bytes,
-    /// Size of the piece.
+    /// Size of the chunk.
     pub bytes: Bytes,
     /// When it was submitted.
     pub submitted: Nanos,
@@ -66,9 +66,9 @@ pub struct StepJob {
     pub submitted: Option<Nanos>,
     /// When it was complete.
     pub completed: Option<Nanos>,
-    /// Time on its engines, counted as the dispatcher counts it: per piece, from the first start to the last finish.
+    /// Time on its engines, counted as the dispatcher counts it: per chunk, from the first start to the last finish.
     pub took: Nanos,
-    /// What its pieces moved together.
+    /// What its chunks moved together.
     pub bytes: Bytes,
     /// Whether it took longer than planned.
     pub overrun: bool,
@@ -165,7 +165,7 @@ impl Timeline {
             builder.record(record);
         }
         let mut timeline = builder.timeline;
-        timeline.sum_up_pieces(log);
+        timeline.sum_up_chunks(log);
         timeline.attribute_waits(log);
         timeline
     }
@@ -217,24 +217,24 @@ impl Timeline {
         self.deliveries.iter().flat_map(of_delivery)
     }
 
-    /// Adds the time and bytes of every piece to its job. A batch is one piece with several operations.
-    fn sum_up_pieces(&mut self, log: &RunLog) {
+    /// Adds the time and bytes of every chunk to its job. A batch is one chunk with several operations.
+    fn sum_up_chunks(&mut self, log: &RunLog) {
         let mut at = 0;
         while at < self.operations.len() {
             let job = self.operations[at].job;
             let count = self.step(log, job).operations.len().max(1);
-            let piece = &self.operations[at..self.operations.len().min(at + count)];
-            let piece: Vec<SubmittedOperation> =
-                piece.iter().copied().take_while(|operation| operation.job == job).collect();
-            let ended = || piece.iter().filter_map(|operation| operation.ended);
+            let chunk = &self.operations[at..self.operations.len().min(at + count)];
+            let chunk: Vec<SubmittedOperation> =
+                chunk.iter().copied().take_while(|operation| operation.job == job).collect();
+            let ended = || chunk.iter().filter_map(|operation| operation.ended);
             let from = ended().map(|ended| ended.started).min().unwrap_or_default();
             let to = ended().map(|ended| ended.finished).max().unwrap_or_default();
             let entry = &mut self.jobs[job];
             entry.took = entry.took.saturating_add(to.saturating_sub(from));
-            for operation in &piece {
+            for operation in &chunk {
                 entry.bytes = Bytes(entry.bytes.0.saturating_add(operation.bytes.0));
             }
-            at += piece.len();
+            at += chunk.len();
         }
     }
 

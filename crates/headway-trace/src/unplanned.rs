@@ -17,12 +17,12 @@ use crate::timeline::Timeline;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BulkSummary {
     pub id: String,
-    /// Bytes of the pieces that arrived.
+    /// Bytes of the chunks that arrived.
     pub bytes: Bytes,
     /// Bytes in all; `None` = endless.
     pub of: Option<Bytes>,
-    /// Pieces that arrived.
-    pub pieces: u64,
+    /// Chunks that arrived.
+    pub chunks: u64,
     /// From its start to its last byte; to the end of the run if it did not arrive whole.
     pub time: Nanos,
     /// Bytes by that time, rounded down.
@@ -60,7 +60,7 @@ pub(crate) fn bulk(log: &RunLog, timeline: &Timeline) -> Vec<BulkSummary> {
         let time = until.saturating_sub(timeline.epoch).saturating_sub(pipeline.start);
         let rate = u128::from(bytes.0) * u128::from(NANOS_PER_SECOND) / u128::from(time.0.max(1));
         let rate = Rate(u64::try_from(rate).unwrap_or(u64::MAX));
-        all.push(BulkSummary { id: pipeline.name.clone(), bytes, of, pieces: arrived().count() as u64, time, rate });
+        all.push(BulkSummary { id: pipeline.name.clone(), bytes, of, chunks: arrived().count() as u64, time, rate });
     }
     all
 }

@@ -185,7 +185,7 @@ fn bulk_and_urgent_have_tables_and_what_the_files_lack_is_no_alarm() {
         id: "model".to_owned(),
         bytes: Bytes(8_000_000_000),
         of: None,
-        pieces: 2_000,
+        chunks: 2_000,
         time: Nanos(1_000_000_000),
         rate: Rate(8_000_000_000),
     }];

@@ -13,7 +13,7 @@ use std::process::Command;
 use std::str::FromStr;
 
 pub use headway_core::files::guest::{AsideMode, GuestOptions};
-use headway_core::files::guest::{FIRST_VARIABLE, PIECE_MIN, VARIABLE};
+use headway_core::files::guest::{CHUNK_MIN, FIRST_VARIABLE, VARIABLE};
 use headway_core::files::guest_log;
 use headway_core::models::transfer::Direction;
 use headway_core::models::transfer::arbitration::{ArbitrationAdvice, WAIT_GUESTS, built_in};
@@ -34,10 +34,10 @@ use crate::error::LIBRARY;
 /// A first line of a log is shorter.
 const FIRST_LINE_MAX: u64 = 64 << 10;
 
-/// The piece of bulk copies that a user asks for.
+/// The chunk of bulk copies that a user asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PieceChoice {
-    /// What [`usual_piece`] says; whole copies where small ones go aside.
+pub enum ChunkChoice {
+    /// What [`usual_chunk`] says; whole copies where small ones go aside.
     #[default]
     Auto,
     /// Whole copies.
@@ -45,7 +45,7 @@ pub enum PieceChoice {
     Bytes(Bytes),
 }
 
-impl FromStr for PieceChoice {
+impl FromStr for ChunkChoice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -59,17 +59,17 @@ impl FromStr for PieceChoice {
     }
 }
 
-impl PieceChoice {
-    /// The piece of guests whose small copies go `aside`, and what it is based on where it was not the user who said it.
+impl ChunkChoice {
+    /// The chunk of guests whose small copies go `aside`, and what it is based on where it was not the user who said it.
     ///
     /// # Errors
-    /// Those of [`usual_piece`].
-    pub fn piece(self, aside: AsideMode, machine: Option<&str>) -> Result<(Option<Bytes>, Option<String>), Error> {
+    /// Those of [`usual_chunk`].
+    pub fn chunk(self, aside: AsideMode, machine: Option<&str>) -> Result<(Option<Bytes>, Option<String>), Error> {
         Ok(match self {
             Self::Bytes(bytes) => (Some(bytes), None),
             Self::Auto if aside == AsideMode::Never => {
-                let usual = usual_piece(machine)?;
-                (usual.piece, Some(usual.why))
+                let usual = usual_chunk(machine)?;
+                (usual.chunk, Some(usual.why))
             }
             // Small copies that go by a kernel wait for nobody: then whole copies keep their full rate.
             Self::Auto | Self::Never => (None, None),
@@ -77,27 +77,27 @@ impl PieceChoice {
     }
 }
 
-/// The piece of bulk copies out of a GPU that is best for who copies little beside them, and what says so.
+/// The chunk of bulk copies out of a GPU that is best for who copies little beside them, and what says so.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UsualPiece {
+pub struct UsualChunk {
     /// `None` = whole copies.
-    pub piece: Option<Bytes>,
+    pub chunk: Option<Bytes>,
     /// For people: what it is based on.
     pub why: String,
 }
 
-/// The piece by what was measured of `machine`, a name or file, else by the built-in figures for the GPUs that NVML names. Of several GPUs
-/// the smallest piece counts. GPUs of which nothing is known get whole copies.
+/// The chunk by what was measured of `machine`, a name or file, else by the built-in figures for the GPUs that NVML names. Of several GPUs
+/// the smallest chunk counts. GPUs of which nothing is known get whole copies.
 ///
 /// # Errors
 /// What reading the machine gives.
-pub fn usual_piece(machine: Option<&str>) -> Result<UsualPiece, Error> {
-    let Some(name) = machine else { return Ok(usual_piece_of_class()) };
+pub fn usual_chunk(machine: Option<&str>) -> Result<UsualChunk, Error> {
+    let Some(name) = machine else { return Ok(usual_chunk_of_class()) };
     let machine = crate::machine::open(name)?;
     let asked = machine.profile.arbitration.iter().filter(|((_, direction), _)| *direction == Direction::D2h);
     let found = asked.map(|(_, asked)| (asked.advise(WAIT_GUESTS), format!("measured, `{}`", machine.name)));
-    Ok(smallest(found).unwrap_or_else(|| UsualPiece {
-        piece: None,
+    Ok(smallest(found).unwrap_or_else(|| UsualChunk {
+        chunk: None,
         why: format!(
             "whole copies: `{}` does not say what lets others in; `headway measure --only arbitration` finds out",
             machine.name
@@ -105,7 +105,7 @@ pub fn usual_piece(machine: Option<&str>) -> Result<UsualPiece, Error> {
     }))
 }
 
-fn usual_piece_of_class() -> UsualPiece {
+fn usual_chunk_of_class() -> UsualChunk {
     let names: Vec<String> = headway_cuda::Nvml::system()
         .and_then(|nvml| nvml.report())
         .map_or_else(|_| Vec::new(), |report| report.gpus.into_iter().map(|gpu| gpu.name).collect());
@@ -115,8 +115,8 @@ fn usual_piece_of_class() -> UsualPiece {
     };
     smallest(names.iter().filter_map(known)).unwrap_or_else(|| {
         let here = if names.is_empty() { "GPUs here, as no NVIDIA driver was found that names them".to_owned() } else { names.join(", ") };
-        UsualPiece {
-            piece: None,
+        UsualChunk {
+            chunk: None,
             why: format!(
                 "whole copies: nothing is known of what lets others in on {here}; `headway measure` finds out, `--machine FILE` says \
                  what it found"
@@ -125,9 +125,9 @@ fn usual_piece_of_class() -> UsualPiece {
     })
 }
 
-fn smallest(found: impl Iterator<Item = (ArbitrationAdvice, String)>) -> Option<UsualPiece> {
-    let pieces = found.map(|(advice, from)| UsualPiece { piece: advice.word(), why: format!("{advice} ({from})") });
-    pieces.min_by_key(|usual| usual.piece.map_or(u64::MAX, |piece| piece.0))
+fn smallest(found: impl Iterator<Item = (ArbitrationAdvice, String)>) -> Option<UsualChunk> {
+    let chunks = found.map(|(advice, from)| UsualChunk { chunk: advice.word(), why: format!("{advice} ({from})") });
+    chunks.min_by_key(|usual| usual.chunk.map_or(u64::MAX, |chunk| chunk.0))
 }
 
 /// The library for guests, beside this program or in the place where it is installed.
@@ -232,8 +232,8 @@ fn variables(
     library: impl FnOnce() -> Result<PathBuf, GuestError>,
     before: &OsStr,
 ) -> Result<Vec<GuestVariable>, Error> {
-    if let Some(asked) = options.piece.filter(|piece| *piece < PIECE_MIN) {
-        return Err(GuestError::SmallPiece { asked }.into());
+    if let Some(asked) = options.chunk.filter(|chunk| *chunk < CHUNK_MIN) {
+        return Err(GuestError::SmallChunk { asked }.into());
     }
     let library = library()?;
     if library.as_os_str().as_encoded_bytes().iter().any(|byte| b" :".contains(byte)) {
@@ -322,9 +322,9 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_that_is_no_size_is_refused_with_what_may_be_given() {
+    fn a_chunk_that_is_no_size_is_refused_with_what_may_be_given() {
         for text in ["3", "4 parsecs", ""] {
-            let error = text.parse::<PieceChoice>().unwrap_err();
+            let error = text.parse::<ChunkChoice>().unwrap_err();
             assert!(error.contains("`--yield=4MiB`, or `auto`, or `never`"), "{text}: {error}");
         }
     }
@@ -342,40 +342,40 @@ mod tests {
     }
 
     #[test]
-    fn tiny_pieces_are_refused_before_anything_is_started() {
-        let options = GuestOptions { piece: Some(Bytes(1024)), ..GuestOptions::default() };
+    fn tiny_chunks_are_refused_before_anything_is_started() {
+        let options = GuestOptions { chunk: Some(Bytes(1024)), ..GuestOptions::default() };
         let error = command(options, None, OsStr::new("true"), []).unwrap_err();
         assert!(error.to_string().contains("64 KiB"), "{error}");
     }
     #[test]
-    fn the_usual_piece_is_what_was_measured_and_says_by_what() {
+    fn the_usual_chunk_is_what_was_measured_and_says_by_what() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("node.toml");
         let base = "name = \"node\"\n[[memory]]\nid = \"host\"\n[[gpu]]\nid = \"gpu0\"\n[[gpu]]\nid = \"gpu1\"\n";
         let usual = |more: &str| {
             fs::write(&path, format!("{base}{more}")).unwrap();
-            usual_piece(path.to_str()).unwrap()
+            usual_chunk(path.to_str()).unwrap()
         };
         let nothing = usual("");
-        assert_eq!(nothing.piece, None);
+        assert_eq!(nothing.chunk, None);
         assert!(
             nothing.why.contains("`node` does not say") && nothing.why.contains("--only arbitration"),
             "{}",
             nothing.why
         );
-        let table = |gpu: u32, piece: u32| {
+        let table = |gpu: u32, chunk: u32| {
             format!(
                 "[[arbitration]]\ngpu = \"gpu{gpu}\"\ndirection = \"d2h\"\ntime = \"19 ms\"\n\
-                 whole = [1073741824, 1000000, 20, 19000000]\nwords = [[{piece}, 930000, 100, 70000, 90000]]\n"
+                 whole = [1073741824, 1000000, 20, 19000000]\nwords = [[{chunk}, 930000, 100, 70000, 90000]]\n"
             )
         };
         let found = usual(&format!("{}{}", table(0, 4 << 20), table(1, 2 << 20)));
-        assert_eq!(found.piece, Some(Bytes(2 << 20)), "the smallest");
+        assert_eq!(found.chunk, Some(Bytes(2 << 20)), "the smallest");
         assert!(found.why.contains("70 us") && found.why.contains("measured, `node`"), "{}", found.why);
         let whole =
             usual("[[arbitration]]\ndirection = \"d2h\"\ntime = \"19 ms\"\nwhole = [1073741824, 1000000, 20, 9000]\n");
-        assert!(whole.piece.is_none() && whole.why.contains("whole copies let small ones in"), "{}", whole.why);
-        assert!(usual_piece(Some("no such machine")).is_err());
+        assert!(whole.chunk.is_none() && whole.why.contains("whole copies let small ones in"), "{}", whole.why);
+        assert!(usual_chunk(Some("no such machine")).is_err());
     }
 
     #[test]

@@ -192,8 +192,8 @@ fn system(
     };
     let largest = tasks.iter().flat_map(|task| task.segments.iter().map(copied).chain([task.state])).max();
     let largest = largest.unwrap_or_default();
-    let piece = sharing.chunk.map_or(largest, |chunk| chunk.min(largest));
-    let longest_copy = if piece == Bytes(0) { Nanos::ZERO } else { calibrated(machine, setup, rate.time_for(piece)) };
+    let chunk = sharing.chunk.map_or(largest, |chunk| chunk.min(largest));
+    let longest_copy = if chunk == Bytes(0) { Nanos::ZERO } else { calibrated(machine, setup, rate.time_for(chunk)) };
     let executed = |segment: &JobSegment| match segment {
         JobSegment::Execute { time, .. } => *time,
         JobSegment::Cpu(_) | JobSegment::Copy { .. } => Nanos::ZERO,

@@ -8,12 +8,12 @@
 
 mod announced;
 mod check;
+mod chunks;
 mod late_releases;
 mod load_shedding;
 mod messages;
 mod missed_packets;
 mod order;
-mod pieces;
 mod together;
 mod unplanned;
 
@@ -25,6 +25,7 @@ use crate::units::{Bytes, Nanos};
 
 use announced::{Contents, Producers};
 use check::{check, fits};
+use chunks::{carried, chunk, whole};
 use late_releases::LateReleases;
 use load_shedding::LoadShedding;
 pub use messages::{
@@ -33,7 +34,6 @@ pub use messages::{
 pub use missed_packets::NAMED_MAX;
 use missed_packets::PacketDeadlines;
 use order::Key;
-use pieces::{carried, piece, whole};
 use together::Together;
 use unplanned::Requests;
 
@@ -323,7 +323,7 @@ impl Dispatcher {
             let progress = &mut self.pipelines[index as usize];
             let pipeline = &self.plan.pipelines[index as usize];
             if !pipeline.source.is_planned() {
-                self.next_piece(index, cycle);
+                self.next_chunk(index, cycle);
                 continue;
             }
             let alone = pipeline.source == PipelineSource::Message && self.producers.speak(index);
@@ -529,13 +529,13 @@ impl Dispatcher {
         }
     }
 
-    /// Submits the next piece of a waiting job as part of the newest unit; says which job it is and whether that was all.
+    /// Submits the next chunk of a waiting job as part of the newest unit; says which job it is and whether that was all.
     fn submit(&mut self, server: usize, key: Key, outstanding: &mut u32) -> (StepInstance, bool) {
         let waiting = self.servers[server].waiting.get_mut(&key).expect("the key was found in the queue");
         let job = waiting.job;
         let pipeline = &self.plan.pipelines[job.pipeline as usize];
         let planned = &pipeline.steps[job.step as usize];
-        let (offset, bytes) = piece(planned, waiting);
+        let (offset, bytes) = chunk(planned, waiting);
         let only = pipeline.source.one_by_one(planned).then_some(waiting.next.0);
         let count = planned.operations.len() as u64;
         waiting.next = only.map_or(offset + bytes, |only| Bytes(only + 1));

@@ -33,8 +33,8 @@ pub struct GuestOptions {
     pub always_fast: bool,
     /// Small copies out of a GPU.
     pub aside: AsideMode,
-    /// The piece in which bulk copies out of a GPU are queued, so that other streams get in between; `None` = whole.
-    pub piece: Option<Bytes>,
+    /// The chunk in which bulk copies out of a GPU are queued, so that other streams get in between; `None` = whole.
+    pub chunk: Option<Bytes>,
     /// Whether copies are counted, and the counts printed when the guest ends.
     pub stats: bool,
     /// Whether places in the program whose copies lose time are printed when the guest ends.
@@ -47,8 +47,8 @@ pub struct GuestOptions {
     pub no_cache: bool,
 }
 
-/// The smallest piece that is accepted: below it a copy engine spends most of its time on set-up.
-pub const PIECE_MIN: Bytes = Bytes(64 << 10);
+/// The smallest chunk that is accepted: below it a copy engine spends most of its time on set-up.
+pub const CHUNK_MIN: Bytes = Bytes(64 << 10);
 
 /// A text that is not what [`GuestOptions`] writes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -64,8 +64,8 @@ impl fmt::Display for GuestOptions {
             AsideMode::Auto => "aside=auto",
             AsideMode::Always => "aside=always",
         })?;
-        if let Some(piece) = self.piece {
-            write!(f, ",piece={}", piece.0)?;
+        if let Some(chunk) = self.chunk {
+            write!(f, ",chunk={}", chunk.0)?;
         }
         f.write_str(match (self.fast, self.always_fast) {
             (false, _) => "",
@@ -91,9 +91,9 @@ impl FromStr for GuestOptions {
                 ("aside", "never") => options.aside = AsideMode::Never,
                 ("aside", "auto") => options.aside = AsideMode::Auto,
                 ("aside", "always") => options.aside = AsideMode::Always,
-                ("piece", bytes) => {
-                    let piece = bytes.parse().ok().filter(|bytes| *bytes >= PIECE_MIN.0).ok_or_else(unknown)?;
-                    options.piece = Some(Bytes(piece));
+                ("chunk", bytes) => {
+                    let chunk = bytes.parse().ok().filter(|bytes| *bytes >= CHUNK_MIN.0).ok_or_else(unknown)?;
+                    options.chunk = Some(Bytes(chunk));
                 }
                 ("fast", "") => options.fast = true,
                 ("fast", "always") => (options.fast, options.always_fast) = (true, true),
@@ -116,13 +116,13 @@ mod tests {
     #[test]
     fn options_survive_the_environment() {
         for aside in [AsideMode::Never, AsideMode::Auto, AsideMode::Always] {
-            for piece in [None, Some(PIECE_MIN), Some(Bytes(4 << 20))] {
+            for chunk in [None, Some(CHUNK_MIN), Some(Bytes(4 << 20))] {
                 for bits in 0..128 {
                     let [fast, stats, alone, lint, verify, no_cache, always] =
                         [1, 2, 4, 8, 16, 32, 64].map(|bit| bits & bit != 0);
                     let always_fast = fast && always;
                     let options =
-                        GuestOptions { fast, always_fast, aside, piece, stats, lint, verify, alone, no_cache };
+                        GuestOptions { fast, always_fast, aside, chunk, stats, lint, verify, alone, no_cache };
                     assert_eq!(options.to_string().parse(), Ok(options));
                 }
             }
@@ -130,8 +130,8 @@ mod tests {
     }
 
     #[test]
-    fn unknown_words_and_tiny_pieces_are_refused() {
-        for text in ["aside=sometimes", "piece=1", "piece=", "faster", "fast=never", "stats=1"] {
+    fn unknown_words_and_tiny_chunks_are_refused() {
+        for text in ["aside=sometimes", "chunk=1", "chunk=", "faster", "fast=never", "stats=1"] {
             assert_eq!(text.parse::<GuestOptions>(), Err(GuestOptionError { word: text.to_owned() }));
         }
     }

@@ -118,8 +118,9 @@ pub enum Became {
     Fast,
     /// A kernel in the copy's own stream.
     Aside,
-    /// The driver, in pieces.
-    Pieces,
+    /// The driver, in chunks.
+    #[serde(alias = "pieces")]
+    Chunks,
     /// The driver, as the program asked for it.
     #[default]
     PassedOn,
@@ -132,7 +133,7 @@ impl Became {
         match self {
             Self::Fast => "fast",
             Self::Aside => "aside",
-            Self::Pieces => "pieces",
+            Self::Chunks => "chunks",
             Self::PassedOn => "passed on",
         }
     }
@@ -160,7 +161,7 @@ pub enum DriverReason {
     NoLine,
     /// The driver did not take the kernel.
     NotLaunched,
-    /// A bulk copy that is not cut into pieces.
+    /// A bulk copy that is not cut into chunks.
     Whole,
     /// Another method began and failed; the driver made the copy from the start.
     Failed,
@@ -186,7 +187,7 @@ impl DriverReason {
             Self::OtherMemory => "the memory is neither page-locked nor ordinary, or the copy is too large for a line",
             Self::NoLine => "all page-locked lines were in use",
             Self::NotLaunched => "the driver did not take the kernel",
-            Self::Whole => "bulk copies are not cut into pieces, or not of this memory",
+            Self::Whole => "bulk copies are not cut into chunks, or not of this memory",
             Self::DriverFastest => "the driver's own call is the fastest method known, or was tried",
             Self::StreamBusy => "the stream was busy, and the driver need not wait for it before the call returns",
             Self::SmallStack => "the calling thread had too little stack left for another method",

@@ -7,11 +7,11 @@ use crate::units::Bytes;
 pub struct Gathered {
     /// Size of the block; zero = nothing arrived.
     pub block: Bytes,
-    /// The longest portion: data that a chained kernel must process one piece after the other.
+    /// The longest portion: data that a chained kernel must process one part after the other.
     pub longest_portion: Bytes,
 }
 
-/// A piece of a submitted operation.
+/// A chunk of a submitted operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PayloadChunk {
     pub pipeline: u32,
@@ -41,11 +41,11 @@ pub trait Payload {
     /// When the input cannot be read.
     fn gather(&mut self, pipeline: u32, cycle: u64) -> Result<Gathered, Self::Error>;
 
-    /// Does what the operation does: moves the piece's bytes, or runs the kernel.
+    /// Does what the operation does: moves the chunk's bytes, or runs the kernel.
     ///
     /// # Errors
     /// When the kernel refuses its block.
-    fn execute(&mut self, piece: &PayloadChunk) -> Result<(), Self::Error>;
+    fn execute(&mut self, chunk: &PayloadChunk) -> Result<(), Self::Error>;
 
     /// Takes the last buffer of a cycle.
     ///

@@ -300,8 +300,8 @@ fn made(context: &Context<'_>) -> Result<Plan, PlanError> {
 
 /// A step whose server follows when all steps are known.
 fn planned_step(name: String, cost: Nanos, operations: Vec<PlannedOperation>) -> PlannedStep {
-    let (server, chunk, piece) = (0, Bytes(0), cost);
-    PlannedStep { name, server, cost, chunk, piece, hold: None, bound: None, operations, batch: None }
+    let (server, chunk, chunk_cost) = (0, Bytes(0), cost);
+    PlannedStep { name, server, cost, chunk, chunk_cost, hold: None, bound: None, operations, batch: None }
 }
 
 /// A plan for a machine without calibration, with what that leaves open: only `serial` was tried unless another strategy was

@@ -87,7 +87,7 @@ pub(crate) fn step(server: u32, cost: u64, operations: Vec<PlannedOperation>) ->
         server,
         cost,
         chunk,
-        piece: cost,
+        chunk_cost: cost,
         hold: None,
         bound: None,
         operations,

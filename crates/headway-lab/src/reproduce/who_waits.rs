@@ -1,4 +1,4 @@
-//! How long a small copy waits while a bulk copy runs, by what the bulk copy's stream meets between its pieces.
+//! How long a small copy waits while a bulk copy runs, by what the bulk copy's stream meets between its chunks.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ use headway_measure::sample::SampleFigures;
 const MIB: usize = 1 << 20;
 /// Small copies: what a program reads back of a step.
 const TOKEN: usize = 64;
-/// The piece of most rows.
-const PIECE: usize = 4 * MIB;
+/// The chunk of most rows.
+const CHUNK: usize = 4 * MIB;
 /// Blocks of the kernel that makes larger small copies.
 const BLOCKS: u32 = 16;
 /// A row goes on for so long, or for as many bulk copies.
@@ -56,10 +56,10 @@ fn small(direction: Direction) -> Small {
 }
 
 fn cases(bulk_bytes: usize, has_priorities: bool) -> Vec<Case> {
-    let bulk = |direction, piece, between| BulkCopy { direction, piece, between };
+    let bulk = |direction, chunk, between| BulkCopy { direction, chunk, between };
     let whole = |direction| bulk(direction, bulk_bytes, BulkStreamGap::Nothing);
     let case = |what: &str, bulk, small| Case { what: what.to_owned(), bulk, small, is_foreign: false };
-    let out = |what: &str, between| case(what, bulk(OUT, PIECE, between), small(OUT));
+    let out = |what: &str, between| case(what, bulk(OUT, CHUNK, between), small(OUT));
     let large = |hand| Small { bytes: MIB, hand, ..small(OUT) };
     let kernel = |blocks| Hand::Kernel { blocks };
     let mut all = vec![
@@ -69,35 +69,35 @@ fn cases(bulk_bytes: usize, has_priorities: bool) -> Vec<Case> {
             whole(OUT),
             Small { queued_first: true, ..small(OUT) },
         ),
-        out("pieces", BulkStreamGap::Nothing),
-        out("pieces in one call", BulkStreamGap::OneCall),
-        out("pieces, an event behind each", BulkStreamGap::Event),
-        out("pieces, a word written behind each, without a barrier", BulkStreamGap::Write { barrier: false }),
-        out("pieces on two streams by turns, with events", BulkStreamGap::OtherStream),
+        out("chunks", BulkStreamGap::Nothing),
+        out("chunks in one call", BulkStreamGap::OneCall),
+        out("chunks, an event behind each", BulkStreamGap::Event),
+        out("chunks, a word written behind each, without a barrier", BulkStreamGap::Write { barrier: false }),
+        out("chunks on two streams by turns, with events", BulkStreamGap::OtherStream),
     ];
     if has_priorities {
         all.push(case("whole, priorities", whole(OUT), Small { urgent: true, ..small(OUT) }));
         let urgent = Small { urgent: true, ..small(OUT) };
-        all.push(case("pieces, priorities", bulk(OUT, PIECE, BulkStreamGap::Nothing), urgent));
+        all.push(case("chunks, priorities", bulk(OUT, CHUNK, BulkStreamGap::Nothing), urgent));
     }
     for mib in [1, 2, 4, 8, 16, 32] {
-        let what = format!("pieces of {mib} MiB, a word written behind each, with a barrier");
+        let what = format!("chunks of {mib} MiB, a word written behind each, with a barrier");
         all.push(case(&what, bulk(OUT, mib * MIB, BARRIER), small(OUT)));
     }
     all.extend([
         case("whole, the small copy by a kernel", whole(OUT), Small { hand: kernel(1), ..small(OUT) }),
         case("whole, 1 MiB beside it", whole(OUT), large(Hand::Engine)),
-        case("pieces with words, 1 MiB beside it", bulk(OUT, PIECE, BARRIER), large(Hand::Engine)),
+        case("chunks with words, 1 MiB beside it", bulk(OUT, CHUNK, BARRIER), large(Hand::Engine)),
         case("whole, 1 MiB by a kernel", whole(OUT), large(kernel(BLOCKS))),
         case("whole, in", whole(IN), small(IN)),
-        case("pieces, in", bulk(IN, PIECE, BulkStreamGap::Nothing), small(IN)),
+        case("chunks, in", bulk(IN, CHUNK, BulkStreamGap::Nothing), small(IN)),
         case("whole in, small out", whole(IN), small(OUT)),
         case("whole out, small in", whole(OUT), small(IN)),
     ]);
     let foreign = |what: &str, bulk, small| Case { is_foreign: true, ..case(what, bulk, small) };
     all.extend([
         foreign("whole, another process", whole(OUT), small(OUT)),
-        foreign("pieces with words, another process", bulk(OUT, PIECE, BARRIER), small(OUT)),
+        foreign("chunks with words, another process", bulk(OUT, CHUNK, BARRIER), small(OUT)),
         foreign("whole, another process by a kernel", whole(OUT), Small { hand: kernel(1), ..small(OUT) }),
     ]);
     all
@@ -144,7 +144,7 @@ pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Erro
     let (mut gpu, machine) = headway::gpus::arbitration::open(0, bulk_bytes)?;
     let mut whole = Vec::new();
     for direction in [OUT, IN] {
-        let bulk = BulkCopy { direction, piece: bulk_bytes, between: BulkStreamGap::Nothing };
+        let bulk = BulkCopy { direction, chunk: bulk_bytes, between: BulkStreamGap::Nothing };
         let mut times = (0..6).map(|_| gpu.bulk(&bulk)).collect::<Result<Vec<_>, _>>()?;
         times.sort_unstable();
         whole.push((direction, times[times.len() / 2]));
@@ -172,10 +172,10 @@ pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Erro
     }
     outcome.notes.insert(0, format!(
         "A bulk copy of {} MiB between the GPU and page-locked memory on one stream, and {TOKEN} B on another one, again and again \
-         while it is under way; pieces have {} MiB where no size is given. With nothing beside it the small copy takes {} (p99 {}, n {}). The \
+         while it is under way; chunks have {} MiB where no size is given. With nothing beside it the small copy takes {} (p99 {}, n {}). The \
          copies are the driver's own. Not from a paper.",
         bulk_bytes / MIB,
-        PIECE / MIB,
+        CHUNK / MIB,
         alone.median,
         alone.p99_text(),
         alone.n,
@@ -215,23 +215,23 @@ fn verdicts(found: &[RowResult], alone: Nanos) -> Vec<PaperRow> {
             why: "a check of our own: the median of the small copy against the time of the bulk copy beside it".into(),
         }
     };
-    let piece =
-        of("whole").map_or(Nanos::ZERO, |whole| Nanos(whole.bulk.0 * PIECE as u64 / whole.case.bulk.piece as u64));
-    let by_kernel = move |found: &RowResult| found.small.median < piece.saturating_add(alone);
-    let words = "pieces of 4 MiB, a word written behind each, with a barrier";
+    let chunk =
+        of("whole").map_or(Nanos::ZERO, |whole| Nanos(whole.bulk.0 * CHUNK as u64 / whole.case.bulk.chunk as u64));
+    let by_kernel = move |found: &RowResult| found.small.median < chunk.saturating_add(alone);
+    let words = "chunks of 4 MiB, a word written behind each, with a barrier";
     vec![
         check("a small copy out waits for most of a whole bulk copy out", "whole", &is_long),
         check("it does so with the highest priority, too", "whole, priorities", &is_long),
-        check("it does so if the bulk copy is queued in pieces", "pieces", &is_long),
-        check("it does so if an event is behind each piece", "pieces, an event behind each", &is_long),
+        check("it does so if the bulk copy is queued in chunks", "chunks", &is_long),
+        check("it does so if an event is behind each chunk", "chunks, an event behind each", &is_long),
         check(
-            "it does so if a word is written behind each piece without a barrier",
-            "pieces, a word written behind each, without a barrier",
+            "it does so if a word is written behind each chunk without a barrier",
+            "chunks, a word written behind each, without a barrier",
             &is_long,
         ),
         check("a word behind a barrier lets it in within a tenth of the bulk copy", words, &is_short),
-        check("so do pieces on two streams by turns", "pieces on two streams by turns, with events", &is_short),
-        check("a kernel makes it in less time than a piece takes", "whole, the small copy by a kernel", &by_kernel),
+        check("so do chunks on two streams by turns", "chunks on two streams by turns, with events", &is_short),
+        check("a kernel makes it in less time than a chunk takes", "whole, the small copy by a kernel", &by_kernel),
         check("a small copy in does not wait for a whole bulk copy in", "whole, in", &is_short),
     ]
 }
@@ -241,7 +241,7 @@ fn table(found: &[RowResult]) -> RawFigures {
     raw_figures!("waits", found, |RowResult { case, small, bulk, share }| Columns {
         case: case.what,
         bulk_direction: name(case.bulk.direction),
-        piece_bytes: case.bulk.piece,
+        chunk_bytes: case.bulk.chunk,
         small_direction: name(case.small.direction),
         small_bytes: case.small.bytes,
         n: small.n,
@@ -253,20 +253,20 @@ fn table(found: &[RowResult]) -> RawFigures {
     })
 }
 
-/// The wait and the price by the length of pieces.
+/// The wait and the price by the length of chunks.
 fn figures(found: &[RowResult], outcome: &ExperimentResults) -> Vec<(String, Figure)> {
     let is_swept = |found: &&RowResult| {
         found.case.bulk.between == BARRIER && found.case.small == small(OUT) && !found.case.is_foreign
     };
     let swept: Vec<&RowResult> = found.iter().filter(is_swept).collect();
     let line = |name: &str, of: fn(&RowResult) -> f64| {
-        PlotLine::new(name, swept.iter().map(|found| ((found.case.bulk.piece / MIB) as f64, of(found))).collect())
+        PlotLine::new(name, swept.iter().map(|found| ((found.case.bulk.chunk / MIB) as f64, of(found))).collect())
     };
     let waits = vec![
         line("median", |found| found.small.median.0 as f64 / 1e3),
         line("longest", |found| found.small.max.0 as f64 / 1e3),
     ];
-    let x = "piece, MiB";
+    let x = "chunk, MiB";
     vec![
         ("waits".into(), Figure::new("wait of a small copy out", outcome.source, [x, "us"], waits)),
         (

@@ -1,4 +1,4 @@
-//! The buffers of every pipeline on its device, and how a piece of a step becomes an operation on them.
+//! The buffers of every pipeline on its device, and how a chunk of a step becomes an operation on them.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use headway_core::units::Bytes;
 use headway_device::{DeviceError, Engines};
 
 use super::RunError;
+use super::chunk::StepChunk;
 use super::cores::Cores;
 use super::job::{JobBuffers, JobContext};
 use super::messages::{self, MessageBuffers, MessageComparison};
-use super::piece::StepChunk;
 use super::resident::{Resident, Room};
 use crate::blocks::{Collect, Supply};
 use crate::cores::CoreMemory;
@@ -122,17 +122,17 @@ impl Buffers {
         messages::compare_rest(messages, devices)
     }
 
-    /// Submits a piece to its engine.
+    /// Submits a chunk to its engine.
     pub(super) fn submit(
         &self,
         devices: &mut [Engines],
         cores: &Cores,
-        piece: &StepChunk,
+        chunk: &StepChunk,
         operation: u64,
     ) -> Result<(), DeviceError> {
-        match &self.pipelines[piece.pipeline as usize] {
-            PipelineBuffers::Job(buffers) => buffers.submit(devices, cores, piece, operation),
-            PipelineBuffers::Messages(buffers) => buffers.submit(devices, piece, operation),
+        match &self.pipelines[chunk.pipeline as usize] {
+            PipelineBuffers::Job(buffers) => buffers.submit(devices, cores, chunk, operation),
+            PipelineBuffers::Messages(buffers) => buffers.submit(devices, chunk, operation),
             PipelineBuffers::Flow => Ok(()),
         }
     }

@@ -11,8 +11,8 @@ use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Span};
 use headway_os::threads;
 
 use super::RunError;
+use super::chunk::StepChunk;
 use super::cores::Cores;
-use super::piece::StepChunk;
 use super::resident::{Resident, Room};
 use super::stage::{Stage, stage};
 use crate::blocks::DataError;
@@ -208,44 +208,44 @@ impl JobBuffers {
         &self.slots[slot][buffer - usize::from(self.first.is_some())]
     }
 
-    /// Claims `range` of `region` in the buffers of a piece's cycle.
+    /// Claims `range` of `region` in the buffers of a chunk's cycle.
     fn claim(
         &self,
-        piece: &StepChunk,
+        chunk: &StepChunk,
         region: &JobRegion,
         range: Range<usize>,
         access: Access,
     ) -> Result<Span, DeviceError> {
         let range = region.range.start + range.start..region.range.start + range.end;
         match (&self.first, &self.last) {
-            (Some(first), _) if region.buffer == self.job.inputs[0] => first.claim(piece.cycle, range, access),
-            (_, Some(last)) if region.buffer == self.job.outputs[0] => last.claim(piece.cycle, range, access),
-            _ => self.buffer(piece.slot, region.buffer).claim(range, access),
+            (Some(first), _) if region.buffer == self.job.inputs[0] => first.claim(chunk.cycle, range, access),
+            (_, Some(last)) if region.buffer == self.job.outputs[0] => last.claim(chunk.cycle, range, access),
+            _ => self.buffer(chunk.slot, region.buffer).claim(range, access),
         }
     }
 
-    /// Submits one operation of a step, or a piece of it.
+    /// Submits one operation of a step, or a chunk of it.
     pub(super) fn submit(
         &self,
         devices: &mut [Engines],
         cores: &Cores,
-        piece: &StepChunk,
+        chunk: &StepChunk,
         tag: u64,
     ) -> Result<(), DeviceError> {
-        let (step, index) = (piece.step as usize, piece.index as usize);
+        let (step, index) = (chunk.step as usize, chunk.index as usize);
         let JobOperation { from, to, .. } = &self.job.steps[step][index];
         let loaded = &self.loaded[step][index];
         let range = |region: &JobRegion| match loaded {
-            Loaded::Copy(_) => piece.offset.0 as usize..(piece.offset.0 + piece.bytes.0) as usize,
-            Loaded::Kernel { .. } | Loaded::Core(_) => 0..self.job.used(region.range.len(), piece.block),
+            Loaded::Copy(_) => chunk.offset.0 as usize..(chunk.offset.0 + chunk.bytes.0) as usize,
+            Loaded::Kernel { .. } | Loaded::Core(_) => 0..self.job.used(region.range.len(), chunk.block),
         };
-        let input = self.claim(piece, from, range(from), Access::Read)?;
-        let output = self.claim(piece, to, range(to), Access::Write)?;
+        let input = self.claim(chunk, from, range(from), Access::Read)?;
+        let output = self.claim(chunk, to, range(to), Access::Write)?;
         match loaded {
             Loaded::Copy(path) => devices[path.device()].copy(path.class, path.method, (input, output), tag),
             Loaded::Kernel { device, stage } => stage.launch(&mut devices[*device], input, output, tag),
             Loaded::Core(core) => {
-                let stage = (piece.pipeline, piece.step, piece.index);
+                let stage = (chunk.pipeline, chunk.step, chunk.index);
                 cores.submit(*core, CoreJob { tag, stage, input, output });
                 Ok(())
             }

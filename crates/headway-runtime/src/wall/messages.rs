@@ -11,7 +11,7 @@ use headway_device::{DeviceError, Engines};
 use headway_os::clock;
 
 use super::RunError;
-use super::piece::StepChunk;
+use super::chunk::StepChunk;
 use crate::blocks::DataError;
 use crate::endpoints::{ALIGN, CopyPath, Endpoints, TransferRoom};
 
@@ -125,15 +125,15 @@ impl MessageBuffers {
         Ok(Self { name: pipeline.name.clone(), lines })
     }
 
-    /// Submits a piece of a block.
-    pub(super) fn submit(&self, devices: &mut [Engines], piece: &StepChunk, operation: u64) -> Result<(), DeviceError> {
-        let line = &self.lines[piece.index as usize];
-        let job = line.job(piece.cycle);
+    /// Submits a chunk of a block.
+    pub(super) fn submit(&self, devices: &mut [Engines], chunk: &StepChunk, operation: u64) -> Result<(), DeviceError> {
+        let line = &self.lines[chunk.index as usize];
+        let job = line.job(chunk.cycle);
         line.begun.store(job + 1, Ordering::SeqCst);
-        let range = piece.offset.0 as usize..(piece.offset.0 + piece.bytes.0) as usize;
+        let range = chunk.offset.0 as usize..(chunk.offset.0 + chunk.bytes.0) as usize;
         if let Some(given) = &line.varies {
             let mut given = given.lock().unwrap_or_else(PoisonError::into_inner);
-            given.entry(piece.cycle).or_insert_with(|| (job, range.clone())).1.end = range.end;
+            given.entry(chunk.cycle).or_insert_with(|| (job, range.clone())).1.end = range.end;
         }
         let since = clock::now();
         loop {

@@ -11,7 +11,7 @@ use headway_core::plan::Plan;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::{Access, Buffer, DeviceError, Engines};
 
-use super::piece::StepChunk;
+use super::chunk::StepChunk;
 use super::{Driver, Message, RunError};
 use crate::endpoints::CopyPath;
 
@@ -28,7 +28,7 @@ pub struct CopyEnds {
     pub to_offset: usize,
 }
 
-/// An urgent copy. Its bytes are claimed piece by piece as they move: a buffer that somebody holds then fails the run.
+/// An urgent copy. Its bytes are claimed chunk by chunk as they move: a buffer that somebody holds then fails the run.
 #[derive(Clone, Debug)]
 pub struct UrgentRequest {
     /// The plan's pipeline for such requests.
@@ -95,19 +95,19 @@ impl Requests {
 }
 
 impl UrgentRequest {
-    /// Submits a piece to the engine of its path.
+    /// Submits a chunk to the engine of its path.
     pub(super) fn submit(
         &self,
         plan: &Plan,
         devices: &mut [Engines],
-        piece: &StepChunk,
+        chunk: &StepChunk,
         operation: u64,
     ) -> Result<(), DeviceError> {
-        let planned = &plan.pipelines[piece.pipeline as usize].steps[piece.step as usize];
+        let planned = &plan.pipelines[chunk.pipeline as usize].steps[chunk.step as usize];
         let unknown = || DeviceError::Invalid { what: "urgent copy", reason: "no engine of a GPU moves it".to_owned() };
         let path = CopyPath::of(plan, &planned.operations[0]).ok_or_else(unknown)?;
         let ends = self.ends.as_ref().ok_or_else(unknown)?;
-        let (offset, len) = (piece.offset.0 as usize, piece.bytes.0 as usize);
+        let (offset, len) = (chunk.offset.0 as usize, chunk.bytes.0 as usize);
         let (from, to) = (ends.from_offset + offset, ends.to_offset + offset);
         let from = ends.from.claim(from..from + len, Access::Read)?;
         let to = ends.to.claim(to..to + len, Access::Write)?;
@@ -177,7 +177,7 @@ impl Driver<'_> {
     ) -> Result<bool, RunError> {
         match self.feed(now, input, log) {
             Ok(()) => {
-                // Its first piece may be submitted before the events are told.
+                // Its first chunk may be submitted before the events are told.
                 while let Some(event) = self.dispatcher.poll_event() {
                     if let (DispatchEvent::Answered { pipeline, cycle, answer, .. }, Some((request, reply))) =
                         (&event, &asked)

@@ -266,7 +266,7 @@ fn waits(log: &GuestLog, known: &CopyRoles) -> Vec<Waits> {
 
 /// Colours of the picture for browsers without scripts; the script names the same.
 const COLORS: [&str; 5] = ["#009e73", "#56b4e9", "#e69f00", "#7f7f7f", "#cc79a7"];
-const NAMES: [&str; 5] = ["fast", "by a kernel (aside)", "in pieces", "passed on", "bulk, assumed under way"];
+const NAMES: [&str; 5] = ["fast", "by a kernel (aside)", "in chunks", "passed on", "bulk, assumed under way"];
 
 /// What happened around the longest wait, or the slowest copy.
 fn picture(log: &GuestLog, known: &CopyRoles, tracks: &[Track], around: Option<(Nanos, Nanos)>) -> String {

@@ -231,7 +231,7 @@ fn groups(log: &GuestLog) -> Vec<CopyGroup> {
     let drivers_median = |call: Call, class: usize, became: Became| match became {
         Became::PassedOn => None,
         Became::Fast => ordinary.get(&(call, class)).copied(),
-        Became::Aside | Became::Pieces => all.get(&(call, class)).copied(),
+        Became::Aside | Became::Chunks => all.get(&(call, class)).copied(),
     };
     let group = |((call, class, became), mut totals): ((Call, usize, Became), Totals)| CopyGroup {
         call,

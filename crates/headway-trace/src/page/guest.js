@@ -2,7 +2,7 @@
 
   /** How copies were made, by their number in the data: label and colour; the last is no call, but what a queued copy is taken to do. */
   const MADE = [
-    ["fast, by several threads", "#009e73"], ["aside, by a kernel", "#56b4e9"], ["in pieces", "#e69f00"], ["passed on to the driver", "#7f7f7f"],
+    ["fast, by several threads", "#009e73"], ["aside, by a kernel", "#56b4e9"], ["in chunks", "#e69f00"], ["passed on to the driver", "#7f7f7f"],
     ["bulk, assumed under way", "#cc79a7"],
   ];
   const UNDER_WAY = MADE.length - 1;

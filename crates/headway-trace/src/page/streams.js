@@ -145,7 +145,7 @@
         { label: "bulk transfer", value: (b) => b.id, cell: (b) => b.id },
         { label: "data", num: true, value: (b) => b.bytes, cell: (b) => size(b.bytes) },
         { label: "of", num: true, value: (b) => b.of ?? Infinity, cell: (b) => (b.of === null ? "endless" : size(b.of)) },
-        { label: "pieces", num: true, value: (b) => b.pieces, cell: (b) => number(b.pieces) },
+        { label: "chunks", num: true, value: (b) => b.chunks, cell: (b) => number(b.chunks) },
         { label: "time", num: true, value: (b) => b.time, cell: (b) => time(b.time) },
         { label: "rate", num: true, value: (b) => b.rate, cell: (b) => rate(b.rate) },
       ], bulk, { word: "bulk transfers", name: (b) => b.id });

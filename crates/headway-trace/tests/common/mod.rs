@@ -101,7 +101,7 @@ fn stream(index: u32, streams: u32) -> (PlannedStream, Pipeline) {
             name: format!("{from} -> {to}"),
             server: engine,
             cost: Rate(10_000_000_000).time_for(reserve).saturating_add(Nanos(8_000)),
-            piece: Rate(10_000_000_000).time_for(reserve).saturating_add(Nanos(8_000)),
+            chunk_cost: Rate(10_000_000_000).time_for(reserve).saturating_add(Nanos(8_000)),
             chunk: Bytes(if heavy { 300_000 } else { 0 }),
             hold: None,
             bound: None,
@@ -125,7 +125,7 @@ fn stream(index: u32, streams: u32) -> (PlannedStream, Pipeline) {
         server: 3 * gpu + 1,
         cost: Nanos(60_000),
         chunk: Bytes(0),
-        piece: Nanos(60_000),
+        chunk_cost: Nanos(60_000),
         hold: None,
         bound: None,
         operations: vec![PlannedOperation {

@@ -21,10 +21,10 @@ pub enum GuestError {
     /// A path that the loader would take for two, since it separates paths by spaces and colons.
     #[error("the path of the library, `{path}`, has a space or a colon in it, which `LD_PRELOAD` cannot express")]
     Unspeakable { path: PathBuf },
-    /// A piece so small that the engine would spend its time on set-up.
-    #[error("pieces of {} bytes are smaller than 64 KiB", asked.0)]
-    SmallPiece {
-        /// The piece.
+    /// A chunk so small that the engine would spend its time on set-up.
+    #[error("chunks of {} bytes are smaller than 64 KiB", asked.0)]
+    SmallChunk {
+        /// The chunk.
         asked: Bytes,
     },
     /// A file of something else lies where the log would be written.
@@ -64,7 +64,7 @@ impl GuestError {
                 "`cargo build --release` builds it next to `headway`; an installed `headway` looks in `../lib/headway`, too"
             }
             Self::Unspeakable { .. } => "move Headway to a folder without spaces and colons",
-            Self::SmallPiece { .. } => "4 MiB is a good piece for PCIe 5; `--yield=auto` takes it",
+            Self::SmallChunk { .. } => "4 MiB is a good chunk for PCIe 5; `--yield=auto` takes it",
             Self::NoLog { .. } => "name another file; only logs of guests are replaced",
             Self::Log { .. } => "name a file in a folder that exists and that you may write",
             Self::NoShare { .. } => "`--share 90%` leaves a tenth to the job beside it",

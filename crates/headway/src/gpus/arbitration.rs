@@ -72,7 +72,7 @@ pub fn ask(backend: CopyBackend, model: Option<&str>, index: u32, bulk_bytes: us
 }
 
 /// An emulated GPU, asked by its own queues. Its engines serve whoever came first, one operation at a time, so that they turn to
-/// another queue after every piece; a word between two pieces is nothing to them.
+/// another queue after every chunk; a word between two chunks is nothing to them.
 struct Emulated {
     bulk_bytes: usize,
     there: Buffer,
@@ -102,11 +102,11 @@ impl Emulated {
 
     /// Queues the bulk copy: how many operations that are, and when it began.
     fn queue_bulk(&mut self, bulk: &BulkCopy) -> Result<(usize, Nanos), DeviceError> {
-        let piece = bulk.piece.clamp(1, self.bulk_bytes);
-        let count = self.bulk_bytes.div_ceil(piece);
+        let chunk = bulk.chunk.clamp(1, self.bulk_bytes);
+        let count = self.bulk_bytes.div_ceil(chunk);
         let began = clock::now();
         for at in 0..count {
-            let range = at * piece..self.bulk_bytes.min((at + 1) * piece);
+            let range = at * chunk..self.bulk_bytes.min((at + 1) * chunk);
             let operation = copy(bulk.direction, &self.there, &self.here, range)?;
             let queue = if bulk.between == BulkStreamGap::OtherStream { at % 2 } else { 0 };
             self.queues[queue].submit(operation, at as u64)?;

@@ -106,7 +106,7 @@ fn responses(text: &mut String, plan: &Plan, models: &[ModelAnswer]) {
     more(text, planned.len(), shown.len(), "responses", "nearest to their deadlines");
 }
 
-/// Transfers without windows: the pieces they move in, and what they get where nobody else asks for the server.
+/// Transfers without windows: the chunks they move in, and what they get where nobody else asks for the server.
 fn unplanned(text: &mut String, plan: &Plan) {
     let all: Vec<&Pipeline> = plan.pipelines.iter().filter(|p| !p.source.is_planned()).collect();
     if all.is_empty() {
@@ -115,7 +115,7 @@ fn unplanned(text: &mut String, plan: &Plan) {
     let _ = writeln!(
         text,
         "\n{:<24} {:>8} {:>11} {:>11} {:>12} {:>13}  method",
-        "without windows", "class", "size", "pieces of", "blocks for", "alone"
+        "without windows", "class", "size", "chunks of", "blocks for", "alone"
     );
     for pipeline in all.iter().take(LINES) {
         let step = &pipeline.steps[0];
@@ -125,13 +125,13 @@ fn unplanned(text: &mut String, plan: &Plan) {
             }
             _ => ("urgent", pipeline.reserve.to_string()),
         };
-        let piece = if step.chunk == Bytes(0) { pipeline.reserve } else { step.chunk };
-        let (piece, alone) = (piece.to_string(), Rate(rate_alone(pipeline)).to_string());
+        let chunk = if step.chunk == Bytes(0) { pipeline.reserve } else { step.chunk };
+        let (chunk, alone) = (chunk.to_string(), Rate(rate_alone(pipeline)).to_string());
         let _ = writeln!(
             text,
-            "{:<24} {class:>8} {size:>11} {piece:>11} {:>12} {alone:>13}  {}",
+            "{:<24} {class:>8} {size:>11} {chunk:>11} {:>12} {alone:>13}  {}",
             pipeline.name,
-            step.piece.to_string(),
+            step.chunk_cost.to_string(),
             step.name
         );
     }

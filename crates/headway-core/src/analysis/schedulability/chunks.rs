@@ -31,11 +31,11 @@ impl ChunkFlow {
         let count = self.bytes.0.div_ceil(chunk.0.max(1));
         let overhead = u128::from(count) * u128::from(self.setup.0) + u128::from(count.saturating_sub(1));
         let cost = Nanos(u64::try_from(overhead).unwrap_or(u64::MAX)).saturating_add(self.rate.time_for(self.bytes));
-        RecurrentTask { cost, period: self.period, deadline: self.deadline, chunk: self.piece(chunk) }
+        RecurrentTask { cost, period: self.period, deadline: self.deadline, chunk: self.cost_of(chunk) }
     }
 
     /// The time of its longest chunk.
-    fn piece(&self, chunk: Bytes) -> Nanos {
+    fn cost_of(&self, chunk: Bytes) -> Nanos {
         if self.bytes.0 == 0 {
             return Nanos::ZERO;
         }
@@ -98,8 +98,8 @@ pub fn chunk_sizes(flows: &[ChunkFlow], in_flight: u32, granule: Bytes) -> Resul
     let mut bytes = flows.iter().map(|f| f.bytes).max().unwrap_or_default().max(granule);
     for _ in 0..LIMITS.rounds_max {
         let tasks: Vec<RecurrentTask> = flows.iter().map(|f| f.task(bytes)).collect();
-        let pieces_of = |chunk: Bytes| -> Vec<RecurrentTask> {
-            flows.iter().zip(&tasks).map(|(f, t)| RecurrentTask { chunk: f.piece(chunk), ..*t }).collect()
+        let chunks_of = |chunk: Bytes| -> Vec<RecurrentTask> {
+            flows.iter().zip(&tasks).map(|(f, t)| RecurrentTask { chunk: f.cost_of(chunk), ..*t }).collect()
         };
         let verdict = chunked(&tasks, in_flight);
         if verdict.is_schedulable() {
@@ -112,7 +112,7 @@ pub fn chunk_sizes(flows: &[ChunkFlow], in_flight: u32, granule: Bytes) -> Resul
             TestOutcome::NotSchedulable(_) => return Err(ChunkRefusal::Overload { verdict: Box::new(without), bytes }),
             TestOutcome::Schedulable => {}
         }
-        let passes = |multiples: u64| chunked(&pieces_of(Bytes(granule.0.saturating_mul(multiples))), in_flight);
+        let passes = |multiples: u64| chunked(&chunks_of(Bytes(granule.0.saturating_mul(multiples))), in_flight);
         let (mut low, mut high) = (0, bytes.0.div_ceil(granule.0));
         while high - low > 1 {
             let middle = low + (high - low) / 2;
@@ -189,11 +189,11 @@ pub fn flow_chunk_sizes(flows: &[ChunkFlow], granule: Bytes) -> Result<FlowChunk
                     longest
                 }
             };
-            let least = flow.piece(size(1));
+            let least = flow.cost_of(size(1));
             if least > longest {
                 refuse(chunked(&alone(least), 1), |verdict| ChunkRefusal::Blocking { verdict, bytes: Bytes(granule) })?;
             }
-            multiples[n] = largest(1, multiples[n], |multiples| flow.piece(size(multiples)) <= longest);
+            multiples[n] = largest(1, multiples[n], |multiples| flow.cost_of(size(multiples)) <= longest);
         }
         if multiples == before {
             break;

@@ -3,7 +3,7 @@
 //! George, Rivierre, Spuri, "Preemptive and Non-Preemptive Real-Time Uniprocessor Scheduling" (INRIA RR-2966, 1996), 4.3.2:
 //! the longest response of a task is found in a *deadline busy period*. A job is released at `a` after its start and due at
 //! `a + D_i`; every other task is released at its start and as often as it can be after that; the task with the longest
-//! piece among those with later deadlines has begun an instant before. `L_i(a)` is when the job begins:
+//! chunk among those with later deadlines has begun an instant before. `L_i(a)` is when the job begins:
 //!
 //! ```text
 //! L_i(a) = max over D_j > a + D_i of (C_j - 1)
@@ -30,7 +30,7 @@ struct Kind {
     period: u64,
     /// Of one job of each.
     cost: u128,
-    /// What at least runs of a job once its last piece has begun.
+    /// What at least runs of a job once its last chunk has begun.
     last: u64,
 }
 
@@ -39,7 +39,7 @@ struct Kinds {
     kinds: Vec<Kind>,
     /// The cost of one job of each kind before the position.
     costs: Vec<u128>,
-    /// Deadlines with the longest piece of a task with this or a later one; both ascend the other way round.
+    /// Deadlines with the longest chunk of a task with this or a later one; both ascend the other way round.
     blockers: Vec<(u64, u64)>,
     period_min: u64,
 }
@@ -95,12 +95,12 @@ impl Kinds {
             *sum += kind.cost;
             Some(*sum)
         }));
-        let mut pieces: Vec<(u64, u64)> = tasks.iter().map(|task| (task.deadline.0, task.chunk.0)).collect();
-        pieces.sort_unstable_by_key(|&(deadline, piece)| (Reverse(deadline), Reverse(piece)));
+        let mut chunks: Vec<(u64, u64)> = tasks.iter().map(|task| (task.deadline.0, task.chunk.0)).collect();
+        chunks.sort_unstable_by_key(|&(deadline, chunk)| (Reverse(deadline), Reverse(chunk)));
         let mut blockers: Vec<(u64, u64)> = Vec::new();
-        for (deadline, piece) in pieces {
-            if blockers.last().is_none_or(|&(_, longest)| piece > longest) {
-                blockers.push((deadline, piece));
+        for (deadline, chunk) in chunks {
+            if blockers.last().is_none_or(|&(_, longest)| chunk > longest) {
+                blockers.push((deadline, chunk));
             }
         }
         let period_min = kinds.iter().map(|kind| kind.period).min().unwrap_or(u64::MAX);

@@ -92,7 +92,7 @@ fn bounds_are_within_the_deadlines_just_where_the_exact_test_accepts() {
 }
 
 #[test]
-fn a_short_job_waits_for_the_longest_piece_of_others() {
+fn a_short_job_waits_for_the_longest_chunk_of_others() {
     let whole = [
         RecurrentTask::whole(Nanos(2), Nanos(10), Nanos(10)),
         RecurrentTask::whole(Nanos(50), Nanos(1_000), Nanos(1_000)),

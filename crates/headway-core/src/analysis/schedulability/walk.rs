@@ -339,7 +339,8 @@ mod tests {
     fn steps() -> impl Strategy<Value = Vec<(u64, Item)>> {
         let periods = prop_oneof![Just(7u64), Just(12), 1u64..30];
         let step = (0u64..80, 0u64..70, periods, 0u64..9);
-        let step = step.prop_map(|(release, deadline, period, cost)| (release, Item { task: 0, deadline, period, cost }));
+        let step =
+            step.prop_map(|(release, deadline, period, cost)| (release, Item { task: 0, deadline, period, cost }));
         prop::collection::vec(step, 1..8)
     }
 

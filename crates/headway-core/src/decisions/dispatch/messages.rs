@@ -63,7 +63,7 @@ pub enum DispatchInput {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DispatchAction {
-    /// Submit an operation, or a piece of one, to its engines.
+    /// Submit an operation, or a chunk of one, to its engines.
     Submit {
         /// Number to be quoted by [`DispatchInput::Done`].
         operation: u64,
@@ -72,9 +72,9 @@ pub enum DispatchAction {
         step: u32,
         /// Which of the step's operations.
         index: u32,
-        /// First byte of the piece.
+        /// First byte of the chunk.
         offset: Bytes,
-        /// Size of the piece.
+        /// Size of the chunk.
         bytes: Bytes,
     },
     /// All steps of the cycle are complete: hand its block to the user.

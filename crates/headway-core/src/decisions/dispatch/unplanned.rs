@@ -1,8 +1,8 @@
-//! Work without windows: pieces of bulk transfers, and urgent requests that are admitted or not.
+//! Work without windows: chunks of bulk transfers, and urgent requests that are admitted or not.
 //!
 //! A request is admitted if the server's steps, with all requests admitted since it had nothing to do the last time, pass the
 //! test for any offsets: a request is a task with one job, and whatever happened since then is a behaviour of that set. Its
-//! pieces are no longer than what the plan's steps tolerate, as those of bulk transfers, so that one that is not admitted can
+//! chunks are no longer than what the plan's steps tolerate, as those of bulk transfers, so that one that is not admitted can
 //! still go behind whatever is guaranteed.
 
 use std::cmp::Reverse;
@@ -67,12 +67,12 @@ impl Requests {
         if self.admitted[server].len() >= ADMITTED_MAX {
             return Err(Unfit::Full { limit: ADMITTED_MAX });
         }
-        let pieces = if step.chunk == Bytes(0) { 1 } else { bytes.0.div_ceil(step.chunk.0) };
-        let cost = step.cost.min(Nanos(step.piece.0.saturating_mul(pieces)));
+        let chunks = if step.chunk == Bytes(0) { 1 } else { bytes.0.div_ceil(step.chunk.0) };
+        let cost = step.cost.min(Nanos(step.chunk_cost.0.saturating_mul(chunks)));
         // The test lets a job wait for what began before it; what began at its very instant, before it was asked for, takes a
         // nanosecond more of its time.
         let deadline = deadline.saturating_sub(Nanos(1));
-        let task = RecurrentTask { cost, period: TIME_MAX, deadline, chunk: step.piece.min(cost) };
+        let task = RecurrentTask { cost, period: TIME_MAX, deadline, chunk: step.chunk_cost.min(cost) };
         let (demands, streams) = &self.demands[server];
         let set: Vec<RecurrentTask> = demands.iter().chain(&self.admitted[server]).chain([&task]).copied().collect();
         let found = if streams.is_empty() { chunked(&set, in_flight) } else { chunked_streams(&set, streams) };
@@ -90,8 +90,8 @@ impl Requests {
 }
 
 impl Dispatcher {
-    /// Begins with the next piece of a bulk transfer.
-    pub(super) fn next_piece(&mut self, pipeline: u32, cycle: u64) {
+    /// Begins with the next chunk of a bulk transfer.
+    pub(super) fn next_chunk(&mut self, pipeline: u32, cycle: u64) {
         let planned = &self.plan.pipelines[pipeline as usize];
         let moved = planned.reserve.0.saturating_mul(cycle);
         let bytes = match planned.source {
@@ -118,7 +118,7 @@ impl Dispatcher {
         });
     }
 
-    /// A piece or a request is complete.
+    /// A chunk or a request is complete.
     pub(super) fn goes_on(&mut self, pipeline: u32, cycle: u64) {
         if self.plan.pipelines[pipeline as usize].source.class() == ServiceClass::Urgent {
             self.requests.due.remove(&(pipeline, cycle));

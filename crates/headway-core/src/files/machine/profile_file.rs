@@ -110,8 +110,8 @@ impl Reader<'_> {
         let gpus = self.gpus_of(&mut table, None)?;
         let time = table.require("time", "\"19.4 ms\"")?.time()?;
         let whole = cut(table.require("whole", CUT)?)?;
-        let words = table.take("words").map_or(Ok(Vec::new()), |field| cuts(field, whole.piece))?;
-        let streams = table.take("streams").map_or(Ok(Vec::new()), |field| cuts(field, whole.piece))?;
+        let words = table.take("words").map_or(Ok(Vec::new()), |field| cuts(field, whole.chunk))?;
+        let streams = table.take("streams").map_or(Ok(Vec::new()), |field| cuts(field, whole.chunk))?;
         let process = table.take("process").map(process).transpose()?;
         let found = EngineArbitration { whole, time, words, streams, process };
         for gpu in gpus {
@@ -269,28 +269,28 @@ impl Wrong {
     }
 }
 
-/// `[piece, share in ppm, samples, median, p99, max]`.
+/// `[chunk, share in ppm, samples, median, p99, max]`.
 fn cut(field: Field<'_>) -> Result<Cut, FileError> {
-    let shape = "a row is [piece in bytes, rate in ppm of a whole copy's, samples, median, p99, max], times in ns";
+    let shape = "a row is [chunk in bytes, rate in ppm of a whole copy's, samples, median, p99, max], times in ns";
     let wrong = Wrong::of(&field, shape);
     let figures = field.elements(CUT)?;
-    let [piece, share, rest @ ..] = figures.as_slice() else { return Err(wrong.shape) };
-    let (piece, share_ppm) = (Bytes(piece.integer(1, SIZE_MAX.0)?), share.integer(1, SHARE_MAX_PPM)?);
-    Ok(Cut { piece, share_ppm, wait: wait(wrong, rest)? })
+    let [chunk, share, rest @ ..] = figures.as_slice() else { return Err(wrong.shape) };
+    let (chunk, share_ppm) = (Bytes(chunk.integer(1, SIZE_MAX.0)?), share.integer(1, SHARE_MAX_PPM)?);
+    Ok(Cut { chunk, share_ppm, wait: wait(wrong, rest)? })
 }
 
-/// Rows by length of the piece, all below that of the whole copy.
+/// Rows by length of the chunk, all below that of the whole copy.
 fn cuts(field: Field<'_>, whole: Bytes) -> Result<Vec<Cut>, FileError> {
     let mut cuts: Vec<Cut> = Vec::new();
     for field in field.elements(&format!("[{CUT}]"))? {
-        let long = field.error("the piece is no part of the whole copy", Some("leave the row out".to_owned()));
-        let order = "sort the rows by the length of the piece".to_owned();
-        let order = field.error("the piece is not longer than the one before it", Some(order));
+        let long = field.error("the chunk is no part of the whole copy", Some("leave the row out".to_owned()));
+        let order = "sort the rows by the length of the chunk".to_owned();
+        let order = field.error("the chunk is not longer than the one before it", Some(order));
         let cut = cut(field)?;
-        if cut.piece >= whole {
+        if cut.chunk >= whole {
             return Err(long);
         }
-        if cuts.last().is_some_and(|last| last.piece >= cut.piece) {
+        if cuts.last().is_some_and(|last| last.chunk >= cut.chunk) {
             return Err(order);
         }
         cuts.push(cut);

@@ -395,7 +395,7 @@ fn group<T: Clone + PartialEq>(groups: &mut Shared<T>, value: &T, gpu: EndpointI
 }
 
 fn cut_text(cut: &Cut) -> String {
-    format!("[{}, {}, {}]", cut.piece.0, cut.share_ppm, wait_text(&cut.wait))
+    format!("[{}, {}, {}]", cut.chunk.0, cut.share_ppm, wait_text(&cut.wait))
 }
 
 fn wait_text(wait: &SmallCopyWait) -> String {

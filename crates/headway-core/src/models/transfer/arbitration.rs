@@ -14,18 +14,18 @@ pub use self::built_in::built_in;
 
 /// A small copy gets in if it waits for less than this part of the bulk copy.
 const SOON: u64 = 10;
-/// What a small copy may wait for beside a guest's bulk copies, at the 99th percentile, where nobody says: as beside pieces of 4 MiB
+/// What a small copy may wait for beside a guest's bulk copies, at the 99th percentile, where nobody says: as beside chunks of 4 MiB
 /// on an H100 or H200.
 pub const WAIT_GUESTS: Nanos = Nanos(100_000);
-/// How long small copies may wait beside Headway's own copies: as beside pieces of 16 MiB there, which cost 2 % of the rate.
+/// How long small copies may wait beside Headway's own copies: as beside chunks of 16 MiB there, which cost 2 % of the rate.
 pub const WAIT_COPIES: Nanos = Nanos(350_000);
 
-/// What stands between two pieces of a bulk copy.
+/// What stands between two chunks of a bulk copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ChunkGap {
     /// A word that the stream writes to memory, behind a barrier.
     Word,
-    /// Nothing, but the next piece is on another stream, which waits for an event of the first one.
+    /// Nothing, but the next chunk is on another stream, which waits for an event of the first one.
     Streams,
 }
 
@@ -77,11 +77,11 @@ impl SmallCopyWait {
     }
 }
 
-/// A bulk copy cut into pieces, with small copies beside it.
+/// A bulk copy cut into chunks, with small copies beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cut {
-    /// Length of a piece.
-    pub piece: Bytes,
+    /// Length of a chunk.
+    pub chunk: Bytes,
     /// The bulk copy's rate, in parts per million of that of a whole one with nothing beside it.
     pub share_ppm: u64,
     /// What the small copies waited for.
@@ -91,13 +91,13 @@ pub struct Cut {
 /// One direction of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineArbitration {
-    /// A whole bulk copy: its length is the piece.
+    /// A whole bulk copy: its length is the chunk.
     pub whole: Cut,
     /// What that takes with nothing beside it.
     pub time: Nanos,
-    /// Pieces with a written word behind each, by length; empty = not measured, or it cannot be had here.
+    /// Chunks with a written word behind each, by length; empty = not measured, or it cannot be had here.
     pub words: Vec<Cut>,
-    /// Pieces on two streams by turns, by length; empty = not measured, or there is no second stream.
+    /// Chunks on two streams by turns, by length; empty = not measured, or there is no second stream.
     pub streams: Vec<Cut>,
     /// What a small copy of another process waits for beside a whole bulk copy; `None` = not measured.
     pub process: Option<SmallCopyWait>,
@@ -108,8 +108,8 @@ pub struct EngineArbitration {
 pub enum ArbitrationAdvice {
     /// Nothing is needed: they get in beside whole copies.
     Whole,
-    /// They get in where bulk copies are queued in pieces.
-    Pieces {
+    /// They get in where bulk copies are queued in chunks.
+    Chunks {
         /// What is between them.
         between: ChunkGap,
         /// How long they are, and what that gave.
@@ -130,7 +130,7 @@ impl EngineArbitration {
         self.is_soon(&self.whole.wait)
     }
 
-    /// The cuts that let small copies in, by what is between the pieces.
+    /// The cuts that let small copies in, by what is between the chunks.
     #[must_use]
     pub fn cuts(&self, between: ChunkGap) -> impl DoubleEndedIterator<Item = Cut> {
         let cuts = match between {
@@ -140,7 +140,7 @@ impl EngineArbitration {
         cuts.iter().filter(|cut| self.is_soon(&cut.wait)).copied()
     }
 
-    /// The largest piece beside which small copies wait for no more than `bound`, the smallest one that was measured if all let
+    /// The largest chunk beside which small copies wait for no more than `bound`, the smallest one that was measured if all let
     /// them wait for longer. Words are preferred, since they need one stream only.
     #[must_use]
     pub fn advise(&self, bound: Nanos) -> ArbitrationAdvice {
@@ -150,18 +150,18 @@ impl EngineArbitration {
         let of = |between| {
             let fits = self.cuts(between).rfind(|cut| cut.wait.long() <= bound);
             let cut = fits.or_else(|| self.cuts(between).next())?;
-            Some(ArbitrationAdvice::Pieces { between, cut })
+            Some(ArbitrationAdvice::Chunks { between, cut })
         };
         of(ChunkGap::Word).or_else(|| of(ChunkGap::Streams)).unwrap_or(ArbitrationAdvice::Nothing)
     }
 }
 
 impl ArbitrationAdvice {
-    /// The piece behind which a word is to be written; `None` = copies stay whole.
+    /// The chunk behind which a word is to be written; `None` = copies stay whole.
     #[must_use]
     pub fn word(&self) -> Option<Bytes> {
         match self {
-            Self::Pieces { between: ChunkGap::Word, cut } => Some(cut.piece),
+            Self::Chunks { between: ChunkGap::Word, cut } => Some(cut.chunk),
             _ => None,
         }
     }
@@ -172,11 +172,11 @@ impl std::fmt::Display for ArbitrationAdvice {
         match self {
             Self::Whole => f.write_str("whole copies let small ones in"),
             Self::Nothing => f.write_str("nothing that was measured lets small copies in before a whole one has ended"),
-            Self::Pieces { between, cut: Cut { piece, share_ppm, wait } } => {
+            Self::Chunks { between, cut: Cut { chunk, share_ppm, wait } } => {
                 let share = *share_ppm as f64 / PPM as f64;
                 write!(
                     f,
-                    "pieces of {piece}, {between}: small copies wait {} (99th percentile {}), the bulk copy keeps {share:.2} of its rate",
+                    "chunks of {chunk}, {between}: small copies wait {} (99th percentile {}), the bulk copy keeps {share:.2} of its rate",
                     wait.median,
                     wait.long()
                 )
@@ -195,7 +195,7 @@ mod tests {
     fn cut(mib: u64, share_ppm: u64, median_us: u64) -> Cut {
         let median = Nanos(median_us * 1_000);
         Cut {
-            piece: Bytes(mib << 20),
+            chunk: Bytes(mib << 20),
             share_ppm,
             wait: SmallCopyWait { n: 100, median, p99: Nanos(median.0 * 2), max: Nanos::MAX },
         }
@@ -212,18 +212,18 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_piece_within_the_bound_is_taken_and_words_come_before_streams() {
+    fn the_largest_chunk_within_the_bound_is_taken_and_words_come_before_streams() {
         let words = [cut(1, 800_000, 24), cut(4, 930_000, 80), cut(16, 980_000, 300)];
         let this = asked(19_000, &words, &[cut(32, 990_000, 10)]);
-        let piece = |bound_us: u64| match this.advise(Nanos(bound_us * 1_000)) {
-            ArbitrationAdvice::Pieces { between: ChunkGap::Word, cut } => cut.piece.0 >> 20,
+        let chunk = |bound_us: u64| match this.advise(Nanos(bound_us * 1_000)) {
+            ArbitrationAdvice::Chunks { between: ChunkGap::Word, cut } => cut.chunk.0 >> 20,
             other => panic!("{other:?}"),
         };
-        assert_eq!([piece(47), piece(48), piece(159), piece(160), piece(600), piece(10_000)], [1, 1, 1, 4, 16, 16]);
-        assert_eq!(this.advise(Nanos(200_000)), ArbitrationAdvice::Pieces { between: ChunkGap::Word, cut: words[1] });
+        assert_eq!([chunk(47), chunk(48), chunk(159), chunk(160), chunk(600), chunk(10_000)], [1, 1, 1, 4, 16, 16]);
+        assert_eq!(this.advise(Nanos(200_000)), ArbitrationAdvice::Chunks { between: ChunkGap::Word, cut: words[1] });
         let streams = asked(19_000, &[cut(4, 970_000, 18_900)], &[cut(4, 940_000, 80)]);
         assert!(
-            matches!(streams.advise(WAIT_GUESTS), ArbitrationAdvice::Pieces { between: ChunkGap::Streams, .. }),
+            matches!(streams.advise(WAIT_GUESTS), ArbitrationAdvice::Chunks { between: ChunkGap::Streams, .. }),
             "words do not help"
         );
     }

@@ -41,15 +41,15 @@ pub(crate) struct Demand {
     pub(crate) task: RecurrentTask,
     /// First release after the epoch.
     pub(super) offset: Nanos,
-    /// Whether its pieces, but for the last, all take as long as its chunk.
+    /// Whether all its chunks but the last take as long as `chunk`.
     pub(super) even: bool,
     /// The positions of the steps that it stands for.
     pub(super) steps: Vec<usize>,
 }
 
 /// The demands of the steps on a server: each its own, but those of a gang's step, which are served together, are one,
-/// and so are the steps of a chained gang, which follow each other as the pieces of one job do. What has no windows only
-/// blocks, for a piece.
+/// and so are the steps of a chained gang, which follow each other as the chunks of one job do. What has no windows only
+/// blocks, for a chunk.
 pub(crate) fn demands(steps: &[(&Pipeline, &PlannedStep)]) -> Vec<Demand> {
     let mut demands: Vec<Demand> = Vec::new();
     // The position of a gang's demand, and of the step that it has counted last.
@@ -59,13 +59,13 @@ pub(crate) fn demands(steps: &[(&Pipeline, &PlannedStep)]) -> Vec<Demand> {
     for (number, &(pipeline, step)) in steps.iter().enumerate() {
         let only = vec![number];
         if !pipeline.source.is_planned() {
-            let task = RecurrentTask::bulk(step.piece);
+            let task = RecurrentTask::bulk(step.chunk_cost);
             let (name, offset) = (pipeline.name.clone(), pipeline.start);
             demands.push(Demand { name, task, offset, even: true, steps: only });
             continue;
         }
         let deadline = window_of(pipeline, step);
-        let task = RecurrentTask { cost: step.cost, period: pipeline.period, deadline, chunk: step.piece };
+        let task = RecurrentTask { cost: step.cost, period: pipeline.period, deadline, chunk: step.chunk_cost };
         let at = position(pipeline, step);
         let offset = pipeline.release(0, at);
         if let Some(place) = step.batch {

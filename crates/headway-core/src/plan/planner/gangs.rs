@@ -45,7 +45,7 @@ pub(super) fn price(context: &Context<'_>, mut draft: Draft) -> Result<Draft, Pl
         let Some(gang) = pipeline.gang else { continue };
         for (at, step) in pipeline.steps.iter_mut().enumerate() {
             step.cost = costs[&(gang.number, at, step.server)];
-            step.piece = step.cost;
+            step.chunk_cost = step.cost;
         }
     }
     Ok(draft)

@@ -44,7 +44,7 @@ pub enum Evidence {
         job: u64,
         release: Nanos,
         deadline: Nanos,
-        /// The latest time at which it, or a piece of it, may end.
+        /// The latest time at which it, or a chunk of it, may end.
         finish: Nanos,
     },
     /// The work on a server is more than its time.

@@ -18,7 +18,7 @@ pub(super) fn price(context: &Context<'_>, mut draft: Draft) -> Result<Draft, Pl
         let batch = matches!(pipeline.source, PipelineSource::Message | PipelineSource::Batch(_));
         if batch && !context.strategy.lets_gpus_overlap() {
             // The batch has all copy engines of its domain to itself: its own bound holds.
-            pipeline.steps.iter_mut().for_each(|step| step.piece = step.cost);
+            pipeline.steps.iter_mut().for_each(|step| step.chunk_cost = step.cost);
             continue;
         }
         if let Some(one_by_one) = pipeline.source.copies_one_by_one() {
@@ -32,14 +32,14 @@ pub(super) fn price(context: &Context<'_>, mut draft: Draft) -> Result<Draft, Pl
             if let Some(cost) = context.side_by_side(step, time)? {
                 step.cost = cost;
             }
-            step.piece = step.cost;
+            step.chunk_cost = step.cost;
         }
     }
     Ok(draft)
 }
 
 impl Context<'_> {
-    /// Sets cost and longest piece of a step whose operations run at the same time: those of its kernels are known.
+    /// Sets cost and longest chunk of a step whose operations run at the same time: those of its kernels are known.
     fn price_set(
         &self,
         step: &mut PlannedStep,
@@ -57,12 +57,12 @@ impl Context<'_> {
         } else {
             self.batch_of_step(step, one_by_one && step.only_copies(), used, domains)?
         };
-        let (cost, piece) = copies.unwrap_or_default();
-        (step.cost, step.piece) = (step.cost.max(cost), step.cost.max(piece));
+        let (cost, chunk) = copies.unwrap_or_default();
+        (step.cost, step.chunk_cost) = (step.cost.max(cost), step.cost.max(chunk));
         Ok(())
     }
 
-    /// What the copies of a step cost together, and the longest piece that runs without preemption; `None` = it has none.
+    /// What the copies of a step cost together, and the longest chunk that runs without preemption; `None` = it has none.
     ///
     /// As a batch: its bound holds where nothing else of the domain runs at the same time. Or one by one: the sum.
     fn batch_of_step(
@@ -83,12 +83,12 @@ impl Context<'_> {
         let calibration = self.machine.calibration.as_ref();
         if one_by_one {
             let mut cost = Nanos::ZERO;
-            let mut piece = Nanos::ZERO;
+            let mut chunk = Nanos::ZERO;
             for block in &blocks {
                 let alone = self.with_margin(self.copy_time(block.route, block.bytes, used, domains)?);
-                (cost, piece) = (cost.saturating_add(alone), piece.max(alone));
+                (cost, chunk) = (cost.saturating_add(alone), chunk.max(alone));
             }
-            return Ok(Some((cost, piece)));
+            return Ok(Some((cost, chunk)));
         }
         // What lies in different domains goes side by side.
         let mut parts: BTreeMap<Option<usize>, Vec<BatchBlock>> = BTreeMap::new();

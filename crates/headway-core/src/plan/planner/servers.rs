@@ -223,7 +223,7 @@ fn cut(context: &Context<'_>, at: u32, pipelines: &mut [Pipeline], domains: &Dom
     for (((step, task), flow), &bytes) in steps.zip(&plan.tasks).zip(&flows).zip(&plan.bytes) {
         step.batch = None;
         step.cost = task.cost;
-        step.piece = task.chunk;
+        step.chunk_cost = task.chunk;
         step.chunk = if flow.bytes > bytes { bytes } else { Bytes(0) };
     }
     true
@@ -231,7 +231,7 @@ fn cut(context: &Context<'_>, at: u32, pipelines: &mut [Pipeline], domains: &Dom
 
 /// The verdict on the steps of one stream, where its schedules could be followed: whether it starts now or later is the same.
 fn phased(server: &str, demands: &[Demand], jitter: Nanos, least_margin: u64) -> Option<Verdict> {
-    // What has no windows got no pieces yet.
+    // What has no windows got no chunks yet.
     let demands: Vec<&Demand> = demands.iter().filter(|demand| demand.task.chunk > Nanos::ZERO).collect();
     let explored = explored(&demands, jitter, JobCosts::UpToWorst, &mut Steps::shared_by(1));
     let (outcome, violation) = match &explored.verdict.outcome {

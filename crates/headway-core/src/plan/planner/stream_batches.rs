@@ -41,7 +41,7 @@ pub(super) fn form(context: &Context<'_>, mut draft: Draft) -> Result<Draft, Pla
             for (place, at) in (0u32..).zip(order) {
                 let (pipeline, step) = members[at];
                 let step = &mut draft.pipelines[pipeline].steps[step];
-                (step.cost, step.piece) = (batch.worst_case, batch.worst_case);
+                (step.cost, step.chunk_cost) = (batch.worst_case, batch.worst_case);
                 step.batch = Some(BatchPlace { number, order: place });
             }
             number += 1;

@@ -82,7 +82,7 @@ pub(super) fn answer(node: Node<'_>, equal: Vec<Plan>, divided: Vec<Plan>, each:
 }
 
 /// Whether some server has more to do than any division of the deadlines allows for: with every window as long as the other
-/// steps' costs leave it, and copies of streams in pieces that block nobody.
+/// steps' costs leave it, and copies of streams in chunks that block nobody.
 fn hopeless(node: Node<'_>, plan: &Plan) -> bool {
     (0..plan.servers.len() as u32).any(|server| {
         let tasks = relaxed(node, plan, server);
@@ -109,7 +109,7 @@ fn relaxed(node: Node<'_>, plan: &Plan, server: u32) -> Vec<RecurrentTask> {
                 if pipeline.gather == Nanos::ZERO {
                     // A copy could be cut, a kernel not.
                     let copies = step.operations.iter().all(|of| matches!(of.work, OperationWork::Copy { .. }));
-                    let chunk = if copies && pipeline.steps.len() > 1 { Nanos(1) } else { step.piece };
+                    let chunk = if copies && pipeline.steps.len() > 1 { Nanos(1) } else { step.chunk_cost };
                     return RecurrentTask {
                         cost: step.cost,
                         period: pipeline.period,

@@ -1,6 +1,6 @@
-//! Transfers without windows: their place among the servers, and pieces that block nobody for too long.
+//! Transfers without windows: their place among the servers, and chunks that block nobody for too long.
 //!
-//! A piece that has begun is not interrupted, so that whatever the plan guarantees waits for one of them at most. It may
+//! A chunk that has begun is not interrupted, so that whatever the plan guarantees waits for one of them at most. It may
 //! take what the server's other jobs tolerate (`verner-2014` cites the test of Jeffay, Stanat and Martel for it, here in the
 //! form for chunks) while a half of their margin stays, or a quarter of all costs where that is less.
 
@@ -12,16 +12,16 @@ use crate::files::workload::UnplannedKind;
 use crate::plan::{OperationWork, Outcome, Pipeline, PipelineSource, Verdict};
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM};
 
-/// No piece is larger: far above the size at which its set-up costs nothing, and what is due waits for it.
-const PIECE_MAX: Bytes = Bytes(16 << 20);
-/// The time between the pieces of something that has no period: any will do.
+/// No chunk is larger: far above the size at which its set-up costs nothing, and what is due waits for it.
+const CHUNK_MAX: Bytes = Bytes(16 << 20);
+/// The time between the chunks of something that has no period: any will do.
 const NO_PERIOD: Nanos = Nanos(1);
 
 /// Adds every transfer without windows as a pipeline of one copy whose size and cost are not known yet.
 pub(super) fn add(context: &Context<'_>, mut draft: Draft) -> Result<Draft, PlanError> {
     for of in &context.workload.unplanned {
         let (source, bytes) = match of.kind {
-            UnplannedKind::Bulk(bytes) => (PipelineSource::Bulk(bytes), bytes.unwrap_or(PIECE_MAX).min(PIECE_MAX)),
+            UnplannedKind::Bulk(bytes) => (PipelineSource::Bulk(bytes), bytes.unwrap_or(CHUNK_MAX).min(CHUNK_MAX)),
             UnplannedKind::Urgent(urgent) => (PipelineSource::Urgent(urgent), urgent.bytes),
         };
         let step = context.copy_step(context.method(of)?, bytes);
@@ -42,8 +42,8 @@ pub(super) fn add(context: &Context<'_>, mut draft: Draft) -> Result<Draft, Plan
     Ok(draft)
 }
 
-/// Gives every transfer without windows on a server the largest pieces that its other jobs tolerate, none if there are
-/// no such pieces; whether there is any such transfer.
+/// Gives every transfer without windows on a server the largest chunks that its other jobs tolerate, none if there are
+/// no such chunks; whether there is any such transfer.
 pub(super) fn fit(
     context: &Context<'_>,
     at: u32,
@@ -65,7 +65,7 @@ pub(super) fn fit(
         let Some(size) = largest(&flow, &tasks, &streams, factor) else { continue };
         let task = flow.task(size);
         let step = &mut pipeline.steps[0];
-        step.piece = task.chunk;
+        step.chunk_cost = task.chunk;
         match pipeline.source {
             PipelineSource::Bulk(_) => {
                 (step.cost, pipeline.reserve) = (task.chunk, size.min(bytes));
@@ -79,15 +79,15 @@ pub(super) fn fit(
     any
 }
 
-/// The largest piece of `flow` that `tasks` tolerate with all costs `factor` ppm of what they are.
+/// The largest chunk of `flow` that `tasks` tolerate with all costs `factor` ppm of what they are.
 fn largest(flow: &ChunkFlow, tasks: &[RecurrentTask], streams: &[PhasedStream], factor: u64) -> Option<Bytes> {
     let granule = CHUNK_GRANULE.0;
     let tolerated = |multiples: u64| {
-        let piece = RecurrentTask::bulk(flow.task(Bytes(granule * multiples)).chunk);
-        let all: Vec<RecurrentTask> = tasks.iter().chain([&piece]).map(|task| scaled(task, factor)).collect();
+        let chunk = RecurrentTask::bulk(flow.task(Bytes(granule * multiples)).chunk);
+        let all: Vec<RecurrentTask> = tasks.iter().chain([&chunk]).map(|task| scaled(task, factor)).collect();
         passes_streams(&all, streams)
     };
-    let (mut low, mut high) = (0, flow.bytes.min(PIECE_MAX).0.div_ceil(granule) + 1);
+    let (mut low, mut high) = (0, flow.bytes.min(CHUNK_MAX).0.div_ceil(granule) + 1);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
         if tolerated(middle) {
@@ -99,17 +99,17 @@ fn largest(flow: &ChunkFlow, tasks: &[RecurrentTask], streams: &[PhasedStream], 
     (low > 0).then_some(Bytes(granule * low))
 }
 
-/// Takes out what got no pieces, and says so, where the rest holds.
+/// Takes out what got no chunks, and says so, where the rest holds.
 pub(super) fn leave_out(_: &Context<'_>, mut draft: Draft) -> Result<Draft, PlanError> {
     if draft.servers.iter().any(|server| server.verdict.outcome != Outcome::Schedulable) {
         return Ok(draft);
     }
     let notes = &mut draft.notes;
     draft.pipelines.retain(|pipeline| {
-        let stays = pipeline.source.is_planned() || pipeline.steps[0].piece > Nanos::ZERO;
+        let stays = pipeline.source.is_planned() || pipeline.steps[0].chunk_cost > Nanos::ZERO;
         if !stays {
             notes.push(format!(
-                "`{}` never moves: even pieces of {CHUNK_GRANULE} would delay others too long",
+                "`{}` never moves: even chunks of {CHUNK_GRANULE} would delay others too long",
                 pipeline.name
             ));
         }
@@ -123,6 +123,6 @@ pub(super) fn leave_out(_: &Context<'_>, mut draft: Draft) -> Result<Draft, Plan
 pub fn rate_alone(pipeline: &Pipeline) -> u64 {
     let step = &pipeline.steps[0];
     let bytes = if step.chunk == Bytes(0) { pipeline.reserve } else { step.chunk };
-    let rate = u128::from(bytes.0) * u128::from(NANOS_PER_SECOND) / u128::from(step.piece.0.max(1));
+    let rate = u128::from(bytes.0) * u128::from(NANOS_PER_SECOND) / u128::from(step.chunk_cost.0.max(1));
     u64::try_from(rate).unwrap_or(u64::MAX)
 }

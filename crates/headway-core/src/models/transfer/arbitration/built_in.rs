@@ -4,7 +4,7 @@ use super::{Cut, EngineArbitration, SmallCopyWait};
 use crate::models::transfer::Direction;
 use crate::units::{Bytes, Nanos};
 
-/// Piece in bytes, rate of the bulk copy in parts per million, samples, median, 99th percentile and longest wait in ns.
+/// Chunk in bytes, rate of the bulk copy in parts per million, samples, median, 99th percentile and longest wait in ns.
 type BuiltInWait = (u64, u64, u32, u64, u64, u64);
 
 /// What is known of a class of GPUs.
@@ -64,9 +64,9 @@ const CLASSES: &[Class] = &[
     },
 ];
 
-fn cut((piece, share_ppm, n, median, p99, max): BuiltInWait) -> Cut {
+fn cut((chunk, share_ppm, n, median, p99, max): BuiltInWait) -> Cut {
     Cut {
-        piece: Bytes(piece),
+        chunk: Bytes(chunk),
         share_ppm,
         wait: SmallCopyWait { n, median: Nanos(median), p99: Nanos(p99), max: Nanos(max) },
     }

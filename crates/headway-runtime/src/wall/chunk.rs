@@ -2,7 +2,7 @@
 
 use headway_core::units::Bytes;
 
-/// A piece of a step, with the buffers of its cycle.
+/// A chunk of a step, with the buffers of its cycle.
 pub(super) struct StepChunk {
     pub(super) pipeline: u32,
     pub(super) cycle: u64,

@@ -26,8 +26,8 @@ pub(super) fn carried(pipeline: &Pipeline, cycle: u64, contents: Option<&[Option
     }
 }
 
-/// The next piece of a waiting job: a chunk of a copy, or everything.
-pub(super) fn piece(step: &PlannedStep, waiting: &WaitingStep) -> (Bytes, Bytes) {
+/// What a waiting job submits next: a chunk of a copy, or everything.
+pub(super) fn chunk(step: &PlannedStep, waiting: &WaitingStep) -> (Bytes, Bytes) {
     let left = waiting.bytes.0 - waiting.next.0;
     let chunked =
         step.operations.len() == 1 && step.chunk.0 > 0 && matches!(step.operations[0].work, OperationWork::Copy { .. });
@@ -35,7 +35,7 @@ pub(super) fn piece(step: &PlannedStep, waiting: &WaitingStep) -> (Bytes, Bytes)
     (waiting.next, Bytes(bytes))
 }
 
-/// The piece as one operation of the step sees it: blocks of a batch have their own sizes.
+/// The chunk as one operation of the step sees it: blocks of a batch have their own sizes.
 pub(super) fn whole(
     step: &PlannedStep,
     operation: &PlannedOperation,
