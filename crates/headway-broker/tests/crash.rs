@@ -109,8 +109,9 @@ fn options(socket: &Path) -> ServerOptions {
     options.urgent = false;
     options.drain = DRAIN;
     options.watchdog = WATCHDOG;
-    // Who is alive comes back, however slow the machine is.
+    // Who is alive comes back and says who it is, however slow the machine is.
     options.recover = Nanos(600_000_000_000);
+    options.greeting = Nanos(600_000_000_000);
     options.log = Some(log_of(socket));
     // Files are full again and again, and none is dropped before the test has read it.
     (options.log_bytes, options.log_files) = (256 << 10, 100_000);

@@ -233,10 +233,10 @@ fn experiments_on_streams_leave_whole_results_on_emulated_devices() {
         let json = answer.json();
         assert_eq!((&json["experiment"], &json["source"]), (&Value::from(name), &Value::from("emu")));
         for row in json["rows"].as_array().unwrap() {
-            // Bytes do not depend on how fast anything is.
+            // Bytes do not depend on how fast anything is, but how many were compared does.
             let what = row["what"].as_str().unwrap();
             if what.contains("ciphertexts") || what.contains("bytes that") {
-                assert_eq!(row["verdict"], "own-check", "{name}: {row:#}");
+                assert_ne!(row["verdict"], "not-reproduced", "{name}: {row:#}");
             }
         }
         for table in tables {
