@@ -21,6 +21,7 @@ from headway._errors import (
     CopyError,
     CopyTimeout,
     DefectError,
+    FileError,
     GpuError,
     GuestError,
     HeadwayError,
@@ -30,6 +31,7 @@ from headway._errors import (
     Place,
     WorkloadError,
 )
+from headway._load import load_safetensors
 from headway._machine import Machine, machine, machines, node
 from headway._native import Ticket
 from headway._native import commit as _commit
@@ -52,6 +54,7 @@ __all__ = [
     "DefectError",
     "Demand",
     "Explanation",
+    "FileError",
     "GpuError",
     "GuestError",
     "HeadwayError",
@@ -78,6 +81,7 @@ __all__ = [
     "copy_out",
     "doctor",
     "explain",
+    "load_safetensors",
     "machine",
     "machines",
     "node",

@@ -137,6 +137,18 @@ class CopyTimeout(CopyError, TimeoutError):
     after_ns: int | None = None
 
 
+class FileError(HeadwayError, ValueError):
+    """A file of tensors that is damaged, or that changed while it was read.
+
+    Attributes:
+        path: The file.
+        tensor: Name of the tensor that is wrong, or `None`.
+    """
+
+    path: str | None = None
+    tensor: str | None = None
+
+
 class DefectError(HeadwayError):
     """A defect of Headway."""
 
@@ -145,6 +157,7 @@ _CLASSES: dict[str, type[HeadwayError]] = {
     "array": ArrayError,
     "copy": CopyError,
     "defect": DefectError,
+    "file": FileError,
     "gpu": GpuError,
     "guest": GuestError,
     "machine": MachineError,

@@ -6,7 +6,32 @@ from _typeshed import SupportsGetItem
 from os import PathLike
 from typing import Any, SupportsFloat, SupportsIndex, final
 
-__all__ = ["Machine", "PinnedMemory", "Plan", "Ticket", "Workload", "commit", "copy", "doctor", "explain_copy", "finish_copies", "guest_environment", "leave_copies", "node_file", "open_machine", "open_workload", "parse_time", "parse_workload", "plan", "shipped_machines", "strategies", "version"]
+__all__ = ["FileLoad", "Machine", "PinnedMemory", "Plan", "Ticket", "Workload", "commit", "copy", "doctor", "explain_copy", "finish_copies", "guest_environment", "leave_copies", "node_file", "open_machine", "open_workload", "parse_time", "parse_workload", "plan", "shipped_machines", "strategies", "version"]
+
+@final
+class FileLoad:
+    """
+    Parts of files that are read into one GPU's memory, once.
+    """
+    def __new__(cls, /, gpu: SupportsIndex | None, files: SupportsGetItem[int, tuple[str, SupportsIndex]], parts: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex]], threads: SupportsIndex, slot_bytes: SupportsIndex) -> FileLoad:
+        """
+        `files` are paths with open descriptors, which stay the caller's. Each of `parts` is a file's position, where the part begins in it,
+        the address in GPU memory and the number of bytes. Nobody else uses that memory until `run` has returned.
+        """
+    @property
+    def moved_bytes(self, /) -> int:
+        """
+        Bytes that are on their way or in place.
+        """
+    def run(self, /) -> tuple[int, int, int] | None:
+        """
+        Reads all parts. Other threads run meanwhile. The answer is how many bytes were read through mappings of the page cache, past the page
+        cache, and by the kernel's copy; `None` if it was stopped.
+        """
+    def stop(self, /) -> None:
+        """
+        Ends it soon: `run` returns `None` then.
+        """
 
 @final
 class Machine:

@@ -38,16 +38,16 @@ static UNDER_WAY: Mutex<Vec<Arc<Queued>>> = Mutex::new(Vec::new());
 /// How often this process, or one that it comes from, was forked while it had this module.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn failed(py: Python<'_>, error: &headway::Error) -> PyErr {
+pub(crate) fn failed(py: Python<'_>, error: &headway::Error) -> PyErr {
     raised(py, Subject::Other, error)
 }
 
 /// The copier of GPU number `gpu`; `None` = any that is open, else that of the current context.
-fn copier(py: Python<'_>, gpu: Option<u32>) -> PyResult<Arc<StreamCopier>> {
+pub(crate) fn copier(py: Python<'_>, gpu: Option<u32>) -> PyResult<Arc<StreamCopier>> {
     let open = || {
         let copiers = COPIERS.read().unwrap_or_else(PoisonError::into_inner);
         copiers.iter().find(|copier| gpu.is_none_or(|gpu| copier.gpu().index() == gpu)).map(Arc::clone)

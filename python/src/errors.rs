@@ -115,6 +115,16 @@ pub(crate) fn options_error(py: Python<'_>, message: &str) -> PyErr {
     facts.exception(py, None, &PyDict::new(py)).unwrap_or_else(|error| error)
 }
 
+/// The exception for a file that cannot be loaded.
+pub(crate) fn file_error(py: Python<'_>, path: &str, fact: &str, help: &str) -> PyErr {
+    let message = format!("`{path}` {fact}");
+    let (text, help) = (message.clone(), Some(help.to_owned()));
+    let facts = Facts { class: "file", kind: "file", text, message, help, causes: Vec::new() };
+    let more = PyDict::new(py);
+    let told = more.set_item("path", path).and_then(|()| facts.exception(py, None, &more));
+    told.unwrap_or_else(|error| error)
+}
+
 struct Facts {
     /// Of the exception, as `headway._errors` calls them.
     class: &'static str,

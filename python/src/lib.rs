@@ -9,6 +9,7 @@ mod copies;
 mod dlpack;
 mod errors;
 mod guest;
+mod loading;
 mod wait;
 
 use std::path::PathBuf;
@@ -186,6 +187,8 @@ mod _native {
     use super::copies::leave_copies;
     #[pymodule_export]
     use super::guest::guest_environment;
+    #[pymodule_export]
+    use super::loading::FileLoad;
 
     #[pymodule_init]
     fn init() -> PyResult<()> {

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +23,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fake_gpu import Array, Bytes, Driver, TableArray, build
+from fake_gpu import Array, Bytes, Driver, TableArray
 
 PROTOCOLS = ["versioned", "unversioned", "interface"]
 SIZES = [1, 3, 4096, 64 << 10, 100_001, (3 << 20) + 5]
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    library = build(tmp_path_factory.mktemp("fake"))
-    if library is None:
-        pytest.skip("no compiler named `cc`")
-    return library
-
-
-@pytest.fixture(scope="module")
-def driver(library: Path) -> Iterator[Driver]:
-    before = {name: os.environ.get(name) for name in ("HEADWAY_LIBCUDA", "HEADWAY_CACHE")}
-    # What copies of this driver teach says nothing of a GPU.
-    os.environ["HEADWAY_CACHE"] = "off"
-    yield Driver(library)
-    for name, value in before.items():
-        if value is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = value
 
 
 def data(size: int, seed: int = 1) -> Bytes:

@@ -12,6 +12,7 @@ pub mod cpu_shares;
 pub mod environment;
 mod errno;
 mod event;
+pub mod file_reader;
 pub mod fork;
 pub mod input;
 pub mod ipc;

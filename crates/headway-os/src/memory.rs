@@ -1,5 +1,6 @@
 //! How much memory there is, how much of it may be locked, and mappings.
 
+mod file_view;
 mod mapping;
 mod present;
 
@@ -7,6 +8,7 @@ use headway_core::units::Bytes;
 
 use crate::errno::OsError;
 use crate::limits;
+pub use file_view::{FileView, LostPage};
 pub(crate) use mapping::private_memory_file;
 pub use mapping::{Mapping, MemoryFile, View, advise_huge, page_bytes, populate_read, touch, touch_read};
 pub use present::mostly_absent;

@@ -1,5 +1,6 @@
 //! Copies between host and GPU memory: a [`Copier`] over the GPUs of a backend, with the profile of a machine file.
 
+mod load;
 mod streams;
 
 use std::sync::Arc;
@@ -33,8 +34,9 @@ pub use headway_cuda::{CudaGpu, Driver as CudaDriver, GpuIdentity};
 
 pub use crate::gpus::CopyBackend;
 
+pub use self::load::{FilePart, LoadError, LoadReport, Loading};
 pub use self::streams::{CopyTicket, StreamCopier, StreamOptions, WhichGpu};
-pub use headway_cuda::{RawCopy, StreamHandle};
+pub use headway_cuda::{RawCopy, RawPlace, ScatterOptions, StreamHandle};
 
 use crate::gpus;
 use crate::{Error, Failure, stamp};

@@ -30,13 +30,13 @@ pub fn page_bytes() -> usize {
 }
 
 /// A mapped range of addresses, unmapped when dropped.
-struct Region {
-    base: NonNull<u8>,
-    bytes: usize,
+pub(super) struct Region {
+    pub(super) base: NonNull<u8>,
+    pub(super) bytes: usize,
 }
 
 impl Region {
-    fn of(mapped: rustix::io::Result<*mut c_void>, bytes: usize) -> Result<Self, OsError> {
+    pub(super) fn of(mapped: rustix::io::Result<*mut c_void>, bytes: usize) -> Result<Self, OsError> {
         let base = mapped.map_err(OsError::of("mmap"))?;
         let refused = OsError { call: "mmap", errno: Errno(libc::ENOMEM) };
         Ok(Self { base: NonNull::new(base.cast()).ok_or(refused)?, bytes })

@@ -1,0 +1,204 @@
+//! Reads ranges of a file, each the way that takes least: what the kernel's page cache has through a mapping, the rest from the disk
+//! past that cache (`O_DIRECT`).
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+
+use crate::memory::{FileView, page_bytes};
+
+/// Reads past the page cache start and end at multiples of this, in the file and in memory; disks ask for 512 or 4096.
+const DIRECT_ALIGN: usize = 4096;
+/// `cachestat`, from Linux 6.5 on.
+const SYS_CACHESTAT: libc::c_long = 451;
+/// A range is cached if at most one page in so many is absent; the mapping reads these from the disk.
+const ABSENT_SHARE: u64 = 16;
+
+/// The way in which a range was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadWay {
+    /// Through a mapping of the page cache.
+    Mapped,
+    /// From the disk, past the page cache.
+    Direct,
+    /// By the kernel's copy through the page cache: the file cannot be mapped, or not be read past it.
+    Buffered,
+}
+
+/// A file that is read, and what it was when that began.
+pub struct FileReader {
+    file: File,
+    /// Bytes, and when it was last written: seconds and nanoseconds.
+    before: (u64, i64, i64),
+    view: Option<FileView>,
+    /// The same file for reads past the page cache, where its file system has them.
+    direct: Option<File>,
+    in_memory: bool,
+}
+
+impl FileReader {
+    /// A reader of `file`, which is open for reading.
+    ///
+    /// # Errors
+    /// What the system says of the file.
+    pub fn new(file: File) -> io::Result<Self> {
+        let before = state(&file)?;
+        let bytes = usize::try_from(before.0).map_err(io::Error::other)?;
+        let view = FileView::map(file.as_fd(), bytes).ok();
+        let in_memory = is_in_memory(&file);
+        let again = || {
+            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+            OpenOptions::new().read(true).custom_flags(libc::O_DIRECT | libc::O_CLOEXEC).open(path).ok()
+        };
+        let direct = if in_memory { None } else { again() };
+        Ok(Self { file, before, view, direct, in_memory })
+    }
+
+    /// Bytes that it had at the beginning.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.before.0
+    }
+
+    /// Reads the bytes from `at` on into `to`, which is all filled then. Past the page cache only if `at` is a multiple of 4096, as well as
+    /// the address of `to`; `room` = bytes of the memory of `to`'s that may be written, which may be more than the file has.
+    ///
+    /// # Errors
+    /// What the system says; `UnexpectedEof` if the file has become shorter.
+    ///
+    /// # Panics
+    /// If `room` is shorter than `bytes`.
+    pub fn read(&self, at: u64, bytes: usize, room: &mut [u8]) -> io::Result<ReadWay> {
+        assert!(bytes <= room.len(), "there is room for what is read");
+        let is_aligned = at.is_multiple_of(DIRECT_ALIGN as u64) && room.as_ptr().addr().is_multiple_of(DIRECT_ALIGN);
+        let whole = bytes.next_multiple_of(DIRECT_ALIGN).min(room.len()) / DIRECT_ALIGN * DIRECT_ALIGN;
+        if let Some(direct) = self.direct.as_ref().filter(|_| is_aligned && whole >= bytes)
+            && !self.is_cached(at, bytes)
+            && fill(direct, at, bytes, &mut room[..whole]).is_ok()
+        {
+            return Ok(ReadWay::Direct);
+        }
+        let to = &mut room[..bytes];
+        let Some(view) = &self.view else {
+            return fill(&self.file, at, bytes, to).map(|()| ReadWay::Buffered);
+        };
+        let start =
+            usize::try_from(at).ok().filter(|start| start.checked_add(bytes).is_some_and(|end| end <= view.len()));
+        let copied = start.is_some_and(|start| view.copy(start, to).is_ok());
+        // The kernel's own copy says what is wrong, and it may be no more.
+        if copied { Ok(ReadWay::Mapped) } else { fill(&self.file, at, bytes, to).map(|()| ReadWay::Buffered) }
+    }
+
+    /// Fails if the file was written since this was made: what was read is then neither what it was nor what it is.
+    ///
+    /// # Errors
+    /// `InvalidData`, or what the system says of the file.
+    pub fn check_unchanged(&self) -> io::Result<()> {
+        if state(&self.file)? == self.before {
+            return Ok(());
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidData, "it was written while it was read"))
+    }
+
+    /// Whether nearly all of a range is in the page cache; `true` where the kernel does not say.
+    fn is_cached(&self, at: u64, bytes: usize) -> bool {
+        if self.in_memory {
+            return true;
+        }
+        let range = [at, bytes as u64];
+        let mut found = [0u64; 5];
+        // SAFETY: the kernel reads two words and writes five.
+        let code = unsafe {
+            libc::syscall(SYS_CACHESTAT, self.file.as_raw_fd(), range.as_ptr(), found.as_mut_ptr(), 0 as libc::c_uint)
+        };
+        let pages = (bytes as u64).div_ceil(page_bytes() as u64);
+        if code == 0 {
+            return found[0] + pages / ABSENT_SHARE >= pages;
+        }
+        let start = usize::try_from(at).unwrap_or(usize::MAX);
+        self.view
+            .as_ref()
+            .and_then(|view| view.present(start, bytes))
+            .is_none_or(|present| present + pages / ABSENT_SHARE >= pages)
+    }
+}
+
+fn state(file: &File) -> io::Result<(u64, i64, i64)> {
+    let facts = file.metadata()?;
+    Ok((facts.len(), facts.mtime(), facts.mtime_nsec()))
+}
+
+/// Whether the file is on a file system that is only memory.
+fn is_in_memory(file: &File) -> bool {
+    let found = rustix::fs::fstatfs(file);
+    found.is_ok_and(|found| [libc::TMPFS_MAGIC, RAMFS_MAGIC].map(i64::from).contains(&(found.f_type as i64)))
+}
+
+/// Of `linux/magic.h`.
+const RAMFS_MAGIC: i64 = 0x8584_58f6;
+
+/// Reads `bytes` bytes into `room`, which may have a few more than the file.
+fn fill(file: &File, at: u64, bytes: usize, room: &mut [u8]) -> io::Result<()> {
+    let mut done = 0;
+    while done < bytes {
+        match file.read_at(&mut room[done..], at + done as u64) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => done += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::memory::Mapping;
+
+    fn written(bytes: usize) -> (File, Vec<u8>) {
+        let mut file = tempfile::tempfile().unwrap();
+        let data: Vec<u8> = (0..bytes).map(|at| (at * 31 + at / 257) as u8).collect();
+        file.write_all(&data).unwrap();
+        (file, data)
+    }
+
+    #[test]
+    fn every_range_is_read_whatever_the_way() {
+        let (file, data) = written(3 * DIRECT_ALIGN + 100);
+        file.sync_all().unwrap();
+        let reader = FileReader::new(file).unwrap();
+        // So that reads past the cache happen, where the file system has them.
+        // SAFETY: the call is given a descriptor and numbers.
+        unsafe { libc::posix_fadvise(reader.file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        let mut room = Mapping::anonymous(4 * DIRECT_ALIGN).unwrap();
+        for range in [0..data.len(), DIRECT_ALIGN..data.len(), 1..5000, 0..0, 8192..8193] {
+            room.fill(0);
+            reader.read(range.start as u64, range.len(), &mut room).unwrap();
+            assert_eq!(room[..range.len()], data[range]);
+        }
+        reader.check_unchanged().unwrap();
+    }
+
+    #[test]
+    fn a_file_that_became_shorter_or_was_written_is_an_error_value() {
+        let (file, data) = written(5 * DIRECT_ALIGN);
+        let again = file.try_clone().unwrap();
+        let reader = FileReader::new(file).unwrap();
+        again.set_len(DIRECT_ALIGN as u64).unwrap();
+        let mut room = Mapping::anonymous(5 * DIRECT_ALIGN).unwrap();
+        let error = reader.read(0, data.len(), &mut room).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(reader.check_unchanged().unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn what_is_no_file_of_bytes_is_read_or_refused_without_a_panic() {
+        let reader = FileReader::new(File::open("/dev/null").unwrap()).unwrap();
+        assert_eq!(reader.bytes(), 0);
+        assert_eq!(reader.read(0, 4, &mut [0; 4]).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+}

@@ -1,0 +1,235 @@
+//! Parts of files into GPU memory: what the page cache has through a mapping, and the rest past that cache.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use headway_core::units::Bytes;
+use headway_cuda::{Chunks, RawPlace, ScatterError, ScatterOptions, scatter};
+use headway_os::file_reader::{FileReader, ReadWay};
+
+use super::StreamCopier;
+use crate::{Error, Failure};
+
+/// Chunks begin at multiples of this in their file, so that they can be read past the page cache.
+const ALIGN: u64 = 4096;
+/// So much that nobody wants is read along, rather than to begin another chunk.
+const GAP_MAX: u64 = 64 << 10;
+
+/// A part of a file, and where it goes: as many bytes as the place has.
+#[derive(Clone, Copy, Debug)]
+pub struct FilePart {
+    /// Position of the file among those that are loaded.
+    pub file: usize,
+    /// Where it begins in the file.
+    pub at: u64,
+    /// Where it goes.
+    pub place: RawPlace,
+}
+
+/// What a load read, by the way in which it did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadReport {
+    /// Through mappings of the page cache.
+    pub mapped: Bytes,
+    /// From disks, past the page cache.
+    pub direct: Bytes,
+    /// By the kernel's copy through the page cache.
+    pub buffered: Bytes,
+}
+
+/// Why a load was not made. Nothing is known of the places then.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The file at this position could not be read; `UnexpectedEof` if it has become shorter.
+    Read { file: usize, source: io::Error },
+    /// The GPU. After `CopyError::Timeout` it may still write the places.
+    Copy(Error),
+    /// [`Loading::stop`] was called.
+    Stopped,
+}
+
+/// What other threads see of a load, and how they end it.
+#[derive(Debug, Default)]
+pub struct Loading {
+    moved: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Loading {
+    /// Bytes that are on their way or in place.
+    #[must_use]
+    pub fn moved(&self) -> Bytes {
+        Bytes(self.moved.load(Ordering::Relaxed))
+    }
+
+    /// Ends the load soon, with [`LoadError::Stopped`].
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+impl StreamCopier {
+    /// Reads parts of `files` into this GPU's memory, by threads of its own; the bytes are there when it returns, whatever the stream of
+    /// who uses them then.
+    ///
+    /// # Errors
+    /// [`LoadError`]; for files that were written meanwhile, too.
+    pub fn load(
+        &self,
+        files: Vec<File>,
+        parts: Vec<FilePart>,
+        options: ScatterOptions,
+        loading: &Loading,
+    ) -> Result<LoadReport, LoadError> {
+        let readers = files
+            .into_iter()
+            .enumerate()
+            .map(|(file, opened)| FileReader::new(opened).map_err(|source| LoadError::Read { file, source }));
+        let readers = readers.collect::<Result<Vec<_>, _>>()?;
+        let ranges: Vec<_> = parts.iter().map(|part| (part.file, part.at, part.place.bytes())).collect();
+        let chunks = chunks(&ranges, options.slot.0);
+        let place = |piece: &ChunkPiece| parts[piece.part].place.part(piece.skipped, piece.bytes, piece.from);
+        let places = chunks.iter().map(|chunk| chunk.pieces.iter().map(place).collect()).collect();
+        let chunks = FileChunks { chunks, places, readers, read: Default::default() };
+        scatter(self.gpu(), &chunks, options, &loading.stop, &loading.moved).map_err(|error| match error {
+            ScatterError::Read((file, source)) => LoadError::Read { file, source },
+            ScatterError::Device(error) => LoadError::Copy(Failure::Copy(error.into()).into()),
+            ScatterError::Stopped => LoadError::Stopped,
+        })?;
+        for (file, reader) in chunks.readers.iter().enumerate() {
+            reader.check_unchanged().map_err(|source| LoadError::Read { file, source })?;
+        }
+        let [mapped, direct, buffered] = chunks.read.map(|bytes| Bytes(bytes.into_inner()));
+        Ok(LoadReport { mapped, direct, buffered })
+    }
+}
+
+/// A range of a file, which is read at once.
+#[derive(Debug)]
+struct FileChunk {
+    file: usize,
+    at: u64,
+    bytes: usize,
+    pieces: Vec<ChunkPiece>,
+}
+
+/// What a chunk has of one part.
+#[derive(Debug)]
+struct ChunkPiece {
+    /// Position of the part.
+    part: usize,
+    /// Bytes of the part that earlier chunks have.
+    skipped: usize,
+    bytes: usize,
+    /// Where it begins in the chunk.
+    from: usize,
+}
+
+struct FileChunks {
+    chunks: Vec<FileChunk>,
+    /// Of each chunk.
+    places: Vec<Vec<RawPlace>>,
+    readers: Vec<FileReader>,
+    /// Bytes by way: mapped, direct, buffered.
+    read: [AtomicU64; 3],
+}
+
+impl Chunks for FileChunks {
+    type Error = (usize, io::Error);
+
+    fn count(&self) -> usize {
+        self.chunks.len()
+    }
+
+    fn places(&self, at: usize) -> &[RawPlace] {
+        &self.places[at]
+    }
+
+    fn read(&self, at: usize, slot: &mut [u8]) -> Result<(), Self::Error> {
+        let chunk = &self.chunks[at];
+        let no_file = || io::Error::other("there is no file of that position");
+        let reader = self.readers.get(chunk.file).ok_or_else(|| (chunk.file, no_file()))?;
+        let way = reader.read(chunk.at, chunk.bytes, slot).map_err(|error| (chunk.file, error))?;
+        let way = match way {
+            ReadWay::Mapped => 0,
+            ReadWay::Direct => 1,
+            ReadWay::Buffered => 2,
+        };
+        self.read[way].fetch_add(chunk.bytes as u64, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// Ranges of at most `slot` bytes that together have all parts, each given by file, start and bytes, in the order of files and starts.
+fn chunks(parts: &[(usize, u64, usize)], slot: u64) -> Vec<FileChunk> {
+    let slot = slot / ALIGN * ALIGN;
+    let mut order: Vec<usize> = (0..parts.len()).collect();
+    order.sort_by_key(|part| parts[*part]);
+    let mut chunks: Vec<FileChunk> = Vec::new();
+    for part in order {
+        let ((file, at, whole), mut skipped) = (parts[part], 0);
+        while skipped < whole {
+            let start = at.saturating_add(skipped as u64);
+            let fits = |last: &&mut FileChunk| {
+                let end = last.at + last.bytes as u64;
+                last.file == file && start <= end.saturating_add(GAP_MAX) && start - last.at < slot
+            };
+            let bytes = match chunks.last_mut().filter(fits) {
+                Some(last) => last.add(part, start, skipped, whole - skipped, slot),
+                None => {
+                    let mut new = FileChunk { file, at: start / ALIGN * ALIGN, bytes: 0, pieces: Vec::new() };
+                    let bytes = new.add(part, start, skipped, whole - skipped, slot);
+                    chunks.push(new);
+                    bytes
+                }
+            };
+            skipped += bytes;
+        }
+    }
+    chunks
+}
+
+impl FileChunk {
+    /// Adds what fits of `left` bytes of a part, from `start` of the file on, of which `skipped` are in other chunks; how many fit.
+    fn add(&mut self, part: usize, start: u64, skipped: usize, left: usize, slot: u64) -> usize {
+        let from = start - self.at;
+        let bytes = left.min((slot - from) as usize);
+        let from = from as usize;
+        self.pieces.push(ChunkPiece { part, skipped, bytes, from });
+        self.bytes = self.bytes.max(from + bytes);
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_share_a_chunk_and_long_parts_have_several() {
+        let parts = [(1, 5, 10), (0, 100, 20_000), (0, 20_100, 8), (0, 1 << 20, 1)];
+        let made = chunks(&parts, 8 << 10);
+        let shape: Vec<_> = made.iter().map(|chunk| (chunk.file, chunk.at, chunk.bytes, chunk.pieces.len())).collect();
+        assert_eq!(
+            shape,
+            [(0, 0, 8192, 1), (0, 8192, 8192, 1), (0, 16_384, 3724, 2), (0, 1 << 20, 1, 1), (1, 0, 15, 1)]
+        );
+        for (part, (_, at, bytes)) in parts.iter().enumerate() {
+            let mut next = 0;
+            for chunk in &made {
+                for piece in chunk.pieces.iter().filter(|piece| piece.part == part) {
+                    assert_eq!((piece.skipped, chunk.at + piece.from as u64), (next, at + next as u64));
+                    next += piece.bytes;
+                }
+            }
+            assert_eq!(next, *bytes);
+        }
+    }
+
+    #[test]
+    fn parts_without_bytes_take_nothing() {
+        assert!(chunks(&[(0, 7, 0)], 4096).is_empty());
+    }
+}
