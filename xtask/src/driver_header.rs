@@ -13,7 +13,7 @@ use anyhow::{Context, ensure};
 
 /// A namespace in C++, and the sources whose declarations it gets.
 const PARTS: [(&str, &[&str]); 2] = [
-    ("cuda", &["crates/headway-cuda/src/structures.rs", "crates/headway-cuda/src/table.rs"]),
+    ("cuda", &["crates/headway-cuda/src/driver/structures.rs", "crates/headway-cuda/src/driver/table.rs"]),
     (
         "preload",
         &[
@@ -56,7 +56,7 @@ fn declarations(namespace: &str, sources: &str) -> anyhow::Result<String> {
         writeln!(text, "struct {};", structure.name)?;
     }
     for line in &code {
-        let line = line.trim_start_matches("pub(crate) ");
+        let line = line.trim_start_matches("pub(crate) ").trim_start_matches("pub ");
         if let Some((name, kind)) = declaration(line, "type ", " = ") {
             writeln!(text, "using {name} = {};", cpp(kind))?;
         } else if let Some((name, rest)) = declaration(line, "const ", ": ")
@@ -111,7 +111,7 @@ struct Structure<'a> {
 fn structures<'a>(code: &[&'a str]) -> Vec<Structure<'a>> {
     let mut found = Vec::new();
     for (at, line) in code.iter().enumerate().filter(|(_, line)| line.starts_with("#[repr(C")) {
-        let mut rest = code[at..].iter().map(|line| line.trim_start_matches("pub(crate) "));
+        let mut rest = code[at..].iter().map(|line| line.trim_start_matches("pub(crate) ").trim_start_matches("pub "));
         let Some(head) = rest.find_map(|line| line.strip_prefix("struct ")) else { continue };
         let fields =
             rest.take_while(|line| *line != "}").filter_map(|line| line.trim_end_matches(',').split_once(": "));

@@ -15,10 +15,10 @@ use headway_device::{DeviceError, LaunchGrid};
 use headway_os::clock;
 
 use crate::CudaGpu;
+use crate::driver::table::{self, Address};
 use crate::owned::{Context, CopyKind, CudaEvent, DeviceMemory, Module, Stream};
 use crate::pieces::{self, Batch, Unit};
 use crate::pinned::PinnedMemory;
-use crate::table::{self, Address};
 use crate::words;
 
 /// Copies that have not ended by then never will.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use headway_device::buffer::{Memory, MemoryPlace};
 
+use crate::driver::table::Address;
 use crate::owned::Context;
-use crate::table::Address;
 
 /// Memory of a GPU that somebody else allocated, and frees.
 pub(crate) struct ForeignMemory {

@@ -11,7 +11,8 @@ use headway_device::buffer::{Budget, DeviceId, HeapMemory, MemoryDomain};
 use headway_device::gpu::{Caching, CpuReach, Gpu, Pager, Queue, Resident, ResidentOptions};
 use headway_device::{Buffer, Description, DeviceError, DeviceLimits, DeviceSource, HostKind, Span, Work, check};
 
-use crate::checked::{Driver, lock};
+use crate::driver::table::{Address, Ordinal};
+use crate::driver::{Driver, lock};
 use crate::foreign::ForeignMemory;
 use crate::lookup::AddressFacts;
 use crate::owned::{Context, CopyKind, DeviceMemory};
@@ -20,7 +21,6 @@ use crate::pinned::{InPlace, WholePinned};
 use crate::pool::Pool;
 use crate::queue::{CudaQueue, Modules};
 use crate::resident::{self, CudaResident};
-use crate::table::{Address, Ordinal};
 use crate::timeline::Clock;
 use crate::window;
 

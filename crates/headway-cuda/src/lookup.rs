@@ -4,9 +4,9 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use headway_device::{DeviceError, HostKind};
 
-use crate::checked::call;
+use crate::driver::call;
+use crate::driver::table::{self, Address, Ordinal};
 use crate::owned::Context;
-use crate::table::{self, Address, Ordinal};
 
 /// What the driver knows of an address.
 #[derive(Clone, Copy, Debug, Default)]

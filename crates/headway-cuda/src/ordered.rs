@@ -33,12 +33,12 @@ use self::ticket::Tickets;
 use self::workers::Workers;
 use crate::CudaGpu;
 use crate::abandoned::{DROP_MAX, await_rest_for, leave};
-use crate::checked::{CurrentContext, call, lock};
+use crate::driver::table::{self, Address, Handle};
+use crate::driver::{CurrentContext, call, lock};
 use crate::foreign::ForeignMemory;
 use crate::lookup::AddressFacts;
 use crate::owned::Context;
 use crate::pool::Pool;
-use crate::table::{self, Address, Handle};
 use crate::words;
 
 /// The driver itself takes ordinary memory of up to this size at once, without waiting for the stream.

@@ -15,8 +15,8 @@ use headway_device::buffer::{DeviceId, Memory, MemoryPlace};
 use headway_device::{DeviceError, LaunchGrid};
 use headway_os::{clock, topology};
 
-use crate::checked::{self, Driver, call, lock};
-use crate::table::{self, Address, Handle, LaunchAttribute, LaunchConfig, Ordinal};
+use crate::driver::table::{self, Address, Handle, LaunchAttribute, LaunchConfig, Ordinal};
+use crate::driver::{self, Driver, call, lock};
 
 /// Size of the log the driver's compiler may fill.
 const LOG_BYTES: usize = 8192;
@@ -526,7 +526,7 @@ impl Module {
             }
             other => other,
         };
-        context.note(loaded.map_err(|error| failed(error, checked::text(&log))))?;
+        context.note(loaded.map_err(|error| failed(error, driver::text(&log))))?;
         let mut module = Self {
             context: Arc::clone(context),
             handle: Raw(handle),

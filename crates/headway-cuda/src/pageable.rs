@@ -4,9 +4,9 @@ use std::ptr::null_mut;
 
 use headway_device::DeviceError;
 
-use crate::checked::call;
+use crate::driver::call;
+use crate::driver::table::Address;
 use crate::owned::{Context, CopyKind};
-use crate::table::Address;
 
 /// The driver's own synchronous copy between any host memory and this device, complete when this returns.
 ///

@@ -5,9 +5,9 @@ use std::ffi::c_int;
 use headway_device::DeviceError;
 use headway_device::gpu::Piece;
 
-use crate::checked::Driver;
+use crate::driver::Driver;
+use crate::driver::table::{Address, Code, CopyAttributes, SOURCE_ORDER_STREAM, SUCCESS};
 use crate::owned::Stream;
-use crate::table::{Address, Code, CopyAttributes, SOURCE_ORDER_STREAM, SUCCESS};
 
 /// Threads of a block of the copy kernel.
 pub(crate) const KERNEL_THREADS: u32 = 512;

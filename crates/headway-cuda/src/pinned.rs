@@ -14,9 +14,9 @@ use headway_device::buffer::{Memory, MemoryPlace, Span};
 use headway_os::affinity;
 use headway_os::memory::{Mapping, page_bytes, touch};
 
-use crate::checked::call;
+use crate::driver::call;
+use crate::driver::table;
 use crate::owned::Context;
-use crate::table;
 
 /// Most bytes that one call registers (specification of transfers, 1.3).
 const REGISTER_MAX: usize = 64 << 30;

@@ -7,7 +7,7 @@ use headway_core::units::Bytes;
 use headway_device::DeviceError;
 use headway_device::buffer::{Budget, Memory, MemoryPlace, Reservation};
 
-use crate::checked::lock;
+use crate::driver::lock;
 use crate::owned::Context;
 use crate::pinned::PinnedMemory;
 

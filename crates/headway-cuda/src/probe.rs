@@ -3,8 +3,8 @@
 use headway_core::units::Bytes;
 use headway_device::DeviceError;
 
-use crate::checked::Driver;
-use crate::table;
+use crate::driver::Driver;
+use crate::driver::table;
 
 /// The driver and its GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]

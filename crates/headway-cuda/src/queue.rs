@@ -13,11 +13,11 @@ use headway_device::{DeviceError, LaunchGrid, Span, check};
 use headway_os::clock;
 
 use crate::abandoned::{DROP_MAX, abandon, await_rest, message};
-use crate::checked::lock;
+use crate::driver::lock;
+use crate::driver::table::Address;
 use crate::owned::{Context, CopyKind, CudaEvent, Module, Stream};
 use crate::pieces::{self, Batch, Unit};
 use crate::pool::{self, Pool};
-use crate::table::Address;
 use crate::timeline::Clock;
 use crate::words;
 

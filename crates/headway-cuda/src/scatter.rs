@@ -15,7 +15,7 @@ use headway_os::threads;
 
 use crate::CudaGpu;
 use crate::abandoned::{await_rest_for, leave};
-use crate::checked::lock;
+use crate::driver::lock;
 use crate::lookup::AddressFacts;
 use crate::owned::{Context, CopyKind, CudaEvent, Stream};
 use crate::pool::SlabPiece;

@@ -12,7 +12,7 @@ use headway_core::units::Nanos;
 use headway_device::DeviceError;
 use headway_os::clock;
 
-use crate::checked::lock;
+use crate::driver::lock;
 use crate::owned::{Context, CudaEvent, Stream};
 
 /// How far the two clocks may run apart: twice what crystal oscillators are specified for. An assumption, not measured.

@@ -34,10 +34,10 @@ use self::home::Home;
 use self::memory::Aligned;
 use self::pager::{Base, Mover, Moving, Owner};
 use self::self_test::Bench;
-use crate::checked::{Driver, call, lock};
+use crate::driver::table::{self, Address, Ordinal};
+use crate::driver::{Driver, call, lock};
 use crate::owned::{Context, CopyKind};
 use crate::pageable::copy_pageable;
-use crate::table::{self, Address, Ordinal};
 
 pub(crate) use self::ping::of_form as round_trips_of_form;
 pub use self::ping::round_trips;

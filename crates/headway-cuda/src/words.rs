@@ -4,8 +4,8 @@ use std::ffi::c_uint;
 
 use headway_device::DeviceError;
 
+use crate::driver::table::{self, Address, Handle};
 use crate::owned::Context;
-use crate::table::{self, Address, Handle};
 
 /// Fails where the driver's streams cannot write words and wait for them.
 pub(crate) fn check(context: &Context) -> Result<(), DeviceError> {

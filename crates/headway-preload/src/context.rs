@@ -176,7 +176,7 @@ pub(crate) fn current(driver: &Driver) -> Option<Arc<Prepared>> {
 fn prepare(driver: &Driver) -> Option<Prepared> {
     let mut device = 0;
     // SAFETY: `device` is valid for the call to write.
-    if unsafe { (driver.ctx_get_device)(&raw mut device) } != SUCCESS {
+    if unsafe { (driver.cuCtxGetDevice)(&raw mut device) } != SUCCESS {
         return None;
     }
     let attribute = |number| driver::attribute(driver, device, number);
@@ -186,7 +186,7 @@ fn prepare(driver: &Driver) -> Option<Prepared> {
     }
     let mut uuid = [0; 16];
     // SAFETY: `uuid` is valid for the call to write.
-    if unsafe { (driver.device_get_uuid)(&raw mut uuid, device) } != SUCCESS {
+    if unsafe { (driver.cuDeviceGetUuid_v2)(&raw mut uuid, device) } != SUCCESS {
         return None;
     }
     let kernel = driver::load_kernel(driver, CStr::from_bytes_with_nul(PTX).ok()?, c"headway_aside")?;
@@ -194,8 +194,8 @@ fn prepare(driver: &Driver) -> Option<Prepared> {
     let bytes = LINES * LINE_BYTES + WORDS * WORD_BYTES;
     // SAFETY: both places are valid for the calls to write; the memory is ours for as long as the context lives.
     let got = unsafe {
-        (driver.mem_host_alloc)(&raw mut memory, bytes, HOST_MAPPED) == SUCCESS
-            && (driver.mem_host_get_device_pointer)(&raw mut memory_seen, memory, 0) == SUCCESS
+        (driver.cuMemHostAlloc)(&raw mut memory, bytes, HOST_MAPPED) == SUCCESS
+            && (driver.cuMemHostGetDevicePointer_v2)(&raw mut memory_seen, memory, 0) == SUCCESS
     };
     if !got {
         return None;
@@ -216,11 +216,12 @@ fn prepare(driver: &Driver) -> Option<Prepared> {
 
 /// Launches the kernel for no bytes and writes the word once, in a stream for which no thread waits.
 fn try_out(driver: &Driver, prepared: &Prepared) -> bool {
-    let mut stream = 0;
-    // SAFETY: `stream` is valid for the call to write.
-    if unsafe { (driver.stream_create)(&raw mut stream, STREAM_NON_BLOCKING) } != SUCCESS {
+    let mut handle = std::ptr::null_mut();
+    // SAFETY: `handle` is valid for the call to write.
+    if unsafe { (driver.cuStreamCreate)(&raw mut handle, STREAM_NON_BLOCKING) } != SUCCESS {
         return false;
     }
+    let stream = handle.expose_provenance();
     let nothing = (prepared.memory_seen, prepared.memory_seen, 0);
     // SAFETY: kernel and stream are of the current context; no byte is copied.
     let launched = unsafe { driver::launch(driver, prepared.kernel, [1, 32], stream, nothing) };
@@ -228,11 +229,11 @@ fn try_out(driver: &Driver, prepared: &Prepared) -> bool {
     prepared.write(driver, stream, 0, 0);
     let start = Instant::now();
     // SAFETY: the stream is ours.
-    while unsafe { (driver.stream_query)(stream) } == NOT_READY && start.elapsed() < TRIAL {
+    while unsafe { (driver.cuStreamQuery)(handle) } == NOT_READY && start.elapsed() < TRIAL {
         std::thread::yield_now();
     }
     // SAFETY: the stream is ours; the driver lets it go when its operations are done.
-    unsafe { (driver.stream_destroy)(stream) };
+    unsafe { (driver.cuStreamDestroy_v2)(handle) };
     launched
 }
 
@@ -406,7 +407,7 @@ impl Prepared {
     fn write(&self, driver: &Driver, stream: Stream, word: usize, value: u32) {
         let at = self.memory_seen + (LINES * LINE_BYTES + word * WORD_BYTES) as u64;
         // SAFETY: the word is ours, and of the current context.
-        if unsafe { (driver.stream_write_value)(stream, at, value, 0) } != SUCCESS {
+        if unsafe { (driver.cuStreamWriteValue32_v2)(driver::handle(stream), at, value, 0) } != SUCCESS {
             self.writes.store(false, Ordering::Relaxed);
         }
     }

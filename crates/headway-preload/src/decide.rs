@@ -477,7 +477,11 @@ fn aside(driver: &Driver, context: &Prepared, out: Out, host_is: &mut Host) -> R
         *host_is = Host::PageLocked;
         launch(driver, context, to, out)?;
         // SAFETY: the stream is the caller's, which uses it in this call.
-        return Ok(if out.waits { unsafe { (driver.stream_synchronize)(out.stream) } } else { SUCCESS });
+        return Ok(if out.waits {
+            unsafe { (driver.cuStreamSynchronize)(driver::handle(out.stream)) }
+        } else {
+            SUCCESS
+        });
     }
     // Ordinary memory: the driver's call would return with the bytes there, too, whatever its name says.
     if out.bytes > context::LINE_BYTES || !driver::is_ordinary(driver, out.to, out.bytes) {
@@ -487,7 +491,7 @@ fn aside(driver: &Driver, context: &Prepared, out: Out, host_is: &mut Host) -> R
     let line = context.line().ok_or(Outcome::NoLine)?;
     launch(driver, context, line.seen_by_device(), out)?;
     // SAFETY: the stream is the caller's, which uses it in this call.
-    let status = unsafe { (driver.stream_synchronize)(out.stream) };
+    let status = unsafe { (driver.cuStreamSynchronize)(driver::handle(out.stream)) };
     if status != SUCCESS {
         return Ok(status);
     }
@@ -551,7 +555,8 @@ pub(crate) fn in_chunks(driver: &Driver, context: &Prepared, out: Out, chunk: us
         let bytes = chunk.min(out.bytes - at);
         let to = out.to.wrapping_byte_add(at);
         // SAFETY: a part of the caller's copy, in the caller's stream.
-        let status = unsafe { (driver.memcpy_dtoh_async)(to, out.from + at as u64, bytes, out.stream) };
+        let status =
+            unsafe { (driver.cuMemcpyDtoHAsync_v2)(to, out.from + at as u64, bytes, driver::handle(out.stream)) };
         if status != SUCCESS {
             return status;
         }
@@ -560,5 +565,5 @@ pub(crate) fn in_chunks(driver: &Driver, context: &Prepared, out: Out, chunk: us
         context.cut(driver, out.stream, bytes);
     }
     // SAFETY: the stream is the caller's, which uses it in this call.
-    if out.waits { unsafe { (driver.stream_synchronize)(out.stream) } } else { SUCCESS }
+    if out.waits { unsafe { (driver.cuStreamSynchronize)(driver::handle(out.stream)) } } else { SUCCESS }
 }

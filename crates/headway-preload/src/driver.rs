@@ -1,7 +1,10 @@
 //! The driver functions that Headway calls for itself, taken straight from the library that the guest has loaded.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::sync::OnceLock;
+
+use headway_cuda::{Handle, functions};
 
 use crate::lookup;
 
@@ -29,23 +32,25 @@ pub(crate) const PAGEABLE_ACCESS: c_int = 88;
 const RELAXED: c_int = 2;
 
 macro_rules! functions {
-    ($($field:ident: $symbol:literal, fn($($argument:ty),*);)*) => {
+    ($($symbol:ident,)*) => {
         /// Addresses of driver functions.
+        #[allow(non_snake_case, reason = "the driver's own names")]
         pub(crate) struct Driver {
-            $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> Status,)*
+            $(pub(crate) $symbol: functions::$symbol,)*
         }
 
         impl Driver {
             /// Looks every function up; `None` if one is missing, as in a driver older than CUDA 11.7.
             fn load(library: *mut c_void) -> Option<Self> {
                 Some(Self {
-                    $($field: {
-                        let address = lookup::find(library, $symbol);
+                    $($symbol: {
+                        let name = concat!(stringify!($symbol), "\0");
+                        let address = lookup::find(library, CStr::from_bytes_with_nul(name.as_bytes()).ok()?);
                         if address.is_null() {
                             return None;
                         }
                         // SAFETY: the driver exports this name with this signature since the version that added it.
-                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> Status>(address) }
+                        unsafe { std::mem::transmute::<*mut c_void, functions::$symbol>(address) }
                     },)*
                 })
             }
@@ -54,30 +59,35 @@ macro_rules! functions {
 }
 
 functions! {
-    ctx_get_current: c"cuCtxGetCurrent", fn(*mut Context);
-    ctx_get_device: c"cuCtxGetDevice", fn(*mut c_int);
-    ctx_set_current: c"cuCtxSetCurrent", fn(Context);
-    device_get_attribute: c"cuDeviceGetAttribute", fn(*mut c_int, c_int, c_int);
-    device_get_uuid: c"cuDeviceGetUuid", fn(*mut [u8; 16], c_int);
-    event_create: c"cuEventCreate", fn(*mut usize, c_uint);
-    event_destroy: c"cuEventDestroy_v2", fn(usize);
-    event_record: c"cuEventRecord", fn(usize, Stream);
-    event_synchronize: c"cuEventSynchronize", fn(usize);
-    launch_kernel: c"cuLaunchKernel", fn(usize, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream, *mut *mut c_void, *mut *mut c_void);
-    mem_host_alloc: c"cuMemHostAlloc", fn(*mut *mut c_void, usize, c_uint);
-    mem_host_get_device_pointer: c"cuMemHostGetDevicePointer_v2", fn(*mut DevicePtr, *mut c_void, c_uint);
-    memcpy_dtoh_async: c"cuMemcpyDtoHAsync_v2", fn(*mut c_void, DevicePtr, usize, Stream);
-    memcpy_htod_async: c"cuMemcpyHtoDAsync_v2", fn(DevicePtr, *const c_void, usize, Stream);
-    module_get_function: c"cuModuleGetFunction", fn(*mut usize, usize, *const std::ffi::c_char);
-    module_load_data: c"cuModuleLoadData", fn(*mut usize, *const c_void);
-    pointer_get_attributes: c"cuPointerGetAttributes", fn(c_uint, *mut c_int, *mut *mut c_void, DevicePtr);
-    stream_create: c"cuStreamCreate", fn(*mut Stream, c_uint);
-    stream_destroy: c"cuStreamDestroy_v2", fn(Stream);
-    stream_is_capturing: c"cuStreamIsCapturing", fn(Stream, *mut c_int);
-    stream_query: c"cuStreamQuery", fn(Stream);
-    stream_synchronize: c"cuStreamSynchronize", fn(Stream);
-    stream_write_value: c"cuStreamWriteValue32_v2", fn(Stream, DevicePtr, u32, c_uint);
-    thread_exchange_capture_mode: c"cuThreadExchangeStreamCaptureMode", fn(*mut c_int);
+    cuCtxGetCurrent,
+    cuCtxGetDevice,
+    cuCtxSetCurrent,
+    cuDeviceGetAttribute,
+    cuDeviceGetUuid_v2,
+    cuEventCreate,
+    cuEventDestroy_v2,
+    cuEventRecord,
+    cuEventSynchronize,
+    cuLaunchKernel,
+    cuMemHostAlloc,
+    cuMemHostGetDevicePointer_v2,
+    cuMemcpyDtoHAsync_v2,
+    cuMemcpyHtoDAsync_v2,
+    cuModuleGetFunction,
+    cuModuleLoadData,
+    cuPointerGetAttributes,
+    cuStreamCreate,
+    cuStreamDestroy_v2,
+    cuStreamIsCapturing,
+    cuStreamQuery,
+    cuStreamSynchronize,
+    cuStreamWriteValue32_v2,
+    cuThreadExchangeStreamCaptureMode,
+}
+
+/// A CUDA stream, context or event as the driver's functions take it.
+pub(crate) fn handle(number: usize) -> Handle {
+    with_exposed_provenance_mut(number)
 }
 
 /// The driver that the guest has loaded; `None` as long as it has loaded none, and for good if it lacks a function.
@@ -122,7 +132,7 @@ impl Address {
         ];
         // SAFETY: six attributes, six places of the sizes that the driver's documentation gives; the address is a number.
         let status = unsafe {
-            (driver.pointer_get_attributes)(
+            (driver.cuPointerGetAttributes)(
                 values.len() as c_uint,
                 attributes.as_mut_ptr(),
                 values.as_mut_ptr(),
@@ -185,7 +195,7 @@ pub(crate) fn on_device(driver: &Driver, address: DevicePtr, bytes: usize, devic
 pub(crate) fn captures(driver: &Driver, stream: Stream) -> bool {
     let mut status = 1;
     // SAFETY: `status` is valid for the call to write; a bad handle is refused by the driver.
-    let answer = unsafe { (driver.stream_is_capturing)(stream, &raw mut status) };
+    let answer = unsafe { (driver.cuStreamIsCapturing)(handle(stream), &raw mut status) };
     answer != SUCCESS || status != 0
 }
 
@@ -196,7 +206,7 @@ impl<'a> Relaxed<'a> {
     pub(crate) fn new(driver: &'a Driver) -> Self {
         let mut mode = RELAXED;
         // SAFETY: `mode` is valid for the call to exchange.
-        unsafe { (driver.thread_exchange_capture_mode)(&raw mut mode) };
+        unsafe { (driver.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
         Self(driver, mode)
     }
 }
@@ -204,23 +214,23 @@ impl<'a> Relaxed<'a> {
 impl Drop for Relaxed<'_> {
     fn drop(&mut self) {
         // SAFETY: the mode that the thread had is given back.
-        unsafe { (self.0.thread_exchange_capture_mode)(&raw mut self.1) };
+        unsafe { (self.0.cuThreadExchangeStreamCaptureMode)(&raw mut self.1) };
     }
 }
 
 /// The context that is current on this thread.
 pub(crate) fn current_context(driver: &Driver) -> Option<Context> {
-    let mut context = 0;
+    let mut context = null_mut();
     // SAFETY: `context` is valid for the call to write.
-    let status = unsafe { (driver.ctx_get_current)(&raw mut context) };
-    (status == SUCCESS && context != 0).then_some(context)
+    let status = unsafe { (driver.cuCtxGetCurrent)(&raw mut context) };
+    (status == SUCCESS && !context.is_null()).then(|| context.expose_provenance())
 }
 
 /// Makes `context` current on this thread again.
 pub(crate) fn make_current(driver: &Driver, context: Context) {
     if current_context(driver) != Some(context) {
         // SAFETY: the context was current on this thread a moment ago.
-        unsafe { (driver.ctx_set_current)(context) };
+        unsafe { (driver.cuCtxSetCurrent)(handle(context)) };
     }
 }
 
@@ -228,7 +238,7 @@ pub(crate) fn make_current(driver: &Driver, context: Context) {
 pub(crate) fn attribute(driver: &Driver, device: c_int, number: c_int) -> Option<c_int> {
     let mut value = 0;
     // SAFETY: `value` is valid for the call to write.
-    let status = unsafe { (driver.device_get_attribute)(&raw mut value, number, device) };
+    let status = unsafe { (driver.cuDeviceGetAttribute)(&raw mut value, number, device) };
     (status == SUCCESS).then_some(value)
 }
 
@@ -248,19 +258,19 @@ pub(crate) unsafe fn launch(
     // SAFETY: the kernel takes three numbers of eight bytes, which the call copies; the rest by this function's contract.
     let status = unsafe {
         let arguments = arguments.as_mut_ptr();
-        (driver.launch_kernel)(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, std::ptr::null_mut())
+        (driver.cuLaunchKernel)(handle(kernel), blocks, 1, 1, threads, 1, 1, 0, handle(stream), arguments, null_mut())
     };
     status == SUCCESS
 }
 
 /// A module and its one kernel, loaded into the current context.
 pub(crate) fn load_kernel(driver: &Driver, ptx: &CStr, name: &CStr) -> Option<usize> {
-    let (mut module, mut function) = (0, 0);
+    let (mut module, mut function) = (null_mut(), null_mut());
     // SAFETY: the text is PTX and ends in zero; `module` is valid for the call to write.
-    if unsafe { (driver.module_load_data)(&raw mut module, ptx.as_ptr().cast()) } != SUCCESS {
+    if unsafe { (driver.cuModuleLoadData)(&raw mut module, ptx.as_ptr().cast()) } != SUCCESS {
         return None;
     }
     // SAFETY: the module was just loaded; the name ends in zero.
-    let status = unsafe { (driver.module_get_function)(&raw mut function, module, name.as_ptr()) };
-    (status == SUCCESS).then_some(function)
+    let status = unsafe { (driver.cuModuleGetFunction)(&raw mut function, module, name.as_ptr()) };
+    (status == SUCCESS).then(|| function.expose_provenance())
 }

@@ -56,7 +56,9 @@ const NEVER_WAITS: c_int = 13_030;
 fn may_wait(driver: &Driver, copy: Copy) -> bool {
     let large = copy.bytes >= WAITS_MIN && lookup::driver_version().is_some_and(|version| version < NEVER_WAITS);
     // SAFETY: the stream is the caller's, which uses it in this call, and captures nothing.
-    copy.waits == Waits::AsTheDriver || large || unsafe { (driver.stream_query)(copy.stream) } == SUCCESS
+    copy.waits == Waits::AsTheDriver
+        || large
+        || unsafe { (driver.cuStreamQuery)(driver::handle(copy.stream)) } == SUCCESS
 }
 
 /// A GPU that is open for such copies.
@@ -175,7 +177,7 @@ fn open(driver: &Driver, device: c_int) -> Option<Gpu> {
 fn current_device(driver: &Driver) -> Option<c_int> {
     let mut device = 0;
     // SAFETY: `device` is valid for the call to write.
-    (unsafe { (driver.ctx_get_device)(&raw mut device) } == SUCCESS).then_some(device)
+    (unsafe { (driver.cuCtxGetDevice)(&raw mut device) } == SUCCESS).then_some(device)
 }
 
 /// The GPU `device`, if the current context is its primary one.
@@ -214,20 +216,20 @@ pub(crate) fn forget_device(device: c_int) {
 fn wait(driver: &Driver, stream: Stream) -> bool {
     if stream == STREAM_LEGACY {
         // An event in the legacy stream is behind the work of all streams that wait for that stream.
-        let mut event = 0;
+        let mut event = std::ptr::null_mut();
         // SAFETY: `event` is valid for the call to write; event and stream are of the current context.
         unsafe {
-            if (driver.event_create)(&raw mut event, driver::EVENT_WITHOUT_TIME) != SUCCESS {
+            if (driver.cuEventCreate)(&raw mut event, driver::EVENT_WITHOUT_TIME) != SUCCESS {
                 return false;
             }
-            let waited =
-                (driver.event_record)(event, stream) == SUCCESS && (driver.event_synchronize)(event) == SUCCESS;
-            (driver.event_destroy)(event);
+            let recorded = (driver.cuEventRecord)(event, driver::handle(stream)) == SUCCESS;
+            let waited = recorded && (driver.cuEventSynchronize)(event) == SUCCESS;
+            (driver.cuEventDestroy_v2)(event);
             return waited;
         }
     }
     // SAFETY: the stream is the caller's, which uses it in this call.
-    unsafe { (driver.stream_synchronize)(stream) == SUCCESS }
+    unsafe { (driver.cuStreamSynchronize)(driver::handle(stream)) == SUCCESS }
 }
 
 /// Makes `copy` by the best known method, unless that is the driver's, and notes what the host's end is once that is

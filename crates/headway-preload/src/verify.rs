@@ -10,7 +10,7 @@ use headway_core::files::guest_log::{Became, Call, Difference, VerifyCounts};
 use headway_core::models::transfer::Direction;
 use headway_core::units::Bytes;
 
-use crate::driver::{Driver, Relaxed, SUCCESS, Status};
+use crate::driver::{self, Driver, Relaxed, SUCCESS, Status};
 use crate::fast::Copy;
 use crate::{log, lookup, unhooked};
 
@@ -47,7 +47,9 @@ pub(crate) fn compare(driver: &Driver, copy: Copy, call: Call, became: Became) -
         let there = copy.there + at as u64;
         // SAFETY: the range was looked up when the copy was made; `part` is as long. Ordinary memory is complete when the call
         // returns.
-        let status = unsafe { (driver.memcpy_dtoh_async)(part.as_mut_ptr().cast(), there, part.len(), copy.stream) };
+        let status = unsafe {
+            (driver.cuMemcpyDtoHAsync_v2)(part.as_mut_ptr().cast(), there, part.len(), driver::handle(copy.stream))
+        };
         if status != SUCCESS {
             skip();
             return SUCCESS;
@@ -84,7 +86,7 @@ fn different(driver: &Driver, copy: Copy, call: Call, became: Became, first: usi
         return SUCCESS;
     }
     // SAFETY: the guest's copy, in its stream. The driver has read ordinary memory when the call returns.
-    unsafe { (driver.memcpy_htod_async)(there, host.cast_const().cast::<c_void>(), bytes, stream) }
+    unsafe { (driver.cuMemcpyHtoDAsync_v2)(there, host.cast_const().cast::<c_void>(), bytes, driver::handle(stream)) }
 }
 
 /// At exit.

@@ -11,9 +11,10 @@ use super::OrderedCopy;
 use super::job::{OrderedJob, SLOTS, Slots, slot_of, use_of};
 use super::ticket::{OrderedTicket, Word, Words};
 use super::workers::JobQueue;
+use crate::driver::table;
 use crate::owned::{Context, CopyKind, Stream};
 use crate::pool::Pool;
-use crate::{table, words};
+use crate::words;
 
 /// The threads are woken after so many chunks are queued, at the latest: the driver's queue holds about three hundred.
 const WAKE_AFTER: usize = 64;

@@ -11,9 +11,9 @@ use headway_device::DeviceError;
 use headway_device::buffer::Memory;
 
 use super::Shared;
-use crate::checked::lock;
+use crate::driver::lock;
+use crate::driver::table::Address;
 use crate::pool::{Pool, SlabPiece};
-use crate::table::Address;
 
 /// Words of different tickets lie in different lines.
 const LINE: usize = 64;

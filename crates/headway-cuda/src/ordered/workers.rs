@@ -12,7 +12,7 @@ use headway_os::threads;
 
 use super::Shared;
 use super::job::OrderedJob;
-use crate::checked::lock;
+use crate::driver::lock;
 
 /// Between two looks at words that a stream is to write: at first, at most while a copy moves, and at most before its turn has come.
 const NAP_MIN: Duration = Duration::from_micros(5);

@@ -8,7 +8,7 @@ use headway_device::buffer::Memory;
 use headway_os::copy;
 use headway_os::fork::Home;
 
-use crate::checked::here;
+use crate::driver::here;
 use crate::owned::Context;
 use crate::pool::Pool;
 use crate::window;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use headway_core::models::transfer::ResidentShape;
 use headway_device::{DeviceError, LaunchGrid};
 
+use crate::driver::table;
 use crate::owned::{Context, Module};
-use crate::table;
 
 /// Threads of a block, as in `kernels/resident.cuh`.
 const THREADS: u32 = 512;

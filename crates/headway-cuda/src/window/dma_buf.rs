@@ -11,8 +11,8 @@ use headway_os::memory::page_bytes;
 use super::home::{Home, keep_from_children};
 use super::pager::{Base, Mover};
 use super::{Missing, Refusal};
+use crate::driver::table::{self, Address};
 use crate::owned::Context;
-use crate::table::{self, Address};
 
 /// `CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`: export only.
 const ATTRIBUTE_EXPORT: c_int = 124;

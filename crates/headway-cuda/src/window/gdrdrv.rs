@@ -16,9 +16,9 @@ use libloading::Library;
 use super::Missing;
 use super::home::{Home, keep_from_children};
 use super::pager::{Base, Mover, SPAN_BYTES};
-use crate::checked::lock;
-use crate::table::loader_text;
-use crate::table::{Address, Handle};
+use crate::driver::lock;
+use crate::driver::table::loader_text;
+use crate::driver::table::{Address, Handle};
 
 /// Pages of a GPU, by which gdrdrv pins.
 pub(crate) const GPU_PAGE: usize = 64 << 10;

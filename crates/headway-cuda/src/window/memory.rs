@@ -9,12 +9,12 @@ use headway_core::units::Bytes;
 use headway_device::DeviceError;
 
 use super::home::Home;
-use crate::checked::call;
-use crate::owned::Context;
-use crate::structures::{
+use crate::driver::call;
+use crate::driver::structures::{
     AccessDescription, AllocationProperties, ExternalBuffer, ExternalDescription, ExternalHandle, Location,
 };
-use crate::table::{self, Address, Handle};
+use crate::driver::table::{self, Address, Handle};
+use crate::owned::Context;
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`, `CU_MEM_LOCATION_TYPE_DEVICE`.
 const ALLOCATION_PINNED: c_int = 1;

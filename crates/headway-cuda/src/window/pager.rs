@@ -10,7 +10,7 @@ use headway_device::{Access, Buffer, DeviceError};
 use headway_os::copy;
 
 use super::home::Home;
-use crate::checked::lock;
+use crate::driver::lock;
 
 /// Bytes of the mapping, as of the paper's; less at the end of a buffer.
 pub(crate) const SPAN_BYTES: usize = 4 << 20;

@@ -14,7 +14,7 @@ use headway_os::clock;
 
 use super::{WindowRoute, open};
 use crate::abandoned::{await_rest_for, leave};
-use crate::checked::Driver;
+use crate::driver::Driver;
 use crate::owned::{Context, Module, Stream};
 use crate::pinned::PinnedMemory;
 

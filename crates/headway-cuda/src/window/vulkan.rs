@@ -22,9 +22,9 @@ use super::home::{Home, keep_from_children};
 use super::memory::{External, Mapped, Physical, consume};
 use super::pager::{Base, Mover};
 use super::{Missing, Refusal};
-use crate::checked::{call, lock};
+use crate::driver::table::Address;
+use crate::driver::{call, lock};
 use crate::owned::Context;
-use crate::table::Address;
 
 const FD: vk::ExternalMemoryHandleTypeFlags = vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD;
 const MAP: &str = "vkMapMemory";

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use ash::vk;
 use libloading::Library;
 
-use crate::table::loader_text;
+use crate::driver::table::loader_text;
 
 /// Where Vulkan may come from, in the order of trying.
 pub(super) const SOURCES: [LibrarySource; 3] = [

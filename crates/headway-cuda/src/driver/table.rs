@@ -9,14 +9,14 @@ use std::path::Path;
 use headway_device::DeviceError;
 use libloading::Library;
 
-use crate::structures::{AccessDescription, AllocationProperties, ExternalBuffer, ExternalDescription};
+use crate::driver::structures::{AccessDescription, AllocationProperties, ExternalBuffer, ExternalDescription};
 
 /// `CUresult`.
 pub(crate) type Code = c_int;
 /// `CUdevice`.
 pub(crate) type Ordinal = c_int;
 /// `CUcontext`, `CUstream`, `CUevent`, `CUmodule`, `CUfunction`: opaque to us.
-pub(crate) type Handle = *mut c_void;
+pub type Handle = *mut c_void;
 /// `CUdeviceptr`.
 pub(crate) type Address = u64;
 
@@ -86,12 +86,22 @@ macro_rules! table {
     (
         required { $($symbol:ident($($argument:ty),*);)* }
         optional { $($newer:ident($($newer_argument:ty),*);)* }
+        for_guests { $($guests:ident($($guests_argument:ty),*);)* }
     ) => {
+        /// The types of the driver's functions, by their symbols.
+        #[allow(non_camel_case_types, private_interfaces, reason = "the driver's own names; structures are this crate's")]
+        pub mod functions {
+            use super::*;
+            $(pub type $symbol = unsafe extern "C" fn($($argument),*) -> Code;)*
+            $(pub type $newer = unsafe extern "C" fn($($newer_argument),*) -> Code;)*
+            $(pub type $guests = unsafe extern "C" fn($($guests_argument),*) -> Code;)*
+        }
+
         /// The driver's functions.
         #[allow(non_snake_case, reason = "the driver's own names")]
         pub(crate) struct Table {
-            $(pub(crate) $symbol: unsafe extern "C" fn($($argument),*) -> Code,)*
-            $(pub(crate) $newer: Option<unsafe extern "C" fn($($newer_argument),*) -> Code>,)*
+            $(pub(crate) $symbol: functions::$symbol,)*
+            $(pub(crate) $newer: Option<functions::$newer>,)*
             /// Whether this is the library of the tests.
             pub(crate) fake: bool,
         }
@@ -114,20 +124,14 @@ macro_rules! table {
                             return Err(missing(path, stringify!($symbol)));
                         }
                         // SAFETY: the signature is that of `cuda.h` for the symbol of this name and ABI version.
-                        unsafe {
-                            std::mem::transmute::<*const c_void, unsafe extern "C" fn($($argument),*) -> Code>(address)
-                        }
+                        unsafe { std::mem::transmute::<*const c_void, functions::$symbol>(address) }
                     },)*
                     $($newer: {
                         let name = concat!(stringify!($newer), "\0");
                         let address = find(CStr::from_bytes_with_nul(name.as_bytes()).unwrap_or_default());
                         // SAFETY: the signature is that of `cuda.h` for the symbol of this name and ABI version; a
                         // null address is `None`.
-                        unsafe {
-                            std::mem::transmute::<*const c_void, Option<unsafe extern "C" fn($($newer_argument),*) -> Code>>(
-                                address,
-                            )
-                        }
+                        unsafe { std::mem::transmute::<*const c_void, Option<functions::$newer>>(address) }
                     },)*
                     fake: !find(FAKE_MARK).is_null(),
                 })
@@ -225,6 +229,12 @@ table! {
         cuMemcpyBatchAsync_v2(
             *mut Address, *mut Address, *mut usize, usize, *mut CopyAttributes, *mut usize, usize, Handle
         );
+    }
+    // What only the library in front of unmodified programs calls.
+    for_guests {
+        cuEventSynchronize(Handle);
+        cuMemHostGetDevicePointer_v2(*mut Address, *mut c_void, c_uint);
+        cuModuleLoadData(*mut Handle, *const c_void);
     }
 }
 

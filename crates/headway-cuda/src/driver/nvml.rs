@@ -7,8 +7,8 @@ use headway_device::DeviceError;
 use headway_os::topology::pci_address;
 use libloading::Library;
 
-use crate::checked::text;
-use crate::table::loader_text;
+use crate::driver::table::loader_text;
+use crate::driver::text;
 
 type Code = c_int;
 type Handle = *mut c_void;

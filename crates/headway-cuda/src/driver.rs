@@ -1,5 +1,9 @@
 //! Checked calls: the driver, loaded and initialised, and what every result code means.
 
+pub(crate) mod nvml;
+pub(crate) mod structures;
+pub(crate) mod table;
+
 use std::collections::BTreeMap;
 use std::ffi::{CStr, OsString, c_char, c_int, c_void};
 use std::fmt;
@@ -11,7 +15,7 @@ use headway_device::DeviceError;
 use headway_device::buffer::{DeviceId, MemoryDomain};
 use headway_os::fork::Home;
 
-use crate::table::{self, Code, Handle, Ordinal, Table};
+use self::table::{Code, Handle, Ordinal, Table};
 
 /// Names another driver library than the loader's `libcuda.so.1`.
 const LIBRARY_VARIABLE: &str = "HEADWAY_LIBCUDA";
@@ -25,7 +29,7 @@ static FIRST: OnceLock<Home> = OnceLock::new();
 /// `unsafe`.
 macro_rules! call {
     ($driver:expr, $symbol:ident($($argument:expr),* $(,)?)) => {{
-        let driver: &$crate::checked::Driver = &$driver;
+        let driver: &$crate::driver::Driver = &$driver;
         match driver.here() {
             Ok(()) => driver.check(stringify!($symbol), (driver.table.$symbol)($($argument),*)),
             Err(elsewhere) => Err(elsewhere),
