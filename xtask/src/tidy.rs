@@ -62,6 +62,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     findings.extend(layout::check_text(&tree));
     findings.extend(layout::check_places(&tree));
     findings.extend(pages::check_links(&tree));
+    findings.extend(pages::check_named_tests(&tree));
     findings.extend(numbers::check(&tree));
     findings.extend(claims::stale(&root)?.map(|message| Finding::new(claims::path(), 1, message)));
     findings.extend(json::stale(&root)?.map(|message| Finding::new(json::path(), 1, message)));

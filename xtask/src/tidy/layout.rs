@@ -10,7 +10,7 @@ const OTHER_LANGUAGES: [&str; 6] = [".c", ".cu", ".h", ".py", ".sh", ".toml"];
 const MACHINE_FOLDERS: [&str; 3] = [concat!("/wo", "rk"), concat!("/ro", "ot"), concat!("/tmp/", "bash")];
 
 /// What the root has; what else lies there is a result that somebody left.
-const PLACES: [&str; 16] = [
+const PLACES: [&str; 17] = [
     ".cargo",
     ".ci",
     ".gitignore",
@@ -20,6 +20,7 @@ const PLACES: [&str; 16] = [
     "Cargo.lock",
     "Cargo.toml",
     "README.md",
+    "SECURITY.md",
     "bench",
     "crates",
     "docs",

@@ -27,6 +27,25 @@ pub(crate) fn check_links(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
+/// Tests that the page on security names, and that its packages do not have.
+pub(crate) fn check_named_tests(tree: &Tree) -> Vec<Finding> {
+    let page = "docs/security.md";
+    let Some((_, text)) = tree.texts().find(|(path, _)| *path == page) else { return Vec::new() };
+    let mut findings = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let ["", _, package, tests, ""] = cells[..] else { continue };
+        for test in tests.split('`').skip(1).step_by(2) {
+            let (folder, wanted) = (format!("crates/{package}/"), format!("fn {test}("));
+            if !tree.texts().any(|(path, source)| path.starts_with(&folder) && source.contains(&wanted)) {
+                let message = format!("`{package}` has no test `{test}`, use one that it has");
+                findings.push(Finding::new(page, number, message));
+            }
+        }
+    }
+    findings
+}
+
 /// Flags of the program that its help does not list. `known` are those of the program and of `cargo xtask`.
 pub(crate) fn check_flags(tree: &Tree, known: &BTreeSet<String>) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -158,6 +177,15 @@ mod tests {
 
     fn dead(page: &str, text: &str) -> usize {
         check_links(&Tree::of([(page, text), ("docs/testing.md", ""), ("LICENSE-MIT", "")])).len()
+    }
+
+    #[test]
+    fn a_test_that_a_package_does_not_have_is_found() {
+        let page = "| promise | package | test |\n|---|---|---|\n| one | a | `it_holds` |\n| two | b | `it_holds`, `it_is_gone` |\n";
+        let source = "#[test]\nfn it_holds() {}\n";
+        let tree = Tree::of([("docs/security.md", page), ("crates/a/tests/it.rs", source), ("crates/b/src/lib.rs", source)]);
+        let lines: Vec<_> = check_named_tests(&tree).iter().map(|finding| finding.line).collect();
+        assert_eq!(lines, [4]);
     }
 
     #[test]
