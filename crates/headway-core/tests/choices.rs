@@ -4,7 +4,6 @@
 //! `SNAPSHOTS=overwrite cargo test -p headway-core --test it choices::` writes the file anew; the commit that does so says why.
 #![expect(clippy::disallowed_methods, reason = "the committed choices are a file")]
 
-mod reference;
 mod whole;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +16,7 @@ use headway_core::models::transfer::learning::{CopyTiming, Learner, LearnerLimit
 use headway_core::models::transfer::policy::{Bucket, Decision, Watch};
 use headway_core::models::transfer::{
     Available, BackgroundLoad, Bounds, Direction, HostMemory, Method, MethodRequest, Profile, Selector, Statistic,
-    choose,
+    Tuning, choose,
 };
 use headway_core::units::{Bytes, Nanos};
 use sha2::{Digest, Sha256};
@@ -147,7 +146,8 @@ fn by_profile(recorded: &mut Recorded) {
         let selector = Selector::new(profile, &request, &available);
         for at in 0..SIZES {
             let bytes = draws.bytes(0, 33);
-            let (method, tuning, predicted) = selector.pick(bytes);
+            let (method, tuning, predicted) =
+                (selector.method(bytes), selector.tuning(bytes), selector.predicted(bytes));
             if at.is_multiple_of(10) {
                 let explained = choose(profile, &MethodRequest { bytes, ..request.clone() }, &available);
                 assert_eq!((method, tuning, predicted), (explained.method, explained.tuning, explained.predicted));
@@ -156,6 +156,15 @@ fn by_profile(recorded: &mut Recorded) {
             recorded.push(group, (bytes, request.load, request.active, method, tuning, predicted));
         }
     }
+}
+
+/// What is written of an advice.
+#[derive(Debug)]
+#[expect(dead_code, reason = "it is only written")]
+struct CopyAdvice {
+    tuning: Option<Tuning>,
+    timed: bool,
+    trial: bool,
 }
 
 /// Copies that take what was drawn: advice depends on all that came before.
@@ -176,7 +185,8 @@ fn by_learning(recorded: &mut Recorded) {
             let kind = LearntKind { direction: draws.of(&DIRECTIONS), memory: draws.of(&MEMORIES[1..]) };
             let bytes = draws.bytes(18, 26);
             let advice = learner.handle_copy(kind, bytes);
-            recorded.push(format!("learnt {} {}", kind.direction, kind.memory), (bytes, advice));
+            let shown = CopyAdvice { tuning: advice.tuning, timed: advice.timed, trial: advice.trial };
+            recorded.push(format!("learnt {} {}", kind.direction, kind.memory), (bytes, shown));
             if draws.is_one_in(64) {
                 learner.handle_absent(kind, bytes);
             }

@@ -35,7 +35,7 @@ pub(super) const fn kernel_blocks(direction: Direction) -> u32 {
 impl Copier {
     /// Carries out `request` as decided.
     pub(super) fn execute(&self, request: &mut Request<'_>, decision: &Decision<'_>) -> Result<EngineMoved, CopyError> {
-        let (gpu, method) = (&self.gpus[request.gpu], decision.method);
+        let (gpu, method) = (&self.gpus[request.gpu], decision.choice().method);
         self.forbidden(method)?;
         let result = match method {
             Method::Pageable => pageable(gpu, request).map_err(|error| CopyError::device(method, error, 0, 0)),
@@ -187,7 +187,7 @@ impl Copier {
 
     /// Through pinned buffers, over one link or several.
     fn staged(&self, request: &mut Request<'_>, decision: &Decision<'_>) -> Result<EngineMoved, CopyError> {
-        let (method, set_up) = (decision.method, decision.named);
+        let (method, set_up) = (decision.choice().method, decision.choice().waits());
         if method == Method::Multipath {
             self.has_relay(request.gpu, method)?;
         }
@@ -197,9 +197,9 @@ impl Copier {
         let mut links: Vec<&StagingPool> = vec![&self.gpus[request.gpu].pool];
         links.extend(relays.into_iter().map(|gpu| &gpu.pool));
         let pinned = links.len() > 1 && self.pinned(&self.gpus[request.gpu], request, "multipath").is_ok();
-        let mut tuning = decision.tuning.unwrap_or_else(|| {
-            let ordinary = || self.situation(request).map_or(HostMemory::Touched, |at| at.memory);
-            default_tuning(request.direction, if pinned { HostMemory::Pinned } else { ordinary() })
+        let mut tuning = decision.choice().tuning.unwrap_or_else(|| {
+            let memory = decision.choice().memory();
+            default_tuning(request.direction, if pinned { HostMemory::Pinned } else { memory })
         });
         // What other processes of this user copy by needs CPUs, too; what is emulated needs none that anybody else counts.
         let real = self.gpus[request.gpu].device.description().source == headway_device::DeviceSource::Cuda;

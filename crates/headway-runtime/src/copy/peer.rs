@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use headway_core::decisions::chooser::ChoiceReason;
 use headway_core::models::transfer::{Direction, HostMemory, Method};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::Operation;
@@ -26,15 +27,22 @@ impl Copier {
         let started = clock::now();
         let result = self.peer_copy(source, target, to, from, len).map(|(moved, instead_of)| {
             let method = Method::Peer;
-            let (gpu, peer) = (self.gpus[source].endpoint, self.gpus[target].endpoint);
+            let peer = self.gpus[target].endpoint;
             let bytes = Bytes(len as u64);
             CopyReport {
                 method,
+                reason: ChoiceReason::Named,
                 bytes,
                 chunks: moved.chunks,
                 predicted: match len {
                     0 => Some(Nanos::ZERO),
-                    _ => self.auto.predicted(gpu, Some(peer), method, Direction::Peer, HostMemory::Pinned, bytes),
+                    _ => self.choosers[source].lock().predicted(
+                        Some(peer),
+                        method,
+                        Direction::Peer,
+                        HostMemory::Pinned,
+                        bytes,
+                    ),
                 },
                 observed: clock::now().saturating_sub(started),
                 waited: moved.waited,
@@ -70,7 +78,7 @@ impl Copier {
         });
         if let Some((_, reason)) = &instead_of {
             let names = [source, target].map(|gpu| gpu.device.description().name.as_str()).join(" -> ");
-            self.auto.report_denied(source.endpoint, target.endpoint, &format!("{names}: {reason}"));
+            self.events.denied(source.endpoint, target.endpoint, &format!("{names}: {reason}"));
         }
         let cancel = self.cancel.watch();
         let bounds = self.bounds(&cancel);

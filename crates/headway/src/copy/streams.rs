@@ -19,8 +19,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use headway_core::files::machine::EndpointId;
-use headway_core::models::transfer::builtin::NodeClass;
-use headway_core::models::transfer::{Direction, Profile};
+use headway_core::models::transfer::Profile;
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{CudaGpu, Driver, HostEnd, LentEnds, OrderedCopier, OrderedOptions, OrderedTicket, RawCopy};
 use headway_device::gpu::Gpu;
@@ -28,7 +27,7 @@ use headway_device::{DeviceError, DeviceLimits};
 use headway_os::ipc::Bell;
 use headway_os::threads;
 use headway_runtime::copy::{
-    Advised, At, Copier, CopyError, CopyLimits, CopyOptions, CopyReport, How, Learning, LearningGpu, LearningOptions,
+    At, Copier, CopyError, CopyLimits, CopyOptions, CopyReport, How, LearningGpu, LearningOptions,
 };
 
 use crate::{Error, Failure};
@@ -70,8 +69,6 @@ pub struct StreamCopier {
     copier: Copier,
     ordered: OrderedCopier,
     patience: Duration,
-    /// What copies teach, where no profile says what they cost.
-    learning: Option<Learning>,
     watched: Arc<Watched>,
 }
 
@@ -109,12 +106,15 @@ impl StreamCopier {
             CopyLimits { pinned_max: options.pinned, threads_max: options.threads, patience, ..CopyLimits::default() };
         let copies = CopyOptions { limits, ..CopyOptions::default() };
         let gpus = vec![(EndpointId(0), Arc::clone(&gpu) as _)];
-        let learning = profile.is_none().then(|| learning(&gpu, driver.version().ok(), options.threads));
+        let learns = profile.is_none();
         let copier = Copier::new(gpus, profile.unwrap_or_default(), copies).map_err(Failure::Copy)?;
+        if learns {
+            learn(&copier, &gpu, driver.version().ok(), options.threads);
+        }
         let ordered = OrderedOptions { threads: options.threads, ..OrderedOptions::default() };
         let ordered = OrderedCopier::new(&gpu, ordered).map_err(failed)?;
         drop(before);
-        Ok(Self { gpu, copier, ordered, patience: options.patience, learning, watched: Arc::default() })
+        Ok(Self { gpu, copier, ordered, patience: options.patience, watched: Arc::default() })
     }
 
     #[must_use]
@@ -132,28 +132,17 @@ impl StreamCopier {
         let made = self.ordered.copy_now(copy, self.patience, |LentEnds { device, host }| {
             let at = At { buffer: device, offset: 0 };
             match host {
-                HostEnd::Source(from) => {
-                    told(self.advised(Direction::H2d, from), |how| self.copier.copy_in(at, from, how))
-                }
-                HostEnd::Destination(to) => {
-                    let advised = self.advised(Direction::D2h, to);
-                    told(advised, |how| self.copier.copy_out(to, at, how))
-                }
+                HostEnd::Source(from) => self.copier.copy_in(at, from, How::Auto),
+                HostEnd::Destination(to) => self.copier.copy_out(to, at, How::Auto),
             }
         });
         Ok(made.map_err(invalid)?.transpose().map_err(Failure::Copy)?)
     }
 
-    /// What copies have taught decides where nothing was measured.
-    fn advised(&self, direction: Direction, host: &[u8]) -> Option<Advised<'_>> {
-        let learning = self.learning.as_ref().filter(|_| host.len() as u64 >= NodeClass::LEAST.0)?;
-        Some(learning.advise(direction, host))
-    }
-
     /// What choices of copies that wait are based on, for people.
     #[must_use]
     pub fn basis(&self) -> String {
-        self.learning.as_ref().map_or_else(|| "a profile".to_owned(), |learning| learning.basis().to_owned())
+        self.copier.chooser(0).map_or_else(String::new, |chooser| chooser.basis().to_owned())
     }
 
     /// Queues a copy and returns at once: it begins after all that its stream was given before, and what the stream is given later begins
@@ -167,25 +156,12 @@ impl StreamCopier {
     }
 }
 
-/// What is known of copies to and from `gpu`.
-pub(super) fn learning(gpu: &Arc<CudaGpu>, cuda: Option<(u32, u32)>, threads_max: u32) -> Learning {
+/// Has copies to and from `gpu` go by built-in figures and what copies teach.
+fn learn(copier: &Copier, gpu: &CudaGpu, cuda: Option<(u32, u32)>, threads_max: u32) {
     let about = gpu.description();
     let gpu = LearningGpu { name: about.name.clone(), uuid: about.uuid.clone(), pci: about.pci.clone(), cuda };
-    Learning::open(&gpu, LearningOptions { threads_max, ..LearningOptions::default() })
-}
-
-/// Makes a copy as advised, and tells what it took.
-fn told(
-    advised: Option<Advised<'_>>,
-    make: impl FnOnce(How) -> Result<CopyReport, CopyError>,
-) -> Result<CopyReport, CopyError> {
-    let result = make(advised.as_ref().map_or(How::Auto, Advised::how));
-    match (&result, advised) {
-        (Ok(report), Some(advised)) => advised.ended(report),
-        (Err(_), Some(advised)) => advised.absent(),
-        (_, None) => {}
-    }
-    result
+    let options = LearningOptions { threads_max, ..LearningOptions::default() };
+    copier.chooser(0).expect("it has one GPU").learn(&gpu, options);
 }
 
 /// A copy that was queued. To drop it does not end the copy.

@@ -34,6 +34,8 @@ const STARTS_IN: Bytes = Bytes(4 << 20);
 const STARTS_OUT: Bytes = Bytes(2 << 20);
 /// Smaller ones do when so much time could have been saved: starting takes 4 to 20 ms once (H200 and H100, 2026-11-23).
 const STARTS_WHEN_MISSED: Nanos = Nanos(5_000_000);
+/// A copy that gains so much by staging waits until the threads have started.
+const STARTS_AWAITED: Nanos = Nanos(20_000_000);
 /// Copies by the driver for which staging is left alone after it could not be used.
 const ABSENT: u32 = 64;
 /// Size classes: powers of two from 1 MiB to 16 GiB, which has all beyond.
@@ -98,6 +100,8 @@ pub struct CopyAdvice {
     pub timed: bool,
     /// Whether it is a trial of a method that is not in use.
     pub trial: bool,
+    /// Whether it gains more than it takes to start the threads of staging.
+    pub waits: bool,
 }
 
 impl CopyAdvice {
@@ -242,7 +246,7 @@ impl Learner {
         class.copies += 1;
         class.absent = class.absent.saturating_sub(1);
         if limits.always && bytes >= NodeClass::LEAST {
-            return class.advice(1, false);
+            return CopyAdvice { waits: true, ..class.advice(1, false) };
         }
         if bytes < NodeClass::LEAST || limits.threads_max == 0 || class.absent > 0 {
             return class.advice(0, false);
@@ -258,7 +262,8 @@ impl Learner {
                     return self.class(kind, bytes).advice(0, false);
                 }
             }
-            return self.class(kind, bytes).advice(used.max(1), used == 0);
+            let advice = self.class(kind, bytes).advice(used.max(1), used == 0);
+            return CopyAdvice { waits: saves >= STARTS_AWAITED.0, ..advice };
         }
         if !limits.learns {
             return class.advice(used, false);
@@ -411,7 +416,7 @@ impl Class {
 
     fn advice(&self, method: usize, trial: bool) -> CopyAdvice {
         let timed = method > 0 || trial || self.methods[0].seen < KEPT as u64 || self.copies.is_multiple_of(TIMED);
-        CopyAdvice { tuning: self.methods[method].tuning, timed, trial }
+        CopyAdvice { tuning: self.methods[method].tuning, timed, trial, waits: false }
     }
 
     /// What staging could save of a copy: what is known, or a fifth where nothing is and the built-in figures are near each other.

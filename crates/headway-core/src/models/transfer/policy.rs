@@ -109,6 +109,28 @@ pub enum WatchEvent {
     Trusted { bucket: Bucket },
 }
 
+impl std::fmt::Display for WatchEvent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Self::Demoted { bucket }
+        | Self::Restored { bucket }
+        | Self::Suspect { bucket, .. }
+        | Self::Trusted { bucket }) = self;
+        let Bucket { gpu, direction, memory, method, exponent } = bucket;
+        write!(f, "`{method}` {direction} of 2^{exponent} bytes and more, {memory} memory, GPU endpoint {} ", gpu.0)?;
+        match self {
+            Self::Demoted { .. } => {
+                f.write_str("was slower than the driver several times in a row: the driver is used")
+            }
+            Self::Restored { .. } => f.write_str("is used again"),
+            Self::Suspect { median_ppm, .. } => {
+                let percent = median_ppm / 10_000;
+                write!(f, "takes {percent} % of what the profile says; `headway measure` writes a new one")
+            }
+            Self::Trusted { .. } => f.write_str("takes what the profile says again"),
+        }
+    }
+}
+
 /// How much is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchLimits {

@@ -13,6 +13,19 @@ pub struct Selector {
     /// Ascending; the first starts at 0.
     steps: Vec<SelectorStep>,
     objective: Statistic,
+    built_in: bool,
+}
+
+/// The method of one copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PickedMethod {
+    pub method: Method,
+    /// Of methods through pinned buffers.
+    pub tuning: Option<Tuning>,
+    /// What it takes; `None` = not known.
+    pub median: Option<Nanos>,
+    /// What it takes at most, as far as measured.
+    pub max: Option<Nanos>,
 }
 
 #[derive(Clone, Debug)]
@@ -21,6 +34,12 @@ struct SelectorStep {
     method: Method,
     tuning: Option<Tuning>,
     curve: Option<Curve>,
+}
+
+impl SelectorStep {
+    fn figure(&self, bytes: Bytes, statistic: Statistic) -> Option<Nanos> {
+        Some(self.curve.as_ref()?.at(bytes, statistic)).filter(|time| *time != Nanos::MAX)
+    }
 }
 
 /// A comparison on which a choice can hang. Its sides are linear between two points of the curves, and on either side of a bend beyond
@@ -54,23 +73,25 @@ impl Selector {
             let (method, curve) = (entry.method, entry.curve.clone().filter(|_| holds));
             steps.push(SelectorStep { from: Bytes(from), method, tuning, curve });
         }
-        Self { steps, objective: case.objective }
+        Self { steps, objective: case.objective, built_in: case.built_in }
     }
 
     fn step(&self, bytes: Bytes) -> &SelectorStep {
         &self.steps[self.steps.partition_point(|step| step.from <= bytes) - 1]
     }
 
-    /// All that is known of a copy of `bytes`, by one search: [`Selector::method`], [`Selector::tuning`],
-    /// [`Selector::predicted`].
+    /// All that is known of a copy of `bytes`, by one search.
     #[must_use]
-    pub fn pick(&self, bytes: Bytes) -> (Method, Option<Tuning>, Option<Nanos>) {
+    pub fn pick(&self, bytes: Bytes) -> PickedMethod {
         let step = self.step(bytes);
-        (step.method, step.tuning, self.predicted_by(step, bytes))
+        let [median, max] = [Statistic::Median, Statistic::Max].map(|statistic| step.figure(bytes, statistic));
+        PickedMethod { method: step.method, tuning: step.tuning, median, max }
     }
 
-    fn predicted_by(&self, step: &SelectorStep, bytes: Bytes) -> Option<Nanos> {
-        Some(step.curve.as_ref()?.at(bytes, self.objective)).filter(|time| *time != Nanos::MAX)
+    /// Whether built-in figures decide, since the driver's own call was not measured here.
+    #[must_use]
+    pub const fn is_built_in(&self) -> bool {
+        self.built_in
     }
 
     /// The way of a copy of `bytes`.
@@ -88,7 +109,7 @@ impl Selector {
     /// The objective's figure for it; `None` = not known.
     #[must_use]
     pub fn predicted(&self, bytes: Bytes) -> Option<Nanos> {
-        self.predicted_by(self.step(bytes), bytes)
+        self.step(bytes).figure(bytes, self.objective)
     }
 
     /// From which size on which method is used, ascending from 0.

@@ -34,6 +34,7 @@ pub(in crate::models::transfer) struct Case {
     pub(in crate::models::transfer) driver: usize,
     pub(in crate::models::transfer) objective: Statistic,
     pub(in crate::models::transfer) tuning: Tuning,
+    pub(in crate::models::transfer) built_in: bool,
     direction: Direction,
     prices: Vec<PricedTuning>,
     realtime: bool,
@@ -80,6 +81,7 @@ impl Case {
         let driver = driver(request, available);
         let mut why = Vec::new();
         let (profile, ends, situation) = find(profile, request, available, driver, &mut why);
+        let built_in = matches!(profile, Cow::Owned(_));
         let mut entries = entries(&profile, request, available, driver, ends, situation);
         if let Some(difference) = &available.stale {
             why.push(format!(
@@ -101,6 +103,7 @@ impl Case {
             driver,
             objective: request.objective,
             tuning,
+            built_in,
             direction: request.direction,
             prices,
             realtime: available.realtime,
