@@ -11,6 +11,7 @@
 //!
 //! No clock, no lock and no memory of the caller's is touched here.
 
+mod chunk;
 mod host;
 
 use std::collections::BTreeSet;
@@ -29,6 +30,7 @@ use crate::models::transfer::{
 };
 use crate::units::{Bytes, Nanos};
 
+pub use self::chunk::{PINNED_CUT, STREAM_CHUNK, chunk};
 pub use self::host::{CopyQuestion, HostEnd, PagesSeen};
 
 /// Links of one copy at most: its own, and those of three other GPUs. With a fifth, memory was the limit on an H200 node.
@@ -52,6 +54,8 @@ pub struct ChooserOptions {
     pub mapped_files: bool,
     pub resident: bool,
     pub bounds: Bounds,
+    /// The largest chunk.
+    pub chunk_max: Bytes,
     /// What has changed since the profile was measured: the driver's own methods only.
     pub stale: Option<String>,
     /// Events kept until they are taken.
@@ -146,6 +150,8 @@ pub struct CopyChoice {
     pub method: Method,
     /// Of methods through pinned buffers; `None` = the default.
     pub tuning: Option<Tuning>,
+    /// What an engine gets at once.
+    pub chunk: Bytes,
     /// What it keeps busy, of memory that only the driver can handle nothing that is known.
     pub price: Price,
     /// Half of such copies take at most this long, as far as measured.
@@ -176,13 +182,14 @@ impl CopyChoice {
     /// `method`, whatever is known of it.
     #[must_use]
     pub fn plain(method: Method) -> Self {
-        Self::of(None, Bytes(0), Pick::driver(method, ChoiceReason::Named))
+        Self::of(None, Bytes(0), Pick::driver(method, ChoiceReason::Named), Bytes(0))
     }
 
-    fn of(case: Option<Case>, bytes: Bytes, pick: Pick) -> Self {
+    fn of(case: Option<Case>, bytes: Bytes, pick: Pick, chunk_max: Bytes) -> Self {
         Self {
             method: pick.method,
             tuning: pick.tuning,
+            chunk: chunk(pick.method, bytes, pick.tuning, chunk_max),
             price: Price::default(),
             predicted: pick.predicted,
             worst_case: pick.worst_case,
@@ -357,7 +364,7 @@ impl Chooser {
             _ if situation.bytes == Bytes(0) => {
                 let method = if let MethodWanted::Named(method, _) = wanted { method } else { Method::Pageable };
                 let pick = Pick { predicted: Some(Nanos::ZERO), ..Pick::driver(method, ChoiceReason::Empty) };
-                Ok(CopyChoice::of(None, Bytes(0), pick))
+                Ok(CopyChoice::of(None, Bytes(0), pick, self.options.chunk_max))
             }
             MethodWanted::Best => self.best(situation),
             MethodWanted::Named(method, tuning) => self.named(method, tuning, situation),
@@ -412,7 +419,7 @@ impl Chooser {
         let pick = Pick { tuning, predicted, ..Pick::driver(method, ChoiceReason::Named) };
         let price = price(method, situation.direction, memory, tuning, &[]);
         let case = asked.map(|memory| self.case(situation, memory));
-        Ok(CopyChoice { price, ..CopyChoice::of(case, situation.bytes, pick) })
+        Ok(CopyChoice { price, ..CopyChoice::of(case, situation.bytes, pick, self.options.chunk_max) })
     }
 
     /// By what copies have taught.
@@ -438,7 +445,10 @@ impl Chooser {
             let priced = priced.map_or(&[][..], |key| self.profile.prices_of(key));
             price(pick.method, case.direction, case.memory, tuning, priced)
         });
-        CopyChoice { price: price.unwrap_or_default(), ..CopyChoice::of(case, bytes, Pick { tuning, ..pick }) }
+        CopyChoice {
+            price: price.unwrap_or_default(),
+            ..CopyChoice::of(case, bytes, Pick { tuning, ..pick }, self.options.chunk_max)
+        }
     }
 
     /// Whether rule 3 decides, where rule 2 says `method`.

@@ -58,6 +58,7 @@ impl Whole {
             mapped_files,
             resident,
             bounds,
+            chunk_max: Bytes(32 << 20),
             stale,
             events_max: 1_024,
         };

@@ -107,6 +107,7 @@ impl CopyChooser {
             mapped_files: options.mapped_files,
             resident: options.resident,
             bounds: options.bounds(),
+            chunk_max: options.limits.chunk_max,
             stale,
             events_max: options.limits.events_max,
         };

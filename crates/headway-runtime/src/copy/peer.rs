@@ -10,13 +10,11 @@ use headway_device::{Access, DeviceError};
 use headway_os::clock;
 
 use super::bounce::SLOT;
-use super::engine::{Bounds, EngineMoved, QueueStep, Stopped, chunk_bytes, steps};
+use super::engine::{Bounds, EngineMoved, QueueStep, Stopped, steps};
 use super::gpu::CopierGpu;
 use super::request::claim;
 use super::{At, Copier, CopyError, CopyReport};
 
-/// Chunks are this many times those between host and GPU: the link is seven times as fast.
-const CHUNKS: u64 = 8;
 /// Slots that a copy through the host uses: two on each queue, and one between them.
 const SLOTS: usize = 5;
 
@@ -83,9 +81,8 @@ impl Copier {
         let cancel = self.cancel.watch();
         let bounds = self.bounds(&cancel);
         let moved = if direct {
-            let chunk = chunk_bytes(len, Bytes(self.options.limits.chunk_max.0.saturating_mul(CHUNKS)));
             let second = (source.id != target.id).then_some(&target.peer_in);
-            steps(from, to, len, chunk)
+            steps(from, to, len, self.chunk(Method::Peer, len))
                 .map_err(Stopped::early)
                 .and_then(|steps| source.peer.run(source.device.as_ref(), second, steps, bounds))
         } else {

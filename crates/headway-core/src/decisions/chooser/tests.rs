@@ -15,6 +15,7 @@ fn options() -> ChooserOptions {
         mapped_files: false,
         resident: false,
         bounds: Bounds::default(),
+        chunk_max: Bytes(32 << 20),
         stale: None,
         events_max: 16,
     }
@@ -119,7 +120,7 @@ fn a_copy_that_ends_badly_teaches_nothing_and_stands_in_nobodys_way() {
 
 #[test]
 fn only_a_copy_that_gains_more_than_starting_takes_waits_for_threads() {
-    let mut waits = |bytes| {
+    let waits = |bytes| {
         let mut chooser = learning();
         let choice =
             chooser.choose(MethodWanted::Best, &situation(Direction::H2d, Bytes(bytes))).expect("all is known");
