@@ -37,7 +37,7 @@ const SMOKE_NAME: &str = "smoke";
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Crate whose `tests/gpu*.rs` are packed
-    #[arg(short, long = "package", default_values = ["headway-cuda"], value_name = "NAME")]
+    #[arg(short, long = "package", default_values = ["headway-cuda", LAB], value_name = "NAME")]
     packages: Vec<String>,
     /// Pack only the tests that the changes since this commit concern, and name them
     #[arg(long, value_name = "BASE")]

@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use crate::support::{Broker, LIMIT, operation, parameters, shape, wait_until};
 use headway_broker::{
-    BrokerServer, BrokerStatus, Client, ClientError, DiskFaults, OnLoss, Phase, ServerError, ServerOptions, Tell,
-    client,
+    BrokerServer, BrokerStatus, Client, ClientError, DiskFaults, OnLoss, Phase, ServerError, ServerOptions, TaskShape,
+    Tell, client,
 };
 use headway_core::decisions::broker::Input;
 use headway_core::decisions::broker::log::{BrokerLogLine, StartReason};
 use headway_core::decisions::engine_lock::{EngineRole, EngineWork};
-use headway_core::decisions::sharing::GpuId;
+use headway_core::decisions::sharing::{GpuId, JobSegment};
 use headway_core::units::Nanos;
 use headway_os::clock;
 
@@ -209,6 +209,56 @@ fn a_broker_that_must_remember_grants_nothing_until_it_can_be_written_down() {
     drop((a, b));
     drop((one, two, broker));
     replay(&log);
+}
+
+/// Bytes of all files of a log.
+fn log_bytes(log: &Path) -> u64 {
+    let name = log.file_name().unwrap().to_string_lossy();
+    let files = fs::read_dir(log.parent().unwrap()).unwrap().map(Result::unwrap);
+    let of_log = files.filter(|file| file.file_name().to_string_lossy().starts_with(&*name));
+    of_log.filter_map(|file| Some(file.metadata().ok()?.len())).sum()
+}
+
+#[test]
+fn a_user_with_large_tasks_fills_no_log_for_good_of_a_broker_that_must_remember() {
+    // Four files of 64 KiB fit into each of these disks, and into the second one no two snapshots of the user's tasks.
+    for disk_bytes in [3 << 20, 1 << 20] {
+        let folder = tempfile::tempdir().unwrap();
+        let (socket, log) = (folder.path().join("broker"), folder.path().join("broker.log"));
+        let broker = Broker::at(&socket, |options| {
+            one_gpu(options);
+            options.log = Some(log.clone());
+            options.must_remember = true;
+            (options.log_bytes, options.log_files) = (64 << 10, 4);
+            let log = log.clone();
+            options.faults = Some(DiskFaults::new(move |path| {
+                let is_of_log = path.to_string_lossy().contains("broker.log");
+                (is_of_log && log_bytes(&log) >= disk_bytes).then_some(ENOSPC)
+            }));
+        });
+        let honest = connect(&broker, "honest");
+        let mut task = honest.register(shape("a")).unwrap();
+        let mut use_token = || task.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
+        let client = connect(&broker, "large");
+        let segments = vec![JobSegment::Execute { kernel: "\u{ad}".repeat(21), time: Nanos(u64::MAX >> 12) }; 1_024];
+        let (period, deadline) = (Nanos(1 << 62), Nanos(1 << 62));
+        let large = || client.register(TaskShape { period, deadline, segments: segments.clone(), ..shape("large") });
+        // The fourth comes and goes, so that the log is written.
+        let tasks: Vec<_> = (0..3).map(|_| large().unwrap()).collect();
+        for _ in 0..20 {
+            use_token();
+            drop(large().unwrap());
+        }
+        drop(tasks);
+        drop(client);
+        use_token();
+        let memory = honest.status().unwrap().memory;
+        assert!(memory.trouble.is_none() && (memory.gaps == 0 || disk_bytes < 2 << 20), "{memory:?}");
+        drop(task);
+        drop(honest);
+        drop(broker);
+        replay(&log);
+    }
 }
 
 #[test]

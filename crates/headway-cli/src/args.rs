@@ -15,7 +15,7 @@ use headway::plan::Strategy;
 use headway::run::RequestedClass;
 use headway::units::{Bytes, Nanos, UnitError};
 use headway_measure::MeasureStep;
-use headway_measure::child::{CHILD_ARGUMENT, ChildPart};
+use headway_measure::child::CHILD_ARGUMENT;
 
 use headway_cli::terminal::OutputFormat;
 use headway_cli::values::{BackendArg, count, some_bytes, word};
@@ -119,13 +119,9 @@ pub(crate) enum Command {
     },
     /// Print a completion script for a shell
     Completions { shell: clap_complete::Shell },
-    /// Serve a measurement or a benchmark that this program runs in another process
+    /// Serve a measurement that this program runs in another process
     #[command(name = CHILD_ARGUMENT, hide = true)]
-    MeasureChild {
-        #[arg(value_parser = word(ChildPart::WORDS))]
-        part: ChildPart,
-        order: String,
-    },
+    MeasureChild { order: String },
     /// Start the MPS daemon of a broker, and stop it when the broker has ended
     #[command(name = GUARD, hide = true)]
     MpsGuard { folder: PathBuf },
@@ -244,54 +240,6 @@ pub(crate) struct MeasureArgs {
 pub(crate) enum BenchCommand {
     /// Compare every method with the driver's call, with pinned memory and with `auto`
     Transfers(BenchArgs),
-    /// Compare predicted ends of random batches of concurrent copies, and their worst-case bounds, with measured ones
-    Interconnect(InterconnectArgs),
-    /// Time arbitration between processes: leased engine locks, tokens, engines handed over
-    Broker(BenchBrokerArgs),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct InterconnectArgs {
-    /// What runs the batches
-    #[arg(long, value_enum, default_value_t = BackendArg::Auto)]
-    pub(crate) backend: BackendArg,
-    /// Machine that `--backend emu` imitates or `--backend sim` simulates [default: h200-x1 and, for more GPUs, h200-x4; simulated h200-x4]
-    #[arg(long, value_name = "MACHINE")]
-    pub(crate) model: Option<String>,
-    /// Machine file to predict with [default: measure the links first, 10 to 30 s]
-    #[arg(long)]
-    pub(crate) machine: Option<String>,
-    /// Use only the first so many GPUs
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
-    pub(crate) gpus: Option<usize>,
-    /// Random batches
-    #[arg(long, value_name = "N", default_value_t = 300, value_parser = count)]
-    pub(crate) batches: usize,
-    /// Repetitions of each; their median is compared with the prediction, each of them with the bound
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = count)]
-    pub(crate) repeats: usize,
-    /// Largest block; sizes are uniform in their logarithm from 64 KiB on
-    #[arg(long, value_name = "SIZE", default_value = "256 MiB", value_parser = str::parse::<Bytes>)]
-    pub(crate) largest: Bytes,
-    /// Before, run more batches for so long: worst cases count with what disturbs them [default: 10 s on GPUs, else 0]
-    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
-    pub(crate) watch: Option<Nanos>,
-    /// Seed of the batches
-    #[arg(long, default_value_t = 1)]
-    pub(crate) seed: u64,
-    /// Folder for figures, plots, machine file and summary; other options given are added to its name
-    #[arg(long, default_value = "out/interconnect")]
-    pub(crate) out: PathBuf,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct BenchBrokerArgs {
-    /// Folder for figures and summary; other options given are added to its name
-    #[arg(long, default_value = "out/broker")]
-    pub(crate) out: PathBuf,
-    /// Fewer samples: a few seconds instead of half a minute
-    #[arg(long)]
-    pub(crate) quick: bool,
 }
 
 #[derive(Debug, Args)]

@@ -10,10 +10,9 @@ use headway::broker::{
 };
 use headway::mps;
 use headway::units::{Bytes, Nanos};
-use headway_cli::terminal::{Bar, CommandAnswer, Out, interrupt, printable, say};
-use headway_measure::bench::broker as bench;
+use headway_cli::terminal::{CommandAnswer, Out, printable, say};
 
-use crate::args::{BenchBrokerArgs, BrokerArgs, GUARD, ModeArg};
+use crate::args::{BrokerArgs, GUARD, ModeArg};
 
 pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<CommandAnswer> {
     // Orderly, whoever asks: the socket is removed, and priorities are taken back.
@@ -83,43 +82,6 @@ pub(crate) fn status(out: &Out, socket: Option<&Path>, lost: Option<u32>) -> Res
     let status = broker::status(socket)?;
     out.print(&status, || text(&status))?;
     Ok(CommandAnswer::Yes)
-}
-
-pub(crate) fn bench(out: &Out, args: &BenchBrokerArgs) -> Result<CommandAnswer> {
-    let options =
-        bench::BrokerBenchOptions { out: args.out.clone(), quick: args.quick, interrupt: interrupt(out, "processes") };
-    out.foresee(options.estimate());
-    let mut bar = Bar::new(!out.quiet);
-    let report = bench::measure(&options, |progress| bar.show(progress));
-    bar.finish();
-    let report = report?;
-    for warning in &report.warnings {
-        out.warn(warning);
-    }
-    out.print(&report, || benched(&report))?;
-    Ok(CommandAnswer::of_bench(report.complete, report.is_behind()))
-}
-
-fn benched(report: &bench::BrokerBenchReport) -> String {
-    let mut text =
-        format!("machine   {}, {} CPUs, {}\n\n", report.machine.cpu, report.machine.cpus, report.machine.kernel);
-    for row in &report.rows {
-        let _ = writeln!(
-            text,
-            "{:<66} n {:>7}  median {:>9}  p99 {:>9}  max {:>9}",
-            row.what,
-            row.n,
-            row.median.to_string(),
-            row.p99.map_or_else(|| "-".to_owned(), |p99| p99.to_string()),
-            row.max.to_string()
-        );
-    }
-    text.push('\n');
-    for target in &report.targets {
-        let _ = writeln!(text, "{:<12} {}: {}", target.outcome.label(), target.target, target.measured);
-    }
-    let _ = writeln!(text, "\nsummary   {}", report.folder.join("summary.md").display());
-    text
 }
 
 fn lock(lock: &LockId) -> String {

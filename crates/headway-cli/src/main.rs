@@ -6,7 +6,6 @@ mod args;
 mod broker;
 mod commands;
 mod guest;
-mod interconnect;
 mod manual;
 mod sharing;
 mod show;
@@ -14,21 +13,38 @@ mod start;
 mod transfers;
 
 use std::process::ExitCode;
+use std::thread;
 
 use headway_cli::terminal::{CommandAnswer, Out, say};
 use headway_cli::{events, failure};
 
 use args::{BenchCommand, Cli, Command};
 
+/// Enough for everything that runs before a guest does.
+const STACK: usize = 8 << 20;
+
 fn main() -> ExitCode {
-    if let Err(problem) = headway::check_stack() {
-        say(&format!("error: {problem}"));
-        return ExitCode::from(2);
+    let Err(problem) = headway::check_stack() else { return run(Ok(())) };
+    // A program may run with less stack than Headway: as a guest, too. So it is started by a thread with enough.
+    match thread::Builder::new().stack_size(STACK).spawn(|| run(Err(problem))) {
+        Ok(thread) => thread.join().unwrap_or_else(|_| ExitCode::from(failure::NOT_STARTED)),
+        Err(error) => {
+            say(&format!("error: cannot start a thread with {} MiB of stack: {error}", STACK >> 20));
+            ExitCode::from(failure::NOT_STARTED)
+        }
     }
+}
+
+/// Carries the command line out; only `exec` where the stack is too small.
+fn run(stack: Result<(), String>) -> ExitCode {
     let cli = match Cli::read() {
         Ok(cli) => cli,
         Err(error) => return failure::misused(&error),
     };
+    if let (Err(problem), false) = (stack, matches!(cli.command, Command::Exec(_))) {
+        say(&format!("error: {problem}"));
+        return ExitCode::from(2);
+    }
     if let Err(error) = events::begin() {
         return failure::report(&error, None, cli.format, 2);
     }
@@ -42,8 +58,6 @@ fn main() -> ExitCode {
         Command::Report { log, out: folder, trace_max } => commands::report(&out, log, folder.as_deref(), *trace_max),
         Command::Measure(args) => transfers::measure(&out, args),
         Command::Bench { what: BenchCommand::Transfers(args) } => transfers::bench(&out, args),
-        Command::Bench { what: BenchCommand::Interconnect(args) } => interconnect::bench(&out, args),
-        Command::Bench { what: BenchCommand::Broker(args) } => broker::bench(&out, args),
         Command::Explain(args) => transfers::explain(&out, args),
         Command::Machines { name } => commands::machines(&out, name.as_deref()),
         Command::Exec(args) => guest::exec(args),
@@ -52,9 +66,7 @@ fn main() -> ExitCode {
         Command::Man { of, out: folder } => manual::man(&out, of, folder.as_deref()),
         Command::Completions { shell } => commands::completions(*shell),
         Command::MpsGuard { folder } => broker::guard(folder),
-        Command::MeasureChild { part, order } => {
-            Ok(if headway_measure::serve_child(*part, order) { CommandAnswer::Yes } else { CommandAnswer::No })
-        }
+        Command::MeasureChild { order } => Ok(CommandAnswer::of_child(headway_measure::serve_child(order))),
     };
     match answer {
         Ok(answer) => answer.status(),

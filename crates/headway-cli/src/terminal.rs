@@ -43,6 +43,11 @@ impl CommandAnswer {
         }
     }
 
+    /// Of a process that this program started beside itself.
+    pub fn of_child(could: bool) -> Self {
+        if could { Self::Yes } else { Self::No }
+    }
+
     /// The exit status of the program.
     pub fn status(self) -> ExitCode {
         match self {

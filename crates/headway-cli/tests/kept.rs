@@ -1,8 +1,6 @@
 //! What results replace, and where they go if nobody says.
 
-use std::fs;
-
-use crate::common::{headway, place, tree};
+use crate::common::{headway, place};
 
 #[test]
 fn results_of_other_options_have_a_folder_of_their_own() {
@@ -25,30 +23,7 @@ fn results_of_other_options_have_a_folder_of_their_own() {
         let again = answer.out.lines().find_map(|line| line.strip_prefix("again     headway ")).unwrap();
         assert!(again.contains(&format!(" --out out/{name}")), "{again}");
     }
-    let interconnect = ["bench", "interconnect", "--backend", "sim", "--batches", "1", "--seed", "5"];
-    let answer = headway(folder, &interconnect);
-    assert!(answer.out.contains("out/interconnect-backend-sim-batches-1-seed-5/summary.md"), "{answer:#?}");
-}
-
-#[test]
-fn a_benchmark_replaces_its_own_results_and_nothing_else() {
-    let place = tempfile::tempdir().unwrap();
-    let folder = place.path();
-    fs::create_dir(folder.join("thesis")).unwrap();
-    fs::write(folder.join("thesis/rates.csv"), "mine").unwrap();
-    let before = tree(folder);
-    let to = |out: &'static str| ["bench", "interconnect", "--backend", "sim", "--batches", "1", "--out", out];
-    let answer = headway(folder, &to("thesis")).exits(2);
-    assert!(answer.err.starts_with("error: `thesis` exists, and holds `rates.csv`"), "{answer:#?}");
-    assert_eq!(tree(folder), before);
-    for _ in 0..2 {
-        assert!(matches!(headway(folder, &to("results")).status, Some(0 | 1)));
-    }
-    for other in [
-        &["bench", "broker", "--quick", "--out", "results"][..],
-        &["bench", "transfers", "--backend", "emu", "--quick", "--out", "results"],
-    ] {
-        let answer = headway(folder, other).exits(2);
-        assert!(answer.err.contains("its `summary.md` is of something else"), "{answer:#?}");
-    }
+    let transfers = ["bench", "transfers", "--backend", "emu", "--quick", "--sizes", "64B"];
+    let answer = headway(folder, &transfers);
+    assert!(answer.out.contains("out/transfers-backend-emu-sizes-64b-quick/summary.md"), "{answer:#?}");
 }

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::common::{Answer, command, fake_mps, root};
+use crate::common::{Answer, command, fake_mps, root, with_more_rights};
 use tempfile::TempDir;
 
 /// Brokers of one machine file share a GPU, which has one broker at a time.
@@ -351,4 +351,16 @@ fn a_path_that_the_daemons_sockets_cannot_have_is_refused() {
     let refused = answer(place.broker("works", &socket)).exits(2);
     assert!(refused.err.contains("choose a shorter `--socket`"), "{}", refused.err);
     assert!(!Path::new(&socket).exists());
+}
+
+#[test]
+fn with_more_rights_than_its_caller_a_broker_runs_no_program_of_the_callers_path() {
+    let place = Place::new();
+    let Some(headway) = with_more_rights(place.folder.path()) else { return };
+    let mut broker = Command::new(headway);
+    place.environment(&mut broker, "");
+    broker.args(["broker", "--mps", "--machine", "h200-x1", "--no-boost", "--despite-claims", "--socket", "s"]);
+    let refused = broker.current_dir(place.folder.path()).output().unwrap();
+    assert!(!refused.status.success(), "{refused:?}");
+    assert_eq!(place.record(), "", "{refused:?}");
 }

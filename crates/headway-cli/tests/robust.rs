@@ -6,7 +6,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::common::{Answer, command, fails, headway, is_one_error, on_a_small_disk, place, told_to_end, tree};
+use crate::common::{
+    Answer, command, fails, headway, is_one_error, on_a_small_disk, place, told_to_end, tree, with_more_rights,
+};
 
 const ENCRYPT: &str = "workloads/encrypt.toml";
 
@@ -259,7 +261,7 @@ fn values_that_mean_nothing_are_refused_before_anything_is_done() {
         ("measure --backend emu --gpus 0", "from 1 on"),
         ("measure --backend emu --sizes 0B", "above zero"),
         ("bench transfers --backend emu --sizes 0B", "above zero"),
-        ("bench interconnect --backend sim --repeats 0", "from 1 on"),
+        ("bench transfers --backend emu --gpus 0", "from 1 on"),
         ("broker --watchdog 0s", "above zero"),
         ("broker --chunk 0B", "above zero"),
         ("broker --log-size 0B", "above zero"),
@@ -424,7 +426,6 @@ fn a_folder_of_several_runs_is_answered_with_the_runs_inside() {
 
 #[test]
 fn counts_of_a_statically_linked_program_are_answered_with_why_there_are_none() {
-    use std::os::unix::fs::PermissionsExt;
     let place = place();
     // The headers of an ELF file with one segment, which names no loader; too little to run.
     let mut program = vec![0u8; 64 + 56];
@@ -444,21 +445,15 @@ fn counts_of_a_statically_linked_program_are_answered_with_why_there_are_none() 
 #[test]
 fn a_program_with_more_rights_than_its_caller_loads_nothing_that_the_caller_names() {
     let place = place();
-    let program = place.path().join("headway");
-    fs::copy(crate::PROGRAM, &program).unwrap();
-    if std::os::unix::fs::chown(&program, Some(65_534), None).is_err() {
-        return println!("skipped: only root gives a file to another user");
-    }
-    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let Some(privileged) = with_more_rights(place.path()) else { return };
     let named = place.path().join("named.so");
-    let loaded = |mode: u32| {
-        fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
-        let mut doctor = Command::new(&program);
+    let loaded = |program: &Path| {
+        let mut doctor = Command::new(program);
         let answer = doctor.arg("doctor").env("HEADWAY_LIBCUDA", &named).current_dir("/").output().unwrap();
         String::from_utf8_lossy(&answer.stdout).contains("named.so")
     };
-    assert!(loaded(0o755), "the variable counts for a program with the rights of its caller");
-    assert!(!loaded(0o4755), "it does not for a set-user-ID program");
+    assert!(loaded(Path::new(crate::PROGRAM)), "the variable counts for a program with the rights of its caller");
+    assert!(!loaded(&privileged), "it does not for a set-group-ID program");
 }
 
 #[test]
@@ -564,6 +559,10 @@ fn a_pipe_that_nobody_writes_and_a_tiny_stack_are_errors_with_a_remedy() {
     let tiny = format!("ulimit -s 64; exec {} plan {ENCRYPT}", env!("CARGO_BIN_EXE_headway"));
     let refused = Command::new("sh").args(["-c", &tiny]).current_dir(place.path()).output().unwrap();
     is_one_error(&refused.into(), 2, &["the limit of the stack is 64 KiB", "`ulimit -s 8192`"]);
+    let guest =
+        format!("ulimit -s 64; exec {} exec --no-cache -- sh -c 'ulimit -s; exit 7'", env!("CARGO_BIN_EXE_headway"));
+    let guest = Answer::from(Command::new("sh").args(["-c", &guest]).current_dir(place.path()).output().unwrap());
+    assert_eq!((guest.status, guest.out.trim(), guest.err.as_str()), (Some(7), "64", ""));
 }
 
 #[test]

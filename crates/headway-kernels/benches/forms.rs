@@ -7,47 +7,7 @@ use headway_core::plan::block::{block_bytes, write_header};
 use headway_device::work::{CpuArgument, Portion, Work as _};
 use headway_kernels::inspect::wafer::Wafer;
 use headway_kernels::inspect::{Inspect, Layout, Merge, SYNOPSIS_BYTES, steps};
-use headway_kernels::klt::{CornerCriteria, CpuMachine, Tracker, TrackerMachine as _, TrackerShape, Warp, select};
 use headway_kernels::{Aes128Cbc, Cipher};
-
-/// A picture with texture at several scales, moved by `by` pixels.
-fn picture(shape: &TrackerShape, by: f32) -> Vec<f32> {
-    let pixels = (0..shape.height()).flat_map(|y| (0..shape.width()).map(move |x| (x as f32 - by, y as f32)));
-    pixels.map(|(x, y)| 128.0 + 50.0 * (0.31 * x + 0.17 * y).sin() + 50.0 * (0.29 * y - 0.21 * x).sin()).collect()
-}
-
-/// A frame of the paper's size, with as many features as the picture has corners.
-fn frames(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("klt, 320 x 240, 1024 slots");
-    group.sample_size(10);
-    let shape = TrackerShape::default();
-    let images = [picture(&shape, 0.0), picture(&shape, 0.7)];
-    for warp in [Warp::Translation, Warp::Affine] {
-        let shape = shape.with_search(warp, 3);
-        let mut tracker = Tracker::new(shape, CpuMachine::new(&shape)).expect("the CPU refuses nothing");
-        tracker.track(&images[0], None).expect("a picture of this size");
-        let found = tracker.refill(&images[0], &CornerCriteria::default()).expect("a picture of this size");
-        let mut turn = 0;
-        group.bench_function(format!("track {found} features, {warp:?}"), |bencher| {
-            bencher.iter(|| {
-                turn += 1;
-                tracker.track(black_box(&images[turn % 2]), None).expect("a picture of this size")
-            });
-        });
-        group.bench_function(format!("renew {found} templates, {warp:?}"), |bencher| {
-            bencher.iter(|| tracker.renew().expect("slots of this tracker"));
-        });
-    }
-    let mut machine = CpuMachine::new(&shape);
-    group.bench_function("corner response", |bencher| {
-        bencher.iter(|| machine.launch(&shape.respond()).expect("launches of this shape"));
-    });
-    let response: Vec<_> = images[0].iter().map(|grey| (grey - 128.0).abs()).collect();
-    group.bench_function("select corners", |bencher| {
-        bencher.iter(|| select(black_box(&response), shape.width(), &[], &CornerCriteria::default(), 1024));
-    });
-    group.finish();
-}
 
 /// Launches a program's CPU form on `regions` and `numbers`.
 fn inspect_one(image: &[u8], synopsis: &mut [u8], operations: u32) {
@@ -106,5 +66,5 @@ fn ciphers(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, ciphers, frames, wafers);
+criterion_group!(benches, ciphers, wafers);
 criterion_main!(benches);

@@ -15,8 +15,6 @@ pub mod wafer;
 use headway_device::work::{CpuArgument, Work};
 use headway_device::{DeviceError, LaunchGrid};
 
-use crate::words::{words, words_mut};
-
 /// Bytes of a synopsis, and of a list.
 pub const SYNOPSIS_BYTES: usize = 4096;
 /// Defects that a list has room for.
@@ -277,8 +275,8 @@ fn inspect(arguments: &mut [CpuArgument<'_>]) -> Option<()> {
     let [CpuArgument::Read(image), CpuArgument::Write(synopsis), numbers @ ..] = arguments else { return None };
     let [width, height, pitch, threshold, steps, camera, sequence] = counts(numbers)?;
     let layout = Layout::new(width, height, pitch).ok()?;
-    let image: &[u16] = words(image.get(..layout.image_bytes())?)?;
-    let synopsis: &mut [u32] = words_mut(synopsis.get_mut(..SYNOPSIS_BYTES)?)?;
+    let image: &[u16] = bytemuck::try_cast_slice(image.get(..layout.image_bytes())?).ok()?;
+    let synopsis: &mut [u32] = bytemuck::try_cast_slice_mut(synopsis.get_mut(..SYNOPSIS_BYTES)?).ok()?;
     synopsis.fill(0);
     let header = [width, height, pitch, threshold, steps].map(|number| number as u32);
     synopsis[..3].copy_from_slice(&[MAGIC_SYNOPSIS, camera as u32, sequence as u32]);
@@ -312,8 +310,8 @@ fn merge(arguments: &mut [CpuArgument<'_>]) -> Option<()> {
     };
     let [images, width, height, sequence] = counts(numbers)?;
     let layout = Layout::new(width, height, 1).ok()?;
-    let synopses: &[u32] = words(synopses.get(..images.checked_mul(SYNOPSIS_BYTES)?)?)?;
-    let list: &mut [u32] = words_mut(list.get_mut(..SYNOPSIS_BYTES)?)?;
+    let synopses: &[u32] = bytemuck::try_cast_slice(synopses.get(..images.checked_mul(SYNOPSIS_BYTES)?)?).ok()?;
+    let list: &mut [u32] = bytemuck::try_cast_slice_mut(list.get_mut(..SYNOPSIS_BYTES)?).ok()?;
     let (columns, rows) = (images * layout.columns(), height.div_ceil(CELL));
     let cell = |at: usize| {
         let (column, row) = (at % columns, at / columns);

@@ -10,20 +10,17 @@
 //! The first two write in both forms the header, every portion, and zeros from a portion's end to the next multiple of 16; bytes elsewhere stay as
 //! they were. The state they leave is the same too, byte for byte.
 //!
-//! Experiments launch programs of their own: [`klt`] (a feature tracker) and [`inspect`] (wafer inspection). Their forms agree byte
-//! for byte too.
+//! The inspection of wafers has programs that are launched by themselves, too: [`inspect`]. Their forms agree byte for byte.
 //!
 //! The PTX is generated from `kernels/*.cu` by `cargo xtask ptx` and committed, so that no CUDA toolkit is needed to build.
-#![allow(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod aes128_cbc;
 mod aes128_tables;
 mod cipher;
 pub mod inspect;
-pub mod klt;
 mod portions;
 mod spin;
-mod words;
 pub mod workload;
 
 use std::sync::Arc;

@@ -7,7 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::common::{below, bytes, cipher, host_program, pack, portion, random, run, state};
+use crate::common::{below, bytes, cipher, pack, portion, random, run, state};
+use crate::host::host_program;
 use headway_device::work::{Portion, Work};
 use headway_kernels::find;
 use tempfile::TempDir;

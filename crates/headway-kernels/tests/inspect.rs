@@ -1,11 +1,11 @@
 //! Wafers with planted defects: every one is listed, nothing else is, and the CUDA source writes the same bytes.
-#![allow(unsafe_code)]
 
 use std::fs;
 use std::process::Command;
 use std::sync::Arc;
 
-use crate::common::{host_program, pack, state};
+use crate::common::{pack, state};
+use crate::host::host_program;
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_device::gpu::{CpuReach, Gpu, Operation};
 use headway_device::work::{Argument, CpuArgument, Work};
@@ -31,13 +31,11 @@ impl Words {
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: every bit pattern is a value of bytes and of words.
-        unsafe { self.0.align_to_mut().1 }
+        bytemuck::cast_slice_mut(&mut self.0)
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: every bit pattern is a value of bytes and of words.
-        unsafe { self.0.align_to().1 }
+        bytemuck::cast_slice(&self.0)
     }
 }
 

@@ -4,6 +4,6 @@
 mod common;
 mod cpu_forms;
 mod gpu_sources;
+#[path = "common/host.rs"]
+mod host;
 mod inspect;
-mod klt;
-mod klt_reference;

@@ -1,11 +1,11 @@
-//! Processes of this program that experiments start beside themselves: loads and cameras.
+//! Processes of this program that experiments start beside themselves: loads, cameras, brokers and their clients.
 //!
 //! They are started as `PROGRAM lab-child PART ORDER`; the program passes part and order on to [`serve`].
 
 use std::process::Command;
 use std::{env, io};
 
-use crate::reproduce;
+use crate::{broker, reproduce};
 
 /// The word by which the program knows that it is one of them.
 pub const WORD: &str = "lab-child";
@@ -15,25 +15,30 @@ pub const WORD: &str = "lab-child";
 pub enum ChildRole {
     /// Loads the CPUs or the memory of the host.
     Load,
+    /// The broker of a benchmark, or one of its clients.
+    Broker,
     /// Tracks what a camera sees, as its parent orders line by line.
     Camera,
 }
 
 impl ChildRole {
     /// Every part with its word.
-    pub const WORDS: &[(&str, Self)] = &[("load", Self::Load), ("camera", Self::Camera)];
+    pub const WORDS: &[(&str, Self)] = &[("load", Self::Load), ("broker", Self::Broker), ("camera", Self::Camera)];
 
     fn word(self) -> &'static str {
         Self::WORDS.iter().find(|(_, part)| *part == self).map_or("", |(word, _)| word)
     }
 }
 
-/// Takes `part` until the parent ends.
-pub fn serve(part: ChildRole, order: &str) {
+/// Takes `part` until the parent ends; whether it could.
+#[must_use]
+pub fn serve(part: ChildRole, order: &str) -> bool {
     match part {
         ChildRole::Load => reproduce::load(order),
+        ChildRole::Broker => return broker::take_part(order),
         ChildRole::Camera => reproduce::camera(),
     }
+    true
 }
 
 /// This program with that part.

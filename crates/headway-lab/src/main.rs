@@ -24,16 +24,13 @@ fn main() -> ExitCode {
     let answer = match &lab.command {
         None => program::experiment(&out, &lab.experiment),
         Some(Command::Combine(args)) => program::combine(&out, args),
+        Some(Command::Interconnect(args)) => program::interconnect(&out, args),
+        Some(Command::Broker(args)) => program::broker(&out, args),
         Some(Command::Plot(args)) => program::plot(&out, args),
         Some(Command::Import(args)) => program::import(&out, args),
         Some(Command::Export(args)) => program::export(&out, args),
-        Some(Command::MeasureChild { part, order }) => {
-            Ok(if headway_measure::serve_child(*part, order) { CommandAnswer::Yes } else { CommandAnswer::No })
-        }
-        Some(Command::LabChild { part, order }) => {
-            headway_lab::child::serve(*part, order);
-            Ok(CommandAnswer::Yes)
-        }
+        Some(Command::MeasureChild { order }) => Ok(CommandAnswer::of_child(headway_measure::serve_child(order))),
+        Some(Command::LabChild { part, order }) => Ok(CommandAnswer::of_child(headway_lab::child::serve(*part, order))),
     };
     answer.map_or_else(|error| failure::report(&error, diagnosis(&error), lab.format, 2), CommandAnswer::status)
 }

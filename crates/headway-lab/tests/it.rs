@@ -6,7 +6,11 @@ mod experiments;
 mod foreign;
 #[path = "../../headway-cli/tests/help.rs"]
 mod help;
+#[path = "../../headway-kernels/tests/common/host.rs"]
+mod host;
 mod kept;
+mod klt;
+mod klt_reference;
 
 /// The program under test.
 const PROGRAM: &str = env!("CARGO_BIN_EXE_headway-lab");

@@ -36,7 +36,12 @@ fn an_experiment_replaces_its_own_results_and_nothing_else() {
     fs::write(folder.join("results/notes.txt"), "mine").unwrap();
     headway(folder, &to("results")).exits(0);
     assert_eq!(read(folder, "results/notes.txt"), "mine");
-    for other in [&["np-edf", "--quick", "--out", "results"][..], &["combine", "--quick", "--out", "results"]] {
+    for other in [
+        &["np-edf", "--quick", "--out", "results"][..],
+        &["combine", "--quick", "--out", "results"],
+        &["interconnect", "--backend", "sim", "--batches", "1", "--out", "results"],
+        &["broker", "--quick", "--out", "results"],
+    ] {
         let answer = headway(folder, other).exits(2);
         assert!(answer.err.contains("its `summary.md` is of something else"), "{answer:#?}");
     }

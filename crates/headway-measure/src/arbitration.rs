@@ -8,7 +8,7 @@ use headway_core::units::{Bytes, Nanos, PPM};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::child::{self, ChildPart};
+use crate::child;
 use crate::rival::{Rival, order};
 use crate::session::Session;
 
@@ -101,7 +101,7 @@ pub(crate) fn direction(gpu: &mut dyn Ask, way: Direction, asking: Asking) -> Re
 /// What small copies of another process wait for beside whole copies.
 fn process(gpu: &mut dyn Ask, way: Direction, index: u32, bulk_bytes: usize) -> Result<Option<SmallCopyWait>, String> {
     let order = order(&small(way), index, 2 * SAMPLES);
-    let command = child::command(ChildPart::SmallCopies, &order).map_err(|error| error.to_string())?;
+    let command = child::command(&order).map_err(|error| error.to_string())?;
     let mut rival = Rival::start(command).map_err(|error| error.to_string())?;
     let bulk = BulkCopy { direction: way, piece: bulk_bytes, between: BulkStreamGap::Nothing };
     loop {

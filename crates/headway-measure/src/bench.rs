@@ -1,10 +1,8 @@
 //! Benchmarks of copies: every method beside the driver's own call and pinned memory in the same run, `auto` against the best
 //! of them, several GPUs, small copies while bulk ones run, and what the profile predicted.
 
-pub mod broker;
 mod crowd;
 mod host;
-pub mod interconnect;
 mod methods;
 mod predict;
 mod results;

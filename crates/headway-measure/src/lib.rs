@@ -71,7 +71,6 @@ use headway_runtime::copy::{Copier, CopyLimits, CopyOptions, How};
 use serde::{Deserialize, Serialize};
 
 use self::arbitration::Asking;
-use self::child::ChildPart;
 use self::copy_timer::{CopySpec, CopyTimer, TimerOptions};
 use self::curves::{CurvePoints, Efforts, Taker};
 pub use self::error::Error;
@@ -171,13 +170,10 @@ pub struct MeasureOptions {
     pub interrupt: Arc<AtomicBool>,
 }
 
-/// Takes `part` until the parent ends; whether it could.
+/// Makes small copies beside the bulk copies of the parent, until that ends; whether it could.
 #[must_use]
-pub fn serve_child(part: ChildPart, order: &str) -> bool {
-    match part {
-        ChildPart::SmallCopies => rival::serve(order),
-        ChildPart::Broker => bench::broker::take_part(order),
-    }
+pub fn serve_child(order: &str) -> bool {
+    rival::serve(order)
 }
 
 /// Measures as `options` say and writes the machine file, whole or not at all. After an interruption the same call goes on

@@ -2,14 +2,26 @@
 
 use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 /// A variable that names code to load, or a file to write or to meet others at. In a program that has more rights than its caller
 /// (set-user-ID, file capabilities: `AT_SECURE`) such a variable does not count: the caller would act with these rights.
 #[must_use]
 pub fn trusted(name: &str) -> Option<OsString> {
+    if has_more_rights() { None } else { std::env::var_os(name).filter(|value| !value.is_empty()) }
+}
+
+/// Whether this program has more rights than its caller.
+#[must_use]
+pub fn has_more_rights() -> bool {
     // SAFETY: the call reads what the kernel gave the process at its start.
-    let has_more_rights = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
-    if has_more_rights { None } else { std::env::var_os(name).filter(|value| !value.is_empty()) }
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// Where files may be made that this program removes again: `$TMPDIR` if it is [`trusted`], else `/tmp`.
+#[must_use]
+pub fn temporary_folder() -> PathBuf {
+    trusted("TMPDIR").map_or_else(|| PathBuf::from("/tmp"), PathBuf::from)
 }
 
 /// Sets variables of this process, for libraries that read them later, such as the CUDA driver. Returns `false` and sets nothing if the

@@ -131,15 +131,16 @@ impl Batch {
         if lists.iter().any(|list| list.is_null()) || !counts {
             return None;
         }
-        let mut pieces = Vec::with_capacity(self.count);
-        let mut kind = 0;
-        // SAFETY: by this function's contract, here and below.
-        if unsafe { self.first.read_unaligned() } != 0 {
+        // SAFETY: by this function's contract, and `kind` is less than `kinds`.
+        let first = |kind: usize| unsafe { self.first.add(kind).read_unaligned() };
+        let rise = (1..self.kinds).all(|kind| first(kind - 1) < first(kind));
+        if first(0) != 0 || first(self.kinds - 1) >= self.count || !rise {
             return None;
         }
+        let mut pieces = Vec::with_capacity(self.count);
+        let mut kind = 0;
         for number in 0..self.count {
-            // SAFETY: `kind` is less than `kinds`.
-            while kind + 1 < self.kinds && unsafe { self.first.add(kind + 1).read_unaligned() } <= number {
+            if kind + 1 < self.kinds && first(kind + 1) == number {
                 kind += 1;
             }
             // SAFETY: `number` is less than `count`, and `kind` less than `kinds`.
@@ -304,19 +305,23 @@ fn in_parts(
     status
 }
 
-/// Whether the copies go from this device into page-locked memory, in a stream that captures nothing. Of copies that lie in the same
-/// granules the driver is asked about one: it checks each of them itself when it is queued.
+/// Whether the copies go from this device into page-locked memory, in a stream that captures nothing. Of copies of less than a granule that
+/// lie in the same granules the driver is asked about one: it checks each of them itself when it is queued.
 fn all_out(driver: &Driver, device: c_int, stream: Stream, pieces: &[Piece]) -> bool {
     let _relaxed = Relaxed::new(driver);
-    if driver::captures(driver, stream) {
-        return false;
-    }
     let (mut sources, mut destinations) = (BTreeSet::new(), BTreeSet::new());
-    pieces.iter().all(|piece| {
-        let granules = |address: DevicePtr| address / GRANULE..=(address + piece.bytes as u64 - 1) / GRANULE;
-        let is_new = granules(piece.from).filter(|granule| sources.insert(*granule)).count() > 0;
-        let is_from_here = !is_new || driver::on_device(driver, piece.from, piece.bytes, device);
-        let is_new = granules(piece.to).filter(|granule| destinations.insert(*granule)).count() > 0;
-        is_from_here && (!is_new || driver::pinned(driver, piece.to as *mut c_void, piece.bytes).is_some())
-    })
+    let all = pieces.iter().all(|piece| {
+        let bytes = piece.bytes as u64;
+        let is_new = |known: &mut BTreeSet<u64>, address: DevicePtr| {
+            let ends = [address, address.saturating_add(bytes - 1)].map(|end| end / GRANULE);
+            // Of a size that makes no sense the driver knows that it does.
+            bytes >= GRANULE || ends.map(|granule| known.insert(granule)).contains(&true)
+        };
+        let is_from_here =
+            !is_new(&mut sources, piece.from) || driver::on_device(driver, piece.from, piece.bytes, device);
+        is_from_here
+            && (!is_new(&mut destinations, piece.to)
+                || driver::pinned(driver, piece.to as *mut c_void, piece.bytes).is_some())
+    });
+    all && !driver::captures(driver, stream)
 }

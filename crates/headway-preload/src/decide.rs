@@ -90,7 +90,7 @@ pub(crate) fn counts() -> bool {
 
 /// Says, in a program that was started as a guest, that its driver is newer than this version of Headway.
 pub(crate) fn say_too_new(version: i32) {
-    if std::env::var_os(VARIABLE).is_some() {
+    if stats::variable(VARIABLE).is_some() {
         log::print(&format!(
             "headway: the driver is for CUDA {}.{}, which this version of Headway does not know; every call is passed on\n",
             version / 1000,
@@ -101,7 +101,7 @@ pub(crate) fn say_too_new(version: i32) {
 
 /// Reads the options; before that every call is passed on.
 pub(crate) fn begin() {
-    let Ok(text) = std::env::var(VARIABLE) else { return };
+    let Some(text) = stats::variable(VARIABLE) else { return };
     let options = match text.parse::<GuestOptions>() {
         Ok(options) => *OPTIONS.get_or_init(|| options),
         Err(error) => {
@@ -251,9 +251,10 @@ fn made_fast(driver: &Driver, copy: fast::Copy, made: &mut Made, timing: &mut Op
     }
 }
 
-/// Whether anything is to be done about a copy of `bytes` bytes whose call is rare enough to be looked at each time.
+/// Whether anything is to be done, in a guest, about a copy of `bytes` bytes whose call is rare enough to be looked at each time.
 pub(crate) fn looks_at(bytes: usize) -> bool {
-    ATTENTION.load(Ordering::Relaxed) != 0 || bytes >= LARGE.load(Ordering::Relaxed)
+    let is_asked = ATTENTION.load(Ordering::Relaxed) != 0 || bytes >= LARGE.load(Ordering::Relaxed);
+    is_asked && OPTIONS.get().is_some()
 }
 
 /// Counts a copy of a batch.
@@ -465,11 +466,12 @@ fn goes_aside(context: &Prepared, out: Out, attention: u32) -> bool {
 /// # Errors
 /// Why it is left to the driver; nothing has been queued then, or only a copy into a line of ours.
 fn aside(driver: &Driver, context: &Prepared, out: Out, host_is: &mut Host) -> Result<Status, Outcome> {
-    if driver::captures(driver, out.stream) {
-        return Err(Outcome::Capture);
-    }
+    // To ask the legacy default stream spoils captures, as a copy in it does; one that the driver refuses does not.
     if !driver::on_device(driver, out.from, out.bytes, context.device) {
         return Err(Outcome::OtherMemory);
+    }
+    if driver::captures(driver, out.stream) {
+        return Err(Outcome::Capture);
     }
     if let Some(to) = driver::pinned(driver, out.to, out.bytes) {
         *host_is = Host::PageLocked;
@@ -504,10 +506,10 @@ fn launch(driver: &Driver, context: &Prepared, to: DevicePtr, out: Out) -> Resul
 /// A bulk copy: whole or in pieces, and remembered until it has left the engine.
 fn bulk(driver: &Driver, context: &Prepared, out: Out, real: impl FnOnce() -> Status, made: &mut Made) -> Status {
     let relaxed = Relaxed::new(driver);
-    let captures = driver::captures(driver, out.stream);
-    if captures || !driver::on_device(driver, out.from, out.bytes, context.device) {
+    let is_from_here = driver::on_device(driver, out.from, out.bytes, context.device);
+    if !is_from_here || driver::captures(driver, out.stream) {
         drop(relaxed);
-        made.left_to_driver(if captures { DriverReason::Capture } else { DriverReason::NotOnGpu });
+        made.left_to_driver(if is_from_here { DriverReason::Capture } else { DriverReason::NotOnGpu });
         return real();
     }
     let piece = options().piece.map(|piece| piece_bytes(piece.0 as usize, out.bytes));

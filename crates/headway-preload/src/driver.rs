@@ -147,7 +147,7 @@ pub(crate) fn pinned(driver: &Driver, address: *mut c_void, bytes: usize) -> Opt
     }
     if !first.covers(start, bytes) {
         // The driver does not give the range of every registered block: then both ends must belong together.
-        let last = Address::ask(driver, start + bytes as u64 - 1)?;
+        let last = Address::ask(driver, start.wrapping_add(bytes as u64 - 1))?;
         let apart = last.seen_by_device.wrapping_sub(first.seen_by_device);
         if first.range_bytes != 0 || last.kind != HOST || last.managed != 0 || apart != bytes as u64 - 1 {
             return None;
@@ -159,7 +159,7 @@ pub(crate) fn pinned(driver: &Driver, address: *mut c_void, bytes: usize) -> Opt
 /// Whether both ends of host memory are unknown to the driver: neither page-locked nor managed.
 pub(crate) fn is_ordinary(driver: &Driver, address: *mut c_void, bytes: usize) -> bool {
     let unknown = |at: DevicePtr| Address::ask(driver, at).is_some_and(|known| known.kind == 0);
-    unknown(address as DevicePtr) && unknown(address as DevicePtr + bytes as u64 - 1)
+    unknown(address as DevicePtr) && unknown((address as DevicePtr).wrapping_add(bytes as u64 - 1))
 }
 
 /// Whether `bytes` bytes at `address` are plain memory of device `device`, all of them mapped.

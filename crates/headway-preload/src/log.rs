@@ -11,9 +11,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, SystemTime};
-use std::{env, fs, io, process, thread};
+use std::{fs, io, process, thread};
 
-use headway::guest::file_bytes_max;
+use headway::guest::{file_bytes_max, trusted};
 use headway_core::files::guest::GuestOptions;
 use headway_core::files::guest_log::{
     Became, Call, Copy, CountedCopies, Difference, DriverReason, GuestLogEnd, GuestLogLine, GuestLogStart, Host, KIND,
@@ -118,7 +118,7 @@ fn log() -> MutexGuard<'static, Option<Box<Log>>> {
 
 /// Opens the log that the environment names; whether there is one.
 pub(crate) fn begin(options: GuestOptions) -> bool {
-    let Some(path) = env::var_os(VARIABLE).filter(|path| !path.is_empty()) else { return false };
+    let Some(path) = trusted(VARIABLE) else { return false };
     match create(&path) {
         Ok((file, identity)) => {
             let mut log = Log {

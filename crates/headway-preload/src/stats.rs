@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use headway::guest::has_more_rights;
 use headway_core::decisions::chooser::ChoiceReason;
 use headway_core::files::guest::{FIRST_VARIABLE, GuestOptions, VARIABLE};
 /// Which call made a copy.
@@ -219,8 +220,9 @@ static START: extern "C" fn() = start;
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = end;
 
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok()
+/// A variable of a guest's environment. In a program that has more rights than its caller none counts.
+pub(crate) fn variable(name: &str) -> Option<String> {
+    if has_more_rights() { None } else { std::env::var(name).ok() }
 }
 
 fn options() -> Option<GuestOptions> {

@@ -3,10 +3,13 @@
 
 mod support;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::LazyLock;
 
+use headway_core::files::guest::VARIABLE;
+use headway_core::files::guest_log;
 use support::{Built, as_guest, preload, seen};
 
 static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
@@ -342,4 +345,32 @@ fn what_is_said_of_a_library_names_it_once() {
     let Some(guest) = opens("deepbind", |program| as_guest(program, FAST)) else { return };
     assert_eq!(text(&guest.stderr).matches("functions for copies up by itself").count(), 1, "{guest:?}");
     assert_eq!(seen(&guest).0, "exit status: 0");
+}
+
+#[test]
+fn in_a_program_that_has_more_rights_than_its_caller_no_variable_of_the_caller_counts() {
+    let Some(built) = BUILT.as_ref() else { return };
+    // The loader ignores LD_PRELOAD and LD_LIBRARY_PATH in such a program: an administrator names the library elsewhere.
+    let (library, driver) = (preload().display().to_string(), built.path("").display().to_string());
+    let linked = ["-Wl,--no-as-needed", &library, "-ldl", "-Wl,-rpath", &format!("-Wl,{driver}")];
+    built.compile("batches-linked", &["lookups/batches.c"], &linked);
+    let log = built.path("log-of-more-rights");
+    let run = |program: &str| {
+        let mut program = built.program(built.path(program));
+        program.env(VARIABLE, "aside=never,fast=always,no-cache,stats,alone").env(guest_log::VARIABLE, &log);
+        let output = program.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        output
+    };
+    let usual = run("batches-linked");
+    assert!(text(&usual.stderr).contains("in batches, queued") && log.exists(), "{usual:?}");
+    std::fs::remove_file(&log).unwrap();
+    let program = built.path("batches-linked");
+    if std::os::unix::fs::chown(&program, None, Some(1)).is_err() {
+        return println!("skipped: only root gives a file to another group");
+    }
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o2755)).unwrap();
+    let privileged = run("batches-linked");
+    assert!(privileged.stderr.is_empty() && !log.exists(), "{privileged:?}");
+    assert_eq!(seen(&privileged), seen(&built.program(built.path("batches")).output().unwrap()));
 }

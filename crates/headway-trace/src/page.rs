@@ -220,7 +220,7 @@ fn still(log: &RunLog, timeline: &Timeline, tracks: &[Track], (from, to): (Nanos
     let around = Nanos(to.saturating_sub(from).0 / 4 + 1_000);
     let plan = &log.header().plan;
     let color = |item: &Item| {
-        let hue = (u64::from(timeline.jobs[item.job].pipeline) * 137_508 / 1_000 + 208) % 360;
+        let hue = 40 + (u64::from(timeline.jobs[item.job].pipeline) * 173_052 / 1_000 + 168) % 280;
         format!("hsl({hue} 42% 62%)")
     };
     let tell = |track: &Track, item: &Item| {

@@ -19,7 +19,12 @@ use headway_core::models::transfer::Direction;
 use headway_core::models::transfer::arbitration::{ArbitrationAdvice, WAIT_GUESTS, built_in};
 use headway_core::units::{Bytes, UnitError};
 #[doc(hidden)] // For the library in front of guests.
-pub use headway_os::{fork::Home, limits::file_bytes_max, note_the_start, replace_process};
+pub use headway_os::{
+    environment::{has_more_rights, trusted},
+    fork::Home,
+    limits::file_bytes_max,
+    note_the_start, replace_process,
+};
 
 use crate::Error;
 #[doc(hidden)]

@@ -41,8 +41,6 @@ pub(super) const DOCUMENTS: &[Document] = &[
     document("`headway doctor`", "headway::doctor::Examination", ""),
     document("`headway measure`", "headway_measure::report::MeasureReport", ""),
     document("`headway bench transfers`", "headway_measure::bench::TransferBenchReport", ""),
-    document("`headway bench interconnect`", "headway_measure::bench::interconnect::InterconnectBenchReport", ""),
-    document("`headway bench broker`", "headway_measure::bench::broker::BrokerBenchReport", ""),
     document("`headway explain`", "headway_cli::transfers::ExplainAnswer", ""),
     document("`headway machines`", "headway_cli::commands::ShippedMachines", ""),
     document("`headway machines NAME`", "headway_cli::commands::MachineText", ""),

@@ -76,9 +76,13 @@ const CUDA: &str = "headway-cuda";
 /// Its tests drive the whole product on a GPU, so they may name any crate.
 const TESTS_NAME_ANY: &str = CUDA;
 
-/// Whose tests name what else: they read workload files of the applications that ship, and run their kernels.
-const TESTS_NAME: [(&str, &str); 3] =
-    [("headway-core", "headway-kernels"), ("headway-sim", "headway-kernels"), ("headway-runtime", "headway-kernels")];
+/// Whose tests name what else: they read workload files of the applications that ship and run their kernels, or try kernels on a GPU.
+const TESTS_NAME: [(&str, &str); 4] = [
+    ("headway-core", "headway-kernels"),
+    ("headway-sim", "headway-kernels"),
+    ("headway-runtime", "headway-kernels"),
+    ("headway-lab", CUDA),
+];
 
 /// One crate of the workspace.
 #[cfg_attr(test, derive(Default))]

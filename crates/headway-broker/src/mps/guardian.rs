@@ -11,6 +11,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use headway_os::environment::has_more_rights;
 use headway_os::ipc::{Poller, Process, Signal, children, stop_when_told};
 use rustix::process::{WaitOptions, getpid, set_child_subreaper, setsid, wait};
 
@@ -18,6 +19,8 @@ use super::{
     LOG_VARIABLE, LOGS, MEMORY_VARIABLE, PID_FILE, PIPE_VARIABLE, PROGRAM, SHARE_VARIABLE, START_LOG, is_daemon,
 };
 
+/// Where a guardian that has more rights than its caller looks for [`PROGRAM`]: the caller's `$PATH` may name a program of the caller's.
+const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// How long the daemon may take to start, and to answer for the first time.
 const START_MAX: Duration = Duration::from_secs(15);
 /// Between two attempts to ask a daemon that has just started.
@@ -98,6 +101,9 @@ impl Control {
         command.env(PIPE_VARIABLE, &self.folder).env(LOG_VARIABLE, self.folder.join(LOGS)).current_dir("/");
         // In the daemon's environment they would hold for every client.
         command.env_remove(SHARE_VARIABLE).env_remove(MEMORY_VARIABLE);
+        if has_more_rights() {
+            command.env("PATH", SYSTEM_PATH);
+        }
         command
     }
 
@@ -164,8 +170,9 @@ fn start(control: &Control) -> Result<u32, String> {
     command.arg("-d").stdin(Stdio::null()).stdout(out).stderr(err);
     let mut child = command.spawn().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => format!(
-            "the program `{PROGRAM}` is not in $PATH; it belongs to the NVIDIA driver's utilities (package `nvidia-compute-utils` \
-             or `nvidia-driver-cuda`)"
+            "the program `{PROGRAM}` is not in {}; it belongs to the NVIDIA driver's utilities (package `nvidia-compute-utils` \
+             or `nvidia-driver-cuda`)",
+            if has_more_rights() { SYSTEM_PATH } else { "$PATH" }
         ),
         _ => format!("the program `{PROGRAM}` cannot be started: {error}"),
     })?;

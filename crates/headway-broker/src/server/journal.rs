@@ -307,7 +307,8 @@ impl Journal {
         let first = self.snapshot(now, book, StartReason::Gap, lines);
         // A file that failed may be broken for good: then another one.
         if let Some(log) = &mut self.log
-            && log.open(&first).or_else(|_| log.rotate(&first)).is_err()
+            && let Err(error) = log.open(&first).or_else(|_| log.rotate(&first))
+            && (!log::is_no_room(&error) || log.begin_again(&first).is_err())
         {
             return false;
         }

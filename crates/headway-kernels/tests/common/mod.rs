@@ -1,10 +1,6 @@
 //! Blocks and random bytes for the tests.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use std::env;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
 use headway_core::plan::block::{BlockHeader, block_bytes, write_header};
 use headway_device::work::{Portion, Work};
 use headway_kernels::Cipher;
@@ -66,25 +62,4 @@ pub(crate) fn run(kernel: &dyn Work, block: &[u8], state: &mut [u8]) -> Vec<u8> 
     let mut output = vec![0x5A; block.len()];
     kernel.run(block, &mut output, state).unwrap();
     output
-}
-
-/// Builds `tests/host/MAIN` into `folder` without any warning, or says why there is no compiler.
-pub(crate) fn host_program(main: &str, defines: &[String], folder: &Path) -> Option<PathBuf> {
-    let compiler = env::var_os("CXX").unwrap_or_else(|| "c++".into());
-    if let Err(error) = Command::new(&compiler).arg("--version").output() {
-        println!("skipped: cannot start {}: {error}", compiler.display());
-        return None;
-    }
-    let program = folder.join("program");
-    let done = Command::new(&compiler)
-        .args(["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-ffp-contract=off"])
-        .args(["-fsanitize=address,undefined", "-fno-sanitize-recover=all"])
-        .args(defines)
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/host").join(main))
-        .arg("-o")
-        .arg(&program)
-        .output()
-        .unwrap();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    Some(program)
 }

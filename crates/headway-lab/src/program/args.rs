@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use headway::plan::Strategy;
-use headway::units::Nanos;
+use headway::units::{Bytes, Nanos};
 use headway_cli::terminal::OutputFormat;
 use headway_cli::values::{BackendArg, count, label, word};
 use headway_lab::child::ChildRole;
 use headway_lab::formats::FileFormat;
-use headway_measure::child::{CHILD_ARGUMENT, ChildPart};
+use headway_measure::child::CHILD_ARGUMENT;
 use headway_measure::folder::file_name;
 
 /// Makes experiments of papers again, and compares what comes out with what the papers say.
@@ -42,6 +42,10 @@ pub(crate) struct Lab {
 pub(crate) enum Command {
     /// Time message combining on one core, and compare its results with the best there are
     Combine(CombineArgs),
+    /// Compare predicted ends of random batches of concurrent copies, and their worst-case bounds, with measured ones
+    Interconnect(InterconnectArgs),
+    /// Time arbitration between processes: leased engine locks, tokens, engines handed over
+    Broker(BrokerBenchArgs),
     /// Draw rows of a results file (SVG)
     Plot(PlotArgs),
     /// Make a workload file from a task set of another tool
@@ -50,11 +54,7 @@ pub(crate) enum Command {
     Export(ExportArgs),
     /// Serve a measurement that this program runs in another process
     #[command(name = CHILD_ARGUMENT, hide = true)]
-    MeasureChild {
-        #[arg(value_parser = word(ChildPart::WORDS))]
-        part: ChildPart,
-        order: String,
-    },
+    MeasureChild { order: String },
     /// Serve an experiment that this program runs in another process
     #[command(name = headway_lab::child::WORD, hide = true)]
     LabChild {
@@ -71,11 +71,17 @@ impl Lab {
         let matches = command.try_get_matches_from_mut(std::env::args_os())?;
         let mut lab = Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
         lab.experiment.label = label(&command, &matches, &["backend"]);
-        if let (Some(Command::Combine(args)), Some((name, matches))) = (&mut lab.command, matches.subcommand())
+        let out = match &mut lab.command {
+            Some(Command::Combine(args)) => Some(&mut args.out),
+            Some(Command::Interconnect(args)) => Some(&mut args.out),
+            Some(Command::Broker(args)) => Some(&mut args.out),
+            _ => None,
+        };
+        if let (Some(out), Some((name, matches))) = (out, matches.subcommand())
             && matches.value_source("out") != Some(ValueSource::CommandLine)
         {
             let command = command.find_subcommand(name).expect("a command that was read is known");
-            args.out.as_mut_os_string().push(file_name(&label(command, matches, &[])));
+            out.as_mut_os_string().push(file_name(&label(command, matches, &[])));
         }
         Ok(lab)
     }
@@ -272,4 +278,48 @@ pub(crate) struct ExportArgs {
     /// Engine or other server whose demands are written; each task set is of one [default: the only one in the file]
     #[arg(long)]
     pub(crate) server: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InterconnectArgs {
+    /// What runs the batches
+    #[arg(long, value_enum, default_value_t = BackendArg::Auto)]
+    pub(crate) backend: BackendArg,
+    /// Machine that `--backend emu` imitates or `--backend sim` simulates [default: h200-x1 and, for more GPUs, h200-x4; simulated h200-x4]
+    #[arg(long, value_name = "MACHINE")]
+    pub(crate) model: Option<String>,
+    /// Machine file to predict with [default: measure the links first, 10 to 30 s]
+    #[arg(long)]
+    pub(crate) machine: Option<String>,
+    /// Use only the first so many GPUs
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
+    pub(crate) gpus: Option<usize>,
+    /// Random batches
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = count)]
+    pub(crate) batches: usize,
+    /// Repetitions of each; their median is compared with the prediction, each of them with the bound
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = count)]
+    pub(crate) repeats: usize,
+    /// Largest block; sizes are uniform in their logarithm from 64 KiB on
+    #[arg(long, value_name = "SIZE", default_value = "256 MiB", value_parser = str::parse::<Bytes>)]
+    pub(crate) largest: Bytes,
+    /// Before, run more batches for so long: worst cases count with what disturbs them [default: 10 s on GPUs, else 0]
+    #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
+    pub(crate) watch: Option<Nanos>,
+    /// Seed of the batches
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Folder for figures, plots, machine file and summary; other options given are added to its name
+    #[arg(long, default_value = "out/interconnect")]
+    pub(crate) out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BrokerBenchArgs {
+    /// Folder for figures and summary; other options given are added to its name
+    #[arg(long, default_value = "out/broker")]
+    pub(crate) out: PathBuf,
+    /// Fewer samples: a few seconds instead of half a minute
+    #[arg(long)]
+    pub(crate) quick: bool,
 }

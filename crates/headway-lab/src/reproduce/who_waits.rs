@@ -10,7 +10,7 @@ use headway_os::clock;
 use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, raw_figures, silent};
 use crate::Error;
 use headway::run::Backend;
-use headway_measure::child::{self, ChildPart};
+use headway_measure::child;
 use headway_measure::plot::{Figure, PlotLine};
 use headway_measure::rival::{self, Rival};
 use headway_measure::sample::SampleFigures;
@@ -121,7 +121,7 @@ fn bulk_with_small(gpu: &mut ArbitrationBed, case: &Case, rounds: usize) -> Resu
 fn bulk_with_rival(gpu: &mut ArbitrationBed, case: &Case, samples: usize) -> Result<BulkAndSmall, Error> {
     let failed = |source| Error::Load { source };
     let order = rival::order(&case.small, 0, samples);
-    let command = child::command(ChildPart::SmallCopies, &order).map_err(failed)?;
+    let command = child::command(&order).map_err(failed)?;
     let mut rival = Rival::start(command).map_err(failed)?;
     let mut bulk = Vec::new();
     let small = loop {

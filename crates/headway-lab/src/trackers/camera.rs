@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::klt::{CornerCriteria, CpuMachine, FrameReport, Tracker, TrackerMachine, TrackerShape};
 use headway::Failure;
 use headway::jobs::{DoneJob, Moving, Operated, Operations, Rights, Unmanaged, sleep_until, with_gpu};
 use headway_core::units::Nanos;
 use headway_device::gpu::Gpu;
-use headway_kernels::klt::{CornerCriteria, CpuMachine, FrameReport, Tracker, TrackerMachine, TrackerShape};
 use headway_os::clock;
 use headway_os::ipc::Words;
 use headway_runtime::sharing::Task;

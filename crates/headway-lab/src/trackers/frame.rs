@@ -1,10 +1,10 @@
 //! One frame on the GPU that its job was given: state, tracker, load; every operation under its engine's lock.
 
+use crate::klt::{Launch, Region, TrackerMachine};
 use headway::jobs::{Operations, burn};
 use headway_core::decisions::engine_lock::EngineWork;
 use headway_core::units::Nanos;
 use headway_device::DeviceError;
-use headway_kernels::klt::{Launch, Region, TrackerMachine};
 
 use super::memory::{Memory, PARTS};
 

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::klt::{Launch, Region, TrackerShape};
 use crate::study::Elementwise;
 use headway::jobs::{complete, no_gpu, wait};
 use headway_device::gpu::{Caching, CpuReach, Gpu, Operation, Queue};
 use headway_device::work::{Argument, Work};
 use headway_device::{Access, Buffer, DeviceError};
-use headway_kernels::klt::{Launch, Region, TrackerShape};
 use serde::{Deserialize, Serialize};
 
 /// What a frame does beside the tracker's own work.

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-use headway_kernels::klt::TrackerShape;
+use crate::klt::TrackerShape;
 
 /// Pictures of grey levels, shown forwards and backwards in turns, so that motion never leaps.
 #[derive(Clone, Debug, PartialEq)]

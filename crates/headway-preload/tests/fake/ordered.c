@@ -105,10 +105,11 @@ struct stream {
     CUcontext context;
     struct op *ops;
     size_t first, end, room;
-    int capturing, invalidated, mode;
-    pthread_t thread;
+    int capturing, invalidated;
+    struct graph *graph; /* what is captured */
     struct stream *next;
 };
+struct graph { size_t count, room; struct op *ops; };
 struct event { unsigned long recorded, reached; CUstream where; };
 static struct stream legacy, *streams;
 static __thread struct stream *own;
@@ -142,6 +143,12 @@ static void join(CUstream stream) {
     else if (stream->joined) drain(&legacy);
 }
 static void push(CUstream stream, struct op op) {
+    if (stream->capturing) {
+        struct graph *graph = stream->graph;
+        if (graph->count == graph->room) graph->ops = realloc(graph->ops, (graph->room = 2 * graph->room + 8) * sizeof op);
+        graph->ops[graph->count++] = op;
+        return;
+    }
     join(stream);
     if (stream->end == stream->room) {
         stream->room = stream->room ? 2 * stream->room : 64;
@@ -268,14 +275,23 @@ CUresult cuStreamIsCapturing(CUstream stream, int *status) { ALIVE; return is_ca
 CUresult cuStreamBeginCapture_v2(CUstream stream, int mode) {
     ALIVE;
     if (named(stream, 0) == &legacy) return CAPTURE_UNSUPPORTED;
-    LOCKED stream->capturing = 1, stream->invalidated = 0, stream->mode = mode, stream->thread = pthread_self();
+    (void)mode;
+    LOCKED stream = named(stream, 0), stream->capturing = 1, stream->invalidated = 0, stream->graph = calloc(1, sizeof *stream->graph);
     return SUCCESS;
 }
 CUresult cuStreamEndCapture(CUstream stream, void **graph) {
+    stream = named(stream, 0);
     CUresult status = stream->invalidated ? CAPTURE_INVALIDATED : SUCCESS;
     LOCKED stream->capturing = stream->invalidated = 0;
-    *graph = (void *)1;
+    *graph = status ? 0 : stream->graph;
     return status;
+}
+CUresult cuGraphGetNodes(struct graph *graph, void *nodes, size_t *count) { (void)nodes; *count = graph->count; return SUCCESS; }
+CUresult cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags) { (void)flags; *exec = graph; return SUCCESS; }
+CUresult cuGraphLaunch(struct graph *exec, CUstream stream) {
+    ALIVE;
+    LOCKED for (size_t i = 0; i < exec->count; i++) push(named(stream, 0), exec->ops[i]);
+    return SUCCESS;
 }
 CUresult cuThreadExchangeStreamCaptureMode(int *mode) { int before = thread_mode; thread_mode = *mode; *mode = before; return SUCCESS; }
 static CUresult stream_query(CUstream stream) {
@@ -298,7 +314,7 @@ static CUresult stream_wait(CUstream stream) {
 }
 CUresult cuStreamSynchronize(CUstream stream) { ALIVE; return stream_wait(named(stream, 0)); }
 CUresult cuStreamSynchronize_ptsz(CUstream stream) { ALIVE; return stream_wait(named(stream, 1)); }
-CUresult cuCtxSynchronize(void) { ALIVE; LOCKED { for (CUstream each = streams; each; each = each->next) if (each->context == current) drain(each); drain(&legacy); } return SUCCESS; }
+CUresult cuCtxSynchronize(void) { ALIVE; LOCKED { for (CUstream each = streams; each; each = each->next) if (!each->context || each->context == current) drain(each); drain(&legacy); } return SUCCESS; }
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     (void)flags;
     ALIVE;
@@ -309,7 +325,7 @@ CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, unsigned 
     ALIVE;
     if (covering(address, 4).kind == 0 || flags) return INVALID_VALUE;
     counted("cuStreamWriteValue32_v2", 4);
-    LOCKED if (!named(stream, 0)->capturing) push(named(stream, 0), (struct op){.kind = WRITE, .to = (void *)address, .mark = value});
+    LOCKED push(named(stream, 0), (struct op){.kind = WRITE, .to = (void *)address, .mark = value});
     return SUCCESS;
 }
 CUresult cuEventCreate(CUevent *event, unsigned flags) { (void)flags; ALIVE; *event = calloc(1, sizeof **event); return SUCCESS; }
@@ -350,6 +366,7 @@ CUresult cuLaunchKernel(size_t function, unsigned gx, unsigned gy, unsigned gz, 
     (void)gx, (void)gy, (void)gz, (void)by, (void)bz, (void)shared, (void)extra, (void)bx;
     ALIVE;
     if (function != 5) return INVALID_VALUE;
+    if (!known(named(stream, 0))) return INVALID_HANDLE;
     CUdeviceptr to = *(CUdeviceptr *)arguments[0], from = *(CUdeviceptr *)arguments[1];
     uint64_t bytes = *(uint64_t *)arguments[2];
     if (!bytes) return SUCCESS;
@@ -377,7 +394,7 @@ static CUresult copy(const char *name, void *to, const void *from, size_t bytes,
         ordinary = way != (IN | OUT) && locked.kind != HOST;
         if (locked.kind == HOST && !covering((uint64_t)host, bytes).kind) status = INVALID_VALUE;
         if (!status) status = disturbs(stream);
-        if (!status && stream->capturing) waits = 0, bytes = ordinary = 0;
+        if (!status && stream->capturing) { push(stream, (struct op){.to = to, .from = from, .bytes = bytes}); bytes = 0; }
         else if (!status && (ordinary || waits)) { join(stream); drain(stream); }
         else if (!status) push(stream, (struct op){.to = to, .from = from, .bytes = bytes});
     }

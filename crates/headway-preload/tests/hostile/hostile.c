@@ -317,6 +317,31 @@ static void invalid(void) {
     said("not of the GPU", out(memory, 4096, LARGE));
 }
 
+/* Batches that the driver refuses: sizes and places of attributes that make no sense. What of them it copied before is its own affair. */
+static void invalid_batches(void) {
+    struct { unsigned access, hints[4], flags; } attributes[3] = {{.access = 1}, {.access = 3}, {.access = 1}};
+    CUresult (*batch)(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, void *, size_t *, size_t, CUstream);
+    find(&batch, "cuMemcpyBatchAsync_v2");
+    unsigned char *locked, *ordinary = fresh(LARGE);
+    must(host_alloc((void **)&locked, LARGE, 0), "cuMemHostAlloc");
+    CUdeviceptr hosts[2] = {(CUdeviceptr)locked, (CUdeviceptr)ordinary};
+    for (int kind = 0; kind < 2; kind++) {
+        CUdeviceptr to[3] = {hosts[kind], hosts[kind] + 2 * MIB, hosts[kind] + 4 * MIB}, from[3] = {device, device + 2 * MIB, device + 4 * MIB};
+        size_t sizes[3] = {2 * MIB, 2 * MIB, MIB}, rises[3] = {0, 1, 2};
+        size_t wrong[][3] = {{0, 0, 1}, {0, 2, 1}, {0, 1, 3}, {0, 1, (size_t)-1}, {1, 2, 3}};
+        for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) said("wrong places", batch(to, from, sizes, 3, attributes, wrong[i], 3, stream));
+        said("no attributes", batch(to, from, sizes, 3, attributes, rises, 0, stream));
+        said("too many attributes", batch(to, from, sizes, 2, attributes, rises, 3, stream));
+        for (int bits = 40; bits < 64; bits += 10) {
+            sizes[1] = (size_t)1 << bits;
+            said("absurd out", batch(to, from, sizes, 3, attributes, rises, 3, stream));
+            said("absurd in", batch(from, to, sizes, 3, attributes, rises, 3, stream));
+            said("one absurd out", batch(to + 1, from + 1, sizes + 1, 1, attributes, rises, 1, stream));
+        }
+        must(stream_sync(stream), "wait");
+    }
+}
+
 static void *one_of_many(void *argument) {
     size_t number = (size_t)argument, bytes = 4 * MIB + 1000 * number + 13;
     CUstream own;
@@ -696,7 +721,7 @@ static const struct { const char *name; void (*run)(void); } cases[] = {
     {"captured-elsewhere", captured_elsewhere}, {"captured", captured}, {"beside", beside},
     {"children-reaped", children_are_reaped_by_a_handler}, {"alarm-blocked", alarm_is_blocked}, {"signal-awaited", signal_is_waited_for},
     {"shared-files-cut", shared_files_are_cut}, {"small-stack", small_stack}, {"handler-copies", handler_copies},
-    {"clone-beside-copies", clone_beside_copies},
+    {"clone-beside-copies", clone_beside_copies}, {"invalid-batches", invalid_batches},
 };
 
 int main(int argc, char **argv) {

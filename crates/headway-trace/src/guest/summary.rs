@@ -73,8 +73,8 @@ pub struct CopyGroup {
     pub longest: Nanos,
     /// All together.
     pub blocked: Nanos,
-    /// Of copies that Headway made: the median of the driver's by the same call and of the same class of sizes; `None` where the driver
-    /// made fewer than 10 that have lines.
+    /// Of copies that Headway made: the median of the driver's by the same call and of the same class of sizes, for fast copies only of
+    /// those of ordinary memory; `None` where the driver made fewer than 10 that have lines.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drivers_median: Option<Nanos>,
 }
@@ -205,7 +205,13 @@ impl Totals {
 
 fn groups(log: &GuestLog) -> Vec<CopyGroup> {
     let mut totals: BTreeMap<(Call, usize, Became), Totals> = BTreeMap::new();
+    // The driver's copies that Headway could have made fast. A call with page-locked memory returns before its copy has ended, and so
+    // says nothing of one with ordinary memory.
+    let mut ordinary: BTreeMap<(Call, usize), Sample> = BTreeMap::new();
     for copy in &log.copies {
+        if copy.became == Became::PassedOn && copy.why != Some(DriverReason::NotOrdinary) {
+            ordinary.entry((copy.call, size_class(copy.bytes.0))).or_default().add(copy);
+        }
         let totals = totals.entry((copy.call, size_class(copy.bytes.0), copy.became)).or_default();
         // The others that the line is a sample of are counted.
         totals.add(1, copy.bytes, copy.took, copy.took);
@@ -215,12 +221,18 @@ fn groups(log: &GuestLog) -> Vec<CopyGroup> {
         let totals = totals.entry((counted.call, counted.class, counted.became)).or_default();
         totals.add(counted.copies, counted.bytes, counted.took, counted.longest);
     }
-    let drivers = |(call, class, became): (Call, usize, Became), totals: &mut Totals| {
-        let says_enough = became == Became::PassedOn && totals.sample.copies() >= ALONE_MIN;
-        Some(((call, class), totals.sample.quantile(50).filter(|_| says_enough)?))
+    let median = |sample: &mut Sample| sample.quantile(50).filter(|_| sample.copies() >= ALONE_MIN);
+    let passed_on = totals.iter_mut().filter(|((_, _, became), _)| *became == Became::PassedOn);
+    let all: BTreeMap<(Call, usize), Nanos> = passed_on
+        .filter_map(|((call, class, _), totals)| Some(((*call, *class), median(&mut totals.sample)?)))
+        .collect();
+    let ordinary: BTreeMap<(Call, usize), Nanos> =
+        ordinary.iter_mut().filter_map(|(key, sample)| Some((*key, median(sample)?))).collect();
+    let drivers_median = |call: Call, class: usize, became: Became| match became {
+        Became::PassedOn => None,
+        Became::Fast => ordinary.get(&(call, class)).copied(),
+        Became::Aside | Became::Pieces => all.get(&(call, class)).copied(),
     };
-    let drivers: BTreeMap<(Call, usize), Nanos> =
-        totals.iter_mut().filter_map(|(key, totals)| drivers(*key, totals)).collect();
     let group = |((call, class, became), mut totals): ((Call, usize, Became), Totals)| CopyGroup {
         call,
         size: SIZES.get(class).map_or("?", |(_, name)| name),
@@ -231,7 +243,7 @@ fn groups(log: &GuestLog) -> Vec<CopyGroup> {
         p99: (totals.sample.copies() >= P99_MIN).then(|| totals.sample.quantile(99)).flatten(),
         longest: totals.longest,
         blocked: totals.blocked,
-        drivers_median: drivers.get(&(call, class)).copied().filter(|_| became != Became::PassedOn),
+        drivers_median: drivers_median(call, class, became),
     };
     totals.into_iter().map(group).collect()
 }

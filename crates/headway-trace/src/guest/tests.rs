@@ -118,3 +118,21 @@ fn a_log_that_was_cut_off_is_read_and_said() {
     assert!(text.contains("no last line") && text.contains("1 were cut off"), "{text}");
     assert!(GuestLog::read(&b"{\"schema\":1}\n"[..], "log").is_err());
 }
+
+#[test]
+fn fast_copies_are_compared_with_the_drivers_copies_of_ordinary_memory() {
+    let into = Copy { call: Call::InAsync, direction: Towards::In, bytes: Bytes(1 << 28), ..SMALL };
+    let fast = Copy { took: Nanos(5_000_000), became: Became::Fast, why: None, ..into };
+    // These return before they have ended.
+    let pinned = Copy { took: Nanos(8_000), why: Some(DriverReason::NotOrdinary), ..into };
+    let mut lines: Vec<_> = [fast, pinned].repeat(20).into_iter().map(GuestLogLine::Copy).collect();
+    let of_fast = |lines: &[GuestLogLine]| {
+        let summary = summarize(&read(lines, "\n"));
+        let group = summary.groups.iter().find(|group| group.became == Became::Fast).unwrap();
+        (group.drivers_median, group.is_slower())
+    };
+    assert_eq!(of_fast(&lines), (None, false));
+    let ordinary = Copy { took: Nanos(4_000_000), why: Some(DriverReason::Capture), ..into };
+    lines.extend([ordinary].repeat(10).into_iter().map(GuestLogLine::Copy));
+    assert_eq!(of_fast(&lines), (Some(Nanos(4_000_000)), true));
+}

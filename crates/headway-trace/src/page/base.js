@@ -375,8 +375,8 @@
     return Object.fromEntries(["ground", "card", "text", "muted", "line", "faint", "edge", "accent", "accent-soft", "bad", "busy"].map((name) => [name, of(name)]));
   }
 
-  /** Distinct, quiet colours: hues a golden angle apart. */
-  const tone = (index) => `hsl(${((index * 137.508 + 208) % 360).toFixed(0)} ${dark() ? "32% 58%" : "42% 62%"})`;
+  /** Distinct, quiet colours: hues a golden section apart, but no red, which means late. */
+  const tone = (index) => `hsl(${(40 + ((index * 173.052 + 168) % 280)).toFixed(0)} ${dark() ? "32% 58%" : "42% 62%"})`;
 
   function sized(canvas, width, height) {
     const ratio = window.devicePixelRatio || 1;

@@ -18,7 +18,7 @@ use crate::folder::{Folder, with_ending};
 use crate::server::ServerOptions;
 use crate::server::own_files::is_log_or_nothing;
 
-/// Longest line that is read: a snapshot of the most tasks that there may be takes a few MiB.
+/// Longest line that is read: a snapshot takes up to 1 MiB for each user.
 const LINE_MAX: u64 = 256 << 20;
 
 pub(super) struct Log {
@@ -34,6 +34,7 @@ pub(super) struct Log {
     files: u32,
     obstacle: Option<PathBuf>,
     faults: Option<DiskFaults>,
+    must_remember: bool,
 }
 
 impl Log {
@@ -53,6 +54,7 @@ impl Log {
             files: options.log_files.max(1),
             obstacle: None,
             faults: options.faults.clone(),
+            must_remember: options.must_remember,
         })
     }
 
@@ -108,12 +110,59 @@ impl Log {
         Ok(())
     }
 
+    /// Writes to the present file.
     pub(super) fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let file = self.file.as_mut().ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-        let written = write(file, bytes, self.faults.as_ref(), &self.path);
-        // What a failed write has left in the file counts too.
-        self.bytes = self.bytes.saturating_add(bytes.len() as u64);
-        written
+        loop {
+            let file = self.file.as_mut().ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+            let written = write(file, bytes, self.faults.as_ref(), &self.path);
+            if written.is_ok() {
+                self.bytes = self.bytes.saturating_add(bytes.len() as u64);
+                return written;
+            }
+            // What a failed write has left takes room, and is no line.
+            if file.set_len(self.bytes).is_err() {
+                self.bytes = self.bytes.saturating_add(bytes.len() as u64);
+            }
+            if !written.as_ref().is_err_and(is_no_room) || !self.drop_oldest() {
+                return written;
+            }
+        }
+    }
+
+    /// Drops the oldest of the files before the present one to make room on the disk; whether that was done. Only a broker that must remember
+    /// does so: others grant without a log, too.
+    fn drop_oldest(&self) -> bool {
+        let older = (1..self.files).rev().map(|number| self.older(number));
+        let oldest = older.filter(|_| self.must_remember).find(|name| self.is_ours(name));
+        oldest.is_some_and(|name| self.folder.remove(&name).is_ok())
+    }
+
+    fn older(&self, number: u32) -> OsString {
+        with_ending(&self.name, &format!(".{number}"))
+    }
+
+    /// Whether a file of the log has this name.
+    fn is_ours(&self, name: &OsString) -> bool {
+        let entry = self.folder.entry(name);
+        matches!(entry, Ok(Some(entry)) if entry.is_file && entry.uid == user())
+            && is_log_or_nothing(&self.folder, name).unwrap_or(false)
+    }
+
+    /// Replaces all that is in the present file by `first` where a broker must remember and nothing else makes room on the disk for it. Lines
+    /// are missing before `first`, so what is in the file says nothing of the present state.
+    pub(super) fn begin_again(&mut self, first: &[u8]) -> io::Result<()> {
+        let file = self.file.as_ref().filter(|_| self.must_remember && self.bytes >= first.len() as u64);
+        file.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?.set_len(0)?;
+        self.bytes = 0;
+        self.append(first)?;
+        self.full_at = self.full_after(first);
+        Ok(())
+    }
+
+    /// The size at which a file is full that begins with this snapshot. Lines take as much of it at least, so that a broker of many large
+    /// tasks does not spend its time on snapshots.
+    fn full_after(&self, first: &[u8]) -> u64 {
+        self.bytes_max.max((first.len() as u64).saturating_mul(2))
     }
 
     /// Begins another file with `first`, and drops the oldest one; where those before cannot be kept, the present one, so that
@@ -124,36 +173,41 @@ impl Log {
         if !is_file || !is_log_or_nothing(&self.folder, &new)? {
             return Err(self.folder.foreign(&new));
         }
-        self.folder.remove(&new)?;
-        allowed(self.faults.as_ref(), &self.folder.path(&new))?;
-        let mut file = self.folder.file(&new, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL)?;
-        if let Err(error) = write(&mut file, first, self.faults.as_ref(), &self.folder.path(&new)) {
-            let _ = self.folder.remove(&new);
-            return Err(error);
-        }
-        let older = |number: u32| with_ending(&self.name, &format!(".{number}"));
-        let foreign = |number: &u32| {
-            let entry = self.folder.entry(&older(*number));
-            let is_ours = matches!(entry, Ok(Some(entry)) if entry.is_file && entry.uid == user());
-            let is_log = is_ours && is_log_or_nothing(&self.folder, &older(*number)).unwrap_or(false);
-            !is_log && !matches!(entry, Ok(None))
+        let file = loop {
+            match self.write_new(&new, first) {
+                Err(error) if is_no_room(&error) && self.drop_oldest() => {}
+                written => break written?,
+            }
         };
-        self.obstacle = (1..self.files).find(foreign).map(|number| self.folder.path(&older(number)));
+        let foreign = |number: &u32| {
+            let name = self.older(*number);
+            !self.is_ours(&name) && !matches!(self.folder.entry(&name), Ok(None))
+        };
+        self.obstacle = (1..self.files).find(foreign).map(|number| self.folder.path(&self.older(number)));
         if self.obstacle.is_none() {
             for number in (1..self.files.saturating_sub(1)).rev() {
-                self.move_to(&older(number), &older(number + 1))?;
+                self.move_to(&self.older(number), &self.older(number + 1))?;
             }
             if self.files > 1 {
-                self.move_to(&self.name, &older(1))?;
+                self.move_to(&self.name, &self.older(1))?;
             }
         }
         self.folder.rename(&new, &self.name)?;
-        (self.file, self.bytes, self.full_at) = (Some(file), first.len() as u64, self.bytes_max);
-        // A snapshot that is larger than a file may be is followed by as much again.
-        if self.is_full() {
-            self.postpone_rotation();
-        }
+        (self.file, self.bytes, self.full_at) = (Some(file), first.len() as u64, self.full_after(first));
         Ok(())
+    }
+
+    /// A file of this name with `first`; none if that cannot be written.
+    fn write_new(&self, new: &OsString, first: &[u8]) -> io::Result<File> {
+        self.folder.remove(new)?;
+        let path = self.folder.path(new);
+        allowed(self.faults.as_ref(), &path)?;
+        let mut file = self.folder.file(new, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL)?;
+        let written = write(&mut file, first, self.faults.as_ref(), &path);
+        if written.is_err() {
+            let _ = self.folder.remove(new);
+        }
+        written.map(|()| file)
     }
 
     fn move_to(&self, from: &OsString, to: &OsString) -> io::Result<()> {
@@ -162,6 +216,11 @@ impl Log {
             moved => moved,
         }
     }
+}
+
+/// Whether other files may be in the way.
+pub(super) fn is_no_room(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 fn write(file: &mut File, bytes: &[u8], faults: Option<&DiskFaults>, path: &Path) -> io::Result<()> {

@@ -336,6 +336,25 @@ fn a_client_that_hangs_is_cut_off_and_its_user_passed_over_for_a_watchdog() {
 }
 
 #[test]
+fn a_broker_that_is_late_again_and_again_cuts_off_who_hangs_after_a_watchdog_of_its_own_time() {
+    let mut host = Host::new(parameters(1, 1));
+    let task = host.party(1, 11, 10);
+    host.request(task);
+    // Half of the time it does something else: it writes snapshots, for one.
+    let part = WATCHDOG / 4;
+    for _ in 0..3 {
+        host.now += part;
+        host.feed(Input::Late { by: Nanos(part) });
+        host.wait(part);
+        assert!(host.shut.is_empty());
+    }
+    host.now += part;
+    host.feed(Input::Late { by: Nanos(part) });
+    host.wait(part);
+    assert!(!host.shut.is_empty());
+}
+
+#[test]
 fn time_for_which_the_broker_was_stopped_cuts_nobody_off() {
     for is_excused in [true, false] {
         let mut host = Host::new(parameters(1, 1));

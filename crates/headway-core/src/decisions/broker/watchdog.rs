@@ -90,12 +90,18 @@ impl Book {
 
     /// The broker was late by this much. Meanwhile it read nothing that clients gave back, and answered no request. If the delay is at
     /// least a certain part of the watchdog, each client gets another watchdog from now on, and the delay does not count as use of what
-    /// clients held.
+    /// clients held. Another delay within that watchdog prolongs it by no more than itself, so that a broker that is often late, by writing
+    /// snapshots for one, still cuts off clients that hang.
     pub(super) fn excuse(&mut self, now: Nanos, late: Nanos) -> bool {
         if late.0 < self.parameters.watchdog.0 / LATE {
             return false;
         }
-        self.excused_until = now.saturating_add(self.parameters.watchdog);
+        let is_excused = self.excused_until > now.saturating_sub(late);
+        self.excused_until = if is_excused {
+            self.excused_until.saturating_add(late)
+        } else {
+            now.saturating_add(self.parameters.watchdog)
+        };
         let held = self.tasks.values_mut().filter_map(|task| task.open.as_mut().filter(|open| open.granted.is_some()));
         for open in held {
             for time in std::iter::once(&mut open.since).chain(&mut open.asked) {

@@ -8,11 +8,11 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use crate::klt::TrackerShape;
 use headway_broker::{Client, OnLoss, TaskShape};
 use headway_core::decisions::sharing::ClusterId;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::Gpu;
-use headway_kernels::klt::TrackerShape;
 use headway_os::ipc::Words;
 use headway_runtime::sharing::Sharing;
 use serde::{Deserialize, Serialize};

@@ -8,7 +8,7 @@
 // differences (121), the matrix and then its Cholesky factor (64, row * 8 + column), the parameters (8), the centre (2).
 // Parameters: displacement x, y; gain - 1; bias; the affine part xx - 1, xy, yx, yy - 1. A centre below zero in x is a code.
 
-#include "device.cuh"
+#include "../../headway-kernels/kernels/device.cuh"
 
 #define SIDE 11
 #define HALF 5

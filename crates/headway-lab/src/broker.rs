@@ -24,12 +24,12 @@ use headway_os::{affinity, clock, ipc, sched};
 use serde::Serialize;
 
 use self::processes::{BrokerProcess, Rest};
-use super::results::{Target, TargetOutcome};
-use crate::Error;
-use crate::folder::{self, Folder};
-use crate::sample::{Effort, SampleFigures, series};
 use headway::COMMIT;
 use headway::run::Progress;
+use headway_measure::Error;
+use headway_measure::bench::{Target, TargetOutcome};
+use headway_measure::folder::{self, Folder};
+use headway_measure::sample::{Effort, SampleFigures, series};
 
 pub(crate) use self::roles::take_part;
 

@@ -10,12 +10,12 @@ use headway_core::units::{Nanos, PPM};
 use serde::Serialize;
 
 use super::{Errors, InterconnectBenchReport, Target, Variant};
-use crate::Error;
-use crate::batches::{BatchTiming, Mix, Routes, TrialBlock};
-use crate::bench::results::TargetOutcome;
-use crate::fit::Observed;
-use crate::plot::{Figure, PlotLine};
-use crate::sets::SetTransfer;
+use headway_measure::Error;
+use headway_measure::batches::{BatchTiming, Mix, Routes, TrialBlock};
+use headway_measure::bench::TargetOutcome;
+use headway_measure::fit::Observed;
+use headway_measure::plot::{Figure, PlotLine};
+use headway_measure::sets::SetTransfer;
 
 /// Targets: median and 95th percentile of the error of a batch's last end.
 const MEDIAN_PPM: u64 = 20_000;

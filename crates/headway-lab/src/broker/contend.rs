@@ -10,8 +10,8 @@ use headway_os::ipc::Words;
 
 use super::processes::{self, BrokerProcess, WORDS};
 use super::{EXECUTE, task};
-use crate::Error;
-use crate::sample::Effort;
+use headway_measure::Error;
+use headway_measure::sample::Effort;
 
 // Words that both processes share, a cache line each.
 /// When the engine was released last.

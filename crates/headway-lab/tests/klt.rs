@@ -4,10 +4,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::common::host_program;
+use crate::host::host_program;
 use headway_device::DeviceError;
 use headway_device::emu::{EmuGpu, EmuSpec};
-use headway_kernels::klt::{
+use headway_lab::klt::{
     CornerCriteria, CpuMachine, Fate, FrameReport, GpuMachine, Launch, Operand, Region, Tracker, TrackerMachine,
     TrackerShape, Warp,
 };

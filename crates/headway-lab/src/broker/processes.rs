@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
-use std::{env, fs, io, thread};
+use std::{fs, io, thread};
 
 use headway_broker::{BrokerServer, Client, OnLoss, TaskShape};
 use headway_core::decisions::engine_lock::{EngineParameters, LockOrder, PeerLocks};
@@ -15,11 +15,11 @@ use headway_core::decisions::predictor::PredictorParameters;
 use headway_core::decisions::sharing::{ArbiterLimits, ArbiterParameters, ClusterId, ClusterParameters};
 use headway_core::decisions::token::{TokenMode, TokenParameters};
 use headway_core::units::{Bytes, Nanos, PPM};
-use headway_os::clock;
 use headway_os::ipc::{Listener, Words};
+use headway_os::{clock, environment};
 
-use crate::Error;
-use crate::child::{self, ChildPart};
+use crate::child::{self, ChildRole};
+use headway_measure::Error;
 
 /// Bytes that both clients share.
 pub(super) const WORDS: usize = 24;
@@ -63,7 +63,7 @@ pub(super) struct BrokerProcess {
 /// Starts this program in a role: `broker` or `client`, the folder, and what else the role needs, a line each. It ends with its
 /// standard input.
 fn spawn(role: &str) -> Result<Child, Error> {
-    let mut command = child::command(ChildPart::Broker, role).map_err(Error::Child)?;
+    let mut command = child::command(ChildRole::Broker, role).map_err(Error::Child)?;
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     command.spawn().map_err(Error::Child)
 }
@@ -71,7 +71,8 @@ fn spawn(role: &str) -> Result<Child, Error> {
 impl BrokerProcess {
     /// Starts the broker.
     pub(super) fn start(rest: Rest) -> Result<Self, Error> {
-        let folder = env::temp_dir().join(format!("headway-bench-{}-{}", std::process::id(), clock::now().0));
+        let folder =
+            environment::temporary_folder().join(format!("headway-bench-{}-{}", std::process::id(), clock::now().0));
         let write = |source| headway::Failure::Write { path: folder.clone(), source };
         fs::DirBuilder::new().mode(0o700).create(&folder).map_err(write)?;
         let words = Words::create("headway bench", WORDS, 1)?;

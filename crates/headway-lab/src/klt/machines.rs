@@ -9,7 +9,6 @@ use headway_device::work::{Argument, CpuArgument, Work};
 use headway_device::{Access, Buffer, DeviceError};
 
 use super::{Launch, Operand, Region, TrackerShape};
-use crate::words::{bytes, bytes_mut};
 
 impl Launch {
     /// The launch over the memory that `buffer` gives for each region, whole regions claimed.
@@ -84,14 +83,14 @@ fn too_long(len: usize, max: usize) -> Result<(), DeviceError> {
 
 impl TrackerMachine for CpuMachine {
     fn put(&mut self, region: Region, from: &[u8]) -> Result<(), DeviceError> {
-        let to = bytes_mut(self.words(region)?);
+        let to = bytemuck::cast_slice_mut(self.words(region)?);
         too_long(from.len(), to.len())?;
         to[..from.len()].copy_from_slice(from);
         Ok(())
     }
 
     fn take(&mut self, region: Region, to: &mut [u8]) -> Result<(), DeviceError> {
-        let from = bytes(self.words(region)?);
+        let from = bytemuck::cast_slice(self.words(region)?);
         too_long(to.len(), from.len())?;
         to.copy_from_slice(&from[..to.len()]);
         Ok(())
@@ -110,8 +109,8 @@ impl TrackerMachine for CpuMachine {
             let operands = launch.operands.iter().zip(&mut lent);
             let mut arguments: Vec<_> = operands
                 .map(|(operand, words)| match operand {
-                    Operand::Read(_) => CpuArgument::Read(bytes(words)),
-                    Operand::Write(_) => CpuArgument::Write(bytes_mut(words)),
+                    Operand::Read(_) => CpuArgument::Read(bytemuck::cast_slice(words)),
+                    Operand::Write(_) => CpuArgument::Write(bytemuck::cast_slice_mut(words)),
                     Operand::Int(int) => CpuArgument::Int(*int),
                 })
                 .collect();

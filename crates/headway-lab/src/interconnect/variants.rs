@@ -6,7 +6,7 @@ use headway_core::units::Nanos;
 use serde::Serialize;
 
 use super::{Errors, Ran, judge};
-use crate::Error;
+use headway_measure::Error;
 
 /// One form of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -1,16 +1,15 @@
-//! The command `bench interconnect`.
+//! The benchmark of the interconnect model.
 
 use std::fmt::Write;
 
 use anyhow::Result;
 use headway_cli::terminal::{Bar, CommandAnswer, Out, interrupt};
+use headway_lab::interconnect::{InterconnectBenchOptions, InterconnectBenchReport, run};
 use headway_measure::bench::TargetOutcome;
-use headway_measure::bench::interconnect::{InterconnectBenchOptions, InterconnectBenchReport, run};
 
-use crate::args::InterconnectArgs;
-use crate::show::imitation;
+use super::args::InterconnectArgs;
 
-pub(crate) fn bench(out: &Out, args: &InterconnectArgs) -> Result<CommandAnswer> {
+pub(crate) fn interconnect(out: &Out, args: &InterconnectArgs) -> Result<CommandAnswer> {
     let options = InterconnectBenchOptions {
         backend: args.backend.into(),
         model: args.model.clone(),
@@ -40,7 +39,9 @@ pub(crate) fn bench(out: &Out, args: &InterconnectArgs) -> Result<CommandAnswer>
 
 fn shown(report: &InterconnectBenchReport) -> String {
     let mut text = format!("source    {}, machine {}\n", report.source, report.machine);
-    imitation(&mut text, report.imitates.as_deref());
+    if let Some(imitates) = &report.imitates {
+        let _ = writeln!(text, "emulated  {imitates}");
+    }
     text.push('\n');
     for target in &report.targets {
         let _ = writeln!(text, "{:<12} {}\n{:<12} {}", target.outcome.label(), target.target, "", target.measured);

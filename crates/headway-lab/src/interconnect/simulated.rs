@@ -9,11 +9,11 @@ use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
 use super::{FittedMachine, InterconnectBenchOptions, Ran, fresh, given};
-use crate::Error;
-use crate::batches::{BatchDraw, BatchTiming, Routes, TrialBlock};
-use crate::fit::Observed;
-use crate::links::MeasuredSetup;
-use crate::sets::{self, Rates, SetMemory, SetTransfer};
+use headway_measure::Error;
+use headway_measure::batches::{BatchDraw, BatchTiming, Routes, TrialBlock};
+use headway_measure::fit::Observed;
+use headway_measure::links::MeasuredSetup;
+use headway_measure::sets::{self, Rates, SetMemory, SetTransfer};
 
 /// How far the node is from its description, in ppm: every capacity and set-up.
 const AWAY: u64 = 30_000;

@@ -21,18 +21,18 @@ use serde::Serialize;
 pub use self::results::BatchGroup;
 use self::results::Case;
 pub use self::variants::Variant;
-use super::results::Target;
-use crate::Error;
-use crate::batches::{BatchDraw, BatchTiming, Bed, Mix, Routes, TrialBlock, gpus_of};
-use crate::fit::Observed;
-use crate::folder::{self, Folder};
-use crate::interconnect::{Scope, calibrate};
-use crate::node;
-use crate::session::Session;
-use crate::sets::SetMemory;
 use headway::gpus;
 use headway::run::{Backend, Progress};
 use headway::{COMMIT, stamp};
+use headway_measure::Error;
+use headway_measure::batches::{BatchDraw, BatchTiming, Bed, Mix, Routes, TrialBlock, gpus_of};
+use headway_measure::bench::Target;
+use headway_measure::fit::Observed;
+use headway_measure::folder::{self, Folder};
+use headway_measure::interconnect::{Scope, calibrate};
+use headway_measure::node;
+use headway_measure::session::Session;
+use headway_measure::sets::SetMemory;
 
 /// `|measured - predicted| / predicted` in parts per million.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -164,7 +164,7 @@ struct Ran {
 /// Compares predictions with random batches as `options` say; without a machine file the node is measured first.
 ///
 /// # Errors
-/// [`headway::ErrorKind::Backend`], [`crate::Error::WrongCopy`], [`headway::ErrorKind::Interrupted`] before the first batch, and what devices and files
+/// [`headway::ErrorKind::Backend`], [`headway_measure::Error::WrongCopy`], [`headway::ErrorKind::Interrupted`] before the first batch, and what devices and files
 /// refuse. After a failure or an interruption the batches that were run until then are in the folder all the same.
 pub fn run(
     options: &InterconnectBenchOptions,
@@ -268,7 +268,7 @@ fn measured(
 /// A machine that was just fitted, with the hash of its file.
 fn fresh(machine: Machine, observed: Observed) -> Result<FittedMachine, Error> {
     let machine =
-        machine::parse("machine.toml", &machine::write(&machine, &["Written by `headway bench interconnect`."]))?;
+        machine::parse("machine.toml", &machine::write(&machine, &["Written by `headway-lab interconnect`."]))?;
     let said = format!("{} ({}), fitted in this run", machine.name, machine.hash);
     Ok(FittedMachine { machine, observed: Some(observed), said, sets: None })
 }
@@ -327,7 +327,7 @@ impl InterconnectBenchReport {
             file: known
                 .observed
                 .is_some()
-                .then(|| machine::write(&known.machine, &["Written by `headway bench interconnect`."])),
+                .then(|| machine::write(&known.machine, &["Written by `headway-lab interconnect`."])),
         })
     }
 
@@ -351,7 +351,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    use crate::bench::TargetOutcome;
+    use headway_measure::bench::TargetOutcome;
 
     fn options(backend: Backend, out: &Path) -> InterconnectBenchOptions {
         InterconnectBenchOptions {

@@ -7,7 +7,6 @@ use headway_device::{DeviceError, LaunchGrid};
 
 use super::forms::{self, Image, Listed};
 use super::{LEVELS, PARAMETERS, PIXELS};
-use crate::words::{words, words_mut};
 
 /// One of the tracker's programs. [`TrackerShape`](super::TrackerShape) gives them their arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,12 +77,12 @@ impl<'a, 'b> Arguments<'a, 'b> {
     }
 
     fn read(&mut self) -> Option<&'b [f32]> {
-        words(self.bytes()?)
+        bytemuck::try_cast_slice(self.bytes()?).ok()
     }
 
     fn write(&mut self) -> Option<&'b mut [f32]> {
         match self.0.next()? {
-            CpuArgument::Write(bytes) => words_mut(mem::take(bytes)),
+            CpuArgument::Write(bytes) => bytemuck::try_cast_slice_mut(mem::take(bytes)).ok(),
             _ => None,
         }
     }
@@ -129,7 +128,7 @@ impl<'a, 'b> Arguments<'a, 'b> {
 }
 
 fn listed(slots: &[u8], count: usize) -> Option<&[i32]> {
-    words(slots)?.get(..count)
+    bytemuck::try_cast_slice(slots).ok()?.get(..count)
 }
 
 impl TrackerStage {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use flate2::read::GzDecoder;
-use headway_kernels::klt::{CpuMachine, Region, Tracker, TrackerMachine, TrackerShape, Warp};
+use headway_lab::klt::{CpuMachine, Region, Tracker, TrackerMachine, TrackerShape, Warp};
 use sha2::{Digest as _, Sha256};
 
 const WIDTH: usize = 320;
@@ -154,7 +154,7 @@ fn corner_responses_are_those_of_opencv() {
 }
 
 /// All warps and numbers of steps, on the folder that `HEADWAY_KLT_REFERENCE` names, as `reference.py` writes it:
-/// `HEADWAY_KLT_REFERENCE=DIR cargo test -p headway-kernels --test it klt_reference:: -- --ignored --nocapture`.
+/// `HEADWAY_KLT_REFERENCE=DIR cargo test -p headway-lab --test it klt_reference:: -- --ignored --nocapture`.
 #[test]
 #[ignore = "a survey, not a test"]
 fn survey_of_a_folder() {

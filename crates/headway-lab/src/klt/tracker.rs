@@ -3,7 +3,6 @@
 use headway_device::DeviceError;
 
 use super::{CornerCriteria, Fate, PARAMETERS, Region, TrackerMachine, TrackerShape, select};
-use crate::words::{bytes, bytes_mut};
 
 /// No other sensor: positions stay.
 const IDENTITY: [f32; 9] = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0];
@@ -60,7 +59,7 @@ impl<M: TrackerMachine> Tracker<M> {
     /// # Errors
     /// [`DeviceError`] of the copy that empties the slots.
     pub fn new(shape: TrackerShape, mut machine: M) -> Result<Self, DeviceError> {
-        machine.put(Region::State(0), bytes(&shape.empty_state()))?;
+        machine.put(Region::State(0), bytemuck::cast_slice(&shape.empty_state()))?;
         let (slots, at) = (vec![None; shape.slots()], vec![[0.0; 2]; shape.slots()]);
         Ok(Self { shape, machine, slots, features: 0, at })
     }
@@ -72,12 +71,12 @@ impl<M: TrackerMachine> Tracker<M> {
     /// [`DeviceError::Invalid`] for a picture of another size; those of copies and launches.
     pub fn track(&mut self, image: &[f32], prediction: Option<[f32; 9]>) -> Result<FrameReport, DeviceError> {
         self.put_image(Region::Image, image)?;
-        self.machine.put(Region::Prediction, bytes(&prediction.unwrap_or(IDENTITY)))?;
+        self.machine.put(Region::Prediction, bytemuck::cast_slice(&prediction.unwrap_or(IDENTITY)))?;
         self.machine.launch(&self.shape.track())?;
         let mut parameters = vec![0.0f32; PARAMETERS * self.shape.slots()];
         let mut status = vec![0.0f32; self.shape.slots()];
-        self.machine.take(Region::Parameters, bytes_mut(&mut parameters))?;
-        self.machine.take(Region::Status, bytes_mut(&mut status))?;
+        self.machine.take(Region::Parameters, bytemuck::cast_slice_mut(&mut parameters))?;
+        self.machine.take(Region::Status, bytemuck::cast_slice_mut(&mut status))?;
         let mut report = FrameReport::default();
         for (slot, &difference) in status.iter().enumerate() {
             let Some(id) = self.slots[slot] else { continue };
@@ -102,7 +101,7 @@ impl<M: TrackerMachine> Tracker<M> {
         self.put_image(Region::CornerImage, image)?;
         self.machine.launch(&self.shape.respond())?;
         let mut response = vec![0.0f32; self.shape.width() * self.shape.height()];
-        self.machine.take(Region::Response, bytes_mut(&mut response))?;
+        self.machine.take(Region::Response, bytemuck::cast_slice_mut(&mut response))?;
         let taken: Vec<_> = self.used().map(|slot| self.at[slot]).collect();
         let free = self.shape.slots() - taken.len();
         self.add(&select(&response, self.shape.width(), &taken, choice, free))
@@ -143,10 +142,10 @@ impl<M: TrackerMachine> Tracker<M> {
             return Ok(());
         }
         let slots: Vec<_> = listed.iter().map(|(slot, _)| *slot as i32).collect();
-        self.machine.put(Region::Listed, bytes(&slots))?;
+        self.machine.put(Region::Listed, bytemuck::cast_slice(&slots))?;
         for (axis, region) in [Region::ListedX, Region::ListedY].into_iter().enumerate() {
             let places: Vec<_> = listed.iter().map(|(_, at)| at[axis]).collect();
-            self.machine.put(region, bytes(&places))?;
+            self.machine.put(region, bytemuck::cast_slice(&places))?;
         }
         self.machine.launch(&self.shape.list(listed.len()))
     }
@@ -157,6 +156,6 @@ impl<M: TrackerMachine> Tracker<M> {
             let reason = format!("it has {} pixels and the tracker is for {pixels}", image.len());
             return Err(DeviceError::Invalid { what: "picture", reason });
         }
-        self.machine.put(region, bytes(image))
+        self.machine.put(region, bytemuck::cast_slice(image))
     }
 }

@@ -2,8 +2,8 @@
 
 use headway_core::units::Nanos;
 
-use super::super::results::{Target, TargetOutcome};
 use super::{LEASED, SLEEPS, SPINS, TOKEN_BUSY, TOKEN_PACED, TimingRow, WAKE};
+use headway_measure::bench::{Target, TargetOutcome};
 
 /// Row, most at the median, most at 99 %.
 const TARGETS: [(&str, Nanos, Nanos); 5] = [
