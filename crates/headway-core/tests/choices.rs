@@ -6,7 +6,7 @@
 
 mod whole;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
 use std::path::Path;
 
@@ -146,8 +146,8 @@ fn by_profile(recorded: &mut Recorded) {
         let selector = Selector::new(profile, &request, &available);
         for at in 0..SIZES {
             let bytes = draws.bytes(0, 33);
-            let (method, tuning, predicted) =
-                (selector.method(bytes), selector.tuning(bytes), selector.predicted(bytes));
+            let step = selector.step(bytes);
+            let (method, tuning, predicted) = (step.method, step.tuning, step.figure(bytes, request.objective));
             if at.is_multiple_of(10) {
                 let explained = choose(profile, &MethodRequest { bytes, ..request.clone() }, &available);
                 assert_eq!((method, tuning, predicted), (explained.method, explained.tuning, explained.predicted));
@@ -208,6 +208,7 @@ fn by_watch(recorded: &mut Recorded) {
     let mut draws = Draws(3_700);
     for _ in 0..HISTORIES {
         let mut watch = Watch::default();
+        let mut events = VecDeque::new();
         let slow = draws.of(&[80, 97, 101, 130]);
         let node = draws.of(&[90, 100, 140]);
         for _ in 0..COPIES {
@@ -217,12 +218,12 @@ fn by_watch(recorded: &mut Recorded) {
             let driver = Nanos(100_000);
             let of_driver = |percent: u64| Nanos(driver.0 / 100 * percent);
             if decision == Decision::Driver {
-                watch.handle_instead(bucket, of_driver(node + draws.below(10)), driver);
+                events.extend(watch.handle_instead(bucket, of_driver(node + draws.below(10)), driver));
             } else {
                 let observed = of_driver(slow + draws.below(6));
-                watch.handle_observed(bucket, observed, Some(of_driver(90)), Some(driver)).expect("there is room");
+                events.extend(watch.handle_observed(bucket, observed, Some(of_driver(90)), Some(driver)));
             }
-            recorded.push(format!("watched {direction}"), (decision, watch.poll_event()));
+            recorded.push(format!("watched {direction}"), (decision, events.pop_front()));
         }
     }
 }

@@ -22,7 +22,7 @@ use self::host::Pages;
 use crate::files::machine::EndpointId;
 use crate::models::transfer::builtin::NodeClass;
 use crate::models::transfer::learning::{CopyAdvice, CopyTiming, Learner, LearntClass, LearntKind};
-use crate::models::transfer::policy::{Bucket, Decision, Watch, WatchEvent, WatchLimits};
+use crate::models::transfer::policy::{Bucket, Decision, Watch, WatchEvent};
 use crate::models::transfer::price::price;
 use crate::models::transfer::{
     Available, BackgroundLoad, Bounds, CurveKey, Direction, HostMemory, Method, MethodRequest, Price, Profile,
@@ -58,8 +58,6 @@ pub struct ChooserOptions {
     pub chunk_max: Bytes,
     /// What has changed since the profile was measured: the driver's own methods only.
     pub stale: Option<String>,
-    /// Events kept until they are taken.
-    pub events_max: usize,
 }
 
 /// What a copy is to be moved by.
@@ -316,7 +314,7 @@ impl Chooser {
             absent: BTreeSet::new(),
             compiled: (0..cases).map(|_| None).collect(),
             pages: Pages::default(),
-            watch: Watch::new(WatchLimits { events_max: options.events_max, ..WatchLimits::default() }),
+            watch: Watch::default(),
             has_demoted: false,
             short: 0,
             learner: None,
@@ -503,13 +501,16 @@ impl Chooser {
         Some(CopyChoice { judged: choice.judged, learnt: choice.learnt, instead_of, ..next })
     }
 
-    /// The copy is over; `took` = it ended well. To be called for every choice that is followed.
-    pub fn ended(&mut self, choice: &CopyChoice, took: Option<CopyTook>) {
+    /// The copy is over; `took` = it ended well. To be called for every choice that is followed. What a user should know.
+    pub fn ended(&mut self, choice: &CopyChoice, took: Option<CopyTook>) -> Vec<WatchEvent> {
+        let mut events = Vec::new();
         if let Some(took) = took {
-            self.judge(choice, took.time);
+            events = self.judge(choice, took.time);
             self.teach(choice, took);
         }
         self.under_way -= u32::from(choice.learnt.is_some());
+        self.has_demoted |= events.iter().any(|event| matches!(event, WatchEvent::Demoted { .. }));
+        events
     }
 
     /// A copy teaches what it took if it was made as advised, and no other ran beside it.
@@ -527,32 +528,26 @@ impl Chooser {
     }
 
     /// Compares a copy with the driver's curve, and with its own.
-    fn judge(&mut self, choice: &CopyChoice, time: Nanos) {
-        let Some(bucket) = choice.judged else { return };
+    fn judge(&mut self, choice: &CopyChoice, time: Nanos) -> Vec<WatchEvent> {
+        let Some(bucket) = choice.judged else { return Vec::new() };
         if time < SHORT {
             let sampled = self.short.is_multiple_of(SAMPLED);
             self.short = self.short.wrapping_add(1);
             if !sampled {
-                return;
+                return Vec::new();
             }
         }
         let of_driver = Method::of_driver(bucket.direction, bucket.memory);
         let curve = |method| self.predicted(None, method, bucket.direction, bucket.memory, choice.bytes);
-        let Some(driver) = curve(of_driver) else { return };
+        let Some(driver) = curve(of_driver) else { return Vec::new() };
         if choice.method == bucket.method {
             let predicted = curve(bucket.method);
-            // Beyond the limit of buckets copies are not judged; those there are go on.
-            let _ = self.watch.handle_observed(bucket, time, predicted, Some(driver));
+            self.watch.handle_observed(bucket, time, predicted, Some(driver))
         } else if choice.method == of_driver {
-            self.watch.handle_instead(bucket, time, driver);
+            self.watch.handle_instead(bucket, time, driver).into_iter().collect()
+        } else {
+            Vec::new()
         }
-    }
-
-    /// The next thing that a user should know.
-    pub fn poll_event(&mut self) -> Option<WatchEvent> {
-        let event = self.watch.poll_event();
-        self.has_demoted |= matches!(event, Some(WatchEvent::Demoted { .. }));
-        event
     }
 
     /// Leaves `method` out from now on.
@@ -653,8 +648,9 @@ impl Chooser {
             (None, true) => ChoiceReason::BuiltIn,
             (None, false) => ChoiceReason::Measured,
         };
-        let picked = selector.pick(bytes);
-        Pick { method: picked.method, tuning: picked.tuning, predicted: picked.median, worst_case: picked.max, reason }
+        let step = selector.step(bytes);
+        let [predicted, worst_case] = [Statistic::Median, Statistic::Max].map(|figure| step.figure(bytes, figure));
+        Pick { method: step.method, tuning: step.tuning, predicted, worst_case, reason }
     }
 
     fn slot(&self, case: Case) -> usize {

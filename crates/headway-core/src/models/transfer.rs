@@ -33,4 +33,4 @@ pub use self::method::{Method, NotAMethod, ResidentShape, WindowMapping};
 pub use self::pieces::Geometry;
 pub use self::price::{Bounds, Price, PricedTuning};
 pub use self::profile::{Profile, Stamp};
-pub use self::selector::{PickedMethod, Selector};
+pub use self::selector::{Selector, SelectorStep};

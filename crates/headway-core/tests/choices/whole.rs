@@ -60,7 +60,6 @@ impl Whole {
             bounds,
             chunk_max: Bytes(32 << 20),
             stale,
-            events_max: 1_024,
         };
         let mut chooser = Chooser::new(gpu, Arc::new(profile.clone()), options);
         if let Some(learner) = learner {
@@ -115,7 +114,6 @@ impl Whole {
 
     fn ended(&mut self, choice: &CopyChoice, took: Option<(Nanos, Option<Nanos>)>) {
         self.chooser.ended(choice, took.map(|(time, cpu)| CopyTook { time, cpu }));
-        while self.chooser.poll_event().is_some() {}
     }
 
     /// What the driver's call is said to take: by the profile, else a round figure.

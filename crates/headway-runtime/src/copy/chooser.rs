@@ -109,7 +109,6 @@ impl CopyChooser {
             bounds: options.bounds(),
             chunk_max: options.limits.chunk_max,
             stale,
-            events_max: options.limits.events_max,
         };
         Self {
             chooser: Mutex::new(Chooser::new(gpu, profile, options)),
@@ -240,8 +239,7 @@ impl Chosen<'_> {
             let Ok(chooser) = shared.chooser.try_lock() else { return Vec::new() };
             chooser
         };
-        chooser.ended(&self.choice, Some(took));
-        let events = std::iter::from_fn(|| chooser.poll_event()).collect();
+        let events = chooser.ended(&self.choice, Some(took));
         let timed = chooser.timed();
         drop(chooser);
         let keep_at = shared.keep_at.load(Ordering::Relaxed);

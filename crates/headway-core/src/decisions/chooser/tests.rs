@@ -17,7 +17,6 @@ fn options() -> ChooserOptions {
         bounds: Bounds::default(),
         chunk_max: Bytes(32 << 20),
         stale: None,
-        events_max: 16,
     }
 }
 

@@ -213,11 +213,6 @@ impl Learner {
         Self { node, limits, kinds: BTreeMap::new(), classes: BTreeMap::new(), started: false, missed: 0, timed: 0 }
     }
 
-    #[must_use]
-    pub const fn node(&self) -> NodeClass {
-        self.node
-    }
-
     /// Copies that were timed since the beginning.
     #[must_use]
     pub const fn timed(&self) -> u64 {

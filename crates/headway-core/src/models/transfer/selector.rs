@@ -12,32 +12,23 @@ use crate::units::{Bytes, Nanos};
 pub struct Selector {
     /// Ascending; the first starts at 0.
     steps: Vec<SelectorStep>,
-    objective: Statistic,
     built_in: bool,
 }
 
-/// The method of one copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PickedMethod {
+/// How copies are made from one size to the next.
+#[derive(Clone, Debug)]
+pub struct SelectorStep {
+    from: Bytes,
     pub method: Method,
     /// Of methods through pinned buffers.
     pub tuning: Option<Tuning>,
-    /// What it takes; `None` = not known.
-    pub median: Option<Nanos>,
-    /// What it takes at most, as far as measured.
-    pub max: Option<Nanos>,
-}
-
-#[derive(Clone, Debug)]
-struct SelectorStep {
-    from: Bytes,
-    method: Method,
-    tuning: Option<Tuning>,
     curve: Option<Curve>,
 }
 
 impl SelectorStep {
-    fn figure(&self, bytes: Bytes, statistic: Statistic) -> Option<Nanos> {
+    /// What a copy of `bytes` takes; `None` = not known.
+    #[must_use]
+    pub fn figure(&self, bytes: Bytes, statistic: Statistic) -> Option<Nanos> {
         Some(self.curve.as_ref()?.at(bytes, statistic)).filter(|time| *time != Nanos::MAX)
     }
 }
@@ -73,43 +64,19 @@ impl Selector {
             let (method, curve) = (entry.method, entry.curve.clone().filter(|_| holds));
             steps.push(SelectorStep { from: Bytes(from), method, tuning, curve });
         }
-        Self { steps, objective: case.objective, built_in: case.built_in }
+        Self { steps, built_in: case.built_in }
     }
 
-    fn step(&self, bytes: Bytes) -> &SelectorStep {
-        &self.steps[self.steps.partition_point(|step| step.from <= bytes) - 1]
-    }
-
-    /// All that is known of a copy of `bytes`, by one search.
+    /// How a copy of `bytes` is made.
     #[must_use]
-    pub fn pick(&self, bytes: Bytes) -> PickedMethod {
-        let step = self.step(bytes);
-        let [median, max] = [Statistic::Median, Statistic::Max].map(|statistic| step.figure(bytes, statistic));
-        PickedMethod { method: step.method, tuning: step.tuning, median, max }
+    pub fn step(&self, bytes: Bytes) -> &SelectorStep {
+        &self.steps[self.steps.partition_point(|step| step.from <= bytes) - 1]
     }
 
     /// Whether built-in figures decide, since the driver's own call was not measured here.
     #[must_use]
     pub const fn is_built_in(&self) -> bool {
         self.built_in
-    }
-
-    /// The way of a copy of `bytes`.
-    #[must_use]
-    pub fn method(&self, bytes: Bytes) -> Method {
-        self.step(bytes).method
-    }
-
-    /// The tuning that goes with it, for methods through pinned buffers.
-    #[must_use]
-    pub fn tuning(&self, bytes: Bytes) -> Option<Tuning> {
-        self.step(bytes).tuning
-    }
-
-    /// The objective's figure for it; `None` = not known.
-    #[must_use]
-    pub fn predicted(&self, bytes: Bytes) -> Option<Nanos> {
-        self.step(bytes).figure(bytes, self.objective)
     }
 
     /// From which size on which method is used, ascending from 0.

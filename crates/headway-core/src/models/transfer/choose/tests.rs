@@ -403,11 +403,10 @@ proptest! {
         for bytes in (0..500).chain(far).chain([u64::MAX]) {
             request.bytes = Bytes(bytes);
             let choice = choose(&profile, &request, &available);
-            prop_assert_eq!(selector.method(request.bytes), choice.method, "at {}", bytes);
-            prop_assert_eq!(selector.tuning(request.bytes), choice.tuning);
-            prop_assert_eq!(selector.predicted(request.bytes), choice.predicted);
-            let picked = selector.pick(request.bytes);
-            prop_assert_eq!((picked.method, picked.tuning), (choice.method, choice.tuning));
+            let step = selector.step(request.bytes);
+            prop_assert_eq!(step.method, choice.method, "at {}", bytes);
+            prop_assert_eq!(step.tuning, choice.tuning);
+            prop_assert_eq!(step.figure(request.bytes, request.objective), choice.predicted);
         }
     }
 
