@@ -1,6 +1,9 @@
-"""Headway: plans, simulations and guests, without a GPU and for machines that you do not have.
+"""Headway: copies between host and GPU memory, and plans, simulations and guests, which need no GPU.
 
     import headway as hw
+
+    hw.copy(tensor, array)                                             # of PyTorch and NumPy, for example; either way
+    ticket = hw.copy(tensor, array, stream=torch.cuda.current_stream())
 
     camera = hw.Stream("camera", packet="6 MiB", period="33 ms", deadline="66 ms", steps=[hw.copy_in(), hw.compute("spin")])
     plan = hw.machine("h200-x4").plan(hw.Workload("robot", streams=[camera]))
@@ -11,9 +14,14 @@ Times and sizes that you give are texts with units, such as `"33 ms"` and `"4 Mi
 you get are integers, and their names end in `_ns` and `_bytes`.
 """
 
+from headway._copy import CopyMethod, Explanation, copy, explain, pinned_empty
 from headway._doctor import doctor
 from headway._errors import (
+    ArrayError,
+    CopyError,
+    CopyTimeout,
     DefectError,
+    GpuError,
     GuestError,
     HeadwayError,
     MachineError,
@@ -23,6 +31,7 @@ from headway._errors import (
     WorkloadError,
 )
 from headway._machine import Machine, machine, machines, node
+from headway._native import Ticket
 from headway._native import commit as _commit
 from headway._native import version as _version
 from headway._plan import Bound, Plan, strategies
@@ -34,10 +43,16 @@ __version__ = _version()
 __commit__ = _commit()
 
 __all__ = [
+    "ArrayError",
     "Block",
     "Bound",
+    "CopyError",
+    "CopyMethod",
+    "CopyTimeout",
     "DefectError",
     "Demand",
+    "Explanation",
+    "GpuError",
     "GuestError",
     "HeadwayError",
     "Machine",
@@ -52,17 +67,21 @@ __all__ = [
     "Step",
     "Stream",
     "StreamResult",
+    "Ticket",
     "Workload",
     "WorkloadError",
     "__commit__",
     "__version__",
     "compute",
+    "copy",
     "copy_in",
     "copy_out",
     "doctor",
+    "explain",
     "machine",
     "machines",
     "node",
+    "pinned_empty",
     "preload_env",
     "strategies",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -89,17 +89,69 @@ class GuestError(HeadwayError):
     """A program cannot get Headway's library in front of it."""
 
 
+class GpuError(HeadwayError, RuntimeError):
+    """There is no driver or no GPU that can be used."""
+
+
+class ArrayError(HeadwayError, ValueError):
+    """An array that cannot be copied as it is, or two that do not fit.
+
+    Attributes:
+        argument: `"dst"` or `"src"`; `None` = the two do not fit.
+        dst_shape: Shape of the target, where it is known.
+        dst_dtype: Type of its elements, as a text such as `"float32"`.
+        src_shape: Shape of the source.
+        src_dtype: Type of its elements.
+    """
+
+    argument: str | None = None
+    dst_shape: tuple[int, ...] | None = None
+    dst_dtype: str | None = None
+    src_shape: tuple[int, ...] | None = None
+    src_dtype: str | None = None
+
+
+class CopyError(HeadwayError, RuntimeError):
+    """A copy that the library or the GPU refused, or that failed. After a failure nothing is known of the target's bytes.
+
+    Attributes:
+        method: The method that could not be used, where that is the reason.
+        completed_bytes: So many bytes from the beginning on are in place, where that is known.
+        limit: Name of the limit that is reached, where that is the reason.
+        limit_max: Its value.
+    """
+
+    method: str | None = None
+    completed_bytes: int | None = None
+    limit: str | None = None
+    limit_max: int | None = None
+
+
+class CopyTimeout(CopyError, TimeoutError):
+    """Time is up. The copy goes on, and its arrays are kept.
+
+    Attributes:
+        after_ns: How long was waited, in nanoseconds.
+    """
+
+    after_ns: int | None = None
+
+
 class DefectError(HeadwayError):
     """A defect of Headway."""
 
 
 _CLASSES: dict[str, type[HeadwayError]] = {
+    "array": ArrayError,
+    "copy": CopyError,
     "defect": DefectError,
+    "gpu": GpuError,
     "guest": GuestError,
     "machine": MachineError,
     "not-found": NotFound,
     "option": OptionError,
     "other": HeadwayError,
+    "timeout": CopyTimeout,
     "workload": WorkloadError,
 }
 
@@ -112,6 +164,7 @@ def exception(
     message: str,
     help: str | None,
     causes: Sequence[str],
+    facts: Mapping[str, object],
     file: str | None = None,
     line: int = 0,
     column: int = 0,
@@ -120,4 +173,7 @@ def exception(
 ) -> HeadwayError:
     """The exception for an error of the native module, which calls this."""
     place = None if file is None else Place(file, line, column, width, source_line)
-    return _CLASSES[class_](message, kind=kind, text=text, help=help, place=place, causes=causes)
+    error = _CLASSES[class_](message, kind=kind, text=text, help=help, place=place, causes=causes)
+    for name, fact in facts.items():
+        setattr(error, name, fact)
+    return error

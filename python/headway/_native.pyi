@@ -4,9 +4,9 @@ The private native module of `headway`.
 
 from _typeshed import SupportsGetItem
 from os import PathLike
-from typing import SupportsIndex, final
+from typing import Any, SupportsFloat, SupportsIndex, final
 
-__all__ = ["Machine", "Plan", "Workload", "commit", "doctor", "guest_environment", "node_file", "open_machine", "open_workload", "parse_time", "parse_workload", "plan", "shipped_machines", "strategies", "version"]
+__all__ = ["Machine", "PinnedMemory", "Plan", "Ticket", "Workload", "commit", "copy", "doctor", "explain_copy", "finish_copies", "guest_environment", "leave_copies", "node_file", "open_machine", "open_workload", "parse_time", "parse_workload", "plan", "shipped_machines", "strategies", "version"]
 
 @final
 class Machine:
@@ -39,6 +39,21 @@ class Machine:
         """
 
 @final
+class PinnedMemory:
+    """
+    Page-locked memory. It is given back when nothing refers to this any more.
+    """
+    @property
+    def __array_interface__(self, /) -> Any:
+        """
+        For NumPy, whose arrays keep this.
+        """
+    def __new__(cls, /, bytes: SupportsIndex, gpu: SupportsIndex | None) -> PinnedMemory:
+        """
+        So many bytes, zeroed, for copies to and from GPU number `gpu`; `None` = the GPU that was used first.
+        """
+
+@final
 class Plan:
     """
     A plan: windows for every copy and kernel, with a verdict.
@@ -58,6 +73,55 @@ class Plan:
     def text(self, /) -> str:
         """
         The plan for people, as `headway plan` prints it.
+        """
+
+@final
+class Ticket:
+    """
+    A copy: whether it has ended, how it was made, and how long it took.
+
+    `wait` waits for its end, and so does `await`. Both arrays are kept until then, also when the ticket is dropped.
+    """
+    def __await__(self, /) -> Any: ...
+    def __repr__(self, /) -> str: ...
+    def _when_done(self, /, then: Any) -> None:
+        """
+        Calls `then` on a thread of the library's when the copy has ended: with nothing, or with the exception.
+        """
+    @property
+    def done(self, /) -> bool:
+        """
+        Whether the copy has ended.
+
+        Raises:
+            CopyError: It failed. Nothing is known of the bytes of the target then.
+        """
+    @property
+    def method(self, /) -> str | None:
+        """
+        How the copy is made, as `headway explain` names methods; `None` for one of no bytes.
+        """
+    @property
+    def nbytes(self, /) -> int:
+        """
+        Bytes that are copied.
+        """
+    @property
+    def took_ns(self, /) -> int | None:
+        """
+        Nanoseconds from the call until the end was seen, with what the stream was given before; `None` until then. Of a copy in a stream,
+        `done`, `wait` and `await` see the end.
+        """
+    def wait(self, /, timeout: str | SupportsFloat | SupportsIndex | None = ...) -> None:
+        """
+        Waits until the bytes are there. Other threads run meanwhile, and Ctrl-C ends the wait.
+
+        Args:
+            timeout: Seconds, as everywhere in Python, or a text such as `"20 ms"`; `None` = as long as it takes.
+
+        Raises:
+            CopyTimeout: Time is up. The copy goes on, and can be waited for again.
+            CopyError: It failed. Nothing is known of the bytes of the target then.
         """
 
 @final
@@ -85,9 +149,25 @@ def commit() -> str:
     Commit that this module was built from, or `unknown`.
     """
 
+def copy(dst: Any, src: Any, stream: Any | None) -> Ticket:
+    """
+    Copies `src` to `dst`. Without a stream, the bytes are there when this returns.
+    """
+
 def doctor(machine: str, watch_ns: SupportsIndex) -> str:
     """
     What this computer has and lacks, as JSON.
+    """
+
+def explain_copy(dst: Any, src: Any, machine: str) -> tuple[str, int, str, str]:
+    """
+    How `copy` would make such a copy now: the method, its threads, and what that choice is based on. Then what all methods cost on
+    `machine`, as the JSON of `headway explain`.
+    """
+
+def finish_copies() -> None:
+    """
+    At the interpreter's end: waits for copies that are under way, and closes the copiers.
     """
 
 def guest_environment(folder: str | PathLike[str], before: str, *, fast: str, aside: str, piece: str, machine: str | None, stats: bool, lint: bool, verify: bool, log: str | PathLike[str] | None, alone: bool, no_cache: bool) -> dict[str, str | None]:
@@ -95,6 +175,11 @@ def guest_environment(folder: str | PathLike[str], before: str, *, fast: str, as
     The variables that `headway exec` sets; `None` = the variable must not be there.
 
     `folder` has the library, and `before` is what `LD_PRELOAD` says already.
+    """
+
+def leave_copies() -> None:
+    """
+    In a forked child: leaves what belongs to the parent as it is.
     """
 
 def node_file() -> str:

@@ -2,10 +2,11 @@
 
 use std::io::ErrorKind;
 
+use headway::copy::CopyError;
 use headway::{Diagnosis, Failure};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyTuple};
 
 /// The Python module that chooses the class of an exception by its kind.
 const MODULE: &str = "headway._errors";
@@ -32,11 +33,78 @@ pub(crate) fn raised(py: Python<'_>, subject: Subject, error: &headway::Error) -
         headway::ErrorKind::Options => "option",
         headway::ErrorKind::Guest => "guest",
         headway::ErrorKind::Defect => "defect",
+        headway::ErrorKind::Backend => "gpu",
+        headway::ErrorKind::Device if is_timeout(error) => "timeout",
+        headway::ErrorKind::Device => "copy",
         _ if is_absent => "not-found",
         _ => "other",
     };
     let facts = Facts { class, kind, text, message, help, causes };
-    facts.exception(py, place).unwrap_or_else(|error| error)
+    let more = PyDict::new(py);
+    let told = match error.failure() {
+        Failure::Copy(error) => copy_facts(&more, error),
+        _ => Ok(()),
+    };
+    told.and_then(|()| facts.exception(py, place, &more)).unwrap_or_else(|error| error)
+}
+
+/// Whether the time was up of something that goes on.
+pub(crate) fn is_timeout(error: &headway::Error) -> bool {
+    matches!(error.failure(), Failure::Copy(CopyError::Timeout { .. }))
+}
+
+/// What is known of a copy that failed.
+fn copy_facts(facts: &Bound<'_, PyDict>, error: &CopyError) -> PyResult<()> {
+    match error {
+        CopyError::Unavailable { method, .. } => facts.set_item("method", method.to_string()),
+        CopyError::Refused { limit, max } => {
+            facts.set_item("limit", limit)?;
+            facts.set_item("limit_max", max)
+        }
+        CopyError::Timeout { after, completed_prefix, .. } => {
+            facts.set_item("after_ns", after.0)?;
+            facts.set_item("completed_bytes", completed_prefix)
+        }
+        CopyError::Failed { completed_prefix, .. } | CopyError::Cancelled { completed_prefix } => {
+            facts.set_item("completed_bytes", completed_prefix)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What is wrong with an array that is to be copied.
+pub(crate) struct ArrayFacts {
+    pub(crate) message: String,
+    pub(crate) help: Option<String>,
+    /// Which argument it is; `None` = both together.
+    pub(crate) argument: Option<&'static str>,
+    /// Shape and type of each, where they are known.
+    pub(crate) dst: Option<(Vec<i64>, String)>,
+    pub(crate) src: Option<(Vec<i64>, String)>,
+}
+
+impl ArrayFacts {
+    pub(crate) fn of(message: String) -> Self {
+        Self { message, help: None, argument: None, dst: None, src: None }
+    }
+}
+
+/// The exception for an array that cannot be copied.
+pub(crate) fn array_error(py: Python<'_>, found: ArrayFacts) -> PyErr {
+    let ArrayFacts { message, help, argument, dst, src } = found;
+    let more = PyDict::new(py);
+    let told = || {
+        more.set_item("argument", argument)?;
+        for (name, array) in [("dst", dst), ("src", src)] {
+            if let Some((shape, dtype)) = array {
+                more.set_item(format!("{name}_shape"), PyTuple::new(py, shape)?)?;
+                more.set_item(format!("{name}_dtype"), dtype)?;
+            }
+        }
+        let facts = Facts { class: "array", kind: "options", text: message.clone(), message, help, causes: Vec::new() };
+        facts.exception(py, None, &more)
+    };
+    told().unwrap_or_else(|error| error)
 }
 
 /// The exception for a word, time or size that cannot be read.
@@ -44,7 +112,7 @@ pub(crate) fn options_error(py: Python<'_>, message: &str) -> PyErr {
     let message = message.to_owned();
     let facts =
         Facts { class: "option", kind: "options", text: message.clone(), message, help: None, causes: Vec::new() };
-    facts.exception(py, None).unwrap_or_else(|error| error)
+    facts.exception(py, None, &PyDict::new(py)).unwrap_or_else(|error| error)
 }
 
 struct Facts {
@@ -60,7 +128,13 @@ struct Facts {
 }
 
 impl Facts {
-    fn exception(self, py: Python<'_>, place: Option<&headway::FileError>) -> PyResult<PyErr> {
+    /// The exception, which also has `more` as attributes.
+    fn exception(
+        self,
+        py: Python<'_>,
+        place: Option<&headway::FileError>,
+        more: &Bound<'_, PyDict>,
+    ) -> PyResult<PyErr> {
         let facts = PyDict::new(py);
         facts.set_item("class_", self.class)?;
         facts.set_item("kind", self.kind)?;
@@ -68,6 +142,7 @@ impl Facts {
         facts.set_item("message", self.message)?;
         facts.set_item("help", self.help)?;
         facts.set_item("causes", self.causes)?;
+        facts.set_item("facts", more)?;
         if let Some(place) = place {
             facts.set_item("file", &place.file)?;
             facts.set_item("line", place.line)?;

@@ -3,6 +3,10 @@
 //! Times are nanoseconds and sizes are bytes, as integers; what has many fields is the library's JSON. Functions that compute run in a thread
 //! of their own without the interpreter's lock, and Python's signals are looked at meanwhile.
 
+mod arrays;
+mod buffer;
+mod copies;
+mod dlpack;
 mod errors;
 mod guest;
 mod wait;
@@ -169,12 +173,26 @@ mod _native {
     #[pymodule_export]
     use super::Workload;
     #[pymodule_export]
+    use super::copies::PinnedMemory;
+    #[pymodule_export]
+    use super::copies::Ticket;
+    #[pymodule_export]
+    use super::copies::copy;
+    #[pymodule_export]
+    use super::copies::explain_copy;
+    #[pymodule_export]
+    use super::copies::finish_copies;
+    #[pymodule_export]
+    use super::copies::leave_copies;
+    #[pymodule_export]
     use super::guest::guest_environment;
 
     #[pymodule_init]
     fn init() -> PyResult<()> {
         Python::attach(|py| {
             let logger = pyo3_log::Logger::new(py, pyo3_log::Caching::Loggers)?.filter(log::LevelFilter::Debug);
+            // What each copy did is told by Python's part, which asks without a lock whether anybody listens.
+            let logger = logger.filter_target("headway::copy".to_owned(), log::LevelFilter::Info);
             // Another logger of this process stays.
             drop(logger.install());
             Ok(())

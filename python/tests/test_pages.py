@@ -1,4 +1,4 @@
-"""The Python code of the pages runs as it stands."""
+"""The Python code of the pages runs as it stands, except for what is marked as needing a GPU."""
 
 from __future__ import annotations
 

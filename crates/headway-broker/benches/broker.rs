@@ -13,9 +13,8 @@ use std::time::Duration;
 use criterion::{Criterion, criterion_group};
 use headway_broker::client::BrokerTask;
 use headway_broker::{BrokerServer, Client, OnLoss, ServerOptions, TaskShape};
-use headway_core::decisions::engine_lock::{EngineParameters, EngineWork, LockOrder, LockedOperation, PeerLocks};
-use headway_core::decisions::predictor::PredictorParameters;
-use headway_core::decisions::sharing::{ArbiterLimits, ArbiterParameters, ClusterId, ClusterParameters};
+use headway_core::decisions::engine_lock::{EngineParameters, EngineWork, LockedOperation};
+use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters};
 use headway_core::decisions::token::{TokenMode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
@@ -24,28 +23,9 @@ use headway_os::clock;
 const ROLE: &str = "HEADWAY_BENCH_BROKER";
 
 fn options(socket: &Path, spin: Nanos) -> ServerOptions {
-    let tokens = TokenParameters {
-        cpus: 16,
-        per_gpu: 2,
-        mode: TokenMode::WorkConserving,
-        affinity: true,
-        discount_holder: false,
-    };
-    let engines = EngineParameters {
-        copy_engines: 2,
-        peer: PeerLocks::Group,
-        order: LockOrder::Arrival,
-        chunk_bytes: None,
-        keep_bytes: Bytes(0),
-        unlocked_below: Bytes(0),
-        watchdog: Nanos(0),
-    };
-    let arbiter = ArbiterParameters {
-        clusters: vec![ClusterParameters::equal(1, tokens)],
-        engines: Some(engines),
-        predictor: PredictorParameters::default(),
-        limits: ArbiterLimits::default(),
-    };
+    let tokens = TokenParameters { cpus: 16, per_gpu: 2, mode: TokenMode::WorkConserving, affinity: true };
+    let engines = EngineParameters::default();
+    let arbiter = ArbiterParameters::new(vec![ClusterParameters::equal(1, tokens)], Some(engines));
     ServerOptions {
         spin,
         boost: false,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::status::BrokerStatus;
 
 /// Version of everything that client and broker share: messages and pages.
-pub(crate) const VERSION: u32 = 5;
+pub(crate) const VERSION: u32 = 6;
 /// Longest message.
 pub(crate) const BYTES_MAX: usize = 128 << 10;
 

@@ -461,9 +461,9 @@ fn allow_descriptors() -> usize {
 mod tests {
     use std::thread::JoinHandle;
 
-    use headway_core::decisions::engine_lock::{EngineParameters, EngineWork, LockOrder, LockedOperation, PeerLocks};
-    use headway_core::decisions::predictor::PredictorParameters;
-    use headway_core::decisions::sharing::{ArbiterLimits, ClusterId, ClusterParameters, JobSegment};
+    use headway_core::decisions::engine_lock::{EngineParameters, EngineWork, LockedOperation};
+
+    use headway_core::decisions::sharing::{ClusterId, ClusterParameters, JobSegment};
     use headway_core::decisions::token::{TokenMode, TokenParameters};
     use headway_core::units::Bytes;
     use headway_os::ipc::Socket;
@@ -476,28 +476,9 @@ mod tests {
     const WATCHDOG: Nanos = Nanos(600_000_000_000);
 
     pub(super) fn options(socket: PathBuf) -> ServerOptions {
-        let tokens = TokenParameters {
-            cpus: 1,
-            per_gpu: 1,
-            mode: TokenMode::WorkConserving,
-            affinity: true,
-            discount_holder: false,
-        };
-        let engines = EngineParameters {
-            copy_engines: 2,
-            peer: PeerLocks::Group,
-            order: LockOrder::Arrival,
-            chunk_bytes: None,
-            keep_bytes: Bytes(0),
-            unlocked_below: Bytes(0),
-            watchdog: WATCHDOG,
-        };
-        let arbiter = ArbiterParameters {
-            clusters: vec![ClusterParameters::equal(1, tokens)],
-            engines: Some(engines),
-            predictor: PredictorParameters::default(),
-            limits: ArbiterLimits::default(),
-        };
+        let tokens = TokenParameters { cpus: 1, per_gpu: 1, mode: TokenMode::WorkConserving, affinity: true };
+        let engines = EngineParameters { watchdog: WATCHDOG, ..EngineParameters::default() };
+        let arbiter = ArbiterParameters::new(vec![ClusterParameters::equal(1, tokens)], Some(engines));
         ServerOptions { watchdog: WATCHDOG, boost: false, urgent: false, ..ServerOptions::new(socket, arbiter) }
     }
 

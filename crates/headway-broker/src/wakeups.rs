@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use headway_core::decisions::engine_lock::{EngineParameters, EngineWork, LockOrder, LockedOperation, PeerLocks};
-use headway_core::decisions::predictor::PredictorParameters;
-use headway_core::decisions::sharing::{ArbiterLimits, ArbiterParameters, ClusterId, ClusterParameters};
+use headway_core::decisions::engine_lock::{EngineParameters, EngineWork, LockedOperation};
+use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters};
 use headway_core::decisions::token::{TokenMode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
@@ -23,23 +22,9 @@ const ROUNDS: u32 = 200;
 const STALL: Duration = Duration::from_secs(120);
 
 fn options(socket: std::path::PathBuf) -> ServerOptions {
-    let tokens =
-        TokenParameters { cpus: 64, per_gpu: TOKENS, mode: TokenMode::Fifo, affinity: false, discount_holder: false };
-    let engines = EngineParameters {
-        copy_engines: 2,
-        peer: PeerLocks::Group,
-        order: LockOrder::Arrival,
-        chunk_bytes: None,
-        keep_bytes: Bytes(0),
-        unlocked_below: Bytes(0),
-        watchdog: Nanos(0),
-    };
-    let arbiter = ArbiterParameters {
-        clusters: vec![ClusterParameters::equal(1, tokens)],
-        engines: Some(engines),
-        predictor: PredictorParameters::default(),
-        limits: ArbiterLimits::default(),
-    };
+    let tokens = TokenParameters { cpus: 64, per_gpu: TOKENS, mode: TokenMode::Fifo, affinity: false };
+    let engines = EngineParameters::default();
+    let arbiter = ArbiterParameters::new(vec![ClusterParameters::equal(1, tokens)], Some(engines));
     let mut options = ServerOptions::new(socket, arbiter);
     (options.boost, options.urgent, options.spin) = (false, false, Nanos(0));
     options.watchdog = Nanos(86_400_000_000_000);

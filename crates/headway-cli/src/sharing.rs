@@ -144,7 +144,6 @@ fn verdict(report: &SharingReport) -> String {
                     "without engine locks the driver decides: use one token per GPU and migration through the system"
                         .to_owned()
                 }
-                Unknown::LockOptions => "locks are kept over chunks, or small copies take none".to_owned(),
                 Unknown::Overtaking => {
                     "engines serve the most urgent first, so that others can wait without end".to_owned()
                 }

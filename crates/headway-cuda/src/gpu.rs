@@ -105,6 +105,12 @@ impl CudaGpu {
         lock(&self.clock).as_ref().map(|clock| clock.error())
     }
 
+    /// Its number, by which the driver and the CUDA runtime know it.
+    #[must_use]
+    pub fn index(&self) -> u32 {
+        self.context.ordinal.unsigned_abs()
+    }
+
     pub(crate) fn context(&self) -> &Arc<Context> {
         &self.context
     }

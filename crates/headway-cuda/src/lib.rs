@@ -30,6 +30,6 @@ mod words;
 pub use checked::{CurrentContext, Driver, GpuIdentity};
 pub use gpu::CudaGpu;
 pub use nvml::{ComputeMode, Nvml, NvmlGpu, NvmlReport, PcieLink};
-pub use ordered::{HostEnd, LentEnds, OrderedCopier, OrderedOptions, OrderedTicket, RawCopy, StreamHandle};
+pub use ordered::{HostEnd, LentEnds, MadeNow, OrderedCopier, OrderedOptions, OrderedTicket, RawCopy, StreamHandle};
 pub use probe::{DeviceProbe, DriverProbe, probe};
 pub use resident::CudaResident;

@@ -39,6 +39,11 @@ impl AddressFacts {
         (self.kind, self.ordinal) == (table::MEMORY_TYPE_DEVICE, context.ordinal)
     }
 
+    /// The number of the GPU whose memory it is, if it is one's.
+    pub(crate) fn gpu(self) -> Option<u32> {
+        (self.kind == table::MEMORY_TYPE_DEVICE).then(|| self.ordinal.unsigned_abs())
+    }
+
     /// The kind of host memory, which is ordinary if the driver does not know it.
     pub(crate) fn host_kind(self) -> Result<HostKind, DeviceError> {
         match (self.kind, self.is_managed()) {

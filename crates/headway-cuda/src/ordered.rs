@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use headway_core::models::transfer::Direction;
+use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::Bytes;
 use headway_device::buffer::Budget;
 use headway_device::{Buffer, DeviceError, HostKind};
@@ -82,6 +82,12 @@ pub struct RawCopy {
 }
 
 impl RawCopy {
+    /// How many bytes are copied.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// A copy of `bytes` bytes from `from` to `to`.
     ///
     /// # Safety
@@ -118,6 +124,15 @@ pub struct LentEnds<'a> {
 pub enum HostEnd<'a> {
     Source(&'a [u8]),
     Destination(&'a mut [u8]),
+}
+
+/// How a copy was made whose bytes are there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MadeNow<R> {
+    /// By the driver, in the caller's stream.
+    InStream(Method),
+    /// As it was asked for, with this answer.
+    Made(R),
 }
 
 /// Makes copies in the order of callers' streams, from any thread.
@@ -220,8 +235,9 @@ impl OrderedCopier {
         self.queue(copy)
     }
 
-    /// Makes a copy and returns when the bytes are there. Page-locked memory is copied in the stream (`None`). For ordinary memory this
-    /// waits until the stream has come to this point, and then `make` copies. `limit` bounds each wait.
+    /// Makes a copy and returns when the bytes are there. Page-locked memory, and what of ordinary memory the driver takes at once, is copied
+    /// in the stream. For more ordinary memory this waits until the stream has come to this point, and then `make` copies. `limit` bounds
+    /// each wait.
     ///
     /// # Errors
     /// Those of [`OrderedCopier::copy`], and [`DeviceError::Timeout`]; then the copy of page-locked memory goes on.
@@ -230,13 +246,31 @@ impl OrderedCopier {
         copy: RawCopy,
         limit: Duration,
         make: impl FnOnce(LentEnds<'_>) -> R,
-    ) -> Result<Option<R>, DeviceError> {
+    ) -> Result<MadeNow<R>, DeviceError> {
         let _before = self.enter()?;
         let copy = self.ends(&copy)?;
-        if copy.bytes == 0 || copy.kind == HostKind::Pinned {
-            return self.queue(copy)?.wait(limit).map(|()| None);
+        let is_small = copy.bytes <= DRIVER_BUFFERS;
+        if copy.bytes == 0 || copy.kind == HostKind::Pinned || is_small && copy.direction == Direction::H2d {
+            let ticket = self.queue(copy)?;
+            return ticket.wait(limit).map(|()| MadeNow::InStream(ticket.method()));
         }
-        self.queue(OrderedCopy { bytes: 0, ..copy })?.wait(limit)?;
+        let stream = copy.stream.handle();
+        // The driver's copy to ordinary memory waits for the stream without a limit.
+        // SAFETY: the promise of `RawCopy`: the stream is there.
+        let is_idle = is_small && unsafe { call!(self.shared.context.driver, cuStreamQuery(stream)) }.is_ok();
+        if !is_idle {
+            self.queue(OrderedCopy { bytes: 0, ..copy })?.wait(limit)?;
+        }
+        if is_small {
+            // SAFETY: the promise of `RawCopy`, which holds until this returns.
+            let made = unsafe {
+                let (host, driver) = (copy.host.cast::<c_void>(), &self.shared.context.driver);
+                call!(driver, cuMemcpyDtoHAsync_v2(host, copy.device, copy.bytes, stream))
+                    // The driver promises no more that it waits for ordinary memory.
+                    .and_then(|()| call!(driver, cuStreamSynchronize(stream)))
+            };
+            return self.shared.context.note(made).map(|()| MadeNow::InStream(Method::Pageable));
+        }
         let reservation = self.shared.budget.reserve(1, 0, 0)?;
         // SAFETY: the promise of `RawCopy`, which holds until this returns; the buffer does not leave.
         let memory = unsafe { ForeignMemory::new(&self.shared.context, copy.device, copy.bytes) };
@@ -248,7 +282,16 @@ impl OrderedCopier {
                 _ => HostEnd::Source(std::slice::from_raw_parts(copy.host, copy.bytes)),
             }
         };
-        Ok(Some(make(LentEnds { device, host })))
+        Ok(MadeNow::Made(make(LentEnds { device, host })))
+    }
+
+    /// The number of the GPU that has memory at `address`; `None` if no GPU has.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`], [`DeviceError::DeviceLost`].
+    pub fn gpu_of(&self, address: u64) -> Result<Option<u32>, DeviceError> {
+        let _before = self.enter()?;
+        Ok(AddressFacts::of(&self.shared.context, address)?.gpu())
     }
 
     fn enter(&self) -> Result<CurrentContext, DeviceError> {
@@ -260,15 +303,16 @@ impl OrderedCopier {
     }
 
     fn queue(&self, copy: OrderedCopy) -> Result<OrderedTicket, DeviceError> {
-        let is_small = copy.direction == Direction::H2d && copy.bytes <= DRIVER_BUFFERS;
-        let ticket = self.shared.tickets.take(&self.shared)?;
+        let is_small = copy.bytes == 0 || copy.direction == Direction::H2d && copy.bytes <= DRIVER_BUFFERS;
+        let method = match copy.kind {
+            HostKind::Pinned => Method::Dma,
+            HostKind::Pageable if is_small => Method::Pageable,
+            HostKind::Pageable => Method::Staged,
+        };
+        let ticket = self.shared.tickets.take(&self.shared, method)?;
         // SAFETY: the promise of `RawCopy`, from which the copy was made.
         let queued = unsafe {
-            if copy.bytes == 0 || copy.kind == HostKind::Pinned || is_small {
-                self.copy_in_stream(&copy, &ticket)
-            } else {
-                self.stage(&copy, &ticket)
-            }
+            if method == Method::Staged { self.stage(&copy, &ticket) } else { self.copy_in_stream(&copy, &ticket) }
         };
         match queued {
             Ok(()) => Ok(ticket),

@@ -1,12 +1,13 @@
 //! Between streams and blocks: packs what arrived in a cycle, and takes processed blocks apart again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use headway_core::log::StreamRun;
 use headway_core::plan::block::{self, BlockError, BlockHeader};
 use headway_core::plan::payload::Gathered;
-use headway_core::plan::{Parted, PipelineSource, Plan, PlannedStream};
+use headway_core::plan::{PipelineSource, Plan, PlannedStream, Sharded};
 use headway_core::units::Bytes;
 use headway_device::work::Items;
 
@@ -49,37 +50,36 @@ pub enum DataError {
 
 /// What puts blocks into the first buffers of pipelines.
 pub trait Supply: Send {
-    /// Called once for every buffer of a pipeline's ring, before the run begins.
+    /// Called once for the buffers of each slot of a pipeline's ring, before the run begins.
     ///
     /// # Errors
     /// [`DataError`].
-    fn prepare(&mut self, _pipeline: u32, _slot: usize, _buffer: &mut [u8]) -> Result<(), DataError> {
+    fn prepare(&mut self, _pipeline: u32, _slot: usize, _buffers: &mut [&mut [u8]]) -> Result<(), DataError> {
         Ok(())
     }
 
-    /// Puts the block of `cycle` into the start of `buffer`, number `slot` of the pipeline's ring.
+    /// Puts the blocks of `cycle` into the starts of `buffers`, those of `slot` of the pipeline's ring: one for each GPU that
+    /// shares the packet, one for each part of it, or one.
     ///
     /// # Errors
-    /// [`DataError`]; the buffer is then unspecified.
-    fn supply(&mut self, pipeline: u32, cycle: u64, slot: usize, buffer: &mut [u8]) -> Result<Gathered, DataError>;
+    /// [`DataError`]; the buffers are then unspecified.
+    fn supply(
+        &mut self,
+        pipeline: u32,
+        cycle: u64,
+        slot: usize,
+        buffers: &mut [&mut [u8]],
+    ) -> Result<Gathered, DataError>;
 }
 
 /// What takes blocks from the last buffers of pipelines.
 pub trait Collect: Send {
-    /// Takes the block of `cycle`, which went through the buffers of `slot`.
+    /// Takes the blocks of `cycle`, which went through the buffers of `slot`: a result from each GPU that shared the packet, one
+    /// block for each part of it, or one.
     ///
     /// # Errors
-    /// [`DataError`] if it is not the block expected.
-    fn collect(&mut self, pipeline: u32, cycle: u64, slot: usize, block: &[u8]) -> Result<(), DataError>;
-
-    /// Takes the results of a packet that was divided, one from every GPU that worked on some of it.
-    ///
-    /// # Errors
-    /// Those of `collect`; unless it is overridden, every result is refused.
-    fn collect_results(&mut self, pipeline: u32, cycle: u64, results: &[&[u8]]) -> Result<(), DataError> {
-        let what = format!("{} results that nobody collects", results.len());
-        Err(DataError::Sequence { pipeline: format!("number {pipeline}"), cycle, what })
-    }
+    /// [`DataError`] if they are not the blocks expected.
+    fn collect(&mut self, pipeline: u32, cycle: u64, slot: usize, blocks: &[&[u8]]) -> Result<(), DataError>;
 
     /// Learns that `cycle` was given up: none of its bytes come.
     ///
@@ -98,18 +98,20 @@ pub trait Collect: Send {
 }
 
 impl Supply for Gatherer {
-    fn supply(&mut self, pipeline: u32, cycle: u64, _slot: usize, buffer: &mut [u8]) -> Result<Gathered, DataError> {
-        self.gather(pipeline, cycle, buffer)
+    fn supply(
+        &mut self,
+        pipeline: u32,
+        cycle: u64,
+        _slot: usize,
+        buffers: &mut [&mut [u8]],
+    ) -> Result<Gathered, DataError> {
+        self.gather(pipeline, cycle, buffers)
     }
 }
 
 impl Collect for Scatterer {
-    fn collect_results(&mut self, pipeline: u32, cycle: u64, results: &[&[u8]]) -> Result<(), DataError> {
-        self.scatter_results(pipeline, cycle, results)
-    }
-
-    fn collect(&mut self, pipeline: u32, cycle: u64, _slot: usize, block: &[u8]) -> Result<(), DataError> {
-        self.scatter(pipeline, cycle, block)
+    fn collect(&mut self, pipeline: u32, cycle: u64, _slot: usize, blocks: &[&[u8]]) -> Result<(), DataError> {
+        self.scatter(pipeline, cycle, blocks)
     }
 
     fn lose(&mut self, pipeline: u32, cycle: u64) -> Result<(), DataError> {
@@ -169,24 +171,26 @@ impl Gatherer {
             .collect()
     }
 
-    /// The part of a stream's bytes that `cycle` carries: first byte and number.
-    fn part(&self, pipeline: u32, cycle: u64, stream: u32) -> (u64, u64) {
-        let planned = &self.plan.streams[stream as usize];
-        let run = &self.runs[stream as usize];
-        let packets = planned.packets_in(&self.plan.pipelines[pipeline as usize], cycle);
-        let at = |packet: u64| packet.saturating_mul(planned.packet.0).min(run.bytes.0);
-        let (from, to) = (at(packets.start), at(packets.end));
-        (from, to - from)
-    }
-
-    fn lens(&self, pipeline: u32, cycle: u64) -> Vec<u64> {
-        match &self.plan.pipelines[pipeline as usize].source {
-            PipelineSource::Streams(streams) => {
-                streams.iter().map(|&stream| self.part(pipeline, cycle, stream).1).collect()
+    /// Where the portions of the blocks of `cycle` come from, one block after the other.
+    fn portions(&self, pipeline: u32, cycle: u64) -> Vec<PortionSource> {
+        let planned = &self.plan.pipelines[pipeline as usize];
+        let source = |number: u32, offset: u64, bytes: Option<Bytes>| {
+            let stream = &self.plan.streams[number as usize];
+            PortionSource {
+                stream: number,
+                packets: stream.packets_in(planned, cycle),
+                packet: stream.packet.0,
+                offset,
+                bytes: bytes.unwrap_or(stream.packet).0,
+                end: self.runs[number as usize].bytes.0,
             }
-            PipelineSource::Parts(parted) => (0..parted.parts.len())
-                .map(|part| self.pieces(parted, pipeline, cycle, part).map(|(_, bytes)| bytes).sum())
-                .collect(),
+        };
+        match &planned.source {
+            PipelineSource::Streams(streams) => streams.iter().map(|&stream| source(stream, 0, None)).collect(),
+            PipelineSource::Parts(parted) => {
+                let parts = parted.parts.iter().enumerate();
+                parts.map(|(part, &bytes)| source(parted.stream, parted.offset(part), Some(bytes))).collect()
+            }
             PipelineSource::Sharded(_)
             | PipelineSource::Message
             | PipelineSource::Batch(_)
@@ -196,61 +200,15 @@ impl Gatherer {
         }
     }
 
-    /// What `part` has of each packet of a cycle: first byte in the stream, and number.
-    fn pieces<'p>(
-        &self,
-        parted: &'p Parted,
-        pipeline: u32,
-        cycle: u64,
-        part: usize,
-    ) -> impl Iterator<Item = (u64, u64)> + use<'p> {
-        let planned = &self.plan.streams[parted.stream as usize];
-        let (packet, end) = (planned.packet.0, self.runs[parted.stream as usize].bytes.0);
-        let packets = planned.packets_in(&self.plan.pipelines[pipeline as usize], cycle);
-        let (offset, bytes) = (parted.offset(part), parted.parts[part].0);
-        packets.map(move |number| {
-            let at = |byte: u64| number.saturating_mul(packet).saturating_add(byte).min(end);
-            (at(offset), at(offset + bytes) - at(offset))
-        })
-    }
-
-    /// Packs the blocks of all parts into `buffer`.
-    fn gather_parts(
-        &self,
-        parted: &Parted,
-        pipeline: u32,
-        cycle: u64,
-        buffer: &mut [u8],
-    ) -> Result<Gathered, DataError> {
-        let planned = &self.plan.pipelines[pipeline as usize];
-        let damaged = |source| DataError::Block { pipeline: planned.name.clone(), cycle, source };
-        let mut longest = 0;
-        for part in 0..parted.parts.len() {
-            let room = parted.range(part);
-            let Some(buffer) = buffer.get_mut(room.clone()) else {
-                let available = buffer.len() as u64;
-                return Err(damaged(BlockError::TooSmall { needed: room.end as u64, available }));
-            };
-            let bytes = self.pieces(parted, pipeline, cycle, part).map(|(_, bytes)| bytes).sum();
-            block::write_header(buffer, cycle, &[bytes]).map_err(damaged)?;
-            let portion = BlockHeader::read(buffer).map_err(damaged)?.portions[0].clone();
-            let mut at = portion.start;
-            for (from, bytes) in self.pieces(parted, pipeline, cycle, part) {
-                self.intake.read(parted.stream as usize, from, &mut buffer[at..at + bytes as usize])?;
-                at += bytes as usize;
-            }
-            let padded = portion.end.next_multiple_of(block::ALIGN);
-            buffer[portion.end..padded].fill(0);
-            longest = bytes.max(longest);
-        }
-        Ok(Gathered { block: planned.reserve, longest_portion: Bytes(longest) })
-    }
-
     /// What [`Gatherer::gather`] packs for `cycle`, without its bytes.
     #[must_use]
     pub fn sizes(&self, pipeline: u32, cycle: u64) -> Gathered {
+        self.sizes_of(pipeline, &lens(&self.portions(pipeline, cycle)))
+    }
+
+    /// What blocks with portions of so many bytes are together.
+    fn sizes_of(&self, pipeline: u32, lens: &[u64]) -> Gathered {
         let planned = &self.plan.pipelines[pipeline as usize];
-        let lens = self.lens(pipeline, cycle);
         let longest = lens.iter().copied().max().unwrap_or(0);
         match &planned.source {
             PipelineSource::Sharded(sharded) => {
@@ -258,36 +216,81 @@ impl Gatherer {
             }
             _ if longest == 0 => Gathered::default(),
             PipelineSource::Parts(_) => Gathered { block: planned.reserve, longest_portion: Bytes(longest) },
-            _ => Gathered { block: block::block_bytes(lens), longest_portion: Bytes(longest) },
+            _ => Gathered { block: block::block_bytes(lens.iter().copied()), longest_portion: Bytes(longest) },
         }
     }
 
-    /// Packs the block of `cycle` into the start of `buffer`.
+    /// Packs the blocks of `cycle` into the starts of `buffers`. Those of packets that are divided have their items already, and
+    /// get the number of their packet.
     ///
     /// # Errors
-    /// [`DataError`]; the buffer is then unspecified.
-    pub fn gather(&self, pipeline: u32, cycle: u64, buffer: &mut [u8]) -> Result<Gathered, DataError> {
-        let lens = self.lens(pipeline, cycle);
+    /// [`DataError`]; the buffers are then unspecified.
+    pub fn gather(&self, pipeline: u32, cycle: u64, buffers: &mut [&mut [u8]]) -> Result<Gathered, DataError> {
+        let planned = &self.plan.pipelines[pipeline as usize];
+        let damaged = |source| DataError::Block { pipeline: planned.name.clone(), cycle, source };
+        if let PipelineSource::Sharded(sharded) = &planned.source {
+            for (shard, buffer) in sharded.shards.iter().zip(buffers) {
+                shards::number(sharded, shard, cycle, buffer).map_err(damaged)?;
+            }
+            return Ok(self.sizes(pipeline, cycle));
+        }
+        let portions = self.portions(pipeline, cycle);
+        let lens = lens(&portions);
         if lens.iter().all(|&len| len == 0) {
             return Ok(Gathered::default());
         }
-        let planned = &self.plan.pipelines[pipeline as usize];
-        if let PipelineSource::Parts(parted) = &planned.source {
-            return self.gather_parts(parted, pipeline, cycle, buffer);
+        // Each part of a packet has a block of its own.
+        let portions_each = (portions.len() / buffers.len().max(1)).max(1);
+        let blocks = portions.chunks(portions_each).zip(lens.chunks(portions_each));
+        for (buffer, (sources, lens)) in buffers.iter_mut().zip(blocks) {
+            let block = block::write_header(buffer, cycle, lens).map_err(damaged)?;
+            let header = BlockHeader::read(&buffer[..block.0 as usize]).map_err(damaged)?;
+            for (source, portion) in sources.iter().zip(&header.portions) {
+                let mut at = portion.start;
+                for piece in source.pieces() {
+                    let bytes = (piece.end - piece.start) as usize;
+                    self.intake.read(source.stream as usize, piece.start, &mut buffer[at..at + bytes])?;
+                    at += bytes;
+                }
+                let padded = portion.end.next_multiple_of(block::ALIGN).min(block.0 as usize);
+                buffer[portion.end..padded].fill(0);
+            }
         }
-        let damaged = |source| DataError::Block { pipeline: planned.name.clone(), cycle, source };
-        let block = block::write_header(buffer, cycle, &lens).map_err(damaged)?;
-        let header = BlockHeader::read(&buffer[..block.0 as usize]).map_err(damaged)?;
-        let PipelineSource::Streams(streams) = &planned.source else { return Ok(Gathered::default()) };
-        for (&stream, portion) in streams.iter().zip(&header.portions) {
-            let (from, _) = self.part(pipeline, cycle, stream);
-            self.intake.read(stream as usize, from, &mut buffer[portion.clone()])?;
-            let padded = portion.end.next_multiple_of(block::ALIGN).min(block.0 as usize);
-            buffer[portion.end..padded].fill(0);
-        }
-        let longest_portion = Bytes(lens.iter().copied().max().unwrap_or(0));
-        Ok(Gathered { block, longest_portion })
+        Ok(self.sizes_of(pipeline, &lens))
     }
+}
+
+/// Where a portion comes from: the same bytes of each of some packets.
+struct PortionSource {
+    stream: u32,
+    packets: Range<u64>,
+    /// Size of a packet.
+    packet: u64,
+    /// The first byte of a packet that belongs to it, and how many do.
+    offset: u64,
+    bytes: u64,
+    /// Bytes of the stream: its last packet may be shorter.
+    end: u64,
+}
+
+impl PortionSource {
+    /// Ranges of the stream, in the order in which they follow each other in the portion.
+    fn pieces(&self) -> impl Iterator<Item = Range<u64>> + use<> {
+        let Self { stream: _, ref packets, packet, offset, bytes, end } = *self;
+        // Whole packets follow each other.
+        let each = if bytes == packet { (packets.end - packets.start).max(1) } else { 1 };
+        let at = move |number: u64, byte: u64| number.saturating_mul(packet).saturating_add(byte).min(end);
+        let firsts = packets.clone().step_by(each as usize);
+        firsts.map(move |first| at(first, offset)..at(first + each - 1, offset + bytes))
+    }
+
+    fn len(&self) -> u64 {
+        self.pieces().map(|piece| piece.end - piece.start).sum()
+    }
+}
+
+fn lens(portions: &[PortionSource]) -> Vec<u64> {
+    portions.iter().map(PortionSource::len).collect()
 }
 
 /// Takes blocks apart and appends every portion to its stream's file.
@@ -362,21 +365,18 @@ impl Scatterer {
         Ok(rest.len())
     }
 
-    /// Appends the portions of the block of `cycle`.
+    /// Appends the portions of the blocks of `cycle`, or the result of a packet that was divided.
     ///
     /// # Errors
-    /// [`DataError`]; a block of another cycle, out of order, or of other sizes is refused.
-    pub fn scatter(&mut self, pipeline: u32, cycle: u64, block: &[u8]) -> Result<(), DataError> {
+    /// [`DataError`]; a block of another cycle, out of order, or of other sizes is refused, and so are results that differ.
+    pub fn scatter(&mut self, pipeline: u32, cycle: u64, blocks: &[&[u8]]) -> Result<(), DataError> {
         let plan = Arc::clone(&self.gatherer.plan);
         let planned = &plan.pipelines[pipeline as usize];
         let name = || planned.name.clone();
         let damaged = |source| DataError::Block { pipeline: name(), cycle, source };
-        let blocks: Vec<&[u8]> = match &planned.source {
-            PipelineSource::Parts(parted) => {
-                (0..parted.parts.len()).map(|part| block.get(parted.range(part)).unwrap_or_default()).collect()
-            }
-            _ => vec![block],
-        };
+        if let PipelineSource::Sharded(sharded) = &planned.source {
+            return self.append_result(sharded, pipeline, cycle, blocks);
+        }
         let headers =
             blocks.iter().map(|block| BlockHeader::read(block)).collect::<Result<Vec<_>, _>>().map_err(damaged)?;
         let wrong = |what: String| Err(DataError::Sequence { pipeline: name(), cycle, what });
@@ -389,58 +389,43 @@ impl Scatterer {
         if cycle < self.next[pipeline as usize] {
             return wrong(format!("cycle {} came back before it", self.next[pipeline as usize] - 1));
         }
-        let portions = headers.iter().flat_map(|header| &header.portions);
-        let lens: Vec<u64> = portions.map(|portion| portion.len() as u64).collect();
-        let sent = self.gatherer.lens(pipeline, cycle);
-        if lens != sent {
-            return wrong(format!("portions of {lens:?} bytes came back, {sent:?} were sent"));
+        let parts = blocks.iter().zip(&headers);
+        let mut data: Vec<&[u8]> =
+            parts.flat_map(|(block, header)| header.portions.iter().map(|portion| &block[portion.clone()])).collect();
+        let came: Vec<u64> = data.iter().map(|portion| portion.len() as u64).collect();
+        let sources = self.gatherer.portions(pipeline, cycle);
+        let sent = lens(&sources);
+        if came != sent {
+            return wrong(format!("portions of {came:?} bytes came back, {sent:?} were sent"));
         }
         self.make_up(pipeline, cycle)?;
         self.next[pipeline as usize] = cycle + 1;
-        match &planned.source {
-            PipelineSource::Streams(streams) => {
-                for (&stream, portion) in streams.iter().zip(&headers[0].portions) {
-                    self.append(stream, &block[portion.clone()])?;
-                }
-            }
-            PipelineSource::Parts(parted) => {
-                let data = blocks.iter().zip(&headers).map(|(block, header)| &block[header.portions[0].clone()]);
-                self.append_parts(parted, pipeline, cycle, data.collect())?;
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// Appends packets whose parts came back in blocks of their own.
-    fn append_parts(
-        &mut self,
-        parted: &Parted,
-        pipeline: u32,
-        cycle: u64,
-        mut data: Vec<&[u8]>,
-    ) -> Result<(), OutputError> {
-        let parts =
-            (0..data.len()).map(|part| self.gatherer.pieces(parted, pipeline, cycle, part).map(|(_, bytes)| bytes));
-        let lens: Vec<Vec<u64>> = parts.map(Iterator::collect).collect();
-        for packet in 0..lens.first().map_or(0, Vec::len) {
-            for (part, lens) in data.iter_mut().zip(&lens) {
-                let (now, later) = part.split_at(lens[packet] as usize);
-                self.append(parted.stream, now)?;
-                *part = later;
+        // The parts of a packet follow each other, and then those of the next packet.
+        let mut pieces: Vec<_> = sources.iter().map(PortionSource::pieces).collect();
+        let mut more = true;
+        while more {
+            more = false;
+            for (at, source) in sources.iter().enumerate() {
+                let Some(piece) = pieces[at].next() else { continue };
+                let (now, later) = data[at].split_at((piece.end - piece.start) as usize);
+                self.append(source.stream, now)?;
+                data[at] = later;
+                more = true;
             }
         }
         Ok(())
     }
 
     /// Appends the result of the packet of `cycle`, which every GPU has made.
-    ///
-    /// # Errors
-    /// [`DataError`]; results that differ, that are of another packet, or come out of order are refused.
-    pub fn scatter_results(&mut self, pipeline: u32, cycle: u64, results: &[&[u8]]) -> Result<(), DataError> {
+    fn append_result(
+        &mut self,
+        sharded: &Sharded,
+        pipeline: u32,
+        cycle: u64,
+        results: &[&[u8]],
+    ) -> Result<(), DataError> {
         let planned = &self.gatherer.plan.pipelines[pipeline as usize];
         let wrong = |what: String| Err(DataError::Sequence { pipeline: planned.name.clone(), cycle, what });
-        let PipelineSource::Sharded(sharded) = &planned.source else { return Ok(()) };
         let Some(first) = results.first() else { return wrong("no result came back".to_owned()) };
         if cycle != self.next[pipeline as usize] {
             return wrong(format!("cycle {} was expected", self.next[pipeline as usize]));
@@ -480,19 +465,9 @@ impl Scatterer {
     /// Appends zeros for the cycles before `until` that were given up.
     fn make_up(&mut self, pipeline: u32, until: u64) -> Result<(), OutputError> {
         let rest = self.lost[pipeline as usize].split_off(&until);
-        let plan = Arc::clone(&self.gatherer.plan);
         for cycle in std::mem::replace(&mut self.lost[pipeline as usize], rest) {
-            let lens = self.gatherer.lens(pipeline, cycle);
-            match &plan.pipelines[pipeline as usize].source {
-                PipelineSource::Streams(streams) => {
-                    for (&stream, len) in streams.iter().zip(lens) {
-                        self.append(stream, &vec![0; len as usize])?;
-                    }
-                }
-                PipelineSource::Parts(parted) => {
-                    self.append(parted.stream, &vec![0; lens.iter().sum::<u64>() as usize])?;
-                }
-                _ => {}
+            for portion in self.gatherer.portions(pipeline, cycle) {
+                self.append(portion.stream, &vec![0; portion.len() as usize])?;
             }
         }
         Ok(())

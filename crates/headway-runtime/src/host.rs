@@ -1,21 +1,20 @@
 //! The payload of a simulated run: ordinary memory, copies by the CPU, kernels in their CPU form.
 
-mod parted;
-mod sharded;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use headway_core::files::workload::Sharding;
 use headway_core::plan::payload::{Gathered, Payload, PayloadChunk};
-use headway_core::plan::{self, PipelineSource, Plan};
-use headway_device::work::WorkError;
+use headway_core::plan::{Pipeline, PipelineSource, Plan};
+use headway_core::units::Bytes;
+use headway_device::work::{Items, Portion, WorkError};
 
 use crate::blocks::{DataError, Gatherer, Scatterer};
 use crate::cores::CoreStage;
+use crate::job::{JobEngine, JobOperation, PipelineJob};
 use crate::kernels::Kernels;
-use parted::PartedHost;
-use sharded::ShardedHost;
+use crate::shards;
 
 /// A payload that cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -29,10 +28,113 @@ pub enum HostError {
     Kernel(#[from] WorkError),
 }
 
-/// Buffers of a cycle under way: one before the first step and one after each.
+/// Buffers of a cycle under way.
 struct CycleBuffers {
     buffers: Vec<Vec<u8>>,
-    block: usize,
+    block: Bytes,
+}
+
+/// A pipeline in ordinary memory.
+struct HostJob {
+    job: PipelineJob,
+    /// By step and operation.
+    stages: BTreeMap<(u32, u32), CoreStage>,
+    open: BTreeMap<u64, CycleBuffers>,
+    /// Buffers of delivered cycles, which others take over; those of divided packets by their place in the ring.
+    spare: BTreeMap<u32, Vec<Vec<Vec<u8>>>>,
+    /// What divided packets consist of.
+    items: Option<Arc<dyn Items>>,
+}
+
+impl HostJob {
+    fn new(plan: &Plan, number: u32, kernels: &Kernels, job: PipelineJob) -> Result<Self, WorkError> {
+        let is_divided = matches!(plan.pipelines[number as usize].source, PipelineSource::Sharded(_));
+        let mut stages = BTreeMap::new();
+        for kernel in kernels.of_pipeline(number) {
+            let mut portions = kernels.portions_of(kernel).to_vec();
+            if is_divided {
+                portions.iter_mut().for_each(leave_operations_out);
+            }
+            stages.insert((kernel.step, kernel.index), CoreStage::new(Arc::clone(&kernel.work), &portions)?);
+        }
+        let items = is_divided.then(|| Arc::clone(kernels.items(number)));
+        Ok(Self { job, stages, open: BTreeMap::new(), spare: BTreeMap::new(), items })
+    }
+
+    fn gather(
+        &mut self,
+        number: u32,
+        pipeline: &Pipeline,
+        cycle: u64,
+        gatherer: &Gatherer,
+    ) -> Result<Gathered, HostError> {
+        let row = ring_place(pipeline, cycle);
+        let mut buffers = match self.spare.get_mut(&row).and_then(Vec::pop) {
+            Some(buffers) => buffers,
+            None => {
+                let mut buffers: Vec<Vec<u8>> = self.job.buffers.iter().map(|buffer| vec![0; buffer.bytes]).collect();
+                if let (PipelineSource::Sharded(planned), Some(items)) = (&pipeline.source, &self.items) {
+                    for (shard, &input) in planned.shards.iter().zip(&self.job.inputs) {
+                        shards::fill(items.as_ref(), planned, shard, row, &mut buffers[input])
+                            .map_err(|source| DataError::Block { pipeline: pipeline.name.clone(), cycle, source })?;
+                    }
+                }
+                buffers
+            }
+        };
+        let inputs = buffers.iter_mut().enumerate().filter(|(at, _)| self.job.inputs.contains(at));
+        let mut inputs: Vec<&mut [u8]> = inputs.map(|(_, buffer)| buffer.as_mut_slice()).collect();
+        let gathered = gatherer.gather(number, cycle, &mut inputs)?;
+        if gathered.block.0 == 0 {
+            self.spare.entry(row).or_default().push(buffers);
+        } else {
+            self.open.insert(cycle, CycleBuffers { buffers, block: gathered.block });
+        }
+        Ok(gathered)
+    }
+
+    fn execute(&mut self, piece: &PayloadChunk) -> Result<(), HostError> {
+        let CycleBuffers { buffers, block } = self.open.get_mut(&piece.cycle).expect("a submitted cycle was gathered");
+        let JobOperation { engine, from, to } = &self.job.steps[piece.step as usize][piece.index as usize];
+        let buffers = buffers.get_disjoint_mut([from.buffer, to.buffer]);
+        let [input, output] = buffers.expect("no operation leaves its output where its input is");
+        let (input, output) = (&input[from.range.clone()], &mut output[to.range.clone()]);
+        if let JobEngine::Copy(_) = engine {
+            let moved = piece.offset.0 as usize..(piece.offset.0 + piece.bytes.0) as usize;
+            output[moved.clone()].copy_from_slice(&input[moved]);
+        } else if let Some(stage) = self.stages.get_mut(&(piece.step, piece.index)) {
+            let used = [input.len(), output.len()].map(|bytes| self.job.used(bytes, *block));
+            stage.run(&input[..used[0]], &mut output[..used[1]])?;
+        }
+        Ok(())
+    }
+
+    fn deliver(
+        &mut self,
+        number: u32,
+        pipeline: &Pipeline,
+        cycle: u64,
+        scatterer: &mut Scatterer,
+    ) -> Result<(), HostError> {
+        let Some(CycleBuffers { buffers, block }) = self.open.remove(&cycle) else { return Ok(()) };
+        let outputs = self.job.outputs.iter().map(|&output| &buffers[output]);
+        let outputs: Vec<&[u8]> = outputs.map(|output| &output[..self.job.used(output.len(), block)]).collect();
+        scatterer.scatter(number, cycle, &outputs)?;
+        self.spare.entry(ring_place(pipeline, cycle)).or_default().push(buffers);
+        Ok(())
+    }
+}
+
+/// The place in the ring of divided packets that `cycle` sends. Other packets have no ring.
+fn ring_place(pipeline: &Pipeline, cycle: u64) -> u32 {
+    if let PipelineSource::Sharded(planned) = &pipeline.source { shards::row(planned, cycle) } else { 0 }
+}
+
+/// Leaves operations out that only take time, since time is virtual here.
+fn leave_operations_out(portion: &mut Portion) {
+    if portion.parameters.number(Sharding::OPERATIONS).is_some() {
+        portion.parameters = std::mem::take(&mut portion.parameters).with_number(Sharding::OPERATIONS, 0);
+    }
 }
 
 /// Moves and processes bytes in ordinary memory.
@@ -40,14 +142,8 @@ pub struct HostPayload {
     plan: Arc<Plan>,
     gatherer: Gatherer,
     scatterer: Scatterer,
-    stages: BTreeMap<(u32, u32), CoreStage>,
-    open: BTreeMap<(u32, u64), CycleBuffers>,
-    /// Pipelines whose packets are divided, by number.
-    sharded: BTreeMap<u32, ShardedHost>,
-    /// Pipelines whose packets have parts, by number.
-    parted: BTreeMap<u32, PartedHost>,
-    /// Buffers of delivered cycles, by pipeline: a cycle takes them over instead of allocating.
-    spare: Vec<Vec<Vec<Vec<u8>>>>,
+    /// By pipeline. Messages and demands carry no user's bytes, and have none.
+    jobs: Vec<Option<HostJob>>,
     interrupt: Arc<AtomicBool>,
 }
 
@@ -64,24 +160,12 @@ impl HostPayload {
         scatterer: Scatterer,
         interrupt: Arc<AtomicBool>,
     ) -> Result<Self, WorkError> {
-        let mut stages = BTreeMap::new();
-        let (mut sharded, mut parted) = (BTreeMap::new(), BTreeMap::new());
-        for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
-            match &pipeline.source {
-                PipelineSource::Sharded(planned) => {
-                    drop(sharded.insert(number, ShardedHost::new(planned, kernels, number)?))
-                }
-                PipelineSource::Parts(planned) => {
-                    drop(parted.insert(number, PartedHost::new(planned, kernels, number)?))
-                }
-                _ => {}
-            }
-        }
-        for (pipeline, step, kernel) in kernels.stages().filter(|(pipeline, ..)| !sharded.contains_key(pipeline)) {
-            stages.insert((pipeline, step), CoreStage::new(Arc::clone(kernel), kernels.portions(pipeline))?);
-        }
-        let spare = plan.pipelines.iter().map(|_| Vec::new()).collect();
-        Ok(Self { plan, gatherer, scatterer, stages, open: BTreeMap::new(), sharded, parted, spare, interrupt })
+        let job = |number| {
+            let job = PipelineJob::of(&plan, number, kernels);
+            job.map(|job| HostJob::new(&plan, number, kernels, job)).transpose()
+        };
+        let jobs = (0..plan.pipelines.len() as u32).map(job).collect::<Result<_, _>>()?;
+        Ok(Self { plan, gatherer, scatterer, jobs, interrupt })
     }
 
     /// Ends the run: writes everything out and returns the bytes of each stream.
@@ -135,76 +219,25 @@ impl Payload for HostPayload {
     }
 
     fn gather(&mut self, pipeline: u32, cycle: u64) -> Result<Gathered, HostError> {
-        let planned = &self.plan.pipelines[pipeline as usize];
-        if let Some(sharded) = self.sharded.get_mut(&pipeline) {
-            return sharded.gather(planned, cycle);
-        }
-        if let Some(parted) = self.parted.get_mut(&pipeline) {
-            return parted.gather(pipeline, planned, cycle, &self.gatherer);
-        }
-        let mut buffers = self.spare[pipeline as usize]
-            .pop()
-            .unwrap_or_else(|| vec![vec![0; planned.reserve.0 as usize]; planned.steps.len() + 1]);
-        let gathered = self.gatherer.gather(pipeline, cycle, &mut buffers[0])?;
-        if gathered.block.0 == 0 {
-            self.spare[pipeline as usize].push(buffers);
-        } else {
-            self.open.insert((pipeline, cycle), CycleBuffers { buffers, block: gathered.block.0 as usize });
-        }
-        Ok(gathered)
+        let Some(job) = &mut self.jobs[pipeline as usize] else { return Ok(Gathered::default()) };
+        job.gather(pipeline, &self.plan.pipelines[pipeline as usize], cycle, &self.gatherer)
     }
 
     fn execute(&mut self, piece: &PayloadChunk) -> Result<(), HostError> {
-        let planned = &self.plan.pipelines[piece.pipeline as usize];
-        if let Some(sharded) = self.sharded.get_mut(&piece.pipeline) {
-            return sharded.execute(planned, piece);
-        }
-        if let Some(parted) = self.parted.get_mut(&piece.pipeline) {
-            return parted.execute(planned, piece);
-        }
-        if !matches!(planned.source, PipelineSource::Streams(_)) {
-            return Ok(()); // Messages and flows carry no user's bytes.
-        }
-        let step = piece.step as usize;
-        let open = self.open.get_mut(&(piece.pipeline, piece.cycle)).expect("a submitted cycle was gathered");
-        let (before, after) = open.buffers.split_at_mut(step + 1);
-        let (input, output) = (&before[step], &mut after[0]);
-        match &planned.steps[step].operations[piece.index as usize].work {
-            plan::OperationWork::Copy { .. } => {
-                let range = piece.offset.0 as usize..(piece.offset.0 + piece.bytes.0) as usize;
-                output[range.clone()].copy_from_slice(&input[range]);
-            }
-            plan::OperationWork::Compute { .. } => {
-                let stage = self.stages.get_mut(&(piece.pipeline, piece.step)).expect("every compute step has a stage");
-                stage.run(&input[..open.block], &mut output[..open.block])?;
-            }
-            plan::OperationWork::Hold => {}
-        }
-        Ok(())
+        self.jobs[piece.pipeline as usize].as_mut().map_or(Ok(()), |job| job.execute(piece))
     }
 
     fn deliver(&mut self, pipeline: u32, cycle: u64) -> Result<(), HostError> {
-        if let Some(sharded) = self.sharded.get_mut(&pipeline) {
-            return sharded.deliver(pipeline, cycle, &mut self.scatterer);
-        }
-        if let Some(parted) = self.parted.get_mut(&pipeline) {
-            return parted.deliver(pipeline, cycle, &mut self.scatterer);
-        }
-        if let Some(open) = self.open.remove(&(pipeline, cycle)) {
-            let last = open.buffers.last().expect("there is a buffer before the first step");
-            self.scatterer.scatter(pipeline, cycle, &last[..open.block])?;
-            self.spare[pipeline as usize].push(open.buffers);
-        }
-        Ok(())
+        let Some(job) = &mut self.jobs[pipeline as usize] else { return Ok(()) };
+        job.deliver(pipeline, &self.plan.pipelines[pipeline as usize], cycle, &mut self.scatterer)
     }
 
     fn give_up(&mut self, pipeline: u32, cycle: u64) -> Result<(), HostError> {
-        if let Some(parted) = self.parted.get_mut(&pipeline) {
-            return parted.give_up(pipeline, cycle, &mut self.scatterer);
-        }
-        if let Some(open) = self.open.remove(&(pipeline, cycle)) {
+        let Some(job) = &mut self.jobs[pipeline as usize] else { return Ok(()) };
+        if let Some(CycleBuffers { buffers, .. }) = job.open.remove(&cycle) {
             self.scatterer.lose(pipeline, cycle)?;
-            self.spare[pipeline as usize].push(open.buffers);
+            let place = ring_place(&self.plan.pipelines[pipeline as usize], cycle);
+            job.spare.entry(place).or_default().push(buffers);
         }
         Ok(())
     }

@@ -1,10 +1,12 @@
 //! The kernels of a plan with the portions they serve.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use headway_core::files::workload::Workload;
-use headway_core::plan::{self, Parted, Pipeline, PipelineSource, Plan, Sharded};
+use headway_core::plan::{self, Pipeline, PipelineSource, Plan, Sharded, is_first_kernel};
+use headway_core::units::Bytes;
 use headway_device::work::{Items, Library, Portion, Work};
 
 /// A library whose kernels cannot run a plan.
@@ -44,40 +46,28 @@ pub enum KernelError {
     },
 }
 
-/// What serves a pipeline whose packets are divided among GPUs.
+/// The kernel of one operation of a plan.
 #[derive(Clone)]
-pub struct Divided {
-    /// Works on the items of one GPU.
-    pub first: Arc<dyn Work>,
-    /// Works on the summaries of all items.
-    pub second: Arc<dyn Work>,
-    /// What the packets consist of.
-    pub items: Arc<dyn Items>,
-}
-
-/// A kernel over one part of a packet.
-#[derive(Clone)]
-pub struct PartKernel {
+pub struct OperationKernel {
+    pub pipeline: u32,
     pub step: u32,
     /// Which of the step's operations it is.
     pub index: u32,
-    pub part: u32,
+    /// Which portions of the pipeline it works on.
+    portions: Range<usize>,
     pub work: Arc<dyn Work>,
-    /// What checks it.
+    /// The CPU form that says what it must have made.
     pub reference: Arc<dyn Work>,
 }
 
-/// Kernels of all compute steps of a plan.
+/// Kernels of all compute operations of a plan.
 #[derive(Clone)]
 pub struct Kernels {
-    stages: Vec<(u32, u32, Arc<dyn Work>)>,
-    /// What checks them.
-    references: Vec<(u32, u32, Arc<dyn Work>)>,
+    /// By pipeline, in the order of their steps.
+    kernels: Vec<Vec<OperationKernel>>,
     portions: Vec<Vec<Portion>>,
-    /// What serves the pipelines whose packets are divided.
-    divided: BTreeMap<u32, Divided>,
-    /// What serves the pipelines whose packets have parts.
-    parted: BTreeMap<u32, Vec<PartKernel>>,
+    /// What the packets consist of, by pipeline whose packets are divided.
+    items: BTreeMap<u32, Arc<dyn Items>>,
 }
 
 impl Kernels {
@@ -86,88 +76,58 @@ impl Kernels {
     /// # Errors
     /// [`KernelError`].
     pub fn of(plan: &Plan, workload: &Workload, library: &dyn Library) -> Result<Self, KernelError> {
-        let (mut stages, mut references) = (Vec::new(), Vec::new());
-        let (mut portions, mut divided, mut parted) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
+        let mut all = Self { kernels: Vec::new(), portions: Vec::new(), items: BTreeMap::new() };
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
-            if let PipelineSource::Parts(planned) = &pipeline.source {
-                parted.insert(number, of_parts(plan, pipeline, planned, library)?);
-                let stream = &workload.streams[planned.stream as usize];
-                let portion = |item| Portion { stream: stream.id.clone(), parameters: stream.parameters.clone(), item };
-                portions.push((0..planned.parts.len() as u32).map(portion).collect());
-                continue;
-            }
-            let mut works = Vec::new();
-            for (step, planned) in (0u32..).zip(&pipeline.steps) {
-                if let plan::OperationWork::Compute { kernel } = &planned.operations[0].work {
-                    let found = find(library, pipeline, kernel)?;
-                    // What a core has made with a CPU form is checked by another.
-                    let other = plan.core_of(pipeline).and_then(|_| library.reference(kernel));
-                    references.push((number, step, other.unwrap_or_else(|| Arc::clone(&found))));
-                    stages.push((number, step, Arc::clone(&found)));
-                    works.push(found);
-                }
-            }
-            portions.push(match &pipeline.source {
-                PipelineSource::Streams(streams) => {
-                    check_blocks(pipeline, &works, streams.len())?;
-                    streams
-                        .iter()
-                        .map(|&stream| {
-                            let stream = &workload.streams[stream as usize];
-                            Portion { stream: stream.id.clone(), parameters: stream.parameters.clone(), item: 0 }
-                        })
-                        .collect()
-                }
+            let kernels = of_pipeline(plan, number, library)?;
+            let portion = |stream: u32, item| {
+                let stream = &workload.streams[stream as usize];
+                Portion { stream: stream.id.clone(), parameters: stream.parameters.clone(), item }
+            };
+            all.portions.push(match &pipeline.source {
+                PipelineSource::Streams(streams) => streams.iter().map(|&stream| portion(stream, 0)).collect(),
                 PipelineSource::Sharded(planned) => {
-                    divided.insert(number, divide(pipeline, planned, &works)?);
-                    let stream = &workload.streams[planned.stream as usize].id;
-                    let portion =
-                        |item| Portion { stream: stream.clone(), parameters: planned.parameters.clone(), item };
-                    (0..planned.sharding.items).map(portion).collect()
+                    all.items.insert(number, divide(pipeline, planned, &kernels)?);
+                    let item =
+                        |item| Portion { parameters: planned.parameters.clone(), ..portion(planned.stream, item) };
+                    (0..planned.sharding.items).map(item).collect()
                 }
-                PipelineSource::Parts(_) => unreachable!("its portions were pushed above"),
+                PipelineSource::Parts(planned) => {
+                    (0..planned.parts.len() as u32).map(|part| portion(planned.stream, part)).collect()
+                }
                 PipelineSource::Message
                 | PipelineSource::Batch(_)
                 | PipelineSource::Demand
                 | PipelineSource::Bulk(_)
                 | PipelineSource::Urgent(_) => Vec::new(),
             });
+            all.kernels.push(kernels);
         }
-        Ok(Self { stages, references, portions, divided, parted })
+        Ok(all)
     }
 
-    /// Pipeline, step and kernel of every compute step, but of pipelines whose packets have parts.
-    pub fn stages(&self) -> impl Iterator<Item = (u32, u32, &Arc<dyn Work>)> {
-        self.stages.iter().map(|(pipeline, step, kernel)| (*pipeline, *step, kernel))
+    /// The kernels of all pipelines.
+    pub fn all(&self) -> impl Iterator<Item = &OperationKernel> {
+        self.kernels.iter().flatten()
     }
 
-    /// Pipeline, step and kernel of these steps, with the CPU form that says what a step must have made.
-    pub fn references(&self) -> impl Iterator<Item = (u32, u32, &Arc<dyn Work>)> {
-        self.references.iter().map(|(pipeline, step, kernel)| (*pipeline, *step, kernel))
+    /// The kernels of a pipeline, in the order of its steps.
+    #[must_use]
+    pub fn of_pipeline(&self, pipeline: u32) -> &[OperationKernel] {
+        &self.kernels[pipeline as usize]
     }
 
+    /// What packets of a pipeline consist of that are divided.
     pub(crate) fn all_items(&self) -> BTreeMap<u32, Arc<dyn Items>> {
-        self.divided.iter().map(|(pipeline, divided)| (*pipeline, Arc::clone(&divided.items))).collect()
+        self.items.clone()
     }
 
-    /// What serves a pipeline of the plan whose packets are divided.
+    /// What the packets of a pipeline of the plan consist of, which are divided.
     ///
     /// # Panics
     /// If they are not.
     #[must_use]
-    pub fn divided(&self, pipeline: u32) -> &Divided {
-        &self.divided[&pipeline]
-    }
-
-    /// The kernels of a pipeline whose packets have parts, in the order of steps; empty if they have none.
-    #[must_use]
-    pub fn of_parts(&self, pipeline: u32) -> &[PartKernel] {
-        self.parted.get(&pipeline).map_or(&[], Vec::as_slice)
-    }
-
-    /// Pipeline and kernels of every pipeline whose packets have parts.
-    pub fn parted(&self) -> impl Iterator<Item = (u32, &[PartKernel])> {
-        self.parted.iter().map(|(pipeline, kernels)| (*pipeline, kernels.as_slice()))
+    pub fn items(&self, pipeline: u32) -> &Arc<dyn Items> {
+        &self.items[&pipeline]
     }
 
     /// The portions of a pipeline.
@@ -175,6 +135,47 @@ impl Kernels {
     pub fn portions(&self, pipeline: u32) -> &[Portion] {
         &self.portions[pipeline as usize]
     }
+
+    /// The portions that `kernel` works on.
+    #[must_use]
+    pub fn portions_of(&self, kernel: &OperationKernel) -> &[Portion] {
+        &self.portions(kernel.pipeline)[kernel.portions.clone()]
+    }
+}
+
+/// The kernels of pipeline `number`.
+fn of_pipeline(plan: &Plan, number: u32, library: &dyn Library) -> Result<Vec<OperationKernel>, KernelError> {
+    let pipeline = &plan.pipelines[number as usize];
+    let mut kernels = Vec::new();
+    for (step, planned) in (0u32..).zip(&pipeline.steps) {
+        for (index, operation) in (0u32..).zip(&planned.operations) {
+            let plan::OperationWork::Compute { kernel } = &operation.work else { continue };
+            let work = find(library, pipeline, kernel)?;
+            let portions = match &pipeline.source {
+                PipelineSource::Parts(parted) => {
+                    let part = parted.of[step as usize][index as usize] as usize;
+                    check_block(pipeline, &work, parted.reserves[part], 1)?;
+                    part..part + 1
+                }
+                PipelineSource::Sharded(sharded) if is_first_kernel(&pipeline.steps, step as usize) => {
+                    let shard = &sharded.shards[index as usize];
+                    shard.first as usize..(shard.first + shard.items) as usize
+                }
+                PipelineSource::Sharded(sharded) => 0..sharded.sharding.items as usize,
+                source => {
+                    let streams = source.streams().len();
+                    check_block(pipeline, &work, pipeline.reserve, streams as u32)?;
+                    0..streams
+                }
+            };
+            // What a core has made with a CPU form is checked by another.
+            let on_core = operation.engines.first().is_some_and(|engine| plan.core(engine.at()).is_some());
+            let other = if on_core { library.reference(kernel) } else { None };
+            let reference = other.unwrap_or_else(|| Arc::clone(&work));
+            kernels.push(OperationKernel { pipeline: number, step, index, portions, work, reference });
+        }
+    }
+    Ok(kernels)
 }
 
 fn find(library: &dyn Library, pipeline: &Pipeline, kernel: &str) -> Result<Arc<dyn Work>, KernelError> {
@@ -185,40 +186,13 @@ fn find(library: &dyn Library, pipeline: &Pipeline, kernel: &str) -> Result<Arc<
     })
 }
 
-/// The kernels of `pipeline`, whose packets have the parts of `planned`.
-fn of_parts(
-    plan: &Plan,
-    pipeline: &Pipeline,
-    planned: &Parted,
-    library: &dyn Library,
-) -> Result<Vec<PartKernel>, KernelError> {
-    let mut kernels = Vec::new();
-    for (step, (operations, of)) in (0u32..).zip(pipeline.steps.iter().map(|step| &step.operations).zip(&planned.of)) {
-        for (index, (operation, &part)) in (0u32..).zip(operations.iter().zip(of)) {
-            let plan::OperationWork::Compute { kernel } = &operation.work else { continue };
-            let work = find(library, pipeline, kernel)?;
-            check_block(pipeline, &work, planned.reserves[part as usize].0 as usize, 1)?;
-            // What a core has made with a CPU form is checked by another.
-            let on_core = operation.engines.first().is_some_and(|engine| plan.core(engine.at()).is_some());
-            let other = if on_core { library.reference(kernel) } else { None };
-            let reference = other.unwrap_or_else(|| Arc::clone(&work));
-            kernels.push(PartKernel { step, index, part, work, reference });
-        }
-    }
-    Ok(kernels)
-}
-
 fn unfit(pipeline: &Pipeline, kernel: &Arc<dyn Work>, reason: String) -> KernelError {
     KernelError::Unfit { pipeline: pipeline.name.clone(), kernel: kernel.id().to_owned(), reason }
 }
 
-/// Refuses works of which one makes no block for the next step of `pipeline`, which serves so many portions.
-fn check_blocks(pipeline: &Pipeline, works: &[Arc<dyn Work>], portions: usize) -> Result<(), KernelError> {
-    works.iter().try_for_each(|work| check_block(pipeline, work, pipeline.reserve.0 as usize, portions as u32))
-}
-
 /// Refuses a work that makes another size of a block of `bytes` bytes.
-fn check_block(pipeline: &Pipeline, work: &Arc<dyn Work>, bytes: usize, portions: u32) -> Result<(), KernelError> {
+fn check_block(pipeline: &Pipeline, work: &Arc<dyn Work>, bytes: Bytes, portions: u32) -> Result<(), KernelError> {
+    let bytes = bytes.0 as usize;
     let made = work.output_bytes(bytes, portions);
     if made == bytes {
         return Ok(());
@@ -229,9 +203,11 @@ fn check_block(pipeline: &Pipeline, work: &Arc<dyn Work>, bytes: usize, portions
     Err(unfit(pipeline, work, reason))
 }
 
-/// What serves the packets of `pipeline`, divided as `planned`, if `works` fit them.
-fn divide(pipeline: &Pipeline, planned: &Sharded, works: &[Arc<dyn Work>]) -> Result<Divided, KernelError> {
-    let [first, second] = works else {
+/// What the packets of `pipeline` consist of, divided as `planned`, if `kernels` fit them.
+fn divide(pipeline: &Pipeline, planned: &Sharded, kernels: &[OperationKernel]) -> Result<Arc<dyn Items>, KernelError> {
+    // Every GPU has the kernels of the first one.
+    let works: Vec<&Arc<dyn Work>> = kernels.iter().filter(|it| it.index == 0).map(|it| &it.work).collect();
+    let [first, second] = works[..] else {
         return Err(KernelError::Count { pipeline: pipeline.name.clone(), kernels: works.len() });
     };
     let sharding = &planned.sharding;
@@ -259,9 +235,8 @@ fn divide(pipeline: &Pipeline, planned: &Sharded, works: &[Arc<dyn Work>]) -> Re
             "it has a state, which is kept for the first kernel of a divided stream only; leave it without one";
         return Err(unfit(pipeline, second, reason.to_owned()));
     }
-    let items = first.items(&planned.parameters).ok_or_else(|| {
+    first.items(&planned.parameters).ok_or_else(|| {
         let reason = "it has no items for the stream's keys, and nothing else brings them; give them in its `items`";
         unfit(pipeline, first, reason.to_owned())
-    })?;
-    Ok(Divided { first: Arc::clone(first), second: Arc::clone(second), items })
+    })
 }

@@ -8,6 +8,7 @@ pub mod cores;
 pub mod endpoints;
 pub mod host;
 pub mod intake;
+mod job;
 pub mod kernels;
 pub mod outlet;
 pub mod pattern;

@@ -140,7 +140,8 @@ impl BlockRing {
 }
 
 impl Supply for BlockRing {
-    fn prepare(&mut self, pipeline: u32, slot: usize, buffer: &mut [u8]) -> Result<(), DataError> {
+    fn prepare(&mut self, pipeline: u32, slot: usize, buffers: &mut [&mut [u8]]) -> Result<(), DataError> {
+        let buffer = &mut *buffers[0];
         let layout = &self.layouts[pipeline as usize];
         let header = layout.header.len();
         buffer[..header].copy_from_slice(&layout.header);
@@ -152,9 +153,15 @@ impl Supply for BlockRing {
         Ok(())
     }
 
-    fn supply(&mut self, pipeline: u32, cycle: u64, _slot: usize, buffer: &mut [u8]) -> Result<Gathered, DataError> {
+    fn supply(
+        &mut self,
+        pipeline: u32,
+        cycle: u64,
+        _slot: usize,
+        buffers: &mut [&mut [u8]],
+    ) -> Result<Gathered, DataError> {
         let layout = &self.layouts[pipeline as usize];
-        buffer[CYCLE].copy_from_slice(&cycle.to_le_bytes());
+        buffers[0][CYCLE].copy_from_slice(&cycle.to_le_bytes());
         let longest_portion = Bytes(layout.lens.iter().copied().max().unwrap_or(0));
         Ok(Gathered { block: layout.block, longest_portion })
     }
@@ -204,8 +211,7 @@ impl Checker {
         let mut own = VerifiedBlocks::default();
         let mut pipelines = Vec::new();
         for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
-            let mut stages = kernels.references().filter(|(of, ..)| *of == number);
-            let kernel = stages.next().map(|(_, _, kernel)| Arc::clone(kernel));
+            let kernel = kernels.of_pipeline(number).first().map(|kernel| Arc::clone(&kernel.reference));
             let portions = kernels.portions(number).to_vec();
             let share = if plan.core_of(pipeline).is_some() { CORE_SHARE } else { 1 };
             let most = if kernel.is_some() { sampling.streams.div_ceil(share) } else { 0 };
@@ -216,7 +222,7 @@ impl Checker {
             whole.dedup();
             let chosen: Vec<Portion> = whole.iter().map(|&portion| portions[portion].clone()).collect();
             let sequence = |what: String| DataError::Sequence { pipeline: pipeline.name.clone(), cycle: 0, what };
-            if stages.next().is_some() {
+            if kernels.of_pipeline(number).len() > 1 {
                 return Err(sequence("several kernels work on one block".to_owned()));
             }
             let state = match &kernel {
@@ -351,7 +357,8 @@ impl Checked {
 }
 
 impl Collect for Checker {
-    fn collect(&mut self, pipeline: u32, cycle: u64, slot: usize, block: &[u8]) -> Result<(), DataError> {
+    fn collect(&mut self, pipeline: u32, cycle: u64, slot: usize, blocks: &[&[u8]]) -> Result<(), DataError> {
+        let block = blocks[0];
         let layout = &self.ring.layouts[pipeline as usize];
         let checked = &mut self.pipelines[pipeline as usize];
         if cycle != checked.cycle {

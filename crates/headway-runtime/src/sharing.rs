@@ -4,15 +4,11 @@
 //! use headway_core::decisions::engine_lock::{EngineWork, LockedOperation};
 //! use headway_core::units::{Bytes, Nanos};
 //! use headway_runtime::sharing::{Sharing, TaskShape};
-//! # use headway_core::decisions::predictor::PredictorParameters;
-//! # use headway_core::decisions::sharing::{ArbiterLimits, ArbiterParameters, ClusterId, ClusterParameters, Distances, GpuId, ModelId};
+//! # use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters};
 //! # use headway_core::decisions::token::{TokenMode, TokenParameters};
 //! # fn main() -> Result<(), headway_runtime::sharing::SharingError> {
-//! # let tokens = TokenParameters { cpus: 4, per_gpu: 2, mode: TokenMode::Optimal, affinity: true, discount_holder: false };
-//! # let cluster = ClusterParameters { id: ClusterId(0), gpus: vec![GpuId(0)], models: vec![ModelId(0)],
-//! #                                   distances: Distances::uniform(1), tokens };
-//! # let parameters = ArbiterParameters { clusters: vec![cluster], engines: None,
-//! #                                      predictor: PredictorParameters::default(), limits: ArbiterLimits::default() };
+//! # let tokens = TokenParameters { cpus: 4, per_gpu: 2, mode: TokenMode::Optimal, affinity: true };
+//! # let parameters = ArbiterParameters::new(vec![ClusterParameters::equal(1, tokens)], None);
 //! let sharing = Sharing::local(parameters)?;
 //! # let shape = TaskShape { name: "klt".into(), cluster: ClusterId(0), period: Nanos(50_000_000),
 //! #     deadline: Nanos(50_000_000), state: Bytes(0), segments: Vec::new(), thread: None };

@@ -8,13 +8,12 @@
 mod buffers;
 mod cores;
 mod feed;
+mod job;
 mod messages;
 mod pace;
-mod parted;
 mod piece;
 mod requests;
 mod resident;
-mod sharded;
 mod stage;
 mod watch;
 
@@ -33,7 +32,7 @@ use headway_core::log::{LogRecord, RecordBody};
 use headway_core::models::cpu;
 use headway_core::plan::{PipelineSource, Plan};
 use headway_core::units::{Bytes, Nanos};
-use headway_device::{Access, Completion, DeviceError, Engines, Waker, WorkError};
+use headway_device::{Completion, DeviceError, Engines, Waker, WorkError};
 use headway_os::sched::{Classes, Held, Role, SchedError};
 use headway_os::{clock, event, threads};
 
@@ -369,16 +368,10 @@ fn in_class<T>(classes: &Arc<Classes>, role: Role, work: impl FnOnce() -> T) -> 
 
 /// Lets `supply` see every buffer once before the run.
 fn prepare(plan: &Plan, buffers: &Buffers, supply: &mut dyn Supply) -> Result<(), RunError> {
-    for (number, pipeline) in (0u32..).zip(&plan.pipelines) {
-        for slot in 0..buffers.slots(number) {
-            // The ring of divided packets is filled with its buffers.
-            let buffers::Ends::Block(buffer) = buffers.first(number, slot) else { continue };
-            let what = || format!("buffers of pipeline `{}`", pipeline.name);
-            let mut span = buffer
-                .claim(0..buffer.len(), Access::Write)
-                .map_err(|source| RunError::Prepare { what: what(), source })?;
-            let bytes = span.bytes_mut().map_err(|source| RunError::Prepare { what: what(), source })?;
-            supply.prepare(number, slot, bytes)?;
+    for number in 0..plan.pipelines.len() as u32 {
+        let buffers::Ends::Job(job) = buffers.first(number) else { continue };
+        for slot in 0..job.slots() {
+            job.write(slot, 0, |buffers| supply.prepare(number, slot, buffers))?;
         }
     }
     Ok(())

@@ -263,7 +263,9 @@ fn its_kernels_run_on_ordinary_memory() {
         payload.gather(0, cycle).unwrap();
         for (step, planned) in (0..).zip(&bench.plan.pipelines[0].steps) {
             for index in 0..planned.operations.len() as u32 {
-                let (offset, bytes) = (Bytes(0), Bytes(0));
+                let pipeline = &bench.plan.pipelines[0];
+                let bytes = pipeline.source.region(&pipeline.steps, step as usize, index).unwrap();
+                let offset = Bytes(0);
                 payload.execute(&PayloadChunk { pipeline: 0, cycle, step, index, offset, bytes }).unwrap();
             }
         }

@@ -110,7 +110,7 @@ fn the_chains_of_all_streams_are_those_of_the_whole_run() {
 fn run_ring(wrong: Option<u64>) -> Result<VerifiedBlocks, DataError> {
     let bench = Bench::new(&text(AES, &[160, 48, 4096]));
     let kernels = Kernels::of(&bench.plan, &bench.workload, &Shipped).unwrap();
-    let (_, _, kernel) = kernels.stages().next().unwrap();
+    let kernel = &kernels.of_pipeline(0)[0].work;
     let mut ring = BlockRing::new(&bench.plan, 7).unwrap();
     let sampling = Sampling { streams: 0, turns: 0, chains: Some(vec![CYCLES]) };
     let (mut checker, found) = Checker::new(&ring, &bench.plan, &kernels, sampling).unwrap();
@@ -119,17 +119,17 @@ fn run_ring(wrong: Option<u64>) -> Result<VerifiedBlocks, DataError> {
     let size = headway_core::plan::block::block_bytes([160, 48, 4096]).0 as usize;
     let mut slots = vec![vec![0; size]; 3];
     for (slot, buffer) in slots.iter_mut().enumerate() {
-        ring.prepare(0, slot, buffer).unwrap();
+        ring.prepare(0, slot, &mut [buffer]).unwrap();
     }
     for cycle in 0..CYCLES {
         let slot = (cycle * 2 % 3) as usize;
-        let filled = ring.supply(0, cycle, slot, &mut slots[slot]).unwrap().block.0 as usize;
+        let filled = ring.supply(0, cycle, slot, &mut [&mut slots[slot]]).unwrap().block.0 as usize;
         let mut sent = slots[slot][..filled].to_vec();
         let second = headway_core::plan::block::BlockHeader::read(&sent).unwrap().portions[1].start;
         sent[second] ^= u8::from(wrong == Some(cycle));
         let mut block = vec![0; filled];
         kernel.run(&sent, &mut block, &mut state).unwrap();
-        checker.collect(0, cycle, slot, &block)?;
+        checker.collect(0, cycle, slot, &[&block])?;
     }
     Box::new(checker).finish().unwrap();
     Ok(found.lock().unwrap_or_else(PoisonError::into_inner).clone())

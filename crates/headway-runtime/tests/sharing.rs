@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use headway_broker::{BrokerServer, Client, OnLoss, ServerOptions};
-use headway_core::decisions::engine_lock::{EngineParameters, EngineWork, LockOrder, LockedOperation, PeerLocks};
-use headway_core::decisions::predictor::PredictorParameters;
-use headway_core::decisions::sharing::{ArbiterLimits, ArbiterParameters, ClusterId, ClusterParameters};
+use headway_core::decisions::engine_lock::{EngineParameters, EngineWork, LockedOperation};
+use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters};
 use headway_core::decisions::token::{TokenMode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
@@ -16,23 +15,9 @@ use headway_runtime::sharing::{Sharing, SharingError, TaskShape};
 const LIMIT: Option<Duration> = Some(Duration::from_secs(60));
 
 fn parameters(gpus: u32, per_gpu: u32, engine_locks: bool) -> ArbiterParameters {
-    let tokens =
-        TokenParameters { cpus: 16, per_gpu, mode: TokenMode::WorkConserving, affinity: true, discount_holder: false };
-    let engines = EngineParameters {
-        copy_engines: 2,
-        peer: PeerLocks::Group,
-        order: LockOrder::Arrival,
-        chunk_bytes: None,
-        keep_bytes: Bytes(0),
-        unlocked_below: Bytes(0),
-        watchdog: Nanos(0),
-    };
-    ArbiterParameters {
-        clusters: vec![ClusterParameters::equal(gpus, tokens)],
-        engines: engine_locks.then_some(engines),
-        predictor: PredictorParameters::default(),
-        limits: ArbiterLimits::default(),
-    }
+    let tokens = TokenParameters { cpus: 16, per_gpu, mode: TokenMode::WorkConserving, affinity: true };
+    let engines = EngineParameters::default();
+    ArbiterParameters::new(vec![ClusterParameters::equal(gpus, tokens)], engine_locks.then_some(engines))
 }
 
 /// Runs `body` over both.

@@ -13,12 +13,9 @@ use std::collections::BTreeMap;
 
 use headway_core::decisions::broker::{BookParameters, BrokerLimits, Reply};
 use headway_core::decisions::engine_lock::{EngineParameters, LockId, LockOrder, PeerLocks};
-use headway_core::decisions::predictor::PredictorParameters;
-use headway_core::decisions::sharing::{
-    ArbiterLimits, ArbiterParameters, ClientId, ClusterParameters, GpuId, JobId, TaskId, TokenId,
-};
+use headway_core::decisions::sharing::{ArbiterParameters, ClientId, ClusterParameters, GpuId, JobId, TaskId, TokenId};
 use headway_core::decisions::token::{TokenMode, TokenParameters};
-use headway_core::units::{Bytes, Nanos};
+use headway_core::units::Nanos;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
@@ -360,22 +357,15 @@ fn parameters(chance: &mut Chance) -> BookParameters {
     let per_gpu = 1 + chance.below(2) as u32;
     let gpus = 1 + chance.below(2) as u32;
     let mode = if chance.one_in(2) { TokenMode::Priority } else { TokenMode::WorkConserving };
-    let tokens = TokenParameters { cpus: 4, per_gpu, mode, affinity: chance.one_in(2), discount_holder: false };
+    let tokens = TokenParameters { cpus: 4, per_gpu, mode, affinity: chance.one_in(2) };
     let engines = EngineParameters {
         copy_engines: 2,
         peer: PeerLocks::Group,
         order: if chance.one_in(2) { LockOrder::Arrival } else { LockOrder::Urgency },
         chunk_bytes: None,
-        keep_bytes: Bytes(0),
-        unlocked_below: Bytes(0),
         watchdog: WATCHDOG,
     };
-    let arbiter = ArbiterParameters {
-        clusters: vec![ClusterParameters::equal(gpus, tokens)],
-        engines: Some(engines),
-        predictor: PredictorParameters::default(),
-        limits: ArbiterLimits::default(),
-    };
+    let arbiter = ArbiterParameters::new(vec![ClusterParameters::equal(gpus, tokens)], Some(engines));
     let limits = BrokerLimits {
         clients_per_user: 3,
         tasks_per_user: 5,

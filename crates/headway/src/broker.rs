@@ -7,7 +7,6 @@ use std::sync::atomic::AtomicBool;
 use headway_broker::{BrokerLimits, BrokerServer, GpuProbe, Health, MpsError, Tell, place};
 use headway_core::decisions::engine_lock::EngineParameters;
 pub use headway_core::decisions::engine_lock::{EngineRole, LockId, LockOrder, PeerLocks};
-use headway_core::decisions::predictor::PredictorParameters;
 use headway_core::decisions::sharing::{
     ArbiterLimits, ArbiterParameters, CLASSES, Class, ClusterId, ClusterParameters, Distances, GpuId, ModelId,
 };
@@ -85,15 +84,7 @@ pub struct BrokerOptions {
 
 impl Default for BrokerOptions {
     fn default() -> Self {
-        let usual = headway_broker::ServerOptions::new(
-            PathBuf::new(),
-            ArbiterParameters {
-                clusters: Vec::new(),
-                engines: None,
-                predictor: PredictorParameters::default(),
-                limits: ArbiterLimits::default(),
-            },
-        );
+        let usual = headway_broker::ServerOptions::new(PathBuf::new(), ArbiterParameters::new(Vec::new(), None));
         Self {
             socket: None,
             access: usual.access,
@@ -257,7 +248,7 @@ pub fn parameters(machine: &Machine, options: &BrokerOptions) -> Result<ArbiterP
             id: ClusterId(number),
             models: vec![ModelId(0); gpus.len()],
             distances: distances(machine, &gpus),
-            tokens: TokenParameters { cpus, per_gpu: options.per_gpu, mode, affinity: true, discount_holder: false },
+            tokens: TokenParameters { cpus, per_gpu: options.per_gpu, mode, affinity: true },
             gpus,
         }
     };
@@ -266,15 +257,12 @@ pub fn parameters(machine: &Machine, options: &BrokerOptions) -> Result<ArbiterP
         peer: options.peer,
         order: options.order,
         chunk_bytes: options.chunk,
-        keep_bytes: Bytes(0),
-        unlocked_below: Bytes(0),
         watchdog: options.watchdog,
     };
+    let clusters = nodes.into_values().zip(0..).map(cluster).collect();
     Ok(ArbiterParameters {
-        clusters: nodes.into_values().zip(0..).map(cluster).collect(),
-        engines: options.engine_locks.then_some(engines),
-        predictor: PredictorParameters::default(),
         limits: ArbiterLimits { tasks_max: options.tasks_max, requests_max: options.tasks_max },
+        ..ArbiterParameters::new(clusters, options.engine_locks.then_some(engines))
     })
 }
 

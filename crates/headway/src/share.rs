@@ -2,9 +2,8 @@
 
 use headway_core::analysis::sharing::{Acquisition, Analysis, Blockers, CpuGuarantee, System, TaskDemand, analyse};
 pub use headway_core::analysis::sharing::{Resource, TardinessVerdict, Unknown};
-use headway_core::decisions::engine_lock::{EngineParameters, LockOrder};
 use headway_core::decisions::sharing::{ClientId, ClusterId, JobSegment, TaskId, TaskParameters};
-use headway_core::decisions::token::{TokenMode, TokenParameters};
+use headway_core::decisions::token::TokenMode;
 use headway_core::files::error::Loaded;
 use headway_core::files::machine::{EndpointId, EndpointKind, Machine, RouteId};
 use headway_core::files::workload::{SharingTable, Workload, WorkloadTask};
@@ -202,24 +201,9 @@ fn system(
     let gpus = used.gpus.len() as u32;
     System {
         gpus,
-        tokens: TokenParameters {
-            cpus: sharing.cpus,
-            per_gpu: sharing.tokens_per_gpu,
-            mode: sharing.mode_for(gpus),
-            affinity: sharing.affinity,
-            discount_holder: false,
-        },
-        engines: sharing.engine_locks.then_some(EngineParameters {
-            copy_engines: sharing.copy_engines,
-            peer: sharing.peer_locks,
-            order: LockOrder::Arrival,
-            chunk_bytes: sharing.chunk,
-            keep_bytes: Bytes(0),
-            unlocked_below: Bytes(0),
-            watchdog: Nanos::ZERO,
-        }),
+        tokens: sharing.tokens(gpus),
+        engines: sharing.engines(),
         peer_copies: used.peer,
-        virtual_releases: false,
         longest_copy,
         longest_execute: tasks.iter().flat_map(|task| &task.segments).map(executed).max().unwrap_or_default(),
         grant_latency: Nanos::ZERO,

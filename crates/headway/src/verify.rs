@@ -99,7 +99,7 @@ fn check(
     match &plan.pipelines[stream.pipeline as usize].source {
         PipelineSource::Sharded(sharded) => {
             let file = outputs.folder.join(output_name(&stream.id));
-            let items = kernels.divided(stream.pipeline).items.as_ref();
+            let items = kernels.items(stream.pipeline).as_ref();
             let wrong = wrong_result(sharded, items, &file, interrupt)?;
             if let Some(first) = wrong.or(outputs.ends.wrong_result) {
                 return Err(Failure::Wrong { stream: stream.id.clone(), at: first * sharded.sharding.summary.0 }.into());
@@ -123,8 +123,8 @@ fn check(
 /// The stages of a pipeline for one of its portions, before the first packet.
 fn stages(kernels: &Kernels, pipeline: u32, portion: usize) -> Result<Vec<CoreStage>, Error> {
     let portion = &kernels.portions(pipeline)[portion..=portion];
-    let own = kernels.references().filter(|(of, ..)| *of == pipeline);
-    own.map(|(.., kernel)| Ok(CoreStage::new(Arc::clone(kernel), portion)?)).collect()
+    let own = kernels.of_pipeline(pipeline).iter();
+    own.map(|kernel| Ok(CoreStage::new(Arc::clone(&kernel.reference), portion)?)).collect()
 }
 
 /// Compares what stream `number` gave with `expected`, which says so many bytes from an offset on, one after the other.
@@ -293,9 +293,9 @@ impl<'a> Packets<'a> {
         intake: &'a Intake,
     ) -> Result<Self, Error> {
         let mut stages: Vec<Vec<CoreStage>> = parted.parts.iter().map(|_| Vec::new()).collect();
-        for kernel in kernels.of_parts(stream.pipeline) {
-            let portion = std::slice::from_ref(&kernels.portions(stream.pipeline)[kernel.part as usize]);
-            stages[kernel.part as usize].push(CoreStage::new(Arc::clone(&kernel.reference), portion)?);
+        for kernel in kernels.of_pipeline(stream.pipeline) {
+            let portions = kernels.portions_of(kernel);
+            stages[portions[0].item as usize].push(CoreStage::new(Arc::clone(&kernel.reference), portions)?);
         }
         let share = &intake.shares()[parted.stream as usize];
         let (total, at) = (share.bytes + share.padding, 0);

@@ -198,9 +198,6 @@ impl<'client> Token<'_, 'client> {
                 let leased_at = self.link.has_log.then(clock::now);
                 return Ok(BrokerEngine { token: self, locks: [Some((lock, mine)), None], leased_at });
             }
-            if operation.work == EngineWork::CopyIn && operation.bytes <= engines.unlocked_below {
-                return Ok(BrokerEngine { token: self, locks: [None; 2], leased_at: None });
-            }
             return self.engine_by_broker(engines, operation);
         }
         Ok(BrokerEngine { token: self, locks: [None; 2], leased_at: None })
@@ -211,7 +208,6 @@ impl<'client> Token<'_, 'client> {
         let out = if engines.copy_engines == 1 { 1 } else { 2 };
         match operation.work {
             EngineWork::Execute => Some(self.position * ENGINES),
-            EngineWork::CopyIn if operation.bytes <= engines.unlocked_below => None,
             EngineWork::CopyIn => Some(self.position * ENGINES + 1),
             EngineWork::CopyOut => Some(self.position * ENGINES + out),
             EngineWork::Peer => None,

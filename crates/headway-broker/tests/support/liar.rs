@@ -85,7 +85,7 @@ impl Lie {
 /// How long a liar waits for an answer: it is not to outlast the test's patience.
 const LIMIT: Duration = Duration::from_secs(100);
 /// The version that is spoken, which a refused greeting shows to be another.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 const LEASE_WORDS: usize = GPUS_MAX * layout::ENGINES;
 
 /// A connection with its pages, written without any rule.

@@ -8,9 +8,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use headway_broker::{BrokerServer, ServerOptions, TaskShape};
-use headway_core::decisions::engine_lock::{EngineParameters, EngineWork, LockOrder, LockedOperation, PeerLocks};
-use headway_core::decisions::predictor::PredictorParameters;
-use headway_core::decisions::sharing::{ArbiterLimits, ArbiterParameters, ClusterId, ClusterParameters};
+use headway_core::decisions::engine_lock::{EngineParameters, EngineWork, LockedOperation};
+use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters};
 use headway_core::decisions::token::{TokenMode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
 
@@ -18,23 +17,9 @@ use headway_core::units::{Bytes, Nanos};
 pub(crate) const LIMIT: Duration = Duration::from_secs(300);
 
 pub(crate) fn parameters(gpus: u32, per_gpu: u32, watchdog: Nanos) -> ArbiterParameters {
-    let tokens =
-        TokenParameters { cpus: 64, per_gpu, mode: TokenMode::WorkConserving, affinity: true, discount_holder: false };
-    let engines = EngineParameters {
-        copy_engines: 2,
-        peer: PeerLocks::Group,
-        order: LockOrder::Arrival,
-        chunk_bytes: Some(Bytes(2 << 20)),
-        keep_bytes: Bytes(0),
-        unlocked_below: Bytes(64),
-        watchdog,
-    };
-    ArbiterParameters {
-        clusters: vec![ClusterParameters::equal(gpus, tokens)],
-        engines: Some(engines),
-        predictor: PredictorParameters::default(),
-        limits: ArbiterLimits::default(),
-    }
+    let tokens = TokenParameters { cpus: 64, per_gpu, mode: TokenMode::WorkConserving, affinity: true };
+    let engines = EngineParameters { chunk_bytes: Some(Bytes(2 << 20)), watchdog, ..EngineParameters::default() };
+    ArbiterParameters::new(vec![ClusterParameters::equal(gpus, tokens)], Some(engines))
 }
 
 pub(crate) fn shape(name: &str) -> TaskShape {

@@ -17,7 +17,7 @@ pub use self::demand::{Acquisition, TaskDemand};
 pub use self::urgency::timely;
 use crate::decisions::engine_lock::{EngineParameters, LockOrder, PeerLocks};
 use crate::decisions::sharing::TaskId;
-use crate::decisions::token::{TokenMode, TokenParameters};
+use crate::decisions::token::TokenParameters;
 use crate::units::Nanos;
 
 /// What makes a ready holder run when it is among the most urgent (specification of sharing, 7.4).
@@ -46,9 +46,6 @@ pub struct System {
     pub engines: Option<EngineParameters>,
     /// Whether any task may copy its state from GPU to GPU; otherwise it goes through system memory.
     pub peer_copies: bool,
-    /// Whether holders that overrun their budget are released virtually: every token may be in use, and waits are longer. They
-    /// still end within the declared costs; what exceeds those has no bound.
-    pub virtual_releases: bool,
     /// `LC`: longest time for which one chunk of any task holds its locks, hand-over included.
     pub longest_copy: Nanos,
     /// `LE`: longest single use of an execution engine, hand-over included.
@@ -69,8 +66,6 @@ pub enum Unknown {
     Mode,
     /// Several tokens per GPU, or peer copies, without engine locks: the driver decides.
     EnginesUnlocked,
-    /// Locks are kept over several chunks, or small copies take none.
-    LockOptions,
     /// Engines serve the most urgent first, so that an operation can be overtaken without end, and jobs may be late by
     /// [`timely`], or it says nothing.
     Overtaking,
@@ -209,20 +204,14 @@ pub fn blockers(system: &System, tasks: usize) -> Result<Blockers, Unknown> {
     let sizes = tokens.sizes(system.gpus).map_err(|_| Unknown::Parameters)?;
     let (k, rho) = (u64::from(sizes.tokens), u64::from(tokens.per_gpu));
     let queued = sizes.queued_max.map_or(k, u64::from);
-    let holders = if system.virtual_releases { k } else { k.min(queued) };
+    let holders = k.min(queued);
     let users = u32::try_from(tasks).map_err(|_| Unknown::Overflow)?;
     let token = tokens.mode.longest_wait(tokens.cpus, sizes.tokens, users, tokens.affinity).ok_or(Unknown::Mode)?;
-    // A virtually released holder makes its FIFO one longer: exactly two hold times more, by exhaustive search of small cases.
-    let two_more = system.virtual_releases && tokens.mode != TokenMode::Fifo;
-    let token = if two_more { token.checked_add(2).ok_or(Unknown::Overflow)? } else { token };
     let Some(engines) = system.engines else {
         let alone = rho == 1 && !system.peer_copies;
         let blockers = Blockers { holders, execute: 0, copy: 0, token };
         return if alone { Ok(blockers) } else { Err(Unknown::EnginesUnlocked) };
     };
-    if engines.keep_bytes.0 > 0 || engines.unlocked_below.0 > 0 {
-        return Err(Unknown::LockOptions);
-    }
     if engines.order == LockOrder::Urgency {
         return Err(Unknown::Overtaking);
     }

@@ -25,9 +25,9 @@ pub use self::messages::{
     LockedOperation, PeerLocks,
 };
 use crate::decisions::sharing::{GpuId, JobId, JobPriority, TaskId};
-use crate::units::{Bytes, Nanos};
+use crate::units::Nanos;
 
-/// The one or two locks of an operation, ascending; none for a copy that needs no lock.
+/// The one or two locks of an operation, ascending.
 type Locks = [Option<LockId>; 2];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -45,7 +45,6 @@ enum State {
         since: Nanos,
         #[serde(rename = "told")]
         reported: Reported,
-        kept: Bytes,
         backfill: bool,
     },
 }
@@ -210,31 +209,6 @@ impl EngineLocks {
         }
         self.handle_timeout(now);
         self.leave_queues(job.task);
-        self.settle();
-        Ok(())
-    }
-
-    /// A job's operation has completed and an equal one follows. Its locks stay if nobody waits for them and the bytes for
-    /// which they may be kept are not used up; otherwise it queues anew. [`EngineLockAction::Run`] follows in both cases.
-    ///
-    /// # Errors
-    /// [`EngineLockRefused::NoToken`], [`EngineLockRefused::NothingHeld`].
-    pub fn handle_renew(&mut self, now: Nanos, job: JobId) -> Result<(), EngineLockRefused> {
-        let State::Running { operation, locks, kept, .. } = self.known(job)?.state else {
-            return Err(EngineLockRefused::NothingHeld { job });
-        };
-        self.handle_timeout(now);
-        let kept = kept.0.saturating_add(operation.bytes.0);
-        let within = kept.saturating_add(operation.bytes.0) <= self.parameters.keep_bytes.0;
-        let wanted = locks.iter().flatten().any(|lock| !self.locks[lock].waiting.is_empty());
-        if within && !wanted {
-            self.run(job.task, operation, locks, Bytes(kept));
-        } else {
-            self.leave_queues(job.task);
-            // Whoever waits goes first: the locks are given away before the job queues again.
-            self.settle();
-            self.enqueue(job.task, operation, locks);
-        }
         self.settle();
         Ok(())
     }

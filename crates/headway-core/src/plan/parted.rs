@@ -8,8 +8,7 @@ use crate::units::Bytes;
 
 /// A stream whose steps are sets of copies and kernels (`verner-2014`, III-B).
 ///
-/// Each part of a packet is at one place at a time. What a cycle gathers of a part is a block of its own, with one portion; in
-/// the first and in the last buffer of a cycle these blocks follow each other ([`Parted::range`]).
+/// Each part of a packet is at one place at a time. What a cycle gathers of a part is a block of its own, with one portion.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parted {
     /// The stream, by position in [`super::Plan::streams`].
@@ -32,13 +31,6 @@ impl Parted {
         Bytes(block.0.checked_next_multiple_of(LAUNCH_ALIGN as u64).unwrap_or(u64::MAX))
     }
 
-    /// Where the block of `part` lies in the first and in the last buffer of a cycle.
-    #[must_use]
-    pub fn range(&self, part: usize) -> std::ops::Range<usize> {
-        let from: u64 = self.reserves[..part].iter().map(|reserve| reserve.0).sum();
-        from as usize..(from + self.reserves[part].0) as usize
-    }
-
     /// Bytes of a packet before `part`.
     #[must_use]
     pub fn offset(&self, part: usize) -> u64 {
@@ -49,12 +41,6 @@ impl Parted {
     #[must_use]
     pub fn bytes(&self, step: usize, index: usize) -> Bytes {
         self.reserves[self.of[step][index] as usize]
-    }
-
-    /// The step before `step` that last worked on `part`; `None` = it is as it came.
-    #[must_use]
-    pub fn before(&self, step: usize, part: u32) -> Option<usize> {
-        self.of[..step].iter().rposition(|of| of.contains(&part))
     }
 
     /// Whether every operation of `steps` has its part and none has two in one step.

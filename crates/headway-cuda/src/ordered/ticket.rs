@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use headway_core::models::transfer::Method;
 use headway_core::units::Nanos;
 use headway_device::DeviceError;
 use headway_device::buffer::Memory;
@@ -83,7 +84,7 @@ impl Tickets {
         Ok(Self { words, spare, awaited: (0..count).map(|_| AtomicU32::new(0)).collect() })
     }
 
-    pub(super) fn take(&self, shared: &Arc<Shared>) -> Result<OrderedTicket, DeviceError> {
+    pub(super) fn take(&self, shared: &Arc<Shared>, method: Method) -> Result<OrderedTicket, DeviceError> {
         let mut spare = lock(&self.spare);
         // The one that was given back first is the likeliest to be over.
         let over = |&(index, generation): &(usize, u32)| {
@@ -95,7 +96,7 @@ impl Tickets {
         let (index, generation) = spare.remove(at);
         drop(spare);
         let shared = Arc::clone(shared);
-        Ok(OrderedTicket { shared, index, generation: generation.wrapping_add(1) })
+        Ok(OrderedTicket { shared, index, generation: generation.wrapping_add(1), method })
     }
 
     fn word(&self, index: usize, which: Which) -> Word {
@@ -136,6 +137,7 @@ pub struct OrderedTicket {
     shared: Arc<Shared>,
     index: usize,
     generation: u32,
+    method: Method,
 }
 
 impl std::fmt::Debug for OrderedTicket {
@@ -148,6 +150,12 @@ impl std::fmt::Debug for OrderedTicket {
 }
 
 impl OrderedTicket {
+    /// How the copy is made.
+    #[must_use]
+    pub fn method(&self) -> Method {
+        self.method
+    }
+
     /// Whether the bytes are in the destination. Calls nothing of the driver.
     ///
     /// # Errors
@@ -157,6 +165,12 @@ impl OrderedTicket {
             return Ok(true);
         }
         self.shared.check().map(|()| false)
+    }
+
+    /// Asks the driver whether the copier's streams have failed; slow. Then [`OrderedTicket::is_done`] tells.
+    pub fn look(&self) {
+        // The error is kept.
+        let _ = self.shared.look();
     }
 
     /// Waits until the bytes are in the destination, for `limit` at most.
@@ -171,7 +185,7 @@ impl OrderedTicket {
                 return Err(DeviceError::Timeout { what: "a copy in the order of a stream".into(), after });
             }
             if looked.elapsed() >= LOOK {
-                self.shared.look()?;
+                self.look();
                 looked = Instant::now();
             }
             if start.elapsed() < SPIN {

@@ -10,9 +10,8 @@ use std::time::Duration;
 use std::{fs, io, thread};
 
 use headway_broker::{BrokerServer, Client, OnLoss, TaskShape};
-use headway_core::decisions::engine_lock::{EngineParameters, LockOrder, PeerLocks};
-use headway_core::decisions::predictor::PredictorParameters;
-use headway_core::decisions::sharing::{ArbiterLimits, ArbiterParameters, ClusterId, ClusterParameters};
+use headway_core::decisions::engine_lock::EngineParameters;
+use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters};
 use headway_core::decisions::token::{TokenMode, TokenParameters};
 use headway_core::units::{Bytes, Nanos, PPM};
 use headway_os::ipc::{Listener, Words};
@@ -137,28 +136,9 @@ pub(super) fn broker(folder: &Path, orders: &[&str]) -> Option<()> {
 
 /// One GPU with two tokens and engine locks.
 fn arbiter() -> ArbiterParameters {
-    let tokens = TokenParameters {
-        cpus: 16,
-        per_gpu: 2,
-        mode: TokenMode::WorkConserving,
-        affinity: true,
-        discount_holder: false,
-    };
-    let engines = EngineParameters {
-        copy_engines: 2,
-        peer: PeerLocks::Group,
-        order: LockOrder::Arrival,
-        chunk_bytes: None,
-        keep_bytes: Bytes(0),
-        unlocked_below: Bytes(0),
-        watchdog: Nanos(0),
-    };
-    ArbiterParameters {
-        clusters: vec![ClusterParameters::equal(1, tokens)],
-        engines: Some(engines),
-        predictor: PredictorParameters::default(),
-        limits: ArbiterLimits::default(),
-    }
+    let tokens = TokenParameters { cpus: 16, per_gpu: 2, mode: TokenMode::WorkConserving, affinity: true };
+    let engines = EngineParameters::default();
+    ArbiterParameters::new(vec![ClusterParameters::equal(1, tokens)], Some(engines))
 }
 
 pub(super) fn shape() -> TaskShape {

@@ -169,13 +169,20 @@ impl CopyChooser {
         self.basis.get().map_or("a profile", String::as_str)
     }
 
+    /// Whether copies teach it.
+    #[must_use]
+    pub fn learns(&self) -> bool {
+        self.basis.get().is_some()
+    }
+
     /// Copies of this process that were timed.
     #[must_use]
     pub fn timed(&self) -> u64 {
         self.lock().timed()
     }
 
-    /// How a copy between the GPU and `host`, which is ordinary memory, is made where nothing else is under way.
+    /// How a copy between the GPU and `host`, which is ordinary memory, is made where nothing else is under way. For choosers without a
+    /// profile: no other form of a method is looked for.
     pub fn choose_ordinary(&self, direction: Direction, host: &[u8]) -> Chosen<'_> {
         let mut situation = CopySituation {
             direction,

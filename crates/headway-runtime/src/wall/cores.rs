@@ -11,7 +11,7 @@ use headway_os::sched::Classes;
 
 use super::{Message, RunError};
 use crate::cores::{Core, CoreJob, CoreStage, Stages, apart};
-use crate::kernels::{Kernels, PartKernel};
+use crate::kernels::{Kernels, OperationKernel};
 
 /// A thread for every core of the plan.
 pub(super) struct Cores {
@@ -38,20 +38,13 @@ impl Cores {
             return Ok(Self { cores: Vec::new(), _aside: None, cpus: Vec::new(), outstanding: Cell::new(0) });
         }
         let mut stages: Vec<Stages> = (0..count).map(|_| Stages::new()).collect();
-        for (pipeline, step, kernel) in kernels.stages() {
-            if let Some(core) = plan.core_of(&plan.pipelines[pipeline as usize]) {
-                let stage = CoreStage::new(Arc::clone(kernel), kernels.portions(pipeline))?;
-                stages[core as usize].insert((pipeline, step, 0), stage);
-            }
-        }
-        for (pipeline, own) in kernels.parted() {
-            for PartKernel { step, index, part, work, .. } in own {
-                let operation = &plan.pipelines[pipeline as usize].steps[*step as usize].operations[*index as usize];
-                let core = operation.engines.first().and_then(|engine| plan.core(engine.at()));
-                let Some(core) = core else { continue };
-                let portion = std::slice::from_ref(&kernels.portions(pipeline)[*part as usize]);
-                stages[core as usize].insert((pipeline, *step, *index), CoreStage::new(Arc::clone(work), portion)?);
-            }
+        for kernel in kernels.all() {
+            let OperationKernel { pipeline, step, index, work, .. } = kernel;
+            let operation = &plan.pipelines[*pipeline as usize].steps[*step as usize].operations[*index as usize];
+            let core = operation.engines.first().and_then(|engine| plan.core(engine.at()));
+            let Some(core) = core else { continue };
+            let stage = CoreStage::new(Arc::clone(work), kernels.portions_of(kernel))?;
+            stages[core as usize].insert((*pipeline, *step, *index), stage);
         }
         let parts = if awake { apart(count) } else { None };
         let aside = parts.as_ref().and_then(|(_, others)| AffinityGuard::on(others));

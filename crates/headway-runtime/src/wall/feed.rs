@@ -7,7 +7,6 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use headway_core::plan::Plan;
 use headway_core::units::Bytes;
-use headway_device::{Access, DeviceError};
 
 use super::Message;
 use super::buffers::{Buffers, Ends, Kept};
@@ -126,18 +125,12 @@ impl Feeder {
         let progress = &mut self.pipelines[pipeline as usize];
         let slot = progress.packed % self.buffers.slots(pipeline);
         let cycle = progress.next;
-        let block = match self.buffers.first(pipeline, slot) {
-            Ends::Block(buffer) => {
-                let plan = &self.plan;
-                let claimed = |error: DeviceError| {
-                    let pipeline = plan.pipelines[pipeline as usize].name.clone();
-                    DataError::Sequence { pipeline, cycle, what: error.to_string() }
-                };
-                let mut span = buffer.claim(0..buffer.len(), Access::Write).map_err(claimed)?;
-                self.supply.supply(pipeline, cycle, slot, span.bytes_mut().map_err(claimed)?)?.block
+        let block = match self.buffers.first(pipeline) {
+            Ends::Job(buffers) => {
+                let supply = |buffers: &mut [&mut [u8]]| self.supply.supply(pipeline, cycle, slot, buffers);
+                buffers.write(slot, cycle, supply)?.block
             }
             Ends::Resident(blocks) => blocks.brought(cycle),
-            Ends::Sharded(buffers) => buffers.number(slot, cycle)?,
             Ends::Messages(_) | Ends::Nowhere => unreachable!("only pipelines that are fed have cycles here"),
         };
         let progress = &mut self.pipelines[pipeline as usize];
@@ -197,21 +190,14 @@ impl Sink {
         if lost {
             return self.collect.lose(pipeline, cycle);
         }
-        let claimed = |error: DeviceError| DataError::Sequence {
-            pipeline: format!("number {pipeline}"),
-            cycle,
-            what: error.to_string(),
-        };
-        match self.buffers.last(pipeline, slot) {
-            Ends::Block(buffer) => {
-                let span = buffer.claim(0..block.0 as usize, Access::Read).map_err(claimed)?;
-                self.collect.collect(pipeline, cycle, slot, span.bytes().map_err(claimed)?)
+        match self.buffers.last(pipeline) {
+            Ends::Job(buffers) => {
+                buffers.read(slot, cycle, block, |blocks| self.collect.collect(pipeline, cycle, slot, blocks))
             }
             Ends::Resident(_) => {
                 self.kept.entry(pipeline).or_default().push((cycle, block));
                 Ok(())
             }
-            Ends::Sharded(buffers) => buffers.deliver(slot, (pipeline, cycle), self.collect.as_mut()),
             Ends::Messages(buffers) => buffers.landed(cycle),
             Ends::Nowhere => Ok(()),
         }

@@ -99,10 +99,10 @@ impl Resident {
         let device = &mut devices[self.device];
         let host = device.host_buffer(self.stride, HostKind::Pinned).map_err(failed)?;
         let whole = |access| host.claim(0..self.stride, access);
-        supply.prepare(number, 0, whole(Access::Write).map_err(failed)?.bytes_mut().map_err(failed)?)?;
+        supply.prepare(number, 0, &mut [whole(Access::Write).map_err(failed)?.bytes_mut().map_err(failed)?])?;
         for cycle in 0..cycles {
             let mut span = whole(Access::Write).map_err(failed)?;
-            let block = supply.supply(number, cycle, 0, span.bytes_mut().map_err(failed)?)?.block;
+            let block = supply.supply(number, cycle, 0, &mut [span.bytes_mut().map_err(failed)?])?.block;
             drop(span);
             self.brought.push(block);
             if block > Bytes(0) {

@@ -7,7 +7,7 @@ use headway_core::decisions::sharing::{
     TaskParameters,
 };
 use headway_core::decisions::token::TokenParameters;
-use headway_core::units::{Bytes, Nanos};
+use headway_core::units::Nanos;
 
 use super::SimSharingError;
 use super::model::{Cluster, ClusterSetting, CopyEngines, SimTask};
@@ -17,7 +17,7 @@ use super::scenario::{ArbitrationScheme, Taking};
 pub(super) fn tokens(cluster: &Cluster, setting: &ClusterSetting) -> Option<TokenParameters> {
     let per_gpu = setting.tokens_per_gpu()?;
     let (mode, affinity) = (setting.mode, setting.scenario.affinity);
-    Some(TokenParameters { cpus: cluster.cpus, per_gpu, mode, affinity, discount_holder: false })
+    Some(TokenParameters { cpus: cluster.cpus, per_gpu, mode, affinity })
 }
 
 /// The engine locks; `None` without.
@@ -35,8 +35,6 @@ pub(super) fn engines(cluster: &Cluster, setting: &ClusterSetting) -> Option<Eng
         },
         order: setting.order,
         chunk_bytes: scenario.chunk,
-        keep_bytes: Bytes(0),
-        unlocked_below: Bytes(0),
         watchdog: Nanos::ZERO,
     })
 }
@@ -57,18 +55,17 @@ pub(super) fn registered(number: u32, task: &SimTask) -> TaskParameters {
 /// The arbiter with all tasks registered; `None` where the driver arbitrates.
 pub(super) fn build(cluster: &Cluster, setting: &ClusterSetting) -> Result<Option<Arbiter>, SimSharingError> {
     let Some(tokens) = tokens(cluster, setting) else { return Ok(None) };
+    let clusters = vec![ClusterParameters {
+        distances: cluster.distances.clone(),
+        ..ClusterParameters::equal(cluster.gpus(), tokens)
+    }];
     let parameters = ArbiterParameters {
-        clusters: vec![ClusterParameters {
-            distances: cluster.distances.clone(),
-            ..ClusterParameters::equal(cluster.gpus(), tokens)
-        }],
-        engines: engines(cluster, setting),
         predictor: PredictorParameters {
             form: setting.predictor,
             speeds: Vec::new(),
             estimators_max: ArbiterLimits::default().tasks_max * headway_core::decisions::sharing::CLASSES,
         },
-        limits: ArbiterLimits::default(),
+        ..ArbiterParameters::new(clusters, engines(cluster, setting))
     };
     let mut arbiter = Arbiter::new(parameters)?;
     for (number, task) in (0..).zip(&cluster.tasks) {

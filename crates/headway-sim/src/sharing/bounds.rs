@@ -41,7 +41,6 @@ pub fn analysis_of(cluster: &Cluster, setting: &ClusterSetting) -> Option<(Syste
         tokens,
         engines: engines(cluster, setting),
         peer_copies: peer,
-        virtual_releases: false,
         longest_copy,
         longest_execute,
         grant_latency: costs.grant,

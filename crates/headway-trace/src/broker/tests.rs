@@ -4,10 +4,9 @@ use headway_core::decisions::broker::log::{BrokerLogStart, Fed, SCHEMA, StartRea
 use headway_core::decisions::broker::{
     Action, Book, BookParameters, BrokerLimits, ClientProcess, Input, Roster, Slot, TaskShape,
 };
-use headway_core::decisions::engine_lock::{self, EngineParameters, EngineWork, LockId, LockOrder, PeerLocks};
-use headway_core::decisions::predictor::PredictorParameters;
+use headway_core::decisions::engine_lock::{self, EngineParameters, EngineWork, LockId};
 use headway_core::decisions::sharing::{
-    ArbiterLimits, ArbiterParameters, ClientId, ClusterId, ClusterParameters, GpuId, JobId, TaskId, TokenOutcome,
+    ArbiterParameters, ClientId, ClusterId, ClusterParameters, GpuId, JobId, TaskId, TokenOutcome,
 };
 use headway_core::decisions::token::{TokenMode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
@@ -22,23 +21,9 @@ struct Broker {
 }
 
 fn book() -> Book {
-    let tokens =
-        TokenParameters { cpus: 4, per_gpu: 1, mode: TokenMode::Fifo, affinity: false, discount_holder: false };
-    let engines = EngineParameters {
-        copy_engines: 2,
-        peer: PeerLocks::Group,
-        order: LockOrder::Arrival,
-        chunk_bytes: None,
-        keep_bytes: Bytes(0),
-        unlocked_below: Bytes(0),
-        watchdog: Nanos(0),
-    };
-    let arbiter = ArbiterParameters {
-        clusters: vec![ClusterParameters::equal(1, tokens)],
-        engines: Some(engines),
-        predictor: PredictorParameters::default(),
-        limits: ArbiterLimits::default(),
-    };
+    let tokens = TokenParameters { cpus: 4, per_gpu: 1, mode: TokenMode::Fifo, affinity: false };
+    let engines = EngineParameters::default();
+    let arbiter = ArbiterParameters::new(vec![ClusterParameters::equal(1, tokens)], Some(engines));
     let parameters = BookParameters {
         arbiter,
         limits: BrokerLimits { deadline_min: Nanos(1), ..BrokerLimits::default() },

@@ -16,14 +16,17 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use headway_core::decisions::chooser::ChoiceReason;
 use headway_core::files::machine::EndpointId;
-use headway_core::models::transfer::Profile;
+use headway_core::models::transfer::{Direction, Method, Profile};
 use headway_core::units::{Bytes, Nanos};
-use headway_cuda::{CudaGpu, Driver, HostEnd, LentEnds, OrderedCopier, OrderedOptions, OrderedTicket, RawCopy};
+use headway_cuda::{
+    CudaGpu, Driver, HostEnd, LentEnds, MadeNow, OrderedCopier, OrderedOptions, OrderedTicket, RawCopy,
+};
 use headway_device::gpu::Gpu;
-use headway_device::{DeviceError, DeviceLimits};
+use headway_device::{DeviceError, DeviceLimits, HostKind};
 use headway_os::ipc::Bell;
 use headway_os::threads;
 use headway_runtime::copy::{
@@ -122,6 +125,14 @@ impl StreamCopier {
         &self.gpu
     }
 
+    /// The number of the GPU that has memory at `address`, which need not be the copier's; `None` if no GPU has.
+    ///
+    /// # Errors
+    /// `ErrorKind::Device`.
+    pub fn gpu_of(&self, address: u64) -> Result<Option<u32>, Error> {
+        self.ordered.gpu_of(address).map_err(invalid)
+    }
+
     /// Makes a copy after all that its stream was given before, and returns when the bytes are there: with what the copy did, or `None`
     /// for page-locked memory, which is copied in the stream itself.
     ///
@@ -129,6 +140,7 @@ impl StreamCopier {
     /// `ErrorKind::Device` for addresses of which not exactly one is this GPU's, streams that are being captured, and copies that fail
     /// or take longer than the patience.
     pub fn copy(&self, copy: RawCopy) -> Result<Option<CopyReport>, Error> {
+        let (begun, bytes) = (Instant::now(), Bytes(copy.bytes() as u64));
         let made = self.ordered.copy_now(copy, self.patience, |LentEnds { device, host }| {
             let at = At { buffer: device, offset: 0 };
             match host {
@@ -136,7 +148,37 @@ impl StreamCopier {
                 HostEnd::Destination(to) => self.copier.copy_out(to, at, How::Auto),
             }
         });
-        Ok(made.map_err(invalid)?.transpose().map_err(Failure::Copy)?)
+        match made.map_err(invalid)? {
+            MadeNow::Made(report) => Ok(Some(report.map_err(Failure::Copy)?)),
+            MadeNow::InStream(method @ Method::Pageable) => Ok(Some(CopyReport {
+                method,
+                reason: ChoiceReason::BuiltIn,
+                bytes,
+                chunks: 1,
+                predicted: None,
+                observed: Nanos(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX)),
+                waited: Nanos::ZERO,
+                cpu: None,
+                ahead: 0,
+                instead_of: None,
+            })),
+            MadeNow::InStream(_) => Ok(None),
+        }
+    }
+
+    /// How a copy of `host` that waits would be made now, where no profile says what copies cost: the method, and how many threads it would
+    /// have besides the caller's.
+    ///
+    /// # Errors
+    /// `ErrorKind::Device` for memory that is not host memory, or is managed by the driver.
+    pub fn advice(&self, direction: Direction, host: &[u8]) -> Result<(Method, u32), Error> {
+        if self.gpu.host_kind(host).map_err(invalid)? == HostKind::Pinned {
+            return Ok((Method::Dma, 0));
+        }
+        let chooser = self.copier.chooser(0).filter(|chooser| chooser.learns());
+        let choice = chooser.map(|chooser| *chooser.choose_ordinary(direction, host).choice());
+        let tuning = choice.and_then(|choice| choice.tuning);
+        Ok((choice.map_or(Method::Pageable, |choice| choice.method), tuning.map_or(0, |tuning| tuning.threads)))
     }
 
     /// What choices of copies that wait are based on, for people.
@@ -172,6 +214,12 @@ pub struct CopyTicket {
 }
 
 impl CopyTicket {
+    /// How the copy is made.
+    #[must_use]
+    pub fn method(&self) -> Method {
+        self.ticket.method()
+    }
+
     /// Whether the bytes are there. Calls nothing of the driver.
     ///
     /// # Errors
@@ -236,6 +284,8 @@ struct WatchedState {
 /// Between two looks at copies.
 const NAP_MIN: Duration = Duration::from_micros(20);
 const NAP_MAX: Duration = Duration::from_millis(1);
+/// Between two questions to the driver whether something has failed.
+const ASK: Duration = Duration::from_millis(100);
 /// How long the thread stays when there is nothing to look at.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -261,6 +311,7 @@ impl Watched {
     /// Looks at copies until there have been none for a while.
     fn watch(&self) {
         let mut nap = NAP_MIN;
+        let mut asked = Instant::now();
         let mut state = self.lock();
         loop {
             if state.copies.is_empty() {
@@ -272,7 +323,13 @@ impl Watched {
             }
             let over = |(ticket, _): &mut (Arc<OrderedTicket>, Then)| ticket.is_done() != Ok(false);
             let over: Vec<_> = state.copies.extract_if(.., over).collect();
+            // All are of one copier.
+            let asks = state.copies.first().filter(|_| asked.elapsed() >= ASK).map(|(ticket, _)| Arc::clone(ticket));
             drop(state);
+            if let Some(ticket) = asks {
+                ticket.look();
+                asked = Instant::now();
+            }
             if over.is_empty() {
                 std::thread::sleep(nap);
                 nap = (nap * 2).min(NAP_MAX);

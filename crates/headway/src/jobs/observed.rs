@@ -70,7 +70,6 @@ pub fn observed(
         tokens,
         engines,
         peer_copies: peer && gpus > 1,
-        virtual_releases: false,
         longest_copy: longest(|seen| seen.copy_held_max),
         longest_execute: longest(|seen| seen.execute_held_max),
         grant_latency: HAND_OVER,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use headway_core::log::{LogHeader, RunSource};
-use headway_core::plan::{self, Plan, block};
+use headway_core::plan::{self, block};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Work;
 use headway_device::work::Portion;
@@ -83,9 +83,17 @@ impl Labour {
         }
         let mut labour = Self { copied: time(copied, copying()), computed: Nanos::ZERO, bytes: 0 };
         let mut rates = BTreeMap::new();
-        for (pipeline, kernel, portion) in computing(&header.plan, kernels) {
-            let rate = *rates.entry(kernel.id().to_owned()).or_insert_with(|| rate(kernel, portion));
-            let of = header.plan.streams.iter().zip(&header.streams).filter(|(stream, _)| stream.pipeline == pipeline);
+        for kernel in kernels.all() {
+            let is_divided =
+                matches!(header.plan.pipelines[kernel.pipeline as usize].source, plan::PipelineSource::Sharded(_));
+            let Some(portion) = kernels.portions_of(kernel).first() else { continue };
+            // All GPUs together work on the packets that are divided among them.
+            if is_divided && kernel.index > 0 {
+                continue;
+            }
+            let rate = *rates.entry(kernel.work.id().to_owned()).or_insert_with(|| rate(&kernel.work, portion));
+            let streams = header.plan.streams.iter().zip(&header.streams);
+            let of = streams.filter(|(stream, _)| stream.pipeline == kernel.pipeline);
             let bytes: u128 = of.map(|(_, run)| u128::from(run.bytes.0)).sum();
             // What works on other blocks than packed ones is not counted.
             if let Some(rate) = rate {
@@ -123,15 +131,6 @@ impl Labour {
 /// A time without what is less than a second.
 fn whole(time: Nanos) -> Nanos {
     Nanos(time.0 / 1_000_000_000 * 1_000_000_000)
-}
-
-/// Pipeline, kernel and a portion of every compute operation of streams.
-fn computing<'a>(plan: &'a Plan, kernels: &'a Kernels) -> Vec<(u32, &'a Arc<dyn Work>, &'a Portion)> {
-    let portion = |pipeline: u32, at: usize| kernels.portions(pipeline).get(at);
-    let whole = kernels.stages().filter(|(of, ..)| plan.pipelines[*of as usize].source.is_fed());
-    let whole = whole.filter_map(|(of, _, kernel)| Some((of, kernel, portion(of, 0)?)));
-    let parts = kernels.parted().flat_map(|(of, parts)| parts.iter().map(move |part| (of, part)));
-    whole.chain(parts.filter_map(|(of, part)| Some((of, &part.work, portion(of, part.part as usize)?)))).collect()
 }
 
 /// How long `bytes` take at `rate` bytes a second.

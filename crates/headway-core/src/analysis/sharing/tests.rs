@@ -16,24 +16,14 @@ fn example(rho: u32, peer: Option<PeerLocks>) -> System {
     let engines = EngineParameters {
         copy_engines: 1,
         peer: peer.unwrap_or(PeerLocks::Group),
-        order: LockOrder::Arrival,
         chunk_bytes: Some(Bytes(2 * MIB)),
-        keep_bytes: Bytes(0),
-        unlocked_below: Bytes(0),
-        watchdog: Nanos::ZERO,
+        ..EngineParameters::default()
     };
     System {
         gpus: 4,
-        tokens: TokenParameters {
-            cpus: 6,
-            per_gpu: rho,
-            mode: TokenMode::Optimal,
-            affinity: true,
-            discount_holder: false,
-        },
+        tokens: TokenParameters { cpus: 6, per_gpu: rho, mode: TokenMode::Optimal, affinity: true },
         engines: Some(engines),
         peer_copies: peer.is_some(),
-        virtual_releases: false,
         longest_copy: Nanos(46 * US),
         longest_execute: Nanos(2_000 * US),
         grant_latency: Nanos::ZERO,
@@ -97,8 +87,6 @@ fn the_worked_example_has_the_figures_of_the_specification() {
     let group = example(2, Some(PeerLocks::Group));
     let all_tokens = System { tokens: TokenParameters { mode: TokenMode::WorkConserving, ..group.tokens }, ..group };
     assert_eq!(row(&all_tokens), (1, 7, 18_284, 1, 10_186, 28_470));
-    let overruns = System { virtual_releases: true, ..group };
-    assert_eq!(row(&overruns), (1, 7, 18_284, 3, 10_186, 3 * 18_284 + 10_186));
 }
 
 fn letters(d: u64, copy_blockers: u64) -> Letters {
@@ -154,7 +142,6 @@ fn bounds_grow_with_every_length_and_count() {
         System { longest_copy: Nanos(47 * US), ..base },
         System { longest_execute: Nanos(2_001 * US), ..base },
         System { grant_latency: Nanos(1), ..base },
-        System { virtual_releases: true, ..base },
         System { cpu: CpuGuarantee::Reservation { runtime: Nanos(5 * US), period: Nanos(10 * US) }, ..base },
     ];
     for system in longer {
@@ -218,8 +205,6 @@ fn the_verdict_knows_its_limits() {
         assert_eq!(verdict(&system, &tasks), TardinessVerdict::DontKnow(why));
     }
     assert_eq!(verdict(&base, &demands(&base, 60)), TardinessVerdict::DontKnow(Unknown::Overload));
-    let kept = base.engines.map(|engines| EngineParameters { keep_bytes: Bytes(1), ..engines });
-    assert_eq!(verdict(&System { engines: kept, ..base }, &tasks), TardinessVerdict::DontKnow(Unknown::LockOptions));
     let by_urgency = base.engines.map(|engines| EngineParameters { order: LockOrder::Urgency, ..engines });
     let late = System { engines: by_urgency, longest_execute: Nanos(20_000 * US), ..base };
     assert_eq!(verdict(&late, &tasks), TardinessVerdict::DontKnow(Unknown::Overtaking));
@@ -272,7 +257,6 @@ fn nothing_is_bounded_where_jobs_on_time_could_wait_for_tokens_or_cpus() {
     assert_eq!(why(&queues, 8), Some(Unknown::Mode), "with affinity a task may wait for its own GPU");
     let shortest = System { tokens: TokenParameters { affinity: false, ..queues.tokens }, ..queues };
     assert_eq!(why(&shortest, 8), None);
-    assert_eq!(why(&System { virtual_releases: true, ..system }, 8), Some(Unknown::Mode));
     assert_eq!(why(&base, 6), Some(Unknown::Overtaking), "engines serve in order of arrival");
 }
 

@@ -17,16 +17,13 @@ use crate::units::Nanos;
 /// [`Unknown::Overtaking`] unless engines serve the most urgent first; [`Unknown::Mode`] where a job may wait for a token: there
 /// must be one for each task, in queues of one or without affinity; [`Unknown::Overload`] with more tasks than CPUs.
 pub fn timely(system: &System, tasks: &[TaskDemand]) -> Result<Vec<TaskBound>, Unknown> {
-    let engines = system.engines.filter(|engines| engines.order == LockOrder::Urgency).ok_or(Unknown::Overtaking)?;
-    if engines.keep_bytes.0 > 0 || engines.unlocked_below.0 > 0 {
-        return Err(Unknown::LockOptions);
-    }
+    system.engines.filter(|engines| engines.order == LockOrder::Urgency).ok_or(Unknown::Overtaking)?;
     let sizes = system.tokens.sizes(system.gpus).map_err(|_| Unknown::Parameters)?;
     let count = u32::try_from(tasks.len()).map_err(|_| Unknown::Overflow)?;
     // A request finds an empty queue, and enters it: no other has room, or the shortest is taken.
     let room = count <= sizes.tokens && sizes.queued_max.is_none_or(|queued| count <= queued);
     let empty = sizes.length_max == Some(1) || !system.tokens.affinity;
-    if !room || !empty || system.virtual_releases {
+    if !room || !empty {
         return Err(Unknown::Mode);
     }
     if count > system.tokens.cpus {

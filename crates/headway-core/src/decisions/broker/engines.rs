@@ -44,7 +44,6 @@ impl Book {
         let out = if engines.copy_engines == 1 { EngineRole::In } else { EngineRole::Out };
         match operation.work {
             EngineWork::Execute => Some(vec![LockId { gpu, engine: EngineRole::Execute }]),
-            EngineWork::CopyIn if operation.bytes <= engines.unlocked_below => Some(Vec::new()),
             EngineWork::CopyIn => Some(vec![LockId { gpu, engine: EngineRole::In }]),
             EngineWork::CopyOut => Some(vec![LockId { gpu, engine: out }]),
             EngineWork::Peer => Some(vec![LockId { gpu: from?, engine: out }, LockId { gpu, engine: EngineRole::In }]),

@@ -6,11 +6,8 @@ use proptest::prelude::*;
 
 use super::log::{BrokerLogLine, BrokerLogStart, Fed, StartError, StartReason};
 use super::*;
-use crate::decisions::engine_lock::{EngineParameters, EngineRole, EngineWork, LockOrder, LockedOperation, PeerLocks};
-use crate::decisions::predictor::PredictorParameters;
-use crate::decisions::sharing::{
-    ArbiterLimits, ArbiterParameters, ClusterId, ClusterParameters, JobSegment, TokenId, TokenOutcome,
-};
+use crate::decisions::engine_lock::{EngineParameters, EngineRole, EngineWork, LockOrder, LockedOperation};
+use crate::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters, JobSegment, TokenId, TokenOutcome};
 use crate::decisions::token::{TokenMode, TokenParameters};
 use crate::units::Bytes;
 
@@ -19,23 +16,9 @@ const DRAIN: u64 = 1_000;
 const OWNER: u32 = 0;
 
 fn parameters(gpus: u32, per_gpu: u32) -> BookParameters {
-    let tokens =
-        TokenParameters { cpus: 4, per_gpu, mode: TokenMode::Priority, affinity: false, discount_holder: false };
-    let engines = EngineParameters {
-        copy_engines: 2,
-        peer: PeerLocks::Group,
-        order: LockOrder::Arrival,
-        chunk_bytes: None,
-        keep_bytes: Bytes(0),
-        unlocked_below: Bytes(0),
-        watchdog: Nanos(WATCHDOG),
-    };
-    let arbiter = ArbiterParameters {
-        clusters: vec![ClusterParameters::equal(gpus, tokens)],
-        engines: Some(engines),
-        predictor: PredictorParameters::default(),
-        limits: ArbiterLimits::default(),
-    };
+    let tokens = TokenParameters { cpus: 4, per_gpu, mode: TokenMode::Priority, affinity: false };
+    let engines = EngineParameters { watchdog: Nanos(WATCHDOG), ..EngineParameters::default() };
+    let arbiter = ArbiterParameters::new(vec![ClusterParameters::equal(gpus, tokens)], Some(engines));
     BookParameters {
         arbiter,
         limits: BrokerLimits { deadline_min: Nanos(1), ..BrokerLimits::default() },

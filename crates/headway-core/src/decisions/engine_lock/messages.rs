@@ -86,13 +86,16 @@ pub struct EngineParameters {
     pub order: LockOrder,
     /// Longest chunk; a larger copy is refused. `None` = whole copies (`X` in the paper).
     pub chunk_bytes: Option<Bytes>,
-    /// Bytes for which a job may keep its locks while nobody waits for them; zero = give them back after every chunk, as
-    /// the analysis assumes.
-    pub keep_bytes: Bytes,
-    /// Copies up to this size to a GPU need no lock; zero = every copy does.
-    pub unlocked_below: Bytes,
     /// An operation under way for so long is an overrun whatever its budget; zero = not watched.
     pub watchdog: Nanos,
+}
+
+/// Two copy engines that serve whole groups in order of arrival; copies of any size, and nothing is watched.
+impl Default for EngineParameters {
+    fn default() -> Self {
+        let (peer, order) = (PeerLocks::Group, LockOrder::Arrival);
+        Self { copy_engines: 2, peer, order, chunk_bytes: None, watchdog: Nanos::ZERO }
+    }
 }
 
 /// What the driver must do.

@@ -7,7 +7,7 @@ use super::{
     LockOrder, LockedOperation, Locks, PeerLocks, Reported, State,
 };
 use crate::decisions::sharing::{JobId, JobPriority, TaskId};
-use crate::units::{Bytes, Nanos};
+use crate::units::Nanos;
 
 impl EngineLocks {
     /// The locks that an operation of `job` needs, ascending.
@@ -22,9 +22,6 @@ impl EngineLocks {
         let here = |engine| Some(LockId { gpu: known.gpu, engine });
         Ok(match operation.work {
             EngineWork::Execute => [here(EngineRole::Execute), None],
-            EngineWork::CopyIn if operation.bytes <= self.parameters.unlocked_below && operation.bytes.0 > 0 => {
-                [None, None]
-            }
             EngineWork::CopyIn => [here(EngineRole::In), None],
             EngineWork::CopyOut => [here(out), None],
             EngineWork::Peer => {
@@ -44,10 +41,6 @@ impl EngineLocks {
         for lock in queues.into_iter().flatten() {
             let at = self.insert(lock, task);
             ahead = ahead.max(at + usize::from(self.locks[&lock].holder.is_some()));
-        }
-        if locks == [None, None] {
-            self.run(task, operation, locks, Bytes(0));
-            return;
         }
         let job = self.job_mut(task);
         job.state = State::Waiting { operation, locks, obtained: None };
@@ -84,10 +77,10 @@ impl EngineLocks {
     }
 
     /// The job's operation starts.
-    pub(super) fn run(&mut self, task: TaskId, operation: LockedOperation, locks: Locks, kept: Bytes) {
+    pub(super) fn run(&mut self, task: TaskId, operation: LockedOperation, locks: Locks) {
         let since = self.now;
         let job = self.job_mut(task);
-        job.state = State::Running { operation, locks, since, reported: Reported::Nothing, kept, backfill: false };
+        job.state = State::Running { operation, locks, since, reported: Reported::Nothing, backfill: false };
         let job = job.id;
         self.actions.push_back(EngineLockAction::Run { job, first: locks[0], second: locks[1] });
     }
@@ -127,7 +120,7 @@ impl EngineLocks {
         if nested {
             self.take(id, task);
             if obtained.is_some() {
-                self.run(task, operation, locks, Bytes(0));
+                self.run(task, operation, locks);
             } else {
                 let job = self.job_mut(task);
                 job.state = State::Obtained { operation, locks, lock: id };
@@ -140,7 +133,7 @@ impl EngineLocks {
             for lock in locks.into_iter().flatten() {
                 self.take(lock, task);
             }
-            self.run(task, operation, locks, Bytes(0));
+            self.run(task, operation, locks);
         }
     }
 
@@ -181,7 +174,7 @@ impl EngineLocks {
         let State::Waiting { operation, locks, .. } = self.jobs[&task].state else { return };
         self.take(id, task);
         self.events.push_back(EngineLockEvent::Backfilled { job: self.jobs[&task].id, lock: id });
-        self.run(task, operation, locks, Bytes(0));
+        self.run(task, operation, locks);
         if let State::Running { backfill, .. } = &mut self.job_mut(task).state {
             *backfill = true;
         }

@@ -4,17 +4,10 @@ mod explore;
 mod urgency;
 
 use super::*;
+use crate::units::Bytes;
 
 fn parameters(peer: PeerLocks, copy_engines: u32) -> EngineParameters {
-    EngineParameters {
-        copy_engines,
-        peer,
-        order: LockOrder::Arrival,
-        chunk_bytes: Some(Bytes(2 << 20)),
-        keep_bytes: Bytes(0),
-        unlocked_below: Bytes(0),
-        watchdog: Nanos::ZERO,
-    }
+    EngineParameters { copy_engines, peer, chunk_bytes: Some(Bytes(2 << 20)), ..EngineParameters::default() }
 }
 
 fn key(task: u32, deadline: u64) -> JobPriority {
@@ -186,36 +179,6 @@ fn only_token_holders_with_nothing_else_under_way_get_engines() {
     assert_eq!(locks.handle_token(now, key(5, 1), GpuId(7), None), Err(EngineLockRefused::NoSuchGpu { gpu: GpuId(7) }));
     let three = EngineLocks::new(parameters(PeerLocks::Group, 3), &[]).err();
     assert_eq!(three, Some(EngineLockRefused::CopyEngines { copy_engines: 3 }));
-}
-
-#[test]
-fn locks_are_kept_over_chunks_only_while_nobody_waits_and_bytes_are_left() {
-    let keeping = EngineParameters { keep_bytes: Bytes(2 << 20), ..parameters(PeerLocks::Group, 2) };
-    let mut locks = locks(keeping, 1, &[(0, None), (0, None)]);
-    locks.handle_acquire(Nanos(0), job(0), operation(EngineWork::CopyIn)).unwrap();
-    assert_eq!(started(&mut locks), [0]);
-    locks.handle_renew(Nanos(1), job(0)).unwrap();
-    assert_eq!(started(&mut locks), [0], "the second MiB is still within the two");
-    locks.handle_acquire(Nanos(1), job(1), operation(EngineWork::CopyIn)).unwrap();
-    locks.handle_renew(Nanos(2), job(0)).unwrap();
-    assert_eq!(started(&mut locks), [1], "who waits goes first");
-    locks.handle_complete(Nanos(3), job(1)).unwrap();
-    assert_eq!(started(&mut locks), [0]);
-    locks.handle_renew(Nanos(4), job(0)).unwrap();
-    locks.handle_renew(Nanos(5), job(0)).unwrap();
-    assert_eq!(started(&mut locks), [0, 0], "queued anew after two MiB, but nobody is there");
-}
-
-#[test]
-fn small_copies_in_need_no_lock_where_that_is_allowed() {
-    let small = EngineParameters { unlocked_below: Bytes(1 << 20), ..parameters(PeerLocks::Group, 2) };
-    let mut locks = locks(small, 1, &[(0, None), (0, None)]);
-    for task in [0, 1] {
-        locks.handle_acquire(Nanos(0), job(task), operation(EngineWork::CopyIn)).unwrap();
-    }
-    assert_eq!(started(&mut locks), [0, 1]);
-    locks.handle_complete(Nanos(1), job(0)).unwrap();
-    locks.check().unwrap();
 }
 
 #[test]

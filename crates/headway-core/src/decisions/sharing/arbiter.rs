@@ -115,7 +115,6 @@ impl Arbiter {
             ArbiterInput::Acquire { job, operation } => Ok(self.engines()?.handle_acquire(now, *job, *operation)?),
             ArbiterInput::Next { job } => Ok(self.engines()?.handle_next(now, *job)?),
             ArbiterInput::Complete { job } => Ok(self.engines()?.handle_complete(now, *job)?),
-            ArbiterInput::Renew { job } => Ok(self.engines()?.handle_renew(now, *job)?),
             ArbiterInput::ClientGone { client } => {
                 self.client_gone(now, *client);
                 Ok(())

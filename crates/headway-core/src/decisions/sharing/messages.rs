@@ -47,6 +47,14 @@ pub struct ArbiterParameters {
     pub limits: ArbiterLimits,
 }
 
+impl ArbiterParameters {
+    /// These clusters and engine locks, with the usual predictor and limits.
+    #[must_use]
+    pub fn new(clusters: Vec<ClusterParameters>, engines: Option<EngineParameters>) -> Self {
+        Self { clusters, engines, predictor: PredictorParameters::default(), limits: ArbiterLimits::default() }
+    }
+}
+
 /// Capacities; what exceeds them is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArbiterLimits {
@@ -117,8 +125,6 @@ pub enum ArbiterInput {
     Next { job: JobId },
     /// An operation has completed on the device: its locks are free.
     Complete { job: JobId },
-    /// An operation has completed and the same follows: the locks stay if that is allowed and nobody waits.
-    Renew { job: JobId },
     /// A process died. Its waiting requests go at once, its tokens after [`ArbiterInput::Drained`].
     ClientGone { client: ClientId },
     /// A dead process's GPU work has ended.

@@ -5,27 +5,16 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::decisions::engine_lock::{
-    EngineParameters, EngineRole, EngineWork, LockId, LockOrder, LockedOperation, PeerLocks,
-};
-use crate::decisions::predictor::PredictorParameters;
+use crate::decisions::engine_lock::{EngineParameters, EngineRole, EngineWork, LockId, LockedOperation, PeerLocks};
 use crate::decisions::token::{self, RequestStanding, TokenMode, TokenParameters};
 use crate::units::{Bytes, Nanos};
 
 fn tokens(cpus: u32, per_gpu: u32) -> TokenParameters {
-    TokenParameters { cpus, per_gpu, mode: TokenMode::Optimal, affinity: true, discount_holder: false }
+    TokenParameters { cpus, per_gpu, mode: TokenMode::Optimal, affinity: true }
 }
 
 fn engines(peer: PeerLocks) -> EngineParameters {
-    EngineParameters {
-        copy_engines: 1,
-        peer,
-        order: LockOrder::Arrival,
-        chunk_bytes: None,
-        keep_bytes: Bytes(0),
-        unlocked_below: Bytes(0),
-        watchdog: Nanos::ZERO,
-    }
+    EngineParameters { copy_engines: 1, peer, ..EngineParameters::default() }
 }
 
 fn cluster(id: u32, gpus: std::ops::Range<u32>, tokens: TokenParameters) -> ClusterParameters {
@@ -40,8 +29,7 @@ fn cluster(id: u32, gpus: std::ops::Range<u32>, tokens: TokenParameters) -> Clus
 }
 
 fn arbiter(clusters: Vec<ClusterParameters>, engines: Option<EngineParameters>) -> Result<Arbiter, ArbiterRefused> {
-    let (predictor, limits) = (PredictorParameters::default(), ArbiterLimits::default());
-    Arbiter::new(ArbiterParameters { clusters, engines, predictor, limits })
+    Arbiter::new(ArbiterParameters::new(clusters, engines))
 }
 
 fn task(id: u32, cluster: u32) -> ArbiterInput {
@@ -365,8 +353,7 @@ impl Driver {
     fn parameters(peer: PeerLocks, mode: TokenMode) -> ArbiterParameters {
         let tokens = TokenParameters { mode, ..tokens(3, 2) };
         let clusters = vec![cluster(0, 0..3, tokens), cluster(1, 3..4, tokens)];
-        let (predictor, limits) = (PredictorParameters::default(), ArbiterLimits::default());
-        ArbiterParameters { clusters, engines: Some(engines(peer)), predictor, limits }
+        ArbiterParameters::new(clusters, Some(engines(peer)))
     }
 
     fn new(peer: PeerLocks, mode: TokenMode) -> Self {

@@ -70,13 +70,9 @@ impl TokenAllocator {
     /// Predicted time until the FIFO is empty. Every request counts with the estimate stored when it was made.
     fn length(&self, x: usize) -> Nanos {
         let fifo = &self.fifos[x];
-        fifo.members.iter().fold(Nanos::ZERO, |sum, task| {
-            let request = &self.requests[task];
-            let estimate = request.estimates[fifo.position];
-            let used = request.granted.filter(|_| self.parameters.discount_holder);
-            let used = used.map_or(Nanos::ZERO, |granted| self.now.saturating_sub(granted));
-            sum.saturating_add(estimate.saturating_sub(used))
-        })
+        fifo.members
+            .iter()
+            .fold(Nanos::ZERO, |sum, task| sum.saturating_add(self.requests[task].estimates[fifo.position]))
     }
 
     /// Requests of a FIFO, without a virtually released one.

@@ -15,8 +15,6 @@ pub struct TokenParameters {
     pub mode: TokenMode,
     /// Choose FIFOs by predicted completion rather than by length.
     pub affinity: bool,
-    /// Count only what is left of a holder's prediction. The published implementation does not.
-    pub discount_holder: bool,
 }
 
 impl TokenParameters {

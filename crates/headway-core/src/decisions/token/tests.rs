@@ -33,7 +33,7 @@ impl Scope {
         } else {
             TokenMode::Relaxed(self.length.max(self.m.div_ceil(self.k)))
         };
-        let parameters = TokenParameters { cpus: self.m, per_gpu: 1, mode, affinity: false, discount_holder: false };
+        let parameters = TokenParameters { cpus: self.m, per_gpu: 1, mode, affinity: false };
         let gpus: Vec<GpuId> = (0..self.k).map(GpuId).collect();
         let distances = Distances::uniform(gpus.len());
         let mut allocator = TokenAllocator::new(parameters, gpus, distances, 1_000).unwrap();

@@ -1,8 +1,8 @@
 //! Tasks whose jobs ask for any GPU, and how they share them (`elliott-2013`, 3 and 4).
 
-use crate::decisions::engine_lock::PeerLocks;
+use crate::decisions::engine_lock::{EngineParameters, PeerLocks};
 use crate::decisions::sharing::JobSegment;
-use crate::decisions::token::TokenMode;
+use crate::decisions::token::{TokenMode, TokenParameters};
 use crate::units::{Bytes, Nanos};
 
 /// Recurrent jobs that ask for any GPU, have input, output and state, and may migrate.
@@ -107,5 +107,23 @@ impl SharingTable {
     pub fn mode_for(&self, gpus: u32) -> TokenMode {
         let more = u64::from(self.tokens_per_gpu) * u64::from(gpus) > u64::from(self.cpus);
         self.mode.unwrap_or(if more { TokenMode::WorkConserving } else { TokenMode::Optimal })
+    }
+
+    /// How tokens of `gpus` GPUs are given.
+    #[must_use]
+    pub fn tokens(&self, gpus: u32) -> TokenParameters {
+        let (cpus, per_gpu) = (self.cpus, self.tokens_per_gpu);
+        TokenParameters { cpus, per_gpu, mode: self.mode_for(gpus), affinity: self.affinity }
+    }
+
+    /// The engine locks; `None` = none.
+    #[must_use]
+    pub fn engines(&self) -> Option<EngineParameters> {
+        self.engine_locks.then_some(EngineParameters {
+            copy_engines: self.copy_engines,
+            peer: self.peer_locks,
+            chunk_bytes: self.chunk,
+            ..EngineParameters::default()
+        })
     }
 }

@@ -2,8 +2,7 @@
 
 use headway_core::analysis::sharing::Analysis;
 use headway_core::decisions::engine_lock::{EngineParameters, LockOrder, PeerLocks};
-use headway_core::decisions::predictor::PredictorParameters;
-use headway_core::decisions::sharing::{ArbiterLimits, ArbiterParameters, ClusterParameters};
+use headway_core::decisions::sharing::{ArbiterParameters, ClusterParameters};
 use headway_core::decisions::token::{TokenMode, TokenParameters};
 use headway_core::units::{Bytes, Nanos};
 use headway_sim::sharing::{ArbitrationScheme, Migration, Scenario, Taking};
@@ -118,12 +117,10 @@ impl Configuration {
         let Kind::Headway { scenario, .. } = self.kind else { return None };
         let tokens = self.tokens(gpus, cpus)?;
         let locked = scenario.arbitration == ArbitrationScheme::EngineLocks;
-        Some(ArbiterParameters {
-            clusters: vec![ClusterParameters::equal(gpus, tokens)],
-            engines: if locked { self.engines() } else { None },
-            predictor: PredictorParameters::default(),
-            limits: ArbiterLimits::default(),
-        })
+        Some(ArbiterParameters::new(
+            vec![ClusterParameters::equal(gpus, tokens)],
+            if locked { self.engines() } else { None },
+        ))
     }
 
     fn tokens(&self, gpus: u32, cpus: u32) -> Option<TokenParameters> {
@@ -133,22 +130,14 @@ impl Configuration {
             LockOrder::Arrival if tokens * gpus > cpus => TokenMode::WorkConserving,
             LockOrder::Arrival => TokenMode::Optimal,
         };
-        Some(TokenParameters { cpus, per_gpu: tokens, mode, affinity: scenario.affinity, discount_holder: false })
+        Some(TokenParameters { cpus, per_gpu: tokens, mode, affinity: scenario.affinity })
     }
 
     fn engines(&self) -> Option<EngineParameters> {
         let Kind::Headway { scenario, copy_engines, order, .. } = self.kind else { return None };
         let peer = if scenario.taking == Taking::Group { PeerLocks::Group } else { PeerLocks::Nested };
-        let none = Bytes(0);
-        Some(EngineParameters {
-            copy_engines,
-            peer,
-            order,
-            chunk_bytes: self.chunk,
-            keep_bytes: none,
-            unlocked_below: none,
-            watchdog: Nanos::ZERO,
-        })
+        let _none = Bytes(0);
+        Some(EngineParameters { copy_engines, peer, order, chunk_bytes: self.chunk, watchdog: Nanos::ZERO })
     }
 
     /// The bounds that follow from the longest operations seen, hand-over included; `None` without arbitration. `on_time`:

@@ -5,10 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use headway_core::decisions::engine_lock::{EngineParameters, EngineWork, LockOrder};
-use headway_core::decisions::predictor::PredictorParameters;
-use headway_core::decisions::sharing::{ArbiterLimits, ArbiterParameters, ClusterId, ClusterParameters};
-use headway_core::decisions::token::TokenParameters;
+use headway_core::decisions::engine_lock::EngineWork;
+use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, ClusterParameters};
 use headway_core::files::error::Loaded;
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::{SharingTable, Workload, WorkloadTask};
@@ -52,8 +50,9 @@ pub(super) fn run(
         task.warm_up()?;
         own.push(task);
     }
-    let arbiter = parameters(model, rules);
-    let (tokens, engines) = (arbiter.clusters.first().map(|cluster| cluster.tokens), arbiter.engines);
+    let count = model.report.gpus.len() as u32;
+    let tokens = rules.tokens(count);
+    let arbiter = ArbiterParameters::new(vec![ClusterParameters::equal(count, tokens)], rules.engines());
     let sharing = Sharing::local(arbiter).map_err(Failure::Shared)?;
     let duration = options.duration.unwrap_or(workload.value.duration);
     let done = run_all(&sharing, model, rules, tasks, &mut own, duration, options, progress)?;
@@ -66,12 +65,11 @@ pub(super) fn run(
     let first = done.iter().flat_map(|one| &one.jobs).map(|job| job.release).min().unwrap_or(0);
     let seen: Vec<_> =
         tasks.iter().zip(&done).map(|(task, one)| (task.period, ObservedMaxima::of(&one.jobs))).collect();
-    let gpus = gpus.len() as u32;
-    let analysis = tokens.map(|tokens| observed(gpus, tokens, engines, model.peer, &seen, false));
+    let analysis = observed(count, tokens, rules.engines(), model.peer, &seen, false);
     let bound = |bound: &headway_core::analysis::sharing::TaskBound| {
         Some(JobBounds { token: bound.token_wait, engines: bound.engine_wait, blocking: bound.blocking })
     };
-    let mut bounds: Vec<_> = analysis.iter().flat_map(|analysis| &analysis.tasks).map(bound).collect();
+    let mut bounds: Vec<_> = analysis.tasks.iter().map(bound).collect();
     bounds.resize(tasks.len(), None);
     let two = rules.copy_engines == 2;
     let mut jobs = Vec::new();
@@ -98,31 +96,6 @@ fn open(source: RunSource, machine: &Machine, model: &Model, options: &RunOption
     let named = machine.gpus().map(|gpu| machine.endpoints[gpu.at()].id.as_str());
     let wanted = named.zip(all).filter(|(name, _)| model.report.gpus.iter().any(|gpu| gpu == name));
     Ok(wanted.map(|(_, gpu)| gpu).collect())
-}
-
-fn parameters(model: &Model, rules: &SharingTable) -> ArbiterParameters {
-    let tokens = TokenParameters {
-        cpus: rules.cpus,
-        per_gpu: rules.tokens_per_gpu,
-        mode: model.report.mode,
-        affinity: rules.affinity,
-        discount_holder: false,
-    };
-    let engines = EngineParameters {
-        copy_engines: rules.copy_engines,
-        peer: rules.peer_locks,
-        order: LockOrder::Arrival,
-        chunk_bytes: rules.chunk,
-        keep_bytes: Bytes(0),
-        unlocked_below: Bytes(0),
-        watchdog: Nanos::ZERO,
-    };
-    ArbiterParameters {
-        clusters: vec![ClusterParameters::equal(model.report.gpus.len() as u32, tokens)],
-        engines: rules.engine_locks.then_some(engines),
-        predictor: PredictorParameters::default(),
-        limits: ArbiterLimits::default(),
-    }
 }
 
 #[expect(clippy::too_many_arguments, reason = "called once, by the function that has all of it")]

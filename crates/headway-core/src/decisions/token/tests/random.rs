@@ -24,15 +24,12 @@ fn any_parameters() -> impl Strategy<Value = TokenParameters> {
         Just(TokenMode::Fifo),
         Just(TokenMode::Priority),
     ];
-    (1u32..=64, 1u32..=4, mode, any::<bool>(), any::<bool>()).prop_map(
-        |(cpus, per_gpu, mode, affinity, discount_holder)| TokenParameters {
-            cpus,
-            per_gpu,
-            mode,
-            affinity,
-            discount_holder,
-        },
-    )
+    (1u32..=64, 1u32..=4, mode, any::<bool>()).prop_map(|(cpus, per_gpu, mode, affinity)| TokenParameters {
+        cpus,
+        per_gpu,
+        mode,
+        affinity,
+    })
 }
 
 fn any_input(tasks: u32) -> impl Strategy<Value = Input> {

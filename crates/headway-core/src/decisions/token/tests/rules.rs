@@ -3,7 +3,7 @@
 use super::*;
 
 fn allocator(mode: TokenMode, cpus: u32, gpus: u32, per_gpu: u32, affinity: bool) -> TokenAllocator {
-    let parameters = TokenParameters { cpus, per_gpu, mode, affinity, discount_holder: false };
+    let parameters = TokenParameters { cpus, per_gpu, mode, affinity };
     let ids: Vec<GpuId> = (0..gpus).map(|gpu| GpuId(10 + gpu)).collect();
     TokenAllocator::new(parameters, ids, Distances::switched(gpus as usize, 2), 100).unwrap()
 }
@@ -89,22 +89,6 @@ fn a_task_waits_for_its_own_gpu_when_that_is_predicted_to_end_sooner() {
     ask(&mut tokens, 7, 70, &[300, 999]);
     ask(&mut tokens, 2, 20, &[10, 90]);
     assert_eq!(standing(&tokens, 2), RequestStanding::Holder { token: TokenId(1), virtually_released: false });
-}
-
-#[test]
-fn what_a_holder_has_used_counts_only_where_that_is_asked_for() {
-    for (discount_holder, token) in [(false, TokenId(1)), (true, TokenId(0))] {
-        let mut tokens = allocator(TokenMode::Relaxed(2), 4, 2, 1, true);
-        tokens.parameters.discount_holder = discount_holder;
-        ask(&mut tokens, 7, 70, &[100, 200]);
-        tokens.now = Nanos(95);
-        ask(&mut tokens, 2, 20, &[10, 50]);
-        let expected = match token {
-            TokenId(0) => RequestStanding::Waiting { token, ahead: 1 },
-            token => RequestStanding::Holder { token, virtually_released: false },
-        };
-        assert_eq!(standing(&tokens, 2), expected);
-    }
 }
 
 #[test]
