@@ -361,8 +361,8 @@ mod tests {
         let mut watch = Watch::default();
         let of_gpu = |gpu| Bucket { gpu: EndpointId(gpu), ..bucket(64) };
         let mut slow = |gpu| {
-            let mut copies = (0..SLOW_MAX)
-                .flat_map(|_| watch.handle_observed(of_gpu(gpu), Nanos(101), None, Some(Nanos(100))));
+            let mut copies =
+                (0..SLOW_MAX).flat_map(|_| watch.handle_observed(of_gpu(gpu), Nanos(101), None, Some(Nanos(100))));
             copies.next().is_some()
         };
         assert!((0..BUCKETS_MAX as u32).all(&mut slow));
