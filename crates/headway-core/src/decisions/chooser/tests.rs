@@ -1,3 +1,5 @@
+//! What the chooser asks, what it chooses, and what it does after failures.
+
 use super::*;
 use crate::models::transfer::Stores;
 use crate::models::transfer::builtin::Bus;
