@@ -191,7 +191,7 @@ mod _native {
     fn init() -> PyResult<()> {
         Python::attach(|py| {
             let logger = pyo3_log::Logger::new(py, pyo3_log::Caching::Loggers)?.filter(log::LevelFilter::Debug);
-            // What each copy did is told by Python's part, which asks without a lock whether anybody listens.
+            // Python's part logs what each copy did. It needs no lock to ask whether anybody listens.
             let logger = logger.filter_target("headway::copy".to_owned(), log::LevelFilter::Info);
             // Another logger of this process stays.
             drop(logger.install());

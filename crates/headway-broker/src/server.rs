@@ -462,7 +462,6 @@ mod tests {
     use std::thread::JoinHandle;
 
     use headway_core::decisions::engine_lock::{EngineParameters, EngineWork, LockedOperation};
-
     use headway_core::decisions::sharing::{ClusterId, ClusterParameters, JobSegment};
     use headway_core::decisions::token::{TokenMode, TokenParameters};
     use headway_core::units::Bytes;

@@ -25,5 +25,5 @@ fn results_of_other_options_have_a_folder_of_their_own() {
     }
     let transfers = ["bench", "transfers", "--backend", "emu", "--quick", "--sizes", "64B"];
     let answer = headway(folder, &transfers);
-    assert!(answer.out.contains("out/transfers-backend-emu-sizes-64b-quick/summary.md"), "{answer:#?}");
+    assert!(answer.out.contains("out/transfers-backend-emu-sizes-64B-quick/summary.md"), "{answer:#?}");
 }

@@ -62,6 +62,6 @@ fn every_command_has_a_manual_page_with_every_option_of_its_help() {
 #[test]
 fn help_may_be_asked_for_as_a_command() {
     let place = place();
-    let help = headway(place.path(), &["bench", "broker", "--help"]).exits(0).out;
-    assert_eq!(headway(place.path(), &["help", "bench", "broker"]).exits(0).out, help);
+    let help = headway(place.path(), &["bench", "transfers", "--help"]).exits(0).out;
+    assert_eq!(headway(place.path(), &["help", "bench", "transfers"]).exits(0).out, help);
 }

@@ -2,46 +2,20 @@
 //!
 //! Times are printed, not judged.
 
-use std::io::Write as _;
+#[path = "support/first_gpu.rs"]
+mod first_gpu;
+
 use std::ops::Range;
 use std::sync::Arc;
 
-use headway_core::units::Bytes;
-use headway_cuda::{CudaGpu, Driver};
-use headway_device::conformance::SkipReason;
+use headway_cuda::CudaGpu;
 use headway_device::gpu::{Caching, CpuReach, Gpu, Operation, Queue};
 use headway_device::work::{Argument, CpuArgument, Work};
-use headway_device::{Access, Buffer, DeviceError, DeviceLimits, LaunchGrid};
+use headway_device::{Access, Buffer, DeviceError, LaunchGrid};
 use headway_kernels::inspect::wafer::Wafer;
 use headway_kernels::inspect::{Inspect, Layout, Merge, SYNOPSIS_BYTES, read_list, steps};
 
-/// Writes past the test harness, which hides the output of tests that pass.
-fn say(text: &str) {
-    drop(writeln!(std::io::stderr(), "{text}"));
-}
-
-fn gpu() -> Result<CudaGpu, SkipReason> {
-    let driver = Driver::system()?;
-    if driver.is_fake() {
-        return Err(SkipReason("the driver library is the fake one of the tests".into()));
-    }
-    if driver.probe()?.devices.is_empty() {
-        return Err(SkipReason("the driver reports no GPU".into()));
-    }
-    Ok(CudaGpu::open(
-        &driver,
-        0,
-        DeviceLimits { buffers_max: 64, host_bytes_max: Bytes(256 << 20), ..DeviceLimits::default() },
-    )?)
-}
-
-/// Runs `body` on the first GPU, or prints why not.
-fn with_gpu(test: &str, body: impl FnOnce(&CudaGpu) -> Result<(), DeviceError>) {
-    match gpu() {
-        Ok(gpu) => body(&gpu).expect("the GPU does what it is asked"),
-        Err(SkipReason(reason)) => say(&format!("skipped {test}: {reason}")),
-    }
-}
+use self::first_gpu::{say, with_gpu};
 
 /// A queue that is waited for after each launch.
 struct Turns<'a>(&'a CudaGpu, Box<dyn Queue>);

@@ -24,9 +24,9 @@ use headway_os::{affinity, clock, ipc, sched};
 use serde::Serialize;
 
 use self::processes::{BrokerProcess, Rest};
+use crate::Error;
 use headway::COMMIT;
 use headway::run::Progress;
-use headway_measure::Error;
 use headway_measure::bench::{Target, TargetOutcome};
 use headway_measure::folder::{self, Folder};
 use headway_measure::sample::{Effort, SampleFigures, series};

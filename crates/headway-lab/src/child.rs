@@ -1,11 +1,9 @@
 //! Processes of this program that experiments start beside themselves: loads, cameras, brokers and their clients.
 //!
-//! They are started as `PROGRAM lab-child PART ORDER`; the program passes part and order on to [`serve`].
+//! They are started as `PROGRAM lab-child PART ORDER`; the program passes part and order on to [`serve_child`](crate::serve_child).
 
 use std::process::Command;
 use std::{env, io};
-
-use crate::{broker, reproduce};
 
 /// The word by which the program knows that it is one of them.
 pub const WORD: &str = "lab-child";
@@ -28,17 +26,6 @@ impl ChildRole {
     fn word(self) -> &'static str {
         Self::WORDS.iter().find(|(_, part)| *part == self).map_or("", |(word, _)| word)
     }
-}
-
-/// Takes `part` until the parent ends; whether it could.
-#[must_use]
-pub fn serve(part: ChildRole, order: &str) -> bool {
-    match part {
-        ChildRole::Load => reproduce::load(order),
-        ChildRole::Broker => return broker::take_part(order),
-        ChildRole::Camera => reproduce::camera(),
-    }
-    true
 }
 
 /// This program with that part.

@@ -67,6 +67,9 @@ pub enum Error {
         /// What is wrong.
         what: String,
     },
+    /// A process of this program could not be started, or did not do its part.
+    #[error("cannot start a process of its own beside the benchmark")]
+    Child(#[source] io::Error),
     /// A process that loads the machine could not be started.
     #[error("cannot load the machine with a process of its own")]
     Load {
@@ -133,6 +136,7 @@ impl Diagnosis for Error {
             Self::Camera { .. } => "camera",
             Self::WrongTrack { .. } => "wrong-bytes",
             Self::Rows { .. } => "plot",
+            Self::Child(_) => "child",
             Self::Load { .. } => "load",
             Self::NoExperiment { .. } => "no-experiment",
         }

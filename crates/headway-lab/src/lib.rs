@@ -14,4 +14,16 @@ pub mod simulation;
 pub mod study;
 pub mod trackers;
 
+use child::ChildRole;
 pub use error::Error;
+
+/// Takes `part` until the parent ends; whether it could.
+#[must_use]
+pub fn serve_child(part: ChildRole, order: &str) -> bool {
+    match part {
+        ChildRole::Load => reproduce::load(order),
+        ChildRole::Broker => return broker::take_part(order),
+        ChildRole::Camera => reproduce::camera(),
+    }
+    true
+}

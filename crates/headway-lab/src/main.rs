@@ -30,7 +30,7 @@ fn main() -> ExitCode {
         Some(Command::Import(args)) => program::import(&out, args),
         Some(Command::Export(args)) => program::export(&out, args),
         Some(Command::MeasureChild { order }) => Ok(CommandAnswer::of_child(headway_measure::serve_child(order))),
-        Some(Command::LabChild { part, order }) => Ok(CommandAnswer::of_child(headway_lab::child::serve(*part, order))),
+        Some(Command::LabChild { part, order }) => Ok(CommandAnswer::of_child(headway_lab::serve_child(*part, order))),
     };
     answer.map_or_else(|error| failure::report(&error, diagnosis(&error), lab.format, 2), CommandAnswer::status)
 }

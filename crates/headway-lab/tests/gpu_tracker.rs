@@ -2,44 +2,16 @@
 //!
 //! Times are printed, not judged.
 
-use std::io::Write as _;
+#[path = "../../headway-cuda/tests/support/first_gpu.rs"]
+mod first_gpu;
 
-use headway_core::units::Bytes;
-use headway_cuda::{CudaGpu, Driver};
-use headway_device::conformance::SkipReason;
-use headway_device::{DeviceError, DeviceLimits};
+use headway_device::DeviceError;
 use headway_lab::klt::{
     CornerCriteria, CpuMachine, FrameReport, GpuMachine, Region, Tracker, TrackerMachine, TrackerShape, Warp,
 };
 use headway_os::clock;
 
-/// Writes past the test harness, which hides the output of tests that pass.
-fn say(text: &str) {
-    drop(writeln!(std::io::stderr(), "{text}"));
-}
-
-fn gpu() -> Result<CudaGpu, SkipReason> {
-    let driver = Driver::system()?;
-    if driver.is_fake() {
-        return Err(SkipReason("the driver library is the fake one of the tests".into()));
-    }
-    if driver.probe()?.devices.is_empty() {
-        return Err(SkipReason("the driver reports no GPU".into()));
-    }
-    Ok(CudaGpu::open(
-        &driver,
-        0,
-        DeviceLimits { buffers_max: 64, host_bytes_max: Bytes(256 << 20), ..DeviceLimits::default() },
-    )?)
-}
-
-/// Runs `body` on the first GPU, or prints why not.
-fn with_gpu(test: &str, body: impl FnOnce(&CudaGpu) -> Result<(), DeviceError>) {
-    match gpu() {
-        Ok(gpu) => body(&gpu).expect("the GPU does what it is asked"),
-        Err(SkipReason(reason)) => say(&format!("skipped {test}: {reason}")),
-    }
-}
+use self::first_gpu::{say, with_gpu};
 
 /// A surface with texture at several scales, moved and a little deformed.
 fn picture(shape: &TrackerShape, by: f32) -> Vec<f32> {

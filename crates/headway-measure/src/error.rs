@@ -63,9 +63,6 @@ pub enum Error {
     /// A plot cannot be drawn.
     #[error(transparent)]
     Plot(#[from] PlotError),
-    /// A process of this program could not be started, or did not do its part.
-    #[error("cannot start a process of its own beside the benchmark")]
-    Child(#[source] io::Error),
     /// A file that would be replaced.
     #[error("`{path}` exists")]
     Exists { path: PathBuf },
@@ -111,7 +108,6 @@ impl Diagnosis for Error {
             }
             Self::InTheWay { .. } => "output",
             Self::Plot(_) => "plot",
-            Self::Child(_) => "child",
             Self::Exists { .. } => "exists",
             Self::OtherNode { .. } => "other-node",
         }
@@ -138,7 +134,7 @@ impl Diagnosis for Error {
                     "nothing is replaced but earlier results of \"{title}\": choose another folder with `--out`"
                 ));
             }
-            Self::WrongCopy { .. } | Self::Fit(_) | Self::Journal(_) | Self::Plot(_) | Self::Child(_) => return None,
+            Self::WrongCopy { .. } | Self::Fit(_) | Self::Journal(_) | Self::Plot(_) => return None,
         };
         Some(fixed.to_owned())
     }

@@ -9,7 +9,7 @@ use super::source::{Source, sources};
 use super::{Finding, Tree};
 
 /// Circles that stay, each with all of its files below `crates/` and the reason.
-const ACCEPTED: [(&[&str], &str); 9] = [
+const ACCEPTED: [(&[&str], &str); 8] = [
     (&["headway-kernels/src/aes128_cbc.rs", "headway-kernels/src/cipher.rs"], "a form and its table of names"),
     (
         &[
@@ -18,18 +18,6 @@ const ACCEPTED: [(&[&str], &str); 9] = [
             "headway-kernels/src/inspect/ring.rs",
         ],
         "a form and its table of names",
-    ),
-    (
-        &[
-            "headway-lab/src/child.rs",
-            "headway-lab/src/reproduce.rs",
-            "headway-lab/src/reproduce/gpusync_gpu.rs",
-            "headway-lab/src/reproduce/gpusync_gpu/child.rs",
-            "headway-lab/src/reproduce/loads.rs",
-            "headway-lab/src/reproduce/who_waits.rs",
-            "headway-lab/src/reproduce/who_waits/rival.rs",
-        ],
-        "experiments and the children that they start; errors name what failed",
     ),
     (
         &["headway-lab/src/error.rs", "headway-lab/src/formats.rs", "headway-lab/src/rows.rs"],

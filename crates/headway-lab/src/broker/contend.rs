@@ -10,7 +10,7 @@ use headway_os::ipc::Words;
 
 use super::processes::{self, BrokerProcess, WORDS};
 use super::{EXECUTE, task};
-use headway_measure::Error;
+use crate::Error;
 use headway_measure::sample::Effort;
 
 // Words that both processes share, a cache line each.

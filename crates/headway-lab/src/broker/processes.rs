@@ -17,8 +17,8 @@ use headway_core::units::{Bytes, Nanos, PPM};
 use headway_os::ipc::{Listener, Words};
 use headway_os::{clock, environment};
 
+use crate::Error;
 use crate::child::{self, ChildRole};
-use headway_measure::Error;
 
 /// Bytes that both clients share.
 pub(super) const WORDS: usize = 24;

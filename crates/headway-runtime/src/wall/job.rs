@@ -116,8 +116,8 @@ impl JobBuffers {
         Ok(buffers)
     }
 
-    /// Makes every copy between GPUs once before the run: a GPU maps the memory of another one at the first copy, which takes
-    /// milliseconds.
+    /// Makes every copy between GPUs once before the run: the first copy takes milliseconds, in which a GPU maps the memory of the
+    /// other one.
     fn meet(&self, devices: &mut [Engines]) -> Result<(), DeviceError> {
         for (loaded, JobOperation { from, to, .. }) in self.loaded.iter().flatten().zip(self.job.steps.iter().flatten())
         {
