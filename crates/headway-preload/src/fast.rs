@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use headway::copy::{
-    At, Chosen, Copier, CopyChooser, CopyLimits, CopyOptions, CopyTook, CudaDriver, CudaGpu, DeviceLimits, Direction,
-    LearningGpu, LearningOptions, Method,
+    At, ChosenCopy, Copier, CopyChooser, CopyLimits, CopyOptions, CopyTook, CudaDriver, CudaGpu, DeviceLimits,
+    Direction, LearningGpu, LearningOptions, Method, Profile,
 };
 use headway::machine::EndpointId;
 use headway::units::{Bytes, Nanos};
@@ -75,7 +75,7 @@ pub(crate) enum Answer {
 
 /// A copy by the driver's own call that is timed.
 pub(crate) struct Timing {
-    chosen: Chosen<'static>,
+    chosen: ChosenCopy<'static>,
     start: Instant,
     /// The stream to wait for, where the driver's call may return before the copy is made.
     stream: Option<Stream>,
@@ -117,11 +117,9 @@ fn cuda() -> Option<Arc<CudaDriver>> {
 }
 
 /// What chooses the copies of each device; kept until the process ends.
-type Choosers = Vec<(c_int, Option<&'static Arc<CopyChooser>>)>;
+static CHOOSERS: Mutex<Vec<(c_int, Option<&'static CopyChooser>)>> = Mutex::new(Vec::new());
 
-static CHOOSERS: Mutex<Choosers> = Mutex::new(Vec::new());
-
-fn chooser(device: c_int) -> Option<&'static Arc<CopyChooser>> {
+fn chooser(device: c_int) -> Option<&'static CopyChooser> {
     let mut all = CHOOSERS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, known)) = all.iter().find(|(other, _)| *other == device) {
         return *known;
@@ -135,15 +133,15 @@ fn chooser(device: c_int) -> Option<&'static Arc<CopyChooser>> {
     opened
 }
 
-fn open_chooser(device: c_int) -> Option<&'static Arc<CopyChooser>> {
+fn open_chooser(device: c_int) -> Option<&'static CopyChooser> {
     let cuda = cuda()?;
     let about = cuda.identity(u32::try_from(device).ok()?).ok()?;
     let gpu = LearningGpu { name: about.name, uuid: Some(about.uuid), pci: about.pci, cuda: cuda.version().ok() };
     let (guest, usual) = (decide::options(), LearningOptions::default());
     let options = LearningOptions { always: guest.always_fast, keeps: usual.keeps && !guest.no_cache, ..usual };
-    let chooser = Arc::new(CopyChooser::new(EndpointId(0), Arc::default(), &copy_options(), None, 1));
+    let chooser: &'static CopyChooser =
+        Box::leak(Box::new(CopyChooser::new(EndpointId(0), Arc::default(), &copy_options(), None, 1)));
     chooser.learn(&gpu, options);
-    let chooser: &'static Arc<CopyChooser> = Box::leak(Box::new(chooser));
     stats::choices(chooser.basis());
     Some(chooser)
 }
@@ -151,7 +149,7 @@ fn open_chooser(device: c_int) -> Option<&'static Arc<CopyChooser>> {
 /// At exit: what was learnt is kept for the next program.
 extern "C" fn keep() {
     if let Ok(all) = CHOOSERS.try_lock() {
-        all.iter().filter_map(|(_, chooser)| *chooser).for_each(|chooser| chooser.keep());
+        all.iter().filter_map(|(_, chooser)| *chooser).for_each(CopyChooser::keep);
     }
 }
 
@@ -168,8 +166,8 @@ fn open(driver: &Driver, device: c_int) -> Option<Gpu> {
     let index = u32::try_from(device).ok()?;
     let limits = DeviceLimits { host_bytes_max: Bytes(u64::MAX), ..DeviceLimits::default() };
     let gpu = Arc::new(CudaGpu::open(&cuda()?, index, limits).ok()?);
-    let chooser = Arc::clone(chooser(device)?);
-    let copier = Copier::with_chooser((EndpointId(0), Arc::clone(&gpu) as _), chooser, copy_options()).ok()?;
+    let gpus = vec![(EndpointId(0), Arc::clone(&gpu) as _)];
+    let copier = Copier::new(gpus, Profile::default(), copy_options()).ok()?;
     // Threads and memory are there before the first copy is timed.
     copier.prepare().ok()?;
     Some(Gpu { gpu, copier })
@@ -274,7 +272,7 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, host_is: &mut Host) -> Answer {
 }
 
 /// Makes `copy` by several threads.
-fn staged(driver: &Driver, copy: Copy, device: c_int, mut chosen: Chosen<'_>) -> Result<(), DriverReason> {
+fn staged(driver: &Driver, copy: Copy, device: c_int, mut chosen: ChosenCopy<'_>) -> Result<(), DriverReason> {
     let Some(gpu) = opened(driver, device) else {
         chosen.failed(CopyAbsence::Passing);
         return Err(DriverReason::Context);

@@ -29,7 +29,7 @@ use headway_core::decisions::chooser::ChoiceReason;
 use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::arbitration::WAIT_COPIES;
 use headway_core::models::transfer::learning::Prefer;
-use headway_core::models::transfer::{Bounds, Direction, HostMemory, Method, Profile, Tuning, default_tuning};
+use headway_core::models::transfer::{Bounds, Direction, HostMemory, Method, Profile, default_tuning};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::buffer::MemoryPlace;
 use headway_device::gpu::{Gpu, Mover, Piece};
@@ -44,9 +44,10 @@ use self::shares::Shares;
 use self::thread_pool::ThreadPool;
 use self::wait::Cancel;
 
-pub use self::chooser::{Chosen, CopyChooser, LearningGpu, LearningOptions};
+pub use self::chooser::{ChosenCopy, CopyChooser, LearningGpu, LearningOptions};
 pub use self::error::CopyError;
 pub use crate::at::At;
+pub use headway_core::decisions::chooser::MethodWanted as How;
 
 /// How much of everything copies take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,17 +140,6 @@ impl Default for CopyOptions {
     }
 }
 
-/// How a copy is to be made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
-    /// By the way with the least predicted median.
-    Auto,
-    /// By this way; an error if it cannot be used.
-    By(Method),
-    /// By `staged` or `multipath` with this tuning, whatever the profile says.
-    Tuned(Method, Tuning),
-}
-
 /// What one copy did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyReport {
@@ -213,7 +203,7 @@ pub struct Copier {
     devices: Vec<Arc<dyn Gpu>>,
     options: CopyOptions,
     /// Of each GPU.
-    choosers: Vec<Arc<CopyChooser>>,
+    choosers: Vec<CopyChooser>,
     shares: Shares,
     events: Events,
     /// The process that has the threads and the drivers.
@@ -246,12 +236,28 @@ impl Copier {
         options: CopyOptions,
         stale: Option<String>,
     ) -> Result<Self, CopyError> {
-        let profile = Arc::new(profile);
-        let choosers = gpus.iter().map(|(gpu, _)| {
-            Arc::new(CopyChooser::new(*gpu, Arc::clone(&profile), &options, stale.clone(), gpus.len()))
-        });
-        let choosers = choosers.collect();
-        let copier = Self::with_choosers(gpus, choosers, options)?;
+        let invalid = |reason: &str| CopyError::Invalid { what: "GPUs", reason: reason.into() };
+        if gpus.is_empty() {
+            return Err(invalid("a copier needs one at least"));
+        }
+        let twice = |at: usize| gpus[..at].iter().any(|(id, gpu)| *id == gpus[at].0 || gpu.id() == gpus[at].1.id());
+        if (0..gpus.len()).any(twice) {
+            return Err(invalid("one is given twice"));
+        }
+        let (options, profile) = (options.normal(), Arc::new(profile));
+        let chooser = |gpu| CopyChooser::new(gpu, Arc::clone(&profile), &options, stale.clone(), gpus.len());
+        let copier = Self {
+            choosers: gpus.iter().map(|(gpu, _)| chooser(*gpu)).collect(),
+            devices: gpus.iter().map(|(_, gpu)| Arc::clone(gpu)).collect(),
+            shares: Shares::new(gpus.len()),
+            gpus: gpus.into_iter().map(|(id, gpu)| CopierGpu::new(id, gpu, options.limits)).collect(),
+            events: Events::new(options.limits.events_max),
+            options,
+            home: Home::here(),
+            cancel: Cancel::default(),
+            thread_pool: OnceLock::new(),
+            observer: OnceLock::new(),
+        };
         match stale {
             Some(what) => copier.events.tell(format!(
                 "the profile is stale ({what}): the driver's own methods are used; `headway measure` writes a new one"
@@ -268,49 +274,23 @@ impl Copier {
         Ok(copier)
     }
 
-    /// A copier over one GPU whose copies are chosen by `chooser`, which was made with the same options.
-    ///
-    /// # Errors
-    /// Those of [`Copier::new`].
-    pub fn with_chooser(
-        gpu: (EndpointId, Arc<dyn Gpu>),
-        chooser: Arc<CopyChooser>,
-        options: CopyOptions,
-    ) -> Result<Self, CopyError> {
-        Self::with_choosers(vec![gpu], vec![chooser], options)
-    }
-
-    fn with_choosers(
-        gpus: Vec<(EndpointId, Arc<dyn Gpu>)>,
-        choosers: Vec<Arc<CopyChooser>>,
-        options: CopyOptions,
-    ) -> Result<Self, CopyError> {
-        let invalid = |reason: &str| CopyError::Invalid { what: "GPUs", reason: reason.into() };
-        if gpus.is_empty() {
-            return Err(invalid("a copier needs one at least"));
-        }
-        let twice = |at: usize| gpus[..at].iter().any(|(id, gpu)| *id == gpus[at].0 || gpu.id() == gpus[at].1.id());
-        if (0..gpus.len()).any(twice) {
-            return Err(invalid("one is given twice"));
-        }
-        let options = options.normal();
-        let devices = gpus.iter().map(|(_, gpu)| Arc::clone(gpu)).collect();
-        let gpus: Vec<CopierGpu> = gpus.into_iter().map(|(id, gpu)| CopierGpu::new(id, gpu, options.limits)).collect();
-        let (shares, events) = (Shares::new(gpus.len()), Events::new(options.limits.events_max));
-        let (cancel, thread_pool, observer) = (Cancel::default(), OnceLock::new(), OnceLock::new());
-        let home = Home::here();
-        Ok(Self { gpus, devices, options, choosers, shares, events, home, cancel, thread_pool, observer })
-    }
-
     /// Calls `observer` at the end of every copy; `false` if there is one already.
     pub fn observe(&self, observer: CopyObserver) -> bool {
         self.observer.set(observer).is_ok()
     }
 
+    /// Has copies of ordinary memory of the GPU at position `gpu` teach ([`CopyChooser::learn`]). `cuda` = the newest version that the
+    /// driver supports, if it was asked.
+    pub fn learn(&self, gpu: usize, cuda: Option<(u32, u32)>, options: LearningOptions) {
+        let about = self.gpus[gpu].device.description();
+        let gpu_is = LearningGpu { name: about.name.clone(), uuid: about.uuid.clone(), pci: about.pci.clone(), cuda };
+        self.choosers[gpu].learn(&gpu_is, options);
+    }
+
     /// What chooses the methods of the GPU at position `gpu`.
     #[must_use]
     pub fn chooser(&self, gpu: usize) -> Option<&CopyChooser> {
-        self.choosers.get(gpu).map(Arc::as_ref)
+        self.choosers.get(gpu)
     }
 
     /// Ends the copies that are under way at their next chunk, with [`CopyError::Cancelled`]. Later ones are not touched.
@@ -366,7 +346,7 @@ impl Copier {
     ///
     /// # Errors
     /// [`CopyError`]; nothing replaces a method that cannot be used.
-    pub fn copy_in_as(&self, to: At<'_>, from: &[u8], chosen: Chosen<'_>) -> Result<CopyReport, CopyError> {
+    pub fn copy_in_as(&self, to: At<'_>, from: &[u8], chosen: ChosenCopy<'_>) -> Result<CopyReport, CopyError> {
         let (gpu, direction, len) = (self.gpu_of(to.buffer)?, Direction::H2d, from.len());
         self.copy_as(Request::new(gpu, direction, to, Host::In(from), len), chosen)
     }
@@ -375,7 +355,7 @@ impl Copier {
     ///
     /// # Errors
     /// Those of [`Copier::copy_in_as`].
-    pub fn copy_out_as(&self, to: &mut [u8], from: At<'_>, chosen: Chosen<'_>) -> Result<CopyReport, CopyError> {
+    pub fn copy_out_as(&self, to: &mut [u8], from: At<'_>, chosen: ChosenCopy<'_>) -> Result<CopyReport, CopyError> {
         let (gpu, direction, len) = (self.gpu_of(from.buffer)?, Direction::D2h, to.len());
         self.copy_as(Request::new(gpu, direction, from, Host::Out(to), len), chosen)
     }

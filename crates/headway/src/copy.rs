@@ -26,7 +26,7 @@ pub use headway_runtime::copy::{
     Observation,
 };
 #[doc(hidden)]
-pub use headway_runtime::copy::{Chosen, CopyChooser, LearningGpu, LearningOptions};
+pub use headway_runtime::copy::{ChosenCopy, CopyChooser, LearningGpu, LearningOptions};
 
 /// GPUs of the CUDA driver, for copies of memory that somebody else allocated ([`CudaGpu::foreign`]).
 #[doc(hidden)]
@@ -97,13 +97,10 @@ pub fn open(options: &OpenOptions) -> Result<Copier, Error> {
 fn learn(copier: &Copier, options: &CopyOptions) {
     let limits = &options.limits;
     for (at, gpu) in copier.gpus().iter().enumerate() {
-        let about = gpu.description();
-        if about.source == headway_device::DeviceSource::Cuda {
+        if gpu.description().source == headway_device::DeviceSource::Cuda {
             let threads_max = limits.threads_max.min(limits.cpus_max.saturating_sub(1));
-            let gpu =
-                LearningGpu { name: about.name.clone(), uuid: about.uuid.clone(), pci: about.pci.clone(), cuda: None };
             let options = LearningOptions { threads_max, prefer: options.prefer, ..LearningOptions::default() };
-            copier.chooser(at).expect("each GPU has one").learn(&gpu, options);
+            copier.learn(at, None, options);
         }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! 1. What decides and takes time to know is asked for, where the choice hangs on it: forms of windows and resident copiers, whether
 //!    memory is pinned, whether its pages are there (`host.rs`). Memory that only the driver can handle goes by the driver's own call.
-//! 2. The method with the least cost that the profile says, else the built-in figures ([`Selector`]), of those that are not known to be
-//!    absent. For a thread of a real-time class it is the least worst case where anything was measured.
+//! 2. The method with the least cost that the profile says, else the built-in figures, of those that are not known to be absent ([`MethodCase`],
+//!    which `explain` prints). For a thread of a real-time class it is the least worst case where anything was measured.
 //! 3. Where no profile says what copies cost, copies of ordinary memory from 1 MiB on go by what copies have taught ([`Learner`]).
 //! 4. A method of the profile that was slower than the driver several times in a row gives way to the driver's own call ([`Watch`]).
 //! 5. After a failure: the next best by rule 2 if the method is absent for good; `staged` in place of `pinning`; else the driver's own
@@ -14,27 +14,29 @@
 mod chunk;
 mod host;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
 use self::host::Pages;
 use crate::files::machine::EndpointId;
 use crate::models::transfer::builtin::NodeClass;
-use crate::models::transfer::learning::{CopyAdvice, CopyTiming, Learner, LearntClass, LearntKind};
-use crate::models::transfer::policy::{Bucket, Decision, Watch, WatchEvent};
-use crate::models::transfer::price::price;
+use crate::models::transfer::learning::{CopyAdvice, Learner, LearntClass, LearntKind};
+use crate::models::transfer::policy::{Bucket, Watch, WatchEvent};
 use crate::models::transfer::{
-    Available, BackgroundLoad, Bounds, CurveKey, Direction, HostMemory, Method, MethodRequest, Price, Profile,
-    ResidentShape, Selector, Statistic, Tuning, TuningKey, WindowMapping,
+    Available, BackgroundLoad, CurveKey, Direction, HostMemory, Method, MethodCase, MethodRequest, Profile, Statistic,
+    Tuning, WindowMapping,
 };
 use crate::units::{Bytes, Nanos};
 
 pub use self::chunk::{PINNED_CUT, STREAM_CHUNK, chunk};
-pub use self::host::{CopyQuestion, HostEnd, PagesSeen};
+pub use self::host::{CopyQuestion, HostKnown};
+pub use crate::models::transfer::learning::CopyTook;
 
 /// Links of one copy at most: its own, and those of three other GPUs. With a fifth, memory was the limit on an H200 node.
 pub const LINKS_MAX: u32 = 4;
+/// Sizes of one case whose choice is remembered: to choose takes about a microsecond, to remember a twentieth of it.
+const SIZES_MAX: usize = 4_096;
 /// Copies shorter than this are judged one in [`SAMPLED`].
 const SHORT: Nanos = Nanos(50_000);
 /// Of short copies, one in this many is judged.
@@ -47,26 +49,22 @@ pub struct ChooserOptions {
     pub gpus: u32,
     /// CPUs that copies may use.
     pub cpus: u32,
-    pub no_sm: bool,
-    pub no_threads: bool,
-    pub multipath: bool,
     /// Sources may be mapped files.
     pub mapped_files: bool,
     pub resident: bool,
-    pub bounds: Bounds,
-    /// The largest chunk.
-    pub chunk_max: Bytes,
-    /// What has changed since the profile was measured: the driver's own methods only.
-    pub stale: Option<String>,
+    /// What is ruled out. Which methods there are and what a copy is granted is found for each case.
+    pub available: Available,
 }
 
-/// What a copy is to be moved by.
+/// How a caller wants a copy to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MethodWanted {
     /// The best one as far as known.
-    Best,
-    /// This one, because the caller named it.
-    Named(Method, Option<Tuning>),
+    Auto,
+    /// This one; an error if it cannot be used.
+    By(Method),
+    /// `staged` or `multipath` with this tuning, whatever the profile says.
+    Tuned(Method, Tuning),
 }
 
 /// A copy that is about to be made, with all that decides besides what is measured and learnt.
@@ -74,8 +72,7 @@ pub enum MethodWanted {
 pub struct CopySituation {
     pub direction: Direction,
     pub bytes: Bytes,
-    /// What is known of the host end.
-    pub host: HostEnd,
+    pub host: HostKnown,
     /// What else the GPU carries.
     pub load: BackgroundLoad,
     /// GPUs that copy the same way, this one included.
@@ -89,7 +86,7 @@ pub struct CopySituation {
 }
 
 /// A situation in which choices differ by size only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Case {
     direction: Direction,
     memory: HostMemory,
@@ -142,20 +139,14 @@ impl fmt::Display for ChoiceReason {
     }
 }
 
-/// How one copy is made.
+/// How one copy is made. What it costs besides time is asked of [`crate::models::transfer::price::price`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyChoice {
     pub method: Method,
     /// Of methods through pinned buffers; `None` = the default.
     pub tuning: Option<Tuning>,
-    /// What an engine gets at once.
-    pub chunk: Bytes,
-    /// What it keeps busy, of memory that only the driver can handle nothing that is known.
-    pub price: Price,
-    /// Half of such copies take at most this long, as far as measured.
+    /// Half of such copies take at most this long, as far as measured; for a thread of a real-time class, all of them.
     pub predicted: Option<Nanos>,
-    /// No such copy took longer, as far as measured.
-    pub worst_case: Option<Nanos>,
     pub reason: ChoiceReason,
     bytes: Bytes,
     /// `None` = memory that only the driver can handle.
@@ -179,49 +170,25 @@ struct Lesson {
 impl CopyChoice {
     /// `method`, whatever is known of it.
     #[must_use]
-    pub fn plain(method: Method) -> Self {
-        Self::of(None, Bytes(0), Pick::driver(method, ChoiceReason::Named), Bytes(0))
+    pub const fn plain(method: Method) -> Self {
+        Self::of(None, Bytes(0), method, ChoiceReason::Named)
     }
 
-    fn of(case: Option<Case>, bytes: Bytes, pick: Pick, chunk_max: Bytes) -> Self {
-        Self {
-            method: pick.method,
-            tuning: pick.tuning,
-            chunk: chunk(pick.method, bytes, pick.tuning, chunk_max),
-            price: Price::default(),
-            predicted: pick.predicted,
-            worst_case: pick.worst_case,
-            reason: pick.reason,
-            bytes,
-            case,
-            judged: None,
-            learnt: None,
-            instead_of: None,
-        }
+    const fn of(case: Option<Case>, bytes: Bytes, method: Method, reason: ChoiceReason) -> Self {
+        let (tuning, predicted, judged, learnt, instead_of) = (None, None, None, None, None);
+        Self { method, tuning, predicted, reason, bytes, case, judged, learnt, instead_of }
     }
 
-    /// Whether [`Chooser::ended`] is to be called when the copy has ended well.
+    /// Whether [`Chooser::ended`] is to be called.
     #[must_use]
     pub const fn is_followed(&self) -> bool {
         self.judged.is_some() || self.learnt.is_some()
-    }
-
-    /// Whether it is to be called however the copy ends.
-    #[must_use]
-    pub const fn teaches(&self) -> bool {
-        self.learnt.is_some()
     }
 
     /// The host memory, as far as it was asked for.
     #[must_use]
     pub fn memory(&self) -> HostMemory {
         self.case.map_or(HostMemory::Touched, |case| case.memory)
-    }
-
-    /// The method of the profile that was slower than the driver's.
-    #[must_use]
-    pub const fn slower(&self) -> Option<Method> {
-        if let ChoiceReason::Slower(method) = self.reason { Some(method) } else { None }
     }
 
     /// Whether the time of the copy is asked for even where the driver makes it, so that it is worth waiting for the CUDA stream before the
@@ -249,29 +216,12 @@ pub enum CopyAbsence {
     Starting,
 }
 
-/// What a copy took that ended well.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CopyTook {
-    /// Without waiting for others.
-    pub time: Nanos,
-    /// CPU time of all threads; `None` = the caller's, for as long as the copy took.
-    pub cpu: Option<Nanos>,
-}
-
-/// What rule 2 says.
-#[derive(Clone, Copy, Debug)]
-struct Pick {
-    method: Method,
-    tuning: Option<Tuning>,
-    predicted: Option<Nanos>,
-    worst_case: Option<Nanos>,
-    reason: ChoiceReason,
-}
-
-impl Pick {
-    const fn driver(method: Method, reason: ChoiceReason) -> Self {
-        Self { method, tuning: None, predicted: None, worst_case: None, reason }
-    }
+/// A case that was met.
+#[derive(Debug)]
+struct KnownCase {
+    methods: MethodCase,
+    /// By size.
+    choices: BTreeMap<Bytes, CopyChoice>,
 }
 
 /// Chooses the methods of one GPU's copies, from any number of threads in turn.
@@ -280,47 +230,44 @@ pub struct Chooser {
     gpu: EndpointId,
     profile: Arc<Profile>,
     options: ChooserOptions,
-    /// Forms that can be used; `None` = they matter, and nobody has asked.
-    windows: Option<Vec<WindowMapping>>,
-    residents: Option<Vec<ResidentShape>>,
+    /// Methods whose forms matter, and nobody has asked for them.
+    unasked: Vec<Method>,
+    /// Forms that can be used.
+    forms: Vec<Method>,
     /// Methods that failed as unavailable.
     absent: BTreeSet<Method>,
-    compiled: Vec<Option<Selector>>,
+    cases: BTreeMap<Case, KnownCase>,
     pages: Pages,
     watch: Watch,
-    /// Whether any method was ever demoted: until then nothing is looked up.
-    has_demoted: bool,
     short: u32,
     learner: Option<Learner>,
     /// Copies that teach and have not ended.
     under_way: u32,
 }
 
-const WINDOWS: usize = 4;
-const MEMORIES: usize = 4;
-const LOADS: usize = 4;
-
 impl Chooser {
     /// One that knows `profile`, in which the GPU is `gpu`.
     #[must_use]
     pub fn new(gpu: EndpointId, profile: Arc<Profile>, options: ChooserOptions) -> Self {
-        let known = |method| profile.curves.keys().any(|key| key.method.any_form() == method);
-        let residents = options.resident && !options.no_sm && known(Method::Resident(None));
-        let cases = options.gpus.max(1) as usize * 2 * 2 * 2 * WINDOWS * MEMORIES * LOADS;
+        let mut unasked = vec![Method::PagedWindow(None), Method::Resident(None)];
+        let resident = options.resident && !options.available.no_sm;
+        unasked.retain(|method| {
+            let known = profile.curves.keys().any(|key| key.method.any_form() == *method);
+            known && (resident || *method != Method::Resident(None))
+        });
         Self {
             gpu,
-            windows: (!known(Method::PagedWindow(None))).then(Vec::new),
-            residents: (!residents).then(Vec::new),
+            profile,
+            options,
+            unasked,
+            forms: Vec::new(),
             absent: BTreeSet::new(),
-            compiled: (0..cases).map(|_| None).collect(),
+            cases: BTreeMap::new(),
             pages: Pages::default(),
             watch: Watch::default(),
-            has_demoted: false,
             short: 0,
             learner: None,
             under_way: 0,
-            profile,
-            options,
         }
     }
 
@@ -331,10 +278,10 @@ impl Chooser {
         is_first
     }
 
-    /// What copies have taught, for a file; and how many copies were timed.
+    /// What copies have taught, for a file.
     #[must_use]
-    pub fn learnt(&self) -> (Vec<LearntClass>, u64) {
-        self.learner.as_ref().map_or_else(Default::default, |learner| (learner.learnt(), learner.timed()))
+    pub fn learnt(&self) -> Vec<LearntClass> {
+        self.learner.as_ref().map_or_else(Vec::new, Learner::learnt)
     }
 
     /// Copies of this process that were timed.
@@ -343,14 +290,11 @@ impl Chooser {
         self.learner.as_ref().map_or(0, Learner::timed)
     }
 
-    /// Answers [`CopyQuestion::WindowForms`].
-    pub fn set_windows(&mut self, usable: Vec<WindowMapping>) {
-        self.windows = Some(usable);
-    }
-
-    /// Answers [`CopyQuestion::ResidentForms`].
-    pub fn set_residents(&mut self, usable: Vec<ResidentShape>) {
-        self.residents = Some(usable);
+    /// Answers [`CopyQuestion::Forms`]: those of `of` that can be used.
+    pub fn set_forms(&mut self, of: Method, usable: impl IntoIterator<Item = Method>) {
+        self.unasked.retain(|method| *method != of);
+        self.forms.extend(usable);
+        self.cases.clear();
     }
 
     /// How the copy in `situation` is made.
@@ -358,41 +302,44 @@ impl Chooser {
     /// # Errors
     /// A question: who calls answers it and calls again.
     pub fn choose(&mut self, wanted: MethodWanted, situation: &CopySituation) -> Result<CopyChoice, CopyQuestion> {
+        if situation.bytes == Bytes(0) {
+            let (MethodWanted::By(method) | MethodWanted::Tuned(method, _)) = wanted else {
+                return self.choose(MethodWanted::By(Method::Pageable), situation);
+            };
+            let choice = CopyChoice::of(None, Bytes(0), method, ChoiceReason::Empty);
+            return Ok(CopyChoice { predicted: Some(Nanos::ZERO), ..choice });
+        }
         match wanted {
-            _ if situation.bytes == Bytes(0) => {
-                let method = if let MethodWanted::Named(method, _) = wanted { method } else { Method::Pageable };
-                let pick = Pick { predicted: Some(Nanos::ZERO), ..Pick::driver(method, ChoiceReason::Empty) };
-                Ok(CopyChoice::of(None, Bytes(0), pick, self.options.chunk_max))
-            }
-            MethodWanted::Best => self.best(situation),
-            MethodWanted::Named(method, tuning) => self.named(method, tuning, situation),
+            MethodWanted::Auto => self.best(situation),
+            MethodWanted::By(method) => self.named(method, None, situation),
+            MethodWanted::Tuned(method, tuning) => self.named(method, Some(tuning), situation),
         }
     }
 
     fn best(&mut self, situation: &CopySituation) -> Result<CopyChoice, CopyQuestion> {
-        if self.windows.is_none() && situation.window.is_none() {
-            return Err(CopyQuestion::WindowForms);
-        }
-        if self.residents.is_none() {
-            return Err(CopyQuestion::ResidentForms);
+        if let Some(method) = self.unasked.last() {
+            return Err(CopyQuestion::Forms(*method));
         }
         let bytes = situation.bytes;
-        let Some((memory, is_comparable)) = self.host_memory(situation)? else {
-            return Ok(self.made_by(None, bytes, Pick::driver(Method::Pageable, ChoiceReason::DriverOnly)));
+        let Some((memory, is_comparable)) = self.host_memory(situation, false)? else {
+            return Ok(CopyChoice::of(None, bytes, Method::Pageable, ChoiceReason::DriverOnly));
         };
         let case = self.case(situation, memory);
-        let mut pick = self.pick(case, bytes);
-        if self.learns(case, bytes, pick.method) {
+        let choice = self.pick(case, bytes);
+        if self.learns(case, bytes, choice.method) {
             return Ok(self.taught(case, bytes));
         }
-        let bucket = self.judged(case, pick.method, bytes).filter(|_| is_comparable);
-        if let Some(bucket) = bucket.filter(|_| self.has_demoted)
-            && self.watch.handle_call(bucket) == Decision::Driver
-        {
-            pick = Pick::driver(Method::of_driver(case.direction, memory), ChoiceReason::Slower(pick.method));
+        let driver = Method::of_driver(case.direction, memory);
+        // A choice is judged where the driver's curve can be held against it.
+        let is_judged =
+            is_comparable && case.is_alone() && self.options.available.stale.is_none() && choice.method != driver;
+        let judged = is_judged.then(|| Bucket::of(self.gpu, case.direction, memory, choice.method, bytes));
+        if judged.is_some_and(|bucket| self.watch.handle_call(bucket)) {
+            let reason = ChoiceReason::Slower(choice.method);
+            let by_driver = CopyChoice::of(Some(case), bytes, driver, reason);
+            return Ok(CopyChoice { judged, instead_of: Some(choice.method), ..by_driver });
         }
-        let choice = self.made_by(Some(case), bytes, pick);
-        Ok(CopyChoice { judged: bucket, instead_of: choice.slower(), ..choice })
+        Ok(CopyChoice { judged, ..choice })
     }
 
     /// By the method that the caller named.
@@ -402,22 +349,20 @@ impl Chooser {
         tuning: Option<Tuning>,
         situation: &CopySituation,
     ) -> Result<CopyChoice, CopyQuestion> {
-        let tunes = matches!(method, Method::Staged | Method::Multipath);
-        let asked = if tunes && tuning.is_none() { self.memory_now(situation)? } else { None };
-        let measured = asked.and_then(|memory| {
-            let case = self.case(situation, memory);
-            match method {
-                Method::Multipath => self.tuning_of_links(case),
-                _ => self.tuning(case).map(|tuning| self.within(tuning, case.active)),
+        let (direction, bytes) = (situation.direction, situation.bytes);
+        let mut choice = CopyChoice::of(None, bytes, method, ChoiceReason::Named);
+        if matches!(method, Method::Staged | Method::Multipath) {
+            choice.tuning = tuning;
+            if tuning.is_none()
+                && let Some((memory, _)) = self.host_memory(situation, true)?
+            {
+                let case = self.case(situation, memory);
+                choice.case = Some(case);
+                choice.tuning = Some(self.tuning(case, method));
             }
-        });
-        let tuning = tuning.filter(|_| tunes).or(measured);
-        let memory = if situation.host == HostEnd::Pinned { HostMemory::Pinned } else { HostMemory::Touched };
-        let predicted = self.predicted(None, method, situation.direction, memory, situation.bytes);
-        let pick = Pick { tuning, predicted, ..Pick::driver(method, ChoiceReason::Named) };
-        let price = price(method, situation.direction, memory, tuning, &[]);
-        let case = asked.map(|memory| self.case(situation, memory));
-        Ok(CopyChoice { price, ..CopyChoice::of(case, situation.bytes, pick, self.options.chunk_max) })
+        }
+        let memory = if situation.host == HostKnown::Pinned { HostMemory::Pinned } else { HostMemory::Touched };
+        Ok(CopyChoice { predicted: self.predicted(None, method, direction, memory, bytes), ..choice })
     }
 
     /// By what copies have taught.
@@ -427,26 +372,9 @@ impl Chooser {
         self.under_way += 1;
         let advice = self.learner.as_mut().expect("rule 3 holds where there is one").handle_copy(kind, bytes);
         let reason = if advice.trial { ChoiceReason::Trial } else { ChoiceReason::Learnt };
-        let pick = Pick { tuning: advice.tuning, ..Pick::driver(advice.method(), reason) };
-        CopyChoice { learnt: Some(Lesson { kind, advice, alone }), ..self.made_by(Some(case), bytes, pick) }
-    }
-
-    /// `pick` with the threads that there are CPUs for.
-    fn made_by(&self, case: Option<Case>, bytes: Bytes, pick: Pick) -> CopyChoice {
-        let tuning = match (case, pick.method) {
-            (Some(case), Method::Multipath) => self.tuning_of_links(case),
-            (Some(case), _) => pick.tuning.map(|tuning| self.within(tuning, case.active)),
-            (None, _) => pick.tuning,
-        };
-        let price = case.map(|case| {
-            let priced = tuning.and_then(|_| self.tuning_key(case, case.memory));
-            let priced = priced.map_or(&[][..], |key| self.profile.prices_of(key));
-            price(pick.method, case.direction, case.memory, tuning, priced)
-        });
-        CopyChoice {
-            price: price.unwrap_or_default(),
-            ..CopyChoice::of(case, bytes, Pick { tuning, ..pick }, self.options.chunk_max)
-        }
+        let tuning = advice.tuning.map(|tuning| self.within(tuning, case.active));
+        let learnt = Some(Lesson { kind, advice, alone });
+        CopyChoice { tuning, learnt, ..CopyChoice::of(Some(case), bytes, advice.method(), reason) }
     }
 
     /// Whether rule 3 decides, where rule 2 says `method`.
@@ -456,20 +384,13 @@ impl Chooser {
             && [Method::Pageable, Method::Staged].contains(&method)
             && case.is_alone()
             && case.memory != HostMemory::Pinned
-            && !self.options.no_threads
+            && !self.options.available.no_threads
     }
 
     fn case(&self, situation: &CopySituation, memory: HostMemory) -> Case {
         let CopySituation { direction, load, active, granted, window, .. } = *situation;
         let realtime = situation.realtime && !self.profile.curves.is_empty();
         Case { direction, memory, load, active, granted, window, realtime }
-    }
-
-    /// The bucket in which a choice is judged: those against which the driver's curve can be held.
-    fn judged(&self, case: Case, method: Method, bytes: Bytes) -> Option<Bucket> {
-        let comparable = case.is_alone() && self.options.stale.is_none();
-        (comparable && method != Method::of_driver(case.direction, case.memory))
-            .then(|| Bucket::of(self.gpu, case.direction, case.memory, method, bytes))
     }
 
     /// `choice` failed before anything moved; how the copy is made instead. `None` = the driver's own call failed, or a method that the
@@ -484,19 +405,19 @@ impl Chooser {
         {
             learner.handle_absent(lesson.kind, choice.bytes);
         }
-        let driver = Pick::driver(Method::Pageable, ChoiceReason::Absent(tried));
+        let by = |method| CopyChoice::of(choice.case, choice.bytes, method, ChoiceReason::Absent(tried));
         let next = match (why, choice.case) {
             (CopyAbsence::Lasting, Some(case)) => {
                 self.leave_out(tried);
-                Pick { reason: ChoiceReason::Absent(tried), ..self.pick(case, choice.bytes) }
+                CopyChoice { reason: ChoiceReason::Absent(tried), ..self.pick(case, choice.bytes) }
             }
             // Staging needs no page of the caller's pinned.
-            _ if tried == Method::Pinning && choice.instead_of.is_none() => Pick { method: Method::Staged, ..driver },
-            _ => driver,
+            _ if tried == Method::Pinning && choice.instead_of.is_none() => by(Method::Staged),
+            _ => by(Method::Pageable),
         };
         // What has failed in this copy would fail again, for ever.
-        let next = if next.method == tried || Some(next.method) == choice.instead_of { driver } else { next };
-        let next = self.made_by(choice.case, choice.bytes, next);
+        let again = next.method == tried || Some(next.method) == choice.instead_of;
+        let next = if again { by(Method::Pageable) } else { next };
         let instead_of = choice.instead_of.or(Some(tried));
         Some(CopyChoice { judged: choice.judged, learnt: choice.learnt, instead_of, ..next })
     }
@@ -509,7 +430,6 @@ impl Chooser {
             self.teach(choice, took);
         }
         self.under_way -= u32::from(choice.learnt.is_some());
-        self.has_demoted |= events.iter().any(|event| matches!(event, WatchEvent::Demoted { .. }));
         events
     }
 
@@ -523,7 +443,7 @@ impl Chooser {
             learner.started();
         }
         if advice.timed && alone && self.under_way == 1 {
-            learner.handle_took(kind, choice.bytes, CopyTiming { advice, time: took.time, cpu: took.cpu });
+            learner.handle_took(kind, choice.bytes, advice, took);
         }
     }
 
@@ -553,7 +473,7 @@ impl Chooser {
     /// Leaves `method` out from now on.
     pub fn leave_out(&mut self, method: Method) {
         if self.absent.insert(method) {
-            self.compiled.fill_with(|| None);
+            self.cases.clear();
         }
     }
 
@@ -605,91 +525,65 @@ impl Chooser {
         Some(Nanos(curve.at(Bytes(bytes.0.div_ceil(requests)), Statistic::Median).0.saturating_mul(requests)))
     }
 
-    /// How a copy is staged, as far as measured: with as many GPUs active, else fewer, else more; ordinary memory of other kinds as
-    /// warm memory.
-    fn tuning(&self, case: Case) -> Option<Tuning> {
-        let warm = || (case.memory != HostMemory::Pinned).then(|| self.tuning_key(case, HostMemory::Touched)).flatten();
-        let key = self.tuning_key(case, case.memory).or_else(warm)?;
-        self.profile.tuning(key, &self.options.bounds)
-    }
-
-    fn tuning_key(&self, case: Case, memory: HostMemory) -> Option<&TuningKey> {
-        let keys = self.profile.tunings.keys();
-        keys.filter(|key| key.gpu == self.gpu && key.direction == case.direction && key.memory == memory)
-            .min_by_key(|key| (key.active > case.active, key.active.abs_diff(case.active)))
-    }
-
-    /// How a copy over several links is staged: as copies of as many GPUs at once are, for they share the memory and the caches
-    /// as its links do. What goes through another GPU takes two steps, so that as many chunks are on their way as of one copy.
-    fn tuning_of_links(&self, case: Case) -> Option<Tuning> {
-        let alone = self.tuning(case)?;
-        let parties = case.active.max(self.options.gpus.min(LINKS_MAX));
-        let shared = self.within(self.tuning(Case { active: parties, ..case })?, parties);
-        Some(Tuning { in_flight: shared.in_flight.max(alone.in_flight), ..shared })
+    /// How a copy by `method` is staged. Over several links it is staged as copies of as many GPUs at once are, for they share the memory and
+    /// the caches as its links do. What goes through another GPU takes two steps, so that as many chunks are on their way as of one copy.
+    fn tuning(&mut self, case: Case, method: Method) -> Tuning {
+        let alone = self.known(case).methods.tuning;
+        if method != Method::Multipath {
+            return self.within(alone, case.active);
+        }
+        let active = case.active.max(self.options.gpus.min(LINKS_MAX));
+        let shared = self.known(Case { active, ..case }).methods.tuning;
+        Tuning { in_flight: shared.in_flight.max(alone.in_flight), ..self.within(shared, active) }
     }
 
     /// `tuning` with no more threads than one of so many parties finds CPUs for: what was measured with fewer of them may ask for
     /// more.
     fn within(&self, tuning: Tuning, parties: u32) -> Tuning {
-        let cpus = self.options.cpus.min(self.options.bounds.cpus_max);
+        let cpus = self.options.cpus.min(self.options.available.bounds.cpus_max);
         let fair = (cpus.saturating_sub(1) / parties.max(1)).max(1);
         Tuning { threads: tuning.threads.min(fair), ..tuning }
     }
 
-    /// The method for `bytes` by rule 2.
-    fn pick(&mut self, case: Case, bytes: Bytes) -> Pick {
-        let slot = self.slot(case);
-        if self.compiled[slot].is_none() {
-            self.compiled[slot] = Some(self.compile(case));
+    /// The choice for `bytes` by rule 2.
+    fn pick(&mut self, case: Case, bytes: Bytes) -> CopyChoice {
+        let known = self.known(case);
+        if let Some(choice) = known.choices.get(&bytes) {
+            return *choice;
         }
-        let selector = self.compiled[slot].as_ref().expect("compiled above");
-        let reason = match (&self.options.stale, selector.is_built_in()) {
-            (Some(_), _) => ChoiceReason::Stale,
-            (None, true) => ChoiceReason::BuiltIn,
-            (None, false) => ChoiceReason::Measured,
+        let (method, predicted) = known.methods.best(bytes);
+        let reason = match (known.methods.built_in, &self.options.available.stale) {
+            (_, Some(_)) => ChoiceReason::Stale,
+            (true, None) => ChoiceReason::BuiltIn,
+            (false, None) => ChoiceReason::Measured,
         };
-        let step = selector.step(bytes);
-        let [predicted, worst_case] = [Statistic::Median, Statistic::Max].map(|figure| step.figure(bytes, figure));
-        Pick { method: step.method, tuning: step.tuning, predicted, worst_case, reason }
+        let is_staged = method.abilities().occupies.staging(case.memory);
+        let tuning = is_staged.then(|| self.tuning(case, method));
+        let choice = CopyChoice { tuning, predicted, ..CopyChoice::of(Some(case), bytes, method, reason) };
+        let known = self.known(case);
+        if known.choices.len() >= SIZES_MAX {
+            known.choices.clear();
+        }
+        known.choices.insert(bytes, choice);
+        choice
     }
 
-    fn slot(&self, case: Case) -> usize {
-        let window = match case.window {
-            None => 0,
-            Some(WindowMapping::Gdrdrv) => 1,
-            Some(WindowMapping::Vulkan) => 2,
-            Some(WindowMapping::DmaBuf) => 3,
-        };
-        let places = [
-            (usize::from(case.direction == Direction::D2h), 2),
-            (usize::from(case.granted), 2),
-            (usize::from(case.realtime), 2),
-            (window, WINDOWS),
-            (case.memory as usize, MEMORIES),
-            (case.load as usize, LOADS),
-        ];
-        let active = case.active.clamp(1, self.options.gpus.max(1)) as usize - 1;
-        places.into_iter().fold(active, |index, (place, of)| index * of + place)
-    }
-
-    fn compile(&self, case: Case) -> Selector {
-        let objective = if case.realtime { Statistic::Max } else { Statistic::Median };
-        let request = MethodRequest {
-            load: case.load,
-            active: case.active,
-            objective,
-            ..MethodRequest::new(self.gpu, case.direction, case.memory, Bytes(0))
-        };
-        let available = Available {
-            methods: self.methods(case).difference(&self.absent).copied().collect(),
-            no_sm: self.options.no_sm,
-            no_threads: self.options.no_threads,
-            bounds: self.options.bounds,
-            multipath: self.options.multipath && case.granted,
-            realtime: case.realtime,
-            stale: self.options.stale.clone(),
-        };
-        Selector::new(&self.profile, &request, &available)
+    fn known(&mut self, case: Case) -> &mut KnownCase {
+        if !self.cases.contains_key(&case) {
+            let objective = if case.realtime { Statistic::Max } else { Statistic::Median };
+            let plain = MethodRequest::new(self.gpu, case.direction, case.memory, Bytes(0));
+            let request = MethodRequest { load: case.load, active: case.active, objective, ..plain };
+            let usual = &self.options.available;
+            let available = Available {
+                methods: self.methods(case).difference(&self.absent).copied().collect(),
+                multipath: usual.multipath && case.granted,
+                realtime: case.realtime,
+                ..usual.clone()
+            };
+            let methods = MethodCase::new(&self.profile, &request, &available);
+            self.cases.insert(case, KnownCase { methods, choices: BTreeMap::new() });
+        }
+        self.cases.get_mut(&case).expect("it was inserted")
     }
 
     /// The methods that may be there; those whose absence shows only in use are found out by using them.
@@ -702,17 +596,13 @@ impl Chooser {
             methods.remove(&Method::Pinning);
         }
         methods.extend(case.window.map(|mapping| Method::Window(Some(mapping))));
-        let threads = case.memory == HostMemory::Pinned || !self.options.no_threads;
-        if self.options.multipath && self.options.gpus > 1 && threads {
+        let threads = case.memory == HostMemory::Pinned || !self.options.available.no_threads;
+        if self.options.available.multipath && self.options.gpus > 1 && threads {
             methods.insert(Method::Multipath);
         }
-        // Memory with a window needs no paged one, which costs the same until it has to be moved; of memory without, only
-        // `gdrdrv` maps parts.
-        if case.window.is_none() {
-            let gdrdrv = self.windows.iter().flatten().filter(|mapping| **mapping == WindowMapping::Gdrdrv);
-            methods.extend(gdrdrv.map(|mapping| Method::PagedWindow(Some(*mapping))));
-        }
-        methods.extend(self.residents.iter().flatten().map(|shape| Method::Resident(Some(*shape))));
+        // Memory with a window needs no paged one, which costs the same until it has to be moved.
+        let fits = |form: &&Method| case.window.is_none() || !matches!(form, Method::PagedWindow(_));
+        methods.extend(self.forms.iter().filter(fits));
         methods
     }
 }

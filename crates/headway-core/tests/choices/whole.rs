@@ -5,8 +5,8 @@ use super::*;
 use headway_core::models::transfer::WindowMapping;
 
 use headway_core::decisions::chooser::{
-    ChoiceReason, Chooser, ChooserOptions, CopyAbsence, CopyChoice, CopyQuestion, CopySituation, CopyTook, HostEnd,
-    MethodWanted, PagesSeen,
+    ChoiceReason, Chooser, ChooserOptions, CopyAbsence, CopyChoice, CopyQuestion, CopySituation, CopyTook, HostKnown,
+    MethodWanted,
 };
 use headway_core::models::transfer::{CurveKey, ResidentShape};
 use std::sync::Arc;
@@ -49,18 +49,8 @@ struct Whole {
 impl Whole {
     fn new(profile: Profile, gpu: EndpointId, opened: Opened, stale: Option<String>, learner: Option<Learner>) -> Self {
         let Opened { gpus, cpus, no_sm, no_threads, multipath, mapped_files, resident, bounds } = opened;
-        let options = ChooserOptions {
-            gpus,
-            cpus,
-            no_sm,
-            no_threads,
-            multipath,
-            mapped_files,
-            resident,
-            bounds,
-            chunk_max: Bytes(32 << 20),
-            stale,
-        };
+        let available = Available { no_sm, no_threads, bounds, multipath, stale, ..Available::default() };
+        let options = ChooserOptions { gpus, cpus, mapped_files, resident, available };
         let mut chooser = Chooser::new(gpu, Arc::new(profile.clone()), options);
         if let Some(learner) = learner {
             assert!(chooser.learn(learner), "it is the first one");
@@ -72,7 +62,7 @@ impl Whole {
     fn choose(&mut self, copy: &Truth) -> (Vec<&'static str>, CopyChoice) {
         let bulk = copy.bytes.0 >= 1 << 20;
         let mut asked = Vec::new();
-        let mut host = if copy.held { HostEnd::Pinned } else { HostEnd::Unasked };
+        let mut host = if copy.held { HostKnown::Pinned } else { HostKnown::Nothing };
         loop {
             let situation = CopySituation {
                 direction: copy.direction,
@@ -84,18 +74,23 @@ impl Whole {
                 window: copy.window,
                 realtime: false,
             };
-            match self.chooser.choose(MethodWanted::Best, &situation) {
+            match self.chooser.choose(MethodWanted::Auto, &situation) {
                 Ok(choice) => return (asked, choice),
                 Err(CopyQuestion::IsPinned) => {
                     asked.push("pinned");
-                    host = if copy.pinned { HostEnd::Pinned } else { HostEnd::Ordinary(PagesSeen::Unseen) };
+                    host = if copy.pinned { HostKnown::Pinned } else { HostKnown::Ordinary };
                 }
                 Err(CopyQuestion::ArePagesThere) => {
                     asked.push("pages");
-                    host = HostEnd::Ordinary(if copy.absent { PagesSeen::Absent } else { PagesSeen::Present });
+                    host = if copy.absent { HostKnown::PagesAbsent } else { HostKnown::PagesPresent };
                 }
-                Err(CopyQuestion::WindowForms) => self.chooser.set_windows(vec![WindowMapping::Gdrdrv]),
-                Err(CopyQuestion::ResidentForms) => self.chooser.set_residents(vec![ResidentShape::Hub]),
+                Err(CopyQuestion::Forms(method)) => {
+                    let form = match method {
+                        Method::Resident(_) => Method::Resident(Some(ResidentShape::Hub)),
+                        _ => Method::PagedWindow(Some(WindowMapping::Gdrdrv)),
+                    };
+                    self.chooser.set_forms(method, [form]);
+                }
             }
             assert!(asked.len() < 3, "{asked:?}");
         }

@@ -7,14 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use headway_core::decisions::chooser::{
-    Chooser, ChooserOptions, CopyAbsence, CopyChoice, CopyQuestion, CopySituation, CopyTook, HostEnd, MethodWanted,
-    PagesSeen,
+    Chooser, ChooserOptions, CopyAbsence, CopyChoice, CopyQuestion, CopySituation, CopyTook, HostKnown, MethodWanted,
 };
 use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::builtin::{Bus, NodeClass};
 use headway_core::models::transfer::learning::{Learner, LearnerLimits, Prefer};
 use headway_core::models::transfer::policy::WatchEvent;
-use headway_core::models::transfer::{BackgroundLoad, Direction, Profile};
+use headway_core::models::transfer::{Available, BackgroundLoad, Direction, Profile};
 use headway_core::units::Bytes;
 use headway_os::fork::Home;
 use headway_os::sched::{self, SchedClass};
@@ -75,7 +74,7 @@ pub struct CopyChooser {
 }
 
 /// A copy that is about to be made as chosen. Dropped, it ended badly.
-pub struct Chosen<'a> {
+pub struct ChosenCopy<'a> {
     chooser: &'a CopyChooser,
     choice: CopyChoice,
     is_open: bool,
@@ -98,17 +97,20 @@ impl CopyChooser {
         gpus: usize,
     ) -> Self {
         let options = options.normal();
+        let available = Available {
+            no_sm: options.no_sm,
+            no_threads: options.no_threads,
+            bounds: options.bounds(),
+            multipath: options.multipath,
+            stale,
+            ..Available::default()
+        };
         let options = ChooserOptions {
             gpus: u32::try_from(gpus).unwrap_or(u32::MAX),
             cpus: cpus().unwrap_or(u32::MAX),
-            no_sm: options.no_sm,
-            no_threads: options.no_threads,
-            multipath: options.multipath,
             mapped_files: options.mapped_files,
             resident: options.resident,
-            bounds: options.bounds(),
-            chunk_max: options.limits.chunk_max,
-            stale,
+            available,
         };
         Self {
             chooser: Mutex::new(Chooser::new(gpu, profile, options)),
@@ -183,11 +185,11 @@ impl CopyChooser {
 
     /// How a copy between the GPU and `host`, which is ordinary memory, is made where nothing else is under way. For choosers without a
     /// profile: no other form of a method is looked for.
-    pub fn choose_ordinary(&self, direction: Direction, host: &[u8]) -> Chosen<'_> {
+    pub fn choose_ordinary(&self, direction: Direction, host: &[u8]) -> ChosenCopy<'_> {
         let mut situation = CopySituation {
             direction,
             bytes: Bytes(host.len() as u64),
-            host: HostEnd::Ordinary(PagesSeen::Unseen),
+            host: HostKnown::Ordinary,
             load: BackgroundLoad::Alone,
             active: 1,
             granted: false,
@@ -196,25 +198,24 @@ impl CopyChooser {
         };
         let mut chooser = self.lock();
         loop {
-            match chooser.choose(MethodWanted::Best, &situation) {
+            match chooser.choose(MethodWanted::Auto, &situation) {
                 Ok(choice) => return self.chosen(choice),
-                Err(CopyQuestion::ArePagesThere) => situation.host = HostEnd::Ordinary(look(host)),
-                Err(CopyQuestion::IsPinned) => situation.host = HostEnd::DriverOnly,
-                Err(CopyQuestion::WindowForms) => chooser.set_windows(Vec::new()),
-                Err(CopyQuestion::ResidentForms) => chooser.set_residents(Vec::new()),
+                Err(CopyQuestion::ArePagesThere) => situation.host = look(host),
+                Err(CopyQuestion::IsPinned) => situation.host = HostKnown::DriverOnly,
+                Err(CopyQuestion::Forms(method)) => chooser.set_forms(method, []),
             }
         }
     }
 
-    pub(super) const fn chosen(&self, choice: CopyChoice) -> Chosen<'_> {
-        Chosen { chooser: self, choice, is_open: true }
+    pub(super) const fn chosen(&self, choice: CopyChoice) -> ChosenCopy<'_> {
+        ChosenCopy { chooser: self, choice, is_open: true }
     }
 
     /// Keeps what was learnt, if anything was. Nothing fails: who cannot keep it learns it again.
     pub fn keep(&self) {
         let Some(Some(cache)) = self.cache.get().filter(|_| self.home.is_here()) else { return };
-        let (learnt, timed) = self.lock().learnt();
-        if timed > 0 {
+        let learnt = self.lock().learnt();
+        if self.timed() > 0 {
             cache.keep(&learnt);
         }
     }
@@ -226,7 +227,7 @@ impl Drop for CopyChooser {
     }
 }
 
-impl Chosen<'_> {
+impl ChosenCopy<'_> {
     #[must_use]
     pub const fn choice(&self) -> &CopyChoice {
         &self.choice
@@ -239,13 +240,7 @@ impl Chosen<'_> {
             return Vec::new();
         }
         let shared = self.chooser;
-        let mut chooser = if self.choice.teaches() {
-            shared.lock()
-        } else {
-            // Who finds another thread choosing leaves it at that: the next copy is like this one.
-            let Ok(chooser) = shared.chooser.try_lock() else { return Vec::new() };
-            chooser
-        };
+        let mut chooser = shared.lock();
         let events = chooser.ended(&self.choice, Some(took));
         let timed = chooser.timed();
         drop(chooser);
@@ -261,32 +256,28 @@ impl Chosen<'_> {
     /// The method could not be used; whether another one is to be tried.
     pub fn failed(&mut self, why: CopyAbsence) -> bool {
         let next = self.chooser.lock().failed(&self.choice, why);
-        let is_some = next.is_some();
         self.choice = next.unwrap_or(self.choice);
-        is_some
+        next.is_some()
     }
 }
 
-impl Drop for Chosen<'_> {
+impl Drop for ChosenCopy<'_> {
     fn drop(&mut self) {
-        if self.is_open && self.choice.teaches() {
+        if self.is_open && self.choice.is_followed() {
             self.chooser.lock().ended(&self.choice, None);
         }
     }
 }
 
 /// Whether the pages of a destination are there.
-pub(super) fn look(to: &[u8]) -> PagesSeen {
-    if memory::mostly_absent(to, samples(to.len())) { PagesSeen::Absent } else { PagesSeen::Present }
-}
-
-/// Pages to look at in a copy of `bytes` bytes: each takes up to 0.9 us, which is to be little of the request.
-const fn samples(bytes: usize) -> usize {
-    match bytes {
+pub(super) fn look(to: &[u8]) -> HostKnown {
+    // Each page takes up to 0.9 us, which is to be little of the copy.
+    let samples = match to.len() {
         ..0x20_0000 => 1,
         0x20_0000..0x100_0000 => 3,
         _ => 8,
-    }
+    };
+    if memory::mostly_absent(to, samples) { HostKnown::PagesAbsent } else { HostKnown::PagesPresent }
 }
 
 /// Whether the calling thread has a real-time class, or had when it asked last.
@@ -339,7 +330,7 @@ mod tests {
         chooser
     }
 
-    fn choose<'a>(chooser: &'a CopyChooser, host: &[u8]) -> Chosen<'a> {
+    fn choose<'a>(chooser: &'a CopyChooser, host: &[u8]) -> ChosenCopy<'a> {
         chooser.choose_ordinary(Direction::H2d, host)
     }
 

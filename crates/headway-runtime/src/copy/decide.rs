@@ -1,15 +1,13 @@
 //! What a copy is made by: the chooser's questions are answered here, and what the choice borrows is taken.
 
-use headway_core::decisions::chooser::{
-    CopyChoice, CopyQuestion, CopySituation, HostEnd, LINKS_MAX, MethodWanted, PagesSeen,
-};
+use headway_core::decisions::chooser::{ChoiceReason, CopyChoice, CopyQuestion, CopySituation, HostKnown, LINKS_MAX};
 use headway_core::models::transfer::links::{Borrow, Links};
-use headway_core::models::transfer::{BackgroundLoad, Direction, Method};
+use headway_core::models::transfer::{BackgroundLoad, Direction, Method, WindowMapping};
 use headway_core::units::Bytes;
 use headway_device::{DeviceError, HostKind};
 use headway_os::event;
 
-use super::chooser::{Chosen, is_realtime, look};
+use super::chooser::{ChosenCopy, is_realtime, look};
 use super::error::chain;
 use super::request::{BULK, Host, Request};
 use super::shares::Running;
@@ -20,7 +18,7 @@ const RELAYS_MAX: usize = LINKS_MAX as usize - 1;
 
 /// How one copy is made.
 pub(super) struct Decision<'a> {
-    pub(super) chosen: Chosen<'a>,
+    pub(super) chosen: ChosenCopy<'a>,
     /// No other method replaces it, since the caller named it or chose it before.
     pub(super) is_final: bool,
     /// Positions of the GPUs whose links `multipath` has borrowed.
@@ -32,7 +30,7 @@ pub(super) struct Decision<'a> {
 }
 
 impl<'a> Decision<'a> {
-    pub(super) const fn of(chosen: Chosen<'a>, is_final: bool, relays: Vec<usize>) -> Self {
+    pub(super) const fn of(chosen: ChosenCopy<'a>, is_final: bool, relays: Vec<usize>) -> Self {
         Self { chosen, is_final, relays, instead_of: None, _running: None }
     }
 
@@ -44,19 +42,14 @@ impl<'a> Decision<'a> {
 impl Copier {
     /// How `request` is carried out.
     pub(super) fn decide(&self, request: &Request<'_>, how: How) -> Decision<'_> {
-        let wanted = match how {
-            How::Auto => MethodWanted::Best,
-            How::By(method) => MethodWanted::Named(method, None),
-            How::Tuned(method, tuning) => MethodWanted::Named(method, Some(tuning)),
-        };
         let chooser = &self.choosers[request.gpu];
         let held = matches!(request.host, Host::Held(_));
-        let mut host = if held { HostEnd::Pinned } else { HostEnd::Unasked };
+        let mut host = if held { HostKnown::Pinned } else { HostKnown::Nothing };
         let (choice, links) = loop {
             // Between the look at who copies and the beginning nobody else begins. What is small does not notice other GPUs.
             let links = (request.len >= BULK).then(|| self.shares.links(request.direction));
             let situation = self.situation(request, host, links.as_deref());
-            let answer = chooser.lock().choose(wanted, &situation);
+            let answer = chooser.lock().choose(how, &situation);
             match answer {
                 Ok(choice) => break (choice, links),
                 Err(question) => {
@@ -67,7 +60,7 @@ impl Copier {
         };
         let is_final = how != How::Auto;
         let mut decision = Decision::of(chooser.chosen(choice), is_final, Vec::new());
-        if let Some(slower) = choice.slower() {
+        if let ChoiceReason::Slower(slower) = choice.reason {
             decision.instead_of = Some((slower, "it was slower than the driver the last times".to_owned()));
         }
         let multipath = choice.method == Method::Multipath;
@@ -90,7 +83,7 @@ impl Copier {
     }
 
     /// All that decides, as far as it is known.
-    fn situation(&self, request: &Request<'_>, host: HostEnd, links: Option<&Links>) -> CopySituation {
+    fn situation(&self, request: &Request<'_>, host: HostKnown, links: Option<&Links>) -> CopySituation {
         let standing = links.map(|links| links.standing(request.gpu, |other| self.reaches(other, request.gpu)));
         CopySituation {
             direction: request.direction,
@@ -105,26 +98,29 @@ impl Copier {
     }
 
     /// Answers `question`; what is known of the host end then.
-    fn answer(&self, request: &Request<'_>, question: CopyQuestion, host: HostEnd) -> HostEnd {
+    fn answer(&self, request: &Request<'_>, question: CopyQuestion, host: HostKnown) -> HostKnown {
         let gpu = &self.gpus[request.gpu];
         match question {
             CopyQuestion::IsPinned => {
                 match request.kind(|memory| gpu.kinds.of(memory, || gpu.device.host_kind(memory))) {
-                    Ok(HostKind::Pinned) => HostEnd::Pinned,
-                    Ok(HostKind::Pageable) => HostEnd::Ordinary(PagesSeen::Unseen),
-                    Err(_) => HostEnd::DriverOnly,
+                    Ok(HostKind::Pinned) => HostKnown::Pinned,
+                    Ok(HostKind::Pageable) => HostKnown::Ordinary,
+                    Err(_) => HostKnown::DriverOnly,
                 }
             }
-            CopyQuestion::ArePagesThere => HostEnd::Ordinary(match &request.host {
+            CopyQuestion::ArePagesThere => match &request.host {
                 Host::Out(to) => look(to),
-                Host::In(_) | Host::Held(_) => PagesSeen::Present,
-            }),
-            CopyQuestion::WindowForms => {
-                self.choosers[request.gpu].lock().set_windows(usable(gpu.windows()));
-                host
-            }
-            CopyQuestion::ResidentForms => {
-                self.choosers[request.gpu].lock().set_residents(usable(gpu.resident_forms()));
+                Host::In(_) | Host::Held(_) => HostKnown::PagesPresent,
+            },
+            CopyQuestion::Forms(method) => {
+                let forms: Vec<Method> = if let Method::Resident(_) = method {
+                    usable(gpu.resident_forms()).map(|shape| Method::Resident(Some(shape))).collect()
+                } else {
+                    // Of memory without a window, only `gdrdrv` maps parts.
+                    let maps_parts = |mapping: &WindowMapping| *mapping == WindowMapping::Gdrdrv;
+                    usable(gpu.windows()).filter(maps_parts).map(|mapping| Method::PagedWindow(Some(mapping))).collect()
+                };
+                self.choosers[request.gpu].lock().set_forms(method, forms);
                 host
             }
         }
@@ -168,7 +164,7 @@ impl Copier {
             why = reason
         );
         let name = &self.gpus[request.gpu].device.description().name;
-        self.events.absence(request.gpu, name, tried, &reason, method);
+        self.events.tell_once(format!("`{name}`: `{tried}` cannot be used, `{method}` is used instead"), &reason);
         decision.instead_of.get_or_insert((tried, reason));
         Ok(decision)
     }
@@ -182,6 +178,6 @@ impl Copier {
 }
 
 /// The forms that can be used.
-fn usable<F: Copy>(forms: &[(F, Result<(), DeviceError>)]) -> Vec<F> {
-    forms.iter().filter(|(_, usable)| usable.is_ok()).map(|(form, _)| *form).collect()
+fn usable<F: Copy>(forms: &[(F, Result<(), DeviceError>)]) -> impl Iterator<Item = F> {
+    forms.iter().filter(|(_, usable)| usable.is_ok()).map(|(form, _)| *form)
 }

@@ -3,8 +3,6 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use headway_core::files::machine::EndpointId;
-use headway_core::models::transfer::Method;
 use headway_os::clock;
 
 use super::CopierEvent;
@@ -19,10 +17,8 @@ pub(super) struct Events {
 struct EventsState {
     kept: VecDeque<CopierEvent>,
     dropped: u64,
-    /// Methods whose absence was told, by GPU.
-    absences: BTreeSet<(usize, Method)>,
-    /// Pairs of GPUs of which it was told that they do not reach each other.
-    denied: BTreeSet<(EndpointId, EndpointId)>,
+    /// What was told once.
+    told: BTreeSet<String>,
 }
 
 impl Events {
@@ -34,17 +30,10 @@ impl Events {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells, once for each method of each GPU, that another is used.
-    pub(super) fn absence(&self, gpu: usize, name: &str, method: Method, reason: &str, instead: Method) {
-        if self.lock().absences.insert((gpu, method)) {
-            self.tell(format!("`{name}`: `{method}` cannot be used, `{instead}` is used instead: {reason}"));
-        }
-    }
-
-    /// Tells, once for each pair, that a copy between two GPUs goes through the host.
-    pub(super) fn denied(&self, from: EndpointId, to: EndpointId, what: &str) {
-        if self.lock().denied.insert((from, to)) {
-            self.tell(what.to_owned());
+    /// Tells `what` and why, if it is the first time that it happens, for whatever reason.
+    pub(super) fn tell_once(&self, what: String, why: &str) {
+        if self.lock().told.insert(what.clone()) {
+            self.tell(format!("{what}: {why}"));
         }
     }
 

@@ -118,16 +118,15 @@ impl Copier {
             },
         };
         if let Some((absent, reason)) = &instead_of {
-            self.events.absence(many.gpu, &gpu.device.description().name, *absent, reason, method);
+            let name = &gpu.device.description().name;
+            self.events.tell_once(format!("`{name}`: `{absent}` cannot be used, `{method}` is used instead"), reason);
         }
         let chosen = chosen.filter(|_| instead_of.is_none());
         let bytes = Bytes(request.bytes as u64);
-        let predicted = |by| {
-            let chooser = self.choosers[many.gpu].lock();
-            let pieces = request.pieces.len() as u64;
-            chooser.predicted_many(ManyBy::method(by), many.direction, request.memory(), pieces, bytes)
-        };
-        let predicted = chosen.and_then(predicted);
+        let (direction, memory, pieces) = (many.direction, request.memory(), request.pieces.len() as u64);
+        let chooser = &self.choosers[many.gpu];
+        let predicted =
+            chosen.and_then(|by| chooser.lock().predicted_many(by.method(), direction, memory, pieces, bytes));
         Ok(CopyReport {
             method,
             reason: match &instead_of {

@@ -25,7 +25,8 @@ impl Copier {
         let started = clock::now();
         let result = self.peer_copy(source, target, to, from, len).map(|(moved, instead_of)| {
             let method = Method::Peer;
-            let peer = self.gpus[target].endpoint;
+            let peer = Some(self.gpus[target].endpoint);
+            let chooser = &self.choosers[source];
             let bytes = Bytes(len as u64);
             CopyReport {
                 method,
@@ -34,13 +35,7 @@ impl Copier {
                 chunks: moved.chunks,
                 predicted: match len {
                     0 => Some(Nanos::ZERO),
-                    _ => self.choosers[source].lock().predicted(
-                        Some(peer),
-                        method,
-                        Direction::Peer,
-                        HostMemory::Pinned,
-                        bytes,
-                    ),
+                    _ => chooser.lock().predicted(peer, method, Direction::Peer, HostMemory::Pinned, bytes),
                 },
                 observed: clock::now().saturating_sub(started),
                 waited: moved.waited,
@@ -76,7 +71,7 @@ impl Copier {
         });
         if let Some((_, reason)) = &instead_of {
             let names = [source, target].map(|gpu| gpu.device.description().name.as_str()).join(" -> ");
-            self.events.denied(source.endpoint, target.endpoint, &format!("{names}: {reason}"));
+            self.events.tell_once(names, reason);
         }
         let cancel = self.cancel.watch();
         let bounds = self.bounds(&cancel);

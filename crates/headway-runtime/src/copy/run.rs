@@ -5,7 +5,7 @@ use headway_core::models::transfer::Direction;
 use headway_core::units::{Bytes, Nanos};
 use headway_os::{clock, event};
 
-use super::chooser::Chosen;
+use super::chooser::ChosenCopy;
 use super::decide::Decision;
 use super::engine::EngineMoved;
 use super::request::Request;
@@ -21,7 +21,7 @@ impl Copier {
     }
 
     /// Makes the copy that `request` asks for as `chosen`: no other method replaces it.
-    pub(super) fn copy_as(&self, mut request: Request<'_>, chosen: Chosen<'_>) -> Result<CopyReport, CopyError> {
+    pub(super) fn copy_as(&self, mut request: Request<'_>, chosen: ChosenCopy<'_>) -> Result<CopyReport, CopyError> {
         let started = clock::now();
         let result = self.checked(&request).and_then(|()| {
             let decision = Decision::of(chosen, true, Vec::new());

@@ -29,9 +29,7 @@ use headway_device::gpu::Gpu;
 use headway_device::{DeviceError, DeviceLimits, HostKind};
 use headway_os::ipc::Bell;
 use headway_os::threads;
-use headway_runtime::copy::{
-    At, Copier, CopyError, CopyLimits, CopyOptions, CopyReport, How, LearningGpu, LearningOptions,
-};
+use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, CopyReport, How, LearningOptions};
 
 use crate::{Error, Failure};
 
@@ -112,7 +110,8 @@ impl StreamCopier {
         let learns = profile.is_none();
         let copier = Copier::new(gpus, profile.unwrap_or_default(), copies).map_err(Failure::Copy)?;
         if learns {
-            learn(&copier, &gpu, driver.version().ok(), options.threads);
+            let learning = LearningOptions { threads_max: options.threads, ..LearningOptions::default() };
+            copier.learn(0, driver.version().ok(), learning);
         }
         let ordered = OrderedOptions { threads: options.threads, ..OrderedOptions::default() };
         let ordered = OrderedCopier::new(&gpu, ordered).map_err(failed)?;
@@ -196,14 +195,6 @@ impl StreamCopier {
         let ticket = self.ordered.copy(copy).map_err(invalid)?;
         Ok(CopyTicket { ticket: Arc::new(ticket), watched: Arc::clone(&self.watched) })
     }
-}
-
-/// Has copies to and from `gpu` go by built-in figures and what copies teach.
-fn learn(copier: &Copier, gpu: &CudaGpu, cuda: Option<(u32, u32)>, threads_max: u32) {
-    let about = gpu.description();
-    let gpu = LearningGpu { name: about.name.clone(), uuid: about.uuid.clone(), pci: about.pci.clone(), cuda };
-    let options = LearningOptions { threads_max, ..LearningOptions::default() };
-    copier.chooser(0).expect("it has one GPU").learn(&gpu, options);
 }
 
 /// A copy that was queued. To drop it does not end the copy.

@@ -1,7 +1,7 @@
 //! What the host end of a copy is, and when it is worth asking.
 
 use super::{Chooser, CopySituation};
-use crate::models::transfer::{Direction, HostMemory};
+use crate::models::transfer::{Direction, HostMemory, Method};
 
 /// From this size on the driver is asked whether memory is pinned, which takes up to 0.6 us; the driver's own call, which is chosen for
 /// smaller copies of ordinary memory, is as fast from pinned memory without being told.
@@ -18,36 +18,28 @@ const LOOK_EVERY: u32 = 16;
 
 /// What is known of the host end of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HostEnd {
-    /// Nobody has asked.
-    Unasked,
+pub enum HostKnown {
+    Nothing,
     Pinned,
-    Ordinary(PagesSeen),
+    /// It is ordinary memory; nobody has looked at its pages.
+    Ordinary,
+    /// It is ordinary memory with pages.
+    PagesPresent,
+    /// It is ordinary memory, most of whose pages were never touched.
+    PagesAbsent,
     /// Only the driver knows how to handle it.
     DriverOnly,
-}
-
-/// Whether the pages of ordinary memory are there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PagesSeen {
-    /// Nobody has looked.
-    Unseen,
-    Present,
-    /// Most of them were never touched.
-    Absent,
 }
 
 /// What takes time to know and decides now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyQuestion {
-    /// Is the memory pinned? Any answer but [`HostEnd::Unasked`].
+    /// Is the memory pinned? Any answer but [`HostKnown::Nothing`].
     IsPinned,
-    /// Are the pages of the destination there? [`HostEnd::Ordinary`] with what was seen.
+    /// Are the pages of the destination there? [`HostKnown::PagesPresent`] or [`HostKnown::PagesAbsent`].
     ArePagesThere,
-    /// Which forms of windows can be used? [`Chooser::set_windows`].
-    WindowForms,
-    /// Which forms of resident copiers can be used? [`Chooser::set_residents`].
-    ResidentForms,
+    /// Which forms of this method can be used? [`Chooser::set_forms`].
+    Forms(Method),
 }
 
 /// What copies met.
@@ -72,30 +64,37 @@ const fn written(absent: bool) -> HostMemory {
 
 impl Chooser {
     /// The host memory as far as it decides, and whether the copy can be judged by it: a copy whose pages appear meanwhile is no slower than
-    /// the driver for taking longer than into pages that are there.
+    /// the driver for taking longer than into pages that are there. For a copy `by_name` large destinations are looked at.
     pub(super) fn host_memory(
         &mut self,
         situation: &CopySituation,
+        by_name: bool,
     ) -> Result<Option<(HostMemory, bool)>, CopyQuestion> {
-        let seen = match self.known(situation)? {
-            Known::Memory(memory) => return Ok(memory.map(|memory| (memory, true))),
-            Known::Destination(seen) => seen,
+        let (bytes, whole) = (situation.bytes, situation.bytes.0);
+        let sure = |memory| Ok(Some((memory, true)));
+        let absent = match situation.host {
+            HostKnown::DriverOnly => return Ok(None),
+            HostKnown::Pinned => return sure(HostMemory::Pinned),
+            HostKnown::Nothing if whole >= ASK => return Err(CopyQuestion::IsPinned),
+            _ if situation.direction != Direction::D2h => {
+                let file = self.options.mapped_files && whole >= ASK;
+                return sure(if file { HostMemory::File } else { HostMemory::Touched });
+            }
+            HostKnown::PagesPresent => Some(false),
+            HostKnown::PagesAbsent => Some(true),
+            HostKnown::Nothing | HostKnown::Ordinary => None,
         };
-        let bytes = situation.bytes;
-        if bytes.0 < LOOK {
-            if seen != PagesSeen::Unseen {
-                self.pages.were_absent = seen == PagesSeen::Absent;
-            } else if is_due(&mut self.pages.small) {
+        if whole < LOOK && !by_name {
+            if absent.is_none() && is_due(&mut self.pages.small) {
                 return Err(CopyQuestion::ArePagesThere);
             }
-            let absent = self.pages.were_absent;
-            let known = seen != PagesSeen::Unseen && !absent;
-            return Ok(Some((written(absent), bytes.0 < FAULTS || known)));
+            self.pages.were_absent = absent.unwrap_or(self.pages.were_absent);
+            return Ok(Some((written(self.pages.were_absent), whole < FAULTS || absent == Some(false))));
         }
-        if seen != PagesSeen::Unseen {
-            return Ok(Some((written(seen == PagesSeen::Absent), true)));
+        if absent.is_some() || whole < LOOK {
+            return sure(written(absent == Some(true)));
         }
-        if bytes.0 >= LOOK_ALWAYS || is_due(&mut self.pages.large) {
+        if by_name || whole >= LOOK_ALWAYS || is_due(&mut self.pages.large) {
             return Err(CopyQuestion::ArePagesThere);
         }
         let [present, absent] = [false, true].map(|absent| self.case(situation, written(absent)));
@@ -106,38 +105,4 @@ impl Chooser {
         }
         Ok(Some((HostMemory::Touched, false)))
     }
-
-    /// The host memory for a copy whose method is given: large destinations are looked at.
-    pub(super) fn memory_now(&self, situation: &CopySituation) -> Result<Option<HostMemory>, CopyQuestion> {
-        Ok(match self.known(situation)? {
-            Known::Memory(memory) => memory,
-            Known::Destination(PagesSeen::Unseen) if situation.bytes.0 >= LOOK => {
-                return Err(CopyQuestion::ArePagesThere);
-            }
-            Known::Destination(seen) => Some(written(seen == PagesSeen::Absent)),
-        })
-    }
-
-    fn known(&self, situation: &CopySituation) -> Result<Known, CopyQuestion> {
-        let small = situation.bytes.0 < ASK;
-        let seen = match situation.host {
-            HostEnd::DriverOnly => return Ok(Known::Memory(None)),
-            HostEnd::Pinned => return Ok(Known::Memory(Some(HostMemory::Pinned))),
-            HostEnd::Unasked if !small => return Err(CopyQuestion::IsPinned),
-            HostEnd::Unasked => PagesSeen::Unseen,
-            HostEnd::Ordinary(seen) => seen,
-        };
-        let file = self.options.mapped_files && !small;
-        Ok(match situation.direction {
-            Direction::D2h => Known::Destination(seen),
-            _ if file => Known::Memory(Some(HostMemory::File)),
-            _ => Known::Memory(Some(HostMemory::Touched)),
-        })
-    }
-}
-
-enum Known {
-    Memory(Option<HostMemory>),
-    /// Ordinary memory that is written into.
-    Destination(PagesSeen),
 }

@@ -8,18 +8,7 @@ use crate::models::transfer::learning::{LearnerLimits, Prefer};
 const LARGE: Bytes = Bytes(64 << 20);
 
 fn options() -> ChooserOptions {
-    ChooserOptions {
-        gpus: 1,
-        cpus: 16,
-        no_sm: false,
-        no_threads: false,
-        multipath: false,
-        mapped_files: false,
-        resident: false,
-        bounds: Bounds::default(),
-        chunk_max: Bytes(32 << 20),
-        stale: None,
-    }
+    ChooserOptions { gpus: 1, cpus: 16, mapped_files: false, resident: false, available: Available::default() }
 }
 
 fn chooser() -> Chooser {
@@ -38,7 +27,7 @@ fn situation(direction: Direction, bytes: Bytes) -> CopySituation {
     CopySituation {
         direction,
         bytes,
-        host: HostEnd::Ordinary(PagesSeen::Present),
+        host: HostKnown::PagesPresent,
         load: BackgroundLoad::Alone,
         active: 1,
         granted: false,
@@ -48,7 +37,7 @@ fn situation(direction: Direction, bytes: Bytes) -> CopySituation {
 }
 
 fn large_in(chooser: &mut Chooser) -> CopyChoice {
-    chooser.choose(MethodWanted::Best, &situation(Direction::H2d, LARGE)).expect("all is known")
+    chooser.choose(MethodWanted::Auto, &situation(Direction::H2d, LARGE)).expect("all is known")
 }
 
 #[test]
@@ -56,31 +45,30 @@ fn small_copies_are_asked_nothing_and_large_ones_what_they_need() {
     let mut chooser = chooser();
     let mut asks = |direction, bytes, host| {
         let situation = CopySituation { host, ..situation(direction, Bytes(bytes)) };
-        chooser.choose(MethodWanted::Best, &situation).err()
+        chooser.choose(MethodWanted::Auto, &situation).err()
     };
-    assert_eq!(asks(Direction::H2d, 4_096, HostEnd::Unasked), None);
-    assert_eq!(asks(Direction::H2d, 64 << 10, HostEnd::Unasked), Some(CopyQuestion::IsPinned));
-    let unseen = HostEnd::Ordinary(PagesSeen::Unseen);
+    assert_eq!(asks(Direction::H2d, 4_096, HostKnown::Nothing), None);
+    assert_eq!(asks(Direction::H2d, 64 << 10, HostKnown::Nothing), Some(CopyQuestion::IsPinned));
+    let unseen = HostKnown::Ordinary;
     assert_eq!(asks(Direction::H2d, 64 << 20, unseen), None, "pages that are read are there");
     assert_eq!(asks(Direction::D2h, 64 << 20, unseen), Some(CopyQuestion::ArePagesThere));
-    assert_eq!(asks(Direction::D2h, 64 << 20, HostEnd::Pinned), None);
+    assert_eq!(asks(Direction::D2h, 64 << 20, HostKnown::Pinned), None);
     let times = (0..160).filter(|_| asks(Direction::D2h, 4_096, unseen).is_some()).count();
     assert_eq!(times, 10, "one small copy in sixteen");
 }
 
 #[test]
 fn pages_are_looked_at_wherever_copies_teach() {
-    let fresh =
-        CopySituation { host: HostEnd::Ordinary(PagesSeen::Unseen), ..situation(Direction::D2h, Bytes(1 << 20)) };
-    let times = |chooser: &mut Chooser| (0..32).filter(|_| chooser.choose(MethodWanted::Best, &fresh).is_err()).count();
+    let fresh = CopySituation { host: HostKnown::Ordinary, ..situation(Direction::D2h, Bytes(1 << 20)) };
+    let times = |chooser: &mut Chooser| (0..32).filter(|_| chooser.choose(MethodWanted::Auto, &fresh).is_err()).count();
     assert_eq!((times(&mut chooser()), times(&mut learning())), (2, 32));
 }
 
 #[test]
 fn memory_that_only_the_driver_can_handle_is_the_drivers() {
     let mut chooser = learning();
-    let strange = CopySituation { host: HostEnd::DriverOnly, ..situation(Direction::H2d, LARGE) };
-    let choice = chooser.choose(MethodWanted::Best, &strange).expect("nothing to ask");
+    let strange = CopySituation { host: HostKnown::DriverOnly, ..situation(Direction::H2d, LARGE) };
+    let choice = chooser.choose(MethodWanted::Auto, &strange).expect("nothing to ask");
     assert_eq!(
         (choice.method, choice.reason, choice.is_followed()),
         (Method::Pageable, ChoiceReason::DriverOnly, false)
@@ -124,7 +112,7 @@ fn only_a_copy_that_gains_more_than_starting_takes_waits_for_threads() {
     let waits = |bytes| {
         let mut chooser = learning();
         let choice =
-            chooser.choose(MethodWanted::Best, &situation(Direction::H2d, Bytes(bytes))).expect("all is known");
+            chooser.choose(MethodWanted::Auto, &situation(Direction::H2d, Bytes(bytes))).expect("all is known");
         (choice.method, choice.waits())
     };
     assert_eq!(waits(16 << 20), (Method::Staged, false));
@@ -139,13 +127,13 @@ fn a_thread_of_a_real_time_class_takes_only_what_has_a_worst_case() {
     let mut chooser = learning();
     for bytes in [4 << 10, 64 << 10, 1 << 20, 64 << 20] {
         let urgent = CopySituation { realtime: true, ..situation(Direction::H2d, Bytes(bytes)) };
-        let ordinary = chooser.choose(MethodWanted::Best, &CopySituation { realtime: false, ..urgent });
-        let built_in = chooser.choose(MethodWanted::Best, &urgent);
+        let ordinary = chooser.choose(MethodWanted::Auto, &CopySituation { realtime: false, ..urgent });
+        let built_in = chooser.choose(MethodWanted::Auto, &urgent);
         let method = |choice: Result<CopyChoice, CopyQuestion>| choice.expect("all is known").method;
         assert_eq!(method(built_in), method(ordinary), "built-in figures have no worst case to compare");
-        measured.set_windows(Vec::new());
-        let choice = measured.choose(MethodWanted::Best, &urgent).expect("all is known");
-        assert!(choice.method == Method::Pageable || choice.worst_case.is_some(), "{choice:?}");
+        measured.set_forms(Method::PagedWindow(None), []);
+        let choice = measured.choose(MethodWanted::Auto, &urgent).expect("all is known");
+        assert!(choice.method == Method::Pageable || choice.predicted.is_some(), "{choice:?}");
     }
 }
 

@@ -112,11 +112,10 @@ impl CopyAdvice {
     }
 }
 
-/// What one copy took.
+/// What a copy took that ended well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CopyTiming {
-    /// As advised.
-    pub advice: CopyAdvice,
+pub struct CopyTook {
+    /// Without waiting for others.
     pub time: Nanos,
     /// CPU time of all threads; `None` = the caller's, for as long as the copy took.
     pub cpu: Option<Nanos>,
@@ -270,12 +269,12 @@ impl Learner {
     }
 
     /// A copy was made as advised. Not to be told of copies beside which others ran.
-    pub fn handle_took(&mut self, kind: LearntKind, bytes: Bytes, took: CopyTiming) {
+    pub fn handle_took(&mut self, kind: LearntKind, bytes: Bytes, advice: CopyAdvice, took: CopyTook) {
         let (kind, prefer) = (normal(kind), self.limits.prefer);
         let class = self.class(kind, bytes);
-        let Some(method) = class.methods.iter().position(|method| method.tuning == took.advice.tuning) else { return };
+        let Some(method) = class.methods.iter().position(|method| method.tuning == advice.tuning) else { return };
         let used = class.used(prefer);
-        if took.advice.trial {
+        if advice.trial {
             let expected = of_bytes(class.methods[used].cost().0, bytes);
             class.extra = class.extra.saturating_add(took.time.0.saturating_sub(expected));
         }

@@ -53,17 +53,6 @@ impl Bucket {
     }
 }
 
-/// How to make a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
-    /// By the way that the profile chooses.
-    Use,
-    /// By the driver's own call.
-    Driver,
-    /// By the way that the profile chooses, to see whether it is fast again.
-    Probe,
-}
-
 /// What a user should know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchEvent {
@@ -137,17 +126,17 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// How the copy that is about to be made goes.
-    pub fn handle_call(&mut self, bucket: Bucket) -> Decision {
+    /// Whether the copy that is about to be made goes by the driver's own call: its method is demoted, and it is no probe.
+    pub fn handle_call(&mut self, bucket: Bucket) -> bool {
         let Some(demotion) = self.buckets.get_mut(&bucket).and_then(|state| state.demotion.as_mut()) else {
-            return Decision::Use;
+            return false;
         };
         demotion.wait = demotion.wait.saturating_sub(1);
-        if demotion.wait > 0 {
-            return Decision::Driver;
+        let waits = demotion.wait > 0;
+        if !waits {
+            demotion.wait = demotion.every;
         }
-        demotion.wait = demotion.every;
-        Decision::Probe
+        waits
     }
 
     /// A copy of `bucket` took `observed` by the bucket's method; what a user should know. Not to be called for copies that went by the
@@ -286,7 +275,7 @@ mod tests {
 
     /// Calls until the next probe, it included.
     fn calls_to_probe(watch: &mut Watch) -> u32 {
-        (1..).find(|_| watch.handle_call(bucket(64)) == Decision::Probe).expect("there is one")
+        (1..).find(|_| !watch.handle_call(bucket(64))).expect("there is one")
     }
 
     #[test]
@@ -302,10 +291,10 @@ mod tests {
             assert!((0..SLOW_MAX - 1).all(|_| copy(&mut watch, 101).is_none()));
             assert_eq!(copy(&mut watch, 100), None, "as fast as the driver is not slower");
         }
-        assert_eq!(watch.handle_call(bucket(64)), Decision::Use);
+        assert!(!watch.handle_call(bucket(64)));
         let mut watch = demoted();
-        assert_eq!(watch.handle_call(bucket(64)), Decision::Driver);
-        assert_eq!(watch.handle_call(bucket(128)), Decision::Use, "another size goes on");
+        assert!(watch.handle_call(bucket(64)));
+        assert!(!watch.handle_call(bucket(128)), "another size goes on");
     }
 
     #[test]
@@ -323,7 +312,7 @@ mod tests {
             assert_eq!(calls_to_probe(&mut watch), PROBE_EVERY);
         }
         assert_eq!(copy(&mut watch, 99), Some(WatchEvent::Restored { bucket: bucket(64) }));
-        assert_eq!(watch.handle_call(bucket(64)), Decision::Use);
+        assert!(!watch.handle_call(bucket(64)));
         assert!((0..SLOW_MAX - 1).all(|_| copy(&mut watch, 101).is_none()), "it starts afresh");
     }
 
