@@ -3,6 +3,7 @@
 //! The simulator, the threads of the runtime, the GPUs and the broker drive the same objects.
 
 pub mod broker;
+pub mod chooser;
 pub mod cpu_budget;
 pub mod cut;
 pub mod dispatch;

@@ -4,20 +4,19 @@
 //! `SNAPSHOTS=overwrite cargo test -p headway-core --test it choices::` writes the file anew; the commit that does so says why.
 #![expect(clippy::disallowed_methods, reason = "the committed choices are a file")]
 
-mod reference;
 mod whole;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
 use std::path::Path;
 
 use headway_core::files::machine::{EndpointId, shipped};
 use headway_core::models::transfer::builtin::{Bus, NodeClass};
-use headway_core::models::transfer::learning::{CopyTiming, Learner, LearnerLimits, LearntKind, Prefer};
-use headway_core::models::transfer::policy::{Bucket, Decision, Watch};
+use headway_core::models::transfer::learning::{CopyTook, Learner, LearnerLimits, LearntKind, Prefer};
+use headway_core::models::transfer::policy::{Bucket, Watch, WatchEvent};
 use headway_core::models::transfer::{
-    Available, BackgroundLoad, Bounds, Direction, HostMemory, Method, MethodRequest, Profile, Selector, Statistic,
-    choose,
+    Available, BackgroundLoad, Bounds, Direction, HostMemory, Method, MethodChoice, MethodRequest, Profile, Statistic,
+    Tuning, choose,
 };
 use headway_core::units::{Bytes, Nanos};
 use sha2::{Digest, Sha256};
@@ -123,7 +122,7 @@ fn available(draws: &mut Draws) -> Available {
     }
 }
 
-/// What the compiled choice says, and that it is what the explained one says.
+/// What the profile says.
 fn by_profile(recorded: &mut Recorded) {
     let mut profiles = vec![("built-in", Profile::default(), vec![EndpointId(0)])];
     for name in ["h200-x1", "h200-x4"] {
@@ -144,18 +143,23 @@ fn by_profile(recorded: &mut Recorded) {
             ..base
         };
         let available = available(&mut draws);
-        let selector = Selector::new(profile, &request, &available);
-        for at in 0..SIZES {
+        for _ in 0..SIZES {
             let bytes = draws.bytes(0, 33);
-            let (method, tuning, predicted) = selector.pick(bytes);
-            if at.is_multiple_of(10) {
-                let explained = choose(profile, &MethodRequest { bytes, ..request.clone() }, &available);
-                assert_eq!((method, tuning, predicted), (explained.method, explained.tuning, explained.predicted));
-            }
+            let MethodChoice { method, tuning, predicted, .. } =
+                choose(profile, &MethodRequest { bytes, ..request.clone() }, &available);
             let group = format!("profile {name} {} {}", request.direction, request.memory);
             recorded.push(group, (bytes, request.load, request.active, method, tuning, predicted));
         }
     }
+}
+
+/// What is written of an advice.
+#[derive(Debug)]
+#[expect(dead_code, reason = "it is only written")]
+struct CopyAdvice {
+    tuning: Option<Tuning>,
+    timed: bool,
+    trial: bool,
 }
 
 /// Copies that take what was drawn: advice depends on all that came before.
@@ -176,7 +180,8 @@ fn by_learning(recorded: &mut Recorded) {
             let kind = LearntKind { direction: draws.of(&DIRECTIONS), memory: draws.of(&MEMORIES[1..]) };
             let bytes = draws.bytes(18, 26);
             let advice = learner.handle_copy(kind, bytes);
-            recorded.push(format!("learnt {} {}", kind.direction, kind.memory), (bytes, advice));
+            let shown = CopyAdvice { tuning: advice.tuning, timed: advice.timed, trial: advice.trial };
+            recorded.push(format!("learnt {} {}", kind.direction, kind.memory), (bytes, shown));
             if draws.is_one_in(64) {
                 learner.handle_absent(kind, bytes);
             }
@@ -187,10 +192,18 @@ fn by_learning(recorded: &mut Recorded) {
             let time = Nanos(bytes.0 / 1024 * (ns_per_kib + draws.below(10)));
             let cpu = draws.is_one_in(2).then_some(Nanos(time.0 * 4));
             if advice.timed {
-                learner.handle_took(kind, bytes, CopyTiming { advice, time, cpu });
+                learner.handle_took(kind, bytes, advice, CopyTook { time, cpu });
             }
         }
     }
+}
+
+/// What is written of what the watch says.
+#[derive(Clone, Copy, Debug)]
+enum Decision {
+    Use,
+    Driver,
+    Probe,
 }
 
 /// Copies that are now and then slower than the driver's, or on a node that is slower than its curves.
@@ -198,21 +211,35 @@ fn by_watch(recorded: &mut Recorded) {
     let mut draws = Draws(3_700);
     for _ in 0..HISTORIES {
         let mut watch = Watch::default();
+        let (mut events, mut demoted) = (VecDeque::new(), BTreeSet::new());
         let slow = draws.of(&[80, 97, 101, 130]);
         let node = draws.of(&[90, 100, 140]);
         for _ in 0..COPIES {
             let (direction, memory) = (draws.of(&DIRECTIONS), HostMemory::Touched);
             let bucket = Bucket::of(EndpointId(1), direction, memory, Method::Staged, draws.bytes(20, 21));
-            let decision = watch.handle_call(bucket);
+            let is_demoted = demoted.contains(&bucket);
+            let decision = match (watch.handle_call(bucket), is_demoted) {
+                (true, _) => Decision::Driver,
+                (false, true) => Decision::Probe,
+                (false, false) => Decision::Use,
+            };
             let driver = Nanos(100_000);
             let of_driver = |percent: u64| Nanos(driver.0 / 100 * percent);
-            if decision == Decision::Driver {
-                watch.handle_instead(bucket, of_driver(node + draws.below(10)), driver);
+            let told: Vec<WatchEvent> = if matches!(decision, Decision::Driver) {
+                watch.handle_instead(bucket, of_driver(node + draws.below(10)), driver).into_iter().collect()
             } else {
                 let observed = of_driver(slow + draws.below(6));
-                watch.handle_observed(bucket, observed, Some(of_driver(90)), Some(driver)).expect("there is room");
+                watch.handle_observed(bucket, observed, Some(of_driver(90)), Some(driver))
+            };
+            for event in &told {
+                match event {
+                    WatchEvent::Demoted { .. } => _ = demoted.insert(bucket),
+                    WatchEvent::Restored { .. } => _ = demoted.remove(&bucket),
+                    WatchEvent::Suspect { .. } | WatchEvent::Trusted { .. } => {}
+                }
             }
-            recorded.push(format!("watched {direction}"), (decision, watch.poll_event()));
+            events.extend(told);
+            recorded.push(format!("watched {direction}"), (decision, events.pop_front()));
         }
     }
 }

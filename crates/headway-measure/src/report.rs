@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use headway_core::files::machine::{Calibration, Machine};
 use headway_core::models::cpu::DriverWatch;
 use headway_core::models::transfer::{
-    Direction, HostMemory, Method, MethodChoice, MethodRequest, MethodVerdict, RejectionReason, Selector, Tuning,
-    choose,
+    Direction, HostMemory, Method, MethodChoice, MethodRequest, MethodVerdict, RejectionReason, Tuning, choose,
 };
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use serde::Serialize;
@@ -100,6 +99,8 @@ impl MeasureReport {
 
 /// A method that takes at most 3 % longer than the fastest counts as equally fast.
 const TIE_PPM: u64 = 30_000;
+/// Powers of two at which methods are compared.
+const SIZES_EXPONENT: u32 = 36;
 
 /// Which method the first GPU's copies take from which size on, when every method that was measured may be used. Of methods that are equally
 /// fast the simplest is named, so that noise does not make the list flip between them.
@@ -115,27 +116,24 @@ fn thresholds(machine: &Machine) -> Vec<(String, Vec<(Bytes, String)>)> {
     ];
     let rows = situations.into_iter().map(|(direction, memory)| {
         let request = MethodRequest::new(gpu, direction, memory, Bytes(0));
-        let selector = Selector::new(&machine.profile, &request, &available);
-        let steps: Vec<Bytes> = selector.thresholds().map(|(from, _)| from).collect();
-        let simplest =
-            |bytes: Bytes| simplest(&choose(&machine.profile, &MethodRequest { bytes, ..request.clone() }, &available));
-        let mut named: Vec<(Bytes, Method)> = Vec::new();
-        for (at, from) in steps.iter().enumerate() {
-            let method = simplest(middle(*from, steps.get(at + 1).copied()));
-            if named.last().is_none_or(|(_, before)| *before != method) {
-                named.push((*from, method));
+        let method =
+            |bytes| simplest(&choose(&machine.profile, &MethodRequest { bytes, ..request.clone() }, &available));
+        let mut named = vec![(Bytes(0), method(Bytes(1)))];
+        for exponent in 0..SIZES_EXPONENT {
+            let (mut same, mut other) = (1_u64 << exponent, 2_u64 << exponent);
+            let (before, after) = (named[named.len() - 1].1, method(Bytes(other)));
+            if before == after {
+                continue;
             }
+            while other - same > 1 {
+                let middle = same + (other - same) / 2;
+                if method(Bytes(middle)) == before { same = middle } else { other = middle }
+            }
+            named.push((Bytes(other), after));
         }
         (format!("{direction} {memory}"), named.into_iter().map(|(from, method)| (from, method.to_string())).collect())
     });
     rows.collect()
-}
-
-/// A size inside the step that begins at `from` and ends before `next`, in the middle as sizes are spaced.
-fn middle(from: Bytes, next: Option<Bytes>) -> Bytes {
-    let end = next.map_or_else(|| from.0.saturating_mul(4), |next| next.0).max(1);
-    let root = (u128::from(from.0.max(1)) * u128::from(end)).isqrt();
-    Bytes(u64::try_from(root).unwrap_or(u64::MAX).max(from.0))
 }
 
 /// The first in the order of methods among the chosen method and those that are only slower, by no more than counts as equal.
@@ -180,12 +178,5 @@ mod tests {
         let (dma, window) = (Method::Dma, Method::Window(None));
         assert_eq!([of(&[(window, 1000), (dma, 1030)]), of(&[(dma, 1000), (window, 1010)])], [dma, dma]);
         assert_eq!(of(&[(window, 1000), (dma, 1031)]), window);
-    }
-
-    #[test]
-    fn the_middle_of_a_step_lies_inside_it() {
-        assert_eq!(middle(Bytes(0), Some(Bytes(1024))), Bytes(32));
-        assert_eq!((middle(Bytes(0), None), middle(Bytes(64), None)), (Bytes(1), Bytes(128)));
-        assert_eq!(middle(Bytes(5), Some(Bytes(6))), Bytes(5));
     }
 }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use headway_core::decisions::chooser::STREAM_CHUNK;
 use headway_core::decisions::cut::StreamLoad;
 use headway_core::units::Bytes;
 
@@ -21,8 +22,6 @@ const LINES: usize = 4;
 /// Words of streams, each on a cache line of its own behind the lines. Of more streams nothing is known.
 const WORDS: usize = 1_024;
 const WORD_BYTES: usize = 64;
-/// What a stream may have under way without being bulk, and the chunk of bulk that is not cut: an engine serves 4 MiB in 80 us.
-const CHUNK: Bytes = Bytes(4 << 20);
 /// How long the first launch may take before a context is used without having been tried.
 const TRIAL: Duration = Duration::from_millis(200);
 
@@ -252,7 +251,7 @@ fn weight(bytes: usize) -> Bytes {
 
 /// What an engine may be given of one stream between two words.
 fn chunk() -> Bytes {
-    decide::options().chunk.unwrap_or(CHUNK)
+    decide::options().chunk.unwrap_or(STREAM_CHUNK)
 }
 
 impl Loads {

@@ -2,7 +2,7 @@
 //!
 //! The driver copies ordinary memory with one thread, at a fifth of the bus. Here the calling thread waits for its stream as the
 //! driver would, has the copy made by the same [`Copier`] that the library offers, and returns when the bytes are there. Every
-//! failure leaves the copy to the driver, which makes it again from the start. [`Learning`] decides which copies are made so, and by how
+//! failure leaves the copy to the driver, which makes it again from the start. [`CopyChooser`] decides which copies are made so, and by how
 //! many threads: first by built-in figures, then by the times of earlier copies.
 
 use std::ffi::{c_int, c_void};
@@ -10,11 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use headway::copy::{
-    Advised, At, Copier, CopyLimits, CopyOptions, CudaDriver, CudaGpu, DeviceLimits, Direction, How, Learning,
-    LearningGpu, LearningOptions, Profile,
+    At, ChosenCopy, Copier, CopyChooser, CopyLimits, CopyOptions, CopyTook, CudaDriver, CudaGpu, DeviceLimits,
+    Direction, LearningGpu, LearningOptions, Method, Profile,
 };
 use headway::machine::EndpointId;
 use headway::units::{Bytes, Nanos};
+use headway_core::decisions::chooser::CopyAbsence;
 use headway_core::files::guest_log::{DriverReason, Host};
 
 use crate::driver::{self, DevicePtr, Driver, Relaxed, STREAM_LEGACY, SUCCESS, Status, Stream};
@@ -76,7 +77,7 @@ pub(crate) enum Answer {
 
 /// A copy by the driver's own call that is timed.
 pub(crate) struct Timing {
-    advised: Advised<'static>,
+    chosen: ChosenCopy<'static>,
     start: Instant,
     /// The stream to wait for, where the driver's call may return before the copy is made.
     stream: Option<Stream>,
@@ -86,7 +87,9 @@ impl Timing {
     /// The driver's call has returned.
     pub(crate) fn end(self, driver: &Driver, status: Status) {
         if status == SUCCESS && self.stream.is_none_or(|stream| wait(driver, stream)) {
-            took(self.advised, self.start, None);
+            let time = Nanos(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+            self.chosen.ended(CopyTook { time, cpu: None });
+            stats::timed();
         }
     }
 }
@@ -115,15 +118,15 @@ fn cuda() -> Option<Arc<CudaDriver>> {
     known.clone()
 }
 
-/// What is known of copies to and from each device; kept until the process ends.
-static LEARNING: Mutex<Vec<(c_int, Option<&'static Learning>)>> = Mutex::new(Vec::new());
+/// What chooses the copies of each device; kept until the process ends.
+static CHOOSERS: Mutex<Vec<(c_int, Option<&'static CopyChooser>)>> = Mutex::new(Vec::new());
 
-fn learning(device: c_int) -> Option<&'static Learning> {
-    let mut all = LEARNING.lock().unwrap_or_else(PoisonError::into_inner);
+fn chooser(device: c_int) -> Option<&'static CopyChooser> {
+    let mut all = CHOOSERS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, known)) = all.iter().find(|(other, _)| *other == device) {
         return *known;
     }
-    let opened = open_learning(device);
+    let opened = open_chooser(device);
     if all.is_empty() {
         // SAFETY: the function may be called at exit; it writes a file.
         unsafe { libc::atexit(keep) };
@@ -132,28 +135,29 @@ fn learning(device: c_int) -> Option<&'static Learning> {
     opened
 }
 
-fn open_learning(device: c_int) -> Option<&'static Learning> {
+fn open_chooser(device: c_int) -> Option<&'static CopyChooser> {
     let cuda = cuda()?;
     let about = cuda.identity(u32::try_from(device).ok()?).ok()?;
     let gpu = LearningGpu { name: about.name, uuid: Some(about.uuid), pci: about.pci, cuda: cuda.version().ok() };
     let (guest, usual) = (decide::options(), LearningOptions::default());
     let options = LearningOptions { always: guest.always_fast, keeps: usual.keeps && !guest.no_cache, ..usual };
-    let learning: &'static Learning = Box::leak(Box::new(Learning::open(&gpu, options)));
-    stats::choices(learning.basis());
-    Some(learning)
+    let chooser: &'static CopyChooser =
+        Box::leak(Box::new(CopyChooser::new(EndpointId(0), Arc::default(), &copy_options(), None, 1)));
+    chooser.learn(&gpu, options);
+    stats::choices(chooser.basis());
+    Some(chooser)
 }
 
 /// At exit: what was learnt is kept for the next program.
 extern "C" fn keep() {
-    if let Ok(all) = LEARNING.try_lock() {
-        all.iter().filter_map(|(_, learning)| *learning).for_each(Learning::keep);
+    if let Ok(all) = CHOOSERS.try_lock() {
+        all.iter().filter_map(|(_, chooser)| *chooser).for_each(CopyChooser::keep);
     }
 }
 
-fn took(advised: Advised<'static>, start: Instant, cpu: Option<Nanos>) {
-    let time = Nanos(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
-    advised.took(time, cpu);
-    stats::timed();
+fn copy_options() -> CopyOptions {
+    let limits = CopyLimits { pinned_max: PINNED_MAX, patience: PATIENCE, ..CopyLimits::default() };
+    CopyOptions { limits, shares_cpus: !decide::options().alone, ..CopyOptions::default() }
 }
 
 fn open(driver: &Driver, device: c_int) -> Option<Gpu> {
@@ -164,10 +168,8 @@ fn open(driver: &Driver, device: c_int) -> Option<Gpu> {
     let index = u32::try_from(device).ok()?;
     let limits = DeviceLimits { host_bytes_max: Bytes(u64::MAX), ..DeviceLimits::default() };
     let gpu = Arc::new(CudaGpu::open(&cuda()?, index, limits).ok()?);
-    let limits = CopyLimits { pinned_max: PINNED_MAX, patience: PATIENCE, ..CopyLimits::default() };
-    let options = CopyOptions { limits, shares_cpus: !decide::options().alone, ..CopyOptions::default() };
     let gpus = vec![(EndpointId(0), Arc::clone(&gpu) as _)];
-    let copier = Copier::new(gpus, Profile::default(), options).ok()?;
+    let copier = Copier::new(gpus, Profile::default(), copy_options()).ok()?;
     // Threads and memory are there before the first copy is timed.
     copier.prepare().ok()?;
     Some(Gpu { gpu, copier })
@@ -250,42 +252,39 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, host_is: &mut Host) -> Answer {
         return Answer::Left(DriverReason::NotOrdinary, None);
     }
     *host_is = Host::Ordinary;
-    let learning = current_device(driver).and_then(|device| Some((device, learning(device)?)));
-    let Some((device, learning)) = learning else { return Answer::Left(DriverReason::Context, None) };
+    let known = current_device(driver).and_then(|device| Some((device, chooser(device)?)));
+    let Some((device, chooser)) = known else { return Answer::Left(DriverReason::Context, None) };
     // SAFETY: the bytes are only asked about, not read; the guest keeps them while its call lasts.
     let host = unsafe { std::slice::from_raw_parts(copy.host.cast::<u8>(), copy.bytes) };
-    let advised = learning.advise(copy.direction, host);
-    if advised.advice().tuning.is_none() {
+    let chosen = chooser.choose_ordinary(copy.direction, host);
+    stats::chosen(chosen.choice().reason);
+    if chosen.choice().method == Method::Pageable {
         // What the stream was given before is no part of the copy.
         let stream = (copy.waits == Waits::IfLarge).then_some(copy.stream);
-        let timed = advised.advice().timed && wait(driver, copy.stream);
+        let timed = chosen.choice().is_timed() && wait(driver, copy.stream);
         return Answer::Left(
             DriverReason::DriverFastest,
-            timed.then(|| Timing { advised, start: Instant::now(), stream }),
+            timed.then(|| Timing { chosen, start: Instant::now(), stream }),
         );
     }
-    match staged(driver, copy, device, advised.how()) {
-        Ok((start, cpu)) => {
-            took(advised, start, cpu);
-            Answer::Made
-        }
-        Err(why) => {
-            advised.absent();
-            Answer::Left(why, None)
-        }
+    match staged(driver, copy, device, chosen) {
+        Ok(()) => Answer::Made,
+        Err(why) => Answer::Left(why, None),
     }
 }
 
-/// Makes `copy` by several threads; when it began, and their CPU time.
-fn staged(driver: &Driver, copy: Copy, device: c_int, how: How) -> Result<(Instant, Option<Nanos>), DriverReason> {
-    let gpu = opened(driver, device).ok_or(DriverReason::Context)?;
+/// Makes `copy` by several threads.
+fn staged(driver: &Driver, copy: Copy, device: c_int, mut chosen: ChosenCopy<'_>) -> Result<(), DriverReason> {
+    let Some(gpu) = opened(driver, device) else {
+        chosen.failed(CopyAbsence::Passing);
+        return Err(DriverReason::Context);
+    };
     if !driver::on_device(driver, copy.there, copy.bytes, device) {
         return Err(DriverReason::NotOnGpu);
     }
     if !wait(driver, copy.stream) {
         return Err(DriverReason::Failed);
     }
-    let start = Instant::now();
     // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its call lasts, as for the
     // driver's own call.
     let buffer = unsafe { gpu.gpu.foreign(copy.there, copy.bytes) }.map_err(|_| DriverReason::Failed)?;
@@ -297,14 +296,14 @@ fn staged(driver: &Driver, copy: Copy, device: c_int, how: How) -> Result<(Insta
             // call lasts, as for the driver's own call; a page that cannot be written raises the signal that the
             // driver's own copy raises there.
             let to = unsafe { std::slice::from_raw_parts_mut(host, copy.bytes) };
-            gpu.copier.copy_out(to, at, how)
+            gpu.copier.copy_out_as(to, at, chosen)
         }
         Direction::H2d | Direction::Peer => {
             // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its
             // call lasts, as for the driver's own call, for reading.
             let from = unsafe { std::slice::from_raw_parts(host, copy.bytes) };
-            gpu.copier.copy_in(at, from, how)
+            gpu.copier.copy_in_as(at, from, chosen)
         }
     };
-    made.map(|report| (start, report.cpu)).map_err(|_| DriverReason::Failed)
+    made.map(|_| stats::timed()).map_err(|_| DriverReason::Failed)
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use headway::guest::has_more_rights;
+use headway_core::decisions::chooser::ChoiceReason;
 use headway_core::files::guest::{FIRST_VARIABLE, GuestOptions, VARIABLE};
 /// Which call made a copy.
 pub(crate) use headway_core::files::guest_log::Call as Kind;
@@ -140,6 +141,9 @@ fn table(text: &mut Text) -> fmt::Result {
     if let Some(basis) = CHOICES.get() {
         let timed = TIMED.load(Ordering::Relaxed);
         writeln!(text, "  copies of ordinary memory are chosen by {basis}; {timed} copies of this program were timed")?;
+        for (reason, times) in REASONS.iter().zip(&CHOSEN) {
+            writeln!(text, "  {:>10} methods: {reason}", times.load(Ordering::Relaxed))?;
+        }
     }
     for (outcome, name) in OUTCOMES {
         let times = MADE[outcome as usize].load(Ordering::Relaxed);
@@ -153,6 +157,16 @@ fn table(text: &mut Text) -> fmt::Result {
 /// What the choices for the first GPU began with, and copies that taught something since.
 static CHOICES: OnceLock<&'static str> = OnceLock::new();
 static TIMED: AtomicU64 = AtomicU64::new(0);
+
+/// Why methods were chosen, and how often.
+const REASONS: [ChoiceReason; 2] = [ChoiceReason::Learnt, ChoiceReason::Trial];
+static CHOSEN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+pub(crate) fn chosen(why: ChoiceReason) {
+    if let Some(at) = REASONS.iter().position(|reason| *reason == why) {
+        CHOSEN[at].fetch_add(1, Ordering::Relaxed);
+    }
+}
 
 pub(crate) fn choices(basis: &'static str) {
     let _ = CHOICES.set(basis);

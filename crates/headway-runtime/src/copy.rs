@@ -1,19 +1,18 @@
 //! `copy`: any host memory to or from GPU memory, by the way that the profile says is fastest, or by the one asked for.
 
-mod auto;
 mod bounce;
 mod cache;
+mod chooser;
 mod cpus;
 mod decide;
 mod engine;
 mod error;
+mod events;
 mod execute;
 mod gate;
 mod gpu;
 mod kinds;
-mod learning;
 mod many;
-mod pages;
 mod peer;
 mod pieces;
 mod pinning;
@@ -21,35 +20,34 @@ mod probe;
 mod request;
 mod run;
 mod shares;
-mod situation;
 mod thread_pool;
 mod wait;
-mod watch;
 
 use std::sync::{Arc, OnceLock};
 
+use headway_core::decisions::chooser::ChoiceReason;
 use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::arbitration::WAIT_COPIES;
 use headway_core::models::transfer::learning::Prefer;
-use headway_core::models::transfer::{Bounds, Direction, HostMemory, Method, Profile, Tuning, default_tuning};
+use headway_core::models::transfer::{Bounds, Direction, HostMemory, Method, Profile, default_tuning};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::buffer::MemoryPlace;
 use headway_device::gpu::{Gpu, Mover, Piece};
 use headway_device::{Buffer, DeviceError};
 use headway_os::fork::Home;
 
-use self::auto::Auto;
+use self::events::Events;
 use self::gpu::CopierGpu;
 use self::many::Many;
 use self::request::{Host, Request};
 use self::shares::Shares;
 use self::thread_pool::ThreadPool;
 use self::wait::Cancel;
-use self::watch::Watcher;
 
+pub use self::chooser::{ChosenCopy, CopyChooser, LearningGpu, LearningOptions};
 pub use self::error::CopyError;
-pub use self::learning::{Advised, Learning, LearningGpu, LearningOptions};
 pub use crate::at::At;
+pub use headway_core::decisions::chooser::MethodWanted as How;
 
 /// How much of everything copies take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +107,15 @@ pub struct CopyOptions {
 }
 
 impl CopyOptions {
+    /// The same, with limits that exclude something as options.
+    pub(crate) fn normal(mut self) -> Self {
+        let limits = &mut self.limits;
+        self.no_sm |= limits.multiprocessors_max == 0;
+        self.no_threads |= limits.cpus_max < 2;
+        limits.threads_max = limits.threads_max.min(limits.cpus_max.saturating_sub(1));
+        self
+    }
+
     /// What a tuning is chosen within.
     pub(crate) const fn bounds(&self) -> Bounds {
         let CopyLimits { pinned_max, cpus_max, multiprocessors_max, .. } = self.limits;
@@ -133,21 +140,12 @@ impl Default for CopyOptions {
     }
 }
 
-/// How a copy is to be made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
-    /// By the way with the least predicted median.
-    Auto,
-    /// By this way; an error if it cannot be used.
-    By(Method),
-    /// By `staged` or `multipath` with this tuning, whatever the profile says.
-    Tuned(Method, Tuning),
-}
-
 /// What one copy did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyReport {
     pub method: Method,
+    /// Which rule chose it.
+    pub reason: ChoiceReason,
     /// Bytes moved.
     pub bytes: Bytes,
     /// Operations of the engine, or pieces.
@@ -204,13 +202,10 @@ pub struct Copier {
     gpus: Vec<CopierGpu>,
     devices: Vec<Arc<dyn Gpu>>,
     options: CopyOptions,
-    auto: Auto,
+    /// Of each GPU.
+    choosers: Vec<CopyChooser>,
     shares: Shares,
-    /// CPUs that the process could use when this was made.
-    cpus: u32,
-    watcher: Watcher,
-    /// Of each GPU whose copies are learnt from.
-    learning: Vec<OnceLock<Arc<Learning>>>,
+    events: Events,
     /// The process that has the threads and the drivers.
     home: Home,
     cancel: Cancel,
@@ -238,7 +233,7 @@ impl Copier {
     pub fn with_stale(
         gpus: Vec<(EndpointId, Arc<dyn Gpu>)>,
         profile: Profile,
-        mut options: CopyOptions,
+        options: CopyOptions,
         stale: Option<String>,
     ) -> Result<Self, CopyError> {
         let invalid = |reason: &str| CopyError::Invalid { what: "GPUs", reason: reason.into() };
@@ -249,37 +244,34 @@ impl Copier {
         if (0..gpus.len()).any(twice) {
             return Err(invalid("one is given twice"));
         }
-        let limits = &mut options.limits;
-        options.no_sm |= limits.multiprocessors_max == 0;
-        options.no_threads |= limits.cpus_max < 2;
-        limits.threads_max = limits.threads_max.min(limits.cpus_max.saturating_sub(1));
-        let devices = gpus.iter().map(|(_, gpu)| Arc::clone(gpu)).collect();
-        let gpus: Vec<CopierGpu> = gpus.into_iter().map(|(id, gpu)| CopierGpu::new(id, gpu, options.limits)).collect();
-        if stale.is_none() {
-            for gpu in &gpus {
-                // What nobody asked stays as the GPU's class has it.
-                if let Some(asked) = profile.arbitration.get(&(gpu.endpoint, Direction::D2h)) {
-                    gpu.device.set_turn(asked.advise(WAIT_COPIES).word());
+        let (options, profile) = (options.normal(), Arc::new(profile));
+        let chooser = |gpu| CopyChooser::new(gpu, Arc::clone(&profile), &options, stale.clone(), gpus.len());
+        let copier = Self {
+            choosers: gpus.iter().map(|(gpu, _)| chooser(*gpu)).collect(),
+            devices: gpus.iter().map(|(_, gpu)| Arc::clone(gpu)).collect(),
+            shares: Shares::new(gpus.len()),
+            gpus: gpus.into_iter().map(|(id, gpu)| CopierGpu::new(id, gpu, options.limits)).collect(),
+            events: Events::new(options.limits.events_max),
+            options,
+            home: Home::here(),
+            cancel: Cancel::default(),
+            thread_pool: OnceLock::new(),
+            observer: OnceLock::new(),
+        };
+        match stale {
+            Some(what) => copier.events.tell(format!(
+                "the profile is stale ({what}): the driver's own methods are used; `headway measure` writes a new one"
+            )),
+            None => {
+                for gpu in &copier.gpus {
+                    // What nobody asked stays as the GPU's class has it.
+                    if let Some(asked) = profile.arbitration.get(&(gpu.endpoint, Direction::D2h)) {
+                        gpu.device.set_turn(asked.advise(WAIT_COPIES).word());
+                    }
                 }
             }
         }
-        let warning = stale.as_ref().map(|what| {
-            format!(
-                "the profile is stale ({what}): the driver's own methods are used; `headway measure` writes a new one"
-            )
-        });
-        let auto = Auto::new(profile, options, stale, gpus.len());
-        let shares = Shares::new(gpus.len());
-        let cpus =
-            headway_os::affinity::allowed().map_or(u32::MAX, |cpus| u32::try_from(cpus.len()).unwrap_or(u32::MAX));
-        if let Some(warning) = warning {
-            auto.report(warning);
-        }
-        let learning = gpus.iter().map(|_| OnceLock::new()).collect();
-        let (cancel, thread_pool, observer) = (Cancel::default(), OnceLock::new(), OnceLock::new());
-        let watcher = Watcher::new(options.limits.events_max);
-        let home = Home::here();
-        Ok(Self { gpus, devices, options, auto, shares, cpus, watcher, learning, home, cancel, thread_pool, observer })
+        Ok(copier)
     }
 
     /// Calls `observer` at the end of every copy; `false` if there is one already.
@@ -287,10 +279,18 @@ impl Copier {
         self.observer.set(observer).is_ok()
     }
 
-    /// Has unnamed copies of ordinary memory of the GPU at position `gpu` go by what `learning` says where no profile does, and
-    /// teach it; `false` if that GPU learns already, or there is none.
-    pub fn learn(&self, gpu: usize, learning: Arc<Learning>) -> bool {
-        self.learning.get(gpu).is_some_and(|place| place.set(learning).is_ok())
+    /// Has copies of ordinary memory of the GPU at position `gpu` teach ([`CopyChooser::learn`]). `cuda` = the newest version that the
+    /// driver supports, if it was asked.
+    pub fn learn(&self, gpu: usize, cuda: Option<(u32, u32)>, options: LearningOptions) {
+        let about = self.gpus[gpu].device.description();
+        let gpu_is = LearningGpu { name: about.name.clone(), uuid: about.uuid.clone(), pci: about.pci.clone(), cuda };
+        self.choosers[gpu].learn(&gpu_is, options);
+    }
+
+    /// What chooses the methods of the GPU at position `gpu`.
+    #[must_use]
+    pub fn chooser(&self, gpu: usize) -> Option<&CopyChooser> {
+        self.choosers.get(gpu)
     }
 
     /// Ends the copies that are under way at their next chunk, with [`CopyError::Cancelled`]. Later ones are not touched.
@@ -340,6 +340,24 @@ impl Copier {
     pub fn copy_out(&self, to: &mut [u8], from: At<'_>, how: How) -> Result<CopyReport, CopyError> {
         let (gpu, direction, len) = (self.gpu_of(from.buffer)?, Direction::D2h, to.len());
         self.copy(Request::new(gpu, direction, from, Host::Out(to), len), how)
+    }
+
+    /// Copies `from` to the device as was chosen before, for who had to know the method first.
+    ///
+    /// # Errors
+    /// [`CopyError`]; nothing replaces a method that cannot be used.
+    pub fn copy_in_as(&self, to: At<'_>, from: &[u8], chosen: ChosenCopy<'_>) -> Result<CopyReport, CopyError> {
+        let (gpu, direction, len) = (self.gpu_of(to.buffer)?, Direction::H2d, from.len());
+        self.copy_as(Request::new(gpu, direction, to, Host::In(from), len), chosen)
+    }
+
+    /// Copies from the device to `to` as was chosen before.
+    ///
+    /// # Errors
+    /// Those of [`Copier::copy_in_as`].
+    pub fn copy_out_as(&self, to: &mut [u8], from: At<'_>, chosen: ChosenCopy<'_>) -> Result<CopyReport, CopyError> {
+        let (gpu, direction, len) = (self.gpu_of(from.buffer)?, Direction::D2h, to.len());
+        self.copy_as(Request::new(gpu, direction, from, Host::Out(to), len), chosen)
     }
 
     /// Copies between host memory that is a pinned [`Buffer`] and the device.
@@ -414,7 +432,7 @@ impl Copier {
     /// Takes what has happened since the last call.
     #[must_use]
     pub fn events(&self) -> Vec<CopierEvent> {
-        self.auto.take_events()
+        self.events.take()
     }
 
     /// The position of the GPU whose memory `buffer` is.

@@ -9,9 +9,7 @@ use headway_core::units::Bytes;
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_device::gpu::{Caching, CpuReach, Gpu};
 use headway_device::{Access, DeviceLimits};
-use headway_runtime::copy::{
-    At, Copier, CopyError, CopyLimits, CopyOptions, How, Learning, LearningGpu, LearningOptions,
-};
+use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, LearningGpu, LearningOptions};
 
 const LEN: usize = 12 << 20;
 
@@ -22,9 +20,9 @@ fn copier(limits: CopyLimits) -> Copier {
     Copier::new(vec![(EndpointId(0), gpu)], Profile::default(), options).unwrap()
 }
 
-fn learning(options: LearningOptions) -> Arc<Learning> {
+fn learn(copier: &Copier, options: LearningOptions) -> bool {
     let gpu = LearningGpu { name: "NVIDIA H200".into(), uuid: None, pci: None, cuda: None };
-    Arc::new(Learning::open(&gpu, LearningOptions { keeps: false, ..options }))
+    copier.chooser(0).unwrap().learn(&gpu, LearningOptions { keeps: false, ..options })
 }
 
 /// Copies in and out again by `how`; the methods that were used.
@@ -64,18 +62,18 @@ fn without_a_multiprocessor_no_kernel_copies() {
 #[test]
 fn unnamed_copies_go_by_what_is_learnt_where_no_profile_says_it() {
     let always = copier(CopyLimits::default());
-    assert!(always.learn(0, learning(LearningOptions { always: true, ..LearningOptions::default() })));
+    assert!(learn(&always, LearningOptions { always: true, ..LearningOptions::default() }));
     always.prepare().unwrap();
     assert_eq!(there_and_back(&always, How::Auto).unwrap(), [Method::Staged; 2]);
 
     let never = copier(CopyLimits::default());
-    let driver_only = learning(LearningOptions { threads_max: 0, ..LearningOptions::default() });
-    assert!(never.learn(0, Arc::clone(&driver_only)));
+    let driver_only = LearningOptions { threads_max: 0, ..LearningOptions::default() };
+    assert!(learn(&never, driver_only));
     never.prepare().unwrap();
     for _ in 0..3 {
         assert_eq!(there_and_back(&never, How::Auto).unwrap(), [Method::Pageable; 2]);
     }
-    assert_eq!(driver_only.timed(), 6, "what the driver's own calls take is learnt, too");
-    assert!(!never.learn(0, driver_only), "a GPU learns in one place");
-    assert!(!never.learn(1, learning(LearningOptions { prefer: Prefer::Fastest, ..LearningOptions::default() })));
+    assert_eq!(never.chooser(0).unwrap().timed(), 6, "what the driver's own calls take is learnt, too");
+    assert!(!learn(&never, LearningOptions { prefer: Prefer::Fastest, ..driver_only }), "a GPU learns in one place");
+    assert!(never.chooser(1).is_none());
 }

@@ -5,12 +5,11 @@ mod streams;
 
 use std::sync::Arc;
 
+pub use headway_core::decisions::chooser::ChoiceReason;
 use headway_core::files::machine::{EndpointId, Machine};
 use headway_core::models::transfer::Stamp;
 #[doc(hidden)]
 pub use headway_core::models::transfer::builtin::NodeClass;
-#[doc(hidden)]
-pub use headway_core::models::transfer::learning::CopyAdvice;
 pub use headway_core::models::transfer::learning::Prefer;
 pub use headway_core::models::transfer::{
     Direction, HostMemory, Method, Profile, ResidentShape, Stores, Tuning, WindowMapping,
@@ -18,15 +17,17 @@ pub use headway_core::models::transfer::{
 pub use headway_device::gpu::{Caching, CpuReach, Gpu, Piece};
 pub use headway_device::{Access, Buffer, DeviceError, DeviceLimits, Span};
 
+#[doc(hidden)]
+pub use headway_core::decisions::chooser::{CopyChoice, CopyTook};
 /// Whether most pages of a slice were never touched: such memory is slower to copy into.
 #[doc(hidden)]
 pub use headway_os::memory::mostly_absent;
-#[doc(hidden)]
-pub use headway_runtime::copy::{Advised, Learning, LearningGpu, LearningOptions};
 pub use headway_runtime::copy::{
     At, Copier, CopierEvent, CopyError, CopyLimits, CopyObserver, CopyOptions, CopyReport, How, ManyBy, MethodProbe,
     Observation,
 };
+#[doc(hidden)]
+pub use headway_runtime::copy::{ChosenCopy, CopyChooser, LearningGpu, LearningOptions};
 
 /// GPUs of the CUDA driver, for copies of memory that somebody else allocated ([`CudaGpu::foreign`]).
 #[doc(hidden)]
@@ -98,18 +99,10 @@ pub fn open(options: &OpenOptions) -> Result<Copier, Error> {
 fn learn(copier: &Copier, options: &CopyOptions) {
     let limits = &options.limits;
     for (at, gpu) in copier.gpus().iter().enumerate() {
-        let about = gpu.description();
-        if about.source == headway_device::DeviceSource::Cuda {
+        if gpu.description().source == headway_device::DeviceSource::Cuda {
             let threads_max = limits.threads_max.min(limits.cpus_max.saturating_sub(1));
-            let gpu =
-                LearningGpu { name: about.name.clone(), uuid: about.uuid.clone(), pci: about.pci.clone(), cuda: None };
-            copier.learn(
-                at,
-                Arc::new(Learning::open(
-                    &gpu,
-                    LearningOptions { threads_max, prefer: options.prefer, ..LearningOptions::default() },
-                )),
-            );
+            let options = LearningOptions { threads_max, prefer: options.prefer, ..LearningOptions::default() };
+            copier.learn(at, None, options);
         }
     }
 }

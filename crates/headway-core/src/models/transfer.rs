@@ -18,10 +18,10 @@ mod pieces;
 pub mod policy;
 pub mod price;
 mod profile;
-mod selector;
 mod words;
 
 pub use self::abilities::{Abilities, CpuUse, Multiprocessors, Occupies, table};
+pub(crate) use self::choose::MethodCase;
 pub use self::choose::{
     Available, Candidate, CostFigures, MethodChoice, MethodRequest, MethodVerdict, RejectionReason, choose,
 };
@@ -33,4 +33,3 @@ pub use self::method::{Method, NotAMethod, ResidentShape, WindowMapping};
 pub use self::pieces::Geometry;
 pub use self::price::{Bounds, Price, PricedTuning};
 pub use self::profile::{Profile, Stamp};
-pub use self::selector::Selector;

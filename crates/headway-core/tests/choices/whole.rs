@@ -4,7 +4,12 @@ use super::*;
 
 use headway_core::models::transfer::WindowMapping;
 
-use super::reference::Whole;
+use headway_core::decisions::chooser::{
+    ChoiceReason, Chooser, ChooserOptions, CopyAbsence, CopyChoice, CopyQuestion, CopySituation, CopyTook, HostKnown,
+    MethodWanted,
+};
+use headway_core::models::transfer::{CurveKey, ResidentShape};
+use std::sync::Arc;
 
 /// A copy with what is true of it, which costs time to know.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +37,100 @@ pub(super) struct Opened {
     pub(super) mapped_files: bool,
     pub(super) resident: bool,
     pub(super) bounds: Bounds,
+}
+
+/// A chooser with a caller that answers its questions.
+struct Whole {
+    chooser: Chooser,
+    profile: Profile,
+    gpu: EndpointId,
+}
+
+impl Whole {
+    fn new(profile: Profile, gpu: EndpointId, opened: Opened, stale: Option<String>, learner: Option<Learner>) -> Self {
+        let Opened { gpus, cpus, no_sm, no_threads, multipath, mapped_files, resident, bounds } = opened;
+        let available = Available { no_sm, no_threads, bounds, multipath, stale, ..Available::default() };
+        let options = ChooserOptions { gpus, cpus, mapped_files, resident, available };
+        let mut chooser = Chooser::new(gpu, Arc::new(profile.clone()), options);
+        if let Some(learner) = learner {
+            assert!(chooser.learn(learner), "it is the first one");
+        }
+        Self { chooser, profile, gpu }
+    }
+
+    /// What was asked about the host memory, and the choice.
+    fn choose(&mut self, copy: &Truth) -> (Vec<&'static str>, CopyChoice) {
+        let bulk = copy.bytes.0 >= 1 << 20;
+        let mut asked = Vec::new();
+        let mut host = if copy.held { HostKnown::Pinned } else { HostKnown::Nothing };
+        loop {
+            let situation = CopySituation {
+                direction: copy.direction,
+                bytes: copy.bytes,
+                host,
+                load: copy.load,
+                active: if bulk { copy.active } else { 1 },
+                granted: bulk && copy.granted,
+                window: copy.window,
+                realtime: false,
+            };
+            match self.chooser.choose(MethodWanted::Auto, &situation) {
+                Ok(choice) => return (asked, choice),
+                Err(CopyQuestion::IsPinned) => {
+                    asked.push("pinned");
+                    host = if copy.pinned { HostKnown::Pinned } else { HostKnown::Ordinary };
+                }
+                Err(CopyQuestion::ArePagesThere) => {
+                    asked.push("pages");
+                    host = if copy.absent { HostKnown::PagesAbsent } else { HostKnown::PagesPresent };
+                }
+                Err(CopyQuestion::Forms(method)) => {
+                    let form = match method {
+                        Method::Resident(_) => Method::Resident(Some(ResidentShape::Hub)),
+                        _ => Method::PagedWindow(Some(WindowMapping::Gdrdrv)),
+                    };
+                    self.chooser.set_forms(method, [form]);
+                }
+            }
+            assert!(asked.len() < 3, "{asked:?}");
+        }
+    }
+
+    fn failed(&mut self, choice: &CopyChoice, why: Fails) -> Option<CopyChoice> {
+        let why = match why {
+            Fails::Lasting if choice.method == Method::Pinning => CopyAbsence::Passing,
+            Fails::Lasting => CopyAbsence::Lasting,
+            Fails::Passing => CopyAbsence::Passing,
+            Fails::Starting => CopyAbsence::Starting,
+            Fails::Whole => return None,
+        };
+        self.chooser.failed(choice, why)
+    }
+
+    fn ended(&mut self, choice: &CopyChoice, took: Option<(Nanos, Option<Nanos>)>) {
+        self.chooser.ended(choice, took.map(|(time, cpu)| CopyTook { time, cpu }));
+    }
+
+    /// What the driver's call is said to take: by the profile, else a round figure.
+    fn driver_takes(&self, copy: &Truth) -> Nanos {
+        let memory = if copy.pinned { HostMemory::Pinned } else { HostMemory::Touched };
+        let key = CurveKey {
+            gpu: self.gpu,
+            peer: None,
+            method: Method::of_driver(copy.direction, memory),
+            direction: copy.direction,
+            memory,
+            load: BackgroundLoad::Alone,
+            active: 1,
+            pieces: 1,
+        };
+        let measured = self.profile.curves.get(&key).map(|curve| curve.at(copy.bytes, Statistic::Median));
+        measured.unwrap_or(Nanos(6_000 + copy.bytes.0 / 10))
+    }
+}
+
+fn shown(choice: &CopyChoice) -> (Method, Option<Tuning>, Option<Nanos>, ChoiceReason) {
+    (choice.method, choice.tuning, choice.predicted, choice.reason)
 }
 
 /// Why a copy was not made as chosen.
@@ -111,26 +210,28 @@ pub(super) fn by_all(recorded: &mut Recorded) {
             let copy = truth(&mut draws, opened, window);
             let (asked, mut choice) = whole.choose(&copy);
             let group = format!("whole {name} {}", if learns { "learning" } else { "not learning" });
-            recorded.push(group.clone(), (copy.bytes, copy.direction, asked, whole.shown(&choice)));
+            recorded.push(group.clone(), (copy.bytes, copy.direction, asked, shown(&choice)));
             let mut tries = 0;
             let done = loop {
                 if !draws.is_one_in(fails) {
                     break true;
                 }
                 let fails = draws.of(&[Fails::Lasting, Fails::Passing, Fails::Starting, Fails::Whole]);
-                let Some(next) = whole.failed(&copy, choice.clone(), fails) else { break false };
+                let Some(next) = whole.failed(&choice, fails) else { break false };
                 choice = next;
-                recorded.push(format!("{group} failed"), (copy.bytes, copy.direction, fails, whole.shown(&choice)));
+                recorded.push(format!("{group} failed"), (copy.bytes, copy.direction, fails, shown(&choice)));
                 tries += 1;
                 assert!(tries < 30, "a copy that fails for ever: {copy:?}");
             };
-            let percent = if whole.is_of_driver(&choice) { node } else { slow };
+            let of_driver = [Method::Pageable, Method::Dma].contains(&choice.method);
+            let percent = if of_driver { node } else { slow };
             let time = Nanos(whole.driver_takes(&copy).0 / 100 * (percent + draws.below(6)));
             let cpu = draws.is_one_in(2).then_some(Nanos(time.0 * 4));
-            let beside = draws.is_one_in(32).then(|| whole.choose(&truth(&mut draws, opened, window)).1);
-            whole.ended(choice, done.then_some((time, cpu)));
+            let beside = draws.is_one_in(32).then(|| truth(&mut draws, opened, window));
+            let beside = beside.map(|copy| whole.choose(&copy).1);
+            whole.ended(&choice, done.then_some((time, cpu)));
             if let Some(beside) = beside {
-                whole.ended(beside, None);
+                whole.ended(&beside, None);
             }
         }
     }

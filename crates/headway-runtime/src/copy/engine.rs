@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use headway_core::models::transfer::Method;
-use headway_core::units::{Bytes, Nanos};
+use headway_core::units::Nanos;
 use headway_device::gpu::{Gpu, Operation, Queue};
 use headway_device::{Access, DeviceError, Span};
 use headway_os::clock;
@@ -16,10 +16,6 @@ use super::{At, CopyError};
 
 /// Queues kept of those that copies gave back.
 const QUEUES_KEPT: usize = 16;
-/// From this size on chunks are as large as allowed; below, half of that keeps two of them busy.
-const LARGE: usize = 256 << 20;
-/// Claims that one request makes on a buffer at most: chunks grow beyond it.
-const CHUNKS_MAX: usize = 1024;
 
 /// One copy engine of one GPU, as copies share it.
 #[derive(Default)]
@@ -101,15 +97,6 @@ impl Stopped {
             Why::Cancelled => CopyError::Cancelled { completed_prefix: self.prefix },
         }
     }
-}
-
-/// The chunk length for a copy of `len` bytes: all of it while that is at most half of `max`, so that small copies of others
-/// wait little and the set-up of each is hidden behind the one before.
-pub(super) const fn chunk_bytes(len: usize, max: Bytes) -> usize {
-    let max = if max.0 == 0 { 1 } else { max.0 as usize };
-    let step = if len >= LARGE { max } else { max.div_ceil(2) };
-    let least = len.div_ceil(CHUNKS_MAX);
-    if step > least { step } else { least }
 }
 
 /// A piece of work for a queue: one operation, and the bytes it is about.

@@ -1,5 +1,6 @@
 //! What can go wrong with a copy.
 
+use headway_core::decisions::chooser::CopyAbsence;
 use headway_core::models::transfer::Method;
 use headway_core::units::Nanos;
 use headway_device::DeviceError;
@@ -107,24 +108,15 @@ impl CopyError {
     }
 
     /// Whether nothing was tried on the device, so that another method may do it; and whether this one is absent for good.
-    pub(super) const fn absence(&self) -> Option<Absence> {
+    pub(super) const fn absence(&self) -> Option<CopyAbsence> {
         match self {
             // Other memory, or the same when less is locked, may be pinned.
-            Self::Unavailable { method: Method::Pinning, .. } => Some(Absence::Passing),
-            Self::Unavailable { .. } => Some(Absence::Lasting),
-            Self::NotReady { .. } | Self::Refused { .. } => Some(Absence::Passing),
+            Self::Unavailable { method: Method::Pinning, .. } | Self::Refused { .. } => Some(CopyAbsence::Passing),
+            Self::Unavailable { .. } => Some(CopyAbsence::Lasting),
+            Self::NotReady { .. } => Some(CopyAbsence::Starting),
             _ => None,
         }
     }
-}
-
-/// How long a method is absent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Absence {
-    /// Until the copier is opened again.
-    Lasting,
-    /// The next copy may find it there.
-    Passing,
 }
 
 /// `error` with its causes, as one line.

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 
+use headway_core::decisions::chooser;
 use headway_core::decisions::staging::StagingDirection;
 use headway_core::models::transfer::price::{KERNEL_BLOCKS_IN, KERNEL_BLOCKS_OUT};
 use headway_core::models::transfer::{Direction, HostMemory, Method, ResidentShape, WindowMapping, default_tuning};
@@ -12,7 +13,7 @@ use headway_os::{clock, memory};
 
 use super::cpus;
 use super::decide::Decision;
-use super::engine::{Bounds, EngineMoved, QueueStep, Stopped, chunk_bytes, steps};
+use super::engine::{Bounds, EngineMoved, QueueStep, Stopped, steps};
 use super::gpu::CopierGpu;
 use super::request::{Host, HostBytes, Request};
 use super::wait::Patience;
@@ -35,7 +36,7 @@ pub(super) const fn kernel_blocks(direction: Direction) -> u32 {
 impl Copier {
     /// Carries out `request` as decided.
     pub(super) fn execute(&self, request: &mut Request<'_>, decision: &Decision<'_>) -> Result<EngineMoved, CopyError> {
-        let (gpu, method) = (&self.gpus[request.gpu], decision.method);
+        let (gpu, method) = (&self.gpus[request.gpu], decision.choice().method);
         self.forbidden(method)?;
         let result = match method {
             Method::Pageable => pageable(gpu, request).map_err(|error| CopyError::device(method, error, 0, 0)),
@@ -65,6 +66,12 @@ impl Copier {
     fn forbidden(&self, method: Method) -> Result<(), CopyError> {
         let excludes = self.options.no_sm && method.abilities().occupies.multiprocessor();
         if excludes { Err(excluded(method, "no_sm")) } else { Ok(()) }
+    }
+
+    /// Bytes that an engine gets at once.
+    pub(super) fn chunk(&self, method: Method, len: usize) -> usize {
+        let chunk = chooser::chunk(method, Bytes(len as u64), None, self.options.limits.chunk_max);
+        usize::try_from(chunk.0).unwrap_or(usize::MAX)
     }
 
     /// Thread blocks of a copy kernel, each of which takes a multiprocessor.
@@ -129,8 +136,7 @@ impl Copier {
         len: usize,
         cancel: &AtomicBool,
     ) -> Result<EngineMoved, Stopped> {
-        let chunk = chunk_bytes(len, self.options.limits.chunk_max);
-        let steps = steps(from, to, len, chunk).map_err(Stopped::early)?;
+        let steps = steps(from, to, len, self.chunk(Method::Dma, len)).map_err(Stopped::early)?;
         gpu.engine(direction).run(gpu.device.as_ref(), None, steps, self.bounds(cancel))
     }
 
@@ -141,8 +147,7 @@ impl Copier {
         let by = Mover::Kernel { blocks: self.kernel_blocks(direction) };
         request
             .with_buffers(Some(gpu.device.domain()), |from, to| {
-                let chunk = chunk_bytes(len, self.options.limits.chunk_max);
-                let steps = steps(from, to, len, chunk).map_err(Stopped::early)?;
+                let steps = steps(from, to, len, self.chunk(Method::Kernel, len)).map_err(Stopped::early)?;
                 let steps = steps.into_iter().map(|step| as_pieces(step, by)).collect();
                 gpu.kernels.run(gpu.device.as_ref(), None, steps, self.bounds(&cancel))
             })
@@ -187,7 +192,7 @@ impl Copier {
 
     /// Through pinned buffers, over one link or several.
     fn staged(&self, request: &mut Request<'_>, decision: &Decision<'_>) -> Result<EngineMoved, CopyError> {
-        let (method, set_up) = (decision.method, decision.named);
+        let (method, set_up) = (decision.choice().method, decision.choice().waits());
         if method == Method::Multipath {
             self.has_relay(request.gpu, method)?;
         }
@@ -197,9 +202,9 @@ impl Copier {
         let mut links: Vec<&StagingPool> = vec![&self.gpus[request.gpu].pool];
         links.extend(relays.into_iter().map(|gpu| &gpu.pool));
         let pinned = links.len() > 1 && self.pinned(&self.gpus[request.gpu], request, "multipath").is_ok();
-        let mut tuning = decision.tuning.unwrap_or_else(|| {
-            let ordinary = || self.situation(request).map_or(HostMemory::Touched, |at| at.memory);
-            default_tuning(request.direction, if pinned { HostMemory::Pinned } else { ordinary() })
+        let mut tuning = decision.choice().tuning.unwrap_or_else(|| {
+            let memory = decision.choice().memory();
+            default_tuning(request.direction, if pinned { HostMemory::Pinned } else { memory })
         });
         // What other processes of this user copy by needs CPUs, too; what is emulated needs none that anybody else counts.
         let real = self.gpus[request.gpu].device.description().source == headway_device::DeviceSource::Cuda;

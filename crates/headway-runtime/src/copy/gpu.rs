@@ -17,7 +17,6 @@ use super::bounce::Bounce;
 use super::engine::Engine;
 use super::gate::Gate;
 use super::kinds::Kinds;
-use super::pages::Pages;
 use crate::staging::{PoolOptions, StagingPool};
 
 /// Bytes of one piece of a resident copier: what it is chosen for is mostly one piece, and a request less is a round trip
@@ -58,8 +57,6 @@ pub(super) struct CopierGpu {
     pub(super) kernels: Engine,
     /// Host memory that its driver was asked about.
     pub(super) kinds: Kinds,
-    /// Pages that copies are written into.
-    pub(super) pages: Pages,
     /// Pinned slots for requests of many pieces.
     pub(super) bounce: Bounce,
     /// Threads and pinned memory of `staged` and `multipath`.
@@ -86,7 +83,6 @@ impl CopierGpu {
         };
         Self {
             kinds: Kinds::default(),
-            pages: Pages::default(),
             bounce: Bounce::default(),
             pool: StagingPool::new(Arc::clone(&gpu), options),
             endpoint,

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use headway_core::decisions::chooser::ChoiceReason;
 use headway_core::models::transfer::{Direction, HostMemory, Method};
 use headway_core::units::Bytes;
 use headway_device::gpu::{Mover, Operation, Piece};
@@ -117,19 +118,26 @@ impl Copier {
             },
         };
         if let Some((absent, reason)) = &instead_of {
-            self.auto.report_absence(many.gpu, &gpu.device.description().name, *absent, reason, method);
+            let name = &gpu.device.description().name;
+            self.events.tell_once(format!("`{name}`: `{absent}` cannot be used, `{method}` is used instead"), reason);
         }
         let chosen = chosen.filter(|_| instead_of.is_none());
         let bytes = Bytes(request.bytes as u64);
-        let predicted = |by| {
-            let (endpoint, direction, pieces) = (gpu.endpoint, many.direction, request.pieces.len());
-            self.auto.predicted_many(endpoint, direction, by, request.memory(), pieces, bytes)
-        };
+        let (direction, memory, pieces) = (many.direction, request.memory(), request.pieces.len() as u64);
+        let chooser = &self.choosers[many.gpu];
+        let predicted =
+            chosen.and_then(|by| chooser.lock().predicted_many(by.method(), direction, memory, pieces, bytes));
         Ok(CopyReport {
             method,
+            reason: match &instead_of {
+                Some((absent, _)) => ChoiceReason::Absent(*absent),
+                None if by.is_some() => ChoiceReason::Named,
+                None if predicted.is_some() => ChoiceReason::Measured,
+                None => ChoiceReason::BuiltIn,
+            },
             bytes,
             chunks: moved.chunks,
-            predicted: chosen.and_then(predicted),
+            predicted,
             observed: clock::now().saturating_sub(started),
             waited: moved.waited,
             ahead: moved.ahead,
@@ -168,9 +176,10 @@ impl Copier {
             (ManyBy::Window, windowed),
             (ManyBy::Resident, sm && self.options.resident),
         ];
-        let (gpu, bytes) = (self.gpus[many.gpu].endpoint, Bytes(request.bytes as u64));
-        let (direction, memory, pieces) = (many.direction, request.memory(), request.pieces.len());
-        let cost = |by| self.auto.predicted_many(gpu, direction, by, memory, pieces, bytes);
+        let (bytes, pieces) = (Bytes(request.bytes as u64), request.pieces.len() as u64);
+        let (direction, memory) = (many.direction, request.memory());
+        let chooser = self.choosers[many.gpu].lock();
+        let cost = |by: ManyBy| chooser.predicted_many(by.method(), direction, memory, pieces, bytes);
         let movers = movers.into_iter().filter(|(_, usable)| *usable);
         let costs: Vec<_> = movers.filter_map(|(by, _)| cost(by).map(|cost| (cost, by))).collect();
         if costs.len() < 2 { None } else { costs.into_iter().min_by_key(|(cost, _)| *cost).map(|(_, by)| by) }
@@ -212,7 +221,7 @@ impl Copier {
             let (decision, moved) = self.run(&mut copy, How::Auto)?;
             total.chunks += moved.chunks;
             total.waited = total.waited.saturating_add(moved.waited);
-            method = decision.method;
+            method = decision.choice().method;
         }
         Ok((method, total))
     }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use headway_core::decisions::chooser::ChoiceReason;
 use headway_core::models::transfer::{Direction, HostMemory, Method};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::Operation;
@@ -9,13 +10,11 @@ use headway_device::{Access, DeviceError};
 use headway_os::clock;
 
 use super::bounce::SLOT;
-use super::engine::{Bounds, EngineMoved, QueueStep, Stopped, chunk_bytes, steps};
+use super::engine::{Bounds, EngineMoved, QueueStep, Stopped, steps};
 use super::gpu::CopierGpu;
 use super::request::claim;
 use super::{At, Copier, CopyError, CopyReport};
 
-/// Chunks are this many times those between host and GPU: the link is seven times as fast.
-const CHUNKS: u64 = 8;
 /// Slots that a copy through the host uses: two on each queue, and one between them.
 const SLOTS: usize = 5;
 
@@ -26,15 +25,17 @@ impl Copier {
         let started = clock::now();
         let result = self.peer_copy(source, target, to, from, len).map(|(moved, instead_of)| {
             let method = Method::Peer;
-            let (gpu, peer) = (self.gpus[source].endpoint, self.gpus[target].endpoint);
+            let peer = Some(self.gpus[target].endpoint);
+            let chooser = &self.choosers[source];
             let bytes = Bytes(len as u64);
             CopyReport {
                 method,
+                reason: ChoiceReason::Named,
                 bytes,
                 chunks: moved.chunks,
                 predicted: match len {
                     0 => Some(Nanos::ZERO),
-                    _ => self.auto.predicted(gpu, Some(peer), method, Direction::Peer, HostMemory::Pinned, bytes),
+                    _ => chooser.lock().predicted(peer, method, Direction::Peer, HostMemory::Pinned, bytes),
                 },
                 observed: clock::now().saturating_sub(started),
                 waited: moved.waited,
@@ -70,14 +71,13 @@ impl Copier {
         });
         if let Some((_, reason)) = &instead_of {
             let names = [source, target].map(|gpu| gpu.device.description().name.as_str()).join(" -> ");
-            self.auto.report_denied(source.endpoint, target.endpoint, &format!("{names}: {reason}"));
+            self.events.tell_once(names, reason);
         }
         let cancel = self.cancel.watch();
         let bounds = self.bounds(&cancel);
         let moved = if direct {
-            let chunk = chunk_bytes(len, Bytes(self.options.limits.chunk_max.0.saturating_mul(CHUNKS)));
             let second = (source.id != target.id).then_some(&target.peer_in);
-            steps(from, to, len, chunk)
+            steps(from, to, len, self.chunk(Method::Peer, len))
                 .map_err(Stopped::early)
                 .and_then(|steps| source.peer.run(source.device.as_ref(), second, steps, bounds))
         } else {

@@ -5,8 +5,8 @@
 
 use std::ops::Range;
 
+use headway_core::decisions::chooser::PINNED_CUT;
 use headway_core::models::transfer::{Direction, Method};
-use headway_core::units::Bytes;
 use headway_device::gpu::{Gpu, Operation};
 use headway_device::{Access, DeviceError};
 
@@ -15,11 +15,8 @@ use super::gpu::CopierGpu;
 use super::request::{Host, Request};
 use super::{At, Copier, CopyError};
 
-/// Ranges meet at multiples of this: no two have a page in common, not even a huge one.
-const CUT: usize = 2 << 20;
-/// A range is a quarter of the copy, within these: smaller ones spend their time in calls, larger ones hide less of it.
-const RANGE_MIN: usize = 4 << 20;
-const RANGE_MAX: usize = 64 << 20;
+/// Ranges meet at multiples of this.
+const CUT: usize = PINNED_CUT as usize;
 
 impl Copier {
     /// Pins the caller's pages in place, range by range.
@@ -37,7 +34,7 @@ impl Copier {
         };
         let cancel = self.cancel.watch();
         let (direction, len) = (request.direction, request.len);
-        let ranges = ranges(address, len, self.options.limits.chunk_max);
+        let ranges = ranges(address, len, self.chunk(method, len));
         request
             .with_buffers(None, |from, to| {
                 // Pinning waits until no kernel runs, and resident copiers run on until their leases end.
@@ -79,10 +76,8 @@ fn pin(
     Ok(QueueStep { what, len: range.len() as u64 })
 }
 
-/// The ranges of a copy of `len` bytes from `address` on, each of `most` bytes at most if that is more than [`CUT`].
-fn ranges(address: usize, len: usize, most: Bytes) -> impl Iterator<Item = Range<usize>> {
-    let most = usize::try_from(most.0).unwrap_or(usize::MAX).clamp(CUT, RANGE_MAX);
-    let step = (len / 4).clamp(RANGE_MIN.min(most), most);
+/// The ranges of a copy of `len` bytes from `address` on, each of `step` bytes at most, which is no less than [`CUT`].
+fn ranges(address: usize, len: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
     let mut start = 0;
     std::iter::from_fn(move || {
         if start == len {
@@ -107,21 +102,21 @@ mod tests {
         const MIB: usize = 1 << 20;
         for address in [0, 1, 4095, CUT - 1, CUT, 5 * CUT + 17] {
             for len in [0, 1, 4096, 3 * MIB, 4 * MIB + 1, 17 * MIB, 100 * MIB + 5, 1 << 30] {
-                for most in [0, 1 << 20, 3 << 20, 32 << 20, u64::MAX] {
+                for step in [CUT, 3 << 20, 32 << 20] {
                     let mut at = 0;
-                    for range in ranges(address, len, Bytes(most)) {
-                        assert!(range.start == at && range.end > at, "{address} {len} {most}: {range:?}");
+                    for range in ranges(address, len, step) {
+                        assert!(range.start == at && range.end > at, "{address} {len} {step}: {range:?}");
                         assert!(
                             range.end == len || (address + range.end) % CUT == 0,
-                            "{address} {len} {most}: {range:?}"
+                            "{address} {len} {step}: {range:?}"
                         );
-                        assert!(range.len() <= RANGE_MAX.min((most as usize).max(CUT)), "{most}: {range:?}");
+                        assert!(range.len() <= step, "{step}: {range:?}");
                         at = range.end;
                     }
                     assert_eq!(at, len);
                 }
             }
         }
-        assert_eq!(ranges(0, 1 << 30, Bytes(32 << 20)).count(), 32);
+        assert_eq!(ranges(0, 1 << 30, 32 << 20).count(), 32);
     }
 }

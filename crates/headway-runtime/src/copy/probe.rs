@@ -1,5 +1,6 @@
 //! Whether each method works: not what the driver says, but what arrives (specification of transfers, 1.2).
 
+use headway_core::decisions::chooser::CopyChoice;
 use headway_core::models::transfer::{Direction, Method};
 use headway_device::gpu::{Caching, CpuReach};
 use headway_device::{Access, Buffer, DeviceError};
@@ -47,7 +48,7 @@ impl Copier {
             .collect();
         let usable = |wanted: Method| tried.iter().any(|(method, usable)| *method == wanted && usable.is_ok());
         for (method, _) in tried.iter().filter(|(_, usable)| usable.is_err()) {
-            self.auto.leave_out(at, *method);
+            self.choosers[at].lock().leave_out(*method);
         }
         let instead = |method: Method| {
             let mut forms = method.abilities().instead.iter().flat_map(|instead| {
@@ -131,6 +132,10 @@ impl Bench<'_> {
         &self.copier.gpus[self.gpu]
     }
 
+    fn decision(&self, method: Method, relays: Vec<usize>) -> Decision<'_> {
+        Decision::of(self.copier.choosers[self.gpu].chosen(CopyChoice::plain(method)), true, relays)
+    }
+
     /// Pinned memory for methods that need it, or that stand in for the reference.
     fn held(&self) -> bool {
         self.method.abilities().needs_pinned()
@@ -140,7 +145,7 @@ impl Bench<'_> {
         let device = At { buffer: &self.device, offset: GUARD };
         let mut request = Request::new(self.gpu, direction, device, host, len);
         let relays = (0..self.copier.gpus.len()).filter(|at| self.copier.reaches(*at, self.gpu)).collect();
-        self.copier.execute(&mut request, &Decision::named(self.method, None, relays)).map(|_| ())
+        self.copier.execute(&mut request, &self.decision(self.method, relays)).map(|_| ())
     }
 
     fn refuse(&self, error: DeviceError) -> CopyError {
@@ -207,7 +212,7 @@ impl Bench<'_> {
     fn by_engine(&self, direction: Direction, len: usize) -> Result<(), CopyError> {
         let (device, host) = (At { buffer: &self.device, offset: 0 }, At { buffer: &self.pinned, offset: 0 });
         let mut request = Request::new(self.gpu, direction, device, Host::Held(host), len);
-        self.copier.execute(&mut request, &Decision::named(Method::Dma, None, Vec::new())).map(|_| ())
+        self.copier.execute(&mut request, &self.decision(Method::Dma, Vec::new())).map(|_| ())
     }
 }
 

@@ -1,10 +1,11 @@
 //! One copy from the request to the report: decided, executed, decided again where a method is absent, observed.
 
-use headway_core::models::transfer::policy::Bucket;
-use headway_core::models::transfer::{Direction, Method};
-use headway_core::units::Bytes;
+use headway_core::decisions::chooser::CopyTook;
+use headway_core::models::transfer::Direction;
+use headway_core::units::{Bytes, Nanos};
 use headway_os::{clock, event};
 
+use super::chooser::ChosenCopy;
 use super::decide::Decision;
 use super::engine::EngineMoved;
 use super::request::Request;
@@ -14,41 +15,73 @@ impl Copier {
     /// Makes the copy that `request` asks for.
     pub(super) fn copy(&self, mut request: Request<'_>, how: How) -> Result<CopyReport, CopyError> {
         let started = clock::now();
-        let result = self.run(&mut request, how).map(|(decision, moved)| {
-            let report = CopyReport {
-                method: decision.method,
-                bytes: Bytes(request.len as u64),
-                chunks: moved.chunks,
-                predicted: decision.predicted,
-                observed: clock::now().saturating_sub(started),
-                waited: moved.waited,
-                ahead: moved.ahead,
-                cpu: moved.cpu,
-                instead_of: decision.instead_of,
-            };
-            if let Some(bucket) = decision.judged {
-                self.judge(bucket, &report);
-            }
-            if let Some(advised) = decision.advised {
-                advised.ended(&report);
-            }
-            report
+        let result = self.run(&mut request, how).map(|made| self.report(&request, started, made));
+        self.notify_observer(request.gpu, request.direction, &result);
+        result
+    }
+
+    /// Makes the copy that `request` asks for as `chosen`: no other method replaces it.
+    pub(super) fn copy_as(&self, mut request: Request<'_>, chosen: ChosenCopy<'_>) -> Result<CopyReport, CopyError> {
+        let started = clock::now();
+        let result = self.checked(&request).and_then(|()| {
+            let decision = Decision::of(chosen, true, Vec::new());
+            let made = self.carry_out(&mut request, decision)?;
+            Ok(self.report(&request, started, made))
         });
         self.notify_observer(request.gpu, request.direction, &result);
         result
     }
 
-    /// Makes the copy without clock and observer.
-    pub(super) fn run(&self, request: &mut Request<'_>, how: How) -> Result<(Decision<'_>, EngineMoved), CopyError> {
-        let gpu = &self.gpus[request.gpu];
-        if request.len == 0 {
-            return Ok((Decision::of_nothing(how), EngineMoved::default()));
+    /// What the copy did; the chooser is told what it took.
+    fn report(
+        &self,
+        request: &Request<'_>,
+        started: Nanos,
+        (decision, moved): (Decision<'_>, EngineMoved),
+    ) -> CopyReport {
+        let choice = *decision.choice();
+        let report = CopyReport {
+            method: choice.method,
+            reason: choice.reason,
+            bytes: Bytes(request.len as u64),
+            chunks: moved.chunks,
+            predicted: choice.predicted,
+            observed: clock::now().saturating_sub(started),
+            waited: moved.waited,
+            ahead: moved.ahead,
+            cpu: moved.cpu,
+            instead_of: decision.instead_of,
+        };
+        let took = CopyTook { time: report.observed.saturating_sub(report.waited), cpu: report.cpu };
+        for judgement in decision.chosen.ended(took) {
+            event!(WARN, "headway::copy", "a method is judged by what it took", what = judgement);
+            self.events.tell(judgement.to_string());
         }
-        if gpu.is_lost() {
+        report
+    }
+
+    fn checked(&self, request: &Request<'_>) -> Result<(), CopyError> {
+        if self.gpus[request.gpu].is_lost() {
             return Err(CopyError::DeviceLost);
         }
-        request.within_range()?;
-        let mut decision = self.decide(request, how);
+        request.within_range()
+    }
+
+    /// Makes the copy without clock and observer.
+    pub(super) fn run(&self, request: &mut Request<'_>, how: How) -> Result<(Decision<'_>, EngineMoved), CopyError> {
+        if request.len == 0 {
+            return Ok((self.decide(request, how), EngineMoved::default()));
+        }
+        self.checked(request)?;
+        let decision = self.decide(request, how);
+        self.carry_out(request, decision)
+    }
+
+    fn carry_out<'a>(
+        &'a self,
+        request: &mut Request<'_>,
+        mut decision: Decision<'a>,
+    ) -> Result<(Decision<'a>, EngineMoved), CopyError> {
         event!(
             DEBUG,
             "headway::copy",
@@ -56,9 +89,9 @@ impl Copier {
             gpu = request.gpu,
             direction = request.direction,
             bytes = request.len,
-            method = decision.method,
-            by = if decision.named { "the caller" } else { "auto" },
-            predicted = decision.predicted.map_or_else(|| "unknown".to_owned(), |time| time.to_string()),
+            method = decision.choice().method,
+            reason = decision.choice().reason,
+            predicted = decision.choice().predicted.map_or_else(|| "unknown".to_owned(), |time| time.to_string()),
         );
         loop {
             match self.execute(request, &decision) {
@@ -95,30 +128,6 @@ impl Copier {
         }
         if let Some(observer) = self.observer.get() {
             observer(&Observation { gpu, direction, result: result.as_ref() });
-        }
-    }
-
-    /// Tells the watch what a judged copy took, by the bucket's method or by the driver's own call instead.
-    fn judge(&self, bucket: Bucket, report: &CopyReport) {
-        if !self.watcher.judges(report.observed) {
-            return;
-        }
-        let of_driver = Method::of_driver(bucket.direction, bucket.memory);
-        if ![bucket.method, of_driver].contains(&report.method) {
-            return;
-        }
-        let curve =
-            |method| self.auto.predicted(bucket.gpu, None, method, bucket.direction, bucket.memory, report.bytes);
-        let Some(driver) = curve(of_driver) else { return };
-        let observed = report.observed.saturating_sub(report.waited);
-        let events = if report.method == bucket.method {
-            self.watcher.observe(bucket, observed, curve(bucket.method), Some(driver))
-        } else {
-            self.watcher.observe_instead(bucket, observed, driver)
-        };
-        for text in events {
-            event!(WARN, "headway::copy", "a method is judged by what it took", what = text);
-            self.auto.report(text);
         }
     }
 }

@@ -149,16 +149,6 @@ mod tests {
     }
 
     #[test]
-    fn gpus_that_copy_at_once_share_the_cpus() {
-        let mut copier = copier();
-        copier.cpus = 9;
-        let tuning = Tuning { threads: 12, buffer: Bytes(1 << 20), stores: Stores::Plain, in_flight: 2 };
-        assert_eq!([1, 2, 4, 20].map(|parties| copier.within(tuning, parties).threads), [8, 4, 2, 1]);
-        copier.cpus = 64;
-        assert_eq!(copier.within(tuning, 4), tuning);
-    }
-
-    #[test]
     fn a_copy_whose_threads_are_lent_waits_for_them() {
         let copier = copier();
         let borrower = under_way(&copier, 0, Borrow::Spare(1));

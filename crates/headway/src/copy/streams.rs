@@ -18,8 +18,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use headway_core::decisions::chooser::ChoiceReason;
 use headway_core::files::machine::EndpointId;
-use headway_core::models::transfer::builtin::NodeClass;
 use headway_core::models::transfer::{Direction, Method, Profile};
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{
@@ -29,9 +29,7 @@ use headway_device::gpu::Gpu;
 use headway_device::{DeviceError, DeviceLimits, HostKind};
 use headway_os::ipc::Bell;
 use headway_os::threads;
-use headway_runtime::copy::{
-    Advised, At, Copier, CopyError, CopyLimits, CopyOptions, CopyReport, How, Learning, LearningGpu, LearningOptions,
-};
+use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, CopyReport, How, LearningOptions};
 
 use crate::{Error, Failure};
 
@@ -72,8 +70,6 @@ pub struct StreamCopier {
     copier: Copier,
     ordered: OrderedCopier,
     patience: Duration,
-    /// What copies teach, where no profile says what they cost.
-    learning: Option<Learning>,
     watched: Arc<Watched>,
 }
 
@@ -111,12 +107,16 @@ impl StreamCopier {
             CopyLimits { pinned_max: options.pinned, threads_max: options.threads, patience, ..CopyLimits::default() };
         let copies = CopyOptions { limits, ..CopyOptions::default() };
         let gpus = vec![(EndpointId(0), Arc::clone(&gpu) as _)];
-        let learning = profile.is_none().then(|| learning(&gpu, driver.version().ok(), options.threads));
+        let learns = profile.is_none();
         let copier = Copier::new(gpus, profile.unwrap_or_default(), copies).map_err(Failure::Copy)?;
+        if learns {
+            let learning = LearningOptions { threads_max: options.threads, ..LearningOptions::default() };
+            copier.learn(0, driver.version().ok(), learning);
+        }
         let ordered = OrderedOptions { threads: options.threads, ..OrderedOptions::default() };
         let ordered = OrderedCopier::new(&gpu, ordered).map_err(failed)?;
         drop(before);
-        Ok(Self { gpu, copier, ordered, patience: options.patience, learning, watched: Arc::default() })
+        Ok(Self { gpu, copier, ordered, patience: options.patience, watched: Arc::default() })
     }
 
     #[must_use]
@@ -143,19 +143,15 @@ impl StreamCopier {
         let made = self.ordered.copy_now(copy, self.patience, |LentEnds { device, host }| {
             let at = At { buffer: device, offset: 0 };
             match host {
-                HostEnd::Source(from) => {
-                    told(self.advised(Direction::H2d, from), |how| self.copier.copy_in(at, from, how))
-                }
-                HostEnd::Destination(to) => {
-                    let advised = self.advised(Direction::D2h, to);
-                    told(advised, |how| self.copier.copy_out(to, at, how))
-                }
+                HostEnd::Source(from) => self.copier.copy_in(at, from, How::Auto),
+                HostEnd::Destination(to) => self.copier.copy_out(to, at, How::Auto),
             }
         });
         match made.map_err(invalid)? {
             MadeNow::Made(report) => Ok(Some(report.map_err(Failure::Copy)?)),
             MadeNow::InStream(method @ Method::Pageable) => Ok(Some(CopyReport {
                 method,
+                reason: ChoiceReason::BuiltIn,
                 bytes,
                 chunks: 1,
                 predicted: None,
@@ -169,12 +165,6 @@ impl StreamCopier {
         }
     }
 
-    /// What copies have taught decides where nothing was measured.
-    fn advised(&self, direction: Direction, host: &[u8]) -> Option<Advised<'_>> {
-        let learning = self.learning.as_ref().filter(|_| host.len() as u64 >= NodeClass::LEAST.0)?;
-        Some(learning.advise(direction, host))
-    }
-
     /// How a copy of `host` that waits would be made now, where no profile says what copies cost: the method, and how many threads it would
     /// have besides the caller's.
     ///
@@ -184,15 +174,16 @@ impl StreamCopier {
         if self.gpu.host_kind(host).map_err(invalid)? == HostKind::Pinned {
             return Ok((Method::Dma, 0));
         }
-        let advice = self.advised(direction, host).map(|advised| advised.advice());
-        let tuning = advice.and_then(|advice| advice.tuning);
-        Ok((advice.map_or(Method::Pageable, |advice| advice.method()), tuning.map_or(0, |tuning| tuning.threads)))
+        let chooser = self.copier.chooser(0).filter(|chooser| chooser.learns());
+        let choice = chooser.map(|chooser| *chooser.choose_ordinary(direction, host).choice());
+        let tuning = choice.and_then(|choice| choice.tuning);
+        Ok((choice.map_or(Method::Pageable, |choice| choice.method), tuning.map_or(0, |tuning| tuning.threads)))
     }
 
     /// What choices of copies that wait are based on, for people.
     #[must_use]
     pub fn basis(&self) -> String {
-        self.learning.as_ref().map_or_else(|| "a profile".to_owned(), |learning| learning.basis().to_owned())
+        self.copier.chooser(0).map_or_else(String::new, |chooser| chooser.basis().to_owned())
     }
 
     /// Queues a copy and returns at once: it begins after all that its stream was given before, and what the stream is given later begins
@@ -204,27 +195,6 @@ impl StreamCopier {
         let ticket = self.ordered.copy(copy).map_err(invalid)?;
         Ok(CopyTicket { ticket: Arc::new(ticket), watched: Arc::clone(&self.watched) })
     }
-}
-
-/// What is known of copies to and from `gpu`.
-pub(super) fn learning(gpu: &Arc<CudaGpu>, cuda: Option<(u32, u32)>, threads_max: u32) -> Learning {
-    let about = gpu.description();
-    let gpu = LearningGpu { name: about.name.clone(), uuid: about.uuid.clone(), pci: about.pci.clone(), cuda };
-    Learning::open(&gpu, LearningOptions { threads_max, ..LearningOptions::default() })
-}
-
-/// Makes a copy as advised, and tells what it took.
-fn told(
-    advised: Option<Advised<'_>>,
-    make: impl FnOnce(How) -> Result<CopyReport, CopyError>,
-) -> Result<CopyReport, CopyError> {
-    let result = make(advised.as_ref().map_or(How::Auto, Advised::how));
-    match (&result, advised) {
-        (Ok(report), Some(advised)) => advised.ended(report),
-        (Err(_), Some(advised)) => advised.absent(),
-        (_, None) => {}
-    }
-    result
 }
 
 /// A copy that was queued. To drop it does not end the copy.

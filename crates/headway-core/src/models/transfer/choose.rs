@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-pub(super) use self::case::{Case, compare_lead};
+pub(crate) use self::case::MethodCase;
 use super::{BackgroundLoad, Bounds, Direction, HostMemory, Method, Price, Profile, Statistic, Tuning};
 use crate::files::machine::EndpointId;
 use crate::units::{Bytes, Nanos};
@@ -221,7 +221,7 @@ pub struct MethodChoice {
 /// far as `available` allows it ([`Bounds::pick`]).
 #[must_use]
 pub fn choose(profile: &Profile, request: &MethodRequest, available: &Available) -> MethodChoice {
-    Case::new(profile, request, available).choice(request.bytes)
+    MethodCase::new(profile, request, available).choice(request.bytes)
 }
 
 #[cfg(test)]

@@ -144,24 +144,6 @@ impl Curve {
         Some(if own.compare(median) == Ordering::Less { median } else { own })
     }
 
-    /// The first size beyond the last point at which the median has overtaken the 99th percentile, if there is one: between points,
-    /// and on either side of this size, every statistic is linear.
-    pub(super) fn bend(&self) -> Option<Bytes> {
-        let overtaken = |bytes| {
-            let of = |statistic| self.along(Bytes(bytes), statistic);
-            of(Statistic::P99).zip(of(Statistic::Median)).is_some_and(|(p99, median)| p99.compare(median).is_lt())
-        };
-        let (mut below, mut above) = (self.points.last()?.bytes.0, u64::MAX);
-        if !overtaken(above) {
-            return None;
-        }
-        while above - below > 1 {
-            let middle = below + (above - below) / 2;
-            if overtaken(middle) { above = middle } else { below = middle }
-        }
-        Some(Bytes(above))
-    }
-
     /// A statistic along its own line.
     fn along(&self, bytes: Bytes, statistic: Statistic) -> Option<Exact> {
         let size = |at: usize| u128::from(self.points[at].bytes.0);
@@ -233,8 +215,6 @@ mod tests {
         let curve = Curve::new(vec![point(10, 5, 20, 20), point(20, 8, 9, 30)]).expect("ascending");
         let of = |bytes| [Statistic::Median, Statistic::P99].map(|statistic| curve.at(Bytes(bytes), statistic).0);
         assert_eq!([of(20), of(24), of(50)], [[8, 9], [10, 10], [17, 17]]);
-        assert_eq!(curve.bend(), Some(Bytes(24)), "at 23.3 bytes");
-        assert_eq!(Curve::new(vec![point(10, 5, 20, 20), point(20, 6, 22, 30)]).expect("ascending").bend(), None);
     }
 
     #[test]

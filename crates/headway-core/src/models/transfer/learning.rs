@@ -34,6 +34,8 @@ const STARTS_IN: Bytes = Bytes(4 << 20);
 const STARTS_OUT: Bytes = Bytes(2 << 20);
 /// Smaller ones do when so much time could have been saved: starting takes 4 to 20 ms once (H200 and H100, 2026-11-23).
 const STARTS_WHEN_MISSED: Nanos = Nanos(5_000_000);
+/// A copy that gains so much by staging waits until the threads have started.
+const STARTS_AWAITED: Nanos = Nanos(20_000_000);
 /// Copies by the driver for which staging is left alone after it could not be used.
 const ABSENT: u32 = 64;
 /// Size classes: powers of two from 1 MiB to 16 GiB, which has all beyond.
@@ -98,6 +100,8 @@ pub struct CopyAdvice {
     pub timed: bool,
     /// Whether it is a trial of a method that is not in use.
     pub trial: bool,
+    /// Whether it gains more than it takes to start the threads of staging.
+    pub waits: bool,
 }
 
 impl CopyAdvice {
@@ -108,11 +112,10 @@ impl CopyAdvice {
     }
 }
 
-/// What one copy took.
+/// What a copy took that ended well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CopyTiming {
-    /// As advised.
-    pub advice: CopyAdvice,
+pub struct CopyTook {
+    /// Without waiting for others.
     pub time: Nanos,
     /// CPU time of all threads; `None` = the caller's, for as long as the copy took.
     pub cpu: Option<Nanos>,
@@ -209,11 +212,6 @@ impl Learner {
         Self { node, limits, kinds: BTreeMap::new(), classes: BTreeMap::new(), started: false, missed: 0, timed: 0 }
     }
 
-    #[must_use]
-    pub const fn node(&self) -> NodeClass {
-        self.node
-    }
-
     /// Copies that were timed since the beginning.
     #[must_use]
     pub const fn timed(&self) -> u64 {
@@ -242,7 +240,7 @@ impl Learner {
         class.copies += 1;
         class.absent = class.absent.saturating_sub(1);
         if limits.always && bytes >= NodeClass::LEAST {
-            return class.advice(1, false);
+            return CopyAdvice { waits: true, ..class.advice(1, false) };
         }
         if bytes < NodeClass::LEAST || limits.threads_max == 0 || class.absent > 0 {
             return class.advice(0, false);
@@ -258,7 +256,8 @@ impl Learner {
                     return self.class(kind, bytes).advice(0, false);
                 }
             }
-            return self.class(kind, bytes).advice(used.max(1), used == 0);
+            let advice = self.class(kind, bytes).advice(used.max(1), used == 0);
+            return CopyAdvice { waits: saves >= STARTS_AWAITED.0, ..advice };
         }
         if !limits.learns {
             return class.advice(used, false);
@@ -270,12 +269,12 @@ impl Learner {
     }
 
     /// A copy was made as advised. Not to be told of copies beside which others ran.
-    pub fn handle_took(&mut self, kind: LearntKind, bytes: Bytes, took: CopyTiming) {
+    pub fn handle_took(&mut self, kind: LearntKind, bytes: Bytes, advice: CopyAdvice, took: CopyTook) {
         let (kind, prefer) = (normal(kind), self.limits.prefer);
         let class = self.class(kind, bytes);
-        let Some(method) = class.methods.iter().position(|method| method.tuning == took.advice.tuning) else { return };
+        let Some(method) = class.methods.iter().position(|method| method.tuning == advice.tuning) else { return };
         let used = class.used(prefer);
-        if took.advice.trial {
+        if advice.trial {
             let expected = of_bytes(class.methods[used].cost().0, bytes);
             class.extra = class.extra.saturating_add(took.time.0.saturating_sub(expected));
         }
@@ -411,7 +410,7 @@ impl Class {
 
     fn advice(&self, method: usize, trial: bool) -> CopyAdvice {
         let timed = method > 0 || trial || self.methods[0].seen < KEPT as u64 || self.copies.is_multiple_of(TIMED);
-        CopyAdvice { tuning: self.methods[method].tuning, timed, trial }
+        CopyAdvice { tuning: self.methods[method].tuning, timed, trial, waits: false }
     }
 
     /// What staging could save of a copy: what is known, or a fifth where nothing is and the built-in figures are near each other.

@@ -3,11 +3,9 @@
 //! A profile is a promise of another day. [`Watch`] compares it with what each copy took: a method that is slower than the
 //! driver's own call several times in a row is not used for this size until probes show that it is faster again, or until the
 //! driver's call shows that it is slower still: then all of the node is slower than on that day. A curve that is off by a quarter
-//! is reported. No clock: everything counts calls, so that a log of inputs replays.
+//! is reported. No clock: everything counts calls.
 
 use std::collections::{BTreeMap, VecDeque};
-
-use serde::{Deserialize, Serialize};
 
 use super::{Direction, HostMemory, Method};
 use crate::files::machine::EndpointId;
@@ -30,9 +28,11 @@ pub const DRIVER_TRUSTED: u32 = 256;
 pub const WINDOW: usize = 32;
 /// What this median may be, in ppm.
 pub const TRUSTED_PPM: std::ops::RangeInclusive<u64> = 800_000..=1_250_000;
+/// Buckets of copies that are judged: every size of some hundred pairs of situation and method. Copies of further ones are not.
+const BUCKETS_MAX: usize = 4_096;
 
 /// Copies that are judged together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bucket {
     pub gpu: EndpointId,
     pub direction: Direction,
@@ -53,47 +53,8 @@ impl Bucket {
     }
 }
 
-/// An input of a [`Watch`], whole, for a log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "input")]
-pub enum WatchInput {
-    /// A copy of this bucket is about to be made.
-    Call { bucket: Bucket },
-    /// A copy was made by the bucket's method.
-    Observed {
-        bucket: Bucket,
-        /// What it took, waiting excluded.
-        observed: Nanos,
-        /// What the method's curve said.
-        predicted: Option<Nanos>,
-        /// What the driver's curve says; `None` = unknown, or the bucket's method is the driver's own.
-        driver: Option<Nanos>,
-    },
-    /// A copy of this bucket was made by the driver's own call instead.
-    Instead {
-        bucket: Bucket,
-        /// What it took.
-        observed: Nanos,
-        /// What the driver's curve says.
-        driver: Nanos,
-    },
-}
-
-/// How to make a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Decision {
-    /// By the way that the profile chooses.
-    Use,
-    /// By the driver's own call.
-    Driver,
-    /// By the way that the profile chooses, to see whether it is fast again.
-    Probe,
-}
-
 /// What a user should know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "event")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchEvent {
     /// The driver's own call is used from here on.
     Demoted { bucket: Bucket },
@@ -109,27 +70,26 @@ pub enum WatchEvent {
     Trusted { bucket: Bucket },
 }
 
-/// How much is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WatchLimits {
-    pub buckets_max: usize,
-    /// Events not yet taken; further ones are counted and dropped.
-    pub events_max: usize,
-}
-
-impl Default for WatchLimits {
-    /// Every size of some hundred pairs of situation and method.
-    fn default() -> Self {
-        Self { buckets_max: 4_096, events_max: 1_024 }
+impl std::fmt::Display for WatchEvent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Self::Demoted { bucket }
+        | Self::Restored { bucket }
+        | Self::Suspect { bucket, .. }
+        | Self::Trusted { bucket }) = self;
+        let Bucket { gpu, direction, memory, method, exponent } = bucket;
+        write!(f, "`{method}` {direction} of 2^{exponent} bytes and more, {memory} memory, GPU endpoint {} ", gpu.0)?;
+        match self {
+            Self::Demoted { .. } => {
+                f.write_str("was slower than the driver several times in a row: the driver is used")
+            }
+            Self::Restored { .. } => f.write_str("is used again"),
+            Self::Suspect { median_ppm, .. } => {
+                let percent = median_ppm / 10_000;
+                write!(f, "takes {percent} % of what the profile says; `headway measure` writes a new one")
+            }
+            Self::Trusted { .. } => f.write_str("takes what the profile says again"),
+        }
     }
-}
-
-/// A bucket that there is no room for: its copies are not judged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{capacity} buckets of copies are watched already; raise `buckets_max`")]
-pub struct Full {
-    /// [`WatchLimits::buckets_max`].
-    pub capacity: usize,
 }
 
 /// A method that is not used now.
@@ -162,109 +122,44 @@ struct State {
 /// Watches copies; see the module.
 #[derive(Clone, Debug, Default)]
 pub struct Watch {
-    limits: WatchLimits,
     buckets: BTreeMap<Bucket, State>,
-    events: VecDeque<WatchEvent>,
-    dropped: u64,
 }
 
 impl Watch {
-    /// One that has seen nothing.
-    #[must_use]
-    pub const fn new(limits: WatchLimits) -> Self {
-        Self { limits, buckets: BTreeMap::new(), events: VecDeque::new(), dropped: 0 }
-    }
-
-    /// Takes any input, as a log has it; the decision on a call.
-    ///
-    /// # Errors
-    /// [`Full`] for an observation of a bucket that there is no room for.
-    pub fn handle(&mut self, input: WatchInput) -> Result<Option<Decision>, Full> {
-        match input {
-            WatchInput::Call { bucket } => Ok(Some(self.handle_call(bucket))),
-            WatchInput::Observed { bucket, observed, predicted, driver } => {
-                self.handle_observed(bucket, observed, predicted, driver).map(|()| None)
-            }
-            WatchInput::Instead { bucket, observed, driver } => {
-                self.handle_instead(bucket, observed, driver);
-                Ok(None)
-            }
-        }
-    }
-
-    /// How the copy that is about to be made goes.
-    pub fn handle_call(&mut self, bucket: Bucket) -> Decision {
+    /// Whether the copy that is about to be made goes by the driver's own call: its method is demoted, and it is no probe.
+    pub fn handle_call(&mut self, bucket: Bucket) -> bool {
         let Some(demotion) = self.buckets.get_mut(&bucket).and_then(|state| state.demotion.as_mut()) else {
-            return Decision::Use;
+            return false;
         };
         demotion.wait = demotion.wait.saturating_sub(1);
-        if demotion.wait > 0 {
-            return Decision::Driver;
+        let waits = demotion.wait > 0;
+        if !waits {
+            demotion.wait = demotion.every;
         }
-        demotion.wait = demotion.every;
-        Decision::Probe
+        waits
     }
 
-    /// A copy of `bucket` took `observed` by the bucket's method. Not to be called for copies that went by the driver instead.
-    ///
-    /// # Errors
-    /// [`Full`] for a bucket that there is no room for; nothing changes.
+    /// A copy of `bucket` took `observed` by the bucket's method; what a user should know. Not to be called for copies that went by the
+    /// driver instead. `predicted` = what the method's curve said; `driver` = what the driver's curve says.
     pub fn handle_observed(
         &mut self,
         bucket: Bucket,
         observed: Nanos,
         predicted: Option<Nanos>,
         driver: Option<Nanos>,
-    ) -> Result<(), Full> {
-        let capacity = self.limits.buckets_max;
-        if self.buckets.len() >= capacity && !self.buckets.contains_key(&bucket) {
-            return Err(Full { capacity });
+    ) -> Vec<WatchEvent> {
+        if self.buckets.len() >= BUCKETS_MAX && !self.buckets.contains_key(&bucket) {
+            return Vec::new();
         }
         let state = self.buckets.entry(bucket).or_default();
-        let events = [
-            driver.and_then(|driver| state.compare(bucket, ppm(observed, driver))),
-            predicted.and_then(|predicted| state.rate(bucket, observed, predicted)),
-        ];
-        events.into_iter().flatten().for_each(|event| self.push(event));
-        Ok(())
+        let compared = driver.and_then(|driver| state.compare(bucket, ppm(observed, driver)));
+        let rated = predicted.and_then(|predicted| state.rate(bucket, observed, predicted));
+        compared.into_iter().chain(rated).collect()
     }
 
     /// A copy of `bucket`, which is demoted, took `observed` by the driver's own call, whose curve says `driver`.
-    pub fn handle_instead(&mut self, bucket: Bucket, observed: Nanos, driver: Nanos) {
-        let state = self.buckets.get_mut(&bucket);
-        if let Some(event) = state.and_then(|state| state.doubt(bucket, ppm(observed, driver))) {
-            self.push(event);
-        }
-    }
-
-    fn push(&mut self, event: WatchEvent) {
-        if self.events.len() < self.limits.events_max {
-            self.events.push_back(event);
-        } else {
-            self.dropped += 1;
-        }
-    }
-
-    /// The next event for the user.
-    pub fn poll_event(&mut self) -> Option<WatchEvent> {
-        self.events.pop_front()
-    }
-
-    /// Events dropped for want of room.
-    #[must_use]
-    pub const fn dropped(&self) -> u64 {
-        self.dropped
-    }
-
-    /// Whether copies of `bucket` go by the driver now.
-    #[must_use]
-    pub fn is_demoted(&self, bucket: &Bucket) -> bool {
-        self.buckets.get(bucket).is_some_and(|state| state.demotion.is_some())
-    }
-
-    /// Buckets whose curve is suspect, with the median of observed over predicted in ppm.
-    pub fn suspects(&self) -> impl Iterator<Item = (Bucket, u64)> + '_ {
-        self.buckets.iter().filter(|(_, state)| state.suspect).map(|(bucket, state)| (*bucket, state.median_ppm()))
+    pub fn handle_instead(&mut self, bucket: Bucket, observed: Nanos, driver: Nanos) -> Option<WatchEvent> {
+        self.buckets.get_mut(&bucket)?.doubt(bucket, ppm(observed, driver))
     }
 }
 
@@ -359,9 +254,6 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use crate::models::transfer::Method;
-    use proptest::prelude::*;
-
     use super::*;
 
     fn bucket(bytes: u64) -> Bucket {
@@ -371,8 +263,7 @@ mod tests {
 
     /// One copy that took `observed`, where the driver takes 100.
     fn copy(watch: &mut Watch, observed: u64) -> Option<WatchEvent> {
-        watch.handle_observed(bucket(64), Nanos(observed), None, Some(Nanos(100))).expect("room");
-        watch.poll_event()
+        watch.handle_observed(bucket(64), Nanos(observed), None, Some(Nanos(100))).pop()
     }
 
     fn demoted() -> Watch {
@@ -384,7 +275,7 @@ mod tests {
 
     /// Calls until the next probe, it included.
     fn calls_to_probe(watch: &mut Watch) -> u32 {
-        (1..).find(|_| watch.handle_call(bucket(64)) == Decision::Probe).expect("there is one")
+        (1..).find(|_| !watch.handle_call(bucket(64))).expect("there is one")
     }
 
     #[test]
@@ -400,11 +291,10 @@ mod tests {
             assert!((0..SLOW_MAX - 1).all(|_| copy(&mut watch, 101).is_none()));
             assert_eq!(copy(&mut watch, 100), None, "as fast as the driver is not slower");
         }
-        assert_eq!(watch.handle_call(bucket(64)), Decision::Use);
+        assert!(!watch.handle_call(bucket(64)));
         let mut watch = demoted();
-        assert!(watch.is_demoted(&bucket(64)) && !watch.is_demoted(&bucket(128)));
-        assert_eq!(watch.handle_call(bucket(64)), Decision::Driver);
-        assert_eq!(watch.handle_call(bucket(128)), Decision::Use, "another size goes on");
+        assert!(watch.handle_call(bucket(64)));
+        assert!(!watch.handle_call(bucket(128)), "another size goes on");
     }
 
     #[test]
@@ -422,17 +312,14 @@ mod tests {
             assert_eq!(calls_to_probe(&mut watch), PROBE_EVERY);
         }
         assert_eq!(copy(&mut watch, 99), Some(WatchEvent::Restored { bucket: bucket(64) }));
-        assert_eq!(watch.handle_call(bucket(64)), Decision::Use);
+        assert!(!watch.handle_call(bucket(64)));
         assert!((0..SLOW_MAX - 1).all(|_| copy(&mut watch, 101).is_none()), "it starts afresh");
     }
 
     #[test]
     fn a_driver_that_is_slower_than_its_curve_brings_the_method_back_for_a_while() {
         let mut watch = demoted();
-        let instead = |watch: &mut Watch, observed| {
-            watch.handle_instead(bucket(64), Nanos(observed), Nanos(100));
-            watch.poll_event()
-        };
+        let instead = |watch: &mut Watch, observed| watch.handle_instead(bucket(64), Nanos(observed), Nanos(100));
         // The method took 101 where the curve says 100.
         assert!([130, 131, 101, 150, 130].iter().all(|observed| instead(&mut watch, *observed).is_none()));
         assert_eq!(instead(&mut watch, 140), Some(WatchEvent::Restored { bucket: bucket(64) }));
@@ -448,61 +335,26 @@ mod tests {
     #[test]
     fn a_curve_off_by_a_quarter_over_32_copies_is_suspect_until_it_agrees() {
         let mut watch = Watch::default();
-        let mut copy = |observed| {
-            watch.handle_observed(bucket(64), Nanos(observed), Some(Nanos(100)), None).expect("room");
-            (watch.poll_event(), watch.suspects().count())
-        };
-        assert!((1..WINDOW).all(|_| copy(126) == (None, 0)), "31 are too few");
-        let suspect = WatchEvent::Suspect { bucket: bucket(64), median_ppm: 1_260_000 };
-        assert_eq!(copy(126), (Some(suspect), 1));
-        assert!((1..WINDOW / 2).all(|_| copy(125) == (None, 1)));
-        assert_eq!(copy(125), (Some(WatchEvent::Trusted { bucket: bucket(64) }), 0), "half are inside");
-        assert!((0..WINDOW / 2).all(|_| copy(80) == (None, 0)));
-        let low = (0..WINDOW).find_map(|_| copy(79).0);
+        let mut copy = |observed| watch.handle_observed(bucket(64), Nanos(observed), Some(Nanos(100)), None).pop();
+        assert!((1..WINDOW).all(|_| copy(126).is_none()), "31 are too few");
+        assert_eq!(copy(126), Some(WatchEvent::Suspect { bucket: bucket(64), median_ppm: 1_260_000 }));
+        assert!((1..WINDOW / 2).all(|_| copy(125).is_none()));
+        assert_eq!(copy(125), Some(WatchEvent::Trusted { bucket: bucket(64) }), "half are inside");
+        assert!((0..WINDOW / 2).all(|_| copy(80).is_none()));
+        let low = (0..WINDOW).find_map(|_| copy(79));
         assert_eq!(low, Some(WatchEvent::Suspect { bucket: bucket(64), median_ppm: 790_000 }));
     }
 
     #[test]
-    fn what_there_is_no_room_for_is_refused_or_counted() {
-        let mut watch = Watch::new(WatchLimits { buckets_max: 1, events_max: 0 });
-        for _ in 0..SLOW_MAX {
-            assert_eq!(copy(&mut watch, 101), None);
-        }
-        assert_eq!(watch.dropped(), 1);
-        assert_eq!(watch.handle_observed(bucket(128), Nanos(1), None, None), Err(Full { capacity: 1 }));
-        assert_eq!(watch.handle_call(bucket(128)), Decision::Use);
-    }
-
-    fn input() -> impl Strategy<Value = WatchInput> {
-        let observed = (0..3_u64, 0..300_u64, proptest::option::of(0..200_u64), proptest::option::of(0..200_u64));
-        prop_oneof![
-            (0..3_u64, 0..300_u64, 0..200_u64).prop_map(|(size, observed, driver)| WatchInput::Instead {
-                bucket: bucket(64 << size),
-                observed: Nanos(observed),
-                driver: Nanos(driver),
-            }),
-            (0..3_u64).prop_map(|size| WatchInput::Call { bucket: bucket(64 << size) }),
-            observed.prop_map(|(size, observed, predicted, driver)| WatchInput::Observed {
-                bucket: bucket(64 << size),
-                observed: Nanos(observed),
-                predicted: predicted.map(Nanos),
-                driver: driver.map(Nanos),
-            }),
-        ]
-    }
-
-    proptest! {
-        #[test]
-        fn a_logged_run_replays_to_the_same_decisions(inputs in proptest::collection::vec(input(), 0..400)) {
-            let run = |inputs: &[WatchInput]| {
-                let mut watch = Watch::default();
-                let decisions: Vec<_> = inputs.iter().map(|input| watch.handle(*input)).collect();
-                let events: Vec<_> = std::iter::from_fn(|| watch.poll_event()).collect();
-                (decisions, events)
-            };
-            let log: Vec<String> = inputs.iter().map(|i| serde_json::to_string(i).expect("plain data")).collect();
-            let read: Vec<WatchInput> = log.iter().map(|line| serde_json::from_str(line).expect("as written")).collect();
-            prop_assert_eq!(run(&inputs), run(&read));
-        }
+    fn copies_that_there_is_no_room_for_are_not_judged() {
+        let mut watch = Watch::default();
+        let of_gpu = |gpu| Bucket { gpu: EndpointId(gpu), ..bucket(64) };
+        let mut slow = |gpu| {
+            let mut copies =
+                (0..SLOW_MAX).flat_map(|_| watch.handle_observed(of_gpu(gpu), Nanos(101), None, Some(Nanos(100))));
+            copies.next().is_some()
+        };
+        assert!((0..BUCKETS_MAX as u32).all(&mut slow));
+        assert!(!slow(BUCKETS_MAX as u32));
     }
 }

@@ -20,20 +20,23 @@ const LEAD: (u32, u32) = (100, 97);
 
 /// A method with its curve in one situation, and what bars it whatever the size.
 #[derive(Clone, Debug)]
-pub(in crate::models::transfer) struct Entry {
-    pub(in crate::models::transfer) method: Method,
-    pub(in crate::models::transfer) curve: Option<Curve>,
-    pub(in crate::models::transfer) barred: Option<RejectionReason>,
+struct Entry {
+    method: Method,
+    curve: Option<Curve>,
+    barred: Option<RejectionReason>,
 }
 
 /// Everything that decides but the size.
 #[derive(Clone, Debug)]
-pub(in crate::models::transfer) struct Case {
-    pub(in crate::models::transfer) entries: Vec<Entry>,
+pub(crate) struct MethodCase {
+    entries: Vec<Entry>,
     /// Position of the driver's own call.
-    pub(in crate::models::transfer) driver: usize,
-    pub(in crate::models::transfer) objective: Statistic,
-    pub(in crate::models::transfer) tuning: Tuning,
+    driver: usize,
+    objective: Statistic,
+    /// Of methods through pinned buffers.
+    pub(crate) tuning: Tuning,
+    /// Built-in figures decide, since the driver's own call was not measured here.
+    pub(crate) built_in: bool,
     direction: Direction,
     prices: Vec<PricedTuning>,
     realtime: bool,
@@ -56,13 +59,8 @@ struct Pick {
 }
 
 /// Whether `a` leads `b`.
-pub(in crate::models::transfer) fn leads(a: Exact, b: Exact) -> bool {
-    compare_lead(a, b) != Ordering::Greater
-}
-
-/// `a` against 97 % of `b`.
-pub(in crate::models::transfer) fn compare_lead(a: Exact, b: Exact) -> Ordering {
-    a.times(LEAD.0).compare(b.times(LEAD.1))
+fn leads(a: Exact, b: Exact) -> bool {
+    a.times(LEAD.0).compare(b.times(LEAD.1)) != Ordering::Greater
 }
 
 /// The situation in which figures are compared.
@@ -74,12 +72,13 @@ struct FigureSituation {
     pieces: u32,
 }
 
-impl Case {
-    pub(in crate::models::transfer) fn new(profile: &Profile, request: &MethodRequest, available: &Available) -> Self {
+impl MethodCase {
+    pub(crate) fn new(profile: &Profile, request: &MethodRequest, available: &Available) -> Self {
         let request = &normal(request);
         let driver = driver(request, available);
         let mut why = Vec::new();
         let (profile, ends, situation) = find(profile, request, available, driver, &mut why);
+        let built_in = matches!(profile, Cow::Owned(_));
         let mut entries = entries(&profile, request, available, driver, ends, situation);
         if let Some(difference) = &available.stale {
             why.push(format!(
@@ -101,6 +100,7 @@ impl Case {
             driver,
             objective: request.objective,
             tuning,
+            built_in,
             direction: request.direction,
             prices,
             realtime: available.realtime,
@@ -113,7 +113,7 @@ impl Case {
     }
 
     /// The figure of entry `at`, exactly.
-    pub(in crate::models::transfer) fn cost(&self, at: usize, bytes: Bytes, statistic: Statistic) -> Option<Exact> {
+    fn cost(&self, at: usize, bytes: Bytes, statistic: Statistic) -> Option<Exact> {
         let curve = self.entries[at].curve.as_ref()?;
         let (asked, had) = self.pieces;
         if asked == had {
@@ -125,7 +125,7 @@ impl Case {
     }
 
     /// The position of `pageable`, with which staging is compared.
-    pub(in crate::models::transfer) fn pageable(&self) -> Option<usize> {
+    fn pageable(&self) -> Option<usize> {
         self.entries.iter().position(|entry| entry.method == Method::Pageable)
     }
 
@@ -208,14 +208,15 @@ impl Case {
         Pick { chosen, runner_up, holds: best.is_some() && !self.stale, reasons }
     }
 
-    /// The position of the way for a copy of `bytes`, and whether its figure may be promised.
-    pub(in crate::models::transfer) fn chosen(&self, bytes: Bytes) -> (usize, bool) {
+    /// The method for a copy of `bytes`, and the objective's figure if it may be promised.
+    pub(crate) fn best(&self, bytes: Bytes) -> (Method, Option<Nanos>) {
         let pick = self.pick(bytes);
-        (pick.chosen, pick.holds)
+        let cost = if pick.holds { self.cost(pick.chosen, bytes, self.objective) } else { None };
+        (self.entries[pick.chosen].method, cost.map(Exact::rounded_up).filter(|time| *time < Nanos::MAX))
     }
 
     /// The tuning that goes with the entry, if its method goes through pinned buffers.
-    pub(in crate::models::transfer) fn tuning_of(&self, at: usize) -> Option<Tuning> {
+    fn tuning_of(&self, at: usize) -> Option<Tuning> {
         let occupied = self.entries[at].method.abilities().occupies;
         occupied.staging(self.memory).then_some(self.tuning)
     }
@@ -245,7 +246,7 @@ impl Case {
         exact.map(|p| p.n).or(around).unwrap_or(0)
     }
 
-    pub(in crate::models::transfer) fn choice(&self, bytes: Bytes) -> MethodChoice {
+    pub(super) fn choice(&self, bytes: Bytes) -> MethodChoice {
         let pick = self.pick(bytes);
         let figures: Vec<CostFigures> = (0..self.entries.len()).map(|at| self.figures(at, bytes)).collect();
         let mut order: Vec<usize> = (0..self.entries.len()).collect();

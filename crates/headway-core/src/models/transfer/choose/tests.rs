@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::models::transfer::{
-    Curve, CurveKey, CurvePoint, Method, ResidentShape, Selector, Stamp, Stores, TuningKey, WindowMapping,
+    Curve, CurveKey, CurvePoint, Method, ResidentShape, Stamp, Stores, TuningKey, WindowMapping,
 };
 
 const GPU: EndpointId = EndpointId(1);
@@ -327,10 +327,8 @@ fn fujii_2013_single_transfers_switch_at_8_mib_in_and_512_bytes_out() {
         assert_eq!(method(Direction::H2d), if size <= 8 * MIB { WINDOW } else { DMA }, "in, {size}");
         assert_eq!(method(Direction::D2h), if size <= 512 { WINDOW } else { DMA }, "out, {size}");
     }
-    let selector = |direction| Selector::new(&profile, &ask(direction, HostMemory::Pinned, 0), &available);
-    let thresholds = |direction| selector(direction).thresholds().collect::<Vec<_>>();
-    assert_eq!(thresholds(Direction::D2h), [(Bytes(0), WINDOW), (Bytes(734), DMA)]);
-    assert_eq!(thresholds(Direction::H2d).len(), 2);
+    let out = |size| choose(&profile, &ask(Direction::D2h, HostMemory::Pinned, size), &available).method;
+    assert_eq!([0, 733, 734].map(out), [WINDOW, WINDOW, DMA]);
 }
 
 #[test]
@@ -389,24 +387,20 @@ fn any_profile() -> impl Strategy<Value = Profile> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
-    fn a_selector_chooses_as_choose_does_at_every_size(
+    fn the_best_method_is_the_one_that_is_explained(
         profile in any_profile(), pinned: bool, realtime: bool,
         objective in prop_oneof![Just(Statistic::Median), Just(Statistic::P99), Just(Statistic::Max)],
         far in proptest::collection::vec(0..u64::MAX, 20),
     ) {
         let memory = if pinned { HostMemory::Pinned } else { HostMemory::Touched };
-        let mut request = ask(Direction::H2d, memory, 0);
-        request.objective = objective;
-        let mut available = usable(&METHODS);
-        (available.realtime, available.multipath) = (realtime, true);
-        let selector = Selector::new(&profile, &request, &available);
-        for bytes in (0..500).chain(far).chain([u64::MAX]) {
-            request.bytes = Bytes(bytes);
-            let choice = choose(&profile, &request, &available);
-            prop_assert_eq!(selector.method(request.bytes), choice.method, "at {}", bytes);
-            prop_assert_eq!(selector.tuning(request.bytes), choice.tuning);
-            prop_assert_eq!(selector.predicted(request.bytes), choice.predicted);
-            prop_assert_eq!(selector.pick(request.bytes), (choice.method, choice.tuning, choice.predicted));
+        let request = MethodRequest { objective, ..ask(Direction::H2d, memory, 0) };
+        let available = Available { realtime, multipath: true, ..usable(&METHODS) };
+        let case = MethodCase::new(&profile, &request, &available);
+        for bytes in (0..500).step_by(7).chain(far).chain([u64::MAX]).map(Bytes) {
+            let choice = case.choice(bytes);
+            prop_assert_eq!(case.best(bytes), (choice.method, choice.predicted), "at {}", bytes);
+            let is_staged = choice.method.abilities().occupies.staging(memory);
+            prop_assert_eq!(is_staged.then_some(case.tuning), choice.tuning);
         }
     }
 

@@ -24,7 +24,7 @@ fn make(learner: &mut Learner, kind: LearntKind, bytes: u64, copies: usize, trut
         let (time, cpu) = truth(advice.tuning);
         total += time;
         if advice.timed {
-            learner.handle_took(kind, Bytes(bytes), CopyTiming { advice, time: Nanos(time), cpu: Some(Nanos(cpu)) });
+            learner.handle_took(kind, Bytes(bytes), advice, CopyTook { time: Nanos(time), cpu: Some(Nanos(cpu)) });
         }
         if !advice.trial {
             last = advice.tuning;
@@ -135,7 +135,7 @@ fn a_copy_of_a_gigabyte_is_not_made_by_the_driver_to_learn_in_the_first_seconds(
         let advice = learner.handle_copy(IN, Bytes(1 << 30));
         by_driver += u32::from(advice.tuning.is_none());
         let (time, cpu) = truth(advice.tuning);
-        learner.handle_took(IN, Bytes(1 << 30), CopyTiming { advice, time: Nanos(time), cpu: Some(Nanos(cpu)) });
+        learner.handle_took(IN, Bytes(1 << 30), advice, CopyTook { time: Nanos(time), cpu: Some(Nanos(cpu)) });
     }
     assert_eq!(by_driver, 0);
 }
@@ -221,7 +221,7 @@ proptest! {
                 worst = worst.max(time.saturating_sub(cost));
             }
             if advice.timed {
-                learner.handle_took(kind, Bytes(1 << exponent), CopyTiming { advice, time: Nanos(time), cpu: Some(Nanos(cpu)) });
+                learner.handle_took(kind, Bytes(1 << exponent), advice, CopyTook { time: Nanos(time), cpu: Some(Nanos(cpu)) });
             }
         }
         let surprises = worst.saturating_mul(BELIEVED * known.len() as u64 + 1);
@@ -264,7 +264,7 @@ proptest! {
         for _ in 0..40 {
             let advice = learner.handle_copy(IN, Bytes(bytes));
             prop_assert!(advice.tuning.is_none_or(|tuning| tuning.threads <= threads_max), "{advice:?}");
-            learner.handle_took(IN, Bytes(bytes), CopyTiming { advice, time: Nanos(ns_per_mib), cpu: None });
+            learner.handle_took(IN, Bytes(bytes), advice, CopyTook { time: Nanos(ns_per_mib), cpu: None });
         }
     }
 }
