@@ -141,9 +141,9 @@ def by_runai() -> Loader:
     def load(paths: list[str], device: str) -> tuple[dict[str, Any], Callable[[], None]]:
         loaded: dict[str, Any] = {}
         with SafetensorsStreamer() as streamer:
-            streamer.stream_files(paths)
+            streamer.stream_files(paths, device=device)
             for name, tensor in streamer.get_tensors():
-                loaded[name] = tensor.to(device, non_blocking=False)
+                loaded[name] = tensor
         return loaded, lambda: None
 
     return load

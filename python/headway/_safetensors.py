@@ -185,7 +185,10 @@ def _is_table(value: object) -> bool:
 
 
 def _is_sizes(value: Any) -> bool:
-    return type(value) is list and all(type(size) is int and 0 <= size < 1 << 63 for size in value)
+    if not isinstance(value, list):
+        return False
+    sizes: list[Any] = value
+    return all(type(size) is int and 0 <= size < 1 << 63 for size in sizes)
 
 
 def _short(value: object) -> str:

@@ -48,7 +48,18 @@ pub(super) fn check() -> anyhow::Result<Outcome> {
     } else {
         println!("skipped: pyright cannot be installed");
     }
+    if !has_torch(&venv) {
+        println!("skipped: PyTorch for CPUs cannot be installed, and the tests with it are left out");
+    }
     run("pytest", &[])
+}
+
+/// Whether PyTorch is in `venv`, or can be installed there: its build for CPUs comes from an index of its own, which may be out of reach.
+fn has_torch(venv: &Path) -> bool {
+    let python = |arguments: &[&str]| must_succeed(Command::new(venv.join("bin/python")).args(arguments)).is_ok();
+    let index = ["--index-url", "https://download.pytorch.org/whl/cpu", "--retries", "0", "torch==2.11.0"];
+    let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"];
+    python(&["-c", "import torch"]) || python(&[&install[..], &index].concat())
 }
 
 /// Installs what `python/requirements-ci.txt` names into `venv`, unless it is there.
