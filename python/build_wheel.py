@@ -54,9 +54,9 @@ def put_programs(config_settings: Settings) -> None:
     cargo = os.environ.get("CARGO", "cargo")
     if shutil.which(cargo) is None:
         raise SystemExit("headway is built from Rust sources, and there is no `cargo`; install Rust from https://rustup.rs")
-    subprocess.run(
-        [cargo, "build", "--profile", profile, "-p", "headway-cli", "-p", "headway-preload"], cwd=HERE.parent, check=True
-    )
+    # With the extension in the same call, what all three depend on is built with the same features, and once.
+    packages = ["-p", "headway-cli", "-p", "headway-preload", "-p", "headway-python"]
+    subprocess.run([cargo, "build", "--profile", profile, *packages], cwd=HERE.parent, check=True)
     metadata = subprocess.run(
         [cargo, "metadata", "--no-deps", "--format-version", "1"], cwd=HERE, check=True, stdout=subprocess.PIPE
     )
