@@ -1,7 +1,7 @@
 """Loads of safetensors files into tensors of PyTorch that own their memory."""
 
-# PyTorch need not be installed where types are checked, and its own are not all known.
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
+# PyTorch need not be installed where types are checked: then `import torch` leads to `headway/torch.py`.
+# pyright: basic, reportAttributeAccessIssue=false, reportMissingImports=false, reportMissingModuleSource=false
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def _reserve(torch: Any, group: _Group) -> None:
         return
     try:
         torch.empty(sum(sizes), dtype=torch.uint8, device=group.device)
-    except torch.OutOfMemoryError:
+    except torch.cuda.OutOfMemoryError:
         # In parts it may fit.
         return
 

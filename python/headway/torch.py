@@ -12,8 +12,8 @@
     headway.torch.move_in(model)        # and back
 """
 
-# PyTorch need not be installed where types are checked, and its own are not all known.
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
+# PyTorch need not be installed where types are checked: then `import torch` leads to `headway/torch.py`.
+# pyright: basic, reportAttributeAccessIssue=false, reportMissingImports=false, reportMissingModuleSource=false
 
 from __future__ import annotations
 
@@ -238,6 +238,11 @@ def _import() -> Any:
     return torch
 
 
+def _host_memory(nbytes: int, device: Any) -> HostMemory:
+    """Page-locked memory for copies of a GPU."""
+    return HostMemory(nbytes, device.index if device.type == "cuda" else None)
+
+
 def _side_stream(torch: Any, device: Any) -> Any:
     """A stream beside the current one, behind what that was given; `None` for host memory."""
     if device.type != "cuda":
@@ -292,8 +297,7 @@ def _out(module: Any, device: Any, changed: bool, wait: bool) -> Move:
     is_same = home.memory is not None and home.inside == list(found) and [part.numel() for part in home.parts] == sizes
     if home.memory is None or [part.numel() for part in home.parts] != sizes:
         home.parts.clear()
-        gpu = device.index if device.type == "cuda" else None
-        home.memory = HostMemory(sum(map(aligned, sizes)), gpu)
+        home.memory = _host_memory(sum(map(aligned, sizes)), device)
         home.parts = home.memory.parts(sizes)
     home.device = device
     tickets: list[Any] = []
@@ -389,7 +393,7 @@ class Stager:
     are copied by the caller.
 
     Copies are made in pieces, between which small copies of other streams are made. Page-locked memory is used again once a checkpoint has been
-    written: when nothing refers to the staged state any more. The first two calls lock theirs, about a second for each 4 GiB.
+    written: when nothing refers to the staged state any more. The first calls lock theirs, about a second for each 4 GiB; `prepare` does it before.
 
     Whoever writes parameters in another way than by `step` of these optimizers calls `synchronize_staging` before.
 
@@ -417,6 +421,21 @@ class Stager:
     def should_synchronize_after_execute(self) -> bool:
         """Of the protocol of PyTorch: `False`."""
         return self._synchronize_after_execute
+
+    def prepare(self, state_dict: dict[str, Any]) -> None:
+        """Locks memory for states like this one, all that there may be at a time, so that no checkpoint waits for that.
+
+        Raises:
+            CopyError: So much memory cannot be locked.
+        """
+        found: dict[int, Any] = {}
+        _walk(state_dict, found)
+        away = storages(tensor for tensor in found.values() if self._is_away(tensor))
+        nbytes = sum(aligned(storage.numel()) for storage in away.values())
+        self._memories = [memory for memory in self._memories if not memory.is_free() or memory.nbytes >= nbytes]
+        for storage in list(away.values())[:1]:
+            while len(self._memories) < self._buffers_max:
+                self._memories.append(_host_memory(nbytes, storage.device))
 
     def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]]:
         """A copy of the state in host memory, as it is for the current stream now.
@@ -489,7 +508,7 @@ class Stager:
                 f"{len(self._memories)} staged states are still in use",
                 help="wait for the result of an earlier `async_save` first, or give the stager more `buffers`",
             )
-        made = HostMemory(nbytes, device.index if device.type == "cuda" else None)
+        made = _host_memory(nbytes, device)
         self._memories.append(made)
         return made
 

@@ -1,13 +1,14 @@
 """Loads of safetensors files: what is read is what was written, and a file that is wrong is an exception that says so."""
 
-# PyTorch need not be installed where types are checked, and its own are not all known.
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
+# PyTorch need not be installed where types are checked: then `import torch` leads to `headway/torch.py`.
+# pyright: basic, reportAttributeAccessIssue=false, reportMissingImports=false, reportMissingModuleSource=false
 
 from __future__ import annotations
 
 import json
 import os
 import struct
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -233,6 +234,34 @@ def test_memory_that_is_no_gpus_is_refused(driver: Driver, tmp_path: Path) -> No
     with SafetensorsFile(saved(tmp_path / "a", {"a": random(4, 1)})) as file:
         with pytest.raises(hw.CopyError, match="memory of this GPU"):
             run(0, [file], [(0, file.tensors[0].start, host.ctypes.data, 4)]).run()
+
+
+def test_a_gpu_that_fails_is_an_error_of_the_load(library: Path, tmp_path: Path) -> None:
+    path = saved(tmp_path / "a", {"a": random(40 * SLOT, 1)})
+    code = f"""
+from headway import _native
+from headway._safetensors import SafetensorsFile
+from fake_gpu import Driver, Memory
+from pathlib import Path
+import headway as hw
+driver = Driver(Path({str(library)!r}))
+memory = Memory(driver, {40 * SLOT})
+file = SafetensorsFile({str(path)!r})
+def load():
+    part = (0, file.tensors[0].start, memory.address, {40 * SLOT})
+    return _native.FileLoad(0, [(file.path, file.fd)], [part], 3, {SLOT}).run() is not None
+print(load())
+driver.fail("cuMemcpyHtoDAsync_v2", 700, 9)
+try:
+    load()
+except hw.CopyError as error:
+    print(type(error).__name__)
+"""
+    environment = {**os.environ, "HEADWAY_LIBCUDA": str(library), "HEADWAY_CACHE": "off"}
+    # The folder of the tests, and not that of the package's sources.
+    folder = Path(__file__).parent
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["True", "CopyError"], done.stderr
 
 
 def test_without_pytorch_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Checkpoints that are staged, and modules that move out and in, by PyTorch without a GPU: host memory stands for a GPU's."""
 
-# PyTorch need not be installed where types are checked, and its own are not all known.
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
+# PyTorch need not be installed where types are checked: then `import torch` leads to `headway/torch.py`.
+# pyright: basic, reportAttributeAccessIssue=false, reportMissingImports=false, reportMissingModuleSource=false
 
 from __future__ import annotations
 
@@ -166,6 +166,10 @@ def test_a_staged_state_stays_as_it_was(module: Any, kind: Any) -> None:
 def test_memory_of_a_state_that_was_written_is_used_again(module: Any) -> None:
     stager = CpuStager()
     state = {"model": module.state_dict()}
+    stager.prepare({"model": [torch.zeros(2)]})
+    stager.prepare(state)
+    locked = list(stager._memories)
+    assert len(locked) == 2
     first = stager.stage(state).result(60)
     address = first["model"]["first"].data_ptr()
     second = stager.stage(state).result(60)
@@ -181,7 +185,7 @@ def test_memory_of_a_state_that_was_written_is_used_again(module: Any) -> None:
     del part
     gc.collect()
     third = stager.stage(state).result(60)
-    assert third["model"]["first"].data_ptr() == address
+    assert third["model"]["first"].data_ptr() == address and stager._memories == locked
     stager.close()
 
 

@@ -255,6 +255,16 @@ mod tests {
     }
 
     #[test]
+    fn pages_in_memory_are_counted() {
+        let (file, data) = file(3 * page_bytes() + 1);
+        let view = FileView::map(file.as_fd(), data.len()).unwrap();
+        // A sandbox may not say it.
+        assert!(view.present(0, data.len()).is_none_or(|pages| pages == 4));
+        assert!(view.present(page_bytes(), page_bytes()).is_none_or(|pages| pages == 1));
+        assert_eq!(view.present(1, data.len()), None);
+    }
+
+    #[test]
     fn a_page_that_goes_while_it_is_read_is_an_error_value() {
         let (file, data) = file(4 * page_bytes());
         let view = FileView::map(file.as_fd(), data.len()).unwrap();

@@ -13,6 +13,10 @@ use crate::{Error, Failure};
 
 /// Chunks begin at multiples of this in their file, so that they can be read past the page cache.
 const ALIGN: u64 = 4096;
+/// What a slot has more than a chunk, so that its bytes can begin where the engine copies them fastest.
+const SPARE: u64 = 4096;
+/// Engines copy fastest between addresses that are alike below this.
+const LINES: u64 = 512;
 /// So much that nobody wants is read along, rather than to begin another chunk.
 const GAP_MAX: u64 = 64 << 10;
 
@@ -89,7 +93,7 @@ impl StreamCopier {
             .map(|(file, opened)| FileReader::new(opened).map_err(|source| LoadError::Read { file, source }));
         let readers = readers.collect::<Result<Vec<_>, _>>()?;
         let ranges: Vec<_> = parts.iter().map(|part| (part.file, part.at, part.place.bytes())).collect();
-        let chunks = chunks(&ranges, options.slot.0);
+        let chunks = chunks(&ranges, options.slot.0.saturating_sub(SPARE));
         let place = |piece: &ChunkPiece| parts[piece.part].place.part(piece.skipped, piece.bytes, piece.from);
         let places = chunks.iter().map(|chunk| chunk.pieces.iter().map(place).collect()).collect();
         let chunks = FileChunks { chunks, places, readers, read: Default::default() };
@@ -147,19 +151,28 @@ impl Chunks for FileChunks {
         &self.places[at]
     }
 
-    fn read(&self, at: usize, slot: &mut [u8]) -> Result<(), Self::Error> {
+    fn read(&self, at: usize, slot: &mut [u8]) -> Result<usize, Self::Error> {
         let chunk = &self.chunks[at];
         let no_file = || io::Error::other("there is no file of that position");
         let reader = self.readers.get(chunk.file).ok_or_else(|| (chunk.file, no_file()))?;
-        let way = reader.read(chunk.at, chunk.bytes, slot).map_err(|error| (chunk.file, error))?;
+        let cold = reader.is_cold(chunk.at, chunk.bytes);
+        let begins = if cold { 0 } else { begins(&self.places[at], &chunk.pieces) };
+        let read = reader.read(chunk.at, chunk.bytes, &mut slot[begins..], cold);
+        let way = read.map_err(|error| (chunk.file, error))?;
         let way = match way {
             ReadWay::Mapped => 0,
             ReadWay::Direct => 1,
             ReadWay::Buffered => 2,
         };
         self.read[way].fetch_add(chunk.bytes as u64, Ordering::Relaxed);
-        Ok(())
+        Ok(begins)
     }
+}
+
+/// Where the bytes of a chunk begin in a slot, so that its largest piece lies there as its place does.
+fn begins(places: &[RawPlace], pieces: &[ChunkPiece]) -> usize {
+    let largest = places.iter().zip(pieces).max_by_key(|(place, _)| place.bytes());
+    largest.map_or(0, |(place, piece)| (place.address().wrapping_sub(piece.from as u64) % LINES) as usize)
 }
 
 /// Ranges of at most `slot` bytes that together have all parts, each given by file, start and bytes, in the order of files and starts.
