@@ -249,8 +249,11 @@ def _prepare(torch: Any, files: list[SafetensorsFile], group: _Group, threads: i
     ready = torch.cuda.Event()
     ready.record(torch.cuda.current_stream(group.device))
     ready.synchronize()
-    parts = [(number, entry.start, group.tensors[entry.name].data_ptr(), entry.nbytes) for number, entry, _ in group.parts]
-    return _native.FileLoad(group.device.index, [(file.path, file.fd) for file in files], parts, threads, _SLOT_BYTES)
+    # Only files of which this GPU gets something are mapped for it.
+    used = {number: at for at, number in enumerate(dict.fromkeys(number for number, _, _ in group.parts))}
+    parts = [(used[number], entry.start, group.tensors[entry.name].data_ptr(), entry.nbytes) for number, entry, _ in group.parts]
+    opened = [(files[number].path, files[number].fd) for number in used]
+    return _native.FileLoad(group.device.index, opened, parts, threads, _SLOT_BYTES)
 
 
 def _reserve(torch: Any, group: _Group) -> None:

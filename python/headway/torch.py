@@ -390,7 +390,7 @@ class Stager:
     A call of `stage` returns at once. What `optimizers` write, which are their parameters and states, is copied by a thread in a stream of its own, while
     the next step computes; their next `step` waits on the GPU for what is left, the host does not. All else, such as buffers of the module, is
     copied in the order of the current stream. Without `optimizers` all is, so that the next kernels wait for the copies. Tensors in host memory
-    are copied by the caller.
+    are copied by the caller. Of a `DTensor` each process stages its part.
 
     Copies are made in pieces, between which small copies of other streams are made. Page-locked memory is used again once a checkpoint has been
     written: when nothing refers to the staged state any more. The first calls lock theirs, about a second for each 4 GiB; `prepare` does it before.
@@ -430,7 +430,7 @@ class Stager:
         """
         found: dict[int, Any] = {}
         _walk(state_dict, found)
-        away = storages(tensor for tensor in found.values() if self._is_away(tensor))
+        away = storages(tensor for tensor in map(_local, found.values()) if self._is_away(tensor))
         nbytes = sum(aligned(storage.numel()) for storage in away.values())
         self._memories = [memory for memory in self._memories if not memory.is_free() or memory.nbytes >= nbytes]
         for storage in list(away.values())[:1]:
@@ -441,14 +441,14 @@ class Stager:
         """A copy of the state in host memory, as it is for the current stream now.
 
         Raises:
-            OptionError: It has sharded or sparse tensors, or too many earlier states are still being written.
+            OptionError: It has sparse tensors or others with parts of their own, or too many earlier states are still being written.
             CopyError: So much memory cannot be locked.
         """
         torch = _import()
         found: dict[int, Any] = {}
         _walk(state_dict, found)
-        _plain(found.values(), "the state")
-        tensors = list(found.values())
+        tensors = [_local(tensor) for tensor in found.values()]
+        _plain(tensors, "the state")
         away = storages(tensor for tensor in tensors if self._is_away(tensor))
         places = {storage.device for storage in away.values()}
         if len(places) > 1:
@@ -460,7 +460,7 @@ class Stager:
         parts = memory.parts(storage.numel() for storage in away.values()) if memory else []
         by_address |= dict(zip(away, parts, strict=True))
         with torch.no_grad():
-            made = {key: _over(tensor, by_address) for key, tensor in found.items()}
+            made = {key: _wrapped(tensor, _over(_local(tensor), by_address)) for key, tensor in found.items()}
         staged = _rebuilt(state_dict, made)
         later = self._written_by_optimizers() if away else set()
         stream = _side_stream(torch, device)
@@ -519,7 +519,7 @@ class Stager:
             found: dict[int, Any] = {}
             _walk([group["params"] for group in optimizer.param_groups], found)
             _walk(list(optimizer.state.values()), found)
-            written.update(tensor.untyped_storage().data_ptr() for tensor in found.values())
+            written.update(tensor.untyped_storage().data_ptr() for tensor in map(_local, found.values()))
         return written
 
     def _before_step(self, *_given: Any) -> None:
@@ -581,6 +581,20 @@ def _rebuilt(value: Any, made: dict[int, Any]) -> Any:
         inner = [_rebuilt(inner, made) for inner in value]
         return type(value)(*inner) if hasattr(value, "_fields") else tuple(inner)
     return value
+
+
+def _is_distributed(tensor: Any) -> bool:
+    return type(tensor).__name__ == "DTensor"
+
+
+def _local(tensor: Any) -> Any:
+    """What this process has of a tensor: a part of a `DTensor`, and all of others."""
+    return tensor._local_tensor if _is_distributed(tensor) else tensor
+
+
+def _wrapped(tensor: Any, local: Any) -> Any:
+    """The tensor of which `local` is what this process has, distributed as `tensor` is."""
+    return type(tensor)(local, tensor._spec, requires_grad=False) if _is_distributed(tensor) else local
 
 
 def _over(tensor: Any, by_address: dict[int, Any]) -> Any:

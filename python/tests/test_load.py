@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import headway as hw
 import numpy as np
@@ -326,6 +327,43 @@ class TestWithPyTorch:
             hw.load_safetensors(path, device="meta")
         with pytest.raises(hw.OptionError, match="threads"):
             hw.load_safetensors(path, device="cpu", threads=0)
+
+    def test_tensors_on_gpus_are_filled_from_the_files_that_have_them(self, driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        torch = self.torch
+
+        class OnGpu:
+            def __init__(self, shape: Any, dtype: Any) -> None:
+                self.nbytes = torch.empty(shape, dtype=dtype).nbytes
+                self.memory = Memory(driver, self.nbytes)
+
+            def data_ptr(self) -> int:
+                return self.memory.address
+
+        class Pretended:
+            """PyTorch with memory of the driver that has no GPU."""
+
+            cuda = MagicMock(**{"current_device.return_value": 0, "memory_reserved.return_value": 0, "memory_allocated.return_value": 0})
+            __version__ = "0"
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(torch, name)
+
+            def empty(self, shape: Any, *, dtype: Any, device: Any) -> OnGpu:
+                assert device == torch.device("cuda", 0)
+                return OnGpu(shape, dtype)
+
+        monkeypatch.setattr(_load, "_torch", Pretended)
+        model, paths = self.model(), [tmp_path / f"{number}.safetensors" for number in range(3)]
+        names = list(model)
+        for number, path in enumerate(paths):
+            self.safetensors.save_file({name: model[name] for name in names[number::3]}, path)
+        # Nothing of the first file.
+        wanted = [name for number in (1, 2) for name in names[number::3]]
+        loaded: Any = hw.load_safetensors(paths, names=wanted)
+        assert sorted(loaded) == sorted(wanted)
+        for name, made in loaded.items():
+            sent = model[name].contiguous().view(-1).view(torch.uint8).numpy()
+            assert (made.memory.content()[: made.nbytes] == sent).all(), name
 
     def test_a_type_that_pytorch_has_not_is_said(self, tmp_path: Path) -> None:
         path = written(tmp_path / "six", {"a": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}, b"123")
