@@ -27,6 +27,7 @@ _log = logging.getLogger("headway.load")
 
 _THREADS = 8
 _SLOT_BYTES = 4 << 20
+_STORES = "plain"
 # What a thread reads at once into host memory.
 _READ_BYTES = 16 << 20
 # From this size on PyTorch's allocator cuts a block from a larger one.
@@ -253,7 +254,7 @@ def _prepare(torch: Any, files: list[SafetensorsFile], group: _Group, threads: i
     used = {number: at for at, number in enumerate(dict.fromkeys(number for number, _, _ in group.parts))}
     parts = [(used[number], entry.start, group.tensors[entry.name].data_ptr(), entry.nbytes) for number, entry, _ in group.parts]
     opened = [(files[number].path, files[number].fd) for number in used]
-    return _native.FileLoad(group.device.index, opened, parts, threads, _SLOT_BYTES)
+    return _native.FileLoad(group.device.index, opened, parts, threads, _SLOT_BYTES, _STORES)
 
 
 def _reserve(torch: Any, group: _Group) -> None:

@@ -243,12 +243,19 @@ def _host_memory(nbytes: int, device: Any) -> HostMemory:
     return HostMemory(nbytes, device.index if device.type == "cuda" else None)
 
 
-def _side_stream(torch: Any, device: Any) -> Any:
-    """A stream beside the current one, behind what that was given; `None` for host memory."""
+# A new one for each call would in the end be one that the program computes in: PyTorch has 32 of them, and gives them out in turns.
+_streams: dict[tuple[int, str], Any] = {}
+
+
+def _side_stream(device: Any, purpose: str) -> Any:
+    """The stream for copies of a purpose, behind what the current one was given; `None` for host memory."""
     if device.type != "cuda":
         return None
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
+    cuda = _import().cuda
+    if (device.index, purpose) not in _streams:
+        _streams[device.index, purpose] = cuda.Stream(device)
+    stream = _streams[device.index, purpose]
+    stream.wait_stream(cuda.current_stream(device))
     return stream
 
 
@@ -289,7 +296,6 @@ def _device_of(module: Any, what: str) -> Any:
 
 
 def _out(module: Any, device: Any, changed: bool, wait: bool) -> Move:
-    torch = _import()
     tensors = _tensors(module)
     found = storages(tensors)
     sizes = [storage.numel() for storage in found.values()]
@@ -303,7 +309,7 @@ def _out(module: Any, device: Any, changed: bool, wait: bool) -> Move:
     tickets: list[Any] = []
     copies = changed or not is_same
     if copies:
-        stream = _side_stream(torch, device)
+        stream = _side_stream(device, "out")
         tickets = move_all(zip(home.parts, found.values(), strict=True), stream)
         for storage in found.values() if stream is not None else []:
             storage.record_stream(stream)
@@ -359,7 +365,7 @@ def _in(module: Any, home: _Home, device: Any, wait: bool) -> Move:
     tensors = _tensors(module)
     found = storages(tensors)
     there = [torch.empty(storage.numel(), dtype=torch.uint8, device=device) for storage in found.values()]
-    stream = _side_stream(torch, device)
+    stream = _side_stream(device, "in")
     tickets = move_all(zip(there, found.values(), strict=True), stream)
     if stream is not None:
         torch.cuda.current_stream(device).wait_stream(stream)
@@ -463,7 +469,7 @@ class Stager:
             made = {key: _wrapped(tensor, _over(_local(tensor), by_address)) for key, tensor in found.items()}
         staged = _rebuilt(state_dict, made)
         later = self._written_by_optimizers() if away else set()
-        stream = _side_stream(torch, device)
+        stream = _side_stream(device, "stage")
         now = [(part, storage) for (address, storage), part in zip(away.items(), parts, strict=True) if address not in later]
         rest = [(part, storage) for (address, storage), part in zip(away.items(), parts, strict=True) if address in later]
         tickets = move_all(now, stream)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import struct
@@ -142,13 +143,17 @@ def test_any_header_is_read_or_refused(text: bytes, tmp_path: Path) -> None:
 LAYOUTS = st.lists(st.lists(st.sampled_from([0, 1, 5, 4095, 4096, 60_000, SLOT, 200_001]), max_size=6), min_size=1, max_size=3)
 
 
-def run(gpu: int, files: list[SafetensorsFile], parts: list[tuple[int, int, int, int]], threads: int = 3) -> _native.FileLoad:
-    return _native.FileLoad(gpu, [(file.path, file.fd) for file in files], parts, threads, SLOT)
+def run(
+    gpu: int, files: list[SafetensorsFile], parts: list[tuple[int, int, int, int]], threads: int = 3, stores: str = "plain"
+) -> _native.FileLoad:
+    return _native.FileLoad(gpu, [(file.path, file.fd) for file in files], parts, threads, SLOT, stores)
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(layout=LAYOUTS, keep=st.floats(0, 1), threads=st.integers(1, 4))
-def test_every_layout_comes_to_a_gpu(driver: Driver, tmp_path: Path, layout: list[list[int]], keep: float, threads: int) -> None:
+@given(layout=LAYOUTS, keep=st.floats(0, 1), threads=st.integers(1, 4), stores=st.sampled_from(["plain", "past-caches", "demoted"]))
+def test_every_layout_comes_to_a_gpu(
+    driver: Driver, tmp_path: Path, layout: list[list[int]], keep: float, threads: int, stores: str
+) -> None:
     sent: dict[str, Bytes] = {}
     paths: list[Path] = []
     for number, sizes in enumerate(layout):
@@ -165,7 +170,7 @@ def test_every_layout_comes_to_a_gpu(driver: Driver, tmp_path: Path, layout: lis
             if chosen.random() <= keep:
                 memories[tensor.name] = Memory(driver, tensor.nbytes)
                 parts.append((number, tensor.start, memories[tensor.name].address, tensor.nbytes))
-    load = run(0, files, parts, threads)
+    load = run(0, files, parts, threads, stores)
     read = load.run()
     assert read is not None and load.moved_bytes == sum(part[3] for part in parts) <= sum(read)
     for name, memory in memories.items():
@@ -250,7 +255,7 @@ memory = Memory(driver, {40 * SLOT})
 file = SafetensorsFile({str(path)!r})
 def load():
     part = (0, file.tensors[0].start, memory.address, {40 * SLOT})
-    return _native.FileLoad(0, [(file.path, file.fd)], [part], 3, {SLOT}).run() is not None
+    return _native.FileLoad(0, [(file.path, file.fd)], [part], 3, {SLOT}, "plain").run() is not None
 print(load())
 driver.fail("cuMemcpyHtoDAsync_v2", 700, 9)
 try:
@@ -263,6 +268,20 @@ except hw.CopyError as error:
     folder = Path(__file__).parent
     done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["True", "CopyError"], done.stderr
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_bar_is_drawn_on_terminals_only(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: is_terminal, raising=False)
+    monkeypatch.setattr(sys, "stderr", shown)
+    bar = _load._Bar()
+    for moved in (0, 5 * 10**9, 10**10):
+        bar(moved, 10**10)
+    bar(0, 0)
+    bar.end()
+    text = shown.getvalue()
+    assert ("5.0 of 10.0 GB" in text and f"[{'#' * 30}]" in text and text.endswith("\n")) if is_terminal else not text
 
 
 def test_without_pytorch_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 
+use headway_core::models::transfer::Stores;
+
 use crate::memory::{FileView, page_bytes};
 
 /// Reads past the page cache start and end at multiples of this, in the file and in memory; disks ask for 512 or 4096.
@@ -34,14 +36,15 @@ pub struct FileReader {
     view: Option<FileView>,
     /// The same file for reads past the page cache, where its file system has them.
     direct: Option<File>,
+    stores: Stores,
 }
 
 impl FileReader {
-    /// A reader of `file`, which is open for reading.
+    /// A reader of `file`, which is open for reading; what it has from a mapping it stores as `stores` says.
     ///
     /// # Errors
     /// What the system says of the file.
-    pub fn new(file: File) -> io::Result<Self> {
+    pub fn new(file: File, stores: Stores) -> io::Result<Self> {
         let before = state(&file)?;
         let bytes = usize::try_from(before.0).map_err(io::Error::other)?;
         let view = FileView::map(file.as_fd(), bytes).ok();
@@ -50,7 +53,7 @@ impl FileReader {
             OpenOptions::new().read(true).custom_flags(libc::O_DIRECT | libc::O_CLOEXEC).open(path).ok()
         };
         let direct = if is_in_memory(&file) { None } else { again() };
-        Ok(Self { file, before, view, direct })
+        Ok(Self { file, before, view, direct, stores })
     }
 
     /// Bytes that it had at the beginning.
@@ -82,7 +85,7 @@ impl FileReader {
         };
         let start =
             usize::try_from(at).ok().filter(|start| start.checked_add(bytes).is_some_and(|end| end <= view.len()));
-        let copied = start.is_some_and(|start| view.copy(start, to).is_ok());
+        let copied = start.is_some_and(|start| view.copy(start, to, self.stores).is_ok());
         // The kernel's own copy says what is wrong, and it may be no more.
         if copied { Ok(ReadWay::Mapped) } else { fill(&self.file, at, bytes, to).map(|()| ReadWay::Buffered) }
     }
@@ -170,7 +173,7 @@ mod tests {
     fn every_range_is_read_whatever_the_way() {
         let (file, data) = written(3 * DIRECT_ALIGN + 100);
         file.sync_all().unwrap();
-        let reader = FileReader::new(file).unwrap();
+        let reader = FileReader::new(file, Stores::Plain).unwrap();
         // So that reads past the cache happen, where the file system has them.
         // SAFETY: the call is given a descriptor and numbers.
         unsafe { libc::posix_fadvise(reader.file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
@@ -192,7 +195,7 @@ mod tests {
     fn a_file_that_became_shorter_or_was_written_is_an_error_value() {
         let (file, data) = written(5 * DIRECT_ALIGN);
         let again = file.try_clone().unwrap();
-        let reader = FileReader::new(file).unwrap();
+        let reader = FileReader::new(file, Stores::Plain).unwrap();
         again.set_len(DIRECT_ALIGN as u64).unwrap();
         let mut room = Mapping::anonymous(5 * DIRECT_ALIGN).unwrap();
         let error = reader.read(0, data.len(), &mut room, false).unwrap_err();
@@ -202,7 +205,7 @@ mod tests {
 
     #[test]
     fn what_is_no_file_of_bytes_is_read_or_refused_without_a_panic() {
-        let reader = FileReader::new(File::open("/dev/null").unwrap()).unwrap();
+        let reader = FileReader::new(File::open("/dev/null").unwrap(), Stores::Plain).unwrap();
         assert_eq!(reader.bytes(), 0);
         assert_eq!(reader.read(0, 4, &mut [0; 4], true).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use headway_core::models::transfer::Stores;
 use headway_core::units::Bytes;
 use headway_cuda::{Chunks, RawPlace, ScatterError, ScatterOptions, scatter};
 use headway_os::file_reader::{FileReader, ReadWay};
@@ -29,6 +30,24 @@ pub struct FilePart {
     pub at: u64,
     /// Where it goes.
     pub place: RawPlace,
+}
+
+/// What a load may use, and how its threads store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// Threads that read, each with two slots.
+    pub threads: u32,
+    /// Bytes of a slot, 64 KiB at least.
+    pub slot: Bytes,
+    /// How what comes from mappings is stored into slots.
+    pub stores: Stores,
+}
+
+impl Default for LoadOptions {
+    /// Eight threads, 4 MiB (64 MiB of page-locked memory), plain stores.
+    fn default() -> Self {
+        Self { threads: 8, slot: Bytes(4 << 20), stores: Stores::Plain }
+    }
 }
 
 /// What a load read, by the way in which it did.
@@ -84,20 +103,21 @@ impl StreamCopier {
         &self,
         files: Vec<File>,
         parts: Vec<FilePart>,
-        options: ScatterOptions,
+        options: LoadOptions,
         loading: &Loading,
     ) -> Result<LoadReport, LoadError> {
-        let readers = files
-            .into_iter()
-            .enumerate()
-            .map(|(file, opened)| FileReader::new(opened).map_err(|source| LoadError::Read { file, source }));
+        let readers = files.into_iter().enumerate().map(|(file, opened)| {
+            FileReader::new(opened, options.stores).map_err(|source| LoadError::Read { file, source })
+        });
         let readers = readers.collect::<Result<Vec<_>, _>>()?;
         let ranges: Vec<_> = parts.iter().map(|part| (part.file, part.at, part.place.bytes())).collect();
         let chunks = chunks(&ranges, options.slot.0.saturating_sub(SPARE));
         let place = |piece: &ChunkPiece| parts[piece.part].place.part(piece.skipped, piece.bytes, piece.from);
         let places = chunks.iter().map(|chunk| chunk.pieces.iter().map(place).collect()).collect();
         let chunks = FileChunks { chunks, places, readers, read: Default::default() };
-        scatter(self.gpu(), &chunks, options, &loading.stop, &loading.moved).map_err(|error| match error {
+        let LoadOptions { threads, slot, .. } = options;
+        let scattered = ScatterOptions { threads, slot, ..ScatterOptions::default() };
+        scatter(self.gpu(), &chunks, scattered, &loading.stop, &loading.moved).map_err(|error| match error {
             ScatterError::Read((file, source)) => LoadError::Read { file, source },
             ScatterError::Device(error) => LoadError::Copy(Failure::Copy(error.into()).into()),
             ScatterError::Stopped => LoadError::Stopped,
