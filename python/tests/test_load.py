@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -196,8 +197,10 @@ def test_a_file_that_changes_meanwhile_is_an_exception(driver: Driver, tmp_path:
         load = run(0, [file], [(0, file.tensors[0].start, memory.address, size)])
         with driver.held():
             thread = _Result(load.run)
+            end = time.monotonic() + 60
             while load.moved_bytes == 0:
-                assert thread.is_alive()
+                assert thread.is_alive() and time.monotonic() < end
+                time.sleep(0.001)
             os.utime(path, (1, 1))
         with pytest.raises(hw.FileError, match="was written"):
             thread.result()
