@@ -53,6 +53,8 @@ def work(args: argparse.Namespace, case: str) -> dict[str, Any]:
         stager = headway.torch.Stager(optimizer)
     for _ in range(5):
         step()
+    if stager:
+        stager.prepare(state())
     synchronize(device)
     folder = Path(tempfile.mkdtemp(prefix="headway-demo-", dir=args.folder))
     calls: list[float] = []

@@ -83,8 +83,16 @@ def make_files(folder: Path, gib: float, files: int) -> list[str]:
     return paths
 
 
-def by_headway(threads: int | None) -> Loader:
+def by_headway(args: argparse.Namespace) -> Loader:
     import headway as hw
+    from headway import _load
+
+    threads = args.threads
+    # What is tried out here may become what everybody gets.
+    if args.stores:
+        _load._STORES = args.stores
+    if args.slot_mib:
+        _load._SLOT_BYTES = int(args.slot_mib * (1 << 20))
 
     def load(paths: list[str], device: str) -> tuple[dict[str, Any], Callable[[], None]]:
         return hw.load_safetensors(paths, device=device, threads=threads), lambda: None
@@ -149,9 +157,9 @@ def by_runai() -> Loader:
     return load
 
 
-def loader_of(name: str, threads: int | None) -> Loader:
+def loader_of(name: str, args: argparse.Namespace) -> Loader:
     if name == "headway":
-        return by_headway(threads)
+        return by_headway(args)
     return {"safetensors": by_safetensors, "fastsafetensors": by_fastsafetensors, "instanttensor": by_instanttensor, "runai": by_runai}[name]()
 
 
@@ -183,7 +191,7 @@ def child(args: argparse.Namespace) -> None:
     name, paths = args.child, args.paths
     device = args.device
     try:
-        load = loader_of(name, args.threads)
+        load = loader_of(name, args)
     except ImportError as error:
         print(json.dumps({"loader": name, "left_out": f"cannot be imported: {error}"}))
         return
@@ -261,7 +269,7 @@ def beside(args: argparse.Namespace) -> None:
     idle = said(steps(args.seconds))
     for name in args.only.split(","):
         try:
-            load = loader_of(name, args.threads)
+            load = loader_of(name, args)
         except ImportError:
             continue
         loads = 0
@@ -294,6 +302,7 @@ def several(args: argparse.Namespace) -> None:
     import headway as hw
     import torch
 
+    by_headway(args)
     nbytes = sum(os.path.getsize(path) for path in args.paths)
     for gpus in (1, args.gpus):
         rates: list[float] = []
@@ -321,7 +330,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--threads", type=int, help="of headway, for each GPU")
+    parser.add_argument("--stores", help="of headway: plain, past-caches or demoted")
+    parser.add_argument("--slot-mib", type=float, help="of headway: bytes of a slot")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--only", default=",".join(LOADERS), help="loaders, with commas between them")
     parser.add_argument("--beside", action="store_true")
@@ -348,6 +359,7 @@ def main() -> None:
     sums_file.write_text(json.dumps(expected(paths)))
     common = ["--device", args.device, "--rounds", str(args.rounds), "--sums", str(sums_file), "--seconds", str(args.seconds), "--only", args.only]
     common += ["--gpus", str(args.gpus), *(["--threads", str(args.threads)] if args.threads else []), *(["--empty"] if args.empty else [])]
+    common += [*(["--stores", args.stores] if args.stores else []), *(["--slot-mib", str(args.slot_mib)] if args.slot_mib else [])]
     children = args.only.split(",") + (["beside"] if args.beside else []) + (["several"] if args.gpus > 1 else [])
     lines: list[dict[str, Any]] = []
     try:

@@ -31,7 +31,7 @@ from headway._errors import (
     Place,
     WorkloadError,
 )
-from headway._load import load_safetensors
+from headway._load import load_safetensors  # pyright: ignore[reportUnknownVariableType]
 from headway._machine import Machine, machine, machines, node
 from headway._native import Ticket
 from headway._native import commit as _commit

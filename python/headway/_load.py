@@ -1,7 +1,7 @@
 """Loads of safetensors files into tensors of PyTorch that own their memory."""
 
-# PyTorch need not be installed where types are checked, and its own are not all known.
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
+# PyTorch need not be installed where types are checked: then `import torch` leads to `headway/torch.py`.
+# pyright: basic, reportAttributeAccessIssue=false, reportMissingImports=false, reportMissingModuleSource=false
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ _log = logging.getLogger("headway.load")
 
 _THREADS = 8
 _SLOT_BYTES = 4 << 20
+_STORES = "plain"
 # What a thread reads at once into host memory.
 _READ_BYTES = 16 << 20
 # From this size on PyTorch's allocator cuts a block from a larger one.
@@ -249,8 +250,11 @@ def _prepare(torch: Any, files: list[SafetensorsFile], group: _Group, threads: i
     ready = torch.cuda.Event()
     ready.record(torch.cuda.current_stream(group.device))
     ready.synchronize()
-    parts = [(number, entry.start, group.tensors[entry.name].data_ptr(), entry.nbytes) for number, entry, _ in group.parts]
-    return _native.FileLoad(group.device.index, [(file.path, file.fd) for file in files], parts, threads, _SLOT_BYTES)
+    # Only files of which this GPU gets something are mapped for it.
+    used = {number: at for at, number in enumerate(dict.fromkeys(number for number, _, _ in group.parts))}
+    parts = [(used[number], entry.start, group.tensors[entry.name].data_ptr(), entry.nbytes) for number, entry, _ in group.parts]
+    opened = [(files[number].path, files[number].fd) for number in used]
+    return _native.FileLoad(group.device.index, opened, parts, threads, _SLOT_BYTES, _STORES)
 
 
 def _reserve(torch: Any, group: _Group) -> None:
@@ -263,7 +267,7 @@ def _reserve(torch: Any, group: _Group) -> None:
         return
     try:
         torch.empty(sum(sizes), dtype=torch.uint8, device=group.device)
-    except torch.OutOfMemoryError:
+    except torch.cuda.OutOfMemoryError:
         # In parts it may fit.
         return
 

@@ -13,10 +13,11 @@ class FileLoad:
     """
     Parts of files that are read into one GPU's memory, once.
     """
-    def __new__(cls, /, gpu: SupportsIndex | None, files: SupportsGetItem[int, tuple[str, SupportsIndex]], parts: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex]], threads: SupportsIndex, slot_bytes: SupportsIndex) -> FileLoad:
+    def __new__(cls, /, gpu: SupportsIndex | None, files: SupportsGetItem[int, tuple[str, SupportsIndex]], parts: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex]], threads: SupportsIndex, slot_bytes: SupportsIndex, stores: str) -> FileLoad:
         """
         `files` are paths with open descriptors, which stay the caller's. Each of `parts` is a file's position, where the part begins in it,
-        the address in GPU memory and the number of bytes. Nobody else uses that memory until `run` has returned.
+        the address in GPU memory and the number of bytes. Nobody else uses that memory until `run` has returned. `stores` = how what comes from
+        mappings is stored: `"plain"`, `"past-caches"` or `"demoted"`.
         """
     @property
     def moved_bytes(self, /) -> int:

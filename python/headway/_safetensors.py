@@ -184,11 +184,12 @@ def _is_table(value: object) -> bool:
     return isinstance(value, dict)
 
 
+def _is_list(value: object) -> bool:
+    return isinstance(value, list)
+
+
 def _is_sizes(value: Any) -> bool:
-    if not isinstance(value, list):
-        return False
-    sizes: list[Any] = value
-    return all(type(size) is int and 0 <= size < 1 << 63 for size in sizes)
+    return _is_list(value) and all(type(size) is int and 0 <= size < 1 << 63 for size in value)
 
 
 def _short(value: object) -> str:

@@ -1,7 +1,7 @@
 """Bytes of PyTorch's tensors between GPUs and page-locked memory, a storage at a time, so that what is tied stays tied."""
 
-# PyTorch need not be installed where types are checked, and its own are not all known.
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
+# PyTorch need not be installed where types are checked: then `import torch` leads to `headway/torch.py`.
+# pyright: basic, reportAttributeAccessIssue=false, reportMissingImports=false, reportMissingModuleSource=false
 
 from __future__ import annotations
 

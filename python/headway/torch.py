@@ -12,8 +12,8 @@
     headway.torch.move_in(model)        # and back
 """
 
-# PyTorch need not be installed where types are checked, and its own are not all known.
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
+# PyTorch need not be installed where types are checked: then `import torch` leads to `headway/torch.py`.
+# pyright: basic, reportAttributeAccessIssue=false, reportMissingImports=false, reportMissingModuleSource=false
 
 from __future__ import annotations
 
@@ -238,12 +238,24 @@ def _import() -> Any:
     return torch
 
 
-def _side_stream(torch: Any, device: Any) -> Any:
-    """A stream beside the current one, behind what that was given; `None` for host memory."""
+def _host_memory(nbytes: int, device: Any) -> HostMemory:
+    """Page-locked memory for copies of a GPU."""
+    return HostMemory(nbytes, device.index if device.type == "cuda" else None)
+
+
+# A new one for each call would in the end be one that the program computes in: PyTorch has 32 of them, and gives them out in turns.
+_streams: dict[tuple[int, str], Any] = {}
+
+
+def _side_stream(device: Any, purpose: str) -> Any:
+    """The stream for copies of a purpose, behind what the current one was given; `None` for host memory."""
     if device.type != "cuda":
         return None
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
+    cuda = _import().cuda
+    if (device.index, purpose) not in _streams:
+        _streams[device.index, purpose] = cuda.Stream(device)
+    stream = _streams[device.index, purpose]
+    stream.wait_stream(cuda.current_stream(device))
     return stream
 
 
@@ -284,7 +296,6 @@ def _device_of(module: Any, what: str) -> Any:
 
 
 def _out(module: Any, device: Any, changed: bool, wait: bool) -> Move:
-    torch = _import()
     tensors = _tensors(module)
     found = storages(tensors)
     sizes = [storage.numel() for storage in found.values()]
@@ -292,14 +303,13 @@ def _out(module: Any, device: Any, changed: bool, wait: bool) -> Move:
     is_same = home.memory is not None and home.inside == list(found) and [part.numel() for part in home.parts] == sizes
     if home.memory is None or [part.numel() for part in home.parts] != sizes:
         home.parts.clear()
-        gpu = device.index if device.type == "cuda" else None
-        home.memory = HostMemory(sum(map(aligned, sizes)), gpu)
+        home.memory = _host_memory(sum(map(aligned, sizes)), device)
         home.parts = home.memory.parts(sizes)
     home.device = device
     tickets: list[Any] = []
     copies = changed or not is_same
     if copies:
-        stream = _side_stream(torch, device)
+        stream = _side_stream(device, "out")
         tickets = move_all(zip(home.parts, found.values(), strict=True), stream)
         for storage in found.values() if stream is not None else []:
             storage.record_stream(stream)
@@ -355,7 +365,7 @@ def _in(module: Any, home: _Home, device: Any, wait: bool) -> Move:
     tensors = _tensors(module)
     found = storages(tensors)
     there = [torch.empty(storage.numel(), dtype=torch.uint8, device=device) for storage in found.values()]
-    stream = _side_stream(torch, device)
+    stream = _side_stream(device, "in")
     tickets = move_all(zip(there, found.values(), strict=True), stream)
     if stream is not None:
         torch.cuda.current_stream(device).wait_stream(stream)
@@ -386,10 +396,10 @@ class Stager:
     A call of `stage` returns at once. What `optimizers` write, which are their parameters and states, is copied by a thread in a stream of its own, while
     the next step computes; their next `step` waits on the GPU for what is left, the host does not. All else, such as buffers of the module, is
     copied in the order of the current stream. Without `optimizers` all is, so that the next kernels wait for the copies. Tensors in host memory
-    are copied by the caller.
+    are copied by the caller. Of a `DTensor` each process stages its part.
 
     Copies are made in pieces, between which small copies of other streams are made. Page-locked memory is used again once a checkpoint has been
-    written: when nothing refers to the staged state any more. The first two calls lock theirs, about a second for each 4 GiB.
+    written: when nothing refers to the staged state any more. The first calls lock theirs, about a second for each 4 GiB; `prepare` does it before.
 
     Whoever writes parameters in another way than by `step` of these optimizers calls `synchronize_staging` before.
 
@@ -418,18 +428,33 @@ class Stager:
         """Of the protocol of PyTorch: `False`."""
         return self._synchronize_after_execute
 
+    def prepare(self, state_dict: dict[str, Any]) -> None:
+        """Locks memory for states like this one, all that there may be at a time, so that no checkpoint waits for that.
+
+        Raises:
+            CopyError: So much memory cannot be locked.
+        """
+        found: dict[int, Any] = {}
+        _walk(state_dict, found)
+        away = storages(tensor for tensor in map(_local, found.values()) if self._is_away(tensor))
+        nbytes = sum(aligned(storage.numel()) for storage in away.values())
+        self._memories = [memory for memory in self._memories if not memory.is_free() or memory.nbytes >= nbytes]
+        for storage in list(away.values())[:1]:
+            while len(self._memories) < self._buffers_max:
+                self._memories.append(_host_memory(nbytes, storage.device))
+
     def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]]:
         """A copy of the state in host memory, as it is for the current stream now.
 
         Raises:
-            OptionError: It has sharded or sparse tensors, or too many earlier states are still being written.
+            OptionError: It has sparse tensors or others with parts of their own, or too many earlier states are still being written.
             CopyError: So much memory cannot be locked.
         """
         torch = _import()
         found: dict[int, Any] = {}
         _walk(state_dict, found)
-        _plain(found.values(), "the state")
-        tensors = list(found.values())
+        tensors = [_local(tensor) for tensor in found.values()]
+        _plain(tensors, "the state")
         away = storages(tensor for tensor in tensors if self._is_away(tensor))
         places = {storage.device for storage in away.values()}
         if len(places) > 1:
@@ -441,10 +466,10 @@ class Stager:
         parts = memory.parts(storage.numel() for storage in away.values()) if memory else []
         by_address |= dict(zip(away, parts, strict=True))
         with torch.no_grad():
-            made = {key: _over(tensor, by_address) for key, tensor in found.items()}
+            made = {key: _wrapped(tensor, _over(_local(tensor), by_address)) for key, tensor in found.items()}
         staged = _rebuilt(state_dict, made)
         later = self._written_by_optimizers() if away else set()
-        stream = _side_stream(torch, device)
+        stream = _side_stream(device, "stage")
         now = [(part, storage) for (address, storage), part in zip(away.items(), parts, strict=True) if address not in later]
         rest = [(part, storage) for (address, storage), part in zip(away.items(), parts, strict=True) if address in later]
         tickets = move_all(now, stream)
@@ -489,7 +514,7 @@ class Stager:
                 f"{len(self._memories)} staged states are still in use",
                 help="wait for the result of an earlier `async_save` first, or give the stager more `buffers`",
             )
-        made = HostMemory(nbytes, device.index if device.type == "cuda" else None)
+        made = _host_memory(nbytes, device)
         self._memories.append(made)
         return made
 
@@ -500,7 +525,7 @@ class Stager:
             found: dict[int, Any] = {}
             _walk([group["params"] for group in optimizer.param_groups], found)
             _walk(list(optimizer.state.values()), found)
-            written.update(tensor.untyped_storage().data_ptr() for tensor in found.values())
+            written.update(tensor.untyped_storage().data_ptr() for tensor in map(_local, found.values()))
         return written
 
     def _before_step(self, *_given: Any) -> None:
@@ -562,6 +587,20 @@ def _rebuilt(value: Any, made: dict[int, Any]) -> Any:
         inner = [_rebuilt(inner, made) for inner in value]
         return type(value)(*inner) if hasattr(value, "_fields") else tuple(inner)
     return value
+
+
+def _is_distributed(tensor: Any) -> bool:
+    return type(tensor).__name__ == "DTensor"
+
+
+def _local(tensor: Any) -> Any:
+    """What this process has of a tensor: a part of a `DTensor`, and all of others."""
+    return tensor._local_tensor if _is_distributed(tensor) else tensor
+
+
+def _wrapped(tensor: Any, local: Any) -> Any:
+    """The tensor of which `local` is what this process has, distributed as `tensor` is."""
+    return type(tensor)(local, tensor._spec, requires_grad=False) if _is_distributed(tensor) else local
 
 
 def _over(tensor: Any, by_address: dict[int, Any]) -> Any:

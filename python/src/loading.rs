@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::os::fd::BorrowedFd;
 use std::sync::Mutex;
 
-use headway::copy::{FilePart, LoadError, Loading, RawPlace, ScatterOptions};
+use headway::copy::{FilePart, LoadError, LoadOptions, Loading, RawPlace, Stores};
 use headway::units::Bytes;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
@@ -21,16 +21,17 @@ pub(crate) struct FileLoad {
     paths: Vec<String>,
     /// `None` once it was run.
     work: Mutex<Option<(Vec<File>, Vec<FilePart>)>>,
-    options: ScatterOptions,
+    options: LoadOptions,
     loading: Loading,
 }
 
 #[pymethods]
 impl FileLoad {
     /// `files` are paths with open descriptors, which stay the caller's. Each of `parts` is a file's position, where the part begins in it,
-    /// the address in GPU memory and the number of bytes. Nobody else uses that memory until `run` has returned.
+    /// the address in GPU memory and the number of bytes. Nobody else uses that memory until `run` has returned. `stores` = how what comes from
+    /// mappings is stored: `"plain"`, `"past-caches"` or `"demoted"`.
     #[new]
-    #[pyo3(signature = (gpu, files, parts, threads, slot_bytes))]
+    #[pyo3(signature = (gpu, files, parts, threads, slot_bytes, stores))]
     fn new(
         py: Python<'_>,
         gpu: Option<u32>,
@@ -38,7 +39,19 @@ impl FileLoad {
         parts: Vec<(usize, u64, u64, usize)>,
         threads: u32,
         slot_bytes: u64,
+        stores: &str,
     ) -> PyResult<Self> {
+        let stores = match stores {
+            "plain" => Stores::Plain,
+            "past-caches" => Stores::NonTemporal,
+            "demoted" => Stores::Demoted,
+            other => {
+                return Err(options_error(
+                    py,
+                    &format!("there are no stores `{other}`; write `plain`, `past-caches` or `demoted`"),
+                ));
+            }
+        };
         let mut paths = Vec::with_capacity(files.len());
         let mut opened = Vec::with_capacity(files.len());
         for (path, descriptor) in files {
@@ -56,7 +69,7 @@ impl FileLoad {
             FilePart { file, at, place: unsafe { RawPlace::new(address, bytes) } }
         };
         let work = Mutex::new(Some((opened, parts.into_iter().map(part).collect())));
-        let options = ScatterOptions { threads, slot: Bytes(slot_bytes), ..ScatterOptions::default() };
+        let options = LoadOptions { threads, slot: Bytes(slot_bytes), stores };
         Ok(Self { gpu, paths, work, options, loading: Loading::default() })
     }
 

@@ -1,18 +1,22 @@
 """Loads of safetensors files: what is read is what was written, and a file that is wrong is an exception that says so."""
 
-# PyTorch need not be installed where types are checked, and its own are not all known.
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
+# PyTorch need not be installed where types are checked: then `import torch` leads to `headway/torch.py`.
+# pyright: basic, reportAttributeAccessIssue=false, reportMissingImports=false, reportMissingModuleSource=false
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import struct
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import headway as hw
 import numpy as np
@@ -140,13 +144,17 @@ def test_any_header_is_read_or_refused(text: bytes, tmp_path: Path) -> None:
 LAYOUTS = st.lists(st.lists(st.sampled_from([0, 1, 5, 4095, 4096, 60_000, SLOT, 200_001]), max_size=6), min_size=1, max_size=3)
 
 
-def run(gpu: int, files: list[SafetensorsFile], parts: list[tuple[int, int, int, int]], threads: int = 3) -> _native.FileLoad:
-    return _native.FileLoad(gpu, [(file.path, file.fd) for file in files], parts, threads, SLOT)
+def run(
+    gpu: int, files: list[SafetensorsFile], parts: list[tuple[int, int, int, int]], threads: int = 3, stores: str = "plain"
+) -> _native.FileLoad:
+    return _native.FileLoad(gpu, [(file.path, file.fd) for file in files], parts, threads, SLOT, stores)
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(layout=LAYOUTS, keep=st.floats(0, 1), threads=st.integers(1, 4))
-def test_every_layout_comes_to_a_gpu(driver: Driver, tmp_path: Path, layout: list[list[int]], keep: float, threads: int) -> None:
+@given(layout=LAYOUTS, keep=st.floats(0, 1), threads=st.integers(1, 4), stores=st.sampled_from(["plain", "past-caches", "demoted"]))
+def test_every_layout_comes_to_a_gpu(
+    driver: Driver, tmp_path: Path, layout: list[list[int]], keep: float, threads: int, stores: str
+) -> None:
     sent: dict[str, Bytes] = {}
     paths: list[Path] = []
     for number, sizes in enumerate(layout):
@@ -163,7 +171,7 @@ def test_every_layout_comes_to_a_gpu(driver: Driver, tmp_path: Path, layout: lis
             if chosen.random() <= keep:
                 memories[tensor.name] = Memory(driver, tensor.nbytes)
                 parts.append((number, tensor.start, memories[tensor.name].address, tensor.nbytes))
-    load = run(0, files, parts, threads)
+    load = run(0, files, parts, threads, stores)
     read = load.run()
     assert read is not None and load.moved_bytes == sum(part[3] for part in parts) <= sum(read)
     for name, memory in memories.items():
@@ -189,8 +197,10 @@ def test_a_file_that_changes_meanwhile_is_an_exception(driver: Driver, tmp_path:
         load = run(0, [file], [(0, file.tensors[0].start, memory.address, size)])
         with driver.held():
             thread = _Result(load.run)
+            end = time.monotonic() + 60
             while load.moved_bytes == 0:
-                assert thread.is_alive()
+                assert thread.is_alive() and time.monotonic() < end
+                time.sleep(0.001)
             os.utime(path, (1, 1))
         with pytest.raises(hw.FileError, match="was written"):
             thread.result()
@@ -233,6 +243,48 @@ def test_memory_that_is_no_gpus_is_refused(driver: Driver, tmp_path: Path) -> No
     with SafetensorsFile(saved(tmp_path / "a", {"a": random(4, 1)})) as file:
         with pytest.raises(hw.CopyError, match="memory of this GPU"):
             run(0, [file], [(0, file.tensors[0].start, host.ctypes.data, 4)]).run()
+
+
+def test_a_gpu_that_fails_is_an_error_of_the_load(library: Path, tmp_path: Path) -> None:
+    path = saved(tmp_path / "a", {"a": random(40 * SLOT, 1)})
+    code = f"""
+from headway import _native
+from headway._safetensors import SafetensorsFile
+from fake_gpu import Driver, Memory
+from pathlib import Path
+import headway as hw
+driver = Driver(Path({str(library)!r}))
+memory = Memory(driver, {40 * SLOT})
+file = SafetensorsFile({str(path)!r})
+def load():
+    part = (0, file.tensors[0].start, memory.address, {40 * SLOT})
+    return _native.FileLoad(0, [(file.path, file.fd)], [part], 3, {SLOT}, "plain").run() is not None
+print(load())
+driver.fail("cuMemcpyHtoDAsync_v2", 700, 9)
+try:
+    load()
+except hw.CopyError as error:
+    print(type(error).__name__)
+"""
+    environment = {**os.environ, "HEADWAY_LIBCUDA": str(library), "HEADWAY_CACHE": "off"}
+    # The folder of the tests, and not that of the package's sources.
+    folder = Path(__file__).parent
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["True", "CopyError"], done.stderr
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_bar_is_drawn_on_terminals_only(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: is_terminal, raising=False)
+    monkeypatch.setattr(sys, "stderr", shown)
+    bar = _load._Bar()
+    for moved in (0, 5 * 10**9, 10**10):
+        bar(moved, 10**10)
+    bar(0, 0)
+    bar.end()
+    text = shown.getvalue()
+    assert ("5.0 of 10.0 GB" in text and f"[{'#' * 30}]" in text and text.endswith("\n")) if is_terminal else not text
 
 
 def test_without_pytorch_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -297,6 +349,43 @@ class TestWithPyTorch:
             hw.load_safetensors(path, device="meta")
         with pytest.raises(hw.OptionError, match="threads"):
             hw.load_safetensors(path, device="cpu", threads=0)
+
+    def test_tensors_on_gpus_are_filled_from_the_files_that_have_them(self, driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        torch = self.torch
+
+        class OnGpu:
+            def __init__(self, shape: Any, dtype: Any) -> None:
+                self.nbytes = torch.empty(shape, dtype=dtype).nbytes
+                self.memory = Memory(driver, self.nbytes)
+
+            def data_ptr(self) -> int:
+                return self.memory.address
+
+        class Pretended:
+            """PyTorch with memory of the driver that has no GPU."""
+
+            cuda = MagicMock(**{"current_device.return_value": 0, "memory_reserved.return_value": 0, "memory_allocated.return_value": 0})
+            __version__ = "0"
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(torch, name)
+
+            def empty(self, shape: Any, *, dtype: Any, device: Any) -> OnGpu:
+                assert device == torch.device("cuda", 0)
+                return OnGpu(shape, dtype)
+
+        monkeypatch.setattr(_load, "_torch", Pretended)
+        model, paths = self.model(), [tmp_path / f"{number}.safetensors" for number in range(3)]
+        names = list(model)
+        for number, path in enumerate(paths):
+            self.safetensors.save_file({name: model[name] for name in names[number::3]}, path)
+        # Nothing of the first file.
+        wanted = [name for number in (1, 2) for name in names[number::3]]
+        loaded: Any = hw.load_safetensors(paths, names=wanted)
+        assert sorted(loaded) == sorted(wanted)
+        for name, made in loaded.items():
+            sent = model[name].contiguous().view(-1).view(torch.uint8).numpy()
+            assert (made.memory.content()[: made.nbytes] == sent).all(), name
 
     def test_a_type_that_pytorch_has_not_is_said(self, tmp_path: Path) -> None:
         path = written(tmp_path / "six", {"a": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}, b"123")

@@ -1,7 +1,7 @@
 """Checkpoints that are staged, and modules that move out and in, by PyTorch without a GPU: host memory stands for a GPU's."""
 
-# PyTorch need not be installed where types are checked, and its own are not all known.
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
+# PyTorch need not be installed where types are checked: then `import torch` leads to `headway/torch.py`.
+# pyright: basic, reportAttributeAccessIssue=false, reportMissingImports=false, reportMissingModuleSource=false
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import headway as hw
+import numpy as np
 import pytest
+
+from fake_gpu import Array, Driver
 
 torch: Any = pytest.importorskip("torch")
 hwt: Any = pytest.importorskip("headway.torch")
@@ -166,6 +169,10 @@ def test_a_staged_state_stays_as_it_was(module: Any, kind: Any) -> None:
 def test_memory_of_a_state_that_was_written_is_used_again(module: Any) -> None:
     stager = CpuStager()
     state = {"model": module.state_dict()}
+    stager.prepare({"model": [torch.zeros(2)]})
+    stager.prepare(state)
+    locked = list(stager._memories)
+    assert len(locked) == 2
     first = stager.stage(state).result(60)
     address = first["model"]["first"].data_ptr()
     second = stager.stage(state).result(60)
@@ -181,8 +188,29 @@ def test_memory_of_a_state_that_was_written_is_used_again(module: Any) -> None:
     del part
     gc.collect()
     third = stager.stage(state).result(60)
-    assert third["model"]["first"].data_ptr() == address
+    assert third["model"]["first"].data_ptr() == address and stager._memories == locked
     stager.close()
+
+
+def test_page_locked_memory_is_kept_until_its_copies_have_ended(driver: Driver) -> None:
+    sizes = [5 << 20, 100, 70_000]
+    memory = hwt.HostMemory(sum(map(hwt.aligned, sizes)), 0)
+    parts, stream = memory.parts(sizes), driver.stream()
+    there = [Array(driver, (size,), np.uint8) for size in sizes]
+    sent = [np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8) for size in sizes]
+    for array, data in zip(there, sent, strict=True):
+        array.content()[:] = data
+    with driver.held():
+        tickets = [hw.copy(part, array, stream=stream) for part, array in zip(parts, there, strict=True)]
+        assert {ticket.method for ticket in tickets} == {"dma"}
+        del parts
+        gc.collect()
+        assert not memory.is_free()
+    while tickets:
+        tickets.pop().wait()
+    gc.collect()
+    assert memory.is_free()
+    assert all((part.numpy() == data).all() for part, data in zip(memory.parts(sizes), sent, strict=True))
 
 
 def test_a_failed_copy_is_the_error_of_whoever_waits(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,6 +254,33 @@ def test_distributed_checkpoints_are_saved_and_read(module: Any, tmp_path: Path)
     module.load_state_dict(state["model"])
     assert same(module, before)
     stager.close()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_parts_of_distributed_tensors_are_staged_and_saved(tmp_path: Path) -> None:
+    dist: Any = torch.distributed
+    tensors: Any = pytest.importorskip("torch.distributed.tensor")
+    dcp: Any = pytest.importorskip("torch.distributed.checkpoint")
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+        sent = torch.randn(6, 4)
+        parameter = torch.nn.Parameter(tensors.distribute_tensor(sent, mesh, [tensors.Shard(0)]))
+        stager = CpuStager()
+        state = {"weight": parameter}
+        stager.prepare(state)
+        staged = stager.stage(state).result(60)["weight"]
+        assert type(staged).__name__ == "DTensor" and staged.placements == parameter.placements
+        assert torch.equal(staged.to_local(), sent) and staged.to_local().data_ptr() != parameter.to_local().data_ptr()
+        del staged
+        dcp.async_save(state, checkpoint_id=tmp_path / "saved", async_stager=stager).upload_completion.result()
+        with torch.no_grad():
+            parameter.zero_()
+        dcp.load(state, checkpoint_id=tmp_path / "saved")
+        assert torch.equal(parameter.to_local(), sent)
+        stager.close()
+    finally:
+        dist.destroy_process_group()
 
 
 def test_options_that_cannot_be_are_said(module: Any) -> None:

@@ -65,6 +65,12 @@ impl RawPlace {
         Self { to, bytes, from: 0 }
     }
 
+    /// Where it is.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.to
+    }
+
     /// Bytes that go there.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -91,11 +97,12 @@ pub trait Chunks: Sync {
     fn count(&self) -> usize;
     /// Where the bytes of chunk `at` go.
     fn places(&self, at: usize) -> &[RawPlace];
-    /// Writes the bytes of chunk `at` to the beginning of `slot`, which starts at a page.
+    /// Writes the bytes of chunk `at` to `slot`, which starts at a page; the answer is where in the slot they begin. Engines copy faster
+    /// if that is aligned as the places are.
     ///
     /// # Errors
     /// What ends the whole copy.
-    fn read(&self, at: usize, slot: &mut [u8]) -> Result<(), Self::Error>;
+    fn read(&self, at: usize, slot: &mut [u8]) -> Result<usize, Self::Error>;
 }
 
 /// Why not all was copied. Nothing is known of the places then.
@@ -125,6 +132,7 @@ struct Slot {
 
 /// What the threads of one call share.
 struct Shared<'a, C: Chunks> {
+    gpu: &'a CudaGpu,
     context: &'a Arc<Context>,
     chunks: &'a C,
     options: ScatterOptions,
@@ -157,19 +165,12 @@ pub fn scatter<C: Chunks>(
         let reason = "there must be a thread at least, and slots of 64 KiB at least".to_owned();
         return Err(DeviceError::Invalid { what: "options of a load", reason }.into());
     }
-    let (count, slot_bytes) = (chunks.count(), usize::try_from(options.slot.0).unwrap_or(usize::MAX));
-    for at in 0..count {
-        check(context, chunks.places(at), slot_bytes)?;
-    }
+    let count = chunks.count();
     let stream = Arc::new(Stream::new(context)?);
-    let threads = (options.threads as usize).min(count.div_ceil(SLOTS)).max(1);
-    let mut slots = Vec::with_capacity(threads);
-    for _ in 0..threads.min(count) {
-        slots.push([slot(gpu, slot_bytes)?, slot(gpu, slot_bytes)?]);
-    }
-    // Pinning may have made another context current.
-    context.bind()?;
+    let threads = (options.threads as usize).min(count.div_ceil(SLOTS));
+    let mut slots: Vec<[Option<Slot>; SLOTS]> = (0..threads).map(|_| [None, None]).collect();
     let shared = Shared {
+        gpu,
         context,
         chunks,
         options,
@@ -211,11 +212,6 @@ pub fn scatter<C: Chunks>(
     }
 }
 
-fn slot(gpu: &CudaGpu, bytes: usize) -> Result<Slot, DeviceError> {
-    let memory = gpu.pool().take_pages(bytes)?;
-    Ok(Slot { memory, emptied: CudaEvent::untimed(gpu.context())?, is_full: false })
-}
-
 /// Whether all places are memory of the GPU, and within a slot.
 fn check(context: &Context, places: &[RawPlace], slot: usize) -> Result<(), DeviceError> {
     let invalid = |reason: &str| DeviceError::Invalid { what: "a place for loaded bytes", reason: reason.into() };
@@ -241,7 +237,7 @@ impl<C: Chunks> Shared<'_, C> {
         self.has_failed.store(true, Ordering::Release);
     }
 
-    fn work(&self, own: &mut [Slot; SLOTS]) {
+    fn work(&self, own: &mut [Option<Slot>; SLOTS]) {
         // Else each of its sleeps is 50 us longer; where that is forbidden, it is.
         let _ = headway_os::sched::lower_timer_slack();
         if let Err(error) = self.context.bind() {
@@ -253,22 +249,36 @@ impl<C: Chunks> Shared<'_, C> {
             if ends || at >= self.chunks.count() {
                 return;
             }
-            if let Err(error) = self.chunk(at, &mut own[turn % SLOTS]) {
+            let copied = self.slot(&mut own[turn % SLOTS]).and_then(|slot| self.chunk(at, slot));
+            if let Err(error) = copied {
                 return self.fail(error);
             }
         }
     }
 
+    /// The slot there, locked in memory when it is first used: meanwhile other threads have begun.
+    fn slot<'b>(&self, place: &'b mut Option<Slot>) -> Result<&'b mut Slot, ScatterError<C::Error>> {
+        if place.is_none() {
+            let memory = self.gpu.pool().take_pages(usize::try_from(self.options.slot.0).unwrap_or(usize::MAX))?;
+            // Locking memory may have made another context current.
+            self.context.bind()?;
+            *place = Some(Slot { memory, emptied: CudaEvent::untimed(self.context)?, is_full: false });
+        }
+        place.as_mut().ok_or(ScatterError::Stopped)
+    }
+
     fn chunk(&self, at: usize, slot: &mut Slot) -> Result<(), ScatterError<C::Error>> {
+        let places = self.chunks.places(at);
         self.await_empty(slot)?;
         let base = slot.memory.base();
         // SAFETY: the slot is this thread's, as long as this, and the engine has emptied it.
         let memory = unsafe { std::slice::from_raw_parts_mut(base, slot.memory.bytes()) };
-        self.chunks.read(at, memory).map_err(ScatterError::Read)?;
-        let (start, mut bytes) = (base.expose_provenance() as u64, 0);
+        let begins = self.chunks.read(at, memory).map_err(ScatterError::Read)?;
+        check(self.context, places, slot.memory.bytes().saturating_sub(begins))?;
+        let (start, mut bytes) = ((base.expose_provenance() + begins) as u64, 0);
         let stream = lock(&self.stream);
         slot.is_full = true;
-        for place in self.chunks.places(at).iter().filter(|place| place.bytes > 0) {
+        for place in places.iter().filter(|place| place.bytes > 0) {
             // SAFETY: the slot stays until the stream has passed this point, and so does the place by the promise of `RawPlace`; both
             // ranges were checked.
             unsafe { stream.copy(CopyKind::HostToDevice, start + place.from as u64, place.to, place.bytes) }?;

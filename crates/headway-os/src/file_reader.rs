@@ -6,6 +6,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 
+use headway_core::models::transfer::Stores;
+
 use crate::memory::{FileView, page_bytes};
 
 /// Reads past the page cache start and end at multiples of this, in the file and in memory; disks ask for 512 or 4096.
@@ -34,25 +36,24 @@ pub struct FileReader {
     view: Option<FileView>,
     /// The same file for reads past the page cache, where its file system has them.
     direct: Option<File>,
-    in_memory: bool,
+    stores: Stores,
 }
 
 impl FileReader {
-    /// A reader of `file`, which is open for reading.
+    /// A reader of `file`, which is open for reading; what it has from a mapping it stores as `stores` says.
     ///
     /// # Errors
     /// What the system says of the file.
-    pub fn new(file: File) -> io::Result<Self> {
+    pub fn new(file: File, stores: Stores) -> io::Result<Self> {
         let before = state(&file)?;
         let bytes = usize::try_from(before.0).map_err(io::Error::other)?;
         let view = FileView::map(file.as_fd(), bytes).ok();
-        let in_memory = is_in_memory(&file);
         let again = || {
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());
             OpenOptions::new().read(true).custom_flags(libc::O_DIRECT | libc::O_CLOEXEC).open(path).ok()
         };
-        let direct = if in_memory { None } else { again() };
-        Ok(Self { file, before, view, direct, in_memory })
+        let direct = if is_in_memory(&file) { None } else { again() };
+        Ok(Self { file, before, view, direct, stores })
     }
 
     /// Bytes that it had at the beginning.
@@ -61,20 +62,19 @@ impl FileReader {
         self.before.0
     }
 
-    /// Reads the bytes from `at` on into `to`, which is all filled then. Past the page cache only if `at` is a multiple of 4096, as well as
-    /// the address of `to`; `room` = bytes of the memory of `to`'s that may be written, which may be more than the file has.
+    /// Reads `bytes` bytes from `at` on to the beginning of `room`: past the page cache if `cold`, `at` and the address of `room` are
+    /// multiples of 4096, and `room` goes on until such a multiple, as far as the file system has that.
     ///
     /// # Errors
     /// What the system says; `UnexpectedEof` if the file has become shorter.
     ///
     /// # Panics
     /// If `room` is shorter than `bytes`.
-    pub fn read(&self, at: u64, bytes: usize, room: &mut [u8]) -> io::Result<ReadWay> {
+    pub fn read(&self, at: u64, bytes: usize, room: &mut [u8], cold: bool) -> io::Result<ReadWay> {
         assert!(bytes <= room.len(), "there is room for what is read");
         let is_aligned = at.is_multiple_of(DIRECT_ALIGN as u64) && room.as_ptr().addr().is_multiple_of(DIRECT_ALIGN);
         let whole = bytes.next_multiple_of(DIRECT_ALIGN).min(room.len()) / DIRECT_ALIGN * DIRECT_ALIGN;
-        if let Some(direct) = self.direct.as_ref().filter(|_| is_aligned && whole >= bytes)
-            && !self.is_cached(at, bytes)
+        if let Some(direct) = self.direct.as_ref().filter(|_| cold && is_aligned && whole >= bytes)
             && fill(direct, at, bytes, &mut room[..whole]).is_ok()
         {
             return Ok(ReadWay::Direct);
@@ -85,7 +85,7 @@ impl FileReader {
         };
         let start =
             usize::try_from(at).ok().filter(|start| start.checked_add(bytes).is_some_and(|end| end <= view.len()));
-        let copied = start.is_some_and(|start| view.copy(start, to).is_ok());
+        let copied = start.is_some_and(|start| view.copy(start, to, self.stores).is_ok());
         // The kernel's own copy says what is wrong, and it may be no more.
         if copied { Ok(ReadWay::Mapped) } else { fill(&self.file, at, bytes, to).map(|()| ReadWay::Buffered) }
     }
@@ -101,11 +101,14 @@ impl FileReader {
         Err(io::Error::new(io::ErrorKind::InvalidData, "it was written while it was read"))
     }
 
+    /// Whether a range is better read past the page cache, since much of it is not there.
+    #[must_use]
+    pub fn is_cold(&self, at: u64, bytes: usize) -> bool {
+        self.direct.is_some() && !self.is_cached(at, bytes)
+    }
+
     /// Whether nearly all of a range is in the page cache; `true` where the kernel does not say.
     fn is_cached(&self, at: u64, bytes: usize) -> bool {
-        if self.in_memory {
-            return true;
-        }
         let range = [at, bytes as u64];
         let mut found = [0u64; 5];
         // SAFETY: the kernel reads two words and writes five.
@@ -132,11 +135,11 @@ fn state(file: &File) -> io::Result<(u64, i64, i64)> {
 /// Whether the file is on a file system that is only memory.
 fn is_in_memory(file: &File) -> bool {
     let found = rustix::fs::fstatfs(file);
-    found.is_ok_and(|found| [libc::TMPFS_MAGIC, RAMFS_MAGIC].map(i64::from).contains(&(found.f_type as i64)))
+    found.is_ok_and(|found| [libc::TMPFS_MAGIC, RAMFS_MAGIC].contains(&found.f_type))
 }
 
 /// Of `linux/magic.h`.
-const RAMFS_MAGIC: i64 = 0x8584_58f6;
+const RAMFS_MAGIC: libc::c_long = 0x8584_58f6;
 
 /// Reads `bytes` bytes into `room`, which may have a few more than the file.
 fn fill(file: &File, at: u64, bytes: usize, room: &mut [u8]) -> io::Result<()> {
@@ -170,15 +173,20 @@ mod tests {
     fn every_range_is_read_whatever_the_way() {
         let (file, data) = written(3 * DIRECT_ALIGN + 100);
         file.sync_all().unwrap();
-        let reader = FileReader::new(file).unwrap();
+        let reader = FileReader::new(file, Stores::Plain).unwrap();
         // So that reads past the cache happen, where the file system has them.
         // SAFETY: the call is given a descriptor and numbers.
         unsafe { libc::posix_fadvise(reader.file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
         let mut room = Mapping::anonymous(4 * DIRECT_ALIGN).unwrap();
         for range in [0..data.len(), DIRECT_ALIGN..data.len(), 1..5000, 0..0, 8192..8193] {
-            room.fill(0);
-            reader.read(range.start as u64, range.len(), &mut room).unwrap();
-            assert_eq!(room[..range.len()], data[range]);
+            for cold in [true, false, reader.is_cold(range.start as u64, range.len())] {
+                for skipped in [0, 8] {
+                    let room = &mut room[skipped..];
+                    room.fill(0);
+                    reader.read(range.start as u64, range.len(), room, cold).unwrap();
+                    assert_eq!(room[..range.len()], data[range.clone()]);
+                }
+            }
         }
         reader.check_unchanged().unwrap();
     }
@@ -187,18 +195,18 @@ mod tests {
     fn a_file_that_became_shorter_or_was_written_is_an_error_value() {
         let (file, data) = written(5 * DIRECT_ALIGN);
         let again = file.try_clone().unwrap();
-        let reader = FileReader::new(file).unwrap();
+        let reader = FileReader::new(file, Stores::Plain).unwrap();
         again.set_len(DIRECT_ALIGN as u64).unwrap();
         let mut room = Mapping::anonymous(5 * DIRECT_ALIGN).unwrap();
-        let error = reader.read(0, data.len(), &mut room).unwrap_err();
+        let error = reader.read(0, data.len(), &mut room, false).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
         assert_eq!(reader.check_unchanged().unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 
     #[test]
     fn what_is_no_file_of_bytes_is_read_or_refused_without_a_panic() {
-        let reader = FileReader::new(File::open("/dev/null").unwrap()).unwrap();
+        let reader = FileReader::new(File::open("/dev/null").unwrap(), Stores::Plain).unwrap();
         assert_eq!(reader.bytes(), 0);
-        assert_eq!(reader.read(0, 4, &mut [0; 4]).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(reader.read(0, 4, &mut [0; 4], true).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }
 }

@@ -35,9 +35,9 @@ pub use headway_cuda::{CudaGpu, Driver as CudaDriver, GpuIdentity};
 
 pub use crate::gpus::CopyBackend;
 
-pub use self::load::{FilePart, LoadError, LoadReport, Loading};
+pub use self::load::{FilePart, LoadError, LoadOptions, LoadReport, Loading};
 pub use self::streams::{CopyTicket, StreamCopier, StreamOptions, WhichGpu};
-pub use headway_cuda::{RawCopy, RawPlace, ScatterOptions, StreamHandle};
+pub use headway_cuda::{RawCopy, RawPlace, StreamHandle};
 
 use crate::gpus;
 use crate::{Error, Failure, stamp};

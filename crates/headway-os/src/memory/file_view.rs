@@ -10,10 +10,12 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use headway_core::models::transfer::Stores;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
 
 use super::mapping::Region;
 use super::{page_bytes, populate_read};
+use crate::copy::copy;
 use crate::errno::{Errno, OsError};
 
 /// Views that there may be at a time.
@@ -95,19 +97,19 @@ impl FileView {
     ///
     /// # Panics
     /// For a range that is not all within the view.
-    pub fn copy(&self, at: usize, to: &mut [u8]) -> Result<(), LostPage> {
+    pub fn copy(&self, at: usize, to: &mut [u8], stores: Stores) -> Result<(), LostPage> {
         assert!(at.checked_add(to.len()).is_some_and(|end| end <= self.len()), "the range is within the view");
         if to.is_empty() {
             return Ok(());
         }
         let page = page_bytes();
         let from = self.region.base.as_ptr().wrapping_add(at).cast_const();
-        // SAFETY: the range lies within the mapping, which lives as long as `self`; its pages are asked for, its bytes are not read.
-        let pages = unsafe { std::slice::from_raw_parts(from, to.len()) };
+        // SAFETY: the range lies within the mapping, which lives as long as `self`, and the handler gives it pages where the file has none.
+        // Whoever writes the file meanwhile changes bytes of which nothing is promised; they are read once each.
+        let bytes = unsafe { std::slice::from_raw_parts(from, to.len()) };
         // Most pages that cannot be read are found here, without a fault.
-        populate_read(pages).map_err(|_| LostPage)?;
-        // SAFETY: the range is mapped, and the handler gives it pages where the file has none; `to` is the caller's alone.
-        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+        populate_read(bytes).map_err(|_| LostPage)?;
+        copy(to, bytes, stores);
         // Only whole pages: a neighbour may be copied by another thread.
         let (first, last) = (at.next_multiple_of(page), (at + to.len()) / page * page);
         if first < last {
@@ -249,9 +251,22 @@ mod tests {
         let view = FileView::map(file.as_fd(), data.len()).unwrap();
         for range in [0..0, 0..data.len(), 1..page_bytes(), page_bytes() - 1..3 * page_bytes() + 5, 0..data.len()] {
             let mut to = vec![0; range.len()];
-            view.copy(range.start, &mut to).unwrap();
-            assert_eq!(to, data[range]);
+            for stores in [Stores::Plain, Stores::NonTemporal, Stores::Demoted] {
+                to.fill(0);
+                view.copy(range.start, &mut to, stores).unwrap();
+                assert_eq!(to, data[range.clone()]);
+            }
         }
+    }
+
+    #[test]
+    fn pages_in_memory_are_counted() {
+        let (file, data) = file(3 * page_bytes() + 1);
+        let view = FileView::map(file.as_fd(), data.len()).unwrap();
+        // A sandbox may not say it.
+        assert!(view.present(0, data.len()).is_none_or(|pages| pages == 4));
+        assert!(view.present(page_bytes(), page_bytes()).is_none_or(|pages| pages == 1));
+        assert_eq!(view.present(1, data.len()), None);
     }
 
     #[test]
@@ -263,14 +278,14 @@ mod tests {
         // SAFETY: the page is the view's.
         let byte = unsafe { view.region.base.as_ptr().add(2 * page_bytes()).read_volatile() };
         assert_eq!(byte, 0);
-        assert_eq!(view.copy(0, &mut [0; 8]), Err(LostPage));
+        assert_eq!(view.copy(0, &mut [0; 8], Stores::Plain), Err(LostPage));
         // Another view of the file has nothing to do with it.
         let short = FileView::map(file.as_fd(), page_bytes()).unwrap();
         let mut to = vec![0; page_bytes()];
-        assert_eq!(short.copy(0, &mut to), Ok(()));
+        assert_eq!(short.copy(0, &mut to, Stores::Plain), Ok(()));
         assert_eq!(to, data[..page_bytes()]);
         let behind = FileView::map(file.as_fd(), data.len()).unwrap();
-        assert_eq!(behind.copy(page_bytes(), &mut to), Err(LostPage));
+        assert_eq!(behind.copy(page_bytes(), &mut to, Stores::Plain), Err(LostPage));
     }
 
     #[test]

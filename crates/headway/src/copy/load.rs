@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use headway_core::models::transfer::Stores;
 use headway_core::units::Bytes;
 use headway_cuda::{Chunks, RawPlace, ScatterError, ScatterOptions, scatter};
 use headway_os::file_reader::{FileReader, ReadWay};
@@ -13,6 +14,10 @@ use crate::{Error, Failure};
 
 /// Chunks begin at multiples of this in their file, so that they can be read past the page cache.
 const ALIGN: u64 = 4096;
+/// What a slot has more than a chunk, so that its bytes can begin where the engine copies them fastest.
+const SPARE: u64 = 4096;
+/// Engines copy fastest between addresses that are alike below this.
+const LINES: u64 = 512;
 /// So much that nobody wants is read along, rather than to begin another chunk.
 const GAP_MAX: u64 = 64 << 10;
 
@@ -25,6 +30,24 @@ pub struct FilePart {
     pub at: u64,
     /// Where it goes.
     pub place: RawPlace,
+}
+
+/// What a load may use, and how its threads store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// Threads that read, each with two slots.
+    pub threads: u32,
+    /// Bytes of a slot, 64 KiB at least.
+    pub slot: Bytes,
+    /// How what comes from mappings is stored into slots.
+    pub stores: Stores,
+}
+
+impl Default for LoadOptions {
+    /// Eight threads, 4 MiB (64 MiB of page-locked memory), plain stores.
+    fn default() -> Self {
+        Self { threads: 8, slot: Bytes(4 << 20), stores: Stores::Plain }
+    }
 }
 
 /// What a load read, by the way in which it did.
@@ -80,20 +103,21 @@ impl StreamCopier {
         &self,
         files: Vec<File>,
         parts: Vec<FilePart>,
-        options: ScatterOptions,
+        options: LoadOptions,
         loading: &Loading,
     ) -> Result<LoadReport, LoadError> {
-        let readers = files
-            .into_iter()
-            .enumerate()
-            .map(|(file, opened)| FileReader::new(opened).map_err(|source| LoadError::Read { file, source }));
+        let readers = files.into_iter().enumerate().map(|(file, opened)| {
+            FileReader::new(opened, options.stores).map_err(|source| LoadError::Read { file, source })
+        });
         let readers = readers.collect::<Result<Vec<_>, _>>()?;
         let ranges: Vec<_> = parts.iter().map(|part| (part.file, part.at, part.place.bytes())).collect();
-        let chunks = chunks(&ranges, options.slot.0);
+        let chunks = chunks(&ranges, options.slot.0.saturating_sub(SPARE));
         let place = |piece: &ChunkPiece| parts[piece.part].place.part(piece.skipped, piece.bytes, piece.from);
         let places = chunks.iter().map(|chunk| chunk.pieces.iter().map(place).collect()).collect();
         let chunks = FileChunks { chunks, places, readers, read: Default::default() };
-        scatter(self.gpu(), &chunks, options, &loading.stop, &loading.moved).map_err(|error| match error {
+        let LoadOptions { threads, slot, .. } = options;
+        let scattered = ScatterOptions { threads, slot, ..ScatterOptions::default() };
+        scatter(self.gpu(), &chunks, scattered, &loading.stop, &loading.moved).map_err(|error| match error {
             ScatterError::Read((file, source)) => LoadError::Read { file, source },
             ScatterError::Device(error) => LoadError::Copy(Failure::Copy(error.into()).into()),
             ScatterError::Stopped => LoadError::Stopped,
@@ -147,19 +171,28 @@ impl Chunks for FileChunks {
         &self.places[at]
     }
 
-    fn read(&self, at: usize, slot: &mut [u8]) -> Result<(), Self::Error> {
+    fn read(&self, at: usize, slot: &mut [u8]) -> Result<usize, Self::Error> {
         let chunk = &self.chunks[at];
         let no_file = || io::Error::other("there is no file of that position");
         let reader = self.readers.get(chunk.file).ok_or_else(|| (chunk.file, no_file()))?;
-        let way = reader.read(chunk.at, chunk.bytes, slot).map_err(|error| (chunk.file, error))?;
+        let cold = reader.is_cold(chunk.at, chunk.bytes);
+        let begins = if cold { 0 } else { begins(&self.places[at], &chunk.pieces) };
+        let read = reader.read(chunk.at, chunk.bytes, &mut slot[begins..], cold);
+        let way = read.map_err(|error| (chunk.file, error))?;
         let way = match way {
             ReadWay::Mapped => 0,
             ReadWay::Direct => 1,
             ReadWay::Buffered => 2,
         };
         self.read[way].fetch_add(chunk.bytes as u64, Ordering::Relaxed);
-        Ok(())
+        Ok(begins)
     }
+}
+
+/// Where the bytes of a chunk begin in a slot, so that its largest piece lies there as its place does.
+fn begins(places: &[RawPlace], pieces: &[ChunkPiece]) -> usize {
+    let largest = places.iter().zip(pieces).max_by_key(|(place, _)| place.bytes());
+    largest.map_or(0, |(place, piece)| (place.address().wrapping_sub(piece.from as u64) % LINES) as usize)
 }
 
 /// Ranges of at most `slot` bytes that together have all parts, each given by file, start and bytes, in the order of files and starts.
