@@ -11,6 +11,7 @@ mod assemble;
 mod drive;
 mod exchange;
 mod gate;
+mod line;
 #[cfg(test)]
 mod model;
 mod pool;
@@ -31,6 +32,7 @@ use headway_os::OsError;
 use self::assemble::{Request, check_links};
 use self::drive::{Drive, Ending};
 use self::exchange::Fault;
+pub(crate) use self::line::{Line, Place};
 pub use self::pool::{PoolOptions, StagingPool};
 pub use self::worker::CopyLoop;
 use crate::at::At;

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use headway_core::models::transfer::Direction;
 use headway_core::models::transfer::links::{Borrow, Links};
 
-use super::gate::Bulk;
+use super::engine::Bulk;
 
 /// The links of all GPUs, in and out.
 pub(super) struct Shares([Mutex<Links>; 2]);
@@ -131,7 +131,7 @@ mod tests {
 
     /// A copy of `gpu` that stays under way.
     fn under_way(copier: &Copier, gpu: usize, borrow: Borrow) -> Running<'_> {
-        let bulk = copier.gpus[gpu].h2d.gate.bulk();
+        let bulk = copier.gpus[gpu].h2d.bulk();
         let mut links = copier.shares.links(Direction::H2d);
         copier.shares.begin(&mut links, (gpu, Direction::H2d), borrow, |_| true, bulk)
     }

@@ -19,6 +19,7 @@ use headway_os::{affinity, event, threads, topology};
 
 use super::StagingError;
 use super::gate::{Gate, Place};
+use super::line::Line;
 use super::stock::{Retired, Slot, Stock};
 use super::worker::{CopyLoop, Work, live};
 use super::workers::Workers;
@@ -75,6 +76,8 @@ pub(super) struct Shared {
     pub(super) copy_loop: CopyLoop,
     /// Into the GPU, and out of it.
     gates: [Arc<Gate>; 2],
+    /// In front of the engines into the GPU and out of it.
+    lines: [Arc<Line>; 2],
     /// The process that has the threads.
     home: Home,
     /// The device's context is gone; its memory is not used again.
@@ -133,6 +136,7 @@ impl StagingPool {
             workers: Workers::new(),
             copy_loop,
             gates: [Arc::default(), Arc::default()],
+            lines: [Line::new(), Line::new()],
             home: Home::here(),
             lost: AtomicBool::new(false),
             stock: Mutex::default(),
@@ -194,6 +198,11 @@ impl StagingPool {
     #[must_use]
     pub fn gpu(&self) -> &Arc<dyn Gpu> {
         &self.shared.gpu
+    }
+
+    /// The line in front of the engine for this direction.
+    pub(crate) fn line(&self, flow: StagingDirection) -> &Arc<Line> {
+        &self.shared.lines[usize::from(flow == StagingDirection::Out)]
     }
 
     /// Threads, once they have been started.
