@@ -243,7 +243,7 @@ impl Copier {
         };
         let moved = moved.map_err(|error| staging_error(method, error))?;
         let cpu = clock::thread_cpu_time().saturating_sub(before).saturating_add(moved.cpu);
-        Ok(EngineMoved { chunks: moved.chunks, waited: moved.waited, ahead: 0, cpu: Some(cpu) })
+        Ok(EngineMoved { chunks: moved.chunks, waited: moved.waited, ahead: moved.ahead, cpu: Some(cpu) })
     }
 
     fn staged_once(

@@ -96,7 +96,6 @@ impl Place {
     }
 
     /// The place with a signal that is raised when it is time to ask again.
-    #[expect(dead_code, reason = "for staged chunks, whose threads sleep until their turn")]
     pub(super) fn with_signal(mut self, signal: &Arc<Signal>) -> Self {
         self.signal = Some(Arc::clone(signal));
         self
