@@ -7,6 +7,7 @@ pub mod chooser;
 pub mod cpu_budget;
 pub mod cut;
 pub mod dispatch;
+pub mod engine_line;
 pub mod engine_lock;
 pub(crate) mod pairs;
 pub mod predictor;

@@ -9,7 +9,6 @@ mod engine;
 mod error;
 mod events;
 mod execute;
-mod gate;
 mod gpu;
 mod kinds;
 mod many;
@@ -47,6 +46,7 @@ use self::wait::Cancel;
 pub use self::chooser::{ChosenCopy, CopyChooser, LearningGpu, LearningOptions};
 pub use self::error::CopyError;
 pub use crate::at::At;
+use crate::staging::Line;
 pub use headway_core::decisions::chooser::MethodWanted as How;
 
 /// How much of everything copies take.
@@ -244,13 +244,13 @@ impl Copier {
         if (0..gpus.len()).any(twice) {
             return Err(invalid("one is given twice"));
         }
-        let (options, profile) = (options.normal(), Arc::new(profile));
+        let (options, profile, peers) = (options.normal(), Arc::new(profile), Line::new());
         let chooser = |gpu| CopyChooser::new(gpu, Arc::clone(&profile), &options, stale.clone(), gpus.len());
         let copier = Self {
             choosers: gpus.iter().map(|(gpu, _)| chooser(*gpu)).collect(),
             devices: gpus.iter().map(|(_, gpu)| Arc::clone(gpu)).collect(),
             shares: Shares::new(gpus.len()),
-            gpus: gpus.into_iter().map(|(id, gpu)| CopierGpu::new(id, gpu, options.limits)).collect(),
+            gpus: (0..).zip(gpus).map(|(at, (id, gpu))| CopierGpu::new(id, gpu, options.limits, &peers, at)).collect(),
             events: Events::new(options.limits.events_max),
             options,
             home: Home::here(),

@@ -1,7 +1,7 @@
 //! `staged` and `multipath`: long copies through pinned buffers by persistent threads, over one link or several, and pinned
 //! memory over one link (`dma`) or several.
 //!
-//! A [`StagingPool`] per GPU holds the threads, the pinned buffers, the queues and the engine gates. The calling thread drives the
+//! A [`StagingPool`] per GPU holds the threads, the pinned buffers, the queues and the lines of the engines. The calling thread drives the
 //! engines itself: it submits chunks and polls queues, so that no hand-over lies between a full buffer and its copy.
 //!
 //! Links are named by their pools. The first is the target's own; over each further one (`multipath`) chunks go through
@@ -10,7 +10,7 @@
 mod assemble;
 mod drive;
 mod exchange;
-mod gate;
+mod line;
 #[cfg(test)]
 mod model;
 mod pool;
@@ -31,6 +31,7 @@ use headway_os::OsError;
 use self::assemble::{Request, check_links};
 use self::drive::{Drive, Ending};
 use self::exchange::Fault;
+pub(crate) use self::line::{Line, Place};
 pub use self::pool::{PoolOptions, StagingPool};
 pub use self::worker::CopyLoop;
 use crate::at::At;
@@ -79,6 +80,8 @@ pub struct StagingMoved {
     pub cpu: Nanos,
     /// Time that links with something to submit waited for engines that others used.
     pub waited: Nanos,
+    /// Chunks of others, however they are copied, that were ahead of the first one of the target's own link.
+    pub ahead: u64,
 }
 
 /// A copy that was not made, or not to its end.
@@ -289,5 +292,6 @@ fn moved(drive: &Drive<'_>, threads: u32) -> StagingMoved {
         threads,
         cpu: Nanos(drive.job.cpu.load(Ordering::Relaxed)),
         waited: Nanos(waited),
+        ahead: drive.links[0].place.as_ref().map_or(0, Place::ahead),
     }
 }

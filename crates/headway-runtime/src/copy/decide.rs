@@ -1,5 +1,7 @@
 //! What a copy is made by: the chooser's questions are answered here, and what the choice borrows is taken.
 
+use std::sync::atomic::Ordering;
+
 use headway_core::decisions::chooser::{ChoiceReason, CopyChoice, CopyQuestion, CopySituation, HostKnown, LINKS_MAX};
 use headway_core::models::transfer::links::{Borrow, Links};
 use headway_core::models::transfer::{BackgroundLoad, Direction, Method, WindowMapping};
@@ -133,11 +135,11 @@ impl Copier {
             Direction::D2h => (&gpu.d2h, &gpu.h2d),
             Direction::H2d | Direction::Peer => (&gpu.h2d, &gpu.d2h),
         };
-        match (same.gate.bulk_copies() > 0, opposite.gate.bulk_copies() > 0) {
-            (false, false) => BackgroundLoad::Alone,
-            (true, false) => BackgroundLoad::BulkSame,
-            (false, true) => BackgroundLoad::BulkOpposite,
-            (true, true) => BackgroundLoad::BulkBoth,
+        match [same, opposite].map(|engine| engine.bulk_count().load(Ordering::Relaxed) > 0) {
+            [false, false] => BackgroundLoad::Alone,
+            [true, false] => BackgroundLoad::BulkSame,
+            [false, true] => BackgroundLoad::BulkOpposite,
+            [true, true] => BackgroundLoad::BulkBoth,
         }
     }
 
@@ -171,7 +173,7 @@ impl Copier {
 
     /// Tells others that `request` is under way, and borrows links for it.
     fn begin<'a>(&'a self, links: &mut Links, request: &Request<'_>, borrow: Borrow) -> Running<'a> {
-        let bulk = self.gpus[request.gpu].engine(request.direction).gate.bulk();
+        let bulk = self.gpus[request.gpu].engine(request.direction).bulk();
         let reaches = |other| self.reaches(other, request.gpu);
         self.shares.begin(links, (request.gpu, request.direction), borrow, reaches, bulk)
     }

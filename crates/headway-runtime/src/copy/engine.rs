@@ -1,28 +1,42 @@
-//! Copies by the copy engines: chunks over queues, each chunk through the gate of its engine.
+//! Copies by the copy engines: chunks over queues, each chunk through the line of its engine.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use headway_core::decisions::engine_line::{FlowClass, LineEntry, LineParty};
 use headway_core::models::transfer::Method;
 use headway_core::units::Nanos;
 use headway_device::gpu::{Gpu, Operation, Queue};
 use headway_device::{Access, DeviceError, Span};
 use headway_os::clock;
 
-use super::gate::{Gate, IN_FLIGHT, Ticket};
 use super::wait::Patience;
 use super::{At, CopyError};
+use crate::staging::{Line, Place};
 
+/// Chunks on one engine at a time, of all copies together: two keep it busy (1 MiB chunks reach 40 GB/s one at a time and
+/// 49 in pairs on an H200), and a copy that comes waits for no more than these.
+const IN_FLIGHT: u32 = 2;
 /// Queues kept of those that copies gave back.
 const QUEUES_KEPT: usize = 16;
 
 /// One copy engine of one GPU, as copies share it.
-#[derive(Default)]
 pub(super) struct Engine {
-    /// The line in front of it.
-    pub(super) gate: Gate,
+    /// The line in front of it, and its number there.
+    line: Arc<Line>,
+    index: u32,
+    bulk: AtomicU32,
     queues: Mutex<Vec<Box<dyn Queue>>>,
+}
+
+/// Counts one long copy while it lives.
+pub(super) struct Bulk<'a>(&'a AtomicU32);
+
+impl Drop for Bulk<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// What bounds one copy.
@@ -126,41 +140,65 @@ pub(super) fn steps(from: At<'_>, to: At<'_>, len: usize, chunk: usize) -> Resul
 }
 
 impl Engine {
+    pub(super) fn new(line: &Arc<Line>, index: u32) -> Self {
+        Self { line: Arc::clone(line), index, bulk: AtomicU32::new(0), queues: Mutex::default() }
+    }
+
+    /// The number of the engine that takes what comes in, of one for copies between GPUs.
+    pub(super) const fn inward(&self) -> u32 {
+        self.index + 1
+    }
+
+    /// Announces a long copy.
+    pub(super) fn bulk(&self) -> Bulk<'_> {
+        self.bulk.fetch_add(1, Ordering::Relaxed);
+        Bulk(&self.bulk)
+    }
+
+    /// Long copies under way.
+    pub(super) const fn bulk_count(&self) -> &AtomicU32 {
+        &self.bulk
+    }
+
     /// Runs `steps` in order on one queue, each through the line of this engine and, for copies between GPUs, of `second`.
     ///
     /// Returns when nothing of it is on the device any more.
     pub(super) fn run(
         &self,
         gpu: &dyn Gpu,
-        second: Option<&Gate>,
+        second: Option<u32>,
         steps: Vec<QueueStep>,
         bounds: Bounds<'_>,
     ) -> Result<EngineMoved, Stopped> {
-        let mut run = self.open(gpu, second, bounds)?;
+        let mut run = self.open(gpu, steps.len(), second, bounds)?;
         for step in steps {
             run.submit(step)?;
         }
         run.finish()
     }
 
-    /// A queue of this engine for one copy.
+    /// A queue of this engine for one copy in `chunks` chunks: one of several is bulk.
     pub(super) fn open<'a>(
         &'a self,
         gpu: &dyn Gpu,
-        second: Option<&'a Gate>,
+        chunks: usize,
+        second: Option<u32>,
         bounds: Bounds<'a>,
     ) -> Result<Run<'a>, Stopped> {
         let queue = self.queues.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let queue = queue.map_or_else(|| gpu.queue(false), Ok).map_err(Stopped::early)?;
         let patience = Patience::new(bounds.patience);
+        let class = if chunks > 1 { FlowClass::Bulk } else { FlowClass::Normal };
+        let (party, engine, limit) = (LineParty::Copies, self.index, IN_FLIGHT);
+        let entry = LineEntry { deadline: None, class, party, engine, second, limit };
         Ok(Run {
             engine: self,
-            second,
             queue: Some(queue),
             bounds,
             patience,
             flying: VecDeque::with_capacity(IN_FLIGHT as usize),
-            asked: None,
+            place: Place::new(&self.line, entry),
+            has_turn: false,
             moved: EngineMoved::default(),
             submitted: 0,
             prefix: 0,
@@ -171,51 +209,20 @@ impl Engine {
 /// One copy on its queue. Dropping it waits for what is on the queue.
 pub(super) struct Run<'a> {
     engine: &'a Engine,
-    second: Option<&'a Gate>,
     queue: Option<Box<dyn Queue>>,
     bounds: Bounds<'a>,
     patience: Patience,
-    /// Length and permits of each operation on the queue.
-    flying: VecDeque<(u64, Permit<'a>)>,
-    /// A place in the line for the next operation.
-    asked: Option<Permit<'a>>,
+    /// The length of each operation on the queue.
+    flying: VecDeque<u64>,
+    place: Place,
+    /// The engine was taken for the next operation.
+    has_turn: bool,
     moved: EngineMoved,
     submitted: u64,
     prefix: u64,
 }
 
-/// Places in one or two lines.
-struct Permit<'a> {
-    first: Ticket<'a>,
-    second: Option<Ticket<'a>>,
-}
-
-impl Permit<'_> {
-    fn granted(&self) -> bool {
-        self.first.granted() && self.second.as_ref().is_none_or(Ticket::granted)
-    }
-
-    fn ahead(&self) -> u64 {
-        self.first.ahead().max(self.second.as_ref().map_or(0, Ticket::ahead))
-    }
-}
-
-impl<'a> Run<'a> {
-    /// Takes the last place in the line, or in both.
-    fn ask(&mut self) -> Permit<'a> {
-        let permit = match self.second {
-            None => Permit { first: self.engine.gate.ask(), second: None },
-            Some(second) => {
-                let (first, second) = self.engine.gate.ask_both(second);
-                Permit { first, second: Some(second) }
-            }
-        };
-        if self.submitted == 0 {
-            self.moved.ahead = permit.ahead();
-        }
-        permit
-    }
-
+impl Run<'_> {
     /// Operations on the queue.
     pub(super) fn flying(&self) -> usize {
         self.flying.len()
@@ -224,13 +231,8 @@ impl<'a> Run<'a> {
     /// Whether [`Run::submit`] would not wait; the place in the line is taken by asking. Who drives two runs must not wait in
     /// one of them while operations of the other are to be polled.
     pub(super) fn turn(&mut self) -> bool {
-        let permit = match self.asked.take() {
-            Some(permit) => permit,
-            None => self.ask(),
-        };
-        let granted = permit.granted();
-        self.asked = Some(permit);
-        granted
+        self.has_turn = self.has_turn || self.place.take();
+        self.has_turn
     }
 
     fn stopped(&self, why: Why) -> Stopped {
@@ -239,30 +241,27 @@ impl<'a> Run<'a> {
 
     /// Waits for this copy's turn and submits `step`; operations that end meanwhile are taken.
     pub(super) fn submit(&mut self, step: QueueStep) -> Result<(), Stopped> {
-        let permit = match self.asked.take() {
-            Some(permit) => permit,
-            None => self.ask(),
-        };
-        if !permit.granted() {
-            self.wait_for(&permit)?;
+        if !self.turn() {
+            self.wait_for_turn()?;
         }
         if self.bounds.cancel.load(Ordering::Relaxed) {
             return Err(self.stopped(Why::Cancelled));
         }
         let queue = self.queue.as_mut().expect("the queue is there until the end");
+        self.has_turn = false;
         if let Err(error) = queue.submit(step.what, self.submitted) {
-            drop(permit);
+            self.place.release();
             self.drain();
             return Err(self.stopped(Why::Device(error)));
         }
-        self.flying.push_back((step.len, permit));
+        self.flying.push_back(step.len);
         self.submitted += 1;
         Ok(())
     }
 
-    fn wait_for(&mut self, permit: &Permit<'_>) -> Result<(), Stopped> {
+    fn wait_for_turn(&mut self) -> Result<(), Stopped> {
         let mut alone_since = None;
-        while !permit.granted() {
+        while !self.turn() {
             if !self.flying.is_empty() {
                 self.poll()?;
                 continue;
@@ -288,8 +287,8 @@ impl<'a> Run<'a> {
         let queue = self.queue.as_mut().expect("the queue is there until the end");
         let Some(done) = queue.poll() else { return self.pause() };
         self.patience.progress();
-        let (len, permit) = self.flying.pop_front().expect("the queue gives back what was submitted, once");
-        drop(permit);
+        let len = self.flying.pop_front().expect("the queue gives back what was submitted, once");
+        self.place.release();
         if let Err(error) = done.result {
             self.drain();
             return Err(self.stopped(Why::Device(error)));
@@ -315,7 +314,7 @@ impl<'a> Run<'a> {
                 queues.push(queue);
             }
         }
-        Ok(self.moved)
+        Ok(EngineMoved { ahead: self.place.ahead(), ..self.moved })
     }
 
     /// Waits for what is on the queue after a failure; how it ends changes nothing any more.
@@ -325,6 +324,7 @@ impl<'a> Run<'a> {
             if queue.poll().is_some() {
                 self.patience.progress();
                 self.flying.pop_front();
+                self.place.release();
             } else if !self.patience.pause() {
                 return;
             }
@@ -336,7 +336,5 @@ impl Drop for Run<'_> {
     fn drop(&mut self) {
         // The queue waits for what is still on it, whose memory may be the caller's; only then may others have the engine.
         self.queue = None;
-        self.flying.clear();
-        self.asked = None;
     }
 }

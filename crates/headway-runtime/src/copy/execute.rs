@@ -198,7 +198,7 @@ impl Copier {
         }
         let relays: Vec<&CopierGpu> = decision.relays.iter().map(|relay| &self.gpus[*relay]).collect();
         // Relays let go as soon as their GPUs have copies of their own.
-        let own: Vec<_> = relays.iter().map(|gpu| gpu.engine(request.direction).gate.bulk_count()).collect();
+        let own: Vec<_> = relays.iter().map(|gpu| gpu.engine(request.direction).bulk_count()).collect();
         let mut links: Vec<&StagingPool> = vec![&self.gpus[request.gpu].pool];
         links.extend(relays.into_iter().map(|gpu| &gpu.pool));
         let pinned = links.len() > 1 && self.pinned(&self.gpus[request.gpu], request, "multipath").is_ok();
@@ -243,7 +243,7 @@ impl Copier {
         };
         let moved = moved.map_err(|error| staging_error(method, error))?;
         let cpu = clock::thread_cpu_time().saturating_sub(before).saturating_add(moved.cpu);
-        Ok(EngineMoved { chunks: moved.chunks, waited: moved.waited, ahead: 0, cpu: Some(cpu) })
+        Ok(EngineMoved { chunks: moved.chunks, waited: moved.waited, ahead: moved.ahead, cpu: Some(cpu) })
     }
 
     fn staged_once(

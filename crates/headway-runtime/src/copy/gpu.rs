@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use headway_core::decisions::staging::StagingDirection;
 use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::{Direction, ResidentShape, WindowMapping};
 use headway_core::units::Nanos;
@@ -15,9 +16,8 @@ use headway_os::event;
 use super::CopyLimits;
 use super::bounce::Bounce;
 use super::engine::Engine;
-use super::gate::Gate;
 use super::kinds::Kinds;
-use crate::staging::{PoolOptions, StagingPool};
+use crate::staging::{Line, PoolOptions, StagingPool};
 
 /// Bytes of one piece of a resident copier: what it is chosen for is mostly one piece, and a request less is a round trip
 /// less.
@@ -51,8 +51,6 @@ pub(super) struct CopierGpu {
     pub(super) d2h: Engine,
     /// To other GPUs.
     pub(super) peer: Engine,
-    /// The line of copies from other GPUs.
-    pub(super) peer_in: Gate,
     /// Copies by multiprocessors.
     pub(super) kernels: Engine,
     /// Host memory that its driver was asked about.
@@ -74,25 +72,33 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl CopierGpu {
-    pub(super) fn new(endpoint: EndpointId, gpu: Arc<dyn Gpu>, limits: CopyLimits) -> Self {
+    /// `peers` is the line of the copies between all GPUs, where this one stands at `position`.
+    pub(super) fn new(
+        endpoint: EndpointId,
+        gpu: Arc<dyn Gpu>,
+        limits: CopyLimits,
+        peers: &Arc<Line>,
+        position: usize,
+    ) -> Self {
         let options = PoolOptions {
             pinned_max: limits.pinned_max,
             threads_max: limits.threads_max,
             patience: limits.patience,
             ..PoolOptions::default()
         };
+        let pool = StagingPool::new(Arc::clone(&gpu), options);
         Self {
             kinds: Kinds::default(),
             bounce: Bounce::default(),
-            pool: StagingPool::new(Arc::clone(&gpu), options),
             endpoint,
             id: gpu.id(),
             device: gpu,
-            h2d: Engine::default(),
-            d2h: Engine::default(),
-            peer: Engine::default(),
-            peer_in: Gate::default(),
-            kernels: Engine::default(),
+            h2d: Engine::new(pool.line(StagingDirection::In), 0),
+            d2h: Engine::new(pool.line(StagingDirection::Out), 0),
+            // Each GPU has one engine for what goes out to other GPUs and one for what comes in.
+            peer: Engine::new(peers, 2 * position as u32),
+            kernels: Engine::new(&Line::new(), 0),
+            pool,
             patience: limits.patience,
             lost: AtomicBool::new(false),
             windows: OnceLock::new(),

@@ -240,7 +240,7 @@ impl Copier {
         let size = usize::try_from(self.options.limits.chunk_max.0).unwrap_or(usize::MAX).max(1);
         let blocks = blocks(&request.pieces, size);
         many.lend(Some(gpu), |ends| {
-            let mut run = ends.engine(gpu, Some(by)).open(gpu.device.as_ref(), None, bounds)?;
+            let mut run = ends.engine(gpu, Some(by)).open(gpu.device.as_ref(), blocks.blocks.len(), None, bounds)?;
             for block in &blocks.blocks {
                 let pieces = blocks.of(block);
                 let host = if ends.direction == Direction::D2h { destinations(pieces) } else { sources(pieces) };
@@ -286,7 +286,7 @@ impl Copier {
             .await_slots(gpu.device.as_ref(), wanted, self.options.limits.pinned_max, bounds)
             .map_err(|stopped| stopped.error(method, bounds))?;
         many.lend(None, |ends| {
-            let run = ends.engine(gpu, by).open(gpu.device.as_ref(), None, bounds)?;
+            let run = ends.engine(gpu, by).open(gpu.device.as_ref(), blocks.blocks.len(), None, bounds)?;
             let (sender, receiver) = channel();
             let flow = Flow {
                 ends,

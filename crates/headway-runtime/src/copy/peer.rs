@@ -76,7 +76,7 @@ impl Copier {
         let cancel = self.cancel.watch();
         let bounds = self.bounds(&cancel);
         let moved = if direct {
-            let second = (source.id != target.id).then_some(&target.peer_in);
+            let second = (source.id != target.id).then(|| target.peer.inward());
             steps(from, to, len, self.chunk(Method::Peer, len))
                 .map_err(Stopped::early)
                 .and_then(|steps| source.peer.run(source.device.as_ref(), second, steps, bounds))
@@ -111,8 +111,8 @@ impl Copier {
         let (mut free, mut full) = (slots.offsets.clone(), VecDeque::new());
         let mut emptying = VecDeque::new();
         let mut reading = VecDeque::new();
-        let mut outward = source.d2h.open(source.device.as_ref(), None, bounds)?;
-        let mut inward = target.h2d.open(target.device.as_ref(), None, bounds)?;
+        let mut outward = source.d2h.open(source.device.as_ref(), len.div_ceil(SLOT), None, bounds)?;
+        let mut inward = target.h2d.open(target.device.as_ref(), len.div_ceil(SLOT), None, bounds)?;
         let (mut read, mut written) = (0, 0);
         while written < len {
             if read < len && !free.is_empty() && outward.turn() {

@@ -34,12 +34,13 @@ impl Copier {
         };
         let cancel = self.cancel.watch();
         let (direction, len) = (request.direction, request.len);
-        let ranges = ranges(address, len, self.chunk(method, len));
+        let ranges: Vec<_> = ranges(address, len, self.chunk(method, len)).collect();
         request
             .with_buffers(None, |from, to| {
                 // Pinning waits until no kernel runs, and resident copiers run on until their leases end.
                 self.gpus.iter().try_for_each(CopierGpu::park).map_err(Stopped::early)?;
-                let mut run = gpu.engine(direction).open(gpu.device.as_ref(), None, self.bounds(&cancel))?;
+                let mut run =
+                    gpu.engine(direction).open(gpu.device.as_ref(), ranges.len(), None, self.bounds(&cancel))?;
                 for range in ranges {
                     while run.flying() > 1 {
                         run.poll()?;

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use headway_core::models::transfer::Direction;
 use headway_core::models::transfer::links::{Borrow, Links};
 
-use super::gate::Bulk;
+use super::engine::Bulk;
 
 /// The links of all GPUs, in and out.
 pub(super) struct Shares([Mutex<Links>; 2]);
@@ -67,6 +67,8 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
+    use headway_core::decisions::engine_line::{FlowClass, LineEntry, LineParty};
+    use headway_core::decisions::staging::StagingDirection;
     use headway_core::files::machine::EndpointId;
     use headway_core::models::transfer::{
         BackgroundLoad, Curve, CurveKey, CurvePoint, HostMemory, Method, Profile, Stores, Tuning, TuningKey,
@@ -77,6 +79,7 @@ mod tests {
 
     use super::*;
     use crate::copy::{At, Copier, CopierEvent, CopyLimits, CopyOptions, How};
+    use crate::staging::Place;
 
     const LEN: usize = 8 << 20;
 
@@ -131,7 +134,7 @@ mod tests {
 
     /// A copy of `gpu` that stays under way.
     fn under_way(copier: &Copier, gpu: usize, borrow: Borrow) -> Running<'_> {
-        let bulk = copier.gpus[gpu].h2d.gate.bulk();
+        let bulk = copier.gpus[gpu].h2d.bulk();
         let mut links = copier.shares.links(Direction::H2d);
         copier.shares.begin(&mut links, (gpu, Direction::H2d), borrow, |_| true, bulk)
     }
@@ -146,6 +149,22 @@ mod tests {
         assert_eq!(method(&copier, 0), Method::Staged, "and will be again, as far as known");
         assert_eq!(method(&copier, 0), Method::Multipath, "it was not");
         assert_eq!(copier.events(), Vec::<CopierEvent>::new(), "nothing was replaced");
+    }
+
+    #[test]
+    fn a_staged_copy_says_how_many_chunks_of_other_methods_were_ahead() {
+        let copier = copier();
+        let engine = copier.gpus[0].pool.line(StagingDirection::In);
+        let (class, party) = (FlowClass::Normal, LineParty::Copies);
+        let entry = LineEntry { deadline: None, class, party, engine: 0, second: None, limit: 2 };
+        let mut other = Place::new(engine, entry);
+        assert!(other.take() && other.take() && !other.take());
+        let to = copier.gpus()[0].device_buffer(LEN, CpuReach::Device).expect("room");
+        let at = At { buffer: &to, offset: 0 };
+        let staged = || copier.copy_in(at, &vec![7; LEN], How::By(Method::Staged)).expect("it copies").ahead;
+        assert_eq!(staged(), 3, "two on the engine and one that waits; it goes, for staging has room of its own");
+        drop(other);
+        assert_eq!(staged(), 0);
     }
 
     #[test]

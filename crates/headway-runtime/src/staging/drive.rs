@@ -10,7 +10,7 @@ use headway_device::gpu::Operation;
 use headway_device::{Access, Buffer, DeviceError};
 
 use super::exchange::{Ended, Fault, Round};
-use super::gate::Place;
+use super::line::Place;
 use super::pool::Shared;
 use super::stock::Slot;
 use super::worker::StagingJob;

@@ -6,6 +6,9 @@
 #[expect(dead_code, reason = "the model has no timeouts")]
 #[expect(clippy::duplicate_mod, reason = "compiled over other primitives")]
 mod exchange;
+#[path = "line.rs"]
+#[expect(clippy::duplicate_mod, reason = "compiled over other primitives")]
+mod line;
 #[path = "workers.rs"]
 #[expect(dead_code, reason = "the model does without time")]
 #[expect(clippy::duplicate_mod, reason = "compiled over other primitives")]
@@ -32,13 +35,15 @@ mod sync {
     }
 }
 
+use headway_core::decisions::engine_line::{FlowClass, LineEntry, LineParty};
 use headway_core::decisions::staging::{
     BufferedChunk, LinkShape, StagingDirection, StagingOutcome, StagingPipeline, SubmitOrder,
 };
 use headway_device::DeviceError;
 
 use self::exchange::{ChunkPart, Ended, Exchange, Fault, Round};
-use self::sync::{Arc, Mutex};
+use self::line::{Line, Place};
+use self::sync::{Arc, AtomicU32, Mutex, Ordering};
 use self::workers::{Signal, Workers};
 
 const CHUNKS: u64 = 3;
@@ -256,4 +261,58 @@ fn no_interleaving_of_letting_go_of_a_link_leaves_a_chunk_in_it() {
             }
         }
     }
+}
+
+/// Copies of three threads that share two engines: each takes its engines twice, and one goes while it waits or has its turn.
+fn share_a_line() {
+    let entry = |party, engine, second, limit| {
+        let class = if party == LineParty::Copies { FlowClass::Normal } else { FlowClass::Bulk };
+        LineEntry { deadline: None, class, party, engine, second, limit }
+    };
+    let entries = [
+        entry(LineParty::Copies, 0, None, 2),
+        entry(LineParty::Copies, 0, Some(1), 2),
+        entry(LineParty::Copies, 1, Some(0), 2),
+        entry(LineParty::Staging, 0, None, 1),
+    ];
+    let line = Line::new();
+    let on_engines = Arc::new([0; 4].map(AtomicU32::new));
+    let copy = |entry: LineEntry| {
+        let (line, on_engines) = (Arc::clone(&line), Arc::clone(&on_engines));
+        shuttle::thread::spawn(move || {
+            let rooms: Vec<usize> = [Some(entry.engine), entry.second]
+                .into_iter()
+                .flatten()
+                .map(|engine| 2 * engine as usize + entry.party as usize)
+                .collect();
+            let signal = Signal::here();
+            let mut place = Place::new(&line, entry).with_signal(&signal);
+            for _ in 0..2 {
+                while !place.take() {
+                    signal.wait();
+                }
+                for room in &rooms {
+                    assert!(on_engines[*room].fetch_add(1, Ordering::Relaxed) < entry.limit, "{entry:?}");
+                }
+                shuttle::thread::yield_now();
+                for room in &rooms {
+                    on_engines[*room].fetch_sub(1, Ordering::Relaxed);
+                }
+                place.release();
+            }
+            if entry.second.is_some() {
+                place.take();
+            }
+        })
+    };
+    let threads = entries.map(copy);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    let mut last = Place::new(&line, entries[0]);
+    assert!(last.take() && last.ahead() == 0, "the line is idle again");
+}
+
+#[test]
+fn no_interleaving_at_a_line_loses_a_turn_or_exceeds_a_limit() {
+    shuttle::check_random(share_a_line, 1_000);
+    shuttle::check_pct(share_a_line, 1_000, 3);
 }

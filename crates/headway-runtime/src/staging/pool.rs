@@ -1,4 +1,4 @@
-//! What staged copies of one GPU share: threads, pinned memory, queues, engine gates.
+//! What staged copies of one GPU share: threads, pinned memory, queues, the lines of the engines.
 //!
 //! Everything slow (threads, pinning, queues, memory on a relay) is made by a keeper thread, never on a caller's path: a copy
 //! that finds too little makes do with what is there, and has the keeper make more.
@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use headway_core::decisions::engine_line::{FlowClass, LineEntry, LineParty};
 use headway_core::decisions::staging::{SPARE_BUFFERS, StagingDirection};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::{Caching, CpuReach, Gpu};
@@ -18,7 +19,7 @@ use headway_os::fork::Home;
 use headway_os::{affinity, event, threads, topology};
 
 use super::StagingError;
-use super::gate::{Gate, Place};
+use super::line::{Line, Place};
 use super::stock::{Retired, Slot, Stock};
 use super::worker::{CopyLoop, Work, live};
 use super::workers::Workers;
@@ -63,7 +64,7 @@ impl Default for PoolOptions {
     }
 }
 
-/// Threads, pinned buffers, queues and engine gates of one GPU.
+/// Threads, pinned buffers, queues and the lines of the engines of one GPU.
 pub struct StagingPool {
     pub(super) shared: Arc<Shared>,
 }
@@ -73,8 +74,8 @@ pub(super) struct Shared {
     pub(super) options: PoolOptions,
     pub(super) workers: Workers<Work>,
     pub(super) copy_loop: CopyLoop,
-    /// Into the GPU, and out of it.
-    gates: [Arc<Gate>; 2],
+    /// In front of the engines into the GPU and out of it.
+    lines: [Arc<Line>; 2],
     /// The process that has the threads.
     home: Home,
     /// The device's context is gone; its memory is not used again.
@@ -132,7 +133,7 @@ impl StagingPool {
             options,
             workers: Workers::new(),
             copy_loop,
-            gates: [Arc::default(), Arc::default()],
+            lines: [Line::new(), Line::new()],
             home: Home::here(),
             lost: AtomicBool::new(false),
             stock: Mutex::default(),
@@ -194,6 +195,11 @@ impl StagingPool {
     #[must_use]
     pub fn gpu(&self) -> &Arc<dyn Gpu> {
         &self.shared.gpu
+    }
+
+    /// The line in front of the engine for this direction.
+    pub(crate) fn line(&self, flow: StagingDirection) -> &Arc<Line> {
+        &self.shared.lines[usize::from(flow == StagingDirection::Out)]
     }
 
     /// Threads, once they have been started.
@@ -276,7 +282,9 @@ impl Shared {
     }
 
     pub(super) fn place(&self, flow: StagingDirection, limit: u32, signal: &Arc<super::workers::Signal>) -> Place {
-        Place::new(&self.gates[usize::from(flow == StagingDirection::Out)], limit, signal)
+        let (class, party) = (FlowClass::Bulk, LineParty::Staging);
+        let entry = LineEntry { deadline: None, class, party, engine: 0, second: None, limit };
+        Place::new(&self.lines[usize::from(flow == StagingDirection::Out)], entry).with_signal(signal)
     }
 
     /// Size of a slab.

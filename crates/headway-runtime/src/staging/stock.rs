@@ -3,7 +3,7 @@
 use headway_device::Buffer;
 use headway_device::gpu::Queue;
 
-use super::gate::Place;
+use super::line::Place;
 
 /// One queue and, on a relay, the memory that its chunks go through.
 pub(super) struct Slot {

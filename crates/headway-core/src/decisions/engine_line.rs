@@ -1,0 +1,348 @@
+//! Who uses an engine next, within one process.
+//!
+//! A line stands in front of one engine, or of several where some copies take two at once. Each entry is one chunk. Entries are ordered by
+//! (absolute deadline, class, sequence); what has no promise has no deadline. The chunks of one party on one engine have a limit, which
+//! each entry names. An entry starts when there is room, and nobody before it waits for the same room. A party that is at its limit does not hold
+//! up the others.
+//!
+//! A bulk chunk is owed its turn after [`LineLimits::passes_max`] others went before it. Only what has a deadline still goes first.
+
+use std::collections::BTreeMap;
+
+use crate::units::Nanos;
+
+/// How urgent a flow's copies are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FlowClass {
+    /// Copies of a flow that was admitted.
+    Guaranteed,
+    /// One copy with a deadline that was admitted when it was asked for.
+    Urgent,
+    /// No promise, before bulk.
+    Normal,
+    /// What is left.
+    Bulk,
+}
+
+/// Whose chunks count together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LineParty {
+    /// Copies by the engine alone.
+    Copies,
+    /// Copies through pinned buffers.
+    Staging,
+}
+
+/// A chunk that wants an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LineEntry {
+    /// When it must have ended; `None` = nothing was promised.
+    pub deadline: Option<Nanos>,
+    pub class: FlowClass,
+    pub party: LineParty,
+    pub engine: u32,
+    /// Another engine that it takes at the same time.
+    pub second: Option<u32>,
+    /// It starts where fewer chunks of its party than this are on its engines.
+    pub limit: u32,
+}
+
+impl LineEntry {
+    /// Where it needs room.
+    fn rooms(&self) -> impl Iterator<Item = Room> + use<> {
+        let party = self.party;
+        [Some(self.engine), self.second].into_iter().flatten().map(move |engine| Room { engine, party })
+    }
+
+    fn meets(&self, other: &Self) -> bool {
+        self.rooms().any(|room| other.rooms().any(|theirs| room == theirs))
+    }
+}
+
+/// The place of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LineKey {
+    /// [`Nanos::MAX`] = none.
+    deadline: Nanos,
+    class: FlowClass,
+    sequence: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Room {
+    engine: u32,
+    party: LineParty,
+}
+
+/// How far entries may be held up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LineLimits {
+    /// Chunks of other classes that a bulk chunk lets pass.
+    pub passes_max: u32,
+}
+
+impl Default for LineLimits {
+    fn default() -> Self {
+        Self { passes_max: 8 }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct WaitingEntry {
+    entry: LineEntry,
+    /// Of bulk: chunks of other classes that went before it and took room that it waits for.
+    passes: u32,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct EngineLine {
+    limits: LineLimits,
+    waiting: BTreeMap<LineKey, WaitingEntry>,
+    /// Chunks on the engines; none has 0.
+    running: BTreeMap<Room, u32>,
+    next: u64,
+}
+
+impl EngineLine {
+    /// A line in which nobody waits.
+    #[must_use]
+    pub fn new(limits: LineLimits) -> Self {
+        Self { limits, ..Self::default() }
+    }
+
+    /// `entry` waits from now on.
+    pub fn ask(&mut self, entry: LineEntry) -> LineKey {
+        let deadline = entry.deadline.unwrap_or(Nanos::MAX);
+        let key = LineKey { deadline, class: entry.class, sequence: self.next };
+        self.next += 1;
+        self.waiting.insert(key, WaitingEntry { entry, passes: 0 });
+        key
+    }
+
+    /// The next entry that starts: it is on its engines from now on.
+    pub fn poll_start(&mut self) -> Option<LineKey> {
+        let promised = self.waiting.iter().filter(|(key, _)| key.deadline < Nanos::MAX);
+        let owed = self.waiting.iter().filter(|(_, waiting)| waiting.passes >= self.limits.passes_max);
+        let mut wanted: Vec<Room> = Vec::new();
+        let (&key, _) = promised.chain(owed).chain(&self.waiting).find(|(_, waiting)| {
+            let is_free = |room: Room| !wanted.contains(&room) && self.running_in(room) < waiting.entry.limit.max(1);
+            let starts = waiting.entry.rooms().all(is_free);
+            wanted.extend(waiting.entry.rooms());
+            starts
+        })?;
+        let WaitingEntry { entry, .. } = self.waiting.remove(&key)?;
+        self.run(&entry);
+        if entry.class != FlowClass::Bulk && entry.deadline.is_none() {
+            let bulk = self.waiting.values_mut().filter(|waiting| waiting.entry.class == FlowClass::Bulk);
+            bulk.filter(|waiting| waiting.entry.meets(&entry)).for_each(|waiting| waiting.passes += 1);
+        }
+        Some(key)
+    }
+
+    /// `entry` is on its engines, without having waited.
+    pub fn run(&mut self, entry: &LineEntry) {
+        entry.rooms().for_each(|room| *self.running.entry(room).or_default() += 1);
+    }
+
+    /// A chunk that had started as `entry` has ended.
+    pub fn end(&mut self, entry: &LineEntry) {
+        for room in entry.rooms() {
+            let running = self.running_in(room);
+            assert!(running > 0, "a chunk ends that never started: {entry:?}");
+            if running == 1 {
+                self.running.remove(&room)
+            } else {
+                self.running.insert(room, running - 1)
+            };
+        }
+    }
+
+    /// The entry `key` is given up; `false` if it has started.
+    pub fn leave(&mut self, key: LineKey) -> bool {
+        self.waiting.remove(&key).is_some()
+    }
+
+    /// Nobody waits, and nothing runs.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// Chunks of all parties that are on the engine of the waiting entry `key`, or wait for it before that; of two engines the larger number.
+    #[must_use]
+    pub fn ahead(&self, key: LineKey) -> u64 {
+        let Some(WaitingEntry { entry, .. }) = self.waiting.get(&key) else { return 0 };
+        let on = |engine: u32| -> u64 {
+            let shares = |other: &LineEntry| other.engine == engine || other.second == Some(engine);
+            let running = self.running.iter().filter(|(room, _)| room.engine == engine).map(|(_, n)| u64::from(*n));
+            let waiting = self.waiting.range(..key).filter(|(_, waiting)| shares(&waiting.entry)).count() as u64;
+            running.sum::<u64>() + waiting
+        };
+        on(entry.engine).max(entry.second.map_or(0, on))
+    }
+
+    fn running_in(&self, room: Room) -> u32 {
+        self.running.get(&room).copied().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn entry(class: FlowClass, limit: u32) -> LineEntry {
+        LineEntry { deadline: None, class, party: LineParty::Copies, engine: 0, second: None, limit }
+    }
+
+    const NORMAL: FlowClass = FlowClass::Normal;
+    const BULK: FlowClass = FlowClass::Bulk;
+
+    /// All that start now.
+    fn starts(line: &mut EngineLine) -> Vec<LineKey> {
+        std::iter::from_fn(|| line.poll_start()).collect()
+    }
+
+    #[test]
+    fn chunks_start_in_the_order_of_asking_as_far_as_there_is_room() {
+        let mut line = EngineLine::default();
+        let keys: Vec<LineKey> = (0..4).map(|_| line.ask(entry(NORMAL, 2))).collect();
+        assert_eq!(line.ahead(keys[3]), 3);
+        assert_eq!(starts(&mut line), keys[..2]);
+        assert_eq!(line.ahead(keys[3]), 3);
+        line.end(&entry(NORMAL, 2));
+        assert_eq!(starts(&mut line), keys[2..3]);
+        assert!(line.leave(keys[3]) && !line.leave(keys[2]));
+        (0..2).for_each(|_| line.end(&entry(NORMAL, 2)));
+        assert!(line.is_idle());
+    }
+
+    #[test]
+    fn deadlines_go_before_classes_and_classes_before_the_order_of_asking() {
+        let mut line = EngineLine::default();
+        let by = |deadline, class| LineEntry { deadline, ..entry(class, 1) };
+        line.run(&entry(NORMAL, 1));
+        let asked = [
+            by(None, BULK),
+            by(None, NORMAL),
+            by(Some(Nanos(9)), FlowClass::Urgent),
+            by(Some(Nanos(9)), FlowClass::Guaranteed),
+            by(Some(Nanos(5)), FlowClass::Urgent),
+        ];
+        let keys = asked.map(|entry| line.ask(entry));
+        let order = [4, 3, 2, 1, 0].map(|at| {
+            line.end(&entry(NORMAL, 1));
+            (line.poll_start(), Some(keys[at]))
+        });
+        assert!(order.iter().all(|(started, wanted)| started == wanted), "{order:?}");
+    }
+
+    #[test]
+    fn a_party_with_a_smaller_limit_waits_for_it_and_nobody_of_its_party_passes() {
+        let mut line = EngineLine::default();
+        let wide = [(); 2].map(|()| line.ask(entry(NORMAL, 4)));
+        assert_eq!(starts(&mut line), wide);
+        let (narrow, behind) = (line.ask(entry(NORMAL, 1)), line.ask(entry(NORMAL, 4)));
+        let staged = line.ask(LineEntry { party: LineParty::Staging, ..entry(BULK, 1) });
+        assert_eq!(starts(&mut line), [staged], "another party has room of its own");
+        line.end(&entry(NORMAL, 4));
+        assert_eq!(starts(&mut line), []);
+        line.end(&entry(NORMAL, 4));
+        assert_eq!(starts(&mut line), [narrow, behind]);
+    }
+
+    #[test]
+    fn copies_between_two_gpus_take_both_engines_at_once() {
+        let between = |engine, second| LineEntry { engine, second: Some(second), ..entry(BULK, 1) };
+        let mut line = EngineLine::default();
+        let asked = [(0, 1), (1, 2), (2, 0), (3, 4)].map(|(from, to)| line.ask(between(from, to)));
+        assert_eq!(starts(&mut line), [asked[0], asked[3]], "the second waits, and so does who comes behind it");
+        assert_eq!(line.ahead(asked[2]), 1, "one on each of its engines");
+        line.end(&between(0, 1));
+        assert_eq!(starts(&mut line), [asked[1]]);
+        line.end(&between(1, 2));
+        assert_eq!(starts(&mut line), [asked[2]]);
+    }
+
+    #[test]
+    fn bulk_is_owed_a_turn_after_eight_others_but_not_before_a_deadline() {
+        let mut line = EngineLine::default();
+        line.run(&entry(NORMAL, 1));
+        let bulk = line.ask(entry(BULK, 1));
+        for _ in 0..8 {
+            let normal = line.ask(entry(NORMAL, 1));
+            line.end(&entry(NORMAL, 1));
+            assert_eq!(line.poll_start(), Some(normal));
+        }
+        let promised = line.ask(LineEntry { deadline: Some(Nanos(1)), ..entry(FlowClass::Urgent, 1) });
+        line.ask(entry(NORMAL, 1));
+        line.end(&entry(NORMAL, 1));
+        assert_eq!(line.poll_start(), Some(promised));
+        line.end(&entry(NORMAL, 1));
+        assert_eq!(line.poll_start(), Some(bulk));
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Ask(LineEntry),
+        /// The chunk at this position of those that run ends.
+        End(usize),
+        /// The entry at this position of those that wait is given up.
+        Leave(usize),
+    }
+
+    fn any_step() -> impl Strategy<Value = Step> {
+        let class = prop_oneof![Just(NORMAL), Just(BULK), Just(FlowClass::Urgent)];
+        let party = prop_oneof![Just(LineParty::Copies), Just(LineParty::Staging)];
+        let asked = (class, party, 0..3_u32, proptest::option::of(0..3_u32), 1..4_u32, proptest::option::of(0..9_u64));
+        prop_oneof![
+            3 => asked.prop_map(|(class, party, engine, second, limit, deadline)| {
+                let second = second.filter(|second| *second != engine);
+                let deadline = deadline.filter(|_| class == FlowClass::Urgent).map(Nanos);
+                Step::Ask(LineEntry { deadline, class, party, engine, second, limit })
+            }),
+            3 => (0..8_usize).prop_map(Step::End),
+            1 => (0..8_usize).prop_map(Step::Leave),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn limits_order_and_turns_hold_and_nobody_is_lost(steps in proptest::collection::vec(any_step(), 1..200)) {
+            let mut line = EngineLine::default();
+            let (mut waiting, mut running): (Vec<(LineKey, LineEntry, u32)>, Vec<LineEntry>) = (Vec::new(), Vec::new());
+            let drains = (0..400).map(|_| Step::End(0));
+            for step in steps.into_iter().chain(drains) {
+                match step {
+                    Step::Ask(entry) => waiting.push((line.ask(entry), entry, 0)),
+                    Step::End(at) if at < running.len() => line.end(&running.remove(at)),
+                    Step::Leave(at) if at < waiting.len() => prop_assert!(line.leave(waiting.remove(at).0)),
+                    Step::End(_) | Step::Leave(_) => {}
+                }
+                while let Some(key) = line.poll_start() {
+                    let at = waiting.iter().position(|(other, ..)| *other == key).expect("it waited");
+                    let (_, entry, passes) = waiting.remove(at);
+                    let is_owed = passes >= LineLimits::default().passes_max;
+                    for (other, theirs, _) in waiting.iter().filter(|(_, theirs, _)| theirs.meets(&entry)) {
+                        let may_pass = is_owed && theirs.deadline.is_none();
+                        prop_assert!(key < *other || may_pass, "{entry:?} passes {theirs:?}");
+                    }
+                    for room in entry.rooms() {
+                        let there = running.iter().filter(|other| other.rooms().any(|its| its == room)).count() as u32;
+                        prop_assert!(there < entry.limit, "{entry:?} starts beside {there}");
+                    }
+                    if entry.class != BULK && entry.deadline.is_none() {
+                        for (_, theirs, passes) in waiting.iter_mut().filter(|(_, theirs, _)| theirs.class == BULK) {
+                            *passes += u32::from(theirs.meets(&entry));
+                            prop_assert!(*passes <= LineLimits::default().passes_max, "{theirs:?} starves");
+                        }
+                    }
+                    running.push(entry);
+                }
+            }
+            prop_assert!(waiting.is_empty() && running.is_empty() && line.is_idle(), "{waiting:?}");
+        }
+    }
+}

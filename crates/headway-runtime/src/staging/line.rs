@@ -1,0 +1,164 @@
+//! The line of one engine ([`EngineLine`]), driven by the threads that copy: each asks for its own chunks, and who changes something lets the
+//! next ones start.
+//!
+//! A chunk that finds nobody else passes without the lock. While the lock is held nothing else is called.
+
+use std::collections::BTreeMap;
+
+use headway_core::decisions::engine_line::{EngineLine, FlowClass, LineEntry, LineKey, LineParty};
+
+use super::sync::{Arc, AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, lock};
+use super::workers::Signal;
+
+/// Values of [`Line::state`]: nobody is on the engine; all go by the lock; from [`ALONE`] on, one chunk passed without it.
+const IDLE: u32 = 0;
+const LOCKED: u32 = 1;
+const ALONE: u32 = 2;
+
+/// The line of one engine, or of those between GPUs.
+pub(crate) struct Line {
+    state: AtomicU32,
+    queue: Mutex<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    line: EngineLine,
+    turns: BTreeMap<LineKey, Arc<Turn>>,
+}
+
+/// The turn of one chunk that waits.
+struct Turn {
+    has_come: AtomicBool,
+    signal: Option<Arc<Signal>>,
+}
+
+/// The state while a chunk of this kind is alone on the engine.
+const fn alone(entry: &LineEntry) -> u32 {
+    ALONE + 2 * entry.engine + entry.party as u32
+}
+
+impl Line {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self { state: AtomicU32::new(IDLE), queue: Mutex::new(Queue::default()) })
+    }
+
+    fn swap(&self, from: u32, to: u32) -> bool {
+        self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        let mut queue = lock(&self.queue);
+        // Who passed without the lock is counted from now on.
+        if let Some(kind) = self.state.swap(LOCKED, Ordering::AcqRel).checked_sub(ALONE) {
+            let party = if kind % 2 == 0 { LineParty::Copies } else { LineParty::Staging };
+            let class = FlowClass::Normal;
+            queue.line.run(&LineEntry { deadline: None, class, party, engine: kind / 2, second: None, limit: 1 });
+        }
+        queue
+    }
+
+    /// Lets those start that can.
+    fn unlock(&self, mut queue: MutexGuard<'_, Queue>) {
+        let mut come = Vec::new();
+        while let Some(key) = queue.line.poll_start() {
+            come.extend(queue.turns.remove(&key));
+        }
+        if queue.line.is_idle() {
+            self.state.store(IDLE, Ordering::Release);
+        }
+        drop(queue);
+        for turn in come {
+            turn.has_come.store(true, Ordering::Release);
+            if let Some(signal) = &turn.signal {
+                signal.raise();
+            }
+        }
+    }
+}
+
+/// One copy's place at a line, for one chunk after the other; gives everything back when dropped.
+pub(crate) struct Place {
+    line: Arc<Line>,
+    entry: LineEntry,
+    signal: Option<Arc<Signal>>,
+    waits: Option<(LineKey, Arc<Turn>)>,
+    /// Chunks that have started and not ended.
+    held: u32,
+    /// Chunks that were ahead of the first one.
+    ahead: Option<u64>,
+}
+
+impl Place {
+    /// A place for chunks like `entry`.
+    pub(crate) fn new(line: &Arc<Line>, entry: LineEntry) -> Self {
+        Self { line: Arc::clone(line), entry, signal: None, waits: None, held: 0, ahead: None }
+    }
+
+    /// The place with a signal that is raised when it is time to ask again.
+    pub(super) fn with_signal(mut self, signal: &Arc<Signal>) -> Self {
+        self.signal = Some(Arc::clone(signal));
+        self
+    }
+
+    /// Takes the engine for one more chunk, or stands in the line for it.
+    pub(crate) fn take(&mut self) -> bool {
+        let has_come = if let Some((_, turn)) = &self.waits {
+            turn.has_come.load(Ordering::Acquire)
+        } else if self.entry.second.is_none() && self.line.swap(IDLE, alone(&self.entry)) {
+            self.ahead.get_or_insert(0);
+            true
+        } else {
+            let turn = Arc::new(Turn { has_come: AtomicBool::new(false), signal: self.signal.clone() });
+            let mut queue = self.line.lock();
+            let key = queue.line.ask(self.entry);
+            self.ahead.get_or_insert_with(|| queue.line.ahead(key));
+            queue.turns.insert(key, Arc::clone(&turn));
+            self.line.unlock(queue);
+            let has_come = turn.has_come.load(Ordering::Acquire);
+            self.waits = Some((key, turn));
+            has_come
+        };
+        if has_come {
+            self.waits = None;
+            self.held += 1;
+        }
+        has_come
+    }
+
+    /// A chunk has ended.
+    pub(crate) fn release(&mut self) {
+        self.held -= 1;
+        if !self.line.swap(alone(&self.entry), IDLE) {
+            let mut queue = self.line.lock();
+            queue.line.end(&self.entry);
+            self.line.unlock(queue);
+        }
+    }
+
+    /// Leaves the line, if it stands in it.
+    pub(crate) fn leave(&mut self) {
+        if let Some((key, _)) = self.waits.take() {
+            let mut queue = self.line.lock();
+            queue.turns.remove(&key);
+            if !queue.line.leave(key) {
+                queue.line.end(&self.entry);
+            }
+            self.line.unlock(queue);
+        }
+    }
+
+    /// Chunks of others that were ahead of the first one.
+    pub(crate) fn ahead(&self) -> u64 {
+        self.ahead.unwrap_or(0)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.leave();
+        while self.held > 0 {
+            self.release();
+        }
+    }
+}
