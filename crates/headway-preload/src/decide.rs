@@ -476,12 +476,11 @@ fn aside(driver: &Driver, context: &Prepared, out: Out, host_is: &mut Host) -> R
     if let Some(to) = driver::pinned(driver, out.to, out.bytes) {
         *host_is = Host::PageLocked;
         launch(driver, context, to, out)?;
+        if !out.waits {
+            return Ok(SUCCESS);
+        }
         // SAFETY: the stream is the caller's, which uses it in this call.
-        return Ok(if out.waits {
-            unsafe { (driver.cuStreamSynchronize)(driver::handle(out.stream)) }
-        } else {
-            SUCCESS
-        });
+        return Ok(unsafe { (driver.cuStreamSynchronize)(driver::handle(out.stream)) });
     }
     // Ordinary memory: the driver's call would return with the bytes there, too, whatever its name says.
     if out.bytes > context::LINE_BYTES || !driver::is_ordinary(driver, out.to, out.bytes) {
