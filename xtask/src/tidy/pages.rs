@@ -183,7 +183,8 @@ mod tests {
     fn a_test_that_a_package_does_not_have_is_found() {
         let page = "| promise | package | test |\n|---|---|---|\n| one | a | `it_holds` |\n| two | b | `it_holds`, `it_is_gone` |\n";
         let source = "#[test]\nfn it_holds() {}\n";
-        let tree = Tree::of([("docs/security.md", page), ("crates/a/tests/it.rs", source), ("crates/b/src/lib.rs", source)]);
+        let tree =
+            Tree::of([("docs/security.md", page), ("crates/a/tests/it.rs", source), ("crates/b/src/lib.rs", source)]);
         let lines: Vec<_> = check_named_tests(&tree).iter().map(|finding| finding.line).collect();
         assert_eq!(lines, [4]);
     }
