@@ -263,7 +263,7 @@ def move_out(module: torch.nn.Module, *, changed: bool = True, wait: bool = True
     """Moves parameters, their gradients and buffers of a module from its GPU to page-locked memory, and gives their GPU memory back to PyTorch.
 
     What is tied stays tied: every storage moves once, and all tensors over it stay views of it. The parameters are the same objects as before,
-    with other data, so that optimizers go on. The copies begin behind what the current stream was given, in a stream of their own and in pieces,
+    with other data, so that optimizers go on. The copies begin behind what the current stream was given, in a stream of their own and in chunks,
     between which small copies of other streams are made.
 
     The page-locked memory stays the module's, until the module goes: the first call takes about a second for each 4 GiB to lock it, and later calls
