@@ -27,6 +27,23 @@ fn forget_device(device: c_int) {
     context::forget_device(device);
 }
 
+/// The thread's `errno`, which it has again when this is dropped: waits of Headway's own set it.
+struct KeptErrno(c_int);
+
+impl KeptErrno {
+    fn now() -> Self {
+        // SAFETY: the C library gives each thread a place that lives as long as the thread.
+        Self(unsafe { *libc::__errno_location() })
+    }
+}
+
+impl Drop for KeptErrno {
+    fn drop(&mut self) {
+        // SAFETY: as in `now`: the place is this thread's.
+        unsafe { *libc::__errno_location() = self.0 };
+    }
+}
+
 macro_rules! replaced {
     ($(
         $(#[$doc:meta])*
@@ -54,6 +71,7 @@ macro_rules! replaced {
             #[allow(non_snake_case)]
             #[unsafe(no_mangle)]
             pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> Status {
+                let _errno = KeptErrno::now();
                 let address = lookup::real(&TABLE[Row::$name as usize]);
                 if address.is_null() {
                     return NOT_INITIALIZED;

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::sync::OnceLock;
 
-use headway_cuda::{Handle, functions};
+use headway::guest::{Handle, functions};
 
 use crate::lookup;
 

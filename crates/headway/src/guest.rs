@@ -19,6 +19,8 @@ use headway_core::models::transfer::Direction;
 use headway_core::models::transfer::arbitration::{ArbitrationAdvice, WAIT_GUESTS, built_in};
 use headway_core::units::{Bytes, UnitError};
 #[doc(hidden)] // For the library in front of guests.
+pub use headway_cuda::{Handle, functions};
+#[doc(hidden)] // For the library in front of guests.
 pub use headway_os::{
     environment::{has_more_rights, trusted},
     fork::Home,

@@ -52,7 +52,7 @@ const TABLE: [Row; 17] = [
     row("headway-cli", "crates/headway-cli", May::Only(&[LIBRARY, "headway-measure"])),
     row("headway-lab", "crates/headway-lab", May::WithHeadway(&["headway-measure", "headway-cli"])),
     row("headway-capi", "crates/headway-capi", May::Only(&[LIBRARY])),
-    row("headway-preload", "crates/headway-preload", May::Only(&["headway-core", "headway-cuda", LIBRARY])),
+    row("headway-preload", "crates/headway-preload", May::Only(&["headway-core", LIBRARY])),
     row("headway-python", "python", May::Only(&[LIBRARY])),
     row("xtask", "xtask", May::Only(&[])),
 ];

@@ -11,6 +11,7 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -298,8 +299,10 @@ static void copy(struct program *p) {
     int waits = one_in(p, 3), s = waits ? (per_thread && resolver ? OWN : LEGACY) : any_stream(p, c.from, 1);
     const char *name;
     order_copy(p, s, &c);
+    errno = 77;
     CUresult status = waits ? copy_waiting(p, &c, &name) : queue(p, s, &c, &name);
-    said(p, status, "%s %zu on %d, %d to %d", name, c.bytes, s, c.from->kind, c.to->kind);
+    int after = errno;
+    said(p, status, "%s %zu on %d, %d to %d, errno %d", name, c.bytes, s, c.from->kind, c.to->kind, after);
     if (status) return;
     p->recent = c;
     unsigned operation = issue(p, s), before = c.from->read[s];
