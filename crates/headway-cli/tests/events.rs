@@ -101,6 +101,6 @@ fn a_program_with_a_subscriber_of_its_own_sees_which_method_was_chosen() {
     });
     let events = kept.0.lock().unwrap();
     let has = |parts: [&str; 3]| events.iter().any(|event| parts.iter().all(|part| event.contains(part)));
-    assert!(has(["message=method chosen", "method=pageable", "by=the caller"]), "{events:?}");
+    assert!(has(["message=method chosen", "method=pageable", "reason=the caller named it"]), "{events:?}");
     assert!(has(["message=copied", "method=pageable", "bytes=4"]), "{events:?}");
 }

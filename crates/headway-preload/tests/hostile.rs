@@ -17,8 +17,8 @@ static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
     Some(built)
 });
 
-const EVERYTHING: &str = "aside=auto,piece=1048576,fast=always,no-cache,verify,alone";
-const ALWAYS: &str = "aside=always,piece=65536,fast=always,no-cache,alone";
+const EVERYTHING: &str = "aside=auto,chunk=1048576,fast=always,no-cache,verify,alone";
+const ALWAYS: &str = "aside=always,chunk=65536,fast=always,no-cache,alone";
 const FAST: &str = "aside=never,fast=always,no-cache,alone";
 
 /// Cases that no driver of the tests can decide: this one has no threads of its own, which keep a process whose first thread has ended.

@@ -25,7 +25,7 @@ static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
 });
 
 const FAST: &str = "aside=never,fast=always,no-cache,verify,alone";
-const PIECES: &str = "aside=never,fast=always,no-cache,piece=1048576,stats,verify,alone";
+const CHUNKS: &str = "aside=never,fast=always,no-cache,chunk=1048576,stats,verify,alone";
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -56,7 +56,7 @@ fn every_function_that_copies_gives_the_same_bytes_by_every_version_of_the_resol
         let plain = built.program(built.path("shapes")).arg(lookup).output().unwrap();
         assert!(plain.status.success(), "{lookup}: {plain:?}");
         let mut guest = built.program(built.path("shapes"));
-        as_guest(guest.arg(lookup), PIECES);
+        as_guest(guest.arg(lookup), CHUNKS);
         let guest = guest.output().unwrap();
         assert!(guest.status.success(), "{lookup}: {guest:?}");
         // What was refused is refused; what reached the driver is another matter.
@@ -100,7 +100,7 @@ fn copies_with_attributes_are_made_as_others_are_whatever_their_number() {
         ];
         (names.map(number), err)
     };
-    const ALL: &str = "aside=never,fast=always,no-cache,piece=1048576,stats,alone";
+    const ALL: &str = "aside=never,fast=always,no-cache,chunk=1048576,stats,alone";
     for version in ["12080", "13000", "13020"] {
         // With attributes there are two more copies alone, and one more with the hint.
         let more = u32::from(version == "13020");
@@ -132,7 +132,7 @@ fn a_stream_is_bulk_by_what_is_under_way_on_it_however_small_its_copies_are() {
     for (block, blocks, words) in
         [("64", "1024", 40..=41), ("256", "256", 23..=24), ("2048", "32", 16..=16), ("4096", "16", 16..=16)]
     {
-        for (options, aside) in [("aside=auto,no-cache,alone", 4), ("aside=never,no-cache,piece=4194304,alone", 0)] {
+        for (options, aside) in [("aside=auto,no-cache,alone", 4), ("aside=never,no-cache,chunk=4194304,alone", 0)] {
             let told = swap(options, block, blocks);
             let turn = format!("blocks aside 0, results aside {aside}, when idle 0, words ");
             let counts: Vec<u32> =
@@ -158,7 +158,7 @@ fn a_batch_out_of_the_gpu_lets_others_in_after_each_piece() {
         // Six copies each time; of CUDA 12.8 there is a second batch, which the driver refuses at the fifth.
         let refused = if lookup == "12080" { 4 } else { 0 };
         assert_eq!(batches(FAST), 6 + refused, "{lookup}");
-        assert_eq!(batches(PIECES), refused, "{lookup}");
+        assert_eq!(batches(CHUNKS), refused, "{lookup}");
     }
 }
 

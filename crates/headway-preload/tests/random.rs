@@ -26,10 +26,10 @@ const OPTIONS: [&str; 12] = [
     "aside=auto,fast=always,verify,alone,no-cache",
     "aside=always,alone,no-cache",
     "aside=always,fast=always,verify,alone,no-cache",
-    "aside=never,piece=65536,alone,no-cache",
-    "aside=never,piece=1048576,fast=always,verify,stats,alone,no-cache",
-    "aside=auto,piece=1048576,fast=always,alone,no-cache",
-    "aside=always,piece=65536,fast=always,stats,lint,verify,alone,no-cache",
+    "aside=never,chunk=65536,alone,no-cache",
+    "aside=never,chunk=1048576,fast=always,verify,stats,alone,no-cache",
+    "aside=auto,chunk=1048576,fast=always,alone,no-cache",
+    "aside=always,chunk=65536,fast=always,stats,lint,verify,alone,no-cache",
     "aside=never,fast,lint,alone,no-cache",
 ];
 const VERSIONS: [&str; 5] = ["12000", "12080", "13000", "13010", "13020"];

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use headway_core::files::guest::{FIRST_VARIABLE, VARIABLE};
+use headway_core::files::guest::{FIRST_VARIABLE, GuestOptions, VARIABLE};
 use tempfile::TempDir;
 
 /// Where what was compiled lies, with `libcuda.so.1`.
@@ -70,6 +70,8 @@ pub(crate) fn preload() -> PathBuf {
 
 /// Makes a guest of a program.
 pub(crate) fn as_guest(command: &mut Command, options: &str) {
+    // The library passes every call on where it does not know an option, and a test would see nothing.
+    options.parse::<GuestOptions>().unwrap();
     command.env("LD_PRELOAD", preload()).env(VARIABLE, options);
 }
 
