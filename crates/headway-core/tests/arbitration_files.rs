@@ -87,13 +87,13 @@ fn rows_that_mean_nothing_are_refused_with_their_place() {
         "[4194304, 934100",
         "[1048576, 934100",
         "[1048576, 934100, 27333, 80610, 91861, 123994]",
-        "the piece is not longer than the one before it",
+        "the chunk is not longer than the one before it",
     );
     check(
         "[4194304, 938000",
         "[1073741824, 938000",
         "[1073741824, 938000, 27157, 80058, 91479, 119687]",
-        "the piece is no part of the whole copy",
+        "the chunk is no part of the whole copy",
     );
     check("[2000, 1055181, 1062854, 1080704]", "[2000]", "[2000]", "`process = [2000]` is not what stands here");
     check(
