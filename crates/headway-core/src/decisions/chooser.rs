@@ -2,7 +2,7 @@
 //!
 //! 1. What decides and takes time to know is asked for, where the choice hangs on it: forms of windows and resident copiers, whether
 //!    memory is pinned, whether its pages are there (`host.rs`). Memory that only the driver can handle goes by the driver's own call.
-//! 2. The method with the least cost that the profile says, else the built-in figures, of those that are not known to be absent ([`MethodCase`],
+//! 2. The method with the least cost that the profile says, else the built-in figures, of those that are not known to be absent (`MethodCase`,
 //!    which `explain` prints). For a thread of a real-time class it is the least worst case where anything was measured.
 //! 3. Where no profile says what copies cost, copies of ordinary memory from 1 MiB on go by what copies have taught ([`Learner`]).
 //! 4. A method of the profile that was slower than the driver several times in a row gives way to the driver's own call ([`Watch`]).
