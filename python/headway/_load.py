@@ -231,7 +231,7 @@ def _load(torch: Any, files: list[SafetensorsFile], groups: list[_Group], thread
         shown.end()
     if _log.isEnabledFor(logging.DEBUG):
         took = time.perf_counter() - begun
-        mapped, direct, buffered = (sum(way) for way in zip((0, 0, 0), *read, strict=True))
+        mapped, direct, buffered = (sum(counts) for counts in zip((0, 0, 0), *read, strict=True))
         text = "loaded %d bytes in %.0f ms: %d from the page cache, %d from disks, %d by the kernel's copy"
         _log.debug(text, total, took * 1e3, mapped, direct, buffered)
 

@@ -398,7 +398,7 @@ class Stager:
     copied in the order of the current stream. Without `optimizers` all is, so that the next kernels wait for the copies. Tensors in host memory
     are copied by the caller. Of a `DTensor` each process stages its part.
 
-    Copies are made in pieces, between which small copies of other streams are made. Page-locked memory is used again once a checkpoint has been
+    Copies are made in chunks, between which small copies of other streams are made. Page-locked memory is used again once a checkpoint has been
     written: when nothing refers to the staged state any more. The first calls lock theirs, about a second for each 4 GiB; `prepare` does it before.
 
     Whoever writes parameters in another way than by `step` of these optimizers calls `synchronize_staging` before.

@@ -109,7 +109,7 @@ fn options(socket: &Path) -> ServerOptions {
     options.urgent = false;
     options.drain = DRAIN;
     options.watchdog = WATCHDOG;
-    // Who is alive comes back and says who it is, however slow the machine is.
+    // A client that lives comes back and says who it is, and has as long for that as the slowest machine needs.
     options.recover = Nanos(600_000_000_000);
     options.greeting = Nanos(600_000_000_000);
     options.log = Some(log_of(socket));

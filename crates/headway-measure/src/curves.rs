@@ -157,16 +157,7 @@ impl Taker<'_, '_> {
     }
 
     fn key(&self, (method, memory): (Method, HostMemory), direction: Direction) -> CurveKey {
-        CurveKey {
-            gpu: self.gpu,
-            peer: None,
-            method,
-            direction,
-            memory,
-            load: BackgroundLoad::Alone,
-            active: 1,
-            pieces: 1,
-        }
+        CurveKey::alone(self.gpu, method, direction, memory)
     }
 
     /// A point of each of `kinds`, timed in turns; `note` tells them from others of this size in the journal. A method that fails is
@@ -485,16 +476,7 @@ pub fn concurrent(
 
 /// The key of copies from `gpu` to `peer`.
 pub fn peer_key(gpu: EndpointId, peer: EndpointId) -> CurveKey {
-    CurveKey {
-        gpu,
-        peer: Some(peer),
-        method: Method::Peer,
-        direction: Direction::Peer,
-        memory: HostMemory::Pinned,
-        load: BackgroundLoad::Alone,
-        active: 1,
-        pieces: 1,
-    }
+    CurveKey { peer: Some(peer), ..CurveKey::alone(gpu, Method::Peer, Direction::Peer, HostMemory::Pinned) }
 }
 
 /// The curve of copies from GPU `from` to GPU `to`, positions in `gpus`.

@@ -1,4 +1,4 @@
-//! Reads ranges of a file, each the way that takes least: what the kernel's page cache has through a mapping, the rest from the disk
+//! Reads ranges of a file, each by the method that takes least: what the kernel's page cache has through a mapping, the rest from the disk
 //! past that cache (`O_DIRECT`).
 
 use std::fs::{File, OpenOptions};
@@ -17,9 +17,9 @@ const SYS_CACHESTAT: libc::c_long = 451;
 /// A range is cached if at most one page in so many is absent; the mapping reads these from the disk.
 const ABSENT_SHARE: u64 = 16;
 
-/// The way in which a range was read.
+/// How a range was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReadWay {
+pub enum ReadMethod {
     /// Through a mapping of the page cache.
     Mapped,
     /// From the disk, past the page cache.
@@ -70,24 +70,24 @@ impl FileReader {
     ///
     /// # Panics
     /// If `room` is shorter than `bytes`.
-    pub fn read(&self, at: u64, bytes: usize, room: &mut [u8], cold: bool) -> io::Result<ReadWay> {
+    pub fn read(&self, at: u64, bytes: usize, room: &mut [u8], cold: bool) -> io::Result<ReadMethod> {
         assert!(bytes <= room.len(), "there is room for what is read");
         let is_aligned = at.is_multiple_of(DIRECT_ALIGN as u64) && room.as_ptr().addr().is_multiple_of(DIRECT_ALIGN);
         let whole = bytes.next_multiple_of(DIRECT_ALIGN).min(room.len()) / DIRECT_ALIGN * DIRECT_ALIGN;
         if let Some(direct) = self.direct.as_ref().filter(|_| cold && is_aligned && whole >= bytes)
             && fill(direct, at, bytes, &mut room[..whole]).is_ok()
         {
-            return Ok(ReadWay::Direct);
+            return Ok(ReadMethod::Direct);
         }
         let to = &mut room[..bytes];
         let Some(view) = &self.view else {
-            return fill(&self.file, at, bytes, to).map(|()| ReadWay::Buffered);
+            return fill(&self.file, at, bytes, to).map(|()| ReadMethod::Buffered);
         };
         let start =
             usize::try_from(at).ok().filter(|start| start.checked_add(bytes).is_some_and(|end| end <= view.len()));
         let copied = start.is_some_and(|start| view.copy(start, to, self.stores).is_ok());
         // The kernel's own copy says what is wrong, and it may be no more.
-        if copied { Ok(ReadWay::Mapped) } else { fill(&self.file, at, bytes, to).map(|()| ReadWay::Buffered) }
+        if copied { Ok(ReadMethod::Mapped) } else { fill(&self.file, at, bytes, to).map(|()| ReadMethod::Buffered) }
     }
 
     /// Fails if the file was written since this was made: what was read is then neither what it was nor what it is.
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn every_range_is_read_whatever_the_way() {
+    fn every_range_is_read_by_whichever_method() {
         let (file, data) = written(3 * DIRECT_ALIGN + 100);
         file.sync_all().unwrap();
         let reader = FileReader::new(file, Stores::Plain).unwrap();

@@ -1,7 +1,8 @@
 //! How a copy that no plan made is carried out. These rules decide, in this order:
 //!
-//! 1. What decides and takes time to know is asked for, where the choice hangs on it: forms of windows and resident copiers, whether
-//!    memory is pinned, whether its pages are there (`host.rs`). Memory that only the driver can handle goes by the driver's own call.
+//! 1. Some facts take time to find out: which forms of windows and resident copiers there are, whether memory is pinned, whether its pages
+//!    are there. The chooser asks for one only if it could change the choice (`host.rs`). Memory that only the driver can handle goes by the
+//!    driver's own call.
 //! 2. The method with the least cost that the profile says, else the built-in figures, of those that are not known to be absent (`MethodCase`,
 //!    which `explain` prints). For a thread of a real-time class it is the least worst case where anything was measured.
 //! 3. Where no profile says what copies cost, copies of ordinary memory from 1 MiB on go by what copies have taught ([`Learner`]).
@@ -139,7 +140,7 @@ impl fmt::Display for ChoiceReason {
     }
 }
 
-/// How one copy is made. What it costs besides time is asked of [`crate::models::transfer::price::price`].
+/// How one copy is made. [`crate::models::transfer::price::price`] says what it costs besides time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyChoice {
     pub method: Method,
@@ -488,16 +489,7 @@ impl Chooser {
         memory: HostMemory,
         bytes: Bytes,
     ) -> Option<Nanos> {
-        let key = CurveKey {
-            gpu: self.gpu,
-            peer,
-            method,
-            direction,
-            memory,
-            load: BackgroundLoad::Alone,
-            active: 1,
-            pieces: 1,
-        };
+        let key = CurveKey { peer, ..CurveKey::alone(self.gpu, method, direction, memory) };
         let curve = self.profile.posted.get(&key).or_else(|| self.profile.curves.get(&key))?;
         Some(curve.at(bytes, Statistic::Median))
     }
@@ -537,8 +529,7 @@ impl Chooser {
         Tuning { in_flight: shared.in_flight.max(alone.in_flight), ..self.within(shared, active) }
     }
 
-    /// `tuning` with no more threads than one of so many parties finds CPUs for: what was measured with fewer of them may ask for
-    /// more.
+    /// `tuning` with no more threads than each of `parties` finds CPUs for. What was measured with fewer parties may ask for more threads.
     fn within(&self, tuning: Tuning, parties: u32) -> Tuning {
         let cpus = self.options.cpus.min(self.options.available.bounds.cpus_max);
         let fair = (cpus.saturating_sub(1) / parties.max(1)).max(1);

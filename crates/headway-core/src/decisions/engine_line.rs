@@ -5,11 +5,14 @@
 //! each entry names. An entry starts when there is room, and nobody before it waits for the same room. A party that is at its limit does not hold
 //! up the others.
 //!
-//! A bulk chunk is owed its turn after [`LineLimits::passes_max`] others went before it. Only what has a deadline still goes first.
+//! A bulk chunk is owed its turn after [`PASSES_MAX`] others went before it. Only what has a deadline still goes first.
 
 use std::collections::BTreeMap;
 
 use crate::units::Nanos;
+
+/// Chunks of other classes that a bulk chunk lets pass.
+pub const PASSES_MAX: u32 = 8;
 
 /// How urgent a flow's copies are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,19 +77,6 @@ struct Room {
     party: LineParty,
 }
 
-/// How far entries may be held up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LineLimits {
-    /// Chunks of other classes that a bulk chunk lets pass.
-    pub passes_max: u32,
-}
-
-impl Default for LineLimits {
-    fn default() -> Self {
-        Self { passes_max: 8 }
-    }
-}
-
 #[derive(Clone, Copy, Debug)]
 struct WaitingEntry {
     entry: LineEntry,
@@ -94,10 +84,9 @@ struct WaitingEntry {
     passes: u32,
 }
 
-/// See the module.
+/// The line; nobody waits in a new one.
 #[derive(Clone, Debug, Default)]
 pub struct EngineLine {
-    limits: LineLimits,
     waiting: BTreeMap<LineKey, WaitingEntry>,
     /// Chunks on the engines; none has 0.
     running: BTreeMap<Room, u32>,
@@ -105,12 +94,6 @@ pub struct EngineLine {
 }
 
 impl EngineLine {
-    /// A line in which nobody waits.
-    #[must_use]
-    pub fn new(limits: LineLimits) -> Self {
-        Self { limits, ..Self::default() }
-    }
-
     /// `entry` waits from now on.
     pub fn ask(&mut self, entry: LineEntry) -> LineKey {
         let deadline = entry.deadline.unwrap_or(Nanos::MAX);
@@ -123,7 +106,7 @@ impl EngineLine {
     /// The next entry that starts: it is on its engines from now on.
     pub fn poll_start(&mut self) -> Option<LineKey> {
         let promised = self.waiting.iter().filter(|(key, _)| key.deadline < Nanos::MAX);
-        let owed = self.waiting.iter().filter(|(_, waiting)| waiting.passes >= self.limits.passes_max);
+        let owed = self.waiting.iter().filter(|(_, waiting)| waiting.passes >= PASSES_MAX);
         let mut wanted: Vec<Room> = Vec::new();
         let (&key, _) = promised.chain(owed).chain(&self.waiting).find(|(_, waiting)| {
             let is_free = |room: Room| !wanted.contains(&room) && self.running_in(room) < waiting.entry.limit.max(1);
@@ -258,7 +241,11 @@ mod tests {
         let between = |engine, second| LineEntry { engine, second: Some(second), ..entry(BULK, 1) };
         let mut line = EngineLine::default();
         let asked = [(0, 1), (1, 2), (2, 0), (3, 4)].map(|(from, to)| line.ask(between(from, to)));
-        assert_eq!(starts(&mut line), [asked[0], asked[3]], "the second waits, and so does who comes behind it");
+        assert_eq!(
+            starts(&mut line),
+            [asked[0], asked[3]],
+            "the second waits, and so does the third, which is behind it"
+        );
         assert_eq!(line.ahead(asked[2]), 1, "one on each of its engines");
         line.end(&between(0, 1));
         assert_eq!(starts(&mut line), [asked[1]]);
@@ -324,7 +311,7 @@ mod tests {
                 while let Some(key) = line.poll_start() {
                     let at = waiting.iter().position(|(other, ..)| *other == key).expect("it waited");
                     let (_, entry, passes) = waiting.remove(at);
-                    let is_owed = passes >= LineLimits::default().passes_max;
+                    let is_owed = passes >= PASSES_MAX;
                     for (other, theirs, _) in waiting.iter().filter(|(_, theirs, _)| theirs.meets(&entry)) {
                         let may_pass = is_owed && theirs.deadline.is_none();
                         prop_assert!(key < *other || may_pass, "{entry:?} passes {theirs:?}");
@@ -336,7 +323,7 @@ mod tests {
                     if entry.class != BULK && entry.deadline.is_none() {
                         for (_, theirs, passes) in waiting.iter_mut().filter(|(_, theirs, _)| theirs.class == BULK) {
                             *passes += u32::from(theirs.meets(&entry));
-                            prop_assert!(*passes <= LineLimits::default().passes_max, "{theirs:?} starves");
+                            prop_assert!(*passes <= PASSES_MAX, "{theirs:?} starves");
                         }
                     }
                     running.push(entry);

@@ -1,6 +1,6 @@
 //! Curves of many pieces in one request, from which the mover of such requests is chosen (specification of transfers, 1.7).
 
-use headway_core::models::transfer::{BackgroundLoad, CurveKey, Direction, HostMemory, Method, WindowMapping};
+use headway_core::models::transfer::{CurveKey, Direction, HostMemory, Method, WindowMapping};
 use headway_core::units::Nanos;
 use headway_device::Buffer;
 use headway_device::buffer::Access;
@@ -206,16 +206,7 @@ impl Taker<'_, '_> {
             })
         })?;
         let pieces = u32::try_from(count).unwrap_or(u32::MAX);
-        let key = CurveKey {
-            gpu: self.gpu,
-            peer: None,
-            method,
-            direction,
-            memory: host,
-            load: BackgroundLoad::Alone,
-            active: 1,
-            pieces,
-        };
+        let key = CurveKey { pieces, ..CurveKey::alone(self.gpu, method, direction, host) };
         let line = self.lines.entry(key).or_default();
         line.points.insert(bytes, done);
         line.posted.extend(posted.map(|posted| (bytes, posted)));

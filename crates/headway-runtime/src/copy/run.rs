@@ -15,7 +15,8 @@ impl Copier {
     /// Makes the copy that `request` asks for.
     pub(super) fn copy(&self, mut request: Request<'_>, how: How) -> Result<CopyReport, CopyError> {
         let started = clock::now();
-        let result = self.run(&mut request, how).map(|made| self.report(&request, started, made));
+        let result =
+            self.run(&mut request, how).map(|(decision, moved)| self.report(&request, started, decision, moved));
         self.notify_observer(request.gpu, request.direction, &result);
         result
     }
@@ -25,20 +26,15 @@ impl Copier {
         let started = clock::now();
         let result = self.checked(&request).and_then(|()| {
             let decision = Decision::of(chosen, true, Vec::new());
-            let made = self.carry_out(&mut request, decision)?;
-            Ok(self.report(&request, started, made))
+            let (decision, moved) = self.carry_out(&mut request, decision)?;
+            Ok(self.report(&request, started, decision, moved))
         });
         self.notify_observer(request.gpu, request.direction, &result);
         result
     }
 
-    /// What the copy did; the chooser is told what it took.
-    fn report(
-        &self,
-        request: &Request<'_>,
-        started: Nanos,
-        (decision, moved): (Decision<'_>, EngineMoved),
-    ) -> CopyReport {
+    /// Tells the chooser how long the copy took, and reports what it did.
+    fn report(&self, request: &Request<'_>, started: Nanos, decision: Decision<'_>, moved: EngineMoved) -> CopyReport {
         let choice = *decision.choice();
         let report = CopyReport {
             method: choice.method,

@@ -177,7 +177,7 @@ impl Driver<'_> {
     ) -> Result<bool, RunError> {
         match self.feed(now, input, log) {
             Ok(()) => {
-                // Its first chunk may be submitted before the events are told.
+                // The dispatcher may submit its first chunk before it tells the event of the request.
                 while let Some(event) = self.dispatcher.poll_event() {
                     if let (DispatchEvent::Answered { pipeline, cycle, answer, .. }, Some((request, reply))) =
                         (&event, &asked)

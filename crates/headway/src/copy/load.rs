@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use headway_core::models::transfer::Stores;
 use headway_core::units::Bytes;
 use headway_cuda::{Chunks, RawPlace, ScatterError, ScatterOptions, scatter};
-use headway_os::file_reader::{FileReader, ReadWay};
+use headway_os::file_reader::{FileReader, ReadMethod};
 
 use super::StreamCopier;
 use crate::{Error, Failure};
@@ -50,7 +50,7 @@ impl Default for LoadOptions {
     }
 }
 
-/// What a load read, by the way in which it did.
+/// What a load read, by method.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadReport {
     /// Through mappings of the page cache.
@@ -156,7 +156,7 @@ struct FileChunks {
     /// Of each chunk.
     places: Vec<Vec<RawPlace>>,
     readers: Vec<FileReader>,
-    /// Bytes by way: mapped, direct, buffered.
+    /// Bytes by method: mapped, direct, buffered.
     read: [AtomicU64; 3],
 }
 
@@ -178,13 +178,13 @@ impl Chunks for FileChunks {
         let cold = reader.is_cold(chunk.at, chunk.bytes);
         let begins = if cold { 0 } else { begins(&self.places[at], &chunk.pieces) };
         let read = reader.read(chunk.at, chunk.bytes, &mut slot[begins..], cold);
-        let way = read.map_err(|error| (chunk.file, error))?;
-        let way = match way {
-            ReadWay::Mapped => 0,
-            ReadWay::Direct => 1,
-            ReadWay::Buffered => 2,
+        let method = read.map_err(|error| (chunk.file, error))?;
+        let counter = match method {
+            ReadMethod::Mapped => 0,
+            ReadMethod::Direct => 1,
+            ReadMethod::Buffered => 2,
         };
-        self.read[way].fetch_add(chunk.bytes as u64, Ordering::Relaxed);
+        self.read[counter].fetch_add(chunk.bytes as u64, Ordering::Relaxed);
         Ok(begins)
     }
 }

@@ -6,8 +6,8 @@ use crate::models::transfer::{Direction, HostMemory, Method};
 /// From this size on the driver is asked whether memory is pinned, which takes up to 0.6 us; the driver's own call, which is chosen for
 /// smaller copies of ordinary memory, is as fast from pinned memory without being told.
 const ASK: u64 = 64 << 10;
-/// From this size on pages are looked at where the choice hangs on it, and in one of [`LOOK_EVERY`] copies; below, in one of those only, and
-/// the others are taken to be alike.
+/// From this size on pages are looked at if they could change the choice, and in one of [`LOOK_EVERY`] copies anyway. Below it only one
+/// copy in [`LOOK_EVERY`] is looked at, and the others are taken to be like it.
 const LOOK: u64 = 128 << 10;
 /// From this size on pages that appear may take as long as the lead over the driver's call.
 const FAULTS: u64 = 8 << 10;

@@ -7,9 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::builtin::{Bus, NodeClass};
-use super::{
-    BackgroundLoad, Curve, CurveKey, CurvePoint, Direction, HostMemory, Method, Profile, Stores, Tuning, WindowMapping,
-};
+use super::{Curve, CurveKey, CurvePoint, Direction, HostMemory, Method, Profile, Stores, Tuning, WindowMapping};
 use crate::files::machine::EndpointId;
 use crate::units::{Bytes, Nanos};
 
@@ -50,16 +48,7 @@ pub fn default_tuning(direction: Direction, memory: HostMemory) -> Tuning {
 pub fn defaults() -> Profile {
     let mut curves = BTreeMap::new();
     let mut add = |method, direction, memory, peer, curve: Curve| {
-        let key = CurveKey {
-            gpu: EndpointId(0),
-            peer,
-            method,
-            direction,
-            memory,
-            load: BackgroundLoad::Alone,
-            active: 1,
-            pieces: 1,
-        };
+        let key = CurveKey { peer, ..CurveKey::alone(EndpointId(0), method, direction, memory) };
         curves.insert(key, curve);
     };
     let methods = [(Direction::H2d, PAGEABLE_IN, WINDOW_IN), (Direction::D2h, PAGEABLE_OUT, WINDOW_OUT)];

@@ -80,6 +80,14 @@ pub struct CurveKey {
     pub pieces: u32,
 }
 
+impl CurveKey {
+    /// Copies of one GPU between it and `memory`, one piece at a time, while nothing else goes on.
+    #[must_use]
+    pub const fn alone(gpu: EndpointId, method: Method, direction: Direction, memory: HostMemory) -> Self {
+        Self { gpu, peer: None, method, direction, memory, load: BackgroundLoad::Alone, active: 1, pieces: 1 }
+    }
+}
+
 /// How `staged` works in one situation, found by measurement (specification of transfers, 2.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tuning {
