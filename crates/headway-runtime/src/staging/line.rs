@@ -14,6 +14,8 @@ use super::workers::Signal;
 const IDLE: u32 = 0;
 const LOCKED: u32 = 1;
 const ALONE: u32 = 2;
+/// In the order of their numbers.
+const PARTIES: [LineParty; 3] = [LineParty::Copies, LineParty::Staging, LineParty::Promised];
 
 /// The line of one engine, or of those between GPUs.
 pub(crate) struct Line {
@@ -35,7 +37,7 @@ struct Turn {
 
 /// The state while a chunk of this kind is alone on the engine.
 const fn alone(entry: &LineEntry) -> u32 {
-    ALONE + 2 * entry.engine + entry.party as u32
+    ALONE + PARTIES.len() as u32 * entry.engine + entry.party as u32
 }
 
 impl Line {
@@ -51,9 +53,8 @@ impl Line {
         let mut queue = lock(&self.queue);
         // Who passed without the lock is counted from now on.
         if let Some(kind) = self.state.swap(LOCKED, Ordering::AcqRel).checked_sub(ALONE) {
-            let party = if kind % 2 == 0 { LineParty::Copies } else { LineParty::Staging };
-            let class = FlowClass::Normal;
-            queue.line.run(&LineEntry { deadline: None, class, party, engine: kind / 2, second: None, limit: 1 });
+            let (engine, party) = (kind / PARTIES.len() as u32, PARTIES[kind as usize % PARTIES.len()]);
+            queue.line.run(&LineEntry { deadline: None, class: FlowClass::Normal, party, engine, second: None, limit: 1 });
         }
         queue
     }
