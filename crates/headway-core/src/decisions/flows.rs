@@ -22,7 +22,7 @@
 //! behind the delay (`plan/stream/admission.rs` has an example). Nothing is left of that once no promised job is on the engine. Then its
 //! capacity returns, and chunks may grow. An urgent copy is a flow of one job that leaves at once.
 //!
-//! Sans-IO: time is an argument and does not decrease.
+//! Sans-IO: time is an argument. One that is earlier than another before it counts as that.
 
 mod admission;
 mod contract;
@@ -132,7 +132,7 @@ pub struct FlowUnknown;
 pub struct FlowClosed {
     /// Its capacity has returned. Else it returns as soon as no promised job is on the engine.
     pub has_returned: bool,
-    /// The latest deadline of the jobs that are on the engine now: by then they have ended, unless one is late; now if there is none.
+    /// The latest deadline of all jobs of the engine that were accepted: by then they have ended, unless one is late. Now if it has returned.
     pub returns_from: Nanos,
 }
 
@@ -184,8 +184,8 @@ struct EngineFlows {
     target: Bytes,
     /// No chunk without a promise is on the engine that is larger than both.
     is_drained: bool,
-    /// The bounds of all flows but joining ones; `None` = they have changed.
-    bounds: Option<BTreeMap<FlowId, Nanos>>,
+    /// Bounds that somebody asked for since the flows changed the last time.
+    bounds: BTreeMap<FlowId, Nanos>,
     faults: Vec<FlowFault>,
 }
 
@@ -198,7 +198,7 @@ impl EngineFlows {
             chunk,
             target: chunk,
             is_drained: true,
-            bounds: None,
+            bounds: BTreeMap::new(),
             faults: Vec::new(),
         }
     }
@@ -219,16 +219,12 @@ impl EngineFlows {
         Demands::new(&self.engine, there.chain(more))
     }
 
-    fn bounds_now(&self) -> BTreeMap<FlowId, Nanos> {
-        let found = self.demands(false, None).bounds(self.chunk);
-        self.counted(false).map(|(id, _)| id).zip(found).collect()
-    }
-
-    fn bound(&mut self, flow: FlowId) -> Option<Nanos> {
-        if self.bounds.is_none() {
-            self.bounds = Some(self.bounds_now());
+    fn bound(&self, flow: FlowId) -> Option<Nanos> {
+        if let Some(known) = self.bounds.get(&flow) {
+            return Some(*known);
         }
-        self.bounds.as_ref()?.get(&flow).copied()
+        let at = self.counted(false).position(|(id, _)| id == flow)?;
+        Some(self.demands(false, None).bound(at, self.chunk))
     }
 
     /// No promised job is released and has not ended: nothing of what was before has an influence any more.
@@ -262,7 +258,7 @@ impl EngineFlows {
             self.chunk = self.target;
         }
         if changed {
-            self.bounds = None;
+            self.bounds.clear();
         }
     }
 }
@@ -275,6 +271,7 @@ pub struct FlowBook {
     places: BTreeMap<FlowId, (u32, Direction)>,
     limits: FlowLimits,
     next: u64,
+    now: Nanos,
 }
 
 impl FlowBook {
@@ -282,7 +279,7 @@ impl FlowBook {
     #[must_use]
     pub fn new(engines: Vec<FlowEngine>, limits: FlowLimits) -> Self {
         let engines = engines.into_iter().map(|engine| ((engine.gpu, engine.direction), EngineFlows::new(engine)));
-        Self { engines: engines.collect(), places: BTreeMap::new(), limits, next: 0 }
+        Self { engines: engines.collect(), places: BTreeMap::new(), limits, next: 0, now: Nanos::ZERO }
     }
 
     /// Admits a flow, or says whose deadline it would break and what would help.
@@ -290,6 +287,7 @@ impl FlowBook {
     /// # Errors
     /// [`FlowRefused`]; nothing has changed then.
     pub fn open(&mut self, now: Nanos, contract: FlowContract) -> Result<FlowAdmitted, FlowRefused> {
+        let now = self.advance(now);
         self.check(&contract)?;
         let key = (contract.gpu, contract.direction);
         let demand = Demand { bytes: contract.bytes, period: contract.period, deadline: contract.deadline };
@@ -298,11 +296,14 @@ impl FlowBook {
         let demands = place.demands(true, Some(demand));
         let chunk = match demands.chunk() {
             // Chunks grow only when no promised job is there.
-            Ok(chunk) if chunk > place.target && demands.holds_with(place.target) => place.target,
+            Ok(chunk) if chunk > place.target && demands.hold_with(place.target) => place.target,
             Ok(chunk) => chunk,
-            Err(unfit) => return Err(FlowRefused::Unfit(Box::new(self.unfit(&contract, demand, unfit)))),
+            Err(unfit) => {
+                let fits = |place: &EngineFlows, demand| place.demands(true, Some(demand)).chunk().is_ok();
+                return Err(self.unfit(&contract.name, key, demand, true, unfit, fits));
+            }
         };
-        let bound = demands.bounds(chunk).last().copied().unwrap_or(demand.deadline);
+        let bound = demands.bound(place.flows.len(), chunk);
         place.is_drained &= chunk >= place.unpromised();
         place.target = chunk;
         let is_settled = place.is_drained && place.chunk == chunk;
@@ -320,9 +321,15 @@ impl FlowBook {
             last_release: None,
         };
         place.flows.insert(flow, opened);
-        place.bounds = None;
+        place.bounds.clear();
         self.places.insert(flow, key);
         Ok(FlowAdmitted { flow, bound, chunk, is_settled, assumptions: place.engine.assumptions() })
+    }
+
+    /// Threads may bring their times in another order than they took them: time does not go back for that.
+    fn advance(&mut self, now: Nanos) -> Nanos {
+        self.now = self.now.max(now);
+        self.now
     }
 
     fn check(&self, contract: &FlowContract) -> Result<(), InvalidContract> {
@@ -365,23 +372,25 @@ impl FlowBook {
         Ok(())
     }
 
-    fn unfit(&self, contract: &FlowContract, demand: Demand, unfit: admission::Unfit) -> FlowUnfit {
-        let place = &self.engines[&(contract.gpu, contract.direction)];
-        let names: Vec<&str> =
-            place.flows.values().map(|flow| flow.name.as_str()).chain([contract.name.as_str()]).collect();
-        let (suffers, by, why) = unfit.named(&contract.name, &names);
-        let fits = |demand: Demand| place.demands(true, Some(demand)).chunk().is_ok();
-        let mut proposals = admission::proposals(demand, self.limits.time_max, fits);
-        let others = self
-            .engines
-            .iter()
-            .filter(|((gpu, direction), _)| *gpu != contract.gpu && *direction == contract.direction);
-        let has_room = |place: &EngineFlows| {
-            let has_time = demand.deadline > place.engine.jitter.saturating_add(Nanos(1));
-            has_time && place.flows.len() < self.limits.flows_max && place.demands(true, Some(demand)).chunk().is_ok()
-        };
-        proposals.extend(others.filter(|(_, place)| has_room(place)).map(|((gpu, _), _)| FlowProposal::OtherGpu(*gpu)));
-        FlowUnfit { name: contract.name.clone(), suffers, by, why, proposals }
+    /// The refusal of `demand`, which asks for `key`: flows that join were counted or not. `fits` is the test of an engine with one more demand.
+    fn unfit(
+        &self,
+        name: &str,
+        key: (u32, Direction),
+        demand: Demand,
+        joined: bool,
+        unfit: admission::Unfit,
+        fits: impl Fn(&EngineFlows, Demand) -> bool,
+    ) -> FlowRefused {
+        let place = &self.engines[&key];
+        let counted = place.counted(joined).map(|(_, flow)| flow.name.as_str());
+        let (suffers, by, why) = unfit.named(name, &counted.chain([name]).collect::<Vec<&str>>());
+        let mut proposals = admission::proposals(demand, self.limits.time_max, |demand| fits(place, demand));
+        let others = self.engines.iter().filter(|((gpu, direction), _)| *gpu != key.0 && *direction == key.1);
+        let others = others.filter(|(other, _)| self.check_demand(name, **other, &demand).is_ok());
+        let others = others.filter(|(_, place)| fits(place, demand)).map(|((gpu, _), _)| FlowProposal::OtherGpu(*gpu));
+        proposals.extend(others);
+        FlowRefused::Unfit(Box::new(FlowUnfit { name: name.to_owned(), suffers, by, why, proposals }))
     }
 
     /// The driver says that no chunk without a promise is on the engine that is larger than [`FlowBook::chunk`].
@@ -412,21 +421,16 @@ impl FlowBook {
         self.engines.get(&(gpu, direction)).map(|place| place.chunk)
     }
 
-    /// The longest service time of a chunk of that engine: a longer one is a [fault](FlowFault::LongChunk).
+    /// The longest service time of a chunk of so many bytes: a longer one is a [fault](FlowFault::LongChunk).
     #[must_use]
-    pub fn chunk_cost(&self, gpu: u32, direction: Direction) -> Option<Nanos> {
-        let place = self.engines.get(&(gpu, direction))?;
-        Some(place.engine.chunk_cost(place.chunk))
+    pub fn chunk_cost(&self, gpu: u32, direction: Direction, bytes: Bytes) -> Option<Nanos> {
+        self.engines.get(&(gpu, direction)).map(|place| place.engine.chunk_cost(bytes))
     }
 
     /// The longest response of a flow's jobs as it is now: it grows when others join, but not beyond the deadline.
     #[must_use]
     pub fn bound(&self, flow: FlowId) -> Option<Nanos> {
-        let place = self.engines.get(self.places.get(&flow)?)?;
-        match &place.bounds {
-            Some(bounds) => bounds.get(&flow).copied(),
-            None => place.bounds_now().get(&flow).copied(),
-        }
+        self.engines.get(self.places.get(&flow)?)?.bound(flow)
     }
 
     fn flow(&self, flow: FlowId) -> Option<&Flow> {
@@ -438,6 +442,7 @@ impl FlowBook {
     /// # Errors
     /// [`SubmitRefused`]; nothing has changed then.
     pub fn submit(&mut self, now: Nanos, flow: FlowId, bytes: Bytes) -> Result<FlowJob, SubmitRefused> {
+        let now = self.advance(now);
         let place = self.places.get(&flow).and_then(|key| self.engines.get_mut(key)).ok_or(SubmitRefused::Unknown)?;
         place.rest(now);
         let of = place.flows.get_mut(&flow).ok_or(SubmitRefused::Unknown)?;
@@ -481,15 +486,15 @@ impl FlowBook {
     ) -> Result<FlowJob, FlowRefused> {
         let name = "an urgent copy".to_owned();
         let demand = Demand { bytes, period: Nanos::MAX, deadline };
+        let now = self.advance(now);
         self.check_demand(&name, (gpu, direction), &demand)?;
         let place = self.engines.get_mut(&(gpu, direction)).expect("it was checked that there is one");
         place.rest(now);
         let demands = place.demands(false, Some(demand));
-        if !demands.holds_with(place.chunk) {
-            let names: Vec<&str> =
-                place.counted(false).map(|(_, flow)| flow.name.as_str()).chain([name.as_str()]).collect();
-            let (suffers, by, why) = demands.why_with(place.chunk).named(&name, &names);
-            return Err(FlowRefused::Unfit(Box::new(FlowUnfit { name, suffers, by, why, proposals: Vec::new() })));
+        if !demands.hold_with(place.chunk) {
+            let unfit = demands.why_with(place.chunk);
+            let fits = |place: &EngineFlows, demand| place.demands(false, Some(demand)).hold_with(place.chunk);
+            return Err(self.unfit(&name, (gpu, direction), demand, false, unfit, fits));
         }
         let id = FlowId(self.next);
         self.next += 1;
@@ -506,7 +511,7 @@ impl FlowBook {
             last_release: Some(now),
         };
         place.flows.insert(id, opened);
-        place.bounds = None;
+        place.bounds.clear();
         self.places.insert(id, (gpu, direction));
         Ok(FlowJob { flow: id, sequence: 0, release: now, deadline: due, is_urgent: true, on_miss: OnMiss::Finish })
     }
@@ -555,6 +560,7 @@ impl FlowBook {
         facts: &JobFacts,
         end: JobEnd,
     ) -> Result<FlowJobReport, FlowUnknown> {
+        let now = self.advance(now);
         let key = *self.places.get(&flow).ok_or(FlowUnknown)?;
         let place = self.engines.get_mut(&key).ok_or(FlowUnknown)?;
         let of = place.flows.get_mut(&flow).ok_or(FlowUnknown)?;
@@ -565,6 +571,7 @@ impl FlowBook {
         }
         let (owner, deadline) = (of.owner(), of.demand.deadline);
         let bound = place.bound(flow).unwrap_or(deadline);
+        place.bounds.insert(flow, bound);
         let engine = &place.engine;
         let ended = EndedJob {
             owner,
@@ -606,6 +613,7 @@ impl FlowBook {
     /// # Errors
     /// [`FlowUnknown`] if there is no such flow.
     pub fn close(&mut self, now: Nanos, flow: FlowId) -> Result<FlowClosed, FlowUnknown> {
+        let now = self.advance(now);
         let key = *self.places.get(&flow).ok_or(FlowUnknown)?;
         let place = self.engines.get_mut(&key).ok_or(FlowUnknown)?;
         let of = place.flows.get_mut(&flow).filter(|flow| flow.state != FlowState::Leaving).ok_or(FlowUnknown)?;
@@ -620,17 +628,11 @@ impl FlowBook {
     /// Capacity that can return does, and flows that can be settled are, if no promised job is on the engine. All other calls look, too, so
     /// that this one is needed only to see that nothing changes.
     pub fn rest(&mut self, now: Nanos, gpu: u32, direction: Direction) {
+        let now = self.advance(now);
         if let Some(place) = self.engines.get_mut(&(gpu, direction)) {
             place.rest(now);
             let flows = &place.flows;
             self.places.retain(|flow, key| *key != (gpu, direction) || flows.contains_key(flow));
         }
-    }
-
-    /// The flows of an engine that count, with their names; those that leave included, urgent copies not.
-    pub fn names(&self, gpu: u32, direction: Direction) -> impl Iterator<Item = (FlowId, &str)> {
-        let place = self.engines.get(&(gpu, direction));
-        let flows = place.into_iter().flat_map(|place| &place.flows);
-        flows.filter(|(_, flow)| !flow.is_urgent).map(|(id, flow)| (*id, flow.name.as_str()))
     }
 }

@@ -12,19 +12,16 @@
 
 use super::{FlowEngine, FlowProposal, UnfitReason};
 use crate::analysis::schedulability::{
-    ChunkFlow, RecurrentTask, TestOutcome, TestVerdict, TestViolation, chunked, margin_ppm, passes,
-    responses_with_jitter, scaled,
+    ChunkFlow, RecurrentTask, TestOutcome, TestVerdict, TestViolation, chunked, passes, response_with_jitter, scaled,
 };
 use crate::units::{Bytes, Nanos, PPM};
 
-/// Sizes that are tried one after the other, each smaller than the one before.
-const ROUNDS_MAX: u32 = 64;
-/// Work on the bounds of one engine; beyond, deadlines are the bounds.
-const STEPS_MAX: u64 = 1_000_000;
-/// All costs may rise by this part where the margin allows it, and chunks are as large as that leaves.
-const FACTOR_MAX: u64 = PPM + PPM / 4;
-/// Attempts at keeping a smaller and smaller part of the margin.
-const PARTS_MAX: u32 = 3;
+/// Work on one bound; beyond, the deadline is the bound.
+const STEPS_MAX: u64 = 50_000;
+/// At most this part of an engine's time is promised: copies without a promise must go on, and near the whole tests take long.
+const ASKED_PPM_MAX: u64 = 990_000;
+/// The smallest part of the costs that is kept as a margin: 2 to the power of minus this.
+const PARTS_MAX: u32 = 5;
 
 /// A flow or an urgent copy, as the test has it.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +51,13 @@ pub(super) fn worst(engine: &FlowEngine, bytes: Bytes, chunk: Bytes) -> Nanos {
     flow.task(chunk).cost
 }
 
+/// The part of the engine's time that tasks ask for, rounded up.
+fn asked_ppm(tasks: &[RecurrentTask]) -> u64 {
+    let asked =
+        |task: &RecurrentTask| (u128::from(task.cost.0) * u128::from(PPM)).div_ceil(u128::from(task.period.0.max(1)));
+    u64::try_from(tasks.iter().map(asked).sum::<u128>()).unwrap_or(u64::MAX)
+}
+
 /// What the flows of an engine ask of it.
 pub(super) struct Demands<'a> {
     engine: &'a FlowEngine,
@@ -75,31 +79,48 @@ impl<'a> Demands<'a> {
         Self { engine, flows, deadlines, latest_first }
     }
 
-    /// The flows as tasks, in their order, with the costs of chunks of `cut` bytes; behind them what blocks, with chunks of `ahead` bytes.
-    fn tasks(&self, cut: Bytes, ahead: Bytes, factor: u64) -> Vec<RecurrentTask> {
-        let mut tasks: Vec<RecurrentTask> = self.flows.iter().map(|flow| scaled(&flow.task(cut), factor)).collect();
+    /// The flows as tasks, in their order, with the costs of chunks of `cut` bytes, and no chunk that blocks.
+    fn costs(&self, cut: Bytes, factor: u64) -> Vec<RecurrentTask> {
+        let task = |flow: &ChunkFlow| scaled(&RecurrentTask { chunk: Nanos::ZERO, ..flow.task(cut) }, factor);
+        self.flows.iter().map(task).collect()
+    }
+
+    /// What blocks, with chunks of `ahead` bytes.
+    fn blockers(&self, ahead: Bytes, factor: u64) -> Vec<RecurrentTask> {
         let one = self.engine.setup.saturating_add(self.engine.rate.time_for(ahead));
         let unpromised = Nanos(one.0.saturating_mul(self.engine.unpromised_in_flight.into()));
-        let bulk = scaled(&RecurrentTask::bulk(unpromised), factor);
-        tasks.push(bulk);
-        let mut longest = 0;
+        let mut blockers = vec![RecurrentTask::bulk(unpromised)];
+        let mut longest = Bytes(0);
         for &at in &self.latest_first {
             let flow = &self.flows[at];
-            let chunk = self.engine.chunk_cost(flow.bytes.min(ahead));
-            if chunk.0 <= longest {
-                continue;
+            let bytes = flow.bytes.min(ahead);
+            if bytes > longest {
+                longest = bytes;
+                let chunk = unpromised.saturating_add(self.engine.chunk_cost(bytes));
+                let (cost, period, deadline) = (Nanos::ZERO, Nanos::MAX, flow.deadline);
+                blockers.push(RecurrentTask { cost, period, deadline, chunk });
             }
-            longest = chunk.0;
-            let chunk = unpromised.saturating_add(chunk);
-            let blocker = RecurrentTask { cost: Nanos::ZERO, period: Nanos::MAX, deadline: flow.deadline, chunk };
-            tasks.push(scaled(&blocker, factor));
         }
-        tasks
+        blockers.iter().map(|task| scaled(task, factor)).collect()
+    }
+
+    /// All of it, each flow with its own chunk.
+    fn tasks(&self, cut: Bytes, ahead: Bytes) -> Vec<RecurrentTask> {
+        let chunk = |flow: &ChunkFlow| self.engine.chunk_cost(flow.bytes.min(ahead));
+        let costs = self.costs(cut, PPM).into_iter().zip(&self.flows);
+        let flows = costs.map(|(task, flow)| RecurrentTask { chunk: chunk(flow), ..task });
+        flows.chain(self.blockers(ahead, PPM)).collect()
+    }
+
+    /// Whether all deadlines hold with `costs` and chunks of `ahead` bytes before them.
+    fn hold(&self, costs: &[RecurrentTask], ahead: Bytes, factor: u64) -> bool {
+        passes(&[costs, &self.blockers(ahead, factor)].concat())
     }
 
     /// Whether all deadlines hold with chunks of `chunk` bytes.
-    pub(super) fn holds_with(&self, chunk: Bytes) -> bool {
-        passes(&self.tasks(chunk, chunk, PPM))
+    pub(super) fn hold_with(&self, chunk: Bytes) -> bool {
+        let costs = self.costs(chunk, PPM);
+        asked_ppm(&costs) <= ASKED_PPM_MAX && self.hold(&costs, chunk, PPM)
     }
 
     /// The largest chunk with which all deadlines hold although all costs are `factor` ppm of what they are.
@@ -107,59 +128,59 @@ impl<'a> Demands<'a> {
     /// As in `chunk_sizes`: whether a size passes is not monotone, since small chunks cost set-ups and large ones block. But costs at a size are
     /// least among it and all smaller ones, so that what blocks too long with *these* costs is excluded for good.
     fn largest_chunk(&self, factor: u64) -> Result<Bytes, Excluded> {
-        let granule = self.engine.chunk_min.0.max(1);
-        let size = |multiples: u64| Bytes(granule.saturating_mul(multiples));
-        let mut most = (self.engine.chunk_max.0 / granule).max(1);
-        for _ in 0..ROUNDS_MAX {
-            let cut = size(most);
-            if passes(&self.tasks(cut, cut, factor)) {
+        let sizes = self.sizes();
+        let mut at = sizes.len() - 1;
+        for _ in 0..=sizes.len() {
+            let cut = sizes[at];
+            let costs = self.costs(cut, factor);
+            let excluded = Excluded { cut, ahead: sizes[0] };
+            if asked_ppm(&costs) > ASKED_PPM_MAX {
+                return Err(excluded);
+            }
+            if self.hold(&costs, cut, factor) {
                 return Ok(cut);
             }
-            let (mut low, mut high) = (0, most);
-            while high - low > 1 {
-                let middle = low + (high - low) / 2;
-                if passes(&self.tasks(cut, size(middle), factor)) {
-                    low = middle;
-                } else {
-                    high = middle;
+            at = sizes[..at]
+                .partition_point(|ahead| self.hold(&costs, *ahead, factor))
+                .checked_sub(1)
+                .ok_or(excluded)?;
+        }
+        Err(Excluded { cut: sizes[0], ahead: sizes[0] })
+    }
+
+    /// The sizes that chunks may have, ascending: multiples of the smallest one of which only the first three binary digits are not zero.
+    fn sizes(&self) -> Vec<Bytes> {
+        let least = self.engine.chunk_min.0.max(1);
+        let most = (self.engine.chunk_max.0 / least).max(1);
+        let next = |multiple: &u64| Some(multiple + ((1 << multiple.ilog2()) / 4).max(1));
+        let multiples = std::iter::successors(Some(1), next).take_while(|multiple| *multiple <= most);
+        multiples.map(|multiple| Bytes(least * multiple)).collect()
+    }
+
+    /// The common chunk: the largest with which all costs may rise by a quarter, an eighth and so on, whichever is first at most a half of what
+    /// they may rise by where only these flows are there. The planner leaves as much to what it plans when it sizes bulk chunks.
+    pub(super) fn chunk(&self) -> Result<Bytes, Unfit> {
+        for part in 2..=PARTS_MAX {
+            let kept = PPM >> part;
+            if asked_ppm(&self.costs(self.engine.chunk_max, PPM + 2 * kept)) > ASKED_PPM_MAX {
+                continue;
+            }
+            if let Ok(chunk) = self.largest_chunk(PPM + kept) {
+                let alone = self.costs(chunk, PPM + 2 * kept);
+                if asked_ppm(&alone) <= ASKED_PPM_MAX && passes(&alone) {
+                    return Ok(chunk);
                 }
             }
-            if low == 0 {
-                return Err(Excluded { cut, ahead: size(1) });
-            }
-            most = low;
         }
-        Err(Excluded { cut: size(most), ahead: size(most) })
+        self.largest_chunk(PPM).map_err(|excluded| self.why(&excluded))
     }
 
-    /// The common chunk: the largest with which a half of the margin stays, at most a quarter of all costs, as for bulk copies beside a plan.
-    /// Less stays where smaller chunks cost too much.
-    pub(super) fn chunk(&self) -> Result<Bytes, Unfit> {
-        // Most sets have room enough.
-        if let Ok(chunk) = self.largest_chunk(FACTOR_MAX)
-            && passes(&self.alone(chunk, PPM + 2 * (FACTOR_MAX - PPM)))
-        {
-            return Ok(chunk);
-        }
-        let largest = self.largest_chunk(PPM).map_err(|excluded| self.why(&excluded))?;
-        let half = margin_ppm(&self.alone(largest, PPM)).saturating_sub(PPM) / 2;
-        let kept = half.min(FACTOR_MAX - PPM);
-        let found = (0..PARTS_MAX).find_map(|part| self.largest_chunk(PPM + (kept >> part)).ok());
-        Ok(found.unwrap_or(largest))
-    }
-
-    /// The flows without any copy that has no promise.
-    fn alone(&self, chunk: Bytes, factor: u64) -> Vec<RecurrentTask> {
-        self.flows.iter().map(|flow| scaled(&flow.task(chunk), factor)).collect()
-    }
-
-    /// The longest response of each flow, from release to end; at most its deadline.
-    pub(super) fn bounds(&self, chunk: Bytes) -> Vec<Nanos> {
+    /// The longest response of the flow at this position, from release to end; at most its deadline.
+    pub(super) fn bound(&self, at: usize, chunk: Bytes) -> Nanos {
         let jitter = self.engine.jitter;
-        let found = responses_with_jitter(&self.tasks(chunk, chunk, PPM), jitter, &mut { STEPS_MAX });
-        let late = jitter.saturating_add(Nanos(1));
-        let found = found.unwrap_or_else(|| vec![Nanos::MAX; self.flows.len()]);
-        self.deadlines.iter().zip(found).map(|(&due, longest)| longest.saturating_add(late).min(due)).collect()
+        let longest =
+            response_with_jitter(&self.tasks(chunk, chunk), at, jitter, &mut { STEPS_MAX }).unwrap_or(Nanos::MAX);
+        longest.saturating_add(jitter).saturating_add(Nanos(1)).min(self.deadlines[at])
     }
 
     /// Why not all deadlines hold with chunks of `chunk` bytes.
@@ -168,14 +189,15 @@ impl<'a> Demands<'a> {
     }
 
     fn why(&self, excluded: &Excluded) -> Unfit {
-        let mut tasks = self.tasks(excluded.cut, excluded.ahead, PPM);
-        let unblocked: Vec<RecurrentTask> =
-            tasks.iter().map(|task| RecurrentTask { chunk: Nanos::ZERO, ..*task }).collect();
-        let mut verdict: TestVerdict = chunked(&unblocked, 1);
+        let costs = self.costs(excluded.cut, PPM);
+        let asked_ppm = asked_ppm(&costs);
+        if asked_ppm > ASKED_PPM_MAX {
+            return Unfit::Overload { asked_ppm };
+        }
+        let (mut verdict, mut tasks): (TestVerdict, _) = (chunked(&costs, 1), costs);
         if verdict.is_schedulable() {
+            tasks = self.tasks(excluded.cut, excluded.ahead);
             verdict = chunked(&tasks, 1);
-        } else {
-            tasks = unblocked;
         }
         match verdict.outcome {
             TestOutcome::NotSchedulable(TestViolation::Demand {
@@ -185,8 +207,7 @@ impl<'a> Demands<'a> {
                 let suffers = of_flows.max_by_key(|&at| (tasks[at].deadline, at));
                 Unfit::Late { suffers, interval, demand, blocking }
             }
-            TestOutcome::NotSchedulable(_) => Unfit::Overload { asked_ppm: verdict.utilisation_ppm },
-            TestOutcome::Schedulable | TestOutcome::Undecided(_) => Unfit::Unknown,
+            TestOutcome::NotSchedulable(_) | TestOutcome::Schedulable | TestOutcome::Undecided(_) => Unfit::Unknown,
         }
     }
 }

@@ -88,17 +88,17 @@ pub enum InvalidContract {
     Name { most: usize },
     #[error("flow `{name}` is open already; close it first, or choose another name")]
     NameTaken { name: String },
-    #[error("flow `{name}` moves no bytes; say how many a job moves at most")]
+    #[error("`{name}` moves no bytes; say how many a job moves at most")]
     NoBytes { name: String },
-    #[error("flow `{name}` moves {bytes} a job, but at most {most} are possible; divide its jobs")]
+    #[error("`{name}` moves {bytes} at once, but at most {most} are possible; divide it")]
     TooManyBytes { name: String, bytes: Bytes, most: Bytes },
     #[error("flow `{name}` has a period of {period}; it must be above zero and at most {most}")]
     Period { name: String, period: Nanos, most: Nanos },
     #[error(
-        "flow `{name}` has a deadline of {deadline}; it must be above {least}, within which threads ask for the engine, and at most {most}"
+        "`{name}` has a deadline of {deadline}; it must be above {least}, within which threads ask for the engine, and at most {most}"
     )]
     Deadline { name: String, deadline: Nanos, least: Nanos, most: Nanos },
-    #[error("there is no copy engine {direction:?} of GPU {gpu} for flow `{name}`; choose another GPU or direction")]
+    #[error("there is no engine for copies {} GPU {gpu}, which `{name}` asks for; choose another GPU or direction", way(*direction))]
     NoEngine { name: String, gpu: u32, direction: Direction },
     #[error("the engine has {limit} flows and urgent copies already; close a flow before `{name}` is opened")]
     Full { name: String, limit: usize },
@@ -136,7 +136,7 @@ impl FlowRefused {
 
 /// A flow that would let a deadline be missed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
-#[error("flow `{name}` is refused: {why}{}", proposed(proposals))]
+#[error("`{name}` is refused: {why}{}", proposed(proposals))]
 pub struct FlowUnfit {
     pub name: String,
     /// The flow whose deadline could be missed: another one's name, or the same.
@@ -178,7 +178,7 @@ impl std::fmt::Display for UnfitReason {
         match self {
             Self::Overload { asked_ppm } => {
                 let percent = asked_ppm * 100 / PPM;
-                write!(f, "with it the engine would be asked for {percent} % of its time")
+                write!(f, "with it the engine would be asked for {percent} % of its time, 99 % can be promised")
             }
             Self::Late { suffers, by, interval, demand, blocking } => {
                 write!(f, "with it `{suffers}` could end {by} too late ({demand} of work within {interval}")?;
@@ -211,6 +211,14 @@ impl std::fmt::Display for FlowProposal {
             Self::LongerPeriod(period) => write!(f, "a period of {period}"),
             Self::OtherGpu(gpu) => write!(f, "GPU {gpu}"),
         }
+    }
+}
+
+fn way(direction: Direction) -> &'static str {
+    match direction {
+        Direction::H2d => "into",
+        Direction::D2h => "out of",
+        Direction::Peer => "between GPUs at",
     }
 }
 

@@ -61,9 +61,8 @@ pub struct ChunksAhead {
 pub enum FlowFault {
     #[error("the thread of {owner} asked {late} after the release, {by} later than assumed", by = late.saturating_sub(*jitter))]
     AskedLate { owner: ChunkOwner, late: Nanos, jitter: Nanos },
-    #[error(
-        "a chunk of {owner} took {took} on the engine, {most} were assumed: others use the engine, or its rate is lower than measured"
-    )]
+    /// One chunk, or all of a job together.
+    #[error("{owner} took {took} on the engine where {most} was assumed: others use it, or it is slower than measured")]
     LongChunk { owner: ChunkOwner, took: Nanos, most: Nanos },
     #[error("a chunk of {owner} had {bytes}, {most} are allowed")]
     LargeChunk { owner: ChunkOwner, bytes: Bytes, most: Bytes },
@@ -166,8 +165,10 @@ impl EndedJob<'_> {
             faults.push(FlowFault::AskedLate { owner: self.owner.clone(), late, jitter: self.jitter });
         }
         let most = self.chunk_cost;
-        if facts.longest_chunk > most {
-            faults.push(FlowFault::LongChunk { owner: self.owner.clone(), took: facts.longest_chunk, most });
+        for (took, most) in [(facts.longest_chunk, most), (facts.engine, self.worst)] {
+            if took > most {
+                faults.push(FlowFault::LongChunk { owner: self.owner.clone(), took, most });
+            }
         }
         for ChunksAhead { owner, chunks, longest, .. } in &facts.ahead {
             if *longest > most {
