@@ -174,6 +174,13 @@ impl EngineLine {
         on(entry.engine).max(entry.second.map_or(0, on))
     }
 
+    /// Chunks without a promise that are on the engine `engine`.
+    #[must_use]
+    pub fn unpromised(&self, engine: u32) -> u32 {
+        let of = |room: &Room| room.engine == engine && room.party != LineParty::Promised;
+        self.running.iter().filter(|(room, _)| of(room)).map(|(_, n)| n).sum()
+    }
+
     fn running_in(&self, room: Room) -> u32 {
         self.running.get(&room).copied().unwrap_or(0)
     }

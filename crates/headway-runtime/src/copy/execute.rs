@@ -25,6 +25,8 @@ const WINDOW_STEP: usize = 4 << 20;
 /// From this size on destinations without pages get huge ones; and how many of their pages are looked at.
 const HUGE_MIN: usize = 16 << 20;
 const HUGE_SAMPLES: usize = 8;
+/// Staged chunks on an engine at a time where copies on it are promised to be in time.
+const STAGED_BESIDE_PROMISES: u32 = 2;
 /// Thread blocks of a copy kernel.
 pub(super) const fn kernel_blocks(direction: Direction) -> u32 {
     match direction {
@@ -136,7 +138,9 @@ impl Copier {
         len: usize,
         cancel: &AtomicBool,
     ) -> Result<EngineMoved, Stopped> {
-        let steps = steps(from, to, len, self.chunk(Method::Dma, len)).map_err(Stopped::early)?;
+        let limited = gpu.engine(direction).limited();
+        let chunk = self.chunk(Method::Dma, len).min(limited.bytes);
+        let steps = steps(from, to, len, chunk).map_err(Stopped::early)?;
         gpu.engine(direction).run(gpu.device.as_ref(), None, steps, self.bounds(cancel))
     }
 
@@ -210,6 +214,13 @@ impl Copier {
         let real = self.gpus[request.gpu].device.description().source == headway_device::DeviceSource::Cuda;
         let part = (self.options.shares_cpus && real && !pinned).then(|| cpus::part(tuning.threads)).flatten();
         tuning.threads = part.as_ref().map_or(tuning.threads, headway_os::cpu_shares::CpuShare::threads);
+        // What flows were promised allows for smaller chunks, and for fewer at a time.
+        let engines = std::iter::once(request.gpu).chain(decision.relays.iter().copied());
+        let limits: Vec<_> = engines.map(|gpu| self.gpus[gpu].engine(request.direction).limited()).collect();
+        if let Some(bytes) = limits.iter().map(|limited| limited.bytes).min().filter(|bytes| *bytes < usize::MAX) {
+            tuning.buffer = tuning.buffer.min(Bytes(bytes as u64));
+            tuning.in_flight = tuning.in_flight.min(STAGED_BESIDE_PROMISES);
+        }
         let before = clock::thread_cpu_time();
         let huge = match &mut request.host {
             Host::Out(to) if self.options.huge_pages && to.len() >= HUGE_MIN => {
