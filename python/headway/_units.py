@@ -20,6 +20,15 @@ def nanoseconds(time: Time) -> int:
     return _native.parse_time(time) if isinstance(time, str) else _whole(time, "33 ms")
 
 
+def nbytes(size: Size) -> int:
+    """Bytes of a size.
+
+    Raises:
+        OptionError: It has no unit, or is below zero.
+    """
+    return _native.parse_size(size) if isinstance(size, str) else _whole(size, "4 MiB")
+
+
 def time_text(time: Time) -> str:
     """A time as workload files have it."""
     return time if isinstance(time, str) else f"{_whole(time, '33 ms')} ns"

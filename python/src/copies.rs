@@ -262,13 +262,13 @@ fn late(py: Python<'_>, limit: Duration) -> PyErr {
 
 /// How long to wait.
 #[derive(FromPyObject)]
-enum Timeout {
+pub(crate) enum Timeout {
     Text(String),
     Seconds(f64),
 }
 
 impl Timeout {
-    fn duration(&self, py: Python<'_>) -> PyResult<Duration> {
+    pub(crate) fn duration(&self, py: Python<'_>) -> PyResult<Duration> {
         match self {
             Self::Text(text) => match text.parse::<Nanos>() {
                 Ok(time) => Ok(Duration::from_nanos(time.0)),
@@ -282,13 +282,13 @@ impl Timeout {
 }
 
 /// Both ends of a copy.
-struct Ends {
+pub(crate) struct Ends {
     to: Array,
     from: Array,
 }
 
 impl Ends {
-    fn of(dst: &Bound<'_, PyAny>, src: &Bound<'_, PyAny>, stream: Option<usize>) -> PyResult<Self> {
+    pub(crate) fn of(dst: &Bound<'_, PyAny>, src: &Bound<'_, PyAny>, stream: Option<usize>) -> PyResult<Self> {
         let stays = stream.is_some();
         let to = Array::of(dst, Role::Target, stream, stays)?;
         let from = Array::of(src, Role::Source, stream, stays)?;
@@ -296,16 +296,20 @@ impl Ends {
         Ok(Self { to, from })
     }
 
-    fn direction(&self) -> Direction {
+    pub(crate) fn direction(&self) -> Direction {
         if self.from.place == Place::Host { Direction::H2d } else { Direction::D2h }
     }
 
-    fn on_gpu(&self) -> &Array {
+    pub(crate) fn on_gpu(&self) -> &Array {
         if self.from.place == Place::Host { &self.to } else { &self.from }
     }
 
+    pub(crate) fn bytes(&self) -> usize {
+        self.to.bytes
+    }
+
     /// The copier of the GPU that has one of them.
-    fn copier(&self, py: Python<'_>) -> PyResult<Arc<StreamCopier>> {
+    pub(crate) fn copier(&self, py: Python<'_>) -> PyResult<Arc<StreamCopier>> {
         if let Place::Gpu(gpu @ Some(_)) = self.on_gpu().place {
             return copier(py, gpu);
         }
@@ -317,13 +321,13 @@ impl Ends {
         }
     }
 
-    fn raw(&self, bytes: usize, stream: usize) -> RawCopy {
+    pub(crate) fn raw(&self, bytes: usize, stream: usize) -> RawCopy {
         // SAFETY: both arrays are of this size, by their packages' word, and are kept until the copy has ended. The documentation of
         // `headway.copy` asks the caller not to use them meanwhile, but in the order of the stream.
         unsafe { RawCopy::new(self.to.address, self.from.address, bytes, StreamHandle(stream)) }
     }
 
-    fn keepers(self) -> [Keeper; 2] {
+    pub(crate) fn keepers(self) -> [Keeper; 2] {
         [self.to.keeper, self.from.keeper]
     }
 }
