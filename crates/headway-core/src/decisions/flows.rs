@@ -2,7 +2,7 @@
 //!
 //! A [`FlowBook`] admits them to the copy engines of a node, says when their jobs are released and due, and tells of each job what its time
 //! went to. Who is on an engine next is the business of its line ([`engine_line`](super::engine_line)), to which each chunk of a job goes with
-//! the job's deadline. The test of an engine and its assumptions are in [`admission`](self).
+//! the job's deadline. The test of an engine is in `flows/admission.rs`.
 //!
 //! What a driver must do so that promises hold:
 //!

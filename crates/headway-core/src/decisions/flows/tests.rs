@@ -1,3 +1,5 @@
+//! Contracts, refusals, jobs, chunks that shrink and grow, capacity that returns, urgent copies, blame, and histories again.
+
 use super::*;
 use crate::files::machine::shipped;
 use crate::models::transfer::builtin::Bus;
