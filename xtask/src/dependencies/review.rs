@@ -67,9 +67,10 @@ fn row(it: &Crate, reviews: &[Reviewed<'_>]) -> anyhow::Result<String> {
     let text = match same {
         _ if count == "0" => "-".to_owned(),
         Some(review) => review.text.to_owned(),
-        None => reviews
-            .first()
-            .map_or(MISSING.to_owned(), |review| format!("{MISSING} since {}: {}", review.version, review.text)),
+        None => reviews.first().map_or_else(
+            || MISSING.to_owned(),
+            |review| format!("{MISSING} since {}: {}", review.version, review.text),
+        ),
     };
     let place = it.repository.trim_start_matches("https://");
     let place = format!("[{}]({})", place.trim_start_matches("github.com/"), it.repository);
