@@ -56,6 +56,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     findings.extend(layout::check(&tree, &packages));
     findings.extend(layout::check_tests(&tree, &packages));
     findings.extend(packaging::check(&tree, &packages));
+    findings.extend(packaging::check_version(&tree, &packages));
     findings.extend(rust::check(&tree));
     findings.extend(circles::check(&tree));
     findings.extend(docs::check(&tree));

@@ -217,7 +217,7 @@ extern "C" {
 #endif // __cplusplus
 
 /*
- The version of the library, for people: "0.1.0". The text lives as long as the program.
+ The version of the library, for people. The text lives as long as the program.
  */
 const char *headway_version(void);
 

@@ -143,7 +143,7 @@ fn invalid(what: &str) -> Status {
     Status::Invalid
 }
 
-/// The version of the library, for people: "0.1.0". The text lives as long as the program.
+/// The version of the library, for people. The text lives as long as the program.
 #[unsafe(no_mangle)]
 pub extern "C" fn headway_version() -> *const c_char {
     const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
