@@ -40,6 +40,6 @@ def size_text(size: Size) -> str:
 
 
 def _whole(number: object, example: str) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 63:
         raise OptionError(f"`{number!r}` is no time or size; write a text such as \"{example}\", or a whole number of ns or bytes")
     return number

@@ -202,7 +202,7 @@ impl Ticket {
             match py.detach(|| ticket.wait(left.unwrap_or(LOOK).min(LOOK))) {
                 Err(error) if is_timeout(&error) => {
                     if let Some(limit) = timeout.filter(|limit| start.elapsed() >= *limit) {
-                        return Err(late(py, limit));
+                        return Err(late(py, "a copy in the order of a stream", limit));
                     }
                 }
                 // The error is that of the next look.
@@ -253,9 +253,9 @@ impl Ticket {
 }
 
 /// The error of a wait whose time is up.
-fn late(py: Python<'_>, limit: Duration) -> PyErr {
+pub(crate) fn late(py: Python<'_>, what: &str, limit: Duration) -> PyErr {
     let after = Nanos(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
-    let what = "a copy in the order of a stream".to_owned();
+    let what = what.to_owned();
     let late = headway::copy::CopyError::Timeout { what, after, completed_prefix: 0 };
     failed(py, &headway::Error::from(late))
 }
@@ -306,6 +306,24 @@ impl Ends {
 
     pub(crate) fn bytes(&self) -> usize {
         self.to.bytes
+    }
+
+    /// The array in host memory. Its pages are asked for, and its bytes are not read.
+    fn host(&self) -> &[u8] {
+        let on_host = if self.direction() == Direction::H2d { &self.from } else { &self.to };
+        // SAFETY: an array in host memory by its package's word, which this keeps.
+        unsafe {
+            match on_host.bytes {
+                0 => &[],
+                bytes => std::slice::from_raw_parts(std::ptr::with_exposed_provenance(on_host.address as usize), bytes),
+            }
+        }
+    }
+
+    /// Whether the host memory is page-locked.
+    pub(crate) fn is_pinned(&self, py: Python<'_>, copier: &StreamCopier) -> PyResult<bool> {
+        let asked = copier.advice(self.direction(), self.host());
+        asked.map(|(method, _)| method == Method::Dma).map_err(|error| failed(py, &error))
     }
 
     /// The copier of the GPU that has one of them.
@@ -435,14 +453,7 @@ pub(crate) fn explain_copy(
 ) -> PyResult<(String, u32, String, String)> {
     let ends = Ends::of(dst, src, None)?;
     let (copier, direction, bytes) = (ends.copier(py)?, ends.direction(), ends.to.bytes);
-    let on_host = if direction == Direction::H2d { &ends.from } else { &ends.to };
-    // SAFETY: an array in host memory by its package's word, which `ends` keeps; its pages are asked for, and its bytes are not read.
-    let host = unsafe {
-        match on_host.bytes {
-            0 => &[],
-            bytes => std::slice::from_raw_parts(std::ptr::with_exposed_provenance(on_host.address as usize), bytes),
-        }
-    };
+    let host = ends.host();
     let asked = py.detach(|| {
         let (method, threads) = copier.advice(direction, host)?;
         let memory = match method {

@@ -11,8 +11,8 @@ use pyo3::prelude::*;
 
 use crate::Machine;
 use crate::arrays::{Keeper, stream_handle};
-use crate::copies::{Ends, Timeout, copier, failed, lock};
-use crate::errors::{is_timeout, options_error};
+use crate::copies::{Ends, Timeout, copier, failed, late, lock};
+use crate::errors::{ArrayFacts, array_error, is_timeout, options_error};
 
 /// Between two looks at Python's signals.
 const LOOK: Duration = Duration::from_millis(150);
@@ -22,8 +22,6 @@ struct GpuNode {
     gpu: u32,
     machine: Arc<headway::machine::Machine>,
     node: FlowNode,
-    /// Flows that are open.
-    flows: usize,
 }
 
 static NODES: Mutex<Vec<GpuNode>> = Mutex::new(Vec::new());
@@ -45,7 +43,6 @@ fn sweep() {
 #[pyclass(frozen, module = "headway._native")]
 pub(crate) struct NativeFlow {
     flow: Mutex<Option<Arc<Flow>>>,
-    gpu: u32,
     name: String,
     dst: Py<PyAny>,
     src: Py<PyAny>,
@@ -117,7 +114,11 @@ pub(crate) fn open_flow(
 ) -> PyResult<NativeFlow> {
     let on_miss = miss_policy(py, on_miss)?;
     let ends = Ends::of(dst, src, None)?;
-    let gpu = ends.copier(py)?.gpu().index();
+    let copier = ends.copier(py)?;
+    if !ends.is_pinned(py, &copier)? {
+        return Err(not_pinned(py, name));
+    }
+    let gpu = copier.gpu().index();
     let node = node(py, gpu, machine)?;
     let contract = FlowContract {
         name: name.to_owned(),
@@ -129,19 +130,25 @@ pub(crate) fn open_flow(
         on_miss,
     };
     let opened = py.detach(|| node.open(contract));
-    if opened.is_err() {
-        left(gpu);
-    }
     let flow = Mutex::new(Some(Arc::new(opened.map_err(|error| failed(py, &error))?)));
-    Ok(NativeFlow { flow, gpu, name: name.to_owned(), dst: dst.clone().unbind(), src: src.clone().unbind() })
+    Ok(NativeFlow { flow, name: name.to_owned(), dst: dst.clone().unbind(), src: src.clone().unbind() })
 }
 
-/// The node of a GPU, which has one flow more from now on.
+fn not_pinned(py: Python<'_>, name: &str) -> PyErr {
+    let message = format!("the host memory of flow `{name}` is not page-locked, so that its copies cannot be promised");
+    let help = "use `headway.pinned_empty`, or a tensor with `pin_memory=True`".to_owned();
+    array_error(py, ArrayFacts { help: Some(help), ..ArrayFacts::of(message) })
+}
+
+/// The node of a GPU: there is one, whatever flows come and go, since promises hold until the last copies have ended.
 fn node(py: Python<'_>, gpu: u32, machine: &Machine) -> PyResult<FlowNode> {
     let copier = copier(py, Some(gpu))?;
     let mut nodes = lock(&NODES);
-    if let Some(known) = nodes.iter_mut().find(|known| known.gpu == gpu) {
-        if known.flows > 0 && !Arc::ptr_eq(&known.machine, &machine.0) && *known.machine != *machine.0 {
+    if let Some(known) = nodes.iter().find(|known| known.gpu == gpu) {
+        if Arc::ptr_eq(&known.machine, &machine.0) || *known.machine == *machine.0 {
+            return Ok(known.node.clone());
+        }
+        if !known.node.is_empty() {
             let (name, other) = (&known.machine.name, &machine.0.name);
             let text = format!(
                 "the flows of GPU {gpu} go by machine `{name}`, this one by `{other}`; use one machine for all, or close the others"
@@ -149,23 +156,12 @@ fn node(py: Python<'_>, gpu: u32, machine: &Machine) -> PyResult<FlowNode> {
             drop(nodes);
             return Err(options_error(py, &text));
         }
-        if known.flows > 0 {
-            known.flows += 1;
-            return Ok(known.node.clone());
-        }
     }
     let node = FlowNode::in_streams(copier, &machine.0);
     let node = node.map_err(|error| failed(py, &error))?;
     nodes.retain(|known| known.gpu != gpu);
-    nodes.push(GpuNode { gpu, machine: Arc::clone(&machine.0), node: node.clone(), flows: 1 });
+    nodes.push(GpuNode { gpu, machine: Arc::clone(&machine.0), node: node.clone() });
     Ok(node)
-}
-
-/// One flow of a GPU is closed.
-fn left(gpu: u32) {
-    if let Some(known) = lock(&NODES).iter_mut().find(|known| known.gpu == gpu) {
-        known.flows = known.flows.saturating_sub(1);
-    }
 }
 
 #[pymethods]
@@ -199,7 +195,18 @@ impl NativeFlow {
         let flow = self.flow(py)?;
         let (ends, stream) = self.ends(py, dst, src, stream)?;
         let copy = FlowCopy::Addresses(ends.raw(ends.bytes(), stream));
-        let made = py.detach(|| flow.copy(copy));
+        let mut raised = None;
+        let made = py.detach(|| {
+            flow.copy_unless(copy, &mut || {
+                Python::attach(|py| {
+                    raised = raised.take().or_else(|| py.check_signals().err());
+                    raised.is_some()
+                })
+            })
+        });
+        if let Some(error) = raised {
+            return Err(error);
+        }
         match made {
             Ok(report) => Ok(FlowReport(report)),
             Err(error) => {
@@ -232,18 +239,13 @@ impl NativeFlow {
 
     /// Closes the flow: copies that were submitted are made.
     fn close(&self, py: Python<'_>) {
-        if let Some(flow) = lock(&self.flow).take() {
-            left(self.gpu);
-            py.detach(|| drop(flow));
-        }
-    }
-}
-
-impl Drop for NativeFlow {
-    fn drop(&mut self) {
-        if lock(&self.flow).take().is_some() {
-            left(self.gpu);
-        }
+        // The lock is free before others run.
+        let flow = lock(&self.flow).take();
+        py.detach(|| {
+            if let Some(flow) = flow {
+                flow.finish();
+            }
+        });
     }
 }
 
@@ -294,9 +296,12 @@ impl NativeFlowTicket {
                 }
                 Err(error) => {
                     let is_over = timeout.is_some_and(|limit| start.elapsed() >= limit);
-                    if self.0.ticket.is_done() || !is_timeout(&error) || is_over {
+                    if self.0.ticket.is_done() || !is_timeout(&error) {
                         sweep();
                         return Err(failed(py, &error));
+                    }
+                    if let Some(limit) = timeout.filter(|_| is_over) {
+                        return Err(late(py, "a copy of a flow", limit));
                     }
                 }
             }

@@ -133,3 +133,58 @@ def test_bounds_can_be_asked_without_a_gpu() -> None:
         node().flow_bounds([*asked, hw.FlowContract("radar", "in", "1 GiB", period="20 ms", deadline="20 ms")])
     with pytest.raises(hw.OptionError):
         node().flow_bounds([hw.FlowContract("left", "sideways", "6 MiB", period="33 ms", deadline="5 ms")])
+
+
+def test_bounds_of_all_flows_are_given_whatever_chunks_they_need() -> None:
+    tight = hw.FlowContract("tight", "in", "6 MiB", period="33 ms", deadline="1 ms")
+    loose = hw.FlowContract("loose", "in", "6 MiB", period="33 ms", deadline="20 ms")
+    out = hw.FlowContract("out", "out", "6 MiB", period="33 ms", deadline="20 ms")
+    bounds = node().flow_bounds([tight, loose, out])
+    assert len(bounds) == 3 and bounds[0] <= 1_000_000
+
+
+def test_ordinary_memory_is_refused_when_a_flow_is_opened(image: Array) -> None:
+    with pytest.raises(hw.ArrayError, match="page-locked"):
+        node().flow("ordinary", dst=image, src=np.zeros(SIZE, np.uint8), period="1 ms", deadline="1 s")
+
+
+def test_threads_that_close_one_flow_do_not_wait_for_each_other(host: Bytes, image: Array) -> None:
+    for _ in range(200):
+        flow = node().flow("shared", dst=image, src=host, period="1 ms", deadline="1 s")
+        flow.submit()
+        threads = [threading.Thread(target=flow.close) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+def test_a_promise_holds_until_the_last_submitted_copy_has_ended(driver: Driver, host: Bytes, image: Array) -> None:
+    first = node().flow("first", dst=image, src=host, period="200 us", deadline="500 ms")
+    tickets = [first.submit() for _ in range(20)]
+    first.close()
+    assert all(ticket.done for ticket in tickets)
+    again = node().flow("first", dst=image, src=host, period="200 us", deadline="500 ms")
+    again.close()
+
+
+def test_what_is_held_ends_with_its_flow(host: Bytes, image: Array) -> None:
+    flow = node().flow("held", dst=image, src=host, period="60 min", deadline="1 s")
+    flow.copy()
+    held = flow.submit()
+    flow.close()
+    with pytest.raises(hw.CopyError, match="closed"):
+        held.wait()
+    with pytest.raises(hw.CopyError, match="failed"):
+        held.wait()
+
+
+def test_a_wait_tells_how_long_it_waited(driver: Driver, host: Bytes, image: Array) -> None:
+    with node().flow("slow", dst=image, src=host, period="1 ms", deadline="1 s") as flow:
+        with driver.held():
+            ticket = flow.submit()
+            with pytest.raises(hw.CopyTimeout) as late:
+                ticket.wait("400 ms")
+            assert late.value.after_ns == 400_000_000
+        ticket.wait()

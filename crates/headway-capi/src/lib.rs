@@ -113,7 +113,7 @@ fn failed(error: &Error) -> Status {
         Failure::Flow(_) if error.is_answer() => Status::NotPromised,
         Failure::Flow(FlowError::Late { .. }) => Status::Timeout,
         Failure::Flow(FlowError::Thread { .. }) => Status::Refused,
-        Failure::Flow(FlowError::Told { .. }) => Status::Failed,
+        Failure::Flow(FlowError::Told { .. } | FlowError::Closed { .. }) => Status::Failed,
         _ => Status::Invalid,
     }
 }
@@ -205,6 +205,10 @@ pub unsafe extern "C" fn headway_copier_open_uuid(
     copier: *mut *mut Copier,
 ) -> Status {
     if uuid.is_null() {
+        if !copier.is_null() {
+            // SAFETY: the caller's promise.
+            unsafe { copier.write(std::ptr::null_mut()) };
+        }
         return invalid("uuid is null");
     }
     // SAFETY: the caller's promise.

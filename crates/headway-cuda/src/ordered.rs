@@ -303,7 +303,9 @@ impl OrderedCopier {
         // SAFETY: the promise of `RawCopy`, which holds until this returns; the buffer does not leave.
         let host = unsafe {
             match copy.direction {
+                Direction::D2h if copy.bytes == 0 => HostEnd::Destination(&mut []),
                 Direction::D2h => HostEnd::Destination(std::slice::from_raw_parts_mut(copy.host, copy.bytes)),
+                _ if copy.bytes == 0 => HostEnd::Source(&[]),
                 _ => HostEnd::Source(std::slice::from_raw_parts(copy.host, copy.bytes)),
             }
         };
@@ -364,6 +366,9 @@ impl OrderedCopier {
             (false, false) => return Err(invalid("addresses", "neither is memory of this GPU")),
         };
         let ends_inside = |start: u64| start.checked_add((bytes as u64).max(1) - 1);
+        if host == 0 && bytes > 0 {
+            return Err(invalid("host memory", "there is none at address 0"));
+        }
         let (Some(last), Some(_)) = (ends_inside(device), ends_inside(host)) else {
             return Err(invalid("addresses", "a range goes beyond the end of memory"));
         };

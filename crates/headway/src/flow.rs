@@ -58,6 +58,10 @@ use crate::{Error, Failure};
 
 /// Between two looks whether the engine of a flow that joins or leaves has nothing promised to do.
 const LOOK: Duration = Duration::from_micros(200);
+/// So long before its release a held copy looks at nothing else any more.
+const HELD_AWAKE: Nanos = Nanos(1_000_000);
+/// Between two looks whether a held copy is still wanted.
+const HELD_NAP: Nanos = Nanos(100_000_000);
 /// Chunks without a promise on an engine at a time: two of copies by the engine, and two through pinned buffers.
 const UNPROMISED_IN_FLIGHT: u32 = 4;
 
@@ -217,6 +221,16 @@ impl FlowNode {
         &self.0.engines
     }
 
+    /// Whether nothing is promised: no flow is open, and the capacity of all that were has returned.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let (mut book, now) = (self.0.book(), clock::now());
+        self.0.engines.iter().all(|of| {
+            book.rest(now, of.gpu, of.direction);
+            book.chunk(of.gpu, of.direction).is_none()
+        })
+    }
+
     /// Promises that every copy of a flow ends within its deadline, or says who would suffer and what would help.
     ///
     /// Returns when the promise holds: when no chunk is on the engine any more that is larger than it allows for.
@@ -244,9 +258,11 @@ pub fn bounds(machine: &Machine, contracts: &[FlowContract]) -> Result<Vec<Nanos
     let mut flows = Vec::new();
     for contract in contracts {
         let admitted = book.open(Nanos::ZERO, contract.clone()).map_err(|refused| Failure::Flow(refused.into()))?;
-        flows.push(admitted.flow);
+        // No chunk is on any engine.
+        book.drained(Nanos::ZERO, contract.gpu, contract.direction);
+        flows.push(admitted);
     }
-    Ok(flows.into_iter().filter_map(|flow| book.bound(flow)).collect())
+    Ok(flows.into_iter().map(|admitted| book.bound(admitted.flow).unwrap_or(admitted.bound)).collect())
 }
 
 /// Copies that were promised to be in time. To drop it closes it.
@@ -343,7 +359,15 @@ impl Flow {
     /// `ErrorKind::Options` for a copy that is none of the flow's, `ErrorKind::Device` for one that failed. A missed deadline is no
     /// error: the report says so.
     pub fn copy(&self, copy: FlowCopy) -> Result<FlowReport, Error> {
-        self.0.perform(copy, None)
+        self.0.perform(copy, None, &mut || false)
+    }
+
+    /// As [`Flow::copy`]; `stop` is asked now and then while the copy is held until the contract allows it, and ends that.
+    ///
+    /// # Errors
+    /// Those of [`Flow::copy`], and `ErrorKind::Interrupted` if `stop` said so.
+    pub fn copy_unless(&self, copy: FlowCopy, stop: &mut dyn FnMut() -> bool) -> Result<FlowReport, Error> {
+        self.0.perform(copy, None, stop)
     }
 
     /// Has the flow's own thread make one copy, after those that were submitted before. The copy counts as released now, or when its CUDA
@@ -354,6 +378,9 @@ impl Flow {
     pub fn submit(&self, copy: FlowCopy) -> Result<FlowTicket, Error> {
         let shared = &self.0;
         let mut jobs = lock(&shared.jobs);
+        if jobs.is_closed {
+            return Err(Failure::Flow(SubmitRefused::Unknown.into()).into());
+        }
         if !jobs.is_served {
             let serving = Arc::clone(shared);
             let started = threads::spawn("headway-flow", move || serving.serve());
@@ -373,21 +400,66 @@ impl Flow {
 
     /// Gives the flow's capacity back, when copies that were submitted have ended and theory allows it.
     pub fn close(self) {}
+
+    /// Takes no copies any more, and waits until those that were submitted have ended. One that is held until the contract allows it is
+    /// not made.
+    pub fn finish(&self) {
+        let shared = &self.0;
+        shared.end();
+        let jobs = lock(&shared.jobs);
+        drop(shared.came.wait_while(jobs, |jobs| jobs.is_served).unwrap_or_else(PoisonError::into_inner));
+    }
 }
 
 impl Drop for Flow {
     fn drop(&mut self) {
-        let mut jobs = lock(&self.0.jobs);
-        jobs.is_closed = true;
-        self.0.came.notify_all();
-        if !jobs.is_served {
-            drop(jobs);
-            self.0.leave();
-        }
+        self.0.end();
     }
 }
 
 impl Shared {
+    /// No copies come any more.
+    fn end(&self) {
+        let mut jobs = lock(&self.jobs);
+        let leaves = !jobs.is_closed && !jobs.is_served;
+        jobs.is_closed = true;
+        self.came.notify_all();
+        drop(jobs);
+        if leaves {
+            self.leave();
+        }
+    }
+
+    /// Waits until a copy counts as released.
+    fn hold(&self, job: &FlowJob, stop: &mut dyn FnMut() -> bool) -> Result<(), Error> {
+        let mut jobs = lock(&self.jobs);
+        loop {
+            let left = job.release.saturating_sub(clock::now());
+            if left == Nanos::ZERO {
+                return Ok(());
+            }
+            if left > HELD_AWAKE {
+                let is_closed = jobs.is_closed;
+                drop(jobs);
+                let error = if is_closed {
+                    FlowError::Closed { flow: self.contract.name.clone() }.into()
+                } else if stop() {
+                    Failure::Interrupted
+                } else {
+                    jobs = lock(&self.jobs);
+                    let nap = Duration::from_nanos((left.0 - HELD_AWAKE.0).min(HELD_NAP.0));
+                    jobs = self.came.wait_timeout(jobs, nap).unwrap_or_else(PoisonError::into_inner).0;
+                    continue;
+                };
+                let _ = self.node.book().failed(clock::now(), job.flow, job.sequence);
+                return Err(error.into());
+            }
+            drop(jobs);
+            clock::sleep_until(job.release);
+            return Ok(());
+        }
+    }
+
     fn take(&self, bytes: Bytes) -> Result<FlowJob, Error> {
         let taken = self.node.book().submit(clock::now(), self.admitted.flow, bytes);
         taken.map_err(|refused| Failure::Flow(refused.into()).into())
@@ -405,11 +477,13 @@ impl Shared {
                 continue;
             };
             drop(jobs);
-            outcome.tell(self.perform(copy, job));
+            outcome.tell(self.perform(copy, job, &mut || false));
             jobs = lock(&self.jobs);
         }
         drop(jobs);
         self.leave();
+        lock(&self.jobs).is_served = false;
+        self.came.notify_all();
     }
 
     /// Closes the flow, and has its capacity given back when that is possible.
@@ -437,17 +511,22 @@ impl Shared {
         let _ = threads::spawn("headway-flows", give_back);
     }
 
-    fn perform(&self, copy: FlowCopy, job: Option<FlowJob>) -> Result<FlowReport, Error> {
+    fn perform(
+        &self,
+        copy: FlowCopy,
+        job: Option<FlowJob>,
+        stop: &mut dyn FnMut() -> bool,
+    ) -> Result<FlowReport, Error> {
         match (copy, &self.node.copiers) {
             (FlowCopy::Buffers { device, host, bytes }, copiers) => {
                 let job = job.map_or_else(|| self.take(Bytes(bytes as u64)), Ok)?;
                 let copier = copiers.copier();
-                self.run(job, |promise| {
+                self.run(job, stop, |promise| {
                     copier.promised_pinned(self.contract.direction, device.at(), host.at(), bytes, promise)
                 })
             }
             (FlowCopy::Addresses(raw), Copiers::Streams(streams)) => {
-                streams.lent(raw, self.node.patience, |ends| self.between(streams.copier(), ends))?
+                streams.lent(raw, self.node.patience, |ends| self.between(streams.copier(), ends, stop))?
             }
             (FlowCopy::Addresses(_), Copiers::Buffers(_)) => {
                 Err(self.wrong("this node copies between buffers, not addresses"))
@@ -455,16 +534,21 @@ impl Shared {
         }
     }
 
-    fn between(&self, copier: &Copier, ends: LentEnds<'_>) -> Result<FlowReport, Error> {
+    fn between(
+        &self,
+        copier: &Copier,
+        ends: LentEnds<'_>,
+        stop: &mut dyn FnMut() -> bool,
+    ) -> Result<FlowReport, Error> {
         let at = At { buffer: ends.device, offset: 0 };
         match (ends.host, self.contract.direction) {
             (HostEnd::Source(from), Direction::H2d) => {
                 let job = self.take(Bytes(from.len() as u64))?;
-                self.run(job, |promise| copier.promised_in(at, from, promise))
+                self.run(job, stop, |promise| copier.promised_in(at, from, promise))
             }
             (HostEnd::Destination(to), Direction::D2h) => {
                 let job = self.take(Bytes(to.len() as u64))?;
-                self.run(job, |promise| copier.promised_out(to, at, promise))
+                self.run(job, stop, |promise| copier.promised_out(to, at, promise))
             }
             _ => Err(self.wrong("its addresses are those of a copy in the other direction")),
         }
@@ -477,10 +561,11 @@ impl Shared {
     fn run(
         &self,
         job: FlowJob,
+        stop: &mut dyn FnMut() -> bool,
         make: impl FnOnce(Promise) -> Result<PromisedCopy, CopyError>,
     ) -> Result<FlowReport, Error> {
         let (gpu, direction) = (self.contract.gpu, self.contract.direction);
-        clock::sleep_until(job.release);
+        self.hold(&job, stop)?;
         let book = || self.node.book();
         let (flow, sequence) = (job.flow, job.sequence);
         let gone = |_| Error::from(Failure::Flow(SubmitRefused::Unknown.into()));

@@ -25,6 +25,8 @@ const WINDOW_STEP: usize = 4 << 20;
 /// From this size on destinations without pages get huge ones; and how many of their pages are looked at.
 const HUGE_MIN: usize = 16 << 20;
 const HUGE_SAMPLES: usize = 8;
+/// What the driver copies at once of ordinary memory where copies on the engine are promised to be in time: about 100 us.
+const PAGEABLE_BESIDE_PROMISES: usize = 1 << 20;
 /// Staged chunks on an engine at a time where copies on it are promised to be in time.
 const STAGED_BESIDE_PROMISES: u32 = 2;
 /// Thread blocks of a copy kernel.
@@ -41,7 +43,7 @@ impl Copier {
         let (gpu, method) = (&self.gpus[request.gpu], decision.choice().method);
         self.forbidden(method)?;
         let result = match method {
-            Method::Pageable => pageable(gpu, request).map_err(|error| CopyError::device(method, error, 0, 0)),
+            Method::Pageable => self.pageable(gpu, request),
             Method::Register => self.register(gpu, request, method),
             Method::Pinning => self.pinning(gpu, request, method),
             Method::Dma => self.dma(gpu, request, method),
@@ -62,6 +64,34 @@ impl Copier {
             gpu.lose();
         }
         result
+    }
+
+    /// The driver's own call; beside promises in parts, each of which waits for its turn: the driver lets nobody else in meanwhile.
+    fn pageable(&self, gpu: &CopierGpu, request: &mut Request<'_>) -> Result<EngineMoved, CopyError> {
+        let method = Method::Pageable;
+        let turns = self.engine_turns(request.gpu, request.direction);
+        let Some(chunk) = turns.chunk() else {
+            return pageable(gpu, request).map_err(|error| CopyError::device(method, error, 0, 0));
+        };
+        let chunk = usize::try_from(chunk.0).unwrap_or(usize::MAX).min(PAGEABLE_BESIDE_PROMISES);
+        let (device, access) = (request.device, request.device_access());
+        let mut moved = EngineMoved::default();
+        let mut at = 0;
+        while at < request.len {
+            let len = chunk.min(request.len - at);
+            let failed = |error| CopyError::device(method, error, moved.chunks, at as u64);
+            let turn = turns.take().map_err(failed)?;
+            let mut span = super::request::claim(device.plus(at), len, access).map_err(failed)?;
+            let copied = request.with_bytes(|host| match host {
+                HostBytes::In(from) => gpu.device.copy_in(&mut span, &from[at..at + len]),
+                HostBytes::Out(to) => gpu.device.copy_out(&mut to[at..at + len], &span),
+            });
+            copied.and_then(|copied| copied).map_err(failed)?;
+            drop(turn);
+            at += len;
+            moved.chunks += 1;
+        }
+        Ok(moved)
     }
 
     /// Refuses what the options exclude, whether the method was named or chosen.

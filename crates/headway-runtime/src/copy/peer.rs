@@ -155,7 +155,7 @@ fn one_step(from: At<'_>, to: At<'_>, len: usize) -> Result<QueueStep, Stopped> 
 
 impl At<'_> {
     /// `bytes` further on.
-    const fn plus(self, bytes: usize) -> Self {
+    pub(super) const fn plus(self, bytes: usize) -> Self {
         Self { buffer: self.buffer, offset: self.offset.saturating_add(bytes) }
     }
 }

@@ -139,7 +139,7 @@ impl EngineTurns<'_> {
         let mut patience = Patience::new(self.patience);
         while !place.take() {
             if !patience.pause() {
-                let what = "the turn of a chunk of a load".to_owned();
+                let what = "the turn of a chunk".to_owned();
                 return Err(DeviceError::Timeout { what, after: self.patience });
             }
         }

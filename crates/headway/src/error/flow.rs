@@ -23,6 +23,9 @@ pub enum FlowError {
         "flow `{flow}` was admitted, but other promised copies kept the engine busy for {}; open it while fewer of them are made", Nanos(after.as_nanos() as u64)
     )]
     Unsettled { flow: String, after: Duration },
+    /// The flow was closed while the copy was held.
+    #[error("flow `{flow}` was closed while a copy was held until its period allowed it; the copy was not made")]
+    Closed { flow: String },
     /// The copy failed, and a former wait for its ticket has said why.
     #[error("a copy of flow `{flow}` failed, as was told when its ticket was waited for the first time")]
     Told { flow: String },

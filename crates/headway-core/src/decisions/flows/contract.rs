@@ -206,9 +206,10 @@ pub enum FlowProposal {
 impl std::fmt::Display for FlowProposal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::FewerBytes(bytes) => write!(f, "at most {bytes} a job"),
-            Self::LongerDeadline(deadline) => write!(f, "a deadline of {deadline}"),
-            Self::LongerPeriod(period) => write!(f, "a period of {period}"),
+            // What is proposed was tested as it stands here.
+            Self::FewerBytes(bytes) => write!(f, "at most {} a copy", bytes.exact()),
+            Self::LongerDeadline(deadline) => write!(f, "a deadline of {}", deadline.exact()),
+            Self::LongerPeriod(period) => write!(f, "a period of {}", period.exact()),
             Self::OtherGpu(gpu) => write!(f, "GPU {gpu}"),
         }
     }
