@@ -94,14 +94,14 @@ typedef struct headway_copier headway_copier;
 typedef struct headway_flow headway_flow;
 
 /*
- A copy of a flow that was submitted. Any thread may use it, several at a time.
- */
-typedef struct headway_flow_job headway_flow_job;
-
-/*
  A GPU's copy engines with what is promised on them. Any thread may use it, several at a time.
  */
 typedef struct headway_node headway_node;
+
+/*
+ A copy of a flow that was submitted. Any thread may use it, several at a time.
+ */
+typedef struct headway_flow_job headway_flow_job;
 
 /*
  A copy that was queued. Any thread may use it, several at a time.
