@@ -89,10 +89,7 @@ fn the_example_of_flows_copies_in_time_or_says_so_and_refuses_what_cannot_be_pro
     let Some(built) = &*BUILT else { return };
     let text = run(example(built, "cc", "-std=c11", "flow.c").env("MACHINE", "h200-x1"));
     let lines: Vec<&str> = text.lines().collect();
-    assert!(
-        lines[0].starts_with("radar: `radar` is refused: ") && lines[0].contains("it would fit with"),
-        "{text}"
-    );
+    assert!(lines[0].starts_with("radar: `radar` is refused: ") && lines[0].contains("it would fit with"), "{text}");
     assert!(lines[1..4].iter().all(|line| line.starts_with("camera: ") && line.contains("on the engine")), "{text}");
     assert_eq!(lines[4], "the same bytes", "{text}");
 }

@@ -266,8 +266,9 @@ impl Bench<'_> {
     /// Bytes a second of bulk copies that have the engine for themselves.
     fn bulk_alone(&self, direction: Direction) -> Result<u64, Error> {
         let over = AtomicBool::new(false);
+        let places = [FlowPlace::device(&self.copier, 0, self.bulk)?, FlowPlace::pinned(&self.copier, 0, self.bulk)?];
         thread::scope(|scope| {
-            let bulk = scope.spawn(|| self.bulk(direction, &over));
+            let bulk = scope.spawn(|| self.bulk(direction, &places, &over));
             clock::sleep_until(clock::now().saturating_add(ALONE));
             over.store(true, Ordering::Relaxed);
             bulk.join().expect("it does not panic")
@@ -275,9 +276,8 @@ impl Bench<'_> {
     }
 
     /// Copies in bulk until it is over: bytes a second.
-    fn bulk(&self, direction: Direction, over: &AtomicBool) -> Result<u64, Error> {
-        let device = FlowPlace::device(&self.copier, 0, self.bulk)?;
-        let host = FlowPlace::pinned(&self.copier, 0, self.bulk)?;
+    fn bulk(&self, direction: Direction, places: &[FlowPlace; 2], over: &AtomicBool) -> Result<u64, Error> {
+        let [device, host] = places;
         let (start, mut moved) = (clock::now(), 0_u64);
         while !over.load(Ordering::Relaxed) {
             let how = How::By(Method::Dma);
@@ -294,15 +294,23 @@ impl Bench<'_> {
         loads: &[Load],
         directions: &[Direction],
     ) -> Result<(Vec<Vec<Sample>>, u64), Error> {
+        // To lock memory keeps the driver to itself for longer than a deadline: all is there before the first copy.
+        let ends = |bytes: usize| -> Result<[FlowPlace; 2], Error> {
+            Ok([FlowPlace::device(&self.copier, 0, bytes)?, FlowPlace::pinned(&self.copier, 0, bytes)?])
+        };
+        let places = loads.iter().map(|load| ends(load.bytes as usize)).collect::<Result<Vec<_>, _>>()?;
+        let bulk_places = directions.iter().map(|_| ends(self.bulk)).collect::<Result<Vec<_>, _>>()?;
         let flows = loads.iter().map(|load| node.open(contract(load))).collect::<Result<Vec<_>, _>>()?;
         let over = AtomicBool::new(false);
         let end = clock::now().saturating_add(self.options.duration);
         thread::scope(|scope| {
-            let bulk: Vec<_> =
-                directions.iter().map(|direction| scope.spawn(|| self.bulk(*direction, &over))).collect();
-            let run = |load: &Load, flow: &headway::flow::Flow| -> Result<Vec<Sample>, Error> {
-                let device = FlowPlace::device(&self.copier, 0, load.bytes as usize)?;
-                let host = FlowPlace::pinned(&self.copier, 0, load.bytes as usize)?;
+            let over = &over;
+            let bulk: Vec<_> = directions
+                .iter()
+                .zip(&bulk_places)
+                .map(|(direction, places)| scope.spawn(move || self.bulk(*direction, places, over)))
+                .collect();
+            let run = |load: &Load, [device, host]: &[FlowPlace; 2], flow: &headway::flow::Flow| {
                 let bytes = load.bytes as usize;
                 self.again(load, end, || {
                     let copy = FlowCopy::Buffers { device: device.clone(), host: host.clone(), bytes };
@@ -311,8 +319,12 @@ impl Bench<'_> {
                     Ok(Sample { response: job.response, bound: job.bound, missed: job.missed, why: why.join("; ") })
                 })
             };
-            let threads: Vec<_> =
-                loads.iter().zip(&flows).map(|(load, flow)| scope.spawn(move || run(load, flow))).collect();
+            let threads: Vec<_> = loads
+                .iter()
+                .zip(&places)
+                .zip(&flows)
+                .map(|((load, places), flow)| scope.spawn(move || run(load, places, flow)))
+                .collect();
             let samples: Result<Vec<_>, Error> =
                 threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect();
             over.store(true, Ordering::Relaxed);
