@@ -7,8 +7,8 @@
 //! What a driver must do so that promises hold:
 //!
 //! - Copies without a promise have at most `unpromised_in_flight` chunks on the engine, none larger than [`FlowBook::chunk`].
-//! - A job asks the line when it is released, in chunks of at most [`FlowBook::promised_chunk`] as it is when the first one asks, party
-//!   `Promised`, limit 1, with the deadline of the [`FlowJob`]. **The next chunk asks before the line is told that the one before has
+//! - A job [begins](FlowBook::begin) when it is released, and is told its largest chunk. Then its first chunk asks the line: party `Promised`,
+//!   limit 1, with the deadline of the [`FlowJob`]. **The next chunk asks before the line is told that the one before has
 //!   ended**: else copies without a promise start in between.
 //! - It says when a job has ended ([`FlowBook::ended`]), and when an assumption broke ([`FlowBook::fault`]).
 //!
@@ -142,6 +142,14 @@ struct Pending {
     release: Nanos,
     deadline: Nanos,
     bytes: Bytes,
+    /// Its largest chunk, once it has begun.
+    chunk: Option<Bytes>,
+}
+
+impl Pending {
+    fn new(submitted: Nanos, release: Nanos, deadline: Nanos, bytes: Bytes) -> Self {
+        Self { submitted, release, deadline, bytes, chunk: None }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -229,13 +237,13 @@ impl EngineFlows {
 
     /// No promised job is released and has not ended: nothing of what was before has an influence any more.
     fn is_idle(&self, now: Nanos) -> bool {
-        self.flows.values().all(|flow| flow.jobs.values().all(|job| job.release > now))
+        self.flows.values().all(|flow| flow.jobs.values().all(|job| job.release > now && job.chunk.is_none()))
     }
 
-    /// Takes the chance of an instant at which no promised job is there.
-    fn rest(&mut self, now: Nanos) {
+    /// Takes the chance of an instant at which no promised job is there; whether flows have left.
+    fn rest(&mut self, now: Nanos) -> bool {
         if !self.is_idle(now) {
-            return;
+            return false;
         }
         self.faults.clear();
         let leaves = |flow: &Flow| flow.state == FlowState::Leaving && flow.jobs.is_empty();
@@ -243,7 +251,8 @@ impl EngineFlows {
         let grows = self.flows.values().any(|flow| leaves(flow) && !flow.is_urgent);
         let before = self.flows.len();
         self.flows.retain(|_, flow| !leaves(flow));
-        let mut changed = before != self.flows.len();
+        let have_left = before != self.flows.len();
+        let mut changed = have_left;
         if self.flows.is_empty() {
             (self.target, self.is_drained) = (self.engine.chunk_max, true);
         } else if grows {
@@ -260,6 +269,7 @@ impl EngineFlows {
         if changed {
             self.bounds.clear();
         }
+        have_left
     }
 }
 
@@ -291,8 +301,8 @@ impl FlowBook {
         self.check(&contract)?;
         let key = (contract.gpu, contract.direction);
         let demand = Demand { bytes: contract.bytes, period: contract.period, deadline: contract.deadline };
+        self.rest(now, key.0, key.1);
         let place = self.engines.get_mut(&key).expect("it was checked that there is one");
-        place.rest(now);
         let demands = place.demands(true, Some(demand));
         let chunk = match demands.chunk() {
             // Chunks grow only when no promised job is there.
@@ -415,10 +425,31 @@ impl FlowBook {
         (!place.flows.is_empty()).then(|| place.unpromised())
     }
 
-    /// The largest chunk of a job whose first chunk asks now. All chunks of a job have this size or less.
+    /// The largest chunk of a job that begins now.
     #[must_use]
     pub fn promised_chunk(&self, gpu: u32, direction: Direction) -> Option<Bytes> {
         self.engines.get(&(gpu, direction)).map(|place| place.chunk)
+    }
+
+    /// A job begins: its first chunk asks the line next. It counts as being there from now on, also where another thread brings an earlier
+    /// time later. The largest chunk that it may have until it ends.
+    ///
+    /// # Errors
+    /// [`FlowUnknown`] if there is no such job.
+    pub fn begin(&mut self, now: Nanos, flow: FlowId, sequence: u64) -> Result<Bytes, FlowUnknown> {
+        let now = self.advance(now);
+        let place = self.places.get(&flow).and_then(|key| self.engines.get_mut(key)).ok_or(FlowUnknown)?;
+        let of = place.flows.get_mut(&flow).ok_or(FlowUnknown)?;
+        let job = of.jobs.get_mut(&sequence).ok_or(FlowUnknown)?;
+        if let Some(chunk) = job.chunk {
+            return Ok(chunk);
+        }
+        job.chunk = Some(place.chunk);
+        let (late, jitter) = (now.saturating_sub(job.release), place.engine.jitter);
+        if late > jitter && place.faults.len() < self.limits.faults_max {
+            place.faults.push(FlowFault::AskedLate { owner: of.owner(), late, jitter });
+        }
+        Ok(place.chunk)
     }
 
     /// The longest service time of a chunk of so many bytes: a longer one is a [fault](FlowFault::LongChunk).
@@ -427,7 +458,8 @@ impl FlowBook {
         self.engines.get(&(gpu, direction)).map(|place| place.engine.chunk_cost(bytes))
     }
 
-    /// The longest response of a flow's jobs as it is now: it grows when others join, but not beyond the deadline.
+    /// The longest response of a flow's jobs as it is now: it grows when others join, but not beyond the deadline. `None` = there is no such
+    /// flow, or it is not settled.
     #[must_use]
     pub fn bound(&self, flow: FlowId) -> Option<Nanos> {
         self.engines.get(self.places.get(&flow)?)?.bound(flow)
@@ -443,8 +475,9 @@ impl FlowBook {
     /// [`SubmitRefused`]; nothing has changed then.
     pub fn submit(&mut self, now: Nanos, flow: FlowId, bytes: Bytes) -> Result<FlowJob, SubmitRefused> {
         let now = self.advance(now);
-        let place = self.places.get(&flow).and_then(|key| self.engines.get_mut(key)).ok_or(SubmitRefused::Unknown)?;
-        place.rest(now);
+        let key = *self.places.get(&flow).ok_or(SubmitRefused::Unknown)?;
+        self.rest(now, key.0, key.1);
+        let place = self.engines.get_mut(&key).ok_or(SubmitRefused::Unknown)?;
         let of = place.flows.get_mut(&flow).ok_or(SubmitRefused::Unknown)?;
         let name = || of.name.clone();
         match of.state {
@@ -468,7 +501,7 @@ impl FlowBook {
         let sequence = of.next;
         of.next += 1;
         of.last_release = Some(release);
-        of.jobs.insert(sequence, Pending { submitted: now, release, deadline, bytes });
+        of.jobs.insert(sequence, Pending::new(now, release, deadline, bytes));
         Ok(FlowJob { flow, sequence, release, deadline, is_urgent: of.is_urgent, on_miss: of.on_miss })
     }
 
@@ -488,8 +521,8 @@ impl FlowBook {
         let demand = Demand { bytes, period: Nanos::MAX, deadline };
         let now = self.advance(now);
         self.check_demand(&name, (gpu, direction), &demand)?;
+        self.rest(now, gpu, direction);
         let place = self.engines.get_mut(&(gpu, direction)).expect("it was checked that there is one");
-        place.rest(now);
         let demands = place.demands(false, Some(demand));
         if !demands.hold_with(place.chunk) {
             let unfit = demands.why_with(place.chunk);
@@ -499,7 +532,7 @@ impl FlowBook {
         let id = FlowId(self.next);
         self.next += 1;
         let due = now.saturating_add(deadline);
-        let job = Pending { submitted: now, release: now, deadline: due, bytes };
+        let job = Pending::new(now, now, due, bytes);
         let opened = Flow {
             name,
             demand,
@@ -560,12 +593,14 @@ impl FlowBook {
         facts: &JobFacts,
         end: JobEnd,
     ) -> Result<FlowJobReport, FlowUnknown> {
+        // The job took what it took, although others may have brought later times since.
+        let ended_at = now;
         let now = self.advance(now);
         let key = *self.places.get(&flow).ok_or(FlowUnknown)?;
         let place = self.engines.get_mut(&key).ok_or(FlowUnknown)?;
         let of = place.flows.get_mut(&flow).ok_or(FlowUnknown)?;
         let job = of.jobs.remove(&sequence).ok_or(FlowUnknown)?;
-        let missed = end != JobEnd::Done || now > job.deadline;
+        let missed = end != JobEnd::Done || ended_at > job.deadline;
         if missed && of.on_miss == OnMiss::Stop && of.state == FlowState::Open {
             of.state = FlowState::Stopped;
         }
@@ -576,11 +611,11 @@ impl FlowBook {
         let ended = EndedJob {
             owner,
             release: job.release,
-            response: now.saturating_sub(job.release),
+            response: ended_at.saturating_sub(job.release),
             bound,
             jitter: engine.jitter,
             chunk_cost: engine.chunk_cost(place.chunk),
-            worst: admission::worst(engine, job.bytes, place.chunk),
+            worst: admission::worst(engine, job.bytes, job.chunk.unwrap_or(place.chunk)),
             unpromised_in_flight: engine.unpromised_in_flight,
             known: &place.faults,
         };
@@ -630,9 +665,11 @@ impl FlowBook {
     pub fn rest(&mut self, now: Nanos, gpu: u32, direction: Direction) {
         let now = self.advance(now);
         if let Some(place) = self.engines.get_mut(&(gpu, direction)) {
-            place.rest(now);
+            let have_left = place.rest(now);
             let flows = &place.flows;
-            self.places.retain(|flow, key| *key != (gpu, direction) || flows.contains_key(flow));
+            if have_left {
+                self.places.retain(|flow, key| *key != (gpu, direction) || flows.contains_key(flow));
+            }
         }
     }
 }

@@ -426,10 +426,11 @@ impl World {
         if !job.has_asked {
             job.has_asked = true;
             job.facts.asked = self.now;
-            job.chunk = self.book.promised_chunk(GPU, OUT).ok_or("no chunk")?;
+            job.chunk = self.book.begin(self.now, key.0, key.1).map_err(|error| error.to_string())?;
             let (owner, on_miss, deadline) = (job.owner.clone(), job.job.on_miss, job.job.deadline);
             if late > jitter {
-                self.notice(FlowFault::AskedLate { owner, late, jitter });
+                self.run.faults += 1;
+                self.audit.injected(&FlowFault::AskedLate { owner, late, jitter });
             }
             if on_miss == OnMiss::Skip && self.now > deadline {
                 return self.over(key, true);

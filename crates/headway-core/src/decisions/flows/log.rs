@@ -18,6 +18,7 @@ pub enum FlowInput {
     Drained { gpu: u32, direction: Direction },
     Submit { flow: FlowId, bytes: Bytes },
     Urgent { gpu: u32, direction: Direction, bytes: Bytes, deadline: Nanos },
+    Begin { flow: FlowId, sequence: u64 },
     Ended { flow: FlowId, sequence: u64, facts: JobFacts },
     GivenUp { flow: FlowId, sequence: u64, facts: JobFacts },
     Failed { flow: FlowId, sequence: u64 },
@@ -34,6 +35,7 @@ pub enum FlowAnswer {
     Opened(Result<FlowAdmitted, FlowRefused>),
     Submitted(Result<FlowJob, SubmitRefused>),
     Urgent(Result<FlowJob, FlowRefused>),
+    Begun(Result<Bytes, FlowUnknown>),
     Ended(Result<FlowJobReport, FlowUnknown>),
     Closed(Result<FlowClosed, FlowUnknown>),
     /// The input has no answer.
@@ -53,6 +55,7 @@ impl FlowBook {
             FlowInput::GivenUp { flow, sequence, facts } => {
                 FlowAnswer::Ended(self.given_up(now, flow, sequence, facts))
             }
+            FlowInput::Begin { flow, sequence } => FlowAnswer::Begun(self.begin(now, flow, sequence)),
             FlowInput::Failed { flow, sequence } => FlowAnswer::Ended(self.failed(now, flow, sequence)),
             FlowInput::Close { flow } => FlowAnswer::Closed(self.close(now, flow)),
             FlowInput::Drained { gpu, direction } => {

@@ -61,10 +61,7 @@ fn a_flow_is_admitted_with_a_bound_that_contains_all_that_may_be_on_the_engine()
     let at_most = one * 2 + own + (US * 30) * chunks + US * 20 + Nanos(chunks);
     assert!(bound <= at_most && bound + Nanos(chunks) >= at_most, "{bound} {at_most}");
     assert!(chunk > Bytes(MIB) && bound < MS, "{chunk} {bound}");
-    assert_eq!(
-        (book.bound(flow), book.chunk(0, OUT), book.promised_chunk(0, OUT)),
-        (Some(bound), Some(chunk), Some(chunk))
-    );
+    assert_eq!((book.bound(flow), book.chunk(0, OUT)), (Some(bound), Some(chunk)));
     assert_eq!(
         admitted.assumptions,
         [FlowAssumption::OnlyHeadway { turn: None }, FlowAssumption::Threads { jitter: US * 20 }]
@@ -177,22 +174,25 @@ fn a_flow_that_needs_smaller_chunks_waits_until_larger_ones_have_left_and_nothin
     let small = book.open(MS * 3, contract("small", 4096, MS, US * 300)).unwrap();
     assert!(!small.is_settled && small.chunk < large.chunk);
     assert_eq!(book.chunk(0, OUT), Some(small.chunk), "copies without a promise have the smaller chunk at once");
-    assert_eq!(book.promised_chunk(0, OUT), Some(large.chunk), "the job goes on as it began");
+    assert_eq!(book.begin(MS * 3, large.flow, job.sequence), Ok(large.chunk), "promised jobs go on as before");
     assert!(matches!(book.submit(MS * 3, small.flow, Bytes(1)), Err(SubmitRefused::NotSettled { .. })));
     book.drained(MS * 4, 0, OUT);
     assert!(!book.is_settled(small.flow), "a job that a large chunk had blocked may be there");
     book.ended(MS * 5, large.flow, job.sequence, quick(&job, MS * 5)).unwrap();
     assert!(book.is_settled(small.flow));
-    assert_eq!(book.promised_chunk(0, OUT), Some(small.chunk));
     assert_eq!(book.bound(small.flow), Some(small.bound));
     book.submit(MS * 5, small.flow, Bytes(1)).unwrap();
+    assert_eq!(book.begin(MS * 5, small.flow, 0), Ok(small.chunk));
     // As large as before when it has left, but not while its job is there.
     assert!(!book.close(MS * 5, small.flow).unwrap().has_returned);
     assert_eq!(book.chunk(0, OUT), Some(small.chunk));
     book.ended(MS * 6, small.flow, 0, JobFacts::default()).unwrap();
-    assert_eq!((book.chunk(0, OUT), book.promised_chunk(0, OUT)), (Some(large.chunk), Some(large.chunk)));
-    book.close(MS * 7, large.flow).unwrap();
-    assert_eq!((book.chunk(0, OUT), book.promised_chunk(0, OUT)), (None, Some(CHUNK_MAX)));
+    assert_eq!(book.chunk(0, OUT), Some(large.chunk));
+    book.submit(MS * 22, large.flow, Bytes(1)).unwrap();
+    assert_eq!(book.begin(MS * 22, large.flow, 1), Ok(large.chunk));
+    book.failed(MS * 22, large.flow, 1).unwrap();
+    book.close(MS * 22, large.flow).unwrap();
+    assert_eq!((book.chunk(0, OUT), book.begin(MS * 22, large.flow, 1)), (None, Err(FlowUnknown)));
 }
 
 #[test]
@@ -261,12 +261,47 @@ fn an_urgent_copy_is_admitted_if_all_deadlines_still_hold_and_counts_until_nothi
 }
 
 #[test]
-fn time_that_comes_in_another_order_does_not_go_back() {
+fn time_that_comes_in_another_order_does_not_go_back_but_a_job_took_what_it_took() {
     let mut book = book(1);
     let flow = settled(&mut book, MS, contract("a", MIB, MS * 2, MS)).flow;
-    book.submit(MS * 2, flow, Bytes(MIB)).unwrap();
-    assert!(!book.close(MS, flow).unwrap().has_returned, "its job is there");
-    assert_eq!(book.ended(MS * 2 - US, flow, 0, JobFacts::default()).unwrap().response, Nanos::ZERO);
+    let other = settled(&mut book, MS, contract("b", MIB, MS * 2, MS)).flow;
+    let job = book.submit(MS * 2, flow, Bytes(MIB)).unwrap();
+    book.submit(MS * 5, other, Bytes(MIB)).unwrap();
+    let report = book.ended(MS * 2 + US * 50, flow, 0, quick(&job, MS * 2 + US * 50)).unwrap();
+    assert_eq!((report.response, report.missed), (US * 50, false));
+    assert!(!book.close(MS, other).unwrap().has_returned, "its job is there");
+}
+
+#[test]
+fn a_job_that_has_begun_is_there_also_at_a_time_before_its_release() {
+    let mut book = book(1);
+    let large = settled(&mut book, MS, contract("large", 64 * MIB, MS * 20, MS * 20));
+    book.submit(MS * 2, large.flow, Bytes(MIB)).unwrap();
+    let held = book.submit(MS * 2, large.flow, Bytes(64 * MIB)).unwrap();
+    let small = book.open(MS * 3, contract("small", 4096, MS, US * 300)).unwrap();
+    book.drained(MS * 3, 0, OUT);
+    assert_eq!(book.begin(held.release, large.flow, held.sequence), Ok(large.chunk));
+    // The first one had ended long ago, but its thread is late to say so.
+    book.ended(MS * 4, large.flow, 0, JobFacts::default()).unwrap();
+    assert!(!book.is_settled(small.flow), "the other one has a large chunk on the engine");
+    book.ended(MS * 25, large.flow, held.sequence, JobFacts::default()).unwrap();
+    assert!(book.is_settled(small.flow));
+}
+
+#[test]
+fn a_job_that_begins_late_is_a_fault_that_others_are_told() {
+    let mut book = book(1);
+    let flows = ["a", "b"].map(|name| settled(&mut book, MS, contract(name, MIB, MS * 2, MS)).flow);
+    for flow in flows {
+        book.submit(MS * 2, flow, Bytes(MIB)).unwrap();
+    }
+    book.begin(MS * 2 + US * 20, flows[1], 0).unwrap();
+    book.begin(MS * 3, flows[0], 0).unwrap();
+    let waited = JobFacts { asked: MS * 2, waited: MS, engine: US * 50, ..JobFacts::default() };
+    let blame = book.ended(MS * 3 + US * 50, flows[1], 0, waited).unwrap().blame;
+    let late = FlowFault::AskedLate { owner: ChunkOwner::Flow("a".to_owned()), late: MS, jitter: US * 20 };
+    assert_eq!(blame[0], FlowBlame::Fault(late));
+    assert!(matches!(blame[1], FlowBlame::Waited(_)), "in time is no fault: {blame:?}");
 }
 
 #[test]
@@ -404,6 +439,7 @@ fn any_input(draw: &mut Draw) -> FlowInput {
         5 => FlowInput::Urgent { gpu, direction, bytes: Bytes(draw.below(MIB)), deadline: US * draw.below(5_000) },
         6..=9 => FlowInput::Submit { flow, bytes: Bytes(1 + draw.below(MIB / 4)) },
         10 => FlowInput::GivenUp { flow, sequence, facts },
+        11 if draw.below(2) == 0 => FlowInput::Begin { flow, sequence },
         11 => FlowInput::Failed { flow, sequence },
         12 => {
             let fault = FlowFault::Gaps { owner: ChunkOwner::Unpromised, time: US };
