@@ -564,7 +564,6 @@ impl Shared {
         stop: &mut dyn FnMut() -> bool,
         make: impl FnOnce(Promise) -> Result<PromisedCopy, CopyError>,
     ) -> Result<FlowReport, Error> {
-        let (gpu, direction) = (self.contract.gpu, self.contract.direction);
         self.hold(&job, stop)?;
         let book = || self.node.book();
         let (flow, sequence) = (job.flow, job.sequence);
@@ -575,7 +574,7 @@ impl Shared {
             let job = book().given_up(now, flow, sequence, facts).map_err(gone)?;
             return Ok(FlowReport { job, moved: None });
         }
-        let chunk = book().promised_chunk(gpu, direction).unwrap_or(Bytes(u64::MAX));
+        let chunk = book().begin(clock::now(), flow, sequence).map_err(gone)?;
         match make(Promise { deadline: job.deadline, class: job.class(), chunk }) {
             Ok(moved) => {
                 let PromisedCopy { asked, ended, engine, longest_chunk, chunks, unpromised, longest_unpromised } =
