@@ -127,7 +127,7 @@ class Flow:
         return FlowTicket(self._native.submit(dst, src, stream))
 
     def close(self) -> None:
-        """Gives the flow's capacity back. Copies that were submitted are made."""
+        """Waits for the copies that were submitted, and gives the flow's capacity back. A copy that is held until the period allows it is not made."""
         self._native.close()
 
     def __enter__(self) -> Flow:

@@ -125,7 +125,7 @@ class NativeFlow:
         """
     def close(self, /) -> None:
         """
-        Closes the flow: copies that were submitted are made.
+        Closes the flow: waits for the copies that were submitted. One that is held until the period allows it is not made.
         """
     def copy(self, /, dst: Any | None, src: Any | None, stream: Any | None) -> FlowReport:
         """

@@ -237,7 +237,7 @@ impl NativeFlow {
         Ok(NativeFlowTicket(submitted))
     }
 
-    /// Closes the flow: copies that were submitted are made.
+    /// Closes the flow: waits for the copies that were submitted. One that is held until the period allows it is not made.
     fn close(&self, py: Python<'_>) {
         // The lock is free before others run.
         let flow = lock(&self.flow).take();

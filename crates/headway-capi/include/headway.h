@@ -382,7 +382,7 @@ enum headway_status headway_flow_open(const struct headway_node *node,
                                       struct headway_flow **flow);
 
 /*
- Closes a flow; null is allowed. Copies that were submitted are made.
+ Closes a flow; null is allowed. Copies that were submitted are made, but for those that are held until the period allows them.
 
  # Safety
  `flow` is null or came from `headway_flow_open` and is not used by any thread any more.

@@ -200,7 +200,7 @@ pub unsafe extern "C" fn headway_flow_open(
     })
 }
 
-/// Closes a flow; null is allowed. Copies that were submitted are made.
+/// Closes a flow; null is allowed. Copies that were submitted are made, but for those that are held until the period allows them.
 ///
 /// # Safety
 /// `flow` is null or came from `headway_flow_open` and is not used by any thread any more.

@@ -161,7 +161,7 @@ fn flows_benched(report: &bench::FlowBenchReport) -> String {
         "by", "flow", "n", "missed", "median", "max", "bound"
     );
     for row in &report.rows {
-        let bulk = row.bulk_share_ppm.map_or_else(|| "-".to_owned(), |ppm| format!("{:.2}", ppm as f64 / 1e6));
+        let bulk = row.bulk_share();
         let times = [row.median, row.max, row.bound].map(|time| time.to_string());
         let _ = writeln!(
             text,

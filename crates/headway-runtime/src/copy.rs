@@ -46,7 +46,7 @@ use self::thread_pool::ThreadPool;
 use self::wait::Cancel;
 
 pub use self::chooser::{ChosenCopy, CopyChooser, LearningGpu, LearningOptions};
-pub use self::engine::{Promise, PromisedCopy};
+pub use self::engine::{Promise, PromisedCopy, UNPROMISED_IN_FLIGHT};
 pub use self::error::CopyError;
 pub use self::promised::{EngineTurns, Turn};
 pub use crate::at::At;

@@ -32,6 +32,8 @@ fn main() -> Result<(), Error> {
         let (bulk, weights) = (FlowPlace::device(&copier, 0, 64 << 20)?, vec![1; 64 << 20]);
         let copier = &copier;
         scope.spawn(move || copier.copy_in(bulk.at(), &weights, How::Auto).map(drop));
-        show(&left, 6 << 20).and(show(&right, 6 << 20)).and(show(&control, 4 << 10))
+        show(&left, 6 << 20)?;
+        show(&right, 6 << 20)?;
+        show(&control, 4 << 10)
     })
 }

@@ -41,7 +41,7 @@ use headway_cuda::{HostEnd, LentEnds};
 use headway_device::Buffer;
 use headway_device::gpu::{Caching, CpuReach};
 use headway_os::{clock, threads};
-use headway_runtime::copy::{At, Copier, CopyError, Promise, PromisedCopy};
+use headway_runtime::copy::{At, Copier, CopyError, Promise, PromisedCopy, UNPROMISED_IN_FLIGHT};
 
 pub use headway_core::decisions::flows::{
     ChunkOwner, ChunksAhead, FlowAdmitted, FlowAssumption, FlowBlame, FlowContract, FlowEngine, FlowFault, FlowId,
@@ -62,8 +62,6 @@ const LOOK: Duration = Duration::from_micros(200);
 const HELD_AWAKE: Nanos = Nanos(1_000_000);
 /// Between two looks whether a held copy is still wanted.
 const HELD_NAP: Nanos = Nanos(100_000_000);
-/// Chunks without a promise on an engine at a time: two of copies by the engine, and two through pinned buffers.
-const UNPROMISED_IN_FLIGHT: u32 = 4;
 
 fn nanos(time: Duration) -> Nanos {
     Nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
@@ -432,32 +430,25 @@ impl Shared {
 
     /// Waits until a copy counts as released.
     fn hold(&self, job: &FlowJob, stop: &mut dyn FnMut() -> bool) -> Result<(), Error> {
-        let mut jobs = lock(&self.jobs);
-        loop {
+        let why: Failure = loop {
             let left = job.release.saturating_sub(clock::now());
-            if left == Nanos::ZERO {
+            let spare = left.saturating_sub(HELD_AWAKE);
+            if spare == Nanos::ZERO {
+                clock::sleep_until(job.release);
                 return Ok(());
             }
-            if left > HELD_AWAKE {
-                let is_closed = jobs.is_closed;
-                drop(jobs);
-                let error = if is_closed {
-                    FlowError::Closed { flow: self.contract.name.clone() }.into()
-                } else if stop() {
-                    Failure::Interrupted
-                } else {
-                    jobs = lock(&self.jobs);
-                    let nap = Duration::from_nanos((left.0 - HELD_AWAKE.0).min(HELD_NAP.0));
-                    jobs = self.came.wait_timeout(jobs, nap).unwrap_or_else(PoisonError::into_inner).0;
-                    continue;
-                };
-                let _ = self.node.book().failed(clock::now(), job.flow, job.sequence);
-                return Err(error.into());
+            let (jobs, nap) = (lock(&self.jobs), Duration::from_nanos(spare.min(HELD_NAP).0));
+            let waited = self.came.wait_timeout_while(jobs, nap, |jobs| !jobs.is_closed);
+            if waited.unwrap_or_else(PoisonError::into_inner).0.is_closed {
+                break FlowError::Closed { flow: self.contract.name.clone() }.into();
             }
-            drop(jobs);
-            clock::sleep_until(job.release);
-            return Ok(());
-        }
+            if stop() {
+                break Failure::Interrupted;
+            }
+        };
+        // There is such a job: it was submitted.
+        let _ = self.node.book().failed(clock::now(), job.flow, job.sequence);
+        Err(why.into())
     }
 
     fn take(&self, bytes: Bytes) -> Result<FlowJob, Error> {

@@ -1,15 +1,15 @@
 //! Flows: copies that come again and again, each with a deadline that was promised, and single copies with one.
 //!
-//! A [`FlowBook`] admits them to the copy engines of a node, says when their jobs are released and due, and tells of each job what its time
-//! went to. Who is on an engine next is the business of its line ([`engine_line`](super::engine_line)), to which each chunk of a job goes with
-//! the job's deadline. The test of an engine is in `flows/admission.rs`.
+//! A [`FlowBook`] admits them to the copy engines of a node, says when their jobs are released and due, and reports for each job where its time
+//! went. The line of an engine ([`engine_line`](super::engine_line)) decides which chunk the engine gets next: each chunk has the deadline of its
+//! job. The test of an engine is in `flows/admission.rs`.
 //!
 //! What a driver must do so that promises hold:
 //!
 //! - Copies without a promise have at most `unpromised_in_flight` chunks on the engine, none larger than [`FlowBook::chunk`].
-//! - A job [begins](FlowBook::begin) when it is released, and is told its largest chunk. Then its first chunk asks the line: party `Promised`,
-//!   limit 1, with the deadline of the [`FlowJob`]. **The next chunk asks before the line is told that the one before has
-//!   ended**: else copies without a promise start in between.
+//! - It calls [`FlowBook::begin`] when a job is released; the answer is the job's largest chunk. Then it puts the first chunk into the line: party
+//!   `Promised`, limit 1, with the deadline of the [`FlowJob`]. **It puts the next chunk into the line before it reports the end of the one
+//!   before**: else copies without a promise start in between.
 //! - It says when a job has ended ([`FlowBook::ended`]), and when an assumption broke ([`FlowBook::fault`]).
 //!
 //! **A flow joins.** The new set passes the test with no cost below what it was, so that every mixture of old and new jobs is a behaviour of
@@ -48,7 +48,7 @@ pub use self::contract::{
     FlowAdmitted, FlowAssumption, FlowContract, FlowId, FlowProposal, FlowRefused, FlowUnfit, InvalidContract,
     UnfitReason,
 };
-pub use self::engines::{CHUNK_MAX, CHUNK_MIN, FlowEngine, built_in_engines, flow_engines};
+pub use self::engines::{CHUNK_MAX, CHUNK_MIN, FlowEngine, flow_engines};
 pub use self::log::{FlowAnswer, FlowInput};
 pub use self::report::{ChunkOwner, ChunksAhead, FlowBlame, FlowFault, FlowJobReport, JobEnd, JobFacts};
 
@@ -425,12 +425,6 @@ impl FlowBook {
         (!place.flows.is_empty()).then(|| place.unpromised())
     }
 
-    /// The largest chunk of a job that begins now.
-    #[must_use]
-    pub fn promised_chunk(&self, gpu: u32, direction: Direction) -> Option<Bytes> {
-        self.engines.get(&(gpu, direction)).map(|place| place.chunk)
-    }
-
     /// A job begins: its first chunk asks the line next. It counts as being there from now on, also where another thread brings an earlier
     /// time later. The largest chunk that it may have until it ends.
     ///
@@ -458,8 +452,8 @@ impl FlowBook {
         self.engines.get(&(gpu, direction)).map(|place| place.engine.chunk_cost(bytes))
     }
 
-    /// The longest response of a flow's jobs as it is now: it grows when others join, but not beyond the deadline. `None` = there is no such
-    /// flow, or it is not settled.
+    /// The longest response of a flow's jobs with the flows that there are now. It grows when others join, but not beyond the deadline. `None` =
+    /// there is no such flow, or it is not settled.
     #[must_use]
     pub fn bound(&self, flow: FlowId) -> Option<Nanos> {
         self.engines.get(self.places.get(&flow)?)?.bound(flow)
@@ -632,8 +626,8 @@ impl FlowBook {
         Ok(report)
     }
 
-    /// The driver noticed that an assumption broke: jobs of this engine that take longer than promised until it next has nothing promised
-    /// to do are told.
+    /// The driver noticed that an assumption broke. Jobs of this engine that then take longer than promised name it, until the engine next has
+    /// nothing promised to do.
     pub fn fault(&mut self, now: Nanos, gpu: u32, direction: Direction, fault: FlowFault) {
         self.rest(now, gpu, direction);
         if let Some(place) = self.engines.get_mut(&(gpu, direction))

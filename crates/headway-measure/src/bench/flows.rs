@@ -68,6 +68,14 @@ pub struct FlowRow {
     pub slowest: String,
 }
 
+impl FlowRow {
+    /// The bulk bytes beside it, of what they are alone, for people.
+    #[must_use]
+    pub fn bulk_share(&self) -> String {
+        self.bulk_share_ppm.map_or_else(|| "-".to_owned(), |ppm| format!("{:.2}", ppm as f64 / 1e6))
+    }
+}
+
 /// What was found.
 #[derive(Clone, Debug, Serialize)]
 pub struct FlowBenchReport {
@@ -266,7 +274,7 @@ impl Bench<'_> {
     /// Bytes a second of bulk copies that have the engine for themselves.
     fn bulk_alone(&self, direction: Direction) -> Result<u64, Error> {
         let over = AtomicBool::new(false);
-        let places = [FlowPlace::device(&self.copier, 0, self.bulk)?, FlowPlace::pinned(&self.copier, 0, self.bulk)?];
+        let places = ends(&self.copier, self.bulk)?;
         thread::scope(|scope| {
             let bulk = scope.spawn(|| self.bulk(direction, &places, &over));
             clock::sleep_until(clock::now().saturating_add(ALONE));
@@ -295,11 +303,9 @@ impl Bench<'_> {
         directions: &[Direction],
     ) -> Result<(Vec<Vec<Sample>>, u64), Error> {
         // To lock memory keeps the driver to itself for longer than a deadline: all is there before the first copy.
-        let ends = |bytes: usize| -> Result<[FlowPlace; 2], Error> {
-            Ok([FlowPlace::device(&self.copier, 0, bytes)?, FlowPlace::pinned(&self.copier, 0, bytes)?])
-        };
-        let places = loads.iter().map(|load| ends(load.bytes as usize)).collect::<Result<Vec<_>, _>>()?;
-        let bulk_places = directions.iter().map(|_| ends(self.bulk)).collect::<Result<Vec<_>, _>>()?;
+        let of = |load: &Load| ends(&self.copier, load.bytes as usize);
+        let places = loads.iter().map(of).collect::<Result<Vec<_>, _>>()?;
+        let bulk_places = directions.iter().map(|_| ends(&self.copier, self.bulk)).collect::<Result<Vec<_>, _>>()?;
         let flows = loads.iter().map(|load| node.open(contract(load))).collect::<Result<Vec<_>, _>>()?;
         let over = AtomicBool::new(false);
         let end = clock::now().saturating_add(self.options.duration);
@@ -425,6 +431,11 @@ impl Bench<'_> {
     }
 }
 
+/// New memory of the GPU, and new pinned memory.
+fn ends(copier: &Copier, bytes: usize) -> Result<[FlowPlace; 2], Error> {
+    Ok([FlowPlace::device(copier, 0, bytes)?, FlowPlace::pinned(copier, 0, bytes)?])
+}
+
 fn contract(load: &Load) -> FlowContract {
     let Load { name, direction, bytes, period, deadline } = load.clone();
     FlowContract { name, gpu: 0, direction, bytes: Bytes(bytes), period, deadline, on_miss: OnMiss::Finish }
@@ -450,7 +461,7 @@ struct Lane {
 impl Lane {
     fn new(gpu: &dyn Gpu, bytes: usize, copier: &Copier) -> Result<Self, Error> {
         let queue = gpu.queue(false)?;
-        let (device, host) = (FlowPlace::device(copier, 0, bytes)?, FlowPlace::pinned(copier, 0, bytes)?);
+        let [device, host] = ends(copier, bytes)?;
         Ok(Self { queue, device, host, bytes })
     }
 
@@ -484,7 +495,7 @@ fn summary(report: &FlowBenchReport) -> String {
     );
     text.push_str("|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
     for row in &report.rows {
-        let bulk = row.bulk_share_ppm.map_or_else(|| "-".to_owned(), |ppm| format!("{:.2}", ppm as f64 / 1e6));
+        let bulk = row.bulk_share();
         let FlowRow { case, by, flow, bytes, deadline, n, missed, beyond_bound, median, p99, max, bound, .. } = row;
         let _ = writeln!(
             text,

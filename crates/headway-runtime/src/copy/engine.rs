@@ -11,7 +11,7 @@ use headway_device::gpu::{Gpu, Operation, Queue};
 use headway_device::{Access, DeviceError, Span};
 use headway_os::clock;
 
-use super::chunk_limit::{ChunkLimit, Limited};
+use super::chunk_limit::ChunkLimit;
 use super::wait::Patience;
 use super::{At, CopyError};
 use crate::staging::{Line, Place};
@@ -19,6 +19,10 @@ use crate::staging::{Line, Place};
 /// Chunks on one engine at a time, of all copies together: two keep it busy (1 MiB chunks reach 40 GB/s one at a time and
 /// 49 in pairs on an H200), and a copy that comes waits for no more than these.
 const IN_FLIGHT: u32 = 2;
+/// Chunks of staged copies on an engine at a time, where copies on it are promised to be in time.
+pub(super) const STAGED_BESIDE_PROMISES: u32 = 2;
+/// Chunks without a promise on an engine at a time, where copies on it are promised to be in time.
+pub const UNPROMISED_IN_FLIGHT: u32 = IN_FLIGHT + STAGED_BESIDE_PROMISES;
 /// Queues kept of those that copies gave back.
 const QUEUES_KEPT: usize = 16;
 /// Promised chunks on one engine at a time: the earliest deadline waits for no more than the one that has begun.
@@ -260,11 +264,6 @@ impl Engine {
         if queues.len() < QUEUES_KEPT {
             queues.push(queue);
         }
-    }
-
-    /// A copy without a promise begins: how large its chunks may be.
-    pub(super) fn limited(&self) -> Limited<'_> {
-        self.limit.enter()
     }
 
     /// A queue of this engine for one copy in `chunks` chunks: one of several is bulk.

@@ -13,7 +13,7 @@ use headway_os::{clock, memory};
 
 use super::cpus;
 use super::decide::Decision;
-use super::engine::{Bounds, EngineMoved, QueueStep, Stopped, steps};
+use super::engine::{Bounds, EngineMoved, QueueStep, STAGED_BESIDE_PROMISES, Stopped, steps};
 use super::gpu::CopierGpu;
 use super::request::{Host, HostBytes, Request};
 use super::wait::Patience;
@@ -27,8 +27,6 @@ const HUGE_MIN: usize = 16 << 20;
 const HUGE_SAMPLES: usize = 8;
 /// What the driver copies at once of ordinary memory where copies on the engine are promised to be in time: about 100 us.
 const PAGEABLE_BESIDE_PROMISES: usize = 1 << 20;
-/// Staged chunks on an engine at a time where copies on it are promised to be in time.
-const STAGED_BESIDE_PROMISES: u32 = 2;
 /// Thread blocks of a copy kernel.
 pub(super) const fn kernel_blocks(direction: Direction) -> u32 {
     match direction {
@@ -168,7 +166,7 @@ impl Copier {
         len: usize,
         cancel: &AtomicBool,
     ) -> Result<EngineMoved, Stopped> {
-        let limited = gpu.engine(direction).limited();
+        let limited = gpu.engine(direction).limit.enter();
         let chunk = self.chunk(Method::Dma, len).min(limited.bytes);
         let steps = steps(from, to, len, chunk).map_err(Stopped::early)?;
         gpu.engine(direction).run(gpu.device.as_ref(), None, steps, self.bounds(cancel))
@@ -246,7 +244,7 @@ impl Copier {
         tuning.threads = part.as_ref().map_or(tuning.threads, headway_os::cpu_shares::CpuShare::threads);
         // What flows were promised allows for smaller chunks, and for fewer at a time.
         let engines = std::iter::once(request.gpu).chain(decision.relays.iter().copied());
-        let limits: Vec<_> = engines.map(|gpu| self.gpus[gpu].engine(request.direction).limited()).collect();
+        let limits: Vec<_> = engines.map(|gpu| self.gpus[gpu].engine(request.direction).limit.enter()).collect();
         if let Some(bytes) = limits.iter().map(|limited| limited.bytes).min().filter(|bytes| *bytes < usize::MAX) {
             tuning.buffer = tuning.buffer.min(Bytes(bytes as u64));
             tuning.in_flight = tuning.in_flight.min(STAGED_BESIDE_PROMISES);

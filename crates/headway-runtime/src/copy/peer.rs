@@ -108,7 +108,7 @@ impl Copier {
             }));
         }
         let slots = source.bounce.await_slots(source.device.as_ref(), SLOTS, self.options.limits.pinned_max, bounds)?;
-        let limits = [source.d2h.limited(), target.h2d.limited()];
+        let limits = [source.d2h.limit.enter(), target.h2d.limit.enter()];
         let chunk = limits.iter().map(|limited| limited.bytes).fold(SLOT, usize::min);
         let (mut free, mut full) = (slots.offsets.clone(), VecDeque::new());
         let mut emptying = VecDeque::new();

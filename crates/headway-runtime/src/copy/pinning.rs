@@ -34,7 +34,7 @@ impl Copier {
         };
         let cancel = self.cancel.watch();
         let (direction, len) = (request.direction, request.len);
-        let limited = gpu.engine(direction).limited();
+        let limited = gpu.engine(direction).limit.enter();
         let ranges: Vec<_> = ranges(address, len, self.chunk(method, len).min(limited.bytes)).collect();
         request
             .with_buffers(None, |from, to| {

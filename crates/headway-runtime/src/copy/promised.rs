@@ -57,7 +57,7 @@ impl Copier {
     #[must_use]
     pub fn engine_turns(&self, gpu: usize, direction: Direction) -> EngineTurns<'_> {
         let engine = self.gpus[gpu].engine(direction);
-        EngineTurns { engine, limited: engine.limited(), patience: self.options.limits.patience }
+        EngineTurns { engine, limited: engine.limit.enter(), patience: self.options.limits.patience }
     }
 
     fn promised(&self, mut request: Request<'_>, promise: Promise) -> Result<PromisedCopy, CopyError> {
@@ -90,9 +90,10 @@ impl Copier {
     /// [`CopyError::Timeout`] if larger copies that are under way make no progress; the bound holds for later ones.
     pub fn limit_chunks(&self, gpu: usize, direction: Direction, chunk: Option<Bytes>) -> Result<(), CopyError> {
         let of = &self.gpus[gpu];
-        of.engine(direction)
-            .prepare(of.device.as_ref())
-            .map_err(|error| CopyError::device(Method::Dma, error, 0, 0))?;
+        if chunk.is_some() {
+            let prepared = of.engine(direction).prepare(of.device.as_ref());
+            prepared.map_err(|error| CopyError::device(Method::Dma, error, 0, 0))?;
+        }
         if direction == Direction::D2h {
             let mut before = of.turn_before.lock().unwrap_or_else(PoisonError::into_inner);
             match chunk {

@@ -1,4 +1,4 @@
-//! What must hold of flows, whoever decides: who is on an engine, in which order, when jobs are released and due, and how long they take.
+//! Checks of a simulated run of flows: which chunk is on an engine, the order of chunks, when jobs are released and due, and how long they take.
 //! It shares no code with the book and the line.
 
 use std::collections::BTreeMap;

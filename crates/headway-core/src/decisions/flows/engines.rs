@@ -1,4 +1,4 @@
-//! Copy engines as flows use them, from a machine file or assumed.
+//! Copy engines as flows use them, from a machine file.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,6 @@ use crate::files::machine::{Calibration, Machine, RouteId};
 use crate::models::interconnect::Network;
 use crate::models::transfer::Direction;
 use crate::models::transfer::arbitration::DIRECTIONS;
-use crate::models::transfer::builtin::Bus;
 use crate::units::{Bytes, Nanos, PPM, Rate};
 
 /// Far above the size at which a chunk's set-up costs nothing, and what is promised waits for some of them.
@@ -16,10 +15,6 @@ pub const CHUNK_MAX: Bytes = Bytes(16 << 20);
 pub const CHUNK_MIN: Bytes = Bytes(64 << 10);
 /// What threads are late at most where nobody measured it: the jitter of machine files.
 const JITTER: Nanos = Nanos(100_000);
-/// Set-up of a chunk where nobody measured it; about 10 us were measured on PCIe 5.
-const SETUP: Nanos = Nanos(20_000);
-/// Of the rate of the bus, where nobody measured what it keeps beside other copies.
-const RATE_PART: u64 = 3;
 
 /// One copy engine as flows use it: its worst case, margins contained.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,8 +25,7 @@ pub struct FlowEngine {
     pub setup: Nanos,
     /// What the engine keeps while all other copies between this node's host and GPUs run.
     pub rate: Rate,
-    /// The most by which threads are late: from a job's release to the first question for the engine, and from the end of each chunk until the
-    /// line is told.
+    /// The most by which threads are late: when a released job asks for the engine, and when they report to the line that a chunk has ended.
     pub jitter: Nanos,
     /// Chunks without a promise that may be on the engine at a time.
     pub unpromised_in_flight: u32,
@@ -99,26 +93,4 @@ pub fn flow_engines(machine: &Machine, unpromised_in_flight: u32) -> Vec<FlowEng
         }
     }
     engines
-}
-
-/// The engines of `gpus` GPUs where no machine file knows them: a third of what the bus carries, and the jitter of machine files. **Not
-/// measured**, as the assumptions of a flow say.
-#[must_use]
-pub fn built_in_engines(gpus: u32, bus: Option<Bus>, unpromised_in_flight: u32) -> Vec<FlowEngine> {
-    let rate = bus.unwrap_or(Bus::Pcie3).rate();
-    let engine = |gpu| {
-        DIRECTIONS.map(|direction| FlowEngine {
-            gpu,
-            direction,
-            setup: SETUP,
-            rate: Rate(rate.0 / RATE_PART),
-            jitter: JITTER,
-            unpromised_in_flight,
-            chunk_max: CHUNK_MAX,
-            chunk_min: CHUNK_MIN,
-            is_measured: false,
-            turn: None,
-        })
-    };
-    (0..gpus).flat_map(engine).collect()
 }

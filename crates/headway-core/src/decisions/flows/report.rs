@@ -26,8 +26,8 @@ impl std::fmt::Display for ChunkOwner {
     }
 }
 
-/// What a driver knows of a job that has ended. The *service time* of a chunk is the time from its start, or from the end of the chunk that
-/// the engine ended before it where that is later, to its own end as the line is told.
+/// What a driver knows of a job that has ended. The *service time* of a chunk begins when the line lets it start, or when the chunk before it on
+/// the engine ends, if that is later. It ends when the driver reports the chunk's end to the line.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobFacts {
     /// When its first chunk asked the line.

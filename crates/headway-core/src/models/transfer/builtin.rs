@@ -59,7 +59,7 @@ impl Bus {
     }
 
     /// What any copy reaches at most.
-    pub(crate) const fn rate(self) -> Rate {
+    const fn rate(self) -> Rate {
         match self {
             Self::Pcie3 => Rate(12_500_000_000),
             Self::Pcie4 => Rate(25_000_000_000),
