@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -52,7 +53,8 @@ def bounds(machine: Machine, contracts: Sequence[FlowContract]) -> list[int]:
 
 
 class FlowTicket:
-    """A copy of a flow that was submitted. Its arrays are kept until it has ended, also when the ticket is dropped."""
+    """A copy of a flow that was submitted: `wait` waits for its end, and so does `await`. Its arrays are kept until then, also when the ticket is
+    dropped."""
 
     def __init__(self, native: _native.NativeFlowTicket) -> None:
         self._native = native
@@ -73,6 +75,12 @@ class FlowTicket:
             CopyError: It failed. Nothing is known of the bytes of the target then.
         """
         return self._native.wait(timeout)
+
+    def __await__(self) -> Generator[object, None, FlowReport]:
+        return asyncio.to_thread(self.wait, None).__await__()
+
+    def __repr__(self) -> str:
+        return f"<headway.FlowTicket {'done' if self.done else 'under way'}>"
 
 
 class Flow:
