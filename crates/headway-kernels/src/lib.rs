@@ -86,8 +86,10 @@ mod tests {
         for id in ids() {
             let kernel = find(id).unwrap();
             assert_eq!(kernel.id(), id);
-            assert!(kernel.ptx().contains(&format!(".visible .entry {}(", kernel.entry())), "{id}");
-            assert!(kernel.ptx().contains(".target sm_75"), "{id}");
+            let code = kernel.code();
+            let ptx = str::from_utf8(code.bytes()).unwrap();
+            assert!(ptx.contains(&format!(".visible .entry {}(", kernel.entry())), "{id}");
+            assert!(ptx.contains(".target sm_75"), "{id}");
         }
         assert!(find("aes128-ecb").is_none());
     }
