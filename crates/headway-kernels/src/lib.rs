@@ -12,6 +12,8 @@
 //!
 //! The inspection of wafers has programs that are launched by themselves, too: [`inspect`]. Their forms agree byte for byte.
 //!
+//! Kernels that a workload brings in a file of its own are in [`module`].
+//!
 //! The PTX is generated from `kernels/*.cu` by `cargo xtask ptx` and committed, so that no CUDA toolkit is needed to build.
 #![forbid(unsafe_code)]
 
@@ -19,6 +21,7 @@ mod aes128_cbc;
 mod aes128_tables;
 mod cipher;
 pub mod inspect;
+pub mod module;
 mod portions;
 mod spin;
 pub mod workload;

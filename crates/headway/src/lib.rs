@@ -27,6 +27,7 @@ mod error;
 pub mod explain;
 mod logfile;
 pub mod machine;
+mod modules;
 pub mod mps;
 pub mod plan;
 pub mod report;

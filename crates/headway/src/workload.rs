@@ -9,23 +9,25 @@ use headway_os::input::open_once;
 pub use headway_core::decisions::sharing::{JobSegment, TaskDirection};
 pub use headway_core::files::error::Loaded;
 pub use headway_core::files::workload::{
-    CopyEndpoint, Cycle, Grouping, Message, MessageBlock, OnMiss, Otherwise, PacketPart, Parameters, PartStep,
-    PartWork, ServerDemand, Sharding, SharingTable, Stream, StreamPlacement, StreamStep, Unplanned, UnplannedKind,
-    Urgent, Workload, WorkloadError, WorkloadTask,
+    CopyEndpoint, CpuFunction, Cycle, Grouping, KernelArgument, Message, MessageBlock, ModuleKernel, Number32,
+    Number64, OnMiss, Otherwise, PacketPart, Parameters, PartStep, PartWork, ServerDemand, Sharding, SharingTable,
+    Stream, StreamPlacement, StreamStep, Unplanned, UnplannedKind, Urgent, Workload, WorkloadError, WorkloadTask,
 };
 pub use headway_kernels::Cipher;
 pub use headway_kernels::inspect::cameras::Cameras;
 pub use headway_kernels::workload::{parse, write};
 
-use crate::{Error, Failure};
+use crate::{Error, Failure, modules};
 
-/// Reads a workload file.
+/// Reads a workload file, and the modules that it names.
 ///
 /// # Errors
 /// `ErrorKind::Io`, `ErrorKind::File`.
 pub fn open(path: &Path) -> Result<Loaded<Workload>, Error> {
     let text = read(path)?;
-    Ok(parse(&path.display().to_string(), &text)?)
+    let mut workload = parse(&path.display().to_string(), &text)?;
+    modules::read(&mut workload, path.parent().unwrap_or_else(|| Path::new("")))?;
+    Ok(workload)
 }
 
 /// A workload that was made in code, checked by the rules for files; errors name the part, as in `stream.camera.period`.
@@ -45,14 +47,6 @@ pub fn open(path: &Path) -> Result<Loaded<Workload>, Error> {
 /// `ErrorKind::File` for what no file may say.
 pub fn check(workload: &Workload) -> Result<Loaded<Workload>, Error> {
     Ok(headway_kernels::workload::check(workload)?)
-}
-
-/// An error at the part of `workload` called `place`: at its line if a file says it.
-pub(crate) fn error_at(workload: &Loaded<Workload>, place: &str, message: &str, help: Option<String>) -> Error {
-    if workload.spans.is_empty() {
-        return Error::from(WorkloadError::new(place, message, help));
-    }
-    Error::from(workload.error_at(place, message, help))
 }
 
 /// Bytes of a file that is read: about 100,000 streams.

@@ -320,6 +320,11 @@ impl<'a> Field<'a> {
         matches!(self.value, DeValue::Array(_))
     }
 
+    /// Whether the value is a table.
+    pub(crate) fn is_table(&self) -> bool {
+        matches!(self.value, DeValue::Table(_))
+    }
+
     /// Notes where the value stands as `place`, and everything in it.
     pub(crate) fn note(&self, place: &str, spans: &mut BTreeMap<String, WrittenSpan>) {
         note(place.to_owned(), self.key_span.clone(), self.span.clone(), &self.value, spans);
@@ -461,6 +466,27 @@ impl<'a> Field<'a> {
         };
         let value = u64::from_str_radix(number.as_str(), number.radix()).ok();
         value.ok_or_else(|| self.fault(ValueFault::not_in(range)))
+    }
+
+    /// The value as an integer of the type `T`.
+    pub(crate) fn number<T: TryFrom<i128>>(&self, example: &str) -> Result<T, FileError> {
+        let DeValue::Integer(number) = &self.value else { return Err(self.mistyped("an integer", example)) };
+        let value =
+            i128::from_str_radix(number.as_str(), number.radix()).ok().and_then(|value| T::try_from(value).ok());
+        value.ok_or_else(|| {
+            let help = format!("write for example `{} = {example}`", self.key);
+            self.error(format!("`{}` does not fit its type", self.excerpt()), Some(help))
+        })
+    }
+
+    /// The value as a number with or without a point, rounded to the type `T`.
+    pub(crate) fn rounded<T: FromStr>(&self, example: &str) -> Result<T, FileError> {
+        let text = match &self.value {
+            DeValue::Integer(number) if number.radix() == 10 => number.as_str(),
+            DeValue::Float(number) => number.as_str(),
+            _ => return Err(self.mistyped("a number", example)),
+        };
+        text.parse().map_err(|_| self.mistyped("a number", example))
     }
 
     /// The value as a decimal number with at most six digits behind the point, in parts per million, from `min` to `max`.

@@ -189,6 +189,14 @@ impl KernelCost {
     /// What a rate without `operation_rate` was measured with: the paper's (`verner-2014`, V-A).
     pub const OPERATIONS: u32 = 1000;
 
+    /// A launch that takes `time` however many bytes it works on.
+    #[must_use]
+    pub fn fixed(id: String, time: Nanos) -> Self {
+        // The bytes take a nanosecond at the highest rate.
+        let setup = time.saturating_sub(Nanos(1));
+        Self { id, gpus: Vec::new(), setup, rate: Rate(u64::MAX), chain_rate: None, operation_rate: None }
+    }
+
     /// Worst-case time of one launch over `total` bytes of images with so many operations for each pixel: `setup + bytes / rate +
     /// bytes operations / operation_rate`. Without `operation_rate` more than [`Self::OPERATIONS`] take in proportion longer, and
     /// fewer no less time.
