@@ -29,11 +29,13 @@ from headway._errors import (
     NotFound,
     OptionError,
     Place,
+    Refused,
     WorkloadError,
 )
+from headway._flow import Flow, FlowContract, FlowTicket
 from headway._load import load_safetensors  # pyright: ignore[reportUnknownVariableType]
 from headway._machine import Machine, machine, machines, node
-from headway._native import Ticket
+from headway._native import FlowReport, Ticket
 from headway._native import commit as _commit
 from headway._native import version as _version
 from headway._plan import Bound, Plan, strategies
@@ -55,6 +57,10 @@ __all__ = [
     "Demand",
     "Explanation",
     "FileError",
+    "Flow",
+    "FlowContract",
+    "FlowReport",
+    "FlowTicket",
     "GpuError",
     "GuestError",
     "HeadwayError",
@@ -65,6 +71,7 @@ __all__ = [
     "OptionError",
     "Place",
     "Plan",
+    "Refused",
     "Response",
     "Simulation",
     "Step",

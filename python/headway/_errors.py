@@ -137,6 +137,18 @@ class CopyTimeout(CopyError, TimeoutError):
     after_ns: int | None = None
 
 
+class Refused(HeadwayError):
+    """A flow whose deadline cannot be promised. Nothing has changed.
+
+    Attributes:
+        suffers: The flow that could miss its deadline.
+        proposals: What would help, a sentence each. Each was tested.
+    """
+
+    suffers: str | None = None
+    proposals: tuple[str, ...] = ()
+
+
 class FileError(HeadwayError, ValueError):
     """A file of tensors that is damaged, or that changed while it was read.
 
@@ -164,6 +176,7 @@ _CLASSES: dict[str, type[HeadwayError]] = {
     "not-found": NotFound,
     "option": OptionError,
     "other": HeadwayError,
+    "refused": Refused,
     "timeout": CopyTimeout,
     "workload": WorkloadError,
 }

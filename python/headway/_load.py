@@ -181,7 +181,6 @@ class _HostLoad:
         self._stopped = True
 
     def run(self) -> tuple[int, int, int] | None:
-        before = [_state(file) for file in self._files]
         pieces = [
             (number, start + at, to[at : at + _READ_BYTES]) for number, start, to in self._parts for at in range(0, len(to), _READ_BYTES)
         ]
@@ -195,9 +194,6 @@ class _HostLoad:
             failed.result()
         if self._stopped:
             return None
-        for file, was in zip(self._files, before, strict=True):
-            if _state(file) != was:
-                raise file.wrong("was written while it was read", "load it again when it is complete")
         return (0, 0, self.moved_bytes)
 
     def _read(self, number: int, at: int, to: memoryview) -> None:
@@ -211,11 +207,6 @@ class _HostLoad:
             self.moved_bytes += done
 
 
-def _state(file: SafetensorsFile) -> tuple[int, int]:
-    facts = os.fstat(file.fd)
-    return facts.st_size, facts.st_mtime_ns
-
-
 def _load(torch: Any, files: list[SafetensorsFile], groups: list[_Group], threads: int | None, progress: bool | Progress) -> None:
     if threads is None:
         cpus = len(os.sched_getaffinity(0))
@@ -227,6 +218,8 @@ def _load(torch: Any, files: list[SafetensorsFile], groups: list[_Group], thread
     total = sum(group.nbytes for group in groups)
     shown = _Bar() if progress is True else progress if callable(progress) else None
     read = run_all(loads, (lambda moved: shown(moved, total)) if shown else None, [group.tensors for group in groups])
+    for file in files:
+        file.check_unchanged()
     if isinstance(shown, _Bar):
         shown.end()
     if _log.isEnabledFor(logging.DEBUG):

@@ -9,7 +9,11 @@ from headway import _native
 from headway._errors import NotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headway._flow import Flow, FlowContract
     from headway._plan import Plan
+    from headway._units import Time
     from headway._workload import Workload
 
 
@@ -63,6 +67,51 @@ class Machine:
         from headway._plan import make
 
         return make(self, workload, strategy)
+
+    def flow(
+        self,
+        name: str,
+        *,
+        dst: object,
+        src: object,
+        period: Time,
+        deadline: Time,
+        on_miss: str = "finish",
+    ) -> Flow:
+        """Promises that each copy of `src` to `dst` ends within its deadline, on this computer, by this machine's figures.
+
+        One array is in a GPU's memory, and the other in pinned host memory, such as `headway.pinned_empty` gives. Copies of the flow go before
+        all other copies of this process that Headway makes, and those are cut into chunks that the promise allows for.
+
+        Args:
+            name: For people; each flow of a GPU has another one.
+            dst: Where to.
+            src: From where: as large as any copy of the flow.
+            period: The least time between two copies.
+            deadline: From the call, or from when the stream has come to it, until the bytes are there.
+            on_miss: `"finish"` completes a copy that is late, `"skip"` gives up one that has not begun by its deadline, `"stop"` takes no
+                copies any more after one that was late.
+
+        Raises:
+            Refused: It cannot be promised: whose deadline would suffer, and what would help.
+            ArrayError: An array cannot be copied as it is.
+            OptionError: A time is none, or the name is taken.
+            GpuError: There is no driver, or no GPU.
+        """
+        from headway._flow import open_flow
+
+        return open_flow(self, name, dst=dst, src=src, period=period, deadline=deadline, on_miss=on_miss)
+
+    def flow_bounds(self, contracts: Sequence[FlowContract]) -> list[int]:
+        """The longest response of each flow in nanoseconds, if all of them were open on this machine. Needs no GPU.
+
+        Raises:
+            Refused: One of them cannot be promised beside those before it.
+            OptionError: A time, size or direction is none, a name comes twice, or there is no such GPU.
+        """
+        from headway._flow import bounds
+
+        return bounds(self, contracts)
 
     def __repr__(self) -> str:
         return f"<headway.Machine {self.name}: {self.gpus} GPU{'' if self.gpus == 1 else 's'}>"

@@ -2,11 +2,11 @@
 The private native module of `headway`.
 """
 
-from _typeshed import SupportsGetItem
+from _typeshed import Incomplete, SupportsGetItem
 from os import PathLike
 from typing import Any, SupportsFloat, SupportsIndex, final
 
-__all__ = ["FileLoad", "Machine", "PinnedMemory", "Plan", "Ticket", "Workload", "commit", "copy", "doctor", "explain_copy", "finish_copies", "guest_environment", "leave_copies", "node_file", "open_machine", "open_workload", "parse_time", "parse_workload", "plan", "shipped_machines", "strategies", "version"]
+__all__ = ["FileLoad", "FlowReport", "Machine", "NativeFlow", "NativeFlowTicket", "PinnedMemory", "Plan", "Ticket", "Workload", "commit", "copy", "doctor", "explain_copy", "finish_copies", "finish_flows", "flow_bounds", "guest_environment", "leave_copies", "node_file", "open_flow", "open_machine", "open_workload", "parse_size", "parse_time", "parse_workload", "plan", "shipped_machines", "strategies", "version"]
 
 @final
 class FileLoad:
@@ -32,6 +32,45 @@ class FileLoad:
     def stop(self, /) -> None:
         """
         Ends it soon: `run` returns `None` then.
+        """
+
+@final
+class FlowReport:
+    """
+    What one copy of a flow did.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __repr__(self, /) -> str: ...
+    @property
+    def blame(self, /) -> list[str]:
+        """
+        What the time went into; of a copy beyond its bound, first what broke the promise. A sentence each.
+        """
+    @property
+    def bound_ns(self, /) -> int:
+        """
+        The longest response that was promised then, in nanoseconds.
+        """
+    @property
+    def given_up(self, /) -> bool:
+        """
+        Whether it was given up, since it could not begin before its deadline and the flow has `on_miss="skip"`.
+        """
+    @property
+    def held_ns(self, /) -> int:
+        """
+        Nanoseconds for which it was held, since it came earlier than the period allows. The response begins after that.
+        """
+    @property
+    def missed(self, /) -> bool:
+        """
+        Whether the deadline was missed.
+        """
+    @property
+    def response_ns(self, /) -> int:
+        """
+        Nanoseconds from its release until the bytes were there.
         """
 
 @final
@@ -62,6 +101,54 @@ class Machine:
     def with_gpus(self, /, gpus: SupportsIndex) -> Machine:
         """
         The machine with its first `gpus` GPUs only.
+        """
+
+@final
+class NativeFlow:
+    """
+    A flow with the arrays that its copies move where none are given.
+    """
+    @property
+    def assumptions(self, /) -> list[str]:
+        """
+        What the promise rests on, a sentence each.
+        """
+    @property
+    def bound_ns(self, /) -> int:
+        """
+        Nanoseconds that no copy's response exceeds, as promised now.
+        """
+    @property
+    def chunk_bytes(self, /) -> int:
+        """
+        Bytes that an engine gets at once while this flow is open.
+        """
+    def close(self, /) -> None:
+        """
+        Closes the flow: waits for the copies that were submitted. One that is held until the period allows it is not made.
+        """
+    def copy(self, /, dst: Any | None, src: Any | None, stream: Any | None) -> FlowReport:
+        """
+        Makes one copy, and returns when the bytes are there.
+        """
+    def submit(self, /, dst: Any | None, src: Any | None, stream: Any | None) -> NativeFlowTicket:
+        """
+        Has the flow's thread make one copy.
+        """
+
+@final
+class NativeFlowTicket:
+    """
+    A copy that was submitted.
+    """
+    @property
+    def done(self, /) -> bool:
+        """
+        Whether the copy has ended.
+        """
+    def wait(self, /, timeout: str | SupportsFloat | SupportsIndex | None) -> FlowReport:
+        """
+        Waits for the copy's end: what it did.
         """
 
 @final
@@ -196,6 +283,16 @@ def finish_copies() -> None:
     At the interpreter's end: waits for copies that are under way, and closes the copiers.
     """
 
+def finish_flows() -> None:
+    """
+    At the interpreter's end: flows that are open end with it.
+    """
+
+def flow_bounds(machine: Machine, contracts: SupportsGetItem[int, Incomplete]) -> list[int]:
+    """
+    The longest response of each flow on a machine, if all of them were open.
+    """
+
 def guest_environment(folder: str | PathLike[str], before: str, *, fast: str, aside: str, chunk: str, machine: str | None, stats: bool, lint: bool, verify: bool, log: str | PathLike[str] | None, alone: bool, no_cache: bool) -> dict[str, str | None]:
     """
     The variables that `headway exec` sets; `None` = the variable must not be there.
@@ -213,6 +310,11 @@ def node_file() -> str:
     The name of the machine file that `headway measure` writes.
     """
 
+def open_flow(machine: Machine, name: str, dst: Any, src: Any, period_ns: SupportsIndex, deadline_ns: SupportsIndex, on_miss: str) -> NativeFlow:
+    """
+    Opens a flow on the GPU that has one of both arrays.
+    """
+
 def open_machine(name: str) -> Machine:
     """
     The machine of a shipped name, or of a machine file.
@@ -221,6 +323,11 @@ def open_machine(name: str) -> Machine:
 def open_workload(path: str | PathLike[str]) -> Workload:
     """
     Reads a workload file.
+    """
+
+def parse_size(text: str) -> int:
+    """
+    Bytes that a text such as `4 MiB` says.
     """
 
 def parse_time(text: str) -> int:

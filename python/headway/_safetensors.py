@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
@@ -57,7 +58,8 @@ class SafetensorsFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         try:
-            self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            # Who opens a pipe would wait for its other end.
+            self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError as error:
             message = f"there is no file `{self.path}`"
             raise NotFound(message, kind="file", help="give the path of a file that ends in `.safetensors`") from error
@@ -79,6 +81,16 @@ class SafetensorsFile:
             os.close(self.fd)
             self.fd = -1
 
+    def check_unchanged(self) -> None:
+        """Whether the file is as it was when its header was read.
+
+        Raises:
+            FileError: It was written since then.
+        """
+        facts = os.fstat(self.fd)
+        if (facts.st_size, facts.st_mtime_ns) != self.state:
+            raise self.wrong("was written while it was read", "load it again when it is complete")
+
     def wrong(self, fact: str, help: str, tensor: str | None = None) -> FileError:
         """The exception for this file, of which `fact` is wrong."""
         whose = f"`{self.path}`: " if tensor is None else f"`{self.path}`: tensor `{tensor}` "
@@ -88,7 +100,12 @@ class SafetensorsFile:
 
     def _read(self) -> tuple[list[TensorEntry], dict[str, str]]:
         again = "copy or download it again"
-        size = os.fstat(self.fd).st_size
+        facts = os.fstat(self.fd)
+        if not stat.S_ISREG(facts.st_mode):
+            raise self.wrong("is no file of bytes", "give the path of a file that ends in `.safetensors`")
+        # Its header says nothing of what is written later.
+        self.state = (facts.st_size, facts.st_mtime_ns)
+        size = facts.st_size
         first = self._bytes(0, min(8, size))
         if len(first) < 8:
             raise self.wrong(f"has {size} bytes, and a safetensors file has 8 at least", again)

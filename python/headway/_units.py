@@ -20,6 +20,15 @@ def nanoseconds(time: Time) -> int:
     return _native.parse_time(time) if isinstance(time, str) else _whole(time, "33 ms")
 
 
+def nbytes(size: Size) -> int:
+    """Bytes of a size.
+
+    Raises:
+        OptionError: It has no unit, or is below zero.
+    """
+    return _native.parse_size(size) if isinstance(size, str) else _whole(size, "4 MiB")
+
+
 def time_text(time: Time) -> str:
     """A time as workload files have it."""
     return time if isinstance(time, str) else f"{_whole(time, '33 ms')} ns"
@@ -31,6 +40,6 @@ def size_text(size: Size) -> str:
 
 
 def _whole(number: object, example: str) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 63:
         raise OptionError(f"`{number!r}` is no time or size; write a text such as \"{example}\", or a whole number of ns or bytes")
     return number

@@ -202,7 +202,7 @@ impl Ticket {
             match py.detach(|| ticket.wait(left.unwrap_or(LOOK).min(LOOK))) {
                 Err(error) if is_timeout(&error) => {
                     if let Some(limit) = timeout.filter(|limit| start.elapsed() >= *limit) {
-                        return Err(late(py, limit));
+                        return Err(late(py, "a copy in the order of a stream", limit));
                     }
                 }
                 // The error is that of the next look.
@@ -253,22 +253,22 @@ impl Ticket {
 }
 
 /// The error of a wait whose time is up.
-fn late(py: Python<'_>, limit: Duration) -> PyErr {
+pub(crate) fn late(py: Python<'_>, what: &str, limit: Duration) -> PyErr {
     let after = Nanos(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
-    let what = "a copy in the order of a stream".to_owned();
+    let what = what.to_owned();
     let late = headway::copy::CopyError::Timeout { what, after, completed_prefix: 0 };
     failed(py, &headway::Error::from(late))
 }
 
 /// How long to wait.
 #[derive(FromPyObject)]
-enum Timeout {
+pub(crate) enum Timeout {
     Text(String),
     Seconds(f64),
 }
 
 impl Timeout {
-    fn duration(&self, py: Python<'_>) -> PyResult<Duration> {
+    pub(crate) fn duration(&self, py: Python<'_>) -> PyResult<Duration> {
         match self {
             Self::Text(text) => match text.parse::<Nanos>() {
                 Ok(time) => Ok(Duration::from_nanos(time.0)),
@@ -282,13 +282,13 @@ impl Timeout {
 }
 
 /// Both ends of a copy.
-struct Ends {
+pub(crate) struct Ends {
     to: Array,
     from: Array,
 }
 
 impl Ends {
-    fn of(dst: &Bound<'_, PyAny>, src: &Bound<'_, PyAny>, stream: Option<usize>) -> PyResult<Self> {
+    pub(crate) fn of(dst: &Bound<'_, PyAny>, src: &Bound<'_, PyAny>, stream: Option<usize>) -> PyResult<Self> {
         let stays = stream.is_some();
         let to = Array::of(dst, Role::Target, stream, stays)?;
         let from = Array::of(src, Role::Source, stream, stays)?;
@@ -296,16 +296,38 @@ impl Ends {
         Ok(Self { to, from })
     }
 
-    fn direction(&self) -> Direction {
+    pub(crate) fn direction(&self) -> Direction {
         if self.from.place == Place::Host { Direction::H2d } else { Direction::D2h }
     }
 
-    fn on_gpu(&self) -> &Array {
+    pub(crate) fn on_gpu(&self) -> &Array {
         if self.from.place == Place::Host { &self.to } else { &self.from }
     }
 
+    pub(crate) fn bytes(&self) -> usize {
+        self.to.bytes
+    }
+
+    /// The array in host memory. Its pages are asked for, and its bytes are not read.
+    fn host(&self) -> &[u8] {
+        let on_host = if self.direction() == Direction::H2d { &self.from } else { &self.to };
+        // SAFETY: an array in host memory by its package's word, which this keeps.
+        unsafe {
+            match on_host.bytes {
+                0 => &[],
+                bytes => std::slice::from_raw_parts(std::ptr::with_exposed_provenance(on_host.address as usize), bytes),
+            }
+        }
+    }
+
+    /// Whether the host memory is page-locked.
+    pub(crate) fn is_pinned(&self, py: Python<'_>, copier: &StreamCopier) -> PyResult<bool> {
+        let asked = copier.advice(self.direction(), self.host());
+        asked.map(|(method, _)| method == Method::Dma).map_err(|error| failed(py, &error))
+    }
+
     /// The copier of the GPU that has one of them.
-    fn copier(&self, py: Python<'_>) -> PyResult<Arc<StreamCopier>> {
+    pub(crate) fn copier(&self, py: Python<'_>) -> PyResult<Arc<StreamCopier>> {
         if let Place::Gpu(gpu @ Some(_)) = self.on_gpu().place {
             return copier(py, gpu);
         }
@@ -317,13 +339,13 @@ impl Ends {
         }
     }
 
-    fn raw(&self, bytes: usize, stream: usize) -> RawCopy {
+    pub(crate) fn raw(&self, bytes: usize, stream: usize) -> RawCopy {
         // SAFETY: both arrays are of this size, by their packages' word, and are kept until the copy has ended. The documentation of
         // `headway.copy` asks the caller not to use them meanwhile, but in the order of the stream.
         unsafe { RawCopy::new(self.to.address, self.from.address, bytes, StreamHandle(stream)) }
     }
 
-    fn keepers(self) -> [Keeper; 2] {
+    pub(crate) fn keepers(self) -> [Keeper; 2] {
         [self.to.keeper, self.from.keeper]
     }
 }
@@ -431,14 +453,7 @@ pub(crate) fn explain_copy(
 ) -> PyResult<(String, u32, String, String)> {
     let ends = Ends::of(dst, src, None)?;
     let (copier, direction, bytes) = (ends.copier(py)?, ends.direction(), ends.to.bytes);
-    let on_host = if direction == Direction::H2d { &ends.from } else { &ends.to };
-    // SAFETY: an array in host memory by its package's word, which `ends` keeps; its pages are asked for, and its bytes are not read.
-    let host = unsafe {
-        match on_host.bytes {
-            0 => &[],
-            bytes => std::slice::from_raw_parts(std::ptr::with_exposed_provenance(on_host.address as usize), bytes),
-        }
-    };
+    let host = ends.host();
     let asked = py.detach(|| {
         let (method, threads) = copier.advice(direction, host)?;
         let memory = match method {

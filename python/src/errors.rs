@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 
 use headway::copy::CopyError;
+use headway::flow::{FlowError, FlowRefused};
 use headway::{Diagnosis, Failure};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -31,6 +32,7 @@ pub(crate) fn raised(py: Python<'_>, subject: Subject, error: &headway::Error) -
         headway::ErrorKind::Machine if matches!(error.failure(), Failure::NoMachine { .. }) => "not-found",
         headway::ErrorKind::Machine => "machine",
         headway::ErrorKind::Options => "option",
+        headway::ErrorKind::NotAccepted => "refused",
         headway::ErrorKind::Guest => "guest",
         headway::ErrorKind::Defect => "defect",
         headway::ErrorKind::Backend => "gpu",
@@ -43,6 +45,7 @@ pub(crate) fn raised(py: Python<'_>, subject: Subject, error: &headway::Error) -
     let more = PyDict::new(py);
     let told = match error.failure() {
         Failure::Copy(error) => copy_facts(&more, error),
+        Failure::Flow(FlowError::Refused(refused)) if error.is_answer() => refusal_facts(&more, refused),
         _ => Ok(()),
     };
     told.and_then(|()| facts.exception(py, place, &more)).unwrap_or_else(|error| error)
@@ -50,7 +53,14 @@ pub(crate) fn raised(py: Python<'_>, subject: Subject, error: &headway::Error) -
 
 /// Whether the time was up of something that goes on.
 pub(crate) fn is_timeout(error: &headway::Error) -> bool {
-    matches!(error.failure(), Failure::Copy(CopyError::Timeout { .. }))
+    matches!(error.failure(), Failure::Copy(CopyError::Timeout { .. }) | Failure::Flow(FlowError::Late { .. }))
+}
+
+/// Who would suffer from a flow that is refused, and what would help.
+fn refusal_facts(facts: &Bound<'_, PyDict>, refused: &FlowRefused) -> PyResult<()> {
+    facts.set_item("suffers", refused.suffers())?;
+    let proposals: Vec<String> = refused.proposals().iter().map(ToString::to_string).collect();
+    facts.set_item("proposals", PyTuple::new(facts.py(), proposals)?)
 }
 
 /// What is known of a copy that failed.

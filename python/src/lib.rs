@@ -8,6 +8,7 @@ mod buffer;
 mod copies;
 mod dlpack;
 mod errors;
+mod flows;
 mod guest;
 mod loading;
 mod wait;
@@ -19,7 +20,7 @@ use std::sync::atomic::AtomicBool;
 use headway::cores::on_all_cores;
 use headway::plan::{PlanAnswer, PlanOptions, Strategy};
 use headway::run::TimesOptions;
-use headway::units::Nanos;
+use headway::units::{Bytes, Nanos};
 use headway::workload::Loaded;
 use pyo3::prelude::*;
 
@@ -28,7 +29,7 @@ use wait::wait;
 
 /// A machine: memories, GPUs, links, engines and what they carry.
 #[pyclass(frozen, module = "headway._native")]
-struct Machine(Arc<headway::machine::Machine>);
+pub(crate) struct Machine(Arc<headway::machine::Machine>);
 
 #[pymethods]
 impl Machine {
@@ -186,6 +187,18 @@ mod _native {
     #[pymodule_export]
     use super::copies::leave_copies;
     #[pymodule_export]
+    use super::flows::FlowReport;
+    #[pymodule_export]
+    use super::flows::NativeFlow;
+    #[pymodule_export]
+    use super::flows::NativeFlowTicket;
+    #[pymodule_export]
+    use super::flows::finish_flows;
+    #[pymodule_export]
+    use super::flows::flow_bounds;
+    #[pymodule_export]
+    use super::flows::open_flow;
+    #[pymodule_export]
     use super::guest::guest_environment;
     #[pymodule_export]
     use super::loading::FileLoad;
@@ -272,6 +285,12 @@ mod _native {
         let backend = headway::copy::CopyBackend::default();
         let found = wait(py, Arc::default(), move || headway::doctor::examine(backend, &machine, Nanos(watch_ns)))?;
         json(&found)
+    }
+
+    /// Bytes that a text such as `4 MiB` says.
+    #[pyfunction]
+    fn parse_size(py: Python<'_>, text: &str) -> PyResult<u64> {
+        text.parse().map(|size: Bytes| size.0).map_err(|error| options_error(py, &error.to_string()))
     }
 
     /// Nanoseconds that a text such as `33 ms` says.

@@ -1,4 +1,4 @@
-//! `cargo xtask capi`: builds libheadway.so and installs it with its header, a pkg-config file and a CMake package.
+//! `cargo xtask capi`: builds libheadway.so and installs it with its header, a pkg-config file, a CMake package, licences and its list of parts.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 
 use crate::ci::cargo_command;
+use crate::dependencies;
 
 /// By which programs look for the library; `crates/headway-capi/build.rs` has the same.
 const SONAME: &str = "libheadway.so.0";
@@ -28,7 +29,19 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let prefix = if args.prefix.is_absolute() { args.prefix.clone() } else { root.join(&args.prefix) };
     install(&root.join("crates/headway-capi/include/headway.h"), &target.join("release/libheadway_capi.so"), &prefix)?;
+    install_licences(&root, &prefix.join("share/doc/headway"))?;
     println!("installed {SONAME}, headway.h, headway.pc and headwayConfig.cmake below {}", prefix.display());
+    Ok(())
+}
+
+/// What must go with the library: its licences, those of the crates in it, and the list of its parts.
+fn install_licences(root: &Path, folder: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
+    for path in ["LICENSE-MIT", "LICENSE-APACHE", dependencies::NOTICE, dependencies::SBOM].map(|path| root.join(path))
+    {
+        let to = folder.join(path.file_name().context("a file without a name")?);
+        fs::copy(&path, &to).with_context(|| format!("copy {} to {}", path.display(), to.display()))?;
+    }
     Ok(())
 }
 
@@ -83,6 +96,9 @@ mod tests {
                 assert_eq!(fs::read_to_string(prefix.join("lib").join(name)).unwrap(), content);
             }
         }
+        let documents = prefix.join("share/doc/headway");
+        install_licences(&crate::root(), &documents).unwrap();
+        assert_eq!(fs::read_dir(&documents).unwrap().count(), 4);
         let package = fs::read_to_string(prefix.join("lib/pkgconfig/headway.pc")).unwrap();
         assert!(
             package.starts_with(&format!("prefix={}\n", prefix.display()))

@@ -37,7 +37,7 @@ enum Outcome {
     Skipped(String),
 }
 
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 13] = [
     Step {
         name: "tools",
         about: "installs the programs that some tests call, or says what will be skipped",
@@ -45,6 +45,7 @@ const STEPS: [Step; 12] = [
     },
     Step { name: "fmt", about: "cargo fmt --check", run: || cargo(&["fmt", "--all", "--check"]) },
     Step { name: "tidy", about: "the repository's own rules", run: || tidy::run().map(|()| Outcome::Passed) },
+    Step { name: "deny", about: "licences, duplicates, sources and advisories of dependencies", run: deny },
     Step {
         name: "clippy",
         about: "clippy and rustc without warnings",
@@ -123,6 +124,23 @@ fn tools() -> anyhow::Result<Outcome> {
     tools::prepare();
     wheels::prepare();
     Ok(Outcome::Passed)
+}
+
+/// What `deny.toml` says, by cargo-deny. Whether a dependency has become unsafe to use is known only to a database in the network.
+fn deny() -> anyhow::Result<Outcome> {
+    let succeeds = |arguments: &[&str]| cargo(arguments).is_ok();
+    if !succeeds(&["deny", "--version"]) {
+        let without = "duplicates and advisories are not checked, licences and sources by `tidy` only";
+        return Ok(Outcome::Skipped(format!(
+            "cargo-deny is not installed: {without}; `cargo install cargo-deny --locked`"
+        )));
+    }
+    cargo(&["deny", "check", "bans", "licenses", "sources"])?;
+    if !succeeds(&["deny", "fetch", "db"]) {
+        println!("skipped: the database of advisories cannot be reached");
+        return Ok(Outcome::Passed);
+    }
+    cargo(&["deny", "check", "advisories"])
 }
 
 /// Packs all crates that are published into `target/package`, without building them from there.

@@ -3,6 +3,7 @@
 mod capi;
 mod ci;
 mod claims;
+mod dependencies;
 mod driver_header;
 mod executables;
 mod gpu_test;
@@ -37,6 +38,8 @@ enum Command {
     Ci(ci::Args),
     /// Write bench/results.md from every kept run on GPUs
     Claims(claims::Args),
+    /// Write docs/dependencies.md, NOTICE and the list of a release's parts from Cargo.lock
+    Dependencies,
     /// Pack the GPU tests for a machine that has a GPU
     GpuTest(gpu_test::Args),
     /// Write docs/json.md from the types that are written as JSON
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
         Command::Capi(args) => capi::run(&args),
         Command::Ci(args) => ci::run(&args),
         Command::Claims(args) => claims::run(&args),
+        Command::Dependencies => dependencies::run(),
         Command::GpuTest(args) => gpu_test::run(&args),
         Command::Json(args) => json::run(&args),
         Command::KeepRun(args) => keep_run::run(&args),

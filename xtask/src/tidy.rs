@@ -18,9 +18,10 @@ use std::fmt;
 
 use anyhow::bail;
 
-use crate::{claims, json, mutants, older_runs, papers};
+use crate::{claims, dependencies, json, mutants, older_runs, papers};
 
 pub(crate) use arrows::{Package, packages};
+pub(crate) use source::Source;
 pub(crate) use tree::Tree;
 
 /// One line of one file that breaks a rule.
@@ -55,6 +56,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     findings.extend(layout::check(&tree, &packages));
     findings.extend(layout::check_tests(&tree, &packages));
     findings.extend(packaging::check(&tree, &packages));
+    findings.extend(packaging::check_version(&tree, &packages));
     findings.extend(rust::check(&tree));
     findings.extend(circles::check(&tree));
     findings.extend(docs::check(&tree));
@@ -68,6 +70,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
     findings.extend(json::stale(&root)?.map(|message| Finding::new(json::path(), 1, message)));
     findings.extend(older_runs::stale(&root)?.map(|message| Finding::new(older_runs::path(), 1, message)));
     findings.extend(papers::stale(&root)?.map(|message| Finding::new(papers::path(), 1, message)));
+    let wrong = dependencies::wrong(&root)?;
+    findings.extend(wrong.into_iter().map(|(path, line, message)| Finding::new(path, line, message)));
     let (mutants, wrong) = mutants::all(&tree);
     findings.extend(wrong.into_iter().map(|(path, line, message)| Finding::new(&path, line, message)));
     for mutant in &mutants {

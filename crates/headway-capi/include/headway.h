@@ -45,12 +45,63 @@ typedef enum headway_status {
    A fault of Headway's.
    */
   HEADWAY_STATUS_INTERNAL = 7,
+  /*
+   A flow cannot be promised; nothing has changed.
+   */
+  HEADWAY_STATUS_NOT_PROMISED = 8,
 } headway_status;
+
+/*
+ The way of a flow's copies.
+ */
+typedef enum headway_direction {
+  /*
+   From the host into the GPU.
+   */
+  HEADWAY_DIRECTION_IN = 0,
+  /*
+   From the GPU to the host.
+   */
+  HEADWAY_DIRECTION_OUT = 1,
+} headway_direction;
+
+/*
+ What happens when a deadline passes.
+ */
+typedef enum headway_on_miss {
+  /*
+   The copy is completed, and counts as missed.
+   */
+  HEADWAY_ON_MISS_FINISH = 0,
+  /*
+   A copy that has not begun by its deadline is given up.
+   */
+  HEADWAY_ON_MISS_SKIP = 1,
+  /*
+   The flow takes no copies any more.
+   */
+  HEADWAY_ON_MISS_STOP = 2,
+} headway_on_miss;
 
 /*
  A copier for one GPU. Any thread may use it, several at a time.
  */
 typedef struct headway_copier headway_copier;
+
+/*
+ A flow. Any thread may use it, several at a time.
+ */
+typedef struct headway_flow headway_flow;
+
+/*
+ A GPU's copy engines with what is promised on them. Any thread may use it, several at a time.
+ */
+typedef struct headway_node headway_node;
+
+/*
+ A copy of a flow that was submitted. Any thread may use it, several at a time.
+ */
+typedef struct headway_flow_job headway_flow_job;
 
 /*
  A copy that was queued. Any thread may use it, several at a time.
@@ -101,12 +152,72 @@ typedef struct headway_report {
   char method[32];
 } headway_report;
 
+/*
+ What is promised of a flow. Set it with `headway_contract_init`, then change what differs.
+ */
+typedef struct headway_contract {
+  /*
+   Bytes of this structure, by which later versions know which fields there are.
+   */
+  size_t size;
+  /*
+   For people; each of a node's flows has another one.
+   */
+  const char *name;
+  /*
+   0 = into the GPU, 1 = out of it.
+   */
+  uint32_t direction;
+  /*
+   The most that one copy moves.
+   */
+  uint64_t bytes;
+  /*
+   The least time between two copies, in nanoseconds.
+   */
+  uint64_t period_ns;
+  /*
+   From the call, or from when the stream has come to it, until the bytes are there, in nanoseconds.
+   */
+  uint64_t deadline_ns;
+  /*
+   0 = finish, 1 = skip, 2 = stop.
+   */
+  uint32_t on_miss;
+} headway_contract;
+
+/*
+ What one copy of a flow did.
+ */
+typedef struct headway_flow_result {
+  /*
+   Nanoseconds from its release until the bytes were there.
+   */
+  uint64_t response_ns;
+  /*
+   What was promised, in nanoseconds.
+   */
+  uint64_t bound_ns;
+  /*
+   1 = the deadline was missed.
+   */
+  uint32_t missed;
+  /*
+   1 = it was given up before it began.
+   */
+  uint32_t given_up;
+  /*
+   What its time went into, or what broke the promise; a text that ends with 0.
+   */
+  char blame[256];
+} headway_flow_result;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
 
 /*
- The version of the library, for people: "0.1.0". The text lives as long as the program.
+ The version of the library, for people. The text lives as long as the program.
  */
 const char *headway_version(void);
 
@@ -229,6 +340,109 @@ int headway_ticket_descriptor(const struct headway_ticket *ticket);
  `ticket` is null or came from `headway_copy_async` and is not used by any thread any more.
  */
 void headway_ticket_free(struct headway_ticket *ticket);
+
+/*
+ Sets a contract that has no name, no bytes and no time yet.
+
+ # Safety
+ `contract` is null or points to a structure of the caller's.
+ */
+void headway_contract_init(struct headway_contract *contract);
+
+/*
+ Opens the node of a copier: there is one for each copier. `machine` names a machine file or a shipped machine, which says what copies
+ cost at worst. On success `*node` is the caller's, to be closed with
+ `headway_node_close`. The copier may be closed before.
+
+ # Safety
+ `copier` came from `headway_copier_open`; `machine` is a text that ends with 0; `node` points to a place for the result.
+ */
+enum headway_status headway_node_open(const struct headway_copier *copier,
+                                      const char *machine,
+                                      struct headway_node **node);
+
+/*
+ Closes a node; null is allowed. Its flows go on.
+
+ # Safety
+ `node` is null or came from `headway_node_open` and is not used by any thread any more.
+ */
+void headway_node_close(struct headway_node *node);
+
+/*
+ Opens a flow: from now on each of its copies ends within its deadline, or `HEADWAY_STATUS_NOT_PROMISED`, and `headway_last_error` says
+ which flow would suffer and what would help. On success `*flow` is the caller's, to be closed with `headway_flow_close`.
+
+ # Safety
+ `node` came from `headway_node_open`; `contract` was set by `headway_contract_init`, and its name ends with 0; `flow` points to a place
+ for the result.
+ */
+enum headway_status headway_flow_open(const struct headway_node *node,
+                                      const struct headway_contract *contract,
+                                      struct headway_flow **flow);
+
+/*
+ Closes a flow; null is allowed. Copies that were submitted are made, but for those that are held until the period allows them.
+
+ # Safety
+ `flow` is null or came from `headway_flow_open` and is not used by any thread any more.
+ */
+void headway_flow_close(struct headway_flow *flow);
+
+/*
+ The longest response that is promised now, in nanoseconds; 0 for null.
+
+ # Safety
+ `flow` is null or came from `headway_flow_open`.
+ */
+uint64_t headway_flow_bound(const struct headway_flow *flow);
+
+/*
+ Makes one copy of a flow on the calling thread, after all that `stream` was given before, and returns when the bytes are there. The host
+ memory is pinned. A missed deadline is no error: the result says so. `result` may be null.
+
+ # Safety
+ The caller keeps the promise of `headway_copy`; `flow` came from `headway_flow_open`.
+ */
+enum headway_status headway_flow_copy(const struct headway_flow *flow,
+                                      void *to,
+                                      const void *from,
+                                      size_t bytes,
+                                      void *stream,
+                                      struct headway_flow_result *result);
+
+/*
+ Has the flow's own thread make such a copy, and returns at once. What `stream` is given later does not wait for the copy. On success
+ `*job` is the caller's, to be freed with `headway_flow_job_free`.
+
+ # Safety
+ The caller keeps the promise of `headway_copy` until the copy has ended; `flow` came from `headway_flow_open`; `job` points to a place
+ for the result.
+ */
+enum headway_status headway_flow_submit(const struct headway_flow *flow,
+                                        void *to,
+                                        const void *from,
+                                        size_t bytes,
+                                        void *stream,
+                                        struct headway_flow_job **job);
+
+/*
+ Waits until the copy has ended, for `timeout_ns` nanoseconds at most (`HEADWAY_STATUS_TIMEOUT`; the copy goes on). `result` may be null.
+
+ # Safety
+ `job` came from `headway_flow_submit`; `result` is null or points to a place for the result.
+ */
+enum headway_status headway_flow_job_wait(const struct headway_flow_job *job,
+                                          uint64_t timeout_ns,
+                                          struct headway_flow_result *result);
+
+/*
+ Frees a job; null is allowed. The copy goes on, and its memory must stay until it has ended.
+
+ # Safety
+ `job` is null or came from `headway_flow_submit` and is not used by any thread any more.
+ */
+void headway_flow_job_free(struct headway_flow_job *job);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -4,15 +4,21 @@
 //! becomes [`Status::Internal`] and does not reach the caller.
 #![allow(unsafe_code)]
 
+mod flow;
+
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::os::fd::IntoRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
 use headway::copy::{CopyError, CopyTicket, DeviceError, RawCopy, StreamCopier, StreamHandle, StreamOptions, WhichGpu};
+use headway::flow::FlowError;
 use headway::units::Bytes;
 use headway::{Error, Failure};
+
+pub use self::flow::*;
 
 /// How a call ended.
 #[repr(C)]
@@ -34,6 +40,8 @@ pub enum Status {
     Failed = 6,
     /// A fault of Headway's.
     Internal = 7,
+    /// A flow cannot be promised; nothing has changed.
+    NotPromised = 8,
 }
 
 /// What a copier may use. Set it with `headway_options_init`, then change what differs.
@@ -65,7 +73,7 @@ pub struct CopyResult {
 }
 
 /// A copier for one GPU. Any thread may use it, several at a time.
-pub struct Copier(StreamCopier);
+pub struct Copier(Arc<StreamCopier>);
 
 /// A copy that was queued. Any thread may use it, several at a time.
 pub struct Ticket(CopyTicket);
@@ -102,6 +110,10 @@ fn failed(error: &Error) -> Status {
         Failure::Copy(CopyError::Unavailable { .. } | CopyError::NotReady { .. }) => Status::Unavailable,
         Failure::Copy(CopyError::Failed { source, .. }) => of_device(source),
         Failure::Copy(_) => Status::Failed,
+        Failure::Flow(_) if error.is_answer() => Status::NotPromised,
+        Failure::Flow(FlowError::Late { .. }) => Status::Timeout,
+        Failure::Flow(FlowError::Thread { .. }) => Status::Refused,
+        Failure::Flow(FlowError::Told { .. } | FlowError::Closed { .. }) => Status::Failed,
         _ => Status::Invalid,
     }
 }
@@ -118,12 +130,20 @@ fn guarded(body: impl FnOnce() -> Result<Status, Error>) -> Status {
     }
 }
 
+/// Writes as much of `text` as fits before the last byte, which stays 0.
+fn fill(place: &mut [c_char], text: &str) {
+    let room = place.len() - 1;
+    for (place, byte) in place[..room].iter_mut().zip(text.bytes()) {
+        *place = byte as c_char;
+    }
+}
+
 fn invalid(what: &str) -> Status {
     remember(what);
     Status::Invalid
 }
 
-/// The version of the library, for people: "0.1.0". The text lives as long as the program.
+/// The version of the library, for people. The text lives as long as the program.
 #[unsafe(no_mangle)]
 pub extern "C" fn headway_version() -> *const c_char {
     const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
@@ -185,6 +205,10 @@ pub unsafe extern "C" fn headway_copier_open_uuid(
     copier: *mut *mut Copier,
 ) -> Status {
     if uuid.is_null() {
+        if !copier.is_null() {
+            // SAFETY: the caller's promise.
+            unsafe { copier.write(std::ptr::null_mut()) };
+        }
         return invalid("uuid is null");
     }
     // SAFETY: the caller's promise.
@@ -220,7 +244,7 @@ unsafe fn open(which: WhichGpu, options: *const CopierOptions, copier: *mut *mut
     guarded(|| {
         let opened = StreamCopier::open(which, &chosen)?;
         // SAFETY: the caller's promise.
-        unsafe { copier.write(Box::into_raw(Box::new(Copier(opened)))) };
+        unsafe { copier.write(Box::into_raw(Box::new(Copier(Arc::new(opened))))) };
         Ok(Status::Ok)
     })
 }
@@ -264,11 +288,7 @@ pub unsafe extern "C" fn headway_copy(
         let made = copier.copy(unsafe { raw(to, from, bytes, stream) })?;
         if !report.is_null() {
             let mut method = [0; 32];
-            let name = made.as_ref().map(|made| made.method.to_string()).unwrap_or_default();
-            // The last byte stays 0.
-            for (place, byte) in method.iter_mut().take(31).zip(name.bytes()) {
-                *place = byte as c_char;
-            }
+            fill(&mut method, &made.as_ref().map(|made| made.method.to_string()).unwrap_or_default());
             let nanoseconds = made.map_or(0, |made| made.observed.0);
             // SAFETY: the caller's promise.
             unsafe { report.write(CopyResult { bytes: bytes as u64, nanoseconds, method }) };

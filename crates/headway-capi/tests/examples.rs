@@ -85,6 +85,73 @@ fn the_example_in_cpp_copies_there_and_back() {
 }
 
 #[test]
+fn the_example_of_flows_copies_in_time_or_says_so_and_refuses_what_cannot_be_promised() {
+    let Some(built) = &*BUILT else { return };
+    let text = run(example(built, "cc", "-std=c11", "flow.c").env("MACHINE", "h200-x1"));
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].starts_with("radar: `radar` is refused: ") && lines[0].contains("it would fit with"), "{text}");
+    assert!(lines[1..4].iter().all(|line| line.starts_with("camera: ") && line.contains("on the engine")), "{text}");
+    assert_eq!(lines[4], "the same bytes", "{text}");
+}
+
+#[test]
+fn wrong_arguments_of_flows_are_errors_and_never_more() {
+    let Some(built) = &*BUILT else { return };
+    let source = built.folder.path().join("wrong.c");
+    std::fs::write(
+        &source,
+        r#"
+#include <headway.h>
+#include <stdio.h>
+int main(void) {
+    headway_copier *copier = NULL;
+    headway_node *node = NULL;
+    headway_flow *flow = (headway_flow *)&flow;
+    headway_flow_job *job = NULL;
+    headway_contract contract;
+    headway_contract_init(&contract);
+    contract.name = "a";
+    if (headway_copier_open(0, NULL, &copier)) return 1;
+    printf("%d %d %d %d\n", headway_node_open(NULL, "h200-x1", &node), headway_node_open(copier, NULL, &node),
+           headway_node_open(copier, "h200-x1", NULL), headway_node_open(copier, "/nowhere", &node));
+    if (headway_node_open(copier, "h200-x1", &node)) return 1;
+    printf("%d %d %d %d\n", headway_flow_open(NULL, &contract, &flow), headway_flow_open(node, NULL, &flow),
+           headway_flow_open(node, &contract, NULL), headway_flow_open(node, &contract, &flow));
+    contract.bytes = 4096, contract.period_ns = contract.deadline_ns = 1000000000;
+    contract.direction = 7;
+    int direction = headway_flow_open(node, &contract, &flow);
+    contract.direction = 0, contract.on_miss = 9;
+    int on_miss = headway_flow_open(node, &contract, &flow);
+    contract.on_miss = 0, contract.size = 3;
+    int size = headway_flow_open(node, &contract, &flow);
+    contract.size = sizeof contract, contract.name = NULL;
+    printf("%d %d %d %d %d\n", direction, on_miss, size, headway_flow_open(node, &contract, &flow), flow == NULL);
+    contract.name = "a";
+    if (headway_flow_open(node, &contract, &flow)) return 1;
+    char bytes[64];
+    printf("%d %d %d %d\n", headway_flow_copy(flow, bytes, bytes, 64, NULL, NULL), headway_flow_copy(NULL, bytes, bytes, 64, NULL, NULL),
+           headway_flow_submit(flow, bytes, bytes, 64, NULL, NULL), headway_flow_job_wait(NULL, 1, NULL));
+    if (headway_flow_submit(flow, bytes, bytes, 64, NULL, &job)) return 1;
+    int first = headway_flow_job_wait(job, 60000000000ull, NULL);
+    printf("%d %d\n", first, headway_flow_job_wait(job, 1, NULL));
+    headway_flow_job_free(job);
+    headway_flow_job_free(NULL);
+    headway_node_close(node);
+    headway_copier_close(copier);
+    headway_flow_close(flow);
+    headway_flow_close(NULL);
+    headway_node_close(NULL);
+    printf("%llu\n", (unsigned long long)headway_flow_bound(NULL));
+    return 0;
+}
+"#,
+    )
+    .unwrap();
+    let text = run(&mut example(built, "cc", "-std=c11", source.to_str().unwrap()));
+    assert_eq!(text, "3 3 3 3\n3 3 3 3\n3 3 3 3 1\n3 3 3 3\n3 6\n0\n");
+}
+
+#[test]
 fn a_missing_driver_is_an_error_with_its_remedy() {
     let Some(built) = &*BUILT else { return };
     let source = built.folder.path().join("missing.c");

@@ -240,6 +240,27 @@ pub(crate) struct MeasureArgs {
 pub(crate) enum BenchCommand {
     /// Compare every method with the driver's call, with pinned memory and with `auto`
     Transfers(BenchArgs),
+    /// Run flows beside bulk copies: each response beside the bound that was promised
+    Flows(FlowBenchArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FlowBenchArgs {
+    /// What is measured
+    #[arg(long, value_enum, default_value_t = CopyBackendArg::Auto)]
+    pub(crate) backend: CopyBackendArg,
+    /// Machine that `--backend emu` imitates [default: h200-x1]
+    #[arg(long, value_name = "MACHINE")]
+    pub(crate) model: Option<String>,
+    /// Machine file that says what copies cost at worst, from `headway measure` [default: that of our H200]
+    #[arg(long)]
+    pub(crate) machine: Option<String>,
+    /// Length of each case
+    #[arg(long, value_name = "TIME", default_value = "10 s", value_parser = some_time)]
+    pub(crate) duration: Nanos,
+    /// Folder for figures and summary
+    #[arg(long, default_value = "out/flows")]
+    pub(crate) out: PathBuf,
 }
 
 #[derive(Debug, Args)]

@@ -58,6 +58,7 @@ fn run(stack: Result<(), String>) -> ExitCode {
         Command::Report { log, out: folder, trace_max } => commands::report(&out, log, folder.as_deref(), *trace_max),
         Command::Measure(args) => transfers::measure(&out, args),
         Command::Bench { what: BenchCommand::Transfers(args) } => transfers::bench(&out, args),
+        Command::Bench { what: BenchCommand::Flows(args) } => transfers::bench_flows(&out, args),
         Command::Explain(args) => transfers::explain(&out, args),
         Command::Machines { name } => commands::machines(&out, name.as_deref()),
         Command::Exec(args) => guest::exec(args),

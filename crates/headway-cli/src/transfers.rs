@@ -11,7 +11,7 @@ use headway_measure::bench::{self, TargetOutcome};
 use headway_measure::{self as measuring, Depth};
 use serde::Serialize;
 
-use crate::args::{BenchArgs, ExplainArgs, MeasureArgs, PreferArg};
+use crate::args::{BenchArgs, ExplainArgs, FlowBenchArgs, MeasureArgs, PreferArg};
 use crate::show::{chosen, imitation, quoted};
 
 pub(crate) fn measure(out: &Out, args: &MeasureArgs) -> Result<CommandAnswer> {
@@ -129,6 +129,48 @@ pub(crate) fn bench(out: &Out, args: &BenchArgs) -> Result<CommandAnswer> {
     let missed = report.targets.iter().any(|target| target.outcome == TargetOutcome::NotMet);
     // Targets are for GPUs: what is emulated neither meets nor misses them.
     Ok(CommandAnswer::of_bench(report.complete, missed && report.source == "cuda"))
+}
+
+pub(crate) fn bench_flows(out: &Out, args: &FlowBenchArgs) -> Result<CommandAnswer> {
+    let options = bench::FlowBenchOptions {
+        backend: args.backend.into(),
+        model: args.model.clone(),
+        machine: args.machine.clone(),
+        duration: args.duration,
+        out: args.out.clone(),
+        interrupt: interrupt(out, "what is done"),
+    };
+    out.foresee(args.duration * 3);
+    let mut bar = Bar::new(!out.quiet);
+    let report = bench::flows(&options, |progress| bar.show(progress));
+    bar.finish();
+    let report = report?;
+    for warning in &report.warnings {
+        out.warn(warning);
+    }
+    out.print(&report, || flows_benched(&report))?;
+    Ok(CommandAnswer::of_bench(report.complete, report.missed() > 0 && report.source == "cuda"))
+}
+
+fn flows_benched(report: &bench::FlowBenchReport) -> String {
+    let mut text = format!("source    {}, {}, machine {}\n", report.source, report.gpu, report.machine);
+    imitation(&mut text, report.imitates.as_deref());
+    let _ = writeln!(
+        text,
+        "\n{:<6} {:<12} {:>8} {:>7} {:>12} {:>12} {:>12}  bulk",
+        "by", "flow", "n", "missed", "median", "max", "bound"
+    );
+    for row in &report.rows {
+        let bulk = row.bulk_share();
+        let times = [row.median, row.max, row.bound].map(|time| time.to_string());
+        let _ = writeln!(
+            text,
+            "{:<6} {:<12} {:>8} {:>7} {:>12} {:>12} {:>12}  {bulk}",
+            row.by, row.flow, row.n, row.missed, times[0], times[1], times[2]
+        );
+    }
+    let _ = writeln!(text, "\nsummary   {}", report.folder.join("summary.md").display());
+    text
 }
 
 fn benched(report: &bench::TransferBenchReport) -> String {

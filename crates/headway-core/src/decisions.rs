@@ -9,6 +9,7 @@ pub mod cut;
 pub mod dispatch;
 pub mod engine_line;
 pub mod engine_lock;
+pub mod flows;
 pub(crate) mod pairs;
 pub mod predictor;
 pub mod sharing;

@@ -223,8 +223,8 @@ impl Gpu for CudaGpu {
         Ok(Box::new(CudaQueue::new(&self.context, &self.modules, &self.pool, max, clock)?))
     }
 
-    fn set_turn(&self, bytes: Option<Bytes>) {
-        self.context.set_turn(bytes);
+    fn set_turn(&self, bytes: Option<Bytes>) -> Option<Bytes> {
+        self.context.set_turn(bytes)
     }
 
     fn copy_in(&self, to: &mut Span, from: &[u8]) -> Result<(), DeviceError> {

@@ -32,4 +32,4 @@ pub use gpu::CudaGpu;
 pub use ordered::{HostEnd, LentEnds, MadeNow, OrderedCopier, OrderedOptions, OrderedTicket, RawCopy, StreamHandle};
 pub use probe::{DeviceProbe, DriverProbe, probe};
 pub use resident::CudaResident;
-pub use scatter::{Chunks, RawPlace, ScatterError, ScatterOptions, scatter};
+pub use scatter::{Chunks, EngineTurn, RawPlace, ScatterError, ScatterOptions, scatter};

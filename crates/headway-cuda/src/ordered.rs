@@ -271,6 +271,31 @@ impl OrderedCopier {
             };
             return self.shared.context.note(made).map(|()| MadeNow::InStream(Method::Pageable));
         }
+        self.lend(&copy, make).map(MadeNow::Made)
+    }
+
+    /// Has `make` copy between both ends when the stream has come to this point, whatever the host memory is. What the stream is given later
+    /// does not wait for the copy. `limit` bounds the wait for the stream.
+    ///
+    /// # Errors
+    /// Those of [`OrderedCopier::copy`], and [`DeviceError::Timeout`].
+    pub fn copy_lent<R>(
+        &self,
+        copy: RawCopy,
+        limit: Duration,
+        make: impl FnOnce(LentEnds<'_>) -> R,
+    ) -> Result<R, DeviceError> {
+        let _before = self.enter()?;
+        let copy = self.ends(&copy)?;
+        // SAFETY: the promise of `RawCopy`: the stream is there.
+        let is_idle = unsafe { call!(self.shared.context.driver, cuStreamQuery(copy.stream.handle())) }.is_ok();
+        if !is_idle {
+            self.queue(OrderedCopy { bytes: 0, ..copy })?.wait(limit)?;
+        }
+        self.lend(&copy, make)
+    }
+
+    fn lend<R>(&self, copy: &OrderedCopy, make: impl FnOnce(LentEnds<'_>) -> R) -> Result<R, DeviceError> {
         let reservation = self.shared.budget.reserve(1, 0, 0)?;
         // SAFETY: the promise of `RawCopy`, which holds until this returns; the buffer does not leave.
         let memory = unsafe { ForeignMemory::new(&self.shared.context, copy.device, copy.bytes) };
@@ -278,11 +303,13 @@ impl OrderedCopier {
         // SAFETY: the promise of `RawCopy`, which holds until this returns; the buffer does not leave.
         let host = unsafe {
             match copy.direction {
+                Direction::D2h if copy.bytes == 0 => HostEnd::Destination(&mut []),
                 Direction::D2h => HostEnd::Destination(std::slice::from_raw_parts_mut(copy.host, copy.bytes)),
+                _ if copy.bytes == 0 => HostEnd::Source(&[]),
                 _ => HostEnd::Source(std::slice::from_raw_parts(copy.host, copy.bytes)),
             }
         };
-        Ok(MadeNow::Made(make(LentEnds { device, host })))
+        Ok(make(LentEnds { device, host }))
     }
 
     /// The number of the GPU that has memory at `address`; `None` if no GPU has.
@@ -339,6 +366,9 @@ impl OrderedCopier {
             (false, false) => return Err(invalid("addresses", "neither is memory of this GPU")),
         };
         let ends_inside = |start: u64| start.checked_add((bytes as u64).max(1) - 1);
+        if host == 0 && bytes > 0 {
+            return Err(invalid("host memory", "there is none at address 0"));
+        }
         let (Some(last), Some(_)) = (ends_inside(device), ends_inside(host)) else {
             return Err(invalid("addresses", "a range goes beyond the end of memory"));
         };

@@ -98,9 +98,10 @@ impl Context {
         }
     }
 
-    /// `None` = copies stay whole.
-    pub(crate) fn set_turn(&self, bytes: Option<Bytes>) {
-        self.turn.store(turn(bytes), Ordering::Relaxed);
+    /// `None` = copies stay whole. Returns what it was.
+    pub(crate) fn set_turn(&self, bytes: Option<Bytes>) -> Option<Bytes> {
+        let before = self.turn.swap(turn(bytes), Ordering::Relaxed);
+        (before > 0 && before < usize::MAX).then_some(Bytes(before as u64))
     }
 
     /// Sets the turn, unless it was set before.

@@ -103,7 +103,20 @@ pub trait Chunks: Sync {
     /// # Errors
     /// What ends the whole copy.
     fn read(&self, at: usize, slot: &mut [u8]) -> Result<usize, Self::Error>;
+    /// Waits until a chunk may go to the engine. What this returns is dropped when the engine has copied that chunk; `None` = nobody has to
+    /// know when that is.
+    ///
+    /// # Errors
+    /// What ends the whole copy.
+    fn turn(&self) -> Result<Option<Box<dyn EngineTurn + '_>>, DeviceError> {
+        Ok(None)
+    }
 }
+
+/// The right to have a chunk on an engine, given back when dropped.
+pub trait EngineTurn {}
+
+impl<T> EngineTurn for T {}
 
 /// Why not all was copied. Nothing is known of the places then.
 #[derive(Debug, PartialEq, Eq)]
@@ -276,6 +289,7 @@ impl<C: Chunks> Shared<'_, C> {
         let begins = self.chunks.read(at, memory).map_err(ScatterError::Read)?;
         check(self.context, places, slot.memory.bytes().saturating_sub(begins))?;
         let (start, mut bytes) = ((base.expose_provenance() + begins) as u64, 0);
+        let turn = self.chunks.turn()?;
         let stream = lock(&self.stream);
         slot.is_full = true;
         for place in places.iter().filter(|place| place.bytes > 0) {
@@ -287,6 +301,9 @@ impl<C: Chunks> Shared<'_, C> {
         slot.emptied.record(&stream)?;
         drop(stream);
         self.moved.fetch_add(bytes, Ordering::Relaxed);
+        if turn.is_some() {
+            self.await_empty(slot)?;
+        }
         Ok(())
     }
 

@@ -255,9 +255,10 @@ pub trait Gpu: Send + Sync {
     fn queue(&self, keeps_time: bool) -> Result<Box<dyn Queue>, DeviceError>;
 
     /// Sets how many bytes queues copy out before they let other streams in, for everything that is open on this GPU; `None` = copies
-    /// stay whole. A GPU whose engines do that by themselves, or on which nobody knows how, has nothing to do.
-    fn set_turn(&self, bytes: Option<Bytes>) {
+    /// stay whole. Returns what it was. A GPU whose engines do that by themselves, or on which nobody knows how, has nothing to do.
+    fn set_turn(&self, bytes: Option<Bytes>) -> Option<Bytes> {
         let _ = bytes;
+        None
     }
 
     /// The driver's own copy of ordinary memory to the device; the bytes are there when it returns.

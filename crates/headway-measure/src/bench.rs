@@ -2,6 +2,7 @@
 //! of them, several GPUs, small copies while bulk ones run, and what the profile predicted.
 
 mod crowd;
+mod flows;
 mod host;
 mod methods;
 mod predict;
@@ -21,6 +22,7 @@ use headway_core::units::{Bytes, Nanos};
 use headway_runtime::copy::{Copier, CopyOptions};
 use serde::Serialize;
 
+pub use self::flows::{FlowBenchOptions, FlowBenchReport, FlowRow, flows};
 pub use self::predict::{PredictedPoint, Prediction};
 pub use self::results::{BenchRow, Target, TargetOutcome};
 use crate::Error;

@@ -3,6 +3,7 @@
 mod bounce;
 mod cache;
 mod chooser;
+mod chunk_limit;
 mod cpus;
 mod decide;
 mod engine;
@@ -16,6 +17,7 @@ mod peer;
 mod pieces;
 mod pinning;
 mod probe;
+mod promised;
 mod request;
 mod run;
 mod shares;
@@ -44,7 +46,9 @@ use self::thread_pool::ThreadPool;
 use self::wait::Cancel;
 
 pub use self::chooser::{ChosenCopy, CopyChooser, LearningGpu, LearningOptions};
+pub use self::engine::{Promise, PromisedCopy, UNPROMISED_IN_FLIGHT};
 pub use self::error::CopyError;
+pub use self::promised::{EngineTurns, Turn};
 pub use crate::at::At;
 use crate::staging::Line;
 pub use headway_core::decisions::chooser::MethodWanted as How;
@@ -373,6 +377,11 @@ impl Copier {
         how: How,
     ) -> Result<CopyReport, CopyError> {
         let gpu = self.gpu_of(device.buffer)?;
+        self.is_pinned_for(gpu, direction, host)?;
+        self.copy(Request::new(gpu, direction, device, Host::Held(host), len), how)
+    }
+
+    fn is_pinned_for(&self, gpu: usize, direction: Direction, host: At<'_>) -> Result<(), CopyError> {
         let wrong = |what, reason: &str| Err(CopyError::Invalid { what, reason: reason.into() });
         if direction == Direction::Peer {
             return wrong("direction", "`copy_peer` copies between GPUs");
@@ -380,7 +389,7 @@ impl Copier {
         if host.buffer.place() != (MemoryPlace::Host { pinned: Some(self.gpus[gpu].device.domain()) }) {
             return wrong("host memory", "it is not pinned for this GPU; use `copy_in` or `copy_out` on its bytes");
         }
-        self.copy(Request::new(gpu, direction, device, Host::Held(host), len), how)
+        Ok(())
     }
 
     /// Copies between two devices.

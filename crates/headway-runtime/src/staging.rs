@@ -292,6 +292,6 @@ fn moved(drive: &Drive<'_>, threads: u32) -> StagingMoved {
         threads,
         cpu: Nanos(drive.job.cpu.load(Ordering::Relaxed)),
         waited: Nanos(waited),
-        ahead: drive.links[0].place.as_ref().map_or(0, Place::ahead),
+        ahead: drive.links[0].place.as_ref().map_or(0, |place| place.ahead().all),
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use headway_core::decisions::engine_line::FlowClass;
 use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::{
     Available, BackgroundLoad, Curve, CurveKey, CurvePoint, Direction, HostMemory, Method, MethodRequest, Profile,
@@ -15,7 +16,7 @@ use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_device::gpu::{Caching, CpuReach, Gpu, Mover, Piece};
 use headway_device::{Access, DeviceLimits};
 use headway_os::memory;
-use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, ManyBy};
+use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, ManyBy, Promise};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
@@ -704,4 +705,60 @@ fn threads_copy_on_several_gpus_at_once_and_every_byte_is_right() {
             });
         }
     });
+}
+
+/// A promise with chunks of 256 KiB.
+fn promise(after: Nanos) -> Promise {
+    let deadline = headway_os::clock::now().saturating_add(after);
+    Promise { deadline, class: FlowClass::Guaranteed, chunk: Bytes(256 << 10) }
+}
+
+#[test]
+fn promised_copies_move_their_bytes_in_chunks_while_bulk_copies_run() {
+    let copier = copier(1, CopyOptions::default());
+    copier.limit_chunks(0, Direction::H2d, Some(Bytes(512 << 10))).unwrap();
+    let gpu = copier.gpus()[0].as_ref();
+    let device = |len| gpu.device_buffer(len, CpuReach::Device).unwrap();
+    let pinned = |len| gpu.pinned_buffer(len, Caching::Cached).unwrap();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let (to, from) = (device(4 * MIB), pinned(4 * MIB));
+            let (to, from) = (At { buffer: &to, offset: 0 }, At { buffer: &from, offset: 0 });
+            while !over.load(Ordering::Relaxed) {
+                let report = copier.copy_pinned(Direction::H2d, to, from, 4 * MIB, How::By(Method::Dma)).unwrap();
+                assert_eq!(report.chunks, 8, "cut into what promises allow for");
+            }
+        });
+        let (buffer, host) = (device(MIB), pinned(MIB));
+        let (at, from) = (At { buffer: &buffer, offset: 0 }, At { buffer: &host, offset: 0 });
+        let mut random = Random::new(11);
+        for _ in 0..50 {
+            let data = random.bytes(MIB);
+            host.claim(0..MIB, Access::Write).unwrap().bytes_mut().unwrap().copy_from_slice(&data);
+            let report = copier.promised_pinned(Direction::H2d, at, from, MIB, promise(Nanos(1_000_000_000))).unwrap();
+            assert_eq!(report.chunks, 4);
+            assert!(report.asked <= report.ended && report.engine > Nanos(0), "{report:?}");
+            assert!(report.longest_chunk <= report.engine && report.unpromised <= 4, "{report:?}");
+            assert!(seen(gpu, &buffer) == data);
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    copier.limit_chunks(0, Direction::H2d, None).unwrap();
+    let (to, from) = (device(4 * MIB), pinned(4 * MIB));
+    let (to, from) = (At { buffer: &to, offset: 0 }, At { buffer: &from, offset: 0 });
+    let whole = copier.copy_pinned(Direction::H2d, to, from, 4 * MIB, How::By(Method::Dma)).unwrap();
+    assert_eq!(whole.chunks, 1);
+}
+
+#[test]
+fn a_promised_copy_of_ordinary_memory_is_refused() {
+    let copier = copier(1, CopyOptions::default());
+    let buffer = copier.gpus()[0].device_buffer(MIB, CpuReach::Device).unwrap();
+    let at = At { buffer: &buffer, offset: 0 };
+    let refused = copier.promised_in(at, &vec![0; MIB], promise(Nanos(1_000_000_000))).unwrap_err();
+    assert!(matches!(refused, CopyError::Invalid { .. }), "{refused:?}");
+    let outside = At { buffer: &buffer, offset: 1 };
+    let refused = copier.promised_out(&mut vec![0; MIB], outside, promise(Nanos(1_000_000_000))).unwrap_err();
+    assert!(matches!(refused, CopyError::Invalid { .. }), "{refused:?}");
 }

@@ -131,6 +131,22 @@ fn bulk_and_requests_move_beside_frames_and_every_byte_is_compared() {
 }
 
 #[test]
+fn requests_that_were_admitted_overtake_one_that_was_not() {
+    let plan = planned(WORKLOAD, Strategy::Partitioned);
+    let ask = |otherwise, deadline| DispatchInput::Urgent { pipeline: 3, bytes: Bytes(69_999), deadline, otherwise };
+    let mut inputs = vec![(Nanos(MS), ask(Otherwise::BestEffort, Nanos(1)))];
+    inputs.extend((0..3).map(|_| (Nanos(MS), ask(Otherwise::Refuse, Nanos(15 * MS)))));
+    let (outcome, records) = run(&plan, &mut devices(), 100, inputs, Requests::default());
+    let compared = outcome.unwrap().compared;
+    assert!(compared.equal >= 69_999, "{compared:?}");
+    let complete = events(&records).filter_map(|event| match event {
+        DispatchEvent::Complete { pipeline: 3, cycle, .. } => Some(*cycle),
+        _ => None,
+    });
+    assert_eq!(complete.collect::<Vec<u64>>(), [1, 2, 3, 0]);
+}
+
+#[test]
 fn another_thread_asks_for_copies_of_its_own_bytes() {
     let plan = planned(WORKLOAD, Strategy::Partitioned);
     let mut devices = devices();

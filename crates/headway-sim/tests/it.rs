@@ -6,6 +6,7 @@ mod accepted_sets;
 mod batches;
 mod broker;
 mod combined;
+mod flows;
 mod late_messages;
 mod models;
 mod one_stream;

@@ -1,6 +1,7 @@
 //! The one error of the public API. Callers see its kind; what failed in detail is for Headway's own crates. Causes follow as a
 //! chain, printed once, by the front end.
 
+mod flow;
 mod guest;
 
 use std::io;
@@ -26,6 +27,7 @@ use headway_sim::sharing::SimSharingError;
 use headway_trace::LogError;
 use headway_trace::replay::Divergence;
 
+pub use self::flow::FlowError;
 pub use self::guest::GuestError;
 pub(crate) use self::guest::LIBRARY;
 
@@ -91,7 +93,11 @@ impl Error {
             Failure::NotAccepted { .. } => ErrorKind::NotAccepted,
             Failure::Data(_) | Failure::Library(_) | Failure::Kernel(_) => ErrorKind::Kernel,
             Failure::Backend { .. } => ErrorKind::Backend,
-            Failure::Device(_) | Failure::Copy(_) | Failure::Run(_) => ErrorKind::Device,
+            Failure::Flow(error) if error.is_answer() => ErrorKind::NotAccepted,
+            Failure::Flow(FlowError::Refused(_) | FlowError::Submit(_) | FlowError::Buffers { .. }) => {
+                ErrorKind::Options
+            }
+            Failure::Device(_) | Failure::Copy(_) | Failure::Run(_) | Failure::Flow(_) => ErrorKind::Device,
             Failure::Simulate(_) | Failure::Sharing(_) => ErrorKind::Simulation,
             Failure::Shared(_) | Failure::Broker(_) | Failure::Client(_) => ErrorKind::Broker,
             Failure::Guest(_) | Failure::NotAlone => ErrorKind::Guest,
@@ -349,6 +355,9 @@ pub enum Failure {
     /// A copy failed.
     #[error(transparent)]
     Copy(#[from] CopyError),
+    /// A flow, or a copy of one, is not possible.
+    #[error(transparent)]
+    Flow(#[from] FlowError),
     /// The system refused something.
     #[error(transparent)]
     System(#[from] OsError),
@@ -450,6 +459,7 @@ impl Diagnosis for Failure {
             Self::Write { .. } => "write",
             Self::Device(_) => "device",
             Self::Copy(_) => "copy",
+            Self::Flow(_) => "flow",
             Self::System(_) => "system",
             Self::Guest(_) => "guest",
             Self::NotAlone => "not-alone",
@@ -509,6 +519,9 @@ impl Diagnosis for Failure {
     }
 
     fn is_answer(&self) -> bool {
+        if let Self::Flow(error) = self {
+            return error.is_answer();
+        }
         matches!(self, Self::NotAccepted { .. } | Self::Replay(_) | Self::ReplayBroker(_) | Self::Stopped { .. })
     }
 

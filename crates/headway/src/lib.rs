@@ -5,6 +5,7 @@
 //! | module | does |
 //! |---|---|
 //! | [`copy`] | copies between host and GPU memory, each by the method that is best for it |
+//! | [`flow`] | copies of a program's own buffers with deadlines that are promised |
 //! | [`plan`] | windows and a verdict for a [`workload`] on a [`machine`] |
 //! | [`run`] | runs a plan: simulated, on emulated GPUs, or on GPUs |
 //! | [`share`] | how long tasks wait for GPUs that they share, at most |
@@ -25,6 +26,7 @@ mod cpus;
 pub mod doctor;
 mod error;
 pub mod explain;
+pub mod flow;
 mod logfile;
 pub mod machine;
 mod modules;

@@ -41,6 +41,7 @@ pub(super) const DOCUMENTS: &[Document] = &[
     document("`headway doctor`", "headway::doctor::Examination", ""),
     document("`headway measure`", "headway_measure::report::MeasureReport", ""),
     document("`headway bench transfers`", "headway_measure::bench::TransferBenchReport", ""),
+    document("`headway bench flows`", "headway_measure::bench::flows::FlowBenchReport", ""),
     document("`headway explain`", "headway_cli::transfers::ExplainAnswer", ""),
     document("`headway machines`", "headway_cli::commands::ShippedMachines", ""),
     document("`headway machines NAME`", "headway_cli::commands::MachineText", ""),

@@ -10,7 +10,7 @@ const OTHER_LANGUAGES: [&str; 6] = [".c", ".cu", ".h", ".py", ".sh", ".toml"];
 const MACHINE_FOLDERS: [&str; 3] = [concat!("/wo", "rk"), concat!("/ro", "ot"), concat!("/tmp/", "bash")];
 
 /// What the root has; what else lies there is a result that somebody left.
-const PLACES: [&str; 17] = [
+const PLACES: [&str; 19] = [
     ".cargo",
     ".ci",
     ".gitignore",
@@ -19,10 +19,12 @@ const PLACES: [&str; 17] = [
     "CONTRIBUTING.md",
     "Cargo.lock",
     "Cargo.toml",
+    "NOTICE",
     "README.md",
     "SECURITY.md",
     "bench",
     "crates",
+    "deny.toml",
     "docs",
     "python",
     "rustfmt.toml",

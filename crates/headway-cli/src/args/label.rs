@@ -26,8 +26,11 @@ impl Cli {
         match &mut cli.command {
             Command::Run(args) => args.label = label(command, matches, &["backend"]),
             Command::Bench { what } if !given("out") => {
-                let BenchCommand::Transfers(args) = what;
-                args.out.as_mut_os_string().push(headway_measure::folder::file_name(&label(command, matches, &[])));
+                let out = match what {
+                    BenchCommand::Transfers(args) => &mut args.out,
+                    BenchCommand::Flows(args) => &mut args.out,
+                };
+                out.as_mut_os_string().push(headway_measure::folder::file_name(&label(command, matches, &[])));
             }
             _ => {}
         }

@@ -37,7 +37,7 @@ pub use concrete::{
     concrete_within, side_by_side, sporadic,
 };
 use exact::Utilisation;
-pub use response::responses;
+pub use response::{response_with_jitter, responses};
 use walk::{Demand, Segment};
 
 /// Bounds on the work of one test.

@@ -5,6 +5,9 @@
 //! each entry names. An entry starts when there is room, and nobody before it waits for the same room. A party that is at its limit does not hold
 //! up the others.
 //!
+//! While a promised chunk waits for an engine or is on it, no chunk without a promise starts there. So a promised chunk waits for what had
+//! started before it was asked for, and for promised chunks with earlier deadlines.
+//!
 //! A bulk chunk is owed its turn after [`PASSES_MAX`] others went before it. Only what has a deadline still goes first.
 
 use std::collections::BTreeMap;
@@ -34,6 +37,8 @@ pub enum LineParty {
     Copies,
     /// Copies through pinned buffers.
     Staging,
+    /// Copies that were promised to be in time.
+    Promised,
 }
 
 /// A chunk that wants an engine.
@@ -109,7 +114,11 @@ impl EngineLine {
         let owed = self.waiting.iter().filter(|(_, waiting)| waiting.passes >= PASSES_MAX);
         let mut wanted: Vec<Room> = Vec::new();
         let (&key, _) = promised.chain(owed).chain(&self.waiting).find(|(_, waiting)| {
-            let is_free = |room: Room| !wanted.contains(&room) && self.running_in(room) < waiting.entry.limit.max(1);
+            let is_free = |room: Room| {
+                let promised = Room { party: LineParty::Promised, ..room };
+                let yields = room != promised && (wanted.contains(&promised) || self.running_in(promised) > 0);
+                !yields && !wanted.contains(&room) && self.running_in(room) < waiting.entry.limit.max(1)
+            };
             let starts = waiting.entry.rooms().all(is_free);
             wanted.extend(waiting.entry.rooms());
             starts
@@ -163,6 +172,13 @@ impl EngineLine {
             running.sum::<u64>() + waiting
         };
         on(entry.engine).max(entry.second.map_or(0, on))
+    }
+
+    /// Chunks without a promise that are on the engine `engine`.
+    #[must_use]
+    pub fn unpromised(&self, engine: u32) -> u32 {
+        let of = |room: &Room| room.engine == engine && room.party != LineParty::Promised;
+        self.running.iter().filter(|(room, _)| of(room)).map(|(_, n)| n).sum()
     }
 
     fn running_in(&self, room: Room) -> u32 {
@@ -254,6 +270,28 @@ mod tests {
     }
 
     #[test]
+    fn nothing_without_a_promise_starts_while_a_promised_chunk_waits_or_runs() {
+        let mut line = EngineLine::default();
+        let by = |deadline| LineEntry {
+            deadline: Some(Nanos(deadline)),
+            party: LineParty::Promised,
+            ..entry(FlowClass::Guaranteed, 1)
+        };
+        let bulk = line.ask(entry(BULK, 2));
+        assert_eq!(starts(&mut line), [bulk]);
+        let (late, early) = (line.ask(by(9)), line.ask(by(5)));
+        let more = line.ask(entry(BULK, 2));
+        let elsewhere = line.ask(LineEntry { engine: 1, ..entry(BULK, 2) });
+        assert_eq!(starts(&mut line), [early, elsewhere], "what had started goes on beside it");
+        line.end(&entry(BULK, 2));
+        assert_eq!(starts(&mut line), []);
+        line.end(&by(5));
+        assert_eq!(starts(&mut line), [late]);
+        line.end(&by(9));
+        assert_eq!(starts(&mut line), [more]);
+    }
+
+    #[test]
     fn bulk_is_owed_a_turn_after_eight_others_but_not_before_a_deadline() {
         let mut line = EngineLine::default();
         line.run(&entry(NORMAL, 1));
@@ -282,12 +320,14 @@ mod tests {
 
     fn any_step() -> impl Strategy<Value = Step> {
         let class = prop_oneof![Just(NORMAL), Just(BULK), Just(FlowClass::Urgent)];
-        let party = prop_oneof![Just(LineParty::Copies), Just(LineParty::Staging)];
+        let party = prop_oneof![Just(LineParty::Copies), Just(LineParty::Staging), Just(LineParty::Promised)];
         let asked = (class, party, 0..3_u32, proptest::option::of(0..3_u32), 1..4_u32, proptest::option::of(0..9_u64));
         prop_oneof![
             3 => asked.prop_map(|(class, party, engine, second, limit, deadline)| {
                 let second = second.filter(|second| *second != engine);
-                let deadline = deadline.filter(|_| class == FlowClass::Urgent).map(Nanos);
+                let party = if class == FlowClass::Urgent { LineParty::Promised } else { party };
+                let class = if party == LineParty::Promised { FlowClass::Urgent } else { class };
+                let deadline = (party == LineParty::Promised).then(|| Nanos(deadline.unwrap_or(9)));
                 Step::Ask(LineEntry { deadline, class, party, engine, second, limit })
             }),
             3 => (0..8_usize).prop_map(Step::End),
@@ -319,6 +359,16 @@ mod tests {
                     for room in entry.rooms() {
                         let there = running.iter().filter(|other| other.rooms().any(|its| its == room)).count() as u32;
                         prop_assert!(there < entry.limit, "{entry:?} starts beside {there}");
+                    }
+                    let shares = |other: &LineEntry| {
+                        [Some(other.engine), other.second].into_iter().flatten().any(|engine| {
+                            engine == entry.engine || entry.second == Some(engine)
+                        })
+                    };
+                    if entry.deadline.is_none() {
+                        let promised = waiting.iter().map(|(_, theirs, _)| theirs).chain(&running);
+                        let promised = promised.filter(|theirs| theirs.deadline.is_some() && shares(theirs));
+                        prop_assert_eq!(promised.count(), 0, "{:?} starts beside a promise", entry);
                     }
                     if entry.class != BULK && entry.deadline.is_none() {
                         for (_, theirs, passes) in waiting.iter_mut().filter(|(_, theirs, _)| theirs.class == BULK) {

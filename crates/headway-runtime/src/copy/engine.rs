@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use headway_core::decisions::engine_line::{FlowClass, LineEntry, LineParty};
 use headway_core::models::transfer::Method;
-use headway_core::units::Nanos;
+use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::{Gpu, Operation, Queue};
 use headway_device::{Access, DeviceError, Span};
 use headway_os::clock;
 
+use super::chunk_limit::ChunkLimit;
 use super::wait::Patience;
 use super::{At, CopyError};
 use crate::staging::{Line, Place};
@@ -18,8 +19,44 @@ use crate::staging::{Line, Place};
 /// Chunks on one engine at a time, of all copies together: two keep it busy (1 MiB chunks reach 40 GB/s one at a time and
 /// 49 in pairs on an H200), and a copy that comes waits for no more than these.
 const IN_FLIGHT: u32 = 2;
+/// Chunks of staged copies on an engine at a time, where copies on it are promised to be in time.
+pub(super) const STAGED_BESIDE_PROMISES: u32 = 2;
+/// Chunks without a promise on an engine at a time, where copies on it are promised to be in time.
+pub const UNPROMISED_IN_FLIGHT: u32 = IN_FLIGHT + STAGED_BESIDE_PROMISES;
 /// Queues kept of those that copies gave back.
 const QUEUES_KEPT: usize = 16;
+/// Promised chunks on one engine at a time: the earliest deadline waits for no more than the one that has begun.
+const PROMISED_IN_FLIGHT: u32 = 1;
+
+/// What was promised of one copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Promise {
+    /// When it must have ended, on the clock of [`headway_os::clock`].
+    pub deadline: Nanos,
+    /// [`FlowClass::Guaranteed`] or [`FlowClass::Urgent`].
+    pub class: FlowClass,
+    /// What the engine gets at once.
+    pub chunk: Bytes,
+}
+
+/// What a promised copy did. The *service time* of a chunk is the time from its start in the line, or from the end of the chunk before it on
+/// the engine where that is later, until its end was seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PromisedCopy {
+    /// When it asked for the engine.
+    pub asked: Nanos,
+    /// When its end was seen.
+    pub ended: Nanos,
+    /// The service times of its chunks together.
+    pub engine: Nanos,
+    /// The longest of them.
+    pub longest_chunk: Nanos,
+    pub chunks: u32,
+    /// Chunks without a promise that were on the engine when it asked.
+    pub unpromised: u32,
+    /// The longest service time of a chunk without a promise on this engine since the last promised copy ended.
+    pub longest_unpromised: Nanos,
+}
 
 /// One copy engine of one GPU, as copies share it.
 pub(super) struct Engine {
@@ -27,6 +64,7 @@ pub(super) struct Engine {
     line: Arc<Line>,
     index: u32,
     bulk: AtomicU32,
+    pub(super) limit: ChunkLimit,
     queues: Mutex<Vec<Box<dyn Queue>>>,
 }
 
@@ -141,7 +179,13 @@ pub(super) fn steps(from: At<'_>, to: At<'_>, len: usize, chunk: usize) -> Resul
 
 impl Engine {
     pub(super) fn new(line: &Arc<Line>, index: u32) -> Self {
-        Self { line: Arc::clone(line), index, bulk: AtomicU32::new(0), queues: Mutex::default() }
+        Self {
+            line: Arc::clone(line),
+            index,
+            bulk: AtomicU32::new(0),
+            limit: ChunkLimit::none(),
+            queues: Mutex::default(),
+        }
     }
 
     /// The number of the engine that takes what comes in, of one for copies between GPUs.
@@ -177,6 +221,51 @@ impl Engine {
         run.finish()
     }
 
+    /// Runs `steps` in order on one queue, before all that has no promise.
+    pub(super) fn run_promised(
+        &self,
+        gpu: &dyn Gpu,
+        steps: Vec<QueueStep>,
+        promise: Promise,
+        bounds: Bounds<'_>,
+    ) -> Result<PromisedCopy, Stopped> {
+        let Promise { deadline, class, chunk: _ } = promise;
+        let (party, engine) = (LineParty::Promised, self.index);
+        let entry =
+            LineEntry { deadline: Some(deadline), class, party, engine, second: None, limit: PROMISED_IN_FLIGHT };
+        let mut run = self.stand(gpu, entry, bounds)?;
+        let asked = clock::now();
+        for step in steps {
+            // The next chunk stands in the line before the one before it ends: nothing without a promise starts in between.
+            run.submit(step)?;
+        }
+        let [engine, longest_chunk] = run.wait_for_all()?;
+        let ended = clock::now();
+        let unpromised = run.place.ahead().unpromised;
+        let chunks = u32::try_from(run.finish()?.chunks).unwrap_or(u32::MAX);
+        let longest_unpromised = self.line.service().take_longest_unpromised();
+        Ok(PromisedCopy { asked, ended, engine, longest_chunk, chunks, unpromised, longest_unpromised })
+    }
+
+    /// Whether anybody looks at how long chunks are on this engine.
+    pub(super) fn watch(&self, is_watched: bool) {
+        self.line.service().is_watched.store(is_watched, Ordering::Relaxed);
+    }
+
+    /// Makes a queue for the next copy, since that takes longer than many a copy.
+    pub(super) fn prepare(&self, gpu: &dyn Gpu) -> Result<(), DeviceError> {
+        let queue = gpu.queue(false)?;
+        self.keep(queue);
+        Ok(())
+    }
+
+    fn keep(&self, queue: Box<dyn Queue>) {
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        if queues.len() < QUEUES_KEPT {
+            queues.push(queue);
+        }
+    }
+
     /// A queue of this engine for one copy in `chunks` chunks: one of several is bulk.
     pub(super) fn open<'a>(
         &'a self,
@@ -185,18 +274,32 @@ impl Engine {
         second: Option<u32>,
         bounds: Bounds<'a>,
     ) -> Result<Run<'a>, Stopped> {
+        let class = if chunks > 1 { FlowClass::Bulk } else { FlowClass::Normal };
+        self.stand(gpu, LineEntry { class, second, ..self.bulk_entry() }, bounds)
+    }
+
+    const fn bulk_entry(&self) -> LineEntry {
+        let (party, engine, limit) = (LineParty::Copies, self.index, IN_FLIGHT);
+        LineEntry { deadline: None, class: FlowClass::Bulk, party, engine, second: None, limit }
+    }
+
+    /// A place in the line for bulk chunks that come to the engine by other means.
+    pub(super) fn bulk_place(&self) -> Place {
+        Place::new(&self.line, self.bulk_entry())
+    }
+
+    fn stand<'a>(&'a self, gpu: &dyn Gpu, entry: LineEntry, bounds: Bounds<'a>) -> Result<Run<'a>, Stopped> {
         let queue = self.queues.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let queue = queue.map_or_else(|| gpu.queue(false), Ok).map_err(Stopped::early)?;
         let patience = Patience::new(bounds.patience);
-        let class = if chunks > 1 { FlowClass::Bulk } else { FlowClass::Normal };
-        let (party, engine, limit) = (LineParty::Copies, self.index, IN_FLIGHT);
-        let entry = LineEntry { deadline: None, class, party, engine, second, limit };
         Ok(Run {
             engine: self,
             queue: Some(queue),
             bounds,
             patience,
             flying: VecDeque::with_capacity(IN_FLIGHT as usize),
+            on_engine: Nanos::ZERO,
+            longest: Nanos::ZERO,
             place: Place::new(&self.line, entry),
             has_turn: false,
             moved: EngineMoved::default(),
@@ -214,6 +317,9 @@ pub(super) struct Run<'a> {
     patience: Patience,
     /// The length of each operation on the queue.
     flying: VecDeque<u64>,
+    /// Service times of chunks, all together, and the longest, if anybody asked.
+    on_engine: Nanos,
+    longest: Nanos,
     place: Place,
     /// The engine was taken for the next operation.
     has_turn: bool,
@@ -288,7 +394,9 @@ impl Run<'_> {
         let Some(done) = queue.poll() else { return self.pause() };
         self.patience.progress();
         let len = self.flying.pop_front().expect("the queue gives back what was submitted, once");
-        self.place.release();
+        if let Some(service) = self.place.release() {
+            (self.on_engine, self.longest) = (self.on_engine.saturating_add(service), self.longest.max(service));
+        }
         if let Err(error) = done.result {
             self.drain();
             return Err(self.stopped(Why::Device(error)));
@@ -303,18 +411,21 @@ impl Run<'_> {
         if self.patience.pause() { Ok(()) } else { Err(self.stopped(Why::Timeout)) }
     }
 
-    /// Waits for all operations and gives the queue back.
-    pub(super) fn finish(mut self) -> Result<EngineMoved, Stopped> {
+    /// Waits for all operations: how long they were on the engine, and the longest of them.
+    fn wait_for_all(&mut self) -> Result<[Nanos; 2], Stopped> {
         while !self.flying.is_empty() {
             self.poll()?;
         }
+        Ok([self.on_engine, self.longest])
+    }
+
+    /// Waits for all operations and gives the queue back.
+    pub(super) fn finish(mut self) -> Result<EngineMoved, Stopped> {
+        self.wait_for_all()?;
         if let Some(queue) = self.queue.take() {
-            let mut queues = self.engine.queues.lock().unwrap_or_else(PoisonError::into_inner);
-            if queues.len() < QUEUES_KEPT {
-                queues.push(queue);
-            }
+            self.engine.keep(queue);
         }
-        Ok(EngineMoved { ahead: self.place.ahead(), ..self.moved })
+        Ok(EngineMoved { ahead: self.place.ahead().all, ..self.moved })
     }
 
     /// Waits for what is on the queue after a failure; how it ends changes nothing any more.

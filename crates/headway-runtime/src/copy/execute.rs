@@ -13,7 +13,7 @@ use headway_os::{clock, memory};
 
 use super::cpus;
 use super::decide::Decision;
-use super::engine::{Bounds, EngineMoved, QueueStep, Stopped, steps};
+use super::engine::{Bounds, EngineMoved, QueueStep, STAGED_BESIDE_PROMISES, Stopped, steps};
 use super::gpu::CopierGpu;
 use super::request::{Host, HostBytes, Request};
 use super::wait::Patience;
@@ -25,6 +25,8 @@ const WINDOW_STEP: usize = 4 << 20;
 /// From this size on destinations without pages get huge ones; and how many of their pages are looked at.
 const HUGE_MIN: usize = 16 << 20;
 const HUGE_SAMPLES: usize = 8;
+/// What the driver copies at once of ordinary memory where copies on the engine are promised to be in time: about 100 us.
+const PAGEABLE_BESIDE_PROMISES: usize = 1 << 20;
 /// Thread blocks of a copy kernel.
 pub(super) const fn kernel_blocks(direction: Direction) -> u32 {
     match direction {
@@ -39,7 +41,7 @@ impl Copier {
         let (gpu, method) = (&self.gpus[request.gpu], decision.choice().method);
         self.forbidden(method)?;
         let result = match method {
-            Method::Pageable => pageable(gpu, request).map_err(|error| CopyError::device(method, error, 0, 0)),
+            Method::Pageable => self.pageable(gpu, request),
             Method::Register => self.register(gpu, request, method),
             Method::Pinning => self.pinning(gpu, request, method),
             Method::Dma => self.dma(gpu, request, method),
@@ -60,6 +62,34 @@ impl Copier {
             gpu.lose();
         }
         result
+    }
+
+    /// The driver's own call; beside promises in parts, each of which waits for its turn: the driver lets nobody else in meanwhile.
+    fn pageable(&self, gpu: &CopierGpu, request: &mut Request<'_>) -> Result<EngineMoved, CopyError> {
+        let method = Method::Pageable;
+        let turns = self.engine_turns(request.gpu, request.direction);
+        let Some(chunk) = turns.chunk() else {
+            return pageable(gpu, request).map_err(|error| CopyError::device(method, error, 0, 0));
+        };
+        let chunk = usize::try_from(chunk.0).unwrap_or(usize::MAX).min(PAGEABLE_BESIDE_PROMISES);
+        let (device, access) = (request.device, request.device_access());
+        let mut moved = EngineMoved::default();
+        let mut at = 0;
+        while at < request.len {
+            let len = chunk.min(request.len - at);
+            let failed = |error| CopyError::device(method, error, moved.chunks, at as u64);
+            let turn = turns.take().map_err(failed)?;
+            let mut span = super::request::claim(device.plus(at), len, access).map_err(failed)?;
+            let copied = request.with_bytes(|host| match host {
+                HostBytes::In(from) => gpu.device.copy_in(&mut span, &from[at..at + len]),
+                HostBytes::Out(to) => gpu.device.copy_out(&mut to[at..at + len], &span),
+            });
+            copied.and_then(|copied| copied).map_err(failed)?;
+            drop(turn);
+            at += len;
+            moved.chunks += 1;
+        }
+        Ok(moved)
     }
 
     /// Refuses what the options exclude, whether the method was named or chosen.
@@ -136,7 +166,9 @@ impl Copier {
         len: usize,
         cancel: &AtomicBool,
     ) -> Result<EngineMoved, Stopped> {
-        let steps = steps(from, to, len, self.chunk(Method::Dma, len)).map_err(Stopped::early)?;
+        let limited = gpu.engine(direction).limit.enter();
+        let chunk = self.chunk(Method::Dma, len).min(limited.bytes);
+        let steps = steps(from, to, len, chunk).map_err(Stopped::early)?;
         gpu.engine(direction).run(gpu.device.as_ref(), None, steps, self.bounds(cancel))
     }
 
@@ -210,6 +242,13 @@ impl Copier {
         let real = self.gpus[request.gpu].device.description().source == headway_device::DeviceSource::Cuda;
         let part = (self.options.shares_cpus && real && !pinned).then(|| cpus::part(tuning.threads)).flatten();
         tuning.threads = part.as_ref().map_or(tuning.threads, headway_os::cpu_shares::CpuShare::threads);
+        // What flows were promised allows for smaller chunks, and for fewer at a time.
+        let engines = std::iter::once(request.gpu).chain(decision.relays.iter().copied());
+        let limits: Vec<_> = engines.map(|gpu| self.gpus[gpu].engine(request.direction).limit.enter()).collect();
+        if let Some(bytes) = limits.iter().map(|limited| limited.bytes).min().filter(|bytes| *bytes < usize::MAX) {
+            tuning.buffer = tuning.buffer.min(Bytes(bytes as u64));
+            tuning.in_flight = tuning.in_flight.min(STAGED_BESIDE_PROMISES);
+        }
         let before = clock::thread_cpu_time();
         let huge = match &mut request.host {
             Host::Out(to) if self.options.huge_pages && to.len() >= HUGE_MIN => {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use headway_core::decisions::staging::StagingDirection;
 use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::{Direction, ResidentShape, WindowMapping};
-use headway_core::units::Nanos;
+use headway_core::units::{Bytes, Nanos};
 use headway_device::buffer::DeviceId;
 use headway_device::gpu::{Gpu, Pager, Resident, ResidentOptions};
 use headway_device::{Buffer, DeviceError, Span};
@@ -59,6 +59,8 @@ pub(super) struct CopierGpu {
     pub(super) bounce: Bounce,
     /// Threads and pinned memory of `staged` and `multipath`.
     pub(super) pool: StagingPool,
+    /// The turn of copies out before chunks were bounded; the inner `None` = they stayed whole.
+    pub(super) turn_before: Mutex<Option<Option<Bytes>>>,
     patience: Nanos,
     lost: AtomicBool,
     windows: OnceLock<Forms<WindowMapping>>,
@@ -99,6 +101,7 @@ impl CopierGpu {
             peer: Engine::new(peers, 2 * position as u32),
             kernels: Engine::new(&Line::new(), 0),
             pool,
+            turn_before: Mutex::default(),
             patience: limits.patience,
             lost: AtomicBool::new(false),
             windows: OnceLock::new(),

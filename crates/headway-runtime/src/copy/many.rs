@@ -237,7 +237,8 @@ impl Copier {
         let gpu = &self.gpus[many.gpu];
         let cancel = self.cancel.watch();
         let bounds = self.bounds(&cancel);
-        let size = usize::try_from(self.options.limits.chunk_max.0).unwrap_or(usize::MAX).max(1);
+        let limited = gpu.engine(many.direction).limit.enter();
+        let size = usize::try_from(self.options.limits.chunk_max.0).unwrap_or(usize::MAX).clamp(1, limited.bytes);
         let blocks = blocks(&request.pieces, size);
         many.lend(Some(gpu), |ends| {
             let mut run = ends.engine(gpu, Some(by)).open(gpu.device.as_ref(), blocks.blocks.len(), None, bounds)?;
@@ -269,7 +270,8 @@ impl Copier {
         let thread_pool = thread_pool.filter(|thread_pool| thread_pool.threads() > 0);
         let threads = thread_pool.map_or(0, |thread_pool| thread_pool.threads());
         // Every thread has something to do in requests that are not large, too.
-        let size = request.bytes.div_ceil(threads.max(1) * 2).clamp(64 << 10, SLOT);
+        let limited = gpu.engine(many.direction).limit.enter();
+        let size = request.bytes.div_ceil(threads.max(1) * 2).clamp(64 << 10, SLOT).min(limited.bytes);
         let blocks = Arc::new(blocks(&request.pieces, size));
         let device_start: fn(&Piece) -> usize =
             if many.direction == Direction::D2h { |piece| piece.from } else { |piece| piece.to };

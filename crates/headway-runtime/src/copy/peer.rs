@@ -108,15 +108,17 @@ impl Copier {
             }));
         }
         let slots = source.bounce.await_slots(source.device.as_ref(), SLOTS, self.options.limits.pinned_max, bounds)?;
+        let limits = [source.d2h.limit.enter(), target.h2d.limit.enter()];
+        let chunk = limits.iter().map(|limited| limited.bytes).fold(SLOT, usize::min);
         let (mut free, mut full) = (slots.offsets.clone(), VecDeque::new());
         let mut emptying = VecDeque::new();
         let mut reading = VecDeque::new();
-        let mut outward = source.d2h.open(source.device.as_ref(), len.div_ceil(SLOT), None, bounds)?;
-        let mut inward = target.h2d.open(target.device.as_ref(), len.div_ceil(SLOT), None, bounds)?;
+        let mut outward = source.d2h.open(source.device.as_ref(), len.div_ceil(chunk), None, bounds)?;
+        let mut inward = target.h2d.open(target.device.as_ref(), len.div_ceil(chunk), None, bounds)?;
         let (mut read, mut written) = (0, 0);
         while written < len {
             if read < len && !free.is_empty() && outward.turn() {
-                let (here, slot) = (SLOT.min(len - read), free.pop().expect("checked above"));
+                let (here, slot) = (chunk.min(len - read), free.pop().expect("checked above"));
                 outward.submit(one_step(from.plus(read), At { buffer: &slots.buffer, offset: slot }, here)?)?;
                 reading.push_back((read, here, slot));
                 read += here;
@@ -153,7 +155,7 @@ fn one_step(from: At<'_>, to: At<'_>, len: usize) -> Result<QueueStep, Stopped> 
 
 impl At<'_> {
     /// `bytes` further on.
-    const fn plus(self, bytes: usize) -> Self {
+    pub(super) const fn plus(self, bytes: usize) -> Self {
         Self { buffer: self.buffer, offset: self.offset.saturating_add(bytes) }
     }
 }

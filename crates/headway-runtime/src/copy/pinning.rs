@@ -34,7 +34,8 @@ impl Copier {
         };
         let cancel = self.cancel.watch();
         let (direction, len) = (request.direction, request.len);
-        let ranges: Vec<_> = ranges(address, len, self.chunk(method, len)).collect();
+        let limited = gpu.engine(direction).limit.enter();
+        let ranges: Vec<_> = ranges(address, len, self.chunk(method, len).min(limited.bytes)).collect();
         request
             .with_buffers(None, |from, to| {
                 // Pinning waits until no kernel runs, and resident copiers run on until their leases end.

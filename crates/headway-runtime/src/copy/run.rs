@@ -56,7 +56,7 @@ impl Copier {
         report
     }
 
-    fn checked(&self, request: &Request<'_>) -> Result<(), CopyError> {
+    pub(super) fn checked(&self, request: &Request<'_>) -> Result<(), CopyError> {
         if self.gpus[request.gpu].is_lost() {
             return Err(CopyError::DeviceLost);
         }

@@ -3,9 +3,12 @@
 //!
 //! A chunk that finds nobody else passes without the lock. While the lock is held nothing else is called.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool as Flag, AtomicU64};
 
 use headway_core::decisions::engine_line::{EngineLine, FlowClass, LineEntry, LineKey, LineParty};
+use headway_core::units::Nanos;
+use headway_os::clock;
 
 use super::sync::{Arc, AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, lock};
 use super::workers::Signal;
@@ -14,11 +17,32 @@ use super::workers::Signal;
 const IDLE: u32 = 0;
 const LOCKED: u32 = 1;
 const ALONE: u32 = 2;
+/// In the order of their numbers.
+const PARTIES: [LineParty; 3] = [LineParty::Copies, LineParty::Staging, LineParty::Promised];
 
 /// The line of one engine, or of those between GPUs.
 pub(crate) struct Line {
     state: AtomicU32,
     queue: Mutex<Queue>,
+    service: ServiceTimes,
+}
+
+/// How long chunks were on one engine: each from its start in the line, or from the end of the chunk before it where that is later, until the
+/// line was told of its end.
+#[derive(Default)]
+pub(crate) struct ServiceTimes {
+    /// Nobody looks at the clock before.
+    pub(crate) is_watched: Flag,
+    last_end: AtomicU64,
+    /// Of chunks without a promise, since somebody took it.
+    longest_unpromised: AtomicU64,
+}
+
+impl ServiceTimes {
+    /// The longest of the chunks without a promise since the last call.
+    pub(crate) fn take_longest_unpromised(&self) -> Nanos {
+        Nanos(self.longest_unpromised.swap(0, Ordering::Relaxed))
+    }
 }
 
 #[derive(Default)]
@@ -35,12 +59,17 @@ struct Turn {
 
 /// The state while a chunk of this kind is alone on the engine.
 const fn alone(entry: &LineEntry) -> u32 {
-    ALONE + 2 * entry.engine + entry.party as u32
+    ALONE + PARTIES.len() as u32 * entry.engine + entry.party as u32
 }
 
 impl Line {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { state: AtomicU32::new(IDLE), queue: Mutex::new(Queue::default()) })
+        let service = ServiceTimes::default();
+        Arc::new(Self { state: AtomicU32::new(IDLE), queue: Mutex::new(Queue::default()), service })
+    }
+
+    pub(crate) fn service(&self) -> &ServiceTimes {
+        &self.service
     }
 
     fn swap(&self, from: u32, to: u32) -> bool {
@@ -51,9 +80,15 @@ impl Line {
         let mut queue = lock(&self.queue);
         // Who passed without the lock is counted from now on.
         if let Some(kind) = self.state.swap(LOCKED, Ordering::AcqRel).checked_sub(ALONE) {
-            let party = if kind % 2 == 0 { LineParty::Copies } else { LineParty::Staging };
-            let class = FlowClass::Normal;
-            queue.line.run(&LineEntry { deadline: None, class, party, engine: kind / 2, second: None, limit: 1 });
+            let (engine, party) = (kind / PARTIES.len() as u32, PARTIES[kind as usize % PARTIES.len()]);
+            queue.line.run(&LineEntry {
+                deadline: None,
+                class: FlowClass::Normal,
+                party,
+                engine,
+                second: None,
+                limit: 1,
+            });
         }
         queue
     }
@@ -85,14 +120,24 @@ pub(crate) struct Place {
     waits: Option<(LineKey, Arc<Turn>)>,
     /// Chunks that have started and not ended.
     held: u32,
-    /// Chunks that were ahead of the first one.
-    ahead: Option<u64>,
+    /// What was ahead of the first one.
+    ahead: Option<Ahead>,
+    /// When those that have not ended started, as far as anybody asked.
+    starts: VecDeque<Nanos>,
+}
+
+/// Chunks that were ahead of another one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ahead {
+    pub(crate) all: u64,
+    /// On the engine, without a promise.
+    pub(crate) unpromised: u32,
 }
 
 impl Place {
     /// A place for chunks like `entry`.
     pub(crate) fn new(line: &Arc<Line>, entry: LineEntry) -> Self {
-        Self { line: Arc::clone(line), entry, signal: None, waits: None, held: 0, ahead: None }
+        Self { line: Arc::clone(line), entry, signal: None, waits: None, held: 0, ahead: None, starts: VecDeque::new() }
     }
 
     /// The place with a signal that is raised when it is time to ask again.
@@ -106,13 +151,14 @@ impl Place {
         let has_come = if let Some((_, turn)) = &self.waits {
             turn.has_come.load(Ordering::Acquire)
         } else if self.entry.second.is_none() && self.line.swap(IDLE, alone(&self.entry)) {
-            self.ahead.get_or_insert(0);
+            self.ahead.get_or_insert_default();
             true
         } else {
             let turn = Arc::new(Turn { has_come: AtomicBool::new(false), signal: self.signal.clone() });
             let mut queue = self.line.lock();
             let key = queue.line.ask(self.entry);
-            self.ahead.get_or_insert_with(|| queue.line.ahead(key));
+            let unpromised = queue.line.unpromised(self.entry.engine);
+            self.ahead.get_or_insert_with(|| Ahead { all: queue.line.ahead(key), unpromised });
             queue.turns.insert(key, Arc::clone(&turn));
             self.line.unlock(queue);
             let has_come = turn.has_come.load(Ordering::Acquire);
@@ -122,18 +168,31 @@ impl Place {
         if has_come {
             self.waits = None;
             self.held += 1;
+            if self.line.service.is_watched.load(Ordering::Relaxed) {
+                self.starts.push_back(clock::now());
+            }
         }
         has_come
     }
 
-    /// A chunk has ended.
-    pub(crate) fn release(&mut self) {
+    /// A chunk has ended: how long it was on the engine, if anybody asked.
+    pub(crate) fn release(&mut self) -> Option<Nanos> {
+        let service = self.starts.pop_front().map(|start| {
+            let end = clock::now();
+            let before = Nanos(self.line.service.last_end.swap(end.0, Ordering::Relaxed));
+            let service = end.saturating_sub(start.max(before));
+            if self.entry.party != LineParty::Promised {
+                self.line.service.longest_unpromised.fetch_max(service.0, Ordering::Relaxed);
+            }
+            service
+        });
         self.held -= 1;
         if !self.line.swap(alone(&self.entry), IDLE) {
             let mut queue = self.line.lock();
             queue.line.end(&self.entry);
             self.line.unlock(queue);
         }
+        service
     }
 
     /// Leaves the line, if it stands in it.
@@ -148,9 +207,9 @@ impl Place {
         }
     }
 
-    /// Chunks of others that were ahead of the first one.
-    pub(crate) fn ahead(&self) -> u64 {
-        self.ahead.unwrap_or(0)
+    /// What was ahead of the first one.
+    pub(crate) fn ahead(&self) -> Ahead {
+        self.ahead.unwrap_or_default()
     }
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use headway_core::plan::{Carried, OperationWork, Pipeline, PipelineSource, Plan};
+use headway_core::plan::{Carried, OperationWork, Pipeline, PipelineSource, Plan, ServiceClass};
 use headway_core::units::Nanos;
 use headway_device::{DeviceError, Engines};
 use headway_os::clock;
@@ -67,6 +67,8 @@ struct BlockTransfer {
     varies: Option<Mutex<Given>>,
     /// A job may bring less than a block.
     shorter: bool,
+    /// Jobs may overtake each other: urgent requests go by deadline.
+    reorders: bool,
     /// The newest job of which something was submitted, plus one.
     begun: AtomicU64,
     book: Mutex<Book>,
@@ -118,6 +120,7 @@ impl MessageBuffers {
                 carried,
                 varies,
                 shorter,
+                reorders: pipeline.source.class() == ServiceClass::Urgent,
                 begun: AtomicU64::new(0),
                 book: Mutex::new(book),
             });
@@ -129,7 +132,7 @@ impl MessageBuffers {
     pub(super) fn submit(&self, devices: &mut [Engines], chunk: &StepChunk, operation: u64) -> Result<(), DeviceError> {
         let line = &self.lines[chunk.index as usize];
         let job = line.job(chunk.cycle);
-        line.begun.store(job + 1, Ordering::SeqCst);
+        line.begun.fetch_max(job + 1, Ordering::SeqCst);
         let range = chunk.offset.0 as usize..(chunk.offset.0 + chunk.bytes.0) as usize;
         if let Some(given) = &line.varies {
             let mut given = given.lock().unwrap_or_else(PoisonError::into_inner);
@@ -158,18 +161,19 @@ impl MessageBuffers {
             let wrong = |what: String| self.wrong(index, job, cycle, &what);
             let mut book = line.book.lock().unwrap_or_else(PoisonError::into_inner);
             // The rest of a job may have been given up.
-            let begins = line.varies.is_some() && range.start == 0 && job >= book.next.0;
+            let begins = line.varies.is_some() && range.start == 0 && (line.reorders || job >= book.next.0);
             if (job, range.start) != book.next && !begins {
                 let (job, byte) = book.next;
                 return Err(wrong(format!("byte {} came, and byte {byte} of job {job} was next", range.start)));
             }
             let whole = line.shorter || range.end == line.ends.block();
-            book.next = if whole { (job + 1, 0) } else { (job, range.end) };
+            book.next = if whole { (job + 1, 0) } else { (job, range.end) }.max(book.next);
             book.counted.moved += range.len() as u64;
             book.counted.blocks += u64::from(whole);
             let place = (job % line.ends.targets() as u64) as usize;
             book.places[place] = Landed { job, until: range.end, compared: false };
-            if whole && line.ends.ends_on_host() && line.compare(job, range.end).map_err(wrong)? {
+            // One that is overtaken may come into the same place meanwhile: what is there at the end is compared then.
+            if whole && !line.reorders && line.ends.ends_on_host() && line.compare(job, range.end).map_err(wrong)? {
                 book.places[place].compared = true;
                 book.counted.equal += range.end as u64;
             }

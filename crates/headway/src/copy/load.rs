@@ -4,10 +4,13 @@ use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use headway_core::models::transfer::Direction;
 use headway_core::models::transfer::Stores;
 use headway_core::units::Bytes;
-use headway_cuda::{Chunks, RawPlace, ScatterError, ScatterOptions, scatter};
+use headway_cuda::{Chunks, EngineTurn, RawPlace, ScatterError, ScatterOptions, scatter};
+use headway_device::DeviceError;
 use headway_os::file_reader::{FileReader, ReadMethod};
+use headway_runtime::copy::EngineTurns;
 
 use super::StreamCopier;
 use crate::{Error, Failure};
@@ -111,12 +114,15 @@ impl StreamCopier {
         });
         let readers = readers.collect::<Result<Vec<_>, _>>()?;
         let ranges: Vec<_> = parts.iter().map(|part| (part.file, part.at, part.place.bytes())).collect();
-        let chunks = chunks(&ranges, options.slot.0.saturating_sub(SPARE));
+        let turns = self.copier().engine_turns(0, Direction::H2d);
+        // A slot is a chunk of the engine's.
+        let least = Bytes(SPARE + ALIGN);
+        let slot = turns.chunk().map_or(options.slot, |chunk| options.slot.min(chunk).max(least));
+        let chunks = chunks(&ranges, slot.0.saturating_sub(SPARE));
         let place = |piece: &ChunkPiece| parts[piece.part].place.part(piece.skipped, piece.bytes, piece.from);
         let places = chunks.iter().map(|chunk| chunk.pieces.iter().map(place).collect()).collect();
-        let chunks = FileChunks { chunks, places, readers, read: Default::default() };
-        let LoadOptions { threads, slot, .. } = options;
-        let scattered = ScatterOptions { threads, slot, ..ScatterOptions::default() };
+        let chunks = FileChunks { chunks, places, readers, read: Default::default(), turns };
+        let scattered = ScatterOptions { threads: options.threads, slot, ..ScatterOptions::default() };
         scatter(self.gpu(), &chunks, scattered, &loading.stop, &loading.moved).map_err(|error| match error {
             ScatterError::Read((file, source)) => LoadError::Read { file, source },
             ScatterError::Device(error) => LoadError::Copy(Failure::Copy(error.into()).into()),
@@ -151,16 +157,17 @@ struct ChunkPiece {
     from: usize,
 }
 
-struct FileChunks {
+struct FileChunks<'a> {
     chunks: Vec<FileChunk>,
     /// Of each chunk.
     places: Vec<Vec<RawPlace>>,
     readers: Vec<FileReader>,
     /// Bytes by method: mapped, direct, buffered.
     read: [AtomicU64; 3],
+    turns: EngineTurns<'a>,
 }
 
-impl Chunks for FileChunks {
+impl Chunks for FileChunks<'_> {
     type Error = (usize, io::Error);
 
     fn count(&self) -> usize {
@@ -186,6 +193,13 @@ impl Chunks for FileChunks {
         };
         self.read[counter].fetch_add(chunk.bytes as u64, Ordering::Relaxed);
         Ok(begins)
+    }
+
+    fn turn(&self) -> Result<Option<Box<dyn EngineTurn + '_>>, DeviceError> {
+        if self.turns.chunk().is_none() {
+            return Ok(None);
+        }
+        Ok(Some(Box::new(self.turns.take()?)))
     }
 }
 

@@ -124,6 +124,21 @@ impl StreamCopier {
         &self.gpu
     }
 
+    /// The copier of both ends, once they are lent.
+    pub(crate) fn copier(&self) -> &Copier {
+        &self.copier
+    }
+
+    /// Has `make` copy between both ends when the stream has come to this point; `limit` bounds the wait for the stream.
+    pub(crate) fn lent<R>(
+        &self,
+        copy: RawCopy,
+        limit: Duration,
+        make: impl FnOnce(LentEnds<'_>) -> R,
+    ) -> Result<R, Error> {
+        self.ordered.copy_lent(copy, limit, make).map_err(invalid)
+    }
+
     /// The number of the GPU that has memory at `address`, which need not be the copier's; `None` if no GPU has.
     ///
     /// # Errors

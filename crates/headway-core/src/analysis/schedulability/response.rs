@@ -42,6 +42,8 @@ struct Kinds {
     /// Deadlines with the longest chunk of a task with this or a later one; both ascend the other way round.
     blockers: Vec<(u64, u64)>,
     period_min: u64,
+    /// Two jobs of a task may be nearer to each other than its period by this.
+    jitter: u64,
 }
 
 /// The longest response of every task, [`Nanos::MAX`] for a bulk flow. `None` where the work is more than the time, the
@@ -52,21 +54,44 @@ struct Kinds {
 /// else never too short.
 #[must_use]
 pub fn responses(tasks: &[RecurrentTask], steps: &mut u64) -> Option<Vec<Nanos>> {
-    if period_zero(tasks).is_some() || Utilisation::of(tasks).is_above_one() {
-        return None;
-    }
-    let all = Kinds::of(tasks);
-    let busy = walk::busy_period(&Demand::new(tasks, &[]), &walk::segments(tasks, 1), u64::MAX, steps).ok()??;
+    let (all, busy) = prepare(tasks, Nanos::ZERO, steps)?;
     let mut longest = Vec::with_capacity(all.kinds.len());
     for at in 0..all.kinds.len() {
         longest.push(all.response(at, busy, steps)?);
     }
     let of_task = |task: &RecurrentTask| {
-        let key = (task.deadline.0, task.period.0);
-        let at = all.kinds.binary_search_by_key(&key, |kind| (kind.deadline, kind.period));
-        at.map_or(Nanos::MAX, |at| Nanos(u64::try_from(longest[at]).unwrap_or(u64::MAX)))
+        all.position(task).map_or(Nanos::MAX, |at| Nanos(u64::try_from(longest[at]).unwrap_or(u64::MAX)))
     };
     Some(tasks.iter().map(of_task).collect())
+}
+
+/// The longest response of one task, where a job may be released up to `jitter` after the instant at which it should have been, and these
+/// instants, not the releases, keep the periods. The deadlines of `tasks` and the response count as if each job were released as late as it can
+/// be: a deadline is shorter by `jitter` than what is due after the instant, and a response, counted from the instant, longer.
+///
+/// In the formula above the jobs that can be released until `L_i(a)` become `1 + floor((L_i(a) + jitter) / T_j)` (Spuri, "Holistic Analysis for
+/// Deadline Scheduled Real-Time Distributed Systems", INRIA RR-2873, 1996).
+#[must_use]
+pub fn response_with_jitter(tasks: &[RecurrentTask], of: usize, jitter: Nanos, steps: &mut u64) -> Option<Nanos> {
+    let (all, busy) = prepare(tasks, jitter, steps)?;
+    let Some(at) = all.position(&tasks[of]) else { return Some(Nanos::MAX) };
+    let longest = all.response(at, busy, steps)?;
+    Some(Nanos(u64::try_from(longest).unwrap_or(u64::MAX)))
+}
+
+/// The tasks by their kinds, and the longest busy period.
+fn prepare(tasks: &[RecurrentTask], jitter: Nanos, steps: &mut u64) -> Option<(Kinds, u64)> {
+    if period_zero(tasks).is_some() || Utilisation::of(tasks).is_above_one() {
+        return None;
+    }
+    let demand = Demand::new(tasks, &[]);
+    let busy = walk::busy_period(&demand, &walk::segments(tasks, 1), jitter.0, u64::MAX, steps).ok()??;
+    Some((Kinds::of(tasks, jitter.0), busy))
+}
+
+/// Times of 64 bits are divided ten times as fast as longer ones.
+fn divided(time: u128, period: u64) -> u128 {
+    u64::try_from(time).map_or_else(|_| time / u128::from(period), |time| u128::from(time / period))
 }
 
 fn pay(steps: &mut u64, count: usize) -> Option<()> {
@@ -75,7 +100,7 @@ fn pay(steps: &mut u64, count: usize) -> Option<()> {
 }
 
 impl Kinds {
-    fn of(tasks: &[RecurrentTask]) -> Self {
+    fn of(tasks: &[RecurrentTask], jitter: u64) -> Self {
         let mut kinds: Vec<Kind> = Vec::new();
         for task in tasks.iter().filter(|task| !task.is_bulk()) {
             let last = if task.chunk < task.cost { task.chunk.0.min(1) } else { task.cost.0 };
@@ -104,7 +129,12 @@ impl Kinds {
             }
         }
         let period_min = kinds.iter().map(|kind| kind.period).min().unwrap_or(u64::MAX);
-        Self { kinds, costs, blockers, period_min }
+        Self { kinds, costs, blockers, period_min, jitter }
+    }
+
+    fn position(&self, task: &RecurrentTask) -> Option<usize> {
+        let key = (task.deadline.0, task.period.0);
+        self.kinds.binary_search_by_key(&key, |kind| (kind.deadline, kind.period)).ok()
     }
 
     /// What a task with a deadline above `due` has left to do an instant after it began.
@@ -154,7 +184,7 @@ impl Kinds {
         let mut finish = alone + self.costs[until];
         loop {
             let begins = finish.saturating_sub(u128::from(own.last));
-            if begins < u128::from(self.period_min) {
+            if begins + u128::from(self.jitter) < u128::from(self.period_min) {
                 return Some(finish);
             }
             pay(steps, until)?;
@@ -162,7 +192,7 @@ impl Kinds {
                 if at == of {
                     return kind.cost;
                 }
-                let released = begins / u128::from(kind.period);
+                let released = divided(begins + u128::from(self.jitter), kind.period);
                 let first_due = u128::from((due - kind.deadline) / kind.period);
                 (released.min(first_due) + 1) * kind.cost
             });

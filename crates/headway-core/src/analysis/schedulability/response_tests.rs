@@ -134,3 +134,15 @@ fn numbers_at_the_edge_of_their_types_do_not_make_bounds_panic() {
         }
     }
 }
+
+#[test]
+fn jobs_that_are_released_late_come_nearer_to_each_other_than_their_period() {
+    // Released 3 late and then in time, jobs of the first task are 7 apart: the second one comes before the other task has ended.
+    let tasks = [
+        RecurrentTask::whole(Nanos(2), Nanos(10), Nanos(7)),
+        RecurrentTask { chunk: Nanos(1), ..RecurrentTask::whole(Nanos(6), Nanos(100), Nanos(97)) },
+    ];
+    assert_eq!(responses(&tasks, &mut { MUCH }).unwrap()[1], Nanos(8));
+    assert_eq!(response_with_jitter(&tasks, 1, Nanos(2), &mut { MUCH }).unwrap(), Nanos(8));
+    assert_eq!(response_with_jitter(&tasks, 1, Nanos(3), &mut { MUCH }).unwrap(), Nanos(10));
+}

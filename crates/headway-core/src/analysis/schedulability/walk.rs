@@ -291,14 +291,16 @@ pub(super) fn horizon(
         Some(_) | None => u64::MAX,
     };
     let by_slope = by_slope.max(last);
-    let busy = busy_period(demand, segments, by_slope, budget)?;
+    let busy = busy_period(demand, segments, 0, by_slope, budget)?;
     Ok(busy.unwrap_or(by_slope))
 }
 
-/// The longest time without idling, if it is below `limit` and found in a few rounds.
+/// The longest time without idling, if it is below `limit` and found in a few rounds; jobs may be nearer to each other than periods by
+/// `jitter`.
 pub(super) fn busy_period(
     demand: &Demand,
     segments: &[Segment],
+    jitter: u64,
     limit: u64,
     budget: &mut u64,
 ) -> Result<Option<u64>, UndecidedReason> {
@@ -310,7 +312,7 @@ pub(super) fn busy_period(
             return Ok(None);
         }
         demand.pay(budget)?;
-        let cost = |i: &Item| length.div_ceil(u128::from(i.period)) * u128::from(i.cost);
+        let cost = |i: &Item| (length + u128::from(jitter)).div_ceil(u128::from(i.period)) * u128::from(i.cost);
         let next = blocking + demand.all().map(cost).sum::<u128>();
         if next == length {
             return Ok(u64::try_from(length).ok());

@@ -1,0 +1,96 @@
+//! Copy engines as flows use them, from a machine file.
+
+use serde::{Deserialize, Serialize};
+
+use super::FlowAssumption;
+use crate::files::machine::{Calibration, Machine, RouteId};
+use crate::models::interconnect::Network;
+use crate::models::transfer::Direction;
+use crate::models::transfer::arbitration::DIRECTIONS;
+use crate::units::{Bytes, Nanos, PPM, Rate};
+
+/// Far above the size at which a chunk's set-up costs nothing, and what is promised waits for some of them.
+pub const CHUNK_MAX: Bytes = Bytes(16 << 20);
+/// Chunks are no smaller, and multiples of it: below, set-ups cost more than bytes.
+pub const CHUNK_MIN: Bytes = Bytes(64 << 10);
+/// What threads are late at most where nobody measured it: the jitter of machine files.
+const JITTER: Nanos = Nanos(100_000);
+
+/// One copy engine as flows use it: its worst case, margins contained.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowEngine {
+    pub gpu: u32,
+    pub direction: Direction,
+    /// Engine time of a chunk with no byte moving.
+    pub setup: Nanos,
+    /// What the engine keeps while all other copies between this node's host and GPUs run.
+    pub rate: Rate,
+    /// The most by which threads are late: when a released job asks for the engine, and when they report to the line that a chunk has ended.
+    pub jitter: Nanos,
+    /// Chunks without a promise that may be on the engine at a time.
+    pub unpromised_in_flight: u32,
+    /// No chunk is larger, also while there is no flow.
+    pub chunk_max: Bytes,
+    /// The smallest chunk; all chunks are multiples of it, but for a job's last one.
+    pub chunk_min: Bytes,
+    pub is_measured: bool,
+    /// How long a small copy of another process waited beside bulk copies; `None` = not measured.
+    pub turn: Option<Nanos>,
+}
+
+impl FlowEngine {
+    /// The longest service time of a chunk of so many bytes, as the line sees it.
+    #[must_use]
+    pub fn chunk_cost(&self, bytes: Bytes) -> Nanos {
+        self.setup.saturating_add(self.jitter).saturating_add(self.rate.time_for(bytes))
+    }
+
+    pub(super) fn assumptions(&self) -> Vec<FlowAssumption> {
+        let measured = (!self.is_measured).then_some(FlowAssumption::NotMeasured);
+        let always = [FlowAssumption::OnlyHeadway { turn: self.turn }, FlowAssumption::Threads { jitter: self.jitter }];
+        measured.into_iter().chain(always).collect()
+    }
+}
+
+/// The engines between host and GPUs that a machine file knows, GPUs numbered in its order. A GPU that no route of a direction reaches has
+/// none there.
+///
+/// A buffer may lie in any memory of the host: of several routes the worst counts.
+#[must_use]
+pub fn flow_engines(machine: &Machine, unpromised_in_flight: u32) -> Vec<FlowEngine> {
+    let network = Network::new(machine);
+    let of = |gpu, direction| {
+        let ends = machine
+            .memories()
+            .map(move |memory| if direction == Direction::H2d { (memory, gpu) } else { (gpu, memory) });
+        ends.filter_map(|(from, to)| machine.route(from, to)).collect::<Vec<RouteId>>()
+    };
+    let busy: Vec<RouteId> =
+        machine.gpus().flat_map(|gpu| DIRECTIONS.map(|direction| of(gpu, direction))).flatten().collect();
+    let mut engines = Vec::new();
+    for (number, gpu) in (0..).zip(machine.gpus()) {
+        for direction in DIRECTIONS {
+            let routes = of(gpu, direction);
+            let setups = routes.iter().map(|route| &machine.routes[route.at()]).map(|of| of.setup.max(of.setup_queued));
+            let rate = routes.iter().map(|&route| network.guaranteed_rate(route, &busy).ok()).min().flatten();
+            let (Some(setup), Some(rate)) = (setups.max(), rate) else { continue };
+            let calibration = machine.calibration.as_ref();
+            let margin = u128::from(PPM) + u128::from(calibration.map_or(0, |of| of.margin_ppm));
+            let slower = (u128::from(rate.0) * u128::from(PPM) / margin) as u64;
+            let turn = machine.profile.arbitration.get(&(gpu, direction)).and_then(|of| of.process);
+            engines.push(FlowEngine {
+                gpu: number,
+                direction,
+                setup: calibration.map_or(setup, |of| of.with_margin(setup).saturating_sub(of.jitter)),
+                rate: Rate(slower.max(1)),
+                jitter: calibration.map_or(JITTER, |of| of.jitter),
+                unpromised_in_flight,
+                chunk_max: CHUNK_MAX,
+                chunk_min: CHUNK_MIN,
+                is_measured: calibration.is_some_and(|of| !Calibration::is_vouched(of)),
+                turn: turn.map(|wait| if wait.max == Nanos::MAX { wait.long() } else { wait.max }),
+            });
+        }
+    }
+    engines
+}

@@ -1,0 +1,208 @@
+//! What became of a job, and what its time went to.
+
+use serde::{Deserialize, Serialize};
+
+use crate::units::{Bytes, Nanos};
+
+/// Whose chunk it is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ChunkOwner {
+    /// A flow, by its name.
+    Flow(String),
+    /// A copy that was admitted when it was asked for.
+    Urgent,
+    /// Any copy without a promise.
+    Unpromised,
+}
+
+impl std::fmt::Display for ChunkOwner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Flow(name) => write!(f, "flow `{name}`"),
+            Self::Urgent => f.write_str("an urgent copy"),
+            Self::Unpromised => f.write_str("copies without a promise"),
+        }
+    }
+}
+
+/// What a driver knows of a job that has ended. The *service time* of a chunk begins when the line lets it start, or when the chunk before it on
+/// the engine ends, if that is later. It ends when the driver reports the chunk's end to the line.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobFacts {
+    /// When its first chunk asked the line.
+    pub asked: Nanos,
+    /// From then on, all time in the line and behind chunks of others on the engine.
+    pub waited: Nanos,
+    /// The service times of its chunks.
+    pub engine: Nanos,
+    pub chunks: u32,
+    /// The longest service time.
+    pub longest_chunk: Nanos,
+    /// Chunks of others that were on the engine when a chunk of the job asked, or started while one waited; as far as known.
+    pub ahead: Vec<ChunksAhead>,
+}
+
+/// Chunks of one owner that went before a job's own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChunksAhead {
+    pub owner: ChunkOwner,
+    pub chunks: u32,
+    /// Their service times; zero = not known.
+    pub time: Nanos,
+    /// The longest of them; zero = not known.
+    pub longest: Nanos,
+}
+
+/// An assumption that did not hold.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum FlowFault {
+    #[error("the thread of {owner} asked {late} after the release, {by} later than assumed", by = late.saturating_sub(*jitter))]
+    AskedLate { owner: ChunkOwner, late: Nanos, jitter: Nanos },
+    /// One chunk, or all of a job together.
+    #[error("{owner} took {took} on the engine where {most} was assumed: others use it, or it is slower than measured")]
+    LongChunk { owner: ChunkOwner, took: Nanos, most: Nanos },
+    #[error("a chunk of {owner} had {bytes}, {most} are allowed")]
+    LargeChunk { owner: ChunkOwner, bytes: Bytes, most: Bytes },
+    #[error("{chunks} chunks of {owner} went before it, {most} are allowed")]
+    ManyChunks { owner: ChunkOwner, chunks: u32, most: u32 },
+    /// Neither in the line nor on the engine: the next chunk was not asked for before the one before had ended.
+    #[error("the thread of {owner} let {time} pass between its chunks")]
+    Gaps { owner: ChunkOwner, time: Nanos },
+}
+
+/// What a job's time went to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum FlowBlame {
+    /// An assumption broke, for this job or since the engine last had nothing promised to do.
+    Fault(FlowFault),
+    /// Others were before it, as the bound allows.
+    Ahead(ChunksAhead),
+    /// All waiting.
+    Waited(Nanos),
+    /// Its own chunks.
+    Engine { took: Nanos, worst: Nanos },
+    /// The bound was exceeded, and nothing that the driver told explains it.
+    Unexplained { by: Nanos },
+}
+
+impl std::fmt::Display for FlowBlame {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Fault(fault) => fault.fmt(f),
+            Self::Ahead(ChunksAhead { owner, chunks, time: Nanos(0), .. }) => {
+                write!(f, "{chunks} chunks of {owner} went before it")
+            }
+            Self::Ahead(ChunksAhead { owner, chunks, time, .. }) => {
+                write!(f, "{chunks} chunks of {owner} went before it and took {time}")
+            }
+            Self::Waited(time) => write!(f, "it waited {time} for the engine"),
+            Self::Engine { took, worst } => write!(f, "its own chunks took {took} on the engine, at most {worst}"),
+            Self::Unexplained { by } => {
+                write!(
+                    f,
+                    "it took {by} longer than promised, and no assumption is known to be broken: please report it"
+                )
+            }
+        }
+    }
+}
+
+/// A job that has ended, was given up or failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowJobReport {
+    /// From its release to now.
+    pub response: Nanos,
+    /// What was promised.
+    pub bound: Nanos,
+    pub end: JobEnd,
+    /// It ended after its deadline, or not at all.
+    pub missed: bool,
+    /// How long it had to wait for its release, since it came earlier than the contract allows. Not part of the response.
+    pub held: Nanos,
+    /// Faults first. Never empty where the response is longer than the bound.
+    pub blame: Vec<FlowBlame>,
+}
+
+/// How a job ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum JobEnd {
+    /// All bytes are there.
+    Done,
+    /// It had not started by its deadline and was given up, as `on_miss = "skip"` asks.
+    GivenUp,
+    /// The copy failed.
+    Failed,
+}
+
+/// What is known of a job when it ends, beside the driver's facts.
+pub(super) struct EndedJob<'a> {
+    pub(super) owner: ChunkOwner,
+    pub(super) release: Nanos,
+    pub(super) response: Nanos,
+    pub(super) bound: Nanos,
+    pub(super) jitter: Nanos,
+    /// The longest a chunk may take.
+    pub(super) chunk_cost: Nanos,
+    /// The longest its own chunks may take together.
+    pub(super) worst: Nanos,
+    pub(super) unpromised_in_flight: u32,
+    /// Faults that were noticed since the engine last had nothing promised to do.
+    pub(super) known: &'a [FlowFault],
+}
+
+impl EndedJob<'_> {
+    /// The assumptions that `facts` show to be broken.
+    pub(super) fn faults(&self, facts: &JobFacts) -> Vec<FlowFault> {
+        let mut faults = Vec::new();
+        let late = facts.asked.saturating_sub(self.release);
+        if late > self.jitter {
+            faults.push(FlowFault::AskedLate { owner: self.owner.clone(), late, jitter: self.jitter });
+        }
+        let most = self.chunk_cost;
+        for (took, most) in [(facts.longest_chunk, most), (facts.engine, self.worst)] {
+            if took > most {
+                faults.push(FlowFault::LongChunk { owner: self.owner.clone(), took, most });
+            }
+        }
+        for ChunksAhead { owner, chunks, longest, .. } in &facts.ahead {
+            if *longest > most {
+                faults.push(FlowFault::LongChunk { owner: owner.clone(), took: *longest, most });
+            }
+            let most = self.unpromised_in_flight;
+            if *owner == ChunkOwner::Unpromised && *chunks > most {
+                faults.push(FlowFault::ManyChunks { owner: owner.clone(), chunks: *chunks, most });
+            }
+        }
+        faults
+    }
+
+    /// What its time went to, and what broke where it took longer than promised.
+    pub(super) fn blame(&self, facts: &JobFacts, own: &[FlowFault]) -> Vec<FlowBlame> {
+        let mut blame = Vec::new();
+        if self.response > self.bound {
+            let known = self.known.iter().filter(|fault| !own.contains(fault));
+            blame.extend(own.iter().chain(known).cloned().map(FlowBlame::Fault));
+            let late = facts.asked.saturating_sub(self.release);
+            let accounted = late.saturating_add(facts.waited).saturating_add(facts.engine);
+            let time = self.response.saturating_sub(accounted);
+            if time > Nanos::ZERO {
+                blame.push(FlowBlame::Fault(FlowFault::Gaps { owner: self.owner.clone(), time }));
+            }
+            if blame.is_empty() {
+                blame.push(FlowBlame::Unexplained { by: self.response.saturating_sub(self.bound) });
+            }
+        }
+        blame.extend(facts.ahead.iter().cloned().map(FlowBlame::Ahead));
+        if facts.waited > Nanos::ZERO {
+            blame.push(FlowBlame::Waited(facts.waited));
+        }
+        blame.push(FlowBlame::Engine { took: facts.engine, worst: self.worst });
+        blame
+    }
+}

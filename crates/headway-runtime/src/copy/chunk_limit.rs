@@ -1,0 +1,123 @@
+//! How large the chunks of copies may be on an engine on which other copies are promised to be in time.
+
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use headway_core::units::{Bytes, Nanos};
+
+use super::wait::Patience;
+
+/// How large the chunks of copies without a promise may be on one engine, and which copies began before that changed.
+pub(super) struct ChunkLimit {
+    bytes: AtomicUsize,
+    /// Counts changes.
+    epoch: AtomicU32,
+    /// Copies under way that began in an even or odd epoch.
+    under_way: [AtomicU32; 2],
+}
+
+/// One copy under way, with the limit that it keeps to.
+pub(super) struct Limited<'a> {
+    pub(super) bytes: usize,
+    count: &'a AtomicU32,
+}
+
+impl Drop for Limited<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl ChunkLimit {
+    pub(super) const fn none() -> Self {
+        Self {
+            bytes: AtomicUsize::new(usize::MAX),
+            epoch: AtomicU32::new(0),
+            under_way: [const { AtomicU32::new(0) }; 2],
+        }
+    }
+
+    /// A copy begins.
+    pub(super) fn enter(&self) -> Limited<'_> {
+        loop {
+            let epoch = self.epoch.load(Ordering::SeqCst);
+            let count = &self.under_way[epoch as usize % 2];
+            count.fetch_add(1, Ordering::SeqCst);
+            let limited = Limited { bytes: self.bytes.load(Ordering::SeqCst), count };
+            // Who changes the limit now would not wait for this copy.
+            if self.epoch.load(Ordering::SeqCst) == epoch {
+                return limited;
+            }
+        }
+    }
+
+    /// Changes the limit, and waits for copies that began before if they may have larger chunks; `false` if they make no progress.
+    ///
+    /// Only one thread at a time changes it.
+    pub(super) fn set(&self, chunk: Option<Bytes>, patience: Nanos) -> bool {
+        let bytes = chunk.map_or(usize::MAX, |chunk| usize::try_from(chunk.0).unwrap_or(usize::MAX));
+        let before = self.bytes.swap(bytes, Ordering::SeqCst);
+        if bytes >= before {
+            return true;
+        }
+        // Those of the epoch before this one may still run, if the last change gave up on them.
+        let mut patience = Patience::new(patience);
+        for _ in 0..2 {
+            let epoch = self.epoch.fetch_add(1, Ordering::SeqCst);
+            while self.under_way[epoch as usize % 2].load(Ordering::SeqCst) > 0 {
+                if !patience.pause() {
+                    return false;
+                }
+            }
+            patience.progress();
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_smaller_limit_waits_for_copies_that_began_with_a_larger_one() {
+        let limit = ChunkLimit::none();
+        let before = limit.enter();
+        assert_eq!(before.bytes, usize::MAX);
+        assert!(!limit.set(Some(Bytes(4)), Nanos(1_000_000)), "nothing moves on");
+        assert_eq!(limit.enter().bytes, 4);
+        drop(before);
+        assert!(limit.set(Some(Bytes(2)), Nanos(1_000_000_000)));
+        let small = limit.enter();
+        assert!(limit.set(None, Nanos(1)), "a larger limit waits for nobody");
+        assert_eq!(small.bytes, 2);
+    }
+
+    #[test]
+    fn a_change_is_seen_by_all_copies_that_are_under_way_after_it() {
+        let (limit, over, largest) = (ChunkLimit::none(), AtomicBool::new(false), AtomicUsize::new(usize::MAX));
+        thread::scope(|scope| {
+            let (limit, over, largest) = (&limit, &over, &largest);
+            for _ in 0..3 {
+                scope.spawn(move || {
+                    while !over.load(Ordering::SeqCst) {
+                        let copy = limit.enter();
+                        thread::yield_now();
+                        assert!(
+                            copy.bytes <= largest.load(Ordering::SeqCst),
+                            "a larger one is under way after the change"
+                        );
+                    }
+                });
+            }
+            for bytes in (1..2_000).rev() {
+                assert!(limit.set(Some(Bytes(bytes)), Nanos(60_000_000_000)));
+                largest.store(bytes as usize, Ordering::SeqCst);
+                assert!(limit.enter().bytes <= bytes as usize);
+            }
+            over.store(true, Ordering::SeqCst);
+        });
+    }
+}

@@ -1,0 +1,592 @@
+//! Flows: copies of a program's own buffers with a period and a deadline that is promised before the first of them.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use headway::copy::{self, Direction};
+//! use headway::flow::{FlowContract, FlowCopy, FlowNode, FlowPlace, OnMiss};
+//! use headway::machine;
+//! use headway::units::{Bytes, Nanos};
+//! # fn main() -> Result<(), headway::Error> {
+//! let copier = Arc::new(copy::gpus()?);
+//! let node = FlowNode::of(Arc::clone(&copier), &machine::open("machine.toml")?)?;
+//! let ms = Nanos(1_000_000);
+//! let camera = node.open(FlowContract {
+//!     name: "camera".to_owned(),
+//!     gpu: 0,
+//!     direction: Direction::H2d,
+//!     bytes: Bytes(6 << 20),
+//!     period: ms * 33,
+//!     deadline: ms * 5,
+//!     on_miss: OnMiss::Finish,
+//! })?;
+//! let frame = FlowPlace::pinned(&copier, 0, 6 << 20)?;
+//! let image = FlowPlace::device(&copier, 0, 6 << 20)?;
+//! let report = camera.copy(FlowCopy::Buffers { device: image, host: frame, bytes: 6 << 20 })?;
+//! assert!(report.job.response <= report.job.bound);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A flow's copies are made by the copy engine, in chunks that go before everything that has no promise, in the order of deadlines. All
+//! other copies of the same copier keep to chunks that the promises allow for.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use headway_core::files::machine::Machine;
+use headway_core::models::transfer::Direction;
+use headway_core::units::{Bytes, Nanos};
+use headway_cuda::{HostEnd, LentEnds};
+use headway_device::Buffer;
+use headway_device::gpu::{Caching, CpuReach};
+use headway_os::{clock, threads};
+use headway_runtime::copy::{At, Copier, CopyError, Promise, PromisedCopy, UNPROMISED_IN_FLIGHT};
+
+pub use headway_core::decisions::flows::{
+    ChunkOwner, ChunksAhead, FlowAdmitted, FlowAssumption, FlowBlame, FlowContract, FlowEngine, FlowFault, FlowId,
+    FlowJobReport, FlowProposal, FlowRefused, FlowUnfit, InvalidContract, JobEnd, SubmitRefused, UnfitReason,
+};
+pub use headway_core::files::workload::OnMiss;
+
+pub use crate::error::FlowError;
+
+use headway_core::decisions::flows::{FlowBook, FlowJob, JobFacts, LIMITS, flow_engines};
+
+use crate::copy::{RawCopy, StreamCopier};
+use crate::{Error, Failure};
+
+/// Between two looks whether the engine of a flow that joins or leaves has nothing promised to do.
+const LOOK: Duration = Duration::from_micros(200);
+/// So long before its release a held copy looks at nothing else any more.
+const HELD_AWAKE: Nanos = Nanos(1_000_000);
+/// Between two looks whether a held copy is still wanted.
+const HELD_NAP: Nanos = Nanos(100_000_000);
+
+fn nanos(time: Duration) -> Nanos {
+    Nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// Part of a buffer, as one end of a copy.
+#[derive(Clone)]
+pub struct FlowPlace {
+    pub buffer: Buffer,
+    /// Where it begins.
+    pub offset: usize,
+}
+
+impl FlowPlace {
+    /// New pinned memory near the GPU at position `gpu`.
+    ///
+    /// # Errors
+    /// `ErrorKind::Device`.
+    pub fn pinned(copier: &Copier, gpu: usize, bytes: usize) -> Result<Self, Error> {
+        let buffer = copier.gpus()[gpu].pinned_buffer(bytes, Caching::Cached).map_err(CopyError::from)?;
+        Ok(Self { buffer, offset: 0 })
+    }
+
+    /// New memory of the GPU at position `gpu`.
+    ///
+    /// # Errors
+    /// `ErrorKind::Device`.
+    pub fn device(copier: &Copier, gpu: usize, bytes: usize) -> Result<Self, Error> {
+        let buffer = copier.gpus()[gpu].device_buffer(bytes, CpuReach::Device).map_err(CopyError::from)?;
+        Ok(Self { buffer, offset: 0 })
+    }
+
+    #[must_use]
+    pub fn at(&self) -> At<'_> {
+        At { buffer: &self.buffer, offset: self.offset }
+    }
+}
+
+/// What one copy of a flow moves, in the flow's direction.
+pub enum FlowCopy {
+    /// Between a GPU's memory and pinned memory, both of the node's copier.
+    Buffers { device: FlowPlace, host: FlowPlace, bytes: usize },
+    /// Between addresses, when the CUDA stream has come to this point. What the stream is given later does not wait for the copy: wait for
+    /// the report or the ticket first. The host memory is pinned.
+    Addresses(RawCopy),
+}
+
+/// What one copy of a flow did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowReport {
+    /// Its response, the bound that was promised, and what its time went into.
+    pub job: FlowJobReport,
+    /// What the engine did; `None` for a copy that was given up.
+    pub moved: Option<PromisedCopy>,
+}
+
+enum Copiers {
+    Buffers(Arc<Copier>),
+    Streams(Arc<StreamCopier>),
+}
+
+impl Copiers {
+    fn copier(&self) -> &Copier {
+        match self {
+            Self::Buffers(copier) => copier,
+            Self::Streams(copier) => copier.copier(),
+        }
+    }
+}
+
+struct Inner {
+    copiers: Copiers,
+    book: Mutex<FlowBook>,
+    /// Held while the chunks of an engine change.
+    changing: Mutex<()>,
+    engines: Vec<FlowEngine>,
+    patience: Duration,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Inner {
+    fn book(&self) -> MutexGuard<'_, FlowBook> {
+        lock(&self.book)
+    }
+
+    /// Has the other copies of an engine keep to the chunks that its flows allow for. On return no larger one is on the engine.
+    fn limit(&self, gpu: u32, direction: Direction) -> Result<(), Error> {
+        let chunk = self.book().chunk(gpu, direction);
+        self.copiers.copier().limit_chunks(gpu as usize, direction, chunk).map_err(Failure::Copy)?;
+        self.book().drained(clock::now(), gpu, direction);
+        Ok(())
+    }
+
+    /// Waits until a flow's copies are accepted.
+    fn settle(&self, flow: FlowId, contract: &FlowContract) -> Result<(), Error> {
+        self.limit(contract.gpu, contract.direction)?;
+        let end = clock::now().saturating_add(nanos(self.patience));
+        loop {
+            let mut book = self.book();
+            book.rest(clock::now(), contract.gpu, contract.direction);
+            if book.is_settled(flow) {
+                return Ok(());
+            }
+            drop(book);
+            if clock::now() > end {
+                let (flow, after) = (contract.name.clone(), self.patience);
+                return Err(Failure::Flow(FlowError::Unsettled { flow, after }).into());
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+/// The GPUs of a copier, with what was promised on their copy engines.
+#[derive(Clone)]
+pub struct FlowNode(Arc<Inner>);
+
+impl FlowNode {
+    /// The node of a copier. `machine` says what copies cost at worst, best as `headway measure` found it on this computer.
+    ///
+    /// There is one node for each copier: two would not know of each other's promises.
+    ///
+    /// # Errors
+    /// `ErrorKind::Machine` for a machine with fewer GPUs.
+    pub fn of(copier: Arc<Copier>, machine: &Machine) -> Result<Self, Error> {
+        Self::new(Copiers::Buffers(copier), machine)
+    }
+
+    /// The node of a copier between addresses: GPU 0 of its contracts is the copier's GPU.
+    ///
+    /// # Errors
+    /// Those of [`FlowNode::of`].
+    pub fn in_streams(copier: Arc<StreamCopier>, machine: &Machine) -> Result<Self, Error> {
+        Self::new(Copiers::Streams(copier), machine)
+    }
+
+    fn new(copiers: Copiers, machine: &Machine) -> Result<Self, Error> {
+        let gpus = copiers.copier().gpus().len();
+        let available = machine.gpus().count();
+        if available < gpus {
+            return Err(Failure::TooFewGpus { machine: machine.name.clone(), wanted: gpus, available }.into());
+        }
+        let engines = flow_engines(machine, UNPROMISED_IN_FLIGHT);
+        let book = Mutex::new(FlowBook::new(engines.clone(), LIMITS));
+        let inner = Inner { copiers, book, changing: Mutex::default(), engines, patience: Duration::from_secs(10) };
+        Ok(Self(Arc::new(inner)))
+    }
+
+    /// What each copy engine costs at worst.
+    #[must_use]
+    pub fn engines(&self) -> &[FlowEngine] {
+        &self.0.engines
+    }
+
+    /// Whether nothing is promised: no flow is open, and the capacity of all that were has returned.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let (mut book, now) = (self.0.book(), clock::now());
+        self.0.engines.iter().all(|of| {
+            book.rest(now, of.gpu, of.direction);
+            book.chunk(of.gpu, of.direction).is_none()
+        })
+    }
+
+    /// Promises that every copy of a flow ends within its deadline, or says who would suffer and what would help.
+    ///
+    /// Returns when the promise holds: when no chunk is on the engine any more that is larger than it allows for.
+    ///
+    /// # Errors
+    /// `ErrorKind::NotAccepted` where it cannot be promised, `ErrorKind::Options` for a contract that is none, `ErrorKind::Device`.
+    pub fn open(&self, contract: FlowContract) -> Result<Flow, Error> {
+        let _alone = lock(&self.0.changing);
+        let admitted = self.0.book().open(clock::now(), contract.clone());
+        let admitted = admitted.map_err(|refused| Failure::Flow(refused.into()))?;
+        let shared =
+            Shared { node: Arc::clone(&self.0), contract, admitted, jobs: Mutex::default(), came: Condvar::new() };
+        let flow = Flow(Arc::new(shared));
+        self.0.settle(flow.0.admitted.flow, flow.contract())?;
+        Ok(flow)
+    }
+}
+
+/// The longest response of each flow on `machine` if all of them were open, in the order given. Needs no GPU.
+///
+/// # Errors
+/// `ErrorKind::NotAccepted` for the first that cannot be promised beside those before it, `ErrorKind::Options` for a contract that is none.
+pub fn bounds(machine: &Machine, contracts: &[FlowContract]) -> Result<Vec<Nanos>, Error> {
+    let mut book = FlowBook::new(flow_engines(machine, UNPROMISED_IN_FLIGHT), LIMITS);
+    let mut flows = Vec::new();
+    for contract in contracts {
+        let admitted = book.open(Nanos::ZERO, contract.clone()).map_err(|refused| Failure::Flow(refused.into()))?;
+        // No chunk is on any engine.
+        book.drained(Nanos::ZERO, contract.gpu, contract.direction);
+        flows.push(admitted);
+    }
+    Ok(flows.into_iter().map(|admitted| book.bound(admitted.flow).unwrap_or(admitted.bound)).collect())
+}
+
+/// Copies that were promised to be in time. To drop it closes it.
+pub struct Flow(Arc<Shared>);
+
+struct Shared {
+    node: Arc<Inner>,
+    contract: FlowContract,
+    admitted: FlowAdmitted,
+    jobs: Mutex<Jobs>,
+    came: Condvar,
+}
+
+/// Copies that were submitted and have not begun.
+#[derive(Default)]
+struct Jobs {
+    waiting: VecDeque<(FlowCopy, Option<FlowJob>, Arc<Outcome>)>,
+    is_served: bool,
+    is_closed: bool,
+}
+
+/// How a submitted copy ended.
+#[derive(Default)]
+struct Outcome {
+    /// The error is taken by the first who waits.
+    result: Mutex<Option<Result<FlowReport, Option<Error>>>>,
+    came: Condvar,
+}
+
+impl Outcome {
+    fn tell(&self, result: Result<FlowReport, Error>) {
+        *lock(&self.result) = Some(result.map_err(Some));
+        self.came.notify_all();
+    }
+}
+
+/// A copy that was submitted. To drop it does not end the copy.
+pub struct FlowTicket {
+    flow: String,
+    outcome: Arc<Outcome>,
+}
+
+impl FlowTicket {
+    /// Whether the copy has ended, well or not.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        lock(&self.outcome.result).is_some()
+    }
+
+    /// Waits for the end of the copy, for `limit` at most.
+    ///
+    /// # Errors
+    /// Those of [`Flow::copy`]; and `ErrorKind::Device` when time is up, after which it can be waited for again.
+    pub fn wait(&self, limit: Duration) -> Result<FlowReport, Error> {
+        let result = lock(&self.outcome.result);
+        let (mut result, _) = self
+            .outcome
+            .came
+            .wait_timeout_while(result, limit, |result| result.is_none())
+            .unwrap_or_else(PoisonError::into_inner);
+        let flow = || self.flow.clone();
+        match &mut *result {
+            Some(Ok(report)) => Ok(report.clone()),
+            Some(Err(error)) => {
+                Err(error.take().unwrap_or_else(|| Failure::Flow(FlowError::Told { flow: flow() }).into()))
+            }
+            None => Err(Failure::Flow(FlowError::Late { flow: flow(), after: limit }).into()),
+        }
+    }
+}
+
+impl Flow {
+    /// What was promised when it was opened.
+    #[must_use]
+    pub fn admitted(&self) -> &FlowAdmitted {
+        &self.0.admitted
+    }
+
+    #[must_use]
+    pub fn contract(&self) -> &FlowContract {
+        &self.0.contract
+    }
+
+    /// The longest response that is promised now. It grows when other flows join, and never beyond the deadline.
+    #[must_use]
+    pub fn bound(&self) -> Nanos {
+        self.0.node.book().bound(self.0.admitted.flow).unwrap_or(self.0.contract.deadline)
+    }
+
+    /// Makes one copy on the calling thread, and returns when the bytes are there. One that comes earlier than the contract allows waits
+    /// until then.
+    ///
+    /// # Errors
+    /// `ErrorKind::Options` for a copy that is none of the flow's, `ErrorKind::Device` for one that failed. A missed deadline is no
+    /// error: the report says so.
+    pub fn copy(&self, copy: FlowCopy) -> Result<FlowReport, Error> {
+        self.0.perform(copy, None, &mut || false)
+    }
+
+    /// As [`Flow::copy`]; `stop` is asked now and then while the copy is held until the contract allows it, and ends that.
+    ///
+    /// # Errors
+    /// Those of [`Flow::copy`], and `ErrorKind::Interrupted` if `stop` said so.
+    pub fn copy_unless(&self, copy: FlowCopy, stop: &mut dyn FnMut() -> bool) -> Result<FlowReport, Error> {
+        self.0.perform(copy, None, stop)
+    }
+
+    /// Has the flow's own thread make one copy, after those that were submitted before. The copy counts as released now, or when its CUDA
+    /// stream has come to this point.
+    ///
+    /// # Errors
+    /// Those of [`Flow::copy`]; and where no thread can be started.
+    pub fn submit(&self, copy: FlowCopy) -> Result<FlowTicket, Error> {
+        let shared = &self.0;
+        let mut jobs = lock(&shared.jobs);
+        if jobs.is_closed {
+            return Err(Failure::Flow(SubmitRefused::Unknown.into()).into());
+        }
+        if !jobs.is_served {
+            let serving = Arc::clone(shared);
+            let started = threads::spawn("headway-flow", move || serving.serve());
+            let flow = shared.contract.name.clone();
+            started.map_err(|error| Failure::Flow(FlowError::Thread { flow, reason: error.to_string() }))?;
+            jobs.is_served = true;
+        }
+        let job = match &copy {
+            FlowCopy::Buffers { bytes, .. } => Some(shared.take(Bytes(*bytes as u64))?),
+            FlowCopy::Addresses(_) => None,
+        };
+        let outcome = Arc::<Outcome>::default();
+        jobs.waiting.push_back((copy, job, Arc::clone(&outcome)));
+        shared.came.notify_all();
+        Ok(FlowTicket { flow: shared.contract.name.clone(), outcome })
+    }
+
+    /// Gives the flow's capacity back, when copies that were submitted have ended and theory allows it.
+    pub fn close(self) {}
+
+    /// Takes no copies any more, and waits until those that were submitted have ended. One that is held until the contract allows it is
+    /// not made.
+    pub fn finish(&self) {
+        let shared = &self.0;
+        shared.end();
+        let jobs = lock(&shared.jobs);
+        drop(shared.came.wait_while(jobs, |jobs| jobs.is_served).unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+impl Shared {
+    /// No copies come any more.
+    fn end(&self) {
+        let mut jobs = lock(&self.jobs);
+        let leaves = !jobs.is_closed && !jobs.is_served;
+        jobs.is_closed = true;
+        self.came.notify_all();
+        drop(jobs);
+        if leaves {
+            self.leave();
+        }
+    }
+
+    /// Waits until a copy counts as released.
+    fn hold(&self, job: &FlowJob, stop: &mut dyn FnMut() -> bool) -> Result<(), Error> {
+        let why: Failure = loop {
+            let left = job.release.saturating_sub(clock::now());
+            let spare = left.saturating_sub(HELD_AWAKE);
+            if spare == Nanos::ZERO {
+                clock::sleep_until(job.release);
+                return Ok(());
+            }
+            let (jobs, nap) = (lock(&self.jobs), Duration::from_nanos(spare.min(HELD_NAP).0));
+            let waited = self.came.wait_timeout_while(jobs, nap, |jobs| !jobs.is_closed);
+            if waited.unwrap_or_else(PoisonError::into_inner).0.is_closed {
+                break FlowError::Closed { flow: self.contract.name.clone() }.into();
+            }
+            if stop() {
+                break Failure::Interrupted;
+            }
+        };
+        // There is such a job: it was submitted.
+        let _ = self.node.book().failed(clock::now(), job.flow, job.sequence);
+        Err(why.into())
+    }
+
+    fn take(&self, bytes: Bytes) -> Result<FlowJob, Error> {
+        let taken = self.node.book().submit(clock::now(), self.admitted.flow, bytes);
+        taken.map_err(|refused| Failure::Flow(refused.into()).into())
+    }
+
+    /// Makes submitted copies one after the other until the flow is closed.
+    fn serve(&self) {
+        let mut jobs = lock(&self.jobs);
+        loop {
+            let Some((copy, job, outcome)) = jobs.waiting.pop_front() else {
+                if jobs.is_closed {
+                    break;
+                }
+                jobs = self.came.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(jobs);
+            outcome.tell(self.perform(copy, job, &mut || false));
+            jobs = lock(&self.jobs);
+        }
+        drop(jobs);
+        self.leave();
+        lock(&self.jobs).is_served = false;
+        self.came.notify_all();
+    }
+
+    /// Closes the flow, and has its capacity given back when that is possible.
+    fn leave(&self) {
+        let (gpu, direction) = (self.contract.gpu, self.contract.direction);
+        let Ok(closed) = self.node.book().close(clock::now(), self.admitted.flow) else { return };
+        let node: Weak<Inner> = Arc::downgrade(&self.node);
+        let flow: FlowId = self.admitted.flow;
+        let give_back = move || {
+            clock::sleep_until(closed.returns_from);
+            while let Some(node) = node.upgrade() {
+                let alone = lock(&node.changing);
+                node.book().rest(clock::now(), gpu, direction);
+                if node.book().bound(flow).is_none() {
+                    // A larger limit waits for nobody.
+                    let _ = node.limit(gpu, direction);
+                    return;
+                }
+                drop(alone);
+                drop(node);
+                std::thread::sleep(LOOK);
+            }
+        };
+        // Without a thread the next flow that opens gives it back.
+        let _ = threads::spawn("headway-flows", give_back);
+    }
+
+    fn perform(
+        &self,
+        copy: FlowCopy,
+        job: Option<FlowJob>,
+        stop: &mut dyn FnMut() -> bool,
+    ) -> Result<FlowReport, Error> {
+        match (copy, &self.node.copiers) {
+            (FlowCopy::Buffers { device, host, bytes }, copiers) => {
+                let job = job.map_or_else(|| self.take(Bytes(bytes as u64)), Ok)?;
+                let copier = copiers.copier();
+                self.run(job, stop, |promise| {
+                    copier.promised_pinned(self.contract.direction, device.at(), host.at(), bytes, promise)
+                })
+            }
+            (FlowCopy::Addresses(raw), Copiers::Streams(streams)) => {
+                streams.lent(raw, self.node.patience, |ends| self.between(streams.copier(), ends, stop))?
+            }
+            (FlowCopy::Addresses(_), Copiers::Buffers(_)) => {
+                Err(self.wrong("this node copies between buffers, not addresses"))
+            }
+        }
+    }
+
+    fn between(
+        &self,
+        copier: &Copier,
+        ends: LentEnds<'_>,
+        stop: &mut dyn FnMut() -> bool,
+    ) -> Result<FlowReport, Error> {
+        let at = At { buffer: ends.device, offset: 0 };
+        match (ends.host, self.contract.direction) {
+            (HostEnd::Source(from), Direction::H2d) => {
+                let job = self.take(Bytes(from.len() as u64))?;
+                self.run(job, stop, |promise| copier.promised_in(at, from, promise))
+            }
+            (HostEnd::Destination(to), Direction::D2h) => {
+                let job = self.take(Bytes(to.len() as u64))?;
+                self.run(job, stop, |promise| copier.promised_out(to, at, promise))
+            }
+            _ => Err(self.wrong("its addresses are those of a copy in the other direction")),
+        }
+    }
+
+    fn wrong(&self, reason: &'static str) -> Error {
+        Failure::Flow(FlowError::Buffers { flow: self.contract.name.clone(), reason }).into()
+    }
+
+    fn run(
+        &self,
+        job: FlowJob,
+        stop: &mut dyn FnMut() -> bool,
+        make: impl FnOnce(Promise) -> Result<PromisedCopy, CopyError>,
+    ) -> Result<FlowReport, Error> {
+        self.hold(&job, stop)?;
+        let book = || self.node.book();
+        let (flow, sequence) = (job.flow, job.sequence);
+        let gone = |_| Error::from(Failure::Flow(SubmitRefused::Unknown.into()));
+        if job.on_miss == OnMiss::Skip && clock::now() >= job.deadline {
+            let now = clock::now();
+            let facts = JobFacts { asked: now, ..JobFacts::default() };
+            let job = book().given_up(now, flow, sequence, facts).map_err(gone)?;
+            return Ok(FlowReport { job, moved: None });
+        }
+        let chunk = book().begin(clock::now(), flow, sequence).map_err(gone)?;
+        match make(Promise { deadline: job.deadline, class: job.class(), chunk }) {
+            Ok(moved) => {
+                let PromisedCopy { asked, ended, engine, longest_chunk, chunks, unpromised, longest_unpromised } =
+                    moved;
+                let waited = ended.saturating_sub(asked).saturating_sub(engine);
+                let before = ChunksAhead {
+                    owner: ChunkOwner::Unpromised,
+                    chunks: unpromised,
+                    time: Nanos::ZERO,
+                    longest: longest_unpromised,
+                };
+                let ahead = (unpromised > 0).then_some(before).into_iter().collect();
+                let facts = JobFacts { asked, waited, engine, chunks, longest_chunk, ahead };
+                let job = book().ended(ended, flow, sequence, facts).map_err(gone)?;
+                Ok(FlowReport { job, moved: Some(moved) })
+            }
+            Err(error) => {
+                // The copy's error says more.
+                let _ = book().failed(clock::now(), flow, sequence);
+                Err(Failure::Copy(error).into())
+            }
+        }
+    }
+}

@@ -1,0 +1,157 @@
+"""Flows: copies of a program's own arrays with deadlines that are promised before the first of them."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from headway import _native
+from headway._native import FlowReport
+from headway._units import Size, Time, nanoseconds, nbytes
+
+if TYPE_CHECKING:
+    from headway._machine import Machine
+
+atexit.register(_native.finish_flows)
+
+
+@dataclass(frozen=True)
+class FlowContract:
+    """What a flow would ask for, for `Machine.flow_bounds`.
+
+    Attributes:
+        name: For people; each flow of a GPU has another one.
+        direction: `"in"`, into the GPU, or `"out"`, out of it.
+        size: The most that one copy moves.
+        period: The least time between two copies.
+        deadline: From the call until the bytes are there.
+        gpu: Which GPU of the machine.
+    """
+
+    name: str
+    direction: str
+    size: Size
+    period: Time
+    deadline: Time
+    gpu: int = 0
+
+
+class _NativeContract:
+    def __init__(self, of: FlowContract) -> None:
+        self.name, self.direction, self.gpu = of.name, of.direction, of.gpu
+        self.nbytes = nbytes(of.size)
+        self.period_ns, self.deadline_ns = nanoseconds(of.period), nanoseconds(of.deadline)
+
+
+def bounds(machine: Machine, contracts: Sequence[FlowContract]) -> list[int]:
+    native = [_NativeContract(contract) for contract in contracts]
+    return _native.flow_bounds(machine._native, native)  # pyright: ignore
+
+
+class FlowTicket:
+    """A copy of a flow that was submitted. Its arrays are kept until it has ended, also when the ticket is dropped."""
+
+    def __init__(self, native: _native.NativeFlowTicket) -> None:
+        self._native = native
+
+    @property
+    def done(self) -> bool:
+        """Whether the copy has ended, well or not."""
+        return self._native.done
+
+    def wait(self, timeout: float | str | None = 60.0) -> FlowReport:
+        """Waits until the bytes are there. Other threads run meanwhile, and Ctrl-C ends the wait.
+
+        Args:
+            timeout: Seconds, or a text such as `"20 ms"`; `None` = as long as it takes.
+
+        Raises:
+            CopyTimeout: Time is up. The copy goes on, and can be waited for again.
+            CopyError: It failed. Nothing is known of the bytes of the target then.
+        """
+        return self._native.wait(timeout)
+
+
+class Flow:
+    """Copies with a period and a deadline that was promised. `Machine.flow` opens it; `close`, or the end of a `with` block, closes it."""
+
+    def __init__(self, native: _native.NativeFlow, name: str) -> None:
+        self._native = native
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def bound_ns(self) -> int:
+        """The longest response that is promised now. It grows when other flows are opened, and never beyond the deadline."""
+        return self._native.bound_ns
+
+    @property
+    def chunk_bytes(self) -> int:
+        """What an engine gets at once while the flow is open: other copies are cut into chunks of this size."""
+        return self._native.chunk_bytes
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the promise rests on, a sentence each."""
+        return tuple(self._native.assumptions)
+
+    def copy(self, *, dst: object = None, src: object = None, stream: object = None) -> FlowReport:
+        """Makes one copy and returns when the bytes are there. One that comes earlier than the period allows waits until then.
+
+        Args:
+            dst: Another target than the flow's.
+            src: Another source than the flow's.
+            stream: The copy begins behind all that this stream was given; `None` = the stream that the GPU array's package uses now.
+
+        Raises:
+            ArrayError: An array cannot be copied as it is.
+            CopyError: The copy was refused, or failed. A missed deadline is no error: the report says so.
+        """
+        return self._native.copy(dst, src, stream)
+
+    def submit(self, *, dst: object = None, src: object = None, stream: object = None) -> FlowTicket:
+        """Has the flow's own thread make one copy, and returns at once. What `stream` is given later does not wait for the copy: wait for the
+        ticket first.
+
+        Args:
+            dst: Another target than the flow's.
+            src: Another source than the flow's.
+            stream: As for `copy`.
+        """
+        return FlowTicket(self._native.submit(dst, src, stream))
+
+    def close(self) -> None:
+        """Waits for the copies that were submitted, and gives the flow's capacity back. A copy that is held until the period allows it is not made."""
+        self._native.close()
+
+    def __enter__(self) -> Flow:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<headway.Flow {self._name}>"
+
+
+def open_flow(
+    machine: Machine, name: str, *, dst: object, src: object, period: Time, deadline: Time, on_miss: str
+) -> Flow:
+    native = _native.open_flow(
+        machine._native,  # pyright: ignore[reportPrivateUsage]
+        name,
+        dst,
+        src,
+        nanoseconds(period),
+        nanoseconds(deadline),
+        on_miss,
+    )
+    return Flow(native, name)

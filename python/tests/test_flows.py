@@ -1,0 +1,190 @@
+"""Flows of arrays, on a driver library that has no GPU behind it. Nothing here depends on how long anything takes."""
+
+from __future__ import annotations
+
+import threading
+
+import headway as hw
+import numpy as np
+import pytest
+
+from fake_gpu import Array, Bytes, Driver
+
+SIZE = (3 << 20) + 5
+
+
+def data(seed: int) -> Bytes:
+    return np.random.default_rng(seed).integers(0, 256, SIZE, dtype=np.uint8)
+
+
+@pytest.fixture
+def host(driver: Driver) -> Bytes:
+    return hw.pinned_empty(SIZE, np.uint8)
+
+
+@pytest.fixture
+def image(driver: Driver) -> Array:
+    return Array(driver, (SIZE,), np.uint8)
+
+
+def node() -> hw.Machine:
+    return hw.machine("h200-x1")
+
+
+def test_copies_of_a_flow_arrive_and_are_reported(host: Bytes, image: Array) -> None:
+    with node().flow("camera", dst=image, src=host, period="1 ms", deadline="500 ms") as camera:
+        assert 0 < camera.bound_ns <= 500_000_000 and camera.chunk_bytes > 0 and camera.name == "camera"
+        for seed in range(5):
+            host[:] = data(seed)
+            report = camera.copy()
+            assert (image.content() == host).all()
+            assert report.response_ns > 0 and not report.given_up and report.blame
+            assert report.missed == (report.response_ns > 500_000_000)
+    assert image.exported == 0
+
+
+def test_submitted_copies_arrive_in_order_and_keep_their_arrays(driver: Driver, host: Bytes, image: Array) -> None:
+    others = [Array(driver, (SIZE,), np.uint8) for _ in range(4)]
+    host[:] = data(9)
+    with node().flow("camera", dst=image, src=host, period="1 ms", deadline="500 ms") as camera:
+        tickets = [camera.submit(dst=other, stream=driver.stream()) for other in others]
+        reports = [ticket.wait() for ticket in tickets]
+        assert all(ticket.done for ticket in tickets) and tickets[0].wait() == reports[0]
+    assert all((other.content() == host).all() for other in others)
+    assert all(other.exported == 0 for other in others)
+
+
+def test_both_directions_and_other_copies_beside_them(driver: Driver, host: Bytes, image: Array) -> None:
+    bulk, kept, over = Array(driver, (64 << 20,), np.uint8), hw.pinned_empty(64 << 20, np.uint8), threading.Event()
+
+    def copies() -> None:
+        while not over.is_set():
+            hw.copy(bulk, kept)
+
+    thread = threading.Thread(target=copies)
+    thread.start()
+    try:
+        back = hw.pinned_empty(SIZE, np.uint8)
+        machine = node()
+        into = machine.flow("into", dst=image, src=host, period="1 ms", deadline="1 s")
+        out = machine.flow("out", dst=back, src=image, period="1 ms", deadline="1 s")
+        for seed in range(10):
+            host[:] = data(seed)
+            into.copy()
+            out.copy()
+            assert (back == host).all()
+        into.close()
+        out.close()
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_what_cannot_be_promised_is_refused_with_proposals_and_changes_nothing(host: Bytes, image: Array) -> None:
+    with node().flow("camera", dst=image, src=host, period="1 ms", deadline="1 ms") as camera:
+        bound = camera.bound_ns
+        with pytest.raises(hw.Refused) as refused:
+            node().flow("radar", dst=image, src=host, period="1 ms", deadline="160 us")
+        assert refused.value.suffers and refused.value.proposals and "radar" in str(refused.value)
+        assert camera.bound_ns == bound
+
+
+def test_a_closed_flow_takes_no_copies_and_its_name_is_free(host: Bytes, image: Array) -> None:
+    camera = node().flow("camera", dst=image, src=host, period="1 ms", deadline="1 s")
+    with pytest.raises(hw.OptionError, match="camera"):
+        node().flow("camera", dst=image, src=host, period="1 ms", deadline="1 s")
+    camera.close()
+    camera.close()
+    with pytest.raises(hw.OptionError, match="closed"):
+        camera.copy()
+
+
+def test_copies_that_are_none_of_the_flow_are_refused(driver: Driver, host: Bytes, image: Array) -> None:
+    ordinary, larger = np.zeros(SIZE, np.uint8), hw.pinned_empty(SIZE + 1, np.uint8)
+    with node().flow("strict", dst=image, src=host, period="1 ms", deadline="1 s") as flow:
+        with pytest.raises(hw.HeadwayError, match="pinned"):
+            flow.copy(src=ordinary)
+        with pytest.raises(hw.HeadwayError):
+            flow.copy(dst=Array(driver, (SIZE + 1,), np.uint8), src=larger)
+        with pytest.raises(hw.HeadwayError):
+            flow.copy(dst=host, src=image)
+        with pytest.raises(hw.ArrayError):
+            flow.copy(src=larger)
+        assert flow.copy().response_ns > 0
+
+
+def test_one_machine_stands_behind_all_flows_of_a_gpu(host: Bytes, image: Array) -> None:
+    with node().flow("first", dst=image, src=host, period="1 ms", deadline="1 s"), pytest.raises(hw.OptionError, match="machine"):
+        hw.machine("h200-x4").flow("second", dst=image, src=host, period="1 ms", deadline="1 s")
+
+
+@pytest.mark.parametrize("times", [{"period": "0 ms"}, {"deadline": "soon"}, {"deadline": -1}, {"on_miss": "explode"}])
+def test_times_and_words_that_are_none_are_refused(host: Bytes, image: Array, times: dict[str, str]) -> None:
+    with pytest.raises(hw.OptionError):
+        node().flow("wrong", dst=image, src=host, **{"period": "1 ms", "deadline": "1 s", **times})
+
+
+def test_bounds_can_be_asked_without_a_gpu() -> None:
+    asked = [hw.FlowContract(name, "in", "6 MiB", period="33 ms", deadline="5 ms") for name in ("left", "right")]
+    bounds = node().flow_bounds(asked)
+    assert len(bounds) == 2 and all(0 < bound <= 5_000_000 for bound in bounds)
+    assert node().flow_bounds(asked[:1])[0] <= bounds[0]
+    with pytest.raises(hw.Refused):
+        node().flow_bounds([*asked, hw.FlowContract("radar", "in", "1 GiB", period="20 ms", deadline="20 ms")])
+    with pytest.raises(hw.OptionError):
+        node().flow_bounds([hw.FlowContract("left", "sideways", "6 MiB", period="33 ms", deadline="5 ms")])
+
+
+def test_bounds_of_all_flows_are_given_whatever_chunks_they_need() -> None:
+    tight = hw.FlowContract("tight", "in", "6 MiB", period="33 ms", deadline="1 ms")
+    loose = hw.FlowContract("loose", "in", "6 MiB", period="33 ms", deadline="20 ms")
+    out = hw.FlowContract("out", "out", "6 MiB", period="33 ms", deadline="20 ms")
+    bounds = node().flow_bounds([tight, loose, out])
+    assert len(bounds) == 3 and bounds[0] <= 1_000_000
+
+
+def test_ordinary_memory_is_refused_when_a_flow_is_opened(image: Array) -> None:
+    with pytest.raises(hw.ArrayError, match="page-locked"):
+        node().flow("ordinary", dst=image, src=np.zeros(SIZE, np.uint8), period="1 ms", deadline="1 s")
+
+
+def test_threads_that_close_one_flow_do_not_wait_for_each_other(host: Bytes, image: Array) -> None:
+    for _ in range(200):
+        flow = node().flow("shared", dst=image, src=host, period="1 ms", deadline="1 s")
+        flow.submit()
+        threads = [threading.Thread(target=flow.close) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+def test_a_promise_holds_until_the_last_submitted_copy_has_ended(driver: Driver, host: Bytes, image: Array) -> None:
+    first = node().flow("first", dst=image, src=host, period="200 us", deadline="500 ms")
+    tickets = [first.submit() for _ in range(20)]
+    first.close()
+    assert all(ticket.done for ticket in tickets)
+    again = node().flow("first", dst=image, src=host, period="200 us", deadline="500 ms")
+    again.close()
+
+
+def test_what_is_held_ends_with_its_flow(host: Bytes, image: Array) -> None:
+    flow = node().flow("held", dst=image, src=host, period="60 min", deadline="1 s")
+    flow.copy()
+    held = flow.submit()
+    flow.close()
+    with pytest.raises(hw.CopyError, match="closed"):
+        held.wait()
+    with pytest.raises(hw.CopyError, match="failed"):
+        held.wait()
+
+
+def test_a_wait_tells_how_long_it_waited(driver: Driver, host: Bytes, image: Array) -> None:
+    with node().flow("slow", dst=image, src=host, period="1 ms", deadline="1 s") as flow:
+        with driver.held():
+            ticket = flow.submit()
+            with pytest.raises(hw.CopyTimeout) as late:
+                ticket.wait("400 ms")
+            assert late.value.after_ns == 400_000_000
+        ticket.wait()
