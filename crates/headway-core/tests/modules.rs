@@ -233,7 +233,7 @@ fn a_kernel_without_a_cost_takes_that_of_the_machine_file_or_is_refused_with_the
     assert_eq!(error.to_string(), said);
     assert!(matches!(&error, PlanError::NoCost { id, .. } if id == "camera:detect"));
     let mut machine = node();
-    machine.kernels.push(KernelCost::fixed("camera:detect".to_owned(), Nanos(500_000)));
+    machine.kernels.push(KernelCost::of_launch("camera:detect".to_owned(), Bytes(300 << 10), Nanos(500_000)));
     let with = plan(&machine, &workload(&text), PlanOptions::default()).unwrap();
     assert_eq!(with.pipelines[0].steps[1].cost, machine.calibration.as_ref().unwrap().with_margin(Nanos(500_000)));
     // What the step says goes before what the machine says.

@@ -2,8 +2,11 @@
 
 use std::io::Read;
 use std::path::Path;
+use std::sync::Arc;
 
 use headway_core::units::Bytes;
+use headway_device::work::Library;
+use headway_kernels::Shipped;
 use headway_os::input::open_once;
 
 pub use headway_core::decisions::sharing::{JobSegment, TaskDirection};
@@ -47,6 +50,15 @@ pub fn open(path: &Path) -> Result<Loaded<Workload>, Error> {
 /// `ErrorKind::File` for what no file may say.
 pub fn check(workload: &Workload) -> Result<Loaded<Workload>, Error> {
     Ok(headway_kernels::workload::check(workload)?)
+}
+
+/// The kernels that ship, and before them those of the modules of `workload`.
+///
+/// # Errors
+/// `ErrorKind::File` for modules that nobody has read, and for CPU forms that cannot be loaded.
+#[doc(hidden)]
+pub fn library(workload: &Loaded<Workload>) -> Result<Arc<dyn Library>, Error> {
+    modules::library(workload, &(Arc::new(Shipped) as Arc<dyn Library>))
 }
 
 /// Bytes of a file that is read: about 100,000 streams.

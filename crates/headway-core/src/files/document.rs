@@ -25,7 +25,7 @@ pub(crate) const TIME_MAX: Nanos = Nanos(366 * 86_400 * NANOS_PER_SECOND);
 pub(crate) const SIZE_MAX: Bytes = Bytes(1 << 50);
 pub(crate) const TIME_LIMIT: &str = "366 days";
 pub(crate) const SIZE_LIMIT: &str = "1048576 GiB";
-const RATE_MAX: Rate = Rate(1_000_000_000_000_000);
+pub(crate) const RATE_MAX: Rate = Rate(1_000_000_000_000_000);
 
 /// The first 16 hexadecimal digits of the SHA-256 of `text`.
 pub(crate) fn hash(text: &str) -> String {

@@ -266,9 +266,12 @@ impl Workload {
     /// `machine` with the costs that the workload says of its own kernels. They go before those that the machine has.
     #[must_use]
     pub fn with_costs_on<'m>(&self, machine: &'m Machine) -> Cow<'m, Machine> {
-        let kernels = self.streams.iter().flat_map(Stream::module_kernels);
-        let costs: Vec<KernelCost> =
-            kernels.filter_map(|(_, id, kernel)| Some(KernelCost::fixed(id, kernel.cost?))).collect();
+        let mut costs = Vec::new();
+        for stream in self.streams.iter().filter(|stream| stream.has_modules()) {
+            let sizes = stream.sizes();
+            let known = stream.module_kernels().filter_map(|(step, id, kernel)| Some((id, sizes[step], kernel.cost?)));
+            costs.extend(known.map(|(id, bytes, cost)| KernelCost::of_launch(id, bytes, cost)));
+        }
         if costs.is_empty() {
             return Cow::Borrowed(machine);
         }
