@@ -311,6 +311,24 @@ fn reports_of_use_count_as_what_a_user_writes_and_the_log_keeps_its_size() {
 }
 
 #[test]
+fn the_broker_takes_no_ring_out_of_a_bell() {
+    // A client shares the open file of its bell and may make it block: a broker that reads it can be made to wait for ever.
+    let broker = Broker::start(by_urgency);
+    let RawClient { page, answers, bell, task, socket: _socket } = RawClient::register(&broker);
+    let entry =
+        Entry::Request { slot: 0, generation: 1, job: JobId { task, job: 1 }, release: clock::now(), acquisition: 0 };
+    for (at, long) in entry.encode().into_iter().enumerate() {
+        page.long(layout::entry(0) + at).store(long, Ordering::Relaxed);
+    }
+    page.long(TAIL).store(1, Ordering::SeqCst);
+    rustix::io::write(&bell, &1u64.to_ne_bytes()).unwrap();
+    wait_until("the broker has heard it", || layout::code(answers.word(0), 1) == Code::Granted);
+    let mut rings = [0; 8];
+    rustix::io::read(&bell, &mut rings).expect("the ring is still there");
+    assert!(u64::from_ne_bytes(rings) >= 1);
+}
+
+#[test]
 fn a_client_that_makes_its_bell_block_and_silences_it_stops_nobody() {
     let broker = Broker::start(|_| {});
     let client = connect(&broker);
