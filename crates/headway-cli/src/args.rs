@@ -231,6 +231,9 @@ pub(crate) struct MeasureArgs {
     /// what disturbs them now and then
     #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
     pub(crate) watch: Option<Nanos>,
+    /// Workload file: measure the kernels, too, that it brings in files of its own
+    #[arg(long, value_name = "WORKLOAD")]
+    pub(crate) workload: Option<PathBuf>,
     /// File for every sample (JSON, one series a line, gzip)
     #[arg(long, value_name = "FILE")]
     pub(crate) raw: Option<PathBuf>,

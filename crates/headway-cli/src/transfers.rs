@@ -32,6 +32,7 @@ pub(crate) fn measure(out: &Out, args: &MeasureArgs) -> Result<CommandAnswer> {
         sizes: args.sizes.clone(),
         each: args.each,
         watch: args.watch.unwrap_or_default(),
+        workload: args.workload.clone(),
         raw: args.raw.clone(),
         interrupt: interrupt(out, "nothing but the journal"),
     };

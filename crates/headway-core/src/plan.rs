@@ -7,6 +7,7 @@
 pub mod block;
 pub mod combine;
 pub mod message;
+mod packets;
 mod parted;
 pub mod payload;
 pub mod planner;
@@ -22,6 +23,7 @@ use crate::models::transfer::Method;
 use crate::plan::message::{BatchMember, Elementary};
 use crate::units::{Bytes, Nanos, Rate};
 
+pub use self::packets::WholePackets;
 pub use self::parted::Parted;
 pub use self::planner::Strategy;
 pub use self::sharded::{Shard, Sharded, is_first_kernel};
@@ -236,6 +238,8 @@ pub enum PipelineSource {
     Sharded(Sharded),
     /// A stream whose packets have parts that go to several processors.
     Parts(Parted),
+    /// A stream whose packets are worked on by kernels of the user's own, one in a cycle.
+    Packets(WholePackets),
     /// A bulk transfer of so many bytes, or endless. A cycle is one chunk of it, of [`Pipeline::reserve`] bytes but for the
     /// last: the next begins when one is complete, so that period and window mean nothing.
     Bulk(Option<Bytes>),
@@ -263,6 +267,7 @@ impl PipelineSource {
             Self::Streams(streams) => streams,
             Self::Sharded(sharded) => std::slice::from_ref(&sharded.stream),
             Self::Parts(parted) => std::slice::from_ref(&parted.stream),
+            Self::Packets(packets) => std::slice::from_ref(&packets.stream),
             Self::Message | Self::Batch(_) | Self::Demand | Self::Bulk(_) | Self::Urgent(_) => &[],
         }
     }
@@ -283,6 +288,7 @@ impl PipelineSource {
         match self {
             Self::Sharded(sharded) => Some(sharded.bytes(steps, step, index)),
             Self::Parts(parted) => Some(parted.bytes(step, index as usize)),
+            Self::Packets(packets) => Some(packets.bytes(step)),
             _ => None,
         }
     }
@@ -299,9 +305,13 @@ impl PipelineSource {
         match self {
             Self::Bulk(_) => ServiceClass::Bulk,
             Self::Urgent(_) => ServiceClass::Urgent,
-            Self::Streams(_) | Self::Message | Self::Batch(_) | Self::Demand | Self::Sharded(_) | Self::Parts(_) => {
-                ServiceClass::Guaranteed
-            }
+            Self::Streams(_)
+            | Self::Message
+            | Self::Batch(_)
+            | Self::Demand
+            | Self::Sharded(_)
+            | Self::Parts(_)
+            | Self::Packets(_) => ServiceClass::Guaranteed,
         }
     }
 
@@ -314,7 +324,7 @@ impl PipelineSource {
     /// Whether its cycles begin with data that comes from outside.
     #[must_use]
     pub const fn is_fed(&self) -> bool {
-        matches!(self, Self::Streams(_) | Self::Sharded(_) | Self::Parts(_))
+        matches!(self, Self::Streams(_) | Self::Sharded(_) | Self::Parts(_) | Self::Packets(_))
     }
 }
 

@@ -14,6 +14,7 @@ mod dispatch;
 mod exhaustive_staging;
 mod gangs;
 mod machine_files;
+mod modules;
 mod node_admission;
 mod oracle_response_time_analysis;
 mod overload;

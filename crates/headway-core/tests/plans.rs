@@ -38,6 +38,8 @@ fn line(machine: &Machine, workload: &Workload, strategy: Option<Strategy>) -> S
 fn workloads(machine: &Machine) -> Vec<(String, Workload)> {
     let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../workloads");
     let mut files: Vec<PathBuf> = place.read_dir().expect("the folder is there").map(|of| of.unwrap().path()).collect();
+    // Modules of workloads lie in folders.
+    files.retain(|path| path.is_file());
     files.sort();
     let mut all = Vec::new();
     for path in files {

@@ -125,7 +125,7 @@ impl ArbitrationBed {
             small_here: PinnedMemory::new(context, SMALL_MAX + WORDS_BYTES)?,
             streams: [stream()?, stream()?, stream()?],
             ranked: ranked(context)?,
-            kernel: Module::load(context, name, ptx, entry)?,
+            kernel: Module::load(context, name, ptx.as_bytes(), entry)?,
             start: CudaEvent::new(context)?,
             end: CudaEvent::new(context)?,
             passed: Vec::new(),
@@ -254,7 +254,7 @@ impl ArbitrationBed {
                     count += 1;
                 }
                 let mut table = address(place.cast());
-                let grid = LaunchGrid { blocks, threads: pieces::KERNEL_THREADS, shared_bytes: 0 };
+                let grid = LaunchGrid::line(blocks, pieces::KERNEL_THREADS, 0);
                 let mut arguments: [*mut c_void; 2] = [(&raw mut table).cast(), (&raw mut count).cast()];
                 // SAFETY: a table of page-locked memory and its length; the copy lies within memory that lives as long as `self`.
                 unsafe { stream.launch(&self.kernel, grid, &mut arguments) }

@@ -214,7 +214,7 @@ impl Gpu for CudaGpu {
 
     fn load(&self, work: &dyn Work) -> Result<(), DeviceError> {
         self.context.bind()?;
-        self.modules.get(&self.context, (work.id(), work.ptx(), work.entry())).map(drop)
+        self.modules.of(&self.context, work).map(drop)
     }
 
     fn queue(&self, keeps_time: bool) -> Result<Box<dyn Queue>, DeviceError> {

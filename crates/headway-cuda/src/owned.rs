@@ -381,13 +381,13 @@ impl Stream {
     ) -> Result<(), DeviceError> {
         module.allow_shared(grid.shared_bytes)?;
         let (function, stream, arguments) = (module.function.0, self.handle.0, arguments.as_mut_ptr());
-        let LaunchGrid { blocks, threads, shared_bytes } = grid;
+        let LaunchGrid { blocks: [bx, by, bz], threads: [tx, ty, tz], shared_bytes } = grid;
         // SAFETY: the caller's promise; the driver copies the arguments during the call; function and stream belong to this
         // context.
         self.context.note(unsafe {
             call!(
                 self.context.driver,
-                cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, arguments, null_mut())
+                cuLaunchKernel(function, bx, by, bz, tx, ty, tz, shared_bytes, stream, arguments, null_mut())
             )
         })
     }
@@ -504,21 +504,22 @@ pub(crate) struct Module {
 }
 
 impl Module {
-    /// Loads `ptx` and finds `entry` in it; `id` is the name for messages.
-    pub(crate) fn load(context: &Arc<Context>, id: &str, ptx: &str, entry: &str) -> Result<Self, DeviceError> {
+    /// Loads PTX text, a cubin or a fatbin, and finds `entry` in it; `id` is the name for messages.
+    pub(crate) fn load(context: &Arc<Context>, id: &str, code: &[u8], entry: &str) -> Result<Self, DeviceError> {
         context.bind()?;
-        let invalid = |_| DeviceError::Invalid { what: "kernel", reason: "its PTX or entry holds a NUL".into() };
-        let text = CString::new(ptx).map_err(invalid)?;
+        let invalid = |_| DeviceError::Invalid { what: "kernel", reason: "its entry holds a NUL".into() };
         let name = CString::new(entry).map_err(invalid)?;
+        // The driver takes a text up to its zero; an image says itself how long it is.
+        let image = [code, &[0]].concat();
         let mut log = vec![0 as c_char; LOG_BYTES];
         let mut options = [table::JIT_ERROR_LOG, table::JIT_ERROR_LOG_BYTES];
         let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), without_provenance_mut(LOG_BYTES)];
         let (count, options, values) = (options.len() as c_uint, options.as_mut_ptr(), values.as_mut_ptr());
         let mut handle = null_mut();
-        // SAFETY: the text ends with NUL; options and values have `count` entries, whose buffer has the stated size; the
-        // context is current.
+        // SAFETY: a text ends with NUL, and an image is as long as it says or the file is damaged, which is the caller's business;
+        // options and values have `count` entries, whose buffer has the stated size; the context is current.
         let loaded = unsafe {
-            call!(context.driver, cuModuleLoadDataEx(&raw mut handle, text.as_ptr().cast(), count, options, values))
+            call!(context.driver, cuModuleLoadDataEx(&raw mut handle, image.as_ptr().cast(), count, options, values))
         };
         let failed = |error: DeviceError, log: String| match error {
             DeviceError::Driver { code, .. } if table::ends_the_context(code) => error,
@@ -605,8 +606,8 @@ fn cluster_attribute(blocks: u32) -> LaunchAttribute {
 
 fn launch_config(grid: LaunchGrid, stream: Raw, attribute: &LaunchAttribute) -> LaunchConfig {
     LaunchConfig {
-        grid: [grid.blocks, 1, 1],
-        block: [grid.threads, 1, 1],
+        grid: grid.blocks,
+        block: grid.threads,
         shared_bytes: grid.shared_bytes,
         stream: stream.0,
         attributes: attribute,

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use headway_core::units::Nanos;
 use headway_device::buffer::{Memory, MemoryPlace};
 use headway_device::gpu::{Completion, Mover, Operation, Piece, Queue};
-use headway_device::work::Argument;
+use headway_device::work::{Argument, DeviceCode, Work};
 use headway_device::{DeviceError, LaunchGrid, Span, check};
 use headway_os::clock;
 
@@ -32,35 +32,50 @@ const CHUNK_PART: usize = 2;
 /// Size of the smallest table.
 const TABLE_MIN: usize = 4096;
 
-/// Works loaded for one GPU, by the addresses of their texts.
+/// Entries loaded for one GPU. What has the same content is loaded once.
 #[derive(Default)]
 pub(crate) struct Modules {
-    loaded: Mutex<Vec<(*const u8, *const u8, Arc<Module>)>>,
+    loaded: Mutex<Vec<LoadedEntry>>,
 }
 
-// SAFETY: the addresses are only compared.
-unsafe impl Send for Modules {}
-// SAFETY: the addresses are only compared.
-unsafe impl Sync for Modules {}
+struct LoadedEntry {
+    /// Kept, so that no other code can come to lie at its address.
+    code: DeviceCode,
+    entry: String,
+    module: Arc<Module>,
+}
 
 impl Modules {
-    /// The work of this name and text, loaded at its first use.
-    pub(crate) fn get(
+    /// The entry of a work, loaded at its first use.
+    pub(crate) fn of(&self, context: &Arc<Context>, work: &dyn Work) -> Result<Arc<Module>, DeviceError> {
+        self.get(context, work.id(), &work.code(), work.entry())
+    }
+
+    /// The entry of the copy kernel.
+    pub(crate) fn of_pieces(&self, context: &Arc<Context>) -> Result<Arc<Module>, DeviceError> {
+        let (id, ptx, entry) = pieces::KERNEL;
+        self.get(context, id, &DeviceCode::Ptx(ptx), entry)
+    }
+
+    fn get(
         &self,
         context: &Arc<Context>,
-        (id, ptx, entry): (&str, &'static str, &'static str),
+        id: &str,
+        code: &DeviceCode,
+        entry: &str,
     ) -> Result<Arc<Module>, DeviceError> {
         let mut loaded = lock(&self.loaded);
-        let same =
-            |(text, name, _): &&(*const u8, *const u8, Arc<Module>)| *text == ptx.as_ptr() && *name == entry.as_ptr();
-        if let Some((_, _, module)) = loaded.iter().find(same) {
-            return Ok(Arc::clone(module));
+        // Most launches are of code that was launched before, and need not look at its bytes.
+        let at_place = |of: &&LoadedEntry| std::ptr::eq(of.code.bytes(), code.bytes()) && of.entry == entry;
+        let alike = |of: &&LoadedEntry| of.code.bytes() == code.bytes() && of.entry == entry;
+        if let Some(known) = loaded.iter().find(at_place).or_else(|| loaded.iter().find(alike)) {
+            return Ok(Arc::clone(&known.module));
         }
         if loaded.len() == WORKS_MAX {
             return Err(DeviceError::Refused { limit: "works of one GPU", max: WORKS_MAX as u64 });
         }
-        let module = Arc::new(Module::load(context, id, ptx, entry)?);
-        loaded.push((ptx.as_ptr(), entry.as_ptr(), Arc::clone(&module)));
+        let module = Arc::new(Module::load(context, id, code.bytes(), entry)?);
+        loaded.push(LoadedEntry { code: code.clone(), entry: entry.to_owned(), module: Arc::clone(&module) });
         Ok(module)
     }
 }
@@ -142,7 +157,7 @@ impl CudaQueue {
     ) -> Result<Self, DeviceError> {
         let stream = Arc::new(Stream::new(context)?);
         // Loaded now: later it could wait for what runs on the GPU. Where it cannot be, the moves that need it say why.
-        let _ = modules.get(context, pieces::KERNEL);
+        let _ = modules.of_pieces(context);
         Ok(Self {
             contexts: vec![Arc::clone(context)],
             modules: Arc::clone(modules),
@@ -204,7 +219,7 @@ impl CudaQueue {
                 if arguments.len() > ARGUMENTS_MAX {
                     return Err(DeviceError::Refused { limit: "arguments of one launch", max: ARGUMENTS_MAX as u64 });
                 }
-                self.modules.get(own, (work.id(), work.ptx(), work.entry())).map(Plan::Launch)
+                self.modules.of(own, work.as_ref()).map(Plan::Launch)
             }
         }
     }
@@ -220,7 +235,7 @@ impl CudaQueue {
         if count == 0 {
             return Ok(Plan::Nothing);
         }
-        let module = self.modules.get(&self.contexts[0], pieces::KERNEL)?;
+        let module = self.modules.of_pieces(&self.contexts[0])?;
         let table = self.table(count)?;
         for (index, entry) in pieces::units(from, to, pieces, unit).enumerate() {
             // SAFETY: the table has room for `count` entries, which is how many `units` gives; its start is aligned to 256
@@ -271,7 +286,7 @@ impl CudaQueue {
             }
             (Plan::Kernel { module, table, count, blocks }, _) => {
                 let (mut table, mut count) = (table.base().expose_provenance() as Address, *count);
-                let grid = LaunchGrid { blocks: *blocks, threads: pieces::KERNEL_THREADS, shared_bytes: 0 };
+                let grid = LaunchGrid::line(*blocks, pieces::KERNEL_THREADS, 0);
                 let mut arguments: [*mut c_void; 2] = [(&raw mut table).cast(), (&raw mut count).cast()];
                 // SAFETY: the kernel takes a table and its length; the entries lie within the spans, of which this GPU
                 // reaches both (`check::operation`). Spans and table live until the end event is reached, or for ever.
@@ -340,13 +355,14 @@ impl CudaQueue {
     }
 
     fn launch(&self, module: &Module, grid: LaunchGrid, arguments: &[Argument]) -> Result<(), DeviceError> {
-        // An integer lies in the low half of its place, which comes first on every machine that has the driver.
+        // A value of 32 bits lies in the low half of its place, which comes first on every machine that has the driver.
         let mut values = [0u64; ARGUMENTS_MAX];
         let mut places = [null_mut::<c_void>(); ARGUMENTS_MAX];
         for ((value, place), argument) in values.iter_mut().zip(&mut places).zip(arguments) {
             *value = match argument {
                 Argument::Memory(span) => address(span),
                 Argument::Int(int) => u64::from(int.cast_unsigned()),
+                Argument::Wide(wide) => *wide,
                 Argument::Null => 0,
             };
             *place = (&raw mut *value).cast();

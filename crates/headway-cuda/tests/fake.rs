@@ -14,7 +14,7 @@ use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{ComputeMode, CudaGpu, Driver, Nvml, PcieLink};
 use headway_device::conformance::{self, Xor, wait_for};
 use headway_device::{
-    Access, Buffer, DeviceError, DeviceLimits, DeviceSource, Engines, Gpu, HostKind, LaunchGrid, Span, Work,
+    Access, Buffer, DeviceCode, DeviceError, DeviceLimits, DeviceSource, Engines, Gpu, HostKind, LaunchGrid, Span, Work,
 };
 use headway_os::clock;
 use support::{Fake, failing};
@@ -266,7 +266,7 @@ fn pinned_buffers_share_slabs_and_the_limit_counts_slabs() {
 
 /// The test kernel with other texts.
 struct Other {
-    ptx: &'static str,
+    code: DeviceCode,
     entry: &'static str,
 }
 
@@ -274,20 +274,20 @@ impl Work for Other {
     fn id(&self) -> &'static str {
         "other"
     }
-    fn ptx(&self) -> &'static str {
-        self.ptx
+    fn code(&self) -> DeviceCode {
+        self.code.clone()
     }
     fn entry(&self) -> &'static str {
         self.entry
     }
     fn grid(&self, _: u32) -> LaunchGrid {
-        LaunchGrid { blocks: 1, threads: 1, shared_bytes: 0 }
+        LaunchGrid::line(1, 1, 0)
     }
 }
 
 #[test]
 fn ptx_that_does_not_compile_comes_back_with_the_log() {
-    let error = open(&PLAIN).gpu().load(&Other { ptx: "nonsense", entry: "x" }).unwrap_err();
+    let error = open(&PLAIN).gpu().load(&Other { code: DeviceCode::Ptx("nonsense"), entry: "x" }).unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, DeviceError::KernelLoad { .. }), "{text}");
     assert!(text.contains("CUDA_ERROR_INVALID_PTX") && text.contains("line 1: not PTX"), "{text}");
@@ -296,7 +296,7 @@ fn ptx_that_does_not_compile_comes_back_with_the_log() {
 #[test]
 fn a_missing_entry_is_named() {
     let fake = Fake::build(&[]);
-    let error = open(&fake).gpu().load(&Other { ptx: Xor.ptx(), entry: "nowhere" }).unwrap_err();
+    let error = open(&fake).gpu().load(&Other { code: Xor.code(), entry: "nowhere" }).unwrap_err();
     assert!(error.to_string().contains("CUDA_ERROR_NOT_FOUND"), "{error}");
     assert!(error.to_string().contains("entry `nowhere`"), "{error}");
     assert_eq!(fake.live(), 0);

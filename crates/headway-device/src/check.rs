@@ -93,15 +93,14 @@ pub fn operation(
             pieces(from.len(), to.len(), list)
         }
         Operation::Launch { work, grid, arguments } => {
-            let LaunchGrid { blocks, threads, shared_bytes: _ } = *grid;
-            let id = work.id();
-            if blocks == 0 || !(1..=1024).contains(&threads) {
+            let (blocks, threads, id) = (grid.all_blocks(), grid.block_threads(), work.id());
+            if blocks == 0 || !(1..=LaunchGrid::BLOCK_THREADS_MAX).contains(&threads) {
                 return refuse(format!(
                     "the grid of kernel `{id}` has {blocks} blocks of {threads} threads; give it blocks of 1 to 1024 threads"
                 ));
             }
             let reachable = |argument: &Argument| match argument {
-                Argument::Int(_) | Argument::Null => true,
+                Argument::Int(_) | Argument::Wide(_) | Argument::Null => true,
                 Argument::Memory(span) => {
                     span.place() == place || span.place() == MemoryPlace::Host { pinned: Some(here.1) }
                 }

@@ -95,7 +95,7 @@ pub enum DeviceError {
         what: String,
         after: Nanos,
     },
-    /// The driver refused a kernel's PTX.
+    /// The driver refused a kernel's code.
     #[error("kernel `{kernel}` cannot be loaded: {reason}\n{log}")]
     KernelLoad {
         kernel: String,
@@ -127,12 +127,12 @@ pub enum WorkError {
     /// A portion lacks what the work needs.
     #[error("kernel `{work}` needs {missing} for stream `{stream}`")]
     MissingParameter {
-        work: &'static str,
+        work: String,
         stream: String,
         /// What is missing, with the workload key that gives it.
         missing: &'static str,
     },
     /// The input block is damaged or has a size the work cannot take.
     #[error("kernel `{work}` refuses the block: {reason}")]
-    BadBlock { work: &'static str, reason: String },
+    BadBlock { work: String, reason: String },
 }

@@ -12,7 +12,7 @@ use headway_os::sched::Classes;
 
 use crate::buffer::{Buffer, DeviceId, HostKind, MemoryDomain, Span, lock};
 use crate::gpu::{Caching, Completion, CpuReach, Gpu, Operation, Pager, Queue, Resident, ResidentOptions};
-use crate::work::{CpuArgument, LaunchGrid, Work};
+use crate::work::{CpuArgument, DeviceCode, LaunchGrid, Work};
 use crate::{Description, DeviceError, Waker};
 
 /// What goes wrong. Submissions are counted over all queues of the GPU, pageable copies apart, the first being 0.
@@ -241,7 +241,7 @@ impl FaultyQueue {
             return Err(injected("emulated submission"));
         }
         let what = if faults.panic.contains(&position) {
-            let grid = LaunchGrid { blocks: 1, threads: 1, shared_bytes: 0 };
+            let grid = LaunchGrid::line(1, 1, 0);
             Operation::Launch { work: Arc::new(Panic), grid, arguments: Vec::new() }
         } else {
             what
@@ -319,8 +319,8 @@ impl Work for Panic {
     fn id(&self) -> &'static str {
         "injected-panic"
     }
-    fn ptx(&self) -> &'static str {
-        ""
+    fn code(&self) -> DeviceCode {
+        DeviceCode::Ptx("")
     }
     fn entry(&self) -> &'static str {
         ""

@@ -28,7 +28,7 @@ pub use buffer::{Access, Buffer, HostKind, Span};
 pub use engines::Engines;
 pub use error::{DeviceError, WorkError};
 pub use gpu::{Completion, Gpu, Operation, Queue};
-pub use work::{LaunchGrid, Portion, Work};
+pub use work::{DeviceCode, LaunchGrid, Portion, Work};
 
 /// Called when a completion can be polled; from any thread, at any time, possibly without reason. Must not block.
 pub type Waker = Arc<dyn Fn() + Send + Sync>;

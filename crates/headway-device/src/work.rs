@@ -1,10 +1,10 @@
-//! What runs on a GPU between copies: one computation with a PTX form and a CPU form.
+//! What runs on a GPU between copies: one computation with a device form and a CPU form.
 //!
 //! A work may be launched by itself, with arguments of the caller's choice, or be a step of a stream. As a step it gets the packed
 //! block of a cycle ([`headway_core::plan::block`]), an output, and a *state* that stays on the device from cycle to cycle
 //! (keys and chaining values, say). Both forms must write the same bytes.
 //!
-//! The PTX form of a step finds input, output and state at multiples of [`LAUNCH_ALIGN`](headway_core::plan::block::LAUNCH_ALIGN) bytes. The CPU form gets slices that may start
+//! The device form of a step finds input, output and state at multiples of [`LAUNCH_ALIGN`](headway_core::plan::block::LAUNCH_ALIGN) bytes. The CPU form gets slices that may start
 //! anywhere.
 
 use std::fmt::Debug;
@@ -44,15 +44,58 @@ pub trait Items: Debug + Send + Sync {
     fn is_right(&self, result: &[u8], row: u32) -> bool;
 }
 
-/// Launch shape of the PTX form: a one-dimensional grid.
+/// Device code that a driver loads.
+#[derive(Clone, Debug)]
+pub enum DeviceCode {
+    /// PTX text that is part of the program.
+    Ptx(&'static str),
+    /// What a file held: PTX text, a cubin or a fatbin.
+    File(Arc<[u8]>),
+}
+
+impl DeviceCode {
+    /// The text or the image, without the zero that may have to stand behind it.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Ptx(text) => text.as_bytes(),
+            Self::File(bytes) => bytes,
+        }
+    }
+}
+
+/// Launch shape of the device's form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchGrid {
-    /// Thread blocks.
-    pub blocks: u32,
-    /// Threads in each.
-    pub threads: u32,
+    /// Thread blocks in x, y and z.
+    pub blocks: [u32; 3],
+    /// Threads in each, in x, y and z.
+    pub threads: [u32; 3],
     /// Dynamic shared memory in bytes.
     pub shared_bytes: u32,
+}
+
+impl LaunchGrid {
+    /// The most threads of a block on any GPU.
+    pub const BLOCK_THREADS_MAX: u64 = 1024;
+
+    /// `blocks` blocks in a line, of `threads` threads each.
+    #[must_use]
+    pub const fn line(blocks: u32, threads: u32, shared_bytes: u32) -> Self {
+        Self { blocks: [blocks, 1, 1], threads: [threads, 1, 1], shared_bytes }
+    }
+
+    /// All thread blocks.
+    #[must_use]
+    pub fn all_blocks(&self) -> u64 {
+        self.blocks.iter().fold(1, |all: u64, blocks| all.saturating_mul(u64::from(*blocks)))
+    }
+
+    /// All threads of a block.
+    #[must_use]
+    pub fn block_threads(&self) -> u64 {
+        self.threads.iter().fold(1, |all: u64, threads| all.saturating_mul(u64::from(*threads)))
+    }
 }
 
 /// One argument of a launch.
@@ -62,8 +105,10 @@ pub enum Argument {
     Memory(Span),
     /// No memory: the address 0.
     Null,
-    /// A 32-bit integer.
+    /// A 32-bit integer, or the bits of another value of 32 bits.
     Int(i32),
+    /// A 64-bit integer, or the bits of another value of 64 bits.
+    Wide(u64),
 }
 
 /// One argument as the CPU form sees it.
@@ -75,8 +120,10 @@ pub enum CpuArgument<'a> {
     Write(&'a mut [u8]),
     /// No memory.
     Null,
-    /// A 32-bit integer.
+    /// A 32-bit integer, or the bits of another value of 32 bits.
     Int(i32),
+    /// A 64-bit integer, or the bits of another value of 64 bits.
+    Wide(u64),
 }
 
 /// What the cost of a launch depends on, as machine files count it.
@@ -96,13 +143,13 @@ pub struct Demand {
 /// [`Work::run`] with the sizes and the state that it needs.
 pub trait Work: Send + Sync {
     /// The name that workloads and messages use.
-    fn id(&self) -> &'static str;
+    fn id(&self) -> &str;
 
-    /// The PTX form as text, for compute capability 7.5 and later.
-    fn ptx(&self) -> &'static str;
+    /// The device's form; as PTX text, of compute capability 7.5 or later.
+    fn code(&self) -> DeviceCode;
 
-    /// Entry point in [`Work::ptx`]; its parameters are the arguments in order: 64-bit addresses, and 32-bit integers.
-    fn entry(&self) -> &'static str;
+    /// Entry point in [`Work::code`]; its parameters are the arguments in order: 64-bit addresses, and values of 32 or 64 bits.
+    fn entry(&self) -> &str;
 
     /// The CPU form of one launch; by default that of the step whose arguments these are.
     ///
@@ -130,7 +177,7 @@ pub trait Work: Send + Sync {
     /// [`WorkError::BadBlock`]; `output` and `state` are then unspecified.
     fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), WorkError> {
         let _ = (input, output, state);
-        Err(WorkError::BadBlock { work: self.id(), reason: "it is no step of a stream".to_owned() })
+        Err(WorkError::BadBlock { work: self.id().to_owned(), reason: "it is no step of a stream".to_owned() })
     }
 
     /// The arguments of a step's launch, by default input, output, state (or no memory) and the number of portions. The entry must
@@ -143,7 +190,7 @@ pub trait Work: Send + Sync {
 
     /// Launch shape of a step with `portions` portions.
     fn grid(&self, portions: u32) -> LaunchGrid {
-        LaunchGrid { blocks: portions.max(1), threads: 32, shared_bytes: 0 }
+        LaunchGrid::line(portions.max(1), 32, 0)
     }
 
     /// Size of the state for `portions` portions; may be zero.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use aes::Aes128;
 use aes::cipher::{BlockCipherEncrypt, KeyInit};
-use headway_device::work::{LaunchGrid, Portion, Work, WorkError};
+use headway_device::work::{DeviceCode, LaunchGrid, Portion, Work, WorkError};
 
 use crate::cipher::Cipher;
 use crate::portions::{WARP, bad_block, begin};
@@ -41,7 +41,7 @@ impl Work for Aes128Cbc {
         for (portion, state) in portions.iter().zip(state.chunks_exact_mut(PORTION_STATE)) {
             let Some(cipher) = Cipher::of(&portion.parameters) else {
                 return Err(WorkError::MissingParameter {
-                    work: ID,
+                    work: ID.to_owned(),
                     stream: portion.stream.clone(),
                     missing: "a key and an initialisation vector (`key` and `iv` of the stream)",
                 });
@@ -68,8 +68,8 @@ impl Work for Aes128Cbc {
         Some(Portion { parameters, ..portion.clone() })
     }
 
-    fn ptx(&self) -> &'static str {
-        include_str!("../ptx/aes128_cbc.ptx")
+    fn code(&self) -> DeviceCode {
+        DeviceCode::Ptx(include_str!("../ptx/aes128_cbc.ptx"))
     }
 
     fn entry(&self) -> &'static str {
@@ -77,7 +77,7 @@ impl Work for Aes128Cbc {
     }
 
     fn grid(&self, portions: u32) -> LaunchGrid {
-        LaunchGrid { blocks: portions.max(1), threads: WARP, shared_bytes: 0 }
+        LaunchGrid::line(portions.max(1), WARP, 0)
     }
 }
 

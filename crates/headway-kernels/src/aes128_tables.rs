@@ -1,7 +1,7 @@
 //! A second CPU form of `aes128-cbc`, from tables of 32-bit words and the key schedule of this crate: it shares nothing with the
 //! first but that schedule's bytes in the state, so that each can check the other.
 
-use headway_device::work::{LaunchGrid, Portion, Work, WorkError};
+use headway_device::work::{DeviceCode, LaunchGrid, Portion, Work, WorkError};
 
 use crate::aes128_cbc::{Aes128Cbc, BLOCK, CHAIN, ID, PORTION_STATE, ROUND_KEYS, SBOX, doubled, portions_of_blocks};
 
@@ -49,8 +49,8 @@ impl Work for Aes128Tables {
         Aes128Cbc.resume(portion, output)
     }
 
-    fn ptx(&self) -> &'static str {
-        Aes128Cbc.ptx()
+    fn code(&self) -> DeviceCode {
+        Aes128Cbc.code()
     }
 
     fn entry(&self) -> &'static str {

@@ -12,7 +12,7 @@ pub mod cameras;
 pub mod ring;
 pub mod wafer;
 
-use headway_device::work::{CpuArgument, Work};
+use headway_device::work::{CpuArgument, DeviceCode, Work};
 use headway_device::{DeviceError, LaunchGrid};
 
 /// Bytes of a synopsis, and of a list.
@@ -164,7 +164,7 @@ impl Inspect {
     /// The launch shape: a block for each cell.
     #[must_use]
     pub const fn grid(layout: &Layout) -> LaunchGrid {
-        LaunchGrid { blocks: layout.cells() as u32, threads: THREADS, shared_bytes: 0 }
+        LaunchGrid::line(layout.cells() as u32, THREADS, 0)
     }
 }
 
@@ -172,7 +172,7 @@ impl Merge {
     /// The launch shape: one block, whose threads wait for each other.
     #[must_use]
     pub const fn grid() -> LaunchGrid {
-        LaunchGrid { blocks: 1, threads: MERGE_THREADS, shared_bytes: 0 }
+        LaunchGrid::line(1, MERGE_THREADS, 0)
     }
 }
 
@@ -258,7 +258,7 @@ fn cell(image: &[u16], layout: &Layout, (left, top): (usize, usize), threshold: 
     [if count > 0 { count | place as u32 } else { 0 }, largest | (check ^ check >> 16) << 16]
 }
 
-fn misfit(program: &'static str) -> DeviceError {
+fn misfit(program: &str) -> DeviceError {
     DeviceError::Invalid { what: "launch", reason: format!("the arguments do not fit `{program}`") }
 }
 
@@ -364,8 +364,8 @@ impl Work for Inspect {
     fn id(&self) -> &'static str {
         "inspect"
     }
-    fn ptx(&self) -> &'static str {
-        include_str!("../ptx/inspect.ptx")
+    fn code(&self) -> DeviceCode {
+        DeviceCode::Ptx(include_str!("../ptx/inspect.ptx"))
     }
     fn entry(&self) -> &'static str {
         "inspect"
@@ -379,8 +379,8 @@ impl Work for Merge {
     fn id(&self) -> &'static str {
         "inspect_merge"
     }
-    fn ptx(&self) -> &'static str {
-        include_str!("../ptx/inspect.ptx")
+    fn code(&self) -> DeviceCode {
+        DeviceCode::Ptx(include_str!("../ptx/inspect.ptx"))
     }
     fn entry(&self) -> &'static str {
         "inspect_merge"

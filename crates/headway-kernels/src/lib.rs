@@ -12,6 +12,8 @@
 //!
 //! The inspection of wafers has programs that are launched by themselves, too: [`inspect`]. Their forms agree byte for byte.
 //!
+//! Kernels that a workload brings in a file of its own are in [`module`].
+//!
 //! The PTX is generated from `kernels/*.cu` by `cargo xtask ptx` and committed, so that no CUDA toolkit is needed to build.
 #![forbid(unsafe_code)]
 
@@ -19,6 +21,7 @@ mod aes128_cbc;
 mod aes128_tables;
 mod cipher;
 pub mod inspect;
+pub mod module;
 mod portions;
 mod spin;
 pub mod workload;
@@ -86,8 +89,10 @@ mod tests {
         for id in ids() {
             let kernel = find(id).unwrap();
             assert_eq!(kernel.id(), id);
-            assert!(kernel.ptx().contains(&format!(".visible .entry {}(", kernel.entry())), "{id}");
-            assert!(kernel.ptx().contains(".target sm_75"), "{id}");
+            let code = kernel.code();
+            let ptx = str::from_utf8(code.bytes()).unwrap();
+            assert!(ptx.contains(&format!(".visible .entry {}(", kernel.entry())), "{id}");
+            assert!(ptx.contains(".target sm_75"), "{id}");
         }
         assert!(find("aes128-ecb").is_none());
     }

@@ -8,8 +8,8 @@ use headway_device::work::WorkError;
 /// Threads of a block in the PTX forms: each portion is served by one warp.
 pub(crate) const WARP: u32 = 32;
 
-pub(crate) fn bad_block(work: &'static str, reason: impl Into<String>) -> WorkError {
-    WorkError::BadBlock { work, reason: reason.into() }
+pub(crate) fn bad_block(work: &str, reason: impl Into<String>) -> WorkError {
+    WorkError::BadBlock { work: work.to_owned(), reason: reason.into() }
 }
 
 /// Checks `input` against the sizes of `output` and `state`, copies the header, and returns the portions.

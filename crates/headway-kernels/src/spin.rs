@@ -1,6 +1,6 @@
 //! A kernel that only takes time.
 
-use headway_device::work::{LaunchGrid, Portion, Work, WorkError};
+use headway_device::work::{DeviceCode, LaunchGrid, Portion, Work, WorkError};
 
 use crate::portions::{WARP, begin, pad};
 
@@ -55,8 +55,8 @@ impl Work for Spin {
         Ok(())
     }
 
-    fn ptx(&self) -> &'static str {
-        include_str!("../ptx/spin.ptx")
+    fn code(&self) -> DeviceCode {
+        DeviceCode::Ptx(include_str!("../ptx/spin.ptx"))
     }
 
     fn entry(&self) -> &'static str {
@@ -64,7 +64,7 @@ impl Work for Spin {
     }
 
     fn grid(&self, portions: u32) -> LaunchGrid {
-        LaunchGrid { blocks: portions.max(1), threads: WARP, shared_bytes: 0 }
+        LaunchGrid::line(portions.max(1), WARP, 0)
     }
 }
 

@@ -37,7 +37,7 @@ impl HostForm {
         fs::write(file("state"), state).unwrap();
         let done = Command::new(&self.program)
             .arg(self.folder.path())
-            .args([blocks, kernel.grid(portions).threads, portions].map(|number| number.to_string()))
+            .args([blocks, kernel.grid(portions).threads[0], portions].map(|number| number.to_string()))
             .output()
             .unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
@@ -66,7 +66,7 @@ fn both_forms_agree(id: &str, seed: u64, unit: usize) {
             let input = pack(cycle as u64, &data);
             let expected = run(&*kernel, &input, &mut cpu_state);
             // One block per portion, as launched, and fewer, where a block serves several portions.
-            let blocks = if cycle % 2 == 0 { kernel.grid(portion_count as u32).blocks } else { 2 };
+            let blocks = if cycle % 2 == 0 { kernel.grid(portion_count as u32).blocks[0] } else { 2 };
             let output;
             (output, gpu_state) = host.run(&*kernel, portion_count as u32, blocks, &input, &gpu_state);
             assert!(output == expected, "{id}: {portion_count} portions, cycle {cycle}: outputs differ");

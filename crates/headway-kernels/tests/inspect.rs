@@ -253,7 +253,7 @@ fn the_cuda_source_writes_the_same_bytes_as_the_cpu_forms() {
     let file = |name: &str| folder.path().join(name);
     let line = |entry: &str, grid: headway_device::LaunchGrid, regions: &str, ints: Vec<i32>| {
         let ints: Vec<_> = ints.iter().map(i32::to_string).collect();
-        format!("{entry} {} {} {regions} {}\n", grid.blocks, grid.threads, ints.join(" "))
+        format!("{entry} {} {} {regions} {}\n", grid.all_blocks(), grid.block_threads(), ints.join(" "))
     };
     let run = |lines: &str| {
         fs::write(file("launches"), lines).unwrap();
@@ -334,10 +334,11 @@ fn the_cuda_source_treats_blocks_as_the_cpu_forms_do() {
     fs::write(file("synopses"), vec![7; 3 * SYNOPSIS_BYTES]).unwrap();
     fs::write(file("output"), vec![7; MergeBlock::output(3)]).unwrap();
     let inspect = InspectBlock.grid(3);
-    run(&format!("inspect_block {} {} @block @synopses @state 3\n", inspect.blocks, inspect.threads));
+    run(&format!("inspect_block {} {} @block @synopses @state 3\n", inspect.all_blocks(), inspect.block_threads()));
     assert!(fs::read(file("synopses")).unwrap() == synopses);
     let merge = MergeBlock.grid(3);
-    let line = format!("inspect_merge_block {} {} @synopses @output @state 3\n", merge.blocks, merge.threads);
+    let line =
+        format!("inspect_merge_block {} {} @synopses @output @state 3\n", merge.all_blocks(), merge.block_threads());
     run(&line);
     assert!(fs::read(file("output")).unwrap()[..SYNOPSIS_BYTES] == list);
     let mut stale = synopses;

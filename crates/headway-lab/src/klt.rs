@@ -362,7 +362,7 @@ impl TrackerShape {
     fn over(&self, stage: TrackerStage, items: usize, operands: &[Operand], sizes: &[usize]) -> Launch {
         let number = |size: usize| u32::try_from(size).expect("sizes are limited by `Shape::new`");
         let ints = sizes.iter().map(|&size| Operand::Int(number(size).cast_signed()));
-        let grid = LaunchGrid { blocks: number(items).div_ceil(THREADS), threads: THREADS, shared_bytes: 0 };
+        let grid = LaunchGrid::line(number(items).div_ceil(THREADS), THREADS, 0);
         Launch { stage, grid, operands: operands.iter().copied().chain(ints).collect() }
     }
 }
@@ -401,6 +401,6 @@ mod tests {
         }
         // The largest numbers that a launch gets are below 2^31.
         let largest = TrackerShape::new(4096, 4096, 65536).unwrap();
-        assert!(largest.list(65536).iter().all(|launch| launch.grid.blocks < 1 << 24));
+        assert!(largest.list(65536).iter().all(|launch| launch.grid.all_blocks() < 1 << 24));
     }
 }

@@ -1,8 +1,7 @@
 //! The programs of the papers' experiments: an element-wise step, breadth-first search, the cheapest way down a grid.
 
 use headway_device::DeviceError;
-use headway_device::work::LaunchGrid;
-use headway_device::work::{CpuArgument, Work};
+use headway_device::work::{CpuArgument, DeviceCode, LaunchGrid, Work};
 
 /// Threads of one block of [`Elementwise`].
 const ELEMENTWISE_THREADS: u32 = 256;
@@ -38,18 +37,14 @@ impl Elementwise {
     /// A launch shape for `count` words.
     #[must_use]
     pub fn grid(count: u32) -> LaunchGrid {
-        LaunchGrid {
-            blocks: count.div_ceil(ELEMENTWISE_THREADS).clamp(1, 2048),
-            threads: ELEMENTWISE_THREADS,
-            shared_bytes: 0,
-        }
+        LaunchGrid::line(count.div_ceil(ELEMENTWISE_THREADS).clamp(1, 2048), ELEMENTWISE_THREADS, 0)
     }
 }
 
 /// The launch shape of both searches for `nodes` nodes.
 #[must_use]
 pub fn bfs_grid(nodes: u32) -> LaunchGrid {
-    LaunchGrid { blocks: nodes.div_ceil(BFS_THREADS).max(1), threads: BFS_THREADS, shared_bytes: 0 }
+    LaunchGrid::line(nodes.div_ceil(BFS_THREADS).max(1), BFS_THREADS, 0)
 }
 
 impl Pathfinder {
@@ -57,11 +52,11 @@ impl Pathfinder {
     #[must_use]
     pub fn grid(columns: u32, height: u32) -> LaunchGrid {
         let inner = PATHFINDER_WIDTH.saturating_sub(2 * height).max(1);
-        LaunchGrid { blocks: columns.div_ceil(inner).max(1), threads: PATHFINDER_WIDTH, shared_bytes: 0 }
+        LaunchGrid::line(columns.div_ceil(inner).max(1), PATHFINDER_WIDTH, 0)
     }
 }
 
-fn misfit(program: &'static str) -> DeviceError {
+fn misfit(program: &str) -> DeviceError {
     DeviceError::Invalid { what: "launch", reason: format!("the arguments do not fit `{program}`") }
 }
 
@@ -79,8 +74,8 @@ impl Work for Elementwise {
     fn id(&self) -> &'static str {
         "elementwise"
     }
-    fn ptx(&self) -> &'static str {
-        include_str!("../ptx/elementwise.ptx")
+    fn code(&self) -> DeviceCode {
+        DeviceCode::Ptx(include_str!("../ptx/elementwise.ptx"))
     }
     fn entry(&self) -> &'static str {
         "elementwise"
@@ -100,8 +95,8 @@ impl Work for BfsExpand {
     fn id(&self) -> &'static str {
         "bfs_expand"
     }
-    fn ptx(&self) -> &'static str {
-        include_str!("../ptx/bfs.ptx")
+    fn code(&self) -> DeviceCode {
+        DeviceCode::Ptx(include_str!("../ptx/bfs.ptx"))
     }
     fn entry(&self) -> &'static str {
         "bfs_expand"
@@ -145,8 +140,8 @@ impl Work for BfsAdvance {
     fn id(&self) -> &'static str {
         "bfs_advance"
     }
-    fn ptx(&self) -> &'static str {
-        include_str!("../ptx/bfs.ptx")
+    fn code(&self) -> DeviceCode {
+        DeviceCode::Ptx(include_str!("../ptx/bfs.ptx"))
     }
     fn entry(&self) -> &'static str {
         "bfs_advance"
@@ -179,8 +174,8 @@ impl Work for Pathfinder {
     fn id(&self) -> &'static str {
         "pathfinder"
     }
-    fn ptx(&self) -> &'static str {
-        include_str!("../ptx/pathfinder.ptx")
+    fn code(&self) -> DeviceCode {
+        DeviceCode::Ptx(include_str!("../ptx/pathfinder.ptx"))
     }
     fn entry(&self) -> &'static str {
         "pathfinder"
@@ -232,7 +227,9 @@ mod tests {
     fn every_entry_is_in_its_ptx() {
         let programs: [&dyn Work; 4] = [&Elementwise, &BfsExpand, &BfsAdvance, &Pathfinder];
         for program in programs {
-            assert!(program.ptx().contains(&format!(".entry {}(", program.entry())), "{}", program.id());
+            let code = program.code();
+            let text = str::from_utf8(code.bytes()).unwrap();
+            assert!(text.contains(&format!(".entry {}(", program.entry())), "{}", program.id());
         }
     }
 

@@ -275,7 +275,7 @@ impl TrackerMachine for HostMachine {
         let mut lines = String::new();
         for Launch { stage, grid, operands } in launches {
             let entry = headway_device::Work::entry(stage);
-            lines += &format!("{entry} {} {}", grid.blocks, grid.threads);
+            lines += &format!("{entry} {} {}", grid.all_blocks(), grid.block_threads());
             for operand in operands {
                 lines += &match operand {
                     Operand::Read(region) | Operand::Write(region) => format!(" @{}", name(*region)),

@@ -63,6 +63,9 @@ pub enum Error {
     /// A plot cannot be drawn.
     #[error(transparent)]
     Plot(#[from] PlotError),
+    /// A workload whose kernels were to be measured brings none.
+    #[error("`{workload}` names no kernel of its own")]
+    NoOwnKernels { workload: PathBuf },
     /// A file that would be replaced.
     #[error("`{path}` exists")]
     Exists { path: PathBuf },
@@ -108,6 +111,7 @@ impl Diagnosis for Error {
             }
             Self::InTheWay { .. } => "output",
             Self::Plot(_) => "plot",
+            Self::NoOwnKernels { .. } => "no-kernels",
             Self::Exists { .. } => "exists",
             Self::OtherNode { .. } => "other-node",
         }
@@ -121,6 +125,9 @@ impl Diagnosis for Error {
             }
             Self::Headway(error) => return error.help(),
             Self::Exists { .. } => "`--force` replaces it; or choose another file with `--out`",
+            Self::NoOwnKernels { .. } => {
+                "a step names one by `module`; kernels that ship are measured without `--workload`"
+            }
             Self::Paused { .. } => "the same command goes on with it",
             Self::OtherJournal { .. } => {
                 "to go on with it, repeat the command that began it; to begin anew, remove that file, or choose another \

@@ -143,20 +143,21 @@ fn launches(device: &mut Engines, id: &str, portions: u32, bytes: u64, effort: E
             output: output.claim(0..size, Access::Write)?,
             state: (state_bytes > 0).then(|| state.claim(0..state_bytes, Access::Write)).transpose()?,
         };
-        let done = wait(device, |device| device.launch(&kernel, memory, portions, 0))?;
+        let done = wait(device, id, |device| device.launch(&kernel, memory, portions, 0))?;
         Ok::<_, Error>(done.finished - done.started)
     })?;
     Ok(SampleFigures::of(&samples).expect("an effort asks for at least one sample"))
 }
 
 /// Copies to the device and polls until the copy is complete.
-fn copy(device: &mut Engines, ends: (Span, Span)) -> Result<Completion, Error> {
-    wait(device, |device| device.copy(EngineClass::H2d, Method::Dma, ends, 0))
+pub(crate) fn copy(device: &mut Engines, ends: (Span, Span)) -> Result<Completion, Error> {
+    wait(device, "copy of a probe", |device| device.copy(EngineClass::H2d, Method::Dma, ends, 0))
 }
 
-/// Submits an operation and polls until it is complete.
-fn wait(
+/// Submits an operation, which errors call `what`, and polls until it is complete.
+pub(crate) fn wait(
     device: &mut Engines,
+    what: &str,
     submit: impl FnOnce(&mut Engines) -> Result<(), DeviceError>,
 ) -> Result<Completion, Error> {
     let submitted = clock::now();
@@ -169,8 +170,7 @@ fn wait(
             return Ok(completion);
         }
         if clock::now() > submitted + PATIENCE {
-            let what = "an operation of the kernels' probe".to_owned();
-            return Err(DeviceError::Timeout { what, after: PATIENCE }.into());
+            return Err(DeviceError::Timeout { what: what.to_owned(), after: PATIENCE }.into());
         }
         std::hint::spin_loop();
     }

@@ -29,6 +29,7 @@ pub mod links;
 pub mod load;
 #[doc(hidden)]
 pub mod node;
+mod own_kernels;
 #[doc(hidden)]
 pub mod place;
 #[doc(hidden)]
@@ -59,7 +60,9 @@ use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
-use headway_core::files::machine::{self, EndpointId, Machine};
+use headway_core::files::error::Loaded;
+use headway_core::files::machine::{self, EndpointId, KernelCost, Machine};
+use headway_core::files::workload::Workload;
 use headway_core::models::transfer::price::worth_keeping;
 use headway_core::models::transfer::{
     BackgroundLoad, CurveKey, Direction, HostMemory, Method, PricedTuning, Profile, Tuning, TuningKey,
@@ -102,6 +105,8 @@ pub enum MeasureStep {
     Links,
     /// Costs of kernels; how late the host learns that something is done.
     Kernels,
+    /// Costs of the kernels that a workload brings in files of its own.
+    Workload,
     /// How `staged` works best.
     Staging,
     /// Every method, direction, memory and size, and many pieces in one request, with nothing else going on.
@@ -116,9 +121,10 @@ pub enum MeasureStep {
 
 impl MeasureStep {
     /// Every step with its word, in the order in which they are made.
-    pub const WORDS: [(&'static str, Self); 7] = [
+    pub const WORDS: [(&'static str, Self); 8] = [
         ("links", Self::Links),
         ("kernels", Self::Kernels),
+        ("workload", Self::Workload),
         ("staging", Self::Staging),
         ("curves", Self::Curves),
         ("busy", Self::Busy),
@@ -164,6 +170,8 @@ pub struct MeasureOptions {
     /// How long random batches of copies are run beyond those that check the model, so that margin and jitter cover what
     /// happens now and then.
     pub watch: Nanos,
+    /// A workload file whose own kernels are measured, too.
+    pub workload: Option<PathBuf>,
     /// File for every sample.
     pub raw: Option<PathBuf>,
     /// Ends the measurement early when it becomes true.
@@ -189,10 +197,15 @@ pub fn measure(options: &MeasureOptions, mut progress: impl FnMut(Progress)) -> 
 }
 
 fn run(options: &MeasureOptions, progress: &mut dyn FnMut(Progress)) -> Result<MeasureReport, Error> {
+    if options.only.contains(&MeasureStep::Workload) && options.workload.is_none() {
+        let fact = "`--only workload` measures the kernels of a workload, and `--workload FILE` is missing";
+        return Err(headway::Failure::Options(fact).into());
+    }
     let exists = options.out.exists();
     if exists && !options.force {
         return Err(Error::Exists { path: options.out.clone() });
     }
+    let workload = options.workload.as_deref().map(own_kernels::open).transpose()?;
     let devices = gpus::open(options.backend, options.model.as_deref(), options.gpus)?;
     let old = if options.only.is_empty() || !exists {
         None
@@ -231,7 +244,7 @@ fn run(options: &MeasureOptions, progress: &mut dyn FnMut(Progress)) -> Result<M
         }
     };
     machine.profile.stamp = Some(stamp);
-    Measurement { options, devices, machine, session }.make()
+    Measurement { options, devices, machine, workload, session }.make()
 }
 
 impl MeasureOptions {
@@ -297,6 +310,12 @@ impl MeasureOptions {
         )
     }
 
+    /// Launches of each probe of a kernel.
+    fn kernel_effort(&self) -> Effort {
+        let n = self.by_depth(20, 50, 200);
+        Effort { warm_up: 2, n_min: 5, n_max: n, time: Nanos(self.by_depth(200, 500, 2_000) * 1_000_000) }
+    }
+
     /// Jobs of each probe on the CPU.
     fn cpu_effort(&self) -> Effort {
         let n = self.by_depth(1_000, 4_000, 20_000);
@@ -314,7 +333,7 @@ impl MeasureOptions {
         let efforts = self.efforts();
         let curve = Nanos(self.copy_sizes().iter().map(|bytes| efforts.of(*bytes).time.0).sum());
         let kernels = headway_kernels::ids().count();
-        let kernel = Nanos(self.by_depth(200, 500, 2_000) * 1_000_000);
+        let kernel = self.kernel_effort().time;
         let sets = times(scope.pace.time, 3 * scope.pace.repeats as usize);
         let batches = times(largest.min(Nanos(10_000_000)), 3 * scope.batches);
         let of = |step: MeasureStep| match step {
@@ -322,6 +341,9 @@ impl MeasureOptions {
             MeasureStep::Kernels => {
                 times(kernel, 3 * kernels) + times(self.cpu_effort().time, kernels * cpu::PROBES.len())
             }
+            // A workload seldom has more than three kernels of its own.
+            MeasureStep::Workload if self.workload.is_some() => times(kernel, 3),
+            MeasureStep::Workload => 0,
             MeasureStep::Staging => times(staged, 3 * TUNINGS * self.by_depth(4, 6, 10)),
             MeasureStep::Curves => times(curve, CURVES),
             MeasureStep::Busy => times(curve, CURVES / 2),
@@ -365,7 +387,7 @@ impl MeasureOptions {
 
 /// The options that change what is measured, for the journal.
 fn request(options: &MeasureOptions) -> BTreeMap<String, String> {
-    let MeasureOptions { gpus, sizes, model, each, watch, only, depth, .. } = options;
+    let MeasureOptions { gpus, sizes, model, each, watch, only, depth, workload, .. } = options;
     let listed = |texts: Vec<String>| (!texts.is_empty()).then(|| texts.join(","));
     let words = only.iter().collect::<BTreeSet<_>>().into_iter().filter_map(|step| {
         MeasureStep::WORDS.iter().find(|(_, known)| known == step).map(|(word, _)| (*word).to_owned())
@@ -380,6 +402,7 @@ fn request(options: &MeasureOptions) -> BTreeMap<String, String> {
         ),
         ("--model", model.clone()),
         ("--each", each.then(String::new)),
+        ("--workload", workload.as_ref().map(|path| path.display().to_string())),
         ("--watch", (*watch > Nanos::ZERO).then(|| format!("'{} ns'", watch.0))),
         ("--only", listed(words.collect())),
     ];
@@ -391,6 +414,8 @@ struct Measurement<'a> {
     options: &'a MeasureOptions,
     devices: Vec<Arc<dyn Gpu>>,
     machine: Machine,
+    /// The one whose own kernels are measured.
+    workload: Option<Loaded<Workload>>,
     session: Session<'a>,
 }
 
@@ -398,6 +423,7 @@ impl Measurement<'_> {
     fn make(mut self) -> Result<MeasureReport, Error> {
         let gpus: Vec<EndpointId> = self.machine.gpus().collect();
         self.kernels()?;
+        self.own_kernels()?;
         let copier = self.copier(&gpus)?;
         let methods = usable(&copier, gpus.len());
         if self.options.does(MeasureStep::Staging) && methods.iter().any(|methods| methods.contains(&Method::Staged)) {
@@ -433,14 +459,13 @@ impl Measurement<'_> {
             return Ok(());
         }
         let device = gpus::device(self.options.backend, self.options.model.as_deref())?;
-        let n = self.options.by_depth(20, 50, 200);
-        let effort =
-            Effort { warm_up: 2, n_min: 5, n_max: n, time: Nanos(self.options.by_depth(200, 500, 2000) * 1_000_000) };
+        let effort = self.options.kernel_effort();
         let size = match device.description().source {
             headway_device::DeviceSource::Cuda => kernels::Size::full(effort),
             _ => kernels::Size::small(Effort { warm_up: 1, n_min: 2, n_max: 5, ..effort }),
         };
-        self.machine.kernels = kernels::costs(&mut self.session, device, size)?;
+        let costs = kernels::costs(&mut self.session, device, size)?;
+        self.put_kernels(costs);
         self.session.phase("cores", 1);
         let (effort, watch) = (self.options.cpu_effort(), self.options.watch);
         let watch = cpu::Watch { time: watch, interrupt: &self.options.interrupt };
@@ -448,6 +473,24 @@ impl Measurement<'_> {
         self.machine.cpu = Some(cpu::of(costs));
         self.session.advance()?;
         Ok(())
+    }
+
+    fn own_kernels(&mut self) -> Result<(), Error> {
+        let Some(workload) = self.workload.take().filter(|_| self.options.does(MeasureStep::Workload)) else {
+            return Ok(());
+        };
+        let device = gpus::device(self.options.backend, self.options.model.as_deref())?;
+        let costs = own_kernels::costs(&mut self.session, device, &workload, self.options.kernel_effort())?;
+        self.put_kernels(costs);
+        Ok(())
+    }
+
+    /// Puts costs into the machine, each instead of the one that its kernel had.
+    fn put_kernels(&mut self, costs: Vec<KernelCost>) {
+        let kernels = &mut self.machine.kernels;
+        kernels.retain(|known| costs.iter().all(|cost| cost.id != known.id));
+        kernels.extend(costs);
+        kernels.sort_by(|a, b| a.id.cmp(&b.id));
     }
 
     fn arbitration(&mut self, gpus: &[EndpointId]) -> Result<(), Error> {
@@ -620,7 +663,7 @@ impl Measurement<'_> {
 
     /// Writes the file and says what is in it.
     fn finish(self) -> Result<MeasureReport, Error> {
-        let Self { options, machine, session, devices } = self;
+        let Self { options, machine, session, devices, workload: _ } = self;
         drop(devices);
         let text = machine::write(&machine, &header(&machine));
         // What was written must mean what was measured; anything else is our fault.
@@ -767,6 +810,7 @@ mod tests {
             sizes: None,
             each: false,
             watch: Nanos::ZERO,
+            workload: None,
             raw: None,
             interrupt: Arc::default(),
         }

@@ -26,6 +26,7 @@ fn options(out: &Path) -> MeasureOptions {
         sizes: Some(vec![Bytes(64), Bytes(4096), Bytes(64 << 10)]),
         each: false,
         watch: Nanos::ZERO,
+        workload: None,
         raw: None,
         interrupt: Arc::new(AtomicBool::new(false)),
     }
@@ -152,9 +153,26 @@ fn a_file_that_exists_is_kept_unless_forced_and_parts_of_it_can_be_measured_agai
     let few = MeasureOptions { sizes: Some(vec![Bytes(64)]), force: true, ..options(&file) };
     measure(&few, |_| ()).unwrap();
     let before = machine::parse("before", &fs::read_to_string(&file).unwrap()).unwrap();
-    measure(&MeasureOptions { only: vec![MeasureStep::Kernels], ..few }, |_| ()).unwrap();
+    measure(&MeasureOptions { only: vec![MeasureStep::Kernels], ..few.clone() }, |_| ()).unwrap();
     let after = machine::parse("after", &fs::read_to_string(&file).unwrap()).unwrap();
-    assert_eq!((after.profile.curves, after.capacities), (before.profile.curves, before.capacities));
+    assert_eq!((&after.profile.curves, &after.capacities), (&before.profile.curves, &before.capacities));
+
+    let camera = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../workloads/camera.toml");
+    let of_workload = MeasureOptions { only: vec![MeasureStep::Workload], workload: Some(camera), ..few.clone() };
+    measure(&of_workload, |_| ()).unwrap();
+    let with_own = machine::parse("own", &fs::read_to_string(&file).unwrap()).unwrap();
+    let own =
+        with_own.kernels.iter().find(|cost| cost.id == "camera:edges").expect("the cost of the workload's kernel");
+    assert!(own.setup > Nanos(1), "{own:?}");
+    let shipped: Vec<_> = with_own.kernels.iter().filter(|cost| cost.id != "camera:edges").collect();
+    assert_eq!(shipped, after.kernels.iter().collect::<Vec<_>>());
+    measure(&MeasureOptions { only: vec![MeasureStep::Kernels], ..few.clone() }, |_| ()).unwrap();
+    let kept = machine::parse("kept", &fs::read_to_string(&file).unwrap()).unwrap();
+    assert!(kept.kernels.contains(own), "{:?}", kept.kernels);
+
+    let missing = MeasureOptions { only: vec![MeasureStep::Workload], ..few };
+    let told = measure(&missing, |_| ()).unwrap_err().to_string();
+    assert!(told.contains("`--workload FILE` is missing"), "{told}");
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod errno;
 mod event;
 pub mod file_reader;
 pub mod fork;
+pub mod function;
 pub mod input;
 pub mod ipc;
 pub mod limits;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use headway_core::log::StreamRun;
 use headway_core::plan::block::{self, BlockError, BlockHeader};
 use headway_core::plan::payload::Gathered;
-use headway_core::plan::{PipelineSource, Plan, PlannedStream, Sharded};
+use headway_core::plan::{PipelineSource, Plan, PlannedStream, Sharded, WholePackets};
 use headway_core::units::Bytes;
 use headway_device::work::Items;
 
@@ -187,6 +187,7 @@ impl Gatherer {
         };
         match &planned.source {
             PipelineSource::Streams(streams) => streams.iter().map(|&stream| source(stream, 0, None)).collect(),
+            PipelineSource::Packets(packets) => vec![source(packets.stream, 0, None)],
             PipelineSource::Parts(parted) => {
                 let parts = parted.parts.iter().enumerate();
                 parts.map(|(part, &bytes)| source(parted.stream, parted.offset(part), Some(bytes))).collect()
@@ -216,6 +217,7 @@ impl Gatherer {
             }
             _ if longest == 0 => Gathered::default(),
             PipelineSource::Parts(_) => Gathered { block: planned.reserve, longest_portion: Bytes(longest) },
+            PipelineSource::Packets(packets) => Gathered { block: packets.packet(), longest_portion: packets.packet() },
             _ => Gathered { block: block::block_bytes(lens.iter().copied()), longest_portion: Bytes(longest) },
         }
     }
@@ -238,6 +240,12 @@ impl Gatherer {
         let lens = lens(&portions);
         if lens.iter().all(|&len| len == 0) {
             return Ok(Gathered::default());
+        }
+        if let (PipelineSource::Packets(packets), [buffer, ..]) = (&planned.source, &mut *buffers) {
+            let (source, packet) = (&portions[0], packets.packet().0 as usize);
+            // What lies behind the end of the input reads as zero.
+            self.intake.read(source.stream as usize, source.packets.start * source.packet, &mut buffer[..packet])?;
+            return Ok(self.sizes_of(pipeline, &lens));
         }
         // Each part of a packet has a block of its own.
         let portions_each = (portions.len() / buffers.len().max(1)).max(1);
@@ -377,18 +385,16 @@ impl Scatterer {
         if let PipelineSource::Sharded(sharded) = &planned.source {
             return self.append_result(sharded, pipeline, cycle, blocks);
         }
+        if let PipelineSource::Packets(packets) = &planned.source {
+            return self.append_packet(packets, pipeline, cycle, blocks);
+        }
         let headers =
             blocks.iter().map(|block| BlockHeader::read(block)).collect::<Result<Vec<_>, _>>().map_err(damaged)?;
         let wrong = |what: String| Err(DataError::Sequence { pipeline: name(), cycle, what });
         if let Some(other) = headers.iter().find(|header| header.cycle != cycle) {
             return wrong(format!("the block of cycle {} came back", other.cycle));
         }
-        if self.lost[pipeline as usize].contains(&cycle) {
-            return wrong("it came back although it was given up".to_owned());
-        }
-        if cycle < self.next[pipeline as usize] {
-            return wrong(format!("cycle {} came back before it", self.next[pipeline as usize] - 1));
-        }
+        self.in_order(pipeline, cycle)?;
         let parts = blocks.iter().zip(&headers);
         let mut data: Vec<&[u8]> =
             parts.flat_map(|(block, header)| header.portions.iter().map(|portion| &block[portion.clone()])).collect();
@@ -413,6 +419,40 @@ impl Scatterer {
                 more = true;
             }
         }
+        Ok(())
+    }
+
+    /// Refuses a cycle that was given up, and one that comes behind a later one.
+    fn in_order(&self, pipeline: u32, cycle: u64) -> Result<(), DataError> {
+        let what = if self.lost[pipeline as usize].contains(&cycle) {
+            "it came back although it was given up".to_owned()
+        } else if cycle < self.next[pipeline as usize] {
+            format!("cycle {} came back before it", self.next[pipeline as usize] - 1)
+        } else {
+            return Ok(());
+        };
+        let pipeline = self.gatherer.plan.pipelines[pipeline as usize].name.clone();
+        Err(DataError::Sequence { pipeline, cycle, what })
+    }
+
+    /// Appends what became of the packet of `cycle`.
+    fn append_packet(
+        &mut self,
+        packets: &WholePackets,
+        pipeline: u32,
+        cycle: u64,
+        results: &[&[u8]],
+    ) -> Result<(), DataError> {
+        self.in_order(pipeline, cycle)?;
+        let came: Vec<u64> = results.iter().map(|result| result.len() as u64).collect();
+        if came != [packets.result().0] {
+            let pipeline = self.gatherer.plan.pipelines[pipeline as usize].name.clone();
+            let what = format!("results of {came:?} bytes came back, and one has {}", packets.result().0);
+            return Err(DataError::Sequence { pipeline, cycle, what });
+        }
+        self.make_up(pipeline, cycle)?;
+        self.next[pipeline as usize] = cycle + 1;
+        self.append(packets.stream, results[0])?;
         Ok(())
     }
 
@@ -465,7 +505,12 @@ impl Scatterer {
     /// Appends zeros for the cycles before `until` that were given up.
     fn make_up(&mut self, pipeline: u32, until: u64) -> Result<(), OutputError> {
         let rest = self.lost[pipeline as usize].split_off(&until);
+        let plan = Arc::clone(&self.gatherer.plan);
         for cycle in std::mem::replace(&mut self.lost[pipeline as usize], rest) {
+            if let PipelineSource::Packets(packets) = &plan.pipelines[pipeline as usize].source {
+                self.append(packets.stream, &vec![0; packets.result().0 as usize])?;
+                continue;
+            }
             for portion in self.gatherer.portions(pipeline, cycle) {
                 self.append(portion.stream, &vec![0; portion.len() as usize])?;
             }

@@ -117,7 +117,7 @@ impl Intake {
     /// A file is cut into contiguous parts in stream order, proportional to the streams' rates so that all end together;
     /// the files of a folder, sorted by name, are dealt to the streams in turn. With a `duration` every stream gets
     /// exactly the packets that arrive in it; without, everything is processed. Every part is filled up with zeros to a
-    /// multiple of `granule`.
+    /// multiple of its stream's granule in `granules`.
     ///
     /// # Errors
     /// [`InputError`].
@@ -125,7 +125,7 @@ impl Intake {
         path: &Path,
         streams: &[PlannedStream],
         duration: Option<Nanos>,
-        granule: u64,
+        granules: &[u64],
     ) -> Result<Self, InputError> {
         let open_error = |source| InputError::Open { path: path.to_owned(), source };
         let kind = fs::metadata(path).map_err(open_error)?.file_type();
@@ -147,7 +147,7 @@ impl Intake {
         }
         let limits: Option<Vec<u64>> = duration.map(|d| streams.iter().map(|s| bytes_within(s, d)).collect());
         let mut shares =
-            if folder { deal(&sizes, streams.len()) } else { cut(sizes[0], streams, limits.as_deref(), granule) };
+            if folder { deal(&sizes, streams.len()) } else { cut(sizes[0], streams, limits.as_deref(), granules) };
         if let (Some(limits), Some(duration)) = (limits, duration) {
             for ((share, &limit), stream) in shares.iter_mut().zip(&limits).zip(streams) {
                 if share.bytes < limit {
@@ -163,7 +163,7 @@ impl Intake {
                 share.truncate(limit);
             }
         }
-        for share in &mut shares {
+        for (share, &granule) in shares.iter_mut().zip(granules) {
             share.padding = share.bytes.next_multiple_of(granule) - share.bytes;
         }
         Ok(Self { files: opened, shares })
@@ -179,7 +179,7 @@ impl Intake {
         streams: &[PlannedStream],
         duration: Nanos,
         parts: &[u64],
-        granule: u64,
+        granules: &[u64],
     ) -> Result<Self, InputError> {
         let open_error = |source| InputError::Open { path: path.to_owned(), source };
         let file = File::open(path).map_err(open_error)?;
@@ -190,13 +190,13 @@ impl Intake {
             return Err(InputError::TooShort { path, available, needed, duration, streams });
         }
         let mut offset = 0;
-        let share = |(stream, &part): (&PlannedStream, &u64)| {
+        let share = |((stream, &part), &granule): ((&PlannedStream, &u64), &u64)| {
             let bytes = bytes_within(stream, duration);
             let segments = if part > 0 { vec![FileSegment { file: 0, offset, bytes: part }] } else { Vec::new() };
             offset += part;
             InputShare { segments, bytes, padding: bytes.next_multiple_of(granule) - bytes }
         };
-        let shares = streams.iter().zip(parts).map(share).collect();
+        let shares = streams.iter().zip(parts).zip(granules).map(share).collect();
         Ok(Self { files: vec![(path.to_owned(), file)], shares })
     }
 
@@ -326,7 +326,8 @@ fn deal(sizes: &[u64], streams: usize) -> Vec<InputShare> {
 }
 
 /// Contiguous parts of one file: by rate, or of exactly the sizes in `limits`; the last stream takes the rest.
-fn cut(size: u64, streams: &[PlannedStream], limits: Option<&[u64]>, granule: u64) -> Vec<InputShare> {
+fn cut(size: u64, streams: &[PlannedStream], limits: Option<&[u64]>, granules: &[u64]) -> Vec<InputShare> {
+    let granule = granules.iter().copied().min().unwrap_or(1);
     // Bytes per second in 2^-20 steps: fine enough that streams of one rate get equal parts.
     let weight = |s: &PlannedStream| u128::from(s.packet.0) * (1_000_000_000u128 << 20) / u128::from(s.period.0);
     let total: u128 = streams.iter().map(weight).sum();
@@ -379,7 +380,7 @@ mod tests {
         let data: Vec<u8> = (0..1003u32).map(|i| i as u8).collect();
         let input = file(&data);
         let streams = [stream(16, 1000), stream(48, 1000), stream(16, 1000)];
-        let intake = Intake::open(input.path(), &streams, None, 16).unwrap();
+        let intake = Intake::open(input.path(), &streams, None, &[16; 4]).unwrap();
         let sizes: Vec<(u64, u64)> = intake.shares().iter().map(|s| (s.bytes, s.padding)).collect();
         assert_eq!(sizes, [(192, 0), (608, 0), (203, 5)]);
         let mut all = Vec::new();
@@ -398,10 +399,10 @@ mod tests {
     fn a_duration_takes_exactly_its_packets_and_refuses_short_input() {
         let input = file(&[7; 1000]);
         let streams = [stream(16, 1000), stream(32, 500)];
-        let intake = Intake::open(input.path(), &streams, Some(Nanos(4000)), 16).unwrap();
+        let intake = Intake::open(input.path(), &streams, Some(Nanos(4000)), &[16; 4]).unwrap();
         assert_eq!(intake.runs(&streams).iter().map(|r| r.packets).collect::<Vec<_>>(), [4, 8]);
         assert_eq!(intake.shares()[1].segments, [FileSegment { file: 0, offset: 64, bytes: 256 }]);
-        let error = Intake::open(input.path(), &streams, Some(Nanos(40_000)), 16).unwrap_err();
+        let error = Intake::open(input.path(), &streams, Some(Nanos(40_000)), &[16; 4]).unwrap_err();
         assert!(matches!(error, InputError::TooShort { available: 1000, needed: 3200, .. }), "{error}");
     }
 
@@ -411,7 +412,7 @@ mod tests {
         let input = file(&data);
         let streams = [stream(10, 1000), stream(20, 1000)];
         // Ten packets each: 100 bytes from 32, and 200 from 48.
-        let intake = Intake::open_repeated(input.path(), &streams, Nanos(10_000), &[32, 48], 16).unwrap();
+        let intake = Intake::open_repeated(input.path(), &streams, Nanos(10_000), &[32, 48], &[16; 4]).unwrap();
         assert_eq!(intake.runs(&streams).iter().map(|run| run.bytes.0).collect::<Vec<_>>(), [112, 208]);
         let all = |stream: usize, bytes: usize| {
             let mut read = vec![0xAA; bytes];
@@ -428,7 +429,7 @@ mod tests {
             intake.read(0, from as u64, &mut read).unwrap();
             assert_eq!(read, all(0, 112)[from..to], "{from} to {to}");
         }
-        let error = Intake::open_repeated(input.path(), &streams, Nanos(10_000), &[64, 48], 16).unwrap_err();
+        let error = Intake::open_repeated(input.path(), &streams, Nanos(10_000), &[64, 48], &[16; 4]).unwrap_err();
         assert!(matches!(error, InputError::TooShort { available: 80, needed: 112, .. }), "{error}");
     }
 
@@ -439,7 +440,7 @@ mod tests {
             fs::write(folder.path().join(name), bytes).unwrap();
         }
         let streams = [stream(16, 1000), stream(16, 1000)];
-        let intake = Intake::open(folder.path(), &streams, None, 16).unwrap();
+        let intake = Intake::open(folder.path(), &streams, None, &[16; 4]).unwrap();
         let mut bytes = vec![0xAA; 20];
         intake.read(0, 0, &mut bytes).unwrap();
         assert_eq!(bytes, [[1; 10].as_slice(), &[3; 5], &[0; 5]].concat());
@@ -452,7 +453,7 @@ mod tests {
         fs::write(folder.path().join("a"), [1; 64]).unwrap();
         fs::write(folder.path().join("b"), [2; 16]).unwrap();
         let streams = [stream(16, 1000), stream(32, 1000)];
-        let error = Intake::open(folder.path(), &streams, Some(Nanos(2000)), 16).unwrap_err();
+        let error = Intake::open(folder.path(), &streams, Some(Nanos(2000)), &[16; 4]).unwrap_err();
         assert!(
             matches!(&error, InputError::ShareTooShort { stream, available: 16, needed: 64, .. } if stream == "s32"),
             "{error}"
@@ -463,13 +464,13 @@ mod tests {
     fn empty_missing_and_truncated_inputs_are_errors() {
         let streams = [stream(16, 1000)];
         let device = Path::new("/dev/null");
-        assert!(matches!(Intake::open(device, &streams, None, 16), Err(InputError::NotAFile { .. })));
+        assert!(matches!(Intake::open(device, &streams, None, &[16; 4]), Err(InputError::NotAFile { .. })));
         let empty = file(&[]);
-        assert!(matches!(Intake::open(empty.path(), &streams, None, 16), Err(InputError::Empty { .. })));
+        assert!(matches!(Intake::open(empty.path(), &streams, None, &[16; 4]), Err(InputError::Empty { .. })));
         let missing = Path::new("no such file");
-        assert!(matches!(Intake::open(missing, &streams, None, 16), Err(InputError::Open { .. })));
+        assert!(matches!(Intake::open(missing, &streams, None, &[16; 4]), Err(InputError::Open { .. })));
         let shrinking = file(&[1; 64]);
-        let intake = Intake::open(shrinking.path(), &streams, None, 16).unwrap();
+        let intake = Intake::open(shrinking.path(), &streams, None, &[16; 4]).unwrap();
         shrinking.as_file().set_len(32).unwrap();
         let error = intake.read(0, 32, &mut [0; 16]).unwrap_err();
         assert!(matches!(error, InputError::Truncated { offset: 32, wanted: 16, .. }), "{error}");

@@ -1,7 +1,7 @@
 //! What a cycle of a pipeline does with its bytes: operations over regions of buffers.
 //!
 //! There are two makers. Where packets have parts, each operation leaves its part in a buffer of its own; a stream on one processor
-//! has one part, its packed block. Where packets are divided among GPUs, the summaries of all items are gathered on every GPU, and a
+//! has one part: its packed block, or a packet as it came. Where packets are divided among GPUs, the summaries of all items are gathered on every GPU, and a
 //! second kernel reads all of them.
 
 use std::ops::Range;
@@ -104,9 +104,16 @@ impl PipelineJob {
         match &pipeline.source {
             PipelineSource::Streams(_) => {
                 let of = vec![vec![0]; pipeline.steps.len()];
-                Some(Self { is_packed: true, ..Self::in_places(plan, pipeline, &[pipeline.reserve], &of) })
+                let size = |_, _| pipeline.reserve;
+                Some(Self { is_packed: true, ..Self::in_places(plan, pipeline, 1, &of, size) })
             }
-            PipelineSource::Parts(parted) => Some(Self::in_places(plan, pipeline, &parted.reserves, &parted.of)),
+            PipelineSource::Packets(packets) => {
+                let of = vec![vec![0]; pipeline.steps.len()];
+                Some(Self::in_places(plan, pipeline, 1, &of, |steps, _| packets.bytes(steps)))
+            }
+            PipelineSource::Parts(parted) => {
+                Some(Self::in_places(plan, pipeline, parted.parts.len(), &parted.of, |_, part| parted.reserves[part]))
+            }
             PipelineSource::Sharded(sharded) => Some(Self::all_gather(plan, number, sharded, kernels)),
             PipelineSource::Message
             | PipelineSource::Batch(_)
@@ -121,8 +128,15 @@ impl PipelineJob {
         JobRegion { buffer: self.buffers.len() - 1, range: 0..bytes }
     }
 
-    /// Operations on parts with these `reserves`, where `of` names the part of each operation: it leaves the part in a new place.
-    fn in_places(plan: &Plan, pipeline: &Pipeline, reserves: &[Bytes], of: &[Vec<u32>]) -> Self {
+    /// Operations on so many parts, where `of` names the part of each operation: it leaves the part in a new place. `size` says how
+    /// large a part is behind so many steps.
+    fn in_places(
+        plan: &Plan,
+        pipeline: &Pipeline,
+        parts: usize,
+        of: &[Vec<u32>],
+        size: impl Fn(usize, usize) -> Bytes,
+    ) -> Self {
         let mut job = Self::default();
         let gpu = pipeline.gpu.unwrap_or(0) as usize;
         let engines: Vec<Vec<JobEngine>> = pipeline
@@ -134,13 +148,12 @@ impl PipelineJob {
             let mut operations = engines.iter().flatten().zip(of.iter().flatten());
             operations.find(|(_, of)| **of as usize == part).map_or(JobPlace::Host, |(engine, _)| engine.source())
         };
-        let parts = reserves.iter().enumerate();
         let mut at: Vec<JobRegion> =
-            parts.map(|(part, bytes)| job.buffer(first(part), gpu, bytes.0 as usize)).collect();
+            (0..parts).map(|part| job.buffer(first(part), gpu, size(0, part).0 as usize)).collect();
         job.inputs = at.iter().map(|region| region.buffer).collect();
-        for (engines, of) in engines.iter().zip(of) {
+        for (before, (engines, of)) in engines.iter().zip(of).enumerate() {
             let operation = |(&engine, &part): (&JobEngine, &u32)| {
-                let to = job.buffer(engine.target(), gpu, reserves[part as usize].0 as usize);
+                let to = job.buffer(engine.target(), gpu, size(before + 1, part as usize).0 as usize);
                 let from = std::mem::replace(&mut at[part as usize], to.clone());
                 JobOperation { engine, from, to }
             };

@@ -85,6 +85,7 @@ impl Kernels {
             };
             all.portions.push(match &pipeline.source {
                 PipelineSource::Streams(streams) => streams.iter().map(|&stream| portion(stream, 0)).collect(),
+                PipelineSource::Packets(planned) => vec![portion(planned.stream, 0)],
                 PipelineSource::Sharded(planned) => {
                     all.items.insert(number, divide(pipeline, planned, &kernels)?);
                     let item =
@@ -157,6 +158,11 @@ fn of_pipeline(plan: &Plan, number: u32, library: &dyn Library) -> Result<Vec<Op
                     check_block(pipeline, &work, parted.reserves[part], 1)?;
                     part..part + 1
                 }
+                PipelineSource::Packets(packets) => {
+                    let (before, behind) = (packets.bytes(step as usize), packets.bytes(step as usize + 1));
+                    check_packet(pipeline, &work, before, behind)?;
+                    0..1
+                }
                 PipelineSource::Sharded(sharded) if is_first_kernel(&pipeline.steps, step as usize) => {
                     let shard = &sharded.shards[index as usize];
                     shard.first as usize..(shard.first + shard.items) as usize
@@ -199,6 +205,19 @@ fn check_block(pipeline: &Pipeline, work: &Arc<dyn Work>, bytes: Bytes, portions
     }
     let reason = format!(
         "it makes {made} bytes of a block of {bytes}, and a step leaves a block of the same size; correct its `output_bytes`"
+    );
+    Err(unfit(pipeline, work, reason))
+}
+
+/// Refuses a work that makes another size of a packet of `bytes` bytes than the plan has room for.
+fn check_packet(pipeline: &Pipeline, work: &Arc<dyn Work>, bytes: Bytes, planned: Bytes) -> Result<(), KernelError> {
+    let made = work.output_bytes(bytes.0 as usize, 1);
+    if made as u64 == planned.0 {
+        return Ok(());
+    }
+    let reason = format!(
+        "it makes {made} bytes of a packet of {}, and the plan has {}; plan the workload again",
+        bytes.0, planned.0
     );
     Err(unfit(pipeline, work, reason))
 }

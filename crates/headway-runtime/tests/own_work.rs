@@ -17,7 +17,7 @@ use headway_core::plan::payload::{Payload as _, PayloadChunk};
 use headway_core::plan::planner::{self, PlanOptions};
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_device::emu::{EmuGpu, EmuSpec};
-use headway_device::work::{Items, LaunchGrid, Library, Portion, WorkError};
+use headway_device::work::{DeviceCode, Items, LaunchGrid, Library, Portion, WorkError};
 use headway_device::{Engines, Work};
 use headway_runtime::blocks::{Gatherer, Scatterer, output_name};
 use headway_runtime::host::HostPayload;
@@ -115,8 +115,8 @@ impl Work for Sum {
         if self.total { "total" } else { "sum" }
     }
 
-    fn ptx(&self) -> &'static str {
-        ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry sum() { ret; }\n"
+    fn code(&self) -> DeviceCode {
+        DeviceCode::Ptx(".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry sum() { ret; }\n")
     }
 
     fn entry(&self) -> &'static str {
@@ -125,7 +125,7 @@ impl Work for Sum {
 
     fn grid(&self, _portions: u32) -> LaunchGrid {
         let threads = if self.fault == Fault::NoThreads { 0 } else { 32 };
-        LaunchGrid { blocks: 1, threads, shared_bytes: 0 }
+        LaunchGrid::line(1, threads, 0)
     }
 
     fn output_bytes(&self, _input: usize, portions: u32) -> usize {
@@ -158,8 +158,8 @@ impl Work for Sum {
             put(0, [input.chunks_exact(SUM).map(|sum| word(sum, 0)).sum(), cycles[0]]);
             return Ok(());
         }
-        let header =
-            BlockHeader::read(input).map_err(|error| WorkError::BadBlock { work: "sum", reason: error.to_string() })?;
+        let header = BlockHeader::read(input)
+            .map_err(|error| WorkError::BadBlock { work: "sum".to_owned(), reason: error.to_string() })?;
         for (at, portion) in header.portions.into_iter().enumerate() {
             put(at, [input[portion].iter().map(|byte| u64::from(*byte)).sum(), header.cycle]);
         }

@@ -132,7 +132,7 @@ impl Bench {
     }
 
     fn open(&self, input: &Path) -> Intake {
-        Intake::open(input, &self.plan.streams, None, 16).unwrap()
+        Intake::open(input, &self.plan.streams, None, &vec![16; self.plan.streams.len()]).unwrap()
     }
 }
 

@@ -145,6 +145,7 @@ pub(crate) fn jobs(log: &RunLog, timeline: &Timeline) -> Elementary {
             PipelineSource::Streams(_)
             | PipelineSource::Sharded(_)
             | PipelineSource::Parts(_)
+            | PipelineSource::Packets(_)
             | PipelineSource::Bulk(_)
             | PipelineSource::Urgent(_) => {}
         }

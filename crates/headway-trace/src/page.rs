@@ -108,8 +108,10 @@ pub fn write(log: &RunLog, summary: &RunSummary, out: impl Write) -> io::Result<
     let title = format!("{}: {} [{}]", summary.workload.name, summary.verdict.text, summary.source);
     let plain = summary.table(PLAIN_WIDTH);
     let incomplete = summary.incomplete.as_ref().map(|why| shell::banner(why, summary.span));
+    let not_compared = summary.not_compared_text();
     let (incomplete, left_out) = (incomplete.as_deref(), summary.left_out.as_slice());
-    Shell { title: &title, incomplete, left_out, plain: &plain, still: &picture }.write(&data, out)
+    Shell { title: &title, incomplete, left_out, not_compared: not_compared.as_deref(), plain: &plain, still: &picture }
+        .write(&data, out)
 }
 
 /// The responses of each stream in the order of delivery.

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use headway_core::decisions::dispatch::DispatchEvent;
 use headway_core::log::{Incomplete, RecordBody, RunSource};
 use headway_core::models::cpu::{self, SchedulingClass};
-use headway_core::plan::{Named, OperationWork, Outcome, PlannedCapacity, Server, Strategy};
+use headway_core::plan::{
+    Named, OperationWork, Outcome, Pipeline, PipelineSource, Plan, PlannedCapacity, Server, Strategy,
+};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 use serde::Serialize;
 
@@ -82,6 +84,9 @@ pub struct RunSummary {
     pub urgent: Vec<UrgentSummary>,
     /// Who waited for whom, longest total first.
     pub blame: Vec<PipelineBlame>,
+    /// Streams whose results nothing is compared with: a kernel of the user's own has no CPU form.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub not_compared: Vec<String>,
     /// What the files of the run lack, one sentence each; the figures above are those of the whole run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<String>,
@@ -359,7 +364,29 @@ pub fn summarize_with(log: &RunLog, timeline: &Timeline) -> RunSummary {
         bulk: unplanned::bulk(log, timeline),
         urgent,
         blame: blame(log, timeline),
+        not_compared: not_compared(plan),
         left_out: Vec::new(),
+    }
+}
+
+/// The streams whose results nothing is compared with.
+fn not_compared(plan: &Plan) -> Vec<String> {
+    let of = |pipeline: &Pipeline| match &pipeline.source {
+        PipelineSource::Packets(packets) if !packets.compared => Some(plan.streams[packets.stream as usize].id.clone()),
+        _ => None,
+    };
+    plan.pipelines.iter().filter_map(of).collect()
+}
+
+impl RunSummary {
+    /// Which results nothing is compared with, as a sentence.
+    pub(crate) fn not_compared_text(&self) -> Option<String> {
+        /// Streams that are named.
+        const NAMED_MAX: usize = 8;
+        let named: Vec<String> = self.not_compared.iter().take(NAMED_MAX).map(|id| format!("`{id}`")).collect();
+        let more = self.not_compared.len() - named.len();
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        (!named.is_empty()).then(|| format!("results not compared: no CPU form ({}{more})", named.join(", ")))
     }
 }
 

@@ -206,6 +206,9 @@ impl RunSummary {
         for what in &self.left_out {
             let _ = writeln!(out, "  left out: {}", plain(what));
         }
+        if let Some(what) = self.not_compared_text() {
+            let _ = writeln!(out, "  {}", plain(&what));
+        }
         let (version, commit) = (plain(&self.version), plain(&self.commit));
         let _ = writeln!(out, "  headway {version}, commit {commit}, seed {}", self.seed);
         let _ = writeln!(

@@ -8,8 +8,8 @@ use std::io;
 use std::path::PathBuf;
 
 use headway_broker::{ClientError, ServerError};
-use headway_core::files::error::FileError;
-use headway_core::files::workload::WorkloadError;
+use headway_core::files::error::{FileError, Loaded};
+use headway_core::files::workload::{Workload, WorkloadError};
 use headway_core::log::Incomplete;
 use headway_core::plan::planner::PlanError;
 use headway_core::units::{Bytes, Nanos};
@@ -155,6 +155,14 @@ where
     fn from(cause: T) -> Self {
         Self(Box::new(cause.into()))
     }
+}
+
+/// An error at the part of `workload` called `place`: at its line if a file says it.
+pub(crate) fn error_at(workload: &Loaded<Workload>, place: &str, message: &str, help: Option<String>) -> Error {
+    if workload.spans.is_empty() {
+        return Error::from(WorkloadError::new(place, message, help));
+    }
+    Error::from(workload.error_at(place, message, help))
 }
 
 /// What failed, in detail. Only Headway's own crates can rely on it.

@@ -51,17 +51,23 @@ impl Keep {
         self.sample.unwrap_or(SAMPLE).0.max(size) / size * size
     }
 
-    /// Bytes of the sample for each of `streams` in a run of `duration`: all that it takes, or as many whole granules as are
-    /// kept.
-    pub(crate) fn parts(&self, streams: &[PlannedStream], duration: Nanos, granule: u64) -> Result<Vec<u64>, Error> {
+    /// Bytes of the sample for each of `streams` in a run of `duration`: all that it takes, or as many of its whole granules as
+    /// are kept.
+    pub(crate) fn parts(
+        &self,
+        streams: &[PlannedStream],
+        duration: Nanos,
+        granules: &[u64],
+    ) -> Result<Vec<u64>, Error> {
         let all: u128 = streams.iter().map(|stream| u128::from(bytes_within(stream, duration))).sum();
         if !(1..=u128::from(BYTES_MAX)).contains(&all) {
             return Err(Failure::Sample { duration, streams: streams.len(), bytes: all, max: BYTES_MAX }.into());
         }
         let share = SAMPLES.0 / (streams.len() as u64).max(1);
         let usual = SAMPLE.0.min(share);
-        let most = self.sample.map_or(usual, |sample| sample.0).max(granule) / granule * granule;
-        let parts: Vec<u64> = streams.iter().map(|stream| bytes_within(stream, duration).min(most)).collect();
+        let most = |granule: u64| self.sample.map_or(usual, |sample| sample.0).max(granule) / granule * granule;
+        let part = |(stream, &granule)| bytes_within(stream, duration).min(most(granule));
+        let parts: Vec<u64> = streams.iter().zip(granules).map(part).collect();
         let bytes: u128 = parts.iter().copied().map(u128::from).sum();
         match u64::try_from(bytes) {
             Ok(1..=SAMPLES_MAX) => Ok(parts),
@@ -129,7 +135,7 @@ mod tests {
         let workload = workload::parse("two.toml", WORKLOAD).unwrap();
         let keep = Keep { sample: Some(Bytes(64 << 10)), ..Keep::default() };
         let options = options(&folder.path().join("results"), keep);
-        let mut chosen = runs::choose(&options).unwrap();
+        let mut chosen = runs::choose(&options, &workload.value).unwrap();
         let plan =
             crate::plan::make(&chosen.machine, &workload, headway_core::plan::planner::PlanOptions::default()).unwrap();
         let plan = std::sync::Arc::new(plan);

@@ -29,6 +29,7 @@ pub mod explain;
 pub mod flow;
 mod logfile;
 pub mod machine;
+mod modules;
 pub mod mps;
 pub mod plan;
 pub mod report;

@@ -15,8 +15,9 @@ use headway_core::units::Nanos;
 use headway_os::event;
 use serde::Serialize;
 
+use crate::error::error_at;
 use crate::machine::{Confidence, Machine};
-use crate::workload::{Loaded, Workload, error_at};
+use crate::workload::{Loaded, Workload};
 use crate::{Error, Failure, why};
 
 pub use crate::cpus::Assumption;
@@ -25,7 +26,9 @@ pub use crate::cpus::assumption;
 
 /// For each kernel of `plan` that this program does not have, which a run of it needs, a sentence that says so.
 fn absent_kernels(plan: &Plan) -> Vec<String> {
-    let operations = plan.pipelines.iter().flat_map(|pipeline| &pipeline.steps).flat_map(|step| &step.operations);
+    // Kernels of modules come with the workload.
+    let named = plan.pipelines.iter().filter(|pipeline| !matches!(pipeline.source, PipelineSource::Packets(_)));
+    let operations = named.flat_map(|pipeline| &pipeline.steps).flat_map(|step| &step.operations);
     let names: BTreeSet<&str> = operations
         .filter_map(|operation| match &operation.work {
             OperationWork::Compute { kernel } => Some(kernel.as_str()),
@@ -85,6 +88,10 @@ pub fn make(machine: &Machine, workload: &Loaded<Workload>, options: PlanOptions
                     let add = format!("add a `[[kernel]]` with `id = \"{name}\"` and its cost to the machine file");
                     Some(if known.is_empty() { add } else { format!("write one of: {known}; or {add}") })
                 }
+                PlanError::NoCost { id, .. } => Some(format!(
+                    "write the longest time of a launch into the step, for example `cost = \"1.2 ms\"`, or a `[[kernel]]` with \
+                     `id = \"{id}\"` and its cost into the machine file"
+                )),
                 PlanError::NoRoute { .. } => Some("name ends between which the machine file has a route".to_owned()),
                 _ => None,
             };

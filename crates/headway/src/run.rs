@@ -23,7 +23,7 @@ use headway_core::models::cpu;
 pub use headway_core::models::cpu::RequestedClass;
 use headway_core::plan::payload::Payload;
 use headway_core::plan::planner::PlanOptions;
-use headway_core::plan::{Outcome, Plan, PlanChoice, PlannedStream, Sharded, Strategy};
+use headway_core::plan::{Outcome, PipelineSource, Plan, PlanChoice, PlannedStream, Sharded, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Engines;
 use headway_device::work::Library;
@@ -43,8 +43,9 @@ use serde::Serialize;
 #[doc(hidden)]
 pub use self::devices::choose;
 pub use self::times::{TimesOptions, times};
+use crate::error::error_at;
 pub use crate::keep::Keep;
-use crate::{COMMIT, Error, Failure, VERSION, emulation, logfile, report, sample, verify, why};
+use crate::{COMMIT, Error, Failure, VERSION, emulation, logfile, modules, report, sample, verify, why};
 
 /// What runs the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -212,6 +213,15 @@ pub struct Ran {
 /// The granule of every step that Headway ships: AES blocks.
 const GRANULE: u64 = 16;
 
+/// Of each stream, what its bytes are filled up to a multiple of: kernels of modules get whole packets.
+fn granules(plan: &Plan) -> Vec<u64> {
+    let granule = |stream: &PlannedStream| match &plan.pipelines[stream.pipeline as usize].source {
+        PipelineSource::Packets(packets) => packets.packet().0,
+        _ => GRANULE,
+    };
+    plan.streams.iter().map(granule).collect()
+}
+
 /// Runs `workload`. Results appear in the output folder only when all of them are whole. Of a run that ended early, because of
 /// `on_miss = "stop"` or of [`RunOptions::interrupt`], everything up to there appears, marked as incomplete: see
 /// [`RunSummary::incomplete`].
@@ -223,7 +233,9 @@ pub fn run(
     options: &RunOptions,
     mut progress: impl FnMut(Progress),
 ) -> Result<RunReport, Error> {
-    let mut chosen = choose(options)?;
+    let library = modules::library(workload, &options.library)?;
+    let options = &RunOptions { library, ..options.clone() };
+    let mut chosen = choose(options, &workload.value)?;
     if let Some(none) = crate::machine::for_flows(options.machine.as_deref(), &workload.value)
         && chosen.source == RunSource::Sim
     {
@@ -252,7 +264,7 @@ pub fn run(
     let padded = ran.intake.shares().iter().filter(|share| share.padding > 0).count();
     if padded > 0 {
         warnings.push(format!(
-            "zeros fill up the last blocks of {GRANULE} bytes ({padded} of {} streams); manifest.json says how many",
+            "zeros fill up the last blocks of {GRANULE} bytes or the last packets ({padded} of {} streams); manifest.json says how many",
             plan.streams.len()
         ));
     }
@@ -313,7 +325,7 @@ fn located(error: Error, plan: &Plan, workload: &Loaded<Workload>) -> Error {
         }
         None => format!("message.{}", plan.pipelines[*pipeline as usize].name),
     };
-    crate::workload::error_at(workload, &place, &run.to_string(), None)
+    error_at(workload, &place, &run.to_string(), None)
 }
 
 /// Compares what the streams wrote with the CPU's result, and returns how many there are.
@@ -326,7 +338,11 @@ fn compare(
     progress: &mut impl FnMut(Progress),
 ) -> Result<usize, Error> {
     let lost: BTreeSet<u32> = ran.log.records().iter().filter_map(lost_packet).collect();
-    let verified = plan.streams.len() - lost.len();
+    let is_compared = |(number, stream): (u32, &PlannedStream)| {
+        let source = &plan.pipelines[stream.pipeline as usize].source;
+        !lost.contains(&number) && !matches!(source, PipelineSource::Packets(packets) if !packets.compared)
+    };
+    let verified = (0..).zip(&plan.streams).filter(|stream| is_compared(*stream)).count();
     if !lost.is_empty() {
         warnings.push(format!("{} streams lost packets and were not compared with the CPU's result", lost.len()));
     }
@@ -361,7 +377,7 @@ impl RunOptions {
 /// Gives the run's seed to what is drawn in the plan.
 fn set_seed(plan: &mut Plan, seed: u64) {
     for pipeline in &mut plan.pipelines {
-        if let headway_core::plan::PipelineSource::Sharded(Sharded { parameters, .. }) = &mut pipeline.source
+        if let PipelineSource::Sharded(Sharded { parameters, .. }) = &mut pipeline.source
             && parameters.number(Sharding::SEED).is_some()
         {
             *parameters = std::mem::take(parameters).with_number(Sharding::SEED, seed);
@@ -470,7 +486,7 @@ fn in_virtual_time<P: Payload<Error = HostError>>(
 /// The stream of the plan that is divided among GPUs, if it has one.
 fn sharded_of(plan: &Plan) -> Option<&Sharded> {
     plan.pipelines.iter().find_map(|pipeline| match &pipeline.source {
-        headway_core::plan::PipelineSource::Sharded(sharded) => Some(sharded),
+        PipelineSource::Sharded(sharded) => Some(sharded),
         _ => None,
     })
 }
@@ -619,15 +635,23 @@ fn intake(
             None => Ok((Intake::default(), Vec::new())),
         };
     }
+    let granules = granules(plan);
     if let Some(input) = &options.input {
-        return Ok((Intake::open(input, &plan.streams, options.duration, GRANULE)?, Vec::new()));
+        return Ok((Intake::open(input, &plan.streams, options.duration, &granules)?, Vec::new()));
     }
     let duration = options.duration.unwrap_or(workload.duration);
-    let parts = options.keep.parts(&plan.streams, duration, GRANULE)?;
+    let parts = options.keep.parts(&plan.streams, duration, &granules)?;
     let path = sample::write(outlet, parts.iter().sum(), seed, &options.interrupt)?;
-    let intake = Intake::open_repeated(&path, &plan.streams, duration, &parts, GRANULE)?;
-    let kept = |(share, part): (&InputShare, u64)| if part < share.bytes { part } else { u64::MAX };
-    let kept = intake.shares().iter().zip(parts).map(kept).collect();
+    let intake = Intake::open_repeated(&path, &plan.streams, duration, &parts, &granules)?;
+    let kept = |((share, part), stream): ((&InputShare, u64), &PlannedStream)| match &plan.pipelines
+        [stream.pipeline as usize]
+        .source
+    {
+        _ if part >= share.bytes => u64::MAX,
+        PipelineSource::Packets(packets) => (part / packets.packet().0).saturating_mul(packets.result().0),
+        _ => part,
+    };
+    let kept = intake.shares().iter().zip(parts).zip(&plan.streams).map(kept).collect();
     Ok((intake, kept))
 }
 
@@ -657,7 +681,7 @@ fn bounded(plan: &Plan, ran: &Ran, verified: bool) -> Option<String> {
 fn cycles(plan: &Plan, mut cycles: Vec<u64>, duration: Nanos) -> Vec<u64> {
     let horizon = if plan.streams.is_empty() { duration } else { span(plan, &cycles) };
     for (pipeline, count) in plan.pipelines.iter().zip(&mut cycles) {
-        if let headway_core::plan::PipelineSource::Bulk(Some(bytes)) = pipeline.source {
+        if let PipelineSource::Bulk(Some(bytes)) = pipeline.source {
             *count = bytes.0.div_ceil(pipeline.reserve.0);
         } else if !pipeline.source.is_planned() {
             *count = u64::from(u32::MAX);

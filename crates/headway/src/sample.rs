@@ -57,7 +57,7 @@ mod tests {
 
     fn parts(packet: u64, count: usize, duration: u64, sample: Option<u64>) -> Result<Vec<u64>, Error> {
         let keep = Keep { sample: sample.map(Bytes), ..Keep::default() };
-        keep.parts(&streams(packet, count), Nanos(duration), 16)
+        keep.parts(&streams(packet, count), Nanos(duration), &vec![16; count])
     }
 
     #[test]

@@ -13,7 +13,7 @@ use headway_core::plan::planner::PlanError;
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use serde::Serialize;
 
-use crate::workload::error_at;
+use crate::error::error_at;
 use crate::{Error, Failure};
 
 /// GPUs that the tasks of this program use in turns: by an arbiter of its own, or by a broker that serves other processes too.

@@ -14,7 +14,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use headway_core::plan::block;
-use headway_core::plan::{Parted, PipelineSource, Plan, PlannedStream, Sharded};
+use headway_core::plan::{Parted, PipelineSource, Plan, PlannedStream, Sharded, WholePackets};
 use headway_device::work::Items;
 use headway_kernels::inspect::cameras::Cameras;
 use headway_kernels::inspect::ring::{WaferRing, listed};
@@ -109,11 +109,23 @@ fn check(
             let portion = members.iter().position(|&member| member as usize == number).unwrap_or(0);
             let mut stages = stages(kernels, stream.pipeline, portion)?;
             let mut expected = |offset, bytes| reference(intake, number, offset, bytes, &mut stages);
-            compare(stream, number, &mut expected, intake, outputs, interrupt)?;
+            compare(stream, number, &mut expected, share_bytes(intake, number), outputs, interrupt)?;
+        }
+        PipelineSource::Packets(packets) if packets.compared && !outputs.lost.contains(&(number as u32)) => {
+            let mut results = Results::new(packets, stream, kernels, intake)?;
+            let total = (share_bytes(intake, number) / packets.packet().0).saturating_mul(packets.result().0);
+            compare(stream, number, &mut |offset, bytes| results.part(offset, bytes), total, outputs, interrupt)?;
         }
         PipelineSource::Parts(parted) if !outputs.lost.contains(&(number as u32)) => {
             let mut packets = Packets::new(parted, stream, kernels, intake)?;
-            compare(stream, number, &mut |_, bytes| packets.next(bytes), intake, outputs, interrupt)?;
+            compare(
+                stream,
+                number,
+                &mut |_, bytes| packets.next(bytes),
+                share_bytes(intake, number),
+                outputs,
+                interrupt,
+            )?;
         }
         _ => {}
     }
@@ -127,18 +139,23 @@ fn stages(kernels: &Kernels, pipeline: u32, portion: usize) -> Result<Vec<CoreSt
     own.map(|kernel| Ok(CoreStage::new(Arc::clone(&kernel.reference), portion)?)).collect()
 }
 
-/// Compares what stream `number` gave with `expected`, which says so many bytes from an offset on, one after the other.
+/// Bytes that stream `number` read, with those that fill up the last block.
+fn share_bytes(intake: &Intake, number: usize) -> u64 {
+    let share = &intake.shares()[number];
+    share.bytes + share.padding
+}
+
+/// Compares the `total` bytes that stream `number` gave with `expected`, which says so many bytes from an offset on, one after the
+/// other.
 fn compare(
     stream: &PlannedStream,
     number: usize,
     expected: &mut dyn FnMut(u64, u64) -> Result<Vec<u8>, Error>,
-    intake: &Intake,
+    total: u64,
     outputs: &Outputs<'_>,
     interrupt: &AtomicBool,
 ) -> Result<(), Error> {
     let Outputs { folder, kept, ends, .. } = outputs;
-    let share = &intake.shares()[number];
-    let total = share.bytes + share.padding;
     let kept = kept.get(number).map_or(total, |kept| (*kept).min(total));
     let path = folder.join(output_name(&stream.id));
     let wrong = |at| Failure::Wrong { stream: stream.id.clone(), at };
@@ -268,6 +285,52 @@ fn results(
         each(shards::row(planned, cycle), &result)?;
     }
     Ok(())
+}
+
+/// What kernels of modules make of a stream, packet by packet.
+struct Results<'a> {
+    packets: &'a WholePackets,
+    intake: &'a Intake,
+    /// Each kernel with the size of what it makes.
+    stages: Vec<(usize, CoreStage)>,
+    /// The packet made last, and what became of it.
+    last: Option<(u64, Vec<u8>)>,
+}
+
+impl<'a> Results<'a> {
+    fn new(
+        packets: &'a WholePackets,
+        stream: &PlannedStream,
+        kernels: &Kernels,
+        intake: &'a Intake,
+    ) -> Result<Self, Error> {
+        let mut stages = Vec::new();
+        for kernel in kernels.of_pipeline(stream.pipeline) {
+            let made = packets.bytes(kernel.step as usize + 1).0 as usize;
+            stages.push((made, CoreStage::new(Arc::clone(&kernel.reference), kernels.portions_of(kernel))?));
+        }
+        Ok(Self { packets, intake, stages, last: None })
+    }
+
+    /// At most `bytes` bytes of all results from `offset` on, of one result.
+    fn part(&mut self, offset: u64, bytes: u64) -> Result<Vec<u8>, Error> {
+        let (packet, result) = (self.packets.packet().0, self.packets.result().0);
+        let number = offset / result;
+        if self.last.as_ref().is_none_or(|(last, _)| *last != number) {
+            let mut data = vec![0; packet as usize];
+            self.intake.read(self.packets.stream as usize, number * packet, &mut data)?;
+            for (made, stage) in &mut self.stages {
+                let mut next = vec![0; *made];
+                stage.run(&data, &mut next)?;
+                data = next;
+            }
+            self.last = Some((number, data));
+        }
+        let made = self.last.as_ref().map_or(&[][..], |(_, made)| made.as_slice());
+        let from = (offset % result) as usize;
+        let until = made.len().min(from + bytes as usize);
+        Ok(made[from..until].to_vec())
+    }
 }
 
 /// What the kernels make of a stream whose packets have parts, packet by packet.

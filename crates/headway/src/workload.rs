@@ -2,30 +2,35 @@
 
 use std::io::Read;
 use std::path::Path;
+use std::sync::Arc;
 
 use headway_core::units::Bytes;
+use headway_device::work::Library;
+use headway_kernels::Shipped;
 use headway_os::input::open_once;
 
 pub use headway_core::decisions::sharing::{JobSegment, TaskDirection};
 pub use headway_core::files::error::Loaded;
 pub use headway_core::files::workload::{
-    CopyEndpoint, Cycle, Grouping, Message, MessageBlock, OnMiss, Otherwise, PacketPart, Parameters, PartStep,
-    PartWork, ServerDemand, Sharding, SharingTable, Stream, StreamPlacement, StreamStep, Unplanned, UnplannedKind,
-    Urgent, Workload, WorkloadError, WorkloadTask,
+    CopyEndpoint, CpuFunction, Cycle, Grouping, KernelArgument, Message, MessageBlock, ModuleKernel, Number32,
+    Number64, OnMiss, Otherwise, PacketPart, Parameters, PartStep, PartWork, ServerDemand, Sharding, SharingTable,
+    Stream, StreamPlacement, StreamStep, Unplanned, UnplannedKind, Urgent, Workload, WorkloadError, WorkloadTask,
 };
 pub use headway_kernels::Cipher;
 pub use headway_kernels::inspect::cameras::Cameras;
 pub use headway_kernels::workload::{parse, write};
 
-use crate::{Error, Failure};
+use crate::{Error, Failure, modules};
 
-/// Reads a workload file.
+/// Reads a workload file, and the modules that it names.
 ///
 /// # Errors
 /// `ErrorKind::Io`, `ErrorKind::File`.
 pub fn open(path: &Path) -> Result<Loaded<Workload>, Error> {
     let text = read(path)?;
-    Ok(parse(&path.display().to_string(), &text)?)
+    let mut workload = parse(&path.display().to_string(), &text)?;
+    modules::read(&mut workload, path.parent().unwrap_or_else(|| Path::new("")))?;
+    Ok(workload)
 }
 
 /// A workload that was made in code, checked by the rules for files; errors name the part, as in `stream.camera.period`.
@@ -47,12 +52,13 @@ pub fn check(workload: &Workload) -> Result<Loaded<Workload>, Error> {
     Ok(headway_kernels::workload::check(workload)?)
 }
 
-/// An error at the part of `workload` called `place`: at its line if a file says it.
-pub(crate) fn error_at(workload: &Loaded<Workload>, place: &str, message: &str, help: Option<String>) -> Error {
-    if workload.spans.is_empty() {
-        return Error::from(WorkloadError::new(place, message, help));
-    }
-    Error::from(workload.error_at(place, message, help))
+/// The kernels that ship, and before them those of the modules of `workload`.
+///
+/// # Errors
+/// `ErrorKind::File` for modules that nobody has read, and for CPU forms that cannot be loaded.
+#[doc(hidden)]
+pub fn library(workload: &Loaded<Workload>) -> Result<Arc<dyn Library>, Error> {
+    modules::library(workload, &(Arc::new(Shipped) as Arc<dyn Library>))
 }
 
 /// Bytes of a file that is read: about 100,000 streams.

@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Arc;
 
 use headway::run::{Backend, RunOptions, tasks};
-use headway::work::{Library, Work, WorkError};
+use headway::work::{DeviceCode, Library, Work, WorkError};
 use headway::workload::parse;
 
 /// Adds the number of its runs to each byte.
@@ -15,8 +15,8 @@ impl Work for Counted {
         "counted"
     }
 
-    fn ptx(&self) -> &'static str {
-        ""
+    fn code(&self) -> DeviceCode {
+        DeviceCode::Ptx("")
     }
 
     fn entry(&self) -> &'static str {

@@ -19,13 +19,21 @@ pub(crate) fn root() -> PathBuf {
 /// A folder with a copy of the workloads that are shipped.
 pub(crate) fn place() -> TempDir {
     let place = tempfile::tempdir().unwrap();
-    let workloads = place.path().join("workloads");
-    fs::create_dir(&workloads).unwrap();
-    for entry in fs::read_dir(root().join("workloads")).unwrap() {
-        let path = entry.unwrap().path();
-        fs::copy(&path, workloads.join(path.file_name().unwrap())).unwrap();
-    }
+    copy_folder(&root().join("workloads"), &place.path().join("workloads"));
     place
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let copy = to.join(path.file_name().unwrap());
+        if path.is_dir() {
+            copy_folder(&path, &copy);
+        } else {
+            fs::copy(&path, copy).unwrap();
+        }
+    }
 }
 
 /// The command, to be run in `folder`. It finds no GPU, whatever the machine has.

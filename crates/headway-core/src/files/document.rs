@@ -25,7 +25,7 @@ pub(crate) const TIME_MAX: Nanos = Nanos(366 * 86_400 * NANOS_PER_SECOND);
 pub(crate) const SIZE_MAX: Bytes = Bytes(1 << 50);
 pub(crate) const TIME_LIMIT: &str = "366 days";
 pub(crate) const SIZE_LIMIT: &str = "1048576 GiB";
-const RATE_MAX: Rate = Rate(1_000_000_000_000_000);
+pub(crate) const RATE_MAX: Rate = Rate(1_000_000_000_000_000);
 
 /// The first 16 hexadecimal digits of the SHA-256 of `text`.
 pub(crate) fn hash(text: &str) -> String {
@@ -320,6 +320,11 @@ impl<'a> Field<'a> {
         matches!(self.value, DeValue::Array(_))
     }
 
+    /// Whether the value is a table.
+    pub(crate) fn is_table(&self) -> bool {
+        matches!(self.value, DeValue::Table(_))
+    }
+
     /// Notes where the value stands as `place`, and everything in it.
     pub(crate) fn note(&self, place: &str, spans: &mut BTreeMap<String, WrittenSpan>) {
         note(place.to_owned(), self.key_span.clone(), self.span.clone(), &self.value, spans);
@@ -461,6 +466,27 @@ impl<'a> Field<'a> {
         };
         let value = u64::from_str_radix(number.as_str(), number.radix()).ok();
         value.ok_or_else(|| self.fault(ValueFault::not_in(range)))
+    }
+
+    /// The value as an integer of the type `T`.
+    pub(crate) fn number<T: TryFrom<i128>>(&self, example: &str) -> Result<T, FileError> {
+        let DeValue::Integer(number) = &self.value else { return Err(self.mistyped("an integer", example)) };
+        let value =
+            i128::from_str_radix(number.as_str(), number.radix()).ok().and_then(|value| T::try_from(value).ok());
+        value.ok_or_else(|| {
+            let help = format!("write for example `{} = {example}`", self.key);
+            self.error(format!("`{}` does not fit its type", self.excerpt()), Some(help))
+        })
+    }
+
+    /// The value as a number with or without a point, rounded to the type `T`.
+    pub(crate) fn rounded<T: FromStr>(&self, example: &str) -> Result<T, FileError> {
+        let text = match &self.value {
+            DeValue::Integer(number) if number.radix() == 10 => number.as_str(),
+            DeValue::Float(number) => number.as_str(),
+            _ => return Err(self.mistyped("a number", example)),
+        };
+        text.parse().map_err(|_| self.mistyped("a number", example))
     }
 
     /// The value as a decimal number with at most six digits behind the point, in parts per million, from `min` to `max`.

@@ -20,6 +20,7 @@ pub use self::file::parse;
 pub use self::index::{CapacityId, EndpointId, EngineId, RouteId};
 pub use self::shipped::{SHIPPED, shipped};
 pub use self::write::write;
+use crate::files::document::RATE_MAX;
 use crate::models::cpu::DriverWatch;
 use crate::models::transfer::{Method, Profile};
 use crate::units::{Bytes, Nanos, PPM, Rate};
@@ -188,6 +189,13 @@ pub struct KernelCost {
 impl KernelCost {
     /// What a rate without `operation_rate` was measured with: the paper's (`verner-2014`, V-A).
     pub const OPERATIONS: u32 = 1000;
+
+    /// A launch over `bytes` that takes `time`.
+    #[must_use]
+    pub fn of_launch(id: String, bytes: Bytes, time: Nanos) -> Self {
+        let setup = time.saturating_sub(RATE_MAX.time_for(bytes));
+        Self { id, gpus: Vec::new(), setup, rate: RATE_MAX, chain_rate: None, operation_rate: None }
+    }
 
     /// Worst-case time of one launch over `total` bytes of images with so many operations for each pixel: `setup + bytes / rate +
     /// bytes operations / operation_rate`. Without `operation_rate` more than [`Self::OPERATIONS`] take in proportion longer, and

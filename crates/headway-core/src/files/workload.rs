@@ -5,6 +5,8 @@ mod check;
 mod check_steps;
 mod fault;
 mod file;
+mod module_file;
+mod module_kernel;
 mod parameters;
 mod parts;
 mod parts_file;
@@ -23,6 +25,7 @@ use serde::{Deserialize, Serialize};
 pub use self::application::{Application, DocumentTable, Field, Keys, Own};
 pub use self::fault::WorkloadError;
 pub use self::file::{parse, parse_with};
+pub use self::module_kernel::{CpuFunction, KernelArgument, ModuleKernel, Number32, Number64};
 pub use self::parameters::Parameters;
 pub use self::parts::{PARTS_MAX, PacketPart, PartStep, PartWork};
 pub use self::sharding::Sharding;
@@ -162,11 +165,11 @@ impl Stream {
         }
     }
 
-    /// The kernels of its steps, in their order.
+    /// The kernels of its steps that the workload names and does not bring, in their order.
     pub fn kernels(&self) -> impl Iterator<Item = &str> {
         self.steps.iter().flat_map(|step| match step {
             StreamStep::Compute { kernel } => vec![kernel.as_str()],
-            StreamStep::Copy { .. } | StreamStep::Exchange => Vec::new(),
+            StreamStep::Copy { .. } | StreamStep::Module(_) | StreamStep::Exchange => Vec::new(),
             StreamStep::Parts(steps) => steps.iter().filter_map(PartStep::kernel).collect(),
         })
     }
@@ -195,6 +198,8 @@ pub enum StreamStep {
         /// Kernel name, for example `aes128-cbc`.
         kernel: String,
     },
+    /// Runs a kernel of the user's own over each packet on the stream's GPU. All kernels of such a stream come from modules.
+    Module(Box<ModuleKernel>),
     /// Moves what every GPU has made of its items to all others. Only for streams with a [`Stream::sharding`].
     Exchange,
     /// Copies and kernels that begin together, at most one for each part; the step ends with the last of them (`verner-2014`, III-B).

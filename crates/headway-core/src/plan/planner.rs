@@ -25,6 +25,7 @@ mod gangs;
 mod groups;
 mod holds;
 mod models;
+mod packets;
 mod parted;
 mod prices;
 mod processors;
@@ -88,6 +89,19 @@ pub enum PlanError {
         /// The kernels of which it says one; may be empty.
         known: String,
     },
+    /// A kernel of a module of which nothing says the cost.
+    #[error("{object} runs {kernel}, and neither the step nor machine `{machine}` says how long it takes")]
+    NoCost {
+        /// Key of the place in the workload file.
+        place: String,
+        /// What runs it.
+        object: String,
+        /// The entry and its module, in quotes.
+        kernel: String,
+        /// The name under which a machine file says it.
+        id: String,
+        machine: String,
+    },
     /// No way leads from one endpoint to the other.
     #[error("{object} has no route from `{from}` to `{to}` on machine `{machine}`")]
     NoRoute {
@@ -134,6 +148,7 @@ impl PlanError {
             Self::Workload(error) => error.place(),
             Self::UnknownName { place, .. }
             | Self::UnknownKernel { place, .. }
+            | Self::NoCost { place, .. }
             | Self::NoRoute { place, .. }
             | Self::Impossible { place, .. }
             | Self::NoGpu { place, .. } => place,
@@ -161,6 +176,7 @@ const fn or_none(known: &str) -> &str {
 /// Transfers without windows never keep others out: where their mere traffic would, they are left out and a note says so.
 pub fn plan(machine: &Machine, workload: &Workload, options: PlanOptions) -> Result<Plan, PlanError> {
     check(workload)?;
+    let machine = &*workload.with_costs_on(machine);
     let node = Node { machine, network: &Network::new(machine), cpu: &machine.cpu_or_assumed() };
     let has_unplanned = !workload.unplanned.is_empty();
     let without = has_unplanned.then(|| Workload { unplanned: Vec::new(), ..workload.clone() });
@@ -265,6 +281,7 @@ const PASSES: &[Pass] = &[
     gangs::form,
     sharded::add,
     parted::add,
+    packets::add,
     |context, draft| (context.strategy.row().messages)(context, draft),
     batches::demands,
     // The last pipelines, so that others keep their places when some of these are left out.

@@ -34,7 +34,7 @@ pub(super) struct Launch {
 impl Launch {
     pub(super) fn grid(self) -> LaunchGrid {
         let shared_bytes = if self.cluster.is_some() { WHOLE_MULTIPROCESSOR } else { 0 };
-        LaunchGrid { blocks: self.units * self.cluster.unwrap_or(1), threads: THREADS, shared_bytes }
+        LaunchGrid::line(self.units * self.cluster.unwrap_or(1), THREADS, shared_bytes)
     }
 }
 
@@ -47,7 +47,7 @@ pub(super) fn load(context: &Arc<Context>, shape: ResidentShape) -> Result<(Modu
         return Err(missing(reason.into(), "use `window` or `dma`, or a GPU without a display"));
     }
     if shape == ResidentShape::Hub {
-        let module = Module::load(context, "resident", include_str!("../../ptx/resident.ptx"), "headway_resident")?;
+        let module = Module::load(context, "resident", include_bytes!("../../ptx/resident.ptx"), "headway_resident")?;
         return Ok((module, Launch { units: 1, workers: 1, cluster: None }));
     }
     let major = driver.attribute(table::ATTRIBUTE_CAPABILITY_MAJOR, ordinal)?;
@@ -57,7 +57,7 @@ pub(super) fn load(context: &Arc<Context>, shape: ResidentShape) -> Result<(Modu
         return Err(missing(reason, "use `hub`"));
     }
     let ptx = include_str!("../../ptx/resident_cluster_sm90.ptx");
-    let module = Module::load(context, "resident_cluster", ptx, "headway_resident_cluster")?;
+    let module = Module::load(context, "resident_cluster", ptx.as_bytes(), "headway_resident_cluster")?;
     let (sizes, units): (&[u32], u32) =
         if shape == ResidentShape::Gpc { (&[GPC_BLOCKS], 1) } else { (&GPC4_BLOCKS, GPC4_UNITS) };
     let mut tried = Vec::new();

@@ -65,13 +65,13 @@ fn of_context(context: &Arc<Context>, route: WindowRoute, rounds: u32) -> Result
     // SAFETY: fresh pinned memory of at least 4 bytes, aligned to a page; CPU and kernel use it by atomic accesses only.
     let answer = unsafe { AtomicU32::from_ptr(pinned.base().cast()) };
     answer.store(0, Ordering::Release);
-    let module = Module::load(context, "ping", PTX, "ping")?;
+    let module = Module::load(context, "ping", PTX.as_bytes(), "ping")?;
     let stream = Arc::new(Stream::new(context)?);
     let (mut from, mut to) = (flag.base(), pinned.base());
     let (mut count, mut looks) = (rounds, LOOKS);
     let mut arguments: [*mut c_void; 4] =
         [(&raw mut from).cast(), (&raw mut to).cast(), (&raw mut count).cast(), (&raw mut looks).cast()];
-    let grid = LaunchGrid { blocks: 1, threads: 1, shared_bytes: 0 };
+    let grid = LaunchGrid::line(1, 1, 0);
     // SAFETY: two addresses and two 32-bit numbers, as the entry has them. Flag and answer live until the kernel has ended, or are left behind.
     unsafe { stream.launch(&module, grid, &mut arguments) }?;
     let mut times = Vec::with_capacity(rounds as usize);

@@ -12,7 +12,7 @@ use headway_os::clock;
 use super::{Noise, PATIENCE, claim, read, same, write};
 use crate::buffer::{Access, Buffer, HostKind};
 use crate::gpu::{Completion, Gpu};
-use crate::work::{LaunchGrid, Portion, StepMemory, Work, WorkError};
+use crate::work::{DeviceCode, LaunchGrid, Portion, StepMemory, Work, WorkError};
 use crate::{DeviceError, Engines, Span, Waker};
 
 /// Sizes around the usual borders: line, page, and a megabyte.
@@ -436,7 +436,7 @@ impl Work for Xor {
     }
 
     fn run(&self, input: &[u8], output: &mut [u8], state: &mut [u8]) -> Result<(), WorkError> {
-        let refuse = |reason: String| WorkError::BadBlock { work: "conformance-xor", reason };
+        let refuse = |reason: String| WorkError::BadBlock { work: "conformance-xor".to_owned(), reason };
         let header = BlockHeader::read(input).map_err(|error| refuse(error.to_string()))?;
         let first = block::header_bytes(header.portions.len());
         if output.len() < input.len() || state.len() < 4 * header.portions.len() {
@@ -454,8 +454,8 @@ impl Work for Xor {
         Ok(())
     }
 
-    fn ptx(&self) -> &'static str {
-        include_str!("../conformance.ptx")
+    fn code(&self) -> DeviceCode {
+        DeviceCode::Ptx(include_str!("../conformance.ptx"))
     }
 
     fn entry(&self) -> &'static str {
@@ -464,6 +464,6 @@ impl Work for Xor {
 
     fn grid(&self, portions: u32) -> LaunchGrid {
         // More dynamic shared memory than a kernel gets without asking, so that asking is tested too.
-        LaunchGrid { blocks: portions, threads: 128, shared_bytes: 50 << 10 }
+        LaunchGrid::line(portions, 128, 50 << 10)
     }
 }

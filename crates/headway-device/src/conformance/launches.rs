@@ -7,7 +7,7 @@ use super::{HostCopy, Noise, claim, memory, perform, pinned, read, same, write};
 use crate::DeviceError;
 use crate::buffer::{Access, MemoryPlace};
 use crate::gpu::{Gpu, Operation};
-use crate::work::{Argument, CpuArgument, LaunchGrid, Work};
+use crate::work::{Argument, CpuArgument, DeviceCode, LaunchGrid, Work};
 
 /// The suite's work: adds an integer to every byte.
 pub(super) struct Add;
@@ -17,8 +17,8 @@ impl Work for Add {
         "conformance-add"
     }
 
-    fn ptx(&self) -> &'static str {
-        include_str!("add.ptx")
+    fn code(&self) -> DeviceCode {
+        DeviceCode::Ptx(include_str!("add.ptx"))
     }
 
     fn entry(&self) -> &'static str {
@@ -65,7 +65,7 @@ pub fn launches_compute_what_their_cpu_form_does(gpu: &Arc<dyn Gpu>) {
                 Argument::Int(count as i32),
                 Argument::Int(add),
             ];
-            let grid = LaunchGrid { blocks, threads, shared_bytes: 0 };
+            let grid = LaunchGrid::line(blocks, threads, 0);
             assert_eq!(perform(queue.as_mut(), Operation::Launch { work: Arc::new(Add), grid, arguments }), Ok(()));
             for at in 0..count {
                 expected[1 + at] = sent[5 + at].wrapping_add(add as u8);

@@ -123,7 +123,7 @@ fn launches_against_the_rules(queue: &mut dyn Queue, there: &Buffer) {
         grid,
         arguments: vec![Argument::Memory(memory), Argument::Int(1)],
     };
-    let grid = |blocks, threads| LaunchGrid { blocks, threads, shared_bytes: 0 };
+    let grid = |blocks, threads| LaunchGrid::line(blocks, threads, 0);
     refused(queue, "no block", launch(grid(0, 32), claim(there, 0, 8, Access::Write)));
     refused(queue, "no thread", launch(grid(1, 0), claim(there, 0, 8, Access::Write)));
     refused(queue, "too many threads", launch(grid(1, 1025), claim(there, 0, 8, Access::Write)));

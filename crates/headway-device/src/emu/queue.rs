@@ -161,6 +161,7 @@ fn execute(gpu: &Shared, what: &mut Operation, began: &mut Option<Nanos>) -> Res
                 .iter_mut()
                 .map(|argument| match argument {
                     Argument::Int(value) => CpuArgument::Int(*value),
+                    Argument::Wide(value) => CpuArgument::Wide(*value),
                     Argument::Null => CpuArgument::Null,
                     Argument::Memory(span) => match span.access() {
                         Access::Read => CpuArgument::Read(device_bytes(span)),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use headway_core::files::workload::Parameters;
 use headway_core::plan::block::BlockHeader;
-use headway_device::work::{CpuArgument, Items, LaunchGrid, Portion, Work, WorkError};
+use headway_device::work::{CpuArgument, DeviceCode, Items, LaunchGrid, Portion, Work, WorkError};
 
 use super::cameras::Cameras;
 use super::ring::WaferRing;
@@ -47,7 +47,7 @@ impl MergeBlock {
 
 fn camera_words(portion: &Portion) -> Result<[u32; CAMERA_WORDS], WorkError> {
     let missing = || WorkError::MissingParameter {
-        work: INSPECT,
+        work: INSPECT.to_owned(),
         stream: portion.stream.clone(),
         missing: "cameras (`wafer` of the stream)",
     };
@@ -113,8 +113,8 @@ impl Work for InspectBlock {
         Ok(())
     }
 
-    fn ptx(&self) -> &'static str {
-        Inspect.ptx()
+    fn code(&self) -> DeviceCode {
+        Inspect.code()
     }
 
     fn entry(&self) -> &'static str {
@@ -122,7 +122,7 @@ impl Work for InspectBlock {
     }
 
     fn grid(&self, portions: u32) -> LaunchGrid {
-        LaunchGrid { blocks: portions.max(1).saturating_mul(CELLS_MAX as u32), threads: THREADS, shared_bytes: 0 }
+        LaunchGrid::line(portions.max(1).saturating_mul(CELLS_MAX as u32), THREADS, 0)
     }
 }
 
@@ -163,8 +163,8 @@ impl Work for MergeBlock {
         Merge.launch(Merge::grid(), &mut arguments).map_err(|error| bad_block(MERGE, error.to_string()))
     }
 
-    fn ptx(&self) -> &'static str {
-        Merge.ptx()
+    fn code(&self) -> DeviceCode {
+        Merge.code()
     }
 
     fn entry(&self) -> &'static str {
@@ -172,7 +172,7 @@ impl Work for MergeBlock {
     }
 
     fn grid(&self, _portions: u32) -> LaunchGrid {
-        LaunchGrid { blocks: 1, threads: MERGE_THREADS, shared_bytes: 0 }
+        LaunchGrid::line(1, MERGE_THREADS, 0)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use headway_device::work::{CpuArgument, Work};
+use headway_device::work::{CpuArgument, DeviceCode, Work};
 use headway_device::{DeviceError, LaunchGrid};
 
 use super::forms::{self, Image, Listed};
@@ -72,7 +72,7 @@ impl<'a, 'b> Arguments<'a, 'b> {
         match self.0.next()? {
             CpuArgument::Read(bytes) => Some(bytes),
             CpuArgument::Write(bytes) => Some(bytes),
-            CpuArgument::Int(_) | CpuArgument::Null => None,
+            CpuArgument::Int(_) | CpuArgument::Wide(_) | CpuArgument::Null => None,
         }
     }
 
@@ -209,8 +209,8 @@ impl Work for TrackerStage {
         self.name()
     }
 
-    fn ptx(&self) -> &'static str {
-        include_str!("../../ptx/klt.ptx")
+    fn code(&self) -> DeviceCode {
+        DeviceCode::Ptx(include_str!("../../ptx/klt.ptx"))
     }
 
     fn entry(&self) -> &'static str {

@@ -135,7 +135,8 @@ pub fn write(log: &GuestLog, out: impl Write) -> io::Result<()> {
     let incomplete =
         (!summary.ended).then_some("The log has no last line: the program was killed, ended by `_exit`, or runs on.");
     let plain = summary.table();
-    Shell { title: &title, incomplete, left_out: &[], plain: &plain, still: &picture }.write(&data, out)
+    Shell { title: &title, incomplete, left_out: &[], not_compared: None, plain: &plain, still: &picture }
+        .write(&data, out)
 }
 
 const fn towards(direction: Towards) -> &'static str {

@@ -31,6 +31,8 @@ pub(crate) struct Shell<'a> {
     pub(crate) incomplete: Option<&'a str>,
     /// What the files of the run lack, a sentence each.
     pub(crate) left_out: &'a [String],
+    /// Which results nothing is compared with, as a sentence.
+    pub(crate) not_compared: Option<&'a str>,
     /// The figures as text.
     pub(crate) plain: &'a str,
     /// A picture of the engines as SVG.
@@ -59,6 +61,9 @@ impl Shell<'_> {
         }
         for what in self.left_out {
             writeln!(out, "<p class=\"remark\" role=\"note\">Left out: {}.</p>", escape(what))?;
+        }
+        if let Some(what) = self.not_compared {
+            writeln!(out, "<p class=\"remark\" role=\"note\">{}.</p>", escape(what))?;
         }
         out.write_all(BODY.as_bytes())?;
         writeln!(

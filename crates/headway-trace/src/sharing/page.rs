@@ -92,7 +92,7 @@ pub fn write(log: &TaskLog, summary: &SharingSummary, out: impl Write) -> io::Re
     let plain = summary.table();
     let incomplete = summary.incomplete.as_ref().map(|why| shell::banner(why, summary.span));
     let (incomplete, left_out) = (incomplete.as_deref(), summary.left_out.as_slice());
-    Shell { title: &title, incomplete, left_out, plain: &plain, still: &picture }.write(&data, out)
+    Shell { title: &title, incomplete, left_out, not_compared: None, plain: &plain, still: &picture }.write(&data, out)
 }
 
 /// From release to deadline; the period where no job says.

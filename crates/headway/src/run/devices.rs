@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use headway_core::files::machine::Machine;
+use headway_core::files::workload::Workload;
 use headway_core::log::RunSource;
 use headway_core::units::Bytes;
 use headway_cuda::{CudaGpu, Driver};
@@ -12,12 +13,12 @@ use headway_device::{DeviceError, Engines};
 use super::{Backend, Chosen, RunOptions};
 use crate::{Error, Failure, emulation};
 
-/// Opens the devices of the backend, and finds the machine file that stands for them.
+/// Opens the devices of the backend, and finds the machine file that stands for them, with the costs that `workload` says.
 #[doc(hidden)]
-pub fn choose(options: &RunOptions) -> Result<Chosen, Error> {
-    match options.backend {
+pub fn choose(options: &RunOptions, workload: &Workload) -> Result<Chosen, Error> {
+    let mut chosen = match options.backend {
         Backend::Sim => simulation(options, Vec::new()),
-        Backend::Emu => emulation(options),
+        Backend::Emu => emulation(options, workload),
         Backend::Cuda => gpus(options),
         Backend::Auto => match headway_cuda::probe() {
             Ok(probe) if !probe.devices.is_empty() => gpus(options),
@@ -28,7 +29,9 @@ pub fn choose(options: &RunOptions) -> Result<Chosen, Error> {
             }
             Err(error) => simulation(options, vec![format!("simulating, since the driver reports no GPU: {error}")]),
         },
-    }
+    }?;
+    chosen.machine = workload.with_costs_on(&chosen.machine).into_owned();
+    Ok(chosen)
 }
 
 pub(super) fn named(options: &RunOptions, default: &str) -> Result<Machine, Error> {
@@ -46,8 +49,9 @@ fn simulation(options: &RunOptions, warnings: Vec<String>) -> Result<Chosen, Err
 /// Memory of an emulated GPU: the blocks of messages use some of it, whatever the node has.
 const EMULATED_BYTES: Bytes = Bytes(1 << 30);
 
-fn emulation(options: &RunOptions) -> Result<Chosen, Error> {
+fn emulation(options: &RunOptions, workload: &Workload) -> Result<Chosen, Error> {
     let machine = emulation::machine(options.machine.as_deref(), options.gpus)?;
+    let machine = workload.with_costs_on(&machine).into_owned();
     let mut devices: Vec<Engines> = Vec::new();
     for gpu in machine.gpus() {
         let spec = EmuSpec { memory_bytes: EMULATED_BYTES, ..EmuSpec::of_machine(&machine, gpu) };

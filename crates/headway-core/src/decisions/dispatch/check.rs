@@ -135,6 +135,11 @@ pub(super) fn check(plan: &Plan, limits: &DispatcherLimits) -> Result<(), Dispat
         {
             return broken(format!("`{name}` does not say which operation works on which part"));
         }
+        if let PipelineSource::Packets(packets) = &pipeline.source
+            && !packets.is_whole(steps)
+        {
+            return broken(format!("`{name}` does not say how large its packets are before and behind each step"));
+        }
     }
     let speaks = |of: &Announced| match plan.pipelines.get(of.pipeline as usize).map(|pipeline| &pipeline.source) {
         Some(PipelineSource::Message) => of.part == 0,

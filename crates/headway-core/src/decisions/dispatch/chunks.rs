@@ -19,6 +19,7 @@ pub(super) fn carried(pipeline: &Pipeline, cycle: u64, contents: Option<&[Option
         PipelineSource::Streams(_)
         | PipelineSource::Sharded(_)
         | PipelineSource::Parts(_)
+        | PipelineSource::Packets(_)
         | PipelineSource::Message
         | PipelineSource::Demand
         | PipelineSource::Bulk(_)

@@ -41,6 +41,7 @@ impl LoadShedding {
                 !streams.is_empty() && streams.iter().all(|&s| plan.streams[s as usize].on_miss == OnMiss::Skip)
             }
             PipelineSource::Parts(parted) => plan.streams[parted.stream as usize].on_miss == OnMiss::Skip,
+            PipelineSource::Packets(packets) => plan.streams[packets.stream as usize].on_miss == OnMiss::Skip,
             PipelineSource::Sharded(_)
             | PipelineSource::Message
             | PipelineSource::Batch(_)

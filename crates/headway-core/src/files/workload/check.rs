@@ -32,6 +32,7 @@ impl Workload {
             stream.check_numbers()?;
             stream.check_parts()?;
             stream.check_steps()?;
+            stream.check_modules()?;
             for (number, application) in applications.iter().enumerate() {
                 let identity = application.identity(stream).map(|identity| (number, identity));
                 let twin = identity.and_then(|identity| identities.insert(identity, stream.id.as_str()));

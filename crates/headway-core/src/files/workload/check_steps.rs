@@ -116,6 +116,12 @@ impl Stream {
                 plain = whole(PartWork::Copy { from: from.clone(), to: to.clone() });
                 &plain
             }
+            // Its names are checked with the rest of it.
+            StreamStep::Module(_) => {
+                let kernel = "module".to_owned();
+                plain = whole(PartWork::Compute { kernel, at: CopyEndpoint::OwnGpu, on_cpu: false });
+                &plain
+            }
             StreamStep::Compute { kernel } => {
                 let kernel = kernel.clone();
                 plain = whole(PartWork::Compute { kernel, at: CopyEndpoint::OwnGpu, on_cpu: false });

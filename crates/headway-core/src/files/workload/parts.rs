@@ -52,14 +52,15 @@ impl PartStep {
 impl Stream {
     /// Its parts and, for each step, what the step does with them. A stream without parts has one, the whole packet.
     ///
-    /// `None` if a step is an exchange: then GPUs share the packet in another manner ([`Stream::sharding`]).
+    /// `None` if a step is an exchange: then GPUs share the packet in another manner ([`Stream::sharding`]); or a kernel of a module, which
+    /// works on whole packets.
     #[must_use]
     pub fn in_parts(&self) -> Option<(Vec<PacketPart>, Vec<Vec<PartStep>>)> {
         let mut at = CopyEndpoint::Host;
         let steps = self.steps.iter().map(|step| {
             let work = match step {
                 StreamStep::Parts(steps) => return Some(steps.clone()),
-                StreamStep::Exchange => return None,
+                StreamStep::Exchange | StreamStep::Module(_) => return None,
                 StreamStep::Copy { from, to } => {
                     at = to.clone();
                     PartWork::Copy { from: from.clone(), to: to.clone() }

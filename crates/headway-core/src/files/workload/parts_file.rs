@@ -1,8 +1,9 @@
 //! `parts` and `steps` of a stream: what is done with each part of a packet, and where.
 
+use super::module_file::module_kernel;
 use super::reader::Reader;
 use super::texts::{FROM_TO_HELP, ONE_THING, ONE_THING_HELP, STEPS, place, same};
-use super::{CopyEndpoint, PacketPart, PartStep, PartWork, StreamPlacement, StreamStep};
+use super::{CopyEndpoint, ModuleKernel, PacketPart, PartStep, PartWork, StreamPlacement, StreamStep};
 use crate::files::document::{Field, NAME_EXAMPLE};
 use crate::files::error::FileError;
 
@@ -25,6 +26,13 @@ struct Steps<'a> {
     at: Vec<Option<CopyEndpoint>>,
     /// Whether some step needs [`StreamStep::Parts`].
     spread: bool,
+}
+
+/// A step as it was read.
+enum Read {
+    Exchange,
+    Module(ModuleKernel),
+    Set(Vec<PartStep>),
 }
 
 /// Reads the parts of a packet.
@@ -59,9 +67,21 @@ impl Reader {
             }
             if let Some(exchange) = exchange {
                 exchange.word(&[("gpus", ())])?;
-                steps.push(None);
+                steps.push(Read::Exchange);
                 continue;
             }
+            let compute = match compute {
+                Some(field) if field.is_table() => {
+                    if let Some(on) = on {
+                        let help = "leave `on` out: a kernel of a module runs on the stream's GPU".to_owned();
+                        return Err(on.key_error("a module holds code for GPUs", Some(help)));
+                    }
+                    read.at.fill(Some(CopyEndpoint::OwnGpu));
+                    steps.push(Read::Module(module_kernel(field)?));
+                    continue;
+                }
+                other => other,
+            };
             let mut set = Vec::new();
             if let Some(copy) = copy {
                 self.note_for_each(&copy, &format!("{stream}.steps.{i}.copy"), &["from", "to"], parts);
@@ -75,15 +95,16 @@ impl Reader {
                 }
                 read.kernels(compute, on.as_ref(), &mut set)?;
             }
-            steps.push(Some(set));
+            steps.push(Read::Set(set));
         }
-        let step = |set: Option<Vec<PartStep>>| match set {
-            None => StreamStep::Exchange,
-            Some(mut set) if !read.spread && set.len() == 1 => match set.remove(0).work {
+        let step = |step: Read| match step {
+            Read::Exchange => StreamStep::Exchange,
+            Read::Module(kernel) => StreamStep::Module(Box::new(kernel)),
+            Read::Set(mut set) if !read.spread && set.len() == 1 => match set.remove(0).work {
                 PartWork::Copy { from, to } => StreamStep::Copy { from, to },
                 PartWork::Compute { kernel, .. } => StreamStep::Compute { kernel },
             },
-            Some(set) => StreamStep::Parts(set),
+            Read::Set(set) => StreamStep::Parts(set),
         };
         Ok(steps.into_iter().map(step).collect())
     }

@@ -199,6 +199,7 @@ fn step(step: &StreamStep, parts: &[PacketPart]) -> String {
     match step {
         StreamStep::Copy { from, to } => copy(from, to),
         StreamStep::Compute { kernel } => format!("{{ compute = {} }}", quoted(kernel)),
+        StreamStep::Module(kernel) => format!("{{ compute = {} }}", kernel.text()),
         StreamStep::Exchange => "{ exchange = \"gpus\" }".to_owned(),
         StreamStep::Parts(steps) if parts.is_empty() => whole(steps),
         StreamStep::Parts(steps) => {

@@ -291,12 +291,13 @@ impl Context<'_> {
     /// Whether stream `index` has parts, or a copy from one GPU to another.
     pub(super) fn is_parted(&self, index: usize) -> bool {
         let stream = &self.workload.streams[index];
-        let on_a_gpu =
-            matches!(stream.gpu, StreamPlacement::Auto | StreamPlacement::Gpu(_)) && stream.sharding.is_none();
+        let on_a_gpu = matches!(stream.gpu, StreamPlacement::Auto | StreamPlacement::Gpu(_))
+            && stream.sharding.is_none()
+            && !stream.has_modules();
         stream.steps.iter().any(|step| match step {
             StreamStep::Parts(_) => true,
             StreamStep::Copy { from, to } => on_a_gpu && self.is_gpu(from) && self.is_gpu(to),
-            StreamStep::Compute { .. } | StreamStep::Exchange => false,
+            StreamStep::Compute { .. } | StreamStep::Module(_) | StreamStep::Exchange => false,
         })
     }
 

@@ -44,7 +44,7 @@ fn groups(context: &Context<'_>, processors: &[Processor]) -> Result<Vec<Group>,
     let mut shortest: BTreeMap<Processor, Nanos> = BTreeMap::new();
     let mut formed = Vec::new();
     for (index, (stream, &processor)) in context.workload.streams.iter().zip(processors).enumerate() {
-        if context.is_sharded(index) || context.is_parted(index) {
+        if context.is_sharded(index) || context.is_parted(index) || stream.has_modules() {
             continue;
         }
         let steps = resolve(context, stream, processor)?;
@@ -100,7 +100,9 @@ fn resolve(context: &Context<'_>, stream: &Stream, processor: Processor) -> Resu
             StreamStep::Copy { from, to } => {
                 Resolved::Copy(context.route_of(stream, &format!("steps.{number}.copy"), (from, to), gpu)?)
             }
-            StreamStep::Exchange | StreamStep::Parts(_) => unreachable!("these streams have pipelines of their own"),
+            StreamStep::Module(_) | StreamStep::Exchange | StreamStep::Parts(_) => {
+                unreachable!("these streams have pipelines of their own")
+            }
         });
     }
     Ok(steps)

@@ -113,7 +113,7 @@ fn sharded_steps(
                 let launches = planned.shards.iter().map(|shard| launch(context, stream, number, kernel, gpu(shard)));
                 launches.collect::<Result<_, PlanError>>()?
             }
-            StreamStep::Parts(_) => unreachable!("a stream that is divided has no parts"),
+            StreamStep::Parts(_) | StreamStep::Module(_) => unreachable!("a stream that is divided has neither"),
         };
         // One GPU has nobody to exchange with.
         if !operations.is_empty() {

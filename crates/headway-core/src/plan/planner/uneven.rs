@@ -30,8 +30,9 @@ const FACTOR_MAX: u64 = 64 * PPM;
 
 /// Whether another answer than the best of these plans with equal windows is worth a search.
 pub(super) fn may_help(equal: &[Plan], workload: &Workload, options: PlanOptions) -> bool {
-    let streams =
-        |pipeline: &Pipeline| matches!(pipeline.source, PipelineSource::Streams(_) | PipelineSource::Parts(_));
+    let streams = |pipeline: &Pipeline| {
+        matches!(pipeline.source, PipelineSource::Streams(_) | PipelineSource::Parts(_) | PipelineSource::Packets(_))
+    };
     let as_asked = options.strategy.is_some_and(|asked| asked.row().is_baseline) || workload.cycle == Cycle::Paper;
     let fails = |plan: &Plan| plan.verdict.outcome == Outcome::NotSchedulable;
     !as_asked && equal.iter().all(fails) && equal.iter().any(|plan| plan.pipelines.iter().any(streams))
@@ -95,7 +96,8 @@ fn relaxed(node: Node<'_>, plan: &Plan, server: u32) -> Vec<RecurrentTask> {
     let counts =
         |pipeline: &Pipeline| pipeline.source.is_planned() && !matches!(pipeline.source, PipelineSource::Parts(_));
     let all = steps_on(server, &plan.pipelines).into_iter().filter(|(pipeline, _)| counts(pipeline));
-    let (of_streams, others): (Vec<_>, Vec<_>) = all.partition(|(p, _)| matches!(p.source, PipelineSource::Streams(_)));
+    let (of_streams, others): (Vec<_>, Vec<_>) =
+        all.partition(|(p, _)| matches!(p.source, PipelineSource::Streams(_) | PipelineSource::Packets(_)));
     let mut tasks: Vec<RecurrentTask> = demands(&others).into_iter().map(|demand| demand.task).collect();
     for steps in of_streams.chunk_by(|one, next| std::ptr::eq(one.0, next.0)) {
         let pipeline = steps[0].0;
@@ -211,8 +213,10 @@ impl Search {
     fn of(pipelines: &[Pipeline], deadline_of: impl Fn(u32) -> Nanos) -> Option<Self> {
         let divisible = |pipeline: &Pipeline| {
             let alone = pipeline.gang.is_none() && pipeline.steps.iter().all(|step| step.batch.is_none());
-            let of_one = matches!(&pipeline.source, PipelineSource::Streams(_) | PipelineSource::Parts(_))
-                && pipeline.source.streams().len() == 1;
+            let of_one = matches!(
+                &pipeline.source,
+                PipelineSource::Streams(_) | PipelineSource::Parts(_) | PipelineSource::Packets(_)
+            ) && pipeline.source.streams().len() == 1;
             of_one && alone && pipeline.gather == Nanos::ZERO && pipeline.steps.len() > 1
         };
         let count = pipelines.iter().flat_map(|p| &p.steps).map(|step| step.server + 1).max()?;

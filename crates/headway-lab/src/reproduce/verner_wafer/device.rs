@@ -11,6 +11,7 @@ use crate::reproduce::{
     ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, raw_figures, said, silent,
 };
 use headway::run::{self, Backend, Chosen, RunOptions};
+use headway::workload::Workload;
 use headway_measure::sample::Effort;
 use headway_measure::wafer::{COLUMNS, SHAPE, Size, WaferCalibration, calibrate};
 
@@ -79,7 +80,7 @@ pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Erro
     let several = setting.backend == Backend::Emu && setting.gpus.is_some_and(|gpus| gpus > 1);
     let named = setting.machine.clone().or_else(|| several.then(|| "h200-x4".to_owned()));
     let options = RunOptions { backend: setting.backend, machine: named, gpus: setting.gpus, ..RunOptions::default() };
-    let Chosen { source, machine, devices, mut warnings } = run::choose(&options)?;
+    let Chosen { source, machine, devices, mut warnings } = run::choose(&options, &Workload::new("calibration"))?;
     let described = devices.iter().map(|device| device.description().name.clone()).collect::<Vec<_>>().join(", ");
     let calibration = calibrate(devices, &study.images(), size)?;
     let study = Study { operations: calibration.operations, ..study };

@@ -61,7 +61,7 @@ impl Site<'_> {
             ..RunOptions::default()
         };
         let workload = study.workload(cameras)?;
-        let mut chosen = run::choose(&options)?;
+        let mut chosen = run::choose(&options, &workload.value)?;
         let plan = headway::plan::make(
             &chosen.machine,
             &workload,

@@ -22,10 +22,10 @@ use headway_os::clock;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
+use crate::error::error_at;
 use crate::jobs::{
     DoneJob, Moving, Operated, Operations, Rights, Unmanaged, burn, complete, copy_range, no_gpu, sleep_until, with_gpu,
 };
-use crate::workload::error_at;
 use crate::{Error, Failure};
 
 /// What a task does while it holds a GPU, segment by segment.

@@ -1,0 +1,126 @@
+//! Files that a workload names for kernels of its own: modules, and libraries with their CPU forms.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use headway_core::files::error::Loaded;
+use headway_core::files::workload::{ModuleKernel, Stream, StreamStep, Workload};
+use headway_core::units::Bytes;
+use headway_device::work::Library;
+use headway_kernels::module::{CpuForm, WithModules, check};
+use headway_os::function::BytesFunction;
+use headway_os::input::open_once;
+
+use crate::Error;
+use crate::error::error_at;
+
+/// Bytes of a module that is read.
+const MODULE_MAX: Bytes = Bytes(256 << 20);
+
+/// Reads the modules that `workload` names, relative to `folder`, and finds its libraries.
+///
+/// # Errors
+/// `ErrorKind::File` at the name of a file that is not there, and at what a module does not hold.
+pub(crate) fn read(workload: &mut Loaded<Workload>, folder: &Path) -> Result<(), Error> {
+    let mut known: BTreeMap<PathBuf, Arc<[u8]>> = BTreeMap::new();
+    let mut found = Vec::new();
+    for (at, stream) in workload.value.streams.iter().enumerate() {
+        for (step, _, kernel) in stream.module_kernels() {
+            let error = |key: &str, fact: String, help: String| {
+                error_at(workload, &place(stream, step, key), &fact, Some(help))
+            };
+            let path = folder.join(&kernel.module);
+            let code = match known.get(&path) {
+                Some(code) => Arc::clone(code),
+                None => {
+                    let code = bytes(&path).map_err(|why| {
+                        let help = "name a file with PTX text, a cubin or a fatbin, relative to the workload file";
+                        error("module", format!("module `{}` cannot be read: {why}", path.display()), help.to_owned())
+                    })?;
+                    known.entry(path).or_insert(code).clone()
+                }
+            };
+            check(kernel, &code).map_err(|fault| error(fault.key, fault.fact, fault.help))?;
+            let library = match &kernel.cpu {
+                None => None,
+                // A name without a folder would be looked for where the system has its libraries.
+                Some(cpu) => Some(folder.join(&cpu.library).canonicalize().map_err(|why| {
+                    let fact = format!("library `{}` is not there: {why}", folder.join(&cpu.library).display());
+                    let help =
+                        "build it, for example `cc -shared -fPIC -O2 -o libdetect.so detect.c`, or leave `cpu` out";
+                    error("cpu.library", fact, help.to_owned())
+                })?),
+            };
+            found.push(FoundFiles { at, step, code, library });
+        }
+    }
+    for FoundFiles { at, step, code, library } in found {
+        let StreamStep::Module(kernel) = &mut workload.value.streams[at].steps[step] else { continue };
+        kernel.code = Some(code);
+        if let (Some(cpu), Some(library)) = (&mut kernel.cpu, library) {
+            cpu.file = Some(library);
+        }
+    }
+    Ok(())
+}
+
+/// The files of one kernel.
+struct FoundFiles {
+    /// Position of the stream, and of its step.
+    at: usize,
+    step: usize,
+    code: Arc<[u8]>,
+    library: Option<PathBuf>,
+}
+
+fn place(stream: &Stream, step: usize, key: &str) -> String {
+    format!("stream.{}.steps.{step}.compute.{key}", stream.id)
+}
+
+fn bytes(path: &Path) -> Result<Arc<[u8]>, String> {
+    let mut bytes = Vec::new();
+    let file = open_once(path).map_err(|error| error.to_string())?;
+    file.take(MODULE_MAX.0 + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > MODULE_MAX.0 {
+        return Err(format!("it has more than {MODULE_MAX}"));
+    }
+    Ok(bytes.into())
+}
+
+/// `others` with the kernels of the modules of `workload`.
+///
+/// # Errors
+/// `ErrorKind::File` for modules that nobody has read, and for CPU forms that cannot be loaded.
+pub(crate) fn library(workload: &Loaded<Workload>, others: &Arc<dyn Library>) -> Result<Arc<dyn Library>, Error> {
+    if !workload.value.streams.iter().any(Stream::has_modules) {
+        return Ok(Arc::clone(others));
+    }
+    for stream in &workload.value.streams {
+        for (step, _, kernel) in stream.module_kernels() {
+            let is_found = kernel.cpu.as_ref().is_none_or(|cpu| cpu.file.is_some());
+            if kernel.code.is_none() || !is_found {
+                let fact = format!("the files of kernel `{}` were not read", kernel.entry);
+                let help = "open the workload by the name of its file, which these names are relative to";
+                return Err(error_at(workload, &place(stream, step, "module"), &fact, Some(help.to_owned())));
+            }
+        }
+    }
+    let modules = WithModules::new(&workload.value, Arc::clone(others), |stream, step, kernel| {
+        cpu_form(kernel).map_err(|why| {
+            let help = "the function is `void f(const void *in, void *out, uint64_t bytes)`, in C++ `extern \"C\"`";
+            error_at(workload, &place(stream, step, "cpu"), &why, Some(help.to_owned()))
+        })
+    })?;
+    Ok(Arc::new(modules))
+}
+
+/// The CPU form of a kernel, if it has one.
+fn cpu_form(kernel: &ModuleKernel) -> Result<Option<CpuForm>, String> {
+    let Some(cpu) = &kernel.cpu else { return Ok(None) };
+    let file = cpu.file.as_deref().unwrap_or_else(|| Path::new(&cpu.library));
+    let function = BytesFunction::open(file, &cpu.function)
+        .map_err(|why| format!("function `{}` of `{}` cannot be loaded: {why}", cpu.function, cpu.library))?;
+    Ok(Some(Arc::new(move |input, output| function.call(input, output))))
+}
