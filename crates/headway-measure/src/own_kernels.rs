@@ -5,9 +5,11 @@ use std::path::Path;
 use headway_core::files::error::Loaded;
 use headway_core::files::machine::KernelCost;
 use headway_core::files::workload::{Stream, Workload};
+use headway_core::units::Nanos;
 use headway_device::buffer::Access;
 use headway_device::work::{Library, StepMemory};
 use headway_device::{Engines, HostKind};
+use headway_os::clock;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
@@ -15,6 +17,9 @@ use super::kernels;
 use super::sample::Effort;
 use super::session::Session;
 use crate::Error;
+
+/// Before every second launch: in a stream a kernel comes after a pause, and then takes longer than right after another launch.
+const PAUSE: Nanos = Nanos(10_000_000);
 
 /// Reads a workload that has kernels of its own.
 ///
@@ -69,7 +74,10 @@ fn of_stream(
         device.gpu().load(work.as_ref())?;
         let output = device.device_buffer(makes.max(1))?;
         let what = format!("kernel {id}");
-        let figures = session.series(&what, effort, |_| {
+        let figures = session.series(&what, effort, |number| {
+            if number % 2 == 1 {
+                clock::sleep_until(clock::now().saturating_add(PAUSE));
+            }
             let memory = StepMemory {
                 input: input.claim(0..takes, Access::Read)?,
                 output: output.claim(0..makes, Access::Write)?,
@@ -91,7 +99,6 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
 
-    use headway_core::units::Nanos;
     use headway_device::emu::{EmuGpu, EmuSpec};
 
     use super::*;
