@@ -136,6 +136,22 @@ fn what_no_gpu_can_launch_is_refused_at_its_place() {
         "a kernel of a module has no `entry`",
         "add `entry = \"detect\"`",
     );
+    let help = "kernels have letters, digits and `_` in their names; `extern \"C\"` keeps the one of the source";
+    for odd in ["b:c", "2", "a b", "%x", "d\u{e9}tect"] {
+        let fact = format!("`entry = \"{odd}\"` is no name of a kernel in C");
+        refused("entry = \"detect\"", &format!("entry = \"{odd}\""), &format!("\"{odd}\""), &fact, help);
+    }
+    let long = "d".repeat(58);
+    let fact = format!("the kernel is called `camera:{long}` in plans and machine files, which is too long there");
+    let help = "64 letters are allowed: give stream or kernel a shorter name";
+    refused("entry = \"detect\"", &format!("entry = \"{long}\""), &format!("\"{long}\""), &fact, help);
+    refused(
+        "grid = [40, 60]",
+        "grid = [-1]",
+        "-1",
+        "`-1` is outside 1 to 2147483647",
+        "write an integer from 1 to 2147483647",
+    );
     refused("entry = \"detect\"", "entry = \"\"", "\"\"", "`entry = \"\"` names nothing", "write a name");
     refused("shared", "shred", "shred", "unknown key `shred` in a kernel of a module", "did you mean `shared`?");
 }
@@ -178,8 +194,8 @@ fn streams_that_cannot_have_packets_of_their_own_are_refused() {
         "deadline = \"10 ms\"",
         "deadline = \"10 ms\"\nprocessor = \"cpu\"",
         "processor",
-        "the CPU can only take over kernels between a copy to the GPU and one back",
-        "write `steps = [{ copy = \"host -> gpu\" }, { compute = \"KERNEL\" }, { copy = \"gpu -> host\" }]`",
+        "a kernel of a module runs on GPUs only",
+        "leave `processor` out",
     );
     refused(
         "cost = \"1.2 ms\" } }",

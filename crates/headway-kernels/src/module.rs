@@ -11,8 +11,8 @@ use headway_device::work::{
     Argument, CpuArgument, Demand, DeviceCode, LaunchGrid, Library, StepMemory, Work, WorkError,
 };
 
-/// The CPU form of a kernel: reads a packet and writes the result.
-pub type CpuForm = Arc<dyn Fn(&[u8], &mut [u8]) + Send + Sync>;
+/// The CPU form of a kernel: reads a packet and writes the result, or says what went wrong.
+pub type CpuForm = Arc<dyn Fn(&[u8], &mut [u8]) -> Result<(), String> + Send + Sync>;
 
 /// A kernel of a module for the packets of one stream.
 ///
@@ -106,7 +106,9 @@ impl Work for ModuleWork {
             return Err(WorkError::BadBlock { work: self.id.clone(), reason });
         }
         match &self.cpu {
-            Some(form) => form(input, output),
+            Some(form) => {
+                return form(input, output).map_err(|reason| WorkError::BadBlock { work: self.id.clone(), reason });
+            }
             None => output.fill(0),
         }
         Ok(())
@@ -191,15 +193,16 @@ pub fn check(kernel: &ModuleKernel, code: &[u8]) -> Result<(), ModuleFault> {
             "write the name that `cuobjdump --list-text FILE` shows; a kernel of C++ keeps its name as `extern \"C\"`";
         return if is_there { Ok(()) } else { Err(no_entry(module, entry, help.to_owned())) };
     }
-    let text = str::from_utf8(code).ok().filter(|text| text.contains(".version"));
-    let Some(text) = text else {
+    // Comments may be in any encoding.
+    let text = String::from_utf8_lossy(code);
+    if !text.contains(".version") || text.contains('\0') {
         return Err(ModuleFault {
             key: "module",
             fact: format!("`{module}` holds neither PTX text nor a cubin nor a fatbin"),
-            help: "compile the kernel: `nvcc -ptx detect.cu`, also `-cubin` or `-fatbin`".to_owned(),
+            help: "compile the kernel: `nvcc -ptx KERNEL.cu`, also `-cubin` or `-fatbin`".to_owned(),
         });
-    };
-    let entries = entries(text);
+    }
+    let entries = entries(&text);
     let Some(found) = entries.iter().find(|found| found.name == *entry) else {
         let known: Vec<String> = entries.iter().map(|found| format!("`{}`", found.name)).collect();
         let help = match known.len() {
@@ -263,8 +266,13 @@ fn parameter_bytes(parameter: &str) -> Option<u64> {
     let mut words = parameter.split_whitespace();
     let bits =
         words.find_map(|word| word.strip_prefix(['.'])?.strip_prefix(['u', 's', 'b', 'f'])?.parse::<u64>().ok())?;
-    let count = parameter.trim_end().strip_suffix(']').and_then(|array| array.rsplit_once('[')?.1.trim().parse().ok());
-    Some(bits / 8 * count.unwrap_or(1))
+    let array = parameter.trim_end().strip_suffix(']').and_then(|array| Some(array.rsplit_once('[')?.1.trim()));
+    // A count that is no number makes a parameter that no argument has.
+    let count = array.map_or(1, |count| match count.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).unwrap_or(u64::MAX),
+        None => count.parse().unwrap_or(u64::MAX),
+    });
+    Some((bits / 8).saturating_mul(count))
 }
 
 /// A PTX text with a space instead of each comment.
@@ -303,6 +311,8 @@ mod tests {
         assert_eq!(found, [entry("detect", &[8, 8, 4, 16]), entry("bare", &[])]);
         assert_eq!(entries("/* .entry never closed("), []);
         assert_eq!(entries(".entry"), []);
+        let sized = |count: &str| entries(&format!(".entry e(.param .align 8 .u64 a[{count}])"))[0].parameters[0];
+        assert_eq!((sized("0x8"), sized("2305843009213693952"), sized("-1")), (64, u64::MAX, u64::MAX));
     }
 
     #[test]
@@ -328,7 +338,7 @@ mod tests {
         assert_eq!(other.fact, "`detect` takes parameters of 8, 8, 4, 16 bytes, and `args` are of 8, 8, 8");
         let none = fault(&kernel("x", &[In, Out]), b".version 7.0\n");
         assert!(none.help.contains("no `.entry` at all"), "{}", none.help);
-        for code in [&b"hello"[..], b"", b"\xff\xfe.version"] {
+        for code in [&b"hello"[..], b"", b"\xff\xfe.\0v\0e\0r\0"] {
             assert_eq!(fault(&kernel("detect", &[In, Out]), code).key, "module");
         }
         let text = ".version 7.0\n.entry k(.param .u64 a, .param .u64 b, .param .u32 c)\n{ ret; }";
@@ -349,7 +359,10 @@ mod tests {
         assert_eq!(output, [0; 2]);
         let refused = zeros.run(&[1, 2, 3], &mut output, &mut []).unwrap_err().to_string();
         assert!(refused.contains("`s:k`") && refused.contains("2 bytes of a packet of 4, and got 3"), "{refused}");
-        let form: CpuForm = Arc::new(|input, output| output.copy_from_slice(&input[2..]));
+        let form: CpuForm = Arc::new(|input, output| {
+            output.copy_from_slice(&input[2..]);
+            Ok(())
+        });
         let work = ModuleWork::new("s:k".to_owned(), kernel, Bytes(4), Some(form));
         let mut arguments = [CpuArgument::Read(&[1, 2, 3, 4]), CpuArgument::Write(&mut output), CpuArgument::Wide(4)];
         work.launch(work.grid(1), &mut arguments).unwrap();

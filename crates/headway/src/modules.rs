@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use headway_core::files::error::Loaded;
-use headway_core::files::workload::{ModuleKernel, Stream, StreamStep, Workload};
+use headway_core::files::workload::{CpuFunction, Stream, StreamStep, Workload};
 use headway_core::units::Bytes;
 use headway_device::work::Library;
 use headway_kernels::module::{CpuForm, WithModules, check};
@@ -46,12 +46,21 @@ pub(crate) fn read(workload: &mut Loaded<Workload>, folder: &Path) -> Result<(),
             let library = match &kernel.cpu {
                 None => None,
                 // A name without a folder would be looked for where the system has its libraries.
-                Some(cpu) => Some(folder.join(&cpu.library).canonicalize().map_err(|why| {
-                    let fact = format!("library `{}` is not there: {why}", folder.join(&cpu.library).display());
+                Some(cpu) => {
+                    let path = folder.join(&cpu.library);
                     let help =
-                        "build it, for example `cc -shared -fPIC -O2 -o libdetect.so detect.c`, or leave `cpu` out";
-                    error("cpu.library", fact, help.to_owned())
-                })?),
+                        "build it, for example `cc -shared -fPIC -O2 -o libKERNEL.so KERNEL.c`, or leave `cpu` out";
+                    let found = path.canonicalize().map_err(|why| {
+                        let fact = format!("library `{}` is not there: {why}", path.display());
+                        error("cpu.library", fact, help.to_owned())
+                    })?;
+                    // The loader would wait at a pipe for ever.
+                    if !found.is_file() {
+                        let fact = format!("library `{}` is no file", path.display());
+                        return Err(error("cpu.library", fact, help.to_owned()));
+                    }
+                    Some(found)
+                }
             };
             found.push(FoundFiles { at, step, code, library });
         }
@@ -107,8 +116,12 @@ pub(crate) fn library(workload: &Loaded<Workload>, others: &Arc<dyn Library>) ->
             }
         }
     }
+    let mut rooms: BTreeMap<PathBuf, Arc<Mutex<CallRoom>>> = BTreeMap::new();
     let modules = WithModules::new(&workload.value, Arc::clone(others), |stream, step, kernel| {
-        cpu_form(kernel).map_err(|why| {
+        let Some(cpu) = &kernel.cpu else { return Ok(None) };
+        let file = cpu.file.clone().unwrap_or_else(|| PathBuf::from(&cpu.library));
+        let room = rooms.entry(file.clone()).or_default();
+        cpu_form(cpu, &file, Arc::clone(room)).map(Some).map_err(|why| {
             let help = "the function is `void f(const void *in, void *out, uint64_t bytes)`, in C++ `extern \"C\"`";
             error_at(workload, &place(stream, step, "cpu"), &why, Some(help.to_owned()))
         })
@@ -116,11 +129,43 @@ pub(crate) fn library(workload: &Loaded<Workload>, others: &Arc<dyn Library>) ->
     Ok(Arc::new(modules))
 }
 
-/// The CPU form of a kernel, if it has one.
-fn cpu_form(kernel: &ModuleKernel) -> Result<Option<CpuForm>, String> {
-    let Some(cpu) = &kernel.cpu else { return Ok(None) };
-    let file = cpu.file.as_deref().unwrap_or_else(|| Path::new(&cpu.library));
+/// The CPU form of a kernel.
+fn cpu_form(cpu: &CpuFunction, file: &Path, room: Arc<Mutex<CallRoom>>) -> Result<CpuForm, String> {
     let function = BytesFunction::open(file, &cpu.function)
         .map_err(|why| format!("function `{}` of `{}` cannot be loaded: {why}", cpu.function, cpu.library))?;
-    Ok(Some(Arc::new(move |input, output| function.call(input, output))))
+    let name = cpu.function.clone();
+    Ok(Arc::new(move |input, output| {
+        let mut room = room.lock().unwrap_or_else(PoisonError::into_inner);
+        room.call(function, input, output).map_err(|fact| format!("its CPU form `{name}` {fact}"))
+    }))
+}
+
+/// Where packets and results begin for a CPU form, as in a GPU's memory.
+const ALIGN: usize = 256;
+/// Bytes behind a result that show a function that writes too far.
+const GUARD: usize = 4096;
+const GUARD_BYTE: u8 = 0xa5;
+
+/// Memory for the calls into one library, one at a time: its functions need not be safe for threads.
+#[derive(Default)]
+struct CallRoom(Vec<u8>);
+
+impl CallRoom {
+    /// Calls `function` with a copy of `input` and a result of zeros, both aligned.
+    fn call(&mut self, function: BytesFunction, input: &[u8], output: &mut [u8]) -> Result<(), String> {
+        let result_at = input.len().next_multiple_of(ALIGN);
+        self.0.clear();
+        self.0.resize(ALIGN + result_at + output.len() + GUARD, GUARD_BYTE);
+        let start = self.0.as_ptr().align_offset(ALIGN);
+        let (packet, rest) = self.0[start..].split_at_mut(result_at);
+        let (result, behind) = rest.split_at_mut(output.len());
+        packet[..input.len()].copy_from_slice(input);
+        result.fill(0);
+        function.call(&packet[..input.len()], result);
+        if behind[..GUARD].iter().any(|byte| *byte != GUARD_BYTE) {
+            return Err(format!("wrote behind the {} bytes of its result", output.len()));
+        }
+        output.copy_from_slice(result);
+        Ok(())
+    }
 }

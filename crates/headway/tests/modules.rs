@@ -67,10 +67,14 @@ fn with_cpu_form() -> String {
 
 /// Builds the CPU form; whether there is a compiler.
 fn build(place: &Place) -> bool {
+    build_of(place, C)
+}
+
+fn build_of(place: &Place, source: &str) -> bool {
     if Command::new("cc").arg("--version").output().is_err() {
         return false;
     }
-    fs::write(place.path("camera/edges.c"), C).unwrap();
+    fs::write(place.path("camera/edges.c"), source).unwrap();
     let mut cc = Command::new("cc");
     cc.args(["-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-o"]).arg(place.path("camera/libedges.so"));
     assert!(cc.arg(place.path("camera/edges.c")).status().unwrap().success());
@@ -232,6 +236,74 @@ fn with_a_cpu_form_the_results_are_made_and_compared() {
         assert_eq!((report.verified, report.summary.not_compared.len()), (1, 0), "{backend:?}");
         assert!(place.results() == edges(&pictures), "{backend:?}");
         assert!(!place.page().contains("not compared"));
+    }
+}
+
+#[test]
+fn a_cpu_form_is_called_by_one_thread_at_a_time_with_aligned_addresses_and_a_result_of_zeros() {
+    let line = CAMERA.lines().position(|line| line == "[[stream]]").unwrap();
+    let stream = with_cpu_form().lines().skip(line).collect::<Vec<_>>().join("\n");
+    let others = (1..4).map(|number| stream.replace("\"camera\"", &format!("\"camera{number}\"")));
+    let text = format!("{}\n{}", with_cpu_form(), others.collect::<Vec<_>>().join("\n"));
+    let place = Place::new(&text.replace("packet = \"307200 B\"", "packet = \"5001 B\""));
+    // Two calls at a time would see each other's number.
+    let source = "#include <stdint.h>\n#include <string.h>\n#include <unistd.h>\n\
+        static volatile int inside;\n\
+        void edges(const void *in, void *out, uint64_t bytes) {\n\
+            int alone = ++inside == 1, aligned = ((uintptr_t)in | (uintptr_t)out) % 256 == 0;\n\
+            usleep(2000);\n\
+            unsigned char *result = out;\n\
+            int zeros = result[0] == 0 && result[bytes - 1] == 0;\n\
+            memset(out, alone && aligned && zeros ? 7 : 1, bytes);\n\
+            inside--;\n\
+        }\n";
+    if !build_of(&place, source) {
+        eprintln!("skipped: there is no C compiler");
+        return;
+    }
+    for backend in [Backend::Sim, Backend::Emu] {
+        let options = RunOptions {
+            backend,
+            machine: Some("h200-x4".to_owned()),
+            duration: Some(Nanos(200_000_000)),
+            out: Some(place.path("results")),
+            ..RunOptions::default()
+        };
+        let report = run(&workload::open(&place.path("camera.toml")).unwrap(), &options, |_| {}).unwrap();
+        assert_eq!(report.verified, 4, "{backend:?}");
+        let results = place.results();
+        assert!(!results.is_empty() && results.iter().all(|byte| *byte == 7), "{backend:?}");
+    }
+}
+
+#[test]
+fn a_cpu_form_that_writes_behind_its_result_is_named() {
+    let place = Place::new(&with_cpu_form());
+    let source = "#include <stdint.h>\nvoid edges(const void *in, void *out, uint64_t bytes) {\n\
+        (void)in; ((unsigned char *)out)[bytes] = 1; }\n";
+    if !build_of(&place, source) {
+        eprintln!("skipped: there is no C compiler");
+        return;
+    }
+    let workload = workload::open(&place.path("camera.toml")).unwrap();
+    for backend in [Backend::Sim, Backend::Emu] {
+        let options = RunOptions {
+            backend,
+            machine: Some("h200-x1".to_owned()),
+            duration: Some(Nanos(100_000_000)),
+            out: Some(place.path("results")),
+            ..RunOptions::default()
+        };
+        let error = run(&workload, &options, |_| {}).unwrap_err();
+        let said = format!("{error}: {}", error.help().unwrap_or_default());
+        let causes: Vec<String> = std::iter::successors(std::error::Error::source(&error), |error| error.source())
+            .map(ToString::to_string)
+            .collect();
+        let said = format!("{said} {}", causes.join(": "));
+        assert!(
+            said.contains("its CPU form `edges` wrote behind the 307200 bytes of its result"),
+            "{backend:?}: {said}"
+        );
     }
 }
 

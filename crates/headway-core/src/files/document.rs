@@ -14,7 +14,7 @@ use crate::files::error::{FileError, SourceText, WrittenSpan, short};
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate, UnitError};
 
 /// Longest name of anything, in characters.
-const NAME_MAX: usize = 64;
+pub(crate) const NAME_MAX: usize = 64;
 /// How a name is written.
 pub(crate) const NAME_EXAMPLE: &str = "\"a-name\"";
 /// Most bytes of a name in UTF-8. Names become names of files, which may have 255 bytes: this leaves room for what is added.

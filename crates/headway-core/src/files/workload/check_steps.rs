@@ -249,6 +249,10 @@ impl Stream {
             return Ok(());
         }
         let part = self.part();
+        if self.has_modules() {
+            let help = "leave `processor` out";
+            return Err(part.error("processor", "a kernel of a module runs on GPUs only", help).at_key());
+        }
         if self.steps.iter().any(|step| matches!(step, StreamStep::Parts(_))) {
             let help = "leave `processor` out, and write `on = \"cpu\"` where a core computes";
             return Err(part.error("processor", "the steps say themselves what processes each part", help).at_key());

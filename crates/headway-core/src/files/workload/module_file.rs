@@ -37,7 +37,8 @@ fn cpu_function(field: Field<'_>) -> Result<CpuFunction, FileError> {
 
 /// One to three numbers; those that are left out are 1.
 fn three(field: Field<'_>) -> Result<[u32; 3], FileError> {
-    let example = if field.key() == "grid" { "[64]" } else { "[256]" };
+    let (example, most) =
+        if field.key() == "grid" { ("[64]", i32::MAX.unsigned_abs().into()) } else { ("[256]", 1024) };
     let help = format!("write x, y and z, or fewer: `{} = {example}`", field.key());
     let key = field.key().to_owned();
     let elements = field.some_elements(example, "the list is empty")?;
@@ -48,7 +49,7 @@ fn three(field: Field<'_>) -> Result<[u32; 3], FileError> {
     }
     let mut three = [1; 3];
     for (to, element) in three.iter_mut().zip(&elements) {
-        *to = u32::try_from(element.any_integer(&(1..=1024))?).unwrap_or(u32::MAX);
+        *to = u32::try_from(element.any_integer(&(1..=most))?).unwrap_or(u32::MAX);
     }
     Ok(three)
 }

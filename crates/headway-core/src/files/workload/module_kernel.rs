@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::fault::{Part, WorkloadError};
 use super::texts::{size, time};
 use super::{Stream, StreamStep, Workload};
-use crate::files::document::{ValueFault, quoted};
+use crate::files::document::{NAME_MAX, ValueFault, is_name, quoted};
 use crate::files::machine::{KernelCost, Machine};
 use crate::units::{Bytes, Nanos};
 
@@ -217,6 +217,15 @@ impl ModuleKernel {
         for (key, text) in [("module", &self.module), ("entry", &self.entry)] {
             not_empty(part, &path(key), text)?;
         }
+        // No colon and no digit in front: then no two kernels have one name in plans and machine files.
+        let begins = self.entry.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+        if !begins || !self.entry.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+            let fact = "is no name of a kernel in C".to_owned();
+            let help =
+                "kernels have letters, digits and `_` in their names; `extern \"C\"` keeps the one of the source"
+                    .to_owned();
+            return Err(part.value_error(&path("entry"), &quoted(&self.entry), ValueFault { fact, help }));
+        }
         if let Some(CpuFunction { library, function, .. }) = &self.cpu {
             not_empty(part, &path("cpu.library"), library)?;
             not_empty(part, &path("cpu.function"), function)?;
@@ -330,6 +339,15 @@ impl Stream {
             let help = "leave the parts out, and write a stream for each";
             return Err(part.error(&place, "a kernel of a module works on whole packets", help));
         }
-        self.module_kernels().try_for_each(|(number, _, kernel)| kernel.check(part, &format!("steps.{number}.compute")))
+        for (number, id, kernel) in self.module_kernels() {
+            let place = format!("steps.{number}.compute");
+            kernel.check(part, &place)?;
+            if !is_name(&id) {
+                let fact = format!("the kernel is called `{id}` in plans and machine files, which is too long there");
+                let help = format!("{} letters are allowed: give stream or kernel a shorter name", NAME_MAX);
+                return Err(part.error(&format!("{place}.entry"), fact, help));
+            }
+        }
+        Ok(())
     }
 }
