@@ -6,7 +6,6 @@ mod copy_faults;
 mod copy_price;
 mod messages;
 mod own_work;
-mod ring;
 mod sharing;
 mod staging;
 mod unplanned;
