@@ -12,7 +12,7 @@ mod drive;
 mod exchange;
 mod line;
 #[cfg(test)]
-mod model;
+mod model_tests;
 mod pool;
 mod stock;
 mod sync;

@@ -4,6 +4,7 @@
 mod copy;
 mod copy_faults;
 mod copy_price;
+mod faulty;
 mod messages;
 mod own_work;
 mod sharing;

@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 
+use super::faulty::{FaultyGpu, GpuFaults};
 use headway_core::decisions::staging::{StagingDirection, SubmitOrder};
 use headway_core::models::transfer::{Stores, Tuning};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::emu::{EmuGpu, EmuSpec, OperationPace};
-use headway_device::faulty::{FaultyGpu, GpuFaults};
 use headway_device::gpu::{Caching, CpuReach, Gpu};
 use headway_device::{Access, Buffer, DeviceError};
 use headway_runtime::copy::At;
