@@ -157,17 +157,6 @@ pub enum StagingError {
     },
 }
 
-impl StagingError {
-    /// Whether nothing has moved and another method should do this copy.
-    #[must_use]
-    pub const fn is_unavailable(&self) -> bool {
-        matches!(
-            self,
-            Self::Forked | Self::NotReady { .. } | Self::SetUp { .. } | Self::Busy { .. } | Self::NoRelay { .. }
-        )
-    }
-}
-
 /// Copies `from` to the device; the bytes are there when it returns. `links[0]` is the pool of the GPU that has `to`.
 ///
 /// # Errors
