@@ -116,7 +116,7 @@ mod server;
 mod status;
 mod text;
 #[cfg(test)]
-mod wakeups;
+mod wakeups_tests;
 
 pub use client::{Client, OnLoss};
 pub use error::{ClientError, RefusalReason, ServerError};

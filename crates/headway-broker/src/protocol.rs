@@ -4,7 +4,7 @@
 pub(crate) mod handshake;
 pub(crate) mod lease;
 #[cfg(test)]
-mod model;
+mod model_tests;
 mod sync;
 #[cfg(test)]
 mod tests;

@@ -2,5 +2,6 @@
 
 pub mod cpu;
 pub mod interconnect;
+pub mod sharing;
 pub mod transfer;
 pub(crate) mod wide;

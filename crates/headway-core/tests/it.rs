@@ -15,7 +15,6 @@ mod exhaustive_staging;
 mod gangs;
 mod machine_files;
 mod modules;
-mod node_admission;
 mod oracle_response_time_analysis;
 mod overload;
 mod parted;

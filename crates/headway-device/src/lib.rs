@@ -12,7 +12,6 @@ pub mod conformance;
 pub mod emu;
 pub mod engines;
 mod error;
-pub mod faulty;
 pub mod gpu;
 pub mod graveyard;
 pub mod step;

@@ -6,13 +6,9 @@ use aes::Aes128;
 use aes::cipher::{BlockCipherEncrypt, KeyInit};
 use headway_device::work::{DeviceCode, LaunchGrid, Portion, Work, WorkError};
 
-use crate::cipher::Cipher;
+use crate::cipher::{BLOCK, Cipher, ID};
 use crate::portions::{WARP, bad_block, begin};
 
-pub(crate) const ID: &str = "aes128-cbc";
-
-/// Bytes of a cipher block, a round key and a chaining value.
-pub(crate) const BLOCK: usize = 16;
 pub(crate) const ROUND_KEYS: usize = 11;
 /// State of a portion, the same in both forms: the round keys in the order of FIPS 197, section 5.2, the first of which is the
 /// key itself, then the chaining value.

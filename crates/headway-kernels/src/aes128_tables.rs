@@ -3,7 +3,8 @@
 
 use headway_device::work::{DeviceCode, LaunchGrid, Portion, Work, WorkError};
 
-use crate::aes128_cbc::{Aes128Cbc, BLOCK, CHAIN, ID, PORTION_STATE, ROUND_KEYS, SBOX, doubled, portions_of_blocks};
+use crate::aes128_cbc::{Aes128Cbc, CHAIN, PORTION_STATE, ROUND_KEYS, SBOX, doubled, portions_of_blocks};
+use crate::cipher::{BLOCK, ID};
 
 /// Encrypts as [`Aes128Cbc`] does, without the processor's instructions for it.
 #[derive(Clone, Copy, Debug, Default)]

@@ -7,10 +7,13 @@ use headway_core::files::workload::{
     Application, Field, Keys, OnMiss, Own, Parameters, Stream, StreamStep, WorkloadError,
 };
 
-use crate::aes128_cbc::{BLOCK, ID};
-
 const KEY: &str = "key";
 const IV: &str = "iv";
+
+/// The kernel that encrypts.
+pub(crate) const ID: &str = "aes128-cbc";
+/// Bytes of a cipher block, a round key and a chaining value.
+pub(crate) const BLOCK: usize = 16;
 
 /// Key and initialisation vector of a stream.
 #[derive(Clone, Copy, PartialEq, Eq)]

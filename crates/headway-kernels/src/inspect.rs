@@ -15,6 +15,10 @@ pub mod wafer;
 use headway_device::work::{CpuArgument, DeviceCode, Work};
 use headway_device::{DeviceError, LaunchGrid};
 
+/// The kernel that makes a synopsis of every image.
+pub const INSPECT: &str = "inspect";
+/// The kernel that makes the list of defects from the synopses of a generation.
+pub const MERGE: &str = "inspect-merge";
 /// Bytes of a synopsis, and of a list.
 pub const SYNOPSIS_BYTES: usize = 4096;
 /// Defects that a list has room for.
@@ -233,7 +237,7 @@ fn deviation(pixel: u16, one: u16, other: u16) -> u32 {
 }
 
 /// The two words of a cell.
-fn cell(image: &[u16], layout: &Layout, (left, top): (usize, usize), threshold: u32, steps: u32) -> [u32; 2] {
+fn cell(image: &[u16], layout: &Layout, left: usize, top: usize, threshold: u32, steps: u32) -> [u32; 2] {
     let Layout { width, height, pitch } = *layout;
     let (mut count, mut first, mut last, mut largest, mut check) = (0, [CELL; 2], [0; 2], 0, 0);
     for y in top..(top + CELL).min(height) {
@@ -283,14 +287,14 @@ fn inspect(arguments: &mut [CpuArgument<'_>]) -> Option<()> {
     synopsis[3..8].copy_from_slice(&header);
     let cells = synopsis[HEADER..].as_chunks_mut::<2>().0.iter_mut().take(layout.cells());
     for (at, words) in cells.enumerate() {
-        let corner = (at % layout.columns() * CELL, at / layout.columns() * CELL);
-        *words = cell(image, &layout, corner, threshold as u32, steps as u32);
+        let (left, top) = (at % layout.columns() * CELL, at / layout.columns() * CELL);
+        *words = cell(image, &layout, left, top, threshold as u32, steps as u32);
     }
     Some(())
 }
 
 /// Left, top, right, bottom of a cell's pixels in the row of images.
-fn edges(word: u32, (column, row): (usize, usize), layout: &Layout) -> [i64; 4] {
+fn edges(word: u32, column: usize, row: usize, layout: &Layout) -> [i64; 4] {
     let left = column / layout.columns() * layout.width + column % layout.columns() * CELL;
     let within = |shift: u32| i64::from(word >> shift & 31);
     let (left, top) = (left as i64, (row * CELL) as i64);
@@ -318,7 +322,7 @@ fn merge(arguments: &mut [CpuArgument<'_>]) -> Option<()> {
         let first = column / layout.columns() * SYNOPSIS + HEADER;
         let at = first + 2 * (row * layout.columns() + column % layout.columns());
         (synopses[at] & 511 != 0)
-            .then(|| (edges(synopses[at], (column, row), &layout), synopses[at] & 511, synopses[at + 1] & 0xffff))
+            .then(|| (edges(synopses[at], column, row, &layout), synopses[at] & 511, synopses[at + 1] & 0xffff))
     };
     list.fill(0);
     let mut seen = vec![false; columns * rows];

@@ -39,11 +39,11 @@ type Make = fn() -> Arc<dyn Work>;
 
 /// Kernels of one application: no other stream can use them.
 const INSPECTION: [(&str, Make); 2] = [
-    (inspect::blocks::INSPECT, || Arc::new(inspect::blocks::InspectBlock)),
-    (inspect::blocks::MERGE, || Arc::new(inspect::blocks::MergeBlock)),
+    (inspect::INSPECT, || Arc::new(inspect::blocks::InspectBlock)),
+    (inspect::MERGE, || Arc::new(inspect::blocks::MergeBlock)),
 ];
 
-const REGISTRY: [(&str, Make); 2] = [(aes128_cbc::ID, || Arc::new(Aes128Cbc)), (spin::ID, || Arc::new(Spin))];
+const REGISTRY: [(&str, Make); 2] = [(cipher::ID, || Arc::new(Aes128Cbc)), (spin::ID, || Arc::new(Spin))];
 
 /// The kernel that workloads call `id`.
 #[must_use]
@@ -54,7 +54,7 @@ pub fn find(id: &str) -> Option<Arc<dyn Work>> {
 /// A second CPU form of the kernel that workloads call `id`, to check what the first has made; `None` where there is none.
 #[must_use]
 pub fn reference(id: &str) -> Option<Arc<dyn Work>> {
-    (id == aes128_cbc::ID).then(|| Arc::new(Aes128Tables) as Arc<dyn Work>)
+    (id == cipher::ID).then(|| Arc::new(Aes128Tables) as Arc<dyn Work>)
 }
 
 /// The kernels that ship.

@@ -9,6 +9,7 @@ pub mod formats;
 pub mod interconnect;
 pub mod klt;
 pub mod reproduce;
+pub mod ring;
 pub mod rows;
 pub mod simulation;
 pub mod study;

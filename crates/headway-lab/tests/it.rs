@@ -11,6 +11,7 @@ mod host;
 mod kept;
 mod klt;
 mod klt_reference;
+mod ring;
 
 /// The program under test.
 const PROGRAM: &str = env!("CARGO_BIN_EXE_headway-lab");

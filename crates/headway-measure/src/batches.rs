@@ -17,6 +17,7 @@ use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use serde::{Deserialize, Serialize};
 
+use super::session::Session;
 use super::sets::{OFFSETS, PAGE, SetMemory, SetTransfer, Stock};
 use crate::Error;
 
@@ -183,6 +184,17 @@ impl<'p> Lazy<'p> {
             None => Bed::new(self.gpus, self.room)?,
         };
         Ok(self.bed.insert(made))
+    }
+
+    /// Runs one batch several times, or recalls that.
+    pub fn run(
+        &mut self,
+        session: &mut Session<'_>,
+        key: &str,
+        batch: &[TrialBlock],
+        repeats: usize,
+    ) -> Result<Vec<BatchTiming>, Error> {
+        session.step(key, |_| self.get().and_then(|bed| bed.repeat(batch, repeats)))
     }
 }
 

@@ -15,6 +15,9 @@ use rand_pcg::Pcg64Mcg;
 
 use crate::Error;
 
+/// Copies up to this size are compared every time, larger ones at the beginning and the end of a series.
+pub const COMPARED_MAX: usize = 64 << 10;
+
 /// Copies of one series begin at this many different offsets, a page apart: each brings other bytes than the one before.
 const OFFSETS: usize = 16;
 const PAGE: usize = 4096;

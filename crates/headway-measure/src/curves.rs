@@ -19,7 +19,7 @@ use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use serde::{Deserialize, Serialize};
 
-use super::copy_timer::{CopySpec, CopyTimer};
+use super::copy_timer::{COMPARED_MAX, CopySpec, CopyTimer};
 use super::load::BulkLoad;
 use super::sample::{Effort, SampleFigures};
 use super::session::Session;
@@ -27,8 +27,6 @@ use super::timer_threads;
 use super::turns::{self, Entrant, Rules};
 use crate::Error;
 
-/// Copies up to this size are compared every time, larger ones at the beginning and the end of a series.
-pub const COMPARED_MAX: usize = 64 << 10;
 /// Sizes measured while bulk copies run.
 const LOADED: std::ops::RangeInclusive<u64> = 64..=64 << 10;
 /// One copy of the bulk in the background.

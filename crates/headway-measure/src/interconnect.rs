@@ -8,15 +8,15 @@ use headway_core::models::interconnect::{Network, TrialErrors};
 use headway_core::models::transfer::Stamp;
 use headway_core::models::transfer::fit::FitError;
 use headway_core::units::{NANOS_PER_SECOND, Nanos};
-use headway_device::Engines;
 use headway_device::gpu::Gpu;
+use headway_device::{DeviceError, Engines};
 use headway_os::clock;
 
 use super::batches::{BatchDraw, BatchTiming, Lazy, Routes, TrialBlock};
 use super::fit::Observed;
 use super::sample::Effort;
 use super::session::Session;
-use super::sets::{SetMemory, SetPace};
+use super::sets::{Rates, Set, SetMemory, SetPace};
 use super::{kernels, links, sets, small_batches};
 use crate::Error;
 
@@ -55,7 +55,7 @@ pub fn calibrate(
     let mut bed = Lazy::new(gpus, scope.room);
     let reaches = |from: usize, to: usize| from != to && gpus[from].reaches(gpus[to].id());
     let sets = sets::sets(gpus.len(), reaches);
-    let rates = sets::measure(session, &mut bed, &sets, scope.pace)?;
+    let rates = measure_sets(session, &mut bed, &sets, scope.pace)?;
     let setups = links::setups(session, &mut bed, (&sets, &rates), SETUP_REPEATS)?;
     let jitter = kernels::jitter(session, device, scope.jitter)?;
     let watch_time = scope.driver.saturating_add(scope.watch);
@@ -74,7 +74,7 @@ pub fn calibrate(
     let (model, mut seen) = (Model::of(&machine), TrialErrors::default());
     for number in 0..scope.batches {
         let batch = draw.batch();
-        let took = run(session, &mut bed, &format!("batch {number}"), &batch, REPEATS)?;
+        let took = bed.run(session, &format!("batch {number}"), &batch, REPEATS)?;
         model.add(&mut seen, &batch, &took)?;
         session.advance()?;
     }
@@ -133,15 +133,35 @@ impl<'m> Model<'m> {
     }
 }
 
-/// Runs one batch several times, or recalls that.
-pub fn run(
+/// Measures `sets`, each before it is measured again, so that what changes with time shows as spread. `bed` makes the memory
+/// when something is measured, and not what a journal has kept. A set that does not end is left out, with a warning.
+fn measure_sets(
     session: &mut Session<'_>,
     bed: &mut Lazy<'_>,
-    key: &str,
-    batch: &[TrialBlock],
-    repeats: usize,
-) -> Result<Vec<BatchTiming>, Error> {
-    session.step(key, |_| bed.get().and_then(|bed| bed.repeat(batch, repeats)))
+    sets: &[Set],
+    pace: SetPace,
+) -> Result<Vec<Rates>, Error> {
+    session.phase("links", sets.len() * pace.repeats as usize);
+    let mut all = vec![Rates(Vec::new()); sets.len()];
+    let mut given_up = Vec::new();
+    for repeat in 0..pace.repeats {
+        for (at, set) in sets.iter().enumerate().filter(|(at, _)| !given_up.contains(at)).collect::<Vec<_>>() {
+            let key = format!("set {} {repeat}", set.name);
+            match session.step(&key, |_| bed.get().and_then(|bed| sets::run(&bed.gpus, &bed.stock, set, pace))) {
+                Ok(found) => all[at].0.push(found),
+                Err(Error::Headway(headway::Failure::Device(error @ DeviceError::Timeout { .. })))
+                    if set.members.len() > 1 =>
+                {
+                    session.warnings.push(format!("left out: {error}"));
+                    all[at].0.clear();
+                    given_up.push(at);
+                }
+                Err(error) => return Err(error),
+            }
+            session.advance()?;
+        }
+    }
+    Ok(all)
 }
 
 impl Scope {

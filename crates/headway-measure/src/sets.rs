@@ -11,9 +11,7 @@ use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use serde::{Deserialize, Serialize};
 
-use super::batches::Lazy;
 use super::sample::rate;
-use super::session::Session;
 use crate::Error;
 
 /// This much of the last copy of each transfer is compared, at its end.
@@ -195,37 +193,6 @@ fn some_of(gpus: usize) -> impl Iterator<Item = Vec<usize>> {
     })
 }
 
-/// Measures `sets`, each before it is measured again, so that what changes with time shows as spread. `bed` makes the memory
-/// when something is measured, and not what a journal has kept. A set that does not end is left out, with a warning.
-pub fn measure(
-    session: &mut Session<'_>,
-    bed: &mut Lazy<'_>,
-    sets: &[Set],
-    pace: SetPace,
-) -> Result<Vec<Rates>, Error> {
-    session.phase("links", sets.len() * pace.repeats as usize);
-    let mut all = vec![Rates(Vec::new()); sets.len()];
-    let mut given_up = Vec::new();
-    for repeat in 0..pace.repeats {
-        for (at, set) in sets.iter().enumerate().filter(|(at, _)| !given_up.contains(at)).collect::<Vec<_>>() {
-            let key = format!("set {} {repeat}", set.name);
-            match session.step(&key, |_| bed.get().and_then(|bed| run(&bed.gpus, &bed.stock, set, pace))) {
-                Ok(found) => all[at].0.push(found),
-                Err(Error::Headway(headway::Failure::Device(error @ DeviceError::Timeout { .. })))
-                    if set.members.len() > 1 =>
-                {
-                    session.warnings.push(format!("left out: {error}"));
-                    all[at].0.clear();
-                    given_up.push(at);
-                }
-                Err(error) => return Err(error),
-            }
-            session.advance()?;
-        }
-    }
-    Ok(all)
-}
-
 /// What transfers of one GPU read and write.
 pub struct Stock {
     random: Vec<u8>,
@@ -307,7 +274,7 @@ impl Transfer {
 
 /// Runs all transfers of `set` until each has run for long enough, and returns their rates. The bytes that came last are
 /// compared.
-fn run(gpus: &[Arc<dyn Gpu>], stock: &[Stock], set: &Set, pace: SetPace) -> Result<Vec<u64>, Error> {
+pub fn run(gpus: &[Arc<dyn Gpu>], stock: &[Stock], set: &Set, pace: SetPace) -> Result<Vec<u64>, Error> {
     let mut transfers = Vec::new();
     for &member in &set.members {
         let queue = gpus[member.queue().0].queue(false)?;

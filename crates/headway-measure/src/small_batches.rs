@@ -12,7 +12,6 @@ use headway_core::models::transfer::fit::FitError;
 use headway_core::units::Nanos;
 
 use super::batches::{BatchDraw, BatchTiming, Lazy, Mix, Routes, TrialBlock};
-use super::interconnect::run;
 use super::links::median;
 use super::session::Session;
 use super::sets::{SetMemory, SetTransfer};
@@ -50,7 +49,7 @@ pub(super) fn measure(
             && !has_hand_over(&batch)
             && ran.iter().filter(|(other, _)| Mix::of(other) == mix).count() < BATCHES;
         if is_open {
-            let took = run(session, bed, &format!("small batches {}", ran.len()), &batch, REPEATS)?;
+            let took = bed.run(session, &format!("small batches {}", ran.len()), &batch, REPEATS)?;
             ran.push((batch, took));
             session.advance()?;
         }

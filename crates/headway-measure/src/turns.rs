@@ -12,8 +12,7 @@ use headway_os::clock;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use super::copy_timer::{CopySpec, CopyTimer};
-use super::curves::COMPARED_MAX;
+use super::copy_timer::{COMPARED_MAX, CopySpec, CopyTimer};
 use super::sample::{Effort, SampleFigures};
 use super::session::Session;
 use crate::Error;

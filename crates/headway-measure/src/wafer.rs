@@ -9,10 +9,10 @@ use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};
 use headway_device::work::{Items, Portion, StepMemory, Work};
 use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Span};
 use headway_kernels::find;
-use headway_kernels::inspect::SYNOPSIS_BYTES;
-use headway_kernels::inspect::blocks::{INSPECT, MERGE, MergeBlock};
+use headway_kernels::inspect::blocks::MergeBlock;
 use headway_kernels::inspect::cameras::Cameras;
 use headway_kernels::inspect::ring::WaferRing;
+use headway_kernels::inspect::{INSPECT, MERGE, SYNOPSIS_BYTES};
 use headway_os::clock;
 
 use super::sample::{Effort, SampleFigures, series};

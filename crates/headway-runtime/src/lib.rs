@@ -12,7 +12,6 @@ mod job;
 pub mod kernels;
 pub mod outlet;
 pub mod pattern;
-pub mod ring;
 mod settle;
 pub mod shards;
 pub mod sharing;

@@ -9,7 +9,7 @@ const ALONE_MAX: usize = 4 << 20;
 const THREADS_MAX: usize = 8;
 
 /// A permutation of 64 bits whose values look random: the output function of SplitMix64.
-pub(crate) const fn mixed(value: u64) -> u64 {
+pub const fn mixed(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     value ^ (value >> 31)

@@ -12,7 +12,7 @@ mod drive;
 mod exchange;
 mod line;
 #[cfg(test)]
-mod model;
+mod model_tests;
 mod pool;
 mod stock;
 mod sync;
@@ -155,17 +155,6 @@ pub enum StagingError {
         /// Every byte below is in place.
         completed_prefix: u64,
     },
-}
-
-impl StagingError {
-    /// Whether nothing has moved and another method should do this copy.
-    #[must_use]
-    pub const fn is_unavailable(&self) -> bool {
-        matches!(
-            self,
-            Self::Forked | Self::NotReady { .. } | Self::SetUp { .. } | Self::Busy { .. } | Self::NoRelay { .. }
-        )
-    }
 }
 
 /// Copies `from` to the device; the bytes are there when it returns. `links[0]` is the pool of the GPU that has `to`.

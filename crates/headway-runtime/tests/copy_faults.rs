@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::faulty::{FaultyGpu, GpuFaults};
 use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::{
     BackgroundLoad, Curve, CurveKey, CurvePoint, Direction, HostMemory, Method, Profile, WindowMapping,
 };
 use headway_core::units::{Bytes, Nanos};
 use headway_device::emu::{EmuGpu, EmuSpec};
-use headway_device::faulty::{FaultyGpu, GpuFaults};
 use headway_device::gpu::{Caching, CpuReach, Gpu, Piece};
 use headway_device::{Access, Buffer, DeviceError};
 use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, CopyReport, How, ManyBy};

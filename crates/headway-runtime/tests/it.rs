@@ -4,9 +4,9 @@
 mod copy;
 mod copy_faults;
 mod copy_price;
+mod faulty;
 mod messages;
 mod own_work;
-mod ring;
 mod sharing;
 mod staging;
 mod unplanned;

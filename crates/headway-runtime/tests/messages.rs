@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::faulty::{FaultyGpu, Tap};
 use headway_core::decisions::dispatch::{DispatchAction, DispatchEvent};
 use headway_core::files::machine::{EngineClass, Machine, shipped};
 use headway_core::files::workload::{self, Workload};
@@ -12,7 +13,6 @@ use headway_core::plan::{OperationWork, PipelineSource, Plan, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::buffer::MemoryPlace;
 use headway_device::emu::{EmuGpu, EmuSpec};
-use headway_device::faulty::{FaultyGpu, Tap};
 use headway_device::{Engines, Gpu, Operation};
 use headway_kernels::Shipped;
 use headway_runtime::blocks::{DataError, Gatherer, Scatterer};

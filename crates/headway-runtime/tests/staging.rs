@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 
+use super::faulty::{FaultyGpu, GpuFaults};
 use headway_core::decisions::staging::{StagingDirection, SubmitOrder};
 use headway_core::models::transfer::{Stores, Tuning};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::emu::{EmuGpu, EmuSpec, OperationPace};
-use headway_device::faulty::{FaultyGpu, GpuFaults};
 use headway_device::gpu::{Caching, CpuReach, Gpu};
 use headway_device::{Access, Buffer, DeviceError};
 use headway_runtime::copy::At;
@@ -208,7 +208,7 @@ fn a_pool_that_is_not_ready_says_so_and_gets_ready() {
     let how = Staged::new(tuning(2, 4096));
     let at = At { buffer: &there, offset: 0 };
     let error = copy_in(&[&pool], at, &[1; 10], &how).unwrap_err();
-    assert!(matches!(error, StagingError::NotReady { .. }) && error.is_unavailable(), "{error}");
+    assert!(matches!(error, StagingError::NotReady { .. }), "{error}");
     pool.prepare(Bytes(4096), None).unwrap();
     assert_eq!(pool.threads(), 2);
     copy_in(&[&pool], at, &[1; 10], &how).unwrap();
@@ -224,7 +224,7 @@ fn pinning_that_is_refused_is_an_error_value() {
     let there = gpu.device_buffer(10, CpuReach::Device).unwrap();
     let error =
         copy_in(&[&pool], At { buffer: &there, offset: 0 }, &[1; 10], &Staged::new(tuning(2, 4096))).unwrap_err();
-    assert!(matches!(error, StagingError::SetUp { .. }) && error.is_unavailable(), "{error}");
+    assert!(matches!(error, StagingError::SetUp { .. }), "{error}");
 }
 
 #[test]
@@ -368,7 +368,6 @@ fn a_lost_device_fails_this_copy_and_every_later_one_at_once() {
     let submitted = fixture.gpu.submitted();
     let error = copy_out(&[&fixture.pool], &mut [0; 10], at, &how).unwrap_err();
     assert_eq!(error, StagingError::Request(DeviceError::DeviceLost));
-    assert!(!error.is_unavailable());
     assert_eq!(fixture.gpu.submitted(), submitted);
 }
 
@@ -592,7 +591,7 @@ fn a_gpu_without_peer_access_is_no_relay_and_neither_is_the_target() {
     for relay in [&lonely, &fixture] {
         let error =
             copy_in(&[&fixture.pool, &relay.pool], At { buffer: &there, offset: 0 }, &[1; 100], &how).unwrap_err();
-        assert!(matches!(error, StagingError::NoRelay { .. }) && error.is_unavailable(), "{error}");
+        assert!(matches!(error, StagingError::NoRelay { .. }), "{error}");
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::faulty::{FaultyGpu, GpuFaults};
 use headway_core::decisions::dispatch::{DispatchAction, DispatchEvent, DispatchInput};
 use headway_core::files::machine::{self, Machine};
 use headway_core::files::workload::Workload;
@@ -14,7 +15,6 @@ use headway_core::plan::Plan;
 use headway_core::plan::planner::{self, PlanOptions};
 use headway_core::units::Nanos;
 use headway_device::emu::{EmuGpu, EmuSpec};
-use headway_device::faulty::{FaultyGpu, GpuFaults};
 use headway_device::{DeviceError, Engines, Gpu};
 use headway_kernels::Shipped;
 use headway_os::sched::{self, Missing, Role};

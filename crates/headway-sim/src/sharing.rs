@@ -6,7 +6,8 @@
 
 mod arbiter;
 mod blame;
-mod bounds;
+#[cfg(test)]
+mod bounds_tests;
 mod hardware;
 mod job;
 mod model;
@@ -19,7 +20,6 @@ use headway_core::decisions::sharing::ArbiterRefused;
 use headway_core::units::Nanos;
 
 pub use self::blame::{Culprit, JobActivity, JobBlame, SHARES, TimePart, engine_name};
-pub use self::bounds::analysis_of;
 pub use self::job::{Op, OpKind};
 pub use self::model::{Cluster, ClusterCosts, ClusterSetting, CopyEngines, SimTask, scaled};
 pub use self::observe::{Blocked, Finished, SimEvent, SimObserver, SimRecord, SimTotals};

@@ -11,6 +11,5 @@ mod late_messages;
 mod models;
 mod one_stream;
 mod runs;
-mod sharing_bounds;
 mod small_sets;
 mod support;

@@ -79,7 +79,7 @@ pub fn write(log: &RunLog, summary: &RunSummary, out: impl Write) -> io::Result<
     let tracks = tracks(log, &timeline);
     let deadlines: Vec<Nanos> = log.header().plan.streams.iter().map(|stream| stream.deadline).collect();
     let wanted = wanted(&timeline, &points, &deadlines);
-    let picture = wanted.first().map(|window| still(log, &timeline, &tracks, *window)).unwrap_or_default();
+    let picture = wanted.first().map(|&(from, to)| still(log, &timeline, &tracks, from, to)).unwrap_or_default();
     let Reduced { mut rows, kept, jobs: drawn } =
         tracks::reduce(&tracks, timeline.jobs.len(), timeline.span(), wanted, SINGLY_MAX);
     let (jobs, positions) = jobs(&timeline, drawn);
@@ -218,7 +218,7 @@ fn track(name: &str, group: Option<u32>, operations: &[&SubmittedOperation], tim
 }
 
 /// The engines around what matters most.
-fn still(log: &RunLog, timeline: &Timeline, tracks: &[Track], (from, to): (Nanos, Nanos)) -> String {
+fn still(log: &RunLog, timeline: &Timeline, tracks: &[Track], from: Nanos, to: Nanos) -> String {
     let around = Nanos(to.saturating_sub(from).0 / 4 + 1_000);
     let plan = &log.header().plan;
     let color = |item: &Item| {

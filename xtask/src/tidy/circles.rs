@@ -9,54 +9,53 @@ use super::source::{Source, sources};
 use super::{Finding, Tree};
 
 /// Circles that stay, each with all of its files below `crates/` and the reason.
-const ACCEPTED: [(&[&str], &str); 8] = [
-    (&["headway-kernels/src/aes128_cbc.rs", "headway-kernels/src/cipher.rs"], "a form and its table of names"),
+const ACCEPTED: [(&[&str], &str); 1] = [(
+    &[
+        "headway-preload/src/audit.rs",
+        "headway-preload/src/batch.rs",
+        "headway-preload/src/calls.rs",
+        "headway-preload/src/context.rs",
+        "headway-preload/src/decide.rs",
+        "headway-preload/src/driver.rs",
+        "headway-preload/src/fast.rs",
+        "headway-preload/src/lint.rs",
+        "headway-preload/src/log.rs",
+        "headway-preload/src/passed.rs",
+        "headway-preload/src/lookup.rs",
+        "headway-preload/src/shapes.rs",
+        "headway-preload/src/stats.rs",
+        "headway-preload/src/unhooked.rs",
+        "headway-preload/src/verify.rs",
+    ],
+    "the calls that are replaced, and the lookups by which programs find them",
+)];
+
+/// Circles of folders that stay, each with its crate, all of its folders, and the reason.
+const ACCEPTED_FOLDERS: [(&str, &[&str], &str); 3] = [
     (
-        &[
-            "headway-kernels/src/inspect/blocks.rs",
-            "headway-kernels/src/inspect/cameras.rs",
-            "headway-kernels/src/inspect/ring.rs",
-        ],
-        "a form and its table of names",
+        "crates/headway-core",
+        &["files", "models"],
+        "a machine file has curves of methods, and the model of links is of a machine",
     ),
     (
-        &["headway-lab/src/error.rs", "headway-lab/src/formats.rs", "headway-lab/src/rows.rs"],
-        "experiments and the children that they start; errors name what failed",
+        "crates/headway-broker",
+        &["client", "error", "mps", "place"],
+        "a broker asks another for its state before it starts a daemon",
     ),
-    (&["headway-measure/src/batches.rs", "headway-measure/src/sets.rs"], "parts of one measurement"),
-    (&["headway-measure/src/curves.rs", "headway-measure/src/turns.rs"], "parts of one measurement"),
-    (&["headway-measure/src/interconnect.rs", "headway-measure/src/small_batches.rs"], "parts of one measurement"),
-    (
-        &[
-            "headway-preload/src/audit.rs",
-            "headway-preload/src/batch.rs",
-            "headway-preload/src/calls.rs",
-            "headway-preload/src/context.rs",
-            "headway-preload/src/decide.rs",
-            "headway-preload/src/driver.rs",
-            "headway-preload/src/fast.rs",
-            "headway-preload/src/lint.rs",
-            "headway-preload/src/log.rs",
-            "headway-preload/src/passed.rs",
-            "headway-preload/src/lookup.rs",
-            "headway-preload/src/shapes.rs",
-            "headway-preload/src/stats.rs",
-            "headway-preload/src/unhooked.rs",
-            "headway-preload/src/verify.rs",
-        ],
-        "the calls that are replaced, and the lookups by which programs find them",
-    ),
-    (&["headway-trace/src/summary.rs", "headway-trace/src/unplanned.rs"], "a summary and its parts"),
+    ("xtask", &["dependencies", "mutants", "tidy"], "checks that can run by themselves read the tree as tidy does"),
 ];
 
 /// Names of each file that another file takes, by both files' paths.
 type Uses = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
-    find(tree, &ACCEPTED)
+    let mut findings = find(tree, &ACCEPTED);
+    findings.extend(find_folders(tree, &ACCEPTED_FOLDERS));
+    findings
 }
 
-fn find(tree: &Tree, accepted: &[(&[&str], &str)]) -> Vec<Finding> {
+/// The modules of each crate that have files of their own.
+fn crates(tree: &Tree) -> BTreeMap<String, Modules> {
     let mut crates: BTreeMap<String, Modules> = BTreeMap::new();
     for source in sources(tree) {
         if let Some((name, rest)) = source.path.split_once("/src/")
@@ -66,8 +65,58 @@ fn find(tree: &Tree, accepted: &[(&[&str], &str)]) -> Vec<Finding> {
             crates.entry(name.to_owned()).or_default().add(module, source);
         }
     }
+    crates
+}
+
+/// Folders below `src`, each with the file of its name, that use each other in a circle. A crate whose files lie side by side has none.
+fn find_folders(tree: &Tree, accepted: &[(&str, &[&str], &str)]) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for modules in crates.values() {
+    for (name, modules) in crates(tree) {
+        let folders: BTreeSet<&str> =
+            modules.files.keys().filter(|path| path.len() > 1).map(|path| path[0].as_str()).collect();
+        let folder = |path: &str| {
+            let module = module_of(path.split_once("/src/").map_or(path, |(_, rest)| rest));
+            module.into_iter().next()
+        };
+        let mut uses = Uses::new();
+        for (from, taken) in modules.uses() {
+            let Some(from) = folder(&from) else { continue };
+            let own = uses.entry(from.clone()).or_default();
+            for (to, names) in taken {
+                if let Some(to) = folder(&to).filter(|to| *to != from) {
+                    own.entry(to).or_default().extend(names);
+                }
+            }
+        }
+        let every: Vec<String> = uses.values().flat_map(|taken| taken.keys().cloned()).collect();
+        for to in every {
+            uses.entry(to).or_default();
+        }
+        for circle in circles(&uses).into_iter().filter(|circle| circle.iter().any(|it| folders.contains(it.as_str())))
+        {
+            let is_accepted = |(of, known, _): &(&str, &[&str], &str)| {
+                *of == name && circle.iter().all(|folder| known.contains(&folder.as_str()))
+            };
+            if !accepted.iter().any(is_accepted) && !is_one_of_files(&modules, &circle) {
+                findings.push(finding_in(&format!("{name}/src"), "folders", &circle, &uses));
+            }
+        }
+    }
+    findings
+}
+
+/// Whether the circle is one of files, which has a finding or a reason of its own.
+fn is_one_of_files(modules: &Modules, folders: &BTreeSet<String>) -> bool {
+    let of = |path: &str| module_of(path.split_once("/src/").map_or(path, |(_, rest)| rest)).into_iter().next();
+    circles(&modules.uses()).iter().any(|circle| {
+        let touched: BTreeSet<String> = circle.iter().filter_map(|path| of(path)).collect();
+        folders.is_subset(&touched)
+    })
+}
+
+fn find(tree: &Tree, accepted: &[(&[&str], &str)]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for modules in crates(tree).values() {
         let uses = modules.uses();
         for circle in circles(&uses) {
             let is_accepted = |(files, _): &(&[&str], &str)| {
@@ -82,6 +131,10 @@ fn find(tree: &Tree, accepted: &[(&[&str], &str)]) -> Vec<Finding> {
 }
 
 fn finding(circle: &BTreeSet<String>, uses: &Uses) -> Finding {
+    finding_in(circle.first().expect("a circle has files"), "files", circle, uses)
+}
+
+fn finding_in(place: &str, what: &str, circle: &BTreeSet<String>, uses: &Uses) -> Finding {
     let mut ties = Vec::new();
     for from in circle {
         for (to, names) in uses[from].iter().filter(|(to, _)| circle.contains(*to)) {
@@ -89,13 +142,12 @@ fn finding(circle: &BTreeSet<String>, uses: &Uses) -> Finding {
             ties.push(format!("{} -> {} ({})", short(from), short(to), names.join(", ")));
         }
     }
-    let first = circle.first().expect("a circle has files");
     let message = format!(
-        "{} files use each other in a circle, use a third file for what both need: {}",
+        "{} {what} use each other in a circle, use a third one for what both need: {}",
         circle.len(),
         ties.join("; ")
     );
-    Finding::new(first, 1, message)
+    Finding::new(place, 1, message)
 }
 
 fn short(path: &str) -> &str {
@@ -381,6 +433,23 @@ mod tests {
             (B, "use crate::a::One;\n"),
         ];
         assert_eq!(find(&Tree::of(files), &[]).len(), 1);
+    }
+
+    #[test]
+    fn folders_that_use_each_other_through_different_files_are_found() {
+        let files = [
+            ("crates/x/src/lib.rs", "mod a;\nmod b;\n"),
+            (A, "pub mod one;\npub mod two;\n"),
+            ("crates/x/src/a/one.rs", "use crate::b::Four;\n"),
+            ("crates/x/src/a/two.rs", "pub struct Two;\n"),
+            (B, "pub mod three;\npub struct Four;\n"),
+            ("crates/x/src/b/three.rs", "use crate::a::two::Two;\n"),
+        ];
+        assert_eq!(find(&Tree::of(files), &[]), []);
+        let found = find_folders(&Tree::of(files), &[]);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].message.contains("2 folders use each other"), "{found:?}");
+        assert_eq!(find_folders(&Tree::of(files), &[("crates/x", &["a", "b"], "because")]), []);
     }
 
     #[test]

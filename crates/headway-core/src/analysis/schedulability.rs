@@ -29,9 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::{Nanos, PPM};
 
-pub use chunks::{
-    ChunkFlow, ChunkPlan, ChunkRefusal, FlowChunkPlan, chunk_sizes, flow_chunk_sizes, flow_chunk_sizes_with_margin,
-};
+pub use chunks::{ChunkFlow, ChunkRefusal, FlowChunkPlan, flow_chunk_sizes, flow_chunk_sizes_with_margin};
 pub use concrete::{
     ConcreteTask, Exploration, ExploredWindow, JitterCosts, JobCosts, SideBySide, Stated, Ties, concrete,
     concrete_within, side_by_side, sporadic,
@@ -47,7 +45,7 @@ pub struct TestLimits {
     pub steps_max: u64,
     /// Largest hyperperiod examined at utilisation 1.
     pub hyperperiod_max: Nanos,
-    /// Rounds of [`chunk_sizes`].
+    /// Rounds of [`flow_chunk_sizes`].
     pub rounds_max: u32,
 }
 
@@ -279,59 +277,9 @@ pub struct Contribution {
     pub demand: Nanos,
 }
 
-/// Jeffay's conditions, word for word: a second opinion for tests, slow.
-///
-/// (1) sum of c/p at most 1, and (2) for every i > 1 and every integer L with `p_1 < L < p_i`:
-/// `L >= c_i + sum over j < i of floor((L - 1) / p_j) c_j`, with `p_1 <= ... <= p_n`. Tasks of cost zero are left out: the
-/// theorem is about positive costs. The violation reported is the one of the least L; of those the one with the largest
-/// demand, then the first i. Undecided when `p_n` times the number of tasks is above [`LIMITS`]`.steps_max`.
-#[must_use]
-pub fn jeffay_reference(tasks: &[RecurrentTask]) -> TestVerdict {
-    let verdict = |utilisation_ppm, outcome| TestVerdict {
-        outcome,
-        utilisation_ppm,
-        strength: TestStrength::Exact,
-        model: Model::NonPreemptive,
-    };
-    if let Some(reason) = not_implicit(tasks) {
-        return verdict(0, TestOutcome::Undecided(reason));
-    }
-    let utilisation = Utilisation::of(tasks);
-    let ppm = utilisation.ppm;
-    if utilisation.is_above_one() {
-        return verdict(ppm, TestOutcome::NotSchedulable(TestViolation::Utilisation));
-    }
-    let mut sorted: Vec<(usize, u64, u64)> =
-        (0..).zip(tasks).filter(|(_, t)| t.cost.0 > 0).map(|(n, t)| (n, t.cost.0, t.period.0)).collect();
-    sorted.sort_by_key(|&(n, _, p)| (p, n));
-    let longest = sorted.last().map_or(0, |t| t.2);
-    if longest.saturating_mul((sorted.len() as u64).pow(2)) > LIMITS.steps_max {
-        return verdict(ppm, TestOutcome::Undecided(UndecidedReason::Steps { max: LIMITS.steps_max }));
-    }
-    let mut first: Option<(u64, u64, usize)> = None;
-    for i in 1..sorted.len() {
-        for l in sorted[0].2 + 1..sorted[i].2 {
-            let demand = sorted[i].1 + sorted[..i].iter().map(|&(_, c, p)| (l - 1) / p * c).sum::<u64>();
-            if l < demand && first.is_none_or(|(least, most, _)| l < least || l == least && demand > most) {
-                first = Some((l, demand, i));
-            }
-        }
-    }
-    let Some((l, demand, i)) = first else { return verdict(ppm, TestOutcome::Schedulable) };
-    let mut contributions: Vec<_> = sorted[..i]
-        .iter()
-        .map(|&(task, c, p)| Contribution { task, jobs: (l - 1) / p, demand: Nanos((l - 1) / p * c) })
-        .filter(|c| c.jobs > 0)
-        .collect();
-    contributions.sort_by_key(|c| c.task);
-    let (task, blocking) = (Some(sorted[i].0), Nanos(sorted[i].1));
-    let (interval, demand) = (Nanos(l), Nanos(demand));
-    verdict(ppm, TestOutcome::NotSchedulable(TestViolation::Demand { task, interval, demand, blocking, contributions }))
-}
-
 /// Whether non-preemptive EDF meets every deadline of sporadic or periodic tasks with deadline = period and any offsets.
 ///
-/// Exact. The same verdict as [`jeffay_reference`], all i at once: between neighbouring distinct periods the blocking term
+/// Exact. Jeffay's conditions for all tasks at once: between neighbouring distinct periods the blocking term
 /// is constant and the demand does not fall, so each stretch is walked downwards as in Zhang and Burns' QPA. `chunk` is
 /// not looked at: jobs run whole.
 ///

@@ -1,14 +1,13 @@
 //! How long a job can be kept from a GPU and its engines, and whether tardiness is bounded.
 //!
 //! Elliott 2013, appendix A, made safe where its formulas slip (specification of sharing, 6.3): requests are counted, not
-//! bytes; every kernel waits; nested locks are counted in full. The formulas as printed are in [`paper`]. The analysis is
+//! bytes; every kernel waits; nested locks are counted in full. Tests compare it with the formulas as printed. The analysis is
 //! suspension-oblivious and holds for sporadic tasks whose holders run when they are among the `m` most urgent; the verdict is
 //! sufficient: "don't know" is not "no".
 
 mod demand;
-pub mod paper;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod urgency;
 
 use serde::{Deserialize, Serialize};

@@ -21,10 +21,10 @@ use serde::{Deserialize, Serialize};
 
 pub use self::check::EngineLockViolation;
 pub use self::messages::{
-    EngineLockAction, EngineLockEvent, EngineLockRefused, EngineParameters, EngineRole, EngineWork, LockId, LockOrder,
-    LockedOperation, PeerLocks,
+    EngineLockAction, EngineLockEvent, EngineLockRefused, EngineRole, EngineWork, LockId, LockedOperation,
 };
 use crate::decisions::sharing::{GpuId, JobId, JobPriority, TaskId};
+pub use crate::models::sharing::{EngineParameters, LockOrder, PeerLocks};
 use crate::units::Nanos;
 
 /// The one or two locks of an operation, ascending.

@@ -19,7 +19,8 @@
 //! *is settled*.
 //!
 //! **A flow leaves.** When its last job has ended, others that it delayed may still wait, and a newcomer that fits beside them may not fit
-//! behind the delay (`plan/stream/admission.rs` has an example). Nothing is left of that once no promised job is on the engine. Then its
+//! behind the delay. With costs and periods (15, 30), (10, 50), (10, 50), (11, 1000), the first leaving and (10, 20) coming at the instant
+//! 30, both sets pass the test and yet a deadline is missed at 50. Nothing is left of that once no promised job is on the engine. Then its
 //! capacity returns, and chunks may grow. An urgent copy is a flow of one job that leaves at once.
 //!
 //! Sans-IO: time is an argument. One that is earlier than another before it counts as that.

@@ -8,7 +8,6 @@ mod admission;
 mod arbiter;
 mod memory;
 mod messages;
-mod tasks;
 #[cfg(test)]
 mod tests;
 
@@ -18,7 +17,7 @@ pub use self::messages::{
     ArbiterAction, ArbiterEvent, ArbiterInput, ArbiterLimits, ArbiterParameters, ArbiterRefused, ClusterParameters,
     TokenOutcome,
 };
-pub use self::tasks::{
+pub use crate::models::sharing::{
     CLASSES, Class, ClientId, ClusterId, DistanceError, Distances, GpuId, JobId, JobPriority, JobSegment, ModelId,
     TaskDirection, TaskId, TaskParameters, TokenId,
 };

@@ -15,11 +15,8 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 pub use self::cuts::{Cuts, Ramp};
+pub use crate::models::transfer::SPARE_BUFFERS;
 use crate::units::Bytes;
-
-/// Buffers beyond those on the engine where workers share each chunk: one is full, one is being filled (or emptied), and one
-/// is still with the last of the workers when the others begin the next.
-pub const SPARE_BUFFERS: u32 = 3;
 
 /// Most parts of one chunk.
 pub const PARTS_MAX: u32 = u64::BITS;

@@ -10,7 +10,6 @@
 mod check;
 mod choice;
 mod messages;
-mod mode;
 mod parameters;
 mod rules;
 #[cfg(test)]
@@ -22,9 +21,8 @@ use serde::{Deserialize, Serialize};
 
 pub use self::check::TokenViolation;
 pub use self::messages::{RequestStanding, TokenAction, TokenEvent, TokenRefused, TokenRequest};
-pub use self::mode::{Sizes, TokenMode};
-pub use self::parameters::TokenParameters;
 use crate::decisions::sharing::{ClientId, Distances, GpuId, JobId, JobPriority, TaskId, TokenId};
+pub use crate::models::sharing::{Sizes, TokenMode, TokenParameters};
 use crate::units::Nanos;
 
 /// Where a request is.

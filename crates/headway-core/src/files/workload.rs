@@ -28,12 +28,27 @@ pub use self::file::{parse, parse_with};
 pub use self::module_kernel::{CpuFunction, KernelArgument, ModuleKernel, Number32, Number64};
 pub use self::parameters::Parameters;
 pub use self::parts::{PARTS_MAX, PacketPart, PartStep, PartWork};
-pub use self::sharding::Sharding;
+pub use self::sharding::{LAUNCH_ALIGN, Sharding};
 pub use self::task::{SharingTable, WorkloadTask};
 pub use self::unplanned::{Otherwise, Unplanned, UnplannedKind, Urgent};
 pub use self::write::{checked, write, write_with};
-use crate::plan::combine::CombineEffort;
 use crate::units::{Bytes, Nanos};
+
+/// How hard to look for a better set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CombineEffort {
+    /// Messages with one period and phase are merged unseen, then the greedy algorithm runs: for thousands of messages.
+    Fast,
+    /// The paper's greedy algorithm.
+    Greedy,
+    /// The greedy algorithm, then every message split directly over the slots of its batch, then moves of single messages
+    /// and of whole batches as long as they help.
+    #[default]
+    Search,
+    /// The least sum there is, for at most [`LIMITS`](crate::plan::combine::LIMITS)`.optimal_max` messages; it takes `3^n` steps.
+    Optimal,
+}
 
 /// A whole workload file.
 #[derive(Clone, Debug, PartialEq, Eq)]

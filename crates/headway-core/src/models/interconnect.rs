@@ -11,11 +11,9 @@
 
 mod bounds;
 mod completion;
-#[cfg(test)]
-pub(crate) mod fixtures;
 mod measured_sets;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod trial;
 
 use std::cmp::Ordering;

@@ -31,5 +31,5 @@ pub use self::explain::{Explanation, MethodRow, explain};
 pub use self::key::{BackgroundLoad, CurveKey, Direction, HostMemory, Stores, Tuning, TuningKey};
 pub use self::method::{Method, NotAMethod, ResidentShape, WindowMapping};
 pub use self::pieces::Geometry;
-pub use self::price::{Bounds, Price, PricedTuning};
+pub use self::price::{Bounds, Price, PricedTuning, SPARE_BUFFERS};
 pub use self::profile::{Profile, Stamp};

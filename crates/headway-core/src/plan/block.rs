@@ -12,14 +12,13 @@
 //! All words are little endian. The header travels with the data, so that a kernel needs no second copy to learn the
 //! sizes, and the receiver can see that a block of another cycle has arrived in this one's place.
 
+pub use crate::files::workload::LAUNCH_ALIGN;
 use crate::units::Bytes;
 
 /// First word of every block.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"HWB1");
 /// Portion data starts at multiples of this.
 pub const ALIGN: usize = 16;
-/// What the PTX form of a step's kernel reads and writes (input, output, state) starts at multiples of this.
-pub const LAUNCH_ALIGN: usize = 256;
 /// Bytes of the header before the portions' entries: magic number, portions, cycle.
 pub const HEADER_FIXED_BYTES: usize = 16;
 /// Bytes of the header for each portion: offset, bytes.

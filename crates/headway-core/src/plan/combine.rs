@@ -19,9 +19,9 @@ mod tests;
 mod transform;
 
 pub use cost::Pricer;
-pub use outcome::{
-    Accepts, CombineEffort, CombineError, CombineLimits, CombineOptions, KeptSet, LIMITS, Priced, Transformed,
-};
+pub use outcome::{Accepts, CombineError, CombineLimits, CombineOptions, KeptSet, LIMITS, Priced, Transformed};
 pub use rank::{Utilisation, gain};
 pub use rules::{Counting, combine, parts_max};
 pub use transform::transform;
+
+pub use crate::files::workload::CombineEffort;

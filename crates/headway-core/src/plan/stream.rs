@@ -3,13 +3,10 @@
 //!
 //! Streams of the GPUs are gathered into blocks, one per GPU and class of cycles, copied in, processed, and copied out,
 //! each step in a window of one cycle: with the gather step a stream of deadline `l` has cycles of `l / 4`. [`search`]
-//! finds the rectangle of streams that the CPU takes. [`admission`] lets streams join and leave one domain while others run,
-//! [`node`] all servers of a node.
+//! finds the rectangle of streams that the CPU takes.
 
-pub mod admission;
 mod load;
-pub mod node;
 mod rectangle;
 
-pub use load::{BlockLoad, Fluid, GRANULE, class_window, gathered_bytes};
+pub use load::{Fluid, class_window};
 pub use rectangle::{BestRectangle, Margins, Rectangle, SearchReach, search};

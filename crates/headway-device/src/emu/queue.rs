@@ -155,7 +155,7 @@ fn execute(gpu: &Shared, what: &mut Operation, began: &mut Option<Nanos>) -> Res
             copy(gpu, from, through, began);
             copy(gpu, through, to, began);
         }
-        Operation::Pieces { from, to, pieces, by } => move_pieces(gpu, (from, to), pieces, *by, began),
+        Operation::Pieces { from, to, pieces, by } => move_pieces(gpu, from, to, pieces, *by, began),
         Operation::Launch { work, grid, arguments } => {
             let mut arguments: Vec<CpuArgument<'_>> = arguments
                 .iter_mut()
@@ -205,7 +205,7 @@ fn with_engines(
     }
 }
 
-fn move_pieces(gpu: &Shared, (from, to): (&Span, &mut Span), pieces: &[Piece], by: Mover, began: &mut Option<Nanos>) {
+fn move_pieces(gpu: &Shared, from: &Span, to: &mut Span, pieces: &[Piece], by: Mover, began: &mut Option<Nanos>) {
     let ends = (from.place(), to.place());
     let (from, to) = (device_bytes(from), device_bytes_mut(to));
     let mut one = |piece: &Piece| {

@@ -9,13 +9,10 @@ use headway_device::work::{CpuArgument, DeviceCode, Items, LaunchGrid, Portion, 
 use super::cameras::Cameras;
 use super::ring::WaferRing;
 use super::wafer::Wafer;
-use super::{CELLS_MAX, Inspect, MAGIC_SYNOPSIS, MERGE_THREADS, Merge, SCRATCH, SYNOPSIS_BYTES, THREADS, steps};
+use super::{
+    CELLS_MAX, INSPECT, Inspect, MAGIC_SYNOPSIS, MERGE, MERGE_THREADS, Merge, SCRATCH, SYNOPSIS_BYTES, THREADS, steps,
+};
 use crate::portions::bad_block;
-
-/// The kernel that makes a synopsis of every image.
-pub const INSPECT: &str = "inspect";
-/// The kernel that makes the list of defects from the synopses of a generation.
-pub const MERGE: &str = "inspect-merge";
 
 /// What is known of a camera: width, height, pitch, threshold, steps of the chain, number, little-endian words.
 const CAMERA_BYTES: usize = 32;

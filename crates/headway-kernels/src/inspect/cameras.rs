@@ -9,9 +9,8 @@ use headway_core::files::workload::{
 };
 use headway_core::units::Bytes;
 
-use super::blocks::{INSPECT, MERGE};
 use super::wafer::Wafer;
-use super::{CELL, CELLS_MAX, Layout, LayoutError, SYNOPSIS_BYTES};
+use super::{CELL, CELLS_MAX, INSPECT, Layout, LayoutError, MERGE, SYNOPSIS_BYTES};
 
 const WAFER: &str = "wafer";
 const KEYS: &[&str] = &["cameras", "width", "height", "pitch", "defects", "operations", "ring"];

@@ -3,7 +3,7 @@
 mod hardware;
 
 use headway_core::analysis::schedulability::{
-    ChunkFlow, ConcreteTask, JobCosts, RecurrentTask, TestOutcome, TestViolation, Ties, chunk_sizes, chunked, concrete,
+    ChunkFlow, ConcreteTask, JobCosts, RecurrentTask, TestOutcome, TestViolation, Ties, chunked, concrete,
     flow_chunk_sizes, jeffay, sporadic,
 };
 use headway_core::units::{Bytes, Nanos, Rate};
@@ -185,10 +185,40 @@ impl Chunks {
                 let tasks: Vec<RecurrentTask> = flows.iter().map(|f| f.task(size)).collect();
                 *accepted += usize::from(chunked(&tasks, 1).is_schedulable());
             }
-            chunks.one_size += usize::from(chunk_sizes(&flows, 1, GRANULE).is_ok());
+            chunks.one_size += usize::from(passes_with_one_size(&flows));
             chunks.own_size += usize::from(flow_chunk_sizes(&flows, GRANULE).is_ok());
         }
         chunks
+    }
+}
+
+/// Whether some common chunk of all flows passes. What blocks too long beside the costs of the largest size not yet excluded is excluded
+/// for good, as costs are least there.
+fn passes_with_one_size(flows: &[ChunkFlow]) -> bool {
+    let mut size = flows.iter().map(|f| f.bytes).max().unwrap_or_default().max(GRANULE);
+    loop {
+        let tasks: Vec<RecurrentTask> = flows.iter().map(|f| f.task(size)).collect();
+        if chunked(&tasks, 1).is_schedulable() {
+            return true;
+        }
+        let blocks_little = |granules: u64| {
+            let chunk = |f: &ChunkFlow| f.task(Bytes(GRANULE.0 * granules)).chunk;
+            let with: Vec<_> = flows.iter().zip(&tasks).map(|(f, t)| RecurrentTask { chunk: chunk(f), ..*t }).collect();
+            chunked(&with, 1).is_schedulable()
+        };
+        let (mut low, mut high) = (0, size.0.div_ceil(GRANULE.0));
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if blocks_little(middle) {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        if low == 0 {
+            return false;
+        }
+        size = Bytes(GRANULE.0 * low);
     }
 }
 

@@ -1,8 +1,10 @@
 //! The stream experiments of `verner-2014`, V-B, by prediction as in the paper: pools of streams, and how many of them a
 //! node carries under each policy.
 
+pub mod admission;
 mod border;
 pub mod histories;
+pub mod load;
 mod lower;
 pub mod pools;
 pub mod running;

@@ -175,7 +175,7 @@ impl Copier {
     fn begin<'a>(&'a self, links: &mut Links, request: &Request<'_>, borrow: Borrow) -> Running<'a> {
         let bulk = self.gpus[request.gpu].engine(request.direction).bulk();
         let reaches = |other| self.reaches(other, request.gpu);
-        self.shares.begin(links, (request.gpu, request.direction), borrow, reaches, bulk)
+        self.shares.begin(links, request.gpu, request.direction, borrow, reaches, bulk)
     }
 }
 

@@ -46,7 +46,8 @@ impl Shares {
     pub(super) fn begin<'a>(
         &'a self,
         links: &mut Links,
-        (gpu, direction): (usize, Direction),
+        gpu: usize,
+        direction: Direction,
         borrow: Borrow,
         reaches: impl Fn(usize) -> bool,
         bulk: Bulk<'a>,
@@ -136,7 +137,7 @@ mod tests {
     fn under_way(copier: &Copier, gpu: usize, borrow: Borrow) -> Running<'_> {
         let bulk = copier.gpus[gpu].h2d.bulk();
         let mut links = copier.shares.links(Direction::H2d);
-        copier.shares.begin(&mut links, (gpu, Direction::H2d), borrow, |_| true, bulk)
+        copier.shares.begin(&mut links, gpu, Direction::H2d, borrow, |_| true, bulk)
     }
 
     #[test]

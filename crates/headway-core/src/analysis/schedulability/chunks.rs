@@ -43,17 +43,6 @@ impl ChunkFlow {
     }
 }
 
-/// Chunks with which all flows of an engine meet their deadlines.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ChunkPlan {
-    /// Largest common chunk.
-    pub bytes: Bytes,
-    /// The flows with it, in input order.
-    pub tasks: Vec<RecurrentTask>,
-    /// What [`chunked`] says of them.
-    pub verdict: TestVerdict,
-}
-
 /// No chunk size lets all flows of an engine meet their deadlines.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -84,56 +73,6 @@ pub enum ChunkRefusal {
     Undecided(UndecidedReason),
 }
 
-/// The largest common chunk with which every flow of one engine passes [`chunked`] with `in_flight` chunks at a time: the
-/// whole of the largest job, or a multiple of `granule`.
-///
-/// Whether a size passes is not monotone: small chunks cost setups, large ones block. But the costs at a size are least
-/// among it and all smaller ones, so that what blocks too long with *these* costs is excluded for good: the size falls to
-/// the largest that blocks little enough with them, again until it passes with its own costs.
-///
-/// # Errors
-/// [`ChunkRefusal`] when no size passes, or none could be proven to.
-pub fn chunk_sizes(flows: &[ChunkFlow], in_flight: u32, granule: Bytes) -> Result<ChunkPlan, ChunkRefusal> {
-    let granule = Bytes(granule.0.max(1));
-    let mut bytes = flows.iter().map(|f| f.bytes).max().unwrap_or_default().max(granule);
-    for _ in 0..LIMITS.rounds_max {
-        let tasks: Vec<RecurrentTask> = flows.iter().map(|f| f.task(bytes)).collect();
-        let chunks_of = |chunk: Bytes| -> Vec<RecurrentTask> {
-            flows.iter().zip(&tasks).map(|(f, t)| RecurrentTask { chunk: f.cost_of(chunk), ..*t }).collect()
-        };
-        let verdict = chunked(&tasks, in_flight);
-        if verdict.is_schedulable() {
-            return Ok(ChunkPlan { bytes, tasks, verdict });
-        }
-        let unblocked: Vec<RecurrentTask> = tasks.iter().map(|t| RecurrentTask { chunk: Nanos::ZERO, ..*t }).collect();
-        let without = chunked(&unblocked, 1);
-        match without.outcome {
-            TestOutcome::Undecided(reason) => return Err(ChunkRefusal::Undecided(reason)),
-            TestOutcome::NotSchedulable(_) => return Err(ChunkRefusal::Overload { verdict: Box::new(without), bytes }),
-            TestOutcome::Schedulable => {}
-        }
-        let passes = |multiples: u64| chunked(&chunks_of(Bytes(granule.0.saturating_mul(multiples))), in_flight);
-        let (mut low, mut high) = (0, bytes.0.div_ceil(granule.0));
-        while high - low > 1 {
-            let middle = low + (high - low) / 2;
-            if passes(middle).is_schedulable() {
-                low = middle;
-            } else {
-                high = middle;
-            }
-        }
-        if low == 0 {
-            let verdict = passes(1);
-            if let TestOutcome::Undecided(reason) = verdict.outcome {
-                return Err(ChunkRefusal::Undecided(reason));
-            }
-            return Err(ChunkRefusal::Blocking { verdict: Box::new(verdict), bytes: granule });
-        }
-        bytes = Bytes(granule.0.saturating_mul(low));
-    }
-    Err(ChunkRefusal::Undecided(UndecidedReason::Steps { max: u64::from(LIMITS.rounds_max) }))
-}
-
 /// Chunks of each flow's own size with which all flows of an engine meet their deadlines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowChunkPlan {
@@ -149,11 +88,11 @@ pub struct FlowChunkPlan {
 /// a flow's whole job, or a multiple of `granule`.
 ///
 /// No passing choice has a larger chunk for any flow. A flow is cut only if its deadline is above another's: a chunk delays
-/// those that are due before it. The argument of [`chunk_sizes`] holds flow by flow: costs are least with the largest
-/// sizes not yet excluded, so that what blocks too long beside *these* costs is excluded for good.
+/// those that are due before it.
 ///
-/// With more chunks in flight there is no such largest choice, as what is ahead may be anyone's chunks: use
-/// [`chunk_sizes`].
+/// Whether a size passes is not monotone: small chunks cost set-ups, large ones block. But costs are least with the largest
+/// sizes not yet excluded, so that what blocks too long beside *these* costs is excluded for good. With more chunks in flight
+/// there is no such largest choice, as what is ahead may be anyone's chunks.
 ///
 /// # Errors
 /// [`ChunkRefusal`] when no choice passes, or none could be proven to.

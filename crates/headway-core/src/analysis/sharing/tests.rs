@@ -1,6 +1,8 @@
 //! The worked figures, the printed formulas and where they are exceeded, and the limits of the verdict.
 
-use super::paper::Letters;
+pub(crate) mod paper;
+
+use self::paper::Letters;
 use super::*;
 use crate::decisions::engine_lock::{EngineLockAction, EngineLocks, EngineWork, LockOrder, LockedOperation};
 use crate::decisions::sharing::{ClientId, ClusterId, JobSegment, TaskDirection, TaskParameters};

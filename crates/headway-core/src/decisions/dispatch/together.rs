@@ -63,7 +63,9 @@ impl Dispatcher {
         let Some(epoch) = self.epoch else { return };
         let goes = |&&(nominal, set): &&(Nanos, usize)| {
             let late = self.now >= nominal.saturating_add(self.together.jitter);
-            late || !self.together.sets[set].iter().any(|&member| self.may_come(member, nominal - epoch))
+            late || !self.together.sets[set]
+                .iter()
+                .any(|&(pipeline, step)| self.may_come(pipeline, step, nominal - epoch))
         };
         let sets: Vec<(Nanos, usize)> = self.together.ready.keys().filter(goes).copied().collect();
         for key in sets {
@@ -74,7 +76,7 @@ impl Dispatcher {
     }
 
     /// Whether a step has a job whose window opened at `nominal` after the epoch and that is not ready yet.
-    fn may_come(&self, (pipeline, step): (u32, u32), nominal: Nanos) -> bool {
+    fn may_come(&self, pipeline: u32, step: u32, nominal: Nanos) -> bool {
         let planned = &self.plan.pipelines[pipeline as usize];
         let Some(since_first) = nominal.0.checked_sub(planned.release(0, step as usize).0) else { return false };
         let cycle = since_first / planned.period.0;

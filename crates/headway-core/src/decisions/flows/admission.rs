@@ -125,7 +125,7 @@ impl<'a> Demands<'a> {
 
     /// The largest chunk with which all deadlines hold although all costs are `factor` ppm of what they are.
     ///
-    /// As in `chunk_sizes`: whether a size passes is not monotone, since small chunks cost set-ups and large ones block. But costs at a size are
+    /// Whether a size passes is not monotone, since small chunks cost set-ups and large ones block. But costs at a size are
     /// least among it and all smaller ones, so that what blocks too long with *these* costs is excluded for good.
     fn largest_chunk(&self, factor: u64) -> Result<Bytes, Excluded> {
         let sizes = self.sizes();

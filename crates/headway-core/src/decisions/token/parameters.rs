@@ -1,21 +1,6 @@
-//! How tokens are given: their number, and the queue lengths that follow from the mode.
+//! The queue lengths that follow from how tokens are given.
 
-use serde::{Deserialize, Serialize};
-
-use super::{Sizes, TokenMode, TokenRefused};
-
-/// Parameters of a [`super::TokenAllocator`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TokenParameters {
-    /// CPUs `m` of the cluster that managed tasks may use.
-    pub cpus: u32,
-    /// Tokens `rho` per GPU.
-    pub per_gpu: u32,
-    /// Queue discipline.
-    pub mode: TokenMode,
-    /// Choose FIFOs by predicted completion rather than by length.
-    pub affinity: bool,
-}
+use super::{Sizes, TokenMode, TokenParameters, TokenRefused};
 
 impl TokenParameters {
     /// The queue sizes for `gpus` GPUs.
@@ -54,9 +39,4 @@ impl TokenParameters {
         };
         Self { mode, ..self }
     }
-
-    /// Most CPUs in a cluster.
-    pub const CPUS_MAX: u32 = 1_024;
-    /// Most tokens in a cluster.
-    pub const TOKENS_MAX: u32 = 1_024;
 }

@@ -1,12 +1,12 @@
 //! The workload file: TOML in, a checked [`Workload`] and the place of each of its parts out.
 
+use super::CombineEffort;
 use super::application::{Application, Keys, Own};
 use super::reader::Reader;
 use super::texts::{BLOCKS, SEEDS};
 use super::{Cycle, Grouping, Message, MessageBlock, OnMiss, PARTS_MAX, ServerDemand, Stream, Workload};
 use crate::files::document::{self, DocumentTable, NAME_EXAMPLE};
 use crate::files::error::{FileError, Loaded, SourceText};
-use crate::plan::combine::CombineEffort;
 use crate::units::{NANOS_PER_SECOND, Nanos};
 
 /// How long a run lasts when the file does not say.

@@ -3,8 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::files::document::ValueFault;
-use crate::plan::block::LAUNCH_ALIGN;
 use crate::units::Bytes;
+
+/// What the PTX form of a step's kernel reads and writes (input, output, state) starts at multiples of this.
+pub const LAUNCH_ALIGN: usize = 256;
 
 /// How the packets of a stream are divided among all GPUs: each GPU works on its own items of a packet, sends what it made of
 /// them to all others (an all-gather), and then makes the result from what all of them made.

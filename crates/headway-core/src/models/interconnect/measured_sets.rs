@@ -128,7 +128,7 @@ fn factor(measured: Rate, given: Rate) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixtures::{Builder, WHOLE};
+    use super::super::tests::fixtures::{Builder, WHOLE};
     use super::*;
     use crate::files::machine::{EndpointKind, MeasuredSet};
 

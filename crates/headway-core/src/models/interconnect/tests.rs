@@ -1,8 +1,10 @@
 //! Against examples, an independent simulation and random cases.
 
+pub(crate) mod fixtures;
+
 use proptest::prelude::*;
 
-use super::fixtures::*;
+use self::fixtures::*;
 use super::*;
 use crate::files::machine::{Calibration, Machine};
 use crate::units::Bytes;

@@ -215,7 +215,7 @@ fn median(mut times: Vec<Nanos>) -> Nanos {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::interconnect::fixtures::{block, figure_ii_1};
+    use crate::models::interconnect::tests::fixtures::{block, figure_ii_1};
 
     #[test]
     fn a_trial_is_judged_by_the_median_and_each_repetition_against_the_bound() {

@@ -3,8 +3,11 @@
 use super::abilities::{CpuUse, Multiprocessors};
 use super::learning::Prefer;
 use super::{Direction, HostMemory, Method, Tuning};
-use crate::decisions::staging::SPARE_BUFFERS;
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos};
+
+/// Buffers beyond those on the engine where workers share each chunk: one is full, one is being filled (or emptied), and one
+/// is still with the last of the workers when the others begin the next.
+pub const SPARE_BUFFERS: u32 = 3;
 
 /// Thread blocks of a copy kernel: 8 in and 4 out reach what a copy engine does on an H200, 1 in reaches 12 GB/s.
 pub const KERNEL_BLOCKS_IN: u32 = 8;
@@ -44,12 +47,6 @@ impl PricedTuning {
         const GB: u128 = 1_000_000_000;
         let nanos = (u128::from(self.cpu.0) * GB).div_ceil(u128::from(self.bytes.0.max(1)));
         Nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
-    }
-
-    /// CPUs that were busy on average, in thousandths, rounded up.
-    #[must_use]
-    pub fn busy_thousandths(&self) -> u64 {
-        u64::try_from((u128::from(self.cpu.0) * 1_000).div_ceil(u128::from(self.time.0.max(1)))).unwrap_or(u64::MAX)
     }
 
     /// Whether `other` costs no more in anything, and less in something; of equals the earlier one stays.
@@ -239,7 +236,6 @@ mod tests {
         let pageable = of(Method::Pageable, None);
         assert_eq!((pageable.cpus, pageable.pinned, pageable.multiprocessors), (1, Bytes(0), 0));
         assert_eq!(of(Method::Kernel, None).multiprocessors, 8);
-        assert_eq!(six.busy_thousandths(), 6_000);
         assert_eq!(cpu_seconds(Nanos(245_000_001)), "0.246");
     }
 

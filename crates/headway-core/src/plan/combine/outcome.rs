@@ -4,25 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{Counting, Utilisation};
 use crate::analysis::schedulability::RecurrentTask;
+use crate::files::workload::CombineEffort;
 use crate::models::interconnect::Starved;
 use crate::plan::message::{Batch, TIME_MAX};
 use crate::units::Nanos;
-
-/// How hard to look for a better set.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum CombineEffort {
-    /// Messages with one period and phase are merged unseen, then the greedy algorithm runs: for thousands of messages.
-    Fast,
-    /// The paper's greedy algorithm.
-    Greedy,
-    /// The greedy algorithm, then every message split directly over the slots of its batch, then moves of single messages
-    /// and of whole batches as long as they help.
-    #[default]
-    Search,
-    /// The least sum there is, for at most [`LIMITS`]`.optimal_max` messages; it takes `3^n` steps.
-    Optimal,
-}
 
 /// What the user may decide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

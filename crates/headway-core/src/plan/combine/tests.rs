@@ -9,7 +9,7 @@ use super::*;
 use crate::analysis::schedulability;
 use crate::files::machine::{Calibration, Machine, RouteId};
 use crate::models::interconnect::Network;
-use crate::models::interconnect::fixtures::*;
+use crate::models::interconnect::tests::fixtures::*;
 use crate::plan::message::{Batch, Elementary, MessageSet, Release};
 use crate::units::{Bytes, Nanos};
 

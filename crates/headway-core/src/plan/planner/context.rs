@@ -260,14 +260,16 @@ impl Context<'_> {
         &self,
         stream: &Stream,
         key: &str,
-        (from, to): (&CopyEndpoint, &CopyEndpoint),
+        from: &CopyEndpoint,
+        to: &CopyEndpoint,
         gpu: EndpointId,
     ) -> Result<RouteId, PlanError> {
-        let ends = (self.end(stream, key, from, gpu)?, self.end(stream, key, to, gpu)?);
-        self.route(ends.0, ends.1).ok_or_else(|| self.no_route(stream, key, ends))
+        let from = self.end(stream, key, from, gpu)?;
+        let to = self.end(stream, key, to, gpu)?;
+        self.route(from, to).ok_or_else(|| self.no_route(stream, key, from, to))
     }
 
-    pub(super) fn no_route(&self, stream: &Stream, key: &str, (from, to): (EndpointId, EndpointId)) -> PlanError {
+    pub(super) fn no_route(&self, stream: &Stream, key: &str, from: EndpointId, to: EndpointId) -> PlanError {
         PlanError::NoRoute {
             place: format!("stream.{}.{key}", stream.id),
             object: format!("stream `{}`", stream.id),

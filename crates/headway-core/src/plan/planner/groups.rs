@@ -98,7 +98,7 @@ fn resolve(context: &Context<'_>, stream: &Stream, processor: Processor) -> Resu
                 Resolved::Compute(kernel.clone())
             }
             StreamStep::Copy { from, to } => {
-                Resolved::Copy(context.route_of(stream, &format!("steps.{number}.copy"), (from, to), gpu)?)
+                Resolved::Copy(context.route_of(stream, &format!("steps.{number}.copy"), from, to, gpu)?)
             }
             StreamStep::Module(_) | StreamStep::Exchange | StreamStep::Parts(_) => {
                 unreachable!("these streams have pipelines of their own")

@@ -52,7 +52,7 @@ fn pipeline(context: &Context<'_>, index: u32, stream: &Stream, processor: Proce
     for (number, (step, &bytes)) in stream.steps.iter().zip(&sizes).enumerate() {
         steps.push(match step {
             StreamStep::Copy { from, to } => {
-                let route = context.route_of(stream, &format!("steps.{number}.copy"), (from, to), gpu)?;
+                let route = context.route_of(stream, &format!("steps.{number}.copy"), from, to, gpu)?;
                 context.copy_step(route, bytes)
             }
             StreamStep::Module(kernel) => {

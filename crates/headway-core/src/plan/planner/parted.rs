@@ -112,7 +112,7 @@ fn parted_step(
         operations.push(match work {
             PartWork::Copy { from, to } => {
                 let key = format!("steps.{number}.copy");
-                context.copy(context.route_of(stream, &key, (from, to), own)?, bytes)
+                context.copy(context.route_of(stream, &key, from, to, own)?, bytes)
             }
             PartWork::Compute { kernel, at: here, on_cpu } => {
                 let here = context.end(stream, &format!("steps.{number}.compute"), here, own)?;

@@ -95,7 +95,7 @@ fn sharded_steps(
                     _ => planned.sharding.summary,
                 };
                 let copies = planned.shards.iter().map(|shard| {
-                    let route = context.route_of(stream, &key, (from, to), gpu(shard))?;
+                    let route = context.route_of(stream, &key, from, to, gpu(shard))?;
                     Ok(context.copy(route, bytes(shard)))
                 });
                 copies.collect::<Result<_, PlanError>>()?
@@ -103,8 +103,8 @@ fn sharded_steps(
             StreamStep::Exchange => {
                 let copies = planned.peers().map(|(from, to)| {
                     let (from, to) = (&planned.shards[from], &planned.shards[to]);
-                    let ends = (gpu(from), gpu(to));
-                    let route = context.route(ends.0, ends.1).ok_or_else(|| context.no_route(stream, &key, ends))?;
+                    let route = context.route(gpu(from), gpu(to));
+                    let route = route.ok_or_else(|| context.no_route(stream, &key, gpu(from), gpu(to)))?;
                     Ok(context.copy(route, planned.sharding.summaries(from.items)))
                 });
                 copies.collect::<Result<_, PlanError>>()?

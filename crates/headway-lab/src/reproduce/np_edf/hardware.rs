@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 
+use crate::ring::{BlockRing, Checker, Sampling, VerifiedBlocks};
 use headway_core::analysis::schedulability::{ConcreteTask, JobCosts, RecurrentTask, Ties, concrete};
 use headway_core::decisions::dispatch::{DispatchEvent, DispatchInput};
 use headway_core::files::machine::{EngineClass, Machine};
@@ -16,7 +17,6 @@ use headway_core::plan::{OperationWork, Outcome as Answer, Plan, PlannedStep, St
 use headway_core::units::{Bytes, Nanos};
 use headway_kernels::Shipped;
 use headway_runtime::kernels::Kernels;
-use headway_runtime::ring::{BlockRing, Checker, Sampling, VerifiedBlocks};
 use headway_runtime::wall::{self, SuppliedRun};
 use rand_core::SeedableRng;
 use rand_pcg::Pcg64;

@@ -7,13 +7,11 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::time::Duration;
 
+use crate::simulation::verner::admission::{Admission, AdmissionRefused, Admitted, FlowPlacement, FlowRequest, LIMITS};
 use crate::simulation::verner::running::{BatchJob, RunningDomain};
 use headway_core::files::machine::{EngineClass, Machine, RouteId};
 use headway_core::models::interconnect::{BatchBlock, Network};
 use headway_core::models::transfer::Method;
-use headway_core::plan::stream::admission::{
-    Admission, AdmissionRefused, Admitted, FlowPlacement, FlowRequest, LIMITS,
-};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::{Access, Buffer, Completion, DeviceError, Engines, HostKind, Span};
 use headway_os::clock;

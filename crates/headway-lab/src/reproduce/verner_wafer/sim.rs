@@ -2,7 +2,7 @@
 
 use headway_core::files::machine::Machine;
 use headway_core::units::{NANOS_PER_SECOND, Nanos, Rate};
-use headway_kernels::inspect::blocks::INSPECT;
+use headway_kernels::inspect::INSPECT;
 
 use super::run::Site;
 use super::{GAIN, Most, POLICIES, PaperVerdict, Study};

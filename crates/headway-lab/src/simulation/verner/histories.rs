@@ -1,9 +1,9 @@
 //! Random joins and leaves on one node in virtual time: whether any accepted flow misses a deadline.
 
+use super::admission::{Admission, AdmissionRefused, FlowPlacement, FlowRequest, LIMITS};
 use super::running::RunningDomain;
 use headway_core::files::machine::{Machine, RouteId};
 use headway_core::models::interconnect::{BatchBlock, Network};
-use headway_core::plan::stream::admission::{Admission, AdmissionRefused, FlowPlacement, FlowRequest, LIMITS};
 use headway_core::units::{Bytes, Nanos};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -196,7 +196,7 @@ mod tests {
 
     use super::*;
 
-    /// More with `HEADWAY_HISTORIES=100000 cargo test --release -p headway-sim histories`.
+    /// More with `HEADWAY_HISTORIES=100000 cargo test --release -p headway-lab --lib histories`.
     #[test]
     fn no_accepted_flow_misses_whatever_joins_and_leaves() {
         let count = std::env::var("HEADWAY_HISTORIES").map_or(300, |text| text.parse().expect("a number"));

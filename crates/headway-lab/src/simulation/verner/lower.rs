@@ -3,8 +3,8 @@
 use headway_core::plan::Strategy;
 use std::fmt::Write as _;
 
+use super::load::BlockLoad;
 use headway_core::files::machine::Machine;
-use headway_core::plan::stream::BlockLoad;
 use headway_core::units::Nanos;
 
 use super::border::KERNEL;

@@ -1,12 +1,12 @@
 //! Whether a node carries a load of streams under a policy.
 
+use super::load::{BlockLoad, GRANULE};
 use headway_core::analysis::schedulability::{MARGIN_PPM_MAX, RecurrentTask, jeffay, margin_ppm};
 use headway_core::files::machine::{Calibration, EndpointId, KernelCost, Machine, RouteId};
 use headway_core::models::interconnect::{BatchBlock, Network, Starved};
 use headway_core::plan::Strategy;
 use headway_core::plan::combine::{CombineEffort, CombineError, CombineOptions, Counting, Priced, Pricer, transform};
 use headway_core::plan::message::{Elementary, MessageSet};
-use headway_core::plan::stream::{BlockLoad, GRANULE};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};
 
 /// The strategies of `verner-2014` in the order of its figures.

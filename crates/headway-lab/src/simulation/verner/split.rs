@@ -4,10 +4,11 @@
 //! cycles on the GPUs. The rest goes to the GPUs, largest rate first onto the least loaded one. The rule of the authors'
 //! rectangle method is in no text we have; this is ours.
 
+use super::load::BlockLoad;
 use super::site::{Site, classes_max, cycles};
 use headway_core::models::interconnect::Starved;
 use headway_core::plan::Strategy;
-use headway_core::plan::stream::{BlockLoad, Fluid, Rectangle};
+use headway_core::plan::stream::{Fluid, Rectangle};
 use headway_core::units::{Nanos, PPM};
 
 /// Quantiles of the rates that are tried as `r*`. Of the grid's rectangles with one `r*` only the largest that the CPU can

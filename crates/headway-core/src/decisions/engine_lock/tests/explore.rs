@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::analysis::sharing::{nested_blockers, paper};
+use crate::analysis::sharing::nested_blockers;
+use crate::analysis::sharing::tests::paper;
 
 /// GPUs with one copy engine each, jobs that may ask for any engine or any pair.
 #[derive(Clone, Copy, Debug)]

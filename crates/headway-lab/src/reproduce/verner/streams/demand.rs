@@ -1,11 +1,12 @@
 //! The streams that ask to be encrypted: the paper's pool, as streams of packets.
 
+use crate::simulation::verner::load::gathered_bytes;
 use crate::simulation::verner::pools::{KINDS, Reading, StreamKind};
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::{
     CopyEndpoint, Cycle, Grouping, OnMiss, Stream, StreamPlacement, StreamStep, Workload,
 };
-use headway_core::plan::stream::{Fluid, class_window, gathered_bytes};
+use headway_core::plan::stream::{Fluid, class_window};
 use headway_core::units::Nanos;
 use headway_kernels::Cipher;
 

@@ -107,7 +107,7 @@ fn blocks_missed(trial: &Trial) -> usize {
 
 /// The bytes of all runs.
 fn all_verified(results: &Results) -> PaperRow {
-    let mut sum = headway_runtime::ring::VerifiedBlocks::default();
+    let mut sum = crate::ring::VerifiedBlocks::default();
     let (mut streams_all, mut runs, mut failed) = (0, 0, 0);
     for (_, found) in results.found() {
         let Ok(trial) = &found.trial else { continue };

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 
+use crate::ring::{BlockRing, Checker, Sampling, VerifiedBlocks};
 use headway_core::decisions::dispatch::{DispatchAction, DispatchEvent, DispatchInput};
 use headway_core::log::{LogRecord, RecordBody};
 use headway_core::models::cpu::DelayStatistics;
@@ -11,7 +12,6 @@ use headway_core::plan::{Pipeline, Plan};
 use headway_core::units::{Bytes, Nanos};
 use headway_kernels::Shipped;
 use headway_runtime::kernels::Kernels;
-use headway_runtime::ring::{BlockRing, Checker, Sampling, VerifiedBlocks};
 use headway_runtime::wall::{self, RunError, SuppliedRun};
 
 use super::cycle_of;

@@ -25,12 +25,12 @@ use headway_core::plan::payload::Gathered;
 use headway_core::plan::{PipelineSource, Plan};
 use headway_core::units::Bytes;
 use headway_device::work::{Portion, Work, WorkError};
+use headway_runtime::blocks::{Collect, DataError, Supply};
+use headway_runtime::kernels::Kernels;
+use headway_runtime::outlet::OutputError;
+use headway_runtime::pattern::{self, mixed};
 
 use self::chains::Chains;
-use crate::blocks::{Collect, DataError, Supply};
-use crate::kernels::Kernels;
-use crate::outlet::OutputError;
-use crate::pattern::{self, mixed};
 
 /// Bytes of the cycle number in a block's header.
 const CYCLE: Range<usize> = 8..16;

@@ -13,10 +13,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::analysis::schedulability::{RecurrentTask, TestOutcome, TestViolation, jeffay};
-use crate::files::machine::{Calibration, RouteId};
-use crate::models::interconnect::{BatchBlock, Network, Starved};
-use crate::units::{Bytes, Nanos, PPM};
+use headway_core::analysis::schedulability::{RecurrentTask, TestOutcome, TestViolation, jeffay};
+use headway_core::files::machine::{Calibration, RouteId};
+use headway_core::models::interconnect::{BatchBlock, Network, Starved};
+use headway_core::units::{Bytes, Nanos, PPM};
 
 /// Bounds on what one domain holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,8 +187,8 @@ impl Admission {
     }
 
     /// Takes a flow in at `now`: grows a message on the same routes, or makes a new one, or combines it into one with a
-    /// shorter or equal period, whichever comes first and passes. `now` is after whatever the domain has begun, as
-    /// [`Node::join`](super::node::Node::join) explains.
+    /// shorter or equal period, whichever comes first and passes. `now` is after whatever the domain has begun: a job
+    /// that begins at the same instant, and that the newcomer's job would have preceded, may delay it by its whole length.
     ///
     /// # Errors
     /// [`AdmissionRefused`]; nothing has changed then.
@@ -384,7 +384,7 @@ impl Admission {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::machine::{Machine, shipped};
+    use headway_core::files::machine::{Machine, shipped};
 
     fn machine() -> Machine {
         shipped("verner-r2").unwrap()

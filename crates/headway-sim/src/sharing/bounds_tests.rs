@@ -1,17 +1,21 @@
 //! Simulated blocking against the analysis: token wait, every wait for an engine, and their sum stay within their bounds.
 
-use headway_core::analysis::sharing::{Analysis, System, TardinessVerdict, analyse, timely};
+use headway_core::analysis::sharing::{
+    Acquisition, Analysis, CpuGuarantee, System, TardinessVerdict, TaskDemand, analyse, timely,
+};
 use headway_core::decisions::engine_lock::LockOrder;
 use headway_core::decisions::predictor::Form;
-use headway_core::decisions::sharing::{Distances, JobSegment, TaskDirection};
+use headway_core::decisions::sharing::{Distances, JobSegment, TaskDirection, TaskId};
 use headway_core::decisions::token::TokenMode;
-use headway_core::units::{Bytes, Nanos, Rate};
-use headway_sim::sharing::{
-    ArbitrationScheme, Cluster, ClusterCosts, ClusterSetting, CopyEngines, Finished, Scenario, SimObserver, SimTask,
-    analysis_of, simulate,
-};
+use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
+
+use super::arbiter::{engines, registered, tokens};
+use super::{
+    ArbitrationScheme, Cluster, ClusterCosts, ClusterSetting, CopyEngines, Finished, Migration, Scenario, SimObserver,
+    SimTask, scaled, simulate,
+};
 
 const MS: u64 = 1_000_000;
 
@@ -37,6 +41,72 @@ impl SimObserver for Watch {
         most.engines = most.engines.max(blocked.engines);
         most.total = most.total.max(blocked.total());
         self.1 += 1;
+    }
+}
+
+/// What `headway_core::analysis::sharing::analyse` needs to know of a cluster and a setting, with every cost at its longest;
+/// `None` where the driver arbitrates.
+fn analysis_of(cluster: &Cluster, setting: &ClusterSetting) -> Option<(System, Vec<TaskDemand>)> {
+    let tokens = tokens(cluster, setting)?;
+    let costs = &cluster.costs;
+    let once = costs.call.saturating_add(costs.handover);
+    let chunk = setting.scenario.chunk;
+    let peer = setting.scenario.migration == Migration::Peer;
+    let longest: Vec<SimTask> = cluster.tasks.iter().map(longest).collect();
+    let piece = |bytes: Bytes| Bytes(chunk.map_or(bytes.0, |chunk| bytes.0.min(chunk.0)));
+    let mut longest_copy = Nanos::ZERO;
+    let mut longest_execute = Nanos::ZERO;
+    for task in &longest {
+        let copies = task.segments.iter().filter_map(|segment| match segment {
+            JobSegment::Copy { bytes, .. } => Some(*bytes),
+            JobSegment::Cpu(_) | JobSegment::Execute { .. } => None,
+        });
+        let largest = copies.chain([task.state]).max().unwrap_or_default();
+        if largest > Bytes(0) {
+            longest_copy = longest_copy.max(costs.longest_copy(piece(largest)).saturating_add(once));
+        }
+        for segment in &task.segments {
+            if let JobSegment::Execute { time, .. } = segment {
+                longest_execute = longest_execute.max(time.saturating_add(once));
+            }
+        }
+    }
+    let system = System {
+        gpus: cluster.gpus(),
+        tokens,
+        engines: engines(cluster, setting),
+        peer_copies: peer,
+        longest_copy,
+        longest_execute,
+        grant_latency: costs.grant,
+        cpu: CpuGuarantee::Priorities,
+    };
+    let demands = (0..).zip(&longest).map(|(number, task)| {
+        let time = |bytes| costs.longest_copy(bytes).saturating_add(once);
+        let mut held = Acquisition::of(&registered(number, task), chunk, peer, time);
+        // A kernel's call and hand-over are part of its time on the engine.
+        held.execute_time = held.execute_time.saturating_add(Nanos(once.0.saturating_mul(held.executes)));
+        let cpu_outside = task.before.saturating_add(task.after);
+        TaskDemand { task: TaskId(number), period: task.period, cpu_outside, acquisitions: vec![held] }
+    });
+    Some((system, demands.collect()))
+}
+
+/// A task whose costs are the longest that its jitter allows.
+fn longest(task: &SimTask) -> SimTask {
+    let most = PPM + u64::from(task.jitter_ppm).min(PPM);
+    let segments = task.segments.iter().map(|segment| match segment {
+        JobSegment::Cpu(time) => JobSegment::Cpu(scaled(*time, most)),
+        JobSegment::Execute { kernel, time } => {
+            JobSegment::Execute { kernel: kernel.clone(), time: scaled(*time, most) }
+        }
+        JobSegment::Copy { .. } => segment.clone(),
+    });
+    SimTask {
+        before: scaled(task.before, most),
+        after: scaled(task.after, most),
+        segments: segments.collect(),
+        ..task.clone()
     }
 }
 
@@ -308,7 +378,7 @@ fn simulated_blocking_stays_within_its_bounds_and_comes_near_them() {
     assert!(token > 30 && copy > 80 && execute > 90, "{token} {copy} {execute}");
 }
 
-/// More of the same: `cargo test --release -p headway-sim --test it sharing_bounds:: -- --ignored`.
+/// More of the same: `cargo test --release -p headway-sim --lib bounds_tests:: -- --ignored`.
 #[test]
 #[ignore = "takes ten seconds or more"]
 fn simulated_blocking_stays_within_its_bounds_for_many_seeds() {

@@ -1,6 +1,6 @@
 //! Machines for tests, built in code.
 
-use super::{BatchBlock, Network};
+use super::super::{BatchBlock, Network};
 use crate::files::machine::{
     Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId, Machine,
     Route, RouteId,

@@ -3,49 +3,53 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headway_core::models::transfer::{ResidentShape, WindowMapping};
 use headway_core::units::Nanos;
 use headway_os::clock;
 use headway_os::sched::Classes;
 
-use crate::buffer::{Buffer, DeviceId, HostKind, MemoryDomain, Span, lock};
-use crate::gpu::{Caching, Completion, CpuReach, Gpu, Operation, Pager, Queue, Resident, ResidentOptions};
-use crate::work::{CpuArgument, DeviceCode, LaunchGrid, Work};
-use crate::{Description, DeviceError, Waker};
+use headway_device::buffer::{Buffer, DeviceId, HostKind, MemoryDomain, Span};
+use headway_device::gpu::{Caching, Completion, CpuReach, Gpu, Operation, Pager, Queue, Resident, ResidentOptions};
+use headway_device::work::{CpuArgument, DeviceCode, LaunchGrid, Work};
+use headway_device::{Description, DeviceError, Waker};
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// What goes wrong. Submissions are counted over all queues of the GPU, pageable copies apart, the first being 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct GpuFaults {
+pub(crate) struct GpuFaults {
     /// These submissions are refused with a driver error.
-    pub refuse: BTreeSet<u64>,
+    pub(crate) refuse: BTreeSet<u64>,
     /// These operations end with a driver error.
-    pub fail: BTreeSet<u64>,
+    pub(crate) fail: BTreeSet<u64>,
     /// The ends of these operations are kept back for this long, and those of later ones of their queue with them.
-    pub delay: BTreeMap<u64, Nanos>,
+    pub(crate) delay: BTreeMap<u64, Nanos>,
     /// Instead of these operations, a program that panics is launched: on an emulated GPU in the queue's thread.
-    pub panic: BTreeSet<u64>,
+    pub(crate) panic: BTreeSet<u64>,
     /// At this submission the device is lost: it and every later call is refused, and no more operations end well.
-    pub lose: Option<u64>,
+    pub(crate) lose: Option<u64>,
     /// These pageable copies, in and out together, fail with a driver error.
-    pub fail_pageable: BTreeSet<u64>,
+    pub(crate) fail_pageable: BTreeSet<u64>,
     /// These registrations of memory, counted over the GPU, fail with a driver error.
-    pub refuse_register: BTreeSet<u64>,
+    pub(crate) refuse_register: BTreeSet<u64>,
     /// No memory can be pinned: neither allocated nor registered.
-    pub refuse_pinning: bool,
+    pub(crate) refuse_pinning: bool,
     /// Every copy of a resident copier is a timeout.
-    pub resident_timeout: bool,
+    pub(crate) resident_timeout: bool,
     /// Queues made from now on call no waker, as those of a real GPU: a thread that waits for an end must poll.
-    pub silent: bool,
+    pub(crate) silent: bool,
 }
 
 /// Sees every submission first and says what is to be submitted instead; nothing to be submitted for a tag = it ends at once as if it had
 /// been done.
-pub type Tap = Box<dyn FnMut(Operation, u64) -> Vec<(Option<Operation>, u64)> + Send>;
+pub(crate) type Tap = Box<dyn FnMut(Operation, u64) -> Vec<(Option<Operation>, u64)> + Send>;
 
 /// A GPU with faults over another one.
-pub struct FaultyGpu {
+pub(crate) struct FaultyGpu {
     inner: Arc<dyn Gpu>,
     state: Arc<State>,
 }
@@ -88,44 +92,39 @@ impl State {
 
 impl FaultyGpu {
     /// `inner` with `faults`.
-    #[must_use]
-    pub fn new(inner: Arc<dyn Gpu>, faults: GpuFaults) -> Self {
+    pub(crate) fn new(inner: Arc<dyn Gpu>, faults: GpuFaults) -> Self {
         let state = State { faults: Mutex::new(faults), ..State::default() };
         Self { inner, state: Arc::new(state) }
     }
 
     /// `inner` behind `tap`.
-    #[must_use]
-    pub fn with_tap(inner: Arc<dyn Gpu>, tap: Tap) -> Self {
+    pub(crate) fn with_tap(inner: Arc<dyn Gpu>, tap: Tap) -> Self {
         let state = State { tap: Mutex::new(Some(tap)), ..State::default() };
         Self { inner, state: Arc::new(state) }
     }
 
     /// How often its queues were polled.
-    #[must_use]
-    pub fn polls(&self) -> u64 {
+    pub(crate) fn polls(&self) -> u64 {
         self.state.polls.load(Ordering::Relaxed)
     }
 
     /// Replaces the faults; positions count on.
-    pub fn set(&self, faults: GpuFaults) {
+    pub(crate) fn set(&self, faults: GpuFaults) {
         *lock(&self.state.faults) = faults;
     }
 
     /// Submissions so far, refused ones included: the position of the next.
-    #[must_use]
-    pub fn submitted(&self) -> u64 {
+    pub(crate) fn submitted(&self) -> u64 {
         self.state.submitted.load(Ordering::Relaxed)
     }
 
     /// Registrations so far, refused ones included: the position of the next.
-    #[must_use]
-    pub fn registered(&self) -> u64 {
+    pub(crate) fn registered(&self) -> u64 {
         self.state.registered.load(Ordering::Relaxed)
     }
 
     /// Loses the device now.
-    pub fn lose(&self) {
+    pub(crate) fn lose(&self) {
         self.state.lost.store(true, Ordering::Release);
     }
 }
@@ -375,9 +374,9 @@ impl Resident for FaultyResident {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Access;
-    use crate::conformance::finish;
-    use crate::emu::{EmuGpu, EmuSpec};
+    use headway_device::Access;
+    use headway_device::conformance::finish;
+    use headway_device::emu::{EmuGpu, EmuSpec};
 
     struct Bench {
         gpu: FaultyGpu,

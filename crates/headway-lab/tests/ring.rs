@@ -9,9 +9,9 @@ use headway_core::plan::planner::{self, PlanOptions};
 use headway_device::Engines;
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_kernels::{Cipher, Shipped};
+use headway_lab::ring::{BlockRing, Checker, Sampling, VerifiedBlocks};
 use headway_runtime::blocks::{Collect, DataError, Supply};
 use headway_runtime::kernels::Kernels;
-use headway_runtime::ring::{BlockRing, Checker, Sampling, VerifiedBlocks};
 use headway_runtime::wall::{self, RunError, SuppliedRun, WallOptions};
 
 const CYCLES: u64 = 12;

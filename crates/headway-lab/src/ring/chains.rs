@@ -11,9 +11,9 @@ use std::thread;
 
 use headway_device::work::Work;
 use headway_os::threads;
+use headway_runtime::blocks::DataError;
 
 use super::{BlockPlace, BlockRing, Checked, fresh};
-use crate::blocks::DataError;
 
 /// Portions that one thread works on at a time: their blocks of a whole ring fit into its cache.
 const GROUP: usize = 32;
