@@ -359,6 +359,35 @@ fn a_source_that_is_late_is_named_and_counted() {
 }
 
 #[test]
+fn nobody_waits_for_a_source_but_its_own_packets() {
+    // Another deadline is another pipeline: packets of one block come together.
+    let bench = Bench::of(&WORKLOAD.replacen("deadline = \"60 ms\"", "deadline = \"250 ms\"", 1));
+    let mut program = bench.open(Backend::Emu);
+    program.patience(SOON);
+    let streams = &program.plan().streams;
+    assert_ne!(streams[0].pipeline, streams[1].pipeline);
+    let (tell, told) = mpsc::channel::<()>();
+    let told = Mutex::new(told);
+    let bound = program.source("camera", move |packet, _| {
+        // Until all of the radar's packets were asked for, whose blocks go on meanwhile.
+        if packet.packet == 0 {
+            told.lock().unwrap().recv_timeout(SOON / 2)?;
+        }
+        Ok(())
+    });
+    bound.unwrap();
+    let bound = program.source("radar", move |packet, _| {
+        if packet.packet == 199 {
+            tell.send(())?;
+        }
+        Ok(())
+    });
+    bound.unwrap();
+    let report = program.run(|_| ()).unwrap();
+    assert_eq!(count(&report, "camera", StreamEnd::Source).0, 50);
+}
+
+#[test]
 fn a_sink_that_is_not_ready_loses_results_and_delays_nobody() {
     let bench = Bench::new();
     let mut program = bench.open(Backend::Emu);

@@ -33,7 +33,7 @@ pub enum RunEventKind {
         stream: String,
         /// The first of them.
         packet: u64,
-        /// How many.
+        /// All that share the cycle.
         packets: u64,
         by: Nanos,
     },
