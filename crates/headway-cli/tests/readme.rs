@@ -6,7 +6,10 @@ use std::path::Path;
 use crate::common::{Answer, command, commands, page, place, random, words};
 
 /// Pages whose commands are run, each in a place of its own.
-const PAGES: [&str; 3] = ["README.md", "docs/first-workload.md", "docs/commands.md"];
+const PAGES: [&str; 4] = ["README.md", FIRST_WORKLOAD.0, PLAN_TO_PROGRAM.0, "docs/commands.md"];
+/// Pages that show a file to save, and its name.
+const FIRST_WORKLOAD: (&str, &str) = ("docs/first-workload.md", "cameras.toml");
+const PLAN_TO_PROGRAM: (&str, &str) = ("docs/tutorials/from-plan-to-program.md", "camera.toml");
 /// How commands for `headway` begin on pages.
 const STARTS: [&str; 2] = ["cargo run --release -- ", "headway "];
 
@@ -49,8 +52,8 @@ fn every_command_of_the_pages_works_in_the_order_shown() {
         let Some(text) = page(name) else { return };
         let (place, commands) = (place(), commands(&text, &STARTS));
         assert!(!commands.is_empty(), "{name} has no commands");
-        if name == "docs/first-workload.md" {
-            fs::write(place.path().join("cameras.toml"), file_shown(&text).unwrap()).unwrap();
+        if let Some((_, file)) = [FIRST_WORKLOAD, PLAN_TO_PROGRAM].iter().find(|(page, _)| *page == name) {
+            fs::write(place.path().join(file), file_shown(&text).unwrap()).unwrap();
         }
         for args in commands {
             if let Some(at) = args.iter().position(|arg| arg == "--input") {
@@ -66,12 +69,12 @@ fn every_command_of_the_pages_works_in_the_order_shown() {
 
 #[test]
 fn the_first_workload_is_answered_as_its_page_says() {
-    let Some(text) = page("docs/first-workload.md") else { return };
+    let Some(text) = page(FIRST_WORKLOAD.0) else { return };
     let (place, shown) = (place(), file_shown(&text).unwrap());
     let lines = shown.lines().filter(|line| !line.is_empty());
     assert!(lines.count() <= 15);
     let plan = |bytes: &str| {
-        fs::write(place.path().join("cameras.toml"), shown.replace("48 MB", bytes)).unwrap();
+        fs::write(place.path().join(FIRST_WORKLOAD.1), shown.replace("48 MB", bytes)).unwrap();
         run(place.path(), &words("plan cameras.toml --machine h200-x1"))
     };
     assert!(plan("48 MB").exits(0).out.contains("\nverdict   schedulable\n"));

@@ -109,6 +109,25 @@ pub struct LogEnd {
     pub omitted: u64,
 }
 
+/// An end of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StreamEnd {
+    /// Where its packets come from.
+    Source,
+    /// Where their results go.
+    Sink,
+}
+
+impl std::fmt::Display for StreamEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Source => "source",
+            Self::Sink => "sink",
+        })
+    }
+}
+
 /// Why a run ended before its last cycle. Its log is whole up to there and replays.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
@@ -122,6 +141,14 @@ pub enum Incomplete {
         /// By how much.
         by: Nanos,
     },
+    /// A program's callback failed.
+    CallbackFailed {
+        stream: String,
+        packet: u64,
+        /// Which of the two.
+        end: StreamEnd,
+        reason: String,
+    },
 }
 
 impl std::fmt::Display for Incomplete {
@@ -131,6 +158,9 @@ impl std::fmt::Display for Incomplete {
             Self::Interrupted => f.write_str("interrupted"),
             Self::Stopped { stream, packet, by } => {
                 write!(f, "stopped by stream `{stream}`, which missed the deadline of packet {packet} by {by}")
+            }
+            Self::CallbackFailed { stream, packet, end, reason } => {
+                write!(f, "ended by the {end} of stream `{stream}`, which failed at packet {packet}: {reason}")
             }
         }
     }

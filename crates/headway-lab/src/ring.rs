@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use headway_core::plan::block::{self, BlockHeader};
 use headway_core::plan::payload::Gathered;
 use headway_core::plan::{PipelineSource, Plan};
-use headway_core::units::Bytes;
+use headway_core::units::{Bytes, Nanos};
 use headway_device::work::{Portion, Work, WorkError};
 use headway_runtime::blocks::{Collect, DataError, Supply};
 use headway_runtime::kernels::Kernels;
@@ -357,7 +357,14 @@ impl Checked {
 }
 
 impl Collect for Checker {
-    fn collect(&mut self, pipeline: u32, cycle: u64, slot: usize, blocks: &[&[u8]]) -> Result<(), DataError> {
+    fn collect(
+        &mut self,
+        _at: Nanos,
+        pipeline: u32,
+        cycle: u64,
+        slot: usize,
+        blocks: &[&[u8]],
+    ) -> Result<(), DataError> {
         let block = blocks[0];
         let layout = &self.ring.layouts[pipeline as usize];
         let checked = &mut self.pipelines[pipeline as usize];

@@ -6,6 +6,7 @@ use headway_core::files::machine::{self, Machine};
 use headway_core::files::workload::Workload;
 use headway_core::plan::Plan;
 use headway_core::plan::planner::{self, PlanOptions};
+use headway_core::units::Nanos;
 use headway_device::Engines;
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_kernels::{Cipher, Shipped};
@@ -129,7 +130,7 @@ fn run_ring(wrong: Option<u64>) -> Result<VerifiedBlocks, DataError> {
         sent[second] ^= u8::from(wrong == Some(cycle));
         let mut block = vec![0; filled];
         kernel.run(&sent, &mut block, &mut state).unwrap();
-        checker.collect(0, cycle, slot, &[&block])?;
+        checker.collect(Nanos::ZERO, 0, cycle, slot, &[&block])?;
     }
     Box::new(checker).finish().unwrap();
     Ok(found.lock().unwrap_or_else(PoisonError::into_inner).clone())

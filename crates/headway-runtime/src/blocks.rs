@@ -8,12 +8,13 @@ use headway_core::log::StreamRun;
 use headway_core::plan::block::{self, BlockError, BlockHeader};
 use headway_core::plan::payload::Gathered;
 use headway_core::plan::{PipelineSource, Plan, PlannedStream, Sharded, WholePackets};
-use headway_core::units::Bytes;
+use headway_core::units::{Bytes, Nanos};
 use headway_device::work::Items;
 
 use crate::intake::{InputError, Intake};
 use crate::kernels::Kernels;
 use crate::outlet::{OutFile, Outlet, OutputError, file_name};
+use crate::program::{CallbackFailure, Came, ProgramSink};
 use crate::shards;
 use crate::tail::{Left, StreamTails, Tail};
 
@@ -27,6 +28,9 @@ pub enum DataError {
     /// The output failed.
     #[error(transparent)]
     Output(#[from] OutputError),
+    /// A program's callback failed. What other streams gave until then is right.
+    #[error(transparent)]
+    Callback(#[from] CallbackFailure),
     /// The block is damaged.
     #[error("pipeline `{pipeline}`, cycle {cycle}: damaged block")]
     Block {
@@ -58,6 +62,18 @@ pub trait Supply: Send {
         Ok(())
     }
 
+    /// Called once when time zero is known, before the first cycle is asked for. `came` is to be called whenever something has come
+    /// that [`Supply::is_ready`] said was not there.
+    fn begin(&mut self, _epoch: Nanos, _came: &Came) {}
+
+    /// Whether what `cycle` needs is there; else [`Supply::supply`] would wait for it.
+    ///
+    /// # Errors
+    /// [`DataError`] if it will never be.
+    fn is_ready(&mut self, _pipeline: u32, _cycle: u64) -> Result<bool, DataError> {
+        Ok(true)
+    }
+
     /// Puts the blocks of `cycle` into the starts of `buffers`, those of `slot` of the pipeline's ring: one for each GPU that
     /// shares the packet, one for each part of it, or one.
     ///
@@ -74,12 +90,13 @@ pub trait Supply: Send {
 
 /// What takes blocks from the last buffers of pipelines.
 pub trait Collect: Send {
-    /// Takes the blocks of `cycle`, which went through the buffers of `slot`: a result from each GPU that shared the packet, one
-    /// block for each part of it, or one.
+    /// Takes the blocks of `cycle`, which went through the buffers of `slot` and were delivered at `at` after time zero: a result from
+    /// each GPU that shared the packet, one block for each part of it, or one.
     ///
     /// # Errors
     /// [`DataError`] if they are not the blocks expected.
-    fn collect(&mut self, pipeline: u32, cycle: u64, slot: usize, blocks: &[&[u8]]) -> Result<(), DataError>;
+    fn collect(&mut self, at: Nanos, pipeline: u32, cycle: u64, slot: usize, blocks: &[&[u8]])
+    -> Result<(), DataError>;
 
     /// Learns that `cycle` was given up: none of its bytes come.
     ///
@@ -98,6 +115,22 @@ pub trait Collect: Send {
 }
 
 impl Supply for Gatherer {
+    fn begin(&mut self, epoch: Nanos, came: &Came) {
+        self.intake.begin(Some(epoch), Some(came));
+    }
+
+    fn is_ready(&mut self, pipeline: u32, cycle: u64) -> Result<bool, DataError> {
+        if !self.intake.has_programs() {
+            return Ok(true);
+        }
+        for source in self.portions(pipeline, cycle) {
+            if !self.intake.is_there(source.stream, source.packets.end)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     fn supply(
         &mut self,
         pipeline: u32,
@@ -110,8 +143,15 @@ impl Supply for Gatherer {
 }
 
 impl Collect for Scatterer {
-    fn collect(&mut self, pipeline: u32, cycle: u64, _slot: usize, blocks: &[&[u8]]) -> Result<(), DataError> {
-        self.scatter(pipeline, cycle, blocks)
+    fn collect(
+        &mut self,
+        at: Nanos,
+        pipeline: u32,
+        cycle: u64,
+        _slot: usize,
+        blocks: &[&[u8]],
+    ) -> Result<(), DataError> {
+        self.scatter(at, pipeline, cycle, blocks)
     }
 
     fn lose(&mut self, pipeline: u32, cycle: u64) -> Result<(), DataError> {
@@ -148,6 +188,11 @@ impl Gatherer {
         };
         let runs = plan.streams.iter().zip(packets).map(run).collect();
         Self { plan, intake: Arc::default(), runs }
+    }
+
+    /// Lets programs be asked for packets, by a driver whose time stands still meanwhile.
+    pub(crate) fn begin_virtually(&self) {
+        self.intake.begin(None, None);
     }
 
     /// Packets and bytes of each stream.
@@ -238,14 +283,50 @@ impl Gatherer {
         }
         let portions = self.portions(pipeline, cycle);
         let lens = lens(&portions);
-        if lens.iter().all(|&len| len == 0) {
+        if lens.iter().all(|&len| len == 0) || !self.wait(pipeline, cycle, &portions)? {
             return Ok(Gathered::default());
         }
+        let gathered = self.pack(pipeline, cycle, &portions, &lens, buffers)?;
+        for source in &portions {
+            if let Some(program) = self.intake.program(source.stream) {
+                program.release(source.packets.end);
+            }
+        }
+        Ok(gathered)
+    }
+
+    /// Waits for the packets that programs give; `false` if somebody asked for the end.
+    fn wait(&self, pipeline: u32, cycle: u64, portions: &[PortionSource]) -> Result<bool, DataError> {
+        let mut slowest = None;
+        for source in portions {
+            let Some(program) = self.intake.program(source.stream) else { continue };
+            if !program.wait(source.packets.end)? {
+                return Ok(false);
+            }
+            slowest = slowest.max(Some((program.came(source.packets.end), source.stream)));
+        }
+        if let Some(program) = slowest.and_then(|(_, stream)| self.intake.program(stream)) {
+            program.was_slowest(pipeline, cycle);
+        }
+        Ok(true)
+    }
+
+    /// Packs `portions`, which have `lens` bytes and are there.
+    fn pack(
+        &self,
+        pipeline: u32,
+        cycle: u64,
+        portions: &[PortionSource],
+        lens: &[u64],
+        buffers: &mut [&mut [u8]],
+    ) -> Result<Gathered, DataError> {
+        let planned = &self.plan.pipelines[pipeline as usize];
+        let damaged = |source| DataError::Block { pipeline: planned.name.clone(), cycle, source };
         if let (PipelineSource::Packets(packets), [buffer, ..]) = (&planned.source, &mut *buffers) {
             let (source, packet) = (&portions[0], packets.packet().0 as usize);
             // What lies behind the end of the input reads as zero.
             self.intake.read(source.stream as usize, source.packets.start * source.packet, &mut buffer[..packet])?;
-            return Ok(self.sizes_of(pipeline, &lens));
+            return Ok(self.sizes_of(pipeline, lens));
         }
         // Each part of a packet has a block of its own.
         let portions_each = (portions.len() / buffers.len().max(1)).max(1);
@@ -264,7 +345,7 @@ impl Gatherer {
                 buffer[portion.end..padded].fill(0);
             }
         }
-        Ok(self.sizes_of(pipeline, &lens))
+        Ok(self.sizes_of(pipeline, lens))
     }
 }
 
@@ -306,6 +387,10 @@ fn lens(portions: &[PortionSource]) -> Vec<u64> {
 pub struct Scatterer {
     gatherer: Gatherer,
     files: Vec<OutFile>,
+    /// Programs that take the results of streams.
+    sinks: BTreeMap<u32, ProgramSink>,
+    /// Of a sink that failed. The others get what came with it.
+    failed: Option<CallbackFailure>,
     bounds: Bounds,
     /// The next cycle of each pipeline that is not empty must be at least this one.
     next: Vec<u64>,
@@ -341,13 +426,20 @@ impl Scatterer {
         let files = streams.map(|stream| outlet.file(&output_name(&stream.id))).collect::<Result<_, _>>()?;
         let (next, lost) =
             (vec![0; gatherer.plan.pipelines.len()], vec![BTreeSet::new(); gatherer.plan.pipelines.len()]);
-        Ok(Self { gatherer, files, bounds: Bounds::default(), next, lost, items: BTreeMap::new() })
+        let (sinks, bounds) = (BTreeMap::new(), Bounds::default());
+        Ok(Self { gatherer, files, sinks, failed: None, bounds, next, lost, items: BTreeMap::new() })
     }
 
     /// A scatterer that checks the results of divided packets against the items of `kernels`.
     #[must_use]
     pub fn checking(self, kernels: &Kernels) -> Self {
         Self { items: kernels.all_items(), ..self }
+    }
+
+    /// A scatterer that gives the results of these streams to programs.
+    #[must_use]
+    pub fn giving(self, sinks: BTreeMap<u32, ProgramSink>) -> Self {
+        Self { sinks, ..self }
     }
 
     /// A scatterer that writes no more than the first `keep` bytes of each stream. What follows can be compared after the run: of
@@ -358,8 +450,15 @@ impl Scatterer {
         self
     }
 
-    /// Appends to the output of `stream`; returns how many of the bytes its file did not take.
-    fn append(&mut self, stream: u32, bytes: &[u8]) -> Result<usize, OutputError> {
+    /// Appends to the output of `stream` what was delivered at `at`, or zeros that stand for what was given up; returns how many of the
+    /// bytes its file did not take.
+    fn append(&mut self, at: Option<Nanos>, stream: u32, bytes: &[u8]) -> Result<usize, OutputError> {
+        if let Some(sink) = self.sinks.get_mut(&stream)
+            && let Err(failure) = sink.write(at, bytes)
+        {
+            self.failed.get_or_insert(failure);
+        }
+        let is_given = self.gatherer.intake.program(stream).is_some();
         let stream = stream as usize;
         let file = &mut self.files[stream];
         let Some(keep) = self.bounds.keep.get(stream) else {
@@ -369,24 +468,32 @@ impl Scatterer {
         let room = keep.saturating_sub(file.written()).min(bytes.len() as u64) as usize;
         let (kept, rest) = bytes.split_at(room);
         file.write(kept)?;
-        self.bounds.tails[stream].write(rest);
+        // Nobody can read again what a program gave, and compare.
+        if !is_given {
+            self.bounds.tails[stream].write(rest);
+        }
         Ok(rest.len())
     }
 
-    /// Appends the portions of the blocks of `cycle`, or the result of a packet that was divided.
+    /// Appends the portions of the blocks of `cycle`, or the result of a packet that was divided, delivered at `at` after time zero.
     ///
     /// # Errors
     /// [`DataError`]; a block of another cycle, out of order, or of other sizes is refused, and so are results that differ.
-    pub fn scatter(&mut self, pipeline: u32, cycle: u64, blocks: &[&[u8]]) -> Result<(), DataError> {
+    pub fn scatter(&mut self, at: Nanos, pipeline: u32, cycle: u64, blocks: &[&[u8]]) -> Result<(), DataError> {
+        self.append_all(at, pipeline, cycle, blocks)?;
+        self.failed.take().map_or(Ok(()), |failure| Err(failure.into()))
+    }
+
+    fn append_all(&mut self, at: Nanos, pipeline: u32, cycle: u64, blocks: &[&[u8]]) -> Result<(), DataError> {
         let plan = Arc::clone(&self.gatherer.plan);
         let planned = &plan.pipelines[pipeline as usize];
         let name = || planned.name.clone();
         let damaged = |source| DataError::Block { pipeline: name(), cycle, source };
         if let PipelineSource::Sharded(sharded) = &planned.source {
-            return self.append_result(sharded, pipeline, cycle, blocks);
+            return self.append_result(at, sharded, pipeline, cycle, blocks);
         }
         if let PipelineSource::Packets(packets) = &planned.source {
-            return self.append_packet(packets, pipeline, cycle, blocks);
+            return self.append_packet(at, packets, pipeline, cycle, blocks);
         }
         let headers =
             blocks.iter().map(|block| BlockHeader::read(block)).collect::<Result<Vec<_>, _>>().map_err(damaged)?;
@@ -411,11 +518,11 @@ impl Scatterer {
         let mut more = true;
         while more {
             more = false;
-            for (at, source) in sources.iter().enumerate() {
-                let Some(piece) = pieces[at].next() else { continue };
-                let (now, later) = data[at].split_at((piece.end - piece.start) as usize);
-                self.append(source.stream, now)?;
-                data[at] = later;
+            for (number, source) in sources.iter().enumerate() {
+                let Some(piece) = pieces[number].next() else { continue };
+                let (now, later) = data[number].split_at((piece.end - piece.start) as usize);
+                self.append(Some(at), source.stream, now)?;
+                data[number] = later;
                 more = true;
             }
         }
@@ -438,6 +545,7 @@ impl Scatterer {
     /// Appends what became of the packet of `cycle`.
     fn append_packet(
         &mut self,
+        at: Nanos,
         packets: &WholePackets,
         pipeline: u32,
         cycle: u64,
@@ -452,13 +560,14 @@ impl Scatterer {
         }
         self.make_up(pipeline, cycle)?;
         self.next[pipeline as usize] = cycle + 1;
-        self.append(packets.stream, results[0])?;
+        self.append(Some(at), packets.stream, results[0])?;
         Ok(())
     }
 
     /// Appends the result of the packet of `cycle`, which every GPU has made.
     fn append_result(
         &mut self,
+        at: Nanos,
         sharded: &Sharded,
         pipeline: u32,
         cycle: u64,
@@ -481,7 +590,7 @@ impl Scatterer {
         }
         self.next[pipeline as usize] = cycle + 1;
         let (stream, row) = (sharded.stream, shards::row(sharded, cycle));
-        if self.append(stream, first)? > 0 && self.bounds.wrong_result.is_none() {
+        if self.append(Some(at), stream, first)? > 0 && self.bounds.wrong_result.is_none() {
             self.bounds.wrong_result = (!items.is_right(first, row)).then_some(cycle);
         }
         Ok(())
@@ -508,23 +617,28 @@ impl Scatterer {
         let plan = Arc::clone(&self.gatherer.plan);
         for cycle in std::mem::replace(&mut self.lost[pipeline as usize], rest) {
             if let PipelineSource::Packets(packets) = &plan.pipelines[pipeline as usize].source {
-                self.append(packets.stream, &vec![0; packets.result().0 as usize])?;
+                self.append(None, packets.stream, &vec![0; packets.result().0 as usize])?;
                 continue;
             }
             for portion in self.gatherer.portions(pipeline, cycle) {
-                self.append(portion.stream, &vec![0; portion.len() as usize])?;
+                self.append(None, portion.stream, &vec![0; portion.len() as usize])?;
             }
         }
         Ok(())
     }
 
-    /// Writes everything out and returns the bytes of each stream's file.
+    /// Writes everything out, waits until programs have taken their results, and returns the bytes of each stream's file. Who gave the
+    /// programs knows which of them failed.
     ///
     /// # Errors
     /// [`OutputError`].
     pub fn finish(mut self) -> Result<Vec<u64>, OutputError> {
         for pipeline in 0..self.lost.len() as u32 {
             self.make_up(pipeline, u64::MAX)?;
+        }
+        for (_, sink) in std::mem::take(&mut self.sinks) {
+            // One that failed has told it to its run.
+            let _ = sink.finish();
         }
         let Bounds { tails, wrong_result, left, .. } = self.bounds;
         left.put(StreamTails { digests: tails.into_iter().map(Tail::finish).collect(), wrong_result });

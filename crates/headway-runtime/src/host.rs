@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use headway_core::files::workload::Sharding;
 use headway_core::plan::payload::{Gathered, Payload, PayloadChunk};
 use headway_core::plan::{Pipeline, PipelineSource, Plan};
-use headway_core::units::Bytes;
+use headway_core::units::{Bytes, Nanos};
 use headway_device::work::{Items, Portion, WorkError};
 
 use crate::blocks::{DataError, Gatherer, Scatterer};
@@ -111,6 +111,7 @@ impl HostJob {
 
     fn deliver(
         &mut self,
+        at: Nanos,
         number: u32,
         pipeline: &Pipeline,
         cycle: u64,
@@ -119,9 +120,9 @@ impl HostJob {
         let Some(CycleBuffers { buffers, block }) = self.open.remove(&cycle) else { return Ok(()) };
         let outputs = self.job.outputs.iter().map(|&output| &buffers[output]);
         let outputs: Vec<&[u8]> = outputs.map(|output| &output[..self.job.used(output.len(), block)]).collect();
-        scatterer.scatter(number, cycle, &outputs)?;
+        let scattered = scatterer.scatter(at, number, cycle, &outputs);
         self.spare.entry(ring_place(pipeline, cycle)).or_default().push(buffers);
-        Ok(())
+        Ok(scattered?)
     }
 }
 
@@ -145,6 +146,10 @@ pub struct HostPayload {
     /// By pipeline. Messages and demands carry no user's bytes, and have none.
     jobs: Vec<Option<HostJob>>,
     interrupt: Arc<AtomicBool>,
+    /// Virtual time after the plan's time zero, as far as whoever runs it says.
+    now: Arc<AtomicU64>,
+    /// A program's callback failed: the run ends at the next instant, so that what was done until then is whole.
+    failed: bool,
 }
 
 impl HostPayload {
@@ -165,7 +170,26 @@ impl HostPayload {
             job.map(|job| HostJob::new(&plan, number, kernels, job)).transpose()
         };
         let jobs = (0..plan.pipelines.len() as u32).map(job).collect::<Result<_, _>>()?;
-        Ok(Self { plan, gatherer, scatterer, jobs, interrupt })
+        gatherer.begin_virtually();
+        let (now, failed) = (Arc::default(), false);
+        Ok(Self { plan, gatherer, scatterer, jobs, interrupt, now, failed })
+    }
+
+    /// A payload that takes virtual time after the plan's time zero from `now`, in nanoseconds.
+    #[must_use]
+    pub fn timed(self, now: Arc<AtomicU64>) -> Self {
+        Self { now, ..self }
+    }
+
+    /// Remembers that a callback failed; other errors are passed on.
+    fn note<T: Default>(&mut self, done: Result<T, HostError>) -> Result<T, HostError> {
+        match done {
+            Err(HostError::Data(DataError::Callback(_))) => {
+                self.failed = true;
+                Ok(T::default())
+            }
+            done => done,
+        }
     }
 
     /// Ends the run: writes everything out and returns the bytes of each stream.
@@ -215,12 +239,13 @@ impl Payload for HostPayload {
     type Error = HostError;
 
     fn interrupted(&self) -> bool {
-        self.interrupt.load(Ordering::Relaxed)
+        self.failed || self.interrupt.load(Ordering::Relaxed)
     }
 
     fn gather(&mut self, pipeline: u32, cycle: u64) -> Result<Gathered, HostError> {
         let Some(job) = &mut self.jobs[pipeline as usize] else { return Ok(Gathered::default()) };
-        job.gather(pipeline, &self.plan.pipelines[pipeline as usize], cycle, &self.gatherer)
+        let gathered = job.gather(pipeline, &self.plan.pipelines[pipeline as usize], cycle, &self.gatherer);
+        self.note(gathered)
     }
 
     fn execute(&mut self, chunk: &PayloadChunk) -> Result<(), HostError> {
@@ -229,7 +254,9 @@ impl Payload for HostPayload {
 
     fn deliver(&mut self, pipeline: u32, cycle: u64) -> Result<(), HostError> {
         let Some(job) = &mut self.jobs[pipeline as usize] else { return Ok(()) };
-        job.deliver(pipeline, &self.plan.pipelines[pipeline as usize], cycle, &mut self.scatterer)
+        let at = Nanos(self.now.load(Ordering::Relaxed));
+        let delivered = job.deliver(at, pipeline, &self.plan.pipelines[pipeline as usize], cycle, &mut self.scatterer);
+        self.note(delivered)
     }
 
     fn give_up(&mut self, pipeline: u32, cycle: u64) -> Result<(), HostError> {

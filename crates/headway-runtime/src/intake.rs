@@ -1,5 +1,6 @@
-//! Where streams read: a file cut into one part per stream, or a folder dealt to the streams file by file.
+//! Where streams read: a file cut into one part per stream, a folder dealt to the streams file by file, or what a program gives.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -9,6 +10,8 @@ use headway_core::log::StreamRun;
 use headway_core::plan::PlannedStream;
 use headway_core::units::{Bytes, Nanos};
 use serde::Serialize;
+
+use crate::program::{CallbackFailure, Came, ProgramSource};
 
 /// Files of one folder that may be open at a time.
 const FILES_MAX: usize = 4096;
@@ -109,6 +112,8 @@ pub struct InputShare {
 pub struct Intake {
     files: Vec<(PathBuf, File)>,
     shares: Vec<InputShare>,
+    /// By stream.
+    programs: BTreeMap<usize, ProgramSource>,
 }
 
 impl Intake {
@@ -166,7 +171,7 @@ impl Intake {
         for (share, &granule) in shares.iter_mut().zip(granules) {
             share.padding = share.bytes.next_multiple_of(granule) - share.bytes;
         }
-        Ok(Self { files: opened, shares })
+        Ok(Self { files: opened, shares, programs: BTreeMap::new() })
     }
 
     /// Opens the file at `path`, in which every stream has a part of so many bytes, one behind the other. Each stream reads its
@@ -197,7 +202,36 @@ impl Intake {
             InputShare { segments, bytes, padding: bytes.next_multiple_of(granule) - bytes }
         };
         let shares = streams.iter().zip(parts).zip(granules).map(share).collect();
-        Ok(Self { files: vec![(path.to_owned(), file)], shares })
+        Ok(Self { files: vec![(path.to_owned(), file)], shares, programs: BTreeMap::new() })
+    }
+
+    /// Puts a stream that a program gives at position `stream`: those before it are here already. It has `bytes` bytes, filled up with
+    /// zeros to a multiple of `granule`.
+    pub fn give(&mut self, stream: usize, source: ProgramSource, bytes: u64, granule: u64) {
+        let padding = bytes.next_multiple_of(granule) - bytes;
+        self.shares.insert(stream, InputShare { segments: Vec::new(), bytes, padding });
+        self.programs.insert(stream, source);
+    }
+
+    /// What gives the packets of a stream, where a program does.
+    #[must_use]
+    pub fn program(&self, stream: u32) -> Option<&ProgramSource> {
+        self.programs.get(&(stream as usize))
+    }
+
+    /// Lets programs be asked for packets. Time zero is at `epoch`, and `came` is called for each packet that comes.
+    pub(crate) fn begin(&self, epoch: Option<Nanos>, came: Option<&Came>) {
+        self.programs.values().for_each(|source| source.begin(epoch, came.cloned()));
+    }
+
+    /// Whether programs give some of the streams.
+    pub(crate) fn has_programs(&self) -> bool {
+        !self.programs.is_empty()
+    }
+
+    /// Whether the packets before `until` of a stream are there.
+    pub(crate) fn is_there(&self, stream: u32, until: u64) -> Result<bool, CallbackFailure> {
+        self.program(stream).map_or(Ok(true), |source| source.is_there(until))
     }
 
     /// The files read, in the order that [`FileSegment::file`] counts.
@@ -229,6 +263,13 @@ impl Intake {
     /// [`InputError::Truncated`] or [`InputError::Read`].
     pub fn read(&self, stream: usize, mut offset: u64, buffer: &mut [u8]) -> Result<(), InputError> {
         let share = &self.shares[stream];
+        if let Some(source) = self.programs.get(&stream) {
+            let there = share.bytes.saturating_sub(offset).min(buffer.len() as u64) as usize;
+            let (data, behind) = buffer.split_at_mut(there);
+            behind.fill(0);
+            source.read(offset, data);
+            return Ok(());
+        }
         let held: u64 = share.segments.iter().map(|segment| segment.bytes).sum();
         let there = share.bytes.saturating_sub(offset).min(buffer.len() as u64) as usize;
         let (mut data, behind) = buffer.split_at_mut(there);

@@ -12,6 +12,7 @@ mod job;
 pub mod kernels;
 pub mod outlet;
 pub mod pattern;
+pub mod program;
 mod settle;
 pub mod shards;
 pub mod sharing;

@@ -39,6 +39,7 @@ use headway_os::{clock, event, threads};
 use crate::blocks::{Collect, DataError, Gatherer, Scatterer, Supply};
 use crate::kernels::Kernels;
 use crate::outlet::OutputError;
+use crate::program::Came;
 use buffers::Buffers;
 pub use messages::MessageComparison;
 use pace::Pace;
@@ -273,14 +274,19 @@ pub fn run_work(
     event!(INFO, "headway::run", "run begins", gpus = devices.len(), pipelines = plan.pipelines.len());
     let ran = std::thread::scope(|scope| -> Result<_, RunError> {
         let held = enter(&classes)?;
-        let (free, freed) = mpsc::channel();
+        let (free, told) = mpsc::channel();
         let (deliver, delivered) = mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
         requests.open(inbox.clone());
         // First, so that the other threads keep off the CPUs of cores.
         let awake = options.spin > Nanos::ZERO && !held.class().is_rationed();
         let cores = cores::Cores::start(plan, kernels, &classes, awake, &inbox)?;
-        let feeder = feed::Feeder::new(plan, supply, &buffers, &cycles, inbox.clone(), freed, Arc::clone(&stop));
+        let epoch = clock::now() + options.lead;
+        let free_too = free.clone();
+        let came: Came = Arc::new(move || drop(free_too.send(feed::Feed::Came)));
+        supply.begin(epoch, &came);
+        drop(came);
+        let feeder = feed::Feeder::new(plan, supply, &buffers, &cycles, inbox.clone(), told, Arc::clone(&stop));
         let feeder = feeder.within(options.limits.cycles_in_flight_max);
         threads::without_signals(|| scope.spawn(in_class(&classes, Role::Feeder, move || feeder.run())));
         let sink = feed::Sink::new(collect, &buffers, inbox, delivered, free);
@@ -298,12 +304,13 @@ pub fn run_work(
             under_way: BTreeMap::new(),
             holding: BinaryHeap::new(),
             inputs: inputs.into_iter().collect(),
-            epoch: Nanos::MAX,
+            epoch,
             asked: Asked::default(),
             events: VecDeque::new(),
             done: Vec::new(),
             pace: Pace::new(held.class(), options.spin, plan.jitter),
             last_progress: clock::now(),
+            failed: None,
         };
         let driven = driver.drive(cycles.clone(), packets, &mut log, &mut progress);
         if let Err(error) = &driven {
@@ -319,7 +326,8 @@ pub fn run_work(
         let written = match (sunk, &driven) {
             (
                 Some(feed::Sunk { mut collect, kept }),
-                Ok(_) | Err(RunError::Interrupted { .. } | RunError::Stopped { .. }),
+                Ok(_)
+                | Err(RunError::Interrupted { .. } | RunError::Stopped { .. } | RunError::Data(DataError::Callback(_))),
             ) => {
                 buffers.read_back(plan, devices, &kept, collect.as_mut())?;
                 collect.finish()?
@@ -407,6 +415,8 @@ struct Driver<'a> {
     done: Vec<Completion>,
     pace: Pace,
     last_progress: Nanos,
+    /// A program's callback failed: the run ends behind the instant, so that its log replays.
+    failed: Option<DataError>,
 }
 
 impl Driver<'_> {
@@ -417,13 +427,15 @@ impl Driver<'_> {
         log: &mut impl FnMut(&LogRecord),
         progress: &mut impl FnMut(Nanos),
     ) -> Result<(Nanos, Nanos), RunError> {
-        let epoch = clock::now() + self.options.lead;
+        let epoch = self.epoch;
         let mut now = clock::now();
-        self.epoch = epoch;
         self.feed(now, DispatchInput::Start { epoch, cycles, packets }, log)?;
         self.drain(now, log)?;
         let mut last_end = now;
         while !self.dispatcher.is_finished() {
+            if let Some(error) = self.failed.take() {
+                return Err(error.into());
+            }
             let message = self.wait();
             if self.options.interrupt.load(Ordering::Relaxed) {
                 return Err(RunError::Interrupted { cpu: None });
@@ -550,6 +562,10 @@ impl Driver<'_> {
         match message {
             Message::Wake => Ok(false),
             Message::Ask(asked) => self.ask(now, *asked, log),
+            Message::Failed(error @ DataError::Callback(_)) => {
+                self.failed = Some(error);
+                Ok(false)
+            }
             Message::Failed(error) => Err(error.into()),
             Message::Data { pipeline, cycle, slot, block } => {
                 if block > Bytes(0) {
@@ -591,7 +607,8 @@ impl Driver<'_> {
                         continue;
                     }
                     // A sink that has ended has sent its error already; it is in the inbox.
-                    let _ = self.deliver.send(feed::Delivery { pipeline, cycle, slot, block, lost });
+                    let at = now.saturating_sub(self.epoch);
+                    let _ = self.deliver.send(feed::Delivery { pipeline, cycle, slot, block, at, lost });
                 }
             }
         }

@@ -3,9 +3,10 @@
 
 mod flow;
 mod guest;
+mod program;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use headway_broker::{ClientError, ServerError};
 use headway_core::files::error::{FileError, Loaded};
@@ -21,6 +22,7 @@ use headway_runtime::host::HostError;
 use headway_runtime::intake::InputError;
 use headway_runtime::kernels::KernelError;
 use headway_runtime::outlet::OutputError;
+use headway_runtime::program::CallbackFailure;
 use headway_runtime::wall::RunError;
 use headway_sim::SimError;
 use headway_sim::sharing::SimSharingError;
@@ -30,6 +32,7 @@ use headway_trace::replay::Divergence;
 pub use self::flow::FlowError;
 pub use self::guest::GuestError;
 pub(crate) use self::guest::LIBRARY;
+pub use self::program::ProgramError;
 
 /// What failed. The text says it, and [`source`](std::error::Error::source) leads to the causes.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +67,8 @@ pub enum ErrorKind {
     Broker,
     /// A process cannot run as a guest of Headway or of the broker's MPS daemon.
     Guest,
+    /// A callback of the program failed, panicked or did not return.
+    Callback,
     /// Somebody asked for the end.
     Interrupted,
     /// A stream that must stop at a missed deadline missed one.
@@ -97,6 +102,10 @@ impl Error {
             Failure::Flow(FlowError::Refused(_) | FlowError::Submit(_) | FlowError::Buffers { .. }) => {
                 ErrorKind::Options
             }
+            Failure::Program(error) if error.is_answer() => ErrorKind::NotAccepted,
+            Failure::Program(ProgramError::Ended { .. } | ProgramError::Late { .. }) => ErrorKind::Device,
+            Failure::Program(_) => ErrorKind::Options,
+            Failure::Callback { .. } => ErrorKind::Callback,
             Failure::Device(_) | Failure::Copy(_) | Failure::Run(_) | Failure::Flow(_) => ErrorKind::Device,
             Failure::Simulate(_) | Failure::Sharing(_) => ErrorKind::Simulation,
             Failure::Shared(_) | Failure::Broker(_) | Failure::Client(_) => ErrorKind::Broker,
@@ -358,6 +367,16 @@ pub enum Failure {
     /// A flow, or a copy of one, is not possible.
     #[error(transparent)]
     Flow(#[from] FlowError),
+    /// A program cannot bind a stream, or gets no urgent copy.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// A callback of the program failed.
+    #[error("{failure}; {}", kept(folder.as_deref()))]
+    Callback {
+        failure: CallbackFailure,
+        /// Where what was done until then is; `None` = nothing was.
+        folder: Option<PathBuf>,
+    },
     /// The system refused something.
     #[error(transparent)]
     System(#[from] OsError),
@@ -378,6 +397,14 @@ pub enum Failure {
     /// The options contradict each other.
     #[error("{0}")]
     Options(&'static str),
+}
+
+/// What became of the results of a run whose callback failed.
+fn kept(folder: Option<&Path>) -> String {
+    folder.map_or_else(
+        || "nothing was kept".to_owned(),
+        |folder| format!("what was done until then is in `{}`", folder.display()),
+    )
 }
 
 /// What a front end tells of an error beside its text.
@@ -460,6 +487,8 @@ impl Diagnosis for Failure {
             Self::Device(_) => "device",
             Self::Copy(_) => "copy",
             Self::Flow(_) => "flow",
+            Self::Program(_) => "program",
+            Self::Callback { .. } => "callback",
             Self::System(_) => "system",
             Self::Guest(_) => "guest",
             Self::NotAlone => "not-alone",
@@ -519,8 +548,10 @@ impl Diagnosis for Failure {
     }
 
     fn is_answer(&self) -> bool {
-        if let Self::Flow(error) = self {
-            return error.is_answer();
+        match self {
+            Self::Flow(error) => return error.is_answer(),
+            Self::Program(error) => return error.is_answer(),
+            _ => {}
         }
         matches!(self, Self::NotAccepted { .. } | Self::Replay(_) | Self::ReplayBroker(_) | Self::Stopped { .. })
     }
@@ -598,6 +629,7 @@ impl From<DataError> for Failure {
         match error {
             DataError::Input(error) => error.into(),
             DataError::Output(error) => error.into(),
+            DataError::Callback(failure) => failure.into(),
             error => Self::Data(error),
         }
     }
@@ -619,7 +651,16 @@ impl From<Incomplete> for Failure {
         match why {
             Incomplete::Interrupted => Self::Interrupted,
             Incomplete::Stopped { stream, packet, by } => Self::Stopped { stream, packet, by },
+            Incomplete::CallbackFailed { stream, packet, end, reason } => {
+                CallbackFailure { stream, packet, end, reason }.into()
+            }
         }
+    }
+}
+
+impl From<CallbackFailure> for Failure {
+    fn from(failure: CallbackFailure) -> Self {
+        Self::Callback { failure, folder: None }
     }
 }
 

@@ -3,36 +3,38 @@
 mod devices;
 mod foresight;
 mod inputs;
+mod program;
 pub mod tasks;
 mod times;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use headway_core::decisions::dispatch::{DispatchEvent, DispatcherLimits};
+pub use headway_core::decisions::dispatch::{Unfit, UrgentAnswer};
 use headway_core::files::error::Loaded;
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::{Sharding, Workload};
-pub use headway_core::log::{Incomplete, RunSource};
+pub use headway_core::log::{Incomplete, RunSource, StreamEnd};
 use headway_core::log::{LogHeader, LogRecord, RecordBody, SCHEMA};
 use headway_core::models::cpu;
 pub use headway_core::models::cpu::RequestedClass;
 use headway_core::plan::payload::Payload;
-use headway_core::plan::planner::PlanOptions;
 use headway_core::plan::{Outcome, PipelineSource, Plan, PlanChoice, PlannedStream, Sharded, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Engines;
 use headway_device::work::Library;
 use headway_kernels::Shipped;
-use headway_runtime::blocks::{Gatherer, Scatterer, output_name};
+use headway_runtime::blocks::{DataError, Gatherer, Scatterer, output_name};
 use headway_runtime::host::{HostError, HostPayload, TimeOnly};
-use headway_runtime::intake::{InputShare, Intake};
+use headway_runtime::intake::{InputShare, Intake, bytes_within};
 use headway_runtime::kernels::Kernels;
-use headway_runtime::outlet::{MARK, Outlet, PART, file_name};
+use headway_runtime::outlet::{Outlet, PART, file_name};
+use headway_runtime::program::{Callbacks, GivePacket, ProgramSink, ProgramSource};
 use headway_runtime::tail::Left;
 use headway_runtime::wall::{self, MessageComparison, RunError};
 use headway_sim::{Run, SimError, SimFaults, simulate};
@@ -42,10 +44,16 @@ use serde::Serialize;
 
 #[doc(hidden)]
 pub use self::devices::choose;
+use self::program::{Bound, EventSender, Observer};
+pub use self::program::{
+    CallbackReport, CallbackResult, MissReason, PacketRequest, PacketResult, Program, RunEvent, RunEventKind,
+    RunEvents, UrgentCopies, UrgentCopy, UrgentReport, UrgentTicket,
+};
 pub use self::times::{TimesOptions, times};
+pub use crate::error::ProgramError;
 use crate::error::error_at;
 pub use crate::keep::Keep;
-use crate::{COMMIT, Error, Failure, VERSION, emulation, logfile, modules, report, sample, verify, why};
+use crate::{COMMIT, Error, Failure, VERSION, sample, verify, why};
 
 /// What runs the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -144,6 +152,9 @@ pub struct RunReport {
     pub verified: usize,
     /// What messages moved on devices, and what of it was compared with what was sent and found equal.
     pub messages: MessageComparison,
+    /// What callbacks of the program did that ran it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub callbacks: Vec<CallbackReport>,
     /// The folder with everything.
     #[serde(serialize_with = "crate::path_text::one")]
     pub folder: PathBuf,
@@ -208,6 +219,9 @@ pub struct Ran {
     pub kept: Vec<u64>,
     /// What became of the others.
     pub left: Left,
+    pub callbacks: Arc<Callbacks>,
+    /// Streams whose results a program took.
+    pub taken: BTreeSet<u32>,
 }
 
 /// The granule of every step that Headway ships: AES blocks.
@@ -222,78 +236,16 @@ fn granules(plan: &Plan) -> Vec<u64> {
     plan.streams.iter().map(granule).collect()
 }
 
-/// Runs `workload`. Results appear in the output folder only when all of them are whole. Of a run that ended early, because of
-/// `on_miss = "stop"` or of [`RunOptions::interrupt`], everything up to there appears, marked as incomplete: see
-/// [`RunSummary::incomplete`].
+/// Runs `workload` with a file's or random packets, and writes what becomes of them into files: a [`Program`] without callbacks.
 ///
 /// # Errors
 /// [`Error`]; nothing is left behind then.
 pub fn run(
     workload: &Loaded<Workload>,
     options: &RunOptions,
-    mut progress: impl FnMut(Progress),
+    progress: impl FnMut(Progress),
 ) -> Result<RunReport, Error> {
-    let library = modules::library(workload, &options.library)?;
-    let options = &RunOptions { library, ..options.clone() };
-    let mut chosen = choose(options, &workload.value)?;
-    if let Some(none) = crate::machine::for_flows(options.machine.as_deref(), &workload.value)
-        && chosen.source == RunSource::Sim
-    {
-        chosen.machine = none;
-    }
-    let mut warnings = std::mem::take(&mut chosen.warnings);
-    let mut plan = crate::plan::make(&chosen.machine, workload, PlanOptions { strategy: options.strategy })?;
-    accept(&plan, options, &mut warnings)?;
-    let seed = options.seed.unwrap_or(workload.value.seed);
-    set_seed(&mut plan, seed);
-    let plan = Arc::new(plan);
-    let source = chosen.source;
-    if source == RunSource::Sim && options.cpu_class != RequestedClass::Auto {
-        warnings.push("a simulation drives no devices: the scheduling class has no effect".to_owned());
-    }
-    if options.time_only && source != RunSource::Sim {
-        return Err(Failure::Options("`--time-only` is for simulations: add `--backend sim`").into());
-    }
-    if options.time_only && options.input.is_some() {
-        return Err(Failure::Options("`--time-only` reads nothing: leave out `--input`").into());
-    }
-    let place = options.place(&plan.workload.name, source);
-    let outlet = Outlet::create(&place)?;
-    let mut ran = execute(&mut chosen, &plan, &workload.value, options, &outlet, &mut progress)
-        .map_err(|error| located(error, &plan, workload))?;
-    let padded = ran.intake.shares().iter().filter(|share| share.padding > 0).count();
-    if padded > 0 {
-        warnings.push(format!(
-            "zeros fill up the last blocks of {GRANULE} bytes or the last packets ({padded} of {} streams); manifest.json says how many",
-            plan.streams.len()
-        ));
-    }
-    let mut verified = 0;
-    if options.verify && !options.time_only && ran.log.incomplete().is_none() {
-        match compare(&ran, &plan, options, &outlet, &mut warnings, &mut progress) {
-            Ok(streams) => verified = streams,
-            // What was not compared must not look as if it was.
-            Err(error) if error.is_interrupted() => ran.log = ran.log.ended(Some(Incomplete::Interrupted)),
-            Err(error) => return Err(error),
-        }
-    }
-    progress(Progress { phase: "writing", done: 0, total: 1 });
-    let outputs = outputs(&plan, &ran.log, &outlet)?;
-    let (name, cut) = logfile::write(&outlet, &ran.log, &options.keep)?;
-    let streams = match options.time_only {
-        true => Some("streams/ has no bytes: nothing was computed or compared (`--time-only`)".to_owned()),
-        false => bounded(&plan, &ran, verified > 0),
-    };
-    let left_out = cut.into_iter().chain(streams).collect();
-    let summary = report::draw(&outlet, &ran.log, options.keep.traced, left_out)?;
-    outlet.write("workload.toml", workload.source.text.as_bytes())?;
-    outlet.write("plan.json", &report::json(&*plan))?;
-    outlet.write("manifest.json", &report::json(&manifest(&plan, &ran.intake, &outlet, outputs, summary.complete)))?;
-    outlet.write(MARK, &report::json(&summary))?;
-    let folder = publish(outlet, summary.incomplete.as_ref(), &mut warnings)?;
-    let files = [name, report::TRACE, report::PAGE, "streams"].map(|name| folder.join(name)).to_vec();
-    let imitates = (source == RunSource::Emu).then(|| emulation::imitates(&chosen.machine));
-    Ok(RunReport { schema: 1, summary, verified, messages: ran.compared, folder, imitates, files, warnings })
+    Program::open(workload, options)?.run(progress)
 }
 
 /// Puts the results in their place, marked if the run ended early.
@@ -337,15 +289,17 @@ fn compare(
     warnings: &mut Vec<String>,
     progress: &mut impl FnMut(Progress),
 ) -> Result<usize, Error> {
-    let lost: BTreeSet<u32> = ran.log.records().iter().filter_map(lost_packet).collect();
+    let mut lost: BTreeSet<u32> = ran.log.records().iter().filter_map(lost_packet).collect();
+    if !lost.is_empty() {
+        warnings.push(format!("{} streams lost packets and were not compared with the CPU's result", lost.len()));
+    }
+    let given = (0..plan.streams.len() as u32).filter(|stream| ran.intake.program(*stream).is_some());
+    lost.extend(given);
     let is_compared = |(number, stream): (u32, &PlannedStream)| {
         let source = &plan.pipelines[stream.pipeline as usize].source;
         !lost.contains(&number) && !matches!(source, PipelineSource::Packets(packets) if !packets.compared)
     };
     let verified = (0..).zip(&plan.streams).filter(|stream| is_compared(*stream)).count();
-    if !lost.is_empty() {
-        warnings.push(format!("{} streams lost packets and were not compared with the CPU's result", lost.len()));
-    }
     let folder = outlet.path("");
     let outputs = verify::Outputs { folder: &folder, lost: &lost, kept: &ran.kept, ends: ran.left.take() };
     verify::verify(plan, &ran.kernels, &ran.intake, &outputs, &options.interrupt, |done| {
@@ -399,19 +353,34 @@ pub fn execute(
     outlet: &Outlet,
     progress: &mut impl FnMut(Progress),
 ) -> Result<Ran, Error> {
+    carry_out(chosen, plan, workload, options, outlet, Bound::default(), progress)
+}
+
+/// Runs `plan` with what a program has bound.
+fn carry_out(
+    chosen: &mut Chosen,
+    plan: &Arc<Plan>,
+    workload: &Workload,
+    options: &RunOptions,
+    outlet: &Outlet,
+    bound: Bound,
+    progress: &mut impl FnMut(Progress),
+) -> Result<Ran, Error> {
+    let Bound { sources, sinks, requests, patience, events } = bound;
     let Chosen { source, machine, devices, .. } = chosen;
     let source = *source;
     let kernels = Kernels::of(plan, workload, options.library.as_ref())?;
     let seed = options.seed.unwrap_or(workload.seed);
     let duration = options.duration.unwrap_or(workload.duration);
-    let (intake, gatherer, kept) = match sharded_of(plan) {
+    let callbacks = Arc::new(callbacks(plan, source, options, patience, events.clone()));
+    let (intake, gatherer, mut kept) = match sharded_of(plan) {
         Some(sharded) => {
             let packets = packets(&plan.streams[sharded.stream as usize], duration, options)?;
             let gatherer = Gatherer::of_sizes(Arc::clone(plan), &[packets]);
             (Arc::default(), gatherer, vec![options.keep.results(sharded.sharding.summary); plan.streams.len()])
         }
         None => {
-            let (intake, kept) = intake(plan, workload, options, outlet, seed)?;
+            let (intake, kept) = intake(plan, workload, options, outlet, seed, sources, &callbacks)?;
             let intake = Arc::new(intake);
             (Arc::clone(&intake), Gatherer::new(Arc::clone(plan), intake), kept)
         }
@@ -431,12 +400,27 @@ pub fn execute(
     if let Some(notice) = notice {
         (options.notify)(&notice);
     }
-    let scatterer = Scatterer::new(gatherer.clone(), outlet)?.checking(&kernels).bounded(kept.clone(), left.clone());
-    let parts = Parts { plan, machine, header: &header, kernels: &kernels, gatherer, scatterer };
+    let taken: BTreeSet<u32> = sinks.keys().copied().collect();
+    if !taken.is_empty() {
+        kept.resize(plan.streams.len(), u64::MAX);
+        taken.iter().for_each(|stream| kept[*stream as usize] = 0);
+    }
+    let sink = |(stream, take): (u32, _)| {
+        let packet = plan.streams[stream as usize].packet.0;
+        let share = intake.shares().get(stream as usize).map(|share| share.bytes.div_ceil(packet));
+        let packets = share.unwrap_or_else(|| gatherer.runs()[stream as usize].packets);
+        ProgramSink::new(plan, stream, packets, take, &callbacks).map(|sink| (stream, sink))
+    };
+    let sinks = sinks.into_iter().map(sink).collect::<Result<BTreeMap<_, _>, _>>()?;
+    let scatterer = Scatterer::new(gatherer.clone(), outlet)?.checking(&kernels);
+    let scatterer = scatterer.giving(sinks).bounded(kept.clone(), left.clone());
+    let observer = Observer::new(plan, &callbacks, events);
+    let parts = Parts { plan, machine, header: &header, kernels: &kernels, gatherer, scatterer, observer, requests };
     let Driven { records, compared, incomplete, cpu } = parts.drive(devices, options, progress)?;
     header.cpu = cpu;
+    let incomplete = callbacks.failure().map(program::incomplete).or(incomplete);
     let log = RunLog::new(header, records, "this run")?.ended(incomplete);
-    Ok(Ran { log, kernels, intake, compared, kept, left })
+    Ok(Ran { log, kernels, intake, compared, kept, left, callbacks, taken })
 }
 
 /// What begins the log of a run that processes what `gatherer` has and lasts for `duration` where nothing ends before.
@@ -518,6 +502,8 @@ struct Parts<'a> {
     kernels: &'a Kernels,
     gatherer: Gatherer,
     scatterer: Scatterer,
+    observer: Observer,
+    requests: wall::Requests,
 }
 
 /// What a driver brought back.
@@ -544,12 +530,15 @@ impl Parts<'_> {
         }
     }
 
-    fn simulate(self, options: &RunOptions, progress: &mut impl FnMut(Progress)) -> Result<Driven, Error> {
+    fn simulate(mut self, options: &RunOptions, progress: &mut impl FnMut(Progress)) -> Result<Driven, Error> {
+        let now = Arc::<AtomicU64>::default();
         let total = span(self.plan, &self.header.cycles);
         let interrupt = Arc::clone(&options.interrupt);
         let mut records = Vec::new();
         let mut reported = Nanos::ZERO;
         let mut log = |record: &LogRecord| {
+            now.store(record.at.saturating_sub(SIM_EPOCH).0, Ordering::Relaxed);
+            self.observer.see(record);
             records.push(record.clone());
             if record.at > reported {
                 reported = record.at + Nanos(10_000_000);
@@ -563,7 +552,8 @@ impl Parts<'_> {
             in_virtual_time(self.machine, self.header, faults, &mut TimeOnly::new(self.gatherer, interrupt), &mut log)
         } else {
             let plan = Arc::clone(self.plan);
-            let all = HostPayload::new(plan, self.kernels, self.gatherer, self.scatterer, interrupt)?;
+            let all =
+                HostPayload::new(plan, self.kernels, self.gatherer, self.scatterer, interrupt)?.timed(Arc::clone(&now));
             in_virtual_time(self.machine, self.header, faults, contents.insert(all), &mut log)
         };
         let incomplete = ended?;
@@ -577,7 +567,7 @@ impl Parts<'_> {
         options: &RunOptions,
         progress: &mut impl FnMut(Progress),
     ) -> Result<Driven, Error> {
-        let Self { plan, kernels, gatherer, scatterer, .. } = self;
+        let Self { plan, kernels, gatherer, scatterer, mut observer, requests, .. } = self;
         let total = span(plan, &self.header.cycles).0;
         // The emulated device needs the CPU that the driver would spin on.
         let spin = if self.header.source == RunSource::Cuda { wall::GPU_SPIN } else { Nanos::ZERO };
@@ -589,19 +579,13 @@ impl Parts<'_> {
         let inputs = inputs::inputs(plan, &self.header.cycles, Nanos(total), self.header.seed);
         let mut records = Vec::new();
         let ended = wall::run_work(
-            wall::SuppliedRun {
-                plan,
-                kernels,
-                cycles,
-                packets,
-                supply,
-                collect,
-                inputs,
-                requests: wall::Requests::default(),
-            },
+            wall::SuppliedRun { plan, kernels, cycles, packets, supply, collect, inputs, requests },
             devices,
             &habits,
-            |record| records.push(record.clone()),
+            |record| {
+                observer.see(record);
+                records.push(record.clone());
+            },
             |at| {
                 progress(Progress { phase: "running", done: at.0.min(total), total });
             },
@@ -614,35 +598,95 @@ impl Parts<'_> {
             Err(RunError::Stopped { stream, packet, by, cpu }) => {
                 (MessageComparison::default(), Some(Incomplete::Stopped { stream, packet, by }), cpu.map(|cpu| *cpu))
             }
+            Err(RunError::Data(DataError::Callback(failure))) => {
+                (MessageComparison::default(), Some(program::incomplete(failure)), None)
+            }
             Err(error) => return Err(error.into()),
         };
         Ok(Driven { records, compared, incomplete, cpu })
     }
 }
 
-/// What the streams read: the input, a sample, or nothing when there are no streams; and how much of each output is kept, where
-/// that is not all.
+/// What all callbacks of a run share.
+fn callbacks(
+    plan: &Arc<Plan>,
+    source: RunSource,
+    options: &RunOptions,
+    patience: Nanos,
+    events: Option<EventSender>,
+) -> Callbacks {
+    let plan = Arc::clone(plan);
+    let dropped = move |stream: u32, packet: u64, at: Nanos| {
+        let Some(events) = &events else { return };
+        let stream = plan.streams[stream as usize].id.clone();
+        events.tell(at, RunEventKind::ResultDropped { stream, packet });
+    };
+    Callbacks::new(patience, Arc::clone(&options.interrupt), source == RunSource::Sim, Box::new(dropped))
+}
+
+/// What the streams read: what a program gives, the input, a sample, or nothing when there are no streams; and how much of each output is
+/// kept, where that is not all.
 fn intake(
+    plan: &Arc<Plan>,
+    workload: &Workload,
+    options: &RunOptions,
+    outlet: &Outlet,
+    seed: u64,
+    sources: BTreeMap<u32, GivePacket>,
+    callbacks: &Arc<Callbacks>,
+) -> Result<(Intake, Vec<u64>), Error> {
+    let granules = granules(plan);
+    let of = |number: usize| sources.contains_key(&(number as u32));
+    let streams: Vec<PlannedStream> =
+        plan.streams.iter().enumerate().filter(|(number, _)| !of(*number)).map(|(_, stream)| stream.clone()).collect();
+    let granules_read: Vec<u64> =
+        granules.iter().enumerate().filter(|(number, _)| !of(*number)).map(|(_, granule)| *granule).collect();
+    let (mut intake, mut kept) = match streams.is_empty() && !plan.streams.is_empty() {
+        true if options.input.is_some() => {
+            return Err(Failure::Options("a program gives the packets of all streams: leave out the input").into());
+        }
+        true => (Intake::default(), Vec::new()),
+        false => read(plan, &streams, &granules_read, workload, options, outlet, seed)?,
+    };
+    let duration = options.duration.unwrap_or(workload.duration);
+    for (number, give) in sources {
+        let (at, stream) = (number as usize, &plan.streams[number as usize]);
+        let bytes = bytes_within(stream, duration);
+        if bytes == 0 {
+            return Err(Failure::Options("no packet arrives in that time; choose a longer `--duration`").into());
+        }
+        let source = ProgramSource::new(plan, number, bytes / stream.packet.0, give, callbacks)?;
+        intake.give(at, source, bytes, granules[at]);
+        if !kept.is_empty() {
+            kept.insert(at, u64::MAX);
+        }
+    }
+    Ok((intake, kept))
+}
+
+/// What `streams`, which no program gives, read.
+fn read(
     plan: &Plan,
+    streams: &[PlannedStream],
+    granules: &[u64],
     workload: &Workload,
     options: &RunOptions,
     outlet: &Outlet,
     seed: u64,
 ) -> Result<(Intake, Vec<u64>), Error> {
-    if plan.streams.is_empty() {
+    if streams.is_empty() {
         return match options.input {
             Some(_) => Err(Failure::Options("the workload has no streams that could read `--input`").into()),
             None => Ok((Intake::default(), Vec::new())),
         };
     }
-    let granules = granules(plan);
     if let Some(input) = &options.input {
-        return Ok((Intake::open(input, &plan.streams, options.duration, &granules)?, Vec::new()));
+        return Ok((Intake::open(input, streams, options.duration, granules)?, Vec::new()));
     }
     let duration = options.duration.unwrap_or(workload.duration);
-    let parts = options.keep.parts(&plan.streams, duration, &granules)?;
+    let parts = options.keep.parts(streams, duration, granules)?;
     let path = sample::write(outlet, parts.iter().sum(), seed, &options.interrupt)?;
-    let intake = Intake::open_repeated(&path, &plan.streams, duration, &parts, &granules)?;
+    let intake = Intake::open_repeated(&path, streams, duration, &parts, granules)?;
     let kept = |((share, part), stream): ((&InputShare, u64), &PlannedStream)| match &plan.pipelines
         [stream.pipeline as usize]
         .source
@@ -651,13 +695,14 @@ fn intake(
         PipelineSource::Packets(packets) => (part / packets.packet().0).saturating_mul(packets.result().0),
         _ => part,
     };
-    let kept = intake.shares().iter().zip(parts).zip(&plan.streams).map(kept).collect();
+    let kept = intake.shares().iter().zip(parts).zip(streams).map(kept).collect();
     Ok((intake, kept))
 }
 
 /// What the files of the streams lack, as a sentence.
 fn bounded(plan: &Plan, ran: &Ran, verified: bool) -> Option<String> {
-    let runs = ran.log.header().streams.iter().zip(&ran.kept);
+    let runs = (0u32..).zip(ran.log.header().streams.iter().zip(&ran.kept));
+    let runs = runs.filter(|(stream, _)| !ran.taken.contains(stream)).map(|(_, run)| run);
     let cut: Vec<(u64, u64)> =
         runs.filter(|(run, kept)| run.bytes.0 > **kept).map(|(run, kept)| (run.bytes.0, *kept)).collect();
     let (of, kept) = cut.iter().fold((0u64, 0u64), |sum, cut| (sum.0.saturating_add(cut.0), sum.1 + cut.1));

@@ -42,6 +42,23 @@ fn every_name_that_a_workload_gives_to_the_machine_is_checked_at_its_place() {
 }
 
 #[test]
+fn the_tutorial_shows_the_workload_and_the_lines_of_its_example() {
+    let page = include_str!("../../../docs/tutorials/from-plan-to-program.md");
+    let example = include_str!("../examples/plan_program.rs");
+    let blocks = |kind: &str| -> Vec<&str> {
+        let fence = format!("```{kind}\n");
+        page.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
+    };
+    let (files, code) = (blocks("toml"), blocks("rust"));
+    assert_eq!((files.len(), code.len()), (1, 3));
+    assert!(example.contains(&format!("r#\"\n{}\"#", files[0])), "{}", files[0]);
+    for block in code {
+        assert!(example.contains(block), "{block}");
+    }
+    assert!(page.contains(&format!("has {} lines", example.lines().count())));
+}
+
+#[test]
 fn the_page_of_methods_has_the_table_that_the_program_uses() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/adding-a-method.md");
     let page = std::fs::read_to_string(path).unwrap();

@@ -34,6 +34,16 @@ fn a_run_made_in_code_holds_its_deadlines() {
 }
 
 #[test]
+fn a_program_gets_its_own_frames_back_in_time() {
+    let text = said("plan_program");
+    assert_eq!(text.matches(" is back after ").count(), 10, "{text}");
+    assert!(
+        text.starts_with("frame 0 is back after ") && text.ends_with("10 frames, deadlines held: true\n"),
+        "{text}"
+    );
+}
+
+#[test]
 fn tasks_that_share_learn_how_long_they_wait() {
     let text = said("share");
     assert!(text.starts_with("Yes\n") && text.matches(" waits at most ").count() == 4, "{text}");

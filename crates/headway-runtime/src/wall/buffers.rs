@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use headway_core::plan::{PipelineSource, Plan};
-use headway_core::units::Bytes;
 use headway_device::{DeviceError, Engines};
 
 use super::RunError;
@@ -11,7 +10,7 @@ use super::chunk::StepChunk;
 use super::cores::Cores;
 use super::job::{JobBuffers, JobContext};
 use super::messages::{self, MessageBuffers, MessageComparison};
-use super::resident::{Resident, Room};
+use super::resident::{KeptBlock, Resident, Room};
 use crate::blocks::{Collect, Supply};
 use crate::cores::CoreMemory;
 use crate::job::PipelineJob;
@@ -108,7 +107,8 @@ impl Buffers {
             let PipelineBuffers::Job(buffers) = &self.pipelines[number as usize] else { continue };
             let Some(last) = &buffers.last else { continue };
             let pipeline = &plan.pipelines[number as usize];
-            last.read_back(devices, pipeline, blocks, |cycle, block| collect.collect(number, cycle, 0, &[block]))?;
+            let take = |kept: &KeptBlock, block: &[u8]| collect.collect(kept.at, number, kept.cycle, 0, &[block]);
+            last.read_back(devices, pipeline, blocks, take)?;
         }
         Ok(())
     }
@@ -151,4 +151,4 @@ pub(super) enum Ends<'a> {
 }
 
 /// The blocks that lie on a GPU when a run ends: by pipeline, the cycles with the sizes of their blocks.
-pub(super) type Kept = BTreeMap<u32, Vec<(u64, Bytes)>>;
+pub(super) type Kept = BTreeMap<u32, Vec<KeptBlock>>;

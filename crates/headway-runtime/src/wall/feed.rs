@@ -3,14 +3,16 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 
 use headway_core::plan::Plan;
-use headway_core::units::Bytes;
+use headway_core::units::{Bytes, Nanos};
 
 use super::Message;
 use super::buffers::{Buffers, Ends, Kept};
+use super::resident::KeptBlock;
 use crate::blocks::{Collect, DataError, Supply};
+use crate::program::LOOK;
 
 /// A cycle whose result lies in its last buffer.
 pub(super) struct Delivery {
@@ -18,11 +20,21 @@ pub(super) struct Delivery {
     pub(super) cycle: u64,
     pub(super) slot: usize,
     pub(super) block: Bytes,
+    /// When it was delivered, after time zero.
+    pub(super) at: Nanos,
     /// Given up: nothing in it is to be written.
     pub(super) lost: bool,
 }
 
-/// Packs blocks in the order of their windows, as far ahead as buffers are free.
+/// What the feeder is told.
+pub(super) enum Feed {
+    /// A cycle of this pipeline no longer holds buffers.
+    Freed(u32),
+    /// Something has come that was not there.
+    Came,
+}
+
+/// Packs blocks in the order of their windows, as far ahead as buffers are free. What is not there yet waits, and nothing else with it.
 ///
 /// It stands in for what fills buffers in a real system (a network card, a frame grabber), so it may run ahead of the
 /// packets' arrival times; the dispatcher does not release a block before its window opens.
@@ -31,7 +43,7 @@ pub(super) struct Feeder {
     supply: Box<dyn Supply>,
     buffers: Arc<Buffers>,
     inbox: Sender<Message>,
-    freed: Receiver<u32>,
+    told: Receiver<Feed>,
     stop: Arc<AtomicBool>,
     /// Cycles of a pipeline that the dispatcher keeps open at a time.
     cycles_max: usize,
@@ -64,7 +76,7 @@ impl Feeder {
         buffers: &Arc<Buffers>,
         cycles: &[u64],
         inbox: Sender<Message>,
-        freed: Receiver<u32>,
+        told: Receiver<Feed>,
         stop: Arc<AtomicBool>,
     ) -> Self {
         let progress = |(at, &cycles)| {
@@ -79,7 +91,7 @@ impl Feeder {
             supply,
             buffers: Arc::clone(buffers),
             inbox,
-            freed,
+            told,
             stop,
             cycles_max: usize::MAX,
             pipelines,
@@ -93,32 +105,51 @@ impl Feeder {
 
     pub(super) fn run(mut self) {
         while !self.stop.load(Ordering::Relaxed) {
-            while let Ok(pipeline) = self.freed.try_recv() {
-                self.pipelines[pipeline as usize].under_way.pop_front();
+            while let Ok(told) = self.told.try_recv() {
+                self.take(&told);
             }
-            let waiting = (0u32..).zip(&self.pipelines).filter(|(_, p)| p.next < p.cycles);
-            let next = waiting
-                .clone()
-                .filter(|(_, p)| p.has_room(self.cycles_max))
-                .min_by_key(|(at, p)| (self.plan.pipelines[*at as usize].release(p.next, 0), *at))
-                .map(|(at, _)| at);
-            let any = waiting.count() > 0;
-            match next {
-                Some(pipeline) => {
-                    let message = self.pack(pipeline).unwrap_or_else(Message::Failed);
-                    let last = matches!(message, Message::Failed(_));
+            let packed = self.next().and_then(|next| next.map(|pipeline| self.pack(pipeline)).transpose());
+            match packed {
+                Ok(None) if self.pipelines.iter().all(|p| p.next >= p.cycles) => return,
+                Ok(None) => match self.told.recv_timeout(LOOK) {
+                    Ok(told) => self.take(&told),
+                    // What brings packets may be silent for too long.
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return,
+                },
+                Ok(Some(message)) => {
                     // A driver that has ended no longer listens: nothing is left to feed.
-                    if self.inbox.send(message).is_err() || last {
+                    if self.inbox.send(message).is_err() {
                         return;
                     }
                 }
-                None if any => match self.freed.recv() {
-                    Ok(pipeline) => drop(self.pipelines[pipeline as usize].under_way.pop_front()),
-                    Err(_) => return,
-                },
-                None => return,
+                Err(error) => {
+                    let _ = self.inbox.send(Message::Failed(error));
+                    return;
+                }
             }
         }
+    }
+
+    fn take(&mut self, told: &Feed) {
+        if let Feed::Freed(pipeline) = *told {
+            self.pipelines[pipeline as usize].under_way.pop_front();
+        }
+    }
+
+    /// Of the pipelines whose next cycle has room and is there, the one whose window opens first.
+    fn next(&mut self) -> Result<Option<u32>, DataError> {
+        let mut first: Option<(Nanos, u32)> = None;
+        for (at, progress) in (0u32..).zip(&self.pipelines) {
+            if progress.next >= progress.cycles || !progress.has_room(self.cycles_max) {
+                continue;
+            }
+            let key = (self.plan.pipelines[at as usize].release(progress.next, 0), at);
+            if first.is_none_or(|first| key < first) && self.supply.is_ready(at, progress.next)? {
+                first = Some(key);
+            }
+        }
+        Ok(first.map(|(_, at)| at))
     }
 
     fn pack(&mut self, pipeline: u32) -> Result<Message, DataError> {
@@ -149,7 +180,7 @@ pub(super) struct Sink {
     buffers: Arc<Buffers>,
     inbox: Sender<Message>,
     delivered: Receiver<Delivery>,
-    free: Sender<u32>,
+    free: Sender<Feed>,
     kept: Kept,
 }
 
@@ -166,36 +197,40 @@ impl Sink {
         buffers: &Arc<Buffers>,
         inbox: Sender<Message>,
         delivered: Receiver<Delivery>,
-        free: Sender<u32>,
+        free: Sender<Feed>,
     ) -> Self {
         Self { collect, buffers: Arc::clone(buffers), inbox, delivered, free, kept: Kept::new() }
     }
 
-    /// Takes what is delivered; `None` after a failure, of which the driver was told.
+    /// Takes what is delivered; `None` after a failure, of which the driver was told, unless a program's callback failed.
     pub(super) fn run(mut self) -> Option<Sunk> {
         while let Ok(delivery) = self.delivered.recv() {
             if let Err(error) = self.unpack(&delivery) {
+                // What other streams gave is right where a program failed.
+                let is_right = matches!(error, DataError::Callback(_));
                 // A driver that has ended has its buffers error to report.
                 let _ = self.inbox.send(Message::Failed(error));
-                return None;
+                if !is_right {
+                    return None;
+                }
             }
             // A feeder that has packed everything no longer listens.
-            let _ = self.free.send(delivery.pipeline);
+            let _ = self.free.send(Feed::Freed(delivery.pipeline));
         }
         Some(Sunk { collect: self.collect, kept: self.kept })
     }
 
     fn unpack(&mut self, delivery: &Delivery) -> Result<(), DataError> {
-        let Delivery { pipeline, cycle, slot, block, lost } = *delivery;
+        let Delivery { pipeline, cycle, slot, block, at, lost } = *delivery;
         if lost {
             return self.collect.lose(pipeline, cycle);
         }
         match self.buffers.last(pipeline) {
             Ends::Job(buffers) => {
-                buffers.read(slot, cycle, block, |blocks| self.collect.collect(pipeline, cycle, slot, blocks))
+                buffers.read(slot, cycle, block, |blocks| self.collect.collect(at, pipeline, cycle, slot, blocks))
             }
             Ends::Resident(_) => {
-                self.kept.entry(pipeline).or_default().push((cycle, block));
+                self.kept.entry(pipeline).or_default().push(KeptBlock { cycle, bytes: block, at });
                 Ok(())
             }
             Ends::Messages(buffers) => buffers.landed(cycle),

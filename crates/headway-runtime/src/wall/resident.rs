@@ -6,7 +6,7 @@ use std::ops::Range;
 use headway_core::files::machine::EngineClass;
 use headway_core::models::transfer::Method;
 use headway_core::plan::Pipeline;
-use headway_core::units::Bytes;
+use headway_core::units::{Bytes, Nanos};
 use headway_device::{Access, Buffer, DeviceError, Engines, HostKind, Span};
 
 use super::RunError;
@@ -74,6 +74,14 @@ fn unprepared(pipeline: &Pipeline, source: DeviceError) -> RunError {
     RunError::Prepare { what: format!("blocks of pipeline `{}` on its GPU", pipeline.name), source }
 }
 
+/// A block that was delivered and lies on a GPU.
+pub(super) struct KeptBlock {
+    pub(super) cycle: u64,
+    pub(super) bytes: Bytes,
+    /// When it was delivered, after time zero.
+    pub(super) at: Nanos,
+}
+
 impl Resident {
     /// Claims `range` of the block of `cycle`.
     pub(super) fn claim(&self, cycle: u64, range: Range<usize>, access: Access) -> Result<Span, DeviceError> {
@@ -117,26 +125,26 @@ impl Resident {
         Ok(())
     }
 
-    /// Calls `take` with each of the blocks `(cycle, bytes)` that the run left.
+    /// Calls `take` with each of the blocks that the run left.
     pub(super) fn read_back(
         &self,
         devices: &mut [Engines],
         pipeline: &Pipeline,
-        blocks: &[(u64, Bytes)],
-        mut take: impl FnMut(u64, &[u8]) -> Result<(), DataError>,
+        blocks: &[KeptBlock],
+        mut take: impl FnMut(&KeptBlock, &[u8]) -> Result<(), DataError>,
     ) -> Result<(), RunError> {
         let failed = |source| unprepared(pipeline, source);
         let device = &mut devices[self.device];
         let host = device.host_buffer(self.stride, HostKind::Pinned).map_err(failed)?;
-        for &(cycle, block) in blocks {
-            let range = 0..block.0 as usize;
+        for kept in blocks {
+            let (cycle, range) = (kept.cycle, 0..kept.bytes.0 as usize);
             let ends = self
                 .claim(cycle, range.clone(), Access::Read)
                 .and_then(|from| Ok((from, host.claim(range.clone(), Access::Write)?)));
             let moved = ends.and_then(|ends| device.copy(EngineClass::D2h, Method::Dma, ends, u64::MAX));
             moved.and_then(|()| settle(device)).map_err(failed)?;
             let span = host.claim(range, Access::Read).map_err(failed)?;
-            take(cycle, span.bytes().map_err(failed)?)?;
+            take(kept, span.bytes().map_err(failed)?)?;
         }
         Ok(())
     }
