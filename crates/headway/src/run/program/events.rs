@@ -49,7 +49,7 @@ pub enum RunEventKind {
     UrgentDone { name: String, request: u64 },
 }
 
-/// Why a packet was late: what went wrong first in its cycle.
+/// Why a packet was late: what delayed its cycle most.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MissReason {
@@ -63,6 +63,16 @@ pub enum MissReason {
     NotPromised,
     /// The log of the run says more.
     Unknown,
+}
+
+impl MissReason {
+    fn delay(&self) -> Nanos {
+        match self {
+            Self::SourceLate { by, .. } | Self::DriverLate { by } => *by,
+            Self::Overrun { took, cost, .. } => took.saturating_sub(*cost),
+            Self::NotPromised | Self::Unknown => Nanos::ZERO,
+        }
+    }
 }
 
 impl fmt::Display for MissReason {
@@ -174,7 +184,7 @@ pub(in crate::run) struct Observer {
     callbacks: Arc<Callbacks>,
     events: Option<EventSender>,
     epoch: Nanos,
-    /// What went wrong first in each cycle, the newest last, by pipeline.
+    /// What delayed each cycle most, the newest cycle last, by pipeline.
     reasons: BTreeMap<u32, VecDeque<(u64, MissReason)>>,
 }
 
@@ -245,7 +255,10 @@ impl Observer {
 
     fn remember(&mut self, pipeline: u32, cycle: u64, reason: MissReason) {
         let cycles = self.reasons.entry(pipeline).or_default();
-        if cycles.iter().any(|(of, _)| *of == cycle) {
+        if let Some((_, known)) = cycles.iter_mut().find(|(of, _)| *of == cycle) {
+            if reason.delay() > known.delay() {
+                *known = reason;
+            }
             return;
         }
         if cycles.len() == CYCLES_MAX {
