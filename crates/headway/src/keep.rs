@@ -84,7 +84,7 @@ mod tests {
 
     use super::*;
     use crate::run as runs;
-    use crate::run::{Backend, RunOptions, run};
+    use crate::run::{Backend, RunOptions};
 
     const WORKLOAD: &str = r#"
         name = "two"
@@ -111,7 +111,7 @@ mod tests {
         let of = |name: &str, packed_from| {
             let place = folder.path().join(name);
             let keep = Keep { packed_from, ..Keep::default() };
-            let done = run(&workload, &options(&place, keep), |_| ()).unwrap();
+            let done = runs::run(&workload, &options(&place, keep), |_| ()).unwrap();
             let replayed = crate::report::replay(&place).unwrap();
             let (summary, _) = crate::report::report(&place, None, keep.traced).unwrap();
             assert_eq!(summary, done.summary);
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(plain.1, packed.1);
         assert!(packed.2 * 3 < plain.2, "{} {}", packed.2, plain.2);
         // The one replaces the other.
-        run(&workload, &options(&folder.path().join("packed"), Keep::default()), |_| ()).unwrap();
+        runs::run(&workload, &options(&folder.path().join("packed"), Keep::default()), |_| ()).unwrap();
         assert!(!folder.path().join("packed/run.jsonl.gz").exists());
     }
 
