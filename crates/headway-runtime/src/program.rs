@@ -324,7 +324,7 @@ impl Drop for ProgramSource {
 }
 
 impl ProgramSource {
-    /// A source of `packets` packets of stream `number`. It is not asked for any before [`ProgramSource::begin`].
+    /// A source of `packets` packets of stream `number`. It is not asked for any before the run begins.
     ///
     /// # Errors
     /// [`CallbackFailure`] if it gets no thread.
