@@ -26,7 +26,7 @@ pub(super) struct Delivery {
     pub(super) lost: bool,
 }
 
-/// What the feeder is told.
+/// Why the feeder looks again at what it can pack.
 pub(super) enum Feed {
     /// A cycle of this pipeline no longer holds buffers.
     Freed(u32),
