@@ -15,6 +15,7 @@ mod event;
 pub mod file_reader;
 pub mod fork;
 pub mod function;
+pub mod inheriting_mutex;
 pub mod input;
 pub mod ipc;
 pub mod limits;

@@ -3,10 +3,12 @@
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
 pub(super) use std::sync::Arc;
+use std::sync::OnceLock;
 pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{OnceLock, PoisonError, TryLockError};
 pub(super) use std::thread::{Thread, current};
 use std::time::Duration;
+
+use headway_os::inheriting_mutex::{InheritingGuard, InheritingMutex};
 
 /// Looks at a flag before parking: some 200 us, longer than an engine takes for a chunk, so that a thread that has been too
 /// fast is not woken by a system call of the thread that keeps the engine busy.
@@ -39,21 +41,22 @@ pub(super) fn spin_until(mut ready: impl FnMut() -> bool) -> bool {
 const BACKOFF_MAX: u32 = 16;
 
 /// A lock for what is held for a microsecond at most by many threads in turns: who slept for it would wake up long after, on a
-/// virtual machine after a hundred.
+/// virtual machine after a hundred. A real-time thread that waits lends its priority to the holder, which may be an ordinary thread
+/// without a CPU.
 ///
 /// Who waits looks at `held`, in a line of its own, and tries only when nobody has it, each at moments of its own: every try,
 /// a failing one too, takes the line from the core of the holder, who needs it to give the lock back.
 pub(super) struct Mutex<T> {
     held: LockWord,
-    data: std::sync::Mutex<T>,
+    data: InheritingMutex<T>,
 }
 
 #[repr(align(128))]
 struct LockWord(AtomicBool);
 
 impl<T> Mutex<T> {
-    pub(super) const fn new(data: T) -> Self {
-        Self { held: LockWord(AtomicBool::new(false)), data: std::sync::Mutex::new(data) }
+    pub(super) fn new(data: T) -> Self {
+        Self { held: LockWord(AtomicBool::new(false)), data: InheritingMutex::new(data) }
     }
 
     /// A try that finds it held writes nothing.
@@ -61,14 +64,10 @@ impl<T> Mutex<T> {
         if self.held.0.load(Ordering::Relaxed) {
             return None;
         }
-        match self.data.try_lock() {
-            Ok(data) => Some(self.hold(data)),
-            Err(TryLockError::Poisoned(poisoned)) => Some(self.hold(poisoned.into_inner())),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        self.data.try_lock().map(|data| self.hold(data))
     }
 
-    fn hold<'a>(&'a self, data: std::sync::MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    fn hold<'a>(&'a self, data: InheritingGuard<'a, T>) -> MutexGuard<'a, T> {
         self.held.0.store(true, Ordering::Relaxed);
         MutexGuard { held: &self.held.0, data }
     }
@@ -77,7 +76,7 @@ impl<T> Mutex<T> {
 /// The right to what a [`Mutex`] guards.
 pub(super) struct MutexGuard<'a, T> {
     held: &'a AtomicBool,
-    data: std::sync::MutexGuard<'a, T>,
+    data: InheritingGuard<'a, T>,
 }
 
 impl<T> Deref for MutexGuard<'_, T> {
@@ -116,7 +115,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
             held.is_some()
         });
     }
-    held.unwrap_or_else(|| mutex.hold(mutex.data.lock().unwrap_or_else(PoisonError::into_inner)))
+    held.unwrap_or_else(|| mutex.hold(mutex.data.lock()))
 }
 
 /// A number that differs between threads and calls.
