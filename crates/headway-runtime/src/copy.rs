@@ -3,7 +3,6 @@
 mod bounce;
 mod cache;
 mod chooser;
-mod chunk_limit;
 mod cpus;
 mod decide;
 mod engine;
@@ -22,8 +21,8 @@ mod request;
 mod run;
 mod shares;
 mod thread_pool;
-mod wait;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use headway_core::decisions::chooser::ChoiceReason;
@@ -43,7 +42,7 @@ use self::many::Many;
 use self::request::{Host, Request};
 use self::shares::Shares;
 use self::thread_pool::ThreadPool;
-use self::wait::Cancel;
+use crate::wait::Cancel;
 
 pub use self::chooser::{ChosenCopy, CopyChooser, LearningGpu, LearningOptions};
 pub use self::engine::{Promise, PromisedCopy, UNPROMISED_IN_FLIGHT};
@@ -203,6 +202,8 @@ pub struct MethodProbe {
 
 /// Copies between host and GPU memory, from any thread.
 pub struct Copier {
+    /// Tells copiers of this process apart, from 1 on.
+    number: u64,
     gpus: Vec<CopierGpu>,
     devices: Vec<Arc<dyn Gpu>>,
     options: CopyOptions,
@@ -250,7 +251,9 @@ impl Copier {
         }
         let (options, profile, peers) = (options.normal(), Arc::new(profile), Line::new());
         let chooser = |gpu| CopyChooser::new(gpu, Arc::clone(&profile), &options, stale.clone(), gpus.len());
+        static LAST: AtomicU64 = AtomicU64::new(0);
         let copier = Self {
+            number: LAST.fetch_add(1, Ordering::Relaxed) + 1,
             choosers: gpus.iter().map(|(gpu, _)| chooser(*gpu)).collect(),
             devices: gpus.iter().map(|(_, gpu)| Arc::clone(gpu)).collect(),
             shares: Shares::new(gpus.len()),

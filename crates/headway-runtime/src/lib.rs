@@ -18,4 +18,5 @@ pub mod shards;
 pub mod sharing;
 pub mod staging;
 pub mod tail;
+mod wait;
 pub mod wall;

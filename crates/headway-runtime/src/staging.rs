@@ -8,7 +8,9 @@
 //! memory of that GPU.
 
 mod assemble;
+mod chunk_limit;
 mod drive;
+mod engine;
 mod exchange;
 mod line;
 #[cfg(test)]
@@ -29,7 +31,9 @@ use headway_device::{Access, DeviceError};
 use headway_os::OsError;
 
 use self::assemble::{Request, check_links};
+pub(crate) use self::chunk_limit::Limited;
 use self::drive::{Drive, Ending};
+pub(crate) use self::engine::CopyEngine;
 use self::exchange::Fault;
 pub(crate) use self::line::{Line, Place};
 pub use self::pool::{PoolOptions, StagingPool};

@@ -15,6 +15,7 @@ mod pace;
 mod requests;
 mod resident;
 mod stage;
+mod turns;
 mod watch;
 
 use std::cmp::Reverse;
@@ -37,14 +38,17 @@ use headway_os::sched::{Classes, Held, Role, SchedError};
 use headway_os::{clock, event, threads};
 
 use crate::blocks::{Collect, DataError, Gatherer, Scatterer, Supply};
+use crate::endpoints::CopyPath;
 use crate::kernels::Kernels;
 use crate::outlet::OutputError;
 use crate::program::Came;
+use crate::staging::Place;
 use buffers::Buffers;
 pub use messages::MessageComparison;
 use pace::Pace;
 use requests::Asked;
 pub use requests::{CopyEnds, NotTaken, RequestOutcome, Requests, UrgentRequest};
+use turns::Turns;
 pub use watch::watch;
 
 /// A GPU's windows are worth a busy CPU: so long its driver spins before something is due.
@@ -281,6 +285,7 @@ pub fn run_work(
         // First, so that the other threads keep off the CPUs of cores.
         let awake = options.spin > Nanos::ZERO && !held.class().is_rationed();
         let cores = cores::Cores::start(plan, kernels, &classes, awake, &inbox)?;
+        let turns = Turns::new(devices);
         let epoch = clock::now() + options.lead;
         let free_too = free.clone();
         let came: Came = Arc::new(move || drop(free_too.send(feed::Feed::Came)));
@@ -302,6 +307,7 @@ pub fn run_work(
             options,
             open: BTreeMap::new(),
             under_way: BTreeMap::new(),
+            turns,
             holding: BinaryHeap::new(),
             inputs: inputs.into_iter().collect(),
             epoch,
@@ -392,6 +398,15 @@ struct OpenCycle {
     block: Bytes,
 }
 
+/// An operation on a device.
+struct UnderWay {
+    pipeline: u32,
+    cycle: u64,
+    step: u32,
+    /// Of a copy between host and GPU: its place in the engine's line.
+    turn: Option<Place>,
+}
+
 struct Driver<'a> {
     plan: &'a Plan,
     dispatcher: Dispatcher,
@@ -402,8 +417,8 @@ struct Driver<'a> {
     deliver: Sender<feed::Delivery>,
     options: &'a WallOptions,
     open: BTreeMap<(u32, u64), OpenCycle>,
-    /// Pipeline, cycle and step of each operation under way.
-    under_way: BTreeMap<u64, (u32, u64, u32)>,
+    under_way: BTreeMap<u64, UnderWay>,
+    turns: Turns,
     /// Flows that hold their servers: until when, since when, and the number of their operation.
     holding: BinaryHeap<Reverse<(Nanos, Nanos, u64)>>,
     /// Inputs still to come, by time after the epoch.
@@ -512,7 +527,8 @@ impl Driver<'_> {
     ) -> Result<(), RunError> {
         let operation = completion.tag;
         // Others are of a run before that was given up while the device did not answer.
-        let Some((pipeline, cycle, step)) = self.under_way.remove(&operation) else { return Ok(()) };
+        let Some(UnderWay { pipeline, cycle, step, turn }) = self.under_way.remove(&operation) else { return Ok(()) };
+        drop(turn);
         if let Err(source) = completion.result {
             self.feed(now, DispatchInput::Failed { operation }, log)?;
             return Err(self.failed(pipeline, cycle, step, source));
@@ -593,12 +609,14 @@ impl Driver<'_> {
                     // Messages have their memory elsewhere.
                     let OpenCycle { slot, block } = self.open.get(&(pipeline, cycle)).copied().unwrap_or_default();
                     let chunk = chunk::StepChunk { pipeline, cycle, step, index, slot, block, offset, bytes };
+                    let path = CopyPath::of(self.plan, &planned.steps[step as usize].operations[index as usize]);
+                    let turn = path.and_then(|path| self.turns.hold(&planned.source, path));
                     let submitted = match self.asked.under_way(pipeline, cycle) {
                         Some(request) => request.submit(self.plan, self.devices, &chunk, operation),
                         None => self.buffers.submit(self.devices, &self.cores, &chunk, operation),
                     };
                     submitted.map_err(|source| self.failed(pipeline, cycle, step, source))?;
-                    self.under_way.insert(operation, (pipeline, cycle, step));
+                    self.under_way.insert(operation, UnderWay { pipeline, cycle, step, turn });
                 }
                 DispatchAction::Deliver { pipeline, cycle } | DispatchAction::Drop { pipeline, cycle } => {
                     let OpenCycle { slot, block } = self.open.remove(&(pipeline, cycle)).unwrap_or_default();

@@ -752,6 +752,30 @@ fn promised_copies_move_their_bytes_in_chunks_while_bulk_copies_run() {
 }
 
 #[test]
+fn copiers_of_one_gpu_keep_to_the_promises_of_one_of_them() {
+    let first = copier(1, CopyOptions::default());
+    let of = vec![(EndpointId(1), Arc::clone(&first.gpus()[0]))];
+    let second = Copier::new(of, Profile::default(), CopyOptions::default()).unwrap();
+    let gpu = second.gpus()[0].as_ref();
+    let (to, from) =
+        (gpu.device_buffer(4 * MIB, CpuReach::Device).unwrap(), gpu.pinned_buffer(4 * MIB, Caching::Cached).unwrap());
+    let chunks = || {
+        let (to, from) = (At { buffer: &to, offset: 0 }, At { buffer: &from, offset: 0 });
+        second.copy_pinned(Direction::H2d, to, from, 4 * MIB, How::By(Method::Dma)).unwrap().chunks
+    };
+    first.limit_chunks(0, Direction::H2d, Some(Bytes(MIB as u64))).unwrap();
+    assert_eq!(chunks(), 4);
+    let refused = second.limit_chunks(0, Direction::H2d, Some(Bytes(4 * MIB as u64))).unwrap_err();
+    assert!(matches!(refused, CopyError::Invalid { .. }), "{refused:?}");
+    second.limit_chunks(0, Direction::H2d, None).unwrap();
+    assert_eq!(chunks(), 4, "who promised nothing gives nothing back");
+    first.limit_chunks(0, Direction::H2d, None).unwrap();
+    assert_eq!(chunks(), 1);
+    second.limit_chunks(0, Direction::H2d, Some(Bytes(2 * MIB as u64))).unwrap();
+    assert_eq!(chunks(), 2);
+}
+
+#[test]
 fn a_promised_copy_of_ordinary_memory_is_refused() {
     let copier = copier(1, CopyOptions::default());
     let buffer = copier.gpus()[0].device_buffer(MIB, CpuReach::Device).unwrap();

@@ -2,20 +2,23 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use headway_core::decisions::dispatch::{DispatchEvent, DispatchInput, UrgentAnswer};
 use headway_core::files::machine::{EngineClass, Machine, shipped};
 use headway_core::files::workload::{self, Otherwise, Workload};
 use headway_core::log::{LogRecord, RecordBody};
-use headway_core::models::transfer::Method;
+use headway_core::models::transfer::{Method, Profile};
 use headway_core::plan::planner::{self, PlanOptions};
 use headway_core::plan::{PipelineSource, Plan, ServiceClass, Strategy};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::emu::{EmuGpu, EmuSpec};
+use headway_device::gpu::CpuReach;
 use headway_device::{Access, Engines, HostKind};
 use headway_kernels::Shipped;
 use headway_runtime::blocks::{Gatherer, Scatterer};
+use headway_runtime::copy::{At, Copier, CopyOptions, How};
 use headway_runtime::intake::Intake;
 use headway_runtime::kernels::Kernels;
 use headway_runtime::outlet::Outlet;
@@ -193,6 +196,37 @@ fn another_thread_asks_for_copies_of_its_own_bytes() {
     let found = span.bytes().unwrap();
     assert_eq!(done.len(), 1, "{done:?}");
     assert_eq!(found.iter().zip(&bytes[30_000..]).position(|(found, sent)| found != sent), None);
+}
+
+#[test]
+fn copies_that_no_plan_made_go_on_beside_a_plan_on_the_same_gpu_and_both_move_what_they_should() {
+    let plan = planned(WORKLOAD, Strategy::Partitioned);
+    let mut devices = devices();
+    let gpu = Arc::clone(devices[0].gpu());
+    let name = machine().gpus().next().unwrap();
+    let copier = Copier::new(vec![(name, gpu)], Profile::default(), CopyOptions::default()).unwrap();
+    let memory = copier.gpus()[0].device_buffer(1 << 20, CpuReach::Device).unwrap();
+    let is_over = AtomicBool::new(false);
+    let (outcome, rounds) = std::thread::scope(|scope| {
+        let copies = scope.spawn(|| {
+            let (at, mut back) = (At { buffer: &memory, offset: 0 }, vec![0; 1 << 20]);
+            let mut round = 0;
+            while !is_over.load(Ordering::SeqCst) {
+                let bytes = vec![round as u8; back.len()];
+                copier.copy_in(at, &bytes, How::By(Method::Register)).unwrap();
+                copier.copy_out(&mut back, at, How::By(Method::Register)).unwrap();
+                assert!(back == bytes, "round {round}");
+                round += 1;
+            }
+            round
+        });
+        let (outcome, _) = run(&plan, &mut devices, 200, Vec::new(), Requests::default());
+        is_over.store(true, Ordering::SeqCst);
+        (outcome, copies.join().unwrap())
+    });
+    let compared = outcome.unwrap().compared;
+    assert!(compared.equal >= 10 * 100_001, "{compared:?}");
+    assert!(rounds > 0);
 }
 
 /// Two messages of which combining splits the slow one, whose producer speaks.

@@ -185,7 +185,7 @@ pub struct FlowNode(Arc<Inner>);
 impl FlowNode {
     /// The node of a copier. `machine` says what copies cost at worst, best as `headway measure` found it on this computer.
     ///
-    /// There is one node for each copier: two would not know of each other's promises.
+    /// One copier of a process promises on an engine at a time: opening a flow is refused where another does.
     ///
     /// # Errors
     /// `ErrorKind::Machine` for a machine with fewer GPUs.

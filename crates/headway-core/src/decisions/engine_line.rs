@@ -6,13 +6,17 @@
 //! up the others.
 //!
 //! While a promised chunk waits for an engine or is on it, no chunk without a promise starts there. So a promised chunk waits for what had
-//! started before it was asked for, and for promised chunks with earlier deadlines.
+//! started before it was asked for, and for promised chunks with earlier deadlines. A plan's dispatcher has ordered its own chunks: they
+//! start at once, and hold up what has no promise while they are on the engine.
 //!
-//! A bulk chunk is owed its turn after [`PASSES_MAX`] others went before it. Only what has a deadline still goes first.
+//! A bulk chunk is owed its turn after [`PASSES_MAX`] others went before it. Only what has a deadline still goes first. Bulk copies that wait
+//! get the same bytes, whatever their chunks are (start-time fair queueing: P. Goyal, H. M. Vin, H. Cheng, "Start-time fair queuing", 1996,
+//! section 2): a chunk's *start tag* is where its copy's chunk before it ended in the line's count of bytes, or where that count stands if the
+//! copy fell behind it.
 
 use std::collections::BTreeMap;
 
-use crate::units::Nanos;
+use crate::units::{Bytes, Nanos};
 
 /// Chunks of other classes that a bulk chunk lets pass.
 pub const PASSES_MAX: u32 = 8;
@@ -39,6 +43,15 @@ pub enum LineParty {
     Staging,
     /// Copies that were promised to be in time.
     Promised,
+    /// Steps of a plan: they do not wait here.
+    Planned,
+}
+
+impl LineParty {
+    /// Whether chunks of others wait while one of these is on the engine.
+    const fn is_promise(self) -> bool {
+        matches!(self, Self::Promised | Self::Planned)
+    }
 }
 
 /// A chunk that wants an engine.
@@ -53,9 +66,18 @@ pub struct LineEntry {
     pub second: Option<u32>,
     /// It starts where fewer chunks of its party than this are on its engines.
     pub limit: u32,
+    pub bytes: Bytes,
+    /// Of bulk: [`LineKey::end_tag`] of the chunk before it of the same copy; 0 = there is none.
+    pub after: Bytes,
 }
 
 impl LineEntry {
+    /// A chunk on engine 0 alone, without a deadline.
+    #[must_use]
+    pub const fn new(class: FlowClass, party: LineParty, limit: u32) -> Self {
+        Self { deadline: None, class, party, engine: 0, second: None, limit, bytes: Bytes(0), after: Bytes(0) }
+    }
+
     /// Where it needs room.
     fn rooms(&self) -> impl Iterator<Item = Room> + use<> {
         let party = self.party;
@@ -73,7 +95,17 @@ pub struct LineKey {
     /// [`Nanos::MAX`] = none.
     deadline: Nanos,
     class: FlowClass,
+    /// Of bulk; else 0.
+    start_tag: Bytes,
     sequence: u64,
+}
+
+impl LineKey {
+    /// Where its chunk of so many bytes ends in the line's count.
+    #[must_use]
+    pub fn end_tag(&self, bytes: Bytes) -> Bytes {
+        Bytes(self.start_tag.0.saturating_add(bytes.0))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -95,6 +127,8 @@ pub struct EngineLine {
     waiting: BTreeMap<LineKey, WaitingEntry>,
     /// Chunks on the engines; none has 0.
     running: BTreeMap<Room, u32>,
+    /// The largest start tag of a chunk that has started.
+    count: Bytes,
     next: u64,
 }
 
@@ -102,7 +136,8 @@ impl EngineLine {
     /// `entry` waits from now on.
     pub fn ask(&mut self, entry: LineEntry) -> LineKey {
         let deadline = entry.deadline.unwrap_or(Nanos::MAX);
-        let key = LineKey { deadline, class: entry.class, sequence: self.next };
+        let start_tag = if entry.class == FlowClass::Bulk { entry.after.max(self.count) } else { Bytes(0) };
+        let key = LineKey { deadline, class: entry.class, start_tag, sequence: self.next };
         self.next += 1;
         self.waiting.insert(key, WaitingEntry { entry, passes: 0 });
         key
@@ -115,8 +150,9 @@ impl EngineLine {
         let mut wanted: Vec<Room> = Vec::new();
         let (&key, _) = promised.chain(owed).chain(&self.waiting).find(|(_, waiting)| {
             let is_free = |room: Room| {
-                let promised = Room { party: LineParty::Promised, ..room };
-                let yields = room != promised && (wanted.contains(&promised) || self.running_in(promised) > 0);
+                let is_promised = |it: &Room| it.engine == room.engine && it.party.is_promise();
+                let yields = !room.party.is_promise()
+                    && (wanted.iter().any(is_promised) || self.running.keys().any(is_promised));
                 !yields && !wanted.contains(&room) && self.running_in(room) < waiting.entry.limit.max(1)
             };
             let starts = waiting.entry.rooms().all(is_free);
@@ -125,6 +161,7 @@ impl EngineLine {
         })?;
         let WaitingEntry { entry, .. } = self.waiting.remove(&key)?;
         self.run(&entry);
+        self.count = self.count.max(key.start_tag);
         if entry.class != FlowClass::Bulk && entry.deadline.is_none() {
             let bulk = self.waiting.values_mut().filter(|waiting| waiting.entry.class == FlowClass::Bulk);
             bulk.filter(|waiting| waiting.entry.meets(&entry)).for_each(|waiting| waiting.passes += 1);
@@ -174,7 +211,7 @@ impl EngineLine {
         on(entry.engine).max(entry.second.map_or(0, on))
     }
 
-    /// Chunks without a promise that are on the engine `engine`.
+    /// Chunks that are on the engine `engine`, but for those of [`LineParty::Promised`].
     #[must_use]
     pub fn unpromised(&self, engine: u32) -> u32 {
         let of = |room: &Room| room.engine == engine && room.party != LineParty::Promised;
@@ -193,7 +230,7 @@ mod tests {
     use super::*;
 
     fn entry(class: FlowClass, limit: u32) -> LineEntry {
-        LineEntry { deadline: None, class, party: LineParty::Copies, engine: 0, second: None, limit }
+        LineEntry::new(class, LineParty::Copies, limit)
     }
 
     const NORMAL: FlowClass = FlowClass::Normal;
@@ -309,6 +346,75 @@ mod tests {
         assert_eq!(line.poll_start(), Some(bulk));
     }
 
+    #[test]
+    fn nothing_without_a_promise_starts_beside_a_step_of_a_plan_which_waits_for_nobody() {
+        let mut line = EngineLine::default();
+        let step = LineEntry::new(FlowClass::Guaranteed, LineParty::Planned, 1);
+        line.run(&step);
+        line.run(&step);
+        let bulk = line.ask(entry(BULK, 2));
+        let elsewhere = line.ask(LineEntry { engine: 1, ..entry(BULK, 2) });
+        let promised =
+            LineEntry { deadline: Some(Nanos(5)), ..LineEntry::new(FlowClass::Guaranteed, LineParty::Promised, 1) };
+        let flow = line.ask(promised);
+        assert_eq!(starts(&mut line), [flow, elsewhere], "a promise waits for promises only");
+        line.end(&promised);
+        line.end(&step);
+        assert_eq!(starts(&mut line), []);
+        line.end(&step);
+        assert_eq!(starts(&mut line), [bulk]);
+    }
+
+    /// Bulk copies with a chunk in the line each, and what each has moved.
+    #[derive(Default)]
+    struct BulkCopies {
+        line: EngineLine,
+        keys: BTreeMap<LineKey, usize>,
+        /// Of each: its chunks, the tag of the last one's end, and what was moved.
+        chunks: Vec<Bytes>,
+        after: Vec<Bytes>,
+        moved: Vec<u64>,
+    }
+
+    impl BulkCopies {
+        fn join(&mut self, chunk: Bytes) {
+            self.chunks.push(chunk);
+            self.after.push(Bytes(0));
+            self.moved.push(0);
+            self.ask(self.chunks.len() - 1);
+        }
+
+        fn ask(&mut self, of: usize) {
+            let (bytes, after) = (self.chunks[of], self.after[of]);
+            let key = self.line.ask(LineEntry { bytes, after, ..entry(BULK, 1) });
+            self.after[of] = key.end_tag(bytes);
+            self.keys.insert(key, of);
+        }
+
+        fn run(&mut self, chunks: u32) {
+            for _ in 0..chunks {
+                let of = self.keys.remove(&self.line.poll_start().expect("one starts")).expect("it waited");
+                self.moved[of] += self.chunks[of].0;
+                self.ask(of);
+                self.line.end(&entry(BULK, 1));
+            }
+        }
+    }
+
+    #[test]
+    fn bulk_copies_get_the_same_bytes_whatever_their_chunks_are_and_none_for_the_time_before_they_came() {
+        let mut copies = BulkCopies::default();
+        copies.join(Bytes(1));
+        copies.join(Bytes(4));
+        copies.run(500);
+        let before = copies.moved.clone();
+        assert!(before[0].abs_diff(before[1]) <= 4, "{before:?}");
+        copies.join(Bytes(1));
+        copies.run(600);
+        let moved = [copies.moved[0] - before[0], copies.moved[1] - before[1], copies.moved[2]];
+        assert!(moved.iter().all(|bytes| bytes.abs_diff(moved[0]) <= 8), "{moved:?}");
+    }
+
     #[derive(Clone, Copy, Debug)]
     enum Step {
         Ask(LineEntry),
@@ -321,14 +427,15 @@ mod tests {
     fn any_step() -> impl Strategy<Value = Step> {
         let class = prop_oneof![Just(NORMAL), Just(BULK), Just(FlowClass::Urgent)];
         let party = prop_oneof![Just(LineParty::Copies), Just(LineParty::Staging), Just(LineParty::Promised)];
-        let asked = (class, party, 0..3_u32, proptest::option::of(0..3_u32), 1..4_u32, proptest::option::of(0..9_u64));
+        let engines = (0..3_u32, proptest::option::of(0..3_u32));
+        let asked = (class, party, engines, 1..4_u32, proptest::option::of(0..9_u64), 0..99_u64);
         prop_oneof![
-            3 => asked.prop_map(|(class, party, engine, second, limit, deadline)| {
+            3 => asked.prop_map(|(class, party, (engine, second), limit, deadline, bytes)| {
                 let second = second.filter(|second| *second != engine);
                 let party = if class == FlowClass::Urgent { LineParty::Promised } else { party };
                 let class = if party == LineParty::Promised { FlowClass::Urgent } else { class };
                 let deadline = (party == LineParty::Promised).then(|| Nanos(deadline.unwrap_or(9)));
-                Step::Ask(LineEntry { deadline, class, party, engine, second, limit })
+                Step::Ask(LineEntry { deadline, engine, second, bytes: Bytes(bytes), ..LineEntry::new(class, party, limit) })
             }),
             3 => (0..8_usize).prop_map(Step::End),
             1 => (0..8_usize).prop_map(Step::Leave),

@@ -7,7 +7,7 @@ use headway_device::gpu::{Caching, Gpu};
 use headway_device::{Buffer, DeviceError};
 
 use super::engine::{Bounds, Stopped, Why};
-use super::wait::Patience;
+use crate::wait::Patience;
 
 /// Bytes of one slot: large enough to hide the set-up of its copy, small enough that several threads share a request of a
 /// few megabytes.

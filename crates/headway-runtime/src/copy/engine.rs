@@ -11,10 +11,9 @@ use headway_device::gpu::{Gpu, Operation, Queue};
 use headway_device::{Access, DeviceError, Span};
 use headway_os::clock;
 
-use super::chunk_limit::ChunkLimit;
-use super::wait::Patience;
 use super::{At, CopyError};
-use crate::staging::{Line, Place};
+use crate::staging::{CopyEngine, Place};
+use crate::wait::Patience;
 
 /// Chunks on one engine at a time, of all copies together: two keep it busy (1 MiB chunks reach 40 GB/s one at a time and
 /// 49 in pairs on an H200), and a copy that comes waits for no more than these.
@@ -60,11 +59,9 @@ pub struct PromisedCopy {
 
 /// One copy engine of one GPU, as copies share it.
 pub(super) struct Engine {
-    /// The line in front of it, and its number there.
-    line: Arc<Line>,
+    pub(super) shared: Arc<CopyEngine>,
+    /// Its number in the line.
     index: u32,
-    bulk: AtomicU32,
-    pub(super) limit: ChunkLimit,
     queues: Mutex<Vec<Box<dyn Queue>>>,
 }
 
@@ -178,14 +175,8 @@ pub(super) fn steps(from: At<'_>, to: At<'_>, len: usize, chunk: usize) -> Resul
 }
 
 impl Engine {
-    pub(super) fn new(line: &Arc<Line>, index: u32) -> Self {
-        Self {
-            line: Arc::clone(line),
-            index,
-            bulk: AtomicU32::new(0),
-            limit: ChunkLimit::none(),
-            queues: Mutex::default(),
-        }
+    pub(super) fn new(shared: &Arc<CopyEngine>, index: u32) -> Self {
+        Self { shared: Arc::clone(shared), index, queues: Mutex::default() }
     }
 
     /// The number of the engine that takes what comes in, of one for copies between GPUs.
@@ -195,13 +186,13 @@ impl Engine {
 
     /// Announces a long copy.
     pub(super) fn bulk(&self) -> Bulk<'_> {
-        self.bulk.fetch_add(1, Ordering::Relaxed);
-        Bulk(&self.bulk)
+        self.shared.bulk.fetch_add(1, Ordering::Relaxed);
+        Bulk(&self.shared.bulk)
     }
 
     /// Long copies under way.
-    pub(super) const fn bulk_count(&self) -> &AtomicU32 {
-        &self.bulk
+    pub(super) fn bulk_count(&self) -> &AtomicU32 {
+        &self.shared.bulk
     }
 
     /// Runs `steps` in order on one queue, each through the line of this engine and, for copies between GPUs, of `second`.
@@ -214,7 +205,9 @@ impl Engine {
         steps: Vec<QueueStep>,
         bounds: Bounds<'_>,
     ) -> Result<EngineMoved, Stopped> {
-        let mut run = self.open(gpu, steps.len(), second, bounds)?;
+        let class = if steps.len() > 1 { FlowClass::Bulk } else { FlowClass::Normal };
+        let bytes = steps.first().map_or(Bytes(0), |step| Bytes(step.len));
+        let mut run = self.stand(gpu, LineEntry { class, second, bytes, ..self.bulk_entry() }, bounds)?;
         for step in steps {
             run.submit(step)?;
         }
@@ -230,9 +223,11 @@ impl Engine {
         bounds: Bounds<'_>,
     ) -> Result<PromisedCopy, Stopped> {
         let Promise { deadline, class, chunk: _ } = promise;
-        let (party, engine) = (LineParty::Promised, self.index);
-        let entry =
-            LineEntry { deadline: Some(deadline), class, party, engine, second: None, limit: PROMISED_IN_FLIGHT };
+        let entry = LineEntry {
+            deadline: Some(deadline),
+            engine: self.index,
+            ..LineEntry::new(class, LineParty::Promised, PROMISED_IN_FLIGHT)
+        };
         let mut run = self.stand(gpu, entry, bounds)?;
         let asked = clock::now();
         for step in steps {
@@ -243,13 +238,13 @@ impl Engine {
         let ended = clock::now();
         let unpromised = run.place.ahead().unpromised;
         let chunks = u32::try_from(run.finish()?.chunks).unwrap_or(u32::MAX);
-        let longest_unpromised = self.line.service().take_longest_unpromised();
+        let longest_unpromised = self.shared.line.service().take_longest_unpromised();
         Ok(PromisedCopy { asked, ended, engine, longest_chunk, chunks, unpromised, longest_unpromised })
     }
 
     /// Whether anybody looks at how long chunks are on this engine.
     pub(super) fn watch(&self, is_watched: bool) {
-        self.line.service().is_watched.store(is_watched, Ordering::Relaxed);
+        self.shared.line.service().is_watched.store(is_watched, Ordering::Relaxed);
     }
 
     /// Makes a queue for the next copy, since that takes longer than many a copy.
@@ -266,26 +261,25 @@ impl Engine {
         }
     }
 
-    /// A queue of this engine for one copy in `chunks` chunks: one of several is bulk.
+    /// A queue of this engine for one copy in `chunks` chunks of at most `bytes` each: one of several is bulk.
     pub(super) fn open<'a>(
         &'a self,
         gpu: &dyn Gpu,
         chunks: usize,
-        second: Option<u32>,
+        bytes: Bytes,
         bounds: Bounds<'a>,
     ) -> Result<Run<'a>, Stopped> {
         let class = if chunks > 1 { FlowClass::Bulk } else { FlowClass::Normal };
-        self.stand(gpu, LineEntry { class, second, ..self.bulk_entry() }, bounds)
+        self.stand(gpu, LineEntry { class, bytes, ..self.bulk_entry() }, bounds)
     }
 
     const fn bulk_entry(&self) -> LineEntry {
-        let (party, engine, limit) = (LineParty::Copies, self.index, IN_FLIGHT);
-        LineEntry { deadline: None, class: FlowClass::Bulk, party, engine, second: None, limit }
+        LineEntry { engine: self.index, ..LineEntry::new(FlowClass::Bulk, LineParty::Copies, IN_FLIGHT) }
     }
 
     /// A place in the line for bulk chunks that come to the engine by other means.
     pub(super) fn bulk_place(&self) -> Place {
-        Place::new(&self.line, self.bulk_entry())
+        Place::new(&self.shared.line, self.bulk_entry())
     }
 
     fn stand<'a>(&'a self, gpu: &dyn Gpu, entry: LineEntry, bounds: Bounds<'a>) -> Result<Run<'a>, Stopped> {
@@ -300,7 +294,7 @@ impl Engine {
             flying: VecDeque::with_capacity(IN_FLIGHT as usize),
             on_engine: Nanos::ZERO,
             longest: Nanos::ZERO,
-            place: Place::new(&self.line, entry),
+            place: Place::new(&self.shared.line, entry),
             has_turn: false,
             moved: EngineMoved::default(),
             submitted: 0,

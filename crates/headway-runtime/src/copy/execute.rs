@@ -16,9 +16,9 @@ use super::decide::Decision;
 use super::engine::{Bounds, EngineMoved, QueueStep, STAGED_BESIDE_PROMISES, Stopped, steps};
 use super::gpu::CopierGpu;
 use super::request::{Host, HostBytes, Request};
-use super::wait::Patience;
 use super::{At, Copier, CopyError};
 use crate::staging::{self, Staged, StagingError, StagingPool};
+use crate::wait::Patience;
 
 /// Bytes that the CPU moves through a window before it looks whether the copy is cancelled.
 const WINDOW_STEP: usize = 4 << 20;
@@ -166,7 +166,7 @@ impl Copier {
         len: usize,
         cancel: &AtomicBool,
     ) -> Result<EngineMoved, Stopped> {
-        let limited = gpu.engine(direction).limit.enter();
+        let limited = gpu.engine(direction).shared.limit.enter();
         let chunk = self.chunk(Method::Dma, len).min(limited.bytes);
         let steps = steps(from, to, len, chunk).map_err(Stopped::early)?;
         gpu.engine(direction).run(gpu.device.as_ref(), None, steps, self.bounds(cancel))
@@ -244,7 +244,7 @@ impl Copier {
         tuning.threads = part.as_ref().map_or(tuning.threads, headway_os::cpu_shares::CpuShare::threads);
         // What flows were promised allows for smaller chunks, and for fewer at a time.
         let engines = std::iter::once(request.gpu).chain(decision.relays.iter().copied());
-        let limits: Vec<_> = engines.map(|gpu| self.gpus[gpu].engine(request.direction).limit.enter()).collect();
+        let limits: Vec<_> = engines.map(|gpu| self.gpus[gpu].engine(request.direction).shared.limit.enter()).collect();
         if let Some(bytes) = limits.iter().map(|limited| limited.bytes).min().filter(|bytes| *bytes < usize::MAX) {
             tuning.buffer = tuning.buffer.min(Bytes(bytes as u64));
             tuning.in_flight = tuning.in_flight.min(STAGED_BESIDE_PROMISES);

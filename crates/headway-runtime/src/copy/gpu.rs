@@ -17,7 +17,7 @@ use super::CopyLimits;
 use super::bounce::Bounce;
 use super::engine::Engine;
 use super::kinds::Kinds;
-use crate::staging::{Line, PoolOptions, StagingPool};
+use crate::staging::{CopyEngine, Line, PoolOptions, StagingPool};
 
 /// Bytes of one piece of a resident copier: what it is chosen for is mostly one piece, and a request less is a round trip
 /// less.
@@ -95,11 +95,11 @@ impl CopierGpu {
             endpoint,
             id: gpu.id(),
             device: gpu,
-            h2d: Engine::new(pool.line(StagingDirection::In), 0),
-            d2h: Engine::new(pool.line(StagingDirection::Out), 0),
+            h2d: Engine::new(pool.engine(StagingDirection::In), 0),
+            d2h: Engine::new(pool.engine(StagingDirection::Out), 0),
             // Each GPU has one engine for what goes out to other GPUs and one for what comes in.
-            peer: Engine::new(peers, 2 * position as u32),
-            kernels: Engine::new(&Line::new(), 0),
+            peer: Engine::new(&CopyEngine::behind(peers), 2 * position as u32),
+            kernels: Engine::new(&CopyEngine::behind(&Line::new()), 0),
             pool,
             turn_before: Mutex::default(),
             patience: limits.patience,

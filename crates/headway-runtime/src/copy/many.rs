@@ -237,11 +237,16 @@ impl Copier {
         let gpu = &self.gpus[many.gpu];
         let cancel = self.cancel.watch();
         let bounds = self.bounds(&cancel);
-        let limited = gpu.engine(many.direction).limit.enter();
+        let limited = gpu.engine(many.direction).shared.limit.enter();
         let size = usize::try_from(self.options.limits.chunk_max.0).unwrap_or(usize::MAX).clamp(1, limited.bytes);
         let blocks = blocks(&request.pieces, size);
         many.lend(Some(gpu), |ends| {
-            let mut run = ends.engine(gpu, Some(by)).open(gpu.device.as_ref(), blocks.blocks.len(), None, bounds)?;
+            let mut run = ends.engine(gpu, Some(by)).open(
+                gpu.device.as_ref(),
+                blocks.blocks.len(),
+                Bytes(size as u64),
+                bounds,
+            )?;
             for block in &blocks.blocks {
                 let pieces = blocks.of(block);
                 let host = if ends.direction == Direction::D2h { destinations(pieces) } else { sources(pieces) };
@@ -270,7 +275,7 @@ impl Copier {
         let thread_pool = thread_pool.filter(|thread_pool| thread_pool.threads() > 0);
         let threads = thread_pool.map_or(0, |thread_pool| thread_pool.threads());
         // Every thread has something to do in requests that are not large, too.
-        let limited = gpu.engine(many.direction).limit.enter();
+        let limited = gpu.engine(many.direction).shared.limit.enter();
         let size = request.bytes.div_ceil(threads.max(1) * 2).clamp(64 << 10, SLOT).min(limited.bytes);
         let blocks = Arc::new(blocks(&request.pieces, size));
         let device_start: fn(&Piece) -> usize =
@@ -288,7 +293,8 @@ impl Copier {
             .await_slots(gpu.device.as_ref(), wanted, self.options.limits.pinned_max, bounds)
             .map_err(|stopped| stopped.error(method, bounds))?;
         many.lend(None, |ends| {
-            let run = ends.engine(gpu, by).open(gpu.device.as_ref(), blocks.blocks.len(), None, bounds)?;
+            let run =
+                ends.engine(gpu, by).open(gpu.device.as_ref(), blocks.blocks.len(), Bytes(size as u64), bounds)?;
             let (sender, receiver) = channel();
             let flow = Flow {
                 ends,

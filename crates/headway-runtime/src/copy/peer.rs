@@ -108,13 +108,13 @@ impl Copier {
             }));
         }
         let slots = source.bounce.await_slots(source.device.as_ref(), SLOTS, self.options.limits.pinned_max, bounds)?;
-        let limits = [source.d2h.limit.enter(), target.h2d.limit.enter()];
+        let limits = [source.d2h.shared.limit.enter(), target.h2d.shared.limit.enter()];
         let chunk = limits.iter().map(|limited| limited.bytes).fold(SLOT, usize::min);
         let (mut free, mut full) = (slots.offsets.clone(), VecDeque::new());
         let mut emptying = VecDeque::new();
         let mut reading = VecDeque::new();
-        let mut outward = source.d2h.open(source.device.as_ref(), len.div_ceil(chunk), None, bounds)?;
-        let mut inward = target.h2d.open(target.device.as_ref(), len.div_ceil(chunk), None, bounds)?;
+        let mut outward = source.d2h.open(source.device.as_ref(), len.div_ceil(chunk), Bytes(chunk as u64), bounds)?;
+        let mut inward = target.h2d.open(target.device.as_ref(), len.div_ceil(chunk), Bytes(chunk as u64), bounds)?;
         let (mut read, mut written) = (0, 0);
         while written < len {
             if read < len && !free.is_empty() && outward.turn() {

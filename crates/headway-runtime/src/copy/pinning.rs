@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use headway_core::decisions::chooser::PINNED_CUT;
 use headway_core::models::transfer::{Direction, Method};
+use headway_core::units::Bytes;
 use headway_device::gpu::{Gpu, Operation};
 use headway_device::{Access, DeviceError};
 
@@ -34,14 +35,15 @@ impl Copier {
         };
         let cancel = self.cancel.watch();
         let (direction, len) = (request.direction, request.len);
-        let limited = gpu.engine(direction).limit.enter();
-        let ranges: Vec<_> = ranges(address, len, self.chunk(method, len).min(limited.bytes)).collect();
+        let limited = gpu.engine(direction).shared.limit.enter();
+        let chunk = self.chunk(method, len).min(limited.bytes);
+        let ranges: Vec<_> = ranges(address, len, chunk).collect();
         request
             .with_buffers(None, |from, to| {
                 // Pinning waits until no kernel runs, and resident copiers run on until their leases end.
                 self.gpus.iter().try_for_each(CopierGpu::park).map_err(Stopped::early)?;
-                let mut run =
-                    gpu.engine(direction).open(gpu.device.as_ref(), ranges.len(), None, self.bounds(&cancel))?;
+                let (engine, bounds) = (gpu.engine(direction), self.bounds(&cancel));
+                let mut run = engine.open(gpu.device.as_ref(), ranges.len(), Bytes(chunk as u64), bounds)?;
                 for range in ranges {
                     while run.flying() > 1 {
                         run.poll()?;

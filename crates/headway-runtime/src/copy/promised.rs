@@ -9,12 +9,11 @@ use headway_core::units::{Bytes, Nanos};
 use headway_device::DeviceError;
 use headway_os::clock;
 
-use super::chunk_limit::Limited;
 use super::engine::{Engine, Promise, PromisedCopy, Stopped, steps};
 use super::request::{Host, Request};
-use super::wait::Patience;
 use super::{At, Copier, CopyError};
-use crate::staging::Place;
+use crate::staging::{Limited, Place};
+use crate::wait::Patience;
 
 impl Copier {
     /// Copies `from`, which is pinned, to the device.
@@ -57,7 +56,7 @@ impl Copier {
     #[must_use]
     pub fn engine_turns(&self, gpu: usize, direction: Direction) -> EngineTurns<'_> {
         let engine = self.gpus[gpu].engine(direction);
-        EngineTurns { engine, limited: engine.limit.enter(), patience: self.options.limits.patience }
+        EngineTurns { engine, limited: engine.shared.limit.enter(), patience: self.options.limits.patience }
     }
 
     fn promised(&self, mut request: Request<'_>, promise: Promise) -> Result<PromisedCopy, CopyError> {
@@ -88,8 +87,18 @@ impl Copier {
     ///
     /// # Errors
     /// [`CopyError::Timeout`] if larger copies that are under way make no progress; the bound holds for later ones.
+    /// [`CopyError::Invalid`] where another copier of this process bounds them.
     pub fn limit_chunks(&self, gpu: usize, direction: Direction, chunk: Option<Bytes>) -> Result<(), CopyError> {
         let of = &self.gpus[gpu];
+        let shared = &of.engine(direction).shared;
+        if !shared.promise_by(self.number) {
+            if chunk.is_none() {
+                return Ok(());
+            }
+            let reason =
+                "another copier of this process promises copies on the same engine; promise all of a GPU by one copier";
+            return Err(CopyError::Invalid { what: "promised copies", reason: reason.to_owned() });
+        }
         if chunk.is_some() {
             let prepared = of.engine(direction).prepare(of.device.as_ref());
             prepared.map_err(|error| CopyError::device(Method::Dma, error, 0, 0))?;
@@ -106,7 +115,10 @@ impl Copier {
         }
         of.engine(direction).watch(chunk.is_some());
         let patience = self.options.limits.patience;
-        if of.engine(direction).limit.set(chunk, patience) {
+        if shared.limit.set(chunk, patience) {
+            if chunk.is_none() {
+                shared.promise_ends(self.number);
+            }
             return Ok(());
         }
         let what = "a copy with larger chunks that was under way".to_owned();

@@ -155,10 +155,9 @@ mod tests {
     #[test]
     fn a_staged_copy_says_how_many_chunks_of_other_methods_were_ahead() {
         let copier = copier();
-        let engine = copier.gpus[0].pool.line(StagingDirection::In);
-        let (class, party) = (FlowClass::Normal, LineParty::Copies);
-        let entry = LineEntry { deadline: None, class, party, engine: 0, second: None, limit: 2 };
-        let mut other = Place::new(engine, entry);
+        let engine = copier.gpus[0].pool.engine(StagingDirection::In);
+        let entry = LineEntry::new(FlowClass::Normal, LineParty::Copies, 2);
+        let mut other = Place::new(&engine.line, entry);
         assert!(other.take() && other.take() && !other.take());
         let to = copier.gpus()[0].device_buffer(LEN, CpuReach::Device).expect("room");
         let at = At { buffer: &to, offset: 0 };

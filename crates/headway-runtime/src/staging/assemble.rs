@@ -68,7 +68,7 @@ impl<'a> Request<'a> {
         let cuts = self.cut(&links, buffer);
         let (shapes, pinned) = self.shape(&mut links, &cuts);
         for (link, shape) in links.iter_mut().zip(&shapes) {
-            link.place = Some(link.shared.place(self.flow, shape.in_flight, &signal));
+            link.place = Some(link.shared.place(self.flow, Bytes(buffer), shape.in_flight, &signal));
         }
         let workers: Vec<usize> = links.iter().map(|link| link.shared.workers.len()).collect();
         let pipeline = StagingPipeline::new(self.flow, self.how.order, cuts.count(), &shapes);

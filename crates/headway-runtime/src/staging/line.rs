@@ -18,7 +18,7 @@ const IDLE: u32 = 0;
 const LOCKED: u32 = 1;
 const ALONE: u32 = 2;
 /// In the order of their numbers.
-const PARTIES: [LineParty; 3] = [LineParty::Copies, LineParty::Staging, LineParty::Promised];
+const PARTIES: [LineParty; 4] = [LineParty::Copies, LineParty::Staging, LineParty::Promised, LineParty::Planned];
 
 /// The line of one engine, or of those between GPUs.
 pub(crate) struct Line {
@@ -81,14 +81,7 @@ impl Line {
         // Who passed without the lock is counted from now on.
         if let Some(kind) = self.state.swap(LOCKED, Ordering::AcqRel).checked_sub(ALONE) {
             let (engine, party) = (kind / PARTIES.len() as u32, PARTIES[kind as usize % PARTIES.len()]);
-            queue.line.run(&LineEntry {
-                deadline: None,
-                class: FlowClass::Normal,
-                party,
-                engine,
-                second: None,
-                limit: 1,
-            });
+            queue.line.run(&LineEntry { engine, ..LineEntry::new(FlowClass::Normal, party, 1) });
         }
         queue
     }
@@ -146,6 +139,23 @@ impl Place {
         self
     }
 
+    /// Takes the engine for one more chunk, whoever else is there.
+    pub(crate) fn hold(&mut self) {
+        if !self.line.swap(IDLE, alone(&self.entry)) {
+            let mut queue = self.line.lock();
+            queue.line.run(&self.entry);
+            self.line.unlock(queue);
+        }
+        self.started();
+    }
+
+    fn started(&mut self) {
+        self.held += 1;
+        if self.line.service.is_watched.load(Ordering::Relaxed) {
+            self.starts.push_back(clock::now());
+        }
+    }
+
     /// Takes the engine for one more chunk, or stands in the line for it.
     pub(crate) fn take(&mut self) -> bool {
         let has_come = if let Some((_, turn)) = &self.waits {
@@ -157,6 +167,7 @@ impl Place {
             let turn = Arc::new(Turn { has_come: AtomicBool::new(false), signal: self.signal.clone() });
             let mut queue = self.line.lock();
             let key = queue.line.ask(self.entry);
+            self.entry.after = key.end_tag(self.entry.bytes);
             let unpromised = queue.line.unpromised(self.entry.engine);
             self.ahead.get_or_insert_with(|| Ahead { all: queue.line.ahead(key), unpromised });
             queue.turns.insert(key, Arc::clone(&turn));
@@ -167,10 +178,7 @@ impl Place {
         };
         if has_come {
             self.waits = None;
-            self.held += 1;
-            if self.line.service.is_watched.load(Ordering::Relaxed) {
-                self.starts.push_back(clock::now());
-            }
+            self.started();
         }
         has_come
     }

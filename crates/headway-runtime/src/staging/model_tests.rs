@@ -264,11 +264,12 @@ fn no_interleaving_of_letting_go_of_a_link_leaves_a_chunk_in_it() {
     }
 }
 
-/// Copies of three threads that share two engines: each takes its engines twice, and one goes while it waits or has its turn.
+/// Copies of threads that share two engines: each takes its engines twice, and one goes while it waits or has its turn. Beside them a plan,
+/// whose steps do not wait.
 fn share_a_line() {
     let entry = |party, engine, second, limit| {
         let class = if party == LineParty::Copies { FlowClass::Normal } else { FlowClass::Bulk };
-        LineEntry { deadline: None, class, party, engine, second, limit }
+        LineEntry { engine, second, ..LineEntry::new(class, party, limit) }
     };
     let entries = [
         entry(LineParty::Copies, 0, None, 2),
@@ -277,14 +278,14 @@ fn share_a_line() {
         entry(LineParty::Staging, 0, None, 1),
     ];
     let line = Line::new();
-    let on_engines = Arc::new([0; 4].map(AtomicU32::new));
+    let on_engines = Arc::new([0; 8].map(AtomicU32::new));
     let copy = |entry: LineEntry| {
         let (line, on_engines) = (Arc::clone(&line), Arc::clone(&on_engines));
         shuttle::thread::spawn(move || {
             let rooms: Vec<usize> = [Some(entry.engine), entry.second]
                 .into_iter()
                 .flatten()
-                .map(|engine| 2 * engine as usize + entry.party as usize)
+                .map(|engine| 4 * engine as usize + entry.party as usize)
                 .collect();
             let signal = Signal::here();
             let mut place = Place::new(&line, entry).with_signal(&signal);
@@ -306,8 +307,17 @@ fn share_a_line() {
             }
         })
     };
+    let plan = {
+        let line = Arc::clone(&line);
+        shuttle::thread::spawn(move || {
+            let step = LineEntry::new(FlowClass::Guaranteed, LineParty::Planned, 1);
+            let mut steps = [Place::new(&line, step), Place::new(&line, step)];
+            steps.iter_mut().for_each(Place::hold);
+            shuttle::thread::yield_now();
+        })
+    };
     let threads = entries.map(copy);
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    threads.into_iter().chain([plan]).for_each(|thread| thread.join().unwrap());
     let mut last = Place::new(&line, entries[0]);
     assert!(last.take() && last.ahead().all == 0, "the line is idle again");
 }

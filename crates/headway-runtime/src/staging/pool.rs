@@ -19,7 +19,8 @@ use headway_os::fork::Home;
 use headway_os::{affinity, event, threads, topology};
 
 use super::StagingError;
-use super::line::{Line, Place};
+use super::engine::CopyEngine;
+use super::line::Place;
 use super::stock::{Retired, Slot, Stock};
 use super::worker::{CopyLoop, Work, live};
 use super::workers::Workers;
@@ -74,8 +75,8 @@ pub(super) struct Shared {
     pub(super) options: PoolOptions,
     pub(super) workers: Workers<Work>,
     pub(super) copy_loop: CopyLoop,
-    /// In front of the engines into the GPU and out of it.
-    lines: [Arc<Line>; 2],
+    /// Into the GPU and out of it.
+    engines: [Arc<CopyEngine>; 2],
     /// The process that has the threads.
     home: Home,
     /// The device's context is gone; its memory is not used again.
@@ -128,12 +129,14 @@ impl StagingPool {
     /// its second, visible to every thread and device when it returns.
     #[must_use]
     pub fn with_copy_loop(gpu: Arc<dyn Gpu>, options: PoolOptions, copy_loop: CopyLoop) -> Self {
+        let engines =
+            [StagingDirection::In, StagingDirection::Out].map(|direction| CopyEngine::of(gpu.id(), direction));
         let shared = Shared {
             gpu,
             options,
             workers: Workers::new(),
             copy_loop,
-            lines: [Line::new(), Line::new()],
+            engines,
             home: Home::here(),
             lost: AtomicBool::new(false),
             stock: Mutex::default(),
@@ -197,9 +200,9 @@ impl StagingPool {
         &self.shared.gpu
     }
 
-    /// The line in front of the engine for this direction.
-    pub(crate) fn line(&self, flow: StagingDirection) -> &Arc<Line> {
-        &self.shared.lines[usize::from(flow == StagingDirection::Out)]
+    /// The engine for this direction.
+    pub(crate) fn engine(&self, direction: StagingDirection) -> &Arc<CopyEngine> {
+        &self.shared.engines[usize::from(direction == StagingDirection::Out)]
     }
 
     /// Threads, once they have been started.
@@ -281,10 +284,15 @@ impl Shared {
         self.lost.load(Ordering::Relaxed)
     }
 
-    pub(super) fn place(&self, flow: StagingDirection, limit: u32, signal: &Arc<super::workers::Signal>) -> Place {
-        let (class, party) = (FlowClass::Bulk, LineParty::Staging);
-        let entry = LineEntry { deadline: None, class, party, engine: 0, second: None, limit };
-        Place::new(&self.lines[usize::from(flow == StagingDirection::Out)], entry).with_signal(signal)
+    pub(super) fn place(
+        &self,
+        flow: StagingDirection,
+        bytes: Bytes,
+        limit: u32,
+        signal: &Arc<super::workers::Signal>,
+    ) -> Place {
+        let entry = LineEntry { bytes, ..LineEntry::new(FlowClass::Bulk, LineParty::Staging, limit) };
+        Place::new(&self.engines[usize::from(flow == StagingDirection::Out)].line, entry).with_signal(signal)
     }
 
     /// Size of a slab.

@@ -441,14 +441,8 @@ impl World {
         job.left = Bytes(job.left.0 - bytes.0);
         let class = job.job.class();
         let (owner, most) = (job.owner.clone(), job.chunk);
-        let entry = LineEntry {
-            deadline: Some(job.job.deadline),
-            class,
-            party: LineParty::Promised,
-            engine: 0,
-            second: None,
-            limit: 1,
-        };
+        let entry =
+            LineEntry { deadline: Some(job.job.deadline), bytes, ..LineEntry::new(class, LineParty::Promised, 1) };
         let (work, before, behind) = self.costs(bytes, is_slow);
         let asked = self.now;
         self.stand(Chunk { entry, owner, job: Some(key), bytes, most, asked, started: asked, work, before, behind });
@@ -467,7 +461,7 @@ impl World {
         let (work, before, _) = self.costs(bytes, is_slow);
         let class = *self.draw.pick(&[FlowClass::Normal, FlowClass::Bulk]);
         let limit = if party == LineParty::Copies { self.audit.limits[0] } else { self.audit.limits[1] } as u32;
-        let entry = LineEntry { deadline: None, class, party, engine: 0, second: None, limit };
+        let entry = LineEntry { bytes, ..LineEntry::new(class, party, limit) };
         let (owner, asked) = (ChunkOwner::Unpromised, self.now);
         let behind = Nanos::ZERO;
         self.stand(Chunk { entry, owner, job: None, bytes, most, asked, started: asked, work, before, behind });

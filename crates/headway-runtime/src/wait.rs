@@ -13,25 +13,25 @@ const LOOK: u32 = 64;
 
 /// Ends the copies that began before it was raised.
 #[derive(Debug, Default)]
-pub(super) struct Cancel(Mutex<Arc<AtomicBool>>);
+pub(crate) struct Cancel(Mutex<Arc<AtomicBool>>);
 
 impl Cancel {
     /// Ends what is under way.
-    pub(super) fn raise(&self) {
+    pub(crate) fn raise(&self) {
         let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         current.store(true, Ordering::Relaxed);
         *current = Arc::default();
     }
 
     /// For one copy that begins now: becomes true when the copy is to end.
-    pub(super) fn watch(&self) -> Arc<AtomicBool> {
+    pub(crate) fn watch(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 /// One wait after the other, each until something happens.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(crate) struct Patience {
     bound: Nanos,
     turns: u32,
     since: Option<Nanos>,
@@ -39,18 +39,18 @@ pub(super) struct Patience {
 
 impl Patience {
     /// A wait of at most `bound` between two signs of progress.
-    pub(super) const fn new(bound: Nanos) -> Self {
+    pub(crate) const fn new(bound: Nanos) -> Self {
         Self { bound, turns: 0, since: None }
     }
 
     /// Something has happened.
-    pub(super) const fn progress(&mut self) {
+    pub(crate) const fn progress(&mut self) {
         self.turns = 0;
         self.since = None;
     }
 
     /// Lets a moment pass; `false` when nothing has happened for too long.
-    pub(super) fn pause(&mut self) -> bool {
+    pub(crate) fn pause(&mut self) -> bool {
         self.turns = self.turns.saturating_add(1);
         if self.turns < SPINS {
             std::hint::spin_loop();

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use headway_core::units::{Bytes, Nanos};
 
-use super::wait::Patience;
+use crate::wait::Patience;
 
 /// How large the chunks of copies without a promise may be on one engine, and which copies began before that changed.
-pub(super) struct ChunkLimit {
+pub(crate) struct ChunkLimit {
     bytes: AtomicUsize,
     /// Counts changes.
     epoch: AtomicU32,
@@ -16,8 +16,8 @@ pub(super) struct ChunkLimit {
 }
 
 /// One copy under way, with the limit that it keeps to.
-pub(super) struct Limited<'a> {
-    pub(super) bytes: usize,
+pub(crate) struct Limited<'a> {
+    pub(crate) bytes: usize,
     count: &'a AtomicU32,
 }
 
@@ -28,7 +28,7 @@ impl Drop for Limited<'_> {
 }
 
 impl ChunkLimit {
-    pub(super) const fn none() -> Self {
+    pub(crate) const fn none() -> Self {
         Self {
             bytes: AtomicUsize::new(usize::MAX),
             epoch: AtomicU32::new(0),
@@ -37,7 +37,7 @@ impl ChunkLimit {
     }
 
     /// A copy begins.
-    pub(super) fn enter(&self) -> Limited<'_> {
+    pub(crate) fn enter(&self) -> Limited<'_> {
         loop {
             let epoch = self.epoch.load(Ordering::SeqCst);
             let count = &self.under_way[epoch as usize % 2];
@@ -53,7 +53,7 @@ impl ChunkLimit {
     /// Changes the limit, and waits for copies that began before if they may have larger chunks; `false` if they make no progress.
     ///
     /// Only one thread at a time changes it.
-    pub(super) fn set(&self, chunk: Option<Bytes>, patience: Nanos) -> bool {
+    pub(crate) fn set(&self, chunk: Option<Bytes>, patience: Nanos) -> bool {
         let bytes = chunk.map_or(usize::MAX, |chunk| usize::try_from(chunk.0).unwrap_or(usize::MAX));
         let before = self.bytes.swap(bytes, Ordering::SeqCst);
         if bytes >= before {

@@ -1,0 +1,79 @@
+//! The copy engines of this process's GPUs. Whoever copies on one, by whichever copier, pool or run of a plan, stands in the same line.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+
+use headway_core::decisions::staging::StagingDirection;
+use headway_device::buffer::DeviceId;
+
+use super::chunk_limit::ChunkLimit;
+use super::line::Line;
+
+/// The engines of GPUs that are in use, by whose memory they serve.
+static ENGINES: LazyLock<Mutex<HashMap<(DeviceId, StagingDirection), Weak<CopyEngine>>>> =
+    LazyLock::new(Mutex::default);
+
+/// What all who copy on one engine share.
+pub(crate) struct CopyEngine {
+    pub(crate) line: Arc<Line>,
+    /// How large chunks without a promise may be.
+    pub(crate) limit: ChunkLimit,
+    /// Long copies under way.
+    pub(crate) bulk: AtomicU32,
+    /// The number of who promises; 0 = nobody.
+    promiser: AtomicU64,
+}
+
+impl CopyEngine {
+    /// The engine of `gpu` for this direction.
+    pub(crate) fn of(gpu: DeviceId, direction: StagingDirection) -> Arc<Self> {
+        let mut engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(engine) = engines.get(&(gpu, direction)).and_then(Weak::upgrade) {
+            return engine;
+        }
+        engines.retain(|_, engine| engine.strong_count() > 0);
+        let engine = Self::behind(&Line::new());
+        engines.insert((gpu, direction), Arc::downgrade(&engine));
+        engine
+    }
+
+    /// An engine that only those know who get it from here.
+    pub(crate) fn behind(line: &Arc<Line>) -> Arc<Self> {
+        let (bulk, promiser) = (AtomicU32::new(0), AtomicU64::new(0));
+        Arc::new(Self { line: Arc::clone(line), limit: ChunkLimit::none(), bulk, promiser })
+    }
+
+    /// From now on `who`, which is not 0, promises what the engine does; `false` if somebody else does already, whose promises would not
+    /// know of these.
+    pub(crate) fn promise_by(&self, who: u64) -> bool {
+        let before = self.promiser.compare_exchange(0, who, Ordering::Relaxed, Ordering::Relaxed);
+        before.is_ok() || before == Err(who)
+    }
+
+    /// `who` promises nothing any more.
+    pub(crate) fn promise_ends(&self, who: u64) {
+        let _ = self.promiser.compare_exchange(who, 0, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_is_one_while_anybody_has_it_and_one_promises_at_a_time() {
+        let (gpu, other) = (DeviceId::new(), DeviceId::new());
+        let (first, again) = (CopyEngine::of(gpu, StagingDirection::In), CopyEngine::of(gpu, StagingDirection::In));
+        assert!(Arc::ptr_eq(&first, &again));
+        assert!(!Arc::ptr_eq(&first, &CopyEngine::of(gpu, StagingDirection::Out)));
+        assert!(!Arc::ptr_eq(&first, &CopyEngine::of(other, StagingDirection::In)));
+        assert!(first.promise_by(1) && again.promise_by(1) && !again.promise_by(2));
+        again.promise_ends(2);
+        assert!(!again.promise_by(2));
+        again.promise_ends(1);
+        assert!(again.promise_by(2));
+        drop((first, again));
+        assert!(CopyEngine::of(gpu, StagingDirection::In).promise_by(3), "a new one");
+    }
+}

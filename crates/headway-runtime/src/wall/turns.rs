@@ -1,0 +1,79 @@
+//! The lines of the engines that a plan copies on. Its dispatcher decides what its own steps do; copies of this process that no plan made wait
+//! while a step is on their engine.
+
+use std::sync::Arc;
+
+use headway_core::decisions::engine_line::{FlowClass, LineEntry, LineParty};
+use headway_core::decisions::staging::StagingDirection;
+use headway_core::files::machine::EngineClass;
+use headway_core::plan::PipelineSource;
+use headway_device::Engines;
+
+use crate::endpoints::CopyPath;
+use crate::staging::{CopyEngine, Place};
+
+/// The engines of each device, into it and out of it.
+pub(super) struct Turns(Vec<[Arc<CopyEngine>; 2]>);
+
+impl Turns {
+    pub(super) fn new(devices: &[Engines]) -> Self {
+        let both = |device: &Engines| {
+            let id = device.gpu().id();
+            [StagingDirection::In, StagingDirection::Out].map(|direction| CopyEngine::of(id, direction))
+        };
+        Self(devices.iter().map(both).collect())
+    }
+
+    /// Takes the engine of a copy between host and GPU until the place is dropped; `None` for what is no such copy. The plan's
+    /// own bulk is bulk to others, too.
+    pub(super) fn hold(&self, source: &PipelineSource, path: CopyPath) -> Option<Place> {
+        let direction = match path.class {
+            EngineClass::H2d => 0,
+            EngineClass::D2h => 1,
+            EngineClass::Peer | EngineClass::Ee => return None,
+        };
+        let entry = match source {
+            PipelineSource::Bulk(_) => LineEntry::new(FlowClass::Bulk, LineParty::Copies, 1),
+            _ => LineEntry::new(FlowClass::Guaranteed, LineParty::Planned, 1),
+        };
+        let mut place = Place::new(&self.0[path.device()][direction].line, entry);
+        place.hold();
+        Some(place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use headway_core::models::transfer::Method;
+    use headway_device::emu::{EmuGpu, EmuSpec};
+
+    use super::*;
+
+    #[test]
+    fn while_a_step_is_on_an_engine_bulk_of_the_same_process_waits_for_it_and_other_engines_are_free() {
+        let device = Engines::open(Arc::new(EmuGpu::open(EmuSpec::new("gpu0")))).unwrap();
+        let turns = Turns::new(std::slice::from_ref(&device));
+        let bulk = |direction| {
+            let engine = CopyEngine::of(device.gpu().id(), direction);
+            Place::new(&engine.line, LineEntry::new(FlowClass::Bulk, LineParty::Copies, 2))
+        };
+        let (mut inward, mut outward) = (bulk(StagingDirection::In), bulk(StagingDirection::Out));
+        assert!(inward.take(), "nothing is there yet");
+        let path = |class, from, to| CopyPath { class, method: Method::Dma, from, to };
+        let (messages, into) = (PipelineSource::Message, path(EngineClass::H2d, None, Some(0)));
+        let steps = [1, 2].map(|_| turns.hold(&messages, into).expect("it is held at once"));
+        assert!(outward.take() && !inward.take());
+        assert!(turns.hold(&messages, path(EngineClass::Peer, Some(0), Some(0))).is_none());
+        let [first, second] = steps;
+        drop(first);
+        assert!(!inward.take());
+        drop(second);
+        assert!(inward.take());
+        inward.release();
+        inward.release();
+        let bulk = [1, 2].map(|_| turns.hold(&PipelineSource::Bulk(None), into).expect("it is held at once"));
+        assert!(!inward.take());
+        drop(bulk);
+        assert!(inward.take());
+    }
+}
