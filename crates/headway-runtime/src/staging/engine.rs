@@ -11,8 +11,9 @@ use super::chunk_limit::ChunkLimit;
 use super::line::Line;
 
 /// The engines of GPUs that are in use, by whose memory they serve.
-static ENGINES: LazyLock<Mutex<HashMap<(DeviceId, StagingDirection), Weak<CopyEngine>>>> =
-    LazyLock::new(Mutex::default);
+static ENGINES: LazyLock<Mutex<HashMap<EngineName, Weak<CopyEngine>>>> = LazyLock::new(Mutex::default);
+
+type EngineName = (DeviceId, StagingDirection);
 
 /// What all who copy on one engine share.
 pub(crate) struct CopyEngine {
