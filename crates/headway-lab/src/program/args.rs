@@ -248,9 +248,6 @@ pub(crate) struct ImportArgs {
     /// What a query costs, for mlperf
     #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
     pub(crate) cost: Option<Nanos>,
-    /// Precedences that belong to a job set
-    #[arg(long, value_name = "FILE")]
-    pub(crate) precedence: Option<PathBuf>,
     /// Server that the tasks compete for [default: engine]
     #[arg(long)]
     pub(crate) server: Option<String>,
