@@ -19,7 +19,7 @@ pub use self::cpu::{CpuCores, CpuCost};
 pub use self::file::parse;
 pub use self::index::{CapacityId, EndpointId, EngineId, RouteId};
 pub use self::shipped::{SHIPPED, shipped};
-pub use self::write::write;
+pub use self::write::{with_file, write};
 use crate::files::document::RATE_MAX;
 use crate::models::cpu::DriverWatch;
 use crate::models::transfer::{Method, Profile};
