@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::confidence::Confidence;
 pub use self::cpu::{CpuCores, CpuCost};
-pub use self::file::parse;
+pub use self::file::{RATE_MIN, parse};
 pub use self::index::{CapacityId, EndpointId, EngineId, RouteId};
 pub use self::shipped::{SHIPPED, shipped};
 pub use self::write::{with_file, write};
