@@ -30,6 +30,13 @@ pub const NANOS_PER_SECOND: u64 = 1_000_000_000;
 /// One whole in parts per million.
 pub const PPM: u64 = 1_000_000;
 
+/// Parts per million as per cent with two decimals, rounded up: a utilisation above one never reads as 100.
+#[must_use]
+pub fn percent(ppm: impl Into<u128>) -> String {
+    let hundredths = ppm.into().div_ceil(100);
+    format!("{}.{:02} %", hundredths / 100, hundredths % 100)
+}
+
 impl Nanos {
     /// No time at all.
     pub const ZERO: Self = Self(0);

@@ -16,10 +16,6 @@ use headway_core::files::workload::{ServerDemand, Workload, WorkloadError};
 use headway_core::units::{Nanos, UnitError};
 use serde::Serialize;
 
-pub use self::jobs::{
-    Edge, ImportedJob, JobSet, Results, read_edges, read_jobs, read_results, unfold, write_edges, write_jobs,
-};
-pub use self::yaml::{read as read_yaml, write as write_yaml};
 use crate::Error;
 
 /// A format of another tool.
@@ -70,8 +66,6 @@ pub struct Import {
     pub server: Option<String>,
     /// Name of the workload.
     pub name: Option<String>,
-    /// Text of the file with precedences that belongs to a job set.
-    pub precedence: Option<String>,
 }
 
 /// A workload made from a file of another tool.
@@ -226,14 +220,7 @@ pub fn import(format: FileFormat, text: &str, options: &Import) -> Result<Import
     };
     let (mut demands, notes) = match format {
         FileFormat::Jobs | FileFormat::JobsYaml => {
-            let mut set = if format == FileFormat::Jobs {
-                JobSet { jobs: read_jobs(text)?, edges: Vec::new() }
-            } else {
-                read_yaml(text)?
-            };
-            if let Some(text) = &options.precedence {
-                set.edges.extend(read_edges(text)?);
-            }
+            let set = if format == FileFormat::Jobs { jobs::read_jobs(text)? } else { yaml::read(text)? };
             jobs::demands(&set, options.unit.unwrap_or(Nanos(1)), options.window)?
         }
         FileFormat::Schedcat => xml::read_schedcat(text, needed()?)?,
@@ -267,7 +254,7 @@ pub fn export(format: FileFormat, workload: &Workload, options: &Export) -> Resu
     let text = match format {
         FileFormat::Jobs | FileFormat::JobsYaml => {
             let set = write::jobs(&demands, unit, &mut notes)?;
-            if format == FileFormat::Jobs { write_jobs(&set.jobs) } else { write_yaml(&set) }
+            if format == FileFormat::Jobs { jobs::write_jobs(&set) } else { yaml::write(&set) }
         }
         FileFormat::Schedcat => xml::write_schedcat(&demands, unit)?,
         FileFormat::Simso if options.unit.is_some() => return Err(FormatError::Unit { unit: "milliseconds" }),
@@ -280,23 +267,14 @@ pub fn export(format: FileFormat, workload: &Workload, options: &Export) -> Resu
     Ok(Exported { schema: 1, text, notes })
 }
 
-/// [`import`] from a file, with the file of precedences that belongs to it.
+/// [`import`] from a file.
 ///
 /// # Errors
 /// [`headway::ErrorKind::Io`], [`Error::Import`].
-pub fn import_file(
-    path: &Path,
-    format: FileFormat,
-    precedence: Option<&Path>,
-    options: &Import,
-) -> Result<Imported, Error> {
-    let text = read(path)?;
-    let mut options = options.clone();
-    if let Some(path) = precedence {
-        options.precedence = Some(read(path)?);
-    }
-    let imported = import(format, &text, &options);
-    imported.map_err(|source| Error::Import { path: path.to_owned(), source: Box::new(source) })
+pub fn import_file(path: &Path, format: FileFormat, options: &Import) -> Result<Imported, Error> {
+    let text = fs::read_to_string(path)
+        .map_err(|source| headway::Error::from(headway::Failure::Read { path: path.to_owned(), source }))?;
+    import(format, &text, options).map_err(|source| Error::Import { path: path.to_owned(), source: Box::new(source) })
 }
 
 /// [`export`] of a workload file.
@@ -331,10 +309,6 @@ pub fn save(path: &Path, text: &str, force: bool) -> Result<(), Error> {
         let _ = fs::remove_file(&partial);
     }
     Ok(written.map_err(failed)?)
-}
-
-fn read(path: &Path) -> Result<String, headway::Error> {
-    Ok(fs::read_to_string(path).map_err(|source| headway::Failure::Read { path: path.to_owned(), source })?)
 }
 
 /// `count` units as nanoseconds.

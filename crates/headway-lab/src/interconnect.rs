@@ -132,8 +132,6 @@ pub struct InterconnectBenchReport {
     #[serde(skip)]
     rates: Option<String>,
     #[serde(skip)]
-    elsewhere: Option<String>,
-    #[serde(skip)]
     sets: String,
     #[serde(skip)]
     file: Option<String>,
@@ -151,8 +149,8 @@ struct FittedMachine {
     machine: Machine,
     observed: Option<Observed>,
     said: String,
-    /// Sets measured elsewhere.
-    sets: Option<String>,
+    /// Its file, if it was made in this run.
+    file: Option<String>,
 }
 
 /// A batch that was run.
@@ -247,7 +245,7 @@ fn given(name: &str, gpus: usize) -> Result<FittedMachine, Error> {
     let machine = headway::machine::open(name)?;
     let machine = if machine.gpus().count() == gpus { machine } else { headway::machine::restrict(&machine, gpus)? };
     let said = format!("{} ({}), from a file", machine.name, machine.hash);
-    Ok(FittedMachine { machine, observed: None, said, sets: None })
+    Ok(FittedMachine { machine, observed: None, said, file: None })
 }
 
 fn measured(
@@ -262,15 +260,14 @@ fn measured(
     let watch = options.watch.unwrap_or(if backend == gpus::CopyBackend::Cuda { WATCH } else { Nanos::ZERO });
     let scope = Scope::brief(gpus.len(), options.largest.0 as usize, watch);
     let (machine, observed) = calibrate(session, gpus, &mut device, &scope, ("interconnect", &stamp))?;
-    fresh(machine, observed)
+    Ok(fresh(machine, observed))
 }
 
 /// A machine that was just fitted, with the hash of its file.
-fn fresh(machine: Machine, observed: Observed) -> Result<FittedMachine, Error> {
-    let machine =
-        machine::parse("machine.toml", &machine::write(&machine, &["Written by `headway-lab interconnect`."]))?;
+fn fresh(machine: Machine, observed: Observed) -> FittedMachine {
+    let (machine, file) = machine::with_file(machine, &["Written by `headway-lab interconnect`."]);
     let said = format!("{} ({}), fitted in this run", machine.name, machine.hash);
-    Ok(FittedMachine { machine, observed: Some(observed), said, sets: None })
+    FittedMachine { machine, observed: Some(observed), said, file: Some(file) }
 }
 
 /// Every batch beside what the machine says of it.
@@ -322,12 +319,8 @@ impl InterconnectBenchReport {
             warnings: results::warnings(&known.machine),
             rates: Some(results::rates(&known.machine, known.observed.as_ref())?),
             cases,
-            elsewhere: known.sets.clone(),
             sets: sets.unwrap_or_default(),
-            file: known
-                .observed
-                .is_some()
-                .then(|| machine::write(&known.machine, &["Written by `headway-lab interconnect`."])),
+            file: known.file.clone(),
         })
     }
 

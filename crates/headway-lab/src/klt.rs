@@ -21,7 +21,7 @@ mod tracker;
 
 use headway_device::LaunchGrid;
 
-pub use machines::{CpuMachine, GpuMachine, TrackerMachine};
+pub use machines::{CpuMachine, TrackerMachine};
 pub use select::{CornerCriteria, select};
 pub use stage::TrackerStage;
 pub use tracker::{Feature, FrameReport, Tracker};

@@ -4,14 +4,14 @@
 
 #[path = "../../headway-cuda/tests/support/first_gpu.rs"]
 mod first_gpu;
+mod gpu_machine;
 
 use headway_device::DeviceError;
-use headway_lab::klt::{
-    CornerCriteria, CpuMachine, FrameReport, GpuMachine, Region, Tracker, TrackerMachine, TrackerShape, Warp,
-};
+use headway_lab::klt::{CornerCriteria, CpuMachine, FrameReport, Region, Tracker, TrackerMachine, TrackerShape, Warp};
 use headway_os::clock;
 
 use self::first_gpu::{say, with_gpu};
+use self::gpu_machine::GpuMachine;
 
 /// A surface with texture at several scales, moved and a little deformed.
 fn picture(shape: &TrackerShape, by: f32) -> Vec<f32> {

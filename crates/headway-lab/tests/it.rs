@@ -4,6 +4,7 @@
 mod common;
 mod experiments;
 mod foreign;
+mod gpu_machine;
 #[path = "../../headway-cli/tests/help.rs"]
 mod help;
 #[path = "../../headway-kernels/tests/common/host.rs"]

@@ -4,12 +4,12 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
+use crate::gpu_machine::GpuMachine;
 use crate::host::host_program;
 use headway_device::DeviceError;
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_lab::klt::{
-    CornerCriteria, CpuMachine, Fate, FrameReport, GpuMachine, Launch, Operand, Region, Tracker, TrackerMachine,
-    TrackerShape, Warp,
+    CornerCriteria, CpuMachine, Fate, FrameReport, Launch, Operand, Region, Tracker, TrackerMachine, TrackerShape, Warp,
 };
 use tempfile::TempDir;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headway_core::files::machine::{CpuCores, CpuCost};
+use headway_core::files::machine::{CpuCores, CpuCost, RATE_MIN};
 use headway_core::plan::block;
 use headway_core::units::{Bytes, Nanos, PPM, Rate};
 use headway_device::buffer::Access;
@@ -21,8 +21,6 @@ use crate::Error;
 const OTHERS: usize = 4;
 /// The most cores that are offered: the driver hands out the jobs of all of them.
 const CORES_MAX: usize = 8;
-/// The slowest rate that a machine file can hold.
-const MIN: u64 = 1_000_000;
 
 /// Taken off every rate for what else is on the memory's links in a run: copies of GPUs most of all.
 const MARGIN_PPM: u64 = 150_000;
@@ -133,9 +131,9 @@ fn cost(id: &str, effort: Effort) -> Result<Cost, Error> {
         // Less than a nanosecond for each kibibyte cannot be told from nothing.
         rate(Bytes(total), time.saturating_sub(fixed).max(Nanos(total >> 10)))
     });
-    let slowest = rates.min().unwrap_or(MIN);
+    let slowest = rates.min().unwrap_or(RATE_MIN.0);
     let kept = u128::from(slowest) * u128::from(PPM - MARGIN_PPM) / u128::from(PPM);
-    Ok(Cost { setup, portion, rate: (kept as u64).max(MIN) })
+    Ok(Cost { setup, portion, rate: (kept as u64).max(RATE_MIN.0) })
 }
 
 /// The cores that may serve, with the stages of one kernel.
@@ -221,7 +219,7 @@ mod tests {
         assert!((1..=CORES_MAX as u32).contains(&cpu.cores) && !cpu.assumed);
         for id in kernels::ids() {
             let cost = cpu.kernel(id).unwrap();
-            assert!(cost.rate.0 >= MIN && cost.setup > Nanos::ZERO, "{cost:?}");
+            assert!(cost.rate.0 >= RATE_MIN.0 && cost.setup > Nanos::ZERO, "{cost:?}");
             assert!(cost.cost(Bytes(1 << 20), 8) > cost.cost(Bytes(1 << 10), 8));
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use headway_core::files::machine::{CapacityKind, Endpoint, EndpointId, EndpointKind, Machine};
+use headway_core::files::machine::{CapacityKind, Endpoint, EndpointId, EndpointKind, Machine, RATE_MIN};
 use headway_core::models::transfer::fit::{self, NodeFacts, Sample};
 use headway_core::models::transfer::{Direction, Method, Stamp};
 use headway_core::units::{Nanos, Rate};
@@ -17,9 +17,6 @@ use super::links::MeasuredSetup;
 use super::node::{self, part};
 use super::sets::{Rates, Set, SetTransfer};
 use crate::Error;
-
-/// Slowest rate that a machine file can hold.
-const RATE_MIN: u64 = 1_000_000;
 
 /// Everything measured on links.
 pub struct Observed {
@@ -97,7 +94,7 @@ impl Observed {
             let Some(transfers) = transfers else { continue };
             samples.extend(rates.0.iter().map(|rates| Sample {
                 transfers: transfers.clone(),
-                rates: rates.iter().map(|rate| Rate((*rate).max(RATE_MIN))).collect(),
+                rates: rates.iter().map(|rate| Rate(*rate).max(RATE_MIN)).collect(),
             }));
         }
         samples
@@ -125,7 +122,7 @@ impl Observed {
             let (mut typical, mut low, mut both) = (Vec::new(), Vec::new(), Vec::new());
             for (set, rates) in self.sets.iter().zip(&self.rates) {
                 for at in (0..set.members.len()).filter(|at| uses(&set.members[*at])) {
-                    let mut found: Vec<u64> = rates.0.iter().map(|rates| rates[at].max(RATE_MIN)).collect();
+                    let mut found: Vec<u64> = rates.0.iter().map(|rates| rates[at].max(RATE_MIN.0)).collect();
                     found.sort_unstable();
                     let median = found[(found.len() - 1) / 2];
                     match set.members.len() {

@@ -1,6 +1,6 @@
 //! What kernels cost, and how late the host learns that something is done.
 
-use headway_core::files::machine::{EngineClass, KernelCost};
+use headway_core::files::machine::{EngineClass, KernelCost, RATE_MIN};
 use headway_core::models::cpu::DriverWatch;
 use headway_core::models::transfer::Method;
 use headway_core::plan::block;
@@ -98,12 +98,9 @@ fn cost(device: &mut Engines, id: &str, size: Size) -> Result<Cost, Error> {
         |bytes: u64, with: SampleFigures| rate(Bytes(bytes), with.p99.saturating_sub(setup).max(Nanos(bytes >> 10)));
     let chain_rate = slowest(size.portion_bytes, chain);
     let total = u64::from(size.portions) * size.portion_bytes;
-    let rate = slowest(total, filled).max(chain_rate).max(MIN);
-    Ok(Cost { setup, rate, chain_rate: Some(chain_rate.max(MIN)), operation_rate: None })
+    let rate = slowest(total, filled).max(chain_rate).max(RATE_MIN.0);
+    Ok(Cost { setup, rate, chain_rate: Some(chain_rate.max(RATE_MIN.0)), operation_rate: None })
 }
-
-/// The slowest rate that a machine file can hold.
-const MIN: u64 = 1_000_000;
 
 /// Times launches over `portions` portions of `bytes` bytes, from start to end on the device.
 fn launches(device: &mut Engines, id: &str, portions: u32, bytes: u64, effort: Effort) -> Result<SampleFigures, Error> {
@@ -228,7 +225,7 @@ mod tests {
         for cost in found {
             let chained = cost.chain_rate.is_some_and(|chain| chain <= cost.rate);
             assert_eq!(cost.operation_rate.is_some(), cost.id == "inspect", "{cost:?}");
-            assert!(cost.rate >= Rate(MIN) && chained != cost.id.starts_with("inspect"), "{cost:?}");
+            assert!(cost.rate >= RATE_MIN && chained != cost.id.starts_with("inspect"), "{cost:?}");
         }
     }
 }

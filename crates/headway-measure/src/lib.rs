@@ -665,9 +665,8 @@ impl Measurement<'_> {
     fn finish(self) -> Result<MeasureReport, Error> {
         let Self { options, machine, session, devices, workload: _ } = self;
         drop(devices);
-        let text = machine::write(&machine, &header(&machine));
-        // What was written must mean what was measured; anything else is our fault.
-        let machine = machine::parse(&options.out.display().to_string(), &text)?;
+        let header = header(&machine);
+        let (machine, text) = machine::with_file(machine, &header);
         publish(&options.out, &text)?;
         let warnings = session.finish()?;
         let imitated = match options.backend {

@@ -1,6 +1,6 @@
 //! Rates and set-up times of a node, from measured sets, small batches and curves, put into its machine.
 
-use headway_core::files::machine::Machine;
+use headway_core::files::machine::{Machine, RATE_MIN};
 use headway_core::models::transfer::{BackgroundLoad, CurveKey, Direction, HostMemory, Method, Profile};
 use headway_core::units::{Bytes, Nanos, Rate};
 
@@ -15,8 +15,6 @@ use crate::Error;
 const SIZES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 /// Copies that are submitted together, of which all but the first wait behind another.
 const BURST: usize = 6;
-/// Slowest rate that a machine file can hold.
-const RATE_MIN: u64 = 1_000_000;
 
 /// Set-up times of one transfer: on an idle engine and behind another operation, and of the thread that submits it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +70,7 @@ fn alone((set, rates): (&Set, &Rates)) -> Option<(SetTransfer, Rate)> {
     let [member] = set.members[..] else { return None };
     let mut found: Vec<u64> = rates.0.iter().filter_map(|rates| rates.first().copied()).collect();
     found.sort_unstable();
-    Some((member, Rate(found.get(found.len().saturating_sub(1) / 2).copied()?.max(RATE_MIN))))
+    Some((member, Rate(found.get(found.len().saturating_sub(1) / 2).copied()?).max(RATE_MIN)))
 }
 
 /// Medians: one copy, several in a row, one call that submits behind another copy.
@@ -124,7 +122,8 @@ pub fn put_curves(machine: &mut Machine, profile: &Profile) {
                 pieces: 1,
             };
             let Some(curve) = profile.curves.get(&key(1)) else { continue };
-            let of = |point: &headway_core::models::transfer::CurvePoint| rate(point.bytes, point.median).max(RATE_MIN);
+            let of =
+                |point: &headway_core::models::transfer::CurvePoint| rate(point.bytes, point.median).max(RATE_MIN.0);
             // Below this size it is set-up that counts.
             let long: Vec<_> = curve.points().iter().filter(|point| point.bytes.0 >= 4 << 20).collect();
             let Some(last) = curve.points().last() else { continue };

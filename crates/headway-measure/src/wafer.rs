@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use headway_core::files::machine::{EngineClass, KernelCost, Machine};
+use headway_core::files::machine::{EngineClass, KernelCost, Machine, RATE_MIN};
 use headway_core::models::transfer::Method;
 use headway_core::plan::block::{BlockHeader, block_bytes, write_header};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, Rate};
@@ -29,8 +29,6 @@ const OPERATIONS: (f64, f64) = (16.0, 100_000.0);
 const PATIENCE: Nanos = Nanos(30_000_000_000);
 /// Nanoseconds for a byte that count as none.
 const FREE: f64 = 1e-6;
-/// The slowest rate that a machine file can hold.
-const RATE_MIN: u64 = 1_000_000;
 
 /// Columns of [`WaferCalibration::lines`].
 pub const COLUMNS: [&str; 7] = ["what", "images", "operations", "n", "median_ns", "p99_ns", "max_ns"];
@@ -172,9 +170,9 @@ fn fit(id: &str, points: &[(Bytes, SampleFigures)]) -> KernelCost {
         |bytes: u64, time: u64| (u128::from(bytes) * u128::from(NANOS_PER_SECOND) / u128::from(time.max(1))) as u64;
     let [(few, short), (many, long)] = [points[0], points[points.len() - 1]];
     let grown = long.p99.saturating_sub(short.p99).0;
-    let mut cost = rate(many.0.saturating_sub(few.0), grown.max(1)).max(RATE_MIN);
+    let mut cost = rate(many.0.saturating_sub(few.0), grown.max(1)).max(RATE_MIN.0);
     if Rate(cost).time_for(few) > short.p99 {
-        cost = rate(few.0, short.p99.0).min(rate(many.0, long.p99.0)).max(RATE_MIN);
+        cost = rate(few.0, short.p99.0).min(rate(many.0, long.p99.0)).max(RATE_MIN.0);
     }
     let over = |bytes: Bytes, figures: SampleFigures| figures.p99.saturating_sub(Rate(cost).time_for(bytes));
     let setup = over(few, short).max(over(many, long));
@@ -210,7 +208,7 @@ fn fit_operations(points: &[Point]) -> KernelCost {
         // Noise, or all that takes time are operations: none is free then.
         (each, fixed) = (steep / f64::from(many.operations.max(1)), 0.0);
     }
-    let rate = |time: f64| Rate(((NANOS_PER_SECOND as f64 / time.max(FREE)) as u64).max(RATE_MIN));
+    let rate = |time: f64| Rate(((NANOS_PER_SECOND as f64 / time.max(FREE)) as u64).max(RATE_MIN.0));
     let mut cost = KernelCost {
         id: INSPECT.to_owned(),
         gpus: Vec::new(),

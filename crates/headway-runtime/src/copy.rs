@@ -167,19 +167,6 @@ pub struct CopyReport {
     pub instead_of: Option<(Method, String)>,
 }
 
-/// One copy that has ended, for an observer that logs copies.
-#[derive(Clone, Copy, Debug)]
-pub struct Observation<'a> {
-    /// Position of the GPU; of a peer copy the source's.
-    pub gpu: usize,
-    pub direction: Direction,
-    /// What it did, or why it failed.
-    pub result: Result<&'a CopyReport, &'a CopyError>,
-}
-
-/// Called at the end of every copy, on the thread that asked for it. Must not block.
-pub type CopyObserver = Arc<dyn Fn(&Observation<'_>) + Send + Sync>;
-
 /// Something a user should know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopierEvent {
@@ -215,7 +202,6 @@ pub struct Copier {
     home: Home,
     cancel: Cancel,
     thread_pool: OnceLock<ThreadPool>,
-    observer: OnceLock<CopyObserver>,
 }
 
 impl Copier {
@@ -263,7 +249,6 @@ impl Copier {
             home: Home::here(),
             cancel: Cancel::default(),
             thread_pool: OnceLock::new(),
-            observer: OnceLock::new(),
         };
         match stale {
             Some(what) => copier.events.tell(format!(
@@ -279,11 +264,6 @@ impl Copier {
             }
         }
         Ok(copier)
-    }
-
-    /// Calls `observer` at the end of every copy; `false` if there is one already.
-    pub fn observe(&self, observer: CopyObserver) -> bool {
-        self.observer.set(observer).is_ok()
     }
 
     /// Has copies of ordinary memory of the GPU at position `gpu` teach ([`CopyChooser::learn`]). `cuda` = the newest version that the

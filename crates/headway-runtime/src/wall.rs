@@ -37,7 +37,7 @@ use headway_device::{Completion, DeviceError, Engines, Waker, WorkError};
 use headway_os::sched::{Classes, Held, Role, SchedError};
 use headway_os::{clock, event, threads};
 
-use crate::blocks::{Collect, DataError, Gatherer, Scatterer, Supply};
+use crate::blocks::{Collect, DataError, Supply};
 use crate::endpoints::CopyPath;
 use crate::kernels::Kernels;
 use crate::outlet::OutputError;
@@ -187,17 +187,6 @@ enum Message {
     Ask(Box<(UrgentRequest, Sender<RequestOutcome>)>),
 }
 
-/// What is to be run.
-pub struct PlanRun<'a> {
-    pub plan: &'a Arc<Plan>,
-    /// The kernels of its compute steps.
-    pub kernels: &'a Kernels,
-    /// Where the streams read.
-    pub gatherer: &'a Gatherer,
-    /// Where they write.
-    pub scatterer: Scatterer,
-}
-
 /// A run of a plan with whatever brings and takes the blocks.
 pub struct SuppliedRun<'a> {
     pub plan: &'a Arc<Plan>,
@@ -234,29 +223,9 @@ pub struct WallOutcome {
     pub cpu: cpu::Use,
 }
 
-/// Runs `plan` on `devices`, those with ordinal `i` being the plan's GPU `i`.
+/// Runs a plan on `devices`, those with ordinal `i` being the plan's GPU `i`.
 ///
 /// `log` gets every record in order and should be quick; `progress` gets the time since the epoch now and then.
-///
-/// # Errors
-/// [`RunError`]. All threads have ended and all operations are complete or discarded by then.
-pub fn run(
-    job: PlanRun<'_>,
-    devices: &mut [Engines],
-    options: &WallOptions,
-    log: impl FnMut(&LogRecord),
-    progress: impl FnMut(Nanos),
-) -> Result<WallOutcome, RunError> {
-    let PlanRun { plan, kernels, gatherer, scatterer } = job;
-    let cycles = gatherer.cycles();
-    let packets = gatherer.runs().iter().map(|run| run.packets).collect();
-    let (supply, collect) = (Box::new(gatherer.clone()), Box::new(scatterer));
-    let (inputs, requests) = (Vec::new(), Requests::default());
-    let work = SuppliedRun { plan, kernels, cycles, packets, supply, collect, inputs, requests };
-    run_work(work, devices, options, log, progress)
-}
-
-/// Like [`run`], with whatever brings and takes the blocks.
 ///
 /// # Errors
 /// [`RunError`]. All threads have ended and all operations are complete or discarded by then.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use headway_core::decisions::engine_line::FlowClass;
 use headway_core::files::machine::EndpointId;
@@ -642,28 +642,6 @@ fn a_probe_finds_what_a_gpu_has_and_names_what_is_used_instead() {
         assert!(find(1, method).usable.is_err());
         assert_eq!(find(1, method).fallback, Some(Method::Dma));
     }
-}
-
-#[test]
-fn an_observer_sees_every_copy_once() {
-    let copier = copier(1, options());
-    let (count, failed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-    let (counted, errors) = (Arc::clone(&count), Arc::clone(&failed));
-    assert!(copier.observe(Arc::new(move |seen| {
-        match seen.result {
-            Ok(report) => counted.fetch_add(report.bytes.0, Ordering::Relaxed),
-            Err(_) => errors.fetch_add(1, Ordering::Relaxed),
-        };
-    })));
-    assert!(!copier.observe(Arc::new(|_| ())));
-    let buffer = copier.gpus()[0].device_buffer(64, CpuReach::Device).unwrap();
-    let at = At { buffer: &buffer, offset: 0 };
-    copier.copy_in(at, &[1; 60], How::Auto).unwrap();
-    copier.copy_out(&mut [0; 4], at, How::Auto).unwrap();
-    copier.copy_in(at, &[1; 65], How::Auto).unwrap_err();
-    let pieces = [Piece { from: 0, to: 0, len: 6 }, Piece { from: 30, to: 20, len: 30 }];
-    copier.copy_many_in(at, &[1; 60], &pieces, None).unwrap();
-    assert_eq!((count.load(Ordering::Relaxed), failed.load(Ordering::Relaxed)), (100, 1));
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod copy_price;
 mod faulty;
 mod messages;
 mod own_work;
+mod plain_run;
 mod sharing;
 mod staging;
 mod unplanned;

@@ -23,7 +23,9 @@ use headway_runtime::blocks::{Gatherer, Scatterer, output_name};
 use headway_runtime::host::HostPayload;
 use headway_runtime::kernels::Kernels;
 use headway_runtime::outlet::Outlet;
-use headway_runtime::wall::{self, PlanRun, WallOptions};
+use headway_runtime::wall::{self, WallOptions};
+
+use super::plain_run::plain_run;
 
 /// Bytes of a band, and of its sum with the number of its packet.
 const BAND: u64 = 4800;
@@ -282,8 +284,8 @@ fn its_kernels_run_on_emulated_gpus() {
     let kernels = bench.kernels();
     let (outlet, gatherer, scatterer) = bench.ends(&kernels);
     let mut devices = bench.devices();
-    let job = PlanRun { plan: &bench.plan, kernels: &kernels, gatherer: &gatherer, scatterer };
-    wall::run(job, &mut devices, &WallOptions::default(), |_| {}, |_| {}).unwrap();
+    let job = plain_run(&bench.plan, &kernels, &gatherer, scatterer);
+    wall::run_work(job, &mut devices, &WallOptions::default(), |_| {}, |_| {}).unwrap();
     outlet.publish().unwrap();
     bench.assert_sums();
 }
@@ -353,8 +355,8 @@ fn a_launch_that_no_gpu_can_make_ends_the_run_and_names_the_kernel() {
     let bench = bench();
     let kernels = Kernels::of(&bench.plan, &bench.workload, &Sums(Fault::NoThreads)).unwrap();
     let (_outlet, gatherer, scatterer) = bench.ends(&kernels);
-    let job = PlanRun { plan: &bench.plan, kernels: &kernels, gatherer: &gatherer, scatterer };
-    let error = wall::run(job, &mut bench.devices(), &WallOptions::default(), |_| {}, |_| {}).err().unwrap();
+    let job = plain_run(&bench.plan, &kernels, &gatherer, scatterer);
+    let error = wall::run_work(job, &mut bench.devices(), &WallOptions::default(), |_| {}, |_| {}).err().unwrap();
     let cause = error.source().expect("the device said why").to_string();
     assert!(
         cause.contains("the grid of kernel `sum` has 1 blocks of 0 threads; give it blocks of 1 to 1024"),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::faulty::{FaultyGpu, GpuFaults};
+use super::plain_run::plain_run;
 use headway_core::decisions::dispatch::{DispatchAction, DispatchEvent, DispatchInput};
 use headway_core::files::machine::{self, Machine};
 use headway_core::files::workload::Workload;
@@ -23,7 +24,7 @@ use headway_runtime::blocks::{DataError, Gatherer, Scatterer, output_name};
 use headway_runtime::intake::{InputError, Intake};
 use headway_runtime::kernels::Kernels;
 use headway_runtime::outlet::Outlet;
-use headway_runtime::wall::{self, PlanRun, RunError, WallOptions, WallOutcome};
+use headway_runtime::wall::{self, RunError, WallOptions, WallOutcome};
 
 /// Two streams in one class, one in another, one whose packets are jobs of their own; deadlines that any machine meets
 /// sooner or later, since nothing here asks how fast it is.
@@ -114,8 +115,8 @@ impl Bench {
         let gatherer = Gatherer::new(Arc::clone(&self.plan), Arc::new(intake));
         let outlet = Outlet::create(&self.place()).unwrap();
         let scatterer = Scatterer::new(gatherer.clone(), &outlet).unwrap();
-        let job = PlanRun { plan: &self.plan, kernels: &kernels, gatherer: &gatherer, scatterer };
-        let outcome = wall::run(job, devices, options, log, |_| {});
+        let job = plain_run(&self.plan, &kernels, &gatherer, scatterer);
+        let outcome = wall::run_work(job, devices, options, log, |_| {});
         if outcome.is_ok() {
             outlet.publish().unwrap();
         }

@@ -5,7 +5,6 @@
 //! seed gives the same log, byte for byte.
 
 mod arbiter;
-mod blame;
 #[cfg(test)]
 mod bounds_tests;
 mod hardware;
@@ -19,7 +18,6 @@ mod steps;
 use headway_core::decisions::sharing::ArbiterRefused;
 use headway_core::units::Nanos;
 
-pub use self::blame::{Culprit, JobActivity, JobBlame, SHARES, TimePart, engine_name};
 pub use self::job::{Op, OpKind};
 pub use self::model::{Cluster, ClusterCosts, ClusterSetting, CopyEngines, SimTask, scaled};
 pub use self::observe::{Blocked, Finished, SimEvent, SimObserver, SimRecord, SimTotals};

@@ -5,7 +5,6 @@
 
 pub(crate) mod series;
 pub(crate) mod shell;
-pub(crate) mod still;
 pub(crate) mod tracks;
 
 use std::io::{self, Write};
@@ -79,7 +78,6 @@ pub fn write(log: &RunLog, summary: &RunSummary, out: impl Write) -> io::Result<
     let tracks = tracks(log, &timeline);
     let deadlines: Vec<Nanos> = log.header().plan.streams.iter().map(|stream| stream.deadline).collect();
     let wanted = wanted(&timeline, &points, &deadlines);
-    let picture = wanted.first().map(|&(from, to)| still(log, &timeline, &tracks, from, to)).unwrap_or_default();
     let Reduced { mut rows, kept, jobs: drawn } =
         tracks::reduce(&tracks, timeline.jobs.len(), timeline.span(), wanted, SINGLY_MAX);
     let (jobs, positions) = jobs(&timeline, drawn);
@@ -110,7 +108,7 @@ pub fn write(log: &RunLog, summary: &RunSummary, out: impl Write) -> io::Result<
     let incomplete = summary.incomplete.as_ref().map(|why| shell::banner(why, summary.span));
     let not_compared = summary.not_compared_text();
     let (incomplete, left_out) = (incomplete.as_deref(), summary.left_out.as_slice());
-    Shell { title: &title, incomplete, left_out, not_compared: not_compared.as_deref(), plain: &plain, still: &picture }
+    Shell { title: &title, incomplete, left_out, not_compared: not_compared.as_deref(), plain: &plain }
         .write(&data, out)
 }
 
@@ -215,21 +213,4 @@ fn track(name: &str, group: Option<u32>, operations: &[&SubmittedOperation], tim
     let mut items: Vec<Item> = operations.iter().filter_map(item).collect();
     items.sort_by_key(|item| item.start);
     Track { name: name.to_owned(), group, items }
-}
-
-/// The engines around what matters most.
-fn still(log: &RunLog, timeline: &Timeline, tracks: &[Track], from: Nanos, to: Nanos) -> String {
-    let around = Nanos(to.saturating_sub(from).0 / 4 + 1_000);
-    let plan = &log.header().plan;
-    let color = |item: &Item| {
-        let hue = 40 + (u64::from(timeline.jobs[item.job].pipeline) * 173_052 / 1_000 + 168) % 280;
-        format!("hsl({hue} 42% 62%)")
-    };
-    let tell = |track: &Track, item: &Item| {
-        let StepJob { pipeline, cycle, step, .. } = &timeline.jobs[item.job];
-        let pipeline = &plan.pipelines[*pipeline as usize];
-        let took = item.end.saturating_sub(item.start);
-        format!("{} #{cycle}: {} on {}, {took}", pipeline.name, pipeline.steps[*step as usize].name, track.name)
-    };
-    still::still(tracks, (from.saturating_sub(around), to.saturating_add(around)), color, tell)
 }

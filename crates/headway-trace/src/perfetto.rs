@@ -72,11 +72,11 @@ const UNIT_COUNT: u64 = 2;
 /// `SEQ_INCREMENTAL_STATE_CLEARED`, then `SEQ_NEEDS_INCREMENTAL_STATE`.
 const CLEARED: u64 = 1;
 const NEEDS_STATE: u64 = 2;
-const ROOT: u64 = 1;
+pub(crate) const ROOT: u64 = 1;
 
 /// What an event is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     Begin,
     End,
     Instant,
@@ -104,7 +104,7 @@ struct TraceEvent {
 }
 
 /// An argument's value.
-enum Value {
+pub(crate) enum Value {
     Uint(u64),
     Int(i64),
     Text(String),
@@ -138,8 +138,9 @@ struct SharedTracks {
     free: Vec<(Nanos, u64)>,
 }
 
+/// A trace under construction: tracks below one root, and events on them.
 #[derive(Default)]
-struct Builder {
+pub(crate) struct Builder {
     descriptors: Vec<Message>,
     events: Vec<TraceEvent>,
     names: Interned,
@@ -150,22 +151,14 @@ struct Builder {
     pipelines: Vec<u64>,
 }
 
-/// Writes the trace of a run.
-///
-/// # Errors
-/// Those of `out`.
-pub fn write(log: &RunLog, out: impl Write) -> io::Result<()> {
-    write_excerpt(log, &Excerpt::new(log, Timeline::new(log), u64::MAX), out)
-}
-
 /// Writes a trace of a part of a run; its first event says what it leaves out.
 ///
 /// # Errors
 /// Those of `out`.
 pub fn write_excerpt(log: &RunLog, excerpt: &Excerpt, out: impl Write) -> io::Result<()> {
     let timeline = &excerpt.timeline;
-    let mut builder = Builder { tracks: ROOT, ..Builder::default() };
-    builder.root(log, excerpt);
+    let mut builder = Builder::new(&run_name(log));
+    builder.run(log, excerpt);
     let flows = builder.cycles(log, timeline);
     builder.engines(log, timeline, &flows);
     builder.deliveries(timeline, &flows);
@@ -174,15 +167,23 @@ pub fn write_excerpt(log: &RunLog, excerpt: &Excerpt, out: impl Write) -> io::Re
     builder.finish(BufWriter::with_capacity(1 << 16, out))
 }
 
+fn run_name(log: &RunLog) -> String {
+    let header = log.header();
+    format!("{} on {} [{}]", header.plan.workload.name, header.plan.machine.name, header.source)
+}
+
 impl Builder {
-    fn root(&mut self, log: &RunLog, excerpt: &Excerpt) {
+    /// A trace with nothing but its root track.
+    pub(crate) fn new(name: &str) -> Self {
+        let mut track = Message::default();
+        track.number(field::track::UUID, ROOT).text(field::track::NAME, name);
+        track.text(field::track::DESCRIPTION, "a run of Headway").number(field::track::CHILD_ORDERING, EXPLICIT);
+        Self { tracks: ROOT, descriptors: vec![track], ..Self::default() }
+    }
+
+    fn run(&mut self, log: &RunLog, excerpt: &Excerpt) {
         let header = log.header();
         let plan = &header.plan;
-        let name = format!("{} on {} [{}]", plan.workload.name, plan.machine.name, header.source);
-        let mut track = Message::default();
-        track.number(field::track::UUID, ROOT).text(field::track::NAME, &name);
-        track.text(field::track::DESCRIPTION, "a run of Headway").number(field::track::CHILD_ORDERING, EXPLICIT);
-        self.descriptors.push(track);
         let text = |text: &str| Value::Text(text.to_owned());
         let mut arguments = vec![
             ("source", Value::Text(header.source.to_string())),
@@ -207,7 +208,7 @@ impl Builder {
         uuid
     }
 
-    fn track(&mut self, parent: u64, name: &str, rank: u64) -> u64 {
+    pub(crate) fn track(&mut self, parent: u64, name: &str, rank: u64) -> u64 {
         self.tracks += 1;
         let mut track = Message::default();
         track.number(field::track::UUID, self.tracks).text(field::track::NAME, name);
@@ -228,7 +229,7 @@ impl Builder {
     }
 
     /// Adds an event with a name, a category and arguments, and returns its content for more.
-    fn event(
+    pub(crate) fn event(
         &mut self,
         at: Nanos,
         kind: Kind,
@@ -255,7 +256,7 @@ impl Builder {
         &mut self.events.last_mut().expect("the event was pushed a line above").content
     }
 
-    fn end(&mut self, at: Nanos, track: u64) {
+    pub(crate) fn end(&mut self, at: Nanos, track: u64) {
         self.events.push(TraceEvent { at, kind: Kind::End, track, content: Message::default() });
     }
 
@@ -458,7 +459,7 @@ impl Builder {
     }
 
     /// Writes interned texts, then tracks, then events in the order of time.
-    fn finish(mut self, mut out: impl Write) -> io::Result<()> {
+    pub(crate) fn finish(mut self, mut out: impl Write) -> io::Result<()> {
         let mut first = Message::default();
         first.number(field::packet::SEQUENCE, 1).number(field::packet::SEQUENCE_FLAGS, CLEARED);
         first.message(field::packet::INTERNED, |interned| {

@@ -374,7 +374,7 @@ fn a_guests_command_that_looks_like_markup_is_text_and_its_page_says_that_it_was
     assert_eq!(html.matches("</script>").count(), 2);
     assert!(text_of(&html, "incomplete").starts_with("The log has no last line"));
     let plain = html.split("<noscript>").nth(1).unwrap().split("</noscript>").next().unwrap();
-    assert!(plain.contains("<pre>") && plain.contains("<svg") && plain.matches("<rect").count() >= 3, "{plain}");
+    assert!(plain.contains("<pre>"), "{plain}");
     let click = "for (const id of ['zoom-worst', 'zoom-wait', 'idle']) document.getElementById(id).click();";
     let Some(document) = used(&html, click) else { return };
     assert!(document.contains("data-ready=\"yes\"") && !document.contains("<img"), "{}", &document[..400]);
@@ -468,10 +468,10 @@ fn the_page_of_a_long_run_is_as_small_as_that_of_a_shorter_one_and_says_what_it_
 }
 
 #[test]
-fn without_scripts_both_pages_show_the_figures_and_a_picture() {
+fn without_scripts_both_pages_show_the_figures() {
     for html in [html(&log(&plan(3), 6, Bend::default())), tasks_html(&tasks(["a", "b"]))] {
         let plain = html.split("<noscript>").nth(1).unwrap().split("</noscript>").next().unwrap();
-        assert!(plain.contains("<pre>") && plain.contains("<svg") && plain.matches("<rect").count() > 3, "{plain}");
+        assert!(plain.contains("<pre>"), "{plain}");
         assert!(!plain.contains("style="), "the policy forbids it");
     }
 }

@@ -6,6 +6,7 @@ use crate::common::{Bend, log, plan, run};
 use headway_core::decisions::dispatch::DispatchInput;
 use headway_core::log::RecordBody;
 use headway_core::units::Nanos;
+use headway_trace::excerpt::Excerpt;
 use headway_trace::summary::summarize;
 use headway_trace::timeline::Timeline;
 use headway_trace::{RunLog, perfetto};
@@ -87,7 +88,8 @@ struct Trace {
 
 fn decode(log: &RunLog) -> Trace {
     let mut bytes = Vec::new();
-    perfetto::write(log, &mut bytes).unwrap();
+    let whole = Excerpt::new(log, Timeline::new(log), u64::MAX);
+    perfetto::write_excerpt(log, &whole, &mut bytes).unwrap();
     let packets = messages(&bytes, 1);
     let interned = messages(packets[0], 12)[0];
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();

@@ -23,8 +23,7 @@ pub use headway_core::decisions::chooser::{CopyChoice, CopyTook};
 #[doc(hidden)]
 pub use headway_os::memory::mostly_absent;
 pub use headway_runtime::copy::{
-    At, Copier, CopierEvent, CopyError, CopyLimits, CopyObserver, CopyOptions, CopyReport, How, ManyBy, MethodProbe,
-    Observation,
+    At, Copier, CopierEvent, CopyError, CopyLimits, CopyOptions, CopyReport, How, ManyBy, MethodProbe,
 };
 #[doc(hidden)]
 pub use headway_runtime::copy::{ChosenCopy, CopyChooser, LearningGpu, LearningOptions};

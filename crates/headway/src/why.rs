@@ -2,7 +2,7 @@
 
 use headway_core::files::machine::{KernelCost, Machine};
 use headway_core::plan::{OperationWork, Outcome, Pipeline, Plan, PlannedStep, PlannedStream, Server};
-use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
+use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate, percent};
 
 /// Steps, streams and parts that sentences name; the others are counted.
 const NAMED_MAX: usize = 3;
@@ -30,7 +30,7 @@ pub(crate) fn failing(plan: &Plan) -> Option<String> {
         return None;
     }
     failing.sort_by_key(|server| std::cmp::Reverse(server.verdict.utilisation_ppm));
-    let named = |server: &&Server| format!("`{}` {}", server.name, percent(server.verdict.utilisation_ppm.into()));
+    let named = |server: &&Server| format!("`{}` {}", server.name, percent(server.verdict.utilisation_ppm));
     let names: Vec<String> = failing.iter().take(SERVERS_NAMED_MAX).map(named).collect();
     let more = failing.len() - names.len();
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
@@ -50,7 +50,7 @@ fn of_violation(plan: &Plan) -> Vec<String> {
     let Some(violation) = &verdict.violation else { return verdict.notes.clone() };
     let server = &violation.server;
     if violation.interval == Nanos::ZERO {
-        let all = percent(u128::from(verdict.utilisation_ppm));
+        let all = percent(verdict.utilisation_ppm);
         let first = format!("the work on `{server}` is more than its time: utilisation is {all}");
         return std::iter::once(first).chain(violation.because.iter().cloned()).collect();
     }
@@ -103,12 +103,6 @@ fn overload(plan: &Plan, machine: &Machine, server: &str) -> Vec<String> {
 /// Parts per million, rounded up.
 fn share(cost: Nanos, period: Nanos) -> u128 {
     (u128::from(cost.0) * u128::from(PPM)).div_ceil(u128::from(period.0.max(1)))
-}
-
-/// Rounded up, so that too much never reads as 100 %.
-fn percent(ppm: u128) -> String {
-    let hundredths = ppm.div_ceil(100);
-    format!("{}.{:02} %", hundredths / 100, hundredths % 100)
 }
 
 /// Whose a pipeline is.

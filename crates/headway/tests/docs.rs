@@ -3,6 +3,8 @@
 use headway::machine::{self, Machine};
 use headway::plan::{Outcome, PlanOptions};
 use headway::workload::{self, Loaded, Workload};
+use headway_core::models::transfer::{CpuUse, HostMemory, Method, Occupies};
+use headway_core::units::Bytes;
 
 const PAGE: &str = include_str!("../../../docs/files.md");
 
@@ -62,7 +64,7 @@ fn the_tutorial_shows_the_workload_and_the_lines_of_its_example() {
 fn the_page_of_methods_has_the_table_that_the_program_uses() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/adding-a-method.md");
     let page = std::fs::read_to_string(path).unwrap();
-    let table = headway_core::models::transfer::table();
+    let table = table();
     let (begin, rest) = page.split_at(page.find("| method | what happens").expect("the table"));
     let end = rest.find("\n\n").map_or("", |end| &rest[end + 1..]);
     if std::env::var_os("SNAPSHOTS").is_some_and(|value| value == "overwrite") {
@@ -74,4 +76,59 @@ fn the_page_of_methods_has_the_table_that_the_program_uses() {
             "`SNAPSHOTS=overwrite cargo test -p headway-gpu --test docs` writes it"
         );
     }
+}
+
+/// The table of the methods as Markdown, as `docs/adding-a-method.md` has it.
+fn table() -> String {
+    let list = |words: Vec<String>| if words.is_empty() { "-".to_owned() } else { words.join(", ") };
+    let mut text =
+        "| method | what happens | directions | host memory | measured from | up to, in / out | keeps busy | \
+                    posted | instead |\n|---|---|---|---|---|---|---|---|---|\n"
+            .to_owned();
+    for method in Method::ALL.into_iter().filter(|method| method.any_form() == *method) {
+        let row = method.abilities();
+        let memory = match row.memory {
+            all if all.len() == HostMemory::WORDS.len() => "any".to_owned(),
+            [HostMemory::Touched, HostMemory::Untouched, HostMemory::File] => "not pinned".to_owned(),
+            memory => list(memory.iter().map(ToString::to_string).collect()),
+        };
+        let most = match row.most {
+            [Bytes(u64::MAX), Bytes(u64::MAX)] => "-".to_owned(),
+            [to, from] if to == from => to.to_string(),
+            [to, from] => format!("{to} / {from}"),
+        };
+        let cells = [
+            format!("`{method}`{}", forms(method)),
+            row.summary.to_owned(),
+            list(row.directions.iter().map(ToString::to_string).collect()),
+            memory,
+            if row.least == Bytes(0) { "-".to_owned() } else { row.least.to_string() },
+            most,
+            list(busy(&row.occupies)),
+            if row.posted { "stores" } else { "-" }.to_owned(),
+            list(row.instead.iter().map(|method| format!("`{method}`")).collect()),
+        ];
+        text += &format!("| {} |\n", cells.join(" | "));
+    }
+    text
+}
+
+fn forms(method: Method) -> String {
+    let all = match method {
+        Method::Window(_) | Method::PagedWindow(_) | Method::Resident(_) => method.forms(),
+        _ => Vec::new(),
+    };
+    if all.is_empty() { String::new() } else { format!(" ({})", all.join(", ")) }
+}
+
+fn busy(occupies: &Occupies) -> Vec<String> {
+    let parts = [
+        (occupies.engine, "the copy engine"),
+        (occupies.cpu == CpuUse::Caller, "the caller's CPU"),
+        (matches!(occupies.cpu, CpuUse::Threads | CpuUse::ThreadsUnlessPinned), "several CPUs"),
+        (occupies.multiprocessor(), "multiprocessors"),
+        (occupies.pager, "the small mapping"),
+        (occupies.others, "other GPUs' links"),
+    ];
+    parts.into_iter().filter(|(held, _)| *held).map(|(_, what)| what.to_owned()).collect()
 }

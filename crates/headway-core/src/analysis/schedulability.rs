@@ -5,8 +5,7 @@
 //! Sporadic Tasks" (RTSS 1991) is the one that `verner-2014`, IV builds on; the form with chunks adds constrained and
 //! arbitrary deadlines, limited preemption, and several operations in flight.
 //!
-//! [`concrete`] asks the same of periodic tasks whose offsets are known; [`side_by_side`] shows how far the answers are
-//! apart.
+//! [`concrete`] asks the same of periodic tasks whose offsets are known.
 //!
 //! Every verdict carries its model, its strength and, for a "no", the first interval that asks for too much.
 
@@ -31,8 +30,7 @@ use crate::units::{Nanos, PPM};
 
 pub use chunks::{ChunkFlow, ChunkRefusal, FlowChunkPlan, flow_chunk_sizes, flow_chunk_sizes_with_margin};
 pub use concrete::{
-    ConcreteTask, Exploration, ExploredWindow, JitterCosts, JobCosts, SideBySide, Stated, Ties, concrete,
-    concrete_within, side_by_side, sporadic,
+    ConcreteTask, Exploration, ExploredWindow, JitterCosts, JobCosts, Ties, concrete, concrete_within, sporadic,
 };
 use exact::Utilisation;
 pub use response::{response_with_jitter, responses};

@@ -310,18 +310,6 @@ impl EngineLocks {
         self.locks.get(&lock).map(|lock| lock.idle_held)
     }
 
-    /// The jobs that a job waits for, directly: holders of its locks, and those ahead in their queues. Empty unless it waits.
-    #[must_use]
-    pub fn ahead(&self, task: TaskId) -> Vec<JobId> {
-        let Some(LockJob { state: State::Waiting { locks, .. }, .. }) = self.jobs.get(&task) else { return Vec::new() };
-        let queues = locks.iter().flatten().map(|lock| &self.locks[lock]).filter(|lock| lock.waiting.contains(&task));
-        let ahead = queues.flat_map(|lock| {
-            lock.holder.into_iter().chain(lock.waiting.iter().copied().take_while(move |other| *other != task))
-        });
-        let ahead: std::collections::BTreeSet<JobId> = ahead.map(|other| self.jobs[&other].id).collect();
-        ahead.into_iter().collect()
-    }
-
     fn known(&self, job: JobId) -> Result<&LockJob, EngineLockRefused> {
         self.jobs.get(&job.task).filter(|known| known.id == job).ok_or(EngineLockRefused::NoToken { job })
     }

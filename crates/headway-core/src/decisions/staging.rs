@@ -334,12 +334,6 @@ impl StagingPipeline {
         }
     }
 
-    /// Whether `link` was retired.
-    #[must_use]
-    pub fn is_retired(&self, link: usize) -> bool {
-        self.links[link].retired
-    }
-
     /// How it ended; `None` while a buffer is in use or chunks remain. Nothing changes after it.
     #[must_use]
     pub fn outcome(&self) -> Option<StagingOutcome> {
@@ -361,20 +355,6 @@ impl StagingPipeline {
     pub fn completed_prefix(&self) -> u64 {
         let held = self.links.iter().flat_map(|link| &link.buffers).filter_map(|state| state.chunk()).min();
         self.next.min(self.lost).min(held.unwrap_or(u64::MAX))
-    }
-
-    /// Whether the caller's memory is no longer read: on the way in all chunks are in buffers or beyond, or will never be.
-    #[must_use]
-    pub fn source_released(&self) -> bool {
-        let reads = |link: &Link| {
-            link.buffers.iter().any(|state| match state {
-                State::Copying { .. } => true,
-                State::Flying(_) => link.parts == 0,
-                State::Empty | State::Full(_) => false,
-            })
-        };
-        let claimed = self.next == self.chunks || self.stop.is_some();
-        claimed && (self.flow == StagingDirection::Out || !self.links.iter().any(reads))
     }
 
     /// Where the buffers of `link` are.

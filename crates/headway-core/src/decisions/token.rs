@@ -212,22 +212,13 @@ impl TokenAllocator {
         Ok(())
     }
 
-    /// A client is gone: its waiting requests are dropped. Its tokens stay taken until [`TokenAllocator::handle_drained`].
+    /// A client is gone: its waiting requests are dropped. Its tokens stay taken until they are released: its GPU work goes on.
     pub fn handle_client_gone(&mut self, now: Nanos, client: ClientId) {
         self.advance(now);
         for task in self.tasks_of(client) {
             if self.requests[&task].granted.is_none() {
                 self.drop_request(task);
             }
-        }
-        self.update_boosts();
-    }
-
-    /// The GPU work of a client that is gone has ended: its tokens are released.
-    pub fn handle_drained(&mut self, now: Nanos, client: ClientId) {
-        self.advance(now);
-        for task in self.tasks_of(client) {
-            self.drop_request(task);
         }
         self.update_boosts();
     }
@@ -335,23 +326,10 @@ impl TokenAllocator {
         self.requests.get(&task).map(|request| request.key.job)
     }
 
-    /// The job that holds a token.
-    #[must_use]
-    pub fn holder(&self, token: TokenId) -> Option<JobId> {
-        let head = self.fifos.iter().find(|fifo| fifo.token == token)?.members.front()?;
-        Some(&self.requests[head]).filter(|request| request.granted.is_some()).map(|request| request.key.job)
-    }
-
     /// The key at which a task's job runs while it holds a token, else its own; `None` = it has no request.
     #[must_use]
     pub fn effective_key(&self, task: TaskId) -> Option<JobPriority> {
         self.requests.get(&task).map(|request| if request.granted.is_some() { request.boost } else { request.key })
-    }
-
-    /// Whether a task's request is among the `m` most urgent: only then does its wait count as blocking.
-    #[must_use]
-    pub fn is_urgent(&self, task: TaskId) -> bool {
-        self.requests.get(&task).is_some_and(|request| self.order.contains(&request.key) && self.in_top(request.key))
     }
 
     /// Position of the GPU that a task used last.

@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 
 pub use self::confidence::Confidence;
 pub use self::cpu::{CpuCores, CpuCost};
-pub use self::file::parse;
+pub use self::file::{RATE_MIN, parse};
 pub use self::index::{CapacityId, EndpointId, EngineId, RouteId};
 pub use self::shipped::{SHIPPED, shipped};
-pub use self::write::write;
+pub use self::write::{with_file, write};
 use crate::files::document::RATE_MAX;
 use crate::models::cpu::DriverWatch;
 use crate::models::transfer::{Method, Profile};

@@ -435,12 +435,6 @@ impl RateCache {
         Self { network, scratch: Scratch::new(), known: BTreeMap::new(), sets_max: sets_max.max(1), key, out }
     }
 
-    /// What it stands in front of.
-    #[must_use]
-    pub const fn network(&self) -> &Network {
-        &self.network
-    }
-
     /// What [`Network::allocate`] gives, from the cache where it was asked before.
     ///
     /// # Errors

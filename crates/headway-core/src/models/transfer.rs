@@ -20,7 +20,7 @@ pub mod price;
 mod profile;
 mod words;
 
-pub use self::abilities::{Abilities, CpuUse, Multiprocessors, Occupies, table};
+pub use self::abilities::{Abilities, CpuUse, Multiprocessors, Occupies};
 pub(crate) use self::choose::MethodCase;
 pub use self::choose::{
     Available, Candidate, CostFigures, MethodChoice, MethodRequest, MethodVerdict, RejectionReason, choose,

@@ -174,15 +174,6 @@ pub struct Level {
     pub parts: u64,
 }
 
-/// Bytes of one job of an elementary message that one slot carries.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SlotPart {
-    /// The slot of the batch.
-    pub slot: u64,
-    /// Bytes of the job's block.
-    pub bytes: Range<u64>,
-}
-
 /// An elementary message inside a batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchMember {
@@ -205,30 +196,6 @@ impl BatchMember {
     #[must_use]
     pub fn parts_max(&self) -> u64 {
         self.levels.iter().fold(1, |product: u64, level| product.saturating_mul(level.parts))
-    }
-
-    /// Where the bytes of job `job` of the message go: parts in the order of slots and bytes. A part without a byte is left
-    /// out, and a slot that could carry one stays empty.
-    #[must_use]
-    pub fn parts(&self, of: &Elementary, job: u64) -> Vec<SlotPart> {
-        self.parts_from(of, of.window(job).0)
-    }
-
-    /// The parts of a block that is ready at `ready`: for sporadic messages.
-    #[must_use]
-    pub fn parts_from(&self, of: &Elementary, ready: u128) -> Vec<SlotPart> {
-        let mut windows = vec![(ready, 0..of.bytes.0)];
-        let mut placed = Vec::new();
-        for level in &self.levels {
-            placed.clear();
-            for (ready, bytes) in windows.drain(..) {
-                let first = level.grid.first_from(ready);
-                let cuts = (0..level.parts).map(|part| (first + part, cut(&bytes, part, level.parts, of.granule)));
-                placed.extend(cuts.filter(|(_, bytes)| !bytes.is_empty()));
-            }
-            windows.extend(placed.iter().map(|(slot, bytes)| (level.grid.slot(*slot).0, bytes.clone())));
-        }
-        placed.into_iter().map(|(slot, bytes)| SlotPart { slot, bytes }).collect()
     }
 
     /// What `slot` of the batch carries of the message: the job, and bytes of its block. `None` = nothing; always for a

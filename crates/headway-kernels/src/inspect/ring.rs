@@ -17,7 +17,6 @@ const SEQUENCE_MAX: u32 = u32::MAX >> 1;
 #[derive(Clone, Copy, Debug)]
 pub struct WaferRing {
     wafer: Wafer,
-    rows: u32,
 }
 
 impl WaferRing {
@@ -26,13 +25,7 @@ impl WaferRing {
     /// # Errors
     /// [`LayoutError`] for images that cannot be inspected; those of a workload file can.
     pub fn new(cameras: &Cameras) -> Result<Self, LayoutError> {
-        Ok(Self { wafer: cameras.wafer()?, rows: cameras.ring.max(1) })
-    }
-
-    /// The place in the ring that `cycle` sends.
-    #[must_use]
-    pub fn row(&self, cycle: u64) -> u32 {
-        (cycle % u64::from(self.rows)) as u32
+        Ok(Self { wafer: cameras.wafer()? })
     }
 
     /// Boxes of what is planted at place `row`: left, top, width, height, pixels; ascending.

@@ -1,8 +1,8 @@
 //! Files of other tools: what comes in, what goes out, what is refused, and that nothing panics.
 
-use headway_core::analysis::schedulability::RecurrentTask;
 use proptest::prelude::*;
 
+use super::jobs::{ImportedJob, read_jobs, unfold, write_jobs};
 use super::*;
 use headway_core::files::workload;
 
@@ -65,9 +65,6 @@ fn what_a_workload_cannot_say_is_refused_with_its_place() {
         edited("1, 2, 3, 3, 1, 1, 6, 6\n", "1, 2, 3, 3, 1, 1, 6, 6\n1, 3, 7, 7, 1, 1, 10, 10\n")
             .contains("one period apart")
     );
-    let precedence = Some("From TID,From JID,To TID,To JID\n1,1,2,1\n".to_owned());
-    let with = Import { precedence, ..Import::default() };
-    assert!(refusal(FileFormat::Jobs, JOBS, &with).contains("job 1 of task 2: a precedence between jobs"));
     let costly = JOBS.replace("1, 1, 3, 3", "1, 5, 3, 3").replace("1, 1, 6, 6", "1, 5, 6, 6");
     assert!(refusal(FileFormat::Jobs, &costly, &Import::default()).contains("more than the deadline"));
 }
@@ -79,17 +76,12 @@ fn jobs_go_out_for_the_window_that_decides_and_come_back() {
     let exported = export(FileFormat::Jobs, &workload, &Export::PLAIN).unwrap();
     assert!(exported.notes.iter().any(|n| n.contains("finds a missed deadline")), "{:?}", exported.notes);
     let workload = workload_of(&(demand("a", 0, 4, 1) + &demand("b", 1, 6, 2)));
-    for (format, edges) in [(FileFormat::Jobs, 0), (FileFormat::JobsYaml, 0)] {
+    for format in [FileFormat::Jobs, FileFormat::JobsYaml] {
         let exported = export(format, &workload, &Export::PLAIN).unwrap();
         assert!(exported.notes.iter().any(|n| n.starts_with("window: all jobs released before")));
-        let set = if format == FileFormat::Jobs {
-            JobSet { jobs: read_jobs(&exported.text).unwrap(), edges: Vec::new() }
-        } else {
-            read_yaml(&exported.text).unwrap()
-        };
-        assert_eq!(set.edges.len(), edges);
+        let read = if format == FileFormat::Jobs { read_jobs } else { yaml::read };
         assert_eq!(
-            set.jobs[0],
+            read(&exported.text).unwrap()[0],
             ImportedJob { task: 1, job: 1, cost: (0, 1), deadline: 4, priority: 4, ..ImportedJob::default() }
         );
         let back = of(format, &exported.text, &Import::default()).unwrap();
@@ -98,52 +90,32 @@ fn jobs_go_out_for_the_window_that_decides_and_come_back() {
 }
 
 #[test]
-fn chunks_become_jobs_that_follow_each_other() {
-    let task = RecurrentTask { chunk: Nanos(4), ..RecurrentTask::whole(Nanos(10), Nanos(30), Nanos(30)) };
-    let tasks = [headway_core::analysis::schedulability::ConcreteTask { task, offset: Nanos(5), jitter: Nanos(2) }];
-    let set = unfold(&tasks, Nanos(40)).unwrap();
-    assert_eq!(set.jobs.len(), 6);
-    assert_eq!((set.jobs[2].cost, set.jobs[3].arrival, set.jobs[3].deadline), ((0, 2), (35, 37), 65));
-    let edges = [((1, 1), (1, 2)), ((1, 2), (1, 3)), ((1, 4), (1, 5)), ((1, 5), (1, 6))];
-    assert_eq!(set.edges.iter().map(|e| (e.from, e.to)).collect::<Vec<_>>(), edges);
-    assert_eq!(read_edges(&write_edges(&set.edges)).unwrap(), set.edges);
-    let delayed = [Edge { delay: Some((1, 4)), ..set.edges[0] }];
-    assert_eq!(read_edges(&write_edges(&delayed)).unwrap(), delayed);
-    assert_eq!(read_yaml(&write_yaml(&set)).unwrap(), set);
-    assert_eq!(read_jobs(&write_jobs(&set.jobs)).unwrap(), set.jobs);
-    let endless = unfold(&[ConcreteTaskOf(1).into()], Nanos(u64::MAX));
+fn jobs_that_were_written_are_read_again_and_are_not_without_end() {
+    let demands = workload_of(&(demand("a", 5, 30, 10) + &demand("b", 0, 20, 4))).demands;
+    let demands: Vec<&ServerDemand> = demands.iter().collect();
+    let jobs = unfold(&demands, Nanos(40)).unwrap();
+    assert_eq!(jobs.len(), 4);
+    assert_eq!((jobs[1].task, jobs[1].cost, jobs[1].arrival, jobs[1].deadline), (1, (0, 10), (35, 35), 65));
+    assert_eq!(yaml::read(&yaml::write(&jobs)).unwrap(), jobs);
+    assert_eq!(read_jobs(&write_jobs(&jobs)).unwrap(), jobs);
+    let endless = unfold(&demands, Nanos(u64::MAX));
     assert!(matches!(endless, Err(FormatError::Jobs { max: JOBS_MAX })));
 }
 
-/// A task of this period.
-struct ConcreteTaskOf(u64);
-
-impl From<ConcreteTaskOf> for headway_core::analysis::schedulability::ConcreteTask {
-    fn from(of: ConcreteTaskOf) -> Self {
-        Self::at(Nanos(0), RecurrentTask::whole(Nanos(1), Nanos(of.0), Nanos(of.0)))
-    }
-}
-
 #[test]
-fn rows_after_the_first_miss_of_an_analysis_are_void() {
-    let jobs = read_jobs(JOBS).unwrap();
-    let text = "Task ID, Job ID, BCCT, WCCT, BCRT, WCRT\n1, 1, 1, 3, 1, 3\n1, 2, 4, 7, 1, 4\n2, 1, 0, 0, 0, 0\n";
-    let results = read_results(text, &jobs).unwrap();
-    assert_eq!(results.first_miss, Some((1, 2)));
-    assert_eq!(results.responses.into_iter().collect::<Vec<_>>(), [((1, 1), (1, 3))]);
-    assert!(read_results("Task ID, Job ID, BCCT, WCCT, BCRT, WCRT\n9, 1, 0, 0, 0, 0\n", &jobs).is_err());
-}
-
-#[test]
-fn successors_are_read_in_both_forms_and_deep_nesting_is_refused() {
+fn jobs_in_yaml_have_all_keys_and_no_successors_and_deep_nesting_is_refused() {
     let text = "jobset:\n  - {Task ID: 1, Job ID: 1, Arrival min: 0, Arrival max: 0, Cost min: 1, Cost max: 2,\n     \
-                Deadline: 9, Priority: 9, Successors: [[1, 2], {Task ID: 2, Job ID: 1}]}\n";
-    let set = read_yaml(text).unwrap();
-    assert_eq!(set.edges.iter().map(|e| e.to).collect::<Vec<_>>(), [(1, 2), (2, 1)]);
-    assert!(read_yaml(&text.replace("Job ID: 1, A", "Job: 1, A")).unwrap_err().to_string().contains("`Job`"));
-    assert!(read_yaml(&text.replace("Deadline: 9, ", "")).unwrap_err().to_string().contains("no Deadline"));
-    assert!(read_yaml(&"[".repeat(100_000)).is_err());
-    assert!(read_yaml("").is_err() && read_yaml("jobset: 3").is_err());
+                Deadline: 9, Priority: 9, Successors: []}\n";
+    assert_eq!(yaml::read(text).unwrap().len(), 1);
+    let refused = |text: &str| yaml::read(text).unwrap_err().to_string();
+    assert!(
+        refused(&text.replace("[]", "[[1, 2]]"))
+            .contains("job 1 of the list: a precedence between jobs cannot be said")
+    );
+    assert!(refused(&text.replace("Job ID: 1, A", "Job: 1, A")).contains("`Job`"));
+    assert!(refused(&text.replace("Deadline: 9, ", "")).contains("no Deadline"));
+    assert!(yaml::read(&"[".repeat(100_000)).is_err());
+    assert!(yaml::read("").is_err() && yaml::read("jobset: 3").is_err());
 }
 
 #[test]
@@ -247,8 +219,7 @@ fn any_options() -> impl Strategy<Value = Import> {
         window,
         cost,
         server: text.clone(),
-        name: text.clone(),
-        precedence: text,
+        name: text,
     })
 }
 

@@ -8,7 +8,8 @@ use headway_core::analysis::schedulability::{
 use headway_core::files::workload::{ServerDemand, Workload};
 use headway_core::units::Nanos;
 
-use super::{Export, FormatError, JobSet, unfold};
+use super::jobs::{ImportedJob, unfold};
+use super::{Export, FormatError};
 
 /// `text` as a name of a workload file: what names may not hold becomes `_`.
 pub(super) fn name(text: &str) -> String {
@@ -71,7 +72,11 @@ pub(super) fn chosen<'a>(
 }
 
 /// All jobs of the window that stands for the endless schedule.
-pub(super) fn jobs(demands: &[&ServerDemand], unit: Nanos, notes: &mut Vec<String>) -> Result<JobSet, FormatError> {
+pub(super) fn jobs(
+    demands: &[&ServerDemand],
+    unit: Nanos,
+    notes: &mut Vec<String>,
+) -> Result<Vec<ImportedJob>, FormatError> {
     let tasks: Vec<ConcreteTask> =
         demands.iter().map(|f| ConcreteTask::at(f.start, RecurrentTask::whole(f.cost, f.period, f.deadline))).collect();
     // The tools for job sets let the lower task go first where deadlines are equal.
@@ -89,15 +94,15 @@ pub(super) fn jobs(demands: &[&ServerDemand], unit: Nanos, notes: &mut Vec<Strin
         window.hyperperiod.exact(),
         window.hyperperiods
     ));
-    let mut set = unfold(&tasks, window.until)?;
-    for job in &mut set.jobs {
+    let mut jobs = unfold(demands, window.until)?;
+    for job in &mut jobs {
         let times = [&mut job.arrival.0, &mut job.arrival.1, &mut job.cost.0, &mut job.cost.1, &mut job.deadline];
         for time in times {
             *time = units(&format!("task {}", job.task), Nanos(*time), unit)?;
         }
         job.priority = job.deadline;
     }
-    Ok(set)
+    Ok(jobs)
 }
 
 /// A time as a whole number of units.

@@ -1,11 +1,9 @@
 //! Job sets of the schedule-abstraction analysis as YAML: a list `jobset` of maps.
 
-use std::collections::BTreeMap;
-
 use saphyr_parser::{Event, Parser};
 
-use super::jobs::{checked, unique};
-use super::{Edge, FormatError, ImportedJob, JobSet, excerpt, integer};
+use super::jobs::{ImportedJob, checked, unique};
+use super::{FormatError, excerpt, integer};
 
 /// A document as far as job sets need it.
 enum Node {
@@ -86,16 +84,13 @@ impl Node {
     }
 }
 
-/// Reads a job set with its `Successors`, each written `[task, job]` or as a map with `Task ID` and `Job ID`.
-///
-/// # Errors
-/// [`FormatError`] for what is not YAML or not of this form.
-pub fn read(text: &str) -> Result<JobSet, FormatError> {
+/// Reads a job set without precedences.
+pub(super) fn read(text: &str) -> Result<Vec<ImportedJob>, FormatError> {
     let document = document(text)?;
     let Some(Node::List(list)) = document.field("jobset") else {
         return Err(FormatError::Missing { place: "the document".to_owned(), what: "list `jobset`" });
     };
-    let mut set = JobSet::default();
+    let mut jobs = Vec::new();
     for (number, node) in list.iter().enumerate() {
         let place = format!("job {} of the list", number + 1);
         let Node::Map(map) = node else { return Err(FormatError::Missing { place, what: "keys" }) };
@@ -113,48 +108,29 @@ pub fn read(text: &str) -> Result<JobSet, FormatError> {
         }
         let [task, job, first, last, least, most, deadline, priority] = values;
         let job = ImportedJob { task, job, arrival: (first, last), cost: (least, most), deadline, priority };
-        set.jobs.push(checked(job, &place)?);
-        if let Some(successors) = node.field("Successors") {
-            edges(&place, (job.task, job.job), successors, &mut set.edges)?;
+        match node.field("Successors") {
+            None => {}
+            Some(Node::List(list)) if list.is_empty() => {}
+            Some(Node::Scalar(text)) if text.is_empty() || text == "~" => {}
+            Some(_) => {
+                let instead = "remove the precedence, or write the steps as a stream";
+                return Err(FormatError::CannotSay { place, what: "a precedence between jobs", instead });
+            }
         }
+        jobs.push(checked(job, &place)?);
     }
-    unique(&set.jobs)?;
-    Ok(set)
+    unique(&jobs)?;
+    Ok(jobs)
 }
 
-fn edges(place: &str, from: (u64, u64), successors: &Node, edges: &mut Vec<Edge>) -> Result<(), FormatError> {
-    let missing = || FormatError::Missing { place: format!("{place}, `Successors`"), what: "`[task, job]`" };
-    let list = match successors {
-        Node::List(list) => list,
-        Node::Scalar(text) if text.is_empty() || text == "~" => return Ok(()),
-        Node::Scalar(_) | Node::Map(_) => return Err(missing()),
-    };
-    for one in list {
-        let (task, job) = match one {
-            Node::List(pair) if pair.len() == 2 => (&pair[0], &pair[1]),
-            other => (other.field("Task ID").ok_or_else(missing)?, other.field("Job ID").ok_or_else(missing)?),
-        };
-        edges.push(Edge { from, to: (task.number(place)?, job.number(place)?), delay: None });
-    }
-    Ok(())
-}
-
-/// Writes a job set; delays between jobs are not part of this form and are left out.
-#[must_use]
-pub fn write(set: &JobSet) -> String {
+/// Writes a job set.
+pub(super) fn write(jobs: &[ImportedJob]) -> String {
     let mut text = "jobset:\n".to_owned();
-    let mut successors: BTreeMap<(u64, u64), Vec<String>> = BTreeMap::new();
-    for Edge { from, to, .. } in &set.edges {
-        successors.entry(*from).or_default().push(format!("[{}, {}]", to.0, to.1));
-    }
-    for job in &set.jobs {
+    for job in jobs {
         let values =
             [job.task, job.job, job.arrival.0, job.arrival.1, job.cost.0, job.cost.1, job.deadline, job.priority];
         for (n, (key, value)) in KEYS.iter().zip(values).enumerate() {
             text.push_str(&format!("{}{key}: {value}\n", if n == 0 { "  - " } else { "    " }));
-        }
-        if let Some(after) = successors.get(&(job.task, job.job)) {
-            text.push_str(&format!("    Successors: [{}]\n", after.join(", ")));
         }
     }
     text

@@ -328,13 +328,6 @@ impl InterconnectBenchReport {
         if let Some(rates) = &self.rates {
             let _ = writeln!(text, "\n## The machine\n\n{rates}");
         }
-        if let Some(sets) = &self.elsewhere {
-            let _ = writeln!(
-                text,
-                "\n## The model as shipped and sets of four H200\n\nMeasured by other programs, one run each, 768 MiB for each \
-                 transfer (`cuda`); the model's totals are those of this program (`sim`).\n\n{sets}"
-            );
-        }
         for (name, figure) in figures(&self.cases, &self.variants, self.source) {
             let _ = writeln!(text, "\n![{}]({name}.svg)", figure.title);
         }

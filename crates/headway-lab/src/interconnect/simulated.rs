@@ -8,7 +8,7 @@ use headway_core::units::{Nanos, PPM, Rate};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use super::{FittedMachine, InterconnectBenchOptions, Ran, fresh, given};
+use super::{InterconnectBenchOptions, Ran, fresh, given};
 use headway_measure::Error;
 use headway_measure::batches::{BatchDraw, BatchTiming, Routes, TrialBlock};
 use headway_measure::fit::Observed;
@@ -143,7 +143,7 @@ pub(super) fn node(options: &InterconnectBenchOptions) -> Result<super::Node, Er
                 trials.push(Routes::of(&machine).trial(&blocks, &took)?);
             }
             validate(&mut machine, &trials).map_err(FitError::from)?;
-            fresh(machine, observed)?
+            fresh(machine, observed)
         }
     };
     let mut draw = BatchDraw::new(options.seed, count, reaches, room);
@@ -153,33 +153,8 @@ pub(super) fn node(options: &InterconnectBenchOptions) -> Result<super::Node, Er
         let took = node.run(&blocks, repeats)?;
         Ok(Ran { blocks, took })
     };
-    let known = FittedMachine { sets: known_sets(&described)?, ..known };
     let gpus = described.gpus().map(|gpu| described.endpoints[gpu.at()].id.clone()).collect();
     Ok(super::Node { source: "sim", gpus, known, next: Box::new(next) })
-}
-
-/// Sets of the H200 node with their totals in GB/s, single runs of 2026-11-21 by other programs: GPUs in, out.
-const MEASURED: [(usize, usize, f64); 7] =
-    [(1, 0, 55.5), (2, 0, 111.0), (3, 0, 164.0), (4, 0, 189.0), (0, 4, 154.0), (1, 1, 101.5), (4, 4, 183.0)];
-/// Bytes of each transfer of these sets.
-const SET_BYTES: u64 = 3 * (256 << 20);
-
-/// The sets of a node of four H200 beside what the description gives; nothing for other machines.
-fn known_sets(described: &Machine) -> Result<Option<String>, Error> {
-    if described.name != "h200-x4" || described.gpus().count() != 4 {
-        return Ok(None);
-    }
-    let (network, routes) = (Network::new(described), Routes::of(described));
-    let mut text = "| GPUs in | GPUs out | measured, GB/s in total | model | |\n|---|---|---|---|---|\n".to_owned();
-    for (inward, outward, measured) in MEASURED {
-        let members = (0..inward).map(SetTransfer::H2d).chain((0..outward).map(SetTransfer::D2h));
-        let blocks: Vec<TrialBlock> = members.map(|member| TrialBlock { member, bytes: SET_BYTES as usize }).collect();
-        let finish = network.completion(&routes.order(&blocks)?).map_err(FitError::from)?.finish;
-        let total = (SET_BYTES * blocks.len() as u64) as f64 / finish.0.max(1) as f64;
-        let off = (total / measured - 1.0) * 100.0;
-        text.push_str(&format!("| {inward} | {outward} | {measured} | {total:.1} | {off:+.2} % |\n"));
-    }
-    Ok(Some(text))
 }
 
 fn gpus_of(name: &str) -> Result<usize, Error> {

@@ -40,7 +40,7 @@ pub(crate) struct Lab {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Time message combining on one core, and compare its results with the best there are
+    /// Time message combining on one core
     Combine(CombineArgs),
     /// Compare predicted ends of random batches of concurrent copies, and their worst-case bounds, with measured ones
     Interconnect(InterconnectArgs),
@@ -191,7 +191,7 @@ pub(crate) struct CombineArgs {
     /// Seed of all message sets
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// 1,000 messages only and fewer sets: some seconds [default: up to 10,000 messages, some minutes]
+    /// 1,000 messages only: some seconds [default: up to 10,000 messages, some minutes]
     #[arg(long)]
     pub(crate) quick: bool,
 }
@@ -248,9 +248,6 @@ pub(crate) struct ImportArgs {
     /// What a query costs, for mlperf
     #[arg(long, value_name = "TIME", value_parser = str::parse::<Nanos>)]
     pub(crate) cost: Option<Nanos>,
-    /// Precedences that belong to a job set
-    #[arg(long, value_name = "FILE")]
-    pub(crate) precedence: Option<PathBuf>,
     /// Server that the tasks compete for [default: engine]
     #[arg(long)]
     pub(crate) server: Option<String>,

@@ -18,9 +18,8 @@ pub(crate) fn import(out: &Out, args: &ImportArgs) -> Result<CommandAnswer> {
         cost: args.cost,
         server: args.server.clone(),
         name: args.name.clone().or(name),
-        precedence: None,
     };
-    let imported = formats::import_file(&args.file, args.from, args.precedence.as_deref(), &options)?;
+    let imported = formats::import_file(&args.file, args.from, &options)?;
     finish(out, args.out.as_deref(), args.force, &imported, &imported.workload, &imported.notes)
 }
 

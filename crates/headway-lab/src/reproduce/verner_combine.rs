@@ -10,7 +10,6 @@ use headway_core::plan::message::{Elementary, MessageSet};
 use headway_core::units::{Bytes, Nanos};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
-use serde::Serialize;
 
 use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, raw_figures, said, silent};
 use crate::Error;
@@ -21,7 +20,7 @@ const MS: u64 = 1_000_000;
 const SETS: usize = 200;
 const SETS_QUICK: usize = 40;
 /// What the shipped transformation may exceed the optimum by, on average.
-pub(crate) const TARGET_PERCENT: f64 = 2.0;
+const TARGET_PERCENT: f64 = 2.0;
 
 /// How random messages are drawn.
 struct Generator {
@@ -78,48 +77,6 @@ struct Sums {
     greedy: f64,
     search: f64,
     optimal: f64,
-}
-
-/// How far results are from the optimum over the sets of one generator: mean and worst excess of the sum, per cent.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Distance {
-    /// How sets are drawn.
-    pub generator: &'static str,
-    /// How sets are drawn, in words.
-    pub about: &'static str,
-    pub sets: usize,
-    /// What is shipped by default.
-    pub search: (f64, f64),
-    /// Algorithm 1 with phase-aware counts.
-    pub greedy: (f64, f64),
-    /// Algorithm 1 with the paper's counts.
-    pub paper: (f64, f64),
-}
-
-/// The distances over `sets` sets of every generator of at most 8 messages; of fewer generators once it is `stopped`.
-pub(crate) fn distances(sets: usize, seed: u64, stopped: &dyn Fn() -> bool) -> Result<Vec<Distance>, Error> {
-    let machine = node();
-    let network = Network::new(&machine);
-    let mut found = Vec::new();
-    for (number, generator) in (0u64..).zip(GENERATORS).filter(|(_, generator)| generator.messages.1 <= 8) {
-        let mut random = Pcg64Mcg::seed_from_u64(seed.wrapping_add(number << 32));
-        let mut sums = Vec::new();
-        for _ in 0..sets {
-            if stopped() {
-                return Ok(found);
-            }
-            sums.push(compared(&machine, &network, generator, &mut random)?);
-        }
-        found.push(Distance {
-            generator: generator.name,
-            about: generator.about,
-            sets,
-            search: excess(&sums, |sums| sums.search),
-            greedy: excess(&sums, |sums| sums.greedy),
-            paper: excess(&sums, |sums| sums.paper),
-        });
-    }
-    Ok(found)
 }
 
 pub(super) fn run(setting: &ExperimentSetting) -> Result<ExperimentResults, Error> {
@@ -194,7 +151,7 @@ fn node() -> Machine {
     machine
 }
 
-fn host_routes(machine: &Machine) -> Vec<RouteId> {
+pub(crate) fn host_routes(machine: &Machine) -> Vec<RouteId> {
     let routes = machine.memories().take(1).flat_map(|host| {
         machine.gpus().flat_map(move |gpu| [machine.route(host, gpu), machine.route(gpu, host)]).collect::<Vec<_>>()
     });
@@ -225,7 +182,7 @@ fn message_set(machine: &Machine, generator: &Generator, random: &mut Pcg64Mcg) 
     MessageSet::new((0..count).map(&mut one).collect()).expect("drawn messages are sound")
 }
 
-fn refused(error: CombineError) -> Error {
+pub(crate) fn refused(error: CombineError) -> Error {
     headway::Failure::Plan(Box::new(error.into())).into()
 }
 

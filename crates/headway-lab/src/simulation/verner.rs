@@ -5,13 +5,11 @@ pub mod admission;
 mod border;
 pub mod histories;
 pub mod load;
-mod lower;
 pub mod pools;
 pub mod running;
 mod site;
 mod split;
 
 pub use border::{BorderPoint, BorderStudy, CPU, GainCurve, KERNEL, scaled, site, with_limit, with_setup};
-pub use lower::workload;
 pub use site::{STRATEGIES, Site, SiteError};
 pub use split::{Border, Split, StreamPool, best_split, longest_prefix};

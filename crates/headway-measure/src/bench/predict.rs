@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use headway_core::models::interconnect::Accuracy;
 use headway_core::models::transfer::{BackgroundLoad, Direction, Method, Statistic};
 use headway_core::units::{Bytes, Nanos, PPM};
 use headway_runtime::copy::How;
@@ -59,11 +60,9 @@ impl PredictedPoint {
 
 impl Prediction {
     fn of(points: Vec<PredictedPoint>) -> Option<Self> {
-        let mut errors: Vec<u64> = points.iter().map(PredictedPoint::error_ppm).collect();
-        errors.sort_unstable();
-        let rank = |percent: usize| errors.get((errors.len() * percent).div_ceil(100).max(1) - 1).copied();
-        let (median_ppm, p95_ppm) = (rank(50)?, rank(95)?);
-        Some(Self { points, median_ppm, p95_ppm })
+        let Accuracy { n, median_ppm, p95_ppm, .. } =
+            Accuracy::of(points.iter().map(PredictedPoint::error_ppm).collect());
+        (n > 0).then_some(Self { points, median_ppm, p95_ppm })
     }
 
     /// The points as comma-separated values.

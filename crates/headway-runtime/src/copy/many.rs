@@ -93,7 +93,7 @@ impl Copier {
         if let Err(CopyError::DeviceLost) = result {
             self.gpus[gpu].lose();
         }
-        self.notify_observer(gpu, direction, &result);
+        Self::log_end(gpu, direction, &result);
         result
     }
 

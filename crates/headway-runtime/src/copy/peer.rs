@@ -44,7 +44,7 @@ impl Copier {
                 instead_of,
             }
         });
-        self.notify_observer(source, Direction::Peer, &result);
+        Self::log_end(source, Direction::Peer, &result);
         result
     }
 

@@ -1,4 +1,4 @@
-//! One copy from the request to the report: decided, executed, decided again where a method is absent, observed.
+//! One copy from the request to the report: decided, executed, decided again where a method is absent, logged.
 
 use headway_core::decisions::chooser::CopyTook;
 use headway_core::models::transfer::Direction;
@@ -9,7 +9,7 @@ use super::chooser::ChosenCopy;
 use super::decide::Decision;
 use super::engine::EngineMoved;
 use super::request::Request;
-use super::{Copier, CopyError, CopyReport, How, Observation};
+use super::{Copier, CopyError, CopyReport, How};
 
 impl Copier {
     /// Makes the copy that `request` asks for.
@@ -17,7 +17,7 @@ impl Copier {
         let started = clock::now();
         let result =
             self.run(&mut request, how).map(|(decision, moved)| self.report(&request, started, decision, moved));
-        self.notify_observer(request.gpu, request.direction, &result);
+        Self::log_end(request.gpu, request.direction, &result);
         result
     }
 
@@ -29,7 +29,7 @@ impl Copier {
             let (decision, moved) = self.carry_out(&mut request, decision)?;
             Ok(self.report(&request, started, decision, moved))
         });
-        self.notify_observer(request.gpu, request.direction, &result);
+        Self::log_end(request.gpu, request.direction, &result);
         result
     }
 
@@ -63,7 +63,7 @@ impl Copier {
         request.within_range()
     }
 
-    /// Makes the copy without clock and observer.
+    /// Makes the copy without clock and log.
     pub(super) fn run(&self, request: &mut Request<'_>, how: How) -> Result<(Decision<'_>, EngineMoved), CopyError> {
         if request.len == 0 {
             return Ok((self.decide(request, how), EngineMoved::default()));
@@ -97,8 +97,8 @@ impl Copier {
         }
     }
 
-    /// Calls the observer.
-    pub(super) fn notify_observer(&self, gpu: usize, direction: Direction, result: &Result<CopyReport, CopyError>) {
+    /// Logs what became of a copy.
+    pub(super) fn log_end(gpu: usize, direction: Direction, result: &Result<CopyReport, CopyError>) {
         match result {
             Ok(report) => event!(
                 DEBUG,
@@ -121,9 +121,6 @@ impl Copier {
                     why = super::error::chain(error)
                 );
             }
-        }
-        if let Some(observer) = self.observer.get() {
-            observer(&Observation { gpu, direction, result: result.as_ref() });
         }
     }
 }

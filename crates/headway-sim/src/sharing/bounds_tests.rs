@@ -32,7 +32,7 @@ struct Most {
 struct Watch(Vec<Most>, u64);
 
 impl SimObserver for Watch {
-    fn job(&mut self, finished: &Finished<'_>) {
+    fn job(&mut self, finished: &Finished) {
         let most = &mut self.0[finished.job.task.0 as usize];
         let blocked = finished.blocked;
         most.token = most.token.max(blocked.token);
@@ -228,7 +228,7 @@ struct OnTime {
 }
 
 impl SimObserver for OnTime {
-    fn job(&mut self, finished: &Finished<'_>) {
+    fn job(&mut self, finished: &Finished) {
         self.watch.job(finished);
         self.done[finished.job.task.0 as usize] += 1;
         self.late |= finished.done > finished.deadline;

@@ -4,7 +4,6 @@ use headway_core::decisions::engine_lock::LockId;
 use headway_core::decisions::sharing::JobId;
 use headway_core::units::Nanos;
 
-use super::blame::{JobActivity, JobBlame, SHARES};
 use super::job::OpKind;
 
 /// One line of the log.
@@ -78,7 +77,7 @@ impl Blocked {
 
 /// A complete job.
 #[derive(Clone, Copy, Debug)]
-pub struct Finished<'a> {
+pub struct Finished {
     pub job: JobId,
     pub release: Nanos,
     /// The later of its release and its predecessor's completion.
@@ -91,15 +90,11 @@ pub struct Finished<'a> {
     pub gpu: u32,
     /// Where its state was, if elsewhere.
     pub from: Option<u32>,
-    /// Time per share, in the order of [`SHARES`]; their sum is the response time.
-    pub shares: &'a [Nanos; SHARES.len()],
-    /// Time per share with culprits; empty unless the observer asks for it.
-    pub blame: &'a JobBlame,
     /// Blocking that the analysis bounds.
     pub blocked: Blocked,
 }
 
-impl Finished<'_> {
+impl Finished {
     /// Completion minus start (`elliott-2013`, 5, "Experimental Setup").
     #[must_use]
     pub fn response(&self) -> Nanos {
@@ -111,18 +106,10 @@ impl Finished<'_> {
     pub fn tardiness(&self) -> Nanos {
         self.done.saturating_sub(self.deadline)
     }
-
-    /// Time of one share.
-    #[must_use]
-    pub fn share(&self, share: JobActivity) -> Nanos {
-        self.shares[share as usize]
-    }
 }
 
 /// Gets what happens in the simulation.
 pub trait SimObserver {
-    /// Whether every wait is attributed to a culprit. It takes time.
-    const BLAMES: bool = false;
     /// Whether it gets the state of the CPUs at every instant.
     const WATCHES_CPUS: bool = false;
 
@@ -143,7 +130,7 @@ pub trait SimObserver {
     }
 
     /// A complete job, in order of completion.
-    fn job(&mut self, finished: &Finished<'_>) {
+    fn job(&mut self, finished: &Finished) {
         let _ = finished;
     }
 }

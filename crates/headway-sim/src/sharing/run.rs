@@ -1,16 +1,14 @@
-//! The event loop: releases, CPUs under EDF, engines, and the attribution of time to jobs.
+//! The event loop: releases, CPUs under EDF, engines.
 
 use std::collections::VecDeque;
 
 use headway_core::decisions::sharing::{Arbiter, JobId, JobPriority, TaskId};
-use headway_core::decisions::token::TokenEvent;
 use headway_core::units::Nanos;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use super::blame::{JobActivity, JobBlame, SHARES};
 use super::hardware::Hardware;
-use super::job::{Draw, Op, OpKind, SimStep, UNITS, begin, index};
+use super::job::{Draw, Op, OpKind, SimStep, begin};
 use super::model::{Cluster, ClusterSetting};
 use super::observe::{Blocked, Finished, SimEvent, SimObserver, SimRecord, SimTotals};
 use super::{SimSharingError, arbiter};
@@ -51,14 +49,6 @@ pub(super) enum Stage {
     Submitted,
 }
 
-/// Where a token request stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    Queue,
-    Donor(usize),
-    Fifo(usize),
-}
-
 /// A task and its present job.
 pub(super) struct RunningJob {
     pub(super) id: JobId,
@@ -74,17 +64,12 @@ pub(super) struct RunningJob {
     pub(super) from: Option<u32>,
     pub(super) last: Option<u32>,
     pub(super) holds: bool,
-    pub(super) place: Option<Place>,
     /// Time that the predictor counts.
     pub(super) own: Nanos,
-    /// Operations begun, so that culprits' operations can be counted.
-    operations: u32,
     in_top: bool,
     mark: Nanos,
     /// Present wait for engines, as far as it is blocking.
     wait: Nanos,
-    shares: [Nanos; SHARES.len()],
-    blame: JobBlame,
     blocked: Blocked,
     pub(super) random: Pcg64Mcg,
 }
@@ -100,10 +85,6 @@ pub(super) struct Simulation<'a, O> {
     pub(super) hardware: Hardware,
     /// Jobs whose phase has ended.
     pub(super) ready: VecDeque<usize>,
-    /// Who holds each token.
-    pub(super) tokens: Vec<Option<usize>>,
-    /// Who holds each engine's lock.
-    pub(super) locks: Vec<Option<usize>>,
     /// Jobs on each GPU, for the load balancer.
     pub(super) users: Vec<u32>,
     /// Whether who runs on the CPUs must be decided anew.
@@ -122,7 +103,6 @@ pub fn simulate<O: SimObserver>(
     observer: &mut O,
 ) -> Result<SimTotals, SimSharingError> {
     super::check(cluster)?;
-    let engines = cluster.gpus() as usize * UNITS;
     let mut simulation = Simulation {
         cluster,
         setting,
@@ -132,8 +112,6 @@ pub fn simulate<O: SimObserver>(
         arbiter: arbiter::build(cluster, setting)?,
         hardware: Hardware::new(cluster.gpus()),
         ready: VecDeque::new(),
-        tokens: vec![None; cluster.gpus() as usize * setting.tokens_per_gpu().unwrap_or(0) as usize],
-        locks: vec![None; engines],
         users: vec![0; cluster.gpus() as usize],
         cpus_changed: false,
         order: Vec::new(),
@@ -163,14 +141,10 @@ impl RunningJob {
             from: None,
             last: None,
             holds: false,
-            place: None,
             own: Nanos::ZERO,
-            operations: 0,
             in_top: false,
             mark: Nanos::ZERO,
             wait: Nanos::ZERO,
-            shares: [Nanos::ZERO; SHARES.len()],
-            blame: JobBlame::default(),
             blocked: Blocked::default(),
             random: Pcg64Mcg::seed_from_u64(setting.seed.rotate_left(32) ^ task as u64),
         }
@@ -192,19 +166,6 @@ impl RunningJob {
             // The release of the next job, or its predecessor's completion.
             Phase::Idle => self.key.release.max(self.mark),
             Phase::Ready { .. } | Phase::Token | Phase::Lock | Phase::Queued => Nanos::MAX,
-        }
-    }
-
-    fn share(&self) -> JobActivity {
-        match (self.phase, self.place) {
-            (Phase::Ready { .. }, _) => JobActivity::CpuWait,
-            (Phase::Running { .. }, _) => JobActivity::CpuRun,
-            (Phase::Token, Some(Place::Fifo(_))) => JobActivity::TokenFifo,
-            (Phase::Token, Some(Place::Donor(_))) => JobActivity::TokenDonor,
-            (Phase::Token, _) => JobActivity::TokenQueue,
-            (Phase::Delay { .. }, _) => JobActivity::HandOver,
-            (Phase::Lock | Phase::Queued, _) => JobActivity::EngineWait,
-            (Phase::Device { .. } | Phase::Idle, _) => self.op().map_or(JobActivity::Execute, |op| op.share()),
         }
     }
 }
@@ -264,8 +225,6 @@ impl<O: SimObserver> Simulation<'_, O> {
         job.draw = Draw::new(parameters.jitter_ppm, [job.random.next_u64(), job.random.next_u64()]);
         begin(parameters, job.draw, &mut job.steps);
         job.own = Nanos::ZERO;
-        job.shares = [Nanos::ZERO; SHARES.len()];
-        job.blame.clear();
         job.blocked = Blocked::default();
         job.phase = Phase::Ready { left: Nanos::ZERO };
         self.record(task, SimEvent::Started);
@@ -288,8 +247,6 @@ impl<O: SimObserver> Simulation<'_, O> {
             done: self.now,
             gpu: job.gpu,
             from: job.from,
-            shares: &job.shares,
-            blame: &job.blame,
             blocked: job.blocked,
         });
         let period = self.cluster.tasks[task].period;
@@ -353,20 +310,14 @@ impl<O: SimObserver> Simulation<'_, O> {
         self.jobs[task].phase = phase;
     }
 
-    /// Accounts the time since the last change to what the job was doing. Called before anything changes.
+    /// Accounts the time since the last change to the present phase. Called before anything changes.
     fn charge(&mut self, task: usize) {
         let time = self.now.saturating_sub(self.jobs[task].mark);
         if time == Nanos::ZERO || self.jobs[task].phase == Phase::Idle {
             return;
         }
-        let share = self.jobs[task].share();
-        if O::BLAMES {
-            let (engine, ahead) = self.ahead(task);
-            self.jobs[task].blame.add(share, engine, ahead, time);
-        }
         let job = &mut self.jobs[task];
         job.mark = self.now;
-        job.shares[share as usize] = job.shares[share as usize] + time;
         match job.phase {
             Phase::Token if job.in_top => job.blocked.token = job.blocked.token + time,
             Phase::Lock | Phase::Queued if job.in_top => job.wait = job.wait + time,
@@ -374,65 +325,9 @@ impl<O: SimObserver> Simulation<'_, O> {
             _ => {}
         }
         let own =
-            matches!(share, JobActivity::CpuRun | JobActivity::HandOver | JobActivity::Copy | JobActivity::Execute);
-        if job.holds && (own || job.phase == Phase::Queued) {
+            matches!(job.phase, Phase::Running { .. } | Phase::Delay { .. } | Phase::Queued | Phase::Device { .. });
+        if job.holds && own {
             job.own = job.own + time;
-        }
-    }
-
-    /// Who is ahead of a waiting job, with what, and on which engine; the engine alone while its operation runs.
-    fn ahead(&self, task: usize) -> (Option<headway_core::decisions::engine_lock::LockId>, Ahead) {
-        let job = &self.jobs[task];
-        match job.phase {
-            Phase::Token => {
-                let holder = match job.place {
-                    Some(Place::Fifo(token)) => self.tokens[token],
-                    Some(Place::Donor(donee)) => match self.jobs[donee].place {
-                        Some(Place::Fifo(token)) => self.tokens[token],
-                        _ => None,
-                    },
-                    _ => None,
-                };
-                (None, holder.filter(|holder| *holder != task).map(|holder| (self.jobs[holder].id, None)))
-            }
-            Phase::Lock | Phase::Queued => {
-                let Some(op) = job.op() else { return (None, None) };
-                for engine in op.engines() {
-                    let at = index(engine);
-                    let holder = self.locks[at].or_else(|| self.hardware.first(at)).filter(|holder| *holder != task);
-                    if let Some(holder) = holder {
-                        let other = &self.jobs[holder];
-                        let doing = other.op().map(|op| (op.kind, other.operations));
-                        return (Some(engine), Some((other.id, doing)));
-                    }
-                }
-                (Some(op.engine), None)
-            }
-            Phase::Device { .. } => (job.op().map(|op| op.engine), None),
-            _ => (None, None),
-        }
-    }
-
-    /// Accounts the waits of all jobs that wait for an engine of `op`, whose holder is about to change.
-    pub(super) fn charge_waiters(&mut self, op: &Op) {
-        if !O::BLAMES {
-            return;
-        }
-        for task in 0..self.jobs.len() {
-            let waits = matches!(self.jobs[task].phase, Phase::Lock | Phase::Queued);
-            let shares = |other: Op| other.engines().any(|engine| op.engines().any(|own| own == engine));
-            if waits && self.jobs[task].op().is_some_and(shares) {
-                self.charge(task);
-            }
-        }
-    }
-
-    /// Accounts the waits of all jobs that wait for a token: places or holders are about to change.
-    pub(super) fn charge_token_waiters(&mut self) {
-        for task in 0..self.jobs.len() {
-            if self.jobs[task].phase == Phase::Token {
-                self.charge(task);
-            }
         }
     }
 
@@ -452,7 +347,6 @@ impl<O: SimObserver> Simulation<'_, O> {
     /// An operation begins on its engines.
     pub(super) fn begin_operation(&mut self, task: usize, op: &Op) {
         self.end_wait(task, op.kind);
-        self.jobs[task].operations = self.jobs[task].operations.wrapping_add(1);
         self.enter(task, Phase::Device { until: self.now.saturating_add(op.time) });
         self.record(task, SimEvent::Running { kind: op.kind, engine: op.engine });
     }
@@ -460,25 +354,4 @@ impl<O: SimObserver> Simulation<'_, O> {
     pub(super) fn record(&mut self, task: usize, what: SimEvent) {
         self.observer.record(&SimRecord { at: self.now, job: self.jobs[task].id, what });
     }
-
-    /// Notes where a token request stands now.
-    pub(super) fn place(&mut self, event: &TokenEvent) {
-        let (job, place) = match *event {
-            TokenEvent::Queued { job, token } | TokenEvent::Stolen { job, to: token, .. } => {
-                (job, Place::Fifo(token.0 as usize))
-            }
-            TokenEvent::Deferred { job } | TokenEvent::Evicted { job, .. } => (job, Place::Queue),
-            TokenEvent::Donating { job, donee } => (job, Place::Donor(donee.task.0 as usize)),
-            TokenEvent::HandedOver { .. }
-            | TokenEvent::VirtuallyReleased { .. }
-            | TokenEvent::GpuLost { .. }
-            | TokenEvent::Reconfigured { .. } => {
-                return;
-            }
-        };
-        self.jobs[job.task.0 as usize].place = Some(place);
-    }
 }
-
-/// Who is ahead: a job and, on an engine, the operation and its number.
-type Ahead = Option<(JobId, Option<(OpKind, u32)>)>;

@@ -1,14 +1,14 @@
 //! A job's way through its steps: tokens, locks, calls, operations.
 
 use headway_core::decisions::engine_lock::{EngineWork, LockedOperation};
-use headway_core::decisions::sharing::{ArbiterAction, ArbiterEvent, ArbiterInput, JobId, TokenOutcome};
+use headway_core::decisions::sharing::{ArbiterAction, ArbiterInput, JobId, TokenOutcome};
 use headway_core::units::Nanos;
 use rand_core::Rng;
 
 use super::SimSharingError;
 use super::job::{Op, OpKind, SimStep, after_grant, index};
 use super::observe::{SimEvent, SimObserver};
-use super::run::{Phase, Place, Simulation, Stage};
+use super::run::{Phase, Simulation, Stage};
 use super::scenario::ArbitrationScheme;
 
 impl<O: SimObserver> Simulation<'_, O> {
@@ -82,7 +82,6 @@ impl<O: SimObserver> Simulation<'_, O> {
             self.granted(task, gpu, from);
             return Ok(());
         }
-        self.charge_token_waiters();
         let key = self.jobs[task].key;
         self.feed(&ArbiterInput::Request { key, acquisition: 0 })
     }
@@ -120,14 +119,10 @@ impl<O: SimObserver> Simulation<'_, O> {
         job.last = Some(job.gpu);
         job.holds = false;
         job.effective = job.key;
-        let (id, own, gpu, place) = (job.id, job.own, job.gpu, job.place.take());
+        let (id, own, gpu) = (job.id, job.own, job.gpu);
         if self.arbiter.is_none() {
             self.users[gpu as usize] -= 1;
             return Ok(());
-        }
-        self.charge_token_waiters();
-        if let Some(Place::Fifo(token)) = place {
-            self.tokens[token] = None;
         }
         self.feed(&ArbiterInput::Release { job: id, outcome: TokenOutcome::Complete(own) })
     }
@@ -155,14 +150,12 @@ impl<O: SimObserver> Simulation<'_, O> {
         }
         self.hardware.submit(task, op);
         if self.hardware.is_first(task, op) {
-            self.charge_waiters(op);
             self.begin_operation(task, op);
         }
     }
 
     /// An operation has completed: its engines go to the next ones, its locks back.
     fn complete(&mut self, task: usize, op: &Op) -> Result<(), SimSharingError> {
-        self.charge_waiters(op);
         self.enter(task, Phase::Ready { left: Nanos::ZERO });
         self.record(task, SimEvent::Ran { kind: op.kind });
         self.hardware.complete(task, op);
@@ -176,9 +169,6 @@ impl<O: SimObserver> Simulation<'_, O> {
         if !self.has_locks() {
             return Ok(());
         }
-        for engine in op.engines() {
-            self.locks[index(engine)] = None;
-        }
         let job = self.jobs[task].id;
         self.feed(&ArbiterInput::Complete { job })
     }
@@ -190,20 +180,15 @@ impl<O: SimObserver> Simulation<'_, O> {
         while let Some(action) = self.arbiter.as_mut().and_then(|arbiter| arbiter.poll_action()) {
             self.act(&action)?;
         }
-        while let Some(event) = self.arbiter.as_mut().and_then(|arbiter| arbiter.poll_event()) {
-            if let ArbiterEvent::Token { event, .. } = event {
-                self.place(&event);
-            }
-        }
+        // Nobody is told of events here.
+        while self.arbiter.as_mut().and_then(|arbiter| arbiter.poll_event()).is_some() {}
         Ok(())
     }
 
     fn act(&mut self, action: &ArbiterAction) -> Result<(), SimSharingError> {
         match action {
-            ArbiterAction::Grant { job, gpu, token, from } => {
+            ArbiterAction::Grant { job, gpu, from, .. } => {
                 let task = self.task(*job)?;
-                self.tokens[token.0 as usize] = Some(task);
-                self.jobs[task].place = Some(Place::Fifo(token.0 as usize));
                 self.granted(task, gpu.0, from.map(|gpu| gpu.0));
             }
             ArbiterAction::Run { job, .. } => {
@@ -214,7 +199,6 @@ impl<O: SimObserver> Simulation<'_, O> {
                 let task = self.task(*job)?;
                 self.record(task, SimEvent::Obtained { lock: *lock });
                 self.obtained(task, Stage::First);
-                self.locks[index(*lock)] = Some(task);
             }
             ArbiterAction::SetBoost { job, key } => {
                 let task = self.task(*job)?;
@@ -230,13 +214,6 @@ impl<O: SimObserver> Simulation<'_, O> {
 
     /// The locks asked for are there: all of them, or the first of two.
     fn obtained(&mut self, task: usize, stage: Stage) {
-        let Some(op) = self.jobs[task].op() else { return };
-        self.charge_waiters(&op);
-        if stage == Stage::Granted {
-            for engine in op.engines() {
-                self.locks[index(engine)] = Some(task);
-            }
-        }
         self.jobs[task].stage = stage;
         let handover = self.cluster.costs.handover;
         self.enter(task, Phase::Delay { until: self.now.saturating_add(handover) });

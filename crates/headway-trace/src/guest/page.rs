@@ -10,7 +10,6 @@ use serde::Serialize;
 use super::under_way::{Role, roles};
 use super::{GuestLog, GuestSummary, summarize};
 use crate::page::shell::{self, Shell};
-use crate::page::still::still;
 use crate::page::tracks::{self, Item, Kept, Reduced, Row, SINGLY_MAX, Track};
 
 /// What the data block calls this kind of page.
@@ -114,7 +113,6 @@ pub fn write(log: &GuestLog, out: impl Write) -> io::Result<()> {
     let ends = tracks.iter().flat_map(|track| track.items.iter().map(|item| item.end));
     let span = ends.max().unwrap_or_default().max(log.end.map_or(Nanos::ZERO, |end| end.at));
     let wanted = wanted(log, &known);
-    let picture = picture(log, &known, &tracks, wanted.first().copied());
     let Reduced { mut rows, kept, jobs: drawn } = tracks::reduce(&tracks, log.copies.len(), span, wanted, SINGLY_MAX);
     let positions = tracks::positions(&drawn);
     rows.iter_mut().for_each(|row| row.renumber(&positions));
@@ -135,8 +133,7 @@ pub fn write(log: &GuestLog, out: impl Write) -> io::Result<()> {
     let incomplete =
         (!summary.ended).then_some("The log has no last line: the program was killed, ended by `_exit`, or runs on.");
     let plain = summary.table();
-    Shell { title: &title, incomplete, left_out: &[], not_compared: None, plain: &plain, still: &picture }
-        .write(&data, out)
+    Shell { title: &title, incomplete, left_out: &[], not_compared: None, plain: &plain }.write(&data, out)
 }
 
 const fn towards(direction: Towards) -> &'static str {
@@ -263,35 +260,4 @@ fn waits(log: &GuestLog, known: &CopyRoles) -> Vec<Waits> {
     waits.sort_by_key(|wait| std::cmp::Reverse(wait.total));
     waits.truncate(ROWS_MAX);
     waits
-}
-
-/// Colours of the picture for browsers without scripts; the script names the same.
-const COLORS: [&str; 5] = ["#009e73", "#56b4e9", "#e69f00", "#7f7f7f", "#cc79a7"];
-const NAMES: [&str; 5] = ["fast", "by a kernel (aside)", "in chunks", "passed on", "bulk, assumed under way"];
-
-/// What happened around the longest wait, or the slowest copy.
-fn picture(log: &GuestLog, known: &CopyRoles, tracks: &[Track], around: Option<(Nanos, Nanos)>) -> String {
-    let Some((from, to)) = around else { return String::new() };
-    let least = to.saturating_sub(from).0.max(1_000);
-    let window = (from.saturating_sub(Nanos(least)), to.saturating_add(Nanos(least)));
-    let color = |item: &Item| COLORS[usize::from(item.kind).min(COLORS.len() - 1)].to_owned();
-    let tell = |track: &Track, item: &Item| {
-        let copy = &log.copies[item.job];
-        let mut text = format!("{} of {} on {}: {}", copy.call.name(), copy.bytes, track.name, copy.took);
-        if let Some(bulk) = known.behind(item.job) {
-            text.push_str(&format!(
-                ", beside {} of stream {}",
-                log.copies[bulk].bytes,
-                stream(log.copies[bulk].stream)
-            ));
-        }
-        text
-    };
-    let svg = still(tracks, window, color, tell);
-    let entry = |(color, name): (&&str, &&str)| format!("<tspan fill=\"{color}\">\u{25a0}</tspan> {name}  ");
-    let legend = COLORS.iter().zip(&NAMES).map(entry).collect::<String>();
-    format!(
-        "<svg viewBox=\"0 0 1200 20\" role=\"img\" aria-label=\"Colours\" font-size=\"12\" fill=\"currentColor\">\
-         <text x=\"0\" y=\"14\" xml:space=\"preserve\">{legend}</text></svg>\n{svg}"
-    )
 }

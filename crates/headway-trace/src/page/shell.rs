@@ -35,8 +35,6 @@ pub(crate) struct Shell<'a> {
     pub(crate) not_compared: Option<&'a str>,
     /// The figures as text.
     pub(crate) plain: &'a str,
-    /// A picture of the engines as SVG.
-    pub(crate) still: &'a str,
 }
 
 impl Shell<'_> {
@@ -68,9 +66,8 @@ impl Shell<'_> {
         out.write_all(BODY.as_bytes())?;
         writeln!(
             out,
-            "<noscript><div class=\"still\"><p>Scripts are off; these are the figures as text.</p>\n<pre>{}</pre>\n{}</div></noscript>",
-            escape(self.plain),
-            self.still
+            "<noscript><div class=\"plain\"><p>Scripts are off; these are the figures as text.</p>\n<pre>{}</pre></div></noscript>",
+            escape(self.plain)
         )?;
         write!(out, "<script type=\"application/json\" id=\"headway-data\">")?;
         serde_json::to_writer(InScript(&mut out), data)?;
@@ -85,7 +82,7 @@ pub(crate) fn banner(why: &Incomplete, span: Nanos) -> String {
 }
 
 /// Text as HTML, for elements and attribute values in quotes.
-pub(crate) fn escape(text: &str) -> String {
+fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

@@ -9,15 +9,12 @@ use serde::Serialize;
 use super::{CompletedJob, Doing, GpuEngine, JobSpan, JobWait, SharingSummary, TaskLog, Unit, waits};
 use crate::page::series::{self, Point, Series};
 use crate::page::shell::{self, Shell};
-use crate::page::still::still;
 use crate::page::tracks::{self, Item, Kept, Reduced, Row, SINGLY_MAX, Track};
 
 /// Others that a job names as those it waited for, longest first.
 const BEHIND_MAX: usize = 4;
 /// Windows to keep for each reason.
 const WORTH_SEEING: usize = 100;
-/// Periods of the shortest task that the picture for browsers without scripts shows.
-const PERIODS: u64 = 6;
 
 /// Everything the page draws. Times are nanoseconds after the first release; equal positions in the vectors of a struct
 /// belong together.
@@ -65,7 +62,6 @@ pub fn write(log: &TaskLog, summary: &SharingSummary, out: impl Write) -> io::Re
     let points = points(log, epoch);
     let wanted = wanted(log, epoch);
     let mut behind = behind(log);
-    let picture = picture(log, epoch, &tracks, &behind, wanted.first().copied());
     let Reduced { mut rows, kept, jobs: drawn } =
         tracks::reduce(&tracks, log.jobs.len(), summary.span, wanted, SINGLY_MAX);
     let positions = tracks::positions(&drawn);
@@ -92,7 +88,7 @@ pub fn write(log: &TaskLog, summary: &SharingSummary, out: impl Write) -> io::Re
     let plain = summary.table();
     let incomplete = summary.incomplete.as_ref().map(|why| shell::banner(why, summary.span));
     let (incomplete, left_out) = (incomplete.as_deref(), summary.left_out.as_slice());
-    Shell { title: &title, incomplete, left_out, not_compared: None, plain: &plain, still: &picture }.write(&data, out)
+    Shell { title: &title, incomplete, left_out, not_compared: None, plain: &plain }.write(&data, out)
 }
 
 /// From release to deadline; the period where no job says.
@@ -216,58 +212,6 @@ fn jobs(
         jobs.behind.push(named.collect());
     }
     jobs
-}
-
-/// Colours of the picture for browsers without scripts; the style names the same for the page.
-const fn color(kind: u8) -> &'static str {
-    match kind {
-        0 => "#a9a9a9",
-        1 => "#7f7f7f",
-        2 => "#e69f00",
-        3 => "#d55e00",
-        4 => "#cc79a7",
-        5 => "#56b4e9",
-        _ => "#009e73",
-    }
-}
-
-const ALL: [Doing; 7] =
-    [Doing::CpuWait, Doing::Cpu, Doing::TokenWait, Doing::EngineWait, Doing::HandOver, Doing::Copy, Doing::Execute];
-
-/// Tasks and engines around the longest response.
-fn picture(
-    log: &TaskLog,
-    epoch: Nanos,
-    tracks: &[Track],
-    behind: &BTreeMap<usize, Vec<JobWait>>,
-    around: Option<(Nanos, Nanos)>,
-) -> String {
-    let Some((from, to)) = around else { return String::new() };
-    let shortest = log.header.tasks.iter().map(|task| task.period.0).min().unwrap_or(0);
-    let least = to.saturating_sub(from).0;
-    let wide = shortest.saturating_mul(PERIODS).max(least.saturating_mul(2)).max(1);
-    let begin = from.saturating_sub(Nanos((wide - least) / 2));
-    let name = |job: usize| format!("{} {}", log.header.task(log.jobs[job].task), log.jobs[job].job);
-    let tell = |_: &Track, item: &Item| {
-        let (job, doing) = (&log.jobs[item.job], ALL[usize::from(item.kind).min(ALL.len() - 1)]);
-        let time = item.end.saturating_sub(item.start);
-        let mut text = format!("{} job {} {} for {time}", log.header.task(job.task), job.job, doing.label());
-        let waited = matches!(doing, Doing::TokenWait | Doing::EngineWait);
-        if let Some(waits) = behind.get(&item.job).filter(|_| waited) {
-            let others: BTreeSet<usize> = waits.iter().map(|wait| wait.behind).collect();
-            let names: Vec<_> = others.into_iter().map(name).collect();
-            text.push_str(&format!(", in this job behind {}", names.join(", ")));
-        }
-        text
-    };
-    let svg = still(tracks, (begin, begin.saturating_add(Nanos(wide))), |item| color(item.kind).to_owned(), tell);
-    let entry = |doing: Doing| format!("<tspan fill=\"{}\">\u{25a0}</tspan> {}  ", color(doing as u8), doing.label());
-    let legend = ALL.map(entry).concat();
-    let since = if epoch > Nanos::ZERO { "<p>Times count from the first release.</p>\n" } else { "" };
-    format!(
-        "{since}<svg viewBox=\"0 0 1200 20\" role=\"img\" aria-label=\"Colours\" font-size=\"12\" fill=\"currentColor\">\
-         <text x=\"0\" y=\"14\" xml:space=\"preserve\">{legend}</text></svg>\n{svg}"
-    )
 }
 
 /// The waits of each job.

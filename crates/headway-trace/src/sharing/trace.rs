@@ -1,40 +1,14 @@
 //! A trace for `ui.perfetto.dev`: a track for each task with what its jobs do, and one for each engine with who uses it.
 //!
-//! A wait's slice names the job that it waited for (perfetto.dev, "Track events"; names are written where they stand, not interned).
+//! A wait's slice names the job that it waited for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufWriter, Write};
 
 use headway_core::units::Nanos;
 
 use super::{Doing, GpuEngine, TaskLog, waits};
-use crate::proto::Message;
-
-/// Field numbers of `perfetto_trace.proto`.
-mod field {
-    pub(super) const TRACE_PACKET: u32 = 1;
-    pub(super) const TIMESTAMP: u32 = 8;
-    pub(super) const SEQUENCE: u32 = 10;
-    pub(super) const TRACK_EVENT: u32 = 11;
-    pub(super) const TRACK_DESCRIPTOR: u32 = 60;
-    pub(super) const TRACK_UUID: u32 = 1;
-    pub(super) const TRACK_NAME: u32 = 2;
-    pub(super) const TRACK_PARENT: u32 = 5;
-    pub(super) const TRACK_CHILDREN: u32 = 11;
-    pub(super) const TRACK_RANK: u32 = 12;
-    pub(super) const EVENT_ANNOTATION: u32 = 4;
-    pub(super) const EVENT_TYPE: u32 = 9;
-    pub(super) const EVENT_TRACK: u32 = 11;
-    pub(super) const EVENT_NAME: u32 = 23;
-    pub(super) const ANNOTATION_TEXT: u32 = 6;
-    pub(super) const ANNOTATION_NAME: u32 = 10;
-}
-
-const BEGIN: u64 = 1;
-const END: u64 = 2;
-const ROOT: u64 = 1;
-/// Children stand in the order of their ranks; without this the viewer sorts them by name.
-const BY_RANK: u64 = 3;
+use crate::perfetto::{Builder, Kind, ROOT, Value};
 
 /// One slice.
 struct Slice {
@@ -42,6 +16,7 @@ struct Slice {
     begin: Nanos,
     end: Nanos,
     name: String,
+    category: &'static str,
     behind: Option<String>,
 }
 
@@ -50,64 +25,27 @@ struct Slice {
 /// # Errors
 /// Those of `out`.
 pub fn write(log: &TaskLog, out: impl Write) -> io::Result<()> {
-    let mut out = BufWriter::with_capacity(1 << 16, out);
     let header = &log.header;
-    let root = format!("{} on {} [{}]", header.workload.name, header.machine.name, header.source);
-    put(&mut out, |packet| {
-        packet.message(field::TRACK_DESCRIPTOR, |track| {
-            let track = track.number(field::TRACK_UUID, ROOT).text(field::TRACK_NAME, &root);
-            track.number(field::TRACK_CHILDREN, BY_RANK);
-        });
-    })?;
-    let mut child = |uuid: u64, name: &str| {
-        put(&mut out, |packet| {
-            packet.message(field::TRACK_DESCRIPTOR, |track| {
-                let track = track.number(field::TRACK_UUID, uuid).number(field::TRACK_PARENT, ROOT);
-                // Tasks in the workload's order, then engines.
-                track.text(field::TRACK_NAME, name).number(field::TRACK_RANK, uuid - ROOT);
-            });
-        })
-    };
-    let tasks = header.tasks.len() as u64;
-    for (number, task) in (0..).zip(&header.tasks) {
-        child(ROOT + 1 + number, &task.id)?;
-    }
+    let mut builder = Builder::new(&format!("{} on {} [{}]", header.workload.name, header.machine.name, header.source));
+    // Tasks in the workload's order, then engines.
+    let tasks: Vec<u64> = (0..).zip(&header.tasks).map(|(rank, task)| builder.track(ROOT, &task.id, rank)).collect();
     let spans = || log.jobs.iter().flat_map(|job| &job.spans);
-    let used: std::collections::BTreeSet<GpuEngine> = spans().flat_map(|span| span.engines).flatten().collect();
-    let tracks: BTreeMap<GpuEngine, u64> = used.into_iter().zip(ROOT + 1 + tasks..).collect();
-    for (engine, track) in &tracks {
-        child(*track, &header.engine(*engine))?;
+    let used: BTreeSet<GpuEngine> = spans().flat_map(|span| span.engines).flatten().collect();
+    let ranks = tasks.len() as u64..;
+    let track = |(rank, engine): (u64, GpuEngine)| (engine, builder.track(ROOT, &header.engine(engine), rank));
+    let engines: BTreeMap<GpuEngine, u64> = ranks.zip(used).map(track).collect();
+    let mut slices = slices(log, &tasks, &engines);
+    // At one instant, ends come before begins.
+    slices.sort_by_key(|slice| (slice.begin, slice.end));
+    for Slice { track, begin, end, name, category, behind } in slices {
+        let arguments = behind.map(|behind| ("behind", Value::Text(behind))).into_iter().collect();
+        builder.event(begin, Kind::Begin, track, &name, category, arguments);
+        builder.end(end, track);
     }
-    let mut events: Vec<(Nanos, u64, u64, usize)> = Vec::new();
-    let slices = slices(log, &tracks);
-    for (at, slice) in slices.iter().enumerate() {
-        // At one instant, ends come before begins.
-        events.push((slice.begin, BEGIN, slice.track, at));
-        events.push((slice.end, 0, slice.track, at));
-    }
-    events.sort_unstable();
-    for (time, kind, track, at) in events {
-        let slice = &slices[at];
-        put(&mut out, |packet| {
-            packet.number(field::TIMESTAMP, time.0).number(field::SEQUENCE, 1);
-            packet.message(field::TRACK_EVENT, |event| {
-                event.number(field::EVENT_TYPE, if kind == BEGIN { BEGIN } else { END });
-                event.number(field::EVENT_TRACK, track);
-                if kind == BEGIN {
-                    event.text(field::EVENT_NAME, &slice.name);
-                    if let Some(behind) = &slice.behind {
-                        event.message(field::EVENT_ANNOTATION, |annotation| {
-                            annotation.text(field::ANNOTATION_NAME, "behind").text(field::ANNOTATION_TEXT, behind);
-                        });
-                    }
-                }
-            });
-        })?;
-    }
-    out.flush()
+    builder.finish(BufWriter::with_capacity(1 << 16, out))
 }
 
-fn slices(log: &TaskLog, tracks: &BTreeMap<GpuEngine, u64>) -> Vec<Slice> {
+fn slices(log: &TaskLog, tasks: &[u64], engines: &BTreeMap<GpuEngine, u64>) -> Vec<Slice> {
     let mut behind: BTreeMap<usize, Vec<super::JobWait>> = BTreeMap::new();
     for wait in waits(log) {
         behind.entry(wait.job).or_default().push(wait);
@@ -130,28 +68,23 @@ fn slices(log: &TaskLog, tracks: &BTreeMap<GpuEngine, u64>) -> Vec<Slice> {
                 };
                 names.iter().map(named).collect::<Vec<_>>().join(", ")
             });
-            slices.push(Slice {
-                track: ROOT + 1 + u64::from(job.task),
-                begin: span.begin,
-                end: span.end,
-                name: span.doing.label().to_owned(),
-                behind: others.filter(|names| !names.is_empty()),
-            });
+            if let Some(&track) = tasks.get(job.task as usize) {
+                slices.push(Slice {
+                    track,
+                    begin: span.begin,
+                    end: span.end,
+                    name: span.doing.label().to_owned(),
+                    category: "task",
+                    behind: others.filter(|names| !names.is_empty()),
+                });
+            }
             if matches!(span.doing, Doing::Copy | Doing::Execute) {
-                for track in span.engines.iter().flatten().filter_map(|engine| tracks.get(engine)) {
+                for track in span.engines.iter().flatten().filter_map(|engine| engines.get(engine)) {
                     let (begin, end, name) = (span.begin, span.end, name.clone());
-                    slices.push(Slice { track: *track, begin, end, name, behind: None });
+                    slices.push(Slice { track: *track, begin, end, name, category: "engine", behind: None });
                 }
             }
         }
     }
     slices
-}
-
-fn put(out: &mut impl Write, fill: impl FnOnce(&mut Message)) -> io::Result<()> {
-    let mut trace = Message::default();
-    trace.message(field::TRACE_PACKET, |packet| {
-        fill(packet);
-    });
-    out.write_all(trace.bytes())
 }

@@ -9,17 +9,11 @@ use headway_core::plan::planner::{Evidence, ModelAnswer, rate_alone};
 use headway_core::plan::{
     OperationWork, Outcome, Pipeline, PipelineSource, Plan, PlanChoice, PlannedBatch, Strategy, Strength, Violation,
 };
-use headway_core::units::{Bytes, Nanos, Rate};
+use headway_core::units::{Bytes, Nanos, Rate, percent};
 
 use crate::cpus::Assumption;
 use crate::tightest::{self, BATCHES, LINES, more, tightest};
 use crate::why::failing;
-
-/// Parts per million as per cent with two decimals, rounded up: a utilisation above one never reads as 100.
-fn percent(ppm: u64) -> String {
-    let hundredths = ppm.div_ceil(100);
-    format!("{}.{:02} %", hundredths / 100, hundredths % 100)
-}
 
 /// A plan, with `remark` behind the name of the machine.
 pub(super) fn of_plan(
@@ -340,6 +334,6 @@ mod tests {
             ["1.24x", "0.99x", "0.01x"].map(|text| Some(text.to_owned()))
         );
         assert_eq!([0, 9_999].map(factor), [None, None]);
-        assert_eq!(percent(1_000_001), "100.01 %");
+        assert_eq!(percent(1_000_001_u64), "100.01 %");
     }
 }

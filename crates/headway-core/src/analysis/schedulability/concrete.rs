@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::exact::{Utilisation, gcd};
 use super::{
     LIMITS, Model, RecurrentTask, TestOutcome, TestStrength, TestVerdict, TestViolation, UndecidedReason, chunked,
-    jeffay, largest_factor, scaled,
+    jeffay,
 };
 use crate::units::Nanos;
 
@@ -517,27 +517,6 @@ pub(super) fn merge(frees: &mut Vec<Free>, free: Free) {
     frees.insert(at, joined);
 }
 
-/// A verdict with its margin.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stated {
-    /// Outcome, model, strength, evidence.
-    pub verdict: TestVerdict,
-    /// The largest factor on all costs with which the answer is "yes", as [`margin_ppm`](super::margin_ppm) gives it;
-    /// `None` for exact costs, where lower costs may be worse and no factor means anything.
-    pub margin_ppm: Option<u64>,
-}
-
-/// What three models say of one set.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SideBySide {
-    /// Any offsets, sporadic or periodic, costs from zero to the worst case; others may join later.
-    pub sporadic: Stated,
-    /// Exactly these offsets and jitters, costs from zero to the worst case, no joins.
-    pub concrete: Stated,
-    /// Exactly these offsets, jitters and costs: one run.
-    pub exact: Stated,
-}
-
 /// The set as sporadic tasks. Sufficient with jitter, else exact.
 #[must_use]
 pub fn sporadic(tasks: &[ConcreteTask]) -> TestVerdict {
@@ -551,23 +530,4 @@ pub fn sporadic(tasks: &[ConcreteTask]) -> TestVerdict {
     let blocking = plain.iter().map(|t| RecurrentTask { cost: Nanos::ZERO, ..*t });
     let all: Vec<RecurrentTask> = tight.chain(blocking).collect();
     TestVerdict { strength: TestStrength::Sufficient, ..chunked(&all, 1) }
-}
-
-/// The three verdicts of one set, with their margins: each "yes" implies those after it.
-#[must_use]
-pub fn side_by_side(tasks: &[ConcreteTask], ties: Ties) -> SideBySide {
-    let by = |factor: u64| -> Vec<ConcreteTask> {
-        tasks.iter().map(|t| ConcreteTask { task: scaled(&t.task, factor), ..*t }).collect()
-    };
-    let decided = |verdict: &TestVerdict| !matches!(verdict.outcome, TestOutcome::Undecided(_));
-    let stated = |test: &dyn Fn(&[ConcreteTask]) -> TestVerdict| {
-        let verdict = test(tasks);
-        let margin = decided(&verdict).then(|| largest_factor(|factor| test(&by(factor)).is_schedulable()));
-        Stated { verdict, margin_ppm: margin }
-    };
-    SideBySide {
-        sporadic: stated(&sporadic),
-        concrete: stated(&|tasks| concrete(tasks, JobCosts::UpToWorst, ties).verdict),
-        exact: Stated { verdict: concrete(tasks, JobCosts::Exact, ties).verdict, margin_ppm: None },
-    }
 }

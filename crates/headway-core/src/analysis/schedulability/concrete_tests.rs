@@ -13,6 +13,45 @@ fn set(tasks: &[(u64, u64, u64)]) -> Vec<ConcreteTask> {
     tasks.iter().map(one).collect()
 }
 
+/// A verdict with its margin.
+#[derive(Debug)]
+struct Stated {
+    /// Outcome, model, strength, evidence.
+    verdict: TestVerdict,
+    /// The largest factor on all costs with which the answer is "yes", as [`margin_ppm`](super::margin_ppm) gives it;
+    /// `None` for exact costs, where lower costs may be worse and no factor means anything.
+    margin_ppm: Option<u64>,
+}
+
+/// What three models say of one set.
+#[derive(Debug)]
+struct SideBySide {
+    /// Any offsets, sporadic or periodic, costs from zero to the worst case; others may join later.
+    sporadic: Stated,
+    /// Exactly these offsets and jitters, costs from zero to the worst case, no joins.
+    concrete: Stated,
+    /// Exactly these offsets, jitters and costs: one run.
+    exact: Stated,
+}
+
+/// The three verdicts of one set, with their margins: each "yes" implies those after it.
+fn side_by_side(tasks: &[ConcreteTask], ties: Ties) -> SideBySide {
+    let by = |factor: u64| -> Vec<ConcreteTask> {
+        tasks.iter().map(|t| ConcreteTask { task: scaled(&t.task, factor), ..*t }).collect()
+    };
+    let decided = |verdict: &TestVerdict| !matches!(verdict.outcome, TestOutcome::Undecided(_));
+    let stated = |test: &dyn Fn(&[ConcreteTask]) -> TestVerdict| {
+        let verdict = test(tasks);
+        let margin = decided(&verdict).then(|| largest_factor(|factor| test(&by(factor)).is_schedulable()));
+        Stated { verdict, margin_ppm: margin }
+    };
+    SideBySide {
+        sporadic: stated(&sporadic),
+        concrete: stated(&|tasks| concrete(tasks, JobCosts::UpToWorst, ties).verdict),
+        exact: Stated { verdict: concrete(tasks, JobCosts::Exact, ties).verdict, margin_ppm: None },
+    }
+}
+
 fn late(exploration: &Exploration) -> (usize, u64, [u64; 3]) {
     match exploration.verdict.outcome {
         TestOutcome::NotSchedulable(TestViolation::Late { task, job, release, deadline, finish }) => {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{Calibration, Machine};
-use crate::units::{Nanos, PPM};
+use crate::units::{Nanos, PPM, percent};
 
 /// The share of cases in which [`Confidence::excess_ppm`] holds: 95 of 100.
 const LEVEL_PERCENT: u32 = 95;
@@ -57,7 +57,6 @@ fn excess_ppm(n: u32) -> u64 {
 
 fn statement(name: &str, calibration: &Calibration) -> String {
     let Calibration { sets, repeats, batches, margin_ppm, jitter, ref driver, .. } = *calibration;
-    let percent = |ppm: u64| format!("{}.{:02} %", ppm.div_ceil(100) / 100, ppm.div_ceil(100) % 100);
     let added = format!("{} and {jitter}", percent(margin_ppm));
     if batches > 0 {
         let plural = if batches == 1 { "batch" } else { "batches" };

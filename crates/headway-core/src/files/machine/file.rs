@@ -9,11 +9,11 @@ use super::{
 use crate::files::document::{self, DocumentTable, Field, narrow, suggest};
 use crate::files::error::{FileError, SourceText};
 use crate::models::cpu::{DelayStatistics, DriverWatch};
-use crate::models::transfer::{Method, Profile};
+use crate::models::transfer::Method;
 use crate::units::{PPM, Rate};
 
-/// Slowest link or limit; below it, rates in whole bytes per second would be too coarse for the sharing model.
-const RATE_MIN: Rate = Rate(1_000_000);
+/// Slowest link or limit that a machine file can hold; below it, rates in whole bytes per second would be too coarse for the sharing model.
+pub const RATE_MIN: Rate = Rate(1_000_000);
 /// Weight of a route that gives none, and the largest.
 pub(super) const WEIGHT: u64 = 1_000;
 const WEIGHT_MAX: u64 = 1_000_000;
@@ -138,16 +138,8 @@ impl<'a> Reader<'a> {
         let machine = Machine {
             name: top.require("name", "\"my-node\"")?.name()?,
             description: optional_text(top, "description")?.unwrap_or_default(),
-            endpoints: Vec::new(),
-            capacities: Vec::new(),
-            engines: Vec::new(),
-            routes: Vec::new(),
-            sets: Vec::new(),
-            kernels: Vec::new(),
-            cpu: None,
-            calibration: None,
-            profile: Profile::default(),
             hash: document::hash(text),
+            ..Machine::none()
         };
         let (endpoints, capacities) = (Names::new("memories and GPUs"), Names::new("links and limits"));
         Ok(Self { source, machine, endpoints, capacities, engines: Names::new("engines") })

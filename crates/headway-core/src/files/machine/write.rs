@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 
 use super::{Calibration, CapacityId, CapacityKind, CpuCores, EndpointId, EndpointKind, EngineClass, Machine, RouteId};
-use crate::files::document::{decimal, quoted};
+use crate::files::document::{self, decimal, quoted};
 use crate::models::cpu::{DelayStatistics, DriverWatch};
 use crate::models::transfer::arbitration::{Cut, EngineArbitration, SmallCopyWait};
 use crate::models::transfer::{
@@ -47,6 +47,13 @@ pub fn write(machine: &Machine, header: &[&str]) -> String {
     text.curves(&machine.profile.posted, true);
     text.arbitration();
     text.out
+}
+
+/// `machine` with the hash that its file has, which is the second result.
+#[must_use]
+pub fn with_file(machine: Machine, header: &[&str]) -> (Machine, String) {
+    let text = write(&machine, header);
+    (Machine { hash: document::hash(&text), ..machine }, text)
 }
 
 /// What tells the curves of one GPU apart.

@@ -269,62 +269,6 @@ impl Occupies {
     }
 }
 
-/// The table of the methods as Markdown, as `docs/adding-a-method.md` has it.
-#[must_use]
-pub fn table() -> String {
-    let list = |words: Vec<String>| if words.is_empty() { "-".to_owned() } else { words.join(", ") };
-    let mut text =
-        "| method | what happens | directions | host memory | measured from | up to, in / out | keeps busy | \
-                    posted | instead |\n|---|---|---|---|---|---|---|---|---|\n"
-            .to_owned();
-    for method in Method::ALL.into_iter().filter(|method| method.any_form() == *method) {
-        let row = method.abilities();
-        let memory = match row.memory {
-            ANY => "any".to_owned(),
-            ORDINARY => "not pinned".to_owned(),
-            memory => list(memory.iter().map(ToString::to_string).collect()),
-        };
-        let most = match row.most {
-            ALL_SIZES => "-".to_owned(),
-            [to, from] if to == from => to.to_string(),
-            [to, from] => format!("{to} / {from}"),
-        };
-        let cells = [
-            format!("`{method}`{}", forms(method)),
-            row.summary.to_owned(),
-            list(row.directions.iter().map(ToString::to_string).collect()),
-            memory,
-            if row.least == Bytes(0) { "-".to_owned() } else { row.least.to_string() },
-            most,
-            list(busy(&row.occupies)),
-            if row.posted { "stores" } else { "-" }.to_owned(),
-            list(row.instead.iter().map(|method| format!("`{method}`")).collect()),
-        ];
-        text += &format!("| {} |\n", cells.join(" | "));
-    }
-    text
-}
-
-fn forms(method: Method) -> String {
-    let all = match method {
-        Method::Window(_) | Method::PagedWindow(_) | Method::Resident(_) => method.forms(),
-        _ => Vec::new(),
-    };
-    if all.is_empty() { String::new() } else { format!(" ({})", all.join(", ")) }
-}
-
-fn busy(occupies: &Occupies) -> Vec<String> {
-    let parts = [
-        (occupies.engine, "the copy engine"),
-        (occupies.cpu == CpuUse::Caller, "the caller's CPU"),
-        (matches!(occupies.cpu, CpuUse::Threads | CpuUse::ThreadsUnlessPinned), "several CPUs"),
-        (occupies.multiprocessor(), "multiprocessors"),
-        (occupies.pager, "the small mapping"),
-        (occupies.others, "other GPUs' links"),
-    ];
-    parts.into_iter().filter(|(held, _)| *held).map(|(_, what)| what.to_owned()).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,14 +15,12 @@ use self::search::{Shared, search};
 use super::Direction;
 use crate::files::machine::{
     Calibration, Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId,
-    Machine, MeasuredSet, Route, RouteId,
+    Machine, MeasuredSet, RATE_MIN, Route, RouteId,
 };
 use crate::models::interconnect::{BatchBlock, Network, Scratch, Starved};
 use crate::models::transfer::Method;
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 
-/// Slowest rate that machine files have.
-const RATE_MIN: Rate = Rate(1_000_000);
 /// Margin below which none goes: statistics of few sets.
 const MARGIN_MIN_PPM: u64 = 10_000;
 /// Weight of the direction that gets more of a full limit.

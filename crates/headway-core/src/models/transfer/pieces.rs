@@ -69,12 +69,6 @@ impl Geometry {
         let start = (index - 1).checked_mul(self.step).and_then(|rest| rest.checked_add(self.first));
         start.map_or(self.total, |start| start.min(self.total))
     }
-
-    /// Size of the copy.
-    #[must_use]
-    pub const fn total(&self) -> Bytes {
-        Bytes(self.total)
-    }
 }
 
 #[cfg(test)]

@@ -30,12 +30,6 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// Whether figures measured under this stamp still hold under `now`; commit and date do not count.
-    #[must_use]
-    pub fn matches(&self, now: &Self) -> bool {
-        self.difference(now).is_none()
-    }
-
     /// The first thing in which this stamp differs from `now`, as `driver 580.1, now 590.2`. Commit and date do not count:
     /// they say where figures come from, and a new build leaves the node as it was.
     #[must_use]

@@ -51,7 +51,7 @@ struct Counter<'a> {
 }
 
 impl SimObserver for Counter<'_> {
-    fn job(&mut self, finished: &Finished<'_>) {
+    fn job(&mut self, finished: &Finished) {
         if finished.start < self.warm_up {
             return;
         }

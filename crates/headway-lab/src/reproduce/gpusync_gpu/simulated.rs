@@ -46,7 +46,7 @@ struct Means<'a> {
 }
 
 impl SimObserver for Means<'_> {
-    fn job(&mut self, finished: &Finished<'_>) {
+    fn job(&mut self, finished: &Finished) {
         let task = finished.job.task.0 as usize;
         if self.seen[task] >= self.node.frames[task] {
             return;

@@ -187,7 +187,7 @@ impl SimObserver for Watch<'_> {
         }
     }
 
-    fn job(&mut self, finished: &Finished<'_>) {
+    fn job(&mut self, finished: &Finished) {
         let Some(open) = self.open.get_mut(finished.job.task.0 as usize) else { return };
         self.jobs.push(CompletedJob {
             task: finished.job.task.0,

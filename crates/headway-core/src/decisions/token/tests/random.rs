@@ -100,8 +100,11 @@ impl Driver {
             Input::Gone(client) => {
                 self.tokens.handle_client_gone(now, ClientId(*client));
                 self.check();
-                self.tokens.handle_drained(now, ClientId(*client));
-                self.holders.retain(|job, _| u64::from(job.task.0 % 16) != *client);
+                let gone = |job: &JobId| u64::from(job.task.0 % 16) == *client;
+                for job in self.holders.keys().copied().filter(gone).collect::<Vec<_>>() {
+                    self.tokens.handle_release(now, job).unwrap();
+                    self.holders.remove(&job);
+                }
             }
             Input::Lost(gpu) => {
                 // The last GPU stays.
@@ -136,7 +139,8 @@ impl Driver {
         while self.tokens.poll_event().is_some() {}
         self.tokens.check().unwrap();
         for (job, (token, key)) in &self.holders {
-            assert_eq!(self.tokens.holder(*token), Some(*job));
+            let fifo = self.tokens.fifos.iter().find(|fifo| fifo.token == *token).unwrap();
+            assert_eq!(fifo.members.front(), Some(&job.task));
             assert_eq!(self.tokens.effective_key(job.task), Some(*key), "the boost emitted is the key inherited");
         }
         assert_eq!(self.holders.len(), self.tokens.fifos.iter().filter(|fifo| !fifo.members.is_empty()).count());

@@ -152,7 +152,7 @@ fn the_tokens_of_a_dead_client_stay_taken_until_its_work_has_ended() {
     grants(&mut tokens);
     tokens.handle_client_gone(Nanos(0), ClientId(1));
     assert_eq!(grants(&mut tokens), []);
-    tokens.handle_drained(Nanos(0), ClientId(1));
+    tokens.handle_release(Nanos(0), job(1)).unwrap();
     assert_eq!(grants(&mut tokens), [(2, 10)]);
     tokens.handle_client_gone(Nanos(0), ClientId(2));
     assert_eq!(

@@ -1,6 +1,6 @@
 //! Rules that the paper leaves open: who is split, jitter, sporadic messages, fewer parts, splitting directly.
 
-use super::slots::cases;
+use super::slots::{cases, parts_from};
 use super::*;
 use crate::plan::message::{BatchMember, MessageError};
 
@@ -92,7 +92,7 @@ fn jitter_is_safe_on_either_side_of_a_combining() {
             let at = member.elementary as usize;
             for job in 0..20 {
                 let (ready, due) = nominal[at].window(job);
-                let parts = member.parts(&set[at], job);
+                let parts = parts_from(member, &set[at], set[at].window(job).0);
                 assert_eq!(parts.iter().map(|part| part.bytes.end - part.bytes.start).sum::<u64>(), set[at].bytes.0);
                 for part in parts {
                     let (from, to) = batch.grid.slot(part.slot);
@@ -128,7 +128,7 @@ fn sporadic_messages_are_split_at_any_phase_and_never_split_others() {
         let mut ready = u128::from(batch.grid.start.0.max(slow.start.0));
         for _ in 0..20 {
             let mut next = 0;
-            for part in member.parts_from(&set[0], ready) {
+            for part in parts_from(member, &set[0], ready) {
                 let (from, to) = batch.grid.slot(part.slot);
                 assert!(from >= ready && to <= ready + u128::from(slow.deadline.0), "{slow:?} {fast:?} at {ready}");
                 assert!(part.bytes.start == next && part.bytes.end - next <= member.reserve.0);

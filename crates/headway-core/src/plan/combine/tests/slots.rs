@@ -12,6 +12,30 @@ pub(super) fn cases(default: u64) -> u64 {
     std::env::var("HEADWAY_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
+/// Bytes of one job of an elementary message that one slot carries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SlotPart {
+    pub(super) slot: u64,
+    pub(super) bytes: Range<u64>,
+}
+
+/// Where the bytes of a block go that is ready at `ready`: parts in the order of slots and bytes. A part without a byte is left
+/// out, and a slot that could carry one stays empty.
+pub(super) fn parts_from(member: &BatchMember, of: &Elementary, ready: u128) -> Vec<SlotPart> {
+    let mut windows = vec![(ready, 0..of.bytes.0)];
+    let mut placed = Vec::new();
+    for level in &member.levels {
+        placed.clear();
+        for (ready, bytes) in windows.drain(..) {
+            let first = level.grid.first_from(ready);
+            let cuts = (0..level.parts).map(|part| (first + part, cut(&bytes, part, level.parts, of.granule)));
+            placed.extend(cuts.filter(|(_, bytes)| !bytes.is_empty()));
+        }
+        windows.extend(placed.iter().map(|(slot, bytes)| (level.grid.slot(*slot).0, bytes.clone())));
+    }
+    placed.into_iter().map(|(slot, bytes)| SlotPart { slot, bytes }).collect()
+}
+
 /// Small numbers, so that every residue occurs.
 fn small(draw: &mut Draw, route: RouteId) -> Elementary {
     let longest = draw.pick(&[12, 40, 120, 400]);
@@ -34,7 +58,7 @@ fn fault(of: &Elementary, member: &BatchMember, grid: &SlotGrid, jobs: u64) -> O
     let earliest = of.start.0;
     for job in 0..jobs {
         let (ready, due) = of.window(job);
-        let parts = member.parts(of, job);
+        let parts = parts_from(member, of, of.window(job).0);
         let mut next = 0;
         for part in &parts {
             let (from, to) = grid.slot(part.slot);
@@ -73,7 +97,9 @@ fn carries_nothing_else(of: &Elementary, member: &BatchMember, slots: u64) -> bo
 fn miscounted(of: &Elementary, member: &BatchMember) -> Option<String> {
     let carried = Carried { message: of.clone(), member: member.clone() };
     for cycles in [0, 1, 7, 60] {
-        let whole = (0..).take_while(|job| member.parts(of, *job).iter().all(|part| part.slot < cycles)).count() as u64;
+        let whole = (0..)
+            .take_while(|job| parts_from(member, of, of.window(*job).0).iter().all(|part| part.slot < cycles))
+            .count() as u64;
         if carried.jobs_within(cycles) != whole {
             return Some(format!("{} jobs in {cycles} cycles, not {whole}", carried.jobs_within(cycles)));
         }

@@ -10,7 +10,7 @@ use crate::plan::planner::batches::{batch_step, block_name, part_name, priced_ba
 use crate::plan::planner::demands::routes_of;
 use crate::plan::planner::{Draft, PlanError};
 use crate::plan::{Carried, OperationWork, Pipeline, PipelineSource, PlannedBatch};
-use crate::units::{Bytes, Nanos, PPM};
+use crate::units::{Bytes, Nanos, PPM, percent};
 
 pub(super) const ROW: StrategyRow = StrategyRow {
     name: "combined",
@@ -202,8 +202,6 @@ fn batch_pipeline(
 /// What combining did, in one sentence; nothing where it changed nothing that can be seen.
 fn summary(set: &MessageSet, transformed: &Transformed) -> Option<String> {
     let before = transformed.sums.first().map_or(0, |sum| sum.ppm());
-    // Rounded up, as tables have it: a utilisation above one never reads as 100.
-    let percent = |ppm: u64| format!("{}.{:02} %", ppm.div_ceil(100) / 100, ppm.div_ceil(100) % 100);
     let (blocks, batches) = (set.elementary.len(), transformed.batches.len());
     let (used, without) = (percent(transformed.sum().ppm()), percent(before));
     let differs = used != without;
