@@ -17,10 +17,10 @@ const PARTS: [(&str, &[&str]); 2] = [
     (
         "preload",
         &[
-            "crates/headway-preload/src/driver.rs",
-            "crates/headway-preload/src/shapes.rs",
-            "crates/headway-preload/src/batch.rs",
-            "crates/headway-preload/src/calls.rs",
+            "crates/headway-preload/src/base/driver.rs",
+            "crates/headway-preload/src/calls/shapes.rs",
+            "crates/headway-preload/src/decide/batch.rs",
+            "crates/headway-preload/src/calls/table.rs",
         ],
     ),
 ];

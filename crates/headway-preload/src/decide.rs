@@ -1,6 +1,8 @@
 //! What becomes of one copy: passed on, made by several threads (*fast*), by a kernel in its own stream (*aside*), or
 //! queued in chunks (*yield*).
 
+pub(crate) mod batch;
+
 use std::ffi::c_void;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -10,12 +12,15 @@ use headway_core::files::guest::{AsideMode, GuestOptions, VARIABLE};
 use headway_core::files::guest_log::{Became, DriverReason, Host, Towards};
 use headway_core::models::transfer::Direction;
 
-use crate::context::{self, Prepared};
-use crate::driver::{self, DevicePtr, Driver, Relaxed, SUCCESS, Status, Stream, driver};
-use crate::fast::{Answer, Timing, Waits};
-use crate::log::{self, Asked, Made};
-use crate::stats::{self, Kind, Outcome};
-use crate::{fast, lint, lookup, neighbours, verify};
+use crate::base::context::{self, Prepared};
+use crate::base::driver::{self, DevicePtr, Driver, Relaxed, SUCCESS, Status, Stream, driver};
+use crate::base::neighbours;
+use crate::calls::lookup;
+use crate::methods::fast;
+use crate::methods::fast::{Answer, Timing, Waits};
+use crate::observers::log::{self, Asked, Made};
+use crate::observers::stats::{self, Kind, Outcome};
+use crate::observers::{lint, verify};
 
 /// A copy out of a GPU, as the guest asked for it.
 #[derive(Clone, Copy, Debug)]

@@ -10,9 +10,10 @@ use headway_core::files::guest_log::{Became, Call, Difference, VerifyCounts};
 use headway_core::models::transfer::Direction;
 use headway_core::units::Bytes;
 
-use crate::driver::{self, Driver, Relaxed, SUCCESS, Status};
-use crate::fast::Copy;
-use crate::{log, lookup, unhooked};
+use crate::base::driver::{self, Driver, Relaxed, SUCCESS, Status};
+use crate::calls::lookup;
+use crate::methods::fast::Copy;
+use crate::observers::{log, unhooked};
 
 /// What is read back at a time.
 const PART: usize = 4 << 20;

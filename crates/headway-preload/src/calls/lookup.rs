@@ -2,7 +2,7 @@
 //!
 //! CUDA programs look driver functions up in three ways: `dlsym` on the driver's library (XLA, Triton), `cuGetProcAddress`, which
 //! they fetch by `dlsym` and then often again through itself (cudart 13), and direct links. All three end in a table,
-//! [`calls::TABLE`], of the functions that this library replaces.
+//! [`table::TABLE`], of the functions that this library replaces.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 
 use headway::guest::Home;
 
-use crate::driver::Status;
-use crate::{calls, decide};
+use crate::base::driver::Status;
+use crate::calls::table;
+use crate::decide;
 
 /// A function of the driver that this library replaces: the names under which programs look it up, and the real one.
 pub(crate) struct Replaced {
@@ -53,7 +54,7 @@ fn begin() {
     if BEGUN.swap(true, Ordering::AcqRel) {
         return;
     }
-    if let Some(version) = driver_version().filter(|version| *version >= calls::UNKNOWN) {
+    if let Some(version) = driver_version().filter(|version| *version >= table::UNKNOWN) {
         TOO_NEW.store(true, Ordering::Relaxed);
         decide::say_too_new(version);
         return;
@@ -73,7 +74,7 @@ pub(crate) fn driver_version() -> Option<c_int> {
     let status = unsafe {
         std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_int) -> Status>(address)(&raw mut version)
     };
-    (status == crate::driver::SUCCESS).then_some(version)
+    (status == crate::base::driver::SUCCESS).then_some(version)
 }
 
 /// The linker namespace of the driver; 0 is the program's own, where all but `dlmopen` puts it.
@@ -83,7 +84,7 @@ const UNKNOWN_NAMESPACE: c_int = -1;
 /// What `--hook=audit` binds `name` to, which is at `real` in the driver of a namespace. The first driver serves; a second one in
 /// another namespace is left alone. Nothing but atomics is touched: the loader is at work.
 pub(crate) fn bound(name: &CStr, real: *mut c_void, namespace: c_int) -> *mut c_void {
-    let Some(row) = calls::TABLE.iter().find(|row| row.symbol == name) else { return real };
+    let Some(row) = table::TABLE.iter().find(|row| row.symbol == name) else { return real };
     let first = NAMESPACE.compare_exchange(UNKNOWN_NAMESPACE, namespace, Ordering::AcqRel, Ordering::Acquire);
     if first.is_err_and(|first| first != namespace) || is_off() {
         return real;
@@ -146,7 +147,7 @@ unsafe extern "C" fn dlsym_cu(library: *mut c_void, name: *const c_char) -> *mut
     if real.is_null() || is_off() {
         return real;
     }
-    calls::TABLE.iter().find(|replaced| replaced.symbol == name).map_or(real, |replaced| replace(replaced, real))
+    table::TABLE.iter().find(|replaced| replaced.symbol == name).map_or(real, |replaced| replace(replaced, real))
 }
 
 /// Remembers the real function and gives ours. `real` is ours already if the guest asked the whole program, or the loader
@@ -197,7 +198,8 @@ pub(crate) unsafe fn resolved(
     version: c_int,
     flags: u64,
 ) {
-    if status != crate::driver::SUCCESS || name.is_null() || function.is_null() || is_off() || flags > PER_THREAD {
+    if status != crate::base::driver::SUCCESS || name.is_null() || function.is_null() || is_off() || flags > PER_THREAD
+    {
         return;
     }
     // SAFETY: by this function's contract; the real call has read and written the same places.
@@ -205,9 +207,9 @@ pub(crate) unsafe fn resolved(
     let matches = |row: &&Replaced, per_thread: bool| {
         // A driver that answers for a full name gives the function of that name.
         (row.base == name && (row.versions.0..row.versions.1).contains(&version) && row.per_thread == per_thread)
-            || (row.symbol == name && row.symbol != row.base && version < calls::UNKNOWN)
+            || (row.symbol == name && row.symbol != row.base && version < table::UNKNOWN)
     };
-    let find = |per_thread| calls::TABLE.iter().find(|row| matches(row, per_thread));
+    let find = |per_thread| table::TABLE.iter().find(|row| matches(row, per_thread));
     // A function without a stream has one form only.
     let found = if flags == PER_THREAD {
         find(true).or_else(|| find(false).filter(|row| !has_stream(row)))
@@ -223,7 +225,7 @@ pub(crate) unsafe fn resolved(
 }
 
 fn has_stream(row: &Replaced) -> bool {
-    calls::TABLE.iter().any(|other| other.base == row.base && other.per_thread)
+    table::TABLE.iter().any(|other| other.base == row.base && other.per_thread)
 }
 
 /// `dlsym`, for the whole program. It must not have a frame of its own: with `RTLD_NEXT` the real one looks at its return

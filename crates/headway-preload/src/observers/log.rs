@@ -21,8 +21,8 @@ use headway_core::files::guest_log::{
 };
 use headway_core::units::{Bytes, Nanos};
 
-use crate::lookup;
-use crate::neighbours::now_ns;
+use crate::base::neighbours::now_ns;
+use crate::calls::lookup;
 
 /// The log's greatest size. What does not fit is counted.
 const LOG_MAX: u64 = 256 << 20;

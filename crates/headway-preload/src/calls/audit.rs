@@ -8,7 +8,8 @@
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::{lookup, stats};
+use crate::calls::lookup;
+use crate::observers::stats;
 
 /// `LA_FLG_BINDTO` and `LA_FLG_BINDFROM`: the loader reports bindings to an object, and from it.
 const BIND_TO: c_uint = 1;

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use headway::guest::{Handle, functions};
 
-use crate::lookup;
+use crate::calls::lookup;
 
 /// Result of a driver call; 0 is success.
 pub(crate) type Status = c_int;

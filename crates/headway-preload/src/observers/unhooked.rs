@@ -6,7 +6,8 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::fs;
 
-use crate::{calls, log, lookup};
+use crate::calls::{lookup, table};
+use crate::observers::log;
 
 /// What is read at a time.
 const PART: usize = 1 << 20;
@@ -46,7 +47,7 @@ pub(crate) fn say() {
 }
 
 fn libraries(library: *mut c_void) {
-    let known: Vec<(&CStr, usize)> = calls::TABLE
+    let known: Vec<(&CStr, usize)> = table::TABLE
         .iter()
         .map(|row| (row.symbol, lookup::find(library, row.symbol) as usize))
         .filter(|(symbol, address)| *address != 0 && is_copy(symbol))

@@ -12,9 +12,10 @@ use headway_core::decisions::chooser::STREAM_CHUNK;
 use headway_core::decisions::cut::StreamLoad;
 use headway_core::units::Bytes;
 
+use crate::base::driver::{self, Context, DevicePtr, Driver, NOT_READY, Relaxed, STREAM_PER_THREAD, SUCCESS, Stream};
+use crate::base::{neighbours, stack};
+use crate::calls::lookup;
 use crate::decide::{self, BULK, NEW};
-use crate::driver::{self, Context, DevicePtr, Driver, NOT_READY, Relaxed, STREAM_PER_THREAD, SUCCESS, Stream};
-use crate::{lookup, neighbours, stack};
 
 /// A line is pinned memory that a kernel writes and the calling thread copies on, for copies into ordinary memory.
 pub(crate) const LINE_BYTES: usize = 64 << 10;
@@ -25,7 +26,7 @@ const WORD_BYTES: usize = 64;
 /// How long the first launch may take before a context is used without having been tried.
 const TRIAL: Duration = Duration::from_millis(200);
 
-const PTX: &[u8] = concat!(include_str!("../ptx/aside.ptx"), "\0").as_bytes();
+const PTX: &[u8] = concat!(include_str!("../../ptx/aside.ptx"), "\0").as_bytes();
 
 /// `CU_STREAM_NON_BLOCKING`, `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`.
 const STREAM_NON_BLOCKING: u32 = 1;

@@ -14,7 +14,8 @@ pub(crate) use headway_core::files::guest_log::Call as Kind;
 use headway_core::files::guest_log::DriverReason;
 use headway_core::models::transfer::Direction;
 
-use crate::{audit, log, lookup, passed, unhooked};
+use crate::calls::{audit, lookup};
+use crate::observers::{log, passed, unhooked};
 
 const KINDS: [(Kind, &str); 8] = [
     (Kind::In, "into a GPU, waiting"),

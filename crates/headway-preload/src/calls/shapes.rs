@@ -4,10 +4,10 @@
 
 use std::ffi::{c_uint, c_void};
 
+use crate::base::driver::{DevicePtr, Status, Stream};
 use crate::decide::{self, In, Out};
-use crate::driver::{DevicePtr, Status, Stream};
-use crate::passed::{self, Passed};
-use crate::stats::Kind;
+use crate::observers::passed::{self, Passed};
+use crate::observers::stats::Kind;
 
 /// `CU_MEMORYTYPE_`: whose memory an end is; unified addresses say it themselves.
 const HOST: c_uint = 1;

@@ -10,9 +10,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use headway_core::files::guest_log::{BULK_MIN, Became, Call, Host, LintFinding, Problem, Towards};
 use headway_core::units::{Bytes, Nanos};
 
-use crate::driver::{self, Driver, Relaxed};
-use crate::log::{self, Asked, Made};
-use crate::lookup;
+use crate::base::driver::{self, Driver, Relaxed};
+use crate::calls::lookup;
+use crate::observers::log::{self, Asked, Made};
 
 /// Copies of each problem that are all traced; of more, one in 2, 4, 8 and so on.
 const ALL: u64 = 64;

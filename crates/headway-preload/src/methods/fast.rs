@@ -18,8 +18,11 @@ use headway::units::{Bytes, Nanos};
 use headway_core::decisions::chooser::CopyAbsence;
 use headway_core::files::guest_log::{DriverReason, Host};
 
-use crate::driver::{self, DevicePtr, Driver, Relaxed, STREAM_LEGACY, SUCCESS, Status, Stream};
-use crate::{decide, lookup, stack, stats};
+use crate::base::driver::{self, DevicePtr, Driver, Relaxed, STREAM_LEGACY, SUCCESS, Status, Stream};
+use crate::base::stack;
+use crate::calls::lookup;
+use crate::decide;
+use crate::observers::stats;
 
 /// Like the driver, a guest waits without end for a busy GPU: a copy that was given up could still write.
 const PATIENCE: Nanos = Nanos(3_600_000_000_000);

@@ -8,11 +8,12 @@
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_uint, c_void};
 
-use crate::context::{self, Prepared};
+use crate::base::context::{self, Prepared};
+use crate::base::driver::{self, DevicePtr, Driver, Relaxed, SUCCESS, Status, Stream};
+use crate::base::neighbours;
+use crate::calls::lookup;
 use crate::decide::{self, BULK_MIN, Out};
-use crate::driver::{self, DevicePtr, Driver, Relaxed, SUCCESS, Status, Stream};
-use crate::stats::{self, Kind, Outcome};
-use crate::{lookup, neighbours};
+use crate::observers::stats::{self, Kind, Outcome};
 
 /// Of more copies in one call none is looked at.
 const COUNT_MAX: usize = 1 << 20;
