@@ -1,11 +1,15 @@
 //! Layer 1: how a program's calls get here instead of to the driver.
 //!
-//! - [`lookup`]: `dlsym`, `cuGetProcAddress` in all its forms, and exported names.
+//! - [`lookup`]: the program's `dlsym`.
 //! - [`audit`]: the loader's own interface, for what `LD_PRELOAD` does not reach.
-//! - [`table`]: the functions that replace the driver's.
+//! - [`table`]: the functions that replace the driver's; [`replaced`]: the real ones behind them, and `cuGetProcAddress`.
 //! - [`shapes`]: copies in rows.
+//! - [`begin`], [`process`]: the first call, and the end of a process without one.
 
-pub(crate) mod audit;
-pub(crate) mod lookup;
-pub(crate) mod shapes;
-pub(crate) mod table;
+mod audit;
+mod begin;
+mod lookup;
+mod process;
+mod replaced;
+mod shapes;
+mod table;

@@ -1,27 +1,35 @@
 //! The functions that replace the driver's, each under the driver's name, and the table of them.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicPtr;
 
+use headway_core::files::guest_log::Call;
+
 use crate::base::context;
+use crate::base::copy::Copy;
 use crate::base::driver::{
     Context, DevicePtr, NOT_INITIALIZED, STREAM_LEGACY, STREAM_PER_THREAD, SUCCESS, Status, Stream,
 };
-use crate::calls::lookup::{self, Replaced};
+use crate::calls::begin::UNKNOWN;
+use crate::calls::replaced::{Replaced, Table};
 use crate::calls::shapes::{self, Plane, Space};
-use crate::decide::batch::{self, Attributes, Batch};
-use crate::decide::{self, In, Out};
+use crate::decide::{self, batch, pass_on};
+use crate::methods::batch::{Attributes, Batch, Lists};
 use crate::methods::fast;
-use crate::observers::passed::{self, Passed};
-use crate::observers::stats::Kind;
-
-/// From this version on signatures are not known, and everything is passed on.
-pub(crate) const UNKNOWN: c_int = 14_000;
+use crate::observers::Passed;
 
 /// A stream by a handle that means the same in every function: 0 is the default stream of the function that was called.
 const fn named(stream: Stream, default: Stream) -> Stream {
     if stream == 0 { default } else { stream }
+}
+
+/// Makes a call that may destroy something, and drops what Headway keeps for that, also what another thread made meanwhile.
+fn destroying(forget: impl Fn(), real: impl FnOnce() -> Status) -> Status {
+    forget();
+    let status = real();
+    forget();
+    status
 }
 
 /// Drops what Headway keeps for the primary context of a device.
@@ -47,168 +55,143 @@ impl Drop for KeptErrno {
     }
 }
 
-macro_rules! replaced {
-    ($(
-        $(#[$doc:meta])*
-        $name:ident: $symbol:literal is $base:literal from $since:literal until $until:expr, per thread $per_thread:literal;
-        fn($($argument:ident: $type:ty),*) |$real:ident| $body:expr;
-    )*) => {
-        /// Every function that is replaced.
-        pub(crate) static TABLE: &[Replaced] = &[$(Replaced {
+const fn text(ends_in_zero: &str) -> &CStr {
+    match CStr::from_bytes_with_nul(ends_in_zero.as_bytes()) {
+        Ok(text) => text,
+        Err(_) => panic!("the text has one zero, at its end"),
+    }
+}
+
+macro_rules! row {
+    ($name:ident, $base:literal, $since:literal, $until:expr, $per_thread:literal) => {
+        Replaced {
             base: $base,
-            symbol: $symbol,
+            symbol: const { text(concat!(stringify!($name), "\0")) },
             versions: ($since, $until),
             per_thread: $per_thread,
             ours: || $name as *const () as *mut c_void,
-            real: { static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut()); &REAL },
-        },)*];
+            real: {
+                static REAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+                &REAL
+            },
+        }
+    };
+}
 
-        #[allow(non_camel_case_types, clippy::enum_variant_names)]
-        enum Row { $($name,)* }
+macro_rules! function {
+    (
+        $(#[$doc:meta])*
+        $name:ident($($argument:ident: $type:ty),*)
+        by($real:ident, $default:ident $(, $function:ident)?), $default_stream:ident, $body:expr
+    ) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As for the driver's function of this name.
+        #[allow(non_snake_case, reason = "the driver's own names")]
+        #[allow(unused_variables, reason = "some calls have no stream")]
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> Status {
+            let _errno = KeptErrno::now();
+            let address = TABLE.real(Row::$name as usize);
+            if address.is_null() {
+                return NOT_INITIALIZED;
+            }
+            // SAFETY: the address is the real function of this row, which has this signature.
+            let function = unsafe {
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> Status>(address)
+            };
+            // SAFETY: the caller's arguments are passed on as they are.
+            let $real = move || unsafe { function($($argument),*) };
+            $(let $function = function;)?
+            let $default = $default_stream;
+            $body
+        }
+    };
+}
+
+/// The table and its functions. A function of the driver has up to two forms: in the second one stream 0 is the thread's own. `real` is the
+/// driver's own call with the caller's arguments, `default` what stream 0 means, and `function` the driver's function.
+macro_rules! replaced {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident: $base:literal from $since:literal until $until:expr $(, or $per_thread:ident from $also_since:literal)?;
+        fn $arguments:tt by $given:tt $body:expr;
+    )*) => {
+        /// Every function that is replaced.
+        pub(crate) static TABLE: Table = Table {
+            rows: &[$(
+                row!($name, $base, $since, $until, false),
+                $(row!($per_thread, $base, $also_since, $until, true),)?
+            )*],
+        };
+
+        #[allow(non_camel_case_types, clippy::enum_variant_names, reason = "the driver's own names")]
+        enum Row { $($name, $($per_thread,)?)* }
 
         $(
-            $(#[$doc])*
-            ///
-            /// # Safety
-            /// As for the driver's function of this name.
-            #[allow(non_snake_case)]
-            #[unsafe(no_mangle)]
-            pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> Status {
-                let _errno = KeptErrno::now();
-                let address = lookup::real(&TABLE[Row::$name as usize]);
-                if address.is_null() {
-                    return NOT_INITIALIZED;
-                }
-                // SAFETY: the address is the real function of this row, which has this signature.
-                let $real = unsafe {
-                    std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> Status>(address)
-                };
-                $body
-            }
+            function! { $(#[$doc])* $name $arguments by $given, STREAM_LEGACY, $body }
+            $(function! {
+                /// The same where stream 0 is the thread's own.
+                $per_thread $arguments by $given, STREAM_PER_THREAD, $body
+            })?
         )*
     };
 }
 
 replaced! {
     /// The resolver with which CUDA 11 programs find every function.
-    cuGetProcAddress: c"cuGetProcAddress" is c"cuGetProcAddress" from 11_030 until 12_000, per thread false;
-    fn(name: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64) |real| {
-        // SAFETY: the caller's arguments are passed on as they are.
-        let status = unsafe { real(name, function, version, flags) };
+    cuGetProcAddress: c"cuGetProcAddress" from 11_030 until 12_000;
+    fn(name: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64) by(real, default) {
+        let status = real();
         // SAFETY: the real call has just used both pointers.
-        unsafe { lookup::resolved(status, name, function, version, flags) };
+        unsafe { TABLE.resolved(status, name, function, version, flags) };
         status
     };
 
     /// The resolver with which later programs find every function.
-    cuGetProcAddress_v2: c"cuGetProcAddress_v2" is c"cuGetProcAddress" from 12_000 until UNKNOWN, per thread false;
-    fn(name: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64, found: *mut c_int) |real| {
-        // SAFETY: the caller's arguments are passed on as they are.
-        let status = unsafe { real(name, function, version, flags, found) };
+    cuGetProcAddress_v2: c"cuGetProcAddress" from 12_000 until UNKNOWN;
+    fn(name: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64, found: *mut c_int) by(real, default) {
+        let status = real();
         // SAFETY: the real call has just used both pointers.
-        unsafe { lookup::resolved(status, name, function, version, flags) };
+        unsafe { TABLE.resolved(status, name, function, version, flags) };
         status
     };
 
     /// Copies out of a GPU, in the order of a stream.
-    cuMemcpyDtoHAsync_v2: c"cuMemcpyDtoHAsync_v2" is c"cuMemcpyDtoHAsync" from 3_020 until UNKNOWN, per thread false;
-    fn(to: *mut c_void, from: DevicePtr, bytes: usize, stream: Stream) |real| {
-        let out = Out { to, from, bytes, stream: named(stream, STREAM_LEGACY), waits: false };
-        // SAFETY: the caller's arguments are passed on as they are.
-        decide::out_of_gpu(out, Kind::OutAsync, || unsafe { real(to, from, bytes, stream) })
-    };
-
-    /// `cuMemcpyDtoHAsync` where stream 0 is the thread's own.
-    cuMemcpyDtoHAsync_v2_ptsz: c"cuMemcpyDtoHAsync_v2_ptsz" is c"cuMemcpyDtoHAsync" from 7_000 until UNKNOWN, per thread true;
-    fn(to: *mut c_void, from: DevicePtr, bytes: usize, stream: Stream) |real| {
-        let out = Out { to, from, bytes, stream: named(stream, STREAM_PER_THREAD), waits: false };
-        // SAFETY: the caller's arguments are passed on as they are.
-        decide::out_of_gpu(out, Kind::OutAsync, || unsafe { real(to, from, bytes, stream) })
-    };
+    cuMemcpyDtoHAsync_v2: c"cuMemcpyDtoHAsync" from 3_020 until UNKNOWN, or cuMemcpyDtoHAsync_v2_ptsz from 7_000;
+    fn(to: *mut c_void, from: DevicePtr, bytes: usize, stream: Stream) by(real, default)
+        decide::copy(Copy::new(Call::OutAsync, to as DevicePtr, from, bytes, named(stream, default)), real);
 
     /// Copies out of a GPU and waits.
-    cuMemcpyDtoH_v2: c"cuMemcpyDtoH_v2" is c"cuMemcpyDtoH" from 3_020 until UNKNOWN, per thread false;
-    fn(to: *mut c_void, from: DevicePtr, bytes: usize) |real| {
-        let out = Out { to, from, bytes, stream: STREAM_LEGACY, waits: true };
-        // SAFETY: the caller's arguments are passed on as they are.
-        decide::out_of_gpu(out, Kind::Out, || unsafe { real(to, from, bytes) })
-    };
-
-    /// `cuMemcpyDtoH` in the thread's own default stream.
-    cuMemcpyDtoH_v2_ptds: c"cuMemcpyDtoH_v2_ptds" is c"cuMemcpyDtoH" from 7_000 until UNKNOWN, per thread true;
-    fn(to: *mut c_void, from: DevicePtr, bytes: usize) |real| {
-        let out = Out { to, from, bytes, stream: STREAM_PER_THREAD, waits: true };
-        // SAFETY: the caller's arguments are passed on as they are.
-        decide::out_of_gpu(out, Kind::Out, || unsafe { real(to, from, bytes) })
-    };
+    cuMemcpyDtoH_v2: c"cuMemcpyDtoH" from 3_020 until UNKNOWN, or cuMemcpyDtoH_v2_ptds from 7_000;
+    fn(to: *mut c_void, from: DevicePtr, bytes: usize) by(real, default)
+        decide::copy(Copy::new(Call::Out, to as DevicePtr, from, bytes, default), real);
 
     /// Copies into a GPU, in the order of a stream.
-    cuMemcpyHtoDAsync_v2: c"cuMemcpyHtoDAsync_v2" is c"cuMemcpyHtoDAsync" from 3_020 until UNKNOWN, per thread false;
-    fn(to: DevicePtr, from: *const c_void, bytes: usize, stream: Stream) |real| {
-        let copy = In { to, from, bytes, stream: named(stream, STREAM_LEGACY) };
-        // SAFETY: the caller's arguments are passed on as they are.
-        decide::into_gpu(copy, Kind::InAsync, || unsafe { real(to, from, bytes, stream) })
-    };
-
-    /// `cuMemcpyHtoDAsync` where stream 0 is the thread's own.
-    cuMemcpyHtoDAsync_v2_ptsz: c"cuMemcpyHtoDAsync_v2_ptsz" is c"cuMemcpyHtoDAsync" from 7_000 until UNKNOWN, per thread true;
-    fn(to: DevicePtr, from: *const c_void, bytes: usize, stream: Stream) |real| {
-        let copy = In { to, from, bytes, stream: named(stream, STREAM_PER_THREAD) };
-        // SAFETY: the caller's arguments are passed on as they are.
-        decide::into_gpu(copy, Kind::InAsync, || unsafe { real(to, from, bytes, stream) })
-    };
+    cuMemcpyHtoDAsync_v2: c"cuMemcpyHtoDAsync" from 3_020 until UNKNOWN, or cuMemcpyHtoDAsync_v2_ptsz from 7_000;
+    fn(to: DevicePtr, from: *const c_void, bytes: usize, stream: Stream) by(real, default)
+        decide::copy(Copy::new(Call::InAsync, to, from as DevicePtr, bytes, named(stream, default)), real);
 
     /// Copies into a GPU and waits.
-    cuMemcpyHtoD_v2: c"cuMemcpyHtoD_v2" is c"cuMemcpyHtoD" from 3_020 until UNKNOWN, per thread false;
-    fn(to: DevicePtr, from: *const c_void, bytes: usize) |real| {
-        // SAFETY: the caller's arguments are passed on as they are.
-        decide::into_gpu(In { to, from, bytes, stream: STREAM_LEGACY }, Kind::In, || unsafe { real(to, from, bytes) })
-    };
-
-    /// `cuMemcpyHtoD` in the thread's own default stream.
-    cuMemcpyHtoD_v2_ptds: c"cuMemcpyHtoD_v2_ptds" is c"cuMemcpyHtoD" from 7_000 until UNKNOWN, per thread true;
-    fn(to: DevicePtr, from: *const c_void, bytes: usize) |real| {
-        // SAFETY: the caller's arguments are passed on as they are.
-        decide::into_gpu(In { to, from, bytes, stream: STREAM_PER_THREAD }, Kind::In, || unsafe { real(to, from, bytes) })
-    };
+    cuMemcpyHtoD_v2: c"cuMemcpyHtoD" from 3_020 until UNKNOWN, or cuMemcpyHtoD_v2_ptds from 7_000;
+    fn(to: DevicePtr, from: *const c_void, bytes: usize) by(real, default)
+        decide::copy(Copy::new(Call::In, to, from as DevicePtr, bytes, default), real);
 
     /// Copies between the two addresses, which tell the direction, in the order of a stream.
-    cuMemcpyAsync: c"cuMemcpyAsync" is c"cuMemcpyAsync" from 4_000 until UNKNOWN, per thread false;
-    fn(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Stream) |real| {
-        let out = Out { to: to as *mut c_void, from, bytes, stream: named(stream, STREAM_LEGACY), waits: false };
-        // SAFETY: the caller's arguments are passed on as they are.
-        decide::out_of_gpu(out, Kind::AnyAsync, || unsafe { real(to, from, bytes, stream) })
-    };
-
-    /// `cuMemcpyAsync` where stream 0 is the thread's own.
-    cuMemcpyAsync_ptsz: c"cuMemcpyAsync_ptsz" is c"cuMemcpyAsync" from 7_000 until UNKNOWN, per thread true;
-    fn(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Stream) |real| {
-        let out = Out { to: to as *mut c_void, from, bytes, stream: named(stream, STREAM_PER_THREAD), waits: false };
-        // SAFETY: the caller's arguments are passed on as they are.
-        decide::out_of_gpu(out, Kind::AnyAsync, || unsafe { real(to, from, bytes, stream) })
-    };
+    cuMemcpyAsync: c"cuMemcpyAsync" from 4_000 until UNKNOWN, or cuMemcpyAsync_ptsz from 7_000;
+    fn(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Stream) by(real, default)
+        decide::copy(Copy::new(Call::AnyAsync, to, from, bytes, named(stream, default)), real);
 
     /// Copies between the two addresses, which tell the direction, and waits where the driver does.
-    cuMemcpy: c"cuMemcpy" is c"cuMemcpy" from 4_000 until UNKNOWN, per thread false;
-    fn(to: DevicePtr, from: DevicePtr, bytes: usize) |real| {
-        let out = Out { to: to as *mut c_void, from, bytes, stream: STREAM_LEGACY, waits: true };
-        // SAFETY: the caller's arguments are passed on as they are.
-        decide::out_of_gpu(out, Kind::Any, || unsafe { real(to, from, bytes) })
-    };
-
-    /// `cuMemcpy` in the thread's own default stream.
-    cuMemcpy_ptds: c"cuMemcpy_ptds" is c"cuMemcpy" from 7_000 until UNKNOWN, per thread true;
-    fn(to: DevicePtr, from: DevicePtr, bytes: usize) |real| {
-        let out = Out { to: to as *mut c_void, from, bytes, stream: STREAM_PER_THREAD, waits: true };
-        // SAFETY: the caller's arguments are passed on as they are.
-        decide::out_of_gpu(out, Kind::Any, || unsafe { real(to, from, bytes) })
-    };
+    cuMemcpy: c"cuMemcpy" from 4_000 until UNKNOWN, or cuMemcpy_ptds from 7_000;
+    fn(to: DevicePtr, from: DevicePtr, bytes: usize) by(real, default)
+        decide::copy(Copy::new(Call::Any, to, from, bytes, default), real);
 
     /// A program gets hold of a device's primary context: a new one is prepared at its first copy.
-    cuDevicePrimaryCtxRetain: c"cuDevicePrimaryCtxRetain" is c"cuDevicePrimaryCtxRetain" from 7_000 until UNKNOWN, per thread false;
-    fn(place: *mut Context, device: c_int) |real| {
-        // SAFETY: the caller's arguments are passed on as they are.
-        let status = unsafe { real(place, device) };
+    cuDevicePrimaryCtxRetain: c"cuDevicePrimaryCtxRetain" from 7_000 until UNKNOWN;
+    fn(place: *mut Context, device: c_int) by(real, default) {
+        let status = real();
         if status == SUCCESS && !place.is_null() {
             // SAFETY: the real call has just written there.
             context::expect(unsafe { *place });
@@ -217,260 +200,120 @@ replaced! {
     };
 
     /// Copies rows, and waits.
-    cuMemcpy2D_v2: c"cuMemcpy2D_v2" is c"cuMemcpy2D" from 3_020 until UNKNOWN, per thread false;
-    fn(shape: *const Plane) |real| {
-        // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
-        unsafe { shapes::plane(shape, STREAM_LEGACY, true, || real(shape)) }
-    };
-
-    /// `cuMemcpy2D` in the thread's own default stream.
-    cuMemcpy2D_v2_ptds: c"cuMemcpy2D_v2_ptds" is c"cuMemcpy2D" from 7_000 until UNKNOWN, per thread true;
-    fn(shape: *const Plane) |real| {
-        // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
-        unsafe { shapes::plane(shape, STREAM_PER_THREAD, true, || real(shape)) }
+    cuMemcpy2D_v2: c"cuMemcpy2D" from 3_020 until UNKNOWN, or cuMemcpy2D_v2_ptds from 7_000;
+    fn(shape: *const Plane) by(real, default) {
+        // SAFETY: the driver reads the shape, too.
+        unsafe { shapes::plane(shape, default, true, real) }
     };
 
     /// Copies rows of any pitch, and waits.
-    cuMemcpy2DUnaligned_v2: c"cuMemcpy2DUnaligned_v2" is c"cuMemcpy2DUnaligned" from 3_020 until UNKNOWN, per thread false;
-    fn(shape: *const Plane) |real| {
-        // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
-        unsafe { shapes::plane(shape, STREAM_LEGACY, true, || real(shape)) }
-    };
-
-    /// `cuMemcpy2DUnaligned` in the thread's own default stream.
-    cuMemcpy2DUnaligned_v2_ptds: c"cuMemcpy2DUnaligned_v2_ptds" is c"cuMemcpy2DUnaligned" from 7_000 until UNKNOWN, per thread true;
-    fn(shape: *const Plane) |real| {
-        // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
-        unsafe { shapes::plane(shape, STREAM_PER_THREAD, true, || real(shape)) }
+    cuMemcpy2DUnaligned_v2: c"cuMemcpy2DUnaligned" from 3_020 until UNKNOWN, or cuMemcpy2DUnaligned_v2_ptds from 7_000;
+    fn(shape: *const Plane) by(real, default) {
+        // SAFETY: the driver reads the shape, too.
+        unsafe { shapes::plane(shape, default, true, real) }
     };
 
     /// Copies planes, and waits.
-    cuMemcpy3D_v2: c"cuMemcpy3D_v2" is c"cuMemcpy3D" from 3_020 until UNKNOWN, per thread false;
-    fn(shape: *const Space) |real| {
-        // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
-        unsafe { shapes::space(shape, STREAM_LEGACY, true, || real(shape)) }
-    };
-
-    /// `cuMemcpy3D` in the thread's own default stream.
-    cuMemcpy3D_v2_ptds: c"cuMemcpy3D_v2_ptds" is c"cuMemcpy3D" from 7_000 until UNKNOWN, per thread true;
-    fn(shape: *const Space) |real| {
-        // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
-        unsafe { shapes::space(shape, STREAM_PER_THREAD, true, || real(shape)) }
+    cuMemcpy3D_v2: c"cuMemcpy3D" from 3_020 until UNKNOWN, or cuMemcpy3D_v2_ptds from 7_000;
+    fn(shape: *const Space) by(real, default) {
+        // SAFETY: the driver reads the shape, too.
+        unsafe { shapes::space(shape, default, true, real) }
     };
 
     /// Copies rows, in the order of a stream.
-    cuMemcpy2DAsync_v2: c"cuMemcpy2DAsync_v2" is c"cuMemcpy2DAsync" from 3_020 until UNKNOWN, per thread false;
-    fn(shape: *const Plane, stream: Stream) |real| {
-        // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
-        unsafe { shapes::plane(shape, named(stream, STREAM_LEGACY), false, || real(shape, stream)) }
-    };
-
-    /// `cuMemcpy2DAsync` where stream 0 is the thread's own.
-    cuMemcpy2DAsync_v2_ptsz: c"cuMemcpy2DAsync_v2_ptsz" is c"cuMemcpy2DAsync" from 7_000 until UNKNOWN, per thread true;
-    fn(shape: *const Plane, stream: Stream) |real| {
-        // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
-        unsafe { shapes::plane(shape, named(stream, STREAM_PER_THREAD), false, || real(shape, stream)) }
+    cuMemcpy2DAsync_v2: c"cuMemcpy2DAsync" from 3_020 until UNKNOWN, or cuMemcpy2DAsync_v2_ptsz from 7_000;
+    fn(shape: *const Plane, stream: Stream) by(real, default) {
+        // SAFETY: the driver reads the shape, too.
+        unsafe { shapes::plane(shape, named(stream, default), false, real) }
     };
 
     /// Copies planes, in the order of a stream.
-    cuMemcpy3DAsync_v2: c"cuMemcpy3DAsync_v2" is c"cuMemcpy3DAsync" from 3_020 until UNKNOWN, per thread false;
-    fn(shape: *const Space, stream: Stream) |real| {
-        // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
-        unsafe { shapes::space(shape, named(stream, STREAM_LEGACY), false, || real(shape, stream)) }
-    };
-
-    /// `cuMemcpy3DAsync` where stream 0 is the thread's own.
-    cuMemcpy3DAsync_v2_ptsz: c"cuMemcpy3DAsync_v2_ptsz" is c"cuMemcpy3DAsync" from 7_000 until UNKNOWN, per thread true;
-    fn(shape: *const Space, stream: Stream) |real| {
-        // SAFETY: the caller's arguments are passed on as they are; the driver reads the shape, too.
-        unsafe { shapes::space(shape, named(stream, STREAM_PER_THREAD), false, || real(shape, stream)) }
+    cuMemcpy3DAsync_v2: c"cuMemcpy3DAsync" from 3_020 until UNKNOWN, or cuMemcpy3DAsync_v2_ptsz from 7_000;
+    fn(shape: *const Space, stream: Stream) by(real, default) {
+        // SAFETY: the driver reads the shape, too.
+        unsafe { shapes::space(shape, named(stream, default), false, real) }
     };
 
     /// Many copies in one call, as CUDA 12.8 has them.
-    cuMemcpyBatchAsync: c"cuMemcpyBatchAsync" is c"cuMemcpyBatchAsync" from 12_080 until 13_000, per thread false;
-    fn(to: *const DevicePtr, from: *const DevicePtr, sizes: *const usize, count: usize, attributes: *const Attributes, first: *const usize, kinds: usize, failed: *mut usize, stream: Stream) |real| {
-        let batch = Batch { to, from, sizes, count, attributes, first, kinds, stream: named(stream, STREAM_LEGACY) };
-        // SAFETY: the caller's arguments are passed on as they are; the driver reads the lists, too.
-        unsafe { batch::copy(batch, failed, |some, failed| real(some.to, some.from, some.sizes, some.count, some.attributes, some.first, some.kinds, failed, stream)) }
-    };
-
-    /// `cuMemcpyBatchAsync` where stream 0 is the thread's own.
-    cuMemcpyBatchAsync_ptsz: c"cuMemcpyBatchAsync_ptsz" is c"cuMemcpyBatchAsync" from 12_080 until 13_000, per thread true;
-    fn(to: *const DevicePtr, from: *const DevicePtr, sizes: *const usize, count: usize, attributes: *const Attributes, first: *const usize, kinds: usize, failed: *mut usize, stream: Stream) |real| {
-        let batch = Batch { to, from, sizes, count, attributes, first, kinds, stream: named(stream, STREAM_PER_THREAD) };
-        // SAFETY: the caller's arguments are passed on as they are; the driver reads the lists, too.
-        unsafe { batch::copy(batch, failed, |some, failed| real(some.to, some.from, some.sizes, some.count, some.attributes, some.first, some.kinds, failed, stream)) }
+    cuMemcpyBatchAsync: c"cuMemcpyBatchAsync" from 12_080 until 13_000, or cuMemcpyBatchAsync_ptsz from 12_080;
+    fn(to: *const DevicePtr, from: *const DevicePtr, sizes: *const usize, count: usize, attributes: *const Attributes, first: *const usize, kinds: usize, failed: *mut usize, stream: Stream) by(real, default, function) {
+        let lists = Lists { to, from, sizes, count, attributes, first, kinds };
+        // SAFETY: the lists are the caller's, or ours with some of the caller's copies.
+        let real = |some: &Lists, failed| unsafe { function(some.to, some.from, some.sizes, some.count, some.attributes, some.first, some.kinds, failed, stream) };
+        // SAFETY: the driver reads the lists, too.
+        unsafe { batch::copy(&Batch { lists, stream: named(stream, default), failed, real }) }
     };
 
     /// `cuMemcpyBatchAsync` of CUDA 13, which does not tell which copy failed.
-    cuMemcpyBatchAsync_v2: c"cuMemcpyBatchAsync_v2" is c"cuMemcpyBatchAsync" from 13_000 until UNKNOWN, per thread false;
-    fn(to: *const DevicePtr, from: *const DevicePtr, sizes: *const usize, count: usize, attributes: *const Attributes, first: *const usize, kinds: usize, stream: Stream) |real| {
-        let batch = Batch { to, from, sizes, count, attributes, first, kinds, stream: named(stream, STREAM_LEGACY) };
-        // SAFETY: the caller's arguments are passed on as they are; the driver reads the lists, too.
-        unsafe { batch::copy(batch, null_mut(), |some, _| real(some.to, some.from, some.sizes, some.count, some.attributes, some.first, some.kinds, stream)) }
-    };
-
-    /// `cuMemcpyBatchAsync` where stream 0 is the thread's own.
-    cuMemcpyBatchAsync_v2_ptsz: c"cuMemcpyBatchAsync_v2_ptsz" is c"cuMemcpyBatchAsync" from 13_000 until UNKNOWN, per thread true;
-    fn(to: *const DevicePtr, from: *const DevicePtr, sizes: *const usize, count: usize, attributes: *const Attributes, first: *const usize, kinds: usize, stream: Stream) |real| {
-        let batch = Batch { to, from, sizes, count, attributes, first, kinds, stream: named(stream, STREAM_PER_THREAD) };
-        // SAFETY: the caller's arguments are passed on as they are; the driver reads the lists, too.
-        unsafe { batch::copy(batch, null_mut(), |some, _| real(some.to, some.from, some.sizes, some.count, some.attributes, some.first, some.kinds, stream)) }
+    cuMemcpyBatchAsync_v2: c"cuMemcpyBatchAsync" from 13_000 until UNKNOWN, or cuMemcpyBatchAsync_v2_ptsz from 13_000;
+    fn(to: *const DevicePtr, from: *const DevicePtr, sizes: *const usize, count: usize, attributes: *const Attributes, first: *const usize, kinds: usize, stream: Stream) by(real, default, function) {
+        let lists = Lists { to, from, sizes, count, attributes, first, kinds };
+        // SAFETY: the lists are the caller's, or ours with some of the caller's copies.
+        let real = |some: &Lists, _| unsafe { function(some.to, some.from, some.sizes, some.count, some.attributes, some.first, some.kinds, stream) };
+        // SAFETY: the driver reads the lists, too.
+        unsafe { batch::copy(&Batch { lists, stream: named(stream, default), failed: null_mut(), real }) }
     };
 
     /// Copies within a GPU: counted.
-    cuMemcpyDtoD_v2: c"cuMemcpyDtoD_v2" is c"cuMemcpyDtoD" from 3_020 until UNKNOWN, per thread false;
-    fn(to: DevicePtr, from: DevicePtr, bytes: usize) |real| {
-        passed::count(Passed::Within, bytes);
-        // SAFETY: the caller's arguments are passed on as they are.
-        unsafe { real(to, from, bytes) }
-    };
+    cuMemcpyDtoD_v2: c"cuMemcpyDtoD" from 3_020 until UNKNOWN, or cuMemcpyDtoD_v2_ptds from 7_000;
+    fn(to: DevicePtr, from: DevicePtr, bytes: usize) by(real, default)
+        pass_on(Passed::Within, bytes, real);
 
-    /// Copies within a GPU: counted.
-    cuMemcpyDtoD_v2_ptds: c"cuMemcpyDtoD_v2_ptds" is c"cuMemcpyDtoD" from 7_000 until UNKNOWN, per thread true;
-    fn(to: DevicePtr, from: DevicePtr, bytes: usize) |real| {
-        passed::count(Passed::Within, bytes);
-        // SAFETY: the caller's arguments are passed on as they are.
-        unsafe { real(to, from, bytes) }
-    };
-
-    /// `cuMemcpyDtoDAsync` in the order of a stream.
-    cuMemcpyDtoDAsync_v2: c"cuMemcpyDtoDAsync_v2" is c"cuMemcpyDtoDAsync" from 3_020 until UNKNOWN, per thread false;
-    fn(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Stream) |real| {
-        passed::count(Passed::Within, bytes);
-        // SAFETY: the caller's arguments are passed on as they are.
-        unsafe { real(to, from, bytes, stream) }
-    };
-
-    /// `cuMemcpyDtoDAsync` in the order of a stream.
-    cuMemcpyDtoDAsync_v2_ptsz: c"cuMemcpyDtoDAsync_v2_ptsz" is c"cuMemcpyDtoDAsync" from 7_000 until UNKNOWN, per thread true;
-    fn(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Stream) |real| {
-        passed::count(Passed::Within, bytes);
-        // SAFETY: the caller's arguments are passed on as they are.
-        unsafe { real(to, from, bytes, stream) }
-    };
+    /// `cuMemcpyDtoD` in the order of a stream.
+    cuMemcpyDtoDAsync_v2: c"cuMemcpyDtoDAsync" from 3_020 until UNKNOWN, or cuMemcpyDtoDAsync_v2_ptsz from 7_000;
+    fn(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Stream) by(real, default)
+        pass_on(Passed::Within, bytes, real);
 
     /// Copies between GPUs: counted.
-    cuMemcpyPeer: c"cuMemcpyPeer" is c"cuMemcpyPeer" from 4_000 until UNKNOWN, per thread false;
-    fn(to: DevicePtr, there: Context, from: DevicePtr, here: Context, bytes: usize) |real| {
-        passed::count(Passed::Peer, bytes);
-        // SAFETY: the caller's arguments are passed on as they are.
-        unsafe { real(to, there, from, here, bytes) }
-    };
+    cuMemcpyPeer: c"cuMemcpyPeer" from 4_000 until UNKNOWN, or cuMemcpyPeer_ptds from 7_000;
+    fn(to: DevicePtr, there: Context, from: DevicePtr, here: Context, bytes: usize) by(real, default)
+        pass_on(Passed::Peer, bytes, real);
 
-    /// Copies between GPUs: counted.
-    cuMemcpyPeer_ptds: c"cuMemcpyPeer_ptds" is c"cuMemcpyPeer" from 7_000 until UNKNOWN, per thread true;
-    fn(to: DevicePtr, there: Context, from: DevicePtr, here: Context, bytes: usize) |real| {
-        passed::count(Passed::Peer, bytes);
-        // SAFETY: the caller's arguments are passed on as they are.
-        unsafe { real(to, there, from, here, bytes) }
-    };
-
-    /// `cuMemcpyPeerAsync` in the order of a stream.
-    cuMemcpyPeerAsync: c"cuMemcpyPeerAsync" is c"cuMemcpyPeerAsync" from 4_000 until UNKNOWN, per thread false;
-    fn(to: DevicePtr, there: Context, from: DevicePtr, here: Context, bytes: usize, stream: Stream) |real| {
-        passed::count(Passed::Peer, bytes);
-        // SAFETY: the caller's arguments are passed on as they are.
-        unsafe { real(to, there, from, here, bytes, stream) }
-    };
-
-    /// `cuMemcpyPeerAsync` in the order of a stream.
-    cuMemcpyPeerAsync_ptsz: c"cuMemcpyPeerAsync_ptsz" is c"cuMemcpyPeerAsync" from 7_000 until UNKNOWN, per thread true;
-    fn(to: DevicePtr, there: Context, from: DevicePtr, here: Context, bytes: usize, stream: Stream) |real| {
-        passed::count(Passed::Peer, bytes);
-        // SAFETY: the caller's arguments are passed on as they are.
-        unsafe { real(to, there, from, here, bytes, stream) }
-    };
+    /// `cuMemcpyPeer` in the order of a stream.
+    cuMemcpyPeerAsync: c"cuMemcpyPeerAsync" from 4_000 until UNKNOWN, or cuMemcpyPeerAsync_ptsz from 7_000;
+    fn(to: DevicePtr, there: Context, from: DevicePtr, here: Context, bytes: usize, stream: Stream) by(real, default)
+        pass_on(Passed::Peer, bytes, real);
 
     /// A copy with attributes, in the order of a stream.
-    cuMemcpyWithAttributesAsync: c"cuMemcpyWithAttributesAsync" is c"cuMemcpyWithAttributesAsync" from 13_020 until UNKNOWN, per thread false;
-    fn(to: DevicePtr, from: DevicePtr, bytes: usize, attributes: *const Attributes, stream: Stream) |real| {
-        // SAFETY: the caller's arguments are passed on as they are; the driver reads the attributes, too.
-        unsafe { batch::copy_one(to, from, bytes, attributes, named(stream, STREAM_LEGACY), |attributes| real(to, from, bytes, attributes, stream)) }
-    };
-
-    /// The form for which stream 0 is the thread's own.
-    cuMemcpyWithAttributesAsync_ptsz: c"cuMemcpyWithAttributesAsync_ptsz" is c"cuMemcpyWithAttributesAsync" from 13_020 until UNKNOWN, per thread true;
-    fn(to: DevicePtr, from: DevicePtr, bytes: usize, attributes: *const Attributes, stream: Stream) |real| {
-        // SAFETY: the caller's arguments are passed on as they are; the driver reads the attributes, too.
-        unsafe { batch::copy_one(to, from, bytes, attributes, named(stream, STREAM_PER_THREAD), |attributes| real(to, from, bytes, attributes, stream)) }
+    cuMemcpyWithAttributesAsync: c"cuMemcpyWithAttributesAsync" from 13_020 until UNKNOWN, or cuMemcpyWithAttributesAsync_ptsz from 13_020;
+    fn(to: DevicePtr, from: DevicePtr, bytes: usize, attributes: *const Attributes, stream: Stream) by(real, default, function) {
+        let copy = Copy::new(Call::Attributes, to, from, bytes, named(stream, default));
+        // SAFETY: the attributes are the caller's, or ours for the caller's copy; the driver reads them, too.
+        unsafe { batch::copy_one(copy, attributes, |attributes| function(to, from, bytes, attributes, stream)) }
     };
 
     /// A stream is destroyed, and its handle may be given again.
-    cuStreamDestroy_v2: c"cuStreamDestroy_v2" is c"cuStreamDestroy" from 4_000 until UNKNOWN, per thread false;
-    fn(stream: Stream) |real| {
+    cuStreamDestroy_v2: c"cuStreamDestroy" from 4_000 until UNKNOWN;
+    fn(stream: Stream) by(real, default) {
         context::forget_stream(stream);
-        // SAFETY: the caller's arguments are passed on as they are.
-        unsafe { real(stream) }
+        real()
     };
 
-    /// The context is destroyed. Headway drops what it keeps for it, also what another thread made meanwhile.
-    cuCtxDestroy_v2: c"cuCtxDestroy_v2" is c"cuCtxDestroy" from 4_000 until UNKNOWN, per thread false;
-    fn(which: Context) |real| {
-        context::forget(which);
-        // SAFETY: the caller's arguments are passed on as they are.
-        let status = unsafe { real(which) };
-        context::forget(which);
-        status
-    };
+    /// The context is destroyed.
+    cuCtxDestroy_v2: c"cuCtxDestroy" from 4_000 until UNKNOWN;
+    fn(which: Context) by(real, default) destroying(|| context::forget(which), real);
 
     /// `cuCtxDestroy` of the first drivers.
-    cuCtxDestroy: c"cuCtxDestroy" is c"cuCtxDestroy" from 2_000 until 4_000, per thread false;
-    fn(which: Context) |real| {
-        context::forget(which);
-        // SAFETY: the caller's arguments are passed on as they are.
-        let status = unsafe { real(which) };
-        context::forget(which);
-        status
-    };
+    cuCtxDestroy: c"cuCtxDestroy" from 2_000 until 4_000;
+    fn(which: Context) by(real, default) destroying(|| context::forget(which), real);
 
     /// A part of a GPU and its context are destroyed. The call does not name the context, so Headway prepares all of them anew.
-    cuGreenCtxDestroy: c"cuGreenCtxDestroy" is c"cuGreenCtxDestroy" from 12_040 until UNKNOWN, per thread false;
-    fn(which: usize) |real| {
-        context::forget_all();
-        // SAFETY: the caller's arguments are passed on as they are.
-        let status = unsafe { real(which) };
-        context::forget_all();
-        status
-    };
+    cuGreenCtxDestroy: c"cuGreenCtxDestroy" from 12_040 until UNKNOWN;
+    fn(which: usize) by(real, default) destroying(context::forget_all, real);
 
     /// The last release destroys the primary context; after any other, it is prepared anew.
-    cuDevicePrimaryCtxRelease_v2: c"cuDevicePrimaryCtxRelease_v2" is c"cuDevicePrimaryCtxRelease" from 11_000 until UNKNOWN, per thread false;
-    fn(device: c_int) |real| {
-        forget_device(device);
-        // SAFETY: the caller's arguments are passed on as they are.
-        let status = unsafe { real(device) };
-        forget_device(device);
-        status
-    };
+    cuDevicePrimaryCtxRelease_v2: c"cuDevicePrimaryCtxRelease" from 11_000 until UNKNOWN;
+    fn(device: c_int) by(real, default) destroying(|| forget_device(device), real);
 
     /// `cuDevicePrimaryCtxRelease` before CUDA 11.
-    cuDevicePrimaryCtxRelease: c"cuDevicePrimaryCtxRelease" is c"cuDevicePrimaryCtxRelease" from 7_000 until 11_000, per thread false;
-    fn(device: c_int) |real| {
-        forget_device(device);
-        // SAFETY: the caller's arguments are passed on as they are.
-        let status = unsafe { real(device) };
-        forget_device(device);
-        status
-    };
+    cuDevicePrimaryCtxRelease: c"cuDevicePrimaryCtxRelease" from 7_000 until 11_000;
+    fn(device: c_int) by(real, default) destroying(|| forget_device(device), real);
 
     /// The primary context is destroyed, whatever parts of the program hold it.
-    cuDevicePrimaryCtxReset_v2: c"cuDevicePrimaryCtxReset_v2" is c"cuDevicePrimaryCtxReset" from 11_000 until UNKNOWN, per thread false;
-    fn(device: c_int) |real| {
-        forget_device(device);
-        // SAFETY: the caller's arguments are passed on as they are.
-        let status = unsafe { real(device) };
-        forget_device(device);
-        status
-    };
+    cuDevicePrimaryCtxReset_v2: c"cuDevicePrimaryCtxReset" from 11_000 until UNKNOWN;
+    fn(device: c_int) by(real, default) destroying(|| forget_device(device), real);
 
     /// `cuDevicePrimaryCtxReset` before CUDA 11.
-    cuDevicePrimaryCtxReset: c"cuDevicePrimaryCtxReset" is c"cuDevicePrimaryCtxReset" from 7_000 until 11_000, per thread false;
-    fn(device: c_int) |real| {
-        forget_device(device);
-        // SAFETY: the caller's arguments are passed on as they are.
-        let status = unsafe { real(device) };
-        forget_device(device);
-        status
-    };
+    cuDevicePrimaryCtxReset: c"cuDevicePrimaryCtxReset" from 7_000 until 11_000;
+    fn(device: c_int) by(real, default) destroying(|| forget_device(device), real);
 }
