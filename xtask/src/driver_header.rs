@@ -17,10 +17,10 @@ const PARTS: [(&str, &[&str]); 2] = [
     (
         "preload",
         &[
-            "crates/headway-preload/src/driver.rs",
-            "crates/headway-preload/src/shapes.rs",
-            "crates/headway-preload/src/batch.rs",
-            "crates/headway-preload/src/calls.rs",
+            "crates/headway-preload/src/base/driver.rs",
+            "crates/headway-preload/src/calls/shapes.rs",
+            "crates/headway-preload/src/methods/batch.rs",
+            "crates/headway-preload/src/calls/table.rs",
         ],
     ),
 ];
@@ -121,22 +121,25 @@ fn structures<'a>(code: &[&'a str]) -> Vec<Structure<'a>> {
     found
 }
 
-/// Symbols with their arguments: rows `cuX(...);`, `field: c"cuX", fn(...);` and `cuX: c"cuX" is ...; fn(...) |real| ...`.
+/// Symbols with their arguments: rows `cuX(...);`, `field: c"cuX", fn(...);` and `cuX: c"cuY" from 1 until 2, or cuX_ptsz from 2; fn(...) by...`,
+/// which has two.
 fn prototypes(code: &str) -> Vec<(&str, &str)> {
     let mut found = Vec::new();
     let mut at = 0;
     for line in code.lines() {
         let rest = &code[at..];
         at += line.len() + 1;
-        let row = match line.split_once(": c\"") {
-            Some((_, symbol)) => {
-                symbol.split_once('"').and_then(|(symbol, _)| Some((symbol, rest.split_once("fn(")?.1)))
+        let (symbols, arguments) = match line.split_once(": c\"") {
+            Some((name, row)) if row.contains("\" from ") => {
+                let second = row.split_once(", or ").and_then(|(_, row)| row.split(' ').next());
+                (vec![Some(name), second], rest.split_once("fn("))
             }
-            None => rest.split_once('('),
+            Some((_, row)) => (vec![row.split('"').next()], rest.split_once("fn(")),
+            None => (vec![rest.split('(').next()], rest.split_once('(')),
         };
-        if let Some((symbol, arguments)) = row.filter(|(symbol, _)| symbol.starts_with("cu") && !symbol.contains('\n'))
-        {
-            found.push((symbol, closed(arguments)));
+        let symbols = symbols.into_iter().flatten().filter(|name| name.starts_with("cu") && !name.contains('\n'));
+        if let Some((_, arguments)) = arguments {
+            found.extend(symbols.map(|symbol| (symbol, closed(arguments))));
         }
     }
     found
@@ -191,8 +194,11 @@ mod tests {
     #[test]
     fn each_form_of_a_row_is_a_prototype() {
         let code = "cuInit(c_uint);\nquery: c\"cuA\", fn(usize, (u8, u8));\n\
-                    cuB: c\"cuB\" is c\"cuC\" from 1 until 2, per thread false;\nfn(a: *mut u8) |real| {\nfn cu() {}\n";
-        assert_eq!(prototypes(code), [("cuInit", "c_uint"), ("cuA", "usize, (u8, u8)"), ("cuB", "a: *mut u8")]);
+                    cuB: c\"cuC\" from 1 until 2, or cuB_ptsz from 2;\nfn(a: *mut u8) by(real) {\nfn cu() {}\n\
+                    cuD: c\"cuD\" from 1 until UNKNOWN;\nfn(b: u8) by(real)\n";
+        let found =
+            [("cuInit", "c_uint"), ("cuA", "usize, (u8, u8)"), ("cuB", "a: *mut u8"), ("cuB_ptsz", "a: *mut u8")];
+        assert_eq!(prototypes(code), [&found[..], &[("cuD", "b: u8")]].concat());
     }
 
     #[test]

@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(short("crates/headway-core/src/plan/block.rs").as_deref(), Some("`core/plan/block.rs`"));
         assert_eq!(short("crates/headway/src/copy.rs").as_deref(), Some("`headway/copy.rs`"));
         assert_eq!(short("xtask/src/ci.rs"), None);
-        let lint = "crates/headway-preload/src/lint.rs";
+        let lint = "crates/headway-preload/src/observers/lint.rs";
         assert!(is_test_of("crates/headway-preload/tests/guests/lint.rs", lint));
         assert!(!is_test_of("crates/headway-cli/tests/lint.rs", lint));
         assert!(!is_test_of("crates/headway-preload/tests/guests/log.rs", lint));

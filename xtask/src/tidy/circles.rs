@@ -8,28 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::source::{Source, sources};
 use super::{Finding, Tree};
 
-/// Circles that stay, each with all of its files below `crates/` and the reason.
-const ACCEPTED: [(&[&str], &str); 1] = [(
-    &[
-        "headway-preload/src/audit.rs",
-        "headway-preload/src/batch.rs",
-        "headway-preload/src/calls.rs",
-        "headway-preload/src/context.rs",
-        "headway-preload/src/decide.rs",
-        "headway-preload/src/driver.rs",
-        "headway-preload/src/fast.rs",
-        "headway-preload/src/lint.rs",
-        "headway-preload/src/log.rs",
-        "headway-preload/src/passed.rs",
-        "headway-preload/src/lookup.rs",
-        "headway-preload/src/shapes.rs",
-        "headway-preload/src/stats.rs",
-        "headway-preload/src/unhooked.rs",
-        "headway-preload/src/verify.rs",
-    ],
-    "the calls that are replaced, and the lookups by which programs find them",
-)];
-
 /// Circles of folders that stay, each with its crate, all of its folders, and the reason.
 const ACCEPTED_FOLDERS: [(&str, &[&str], &str); 3] = [
     (
@@ -49,7 +27,7 @@ const ACCEPTED_FOLDERS: [(&str, &[&str], &str); 3] = [
 type Uses = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
-    let mut findings = find(tree, &ACCEPTED);
+    let mut findings = find(tree);
     findings.extend(find_folders(tree, &ACCEPTED_FOLDERS));
     findings
 }
@@ -114,18 +92,11 @@ fn is_one_of_files(modules: &Modules, folders: &BTreeSet<String>) -> bool {
     })
 }
 
-fn find(tree: &Tree, accepted: &[(&[&str], &str)]) -> Vec<Finding> {
+fn find(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for modules in crates(tree).values() {
         let uses = modules.uses();
-        for circle in circles(&uses) {
-            let is_accepted = |(files, _): &(&[&str], &str)| {
-                circle.iter().all(|path| files.contains(&path.strip_prefix("crates/").unwrap_or(path)))
-            };
-            if !accepted.iter().any(is_accepted) {
-                findings.push(finding(&circle, &uses));
-            }
-        }
+        findings.extend(circles(&uses).iter().map(|circle| finding(circle, &uses)));
     }
     findings
 }
@@ -382,14 +353,14 @@ mod tests {
 
     #[track_caller]
     fn finds(a: &str, b: &str, message: &str) {
-        let found = find(&Tree::of([LIB, (A, a), (B, b)]), &[]);
+        let found = find(&Tree::of([LIB, (A, a), (B, b)]));
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].message.ends_with(message), "{found:?}");
     }
 
     #[track_caller]
     fn accepts(a: &str, b: &str) {
-        assert_eq!(find(&Tree::of([LIB, (A, a), (B, b)]), &[]), []);
+        assert_eq!(find(&Tree::of([LIB, (A, a), (B, b)])), []);
     }
 
     #[test]
@@ -407,7 +378,7 @@ mod tests {
         finds("use crate::b::Two;\npub struct One;\n", "use crate::One;\n", ": a.rs -> b.rs (Two); b.rs -> a.rs (One)");
         let glob = ("crates/x/src/lib.rs", "mod a;\nmod b;\npub use a::*;\npub use b::*;\n");
         let files = [glob, (A, "use crate::Two;\npub struct One;\n"), (B, "use crate::One;\npub struct Two;\n")];
-        assert_eq!(find(&Tree::of(files), &[]).len(), 1);
+        assert_eq!(find(&Tree::of(files)).len(), 1);
     }
 
     #[test]
@@ -424,7 +395,7 @@ mod tests {
     #[test]
     fn a_part_may_use_the_module_that_it_lies_in() {
         let files = [LIB, (A, "mod c;\nuse c::Four;\n"), ("crates/x/src/a/c.rs", "use super::One;\n"), (B, "")];
-        assert_eq!(find(&Tree::of(files), &[]), []);
+        assert_eq!(find(&Tree::of(files)), []);
         // But not a file that uses this module.
         let files = [
             LIB,
@@ -432,7 +403,7 @@ mod tests {
             ("crates/x/src/a/c.rs", "use crate::b::Two;\n"),
             (B, "use crate::a::One;\n"),
         ];
-        assert_eq!(find(&Tree::of(files), &[]).len(), 1);
+        assert_eq!(find(&Tree::of(files)).len(), 1);
     }
 
     #[test]
@@ -445,17 +416,10 @@ mod tests {
             (B, "pub mod three;\npub struct Four;\n"),
             ("crates/x/src/b/three.rs", "use crate::a::two::Two;\n"),
         ];
-        assert_eq!(find(&Tree::of(files), &[]), []);
+        assert_eq!(find(&Tree::of(files)), []);
         let found = find_folders(&Tree::of(files), &[]);
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].message.contains("2 folders use each other"), "{found:?}");
         assert_eq!(find_folders(&Tree::of(files), &[("crates/x", &["a", "b"], "because")]), []);
-    }
-
-    #[test]
-    fn a_circle_that_is_accepted_is_not_found_and_a_larger_one_is() {
-        let (a, b) = ("use crate::b::Two;\n", "use crate::a::One;\n");
-        assert_eq!(find(&Tree::of([LIB, (A, a), (B, b)]), &[(&["x/src/a.rs", "x/src/b.rs"], "because")]), []);
-        assert_eq!(find(&Tree::of([LIB, (A, a), (B, b)]), &[(&["x/src/a.rs"], "because")]).len(), 1);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use headway::guest::{Handle, functions};
 
-use crate::lookup;
+use crate::base::symbols;
 
 /// Result of a driver call; 0 is success.
 pub(crate) type Status = c_int;
@@ -45,7 +45,7 @@ macro_rules! functions {
                 Some(Self {
                     $($symbol: {
                         let name = concat!(stringify!($symbol), "\0");
-                        let address = lookup::find(library, CStr::from_bytes_with_nul(name.as_bytes()).ok()?);
+                        let address = symbols::find(library, CStr::from_bytes_with_nul(name.as_bytes()).ok()?);
                         if address.is_null() {
                             return None;
                         }
@@ -96,8 +96,21 @@ pub(crate) fn driver() -> Option<&'static Driver> {
     if let Some(known) = DRIVER.get() {
         return known.as_ref();
     }
-    let library = lookup::library()?;
+    let library = symbols::library()?;
     DRIVER.get_or_init(|| Driver::load(library)).as_ref()
+}
+
+/// The version of the driver that the guest has loaded, which it tells before it is initialised.
+pub(crate) fn driver_version() -> Option<c_int> {
+    let address = symbols::find(symbols::library()?, c"cuDriverGetVersion");
+    if address.is_null() {
+        return None;
+    }
+    let mut version = 0;
+    // SAFETY: every driver exports this name with this signature; `version` is valid for the call to write.
+    let status =
+        unsafe { std::mem::transmute::<*mut c_void, functions::cuDriverGetVersion>(address)(&raw mut version) };
+    (status == SUCCESS).then_some(version)
 }
 
 /// What the driver knows of an address.
@@ -115,7 +128,7 @@ pub(crate) struct Address {
 const HOST: c_uint = 1;
 const DEVICE: c_uint = 2;
 /// Physical memory behind a mapped range comes in granules of this size or a multiple of it.
-const GRANULE: usize = 2 << 20;
+pub(crate) const GRANULE: u64 = 2 << 20;
 
 impl Address {
     fn ask(driver: &Driver, address: DevicePtr) -> Option<Self> {
@@ -181,12 +194,12 @@ pub(crate) fn on_device(driver: &Driver, address: DevicePtr, bytes: usize, devic
     };
     // A reserved range (`cuMemAddressReserve`) may have holes: every granule of it is looked at.
     let end = address + bytes as u64 - 1;
-    let mut at = (address / GRANULE as u64 + 1) * GRANULE as u64;
-    while first.range_bytes > GRANULE && at <= end {
+    let mut at = (address / GRANULE + 1) * GRANULE;
+    while first.range_bytes as u64 > GRANULE && at <= end {
         if !Address::ask(driver, at).is_some_and(plain) {
             return false;
         }
-        at += GRANULE as u64;
+        at += GRANULE;
     }
     true
 }
@@ -226,6 +239,19 @@ pub(crate) fn current_context(driver: &Driver) -> Option<Context> {
     (status == SUCCESS && !context.is_null()).then(|| context.expose_provenance())
 }
 
+/// The device of the context that is current on this thread.
+pub(crate) fn current_device(driver: &Driver) -> Option<c_int> {
+    let mut device = 0;
+    // SAFETY: `device` is valid for the call to write.
+    (unsafe { (driver.cuCtxGetDevice)(&raw mut device) } == SUCCESS).then_some(device)
+}
+
+/// Waits until a stream that the caller uses in its call has passed what was queued.
+pub(crate) fn synchronize(driver: &Driver, stream: Stream) -> Status {
+    // SAFETY: the stream is the caller's, which uses it in this call.
+    unsafe { (driver.cuStreamSynchronize)(handle(stream)) }
+}
+
 /// Makes `context` current on this thread again.
 pub(crate) fn make_current(driver: &Driver, context: Context) {
     if current_context(driver) != Some(context) {
@@ -242,18 +268,22 @@ pub(crate) fn attribute(driver: &Driver, device: c_int, number: c_int) -> Option
     (status == SUCCESS).then_some(value)
 }
 
-/// Queues the kernel that copies `bytes` bytes from `from` to `to`; whether the driver took it.
+/// What the copying kernel is given.
+pub(crate) struct KernelCopy {
+    pub(crate) to: DevicePtr,
+    pub(crate) from: DevicePtr,
+    pub(crate) bytes: u64,
+    pub(crate) blocks: c_uint,
+    pub(crate) threads: c_uint,
+}
+
+/// Queues the kernel that copies; whether the driver took it.
 ///
 /// # Safety
-/// `kernel` is ours and of the current context, `stream` is of that context, and both ranges are `bytes` long for the device until
-/// the stream has passed the kernel.
-pub(crate) unsafe fn launch(
-    driver: &Driver,
-    kernel: usize,
-    [blocks, threads]: [c_uint; 2],
-    stream: Stream,
-    (mut to, mut from, mut bytes): (DevicePtr, DevicePtr, u64),
-) -> bool {
+/// `kernel` is ours and of the current context, `stream` is of that context, and both ranges are as long as the copy for the device
+/// until the stream has passed the kernel.
+pub(crate) unsafe fn launch(driver: &Driver, kernel: usize, stream: Stream, copy: KernelCopy) -> bool {
+    let KernelCopy { mut to, mut from, mut bytes, blocks, threads } = copy;
     let mut arguments = [(&raw mut to).cast::<c_void>(), (&raw mut from).cast(), (&raw mut bytes).cast()];
     // SAFETY: the kernel takes three numbers of eight bytes, which the call copies; the rest by this function's contract.
     let status = unsafe {

@@ -2,12 +2,14 @@
 //!
 //! Everything else, and every shape that the driver might refuse, is counted and passed on.
 
-use std::ffi::{c_uint, c_void};
+use std::ffi::c_uint;
 
-use crate::decide::{self, In, Out};
-use crate::driver::{DevicePtr, Status, Stream};
-use crate::passed::{self, Passed};
-use crate::stats::Kind;
+use headway_core::files::guest_log::Call;
+
+use crate::base::copy::Copy;
+use crate::base::driver::{DevicePtr, Status, Stream};
+use crate::decide::{self, pass_on};
+use crate::observers::Passed;
 
 /// `CU_MEMORYTYPE_`: whose memory an end is; unified addresses say it themselves.
 const HOST: c_uint = 1;
@@ -140,21 +142,18 @@ pub(crate) unsafe fn space(shape: *const Space, stream: Stream, waits: bool, rea
 fn copy(shape: Option<Space>, stream: Stream, waits: bool, real: impl FnOnce() -> Status) -> Status {
     let Some(shape) = shape else { return real() };
     let Some(Linear { from, to, bytes }) = shape.linear() else {
-        passed::count(Passed::Rows, shape.width.saturating_mul(shape.height).saturating_mul(shape.depth));
-        return real();
+        let bytes = shape.width.saturating_mul(shape.height).saturating_mul(shape.depth);
+        return pass_on(Passed::Rows, bytes, real);
     };
-    let out = Out { to: to.1 as *mut c_void, from: from.1, bytes, stream, waits };
-    match (from.0, to.0) {
-        (HOST, DEVICE) => {
-            let copy = In { to: to.1, from: from.1 as *const c_void, bytes, stream };
-            decide::into_gpu(copy, if waits { Kind::In } else { Kind::InAsync }, real)
-        }
-        (DEVICE, HOST) => decide::out_of_gpu(out, if waits { Kind::Out } else { Kind::OutAsync }, real),
-        (DEVICE, DEVICE) => {
-            passed::count(Passed::Within, bytes);
-            real()
-        }
-        (HOST, HOST) => real(),
-        _ => decide::out_of_gpu(out, if waits { Kind::Any } else { Kind::AnyAsync }, real),
-    }
+    let call = match (from.0, to.0, waits) {
+        (HOST, DEVICE, true) => Call::In,
+        (HOST, DEVICE, false) => Call::InAsync,
+        (DEVICE, HOST, true) => Call::Out,
+        (DEVICE, HOST, false) => Call::OutAsync,
+        (DEVICE, DEVICE, _) => return pass_on(Passed::Within, bytes, real),
+        (HOST, HOST, _) => return real(),
+        (_, _, true) => Call::Any,
+        (_, _, false) => Call::AnyAsync,
+    };
+    decide::copy(Copy::new(call, to.1, from.1, bytes, stream), real)
 }

@@ -5,7 +5,7 @@
 //! failure leaves the copy to the driver, which makes it again from the start. [`CopyChooser`] decides which copies are made so, and by how
 //! many threads: first by built-in figures, then by the times of earlier copies.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -16,36 +16,17 @@ use headway::copy::{
 use headway::machine::EndpointId;
 use headway::units::{Bytes, Nanos};
 use headway_core::decisions::chooser::CopyAbsence;
-use headway_core::files::guest_log::{DriverReason, Host};
+use headway_core::files::guest_log::{Call, DriverReason, Host, Towards};
 
-use crate::driver::{self, DevicePtr, Driver, Relaxed, STREAM_LEGACY, SUCCESS, Status, Stream};
-use crate::{decide, lookup, stack, stats};
+use crate::base::copy::{Copy, Made};
+use crate::base::driver::{self, Driver, Relaxed, STREAM_LEGACY, SUCCESS, Status, Stream};
+use crate::base::{attention, stack, symbols};
+use crate::observers::{Event, tell};
 
 /// Like the driver, a guest waits without end for a busy GPU: a copy that was given up could still write.
 const PATIENCE: Nanos = Nanos(3_600_000_000_000);
 /// Pinned memory of each GPU.
 const PINNED_MAX: Bytes = Bytes(256 << 20);
-
-/// A copy between ordinary memory and the GPU of the current context.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Copy {
-    pub(crate) direction: Direction,
-    pub(crate) host: *mut c_void,
-    pub(crate) there: DevicePtr,
-    pub(crate) bytes: usize,
-    /// Never 0: default streams have their own handles here.
-    pub(crate) stream: Stream,
-    pub(crate) waits: Waits,
-}
-
-/// Whether the driver's own call returns only when the stream has come to a copy of ordinary memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Waits {
-    /// It does, or may.
-    AsTheDriver,
-    /// For large copies only. A program may count on a call that returns at once, and queue behind it what ends the stream's work before it.
-    IfLarge,
-}
 
 /// Copies with attributes of this size were seen to wait, in both directions and for every order of access (driver 580, CUDA 13.0, H100; of
 /// 1 MiB they return at once).
@@ -53,13 +34,17 @@ const WAITS_MIN: usize = 64 << 20;
 /// From this version on the driver is said to wait for no copy into a GPU with attributes.
 const NEVER_WAITS: c_int = 13_030;
 
+/// Whether the driver's own call waits for large copies of ordinary memory only. A program may count on a call that returns at once, and
+/// queue behind it what ends the stream's work before it.
+const fn may_return_at_once(copy: Copy) -> bool {
+    matches!(copy.call, Call::Batch | Call::Attributes)
+}
+
 /// Whether a copy by several threads may wait for the stream.
 fn may_wait(driver: &Driver, copy: Copy) -> bool {
-    let large = copy.bytes >= WAITS_MIN && lookup::driver_version().is_some_and(|version| version < NEVER_WAITS);
+    let large = copy.bytes >= WAITS_MIN && driver::driver_version().is_some_and(|version| version < NEVER_WAITS);
     // SAFETY: the stream is the caller's, which uses it in this call, and captures nothing.
-    copy.waits == Waits::AsTheDriver
-        || large
-        || unsafe { (driver.cuStreamQuery)(driver::handle(copy.stream)) } == SUCCESS
+    !may_return_at_once(copy) || large || unsafe { (driver.cuStreamQuery)(driver::handle(copy.stream)) } == SUCCESS
 }
 
 /// A GPU that is open for such copies.
@@ -89,20 +74,15 @@ impl Timing {
         if status == SUCCESS && self.stream.is_none_or(|stream| wait(driver, stream)) {
             let time = Nanos(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX));
             self.chosen.ended(CopyTook { time, cpu: None });
-            stats::timed();
+            tell(Event::Timed);
         }
     }
 }
 
-enum GpuState {
-    Open(Arc<Gpu>),
-    /// It could not be opened; the driver copies.
-    Failed,
-}
+/// GPUs that were opened; where that failed, the driver copies.
+static GPUS: Mutex<Vec<(c_int, Option<Arc<Gpu>>)>> = Mutex::new(Vec::new());
 
-static GPUS: Mutex<Vec<(c_int, GpuState)>> = Mutex::new(Vec::new());
-
-fn gpus() -> MutexGuard<'static, Vec<(c_int, GpuState)>> {
+fn gpus() -> MutexGuard<'static, Vec<(c_int, Option<Arc<Gpu>>)>> {
     GPUS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -111,9 +91,9 @@ fn cuda() -> Option<Arc<CudaDriver>> {
     static CUDA: Mutex<Option<Arc<CudaDriver>>> = Mutex::new(None);
     let mut known = CUDA.lock().unwrap_or_else(PoisonError::into_inner);
     if known.is_none() {
-        let library = lookup::library()?;
+        let library = symbols::library()?;
         // SAFETY: `find` asks the guest's own driver by the real `dlsym`; no program unloads a driver that has a context.
-        *known = unsafe { CudaDriver::of_program(|name| lookup::find(library, name)) }.ok();
+        *known = unsafe { CudaDriver::of_program(|name| symbols::find(library, name)) }.ok();
     }
     known.clone()
 }
@@ -139,12 +119,12 @@ fn open_chooser(device: c_int) -> Option<&'static CopyChooser> {
     let cuda = cuda()?;
     let about = cuda.identity(u32::try_from(device).ok()?).ok()?;
     let gpu = LearningGpu { name: about.name, uuid: Some(about.uuid), pci: about.pci, cuda: cuda.version().ok() };
-    let (guest, usual) = (decide::options(), LearningOptions::default());
+    let (guest, usual) = (attention::options(), LearningOptions::default());
     let options = LearningOptions { always: guest.always_fast, keeps: usual.keeps && !guest.no_cache, ..usual };
     let chooser: &'static CopyChooser =
         Box::leak(Box::new(CopyChooser::new(EndpointId(0), Arc::default(), &copy_options(), None, 1)));
     chooser.learn(&gpu, options);
-    stats::choices(chooser.basis());
+    tell(Event::ChosenBy(chooser.basis()));
     Some(chooser)
 }
 
@@ -157,7 +137,7 @@ extern "C" fn keep() {
 
 fn copy_options() -> CopyOptions {
     let limits = CopyLimits { pinned_max: PINNED_MAX, patience: PATIENCE, ..CopyLimits::default() };
-    CopyOptions { limits, shares_cpus: !decide::options().alone, ..CopyOptions::default() }
+    CopyOptions { limits, shares_cpus: !attention::options().alone, ..CopyOptions::default() }
 }
 
 fn open(driver: &Driver, device: c_int) -> Option<Gpu> {
@@ -175,28 +155,19 @@ fn open(driver: &Driver, device: c_int) -> Option<Gpu> {
     Some(Gpu { gpu, copier })
 }
 
-/// The device of the current context.
-fn current_device(driver: &Driver) -> Option<c_int> {
-    let mut device = 0;
-    // SAFETY: `device` is valid for the call to write.
-    (unsafe { (driver.cuCtxGetDevice)(&raw mut device) } == SUCCESS).then_some(device)
-}
-
 /// The GPU `device`, if the current context is its primary one.
 fn opened(driver: &Driver, device: c_int) -> Option<Arc<Gpu>> {
     let mut gpus = gpus();
     let known = gpus.iter().find(|(other, _)| *other == device);
-    let gpu = match known {
-        Some((_, GpuState::Open(gpu))) => Arc::clone(gpu),
-        Some((_, GpuState::Failed)) => return None,
-        None => {
-            let before = driver::current_context(driver)?;
-            let opened = open(driver, device).map(Arc::new);
-            // Opening makes the primary context current, which the guest may have replaced by one of its own.
-            driver::make_current(driver, before);
-            gpus.push((device, opened.clone().map_or(GpuState::Failed, GpuState::Open)));
-            opened?
-        }
+    let gpu = if let Some((_, known)) = known {
+        known.clone()?
+    } else {
+        let before = driver::current_context(driver)?;
+        let opened = open(driver, device).map(Arc::new);
+        // Opening makes the primary context current, which the guest may have replaced by one of its own.
+        driver::make_current(driver, before);
+        gpus.push((device, opened.clone()));
+        opened?
     };
     drop(gpus);
     gpu.gpu.is_current().ok().filter(|is| *is).map(|_| gpu)
@@ -204,7 +175,7 @@ fn opened(driver: &Driver, device: c_int) -> Option<Arc<Gpu>> {
 
 /// The primary context of a device may be about to be destroyed: what is kept for it goes first.
 pub(crate) fn forget_device(device: c_int) {
-    if lookup::is_off() {
+    if attention::is_off() {
         return;
     }
     let mut gpus = gpus();
@@ -230,13 +201,13 @@ fn wait(driver: &Driver, stream: Stream) -> bool {
             return waited;
         }
     }
-    // SAFETY: the stream is the caller's, which uses it in this call.
-    unsafe { (driver.cuStreamSynchronize)(driver::handle(stream)) == SUCCESS }
+    driver::synchronize(driver, stream) == SUCCESS
 }
 
-/// Makes `copy` by the best known method, unless that is the driver's, and notes what the host's end is once that is
-/// known.
-pub(crate) fn copy(driver: &Driver, copy: Copy, host_is: &mut Host) -> Answer {
+/// Makes `copy`, whose direction is known, by the best known method, unless that is the driver's, and notes what the host's end is once
+/// that is known.
+pub(crate) fn copy(driver: &Driver, copy: Copy, made: &mut Made) -> Answer {
+    let start = Instant::now();
     if !stack::is_enough() {
         return Answer::Left(DriverReason::SmallStack, None);
     }
@@ -247,20 +218,21 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, host_is: &mut Host) -> Answer {
     if !may_wait(driver, copy) {
         return Answer::Left(DriverReason::StreamBusy, None);
     }
-    if !driver::is_ordinary(driver, copy.host, copy.bytes) {
-        *host_is = Host::KnownToDriver;
+    if !driver::is_ordinary(driver, copy.host(), copy.bytes) {
+        made.host = Host::KnownToDriver;
         return Answer::Left(DriverReason::NotOrdinary, None);
     }
-    *host_is = Host::Ordinary;
-    let known = current_device(driver).and_then(|device| Some((device, chooser(device)?)));
+    made.host = Host::Ordinary;
+    let known = driver::current_device(driver).and_then(|device| Some((device, chooser(device)?)));
     let Some((device, chooser)) = known else { return Answer::Left(DriverReason::Context, None) };
     // SAFETY: the bytes are only asked about, not read; the guest keeps them while its call lasts.
-    let host = unsafe { std::slice::from_raw_parts(copy.host.cast::<u8>(), copy.bytes) };
-    let chosen = chooser.choose_ordinary(copy.direction, host);
-    stats::chosen(chosen.choice().reason);
+    let host = unsafe { std::slice::from_raw_parts(copy.host().cast::<u8>(), copy.bytes) };
+    let direction = if copy.towards == Towards::Out { Direction::D2h } else { Direction::H2d };
+    let chosen = chooser.choose_ordinary(direction, host);
+    tell(Event::Chosen(chosen.choice().reason));
     if chosen.choice().method == Method::Pageable {
         // What the stream was given before is no part of the copy.
-        let stream = (copy.waits == Waits::IfLarge).then_some(copy.stream);
+        let stream = may_return_at_once(copy).then_some(copy.stream);
         let timed = chosen.choice().is_timed() && wait(driver, copy.stream);
         return Answer::Left(
             DriverReason::DriverFastest,
@@ -268,7 +240,10 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, host_is: &mut Host) -> Answer {
         );
     }
     match staged(driver, copy, device, chosen) {
-        Ok(()) => Answer::Made,
+        Ok(()) => {
+            tell(Event::MadeByThreads(copy, start.elapsed()));
+            Answer::Made
+        }
         Err(why) => Answer::Left(why, None),
     }
 }
@@ -279,7 +254,7 @@ fn staged(driver: &Driver, copy: Copy, device: c_int, mut chosen: ChosenCopy<'_>
         chosen.failed(CopyAbsence::Passing);
         return Err(DriverReason::Context);
     };
-    if !driver::on_device(driver, copy.there, copy.bytes, device) {
+    if !driver::on_device(driver, copy.there(), copy.bytes, device) {
         return Err(DriverReason::NotOnGpu);
     }
     if !wait(driver, copy.stream) {
@@ -287,23 +262,23 @@ fn staged(driver: &Driver, copy: Copy, device: c_int, mut chosen: ChosenCopy<'_>
     }
     // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its call lasts, as for the
     // driver's own call.
-    let buffer = unsafe { gpu.gpu.foreign(copy.there, copy.bytes) }.map_err(|_| DriverReason::Failed)?;
+    let buffer = unsafe { gpu.gpu.foreign(copy.there(), copy.bytes) }.map_err(|_| DriverReason::Failed)?;
     let at = At { buffer: &buffer, offset: 0 };
-    let host = copy.host.cast::<u8>();
-    let made = match copy.direction {
-        Direction::D2h => {
+    let host = copy.host().cast::<u8>();
+    let made = match copy.towards {
+        Towards::Out => {
             // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its
             // call lasts, as for the driver's own call; a page that cannot be written raises the signal that the
             // driver's own copy raises there.
             let to = unsafe { std::slice::from_raw_parts_mut(host, copy.bytes) };
             gpu.copier.copy_out_as(to, at, chosen)
         }
-        Direction::H2d | Direction::Peer => {
+        Towards::In | Towards::Unknown => {
             // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its
             // call lasts, as for the driver's own call, for reading.
             let from = unsafe { std::slice::from_raw_parts(host, copy.bytes) };
             gpu.copier.copy_in_as(at, from, chosen)
         }
     };
-    made.map(|_| stats::timed()).map_err(|_| DriverReason::Failed)
+    made.map(|_| tell(Event::Timed)).map_err(|_| DriverReason::Failed)
 }

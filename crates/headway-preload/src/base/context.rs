@@ -12,9 +12,11 @@ use headway_core::decisions::chooser::STREAM_CHUNK;
 use headway_core::decisions::cut::StreamLoad;
 use headway_core::units::Bytes;
 
-use crate::decide::{self, BULK, NEW};
-use crate::driver::{self, Context, DevicePtr, Driver, NOT_READY, Relaxed, STREAM_PER_THREAD, SUCCESS, Stream};
-use crate::{lookup, neighbours, stack};
+use crate::base::attention::{self, BULK, NEW};
+use crate::base::driver::{
+    self, Context, DevicePtr, Driver, KernelCopy, NOT_READY, Relaxed, STREAM_PER_THREAD, SUCCESS, Stream,
+};
+use crate::base::{neighbours, stack};
 
 /// A line is pinned memory that a kernel writes and the calling thread copies on, for copies into ordinary memory.
 pub(crate) const LINE_BYTES: usize = 64 << 10;
@@ -25,7 +27,7 @@ const WORD_BYTES: usize = 64;
 /// How long the first launch may take before a context is used without having been tried.
 const TRIAL: Duration = Duration::from_millis(200);
 
-const PTX: &[u8] = concat!(include_str!("../ptx/aside.ptx"), "\0").as_bytes();
+const PTX: &[u8] = concat!(include_str!("../../ptx/aside.ptx"), "\0").as_bytes();
 
 /// `CU_STREAM_NON_BLOCKING`, `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`.
 const STREAM_NON_BLOCKING: u32 = 1;
@@ -94,55 +96,43 @@ fn refresh(known: &[(Context, ContextState)]) {
     let new = known.is_empty() || known.iter().any(|(_, known)| matches!(known, ContextState::Expected));
     let busy = known.iter().any(|(_, known)| matches!(known, ContextState::Ready(ready) if ready.is_busy()));
     let bits = |new, busy| (if new { NEW } else { 0 }) | (if busy { BULK } else { 0 });
-    decide::attend(bits(new, busy), bits(!new, !busy));
+    attention::attend(bits(new, busy), bits(!new, !busy));
 }
 
-/// A context that the program has got hold of: prepared at its first copy.
-pub(crate) fn expect(context: Context) {
-    if lookup::is_off() {
-        return;
-    }
-    let mut known = contexts();
-    if known.iter().all(|(other, _)| *other != context) {
-        known.push((context, ContextState::Expected));
+fn change(change: impl FnOnce(&mut Vec<(Context, ContextState)>)) {
+    if !attention::is_off() {
+        let mut known = contexts();
+        change(&mut known);
         refresh(&known);
     }
 }
 
+/// A context that the program has got hold of: prepared at its first copy.
+pub(crate) fn expect(context: Context) {
+    change(|known| {
+        if known.iter().all(|(other, _)| *other != context) {
+            known.push((context, ContextState::Expected));
+        }
+    });
+}
+
 /// A context that is about to be destroyed. What it owns goes with it.
 pub(crate) fn forget(context: Context) {
-    if lookup::is_off() {
-        return;
-    }
-    let mut known = contexts();
-    known.retain(|(other, _)| *other != context);
-    refresh(&known);
+    change(|known| known.retain(|(other, _)| *other != context));
 }
 
 /// Any of the contexts may be about to be destroyed; those that live on are prepared again.
 pub(crate) fn forget_all() {
-    if lookup::is_off() {
-        return;
-    }
-    let mut known = contexts();
-    for (_, known) in known.iter_mut() {
-        *known = ContextState::Expected;
-    }
-    refresh(&known);
+    change(|known| known.iter_mut().for_each(|(_, known)| *known = ContextState::Expected));
 }
 
 /// Contexts of a device that may be about to be destroyed; those that live on are prepared again.
 pub(crate) fn forget_device(device: c_int) {
-    if lookup::is_off() {
-        return;
-    }
-    let mut known = contexts();
-    for (_, known) in known.iter_mut() {
-        if matches!(known, ContextState::Ready(ready) if ready.device == device) {
-            *known = ContextState::Expected;
-        }
-    }
-    refresh(&known);
+    change(|known| {
+        let of_device =
+            |known: &&mut ContextState| matches!(known, ContextState::Ready(ready) if ready.device == device);
+        known.iter_mut().map(|(_, known)| known).filter(of_device).for_each(|known| *known = ContextState::Expected);
+    });
 }
 
 /// What is kept for the context of this thread; prepared now if it is new.
@@ -173,11 +163,7 @@ pub(crate) fn current(driver: &Driver) -> Option<Arc<Prepared>> {
 
 /// Loads the kernel and tries it once, so that nothing is loaded in the middle of a copy.
 fn prepare(driver: &Driver) -> Option<Prepared> {
-    let mut device = 0;
-    // SAFETY: `device` is valid for the call to write.
-    if unsafe { (driver.cuCtxGetDevice)(&raw mut device) } != SUCCESS {
-        return None;
-    }
+    let device = driver::current_device(driver)?;
     let attribute = |number| driver::attribute(driver, device, number);
     let capability = (attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?);
     if capability < CAPABILITY_MIN || attribute(UNIFIED_ADDRESSING)? == 0 || attribute(driver::PAGEABLE_ACCESS)? != 0 {
@@ -221,9 +207,10 @@ fn try_out(driver: &Driver, prepared: &Prepared) -> bool {
         return false;
     }
     let stream = handle.expose_provenance();
-    let nothing = (prepared.memory_seen, prepared.memory_seen, 0);
+    let (to, from) = (prepared.memory_seen, prepared.memory_seen);
+    let nothing = KernelCopy { to, from, bytes: 0, blocks: 1, threads: 32 };
     // SAFETY: kernel and stream are of the current context; no byte is copied.
-    let launched = unsafe { driver::launch(driver, prepared.kernel, [1, 32], stream, nothing) };
+    let launched = unsafe { driver::launch(driver, prepared.kernel, stream, nothing) };
     // Word 0 is nobody's.
     prepared.write(driver, stream, 0, 0);
     let start = Instant::now();
@@ -251,7 +238,7 @@ fn weight(bytes: usize) -> Bytes {
 
 /// What an engine may be given of one stream between two words.
 fn chunk() -> Bytes {
-    decide::options().chunk.unwrap_or(STREAM_CHUNK)
+    attention::options().chunk.unwrap_or(STREAM_CHUNK)
 }
 
 impl Loads {
@@ -268,7 +255,7 @@ impl Loads {
 
 /// A stream is about to be destroyed.
 pub(crate) fn forget_stream(stream: Stream) {
-    if lookup::is_off() {
+    if attention::is_off() {
         return;
     }
     for (_, known) in contexts().iter() {
@@ -298,16 +285,12 @@ impl Prepared {
         unsafe { at.read_volatile() }
     }
 
-    /// A bulk copy begins to be queued.
-    pub(crate) fn enter(&self) {
+    /// A bulk copy begins to be queued; it is queued, or has been made, when the answer is dropped.
+    pub(crate) fn enter(&self, bytes: usize) -> BulkCall<'_> {
         self.calls.fetch_add(1, Ordering::Relaxed);
-        decide::attend(BULK, 0);
-    }
-
-    /// It is queued, or has been made.
-    pub(crate) fn leave(&self) {
-        self.calls.fetch_sub(1, Ordering::Relaxed);
-        refresh(&contexts());
+        attention::attend(BULK, 0);
+        neighbours::announce(self.place, bytes);
+        BulkCall(self)
     }
 
     /// Changes what is known of a stream, which is added if there is a word for it; the word and what `change` gives.
@@ -328,7 +311,7 @@ impl Prepared {
         let known = &mut loads.known[at];
         let given = change(&mut known.load);
         if self.is_bulk(known) {
-            decide::attend(BULK, 0);
+            attention::attend(BULK, 0);
         }
         Some((known.word, given))
     }
@@ -415,6 +398,16 @@ impl Prepared {
     pub(crate) fn line(&self) -> Option<PinnedLine<'_>> {
         let number = self.taken.iter().position(|taken| !taken.swap(true, Ordering::Acquire))?;
         Some(PinnedLine { owner: self, number })
+    }
+}
+
+/// A bulk copy that is inside the driver's call now.
+pub(crate) struct BulkCall<'a>(&'a Prepared);
+
+impl Drop for BulkCall<'_> {
+    fn drop(&mut self) {
+        self.0.calls.fetch_sub(1, Ordering::Relaxed);
+        refresh(&contexts());
     }
 }
 

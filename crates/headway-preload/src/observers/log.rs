@@ -6,7 +6,6 @@
 
 use std::ffi::{CString, OsString, c_int};
 use std::io::Write;
-use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -16,13 +15,15 @@ use std::{fs, io, process, thread};
 use headway::guest::{file_bytes_max, trusted};
 use headway_core::files::guest::GuestOptions;
 use headway_core::files::guest_log::{
-    Became, Call, Copy, CountedCopies, Difference, DriverReason, GuestLogEnd, GuestLogLine, GuestLogStart, Host, KIND,
-    LintFinding, SCHEMA, SIZES, Towards, VARIABLE, VerifyCounts, size_class,
+    Became, Call, Copy, CountedCopies, Difference, DriverReason, GuestLogEnd, GuestLogLine, GuestLogStart, KIND,
+    LintFinding, SCHEMA, SIZES, VARIABLE, VerifyCounts, size_class,
 };
 use headway_core::units::{Bytes, Nanos};
 
-use crate::lookup;
-use crate::neighbours::now_ns;
+use crate::base::attention;
+use crate::base::neighbours::now_ns;
+use crate::base::print::print;
+use crate::observers::{Event, Returning};
 
 /// The log's greatest size. What does not fit is counted.
 const LOG_MAX: u64 = 256 << 20;
@@ -41,48 +42,6 @@ const LINE_MAX: usize = 1024;
 const DESCRIPTOR_MIN: c_int = 400;
 /// How often the end waits a millisecond for a thread that writes.
 const TRIES: u32 = 100;
-
-/// How a copy was made, as far as it is known at the time.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Made {
-    pub(crate) direction: Towards,
-    pub(crate) host: Host,
-    pub(crate) became: Became,
-    pub(crate) call: Call,
-    /// The first reason to leave it to the driver.
-    why: Option<DriverReason>,
-}
-
-impl Made {
-    pub(crate) fn new(call: Call) -> Self {
-        let direction = match call {
-            Call::In | Call::InAsync => Towards::In,
-            Call::Out | Call::OutAsync => Towards::Out,
-            Call::Any | Call::AnyAsync | Call::Batch | Call::Attributes => Towards::Unknown,
-        };
-        Self { direction, host: Host::default(), became: Became::default(), call, why: None }
-    }
-
-    pub(crate) fn left_to_driver(&mut self, why: DriverReason) {
-        self.why.get_or_insert(why);
-    }
-
-    /// `direction` is that of the copy that was made, also where the call does not say it.
-    pub(crate) fn by(&mut self, became: Became, direction: Towards) {
-        (self.became, self.direction) = (became, direction);
-    }
-}
-
-/// What a call was asked for, and when.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
-    pub(crate) call: Call,
-    pub(crate) bytes: usize,
-    pub(crate) stream: usize,
-    /// The address of the host's end; where the call goes by the addresses, that of the destination.
-    pub(crate) host: usize,
-    pub(crate) start_ns: u64,
-}
 
 #[derive(Clone, Copy, Default)]
 struct Count {
@@ -117,7 +76,7 @@ fn log() -> MutexGuard<'static, Option<Box<Log>>> {
 }
 
 /// Opens the log that the environment names; whether there is one.
-pub(crate) fn begin(options: GuestOptions) -> bool {
+pub(super) fn begin(options: GuestOptions) -> bool {
     let Some(path) = trusted(VARIABLE) else { return false };
     match create(&path) {
         Ok((file, identity)) => {
@@ -134,8 +93,6 @@ pub(crate) fn begin(options: GuestOptions) -> bool {
             BEGAN_NS.store(now_ns(), Ordering::Relaxed);
             log.first_line(options);
             *self::log() = Some(Box::new(log));
-            // SAFETY: the function may be called at exit; it writes to a file.
-            unsafe { libc::atexit(finish) };
             true
         }
         Err(error) => {
@@ -148,8 +105,7 @@ pub(crate) fn begin(options: GuestOptions) -> bool {
 /// The file that `path` means in this process: `%p` is its number. Where another process has the file, the number goes behind it.
 fn create(path: &OsString) -> io::Result<(c_int, (libc::dev_t, libc::ino_t))> {
     let pid = process::id().to_string();
-    let parts: Vec<Vec<u8>> = split(path.as_bytes(), b"%p");
-    let path = parts.join(pid.as_bytes());
+    let path = with_number(path.as_bytes(), pid.as_bytes());
     let with = |end: String| [path.as_slice(), end.as_bytes()].concat();
     let further = std::iter::once(with(format!(".{pid}"))).chain((2..100).map(|n| with(format!(".{pid}.{n}"))));
     let mut last = io::Error::from(io::ErrorKind::AlreadyExists);
@@ -162,19 +118,14 @@ fn create(path: &OsString) -> io::Result<(c_int, (libc::dev_t, libc::ino_t))> {
     Err(last)
 }
 
-fn split(text: &[u8], at: &[u8]) -> Vec<Vec<u8>> {
-    let mut parts = vec![Vec::new()];
-    let mut rest = text;
-    while let Some(first) = rest.first() {
-        if rest.starts_with(at) {
-            parts.push(Vec::new());
-            rest = &rest[at.len()..];
-        } else {
-            parts.last_mut().expect("it begins with one part").push(*first);
-            rest = &rest[1..];
-        }
+fn with_number(path: &[u8], number: &[u8]) -> Vec<u8> {
+    let (mut whole, mut rest) = (Vec::new(), path);
+    while let Some((first, behind)) = rest.split_first() {
+        let behind_mark = rest.strip_prefix(b"%p");
+        whole.extend_from_slice(if behind_mark.is_some() { number } else { std::slice::from_ref(first) });
+        rest = behind_mark.unwrap_or(behind);
     }
-    parts
+    whole
 }
 
 fn create_new(path: Vec<u8>) -> io::Result<(c_int, (libc::dev_t, libc::ino_t))> {
@@ -213,23 +164,29 @@ fn command() -> Vec<String> {
     text.split('\0').map(str::to_owned).collect()
 }
 
-/// A call has returned after `took` nanoseconds.
-pub(crate) fn copied(asked: Asked, made: Made, took: u64, status: i32) {
+#[inline(always)]
+pub(super) fn take(event: &Event<'_>) {
+    if let Event::Returns(returning) = event {
+        copied(returning);
+    }
+}
+
+fn copied(Returning { copy, made, start_ns, took_ns, status }: &Returning) {
     // SAFETY: the call has no argument and cannot fail.
     let thread = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
     let passed = made.became == Became::PassedOn;
     let copy = Copy {
-        at: Nanos(asked.start_ns.saturating_sub(BEGAN_NS.load(Ordering::Relaxed))),
-        took: Nanos(took),
+        at: Nanos(start_ns.saturating_sub(BEGAN_NS.load(Ordering::Relaxed))),
+        took: Nanos(*took_ns),
         thread,
-        call: asked.call,
-        direction: made.direction,
-        bytes: Bytes(asked.bytes as u64),
-        stream: asked.stream as u64,
+        call: copy.call,
+        direction: made.towards,
+        bytes: Bytes(copy.bytes as u64),
+        stream: copy.stream as u64,
         host: made.host,
         became: made.became,
         why: passed.then(|| made.why.unwrap_or(DriverReason::NoOption)),
-        status,
+        status: *status,
         of: 1,
     };
     if let Some(log) = log().as_mut() {
@@ -238,17 +195,17 @@ pub(crate) fn copied(asked: Asked, made: Made, took: u64, status: i32) {
 }
 
 /// Writes what was found at one place of the program.
-pub(crate) fn found(finding: LintFinding) {
+pub(super) fn found(finding: LintFinding) {
     write_line(&GuestLogLine::Finding(finding));
 }
 
 /// Writes that a copy was wrong.
-pub(crate) fn differs(difference: Difference) {
+pub(super) fn differs(difference: Difference) {
     write_line(&GuestLogLine::Difference(difference));
 }
 
 /// Writes what was compared.
-pub(crate) fn verified(verified: VerifyCounts) {
+pub(super) fn verified(verified: VerifyCounts) {
     write_line(&GuestLogLine::Verified(verified));
 }
 
@@ -257,36 +214,6 @@ fn write_line(line: &GuestLogLine) {
         && let Some(log) = log.as_mut()
     {
         log.line(line);
-    }
-}
-
-/// Prints on standard error, by one call.
-pub(crate) fn print(text: &str) {
-    print_bytes(text.as_bytes());
-}
-
-/// Prints on standard error in a signal handler. Standard error may be a pipe that nobody reads any more, or a file that may not grow: the program gets no
-/// signal for that.
-pub(crate) fn print_bytes(text: &[u8]) {
-    let mut broken = MaybeUninit::<libc::sigset_t>::uninit();
-    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-    let mut pending = MaybeUninit::<libc::sigset_t>::uninit();
-    let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the first calls initialise the sets, which the others read; the bytes are initialised.
-    unsafe {
-        libc::sigemptyset(broken.as_mut_ptr());
-        libc::sigaddset(broken.as_mut_ptr(), libc::SIGPIPE);
-        libc::sigaddset(broken.as_mut_ptr(), libc::SIGXFSZ);
-        libc::sigemptyset(pending.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_BLOCK, broken.as_ptr(), before.as_mut_ptr());
-        libc::sigpending(pending.as_mut_ptr());
-        let is_own =
-            [libc::SIGPIPE, libc::SIGXFSZ].iter().all(|signal| libc::sigismember(pending.as_ptr(), *signal) == 0);
-        let written = libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len());
-        if written < 0 && is_own {
-            libc::sigtimedwait(broken.as_ptr(), std::ptr::null_mut(), &raw const at_once);
-        }
-        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
     }
 }
 
@@ -404,9 +331,9 @@ impl Log {
 }
 
 /// At exit. It never waits long: the lock may be held by a function that a signal handler, which called `exit`, has interrupted.
-extern "C" fn finish() {
+pub(super) extern "C" fn finish() {
     for _ in 0..TRIES {
-        if lookup::is_off() {
+        if attention::is_off() {
             return;
         }
         match LOG.try_lock() {

@@ -3,16 +3,18 @@
 //! Copies that may still be under way when the call returns count as not compared. Waiting for them here could block: they may depend on
 //! something that the program does only after the call.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headway_core::files::guest_log::{Became, Call, Difference, VerifyCounts};
-use headway_core::models::transfer::Direction;
+use headway_core::files::guest_log::{Became, Difference, Towards, VerifyCounts};
 use headway_core::units::Bytes;
 
-use crate::driver::{self, Driver, Relaxed, SUCCESS, Status};
-use crate::fast::Copy;
-use crate::{log, lookup, unhooked};
+use crate::base::attention;
+use crate::base::copy::Copy;
+use crate::base::driver::{self, Driver, Relaxed, SUCCESS, Status};
+use crate::base::print::print;
+use crate::observers::{Accelerated, Event, log, unhooked};
 
 /// What is read back at a time.
 const PART: usize = 4 << 20;
@@ -21,18 +23,32 @@ static COMPARED: AtomicU64 = AtomicU64::new(0);
 static DIFFERENT: AtomicU64 = AtomicU64::new(0);
 static NOT_COMPARED: AtomicU64 = AtomicU64::new(0);
 
-pub(crate) fn begin() {
-    // SAFETY: the function may be called at exit. It comes before the log's, which was registered earlier.
-    unsafe { libc::atexit(finish) };
+static COPIES: OnceLock<Vec<&CStr>> = OnceLock::new();
+
+/// The functions that copy, about which something is said at exit.
+pub(super) fn expect(copies: Vec<&'static CStr>) {
+    COPIES.get_or_init(|| copies);
+}
+
+#[inline(always)]
+pub(super) fn take(event: &mut Event<'_>) {
+    if let Event::Made(Accelerated { copy, became, is_complete, status }) = event
+        && **status == SUCCESS
+    {
+        match driver::driver().filter(|_| *is_complete) {
+            Some(driver) => **status = compare(driver, *copy, *became),
+            None => skip(),
+        }
+    }
 }
 
 /// A copy that may not be complete yet.
-pub(crate) fn skip() {
+fn skip() {
     NOT_COMPARED.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Compares a copy that is complete, and mends what differs. The answer is the driver's where it made the copy again.
-pub(crate) fn compare(driver: &Driver, copy: Copy, call: Call, became: Became) -> Status {
+fn compare(driver: &Driver, copy: Copy, became: Became) -> Status {
     let _relaxed = Relaxed::new(driver);
     let mut scratch = Vec::new();
     if scratch.try_reserve_exact(PART.min(copy.bytes)).is_err() {
@@ -44,7 +60,7 @@ pub(crate) fn compare(driver: &Driver, copy: Copy, call: Call, became: Became) -
     let mut at = 0;
     while at < copy.bytes {
         let part = &mut scratch[..PART.min(copy.bytes - at)];
-        let there = copy.there + at as u64;
+        let there = copy.there() + at as u64;
         // SAFETY: the range was looked up when the copy was made; `part` is as long. Ordinary memory is complete when the call
         // returns.
         let status = unsafe {
@@ -54,12 +70,12 @@ pub(crate) fn compare(driver: &Driver, copy: Copy, call: Call, became: Became) -
             skip();
             return SUCCESS;
         }
-        let host = copy.host.wrapping_byte_add(at).cast::<u8>();
+        let host = copy.host().wrapping_byte_add(at).cast::<u8>();
         // SAFETY: the guest's end of the copy, which it keeps while its call lasts.
         let ours = unsafe { std::slice::from_raw_parts(host, part.len()) };
         if let Some(offset) = part.iter().zip(ours).position(|(driver, ours)| driver != ours) {
             first.get_or_insert(at + offset);
-            if copy.direction == Direction::D2h {
+            if copy.towards == Towards::Out {
                 // SAFETY: the guest's end of the copy, which it keeps while its call lasts; the driver's own call
                 // would write there.
                 unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), host, part.len()) };
@@ -68,13 +84,14 @@ pub(crate) fn compare(driver: &Driver, copy: Copy, call: Call, became: Became) -
         at += part.len();
     }
     COMPARED.fetch_add(1, Ordering::Relaxed);
-    first.map_or(SUCCESS, |first| different(driver, copy, call, became, first))
+    first.map_or(SUCCESS, |first| different(driver, copy, became, first))
 }
 
-fn different(driver: &Driver, copy: Copy, call: Call, became: Became, first: usize) -> Status {
+fn different(driver: &Driver, copy: Copy, became: Became, first: usize) -> Status {
     DIFFERENT.fetch_add(1, Ordering::Relaxed);
-    let Copy { host, there, bytes, stream, direction, .. } = copy;
-    log::print(&format!(
+    let Copy { call, towards, bytes, stream, .. } = copy;
+    let (host, there) = (copy.host(), copy.there());
+    print(&format!(
         "headway: WRONG: {} of {bytes} bytes between {:#x} and {there:#x} of the GPU, made {}, differs from the driver's from byte \
          {first} on; the driver's bytes are kept\n",
         call.name(),
@@ -82,7 +99,7 @@ fn different(driver: &Driver, copy: Copy, call: Call, became: Became, first: usi
         became.name()
     ));
     log::differs(Difference { call, became, bytes: Bytes(bytes as u64), offset: Bytes(first as u64) });
-    if direction == Direction::D2h {
+    if towards == Towards::Out {
         return SUCCESS;
     }
     // SAFETY: the guest's copy, in its stream. The driver has read ordinary memory when the call returns.
@@ -90,17 +107,17 @@ fn different(driver: &Driver, copy: Copy, call: Call, became: Became, first: usi
 }
 
 /// At exit.
-extern "C" fn finish() {
-    if lookup::is_off() {
+pub(super) extern "C" fn finish() {
+    if attention::is_off() {
         return;
     }
     let [compared, different, not_compared] =
         [&COMPARED, &DIFFERENT, &NOT_COMPARED].map(|count| count.load(Ordering::Relaxed));
-    log::print(&format!(
+    print(&format!(
         "headway: accelerated copies of process {}: {compared} compared with the driver's, {different} differed, {not_compared} could \
          not be compared\n",
         std::process::id()
     ));
-    unhooked::say();
+    unhooked::say(COPIES.get().map_or(&[], Vec::as_slice));
     log::verified(VerifyCounts { compared, different, not_compared });
 }

@@ -6,7 +6,8 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::fs;
 
-use crate::{calls, log, lookup};
+use crate::base::print::print;
+use crate::base::symbols;
 
 /// What is read at a time.
 const PART: usize = 1 << 20;
@@ -30,26 +31,26 @@ fn loaded() -> usize {
     fs::read_to_string("/proc/self/maps").map_or(0, |maps| drivers(&maps))
 }
 
-/// Prints what was found.
-pub(crate) fn say() {
+/// Prints what was found of the functions that copy.
+pub(crate) fn say(copies: &[&'static CStr]) {
     let loaded = loaded();
-    if let Some(library) = lookup::library() {
-        libraries(library);
+    if let Some(library) = symbols::library() {
+        libraries(library, copies);
     } else if loaded > 0 {
-        log::print("headway: the driver's library is in a linker namespace of its own: copies are not seen\n");
+        print("headway: the driver's library is in a linker namespace of its own: copies are not seen\n");
     }
     if loaded > 1 {
-        log::print(&format!(
+        print(&format!(
             "headway: the driver's library is loaded {loaded} times, in linker namespaces of their own: copies by one of them are seen\n"
         ));
     }
 }
 
-fn libraries(library: *mut c_void) {
-    let known: Vec<(&CStr, usize)> = calls::TABLE
+fn libraries(library: *mut c_void, copies: &[&'static CStr]) {
+    let known: Vec<(&CStr, usize)> = copies
         .iter()
-        .map(|row| (row.symbol, lookup::find(library, row.symbol) as usize))
-        .filter(|(symbol, address)| *address != 0 && is_copy(symbol))
+        .map(|symbol| (*symbol, symbols::find(library, symbol) as usize))
+        .filter(|(_, address)| *address != 0)
         .collect();
     let mut objects: Vec<Object> = Vec::new();
     // SAFETY: the function has the signature that the call wants and runs only while `objects` lives.
@@ -60,18 +61,13 @@ fn libraries(library: *mut c_void) {
         held.dedup();
         if let Some(first) = held.first() {
             let (name, first) = (&object.name, first.to_string_lossy());
-            log::print(&format!(
+            print(&format!(
                 "headway: {name} looks {} of the driver's functions for copies up by itself ({first}, for one): copies \
                  that it makes by them are not seen\n",
                 held.len()
             ));
         }
     }
-}
-
-/// Whether a function of the table copies; any library may hold those for contexts and the resolver.
-fn is_copy(symbol: &CStr) -> bool {
-    symbol.to_bytes().starts_with(b"cuMemcpy")
 }
 
 /// How often the driver's library is mapped from its beginning.

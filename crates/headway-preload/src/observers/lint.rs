@@ -10,9 +10,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use headway_core::files::guest_log::{BULK_MIN, Became, Call, Host, LintFinding, Problem, Towards};
 use headway_core::units::{Bytes, Nanos};
 
-use crate::driver::{self, Driver, Relaxed};
-use crate::log::{self, Asked, Made};
-use crate::lookup;
+use crate::base::attention;
+use crate::base::copy::Copy;
+use crate::base::driver::{self, Driver, Relaxed, SUCCESS};
+use crate::base::print::print;
+use crate::observers::{Event, Returning, log};
 
 /// Copies of each problem that are all traced; of more, one in 2, 4, 8 and so on.
 const ALL: u64 = 64;
@@ -86,38 +88,44 @@ fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub(crate) fn begin() {
-    // SAFETY: the function may be called at exit. It comes before the log's, which was registered earlier.
-    unsafe { libc::atexit(finish) };
+#[inline(always)]
+pub(super) fn take(event: &Event<'_>) {
+    if let Event::Returns(returning) = event
+        && returning.status == SUCCESS
+        && let Some(driver) = driver::driver()
+    {
+        copied(driver, returning);
+    }
 }
 
-/// A call has returned after `took` nanoseconds.
-pub(crate) fn copied(driver: &Driver, asked: Asked, made: Made, took: u64) {
-    let bytes = asked.bytes as u64;
-    if made.direction == Towards::Unknown || bytes == 0 || (bytes > TINY_MAX && bytes < LOCK_MIN) {
+fn copied(driver: &Driver, returning: &Returning) {
+    let Returning { copy, made, took_ns, .. } = *returning;
+    let bytes = copy.bytes as u64;
+    if made.towards == Towards::Unknown || bytes == 0 || (bytes > TINY_MAX && bytes < LOCK_MIN) {
         return;
     }
-    let out = made.direction == Towards::Out;
-    let host = if bytes >= LOCK_MIN { memory(driver, asked, made.host) } else { made.host };
-    let Some((mut problem, step)) = state().sort(asked, out, host, (made.became, took)) else { return };
+    let out = made.towards == Towards::Out;
+    let host = if bytes >= LOCK_MIN { memory(driver, copy, made.host) } else { made.host };
+    let Some((mut problem, step)) = state().sort(returning, host) else { return };
     // Whatever the call's name says, the driver waits for copies into ordinary memory. Of tiny ones only samples are asked about.
-    if problem == Problem::Tiny && out && memory(driver, asked, made.host) == Host::Ordinary {
+    if problem == Problem::Tiny && out && memory(driver, copy, made.host) == Host::Ordinary {
         problem = Problem::Blocking;
     }
     let Some((address, name)) = site() else { return };
-    state().add((problem, asked.call, address, name), step, bytes, took);
+    let site = Site { problem, call: copy.call, address, name, copies: step, bytes, took: took_ns };
+    state().add(site);
 }
 
 /// What the host's end of a copy is; asks the driver unless that is known already.
-fn memory(driver: &Driver, asked: Asked, known: Host) -> Host {
+fn memory(driver: &Driver, copy: Copy, known: Host) -> Host {
     if matches!(known, Host::Ordinary | Host::PageLocked) {
         return known;
     }
     let _relaxed = Relaxed::new(driver);
-    let host = asked.host as *mut c_void;
-    if driver::is_ordinary(driver, host, asked.bytes) {
+    let host = copy.host();
+    if driver::is_ordinary(driver, host, copy.bytes) {
         Host::Ordinary
-    } else if driver::pinned(driver, host, asked.bytes).is_some() {
+    } else if driver::pinned(driver, host, copy.bytes).is_some() {
         Host::PageLocked
     } else {
         known
@@ -126,21 +134,22 @@ fn memory(driver: &Driver, asked: Asked, known: Host) -> Host {
 
 impl State {
     /// The problem of a copy, and how many copies of that problem its sample stands for; `None` = none, or no sample.
-    fn sort(&mut self, asked: Asked, out: bool, host: Host, made: (Became, u64)) -> Option<(Problem, u64)> {
-        let bytes = asked.bytes as u64;
+    fn sort(&mut self, returning: &Returning, host: Host) -> Option<(Problem, u64)> {
+        let Returning { copy, made, took_ns, .. } = *returning;
+        let (bytes, out) = (copy.bytes as u64, made.towards == Towards::Out);
         let problem = if bytes <= TINY_MAX {
-            if out && asked.call.waits() { Problem::Blocking } else { Problem::Tiny }
+            if out && copy.call.waits() { Problem::Blocking } else { Problem::Tiny }
         } else if host == Host::Ordinary {
-            let again = self.again(asked.host, bytes);
+            let again = self.again(copy.host().addr(), bytes);
             if !again && bytes < BULK_MIN {
                 return None;
             }
             if again { Problem::Repeated } else { Problem::Ordinary }
         } else {
             // The time of a call that does not wait says nothing of the copy.
-            if host == Host::PageLocked && bytes >= BULK_MIN && asked.call.waits() && made.0 == Became::PassedOn {
+            if host == Host::PageLocked && bytes >= BULK_MIN && copy.call.waits() && made.became == Became::PassedOn {
                 let (sum, took) = &mut self.locked[usize::from(out)];
-                (*sum, *took) = (sum.saturating_add(bytes), took.saturating_add(made.1));
+                (*sum, *took) = (sum.saturating_add(bytes), took.saturating_add(took_ns));
             }
             return None;
         };
@@ -160,12 +169,15 @@ impl State {
         block.times >= AGAIN
     }
 
-    fn add(&mut self, place: (Problem, Call, usize, String), step: u64, bytes: u64, took: u64) {
-        let (problem, call, address, name) = place;
-        let same = |site: &Site| (site.problem, site.call, site.address) == (problem, call, address);
+    /// Adds a sample: what one copy was, with the number of copies that it stands for.
+    fn add(&mut self, sample: Site) {
+        let same =
+            |site: &Site| (site.problem, site.call, site.address) == (sample.problem, sample.call, sample.address);
+        let step = sample.copies;
         let at = match self.sites.iter().position(same) {
             Some(at) => at,
             None if self.sites.len() < SITES_MAX => {
+                let Site { problem, call, address, name, .. } = sample;
                 self.sites.push(Site { problem, call, address, name, copies: 0, bytes: 0, took: 0 });
                 self.sites.len() - 1
             }
@@ -173,8 +185,8 @@ impl State {
         };
         let site = &mut self.sites[at];
         site.copies = site.copies.saturating_add(step);
-        site.bytes = site.bytes.saturating_add(bytes.saturating_mul(step));
-        site.took = site.took.saturating_add(took.saturating_mul(step));
+        site.bytes = site.bytes.saturating_add(sample.bytes.saturating_mul(step));
+        site.took = site.took.saturating_add(sample.took.saturating_mul(step));
     }
 
     fn findings(&self) -> Vec<LintFinding> {
@@ -252,8 +264,8 @@ fn text(place: *const std::ffi::c_char) -> String {
 }
 
 /// At exit. It never waits: `exit` may have been called by a signal handler that interrupted this module.
-extern "C" fn finish() {
-    if lookup::is_off() {
+pub(super) extern "C" fn finish() {
+    if attention::is_off() {
         return;
     }
     let Ok(state) = STATE.try_lock() else { return };
@@ -281,6 +293,6 @@ extern "C" fn finish() {
     if beyond > 0 {
         let _ = writeln!(text, "  {beyond} samples of further places have no line of their own");
     }
-    log::print(&format!("headway: copies of process {} that lose time\n{text}", std::process::id()));
+    print(&format!("headway: copies of process {} that lose time\n{text}", std::process::id()));
     findings.into_iter().for_each(log::found);
 }

@@ -8,7 +8,9 @@
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::{lookup, stats};
+use crate::base::symbols;
+use crate::calls::table::TABLE;
+use crate::observers;
 
 /// `LA_FLG_BINDTO` and `LA_FLG_BINDFROM`: the loader reports bindings to an object, and from it.
 const BIND_TO: c_uint = 1;
@@ -44,7 +46,7 @@ pub(crate) struct LinkMap {
 /// The loader asks which version of its interface this library speaks.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn la_version(offered: c_uint) -> c_uint {
-    stats::leave_signal();
+    observers::leave_signal();
     // All versions have the functions below with the same meaning.
     offered
 }
@@ -92,7 +94,7 @@ pub(crate) unsafe extern "C" fn la_preinit(_cookie: *mut usize) {
     // SAFETY: the path ends in zero; with RTLD_NOLOAD nothing is loaded.
     let library = unsafe { libc::dlmopen(LM_ID_BASE, path, libc::RTLD_NOLOAD | libc::RTLD_NOW) };
     if !library.is_null() {
-        BOUND.store(lookup::find(library, c"headway_preload_bound"), Ordering::Release);
+        BOUND.store(symbols::find(library, c"headway_preload_bound"), Ordering::Release);
     }
 }
 
@@ -132,5 +134,5 @@ pub(crate) extern "C" fn headway_preload_bound(
         return address;
     }
     // SAFETY: the loader's names end in zero.
-    lookup::bound(unsafe { CStr::from_ptr(name) }, address, namespace as c_int)
+    TABLE.bound(unsafe { CStr::from_ptr(name) }, address, namespace as c_int)
 }

@@ -1,0 +1,18 @@
+//! What all layers stand on.
+//!
+//! - [`symbols`]: the real functions past this library; [`driver`]: those that Headway calls.
+//! - [`attention`]: the guest's options, and why a copy is looked at.
+//! - [`copy`]: a copy as it was asked for, and how it was made.
+//! - [`context`]: what is kept for each CUDA context: the kernel, pinned lines, bulk copies under way.
+//! - [`neighbours`]: a page in shared memory by which guests of one user know of each other's bulk copies.
+//! - [`stack`]: whether the calling thread's stack is large enough for a method of Headway's.
+//! - [`print`]: lines on standard error.
+
+pub(crate) mod attention;
+pub(crate) mod context;
+pub(crate) mod copy;
+pub(crate) mod driver;
+pub(crate) mod neighbours;
+pub(crate) mod print;
+pub(crate) mod stack;
+pub(crate) mod symbols;

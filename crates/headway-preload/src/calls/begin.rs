@@ -1,0 +1,48 @@
+//! The guest gets its first function of this library. A constructor would begin in every program that a guest starts.
+
+use std::ffi::{CStr, c_int};
+
+use headway_core::files::guest::{AsideMode, GuestOptions, VARIABLE};
+
+use crate::base::attention::{self, ALWAYS, NEIGHBOURS, OBSERVED, variable};
+use crate::base::print::print;
+use crate::base::{driver, neighbours};
+use crate::observers;
+
+/// From this version of the driver on signatures are not known, and everything is passed on.
+pub(crate) const UNKNOWN: c_int = 14_000;
+
+/// Reads the options; before that every call is passed on. `copies` are the functions that copy.
+#[cold]
+pub(crate) fn begin(copies: Vec<&'static CStr>) {
+    if !attention::begin() {
+        return;
+    }
+    let too_new = driver::driver_version().filter(|version| *version >= UNKNOWN);
+    if too_new.is_some() {
+        attention::switch_off();
+    }
+    let Some(text) = variable(VARIABLE) else { return };
+    if let Some(version) = too_new {
+        return print(&format!(
+            "headway: the driver is for CUDA {}.{}, which this version of Headway does not know; every call is passed on\n",
+            version / 1000,
+            version % 1000 / 10
+        ));
+    }
+    let options = match text.parse::<GuestOptions>() {
+        Ok(options) => options,
+        Err(error) => return print(&format!("headway: {error}; every call is passed on\n")),
+    };
+    let mut reasons = 0;
+    if observers::begin(options, copies) {
+        reasons |= OBSERVED;
+    }
+    if options.aside == AsideMode::Always {
+        reasons |= ALWAYS;
+    }
+    if options.aside == AsideMode::Auto && !options.alone && neighbours::begin() {
+        reasons |= NEIGHBOURS;
+    }
+    attention::follow(options, reasons);
+}

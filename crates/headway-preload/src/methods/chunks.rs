@@ -1,0 +1,66 @@
+//! `--yield`: bulk copies out of a GPU with a written word behind each chunk: there the engine serves other streams, too.
+
+use crate::base::context::Prepared;
+use crate::base::copy::Copy;
+use crate::base::driver::{self, Driver, SUCCESS, Status};
+use crate::methods::batch::{Batch, Lists, Piece, bytes_of};
+use crate::observers::{Event, tell};
+
+/// A stream holds about a thousand operations, and a call that fills it blocks: a copy becomes at most this many chunks of
+/// two operations each.
+const CHUNKS_MAX: usize = 256;
+
+/// The chunk of a copy of `bytes`: as asked for, or as large as the number of chunks demands.
+pub(crate) fn chunk_bytes(asked: usize, bytes: usize) -> usize {
+    const STEP: usize = 64 << 10;
+    asked.max(bytes.div_ceil(CHUNKS_MAX).next_multiple_of(STEP))
+}
+
+/// Queues a copy in chunks.
+pub(crate) fn copy(driver: &Driver, context: &Prepared, copy: Copy, chunk: usize) -> Status {
+    let mut at = 0;
+    while at < copy.bytes {
+        let bytes = chunk.min(copy.bytes - at);
+        let to = copy.host().wrapping_byte_add(at);
+        // SAFETY: a part of the caller's copy, in the caller's stream.
+        let status =
+            unsafe { (driver.cuMemcpyDtoHAsync_v2)(to, copy.from + at as u64, bytes, driver::handle(copy.stream)) };
+        if status != SUCCESS {
+            return status;
+        }
+        at += bytes;
+        tell(Event::Chunk);
+        context.cut(driver, copy.stream, bytes);
+    }
+    if copy.call.waits() { driver::synchronize(driver, copy.stream) } else { SUCCESS }
+}
+
+/// Queues bulk copies of a batch, with a word behind every `chunk` bytes.
+pub(crate) fn batch(
+    driver: &Driver,
+    context: &Prepared,
+    batch: &Batch<impl Fn(&Lists, *mut usize) -> Status>,
+    pieces: &[Piece],
+    chunk: usize,
+) -> Status {
+    let _bulk = context.enter(bytes_of(pieces));
+    let (mut status, mut rest) = (SUCCESS, pieces);
+    while status == SUCCESS && !rest.is_empty() {
+        let mut sum = 0usize;
+        let fits = |piece: &&Piece| {
+            sum = sum.saturating_add(piece.copy.bytes);
+            sum <= chunk
+        };
+        let (now, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
+        rest = later;
+        status = if let [alone] = now {
+            batch.ended(*alone, copy(driver, context, alone.copy, chunk))
+        } else {
+            let status = batch.send(now);
+            tell(Event::Chunk);
+            context.cut(driver, batch.stream, bytes_of(now));
+            status
+        };
+    }
+    status
+}
