@@ -96,7 +96,9 @@ fn refresh(known: &[(Context, ContextState)]) {
     let new = known.is_empty() || known.iter().any(|(_, known)| matches!(known, ContextState::Expected));
     let busy = known.iter().any(|(_, known)| matches!(known, ContextState::Ready(ready) if ready.is_busy()));
     let bits = |new, busy| (if new { NEW } else { 0 }) | (if busy { BULK } else { 0 });
-    attention::attend(bits(new, busy), bits(!new, !busy));
+    if attention::queues() {
+        attention::attend(bits(new, busy), bits(!new, !busy));
+    }
 }
 
 fn change(change: impl FnOnce(&mut Vec<(Context, ContextState)>)) {

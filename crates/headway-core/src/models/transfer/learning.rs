@@ -54,7 +54,7 @@ pub enum Prefer {
 
 /// Staging is worth its threads if it takes at most so many times the time that it saves in CPU time beyond the driver's call. Copies of 1 MiB
 /// gained 1.2 to 1.4 times for 4 to 6 CPUs.
-const CPU_FOR_TIME: u64 = 6;
+const CPU_FOR_TIME: u64 = 12;
 /// A time counts as near the least if it exceeds it by this many percent at most.
 const NEAR_PERCENT: u64 = 105;
 

@@ -117,7 +117,7 @@ fn the_cheapest_of_methods_within_five_percent_is_taken_unless_the_fastest_is_as
 fn threads_that_save_little_are_left_alone_unless_the_fastest_is_asked_for() {
     let staged_in =
         |time, cpu| move |tuning: Option<Tuning>| if tuning.is_some() { (time, cpu) } else { (140_000, 140_000) };
-    for (time, cpu, is_worth) in [(100_000, 400_000, false), (115_000, 690_000, false), (60_000, 360_000, true)] {
+    for (time, cpu, is_worth) in [(125_000, 400_000, false), (115_000, 690_000, false), (60_000, 360_000, true)] {
         for prefer in [Prefer::Cheapest, Prefer::Fastest] {
             let mut learner = Learner::new(NODE, LearnerLimits { prefer, ..LIMITS });
             learner.started();
