@@ -15,7 +15,7 @@ pub struct InheritingMutex<T> {
 
 // SAFETY: the data is only reached by who holds the lock.
 unsafe impl<T: Send> Send for InheritingMutex<T> {}
-// SAFETY: as above.
+// SAFETY: a shared reference gives the data to one thread at a time, too: who holds the lock.
 unsafe impl<T: Send> Sync for InheritingMutex<T> {}
 
 impl<T> InheritingMutex<T> {
