@@ -153,7 +153,7 @@ pub struct WallOptions {
     /// Busy-wait this long before a window opens instead of trusting the timer; zero = sleep. A driver of a class that the
     /// kernel rations spins for a much shorter time.
     pub spin: Nanos,
-    /// The scheduling class of the threads that drive the devices. The calling thread has it until [`run`] returns.
+    /// The scheduling class of the threads that drive the devices. The calling thread has it until [`run_work`] returns.
     pub class: cpu::RequestedClass,
     /// Give up after this long without a completion while operations are under way.
     pub stall_max: Nanos,
