@@ -17,6 +17,9 @@ use super::{
 };
 use crate::units::Nanos;
 
+/// Of many tasks that are due at the same time, each may be next.
+const STEPS_OF_SUCCESSOR: u64 = 16;
+
 /// A task with known releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConcreteTask {
@@ -77,6 +80,9 @@ pub struct ExploredWindow {
     pub until: Nanos,
     /// States looked at.
     pub states: u64,
+    /// What that took.
+    #[serde(skip)]
+    pub steps: u64,
 }
 
 /// A verdict on concrete tasks with what it was found in.
@@ -102,7 +108,7 @@ pub fn concrete(tasks: &[ConcreteTask], costs: JobCosts, ties: Ties) -> Explorat
 }
 
 /// [`concrete`] with a choice of what jitter means, undecided when more than `steps_max` steps are needed: a step is a task
-/// looked at in a state.
+/// looked at in a state; a state that may follow is a copy, and counts for an eighth of that and 16 more.
 #[must_use]
 pub fn concrete_within(
     tasks: &[ConcreteTask],
@@ -268,6 +274,7 @@ struct Search {
     until: i128,
     states: u64,
     budget: u64,
+    steps: u64,
 }
 
 impl Search {
@@ -308,6 +315,7 @@ impl Search {
             until: 0,
             states: 0,
             budget,
+            steps: 0,
         })
     }
 
@@ -318,6 +326,7 @@ impl Search {
             hyperperiods: self.hyperperiods,
             until,
             states: self.states,
+            steps: self.steps,
         }
     }
 
@@ -354,12 +363,17 @@ impl Search {
         for (progress, state) in states {
             for &free in &state.free {
                 self.states += 1;
-                let cost = self.items.len() as u64;
-                self.budget = self.budget.checked_sub(cost).ok_or(Stop::Steps)?;
+                self.take(self.items.len() as u64)?;
                 self.branch(progress, &state.by_release, free, &mut after)?;
             }
         }
         Ok(after)
+    }
+
+    fn take(&mut self, steps: u64) -> Result<(), Stop> {
+        self.budget = self.budget.checked_sub(steps).ok_or(Stop::Steps)?;
+        self.steps += steps;
+        Ok(())
     }
 
     fn next(&self, numbers: &[i64], task: u32) -> Next {
@@ -411,6 +425,7 @@ impl Search {
                     return Err(Stop::Late(self.late(one.task, numbers[one.task], last)));
                 }
                 self.responses[one.task] = self.responses[one.task].max(last - one.nominal);
+                self.take(STEPS_OF_SUCCESSOR + self.items.len() as u64 / 8)?;
                 self.add(progress.after(one.task), by_release, one.task, (first, last), after);
             }
             latest = equals.iter().map(|next| next.released_max - 1).fold(latest, i128::min);

@@ -50,7 +50,7 @@ pub(super) fn explored(demands: &[&Demand], jitter: Nanos, costs: JobCosts, step
     };
     let tasks: Vec<ConcreteTask> = demands.iter().map(task).collect();
     let found = concrete_within(&tasks, costs, Ties::Any, JitterCosts::WithinCosts, steps.next());
-    let taken = found.window.states.saturating_mul(tasks.len() as u64);
+    let taken = found.window.steps;
     steps.left = steps.left.saturating_sub(taken);
     Explored { verdict: found.verdict, bounds: found.bounds, tasks, steps: taken }
 }
@@ -73,7 +73,7 @@ impl Explored {
                 JitterCosts::WithinCosts,
                 left.min(4 * STEPS_MAX_OF_MARGIN),
             );
-            left = left.saturating_sub(found.window.states.saturating_mul(tasks.len() as u64));
+            left = left.saturating_sub(found.window.steps);
             found.verdict.is_schedulable()
         }))
     }
