@@ -2,7 +2,6 @@
 //!
 //! The simulator, the threads of the runtime, the GPUs and the broker drive the same objects.
 
-pub mod aside;
 pub mod broker;
 pub mod chooser;
 pub mod cpu_budget;

@@ -2,11 +2,9 @@
 //! queued in chunks (*yield*).
 
 pub(crate) mod batch;
-mod strangers;
 
 use std::ops::ControlFlow::{self, Break, Continue};
 
-use headway_core::decisions::aside::SmallMethod;
 use headway_core::files::guest::AsideMode;
 use headway_core::files::guest_log::{Became, DriverReason, Host, Towards};
 
@@ -18,7 +16,6 @@ use crate::base::neighbours;
 use crate::methods::fast::{self, Answer, Timing};
 use crate::methods::{aside, chunks};
 use crate::observers::{self, Accelerated, Event, Passed, tell};
-use strangers::SmallCopy;
 
 /// From this size on a copy is bulk: it holds the engine for 40 us and more on PCIe 5.
 const BULK_MIN: usize = 2 << 20;
@@ -26,10 +23,7 @@ const BULK_MIN: usize = 2 << 20;
 /// A copy whose call may be one into a GPU or out of it; `real` is the driver's own call.
 #[inline]
 pub(crate) fn copy(copy: Copy, real: impl FnOnce() -> Status) -> Status {
-    let mut reasons = attention::reasons();
-    if copy.towards != Towards::In {
-        reasons |= strangers::sample(&copy);
-    }
+    let reasons = attention::reasons();
     let is_looked_at = if copy.towards == Towards::In {
         reasons & (OBSERVED | NEW) != 0 || attention::may_be_fast(copy.bytes)
     } else {
@@ -110,27 +104,14 @@ fn out_of_gpu(copy: Copy, reasons: u32, real: impl FnOnce() -> Status, made: &mu
         made.left_to_driver(DriverReason::Context);
         return real();
     };
-    let mut by_engine = None;
-    if may_go_aside(copy.bytes) {
-        let waits = attention::options().aside == AsideMode::Always || would_wait(&context, copy);
-        let small_copy = if waits { SmallCopy::ASIDE } else { SmallCopy::new(reasons) };
-        if small_copy.method == SmallMethod::Engine {
-            made.left_to_driver(DriverReason::EngineFree);
-            by_engine = Some(small_copy);
-        } else if let Some(status) = by_kernel(driver, &context, copy, made) {
-            small_copy.end();
-            return status;
-        }
+    if let Some(status) = by_kernel(driver, &context, copy, made) {
+        return status;
     }
-    let status = if copy.bytes >= BULK_MIN {
+    if copy.bytes >= BULK_MIN {
         bulk(driver, &context, copy, real, made)
     } else {
         small(driver, &context, copy, by_address, real)
-    };
-    if let Some(small_copy) = by_engine {
-        small_copy.end();
     }
-    status
 }
 
 /// The driver's own call, timed if the choice learns from it.
@@ -176,8 +157,15 @@ fn may_go_aside(bytes: usize) -> bool {
     bytes <= aside::BYTES_MAX && attention::options().aside != AsideMode::Never
 }
 
-/// Makes a copy by a kernel if that can make it; then returns the call's answer.
+/// Makes a copy by a kernel if it would wait for the engine and the kernel can make it; then returns the call's answer.
 fn by_kernel(driver: &Driver, context: &Prepared, copy: Copy, made: &mut Made) -> Option<Status> {
+    if !may_go_aside(copy.bytes) {
+        return None;
+    }
+    if attention::options().aside == AsideMode::Auto && !would_wait(context, copy) {
+        made.left_to_driver(DriverReason::EngineFree);
+        return None;
+    }
     match aside::copy(driver, context, copy, made) {
         Ok(status) => {
             // A copy into ordinary memory is complete, too, whatever the call's name says.

@@ -12,7 +12,7 @@
 //! All of them tell [`observers`] what was done: counts, log, lint, comparison. All stand on [`base`]: the guest's driver, its options and its
 //! contexts.
 //!
-//! It links no CUDA library. Its constructor gives SIGUSR1 a handler where `--stats` asks for that, and does nothing else. Threads start with the first large copy of ordinary memory, and
+//! It links no CUDA library. Its only constructor gives SIGUSR1 a handler where `--stats` asks for that. Threads start with the first large copy of ordinary memory, and
 //! sleep between copies.
 #![allow(unsafe_code)]
 

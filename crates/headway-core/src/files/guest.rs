@@ -18,8 +18,7 @@ pub const FIRST_VARIABLE: &str = "HEADWAY_GUEST_FIRST";
 pub enum AsideMode {
     #[default]
     Never,
-    /// While a bulk copy of this program, or of another guest of the same user, is on the copy engine, and while small copies take longer there
-    /// than by a kernel.
+    /// While a bulk copy of this program, or of another guest of the same user, is on the copy engine.
     Auto,
     /// Always, for every size that a kernel copies.
     Always,

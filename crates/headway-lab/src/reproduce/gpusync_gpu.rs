@@ -96,6 +96,8 @@ const LEAD: Nanos = Nanos(250_000_000);
 const ALONE_FRAMES: u64 = 14;
 /// Passes in those after the first, which are made until passes stand out from what else the host does.
 const ALONE_PASSES: [u32; 4] = [9, 36, 144, 576];
+/// Times that all of this is measured at most.
+const ALONE_TRIES: u32 = 5;
 /// Additional state while it is not known how much it should be.
 const FIRST_STATE: u64 = 16 << 20;
 const FIRST_COPIES: u64 = 8 << 20;
@@ -424,7 +426,8 @@ fn phases(periods: &[Nanos], seed: u64) -> Vec<u64> {
     periods.iter().map(|period| random.next_u64() % period.0.max(1)).collect()
 }
 
-/// Two short runs of the first camera on the first GPU, with nobody else there; more if the second says nothing.
+/// Two short runs of the first camera on the first GPU, with nobody else there; more if the second says nothing, and all anew if none does:
+/// the host may have been stopped during the first.
 fn measure_alone(processes: &mut CameraProcesses, scale: &Scale, state: u64) -> Result<Alone, Error> {
     let load = |passes| FrameLoad {
         segments: 3,
@@ -441,10 +444,12 @@ fn measure_alone(processes: &mut CameraProcesses, scale: &Scale, state: u64) -> 
         let tracked = processes.order(&[(0, Order::Run { course, how: How::Fixed(0) })])?;
         Ok::<Vec<_>, Error>(tracked.into_iter().flat_map(|tracked| tracked.frames).collect())
     };
-    let one = frames(1)?;
-    for passes in ALONE_PASSES {
-        if let Some(alone) = alone(&one, &frames(passes)?, passes, &load(1)) {
-            return Ok(alone);
+    for _ in 0..ALONE_TRIES {
+        let one = frames(1)?;
+        for passes in ALONE_PASSES {
+            if let Some(alone) = alone(&one, &frames(passes)?, passes, &load(1)) {
+                return Ok(alone);
+            }
         }
     }
     let most = ALONE_PASSES[ALONE_PASSES.len() - 1];

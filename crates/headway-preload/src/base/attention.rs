@@ -68,10 +68,6 @@ pub(crate) const OBSERVED: u32 = 4;
 pub(crate) const ALWAYS: u32 = 8;
 /// Other guests may announce bulk copies.
 pub(crate) const NEIGHBOURS: u32 = 16;
-/// Small copies wait for somebody who announces nothing.
-pub(crate) const STRANGERS: u32 = 32;
-/// Of one copy: it is timed.
-pub(crate) const TIMED: u32 = 64;
 
 /// Copies out of a GPU of this size and more are looked at in any case.
 static LARGE: AtomicUsize = AtomicUsize::new(usize::MAX);

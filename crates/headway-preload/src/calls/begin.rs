@@ -1,4 +1,4 @@
-//! The guest gets its first function of this library. A constructor would begin in every program that a guest starts.
+//! Headway begins when it hands out its first function, not in a constructor, which would run in every program that a guest starts, too.
 
 use std::ffi::{CStr, c_int};
 

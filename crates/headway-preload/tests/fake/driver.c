@@ -6,7 +6,6 @@
  * lie in live ranges, kernels may write only what the device sees.
  */
 #define _GNU_SOURCE
-#include <unistd.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdint.h>
@@ -183,8 +182,6 @@ CUresult cuLaunchKernel(size_t function, unsigned gx, unsigned gy, unsigned gz, 
 }
 static int failing;       /* copies in streams of Headway fail */
 void fake_fail(int error) { failing = error; }
-static unsigned slow_us;  /* copies out that wait take so long */
-void fake_slow(unsigned us) { slow_us = us; }
 static CUresult copy(const char *name, void *to, const void *from, size_t bytes, size_t stream) {
     LOG("%s %zu in %zu\n", name, bytes, stream);
     if (sticky) return sticky;
@@ -195,7 +192,7 @@ static CUresult copy(const char *name, void *to, const void *from, size_t bytes,
 }
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, size_t stream) { return copy("out", to, (void *)from, bytes, stream); }
 CUresult cuMemcpyDtoHAsync_v2_ptsz(void *to, CUdeviceptr from, size_t bytes, size_t stream) { return copy("out-ptsz", to, (void *)from, bytes, stream); }
-CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) { if (slow_us) usleep(slow_us); return copy("out-waits", to, (void *)from, bytes, 0); }
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) { return copy("out-waits", to, (void *)from, bytes, 0); }
 CUresult cuMemcpyDtoH_v2_ptds(void *to, CUdeviceptr from, size_t bytes) { return copy("out-waits-ptds", to, (void *)from, bytes, 0); }
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, size_t stream) { return copy("in", (void *)to, from, bytes, stream); }
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) { return copy("in-waits", (void *)to, from, bytes, 0); }

@@ -22,7 +22,7 @@ static CUresult (*init)(unsigned), (*retain)(size_t *, int), (*alloc)(CUdevicept
 static CUresult (*out_async)(void *, CUdeviceptr, size_t, size_t), (*out)(void *, CUdeviceptr, size_t);
 static CUresult (*in)(CUdeviceptr, const void *, size_t);
 static const char *(*fake_log)(void);
-static void (*fake_clear)(void), (*fake_register)(void *, size_t), (*fake_finish)(void), (*fake_capture)(int), (*fake_break)(int), (*fake_fail)(int), (*fake_slow)(unsigned);
+static void (*fake_clear)(void), (*fake_register)(void *, size_t), (*fake_finish)(void), (*fake_capture)(int), (*fake_break)(int), (*fake_fail)(int);
 
 #ifdef DIRECT
 CUresult cuInit(unsigned), cuDevicePrimaryCtxRetain(size_t *, int), cuMemAlloc_v2(CUdeviceptr *, size_t), cuDevicePrimaryCtxRelease_v2(int);
@@ -76,7 +76,6 @@ static void resolve(const char *lookup) {
     fake_capture = need(dlsym(driver, "fake_capture"), "fake_capture");
     fake_break = need(dlsym(driver, "fake_break"), "fake_break");
     fake_fail = need(dlsym(driver, "fake_fail"), "fake_fail");
-    fake_slow = need(dlsym(driver, "fake_slow"), "fake_slow");
 }
 
 static unsigned char *source, *bulk, *small;
@@ -143,7 +142,7 @@ int main(int argc, char **argv) {
     if (!strcmp(does, "half")) fake_register(small, SMALL);
     fake_clear();
 
-    if (strcmp(does, "idle") && strcmp(does, "capture") && strcmp(does, "stranger")) {
+    if (strcmp(does, "idle") && strcmp(does, "capture")) {
         if (out_async(bulk, device, BULK, 21)) fail("bulk");
         check(bulk, 0, BULK, "bulk bytes");
     }
@@ -191,18 +190,6 @@ int main(int argc, char **argv) {
         release(0);
         out_async(small, device + 1, SMALL, 22);
         check(small, 1, SMALL, "small bytes");
-    } else if (!strcmp(does, "stranger")) {
-        /* Somebody who announces nothing is on the engine, and then goes. */
-        int kernels[2] = {0, 0};
-        for (int i = 0; i < 14000; i++) {
-            if (i == 0) fake_slow(2000);
-            if (i == 1200) fake_slow(0);
-            if (out(small, device + i % 64, SMALL)) fail("small beside a stranger");
-            check(small, i % 64, SMALL, "bytes of small beside a stranger");
-            if (strstr(fake_log(), "kernel")) kernels[i < 1200 ? 0 : 1] += i < 1200 || i >= 13000;
-            fake_clear();
-        }
-        printf("%d %d\n", kernels[0], kernels[1]);
     } else if (!strcmp(does, "many")) {
         for (size_t i = 0; i < 70000; i++) {
             if (out_async(small, device + i, 8, 22)) fail("one of many");

@@ -3,9 +3,9 @@
 //! The lock is taken once a part of a chunk, to report it and get the next. What a part is copied from and to is claimed once
 //! a chunk, by who begins it.
 //!
-//! A worker that finds nothing to do looks for a while whether there is a new turn, without the lock; then it leaves its token
-//! here and lets go of the transfer, and is called back when there is more work than workers that look. So nobody is woken
-//! to find that another was faster, and nobody has to be woken at the end.
+//! A worker that finds nothing to do looks for a while whether there is a new turn, without the lock. Then it parks here and lets go of the
+//! transfer, and is called back only when there is more work than workers that look. So no worker is woken to find that another was
+//! faster, and none has to be woken at the end.
 
 use headway_core::decisions::staging::{
     BufferedChunk, Census, EngineStep, StagingOutcome, StagingPipeline, WorkerStep,

@@ -1,7 +1,7 @@
 //! Which method copies of ordinary memory take where no profile says it: built-in figures first, then what the copies themselves took.
 //!
 //! Copies of one [`LearntKind`] and size class have a few *methods*: the driver's own call, and `staged` with one of a few tunings. Most copies go
-//! by the cheapest method within 5 % of the fastest, and by the driver's own call where that one saves little for its CPU time. A few are *trials* of another method. What trials take beyond the method in use never exceeds
+//! by the cheapest method within 5 % of the fastest. A few are *trials* of another method. What trials take beyond the method in use never exceeds
 //! a 32nd of the time that this class of copies takes anyway, 0.2 ms apart, and one trial that turns out slower than was thought.
 //! No clock and no threads here: times come in, decisions go out.
 
@@ -45,16 +45,13 @@ const EXPONENTS: std::ops::RangeInclusive<u32> = 20..=34;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Prefer {
-    /// The one with the least CPU time of those within 5 % of the fastest, if it saves enough for its CPU time.
+    /// The one with the least CPU time of those within 5 % of the fastest.
     #[default]
     Cheapest,
     /// The fastest one, whatever CPU time it takes.
     Fastest,
 }
 
-/// Staging is worth its threads if it takes at most so many times the time that it saves in CPU time beyond the driver's call. Copies of 1 MiB
-/// gained 1.2 to 1.4 times for 4 to 6 CPUs.
-const CPU_FOR_TIME: u64 = 12;
 /// A time counts as near the least if it exceeds it by this many percent at most.
 const NEAR_PERCENT: u64 = 105;
 
@@ -405,16 +402,10 @@ impl Class {
         Self { methods, copies: 0, since_trial: 0, every: EVERY_NEW, trials: 0, elapsed: 0, extra: 0, absent: 0 }
     }
 
-    /// The method in use.
+    /// The way in use.
     fn used(&self, prefer: Prefer) -> usize {
         let costs = self.methods.iter().map(|method| method.cost()).map(|(time, cpu)| (Nanos(time), Nanos(cpu)));
-        let best = prefer.pick(costs).unwrap_or(0);
-        let [driver, staged] = [0, best].map(|at| self.methods[at].cost());
-        let (saved, dearer) = (driver.0.saturating_sub(staged.0), staged.1.saturating_sub(driver.1));
-        // The built-in figures say of CPU time only what it is at most.
-        let is_known = self.methods[best].seen >= BELIEVED;
-        let is_dear = is_known && dearer > saved.saturating_mul(CPU_FOR_TIME);
-        if prefer == Prefer::Cheapest && is_dear { 0 } else { best }
+        prefer.pick(costs).unwrap_or(0)
     }
 
     fn advice(&self, method: usize, trial: bool) -> CopyAdvice {

@@ -114,20 +114,6 @@ fn the_cheapest_of_methods_within_five_percent_is_taken_unless_the_fastest_is_as
 }
 
 #[test]
-fn threads_that_save_little_are_left_alone_unless_the_fastest_is_asked_for() {
-    let staged_in =
-        |time, cpu| move |tuning: Option<Tuning>| if tuning.is_some() { (time, cpu) } else { (140_000, 140_000) };
-    for (time, cpu, is_worth) in [(125_000, 400_000, false), (115_000, 690_000, false), (60_000, 360_000, true)] {
-        for prefer in [Prefer::Cheapest, Prefer::Fastest] {
-            let mut learner = Learner::new(NODE, LearnerLimits { prefer, ..LIMITS });
-            learner.started();
-            let (_, last) = make(&mut learner, IN, MIB, 400, &staged_in(time, cpu));
-            assert_eq!(last.is_some(), is_worth || prefer == Prefer::Fastest, "{prefer:?} {time} {cpu}");
-        }
-    }
-}
-
-#[test]
 fn what_is_wrong_in_the_built_in_figures_is_found_out_in_a_few_dozen_copies() {
     // Staging is useless here for large copies, and useful for copies of 1 MiB into the GPU.
     let useless =
