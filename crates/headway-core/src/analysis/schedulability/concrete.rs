@@ -81,7 +81,7 @@ pub struct ExploredWindow {
     /// States looked at.
     pub states: u64,
     /// What that took.
-    #[serde(skip)]
+    #[serde(default)]
     pub steps: u64,
 }
 

@@ -104,6 +104,7 @@ impl Driver {
                 for job in self.holders.keys().copied().filter(gone).collect::<Vec<_>>() {
                     self.tokens.handle_release(now, job).unwrap();
                     self.holders.remove(&job);
+                    self.check();
                 }
             }
             Input::Lost(gpu) => {
@@ -140,7 +141,9 @@ impl Driver {
         self.tokens.check().unwrap();
         for (job, (token, key)) in &self.holders {
             let fifo = self.tokens.fifos.iter().find(|fifo| fifo.token == *token).unwrap();
-            assert_eq!(fifo.members.front(), Some(&job.task));
+            let request = &self.tokens.requests[&job.task];
+            assert_eq!((fifo.members.front(), request.key.job), (Some(&job.task), *job));
+            assert!(request.granted.is_some(), "{job:?} holds what it was not granted");
             assert_eq!(self.tokens.effective_key(job.task), Some(*key), "the boost emitted is the key inherited");
         }
         assert_eq!(self.holders.len(), self.tokens.fifos.iter().filter(|fifo| !fifo.members.is_empty()).count());
