@@ -13,9 +13,9 @@ pub struct InheritingMutex<T> {
     data: UnsafeCell<T>,
 }
 
-// SAFETY: the data is only reached by who holds the lock.
+// SAFETY: only the thread that holds the lock reaches the data.
 unsafe impl<T: Send> Send for InheritingMutex<T> {}
-// SAFETY: a shared reference gives the data to one thread at a time, too: who holds the lock.
+// SAFETY: threads that share a reference reach the data one at a time, each while it holds the lock.
 unsafe impl<T: Send> Sync for InheritingMutex<T> {}
 
 impl<T> InheritingMutex<T> {

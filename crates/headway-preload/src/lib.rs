@@ -9,8 +9,8 @@
 //! 2. [`decide`]: what becomes of a copy.
 //! 3. [`methods`]: how a copy is made other than by the driver's own call.
 //!
-//! All of them tell [`observers`] what was done: counts, log, lint, comparison. All stand on [`base`]: the guest's driver, its options and its
-//! contexts.
+//! All of them tell [`observers`] what was done: counts, log, lint, comparison.
+//! All use [`base`]: the guest's driver, its options and its contexts.
 //!
 //! It links no CUDA library. Its only constructor gives SIGUSR1 a handler where `--stats` asks for that. Threads start with the first large copy of ordinary memory, and
 //! sleep between copies.

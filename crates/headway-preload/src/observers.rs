@@ -26,7 +26,7 @@ use crate::base::copy::{Copy, Made};
 use crate::base::driver::Status;
 use crate::base::neighbours::now_ns;
 
-/// What observers are told.
+/// Something that happened, as a layer reports it to the observers.
 pub(crate) enum Event<'a> {
     /// The guest called for a copy.
     Asked(Copy),

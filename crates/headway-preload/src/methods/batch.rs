@@ -91,8 +91,8 @@ impl<F: Fn(&Lists, *mut usize) -> Status> Batch<F> {
     /// Its copies; `None` if the driver would refuse the call, or the lists cannot be read.
     ///
     /// # Safety
-    /// Lists that are not null have `count` entries; those of attributes and their places have `kinds`, unless these are more than the
-    /// copies.
+    /// Lists that are not null have `count` entries; those of attributes and their places have `kinds` entries, unless `kinds` is
+    /// larger than `count`.
     pub(crate) unsafe fn pieces(&self) -> Option<Vec<Piece>> {
         let Lists { to, from, sizes, count, attributes, first, kinds } = self.lists;
         let lists = [to.cast(), from.cast(), sizes, attributes.cast(), first];

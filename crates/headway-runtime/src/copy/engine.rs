@@ -205,9 +205,8 @@ impl Engine {
         steps: Vec<QueueStep>,
         bounds: Bounds<'_>,
     ) -> Result<EngineMoved, Stopped> {
-        let class = if steps.len() > 1 { FlowClass::Bulk } else { FlowClass::Normal };
         let bytes = steps.first().map_or(Bytes(0), |step| Bytes(step.len));
-        let mut run = self.stand(gpu, LineEntry { class, second, bytes, ..self.bulk_entry() }, bounds)?;
+        let mut run = self.stand(gpu, LineEntry { second, ..self.entry(steps.len(), bytes) }, bounds)?;
         for step in steps {
             run.submit(step)?;
         }
@@ -261,7 +260,7 @@ impl Engine {
         }
     }
 
-    /// A queue of this engine for one copy in `chunks` chunks of at most `bytes` each: one of several is bulk.
+    /// A queue of this engine for one copy in `chunks` chunks of at most `bytes` each.
     pub(super) fn open<'a>(
         &'a self,
         gpu: &dyn Gpu,
@@ -269,8 +268,13 @@ impl Engine {
         bytes: Bytes,
         bounds: Bounds<'a>,
     ) -> Result<Run<'a>, Stopped> {
+        self.stand(gpu, self.entry(chunks, bytes), bounds)
+    }
+
+    /// A chunk of at most `bytes` of a copy in `chunks` chunks: one of several is bulk.
+    fn entry(&self, chunks: usize, bytes: Bytes) -> LineEntry {
         let class = if chunks > 1 { FlowClass::Bulk } else { FlowClass::Normal };
-        self.stand(gpu, LineEntry { class, bytes, ..self.bulk_entry() }, bounds)
+        LineEntry { class, bytes, ..self.bulk_entry() }
     }
 
     const fn bulk_entry(&self) -> LineEntry {

@@ -26,6 +26,27 @@ pub(crate) struct CopyEngine {
     promiser: AtomicU64,
 }
 
+/// Both copy engines of one GPU.
+pub(crate) struct GpuEngines {
+    inward: Arc<CopyEngine>,
+    outward: Arc<CopyEngine>,
+}
+
+impl GpuEngines {
+    pub(crate) fn of(gpu: DeviceId) -> Self {
+        let [inward, outward] =
+            [StagingDirection::In, StagingDirection::Out].map(|direction| CopyEngine::of(gpu, direction));
+        Self { inward, outward }
+    }
+
+    pub(crate) const fn get(&self, direction: StagingDirection) -> &Arc<CopyEngine> {
+        match direction {
+            StagingDirection::In => &self.inward,
+            StagingDirection::Out => &self.outward,
+        }
+    }
+}
+
 impl CopyEngine {
     /// The engine of `gpu` for this direction.
     pub(crate) fn of(gpu: DeviceId, direction: StagingDirection) -> Arc<Self> {

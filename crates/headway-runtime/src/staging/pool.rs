@@ -19,7 +19,7 @@ use headway_os::fork::Home;
 use headway_os::{affinity, event, threads, topology};
 
 use super::StagingError;
-use super::engine::CopyEngine;
+use super::engine::{CopyEngine, GpuEngines};
 use super::line::Place;
 use super::stock::{Retired, Slot, Stock};
 use super::worker::{CopyLoop, Work, live};
@@ -75,8 +75,7 @@ pub(super) struct Shared {
     pub(super) options: PoolOptions,
     pub(super) workers: Workers<Work>,
     pub(super) copy_loop: CopyLoop,
-    /// Into the GPU and out of it.
-    engines: [Arc<CopyEngine>; 2],
+    engines: GpuEngines,
     /// The process that has the threads.
     home: Home,
     /// The device's context is gone; its memory is not used again.
@@ -129,14 +128,12 @@ impl StagingPool {
     /// its second, visible to every thread and device when it returns.
     #[must_use]
     pub fn with_copy_loop(gpu: Arc<dyn Gpu>, options: PoolOptions, copy_loop: CopyLoop) -> Self {
-        let engines =
-            [StagingDirection::In, StagingDirection::Out].map(|direction| CopyEngine::of(gpu.id(), direction));
         let shared = Shared {
+            engines: GpuEngines::of(gpu.id()),
             gpu,
             options,
             workers: Workers::new(),
             copy_loop,
-            engines,
             home: Home::here(),
             lost: AtomicBool::new(false),
             stock: Mutex::default(),
@@ -202,7 +199,7 @@ impl StagingPool {
 
     /// The engine for this direction.
     pub(crate) fn engine(&self, direction: StagingDirection) -> &Arc<CopyEngine> {
-        &self.shared.engines[usize::from(direction == StagingDirection::Out)]
+        self.shared.engines.get(direction)
     }
 
     /// Threads, once they have been started.
@@ -292,7 +289,7 @@ impl Shared {
         signal: &Arc<super::workers::Signal>,
     ) -> Place {
         let entry = LineEntry { bytes, ..LineEntry::new(FlowClass::Bulk, LineParty::Staging, limit) };
-        Place::new(&self.engines[usize::from(flow == StagingDirection::Out)].line, entry).with_signal(signal)
+        Place::new(&self.engines.get(flow).line, entry).with_signal(signal)
     }
 
     /// Size of a slab.

@@ -1,8 +1,6 @@
 //! The lines of the engines that a plan copies on. Its dispatcher decides what its own steps do; copies of this process that no plan made wait
 //! while a step is on their engine.
 
-use std::sync::Arc;
-
 use headway_core::decisions::engine_line::{FlowClass, LineEntry, LineParty};
 use headway_core::decisions::staging::StagingDirection;
 use headway_core::files::machine::EngineClass;
@@ -10,33 +8,29 @@ use headway_core::plan::PipelineSource;
 use headway_device::Engines;
 
 use crate::endpoints::CopyPath;
-use crate::staging::{CopyEngine, Place};
+use crate::staging::{GpuEngines, Place};
 
-/// The engines of each device, into it and out of it.
-pub(super) struct Turns(Vec<[Arc<CopyEngine>; 2]>);
+/// The engines of each device.
+pub(super) struct Turns(Vec<GpuEngines>);
 
 impl Turns {
     pub(super) fn new(devices: &[Engines]) -> Self {
-        let both = |device: &Engines| {
-            let id = device.gpu().id();
-            [StagingDirection::In, StagingDirection::Out].map(|direction| CopyEngine::of(id, direction))
-        };
-        Self(devices.iter().map(both).collect())
+        Self(devices.iter().map(|device| GpuEngines::of(device.gpu().id())).collect())
     }
 
     /// Takes the engine of a copy between host and GPU until the place is dropped; `None` for what is no such copy. The plan's
     /// own bulk is bulk to others, too.
     pub(super) fn hold(&self, source: &PipelineSource, path: CopyPath) -> Option<Place> {
         let direction = match path.class {
-            EngineClass::H2d => 0,
-            EngineClass::D2h => 1,
+            EngineClass::H2d => StagingDirection::In,
+            EngineClass::D2h => StagingDirection::Out,
             EngineClass::Peer | EngineClass::Ee => return None,
         };
         let entry = match source {
             PipelineSource::Bulk(_) => LineEntry::new(FlowClass::Bulk, LineParty::Copies, 1),
             _ => LineEntry::new(FlowClass::Guaranteed, LineParty::Planned, 1),
         };
-        let mut place = Place::new(&self.0[path.device()][direction].line, entry);
+        let mut place = Place::new(&self.0[path.device()].get(direction).line, entry);
         place.hold();
         Some(place)
     }
@@ -44,6 +38,8 @@ impl Turns {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use headway_core::models::transfer::Method;
     use headway_device::emu::{EmuGpu, EmuSpec};
 
@@ -54,8 +50,8 @@ mod tests {
         let device = Engines::open(Arc::new(EmuGpu::open(EmuSpec::new("gpu0")))).unwrap();
         let turns = Turns::new(std::slice::from_ref(&device));
         let bulk = |direction| {
-            let engine = CopyEngine::of(device.gpu().id(), direction);
-            Place::new(&engine.line, LineEntry::new(FlowClass::Bulk, LineParty::Copies, 2))
+            let engines = GpuEngines::of(device.gpu().id());
+            Place::new(&engines.get(direction).line, LineEntry::new(FlowClass::Bulk, LineParty::Copies, 2))
         };
         let (mut inward, mut outward) = (bulk(StagingDirection::In), bulk(StagingDirection::Out));
         assert!(inward.take(), "nothing is there yet");

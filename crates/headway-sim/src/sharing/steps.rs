@@ -180,7 +180,7 @@ impl<O: SimObserver> Simulation<'_, O> {
         while let Some(action) = self.arbiter.as_mut().and_then(|arbiter| arbiter.poll_action()) {
             self.act(&action)?;
         }
-        // Nobody is told of events here.
+        // The simulation does not use the arbiter's events.
         while self.arbiter.as_mut().and_then(|arbiter| arbiter.poll_event()).is_some() {}
         Ok(())
     }

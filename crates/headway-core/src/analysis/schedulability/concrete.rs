@@ -17,7 +17,7 @@ use super::{
 };
 use crate::units::Nanos;
 
-/// Of many tasks that are due at the same time, each may be next.
+/// Steps that a state costs when it is added, beside the copy of its numbers.
 const STEPS_OF_SUCCESSOR: u64 = 16;
 
 /// A task with known releases.
@@ -80,7 +80,7 @@ pub struct ExploredWindow {
     pub until: Nanos,
     /// States looked at.
     pub states: u64,
-    /// What that took.
+    /// Steps that they took.
     #[serde(default)]
     pub steps: u64,
 }
@@ -108,7 +108,7 @@ pub fn concrete(tasks: &[ConcreteTask], costs: JobCosts, ties: Ties) -> Explorat
 }
 
 /// [`concrete`] with a choice of what jitter means, undecided when more than `steps_max` steps are needed: a step is a task
-/// looked at in a state; a state that may follow is a copy, and counts for an eighth of that and 16 more.
+/// looked at in a state. Each state that is added costs 16 steps and one for every eight tasks.
 #[must_use]
 pub fn concrete_within(
     tasks: &[ConcreteTask],
@@ -273,8 +273,8 @@ struct Search {
     hyperperiods: u64,
     until: i128,
     states: u64,
-    budget: u64,
     steps: u64,
+    steps_max: u64,
 }
 
 impl Search {
@@ -302,7 +302,6 @@ impl Search {
             round = sum.filter(|&r| r.unsigned_abs() <= steps_max).ok_or_else(steps)?;
         }
         let responses = vec![0; items.len()];
-        let budget = steps_max;
         Ok(Self {
             items,
             costs,
@@ -314,8 +313,8 @@ impl Search {
             hyperperiods: 0,
             until: 0,
             states: 0,
-            budget,
             steps: 0,
+            steps_max,
         })
     }
 
@@ -371,8 +370,8 @@ impl Search {
     }
 
     fn take(&mut self, steps: u64) -> Result<(), Stop> {
-        self.budget = self.budget.checked_sub(steps).ok_or(Stop::Steps)?;
-        self.steps += steps;
+        let taken = self.steps.checked_add(steps);
+        self.steps = taken.filter(|taken| *taken <= self.steps_max).ok_or(Stop::Steps)?;
         Ok(())
     }
 
