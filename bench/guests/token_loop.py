@@ -3,12 +3,13 @@
 
 Each step multiplies two matrices, takes the largest element's place, and reads it (`.item()`, or --small bytes into
 page-locked memory). Beside it an offload copies --bulk bytes to page-locked memory again and again, with
-`copy_(non_blocking=True)` in a stream of its own, or in a second process (--other-process). Bytes of both are compared.
+`copy_(non_blocking=True)` in a stream of its own, or in a second process (--other-process, --stranger). Bytes of both are compared.
 Prints one line of JSON: step times in microseconds (n, median, p99, max) and the offload's rate in GB/s.
 """
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
 import threading
 import time
@@ -21,6 +22,7 @@ parser.add_argument("--bulk", type=int, default=1 << 30)
 parser.add_argument("--small", type=int, default=0, help="bytes of the small copy; 0 = one token by .item()")
 parser.add_argument("--idle", action="store_true", help="no offload")
 parser.add_argument("--other-process", action="store_true", help="the offload is another process's")
+parser.add_argument("--stranger", action="store_true", help="as --other-process, and that process is no guest of Headway")
 parser.add_argument("--ordinary", action="store_true", help="a thread offloads to ordinary memory")
 
 
@@ -105,11 +107,14 @@ def main():
     small_there = torch.empty(max(args.small, 1), dtype=torch.uint8, pin_memory=True)
     small_expected = small.cpu()
     offload, process = None, None
-    if args.other_process:
+    if args.other_process or args.stranger:
         context = multiprocessing.get_context("spawn")
         ready, stop, answer = context.Event(), context.Event(), context.Queue()
         process = context.Process(target=neighbour, args=(args.bulk, ready, stop, answer))
+        preload = os.environ.pop("LD_PRELOAD", None) if args.stranger else None
         process.start()
+        if preload is not None:
+            os.environ["LD_PRELOAD"] = preload
         ready.wait(120)
     elif not args.idle:
         offload = (OrdinaryOffload if args.ordinary else Offload)(args.bulk)

@@ -30,4 +30,7 @@ for _ in $(seq "$rounds"); do
     one ordinary "--fast --aside" --ordinary
     one "other process" plain --other-process
     one "other process" --aside --other-process
+    one "no guest" plain --stranger
+    one "no guest" --aside --stranger
+    one "no guest" "--aside=always" --stranger
 done

@@ -281,8 +281,7 @@ impl Driver {
         let mut bytes = [0u8; 16];
         // SAFETY: the driver writes 16 bytes.
         unsafe { call!(self, cuDeviceGetUuid_v2(&raw mut bytes, ordinal)) }?;
-        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]))
+        Ok(uuid_text(bytes))
     }
 
     pub(crate) fn memory(&self, ordinal: Ordinal) -> Result<Bytes, DeviceError> {
@@ -306,6 +305,13 @@ impl Driver {
         unsafe { call!(self, cuDeviceCanAccessPeer(&raw mut answer, from, to)) }?;
         Ok(answer != 0)
     }
+}
+
+/// A GPU's UUID as `nvidia-smi` writes it.
+#[must_use]
+pub fn uuid_text(bytes: [u8; 16]) -> String {
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
 /// What a GPU is.

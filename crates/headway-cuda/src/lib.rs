@@ -25,9 +25,9 @@ mod timeline;
 pub mod window;
 mod words;
 
-pub use driver::nvml::{ComputeMode, Nvml, NvmlGpu, NvmlReport, PcieLink};
+pub use driver::nvml::{ComputeMode, Nvml, NvmlGpu, NvmlReport, PcieCounters, PcieLink, PcieTraffic};
 pub use driver::table::{Handle, functions};
-pub use driver::{CurrentContext, Driver, GpuIdentity};
+pub use driver::{CurrentContext, Driver, GpuIdentity, uuid_text};
 pub use gpu::CudaGpu;
 pub use ordered::{HostEnd, LentEnds, MadeNow, OrderedCopier, OrderedOptions, OrderedTicket, RawCopy, StreamHandle};
 pub use probe::{DeviceProbe, DriverProbe, probe};

@@ -11,7 +11,7 @@ use std::sync::{Arc, LazyLock};
 use headway_core::files::machine::EngineClass;
 use headway_core::models::transfer::Method;
 use headway_core::units::{Bytes, Nanos};
-use headway_cuda::{ComputeMode, CudaGpu, Driver, Nvml, PcieLink};
+use headway_cuda::{ComputeMode, CudaGpu, Driver, Nvml, PcieLink, PcieTraffic};
 use headway_device::conformance::{self, Xor, wait_for};
 use headway_device::{
     Access, Buffer, DeviceCode, DeviceError, DeviceLimits, DeviceSource, Engines, Gpu, HostKind, LaunchGrid, Span, Work,
@@ -351,6 +351,19 @@ fn nvml_reports_links_and_leaves_out_what_it_does_not_know() {
     assert_eq!((second.pcie_now, &second.nvlinks), (None, &vec![]));
     assert_eq!((first.compute_mode, second.compute_mode), (ComputeMode::ExclusiveProcess, ComputeMode::Unknown));
     assert_eq!(second.pcie_max, Some(PcieLink { generation: 5, width: 16 }));
+}
+
+#[test]
+fn a_gpu_that_does_not_count_what_its_link_carries_says_so() {
+    let nvml = Nvml::load(&PLAIN.path).unwrap();
+    assert_eq!(
+        nvml.pcie_counters("GPU-0").unwrap().since(nvml.pcie_counters("GPU-0").unwrap()),
+        PcieTraffic::default()
+    );
+    for (gpu, code) in [("GPU-1", "(3)"), ("GPU-2", "(6)")] {
+        let error = nvml.pcie_counters(gpu).unwrap_err();
+        assert!(error.to_string().contains(code), "{gpu}: {error}");
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! - [`copy`]: a copy as it was asked for, and how it was made.
 //! - [`context`]: what is kept for each CUDA context: the kernel, pinned lines, bulk copies under way.
 //! - [`neighbours`]: a page in shared memory by which guests of one user know of each other's bulk copies.
+//! - [`link`]: whether programs that announce nothing copy out of a GPU, by the counters of its PCIe link.
 //! - [`stack`]: whether the calling thread's stack is large enough for a method of Headway's.
 //! - [`print`]: lines on standard error.
 
@@ -12,6 +13,7 @@ pub(crate) mod attention;
 pub(crate) mod context;
 pub(crate) mod copy;
 pub(crate) mod driver;
+pub(crate) mod link;
 pub(crate) mod neighbours;
 pub(crate) mod print;
 pub(crate) mod stack;

@@ -12,7 +12,7 @@ use crate::base::attention::{self, BULK, NEIGHBOURS, NEW, OBSERVED};
 use crate::base::context::{self, Prepared};
 use crate::base::copy::{Copy, Made};
 use crate::base::driver::{self, Driver, Relaxed, SUCCESS, Status, driver};
-use crate::base::neighbours;
+use crate::base::{link, neighbours};
 use crate::methods::fast::{self, Answer, Timing};
 use crate::methods::{aside, chunks};
 use crate::observers::{self, Accelerated, Event, Passed, tell};
@@ -184,7 +184,7 @@ fn by_kernel(driver: &Driver, context: &Prepared, copy: Copy, made: &mut Made) -
 fn would_wait(context: &Prepared, copy: Copy) -> bool {
     let reasons = attention::reasons();
     (reasons & BULK != 0 && context.is_busy_elsewhere(copy.stream))
-        || (reasons & NEIGHBOURS != 0 && neighbours::is_busy(context.place))
+        || (reasons & NEIGHBOURS != 0 && (neighbours::is_busy(context.place) || link::is_busy(context.place)))
 }
 
 /// A copy that is not bulk by itself: its stream may be, by what else is queued on it.

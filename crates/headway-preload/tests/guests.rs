@@ -46,6 +46,7 @@ static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
     };
     // Like the real library, it calls its own functions directly.
     compile(&["-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1"], "driver.c", "libcuda.so.1");
+    compile(&["-shared", "-fPIC"], "../../../headway-cuda/tests/fake/nvml.c", "libnvidia-ml.so.1");
     compile(&["-ldl"], "guest.c", "guest");
     compile(&["-DDIRECT", "-L.", "-l:libcuda.so.1", "-ldl"], "guest.c", "linked-guest");
     Some(Built { folder })
@@ -278,6 +279,21 @@ fn bulk_copies_of_other_guests_count_until_they_should_have_ended() {
     announce(Duration::ZERO);
     assert!(beside.starts_with("kernel 4096 by 1 in 22\n"), "{beside}");
     assert_eq!(calls("dlsym", "idle", Some(GuestOptions { alone, ..ASIDE })).unwrap(), plain);
+}
+
+#[test]
+fn small_copies_avoid_programs_that_copy_out_of_the_gpu_and_announce_nothing() {
+    let beside = |sent: &str, received: &str| {
+        let mut guest = guest("dlsym", "idle-beside", Some(GuestOptions { alone: false, ..ASIDE }))?;
+        let output = guest.env("FAKE_NVML_SENT", sent).env("FAKE_NVML_RECEIVED", received).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        Some(String::from_utf8(output.stdout).unwrap())
+    };
+    // Bytes a microsecond: 55 GB/s out of the GPU.
+    let Some(out) = beside("60010", "1") else { return };
+    assert_eq!(out, "aside after some readings\n");
+    // The same rate into it, for which the GPU sends requests.
+    assert_eq!(beside("5200", "59700").unwrap(), "whole after some readings\n");
 }
 
 /// Writes into the user's page, as a guest with a bulk copy on any GPU does, that it ends after this time.

@@ -19,13 +19,14 @@ use headway_core::models::transfer::Direction;
 use headway_core::models::transfer::arbitration::{ArbitrationAdvice, WAIT_GUESTS, built_in};
 use headway_core::units::{Bytes, UnitError};
 #[doc(hidden)] // For the library in front of guests.
-pub use headway_cuda::{Handle, functions};
+pub use headway_cuda::{Handle, Nvml, functions, uuid_text};
 #[doc(hidden)] // For the library in front of guests.
 pub use headway_os::{
     environment::{has_more_rights, trusted},
     fork::Home,
     limits::file_bytes_max,
     note_the_start, replace_process,
+    threads::spawn,
 };
 
 use crate::Error;
@@ -108,7 +109,7 @@ pub fn usual_chunk(machine: Option<&str>) -> Result<UsualChunk, Error> {
 }
 
 fn usual_chunk_of_class() -> UsualChunk {
-    let names: Vec<String> = headway_cuda::Nvml::system()
+    let names: Vec<String> = Nvml::system()
         .and_then(|nvml| nvml.report())
         .map_or_else(|_| Vec::new(), |report| report.gpus.into_iter().map(|gpu| gpu.name).collect());
     let known = |name: &String| {

@@ -510,30 +510,5 @@ Code cuMemcpyBatchAsync_v2(Address *to, Address *from, size_t *bytes, size_t cou
 	LEAVE(batch(to, from, bytes, count, attributes, first, attribute_count, stream, &failed));
 }
 
-/* NVML: two GPUs, the first with three links of which the second is down. */
-typedef struct { char legacy[16]; unsigned numbers[5]; char address[32]; } Pci;
-static void *handles[2] = {(void *)1, (void *)2};
-int nvmlInit_v2(void) {
-#ifdef NVML_INIT
-	return NVML_INIT;
-#else
-	return 0;
-#endif
-}
-int nvmlShutdown(void) { return 0; }
-const char *nvmlErrorString(int code) { return code == 9 ? "Driver Not Loaded" : "Unknown Error"; }
-int nvmlSystemGetDriverVersion(char *text, unsigned bytes) { snprintf(text, bytes, "0.fake"); return 0; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = handles[index]; return 0; }
-int nvmlDeviceGetName(void *handle, char *text, unsigned bytes) { snprintf(text, bytes, "fake %d", handle != handles[0]); return 0; }
-int nvmlDeviceGetUUID(void *handle, char *text, unsigned bytes) { snprintf(text, bytes, "GPU-%d", handle != handles[0]); return 0; }
-int nvmlDeviceGetPciInfo_v3(void *handle, Pci *pci) { snprintf(pci->address, 32, "00000000:0%c:00.0", handle == handles[0] ? 'A' : 'B'); return 0; }
-int nvmlDeviceGetCurrPcieLinkGeneration(void *handle, unsigned *value) { *value = 1; return handle == handles[0] ? 0 : 3; }
-int nvmlDeviceGetCurrPcieLinkWidth(void *handle, unsigned *value) { (void)handle; *value = 16; return 0; }
-int nvmlDeviceGetMaxPcieLinkGeneration(void *handle, unsigned *value) { (void)handle; *value = 5; return 0; }
-int nvmlDeviceGetMaxPcieLinkWidth(void *handle, unsigned *value) { (void)handle; *value = 16; return 0; }
-int nvmlDeviceGetComputeMode(void *handle, unsigned *mode) { *mode = 3; return handle == handles[0] ? 0 : 3; }
-int nvmlDeviceGetNvLinkState(void *handle, unsigned link, unsigned *active) { *active = link != 1; return handle != handles[0] ? 3 : link < 3 ? 0 : 2; }
-int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *handle, unsigned link, Pci *pci) { (void)handle; snprintf(pci->address, 32, "00000000:0B:00.0"); return link == 2 ? 3 : 0; }
-
+#include "nvml.c"
 #include "window.h"

@@ -66,7 +66,7 @@ pub(crate) const BULK: u32 = 2;
 pub(crate) const OBSERVED: u32 = 4;
 /// Every small copy goes aside.
 pub(crate) const ALWAYS: u32 = 8;
-/// Other guests may announce bulk copies.
+/// Other programs may copy in bulk.
 pub(crate) const NEIGHBOURS: u32 = 16;
 
 /// Copies out of a GPU of this size and more are looked at in any case.

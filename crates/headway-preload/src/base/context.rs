@@ -12,11 +12,11 @@ use headway_core::decisions::chooser::STREAM_CHUNK;
 use headway_core::decisions::cut::StreamLoad;
 use headway_core::units::Bytes;
 
-use crate::base::attention::{self, BULK, NEW};
+use crate::base::attention::{self, BULK, NEIGHBOURS, NEW};
 use crate::base::driver::{
     self, Context, DevicePtr, Driver, KernelCopy, NOT_READY, Relaxed, STREAM_PER_THREAD, SUCCESS, Stream,
 };
-use crate::base::{neighbours, stack};
+use crate::base::{link, neighbours, stack};
 
 /// A line is pinned memory that a kernel writes and the calling thread copies on, for copies into ordinary memory.
 pub(crate) const LINE_BYTES: usize = 64 << 10;
@@ -187,9 +187,13 @@ fn prepare(driver: &Driver) -> Option<Prepared> {
     if !got {
         return None;
     }
+    let place = neighbours::place(&uuid);
+    if attention::reasons() & NEIGHBOURS != 0 {
+        link::begin(uuid, place);
+    }
     let prepared = Prepared {
         device,
-        place: neighbours::place(&uuid),
+        place,
         kernel,
         memory: memory.cast(),
         memory_seen,

@@ -11,8 +11,10 @@ use std::ffi::c_int;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::base::attention;
+
 /// Places on the page. GPUs whose UUIDs share one count as one.
-const PLACES: usize = 64;
+pub(crate) const PLACES: usize = 64;
 const PAGE_BYTES: usize = 4096;
 /// The page's key, combined with the number of the user.
 const KEY: libc::key_t = 0x4857_4755;
@@ -30,9 +32,9 @@ unsafe impl Sync for Page {}
 
 static PAGE: OnceLock<Option<Page>> = OnceLock::new();
 
-/// Maps the user's page; whether there is one.
-pub(crate) fn begin() -> bool {
-    PAGE.get_or_init(map).is_some()
+/// Maps the user's page if the system gives it.
+pub(crate) fn begin() {
+    PAGE.get_or_init(map);
 }
 
 fn map() -> Option<Page> {
@@ -82,14 +84,21 @@ static OWN_UNTIL: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 
 /// A bulk copy of `bytes` is queued behind those that are expected already.
 pub(crate) fn announce(place: usize, bytes: usize) {
-    let Some(until) = until(place) else { return };
+    if attention::options().alone {
+        return;
+    }
     let (now, takes) = (now_ns(), (bytes as u64).saturating_mul(1_000) / (BYTES_PER_S / 1_000_000));
-    for until in [until, &OWN_UNTIL[place % PLACES]] {
+    for until in [Some(&OWN_UNTIL[place % PLACES]), until(place)].into_iter().flatten() {
         let _ = until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |before| {
             let before = if before > now.saturating_add(AHEAD_MAX_NS) { now } else { before.max(now) };
             Some(before.saturating_add(takes))
         });
     }
+}
+
+/// Whether no bulk copy of this process was expected on the engine since `ns`.
+pub(crate) fn has_been_free_since(place: usize, ns: u64) -> bool {
+    OWN_UNTIL[place % PLACES].load(Ordering::Relaxed) < ns
 }
 
 /// Whether a bulk copy of another guest is expected to be on the engine: the page has more than this process has announced.

@@ -41,7 +41,8 @@ pub(crate) fn begin(copies: Vec<&'static CStr>) {
     if options.aside == AsideMode::Always {
         reasons |= ALWAYS;
     }
-    if options.aside == AsideMode::Auto && !options.alone && neighbours::begin() {
+    if options.aside == AsideMode::Auto && !options.alone {
+        neighbours::begin();
         reasons |= NEIGHBOURS;
     }
     attention::follow(options, reasons);
