@@ -89,8 +89,6 @@ def by_headway(args: argparse.Namespace) -> Loader:
 
     threads = args.threads
     # What is tried out here may become what everybody gets.
-    if args.stores:
-        _load._STORES = args.stores
     if args.slot_mib:
         _load._SLOT_BYTES = int(args.slot_mib * (1 << 20))
 
@@ -331,7 +329,6 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--threads", type=int, help="of headway, for each GPU")
-    parser.add_argument("--stores", help="of headway: plain, past-caches or demoted")
     parser.add_argument("--slot-mib", type=float, help="of headway: bytes of a slot")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--only", default=",".join(LOADERS), help="loaders, with commas between them")
@@ -359,7 +356,7 @@ def main() -> None:
     sums_file.write_text(json.dumps(expected(paths)))
     common = ["--device", args.device, "--rounds", str(args.rounds), "--sums", str(sums_file), "--seconds", str(args.seconds), "--only", args.only]
     common += ["--gpus", str(args.gpus), *(["--threads", str(args.threads)] if args.threads else []), *(["--empty"] if args.empty else [])]
-    common += [*(["--stores", args.stores] if args.stores else []), *(["--slot-mib", str(args.slot_mib)] if args.slot_mib else [])]
+    common += [*(["--slot-mib", str(args.slot_mib)] if args.slot_mib else [])]
     children = args.only.split(",") + (["beside"] if args.beside else []) + (["several"] if args.gpus > 1 else [])
     lines: list[dict[str, Any]] = []
     try:

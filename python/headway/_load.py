@@ -27,7 +27,6 @@ _log = logging.getLogger("headway.load")
 
 _THREADS = 8
 _SLOT_BYTES = 4 << 20
-_STORES = "plain"
 # What a thread reads at once into host memory.
 _READ_BYTES = 16 << 20
 # From this size on PyTorch's allocator cuts a block from a larger one.
@@ -180,7 +179,7 @@ class _HostLoad:
     def stop(self) -> None:
         self._stopped = True
 
-    def run(self) -> tuple[int, int, int] | None:
+    def run(self) -> tuple[int, int] | None:
         pieces = [
             (number, start + at, to[at : at + _READ_BYTES]) for number, start, to in self._parts for at in range(0, len(to), _READ_BYTES)
         ]
@@ -194,7 +193,7 @@ class _HostLoad:
             failed.result()
         if self._stopped:
             return None
-        return (0, 0, self.moved_bytes)
+        return (self.moved_bytes, 0)
 
     def _read(self, number: int, at: int, to: memoryview) -> None:
         file, done = self._files[number], 0
@@ -224,9 +223,8 @@ def _load(torch: Any, files: list[SafetensorsFile], groups: list[_Group], thread
         shown.end()
     if _log.isEnabledFor(logging.DEBUG):
         took = time.perf_counter() - begun
-        mapped, direct, buffered = (sum(counts) for counts in zip((0, 0, 0), *read, strict=True))
-        text = "loaded %d bytes in %.0f ms: %d from the page cache, %d from disks, %d by the kernel's copy"
-        _log.debug(text, total, took * 1e3, mapped, direct, buffered)
+        cached, direct = (sum(counts) for counts in zip((0, 0), *read, strict=True))
+        _log.debug("loaded %d bytes in %.0f ms: %d from the page cache, %d from disks", total, took * 1e3, cached, direct)
 
 
 def _prepare(torch: Any, files: list[SafetensorsFile], group: _Group, threads: int) -> _native.FileLoad | _HostLoad:
@@ -243,11 +241,11 @@ def _prepare(torch: Any, files: list[SafetensorsFile], group: _Group, threads: i
     ready = torch.cuda.Event()
     ready.record(torch.cuda.current_stream(group.device))
     ready.synchronize()
-    # Only files of which this GPU gets something are mapped for it.
+    # Only files of which this GPU gets something.
     used = {number: at for at, number in enumerate(dict.fromkeys(number for number, _, _ in group.parts))}
     parts = [(used[number], entry.start, group.tensors[entry.name].data_ptr(), entry.nbytes) for number, entry, _ in group.parts]
     opened = [(files[number].path, files[number].fd) for number in used]
-    return _native.FileLoad(group.device.index, opened, parts, threads, _SLOT_BYTES, _STORES)
+    return _native.FileLoad(group.device.index, opened, parts, threads, _SLOT_BYTES)
 
 
 def _reserve(torch: Any, group: _Group) -> None:
@@ -275,10 +273,10 @@ def _bytes_of(torch: Any, tensor: Any) -> memoryview:
 
 def run_all(
     loads: list[Any], moved: Callable[[int], object] | None = None, keep: Iterable[object] = ()
-) -> list[tuple[int, int, int]]:
+) -> list[tuple[int, int]]:
     """Runs loads at the same time, and returns what each says. If one fails, the others end, and the first error is raised."""
     with ThreadPoolExecutor(max(1, len(loads)), thread_name_prefix="headway-loads") as pool:
-        running: list[Future[tuple[int, int, int] | None]] = [pool.submit(load.run) for load in loads]
+        running: list[Future[tuple[int, int] | None]] = [pool.submit(load.run) for load in loads]
         try:
             for _ in _until_ended(running):
                 if moved:

@@ -13,21 +13,20 @@ class FileLoad:
     """
     Parts of files that are read into one GPU's memory, once.
     """
-    def __new__(cls, /, gpu: SupportsIndex | None, files: SupportsGetItem[int, tuple[str, SupportsIndex]], parts: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex]], threads: SupportsIndex, slot_bytes: SupportsIndex, stores: str) -> FileLoad:
+    def __new__(cls, /, gpu: SupportsIndex | None, files: SupportsGetItem[int, tuple[str, SupportsIndex]], parts: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex]], threads: SupportsIndex, slot_bytes: SupportsIndex) -> FileLoad:
         """
         `files` are paths with open descriptors, which stay the caller's. Each of `parts` is a file's position, where the part begins in it,
-        the address in GPU memory and the number of bytes. Nobody else uses that memory until `run` has returned. `stores` = how what comes from
-        mappings is stored: `"plain"`, `"past-caches"` or `"demoted"`.
+        the address in GPU memory and the number of bytes. Nobody else uses that memory until `run` has returned.
         """
     @property
     def moved_bytes(self, /) -> int:
         """
         Bytes that are on their way or in place.
         """
-    def run(self, /) -> tuple[int, int, int] | None:
+    def run(self, /) -> tuple[int, int] | None:
         """
-        Reads all parts. Other threads run meanwhile. The answer is how many bytes were read through mappings of the page cache, past the page
-        cache, and by the kernel's copy; `None` if it was stopped.
+        Reads all parts. Other threads run meanwhile. The answer is how many bytes were read from the page cache and past it; `None` if
+        it was stopped.
         """
     def stop(self, /) -> None:
         """

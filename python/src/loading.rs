@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::os::fd::BorrowedFd;
 use std::sync::Mutex;
 
-use headway::copy::{FilePart, LoadError, LoadOptions, Loading, RawPlace, Stores};
+use headway::copy::{FilePart, LoadError, LoadOptions, Loading, RawPlace};
 use headway::units::Bytes;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
@@ -28,10 +28,9 @@ pub(crate) struct FileLoad {
 #[pymethods]
 impl FileLoad {
     /// `files` are paths with open descriptors, which stay the caller's. Each of `parts` is a file's position, where the part begins in it,
-    /// the address in GPU memory and the number of bytes. Nobody else uses that memory until `run` has returned. `stores` = how what comes from
-    /// mappings is stored: `"plain"`, `"past-caches"` or `"demoted"`.
+    /// the address in GPU memory and the number of bytes. Nobody else uses that memory until `run` has returned.
     #[new]
-    #[pyo3(signature = (gpu, files, parts, threads, slot_bytes, stores))]
+    #[pyo3(signature = (gpu, files, parts, threads, slot_bytes))]
     fn new(
         py: Python<'_>,
         gpu: Option<u32>,
@@ -39,19 +38,7 @@ impl FileLoad {
         parts: Vec<(usize, u64, u64, usize)>,
         threads: u32,
         slot_bytes: u64,
-        stores: &str,
     ) -> PyResult<Self> {
-        let stores = match stores {
-            "plain" => Stores::Plain,
-            "past-caches" => Stores::NonTemporal,
-            "demoted" => Stores::Demoted,
-            other => {
-                return Err(options_error(
-                    py,
-                    &format!("there are no stores `{other}`; write `plain`, `past-caches` or `demoted`"),
-                ));
-            }
-        };
         let mut paths = Vec::with_capacity(files.len());
         let mut opened = Vec::with_capacity(files.len());
         for (path, descriptor) in files {
@@ -69,19 +56,19 @@ impl FileLoad {
             FilePart { file, at, place: unsafe { RawPlace::new(address, bytes) } }
         };
         let work = Mutex::new(Some((opened, parts.into_iter().map(part).collect())));
-        let options = LoadOptions { threads, slot: Bytes(slot_bytes), stores };
+        let options = LoadOptions { threads, slot: Bytes(slot_bytes) };
         Ok(Self { gpu, paths, work, options, loading: Loading::default() })
     }
 
-    /// Reads all parts. Other threads run meanwhile. The answer is how many bytes were read through mappings of the page cache, past the page
-    /// cache, and by the kernel's copy; `None` if it was stopped.
-    fn run(&self, py: Python<'_>) -> PyResult<Option<(u64, u64, u64)>> {
+    /// Reads all parts. Other threads run meanwhile. The answer is how many bytes were read from the page cache and past it; `None` if
+    /// it was stopped.
+    fn run(&self, py: Python<'_>) -> PyResult<Option<(u64, u64)>> {
         let Some((files, parts)) = lock(&self.work).take() else {
             return Err(options_error(py, "this load was run already; make another one"));
         };
         let copier = copier(py, self.gpu)?;
         match py.detach(|| copier.load(files, parts, self.options, &self.loading)) {
-            Ok(report) => Ok(Some((report.mapped.0, report.direct.0, report.buffered.0))),
+            Ok(report) => Ok(Some((report.cached.0, report.direct.0))),
             Err(LoadError::Stopped) => Ok(None),
             Err(LoadError::Copy(error)) => Err(failed(py, &error)),
             Err(LoadError::Read { file, source }) => {

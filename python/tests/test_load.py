@@ -145,15 +145,15 @@ LAYOUTS = st.lists(st.lists(st.sampled_from([0, 1, 5, 4095, 4096, 60_000, SLOT, 
 
 
 def run(
-    gpu: int, files: list[SafetensorsFile], parts: list[tuple[int, int, int, int]], threads: int = 3, stores: str = "plain"
+    gpu: int, files: list[SafetensorsFile], parts: list[tuple[int, int, int, int]], threads: int = 3
 ) -> _native.FileLoad:
-    return _native.FileLoad(gpu, [(file.path, file.fd) for file in files], parts, threads, SLOT, stores)
+    return _native.FileLoad(gpu, [(file.path, file.fd) for file in files], parts, threads, SLOT)
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(layout=LAYOUTS, keep=st.floats(0, 1), threads=st.integers(1, 4), stores=st.sampled_from(["plain", "past-caches", "demoted"]))
+@given(layout=LAYOUTS, keep=st.floats(0, 1), threads=st.integers(1, 4))
 def test_every_layout_comes_to_a_gpu(
-    driver: Driver, tmp_path: Path, layout: list[list[int]], keep: float, threads: int, stores: str
+    driver: Driver, tmp_path: Path, layout: list[list[int]], keep: float, threads: int
 ) -> None:
     sent: dict[str, Bytes] = {}
     paths: list[Path] = []
@@ -171,7 +171,7 @@ def test_every_layout_comes_to_a_gpu(
             if chosen.random() <= keep:
                 memories[tensor.name] = Memory(driver, tensor.nbytes)
                 parts.append((number, tensor.start, memories[tensor.name].address, tensor.nbytes))
-    load = run(0, files, parts, threads, stores)
+    load = run(0, files, parts, threads)
     read = load.run()
     assert read is not None and load.moved_bytes == sum(part[3] for part in parts) <= sum(read)
     for name, memory in memories.items():

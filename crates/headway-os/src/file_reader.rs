@@ -1,31 +1,29 @@
-//! Reads ranges of a file, each by the method that takes least: what the kernel's page cache has through a mapping, the rest from the disk
-//! past that cache (`O_DIRECT`).
+//! Reads ranges of a file, each by the method that takes least: what the kernel's page cache has by its copy, the rest from the disk past
+//! that cache (`O_DIRECT`).
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 
-use headway_core::models::transfer::Stores;
-
-use crate::memory::{FileView, page_bytes};
+use crate::memory::page_bytes;
 
 /// Reads past the page cache start and end at multiples of this, in the file and in memory; disks ask for 512 or 4096.
 const DIRECT_ALIGN: usize = 4096;
 /// `cachestat`, from Linux 6.5 on.
 const SYS_CACHESTAT: libc::c_long = 451;
-/// A range is cached if at most one page in so many is absent; the mapping reads these from the disk.
+/// A range is cached if at most one page in so many is absent; the kernel reads these from the disk.
 const ABSENT_SHARE: u64 = 16;
+/// The kernel copies so much at once: what it has just written is in a cache of the CPU then, and goes from there.
+const COPIED_AT_ONCE: usize = 256 << 10;
 
 /// How a range was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadMethod {
-    /// Through a mapping of the page cache.
-    Mapped,
+    /// By the kernel's copy from the page cache.
+    Cached,
     /// From the disk, past the page cache.
     Direct,
-    /// By the kernel's copy through the page cache: the file cannot be mapped, or not be read past it.
-    Buffered,
 }
 
 /// A file that is read, and what it was when that began.
@@ -33,27 +31,23 @@ pub struct FileReader {
     file: File,
     /// Bytes, and when it was last written: seconds and nanoseconds.
     before: (u64, i64, i64),
-    view: Option<FileView>,
     /// The same file for reads past the page cache, where its file system has them.
     direct: Option<File>,
-    stores: Stores,
 }
 
 impl FileReader {
-    /// A reader of `file`, which is open for reading; what it has from a mapping it stores as `stores` says.
+    /// A reader of `file`, which is open for reading.
     ///
     /// # Errors
     /// What the system says of the file.
-    pub fn new(file: File, stores: Stores) -> io::Result<Self> {
+    pub fn new(file: File) -> io::Result<Self> {
         let before = state(&file)?;
-        let bytes = usize::try_from(before.0).map_err(io::Error::other)?;
-        let view = FileView::map(file.as_fd(), bytes).ok();
         let again = || {
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());
             OpenOptions::new().read(true).custom_flags(libc::O_DIRECT | libc::O_CLOEXEC).open(path).ok()
         };
         let direct = if is_in_memory(&file) { None } else { again() };
-        Ok(Self { file, before, view, direct, stores })
+        Ok(Self { file, before, direct })
     }
 
     /// Bytes that it had at the beginning.
@@ -79,15 +73,10 @@ impl FileReader {
         {
             return Ok(ReadMethod::Direct);
         }
-        let to = &mut room[..bytes];
-        let Some(view) = &self.view else {
-            return fill(&self.file, at, bytes, to).map(|()| ReadMethod::Buffered);
-        };
-        let start =
-            usize::try_from(at).ok().filter(|start| start.checked_add(bytes).is_some_and(|end| end <= view.len()));
-        let copied = start.is_some_and(|start| view.copy(start, to, self.stores).is_ok());
-        // The kernel's own copy says what is wrong, and it may be no more.
-        if copied { Ok(ReadMethod::Mapped) } else { fill(&self.file, at, bytes, to).map(|()| ReadMethod::Buffered) }
+        for (number, part) in room[..bytes].chunks_mut(COPIED_AT_ONCE).enumerate() {
+            fill(&self.file, at + (number * COPIED_AT_ONCE) as u64, part.len(), part)?;
+        }
+        Ok(ReadMethod::Cached)
     }
 
     /// Fails if the file was written since this was made: what was read is then neither what it was nor what it is.
@@ -116,14 +105,7 @@ impl FileReader {
             libc::syscall(SYS_CACHESTAT, self.file.as_raw_fd(), range.as_ptr(), found.as_mut_ptr(), 0 as libc::c_uint)
         };
         let pages = (bytes as u64).div_ceil(page_bytes() as u64);
-        if code == 0 {
-            return found[0] + pages / ABSENT_SHARE >= pages;
-        }
-        let start = usize::try_from(at).unwrap_or(usize::MAX);
-        self.view
-            .as_ref()
-            .and_then(|view| view.present(start, bytes))
-            .is_none_or(|present| present + pages / ABSENT_SHARE >= pages)
+        code != 0 || found[0] + pages / ABSENT_SHARE >= pages
     }
 }
 
@@ -173,7 +155,7 @@ mod tests {
     fn every_range_is_read_by_whichever_method() {
         let (file, data) = written(3 * DIRECT_ALIGN + 100);
         file.sync_all().unwrap();
-        let reader = FileReader::new(file, Stores::Plain).unwrap();
+        let reader = FileReader::new(file).unwrap();
         // So that reads past the cache happen, where the file system has them.
         // SAFETY: the call is given a descriptor and numbers.
         unsafe { libc::posix_fadvise(reader.file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
@@ -195,7 +177,7 @@ mod tests {
     fn a_file_that_became_shorter_or_was_written_is_an_error_value() {
         let (file, data) = written(5 * DIRECT_ALIGN);
         let again = file.try_clone().unwrap();
-        let reader = FileReader::new(file, Stores::Plain).unwrap();
+        let reader = FileReader::new(file).unwrap();
         again.set_len(DIRECT_ALIGN as u64).unwrap();
         let mut room = Mapping::anonymous(5 * DIRECT_ALIGN).unwrap();
         let error = reader.read(0, data.len(), &mut room, false).unwrap_err();
@@ -205,7 +187,7 @@ mod tests {
 
     #[test]
     fn what_is_no_file_of_bytes_is_read_or_refused_without_a_panic() {
-        let reader = FileReader::new(File::open("/dev/null").unwrap(), Stores::Plain).unwrap();
+        let reader = FileReader::new(File::open("/dev/null").unwrap()).unwrap();
         assert_eq!(reader.bytes(), 0);
         assert_eq!(reader.read(0, 4, &mut [0; 4], true).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }

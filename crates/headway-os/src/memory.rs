@@ -1,6 +1,5 @@
 //! How much memory there is, how much of it may be locked, and mappings.
 
-mod file_view;
 mod mapping;
 mod present;
 
@@ -8,7 +7,6 @@ use headway_core::units::Bytes;
 
 use crate::errno::OsError;
 use crate::limits;
-pub use file_view::{FileView, LostPage};
 pub(crate) use mapping::private_memory_file;
 pub use mapping::{Mapping, MemoryFile, View, advise_huge, page_bytes, populate_read, touch, touch_read};
 pub use present::mostly_absent;

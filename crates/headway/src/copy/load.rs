@@ -1,11 +1,10 @@
-//! Parts of files into GPU memory: what the page cache has through a mapping, and the rest past that cache.
+//! Parts of files into GPU memory: what the page cache has by the kernel's copy, and the rest past that cache.
 
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use headway_core::models::transfer::Direction;
-use headway_core::models::transfer::Stores;
 use headway_core::units::Bytes;
 use headway_cuda::{Chunks, EngineTurn, RawPlace, ScatterError, ScatterOptions, scatter};
 use headway_device::DeviceError;
@@ -35,33 +34,29 @@ pub struct FilePart {
     pub place: RawPlace,
 }
 
-/// What a load may use, and how its threads store.
+/// What a load may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
     /// Threads that read, each with two slots.
     pub threads: u32,
     /// Bytes of a slot, 64 KiB at least.
     pub slot: Bytes,
-    /// How what comes from mappings is stored into slots.
-    pub stores: Stores,
 }
 
 impl Default for LoadOptions {
-    /// Eight threads, 4 MiB (64 MiB of page-locked memory), plain stores.
+    /// Eight threads, 4 MiB (64 MiB of page-locked memory).
     fn default() -> Self {
-        Self { threads: 8, slot: Bytes(4 << 20), stores: Stores::Plain }
+        Self { threads: 8, slot: Bytes(4 << 20) }
     }
 }
 
 /// What a load read, by method.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadReport {
-    /// Through mappings of the page cache.
-    pub mapped: Bytes,
+    /// From the page cache.
+    pub cached: Bytes,
     /// From disks, past the page cache.
     pub direct: Bytes,
-    /// By the kernel's copy through the page cache.
-    pub buffered: Bytes,
 }
 
 /// Why a load was not made. Nothing is known of the places then.
@@ -109,9 +104,10 @@ impl StreamCopier {
         options: LoadOptions,
         loading: &Loading,
     ) -> Result<LoadReport, LoadError> {
-        let readers = files.into_iter().enumerate().map(|(file, opened)| {
-            FileReader::new(opened, options.stores).map_err(|source| LoadError::Read { file, source })
-        });
+        let readers = files
+            .into_iter()
+            .enumerate()
+            .map(|(file, opened)| FileReader::new(opened).map_err(|source| LoadError::Read { file, source }));
         let readers = readers.collect::<Result<Vec<_>, _>>()?;
         let ranges: Vec<_> = parts.iter().map(|part| (part.file, part.at, part.place.bytes())).collect();
         let turns = self.copier().engine_turns(0, Direction::H2d);
@@ -131,8 +127,8 @@ impl StreamCopier {
         for (file, reader) in chunks.readers.iter().enumerate() {
             reader.check_unchanged().map_err(|source| LoadError::Read { file, source })?;
         }
-        let [mapped, direct, buffered] = chunks.read.map(|bytes| Bytes(bytes.into_inner()));
-        Ok(LoadReport { mapped, direct, buffered })
+        let [cached, direct] = chunks.read.map(|bytes| Bytes(bytes.into_inner()));
+        Ok(LoadReport { cached, direct })
     }
 }
 
@@ -162,8 +158,8 @@ struct FileChunks<'a> {
     /// Of each chunk.
     places: Vec<Vec<RawPlace>>,
     readers: Vec<FileReader>,
-    /// Bytes by method: mapped, direct, buffered.
-    read: [AtomicU64; 3],
+    /// Bytes by method: from the page cache, direct.
+    read: [AtomicU64; 2],
     turns: EngineTurns<'a>,
 }
 
@@ -187,9 +183,8 @@ impl Chunks for FileChunks<'_> {
         let read = reader.read(chunk.at, chunk.bytes, &mut slot[begins..], cold);
         let method = read.map_err(|error| (chunk.file, error))?;
         let counter = match method {
-            ReadMethod::Mapped => 0,
+            ReadMethod::Cached => 0,
             ReadMethod::Direct => 1,
-            ReadMethod::Buffered => 2,
         };
         self.read[counter].fetch_add(chunk.bytes as u64, Ordering::Relaxed);
         Ok(begins)
