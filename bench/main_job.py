@@ -42,7 +42,10 @@ def main_job(place, *options, env=None):
     command = [args.headway, "run", str(WORKLOAD), "--backend", args.backend, "--gpus", "1", "--duration", f"{args.seconds:g} s"]
     command += ["--no-verify", "--force", "--format", "json", "--out", str(out), *options]
     command += ["--machine", args.machine] if args.machine else []
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, env=env)
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, env=env)
+    except subprocess.TimeoutExpired:
+        return {"error": f"it took more than {LIMIT_S} s"}
     try:
         said = json.loads(done.stdout)
         summary = said["summary"]
@@ -92,6 +95,7 @@ def broker(place):
                 time.sleep(0.5)
             else:
                 process.kill()
+                process.wait()
             if process.poll() is not None:
                 said.seek(0)
                 raise RuntimeError(f"no MPS daemon: {said.read()[-400:]}")

@@ -109,7 +109,7 @@ pub(crate) const fn path() -> &'static str {
     PAGE
 }
 
-fn page(root: &Path) -> anyhow::Result<String> {
+pub(crate) fn page(root: &Path) -> anyhow::Result<String> {
     let mut runs = runs::kept(&root.join(RUNS))?;
     runs.extend(runs::kept(&run_archive::unpacked(root)?)?);
     runs.sort_by(|a, b| a.name.cmp(&b.name));

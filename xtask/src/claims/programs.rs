@@ -35,7 +35,7 @@ fn less(
 fn line<'a>(run: &'a Run, piece: &str, wanted: &[(&str, &str)]) -> Option<&'a Value> {
     let fits = |line: &&Value, (place, text): &(&str, &str)| match line.pointer(place) {
         Some(Value::String(found)) => found == text,
-        found => found.is_some_and(|found| found.to_string() == *text),
+        found => found.and_then(Value::as_u64).is_some_and(|found| text.parse() == Ok(found)),
     };
     run.printed.get(piece)?.iter().rev().find(|line| wanted.iter().all(|it| fits(line, it)))
 }

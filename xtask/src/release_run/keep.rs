@@ -158,7 +158,7 @@ fn write(parts: &[Part], folder: &Path, name: &str, gpus: usize) -> anyhow::Resu
     let (figures, missing) = claims::of_release(folder, name, gpus)?;
     let failed = |piece: &str| {
         let of = parts.iter().flat_map(|part| &part.pieces).find(|it| it.name == piece);
-        of.map_or("it was not run".to_owned(), |it| it.result.clone())
+        of.map_or_else(|| "it was not run".to_owned(), |it| it.result.clone())
     };
     let missing: Vec<String> =
         missing.into_iter().map(|(figure, piece)| format!("{figure}: piece `{piece}`: {}", failed(piece))).collect();
@@ -218,12 +218,13 @@ fn keep_output(from: &Path, folder: &Path) -> anyhow::Result<()> {
     }
     if let Some(piece) = name.strip_suffix(".out") {
         let lines = json_lines(&text()?);
-        return Ok(match lines.is_empty() {
-            false => fs::write(folder.join(format!("{piece}.jsonl")), lines)?,
-            // Tables for people, where there are figures beside them.
-            true if from.with_extension("").is_dir() || from.with_extension("jsonl").exists() => (),
-            true => fs::write(folder.join(format!("{piece}.txt")), text()?)?,
-        });
+        if !lines.is_empty() {
+            fs::write(folder.join(format!("{piece}.jsonl")), lines)?;
+        } else if !from.with_extension("").is_dir() && !from.with_extension("jsonl").exists() {
+            // Where there are figures beside it, this is a table of them.
+            fs::write(folder.join(format!("{piece}.txt")), text()?)?;
+        }
+        return Ok(());
     }
     if name.ends_with(".jsonl") || name.ends_with(".toml") {
         fs::copy(from, folder.join(&name))?;
@@ -242,4 +243,115 @@ fn json_lines(text: &str) -> String {
         found = text.lines().filter(|line| line.starts_with('{')).flat_map(documents).collect();
     }
     found.into_iter().map(|value| format!("{value}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Packs the parts recorded in `release_run/raw`, as the script leaves them: figures of kept runs in the form of today.
+    fn pack(raw: &Path, change: impl Fn(&Path)) {
+        let recorded = crate::root().join("xtask/src/release_run/raw");
+        for part in ["one", "two", "three"] {
+            let folder = raw.join(part);
+            assert!(Command::new("cp").arg("-r").arg(recorded.join(part)).arg(&folder).status().unwrap().success());
+            if part == "one" {
+                fs::write(folder.join("encrypt/run.jsonl.gz"), "a log").unwrap();
+            }
+            change(&folder);
+            let mut tar = Command::new("tar");
+            tar.arg("-czf").arg(raw.join(format!("{part}.tar.gz"))).arg("-C").arg(&folder).arg(".");
+            assert!(tar.status().unwrap().success());
+        }
+    }
+
+    #[test]
+    fn the_parts_of_a_host_become_one_run_and_results_begin_with_best_median_and_worst_over_hosts() {
+        let (place, raw) = (tempfile::tempdir().unwrap(), [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()]);
+        let root = place.path();
+        pack(raw[0].path(), |_| ());
+        // The second host is a little slower where a program offloads.
+        pack(raw[1].path(), |folder| {
+            let file = folder.join("token-loops.out");
+            if let Ok(text) = fs::read_to_string(&file) {
+                fs::write(file, text.replace("\"median_us\": 54.894", "\"median_us\": 61.5")).unwrap();
+            }
+        });
+        let name = keep(root, raw[0].path(), "a", false).unwrap();
+        assert_eq!(name, "2026-11-29-h100x1-release-a");
+        keep(root, raw[1].path(), "b", false).unwrap();
+        assert!(
+            format!("{:#}", keep(root, raw[1].path(), "b", false).unwrap_err()).contains("runs are never replaced")
+        );
+
+        let run = root.join(RUNS).join(&name);
+        let read = |file: &str| fs::read_to_string(run.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+        let page = read("summary.md");
+        assert!(page.contains("\nSource `cuda`, NVIDIA H100 80GB HBM3, commit d24708228877, seed 1"), "{page}");
+        assert!(
+            page.contains("| A step of a token loop while the same program offloads | plain, us | 38941 | - | - |\n"),
+            "{page}"
+        );
+        assert!(!page.contains("## Missing"), "{page}");
+        assert!(read("pieces.csv").contains("\"three\",\"fujii\",\"ended after 120 s\",\"120\","));
+        assert!(read("SETUP.md").contains("| hosts | 1 for the parts one, three, two |"));
+        assert!(read("encrypt/summary.md").contains("all 297 167 deadlines held [cuda]"));
+        for file in ["transfers/rows.csv.gz", "flows/responses.csv", "cho-queues/outcome.json", "arrays.jsonl"] {
+            assert!(run.join(file).is_file(), "{file}");
+        }
+        assert!(!run.join("swap_models.txt").exists(), "a table for people is left out where there are figures");
+
+        let results = claims::page(root).unwrap();
+        let release = results.split("\n## ").find(|section| section.starts_with("The release run\n")).unwrap();
+        let row = "| [A token loop beside an offload to page-locked memory](#a-token-loop-beside-an-offload-to-page-locked-memory) \
+                   | H100 | `--aside`, us | 2 | 54.9 | 61.5 | 61.5 | at most 60.0 | 1 of 2 | - |\n";
+        assert!(release.contains(row), "{release}");
+        let row = "| `exec`, times as fast | 2 | 12.0 | 12.0 | 12.0 | - | - | 10.7 CPUs busy; page-locked memory for both models with the package |\n";
+        assert!(release.contains(row), "{release}");
+    }
+
+    #[test]
+    fn a_missing_figure_is_refused_with_its_piece_and_kept_only_on_request() {
+        let (place, raw) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        pack(raw.path(), |folder| {
+            if folder.ends_with("one") {
+                fs::remove_file(folder.join("shares.out")).unwrap();
+                let pieces = fs::read_to_string(folder.join("pieces.tsv")).unwrap();
+                fs::write(folder.join("pieces.tsv"), pieces.replace("shares\tok", "shares\texit status 1")).unwrap();
+            }
+        });
+        fs::remove_file(raw.path().join("three.tar.gz")).unwrap();
+        let error = format!("{:#}", keep(place.path(), raw.path(), "a", false).unwrap_err());
+        for line in [
+            "Products of matrices under a share of the multiprocessors: 10 %: piece `shares`: exit status 1",
+            "Weights of 2 GB loaded by the Python package: GB/s: piece `loads`: it was not run",
+        ] {
+            assert!(error.contains(line), "{error}");
+        }
+        assert!(!error.contains("Two models"), "{error}");
+        assert!(!place.path().join(RUNS).exists(), "nothing is kept of a run that is refused");
+
+        let name = keep(place.path(), raw.path(), "a", true).unwrap();
+        let page = fs::read_to_string(place.path().join(RUNS).join(name).join("summary.md")).unwrap();
+        assert!(page.contains("\n## Missing\n\n- "), "{page}");
+    }
+
+    #[test]
+    fn parts_of_different_programs_and_gpus_are_not_one_run() {
+        for (from, to, said) in [
+            ("d24708228877", "c0ffee", "the parts were made by different programs"),
+            ("NVIDIA H100 80GB HBM3", "NVIDIA H200", "keep each host by itself"),
+            ("NVIDIA H100 80GB HBM3", "an abacus", "two.tar.gz was made on no H100 or H200"),
+        ] {
+            let (place, raw) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+            pack(raw.path(), |folder| {
+                if folder.ends_with("two") {
+                    let setup = fs::read_to_string(folder.join("setup.tsv")).unwrap();
+                    fs::write(folder.join("setup.tsv"), setup.replace(from, to)).unwrap();
+                }
+            });
+            let error = format!("{:#}", keep(place.path(), raw.path(), "a", false).unwrap_err());
+            assert!(error.contains(said), "{error}");
+        }
+    }
 }
