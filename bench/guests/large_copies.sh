@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Runs large_copies.py plain and as a guest, by turns: large_copies.sh HEADWAY [ROUNDS]. One line of JSON a run.
+# Runs large_copies.py plain and as a guest, by turns: large_copies.sh HEADWAY [ROUNDS]. One line of JSON a run. ONLY is a regular expression:
+# only the runs whose CPUs ("all" or a list) and arguments it fits.
 set -u
 headway=$1 rounds=${2:-2}
 here=$(dirname "$0")
 one() { # how ("plain" or options of exec), CPUs ("all" or a list), arguments of the program
     local how=$1 cpus=$2; shift 2
+    [[ "$cpus $*" =~ ${ONLY:-.} ]] || return 0
     local command=(python3 "$here/large_copies.py" "$@")
     # shellcheck disable=SC2086
     if [ "$how" != plain ]; then command=("$headway" exec $how --stats -- "${command[@]}"); fi

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Runs token_loop.py plain and as a guest, by turns: token_loops.sh HEADWAY [ROUNDS] [SECONDS]. One line of JSON a run.
+# Runs token_loop.py plain and as a guest, by turns: token_loops.sh HEADWAY [ROUNDS] [SECONDS]. One line of JSON a run. ONLY is a regular expression:
+# only the runs whose name and options it fits.
 set -u
 headway=$1 rounds=${2:-2} seconds=${3:-3}
 here=$(dirname "$0")
 one() { # name, options of exec ("plain" = without Headway), arguments of the loop
     local name=$1 options=$2; shift 2
+    [[ "$name $options" =~ ${ONLY:-.} ]] || return 0
     local command=(python3 "$here/token_loop.py" --seconds "$seconds" "$@")
     # shellcheck disable=SC2086
     if [ "$options" != plain ]; then command=("$headway" exec $options -- "${command[@]}"); fi

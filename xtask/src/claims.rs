@@ -5,6 +5,7 @@
 
 mod copies;
 mod page;
+mod programs;
 mod runs;
 mod summaries;
 
@@ -67,6 +68,18 @@ struct Claim {
     about: String,
     measures: Vec<Measure>,
     lines: Vec<Line>,
+    /// What it costs beside the CPUs that are a figure; empty if nothing else.
+    price: &'static str,
+    /// How a release run makes it; `None` if none does.
+    made: Option<Made>,
+}
+
+/// How a release run makes the figures of a claim.
+struct Made {
+    /// Piece of the script.
+    piece: &'static str,
+    /// GPUs of the hosts that make it.
+    gpus: usize,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -96,16 +109,42 @@ pub(crate) const fn path() -> &'static str {
     PAGE
 }
 
-fn page(root: &Path) -> anyhow::Result<String> {
+pub(crate) fn page(root: &Path) -> anyhow::Result<String> {
     let mut runs = runs::kept(&root.join(RUNS))?;
     runs.extend(runs::kept(&run_archive::unpacked(root)?)?);
     runs.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(page::render(&claims(&runs), &|run| run_archive::link(root, run)))
+    Ok(page::render(&claims(&runs), &release(&runs), &|run| run_archive::link(root, run)))
+}
+
+/// Commit of the newest release run; empty if there is none.
+fn release(runs: &[runs::Run]) -> String {
+    let newest = runs.iter().filter(|run| run_archive::is_release(&run.name)).max_by_key(|run| &run.name);
+    newest.map(|run| run.commit.clone()).unwrap_or_default()
+}
+
+/// The figures of the release run in `folder` as a table, and those that are missing, each with the piece that makes it.
+pub(crate) fn of_release(
+    folder: &Path,
+    name: &str,
+    gpus: usize,
+) -> anyhow::Result<(String, Vec<(String, &'static str)>)> {
+    let claims = claims(&runs::read_all(folder, name)?);
+    let mut missing = Vec::new();
+    for claim in &claims {
+        let Some(made) = claim.made.as_ref().filter(|made| made.gpus == gpus) else { continue };
+        for (at, measure) in claim.measures.iter().enumerate() {
+            if claim.lines.is_empty() || claim.lines.iter().any(|line| line.figures[at].is_none()) {
+                missing.push((format!("{}: {}", claim.title, measure.name), made.piece));
+            }
+        }
+    }
+    Ok((page::one_run(&claims), missing))
 }
 
 fn claims(runs: &[runs::Run]) -> Vec<Claim> {
     let mut claims = copies::claims(runs);
     claims.extend(summaries::claims(runs));
+    claims.extend(programs::claims(runs));
     claims
 }
 
@@ -115,7 +154,7 @@ pub(crate) fn rivals(root: &Path) -> anyhow::Result<BTreeMap<String, Vec<Rival>>
     let mut rivals: BTreeMap<String, Vec<Rival>> = BTreeMap::new();
     for claim in claims(&runs::kept(&folder)?) {
         for line in claim.lines.iter().filter(|line| line.figures.iter().any(Option::is_some)) {
-            let run = line.folder().to_owned();
+            let run = run_archive::top(line.folder()).to_owned();
             let is_complete = !folder.join(&run).join("INCOMPLETE.txt").exists();
             let kind = format!("{} {} x {}", claim.title, line.gpus, line.gpu);
             let commit = line.commit.clone();

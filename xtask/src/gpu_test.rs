@@ -14,13 +14,13 @@ use crate::tidy::{Package, Tree, packages};
 /// Folder of the pack, from the root; git ignores it.
 const PACK: &str = ".gpu";
 /// What a slow line to the GPU machine still carries in seconds.
-const PACK_BYTES_MAX: u64 = 60 << 20;
+pub(crate) const PACK_BYTES_MAX: u64 = 60 << 20;
 /// Test programs that use a GPU if there is one. Others may need files or tools that the GPU machine does not have.
 const GPU_TESTS: &str = "gpu*";
 /// What `headway exec` loads into other programs, from beside itself.
-const PRELOAD: (&str, &str) = ("headway-preload", "libheadway_preload.so");
+pub(crate) const PRELOAD: (&str, &str) = ("headway-preload", "libheadway_preload.so");
 /// The crate and the name of the program.
-const PROGRAM: (&str, &str) = ("headway-cli", "headway");
+pub(crate) const PROGRAM: (&str, &str) = ("headway-cli", "headway");
 /// The experiments of papers: packed with all tests.
 const LAB: &str = "headway-lab";
 /// Runs the pack; needs nothing but bash and the driver.
@@ -29,7 +29,7 @@ const RUN: &str = include_str!("gpu_test/run.sh");
 const SMOKE: &str = include_str!("gpu_test/smoke.sh");
 /// What the commands of pages are packed with, from the root.
 const PAGES: [&str; 3] = ["docs/commands.md", "docs/exec.md", "docs/mps.md"];
-const WORKLOADS: &str = "workloads/";
+pub(crate) const WORKLOADS: &str = "workloads/";
 /// How the smoke test is named among the tests.
 const SMOKE_NAME: &str = "smoke";
 
@@ -195,13 +195,13 @@ fn pack_pages(root: &Path, pack: &Path) -> anyhow::Result<()> {
 }
 
 /// Copies a program without its symbols, and returns the size of the copy in bytes.
-fn stripped_copy(from: &Path, to: &Path) -> anyhow::Result<u64> {
+pub(crate) fn stripped_copy(from: &Path, to: &Path) -> anyhow::Result<u64> {
     let status = Command::new("strip").arg("-o").arg(to).arg(from).status().context("start strip; install binutils")?;
     ensure!(status.success(), "strip {} failed: {status}", from.display());
     Ok(fs::metadata(to)?.len())
 }
 
-fn empty(folder: &Path) -> anyhow::Result<()> {
+pub(crate) fn empty(folder: &Path) -> anyhow::Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(error).context(format!("empty {}", folder.display()))
@@ -211,7 +211,7 @@ fn empty(folder: &Path) -> anyhow::Result<()> {
 }
 
 /// Name and version of this machine's C library, which the programs are linked against.
-fn glibc() -> String {
+pub(crate) fn glibc() -> String {
     let done = Command::new("getconf").arg("GNU_LIBC_VERSION").output();
     let name = done.map(|done| String::from_utf8_lossy(&done.stdout).trim().to_owned()).unwrap_or_default();
     if name.is_empty() { "this machine's C library".to_owned() } else { name }

@@ -13,6 +13,7 @@ mod mutants;
 mod older_runs;
 mod papers;
 mod ptx;
+mod release_run;
 mod run_archive;
 mod simulate;
 mod tidy;
@@ -54,6 +55,8 @@ enum Command {
     Papers(papers::Args),
     /// Generate the committed PTX from the CUDA sources
     Ptx(ptx::Args),
+    /// Make every figure that the pages quote on GPU machines, and keep them
+    ReleaseRun(release_run::Args),
     /// Run seeds of the broker's simulation: programs that crash, hang and lie, brokers and disks that fail
     Simulate(simulate::Args),
     /// Check the repository's own rules
@@ -75,6 +78,7 @@ fn main() -> ExitCode {
         Command::OlderRuns => older_runs::run(),
         Command::Papers(args) => papers::run(&args),
         Command::Ptx(args) => ptx::run(&args),
+        Command::ReleaseRun(args) => release_run::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Tidy => tidy::run(),
         Command::Where(args) => touches::run(&args),

@@ -10,7 +10,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use serde::Deserialize;
 
-use crate::run_archive::{RUNS, Rival, names};
+use crate::run_archive::{self, RUNS, Rival, names};
 
 /// Where the page lies in the repository.
 const PAGE: &str = "bench/papers.md";
@@ -150,7 +150,14 @@ fn page(root: &Path) -> anyhow::Result<String> {
 
 /// Every outcome, in the order of the names of the runs.
 fn outcomes(folder: &Path) -> anyhow::Result<Vec<Kept>> {
-    let texts = names(folder)?.into_iter().filter_map(|run| {
+    let mut runs = Vec::new();
+    for run in names(folder)? {
+        if run_archive::is_release(&run) {
+            runs.extend(names(&folder.join(&run))?.into_iter().map(|part| format!("{run}/{part}")));
+        }
+        runs.push(run);
+    }
+    let texts = runs.into_iter().filter_map(|run| {
         let text = fs::read_to_string(folder.join(&run).join("outcome.json")).ok()?;
         Some((run, text))
     });
@@ -168,7 +175,8 @@ pub(crate) fn rivals(root: &Path) -> anyhow::Result<BTreeMap<String, Vec<Rival>>
     let folder = root.join(RUNS);
     for kept in outcomes(&folder)? {
         let Outcome { experiment, commit, complete, .. } = &kept.outcome;
-        let rival = Rival { run: kept.run.clone(), commit: commit.clone(), is_complete: *complete };
+        let rival =
+            Rival { run: run_archive::top(&kept.run).to_owned(), commit: commit.clone(), is_complete: *complete };
         rivals.entry(format!("{experiment} {}", kept.source())).or_default().push(rival);
     }
     // Older programs wrote no outcome: the name of the run says what it is of.

@@ -21,12 +21,30 @@ pub(crate) struct Rival {
     pub(crate) is_complete: bool,
 }
 
+/// What the name of a release run has behind the kind of machine.
+const RELEASE: &str = "-release-";
+
+/// Name of the release run of a host; `kind` is GPU and number of GPUs, as `h100x1`.
+pub(crate) fn release(date: &str, kind: &str, host: &str) -> String {
+    format!("{date}-{kind}{RELEASE}{host}")
+}
+
+/// Whether a run is a release run, or a folder of one, as `2026-11-29-h100x1-release-a/flows`.
+pub(crate) fn is_release(run: &str) -> bool {
+    run.contains(RELEASE)
+}
+
+/// The kept run that `run` is or belongs to.
+pub(crate) fn top(run: &str) -> &str {
+    run.split_once('/').map_or(run, |(top, _)| top)
+}
+
 /// Where a run is described, seen from `bench`.
 pub(crate) fn link(root: &Path, name: &str) -> String {
     if root.join(RUNS).join(name).is_dir() {
         format!("runs/{name}/summary.md")
     } else {
-        format!("older-runs.md#{}", anchor(name))
+        format!("older-runs.md#{}", anchor(top(name)))
     }
 }
 

@@ -11,42 +11,55 @@ use headway_trace::replay::replay;
 use headway_trace::sharing;
 use headway_trace::summary::summarize;
 
-fn kept() -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/runs");
+/// The folders in `folder`, in order.
+fn folders(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    let mut runs: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|p| p.is_dir()).collect();
-    runs.sort();
-    runs
+    let mut found: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|p| p.is_dir()).collect();
+    found.sort();
+    found
 }
 
 #[test]
 fn kept_runs_replay_and_their_summaries_are_theirs() {
-    let runs = kept();
+    let runs = folders(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/runs"));
     if runs.is_empty() {
         eprintln!("skipped: no runs are kept under bench/runs");
     }
     for run in runs {
         let name = run.display().to_string();
         assert!(run.join("SETUP.md").is_file(), "{name} has no SETUP.md");
-        if run.join("rows.csv.gz").is_file() {
-            benchmark(&run, &name);
-            continue;
-        }
-        if !run.join("run.jsonl.gz").is_file() {
-            let records = records(&run, &name);
-            if records == 0 || run.join("outcome.json").is_file() {
-                experiment(&run, &name);
+        // A release run has a folder for each benchmark and experiment.
+        for part in folders(&run) {
+            let name = part.display().to_string();
+            if ["rows.csv.gz", "run.jsonl.gz", "outcome.json"].iter().any(|file| part.join(file).is_file()) {
+                check(&part, &name);
+            } else {
+                assert!(tables(&part) > 0, "{name} has no raw figures");
             }
-            continue;
         }
-        let text = text(&run.join("run.jsonl.gz"));
-        let page = fs::read_to_string(run.join("summary.md")).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let table = table(&text, &name);
-        // The first lines: the verdict, what ran where, and the totals. Programs of that time did not say what a plan does not promise.
-        let is_newer = |line: &&str| line.starts_with("  the plan does not promise this on a host where");
-        for line in table.lines().take_while(|line| !line.is_empty()).filter(|line| !is_newer(line)) {
-            assert!(page.contains(line), "{name}/summary.md does not say: {line}");
+        check(&run, &name);
+    }
+}
+
+/// A run, by what it has.
+fn check(run: &Path, name: &str) {
+    if run.join("rows.csv.gz").is_file() {
+        return benchmark(run, name);
+    }
+    if !run.join("run.jsonl.gz").is_file() {
+        let records = records(run, name);
+        if records == 0 || run.join("outcome.json").is_file() {
+            experiment(run, name);
         }
+        return;
+    }
+    let text = text(&run.join("run.jsonl.gz"));
+    let page = fs::read_to_string(run.join("summary.md")).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let table = table(&text, name);
+    // The first lines: the verdict, what ran where, and the totals. Programs of that time did not say what a plan does not promise.
+    let is_newer = |line: &&str| line.starts_with("  the plan does not promise this on a host where");
+    for line in table.lines().take_while(|line| !line.is_empty()).filter(|line| !is_newer(line)) {
+        assert!(page.contains(line), "{name}/summary.md does not say: {line}");
     }
 }
 
@@ -114,6 +127,12 @@ fn experiment(run: &Path, name: &str) {
     assert!(page.contains("\nSource `") && page.contains(" commit ") && page.contains(" seed "), "{name}");
     let compares = page.contains("| what | paper | ours | verdict |") || page.contains("| target |");
     assert!(compares || was_interrupted(run, &page), "{name}");
+    assert!(tables(run) > 0, "{name} has no raw figures");
+}
+
+/// How many tables a folder has; each must be whole. Where no core of the CPU served, there is none to tell of.
+fn tables(run: &Path) -> usize {
+    let page = fs::read_to_string(run.join("summary.md")).unwrap_or_default();
     let mut tables = 0;
     for entry in fs::read_dir(run).unwrap() {
         let path = entry.unwrap().path();
@@ -123,12 +142,11 @@ fn experiment(run: &Path, name: &str) {
         }
         let text = text(&path);
         tables += 1;
-        // Where no core of the CPU served, there is none to tell of.
         let none = path.ends_with("cores.csv") && page.contains("\nCPU: no core of the CPU serves.");
         let least = if none { 1 } else { 2 };
         assert!(text.lines().count() >= least && text.ends_with('\n'), "{}", path.display());
     }
-    assert!(tables > 0, "{name} has no raw figures");
+    tables
 }
 
 /// The figures that a benchmark's page lists as targets are in its rows, as far as they are medians in nanoseconds.

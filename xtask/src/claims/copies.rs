@@ -1,7 +1,7 @@
 //! Claims about copies, from the rows of `headway bench transfers`.
 
 use super::runs::{Row, Run};
-use super::{Better, Claim, Line, Measure};
+use super::{Better, Claim, Line, Made, Measure};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -36,6 +36,10 @@ pub(super) fn claims(runs: &[Run]) -> Vec<Claim> {
         claims.push(concurrent(runs, gpus, direction, word));
     }
     claims
+}
+
+const fn made(gpus: usize) -> Option<Made> {
+    Some(Made { piece: "transfers", gpus })
 }
 
 /// What a row must have, as pairs of column and text.
@@ -101,6 +105,8 @@ fn staged(runs: &[Run], direction: &str, word: &str, bytes: u64, size: &str, tim
             cpus(),
         ],
         lines: runs.iter().filter_map(of).collect(),
+        price: "",
+        made: made(1),
     }
 }
 
@@ -130,6 +136,8 @@ fn fresh(runs: &[Run]) -> Claim {
             .to_owned(),
         measures: vec![more("GB/s", None), more("times the driver's call", Some(5.0)), cpus()],
         lines: runs.iter().filter_map(of).collect(),
+        price: "",
+        made: made(1),
     }
 }
 
@@ -159,6 +167,8 @@ fn small(runs: &[Run], load: &str, word: &str, [median, longest]: [Option<f64>; 
             less("the driver's copy, us", None),
         ],
         lines: runs.iter().filter_map(of).collect(),
+        price: "a kernel stays on the GPU",
+        made: made(1),
     };
     if load == "alone" {
         claim.about = claim.about.replace("; its copies queue behind bulk ones", "");
@@ -191,6 +201,8 @@ fn chosen(runs: &[Run]) -> Claim {
             Measure { digits: 1, ..less("% of the points", None) },
         ],
         lines: runs.iter().filter(|run| !run.rows.is_empty()).filter_map(of).collect(),
+        price: "",
+        made: made(1),
     }
 }
 
@@ -228,5 +240,7 @@ fn concurrent(runs: &[Run], gpus: usize, direction: &str, word: &str) -> Claim {
             cpus(),
         ],
         lines: runs.iter().filter_map(of).collect(),
+        price: "",
+        made: if gpus == 2 { made(2) } else { None },
     }
 }

@@ -1,6 +1,14 @@
 //! The page: for each claim best, median, worst and how many runs meet the target, then every run.
 
+use std::collections::BTreeSet;
+
 use super::{Better, Claim, Line, Measure};
+use crate::run_archive;
+
+/// Title of the figures that pages quote.
+const RELEASE: &str = "The release run";
+/// The measure that is a price.
+const BUSY: &str = "CPUs busy";
 
 const HEAD: &str = "# Results
 
@@ -13,10 +21,13 @@ The first table of a claim has one line for each figure. *Median* is the run in 
 counts the runs that meet the target. The second table has every run; *samples* are those of one figure in one run. GB = 10^9 bytes.
 ";
 
-/// The page; `link` is where a run is described.
-pub(super) fn render(claims: &[Claim], link: &dyn Fn(&str) -> String) -> String {
+/// The page; `release` is the commit of the newest release run, and `link` where a run is described.
+pub(super) fn render(claims: &[Claim], release: &str, link: &dyn Fn(&str) -> String) -> String {
     let mut text = HEAD.to_owned();
-    for claim in claims {
+    if !release.is_empty() {
+        text.push_str(&release_table(claims, release, link));
+    }
+    for claim in claims.iter().filter(|claim| !claim.lines.is_empty()) {
         text.push_str(&format!("\n## {}\n\n{}\n\n", claim.title, claim.about));
         text.push_str(
             "| GPU | figure | runs | best | median | worst | target | met |\n|---|---|---|---|---|---|---|---|\n",
@@ -31,28 +42,121 @@ pub(super) fn render(claims: &[Claim], link: &dyn Fn(&str) -> String) -> String 
     text
 }
 
+/// The figures of the release runs of one commit.
+fn release_table(claims: &[Claim], commit: &str, link: &dyn Fn(&str) -> String) -> String {
+    let is_of = |line: &&Line| run_archive::is_release(&line.run) && line.commit == commit;
+    let lines = claims.iter().flat_map(|claim| &claim.lines).filter(is_of);
+    let hosts: BTreeSet<&str> = lines.map(|line| run_archive::top(line.folder())).collect();
+    let hosts: Vec<String> = hosts.into_iter().map(|host| format!("[{host}]({})", link(host))).collect();
+    let mut text = format!(
+        "\n## {RELEASE}\n\nEvery figure was made on each of these hosts at commit {commit}, by the same commands (`cargo xtask release-run`): {}. \
+         Best, median and worst are over the hosts with that GPU. The price has the CPUs that were busy, best to worst.\n\n\
+         | what | GPU | figure | hosts | best | median | worst | target | met | price |\n|---|---|---|---|---|---|---|---|---|---|\n",
+        hosts.join(", ")
+    );
+    for claim in claims {
+        for gpu in ["H200", "H100"] {
+            let of_gpu = || claim.lines.iter().filter(is_of).filter(|line| line.gpu == gpu);
+            let price = price(claim, of_gpu());
+            for (at, measure) in claim.measures.iter().enumerate().filter(|(_, measure)| measure.name != BUSY) {
+                let Some(row) = Ranked::of(of_gpu(), at, measure) else { continue };
+                let values =
+                    [0, row.figures.len() / 2, row.figures.len() - 1].map(|at| figure_text(row.figures[at].0, measure));
+                text.push_str(&format!(
+                    "| [{}](#{}) | {gpu} | {} | {} | {} | {} | {} | {price} |\n",
+                    claim.title,
+                    anchor(&claim.title),
+                    measure.name,
+                    row.figures.len(),
+                    values.join(" | "),
+                    row.target,
+                    row.met
+                ));
+            }
+        }
+    }
+    text
+}
+
+/// What the figures of a claim cost on the hosts of `lines`.
+fn price<'a>(claim: &Claim, lines: impl Iterator<Item = &'a Line>) -> String {
+    let busy = claim.measures.iter().enumerate().find(|(_, measure)| measure.name == BUSY);
+    let busy = busy.and_then(|(at, measure)| {
+        let row = Ranked::of(lines, at, measure)?;
+        let [least, most] =
+            [row.figures.first()?, row.figures.last()?].map(|(figure, _)| figure_text(*figure, measure));
+        Some(if least == most { format!("{least} {BUSY}") } else { format!("{least} to {most} {BUSY}") })
+    });
+    let all: Vec<String> = busy.into_iter().chain((!claim.price.is_empty()).then(|| claim.price.to_owned())).collect();
+    if all.is_empty() { "-".to_owned() } else { all.join("; ") }
+}
+
+/// The figures of one run, one a row.
+pub(super) fn one_run(claims: &[Claim]) -> String {
+    let mut text = "| what | figure | measured | target | met |\n|---|---|---|---|---|\n".to_owned();
+    for claim in claims {
+        for line in &claim.lines {
+            // What the run's part of the claim is, where it has several.
+            let part = line.run.split_once(", ").map_or_else(String::new, |(_, part)| format!(", {part}"));
+            for (at, measure) in claim.measures.iter().enumerate() {
+                let Some(row) = Ranked::of(std::iter::once(line), at, measure) else { continue };
+                let figure = figure_text(row.figures[0].0, measure);
+                let met = if measure.target.is_none() {
+                    "-"
+                } else if row.met.starts_with('1') {
+                    "yes"
+                } else {
+                    "no"
+                };
+                text.push_str(&format!(
+                    "| {}{part} | {} | {figure} | {} | {met} |\n",
+                    claim.title, measure.name, row.target
+                ));
+            }
+        }
+    }
+    text
+}
+
+/// The figures of one measure, best first.
+struct Ranked {
+    /// With its run.
+    figures: Vec<(f64, String)>,
+    target: String,
+    /// How many meet it.
+    met: String,
+}
+
+impl Ranked {
+    /// `None` if no line has the figure.
+    fn of<'a>(lines: impl Iterator<Item = &'a Line>, at: usize, measure: &Measure) -> Option<Self> {
+        let of = |line: &Line| Some((line.figures[at]?, line.run.clone()));
+        let mut figures: Vec<(f64, String)> = lines.filter_map(of).collect();
+        figures.sort_by(|(a, _), (b, _)| match measure.better {
+            Better::More => b.total_cmp(a),
+            Better::Less => a.total_cmp(b),
+        });
+        let meets = |figure: f64, target: f64| match measure.better {
+            Better::More => figure >= target,
+            Better::Less => figure <= target,
+        };
+        let (target, met) = measure.target.map_or_else(
+            || ("-".to_owned(), "-".to_owned()),
+            |target| {
+                let word = if measure.better == Better::More { "at least" } else { "at most" };
+                let met = figures.iter().filter(|(figure, _)| meets(*figure, target)).count();
+                (format!("{word} {}", figure_text(target, measure)), format!("{met} of {}", figures.len()))
+            },
+        );
+        (!figures.is_empty()).then_some(Self { figures, target, met })
+    }
+}
+
 /// The line of one figure on one kind of GPU; `None` if no run has it.
 fn ranked(claim: &Claim, gpu: &str, at: usize, measure: &Measure) -> Option<String> {
-    let of = |line: &Line| Some((line.figures[at]?, line.run.clone()));
-    let mut figures: Vec<(f64, String)> = claim.lines.iter().filter(|line| line.gpu == gpu).filter_map(of).collect();
-    figures.sort_by(|(a, _), (b, _)| match measure.better {
-        Better::More => b.total_cmp(a),
-        Better::Less => a.total_cmp(b),
-    });
+    let Ranked { figures, target, met } = Ranked::of(claim.lines.iter().filter(|line| line.gpu == gpu), at, measure)?;
     let cell = |(figure, run): &(f64, String)| format!("{} ({run})", figure_text(*figure, measure));
     let (best, worst) = (figures.first()?, figures.last()?);
-    let meets = |figure: f64, target: f64| match measure.better {
-        Better::More => figure >= target,
-        Better::Less => figure <= target,
-    };
-    let (target, met) = measure.target.map_or_else(
-        || ("-".to_owned(), "-".to_owned()),
-        |target| {
-            let word = if measure.better == Better::More { "at least" } else { "at most" };
-            let met = figures.iter().filter(|(figure, _)| meets(*figure, target)).count();
-            (format!("{word} {}", figure_text(target, measure)), format!("{met} of {}", figures.len()))
-        },
-    );
     let median = cell(&figures[figures.len() / 2]);
     Some(format!(
         "| {gpu} | {} | {} | {} | {median} | {} | {target} | {met} |\n",
@@ -61,6 +165,12 @@ fn ranked(claim: &Claim, gpu: &str, at: usize, measure: &Measure) -> Option<Stri
         cell(best),
         cell(worst)
     ))
+}
+
+/// How GitHub names a heading's anchor.
+pub(super) fn anchor(title: &str) -> String {
+    let kept = title.to_lowercase().replace(' ', "-");
+    kept.chars().filter(|letter| letter.is_alphanumeric() || *letter == '-' || *letter == '_').collect()
 }
 
 fn figure_text(figure: f64, measure: &Measure) -> String {
@@ -109,13 +219,15 @@ mod tests {
             about: "A".to_owned(),
             measures: vec![Measure { name: "f", better, target: Some(0.94), digits: 3 }],
             lines: figures.iter().enumerate().map(line).collect(),
+            price: "",
+            made: None,
         }
     }
 
     #[test]
     fn a_bad_run_is_shown_as_the_worst_and_counted() {
         let claims = [claim(Better::More, &[0.96, 0.67, 0.939_9, 0.94])];
-        let text = render(&claims, &|run| format!("runs/{run}/summary.md"));
+        let text = render(&claims, "", &|run| format!("runs/{run}/summary.md"));
         assert!(
             text.contains("| H200 | f | 4 | 0.960 (r0) | 0.940 (r2) | 0.670 (r1) | at least 0.940 | 2 of 4 |"),
             "{text}"
@@ -126,7 +238,7 @@ mod tests {
 
     #[test]
     fn less_is_better_where_a_measure_says_so() {
-        let text = render(&[claim(Better::Less, &[0.9, 1.0, 2.0])], &|run| run.to_owned());
+        let text = render(&[claim(Better::Less, &[0.9, 1.0, 2.0])], "", &|run| run.to_owned());
         assert!(text.contains("| 0.900 (r0) | 1.000 (r1) | 2.000 (r2) | at most 0.940 | 1 of 3 |"), "{text}");
     }
 }

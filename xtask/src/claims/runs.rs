@@ -7,10 +7,13 @@ use std::path::Path;
 
 use anyhow::Context;
 use flate2::read::GzDecoder;
+use serde_json::Value;
+
+use crate::run_archive;
 
 /// A kept run of the backend `cuda`.
 pub(super) struct Run {
-    /// Name of its folder.
+    /// Name of its folder; of a folder inside a release run, both with a slash.
     pub(super) name: String,
     /// `H100` or `H200`.
     pub(super) gpu: &'static str,
@@ -23,6 +26,8 @@ pub(super) struct Run {
     pub(super) rows: Vec<Row>,
     /// `runs.csv` of an experiment that was interrupted: its page compares nothing. Empty for other runs.
     pub(super) interrupted: Vec<Row>,
+    /// What programs of a release run printed, by the name of the piece; empty for other runs.
+    pub(super) printed: BTreeMap<String, Vec<Value>>,
 }
 
 /// One row of `rows.csv.gz`, by the names of its columns.
@@ -46,7 +51,25 @@ pub(super) fn kept(folder: &Path) -> anyhow::Result<Vec<Run>> {
         .filter(|name| gpu_of(name).is_some())
         .collect();
     names.sort();
-    names.iter().map(|name| read(&folder.join(name), name)).collect()
+    let mut runs = Vec::new();
+    for name in names {
+        runs.extend(read_all(&folder.join(&name), &name)?);
+    }
+    Ok(runs)
+}
+
+/// The run in `folder`, and before it the folders of a release run: each is a run of its own, of the same commit.
+pub(super) fn read_all(folder: &Path, name: &str) -> anyhow::Result<Vec<Run>> {
+    let whole = read(folder, name)?;
+    let mut runs = Vec::new();
+    if run_archive::is_release(name) {
+        for part in run_archive::names(folder)? {
+            let run = read(&folder.join(&part), &format!("{name}/{part}"))?;
+            runs.push(Run { commit: whole.commit.clone(), ..run });
+        }
+    }
+    runs.push(whole);
+    Ok(runs)
 }
 
 /// GPU and number of GPUs in a name such as `2026-11-22-h200x4-transfers`.
@@ -78,7 +101,24 @@ fn read(folder: &Path, name: &str) -> anyhow::Result<Run> {
     } else {
         Vec::new()
     };
-    Ok(Run { name: name.to_owned(), gpu, gpus, commit, page, rows, interrupted })
+    let printed = if run_archive::is_release(name) { printed(folder)? } else { BTreeMap::new() };
+    Ok(Run { name: name.to_owned(), gpu, gpus, commit, page, rows, interrupted, printed })
+}
+
+/// The files of JSON lines in `folder`, by their names.
+fn printed(folder: &Path) -> anyhow::Result<BTreeMap<String, Vec<Value>>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "jsonl") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        let lines = text.lines().map(serde_json::from_str).collect::<Result<_, _>>();
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        found.insert(name, lines.with_context(|| path.display().to_string())?);
+    }
+    Ok(found)
 }
 
 /// Rows that have as many cells as the header. Some early runs wrote names with commas in them without quotes.

@@ -1,10 +1,14 @@
 //! Claims about deadlines, bounds and responses, from the pages of experiments and runs.
 
 use super::runs::Run;
-use super::{Better, Claim, Line, Measure};
+use super::{Better, Claim, Line, Made, Measure};
 
 pub(super) fn claims(runs: &[Run]) -> Vec<Claim> {
     vec![main_job(runs), streams(runs), batches(runs), trackers(runs)]
+}
+
+const fn made(piece: &'static str, gpus: usize) -> Option<Made> {
+    Some(Made { piece, gpus })
 }
 
 const fn measure(name: &'static str, better: Better, target: Option<f64>, digits: usize) -> Measure {
@@ -56,13 +60,15 @@ fn main_job(runs: &[Run]) -> Claim {
                 CPU's result."
             .to_owned(),
         measures: vec![measure("packets missed", Better::Less, Some(0.0), 0)],
-        lines: runs.iter().filter(|run| run.name.ends_with("-encrypt")).filter_map(of).collect(),
+        lines: runs.iter().filter(|run| run.name.ends_with("encrypt")).filter_map(of).collect(),
+        price: "",
+        made: made("encrypt", 1),
     }
 }
 
 fn streams(runs: &[Run]) -> Claim {
     let mut lines = Vec::new();
-    for run in runs.iter().filter(|run| run.name.contains("-verner-aes")) {
+    for run in runs.iter().filter(|run| run.name.contains("verner-aes")) {
         for cells in rows(&run.page) {
             let Some((policy, duration)) = cells[0].split_once(": planned, then run for ") else { continue };
             let Some(ours) = cells.get(2) else { continue };
@@ -89,6 +95,8 @@ fn streams(runs: &[Run]) -> Claim {
             measure("GB/s", Better::More, None, 2),
         ],
         lines,
+        price: "",
+        made: made("verner-aes", 2),
     }
 }
 
@@ -96,7 +104,7 @@ fn batches(runs: &[Run]) -> Claim {
     let percent = |text: &str| before(text, " % of ");
     let (mut above, mut all) = (0.0, 0.0);
     let mut lines = Vec::new();
-    for run in runs.iter().filter(|run| run.name.contains("-interconnect")) {
+    for run in runs.iter().filter(|run| run.name.contains("interconnect")) {
         let cell =
             |start: &str| rows(&run.page).find(|cells| cells[0].starts_with(start)).map(|cells| cells[1].to_owned());
         let Some(exceeded) = cell("the worst-case time is never exceeded") else { continue };
@@ -118,12 +126,14 @@ fn batches(runs: &[Run]) -> Claim {
             measure("95th percentile of the error, %", Better::Less, Some(6.0), 2),
         ],
         lines,
+        price: "",
+        made: made("interconnect", 2),
     }
 }
 
 fn trackers(runs: &[Run]) -> Claim {
     let mut lines = Vec::new();
-    for run in runs.iter().filter(|run| run.name.contains("-gpusync")) {
+    for run in runs.iter().filter(|run| run.name.contains("gpusync")) {
         let row = |start: &str| rows(&run.page).filter(|cells| cells[0].starts_with(start)).collect::<Vec<_>>();
         for (worst, mean) in row("worst response").into_iter().zip(row("mean response")) {
             // Every way without arbitration has its ratio; the least gain counts.
@@ -150,6 +160,8 @@ fn trackers(runs: &[Run]) -> Claim {
             measure("mean, times that without arbitration", Better::Less, Some(1.05), 3),
         ],
         lines,
+        price: "",
+        made: made("gpusync-gpu", 2),
     }
 }
 
@@ -170,7 +182,16 @@ mod tests {
 
     fn run(name: &str, page: &str) -> Run {
         let (name, page, commit) = (name.to_owned(), page.to_owned(), "c".to_owned());
-        Run { name, gpu: "H200", gpus: 4, commit, page, rows: Vec::new(), interrupted: Vec::new() }
+        Run {
+            name,
+            gpu: "H200",
+            gpus: 4,
+            commit,
+            page,
+            rows: Vec::new(),
+            interrupted: Vec::new(),
+            printed: Default::default(),
+        }
     }
 
     #[test]
