@@ -258,7 +258,7 @@ memory = Memory(driver, {40 * SLOT})
 file = SafetensorsFile({str(path)!r})
 def load():
     part = (0, file.tensors[0].start, memory.address, {40 * SLOT})
-    return _native.FileLoad(0, [(file.path, file.fd)], [part], 3, {SLOT}, "plain").run() is not None
+    return _native.FileLoad(0, [(file.path, file.fd)], [part], 3, {SLOT}).run() is not None
 print(load())
 driver.fail("cuMemcpyHtoDAsync_v2", 700, 9)
 try:
