@@ -66,12 +66,12 @@ fn text(report: &TopReport) -> String {
     if processes >= processes_max {
         let _ = writeln!(text, "no more than {processes_max} can: programs that began later are not counted");
     }
-    for why in no_board
-        .iter()
-        .map(|why| format!("no process can tell of its copies: {why}"))
-        .chain(no_counters.iter().map(|why| format!("what links carry is not known, nor what others copy: {why}")))
-    {
-        let _ = writeln!(text, "{why}");
+    if let Some(why) = no_board {
+        let _ = writeln!(text, "no process can tell of its copies: {why}");
+    }
+    if let Some(why) = no_counters {
+        let all = if gpus.iter().any(|gpu| gpu.outward.carried.is_some()) { "some links" } else { "links" };
+        let _ = writeln!(text, "what {all} carry is not known, nor what others copy: {why}");
     }
     for gpu in gpus {
         for (direction, link) in [("in", &gpu.inward), ("out", &gpu.outward)] {
