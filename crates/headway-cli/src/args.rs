@@ -11,6 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use headway::explain::{BackgroundLoad, Direction, HostMemory, Statistic};
 use headway::keep::Keep;
 use headway::machine::Method;
+use headway::metrics::MetricsAddress;
 use headway::plan::Strategy;
 use headway::run::RequestedClass;
 use headway::units::{Bytes, Nanos, UnitError};
@@ -108,6 +109,8 @@ pub(crate) enum Command {
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
     },
+    /// Show who copies how much on which GPU, and who waits for whom, until interrupted
+    Top(TopArgs),
     /// Print the manual page of this command or of one of its subcommands
     Man {
         /// The subcommand, for example "run", or "bench transfers" [default: the page of `headway`]
@@ -187,9 +190,25 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", default_value_t = Keep::default().traced,
         value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) trace_max: u64,
+    /// Serve metrics for Prometheus at this loopback address and port, or `unix:PATH`, while it runs
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) metrics: Option<MetricsAddress>,
     /// See [`label`].
     #[arg(skip)]
     pub(crate) label: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    /// Time between two looks
+    #[arg(long, value_name = "TIME", default_value = "1 s", value_parser = some_time)]
+    pub(crate) interval: Nanos,
+    /// Look once, and end; so it is for a program, too, with `--format json`
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Socket of the broker whose holders and waiters are shown [default: the user's, else the machine's, if there is one]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

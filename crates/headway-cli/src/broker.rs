@@ -8,6 +8,7 @@ use headway::broker::{
     self, BrokerOptions, BrokerStatus, EngineRole, LimitUse, LockId, LockOrder, MemoryStatus, MpsOptions, MpsStatus,
     Phase, TokenMode, UserAccess,
 };
+use headway::metrics::{MetricsAddress, MetricsServer, MetricsSource};
 use headway::mps;
 use headway::units::{Bytes, Nanos};
 use headway_cli::terminal::{CommandAnswer, Out, printable, say};
@@ -53,6 +54,7 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<CommandAnswer> {
         mps: args.mps.then(guardian).transpose()?,
         ..usual
     };
+    let _metrics = serve_metrics(out, args.metrics.as_ref(), || MetricsSource::Broker(broker::socket(&options)))?;
     // Whatever goes wrong is said, also to who wants no notes.
     let tell = |text: &str| say(&format!("warning: {text}"));
     broker::serve(&options, &stop, tell, |socket| {
@@ -61,6 +63,19 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<CommandAnswer> {
         }
     })?;
     Ok(CommandAnswer::Yes)
+}
+
+/// Serves metrics until the answer is dropped, if that is asked for.
+pub(crate) fn serve_metrics(
+    out: &Out,
+    address: Option<&MetricsAddress>,
+    source: impl FnOnce() -> MetricsSource,
+) -> Result<Option<MetricsServer>> {
+    let server = address.map(|address| MetricsServer::start(address, source())).transpose()?;
+    if let Some(server) = &server {
+        out.note(&format!("metrics at {}", server.address()));
+    }
+    Ok(server)
 }
 
 /// This program, as the guardian of an MPS daemon.
@@ -133,7 +148,7 @@ fn share(limit: LimitUse) -> String {
     format!("{} of {}", limit.used, limit.most)
 }
 
-fn text(status: &BrokerStatus) -> String {
+pub(crate) fn text(status: &BrokerStatus) -> String {
     let mut text = format!("broker    process {}, start {}, up {}\n", status.pid, status.epoch, status.uptime);
     if status.recovering {
         text.push_str("          waits for the clients of its predecessor; nothing is granted meanwhile\n");

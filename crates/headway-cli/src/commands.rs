@@ -2,11 +2,13 @@
 
 use std::io::{self, IsTerminal};
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::Result;
 use clap::CommandFactory;
 use headway::keep::Keep;
 use headway::machine::{Confidence, Machine};
+use headway::metrics::{MetricsSource, RunGauge};
 use headway::plan::{self as plans, Outcome, PlanOptions};
 use headway::units::Nanos;
 use headway::workload::Workload;
@@ -15,6 +17,7 @@ use headway_cli::terminal::{Bar, CommandAnswer, Out, OutputFormat, interrupt, sa
 use serde::Serialize;
 
 use crate::args::{Cli, CopyBackendArg, PlanArgs, RunArgs};
+use crate::broker::serve_metrics;
 use crate::{sharing, show};
 
 pub(crate) fn doctor(out: &Out, backend: CopyBackendArg, machine: &str, watch: Nanos) -> Result<CommandAnswer> {
@@ -74,11 +77,16 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<CommandAnswer> {
         library: runs::RunOptions::default().library,
         notify: if out.quiet { |_| {} } else { |text| say(&format!("note: {text}")) },
     };
+    let gauge = Arc::new(RunGauge::default());
+    let _metrics = serve_metrics(out, args.metrics.as_ref(), || MetricsSource::Run(Arc::clone(&gauge)))?;
     if workload.value.sharing.is_some() {
         return sharing::run(out, &workload, &options);
     }
     let mut bar = Bar::new(!out.quiet && io::stderr().is_terminal());
-    let report = runs::run(&workload, &options, |progress| bar.show(progress));
+    let report = runs::run(&workload, &options, |progress| {
+        gauge.show(progress.done, progress.total);
+        bar.show(progress);
+    });
     bar.finish();
     let report = report?;
     for warning in &report.warnings {

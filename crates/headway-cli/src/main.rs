@@ -10,6 +10,7 @@ mod manual;
 mod sharing;
 mod show;
 mod start;
+mod top;
 mod transfers;
 
 use std::process::ExitCode;
@@ -64,6 +65,7 @@ fn run(stack: Result<(), String>) -> ExitCode {
         Command::Exec(args) => guest::exec(args),
         Command::Broker(args) => broker::broker(&out, args),
         Command::Status { socket, lost } => broker::status(&out, socket.as_deref(), *lost),
+        Command::Top(args) => top::top(&out, args),
         Command::Man { of, out: folder } => manual::man(&out, of, folder.as_deref()),
         Command::Completions { shell } => commands::completions(*shell),
         Command::MpsGuard { folder } => broker::guard(folder),

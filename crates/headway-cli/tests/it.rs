@@ -17,6 +17,7 @@ mod readme;
 mod results;
 mod robust;
 mod sharing;
+mod top;
 
 /// The program under test.
 const PROGRAM: &str = env!("CARGO_BIN_EXE_headway");

@@ -22,10 +22,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use headway_core::decisions::engine_line::FlowClass;
+use headway_core::decisions::staging::StagingDirection;
 use headway_core::models::transfer::{Direction, Method};
-use headway_core::units::Bytes;
+use headway_core::units::{Bytes, Nanos};
 use headway_device::buffer::Budget;
+use headway_device::gpu::Gpu;
 use headway_device::{Buffer, DeviceError, HostKind};
+use headway_os::board::EngineActivity;
 
 use self::pipeline::Pipeline;
 pub use self::ticket::OrderedTicket;
@@ -139,6 +143,8 @@ pub enum MadeNow<R> {
 pub struct OrderedCopier {
     shared: Arc<Shared>,
     workers: Workers,
+    /// Into the GPU, and out of it.
+    activity: [EngineActivity; 2],
 }
 
 /// What copies, threads and tickets share.
@@ -218,7 +224,9 @@ impl OrderedCopier {
             closing: AtomicBool::new(false),
         });
         let workers = Workers::start(&shared, options.threads)?;
-        Ok(Self { shared, workers })
+        let name = gpu.description().board_gpu();
+        let activity = [StagingDirection::In, StagingDirection::Out].map(|to| EngineActivity::new(name, to));
+        Ok(Self { shared, workers, activity })
     }
 
     /// Queues a copy. It begins after everything that the stream was given before, and what the stream is given later begins after it.
@@ -269,7 +277,8 @@ impl OrderedCopier {
                     // The driver promises no more that it waits for ordinary memory.
                     .and_then(|()| call!(driver, cuStreamSynchronize(stream)))
             };
-            return self.shared.context.note(made).map(|()| MadeNow::InStream(Method::Pageable));
+            let made = self.shared.context.note(made).inspect(|()| self.tell(&copy));
+            return made.map(|()| MadeNow::InStream(Method::Pageable));
         }
         self.lend(&copy, make).map(MadeNow::Made)
     }
@@ -342,11 +351,25 @@ impl OrderedCopier {
             if method == Method::Staged { self.stage(&copy, &ticket) } else { self.copy_in_stream(&copy, &ticket) }
         };
         match queued {
-            Ok(()) => Ok(ticket),
+            Ok(()) => {
+                self.tell(&copy);
+                Ok(ticket)
+            }
             Err(error) => {
                 ticket.was_not_queued();
                 Err(error)
             }
+        }
+    }
+
+    /// Tells the user's other programs of a copy.
+    fn tell(&self, copy: &OrderedCopy) {
+        if copy.bytes > 0 {
+            let activity = &self.activity[usize::from(copy.direction == Direction::D2h)];
+            let is_bulk = copy.bytes as u64 > self.shared.options.slot.0;
+            let class = if is_bulk { FlowClass::Bulk } else { FlowClass::Normal };
+            activity.moved(class, Bytes(copy.bytes as u64));
+            activity.copied(class, Nanos::ZERO);
         }
     }
 

@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 use headway_core::files::machine::EngineClass;
 use headway_core::units::Bytes;
+use headway_os::board::{BoardGpu, board_gpu};
 
 pub use buffer::{Access, Buffer, HostKind, Span};
 pub use engines::Engines;
@@ -77,6 +78,17 @@ pub struct Description {
     pub memory_bytes: Bytes,
     /// The limits it was opened with.
     pub limits: DeviceLimits,
+}
+
+impl Description {
+    /// How the device stands on the board of the user's programs.
+    #[must_use]
+    pub fn board_gpu(&self) -> BoardGpu {
+        match self.source {
+            DeviceSource::Emu => board_gpu(None, &format!("emu:{}", self.name)),
+            _ => board_gpu(self.uuid.as_deref(), &self.name),
+        }
+    }
 }
 
 /// How much of everything one device takes; beyond it, calls are refused.

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 pub mod affinity;
+pub mod board;
 pub mod clock;
 pub mod copy;
 pub mod cpu_shares;

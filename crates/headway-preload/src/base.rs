@@ -4,7 +4,7 @@
 //! - [`attention`]: the guest's options, and why a copy is looked at.
 //! - [`copy`]: a copy as it was asked for, and how it was made.
 //! - [`context`]: what is kept for each CUDA context: the kernel, pinned lines, bulk copies under way.
-//! - [`neighbours`]: a page in shared memory by which guests of one user know of each other's bulk copies.
+//! - [`neighbours`]: guests of one user know of each other's bulk copies by the user's board.
 //! - [`link`]: whether programs that announce nothing copy out of a GPU, by the counters of its PCIe link.
 //! - [`stack`]: whether the calling thread's stack is large enough for a method of Headway's.
 //! - [`print`]: lines on standard error.

@@ -5,6 +5,8 @@ pub(crate) mod batch;
 
 use std::ops::ControlFlow::{self, Break, Continue};
 
+use headway::guest::board::Behind;
+use headway_core::decisions::engine_line::FlowClass;
 use headway_core::files::guest::AsideMode;
 use headway_core::files::guest_log::{Became, DriverReason, Host, Towards};
 
@@ -25,7 +27,7 @@ const BULK_MIN: usize = 2 << 20;
 pub(crate) fn copy(copy: Copy, real: impl FnOnce() -> Status) -> Status {
     let reasons = attention::reasons();
     let is_looked_at = if copy.towards == Towards::In {
-        reasons & (OBSERVED | NEW) != 0 || attention::may_be_fast(copy.bytes)
+        reasons & (OBSERVED | NEW) != 0 || attention::is_large_in(copy.bytes)
     } else {
         reasons != 0 || attention::is_large(copy.bytes)
     };
@@ -162,9 +164,12 @@ fn by_kernel(driver: &Driver, context: &Prepared, copy: Copy, made: &mut Made) -
     if !may_go_aside(copy.bytes) {
         return None;
     }
-    if attention::options().aside == AsideMode::Auto && !would_wait(context, copy) {
-        made.left_to_driver(DriverReason::EngineFree);
-        return None;
+    if attention::options().aside == AsideMode::Auto {
+        made.behind = would_wait(context, copy);
+        if made.behind.is_none() {
+            made.left_to_driver(DriverReason::EngineFree);
+            return None;
+        }
     }
     match aside::copy(driver, context, copy, made) {
         Ok(status) => {
@@ -180,11 +185,16 @@ fn by_kernel(driver: &Driver, context: &Prepared, copy: Copy, made: &mut Made) -
     }
 }
 
-/// Whether an operation on the engine would delay a small copy.
-fn would_wait(context: &Prepared, copy: Copy) -> bool {
+/// What on the engine would delay a small copy.
+fn would_wait(context: &Prepared, copy: Copy) -> Option<Behind> {
     let reasons = attention::reasons();
-    (reasons & BULK != 0 && context.is_busy_elsewhere(copy.stream))
-        || (reasons & NEIGHBOURS != 0 && (neighbours::is_busy(context.place) || link::is_busy(context.place)))
+    if reasons & BULK != 0 && context.is_busy_elsewhere(copy.stream) {
+        return Some(Behind::Own(FlowClass::Bulk));
+    }
+    if reasons & NEIGHBOURS == 0 {
+        return None;
+    }
+    neighbours::busy_by(context.place).or_else(|| link::is_busy(context.place).then_some(Behind::Unknown))
 }
 
 /// A copy that is not bulk by itself: its stream may be, by what else is queued on it.

@@ -4,11 +4,13 @@
 //! - [`log`]: the event log, one line for each copy.
 //! - [`lint`]: where in the program copies lose time.
 //! - [`verify`]: accelerated copies compared with the driver's.
+//! - [`told`]: what the user's other programs are told, for `headway top`.
 //! - [`unhooked`]: libraries of the guest that look driver functions up by themselves.
 
 mod lint;
 mod log;
 mod stats;
+pub(crate) mod told;
 pub(crate) mod unhooked;
 mod verify;
 
@@ -128,10 +130,13 @@ pub(crate) fn tell(mut event: Event<'_>) {
 pub(crate) fn observe(copy: Copy, make: impl FnOnce(&mut Made) -> Status) -> Status {
     let mut made = Made::new(copy);
     if ON.load(Ordering::Relaxed) & (LOG | LINT) == 0 {
-        return make(&mut made);
+        let status = make(&mut made);
+        told::copied(copy, &made, status);
+        return status;
     }
     let start_ns = now_ns();
     let status = make(&mut made);
+    told::copied(copy, &made, status);
     let took_ns = now_ns().saturating_sub(start_ns);
     tell(Event::Returns(Returning { copy, made, start_ns, took_ns, status }));
     status

@@ -14,14 +14,16 @@ mod log;
 mod verify;
 
 use std::env;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use headway::guest::board::{BULK_PLACES, Behind, Board};
+use headway_core::decisions::engine_line::FlowClass;
+use headway_core::decisions::staging::StagingDirection;
 use headway_core::files::guest::{AsideMode, GuestOptions, VARIABLE};
 use headway_core::units::Bytes;
 use tempfile::TempDir;
@@ -296,22 +298,65 @@ fn small_copies_avoid_programs_that_copy_out_of_the_gpu_and_announce_nothing() {
     assert_eq!(beside("5200", "59700").unwrap(), "whole after some readings\n");
 }
 
-/// Writes into the user's page, as a guest with a bulk copy on any GPU does, that it ends after this time.
+/// Writes on the user's board, as a guest with a bulk copy on any GPU does, that it ends after this time.
 fn announce(after: Duration) {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is valid for the call to write.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
-    let user = fs::metadata("/proc/self").unwrap().uid();
     let end = if after.is_zero() { 0 } else { now + after.as_nanos() as u64 };
-    // SAFETY: the page is shared memory of atomics, which is detached when all of them are written.
-    unsafe {
-        let id = libc::shmget(0x4857_4755 ^ user as libc::key_t, 4096, libc::IPC_CREAT | 0o600);
-        let page = libc::shmat(id, std::ptr::null(), 0);
-        assert_ne!(page.addr(), usize::MAX, "{}", std::io::Error::last_os_error());
-        (0..64).for_each(|place| (*page.cast::<AtomicU64>().add(place)).store(end, Ordering::Relaxed));
-        libc::shmdt(page);
+    let board = Board::of_user().expect("System V shared memory");
+    for place in 0..BULK_PLACES {
+        let [until, by] = board.bulk(place);
+        until.store(end, Ordering::Relaxed);
+        by.store(std::process::id().into(), Ordering::Relaxed);
     }
+}
+
+#[test]
+fn guests_tell_each_of_its_own_bytes_and_whose_copies_small_ones_met() {
+    let options = GuestOptions { alone: false, ..ASIDE };
+    let mut guests = Vec::new();
+    for _ in 0..2 {
+        let Some(mut guest) = guest("dlsym", "told", Some(options)) else { return };
+        let mut guest = guest.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(guest.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "told\n");
+        guests.push(guest);
+    }
+    let rows = Board::of_user().expect("System V shared memory").read().rows;
+    for guest in &guests {
+        let mut own: Vec<_> = rows.iter().filter(|row| row.pid == guest.id()).collect();
+        own.sort_by_key(|row| (row.direction == StagingDirection::Out, row.class));
+        assert!(own.iter().all(|row| row.gpu == [7; 16]), "{own:?}");
+        let told: Vec<_> =
+            own.iter().map(|row| (row.direction, row.class, row.bytes, row.copies, row.behind)).collect();
+        let behind = Some(Behind::Own(FlowClass::Bulk));
+        assert_eq!(
+            told,
+            [
+                (StagingDirection::In, FlowClass::Bulk, BULK as u64, 1, None),
+                (StagingDirection::Out, FlowClass::Normal, 4 * 4096, 4, behind),
+                (StagingDirection::Out, FlowClass::Bulk, BULK as u64, 1, None),
+            ]
+        );
+    }
+    let pids: Vec<u32> = guests.iter().map(Child::id).collect();
+    for mut guest in guests {
+        drop(guest.stdin.take());
+        assert!(guest.wait().unwrap().success());
+    }
+    let rows = Board::of_user().unwrap().read().rows;
+    assert!(rows.iter().all(|row| !pids.contains(&row.pid)), "they have ended");
+    let Some(mut alone) = guest("dlsym", "told", Some(ASIDE)) else { return };
+    let mut alone = alone.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(alone.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let rows = Board::of_user().unwrap().read().rows;
+    assert!(rows.iter().all(|row| row.pid != alone.id()), "`--alone` tells nothing");
+    drop(alone.stdin.take());
+    assert!(alone.wait().unwrap().success());
 }
 
 #[test]

@@ -278,6 +278,7 @@ fn transfer(links: &[&StagingPool], request: &Request<'_>) -> Result<StagingMove
 
 fn moved(drive: &Drive<'_>, threads: u32) -> StagingMoved {
     let waited = drive.links.iter().map(|link| link.waited.as_nanos() as u64).sum();
+    drive.links[0].place.iter().for_each(|place| place.copied(Nanos(waited)));
     StagingMoved {
         chunks: drive.job.cuts.count(),
         links: drive.links.iter().map(|link| link.chunks).collect(),

@@ -28,6 +28,7 @@ use std::time::Duration;
 use headway_core::decisions::dispatch::{
     DispatchAction, DispatchEvent, DispatchInput, DispatchRefused, Dispatcher, DispatcherLimits,
 };
+use headway_core::decisions::staging::StagingDirection;
 use headway_core::files::workload::OnMiss;
 use headway_core::log::{LogRecord, RecordBody};
 use headway_core::models::cpu;
@@ -585,6 +586,10 @@ impl Driver<'_> {
                         None => self.buffers.submit(self.devices, &self.cores, &chunk, operation),
                     };
                     submitted.map_err(|source| self.failed(pipeline, cycle, step, source))?;
+                    if let Some(turn) = &turn {
+                        turn.moved(bytes.0);
+                        turn.copied(Nanos::ZERO);
+                    }
                     self.under_way.insert(operation, UnderWay { pipeline, cycle, step, turn });
                 }
                 DispatchAction::Deliver { pipeline, cycle } | DispatchAction::Drop { pipeline, cycle } => {
@@ -603,8 +608,18 @@ impl Driver<'_> {
         while let Some(event) = self.events.pop_front().or_else(|| self.dispatcher.poll_event()) {
             log(&LogRecord { at: now, what: RecordBody::Event(event.clone()) });
             event!(DEBUG, "headway::dispatch", "told", at = now, what = format_args!("{event:?}"));
+            if let DispatchEvent::Late { pipeline, step, .. } = &event {
+                let planned = &self.plan.pipelines[*pipeline as usize];
+                let operations = &planned.steps[*step as usize].operations;
+                let paths = operations.iter().filter_map(|operation| CopyPath::of(self.plan, operation));
+                if planned.source == PipelineSource::Message {
+                    let ends = paths.filter_map(|path| Some((path.device(), turns::direction(path)?)));
+                    ends.for_each(|(gpu, direction)| self.turns.missed(gpu, direction));
+                }
+            }
             if let DispatchEvent::Missed { stream, packet, by } = event {
                 let planned = &self.plan.streams[stream as usize];
+                planned.gpu.iter().for_each(|gpu| self.turns.missed(*gpu as usize, StagingDirection::Out));
                 if planned.on_miss == OnMiss::Stop {
                     let stream = planned.id.clone();
                     stopped = stopped.or(Some(RunError::Stopped { stream, packet, by, cpu: None }));

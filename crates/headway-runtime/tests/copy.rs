@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use headway_core::decisions::engine_line::FlowClass;
+use headway_core::decisions::staging::StagingDirection;
 use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::{
     Available, BackgroundLoad, Curve, CurveKey, CurvePoint, Direction, HostMemory, Method, MethodRequest, Profile,
@@ -15,6 +16,7 @@ use headway_device::Buffer;
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_device::gpu::{Caching, CpuReach, Gpu, Mover, Piece};
 use headway_device::{Access, DeviceLimits};
+use headway_os::board::{Board, board_gpu};
 use headway_os::memory;
 use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, ManyBy, Promise};
 use rand_core::{Rng, SeedableRng};
@@ -683,6 +685,80 @@ fn threads_copy_on_several_gpus_at_once_and_every_byte_is_right() {
             });
         }
     });
+}
+
+/// Bytes and copies that this process has told of on the emulated GPU `name`, into it and out of it.
+fn told(name: &str) -> [(u64, u64); 2] {
+    let gpu = board_gpu(None, &format!("emu:{name}"));
+    let rows = Board::of_user().expect("System V shared memory").read().rows;
+    [StagingDirection::In, StagingDirection::Out].map(|direction| {
+        let of =
+            rows.iter().filter(|row| row.pid == std::process::id() && row.gpu == gpu && row.direction == direction);
+        of.fold((0, 0), |(bytes, copies), row| (bytes + row.bytes, copies + row.copies))
+    })
+}
+
+#[test]
+fn every_method_tells_the_users_other_programs_of_each_copy_and_of_all_bytes() {
+    let name = "told";
+    let copier = Copier::new(vec![(EndpointId(1), gpu(name))], Profile::default(), options()).unwrap();
+    copier.prepare().unwrap();
+    let (mut bytes, mut copies) = (0, 0);
+    let len = 5 * MIB + 3;
+    let window = CpuReach::Window(WindowMapping::Vulkan);
+    for how in [
+        How::Auto,
+        How::By(Method::Pageable),
+        How::By(Method::Register),
+        How::By(Method::Pinning),
+        How::By(Method::Staged),
+        How::By(Method::Window(None)),
+        How::By(Method::PagedWindow(None)),
+        How::By(Method::Resident(None)),
+    ] {
+        round_trip(&copier, how, window, len, 3, 5);
+        (bytes, copies) = (bytes + len as u64, copies + 1);
+        assert_eq!(told(name), [(bytes, copies); 2], "{how:?}");
+    }
+    for how in [Method::Dma, Method::Kernel] {
+        pinned_round_trip(&copier, How::By(how), len, 3, 5);
+        (bytes, copies) = (bytes + len as u64, copies + 1);
+        assert_eq!(told(name), [(bytes, copies); 2], "{how:?}");
+    }
+    let pieces = scattered(&mut Random::new(9), 100, 9000, 2 << 20);
+    let all: usize = pieces.iter().map(|piece| piece.len).sum();
+    for by in movers() {
+        many_round_trip(&copier, by, &pieces, 2 << 20);
+        (bytes, copies) = (bytes + all as u64, copies + 1);
+        assert_eq!(told(name), [(bytes, copies); 2], "{by:?}");
+    }
+    assert!(
+        copier
+            .copy_in(
+                At { buffer: &copier.gpus()[0].device_buffer(8, CpuReach::Device).unwrap(), offset: 0 },
+                &[0; 9],
+                How::Auto
+            )
+            .is_err()
+    );
+    assert_eq!(told(name), [(bytes, copies); 2], "a copy that is refused");
+}
+
+#[test]
+fn promised_copies_that_are_late_are_told_as_misses() {
+    let copier = Copier::new(vec![(EndpointId(1), gpu("late"))], Profile::default(), options()).unwrap();
+    let gpu = copier.gpus()[0].as_ref();
+    let (buffer, host) =
+        (gpu.device_buffer(MIB, CpuReach::Device).unwrap(), gpu.pinned_buffer(MIB, Caching::Cached).unwrap());
+    let (at, from) = (At { buffer: &buffer, offset: 0 }, At { buffer: &host, offset: 0 });
+    for after in [Nanos(0), Nanos(60_000_000_000)] {
+        copier.promised_pinned(Direction::H2d, at, from, MIB, promise(after)).unwrap();
+    }
+    let rows = Board::of_user().unwrap().read().rows;
+    let mut rows = rows.iter().filter(|row| row.gpu == board_gpu(None, "emu:late") && row.pid == std::process::id());
+    let row = rows.next().unwrap();
+    assert_eq!((row.class, row.misses, row.copies, row.bytes), (FlowClass::Guaranteed, 1, 2, 2 << 20));
+    assert!(rows.next().is_none());
 }
 
 /// A promise with chunks of 256 KiB.

@@ -117,6 +117,16 @@ impl Default for BrokerOptions {
     }
 }
 
+/// Where a broker with these options listens.
+#[must_use]
+pub fn socket(options: &BrokerOptions) -> PathBuf {
+    let usual = || match options.access {
+        UserAccess::Private => place::private(),
+        UserAccess::Group => PathBuf::from(place::SYSTEM),
+    };
+    options.socket.clone().unwrap_or_else(usual)
+}
+
 /// Arbitrates until `stop` is set; `started` is told where it listens, `tell` what goes wrong meanwhile.
 ///
 /// # Errors
@@ -132,11 +142,7 @@ pub fn serve(
         Some(gpus) => crate::machine::restrict(&machine, gpus)?,
         None => machine,
     };
-    let usual = match options.access {
-        UserAccess::Private => place::private(),
-        UserAccess::Group => PathBuf::from(place::SYSTEM),
-    };
-    let socket = options.socket.clone().unwrap_or(usual);
+    let socket = socket(options);
     let arbiter = parameters(&machine, options)?;
     if let Some(why) = options.mps.as_ref().and_then(|_| crate::mps::forbidden()) {
         return Err(Failure::Broker(MpsError::Forbidden(why).into()).into());

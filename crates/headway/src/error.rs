@@ -112,7 +112,11 @@ impl Error {
             Failure::Guest(_) | Failure::NotAlone => ErrorKind::Guest,
             Failure::Interrupted => ErrorKind::Interrupted,
             Failure::Stopped { .. } => ErrorKind::Missed,
-            Failure::Read { .. } | Failure::Write { .. } | Failure::Output(_) | Failure::System(_) => ErrorKind::Io,
+            Failure::Read { .. }
+            | Failure::Write { .. }
+            | Failure::Output(_)
+            | Failure::System(_)
+            | Failure::Metrics { .. } => ErrorKind::Io,
             Failure::WrongJob { .. } | Failure::Wrong { .. } | Failure::WrongTail { .. } => ErrorKind::WrongBytes,
             Failure::Log(_) | Failure::CutLog { .. } | Failure::NoRun { .. } => ErrorKind::Log,
             Failure::Replay(_) | Failure::ReplayBroker(_) => ErrorKind::Replay,
@@ -181,6 +185,9 @@ pub enum Failure {
     /// A file could not be read.
     #[error("cannot read `{path}`")]
     Read { path: PathBuf, source: io::Error },
+    /// Metrics cannot be served.
+    #[error("cannot serve metrics at {address}")]
+    Metrics { address: String, source: io::Error },
     /// A machine or workload file is wrong at a place that can be pointed at.
     #[error("{0}")]
     File(Box<FileError>),
@@ -484,6 +491,7 @@ impl Diagnosis for Failure {
             Self::Log(_) | Self::CutLog { .. } | Self::NoRun { .. } => "log",
             Self::Replay(_) | Self::ReplayBroker(_) => "replay",
             Self::Write { .. } => "write",
+            Self::Metrics { .. } => "metrics",
             Self::Device(_) => "device",
             Self::Copy(_) => "copy",
             Self::Flow(_) => "flow",
@@ -535,6 +543,7 @@ impl Diagnosis for Failure {
                 "every stream holds blocks of all cycles under way: take fewer streams, smaller packets or shorter deadlines; \
                  an emulated GPU has 1 GiB, and `--backend sim` needs no memory of GPUs"
             }
+            Self::Metrics { .. } => "choose another port or path with `--metrics`, or end who listens there",
             Self::NotAlone => {
                 "call `mps::join` first of all; or set `CUDA_MPS_PIPE_DIRECTORY` where the program is started"
             }

@@ -22,6 +22,7 @@ use headway_core::units::{Bytes, UnitError};
 pub use headway_cuda::{Handle, Nvml, functions, uuid_text};
 #[doc(hidden)] // For the library in front of guests.
 pub use headway_os::{
+    board,
     environment::{has_more_rights, trusted},
     fork::Home,
     limits::file_bytes_max,

@@ -13,6 +13,8 @@
 //! | [`explain`] | which method a copy would take, and why |
 //! | [`doctor`] | what this computer has and lacks |
 //! | [`broker`] | arbitrates GPUs between processes |
+//! | [`activity`] | who copies how much on which engine, now |
+//! | [`metrics`] | the same, and a broker's state, for Prometheus |
 //! | [`mps`] | joins the daemon of NVIDIA's Multi-Process Service that a broker runs |
 //!
 //! The feature `gzip` compresses long logs of runs, and reads compressed ones.
@@ -20,6 +22,7 @@
 //! Nothing needs a file: machines are shipped with the library, and workloads can be made in code.
 #![forbid(unsafe_code)]
 
+pub mod activity;
 pub mod broker;
 pub mod copy;
 mod cpus;
@@ -29,6 +32,7 @@ pub mod explain;
 pub mod flow;
 mod logfile;
 pub mod machine;
+pub mod metrics;
 mod modules;
 pub mod mps;
 pub mod plan;

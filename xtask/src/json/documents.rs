@@ -47,6 +47,7 @@ pub(super) const DOCUMENTS: &[Document] = &[
     document("`headway machines NAME`", "headway_cli::commands::MachineText", ""),
     document("`headway man --out FOLDER`", "headway_cli::manual::Pages", ""),
     document("`headway status`", "headway_broker::status::BrokerStatus", ""),
+    document("`headway top --once`", "headway_cli::top::TopReport", ""),
     document(
         "`manifest.json`",
         "headway::run::ManifestEntry",

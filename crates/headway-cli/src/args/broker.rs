@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use headway::metrics::MetricsAddress;
 use headway::units::{Bytes, Nanos};
 
 use super::{count, some_bytes, some_time};
@@ -84,6 +85,9 @@ pub(crate) struct BrokerArgs {
     /// Grant nothing while it cannot be written down, as on a full disk; otherwise the broker goes on
     #[arg(long)]
     pub(crate) must_remember: bool,
+    /// Serve metrics for Prometheus at this loopback address and port, or `unix:PATH`
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) metrics: Option<MetricsAddress>,
     /// Run an MPS daemon for this user: programs that join it compute at the same time, not by turns (`exec --share`)
     #[arg(long, conflicts_with = "group")]
     pub(crate) mps: bool,

@@ -24,7 +24,7 @@ impl Cli {
         }
         let given = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
         match &mut cli.command {
-            Command::Run(args) => args.label = label(command, matches, &["backend"]),
+            Command::Run(args) => args.label = label(command, matches, &["backend", "metrics"]),
             Command::Bench { what } if !given("out") => {
                 let out = match what {
                     BenchCommand::Transfers(args) => &mut args.out,

@@ -52,6 +52,11 @@ impl LineParty {
     const fn is_promise(self) -> bool {
         matches!(self, Self::Promised | Self::Planned)
     }
+
+    /// The class of most of its chunks that others wait for.
+    const fn class(self) -> FlowClass {
+        if self.is_promise() { FlowClass::Guaranteed } else { FlowClass::Bulk }
+    }
 }
 
 /// A chunk that wants an engine.
@@ -211,6 +216,17 @@ impl EngineLine {
         on(entry.engine).max(entry.second.map_or(0, on))
     }
 
+    /// The most urgent class of the chunks that [`Self::ahead`] counts; what is on the engine has that of its party.
+    #[must_use]
+    pub fn class_ahead(&self, key: LineKey) -> Option<FlowClass> {
+        let WaitingEntry { entry, .. } = self.waiting.get(&key)?;
+        let on_engine = |room: &Room| entry.rooms().any(|own| own.engine == room.engine);
+        let running = self.running.keys().filter(|room| on_engine(room)).map(|room| room.party.class());
+        let shares = |other: &LineEntry| other.rooms().any(|room| on_engine(&room));
+        let waiting = self.waiting.range(..key).filter(|(_, waiting)| shares(&waiting.entry)).map(|(key, _)| key.class);
+        running.chain(waiting).min()
+    }
+
     /// Chunks that are on the engine `engine`, but for those of [`LineParty::Promised`].
     #[must_use]
     pub fn unpromised(&self, engine: u32) -> u32 {
@@ -253,6 +269,20 @@ mod tests {
         assert!(line.leave(keys[3]) && !line.leave(keys[2]));
         (0..2).for_each(|_| line.end(&entry(NORMAL, 2)));
         assert!(line.is_idle());
+    }
+
+    #[test]
+    fn the_most_urgent_class_ahead_counts_what_runs_and_what_waits_on_the_own_engines_only() {
+        let mut line = EngineLine::default();
+        line.run(&LineEntry { engine: 7, ..LineEntry::new(NORMAL, LineParty::Planned, 1) });
+        let first = line.ask(entry(NORMAL, 1));
+        assert_eq!(line.class_ahead(first), None, "a step is on another engine");
+        let bulk = line.ask(entry(BULK, 1));
+        assert_eq!(line.class_ahead(bulk), Some(NORMAL));
+        assert_eq!(starts(&mut line), [first]);
+        assert_eq!(line.class_ahead(bulk), Some(BULK), "copies of this party are bulk, most of them");
+        let both = line.ask(LineEntry { second: Some(7), ..entry(BULK, 1) });
+        assert_eq!(line.class_ahead(both), Some(FlowClass::Guaranteed));
     }
 
     #[test]

@@ -71,8 +71,12 @@ pub(crate) const NEIGHBOURS: u32 = 16;
 
 /// Copies out of a GPU of this size and more are looked at in any case.
 static LARGE: AtomicUsize = AtomicUsize::new(usize::MAX);
-/// Copies of this size and more are looked at in any case, since several threads may make them.
+/// Copies of this size and more may be made by several threads.
 static FAST: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// Copies into a GPU of this size and more are looked at in any case.
+static LARGE_IN: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// From this size on the user's other programs are told of every copy.
+const TOLD_MIN: usize = 1 << 20;
 /// From this size on copies count for what their stream has under way. Of smaller ones 128 and more make a chunk.
 pub(crate) const COUNTED_MIN: usize = 32 << 10;
 /// From this size on a copy of ordinary memory may be made by several threads.
@@ -88,6 +92,11 @@ pub(crate) fn follow(options: GuestOptions, mut reasons: u32) {
     if options.fast {
         LARGE.fetch_min(FAST_MIN, Ordering::Relaxed);
         FAST.store(FAST_MIN, Ordering::Relaxed);
+        LARGE_IN.store(FAST_MIN, Ordering::Relaxed);
+    }
+    if !options.alone && changes_copies() {
+        LARGE.fetch_min(TOLD_MIN, Ordering::Relaxed);
+        LARGE_IN.fetch_min(TOLD_MIN, Ordering::Relaxed);
     }
     ATTENTION.store(reasons, Ordering::Relaxed);
 }
@@ -109,6 +118,12 @@ pub(crate) fn reasons() -> u32 {
 #[inline]
 pub(crate) fn is_large(bytes: usize) -> bool {
     bytes >= LARGE.load(Ordering::Relaxed)
+}
+
+/// The same of copies into a GPU.
+#[inline]
+pub(crate) fn is_large_in(bytes: usize) -> bool {
+    bytes >= LARGE_IN.load(Ordering::Relaxed)
 }
 
 /// Whether several threads may make a copy of ordinary memory of this size.

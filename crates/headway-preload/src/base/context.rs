@@ -171,11 +171,7 @@ fn prepare(driver: &Driver) -> Option<Prepared> {
     if capability < CAPABILITY_MIN || attribute(UNIFIED_ADDRESSING)? == 0 || attribute(driver::PAGEABLE_ACCESS)? != 0 {
         return None;
     }
-    let mut uuid = [0; 16];
-    // SAFETY: `uuid` is valid for the call to write.
-    if unsafe { (driver.cuDeviceGetUuid_v2)(&raw mut uuid, device) } != SUCCESS {
-        return None;
-    }
+    let uuid = driver::uuid(driver, device)?;
     let kernel = driver::load_kernel(driver, CStr::from_bytes_with_nul(PTX).ok()?, c"headway_aside")?;
     let (mut memory, mut memory_seen) = (std::ptr::null_mut(), 0);
     let bytes = LINES * LINE_BYTES + WORDS * WORD_BYTES;

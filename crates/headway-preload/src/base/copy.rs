@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use headway::guest::board::Behind;
 use headway_core::files::guest_log::{Became, Call, DriverReason, Host, Towards};
 
 use crate::base::driver::{DevicePtr, Stream};
@@ -55,12 +56,14 @@ pub(crate) struct Made {
     pub(crate) became: Became,
     /// The first reason to leave it to the driver.
     pub(crate) why: Option<DriverReason>,
+    /// What was on the engine when it came, where somebody has looked.
+    pub(crate) behind: Option<Behind>,
 }
 
 impl Made {
     /// Nothing was done yet with a copy.
     pub(crate) fn new(copy: Copy) -> Self {
-        Self { towards: copy.towards, host: Host::default(), became: Became::default(), why: None }
+        Self { towards: copy.towards, host: Host::default(), became: Became::default(), why: None, behind: None }
     }
 
     pub(crate) fn left_to_driver(&mut self, why: DriverReason) {

@@ -204,6 +204,11 @@ pub(crate) fn on_device(driver: &Driver, address: DevicePtr, bytes: usize, devic
     true
 }
 
+/// Whether an address is memory of a GPU, and not managed.
+pub(crate) fn is_on_gpu(driver: &Driver, address: DevicePtr) -> bool {
+    Address::ask(driver, address).is_some_and(|known| known.kind == DEVICE && known.managed == 0)
+}
+
 /// Whether a stream records operations instead of making them, or the driver will not say.
 pub(crate) fn captures(driver: &Driver, stream: Stream) -> bool {
     let mut status = 1;
@@ -244,6 +249,13 @@ pub(crate) fn current_device(driver: &Driver) -> Option<c_int> {
     let mut device = 0;
     // SAFETY: `device` is valid for the call to write.
     (unsafe { (driver.cuCtxGetDevice)(&raw mut device) } == SUCCESS).then_some(device)
+}
+
+/// The UUID of a device.
+pub(crate) fn uuid(driver: &Driver, device: c_int) -> Option<[u8; 16]> {
+    let mut uuid = [0; 16];
+    // SAFETY: `uuid` is valid for the call to write.
+    (unsafe { (driver.cuDeviceGetUuid_v2)(&raw mut uuid, device) } == SUCCESS).then_some(uuid)
 }
 
 /// Waits until a stream that the caller uses in its call has passed what was queued.

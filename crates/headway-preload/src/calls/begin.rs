@@ -2,11 +2,12 @@
 
 use std::ffi::{CStr, c_int};
 
+use headway::guest::board::Board;
 use headway_core::files::guest::{AsideMode, GuestOptions, VARIABLE};
 
 use crate::base::attention::{self, ALWAYS, NEIGHBOURS, OBSERVED, variable};
+use crate::base::driver;
 use crate::base::print::print;
-use crate::base::{driver, neighbours};
 use crate::observers;
 
 /// From this version of the driver on signatures are not known, and everything is passed on.
@@ -41,8 +42,9 @@ pub(crate) fn begin(copies: Vec<&'static CStr>) {
     if options.aside == AsideMode::Always {
         reasons |= ALWAYS;
     }
-    if options.aside == AsideMode::Auto && !options.alone {
-        neighbours::begin();
+    if options.alone {
+        Board::stay_alone();
+    } else if options.aside == AsideMode::Auto {
         reasons |= NEIGHBOURS;
     }
     attention::follow(options, reasons);

@@ -18,7 +18,7 @@ use crate::base::driver::{self, DevicePtr, Driver, GRANULE, Relaxed, STREAM_PER_
 use crate::decide::{self, BULK_MIN};
 use crate::methods::batch::{Attributes, Batch, Lists, Piece, bytes_of};
 use crate::methods::chunks;
-use crate::observers::{Event, tell};
+use crate::observers::{Event, tell, told};
 
 /// Of more copies in one call none is made by a kernel: each costs a launch.
 const ASIDE_COUNT_MAX: usize = 32;
@@ -64,11 +64,16 @@ pub(crate) unsafe fn copy(batch: &Batch<impl Fn(&Lists, *mut usize) -> Status>) 
     pieces.iter().for_each(|piece| tell(Event::Asked(piece.copy)));
     let Some(driver) = driver::driver() else { return batch.pass_on() };
     pieces.retain(|piece| !by_threads(driver, piece.copy));
+    let (first, left) = (pieces.first().map(|piece| piece.copy), bytes_of(&pieces));
+    let ended = |status| {
+        first.into_iter().for_each(|first| told::batch(first, left, status));
+        status
+    };
     if pieces.len() <= ASIDE_COUNT_MAX {
         pieces.retain(|piece| !by_kernel(driver, piece.copy));
     }
     if pieces.is_empty() {
-        return SUCCESS;
+        return ended(SUCCESS);
     }
     let bytes = bytes_of(&pieces);
     if let Some(asked) = attention::options().chunk.filter(|_| bytes >= BULK_MIN)
@@ -76,9 +81,9 @@ pub(crate) unsafe fn copy(batch: &Batch<impl Fn(&Lists, *mut usize) -> Status>) 
         && all_out(driver, context.device, batch.stream, &pieces)
     {
         let chunk = chunks::chunk_bytes(asked.0 as usize, bytes);
-        return chunks::batch(driver, &context, batch, &pieces, chunk);
+        return ended(chunks::batch(driver, &context, batch, &pieces, chunk));
     }
-    batch.send(&pieces)
+    ended(batch.send(&pieces))
 }
 
 /// Whether a copy of a batch was made by several threads. The driver's call is not timed inside a batch.

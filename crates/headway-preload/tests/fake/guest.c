@@ -217,6 +217,14 @@ int main(int argc, char **argv) {
         for (int i = 0; i < 3000; i++) { out_async(small, device + i, 8, 22); fake_clear(); }
         for (int i = 0; i < 500; i++) { out(result, device + i, 8); fake_clear(); }
         for (int i = 0; i < 1500; i++) { out_async(result, device + i, 8, 22); fake_clear(); } /* as PyTorch's item() */
+    } else if (!strcmp(does, "told")) {
+        /* What other programs are told of is there until the input ends. */
+        for (size_t i = 0; i < 4; i++) {
+            if (out_async(small, device + i, SMALL, 22)) fail("small");
+        }
+        printf("told\n");
+        fflush(stdout);
+        getchar();
     } else if (!strcmp(does, "signalled")) {
         raise(SIGUSR1);
     } else if (!strcmp(does, "killed")) {

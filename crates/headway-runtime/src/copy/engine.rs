@@ -9,6 +9,7 @@ use headway_core::models::transfer::Method;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::{Gpu, Operation, Queue};
 use headway_device::{Access, DeviceError, Span};
+use headway_os::board::EngineActivity;
 use headway_os::clock;
 
 use super::{At, CopyError};
@@ -184,6 +185,11 @@ impl Engine {
         self.index + 1
     }
 
+    /// What the user's other programs see of it.
+    pub(super) fn activity(&self) -> &EngineActivity {
+        self.shared.line.activity()
+    }
+
     /// Announces a long copy.
     pub(super) fn bulk(&self) -> Bulk<'_> {
         self.shared.bulk.fetch_add(1, Ordering::Relaxed);
@@ -235,6 +241,9 @@ impl Engine {
         }
         let [engine, longest_chunk] = run.wait_for_all()?;
         let ended = clock::now();
+        if ended > deadline {
+            self.activity().missed(class);
+        }
         let unpromised = run.place.ahead().unpromised;
         let chunks = u32::try_from(run.finish()?.chunks).unwrap_or(u32::MAX);
         let longest_unpromised = self.shared.line.service().take_longest_unpromised();
@@ -401,6 +410,7 @@ impl Run<'_> {
         }
         self.moved.chunks += 1;
         self.prefix += len;
+        self.place.moved(len);
         Ok(())
     }
 
@@ -423,6 +433,7 @@ impl Run<'_> {
         if let Some(queue) = self.queue.take() {
             self.engine.keep(queue);
         }
+        self.place.copied(self.moved.waited);
         Ok(EngineMoved { ahead: self.place.ahead().all, ..self.moved })
     }
 

@@ -61,6 +61,11 @@ impl Copier {
         if let Err(CopyError::DeviceLost) = result {
             gpu.lose();
         }
+        let stands_in_line =
+            matches!(method, Method::Register | Method::Pinning | Method::Dma | Method::Staged | Method::Multipath);
+        if result.is_ok() && !stands_in_line {
+            gpu.copied_past_line(request.direction, request.len);
+        }
         result
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use headway_core::decisions::engine_line::FlowClass;
 use headway_core::decisions::staging::StagingDirection;
 use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::{Direction, ResidentShape, WindowMapping};
@@ -118,6 +119,13 @@ impl CopierGpu {
             Direction::D2h => &self.d2h,
             Direction::Peer => &self.peer,
         }
+    }
+
+    /// Tells of a copy whose chunks did not stand in the line of its engine.
+    pub(super) fn copied_past_line(&self, direction: Direction, bytes: usize) {
+        let activity = self.engine(direction).activity();
+        activity.moved(FlowClass::Normal, Bytes(bytes as u64));
+        activity.copied(FlowClass::Normal, Nanos::ZERO);
     }
 
     /// Whether it failed for good.

@@ -193,16 +193,23 @@ impl Copier {
         }
         let refuse = |error| CopyError::device(method, error, 0, 0);
         match by {
-            ManyBy::Window => many.window(request).map_err(refuse),
+            ManyBy::Window => {
+                let moved = many.window(request).map_err(refuse)?;
+                self.gpus[many.gpu].copied_past_line(many.direction, request.bytes);
+                Ok(moved)
+            }
             ManyBy::Resident => {
-                let copier = self.gpus[many.gpu].resident(None).map_err(refuse)?;
+                let gpu = &self.gpus[many.gpu];
+                let copier = gpu.resident(None).map_err(refuse)?;
                 let mut copier = copier.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                many.each(request, |mut span, host| match host {
+                let moved = many.each(request, |mut span, host| match host {
                     Host::In(from) => copier.copy_in(&mut span, from),
                     Host::Out(to) => copier.copy_out(to, &span),
                     Host::Held(_) => unreachable!("requests of many pieces name slices"),
-                })
-                .map_err(refuse)
+                });
+                let moved = moved.map_err(refuse)?;
+                gpu.copied_past_line(many.direction, request.bytes);
+                Ok(moved)
             }
             ManyBy::Queue(mover) if request.pinned => self.direct(many, request, mover, method),
             ManyBy::Queue(mover) => self.gathered(many, request, Some(mover), method),
@@ -258,6 +265,7 @@ impl Copier {
             run.finish()
         })
         .map_err(|stopped| stopped.error(method, bounds))
+        .inspect(|_| tell_of_kernel(gpu, many.direction, request, Some(by)))
     }
 
     /// Ordinary memory: through pinned slots; `None` = the best mover on the device's side.
@@ -314,6 +322,14 @@ impl Copier {
             flow.drive(run)
         })
         .map_err(|stopped| stopped.error(method, bounds))
+        .inspect(|_| tell_of_kernel(gpu, many.direction, request, by))
+    }
+}
+
+/// Kernels have a line of their own, which tells of nothing.
+fn tell_of_kernel(gpu: &CopierGpu, direction: Direction, request: &Checked, by: Option<Mover>) {
+    if matches!(by, Some(Mover::Kernel { .. })) {
+        gpu.copied_past_line(direction, request.bytes);
     }
 }
 

@@ -4,6 +4,7 @@
 
 use std::sync::PoisonError;
 
+use headway_core::decisions::engine_line::FlowClass;
 use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::DeviceError;
@@ -137,6 +138,16 @@ pub struct EngineTurns<'a> {
 pub struct Turn(#[expect(dead_code, reason = "held")] Place);
 
 impl EngineTurns<'_> {
+    /// Tells the user's other programs of bytes that are handed to the engine.
+    pub fn moved(&self, class: FlowClass, bytes: Bytes) {
+        self.engine.activity().moved(class, bytes);
+    }
+
+    /// Tells them of a copy.
+    pub fn copied(&self, class: FlowClass) {
+        self.engine.activity().copied(class, Nanos::ZERO);
+    }
+
     /// What the engine may get at once; `None` = nothing is promised there, and nobody has to wait for turns.
     #[must_use]
     pub fn chunk(&self) -> Option<Bytes> {

@@ -246,6 +246,7 @@ impl Drive<'_> {
         };
         slot.queue.submit(what, u64::from(task.buffer))?;
         link.chunks += 1;
+        link.place.iter().for_each(|place| place.moved(bytes as u64));
         Ok(())
     }
 

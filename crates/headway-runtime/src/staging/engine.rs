@@ -6,6 +6,8 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use headway_core::decisions::staging::StagingDirection;
 use headway_device::buffer::DeviceId;
+use headway_device::gpu::Gpu;
+use headway_os::board::EngineActivity;
 
 use super::chunk_limit::ChunkLimit;
 use super::line::Line;
@@ -33,7 +35,7 @@ pub(crate) struct GpuEngines {
 }
 
 impl GpuEngines {
-    pub(crate) fn of(gpu: DeviceId) -> Self {
+    pub(crate) fn of(gpu: &dyn Gpu) -> Self {
         let [inward, outward] =
             [StagingDirection::In, StagingDirection::Out].map(|direction| CopyEngine::of(gpu, direction));
         Self { inward, outward }
@@ -49,14 +51,15 @@ impl GpuEngines {
 
 impl CopyEngine {
     /// The engine of `gpu` for this direction.
-    pub(crate) fn of(gpu: DeviceId, direction: StagingDirection) -> Arc<Self> {
+    pub(crate) fn of(gpu: &dyn Gpu, direction: StagingDirection) -> Arc<Self> {
+        let id = gpu.id();
         let mut engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(engine) = engines.get(&(gpu, direction)).and_then(Weak::upgrade) {
+        if let Some(engine) = engines.get(&(id, direction)).and_then(Weak::upgrade) {
             return engine;
         }
         engines.retain(|_, engine| engine.strong_count() > 0);
-        let engine = Self::behind(&Line::new());
-        engines.insert((gpu, direction), Arc::downgrade(&engine));
+        let engine = Self::behind(&Line::told(EngineActivity::new(gpu.description().board_gpu(), direction)));
+        engines.insert((id, direction), Arc::downgrade(&engine));
         engine
     }
 
@@ -81,21 +84,23 @@ impl CopyEngine {
 
 #[cfg(test)]
 mod tests {
+    use headway_device::emu::{EmuGpu, EmuSpec};
+
     use super::*;
 
     #[test]
     fn an_engine_is_one_while_anybody_has_it_and_one_promises_at_a_time() {
-        let (gpu, other) = (DeviceId::new(), DeviceId::new());
-        let (first, again) = (CopyEngine::of(gpu, StagingDirection::In), CopyEngine::of(gpu, StagingDirection::In));
+        let [gpu, other] = ["gpu0", "gpu1"].map(|name| EmuGpu::open(EmuSpec::new(name)));
+        let (first, again) = (CopyEngine::of(&gpu, StagingDirection::In), CopyEngine::of(&gpu, StagingDirection::In));
         assert!(Arc::ptr_eq(&first, &again));
-        assert!(!Arc::ptr_eq(&first, &CopyEngine::of(gpu, StagingDirection::Out)));
-        assert!(!Arc::ptr_eq(&first, &CopyEngine::of(other, StagingDirection::In)));
+        assert!(!Arc::ptr_eq(&first, &CopyEngine::of(&gpu, StagingDirection::Out)));
+        assert!(!Arc::ptr_eq(&first, &CopyEngine::of(&other, StagingDirection::In)));
         assert!(first.promise_by(1) && again.promise_by(1) && !again.promise_by(2));
         again.promise_ends(2);
         assert!(!again.promise_by(2));
         again.promise_ends(1);
         assert!(again.promise_by(2));
         drop((first, again));
-        assert!(CopyEngine::of(gpu, StagingDirection::In).promise_by(3), "a new one");
+        assert!(CopyEngine::of(&gpu, StagingDirection::In).promise_by(3), "a new one");
     }
 }

@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool as Flag, AtomicU64};
 
 use headway_core::decisions::engine_line::{EngineLine, FlowClass, LineEntry, LineKey, LineParty};
-use headway_core::units::Nanos;
+use headway_core::units::{Bytes, Nanos};
+use headway_os::board::{Behind, EngineActivity};
 use headway_os::clock;
 
 use super::sync::{Arc, AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, lock};
@@ -25,6 +26,8 @@ pub(crate) struct Line {
     state: AtomicU32,
     queue: Mutex<Queue>,
     service: ServiceTimes,
+    /// What the user's other programs see of it.
+    activity: EngineActivity,
 }
 
 /// How long chunks were on one engine: each from its start in the line, or from the end of the chunk before it where that is later, until the
@@ -64,8 +67,17 @@ const fn alone(entry: &LineEntry) -> u32 {
 
 impl Line {
     pub(crate) fn new() -> Arc<Self> {
+        Self::told(EngineActivity::default())
+    }
+
+    /// A line that tells of its chunks.
+    pub(crate) fn told(activity: EngineActivity) -> Arc<Self> {
         let service = ServiceTimes::default();
-        Arc::new(Self { state: AtomicU32::new(IDLE), queue: Mutex::new(Queue::default()), service })
+        Arc::new(Self { state: AtomicU32::new(IDLE), queue: Mutex::new(Queue::default()), service, activity })
+    }
+
+    pub(crate) fn activity(&self) -> &EngineActivity {
+        &self.activity
     }
 
     pub(crate) fn service(&self) -> &ServiceTimes {
@@ -169,9 +181,13 @@ impl Place {
             let key = queue.line.ask(self.entry);
             self.entry.after = key.end_tag(self.entry.bytes);
             let unpromised = queue.line.unpromised(self.entry.engine);
+            let behind = self.ahead.is_none().then(|| queue.line.class_ahead(key)).flatten();
             self.ahead.get_or_insert_with(|| Ahead { all: queue.line.ahead(key), unpromised });
             queue.turns.insert(key, Arc::clone(&turn));
             self.line.unlock(queue);
+            if let Some(class) = behind {
+                self.line.activity.came_behind(self.entry.class, Behind::Own(class));
+            }
             let has_come = turn.has_come.load(Ordering::Acquire);
             self.waits = Some((key, turn));
             has_come
@@ -213,6 +229,16 @@ impl Place {
             }
             self.line.unlock(queue);
         }
+    }
+
+    /// Chunks of so many bytes have moved, or have been submitted.
+    pub(crate) fn moved(&self, bytes: u64) {
+        self.line.activity.moved(self.entry.class, Bytes(bytes));
+    }
+
+    /// The copy has ended, after it waited so long for others.
+    pub(crate) fn copied(&self, waited: Nanos) {
+        self.line.activity.copied(self.entry.class, waited);
     }
 
     /// What was ahead of the first one.

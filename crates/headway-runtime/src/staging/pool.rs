@@ -129,7 +129,7 @@ impl StagingPool {
     #[must_use]
     pub fn with_copy_loop(gpu: Arc<dyn Gpu>, options: PoolOptions, copy_loop: CopyLoop) -> Self {
         let shared = Shared {
-            engines: GpuEngines::of(gpu.id()),
+            engines: GpuEngines::of(gpu.as_ref()),
             gpu,
             options,
             workers: Workers::new(),

@@ -15,17 +15,20 @@ pub(super) struct Turns(Vec<GpuEngines>);
 
 impl Turns {
     pub(super) fn new(devices: &[Engines]) -> Self {
-        Self(devices.iter().map(|device| GpuEngines::of(device.gpu().id())).collect())
+        Self(devices.iter().map(|device| GpuEngines::of(device.gpu().as_ref())).collect())
+    }
+
+    /// A packet, or a block of a message, was late on this GPU.
+    pub(super) fn missed(&self, gpu: usize, direction: StagingDirection) {
+        if let Some(engines) = self.0.get(gpu) {
+            engines.get(direction).line.activity().missed(FlowClass::Guaranteed);
+        }
     }
 
     /// Takes the engine of a copy between host and GPU until the place is dropped; `None` for what is no such copy. The plan's
     /// own bulk is bulk to others, too.
     pub(super) fn hold(&self, source: &PipelineSource, path: CopyPath) -> Option<Place> {
-        let direction = match path.class {
-            EngineClass::H2d => StagingDirection::In,
-            EngineClass::D2h => StagingDirection::Out,
-            EngineClass::Peer | EngineClass::Ee => return None,
-        };
+        let direction = direction(path)?;
         let entry = match source {
             PipelineSource::Bulk(_) => LineEntry::new(FlowClass::Bulk, LineParty::Copies, 1),
             _ => LineEntry::new(FlowClass::Guaranteed, LineParty::Planned, 1),
@@ -33,6 +36,15 @@ impl Turns {
         let mut place = Place::new(&self.0[path.device()].get(direction).line, entry);
         place.hold();
         Some(place)
+    }
+}
+
+/// Between which ends of a GPU a copy goes; `None` for what is no copy between host and GPU.
+pub(super) const fn direction(path: CopyPath) -> Option<StagingDirection> {
+    match path.class {
+        EngineClass::H2d => Some(StagingDirection::In),
+        EngineClass::D2h => Some(StagingDirection::Out),
+        EngineClass::Peer | EngineClass::Ee => None,
     }
 }
 
@@ -50,7 +62,7 @@ mod tests {
         let device = Engines::open(Arc::new(EmuGpu::open(EmuSpec::new("gpu0")))).unwrap();
         let turns = Turns::new(std::slice::from_ref(&device));
         let bulk = |direction| {
-            let engines = GpuEngines::of(device.gpu().id());
+            let engines = GpuEngines::of(device.gpu().as_ref());
             Place::new(&engines.get(direction).line, LineEntry::new(FlowClass::Bulk, LineParty::Copies, 2))
         };
         let (mut inward, mut outward) = (bulk(StagingDirection::In), bulk(StagingDirection::Out));

@@ -7,7 +7,7 @@ use headway_core::files::guest_log::{Copy, DriverReason, Host, Towards};
 use headway_core::units::{Bytes, Nanos};
 use serde::Serialize;
 
-use super::under_way::{Role, roles};
+use super::under_way::{BulkAhead, Role, roles};
 use super::{GuestLog, GuestSummary, summarize};
 use crate::page::shell::{self, Shell};
 use crate::page::tracks::{self, Item, Kept, Reduced, Row, SINGLY_MAX, Track};
@@ -91,14 +91,14 @@ impl CopyRoles {
         let roles = roles(&log.copies);
         let bound = summary.beside.without.median.map_or(Nanos::MAX, |median| Nanos(median.0.saturating_mul(LONG)));
         let is_marked = |(copy, role): (&Copy, &Role)| {
-            copy.status != 0 || (matches!(role, Role::Small(Some(_))) && copy.took > bound)
+            copy.status != 0 || (matches!(role, Role::Small(BulkAhead::OtherStream(_))) && copy.took > bound)
         };
         let marked = log.copies.iter().zip(&roles).map(is_marked).collect();
         Self { roles, marked }
     }
 
     fn behind(&self, at: usize) -> Option<usize> {
-        if let Role::Small(behind) = self.roles[at] { behind } else { None }
+        if let Role::Small(BulkAhead::OtherStream(bulk)) = self.roles[at] { Some(bulk) } else { None }
     }
 }
 

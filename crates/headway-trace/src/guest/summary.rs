@@ -9,7 +9,7 @@ use headway_core::units::{Bytes, Nanos};
 use serde::Serialize;
 
 use super::GuestLog;
-use super::under_way::{Role, roles};
+use super::under_way::{BulkAhead, Role, roles};
 
 /// Version of the summary's JSON form.
 const SCHEMA: u32 = 1;
@@ -105,11 +105,15 @@ pub struct Times {
     pub blocked: Nanos,
 }
 
-/// Small copies out of a GPU: with and without a bulk copy out of the same process under way in another stream.
+/// Small copies out of a GPU: with and without a bulk copy out of the same process under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Beside {
-    /// Made by the driver, with a bulk copy under way.
+    /// Made by the driver, with a bulk copy under way in another CUDA stream: they wait for the engine.
     pub with: Times,
+    /// Of these, how many were in the legacy default stream or came while the bulk copy was: they may wait for the order of streams, too.
+    pub with_legacy: u64,
+    /// Made by the driver, with a bulk copy under way in their own CUDA stream: they wait for its order, whatever the engine does.
+    pub same_stream: Times,
     /// Made by the driver, without one.
     pub without: Times,
     /// Made by a kernel (`--aside`).
@@ -249,20 +253,27 @@ fn groups(log: &GuestLog) -> Vec<CopyGroup> {
 }
 
 fn beside(copies: &[Copy]) -> Beside {
-    let [mut with, mut without, mut aside] = [const { Sample { times: Vec::new() } }; 3];
+    const LEGACY: u64 = 1;
+    let [mut with, mut same, mut without, mut aside] = [const { Sample { times: Vec::new() } }; 4];
+    let mut with_legacy = 0;
     for (copy, role) in copies.iter().zip(roles(copies)) {
         match role {
             Role::Aside => aside.add(copy),
-            Role::Small(Some(_)) => with.add(copy),
-            Role::Small(None) => without.add(copy),
+            Role::Small(BulkAhead::OtherStream(bulk)) => {
+                with.add(copy);
+                let is_legacy = [copy.stream, copies[bulk].stream].contains(&LEGACY);
+                with_legacy += if is_legacy { copy.of } else { 0 };
+            }
+            Role::Small(BulkAhead::SameStream) => same.add(copy),
+            Role::Small(BulkAhead::None) => without.add(copy),
             Role::Bulk(..) | Role::None => {}
         }
     }
-    let [with, without, aside] = [with, without, aside].map(Sample::summed);
+    let [with, same_stream, without, aside] = [with, same, without, aside].map(Sample::summed);
     let known = with.copies > 0 && without.copies >= ALONE_MIN;
     let waited = without.median.filter(|_| known).map(|median| {
         let usual = Nanos(median.0.saturating_mul(with.copies));
         with.blocked.saturating_sub(usual)
     });
-    Beside { with, without, aside, waited }
+    Beside { with, with_legacy, same_stream, without, aside, waited }
 }

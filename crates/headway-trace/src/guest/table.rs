@@ -79,10 +79,10 @@ impl GuestSummary {
 
     fn beside(&self, text: &mut String) -> fmt::Result {
         let beside = &self.beside;
-        if beside.with.copies + beside.aside.copies == 0 {
+        if beside.with.copies + beside.same_stream.copies + beside.aside.copies == 0 {
             return Ok(());
         }
-        writeln!(text, "\nsmall copies out of a GPU, and bulk copies out of it in another stream of this process")?;
+        writeln!(text, "\nsmall copies out of a GPU, and bulk copies out of it by this process")?;
         let mut row = |name: &str, times: &Times| {
             if times.copies == 0 {
                 return Ok(());
@@ -95,15 +95,32 @@ impl GuestSummary {
                 "  {name:<26} {copies:>9} copies, median {median:>10}, longest {longest:>10}, together {blocked}"
             )
         };
-        row("bulk copy under way", &beside.with)?;
+        row("bulk in another stream", &beside.with)?;
+        row("bulk in the same stream", &beside.same_stream)?;
         row("no bulk copy under way", &beside.without)?;
         row("made by a kernel (--aside)", &beside.aside)?;
+        if beside.same_stream.copies > 0 {
+            writeln!(
+                text,
+                "  in the same stream they wait for its order: no option changes that, another CUDA stream does"
+            )?;
+        }
+        if beside.with_legacy > 0 {
+            writeln!(
+                text,
+                "  {} of those with bulk in another stream may wait for the order of the legacy default stream",
+                beside.with_legacy
+            )?;
+        }
         match beside.waited {
             Some(waited) if waited > Nanos::ZERO => writeln!(
                 text,
-                "  they took {waited} longer than as many medians without a bulk copy: `headway exec --aside` lets them pass"
+                "  in another stream they wait for the engine, {waited} longer than as many medians without a bulk copy: `headway exec \
+                 --aside` lets them pass"
             )?,
-            Some(_) => writeln!(text, "  they took no longer than without: `--aside` would change nothing")?,
+            Some(_) => {
+                writeln!(text, "  in another stream they took no longer than without: `--aside` would change nothing")?
+            }
             None if beside.with.copies > 0 => {
                 writeln!(text, "  too few copies without a bulk copy to say what `--aside` would change")?;
             }

@@ -56,11 +56,13 @@ fn small_copies_beside_a_bulk_copy_are_told_from_others() {
     lines.push(GuestLogLine::Copy(Copy { at: Nanos(12_000_000), stream: 21, took: Nanos(19_000_000), ..SMALL }));
     lines.push(GuestLogLine::Copy(Copy { at: Nanos(80_000_000), ..SMALL }));
     let summary = summarize(&read(&lines, "\n"));
-    // The one in the bulk copy's own stream must wait: it counts as any other.
-    assert_eq!((summary.beside.with.copies, summary.beside.without.copies), (1, 22));
+    let beside = &summary.beside;
+    assert_eq!((beside.with.copies, beside.same_stream.copies, beside.without.copies), (1, 1, 21));
+    assert_eq!((beside.same_stream.blocked, beside.with_legacy), (Nanos(19_000_000), 0));
     assert_eq!(summary.beside.waited, Some(Nanos(18_990_000)));
     let text = summary.table();
-    assert!(text.contains("`headway exec --aside` lets them pass"), "{text}");
+    assert!(text.contains("they wait for the engine") && text.contains("--aside` lets them pass"), "{text}");
+    assert!(text.contains("no option changes that, another CUDA stream does"), "{text}");
     assert_eq!(summary.slowest[0], slow);
 }
 
@@ -73,7 +75,9 @@ fn copies_that_wait_are_under_way_for_the_call_only() {
     lines.push(GuestLogLine::Copy(Copy { at: Nanos(11_500_000), ..SMALL }));
     let summary = summarize(&read(&lines, "\n"));
     assert_eq!((summary.beside.with.copies, summary.beside.without.copies), (1, 21));
-    assert_eq!(summary.beside.waited, Some(Nanos(0)));
+    // The bulk copy was in the legacy default stream.
+    assert_eq!((summary.beside.waited, summary.beside.with_legacy), (Some(Nanos(0)), 1));
+    assert!(summary.table().contains("order of the legacy default stream"));
 }
 
 #[test]

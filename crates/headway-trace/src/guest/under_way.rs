@@ -20,8 +20,18 @@ pub(crate) enum Role {
     Aside,
     /// A bulk copy, taken to be under way from one time to another.
     Bulk(Nanos, Nanos),
-    /// A small one of the driver's, beside this bulk copy (position) of another stream, if there was one.
-    Small(Option<usize>),
+    /// A small one of the driver's.
+    Small(BulkAhead),
+}
+
+/// The bulk copy that was under way when a small one came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BulkAhead {
+    None,
+    /// In its own CUDA stream: whatever the engine does, it must wait.
+    SameStream,
+    /// In another one, at this position: it waits for the engine.
+    OtherStream(usize),
 }
 
 /// Bulk copies that are under way at a time.
@@ -51,19 +61,19 @@ impl UnderWay {
         Role::Bulk(begin, end)
     }
 
-    /// The one in another stream that ends last. Behind one in its own stream a copy must wait.
-    fn elsewhere(&self, copy: &Copy) -> Option<usize> {
+    /// The one in its own stream, else the one that ends last.
+    fn ahead(&self, copy: &Copy) -> BulkAhead {
         let now = self.until.iter().filter(|(_, (until, _))| *until > copy.at);
         let mut last = None;
         for (stream, (until, at)) in now {
             if *stream == copy.stream {
-                return None;
+                return BulkAhead::SameStream;
             }
             if last.is_none_or(|(latest, _)| *until > latest) {
                 last = Some((*until, *at));
             }
         }
-        last.map(|(_, at)| at)
+        last.map_or(BulkAhead::None, |(_, at)| BulkAhead::OtherStream(at))
     }
 }
 
@@ -78,7 +88,7 @@ pub(crate) fn roles(copies: &[Copy]) -> Vec<Role> {
         } else if copy.bytes.0 >= BULK_MIN {
             under_way.add(at, copy)
         } else {
-            Role::Small(under_way.elsewhere(copy))
+            Role::Small(under_way.ahead(copy))
         }
     };
     copies.iter().enumerate().map(role).collect()

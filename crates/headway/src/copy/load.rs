@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use headway_core::decisions::engine_line::FlowClass;
 use headway_core::models::transfer::Direction;
 use headway_core::units::Bytes;
 use headway_cuda::{Chunks, EngineTurn, RawPlace, ScatterError, ScatterOptions, scatter};
@@ -124,6 +125,7 @@ impl StreamCopier {
             ScatterError::Device(error) => LoadError::Copy(Failure::Copy(error.into()).into()),
             ScatterError::Stopped => LoadError::Stopped,
         })?;
+        chunks.turns.copied(FlowClass::Bulk);
         for (file, reader) in chunks.readers.iter().enumerate() {
             reader.check_unchanged().map_err(|source| LoadError::Read { file, source })?;
         }
@@ -187,6 +189,8 @@ impl Chunks for FileChunks<'_> {
             ReadMethod::Direct => 1,
         };
         self.read[counter].fetch_add(chunk.bytes as u64, Ordering::Relaxed);
+        let wanted: usize = chunk.pieces.iter().map(|piece| piece.bytes).sum();
+        self.turns.moved(FlowClass::Bulk, Bytes(wanted as u64));
         Ok(begins)
     }
 

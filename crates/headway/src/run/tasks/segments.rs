@@ -8,16 +8,19 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use headway_core::decisions::engine_line::FlowClass;
 use headway_core::decisions::engine_lock::EngineWork;
 use headway_core::decisions::sharing::{JobSegment, TaskDirection};
+use headway_core::decisions::staging::StagingDirection;
 use headway_core::files::error::Loaded;
 use headway_core::files::workload::{Workload, WorkloadTask};
 use headway_core::plan::block::{ALIGN, LAUNCH_ALIGN, header_bytes, write_header};
-use headway_core::units::Nanos;
+use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::{Caching, CpuReach, Gpu, Queue};
 use headway_device::step::step;
 use headway_device::work::{Library, Portion, StepMemory, Work};
 use headway_device::{Access, Buffer, DeviceError};
+use headway_os::board::EngineActivity;
 use headway_os::clock;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -77,6 +80,8 @@ struct OnGpu {
     input: Buffer,
     output: Buffer,
     state: Buffer,
+    /// What the user's other programs see, into the GPU and out of it.
+    activity: [EngineActivity; 2],
 }
 
 /// A task with its memory on every GPU that it may use.
@@ -226,6 +231,7 @@ impl DeviceTask {
         let first = devices.first().ok_or_else(no_gpu)?;
         let mut gpus = Vec::new();
         for device in devices {
+            let name = device.description().board_gpu();
             for step in &program.steps {
                 if let TaskStep::Execute { work, .. } = step {
                     device.load(work.as_ref())?;
@@ -236,6 +242,7 @@ impl DeviceTask {
                 input: device.device_buffer(program.input.max(1), CpuReach::Device)?,
                 output: device.device_buffer(program.output.max(1), CpuReach::Device)?,
                 state: device.device_buffer(program.state.max(1), CpuReach::Device)?,
+                activity: [StagingDirection::In, StagingDirection::Out].map(|to| EngineActivity::new(name, to)),
             });
         }
         let sent = first.pinned_buffer(program.input.max(1), Caching::Cached)?;
@@ -305,12 +312,27 @@ impl DeviceTask {
             })?;
             burn(self.after);
             one.done = clock::now().0;
+            self.tell(&one, &operations);
             digest = one.digest;
             before = one.done;
             done.operations.push(operations);
             done.jobs.push(one);
         }
         Ok(done)
+    }
+
+    /// Tells the user's other programs of a job's copies, and how long they waited for their engines.
+    fn tell(&self, one: &DoneJob, operations: &[Operated]) {
+        let Some(gpu) = self.gpus.get(one.gpu as usize) else { return };
+        for operated in operations {
+            let engine = match operated.work {
+                EngineWork::CopyIn => &gpu.activity[0],
+                EngineWork::CopyOut => &gpu.activity[1],
+                EngineWork::Peer | EngineWork::Execute => continue,
+            };
+            engine.moved(FlowClass::Normal, Bytes(operated.bytes));
+            engine.copied(FlowClass::Normal, operated.begun.saturating_sub(operated.asked));
+        }
     }
 
     /// What a job does while it holds a GPU.
