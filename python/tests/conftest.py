@@ -1,8 +1,10 @@
-"""The driver library that has no GPU behind it, for the tests that copy."""
+"""The driver library that has no GPU behind it, for the tests that copy, and Ctrl-C."""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,3 +32,18 @@ def driver(library: Path) -> Iterator[Driver]:
             del os.environ[name]
         else:
             os.environ[name] = value
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[threading.Timer]:
+    """Presses Ctrl-C soon after it is started, and not after the test.
+
+    A shell without job control starts what runs in the background with SIGINT ignored. Python then leaves it so, and nothing is raised.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
+    yield timer
+    timer.cancel()
+    if timer.is_alive():
+        timer.join()
+    signal.signal(signal.SIGINT, before)

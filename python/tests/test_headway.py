@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import signal
 import subprocess
 import sys
 import threading
@@ -136,10 +135,10 @@ def test_this_machine_is_the_file_that_measure_writes(tmp_path: Path, monkeypatc
     assert hw.node().name == hw.machine("h200-x1").name
 
 
-def test_ctrl_c_ends_a_simulation() -> None:
+def test_ctrl_c_ends_a_simulation(ctrl_c: threading.Timer) -> None:
     plan = hw.machine("h200-x1").plan(robot())
-    threading.Timer(0.5, lambda: signal.raise_signal(signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
+        ctrl_c.start()
         plan.simulate(seeds=100_000, duration="10 s")
 
 
