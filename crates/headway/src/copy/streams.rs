@@ -15,6 +15,7 @@
 //! ```
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -345,7 +346,8 @@ impl Watched {
             for (ticket, then) in over {
                 let result = ticket.is_done().map(drop).map_err(invalid);
                 drop(ticket);
-                then(result);
+                // The panic hook has reported it; the other copies are to be told of all the same.
+                let _ = catch_unwind(AssertUnwindSafe(|| then(result)));
             }
             state = self.lock();
         }
