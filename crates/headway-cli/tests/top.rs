@@ -44,7 +44,7 @@ fn long_run(folder: &Path) {
 
 /// Asks for `path`: status line and body.
 fn ask(mut stream: impl Read + Write, path: &str) -> (String, String) {
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
