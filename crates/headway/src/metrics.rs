@@ -114,6 +114,12 @@ impl MetricsServer {
     /// `ErrorKind::Io` if nobody can listen there, or no thread can be started.
     pub fn start(address: &MetricsAddress, source: MetricsSource) -> Result<Self, Error> {
         let failed = |source: io::Error| Failure::Metrics { address: address.to_string(), source };
+        if let (MetricsAddress::Unix(path), MetricsSource::Broker(socket)) = (address, &source)
+            && is_same_place(path, socket)
+        {
+            let error = "this is the broker's own socket: metrics need a path of their own";
+            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, error)).into());
+        }
         let stop = Arc::new(Bell::new().map_err(|error| failed(io::Error::other(error)))?);
         let (listener, file, listening_at) = listen(address).map_err(failed)?;
         let (poller, stopped) = (Poller::new(), Arc::clone(&stop));
@@ -217,6 +223,15 @@ fn listen(address: &MetricsAddress) -> io::Result<(AnyListener, Option<SocketFil
             Ok((AnyListener::Unix(listener), Some(SocketFile::of(path)?), address.clone()))
         }
     }
+}
+
+/// Whether two paths name one file, which need not exist.
+fn is_same_place(one: &Path, other: &Path) -> bool {
+    let place = |path: &Path| {
+        let path = std::path::absolute(path).ok()?;
+        Some((fs::canonicalize(path.parent()?).ok()?, path.file_name()?.to_owned()))
+    };
+    one == other || place(one).is_some_and(|place_of_one| place(other) == Some(place_of_one))
 }
 
 /// Whether a socket lies there that no process has. A live one refuses this kind of connection, or takes it, or has too many; none of these
