@@ -492,7 +492,9 @@ fn copies(page: &mut Page) {
         ("headway_copy_wait_seconds_total", "Time that its copies waited for others on the engine.", |row| {
             row.waited_ns as f64 / 1e9
         }),
-        ("headway_deadline_misses_total", "Its copies and packets that were late.", |row| row.misses as f64),
+        ("headway_deadline_misses_total", "Its copies, blocks of messages and packets that were late.", |row| {
+            row.misses as f64
+        }),
     ];
     for (name, help, value) in families {
         page.family(name, "counter", help);
