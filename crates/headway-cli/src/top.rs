@@ -35,7 +35,7 @@ pub(crate) fn top(out: &Out, args: &TopArgs) -> Result<CommandAnswer> {
     loop {
         let activity = monitor.wait(interval, &stop);
         if stop.load(std::sync::atomic::Ordering::Relaxed) {
-            return Ok(CommandAnswer::Yes);
+            return Ok(if is_once { CommandAnswer::Interrupted } else { CommandAnswer::Yes });
         }
         // Most machines have none; one that was named must be there.
         let broker = match (broker::status(args.socket.as_deref()), &args.socket) {

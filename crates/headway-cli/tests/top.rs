@@ -44,7 +44,7 @@ fn long_run(folder: &Path) {
 
 /// Asks for `path`: status line and body.
 fn ask(mut stream: impl Read + Write, path: &str) -> (String, String) {
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
@@ -158,6 +158,36 @@ fn nothing_is_drawn_where_there_is_no_terminal() {
     assert!(answer.out.is_empty() && answer.err.contains("--once"), "{answer:?}");
     let answer = headway(&std::env::temp_dir(), &["top", "--once", "--socket", "/no/such/broker"]).exits(2);
     assert!(answer.out.is_empty(), "{answer:?}");
+}
+
+#[test]
+fn who_ends_it_before_it_has_looked_gets_no_empty_answer_as_if_all_were_well() {
+    let place = tempfile::tempdir().unwrap();
+    let mut top = command(place.path());
+    let mut top = top.args(["top", "--once", "--interval", "600 s"]).stdout(Stdio::piped()).spawn().unwrap();
+    let started = Instant::now();
+    // It listens to signals once SIGTERM, the bit 14, is caught.
+    let is_ready = |text: String| {
+        let caught = text.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
+        u64::from_str_radix(caught.trim(), 16).unwrap() >> 14 & 1 == 1
+    };
+    while !is_ready(fs::read_to_string(format!("/proc/{}/status", top.id())).unwrap()) {
+        assert!(started.elapsed() < Duration::from_secs(100));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(Command::new("kill").arg(top.id().to_string()).status().unwrap().success());
+    assert_eq!(top.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn a_broker_does_not_serve_metrics_at_its_own_socket() {
+    let place = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(".", place.path().join("here")).unwrap();
+    for metrics in ["unix:broker", "unix:here/broker", "unix:./broker"] {
+        let args = ["broker", "--socket", "broker", "--machine", "h200-x1", "--metrics", metrics];
+        let answer = headway(place.path(), &args).exits(2);
+        assert!(answer.err.contains("the broker's own socket"), "{answer:?}");
+    }
 }
 
 #[test]

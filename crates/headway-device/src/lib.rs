@@ -85,7 +85,11 @@ impl Description {
     #[must_use]
     pub fn board_gpu(&self) -> BoardGpu {
         match self.source {
-            DeviceSource::Emu => board_gpu(None, &format!("emu:{}", self.name)),
+            DeviceSource::Emu => {
+                // Of one of a machine the name of the machine is left out.
+                let of_machine = self.name.strip_prefix("emulated ").and_then(|name| name.split_once(" of "));
+                board_gpu(None, &format!("emu:{}", of_machine.map_or(&*self.name, |(gpu, _)| gpu)))
+            }
             _ => board_gpu(self.uuid.as_deref(), &self.name),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use headway_core::files::machine::EngineClass;
+use headway_core::files::machine::{EngineClass, shipped};
 use headway_core::models::transfer::{ResidentShape, WindowMapping};
 use headway_core::units::{Bytes, Nanos, Rate};
 use headway_device::emu::{EmuGpu, EmuSpec, OperationPace};
@@ -36,6 +36,15 @@ fn narrow() -> EmuSpec {
 }
 
 headway_device::conformance!(throttled, || Ok(Arc::new(EmuGpu::open(narrow()))));
+
+#[test]
+fn the_gpus_of_a_machine_have_names_of_their_own_on_the_board() {
+    let machine = shipped("h200-x4").unwrap();
+    let name = |gpu| EmuGpu::open(EmuSpec::of_machine(&machine, gpu)).description().board_gpu();
+    let names: Vec<_> = machine.gpus().map(name).collect();
+    let known = [0, 1, 2, 3].map(|gpu| headway_os::board::board_gpu(None, &format!("emu:gpu{gpu}")));
+    assert_eq!(names, known);
+}
 
 #[test]
 fn emulated_gpus_exchange_bytes() {

@@ -46,7 +46,7 @@ const FREE: u64 = 0;
 const TAKEN: u64 = 1;
 const FIRST_KIND: u64 = 2;
 
-/// A GPU on the board: the bytes of its UUID, or the beginning of its name where it has none.
+/// A GPU on the board: the bytes of its UUID, or its name where it has none. Of a longer name it is the beginning and a check sum.
 pub type BoardGpu = [u8; 16];
 
 /// How a GPU with this UUID (`GPU-...`) stands on the board; one without, which is emulated, by its name.
@@ -58,6 +58,12 @@ pub fn board_gpu(uuid: Option<&str>, name: &str) -> BoardGpu {
         return number.to_be_bytes();
     }
     gpu.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from);
+    if name.len() > gpu.len() {
+        // FNV-1a, which tells names apart that begin alike.
+        let mix = |sum: u64, byte: u8| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        let end = format!("~{:04x}", name.bytes().fold(0xcbf2_9ce4_8422_2325, mix) & 0xffff);
+        gpu[16 - end.len()..].copy_from_slice(end.as_bytes());
+    }
     gpu
 }
 
@@ -468,6 +474,14 @@ mod tests {
             ]
         );
         assert!(rows.iter().all(|row| row.pid == process::id()));
+    }
+
+    #[test]
+    fn long_names_that_begin_alike_are_different_gpus() {
+        let [first, second] =
+            ["emu:accelerator number 1", "emu:accelerator number 2"].map(|name| board_gpu(None, name));
+        assert!(first != second && first.starts_with(b"emu:acceler~") && second.starts_with(b"emu:acceler~"));
+        assert_eq!(&board_gpu(None, "emu:sixteen long"), b"emu:sixteen long");
     }
 
     #[test]

@@ -32,7 +32,7 @@ use headway_core::decisions::staging::StagingDirection;
 use headway_core::files::workload::OnMiss;
 use headway_core::log::{LogRecord, RecordBody};
 use headway_core::models::cpu;
-use headway_core::plan::{PipelineSource, Plan};
+use headway_core::plan::{PipelineSource, Plan, PlannedOperation};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::{Completion, DeviceError, Engines, Waker, WorkError};
 use headway_os::sched::{Classes, Held, Role, SchedError};
@@ -279,6 +279,7 @@ pub fn run_work(
             under_way: BTreeMap::new(),
             turns,
             holding: BinaryHeap::new(),
+            ending: BTreeMap::new(),
             inputs: inputs.into_iter().collect(),
             epoch,
             asked: Asked::default(),
@@ -391,6 +392,8 @@ struct Driver<'a> {
     turns: Turns,
     /// Flows that hold their servers: until when, since when, and the number of their operation.
     holding: BinaryHeap<Reverse<(Nanos, Nanos, u64)>>,
+    /// The blocks of messages in batches whose last bytes are under way: their parts, by pipeline and cycle.
+    ending: BTreeMap<(u32, u64), Vec<u32>>,
     /// Inputs still to come, by time after the epoch.
     inputs: VecDeque<(Nanos, DispatchInput)>,
     epoch: Nanos,
@@ -591,10 +594,18 @@ impl Driver<'_> {
                         turn.copied(Nanos::ZERO);
                     }
                     self.under_way.insert(operation, UnderWay { pipeline, cycle, step, turn });
+                    if let PipelineSource::Batch(parts) = &planned.source
+                        && parts[index as usize].message.bytes == offset + bytes
+                    {
+                        self.ending.entry((pipeline, cycle)).or_default().push(index);
+                    }
                 }
                 DispatchAction::Deliver { pipeline, cycle } | DispatchAction::Drop { pipeline, cycle } => {
                     let OpenCycle { slot, block } = self.open.remove(&(pipeline, cycle)).unwrap_or_default();
                     let lost = matches!(action, DispatchAction::Drop { .. });
+                    for part in self.ending.remove(&(pipeline, cycle)).unwrap_or_default() {
+                        self.judge_block(now, pipeline, cycle, part);
+                    }
                     if self.asked.arrived(pipeline, cycle, now) {
                         continue;
                     }
@@ -608,14 +619,18 @@ impl Driver<'_> {
         while let Some(event) = self.events.pop_front().or_else(|| self.dispatcher.poll_event()) {
             log(&LogRecord { at: now, what: RecordBody::Event(event.clone()) });
             event!(DEBUG, "headway::dispatch", "told", at = now, what = format_args!("{event:?}"));
-            if let DispatchEvent::Late { pipeline, step, .. } = &event {
-                let planned = &self.plan.pipelines[*pipeline as usize];
-                let operations = &planned.steps[*step as usize].operations;
-                let paths = operations.iter().filter_map(|operation| CopyPath::of(self.plan, operation));
-                if planned.source == PipelineSource::Message {
-                    let ends = paths.filter_map(|path| Some((path.device(), turns::direction(path)?)));
-                    ends.for_each(|(gpu, direction)| self.turns.missed(gpu, direction));
+            match event {
+                DispatchEvent::Late { pipeline, step, .. } => {
+                    let planned = &self.plan.pipelines[pipeline as usize];
+                    if planned.source == PipelineSource::Message {
+                        planned.steps[step as usize].operations.iter().for_each(|block| self.block_missed(block));
+                    }
                 }
+                DispatchEvent::Unready { pipeline, part, .. } => {
+                    let step = &self.plan.pipelines[pipeline as usize].steps[0];
+                    step.operations.get(part as usize).iter().for_each(|block| self.block_missed(block));
+                }
+                _ => {}
             }
             if let DispatchEvent::Missed { stream, packet, by } = event {
                 let planned = &self.plan.streams[stream as usize];
@@ -627,6 +642,25 @@ impl Driver<'_> {
             }
         }
         stopped.map_or(Ok(()), Err)
+    }
+
+    /// A block of a message in a batch arrived with this cycle. Its deadline is the message's, not that of the batch's slot.
+    fn judge_block(&self, now: Nanos, pipeline: u32, cycle: u64, part: u32) {
+        let planned = &self.plan.pipelines[pipeline as usize];
+        let PipelineSource::Batch(parts) = &planned.source else { return };
+        let carried = &parts[part as usize];
+        let due = carried.job_of(cycle).map(|job| u128::from(self.epoch.0) + carried.message.window(job).1);
+        if due.is_some_and(|due| u128::from(now.0) > due) {
+            self.block_missed(&planned.steps[0].operations[part as usize]);
+        }
+    }
+
+    fn block_missed(&self, block: &PlannedOperation) {
+        if let Some(path) = CopyPath::of(self.plan, block)
+            && let Some(direction) = turns::direction(path)
+        {
+            self.turns.missed(path.device(), direction);
+        }
     }
 }
 

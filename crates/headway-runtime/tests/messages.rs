@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::faulty::{FaultyGpu, Tap};
 use headway_core::decisions::dispatch::{DispatchAction, DispatchEvent};
-use headway_core::files::machine::{EngineClass, Machine, shipped};
+use headway_core::files::machine::{EndpointId, EngineClass, Machine, shipped};
 use headway_core::files::workload::{self, Workload};
 use headway_core::log::{LogRecord, RecordBody};
 use headway_core::plan::planner::{self, PlanOptions};
@@ -15,6 +15,7 @@ use headway_device::buffer::MemoryPlace;
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_device::{Engines, Gpu, Operation};
 use headway_kernels::Shipped;
+use headway_os::board::{Board, board_gpu};
 use headway_runtime::blocks::{DataError, Gatherer, Scatterer};
 use headway_runtime::intake::Intake;
 use headway_runtime::kernels::Kernels;
@@ -119,6 +120,30 @@ fn every_strategy_brings_every_byte_of_every_job() {
         });
         assert_eq!(split, strategy == Strategy::Combined);
     }
+}
+
+#[test]
+fn every_late_block_of_a_batch_is_told_once_as_a_miss() {
+    let (workload, plan) = planned(WORKLOAD, Strategy::Combined);
+    let mut plan = Plan::clone(&plan);
+    for pipeline in &mut plan.pipelines {
+        let PipelineSource::Batch(parts) = &mut pipeline.source else { panic!("all are combined") };
+        // No copy is that fast, so that all blocks are late; slots stay as they are.
+        parts.iter_mut().for_each(|part| part.message.deadline = Nanos(1));
+    }
+    let machine = machine();
+    let name = |gpu: EndpointId| format!("late {}", machine.endpoints[gpu.at()].id);
+    let spec = |gpu| EmuSpec { name: name(gpu), ..EmuSpec::of_machine(&machine, gpu) };
+    let gpus = machine.gpus().map(|gpu| Arc::new(EmuGpu::open(spec(gpu))) as Arc<dyn Gpu>).collect();
+    let (outcome, _) = run(&(workload, Arc::new(plan)), &mut engines(gpus));
+    // 16 frames of two blocks, and two slow blocks, which go in parts. What goes across is on no link of the host.
+    assert_eq!(outcome.unwrap().compared.blocks, 16 * 2 + 8 + 2);
+    let rows = Board::of_user().unwrap().read().rows;
+    let told = |gpu: &str| {
+        let own = rows.iter().filter(|row| row.pid == std::process::id() && row.gpu == board_gpu(None, gpu));
+        own.map(|row| row.misses).sum::<u64>()
+    };
+    assert_eq!(["emu:late gpu0", "emu:late gpu1"].map(told), [16 + 2, 16]);
 }
 
 #[test]

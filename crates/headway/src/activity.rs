@@ -267,9 +267,14 @@ pub(crate) const fn class_name(class: FlowClass) -> &'static str {
     }
 }
 
-/// The name of a process's program; `?` if it has ended.
+/// The name of a process's program, without what could command a terminal or begin a line; `?` if it has ended.
 pub(crate) fn command(pid: u32) -> String {
-    fs::read_to_string(format!("/proc/{pid}/comm")).map_or_else(|_| "?".to_owned(), |name| name.trim_end().to_owned())
+    fs::read(format!("/proc/{pid}/comm")).map_or_else(|_| "?".to_owned(), |name| harmless(&name))
+}
+
+fn harmless(name: &[u8]) -> String {
+    let name = String::from_utf8_lossy(name.strip_suffix(b"\n").unwrap_or(name));
+    name.replace(char::is_control, "\u{fffd}")
 }
 
 /// The UUID of a GPU on the board, or the name of one that has none.
@@ -329,6 +334,18 @@ mod tests {
         };
         // Half of the interval lies between readings that were close enough.
         assert_eq!(["a", "b"].map(|gpu| carried.bytes(gpu, true, Nanos(100))), [Some(80), None]);
+    }
+
+    #[test]
+    fn a_name_forges_no_line_and_commands_no_terminal() {
+        for (name, shown) in [
+            (&b"cat\n"[..], "cat"),
+            (b"a\nb c\n", "a\u{fffd}b c"),
+            (b"\x1b[2J\x07\r", "\u{fffd}[2J\u{fffd}\u{fffd}"),
+            (b"\xff\xc2\x9b", "\u{fffd}\u{fffd}"),
+        ] {
+            assert_eq!(harmless(name), shown);
+        }
     }
 
     #[test]

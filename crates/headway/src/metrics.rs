@@ -1,24 +1,27 @@
 //! Metrics for Prometheus, and whether all is well, over HTTP on a loopback address or a Unix socket.
 //!
-//! `GET /metrics` gives the text format 0.0.4, `GET /healthz` 200 or 503 with the reason. One request is served at a time, each for two
-//! seconds at most, so that a client that says nothing holds nobody up for longer. There is no library for this: `hyper` needs a runtime, and
-//! `tiny_http` starts a thread for each connection and waits for a silent client without end.
+//! `GET /metrics` gives the text format 0.0.4, `GET /healthz` 200 or 503 with the reason. One thread serves all clients without waiting for
+//! any of them: each has two seconds for its request and its answer, and the oldest of too many makes room for the next. There is no library
+//! for this: `hyper` needs a runtime, and `tiny_http` starts a thread for each connection and waits for a silent client without end.
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::fs;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::os::fd::OwnedFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use headway_broker::GpuStatus;
 use headway_os::board::{BoardRow, PROCESSES_MAX};
+use headway_os::ipc::{Bell, Poller, Socket};
 use headway_os::threads;
 
 use crate::activity::{ActivityMonitor, class_name, command, gpu_name, read_board, totals};
@@ -27,6 +30,8 @@ use crate::{Error, Failure};
 
 /// How long a client may take for its request, and for its answer.
 const CLIENT_MAX: Duration = Duration::from_secs(2);
+/// Clients at a time.
+const CLIENTS_MAX: usize = 64;
 /// A longer request is refused.
 const REQUEST_MAX: usize = 4 << 10;
 /// How long links are looked at for one answer.
@@ -94,11 +99,12 @@ impl RunGauge {
 }
 
 /// A thread that serves metrics until this is dropped.
-#[derive(Debug)]
 pub struct MetricsServer {
     address: MetricsAddress,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    stop: Arc<Bell>,
+    /// At its end once the thread is.
+    ended: Receiver<()>,
+    file: Option<SocketFile>,
 }
 
 impl MetricsServer {
@@ -108,23 +114,30 @@ impl MetricsServer {
     /// `ErrorKind::Io` if nobody can listen there, or no thread can be started.
     pub fn start(address: &MetricsAddress, source: MetricsSource) -> Result<Self, Error> {
         let failed = |source: io::Error| Failure::Metrics { address: address.to_string(), source };
-        let (listener, address) = listen(address).map_err(failed)?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
+        if let (MetricsAddress::Unix(path), MetricsSource::Broker(socket)) = (address, &source)
+            && is_same_place(path, socket)
+        {
+            let error = "this is the broker's own socket: metrics need a path of their own";
+            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, error)).into());
+        }
+        let stop = Arc::new(Bell::new().map_err(|error| failed(io::Error::other(error)))?);
+        let (listener, file, listening_at) = listen(address).map_err(failed)?;
+        let (poller, stopped) = (Poller::new(), Arc::clone(&stop));
+        let poller = poller.and_then(|poller| {
+            poller.add(listener.as_fd(), LISTENER)?;
+            poller.add_bell(&stopped, STOP)?;
+            Ok(poller)
+        });
+        let poller = poller.map_err(|error| failed(io::Error::other(error)))?;
+        let (ends, ended) = mpsc::channel();
         let serve = move || {
-            let mut monitor = None;
-            loop {
-                let stream = listener.accept();
-                if stopped.load(Ordering::Relaxed) {
-                    return;
-                }
-                // Whoever does not listen to the end gets no answer.
-                let _ = serve(&stream, &source, &mut monitor);
-            }
+            let _ends: mpsc::Sender<()> = ends;
+            // Who stops waits for a bounded time only: the bell must still be there when it is heard.
+            let _stopped = stopped;
+            Service { listener, poller, source, monitor: None, clients: BTreeMap::new(), accepted: FIRST_CLIENT }.run();
         };
-        let thread = threads::spawn("headway-metrics", serve)
-            .map_err(|error| Failure::Metrics { address: address.to_string(), source: io::Error::other(error) })?;
-        Ok(Self { address, stop, thread: Some(thread) })
+        threads::spawn("headway-metrics", serve).map_err(|error| failed(io::Error::other(error)))?;
+        Ok(Self { address: listening_at, stop, ended, file })
     }
 
     /// Where it listens, with the port that the system chose for port 0.
@@ -136,18 +149,33 @@ impl MetricsServer {
 
 impl Drop for MetricsServer {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        // It looks at the flag when somebody connects.
-        let woken = match &self.address {
-            MetricsAddress::Loopback(address) => TcpStream::connect_timeout(address, CLIENT_MAX).is_ok(),
-            MetricsAddress::Unix(path) => {
-                let woken = UnixStream::connect(path).is_ok();
-                let _ = fs::remove_file(path);
-                woken
-            }
-        };
-        if let Some(thread) = self.thread.take().filter(|_| woken) {
-            let _ = thread.join();
+        // As long as the thread has the socket, no other file has the number of its file.
+        if let Some(file) = self.file.take() {
+            file.remove();
+        }
+        self.stop.ring();
+        // A driver may keep the thread from hearing it for longer; it ends by itself then.
+        let _ = self.ended.recv_timeout(CLIENT_MAX);
+    }
+}
+
+/// The file of a socket that this process has made.
+struct SocketFile {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl SocketFile {
+    fn of(path: &Path) -> io::Result<Self> {
+        let about = fs::symlink_metadata(path)?;
+        Ok(Self { path: path.to_owned(), device: about.dev(), inode: about.ino() })
+    }
+
+    /// Leaves what others have put in its place.
+    fn remove(self) {
+        if Self::of(&self.path).is_ok_and(|now| (now.device, now.inode) == (self.device, self.inode)) {
+            let _ = fs::remove_file(&self.path);
         }
     }
 }
@@ -159,100 +187,262 @@ enum AnyListener {
 
 impl AnyListener {
     /// The next client. What is used of a stream here is the same for both kinds of sockets.
-    fn accept(&self) -> TcpStream {
-        loop {
-            let accepted = match self {
-                Self::Tcp(listener) => listener.accept().map(|(stream, _)| stream),
-                Self::Unix(listener) => listener.accept().map(|(stream, _)| OwnedFd::from(stream).into()),
-            };
-            match accepted {
-                Ok(stream) => return stream,
-                // One client that went away, or no descriptors for a moment: the next one may be served.
-                Err(_) => std::thread::sleep(LOOK),
-            }
+    fn accept(&self) -> io::Result<TcpStream> {
+        let stream: TcpStream = match self {
+            Self::Tcp(listener) => listener.accept()?.0,
+            Self::Unix(listener) => OwnedFd::from(listener.accept()?.0).into(),
+        };
+        stream.set_nonblocking(true)?;
+        Ok(stream)
+    }
+}
+
+impl AsFd for AnyListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(listener) => listener.as_fd(),
+            Self::Unix(listener) => listener.as_fd(),
         }
     }
 }
 
-fn listen(address: &MetricsAddress) -> io::Result<(AnyListener, MetricsAddress)> {
+fn listen(address: &MetricsAddress) -> io::Result<(AnyListener, Option<SocketFile>, MetricsAddress)> {
     match address {
         MetricsAddress::Loopback(address) => {
             let listener = TcpListener::bind(address)?;
+            listener.set_nonblocking(true)?;
             let address = MetricsAddress::Loopback(listener.local_addr()?);
-            Ok((AnyListener::Tcp(listener), address))
+            Ok((AnyListener::Tcp(listener), None, address))
         }
         MetricsAddress::Unix(path) => {
             if is_left_over(path) {
                 fs::remove_file(path)?;
             }
-            Ok((AnyListener::Unix(UnixListener::bind(path)?), address.clone()))
+            let listener = UnixListener::bind(path)?;
+            listener.set_nonblocking(true)?;
+            Ok((AnyListener::Unix(listener), Some(SocketFile::of(path)?), address.clone()))
         }
     }
 }
 
-/// Whether a socket lies there on which nobody listens.
-fn is_left_over(path: &Path) -> bool {
-    use std::os::unix::fs::FileTypeExt;
-    let is_socket = fs::symlink_metadata(path).is_ok_and(|about| about.file_type().is_socket());
-    is_socket && UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+/// Whether two paths name one file, which need not exist.
+fn is_same_place(one: &Path, other: &Path) -> bool {
+    let place = |path: &Path| {
+        let path = std::path::absolute(path).ok()?;
+        Some((fs::canonicalize(path.parent()?).ok()?, path.file_name()?.to_owned()))
+    };
+    one == other || place(one).is_some_and(|place_of_one| place(other) == Some(place_of_one))
 }
 
-fn serve(mut stream: &TcpStream, source: &MetricsSource, monitor: &mut Option<ActivityMonitor>) -> io::Result<()> {
-    let (status, kind, body) = match request(stream)? {
+/// Whether a socket lies there that no process has. A live one refuses this kind of connection, or takes it, or has too many; none of these
+/// waits.
+fn is_left_over(path: &Path) -> bool {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|about| about.file_type().is_socket());
+    let is_refused = |errno| io::Error::from_raw_os_error(errno).kind() == io::ErrorKind::ConnectionRefused;
+    is_socket && Socket::connect(path).is_err_and(|error| is_refused(error.errno.0))
+}
+
+/// Numbers of descriptors for the poller; clients have those behind.
+const LISTENER: u64 = 0;
+const STOP: u64 = 1;
+const FIRST_CLIENT: u64 = 2;
+
+struct Service {
+    listener: AnyListener,
+    poller: Poller,
+    source: MetricsSource,
+    monitor: Option<ActivityMonitor>,
+    /// In the order in which they came.
+    clients: BTreeMap<u64, Client>,
+    /// The next number.
+    accepted: u64,
+}
+
+impl Service {
+    fn run(mut self) {
+        let mut ready = Vec::new();
+        loop {
+            let until = self.clients.values().map(|client| client.until).min();
+            let bound = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if self.poller.wait(bound, &mut ready).is_err() {
+                std::thread::sleep(LOOK);
+            }
+            if ready.contains(&STOP) {
+                return;
+            }
+            for &number in &ready {
+                match number {
+                    LISTENER => self.accept(),
+                    number => self.serve(number),
+                }
+            }
+            let now = Instant::now();
+            let over = self.clients.iter().filter(|(_, client)| client.until <= now).map(|(number, _)| *number);
+            for number in over.collect::<Vec<_>>() {
+                self.end(number);
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        match self.listener.accept() {
+            Ok(stream) => {
+                let number = self.accepted;
+                self.accepted += 1;
+                if self.poller.add(stream.as_fd(), number).is_err() {
+                    return;
+                }
+                let until = Instant::now() + CLIENT_MAX;
+                self.clients.insert(number, Client { stream, until, request: Vec::new(), answer: None });
+                if self.clients.len() > CLIENTS_MAX
+                    && let Some(oldest) = self.clients.keys().next().copied()
+                {
+                    self.end(oldest);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            // One that went away, or no descriptors for a moment: the next one may be served.
+            Err(_) => std::thread::sleep(LOOK),
+        }
+    }
+
+    fn serve(&mut self, number: u64) {
+        let Some(client) = self.clients.get_mut(&number) else { return };
+        let answer = |request| answer(request, &self.source, &mut self.monitor);
+        let await_room = |stream: &TcpStream| {
+            self.poller.remove(stream.as_fd());
+            self.poller.add_writable(stream.as_fd(), number).map_err(io::Error::other)
+        };
+        let goes_on = client.go_on(matches!(self.listener, AnyListener::Tcp(_)), answer, await_room);
+        if !goes_on.unwrap_or(false) {
+            self.end(number);
+        }
+    }
+
+    fn end(&mut self, number: u64) {
+        if let Some(client) = self.clients.remove(&number) {
+            self.poller.remove(client.stream.as_fd());
+        }
+    }
+}
+
+struct Client {
+    stream: TcpStream,
+    until: Instant,
+    request: Vec<u8>,
+    answer: Option<Answer>,
+}
+
+struct Answer {
+    bytes: Vec<u8>,
+    sent: usize,
+}
+
+impl Client {
+    /// Reads or writes what is possible now; whether there is more to do.
+    fn go_on(
+        &mut self,
+        is_tcp: bool,
+        answer: impl FnOnce(Request) -> Vec<u8>,
+        await_room: impl FnOnce(&TcpStream) -> io::Result<()>,
+    ) -> io::Result<bool> {
+        let is_first = self.answer.is_none();
+        if is_first {
+            let mut part = [0; 512];
+            let read = match self.stream.read(&mut part) {
+                Ok(0) => return Ok(false),
+                Ok(read) => read,
+                Err(error) if is_passing(&error) => return Ok(true),
+                Err(error) => return Err(error),
+            };
+            self.request.extend_from_slice(&part[..read]);
+            let Some(request) = request(&self.request, is_tcp) else { return Ok(true) };
+            self.answer = Some(Answer { bytes: answer(request), sent: 0 });
+            self.until = Instant::now() + CLIENT_MAX;
+        }
+        if let Some(answer) = &mut self.answer {
+            while answer.sent < answer.bytes.len() {
+                match self.stream.write(&answer.bytes[answer.sent..]) {
+                    Ok(written) => answer.sent += written,
+                    Err(error) if is_passing(&error) => {
+                        if is_first {
+                            await_room(&self.stream)?;
+                        }
+                        return Ok(true);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(false)
+    }
+}
+
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+fn answer(request: Request, source: &MetricsSource, monitor: &mut Option<ActivityMonitor>) -> Vec<u8> {
+    const TEXT: &str = "text/plain; charset=utf-8";
+    let (status, kind, body) = match request {
         Request::Metrics => ("200 OK", "text/plain; version=0.0.4; charset=utf-8", exposition(source, monitor)),
         Request::Health => match problem(source) {
-            None => ("200 OK", "text/plain; charset=utf-8", "ok\n".to_owned()),
-            Some(problem) => ("503 Service Unavailable", "text/plain; charset=utf-8", problem + "\n"),
+            None => ("200 OK", TEXT, "ok\n".to_owned()),
+            Some(problem) => ("503 Service Unavailable", TEXT, problem + "\n"),
         },
-        Request::Refused(status) => (status, "text/plain; charset=utf-8", "GET /metrics or GET /healthz\n".to_owned()),
+        Request::ForeignHost => {
+            ("403 Forbidden", TEXT, "the header `Host` must name `localhost` or a loopback address\n".to_owned())
+        }
+        Request::Refused(status) => (status, TEXT, "GET /metrics or GET /healthz\n".to_owned()),
     };
     let bytes = body.len();
     let head =
         format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {bytes}\r\nConnection: close\r\n\r\n");
-    let until = Instant::now() + CLIENT_MAX;
-    let mut rest = &[head.into_bytes(), body.into_bytes()].concat()[..];
-    while !rest.is_empty() {
-        stream.set_write_timeout(Some(left(until)?))?;
-        let written = stream.write(rest)?;
-        rest = &rest[written..];
-    }
-    Ok(())
+    [head.into_bytes(), body.into_bytes()].concat()
 }
 
+#[derive(Debug, PartialEq, Eq)]
 enum Request {
     Metrics,
     Health,
+    /// From a web page whose name its owner has pointed to this machine.
+    ForeignHost,
     Refused(&'static str),
 }
 
-fn left(until: Instant) -> io::Result<Duration> {
-    let left = until.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
-}
-
-fn request(mut stream: &TcpStream) -> io::Result<Request> {
-    let (until, mut text) = (Instant::now() + CLIENT_MAX, Vec::new());
-    while !text.windows(4).any(|end| end == b"\r\n\r\n") {
-        if text.len() >= REQUEST_MAX {
-            return Ok(Request::Refused("431 Request Header Fields Too Large"));
-        }
-        stream.set_read_timeout(Some(left(until)?))?;
-        let mut part = [0; 512];
-        match stream.read(&mut part)? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            read => text.extend_from_slice(&part[..read]),
-        }
+/// What is asked for; `None` if the request goes on.
+fn request(text: &[u8], is_tcp: bool) -> Option<Request> {
+    if !text.windows(4).any(|end| end == b"\r\n\r\n") {
+        return (text.len() >= REQUEST_MAX).then_some(Request::Refused("431 Request Header Fields Too Large"));
     }
-    let first = text.split(|byte| *byte == b'\r').next().unwrap_or_default();
-    let mut words = first.split(|byte| *byte == b' ');
+    let mut lines = text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+    let mut words = lines.next().unwrap_or_default().split(|byte| *byte == b' ');
     let (method, path) = (words.next(), words.next().and_then(|path| path.split(|byte| *byte == b'?').next()));
-    Ok(match (method, path) {
+    if is_tcp && !lines.all(names_this_machine) {
+        return Some(Request::ForeignHost);
+    }
+    Some(match (method, path) {
         (Some(b"GET"), Some(b"/metrics")) => Request::Metrics,
         (Some(b"GET"), Some(b"/healthz")) => Request::Health,
         (Some(b"GET"), Some(_)) => Request::Refused("404 Not Found"),
         (Some(_), Some(_)) => Request::Refused("405 Method Not Allowed"),
         _ => Request::Refused("400 Bad Request"),
     })
+}
+
+/// Of a header `Host`, whether it names a loopback address, `localhost`, or nothing. True of other headers.
+fn names_this_machine(header: &[u8]) -> bool {
+    let header = String::from_utf8_lossy(header);
+    let Some((_, host)) = header.split_once(':').filter(|(name, _)| name.trim().eq_ignore_ascii_case("host")) else {
+        return true;
+    };
+    let host = host.trim();
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    let name = host.rsplit_once(':').filter(|(_, port)| is_port(port)).map_or(host, |(name, _)| name);
+    let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    name.is_empty()
+        || name.eq_ignore_ascii_case("localhost")
+        || address.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
 /// Why the source is not well; `None` if it is.
@@ -302,7 +492,9 @@ fn copies(page: &mut Page) {
         ("headway_copy_wait_seconds_total", "Time that its copies waited for others on the engine.", |row| {
             row.waited_ns as f64 / 1e9
         }),
-        ("headway_deadline_misses_total", "Its copies and packets that were late.", |row| row.misses as f64),
+        ("headway_deadline_misses_total", "Its copies, blocks of messages and packets that were late.", |row| {
+            row.misses as f64
+        }),
     ];
     for (name, help, value) in families {
         page.family(name, "counter", help);
@@ -444,6 +636,79 @@ mod tests {
         let sample = "headway_copies_total{command=\"a\\\"} 1\\nb\\\\\",pid=\"7\"} 3";
         assert_eq!(page.text.lines().nth(2), Some(sample));
         assert_eq!(page.text.lines().count(), 3);
+    }
+
+    #[test]
+    fn a_web_page_that_points_its_name_here_learns_nothing() {
+        let ask = |host: &str, is_tcp| request(format!("GET /metrics HTTP/1.1\r\n{host}\r\n").as_bytes(), is_tcp);
+        for host in ["", "Host:\r\n", "host: LOCALHOST:9400\r\n", "Host: 127.0.0.1\r\n", "Host: [::1]:1\r\n"] {
+            assert_eq!(ask(host, true), Some(Request::Metrics), "{host}");
+        }
+        for host in ["evil.test:9400", "10.0.0.1", "localhost.evil.test", "127.0.0.1:x", "localhost\r\nHost: evil.test"]
+        {
+            let host = format!("Host: {host}\r\n");
+            assert_eq!(ask(&host, true), Some(Request::ForeignHost), "{host}");
+            assert_eq!(ask(&host, false), Some(Request::Metrics), "{host}");
+        }
+    }
+
+    /// Asks at `path` for the build's version.
+    fn asked(path: &Path) -> bool {
+        let mut stream = std::os::unix::net::UnixStream::connect(path).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.contains("headway_build_info")
+    }
+
+    #[test]
+    fn a_server_ends_whoever_has_taken_its_path_and_leaves_what_is_not_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics");
+        let start = || MetricsServer::start(&MetricsAddress::Unix(path.clone()), MetricsSource::Run(Arc::default()));
+        let server = start().unwrap();
+        assert!(asked(&path));
+        fs::remove_file(&path).unwrap();
+        let foreign = UnixListener::bind(&path).unwrap();
+        drop(server);
+        assert!(path.exists(), "it is another's");
+        drop(foreign);
+        let server = start().unwrap();
+        assert!(asked(&path));
+        drop(server);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn who_listens_with_a_full_backlog_is_there_and_nobody_waits_for_him() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics");
+        let _foreign = UnixListener::bind(&path).unwrap();
+        let (sent, told) = mpsc::channel();
+        let fill = path.clone();
+        std::thread::spawn(move || {
+            // A connection takes its place in the backlog also when its client has gone.
+            while std::os::unix::net::UnixStream::connect(&fill).is_ok() {
+                let _ = sent.send(());
+            }
+        });
+        while told.recv_timeout(Duration::from_millis(500)).is_ok() {}
+        assert!(!is_left_over(&path));
+        assert!(MetricsServer::start(&MetricsAddress::Unix(path), MetricsSource::Run(Arc::default())).is_err());
+    }
+
+    #[test]
+    fn clients_that_say_nothing_hold_nobody_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics");
+        let source = MetricsSource::Run(Arc::default());
+        let _server = MetricsServer::start(&MetricsAddress::Unix(path.clone()), source).unwrap();
+        let connect = || std::os::unix::net::UnixStream::connect(&path).unwrap();
+        let silent: Vec<_> = (0..2 * CLIENTS_MAX).map(|_| connect()).collect();
+        assert!(asked(&path));
+        // Those that were too many were ended, without an answer.
+        (&silent[0]).set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        assert_eq!((&silent[0]).read(&mut [0]).unwrap(), 0);
     }
 
     #[test]

@@ -65,6 +65,14 @@ impl Poller {
         self.watch(fd, number, EventFlags::IN)
     }
 
+    /// Waits until `fd` takes bytes or is at its end, from now on.
+    ///
+    /// # Errors
+    /// [`OsError`].
+    pub fn add_writable(&self, fd: BorrowedFd<'_>, number: u64) -> Result<(), OsError> {
+        self.watch(fd, number, EventFlags::OUT)
+    }
+
     /// Waits for rings of `bell`, from now on. A wait that ends tells of all rings until then.
     ///
     /// # Errors
@@ -83,7 +91,7 @@ impl Poller {
         let _ = epoll::delete(&self.0, fd);
     }
 
-    /// Writes the numbers of readable descriptors to `ready`; waits for the first one for at most `bound`, rounded up to
+    /// Writes the numbers of descriptors that are ready to `ready`; waits for the first one for at most `bound`, rounded up to
     /// milliseconds.
     ///
     /// # Errors

@@ -92,30 +92,30 @@ pub fn has_thread(pid: u32, tid: u32) -> bool {
 /// Whether the process `pid` is stopped, by a signal or a debugger; `false` also where the system does not tell.
 #[must_use]
 pub fn is_stopped(pid: u32) -> bool {
-    let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
-    // Behind the name, which may contain anything.
-    let state = text.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-    matches!(state, Some('T' | 't'))
+    let state = stat_field(&format!("/proc/{pid}/stat"), STATE);
+    matches!(state.as_deref(), Some("T" | "t"))
 }
 
 /// When the process `pid` was started, in ticks of the kernel's clock since the start of the system: with the number it says
 /// which process is meant, also after the number was used again. `None` if there is none, or `/proc` does not show it.
 #[must_use]
 pub fn started(pid: u32) -> Option<u64> {
-    start_of(&format!("/proc/{pid}/stat"))
+    stat_field(&format!("/proc/{pid}/stat"), START_TIME)?.parse().ok()
 }
 
 /// When the thread `tid` of the process `pid` was started, which tells it from a later one of that number.
 #[must_use]
 pub fn thread_started(pid: u32, tid: u32) -> Option<u64> {
-    start_of(&format!("/proc/{pid}/task/{tid}/stat"))
+    stat_field(&format!("/proc/{pid}/task/{tid}/stat"), START_TIME)?.parse().ok()
 }
 
 /// Whether the thread `tid` of the process `pid` has the rights of the user `uid` and of nobody else: its real, effective, saved
 /// and file system user.
 #[must_use]
 pub fn thread_is_of(pid: u32, tid: u32, uid: u32) -> bool {
-    let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")) else { return false };
+    let Ok(text) = std::fs::read(format!("/proc/{pid}/task/{tid}/status")) else { return false };
+    // The name of the process, in another line, may be of any bytes.
+    let text = String::from_utf8_lossy(&text);
     let users = text.lines().find_map(|line| line.strip_prefix("Uid:"));
     users.is_some_and(|users| users.split_whitespace().all(|known| known.parse() == Ok(uid)))
 }
@@ -125,20 +125,23 @@ pub fn thread_is_of(pid: u32, tid: u32, uid: u32) -> bool {
 pub fn children(pid: u32) -> Vec<u32> {
     let Ok(all) = std::fs::read_dir("/proc") else { return Vec::new() };
     let number = |entry: std::io::Result<std::fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse::<u32>().ok();
-    let parent = |of: u32| -> Option<u32> {
-        let stat = std::fs::read_to_string(format!("/proc/{of}/stat")).ok()?;
-        // Behind the name, which may contain anything, stand the state and the parent.
-        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
-    };
+    let parent = |of: u32| stat_field(&format!("/proc/{of}/stat"), PARENT)?.parse().ok();
     all.filter_map(number).filter(|of| parent(*of) == Some(pid)).collect()
 }
 
-fn start_of(stat: &str) -> Option<u64> {
-    let stat = std::fs::read_to_string(stat).ok()?;
-    // The name in parentheses may hold spaces and parentheses itself.
-    let (_, behind) = stat.rsplit_once(')')?;
-    // `starttime` is the 22nd field, the first behind the name is the third.
-    behind.split_whitespace().nth(19)?.parse().ok()
+/// Fields of `/proc/PID/stat` that stand behind the name, by their number in `proc_pid_stat(5)`.
+const STATE: usize = 3;
+const PARENT: usize = 4;
+const START_TIME: usize = 22;
+
+fn stat_field(path: &str, number: usize) -> Option<String> {
+    field(&std::fs::read(path).ok()?, number)
+}
+
+/// The name in parentheses may be of any bytes, spaces and parentheses included.
+fn field(stat: &[u8], number: usize) -> Option<String> {
+    let name_end = stat.iter().rposition(|byte| *byte == b')')?;
+    str::from_utf8(&stat[name_end + 1..]).ok()?.split_ascii_whitespace().nth(number - STATE).map(str::to_owned)
 }
 
 /// The flag of [`stop_when_told`].
@@ -254,6 +257,22 @@ mod tests {
         assert!(started(1).unwrap() <= own);
         assert_eq!(started(u32::MAX), None);
         assert_eq!(boot(), boot());
+    }
+
+    #[test]
+    fn a_name_of_any_bytes_hides_nothing_of_who_has_it() {
+        let stat = b"12 (a\xff) b) S 1 12 12 0 -1 0 1 2 3 4 5 6 7 8 20 0 1 0 4711 99\n";
+        let fields = [STATE, PARENT, START_TIME, 99].map(|number| field(stat, number));
+        assert_eq!(fields.each_ref().map(Option::as_deref), [Some("S"), Some("1"), Some("4711"), None]);
+        assert_eq!(field(b"12 (a", STATE), None);
+        let pid = std::process::id();
+        let thread = std::thread::spawn(move || {
+            // SAFETY: names this thread; the text has an end.
+            unsafe { libc::prctl(libc::PR_SET_NAME, c"a\xff) b".as_ptr()) };
+            (thread_started(pid, this_thread()), thread_is_of(pid, this_thread(), user()))
+        });
+        let (start, is_ours) = thread.join().unwrap();
+        assert!(start >= started(pid) && is_ours);
     }
 
     #[test]
