@@ -55,14 +55,23 @@ pub(crate) fn top(out: &Out, args: &TopArgs) -> Result<CommandAnswer> {
 fn screen(text: &str) -> String {
     let size = terminal_size::terminal_size_of(io::stdout());
     let (columns, rows) = size.map_or((100, 24), |(columns, rows)| (usize::from(columns.0), usize::from(rows.0)));
-    let line = |line: &str| line.chars().take(columns).collect::<String>() + "\x1b[K";
-    let lines: Vec<String> = text.lines().take(rows.saturating_sub(1)).map(line).collect();
+    let lines: Vec<String> =
+        text.lines().take(rows.saturating_sub(1)).map(|line| cut(line, columns) + "\x1b[K").collect();
     format!("\x1b[H{}\n\x1b[J", lines.join("\n"))
+}
+
+/// The line in so many columns, with a sign where it goes on.
+fn cut(line: &str, columns: usize) -> String {
+    match line.char_indices().nth(columns) {
+        None => line.to_owned(),
+        Some(_) => line.chars().take(columns.saturating_sub(1)).chain(['…']).collect(),
+    }
 }
 
 fn text(report: &TopReport) -> String {
     let Activity { interval, no_counters, no_board, processes, processes_max, gpus } = &report.activity;
-    let mut text = format!("processes that tell of their copies: {processes}; in the last {interval}\n");
+    let mut text =
+        format!("processes that tell of their copies: {processes}; in the last {interval}, misses since each began\n");
     if processes >= processes_max {
         let _ = writeln!(text, "no more than {processes_max} can: programs that began later are not counted");
     }
@@ -71,7 +80,7 @@ fn text(report: &TopReport) -> String {
     }
     if let Some(why) = no_counters {
         let all = if gpus.iter().any(|gpu| gpu.outward.carried.is_some()) { "some links" } else { "links" };
-        let _ = writeln!(text, "what {all} carry is not known, nor what others copy: {why}");
+        let _ = writeln!(text, "what {all} carry is not known: {why}");
     }
     for gpu in gpus {
         for (direction, link) in [("in", &gpu.inward), ("out", &gpu.outward)] {
@@ -130,5 +139,15 @@ fn table(text: &mut String, link: &LinkActivity, interval: Nanos) {
             copier.misses,
             copier.behind.as_deref().unwrap_or("-")
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_is_cut_says_so() {
+        assert_eq!(["", "four", "fünf!"].map(|line| cut(line, 4)), ["", "four", "fün…"]);
     }
 }

@@ -707,7 +707,7 @@ mod tests {
         let silent: Vec<_> = (0..2 * CLIENTS_MAX).map(|_| connect()).collect();
         assert!(asked(&path));
         // Those that were too many were ended, without an answer.
-        (&silent[0]).set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        silent[0].set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         assert_eq!((&silent[0]).read(&mut [0]).unwrap(), 0);
     }
 

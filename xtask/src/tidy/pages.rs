@@ -35,8 +35,14 @@ pub(crate) fn check_named_tests(tree: &Tree) -> Vec<Finding> {
     for (number, line) in (1..).zip(text.lines()) {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
         let ["", _, package, tests, ""] = cells[..] else { continue };
+        // The folder of a package may have another name.
+        let name = format!("name = \"{package}\"");
+        let is_its = |(path, text): (&'_ str, &'_ str)| {
+            path.strip_suffix("Cargo.toml").filter(|_| text.lines().any(|line| line == name)).map(str::to_owned)
+        };
+        let folder = tree.texts().find_map(is_its).unwrap_or_else(|| format!("crates/{package}/"));
         for test in tests.split('`').skip(1).step_by(2) {
-            let (folder, wanted) = (format!("crates/{package}/"), format!("fn {test}("));
+            let wanted = format!("fn {test}(");
             if !tree.texts().any(|(path, source)| path.starts_with(&folder) && source.contains(&wanted)) {
                 let message = format!("`{package}` has no test `{test}`, use one that it has");
                 findings.push(Finding::new(page, number, message));
@@ -183,8 +189,12 @@ mod tests {
     fn a_test_that_a_package_does_not_have_is_found() {
         let page = "| promise | package | test |\n|---|---|---|\n| one | a | `it_holds` |\n| two | b | `it_holds`, `it_is_gone` |\n";
         let source = "#[test]\nfn it_holds() {}\n";
-        let tree =
-            Tree::of([("docs/security.md", page), ("crates/a/tests/it.rs", source), ("crates/b/src/lib.rs", source)]);
+        let tree = Tree::of([
+            ("docs/security.md", page),
+            ("crates/first/Cargo.toml", "[package]\nname = \"a\"\n"),
+            ("crates/first/tests/it.rs", source),
+            ("crates/b/src/lib.rs", source),
+        ]);
         let lines: Vec<_> = check_named_tests(&tree).iter().map(|finding| finding.line).collect();
         assert_eq!(lines, [4]);
     }
