@@ -109,7 +109,7 @@ pub(crate) enum Command {
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
     },
-    /// Show who copies how much on which GPU, and who waits for whom, until interrupted
+    /// Show, until Ctrl-C, how much each program copies on each GPU and whose copies it met there
     Top(TopArgs),
     /// Print the manual page of this command or of one of its subcommands
     Man {

@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::args::TopArgs;
 use crate::broker::text as status_text;
 
-/// What is copied, and who holds and waits at the broker.
+/// One look: copies of the user's programs, and the clients of the broker.
 #[derive(Serialize)]
 struct TopReport {
     activity: Activity,

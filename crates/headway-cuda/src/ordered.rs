@@ -23,7 +23,6 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use headway_core::decisions::engine_line::FlowClass;
-use headway_core::decisions::staging::StagingDirection;
 use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::buffer::Budget;
@@ -224,8 +223,7 @@ impl OrderedCopier {
             closing: AtomicBool::new(false),
         });
         let workers = Workers::start(&shared, options.threads)?;
-        let name = gpu.description().board_gpu();
-        let activity = [StagingDirection::In, StagingDirection::Out].map(|to| EngineActivity::new(name, to));
+        let activity = EngineActivity::both(gpu.description().board_gpu());
         Ok(Self { shared, workers, activity })
     }
 

@@ -226,10 +226,16 @@ pub struct EngineActivity {
 }
 
 impl EngineActivity {
-    /// Nothing is told before the first copy.
+    /// It takes a line of the board with its first copy.
     #[must_use]
     pub fn new(gpu: BoardGpu, direction: StagingDirection) -> Self {
         Self { engine: Some((gpu, direction)), ..Self::default() }
+    }
+
+    /// Of the engine into this GPU, and of the one out of it.
+    #[must_use]
+    pub fn both(gpu: BoardGpu) -> [Self; 2] {
+        DIRECTIONS.map(|direction| Self::new(gpu, direction))
     }
 
     fn row(&self, class: FlowClass) -> Option<&Row> {

@@ -4,7 +4,7 @@
 //! - [`log`]: the event log, one line for each copy.
 //! - [`lint`]: where in the program copies lose time.
 //! - [`verify`]: accelerated copies compared with the driver's.
-//! - [`told`]: what the user's other programs are told, for `headway top`.
+//! - [`told`]: reports copies on the user's board, which `headway top` reads.
 //! - [`unhooked`]: libraries of the guest that look driver functions up by themselves.
 
 mod lint;

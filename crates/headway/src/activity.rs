@@ -16,11 +16,6 @@ use headway_cuda::{Nvml, PcieCounters, PcieTraffic, uuid_text};
 use headway_os::board::{Behind, Board, BoardGpu, BoardReading, BoardRow, PROCESSES_MAX};
 use serde::Serialize;
 
-/// Between two readings of a link's counters, which count to 4 GiB.
-const READ_EVERY: Duration = Duration::from_millis(25);
-/// After a longer time they may have wrapped more than once: a PCIe 5 link takes 67 ms. What it carried then is taken from the other readings.
-const READ_MAX: Duration = Duration::from_millis(60);
-
 /// What was copied in one interval.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Activity {
@@ -139,7 +134,7 @@ impl ActivityMonitor {
             if over {
                 break;
             }
-            thread::sleep(left.min(READ_EVERY));
+            thread::sleep(left.min(PcieCounters::READ_EVERY));
         }
         let reading = read_board();
         let after = totals(&reading);
@@ -174,12 +169,12 @@ impl ActivityMonitor {
         let mut failed = None;
         let took = self.read.elapsed();
         self.read = Instant::now();
-        carried.known_for += if took <= READ_MAX { took } else { Duration::ZERO };
+        carried.known_for += if took <= PcieCounters::READ_MAX { took } else { Duration::ZERO };
         for gpu in &self.gpus {
             match nvml.pcie_counters(gpu) {
                 Ok(now) => {
                     let before = self.counters.insert(gpu.clone(), now);
-                    if let Some(before) = before.filter(|_| took <= READ_MAX) {
+                    if let Some(before) = before.filter(|_| took <= PcieCounters::READ_MAX) {
                         let (more, sum) = (now.since(before), carried.sums.entry(gpu.clone()).or_default());
                         sum.inward = sum.inward.saturating_add(more.inward);
                         sum.outward = sum.outward.saturating_add(more.outward);

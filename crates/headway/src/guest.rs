@@ -19,7 +19,7 @@ use headway_core::models::transfer::Direction;
 use headway_core::models::transfer::arbitration::{ArbitrationAdvice, WAIT_GUESTS, built_in};
 use headway_core::units::{Bytes, UnitError};
 #[doc(hidden)] // For the library in front of guests.
-pub use headway_cuda::{Handle, Nvml, functions, uuid_text};
+pub use headway_cuda::{Handle, Nvml, PcieCounters, functions, uuid_text};
 #[doc(hidden)] // For the library in front of guests.
 pub use headway_os::{
     board,

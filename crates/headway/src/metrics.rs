@@ -20,6 +20,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use headway_broker::GpuStatus;
+use headway_cuda::PcieCounters;
 use headway_os::board::{BoardRow, PROCESSES_MAX};
 use headway_os::ipc::{Bell, Poller, Socket};
 use headway_os::threads;
@@ -35,7 +36,7 @@ const CLIENTS_MAX: usize = 64;
 /// A longer request is refused.
 const REQUEST_MAX: usize = 4 << 10;
 /// How long links are looked at for one answer.
-const LOOK: Duration = Duration::from_millis(25);
+const LOOK: Duration = PcieCounters::READ_EVERY;
 
 /// Where metrics are served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -234,12 +235,9 @@ fn is_same_place(one: &Path, other: &Path) -> bool {
     one == other || place(one).is_some_and(|place_of_one| place(other) == Some(place_of_one))
 }
 
-/// Whether a socket lies there that no process has. A live one refuses this kind of connection, or takes it, or has too many; none of these
-/// waits.
+/// Whether a socket lies there that no process has.
 fn is_left_over(path: &Path) -> bool {
-    let is_socket = fs::symlink_metadata(path).is_ok_and(|about| about.file_type().is_socket());
-    let is_refused = |errno| io::Error::from_raw_os_error(errno).kind() == io::ErrorKind::ConnectionRefused;
-    is_socket && Socket::connect(path).is_err_and(|error| is_refused(error.errno.0))
+    fs::symlink_metadata(path).is_ok_and(|about| about.file_type().is_socket()) && Socket::is_dead(path)
 }
 
 /// Numbers of descriptors for the poller; clients have those behind.

@@ -100,7 +100,7 @@ impl SocketFiles {
         let at = |source| ServerError::Place { path: path.clone(), source };
         match self.folder.entry(&new).map_err(at)? {
             // A broker that was killed just here left it: no process listens.
-            Some(Entry { is_socket: true, .. }) if is_dead(&self.folder.descriptor_path(&new)) => {
+            Some(Entry { is_socket: true, .. }) if Socket::is_dead(&self.folder.descriptor_path(&new)) => {
                 self.folder.remove(&new).map_err(at)?
             }
             Some(Entry { is_socket, .. }) => return Err(ServerError::Occupied { path, is_socket }),
@@ -149,11 +149,6 @@ impl SocketFiles {
             _ => Ok(epoch),
         }
     }
-}
-
-/// Whether no process has the socket any more.
-fn is_dead(path: &Path) -> bool {
-    matches!(Socket::connect(path), Err(error) if error.errno.name() == Some("ECONNREFUSED"))
 }
 
 impl Drop for SocketFiles {

@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_longlong, c_uint, c_ulonglong, c_void};
 use std::path::Path;
+use std::time::Duration;
 
 use headway_device::DeviceError;
 use headway_os::topology::pci_address;
@@ -203,8 +204,12 @@ impl PcieCounters {
     /// The same for copies into it: completions, and the requests that the GPU sends for them.
     const RECEIVED_PER_BYTE_IN: f64 = 1.0780;
     const SENT_PER_BYTE_IN: f64 = 0.0938;
+    /// Time between two readings that is short enough for every link: one of PCIe 6 carries 4 GiB in 33 ms.
+    pub const READ_EVERY: Duration = Duration::from_millis(25);
+    /// Readings further apart say nothing: a PCIe 5 link carries 4 GiB in 67 ms, and then its counters have wrapped.
+    pub const READ_MAX: Duration = Duration::from_millis(60);
 
-    /// What was copied between `earlier` and these. Less than 4 GiB may lie between: at most 60 ms on PCIe 5.
+    /// What was copied between `earlier` and these, which are at most [`Self::READ_MAX`] apart.
     #[must_use]
     pub fn since(self, earlier: Self) -> PcieTraffic {
         let inward = f64::from(self.received.wrapping_sub(earlier.received)) / Self::RECEIVED_PER_BYTE_IN;
@@ -291,7 +296,7 @@ impl Nvml {
         let code = unsafe { (self.table.nvmlDeviceGetHandleByUUID)(uuid.as_ptr(), &raw mut handle) };
         self.check("nvmlDeviceGetHandleByUUID", code)?;
         let mut values = [FieldValue::new(PCIE_SENT), FieldValue::new(PCIE_RECEIVED)];
-        // SAFETY: the handle is NVML's; there are as many values as the call is told.
+        // SAFETY: the handle is NVML's. The call writes to `values` only, since it is given their number.
         let code = unsafe { (self.table.nvmlDeviceGetFieldValues)(handle, values.len() as c_int, values.as_mut_ptr()) };
         self.check("nvmlDeviceGetFieldValues", code)?;
         for value in &values {

@@ -158,6 +158,13 @@ impl Socket {
         net::connect(&fd, &address).map(|()| Self(fd)).map_err(OsError::of("connect"))
     }
 
+    /// Whether no process has the socket at `path` any more. The question does not wait: a live socket, also one of another kind, takes the
+    /// connection or gives another error.
+    #[must_use]
+    pub fn is_dead(path: &Path) -> bool {
+        Self::connect(path).is_err_and(|error| error.errno.0 == libc::ECONNREFUSED)
+    }
+
     /// The process at the other end.
     ///
     /// # Errors

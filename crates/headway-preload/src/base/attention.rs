@@ -75,7 +75,7 @@ static LARGE: AtomicUsize = AtomicUsize::new(usize::MAX);
 static FAST: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// Copies into a GPU of this size and more are looked at in any case.
 static LARGE_IN: AtomicUsize = AtomicUsize::new(usize::MAX);
-/// From this size on the user's other programs are told of every copy.
+/// A guest reports every copy of this size and more on the user's board.
 const TOLD_MIN: usize = 1 << 20;
 /// From this size on copies count for what their stream has under way. Of smaller ones 128 and more make a chunk.
 pub(crate) const COUNTED_MIN: usize = 32 << 10;

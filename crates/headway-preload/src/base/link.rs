@@ -9,16 +9,12 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use headway::copy::DeviceError;
-use headway::guest::{Nvml, spawn, uuid_text};
+use headway::guest::{Nvml, PcieCounters, spawn, uuid_text};
 
 use crate::base::attention;
 use crate::base::neighbours::{PLACES, has_been_free_since, now_ns};
 
-/// Between two readings.
-const INTERVAL: Duration = Duration::from_millis(25);
-/// Longer intervals tell nothing: the counters of a PCIe 5 link wrap after 67 ms.
-const INTERVAL_MAX_NS: u64 = 60_000_000;
-/// Between two such pairs. Calls of the driver may wait for a reading, so that readings are to fill less than 1 % of the time.
+/// Between two pairs of readings. Calls of the driver may wait for a reading, so that readings are to fill less than 1 % of the time.
 const PAUSE: Duration = Duration::from_millis(100);
 /// What others copy out of a GPU, in bytes a second, if small copies are to avoid them. Small copies of this process are below.
 const RATE_MIN: u64 = 2_000_000_000;
@@ -95,9 +91,9 @@ fn others_rate(nvml: &Nvml, uuid: &str, place: usize) -> Result<Option<u64>, Dev
     };
     let before = read()?;
     let between = now_ns();
-    sleep(INTERVAL);
+    sleep(PcieCounters::READ_EVERY);
     let after = read()?;
     let end = now_ns();
-    let is_told = has_been_free_since(place, start) && end - start < INTERVAL_MAX_NS;
+    let is_told = has_been_free_since(place, start) && u128::from(end - start) < PcieCounters::READ_MAX.as_nanos();
     Ok(is_told.then(|| after.since(before).outward.saturating_mul(1_000_000_000) / (end - between).max(1)))
 }

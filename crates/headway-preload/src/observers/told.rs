@@ -1,4 +1,4 @@
-//! What the user's other programs are told of copies, by the user's board. `headway top` shows it.
+//! Reports copies on the board that the programs of this user share. `headway top` reads it.
 //!
 //! Copies by several threads are told by the copier that makes them. Those that nobody looks at are not told, nor are small ones that the driver
 //! makes. A copy that a stream records counts once, when it is recorded: to ask each stream would cost more than such an error is worth.
@@ -7,7 +7,6 @@ use std::sync::OnceLock;
 
 use headway::guest::board::EngineActivity;
 use headway_core::decisions::engine_line::FlowClass;
-use headway_core::decisions::staging::StagingDirection;
 use headway_core::files::guest_log::{BULK_MIN, Became, DriverReason, Towards};
 use headway_core::units::{Bytes, Nanos};
 
@@ -65,9 +64,6 @@ fn tell(copy: Copy, made: &Made, bytes: usize, status: Status) {
 /// Into the current GPU, and out of it.
 fn engines(driver: &Driver) -> Option<&'static [EngineActivity; 2]> {
     let device = driver::current_device(driver)?;
-    let open = || {
-        let gpu = driver::uuid(driver, device)?;
-        Some([StagingDirection::In, StagingDirection::Out].map(|direction| EngineActivity::new(gpu, direction)))
-    };
+    let open = || Some(EngineActivity::both(driver::uuid(driver, device)?));
     ENGINES.get(usize::try_from(device).ok()?)?.get_or_init(open).as_ref()
 }

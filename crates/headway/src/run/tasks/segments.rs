@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use headway_core::decisions::engine_line::FlowClass;
 use headway_core::decisions::engine_lock::EngineWork;
 use headway_core::decisions::sharing::{JobSegment, TaskDirection};
-use headway_core::decisions::staging::StagingDirection;
 use headway_core::files::error::Loaded;
 use headway_core::files::workload::{Workload, WorkloadTask};
 use headway_core::plan::block::{ALIGN, LAUNCH_ALIGN, header_bytes, write_header};
@@ -242,7 +241,7 @@ impl DeviceTask {
                 input: device.device_buffer(program.input.max(1), CpuReach::Device)?,
                 output: device.device_buffer(program.output.max(1), CpuReach::Device)?,
                 state: device.device_buffer(program.state.max(1), CpuReach::Device)?,
-                activity: [StagingDirection::In, StagingDirection::Out].map(|to| EngineActivity::new(name, to)),
+                activity: EngineActivity::both(name),
             });
         }
         let sent = first.pinned_buffer(program.input.max(1), Caching::Cached)?;
