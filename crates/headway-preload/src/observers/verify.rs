@@ -79,7 +79,7 @@ fn compare(driver: &Driver, copy: Copy, became: Became) -> Status {
         if part != ours {
             let offset = part.iter().zip(ours).position(|(driver, ours)| driver != ours);
             // Equal now: the guest writes the memory while it is copied.
-            first.get_or_insert(at + offset.unwrap_or(0));
+            first.get_or_insert_with(|| at + offset.unwrap_or(0));
             if copy.towards == Towards::Out {
                 // SAFETY: the guest's end of the copy, which it keeps while its call lasts; the driver's own call
                 // would write there.
