@@ -35,12 +35,6 @@ static int take(const headway_sink_packet *packet, const void *from, size_t byte
     return 0;
 }
 
-static void happened(uint64_t at_ns, const char *text, void *context)
-{
-    (void)context;
-    printf("at %llu ns: %s\n", (unsigned long long)at_ns, text);
-}
-
 /* Asks once, as soon as the run takes requests. */
 static void *ask(void *context)
 {
@@ -73,7 +67,7 @@ int main(int count, char **arguments)
     unsigned long long frames = 0;
     check(headway_program_source(program, "camera", give, NULL), "source");
     check(headway_program_sink(program, "camera", take, &frames), "sink");
-    check(headway_program_events(program, happened, NULL), "events");
+    check(headway_program_event(program, 0, NULL), "events");
 
     /* A simulation has no memory for urgent copies, and says so. */
     headway_urgent *order = NULL;
@@ -92,6 +86,9 @@ int main(int count, char **arguments)
     headway_status status = headway_program_run(program, &result);
     if (order)
         pthread_join(asks, NULL);
+    headway_event event;
+    while (headway_program_event(program, 0, &event) == HEADWAY_STATUS_OK)
+        printf("at %llu ns: %s\n", (unsigned long long)event.at_ns, event.text);
     check(status, "run");
     printf("%llu frames, %llu came back, deadlines held: %u\n", (unsigned long long)result.packets, frames, result.held);
     headway_urgent_free(order);

@@ -100,7 +100,7 @@ typedef enum headway_backend {
    */
   HEADWAY_BACKEND_EMU = 2,
   /*
-   GPUs.
+   The GPUs of this computer.
    */
   HEADWAY_BACKEND_CUDA = 3,
 } headway_backend;
@@ -307,10 +307,10 @@ typedef struct headway_source_packet {
 /*
  Fills `bytes` bytes from `to` on. What is not 0 ends the run.
  */
-typedef int (*headway_give_packet)(const struct headway_source_packet *packet,
-                                   void *to,
-                                   size_t bytes,
-                                   void *context);
+typedef int (*headway_source_function)(const struct headway_source_packet *packet,
+                                       void *to,
+                                       size_t bytes,
+                                       void *context);
 
 /*
  What became of a packet. Times count from the run's time zero, in nanoseconds.
@@ -341,15 +341,24 @@ typedef struct headway_sink_packet {
 /*
  Gets `bytes` bytes from `from` on, which live as long as the call. What is not 0 ends the run.
  */
-typedef int (*headway_take_packet)(const struct headway_sink_packet *packet,
-                                   const void *from,
-                                   size_t bytes,
-                                   void *context);
+typedef int (*headway_sink_function)(const struct headway_sink_packet *packet,
+                                     const void *from,
+                                     size_t bytes,
+                                     void *context);
 
 /*
- Gets what happened at `at_ns` after the run's time zero; the text lives as long as the call.
+ Something that happened in a run.
  */
-typedef void (*headway_take_event)(uint64_t at_ns, const char *text, void *context);
+typedef struct headway_event {
+  /*
+   When, in nanoseconds after the run's time zero.
+   */
+  uint64_t at_ns;
+  /*
+   A text that ends with 0.
+   */
+  char text[256];
+} headway_event;
 
 /*
  What an urgent copy did.
@@ -666,7 +675,7 @@ void headway_program_close(struct headway_program *program);
  */
 enum headway_status headway_program_source(const struct headway_program *program,
                                            const char *stream,
-                                           headway_give_packet give,
+                                           headway_source_function give,
                                            void *context);
 
 /*
@@ -678,19 +687,20 @@ enum headway_status headway_program_source(const struct headway_program *program
  */
 enum headway_status headway_program_sink(const struct headway_program *program,
                                          const char *stream,
-                                         headway_take_packet take,
+                                         headway_sink_function take,
                                          void *context);
 
 /*
- Calls `take` for what happens in the run (packets that are late or given up, urgent copies), on a thread of the library's, one event
- after the other, until `headway_program_run` returns. While a thousand events wait for it, more are lost.
+ Takes the next of the things that happened in the run (packets that are late or given up, urgent copies), and waits for it for `timeout_ns`
+ nanoseconds at most: `HEADWAY_STATUS_TIMEOUT` if none comes, or the run is over. Events are kept from the first call on, which may come
+ before the run and have no place for an event. While a thousand wait to be taken, more are lost.
 
  # Safety
- `program` came from `headway_program_open`; `take` may be called with `context` on another thread while the plan runs.
+ `program` came from `headway_program_open`; `event` is null or points to a place for the result.
  */
-enum headway_status headway_program_events(const struct headway_program *program,
-                                           headway_take_event take,
-                                           void *context);
+enum headway_status headway_program_event(const struct headway_program *program,
+                                          uint64_t timeout_ns,
+                                          struct headway_event *event);
 
 /*
  Opens the urgent copies that the workload calls so, with memory for one of them, before the plan runs. On success `*urgent` is the

@@ -4,16 +4,17 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use headway::copy::Access;
 use headway::flow::FlowPlace;
-use headway::run::{Backend, CallbackResult, Program, RunEvent, RunOptions, UrgentCopies, UrgentCopy, UrgentReport};
+use headway::run::{
+    Backend, CallbackResult, Program, RunEvent, RunEvents, RunOptions, UrgentCopies, UrgentCopy, UrgentReport,
+};
 use headway::units::{Bytes, Nanos};
 use headway::{Error, Failure, workload};
 
-use super::{Context, Status, guarded, invalid, remember};
+use super::{Context, Status, fill, guarded, invalid, remember};
 
 /// What runs a plan.
 #[repr(C)]
@@ -25,14 +26,14 @@ pub enum RunBackend {
     Sim = 1,
     /// Threads and memory of this computer, as slow as the machine file says.
     Emu = 2,
-    /// GPUs.
+    /// The GPUs of this computer.
     Cuda = 3,
 }
 
 /// How a plan runs. Set it with `headway_run_options_init`, then change what differs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct PlanOptions {
+pub struct ProgramOptions {
     /// Bytes of this structure, by which later versions know which fields there are.
     pub size: usize,
     /// 0 = auto, 1 = sim, 2 = emu, 3 = cuda.
@@ -109,12 +110,22 @@ pub struct UrgentResult {
     pub promised: u32,
 }
 
+/// Something that happened in a run.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ProgramEvent {
+    /// When, in nanoseconds after the run's time zero.
+    pub at_ns: u64,
+    /// A text that ends with 0.
+    pub text: [c_char; 256],
+}
+
 /// A plan that is ready to run, or has run.
 pub struct OpenProgram {
     /// `None` from when it runs.
     program: Mutex<Option<Program>>,
     interrupt: Arc<AtomicBool>,
-    listeners: Mutex<Vec<JoinHandle<()>>>,
+    events: Mutex<Option<RunEvents>>,
 }
 
 /// Urgent copies of one name, with memory for one of them. One thread at a time uses it.
@@ -125,27 +136,25 @@ pub struct UrgentHandle {
 }
 
 /// Fills `bytes` bytes from `to` on. What is not 0 ends the run.
-pub type GivePacket = Option<
+pub type SourceFunction = Option<
     unsafe extern "C" fn(packet: *const SourcePacket, to: *mut c_void, bytes: usize, context: *mut c_void) -> c_int,
 >;
 
 /// Gets `bytes` bytes from `from` on, which live as long as the call. What is not 0 ends the run.
-pub type TakePacket = Option<
+pub type SinkFunction = Option<
     unsafe extern "C" fn(packet: *const SinkPacket, from: *const c_void, bytes: usize, context: *mut c_void) -> c_int,
 >;
-
-/// Gets what happened at `at_ns` after the run's time zero; the text lives as long as the call.
-pub type TakeEvent = Option<unsafe extern "C" fn(at_ns: u64, text: *const c_char, context: *mut c_void)>;
 
 /// Sets the usual options of a run.
 ///
 /// # Safety
 /// `options` is null or points to a structure of the caller's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn headway_run_options_init(options: *mut PlanOptions) {
+pub unsafe extern "C" fn headway_run_options_init(options: *mut ProgramOptions) {
     let (machine, out) = (std::ptr::null(), std::ptr::null());
     let backend = RunBackend::Auto as u32;
-    let made = PlanOptions { size: size_of::<PlanOptions>(), backend, gpus: 0, duration_ns: 0, machine, out, force: 0 };
+    let made =
+        ProgramOptions { size: size_of::<ProgramOptions>(), backend, gpus: 0, duration_ns: 0, machine, out, force: 0 };
     if !options.is_null() {
         // SAFETY: the caller's promise.
         unsafe { options.write(made) };
@@ -162,7 +171,7 @@ pub unsafe extern "C" fn headway_run_options_init(options: *mut PlanOptions) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn headway_program_open(
     workload: *const c_char,
-    options: *const PlanOptions,
+    options: *const ProgramOptions,
     program: *mut *mut OpenProgram,
 ) -> Status {
     if program.is_null() {
@@ -175,11 +184,11 @@ pub unsafe extern "C" fn headway_program_open(
     let mut chosen = RunOptions::default();
     if !options.is_null() {
         // SAFETY: the caller's promise. The size comes first in every version, and says how much more may be read.
-        if unsafe { (&raw const (*options).size).read() } != size_of::<PlanOptions>() {
+        if unsafe { (&raw const (*options).size).read() } != size_of::<ProgramOptions>() {
             return invalid("options.size is not this library's: call headway_run_options_init, or use its own header");
         }
         // SAFETY: the caller's promise: a structure of this size.
-        let PlanOptions { size: _, backend, gpus, duration_ns, machine, out, force } = unsafe { options.read() };
+        let ProgramOptions { size: _, backend, gpus, duration_ns, machine, out, force } = unsafe { options.read() };
         chosen.backend = match backend {
             0 => Backend::Auto,
             1 => Backend::Sim,
@@ -196,7 +205,7 @@ pub unsafe extern "C" fn headway_program_open(
     guarded(|| {
         let interrupt = Arc::clone(&chosen.interrupt);
         let opened = Program::open(&workload::open(Path::new(&file))?, &chosen)?;
-        let opened = OpenProgram { program: Mutex::new(Some(opened)), interrupt, listeners: Mutex::default() };
+        let opened = OpenProgram { program: Mutex::new(Some(opened)), interrupt, events: Mutex::default() };
         // SAFETY: the caller's promise.
         unsafe { program.write(Box::into_raw(Box::new(opened))) };
         Ok(Status::Ok)
@@ -228,7 +237,7 @@ pub unsafe extern "C" fn headway_program_close(program: *mut OpenProgram) {
 pub unsafe extern "C" fn headway_program_source(
     program: *const OpenProgram,
     stream: *const c_char,
-    give: GivePacket,
+    give: SourceFunction,
     context: *mut c_void,
 ) -> Status {
     let Some(give) = give else { return invalid("give is null") };
@@ -255,7 +264,7 @@ pub unsafe extern "C" fn headway_program_source(
 pub unsafe extern "C" fn headway_program_sink(
     program: *const OpenProgram,
     stream: *const c_char,
-    take: TakePacket,
+    take: SinkFunction,
     context: *mut c_void,
 ) -> Status {
     let Some(take) = take else { return invalid("take is null") };
@@ -277,43 +286,39 @@ pub unsafe extern "C" fn headway_program_sink(
     unsafe { bound(program, stream, bind) }
 }
 
-/// Calls `take` for what happens in the run (packets that are late or given up, urgent copies), on a thread of the library's, one event
-/// after the other, until `headway_program_run` returns. While a thousand events wait for it, more are lost.
+/// Takes the next of the things that happened in the run (packets that are late or given up, urgent copies), and waits for it for `timeout_ns`
+/// nanoseconds at most: `HEADWAY_STATUS_TIMEOUT` if none comes, or the run is over. Events are kept from the first call on, which may come
+/// before the run and have no place for an event. While a thousand wait to be taken, more are lost.
 ///
 /// # Safety
-/// `program` came from `headway_program_open`; `take` may be called with `context` on another thread while the plan runs.
+/// `program` came from `headway_program_open`; `event` is null or points to a place for the result.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn headway_program_events(
+pub unsafe extern "C" fn headway_program_event(
     program: *const OpenProgram,
-    take: TakeEvent,
-    context: *mut c_void,
+    timeout_ns: u64,
+    event: *mut ProgramEvent,
 ) -> Status {
     const WAITING: usize = 1000;
-    let Some(take) = take else { return invalid("take is null") };
-    let context = Context(context);
     // SAFETY: the caller's promise.
     let Some(of) = (unsafe { program.as_ref() }) else { return invalid("program is null") };
-    let mut program = lock(&of.program);
-    let Some(program) = program.as_mut() else { return invalid(HAS_RUN) };
     guarded(|| {
-        let events = program.events(WAITING);
-        let listen = move || {
-            for RunEvent { at, kind, .. } in events {
-                let text = CString::new(kind.to_string().replace('\0', " ")).unwrap_or_default();
-                // SAFETY: the caller's promise.
-                unsafe { take(at.0, text.as_ptr(), context.get()) };
-            }
+        let mut events = lock(&of.events);
+        if events.is_none() {
+            *events = lock(&of.program).as_mut().map(|program| program.events(WAITING));
+        }
+        if event.is_null() {
+            return Ok(Status::Ok);
+        }
+        let next = events.as_ref().and_then(|events| events.wait(Duration::from_nanos(timeout_ns)));
+        let Some(RunEvent { at, kind, .. }) = next else {
+            remember("no event came, or the run is over");
+            return Ok(Status::Timeout);
         };
-        Ok(match thread::Builder::new().name("headway-events".to_owned()).spawn(listen) {
-            Ok(listener) => {
-                lock(&of.listeners).push(listener);
-                Status::Ok
-            }
-            Err(error) => {
-                remember(&format!("no thread for events ({error}); raise the limit of processes (`ulimit -u`)"));
-                Status::Refused
-            }
-        })
+        let mut made = ProgramEvent { at_ns: at.0, text: [0; 256] };
+        fill(&mut made.text, &kind.to_string());
+        // SAFETY: the caller's promise.
+        unsafe { event.write(made) };
+        Ok(Status::Ok)
     })
 }
 
@@ -428,11 +433,7 @@ pub unsafe extern "C" fn headway_program_run(program: *const OpenProgram, result
     let Some(of) = (unsafe { program.as_ref() }) else { return invalid("program is null") };
     let Some(program) = lock(&of.program).take() else { return invalid(HAS_RUN) };
     guarded(|| {
-        let ran = program.run(|_| ());
-        for listener in lock(&of.listeners).drain(..) {
-            let _ended = listener.join();
-        }
-        let summary = ran?.summary;
+        let summary = program.run(|_| ())?.summary;
         if !result.is_null() {
             let (verdict, packets) = (&summary.verdict, summary.totals.packets);
             let made = RunResult {

@@ -233,7 +233,7 @@ int main(void) {
     if (headway_program_open("camera.toml", &options, &program)) return 1;
     printf("%d %d %d %d %d %d\n", headway_program_source(program, "camera", NULL, NULL), headway_program_source(program, "cam", give, NULL),
            headway_program_source(NULL, "camera", give, NULL), headway_program_sink(program, NULL, take, NULL),
-           headway_program_events(program, NULL, NULL), headway_program_run(NULL, NULL));
+           headway_program_event(NULL, 0, NULL), headway_program_run(NULL, NULL));
     printf("%d %d %d %d ", headway_urgent_open(program, "order", 64, &urgent), headway_urgent_open(program, NULL, 64, &urgent),
            headway_urgent_copy(NULL, 64, 1, NULL), headway_urgent_memory(NULL, (void **)&urgent, (void **)&urgent));
     printf("%d ", headway_program_source(program, "camera", give, NULL));
