@@ -40,7 +40,7 @@ pub(crate) fn run(out: &Out, workload: &Loaded<Workload>, options: &RunOptions) 
         let mut text = report.summary.table();
         show::imitation(&mut text, report.imitates.as_deref());
         if report.verified > 0 {
-            let _ = writeln!(text, "verified  {} frames are those that the CPU tracks", report.verified);
+            let _ = writeln!(text, "verified  {} jobs equal what the CPU makes of the same input", report.verified);
         }
         if options.machine.is_none() {
             let _ = write!(text, "\nmachine   {}{}", report.summary.machine.name, show::chosen(true));

@@ -1,7 +1,8 @@
 //! Kernels of modules: what files say and what is refused, and how they are planned.
 
+use headway_core::decisions::sharing::JobSegment;
 use headway_core::files::machine::{KernelCost, Machine, shipped};
-use headway_core::files::workload::{CpuFunction, KernelArgument, Number32, StreamStep, Workload};
+use headway_core::files::workload::{CpuFunction, KernelArgument, Number32, StreamStep, Workload, checked};
 use headway_core::plan::planner::{PlanError, PlanOptions, plan};
 use headway_core::plan::{OperationWork, Outcome, PipelineSource, Plan, Strategy, WholePackets};
 use headway_core::units::{Bytes, Nanos};
@@ -289,4 +290,55 @@ fn a_baseline_that_knows_only_packed_blocks_says_so() {
         error.to_string().contains("strategy `lockstep` knows no kernels of modules; choose one of serial"),
         "{error}"
     );
+}
+
+/// A task whose second kernel reads what the first one read, and has the same entry.
+const TASK: &str = r#"name = "w"
+[sharing]
+cpus = 2
+[[task]]
+id = "front"
+period = "50 ms"
+segments = [
+  { copy = "host -> gpu", bytes = "4 KiB" },
+  { copy = "host -> gpu", bytes = "1 KiB" },
+  { compute = { module = "detect.ptx", entry = "detect", grid = [40], block = [256], args = ["in", "out", "bytes"], out_bytes = "64 B" }, time = "1 ms" },
+  { copy = "gpu -> host", bytes = "64 B" },
+  { compute = { module = "detect.ptx", entry = "detect", grid = [20], block = [256], args = ["in", "out"] }, time = "2 ms" },
+  { compute = "spin", time = "2 ms" },
+]
+"#;
+
+#[test]
+fn a_task_has_kernels_of_modules_each_with_a_name_and_what_it_reads() {
+    let workload = workload(TASK);
+    let found: Vec<_> = workload.modules().into_iter().map(|of| (of.id, of.bytes, of.place)).collect();
+    let place = |segment| format!("task.front.segments.{segment}.compute");
+    let read = Bytes(5 << 10);
+    assert_eq!(found, [("front:detect".to_owned(), read, place(2)), ("front:detect:4".to_owned(), read, place(4))]);
+    assert_eq!(workload.tasks[0].modules[&2].out_bytes, Some(Bytes(64)));
+    assert_eq!(parse("w.toml", &write(&workload)).unwrap().value.tasks, workload.tasks);
+}
+
+#[test]
+fn what_a_task_cannot_launch_is_refused_at_its_place() {
+    let refused = |old: &str, new: &str, line: usize, said: &str| {
+        let error = parse("w.toml", &TASK.replacen(old, new, 1)).expect_err(new);
+        assert!(error.message.contains(said) && error.line == line, "{error}");
+    };
+    refused("out_bytes = \"64 B\" }", "cost = \"1 ms\" }", 10, "a segment of a task says `time`");
+    refused("block = [256]", "block = [2000]", 10, "2000");
+    refused("entry = \"detect\"", "entry = \"1\"", 10, "is no name of a kernel");
+    let copies = "  { copy = \"host -> gpu\", bytes = \"4 KiB\" },\n  { copy = \"host -> gpu\", bytes = \"1 KiB\" },\n";
+    refused(copies, "", 8, "nothing was copied in");
+    let mut other = workload(TASK);
+    let JobSegment::Execute { kernel, .. } = &mut other.tasks[0].segments[4] else { panic!() };
+    *kernel = "front:detect".to_owned();
+    let said = checked(&other, &[]).unwrap_err().to_string();
+    assert!(said.contains("is called `front:detect:4`"), "{said}");
+    let mut other = workload(TASK);
+    let mut module = other.tasks[0].modules[&2].clone();
+    module.entry = "other".to_owned();
+    other.tasks[0].modules.insert(0, module);
+    assert!(checked(&other, &[]).unwrap_err().to_string().contains("segment 0 of task `front` has a module"));
 }

@@ -193,6 +193,16 @@ pub trait Work: Send + Sync {
         LaunchGrid::line(portions.max(1), 32, 0)
     }
 
+    /// Whether its input is a packed block, with a header; otherwise the bytes of a packet as they came.
+    fn reads_blocks(&self) -> bool {
+        true
+    }
+
+    /// Whether the CPU form says what the device's form must write.
+    fn is_comparable(&self) -> bool {
+        true
+    }
+
     /// Size of the state for `portions` portions; may be zero.
     fn state_bytes(&self, portions: usize) -> usize {
         let _ = portions;

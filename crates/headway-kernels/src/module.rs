@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use headway_core::files::workload::{KernelArgument, ModuleKernel, Stream, Workload};
+use headway_core::files::workload::{KernelArgument, ModuleKernel, Workload, WorkloadModule};
 use headway_core::units::Bytes;
 use headway_device::DeviceError;
 use headway_device::work::{
@@ -14,7 +14,7 @@ use headway_device::work::{
 /// The CPU form of a kernel: reads a packet and writes the result, or says what went wrong.
 pub type CpuForm = Arc<dyn Fn(&[u8], &mut [u8]) -> Result<(), String> + Send + Sync>;
 
-/// A kernel of a module for the packets of one stream.
+/// A kernel of a module for the packets of one stream, or the jobs of one task.
 ///
 /// Without a CPU form its result on a CPU, and on an emulated GPU, is zeros.
 pub struct ModuleWork {
@@ -77,6 +77,14 @@ impl Work for ModuleWork {
         self.kernel.args.iter().map(argument).collect()
     }
 
+    fn reads_blocks(&self) -> bool {
+        false
+    }
+
+    fn is_comparable(&self) -> bool {
+        self.cpu.is_some()
+    }
+
     fn output_bytes(&self, _input: usize, _portions: u32) -> usize {
         self.result.0 as usize
     }
@@ -126,22 +134,20 @@ pub struct WithModules {
 }
 
 impl WithModules {
-    /// The kernels of the modules of `workload` before those of `others`. `cpu` finds the CPU form of the kernel of a stream's step.
+    /// The kernels of the modules of `workload` before those of `others`. `cpu` finds the CPU form of a kernel.
     ///
     /// # Errors
     /// Those of `cpu`.
     pub fn new<E>(
         workload: &Workload,
         others: Arc<dyn Library>,
-        mut cpu: impl FnMut(&Stream, usize, &ModuleKernel) -> Result<Option<CpuForm>, E>,
+        mut cpu: impl FnMut(&WorkloadModule<'_>) -> Result<Option<CpuForm>, E>,
     ) -> Result<Self, E> {
         let mut own = BTreeMap::new();
-        for stream in &workload.streams {
-            let sizes = stream.sizes();
-            for (step, id, kernel) in stream.module_kernels() {
-                let work = ModuleWork::new(id.clone(), kernel.clone(), sizes[step], cpu(stream, step, kernel)?);
-                own.insert(id, Arc::new(work));
-            }
+        for module in workload.modules() {
+            let cpu = cpu(&module)?;
+            let work = ModuleWork::new(module.id.clone(), module.kernel.clone(), module.bytes, cpu);
+            own.insert(module.id, Arc::new(work));
         }
         Ok(Self { own, others })
     }

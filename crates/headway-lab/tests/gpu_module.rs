@@ -7,8 +7,9 @@ mod first_gpu;
 mod lidar;
 
 use std::fs;
+use std::process::Command;
 
-use headway::run::{Backend, RunOptions, run};
+use headway::run::{Backend, RunOptions, run, tasks};
 use headway::workload;
 
 use self::first_gpu::{say, with_gpu};
@@ -84,6 +85,42 @@ fn a_kernel_whose_results_are_smaller_than_its_packets_tells_ground_from_obstacl
         let (results, said) = results("lidar", lidar::LIDAR, "lidar/ground.ptx", lidar::PTX, &input);
         assert!(results == lidar::labels(&input), "labels differ");
         say(&said);
+        Ok(())
+    });
+}
+
+const TASK: &str = r#"name = "edges"
+run = { duration = "400 ms" }
+[sharing]
+cpus = 2
+[[task]]
+id = "front"
+period = "20 ms"
+segments = [
+  { copy = "host -> gpu", bytes = "307200 B" },
+  { compute = { module = "edges.ptx", entry = "edges", grid = [40, 60], block = [16, 8], args = ["in", "out", { u32 = 640 }, { u32 = 480 }], cpu = { library = "libedges.so", function = "edges" } }, time = "1 ms" },
+  { copy = "gpu -> host", bytes = "307200 B" },
+]
+"#;
+
+#[test]
+fn a_task_runs_the_kernel_of_a_module_and_leaves_the_bytes_of_its_cpu_form() {
+    with_gpu("a_task_runs_the_kernel_of_a_module_and_leaves_the_bytes_of_its_cpu_form", |_gpu| {
+        let place = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| place.path().join(name);
+        fs::write(path("edges.ptx"), PTX).expect("a file");
+        fs::write(path("edges.toml"), TASK).expect("a file");
+        fs::write(path("edges.c"), include_str!("../../../workloads/camera/edges.c")).expect("a file");
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-O2", "-o"]).arg(path("libedges.so")).arg(path("edges.c"));
+        if !cc.status().is_ok_and(|status| status.success()) {
+            say("skipped: there is no C compiler");
+            return Ok(());
+        }
+        let options = RunOptions { backend: Backend::Cuda, out: Some(path("results")), ..RunOptions::default() };
+        let workload = workload::open(&path("edges.toml")).unwrap_or_else(|error| panic!("{error}"));
+        let report = tasks::run(&workload, &options, |_| {}).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(report.verified, 20);
         Ok(())
     });
 }

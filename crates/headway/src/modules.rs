@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use headway_core::files::error::Loaded;
-use headway_core::files::workload::{CpuFunction, Stream, StreamStep, Workload};
+use headway_core::files::workload::{CpuFunction, Workload, WorkloadModule};
 use headway_core::units::Bytes;
 use headway_device::work::Library;
 use headway_kernels::module::{CpuForm, WithModules, check};
@@ -26,47 +26,44 @@ const MODULE_MAX: Bytes = Bytes(256 << 20);
 pub(crate) fn read(workload: &mut Loaded<Workload>, folder: &Path) -> Result<(), Error> {
     let mut known: BTreeMap<PathBuf, Arc<[u8]>> = BTreeMap::new();
     let mut found = Vec::new();
-    for (at, stream) in workload.value.streams.iter().enumerate() {
-        for (step, _, kernel) in stream.module_kernels() {
-            let error = |key: &str, fact: String, help: String| {
-                error_at(workload, &place(stream, step, key), &fact, Some(help))
-            };
-            let path = folder.join(&kernel.module);
-            let code = match known.get(&path) {
-                Some(code) => Arc::clone(code),
-                None => {
-                    let code = bytes(&path).map_err(|why| {
-                        let help = "name a file with PTX text, a cubin or a fatbin, relative to the workload file";
-                        error("module", format!("module `{}` cannot be read: {why}", path.display()), help.to_owned())
-                    })?;
-                    known.entry(path).or_insert(code).clone()
+    for module in workload.value.modules() {
+        let kernel = module.kernel;
+        let error = |key: &str, fact: String, help: String| {
+            error_at(workload, &format!("{}.{key}", module.place), &fact, Some(help))
+        };
+        let path = folder.join(&kernel.module);
+        let code = match known.get(&path) {
+            Some(code) => Arc::clone(code),
+            None => {
+                let code = bytes(&path).map_err(|why| {
+                    let help = "name a file with PTX text, a cubin or a fatbin, relative to the workload file";
+                    error("module", format!("module `{}` cannot be read: {why}", path.display()), help.to_owned())
+                })?;
+                known.entry(path).or_insert(code).clone()
+            }
+        };
+        check(kernel, &code).map_err(|fault| error(fault.key, fault.fact, fault.help))?;
+        let library = match &kernel.cpu {
+            None => None,
+            // A name without a folder would be looked for where the system has its libraries.
+            Some(cpu) => {
+                let path = folder.join(&cpu.library);
+                let help = "build it, for example `cc -shared -fPIC -O2 -o libKERNEL.so KERNEL.c`, or leave `cpu` out";
+                let found = path.canonicalize().map_err(|why| {
+                    let fact = format!("library `{}` is not there: {why}", path.display());
+                    error("cpu.library", fact, help.to_owned())
+                })?;
+                // The loader would wait at a pipe for ever.
+                if !found.is_file() {
+                    let fact = format!("library `{}` is no file", path.display());
+                    return Err(error("cpu.library", fact, help.to_owned()));
                 }
-            };
-            check(kernel, &code).map_err(|fault| error(fault.key, fault.fact, fault.help))?;
-            let library = match &kernel.cpu {
-                None => None,
-                // A name without a folder would be looked for where the system has its libraries.
-                Some(cpu) => {
-                    let path = folder.join(&cpu.library);
-                    let help =
-                        "build it, for example `cc -shared -fPIC -O2 -o libKERNEL.so KERNEL.c`, or leave `cpu` out";
-                    let found = path.canonicalize().map_err(|why| {
-                        let fact = format!("library `{}` is not there: {why}", path.display());
-                        error("cpu.library", fact, help.to_owned())
-                    })?;
-                    // The loader would wait at a pipe for ever.
-                    if !found.is_file() {
-                        let fact = format!("library `{}` is no file", path.display());
-                        return Err(error("cpu.library", fact, help.to_owned()));
-                    }
-                    Some(found)
-                }
-            };
-            found.push(FoundFiles { at, step, code, library });
-        }
+                Some(found)
+            }
+        };
+        found.push(FoundFiles { code, library });
     }
-    for FoundFiles { at, step, code, library } in found {
-        let StreamStep::Module(kernel) = &mut workload.value.streams[at].steps[step] else { continue };
+    for (kernel, FoundFiles { code, library }) in workload.value.modules_mut().zip(found) {
         kernel.code = Some(code);
         if let (Some(cpu), Some(library)) = (&mut kernel.cpu, library) {
             cpu.file = Some(library);
@@ -77,15 +74,8 @@ pub(crate) fn read(workload: &mut Loaded<Workload>, folder: &Path) -> Result<(),
 
 /// The files of one kernel.
 struct FoundFiles {
-    /// Position of the stream, and of its step.
-    at: usize,
-    step: usize,
     code: Arc<[u8]>,
     library: Option<PathBuf>,
-}
-
-fn place(stream: &Stream, step: usize, key: &str) -> String {
-    format!("stream.{}.steps.{step}.compute.{key}", stream.id)
 }
 
 fn bytes(path: &Path) -> Result<Arc<[u8]>, String> {
@@ -103,27 +93,26 @@ fn bytes(path: &Path) -> Result<Arc<[u8]>, String> {
 /// # Errors
 /// `ErrorKind::File` for modules that nobody has read, and for CPU forms that cannot be loaded.
 pub(crate) fn library(workload: &Loaded<Workload>, others: &Arc<dyn Library>) -> Result<Arc<dyn Library>, Error> {
-    if !workload.value.streams.iter().any(Stream::has_modules) {
+    let all = workload.value.modules();
+    if all.is_empty() {
         return Ok(Arc::clone(others));
     }
-    for stream in &workload.value.streams {
-        for (step, _, kernel) in stream.module_kernels() {
-            let is_found = kernel.cpu.as_ref().is_none_or(|cpu| cpu.file.is_some());
-            if kernel.code.is_none() || !is_found {
-                let fact = format!("the files of kernel `{}` were not read", kernel.entry);
-                let help = "open the workload by the name of its file, which these names are relative to";
-                return Err(error_at(workload, &place(stream, step, "module"), &fact, Some(help.to_owned())));
-            }
+    for WorkloadModule { kernel, place, .. } in all {
+        let is_found = kernel.cpu.as_ref().is_none_or(|cpu| cpu.file.is_some());
+        if kernel.code.is_none() || !is_found {
+            let fact = format!("the files of kernel `{}` were not read", kernel.entry);
+            let help = "open the workload by the name of its file, which these names are relative to";
+            return Err(error_at(workload, &format!("{place}.module"), &fact, Some(help.to_owned())));
         }
     }
     let mut rooms: BTreeMap<PathBuf, Arc<Mutex<CallRoom>>> = BTreeMap::new();
-    let modules = WithModules::new(&workload.value, Arc::clone(others), |stream, step, kernel| {
-        let Some(cpu) = &kernel.cpu else { return Ok(None) };
+    let modules = WithModules::new(&workload.value, Arc::clone(others), |module| {
+        let Some(cpu) = &module.kernel.cpu else { return Ok(None) };
         let file = cpu.file.clone().unwrap_or_else(|| PathBuf::from(&cpu.library));
         let room = rooms.entry(file.clone()).or_default();
         cpu_form(cpu, &file, Arc::clone(room)).map(Some).map_err(|why| {
             let help = "the function is `void f(const void *in, void *out, uint64_t bytes)`, in C++ `extern \"C\"`";
-            error_at(workload, &place(stream, step, "cpu"), &why, Some(help.to_owned()))
+            error_at(workload, &format!("{}.cpu", module.place), &why, Some(help.to_owned()))
         })
     })?;
     Ok(Arc::new(modules))

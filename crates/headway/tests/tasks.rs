@@ -1,6 +1,7 @@
 //! Tasks that share emulated GPUs run the kernels of the caller, and their state follows them.
 
 use std::fs;
+use std::process::Command;
 use std::sync::Arc;
 
 use headway::run::{Backend, RunOptions, tasks};
@@ -80,4 +81,50 @@ fn kernels_of_the_caller_run_in_tasks_and_their_state_follows() {
         let log = fs::read_to_string(report.folder.join("run.jsonl")).unwrap();
         assert!(log.lines().any(|line| line.contains("\"from\":0") || line.contains("\"from\":1")), "no state moved");
     }
+}
+
+/// A task that finds edges with the kernel of the shipped workload `camera`, in pictures of 16 rows.
+const EDGES: &str = r#"name = "w"
+run = { duration = "200 ms" }
+[sharing]
+cpus = 2
+[[task]]
+id = "front"
+period = "20 ms"
+segments = [
+  { copy = "host -> gpu", bytes = "10240 B" },
+  { compute = { module = "edges.ptx", entry = "edges", grid = [40, 2], block = [16, 8], args = ["in", "out", { u32 = 640 }, { u32 = 16 }] }, time = "1 ms" },
+  { copy = "gpu -> host", bytes = "10240 B" },
+]
+"#;
+
+#[test]
+fn a_task_runs_a_kernel_of_a_module_on_what_was_copied_in_as_it_is() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name);
+    fs::copy("../../workloads/camera/edges.ptx", path("edges.ptx")).unwrap();
+    let run = |text: &str, backend| {
+        fs::write(path("w.toml"), text).unwrap();
+        let machine = Some("h200-x1".to_owned());
+        let options = RunOptions { backend, machine, out: Some(path("results")), ..RunOptions::default() };
+        let report = tasks::run(&headway::workload::open(&path("w.toml"))?, &options, |_| {});
+        let _ = fs::remove_dir_all(path("results"));
+        report
+    };
+    let report = run(EDGES, Backend::Emu).unwrap();
+    assert_eq!(report.verified, 0);
+    let notes = report.summary.notes.join("; ");
+    assert!(notes.contains("results not compared: no CPU form (`front`)"), "{notes}");
+    run(EDGES, Backend::Sim).unwrap();
+    let said = run(&EDGES.replace("entry = \"edges\"", "entry = \"corners\""), Backend::Sim).unwrap_err().to_string();
+    assert!(said.contains("w.toml:10:") && said.contains("has no kernel `corners`"), "{said}");
+    if Command::new("cc").arg("--version").output().is_err() {
+        return eprintln!("skipped: there is no C compiler");
+    }
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-O2", "-o"]).arg(path("libedges.so")).arg("../../workloads/camera/edges.c");
+    assert!(cc.status().unwrap().success());
+    let cpu = "cpu = { library = \"libedges.so\", function = \"edges\" } }, time";
+    let report = run(&EDGES.replace("}, time", &format!(", {cpu}")), Backend::Emu).unwrap();
+    assert_eq!(report.verified, 10, "{:?}", report.summary.notes);
 }

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 pub use self::application::{Application, DocumentTable, Field, Keys, Own};
 pub use self::fault::WorkloadError;
 pub use self::file::{parse, parse_with};
-pub use self::module_kernel::{CpuFunction, KernelArgument, ModuleKernel, Number32, Number64};
+pub use self::module_kernel::{CpuFunction, KernelArgument, ModuleKernel, Number32, Number64, WorkloadModule};
 pub use self::parameters::Parameters;
 pub use self::parts::{PARTS_MAX, PacketPart, PartStep, PartWork};
 pub use self::sharding::{LAUNCH_ALIGN, Sharding};

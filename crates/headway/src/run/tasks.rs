@@ -22,7 +22,7 @@ use super::devices::named;
 use super::{Backend, Progress, RunOptions, publish};
 use crate::logfile::LogFile;
 use crate::share::{self, Model};
-use crate::{COMMIT, Error, Failure, VERSION, emulation, report};
+use crate::{COMMIT, Error, Failure, VERSION, emulation, modules, report};
 
 /// What came of a run.
 #[derive(Clone, Debug, Serialize)]
@@ -78,6 +78,7 @@ pub fn run(
     if options.cpu_class != RequestedClass::Auto {
         return Err(Failure::Options("tasks that share GPUs run as ordinary threads: leave out `--cpu-class`").into());
     }
+    let options = &RunOptions { library: modules::library(workload, &options.library)?, ..options.clone() };
     let (source, machine, mut warnings) = choose(options)?;
     let model = share::model(&machine, workload, sharing)?;
     accept(&model, options, &mut warnings)?;

@@ -5,11 +5,13 @@ use std::ops::RangeInclusive;
 
 use super::application::Application;
 use super::fault::{Part, SameId, WorkloadError};
+use super::module_kernel::check_module;
 use super::texts::{BLOCKS, COPY_ENGINES, CPUS, QUEUES, SEEDS, SEGMENTS, TOKENS, time};
-use super::{Message, ServerDemand, Stream, Unplanned, UnplannedKind, Workload, WorkloadTask};
+use super::{Message, ModuleKernel, ServerDemand, Stream, Unplanned, UnplannedKind, Workload, WorkloadTask};
 use crate::decisions::sharing::JobSegment;
 use crate::decisions::token::TokenMode;
 use crate::files::document::{ValueFault, quoted};
+use crate::units::Bytes;
 
 impl Workload {
     /// Says what is wrong with a workload that no application adds anything to.
@@ -284,6 +286,23 @@ impl WorkloadTask {
         Part { table: "task", id: &self.id }
     }
 
+    /// Says what is wrong with the module of the segment, whose kernel is called `name`.
+    fn check_module(&self, segment: usize, name: &str, module: &ModuleKernel) -> Result<(), WorkloadError> {
+        let (part, place) = (self.part(), format!("segments.{segment}.compute"));
+        let id = self.module_id(segment, &module.entry);
+        check_module(part, &place, &id, module)?;
+        let (fact, help) = if name != id {
+            (format!("a kernel of a module is called `{id}`, and the segment says `{name}`"), "give it that name")
+        } else if module.cost.is_some() {
+            ("a segment of a task says `time`, and a module need not say `cost`".to_owned(), "leave `cost` out")
+        } else if self.read_by(segment) == Bytes(0) {
+            ("nothing was copied in for the kernel to read".to_owned(), "write a `copy = \"host -> gpu\"` before it")
+        } else {
+            return Ok(());
+        };
+        Err(part.error(&place, fact, help))
+    }
+
     fn check(&self) -> Result<(), WorkloadError> {
         let part = self.part();
         part.time_above_zero("period", self.period, "50 ms")?;
@@ -296,10 +315,18 @@ impl WorkloadTask {
                 JobSegment::Cpu(longest) => part.time_above_zero(&path("cpu"), *longest, "1 ms")?,
                 JobSegment::Copy { bytes, .. } => part.size_above_zero(&path("bytes"), *bytes, "1 MB")?,
                 JobSegment::Execute { kernel, time } => {
-                    part.name(&path("compute"), kernel)?;
+                    match self.modules.get(&number) {
+                        Some(module) => self.check_module(number, kernel, module)?,
+                        None => part.name(&path("compute"), kernel)?,
+                    }
                     part.time_above_zero(&path("time"), *time, "2 ms")?;
                 }
             }
+        }
+        let is_kernel = |at: usize| matches!(self.segments.get(at), Some(JobSegment::Execute { .. }));
+        if let Some(other) = self.modules.keys().find(|at| !is_kernel(**at)) {
+            let fact = format!("segment {other} of task `{}` has a module and is no kernel", self.id);
+            return Err(part.error("segments", fact, "name the segment that the module is for"));
         }
         if self.held().is_empty() {
             let help = format!("write for example `segments = {}`", SEGMENTS);

@@ -77,6 +77,18 @@ pub enum KernelArgument {
     F64(Number64),
 }
 
+/// A kernel of a module, wherever a workload has it.
+#[derive(Clone, Debug)]
+pub struct WorkloadModule<'a> {
+    /// Its name for plans, machine files and libraries.
+    pub id: String,
+    pub kernel: &'a ModuleKernel,
+    /// Size of what it gets.
+    pub bytes: Bytes,
+    /// The place of its `compute` in the file, for example `stream.camera.steps.1.compute`.
+    pub place: String,
+}
+
 /// A finite number of 32 bits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Number32(u32);
@@ -271,16 +283,65 @@ fn not_empty(part: Part<'_>, path: &str, text: &str) -> Result<(), WorkloadError
     Ok(())
 }
 
+/// Says what is wrong with the kernel called `id` at `place` of `part`.
+pub(super) fn check_module(part: Part<'_>, place: &str, id: &str, kernel: &ModuleKernel) -> Result<(), WorkloadError> {
+    kernel.check(part, place)?;
+    if is_name(id) {
+        return Ok(());
+    }
+    let fact = format!("the kernel is called `{id}` in plans and machine files, which is too long there");
+    let help = format!("{NAME_MAX} letters are allowed: give {} or kernel a shorter name", part.table);
+    Err(part.error(&format!("{place}.entry"), fact, help))
+}
+
+/// `OF:ENTRY`, with the number behind it where one of `before` has the same entry.
+pub(super) fn module_kernel_id<'a>(
+    of: &str,
+    number: usize,
+    entry: &str,
+    mut before: impl Iterator<Item = &'a ModuleKernel>,
+) -> String {
+    let name = format!("{of}:{entry}");
+    if before.any(|other| other.entry == entry) { format!("{name}:{number}") } else { name }
+}
+
 impl Workload {
+    /// All kernels that come from modules: those of streams, then those of tasks.
+    #[must_use]
+    pub fn modules(&self) -> Vec<WorkloadModule<'_>> {
+        let mut modules = Vec::new();
+        for stream in self.streams.iter().filter(|stream| stream.has_modules()) {
+            let sizes = stream.sizes();
+            modules.extend(stream.module_kernels().map(|(step, id, kernel)| {
+                let place = format!("stream.{}.steps.{step}.compute", stream.id);
+                WorkloadModule { id, kernel, bytes: sizes[step], place }
+            }));
+        }
+        for task in &self.tasks {
+            modules.extend(task.modules.iter().map(|(segment, kernel)| WorkloadModule {
+                id: task.module_id(*segment, &kernel.entry),
+                kernel,
+                bytes: task.read_by(*segment),
+                place: format!("task.{}.segments.{segment}.compute", task.id),
+            }));
+        }
+        modules
+    }
+
+    /// The same kernels in the same order, to be changed.
+    pub fn modules_mut(&mut self) -> impl Iterator<Item = &mut ModuleKernel> {
+        let of_steps = self.streams.iter_mut().flat_map(|stream| &mut stream.steps).filter_map(|step| match step {
+            StreamStep::Module(kernel) => Some(&mut **kernel),
+            _ => None,
+        });
+        of_steps.chain(self.tasks.iter_mut().flat_map(|task| task.modules.values_mut()))
+    }
+
     /// `machine` with the costs that the workload says of its own kernels. They go before those that the machine has.
     #[must_use]
     pub fn with_costs_on<'m>(&self, machine: &'m Machine) -> Cow<'m, Machine> {
-        let mut costs = Vec::new();
-        for stream in self.streams.iter().filter(|stream| stream.has_modules()) {
-            let sizes = stream.sizes();
-            let known = stream.module_kernels().filter_map(|(step, id, kernel)| Some((id, sizes[step], kernel.cost?)));
-            costs.extend(known.map(|(id, bytes, cost)| KernelCost::of_launch(id, bytes, cost)));
-        }
+        let cost = |of: WorkloadModule<'_>| Some(KernelCost::of_launch(of.id, of.bytes, of.kernel.cost?));
+        let costs: Vec<KernelCost> = self.modules().into_iter().filter_map(cost).collect();
         if costs.is_empty() {
             return Cow::Borrowed(machine);
         }
@@ -302,9 +363,11 @@ impl Stream {
 
     /// `STREAM:ENTRY`, with the step behind it where an earlier step has the same entry.
     fn module_kernel_id(&self, number: usize, kernel: &ModuleKernel) -> String {
-        let same = |step: &StreamStep| matches!(step, StreamStep::Module(other) if other.entry == kernel.entry);
-        let name = format!("{}:{}", self.id, kernel.entry);
-        if self.steps[..number].iter().any(same) { format!("{name}:{number}") } else { name }
+        let before = self.steps[..number].iter().filter_map(|step| match step {
+            StreamStep::Module(other) => Some(&**other),
+            _ => None,
+        });
+        module_kernel_id(&self.id, number, &kernel.entry, before)
     }
 
     /// Whether a kernel of a module works on its packets, which then have a pipeline of their own.
@@ -340,13 +403,7 @@ impl Stream {
             return Err(part.error(&place, "a kernel of a module works on whole packets", help));
         }
         for (number, id, kernel) in self.module_kernels() {
-            let place = format!("steps.{number}.compute");
-            kernel.check(part, &place)?;
-            if !is_name(&id) {
-                let fact = format!("the kernel is called `{id}` in plans and machine files, which is too long there");
-                let help = format!("{} letters are allowed: give stream or kernel a shorter name", NAME_MAX);
-                return Err(part.error(&format!("{place}.entry"), fact, help));
-            }
+            check_module(part, &format!("steps.{number}.compute"), &id, kernel)?;
         }
         Ok(())
     }

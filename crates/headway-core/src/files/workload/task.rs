@@ -1,7 +1,11 @@
 //! Tasks whose jobs ask for any GPU, and how they share them (`elliott-2013`, 3 and 4).
 
+use std::collections::BTreeMap;
+
+use super::ModuleKernel;
+use super::module_kernel::module_kernel_id;
 use crate::decisions::engine_lock::{EngineParameters, PeerLocks};
-use crate::decisions::sharing::JobSegment;
+use crate::decisions::sharing::{JobSegment, TaskDirection};
 use crate::decisions::token::{TokenMode, TokenParameters};
 use crate::units::{Bytes, Nanos};
 
@@ -19,13 +23,38 @@ pub struct WorkloadTask {
     pub state: Bytes,
     /// CPU time, copies and kernels in the order of the program, at their longest; at least one copy or kernel.
     pub segments: Vec<JobSegment>,
+    /// The kernels of segments that come from modules, by segment. Such a segment's kernel is called as
+    /// [`module_id`](Self::module_id) says.
+    pub modules: BTreeMap<usize, ModuleKernel>,
 }
 
 impl WorkloadTask {
     /// A task without state that starts at once and whose deadlines are its periods.
     #[must_use]
     pub fn new(id: &str, period: Nanos, segments: Vec<JobSegment>) -> Self {
-        Self { id: id.to_owned(), period, deadline: period, start: Nanos::ZERO, state: Bytes(0), segments }
+        let modules = BTreeMap::new();
+        Self { id: id.to_owned(), period, deadline: period, start: Nanos::ZERO, state: Bytes(0), segments, modules }
+    }
+
+    /// `TASK:ENTRY`, with the segment behind it where an earlier segment has the same entry.
+    #[must_use]
+    pub fn module_id(&self, segment: usize, entry: &str) -> String {
+        let before = self.modules.range(..segment);
+        module_kernel_id(&self.id, segment, entry, before.map(|(_, kernel)| kernel))
+    }
+
+    /// Bytes that the kernel of a segment reads: what was copied in since the kernel before it, or what that one read.
+    #[must_use]
+    pub fn read_by(&self, segment: usize) -> Bytes {
+        let (mut filled, mut last) = (0, 0);
+        for segment in &self.segments[..segment] {
+            match segment {
+                JobSegment::Copy { direction: TaskDirection::ToGpu, bytes } => filled += bytes.0,
+                JobSegment::Execute { .. } if filled > 0 => last = std::mem::take(&mut filled),
+                _ => {}
+            }
+        }
+        Bytes(if filled > 0 { filled } else { last })
     }
 
     /// What happens while the token is held: from the first copy or kernel to the last.

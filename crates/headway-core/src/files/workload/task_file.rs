@@ -1,5 +1,6 @@
 //! `[[task]]` and `[sharing]` of a workload file.
 
+use super::module_file::module_kernel;
 use super::reader::Reader;
 use super::task::{SharingTable, WorkloadTask};
 use super::texts::{COPY_ENGINES, CPUS, QUEUES, SEGMENTS, TOKENS};
@@ -46,9 +47,12 @@ impl Reader {
         let deadline = table.take("deadline").map_or(Ok(period), |field| field.any_time())?;
         let start = table.take("start").map_or(Ok(Nanos::ZERO), |field| field.any_time())?;
         let state = table.take("state").map_or(Ok(Bytes(0)), |field| field.any_size("4 MiB"))?;
-        let list = table.require("segments", SEGMENTS)?.elements(SEGMENTS)?.into_iter();
-        let segments = list.map(|element| segment(element.table("a segment", SEGMENT)?)).collect::<Result<_, _>>()?;
-        Ok(WorkloadTask { id, period, deadline, start, state, segments })
+        let mut task = WorkloadTask { deadline, start, state, ..WorkloadTask::new(&id, period, Vec::new()) };
+        for element in table.require("segments", SEGMENTS)?.elements(SEGMENTS)? {
+            let next = segment(element.table("a segment", SEGMENT)?, &mut task)?;
+            task.segments.push(next);
+        }
+        Ok(task)
     }
 
     pub(super) fn sharing(&mut self, field: Field<'_>) -> Result<SharingTable, FileError> {
@@ -98,8 +102,8 @@ impl Reader {
     }
 }
 
-/// Reads `{ cpu = .. }`, `{ copy = .., bytes = .. }` or `{ compute = .., time = .. }`.
-fn segment(mut table: DocumentTable<'_>) -> Result<JobSegment, FileError> {
+/// Reads `{ cpu = .. }`, `{ copy = .., bytes = .. }` or `{ compute = .., time = .. }`; a kernel of a module goes to `task`.
+fn segment(mut table: DocumentTable<'_>, task: &mut WorkloadTask) -> Result<JobSegment, FileError> {
     match (table.take("cpu"), table.take("copy"), table.take("compute")) {
         (Some(cpu), None, None) => Ok(JobSegment::Cpu(cpu.any_time()?)),
         (None, Some(copy), None) => {
@@ -107,7 +111,15 @@ fn segment(mut table: DocumentTable<'_>) -> Result<JobSegment, FileError> {
             Ok(JobSegment::Copy { direction, bytes: table.require("bytes", "\"1 MB\"")?.any_size("1 MB")? })
         }
         (None, None, Some(compute)) => {
-            let kernel = compute.text(NAME_EXAMPLE)?.to_owned();
+            let kernel = if compute.is_table() {
+                let kernel = module_kernel(compute)?;
+                let number = task.segments.len();
+                let id = task.module_id(number, &kernel.entry);
+                task.modules.insert(number, kernel);
+                id
+            } else {
+                compute.text(NAME_EXAMPLE)?.to_owned()
+            };
             Ok(JobSegment::Execute { kernel, time: table.require("time", "\"2 ms\"")?.any_time()? })
         }
         _ => {

@@ -10,8 +10,8 @@ use super::task_file::{MODES, PEER_LOCKS};
 use super::texts::{copy_text, name, size, time};
 use super::unplanned_file::OTHERWISE;
 use super::{
-    CopyEndpoint, Message, OnMiss, PacketPart, PartStep, PartWork, SharingTable, Stream, StreamPlacement, StreamStep,
-    Unplanned, UnplannedKind, Workload, WorkloadTask,
+    CopyEndpoint, Message, ModuleKernel, OnMiss, PacketPart, PartStep, PartWork, SharingTable, Stream, StreamPlacement,
+    StreamStep, Unplanned, UnplannedKind, Workload, WorkloadTask,
 };
 use crate::decisions::sharing::{JobSegment, TaskDirection};
 use crate::decisions::token::TokenMode;
@@ -181,14 +181,15 @@ impl Text {
         if task.state > Bytes(0) {
             self.field("state", size(task.state));
         }
-        let segments = task.segments.iter().map(|segment| match segment {
+        let segments = task.segments.iter().enumerate().map(|(number, segment)| match segment {
             JobSegment::Cpu(longest) => format!("{{ cpu = {} }}", time(*longest)),
             JobSegment::Copy { direction, bytes } => {
                 let path = if *direction == TaskDirection::ToGpu { "host -> gpu" } else { "gpu -> host" };
                 format!("{{ copy = {}, bytes = {} }}", quoted(path), size(*bytes))
             }
             JobSegment::Execute { kernel, time: longest } => {
-                format!("{{ compute = {}, time = {} }}", quoted(kernel), time(*longest))
+                let kernel = task.modules.get(&number).map_or_else(|| quoted(kernel), ModuleKernel::text);
+                format!("{{ compute = {kernel}, time = {} }}", time(*longest))
             }
         });
         self.field("segments", list(segments));

@@ -56,9 +56,13 @@ pub(super) fn run(
     let sharing = Sharing::local(arbiter).map_err(Failure::Shared)?;
     let duration = options.duration.unwrap_or(workload.value.duration);
     let done = run_all(&sharing, model, rules, tasks, &mut own, duration, options, progress)?;
-    let mut verified = 0;
+    let (mut verified, mut not_compared) = (0, Vec::new());
     for (at, (task, one)) in own.iter().zip(&done).enumerate().filter(|_| options.verify) {
         progress(Progress { phase: "verifying", done: at as u64, total: tasks.len() as u64 });
+        if !task.is_comparable() {
+            not_compared.push(format!("`{}`", tasks[at].id));
+            continue;
+        }
         task.verify(&one.jobs, &options.interrupt)?;
         verified += one.jobs.len() as u64;
     }
@@ -80,9 +84,12 @@ pub(super) fn run(
     }
     jobs.sort_by_key(|job| (job.done, job.task));
     let interrupted = done.iter().any(|one| one.interrupted);
-    let notes = vec![format!(
+    let mut notes = vec![format!(
         "bounds rest on the longest operations seen in this run and {HAND_OVER} for each hand-over, and hold if holders get a CPU"
     )];
+    if !not_compared.is_empty() {
+        notes.push(format!("results not compared: no CPU form ({})", not_compared.join(", ")));
+    }
     Ok(Ran { jobs, bounds, verified, notes, interrupted })
 }
 

@@ -1,6 +1,7 @@
 //! A task on devices: its segments in the order of the program, with the kernels that a library has.
 //!
-//! What is copied in is a packed block of one portion ([`headway_core::plan::block`]): random bytes, drawn once. A kernel reads what
+//! What is copied in is random bytes, drawn once: for Headway's kernels a packed block of one portion ([`headway_core::plan::block`]), for those of
+//! modules as it is. A kernel reads what
 //! was copied in since the kernel before it, or what that one read; it writes an output, from whose beginning copies out are taken,
 //! and works on its part of the task's state, which follows the task from GPU to GPU.
 
@@ -154,7 +155,8 @@ impl Program {
                     if is_new {
                         last = std::mem::take(&mut filled);
                     }
-                    let Some(header) = header(last) else {
+                    let header = if work.reads_blocks() { header(last) } else { Some(Vec::new()) };
+                    let Some(header) = header else {
                         let message = format!("kernel `{kernel}` of task `{}` finds {last} bytes copied in", task.id);
                         let least = header_bytes(1) + ALIGN;
                         return refuse(message, format!("copy from {least} bytes to 4 GiB in before it"));
@@ -163,7 +165,7 @@ impl Program {
                         program.set_header(&header);
                     }
                     let output = work.output_bytes(last, 1);
-                    written = if output == last { block_of(last) } else { output };
+                    written = if output == last && work.reads_blocks() { block_of(last) } else { output };
                     let state = program.state..program.state + work.state_bytes(1);
                     program.state = state.end.next_multiple_of(LAUNCH_ALIGN);
                     program.output = program.output.max(output);
@@ -412,6 +414,14 @@ impl DeviceTask {
             state: (!state.is_empty()).then(|| here.state.claim(state.clone(), Access::Write)).transpose()?,
         };
         complete(here.queue.as_mut(), step(work, memory, 1)?)
+    }
+
+    /// Whether CPU forms say what the jobs must copy out.
+    pub(super) fn is_comparable(&self) -> bool {
+        self.program.steps.iter().all(|step| match step {
+            TaskStep::Execute { work, .. } => work.is_comparable(),
+            _ => true,
+        })
     }
 
     /// Compares what the jobs copied out with what the CPU forms make of the same data.
