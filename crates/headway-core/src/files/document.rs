@@ -522,9 +522,18 @@ impl<'a> Field<'a> {
     }
 
     /// The elements of a list.
-    pub(crate) fn elements(self, example: &str) -> Result<Vec<Self>, FileError> {
-        let DeValue::Array(_) = self.value else { return Err(self.mistyped("a list", example)) };
-        let DeValue::Array(elements) = self.value else { return Ok(Vec::new()) };
+    pub(crate) fn elements(mut self, example: &str) -> Result<Vec<Self>, FileError> {
+        self.take_elements(example)
+    }
+
+    /// The elements of a list, of which only the place stays.
+    pub(crate) fn take_elements(&mut self, example: &str) -> Result<Vec<Self>, FileError> {
+        if !self.is_list() {
+            return Err(self.mistyped("a list", example));
+        }
+        let DeValue::Array(elements) = std::mem::replace(&mut self.value, DeValue::Boolean(false)) else {
+            return Ok(Vec::new());
+        };
         let of = |(span, value): (Range<usize>, DeValue<'a>)| Self {
             source: self.source,
             key: self.key.clone(),

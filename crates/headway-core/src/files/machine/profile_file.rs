@@ -348,27 +348,19 @@ fn prices(field: Field<'_>) -> Result<Vec<PricedTuning>, FileError> {
 }
 
 /// Points as `[bytes, samples, median, p99, max]` with times in ns; p99 and max may be left out together, or max alone.
-fn points(field: Field<'_>) -> Result<Curve, FileError> {
+fn points(mut field: Field<'_>) -> Result<Curve, FileError> {
     const SHAPE: &str = "[4096, 1000, 6500, 6900, 9100]";
-    let none = field.error("the curve has no points", Some(format!("write for example `points = [{SHAPE}]`")));
+    const NO_POINT: &str = "is not a point";
+    const POINT: &str = "a point is [bytes, samples, median, p99, max], times in ns; p99 and max may be left out";
     let mut points: Vec<CurvePoint> = Vec::new();
-    for field in field.elements(&format!("[{SHAPE}]"))? {
-        let shape =
-            "a point is [bytes, samples, median, p99, max], times in ns; p99 and max may be left out".to_owned();
-        let wrong = field.error(format!("`{}` is not a point", field.excerpt()), Some(shape));
-        let order = field.error(
-            format!("`{}` has median, p99 and max that fall", field.excerpt()),
-            Some("p99 is at least the median, max at least p99".to_owned()),
-        );
-        let late = |last: Bytes| {
-            let message = format!("`{}` is not above the {} bytes before it", field.excerpt(), last.0);
-            field.error(message, Some("sort the points by size".to_owned()))
-        };
-        let late = points.last().map(|last| (last.bytes, late(last.bytes)));
-        let figures = field.elements(SHAPE)?;
-        let [bytes, n, median, rest @ ..] = figures.as_slice() else { return Err(wrong) };
+    for mut field in field.take_elements(&format!("[{SHAPE}]"))? {
+        let figures = field.take_elements(SHAPE)?;
+        // An error finds its line, which takes as long as the file is: it is made only where one is wrong.
+        let error =
+            |fact: &str, help: &str| field.error(format!("`{}` {fact}", field.excerpt()), Some(help.to_owned()));
+        let [bytes, n, median, rest @ ..] = figures.as_slice() else { return Err(error(NO_POINT, POINT)) };
         if rest.len() > 2 {
-            return Err(wrong);
+            return Err(error(NO_POINT, POINT));
         }
         let time = |field: &Field<'_>| field.integer(0, TIME_MAX.0).map(Nanos);
         let rest: Vec<Nanos> = rest.iter().map(time).collect::<Result<_, _>>()?;
@@ -379,13 +371,15 @@ fn points(field: Field<'_>) -> Result<Curve, FileError> {
             p99: rest.first().copied().unwrap_or(Nanos::MAX),
             max: rest.get(1).copied().unwrap_or(Nanos::MAX),
         };
-        if let Some((_, error)) = late.filter(|(last, _)| *last >= point.bytes) {
-            return Err(error);
+        if let Some(last) = points.last().filter(|last| last.bytes >= point.bytes) {
+            let fact = format!("is not above the {} bytes before it", last.bytes.0);
+            return Err(error(&fact, "sort the points by size"));
         }
         if point.median > point.p99 || point.p99 > point.max {
-            return Err(order);
+            return Err(error("has median, p99 and max that fall", "p99 is at least the median, max at least p99"));
         }
         points.push(point);
     }
-    Curve::new(points).ok_or(none)
+    let none = || field.error("the curve has no points", Some(format!("write for example `points = [{SHAPE}]`")));
+    Curve::new(points).ok_or_else(none)
 }
