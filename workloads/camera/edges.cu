@@ -1,7 +1,7 @@
 // Edges of a grey picture: the sums of two convolutions with 3 x 3 weights (Sobel), across and down, added up without their signs.
 //
 // One thread makes one byte. Beyond the picture its outermost bytes go on. `edges.ptx` is made of this file by
-// `nvcc -ptx -arch=sm_75 edges.cu`, and `edges.c` is its form for a CPU.
+// `cargo xtask ptx`, or by `nvcc -ptx -arch=sm_75 edges.cu`; `edges.c` is its form for a CPU.
 extern "C" __global__ void edges(const unsigned char *in, unsigned char *out, unsigned width, unsigned height)
 {
     int x = blockIdx.x * blockDim.x + threadIdx.x;

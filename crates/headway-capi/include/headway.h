@@ -1,4 +1,4 @@
-/* Headway's copies for C and C++: any memory, any stream, any thread.
+/* Headway for C and C++: copies of any memory on any stream, copies in time, and plans with a program's own data.
  *
  * Link with -lheadway (pkg-config: headway; CMake: find_package(headway), target headway::headway).
  * Written by cbindgen from crates/headway-capi/src/lib.rs: `SNAPSHOTS=overwrite cargo test -p headway-capi`. */
@@ -46,7 +46,7 @@ typedef enum headway_status {
    */
   HEADWAY_STATUS_INTERNAL = 7,
   /*
-   A flow cannot be promised; nothing has changed.
+   What was asked for cannot be promised; nothing has changed.
    */
   HEADWAY_STATUS_NOT_PROMISED = 8,
 } headway_status;
@@ -84,6 +84,28 @@ typedef enum headway_on_miss {
 } headway_on_miss;
 
 /*
+ What runs a plan.
+ */
+typedef enum headway_backend {
+  /*
+   GPUs if there are some, else the simulation.
+   */
+  HEADWAY_BACKEND_AUTO = 0,
+  /*
+   Virtual time over the machine file.
+   */
+  HEADWAY_BACKEND_SIM = 1,
+  /*
+   Threads and memory of this computer, as slow as the machine file says.
+   */
+  HEADWAY_BACKEND_EMU = 2,
+  /*
+   The GPUs of this computer.
+   */
+  HEADWAY_BACKEND_CUDA = 3,
+} headway_backend;
+
+/*
  A copier for one GPU. Any thread may use it, several at a time.
  */
 typedef struct headway_copier headway_copier;
@@ -99,6 +121,11 @@ typedef struct headway_flow headway_flow;
 typedef struct headway_node headway_node;
 
 /*
+ A plan that is ready to run, or has run.
+ */
+typedef struct headway_program headway_program;
+
+/*
  A copy of a flow that was submitted. Any thread may use it, several at a time.
  */
 typedef struct headway_flow_job headway_flow_job;
@@ -107,6 +134,11 @@ typedef struct headway_flow_job headway_flow_job;
  A copy that was queued. Any thread may use it, several at a time.
  */
 typedef struct headway_ticket headway_ticket;
+
+/*
+ Urgent copies of one name, with memory for one of them. One thread at a time uses it.
+ */
+typedef struct headway_urgent headway_urgent;
 
 /*
  What a copier may use. Set it with `headway_options_init`, then change what differs.
@@ -211,6 +243,166 @@ typedef struct headway_flow_result {
    */
   char blame[256];
 } headway_flow_result;
+
+/*
+ How a plan runs. Set it with `headway_run_options_init`, then change what differs.
+ */
+typedef struct headway_run_options {
+  /*
+   Bytes of this structure, by which later versions know which fields there are.
+   */
+  size_t size;
+  /*
+   0 = auto, 1 = sim, 2 = emu, 3 = cuda.
+   */
+  uint32_t backend;
+  /*
+   Use so many GPUs only; 0 = all.
+   */
+  uint32_t gpus;
+  /*
+   How long packets arrive, in nanoseconds; 0 = what the workload says.
+   */
+  uint64_t duration_ns;
+  /*
+   Machine by name or file; null = what fits the devices, and in simulations `h200-x4`.
+   */
+  const char *machine;
+  /*
+   The folder of the results; null = `out/NAME-BACKEND`.
+   */
+  const char *out;
+  /*
+   1 = run although the plan says that deadlines can be missed.
+   */
+  uint32_t force;
+} headway_run_options;
+
+/*
+ A packet that a source is to fill. Times count from the run's time zero, in nanoseconds.
+ */
+typedef struct headway_source_packet {
+  /*
+   The stream's id; the text lives as long as the call.
+   */
+  const char *stream;
+  /*
+   Counted from 0.
+   */
+  uint64_t packet;
+  /*
+   When the plan counts with its arrival.
+   */
+  uint64_t arrives_ns;
+  /*
+   By when its bytes must be there.
+   */
+  uint64_t needed_ns;
+  /*
+   What is left until then; `UINT64_MAX` in a simulation, where time stands still.
+   */
+  uint64_t left_ns;
+} headway_source_packet;
+
+/*
+ Fills `bytes` bytes from `to` on. What is not 0 ends the run.
+ */
+typedef int (*headway_source_function)(const struct headway_source_packet *packet,
+                                       void *to,
+                                       size_t bytes,
+                                       void *context);
+
+/*
+ What became of a packet. Times count from the run's time zero, in nanoseconds.
+ */
+typedef struct headway_sink_packet {
+  /*
+   The stream's id; the text lives as long as the call.
+   */
+  const char *stream;
+  /*
+   Counted from 0.
+   */
+  uint64_t packet;
+  /*
+   When the plan counts with its arrival.
+   */
+  uint64_t arrived_ns;
+  /*
+   When its last step had ended.
+   */
+  uint64_t delivered_ns;
+  /*
+   By when that was due.
+   */
+  uint64_t deadline_ns;
+} headway_sink_packet;
+
+/*
+ Gets `bytes` bytes from `from` on, which live as long as the call. What is not 0 ends the run.
+ */
+typedef int (*headway_sink_function)(const struct headway_sink_packet *packet,
+                                     const void *from,
+                                     size_t bytes,
+                                     void *context);
+
+/*
+ Something that happened in a run.
+ */
+typedef struct headway_event {
+  /*
+   When, in nanoseconds after the run's time zero.
+   */
+  uint64_t at_ns;
+  /*
+   A text that ends with 0.
+   */
+  char text[256];
+} headway_event;
+
+/*
+ What an urgent copy did.
+ */
+typedef struct headway_urgent_result {
+  /*
+   Nanoseconds from the call until all bytes were there.
+   */
+  uint64_t response_ns;
+  /*
+   What was asked for, in nanoseconds from when the run took the request.
+   */
+  uint64_t deadline_ns;
+  /*
+   1 = it was promised.
+   */
+  uint32_t promised;
+} headway_urgent_result;
+
+/*
+ What came of a run.
+ */
+typedef struct headway_run_result {
+  /*
+   Packets that arrived.
+   */
+  uint64_t packets;
+  /*
+   Packets that were delivered after their deadline.
+   */
+  uint64_t missed;
+  /*
+   Packets that were given up.
+   */
+  uint64_t lost;
+  /*
+   1 = every packet was delivered in time.
+   */
+  uint32_t held;
+  /*
+   1 = the run ended early, as after `headway_program_stop`.
+   */
+  uint32_t incomplete;
+} headway_run_result;
 
 #ifdef __cplusplus
 extern "C" {
@@ -443,6 +635,134 @@ enum headway_status headway_flow_job_wait(const struct headway_flow_job *job,
  `job` is null or came from `headway_flow_submit` and is not used by any thread any more.
  */
 void headway_flow_job_free(struct headway_flow_job *job);
+
+/*
+ Sets the usual options of a run.
+
+ # Safety
+ `options` is null or points to a structure of the caller's.
+ */
+void headway_run_options_init(struct headway_run_options *options);
+
+/*
+ Reads and plans the workload in the file `workload` (`headway plan` says the same of it), and opens its devices. `options` may be null. A
+ plan whose deadlines can be missed is `HEADWAY_STATUS_NOT_PROMISED`, unless forced. On success `*program` is the caller's, to be closed with
+ `headway_program_close`.
+
+ # Safety
+ `workload` is a text that ends with 0; `options` is null or was set by `headway_run_options_init`; `program` points to a place for the
+ result.
+ */
+enum headway_status headway_program_open(const char *workload,
+                                         const struct headway_run_options *options,
+                                         struct headway_program **program);
+
+/*
+ Closes a program; null is allowed.
+
+ # Safety
+ `program` is null or came from `headway_program_open` and is not used by any thread any more.
+ */
+void headway_program_close(struct headway_program *program);
+
+/*
+ Has `give` fill the packets of a stream, one after the other, on a thread of the library's. It is asked some packets ahead and may wait for
+ its data. A packet that comes later than the plan needs it is late, and nobody else is.
+
+ # Safety
+ `program` came from `headway_program_open`; `stream` is a text that ends with 0; `give` may be called with `context` on another thread
+ while the plan runs.
+ */
+enum headway_status headway_program_source(const struct headway_program *program,
+                                           const char *stream,
+                                           headway_source_function give,
+                                           void *context);
+
+/*
+ Has `take` take what becomes of the packets of a stream, one after the other, on a thread of the library's; no file has them then. While
+ results of several cycles wait for it, what comes is dropped and told as an event.
+
+ # Safety
+ The caller keeps the promise of `headway_program_source`, for `take`.
+ */
+enum headway_status headway_program_sink(const struct headway_program *program,
+                                         const char *stream,
+                                         headway_sink_function take,
+                                         void *context);
+
+/*
+ Takes the next of the things that happened in the run (packets that are late or given up, urgent copies), and waits for it for `timeout_ns`
+ nanoseconds at most: `HEADWAY_STATUS_TIMEOUT` if none comes, or the run is over. Events are kept from the first call on, which may come
+ before the run and have no place for an event. While a thousand wait to be taken, more are lost.
+
+ # Safety
+ `program` came from `headway_program_open`; `event` is null or points to a place for the result.
+ */
+enum headway_status headway_program_event(const struct headway_program *program,
+                                          uint64_t timeout_ns,
+                                          struct headway_event *event);
+
+/*
+ Opens the urgent copies that the workload calls so, with memory for one of them, before the plan runs. On success `*urgent` is the
+ caller's, to be freed with `headway_urgent_free`.
+
+ # Safety
+ `program` came from `headway_program_open`; `name` is a text that ends with 0; `urgent` points to a place for the result.
+ */
+enum headway_status headway_urgent_open(const struct headway_program *program,
+                                        const char *name,
+                                        size_t bytes,
+                                        struct headway_urgent **urgent);
+
+/*
+ Where the memory begins from which and to which these copies go; host memory is page-locked. Null for null. It lives until
+ `headway_urgent_free`. Nobody uses it while a copy is under way.
+
+ # Safety
+ `urgent` is null or came from `headway_urgent_open`; `from` and `to` point to places for the results.
+ */
+enum headway_status headway_urgent_memory(const struct headway_urgent *urgent,
+                                          void **from,
+                                          void **to);
+
+/*
+ Asks for an urgent copy of the first `bytes` bytes while the plan runs, on another thread than that one, and waits until they are there, for
+ `timeout_ns` nanoseconds at most (`HEADWAY_STATUS_TIMEOUT`; the copy goes on). The deadline is the workload's. A copy for which somebody could
+ miss a deadline is `HEADWAY_STATUS_NOT_PROMISED`, unless the workload says `otherwise = "best-effort"`. `result` may be null.
+
+ # Safety
+ `urgent` came from `headway_urgent_open`; `result` is null or points to a place for the result.
+ */
+enum headway_status headway_urgent_copy(const struct headway_urgent *urgent,
+                                        size_t bytes,
+                                        uint64_t timeout_ns,
+                                        struct headway_urgent_result *result);
+
+/*
+ Frees urgent copies and their memory; null is allowed. The program may be closed before.
+
+ # Safety
+ `urgent` is null or came from `headway_urgent_open` and is not used by any thread any more.
+ */
+void headway_urgent_free(struct headway_urgent *urgent);
+
+/*
+ Runs the plan, once, and returns when it is over and the sinks have what was delivered. Missed deadlines are no error: the result says so.
+ Files appear in the folder of the results. `result` may be null.
+
+ # Safety
+ `program` came from `headway_program_open`; `result` is null or points to a place for the result.
+ */
+enum headway_status headway_program_run(const struct headway_program *program,
+                                        struct headway_run_result *result);
+
+/*
+ Has the run end early, from any thread; what it did until then is kept.
+
+ # Safety
+ `program` is null or came from `headway_program_open`.
+ */
+void headway_program_stop(const struct headway_program *program);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -1,10 +1,11 @@
-//! Headway's copies for C and C++.
+//! Headway for C and C++: copies, flows, and plans that a program runs.
 //!
 //! Each function says who owns what and which threads may call it. Errors are values; [`headway_last_error`] has their text. A panic
 //! becomes [`Status::Internal`] and does not reach the caller.
 #![allow(unsafe_code)]
 
 mod flow;
+mod program;
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -15,10 +16,12 @@ use std::time::Duration;
 
 use headway::copy::{CopyError, CopyTicket, DeviceError, RawCopy, StreamCopier, StreamHandle, StreamOptions, WhichGpu};
 use headway::flow::FlowError;
+use headway::run::ProgramError;
 use headway::units::Bytes;
 use headway::{Error, Failure};
 
 pub use self::flow::*;
+pub use self::program::*;
 
 /// How a call ended.
 #[repr(C)]
@@ -40,7 +43,7 @@ pub enum Status {
     Failed = 6,
     /// A fault of Headway's.
     Internal = 7,
-    /// A flow cannot be promised; nothing has changed.
+    /// What was asked for cannot be promised; nothing has changed.
     NotPromised = 8,
 }
 
@@ -114,6 +117,11 @@ fn failed(error: &Error) -> Status {
         Failure::Flow(FlowError::Late { .. }) => Status::Timeout,
         Failure::Flow(FlowError::Thread { .. }) => Status::Refused,
         Failure::Flow(FlowError::Told { .. } | FlowError::Closed { .. }) => Status::Failed,
+        Failure::NotAccepted { .. } => Status::NotPromised,
+        Failure::Program(_) if error.is_answer() => Status::NotPromised,
+        Failure::Program(ProgramError::Late { .. }) => Status::Timeout,
+        Failure::Program(ProgramError::Ended { .. }) | Failure::Callback { .. } | Failure::Run(_) => Status::Failed,
+        Failure::Device(source) => of_device(source),
         _ => Status::Invalid,
     }
 }

@@ -151,6 +151,122 @@ int main(void) {
     assert_eq!(text, "3 3 3 3\n3 3 3 3\n3 3 3 3 1\n3 3 3 3\n3 6\n0\n");
 }
 
+const CAMERA: &str = r#"
+name = "camera"
+run = { duration = "330 ms" }
+[[stream]]
+id = "camera"
+packet = "300 KiB"
+period = "33 ms"
+deadline = "30 ms"
+steps = [{ copy = "host -> gpu" }, { copy = "gpu -> host" }]
+[[urgent]]
+id = "order"
+from = "host"
+to = "gpu0"
+bytes = "64 KiB"
+deadline = "20 ms"
+otherwise = "best-effort"
+"#;
+
+#[test]
+fn the_example_of_a_plan_gives_frames_takes_them_back_and_asks_for_an_urgent_copy() {
+    let Some(built) = &*BUILT else { return };
+    let workload = built.folder.path().join("camera.toml");
+    std::fs::write(&workload, CAMERA).unwrap();
+    for (backend, urgent) in [("1", "no urgent copies: a simulation"), ("2", "the order took ")] {
+        let out = built.folder.path().join(format!("out-{backend}"));
+        let mut program = example(built, "cc", "-std=c11", "plan.c");
+        let text = run(program.arg(&workload).env("OUT", &out).env("BACKEND", backend));
+        assert!(text.contains(urgent), "{text}");
+        assert!(text.contains("\n10 frames, "), "{text}");
+        assert!(text.contains("frame 3 is back after ") && text.contains(": 307200 bytes, the first is 03"), "{text}");
+        assert!(out.join("plan.json").exists() && out.join("workload.toml").exists(), "{text}");
+        if backend == "1" {
+            assert!(text.contains("10 came back, deadlines held: 1"), "{text}");
+        } else {
+            assert!(text.contains("urgent copy 0 of `order` is there"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_plan_that_promises_nothing_a_failing_callback_and_wrong_arguments_are_errors_and_never_more() {
+    let Some(built) = &*BUILT else { return };
+    let folder = built.folder.path();
+    let source = folder.join("programs.c");
+    std::fs::write(folder.join("camera.toml"), CAMERA).unwrap();
+    std::fs::write(folder.join("tight.toml"), CAMERA.replace("\"30 ms\"", "\"1 us\"")).unwrap();
+    std::fs::write(
+        &source,
+        r#"
+#include <headway.h>
+#include <stdio.h>
+static int give(const headway_source_packet *packet, void *to, size_t bytes, void *context) {
+    (void)to, (void)bytes, (void)context;
+    return packet->packet == 4 && packet->left_ns == UINT64_MAX ? 9 : 0;
+}
+static int take(const headway_sink_packet *packet, const void *from, size_t bytes, void *context) {
+    (void)from, (void)bytes;
+    headway_program_stop(context);
+    return packet->deadline_ns < packet->delivered_ns;
+}
+int main(void) {
+    headway_program *program = (headway_program *)&program;
+    headway_urgent *urgent = (headway_urgent *)&urgent;
+    headway_run_options options;
+    headway_run_result result;
+    headway_run_options_init(&options);
+    options.backend = 1, options.out = "wrong";
+    printf("%d %d %d ", headway_program_open(NULL, &options, &program), headway_program_open("camera.toml", &options, NULL),
+           headway_program_open("nowhere.toml", &options, &program));
+    options.backend = 4;
+    int backend = headway_program_open("camera.toml", &options, &program);
+    options.backend = 1, options.size = 3;
+    printf("%d %d %d\n", backend, headway_program_open("camera.toml", &options, &program), program == NULL);
+    options.size = sizeof options;
+    printf("%d ", headway_program_open("tight.toml", &options, &program));
+    options.force = 1;
+    printf("%d ", headway_program_open("tight.toml", &options, &program));
+    headway_program_close(program);
+    options.force = 0;
+    if (headway_program_open("camera.toml", &options, &program)) return 1;
+    printf("%d %d %d %d %d %d\n", headway_program_source(program, "camera", NULL, NULL), headway_program_source(program, "cam", give, NULL),
+           headway_program_source(NULL, "camera", give, NULL), headway_program_sink(program, NULL, take, NULL),
+           headway_program_event(NULL, 0, NULL), headway_program_run(NULL, NULL));
+    printf("%d %d %d %d ", headway_urgent_open(program, "order", 64, &urgent), headway_urgent_open(program, NULL, 64, &urgent),
+           headway_urgent_copy(NULL, 64, 1, NULL), headway_urgent_memory(NULL, (void **)&urgent, (void **)&urgent));
+    printf("%d ", headway_program_source(program, "camera", give, NULL));
+    printf("%d ", headway_program_source(program, "camera", give, NULL));
+    int ran = headway_program_run(program, &result);
+    printf("%d %d %s\n", urgent == NULL, ran, headway_last_error());
+    printf("%d %d ", headway_program_run(program, &result), headway_program_sink(program, "camera", take, NULL));
+    headway_program_close(program);
+    if (headway_program_open("camera.toml", &options, &program)) return 1;
+    printf("%d ", headway_program_sink(program, "camera", take, program));
+    int status = headway_program_run(program, &result);
+    printf("%d %u\n", status, result.incomplete);
+    headway_program_close(program);
+    headway_program_stop(NULL);
+    headway_program_close(NULL);
+    headway_urgent_free(NULL);
+    return 0;
+}
+"#,
+    )
+    .unwrap();
+    let mut program = example(built, "cc", "-std=c11", source.to_str().unwrap());
+    let text = run(program.current_dir(folder));
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "3 3 3 3 3 1", "{text}");
+    assert_eq!(lines[1], "8 0 3 3 3 3 3 3", "{text}");
+    assert!(
+        lines[2].starts_with("3 3 3 3 0 3 1 6 the source of stream `camera` failed at packet 4: it returned 9"),
+        "{text}"
+    );
+    assert_eq!(lines[3], "3 3 0 0 1", "{text}");
+}
+
 #[test]
 fn a_missing_driver_is_an_error_with_its_remedy() {
     let Some(built) = &*BUILT else { return };

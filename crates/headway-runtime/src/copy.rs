@@ -22,7 +22,6 @@ mod run;
 mod shares;
 mod thread_pool;
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use headway_core::decisions::chooser::ChoiceReason;
@@ -49,7 +48,7 @@ pub use self::engine::{Promise, PromisedCopy, UNPROMISED_IN_FLIGHT};
 pub use self::error::CopyError;
 pub use self::promised::{EngineTurns, Turn};
 pub use crate::at::At;
-use crate::staging::Line;
+use crate::staging::{Line, new_promiser};
 pub use headway_core::decisions::chooser::MethodWanted as How;
 
 /// How much of everything copies take.
@@ -237,9 +236,8 @@ impl Copier {
         }
         let (options, profile, peers) = (options.normal(), Arc::new(profile), Line::new());
         let chooser = |gpu| CopyChooser::new(gpu, Arc::clone(&profile), &options, stale.clone(), gpus.len());
-        static LAST: AtomicU64 = AtomicU64::new(0);
         let copier = Self {
-            number: LAST.fetch_add(1, Ordering::Relaxed) + 1,
+            number: new_promiser(),
             choosers: gpus.iter().map(|(gpu, _)| chooser(*gpu)).collect(),
             devices: gpus.iter().map(|(_, gpu)| Arc::clone(gpu)).collect(),
             shares: Shares::new(gpus.len()),

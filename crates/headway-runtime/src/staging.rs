@@ -33,7 +33,7 @@ use headway_os::OsError;
 use self::assemble::{Request, check_links};
 pub(crate) use self::chunk_limit::Limited;
 use self::drive::{Drive, Ending};
-pub(crate) use self::engine::{CopyEngine, GpuEngines};
+pub(crate) use self::engine::{CopyEngine, GpuEngines, new_promiser};
 use self::exchange::Fault;
 pub(crate) use self::line::{Line, Place};
 pub use self::pool::{PoolOptions, StagingPool};

@@ -77,6 +77,16 @@ pub enum RunError {
         /// Devices given.
         devices: usize,
     },
+    /// Neither knows what the other promises.
+    #[error(
+        "copies {way} GPU {gpu} are promised by flows or by another plan of this process; close the flows, or run one plan after the other"
+    )]
+    Promised {
+        /// Ordinal in the plan.
+        gpu: usize,
+        /// "into" or "out of".
+        way: &'static str,
+    },
     /// Buffers or kernels could not be set up.
     #[error("cannot set up {what}")]
     Prepare { what: String, source: DeviceError },
@@ -238,6 +248,7 @@ pub fn run_work(
     mut progress: impl FnMut(Nanos),
 ) -> Result<WallOutcome, RunError> {
     let SuppliedRun { plan, kernels, cycles, packets, mut supply, collect, inputs, requests } = work;
+    let turns = Turns::new(plan, devices)?;
     let mut buffers = Buffers::new(plan, devices, kernels, &cycles, options.spare_cycles)?;
     buffers.bring(plan, devices, &cycles, supply.as_mut())?;
     let buffers = Arc::new(buffers);
@@ -255,7 +266,6 @@ pub fn run_work(
         // First, so that the other threads keep off the CPUs of cores.
         let awake = options.spin > Nanos::ZERO && !held.class().is_rationed();
         let cores = cores::Cores::start(plan, kernels, &classes, awake, &inbox)?;
-        let turns = Turns::new(devices);
         let epoch = clock::now() + options.lead;
         let free_too = free.clone();
         let came: Came = Arc::new(move || drop(free_too.send(feed::Feed::Came)));

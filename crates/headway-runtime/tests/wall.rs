@@ -8,19 +8,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::faulty::{FaultyGpu, GpuFaults};
 use super::plain_run::plain_run;
 use headway_core::decisions::dispatch::{DispatchAction, DispatchEvent, DispatchInput};
-use headway_core::files::machine::{self, Machine};
+use headway_core::files::machine::{self, EndpointId, Machine};
 use headway_core::files::workload::Workload;
 use headway_core::log::{LogRecord, RecordBody};
 use headway_core::models::cpu::RequestedClass;
+use headway_core::models::transfer::{Direction, Profile};
 use headway_core::plan::Plan;
 use headway_core::plan::planner::{self, PlanOptions};
-use headway_core::units::Nanos;
+use headway_core::units::{Bytes, Nanos};
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_device::{DeviceError, Engines, Gpu};
 use headway_kernels::Shipped;
 use headway_os::sched::{self, Missing, Role};
 use headway_os::{affinity, clock};
 use headway_runtime::blocks::{DataError, Gatherer, Scatterer, output_name};
+use headway_runtime::copy::{Copier, CopyOptions};
 use headway_runtime::intake::{InputError, Intake};
 use headway_runtime::kernels::Kernels;
 use headway_runtime::outlet::Outlet;
@@ -190,6 +192,29 @@ fn a_failing_operation_ends_the_run_with_its_place() {
     assert!(matches!(&error, RunError::Operation { source: DeviceError::Driver { .. }, .. }), "{error}");
     assert!(matches!(records.last().unwrap().what, RecordBody::Input(DispatchInput::Failed { .. })));
     assert!(!bench.place().exists());
+}
+
+#[test]
+fn a_plan_and_flows_do_not_promise_copies_on_one_engine_at_a_time() {
+    let bench = Bench::new();
+    let input = bench.input(50_000);
+    let gpu: Arc<dyn Gpu> = Arc::new(bench.gpu(GpuFaults::default()));
+    let copier =
+        Copier::new(vec![(EndpointId(1), Arc::clone(&gpu))], Profile::default(), CopyOptions::default()).unwrap();
+    let mut devices = [Engines::open(gpu).unwrap()];
+    let limit = |chunk| copier.limit_chunks(0, Direction::D2h, chunk);
+    limit(Some(Bytes(1 << 20))).unwrap();
+    let refused = bench.run_on(&mut devices, bench.open(&input), &WallOptions::default(), |_| {}).unwrap_err();
+    assert!(matches!(refused, RunError::Promised { gpu: 0, way: "out of" }), "{refused}");
+    limit(None).unwrap();
+    let mut meanwhile = None;
+    bench
+        .run_on(&mut devices, bench.open(&input), &WallOptions::default(), |_| {
+            meanwhile.get_or_insert_with(|| limit(Some(Bytes(1 << 20))).map_err(|error| error.to_string()));
+        })
+        .unwrap();
+    assert!(meanwhile.unwrap().unwrap_err().contains("a plan that it runs"));
+    limit(Some(Bytes(1 << 20))).unwrap();
 }
 
 #[test]

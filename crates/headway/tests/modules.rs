@@ -1,6 +1,9 @@
 //! Kernels that a workload brings in files of its own: opened beside the workload, planned, simulated, and run on emulated GPUs, without a
 //! CPU form and with one.
 
+#[path = "support/lidar.rs"]
+mod lidar;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -237,6 +240,40 @@ fn with_a_cpu_form_the_results_are_made_and_compared() {
         assert!(place.results() == edges(&pictures), "{backend:?}");
         assert!(!place.page().contains("not compared"));
     }
+}
+
+#[test]
+fn the_shipped_lidar_is_planned_and_its_cpu_form_tells_ground_from_obstacles() {
+    let machine = machine::open("h200-x1").unwrap();
+    let shipped = workload::open(Path::new("../../workloads/lidar.toml")).unwrap();
+    assert_eq!(plan::make(&machine, &shipped, PlanOptions::default()).unwrap().verdict.outcome, Outcome::Schedulable);
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name);
+    let cpu = "cpu = { library = \"lidar/libground.so\", function = \"ground\" }, cost = ";
+    fs::create_dir(path("lidar")).unwrap();
+    fs::write(path("lidar.toml"), lidar::LIDAR.replace("cost = ", cpu)).unwrap();
+    fs::write(path("lidar/ground.ptx"), lidar::PTX).unwrap();
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-o"]).arg(path("lidar/libground.so"));
+    match cc.arg("../../workloads/lidar/ground.c").status() {
+        Ok(status) => assert!(status.success()),
+        Err(_) => return eprintln!("skipped: there is no C compiler"),
+    }
+    let ranges = lidar::half_turns(4);
+    let expected = lidar::labels(&ranges);
+    let count = |label| expected.iter().filter(|of| **of == label).count();
+    assert!(count(0) > 1000 && count(1) > 10_000 && count(2) > 10_000, "all three labels are there");
+    fs::write(path("input"), &ranges).unwrap();
+    let options = RunOptions {
+        backend: Backend::Emu,
+        machine: Some("h200-x1".to_owned()),
+        input: Some(path("input")),
+        out: Some(path("results")),
+        ..RunOptions::default()
+    };
+    let report = run(&workload::open(&path("lidar.toml")).unwrap(), &options, |_| {}).unwrap();
+    assert_eq!((report.verified, report.summary.not_compared.len()), (1, 0));
+    assert!(fs::read(path("results/streams/lidar.bin")).unwrap() == expected);
 }
 
 #[test]

@@ -80,7 +80,7 @@ impl Bench {
         }
     }
 
-    fn open(&self, backend: Backend) -> Program<'_> {
+    fn open(&self, backend: Backend) -> Program {
         Program::open(&self.workload, &self.options(backend)).unwrap()
     }
 
@@ -104,7 +104,7 @@ fn differs(salt: u64, packet: u64, buffer: &[u8]) -> bool {
 }
 
 /// Binds the source of a stream to bytes that follow from its packets.
-fn give(program: &mut Program<'_>, stream: &str, salt: u64) {
+fn give(program: &mut Program, stream: &str, salt: u64) {
     let given = program.source(stream, move |packet, buffer| {
         fill(salt, packet.packet, buffer);
         Ok(())
@@ -113,7 +113,7 @@ fn give(program: &mut Program<'_>, stream: &str, salt: u64) {
 }
 
 /// Binds the sink of a stream, and returns the numbers of the packets that come with the right bytes.
-fn take(program: &mut Program<'_>, stream: &str, salt: u64) -> Arc<Mutex<Vec<u64>>> {
+fn take(program: &mut Program, stream: &str, salt: u64) -> Arc<Mutex<Vec<u64>>> {
     let taken = Arc::<Mutex<Vec<u64>>>::default();
     let taking = Arc::clone(&taken);
     let bound = program.sink(stream, move |result, buffer| {
@@ -242,7 +242,7 @@ fn what_cannot_be_bound_is_refused_by_name() {
 }
 
 /// Runs a program whose `camera` ends at some packet; what it says, and that the results of the other stream were kept.
-fn failed(bench: &Bench, program: Program<'_>) -> String {
+fn failed(bench: &Bench, program: Program) -> String {
     let error = program.run(|_| ()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Callback, "{error}");
     let folder = bench.folder.path().join("results");

@@ -88,7 +88,7 @@ impl Copier {
     ///
     /// # Errors
     /// [`CopyError::Timeout`] if larger copies that are under way make no progress; the bound holds for later ones.
-    /// [`CopyError::Invalid`] where another copier of this process bounds them.
+    /// [`CopyError::Invalid`] where another copier of this process bounds them, or a plan runs that copies there.
     pub fn limit_chunks(&self, gpu: usize, direction: Direction, chunk: Option<Bytes>) -> Result<(), CopyError> {
         let of = &self.gpus[gpu];
         let shared = &of.engine(direction).shared;
@@ -96,8 +96,8 @@ impl Copier {
             if chunk.is_none() {
                 return Ok(());
             }
-            let reason =
-                "another copier of this process promises copies on the same engine; promise all of a GPU by one copier";
+            let reason = "another copier of this process, or a plan that it runs, promises copies on the same engine; promise all of a GPU by \
+                          one copier, and when the plan has ended";
             return Err(CopyError::Invalid { what: "promised copies", reason: reason.to_owned() });
         }
         if chunk.is_some() {

@@ -69,7 +69,7 @@ impl CopyEngine {
         Arc::new(Self { line: Arc::clone(line), limit: ChunkLimit::none(), bulk, promiser })
     }
 
-    /// From now on `who`, which is not 0, promises what the engine does; `false` if somebody else does already, whose promises would not
+    /// From now on `who`, a [`new_promiser`], promises what the engine does; `false` if somebody else does already, whose promises would not
     /// know of these.
     pub(crate) fn promise_by(&self, who: u64) -> bool {
         let before = self.promiser.compare_exchange(0, who, Ordering::Relaxed, Ordering::Relaxed);
@@ -80,6 +80,12 @@ impl CopyEngine {
     pub(crate) fn promise_ends(&self, who: u64) {
         let _ = self.promiser.compare_exchange(who, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
+}
+
+/// A number for one who promises, which is not 0.
+pub(crate) fn new_promiser() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 #[cfg(test)]

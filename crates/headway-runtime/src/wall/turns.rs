@@ -4,23 +4,49 @@
 use headway_core::decisions::engine_line::{FlowClass, LineEntry, LineParty};
 use headway_core::decisions::staging::StagingDirection;
 use headway_core::files::machine::EngineClass;
-use headway_core::plan::PipelineSource;
+use headway_core::plan::{PipelineSource, Plan};
 use headway_device::Engines;
 
+use super::RunError;
 use crate::endpoints::CopyPath;
-use crate::staging::{GpuEngines, Place};
+use crate::staging::{GpuEngines, Place, new_promiser};
 
-/// The engines of each device.
-pub(super) struct Turns(Vec<GpuEngines>);
+/// The engines of each device, on which nobody else promises copies meanwhile.
+pub(super) struct Turns {
+    engines: Vec<GpuEngines>,
+    promiser: u64,
+}
 
 impl Turns {
-    pub(super) fn new(devices: &[Engines]) -> Self {
-        Self(devices.iter().map(|device| GpuEngines::of(device.gpu().as_ref())).collect())
+    /// # Errors
+    /// [`RunError::Promised`] if this process promises copies of flows, or of another plan, where this one copies.
+    pub(super) fn new(plan: &Plan, devices: &[Engines]) -> Result<Self, RunError> {
+        let turns = Self::on(devices);
+        for pipeline in plan.pipelines.iter().filter(|of| !matches!(of.source, PipelineSource::Bulk(_))) {
+            for path in pipeline.steps.iter().flat_map(|step| &step.operations).filter_map(|of| CopyPath::of(plan, of))
+            {
+                let (gpu, Some(direction)) = (path.device(), direction(path)) else { continue };
+                let engine = turns.engines.get(gpu).map(|engines| engines.get(direction));
+                if engine.is_some_and(|engine| !engine.promise_by(turns.promiser)) {
+                    let way = match direction {
+                        StagingDirection::In => "into",
+                        StagingDirection::Out => "out of",
+                    };
+                    return Err(RunError::Promised { gpu, way });
+                }
+            }
+        }
+        Ok(turns)
+    }
+
+    fn on(devices: &[Engines]) -> Self {
+        let engines = devices.iter().map(|device| GpuEngines::of(device.gpu().as_ref())).collect();
+        Self { engines, promiser: new_promiser() }
     }
 
     /// A packet, or a block of a message, was late on this GPU.
     pub(super) fn missed(&self, gpu: usize, direction: StagingDirection) {
-        if let Some(engines) = self.0.get(gpu) {
+        if let Some(engines) = self.engines.get(gpu) {
             engines.get(direction).line.activity().missed(FlowClass::Guaranteed);
         }
     }
@@ -33,9 +59,17 @@ impl Turns {
             PipelineSource::Bulk(_) => LineEntry::new(FlowClass::Bulk, LineParty::Copies, 1),
             _ => LineEntry::new(FlowClass::Guaranteed, LineParty::Planned, 1),
         };
-        let mut place = Place::new(&self.0[path.device()].get(direction).line, entry);
+        let mut place = Place::new(&self.engines[path.device()].get(direction).line, entry);
         place.hold();
         Some(place)
+    }
+}
+
+impl Drop for Turns {
+    fn drop(&mut self) {
+        for direction in [StagingDirection::In, StagingDirection::Out] {
+            self.engines.iter().for_each(|engines| engines.get(direction).promise_ends(self.promiser));
+        }
     }
 }
 
@@ -60,7 +94,7 @@ mod tests {
     #[test]
     fn while_a_step_is_on_an_engine_bulk_of_the_same_process_waits_for_it_and_other_engines_are_free() {
         let device = Engines::open(Arc::new(EmuGpu::open(EmuSpec::new("gpu0")))).unwrap();
-        let turns = Turns::new(std::slice::from_ref(&device));
+        let turns = Turns::on(std::slice::from_ref(&device));
         let bulk = |direction| {
             let engines = GpuEngines::of(device.gpu().as_ref());
             Place::new(&engines.get(direction).line, LineEntry::new(FlowClass::Bulk, LineParty::Copies, 2))

@@ -123,8 +123,8 @@ pub(super) fn reports(callbacks: &Callbacks, plan: &Plan) -> Vec<CallbackReport>
 /// # Ok(())
 /// # }
 /// ```
-pub struct Program<'a> {
-    workload: &'a Loaded<Workload>,
+pub struct Program {
+    workload: Loaded<Workload>,
     options: RunOptions,
     chosen: Chosen,
     plan: Arc<Plan>,
@@ -132,12 +132,12 @@ pub struct Program<'a> {
     bound: Bound,
 }
 
-impl<'a> Program<'a> {
+impl Program {
     /// Opens the backend and plans `workload`.
     ///
     /// # Errors
     /// [`Error`]; `ErrorKind::NotAccepted` for a plan that says that deadlines can be missed, unless forced.
-    pub fn open(workload: &'a Loaded<Workload>, options: &RunOptions) -> Result<Self, Error> {
+    pub fn open(workload: &Loaded<Workload>, options: &RunOptions) -> Result<Self, Error> {
         let library = modules::library(workload, &options.library)?;
         let options = RunOptions { library, ..options.clone() };
         let mut chosen = choose(&options, &workload.value)?;
@@ -159,7 +159,8 @@ impl<'a> Program<'a> {
         if options.time_only && options.input.is_some() {
             return Err(Failure::Options("`--time-only` reads nothing: leave out `--input`").into());
         }
-        Ok(Self { workload, options, chosen, plan: Arc::new(plan), warnings, bound: Bound::default() })
+        let (workload, plan) = (workload.clone(), Arc::new(plan));
+        Ok(Self { workload, options, chosen, plan, warnings, bound: Bound::default() })
     }
 
     /// What is going to run.
@@ -263,7 +264,7 @@ impl<'a> Program<'a> {
         let place = options.place(&plan.workload.name, source);
         let outlet = Outlet::create(&place)?;
         let mut ran = carry_out(&mut chosen, &plan, &workload.value, options, &outlet, bound, &mut progress)
-            .map_err(|error| located(error, &plan, workload))?;
+            .map_err(|error| located(error, &plan, &workload))?;
         let padded = ran.intake.shares().iter().filter(|share| share.padding > 0).count();
         if padded > 0 {
             warnings.push(format!(
