@@ -13,7 +13,7 @@ use std::{env, iter};
 
 use anyhow::{Context, bail, ensure};
 
-use crate::{driver_header, ptx, tidy};
+use crate::{driver_header, ptx, site, tidy};
 
 /// Arguments of the command.
 #[derive(clap::Args)]
@@ -37,7 +37,7 @@ enum Outcome {
     Skipped(String),
 }
 
-const STEPS: [Step; 13] = [
+const STEPS: [Step; 14] = [
     Step {
         name: "tools",
         about: "installs the programs that some tests call, or says what will be skipped",
@@ -66,6 +66,7 @@ const STEPS: [Step; 13] = [
     Step { name: "test-core", about: "the unit tests of `headway-core`, not optimised", run: test_core },
     Step { name: "test-unchecked", about: "tests of the pure crates without debug assertions", run: test_unchecked },
     Step { name: "python", about: "the Python package: its wheel, types, stubs, tests and pages", run: python::check },
+    Step { name: "site", about: "the site builds, and its links lead somewhere", run: site },
     Step { name: "doc", about: "documentation without warnings", run: doc },
 ];
 
@@ -148,6 +149,13 @@ fn package() -> anyhow::Result<Outcome> {
     let mut arguments = vec!["package", "--workspace", "--allow-dirty", "--no-verify"];
     arguments.extend(UNPUBLISHED.iter().flat_map(|name| ["--exclude", name]));
     cargo(&arguments)
+}
+
+fn site() -> anyhow::Result<Outcome> {
+    match site::install() {
+        Ok(venv) => site::build(&venv).map(|()| Outcome::Passed),
+        Err(error) => Ok(Outcome::Skipped(format!("cannot install what builds the site: {error:#}"))),
+    }
 }
 
 /// What needs NVIDIA's packages; `check` gets the folder of `cuda.h`.

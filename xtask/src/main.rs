@@ -16,9 +16,12 @@ mod ptx;
 mod release_run;
 mod run_archive;
 mod simulate;
+mod site;
 mod tidy;
 mod touches;
+mod venv;
 
+use std::env;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -59,6 +62,8 @@ enum Command {
     ReleaseRun(release_run::Args),
     /// Run seeds of the broker's simulation: programs that crash, hang and lie, brokers and disks that fail
     Simulate(simulate::Args),
+    /// Build the pages and the Python package's docstrings as a site, into target/site
+    Site,
     /// Check the repository's own rules
     Tidy,
     /// Print what a change of a source file touches: tests, pages, patches that break it
@@ -80,6 +85,7 @@ fn main() -> ExitCode {
         Command::Ptx(args) => ptx::run(&args),
         Command::ReleaseRun(args) => release_run::run(&args),
         Command::Simulate(args) => simulate::run(&args),
+        Command::Site => site::install().and_then(|venv| site::build(&venv)),
         Command::Tidy => tidy::run(),
         Command::Where(args) => touches::run(&args),
     };
@@ -90,6 +96,11 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Where builds go.
+fn target() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
 /// The workspace's root folder.

@@ -4,11 +4,13 @@
 //! neither a CUDA toolkit nor a GPU is needed. Each file is also assembled for real architectures.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::{env, fs};
 
 use anyhow::{Context, bail, ensure};
+
+use crate::venv;
 
 /// What the PTX of one source is for.
 #[derive(Debug, PartialEq, Eq)]
@@ -81,19 +83,8 @@ struct Tools {
 impl Tools {
     /// Installs what the requirements name, unless the last run installed the same.
     fn install(root: &Path) -> anyhow::Result<Self> {
-        let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-        let venv = target.join("nvcc-venv");
+        let venv = venv::install("nvcc-venv", "xtask/nvcc-requirements.txt", &["--no-deps"])?;
         let python = venv.join("bin/python");
-        let requirements = root.join("xtask/nvcc-requirements.txt");
-        let wanted = fs::read_to_string(&requirements).context("read xtask/nvcc-requirements.txt")?;
-        let stamp = venv.join("installed.txt");
-        if fs::read_to_string(&stamp).ok().as_ref() != Some(&wanted) {
-            eprintln!("installing the CUDA compiler into {}", venv.display());
-            output(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))?;
-            let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "-r"];
-            output(Command::new(&python).args(pip).arg(&requirements))?;
-            fs::write(&stamp, &wanted)?;
-        }
         let packages =
             output(Command::new(&python).args(["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]))?;
         let nvidia = Path::new(packages.trim()).join("nvidia");

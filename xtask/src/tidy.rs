@@ -21,6 +21,7 @@ use anyhow::bail;
 use crate::{claims, dependencies, json, mutants, older_runs, papers};
 
 pub(crate) use arrows::{Package, packages};
+pub(crate) use pages::{links, prose, resolve};
 pub(crate) use source::Source;
 pub(crate) use tree::Tree;
 

@@ -1,15 +1,17 @@
 //! The commands that the README and the pages it sends readers to show work as shown.
 
-use std::fs;
 use std::path::Path;
+use std::process::{Command, Stdio};
+use std::{env, fs};
 
 use crate::common::{Answer, command, commands, page, place, random, words};
 
 /// Pages whose commands are run, each in a place of its own.
-const PAGES: [&str; 4] = ["README.md", FIRST_WORKLOAD.0, PLAN_TO_PROGRAM.0, "docs/commands.md"];
+const PAGES: [&str; 5] = ["README.md", FIRST_WORKLOAD.0, PLAN_TO_PROGRAM.0, FIVE_PROGRAMS.0, "docs/commands.md"];
 /// Pages that show a file to save, and its name.
 const FIRST_WORKLOAD: (&str, &str) = ("docs/first-workload.md", "cameras.toml");
 const PLAN_TO_PROGRAM: (&str, &str) = ("docs/tutorials/from-plan-to-program.md", "camera.toml");
+const FIVE_PROGRAMS: (&str, &str) = ("docs/tutorials/five-programs.md", "five.toml");
 /// How commands for `headway` begin on pages.
 const STARTS: [&str; 2] = ["cargo run --release -- ", "headway "];
 
@@ -52,7 +54,8 @@ fn every_command_of_the_pages_works_in_the_order_shown() {
         let Some(text) = page(name) else { return };
         let (place, commands) = (place(), commands(&text, &STARTS));
         assert!(!commands.is_empty(), "{name} has no commands");
-        if let Some((_, file)) = [FIRST_WORKLOAD, PLAN_TO_PROGRAM].iter().find(|(page, _)| *page == name) {
+        if let Some((_, file)) = [FIRST_WORKLOAD, PLAN_TO_PROGRAM, FIVE_PROGRAMS].iter().find(|(page, _)| *page == name)
+        {
             fs::write(place.path().join(file), file_shown(&text).unwrap()).unwrap();
         }
         for args in commands {
@@ -81,6 +84,37 @@ fn the_first_workload_is_answered_as_its_page_says() {
     let refused = plan("600 MB").exits(1).out;
     assert!(refused.contains("NOT schedulable") && refused.contains("118.1"), "{refused}");
     assert!(text.contains("118 %"));
+}
+
+#[test]
+fn five_programs_share_two_gpus_as_their_page_says() {
+    let Some(text) = page(FIVE_PROGRAMS.0) else { return };
+    let programs = Path::new(crate::PROGRAM).parent().unwrap();
+    let examples = programs.join("examples");
+    if !examples.join("share_program").is_file() {
+        println!("skipped: `cargo build -p headway-gpu --examples` makes the program of {}", FIVE_PROGRAMS.0);
+        return;
+    }
+    let place = place();
+    let script: String = text.split("```bash\n").skip(1).map(|rest| rest.split_once("```").unwrap().0).collect();
+    let path = env::join_paths([programs, &examples, Path::new("/usr/bin"), Path::new("/bin")]).unwrap();
+    // Without a limit a broker that does not come up would keep the script waiting.
+    let mut bash = Command::new("timeout");
+    bash.args(["120", "bash", "-euc", &script]).current_dir(place.path()).env("PATH", path).stdin(Stdio::null());
+    bash.env("HEADWAY_BROKER", place.path().join("broker"));
+    let answer = Answer::from(bash.output().unwrap());
+    // Whether a job was late depends on how fast things are.
+    assert!(matches!(answer.status, Some(0 | 1)), "{answer:#?}");
+    for name in ["lanes", "signs", "people", "depth", "map"] {
+        let line = answer.out.lines().find_map(|line| line.strip_prefix(&format!("{name}: frames on each GPU [")));
+        let counts = line.and_then(|line| line.split_once(']')).unwrap_or_else(|| panic!("{name}\n{answer:#?}")).0;
+        let frames: u32 = counts.split(", ").map(|count| count.parse::<u32>().unwrap()).sum();
+        assert_eq!(frames, 50, "{name}\n{answer:#?}");
+        let is_row = |line: &str| line.split_whitespace().take(2).eq([name, "50"]);
+        assert!(answer.out.lines().any(is_row), "the broker's log lacks {name}\n{answer:#?}");
+    }
+    assert!(answer.out.contains("token"), "the status is missing\n{answer:#?}");
+    assert!(place.path().join("shared/page.html").is_file());
 }
 
 #[test]

@@ -20,6 +20,8 @@ use crate::{Error, Failure};
 pub mod tasks {
     pub use headway_core::decisions::engine_lock::{EngineWork, LockedOperation};
     pub use headway_core::decisions::sharing::{ArbiterParameters, ClusterId, GpuId, TaskId};
+    /// The clock of releases.
+    pub use headway_os::clock::now;
     pub use headway_runtime::sharing::{
         Client, ClientError, EngineGuard, GpuToken, Sharing, SharingError, Task, TaskJob, TaskShape,
     };

@@ -43,21 +43,34 @@ fn every_name_that_a_workload_gives_to_the_machine_is_checked_at_its_place() {
     );
 }
 
+/// A tutorial, the example whose lines it shows, and how many blocks of files and of code it has.
+const TUTORIALS: [(&str, &str, [usize; 2]); 3] = [
+    (
+        include_str!("../../../docs/tutorials/from-plan-to-program.md"),
+        include_str!("../examples/plan_program.rs"),
+        [1, 3],
+    ),
+    (include_str!("../../../docs/tutorials/flows.md"), include_str!("../examples/flows.rs"), [0, 4]),
+    (include_str!("../../../docs/tutorials/five-programs.md"), include_str!("../examples/share_program.rs"), [1, 3]),
+];
+
 #[test]
-fn the_tutorial_shows_the_workload_and_the_lines_of_its_example() {
-    let page = include_str!("../../../docs/tutorials/from-plan-to-program.md");
-    let example = include_str!("../examples/plan_program.rs");
-    let blocks = |kind: &str| -> Vec<&str> {
-        let fence = format!("```{kind}\n");
-        page.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
-    };
-    let (files, code) = (blocks("toml"), blocks("rust"));
-    assert_eq!((files.len(), code.len()), (1, 3));
-    assert!(example.contains(&format!("r#\"\n{}\"#", files[0])), "{}", files[0]);
-    for block in code {
-        assert!(example.contains(block), "{block}");
+fn tutorials_show_lines_of_their_examples_and_say_how_long_these_are() {
+    for (page, example, counts) in TUTORIALS {
+        let blocks = |kind: &str| -> Vec<&str> {
+            let fence = format!("```{kind}\n");
+            page.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
+        };
+        let (files, code) = (blocks("toml"), blocks("rust"));
+        assert_eq!([files.len(), code.len()], counts);
+        for block in code {
+            assert!(example.contains(block), "{block}");
+        }
+        assert!(page.contains(&format!("has {} lines", example.lines().count())));
     }
-    assert!(page.contains(&format!("has {} lines", example.lines().count())));
+    let (page, example, _) = TUTORIALS[0];
+    let file = page.split_once("```toml\n").unwrap().1.split_once("```").unwrap().0;
+    assert!(example.contains(&format!("r#\"\n{file}\"#")), "{file}");
 }
 
 #[test]

@@ -1,21 +1,24 @@
 //! The Python package: built as users build it, checked by type checkers and by its own tests.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::{env, fs};
 
 use anyhow::{Context, ensure};
 
 use super::{Outcome, must_succeed};
+use crate::venv;
 
 /// Builds the wheel from what the other steps have built, installs it and checks it.
 pub(super) fn check() -> anyhow::Result<Outcome> {
     let root = crate::root();
-    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    let venv = target.join("python-venv");
-    if let Err(error) = install_tools(&root, &venv) {
-        return Ok(Outcome::Skipped(format!("cannot install what builds and checks the package: {error:#}")));
-    }
+    let target = crate::target();
+    let venv = match venv::install("python-venv", "python/requirements-ci.txt", &["--only-binary=:all:"]) {
+        Ok(venv) => venv,
+        Err(error) => {
+            return Ok(Outcome::Skipped(format!("cannot install what builds and checks the package: {error:#}")));
+        }
+    };
     let (package, wheels, stubs) = (root.join("python"), target.join("python-wheels"), target.join("python-stubs"));
     for folder in [&wheels, &stubs] {
         if folder.exists() {
@@ -60,20 +63,6 @@ fn has_torch(venv: &Path) -> bool {
     let index = ["--index-url", "https://download.pytorch.org/whl/cpu", "--retries", "0", "torch==2.11.0"];
     let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"];
     python(&["-c", "import torch"]) || python(&[&install[..], &index].concat())
-}
-
-/// Installs what `python/requirements-ci.txt` names into `venv`, unless it is there.
-fn install_tools(root: &Path, venv: &Path) -> anyhow::Result<()> {
-    let requirements = root.join("python/requirements-ci.txt");
-    let wanted = fs::read_to_string(&requirements).context("read python/requirements-ci.txt")?;
-    let stamp = venv.join("installed.txt");
-    if fs::read_to_string(&stamp).ok().as_ref() == Some(&wanted) {
-        return Ok(());
-    }
-    must_succeed(Command::new("python3").args(["-m", "venv", "--clear"]).arg(venv))?;
-    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:", "-r"];
-    must_succeed(Command::new(venv.join("bin/python")).args(pip).arg(&requirements))?;
-    fs::write(&stamp, &wanted).with_context(|| format!("write {}", stamp.display()))
 }
 
 /// A program of `venv`, whose programs come first, in the folder of the package.

@@ -1,10 +1,12 @@
 //! CUDA runtimes of the Python package index for headway-preload's tests, into `target/wheels`.
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use std::{env, fs};
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
+
+use crate::venv::succeeds;
 
 const WITHOUT: &str = "CUDA runtimes are not run as guests";
 
@@ -18,7 +20,7 @@ pub(super) fn prepare() {
 
 fn install() -> anyhow::Result<PathBuf> {
     let root = crate::root();
-    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let target = crate::target();
     let (folder, venv) = (target.join("wheels"), target.join("wheels-venv"));
     let requirements = root.join("xtask/wheels-requirements.txt");
     let wanted = fs::read_to_string(&requirements).context("read xtask/wheels-requirements.txt")?;
@@ -36,11 +38,4 @@ fn install() -> anyhow::Result<PathBuf> {
     succeeds(command.arg(&requirements))?;
     fs::write(&stamp, &wanted).with_context(|| format!("write {}", stamp.display()))?;
     Ok(folder)
-}
-
-fn succeeds(command: &mut Command) -> anyhow::Result<()> {
-    let done = command.output().with_context(|| format!("start {command:?}"))?;
-    let error = String::from_utf8_lossy(&done.stderr);
-    ensure!(done.status.success(), "{command:?}: {}", error.lines().last().unwrap_or_default());
-    Ok(())
 }

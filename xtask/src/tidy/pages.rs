@@ -92,7 +92,7 @@ fn is_generated(path: &str) -> bool {
 }
 
 /// Lines outside fenced code, with their numbers.
-fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+pub(crate) fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut fenced = false;
     (1..).zip(text.lines()).filter(move |(_, line)| {
         let is_fence = line.trim_start().starts_with("```");
@@ -151,7 +151,7 @@ fn without_code_spans(line: &str) -> String {
 }
 
 /// Targets of `[text](target)` and `[name]: target`.
-fn links(line: &str) -> Vec<String> {
+pub(crate) fn links(line: &str) -> Vec<String> {
     let inline = line.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next());
     let named = line.strip_prefix('[').and_then(|rest| rest.split_once("]: ")).map(|(_, target)| target.trim());
     inline.chain(named).map(|target| target.trim_matches(['<', '>']).to_owned()).collect()
@@ -159,7 +159,7 @@ fn links(line: &str) -> Vec<String> {
 
 /// Path from the root that a relative link of `page` names; `Some(None)` if it leaves the repository, `None` if the link
 /// is not to a file.
-fn resolve(page: &str, target: &str) -> Option<Option<String>> {
+pub(crate) fn resolve(page: &str, target: &str) -> Option<Option<String>> {
     let file = target.split('#').next().filter(|file| !file.is_empty())?;
     if file.contains("://") || file.starts_with("mailto:") {
         return None;
