@@ -15,6 +15,7 @@ from headway._errors import HeadwayError, MachineError, OptionError
 from headway._flow import FlowContract
 from headway._machine import Machine, machine
 from headway._preload import preload_env
+from headway._units import nanoseconds, nbytes
 
 MACHINE = "HEADWAY_MACHINE"
 """The variable that says what a node's copies cost: a machine file's absolute path, or a shipped machine's name."""
@@ -320,8 +321,6 @@ def checked(contract: FlowContract, gpus: int) -> FlowContract:
     Raises:
         OptionError: It cannot be asked for.
     """
-    from headway._units import nanoseconds, nbytes
-
     if contract.direction not in ("in", "out"):
         raise OptionError(f'`direction="{contract.direction}"` of `{contract.name}` is neither "in" nor "out"')
     if not 0 <= contract.gpu < gpus:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from headway._errors import HeadwayError, OptionError
+from headway._errors import OptionError
 from headway._ray_node import Admitted, Answer, Ask, NodeRefusal
 
 GPUS_LABEL = "headway-gpus"
@@ -78,12 +78,8 @@ def find(candidates: Iterable[Candidate], ask: Ask, nodes: Nodes) -> tuple[str, 
                 return node, final
             if isinstance(final, OptionError):
                 raise final
-            reasons[node] = _reason(final)
+            reasons[node] = str(final)
     return reasons
-
-
-def _reason(answer: HeadwayError) -> str:
-    return str(answer)
 
 
 def silent(seconds: float) -> NodeRefusal:
