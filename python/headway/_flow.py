@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from headway import _native
+from headway._errors import OptionError
 from headway._native import FlowReport
 from headway._units import Size, Time, nanoseconds, nbytes
 
@@ -21,7 +22,7 @@ atexit.register(_native.finish_flows)
 
 @dataclass(frozen=True)
 class FlowContract:
-    """What a flow would ask for, for `Machine.flow_bounds`.
+    """What a flow asks for, for `Machine.flow`, `Machine.flow_bounds` and `headway.ray`.
 
     Attributes:
         name: For people; each flow of a GPU has another one.
@@ -29,7 +30,7 @@ class FlowContract:
         size: The most that one copy moves.
         period: The least time between two copies.
         deadline: From the call until the bytes are there.
-        gpu: Which GPU of the machine.
+        gpu: Which GPU: of the machine for `Machine.flow_bounds`, else of those that the program has.
     """
 
     name: str
@@ -151,8 +152,23 @@ class Flow:
 
 
 def open_flow(
-    machine: Machine, name: str, *, dst: object, src: object, period: Time, deadline: Time, on_miss: str
+    machine: Machine,
+    flow: str | FlowContract,
+    *,
+    dst: object,
+    src: object,
+    period: Time | None,
+    deadline: Time | None,
+    on_miss: str,
 ) -> Flow:
+    if isinstance(flow, FlowContract):
+        if period is not None or deadline is not None:
+            raise OptionError(f"the contract of flow `{flow.name}` says period and deadline; do not give them again")
+        promised, name, period, deadline = _NativeContract(flow), flow.name, flow.period, flow.deadline
+    else:
+        promised, name = None, flow
+        if period is None or deadline is None:
+            raise OptionError(f"flow `{name}` needs a period and a deadline, or a `FlowContract` in place of its name")
     native = _native.open_flow(
         machine._native,  # pyright: ignore[reportPrivateUsage]
         name,
@@ -161,5 +177,6 @@ def open_flow(
         nanoseconds(period),
         nanoseconds(deadline),
         on_miss,
+        promised,
     )
     return Flow(native, name)

@@ -70,12 +70,12 @@ class Machine:
 
     def flow(
         self,
-        name: str,
+        flow: str | FlowContract,
         *,
         dst: object,
         src: object,
-        period: Time,
-        deadline: Time,
+        period: Time | None = None,
+        deadline: Time | None = None,
         on_miss: str = "finish",
     ) -> Flow:
         """Promises that each copy of `src` to `dst` ends within its deadline, on this computer, by this machine's figures.
@@ -84,9 +84,9 @@ class Machine:
         all other copies of this process that Headway makes, and those are cut into chunks that the promise allows for.
 
         Args:
-            name: For people; each flow of a GPU has another one.
+            flow: A name for people, another one for each flow of a GPU; or a contract, which says name, size, period and deadline.
             dst: Where to.
-            src: From where: as large as any copy of the flow.
+            src: From where. Without a contract, as large as any copy of the flow.
             period: The least time between two copies.
             deadline: From the call, or from when the stream has come to it, until the bytes are there.
             on_miss: `"finish"` completes a copy that is late, `"skip"` gives up one that has not begun by its deadline, `"stop"` takes no
@@ -94,13 +94,13 @@ class Machine:
 
         Raises:
             Refused: It cannot be promised: whose deadline would suffer, and what would help.
-            ArrayError: An array cannot be copied as it is.
-            OptionError: A time is none, or the name is taken.
+            ArrayError: An array cannot be copied as it is, or the contract is not for such arrays.
+            OptionError: A time is none or missing, or the name is taken.
             GpuError: There is no driver, or no GPU.
         """
         from headway._flow import open_flow
 
-        return open_flow(self, name, dst=dst, src=src, period=period, deadline=deadline, on_miss=on_miss)
+        return open_flow(self, flow, dst=dst, src=src, period=period, deadline=deadline, on_miss=on_miss)
 
     def flow_bounds(self, contracts: Sequence[FlowContract]) -> list[int]:
         """The longest response of each flow in nanoseconds, if all of them were open on this machine. Needs no GPU.

@@ -309,9 +309,9 @@ def node_file() -> str:
     The name of the machine file that `headway measure` writes.
     """
 
-def open_flow(machine: Machine, name: str, dst: Any, src: Any, period_ns: SupportsIndex, deadline_ns: SupportsIndex, on_miss: str) -> NativeFlow:
+def open_flow(machine: Machine, name: str, dst: Any, src: Any, period_ns: SupportsIndex, deadline_ns: SupportsIndex, on_miss: str, promised: Incomplete | None = None) -> NativeFlow:
     """
-    Opens a flow on the GPU that has one of both arrays.
+    Opens a flow on the GPU that has one of both arrays; with `promised`, for all that this contract allows for.
     """
 
 def open_machine(name: str) -> Machine:

@@ -71,37 +71,40 @@ pub(crate) struct NativeContract {
     deadline_ns: u64,
 }
 
-/// The longest response of each flow on a machine, if all of them were open.
-#[pyfunction]
-pub(crate) fn flow_bounds(py: Python<'_>, machine: &Machine, contracts: Vec<NativeContract>) -> PyResult<Vec<u64>> {
-    let mut asked = Vec::new();
-    for of in contracts {
-        let direction = match of.direction.as_str() {
+impl NativeContract {
+    fn asked(self, py: Python<'_>, on_miss: OnMiss) -> PyResult<FlowContract> {
+        let direction = match self.direction.as_str() {
             "in" => Direction::H2d,
             "out" => Direction::D2h,
             other => {
-                let text = format!("`direction=\"{other}\"` of `{}` is neither \"in\" nor \"out\"", of.name);
+                let text = format!("`direction=\"{other}\"` of `{}` is neither \"in\" nor \"out\"", self.name);
                 return Err(options_error(py, &text));
             }
         };
-        asked.push(FlowContract {
-            name: of.name,
-            gpu: of.gpu,
+        Ok(FlowContract {
+            name: self.name,
+            gpu: self.gpu,
             direction,
-            bytes: Bytes(of.nbytes),
-            period: Nanos(of.period_ns),
-            deadline: Nanos(of.deadline_ns),
-            on_miss: OnMiss::Finish,
-        });
+            bytes: Bytes(self.nbytes),
+            period: Nanos(self.period_ns),
+            deadline: Nanos(self.deadline_ns),
+            on_miss,
+        })
     }
+}
+
+/// The longest response of each flow on a machine, if all of them were open.
+#[pyfunction]
+pub(crate) fn flow_bounds(py: Python<'_>, machine: &Machine, contracts: Vec<NativeContract>) -> PyResult<Vec<u64>> {
+    let asked = contracts.into_iter().map(|of| of.asked(py, OnMiss::Finish)).collect::<PyResult<Vec<_>>>()?;
     let bounds = py.detach(|| headway::flow::bounds(&machine.0, &asked)).map_err(|error| failed(py, &error))?;
     Ok(bounds.into_iter().map(|bound| bound.0).collect())
 }
 
-/// Opens a flow on the GPU that has one of both arrays.
+/// Opens a flow on the GPU that has one of both arrays; with `promised`, for all that this contract allows for.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "Python's part gives each by its name")]
-#[pyo3(signature = (machine, name, dst, src, period_ns, deadline_ns, on_miss))]
+#[pyo3(signature = (machine, name, dst, src, period_ns, deadline_ns, on_miss, promised=None))]
 pub(crate) fn open_flow(
     py: Python<'_>,
     machine: &Machine,
@@ -111,6 +114,7 @@ pub(crate) fn open_flow(
     period_ns: u64,
     deadline_ns: u64,
     on_miss: &str,
+    promised: Option<NativeContract>,
 ) -> PyResult<NativeFlow> {
     let on_miss = miss_policy(py, on_miss)?;
     let ends = Ends::of(dst, src, None)?;
@@ -120,18 +124,39 @@ pub(crate) fn open_flow(
     }
     let gpu = copier.gpu().index();
     let node = node(py, gpu, machine)?;
-    let contract = FlowContract {
+    let mut contract = FlowContract {
         name: name.to_owned(),
-        gpu: 0,
+        gpu,
         direction: ends.direction(),
         bytes: Bytes(ends.bytes() as u64),
         period: Nanos(period_ns),
         deadline: Nanos(deadline_ns),
         on_miss,
     };
+    if let Some(promised) = promised {
+        let promised = promised.asked(py, on_miss)?;
+        if (promised.gpu, promised.direction) != (gpu, contract.direction) || contract.bytes > promised.bytes {
+            return Err(other_arrays(py, &promised, &contract));
+        }
+        contract = promised;
+    }
+    // The node of one GPU numbers it so.
+    contract.gpu = 0;
     let opened = py.detach(|| node.open(contract));
     let flow = Mutex::new(Some(Arc::new(opened.map_err(|error| failed(py, &error))?)));
     Ok(NativeFlow { flow, name: name.to_owned(), dst: dst.clone().unbind(), src: src.clone().unbind() })
+}
+
+fn other_arrays(py: Python<'_>, promised: &FlowContract, arrays: &FlowContract) -> PyErr {
+    let told = |of: &FlowContract| {
+        let way = if of.direction == Direction::H2d { "into" } else { "out of" };
+        format!("{} {way} GPU {}", of.bytes, of.gpu)
+    };
+    let name = &promised.name;
+    let message =
+        format!("the contract of flow `{name}` is for up to {}, and the arrays are {}", told(promised), told(arrays));
+    let help = "give arrays that the contract allows for, or ask for another contract".to_owned();
+    array_error(py, ArrayFacts { help: Some(help), ..ArrayFacts::of(message) })
 }
 
 fn not_pinned(py: Python<'_>, name: &str) -> PyErr {

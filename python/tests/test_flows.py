@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import headway as hw
 import numpy as np
@@ -141,6 +142,26 @@ def test_bounds_of_all_flows_are_given_whatever_chunks_they_need() -> None:
     out = hw.FlowContract("out", "out", "6 MiB", period="33 ms", deadline="20 ms")
     bounds = node().flow_bounds([tight, loose, out])
     assert len(bounds) == 3 and bounds[0] <= 1_000_000
+
+
+def test_a_contract_opens_the_flow_that_was_asked_for(host: Bytes, image: Array) -> None:
+    contract = hw.FlowContract("camera", "in", SIZE, period="1 ms", deadline="500 ms")
+    for asked in [contract, replace(contract, size=4 * SIZE)]:
+        with node().flow(asked, dst=image, src=host) as camera:
+            # All that it allows for is promised, also where these arrays are smaller.
+            assert camera.name == "camera" and camera.bound_ns == node().flow_bounds([asked])[0]
+            assert not camera.copy().given_up
+
+
+def test_arrays_that_a_contract_is_not_for_are_refused(host: Bytes, image: Array) -> None:
+    contract = hw.FlowContract("camera", "in", SIZE, period="1 ms", deadline="500 ms")
+    for other in [replace(contract, size=SIZE - 1), replace(contract, direction="out"), replace(contract, gpu=1)]:
+        with pytest.raises(hw.ArrayError, match="the contract of flow `camera`"):
+            node().flow(other, dst=image, src=host)
+    with pytest.raises(hw.OptionError, match="do not give them again"):
+        node().flow(contract, dst=image, src=host, period="1 ms")
+    with pytest.raises(hw.OptionError, match="needs a period and a deadline"):
+        node().flow("camera", dst=image, src=host, period="1 ms")
 
 
 def test_ordinary_memory_is_refused_when_a_flow_is_opened(image: Array) -> None:
