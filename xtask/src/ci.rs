@@ -71,10 +71,10 @@ const STEPS: [Step; 13] = [
 
 /// The crate whose unit tests take minutes to build when they are optimised, and a minute to run when they are not.
 const CORE: &str = "headway-core";
-const CORE_NOT_OPTIMISED: [&str; 2] = ["--config", "profile.test.package.headway-core.opt-level=0"];
+pub(crate) const CORE_NOT_OPTIMISED: [&str; 2] = ["--config", "profile.test.package.headway-core.opt-level=0"];
 
 /// Crates that are in no registry.
-const UNPUBLISHED: [&str; 3] = ["headway-lab", "headway-python", "xtask"];
+const UNPUBLISHED: [&str; 4] = ["headway-fuzz", "headway-lab", "headway-python", "xtask"];
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.list {

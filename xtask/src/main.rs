@@ -6,6 +6,7 @@ mod claims;
 mod dependencies;
 mod driver_header;
 mod executables;
+mod fuzz;
 mod gpu_test;
 mod json;
 mod keep_run;
@@ -15,6 +16,7 @@ mod papers;
 mod ptx;
 mod release_run;
 mod run_archive;
+mod sanitize;
 mod simulate;
 mod tidy;
 mod touches;
@@ -41,13 +43,15 @@ enum Command {
     Claims(claims::Args),
     /// Write docs/dependencies.md, NOTICE and the list of a release's parts from Cargo.lock
     Dependencies,
+    /// Look for inputs that break a promise of a border: files, messages, pages, calls of C
+    Fuzz(fuzz::Args),
     /// Pack the GPU tests for a machine that has a GPU
     GpuTest(gpu_test::Args),
     /// Write docs/json.md from the types that are written as JSON
     Json(json::Args),
     /// Keep a recorded run under bench/runs
     KeepRun(keep_run::Args),
-    /// Break the code in known ways, and see a test notice each
+    /// Change what a branch touches, one place at a time, and see whether a test notices
     Mutants(mutants::Args),
     /// Move runs that later ones follow into one archive, and write its index
     OlderRuns,
@@ -57,11 +61,13 @@ enum Command {
     Ptx(ptx::Args),
     /// Make every figure that the pages quote on GPU machines, and keep them
     ReleaseRun(release_run::Args),
+    /// Run the suites of crates with unsafe code under a sanitiser
+    Sanitize(sanitize::Args),
     /// Run seeds of the broker's simulation: programs that crash, hang and lie, brokers and disks that fail
     Simulate(simulate::Args),
     /// Check the repository's own rules
     Tidy,
-    /// Print what a change of a source file touches: tests, pages, patches that break it
+    /// Print what a change of a source file touches: tests, pages
     Where(touches::Args),
 }
 
@@ -71,6 +77,7 @@ fn main() -> ExitCode {
         Command::Ci(args) => ci::run(&args),
         Command::Claims(args) => claims::run(&args),
         Command::Dependencies => dependencies::run(),
+        Command::Fuzz(args) => fuzz::run(&args),
         Command::GpuTest(args) => gpu_test::run(&args),
         Command::Json(args) => json::run(&args),
         Command::KeepRun(args) => keep_run::run(&args),
@@ -79,6 +86,7 @@ fn main() -> ExitCode {
         Command::Papers(args) => papers::run(&args),
         Command::Ptx(args) => ptx::run(&args),
         Command::ReleaseRun(args) => release_run::run(&args),
+        Command::Sanitize(args) => sanitize::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Tidy => tidy::run(),
         Command::Where(args) => touches::run(&args),
