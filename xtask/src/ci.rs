@@ -71,7 +71,7 @@ const STEPS: [Step; 13] = [
 
 /// The crate whose unit tests take minutes to build when they are optimised, and a minute to run when they are not.
 const CORE: &str = "headway-core";
-pub(crate) const CORE_NOT_OPTIMISED: [&str; 2] = ["--config", "profile.test.package.headway-core.opt-level=0"];
+const CORE_NOT_OPTIMISED: [&str; 2] = ["--config", "profile.test.package.headway-core.opt-level=0"];
 
 /// Crates that are in no registry.
 const UNPUBLISHED: [&str; 4] = ["headway-fuzz", "headway-lab", "headway-python", "xtask"];

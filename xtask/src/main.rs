@@ -51,7 +51,7 @@ enum Command {
     Json(json::Args),
     /// Keep a recorded run under bench/runs
     KeepRun(keep_run::Args),
-    /// Change what a branch touches, one place at a time, and see whether a test notices
+    /// Break the code in known ways, and see a test notice each
     Mutants(mutants::Args),
     /// Move runs that later ones follow into one archive, and write its index
     OlderRuns,
@@ -67,7 +67,7 @@ enum Command {
     Simulate(simulate::Args),
     /// Check the repository's own rules
     Tidy,
-    /// Print what a change of a source file touches: tests, pages
+    /// Print what a change of a source file touches: tests, pages, patches that break it
     Where(touches::Args),
 }
 

@@ -20,7 +20,7 @@ const ACCEPTED_FOLDERS: [(&str, &[&str], &str); 3] = [
         &["client", "error", "mps", "place"],
         "a broker asks another for its state before it starts a daemon",
     ),
-    ("xtask", &["dependencies", "tidy"], "checks that can run by themselves read the tree as tidy does"),
+    ("xtask", &["dependencies", "mutants", "tidy"], "checks that can run by themselves read the tree as tidy does"),
 ];
 
 /// Names of each file that another file takes, by both files' paths.
