@@ -75,7 +75,7 @@ const CORE: &str = "headway-core";
 const CORE_NOT_OPTIMISED: [&str; 2] = ["--config", "profile.test.package.headway-core.opt-level=0"];
 
 /// Crates that are in no registry.
-const UNPUBLISHED: [&str; 3] = ["headway-lab", "headway-python", "xtask"];
+const UNPUBLISHED: [&str; 4] = ["headway-fuzz", "headway-lab", "headway-python", "xtask"];
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.list {

@@ -21,7 +21,7 @@ pub(crate) const SBOM: &str = "python/headway.cdx.json";
 const RULES: &str = "deny.toml";
 
 /// What releases are built for. Crates for other systems are never built, and not looked at.
-const TARGET: &str = "x86_64-unknown-linux-gnu";
+pub(crate) const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// The crates of the workspace whose programs and libraries make a release: the program, the libraries for guests and for C, the wheel.
 const RELEASED: [&str; 4] = ["headway-cli", "headway-preload", "headway-capi", "headway-python"];
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";

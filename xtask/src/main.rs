@@ -6,6 +6,7 @@ mod claims;
 mod dependencies;
 mod driver_header;
 mod executables;
+mod fuzz;
 mod gpu_test;
 mod json;
 mod keep_run;
@@ -15,6 +16,7 @@ mod papers;
 mod ptx;
 mod release_run;
 mod run_archive;
+mod sanitize;
 mod simulate;
 mod site;
 mod tidy;
@@ -44,6 +46,8 @@ enum Command {
     Claims(claims::Args),
     /// Write docs/dependencies.md, NOTICE and the list of a release's parts from Cargo.lock
     Dependencies,
+    /// Look for inputs that break a promise of a border: files, messages, pages, calls of C
+    Fuzz(fuzz::Args),
     /// Pack the GPU tests for a machine that has a GPU
     GpuTest(gpu_test::Args),
     /// Write docs/json.md from the types that are written as JSON
@@ -60,6 +64,8 @@ enum Command {
     Ptx(ptx::Args),
     /// Make every figure that the pages quote on GPU machines, and keep them
     ReleaseRun(release_run::Args),
+    /// Run the suites of crates with unsafe code under a sanitiser
+    Sanitize(sanitize::Args),
     /// Run seeds of the broker's simulation: programs that crash, hang and lie, brokers and disks that fail
     Simulate(simulate::Args),
     /// Build the pages and the Python package's docstrings as a site, into target/site
@@ -76,6 +82,7 @@ fn main() -> ExitCode {
         Command::Ci(args) => ci::run(&args),
         Command::Claims(args) => claims::run(&args),
         Command::Dependencies => dependencies::run(),
+        Command::Fuzz(args) => fuzz::run(&args),
         Command::GpuTest(args) => gpu_test::run(&args),
         Command::Json(args) => json::run(&args),
         Command::KeepRun(args) => keep_run::run(&args),
@@ -84,6 +91,7 @@ fn main() -> ExitCode {
         Command::Papers(args) => papers::run(&args),
         Command::Ptx(args) => ptx::run(&args),
         Command::ReleaseRun(args) => release_run::run(&args),
+        Command::Sanitize(args) => sanitize::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Site => site::install().and_then(|venv| site::build(&venv)),
         Command::Tidy => tidy::run(),

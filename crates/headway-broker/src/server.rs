@@ -169,6 +169,8 @@ pub struct BrokerServer {
     /// The first whose messages the last turn left for the next one.
     unheard: u64,
     mps: Option<Daemon>,
+    /// When the last [`step`](Self::step) looked.
+    looked: Option<Nanos>,
     /// Given up last: until then no other broker takes the place.
     _files: SocketFiles,
 }
@@ -212,7 +214,18 @@ impl BrokerServer {
         let door = Door::new(files.listen(options.access)?, &poller)?;
         let watch = Watch::begin(options.probe.clone(), driver.book.gpus().to_vec())?;
         poller.add_bell(&watch.bell, GPUS)?;
-        Ok(Self { options, door, poller, driver, watch, ready: Vec::new(), unheard: 0, mps, _files: files })
+        Ok(Self {
+            options,
+            door,
+            poller,
+            driver,
+            watch,
+            ready: Vec::new(),
+            unheard: 0,
+            mps,
+            looked: None,
+            _files: files,
+        })
     }
 
     /// Arbitrates until `stop` is set.
@@ -252,6 +265,19 @@ impl BrokerServer {
         }
         self.driver.end(clock::now());
         Ok(())
+    }
+
+    /// Does what is to be done now, and returns without sleeping: for programs with a loop of their own.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn step(&mut self) -> Result<(), ServerError> {
+        let now = self.look(None);
+        // It hears nobody until the next look.
+        let before = self.looked.replace(now).unwrap_or(now);
+        self.heard_nobody(now, now.saturating_sub(before));
+        self.turn(now);
+        self.poll(Duration::ZERO)
     }
 
     /// Finds what a client has written, or all have, and then reads the clock.

@@ -11,6 +11,8 @@
 mod book;
 #[path = "support/liar.rs"]
 mod liar;
+#[path = "support/raw.rs"]
+mod raw;
 mod support;
 
 use std::collections::BTreeMap;

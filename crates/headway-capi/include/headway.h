@@ -149,7 +149,7 @@ typedef struct headway_options {
    */
   size_t size;
   /*
-   Threads of each of the two kinds of copies, those that wait and those that do not.
+   Threads of each of the two kinds of copies, those that wait and those that do not; 1 to 1,024.
    */
   uint32_t threads;
   /*

@@ -53,7 +53,7 @@ pub enum Status {
 pub struct CopierOptions {
     /// Bytes of this structure, by which later versions know which fields there are.
     pub size: usize,
-    /// Threads of each of the two kinds of copies, those that wait and those that do not.
+    /// Threads of each of the two kinds of copies, those that wait and those that do not; 1 to 1,024.
     pub threads: u32,
     /// Page-locked memory for copies that wait, in bytes.
     pub pinned_bytes: u64,

@@ -2,6 +2,7 @@
 
 pub(crate) mod document;
 pub use document::suggest;
+pub mod copy_cache;
 pub mod error;
 pub mod guest;
 pub mod guest_log;

@@ -7,7 +7,6 @@ use headway_core::files::machine::{
 use headway_core::models::cpu::{DelayStatistics, DriverWatch};
 use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::{Nanos, Rate};
-use proptest::prelude::*;
 
 const BASE: &str = r#"name = "node"
 [[memory]]
@@ -712,33 +711,5 @@ fn restricting_keeps_every_index_in_place() {
                 }
             }
         }
-    }
-}
-
-proptest! {
-    #[test]
-    fn arbitrary_text_never_panics(text in any::<String>()) {
-        if let Err(error) = parse("x", &text) {
-            prop_assert!(!error.to_string().is_empty());
-        }
-    }
-
-    #[test]
-    fn damaged_files_never_panic(at in 0..BASE.len(), cut in 0usize..12, insert in "[\\PC\n\"=\\[\\]{}.,0-9a-z\u{0}-\u{1f}]{0,6}") {
-        let mut text = BASE.to_owned();
-        text.replace_range(at..(at + cut).min(BASE.len()), &insert);
-        if let Err(error) = parse("x", &text) {
-            prop_assert!(error.line >= 1 && error.column >= 1 && error.width >= 1);
-            prop_assert!(!error.to_string().is_empty());
-        }
-    }
-
-    #[test]
-    fn swapped_lines_never_panic(from in 0usize..90, to in 0usize..90) {
-        let lines: Vec<&str> = BASE.lines().collect();
-        let (from, to) = (from % lines.len(), to % lines.len());
-        let mut mixed = lines.clone();
-        mixed[to] = lines[from];
-        let _ = parse("x", &mixed.join("\n"));
     }
 }

@@ -9,7 +9,6 @@ use headway_core::files::workload::{
 use headway_core::units::{Bytes, Nanos};
 use headway_kernels::Cipher;
 use headway_kernels::workload::parse;
-use proptest::prelude::*;
 
 const BASE: &str = r#"name = "w"
 [run]
@@ -556,39 +555,4 @@ fn np_edf_miss_is_the_set_2_1_8_3_9_1() {
     let ms: Vec<_> =
         w.demands.iter().map(|f| (f.period.0 / 1_000_000, f.cost.0 / 1_000_000, f.deadline == f.period)).collect();
     assert_eq!(ms, [(2, 1, true), (8, 3, true), (9, 1, true)]);
-}
-
-proptest! {
-    #[test]
-    fn arbitrary_text_never_panics(text in any::<String>()) {
-        if let Err(error) = parse("x", &text) {
-            prop_assert!(!error.to_string().is_empty());
-        }
-    }
-
-    #[test]
-    fn damaged_files_never_panic(
-        at in 0..BASE.len(),
-        cut in 0usize..12,
-        insert in "[\\PC\n\"=\\[\\]{}.,0-9a-z\u{0}-\u{1f}]{0,6}",
-    ) {
-        let mut text = BASE.to_owned();
-        text.replace_range(at..(at + cut).min(BASE.len()), &insert);
-        match parse("x", &text) {
-            Ok(loaded) => {
-                for key in loaded.spans.keys() {
-                    prop_assert!(loaded.error_at(key, "m", None).line >= 1);
-                }
-            }
-            Err(error) => prop_assert!(error.column >= 1 && error.width >= 1 && !error.to_string().is_empty()),
-        }
-    }
-
-    #[test]
-    fn swapped_lines_never_panic(from in 0usize..64, to in 0usize..64) {
-        let lines: Vec<&str> = BASE.lines().collect();
-        let mut mixed = lines.clone();
-        mixed[to % lines.len()] = lines[from % lines.len()];
-        let _ = parse("x", &mixed.join("\n"));
-    }
 }

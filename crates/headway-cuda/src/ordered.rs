@@ -49,10 +49,13 @@ const DRIVER_BUFFERS: usize = 64 << 10;
 /// The smallest chunk of a staged copy.
 const CHUNK_MIN: usize = 512 << 10;
 
+/// Most threads of a copier, as in machine files. More would only keep others on the computer from theirs.
+const THREADS_MAX: u32 = 1_024;
+
 /// What an [`OrderedCopier`] may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OrderedOptions {
-    /// Threads that move bytes; they sleep while there is nothing to copy.
+    /// Threads that move bytes, up to 1,024; they sleep while there is nothing to copy.
     pub threads: u32,
     /// Bytes of a slot, and of the largest chunk. A small copy of another stream waits for about one chunk.
     pub slot: Bytes,
@@ -196,7 +199,7 @@ impl OrderedCopier {
     ///
     /// # Errors
     /// [`DeviceError::Unavailable`] for a driver that cannot wait for words (before CUDA 11.7), or where threads cannot be started;
-    /// [`DeviceError::OutOfMemory`]; [`DeviceError::Invalid`] for options that are zero.
+    /// [`DeviceError::OutOfMemory`]; [`DeviceError::Invalid`] for options that are zero, and for too many threads.
     pub fn new(gpu: &CudaGpu, options: OrderedOptions) -> Result<Self, DeviceError> {
         let (context, pool) = (gpu.context(), gpu.pool());
         context.driver.here()?;
@@ -207,6 +210,10 @@ impl OrderedCopier {
                 what: "options of ordered copies",
                 reason: "threads, streams and tickets must be above zero, and slots have 512 KiB at least".into(),
             });
+        }
+        if options.threads > THREADS_MAX {
+            let reason = format!("{} threads are too many: ask for {THREADS_MAX} at most", options.threads);
+            return Err(DeviceError::Invalid { what: "options of ordered copies", reason });
         }
         words::check(context)?;
         context.bind()?;

@@ -33,7 +33,7 @@ const fn row(name: &'static str, folder: &'static str, may_name: May) -> Row {
 const LIBRARY: &str = "headway-gpu";
 
 /// The arrows. A crate that is not here is an error; one that does not exist is fine.
-const TABLE: [Row; 17] = [
+const TABLE: [Row; 18] = [
     row("headway-core", "crates/headway-core", May::Only(&[])),
     row("headway-sim", "crates/headway-sim", May::Only(&["headway-core"])),
     row("headway-os", "crates/headway-os", May::Only(&["headway-core"])),
@@ -51,6 +51,7 @@ const TABLE: [Row; 17] = [
     row("headway-measure", "crates/headway-measure", May::WithHeadway(&[])),
     row("headway-cli", "crates/headway-cli", May::Only(&[LIBRARY, "headway-measure"])),
     row("headway-lab", "crates/headway-lab", May::WithHeadway(&["headway-measure", "headway-cli"])),
+    row("headway-fuzz", "crates/headway-fuzz", May::WithHeadway(&["headway-capi", "headway-lab"])),
     row("headway-capi", "crates/headway-capi", May::Only(&[LIBRARY])),
     row("headway-preload", "crates/headway-preload", May::Only(&["headway-core", LIBRARY])),
     row("headway-python", "python", May::Only(&[LIBRARY])),

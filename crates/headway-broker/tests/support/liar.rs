@@ -1,22 +1,20 @@
 //! A client that lies: it speaks the protocol by itself, and writes into messages and pages what no honest client would.
 
-#[path = "../../src/layout.rs"]
-#[allow(dead_code, unreachable_pub, reason = "the test uses a part of it")]
-mod layout;
-
 use std::path::Path;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use headway_broker::{Phase, TaskShape, client};
 use headway_core::decisions::sharing::{JobId, TaskId, TokenOutcome};
 use headway_core::units::Nanos;
 use headway_os::clock;
-use headway_os::ipc::{Bell, Socket, SocketPacket, Words, WordsView};
+use headway_os::ipc::Socket;
 use rand_core::Rng;
 use rand_pcg::Pcg64Mcg;
 
-use self::layout::{BROKER_LONGS, BROKER_WORDS, CLIENT_LONGS, CLIENT_WORDS, Code, Entry, GPUS_MAX, TAIL};
-use super::support::{operation, shape};
+use super::raw::layout::{self, CLIENT_LONGS, Entry, GPUS_MAX, TAIL};
+use super::raw::{LIMIT, Raw, VERSION, greet, hear};
+use super::support::shape;
 use headway_core::decisions::engine_lock::EngineWork;
 
 /// A way to lie.
@@ -82,111 +80,7 @@ impl Lie {
     }
 }
 
-/// How long a liar waits for an answer: it is not to outlast the test's patience.
-const LIMIT: Duration = Duration::from_secs(100);
-/// The version that is spoken, which a refused greeting shows to be another.
-const VERSION: u32 = 6;
 const LEASE_WORDS: usize = GPUS_MAX * layout::ENGINES;
-
-/// A connection with its pages, written without any rule.
-pub(crate) struct Raw {
-    socket: Socket,
-    page: Words,
-    answers: WordsView,
-    bell: Bell,
-    tail: u64,
-}
-
-/// A message from the broker as text, with what came with it.
-fn hear(socket: &Socket) -> Option<(serde_json::Value, Vec<std::os::fd::OwnedFd>)> {
-    let mut buffer = vec![0; 128 << 10];
-    assert!(socket.wait(LIMIT), "the broker neither answers nor ends the connection");
-    match socket.receive(&mut buffer) {
-        Ok(SocketPacket::Message(length, descriptors)) => {
-            Some((serde_json::from_slice(&buffer[..length]).ok()?, descriptors))
-        }
-        _ => None,
-    }
-}
-
-fn greet(socket: &Socket, resumed: &serde_json::Value) -> bool {
-    let hello = serde_json::json!({ "hello": { "version": VERSION, "name": "liar", "resumed": resumed } });
-    socket.send(hello.to_string().as_bytes(), &[]).is_ok()
-}
-
-impl Raw {
-    fn open(path: &Path) -> Option<Self> {
-        let socket = Socket::connect(path).ok()?;
-        greet(&socket, &serde_json::json!([]));
-        let (welcome, descriptors) = hear(&socket)?;
-        assert!(welcome["welcome"].is_object(), "an honest greeting is answered with {welcome}");
-        let [page, answers, _, bell] = <[_; 4]>::try_from(descriptors).ok()?;
-        let page = Words::open(page, CLIENT_LONGS, CLIENT_WORDS).ok()?;
-        let answers = WordsView::open(&answers, BROKER_LONGS, BROKER_WORDS).ok()?;
-        Some(Self { socket, page, answers, bell: Bell::open(bell), tail: 0 })
-    }
-
-    fn ask(&self, message: &serde_json::Value) -> Option<serde_json::Value> {
-        self.socket.send(message.to_string().as_bytes(), &[]).ok()?;
-        Some(hear(&self.socket)?.0)
-    }
-
-    fn register(&self) -> Option<TaskId> {
-        let shape: TaskShape = shape("lie");
-        let answer = self.ask(&serde_json::json!({ "register": shape }))?;
-        Some(TaskId(u32::try_from(answer["registered"]["task"].as_u64()?).ok()?))
-    }
-
-    fn push(&mut self, longs: [u64; layout::ENTRY_LONGS]) {
-        use std::sync::atomic::Ordering;
-        let first = layout::entry(self.tail);
-        for (at, long) in longs.into_iter().enumerate() {
-            self.page.long(first + at).store(long, Ordering::Relaxed);
-        }
-        self.tail += 1;
-        self.page.long(TAIL).store(self.tail, Ordering::Release);
-        self.bell.ring();
-    }
-
-    fn poke(&self, at: usize, value: u64) {
-        self.page.long(at).store(value, std::sync::atomic::Ordering::Release);
-    }
-
-    /// Waits until a slot is answered, or the connection ends.
-    fn is_granted(&self, slot: usize, generation: u32) -> bool {
-        let start = Instant::now();
-        loop {
-            match layout::code(self.answers.word(slot), generation) {
-                Code::Granted => return true,
-                Code::Open if !self.socket.is_cut() => {
-                    assert!(start.elapsed() < LIMIT, "a request is not answered: {:?}", self.status());
-                    std::thread::park_timeout(Duration::from_micros(100));
-                }
-                _ => return false,
-            }
-        }
-    }
-
-    fn request(&mut self, job: JobId, slot: usize) {
-        let (slot, release) = (slot as u32, clock::now());
-        self.push(Entry::Request { slot, generation: 1, job, release, acquisition: 0 }.encode());
-    }
-
-    fn acquire(&mut self, job: JobId, slot: usize, work: EngineWork) {
-        self.push(Entry::Acquire { slot: slot as u32, generation: 1, job, operation: operation(work) }.encode());
-    }
-
-    fn status(&self) -> Option<serde_json::Value> {
-        self.ask(&serde_json::json!("status"))
-    }
-
-    /// A token, honestly asked for.
-    fn token(&mut self) -> Option<JobId> {
-        let job = JobId { task: self.register()?, job: 1 };
-        self.request(job, 0);
-        self.is_granted(0, 1).then_some(job)
-    }
-}
 
 /// What keeps a liar's connection.
 pub(crate) enum Kept {
@@ -200,7 +94,7 @@ pub(crate) fn tell(path: &Path, lie: Lie, random: &mut Pcg64Mcg, await_next: imp
     if lie == Lie::Greeting {
         return greeting(path, random, await_next).map(Kept::Bare);
     }
-    let mut raw = Raw::open(path)?;
+    let mut raw = Raw::open(path, Rc::new(|| {}))?;
     match lie {
         Lie::Garbage => {
             let bytes: Vec<u8> = (0..random.next_u32() % 4_096).map(|_| random.next_u32() as u8).collect();
@@ -277,7 +171,7 @@ fn greeting(path: &Path, random: &mut Pcg64Mcg, await_next: impl FnOnce()) -> Op
         None => claim(77, 1, 0, 0),
     };
     greet(&socket, &resumed);
-    let _ = hear(&socket);
+    let _ = hear(&socket, &|| {});
     Some(socket)
 }
 

@@ -11,54 +11,13 @@ use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use headway_core::files::copy_cache::{self, KeptCopies, NodeKey};
 use headway_core::models::transfer::learning::{LearntClass, merge};
-use headway_core::units;
 use headway_os::environment::trusted;
 use headway_os::{OPEN_NO_LINK, ipc, limits};
-use serde::{Deserialize, Serialize};
 
-/// The form of the file.
-const SCHEMA: u32 = 1;
 /// A file of this program is far smaller.
 const BYTES_MAX: u64 = 256 << 10;
-
-/// What figures hold for: another GPU, driver or CPU has a file of its own.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct NodeKey {
-    pub(super) gpu: String,
-    pub(super) uuid: Option<String>,
-    pub(super) driver: String,
-    pub(super) cpu: String,
-    /// CPUs that the process may use.
-    pub(super) cpus: u32,
-}
-
-impl NodeKey {
-    /// FNV-1a of all that is in it.
-    fn hash(&self) -> u64 {
-        let Self { gpu, uuid, driver, cpu, cpus } = self;
-        let text = format!("{gpu}\n{}\n{driver}\n{cpu}\n{cpus}", uuid.as_deref().unwrap_or(""));
-        text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-    }
-}
-
-/// The whole of the file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Kept {
-    schema: u32,
-    node: NodeKey,
-    /// When it was written, in seconds since 1970.
-    saved_unix: u64,
-    pub(super) classes: Vec<LearntClass>,
-}
-
-impl Kept {
-    pub(super) fn day(&self) -> String {
-        units::day(self.saved_unix)
-    }
-}
 
 /// Where what is learnt on this node is kept.
 pub(super) struct Cache {
@@ -86,7 +45,7 @@ impl Cache {
     ///
     /// # Errors
     /// A word on a file that is not used.
-    pub(super) fn read(&self) -> Result<Option<Kept>, String> {
+    pub(super) fn read(&self) -> Result<Option<KeptCopies>, String> {
         let path = self.path();
         let ignored = |why: &str| format!("`{}` is ignored: {why}", path.display());
         let text = match read_own(&path) {
@@ -94,20 +53,14 @@ impl Cache {
             Err(error) => return Err(ignored(&error.to_string())),
             Ok(text) => text,
         };
-        let kept: Kept = serde_json::from_str(&text).map_err(|_| ignored("it is damaged or of another version"))?;
-        if kept.schema != SCHEMA || kept.node != self.key {
-            return Err(ignored("it is of another node or version"));
-        }
-        Ok(Some(kept))
+        copy_cache::parse(&text, &self.key).map(Some).map_err(|why| ignored(&why.to_string()))
     }
 
     /// Keeps `learnt` with what the file says of the rest; where that cannot be done, nothing is kept.
     pub(super) fn keep(&self, learnt: &[LearntClass]) {
         let before = self.read().ok().flatten().map(|kept| kept.classes).unwrap_or_default();
         let saved_unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let classes = merge(learnt, &before);
-        let kept = Kept { schema: SCHEMA, node: self.key.clone(), saved_unix, classes };
-        let Ok(text) = serde_json::to_string(&kept) else { return };
+        let text = copy_cache::write(&self.key, &KeptCopies { saved_unix, classes: merge(learnt, &before) });
         let _ = self.replace(text.as_bytes());
     }
 

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use headway_core::decisions::chooser::{
     Chooser, ChooserOptions, CopyAbsence, CopyChoice, CopyQuestion, CopySituation, CopyTook, HostKnown, MethodWanted,
 };
+use headway_core::files::copy_cache::NodeKey;
 use headway_core::files::machine::EndpointId;
 use headway_core::models::transfer::builtin::{Bus, NodeClass};
 use headway_core::models::transfer::learning::{Learner, LearnerLimits, Prefer};
@@ -20,7 +21,7 @@ use headway_os::sched::{self, SchedClass};
 use headway_os::{affinity, copy, memory, topology};
 
 use super::CopyOptions;
-use super::cache::{Cache, NodeKey};
+use super::cache::Cache;
 
 /// Copies that are timed before what was learnt is kept for the first time; then whenever they have doubled.
 const KEPT_FROM: u64 = 64;

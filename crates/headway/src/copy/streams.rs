@@ -50,7 +50,7 @@ pub enum WhichGpu {
 pub struct StreamOptions {
     /// Machine by name or file, whose profile says what copies cost; `None` = built-in figures.
     pub machine: Option<String>,
-    /// Threads of each of the two kinds of copies, those that wait and those that do not.
+    /// Threads of each of the two kinds of copies, those that wait and those that do not; 1 to 1,024.
     pub threads: u32,
     /// Page-locked memory for copies that wait. Those that do not wait take up to 256 MiB of their own.
     pub pinned: Bytes,
