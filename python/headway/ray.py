@@ -106,20 +106,16 @@ def options(
         OptionError: The contract is none, or there is no whole number of GPUs.
     """
     ask, seconds = _ask(contract, num_gpus, nanoseconds(lease)), nanoseconds(timeout) / 1e9
-    nodes = _Nodes(seconds)
+    given = dict(runtime_env or {})
+    variables = dict(given.get("env_vars") or {})
+    nodes = _Nodes(seconds, variables.get("LD_PRELOAD", _job_preload()))
     found = find(nodes.candidates(), ask, nodes)
     if not isinstance(found, tuple):
         raise _refused(ask, found)
     node, _ = found
-    given = dict(runtime_env or {})
-    variables = dict(given.get("env_vars") or {})
-    preload = variables.get("LD_PRELOAD", _job_preload())
-    guest = nodes.call(node, "environment", preload)
-    if isinstance(guest, HeadwayError):
-        raise _refused(ask, {node: str(guest)})
     # Ray puts variables in place of `$NAME`.
     reservation = json.dumps({"node": node, **ask.to_dict()}).replace("$", "\\u0024")
-    given["env_vars"] = {**variables, **guest, _RESERVATION: reservation}
+    given["env_vars"] = {**variables, **nodes.guest, _RESERVATION: reservation}
     return {"num_gpus": num_gpus, "label_selector": {_NODE_ID: node}, "runtime_env": given}
 
 
@@ -226,9 +222,12 @@ def _job_preload() -> str:
 class _Nodes:
     """The living nodes of the cluster, and their actors, which start when they are asked first."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, preload: str = "") -> None:
         self.table: dict[str, dict[str, Any]] = {each["NodeID"]: each for each in ray.nodes() if each["Alive"]}
         self._seconds = seconds
+        self._preload = preload
+        self.guest: dict[str, str] = {}
+        """Variables of a guest on the node that was asked last to reserve."""
 
     def candidates(self) -> list[Candidate]:
         free: dict[str, dict[str, float]] = state.available_resources_per_node()
@@ -247,6 +246,11 @@ class _Nodes:
         return self.calls(nodes, "try_ask", ask)
 
     def reserve(self, node: str, ask: Ask) -> Answer:
+        # Before anything is reserved: a node that cannot start a guest is a node that refuses.
+        guest = self.call(node, "environment", self._preload)
+        if isinstance(guest, HeadwayError):
+            return NodeRefusal(str(guest))
+        self.guest = guest
         return cast("Answer", self.call(node, "reserve", ask))
 
     def calls(self, nodes: Sequence[str], method: str, *arguments: object) -> Iterable[tuple[str, Any]]:
