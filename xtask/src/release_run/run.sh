@@ -157,7 +157,7 @@ two-gpus)
     measure 2 200
     transfers 2 120 --sizes "256 MiB,1 GiB"
     encrypt 2 "10 s"
-    piece parts 60 1 bash "$bench/record.sh" "$headway" two-gpus run "$here/workloads/two-gpus.toml" --backend "$backend" --machine machine.toml --gpus 2 --duration "5 s" --force
+    piece parts 60 1 bash "$bench/record.sh" "$headway" parts run "$here/workloads/two-gpus.toml" --backend "$backend" --machine machine.toml --gpus 2 --duration "5 s" --force
     piece interconnect 120 1 "$lab" interconnect --backend "$backend" --machine machine.toml --gpus 2 --batches 100 --watch "2 s" --out interconnect
     experiment verner-aes 180 --gpus 2 --machine machine.toml --duration "10 s" --policies serial,combined,partitioned
     experiment gpusync-gpu 180 --gpus 2 --duration "400 ms" --repetitions 2
