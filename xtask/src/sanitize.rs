@@ -50,7 +50,7 @@ const SUITES: [Suite; 5] = [
     },
     Suite {
         package: "headway-fuzz",
-        arguments: &["--test", "it", "c_abi"],
+        arguments: &["--test", "it", "calls_of_c"],
         left_out: "the C examples of `headway-capi`, programs without the sanitiser's runtime; its calls run as a border",
     },
 ];
@@ -98,6 +98,8 @@ fn test(sanitizer: Sanitizer, suite: &Suite) -> anyhow::Result<bool> {
         .env("CARGO_TARGET_DIR", root.join(target))
         // What a process has not freed when it ends is no error of its.
         .env("ASAN_OPTIONS", "detect_leaks=0")
+        // Of the borders.
+        .env("HEADWAY_MUTATIONS", "200")
         .env("TSAN_OPTIONS", format!("suppressions={}", root.join(SUPPRESSIONS).display()));
     Ok(command.status().context("start cargo")?.success())
 }

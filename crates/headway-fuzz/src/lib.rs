@@ -60,6 +60,10 @@ const MEMORY_MAX: u64 = 4 << 30;
 /// If the system refuses.
 pub fn limit_memory() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    // What a sanitiser knows of each byte takes terabytes of addresses.
+    if ["ASAN_OPTIONS", "TSAN_OPTIONS"].iter().any(|options| std::env::var_os(options).is_some()) {
+        return;
+    }
     let maximum = getrlimit(Resource::As).maximum;
     let current = Some(maximum.map_or(MEMORY_MAX, |maximum| maximum.min(MEMORY_MAX)));
     setrlimit(Resource::As, Rlimit { current, maximum }).expect("a process may lower its own limit");
