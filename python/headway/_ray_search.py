@@ -1,4 +1,4 @@
-"""Which node of a cluster takes an actor with a contract, and who is asked for it. Ray itself is not needed here."""
+"""Finds the node of a cluster that takes an actor with a contract, and decides which nodes are asked. This module does not use Ray."""
 
 from __future__ import annotations
 

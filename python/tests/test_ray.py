@@ -199,7 +199,7 @@ def test_a_damaged_record_is_said_and_nothing_is_promised(clock: Clock, tmp_path
 
 
 class Simulated:
-    """Nodes in this process that count who is asked for what."""
+    """Nodes in this process. Each counts its questions."""
 
     def __init__(self, books: dict[str, NodeBook]) -> None:
         self.books = books

@@ -650,8 +650,8 @@ void headway_run_options_init(struct headway_run_options *options);
  `headway_program_close`.
 
  # Safety
- `workload` is a text that ends with 0; `options` is null or was set by `headway_run_options_init`; `program` points to a place for the
- result.
+ `workload` is a text that ends with 0; `options` is null or was set by `headway_run_options_init`; `program` points to a place for
+ the result.
  */
 enum headway_status headway_program_open(const char *workload,
                                          const struct headway_run_options *options,
@@ -715,11 +715,11 @@ enum headway_status headway_urgent_open(const struct headway_program *program,
                                         struct headway_urgent **urgent);
 
 /*
- Where the memory begins from which and to which these copies go; host memory is page-locked. Null for null. It lives until
+ Where the memory begins from which and to which these copies go; host memory is page-locked. It lives until
  `headway_urgent_free`. Nobody uses it while a copy is under way.
 
  # Safety
- `urgent` is null or came from `headway_urgent_open`; `from` and `to` point to places for the results.
+ `urgent` came from `headway_urgent_open`; `from` and `to` point to places for the results.
  */
 enum headway_status headway_urgent_memory(const struct headway_urgent *urgent,
                                           void **from,

@@ -1,6 +1,6 @@
 //! Flows: copies with deadlines that are promised before the first of them.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use headway::copy::Direction;
 use headway::flow::{FlowContract, FlowCopy, FlowNode, FlowReport, FlowTicket, OnMiss};
 use headway::units::{Bytes, Nanos};
 
-use super::{Copier, Status, fill, guarded, invalid, raw};
+use super::{Copier, Status, fill, guarded, invalid, raw, release, text};
 
 /// The way of a flow's copies.
 #[repr(C)]
@@ -112,11 +112,10 @@ pub unsafe extern "C" fn headway_node_open(
     unsafe { node.write(std::ptr::null_mut()) };
     // SAFETY: the caller's promise.
     let Some(Copier(copier)) = (unsafe { copier.as_ref() }) else { return invalid("copier is null") };
-    if machine.is_null() {
-        return invalid("machine is null; name the file that `headway measure` writes");
-    }
     // SAFETY: the caller's promise.
-    let machine = unsafe { CStr::from_ptr(machine) }.to_string_lossy().into_owned();
+    let Some(machine) = (unsafe { text(machine) }) else {
+        return invalid("machine is null; name the file that `headway measure` writes");
+    };
     guarded(|| {
         let opened = FlowNode::in_streams(Arc::clone(copier), &headway::machine::open(&machine)?)?;
         // SAFETY: the caller's promise.
@@ -131,13 +130,8 @@ pub unsafe extern "C" fn headway_node_open(
 /// `node` is null or came from `headway_node_open` and is not used by any thread any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn headway_node_close(node: *mut OpenNode) {
-    if !node.is_null() {
-        guarded(|| {
-            // SAFETY: the caller's promise: it was made by `Box::into_raw`, and this is its last use.
-            drop(unsafe { Box::from_raw(node) });
-            Ok(Status::Ok)
-        });
-    }
+    // SAFETY: the caller's promise.
+    unsafe { release(node) };
 }
 
 /// Opens a flow: from now on each of its copies ends within its deadline, or `HEADWAY_STATUS_NOT_PROMISED`, and `headway_last_error` says
@@ -168,11 +162,8 @@ pub unsafe extern "C" fn headway_flow_open(
     }
     // SAFETY: the caller's promise: a structure of this size.
     let Contract { size: _, name, direction, bytes, period_ns, deadline_ns, on_miss } = unsafe { contract.read() };
-    if name.is_null() {
-        return invalid("contract.name is null");
-    }
     // SAFETY: the caller's promise.
-    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+    let Some(name) = (unsafe { text(name) }) else { return invalid("contract.name is null") };
     let direction = match direction {
         0 => Direction::H2d,
         1 => Direction::D2h,
@@ -186,7 +177,7 @@ pub unsafe extern "C" fn headway_flow_open(
     };
     guarded(|| {
         let opened = node.open(FlowContract {
-            name: name.into_owned(),
+            name,
             gpu: 0,
             direction,
             bytes: Bytes(bytes),
@@ -206,13 +197,8 @@ pub unsafe extern "C" fn headway_flow_open(
 /// `flow` is null or came from `headway_flow_open` and is not used by any thread any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn headway_flow_close(flow: *mut OpenFlow) {
-    if !flow.is_null() {
-        guarded(|| {
-            // SAFETY: the caller's promise: it was made by `Box::into_raw`, and this is its last use.
-            drop(unsafe { Box::from_raw(flow) });
-            Ok(Status::Ok)
-        });
-    }
+    // SAFETY: the caller's promise.
+    unsafe { release(flow) };
 }
 
 /// The longest response that is promised now, in nanoseconds; 0 for null.
@@ -307,13 +293,8 @@ pub unsafe extern "C" fn headway_flow_job_wait(
 /// `job` is null or came from `headway_flow_submit` and is not used by any thread any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn headway_flow_job_free(job: *mut SubmittedCopy) {
-    if !job.is_null() {
-        guarded(|| {
-            // SAFETY: the caller's promise: it was made by `Box::into_raw`, and this is its last use.
-            drop(unsafe { Box::from_raw(job) });
-            Ok(Status::Ok)
-        });
-    }
+    // SAFETY: the caller's promise.
+    unsafe { release(job) };
 }
 
 /// # Safety

@@ -138,6 +138,29 @@ fn guarded(body: impl FnOnce() -> Result<Status, Error>) -> Status {
     }
 }
 
+/// Ends what the caller was given; null is allowed.
+///
+/// # Safety
+/// `owned` is null or was made by `Box::into_raw`, and this is its last use.
+unsafe fn release<T>(owned: *mut T) {
+    if !owned.is_null() {
+        guarded(|| {
+            // SAFETY: the caller's promise.
+            drop(unsafe { Box::from_raw(owned) });
+            Ok(Status::Ok)
+        });
+    }
+}
+
+/// A text of the caller's; `None` for null.
+///
+/// # Safety
+/// `from` is null or a text that ends with 0.
+unsafe fn text(from: *const c_char) -> Option<String> {
+    // SAFETY: the caller's promise.
+    (!from.is_null()).then(|| unsafe { CStr::from_ptr(from) }.to_string_lossy().into_owned())
+}
+
 /// Writes as much of `text` as fits before the last byte, which stays 0.
 fn fill(place: &mut [c_char], text: &str) {
     let room = place.len() - 1;
@@ -244,10 +267,8 @@ unsafe fn open(which: WhichGpu, options: *const CopierOptions, copier: *mut *mut
         chosen.threads = threads;
         chosen.pinned = Bytes(pinned_bytes);
         chosen.patience = Duration::from_nanos(patience_ns);
-        if !machine.is_null() {
-            // SAFETY: the caller's promise.
-            chosen.machine = Some(unsafe { CStr::from_ptr(machine) }.to_string_lossy().into_owned());
-        }
+        // SAFETY: the caller's promise.
+        chosen.machine = unsafe { text(machine) };
     }
     guarded(|| {
         let opened = StreamCopier::open(which, &chosen)?;
@@ -264,13 +285,8 @@ unsafe fn open(which: WhichGpu, options: *const CopierOptions, copier: *mut *mut
 /// `copier` is null or came from `headway_copier_open` and is not used by any thread any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn headway_copier_close(copier: *mut Copier) {
-    if !copier.is_null() {
-        guarded(|| {
-            // SAFETY: the caller's promise: it was made by `Box::into_raw`, and this is its last use.
-            drop(unsafe { Box::from_raw(copier) });
-            Ok(Status::Ok)
-        });
-    }
+    // SAFETY: the caller's promise.
+    unsafe { release(copier) };
 }
 
 /// Copies `bytes` bytes from `from` to `to`, of which one is memory of the copier's GPU and the other host memory, after all that `stream` (a
@@ -428,11 +444,6 @@ pub unsafe extern "C" fn headway_ticket_descriptor(ticket: *const Ticket) -> c_i
 /// `ticket` is null or came from `headway_copy_async` and is not used by any thread any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn headway_ticket_free(ticket: *mut Ticket) {
-    if !ticket.is_null() {
-        guarded(|| {
-            // SAFETY: the caller's promise: it was made by `Box::into_raw`, and this is its last use.
-            drop(unsafe { Box::from_raw(ticket) });
-            Ok(Status::Ok)
-        });
-    }
+    // SAFETY: the caller's promise.
+    unsafe { release(ticket) };
 }

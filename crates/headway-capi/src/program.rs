@@ -14,7 +14,7 @@ use headway::run::{
 use headway::units::{Bytes, Nanos};
 use headway::{Error, Failure, workload};
 
-use super::{Context, Status, fill, guarded, invalid, remember};
+use super::{Context, Status, fill, guarded, invalid, release, remember, text};
 
 /// What runs a plan.
 #[repr(C)]
@@ -166,8 +166,8 @@ pub unsafe extern "C" fn headway_run_options_init(options: *mut ProgramOptions) 
 /// `headway_program_close`.
 ///
 /// # Safety
-/// `workload` is a text that ends with 0; `options` is null or was set by `headway_run_options_init`; `program` points to a place for the
-/// result.
+/// `workload` is a text that ends with 0; `options` is null or was set by `headway_run_options_init`; `program` points to a place for
+/// the result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn headway_program_open(
     workload: *const c_char,
@@ -218,13 +218,8 @@ pub unsafe extern "C" fn headway_program_open(
 /// `program` is null or came from `headway_program_open` and is not used by any thread any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn headway_program_close(program: *mut OpenProgram) {
-    if !program.is_null() {
-        guarded(|| {
-            // SAFETY: the caller's promise: it was made by `Box::into_raw`, and this is its last use.
-            drop(unsafe { Box::from_raw(program) });
-            Ok(Status::Ok)
-        });
-    }
+    // SAFETY: the caller's promise.
+    unsafe { release(program) };
 }
 
 /// Has `give` fill the packets of a stream, one after the other, on a thread of the library's. It is asked some packets ahead and may wait for
@@ -352,11 +347,11 @@ pub unsafe extern "C" fn headway_urgent_open(
     })
 }
 
-/// Where the memory begins from which and to which these copies go; host memory is page-locked. Null for null. It lives until
+/// Where the memory begins from which and to which these copies go; host memory is page-locked. It lives until
 /// `headway_urgent_free`. Nobody uses it while a copy is under way.
 ///
 /// # Safety
-/// `urgent` is null or came from `headway_urgent_open`; `from` and `to` point to places for the results.
+/// `urgent` came from `headway_urgent_open`; `from` and `to` point to places for the results.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn headway_urgent_memory(
     urgent: *const UrgentHandle,
@@ -413,13 +408,8 @@ pub unsafe extern "C" fn headway_urgent_copy(
 /// `urgent` is null or came from `headway_urgent_open` and is not used by any thread any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn headway_urgent_free(urgent: *mut UrgentHandle) {
-    if !urgent.is_null() {
-        guarded(|| {
-            // SAFETY: the caller's promise: it was made by `Box::into_raw`, and this is its last use.
-            drop(unsafe { Box::from_raw(urgent) });
-            Ok(Status::Ok)
-        });
-    }
+    // SAFETY: the caller's promise.
+    unsafe { release(urgent) };
 }
 
 /// Runs the plan, once, and returns when it is over and the sinks have what was delivered. Missed deadlines are no error: the result says so.
@@ -487,13 +477,6 @@ unsafe fn bound(
     // SAFETY: the caller's promise.
     let id = unsafe { CStr::from_ptr(stream) }.to_owned();
     of.with(|program| bind(program, &id.to_string_lossy(), id.clone()))
-}
-
-/// # Safety
-/// `from` is null or a text that ends with 0.
-unsafe fn text(from: *const c_char) -> Option<String> {
-    // SAFETY: the caller's promise.
-    (!from.is_null()).then(|| unsafe { CStr::from_ptr(from) }.to_string_lossy().into_owned())
 }
 
 fn answered(answer: c_int) -> CallbackResult {
