@@ -8,6 +8,7 @@
 mod admission;
 mod departure;
 mod engines;
+mod flows;
 mod limits;
 pub mod log;
 mod messages;
@@ -32,6 +33,7 @@ use crate::decisions::engine_lock::{self, LockId};
 use crate::decisions::sharing::{self, Arbiter, ArbiterMemory, ClientId, ClusterId, GpuId, JobId, TaskId, TokenId};
 use crate::units::Nanos;
 
+pub use flows::{FlowTerms, ProgramEngine, ProgramFlow};
 use limits::Accounts;
 pub use messages::{
     Action, BookParameters, BrokerLimits, ClientProcess, HeldToken, Input, KnownProcess, LeaseInUse, RefusalReason,
@@ -70,6 +72,7 @@ pub struct Book {
     #[serde(with = "crate::decisions::pairs")]
     leases: BTreeMap<LockId, Lease>,
     accounts: Accounts,
+    flows: flows::Programs,
     turns: Turns,
     /// Whom nothing is granted before, after a start that others survived.
     recovery: Option<Recovery>,
@@ -122,6 +125,7 @@ impl Book {
             tasks: BTreeMap::new(),
             leases: BTreeMap::new(),
             accounts: Accounts::default(),
+            flows: flows::Programs::default(),
             turns,
             recovery,
             excused_until: Nanos::ZERO,
@@ -162,6 +166,11 @@ impl Book {
             Input::Register { client, shape, bytes } => self.handle_register(now, *client, shape, *bytes),
             Input::Withdraw { client, task, bytes } => self.handle_withdraw(now, *client, *task, *bytes),
             Input::Fault { client, gpu, bytes } => self.handle_fault(now, *client, *gpu, *bytes),
+            Input::OpenFlow { client, engines, contract, bytes } => {
+                self.open_flow(now, *client, engines, contract, *bytes)
+            }
+            Input::CloseFlow { client, flow, bytes } => self.close_flow(now, *client, *flow, *bytes),
+            Input::TermsTaken { client, version } => self.take_terms(now, *client, *version),
             Input::Reconfigure { client, cluster, tokens } => self.reconfigure(now, *client, *cluster, *tokens),
             Input::GpuLost { client, gpu } => self.handle_gpu_lost(now, *client, *gpu),
             Input::Request { client, slot, job, release, acquisition } => {

@@ -46,8 +46,8 @@ use self::admission::{Demand, Demands};
 use self::report::EndedJob;
 
 pub use self::contract::{
-    FlowAdmitted, FlowAssumption, FlowContract, FlowId, FlowProposal, FlowRefused, FlowUnfit, InvalidContract,
-    UnfitReason,
+    FlowAdmitted, FlowAssumption, FlowContract, FlowId, FlowProposal, FlowRefused, FlowSuffers, FlowUnfit,
+    InvalidContract, UnfitReason,
 };
 pub use self::engines::{CHUNK_MAX, CHUNK_MIN, FlowEngine, flow_engines};
 pub use self::log::{FlowAnswer, FlowInput};
@@ -137,7 +137,7 @@ pub struct FlowClosed {
     pub returns_from: Nanos,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Pending {
     submitted: Nanos,
     release: Nanos,
@@ -153,7 +153,7 @@ impl Pending {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum FlowState {
     /// Smaller chunks are needed before its jobs may come.
     Joining,
@@ -164,7 +164,7 @@ enum FlowState {
     Leaving,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Flow {
     name: String,
     demand: Demand,
@@ -183,9 +183,11 @@ impl Flow {
 }
 
 /// One engine.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct EngineFlows {
     engine: FlowEngine,
+    /// The lower set-up that counts from the next instant at which nothing promised is there: other processes have left.
+    later: Option<Nanos>,
     flows: BTreeMap<FlowId, Flow>,
     /// The largest chunk of promised jobs, with which all flows pass but joining ones; [`FlowEngine::chunk_max`] without flows.
     chunk: Bytes,
@@ -203,6 +205,7 @@ impl EngineFlows {
         let chunk = engine.chunk_max;
         Self {
             engine,
+            later: None,
             flows: BTreeMap::new(),
             chunk,
             target: chunk,
@@ -264,8 +267,9 @@ impl EngineFlows {
             for flow in self.flows.values_mut().filter(|flow| flow.state == FlowState::Joining) {
                 (flow.state, changed) = (FlowState::Open, true);
             }
-            changed |= self.chunk != self.target;
+            changed |= self.chunk != self.target || self.later.is_some();
             self.chunk = self.target;
+            self.engine.setup = self.later.take().unwrap_or(self.engine.setup);
         }
         if changed {
             self.bounds.clear();
@@ -275,8 +279,9 @@ impl EngineFlows {
 }
 
 /// The flows of a node.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FlowBook {
+    #[serde(with = "crate::decisions::pairs")]
     engines: BTreeMap<(u32, Direction), EngineFlows>,
     /// The engine of each flow.
     places: BTreeMap<FlowId, (u32, Direction)>,
@@ -335,6 +340,75 @@ impl FlowBook {
         place.bounds.clear();
         self.places.insert(flow, key);
         Ok(FlowAdmitted { flow, bound, chunk, is_settled, assumptions: place.engine.assumptions() })
+    }
+
+    /// What the engine costs is now another thing, since other processes copy on it or do so no longer: a higher set-up counts at once, a lower
+    /// one when nothing promised is there. Flows that were admitted keep their chunk if they can, else it changes as when a flow joins.
+    ///
+    /// # Errors
+    /// [`FlowSuffers`], with `suffix` behind the flow's name; nothing has changed then.
+    pub fn change(&mut self, now: Nanos, engine: FlowEngine, suffix: &str) -> Result<(), FlowSuffers> {
+        let now = self.advance(now);
+        let Some(place) = self.engines.get_mut(&(engine.gpu, engine.direction)) else { return Ok(()) };
+        let (setup, before) = (engine.setup, std::mem::replace(&mut place.engine, engine));
+        let engine = &place.engine;
+        let mut chunk = engine.chunk_max;
+        if !place.flows.is_empty() {
+            let demands = place.demands(true, None);
+            let is_possible = (engine.chunk_min..=engine.chunk_max).contains(&place.target);
+            let found = if is_possible && demands.hold_with(place.target) { Ok(place.target) } else { demands.chunk() };
+            chunk = match found {
+                Ok(chunk) => chunk,
+                Err(unfit) => {
+                    let names: Vec<String> =
+                        place.counted(true).map(|(_, flow)| format!("{}{suffix}", flow.name)).collect();
+                    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                    let (suffers, by, why) = unfit.named(names[0], &names);
+                    place.engine = before;
+                    return Err(FlowSuffers { suffers, by, why });
+                }
+            };
+        }
+        place.engine.setup = setup.max(before.setup);
+        place.later = (setup < before.setup).then_some(setup);
+        place.is_drained &= chunk >= place.unpromised();
+        place.target = chunk;
+        place.bounds.clear();
+        let key = (place.engine.gpu, place.engine.direction);
+        self.rest(now, key.0, key.1);
+        Ok(())
+    }
+
+    /// Whether all that changed of an engine counts now: no chunk is larger than the flows that there are allow for, and no job goes by what was
+    /// before.
+    #[must_use]
+    pub fn is_in_force(&self, gpu: u32, direction: Direction) -> bool {
+        let place = self.engines.get(&(gpu, direction));
+        place.is_none_or(|place| place.later.is_none() && place.is_drained && place.chunk == place.target)
+    }
+
+    /// The engines as a book must have them that keeps to this one's chunks: where there are flows, no other size is possible.
+    #[must_use]
+    pub fn terms(&self) -> Vec<FlowEngine> {
+        let terms = |place: &EngineFlows| match place.flows.is_empty() {
+            true => place.engine.clone(),
+            false => FlowEngine { chunk_min: place.target, chunk_max: place.target, ..place.engine.clone() },
+        };
+        self.engines.values().map(terms).collect()
+    }
+
+    /// The flows that are open, with those that leave.
+    pub fn flows(&self) -> impl Iterator<Item = FlowContract> {
+        let contract = |place: &EngineFlows, flow: &Flow| FlowContract {
+            name: flow.name.clone(),
+            gpu: place.engine.gpu,
+            direction: place.engine.direction,
+            bytes: flow.demand.bytes,
+            period: flow.demand.period,
+            deadline: flow.demand.deadline,
+            on_miss: flow.on_miss,
+        };
+        self.engines.values().flat_map(move |place| place.flows.values().map(move |flow| contract(place, flow)))
     }
 
     /// Threads may bring their times in another order than they took them: time does not go back for that.
@@ -653,6 +727,14 @@ impl FlowBook {
         self.rest(now, key.0, key.1);
         let has_returned = !self.places.contains_key(&flow);
         Ok(FlowClosed { has_returned, returns_from: if has_returned { now } else { returns_from } })
+    }
+
+    /// All flows close.
+    pub fn close_all(&mut self, now: Nanos) {
+        for flow in self.places.keys().copied().collect::<Vec<_>>() {
+            // One that leaves already is on its way.
+            let _ = self.close(now, flow);
+        }
     }
 
     /// Capacity that can return does, and flows that can be settled are, if no promised job is on the engine. All other calls look, too, so

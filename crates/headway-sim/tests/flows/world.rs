@@ -191,6 +191,7 @@ impl World {
             chunk_min,
             is_measured: true,
             turn: None,
+            others: None,
         };
         let mut world = Self {
             now: Nanos(1_000),

@@ -65,6 +65,7 @@ impl Book {
             tasks: LimitUse::of(theirs.len(), limits.tasks_per_user),
             segments: LimitUse::of(segments, SEGMENTS_PER_USER),
             requests: self.requests_of(account),
+            flows: self.flows_of(account),
             utilisation_ppm: LimitUse {
                 used: theirs.iter().map(declared).fold(0, u64::saturating_add),
                 most: limits.utilisation_ppm_per_user.unwrap_or(self.gpus.len() as u64 * PPM),

@@ -48,6 +48,7 @@ impl Book {
         known.gone = Some(ClientEnd { since: now, process_ended: None, hung, awaits_leases });
         self.actions.push_back(Action::RecordClients);
         self.actions.push_back(Action::Shut { client });
+        self.lose_flows(now, client);
         if !awaits_leases {
             self.drop_waiting(now, client);
         }
@@ -74,7 +75,7 @@ impl Book {
         }
         let _ = self.feed(now, &ArbiterInput::ClientGone { client });
         self.take_all_turns(now);
-        if !holds {
+        if !holds && !self.flows.has(client) {
             self.drained(now, client);
         }
     }
@@ -84,8 +85,10 @@ impl Book {
     }
 
     /// When the GPU work of a client that is gone has ended.
-    pub(super) fn drained_at(&self, end: ClientEnd) -> Nanos {
+    pub(super) fn drained_at(&self, client: ClientId, end: ClientEnd) -> Nanos {
         let at = match (end.process_ended, end.hung) {
+            // While the process lives it can copy, and holds nothing else.
+            (None, _) if self.flows.has(client) => return Nanos::MAX,
             (Some(ended), _) => ended.max(end.since),
             (None, true) => end.since,
             // A process that closes its connection and goes on is waited for as long as one that hangs.
@@ -104,6 +107,7 @@ impl Book {
         }
         let Some(known) = self.clients.remove(&client) else { return };
         self.accounts.forget(client, known.process);
+        self.forget_program(now, client);
         self.leases.retain(|_, lease| lease.client != client);
         self.actions.push_back(Action::Remove { client });
         let _ = self.feed(now, &ArbiterInput::Drained { client });

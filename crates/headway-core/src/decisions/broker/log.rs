@@ -12,7 +12,7 @@ use crate::files::document::hash;
 use crate::units::Nanos;
 
 /// Version of the lines.
-pub const SCHEMA: u32 = 3;
+pub const SCHEMA: u32 = 4;
 
 /// What one line of the broker's log says.
 #[derive(Debug, Serialize, Deserialize)]

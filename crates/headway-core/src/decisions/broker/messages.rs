@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::flows::{FlowTerms, ProgramEngine};
 use super::turns::UserAccount;
 use crate::decisions::engine_lock::{LockId, LockedOperation};
+use crate::decisions::flows::{FlowAdmitted, FlowContract, FlowId, FlowRefused};
 use crate::decisions::sharing::{
     ArbiterParameters, ArbiterRefused, ClientId, ClusterId, GpuId, JobId, JobPriority, JobSegment, TaskId, TokenId,
     TokenOutcome,
@@ -28,6 +30,11 @@ pub struct BrokerLimits {
     pub tasks_per_user: usize,
     /// Requests for tokens of one user that are open at a time.
     pub requests_per_user: usize,
+    /// Flows of one user that are open or asked for.
+    pub flows_per_user: usize,
+    /// Programs that each flow bears on its engine from the beginning: so many can always open flows there, whatever the first of them asks
+    /// for.
+    pub flow_programs: u32,
     /// Bytes that the requests of one user add to the log, a second; at once 16 times as much.
     pub log_bytes_per_user: u64,
     /// The shortest relative deadline that a task may have. Short deadlines make a task urgent, so this limits how urgent.
@@ -48,6 +55,8 @@ impl Default for BrokerLimits {
             guests_per_user: 16,
             tasks_per_user: 256,
             requests_per_user: 256,
+            flows_per_user: 64,
+            flow_programs: 1,
             log_bytes_per_user: 16 << 20,
             deadline_min: Nanos(100_000),
             urgent_ppm: 900_000,
@@ -257,6 +266,12 @@ pub enum Input {
     Withdraw { client: ClientId, task: TaskId, bytes: u64 },
     /// A client has met an error that a lost GPU gives.
     Fault { client: ClientId, gpu: GpuId, bytes: u64 },
+    /// A client asks for a flow, and says which engines its program copies on.
+    OpenFlow { client: ClientId, engines: Vec<ProgramEngine>, contract: FlowContract, bytes: u64 },
+    /// A flow has left its program: none of its jobs, and nothing that it delayed, is there any more.
+    CloseFlow { client: ClientId, flow: FlowId, bytes: u64 },
+    /// A client's program keeps to the terms of this version.
+    TermsTaken { client: ClientId, version: u64 },
     /// A client, who must be the owner, changes how tokens are given.
     Reconfigure { client: ClientId, cluster: ClusterId, tokens: TokenParameters },
     /// A GPU is lost: a client, who must be the owner, says so, or the broker's probe.
@@ -323,6 +338,8 @@ pub enum Reply {
     Registered {
         task: TaskId,
     },
+    FlowOpened(FlowAdmitted),
+    FlowRefused(FlowRefused),
     Done,
     Refused {
         reason: String,
@@ -335,6 +352,8 @@ pub enum Reply {
 pub enum Action {
     /// Answer the message of a client.
     Reply { client: ClientId, reply: Reply },
+    /// Tell a client the terms by which its program has flows from now on: [`Input::TermsTaken`] follows.
+    SetTerms { client: ClientId, terms: FlowTerms },
     /// Answer a request: the job holds a token.
     Grant {
         client: ClientId,

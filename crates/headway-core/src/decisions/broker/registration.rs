@@ -23,16 +23,16 @@ fn engines_in_use(held: &HeldToken) -> impl Iterator<Item = EngineRole> {
 }
 
 impl Book {
-    fn reply(&mut self, client: ClientId, reply: Reply) {
+    pub(super) fn reply(&mut self, client: ClientId, reply: Reply) {
         self.actions.push_back(Action::Reply { client, reply });
     }
 
-    fn reply_done(&mut self, client: ClientId, done: Result<(), String>) {
+    pub(super) fn reply_done(&mut self, client: ClientId, done: Result<(), String>) {
         self.reply(client, done.map_or_else(|reason| Reply::Refused { reason }, |()| Reply::Done));
     }
 
     /// Charges a message to the log budget of its user. If the budget is spent, the client gets a refusal and the answer is `false`.
-    fn may_change(&mut self, now: Nanos, client: ClientId, bytes: u64) -> bool {
+    pub(super) fn may_change(&mut self, now: Nanos, client: ClientId, bytes: u64) -> bool {
         if !self.is_served(client) {
             return false;
         }
@@ -120,6 +120,9 @@ impl Book {
         let known = self.clients.get(&client).ok_or("the client is gone")?;
         if known.tasks.len() >= TASKS_MAX || shape.segments.len() > SEGMENTS_MAX {
             return Err(format!("at most {TASKS_MAX} tasks a client and {SEGMENTS_MAX} segments a task"));
+        }
+        if self.flows.has(client) {
+            return Err("a connection has tasks or flows; register tasks on another one".to_owned());
         }
         if shape.period == Nanos::ZERO || shape.deadline == Nanos::ZERO {
             return Err("period and deadline must be above zero".to_owned());

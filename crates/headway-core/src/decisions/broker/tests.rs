@@ -1,5 +1,7 @@
 //! The book with clients that keep to the protocol, and some that do not: who gets what, and that nobody else has it.
 
+mod flows;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use proptest::prelude::*;

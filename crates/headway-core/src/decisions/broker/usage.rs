@@ -36,6 +36,8 @@ pub struct UserStatus {
     pub segments: LimitUse,
     /// Open requests for tokens.
     pub requests: LimitUse,
+    /// Flows that are open or asked for.
+    pub flows: LimitUse,
     /// What its tasks declare of GPUs' time, parts per million of one GPU.
     pub utilisation_ppm: LimitUse,
     /// Bytes of the log written at once, which come back with time; `null` = there is no log.

@@ -12,10 +12,12 @@ impl Book {
     /// When to call with [`ArbiterInput::Timeout`](super::Input::Timeout) at the latest; `None` = not before the next input.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Nanos> {
-        let drained = self.clients.values().filter_map(|client| client.gone).map(|end| self.drained_at(end));
+        let drained = self.clients.iter().filter_map(|(client, known)| Some(self.drained_at(*client, known.gone?)));
+        let drained = drained.filter(|at| *at < Nanos::MAX);
         let watched = self.tasks.values().filter_map(|task| self.overdue_at(task));
         let recovery = self.recovery.as_ref().map(super::Recovery::until);
-        drained.chain(watched).chain(self.engine_timeout()).chain(self.turns_due()).chain(recovery).min()
+        let terms = self.terms_timeout();
+        drained.chain(watched).chain(terms).chain(self.engine_timeout()).chain(self.turns_due()).chain(recovery).min()
     }
 
     /// When a job with a token has been silent for too long. While the broker reads no requests, no job is overdue.
@@ -42,12 +44,17 @@ impl Book {
         self.arbiter.poll_timeout().map(|at| at.max(self.excused_until))
     }
 
+    /// When programs do not keep to their terms for too long.
+    fn terms_timeout(&self) -> Option<Nanos> {
+        self.flows.waits_since().map(|since| since.saturating_add(self.parameters.watchdog).max(self.excused_until))
+    }
+
     pub(super) fn keep_time(&mut self, now: Nanos) -> bool {
         if self.poll_timeout().is_none_or(|time| time > now) {
             return false;
         }
         let gone = self.clients.iter().filter_map(|(client, known)| Some((*client, known.gone?)));
-        let drained: Vec<_> = gone.filter(|(_, end)| self.drained_at(*end) <= now).collect();
+        let drained: Vec<_> = gone.filter(|(client, end)| self.drained_at(*client, *end) <= now).collect();
         for (client, end) in drained {
             // One that closed its connection and went on, with a token, kept it for as long as one that hangs.
             if end.process_ended.is_none() && !end.hung {
@@ -60,6 +67,11 @@ impl Book {
         hung.dedup();
         for client in hung {
             self.cut(now, client, true);
+        }
+        if self.terms_timeout().is_some_and(|time| time <= now) {
+            for client in self.flows.waits_for() {
+                self.cut(now, client, true);
+            }
         }
         if self.engine_timeout().is_some_and(|time| time <= now) {
             let _ = self.feed(now, &ArbiterInput::Timeout);
@@ -121,5 +133,6 @@ impl Book {
         // No requests were read until now.
         self.tasks.values_mut().filter_map(|task| task.open.as_mut()).for_each(|open| open.since = now);
         let _ = self.feed(now, &ArbiterInput::Recovered);
+        self.go_on_with_flows(now);
     }
 }

@@ -10,6 +10,8 @@
 //! - Nothing without a promise starts while a promised chunk waits or is on the engine, and a job's next chunk asks before the one before it
 //!   has ended. So all of this blocks once in a busy period, not once a chunk.
 
+use serde::{Deserialize, Serialize};
+
 use super::{FlowEngine, FlowProposal, UnfitReason};
 use crate::analysis::schedulability::{
     ChunkFlow, RecurrentTask, TestOutcome, TestVerdict, TestViolation, chunked, passes, response_with_jitter, scaled,
@@ -24,7 +26,7 @@ const ASKED_PPM_MAX: u64 = 990_000;
 const PARTS_MAX: u32 = 5;
 
 /// A flow or an urgent copy, as the test has it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Demand {
     pub(super) bytes: Bytes,
     /// [`Nanos::MAX`] = one job.

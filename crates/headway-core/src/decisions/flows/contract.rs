@@ -13,6 +13,7 @@ pub struct FlowId(pub u64);
 
 /// Copies that come again and again, each with a deadline.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct FlowContract {
     pub name: String,
     pub gpu: u32,
@@ -53,6 +54,12 @@ pub enum FlowAssumption {
         /// measured.
         turn: Option<Nanos>,
     },
+    /// Nothing but so many other processes that have flows under the same broker, and this program's copies through Headway, uses the engine.
+    Turns {
+        others: u32,
+        /// The longest for which each keeps the engine before it changes hands.
+        turn: Option<Nanos>,
+    },
     /// The threads that drive copies ask for a chunk, and notice its end, within this time.
     Threads { jitter: Nanos },
     /// Set-up and rate of the engine are not measured on this node.
@@ -69,6 +76,17 @@ impl std::fmt::Display for FlowAssumption {
                 f,
                 "only copies of this program through Headway use the engine: a turn of another process would add up to {turn}"
             ),
+            Self::Turns { others: 0, .. } => f.write_str(
+                "only programs that have flows under the same broker use the engine; there is no other one now",
+            ),
+            Self::Turns { others, turn } => {
+                let turn = turn.unwrap_or(Nanos::ZERO);
+                write!(
+                    f,
+                    "only programs that have flows under the same broker use the engine: beside this one {others}, each for at most {turn} \
+                     before it changes hands"
+                )
+            }
             Self::Threads { jitter } => {
                 write!(f, "the threads that drive copies ask and notice within {jitter}")
             }
@@ -100,6 +118,11 @@ pub enum InvalidContract {
     Deadline { name: String, deadline: Nanos, least: Nanos, most: Nanos },
     #[error("there is no engine for copies {} GPU {gpu}, which `{name}` asks for; choose another GPU or direction", way(*direction))]
     NoEngine { name: String, gpu: u32, direction: Direction },
+    #[error(
+        "`{name}` would share an engine with another program, and how long that keeps it in turn is not known to the program of \
+         `{asks}`; measure it there with `headway measure`"
+    )]
+    TurnUnknown { name: String, asks: String },
     #[error("the engine has {limit} flows and urgent copies already; close a flow before `{name}` is opened")]
     Full { name: String, limit: usize },
 }
@@ -146,6 +169,15 @@ pub struct FlowUnfit {
     pub why: UnfitReason,
     /// Each of them was tested: it would be admitted now. Empty = nothing that was tried would.
     pub proposals: Vec<FlowProposal>,
+}
+
+/// A flow that is open and would miss deadlines if the engine cost more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowSuffers {
+    pub suffers: String,
+    /// How late at most, as far as the test tells; zero = it does not.
+    pub by: Nanos,
+    pub why: UnfitReason,
 }
 
 /// What stands against a flow.

@@ -18,6 +18,7 @@ const JITTER: Nanos = Nanos(100_000);
 
 /// One copy engine as flows use it: its worst case, margins contained.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct FlowEngine {
     pub gpu: u32,
     pub direction: Direction,
@@ -34,8 +35,11 @@ pub struct FlowEngine {
     /// The smallest chunk; all chunks are multiples of it, but for a job's last one.
     pub chunk_min: Bytes,
     pub is_measured: bool,
-    /// How long a small copy of another process waited beside bulk copies; `None` = not measured.
+    /// The longest for which another process keeps the engine before it changes hands; `None` = not measured.
     pub turn: Option<Nanos>,
+    /// Other processes whose turns are part of the set-up; `None` = no broker counts them.
+    #[serde(default)]
+    pub others: Option<u32>,
 }
 
 impl FlowEngine {
@@ -45,9 +49,27 @@ impl FlowEngine {
         self.setup.saturating_add(self.jitter).saturating_add(self.rate.time_for(bytes))
     }
 
+    /// The engine as a program has it beside `others` processes that copy what they like; `None` where their turns are not measured.
+    ///
+    /// The engine goes round among processes, and each keeps it for at most a turn. A chunk waits for one turn of each other process before it
+    /// starts or, if its own process loses the engine under it, in its middle; and again for each whole turn that it takes itself.
+    #[must_use]
+    pub fn beside(&self, others: u32) -> Option<Self> {
+        let mut waits = Nanos::ZERO;
+        if others > 0 {
+            let turn = self.turn?.max(Nanos(1));
+            let rounds = self.rate.time_for(self.chunk_max).0.div_ceil(turn.0);
+            waits = Nanos(turn.0.saturating_mul(rounds).saturating_mul(others.into()));
+        }
+        Some(Self { setup: self.setup.saturating_add(waits), others: Some(others), ..self.clone() })
+    }
+
     pub(super) fn assumptions(&self) -> Vec<FlowAssumption> {
         let measured = (!self.is_measured).then_some(FlowAssumption::NotMeasured);
-        let always = [FlowAssumption::OnlyHeadway { turn: self.turn }, FlowAssumption::Threads { jitter: self.jitter }];
+        let turn = self.turn;
+        let sharing =
+            self.others.map_or(FlowAssumption::OnlyHeadway { turn }, |others| FlowAssumption::Turns { others, turn });
+        let always = [sharing, FlowAssumption::Threads { jitter: self.jitter }];
         measured.into_iter().chain(always).collect()
     }
 }
@@ -88,7 +110,11 @@ pub fn flow_engines(machine: &Machine, unpromised_in_flight: u32) -> Vec<FlowEng
                 chunk_max: CHUNK_MAX,
                 chunk_min: CHUNK_MIN,
                 is_measured: calibration.is_some_and(|of| !Calibration::is_vouched(of)),
-                turn: turn.map(|wait| if wait.max == Nanos::MAX { wait.long() } else { wait.max }),
+                // Never a percentile: what was seen at most, with the margin.
+                turn: turn
+                    .filter(|wait| wait.max != Nanos::MAX)
+                    .map(|wait| calibration.map_or(wait.max, |of| of.with_margin(wait.max))),
+                others: None,
             });
         }
     }

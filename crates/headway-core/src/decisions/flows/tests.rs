@@ -22,6 +22,7 @@ fn engine(gpu: u32) -> FlowEngine {
         chunk_min: CHUNK_MIN,
         is_measured: true,
         turn: None,
+        others: None,
     }
 }
 
@@ -410,6 +411,46 @@ fn engines_come_from_a_machine_file_with_its_margin_and_say_so_if_nobody_measure
     let mut book = FlowBook::new(assumed.collect(), LIMITS);
     let admitted = book.open(MS, contract("a", MIB, MS * 20, MS * 10)).unwrap();
     assert_eq!(admitted.assumptions[0], FlowAssumption::NotMeasured);
+}
+
+#[test]
+fn turns_of_others_are_borne_at_once_and_given_back_when_nothing_promised_is_there() {
+    let plain = FlowEngine { turn: Some(MS), ..engine(0) };
+    let beside = |others| plain.beside(others).unwrap();
+    assert_eq!(beside(2).setup, plain.setup + MS * 2, "the largest chunk takes no whole turn");
+    let quick_turns = FlowEngine { turn: Some(US * 100), ..plain.clone() };
+    assert_eq!(quick_turns.beside(1).unwrap().setup, plain.setup + US * 400, "336 us are four of them, begun");
+    assert_eq!((engine(0).beside(1), engine(0).beside(0).unwrap().setup), (None, plain.setup));
+
+    let mut book = FlowBook::new(vec![beside(1)], LIMITS);
+    let flow = settled(&mut book, MS, contract("camera", MIB, MS * 40, MS * 20)).flow;
+    let bound = book.bound(flow).unwrap();
+    let job = book.submit(MS * 2, flow, Bytes(MIB)).unwrap();
+    book.begin(MS * 2, flow, job.sequence).unwrap();
+    book.change(MS * 3, beside(0), "").unwrap();
+    let cost = |book: &FlowBook| book.chunk_cost(0, OUT, Bytes(MIB)).unwrap();
+    assert_eq!((book.is_in_force(0, OUT), cost(&book)), (false, beside(1).chunk_cost(Bytes(MIB))));
+    book.ended(MS * 4, flow, job.sequence, JobFacts::default()).unwrap();
+    assert_eq!((book.is_in_force(0, OUT), cost(&book)), (true, beside(0).chunk_cost(Bytes(MIB))));
+    assert!(book.bound(flow).unwrap() < bound);
+
+    let job = book.submit(MS * 50, flow, Bytes(MIB)).unwrap();
+    book.begin(MS * 50, flow, job.sequence).unwrap();
+    book.change(MS * 51, beside(1), "").unwrap();
+    assert_eq!((book.is_in_force(0, OUT), book.bound(flow)), (true, Some(bound)));
+    let before = serde_json::to_string(&book).unwrap();
+    let suffers = book.change(MS * 51, beside(9), " of them").unwrap_err();
+    assert_eq!((suffers.suffers.as_str(), serde_json::to_string(&book).unwrap()), ("camera of them", before));
+    // A smaller chunk, as somebody else has chosen it, once larger ones have left.
+    let pinned = FlowEngine { chunk_min: Bytes(MIB), chunk_max: Bytes(MIB), ..beside(1) };
+    book.change(MS * 52, pinned, "").unwrap();
+    book.ended(MS * 53, flow, job.sequence, JobFacts::default()).unwrap();
+    assert!(!book.is_in_force(0, OUT) && book.chunk(0, OUT) == Some(Bytes(MIB)));
+    book.drained(MS * 54, 0, OUT);
+    assert!(book.is_in_force(0, OUT));
+    assert_eq!(book.terms()[0].chunk_max, Bytes(MIB));
+    book.close_all(MS * 55);
+    assert_eq!(book.flows().count(), 0);
 }
 
 /// A small generator of numbers.
