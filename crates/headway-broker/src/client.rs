@@ -33,6 +33,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use headway_core::decisions::engine_lock::EngineParameters;
+use headway_core::decisions::flows::{FlowAdmitted, FlowContract, FlowId, FlowRefused};
 use headway_core::decisions::sharing::{ClusterId, GpuId, TaskId, TokenId};
 use headway_core::decisions::token::TokenParameters;
 use headway_core::units::Nanos;
@@ -43,7 +44,7 @@ use self::link::Link;
 pub use self::task::{BrokerEngine, BrokerTask, Token};
 use crate::error::ClientError;
 use crate::layout::TASKS_MAX;
-use crate::message::{BYTES_MAX, FromBroker, FromClient, TaskShape};
+use crate::message::{BYTES_MAX, FlowTerms, FromBroker, FromClient, ProgramEngine, TaskShape};
 use crate::place;
 use crate::status::BrokerStatus;
 
@@ -163,6 +164,8 @@ pub struct Client {
     answers: Mutex<Answers>,
     /// Held from the choice of a task's place until it is noted.
     registering: Mutex<()>,
+    /// Terms of flows, until somebody hears them.
+    terms: Mutex<Option<Receiver<FlowTerms>>>,
     watcher: Option<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
 }
@@ -186,10 +189,11 @@ impl Client {
         });
         let epoch = shared.lock().link.epoch;
         let (tell, heard): (Sender<Heard>, _) = channel();
+        let (tell_terms, terms) = channel();
         let stop = Arc::new(AtomicBool::new(false));
         let watcher = {
             let (shared, stop) = (Arc::clone(&shared), Arc::clone(&stop));
-            let work = move || watch::watch(&shared, &tell, &stop);
+            let work = move || watch::watch(&shared, &tell, &tell_terms, &stop);
             threads::spawn("headway-broker", work)
         };
         let watcher = watcher.map_err(|error| {
@@ -197,7 +201,8 @@ impl Client {
             ClientError::System(headway_os::OsError { call: "pthread_create", errno })
         })?;
         let answers = Mutex::new(Answers { heard, owed: 0, epoch });
-        Ok(Self { shared, answers, registering: Mutex::new(()), watcher: Some(watcher), stop })
+        let terms = Mutex::new(Some(terms));
+        Ok(Self { shared, answers, registering: Mutex::new(()), terms, watcher: Some(watcher), stop })
     }
 
     /// Registers a task.
@@ -214,6 +219,58 @@ impl Client {
         };
         self.shared.lock().records.push(Record { id, shape, index, held: None });
         Ok(BrokerTask::new(self, id, index))
+    }
+
+    /// Asks for a flow of this program, which copies on `engines`. Returns when all other programs count on it.
+    ///
+    /// Whoever calls this hears [`Client::terms`] meanwhile, and keeps to them.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`], [`ClientError::Lost`], [`ClientError::Silent`].
+    pub fn open_flow(
+        &self,
+        engines: Vec<ProgramEngine>,
+        contract: FlowContract,
+    ) -> Result<Result<FlowAdmitted, FlowRefused>, ClientError> {
+        match self.ask(&FromClient::OpenFlow { engines, contract })? {
+            FromBroker::FlowOpened(admitted) => Ok(Ok(admitted)),
+            FromBroker::FlowRefused(refused) => Ok(Err(refused)),
+            _ => Err(ClientError::Protocol { what: "an answer to another question" }),
+        }
+    }
+
+    /// Tells the broker that a flow has left: none of its jobs, and nothing that they delayed, is there any more.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`], [`ClientError::Lost`], [`ClientError::Silent`].
+    pub fn close_flow(&self, flow: FlowId) -> Result<(), ClientError> {
+        self.ask(&FromClient::CloseFlow { flow }).map(drop)
+    }
+
+    /// The terms by which this program has its flows, whenever they change, until the connection ends; `None` at a second call.
+    #[must_use]
+    pub fn terms(&self) -> Option<Receiver<FlowTerms>> {
+        self.terms.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Tells the broker that this program keeps to the terms of this version. A client that does not say so within the watchdog is cut off.
+    ///
+    /// # Errors
+    /// [`ClientError::Lost`].
+    pub fn take_terms(&self, version: u64) -> Result<(), ClientError> {
+        let sent = self.shared.live(None)?.send(&FromClient::TermsTaken { version });
+        sent.map_err(|_| ClientError::Lost)
+    }
+
+    /// Whether the connection has ended.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.shared.lock().link.is_lost()
+    }
+
+    /// Ends the connection now.
+    pub fn hang_up(&self) {
+        self.shared.lock().link.hang_up();
     }
 
     /// Has threads that wait for an engine look for it for `time` before they sleep, 50 us if this is never called: about
@@ -292,6 +349,7 @@ impl Client {
         question: &FromClient,
         patience: Nanos,
     ) -> Result<FromBroker, ClientError> {
+        let waits_for_others = matches!(question, FromClient::OpenFlow { .. });
         if answers.epoch != link.epoch {
             (answers.owed, answers.epoch) = (0, link.epoch);
         }
@@ -310,7 +368,7 @@ impl Client {
         if patience == Nanos::ZERO {
             return Err(link.silent(patience));
         }
-        let until = Instant::now() + Duration::from_nanos(patience.0);
+        let (mut until, mut beat) = (Instant::now() + Duration::from_nanos(patience.0), link.beat());
         loop {
             match answers.heard.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(Heard::Message(message)) => {
@@ -321,6 +379,10 @@ impl Client {
                 }
                 Ok(Heard::End { epoch }) if epoch != link.epoch => {}
                 Ok(Heard::End { .. }) | Err(RecvTimeoutError::Disconnected) => return Err(ClientError::Lost),
+                // The answer waits for other programs, as long as the broker goes round.
+                Err(RecvTimeoutError::Timeout) if waits_for_others && link.beat() != beat => {
+                    (until, beat) = (Instant::now() + Duration::from_nanos(patience.0), link.beat());
+                }
                 Err(RecvTimeoutError::Timeout) => return Err(link.silent(patience)),
             }
         }

@@ -52,6 +52,11 @@
 //! The broker grants the engines of a GPU to the holders of its tokens in the order of arrival. So each holder waits for at most one operation
 //! of each other holder. With `--urgent-first`, more urgent jobs of others delay a job by at most `T / 8`.
 //!
+//! # Flows
+//! A program may have copies with promised deadlines admitted beside those of other programs ([`Client::open_flow`]). Each process takes turns at
+//! an engine, whatever the others do, so that the bound contains one turn of each other process for each chunk. The broker counts
+//! processes, by the kernel's word, and tells each client what its engines cost then ([`Client::terms`]). Flows are lost with the connection.
+//!
 //! # Priorities of clients' threads
 //! With [`ServerOptions::boost`] the thread of a holder gets a real-time priority by its urgency. For threads of other users than the
 //! broker's, [`ServerOptions::lend_realtime`] is the limit. The broker restores the priority when the client gives the token back, when
@@ -121,10 +126,10 @@ mod wakeups_tests;
 pub use client::{Client, OnLoss};
 pub use error::{ClientError, RefusalReason, ServerError};
 pub use layout::{GPUS_MAX, TASKS_MAX};
-pub use message::TaskShape;
+pub use message::{FlowTerms, ProgramEngine, TaskShape};
 pub use mps::{MpsError, MpsOptions};
 pub use server::{BrokerLimits, BrokerServer, DiskFaults, GpuProbe, Health, ServerOptions, Tell, UserAccess};
 pub use status::{
-    BrokerStatus, ClientStatus, Counts, GpuStatus, JobStatus, LimitUse, MemoryStatus, MpsStatus, Phase, SharedUse,
-    UserStatus,
+    BrokerStatus, ClientStatus, Counts, FlowStatus, GpuStatus, JobStatus, LimitUse, MemoryStatus, MpsStatus, Phase,
+    SharedUse, UserStatus,
 };

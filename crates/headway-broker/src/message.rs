@@ -1,8 +1,9 @@
 //! Control messages: one JSON document in each packet of the socket.
 
-pub use headway_core::decisions::broker::TaskShape;
+pub use headway_core::decisions::broker::{FlowTerms, ProgramEngine, TaskShape};
 pub(crate) use headway_core::decisions::broker::{HeldToken, ResumedTask};
 use headway_core::decisions::engine_lock::EngineParameters;
+use headway_core::decisions::flows::{FlowAdmitted, FlowContract, FlowId, FlowRefused};
 use headway_core::decisions::sharing::{ClientId, ClusterId, GpuId, TaskId};
 use headway_core::decisions::token::TokenParameters;
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::status::BrokerStatus;
 
 /// Version of everything that client and broker share: messages and pages.
-pub(crate) const VERSION: u32 = 6;
+pub(crate) const VERSION: u32 = 7;
 /// Longest message.
 pub(crate) const BYTES_MAX: usize = 128 << 10;
 
@@ -25,6 +26,19 @@ pub(crate) enum FromClient {
     Register(TaskShape),
     Withdraw {
         task: TaskId,
+    },
+    /// A flow of this program, and the engines on which it copies.
+    OpenFlow {
+        engines: Vec<ProgramEngine>,
+        contract: FlowContract,
+    },
+    /// A flow has left this program.
+    CloseFlow {
+        flow: FlowId,
+    },
+    /// This program keeps to the terms of this version. There is no answer.
+    TermsTaken {
+        version: u64,
     },
     Status,
     /// A client has met an error that a lost GPU gives.
@@ -61,6 +75,10 @@ pub(crate) enum FromBroker {
     Registered {
         task: TaskId,
     },
+    FlowOpened(FlowAdmitted),
+    FlowRefused(FlowRefused),
+    /// No answer: it comes when other programs come and go.
+    Terms(FlowTerms),
     Done,
     Refused {
         reason: String,

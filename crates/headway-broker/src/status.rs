@@ -3,7 +3,8 @@
 pub use headway_core::decisions::broker::{Counts, LimitUse, UserStatus};
 use headway_core::decisions::engine_lock::LockId;
 use headway_core::decisions::sharing::{ClientId, GpuId, TaskId, TokenId};
-use headway_core::units::Nanos;
+use headway_core::models::transfer::Direction;
+use headway_core::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
 use crate::text::readable;
@@ -36,7 +37,9 @@ pub struct BrokerStatus {
     pub clients: Vec<ClientStatus>,
     /// Tasks without an open request are counted only.
     pub jobs: Vec<JobStatus>,
-    /// Users, clients and jobs that are left out, those that hold nothing first, since a message has no room for more.
+    /// Flows, of which a program that is gone has none.
+    pub flows: Vec<FlowStatus>,
+    /// Users, clients, jobs and flows that are left out, those that hold nothing first, since a message has no room for more.
     pub omitted: u64,
     /// Tasks for which there is no room on the GPUs that are left, by what they declare.
     pub without_room: Vec<TaskId>,
@@ -69,7 +72,8 @@ impl BrokerStatus {
         let optional = [&mut memory.log, &mut memory.trouble, &mut memory.obstacle].into_iter().flatten();
         let names = self.clients.iter_mut().map(|client| &mut client.name);
         let texts = [&mut self.priority, &mut self.scheduling].into_iter().chain(optional).chain(names);
-        for text in texts.chain(self.jobs.iter_mut().map(|job| &mut job.name)) {
+        let flows = self.flows.iter_mut().flat_map(|flow| [&mut flow.name, &mut flow.gpu]);
+        for text in texts.chain(self.jobs.iter_mut().map(|job| &mut job.name)).chain(flows) {
             *text = readable(text);
         }
         self
@@ -174,6 +178,23 @@ pub struct JobStatus {
     pub phase: Phase,
 }
 
+/// One flow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FlowStatus {
+    pub client: ClientId,
+    /// The name that its program gave it.
+    pub name: String,
+    /// The GPU's UUID, or what else its program calls it by.
+    pub gpu: String,
+    pub direction: Direction,
+    /// The most that one copy moves.
+    pub bytes: Bytes,
+    /// The least time between two copies.
+    pub period: Nanos,
+    pub deadline: Nanos,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,6 +212,15 @@ mod tests {
             slack_ns: 0,
             since: Nanos(0),
             phase: Phase::WaitsForToken,
+        };
+        let flow = FlowStatus {
+            client: ClientId(1),
+            name: evil.clone(),
+            gpu: evil.clone(),
+            direction: Direction::H2d,
+            bytes: Bytes(1),
+            period: Nanos(1),
+            deadline: Nanos(1),
         };
         let memory = MemoryStatus {
             log: Some(evil.clone()),
@@ -211,6 +241,7 @@ mod tests {
             users: Vec::new(),
             clients: vec![client],
             jobs: vec![job],
+            flows: vec![flow],
             omitted: 0,
             without_room: Vec::new(),
             memory,
@@ -219,7 +250,7 @@ mod tests {
         };
         let shown = status.readable();
         let text = serde_json::to_string(&shown).unwrap();
-        assert_eq!(text.matches("a\\\\u{1b}[2J\\\\u{9b}1m\\\\n\\\\u{202e}").count(), 7, "{text}");
+        assert_eq!(text.matches("a\\\\u{1b}[2J\\\\u{9b}1m\\\\n\\\\u{202e}").count(), 9, "{text}");
         assert_eq!(shown.clone().readable(), shown, "escaping twice changes nothing");
     }
 }

@@ -8,6 +8,7 @@ use headway::broker::{
     self, BrokerOptions, BrokerStatus, EngineRole, LimitUse, LockId, LockOrder, MemoryStatus, MpsOptions, MpsStatus,
     Phase, TokenMode, UserAccess,
 };
+use headway::copy::Direction;
 use headway::metrics::{MetricsAddress, MetricsServer, MetricsSource};
 use headway::mps;
 use headway::units::{Bytes, Nanos};
@@ -45,6 +46,7 @@ pub(crate) fn broker(out: &Out, args: &BrokerArgs) -> Result<CommandAnswer> {
         boost: !args.no_boost,
         lend_realtime: args.lend_realtime,
         deadline_min: args.least_deadline,
+        flow_programs: args.flow_programs,
         tasks_max: args.tasks,
         despite_claims: args.despite_claims,
         log: args.log.clone(),
@@ -188,13 +190,14 @@ pub(crate) fn text(status: &BrokerStatus) -> String {
             .map_or_else(String::new, |log| format!(", {} of {} of the log", Bytes(log.used), Bytes(log.most)));
         let _ = writeln!(
             text,
-            "user      {}: {} clients, {} tasks with {} segments, {} requests, {} % of a GPU declared{log}; {} connections \
+            "user      {}: {} clients, {} tasks with {} segments, {} requests, {} flows, {} % of a GPU declared{log}; {} connections \
              have not said who they are",
             user.uid,
             share(user.clients),
             share(user.tasks),
             share(user.segments),
             share(user.requests),
+            share(user.flows),
             share(LimitUse { used: user.utilisation_ppm.used / 10_000, most: user.utilisation_ppm.most / 10_000 }),
             share(user.unidentified),
         );
@@ -207,10 +210,18 @@ pub(crate) fn text(status: &BrokerStatus) -> String {
             client.client.0, client.name, client.pid, client.uid, client.tasks
         );
     }
+    for flow in &status.flows {
+        let way = if flow.direction == Direction::H2d { "into" } else { "out of" };
+        let _ = writeln!(
+            text,
+            "flow      `{}` of client {}: {} {way} {} every {}, each within {}",
+            flow.name, flow.client.0, flow.bytes, flow.gpu, flow.period, flow.deadline
+        );
+    }
     if status.omitted > 0 {
         let _ = writeln!(
             text,
-            "          {} more users, clients and jobs, for which the answer has no room",
+            "          {} more users, clients, jobs and flows, for which the answer has no room",
             status.omitted
         );
     }

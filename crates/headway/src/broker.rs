@@ -18,7 +18,8 @@ use headway_cuda::{Nvml, NvmlGpu};
 use headway_os::affinity;
 
 pub use headway_broker::{
-    BrokerStatus, Client, LimitUse, MemoryStatus, MpsOptions, MpsStatus, OnLoss, Phase, TaskShape, UserAccess,
+    BrokerStatus, Client, FlowStatus, LimitUse, MemoryStatus, MpsOptions, MpsStatus, OnLoss, Phase, TaskShape,
+    UserAccess,
 };
 
 use crate::{Error, Failure};
@@ -70,6 +71,8 @@ pub struct BrokerOptions {
     pub lend_realtime: Option<i32>,
     /// The shortest relative deadline of a task.
     pub deadline_min: Nanos,
+    /// Programs whose turns each flow bears from the beginning: so many can always open flows on a GPU.
+    pub flow_programs: u32,
     /// Tasks of all users together.
     pub tasks_max: usize,
     /// Size at which another file of the log is begun.
@@ -108,6 +111,7 @@ impl Default for BrokerOptions {
             despite_claims: usual.despite_claims,
             lend_realtime: usual.lend_realtime,
             deadline_min: usual.limits.deadline_min,
+            flow_programs: usual.limits.flow_programs,
             tasks_max: usual.arbiter.limits.tasks_max,
             log_bytes: Bytes(usual.log_bytes),
             log_files: usual.log_files,
@@ -152,7 +156,11 @@ pub fn serve(
     let usual = headway_broker::ServerOptions::new(socket.clone(), arbiter);
     let mut server = BrokerServer::bind(headway_broker::ServerOptions {
         access: options.access,
-        limits: BrokerLimits { deadline_min: options.deadline_min, ..usual.limits },
+        limits: BrokerLimits {
+            deadline_min: options.deadline_min,
+            flow_programs: options.flow_programs,
+            ..usual.limits
+        },
         claims,
         despite_claims: options.despite_claims,
         lend_realtime: options.lend_realtime,

@@ -99,9 +99,9 @@ impl Error {
             Failure::Data(_) | Failure::Library(_) | Failure::Kernel(_) => ErrorKind::Kernel,
             Failure::Backend { .. } => ErrorKind::Backend,
             Failure::Flow(error) if error.is_answer() => ErrorKind::NotAccepted,
-            Failure::Flow(FlowError::Refused(_) | FlowError::Submit(_) | FlowError::Buffers { .. }) => {
-                ErrorKind::Options
-            }
+            Failure::Flow(
+                FlowError::Refused(_) | FlowError::Submit(_) | FlowError::Buffers { .. } | FlowError::LateBroker,
+            ) => ErrorKind::Options,
             Failure::Program(error) if error.is_answer() => ErrorKind::NotAccepted,
             Failure::Program(ProgramError::Ended { .. } | ProgramError::Late { .. }) => ErrorKind::Device,
             Failure::Program(_) => ErrorKind::Options,

@@ -31,9 +31,12 @@
 //! other copies of the same copier keep to chunks that the promises allow for.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
+use headway_broker::{Client, FlowTerms, OnLoss, ProgramEngine, place};
 use headway_core::files::machine::Machine;
 use headway_core::models::transfer::Direction;
 use headway_core::units::{Bytes, Nanos};
@@ -139,6 +142,24 @@ struct Inner {
     changing: Mutex<()>,
     engines: Vec<FlowEngine>,
     patience: Duration,
+    sharing: OnceLock<Sharing>,
+}
+
+/// The broker that counts the programs on the same engines.
+struct Sharing {
+    socket: PathBuf,
+    engines: Vec<ProgramEngine>,
+    client: Mutex<Option<Arc<Client>>>,
+    /// Flows that are closed and have not left.
+    leaving: Mutex<Vec<(FlowId, BrokerFlow)>>,
+}
+
+/// A flow as the broker knows it.
+#[derive(Clone)]
+struct BrokerFlow {
+    client: Arc<Client>,
+    id: FlowId,
+    name: String,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -161,20 +182,111 @@ impl Inner {
     /// Waits until a flow's copies are accepted.
     fn settle(&self, flow: FlowId, contract: &FlowContract) -> Result<(), Error> {
         self.limit(contract.gpu, contract.direction)?;
+        self.wait_until(&contract.name, |book| book.is_settled(flow))
+    }
+
+    /// Waits until `holds`, for the sake of a flow.
+    fn wait_until(&self, flow: &str, mut holds: impl FnMut(&FlowBook) -> bool) -> Result<(), Error> {
         let end = clock::now().saturating_add(nanos(self.patience));
         loop {
             let mut book = self.book();
-            book.rest(clock::now(), contract.gpu, contract.direction);
-            if book.is_settled(flow) {
+            for of in &self.engines {
+                book.rest(clock::now(), of.gpu, of.direction);
+            }
+            if holds(&book) {
                 return Ok(());
             }
             drop(book);
             if clock::now() > end {
-                let (flow, after) = (contract.name.clone(), self.patience);
+                let (flow, after) = (flow.to_owned(), self.patience);
                 return Err(Failure::Flow(FlowError::Unsettled { flow, after }).into());
             }
             std::thread::sleep(LOOK);
         }
+    }
+
+    /// Has the broker admit a flow beside those of other programs, if there is one.
+    fn ask(self: &Arc<Self>, contract: &FlowContract) -> Result<Option<BrokerFlow>, Error> {
+        let (Some(sharing), name) = (self.sharing.get(), &contract.name) else { return Ok(None) };
+        let client = self.connect(sharing, name)?;
+        // The broker has a flow until it has left here, and another one of its name only then.
+        self.tell_left(sharing);
+        if lock(&sharing.leaving).iter().any(|(_, of)| of.name == *name) {
+            self.wait_until(name, |book| book.flows().all(|flow| flow.name != *name))?;
+            self.tell_left(sharing);
+        }
+        let opened = client.open_flow(sharing.engines.clone(), contract.clone()).map_err(Failure::Client)?;
+        let admitted = opened.map_err(|refused| Failure::Flow(refused.into()))?;
+        Ok(Some(BrokerFlow { client, id: admitted.flow, name: name.clone() }))
+    }
+
+    /// The connection to the broker, a new one if the last has ended.
+    fn connect(self: &Arc<Self>, sharing: &Sharing, flow: &str) -> Result<Arc<Client>, Error> {
+        let mut known = lock(&sharing.client);
+        if let Some(client) = known.as_ref().filter(|client| !client.is_lost()) {
+            return Ok(Arc::clone(client));
+        }
+        // The next broker does not know of flows that were lost with the last one.
+        self.book().close_all(clock::now());
+        self.wait_until(flow, |book| book.flows().next().is_none())?;
+        let program = std::env::current_exe().ok();
+        let program = program.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+        let name = program.unwrap_or_else(|| "flows".to_owned());
+        let client = Arc::new(Client::connect(&sharing.socket, &name, OnLoss::Fail).map_err(Failure::Client)?);
+        let terms = client.terms().expect("nobody else has this connection");
+        let (node, of) = (Arc::downgrade(self), Arc::downgrade(&client));
+        let started = threads::spawn("headway-terms", move || keep_terms(&node, &of, &terms));
+        let flow = flow.to_owned();
+        started.map_err(|error| Failure::Flow(FlowError::Thread { flow, reason: error.to_string() }))?;
+        *known = Some(Arc::clone(&client));
+        Ok(client)
+    }
+
+    /// Has the engines cost what they do beside the processes that there are now. On return every job goes by that.
+    fn keep_to(&self, engines: &[FlowEngine]) -> Result<(), Error> {
+        for engine in engines {
+            let changed = self.book().change(clock::now(), engine.clone(), "");
+            // The broker has tested it with more flows than there are here.
+            changed.map_err(|of| Failure::Flow(FlowError::BrokerLost { flow: of.suffers }))?;
+        }
+        let alone = lock(&self.changing);
+        for engine in engines {
+            let has_flows = self.book().chunk(engine.gpu, engine.direction).is_some();
+            if has_flows {
+                self.limit(engine.gpu, engine.direction)?;
+            }
+        }
+        drop(alone);
+        self.wait_until("", |book| engines.iter().all(|of| book.is_in_force(of.gpu, of.direction)))
+    }
+
+    /// Tells the broker of flows that have left.
+    fn tell_left(&self, sharing: &Sharing) {
+        let mut leaving = lock(&sharing.leaving);
+        let left: Vec<_> = leaving.extract_if(.., |(flow, _)| self.book().bound(*flow).is_none()).collect();
+        drop(leaving);
+        for (flow, of) in left {
+            // Whoever may not write to the broker's log now is heard later.
+            if !of.client.is_lost() && of.client.close_flow(of.id).is_err() {
+                lock(&sharing.leaving).push((flow, of));
+            }
+        }
+    }
+}
+
+/// Keeps a node to the terms of its broker until the connection ends; then its flows are lost.
+fn keep_terms(node: &Weak<Inner>, client: &Weak<Client>, terms: &Receiver<FlowTerms>) {
+    for FlowTerms { version, engines } in terms {
+        let (Some(node), Some(client)) = (node.upgrade(), client.upgrade()) else { return };
+        if node.keep_to(&engines).is_err() || client.take_terms(version).is_err() {
+            client.hang_up();
+        }
+    }
+    let Some(node) = node.upgrade() else { return };
+    let Some(sharing) = node.sharing.get() else { return };
+    let mut known = lock(&sharing.client);
+    if known.take_if(|known| Arc::as_ptr(known) == client.as_ptr()).is_some() {
+        node.book().close_all(clock::now());
     }
 }
 
@@ -209,8 +321,33 @@ impl FlowNode {
         }
         let engines = flow_engines(machine, UNPROMISED_IN_FLIGHT);
         let book = Mutex::new(FlowBook::new(engines.clone(), LIMITS));
-        let inner = Inner { copiers, book, changing: Mutex::default(), engines, patience: Duration::from_secs(10) };
+        let (changing, patience, sharing) = (Mutex::default(), Duration::from_secs(10), OnceLock::new());
+        let inner = Inner { copiers, book, changing, engines, patience, sharing };
         Ok(Self(Arc::new(inner)))
+    }
+
+    /// Has the broker at `socket`, or at the usual place, admit the flows of this node beside those of other programs. Each of them that has
+    /// opened a flow there counts until its process has ended, and adds its turns at the engine to the bounds of all. Without a broker
+    /// [`FlowNode::open`] fails, with `ErrorKind::Broker`.
+    ///
+    /// # Errors
+    /// `ErrorKind::Options` if the node has flows, or a broker.
+    pub fn under(self, socket: Option<&Path>) -> Result<Self, Error> {
+        let late = || Error::from(Failure::Flow(FlowError::LateBroker));
+        if !self.is_empty() {
+            return Err(late());
+        }
+        let gpus = self.0.copiers.copier().gpus();
+        let named = |engine: &FlowEngine| {
+            let of = gpus.get(engine.gpu as usize)?.description();
+            let gpu = of.uuid.clone().unwrap_or_else(|| of.name.clone());
+            Some(ProgramEngine { gpu, engine: engine.clone() })
+        };
+        let engines = self.0.engines.iter().filter_map(named).collect();
+        let socket = socket.map_or_else(place::usual, Path::to_owned);
+        let sharing = Sharing { socket, engines, client: Mutex::default(), leaving: Mutex::default() };
+        self.0.sharing.set(sharing).map_err(|_| late())?;
+        Ok(self)
     }
 
     /// What each copy engine costs at worst.
@@ -234,13 +371,21 @@ impl FlowNode {
     /// Returns when the promise holds: when no chunk is on the engine any more that is larger than it allows for.
     ///
     /// # Errors
-    /// `ErrorKind::NotAccepted` where it cannot be promised, `ErrorKind::Options` for a contract that is none, `ErrorKind::Device`.
+    /// `ErrorKind::NotAccepted` where it cannot be promised, `ErrorKind::Options` for a contract that is none, `ErrorKind::Device`,
+    /// `ErrorKind::Broker`.
     pub fn open(&self, contract: FlowContract) -> Result<Flow, Error> {
+        let broker = self.0.ask(&contract)?;
         let _alone = lock(&self.0.changing);
         let admitted = self.0.book().open(clock::now(), contract.clone());
-        let admitted = admitted.map_err(|refused| Failure::Flow(refused.into()))?;
-        let shared =
-            Shared { node: Arc::clone(&self.0), contract, admitted, jobs: Mutex::default(), came: Condvar::new() };
+        let admitted = admitted.map_err(|refused| {
+            if let Some(BrokerFlow { client, id, .. }) = &broker {
+                // It holds nothing but a place, until the connection ends.
+                let _ = client.close_flow(*id);
+            }
+            Failure::Flow(refused.into())
+        })?;
+        let (node, jobs) = (Arc::clone(&self.0), Mutex::default());
+        let shared = Shared { node, contract, admitted, broker, jobs, came: Condvar::new() };
         let flow = Flow(Arc::new(shared));
         self.0.settle(flow.0.admitted.flow, flow.contract())?;
         Ok(flow)
@@ -270,6 +415,7 @@ struct Shared {
     node: Arc<Inner>,
     contract: FlowContract,
     admitted: FlowAdmitted,
+    broker: Option<BrokerFlow>,
     jobs: Mutex<Jobs>,
     came: Condvar,
 }
@@ -452,6 +598,9 @@ impl Shared {
     }
 
     fn take(&self, bytes: Bytes) -> Result<FlowJob, Error> {
+        if self.broker.as_ref().is_some_and(|of| of.client.is_lost()) {
+            return Err(Failure::Flow(FlowError::BrokerLost { flow: self.contract.name.clone() }).into());
+        }
         let taken = self.node.book().submit(clock::now(), self.admitted.flow, bytes);
         taken.map_err(|refused| Failure::Flow(refused.into()).into())
     }
@@ -481,6 +630,9 @@ impl Shared {
     fn leave(&self) {
         let (gpu, direction) = (self.contract.gpu, self.contract.direction);
         let Ok(closed) = self.node.book().close(clock::now(), self.admitted.flow) else { return };
+        if let (Some(sharing), Some(broker)) = (self.node.sharing.get(), &self.broker) {
+            lock(&sharing.leaving).push((self.admitted.flow, broker.clone()));
+        }
         let node: Weak<Inner> = Arc::downgrade(&self.node);
         let flow: FlowId = self.admitted.flow;
         let give_back = move || {
@@ -491,6 +643,8 @@ impl Shared {
                 if node.book().bound(flow).is_none() {
                     // A larger limit waits for nobody.
                     let _ = node.limit(gpu, direction);
+                    drop(alone);
+                    node.sharing.get().inspect(|sharing| node.tell_left(sharing));
                     return;
                 }
                 drop(alone);

@@ -143,6 +143,11 @@ impl Link {
         beat != 0 && beat == self.notice.long(BEAT)
     }
 
+    /// Changes each time the broker goes round.
+    pub(super) fn beat(&self) -> u64 {
+        self.notice.long(BEAT)
+    }
+
     /// Lease word of a lock.
     pub(super) fn lease(&self, lock: usize) -> &AtomicU64 {
         self.page.long(layout::lease(lock))

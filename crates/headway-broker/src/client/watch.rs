@@ -13,7 +13,7 @@ use super::link::{Link, Unanswered};
 use super::{Heard, Held, OnLoss, Shared, State};
 use crate::error::ClientError;
 use crate::layout::{ENGINES, Entry, token_slot};
-use crate::message::{BYTES_MAX, HeldToken, ResumedTask};
+use crate::message::{BYTES_MAX, FlowTerms, FromBroker, HeldToken, ResumedTask};
 use crate::protocol::lease::{self, Revoked};
 
 /// Waits for messages at most this long before it looks whether it shall end; the end of the connection ends it at once.
@@ -21,10 +21,10 @@ const SLICE: Duration = Duration::from_secs(1);
 /// Between two attempts to reach the next broker.
 const RETRY: Duration = Duration::from_millis(5);
 
-pub(super) fn watch(shared: &Shared, tell: &Sender<Heard>, stop: &AtomicBool) {
+pub(super) fn watch(shared: &Shared, tell: &Sender<Heard>, terms: &Sender<FlowTerms>, stop: &AtomicBool) {
     let mut link = Arc::clone(&shared.lock().link);
     while !stop.load(Ordering::Acquire) {
-        if hear(&link, tell) {
+        if hear(&link, tell, terms) {
             continue;
         }
         // In this order: a thread that asks drops earlier answers first, and then checks whether the broker is lost.
@@ -38,7 +38,7 @@ pub(super) fn watch(shared: &Shared, tell: &Sender<Heard>, stop: &AtomicBool) {
 }
 
 /// Takes what the broker sends; `false` once it is gone.
-fn hear(link: &Link, tell: &Sender<Heard>) -> bool {
+fn hear(link: &Link, tell: &Sender<Heard>, terms: &Sender<FlowTerms>) -> bool {
     if !link.socket.wait(SLICE) {
         return true;
     }
@@ -46,8 +46,10 @@ fn hear(link: &Link, tell: &Sender<Heard>) -> bool {
     match link.socket.receive(&mut buffer) {
         Ok(SocketPacket::Message(length, _)) => {
             // A message that makes no sense is no answer; the thread that asked gives up by itself.
-            if let Ok(message) = serde_json::from_slice(&buffer[..length]) {
-                let _ = tell.send(Heard::Message(message));
+            match serde_json::from_slice(&buffer[..length]) {
+                Ok(FromBroker::Terms(changed)) => drop(terms.send(changed)),
+                Ok(message) => drop(tell.send(Heard::Message(message))),
+                Err(_) => {}
             }
             true
         }

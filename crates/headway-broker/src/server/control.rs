@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
-use headway_core::decisions::broker::Input;
+use headway_core::decisions::broker::{Input, ProgramEngine};
+use headway_core::decisions::flows::FlowContract;
 use headway_core::decisions::sharing::{ClientId, JobSegment};
 use headway_core::units::Nanos;
 
@@ -24,6 +25,20 @@ fn readable(mut shape: TaskShape) -> Result<TaskShape, String> {
         }
     }
     Ok(shape)
+}
+
+/// A contract and the engines of its program, with names that are safe to show.
+fn readable_flow(
+    mut contract: FlowContract,
+    mut engines: Vec<ProgramEngine>,
+) -> Result<(FlowContract, Vec<ProgramEngine>), String> {
+    text::check("the flow", &contract.name)?;
+    contract.name = text::shown(&contract.name);
+    for named in &mut engines {
+        text::check("a GPU", &named.gpu)?;
+        named.gpu = text::shown(&named.gpu);
+    }
+    Ok((contract, engines))
 }
 
 /// Checks what former clients say of their pages, and the names of their tasks.
@@ -71,6 +86,20 @@ impl BookDriver {
             FromClient::Withdraw { task } if greeted => {
                 self.catch_up(now, client, true);
                 self.feed(now, &Input::Withdraw { client, task, bytes });
+            }
+            FromClient::OpenFlow { engines, contract } if greeted => {
+                let (contract, engines) = match readable_flow(contract, engines) {
+                    Ok(readable) => readable,
+                    Err(reason) => return self.send(client, &FromBroker::Refused { reason }),
+                };
+                let bytes = logged(&(&contract, &engines), bytes);
+                self.feed(now, &Input::OpenFlow { client, engines, contract, bytes });
+            }
+            FromClient::CloseFlow { flow } if greeted => {
+                self.feed(now, &Input::CloseFlow { client, flow, bytes });
+            }
+            FromClient::TermsTaken { version } if greeted => {
+                self.feed(now, &Input::TermsTaken { client, version });
             }
             FromClient::Fault { gpu } if greeted => {
                 self.feed(now, &Input::Fault { client, gpu, bytes });

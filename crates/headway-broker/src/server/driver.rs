@@ -358,11 +358,18 @@ impl BookDriver {
                 let is_sent = match reply {
                     Reply::Welcome => self.welcome(client),
                     Reply::Registered { task } => self.send(client, &FromBroker::Registered { task }),
+                    Reply::FlowOpened(admitted) => self.send(client, &FromBroker::FlowOpened(admitted)),
+                    Reply::FlowRefused(refused) => self.send(client, &FromBroker::FlowRefused(refused)),
                     Reply::Done => self.send(client, &FromBroker::Done),
                     Reply::Refused { reason } => self.send(client, &FromBroker::Refused { reason }),
                 };
                 // The broker does not wait for a client that does not read its answers: it cuts the client off.
                 if !is_sent {
+                    self.feed(now, &Input::Broke { client });
+                }
+            }
+            Action::SetTerms { client, terms } => {
+                if !self.send(client, &FromBroker::Terms(terms)) {
                     self.feed(now, &Input::Broke { client });
                 }
             }

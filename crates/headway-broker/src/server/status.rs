@@ -3,14 +3,17 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use headway_core::decisions::broker::{Book, BookTask, EnginePhase, GrantedToken, OpenRequest};
+use headway_core::decisions::broker::{Book, BookTask, EnginePhase, GrantedToken, OpenRequest, ProgramFlow};
+use headway_core::decisions::flows::FlowContract;
 use headway_core::decisions::sharing::{ClientId, GpuId, TaskId};
 use headway_core::units::Nanos;
 
 use super::driver::BookDriver;
 use super::session::Session;
 use crate::message::BYTES_MAX;
-use crate::status::{BrokerStatus, ClientStatus, GpuStatus, JobStatus, LimitUse, Phase, SharedUse, UserStatus};
+use crate::status::{
+    BrokerStatus, ClientStatus, FlowStatus, GpuStatus, JobStatus, LimitUse, Phase, SharedUse, UserStatus,
+};
 
 /// Users, and tasks without room, that are listed at most.
 const LISTED_MAX: usize = 128;
@@ -27,14 +30,20 @@ fn fit(status: &mut BrokerStatus, most: usize) {
         status.jobs.iter().filter(|job| matches!(job.phase, Phase::Holds { .. })).map(|job| job.client).collect();
     status.jobs.sort_by_key(|job| matches!(job.phase, Phase::WaitsForToken));
     status.clients.sort_by_key(|client| !holders.contains(&client.client));
-    while length(status) > most && status.jobs.len() + status.clients.len() > 0 {
-        let (jobs, clients) = (status.jobs.len(), status.clients.len());
-        // The longer of the two loses an eighth.
-        let [jobs_left, clients_left] =
-            if jobs > clients { [jobs - jobs.div_ceil(8), clients] } else { [jobs, clients - clients.div_ceil(8)] };
-        status.jobs.truncate(jobs_left);
-        status.clients.truncate(clients_left);
-        status.omitted += (jobs + clients - jobs_left - clients_left) as u64;
+    loop {
+        let counts = [status.jobs.len(), status.clients.len(), status.flows.len()];
+        let longest = counts.into_iter().max().unwrap_or(0);
+        if length(status) <= most || longest == 0 {
+            return;
+        }
+        // The longest of them loses an eighth.
+        let left = longest - longest.div_ceil(8);
+        match counts.map(|count| count == longest) {
+            [true, ..] => status.jobs.truncate(left),
+            [_, true, _] => status.clients.truncate(left),
+            _ => status.flows.truncate(left),
+        }
+        status.omitted += (longest - left) as u64;
     }
 }
 
@@ -72,6 +81,10 @@ impl BookDriver {
         let sees_task = |id: &TaskId| book.tasks().get(id).is_some_and(|task| sees(task.client));
         let open = book.tasks().iter().filter(|(_, task)| sees(task.client));
         let jobs = open.filter_map(|(id, task)| Some(job_status(now, *id, task, task.open.as_ref()?)));
+        let flows = book.flows().filter(|flow| sees(flow.client)).map(|ProgramFlow { client, gpu, contract }| {
+            let FlowContract { name, direction, bytes, period, deadline, .. } = contract;
+            FlowStatus { client, name, gpu, direction, bytes, period, deadline }
+        });
         let mut status = BrokerStatus {
             schema: 1,
             epoch: self.epoch,
@@ -85,6 +98,7 @@ impl BookDriver {
             users,
             clients: clients.collect(),
             jobs: jobs.collect(),
+            flows: flows.collect(),
             omitted: unlisted as u64,
             without_room: book.without_room().iter().filter(|id| sees_task(id)).copied().take(LISTED_MAX).collect(),
             memory: self.journal.status(book.withheld()),
@@ -187,6 +201,7 @@ mod tests {
             users: Vec::new(),
             clients: (0..512).map(client).collect(),
             jobs: (0..2_048).map(job).collect(),
+            flows: Vec::new(),
             omitted: 0,
             without_room: Vec::new(),
             memory: crate::status::MemoryStatus::default(),

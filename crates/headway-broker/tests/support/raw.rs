@@ -23,7 +23,7 @@ use super::support::{operation, shape};
 /// How long it waits for an answer: it is not to outlast the test's patience.
 pub(crate) const LIMIT: Duration = Duration::from_secs(100);
 /// The version that is spoken, which a refused greeting shows to be another.
-pub(crate) const VERSION: u32 = 6;
+pub(crate) const VERSION: u32 = 7;
 /// Between two looks for an answer.
 const PAUSE: Duration = Duration::from_millis(1);
 

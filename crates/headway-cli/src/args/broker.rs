@@ -70,6 +70,9 @@ pub(crate) struct BrokerArgs {
     /// Refuse tasks with a shorter deadline
     #[arg(long, value_name = "TIME", default_value = "100 us", value_parser = str::parse::<Nanos>)]
     pub(crate) least_deadline: Nanos,
+    /// Let each flow bear the turns of so many programs from the beginning, so that as many can open flows
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) flow_programs: u32,
     /// Start even if a process of another user has claimed one of the GPUs
     #[arg(long)]
     pub(crate) despite_claims: bool,

@@ -26,6 +26,12 @@ pub enum FlowError {
     /// The flow was closed while the copy was held.
     #[error("flow `{flow}` was closed while a copy was held until its period allowed it; the copy was not made")]
     Closed { flow: String },
+    /// The broker that counted other programs has ended, or has cut this one off. Nothing is promised any more.
+    #[error("flow `{flow}` is lost with the connection to the broker that promised it; open it again")]
+    BrokerLost { flow: String },
+    /// A broker counts the programs of a node from its first flow.
+    #[error("the node has flows, or a broker; ask for the broker before the first flow, once")]
+    LateBroker,
     /// The copy failed, and a former wait for its ticket has said why.
     #[error("a copy of flow `{flow}` failed, as was told when its ticket was waited for the first time")]
     Told { flow: String },
