@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -160,6 +161,7 @@ def open_flow(
     period: Time | None,
     deadline: Time | None,
     on_miss: str,
+    broker: str | os.PathLike[str] | bool | None,
 ) -> Flow:
     if isinstance(flow, FlowContract):
         if period is not None or deadline is not None:
@@ -178,5 +180,6 @@ def open_flow(
         nanoseconds(deadline),
         on_miss,
         promised,
+        None if broker is None or broker is False else "" if broker is True else os.fspath(broker),
     )
     return Flow(native, name)

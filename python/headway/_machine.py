@@ -77,6 +77,7 @@ class Machine:
         period: Time | None = None,
         deadline: Time | None = None,
         on_miss: str = "finish",
+        broker: str | os.PathLike[str] | bool | None = None,
     ) -> Flow:
         """Promises that each copy of `src` to `dst` ends within its deadline, on this computer, by this machine's figures.
 
@@ -91,16 +92,19 @@ class Machine:
             deadline: From the call, or from when the stream has come to it, until the bytes are there.
             on_miss: `"finish"` completes a copy that is late, `"skip"` gives up one that has not begun by its deadline, `"stop"` takes no
                 copies any more after one that was late.
+            broker: The socket of a broker, or `True` for the one at the usual place: it admits the flow beside those of other programs. The same
+                for all flows of a GPU. When it ends, flows are lost: each copy then raises `CopyError`, until the flow is opened again.
 
         Raises:
             Refused: It cannot be promised: whose deadline would suffer, and what would help.
             ArrayError: An array cannot be copied as it is, or the contract is not for such arrays.
             OptionError: A time is none or missing, or the name is taken.
             GpuError: There is no driver, or no GPU.
+            HeadwayError: There is no such broker.
         """
         from headway._flow import open_flow
 
-        return open_flow(self, flow, dst=dst, src=src, period=period, deadline=deadline, on_miss=on_miss)
+        return open_flow(self, flow, dst=dst, src=src, period=period, deadline=deadline, on_miss=on_miss, broker=broker)
 
     def flow_bounds(self, contracts: Sequence[FlowContract]) -> list[int]:
         """The longest response of each flow in nanoseconds, if all of them were open on this machine. Needs no GPU.

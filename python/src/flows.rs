@@ -1,6 +1,7 @@
 //! Flows: copies of arrays with deadlines that are promised before the first of them.
 
 use std::mem::forget;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,7 @@ const LOOK: Duration = Duration::from_millis(150);
 struct GpuNode {
     gpu: u32,
     machine: Arc<headway::machine::Machine>,
+    broker: Option<PathBuf>,
     node: FlowNode,
 }
 
@@ -101,10 +103,11 @@ pub(crate) fn flow_bounds(py: Python<'_>, machine: &Machine, contracts: Vec<Nati
     Ok(bounds.into_iter().map(|bound| bound.0).collect())
 }
 
-/// Opens a flow on the GPU that has one of both arrays; with `promised`, for all that this contract allows for.
+/// Opens a flow on the GPU that has one of both arrays; with `promised`, for all that this contract allows for. A broker at `broker`, or for an
+/// empty text at the usual place, counts other programs.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "Python's part gives each by its name")]
-#[pyo3(signature = (machine, name, dst, src, period_ns, deadline_ns, on_miss, promised=None))]
+#[pyo3(signature = (machine, name, dst, src, period_ns, deadline_ns, on_miss, promised=None, broker=None))]
 pub(crate) fn open_flow(
     py: Python<'_>,
     machine: &Machine,
@@ -115,6 +118,7 @@ pub(crate) fn open_flow(
     deadline_ns: u64,
     on_miss: &str,
     promised: Option<NativeContract>,
+    broker: Option<PathBuf>,
 ) -> PyResult<NativeFlow> {
     let on_miss = miss_policy(py, on_miss)?;
     let ends = Ends::of(dst, src, None)?;
@@ -123,7 +127,7 @@ pub(crate) fn open_flow(
         return Err(not_pinned(py, name));
     }
     let gpu = copier.gpu().index();
-    let node = node(py, gpu, machine)?;
+    let node = node(py, gpu, machine, broker)?;
     let mut contract = FlowContract {
         name: name.to_owned(),
         gpu,
@@ -166,12 +170,19 @@ fn not_pinned(py: Python<'_>, name: &str) -> PyErr {
 }
 
 /// The node of a GPU: there is one, whatever flows come and go, since promises hold until the last copies have ended.
-fn node(py: Python<'_>, gpu: u32, machine: &Machine) -> PyResult<FlowNode> {
+fn node(py: Python<'_>, gpu: u32, machine: &Machine, broker: Option<PathBuf>) -> PyResult<FlowNode> {
     let copier = copier(py, Some(gpu))?;
     let mut nodes = lock(&NODES);
     if let Some(known) = nodes.iter().find(|known| known.gpu == gpu) {
-        if Arc::ptr_eq(&known.machine, &machine.0) || *known.machine == *machine.0 {
+        let is_same = Arc::ptr_eq(&known.machine, &machine.0) || *known.machine == *machine.0;
+        if is_same && known.broker == broker {
             return Ok(known.node.clone());
+        }
+        if is_same && !known.node.is_empty() {
+            let text =
+                format!("the flows of GPU {gpu} have another broker, or none; use one for all, or close the others");
+            drop(nodes);
+            return Err(options_error(py, &text));
         }
         if !known.node.is_empty() {
             let (name, other) = (&known.machine.name, &machine.0.name);
@@ -182,10 +193,13 @@ fn node(py: Python<'_>, gpu: u32, machine: &Machine) -> PyResult<FlowNode> {
             return Err(options_error(py, &text));
         }
     }
-    let node = FlowNode::in_streams(copier, &machine.0);
+    let mut node = FlowNode::in_streams(copier, &machine.0);
+    if let Some(socket) = &broker {
+        node = node.and_then(|node| node.under(Some(socket.as_path()).filter(|path| !path.as_os_str().is_empty())));
+    }
     let node = node.map_err(|error| failed(py, &error))?;
     nodes.retain(|known| known.gpu != gpu);
-    nodes.push(GpuNode { gpu, machine: Arc::clone(&machine.0), node: node.clone() });
+    nodes.push(GpuNode { gpu, machine: Arc::clone(&machine.0), broker, node: node.clone() });
     Ok(node)
 }
 

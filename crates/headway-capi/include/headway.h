@@ -554,6 +554,16 @@ enum headway_status headway_node_open(const struct headway_copier *copier,
                                       struct headway_node **node);
 
 /*
+ Has the broker at `socket` admit the flows of this node beside those of other programs; null = the usual place of brokers. Before the first
+ flow, once. If the broker ends, flows are lost (`HEADWAY_STATUS_FAILED` for each copy): open them again.
+
+ # Safety
+ `node` came from `headway_node_open`; `socket` is null or a text that ends with 0.
+ */
+enum headway_status headway_node_share(const struct headway_node *node,
+                                       const char *socket);
+
+/*
  Closes a node; null is allowed. Its flows go on.
 
  # Safety

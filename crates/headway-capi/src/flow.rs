@@ -1,6 +1,7 @@
 //! Flows: copies with deadlines that are promised before the first of them.
 
 use std::ffi::{c_char, c_void};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -120,6 +121,23 @@ pub unsafe extern "C" fn headway_node_open(
         let opened = FlowNode::in_streams(Arc::clone(copier), &headway::machine::open(&machine)?)?;
         // SAFETY: the caller's promise.
         unsafe { node.write(Box::into_raw(Box::new(OpenNode(opened)))) };
+        Ok(Status::Ok)
+    })
+}
+
+/// Has the broker at `socket` admit the flows of this node beside those of other programs; null = the usual place of brokers. Before the first
+/// flow, once. If the broker ends, flows are lost (`HEADWAY_STATUS_FAILED` for each copy): open them again.
+///
+/// # Safety
+/// `node` came from `headway_node_open`; `socket` is null or a text that ends with 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn headway_node_share(node: *const OpenNode, socket: *const c_char) -> Status {
+    // SAFETY: the caller's promise.
+    let Some(OpenNode(node)) = (unsafe { node.as_ref() }) else { return invalid("node is null") };
+    // SAFETY: the caller's promise.
+    let socket = unsafe { text(socket) };
+    guarded(|| {
+        node.clone().under(socket.as_deref().map(Path::new))?;
         Ok(Status::Ok)
     })
 }

@@ -116,7 +116,10 @@ fn failed(error: &Error) -> Status {
         Failure::Flow(_) if error.is_answer() => Status::NotPromised,
         Failure::Flow(FlowError::Late { .. }) => Status::Timeout,
         Failure::Flow(FlowError::Thread { .. }) => Status::Refused,
-        Failure::Flow(FlowError::Told { .. } | FlowError::Closed { .. }) => Status::Failed,
+        Failure::Flow(FlowError::Told { .. } | FlowError::Closed { .. } | FlowError::BrokerLost { .. }) => {
+            Status::Failed
+        }
+        Failure::Client(_) => Status::Unavailable,
         Failure::NotAccepted { .. } => Status::NotPromised,
         Failure::Program(_) if error.is_answer() => Status::NotPromised,
         Failure::Program(ProgramError::Late { .. }) => Status::Timeout,
