@@ -238,7 +238,7 @@ fn descriptors_that_a_client_does_not_take_count_for_its_user_until_it_goes() {
     let used = || client.status().unwrap().shared.descriptors.used;
     let before = used();
     let silent = Socket::connect(&broker.socket).unwrap();
-    silent.send(br#"{"hello":{"version":6,"name":"silent","resumed":[]}}"#, &[]).unwrap();
+    silent.send(br#"{"hello":{"version":7,"name":"silent","resumed":[]}}"#, &[]).unwrap();
     silent.send(b"no message", &[]).unwrap();
     wait_until("it is cut off", || silent.is_cut());
     wait_until("it is forgotten", || client.status().unwrap().clients.len() == 1);
@@ -267,7 +267,7 @@ struct RawClient {
 impl RawClient {
     fn register(broker: &Broker) -> Self {
         let socket = Socket::connect(&broker.socket).unwrap();
-        socket.send(br#"{"hello":{"version":6,"name":"breaker","resumed":[]}}"#, &[]).unwrap();
+        socket.send(br#"{"hello":{"version":7,"name":"breaker","resumed":[]}}"#, &[]).unwrap();
         let [page, answers, _, bell] = <[_; 4]>::try_from(hear(&socket).1).unwrap();
         let page = Words::open(page, CLIENT_LONGS, CLIENT_WORDS).unwrap();
         let answers = WordsView::open(&answers, BROKER_LONGS, BROKER_WORDS).unwrap();

@@ -422,7 +422,7 @@ fn claim(has_log: bool) {
     );
     let shape_text = serde_json::to_string(&shape("liar")).unwrap();
     let hello = format!(
-        "{{\"hello\":{{\"version\":6,\"name\":\"liar\",\"resumed\":[{{\"id\":77,\"shape\":{shape_text},\"held\":{held}}}]}}}}"
+        "{{\"hello\":{{\"version\":7,\"name\":\"liar\",\"resumed\":[{{\"id\":77,\"shape\":{shape_text},\"held\":{held}}}]}}}}"
     );
     liar.send(hello.as_bytes(), &[]).unwrap();
     assert!(liar.wait(LIMIT));
@@ -470,7 +470,7 @@ fn a_claim_names_the_gpu_of_its_token_and_a_slot_of_its_own() {
     let _broker = Broker::at(&socket, change);
     let greet = |claims: &[serde_json::Value]| {
         let socket = Socket::connect(&socket).unwrap();
-        let hello = serde_json::json!({ "hello": { "version": 6, "name": "two", "resumed": claims } });
+        let hello = serde_json::json!({ "hello": { "version": 7, "name": "two", "resumed": claims } });
         socket.send(hello.to_string().as_bytes(), &[]).unwrap();
         assert!(socket.wait(LIMIT));
         let mut buffer = [0; 4096];
@@ -534,7 +534,7 @@ fn an_engine_in_use_is_the_job_s_that_the_record_names_whoever_comes_back_first(
             "locks": locks,
         });
         let claim = serde_json::json!({ "id": id, "shape": shape("b"), "held": held });
-        let hello = serde_json::json!({ "hello": { "version": 6, "name": "liar", "resumed": [claim] } });
+        let hello = serde_json::json!({ "hello": { "version": 7, "name": "liar", "resumed": [claim] } });
         liar.send(hello.to_string().as_bytes(), &[]).unwrap();
         assert!(liar.wait(LIMIT));
         let mut buffer = [0; 4096];
