@@ -33,11 +33,11 @@ use crate::decisions::engine_lock::{self, LockId};
 use crate::decisions::sharing::{self, Arbiter, ArbiterMemory, ClientId, ClusterId, GpuId, JobId, TaskId, TokenId};
 use crate::units::Nanos;
 
-pub use flows::{FlowTerms, ProgramEngine, ProgramFlow};
+pub use flows::ProgramFlow;
 use limits::Accounts;
 pub use messages::{
-    Action, BookParameters, BrokerLimits, ClientProcess, HeldToken, Input, KnownProcess, LeaseInUse, RefusalReason,
-    Reply, ResumedTask, Roster, Slot, TASKS_MAX, TaskShape,
+    Action, BookParameters, BrokerLimits, ClientProcess, FlowTerms, HeldToken, Input, KnownProcess, LeaseInUse,
+    ProgramEngine, RefusalReason, Reply, ResumedTask, Roster, Slot, TASKS_MAX, TaskShape,
 };
 pub use places::leaves_room;
 use recovery::Recovery;

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::messages::{Action, Reply};
+use super::messages::{Action, FlowTerms, ProgramEngine, Reply};
 use super::usage::LimitUse;
 use super::{Book, ClientId};
 use crate::decisions::flows::{
@@ -32,24 +32,6 @@ use crate::units::Nanos;
 const ENGINES_MAX: usize = 64;
 /// Chunks without a promise that a program may have on an engine at a time.
 const UNPROMISED_MAX: u32 = 64;
-
-/// A copy engine as the program says it is that uses it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ProgramEngine {
-    /// The name by which all programs know the GPU, as its UUID.
-    pub gpu: String,
-    /// Numbered as in the program.
-    pub engine: FlowEngine,
-}
-
-/// How a program's book must have its engines from now on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FlowTerms {
-    pub version: u64,
-    pub engines: Vec<FlowEngine>,
-}
 
 /// A flow of a program, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]

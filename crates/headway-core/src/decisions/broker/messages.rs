@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::flows::{FlowTerms, ProgramEngine};
 use super::turns::UserAccount;
 use crate::decisions::engine_lock::{LockId, LockedOperation};
-use crate::decisions::flows::{FlowAdmitted, FlowContract, FlowId, FlowRefused};
+use crate::decisions::flows::{FlowAdmitted, FlowContract, FlowEngine, FlowId, FlowRefused};
 use crate::decisions::sharing::{
     ArbiterParameters, ArbiterRefused, ClientId, ClusterId, GpuId, JobId, JobPriority, JobSegment, TaskId, TokenId,
     TokenOutcome,
@@ -244,6 +243,24 @@ pub struct Slot {
 pub struct LeaseInUse {
     pub lock: LockId,
     pub task: TaskId,
+}
+
+/// A copy engine as the program says it is that uses it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProgramEngine {
+    /// The name by which all programs know the GPU, as its UUID.
+    pub gpu: String,
+    /// Numbered as in the program.
+    pub engine: FlowEngine,
+}
+
+/// How a program's book must have its engines from now on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FlowTerms {
+    pub version: u64,
+    pub engines: Vec<FlowEngine>,
 }
 
 /// An input. Nothing else changes the book.
