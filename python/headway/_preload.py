@@ -17,6 +17,7 @@ def preload_env(
     *,
     fast: bool | Literal["always"] = True,
     aside: bool | Literal["auto", "always", "never"] = False,
+    flow: Literal["auto", "bulk", "normal"] = "auto",
     chunk: Size | Literal["auto", "never"] = "auto",
     machine: str | os.PathLike[str] | None = None,
     stats: bool = False,
@@ -37,6 +38,7 @@ def preload_env(
     Args:
         fast: Large copies of ordinary memory are made by several threads; `"always"` = whatever it costs.
         aside: Small copies out of a GPU are made by a kernel; `True` = `"auto"`, `False` = `"never"`.
+        flow: The class of all copies out of a GPU; `"auto"` = each is as its CUDA stream is (docs/exec.md).
         chunk: Bulk copies out of a GPU are queued in chunks of this size (`--yield`).
         machine: What `headway measure` found on this node, for `chunk="auto"`.
         stats: Count copies, and print the counts on standard error at exit.
@@ -59,6 +61,7 @@ def preload_env(
         made.get("LD_PRELOAD", ""),
         fast=words[fast] if isinstance(fast, bool) else fast,
         aside=("auto" if aside else "never") if isinstance(aside, bool) else aside,
+        flow=flow,
         chunk=size_text(chunk),
         machine=None if machine is None else os.fspath(machine),
         stats=stats,

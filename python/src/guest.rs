@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use headway::guest::{AsideMode, ChunkChoice, GuestOptions, environment};
+use headway::guest::{AsideMode, ChunkChoice, GuestClass, GuestOptions, environment};
 use pyo3::prelude::*;
 
 use crate::errors::{Subject, options_error, raised};
@@ -13,7 +13,7 @@ use crate::errors::{Subject, options_error, raised};
 ///
 /// `folder` has the library, and `before` is what `LD_PRELOAD` says already.
 #[pyfunction]
-#[pyo3(signature = (folder, before, *, fast, aside, chunk, machine, stats, lint, verify, log, alone, no_cache))]
+#[pyo3(signature = (folder, before, *, fast, aside, flow, chunk, machine, stats, lint, verify, log, alone, no_cache))]
 #[expect(clippy::too_many_arguments, reason = "each is an option by name")]
 pub(crate) fn guest_environment(
     py: Python<'_>,
@@ -21,6 +21,7 @@ pub(crate) fn guest_environment(
     before: OsString,
     fast: &str,
     aside: &str,
+    flow: &str,
     chunk: &str,
     machine: Option<&str>,
     stats: bool,
@@ -44,9 +45,17 @@ pub(crate) fn guest_environment(
             return Err(options_error(py, &format!("`aside` is \"auto\", \"always\" or \"never\", not \"{other}\"")));
         }
     };
+    let class = match flow {
+        "auto" => GuestClass::ByStream,
+        "bulk" => GuestClass::Bulk,
+        "normal" => GuestClass::Normal,
+        other => {
+            return Err(options_error(py, &format!("`flow` is \"auto\", \"bulk\" or \"normal\", not \"{other}\"")));
+        }
+    };
     let choice: ChunkChoice = chunk.parse().map_err(|error: String| options_error(py, &error))?;
-    let (chunk, _) = choice.chunk(aside, machine).map_err(|error| raised(py, Subject::Other, &error))?;
-    let options = GuestOptions { fast, always_fast, no_cache, aside, chunk, stats, lint, verify, alone };
+    let (chunk, _) = choice.chunk(aside, class, machine).map_err(|error| raised(py, Subject::Other, &error))?;
+    let options = GuestOptions { fast, always_fast, no_cache, aside, chunk, class, stats, lint, verify, alone };
     let variables =
         environment(options, log.as_deref(), &folder, &before).map_err(|error| raised(py, Subject::Other, &error))?;
     Ok(variables.into_iter().map(|variable| (variable.name, variable.value)).collect())

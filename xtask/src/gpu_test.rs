@@ -9,7 +9,8 @@ use anyhow::{Context, ensure};
 
 use crate::ci::cargo_command;
 use crate::executables;
-use crate::tidy::{Package, Tree, packages};
+use crate::tidy::{Package, packages};
+use crate::tree::Tree;
 
 /// Folder of the pack, from the root; git ignores it.
 const PACK: &str = ".gpu";

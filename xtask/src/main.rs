@@ -19,8 +19,10 @@ mod run_archive;
 mod sanitize;
 mod simulate;
 mod site;
+mod source;
 mod tidy;
 mod touches;
+mod tree;
 mod venv;
 
 use std::env;

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
 
-use crate::tidy::Tree;
+use crate::tree::Tree;
 
 /// Where the patches are.
 const FOLDER: &str = "xtask/mutants/";

@@ -12,7 +12,7 @@ use anyhow::{Context, ensure};
 use crate::ci::cargo_command;
 use crate::executables;
 use crate::gpu_test::{PACK_BYTES_MAX, PRELOAD, PROGRAM, WORKLOADS, empty, glibc, stripped_copy};
-use crate::tidy::Tree;
+use crate::tree::Tree;
 
 /// Makes the figures on the GPU machine; needs no Rust.
 const RUN: &str = include_str!("release_run/run.sh");

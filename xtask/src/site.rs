@@ -9,7 +9,8 @@ use std::process::Command;
 
 use anyhow::{Context, bail, ensure};
 
-use crate::tidy::{Tree, links, prose, resolve};
+use crate::tidy::{links, prose, resolve};
+use crate::tree::Tree;
 use crate::venv;
 
 const SETTINGS: &str = "xtask/site/zensical.toml";

@@ -11,19 +11,16 @@ mod numbers;
 mod packaging;
 mod pages;
 mod rust;
-mod source;
-mod tree;
 
 use std::fmt;
 
 use anyhow::bail;
 
+use crate::tree::Tree;
 use crate::{claims, dependencies, json, mutants, older_runs, papers};
 
 pub(crate) use arrows::{Package, packages};
 pub(crate) use pages::{links, prose, resolve};
-pub(crate) use source::Source;
-pub(crate) use tree::Tree;
 
 /// One line of one file that breaks a rule.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 
-use crate::tidy::Tree;
+use crate::tree::Tree;
 
 /// Names that many files have.
 const COMMON: [&str; 4] = ["Error", "Limits", "Options", "Report"];

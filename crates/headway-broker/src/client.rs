@@ -43,10 +43,11 @@ use headway_os::threads;
 use self::link::Link;
 pub use self::task::{BrokerEngine, BrokerTask, Token};
 use crate::error::ClientError;
+use crate::folder::Folder;
 use crate::layout::TASKS_MAX;
 use crate::message::{BYTES_MAX, FlowTerms, FromBroker, FromClient, ProgramEngine, TaskShape};
 use crate::place;
-use crate::status::BrokerStatus;
+use crate::status::{BrokerStatus, MpsStatus};
 
 /// How long a broker may be silent: to a control message, and otherwise before it goes round once.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -429,6 +430,17 @@ pub fn status(socket: &Path) -> Result<BrokerStatus, ClientError> {
         FromBroker::Refused { reason } => Err(refused(&reason)),
         _ => Err(ClientError::Protocol { what: "an answer to another question" }),
     }
+}
+
+/// The MPS daemon that the broker at `socket` runs for this user; `None` = that broker runs none.
+///
+/// # Errors
+/// Those of [`status`]; [`ClientError::MpsFolder`] where others could have put something else into the daemon's folder.
+pub fn serving_mps(socket: &Path) -> Result<Option<MpsStatus>, ClientError> {
+    let Some(mps) = status(socket)?.mps else { return Ok(None) };
+    let path = Path::new(&mps.folder);
+    Folder::open(path).map_err(|source| ClientError::MpsFolder { path: path.to_owned(), source })?;
+    Ok(Some(mps))
 }
 
 fn nanos(time: Duration) -> u64 {

@@ -5,9 +5,8 @@
 //! own next to the broker's socket. A guardian process starts it, is the parent of everything that it starts, and stops it when the
 //! broker has ended, however that ended.
 
-mod daemon;
 mod error;
-mod guardian;
+pub(crate) mod guardian;
 
 use std::ffi::OsString;
 use std::fs;
@@ -18,13 +17,9 @@ use std::path::{Path, PathBuf};
 use headway_os::environment::trusted;
 use headway_os::ipc::user;
 
-pub(crate) use self::daemon::Daemon;
 pub use self::error::MpsError;
 pub use self::guardian::guard;
-use crate::client;
-use crate::error::ClientError;
 use crate::folder::{Folder, with_ending};
-use crate::status::MpsStatus;
 
 /// The program that starts a daemon with `-d`, and that passes commands of its standard input on to one.
 pub const PROGRAM: &str = "nvidia-cuda-mps-control";
@@ -43,7 +38,7 @@ const PID_FILE: &str = "nvidia-cuda-mps-control.pid";
 /// Longest path of the folder. The daemon's sockets in it have names of up to 20 bytes, and a socket's path up to 107.
 const FOLDER_BYTES_MAX: usize = 80;
 /// In the daemon's folder.
-const LOGS: &str = "log";
+pub(crate) const LOGS: &str = "log";
 /// What was printed at the start, in the folder of logs.
 const START_LOG: &str = "start.log";
 
@@ -58,17 +53,6 @@ pub struct MpsOptions {
 pub(crate) fn folder(socket: &Path) -> std::io::Result<PathBuf> {
     let (above, name) = Folder::of(&std::path::absolute(socket)?)?;
     Ok(above.join(with_ending(&name, ".mps")))
-}
-
-/// The daemon that the broker at `socket` runs for this user; `None` = that broker runs none.
-///
-/// # Errors
-/// Those of [`status`](client::status); [`ClientError::MpsFolder`] where others could have put something else into the daemon's folder.
-pub fn serving(socket: &Path) -> Result<Option<MpsStatus>, ClientError> {
-    let Some(mps) = client::status(socket)?.mps else { return Ok(None) };
-    let path = Path::new(&mps.folder);
-    Folder::open(path).map_err(|source| ClientError::MpsFolder { path: path.to_owned(), source })?;
-    Ok(Some(mps))
 }
 
 /// A daemon that runs, as `/proc` shows it.
@@ -126,7 +110,7 @@ fn usual_daemon() -> Option<Other> {
 }
 
 /// Looks whether a daemon of ours may start: `folder` is the one that it would have.
-fn check(folder: &Path) -> Result<(), MpsError> {
+pub(crate) fn check(folder: &Path) -> Result<(), MpsError> {
     let bytes = folder.as_os_str().as_bytes().len();
     if bytes > FOLDER_BYTES_MAX {
         return Err(MpsError::Long { folder: folder.to_owned(), bytes });

@@ -7,6 +7,7 @@ mod door;
 mod driver;
 mod gpus;
 mod journal;
+mod mps_daemon;
 mod own_files;
 mod owners;
 mod pages;
@@ -34,11 +35,12 @@ use self::driver::BookDriver;
 use self::gpus::Watch;
 pub use self::gpus::{GpuProbe, Health};
 pub use self::journal::{DiskFaults, Tell};
+use self::mps_daemon::Daemon;
 use self::socket_files::SocketFiles;
 use crate::error::ServerError;
 use crate::layout::{ASLEEP, BEAT, GPUS_MAX, NOTICE_LONGS, NOTICE_WORDS};
 use crate::message::BYTES_MAX;
-use crate::mps::{self, Daemon, MpsError, MpsOptions};
+use crate::mps::{self, MpsError, MpsOptions};
 use crate::protocol::handshake;
 
 /// Which users may connect.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use headway::guest::{self, AsideMode, ChunkChoice, GuestError, GuestOptions};
+use headway::guest::{self, AsideMode, ChunkChoice, GuestClass, GuestError, GuestOptions};
 use headway::mps::{self, MpsShare};
 use headway::units::Bytes;
 use headway_cli::terminal::{CommandAnswer, printable, say};
@@ -29,6 +29,10 @@ pub(crate) struct ExecArgs {
     #[arg(long = "yield", value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "auto",
         default_value = "auto")]
     pub(crate) chunk: ChunkChoice,
+    /// The class of all copies of the program out of a GPU: bulk ones go in chunks and let everybody pass; for normal ones others make no way.
+    /// `auto`: each copy is as its CUDA stream is, bulk while more than a chunk is under way there
+    #[arg(long, value_enum, value_name = "CLASS", default_value = "auto")]
+    pub(crate) flow: FlowArg,
     /// What `headway measure` found on this node, for `--yield=auto`: a file [default: built-in figures of the GPU's class]
     #[arg(long, value_name = "FILE")]
     pub(crate) machine: Option<String>,
@@ -87,6 +91,13 @@ pub(crate) enum AsideArg {
     Never,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FlowArg {
+    Auto,
+    Bulk,
+    Normal,
+}
+
 /// A part of a GPU, such as "90%".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Percent(u8);
@@ -108,10 +119,15 @@ fn options(args: &ExecArgs) -> Result<(GuestOptions, Option<String>)> {
         AsideArg::Always => AsideMode::Always,
         AsideArg::Never => AsideMode::Never,
     };
-    let (chunk, why) = args.chunk.chunk(aside, args.machine.as_deref())?;
+    let class = match args.flow {
+        FlowArg::Auto => GuestClass::ByStream,
+        FlowArg::Bulk => GuestClass::Bulk,
+        FlowArg::Normal => GuestClass::Normal,
+    };
+    let (chunk, why) = args.chunk.chunk(aside, class, args.machine.as_deref())?;
     let ExecArgs { stats, lint, verify, alone, no_cache, .. } = *args;
     let (fast, always_fast) = (args.fast != Switch::Off, args.fast == Switch::Always);
-    Ok((GuestOptions { fast, always_fast, no_cache, aside, chunk, stats, lint, verify, alone }, why))
+    Ok((GuestOptions { fast, always_fast, no_cache, aside, chunk, class, stats, lint, verify, alone }, why))
 }
 
 /// Returns only if the program could not be started.

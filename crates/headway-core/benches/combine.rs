@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use headway_core::files::machine::{self, Machine, RouteId};
-use headway_core::models::interconnect::Network;
+use headway_core::interconnect::Network;
 use headway_core::plan::combine::{CombineEffort, CombineOptions, Counting, Pricer, Transformed, transform};
 use headway_core::plan::message::{Elementary, MessageSet};
 use headway_core::units::{Bytes, Nanos};

@@ -8,6 +8,7 @@
 pub mod analysis;
 pub mod decisions;
 pub mod files;
+pub mod interconnect;
 pub mod log;
 pub mod models;
 pub mod plan;

@@ -64,6 +64,25 @@ pub struct LogHeader {
     /// How the threads that drove the devices were scheduled, and how late they ran; `None` in simulations and in older logs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<cpu::Use>,
+    /// Other programs that copied over an engine of the plan while it ran, as far as they told of it. The plan counts none of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<OtherCopies>,
+}
+
+/// Copies of another program over an engine that a plan counts as its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OtherCopies {
+    pub pid: u32,
+    /// Name of the program, as the system has it.
+    pub command: String,
+    /// The GPU, by ordinal of the run's devices.
+    pub gpu: u32,
+    /// Out of the GPU; else into it.
+    pub outward: bool,
+    /// When they were seen first, on the clock of the records.
+    pub since: Nanos,
+    /// What they moved from then on; before they were seen, at most what passes in the time between two looks (100 ms).
+    pub bytes: Bytes,
 }
 
 /// How much one stream processes in a run.

@@ -27,6 +27,12 @@ pub struct Rate(pub u64);
 /// Nanoseconds in a second.
 pub const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
+/// Longest time, largest size and highest rate a file may say. Far beyond any use, and low enough that sums of thousands
+/// of times and sizes fit 64 bits, and products of rates, weights and uses fit 128.
+pub(crate) const TIME_MAX: Nanos = Nanos(366 * 86_400 * NANOS_PER_SECOND);
+pub(crate) const SIZE_MAX: Bytes = Bytes(1 << 50);
+pub(crate) const RATE_MAX: Rate = Rate(1_000_000_000_000_000);
+
 /// One whole in parts per million.
 pub const PPM: u64 = 1_000_000;
 

@@ -3,7 +3,7 @@
 use headway_core::analysis::schedulability::{ChunkFlow, RecurrentTask, chunked, margin_ppm};
 use headway_core::files::machine::{Machine, shipped};
 use headway_core::files::workload::parse;
-use headway_core::models::interconnect::Network;
+use headway_core::interconnect::Network;
 use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{OperationWork, Outcome, Plan, PlannedStep, Strategy};
 use headway_core::units::{Bytes, Nanos};

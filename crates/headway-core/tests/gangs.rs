@@ -7,7 +7,7 @@ use headway_core::decisions::dispatch::{
 };
 use headway_core::files::machine::{Machine, shipped};
 use headway_core::files::workload::Workload;
-use headway_core::models::interconnect::{BatchBlock, Network};
+use headway_core::interconnect::{BatchBlock, Network};
 use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{Gang, OperationWork, Outcome, Pipeline, PipelineSource, Plan, Strategy};
 use headway_core::units::{Bytes, Nanos};

@@ -480,6 +480,7 @@ impl OrderedCopier {
         let stream = copy.stream.handle();
         // SAFETY: words of the ticket, which live until their generation is over.
         unsafe { words::write(&shared.context, stream, ticket.begin().address(), ticket.generation()) }?;
+        let passed = ticket.awaited();
         let threads = shared.options.threads as usize;
         let chunk = (copy.bytes / (2 * threads)).next_multiple_of(4096).clamp(CHUNK_MIN, pipeline.slot_bytes());
         // SAFETY: the caller's promise.
@@ -490,7 +491,7 @@ impl OrderedCopier {
             // *passed* is written.
             unsafe {
                 words::wait(&shared.context, stream, ticket.done().address(), ticket.generation(), table::WAIT_GEQ)?;
-                words::write(&shared.context, stream, ticket.awaited().address(), ticket.generation())
+                words::write(&shared.context, stream, passed.address(), ticket.generation())
             }
         });
         drop(pipelines);

@@ -169,6 +169,30 @@ fn pinned_memory_is_copied_in_the_callers_stream() {
 }
 
 #[test]
+fn nobody_gets_the_words_that_a_stream_is_still_to_write_for_a_copier_that_is_gone() {
+    let fake = Fake::build(&["-DSTREAMS"]);
+    let setup = Setup::new(&fake);
+    let (stream, device) = (setup.stream(), setup.device(4096));
+    fake.hold(true);
+    let mut data = random(4096, 5);
+    drop(setup.copy(Direction::H2d, &device, &mut data, stream).unwrap());
+    let Setup { gpu, copier, .. } = setup;
+    drop(copier);
+    // Memory of the size that the words had: three for each ticket, in lines.
+    let words = 3 * 16 * 64;
+    let buffers: Vec<Buffer> = (0..8).map(|_| gpu.pinned_buffer(words, Caching::Cached).unwrap()).collect();
+    let mut spans: Vec<_> = buffers.iter().map(|buffer| buffer.claim(0..words, Access::Write).unwrap()).collect();
+    spans.iter_mut().for_each(|span| span.bytes_mut().unwrap().fill(0));
+    fake.hold(false);
+    let last = OrderedCopier::new(&gpu, options()).unwrap();
+    let to = device.claim(0..4096, Access::Write).unwrap().as_ptr().addr() as u64;
+    let from = data.as_mut_ptr().expose_provenance() as u64;
+    // SAFETY: both ends live until the copy is done.
+    last.copy(unsafe { RawCopy::new(to, from, 4096, stream) }).unwrap().wait(LIMIT).unwrap();
+    assert!(spans.iter_mut().all(|span| span.bytes_mut().unwrap().iter().all(|byte| *byte == 0)));
+}
+
+#[test]
 fn what_is_wrong_is_refused_before_anything_is_queued() {
     let setup = Setup::new(&STREAMS);
     let (stream, device) = (setup.stream(), setup.device(1000));

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use headway_core::files::machine::{self, Machine};
-use headway_core::models::interconnect::Network;
+use headway_core::interconnect::Network;
 use headway_core::plan::combine::{CombineEffort, CombineOptions, Counting, Pricer, transform};
 use headway_core::plan::message::{Elementary, MessageSet};
 use headway_core::units::{Bytes, Nanos};

@@ -12,8 +12,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use headway_core::files::machine::{self, Machine};
-use headway_core::models::interconnect::{Accuracy, Judged, Network};
-use headway_core::models::transfer::fit::FitError;
+use headway_core::interconnect::fit::FitError;
+use headway_core::interconnect::{Accuracy, Judged, Network};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::gpu::Gpu;
 use serde::Serialize;

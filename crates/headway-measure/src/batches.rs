@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use headway_core::files::machine::{EngineClass, Machine, RouteId};
-use headway_core::models::interconnect::{BatchBlock, Trial};
+use headway_core::interconnect::{BatchBlock, Trial};
 use headway_core::models::transfer::Method;
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos};
 use headway_device::DeviceError;

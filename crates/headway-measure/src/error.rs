@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use headway_core::files::error::FileError;
-use headway_core::models::transfer::fit::FitError;
+use headway_core::interconnect::fit::FitError;
 use headway_device::{DeviceError, WorkError};
 use headway_os::OsError;
 use headway_runtime::copy::CopyError;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use headway_core::files::machine::{CapacityKind, Endpoint, EndpointId, EndpointKind, Machine, RATE_MIN};
-use headway_core::models::transfer::fit::{self, NodeFacts, Sample};
+use headway_core::interconnect::fit::{self, NodeFacts, Sample};
 use headway_core::models::transfer::{Direction, Method, Stamp};
 use headway_core::units::{Nanos, Rate};
 use headway_device::gpu::Gpu;

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use headway_core::files::machine::{Calibration, Machine};
-use headway_core::models::interconnect::{Network, TrialErrors};
+use headway_core::interconnect::fit::FitError;
+use headway_core::interconnect::{Network, TrialErrors};
 use headway_core::models::transfer::Stamp;
-use headway_core::models::transfer::fit::FitError;
 use headway_core::units::{NANOS_PER_SECOND, Nanos};
 use headway_device::gpu::Gpu;
 use headway_device::{DeviceError, Engines};

@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 
 use headway_core::files::machine::{EngineClass, Machine, RouteId};
-use headway_core::models::interconnect::Network;
+use headway_core::interconnect::Network;
+use headway_core::interconnect::fit::FitError;
 use headway_core::models::transfer::Method;
-use headway_core::models::transfer::fit::FitError;
 use headway_core::units::Nanos;
 
 use super::batches::{BatchDraw, BatchTiming, Lazy, Mix, Routes, TrialBlock};

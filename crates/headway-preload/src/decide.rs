@@ -7,8 +7,8 @@ use std::ops::ControlFlow::{self, Break, Continue};
 
 use headway::guest::board::Behind;
 use headway_core::decisions::engine_line::FlowClass;
-use headway_core::files::guest::AsideMode;
-use headway_core::files::guest_log::{Became, DriverReason, Host, Towards};
+use headway_core::files::guest::{AsideMode, GuestClass};
+use headway_core::files::guest_log::{BULK_MIN, Became, DriverReason, Host, Towards};
 
 use crate::base::attention::{self, BULK, NEIGHBOURS, NEW, OBSERVED};
 use crate::base::context::{self, Prepared};
@@ -18,9 +18,6 @@ use crate::base::{link, neighbours};
 use crate::methods::fast::{self, Answer, Timing};
 use crate::methods::{aside, chunks};
 use crate::observers::{self, Accelerated, Event, Passed, tell};
-
-/// From this size on a copy is bulk: it holds the engine for 40 us and more on PCIe 5.
-const BULK_MIN: usize = 2 << 20;
 
 /// A copy whose call may be one into a GPU or out of it; `real` is the driver's own call.
 #[inline]
@@ -109,11 +106,16 @@ fn out_of_gpu(copy: Copy, reasons: u32, real: impl FnOnce() -> Status, made: &mu
     if let Some(status) = by_kernel(driver, &context, copy, made) {
         return status;
     }
-    if copy.bytes >= BULK_MIN {
+    if is_bulk(copy.bytes) {
         bulk(driver, &context, copy, real, made)
     } else {
         small(driver, &context, copy, by_address, real)
     }
+}
+
+/// Whether a copy of `bytes` bytes, or a batch of as many, is bulk by itself: it holds the engine for 40 us and more on PCIe 5.
+fn is_bulk(bytes: usize) -> bool {
+    bytes as u64 >= BULK_MIN && attention::options().class != GuestClass::Normal
 }
 
 /// The driver's own call, timed if the choice learns from it.
@@ -133,7 +135,7 @@ fn by_threads(driver: &Driver, copy: Copy, made: &mut Made) -> ControlFlow<Statu
     // Small copies of others wait behind a copy out of the GPU by threads, too.
     let queues = copy.towards == Towards::Out && attention::queues();
     let context = if queues { context::current(driver) } else { None };
-    let _bulk = context.as_ref().map(|context| context.enter(copy.bytes));
+    let _bulk = context.as_ref().filter(|_| is_bulk(copy.bytes)).map(|context| context.enter(copy.bytes));
     match fast::copy(driver, copy, made) {
         Answer::Made => Break(accelerated(copy, Became::Fast, true, SUCCESS, made)),
         Answer::Left(why, timing) => {
@@ -156,7 +158,8 @@ fn accelerated(copy: Copy, became: Became, is_complete: bool, mut status: Status
 
 /// Whether a copy of this size may be made by a kernel.
 fn may_go_aside(bytes: usize) -> bool {
-    bytes <= aside::BYTES_MAX && attention::options().aside != AsideMode::Never
+    let options = attention::options();
+    bytes <= aside::BYTES_MAX && options.aside != AsideMode::Never && options.class != GuestClass::Bulk
 }
 
 /// Makes a copy by a kernel if it would wait for the engine and the kernel can make it; then returns the call's answer.
@@ -200,7 +203,12 @@ fn would_wait(context: &Prepared, copy: Copy) -> Option<Behind> {
 /// A copy that is not bulk by itself: its stream may be, by what else is queued on it.
 fn small(driver: &Driver, context: &Prepared, copy: Copy, by_address: bool, real: impl FnOnce() -> Status) -> Status {
     let leaves = !by_address || driver::on_device(driver, copy.from, copy.bytes, context.device);
-    if copy.call.waits() || copy.bytes < attention::COUNTED_MIN || !leaves || !context.writes_values() {
+    let class = attention::options().class;
+    if copy.bytes < attention::COUNTED_MIN || !leaves || class == GuestClass::Normal {
+        return real();
+    }
+    let _bulk = (class == GuestClass::Bulk).then(|| context.enter(copy.bytes));
+    if copy.call.waits() || !context.writes_values() {
         return real();
     }
     context.before_queue(driver, copy.stream, copy.bytes);

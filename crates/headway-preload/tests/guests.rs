@@ -24,7 +24,7 @@ use std::time::Duration;
 use headway::guest::board::{BULK_PLACES, Behind, Board};
 use headway_core::decisions::engine_line::FlowClass;
 use headway_core::decisions::staging::StagingDirection;
-use headway_core::files::guest::{AsideMode, GuestOptions, VARIABLE};
+use headway_core::files::guest::{AsideMode, GuestClass, GuestOptions, VARIABLE};
 use headway_core::units::Bytes;
 use tempfile::TempDir;
 
@@ -92,6 +92,7 @@ const NOTHING: GuestOptions = GuestOptions {
     fast: false,
     aside: AsideMode::Never,
     chunk: None,
+    class: GuestClass::ByStream,
     stats: false,
     lint: false,
     verify: false,
@@ -197,6 +198,38 @@ fn a_bulk_copy_is_queued_in_pieces_with_a_written_word_behind_each() {
         let piece = 8 << 20;
         let whole = format!("out {piece} in 21\nwrite 21\n");
         assert_eq!(calls, format!("{whole}{whole}out {} in 21\nwrite 21\n", BULK - 2 * piece), "{lookup}");
+    }
+}
+
+#[test]
+fn a_program_is_of_the_class_that_it_was_given() {
+    let class = |class, options| GuestOptions { class, ..options };
+    // A normal one's large copies stay whole, and its small ones wait for them.
+    let Some(plain) = calls("dlsym", "bulk", None) else { return };
+    assert_eq!(calls("dlsym", "bulk", Some(class(GuestClass::Normal, YIELD))).unwrap(), plain);
+    assert_eq!(
+        calls("dlsym", "beside", Some(class(GuestClass::Normal, ASIDE))).unwrap(),
+        calls("dlsym", "beside", None).unwrap()
+    );
+    // Of a bulk one nothing goes aside, also not where it always would, and large copies are cut.
+    let bulk = class(GuestClass::Bulk, GuestOptions { aside: AsideMode::Always, ..YIELD });
+    assert!(!calls("dlsym", "beside", Some(bulk)).unwrap().contains("kernel"));
+    assert_eq!(calls("dlsym", "bulk", Some(bulk)).unwrap(), calls("dlsym", "bulk", Some(YIELD)).unwrap());
+}
+
+#[test]
+fn all_copies_of_a_bulk_program_are_told_as_bulk_and_those_of_a_normal_one_never() {
+    for (class, is_told) in [(GuestClass::Bulk, FlowClass::Bulk), (GuestClass::Normal, FlowClass::Normal)] {
+        let options = GuestOptions { alone: false, class, ..ASIDE };
+        let Some(mut guest) = guest("dlsym", "told", Some(options)) else { return };
+        let mut guest = guest.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(guest.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let rows = Board::of_user().expect("System V shared memory").read().rows;
+        let own: Vec<_> = rows.iter().filter(|row| row.pid == guest.id()).collect();
+        assert!(own.len() == 2 && own.iter().all(|row| row.class == is_told), "{own:?}");
+        drop(guest.stdin.take());
+        assert!(guest.wait().unwrap().success());
     }
 }
 

@@ -18,7 +18,7 @@ static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
 });
 
 /// How programs are run. Those of a test see a third of it each; on demand, all.
-const OPTIONS: [&str; 12] = [
+const OPTIONS: [&str; 15] = [
     "aside=never,alone,no-cache",
     "aside=never,fast=always,alone,no-cache",
     "aside=never,fast=always,verify,alone,no-cache",
@@ -31,6 +31,9 @@ const OPTIONS: [&str; 12] = [
     "aside=auto,chunk=1048576,fast=always,alone,no-cache",
     "aside=always,chunk=65536,fast=always,stats,lint,verify,alone,no-cache",
     "aside=never,fast,lint,alone,no-cache",
+    "aside=always,chunk=65536,flow=bulk,fast=always,verify,alone,no-cache",
+    "aside=auto,flow=bulk,no-cache",
+    "aside=auto,chunk=65536,flow=normal,fast=always,alone,no-cache",
 ];
 const VERSIONS: [&str; 5] = ["12000", "12080", "13000", "13010", "13020"];
 /// Programs that a test runs in CI. Others: `HEADWAY_PROGRAMS=1000..2000`, or one again: `HEADWAY_PROGRAMS=7..8`.

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use headway_core::files::machine::{CpuCores, KernelCost, Machine, RouteId};
-use headway_core::models::interconnect::{Network, RateCache, Starved};
+use headway_core::interconnect::{Network, RateCache, Starved};
 use headway_core::plan::payload::PayloadChunk;
 use headway_core::plan::{OperationWork, PipelineSource, Plan};
 use headway_core::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM};

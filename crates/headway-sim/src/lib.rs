@@ -14,8 +14,8 @@ use headway_core::decisions::dispatch::{
 };
 use headway_core::files::machine::Machine;
 use headway_core::files::workload::OnMiss;
+use headway_core::interconnect::Starved;
 use headway_core::log::{LogRecord, RecordBody};
-use headway_core::models::interconnect::Starved;
 use headway_core::plan::Plan;
 use headway_core::plan::payload::{Gathered, Payload};
 use headway_core::units::{Bytes, Nanos};

@@ -11,8 +11,8 @@ use headway_core::files::machine::{
 use headway_core::files::workload::{
     CopyEndpoint, Grouping, OnMiss, Parameters, Stream, StreamPlacement, StreamStep, Workload,
 };
+use headway_core::interconnect::{BatchBlock, Network};
 use headway_core::log::{LogRecord, RecordBody};
-use headway_core::models::interconnect::{BatchBlock, Network};
 use headway_core::models::transfer::Method;
 use headway_core::plan::planner::{PlanOptions, plan};
 use headway_core::plan::{OperationWork, Outcome, Pipeline, PipelineSource, PlannedOperation, PlannedStep, Strategy};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use headway_core::decisions::dispatch::DispatchEvent;
-use headway_core::log::{Incomplete, RecordBody, RunSource};
+use headway_core::log::{Incomplete, OtherCopies, RecordBody, RunSource};
 use headway_core::models::cpu::{self, SchedulingClass};
 use headway_core::plan::{
     Named, OperationWork, Outcome, Pipeline, PipelineSource, Plan, PlannedCapacity, Server, Strategy,
@@ -120,7 +120,8 @@ pub struct RunVerdict {
     pub halted: bool,
     /// The verdict as a sentence.
     pub text: String,
-    /// Where the driver was later than the plan allows, that and how late: held or missed, the plan does not speak of such a host.
+    /// What the plan does not allow for and yet happened: the driver was later, or other programs copied over its engines. Held or missed,
+    /// the plan does not promise it then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unpromised: Option<String>,
 }
@@ -433,8 +434,26 @@ fn verdict(
     RunVerdict { held, deadlines, misses, lost, halted, text, unpromised: unpromised(log) }
 }
 
-/// Where the driver was later than the plan allows, how late: the plan promises nothing for such a host, and is not to blame for misses.
+/// What voided the plan's promise, if anything did. Then the plan is not to blame for misses.
 fn unpromised(log: &RunLog) -> Option<String> {
+    let all: Vec<String> = [late_driver(log), others_on_engines(log)].into_iter().flatten().collect();
+    (!all.is_empty()).then(|| all.join("; "))
+}
+
+/// Which other programs copied over the plan's engines.
+fn others_on_engines(log: &RunLog) -> Option<String> {
+    let began = log.records().first().map_or(Nanos::ZERO, |record| record.at);
+    let all = log.header().others.iter().map(|other| {
+        let OtherCopies { pid, command, gpu, outward, since, bytes } = other;
+        let way = if *outward { "out of" } else { "into" };
+        format!("`{command}` ({pid}) copied {bytes} {way} GPU {gpu} from {} on", since.saturating_sub(began))
+    });
+    let all = all.collect::<Vec<_>>().join(", ");
+    (!all.is_empty()).then(|| format!("the plan does not promise this beside other programs on its engines: {all}"))
+}
+
+/// Where the driver was later than the plan allows, how late.
+fn late_driver(log: &RunLog) -> Option<String> {
     let header = log.header();
     let allowed = header.plan.jitter;
     let opened = log.records().iter().filter_map(|record| match record.what {

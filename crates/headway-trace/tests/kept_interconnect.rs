@@ -8,8 +8,8 @@ use std::path::Path;
 
 use flate2::read::GzDecoder;
 use headway_core::files::machine::{EndpointId, Machine, parse};
-use headway_core::models::interconnect::{BatchBlock, Network};
-use headway_core::models::transfer::fit::{CopySetup, NodeFacts, Sample, fit};
+use headway_core::interconnect::fit::{CopySetup, NodeFacts, Sample, fit};
+use headway_core::interconnect::{BatchBlock, Network};
 use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::{Bytes, Nanos, Rate};
 

@@ -3,6 +3,7 @@
 use crate::common;
 
 use crate::common::{Bend, log, plan, run};
+use headway_core::log::OtherCopies;
 use headway_core::plan::{OperationWork, PipelineSource, PlannedOperation, Server};
 use headway_core::units::{Bytes, Nanos};
 use headway_trace::RunLog;
@@ -100,6 +101,18 @@ fn a_driver_that_is_later_than_the_plan_allows_is_named_whether_deadlines_hold_o
         assert_eq!(verdict.held, held);
         assert!(why.contains("windows were opened up to ") && why.ends_with("it allows 1 us"), "{why}");
     }
+}
+
+#[test]
+fn a_program_that_copied_over_an_engine_of_the_plan_is_named() {
+    let (mut header, records) = run(&plan(1), 1, Bend::default());
+    let since = records[0].at + Nanos(1_500_000);
+    let command = "python3".to_owned();
+    header.others = vec![OtherCopies { pid: 42, command, gpu: 0, outward: true, since, bytes: Bytes(3 << 20) }];
+    let verdict = summarize(&RunLog::new(header, records, "fixture").unwrap()).verdict;
+    assert!(verdict.held);
+    let why = verdict.unpromised.unwrap();
+    assert!(why.ends_with("`python3` (42) copied 3 MiB out of GPU 0 from 1.5 ms on"), "{why}");
 }
 
 #[test]

@@ -26,7 +26,8 @@ pub fn assumption(plan: &Plan) -> Assumption {
     };
     let text = format!(
         "the thread that drives the GPUs {allowance}, and blocks are packed before their windows open; CPU time is not part of \
-         the model, and what makes a thread run in time is its scheduling class (`headway doctor` names it)"
+         the model, and what makes a thread run in time is its scheduling class (`headway doctor` names it); no other program \
+         copies over the engines of the plan, and a run on GPUs names who does"
     );
     Assumption { late_max, text }
 }

@@ -1,15 +1,18 @@
 //! Which method a copy would take, and why (specification of transfers, 3.2): answered from a machine file, without a GPU.
 
+mod table;
+
 use headway_core::files::machine::Machine;
 pub use headway_core::models::transfer::learning::Prefer;
 #[doc(hidden)]
 pub use headway_core::models::transfer::price::cpu_seconds;
-use headway_core::models::transfer::{self, Available, MethodRequest, Profile, choose, defaults};
+use headway_core::models::transfer::{Available, MethodRequest, Profile, choose, defaults};
 pub use headway_core::models::transfer::{
-    BackgroundLoad, Bounds, CostFigures, Direction, Explanation, HostMemory, Price, Statistic, TAIL_SAMPLES,
+    BackgroundLoad, Bounds, CostFigures, Direction, HostMemory, Price, Statistic, TAIL_SAMPLES,
 };
 use headway_core::units::Bytes;
 
+pub use self::table::{Explanation, MethodRow};
 use crate::{Error, Failure};
 
 /// A copy that somebody thinks of making.
@@ -118,7 +121,7 @@ pub fn explain(question: &Question) -> Result<Explanation, Error> {
         bounds: question.bounds,
         ..measured_methods(&known)
     };
-    Ok(transfer::explain(&machine, &request, &choose(&machine.profile, &request, &available)))
+    Ok(table::lay_out(&machine, &request, &choose(&machine.profile, &request, &available)))
 }
 
 /// Every method that `profile` has a curve of, as what may be used.

@@ -12,7 +12,7 @@ use std::path::{self, Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
 
-pub use headway_core::files::guest::{AsideMode, GuestOptions};
+pub use headway_core::files::guest::{AsideMode, GuestClass, GuestOptions};
 use headway_core::files::guest::{CHUNK_MIN, FIRST_VARIABLE, VARIABLE};
 use headway_core::files::guest_log;
 use headway_core::models::transfer::Direction;
@@ -64,14 +64,19 @@ impl FromStr for ChunkChoice {
 }
 
 impl ChunkChoice {
-    /// The chunk of guests whose small copies go `aside`, and what it is based on where it was not the user who said it.
+    /// The chunk of guests of this `class` whose small copies go `aside`, and what it is based on where it was not the user who said it.
     ///
     /// # Errors
     /// Those of [`usual_chunk`].
-    pub fn chunk(self, aside: AsideMode, machine: Option<&str>) -> Result<(Option<Bytes>, Option<String>), Error> {
+    pub fn chunk(
+        self,
+        aside: AsideMode,
+        class: GuestClass,
+        machine: Option<&str>,
+    ) -> Result<(Option<Bytes>, Option<String>), Error> {
         Ok(match self {
             Self::Bytes(bytes) => (Some(bytes), None),
-            Self::Auto if aside == AsideMode::Never => {
+            Self::Auto if aside == AsideMode::Never || class == GuestClass::Bulk => {
                 let usual = usual_chunk(machine)?;
                 (usual.chunk, Some(usual.why))
             }

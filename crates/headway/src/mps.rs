@@ -8,8 +8,8 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 
-use headway_broker::mps::{self, LOG_VARIABLE, MEMORY_VARIABLE, PIPE_VARIABLE, SHARE_VARIABLE};
-use headway_broker::{ClientError, place};
+use headway_broker::mps::{LOG_VARIABLE, MEMORY_VARIABLE, PIPE_VARIABLE, SHARE_VARIABLE};
+use headway_broker::{ClientError, client, place};
 pub use headway_broker::{MpsError, MpsStatus, mps::guard};
 use headway_core::units::Bytes;
 use headway_cuda::{ComputeMode, Nvml};
@@ -40,7 +40,7 @@ pub fn join_as_guest(command: &mut Command, socket: Option<&Path>, share: MpsSha
         return Err(GuestError::NoShare { percent: share.percent, memory: share.memory }.into());
     }
     let path = socket.map_or_else(place::usual, Path::to_owned);
-    let daemon = match mps::serving(&path) {
+    let daemon = match client::serving_mps(&path) {
         Ok(Some(daemon)) => daemon,
         Ok(None) => return Err(GuestError::NoMps { socket: path, is_there: true }.into()),
         Err(ClientError::Connect { .. }) => return Err(GuestError::NoMps { socket: path, is_there: false }.into()),
@@ -82,7 +82,7 @@ pub fn join(socket: Option<&Path>) -> Result<Option<MpsStatus>, Error> {
     if env::var_os(PIPE_VARIABLE).is_some_and(|named| !named.is_empty()) || !path.exists() {
         return Ok(None);
     }
-    let daemon = match mps::serving(&path) {
+    let daemon = match client::serving_mps(&path) {
         Ok(Some(daemon)) => daemon,
         // Nobody listens: left by a broker that was killed.
         Ok(None) | Err(ClientError::Connect { .. }) => return Ok(None),

@@ -3,6 +3,7 @@
 mod devices;
 mod foresight;
 mod inputs;
+mod others;
 mod program;
 pub mod tasks;
 mod times;
@@ -44,6 +45,7 @@ use serde::Serialize;
 
 #[doc(hidden)]
 pub use self::devices::choose;
+use self::others::OthersWatch;
 use self::program::{Bound, EventSender, Observer};
 pub use self::program::{
     CallbackReport, CallbackResult, MissReason, PacketRequest, PacketResult, Program, RunEvent, RunEventKind,
@@ -416,8 +418,9 @@ fn carry_out(
     let scatterer = scatterer.giving(sinks).bounded(kept.clone(), left.clone());
     let observer = Observer::new(plan, &callbacks, events);
     let parts = Parts { plan, machine, header: &header, kernels: &kernels, gatherer, scatterer, observer, requests };
+    let others = (source == RunSource::Cuda).then(|| OthersWatch::begin(devices, options.notify)).flatten();
     let Driven { records, compared, incomplete, cpu } = parts.drive(devices, options, progress)?;
-    header.cpu = cpu;
+    (header.cpu, header.others) = (cpu, others.map_or_else(Vec::new, OthersWatch::end));
     let incomplete = callbacks.failure().map(program::incomplete).or(incomplete);
     let log = RunLog::new(header, records, "this run")?.ended(incomplete);
     Ok(Ran { log, kernels, intake, compared, kept, left, callbacks, taken })
@@ -436,6 +439,7 @@ fn header(source: RunSource, plan: &Plan, gatherer: &Gatherer, seed: u64, durati
         cycles: cycles(plan, gatherer.cycles(), duration),
         streams: gatherer.runs().to_vec(),
         cpu: None,
+        others: Vec::new(),
     }
 }
 

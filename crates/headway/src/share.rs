@@ -7,7 +7,7 @@ use headway_core::decisions::token::TokenMode;
 use headway_core::files::error::Loaded;
 use headway_core::files::machine::{EndpointId, EndpointKind, Machine, RouteId};
 use headway_core::files::workload::{SharingTable, Workload, WorkloadTask};
-use headway_core::models::interconnect::Network;
+use headway_core::interconnect::Network;
 use headway_core::plan::Named;
 use headway_core::plan::planner::PlanError;
 use headway_core::units::{Bytes, Nanos, PPM, Rate};

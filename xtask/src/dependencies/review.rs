@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::Context;
 
 use super::Crate;
-use crate::tidy::Source;
+use crate::source::Source;
 
 const BEGIN: &str = "\
 # Dependencies

@@ -7,7 +7,8 @@ use std::process::Command;
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
-use super::{Finding, Tree};
+use super::Finding;
+use crate::tree::Tree;
 
 /// What one crate may name of ours.
 struct Row {

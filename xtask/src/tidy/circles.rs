@@ -5,30 +5,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::source::{Source, sources};
-use super::{Finding, Tree};
-
-/// Circles of folders that stay, each with its crate, all of its folders, and the reason.
-const ACCEPTED_FOLDERS: [(&str, &[&str], &str); 3] = [
-    (
-        "crates/headway-core",
-        &["files", "models"],
-        "a machine file has curves of methods, and the model of links is of a machine",
-    ),
-    (
-        "crates/headway-broker",
-        &["client", "error", "mps", "place"],
-        "a broker asks another for its state before it starts a daemon",
-    ),
-    ("xtask", &["dependencies", "mutants", "tidy"], "checks that can run by themselves read the tree as tidy does"),
-];
+use super::Finding;
+use crate::source::{Source, sources};
+use crate::tree::Tree;
 
 /// Names of each file that another file takes, by both files' paths.
 type Uses = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = find(tree);
-    findings.extend(find_folders(tree, &ACCEPTED_FOLDERS));
+    findings.extend(find_folders(tree));
     findings
 }
 
@@ -47,7 +33,7 @@ fn crates(tree: &Tree) -> BTreeMap<String, Modules> {
 }
 
 /// Folders below `src`, each with the file of its name, that use each other in a circle. A crate whose files lie side by side has none.
-fn find_folders(tree: &Tree, accepted: &[(&str, &[&str], &str)]) -> Vec<Finding> {
+fn find_folders(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (name, modules) in crates(tree) {
         let folders: BTreeSet<&str> =
@@ -72,10 +58,7 @@ fn find_folders(tree: &Tree, accepted: &[(&str, &[&str], &str)]) -> Vec<Finding>
         }
         for circle in circles(&uses).into_iter().filter(|circle| circle.iter().any(|it| folders.contains(it.as_str())))
         {
-            let is_accepted = |(of, known, _): &(&str, &[&str], &str)| {
-                *of == name && circle.iter().all(|folder| known.contains(&folder.as_str()))
-            };
-            if !accepted.iter().any(is_accepted) && !is_one_of_files(&modules, &circle) {
+            if !is_one_of_files(&modules, &circle) {
                 findings.push(finding_in(&format!("{name}/src"), "folders", &circle, &uses));
             }
         }
@@ -417,9 +400,8 @@ mod tests {
             ("crates/x/src/b/three.rs", "use crate::a::two::Two;\n"),
         ];
         assert_eq!(find(&Tree::of(files)), []);
-        let found = find_folders(&Tree::of(files), &[]);
+        let found = find_folders(&Tree::of(files));
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].message.contains("2 folders use each other"), "{found:?}");
-        assert_eq!(find_folders(&Tree::of(files), &[("crates/x", &["a", "b"], "because")]), []);
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! Fields, variants and methods that only tell something may go without: of most of them name and type say all.
 
-use super::source::{Source, sources};
-use super::{Finding, Tree};
+use super::Finding;
+use crate::source::{Source, sources};
+use crate::tree::Tree;
 
 /// Words that ask what the name answers, and those that say nothing.
 const EMPTY: [&str; 12] = ["a", "how", "it", "its", "many", "of", "the", "what", "where", "which", "who", "why"];

@@ -1,7 +1,8 @@
 //! What every crate has, and what no file holds.
 
 use super::arrows::Package;
-use super::{Finding, Tree, rust};
+use super::{Finding, rust};
+use crate::tree::Tree;
 
 /// Languages beside Rust whose leftovers are looked for.
 const OTHER_LANGUAGES: [&str; 6] = [".c", ".cu", ".h", ".py", ".sh", ".toml"];

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::source::sources;
-use super::{Finding, Tree};
+use super::Finding;
+use crate::source::sources;
+use crate::tree::Tree;
 
 /// Names that several types may have, with the reason.
 const SHARED: [(&str, &str); 2] = [

@@ -1,6 +1,7 @@
 //! Rates in the README say where they come from.
 
-use super::{Finding, Tree};
+use super::Finding;
+use crate::tree::Tree;
 
 /// What a paragraph with a rate must hold: a link to the run, or the word that says that no GPU produced it.
 const LINKS: [&str; 3] = ["(bench/runs/", "(bench/results.md", "facts"];

@@ -1,8 +1,9 @@
 //! What a published crate carries: its licences and every file that its code includes; and that a release has one version.
 
+use super::Finding;
 use super::arrows::Package;
-use super::source::{Source, sources};
-use super::{Finding, Tree};
+use crate::source::{Source, sources};
+use crate::tree::Tree;
 
 /// Files that lie in the folder of each published crate.
 const CARRIED: [&str; 3] = ["README.md", "LICENSE-MIT", "LICENSE-APACHE"];

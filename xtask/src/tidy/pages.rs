@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use clap::CommandFactory;
 
-use super::{Finding, Tree};
+use super::Finding;
+use crate::tree::Tree;
 
 /// Help texts that the command line's tests compare with, so that they are what the program prints.
 pub(crate) const HELP_SNAPSHOTS: [&str; 2] =

@@ -1,7 +1,8 @@
 //! Rules for Rust sources.
 
-use super::source::{Source, sources, words};
-use super::{Finding, Tree};
+use super::Finding;
+use crate::source::{Source, sources, words};
+use crate::tree::Tree;
 
 /// Crates whose threads run inside programs that know nothing of them.
 const CRATES_IN_PROGRAMS: [&str; 8] = [

@@ -37,11 +37,11 @@ const ROUNDS: usize = 8;
 const QUOTED_BYTES: usize = 400;
 
 /// Says, in the line that the guardian writes, that the daemon serves; its process follows.
-pub(super) const SERVING: &str = "serving ";
+pub(crate) const SERVING: &str = "serving ";
 /// Says that it does not; the reason follows.
-pub(super) const FAILED: &str = "failed ";
+pub(crate) const FAILED: &str = "failed ";
 /// How long a guardian may take at its end.
-pub(super) const END_MAX: Duration = Duration::from_secs(40);
+pub(crate) const END_MAX: Duration = Duration::from_secs(40);
 
 /// Is the guardian of a daemon in `folder` until the standard input has ended. Writes one line to the standard output once the
 /// daemon serves, or why it does not. For the program that [`MpsOptions`](super::MpsOptions) names; it returns when all is over.
@@ -91,8 +91,8 @@ fn wait_for_the_end(pid: u32, told: impl Fn() -> bool) -> io::Result<()> {
 }
 
 /// Passes commands on to the daemon of a folder.
-pub(super) struct Control {
-    pub(super) folder: PathBuf,
+pub(crate) struct Control {
+    pub(crate) folder: PathBuf,
 }
 
 impl Control {
@@ -108,7 +108,7 @@ impl Control {
     }
 
     /// Whether the daemon took `line` within `bound`.
-    pub(super) fn tell(&self, line: &str, bound: Duration) -> bool {
+    pub(crate) fn tell(&self, line: &str, bound: Duration) -> bool {
         let mut command = self.command();
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let Ok(mut child) = command.spawn() else { return false };
@@ -130,7 +130,7 @@ fn end_of(child: &mut Child, bound: Duration) -> Option<ExitStatus> {
 }
 
 /// Whether a process ends within `bound`.
-pub(super) fn has_ended_within(process: &Process, bound: Duration) -> bool {
+pub(crate) fn has_ended_within(process: &Process, bound: Duration) -> bool {
     let start = Instant::now();
     let Ok(poller) = Poller::new() else { return process.has_ended() };
     if poller.add(process.as_fd(), 0).is_err() {
@@ -224,7 +224,7 @@ fn logs(control: &Control) -> String {
 }
 
 /// Has the daemon quit, and ends it where it does not.
-pub(super) fn stop(control: &Control, pid: u32) {
+pub(crate) fn stop(control: &Control, pid: u32) {
     if let Ok(daemon) = Process::open(pid)
         && !daemon.has_ended()
     {

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use toml::de::{DeTable, DeValue};
 
 use crate::files::error::{FileError, SourceText, WrittenSpan, short};
-use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate, UnitError};
+use crate::units::{Bytes, Nanos, PPM, RATE_MAX, Rate, SIZE_MAX, TIME_MAX, UnitError};
 
 /// Longest name of anything, in characters.
 pub(crate) const NAME_MAX: usize = 64;
@@ -19,13 +19,8 @@ pub(crate) const NAME_MAX: usize = 64;
 pub(crate) const NAME_EXAMPLE: &str = "\"a-name\"";
 /// Most bytes of a name in UTF-8. Names become names of files, which may have 255 bytes: this leaves room for what is added.
 const NAME_BYTES_MAX: usize = 192;
-/// Longest time, largest size and highest rate a file may say. Far beyond any use, and low enough that sums of thousands
-/// of times and sizes fit 64 bits, and products of rates, weights and uses fit 128.
-pub(crate) const TIME_MAX: Nanos = Nanos(366 * 86_400 * NANOS_PER_SECOND);
-pub(crate) const SIZE_MAX: Bytes = Bytes(1 << 50);
 pub(crate) const TIME_LIMIT: &str = "366 days";
 pub(crate) const SIZE_LIMIT: &str = "1048576 GiB";
-pub(crate) const RATE_MAX: Rate = Rate(1_000_000_000_000_000);
 
 /// The first 16 hexadecimal digits of the SHA-256 of `text`.
 pub(crate) fn hash(text: &str) -> String {

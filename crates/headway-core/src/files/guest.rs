@@ -24,6 +24,18 @@ pub enum AsideMode {
     Always,
 }
 
+/// The class of a guest's copies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GuestClass {
+    /// Each copy is as its CUDA stream is: bulk while more than a chunk is under way there.
+    #[default]
+    ByStream,
+    /// Whatever their sizes: they are queued in chunks, none goes aside, and other guests hear of each.
+    Bulk,
+    /// Whatever their sizes: they are queued whole, and no other guest makes way for them.
+    Normal,
+}
+
 /// What the preloaded library does with a guest's copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GuestOptions {
@@ -35,6 +47,8 @@ pub struct GuestOptions {
     pub aside: AsideMode,
     /// The chunk in which bulk copies out of a GPU are queued, so that other streams get in between; `None` = whole.
     pub chunk: Option<Bytes>,
+    /// Copies out of a GPU.
+    pub class: GuestClass,
     /// Whether copies are counted, and the counts printed when the guest ends.
     pub stats: bool,
     /// Whether places in the program whose copies lose time are printed when the guest ends.
@@ -67,6 +81,11 @@ impl fmt::Display for GuestOptions {
         if let Some(chunk) = self.chunk {
             write!(f, ",chunk={}", chunk.0)?;
         }
+        f.write_str(match self.class {
+            GuestClass::ByStream => "",
+            GuestClass::Bulk => ",flow=bulk",
+            GuestClass::Normal => ",flow=normal",
+        })?;
         f.write_str(match (self.fast, self.always_fast) {
             (false, _) => "",
             (true, false) => ",fast",
@@ -95,6 +114,8 @@ impl FromStr for GuestOptions {
                     let chunk = bytes.parse().ok().filter(|bytes| *bytes >= CHUNK_MIN.0).ok_or_else(unknown)?;
                     options.chunk = Some(Bytes(chunk));
                 }
+                ("flow", "bulk") => options.class = GuestClass::Bulk,
+                ("flow", "normal") => options.class = GuestClass::Normal,
                 ("fast", "") => options.fast = true,
                 ("fast", "always") => (options.fast, options.always_fast) = (true, true),
                 ("stats", "") => options.stats = true,
@@ -117,12 +138,14 @@ mod tests {
     fn options_survive_the_environment() {
         for aside in [AsideMode::Never, AsideMode::Auto, AsideMode::Always] {
             for chunk in [None, Some(CHUNK_MIN), Some(Bytes(4 << 20))] {
-                for bits in 0..128 {
+                for (bits, class) in
+                    (0..128).zip([GuestClass::ByStream, GuestClass::Bulk, GuestClass::Normal].into_iter().cycle())
+                {
                     let [fast, stats, alone, lint, verify, no_cache, always] =
                         [1, 2, 4, 8, 16, 32, 64].map(|bit| bits & bit != 0);
                     let always_fast = fast && always;
                     let options =
-                        GuestOptions { fast, always_fast, aside, chunk, stats, lint, verify, alone, no_cache };
+                        GuestOptions { fast, always_fast, aside, chunk, class, stats, lint, verify, alone, no_cache };
                     assert_eq!(options.to_string().parse(), Ok(options));
                 }
             }
@@ -131,7 +154,7 @@ mod tests {
 
     #[test]
     fn unknown_words_and_tiny_chunks_are_refused() {
-        for text in ["aside=sometimes", "chunk=1", "chunk=", "faster", "fast=never", "stats=1"] {
+        for text in ["aside=sometimes", "chunk=1", "chunk=", "faster", "fast=never", "flow=urgent", "stats=1"] {
             assert_eq!(text.parse::<GuestOptions>(), Err(GuestOptionError { word: text.to_owned() }));
         }
     }

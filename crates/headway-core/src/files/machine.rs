@@ -6,7 +6,6 @@
 mod confidence;
 mod cpu;
 mod file;
-mod index;
 mod profile_file;
 mod restrict;
 mod shipped;
@@ -17,13 +16,12 @@ use serde::{Deserialize, Serialize};
 pub use self::confidence::Confidence;
 pub use self::cpu::{CpuCores, CpuCost};
 pub use self::file::{RATE_MIN, parse};
-pub use self::index::{CapacityId, EndpointId, EngineId, RouteId};
 pub use self::shipped::{SHIPPED, shipped};
 pub use self::write::{with_file, write};
-use crate::files::document::RATE_MAX;
 use crate::models::cpu::DriverWatch;
+pub use crate::models::index::{CapacityId, EndpointId, EngineId, RouteId};
 use crate::models::transfer::{Method, Profile};
-use crate::units::{Bytes, Nanos, PPM, Rate};
+use crate::units::{Bytes, Nanos, PPM, RATE_MAX, Rate};
 
 /// One computer with the links between its memories and GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,8 +8,6 @@ pub mod builtin;
 mod choose;
 mod curve;
 mod defaults;
-mod explain;
-pub mod fit;
 mod key;
 pub mod learning;
 pub mod links;
@@ -27,7 +25,6 @@ pub use self::choose::{
 };
 pub use self::curve::{Curve, CurvePoint, Statistic, TAIL_SAMPLES, tail};
 pub use self::defaults::{default_tuning, defaults};
-pub use self::explain::{Explanation, MethodRow, explain};
 pub use self::key::{BackgroundLoad, CurveKey, Direction, HostMemory, Stores, Tuning, TuningKey};
 pub use self::method::{Method, NotAMethod, ResidentShape, WindowMapping};
 pub use self::pieces::Geometry;

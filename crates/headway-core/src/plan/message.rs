@@ -11,7 +11,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::files::machine::RouteId;
-use crate::models::interconnect::BatchBlock;
+use crate::interconnect::BatchBlock;
 use crate::units::{Bytes, Nanos};
 
 /// Periods and costs stay below this, 4.9 hours, so that products of two of them and a 32-bit fraction fit 128 bits.

@@ -7,7 +7,7 @@
 
 use crate::files::machine::{CpuCores, EndpointId, EngineClass, EngineId, Machine};
 use crate::files::workload::{Cycle, Stream, Workload, WorkloadError};
-use crate::models::interconnect::{Network, Starved};
+use crate::interconnect::{Network, Starved};
 use crate::plan::combine::CombineError;
 use crate::plan::{
     Alternative, Outcome, Pipeline, Plan, PlannedBatch, PlannedOperation, PlannedStep, PlannedStream, Server, Strength,

@@ -87,10 +87,7 @@ impl Tickets {
     pub(super) fn take(&self, shared: &Arc<Shared>, method: Method) -> Result<OrderedTicket, DeviceError> {
         let mut spare = lock(&self.spare);
         // The one that was given back first is the likeliest to be over.
-        let over = |&(index, generation): &(usize, u32)| {
-            self.word(index, Which::Done).reached(generation) && self.is_passed(index)
-        };
-        let Some(at) = spare.iter().position(over) else {
+        let Some(at) = spare.iter().position(|&(index, generation)| self.is_over(index, generation)) else {
             return Err(DeviceError::Refused { limit: "copies under way", max: self.awaited.len() as u64 });
         };
         let (index, generation) = spare.remove(at);
@@ -103,18 +100,21 @@ impl Tickets {
         Word { words: Arc::clone(&self.words), at: 3 * index + which as usize }
     }
 
-    /// Whether no stream reads the ticket's words any more.
-    fn is_passed(&self, index: usize) -> bool {
-        self.word(index, Which::Passed).reached(self.awaited[index].load(Ordering::Acquire))
+    /// Whether no stream reads or writes the ticket's words any more.
+    fn is_over(&self, index: usize, generation: u32) -> bool {
+        self.word(index, Which::Done).reached(generation)
+            && self.word(index, Which::Passed).reached(self.awaited[index].load(Ordering::Acquire))
     }
 }
 
 impl Drop for Tickets {
     fn drop(&mut self) {
         let start = Instant::now();
-        while !(0..self.awaited.len()).all(|index| self.is_passed(index)) {
+        // Nobody holds a ticket any more.
+        let tickets = std::mem::take(&mut *lock(&self.spare));
+        while !tickets.iter().all(|(index, generation)| self.is_over(*index, *generation)) {
             if start.elapsed() > PASS_MAX {
-                // A stream that still waits must find its word as it is: the memory stays.
+                // A stream that still waits for a word, or is to write one, must find its memory as it is: it stays.
                 return;
             }
             std::thread::sleep(NAP_MAX);

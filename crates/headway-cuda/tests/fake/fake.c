@@ -227,7 +227,7 @@ Code cuCtxEnablePeerAccess(void *peer, unsigned flags) {
 	LEAVE(0);
 }
 #ifndef STREAMS
-Code cuStreamCreate(void **stream, unsigned flags) { ENTER(cuStreamCreate); NEED(current, INVALID_CONTEXT); NEED(flags == 1, INVALID_VALUE); Stream *made = calloc(1, sizeof(Stream)); made->context = current; *stream = made; live++; LEAVE(0); }
+Code cuStreamCreate(void **stream, unsigned flags) { ENTER(cuStreamCreate); NEED(current, INVALID_CONTEXT); NEED(flags == 1, INVALID_VALUE); Stream *made = calloc(1, sizeof(Stream)); NEED(made, NO_MEMORY); made->context = current; *stream = made; live++; LEAVE(0); }
 Code cuStreamDestroy_v2(Stream *stream) { finish(stream); ENTER(cuStreamDestroy_v2); NEED(MINE(stream), INVALID_CONTEXT); free(stream); live--; LEAVE(0); }
 Code cuStreamIsCapturing(Stream *stream, int *status) { (void)stream; ENTER(cuStreamIsCapturing); *status = 0; LEAVE(0); }
 #else
@@ -236,9 +236,13 @@ Code cuStreamCreate(Stream **stream, unsigned flags) {
 	NEED(current, INVALID_CONTEXT);
 	NEED(flags == 1, INVALID_VALUE);
 	Stream *made = calloc(1, sizeof *made);
+	NEED(made, NO_MEMORY);
 	made->context = current;
 	pthread_cond_init(&made->came, NULL);
-	pthread_create(&made->thread, NULL, serve_stream, made);
+	if (pthread_create(&made->thread, NULL, serve_stream, made)) {
+		free(made);
+		LEAVE(NO_MEMORY);
+	}
 	*stream = made;
 	live++;
 	LEAVE(0);
@@ -279,7 +283,7 @@ Code cuStreamSynchronize(Stream *stream) {
 	LEAVE(0);
 }
 #endif
-Code cuEventCreate(void **event, unsigned flags) { ENTER(cuEventCreate); NEED(current, INVALID_CONTEXT); NEED(!(flags & ~2u), INVALID_VALUE); *event = calloc(1, sizeof(Event)); ((Event *)*event)->untimed = flags; ((Event *)*event)->context = current; live++; LEAVE(0); }
+Code cuEventCreate(void **event, unsigned flags) { ENTER(cuEventCreate); NEED(current, INVALID_CONTEXT); NEED(!(flags & ~2u), INVALID_VALUE); *event = calloc(1, sizeof(Event)); NEED(*event, NO_MEMORY); ((Event *)*event)->untimed = flags; ((Event *)*event)->context = current; live++; LEAVE(0); }
 Code cuEventDestroy_v2(void *event) { ENTER(cuEventDestroy_v2); NEED(current, INVALID_CONTEXT); free(event); live--; LEAVE(0); }
 #ifdef STREAMS
 /* Reached when the stream has come to it. */
@@ -306,7 +310,9 @@ Code cuModuleLoadDataEx(void **module, const char *image, unsigned count, int *o
 		LEAVE(INVALID_PTX);
 	}
 	Module *made = calloc(1, sizeof(Module));
+	NEED(made, NO_MEMORY);
 	made->text = strdup(image);
+	NEED(made->text, NO_MEMORY);
 	*module = made;
 	live++;
 	LEAVE(0);
@@ -424,7 +430,9 @@ Code cuMemcpyHtoD_v2(Address to, const void *from, size_t bytes) {
 	ENTER(cuMemcpyHtoD_v2);
 	NEED(current && !staged.bytes && inside((void *)to, bytes, 0), INVALID_VALUE);
 	staged.to = (char *)to;
-	staged.bytes = memcpy(malloc(bytes), from, bytes);
+	char *kept = malloc(bytes);
+	NEED(kept, NO_MEMORY);
+	staged.bytes = memcpy(kept, from, bytes);
 	staged.count = bytes;
 	LEAVE(0);
 #else
@@ -440,7 +448,9 @@ Code cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t bytes, Stream *st
 	NEED(MINE(stream) && bytes && inside((void *)to, bytes, 0), INVALID_VALUE);
 	if (!inside(from, bytes, 1)) {
 		NEED(bytes <= 65536, INVALID_VALUE);
-		from = memcpy(malloc(bytes), from, bytes);
+		char *kept = malloc(bytes);
+		NEED(kept, NO_MEMORY);
+		from = memcpy(kept, from, bytes);
 	}
 	LEAVE(enqueue(stream, (Operation){COPY_BYTES, (char *)to, from, bytes, 0, NULL}));
 }

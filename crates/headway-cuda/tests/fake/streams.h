@@ -64,6 +64,7 @@ static Stream *stream_of(Stream *handle) {
 }
 static Code enqueue(Stream *stream, Operation what) {
 	Operation *made = malloc(sizeof *made);
+	if (!made) return NO_MEMORY;
 	*made = what;
 	if (stream->end) stream->end->next = made;
 	else stream->first = made;

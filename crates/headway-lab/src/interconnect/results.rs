@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use headway_core::files::machine::{CapacityKind, EndpointId, Machine};
-use headway_core::models::interconnect::{Accuracy, Judged, Network, Scratch};
+use headway_core::interconnect::fit::FitError;
+use headway_core::interconnect::{Accuracy, Judged, Network, Scratch};
 use headway_core::models::transfer::Method;
-use headway_core::models::transfer::fit::FitError;
 use headway_core::units::{Nanos, PPM};
 use serde::Serialize;
 

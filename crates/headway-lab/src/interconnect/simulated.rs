@@ -2,8 +2,8 @@
 //! measured, fitted, and predicts random batches that it runs.
 
 use headway_core::files::machine::{CapacityKind, Machine};
-use headway_core::models::interconnect::{Network, Scratch, Trial, validate};
-use headway_core::models::transfer::fit::{FitError, NodeFacts};
+use headway_core::interconnect::fit::{FitError, NodeFacts};
+use headway_core::interconnect::{Network, Scratch, Trial, validate};
 use headway_core::units::{Nanos, PPM, Rate};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;

@@ -1,7 +1,7 @@
 //! The same batches predicted with parts of the model left out: what each part is worth.
 
 use headway_core::files::machine::{CapacityKind, Machine};
-use headway_core::models::interconnect::{Accuracy, Judged};
+use headway_core::interconnect::{Accuracy, Judged};
 use headway_core::units::Nanos;
 use serde::Serialize;
 

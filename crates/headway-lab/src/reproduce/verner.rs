@@ -8,7 +8,7 @@ mod sweep;
 
 use crate::simulation::verner::histories::{Tally, history};
 use headway_core::files::machine::{self, Machine};
-use headway_core::models::interconnect::{BatchBlock, BatchCompletion, Network};
+use headway_core::interconnect::{BatchBlock, BatchCompletion, Network};
 use headway_core::units::{Bytes, Nanos};
 
 pub(super) use self::sweep::run as sweep;

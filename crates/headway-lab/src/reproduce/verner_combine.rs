@@ -2,7 +2,7 @@
 
 use headway_core::analysis::schedulability::{self, RecurrentTask};
 use headway_core::files::machine::{self, Calibration, Machine, RouteId};
-use headway_core::models::interconnect::Network;
+use headway_core::interconnect::Network;
 use headway_core::plan::combine::{
     CombineEffort, CombineError, CombineOptions, Counting, Pricer, Transformed, combine, transform,
 };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use headway_core::models::interconnect::Accuracy;
+use headway_core::interconnect::Accuracy;
 use headway_core::models::transfer::{BackgroundLoad, Direction, Method, Statistic};
 use headway_core::units::{Bytes, Nanos, PPM};
 use headway_runtime::copy::How;

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use headway::guest::{Home, has_more_rights};
-use headway_core::files::guest::{AsideMode, GuestOptions, VARIABLE};
+use headway_core::files::guest::{AsideMode, GuestClass, GuestOptions, VARIABLE};
 
 /// Set for a driver that is newer than the table of replaced functions.
 static TOO_NEW: AtomicBool = AtomicBool::new(false);
@@ -54,7 +54,8 @@ pub(crate) fn options() -> GuestOptions {
 
 /// Whether copies out of a GPU are queued so that small ones get past large ones.
 pub(crate) fn queues() -> bool {
-    options().aside != AsideMode::Never || options().chunk.is_some()
+    let options = options();
+    options.aside != AsideMode::Never || options.chunk.is_some() || options.class == GuestClass::Bulk
 }
 
 static ATTENTION: AtomicU32 = AtomicU32::new(0);

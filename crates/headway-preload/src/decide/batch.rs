@@ -15,7 +15,7 @@ use crate::base::attention;
 use crate::base::context;
 use crate::base::copy::{Copy, Made};
 use crate::base::driver::{self, DevicePtr, Driver, GRANULE, Relaxed, STREAM_PER_THREAD, SUCCESS, Status, Stream};
-use crate::decide::{self, BULK_MIN};
+use crate::decide;
 use crate::methods::batch::{Attributes, Batch, Lists, Piece, bytes_of};
 use crate::methods::chunks;
 use crate::observers::{Event, tell, told};
@@ -76,7 +76,7 @@ pub(crate) unsafe fn copy(batch: &Batch<impl Fn(&Lists, *mut usize) -> Status>) 
         return ended(SUCCESS);
     }
     let bytes = bytes_of(&pieces);
-    if let Some(asked) = attention::options().chunk.filter(|_| bytes >= BULK_MIN)
+    if let Some(asked) = attention::options().chunk.filter(|_| decide::is_bulk(bytes))
         && let Some(context) = context::current(driver).filter(|context| context.writes_values())
         && all_out(driver, context.device, batch.stream, &pieces)
     {

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use headway::guest::board::EngineActivity;
 use headway_core::decisions::engine_line::FlowClass;
+use headway_core::files::guest::GuestClass;
 use headway_core::files::guest_log::{BULK_MIN, Became, DriverReason, Towards};
 use headway_core::units::{Bytes, Nanos};
 
@@ -53,7 +54,11 @@ fn tell(copy: Copy, made: &Made, bytes: usize, status: Status) {
         }
     };
     let bytes = Bytes(bytes as u64);
-    let class = if bytes.0 >= BULK_MIN { FlowClass::Bulk } else { FlowClass::Normal };
+    let class = match attention::options().class {
+        GuestClass::ByStream if bytes.0 < BULK_MIN => FlowClass::Normal,
+        GuestClass::ByStream | GuestClass::Bulk => FlowClass::Bulk,
+        GuestClass::Normal => FlowClass::Normal,
+    };
     engine.moved(class, bytes);
     engine.copied(class, Nanos::ZERO);
     if let Some(behind) = made.behind {

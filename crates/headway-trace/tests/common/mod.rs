@@ -196,6 +196,7 @@ pub(crate) fn run(plan: &Plan, cycles: u64, bend: Bend) -> (LogHeader, Vec<LogRe
         cycles,
         streams,
         cpu: None,
+        others: Vec::new(),
     };
     let records = Driver::new(&header, bend).run(&header);
     (header, records)

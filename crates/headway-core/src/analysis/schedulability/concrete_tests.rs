@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::tests::cases;
 use super::*;
-use crate::models::interconnect::tests::fixtures::Draw;
+use crate::interconnect::tests::fixtures::Draw;
 
 /// Whole jobs with deadline = period, from (period, cost, offset).
 fn set(tasks: &[(u64, u64, u64)]) -> Vec<ConcreteTask> {

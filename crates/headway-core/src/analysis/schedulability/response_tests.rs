@@ -2,7 +2,7 @@
 
 use super::tests::cases;
 use super::*;
-use crate::models::interconnect::tests::fixtures::Draw;
+use crate::interconnect::tests::fixtures::Draw;
 
 const MUCH: u64 = 1 << 40;
 

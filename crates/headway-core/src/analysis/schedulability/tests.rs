@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::models::interconnect::tests::fixtures::Draw;
+use crate::interconnect::tests::fixtures::Draw;
 use crate::units::{Bytes, Rate};
 
 /// Tasks with whole jobs and deadline = period, from (cost, period).

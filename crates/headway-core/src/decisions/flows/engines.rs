@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::FlowAssumption;
 use crate::files::machine::{Calibration, Machine, RouteId};
-use crate::models::interconnect::Network;
+use crate::interconnect::Network;
 use crate::models::transfer::Direction;
 use crate::models::transfer::arbitration::DIRECTIONS;
 use crate::units::{Bytes, Nanos, PPM, Rate};

@@ -3,14 +3,14 @@
 
 use super::EndpointId;
 use super::file::Reader;
-use crate::files::document::{DocumentTable, Field, SIZE_MAX, TIME_MAX, narrow};
+use crate::files::document::{DocumentTable, Field, narrow};
 use crate::files::error::FileError;
 use crate::models::transfer::arbitration::{Cut, EngineArbitration, SmallCopyWait};
 use crate::models::transfer::{
     BackgroundLoad, Curve, CurveKey, CurvePoint, Direction, HostMemory, Method, PricedTuning, Stamp, Stores, Tuning,
     TuningKey,
 };
-use crate::units::{Bytes, Nanos, PPM};
+use crate::units::{Bytes, Nanos, PPM, SIZE_MAX, TIME_MAX};
 
 /// Most GPUs active together, pieces of a request, samples of a point.
 const COUNT_MAX: u64 = u32::MAX as u64;

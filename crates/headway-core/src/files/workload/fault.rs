@@ -5,9 +5,9 @@ use std::ops::{Range, RangeInclusive};
 
 use super::Workload;
 use super::texts::{size, time};
-use crate::files::document::{SIZE_LIMIT, SIZE_MAX, TIME_LIMIT, TIME_MAX, ValueFault, quoted};
+use crate::files::document::{SIZE_LIMIT, TIME_LIMIT, ValueFault, quoted};
 use crate::files::error::{FileError, Loaded, short};
-use crate::units::{Bytes, Nanos};
+use crate::units::{Bytes, Nanos, SIZE_MAX, TIME_MAX};
 
 /// What is wrong with a workload, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 pub(crate) use self::case::MethodCase;
 use super::{BackgroundLoad, Bounds, Direction, HostMemory, Method, Price, Profile, Statistic, Tuning};
-use crate::files::machine::EndpointId;
+use crate::models::index::EndpointId;
 use crate::units::{Bytes, Nanos};
 
 /// A copy for which a method is to be chosen.

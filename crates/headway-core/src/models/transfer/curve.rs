@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::files::document::{SIZE_MAX, TIME_MAX};
 use crate::models::wide;
 use crate::units::{Bytes, Nanos};
+use crate::units::{SIZE_MAX, TIME_MAX};
 
 /// Fewest copies of which a 99th percentile is not just the slowest.
 pub const TAIL_SAMPLES: u32 = 100;

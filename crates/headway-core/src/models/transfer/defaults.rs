@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::builtin::{Bus, NodeClass};
 use super::{Curve, CurveKey, CurvePoint, Direction, HostMemory, Method, Profile, Stores, Tuning, WindowMapping};
-use crate::files::machine::EndpointId;
+use crate::models::index::EndpointId;
 use crate::units::{Bytes, Nanos};
 
 const KIB: u64 = 1 << 10;

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::method::Method;
-use crate::files::machine::EndpointId;
+use crate::models::index::EndpointId;
 use crate::units::Bytes;
 
 /// From host to GPU, from GPU to host, or between GPUs.

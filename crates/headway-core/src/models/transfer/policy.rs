@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::{Direction, HostMemory, Method};
-use crate::files::machine::EndpointId;
+use crate::models::index::EndpointId;
 use crate::units::{Bytes, Nanos, PPM};
 
 /// Calls in a row slower than the driver's curve until a method is not used any more.

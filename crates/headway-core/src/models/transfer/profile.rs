@@ -8,7 +8,7 @@ use super::arbitration::EngineArbitration;
 use super::curve::Curve;
 use super::key::{CurveKey, Direction, Tuning, TuningKey};
 use super::price::{Bounds, PricedTuning};
-use crate::files::machine::EndpointId;
+use crate::models::index::EndpointId;
 
 /// What a profile was measured on, and by what. A profile whose stamp differs is stale; commit and date are only recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

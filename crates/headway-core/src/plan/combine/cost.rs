@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::files::machine::{Calibration, RouteId};
-use crate::models::interconnect::{BatchBlock, BatchShape, Network, Starved, Total};
+use crate::interconnect::{BatchBlock, BatchShape, Network, Starved, Total};
 use crate::units::Nanos;
 
 /// Shapes kept ready; all are forgotten when there are more.

@@ -12,7 +12,7 @@ use super::item::{Floors, Item};
 use super::rules::{combine, parts_max};
 use super::{Counting, LIMITS, Pricer};
 use crate::files::machine::RouteId;
-use crate::models::interconnect::Starved;
+use crate::interconnect::Starved;
 use crate::plan::message::{Batch, MessageSet, Release, SlotGrid};
 use crate::units::Nanos;
 

@@ -2,7 +2,7 @@
 
 use super::cost::{Pricer, SetId};
 use crate::files::machine::RouteId;
-use crate::models::interconnect::{Floor, Starved, Total};
+use crate::interconnect::{Floor, Starved, Total};
 use crate::plan::message::{Batch, Elementary, Release, SlotGrid, TIME_MAX, reserve};
 use crate::units::{Bytes, Nanos, PPM};
 

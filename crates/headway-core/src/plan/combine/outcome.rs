@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Counting, Utilisation};
 use crate::analysis::schedulability::RecurrentTask;
 use crate::files::workload::CombineEffort;
-use crate::models::interconnect::Starved;
+use crate::interconnect::Starved;
 use crate::plan::message::{Batch, TIME_MAX};
 use crate::units::Nanos;
 

@@ -2,7 +2,7 @@
 
 use super::stars::{Star, Stars};
 use super::{LIMITS, Priced, Pricer, Utilisation};
-use crate::models::interconnect::Starved;
+use crate::interconnect::Starved;
 
 /// Sets that the search hands back at most.
 const FOUND_MAX: usize = 64;

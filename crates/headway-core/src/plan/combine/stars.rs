@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::rules::{direct, joined_grid};
 use super::{Counting, Priced, Pricer, Utilisation};
-use crate::models::interconnect::Starved;
+use crate::interconnect::Starved;
 use crate::plan::message::{Batch, Elementary, Release, SlotGrid, TIME_MAX};
 use crate::units::Nanos;
 

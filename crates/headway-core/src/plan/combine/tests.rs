@@ -8,8 +8,8 @@ use super::stars::Stars;
 use super::*;
 use crate::analysis::schedulability;
 use crate::files::machine::{Calibration, Machine, RouteId};
-use crate::models::interconnect::Network;
-use crate::models::interconnect::tests::fixtures::*;
+use crate::interconnect::Network;
+use crate::interconnect::tests::fixtures::*;
 use crate::plan::message::{Batch, Elementary, MessageSet, Release};
 use crate::units::{Bytes, Nanos};
 
@@ -265,7 +265,7 @@ fn a_lower_sum_that_fails_the_test_is_not_returned() {
     let network = Network::new(&machine);
     let calibration = calibration(0, 0);
     let mut pricer = Pricer::new(&network, Some(&calibration));
-    let block = |n: usize| crate::models::interconnect::BatchBlock { route: routes[n], bytes: Bytes(1_990_000) };
+    let block = |n: usize| crate::interconnect::BatchBlock { route: routes[n], bytes: Bytes(1_990_000) };
     assert!(pricer.price(&[block(1), block(2)]).unwrap() > Nanos(2_650_000));
     let messages = [(0, 1_000_000, 3), (1, 1_990_000, 10), (2, 1_990_000, 10)];
     let messages = messages.map(|(n, c, p)| message(routes[n], c, p * MS, 0));
@@ -449,10 +449,9 @@ fn fewer_parts_than_chosen_reserve_more_and_no_number_of_parts_costs_less() {
         let reserved = |parts| crate::plan::message::reserve(bytes, parts, granule);
         assert!(fewest <= most && reserved(fewest) == reserved(most));
         assert!(fewest == 1 || reserved(fewest - 1) > reserved(fewest));
-        let other =
-            crate::models::interconnect::BatchBlock { route: routes[1], bytes: Bytes(draw.between(1, 200_000)) };
+        let other = crate::interconnect::BatchBlock { route: routes[1], bytes: Bytes(draw.between(1, 200_000)) };
         let mut cost = |parts| {
-            let block = crate::models::interconnect::BatchBlock { route: routes[0], bytes: reserved(parts) };
+            let block = crate::interconnect::BatchBlock { route: routes[0], bytes: reserved(parts) };
             pricer.price(&[block, other]).unwrap()
         };
         let chosen = cost(fewest);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{Context, Draft, PlanError, planned_step};
 use crate::files::machine::CapacityId;
 use crate::files::workload::{Message, MessageBlock};
-use crate::models::interconnect::{BatchBlock, BatchCompletion, Network};
+use crate::interconnect::{BatchBlock, BatchCompletion, Network};
 use crate::plan::{
     Announced, OperationWork, Pipeline, PipelineSource, PlannedBatch, PlannedOperation, PlannedStep, RateInterval,
 };

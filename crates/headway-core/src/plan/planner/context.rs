@@ -7,7 +7,7 @@ use crate::files::machine::{EndpointId, EngineClass, EngineId, KernelCost, Route
 use crate::files::workload::{
     CopyEndpoint, Cycle, Message, Stream, StreamPlacement, StreamStep, Unplanned, UnplannedKind,
 };
-use crate::models::interconnect::BatchBlock;
+use crate::interconnect::BatchBlock;
 use crate::plan::{OperationWork, Pipeline, PlannedEngine, PlannedOperation, PlannedStep, PlannedStream};
 use crate::units::{Bytes, Nanos, PPM};
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::strategies::GangForm;
 use super::{Context, Draft, PlanError};
 use crate::files::machine::EngineId;
-use crate::models::interconnect::BatchBlock;
+use crate::interconnect::BatchBlock;
 use crate::plan::{Gang, OperationWork, Pipeline, PipelineSource, PlannedStep};
 use crate::units::Nanos;
 

@@ -6,7 +6,7 @@ use super::demands::routes_of;
 use super::{Context, Domains, Draft, PlanError};
 use crate::analysis::schedulability::ChunkFlow;
 use crate::files::machine::{EngineId, RouteId};
-use crate::models::interconnect::BatchBlock;
+use crate::interconnect::BatchBlock;
 use crate::plan::{OperationWork, PipelineSource, PlannedStep};
 use crate::units::{Bytes, Nanos, PPM, Rate};
 

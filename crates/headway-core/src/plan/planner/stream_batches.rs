@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::{Context, Domains, Draft, PlanError, batches};
-use crate::models::interconnect::BatchBlock;
+use crate::interconnect::BatchBlock;
 use crate::plan::{BatchPlace, OperationWork, Pipeline, PipelineSource, PlannedBatch};
 use crate::units::Nanos;
 

@@ -4,7 +4,7 @@ use crate::simulation::verner::pools::{KINDS, Reading, SEEDS};
 use crate::simulation::verner::{BorderPoint, BorderStudy, GainCurve, with_setup};
 use crate::simulation::verner::{STRATEGIES, Site, SiteError, best_split};
 use headway_core::files::machine::Machine;
-use headway_core::models::interconnect::{BatchBlock, Network};
+use headway_core::interconnect::{BatchBlock, Network};
 use headway_core::plan::Strategy;
 use headway_core::units::{Bytes, Nanos};
 

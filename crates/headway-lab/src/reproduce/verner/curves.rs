@@ -9,8 +9,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use headway_core::files::machine::{CapacityKind, Machine};
-use headway_core::models::interconnect::{BatchBlock, BatchCompletion, Network, Scratch};
-use headway_core::models::transfer::fit::FitError;
+use headway_core::interconnect::fit::FitError;
+use headway_core::interconnect::{BatchBlock, BatchCompletion, Network, Scratch};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::gpu::Gpu;
 

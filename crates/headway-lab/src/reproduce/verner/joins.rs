@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::simulation::verner::admission::{Admission, AdmissionRefused, Admitted, FlowPlacement, FlowRequest, LIMITS};
 use crate::simulation::verner::running::{BatchJob, RunningDomain};
 use headway_core::files::machine::{EngineClass, Machine, RouteId};
-use headway_core::models::interconnect::{BatchBlock, Network};
+use headway_core::interconnect::{BatchBlock, Network};
 use headway_core::models::transfer::Method;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::{Access, Buffer, Completion, DeviceError, Engines, HostKind, Span};

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use headway_core::analysis::schedulability::{RecurrentTask, TestOutcome, TestViolation, jeffay};
 use headway_core::files::machine::{Calibration, RouteId};
-use headway_core::models::interconnect::{BatchBlock, Network, Starved};
+use headway_core::interconnect::{BatchBlock, Network, Starved};
 use headway_core::units::{Bytes, Nanos, PPM};
 
 /// Bounds on what one domain holds.

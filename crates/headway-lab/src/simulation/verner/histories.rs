@@ -3,7 +3,7 @@
 use super::admission::{Admission, AdmissionRefused, FlowPlacement, FlowRequest, LIMITS};
 use super::running::RunningDomain;
 use headway_core::files::machine::{Machine, RouteId};
-use headway_core::models::interconnect::{BatchBlock, Network};
+use headway_core::interconnect::{BatchBlock, Network};
 use headway_core::units::{Bytes, Nanos};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;

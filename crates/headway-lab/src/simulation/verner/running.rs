@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use super::admission::{Admission, AdmissionRefused, Admitted, FlowRequest};
-use headway_core::models::interconnect::BatchBlock;
+use headway_core::interconnect::BatchBlock;
 use headway_core::units::Nanos;
 
 /// A job that the server begins: all blocks move at once, in this order.
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
     use crate::simulation::verner::admission::{FlowPlacement, LIMITS};
     use headway_core::files::machine::{RouteId, shipped};
-    use headway_core::models::interconnect::Network;
+    use headway_core::interconnect::Network;
     use headway_core::units::Bytes;
 
     const MS: u64 = 1_000_000;

@@ -3,7 +3,7 @@
 use super::load::{BlockLoad, GRANULE};
 use headway_core::analysis::schedulability::{MARGIN_PPM_MAX, RecurrentTask, jeffay, margin_ppm};
 use headway_core::files::machine::{Calibration, EndpointId, KernelCost, Machine, RouteId};
-use headway_core::models::interconnect::{BatchBlock, Network, Starved};
+use headway_core::interconnect::{BatchBlock, Network, Starved};
 use headway_core::plan::Strategy;
 use headway_core::plan::combine::{CombineEffort, CombineError, CombineOptions, Counting, Priced, Pricer, transform};
 use headway_core::plan::message::{Elementary, MessageSet};

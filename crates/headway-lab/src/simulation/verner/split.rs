@@ -6,7 +6,7 @@
 
 use super::load::BlockLoad;
 use super::site::{Site, classes_max, cycles};
-use headway_core::models::interconnect::Starved;
+use headway_core::interconnect::Starved;
 use headway_core::plan::Strategy;
 use headway_core::plan::stream::{Fluid, Rectangle};
 use headway_core::units::{Nanos, PPM};

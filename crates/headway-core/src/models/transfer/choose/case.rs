@@ -5,7 +5,7 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeSet;
 
 use super::{Available, Candidate, CostFigures, MethodChoice, MethodRequest, MethodVerdict, RejectionReason};
-use crate::files::machine::EndpointId;
+use crate::models::index::EndpointId;
 use crate::models::transfer::curve::{Exact, TAIL_SAMPLES};
 use crate::models::transfer::price::price;
 use crate::models::transfer::{

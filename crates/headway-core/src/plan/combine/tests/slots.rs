@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::*;
-use crate::models::interconnect::BatchBlock;
+use crate::interconnect::BatchBlock;
 use crate::plan::Carried;
 use crate::plan::message::{BatchMember, Level, SlotGrid, cut};
 

@@ -3,7 +3,7 @@
 use super::{Context, StrategyRow, Tried, none_tied, unnamed};
 use crate::analysis::schedulability::{RecurrentTask, passes};
 use crate::files::machine::RouteId;
-use crate::models::interconnect::{BatchBlock, Network};
+use crate::interconnect::{BatchBlock, Network};
 use crate::plan::combine::{CombineOptions, Pricer, Transformed, transform};
 use crate::plan::message::{Batch, Elementary, MessageError, MessageSet};
 use crate::plan::planner::batches::{batch_step, block_name, part_name, priced_batch};

@@ -1,4 +1,4 @@
-//! Positions in a machine's lists, each list's a type of its own.
+//! Positions in the lists of a [`Machine`](crate::files::machine::Machine), each list's a type of its own.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,11 +18,11 @@ macro_rules! index {
     };
 }
 
-index!(/// A position in [`super::Machine::endpoints`].
+index!(/// A position in [`crate::files::machine::Machine::endpoints`].
     EndpointId);
-index!(/// A position in [`super::Machine::capacities`].
+index!(/// A position in [`crate::files::machine::Machine::capacities`].
     CapacityId);
-index!(/// A position in [`super::Machine::engines`].
+index!(/// A position in [`crate::files::machine::Machine::engines`].
     EngineId);
-index!(/// A position in [`super::Machine::routes`].
+index!(/// A position in [`crate::files::machine::Machine::routes`].
     RouteId);

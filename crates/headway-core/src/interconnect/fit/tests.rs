@@ -52,8 +52,8 @@ fn close(found: u64, expected: u64) {
 /// A node of round figures.
 fn by_hand(name: &str) -> Machine {
     let text = match name {
-        "h200-x1" => include_str!("../../../../tests/machines/h200-x1.toml"),
-        _ => include_str!("../../../../tests/machines/h200-x4.toml"),
+        "h200-x1" => include_str!("../../../tests/machines/h200-x1.toml"),
+        _ => include_str!("../../../tests/machines/h200-x4.toml"),
     };
     parse(name, text).expect("it parses")
 }

@@ -12,13 +12,12 @@ mod search;
 use std::collections::{BTreeMap, BTreeSet};
 
 use self::search::{Shared, search};
-use super::Direction;
 use crate::files::machine::{
     Calibration, Capacity, CapacityId, CapacityKind, Endpoint, EndpointId, EndpointKind, Engine, EngineClass, EngineId,
     Machine, MeasuredSet, RATE_MIN, Route, RouteId,
 };
-use crate::models::interconnect::{BatchBlock, Network, Scratch, Starved};
-use crate::models::transfer::Method;
+use crate::interconnect::{BatchBlock, Network, Scratch, Starved};
+use crate::models::transfer::{Direction, Method, Profile};
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 
 /// Margin below which none goes: statistics of few sets.
@@ -228,7 +227,7 @@ fn build(node: &NodeFacts, links: &Links, shared: &Shared) -> Result<Machine, Fi
         kernels: Vec::new(),
         cpu: None,
         calibration: None,
-        profile: super::Profile::default(),
+        profile: Profile::default(),
         hash: String::new(),
     };
     for (at, (&(gpu, direction), own)) in (0..).zip(links) {

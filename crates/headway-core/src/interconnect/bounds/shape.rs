@@ -3,7 +3,7 @@
 
 use super::{Fifos, Load, Member, depths, is_live};
 use crate::files::machine::{Calibration, RouteId};
-use crate::models::interconnect::{BatchBlock, Network, Scratch, Starved};
+use crate::interconnect::{BatchBlock, Network, Scratch, Starved};
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 
 /// Twins of at most this many engines remember the rates of every set of active ones.

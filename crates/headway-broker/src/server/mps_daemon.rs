@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use headway_os::ipc::{Poller, Process};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
-use super::guardian::{Control, END_MAX, FAILED, SERVING, has_ended_within, stop};
-use super::{LOGS, MpsError, MpsOptions, Other, check};
 use crate::error::ServerError;
 use crate::folder::Folder;
+use crate::mps::guardian::{Control, END_MAX, FAILED, SERVING, has_ended_within, stop};
+use crate::mps::{self, LOGS, MpsError, MpsOptions, Other, check};
 use crate::status::MpsStatus;
 
 /// How long the guardian may take to report the outcome of the start; its own waits are shorter.
@@ -33,7 +33,7 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Starts the guardian, which starts the daemon, and waits until that serves.
     pub(crate) fn start(options: &MpsOptions, socket: &Path) -> Result<Self, ServerError> {
-        let folder = super::folder(socket).map_err(|source| ServerError::Place { path: socket.to_owned(), source })?;
+        let folder = mps::folder(socket).map_err(|source| ServerError::Place { path: socket.to_owned(), source })?;
         check(&folder)?;
         for path in [folder.clone(), folder.join(LOGS)] {
             let made = Folder::make(&path, 0o700).and_then(|()| Folder::open(&path).map(drop));

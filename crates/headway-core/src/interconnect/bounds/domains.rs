@@ -2,7 +2,7 @@
 
 use super::Load;
 use crate::files::machine::RouteId;
-use crate::models::interconnect::Network;
+use crate::interconnect::Network;
 use crate::units::PPM;
 
 impl Network {

@@ -11,6 +11,7 @@
 
 mod bounds;
 mod completion;
+pub mod fit;
 mod measured_sets;
 #[cfg(test)]
 pub(crate) mod tests;

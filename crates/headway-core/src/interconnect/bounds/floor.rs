@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Load, Total};
 use crate::files::machine::RouteId;
-use crate::models::interconnect::Network;
+use crate::interconnect::Network;
 use crate::units::{NANOS_PER_SECOND, PPM};
 
 /// Loads of every engine and shared capacity, in nanoseconds rounded down.

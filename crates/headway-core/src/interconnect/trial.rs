@@ -215,13 +215,13 @@ fn median(mut times: Vec<Nanos>) -> Nanos {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::interconnect::tests::fixtures::{block, figure_ii_1};
+    use crate::interconnect::tests::fixtures::{block, figure_ii_1};
 
     #[test]
     fn a_trial_is_judged_by_the_median_and_each_repetition_against_the_bound() {
         let (machine, order) = figure_ii_1();
         let network = Network::new(&machine);
-        let text = include_str!("../../../tests/machines/h200-x4.toml");
+        let text = include_str!("../../tests/machines/h200-x4.toml");
         let calibration =
             crate::files::machine::parse("h200-x4", text).expect("it parses").calibration.expect("it has one");
         let ms = |long: u64, short: u64| vec![Nanos(long * 1_000_000), Nanos(short * 1_000_000)];
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn validation_stores_errors_and_raises_the_margin_by_what_exceeds_the_bound() {
-        let text = include_str!("../../../tests/machines/h200-x1.toml");
+        let text = include_str!("../../tests/machines/h200-x1.toml");
         let machine = crate::files::machine::parse("h200-x1", text).expect("it parses");
         let route = machine.route(machine.memories().next().expect("one"), machine.gpus().next().expect("one"));
         let order = vec![block(route.expect("in"), 1 << 28)];

@@ -111,7 +111,7 @@ mod tests {
     fn without_git_the_walk_finds_sources_and_skips_outputs() {
         let mut paths = Vec::new();
         walk(&crate::root().join("xtask"), "", &mut paths).unwrap();
-        assert!(paths.iter().any(|path| path == "src/tidy/tree.rs"));
+        assert!(paths.iter().any(|path| path == "src/tree.rs"));
         paths.clear();
         walk(&crate::root(), "", &mut paths).unwrap();
         assert!(!paths.iter().any(|path| path.starts_with("target/") || path.starts_with(".git/")));

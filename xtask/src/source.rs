@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::Tree;
+use crate::tree::Tree;
 
 /// One Rust file. `code` and `comments` have the lines and columns of the file; everything else in them is blank.
 pub(crate) struct Source {

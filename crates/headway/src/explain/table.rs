@@ -2,8 +2,11 @@
 
 use serde::Serialize;
 
-use super::{CostFigures, MethodChoice, MethodRequest, MethodVerdict, Price, Profile, TAIL_SAMPLES};
-use crate::files::machine::Machine;
+use headway_core::files::machine::Machine;
+use headway_core::models::index::EndpointId;
+use headway_core::models::transfer::{
+    Candidate, CostFigures, MethodChoice, MethodRequest, MethodVerdict, Price, Profile, TAIL_SAMPLES,
+};
 
 /// A choice laid out: one row per method, the chosen one first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -40,8 +43,8 @@ pub struct MethodRow {
 
 /// Lays out `choice`, which was made for `request` on `machine`.
 #[must_use]
-pub fn explain(machine: &Machine, request: &MethodRequest, choice: &MethodChoice) -> Explanation {
-    let row = |candidate: &super::Candidate| MethodRow {
+pub(super) fn lay_out(machine: &Machine, request: &MethodRequest, choice: &MethodChoice) -> Explanation {
+    let row = |candidate: &Candidate| MethodRow {
         method: candidate.method.word(),
         form: candidate.method.form().unwrap_or(""),
         figures: CostFigures {
@@ -64,7 +67,7 @@ pub fn explain(machine: &Machine, request: &MethodRequest, choice: &MethodChoice
 }
 
 fn question(machine: &Machine, request: &MethodRequest) -> String {
-    let name = |end: crate::files::machine::EndpointId| machine.endpoints.get(end.at()).map_or("?", |e| e.id.as_str());
+    let name = |end: EndpointId| machine.endpoints.get(end.at()).map_or("?", |e| e.id.as_str());
     let ends = match request.peer {
         Some(peer) => format!("{} -> {}", name(request.gpu), name(peer)),
         None => name(request.gpu).to_owned(),
@@ -92,22 +95,22 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::files::machine::parse;
-    use crate::models::transfer::{
+    use headway_core::files::machine::parse;
+    use headway_core::models::transfer::{
         Available, Direction, HostMemory, Method, MethodRequest, ResidentShape, WindowMapping, choose,
     };
-    use crate::units::Bytes;
+    use headway_core::units::Bytes;
 
     #[test]
     fn a_choice_becomes_a_question_a_source_and_a_row_for_each_method() {
-        let text = include_str!("../../../tests/machines/h200-x1.toml");
+        let text = include_str!("../../../headway-core/tests/machines/h200-x1.toml");
         let machine = parse("h200-x1", text).expect("it parses");
         let gpu = machine.gpus().next().expect("it has one");
         let methods =
             BTreeSet::from([Method::Window(Some(WindowMapping::Vulkan)), Method::Resident(Some(ResidentShape::Hub))]);
         let available = Available { methods, ..Available::default() };
         let request = MethodRequest::new(gpu, Direction::H2d, HostMemory::Touched, Bytes(4096));
-        let explained = explain(&machine, &request, &choose(&machine.profile, &request, &available));
+        let explained = lay_out(&machine, &request, &choose(&machine.profile, &request, &available));
         assert_eq!(explained.question, "4 KiB h2d gpu0, memory warm, load alone, 1 active GPU, objective median");
         assert_eq!(explained.profile, "default, not measured");
         let rows: Vec<_> = explained.rows.iter().map(|row| (row.method, row.form, row.verdict.as_str())).collect();

@@ -1,0 +1,155 @@
+//! Which other programs copy over the engines of a run. A plan counts nobody but itself there, so that it promises nothing any more from then on.
+//!
+//! Programs tell of their copies on the user's board. The counters of links, which know the others too, are not read: a call of the driver may
+//! wait up to a millisecond for a reading.
+
+use std::collections::BTreeMap;
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use headway_core::log::OtherCopies;
+use headway_core::units::{Bytes, Nanos};
+use headway_device::Engines;
+use headway_os::board::{BoardGpu, BoardReading};
+use headway_os::{clock, threads};
+
+use crate::activity::{command, read_board, totals};
+
+/// Between two looks.
+const EVERY: Duration = Duration::from_millis(100);
+/// Programs that are remembered.
+const OTHERS_MAX: usize = 64;
+
+/// Looks from its beginning to its end.
+pub(super) struct OthersWatch {
+    over: Arc<AtomicBool>,
+    thread: JoinHandle<Vec<OtherCopies>>,
+}
+
+impl OthersWatch {
+    /// `tell` hears of each program once, at once. `None` if the system gives no thread.
+    pub(super) fn begin(devices: &[Engines], tell: fn(&str)) -> Option<Self> {
+        let gpus: Vec<BoardGpu> = devices.iter().map(|device| device.description().board_gpu()).collect();
+        let over = Arc::<AtomicBool>::default();
+        let ends = Arc::clone(&over);
+        let mut others = Others::new(gpus, &read_board());
+        let look = move || {
+            while !ends.load(Ordering::Relaxed) {
+                thread::park_timeout(EVERY);
+                others.look(clock::now(), &read_board(), tell);
+            }
+            others.found.into_values().collect()
+        };
+        let thread = threads::spawn("headway-others", look).ok()?;
+        Some(Self { over, thread })
+    }
+
+    pub(super) fn end(self) -> Vec<OtherCopies> {
+        self.over.store(true, Ordering::Relaxed);
+        self.thread.thread().unpark();
+        self.thread.join().unwrap_or_default()
+    }
+}
+
+/// Copies of one program over one engine.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct EngineUse {
+    pid: u32,
+    gpu: u32,
+    outward: bool,
+}
+
+struct Others {
+    gpus: Vec<BoardGpu>,
+    before: BTreeMap<EngineUse, u64>,
+    found: BTreeMap<EngineUse, OtherCopies>,
+}
+
+impl Others {
+    fn new(gpus: Vec<BoardGpu>, board: &BoardReading) -> Self {
+        let mut others = Self { gpus, before: BTreeMap::new(), found: BTreeMap::new() };
+        others.before = others.told(board);
+        others
+    }
+
+    /// What other programs have told of the GPUs of the run.
+    fn told(&self, board: &BoardReading) -> BTreeMap<EngineUse, u64> {
+        let mut all: BTreeMap<EngineUse, u64> = BTreeMap::new();
+        for (key, row) in totals(board) {
+            if let Some(gpu) = self.gpus.iter().position(|gpu| *gpu == key.gpu)
+                && key.pid != process::id()
+            {
+                let engine = EngineUse { pid: key.pid, gpu: gpu as u32, outward: key.outward };
+                let sum = all.entry(engine).or_default();
+                *sum = sum.saturating_add(row.bytes);
+            }
+        }
+        all
+    }
+
+    fn look(&mut self, now: Nanos, board: &BoardReading, mut tell: impl FnMut(&str)) {
+        let told = self.told(board);
+        for (engine, bytes) in &told {
+            let more = bytes.saturating_sub(self.before.get(engine).copied().unwrap_or(0));
+            if more == 0 {
+                continue;
+            }
+            let is_new = !self.found.contains_key(engine);
+            if is_new && self.found.len() == OTHERS_MAX {
+                continue;
+            }
+            let EngineUse { pid, gpu, outward } = *engine;
+            let new = || OtherCopies { pid, command: command(pid), gpu, outward, since: now, bytes: Bytes(0) };
+            let other = self.found.entry(*engine).or_insert_with(new);
+            other.bytes = Bytes(other.bytes.0.saturating_add(more));
+            if is_new {
+                let way = if outward { "out of" } else { "into" };
+                tell(&format!(
+                    "`{}` ({pid}) copies {way} GPU {gpu}, which the plan does not allow for: from now on it promises nothing",
+                    other.command
+                ));
+            }
+        }
+        self.before = told;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use headway_core::decisions::engine_line::FlowClass;
+    use headway_core::decisions::staging::StagingDirection;
+    use headway_os::board::BoardRow;
+
+    use super::*;
+
+    const GPU: BoardGpu = [7; 16];
+
+    fn row(pid: u32, gpu: BoardGpu, bytes: u64) -> BoardRow {
+        let (direction, class) = (StagingDirection::Out, FlowClass::Bulk);
+        BoardRow { pid, started: 1, gpu, direction, class, copies: 1, bytes, waited_ns: 0, misses: 0, behind: None }
+    }
+
+    #[test]
+    fn who_copies_over_an_engine_of_the_run_after_its_beginning_is_told_once_with_all_bytes() {
+        let board = |rows: &[BoardRow]| BoardReading { rows: rows.to_vec(), processes: rows.len() };
+        let other = u32::MAX;
+        let mut others = Others::new(vec![[1; 16], GPU], &board(&[row(other, GPU, 100)]));
+        let mut told = Vec::new();
+        for (at, bytes) in [(1, 100), (2, 150), (3, 400)] {
+            // The run itself, and a GPU that it does not use, count for nothing.
+            let rows = [row(other, GPU, bytes), row(process::id(), GPU, bytes), row(other, [9; 16], bytes)];
+            others.look(Nanos(at), &board(&rows), |text| told.push(text.to_owned()));
+        }
+        let found: Vec<OtherCopies> = others.found.into_values().collect();
+        let command = "?".to_owned();
+        assert_eq!(
+            found,
+            [OtherCopies { pid: other, command, gpu: 1, outward: true, since: Nanos(2), bytes: Bytes(300) }]
+        );
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].contains("copies out of GPU 1"), "{told:?}");
+    }
+}
