@@ -309,9 +309,10 @@ def node_file() -> str:
     The name of the machine file that `headway measure` writes.
     """
 
-def open_flow(machine: Machine, name: str, dst: Any, src: Any, period_ns: SupportsIndex, deadline_ns: SupportsIndex, on_miss: str, promised: Incomplete | None = None) -> NativeFlow:
+def open_flow(machine: Machine, name: str, dst: Any, src: Any, period_ns: SupportsIndex, deadline_ns: SupportsIndex, on_miss: str, promised: Incomplete | None = None, broker: str | PathLike[str] | None = None) -> NativeFlow:
     """
-    Opens a flow on the GPU that has one of both arrays; with `promised`, for all that this contract allows for.
+    Opens a flow on the GPU that has one of both arrays; with `promised`, for all that this contract allows for. A broker at `broker`, or for an
+    empty text at the usual place, counts other programs.
     """
 
 def open_machine(name: str) -> Machine:
