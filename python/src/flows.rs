@@ -152,10 +152,7 @@ pub(crate) fn open_flow(
 }
 
 fn other_arrays(py: Python<'_>, promised: &FlowContract, arrays: &FlowContract) -> PyErr {
-    let told = |of: &FlowContract| {
-        let way = if of.direction == Direction::H2d { "into" } else { "out of" };
-        format!("{} {way} GPU {}", of.bytes, of.gpu)
-    };
+    let told = |of: &FlowContract| format!("{} {} GPU {}", of.bytes, of.direction.preposition(), of.gpu);
     let name = &promised.name;
     let message =
         format!("the contract of flow `{name}` is for up to {}, and the arrays are {}", told(promised), told(arrays));

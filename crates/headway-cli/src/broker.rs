@@ -8,7 +8,6 @@ use headway::broker::{
     self, BrokerOptions, BrokerStatus, EngineRole, LimitUse, LockId, LockOrder, MemoryStatus, MpsOptions, MpsStatus,
     Phase, TokenMode, UserAccess,
 };
-use headway::copy::Direction;
 use headway::metrics::{MetricsAddress, MetricsServer, MetricsSource};
 use headway::mps;
 use headway::units::{Bytes, Nanos};
@@ -211,11 +210,16 @@ pub(crate) fn text(status: &BrokerStatus) -> String {
         );
     }
     for flow in &status.flows {
-        let way = if flow.direction == Direction::H2d { "into" } else { "out of" };
         let _ = writeln!(
             text,
-            "flow      `{}` of client {}: {} {way} {} every {}, each within {}",
-            flow.name, flow.client.0, flow.bytes, flow.gpu, flow.period, flow.deadline
+            "flow      `{}` of client {}: {} {} {} every {}, each within {}",
+            flow.name,
+            flow.client.0,
+            flow.bytes,
+            flow.direction.preposition(),
+            flow.gpu,
+            flow.period,
+            flow.deadline
         );
     }
     if status.omitted > 0 {

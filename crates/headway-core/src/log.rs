@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::decisions::dispatch::{DispatchAction, DispatchEvent, DispatchInput};
 use crate::models::cpu;
+use crate::models::transfer::Direction;
 use crate::plan::Plan;
 use crate::units::{Bytes, Nanos};
 
@@ -77,8 +78,7 @@ pub struct OtherCopies {
     pub command: String,
     /// The GPU, by ordinal of the run's devices.
     pub gpu: u32,
-    /// Out of the GPU; else into it.
-    pub outward: bool,
+    pub direction: Direction,
     /// When they were seen first, on the clock of the records.
     pub since: Nanos,
     /// What they moved from then on; before they were seen, at most what passes in the time between two looks (100 ms).

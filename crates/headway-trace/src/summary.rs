@@ -444,9 +444,9 @@ fn unpromised(log: &RunLog) -> Option<String> {
 fn others_on_engines(log: &RunLog) -> Option<String> {
     let began = log.records().first().map_or(Nanos::ZERO, |record| record.at);
     let all = log.header().others.iter().map(|other| {
-        let OtherCopies { pid, command, gpu, outward, since, bytes } = other;
-        let way = if *outward { "out of" } else { "into" };
-        format!("`{command}` ({pid}) copied {bytes} {way} GPU {gpu} from {} on", since.saturating_sub(began))
+        let OtherCopies { pid, command, gpu, direction, since, bytes } = other;
+        let towards = direction.preposition();
+        format!("`{command}` ({pid}) copied {bytes} {towards} GPU {gpu} from {} on", since.saturating_sub(began))
     });
     let all = all.collect::<Vec<_>>().join(", ");
     (!all.is_empty()).then(|| format!("the plan does not promise this beside other programs on its engines: {all}"))

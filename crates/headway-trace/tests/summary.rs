@@ -4,6 +4,7 @@ use crate::common;
 
 use crate::common::{Bend, log, plan, run};
 use headway_core::log::OtherCopies;
+use headway_core::models::transfer::Direction;
 use headway_core::plan::{OperationWork, PipelineSource, PlannedOperation, Server};
 use headway_core::units::{Bytes, Nanos};
 use headway_trace::RunLog;
@@ -108,7 +109,8 @@ fn a_program_that_copied_over_an_engine_of_the_plan_is_named() {
     let (mut header, records) = run(&plan(1), 1, Bend::default());
     let since = records[0].at + Nanos(1_500_000);
     let command = "python3".to_owned();
-    header.others = vec![OtherCopies { pid: 42, command, gpu: 0, outward: true, since, bytes: Bytes(3 << 20) }];
+    header.others =
+        vec![OtherCopies { pid: 42, command, gpu: 0, direction: Direction::D2h, since, bytes: Bytes(3 << 20) }];
     let verdict = summarize(&RunLog::new(header, records, "fixture").unwrap()).verdict;
     assert!(verdict.held);
     let why = verdict.unpromised.unwrap();

@@ -1,6 +1,6 @@
 //! Flows of several processes under one broker: what each is promised, and what one that is killed, hangs or lies costs the others.
 //!
-//! Each program is a process of this test with emulated GPUs of its own, which does what it is told line by line.
+//! Each program is this test program, started again. It has emulated GPUs of its own, and reads commands from its standard input.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};

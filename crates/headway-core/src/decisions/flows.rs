@@ -379,8 +379,7 @@ impl FlowBook {
         Ok(())
     }
 
-    /// Whether all that changed of an engine counts now: no chunk is larger than the flows that there are allow for, and no job goes by what was
-    /// before.
+    /// Whether every change of an engine counts now: no chunk is larger than its flows allow for, and no job goes by former costs.
     #[must_use]
     pub fn is_in_force(&self, gpu: u32, direction: Direction) -> bool {
         let place = self.engines.get(&(gpu, direction));

@@ -17,7 +17,7 @@ use crate::files::machine::{
     Machine, MeasuredSet, RATE_MIN, Route, RouteId,
 };
 use crate::interconnect::{BatchBlock, Network, Scratch, Starved};
-use crate::models::transfer::{Direction, Method, Profile};
+use crate::models::transfer::{Direction, Method};
 use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 
 /// Margin below which none goes: statistics of few sets.
@@ -220,15 +220,8 @@ fn build(node: &NodeFacts, links: &Links, shared: &Shared) -> Result<Machine, Fi
         name: node.name.clone(),
         description: node.description.clone(),
         endpoints: node.endpoints.clone(),
-        capacities: Vec::new(),
-        engines: Vec::new(),
-        routes: Vec::new(),
-        sets: Vec::new(),
-        kernels: Vec::new(),
-        cpu: None,
-        calibration: None,
-        profile: Profile::default(),
         hash: String::new(),
+        ..Machine::none()
     };
     for (at, (&(gpu, direction), own)) in (0..).zip(links) {
         let host = memory_of(node, gpu).ok_or(FitError::NoMemory)?;

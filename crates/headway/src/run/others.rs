@@ -11,6 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use headway_core::log::OtherCopies;
+use headway_core::models::transfer::Direction;
 use headway_core::units::{Bytes, Nanos};
 use headway_device::Engines;
 use headway_os::board::{BoardGpu, BoardReading};
@@ -59,7 +60,7 @@ impl OthersWatch {
 struct EngineUse {
     pid: u32,
     gpu: u32,
-    outward: bool,
+    direction: Direction,
 }
 
 struct Others {
@@ -82,7 +83,8 @@ impl Others {
             if let Some(gpu) = self.gpus.iter().position(|gpu| *gpu == key.gpu)
                 && key.pid != process::id()
             {
-                let engine = EngineUse { pid: key.pid, gpu: gpu as u32, outward: key.outward };
+                let direction = if key.outward { Direction::D2h } else { Direction::H2d };
+                let engine = EngineUse { pid: key.pid, gpu: gpu as u32, direction };
                 let sum = all.entry(engine).or_default();
                 *sum = sum.saturating_add(row.bytes);
             }
@@ -101,15 +103,15 @@ impl Others {
             if is_new && self.found.len() == OTHERS_MAX {
                 continue;
             }
-            let EngineUse { pid, gpu, outward } = *engine;
-            let new = || OtherCopies { pid, command: command(pid), gpu, outward, since: now, bytes: Bytes(0) };
+            let EngineUse { pid, gpu, direction } = *engine;
+            let new = || OtherCopies { pid, command: command(pid), gpu, direction, since: now, bytes: Bytes(0) };
             let other = self.found.entry(*engine).or_insert_with(new);
             other.bytes = Bytes(other.bytes.0.saturating_add(more));
             if is_new {
-                let way = if outward { "out of" } else { "into" };
                 tell(&format!(
-                    "`{}` ({pid}) copies {way} GPU {gpu}, which the plan does not allow for: from now on it promises nothing",
-                    other.command
+                    "`{}` ({pid}) copies {} GPU {gpu}, which the plan does not allow for: from now on it promises nothing",
+                    other.command,
+                    direction.preposition()
                 ));
             }
         }
@@ -147,7 +149,14 @@ mod tests {
         let command = "?".to_owned();
         assert_eq!(
             found,
-            [OtherCopies { pid: other, command, gpu: 1, outward: true, since: Nanos(2), bytes: Bytes(300) }]
+            [OtherCopies {
+                pid: other,
+                command,
+                gpu: 1,
+                direction: Direction::D2h,
+                since: Nanos(2),
+                bytes: Bytes(300)
+            }]
         );
         assert_eq!(told.len(), 1, "{told:?}");
         assert!(told[0].contains("copies out of GPU 1"), "{told:?}");

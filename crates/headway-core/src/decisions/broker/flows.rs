@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::messages::{Action, FlowTerms, ProgramEngine, Reply};
+use super::messages::{Action, ClientProcess, FlowTerms, ProgramEngine, Reply};
 use super::usage::LimitUse;
 use super::{Book, ClientId};
 use crate::decisions::flows::{
@@ -41,10 +41,17 @@ pub struct ProgramFlow {
     pub contract: FlowContract,
 }
 
+/// Which process it is, by whichever connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+struct ProgramProcess {
+    pid: u32,
+    /// When it was started.
+    started: u64,
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Program {
-    pid: u32,
-    started: u64,
+    process: ProgramProcess,
     engines: Vec<ProgramEngine>,
     book: FlowBook,
     /// What it was told last.
@@ -55,10 +62,6 @@ impl Program {
     fn has(&self, other: &ProgramEngine) -> bool {
         let same = |own: &ProgramEngine| own.gpu == other.gpu && own.engine.direction == other.engine.direction;
         self.engines.iter().any(same)
-    }
-
-    const fn process(&self) -> (u32, u64) {
-        (self.pid, self.started)
     }
 }
 
@@ -76,7 +79,7 @@ struct TermsChange {
     version: u64,
     since: Nanos,
     waits_for: BTreeSet<ClientId>,
-    /// Who is answered then, and what.
+    /// The client whose flow is open when all keep to the terms, and the answer that it gets then.
     opens: Option<(ClientId, FlowAdmitted)>,
 }
 
@@ -121,9 +124,9 @@ impl Programs {
         let name = asked.map_or_else(String::new, |(_, contract)| contract.name.clone());
         for client in self.programs.keys().copied().collect::<Vec<_>>() {
             let of = &self.programs[&client];
-            let (process, pid, mut changes) = (of.process(), of.pid, Vec::new());
+            let (process, mut changes) = (of.process, Vec::new());
             for engine in &of.engines {
-                let there = self.programs.values().filter(|other| other.has(engine)).map(Program::process);
+                let there = self.programs.values().filter(|other| other.has(engine)).map(|other| other.process);
                 let others = there.filter(|other| *other != process).collect::<BTreeSet<_>>().len();
                 let others = u32::try_from(others).unwrap_or(u32::MAX).max(floor);
                 let FlowEngine { gpu, direction, .. } = engine.engine;
@@ -144,7 +147,7 @@ impl Programs {
             let book = &mut self.programs.get_mut(&client).expect("it is one of these").book;
             for engine in changes {
                 let (gpu, direction) = (engine.gpu, engine.direction);
-                if let Err(of) = book.change(now, engine, &format!(" (process {pid})")) {
+                if let Err(of) = book.change(now, engine, &format!(" (process {})", process.pid)) {
                     let unfit = FlowUnfit { name, suffers: of.suffers, by: of.by, why: of.why, proposals: Vec::new() };
                     return Err(FlowRefused::Unfit(Box::new(unfit)));
                 }
@@ -161,13 +164,12 @@ impl Programs {
         now: Nanos,
         floor: u32,
         ask: &FlowAsk,
-        process: (u32, u64),
+        process: ProgramProcess,
     ) -> Result<(Self, FlowAdmitted), FlowRefused> {
         let FlowAsk { client, engines, contract } = ask;
         self.programs.entry(*client).or_insert_with(|| {
             let of = engines.iter().map(|named| named.engine.clone()).collect();
-            let (pid, started) = process;
-            Program { pid, started, engines: engines.clone(), book: FlowBook::new(of, LIMITS), told: Vec::new() }
+            Program { process, engines: engines.clone(), book: FlowBook::new(of, LIMITS), told: Vec::new() }
         });
         let mut counted = self.counted(now, floor, Some((*client, contract)))?;
         let book = &mut counted.programs.get_mut(client).expect("it was put there").book;
@@ -320,7 +322,10 @@ impl Book {
                 continue;
             }
             let Some(ask) = self.flows.asks.pop_front() else { return };
-            let process = self.clients.get(&ask.client).map_or((0, 0), |of| (of.process.pid, of.process.started));
+            let process = self.clients.get(&ask.client).map_or_else(ProgramProcess::default, |known| {
+                let ClientProcess { pid, started, .. } = known.process;
+                ProgramProcess { pid, started }
+            });
             match self.flows.clone().with(now, floor, &ask, process) {
                 Ok((programs, admitted)) => self.put_in_force(now, programs, Some((ask.client, admitted))),
                 Err(refused) => self.reply(ask.client, Reply::FlowRefused(refused)),
@@ -351,7 +356,7 @@ impl Book {
         let Some(now_there) = programs.get(&client) else { return };
         let is_former = |(other, of): &(&ClientId, &Program)| {
             **other != client
-                && of.process() == now_there.process()
+                && of.process == now_there.process
                 && !self.is_served(**other)
                 && of.engines.iter().all(|engine| now_there.has(engine))
         };

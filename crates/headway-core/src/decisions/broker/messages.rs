@@ -31,8 +31,7 @@ pub struct BrokerLimits {
     pub requests_per_user: usize,
     /// Flows of one user that are open or asked for.
     pub flows_per_user: usize,
-    /// Programs that each flow bears on its engine from the beginning: so many can always open flows there, whatever the first of them asks
-    /// for.
+    /// How many programs' turns each flow bears from the beginning. So many programs can always open flows on an engine.
     pub flow_programs: u32,
     /// Bytes that the requests of one user add to the log, a second; at once 16 times as much.
     pub log_bytes_per_user: u64,

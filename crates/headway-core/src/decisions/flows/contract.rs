@@ -116,7 +116,7 @@ pub enum InvalidContract {
         "`{name}` has a deadline of {deadline}; it must be above {least}, within which threads ask for the engine, and at most {most}"
     )]
     Deadline { name: String, deadline: Nanos, least: Nanos, most: Nanos },
-    #[error("there is no engine for copies {} GPU {gpu}, which `{name}` asks for; choose another GPU or direction", way(*direction))]
+    #[error("there is no engine for copies {} GPU {gpu}, which `{name}` asks for; choose another GPU or direction", direction.preposition())]
     NoEngine { name: String, gpu: u32, direction: Direction },
     #[error(
         "`{name}` would share an engine with another program, and how long that keeps it in turn is not known to the program of \
@@ -244,14 +244,6 @@ impl std::fmt::Display for FlowProposal {
             Self::LongerPeriod(period) => write!(f, "a period of {}", period.exact()),
             Self::OtherGpu(gpu) => write!(f, "GPU {gpu}"),
         }
-    }
-}
-
-fn way(direction: Direction) -> &'static str {
-    match direction {
-        Direction::H2d => "into",
-        Direction::D2h => "out of",
-        Direction::Peer => "between GPUs at",
     }
 }
 

@@ -17,20 +17,8 @@ pub(crate) struct Builder(pub(crate) Machine);
 impl Builder {
     /// A machine with one memory.
     pub(crate) fn new() -> Self {
-        let mut builder = Self(Machine {
-            name: "test".into(),
-            description: String::new(),
-            endpoints: Vec::new(),
-            capacities: Vec::new(),
-            engines: Vec::new(),
-            routes: Vec::new(),
-            sets: Vec::new(),
-            kernels: Vec::new(),
-            cpu: None,
-            calibration: None,
-            profile: crate::models::transfer::Profile::default(),
-            hash: String::new(),
-        });
+        let mut builder =
+            Self(Machine { name: "test".into(), description: String::new(), hash: String::new(), ..Machine::none() });
         builder.endpoint("host", EndpointKind::Memory);
         builder
     }

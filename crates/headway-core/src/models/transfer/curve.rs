@@ -6,8 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::models::wide;
-use crate::units::{Bytes, Nanos};
-use crate::units::{SIZE_MAX, TIME_MAX};
+use crate::units::{Bytes, Nanos, SIZE_MAX, TIME_MAX};
 
 /// Fewest copies of which a 99th percentile is not just the slowest.
 pub const TAIL_SAMPLES: u32 = 100;

@@ -18,6 +18,18 @@ pub enum Direction {
     Peer,
 }
 
+impl Direction {
+    /// What stands before the GPU in a sentence about such copies: `into`, `out of`.
+    #[must_use]
+    pub const fn preposition(self) -> &'static str {
+        match self {
+            Self::H2d => "into",
+            Self::D2h => "out of",
+            Self::Peer => "between GPUs at",
+        }
+    }
+}
+
 /// What kind of memory the host end is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

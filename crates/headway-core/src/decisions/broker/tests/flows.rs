@@ -1,4 +1,5 @@
-//! Flows of several programs: what each is told, who is refused, and that what a program tests itself is what was tested here.
+//! Flows of several programs: the terms that each program is told, and which programs are refused. A program that tests its flows by its terms
+//! gets the answer of the broker.
 
 use super::*;
 use crate::decisions::flows::{
@@ -55,7 +56,7 @@ fn terms(actions: &[Action]) -> BTreeMap<u64, FlowTerms> {
     actions.iter().filter_map(of).collect()
 }
 
-/// Every program that is told terms keeps to them.
+/// Answers for each program that was told terms: it keeps to them.
 fn keep(host: &mut Host, actions: &[Action]) -> Vec<Action> {
     let told = terms(actions).into_iter();
     told.flat_map(|(client, FlowTerms { version, .. })| {
