@@ -55,7 +55,19 @@ pub(crate) fn guest_environment(
     };
     let choice: ChunkChoice = chunk.parse().map_err(|error: String| options_error(py, &error))?;
     let (chunk, _) = choice.chunk(aside, class, machine).map_err(|error| raised(py, Subject::Other, &error))?;
-    let options = GuestOptions { fast, always_fast, no_cache, aside, chunk, class, stats, lint, verify, alone };
+    let options = GuestOptions {
+        fast,
+        always_fast,
+        no_cache,
+        aside,
+        chunk,
+        class,
+        stats,
+        lint,
+        verify,
+        alone,
+        ..GuestOptions::default()
+    };
     let variables =
         environment(options, log.as_deref(), &folder, &before).map_err(|error| raised(py, Subject::Other, &error))?;
     Ok(variables.into_iter().map(|variable| (variable.name, variable.value)).collect())

@@ -267,6 +267,12 @@ impl PageWatch {
         self.book().forget(id);
     }
 
+    /// Whether a range has lost pages for good.
+    #[must_use]
+    pub fn has_changed(&self, id: WatchId) -> bool {
+        self.book().of(id).is_none()
+    }
+
     /// Whether a range has the pages that it had when it began to be watched, at some time during this call. A change that another thread is
     /// about to make is waited for, for a fraction of a millisecond; then the answer is no.
     #[must_use]
@@ -284,7 +290,9 @@ impl PageWatch {
             drop(book);
             match asked {
                 [Ok(()), Ok(())] => return true,
-                asked if asked.iter().flat_map(|asked| asked.as_ref().err()).all(is_passing) => std::thread::yield_now(),
+                asked if asked.iter().flat_map(|asked| asked.as_ref().err()).all(is_passing) => {
+                    std::thread::yield_now()
+                }
                 _ => return false,
             }
         }

@@ -19,6 +19,7 @@ static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
 
 const EVERYTHING: &str = "aside=auto,chunk=1048576,fast=always,no-cache,verify,alone";
 const ALWAYS: &str = "aside=always,chunk=65536,fast=always,no-cache,alone";
+const PIN_ONCE: &str = "aside=never,fast=always,pin-once=1073741824,stats,no-cache,alone";
 const FAST: &str = "aside=never,fast=always,no-cache,alone";
 
 /// Cases that no driver of the tests can decide: this one has no threads of its own, which keep a process whose first thread has ended.
@@ -99,6 +100,66 @@ fn a_driver_that_refuses_to_page_lock_changes_nothing() {
 #[test]
 fn limits_are_met_as_without_headway_when_only_large_copies_are_made_faster() {
     compare(["few-addresses", "few-files", "few-locked", "few-threads", "truncated-in", "no-access-out"], FAST, &[]);
+}
+
+/// Whether this system lets a process watch its own memory; says so if not.
+fn can_be_pinned() -> bool {
+    let watch = headway::guest::PageWatch::begin(|| ());
+    if let Err(error) = &watch {
+        println!("skipped: no `userfaultfd` here: {error}");
+    }
+    watch.is_ok()
+}
+
+#[test]
+fn memory_that_is_kept_page_locked_and_becomes_other_memory_is_copied_as_it_is() {
+    if !can_be_pinned() {
+        return;
+    }
+    let cases = cases();
+    let again: Vec<&str> = cases.iter().map(String::as_str).filter(|case| case.starts_with("again-")).collect();
+    assert_eq!(again.len(), 12);
+    compare(again, PIN_ONCE, &[("FAKE_PINS", "1")]);
+}
+
+#[test]
+fn hostile_programs_are_as_they_are_without_headway_where_memory_is_kept_page_locked() {
+    let cases = [
+        "overwritten",
+        "freed",
+        "unmapped",
+        "overlapping",
+        "huge",
+        "registered-half",
+        "reset",
+        "destroyed",
+        "no-context",
+        "sticky",
+        "invalid",
+        "many-threads",
+        "fork",
+        "captured",
+        "captured-elsewhere",
+        "beside",
+        "few-locked",
+        "invalid-batches",
+    ];
+    compare(cases, PIN_ONCE, &[]);
+}
+
+#[test]
+fn the_cases_of_repeated_copies_are_about_memory_that_is_page_locked() {
+    let Some(built) = BUILT.as_ref().filter(|_| can_be_pinned()) else { return };
+    for case in ["again-unmapped", "again-moved", "again-in-threads"] {
+        let mut guest = built.program(built.path("hostile"));
+        as_guest(guest.arg(case), PIN_ONCE);
+        let output = guest.output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            errors.contains("into a GPU that is kept page-locked") && errors.contains("ranges were page-locked"),
+            "{case}: {errors}"
+        );
+    }
 }
 
 #[test]

@@ -71,6 +71,8 @@ functions! {
     cuLaunchKernel,
     cuMemHostAlloc,
     cuMemHostGetDevicePointer_v2,
+    cuMemHostRegister_v2,
+    cuMemHostUnregister,
     cuMemcpyDtoHAsync_v2,
     cuMemcpyHtoDAsync_v2,
     cuModuleGetFunction,

@@ -8,6 +8,7 @@ use headway_core::files::guest_log::Call;
 
 use crate::base::copy::Copy;
 use crate::base::driver::{DevicePtr, Status, Stream};
+use crate::base::pins;
 use crate::decide::{self, pass_on};
 use crate::observers::Passed;
 
@@ -151,7 +152,10 @@ fn copy(shape: Option<Space>, stream: Stream, waits: bool, real: impl FnOnce() -
         (DEVICE, HOST, true) => Call::Out,
         (DEVICE, HOST, false) => Call::OutAsync,
         (DEVICE, DEVICE, _) => return pass_on(Passed::Within, bytes, real),
-        (HOST, HOST, _) => return real(),
+        (HOST, HOST, _) => {
+            pins::give_up_all();
+            return real();
+        }
         (_, _, true) => Call::Any,
         (_, _, false) => Call::AnyAsync,
     };

@@ -16,11 +16,12 @@ use headway::copy::{
 use headway::machine::EndpointId;
 use headway::units::{Bytes, Nanos};
 use headway_core::decisions::chooser::CopyAbsence;
-use headway_core::files::guest_log::{Call, DriverReason, Host, Towards};
+use headway_core::files::guest_log::{Became, Call, DriverReason, Host, Towards};
 
 use crate::base::copy::{Copy, Made};
 use crate::base::driver::{self, Driver, Relaxed, STREAM_LEGACY, SUCCESS, Status, Stream};
-use crate::base::{attention, stack, symbols};
+use crate::base::{attention, pins, stack, symbols};
+use crate::methods::pinned;
 use crate::observers::{Event, tell};
 
 /// Like the driver, a guest waits without end for a busy GPU: a copy that was given up could still write.
@@ -55,7 +56,7 @@ struct Gpu {
 
 /// What becomes of a copy.
 pub(crate) enum Answer {
-    Made,
+    Made(Became),
     /// The driver makes it from the start. Its time is measured where the choice can learn from it.
     Left(DriverReason, Option<Timing>),
 }
@@ -218,7 +219,9 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, made: &mut Made) -> Answer {
     if !may_wait(driver, copy) {
         return Answer::Left(DriverReason::StreamBusy, None);
     }
-    if !driver::is_ordinary(driver, copy.host(), copy.bytes) {
+    let repeats = pins::repeats(copy.host(), copy.bytes);
+    let is_pinned = repeats.is_some_and(|repeats| repeats.is_pinned);
+    if !is_pinned && !driver::is_ordinary(driver, copy.host(), copy.bytes) {
         made.host = Host::KnownToDriver;
         return Answer::Left(DriverReason::NotOrdinary, None);
     }
@@ -228,8 +231,19 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, made: &mut Made) -> Answer {
     // SAFETY: the bytes are only asked about, not read; the guest keeps them while its call lasts.
     let host = unsafe { std::slice::from_raw_parts(copy.host().cast::<u8>(), copy.bytes) };
     let direction = if copy.towards == Towards::Out { Direction::D2h } else { Direction::H2d };
-    let chosen = chooser.choose_ordinary(direction, host);
+    let mut chosen = chooser.choose_ordinary(direction, host, repeats);
     tell(Event::Chosen(chosen.choice().reason));
+    if chosen.choice().method == Method::PinnedOnce {
+        match pinned::copy(driver, copy, device) {
+            Ok(()) => {
+                tell(Event::MadePinned(copy, start.elapsed()));
+                return Answer::Made(Became::PinnedOnce);
+            }
+            // It may have to be made by the driver, which is to see ordinary memory.
+            Err(why @ (DriverReason::Failed | DriverReason::NotOnGpu)) => return Answer::Left(why, None),
+            Err(_) => chosen = chooser.choose_ordinary(direction, host, None),
+        }
+    }
     if chosen.choice().method == Method::Pageable {
         // What the stream was given before is no part of the copy.
         let stream = may_return_at_once(copy).then_some(copy.stream);
@@ -242,7 +256,7 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, made: &mut Made) -> Answer {
     match staged(driver, copy, device, chosen) {
         Ok(()) => {
             tell(Event::MadeByThreads(copy, start.elapsed()));
-            Answer::Made
+            Answer::Made(Became::Fast)
         }
         Err(why) => Answer::Left(why, None),
     }

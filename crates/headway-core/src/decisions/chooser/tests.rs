@@ -33,6 +33,7 @@ fn situation(direction: Direction, bytes: Bytes) -> CopySituation {
         granted: false,
         window: None,
         realtime: false,
+        repeats: None,
     }
 }
 
