@@ -77,6 +77,7 @@ fi
         hows="all always"
         case $case in
             registered-half | captured* | null) hows="all always fast" ;;
+            again-*) hows="all pin" ;;
             overwritten | fork | vfork | beside) if "$headway" exec --help 2>/dev/null | grep -q -- --hook; then hows="$hows audit"; fi ;;
         esac
         echo "compare hostile-$case '$hows' ./hostile $case"

@@ -346,7 +346,7 @@ impl Chooser {
         };
         let case = self.case(situation, memory);
         let choice = self.pick(case, bytes);
-        if situation.repeats.is_some_and(|repeats| self.pays_to_pin(&choice, repeats)) {
+        if situation.repeats.is_some_and(|repeats| self.pays_to_pin(&choice, repeats, situation.realtime)) {
             return Ok(CopyChoice::of(Some(case), bytes, Method::PinnedOnce, ChoiceReason::Repeated));
         }
         if self.learns(case, bytes, choice.method) {
@@ -367,7 +367,7 @@ impl Chooser {
 
     /// Whether a copy goes by `pinned-once` where it would otherwise go by `choice`: as many copies as there were before are expected to follow,
     /// and pinning takes less of the CPUs than these.
-    fn pays_to_pin(&self, choice: &CopyChoice, repeats: Repeats) -> bool {
+    fn pays_to_pin(&self, choice: &CopyChoice, repeats: Repeats, realtime: bool) -> bool {
         let Some(case) = choice.case.filter(|_| !self.absent.contains(&Method::PinnedOnce)) else { return false };
         let abilities = Method::PinnedOnce.abilities();
         if !abilities.memory.contains(&case.memory) || !abilities.measures(case.direction, choice.bytes) {
@@ -376,7 +376,7 @@ impl Chooser {
         if repeats.is_pinned {
             return true;
         }
-        let Some(each) = choice.predicted.filter(|_| repeats.before >= REPEATED && !case.realtime) else {
+        let Some(each) = choice.predicted.filter(|_| repeats.before >= REPEATED && !realtime) else {
             return false;
         };
         let threads = choice.tuning.map_or(1, |tuning| tuning.threads);

@@ -244,7 +244,7 @@ CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) {
     if (!may_lock(bytes)) return OUT_OF_MEMORY;
     uint64_t start = (uint64_t)address;
     for (int i = 0; i < ranges_count; i++)
-        if (ranges[i].kind == HOST && ranges[i].start < start + bytes && start < ranges[i].start + ranges[i].bytes) return ALREADY_REGISTERED;
+        if (ranges[i].bytes && ranges[i].kind == HOST && ranges[i].start < start + bytes && start < ranges[i].start + ranges[i].bytes) return ALREADY_REGISTERED;
     LOCKED {
         range(address, bytes, HOST);
         for (int i = 0; getenv("FAKE_PINS") && i < ranges_count; i++)
