@@ -56,6 +56,7 @@ pub enum ChunkChoice {
 pub enum PinnedBudget {
     /// A quarter of the node's memory, or of what the control group may use.
     Auto,
+    /// So much.
     Bytes(Bytes),
 }
 
@@ -73,6 +74,7 @@ impl FromStr for PinnedBudget {
 }
 
 impl PinnedBudget {
+    /// The budget in bytes; 0 where the system does not say how much memory there is.
     #[must_use]
     pub fn bytes(self) -> Bytes {
         if let Self::Bytes(bytes) = self {
