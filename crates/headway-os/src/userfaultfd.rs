@@ -14,7 +14,8 @@
 //! Not told are `madvise(MADV_GUARD_INSTALL)` (Linux 6.13) and `shmat(SHM_REMAP)` over a part of the memory.
 //!
 //! The thread that reads allocates nothing and waits for no lock that a thread in `munmap` could hold: allocators unmap with their own locks held.
-//! In return, whoever holds the watch's lock makes no call but those of this file.
+//! In return, whoever holds the watch's lock allocates nothing, makes no call but those of this file, and takes no signal meanwhile: a handler
+//! may unmap, or stop its thread until another one has (garbage collectors do).
 
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
@@ -23,9 +24,10 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::fstat;
 
 use crate::memory::page_bytes;
-use crate::threads;
+use crate::threads::{self, Mask};
 
 /// Ranges that can be watched at once.
 pub const RANGES_MAX: usize = 1_024;
@@ -186,7 +188,16 @@ impl Book {
 #[derive(Debug)]
 pub struct PageWatch {
     descriptor: OwnedFd,
+    /// The device and the number of the file behind it.
+    file: (u64, u64),
     book: Mutex<Book>,
+}
+
+/// The lock on what is known.
+struct Locked<'a> {
+    book: MutexGuard<'a, Book>,
+    /// Signals come when the lock is free again.
+    _mask: Mask,
 }
 
 impl PageWatch {
@@ -203,15 +214,22 @@ impl PageWatch {
         let Some(number) = number else { return Err(io::Error::last_os_error()) };
         // SAFETY: the descriptor was just opened, and nobody else has it.
         let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
-        let watch = Arc::new(Self { descriptor, book: Mutex::new(Book::new()) });
+        let file = file_of(&descriptor)?;
+        let watch = Arc::new(Self { descriptor, file, book: Mutex::new(Book::new()) });
         watch.call(UFFDIO_API, &mut ApiCall { api: API, features: FEATURES, calls: 0 })?;
         let reads = Arc::clone(&watch);
         threads::spawn("headway-pages", move || reads.read_changes(changed))?;
         Ok(watch)
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Locked<'_> {
+        let _mask = Mask::without_signals();
+        Locked { book: self.book.lock().unwrap_or_else(PoisonError::into_inner), _mask }
+    }
+
+    /// Whether the program has not closed all of its files, and may have given our number to another one.
+    fn has_its_file(&self) -> bool {
+        file_of(&self.descriptor).is_ok_and(|file| file == self.file)
     }
 
     fn call<T>(&self, request: libc::c_ulong, argument: &mut T) -> io::Result<()> {
@@ -221,16 +239,21 @@ impl PageWatch {
     }
 
     fn read_changes(&self, changed: impl Fn()) {
-        loop {
+        let mut goes_on = true;
+        while goes_on {
             let mut waits = [PollFd::new(&self.descriptor, PollFlags::IN)];
             let _ = poll(&mut waits, None);
             // The lock is taken before the kernel lets the change's thread go on.
-            let mut book = self.book();
+            let mut locked = self.lock();
             let mut any = false;
-            while let Some(message) = self.next() {
-                any |= message.change().is_some_and(|change| book.apply(change));
+            goes_on = self.has_its_file();
+            while goes_on && let Some(message) = self.next() {
+                any |= message.change().is_some_and(|change| locked.book.apply(change));
             }
-            drop(book);
+            if !goes_on {
+                any |= locked.book.apply(Change { start: 0, end: usize::MAX, is_early: true });
+            }
+            drop(locked);
             if any {
                 changed();
             }
@@ -255,8 +278,9 @@ impl PageWatch {
     pub fn watch(&self, range: &Range<usize>) -> io::Result<WatchId> {
         // The whole mapping, so that it stays one: `mremap` takes no two.
         let mapping = mapping_of(range)?;
-        let refused = || io::Error::other("the memory was given back before, or too much is watched");
-        let id = self.book().watch(range).ok_or_else(refused)?;
+        // An error is allocated when the lock is free again.
+        let id = self.lock().book.watch(range);
+        let id = id.ok_or_else(|| io::Error::other("the memory was given back before, or too much is watched"))?;
         let (start, bytes) = (mapping.start as u64, mapping.len() as u64);
         let registered = self.call(UFFDIO_REGISTER, &mut RangeCall { start, bytes, mode: REGISTER_MODE_WP, calls: 0 });
         registered.inspect_err(|_| self.forget(id)).map(|()| id)
@@ -264,13 +288,13 @@ impl PageWatch {
 
     /// Ends to watch a range.
     pub fn forget(&self, id: WatchId) {
-        self.book().forget(id);
+        self.lock().book.forget(id);
     }
 
     /// Whether a range has lost pages for good.
     #[must_use]
     pub fn has_changed(&self, id: WatchId) -> bool {
-        self.book().of(id).is_none()
+        self.lock().book.of(id).is_none()
     }
 
     /// Whether a range has the pages that it had when it began to be watched, at some time during this call. A change that another thread is
@@ -278,8 +302,8 @@ impl PageWatch {
     #[must_use]
     pub fn holds(&self, id: WatchId) -> bool {
         for _ in 0..TRIES {
-            let book = self.book();
-            let Some(range) = book.of(id) else { return false };
+            let locked = self.lock();
+            let Some(range) = locked.book.of(id) else { return false };
             let page = page_bytes();
             let asked = [range.start, range.end - page].map(|start| {
                 self.call(
@@ -287,7 +311,7 @@ impl PageWatch {
                     &mut RangeCall { start: start as u64, bytes: page as u64, mode: 0, calls: 0 },
                 )
             });
-            drop(book);
+            drop(locked);
             match asked {
                 [Ok(()), Ok(())] => return true,
                 asked if asked.iter().flat_map(|asked| asked.as_ref().err()).all(is_passing) => {
@@ -298,6 +322,11 @@ impl PageWatch {
         }
         false
     }
+}
+
+fn file_of(descriptor: &OwnedFd) -> io::Result<(u64, u64)> {
+    let stat = fstat(descriptor)?;
+    Ok((stat.st_dev, stat.st_ino))
 }
 
 fn is_passing(error: &io::Error) -> bool {
@@ -327,7 +356,7 @@ fn plain_mapping(line: &str) -> Option<Range<usize>> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap, munmap};
 
@@ -478,6 +507,68 @@ mod tests {
             unsafe { munmap(address(range.start), range.len()) }.is_ok()
         }));
         assert!(watch.holds(id));
+    }
+
+    /// Garbage collectors unmap in handlers, and stop threads in them until another one has unmapped.
+    #[test]
+    fn a_handler_that_unmaps_while_its_thread_asks_does_not_wait_for_that_thread() {
+        static AT: AtomicUsize = AtomicUsize::new(0);
+        static DONE: AtomicUsize = AtomicUsize::new(0);
+        extern "C" fn unmap(_: libc::c_int) {
+            // SAFETY: the address is that of memory that nobody uses.
+            let _ = unsafe { munmap(address(AT.load(Ordering::SeqCst)), PAGES * page_bytes()) };
+            DONE.fetch_add(1, Ordering::SeqCst);
+        }
+        assert!(crate::fork::holds_in_a_child(|| {
+            let Some(watch) = watch() else { return true };
+            let handler: extern "C" fn(libc::c_int) = unmap;
+            // SAFETY: the handler makes a system call and touches atomics.
+            unsafe { libc::signal(libc::SIGUSR1, handler as libc::sighandler_t) };
+            // SAFETY: the call has no arguments and cannot fail.
+            let asking = unsafe { libc::pthread_self() };
+            let (asked, is_over) = (watch.watch(&mapped()).unwrap(), Arc::new(AtomicBool::new(false)));
+            let (unmaps, ended) = (Arc::clone(&watch), Arc::clone(&is_over));
+            let signals = std::thread::spawn(move || {
+                for round in 0..200 {
+                    let range = mapped();
+                    let id = unmaps.watch(&range).unwrap();
+                    AT.store(range.start, Ordering::SeqCst);
+                    // SAFETY: the thread lives until this one has ended.
+                    unsafe { libc::pthread_kill(asking, libc::SIGUSR1) };
+                    while DONE.load(Ordering::SeqCst) == round {
+                        std::thread::yield_now();
+                    }
+                    unmaps.forget(id);
+                }
+                ended.store(true, Ordering::SeqCst);
+            });
+            while !is_over.load(Ordering::SeqCst) {
+                let _ = watch.holds(asked);
+            }
+            signals.join().is_ok()
+        }));
+    }
+
+    #[test]
+    fn a_program_that_closes_all_files_loses_the_watch_and_no_byte_of_another_file() {
+        assert!(crate::fork::holds_in_a_child(|| {
+            let Some(watch) = watch() else { return true };
+            let range = mapped();
+            let id = watch.watch(&range).unwrap();
+            let (reads, writes) = rustix::pipe::pipe().unwrap();
+            rustix::io::write(&writes, &[7; 64]).unwrap();
+            // SAFETY: our number is given to the pipe, as a program does that knows nothing of it.
+            assert!(unsafe { libc::dup2(reads.as_raw_fd(), watch.descriptor.as_raw_fd()) } >= 0);
+            // SAFETY: nobody reads the memory.
+            unsafe { munmap(address(range.start), range.len()) }.unwrap();
+            while !watch.has_changed(id) {
+                std::thread::yield_now();
+            }
+            let other = mapped();
+            let is_over = !watch.holds(id) && watch.watch(&other).is_err();
+            let mut text = [0; 64];
+            is_over && rustix::io::read(&reads, &mut text) == Ok(64)
+        }));
     }
 
     #[test]

@@ -5,9 +5,11 @@
 //! still the program's ([`PageWatch`]). **Every other call that could see the memory ends the pin first** ([`give_up`]), and the memory is not
 //! pinned again. What asks about an address gets the answer for ordinary memory ([`ordinary_instead`]).
 //!
-//! Two locks: that of the watch, under which nothing is called, and [`registry`], under which the driver is called. The thread that reads the
-//! kernel's events takes only the first. A range becomes pinned only while the thread that pins it is the only one within a call of the
-//! program's ([`enter`]): no call that began with ordinary memory goes on with page-locked memory.
+//! Two locks: that of the watch, under which nothing is called, and [`registry`], under which the driver is not called: it may page-lock and release
+//! only when no kernel runs, and a kernel may wait for another thread of the program. So a thread of the program waits here only for another
+//! one that copies, pins or releases the *same* memory, and a copy waits for its stream before it takes a pin. The thread that reads the kernel's
+//! events takes only the watch's lock. A range is pinned only by a thread that is the only one within a call of the program's ([`enter`]);
+//! calls that begin later find it in the registry: none that began with ordinary memory goes on with page-locked memory.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -30,8 +32,7 @@ const SEEN_MAX: usize = 8_192;
 static ON: AtomicBool = AtomicBool::new(false);
 /// Calls of the program that are under way here.
 static CALLS: AtomicUsize = AtomicUsize::new(0);
-static IS_PINNING: AtomicBool = AtomicBool::new(false);
-/// Ranges that the driver has page-locked for us, also those whose pages are gone.
+/// Ranges that the driver has page-locked for us or is asked to, also those whose pages are gone.
 static PINS: AtomicUsize = AtomicUsize::new(0);
 /// Bytes of them, for the statistics.
 pub(crate) static BYTES: AtomicUsize = AtomicUsize::new(0);
@@ -45,8 +46,10 @@ struct Pin {
     range: Range<usize>,
     watch: WatchId,
     context: Context,
-    /// Copies that use it now.
+    /// Copies that use it now, or the thread that pins or releases it.
     users: usize,
+    /// Copies may use it.
+    is_ready: bool,
 }
 
 struct Registry {
@@ -82,29 +85,17 @@ fn is_on() -> bool {
     ON.load(Ordering::Relaxed) && !attention::is_off()
 }
 
-/// A call of the program that may reach the driver. While it lasts, nobody else pins.
+/// A call of the program that may reach the driver. While it lasts, no other thread begins to pin.
 pub(crate) struct Call;
 
 /// A call begins.
 #[inline]
 pub(crate) fn enter() -> Option<Call> {
-    if !ON.load(Ordering::Relaxed) { None } else { enter_beside_pins() }
-}
-
-#[cold]
-fn enter_beside_pins() -> Option<Call> {
-    if attention::is_off() {
+    if !ON.load(Ordering::Relaxed) || attention::is_off() {
         return None;
     }
-    loop {
-        CALLS.fetch_add(1, Ordering::SeqCst);
-        if !IS_PINNING.load(Ordering::SeqCst) {
-            return Some(Call);
-        }
-        CALLS.fetch_sub(1, Ordering::SeqCst);
-        // Who pins holds the lock.
-        drop(registry());
-    }
+    CALLS.fetch_add(1, Ordering::SeqCst);
+    Some(Call)
 }
 
 impl Drop for Call {
@@ -136,7 +127,11 @@ impl Registry {
         let mut met = self.pins.iter().enumerate().filter(|(_, pin)| meet(&pin.range, range));
         let (at, pin) = met.next()?;
         let has_all = pin.range.start <= pages.start && pages.end <= pin.range.end;
-        (has_all && met.next().is_none()).then_some(at)
+        (has_all && pin.is_ready && met.next().is_none()).then_some(at)
+    }
+
+    fn position(&self, watch: WatchId) -> Option<usize> {
+        self.pins.iter().position(|pin| pin.watch == watch)
     }
 
     fn holds(&self, at: usize) -> bool {
@@ -150,7 +145,8 @@ impl Registry {
     fn may_pin(&self, pages: &Range<usize>) -> bool {
         let budget = usize::try_from(attention::options().pin_once.0).unwrap_or(usize::MAX);
         let fits = BYTES.load(Ordering::Relaxed).saturating_add(pages.len()) <= budget && self.pins.len() < RANGES_MAX;
-        !self.is_over && fits && !self.kept_out.iter().any(|out| meet(out, pages))
+        let is_free = !self.pins.iter().any(|pin| meet(&pin.range, pages));
+        !self.is_over && fits && is_free && !self.kept_out.iter().any(|out| meet(out, pages))
     }
 
     /// From now on no page of `range` is pinned.
@@ -162,35 +158,70 @@ impl Registry {
         self.is_over |= self.kept_out.len() > RANGES_MAX;
     }
 
-    fn release(&mut self, at: usize) {
-        let pin = self.pins.swap_remove(at);
-        if let Some(watch) = &self.watch {
-            watch.forget(pin.watch);
-        }
-        unregister(&pin);
-        ENDED.fetch_add(1, Ordering::Relaxed);
-        BYTES.fetch_sub(pin.range.len(), Ordering::Relaxed);
-        PINS.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    /// Releases what nobody uses and whose pages are gone.
-    fn release_changed(&mut self) {
-        for at in (0..self.pins.len()).rev() {
-            if self.pins[at].users == 0 && self.has_changed(at) {
-                self.release(at);
+    /// The watch, which begins now if it has not yet; `None` = nothing can be pinned.
+    fn watch(&mut self, by_itself: bool) -> Option<Arc<PageWatch>> {
+        let watch = match &self.watch {
+            // Its kernels could use pinned memory, and no call would tell.
+            _ if by_itself => Err("the GPU uses ordinary memory by itself".to_owned()),
+            Some(watch) => Ok(Arc::clone(watch)),
+            None => begin_to_watch().map_err(|error| {
+                format!(
+                    "`userfaultfd` is not to be had here ({error}); allow that system call in the container's seccomp profile"
+                )
+            }),
+        };
+        match watch {
+            Ok(watch) => Some(Arc::clone(self.watch.insert(watch))),
+            Err(why) => {
+                self.is_over = true;
+                ABSENT.get_or_init(|| why);
+                None
             }
         }
     }
 }
 
-fn unregister(pin: &Pin) {
-    let Some(driver) = driver() else { return };
-    let _relaxed = Relaxed::new(driver);
-    let before = driver::current_context(driver);
-    driver::make_current(driver, pin.context);
-    // SAFETY: the range was registered by us, and no copy uses it.
-    unsafe { (driver.cuMemHostUnregister)(address(pin.range.start)) };
-    driver::make_current(driver, before.unwrap_or_default());
+/// Releases a pin that nobody uses; the lock is not held meanwhile.
+fn release(mut registry: Locked, at: usize) -> Locked {
+    let Some(pin) = registry.as_mut().map(|registry| &mut registry.pins[at]) else { return registry };
+    (pin.users, pin.is_ready) = (1, false);
+    let (start, context, watch) = (pin.range.start, pin.context, pin.watch);
+    drop(registry);
+    if let Some(driver) = driver() {
+        let _relaxed = Relaxed::new(driver);
+        let before = driver::current_context(driver);
+        driver::make_current(driver, context);
+        // SAFETY: the range was registered by us, and no copy uses it.
+        unsafe { (driver.cuMemHostUnregister)(address(start)) };
+        driver::make_current(driver, before.unwrap_or_default());
+    }
+    ENDED.fetch_add(1, Ordering::Relaxed);
+    remove(watch)
+}
+
+/// A range is not page-locked any more.
+fn remove(watch: WatchId) -> Locked {
+    let mut registry = registry();
+    if let Some(known) = registry.as_mut()
+        && let Some(at) = known.position(watch)
+    {
+        let pin = known.pins.swap_remove(at);
+        known.watch.iter().for_each(|all| all.forget(watch));
+        BYTES.fetch_sub(pin.range.len(), Ordering::Relaxed);
+        PINS.fetch_sub(1, Ordering::SeqCst);
+    }
+    UNUSED.notify_all();
+    registry
+}
+
+/// Releases what nobody uses and whose pages are gone.
+fn release_changed() {
+    let mut registry = registry();
+    while let Some(known) = registry.as_ref()
+        && let Some(at) = (0..known.pins.len()).find(|at| known.pins[*at].users == 0 && known.has_changed(*at))
+    {
+        registry = release(registry, at);
+    }
 }
 
 fn address(at: usize) -> *mut c_void {
@@ -205,25 +236,26 @@ pub(crate) fn repeats(start: *const c_void, bytes: usize) -> Option<Repeats> {
     let range = range_of(start, bytes);
     let pages = whole_pages(&range)?;
     let mut registry = registry();
-    let registry = registry.as_mut()?;
-    // What the driver would take for page-locked, and is not what was page-locked, goes first.
-    registry.release_changed();
+    let known = registry.as_mut()?;
     let key = (range.start, range.end);
-    if !registry.seen.contains_key(&key) && registry.seen.len() >= SEEN_MAX {
-        registry.seen.clear();
+    if !known.seen.contains_key(&key) && known.seen.len() >= SEEN_MAX {
+        known.seen.clear();
     }
-    let times = registry.seen.entry(key).or_default();
+    let times = known.seen.entry(key).or_default();
     let before = *times;
     *times = before.saturating_add(1);
-    if let Some(at) = registry.pin_for(&range) {
-        if registry.holds(at) {
-            return Some(Repeats { before, is_pinned: true });
-        }
-        if registry.pins[at].users == 0 {
-            registry.release(at);
-        }
+    let holds = known.pin_for(&range).map(|at| known.holds(at));
+    if holds == Some(true) {
+        return Some(Repeats { before, is_pinned: true });
     }
-    registry.may_pin(&pages).then_some(Repeats { before, is_pinned: false })
+    // What the driver would take for page-locked, and is not what was page-locked, goes first.
+    let is_stale = |at: usize| meet(&known.pins[at].range, &range) && known.has_changed(at);
+    if holds == Some(false) || (0..known.pins.len()).any(is_stale) {
+        drop(registry);
+        end(&range, false);
+        registry = self::registry();
+    }
+    registry.as_ref()?.may_pin(&pages).then_some(Repeats { before, is_pinned: false })
 }
 
 /// A pin that a copy uses.
@@ -236,81 +268,73 @@ pub(crate) struct Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         let mut registry = registry();
-        let Some(registry) = registry.as_mut() else { return };
-        if let Some(pin) = registry.pins.iter_mut().find(|pin| pin.watch == self.watch) {
-            pin.users -= 1;
+        if let Some(known) = registry.as_mut()
+            && let Some(at) = known.position(self.watch)
+        {
+            known.pins[at].users -= 1;
+            if known.has_changed(at) {
+                wake_releases();
+            }
         }
-        registry.release_changed();
         UNUSED.notify_all();
     }
 }
 
-/// The pin for a copy of this memory, which is pinned now if it is not yet; `None` = it cannot be pinned, or not now.
+/// The pin for a copy of this memory, which is pinned now if it is not yet; `None` = it cannot be pinned, or not now. The holder waits for
+/// nothing but copies of Headway's own.
 pub(crate) fn lease(driver: &Driver, start: *const c_void, bytes: usize) -> Option<Lease> {
     let range = range_of(start, bytes);
     let mut registry = registry();
-    let registry = registry.as_mut()?;
-    let at = match registry.pin_for(&range) {
-        Some(at) => registry.holds(at).then_some(at)?,
-        None => pin(driver, registry, whole_pages(&range)?)?,
+    let known = registry.as_mut()?;
+    let Some(at) = known.pin_for(&range) else {
+        drop(registry);
+        return pin(driver, whole_pages(&range)?);
     };
-    let pin = &mut registry.pins[at];
-    pin.users += 1;
-    let pages = pin.range.start.max(range.start)..pin.range.end.min(range.end);
-    Some(Lease { watch: pin.watch, pages })
-}
-
-fn pin(driver: &Driver, registry: &mut Registry, pages: Range<usize>) -> Option<usize> {
-    if registry.pins.iter().any(|pin| meet(&pin.range, &pages)) || !registry.may_pin(&pages) {
+    if !known.holds(at) {
         return None;
     }
-    let watch = match &registry.watch {
-        Some(watch) => Arc::clone(watch),
-        None => match begin_to_watch() {
-            Ok(watch) => Arc::clone(registry.watch.insert(watch)),
-            Err(error) => {
-                registry.is_over = true;
-                ABSENT.get_or_init(|| error.to_string());
-                return None;
-            }
-        },
-    };
-    let context = driver::current_context(driver)?;
-    IS_PINNING.store(true, Ordering::SeqCst);
-    let pinned = if CALLS.load(Ordering::SeqCst) == 1 { register(driver, &watch, &pages) } else { Err(true) };
-    IS_PINNING.store(false, Ordering::SeqCst);
-    let watch = match pinned {
-        Ok(watch) => watch,
-        Err(is_passing) => {
-            if !is_passing {
-                registry.keep_out(pages);
-            }
-            return None;
-        }
-    };
-    BYTES.fetch_add(pages.len(), Ordering::Relaxed);
-    PINNED.fetch_add(1, Ordering::Relaxed);
-    PINS.fetch_add(1, Ordering::SeqCst);
-    registry.pins.push(Pin { range: pages, watch, context, users: 0 });
-    Some(registry.pins.len() - 1)
+    let pin = &mut known.pins[at];
+    pin.users += 1;
+    Some(Lease { watch: pin.watch, pages: pin.range.start.max(range.start)..pin.range.end.min(range.end) })
 }
 
-/// Watches and page-locks a range; whether a refusal is a passing one.
-fn register(driver: &Driver, watch: &PageWatch, pages: &Range<usize>) -> Result<WatchId, bool> {
-    let id = watch.watch(pages).map_err(|_| false)?;
+/// Watches and page-locks whole pages.
+fn pin(driver: &Driver, pages: Range<usize>) -> Option<Lease> {
+    let context = driver::current_context(driver)?;
+    let by_itself = driver::attribute(driver, driver::current_device(driver)?, driver::PAGEABLE_ACCESS)? != 0;
+    let mut registry = registry();
+    let known = registry.as_mut().filter(|known| known.may_pin(&pages))?;
+    let watch = known.watch(by_itself)?;
+    let Ok(id) = watch.watch(&pages) else {
+        known.keep_out(pages);
+        return None;
+    };
+    known.pins.push(Pin { range: pages.clone(), watch: id, context, users: 1, is_ready: false });
+    BYTES.fetch_add(pages.len(), Ordering::Relaxed);
+    PINS.fetch_add(1, Ordering::SeqCst);
+    drop(registry);
+    // A call that is counted after this finds the range in the registry, before it comes to the driver.
+    let is_alone = CALLS.load(Ordering::SeqCst) == 1;
     // SAFETY: the program keeps the memory while its call lasts; afterwards the watch says whether it is still there.
-    let status = unsafe { (driver.cuMemHostRegister_v2)(address(pages.start), pages.len(), PORTABLE) };
-    if status != SUCCESS {
-        watch.forget(id);
-        return Err(false);
+    let is_locked = is_alone
+        && unsafe { (driver.cuMemHostRegister_v2)(address(pages.start), pages.len(), PORTABLE) } == SUCCESS;
+    if is_locked && watch.holds(id) {
+        PINNED.fetch_add(1, Ordering::Relaxed);
+        if let Some(known) = self::registry().as_mut()
+            && let Some(at) = known.position(id)
+        {
+            known.pins[at].is_ready = true;
+        }
+        return Some(Lease { watch: id, pages });
     }
-    if watch.holds(id) {
-        return Ok(id);
+    if is_locked {
+        // SAFETY: it was registered just now.
+        unsafe { (driver.cuMemHostUnregister)(address(pages.start)) };
     }
-    watch.forget(id);
-    // SAFETY: it was registered just now.
-    unsafe { (driver.cuMemHostUnregister)(address(pages.start)) };
-    Err(true)
+    if let Some(known) = remove(id).as_mut().filter(|_| is_alone && !is_locked) {
+        known.keep_out(pages);
+    }
+    None
 }
 
 /// The watch, and a thread that releases what has changed, since the watch's own may not call the driver.
@@ -318,19 +342,19 @@ fn begin_to_watch() -> std::io::Result<Arc<PageWatch>> {
     let releases = spawn("headway-unpin", || {
         loop {
             std::thread::park();
-            if is_on()
-                && let Some(registry) = registry().as_mut()
-            {
-                registry.release_changed();
+            if is_on() {
+                release_changed();
             }
         }
     })?;
     RELEASES.get_or_init(|| releases.thread().clone());
-    PageWatch::begin(|| {
-        if let Some(thread) = RELEASES.get() {
-            thread.unpark();
-        }
-    })
+    PageWatch::begin(wake_releases)
+}
+
+fn wake_releases() {
+    if let Some(thread) = RELEASES.get() {
+        thread.unpark();
+    }
 }
 
 /// The driver is about to see this memory by a call that Headway does not make: it is ordinary memory from now on.
@@ -378,19 +402,20 @@ pub(crate) fn stop() {
 #[cold]
 fn end(range: &Range<usize>, for_good: bool) {
     let mut registry = registry();
-    loop {
-        let Some(known) = registry.as_mut() else { return };
-        let Some(at) = known.pins.iter().position(|pin| meet(&pin.range, range)) else { return };
-        if known.pins[at].users > 0 {
-            // A copy of another thread, which ends by itself.
-            registry = UNUSED.wait(registry).unwrap_or_else(PoisonError::into_inner);
-            continue;
-        }
+    while let Some(known) = registry.as_mut()
+        && let Some(at) = known.pins.iter().position(|pin| meet(&pin.range, range))
+    {
         if for_good && !known.has_changed(at) {
             let pages = known.pins[at].range.clone();
             known.keep_out(pages);
         }
-        known.release(at);
+        // No other copy begins to use it.
+        known.pins[at].is_ready = false;
+        registry = if known.pins[at].users == 0 {
+            release(registry, at)
+        } else {
+            UNUSED.wait(registry).unwrap_or_else(PoisonError::into_inner)
+        };
     }
 }
 

@@ -16,7 +16,7 @@ use crate::calls::replaced::{Replaced, Table};
 use crate::calls::shapes::{self, Plane, Space};
 use crate::decide::{self, batch, pass_on};
 use crate::methods::batch::{Attributes, Batch, Lists};
-use crate::methods::fast;
+use crate::methods::{fast, pinned};
 use crate::observers::Passed;
 
 /// A stream by a handle that means the same in every function: 0 is the default stream of the function that was called.
@@ -26,7 +26,7 @@ const fn named(stream: Stream, default: Stream) -> Stream {
 
 /// Makes a call that may destroy something, and drops what Headway keeps for that, also what another thread made meanwhile.
 fn destroying(forget: impl Fn(), real: impl FnOnce() -> Status) -> Status {
-    pins::release_all();
+    pinned::release_all();
     forget();
     let status = real();
     forget();

@@ -187,7 +187,7 @@ pub(crate) fn forget_device(device: c_int) {
 }
 
 /// Waits as the driver does before it copies ordinary memory: until the stream has passed what was queued before.
-fn wait(driver: &Driver, stream: Stream) -> bool {
+pub(crate) fn wait(driver: &Driver, stream: Stream) -> bool {
     if stream == STREAM_LEGACY {
         // An event in the legacy stream is behind the work of all streams that wait for that stream.
         let mut event = std::ptr::null_mut();

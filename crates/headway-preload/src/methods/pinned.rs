@@ -1,18 +1,63 @@
 //! `--pin-once`: copies of memory that Headway keeps page-locked, by the engine alone ([`pins`]).
 //!
-//! The call returns when the bytes are there, as it does for ordinary memory out of a GPU, and later than the driver's own into a GPU.
+//! As for every copy of ordinary memory that Headway makes, the calling thread waits for the copy's stream first, and returns when the bytes are
+//! there. The engine's part goes through a stream of Headway's own: who holds a pin waits for nothing that the program has queued, which may
+//! wait for another thread of the program, which may wait for the pin.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use headway_core::files::guest_log::{DriverReason, Towards};
 
 use crate::base::copy::Copy;
-use crate::base::driver::{self, DevicePtr, Driver, SUCCESS, Status};
+use crate::base::driver::{self, Context, DevicePtr, Driver, Relaxed, SUCCESS, Status, Stream};
 use crate::base::{attention, context, pins};
-use crate::methods::chunks;
+use crate::methods::{chunks, fast};
 
 /// From this size on the calling thread sleeps until the copy is made; it takes some 300 us then.
 const SLEEPS_MIN: usize = 16 << 20;
-/// `CU_EVENT_BLOCKING_SYNC`.
+/// `CU_EVENT_BLOCKING_SYNC`, `CU_STREAM_NON_BLOCKING`.
 const EVENT_SLEEPS: u32 = 1;
+const STREAM_NON_BLOCKING: u32 = 1;
+
+/// Headway's stream in each context.
+static STREAMS: Mutex<Vec<(Context, Stream)>> = Mutex::new(Vec::new());
+
+fn streams() -> MutexGuard<'static, Vec<(Context, Stream)>> {
+    STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn own_stream(driver: &Driver) -> Option<Stream> {
+    let context = driver::current_context(driver)?;
+    let mut streams = streams();
+    if let Some((_, stream)) = streams.iter().find(|(other, _)| *other == context) {
+        return Some(*stream);
+    }
+    let mut handle = std::ptr::null_mut();
+    // SAFETY: `handle` is valid for the call to write.
+    if unsafe { (driver.cuStreamCreate)(&raw mut handle, STREAM_NON_BLOCKING) } != SUCCESS {
+        return None;
+    }
+    streams.push((context, handle.expose_provenance()));
+    Some(handle.addr())
+}
+
+/// The contexts are about to be destroyed, and what they have with them.
+pub(crate) fn release_all() {
+    pins::release_all();
+    if attention::options().pin_once.0 == 0 || attention::is_off() {
+        return;
+    }
+    let Some(driver) = driver::driver() else { return };
+    let _relaxed = Relaxed::new(driver);
+    let before = driver::current_context(driver);
+    for (context, stream) in std::mem::take(&mut *streams()) {
+        driver::make_current(driver, context);
+        context::forget_stream(stream);
+        // SAFETY: the stream is ours, and no copy uses it: the pins are gone.
+        unsafe { (driver.cuStreamDestroy_v2)(driver::handle(stream)) };
+    }
+    driver::make_current(driver, before.unwrap_or_default());
+}
 
 /// Makes `copy`, whose direction is known; its bytes are there then.
 ///
@@ -22,59 +67,58 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, device: i32) -> Result<(), Drive
     if !driver::on_device(driver, copy.there(), copy.bytes, device) {
         return Err(DriverReason::NotOnGpu);
     }
+    if !fast::wait(driver, copy.stream) {
+        return Err(DriverReason::Failed);
+    }
+    // What may wait for kernels is there before the pin is taken.
+    own_stream(driver).ok_or(DriverReason::OtherMemory)?;
+    let chunk = attention::options().chunk.filter(|_| copy.towards == Towards::Out);
+    let chunk = chunk.map(|chunk| chunks::chunk_bytes(chunk.0 as usize, copy.bytes));
+    let context = chunk.and_then(|_| context::current(driver)).filter(|context| context.writes_values());
     let host = copy.host().addr();
     let lease = pins::lease(driver, copy.host(), copy.bytes).ok_or(DriverReason::OtherMemory)?;
+    // Until now another thread could have it destroyed, with a context.
+    let own = own_stream(driver).ok_or(DriverReason::OtherMemory)?;
     // Less than a page before and behind is ordinary memory.
     let (before, pages) = (lease.pages.start - host, lease.pages.len());
     let parts = [(0, before), (before, pages), (before + pages, copy.bytes - before - pages)];
     let mut status = SUCCESS;
     for (at, bytes) in parts {
         if bytes > 0 && status == SUCCESS {
-            status = queue(driver, part(copy, at, bytes));
+            let (there, host) = (copy.there() + at as DevicePtr, copy.host().wrapping_byte_add(at));
+            status = match (copy.towards, chunk, &context) {
+                (Towards::Out, Some(chunk), Some(context)) if bytes > chunk => {
+                    let (to, from) = (copy.to + at as DevicePtr, copy.from + at as DevicePtr);
+                    chunks::copy(driver, context, Copy { to, from, bytes, stream: own, ..copy }, chunk)
+                }
+                // SAFETY: a part of the caller's copy, whose stream has passed what was queued before.
+                (Towards::Out, ..) => unsafe {
+                    (driver.cuMemcpyDtoHAsync_v2)(host, there, bytes, driver::handle(own))
+                },
+                // SAFETY: as above.
+                _ => unsafe { (driver.cuMemcpyHtoDAsync_v2)(there, host, bytes, driver::handle(own)) },
+            };
         }
     }
     // Whatever was queued uses the memory until it has ended.
-    let waited = wait(driver, copy);
+    let waited = wait(driver, own, copy.bytes);
     drop(lease);
     if status == SUCCESS && waited == SUCCESS { Ok(()) } else { Err(DriverReason::Failed) }
 }
 
-fn part(copy: Copy, at: usize, bytes: usize) -> Copy {
-    Copy { to: copy.to + at as DevicePtr, from: copy.from + at as DevicePtr, bytes, ..copy }
-}
-
-fn queue(driver: &Driver, copy: Copy) -> Status {
-    let stream = driver::handle(copy.stream);
-    if copy.towards != Towards::Out {
-        // SAFETY: a part of the caller's copy, in the caller's stream.
-        return unsafe { (driver.cuMemcpyHtoDAsync_v2)(copy.there(), copy.host(), copy.bytes, stream) };
-    }
-    let chunk = attention::options().chunk.map(|chunk| chunks::chunk_bytes(chunk.0 as usize, copy.bytes));
-    let context = chunk.filter(|chunk| copy.bytes > *chunk).and_then(|_| context::current(driver));
-    if let (Some(chunk), Some(context)) = (chunk, context.filter(|context| context.writes_values())) {
-        return chunks::copy(driver, &context, copy, chunk);
-    }
-    // SAFETY: a part of the caller's copy, in the caller's stream.
-    unsafe { (driver.cuMemcpyDtoHAsync_v2)(copy.host(), copy.there(), copy.bytes, stream) }
-}
-
-/// Waits for what was queued, and for nothing that is queued behind it.
-fn wait(driver: &Driver, copy: Copy) -> Status {
-    let sleeps = if copy.bytes >= SLEEPS_MIN { EVENT_SLEEPS } else { 0 };
+/// Waits for what was queued.
+fn wait(driver: &Driver, stream: Stream, bytes: usize) -> Status {
+    let sleeps = if bytes >= SLEEPS_MIN { EVENT_SLEEPS } else { 0 };
     let mut event = std::ptr::null_mut();
     // SAFETY: `event` is valid for the call to write; event and stream are of the current context.
     unsafe {
-        let created = (driver.cuEventCreate)(&raw mut event, driver::EVENT_WITHOUT_TIME | sleeps);
-        if created != SUCCESS {
-            return driver::synchronize(driver, copy.stream);
+        let is_recorded = (driver.cuEventCreate)(&raw mut event, driver::EVENT_WITHOUT_TIME | sleeps) == SUCCESS
+            && (driver.cuEventRecord)(event, driver::handle(stream)) == SUCCESS;
+        let status =
+            if is_recorded { (driver.cuEventSynchronize)(event) } else { driver::synchronize(driver, stream) };
+        if !event.is_null() {
+            (driver.cuEventDestroy_v2)(event);
         }
-        let recorded = (driver.cuEventRecord)(event, driver::handle(copy.stream));
-        let waited = if recorded == SUCCESS {
-            (driver.cuEventSynchronize)(event)
-        } else {
-            driver::synchronize(driver, copy.stream)
-        };
-        (driver.cuEventDestroy_v2)(event);
-        if recorded == SUCCESS { waited } else { recorded }
+        status
     }
 }

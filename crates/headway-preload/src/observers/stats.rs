@@ -171,10 +171,7 @@ fn table(text: &mut Text) -> fmt::Result {
         )?;
     }
     if let Some(why) = pins::ABSENT.get() {
-        writeln!(
-            text,
-            "  nothing was page-locked: `userfaultfd` is not to be had here ({why}); allow that system call in the container's seccomp profile"
-        )?;
+        writeln!(text, "  nothing is page-locked: {why}")?;
     }
     if let Some(basis) = CHOSEN_BY.get() {
         let timed = TIMED.load(Ordering::Relaxed);

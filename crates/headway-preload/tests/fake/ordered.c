@@ -5,7 +5,7 @@
  * step. Ordinary memory is copied in the call, behind what was queued. Contexts own their memory and streams; a forked child
  * gets "not initialised". Every copy is counted by the name of the call (fake_count), also those of Headway.
  *
- * FAKE_PINS: what a program page-locks of its own memory are pages, not addresses. FAKE_PIN_MAX=BYTES: as much memory may be page-locked. FAKE_VERSION=NUMBER: the driver's version.
+ * FAKE_PINS: what a program page-locks of its own memory are pages, not addresses, and that waits until nothing runs. FAKE_PIN_MAX=BYTES: as much memory may be page-locked. FAKE_VERSION=NUMBER: the driver's version.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -110,7 +110,7 @@ static int may_lock(size_t bytes) {
 
 /* Streams and events. */
 struct op { int kind; void *to; const void *from; size_t bytes; CUevent event; unsigned long mark; };
-enum { COPY, RECORD, WAIT, WRITE };
+enum { COPY, RECORD, WAIT, WRITE, UNTIL };
 struct stream {
     int joined; /* with the legacy default stream */
     CUcontext context;
@@ -141,7 +141,10 @@ static int known(CUstream stream) {
 }
 static void drain(CUstream stream);
 static void step(CUstream stream) {
-    struct op op = stream->ops[stream->first++];
+    struct op op = stream->ops[stream->first];
+    /* What waits for a thread of the program lets it in; who asked asks again. */
+    if (op.kind == UNTIL && *(volatile unsigned *)op.to < op.mark) { pthread_mutex_unlock(&lock), sched_yield(), pthread_mutex_lock(&lock); return; }
+    stream->first++;
     if (op.kind == COPY) moved(op.to, op.from, op.bytes);
     if (op.kind == WRITE) *(volatile unsigned *)op.to = (unsigned)op.mark;
     if (op.kind == RECORD && op.event->reached < op.mark) op.event->reached = op.mark;
@@ -238,9 +241,11 @@ CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
     return SUCCESS;
 }
 CUresult cuMemFreeHost(void *address) { ALIVE; if (!no_range((uint64_t)address)) return INVALID_VALUE; free(address); return SUCCESS; }
+CUresult cuCtxSynchronize(void);
 CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) {
     (void)flags;
     ALIVE;
+    if (getenv("FAKE_PINS")) cuCtxSynchronize();
     if (!may_lock(bytes)) return OUT_OF_MEMORY;
     uint64_t start = (uint64_t)address;
     for (int i = 0; i < ranges_count; i++)
@@ -349,6 +354,12 @@ CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, unsigned 
     if (covering(address, 4).kind == 0 || flags) return INVALID_VALUE;
     counted("cuStreamWriteValue32_v2", 4);
     LOCKED push(named(stream, 0), (struct op){.kind = WRITE, .to = (void *)address, .mark = value});
+    return SUCCESS;
+}
+CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, unsigned value, unsigned flags) {
+    ALIVE;
+    if (covering(address, 4).kind == 0 || flags) return INVALID_VALUE;
+    LOCKED push(named(stream, 0), (struct op){.kind = UNTIL, .to = (void *)address, .mark = value});
     return SUCCESS;
 }
 CUresult cuEventCreate(CUevent *event, unsigned flags) { (void)flags; ALIVE; *event = calloc(1, sizeof **event); return SUCCESS; }

@@ -880,12 +880,61 @@ static void again_reset(void) {
     must(host_alloc((void **)&pinned, 4096, 0), "cuMemHostAlloc");
     for (int i = 0; i < 4; i++) in_now("after the reset", memory, LARGE);
 }
+/* A stream waits for a thread that copies first: of the memory that the stream is to copy, or while the driver is asked to page-lock and waits, too. */
+static volatile unsigned *gate;
+static CUresult held_status;
+static void close_gate(void) {
+    CUresult (*wait_value)(CUstream, CUdeviceptr, unsigned, unsigned);
+    find(&wait_value, "cuStreamWaitValue32_v2");
+    gate = (volatile unsigned *)(pinned + 4032), *gate = 0;
+    must(wait_value(stream, (CUdeviceptr)gate, 1, 0), "cuStreamWaitValue32");
+    alarm(60);
+}
+static void open_gate(pthread_t thread) {
+    *gate = 1;
+    pthread_join(thread, 0);
+    said("in the thread", held_status);
+    said("wait", stream_sync(stream));
+    on_gpu("in the thread", device, LARGE);
+}
+static void *in_behind_the_gate(void *memory) {
+    must(set_current(context), "cuCtxSetCurrent");
+    held_status = in_async(device, memory, LARGE, stream);
+    return 0;
+}
+static void again_waited_for(void) {
+    unsigned char *memory = repeated(21);
+    pthread_t thread;
+    close_gate();
+    pthread_create(&thread, 0, in_behind_the_gate, memory);
+    usleep(100000);
+    said("small", in(device + LARGE, memory + 5000, SMALL));
+    open_gate(thread);
+    on_gpu("small", device + LARGE, SMALL);
+}
+static void *in_beside_the_gate(void *memory) {
+    must(set_current(context), "cuCtxSetCurrent");
+    for (int i = 0; i < 5 && !held_status; i++) held_status = in(device, memory, LARGE);
+    return 0;
+}
+static void again_held_up(void) {
+    unsigned char *memory = fresh(LARGE), *other = fresh(LARGE);
+    pthread_t thread;
+    pattern(memory, LARGE, 22), pattern(other, LARGE, 23);
+    close_gate();
+    pthread_create(&thread, 0, in_beside_the_gate, memory);
+    usleep(100000);
+    for (int i = 0; i < 4; i++) said("other", in(device + LARGE, other, i % 2 ? LARGE : SMALL));
+    open_gate(thread);
+    on_gpu("other", device + LARGE, LARGE);
+}
 
 static const struct { const char *name; void (*run)(void); } cases[] = {
     {"again-unmapped", again_unmapped}, {"again-in-part", again_in_part}, {"again-given-back", again_given_back},
     {"again-moved", again_moved}, {"again-small", again_small}, {"again-asked", again_asked}, {"again-forked", again_forked},
     {"again-captured", again_captured}, {"again-both-ways", again_both_ways}, {"again-allocated", again_allocated},
     {"again-in-threads", again_in_threads}, {"again-reset", again_reset},
+    {"again-waited-for", again_waited_for}, {"again-held-up", again_held_up},
     {"overwritten", overwritten}, {"freed", freed}, {"read-only", read_only_large}, {"read-only-small", read_only_small},
     {"read-only-half", read_only_half}, {"no-access-in", no_access_in}, {"no-access-in-half", no_access_in_half},
     {"no-access-out", no_access_out}, {"null", null_pointers}, {"unmapped", unmapped}, {"truncated-in", truncated_in},
