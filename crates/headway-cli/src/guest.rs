@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::{Args, ValueEnum};
 use headway::guest::{self, AsideMode, ChunkChoice, GuestClass, GuestError, GuestOptions, PinnedBudget};
 use headway::mps::{self, MpsShare};
@@ -131,9 +131,6 @@ fn options(args: &ExecArgs) -> Result<(GuestOptions, Option<String>)> {
     let (chunk, why) = args.chunk.chunk(aside, class, args.machine.as_deref())?;
     let ExecArgs { stats, lint, verify, alone, no_cache, .. } = *args;
     let pin_once = args.pin_once.map_or(Bytes(0), PinnedBudget::bytes);
-    if args.pin_once.is_some() && args.fast == Switch::Off {
-        bail!("`--pin-once` makes copies that `--fast=off` leaves to the driver: leave out one of them");
-    }
     let (fast, always_fast) = (args.fast != Switch::Off, args.fast == Switch::Always);
     Ok((GuestOptions { fast, always_fast, no_cache, aside, chunk, class, pin_once, stats, lint, verify, alone }, why))
 }

@@ -74,7 +74,7 @@ impl FromStr for PinnedBudget {
 }
 
 impl PinnedBudget {
-    /// The budget in bytes; 0 where the system does not say how much memory there is.
+    /// The budget in bytes; no bound where the system does not say how much memory there is.
     #[must_use]
     pub fn bytes(self) -> Bytes {
         if let Self::Bytes(bytes) = self {
@@ -84,7 +84,7 @@ impl PinnedBudget {
         let of_node = read("/proc/meminfo")
             .lines()
             .find_map(|line| line.strip_prefix("MemTotal:")?.split_ascii_whitespace().next()?.parse::<u64>().ok())
-            .map_or(0, |kib| kib << 10);
+            .map_or(u64::MAX, |kib| kib << 10);
         let of_group = read("/sys/fs/cgroup/memory.max").trim().parse().unwrap_or(u64::MAX);
         Bytes(of_node.min(of_group) / 4)
     }
@@ -284,6 +284,9 @@ fn variables(
 ) -> Result<Vec<GuestVariable>, Error> {
     if let Some(asked) = options.chunk.filter(|chunk| *chunk < CHUNK_MIN) {
         return Err(GuestError::SmallChunk { asked }.into());
+    }
+    if options.pin_once > Bytes(0) && !options.fast {
+        return Err(GuestError::PinsWithoutFast.into());
     }
     let library = library()?;
     if library.as_os_str().as_encoded_bytes().iter().any(|byte| b" :".contains(byte)) {

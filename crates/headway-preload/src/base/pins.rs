@@ -39,7 +39,7 @@ pub(crate) static BYTES: AtomicUsize = AtomicUsize::new(0);
 /// Ranges that were pinned, and that another call or a change of mappings has ended.
 pub(crate) static PINNED: AtomicUsize = AtomicUsize::new(0);
 pub(crate) static ENDED: AtomicUsize = AtomicUsize::new(0);
-/// Why nothing can be pinned.
+/// Why nothing is pinned, or nothing more.
 pub(crate) static ABSENT: OnceLock<String> = OnceLock::new();
 
 struct Pin {
@@ -155,29 +155,31 @@ impl Registry {
             Some(out) => *out = out.start.min(range.start)..out.end.max(range.end),
             None => self.kept_out.push(range),
         }
-        self.is_over |= self.kept_out.len() > RANGES_MAX;
+        if self.kept_out.len() > RANGES_MAX {
+            self.end_for_good("the program uses too much memory in other ways, too");
+        }
+    }
+
+    /// From now on nothing is pinned.
+    fn end_for_good(&mut self, why: &str) {
+        self.is_over = true;
+        ABSENT.get_or_init(|| why.to_owned());
     }
 
     /// The watch, which begins now if it has not yet; `None` = nothing can be pinned.
-    fn watch(&mut self, by_itself: bool) -> Option<Arc<PageWatch>> {
-        let watch = match &self.watch {
-            // Its kernels could use pinned memory, and no call would tell.
-            _ if by_itself => Err("the GPU uses ordinary memory by itself".to_owned()),
-            Some(watch) => Ok(Arc::clone(watch)),
-            None => begin_to_watch().map_err(|error| {
-                format!(
+    fn watch(&mut self, gpu_by_itself: bool) -> Option<Arc<PageWatch>> {
+        if gpu_by_itself {
+            // Its kernels may use pinned memory, and no call tells.
+            self.end_for_good("the GPU uses ordinary memory by itself");
+        } else if self.watch.is_none() {
+            match begin_to_watch() {
+                Ok(watch) => self.watch = Some(watch),
+                Err(error) => self.end_for_good(&format!(
                     "`userfaultfd` is not to be had here ({error}); allow that system call in the container's seccomp profile"
-                )
-            }),
-        };
-        match watch {
-            Ok(watch) => Some(Arc::clone(self.watch.insert(watch))),
-            Err(why) => {
-                self.is_over = true;
-                ABSENT.get_or_init(|| why);
-                None
+                )),
             }
         }
+        self.watch.clone().filter(|_| !self.is_over)
     }
 }
 
@@ -316,8 +318,8 @@ fn pin(driver: &Driver, pages: Range<usize>) -> Option<Lease> {
     // A call that is counted after this finds the range in the registry, before it comes to the driver.
     let is_alone = CALLS.load(Ordering::SeqCst) == 1;
     // SAFETY: the program keeps the memory while its call lasts; afterwards the watch says whether it is still there.
-    let is_locked = is_alone
-        && unsafe { (driver.cuMemHostRegister_v2)(address(pages.start), pages.len(), PORTABLE) } == SUCCESS;
+    let is_locked =
+        is_alone && unsafe { (driver.cuMemHostRegister_v2)(address(pages.start), pages.len(), PORTABLE) } == SUCCESS;
     if is_locked && watch.holds(id) {
         PINNED.fetch_add(1, Ordering::Relaxed);
         if let Some(known) = self::registry().as_mut()
@@ -392,7 +394,7 @@ pub(crate) fn keep_out(start: *const c_void, bytes: usize) {
 pub(crate) fn stop() {
     if is_on() {
         if let Some(registry) = registry().as_mut() {
-            registry.is_over = true;
+            registry.end_for_good("the program adds copies to graphs itself");
         }
         end(&(0..usize::MAX), false);
     }

@@ -143,6 +143,9 @@ pub(crate) unsafe fn space(shape: *const Space, stream: Stream, waits: bool, rea
 fn copy(shape: Option<Space>, stream: Stream, waits: bool, real: impl FnOnce() -> Status) -> Status {
     let Some(shape) = shape else { return real() };
     let Some(Linear { from, to, bytes }) = shape.linear() else {
+        if [shape.from.kind, shape.to.kind].iter().any(|kind| [HOST, UNIFIED].contains(kind)) {
+            pins::give_up_all();
+        }
         let bytes = shape.width.saturating_mul(shape.height).saturating_mul(shape.depth);
         return pass_on(Passed::Rows, bytes, real);
     };

@@ -79,31 +79,39 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, device: i32) -> Result<(), Drive
     let lease = pins::lease(driver, copy.host(), copy.bytes).ok_or(DriverReason::OtherMemory)?;
     // Until now another thread could have it destroyed, with a context.
     let own = own_stream(driver).ok_or(DriverReason::OtherMemory)?;
-    // Less than a page before and behind is ordinary memory.
     let (before, pages) = (lease.pages.start - host, lease.pages.len());
-    let parts = [(0, before), (before, pages), (before + pages, copy.bytes - before - pages)];
-    let mut status = SUCCESS;
-    for (at, bytes) in parts {
+    let engine = Copy { stream: own, ..part(copy, before, pages) };
+    let queued = match (chunk, &context) {
+        (Some(chunk), Some(context)) if pages > chunk => chunks::copy(driver, context, engine, chunk),
+        _ => queue(driver, engine),
+    };
+    // Whatever was queued uses the memory until it has ended.
+    let waited = wait(driver, own, pages);
+    drop(lease);
+    let mut status = if queued == SUCCESS { waited } else { queued };
+    // Less than a page before and behind is ordinary memory, of which the driver's copy may raise a signal.
+    for (at, bytes) in [(0, before), (before + pages, copy.bytes - before - pages)] {
         if bytes > 0 && status == SUCCESS {
-            let (there, host) = (copy.there() + at as DevicePtr, copy.host().wrapping_byte_add(at));
-            status = match (copy.towards, chunk, &context) {
-                (Towards::Out, Some(chunk), Some(context)) if bytes > chunk => {
-                    let (to, from) = (copy.to + at as DevicePtr, copy.from + at as DevicePtr);
-                    chunks::copy(driver, context, Copy { to, from, bytes, stream: own, ..copy }, chunk)
-                }
-                // SAFETY: a part of the caller's copy, whose stream has passed what was queued before.
-                (Towards::Out, ..) => unsafe {
-                    (driver.cuMemcpyDtoHAsync_v2)(host, there, bytes, driver::handle(own))
-                },
-                // SAFETY: as above.
-                _ => unsafe { (driver.cuMemcpyHtoDAsync_v2)(there, host, bytes, driver::handle(own)) },
-            };
+            status = queue(driver, part(copy, at, bytes));
         }
     }
-    // Whatever was queued uses the memory until it has ended.
-    let waited = wait(driver, own, copy.bytes);
-    drop(lease);
-    if status == SUCCESS && waited == SUCCESS { Ok(()) } else { Err(DriverReason::Failed) }
+    if status == SUCCESS { Ok(()) } else { Err(DriverReason::Failed) }
+}
+
+fn part(copy: Copy, at: usize, bytes: usize) -> Copy {
+    Copy { to: copy.to + at as DevicePtr, from: copy.from + at as DevicePtr, bytes, ..copy }
+}
+
+fn queue(driver: &Driver, copy: Copy) -> Status {
+    let stream = driver::handle(copy.stream);
+    // SAFETY: a part of the caller's copy, whose stream has passed what was queued before.
+    unsafe {
+        if copy.towards == Towards::Out {
+            (driver.cuMemcpyDtoHAsync_v2)(copy.host(), copy.there(), copy.bytes, stream)
+        } else {
+            (driver.cuMemcpyHtoDAsync_v2)(copy.there(), copy.host(), copy.bytes, stream)
+        }
+    }
 }
 
 /// Waits for what was queued.
@@ -114,8 +122,7 @@ fn wait(driver: &Driver, stream: Stream, bytes: usize) -> Status {
     unsafe {
         let is_recorded = (driver.cuEventCreate)(&raw mut event, driver::EVENT_WITHOUT_TIME | sleeps) == SUCCESS
             && (driver.cuEventRecord)(event, driver::handle(stream)) == SUCCESS;
-        let status =
-            if is_recorded { (driver.cuEventSynchronize)(event) } else { driver::synchronize(driver, stream) };
+        let status = if is_recorded { (driver.cuEventSynchronize)(event) } else { driver::synchronize(driver, stream) };
         if !event.is_null() {
             (driver.cuEventDestroy_v2)(event);
         }

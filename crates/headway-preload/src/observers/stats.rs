@@ -171,7 +171,7 @@ fn table(text: &mut Text) -> fmt::Result {
         )?;
     }
     if let Some(why) = pins::ABSENT.get() {
-        writeln!(text, "  nothing is page-locked: {why}")?;
+        writeln!(text, "  no more memory is page-locked: {why}")?;
     }
     if let Some(basis) = CHOSEN_BY.get() {
         let timed = TIMED.load(Ordering::Relaxed);
