@@ -114,10 +114,10 @@ struct Watched {
     holds: bool,
 }
 
-/// What is known; without an allocation, since it is changed while an allocator may wait.
+/// What is known; nothing grows, since it is changed while an allocator may wait.
 #[derive(Debug)]
 struct Book {
-    watched: [Watched; RANGES_MAX],
+    watched: Box<[Watched]>,
     given_back: [(usize, usize); GIVEN_BACK_MAX],
     turns: u64,
 }
@@ -127,9 +127,9 @@ const fn meet(a: (usize, usize), b: (usize, usize)) -> bool {
 }
 
 impl Book {
-    const fn new() -> Self {
-        let none = Watched { start: 0, end: 0, turn: 0, holds: false };
-        Self { watched: [none; RANGES_MAX], given_back: [(0, 0); GIVEN_BACK_MAX], turns: 0 }
+    fn new() -> Self {
+        let watched = vec![Watched::default(); RANGES_MAX].into_boxed_slice();
+        Self { watched, given_back: [(0, 0); GIVEN_BACK_MAX], turns: 0 }
     }
 
     fn watch(&mut self, range: &Range<usize>) -> Option<WatchId> {

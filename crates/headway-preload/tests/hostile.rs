@@ -143,6 +143,9 @@ fn hostile_programs_are_as_they_are_without_headway_where_memory_is_kept_page_lo
         "beside",
         "few-locked",
         "invalid-batches",
+        "small-stack",
+        "handler-copies",
+        "closed",
     ];
     compare(cases, PIN_ONCE, &[]);
 }

@@ -302,6 +302,9 @@ pub(crate) fn lease(driver: &Driver, start: *const c_void, bytes: usize) -> Opti
 
 /// Watches and page-locks whole pages.
 fn pin(driver: &Driver, pages: Range<usize>) -> Option<Lease> {
+    if CALLS.load(Ordering::SeqCst) > 1 {
+        return None;
+    }
     let context = driver::current_context(driver)?;
     let by_itself = driver::attribute(driver, driver::current_device(driver)?, driver::PAGEABLE_ACCESS)? != 0;
     let mut registry = registry();
