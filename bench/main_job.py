@@ -4,7 +4,7 @@
     python3 bench/main_job.py HEADWAY classes|neighbours|shares [--machine FILE] [--seconds S] [--backend cuda]
 
 `classes`: each scheduling class of the driving threads, beside busy CPUs. `neighbours`: an unmodified training loop, and products of matrices,
-in time slices of the GPU and at the same time by MPS (`exec --share 90%`). `shares`: what share of its products a program keeps that is given 10 to
+in time slices of the GPU and at the same time by MPS, with 50, 90 and 100 % of the multiprocessors (`exec --share`). `shares`: what share of its products a program keeps that is given 10 to
 90 % of the multiprocessors. Prints one line of JSON a case; one that cannot be run has `error` instead of figures, and a class that the system refuses has `refused`.
 """
 import argparse
@@ -25,6 +25,7 @@ WRITE = ["dd", "if=/dev/zero", "of=/dev/null", "bs=256M"]
 LOADS = {"none": (0, SPIN), "16 busy loops": (16, SPIN), "64 busy loops": (64, SPIN), "16 loops that write memory": (16, WRITE)}
 # Until a guest has loaded PyTorch and warmed up.
 GUEST_START_S = 9
+SHARES = [100, 90, 50]
 LIMIT_S = 90
 
 parser = argparse.ArgumentParser()
@@ -52,9 +53,12 @@ def main_job(place, *options, env=None):
     except (ValueError, KeyError):
         return {"error": (done.stdout + done.stderr).strip()[-400:]}
     totals, verdict, cpu = summary["totals"], summary["verdict"], summary.get("cpu")
+    delivered = [stream for stream in summary["streams"] if stream["response"]]
     return {
         "packets": totals["packets"],
         "missed": verdict["misses"] + verdict["lost"],
+        "longest_ns": max((stream["response"]["max"] for stream in delivered), default=None),
+        "least_slack_ns": min((stream["worst_slack_ns"] for stream in delivered), default=None),
         "jobs": totals["jobs"],
         "overruns": totals["overruns"],
         "planned": summary["planned"],
@@ -130,9 +134,9 @@ def say(**line):
     print(json.dumps(line), flush=True)
 
 
-def beside(name, how, seconds, socket=None):
+def beside(name, how, seconds, socket=None, percent=100):
     """The guest and the job at the same time."""
-    guest = Guest(name, seconds, socket)
+    guest = Guest(name, seconds, socket, f"{percent}%")
     time.sleep(max(0.0, guest.start - time.time()))
     env = {**os.environ, "HEADWAY_BROKER": socket} if socket else None
     with tempfile.TemporaryDirectory() as place:
@@ -159,7 +163,8 @@ def neighbours():
         beside(name, "time slices", seconds)
     with tempfile.TemporaryDirectory() as place, broker(place) as socket:
         for name in ["training", "products"]:
-            beside(name, "MPS, 90 %", seconds, socket)
+            for percent in SHARES:
+                beside(name, f"MPS, {percent} %", seconds, socket, percent)
 
 
 def shares():

@@ -67,6 +67,12 @@ pub fn board_gpu(uuid: Option<&str>, name: &str) -> BoardGpu {
     gpu
 }
 
+/// The place of a GPU's announcements.
+#[must_use]
+pub fn bulk_place(gpu: &BoardGpu) -> usize {
+    gpu.iter().fold(0usize, |hash, byte| hash.wrapping_mul(31).wrapping_add(usize::from(*byte))) % BULK_PLACES
+}
+
 /// The board of one user, mapped until the process ends.
 pub struct Board {
     words: &'static [AtomicU64],

@@ -12,7 +12,7 @@ use headway_core::files::guest::{AsideMode, GuestClass};
 use headway_core::files::guest_log::{BULK_MIN, Became, DriverReason, Host, Towards};
 
 use crate::base::attention::{self, BULK, NEIGHBOURS, NEW, OBSERVED, PINS};
-use crate::base::context::{self, Prepared};
+use crate::base::context::{self, BulkBefore, Prepared};
 use crate::base::copy::{Copy, Made};
 use crate::base::driver::{self, Driver, Relaxed, SUCCESS, Status, driver};
 use crate::base::{link, neighbours, pins};
@@ -193,6 +193,11 @@ fn by_kernel(driver: &Driver, context: &Prepared, copy: Copy, made: &mut Made) -
         Ok(status) => {
             // A copy into ordinary memory is complete, too, whatever the call's name says.
             let is_complete = copy.call.waits() || made.host == Host::Ordinary;
+            // A stream that goes on so is bulk, and its further copies are the engine's.
+            let is_counted = copy.bytes >= attention::COUNTED_MIN && attention::options().aside == AsideMode::Auto;
+            if is_counted && !is_complete && context.writes_values() {
+                context.queued(driver, copy.stream, copy.bytes);
+            }
             Some(accelerated(copy, Became::Aside, is_complete, status, made))
         }
         Err(why) => {
@@ -206,8 +211,12 @@ fn by_kernel(driver: &Driver, context: &Prepared, copy: Copy, made: &mut Made) -
 /// What on the engine would delay a small copy.
 fn would_wait(context: &Prepared, copy: Copy) -> Option<Behind> {
     let reasons = attention::reasons();
-    if reasons & BULK != 0 && context.is_busy_elsewhere(copy.stream) {
-        return Some(Behind::Own(FlowClass::Bulk));
+    if reasons & BULK != 0 {
+        match context.bulk_before(copy.stream) {
+            BulkBefore::SameStream => return None,
+            BulkBefore::OtherStream => return Some(Behind::Own(FlowClass::Bulk)),
+            BulkBefore::None => {}
+        }
     }
     if reasons & NEIGHBOURS == 0 {
         return None;

@@ -21,7 +21,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use headway::guest::board::{BULK_PLACES, Behind, Board};
+use headway::guest::board::{Behind, Board, BoardGpu, bulk_place};
 use headway_core::decisions::engine_line::FlowClass;
 use headway_core::decisions::staging::StagingDirection;
 use headway_core::files::guest::{AsideMode, GuestClass, GuestOptions, VARIABLE};
@@ -81,9 +81,13 @@ fn run(lookup: &str, task: &str, options: Option<GuestOptions>) -> Option<Output
 
 /// What a guest printed: the calls that reached the driver.
 fn calls(lookup: &str, task: &str, options: Option<GuestOptions>) -> Option<String> {
-    let output = run(lookup, task, options)?;
+    guest_calls(&mut guest(lookup, task, options)?)
+}
+
+fn guest_calls(guest: &mut Command) -> Option<String> {
+    let output = guest.output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{lookup} {task}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{guest:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
     Some(text)
 }
 
@@ -305,25 +309,37 @@ fn a_released_context_is_prepared_again() {
 
 #[test]
 fn bulk_copies_of_other_guests_count_until_they_should_have_ended() {
-    let alone = false;
-    let Some(plain) = calls("dlsym", "idle", None) else { return };
+    let gpu = own_gpu(1);
+    let calls = |options: Option<GuestOptions>| guest_calls(guest("dlsym", "idle", options)?.env("FAKE_GPU", "1"));
+    let beside_others = Some(GuestOptions { alone: false, ..ASIDE });
+    let Some(plain) = calls(None) else { return };
     // The page is a hint that expires: a neighbour that is busy for hours is not believed.
-    announce(Duration::from_secs(3600));
-    assert_eq!(calls("dlsym", "idle", Some(GuestOptions { alone, ..ASIDE })).unwrap(), plain);
-    announce(Duration::from_secs(9));
-    let beside = calls("dlsym", "idle", Some(GuestOptions { alone, ..ASIDE })).unwrap();
-    announce(Duration::ZERO);
+    announce(&gpu, Duration::from_secs(3600));
+    assert_eq!(calls(beside_others).unwrap(), plain);
+    announce(&gpu, Duration::from_secs(9));
+    let beside = calls(beside_others).unwrap();
+    announce(&gpu, Duration::ZERO);
     assert!(beside.starts_with("kernel 4096 by 1 in 22\n"), "{beside}");
-    assert_eq!(calls("dlsym", "idle", Some(GuestOptions { alone, ..ASIDE })).unwrap(), plain);
+    assert_eq!(calls(beside_others).unwrap(), plain);
+}
+
+#[test]
+fn blocks_go_aside_of_other_guests_until_their_own_stream_is_bulk() {
+    let gpu = own_gpu(2);
+    announce(&gpu, Duration::from_secs(9));
+    let Some(mut guest) = guest("dlsym", "idle-blocks", Some(GuestOptions { alone: false, ..ASIDE })) else { return };
+    let calls = guest_calls(guest.env("FAKE_GPU", "2")).unwrap();
+    let block = BULK / 5;
+    let aside = format!("kernel {block} by 16 in 22\nwrite 22\n").repeat(2);
+    let whole = format!("out {block} in 22\nwrite 22\n").repeat(3);
+    assert_eq!(calls, aside + &whole);
 }
 
 #[test]
 fn small_copies_avoid_programs_that_copy_out_of_the_gpu_and_announce_nothing() {
     let beside = |sent: &str, received: &str| {
         let mut guest = guest("dlsym", "idle-beside", Some(GuestOptions { alone: false, ..ASIDE }))?;
-        let output = guest.env("FAKE_NVML_SENT", sent).env("FAKE_NVML_RECEIVED", received).output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        Some(String::from_utf8(output.stdout).unwrap())
+        guest_calls(guest.env("FAKE_GPU", "3").env("FAKE_NVML_SENT", sent).env("FAKE_NVML_RECEIVED", received))
     };
     // Bytes a microsecond: 55 GB/s out of the GPU.
     let Some(out) = beside("60010", "1") else { return };
@@ -332,19 +348,24 @@ fn small_copies_avoid_programs_that_copy_out_of_the_gpu_and_announce_nothing() {
     assert_eq!(beside("5200", "59700").unwrap(), "whole after some readings\n");
 }
 
-/// Writes on the user's board, as a guest with a bulk copy on any GPU does, that it ends after this time.
-fn announce(after: Duration) {
+/// The GPU of a guest that is given this number as `FAKE_GPU`.
+fn own_gpu(number: u8) -> BoardGpu {
+    let mut uuid = [7; 16];
+    uuid[15] = number;
+    uuid
+}
+
+/// Writes on the user's board, as a guest with a bulk copy on this GPU does, that it ends after this time.
+fn announce(gpu: &BoardGpu, after: Duration) {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is valid for the call to write.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
     let end = if after.is_zero() { 0 } else { now + after.as_nanos() as u64 };
     let board = Board::of_user().expect("System V shared memory");
-    for place in 0..BULK_PLACES {
-        let [until, by] = board.bulk(place);
-        until.store(end, Ordering::Relaxed);
-        by.store(std::process::id().into(), Ordering::Relaxed);
-    }
+    let [until, by] = board.bulk(bulk_place(gpu));
+    until.store(end, Ordering::Relaxed);
+    by.store(std::process::id().into(), Ordering::Relaxed);
 }
 
 #[test]

@@ -502,7 +502,7 @@ fn main_job(runs: &[Run]) -> Vec<Claim> {
     let of = |name: &'static str, how: &'static str, place: &'static str| {
         move |run: &Run| number(run, NEIGHBOURS, &[("/neighbour", name), ("/how", how)], place)
     };
-    let (alone, slices, mps) = ("alone", "time slices", "MPS, 90 %");
+    let (alone, slices, mps, whole, half) = ("alone", "time slices", "MPS, 90 %", "MPS, 100 %", "MPS, 50 %");
     let beside = |title, about, name: &'static str| {
         let share =
             move |run: &Run| quotient(of(name, slices, "/job/missed")(run), of(name, slices, "/job/packets")(run));
@@ -523,6 +523,8 @@ fn main_job(runs: &[Run]) -> Vec<Claim> {
             vec![
                 less("MPS, packets missed", Some(0.0), 0, of(name, mps, "/job/missed")),
                 less("MPS, jobs beyond their planned time", None, 0, of(name, mps, "/job/overruns")),
+                less("MPS without a share, packets missed", Some(0.0), 0, of(name, whole, "/job/missed")),
+                less("MPS, 50 %, packets missed", Some(0.0), 0, of(name, half, "/job/missed")),
                 less("time slices, % of the packets missed", None, 1, move |run| Some(share(run)? * 100.0)),
                 more("MPS, the neighbour's rate, of alone", Some(0.9), 2, kept(mps)),
                 more("time slices, the neighbour's rate, of alone", None, 2, kept(slices)),
@@ -536,7 +538,7 @@ fn main_job(runs: &[Run]) -> Vec<Claim> {
         of_load("The main job beside 16 loops that write memory", "16 loops that write memory"),
         beside(
             "The main job beside a training loop",
-            "`bench/main_job.py neighbours`: 64 streams beside `bench/guests/training.py`, in time slices, and by `headway broker --mps` with `exec --share 90%`.",
+            "`bench/main_job.py neighbours`: 64 streams beside `bench/guests/training.py`, in time slices, and by `headway broker --mps` with `exec --share` of 90 % where nothing else is said.",
             "training",
         ),
         beside(

@@ -183,7 +183,7 @@ fn prepare(driver: &Driver) -> Option<Prepared> {
     if !got {
         return None;
     }
-    let place = neighbours::place(&uuid);
+    let place = neighbours::bulk_place(&uuid);
     if attention::reasons() & NEIGHBOURS != 0 {
         link::begin(uuid, place);
     }
@@ -291,8 +291,15 @@ impl Prepared {
     pub(crate) fn enter(&self, bytes: usize) -> BulkCall<'_> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         attention::attend(BULK, 0);
-        neighbours::announce(self.place, bytes);
+        self.announce(bytes);
         BulkCall(self)
+    }
+
+    /// Tells other programs of the bulk that this context has under way, and of `more` bytes of a call that begins.
+    fn announce(&self, more: usize) {
+        let under_way = |known: &KnownStream| known.load.under_way(self.read(known.word)).0;
+        let known: u64 = self.loads().known.iter().filter(|known| self.is_bulk(known)).map(under_way).sum();
+        neighbours::announce(self.place, known.saturating_add(more as u64));
     }
 
     /// Changes what is known of a stream, which is added if there is a word for it; the word and what `change` gives.
@@ -352,7 +359,7 @@ impl Prepared {
         } else {
             self.write(driver, stream, word, value);
             self.with_load(stream, |load| load.written(value));
-            neighbours::announce(self.place, usize::try_from(chunk().0).unwrap_or(usize::MAX));
+            self.announce(0);
         }
     }
 
@@ -369,17 +376,21 @@ impl Prepared {
         });
     }
 
-    /// Whether a small copy in this stream would wait for bulk of another one. What this stream has under way itself nothing can overtake.
-    pub(crate) fn is_busy_elsewhere(&self, stream: Stream) -> bool {
+    /// Whose bulk is under way, as seen by a copy in this stream. Bulk of its own stream nothing can overtake.
+    pub(crate) fn bulk_before(&self, stream: Stream) -> BulkBefore {
         let loads = self.loads();
         let own = loads.known.iter().any(|known| known.stream == stream && self.is_bulk(known));
         let others = loads.known.iter().any(|known| known.stream != stream && self.is_bulk(known));
         drop(loads);
         let called = self.calls.load(Ordering::Relaxed) > 0;
-        if !own && !others && !called {
+        if own {
+            BulkBefore::SameStream
+        } else if others || called {
+            BulkBefore::OtherStream
+        } else {
             refresh(&contexts());
+            BulkBefore::None
         }
-        !own && (others || called)
     }
 
     /// Whether words can be written between chunks.
@@ -401,6 +412,14 @@ impl Prepared {
         let number = self.taken.iter().position(|taken| !taken.swap(true, Ordering::Acquire))?;
         Some(PinnedLine { owner: self, number })
     }
+}
+
+/// Bulk that a context has under way.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BulkBefore {
+    None,
+    SameStream,
+    OtherStream,
 }
 
 /// A bulk copy that is inside the driver's call now.

@@ -160,6 +160,11 @@ int main(int argc, char **argv) {
         }
         if (out(small, device + 64, SMALL)) fail("small that waits");
         check(small, 64, SMALL, "bytes of small that waits");
+    } else if (!strcmp(does, "idle-blocks")) {
+        for (size_t at = 0; at < BULK; at += BULK / 5) {
+            if (out_async((char *)bulk + at, device + at, BULK / 5, 22)) fail("block");
+        }
+        check(bulk, 0, BULK, "bytes of blocks");
     } else if (!strncmp(does, "idle-", 5)) {
         /* Small copies until one goes by a kernel, or until the link's counters were read often enough. */
         void *nvml = need(dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL), "NVML");
