@@ -452,10 +452,11 @@ mod tests {
 
     #[test]
     fn every_way_to_lose_pages_is_seen_before_its_call_returns() {
+        type Loss = fn(Range<usize>, usize);
         let Some(watch) = watch() else { return };
         let page = page_bytes();
         // SAFETY: each gives up or replaces memory of the test only, which nobody uses afterwards.
-        let losses: [(&str, fn(Range<usize>, usize)); 7] = unsafe {
+        let losses: [(&str, Loss); 8] = unsafe {
             [
                 ("munmap", |range, page| munmap(address(range.start + page), page).unwrap()),
                 ("DONTNEED", |range, page| {
@@ -464,6 +465,11 @@ mod tests {
                 ("FREE", |range, page| madvise(address(range.start + page), page, Advice::LinuxFree).unwrap()),
                 ("grow", |range, page| {
                     mremap(address(range.start), range.len(), 16 * range.len() + page, MremapFlags::MAYMOVE).unwrap();
+                }),
+                ("move and stay", |range, _| {
+                    let (flags, nowhere) = (libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP, 0);
+                    let moved = libc::mremap(address(range.start), range.len(), range.len(), flags, nowhere);
+                    assert_ne!(moved, libc::MAP_FAILED);
                 }),
                 ("shrink", |range, page| {
                     mremap(address(range.start), range.len(), page, MremapFlags::empty()).unwrap();
