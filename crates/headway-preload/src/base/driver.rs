@@ -266,6 +266,25 @@ pub(crate) fn synchronize(driver: &Driver, stream: Stream) -> Status {
     unsafe { (driver.cuStreamSynchronize)(handle(stream)) }
 }
 
+/// Waits as the driver does before it copies ordinary memory: until the stream has passed what was queued before.
+pub(crate) fn wait(driver: &Driver, stream: Stream) -> bool {
+    if stream == STREAM_LEGACY {
+        // An event in the legacy stream is behind the work of all streams that wait for that stream.
+        let mut event = null_mut();
+        // SAFETY: `event` is valid for the call to write; event and stream are of the current context.
+        unsafe {
+            if (driver.cuEventCreate)(&raw mut event, EVENT_WITHOUT_TIME) != SUCCESS {
+                return false;
+            }
+            let recorded = (driver.cuEventRecord)(event, handle(stream)) == SUCCESS;
+            let waited = recorded && (driver.cuEventSynchronize)(event) == SUCCESS;
+            (driver.cuEventDestroy_v2)(event);
+            return waited;
+        }
+    }
+    synchronize(driver, stream) == SUCCESS
+}
+
 /// Makes `context` current on this thread again.
 pub(crate) fn make_current(driver: &Driver, context: Context) {
     if current_context(driver) != Some(context) {

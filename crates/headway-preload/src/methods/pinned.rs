@@ -11,7 +11,7 @@ use headway_core::files::guest_log::{DriverReason, Towards};
 use crate::base::copy::Copy;
 use crate::base::driver::{self, Context, DevicePtr, Driver, Relaxed, SUCCESS, Status, Stream};
 use crate::base::{attention, context, pins};
-use crate::methods::{chunks, fast};
+use crate::methods::chunks;
 
 /// From this size on the calling thread sleeps until the copy is made; it takes some 300 us then.
 const SLEEPS_MIN: usize = 16 << 20;
@@ -67,7 +67,7 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, device: i32) -> Result<(), Drive
     if !driver::on_device(driver, copy.there(), copy.bytes, device) {
         return Err(DriverReason::NotOnGpu);
     }
-    if !fast::wait(driver, copy.stream) {
+    if !driver::wait(driver, copy.stream) {
         return Err(DriverReason::Failed);
     }
     // What may wait for kernels is there before the pin is taken.
