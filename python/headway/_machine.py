@@ -51,6 +51,17 @@ class Machine:
         """
         return Machine(self._native.with_gpus(gpus))
 
+    def beside(self, others: int) -> Machine:
+        """The machine as a program has it beside `others` programs that copy over its engines, and compute nothing on its GPUs.
+
+        What takes `T` alone takes at most `T + others * (turn + T)` there: plans of it hold beside them. `turn` is how long an engine stays with
+        another process, which `headway measure` finds out.
+
+        Raises:
+            MachineError: Nobody measured it.
+        """
+        return Machine(self._native.beside(others))
+
     def plan(self, workload: Workload | str | os.PathLike[str], strategy: str | None = None) -> Plan:
         """Windows for every copy and kernel of a workload, and whether every deadline holds.
 

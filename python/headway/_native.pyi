@@ -97,6 +97,10 @@ class Machine:
         """
         Name of the machine, quoted in every result.
         """
+    def beside(self, /, others: SupportsIndex) -> Machine:
+        """
+        The machine as a program has it beside `others` programs that copy over its engines.
+        """
     def with_gpus(self, /, gpus: SupportsIndex) -> Machine:
         """
         The machine with its first `gpus` GPUs only.

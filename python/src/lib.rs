@@ -62,6 +62,12 @@ impl Machine {
         let fewer = headway::machine::restrict(&self.0, gpus).map_err(|error| raised(py, Subject::Machine, &error))?;
         Ok(Self(Arc::new(fewer)))
     }
+
+    /// The machine as a program has it beside `others` programs that copy over its engines.
+    fn beside(&self, py: Python<'_>, others: u32) -> PyResult<Self> {
+        let beside = headway::machine::beside(&self.0, others).map_err(|error| raised(py, Subject::Machine, &error))?;
+        Ok(Self(Arc::new(beside)))
+    }
 }
 
 /// A workload that was read and checked.

@@ -96,6 +96,25 @@ def test_an_error_of_a_workload_shows_its_place() -> None:
     assert str(again) == str(error) and again.place == error.place and type(again) is type(error)
 
 
+def test_a_machine_beside_others(tmp_path: Path) -> None:
+    shipped = hw.machine("h200-x1")
+    with pytest.raises(hw.MachineError, match="how long another process keeps a copy engine"):
+        shipped.beside(1)
+    turns = """
+[[arbitration]]
+direction = "{}"
+time = "20 ms"
+whole = [1073741824, 1000000, 100, 20000000]
+process = [200, 1055181, 1062854, 1080704]
+"""
+    shown = subprocess.run(["headway", "machines", "h200-x1"], check=True, capture_output=True, text=True).stdout
+    file = tmp_path / "node.toml"
+    file.write_text(shown + turns.format("h2d") + turns.format("d2h"))
+    machine = hw.machine(str(file))
+    alone, beside = machine.plan(robot()), machine.beside(1).plan(robot())
+    assert alone.margin is not None and (beside.margin is None or beside.margin < alone.margin)
+
+
 def test_errors_have_classes_that_users_catch(tmp_path: Path) -> None:
     machine = hw.machine("h200-x1")
     with pytest.raises(hw.NotFound, match="did you mean `h200-x1`"):

@@ -142,6 +142,9 @@ pub(crate) struct PlanArgs {
     /// Use only this many GPUs of it
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) gpus: Option<usize>,
+    /// Keep the promise beside so many other programs that copy over the same engines, and compute nothing [default: 0]
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub(crate) others: u32,
     /// Use only this strategy [default: of serial, partitioned and, for messages and wafers, combined, the accepted one with the
     /// greatest margin; serial for a machine that is not calibrated]
     #[arg(long, value_parser = strategy())]
@@ -277,6 +280,9 @@ pub(crate) struct FlowBenchArgs {
     /// Machine file that says what copies cost at worst, from `headway measure` [default: that of our H200]
     #[arg(long)]
     pub(crate) machine: Option<String>,
+    /// Socket of a broker, which admits the flows beside those of other programs
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
     /// Length of each case
     #[arg(long, value_name = "TIME", default_value = "10 s", value_parser = some_time)]
     pub(crate) duration: Nanos,

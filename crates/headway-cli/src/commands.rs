@@ -28,14 +28,17 @@ pub(crate) fn doctor(out: &Out, backend: CopyBackendArg, machine: &str, watch: N
 }
 
 fn machine(args: &PlanArgs, workload: &Workload) -> Result<Machine> {
-    if let Some(none) = headway::machine::for_flows(args.machine.as_deref(), workload) {
-        return Ok(none);
-    }
-    let machine = headway::machine::open(args.machine.as_deref().unwrap_or(headway::machine::USUAL))?;
-    Ok(match args.gpus {
-        Some(gpus) => headway::machine::restrict(&machine, gpus)?,
-        None => machine,
-    })
+    let machine = match headway::machine::for_flows(args.machine.as_deref(), workload) {
+        Some(none) => none,
+        None => {
+            let machine = headway::machine::open(args.machine.as_deref().unwrap_or(headway::machine::USUAL))?;
+            match args.gpus {
+                Some(gpus) => headway::machine::restrict(&machine, gpus)?,
+                None => machine,
+            }
+        }
+    };
+    Ok(if args.others > 0 { headway::machine::beside(&machine, args.others)? } else { machine })
 }
 
 pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<CommandAnswer> {
@@ -43,6 +46,7 @@ pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<CommandAnswer> {
     let machine = machine(args, &workload.value)?;
     let usual = args.machine.is_none();
     if workload.value.sharing.is_some() {
+        no_others(args.others)?;
         return sharing::plan(out, &machine, &workload, usual);
     }
     let answer = plans::answer(&machine, &workload, PlanOptions { strategy: args.strategy })?;
@@ -62,6 +66,7 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<CommandAnswer> {
         backend: args.backend.into(),
         machine: args.plan.machine.clone(),
         gpus: args.plan.gpus,
+        others: args.plan.others,
         strategy: args.plan.strategy,
         input: args.input.clone(),
         duration: args.duration,
@@ -80,6 +85,7 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<CommandAnswer> {
     let gauge = Arc::new(RunGauge::default());
     let _metrics = serve_metrics(out, args.metrics.as_ref(), || MetricsSource::Run(Arc::clone(&gauge)))?;
     if workload.value.sharing.is_some() {
+        no_others(args.plan.others)?;
         return sharing::run(out, &workload, &options);
     }
     let mut bar = Bar::new(!out.quiet && io::stderr().is_terminal());
@@ -94,6 +100,16 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<CommandAnswer> {
     }
     out.print(&report, || show::run(&report, args))?;
     Ok(CommandAnswer::of_run(report.summary.verdict.held, report.summary.incomplete.as_ref()))
+}
+
+fn no_others(others: u32) -> Result<()> {
+    if others > 0 {
+        return Err(headway::Failure::Options(
+            "`--others` is for streams and messages; tasks share their GPUs with those of other programs by `headway broker`",
+        )
+        .into());
+    }
+    Ok(())
 }
 
 /// Joins the MPS daemon of this user's broker, if there is one. To be called while there is one thread.

@@ -137,6 +137,7 @@ pub(crate) fn bench_flows(out: &Out, args: &FlowBenchArgs) -> Result<CommandAnsw
         backend: args.backend.into(),
         model: args.model.clone(),
         machine: args.machine.clone(),
+        broker: args.socket.clone(),
         duration: args.duration,
         out: args.out.clone(),
         interrupt: interrupt(out, "what is done"),

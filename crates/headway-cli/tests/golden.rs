@@ -372,3 +372,35 @@ fn the_version_names_the_commit_and_a_manual_page_its_program() {
     let head = page.lines().find(|line| line.starts_with(".TH")).unwrap();
     assert!(head.contains("\"headway ") && !head.contains("\"transfers "), "{head}");
 }
+
+#[test]
+fn a_plan_holds_beside_as_many_other_programs_as_it_was_made_for() {
+    let place = place();
+    let shipped = headway(place.path(), &["machines", "h200-x1"]).exits(0).out;
+    let turns = ["h2d", "d2h"].map(|direction| {
+        format!(
+            "\n[[arbitration]]\ndirection = \"{direction}\"\ntime = \"20 ms\"\nwhole = [1073741824, 1000000, 100, 20000000]\n\
+             process = [200, 1055181, 1062854, 1080704]\n"
+        )
+    });
+    std::fs::write(place.path().join("node.toml"), shipped + &turns.concat()).unwrap();
+    std::fs::write(
+        place.path().join("camera.toml"),
+        "name = \"camera\"\n[[stream]]\nid = \"camera\"\npacket = \"1 MiB\"\nperiod = \"20 ms\"\ndeadline = \"30 ms\"\n\
+         steps = [{ copy = \"host -> gpu\" }, { copy = \"gpu -> host\" }]\n",
+    )
+    .unwrap();
+    let plan = |others: &str, code: i32| {
+        headway(place.path(), &["plan", "camera.toml", "--machine", "node.toml", "--others", others]).exits(code).out
+    };
+    assert!(!plan("0", 0).contains("other programs"));
+    assert!(plan("2", 0).contains("holds beside 2 other programs"));
+    assert!(plan("20", 1).contains("holds beside 20 other programs"), "more than fit are refused");
+    let run =
+        ["run", "camera.toml", "--backend", "sim", "--machine", "node.toml", "--others", "2", "--duration", "1 s"];
+    let out = headway(place.path(), &run).exits(0).out;
+    assert!(out.contains("deadlines held"), "{out}");
+    let unknown = headway(place.path(), &["plan", "camera.toml", "--machine", "h200-x1", "--others", "1"]).exits(2);
+    assert!(unknown.err.contains("machine `h200-x1` does not say how long another process keeps a copy engine"));
+    assert!(unknown.err.contains("headway measure"), "{}", unknown.err);
+}

@@ -40,6 +40,11 @@ pub struct Named {
     pub hash: String,
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
 /// What runs where and when, and whether it fits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
@@ -53,6 +58,9 @@ pub struct Plan {
     pub strategy: Strategy,
     /// How late a window may open, and how long after its end a completion may be noticed, together.
     pub jitter: Nanos,
+    /// Other programs whose turns at the copy engines are part of its costs.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub others: u32,
     /// The machine's engines, in its order.
     pub engines: Vec<PlannedEngine>,
     /// The machine's links and limits, in its order.

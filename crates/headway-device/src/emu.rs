@@ -648,6 +648,7 @@ mod tests {
             cpu: None,
             calibration: None,
             profile: headway_core::models::transfer::Profile::default(),
+            others: 0,
             hash: String::new(),
         };
         let spec = EmuSpec::of_machine(&machine, EndpointId(1));

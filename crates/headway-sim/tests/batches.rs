@@ -134,6 +134,7 @@ fn small_machine(draw: &mut Draw) -> Machine {
         cpu: None,
         calibration: None,
         profile: headway_core::models::transfer::Profile::default(),
+        others: 0,
         hash: "small".to_owned(),
     };
     for at in 0..capacities {

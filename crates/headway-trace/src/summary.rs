@@ -440,16 +440,22 @@ fn unpromised(log: &RunLog) -> Option<String> {
     (!all.is_empty()).then(|| all.join("; "))
 }
 
-/// Which other programs copied over the plan's engines.
+/// Which other programs copied over the plan's engines, where there were more of them than it allows for.
 fn others_on_engines(log: &RunLog) -> Option<String> {
+    let (others, allowed) = (&log.header().others, log.header().plan.others);
+    let on_one = |of: &OtherCopies| others.iter().filter(|o| (o.gpu, o.direction) == (of.gpu, of.direction)).count();
+    if others.iter().all(|of| on_one(of) <= allowed as usize) {
+        return None;
+    }
     let began = log.records().first().map_or(Nanos::ZERO, |record| record.at);
-    let all = log.header().others.iter().map(|other| {
+    let all = others.iter().map(|other| {
         let OtherCopies { pid, command, gpu, direction, since, bytes } = other;
         let towards = direction.preposition();
         format!("`{command}` ({pid}) copied {bytes} {towards} GPU {gpu} from {} on", since.saturating_sub(began))
     });
     let all = all.collect::<Vec<_>>().join(", ");
-    (!all.is_empty()).then(|| format!("the plan does not promise this beside other programs on its engines: {all}"))
+    let how_many = if allowed == 0 { String::new() } else { format!("more than {allowed} ") };
+    Some(format!("the plan does not promise this beside {how_many}other programs on its engines: {all}"))
 }
 
 /// Where the driver was later than the plan allows, how late.

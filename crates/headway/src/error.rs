@@ -93,7 +93,10 @@ impl Error {
             Failure::Options(_) | Failure::Sample { .. } | Failure::TooLong { .. } => ErrorKind::Options,
             Failure::Input(_) => ErrorKind::Input,
             Failure::File(_) | Failure::Workload(_) | Failure::TooLarge { .. } => ErrorKind::File,
-            Failure::NoMachine { .. } | Failure::TooFewGpus { .. } | Failure::NoGpu { .. } => ErrorKind::Machine,
+            Failure::NoMachine { .. }
+            | Failure::TooFewGpus { .. }
+            | Failure::NoTurns { .. }
+            | Failure::NoGpu { .. } => ErrorKind::Machine,
             Failure::Plan(_) => ErrorKind::Plan,
             Failure::NotAccepted { .. } => ErrorKind::NotAccepted,
             Failure::Data(_) | Failure::Library(_) | Failure::Kernel(_) => ErrorKind::Kernel,
@@ -210,6 +213,11 @@ pub enum Failure {
         /// GPUs it has.
         available: usize,
     },
+    /// A machine of which nobody measured how long another process keeps a copy engine.
+    #[error(
+        "machine `{machine}` does not say how long another process keeps a copy engine, so nothing can be promised beside others"
+    )]
+    NoTurns { machine: String },
     /// An unmodified program cannot be started as a guest.
     #[error(transparent)]
     Guest(#[from] GuestError),
@@ -471,6 +479,7 @@ impl Diagnosis for Failure {
             Self::Workload(_) => "workload",
             Self::NoMachine { .. } => "no-machine",
             Self::TooFewGpus { .. } => "too-few-gpus",
+            Self::NoTurns { .. } => "no-turns",
             Self::Plan(_) => "plan",
             Self::NotAccepted { .. } => "not-accepted",
             Self::Input(_) => "input",
@@ -512,6 +521,9 @@ impl Diagnosis for Failure {
             Self::Read { source, .. } | Self::Input(InputError::Open { source, .. }) => return reading(source),
             Self::NoMachine { .. } => {
                 "`headway machines` describes them; for a machine of your own, give the path of its file"
+            }
+            Self::NoTurns { .. } => {
+                "measure the node (`headway measure`), and give its file with `--machine`; or leave out `--others`"
             }
             Self::NotAccepted { .. } => "`headway plan` shows all servers and steps; `--force` runs nevertheless",
             Self::Guest(error) => return Some(error.help().to_owned()),

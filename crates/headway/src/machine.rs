@@ -47,6 +47,14 @@ pub fn restrict(machine: &Machine, gpus: usize) -> Result<Machine, Error> {
     Ok(fewer.ok_or_else(|| Failure::TooFewGpus { machine: machine.name.clone(), wanted: gpus, available })?)
 }
 
+/// `machine` as a program has it beside `others` programs that copy over its engines.
+///
+/// # Errors
+/// `ErrorKind::Machine` if it does not say how long another process keeps an engine.
+pub fn beside(machine: &Machine, others: u32) -> Result<Machine, Error> {
+    Ok(machine.beside(others).ok_or_else(|| Failure::NoTurns { machine: machine.name.clone() })?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -79,6 +79,9 @@ pub struct RunOptions {
     pub machine: Option<String>,
     /// Use this many GPUs only.
     pub gpus: Option<usize>,
+    /// Other programs that may copy over the same engines without breaking the promise ([`crate::machine::beside`]). Simulations have every
+    /// copy wait for them.
+    pub others: u32,
     /// Plan by this strategy only.
     pub strategy: Option<Strategy>,
     /// File or folder to process; `None` = a random sample.
@@ -115,6 +118,7 @@ impl Default for RunOptions {
             backend: Backend::Auto,
             machine: None,
             gpus: None,
+            others: 0,
             strategy: None,
             input: None,
             duration: None,
@@ -418,7 +422,8 @@ fn carry_out(
     let scatterer = scatterer.giving(sinks).bounded(kept.clone(), left.clone());
     let observer = Observer::new(plan, &callbacks, events);
     let parts = Parts { plan, machine, header: &header, kernels: &kernels, gatherer, scatterer, observer, requests };
-    let others = (source == RunSource::Cuda).then(|| OthersWatch::begin(devices, options.notify)).flatten();
+    let others =
+        (source == RunSource::Cuda).then(|| OthersWatch::begin(devices, plan.others, options.notify)).flatten();
     let Driven { records, compared, incomplete, cpu } = parts.drive(devices, options, progress)?;
     (header.cpu, header.others) = (cpu, others.map_or_else(Vec::new, OthersWatch::end));
     let incomplete = callbacks.failure().map(program::incomplete).or(incomplete);

@@ -3,6 +3,7 @@
 //! The model is Verner's (`verner-2014`, II and III) made precise: fixed routes, engines that serve one operation at a
 //! time, and capacities shared max-min. Everything is referred to by index; names are for people.
 
+mod beside;
 mod confidence;
 mod cpu;
 mod file;
@@ -48,6 +49,8 @@ pub struct Machine {
     pub calibration: Option<Calibration>,
     /// What copies cost by which method; empty = not measured.
     pub profile: Profile,
+    /// Other programs whose turns at the copy engines its costs contain ([`Machine::beside`]).
+    pub others: u32,
     /// The first 16 hexadecimal digits of the SHA-256 of the file's text.
     pub hash: String,
 }
@@ -305,6 +308,7 @@ impl Machine {
             cpu: None,
             calibration: None,
             profile: Profile::default(),
+            others: 0,
             hash: crate::files::document::hash(""),
         }
     }

@@ -135,6 +135,7 @@ pub(crate) fn plan(servers: Vec<Server>, pipelines: Vec<Pipeline>, streams: Vec<
         machine: named(),
         strategy: Kept::Partitioned,
         jitter: Nanos::ZERO,
+        others: 0,
         engines: vec![PlannedEngine { name: "engine".to_owned(), gpu: Some(0), serves: Vec::new() }],
         capacities: Vec::new(),
         servers,

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use headway::COMMIT;
 use headway::flow::{FlowContract, FlowCopy, FlowNode, FlowPlace, OnMiss};
 use headway::gpus::{self, CopyBackend};
 use headway::run::Progress;
+use headway::{COMMIT, ErrorKind};
 use headway_core::files::machine::Machine;
 use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::{Bytes, Nanos};
@@ -34,6 +34,8 @@ pub struct FlowBenchOptions {
     pub model: Option<String>,
     /// Machine file that says what copies cost at worst; `None` = the shipped H200.
     pub machine: Option<String>,
+    /// The broker that admits the flows beside those of other programs, by its socket; `None` = nobody.
+    pub broker: Option<PathBuf>,
     /// Length of each case.
     pub duration: Nanos,
     /// Folder for figures and summary.
@@ -209,7 +211,14 @@ impl Bench<'_> {
             period: MS * 2 * slower * longer,
             deadline: MS * slower * longer,
         };
-        let Some(longer) = LONGER.into_iter().find(|longer| self.is_promised(&[load(*longer)])) else {
+        let mut longest = None;
+        for longer in LONGER {
+            if self.is_promised(&[load(longer)])? {
+                longest = Some(longer);
+                break;
+            }
+        }
+        let Some(longer) = longest else {
             self.warnings.push("1 MiB out every 20 ms could not be promised within 10 ms".to_owned());
             return Ok(());
         };
@@ -248,8 +257,14 @@ impl Bench<'_> {
         };
         // Ten times as long would be 50 GB of locked memory.
         let tries = [1, 2].into_iter().flat_map(|longer| (3..=9).rev().map(move |tenths| (longer, tenths * 10)));
-        let promised = |&(longer, percent): &(u64, u64)| self.is_promised(&loads(longer, percent));
-        let Some((longer, percent)) = tries.into_iter().find(promised) else {
+        let mut promised = None;
+        for (longer, percent) in tries {
+            if self.is_promised(&loads(longer, percent))? {
+                promised = Some((longer, percent));
+                break;
+            }
+        }
+        let Some((longer, percent)) = promised else {
             self.warnings.push("ten flows could not be promised, even with periods twice as long".to_owned());
             return Ok(());
         };
@@ -269,13 +284,25 @@ impl Bench<'_> {
         Ok(())
     }
 
-    fn is_promised(&self, loads: &[Load]) -> bool {
-        let contracts: Vec<FlowContract> = loads.iter().map(contract).collect();
-        headway::flow::bounds(self.machine, &contracts).is_ok()
+    fn is_promised(&self, loads: &[Load]) -> Result<bool, Error> {
+        let node = self.node()?;
+        let mut flows = Vec::new();
+        for load in loads {
+            match node.open(contract(load)) {
+                Ok(flow) => flows.push(flow),
+                Err(refused) if refused.kind() == ErrorKind::NotAccepted => return Ok(false),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(true)
     }
 
     fn node(&self) -> Result<FlowNode, Error> {
-        Ok(FlowNode::of(Arc::clone(&self.copier), self.machine)?)
+        let node = FlowNode::of(Arc::clone(&self.copier), self.machine)?;
+        Ok(match &self.options.broker {
+            Some(socket) => node.under(Some(socket))?,
+            None => node,
+        })
     }
 
     /// Bytes a second of bulk copies that have the engine for themselves.

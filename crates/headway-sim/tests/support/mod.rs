@@ -229,6 +229,7 @@ pub(crate) fn by_hand(machine: &Machine, pipelines: Vec<Pipeline>) -> Plan {
         machine: Named { name: machine.name.clone(), hash: machine.hash.clone() },
         strategy: Strategy::Serial,
         jitter: Nanos::ZERO,
+        others: 0,
         engines: machine.engines.iter().map(engine).collect(),
         capacities: Vec::new(),
         servers: vec![Server { name: "all".to_owned(), engines: Vec::new(), in_flight: 1, verdict: verdict() }],

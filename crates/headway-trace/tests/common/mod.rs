@@ -54,6 +54,7 @@ pub(crate) fn plan(streams: u32) -> Plan {
         machine: Named { name: "two-gpus".to_owned(), hash: "fedcba9876543210".to_owned() },
         strategy: Strategy::Partitioned,
         jitter: Nanos(1_000),
+        others: 0,
         engines,
         capacities: vec![
             capacity("host -> gpu0", 10_000_000_000),

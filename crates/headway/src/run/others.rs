@@ -1,4 +1,4 @@
-//! Which other programs copy over the engines of a run. A plan counts nobody but itself there, so that it promises nothing any more from then on.
+//! Which other programs copy over the engines of a run. With more of them than its plan allows for, it promises nothing any more from then on.
 //!
 //! Programs tell of their copies on the user's board. The counters of links, which know the others too, are not read: a call of the driver may
 //! wait up to a millisecond for a reading.
@@ -31,12 +31,12 @@ pub(super) struct OthersWatch {
 }
 
 impl OthersWatch {
-    /// `tell` hears of each program once, at once. `None` if the system gives no thread.
-    pub(super) fn begin(devices: &[Engines], tell: fn(&str)) -> Option<Self> {
+    /// `tell` hears of each program beyond `allowed` on an engine once, at once. `None` if the system gives no thread.
+    pub(super) fn begin(devices: &[Engines], allowed: u32, tell: fn(&str)) -> Option<Self> {
         let gpus: Vec<BoardGpu> = devices.iter().map(|device| device.description().board_gpu()).collect();
         let over = Arc::<AtomicBool>::default();
         let ends = Arc::clone(&over);
-        let mut others = Others::new(gpus, &read_board());
+        let mut others = Others::new(gpus, allowed, &read_board());
         let look = move || {
             while !ends.load(Ordering::Relaxed) {
                 thread::park_timeout(EVERY);
@@ -65,13 +65,15 @@ struct EngineUse {
 
 struct Others {
     gpus: Vec<BoardGpu>,
+    /// Programs on an engine that the plan allows for.
+    allowed: u32,
     before: BTreeMap<EngineUse, u64>,
     found: BTreeMap<EngineUse, OtherCopies>,
 }
 
 impl Others {
-    fn new(gpus: Vec<BoardGpu>, board: &BoardReading) -> Self {
-        let mut others = Self { gpus, before: BTreeMap::new(), found: BTreeMap::new() };
+    fn new(gpus: Vec<BoardGpu>, allowed: u32, board: &BoardReading) -> Self {
+        let mut others = Self { gpus, allowed, before: BTreeMap::new(), found: BTreeMap::new() };
         others.before = others.told(board);
         others
     }
@@ -100,6 +102,7 @@ impl Others {
                 continue;
             }
             let is_new = !self.found.contains_key(engine);
+            let there = self.found.keys().filter(|of| of.gpu == engine.gpu && of.direction == engine.direction).count();
             if is_new && self.found.len() == OTHERS_MAX {
                 continue;
             }
@@ -107,7 +110,7 @@ impl Others {
             let new = || OtherCopies { pid, command: command(pid), gpu, direction, since: now, bytes: Bytes(0) };
             let other = self.found.entry(*engine).or_insert_with(new);
             other.bytes = Bytes(other.bytes.0.saturating_add(more));
-            if is_new {
+            if is_new && there >= self.allowed as usize {
                 tell(&format!(
                     "`{}` ({pid}) copies {} GPU {gpu}, which the plan does not allow for: from now on it promises nothing",
                     other.command,
@@ -138,7 +141,7 @@ mod tests {
     fn who_copies_over_an_engine_of_the_run_after_its_beginning_is_told_once_with_all_bytes() {
         let board = |rows: &[BoardRow]| BoardReading { rows: rows.to_vec(), processes: rows.len() };
         let other = u32::MAX;
-        let mut others = Others::new(vec![[1; 16], GPU], &board(&[row(other, GPU, 100)]));
+        let mut others = Others::new(vec![[1; 16], GPU], 0, &board(&[row(other, GPU, 100)]));
         let mut told = Vec::new();
         for (at, bytes) in [(1, 100), (2, 150), (3, 400)] {
             // The run itself, and a GPU that it does not use, count for nothing.
@@ -160,5 +163,19 @@ mod tests {
         );
         assert_eq!(told.len(), 1, "{told:?}");
         assert!(told[0].contains("copies out of GPU 1"), "{told:?}");
+    }
+
+    #[test]
+    fn programs_that_the_plan_allows_for_are_remembered_and_not_told_of() {
+        let board = |bytes: u64| {
+            let rows = [u32::MAX, u32::MAX - 1].map(|pid| row(pid, GPU, bytes));
+            BoardReading { rows: rows.to_vec(), processes: rows.len() }
+        };
+        for (allowed, expected) in [(2, 0), (1, 1), (0, 2)] {
+            let mut others = Others::new(vec![GPU], allowed, &board(0));
+            let mut told = 0;
+            (1..4).for_each(|at| others.look(Nanos(at), &board(at), |_| told += 1));
+            assert_eq!((others.found.len(), told), (2, expected));
+        }
     }
 }

@@ -99,7 +99,6 @@ pub fn flow_engines(machine: &Machine, unpromised_in_flight: u32) -> Vec<FlowEng
             let calibration = machine.calibration.as_ref();
             let margin = u128::from(PPM) + u128::from(calibration.map_or(0, |of| of.margin_ppm));
             let slower = (u128::from(rate.0) * u128::from(PPM) / margin) as u64;
-            let turn = machine.profile.arbitration.get(&(gpu, direction)).and_then(|of| of.process);
             engines.push(FlowEngine {
                 gpu: number,
                 direction,
@@ -110,10 +109,7 @@ pub fn flow_engines(machine: &Machine, unpromised_in_flight: u32) -> Vec<FlowEng
                 chunk_max: CHUNK_MAX,
                 chunk_min: CHUNK_MIN,
                 is_measured: calibration.is_some_and(|of| !Calibration::is_vouched(of)),
-                // Never a percentile: what was seen at most, with the margin.
-                turn: turn
-                    .filter(|wait| wait.max != Nanos::MAX)
-                    .map(|wait| calibration.map_or(wait.max, |of| of.with_margin(wait.max))),
+                turn: machine.turn(gpu, direction),
                 others: None,
             });
         }

@@ -47,6 +47,7 @@ impl Machine {
             cpu: self.cpu.clone(),
             calibration: self.calibration.clone(),
             profile: restricted.profile(&self.profile, total),
+            others: self.others,
             hash: format!("{}-g{count}", self.hash),
         })
     }

@@ -33,6 +33,7 @@ pub(super) fn finished(context: &Context<'_>, draft: Draft) -> Plan {
         machine: Named { name: machine.name.clone(), hash: machine.hash.clone() },
         strategy: context.strategy,
         jitter: machine.calibration.as_ref().map_or(Nanos::ZERO, |of| of.jitter),
+        others: machine.others,
         engines,
         capacities: capacities.collect(),
         servers: draft.servers,
@@ -67,6 +68,13 @@ fn of_servers(context: &Context<'_>, servers: &[Server]) -> Verdict {
         notes.push(format!(
             "machine `{}` is not calibrated: the answer holds for the model, not for a node",
             context.machine.name
+        ));
+    }
+    if context.machine.others > 0 {
+        notes.push(format!(
+            "holds beside {} other programs that copy over these engines, as long as none of them computes on these GPUs: the cost of each \
+             copy has a turn of each of them",
+            context.machine.others
         ));
     }
     let worst = servers.iter().max_by_key(|s| (s.verdict.outcome, s.verdict.utilisation_ppm));
