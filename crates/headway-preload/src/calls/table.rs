@@ -363,36 +363,36 @@ replaced! {
 
     /// Copies planes between contexts, and waits.
     cuMemcpy3DPeer: c"cuMemcpy3DPeer" from 4_000 until UNKNOWN, or cuMemcpy3DPeer_ptds from 7_000;
-    fn(shape: *const c_void) by(real, default) unpinned(|| pins::give_up_all(), real);
+    fn(shape: *const c_void) by(real, default) unpinned(pins::give_up_all, real);
 
     /// `cuMemcpy3DPeer` in the order of a stream.
     cuMemcpy3DPeerAsync: c"cuMemcpy3DPeerAsync" from 4_000 until UNKNOWN, or cuMemcpy3DPeerAsync_ptsz from 7_000;
-    fn(shape: *const c_void, stream: Stream) by(real, default) unpinned(|| pins::give_up_all(), real);
+    fn(shape: *const c_void, stream: Stream) by(real, default) unpinned(pins::give_up_all, real);
 
     /// Many copies of planes in one call, as CUDA 12.8 has them.
     cuMemcpy3DBatchAsync: c"cuMemcpy3DBatchAsync" from 12_080 until 13_000, or cuMemcpy3DBatchAsync_ptsz from 12_080;
-    fn(count: usize, list: *const c_void, failed: *mut usize, flags: u64, stream: Stream) by(real, default) unpinned(|| pins::give_up_all(), real);
+    fn(count: usize, list: *const c_void, failed: *mut usize, flags: u64, stream: Stream) by(real, default) unpinned(pins::give_up_all, real);
 
     /// `cuMemcpy3DBatchAsync` of CUDA 13.
     cuMemcpy3DBatchAsync_v2: c"cuMemcpy3DBatchAsync" from 13_000 until UNKNOWN, or cuMemcpy3DBatchAsync_v2_ptsz from 13_000;
-    fn(count: usize, list: *const c_void, flags: u64, stream: Stream) by(real, default) unpinned(|| pins::give_up_all(), real);
+    fn(count: usize, list: *const c_void, flags: u64, stream: Stream) by(real, default) unpinned(pins::give_up_all, real);
 
     /// A copy of planes with attributes.
     cuMemcpy3DWithAttributesAsync: c"cuMemcpy3DWithAttributesAsync" from 13_020 until UNKNOWN, or cuMemcpy3DWithAttributesAsync_ptsz from 13_020;
-    fn(list: *const c_void, flags: u64, stream: Stream) by(real, default) unpinned(|| pins::give_up_all(), real);
+    fn(list: *const c_void, flags: u64, stream: Stream) by(real, default) unpinned(pins::give_up_all, real);
 
     /// A graph gets a copy, which is made when no call tells: nothing is pinned any more. Copies that are captured come as copies.
     cuGraphAddMemcpyNode: c"cuGraphAddMemcpyNode" from 10_000 until UNKNOWN;
     fn(node: *mut usize, graph: usize, after: *const usize, count: usize, shape: *const c_void, context: Context) by(real, default)
-        unpinned(|| pins::stop(), real);
+        unpinned(pins::stop, real);
 
     /// A copy in a graph is changed.
     cuGraphMemcpyNodeSetParams: c"cuGraphMemcpyNodeSetParams" from 10_000 until UNKNOWN;
-    fn(node: usize, shape: *const c_void) by(real, default) unpinned(|| pins::stop(), real);
+    fn(node: usize, shape: *const c_void) by(real, default) unpinned(pins::stop, real);
 
     /// A copy in a graph that is ready is changed.
     cuGraphExecMemcpyNodeSetParams: c"cuGraphExecMemcpyNodeSetParams" from 10_020 until UNKNOWN;
-    fn(graph: usize, node: usize, shape: *const c_void, context: Context) by(real, default) unpinned(|| pins::stop(), real);
+    fn(graph: usize, node: usize, shape: *const c_void, context: Context) by(real, default) unpinned(pins::stop, real);
 
     /// A graph gets a node of any kind.
     cuGraphAddNode: c"cuGraphAddNode" from 12_020 until 13_000;
