@@ -112,6 +112,9 @@ struct Shared {
     spin: AtomicU64,
     /// How long the broker may be silent, in nanoseconds.
     patience: AtomicU64,
+    /// Terms that the broker has sent, and those that this program keeps to.
+    terms_heard: AtomicU64,
+    terms_taken: AtomicU64,
 }
 
 impl Shared {
@@ -187,6 +190,8 @@ impl Client {
             relinked: Condvar::new(),
             spin: AtomicU64::new(SPIN_ENGINE.0),
             patience: AtomicU64::new(nanos(ANSWER_MAX)),
+            terms_heard: AtomicU64::new(0),
+            terms_taken: AtomicU64::new(0),
         });
         let epoch = shared.lock().link.epoch;
         let (tell, heard): (Sender<Heard>, _) = channel();
@@ -222,9 +227,8 @@ impl Client {
         Ok(BrokerTask::new(self, id, index))
     }
 
-    /// Asks for a flow of this program, which copies on `engines`. Returns when all other programs count on it.
-    ///
-    /// Whoever calls this hears [`Client::terms`] meanwhile, and keeps to them.
+    /// Asks for a flow of this program, which copies on `engines`. Returns when all other programs count on it. The flow is open once this
+    /// program [keeps to the terms](Client::keeps_to_terms) that it got before.
     ///
     /// # Errors
     /// [`ClientError::Refused`], [`ClientError::Lost`], [`ClientError::Silent`].
@@ -254,11 +258,19 @@ impl Client {
         self.terms.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
+    /// Whether this program keeps to all terms that the broker has sent so far.
+    #[must_use]
+    pub fn keeps_to_terms(&self) -> bool {
+        let heard = self.shared.terms_heard.load(Ordering::Acquire);
+        self.shared.terms_taken.load(Ordering::Acquire) >= heard
+    }
+
     /// Tells the broker that this program keeps to the terms of this version. A client that does not say so within the watchdog is cut off.
     ///
     /// # Errors
     /// [`ClientError::Lost`].
     pub fn take_terms(&self, version: u64) -> Result<(), ClientError> {
+        self.shared.terms_taken.fetch_add(1, Ordering::Release);
         let sent = self.shared.live(None)?.send(&FromClient::TermsTaken { version });
         sent.map_err(|_| ClientError::Lost)
     }

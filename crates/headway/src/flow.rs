@@ -217,7 +217,13 @@ impl Inner {
         }
         let opened = client.open_flow(sharing.engines.clone(), contract.clone()).map_err(Failure::Client)?;
         let admitted = opened.map_err(|refused| Failure::Flow(refused.into()))?;
-        Ok(Some(BrokerFlow { client, id: admitted.flow, name: name.clone() }))
+        let open = BrokerFlow { client, id: admitted.flow, name: name.clone() };
+        if let Err(unsettled) = self.wait_until(name, |_| open.client.keeps_to_terms() || open.client.is_lost()) {
+            // It holds nothing but a place, until the connection ends.
+            let _ = open.client.close_flow(open.id);
+            return Err(unsettled);
+        }
+        Ok(Some(open))
     }
 
     /// The connection to the broker, a new one if the last has ended.

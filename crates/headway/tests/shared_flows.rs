@@ -288,8 +288,11 @@ fn a_program_that_hangs_is_cut_off_and_loses_its_flows_and_the_others_go_on() {
     assert_eq!(one.ask("copy camera"), "Done");
     assert_eq!(broker.status().counts.cut, 1);
     hung.signal(Signal::Continue);
-    let lost = hung.ask("copy lidar");
-    assert!(lost.contains("flow `lidar` is lost"), "{lost}");
+    // Until its thread has run that hears of it.
+    let start = Instant::now();
+    while !hung.ask("copy lidar").contains("flow `lidar` is lost") {
+        assert!(start.elapsed() < LIMIT);
+    }
     assert_eq!(hung.ask("open again 400"), "open");
     broker.wait_for_flows(&["camera", "again"]);
 }

@@ -24,7 +24,7 @@ const RETRY: Duration = Duration::from_millis(5);
 pub(super) fn watch(shared: &Shared, tell: &Sender<Heard>, terms: &Sender<FlowTerms>, stop: &AtomicBool) {
     let mut link = Arc::clone(&shared.lock().link);
     while !stop.load(Ordering::Acquire) {
-        if hear(&link, tell, terms) {
+        if hear(shared, &link, tell, terms) {
             continue;
         }
         // In this order: a thread that asks drops earlier answers first, and then checks whether the broker is lost.
@@ -38,7 +38,7 @@ pub(super) fn watch(shared: &Shared, tell: &Sender<Heard>, terms: &Sender<FlowTe
 }
 
 /// Takes what the broker sends; `false` once it is gone.
-fn hear(link: &Link, tell: &Sender<Heard>, terms: &Sender<FlowTerms>) -> bool {
+fn hear(shared: &Shared, link: &Link, tell: &Sender<Heard>, terms: &Sender<FlowTerms>) -> bool {
     if !link.socket.wait(SLICE) {
         return true;
     }
@@ -47,7 +47,10 @@ fn hear(link: &Link, tell: &Sender<Heard>, terms: &Sender<FlowTerms>) -> bool {
         Ok(SocketPacket::Message(length, _)) => {
             // A message that makes no sense is no answer; the thread that asked gives up by itself.
             match serde_json::from_slice(&buffer[..length]) {
-                Ok(FromBroker::Terms(changed)) => drop(terms.send(changed)),
+                Ok(FromBroker::Terms(changed)) => {
+                    shared.terms_heard.fetch_add(1, Ordering::Release);
+                    drop(terms.send(changed));
+                }
                 Ok(message) => drop(tell.send(Heard::Message(message))),
                 Err(_) => {}
             }

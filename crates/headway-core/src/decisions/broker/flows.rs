@@ -9,7 +9,10 @@
 //!   connection changes nothing, since the process can go on to copy. Nobody's word counts for less.
 //! - A program that comes is refused if a flow of another one would then miss a deadline.
 //! - What changes for programs is one *change* at a time: each gets its new [`FlowTerms`], and the flow that needs them is answered when all
-//!   programs have said that they keep to them, or are gone. One that does not say so within the watchdog is cut off.
+//!   others have said that they keep to them, or are gone. One that does not say so within the watchdog is cut off. Nobody waits for the program
+//!   that asks: it counts from now on, and what it does costs the others its turns and no more.
+//! - Users take turns, and processes of one user. A user to whom a flow was refused waits a moment before the next one is looked at, since to
+//!   find out what would fit takes the broker long.
 //!
 //! A program keeps the same book with the terms that it was told, and closes a flow here when it has left there: so its flows are always among
 //! those that were tested here, with the same chunks.
@@ -32,6 +35,10 @@ use crate::units::Nanos;
 const ENGINES_MAX: usize = 64;
 /// Chunks without a promise that a program may have on an engine at a time.
 const UNPROMISED_MAX: u32 = 64;
+/// Users, and processes, of which the book remembers when they were served.
+const SERVED_MAX: usize = 1_024;
+/// How long a user waits after a refusal: hostile contracts take the broker up to some 20 ms each.
+const PAUSE: Nanos = Nanos(100_000_000);
 
 /// A flow of a program, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +76,8 @@ impl Program {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct FlowAsk {
     client: ClientId,
+    account: u32,
+    process: ProgramProcess,
     engines: Vec<ProgramEngine>,
     contract: FlowContract,
 }
@@ -88,6 +97,13 @@ pub(super) struct Programs {
     #[serde(with = "crate::decisions::pairs")]
     programs: BTreeMap<ClientId, Program>,
     asks: VecDeque<FlowAsk>,
+    /// How many asks had been looked at when an ask of this user, or of this process, was looked at last.
+    users_served: BTreeMap<u32, u64>,
+    #[serde(with = "crate::decisions::pairs")]
+    processes_served: BTreeMap<ProgramProcess, u64>,
+    served: u64,
+    /// Users to whom a flow was refused, and until when they wait.
+    pauses: BTreeMap<u32, Nanos>,
     change: Option<TermsChange>,
     version: u64,
     /// A flow or process has left, which the others were not told.
@@ -106,6 +122,31 @@ impl Programs {
 
     pub(super) fn waits_for(&self) -> Vec<ClientId> {
         self.change.iter().flat_map(|change| change.waits_for.iter().copied()).collect()
+    }
+
+    /// The next ask that may be looked at: of the user, and among those of the process, that was served least recently.
+    fn next_ask(&mut self, now: Nanos) -> Option<FlowAsk> {
+        self.pauses.retain(|_, until| *until > now);
+        let mut may = self.asks.iter().enumerate().filter(|(_, ask)| !self.pauses.contains_key(&ask.account));
+        let served = |ask: &FlowAsk| {
+            let user = self.users_served.get(&ask.account).copied();
+            (user, self.processes_served.get(&ask.process).copied())
+        };
+        // The first of those that are alike.
+        let first = may.next()?;
+        let (at, _) = may.fold(first, |best, ask| if served(ask.1) < served(best.1) { ask } else { best });
+        let ask = self.asks.remove(at)?;
+        self.served += 1;
+        remember(&mut self.users_served, ask.account, self.served);
+        remember(&mut self.processes_served, ask.process, self.served);
+        Some(ask)
+    }
+
+    /// When the next ask may be looked at that waits for nothing but a pause.
+    fn pause_ends(&self) -> Option<Nanos> {
+        let waits_for_others = self.change.as_ref().is_some_and(|change| !change.waits_for.is_empty());
+        let ends = self.asks.iter().map(|ask| self.pauses.get(&ask.account).copied().unwrap_or(Nanos::ZERO));
+        ends.min().filter(|_| !waits_for_others)
     }
 
     #[cfg(test)]
@@ -159,23 +200,27 @@ impl Programs {
     }
 
     /// The programs with one flow more.
-    fn with(
-        mut self,
-        now: Nanos,
-        floor: u32,
-        ask: &FlowAsk,
-        process: ProgramProcess,
-    ) -> Result<(Self, FlowAdmitted), FlowRefused> {
-        let FlowAsk { client, engines, contract } = ask;
+    fn with(mut self, now: Nanos, floor: u32, ask: &FlowAsk) -> Result<(Self, FlowAdmitted), FlowRefused> {
+        let FlowAsk { client, process, engines, contract, .. } = ask;
         self.programs.entry(*client).or_insert_with(|| {
             let of = engines.iter().map(|named| named.engine.clone()).collect();
-            Program { process, engines: engines.clone(), book: FlowBook::new(of, LIMITS), told: Vec::new() }
+            Program { process: *process, engines: engines.clone(), book: FlowBook::new(of, LIMITS), told: Vec::new() }
         });
         let mut counted = self.counted(now, floor, Some((*client, contract)))?;
         let book = &mut counted.programs.get_mut(client).expect("it was put there").book;
         let admitted = book.open(now, contract.clone())?;
         book.drained(now, contract.gpu, contract.direction);
         Ok((counted, admitted))
+    }
+}
+
+/// Remembers who was served last. Of too many, the one that was served first is forgotten.
+fn remember<T: Ord + Copy>(all: &mut BTreeMap<T, u64>, who: T, when: u64) {
+    all.insert(who, when);
+    if all.len() > SERVED_MAX
+        && let Some((&first, _)) = all.iter().min_by_key(|(_, when)| **when)
+    {
+        all.remove(&first);
     }
 }
 
@@ -233,8 +278,12 @@ impl Book {
             self.reply(client, Reply::Refused { reason });
             return true;
         }
-        let (engines, contract) = (engines.to_vec(), contract.clone());
-        self.flows.asks.push_back(FlowAsk { client, engines, contract });
+        let process = self.clients.get(&client).map_or_else(ProgramProcess::default, |known| {
+            let ClientProcess { pid, started, .. } = known.process;
+            ProgramProcess { pid, started }
+        });
+        let (account, engines, contract) = (self.account_of(client), engines.to_vec(), contract.clone());
+        self.flows.asks.push_back(FlowAsk { client, account, process, engines, contract });
         self.go_on_with_flows(now);
         true
     }
@@ -299,6 +348,11 @@ impl Book {
         }
     }
 
+    /// When an ask may be looked at that waits for nothing but a pause.
+    pub(super) fn flow_pause_ends(&self) -> Option<Nanos> {
+        self.flows.pause_ends().filter(|_| self.recovery.is_none())
+    }
+
     /// Ends the change that all keep to, and begins the next one.
     pub(super) fn go_on_with_flows(&mut self, now: Nanos) {
         loop {
@@ -321,14 +375,13 @@ impl Book {
                 self.put_in_force(now, relaxed, None);
                 continue;
             }
-            let Some(ask) = self.flows.asks.pop_front() else { return };
-            let process = self.clients.get(&ask.client).map_or_else(ProgramProcess::default, |known| {
-                let ClientProcess { pid, started, .. } = known.process;
-                ProgramProcess { pid, started }
-            });
-            match self.flows.clone().with(now, floor, &ask, process) {
+            let Some(ask) = self.flows.next_ask(now) else { return };
+            match self.flows.clone().with(now, floor, &ask) {
                 Ok((programs, admitted)) => self.put_in_force(now, programs, Some((ask.client, admitted))),
-                Err(refused) => self.reply(ask.client, Reply::FlowRefused(refused)),
+                Err(refused) => {
+                    self.flows.pauses.insert(ask.account, now.saturating_add(PAUSE));
+                    self.reply(ask.client, Reply::FlowRefused(refused));
+                }
             }
         }
     }
@@ -343,7 +396,9 @@ impl Book {
             let engines = program.book.terms();
             if engines != program.told {
                 program.told.clone_from(&engines);
-                waits_for.insert(*client);
+                if opens.as_ref().is_none_or(|(asks, _)| asks != client) {
+                    waits_for.insert(*client);
+                }
                 self.actions.push_back(Action::SetTerms { client: *client, terms: FlowTerms { version, engines } });
             }
         }

@@ -16,8 +16,8 @@ impl Book {
         let drained = drained.filter(|at| *at < Nanos::MAX);
         let watched = self.tasks.values().filter_map(|task| self.overdue_at(task));
         let recovery = self.recovery.as_ref().map(super::Recovery::until);
-        let terms = self.terms_timeout();
-        drained.chain(watched).chain(terms).chain(self.engine_timeout()).chain(self.turns_due()).chain(recovery).min()
+        let flows = self.terms_timeout().into_iter().chain(self.flow_pause_ends());
+        drained.chain(watched).chain(flows).chain(self.engine_timeout()).chain(self.turns_due()).chain(recovery).min()
     }
 
     /// When a job with a token has been silent for too long. While the broker reads no requests, no job is overdue.
@@ -72,6 +72,9 @@ impl Book {
             for client in self.flows.waits_for() {
                 self.cut(now, client, true);
             }
+        }
+        if self.flow_pause_ends().is_some_and(|time| time <= now) {
+            self.go_on_with_flows(now);
         }
         if self.engine_timeout().is_some_and(|time| time <= now) {
             let _ = self.feed(now, &ArbiterInput::Timeout);

@@ -56,13 +56,13 @@ fn terms(actions: &[Action]) -> BTreeMap<u64, FlowTerms> {
     actions.iter().filter_map(of).collect()
 }
 
-/// Answers for each program that was told terms: it keeps to them.
+/// Answers for each program that was told terms: it keeps to them. All that was done until then.
 fn keep(host: &mut Host, actions: &[Action]) -> Vec<Action> {
     let told = terms(actions).into_iter();
-    told.flat_map(|(client, FlowTerms { version, .. })| {
+    let more = told.flat_map(|(client, FlowTerms { version, .. })| {
         host.feed(Input::TermsTaken { client: ClientId(client), version })
-    })
-    .collect()
+    });
+    actions.iter().cloned().chain(more).collect()
 }
 
 fn opened(actions: &[Action]) -> Option<&FlowAdmitted> {
@@ -134,10 +134,12 @@ fn who_comes_is_refused_with_the_name_of_the_flow_that_would_suffer_and_its_proc
     assert_eq!(refused.suffers(), Some("hasty (process 102)"));
     assert!(refused.to_string().contains("`hasty (process 102)` could end"), "{refused}");
     assert_eq!(host.book.flows.terms_of_programs(), before, "nothing has changed");
+    host.wait(100 * MS);
     let own = open(&mut host, 2, contract("more", 1 << 20, 40, 3_000));
     assert!(own.iter().any(|action| matches!(action,
         Action::Reply { reply: Reply::FlowRefused(FlowRefused::Unfit(unfit)), .. } if !unfit.proposals.is_empty())));
     // On another GPU it disturbs nobody.
+    host.wait(100 * MS);
     let (client, other) = (ClientId(3), engines(&["GPU-b"]));
     let contract = contract("third", 1 << 20, 100, 100_000);
     let actions = host.feed(Input::OpenFlow { client, engines: other, contract, bytes: 1 });
@@ -167,7 +169,7 @@ fn a_process_counts_until_it_has_ended_and_the_drain_has_passed_whatever_it_says
     assert!(waits.is_empty(), "{waits:?}");
     let actions = keep(&mut host, &actions);
     let actions = keep(&mut host, &actions);
-    assert!(opened(&actions).is_some());
+    assert!(opened(&actions).is_some(), "{actions:?}");
 }
 
 #[test]
@@ -242,6 +244,7 @@ fn places_that_are_kept_are_paid_for_from_the_beginning_and_unknown_turns_share_
     }
     // Alone it would fit.
     assert!(refused(&open(&mut host, 1, contract("greedy", 1 << 20, 40, 2_500))).is_some());
+    host.wait(100 * MS);
     admitted(&mut host, 1, contract("fair", 1 << 20, 40, 6_000));
     let actions = open(&mut host, 2, contract("second", 1 << 20, 40, 6_000));
     assert_eq!(terms(&actions).keys().copied().collect::<Vec<_>>(), [2], "nothing changes for the first");
@@ -261,6 +264,60 @@ fn places_that_are_kept_are_paid_for_from_the_beginning_and_unknown_turns_share_
     assert!(refused(&actions).unwrap().to_string().contains("headway measure"), "{actions:?}");
 }
 
+#[test]
+fn programs_that_never_take_their_terms_keep_a_newcomer_for_one_watchdog_however_many_they_are() {
+    let mut host = hosts(20);
+    for client in 1..20 {
+        let actions = open(&mut host, client, contract(&format!("silent {client}"), 4_096, 1_000, 900_000));
+        // Each that comes is waited for by those before it.
+        let told = terms(&actions).into_iter().filter(|(other, _)| *other != client);
+        for (other, FlowTerms { version, .. }) in told.collect::<Vec<_>>() {
+            host.feed(Input::TermsTaken { client: ClientId(other), version });
+        }
+    }
+    assert_eq!(host.book.flows().count(), 19);
+    let actions = open(&mut host, 20, contract("victim", 4_096, 1_000, 900_000));
+    assert_eq!(opened(&actions), None);
+    let actions = host.wait(WATCHDOG + 1);
+    assert!(opened(&actions).is_some(), "{actions:?}");
+    assert_eq!(host.book.flows().map(|flow| flow.contract.name).collect::<Vec<_>>(), ["victim"]);
+}
+
+#[test]
+fn users_take_turns_and_one_to_whom_a_flow_was_refused_waits_a_moment() {
+    let mut host = Host::new(parameters(1, 1));
+    for (client, uid) in [(1, 10), (2, 11), (3, 11), (4, 11), (5, 12)] {
+        host.connect(client, uid);
+    }
+    let small = |client: u64| contract(&format!("of {client}"), 4_096, 1_000, 900_000);
+    admitted(&mut host, 1, small(1));
+    let first = open(&mut host, 2, small(2));
+    assert_eq!(opened(&first), None, "the first program does not know of it");
+    for client in [3, 4, 5] {
+        assert!(open(&mut host, client, small(client)).is_empty());
+    }
+    let (mut order, mut actions) = (Vec::new(), first);
+    while !terms(&actions).is_empty() {
+        actions = terms(&actions)
+            .into_iter()
+            .flat_map(|(client, FlowTerms { version, .. })| {
+                host.feed(Input::TermsTaken { client: ClientId(client), version })
+            })
+            .collect();
+        order.extend(actions.iter().filter_map(|action| match action {
+            Action::Reply { client, reply: Reply::FlowOpened(_) } => Some(client.0),
+            _ => None,
+        }));
+    }
+    assert_eq!(order, [2, 5, 3, 4], "a user who has asked once is not behind all that another one asks for");
+    let impossible = || contract("impossible", 1 << 30, 1, 1_000);
+    assert!(refused(&open(&mut host, 2, impossible())).is_some());
+    assert!(open(&mut host, 3, impossible()).is_empty());
+    assert!(refused(&open(&mut host, 5, impossible())).is_some(), "another user waits for nobody");
+    assert!(host.wait(100 * MS - 1).is_empty());
+    assert!(refused(&host.wait(1)).is_some());
+}
+
 /// A program as it keeps a book of its own.
 struct Player {
     book: FlowBook,
@@ -268,6 +325,9 @@ struct Player {
     flows: Vec<(FlowId, FlowId)>,
     jobs: Vec<(FlowId, u64)>,
     pending: Option<FlowTerms>,
+    /// What the broker has admitted, and the terms that were told last by then: it is open here once the program keeps to them.
+    admitted: Option<(FlowAdmitted, u64)>,
+    version: u64,
     asked: Option<FlowContract>,
     lives: bool,
 }
@@ -291,14 +351,12 @@ impl Game {
                         assert_eq!(possible, Ok(()), "what was tested at the broker holds here");
                         player.book.drained(now, engine.gpu, engine.direction);
                     }
+                    player.version = terms.version;
                     player.pending = Some(terms);
                 }
                 Action::Reply { client, reply: Reply::FlowOpened(there) } => {
                     let player = self.players.get_mut(&client.0).unwrap();
-                    let here = player.book.open(now, player.asked.take().unwrap()).unwrap();
-                    assert!(here.is_settled && here.chunk == there.chunk && here.bound <= there.bound);
-                    player.flows.push((here.flow, there.flow));
-                    self.opened += 1;
+                    player.admitted = Some((there, player.version));
                 }
                 Action::Reply { client, reply: Reply::FlowRefused(_) | Reply::Refused { .. } } => {
                     self.players.get_mut(&client.0).unwrap().asked = None;
@@ -365,6 +423,16 @@ impl Game {
         if let Some(FlowTerms { version, .. }) = player.pending.take_if(in_force) {
             inputs.push(Input::TermsTaken { client: ClientId(client), version });
         }
+        if player.pending.is_none()
+            && let Some((there, version)) = player.admitted.take()
+        {
+            let here = player.book.open(now, player.asked.take().unwrap()).unwrap();
+            player.book.drained(now, 0, IN);
+            let is_same = here.chunk == there.chunk && here.bound <= there.bound;
+            assert!(is_same || version < player.version, "{here:?} for {there:?}");
+            player.flows.push((here.flow, there.flow));
+            self.opened += 1;
+        }
         for input in inputs {
             let actions = self.host.feed(input);
             self.hear(actions);
@@ -381,15 +449,17 @@ proptest! {
         let start = BrokerLogStart::of(&host.book, 1, Nanos(host.now), StartReason::Started);
         let mut players = BTreeMap::new();
         for client in 1..=3 {
-            host.connect(client, 11);
+            host.connect(client, 10 + client as u32);
             let book = FlowBook::new([IN, Direction::D2h].map(|way| engine(0, way)).to_vec(), LIMITS);
             let (flows, jobs) = (Vec::new(), Vec::new());
-            players.insert(client, Player { book, flows, jobs, pending: None, asked: None, lives: true });
+            let (pending, admitted, asked) = (None, None, None);
+            players.insert(client, Player { book, flows, jobs, pending, admitted, version: 0, asked, lives: true });
         }
         let mut game = Game { host, players, opened: 0 };
         for (client, choice, size, wait) in moves {
             game.turn(client, choice, size);
-            let actions = game.host.wait(wait);
+            // Now and then those to whom a flow was refused may ask again.
+            let actions = game.host.wait(if wait % 3 == 0 { 100 * MS } else { wait });
             game.hear(actions);
         }
         let mut again = start.begin().unwrap();
