@@ -187,9 +187,10 @@ impl Programs {
             }
             let book = &mut self.programs.get_mut(&client).expect("it is one of these").book;
             for engine in changes {
-                let (gpu, direction) = (engine.gpu, engine.direction);
+                let (gpu, direction, turn) = (engine.gpu, engine.direction, engine.turn);
                 if let Err(of) = book.change(now, engine, &format!(" (process {})", process.pid)) {
-                    let unfit = FlowUnfit { name, suffers: of.suffers, by: of.by, why: of.why, proposals: Vec::new() };
+                    let (suffers, by, why, proposals) = (of.suffers, of.by, of.why, Vec::new());
+                    let unfit = FlowUnfit { name, suffers, by, why, proposals, turn };
                     return Err(FlowRefused::Unfit(Box::new(unfit)));
                 }
                 // What is on the engine, its program sees to.

@@ -133,6 +133,7 @@ fn who_comes_is_refused_with_the_name_of_the_flow_that_would_suffer_and_its_proc
     let refused = refused(&actions).unwrap();
     assert_eq!(refused.suffers(), Some("hasty (process 102)"));
     assert!(refused.to_string().contains("`hasty (process 102)` could end"), "{refused}");
+    assert!(refused.to_string().contains("could wait 1 ms for it") && refused.to_string().contains("--flow-programs"));
     assert_eq!(host.book.flows.terms_of_programs(), before, "nothing has changed");
     host.wait(100 * MS);
     let own = open(&mut host, 2, contract("more", 1 << 20, 40, 3_000));
