@@ -169,7 +169,7 @@ pub struct FlowUnfit {
     pub why: UnfitReason,
     /// Each of them was tested: it would be admitted now. Empty = nothing that was tried would.
     pub proposals: Vec<FlowProposal>,
-    /// What stands against it is not what it copies but that its program comes: another program's chunks would wait for so long a turn of it.
+    /// The turn of the program that asks, if the flow is refused because of it: each chunk of another program could wait that long.
     #[serde(default)]
     pub turn: Option<Nanos>,
 }
