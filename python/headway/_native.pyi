@@ -77,6 +77,10 @@ class Machine:
     """
     A machine: memories, GPUs, links, engines and what they carry.
     """
+    def beside(self, /, others: SupportsIndex) -> Machine:
+        """
+        The machine as a program has it beside `others` programs that copy over its engines.
+        """
     @property
     def confidence(self, /) -> str:
         """
@@ -96,10 +100,6 @@ class Machine:
     def name(self, /) -> str:
         """
         Name of the machine, quoted in every result.
-        """
-    def beside(self, /, others: SupportsIndex) -> Machine:
-        """
-        The machine as a program has it beside `others` programs that copy over its engines.
         """
     def with_gpus(self, /, gpus: SupportsIndex) -> Machine:
         """

@@ -38,7 +38,7 @@ fn machine(args: &PlanArgs, workload: &Workload) -> Result<Machine> {
             }
         }
     };
-    Ok(if args.others > 0 { headway::machine::beside(&machine, args.others)? } else { machine })
+    Ok(headway::machine::beside(&machine, args.others)?)
 }
 
 pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<CommandAnswer> {
@@ -46,7 +46,6 @@ pub(crate) fn plan(out: &Out, args: &PlanArgs) -> Result<CommandAnswer> {
     let machine = machine(args, &workload.value)?;
     let usual = args.machine.is_none();
     if workload.value.sharing.is_some() {
-        no_others(args.others)?;
         return sharing::plan(out, &machine, &workload, usual);
     }
     let answer = plans::answer(&machine, &workload, PlanOptions { strategy: args.strategy })?;
@@ -85,7 +84,6 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<CommandAnswer> {
     let gauge = Arc::new(RunGauge::default());
     let _metrics = serve_metrics(out, args.metrics.as_ref(), || MetricsSource::Run(Arc::clone(&gauge)))?;
     if workload.value.sharing.is_some() {
-        no_others(args.plan.others)?;
         return sharing::run(out, &workload, &options);
     }
     let mut bar = Bar::new(!out.quiet && io::stderr().is_terminal());
@@ -100,16 +98,6 @@ pub(crate) fn run(out: &Out, args: &RunArgs) -> Result<CommandAnswer> {
     }
     out.print(&report, || show::run(&report, args))?;
     Ok(CommandAnswer::of_run(report.summary.verdict.held, report.summary.incomplete.as_ref()))
-}
-
-fn no_others(others: u32) -> Result<()> {
-    if others > 0 {
-        return Err(headway::Failure::Options(
-            "`--others` is for streams and messages; tasks share their GPUs with those of other programs by `headway broker`",
-        )
-        .into());
-    }
-    Ok(())
 }
 
 /// Joins the MPS daemon of this user's broker, if there is one. To be called while there is one thread.

@@ -404,3 +404,17 @@ fn a_plan_holds_beside_as_many_other_programs_as_it_was_made_for() {
     assert!(unknown.err.contains("machine `h200-x1` does not say how long another process keeps a copy engine"));
     assert!(unknown.err.contains("headway measure"), "{}", unknown.err);
 }
+
+#[test]
+fn a_plan_says_which_urgent_copies_it_would_always_refuse() {
+    let place = place();
+    let text = "name = \"robot\"\n[[stream]]\nid = \"camera\"\npacket = \"2 MiB\"\nperiod = \"16 ms\"\ndeadline = \"5 ms\"\n\
+                steps = [{ copy = \"host -> gpu\" }]\n[[urgent]]\nid = \"order\"\nfrom = \"host\"\nto = \"gpu0\"\nbytes = \"900 MB\"\n\
+                deadline = \"200 us\"\nevery = \"3 ms\"\n";
+    let plan = |text: &str| {
+        std::fs::write(place.path().join("robot.toml"), text).unwrap();
+        headway(place.path(), &["plan", "robot.toml", "--machine", "h200-x1"]).exits(0).out
+    };
+    assert!(plan(text).contains("`order` is refused whenever it is asked for: it takes up to"));
+    assert!(!plan(&text.replace("900 MB", "4 KiB").replace("200 us", "2 ms")).contains("is refused whenever"));
+}

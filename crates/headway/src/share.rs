@@ -89,14 +89,21 @@ struct Used {
 ///
 /// # Errors
 /// `ErrorKind::File` where the workload has no tasks, names a GPU that the machine does not have, or needs a route that is not
-/// there; `ErrorKind::Plan` if a route has no rate.
+/// there; `ErrorKind::Plan` if a route has no rate; `ErrorKind::Options` for a machine beside other programs.
 pub fn bounds(machine: &Machine, workload: &Loaded<Workload>) -> Result<SharingReport, Error> {
+    if machine.others > 0 {
+        return Err(Failure::Options(NO_OTHERS).into());
+    }
     let Some(sharing) = &workload.value.sharing else {
         let help = Some("add a `[[task]]` and a `[sharing]` table".to_owned());
         return Err(error_at(workload, "", "the workload has no tasks that share GPUs", help));
     };
     Ok(model(machine, workload, sharing)?.report)
 }
+
+/// Why tasks are not planned beside others.
+pub(crate) const NO_OTHERS: &str =
+    "`--others` is for streams and messages; tasks share their GPUs with those of other programs by `headway broker`";
 
 /// What [`bounds`] rests on, for whoever runs the tasks.
 pub(crate) struct Model {

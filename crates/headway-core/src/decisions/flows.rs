@@ -474,7 +474,7 @@ impl FlowBook {
         let others = others.filter(|(other, _)| self.check_demand(name, **other, &demand).is_ok());
         let others = others.filter(|(_, place)| fits(place, demand)).map(|((gpu, _), _)| FlowProposal::OtherGpu(*gpu));
         proposals.extend(others);
-        FlowRefused::Unfit(Box::new(FlowUnfit { name: name.to_owned(), suffers, by, why, proposals }))
+        FlowRefused::Unfit(Box::new(FlowUnfit { name: name.to_owned(), suffers, by, why, proposals, turn: None }))
     }
 
     /// The driver says that no chunk without a promise is on the engine that is larger than [`FlowBook::chunk`].

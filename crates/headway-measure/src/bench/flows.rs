@@ -211,14 +211,7 @@ impl Bench<'_> {
             period: MS * 2 * slower * longer,
             deadline: MS * slower * longer,
         };
-        let mut longest = None;
-        for longer in LONGER {
-            if self.is_promised(&[load(longer)])? {
-                longest = Some(longer);
-                break;
-            }
-        }
-        let Some(longer) = longest else {
+        let Some(longer) = self.first_promised(LONGER, |longer| vec![load(*longer)])? else {
             self.warnings.push("1 MiB out every 20 ms could not be promised within 10 ms".to_owned());
             return Ok(());
         };
@@ -257,13 +250,7 @@ impl Bench<'_> {
         };
         // Ten times as long would be 50 GB of locked memory.
         let tries = [1, 2].into_iter().flat_map(|longer| (3..=9).rev().map(move |tenths| (longer, tenths * 10)));
-        let mut promised = None;
-        for (longer, percent) in tries {
-            if self.is_promised(&loads(longer, percent))? {
-                promised = Some((longer, percent));
-                break;
-            }
-        }
+        let promised = self.first_promised(tries, |(longer, percent)| loads(*longer, *percent))?;
         let Some((longer, percent)) = promised else {
             self.warnings.push("ten flows could not be promised, even with periods twice as long".to_owned());
             return Ok(());
@@ -282,6 +269,20 @@ impl Bench<'_> {
             self.add("ten flows, both directions", FLOW, load, samples, None);
         }
         Ok(())
+    }
+
+    /// The first of `tries` whose loads can be promised together.
+    fn first_promised<T>(
+        &self,
+        tries: impl IntoIterator<Item = T>,
+        loads: impl Fn(&T) -> Vec<Load>,
+    ) -> Result<Option<T>, Error> {
+        for one in tries {
+            if self.is_promised(&loads(&one))? {
+                return Ok(Some(one));
+            }
+        }
+        Ok(None)
     }
 
     fn is_promised(&self, loads: &[Load]) -> Result<bool, Error> {

@@ -146,9 +146,7 @@ impl Program {
         {
             chosen.machine = none;
         }
-        if options.others > 0 {
-            chosen.machine = crate::machine::beside(&chosen.machine, options.others)?;
-        }
+        chosen.machine = crate::machine::beside(&chosen.machine, options.others)?;
         let mut warnings = std::mem::take(&mut chosen.warnings);
         let mut plan = crate::plan::make(&chosen.machine, workload, PlanOptions { strategy: options.strategy })?;
         accept(&plan, &options, &mut warnings)?;

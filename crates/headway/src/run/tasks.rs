@@ -75,6 +75,9 @@ pub fn run(
             Failure::Options("tasks that share GPUs have no `--strategy`: `[sharing]` says how they do it").into()
         );
     }
+    if options.others > 0 {
+        return Err(Failure::Options(share::NO_OTHERS).into());
+    }
     if options.cpu_class != RequestedClass::Auto {
         return Err(Failure::Options("tasks that share GPUs run as ordinary threads: leave out `--cpu-class`").into());
     }

@@ -127,14 +127,13 @@ impl Programs {
     /// The next ask that may be looked at: of the user, and among those of the process, that was served least recently.
     fn next_ask(&mut self, now: Nanos) -> Option<FlowAsk> {
         self.pauses.retain(|_, until| *until > now);
-        let mut may = self.asks.iter().enumerate().filter(|(_, ask)| !self.pauses.contains_key(&ask.account));
+        let may = self.asks.iter().enumerate().filter(|(_, ask)| !self.pauses.contains_key(&ask.account));
         let served = |ask: &FlowAsk| {
             let user = self.users_served.get(&ask.account).copied();
             (user, self.processes_served.get(&ask.process).copied())
         };
-        // The first of those that are alike.
-        let first = may.next()?;
-        let (at, _) = may.fold(first, |best, ask| if served(ask.1) < served(best.1) { ask } else { best });
+        // Of those that are alike, the first.
+        let (at, _) = may.min_by_key(|(_, ask)| served(ask))?;
         let ask = self.asks.remove(at)?;
         self.served += 1;
         remember(&mut self.users_served, ask.account, self.served);
@@ -187,9 +186,10 @@ impl Programs {
             }
             let book = &mut self.programs.get_mut(&client).expect("it is one of these").book;
             for engine in changes {
-                let (gpu, direction) = (engine.gpu, engine.direction);
+                let (gpu, direction, turn) = (engine.gpu, engine.direction, engine.turn);
                 if let Err(of) = book.change(now, engine, &format!(" (process {})", process.pid)) {
-                    let unfit = FlowUnfit { name, suffers: of.suffers, by: of.by, why: of.why, proposals: Vec::new() };
+                    let (suffers, by, why, proposals) = (of.suffers, of.by, of.why, Vec::new());
+                    let unfit = FlowUnfit { name, suffers, by, why, proposals, turn };
                     return Err(FlowRefused::Unfit(Box::new(unfit)));
                 }
                 // What is on the engine, its program sees to.
@@ -214,7 +214,7 @@ impl Programs {
     }
 }
 
-/// Remembers who was served last. Of too many, the one that was served first is forgotten.
+/// Notes when `who` was served. If there are too many entries, the oldest one is removed.
 fn remember<T: Ord + Copy>(all: &mut BTreeMap<T, u64>, who: T, when: u64) {
     all.insert(who, when);
     if all.len() > SERVED_MAX

@@ -159,7 +159,7 @@ impl FlowRefused {
 
 /// A flow that would let a deadline be missed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
-#[error("`{name}` is refused: {why}{}", proposed(proposals))]
+#[error("`{name}` is refused: {why}{}", proposed(proposals, *turn))]
 pub struct FlowUnfit {
     pub name: String,
     /// The flow whose deadline could be missed: another one's name, or the same.
@@ -169,6 +169,9 @@ pub struct FlowUnfit {
     pub why: UnfitReason,
     /// Each of them was tested: it would be admitted now. Empty = nothing that was tried would.
     pub proposals: Vec<FlowProposal>,
+    /// The turn of the program that asks, if the flow is refused because of it: each chunk of another program could wait that long.
+    #[serde(default)]
+    pub turn: Option<Nanos>,
 }
 
 /// A flow that is open and would miss deadlines if the engine cost more.
@@ -247,11 +250,15 @@ impl std::fmt::Display for FlowProposal {
     }
 }
 
-fn proposed(proposals: &[FlowProposal]) -> String {
+fn proposed(proposals: &[FlowProposal], turn: Option<Nanos>) -> String {
     let texts: Vec<String> = proposals.iter().map(ToString::to_string).collect();
-    match texts.split_last() {
-        None => "; nothing else that was tried fits either: close another flow, or lower its demand".to_owned(),
-        Some((one, [])) => format!("; it would fit with {one}"),
-        Some((last, others)) => format!("; it would fit with {}, or with {last}", others.join(", with ")),
+    match (texts.split_last(), turn) {
+        (None, None) => "; nothing that was tried fits: ask for less, or close other flows of the engine".to_owned(),
+        (None, Some(turn)) => format!(
+            ": however little this program copies, each chunk of that flow could wait {turn} for it; open that flow with a longer deadline, or \
+             start the broker with `--flow-programs` for as many programs as there are to be"
+        ),
+        (Some((one, [])), _) => format!("; it would fit with {one}"),
+        (Some((last, others)), _) => format!("; it would fit with {}, or with {last}", others.join(", with ")),
     }
 }

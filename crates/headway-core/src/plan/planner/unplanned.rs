@@ -113,6 +113,15 @@ pub(super) fn leave_out(_: &Context<'_>, mut draft: Draft) -> Result<Draft, Plan
                 pipeline.name
             ));
         }
+        if let PipelineSource::Urgent(urgent) = pipeline.source
+            && stays
+            && pipeline.steps[0].cost > urgent.deadline
+        {
+            notes.push(format!(
+                "`{}` is refused whenever it is asked for: it takes up to {}, and its deadline is {}",
+                pipeline.name, pipeline.steps[0].cost, urgent.deadline
+            ));
+        }
         stays
     });
     Ok(draft)

@@ -1,5 +1,5 @@
-//! Flows of several programs: the terms that each program is told, and which programs are refused. A program that tests its flows by its terms
-//! gets the answer of the broker.
+//! Flows of several programs: which terms each program gets, and which flows are refused. A program that tests a flow by its terms gets the same
+//! answer as the broker.
 
 use super::*;
 use crate::decisions::flows::{
@@ -56,7 +56,7 @@ fn terms(actions: &[Action]) -> BTreeMap<u64, FlowTerms> {
     actions.iter().filter_map(of).collect()
 }
 
-/// Answers for each program that was told terms: it keeps to them. All that was done until then.
+/// Has each program that got terms keep to them. Returns `actions` and what followed.
 fn keep(host: &mut Host, actions: &[Action]) -> Vec<Action> {
     let told = terms(actions).into_iter();
     let more = told.flat_map(|(client, FlowTerms { version, .. })| {
@@ -133,6 +133,7 @@ fn who_comes_is_refused_with_the_name_of_the_flow_that_would_suffer_and_its_proc
     let refused = refused(&actions).unwrap();
     assert_eq!(refused.suffers(), Some("hasty (process 102)"));
     assert!(refused.to_string().contains("`hasty (process 102)` could end"), "{refused}");
+    assert!(refused.to_string().contains("could wait 1 ms for it") && refused.to_string().contains("--flow-programs"));
     assert_eq!(host.book.flows.terms_of_programs(), before, "nothing has changed");
     host.wait(100 * MS);
     let own = open(&mut host, 2, contract("more", 1 << 20, 40, 3_000));
@@ -309,7 +310,7 @@ fn users_take_turns_and_one_to_whom_a_flow_was_refused_waits_a_moment() {
             _ => None,
         }));
     }
-    assert_eq!(order, [2, 5, 3, 4], "a user who has asked once is not behind all that another one asks for");
+    assert_eq!(order, [2, 5, 3, 4], "a user's first flow goes before the second one of another user");
     let impossible = || contract("impossible", 1 << 30, 1, 1_000);
     assert!(refused(&open(&mut host, 2, impossible())).is_some());
     assert!(open(&mut host, 3, impossible()).is_empty());
