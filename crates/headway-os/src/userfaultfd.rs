@@ -17,7 +17,7 @@
 //! In return, whoever holds the watch's lock allocates nothing, makes no call but those of this file, and takes no signal meanwhile: a handler
 //! may unmap, or stop its thread until another one has (garbage collectors do).
 
-use std::io::{self, Read};
+use std::io;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -82,17 +82,40 @@ struct Message {
 struct Change {
     start: usize,
     end: usize,
-    /// The pages may still be there, and go later.
-    is_early: bool,
+    loss: PageLoss,
+}
+
+/// How watched memory lost its pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageLoss {
+    /// Unmapped, moved, or mapped over.
+    Unmapped,
+    /// Given back by `madvise`. The pages may still be there when that is told, and go later.
+    GivenBack,
+    /// The program has closed the file by which the kernel tells.
+    Closed,
+}
+
+/// Why memory cannot be watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WatchRefusal {
+    /// It is not private anonymous memory that the program may write, or has holes.
+    OtherMemory,
+    /// It was given back by `madvise` before.
+    GivenBack,
+    /// There are [`RANGES_MAX`] ranges already.
+    TooMany,
+    /// The kernel refused, as it does where the program watches the memory itself.
+    Kernel,
 }
 
 impl Message {
     fn change(&self) -> Option<Change> {
         let [first, second, third] = self.arguments.map(|word| usize::try_from(word).unwrap_or(usize::MAX));
         match self.event {
-            EVENT_REMAP => Some(Change { start: first, end: first.saturating_add(third), is_early: false }),
-            EVENT_REMOVE => Some(Change { start: first, end: second, is_early: true }),
-            EVENT_UNMAP => Some(Change { start: first, end: second, is_early: false }),
+            EVENT_REMAP => Some(Change { start: first, end: first.saturating_add(third), loss: PageLoss::Unmapped }),
+            EVENT_REMOVE => Some(Change { start: first, end: second, loss: PageLoss::GivenBack }),
+            EVENT_UNMAP => Some(Change { start: first, end: second, loss: PageLoss::Unmapped }),
             _ => None,
         }
     }
@@ -111,7 +134,7 @@ struct Watched {
     start: usize,
     end: usize,
     turn: u64,
-    holds: bool,
+    lost: Option<PageLoss>,
 }
 
 /// What is known; nothing grows, since it is changed while an allocator may wait.
@@ -132,14 +155,14 @@ impl Book {
         Self { watched, given_back: [(0, 0); GIVEN_BACK_MAX], turns: 0 }
     }
 
-    fn watch(&mut self, range: &Range<usize>) -> Option<WatchId> {
+    fn watch(&mut self, range: &Range<usize>) -> Result<WatchId, WatchRefusal> {
         if self.given_back.iter().any(|given| meet(*given, (range.start, range.end))) {
-            return None;
+            return Err(WatchRefusal::GivenBack);
         }
-        let at = self.watched.iter().position(|watched| watched.turn == 0)?;
+        let at = self.watched.iter().position(|watched| watched.turn == 0).ok_or(WatchRefusal::TooMany)?;
         self.turns += 1;
-        self.watched[at] = Watched { start: range.start, end: range.end, turn: self.turns, holds: true };
-        Some(WatchId { at, turn: self.turns })
+        self.watched[at] = Watched { start: range.start, end: range.end, turn: self.turns, lost: None };
+        Ok(WatchId { at, turn: self.turns })
     }
 
     fn forget(&mut self, id: WatchId) {
@@ -150,20 +173,20 @@ impl Book {
 
     fn of(&self, id: WatchId) -> Option<Range<usize>> {
         let watched = self.watched[id.at];
-        (watched.turn == id.turn && watched.holds).then_some(watched.start..watched.end)
+        (watched.turn == id.turn && watched.lost.is_none()).then_some(watched.start..watched.end)
     }
 
     /// Whether something that was watched has changed.
     fn apply(&mut self, change: Change) -> bool {
         let changed = (change.start, change.end);
         let mut any = false;
-        for watched in self.watched.iter_mut().filter(|watched| watched.holds) {
+        for watched in self.watched.iter_mut().filter(|watched| watched.lost.is_none()) {
             if meet((watched.start, watched.end), changed) {
-                watched.holds = false;
+                watched.lost = Some(change.loss);
                 any = true;
             }
         }
-        if change.is_early {
+        if change.loss != PageLoss::Unmapped {
             self.give_back(changed);
         }
         any
@@ -251,7 +274,7 @@ impl PageWatch {
                 any |= message.change().is_some_and(|change| locked.book.apply(change));
             }
             if !goes_on {
-                any |= locked.book.apply(Change { start: 0, end: usize::MAX, is_early: true });
+                any |= locked.book.apply(Change { start: 0, end: usize::MAX, loss: PageLoss::Closed });
             }
             drop(locked);
             if any {
@@ -273,17 +296,17 @@ impl PageWatch {
     /// Watches a range of whole pages from now on.
     ///
     /// # Errors
-    /// Why that is not possible: it is no private anonymous memory of one mapping that the program may write, was given back by `madvise` before, is
-    /// watched by the program itself, or there are [`RANGES_MAX`] ranges already.
-    pub fn watch(&self, range: &Range<usize>) -> io::Result<WatchId> {
-        // The whole mapping, so that it stays one: `mremap` takes no two.
-        let mapping = mapping_of(range)?;
-        // An error is allocated when the lock is free again.
-        let id = self.lock().book.watch(range);
-        let id = id.ok_or_else(|| io::Error::other("the memory was given back before, or too much is watched"))?;
-        let (start, bytes) = (mapping.start as u64, mapping.len() as u64);
+    /// Why that is not possible.
+    pub fn watch(&self, range: &Range<usize>) -> Result<WatchId, WatchRefusal> {
+        // Whole mappings, so that none becomes two: `mremap` takes no two.
+        let mappings = mappings_of(range).ok_or(WatchRefusal::OtherMemory)?;
+        let id = self.lock().book.watch(range)?;
+        let (start, bytes) = (mappings.start as u64, mappings.len() as u64);
         let registered = self.call(UFFDIO_REGISTER, &mut RangeCall { start, bytes, mode: REGISTER_MODE_WP, calls: 0 });
-        registered.inspect_err(|_| self.forget(id)).map(|()| id)
+        registered.map(|()| id).map_err(|_| {
+            self.forget(id);
+            WatchRefusal::Kernel
+        })
     }
 
     /// Ends to watch a range.
@@ -291,10 +314,11 @@ impl PageWatch {
         self.lock().book.forget(id);
     }
 
-    /// Whether a range has lost pages for good.
+    /// How a range has lost pages for good; `None` = it has not, or is watched no more.
     #[must_use]
-    pub fn has_changed(&self, id: WatchId) -> bool {
-        self.lock().book.of(id).is_none()
+    pub fn lost(&self, id: WatchId) -> Option<PageLoss> {
+        let watched = self.lock().book.watched[id.at];
+        watched.lost.filter(|_| watched.turn == id.turn)
     }
 
     /// Whether a range has the pages that it had when it began to be watched, at some time during this call. A change that another thread is
@@ -333,14 +357,20 @@ fn is_passing(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EAGAIN)
 }
 
-/// The mapping that has all of `range`, if it is private anonymous memory, and no stack.
-fn mapping_of(range: &Range<usize>) -> io::Result<Range<usize>> {
-    let mut text = String::new();
-    std::fs::File::open("/proc/self/maps")?.read_to_string(&mut text)?;
-    let found = text.lines().find_map(|line| plain_mapping(line).filter(|found| found.contains(&range.start)));
-    found
-        .filter(|found| range.end <= found.end)
-        .ok_or_else(|| io::Error::other("no private anonymous memory of one mapping"))
+/// The mappings that have all of `range`, without a hole, if they are private anonymous memory, and no stack. There are several where a part was
+/// advised something: Headway itself asks for huge pages in the middle of large destinations.
+fn mappings_of(range: &Range<usize>) -> Option<Range<usize>> {
+    let text = std::fs::read_to_string("/proc/self/maps").ok()?;
+    covering(text.lines(), range)
+}
+
+fn covering<'a>(lines: impl Iterator<Item = &'a str>, range: &Range<usize>) -> Option<Range<usize>> {
+    let mut met = lines.filter_map(plain_mapping).skip_while(|mapping| mapping.end <= range.start);
+    let mut found = met.next().filter(|first| first.start <= range.start)?;
+    while found.end < range.end {
+        found.end = met.next().filter(|next| next.start == found.end)?.end;
+    }
+    Some(found)
 }
 
 fn plain_mapping(line: &str) -> Option<Range<usize>> {
@@ -365,11 +395,11 @@ mod tests {
     const PAGES: usize = 64;
 
     fn early(start: usize, end: usize) -> Change {
-        Change { start, end, is_early: true }
+        Change { start, end, loss: PageLoss::GivenBack }
     }
 
     fn late(start: usize, end: usize) -> Change {
-        Change { start, end, is_early: false }
+        Change { start, end, loss: PageLoss::Unmapped }
     }
 
     #[test]
@@ -394,18 +424,18 @@ mod tests {
             book.apply(early(at * 100, at * 100 + 10));
         }
         for at in 0..10 * GIVEN_BACK_MAX {
-            assert_eq!(book.watch(&(at * 100 + 9..at * 100 + 11)), None, "{at}");
+            assert_eq!(book.watch(&(at * 100 + 9..at * 100 + 11)), Err(WatchRefusal::GivenBack), "{at}");
         }
-        assert!(book.watch(&(1_000_000..1_000_001)).is_some());
+        assert!(book.watch(&(1_000_000..1_000_001)).is_ok());
     }
 
     #[test]
     fn no_more_ranges_are_watched_than_there_are_places() {
         let mut book = Book::new();
         let ids: Vec<_> = (0..RANGES_MAX).map(|at| book.watch(&(at..at + 1)).unwrap()).collect();
-        assert_eq!(book.watch(&(0..1)), None);
+        assert_eq!(book.watch(&(0..1)), Err(WatchRefusal::TooMany));
         book.forget(ids[7]);
-        assert!(book.watch(&(0..1)).is_some());
+        assert!(book.watch(&(0..1)).is_ok());
     }
 
     #[test]
@@ -422,6 +452,33 @@ mod tests {
             ("7f00-8000 rw-p 00000000 00:0f 12         /anon_hugepage (deleted)", false),
         ] {
             assert_eq!(plain_mapping(line), is_plain.then_some(0x7f00..0x8000), "{line}");
+        }
+    }
+
+    #[test]
+    fn memory_of_several_mappings_is_found_where_nothing_else_lies_between() {
+        let lines = |gap| {
+            [
+                "1000-2000 rw-p 0 00:00 0",
+                "3000-5000 rw-p 0 00:00 0",
+                "5000-7000 rw-p 0 00:00 0",
+                gap,
+                "8000-9000 rw-p 0 00:00 0",
+            ]
+        };
+        let found = |gap, range| covering(lines(gap).into_iter(), &range);
+        let (plain, other, hole) = ("7000-8000 rw-p 0 00:00 0", "7000-8000 r--p 0 00:00 0", "");
+        assert_eq!(found(hole, 0x3000..0x4000), Some(0x3000..0x5000));
+        assert_eq!(found(hole, 0x4000..0x6000), Some(0x3000..0x7000));
+        assert_eq!(found(plain, 0x4000..0x8800), Some(0x3000..0x9000));
+        for (gap, range) in [
+            (hole, 0x4000..0x8800),
+            (other, 0x4000..0x8800),
+            (plain, 0x1000..0x4000),
+            (plain, 0x2800..0x4000),
+            (plain, 0x8000..0x9001),
+        ] {
+            assert_eq!(found(gap, range.clone()), None, "{gap}, {range:?}");
         }
     }
 
@@ -567,7 +624,7 @@ mod tests {
             assert!(unsafe { libc::dup2(reads.as_raw_fd(), watch.descriptor.as_raw_fd()) } >= 0);
             // SAFETY: nobody reads the memory.
             unsafe { munmap(address(range.start), range.len()) }.unwrap();
-            while !watch.has_changed(id) {
+            while !watch.lost(id).is_some() {
                 std::thread::yield_now();
             }
             let other = mapped();
@@ -575,6 +632,20 @@ mod tests {
             let mut text = [0; 64];
             is_over && rustix::io::read(&reads, &mut text) == Ok(64)
         }));
+    }
+
+    #[test]
+    fn memory_of_which_a_part_was_advised_to_have_huge_pages_is_watched_as_a_whole() {
+        let Some(watch) = watch() else { return };
+        let (range, page) = (mapped(), page_bytes());
+        // SAFETY: the advice changes how the memory is backed.
+        unsafe { madvise(address(range.start + page), 8 * page, Advice::LinuxHugepage) }.unwrap();
+        let id = watch.watch(&range).unwrap();
+        assert!(watch.holds(id));
+        // SAFETY: nobody reads the memory.
+        unsafe { munmap(address(range.start + 4 * page), page) }.unwrap();
+        assert!(!watch.holds(id));
+        assert_eq!(watch.lost(id), Some(PageLoss::Unmapped));
     }
 
     #[test]

@@ -118,7 +118,7 @@ fn memory_that_is_kept_page_locked_and_becomes_other_memory_is_copied_as_it_is()
     }
     let cases = cases();
     let again: Vec<&str> = cases.iter().map(String::as_str).filter(|case| case.starts_with("again-")).collect();
-    assert_eq!(again.len(), 14);
+    assert_eq!(again.len(), 15);
     compare(again, PIN_ONCE, &[("FAKE_PINS", "1")]);
 }
 
@@ -163,6 +163,24 @@ fn the_cases_of_repeated_copies_are_about_memory_that_is_page_locked() {
             "{case}: {errors}"
         );
     }
+}
+
+#[test]
+fn weights_that_come_and_go_for_each_token_are_page_locked_and_the_statistics_say_what_became_of_them() {
+    let Some(built) = BUILT.as_ref().filter(|_| can_be_pinned()) else { return };
+    let errors = |options: &str, refuses: &str| {
+        let mut guest = built.program(built.path("hostile"));
+        as_guest(guest.arg("again-offloaded").env("FAKE_PINS", "1").env("FAKE_REFUSES", refuses), options);
+        String::from_utf8(guest.output().unwrap().stderr).unwrap()
+    };
+    let kept = errors(PIN_ONCE, "0");
+    // Destinations of the copies out of the GPU were advised to have huge pages, so that each is several mappings.
+    assert!(kept.contains("3 ranges were page-locked"), "{kept}");
+    let small = errors(&PIN_ONCE.replace("pin-once=1073741824", "pin-once=45000000"), "0");
+    assert!(small.contains("1 ranges were page-locked"), "{small}");
+    assert!(small.contains("2 ranges not page-locked: the size that `--pin-once` allows is used up"), "{small}");
+    let refused = errors(PIN_ONCE, "712");
+    assert!(refused.contains("3 ranges not page-locked: the driver refused (CUDA error 712)"), "{refused}");
 }
 
 #[test]

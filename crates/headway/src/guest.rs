@@ -29,7 +29,7 @@ pub use headway_os::{
     memory::page_bytes,
     note_the_start, replace_process,
     threads::spawn,
-    userfaultfd::{PageWatch, RANGES_MAX, WatchId},
+    userfaultfd::{PageLoss, PageWatch, RANGES_MAX, WatchId, WatchRefusal},
 };
 
 use crate::Error;

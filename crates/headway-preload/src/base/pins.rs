@@ -14,11 +14,11 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
 
-use headway::guest::{PageWatch, RANGES_MAX, WatchId, page_bytes, spawn};
+use headway::guest::{PageLoss, PageWatch, RANGES_MAX, WatchId, WatchRefusal, page_bytes, spawn};
 use headway_core::decisions::chooser::Repeats;
 
 use crate::base::attention;
@@ -42,6 +42,67 @@ pub(crate) static ENDED: AtomicUsize = AtomicUsize::new(0);
 /// Why nothing is pinned, or nothing more.
 pub(crate) static ABSENT: OnceLock<String> = OnceLock::new();
 
+/// Why a range is not page-locked, or no longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    Seldom,
+    Busy,
+    Budget,
+    TooMany,
+    Beside,
+    OtherMemory,
+    WasGivenBack,
+    NotWatched,
+    Driver,
+    Changes,
+    KeptOut,
+    Over,
+    Unmapped,
+    GivenBack,
+    Closed,
+    Copied,
+    Asked,
+    Kept,
+    Context,
+}
+
+impl Why {
+    /// In the order of the values; the first ones are of ranges that are not page-locked, by the last reason, the other ones of ranges that were.
+    pub(crate) const NAMES: [&str; 19] = [
+        "not page-locked: copied too seldom, or it would not pay",
+        "not page-locked: another thread was within a call of the driver",
+        "not page-locked: the size that `--pin-once` allows is used up",
+        "not page-locked: too many ranges are",
+        "not page-locked: a part of it is, for other copies",
+        "not page-locked: not private anonymous memory that may be written",
+        "not page-locked: given back by `madvise` before",
+        "not page-locked: the kernel does not tell of it (does the program watch it?)",
+        "not page-locked: the driver refused",
+        "not page-locked: it changed meanwhile",
+        "not page-locked: used in other ways, too",
+        "not page-locked: nothing is any more, for the reason above",
+        "released: unmapped, moved or mapped over",
+        "released: given back by `madvise`",
+        "released: the program has closed the file by which the kernel tells",
+        "released: copied by a call that Headway left to the driver",
+        "released: the program asked the driver about it",
+        "released: page-locked or recorded by the program itself",
+        "released: the program ended a context, or what nothing tells of began",
+    ];
+}
+
+/// Ranges by what became of them.
+pub(crate) static RANGES: [AtomicUsize; Why::NAMES.len()] = [const { AtomicUsize::new(0) }; Why::NAMES.len()];
+/// What the driver said when it last refused.
+pub(crate) static REFUSED_WITH: AtomicI32 = AtomicI32::new(0);
+
+/// A range that was copied.
+#[derive(Default)]
+struct Seen {
+    times: u32,
+    why: Option<Why>,
+}
+
 struct Pin {
     range: Range<usize>,
     watch: WatchId,
@@ -55,8 +116,8 @@ struct Pin {
 struct Registry {
     watch: Option<Arc<PageWatch>>,
     pins: Vec<Pin>,
-    /// How often a range was copied.
-    seen: HashMap<(usize, usize), u32>,
+    /// By start and end.
+    seen: HashMap<(usize, usize), Seen>,
     /// What other calls have used, or could use at any time.
     kept_out: Vec<Range<usize>>,
     /// Nothing is pinned any more.
@@ -138,15 +199,47 @@ impl Registry {
         self.watch.as_ref().is_some_and(|watch| watch.holds(self.pins[at].watch))
     }
 
-    fn has_changed(&self, at: usize) -> bool {
-        self.watch.as_ref().is_none_or(|watch| watch.has_changed(self.pins[at].watch))
+    /// How a pin has lost its pages.
+    fn lost(&self, at: usize) -> Option<Why> {
+        let lost = self.watch.as_ref().and_then(|watch| watch.lost(self.pins[at].watch));
+        lost.map(|loss| match loss {
+            PageLoss::Unmapped => Why::Unmapped,
+            PageLoss::GivenBack => Why::GivenBack,
+            PageLoss::Closed => Why::Closed,
+        })
     }
 
-    fn may_pin(&self, pages: &Range<usize>) -> bool {
+    fn may_pin(&self, pages: &Range<usize>) -> Result<(), Why> {
         let budget = usize::try_from(attention::options().pin_once.0).unwrap_or(usize::MAX);
-        let fits = BYTES.load(Ordering::Relaxed).saturating_add(pages.len()) <= budget && self.pins.len() < RANGES_MAX;
-        let is_free = !self.pins.iter().any(|pin| meet(&pin.range, pages));
-        !self.is_over && fits && is_free && !self.kept_out.iter().any(|out| meet(out, pages))
+        if self.is_over {
+            return Err(Why::Over);
+        }
+        if self.kept_out.iter().any(|out| meet(out, pages)) {
+            return Err(Why::KeptOut);
+        }
+        if self.pins.iter().any(|pin| meet(&pin.range, pages)) {
+            return Err(Why::Beside);
+        }
+        if self.pins.len() >= RANGES_MAX {
+            return Err(Why::TooMany);
+        }
+        let fits = BYTES.load(Ordering::Relaxed).saturating_add(pages.len()) <= budget;
+        if fits { Ok(()) } else { Err(Why::Budget) }
+    }
+
+    /// A range was not pinned, or was.
+    fn note(&mut self, range: &Range<usize>, why: Option<Why>) {
+        let Some(seen) = self.seen.get_mut(&(range.start, range.end)) else { return };
+        // What it was kept out for says more.
+        if why == Some(Why::KeptOut) && seen.why.is_some_and(|why| why != Why::Seldom) {
+            return;
+        }
+        if let Some(before) = std::mem::replace(&mut seen.why, why) {
+            RANGES[before as usize].fetch_sub(1, Ordering::Relaxed);
+        }
+        if let Some(why) = why {
+            RANGES[why as usize].fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// From now on no page of `range` is pinned.
@@ -184,9 +277,16 @@ impl Registry {
 }
 
 /// Releases a pin that nobody uses; the lock is not held meanwhile.
-fn release(mut registry: Locked, at: usize) -> Locked {
-    let Some(pin) = registry.as_mut().map(|registry| &mut registry.pins[at]) else { return registry };
+fn release(mut registry: Locked, at: usize, why: Why) -> Locked {
+    let Some(known) = registry.as_mut() else { return registry };
+    let lost = known.lost(at);
+    let pin = &mut known.pins[at];
     (pin.users, pin.is_ready) = (1, false);
+    if lost.is_some() {
+        // What comes to lie there is other memory, which may not last either.
+        let copied = known.seen.iter_mut().filter(|((start, end), _)| meet(&(*start..*end), &pin.range));
+        copied.for_each(|(_, seen)| seen.times = 0);
+    }
     let (start, context, watch) = (pin.range.start, pin.context, pin.watch);
     drop(registry);
     if let Some(driver) = driver() {
@@ -198,6 +298,7 @@ fn release(mut registry: Locked, at: usize) -> Locked {
         driver::make_current(driver, before.unwrap_or_default());
     }
     ENDED.fetch_add(1, Ordering::Relaxed);
+    RANGES[lost.unwrap_or(why) as usize].fetch_add(1, Ordering::Relaxed);
     remove(watch)
 }
 
@@ -220,9 +321,10 @@ fn remove(watch: WatchId) -> Locked {
 fn release_changed() {
     let mut registry = registry();
     while let Some(known) = registry.as_ref()
-        && let Some(at) = (0..known.pins.len()).find(|at| known.pins[*at].users == 0 && known.has_changed(*at))
+        && let Some((at, why)) =
+            (0..known.pins.len()).filter(|at| known.pins[*at].users == 0).find_map(|at| Some((at, known.lost(at)?)))
     {
-        registry = release(registry, at);
+        registry = release(registry, at, why);
     }
 }
 
@@ -243,21 +345,24 @@ pub(crate) fn repeats(start: *const c_void, bytes: usize) -> Option<Repeats> {
     if !known.seen.contains_key(&key) && known.seen.len() >= SEEN_MAX {
         known.seen.clear();
     }
-    let times = known.seen.entry(key).or_default();
-    let before = *times;
-    *times = before.saturating_add(1);
+    let seen = known.seen.entry(key).or_default();
+    let before = seen.times;
+    seen.times = before.saturating_add(1);
     let holds = known.pin_for(&range).map(|at| known.holds(at));
     if holds == Some(true) {
         return Some(Repeats { before, is_pinned: true });
     }
     // What the driver would take for page-locked, and is not what was page-locked, goes first.
-    let is_stale = |at: usize| meet(&known.pins[at].range, &range) && known.has_changed(at);
+    let is_stale = |at: usize| meet(&known.pins[at].range, &range) && known.lost(at).is_some();
     if holds == Some(false) || (0..known.pins.len()).any(is_stale) {
         drop(registry);
-        end(&range, false);
+        end(&range, Why::Unmapped);
         registry = self::registry();
     }
-    registry.as_ref()?.may_pin(&pages).then_some(Repeats { before, is_pinned: false })
+    let known = registry.as_mut()?;
+    let may = known.may_pin(&pages);
+    known.note(&range, Some(may.err().unwrap_or(Why::Seldom)));
+    may.ok().map(|()| Repeats { before, is_pinned: false })
 }
 
 /// A pin that a copy uses.
@@ -274,7 +379,7 @@ impl Drop for Lease {
             && let Some(at) = known.position(self.watch)
         {
             known.pins[at].users -= 1;
-            if known.has_changed(at) {
+            if known.lost(at).is_some() {
                 wake_releases();
             }
         }
@@ -290,7 +395,11 @@ pub(crate) fn lease(driver: &Driver, start: *const c_void, bytes: usize) -> Opti
     let known = registry.as_mut()?;
     let Some(at) = known.pin_for(&range) else {
         drop(registry);
-        return pin(driver, whole_pages(&range)?);
+        let pinned = pin(driver, whole_pages(&range)?);
+        if let Some(known) = self::registry().as_mut() {
+            known.note(&range, pinned.as_ref().err().copied());
+        }
+        return pinned.ok();
     };
     if !known.holds(at) {
         return None;
@@ -301,18 +410,28 @@ pub(crate) fn lease(driver: &Driver, start: *const c_void, bytes: usize) -> Opti
 }
 
 /// Watches and page-locks whole pages.
-fn pin(driver: &Driver, pages: Range<usize>) -> Option<Lease> {
+fn pin(driver: &Driver, pages: Range<usize>) -> Result<Lease, Why> {
     if CALLS.load(Ordering::SeqCst) > 1 {
-        return None;
+        return Err(Why::Busy);
     }
-    let context = driver::current_context(driver)?;
-    let by_itself = driver::attribute(driver, driver::current_device(driver)?, driver::PAGEABLE_ACCESS)? != 0;
+    let context = driver::current_context(driver).ok_or(Why::Driver)?;
+    let device = driver::current_device(driver).ok_or(Why::Driver)?;
+    let by_itself = driver::attribute(driver, device, driver::PAGEABLE_ACCESS).ok_or(Why::Driver)? != 0;
     let mut registry = registry();
-    let known = registry.as_mut().filter(|known| known.may_pin(&pages))?;
-    let watch = known.watch(by_itself)?;
-    let Ok(id) = watch.watch(&pages) else {
-        known.keep_out(pages);
-        return None;
+    let known = registry.as_mut().ok_or(Why::Over)?;
+    known.may_pin(&pages)?;
+    let watch = known.watch(by_itself).ok_or(Why::Over)?;
+    let id = match watch.watch(&pages) {
+        Ok(id) => id,
+        Err(refusal) => {
+            known.keep_out(pages);
+            return Err(match refusal {
+                WatchRefusal::OtherMemory => Why::OtherMemory,
+                WatchRefusal::GivenBack => Why::WasGivenBack,
+                WatchRefusal::TooMany => Why::TooMany,
+                WatchRefusal::Kernel => Why::NotWatched,
+            });
+        }
     };
     known.pins.push(Pin { range: pages.clone(), watch: id, context, users: 1, is_ready: false });
     BYTES.fetch_add(pages.len(), Ordering::Relaxed);
@@ -320,9 +439,11 @@ fn pin(driver: &Driver, pages: Range<usize>) -> Option<Lease> {
     drop(registry);
     // A call that is counted after this finds the range in the registry, before it comes to the driver.
     let is_alone = CALLS.load(Ordering::SeqCst) == 1;
-    // SAFETY: the program keeps the memory while its call lasts; afterwards the watch says whether it is still there.
-    let is_locked =
-        is_alone && unsafe { (driver.cuMemHostRegister_v2)(address(pages.start), pages.len(), PORTABLE) } == SUCCESS;
+    let refused = is_alone.then(|| {
+        // SAFETY: the program keeps the memory while its call lasts; afterwards the watch says whether it is still there.
+        unsafe { (driver.cuMemHostRegister_v2)(address(pages.start), pages.len(), PORTABLE) }
+    });
+    let is_locked = refused == Some(SUCCESS);
     if is_locked && watch.holds(id) {
         PINNED.fetch_add(1, Ordering::Relaxed);
         if let Some(known) = self::registry().as_mut()
@@ -330,16 +451,22 @@ fn pin(driver: &Driver, pages: Range<usize>) -> Option<Lease> {
         {
             known.pins[at].is_ready = true;
         }
-        return Some(Lease { watch: id, pages });
+        return Ok(Lease { watch: id, pages });
     }
     if is_locked {
         // SAFETY: it was registered just now.
         unsafe { (driver.cuMemHostUnregister)(address(pages.start)) };
     }
-    if let Some(known) = remove(id).as_mut().filter(|_| is_alone && !is_locked) {
-        known.keep_out(pages);
+    let mut registry = remove(id);
+    match refused {
+        None => Err(Why::Busy),
+        Some(SUCCESS) => Err(Why::Changes),
+        Some(status) => {
+            REFUSED_WITH.store(status, Ordering::Relaxed);
+            registry.iter_mut().for_each(|known| known.keep_out(pages.clone()));
+            Err(Why::Driver)
+        }
     }
-    None
 }
 
 /// The watch, and a thread that releases what has changed, since the watch's own may not call the driver.
@@ -366,7 +493,14 @@ fn wake_releases() {
 #[inline]
 pub(crate) fn give_up(start: *const c_void, bytes: usize) {
     if PINS.load(Ordering::SeqCst) > 0 && is_on() {
-        end(&range_of(start, bytes), true);
+        end(&range_of(start, bytes), Why::Copied);
+    }
+}
+
+/// The driver is about to be asked about this address: it is one of ordinary memory from now on.
+pub(crate) fn asked(start: *const c_void) {
+    if PINS.load(Ordering::SeqCst) > 0 && is_on() {
+        end(&range_of(start, 1), Why::Asked);
     }
 }
 
@@ -378,7 +512,7 @@ pub(crate) fn give_up_all() {
 /// The contexts are about to be destroyed: the driver releases what they have.
 pub(crate) fn release_all() {
     if PINS.load(Ordering::SeqCst) > 0 && is_on() {
-        end(&(0..usize::MAX), false);
+        end(&(0..usize::MAX), Why::Context);
     }
 }
 
@@ -386,7 +520,7 @@ pub(crate) fn release_all() {
 pub(crate) fn keep_out(start: *const c_void, bytes: usize) {
     if is_on() {
         let range = range_of(start, bytes);
-        end(&range, true);
+        end(&range, Why::Kept);
         if let Some(registry) = registry().as_mut() {
             registry.keep_out(range);
         }
@@ -399,25 +533,26 @@ pub(crate) fn stop() {
         if let Some(registry) = registry().as_mut() {
             registry.end_for_good("the program adds copies to graphs itself");
         }
-        end(&(0..usize::MAX), false);
+        end(&(0..usize::MAX), Why::Context);
     }
 }
 
-/// Ends the pins of a range; `for_good` = the memory, where it is still the same, is not pinned again.
+/// Ends the pins of a range. What the program uses in other ways, too, is not pinned again while it is the same memory.
 #[cold]
-fn end(range: &Range<usize>, for_good: bool) {
+fn end(range: &Range<usize>, why: Why) {
+    let for_good = matches!(why, Why::Copied | Why::Asked | Why::Kept);
     let mut registry = registry();
     while let Some(known) = registry.as_mut()
         && let Some(at) = known.pins.iter().position(|pin| meet(&pin.range, range))
     {
-        if for_good && !known.has_changed(at) {
+        if for_good && known.lost(at).is_none() {
             let pages = known.pins[at].range.clone();
             known.keep_out(pages);
         }
         // No other copy begins to use it.
         known.pins[at].is_ready = false;
         registry = if known.pins[at].users == 0 {
-            release(registry, at)
+            release(registry, at, why)
         } else {
             UNUSED.wait(registry).unwrap_or_else(PoisonError::into_inner)
         };

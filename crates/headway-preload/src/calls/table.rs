@@ -314,7 +314,7 @@ replaced! {
 
     /// Sets what an address is.
     cuPointerSetAttribute: c"cuPointerSetAttribute" from 6_000 until UNKNOWN;
-    fn(value: *const c_void, attribute: c_int, address: DevicePtr) by(real, default) unpinned(|| pins::give_up(address as *const c_void, 1), real);
+    fn(value: *const c_void, attribute: c_int, address: DevicePtr) by(real, default) unpinned(|| pins::asked(address as *const c_void), real);
 
     /// The program page-locks memory itself.
     cuMemHostRegister_v2: c"cuMemHostRegister" from 6_050 until UNKNOWN;
@@ -326,23 +326,23 @@ replaced! {
 
     /// It releases memory that it has page-locked.
     cuMemHostUnregister: c"cuMemHostUnregister" from 4_000 until UNKNOWN;
-    fn(start: *mut c_void) by(real, default) unpinned(|| pins::give_up(start, 1), real);
+    fn(start: *mut c_void) by(real, default) unpinned(|| pins::asked(start), real);
 
     /// Memory that the driver has allocated is freed.
     cuMemFreeHost: c"cuMemFreeHost" from 2_000 until UNKNOWN;
-    fn(start: *mut c_void) by(real, default) unpinned(|| pins::give_up(start, 1), real);
+    fn(start: *mut c_void) by(real, default) unpinned(|| pins::asked(start), real);
 
     /// Where a GPU sees page-locked memory.
     cuMemHostGetDevicePointer_v2: c"cuMemHostGetDevicePointer" from 3_020 until UNKNOWN;
-    fn(place: *mut DevicePtr, start: *mut c_void, flags: c_uint) by(real, default) unpinned(|| pins::give_up(start, 1), real);
+    fn(place: *mut DevicePtr, start: *mut c_void, flags: c_uint) by(real, default) unpinned(|| pins::asked(start), real);
 
     /// How memory was page-locked.
     cuMemHostGetFlags: c"cuMemHostGetFlags" from 2_030 until UNKNOWN;
-    fn(place: *mut c_uint, start: *mut c_void) by(real, default) unpinned(|| pins::give_up(start, 1), real);
+    fn(place: *mut c_uint, start: *mut c_void) by(real, default) unpinned(|| pins::asked(start), real);
 
     /// The range that an address belongs to.
     cuMemGetAddressRange_v2: c"cuMemGetAddressRange" from 3_020 until UNKNOWN;
-    fn(start: *mut DevicePtr, bytes: *mut usize, address: DevicePtr) by(real, default) unpinned(|| pins::give_up(address as *const c_void, 1), real);
+    fn(start: *mut DevicePtr, bytes: *mut usize, address: DevicePtr) by(real, default) unpinned(|| pins::asked(address as *const c_void), real);
 
     /// Copies into an array, and waits.
     cuMemcpyHtoA_v2: c"cuMemcpyHtoA" from 3_020 until UNKNOWN, or cuMemcpyHtoA_v2_ptds from 7_000;

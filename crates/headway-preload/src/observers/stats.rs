@@ -173,6 +173,15 @@ fn table(text: &mut Text) -> fmt::Result {
     if let Some(why) = pins::ABSENT.get() {
         writeln!(text, "  no more memory is page-locked: {why}")?;
     }
+    for (name, ranges) in pins::Why::NAMES.iter().zip(&pins::RANGES).filter(|(_, ranges)| count(ranges) > 0) {
+        write!(text, "  {:>10} ranges {name}", count(ranges))?;
+        match pins::REFUSED_WITH.load(Ordering::Relaxed) {
+            status if *name == pins::Why::NAMES[pins::Why::Driver as usize] => {
+                writeln!(text, " (CUDA error {status})")?
+            }
+            _ => writeln!(text)?,
+        }
+    }
     if let Some(basis) = CHOSEN_BY.get() {
         let timed = TIMED.load(Ordering::Relaxed);
         writeln!(text, "  copies of ordinary memory are chosen by {basis}; {timed} copies of this program were timed")?;

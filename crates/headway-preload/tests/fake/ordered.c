@@ -6,6 +6,7 @@
  * gets "not initialised". Every copy is counted by the name of the call (fake_count), also those of Headway.
  *
  * FAKE_PINS: what a program page-locks of its own memory are pages, not addresses, and that waits until nothing runs. FAKE_PIN_MAX=BYTES: as much memory may be page-locked. FAKE_VERSION=NUMBER: the driver's version.
+ * FAKE_REFUSES=STATUS: what a program gets that page-locks its own memory.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -245,6 +246,7 @@ CUresult cuCtxSynchronize(void);
 CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) {
     (void)flags;
     ALIVE;
+    if (getenv("FAKE_REFUSES") && atoi(getenv("FAKE_REFUSES"))) return atoi(getenv("FAKE_REFUSES"));
     if (getenv("FAKE_PINS")) cuCtxSynchronize();
     if (!may_lock(bytes)) return OUT_OF_MEMORY;
     uint64_t start = (uint64_t)address;

@@ -572,13 +572,14 @@ static void alarm_is_blocked(void) {
 static void signal_is_waited_for(void) {
     sigset_t awaited;
     int taken = 0;
-    block(SIGUSR1);
-    sigemptyset(&awaited), sigaddset(&awaited, SIGUSR1);
+    /* SIGUSR1 is what `--stats` answers. */
+    block(SIGUSR2);
+    sigemptyset(&awaited), sigaddset(&awaited, SIGUSR2);
     both_ways("before");
-    kill(getpid(), SIGUSR1);
+    kill(getpid(), SIGUSR2);
     both_ways("beside");
     sigwait(&awaited, &taken);
-    printf("taken: %d\n", taken == SIGUSR1);
+    printf("taken: %d\n", taken == SIGUSR2);
 }
 
 /* The smallest stack that a thread may have, and the stack of a signal handler. */
@@ -779,6 +780,8 @@ static void again_small(void) {
     on_gpu("small", device, SMALL);
     memory = repeated(9);
     must(fill(device, 0x33, LARGE), "cuMemsetD8");
+    /* Our stream does not wait for the default one. */
+    must(stream_sync(0), "cuStreamSynchronize");
     said("small out, queued", out_async(memory + 9000, device, SMALL, stream));
     hashed("small out", memory, LARGE);
     memory = repeated(10);
@@ -847,6 +850,28 @@ static void again_allocated(void) {
         if (i % 4 == 3) memory = realloc(memory, 3 * LARGE), in_now("larger", memory, bytes);
         free(before), before = memory;
     }
+}
+/* As PyTorch does with weights that are offloaded: allocated on the CPU, filled by the GPU, and then copied in for each token. */
+static void again_offloaded(void) {
+    enum { WEIGHTS = 3 };
+    size_t bytes = 40 * MIB;
+    unsigned char *weights[WEIGHTS];
+    CUdeviceptr place;
+    must(alloc(&place, bytes), "cuMemAlloc");
+    for (int round = 0; round < 2; round++)
+        for (int i = 0; i < WEIGHTS; i++) {
+            if (round) must(in_async(place, weights[i], bytes, 0), "in"), must(stream_sync(0), "wait"), free(weights[i]);
+            if (posix_memalign((void **)&weights[i], 64, bytes)) exit(3);
+            must(fill(place, (unsigned char)(i + 1), bytes), "cuMemsetD8");
+            must(out_async(weights[i], place, bytes, 0), "out"), must(stream_sync(0), "wait");
+        }
+    for (int token = 0; token < 4; token++)
+        for (int i = 0; i < WEIGHTS; i++) {
+            must(in_async(place, weights[i], bytes, 0), "in"), must(stream_sync(0), "wait");
+            on_gpu("weight", place, MIB);
+            weights[i][token] ^= 0x55;
+        }
+    for (int i = 0; i < WEIGHTS; i++) free(weights[i]);
 }
 static int wrong;
 static void *again_in_a_thread(void *number) {
@@ -933,7 +958,7 @@ static const struct { const char *name; void (*run)(void); } cases[] = {
     {"again-unmapped", again_unmapped}, {"again-in-part", again_in_part}, {"again-given-back", again_given_back},
     {"again-moved", again_moved}, {"again-small", again_small}, {"again-asked", again_asked}, {"again-forked", again_forked},
     {"again-captured", again_captured}, {"again-both-ways", again_both_ways}, {"again-allocated", again_allocated},
-    {"again-in-threads", again_in_threads}, {"again-reset", again_reset},
+    {"again-offloaded", again_offloaded}, {"again-in-threads", again_in_threads}, {"again-reset", again_reset},
     {"again-waited-for", again_waited_for}, {"again-held-up", again_held_up},
     {"overwritten", overwritten}, {"freed", freed}, {"read-only", read_only_large}, {"read-only-small", read_only_small},
     {"read-only-half", read_only_half}, {"no-access-in", no_access_in}, {"no-access-in-half", no_access_in_half},
