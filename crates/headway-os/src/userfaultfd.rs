@@ -491,13 +491,16 @@ mod tests {
         watch.ok()
     }
 
+    /// Memory between two pages that stay closed: else the kernel makes one mapping of it and that of another test, which has a watch of its own.
     fn mapped() -> Range<usize> {
-        let bytes = PAGES * page_bytes();
+        let (bytes, page) = (PAGES * page_bytes(), page_bytes());
         // SAFETY: new memory.
-        let start = unsafe {
-            mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
-        };
-        let start = start.unwrap();
+        let closed =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), bytes + 2 * page, ProtFlags::empty(), MapFlags::PRIVATE) };
+        let start = closed.unwrap().wrapping_byte_add(page);
+        let both = rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE;
+        // SAFETY: the memory is ours.
+        unsafe { rustix::mm::mprotect(start, bytes, both) }.unwrap();
         // SAFETY: the memory is ours.
         unsafe { start.cast::<u8>().write_bytes(1, bytes) };
         start.addr()..start.addr() + bytes
@@ -624,7 +627,7 @@ mod tests {
             assert!(unsafe { libc::dup2(reads.as_raw_fd(), watch.descriptor.as_raw_fd()) } >= 0);
             // SAFETY: nobody reads the memory.
             unsafe { munmap(address(range.start), range.len()) }.unwrap();
-            while !watch.lost(id).is_some() {
+            while watch.lost(id).is_none() {
                 std::thread::yield_now();
             }
             let other = mapped();
