@@ -84,4 +84,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    Demo("weights offloaded per token", "ms", [Case("plain"), Case("exec", [])], work, add_arguments, __doc__ or "").main()
+    Demo("weights offloaded per token", "ms", [Case("plain"), Case("exec", []), Case("exec --pin-once", ["--pin-once"])], work, add_arguments, __doc__ or "").main()

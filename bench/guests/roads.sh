@@ -23,6 +23,7 @@ run() {
         all) options=$ALL ;;
         fast) options="--fast --yield=never" ;;
         always) options="--fast --aside=always --yield=64KiB" ;;
+        pin) options="--fast=always --pin-once=1GiB --yield=never --stats" ;;
         audit) options="--hook=audit --fast --stats" ;;
     esac
     # shellcheck disable=SC2086
@@ -39,7 +40,7 @@ compare() {
         run "$name" "$how" "$@"
         wrong=$(grep -c 'headway: WRONG' "$work/$name.$how.err")
         seen=$(awk '/ copies +[0-9]+ bytes/ { for (i = 1; i <= NF; i++) if ($i == "copies") sum += $(i - 1) } END { print sum + 0 }' "$work/$name.$how.err")
-        fast=$(awk '/by several threads|made by a kernel|pieces of bulk/ { sum += $1 } END { print sum + 0 }' "$work/$name.$how.err")
+        fast=$(awk '/by several threads|kept page-locked:|made by a kernel|pieces of bulk/ { sum += $1 } END { print sum + 0 }' "$work/$name.$how.err")
         verdict=equal
         if [ "$(cat "$work/$name.plain.rc")" = 77 ]; then verdict=skipped
         elif [ "$wrong" != 0 ]; then verdict=WRONG
@@ -76,6 +77,7 @@ fi
         hows="all always"
         case $case in
             registered-half | captured* | null) hows="all always fast" ;;
+            again-*) hows="all pin" ;;
             overwritten | fork | vfork | beside) if "$headway" exec --help 2>/dev/null | grep -q -- --hook; then hows="$hows audit"; fi ;;
         esac
         echo "compare hostile-$case '$hows' ./hostile $case"

@@ -16,6 +16,7 @@ from headway._units import Size, size_text
 def preload_env(
     *,
     fast: bool | Literal["always"] = True,
+    pin_once: bool | Size = False,
     aside: bool | Literal["auto", "always", "never"] = False,
     flow: Literal["auto", "bulk", "normal"] = "auto",
     chunk: Size | Literal["auto", "never"] = "auto",
@@ -37,6 +38,8 @@ def preload_env(
 
     Args:
         fast: Large copies of ordinary memory are made by several threads; `"always"` = whatever it costs.
+        pin_once: Ordinary memory that is copied again and again is page-locked, this much at a time; `True` = a quarter of the memory.
+            docs/exec.md says what a program must not do meanwhile.
         aside: Small copies out of a GPU are made by a kernel; `True` = `"auto"`, `False` = `"never"`.
         flow: The class of all copies out of a GPU; `"auto"` = each is as its CUDA stream is (docs/exec.md).
         chunk: Bulk copies out of a GPU are queued in chunks of this size (`--yield`).
@@ -60,6 +63,7 @@ def preload_env(
         FOLDER,
         made.get("LD_PRELOAD", ""),
         fast=words[fast] if isinstance(fast, bool) else fast,
+        pin_once=("auto" if pin_once else None) if isinstance(pin_once, bool) else size_text(pin_once),
         aside=("auto" if aside else "never") if isinstance(aside, bool) else aside,
         flow=flow,
         chunk=size_text(chunk),

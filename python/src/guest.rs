@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use headway::guest::{AsideMode, ChunkChoice, GuestClass, GuestOptions, environment};
+use headway::guest::{AsideMode, ChunkChoice, GuestClass, GuestOptions, PinnedBudget, environment};
+use headway::units::Bytes;
 use pyo3::prelude::*;
 
 use crate::errors::{Subject, options_error, raised};
@@ -13,13 +14,14 @@ use crate::errors::{Subject, options_error, raised};
 ///
 /// `folder` has the library, and `before` is what `LD_PRELOAD` says already.
 #[pyfunction]
-#[pyo3(signature = (folder, before, *, fast, aside, flow, chunk, machine, stats, lint, verify, log, alone, no_cache))]
+#[pyo3(signature = (folder, before, *, fast, pin_once, aside, flow, chunk, machine, stats, lint, verify, log, alone, no_cache))]
 #[expect(clippy::too_many_arguments, reason = "each is an option by name")]
 pub(crate) fn guest_environment(
     py: Python<'_>,
     folder: PathBuf,
     before: OsString,
     fast: &str,
+    pin_once: Option<&str>,
     aside: &str,
     flow: &str,
     chunk: &str,
@@ -55,7 +57,10 @@ pub(crate) fn guest_environment(
     };
     let choice: ChunkChoice = chunk.parse().map_err(|error: String| options_error(py, &error))?;
     let (chunk, _) = choice.chunk(aside, class, machine).map_err(|error| raised(py, Subject::Other, &error))?;
-    let options = GuestOptions { fast, always_fast, no_cache, aside, chunk, class, stats, lint, verify, alone };
+    let budget = pin_once.map(str::parse::<PinnedBudget>).transpose().map_err(|error| options_error(py, &error))?;
+    let pin_once = budget.map_or(Bytes(0), PinnedBudget::bytes);
+    let options =
+        GuestOptions { fast, always_fast, pin_once, no_cache, aside, chunk, class, stats, lint, verify, alone };
     let variables =
         environment(options, log.as_deref(), &folder, &before).map_err(|error| raised(py, Subject::Other, &error))?;
     Ok(variables.into_iter().map(|variable| (variable.name, variable.value)).collect())

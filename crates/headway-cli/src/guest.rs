@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use headway::guest::{self, AsideMode, ChunkChoice, GuestClass, GuestError, GuestOptions};
+use headway::guest::{self, AsideMode, ChunkChoice, GuestClass, GuestError, GuestOptions, PinnedBudget};
 use headway::mps::{self, MpsShare};
 use headway::units::Bytes;
 use headway_cli::terminal::{CommandAnswer, printable, say};
@@ -20,6 +20,10 @@ pub(crate) struct ExecArgs {
     #[arg(long, value_enum, value_name = "WHETHER", num_args = 0..=1, require_equals = true, default_missing_value = "on",
         default_value = "on")]
     pub(crate) fast: Switch,
+    /// Ordinary memory that is copied again and again is page-locked from the third copy on, as long as this many bytes are not exceeded: such
+    /// copies then take no CPU. Without a size: a quarter of the memory. docs/exec.md says what a program must not do meanwhile
+    #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
+    pub(crate) pin_once: Option<PinnedBudget>,
     /// Small copies out of a GPU are made by a kernel in their own stream, where they would wait at the copy engine
     #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "auto",
         default_value = "never")]
@@ -126,8 +130,9 @@ fn options(args: &ExecArgs) -> Result<(GuestOptions, Option<String>)> {
     };
     let (chunk, why) = args.chunk.chunk(aside, class, args.machine.as_deref())?;
     let ExecArgs { stats, lint, verify, alone, no_cache, .. } = *args;
+    let pin_once = args.pin_once.map_or(Bytes(0), PinnedBudget::bytes);
     let (fast, always_fast) = (args.fast != Switch::Off, args.fast == Switch::Always);
-    Ok((GuestOptions { fast, always_fast, no_cache, aside, chunk, class, stats, lint, verify, alone }, why))
+    Ok((GuestOptions { fast, always_fast, no_cache, aside, chunk, class, pin_once, stats, lint, verify, alone }, why))
 }
 
 /// Returns only if the program could not be started.

@@ -25,6 +25,7 @@ mod replace;
 pub mod sched;
 pub mod threads;
 pub mod topology;
+pub mod userfaultfd;
 
 pub use errno::{Errno, OsError};
 #[cfg(feature = "tracing")]

@@ -26,10 +26,10 @@ pub fn without_signals<T>(start: impl FnOnce() -> T) -> T {
 }
 
 /// The mask that the calling thread had, set again when dropped.
-struct Mask(libc::sigset_t);
+pub(crate) struct Mask(libc::sigset_t);
 
 impl Mask {
-    fn without_signals() -> Self {
+    pub(crate) fn without_signals() -> Self {
         let mut blocked = MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: the first call initialises `blocked`, and the last one `before`, since its arguments are valid.

@@ -5,6 +5,7 @@
 //! - [`copy`]: a copy as it was asked for, and how it was made.
 //! - [`context`]: what is kept for each CUDA context: the kernel, pinned lines, bulk copies under way.
 //! - [`neighbours`]: guests of one user know of each other's bulk copies by the user's board.
+//! - [`pins`]: memory of the program's own that is kept page-locked.
 //! - [`link`]: whether programs that announce nothing copy out of a GPU, by the counters of its PCIe link.
 //! - [`stack`]: whether the calling thread's stack is large enough for a method of Headway's.
 //! - [`print`]: lines on standard error.
@@ -15,6 +16,7 @@ pub(crate) mod copy;
 pub(crate) mod driver;
 pub(crate) mod link;
 pub(crate) mod neighbours;
+pub(crate) mod pins;
 pub(crate) mod print;
 pub(crate) mod stack;
 pub(crate) mod symbols;

@@ -3,6 +3,7 @@
 
 pub(crate) mod batch;
 
+use std::ffi::c_void;
 use std::ops::ControlFlow::{self, Break, Continue};
 
 use headway::guest::board::Behind;
@@ -10,11 +11,11 @@ use headway_core::decisions::engine_line::FlowClass;
 use headway_core::files::guest::{AsideMode, GuestClass};
 use headway_core::files::guest_log::{BULK_MIN, Became, DriverReason, Host, Towards};
 
-use crate::base::attention::{self, BULK, NEIGHBOURS, NEW, OBSERVED};
+use crate::base::attention::{self, BULK, NEIGHBOURS, NEW, OBSERVED, PINS};
 use crate::base::context::{self, BulkBefore, Prepared};
 use crate::base::copy::{Copy, Made};
 use crate::base::driver::{self, Driver, Relaxed, SUCCESS, Status, driver};
-use crate::base::{link, neighbours};
+use crate::base::{link, neighbours, pins};
 use crate::methods::fast::{self, Answer, Timing};
 use crate::methods::{aside, chunks};
 use crate::observers::{self, Accelerated, Event, Passed, tell};
@@ -24,7 +25,7 @@ use crate::observers::{self, Accelerated, Event, Passed, tell};
 pub(crate) fn copy(copy: Copy, real: impl FnOnce() -> Status) -> Status {
     let reasons = attention::reasons();
     let is_looked_at = if copy.towards == Towards::In {
-        reasons & (OBSERVED | NEW) != 0 || attention::is_large_in(copy.bytes)
+        reasons & (OBSERVED | NEW | PINS) != 0 || attention::is_large_in(copy.bytes)
     } else {
         reasons != 0 || attention::is_large(copy.bytes)
     };
@@ -70,8 +71,9 @@ fn out_of_gpu(copy: Copy, reasons: u32, real: impl FnOnce() -> Status, made: &mu
     if copy.bytes == 0 || !attention::changes_copies() {
         return real();
     }
-    // Copies that are only observed are not asked about.
-    if reasons & !OBSERVED == 0 && !attention::is_large(copy.bytes) {
+    // Copies that are only observed, or might be of pinned memory, are not asked about.
+    if reasons & !(OBSERVED | PINS) == 0 && !attention::is_large(copy.bytes) {
+        give_up_both(copy);
         if attention::options().aside == AsideMode::Auto {
             made.left_to_driver(DriverReason::EngineFree);
         }
@@ -130,6 +132,7 @@ fn by_driver(driver: &Driver, timing: Option<Timing>, real: impl FnOnce() -> Sta
 /// Makes a large copy of ordinary memory by several threads if that is the best known method; then breaks with the call's answer.
 fn by_threads(driver: &Driver, copy: Copy, made: &mut Made) -> ControlFlow<Status, Option<Timing>> {
     if !attention::may_be_fast(copy.bytes) {
+        pins::give_up(copy.host(), copy.bytes);
         return Continue(None);
     }
     // Small copies of others wait behind a copy out of the GPU by threads, too.
@@ -137,8 +140,14 @@ fn by_threads(driver: &Driver, copy: Copy, made: &mut Made) -> ControlFlow<Statu
     let context = if queues { context::current(driver) } else { None };
     let _bulk = context.as_ref().filter(|_| is_bulk(copy.bytes)).map(|context| context.enter(copy.bytes));
     match fast::copy(driver, copy, made) {
-        Answer::Made => Break(accelerated(copy, Became::Fast, true, SUCCESS, made)),
+        Answer::Made(became) => Break(accelerated(copy, became, true, SUCCESS, made)),
         Answer::Left(why, timing) => {
+            // What is recorded is made when no call tells.
+            if why == DriverReason::Capture {
+                pins::keep_out(copy.host(), copy.bytes);
+            } else {
+                pins::give_up(copy.host(), copy.bytes);
+            }
             made.left_to_driver(why);
             // What was decided on is a copy of ordinary memory, whatever the call's name says.
             if why == DriverReason::DriverFastest {
@@ -147,6 +156,12 @@ fn by_threads(driver: &Driver, copy: Copy, made: &mut Made) -> ControlFlow<Statu
             Continue(timing)
         }
     }
+}
+
+/// The driver makes a copy of which it is not known which end is the host's.
+pub(crate) fn give_up_both(copy: Copy) {
+    pins::give_up(copy.from as *const c_void, copy.bytes);
+    pins::give_up(copy.to as *const c_void, copy.bytes);
 }
 
 /// Tells of a copy that was not made by the driver's own call; the call's answer.

@@ -42,6 +42,8 @@ pub(crate) enum Event<'a> {
     Timed,
     /// Several threads have made a copy in this time.
     MadeByThreads(Copy, Duration),
+    /// A copy of memory that is kept page-locked was made in this time.
+    MadePinned(Copy, Duration),
     /// A chunk of a bulk copy was queued.
     Chunk,
     /// The kernel cannot make a copy.

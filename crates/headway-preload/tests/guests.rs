@@ -102,6 +102,7 @@ const NOTHING: GuestOptions = GuestOptions {
     verify: false,
     alone: true,
     always_fast: false,
+    pin_once: Bytes(0),
     no_cache: true,
 };
 const ASIDE: GuestOptions = GuestOptions { aside: AsideMode::Auto, ..NOTHING };

@@ -19,6 +19,7 @@ static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
 
 const EVERYTHING: &str = "aside=auto,chunk=1048576,fast=always,no-cache,verify,alone";
 const ALWAYS: &str = "aside=always,chunk=65536,fast=always,no-cache,alone";
+const PIN_ONCE: &str = "aside=never,fast=always,pin-once=1073741824,stats,no-cache,alone";
 const FAST: &str = "aside=never,fast=always,no-cache,alone";
 
 /// Cases that no driver of the tests can decide: this one has no threads of its own, which keep a process whose first thread has ended.
@@ -99,6 +100,87 @@ fn a_driver_that_refuses_to_page_lock_changes_nothing() {
 #[test]
 fn limits_are_met_as_without_headway_when_only_large_copies_are_made_faster() {
     compare(["few-addresses", "few-files", "few-locked", "few-threads", "truncated-in", "no-access-out"], FAST, &[]);
+}
+
+/// Whether this system lets a process watch its own memory; says so if not.
+fn can_be_pinned() -> bool {
+    let watch = headway::guest::PageWatch::begin(|| ());
+    if let Err(error) = &watch {
+        println!("skipped: no `userfaultfd` here: {error}");
+    }
+    watch.is_ok()
+}
+
+#[test]
+fn memory_that_is_kept_page_locked_and_becomes_other_memory_is_copied_as_it_is() {
+    if !can_be_pinned() {
+        return;
+    }
+    let cases = cases();
+    let again: Vec<&str> = cases.iter().map(String::as_str).filter(|case| case.starts_with("again-")).collect();
+    assert_eq!(again.len(), 15);
+    compare(again, PIN_ONCE, &[("FAKE_PINS", "1")]);
+}
+
+#[test]
+fn hostile_programs_are_as_they_are_without_headway_where_memory_is_kept_page_locked() {
+    let cases = [
+        "overwritten",
+        "freed",
+        "unmapped",
+        "overlapping",
+        "huge",
+        "registered-half",
+        "reset",
+        "destroyed",
+        "no-context",
+        "sticky",
+        "invalid",
+        "many-threads",
+        "fork",
+        "captured",
+        "captured-elsewhere",
+        "beside",
+        "few-locked",
+        "invalid-batches",
+        "small-stack",
+        "handler-copies",
+        "closed",
+    ];
+    compare(cases, PIN_ONCE, &[]);
+}
+
+#[test]
+fn the_cases_of_repeated_copies_are_about_memory_that_is_page_locked() {
+    let Some(built) = BUILT.as_ref().filter(|_| can_be_pinned()) else { return };
+    for case in ["again-unmapped", "again-moved", "again-waited-for"] {
+        let mut guest = built.program(built.path("hostile"));
+        as_guest(guest.arg(case).env("FAKE_PINS", "1"), PIN_ONCE);
+        let output = guest.output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            errors.contains("into a GPU that is kept page-locked") && errors.contains("ranges were page-locked"),
+            "{case}: {errors}"
+        );
+    }
+}
+
+#[test]
+fn weights_that_come_and_go_for_each_token_are_page_locked_and_the_statistics_say_what_became_of_them() {
+    let Some(built) = BUILT.as_ref().filter(|_| can_be_pinned()) else { return };
+    let errors = |options: &str, refuses: &str| {
+        let mut guest = built.program(built.path("hostile"));
+        as_guest(guest.arg("again-offloaded").env("FAKE_PINS", "1").env("FAKE_REFUSES", refuses), options);
+        String::from_utf8(guest.output().unwrap().stderr).unwrap()
+    };
+    let kept = errors(PIN_ONCE, "0");
+    // Destinations of the copies out of the GPU were advised to have huge pages, so that each is several mappings.
+    assert!(kept.contains("3 ranges were page-locked"), "{kept}");
+    let small = errors(&PIN_ONCE.replace("pin-once=1073741824", "pin-once=45000000"), "0");
+    assert!(small.contains("1 ranges were page-locked"), "{small}");
+    assert!(small.contains("2 ranges not page-locked: the size that `--pin-once` allows is used up"), "{small}");
+    let refused = errors(PIN_ONCE, "712");
+    assert!(refused.contains("3 ranges not page-locked: the driver refused (CUDA error 712)"), "{refused}");
 }
 
 #[test]

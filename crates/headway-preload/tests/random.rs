@@ -18,7 +18,7 @@ static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
 });
 
 /// How programs are run. Those of a test see a third of it each; on demand, all.
-const OPTIONS: [&str; 15] = [
+const OPTIONS: [&str; 17] = [
     "aside=never,alone,no-cache",
     "aside=never,fast=always,alone,no-cache",
     "aside=never,fast=always,verify,alone,no-cache",
@@ -34,6 +34,8 @@ const OPTIONS: [&str; 15] = [
     "aside=always,chunk=65536,flow=bulk,fast=always,verify,alone,no-cache",
     "aside=auto,flow=bulk,no-cache",
     "aside=auto,chunk=65536,flow=normal,fast=always,alone,no-cache",
+    "aside=never,fast=always,pin-once=1073741824,verify,alone,no-cache",
+    "aside=auto,chunk=1048576,fast=always,pin-once=33554432,alone,no-cache",
 ];
 const VERSIONS: [&str; 5] = ["12000", "12080", "13000", "13010", "13020"];
 /// Programs that a test runs in CI. Others: `HEADWAY_PROGRAMS=1000..2000`, or one again: `HEADWAY_PROGRAMS=7..8`.

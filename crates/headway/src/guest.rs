@@ -26,8 +26,10 @@ pub use headway_os::{
     environment::{has_more_rights, trusted},
     fork::Home,
     limits::file_bytes_max,
+    memory::page_bytes,
     note_the_start, replace_process,
     threads::spawn,
+    userfaultfd::{PageLoss, PageWatch, RANGES_MAX, WatchId, WatchRefusal},
 };
 
 use crate::Error;
@@ -47,6 +49,45 @@ pub enum ChunkChoice {
     /// Whole copies.
     Never,
     Bytes(Bytes),
+}
+
+/// How much of a program's own memory may be kept page-locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PinnedBudget {
+    /// A quarter of the node's memory, or of what the control group may use.
+    Auto,
+    /// So much.
+    Bytes(Bytes),
+}
+
+impl FromStr for PinnedBudget {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.parse() {
+            _ if text == "auto" => Ok(Self::Auto),
+            Ok(Bytes(0)) => Err("give a size, as in `--pin-once=16GiB`, or leave the option out".into()),
+            Ok(bytes) => Ok(Self::Bytes(bytes)),
+            Err(error) => Err(format!("{error}; give a size, as in `--pin-once=16GiB`")),
+        }
+    }
+}
+
+impl PinnedBudget {
+    /// The budget in bytes; no bound where the system does not say how much memory there is.
+    #[must_use]
+    pub fn bytes(self) -> Bytes {
+        if let Self::Bytes(bytes) = self {
+            return bytes;
+        }
+        let read = |file| fs::read_to_string(file).unwrap_or_default();
+        let of_node = read("/proc/meminfo")
+            .lines()
+            .find_map(|line| line.strip_prefix("MemTotal:")?.split_ascii_whitespace().next()?.parse::<u64>().ok())
+            .map_or(u64::MAX, |kib| kib << 10);
+        let of_group = read("/sys/fs/cgroup/memory.max").trim().parse().unwrap_or(u64::MAX);
+        Bytes(of_node.min(of_group) / 4)
+    }
 }
 
 impl FromStr for ChunkChoice {
@@ -243,6 +284,9 @@ fn variables(
 ) -> Result<Vec<GuestVariable>, Error> {
     if let Some(asked) = options.chunk.filter(|chunk| *chunk < CHUNK_MIN) {
         return Err(GuestError::SmallChunk { asked }.into());
+    }
+    if options.pin_once > Bytes(0) && !options.fast {
+        return Err(GuestError::PinsWithoutFast.into());
     }
     let library = library()?;
     if library.as_os_str().as_encoded_bytes().iter().any(|byte| b" :".contains(byte)) {

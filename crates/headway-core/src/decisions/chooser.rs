@@ -5,9 +5,10 @@
 //!    driver's own call.
 //! 2. The method with the least cost that the profile says, else the built-in figures, of those that are not known to be absent (`MethodCase`,
 //!    which `explain` prints). For a thread of a real-time class it is the least worst case where anything was measured.
-//! 3. Where no profile says what copies cost, copies of ordinary memory from 1 MiB on go by what copies have taught ([`Learner`]).
-//! 4. A method of the profile that was slower than the driver several times in a row gives way to the driver's own call ([`Watch`]).
-//! 5. After a failure: the next best by rule 2 if the method is absent for good; `staged` in place of `pinning`; else the driver's own
+//! 3. Memory that was copied before goes by `pinned-once` if it is pinned already, or if keeping it pinned pays ([`Repeats`]).
+//! 4. Where no profile says what copies cost, copies of ordinary memory from 1 MiB on go by what copies have taught ([`Learner`]).
+//! 5. A method of the profile that was slower than the driver several times in a row gives way to the driver's own call ([`Watch`]).
+//! 6. After a failure: the next best by rule 2 if the method is absent for good; `staged` in place of `pinning` and `pinned-once`; else the driver's own
 //!    call. Nothing is tried twice for one copy.
 //!
 //! No clock, no lock and no memory of the caller's is touched here.
@@ -34,6 +35,10 @@ pub use self::chunk::{PINNED_CUT, STREAM_CHUNK, chunk};
 pub use self::host::{CopyQuestion, HostKnown};
 pub use crate::models::transfer::learning::CopyTook;
 
+/// What it takes to pin a GiB on small pages, and to release it later (H200, driver 580).
+const PIN_PER_GIB: Nanos = Nanos(37_000_000 + 17_000_000);
+/// Earlier copies of the same memory from which on it may be pinned: of two it is not known yet that a third follows.
+const REPEATED: u32 = 2;
 /// Links of one copy at most: its own, and those of three other GPUs. With a fifth, memory was the limit on an H200 node.
 pub const LINKS_MAX: u32 = 4;
 /// Sizes of one case whose choice is remembered: to choose takes about a microsecond, to remember a twentieth of it.
@@ -84,6 +89,17 @@ pub struct CopySituation {
     pub window: Option<WindowMapping>,
     /// The thread that makes the copy has a real-time class.
     pub realtime: bool,
+    /// What is known of earlier copies of the same memory, where it could be kept pinned.
+    pub repeats: Option<Repeats>,
+}
+
+/// Earlier copies of memory that can be kept pinned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Repeats {
+    /// How often these bytes were copied before.
+    pub before: u32,
+    /// Whether they are pinned.
+    pub is_pinned: bool,
 }
 
 /// A situation in which choices differ by size only.
@@ -117,6 +133,8 @@ pub enum ChoiceReason {
     Learnt,
     /// It is tried, to learn what it takes.
     Trial,
+    /// The memory was copied so often that keeping it pinned pays.
+    Repeated,
     /// This method was slower than the driver the last times.
     Slower(Method),
     /// This method could not be used.
@@ -134,6 +152,7 @@ impl fmt::Display for ChoiceReason {
             Self::BuiltIn => f.write_str("least by built-in figures"),
             Self::Learnt => f.write_str("least by what copies took"),
             Self::Trial => f.write_str("tried, to learn what it takes"),
+            Self::Repeated => f.write_str("the memory is copied again and again"),
             Self::Slower(method) => write!(f, "`{method}` was slower than the driver the last times"),
             Self::Absent(method) => write!(f, "`{method}` could not be used"),
         }
@@ -327,6 +346,9 @@ impl Chooser {
         };
         let case = self.case(situation, memory);
         let choice = self.pick(case, bytes);
+        if situation.repeats.is_some_and(|repeats| self.pays_to_pin(&choice, repeats, situation.realtime)) {
+            return Ok(CopyChoice::of(Some(case), bytes, Method::PinnedOnce, ChoiceReason::Repeated));
+        }
         if self.learns(case, bytes, choice.method) {
             return Ok(self.taught(case, bytes));
         }
@@ -341,6 +363,27 @@ impl Chooser {
             return Ok(CopyChoice { judged, instead_of: Some(choice.method), ..by_driver });
         }
         Ok(CopyChoice { judged, ..choice })
+    }
+
+    /// Whether a copy goes by `pinned-once` where it would otherwise go by `choice`: as many copies as there were before are expected to follow,
+    /// and pinning takes less of the CPUs than these.
+    fn pays_to_pin(&self, choice: &CopyChoice, repeats: Repeats, realtime: bool) -> bool {
+        let Some(case) = choice.case.filter(|_| !self.absent.contains(&Method::PinnedOnce)) else { return false };
+        let abilities = Method::PinnedOnce.abilities();
+        if !abilities.memory.contains(&case.memory) || !abilities.measures(case.direction, choice.bytes) {
+            return false;
+        }
+        if repeats.is_pinned {
+            return true;
+        }
+        let Some(each) = choice.predicted.filter(|_| repeats.before >= REPEATED && !realtime) else {
+            return false;
+        };
+        let threads = choice.tuning.map_or(1, |tuning| tuning.threads);
+        let saved = u128::from(each.0) * u128::from(threads) * u128::from(repeats.before);
+        let pinning = (u128::from(choice.bytes.0) * u128::from(PIN_PER_GIB.0)) >> 30;
+        let dma = self.predicted(None, Method::Dma, case.direction, HostMemory::Pinned, choice.bytes);
+        pinning <= saved && dma.is_none_or(|dma| dma <= each)
     }
 
     /// By the method that the caller named.
@@ -371,14 +414,14 @@ impl Chooser {
         let kind = LearntKind { direction: case.direction, memory: case.memory };
         let alone = self.under_way == 0;
         self.under_way += 1;
-        let advice = self.learner.as_mut().expect("rule 3 holds where there is one").handle_copy(kind, bytes);
+        let advice = self.learner.as_mut().expect("rule 4 holds where there is one").handle_copy(kind, bytes);
         let reason = if advice.trial { ChoiceReason::Trial } else { ChoiceReason::Learnt };
         let tuning = advice.tuning.map(|tuning| self.within(tuning, case.active));
         let learnt = Some(Lesson { kind, advice, alone });
         CopyChoice { tuning, learnt, ..CopyChoice::of(Some(case), bytes, advice.method(), reason) }
     }
 
-    /// Whether rule 3 decides, where rule 2 says `method`.
+    /// Whether rule 4 decides, where rule 2 says `method`.
     fn learns(&self, case: Case, bytes: Bytes, method: Method) -> bool {
         self.learner.is_some()
             && bytes >= NodeClass::LEAST
@@ -413,7 +456,9 @@ impl Chooser {
                 CopyChoice { reason: ChoiceReason::Absent(tried), ..self.pick(case, choice.bytes) }
             }
             // Staging needs no page of the caller's pinned.
-            _ if tried == Method::Pinning && choice.instead_of.is_none() => by(Method::Staged),
+            _ if matches!(tried, Method::Pinning | Method::PinnedOnce) && choice.instead_of.is_none() => {
+                by(Method::Staged)
+            }
             _ => by(Method::Pageable),
         };
         // What has failed in this copy would fail again, for ever.

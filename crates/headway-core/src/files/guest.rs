@@ -57,6 +57,8 @@ pub struct GuestOptions {
     pub verify: bool,
     /// Whether the guest neither tells other guests of its bulk copies nor asks for theirs.
     pub alone: bool,
+    /// How many bytes of the program's own memory may be kept pinned, so that copies of it need no thread; 0 = none.
+    pub pin_once: Bytes,
     /// Whether nothing that was learnt of copies is read from the user's cache folder, or kept there.
     pub no_cache: bool,
 }
@@ -91,6 +93,9 @@ impl fmt::Display for GuestOptions {
             (true, false) => ",fast",
             (true, true) => ",fast=always",
         })?;
+        if self.pin_once != Bytes(0) {
+            write!(f, ",pin-once={}", self.pin_once.0)?;
+        }
         f.write_str(if self.stats { ",stats" } else { "" })?;
         f.write_str(if self.lint { ",lint" } else { "" })?;
         f.write_str(if self.verify { ",verify" } else { "" })?;
@@ -118,6 +123,7 @@ impl FromStr for GuestOptions {
                 ("flow", "normal") => options.class = GuestClass::Normal,
                 ("fast", "") => options.fast = true,
                 ("fast", "always") => (options.fast, options.always_fast) = (true, true),
+                ("pin-once", bytes) => options.pin_once = Bytes(bytes.parse().map_err(|_| unknown())?),
                 ("stats", "") => options.stats = true,
                 ("lint", "") => options.lint = true,
                 ("verify", "") => options.verify = true,
@@ -144,8 +150,20 @@ mod tests {
                     let [fast, stats, alone, lint, verify, no_cache, always] =
                         [1, 2, 4, 8, 16, 32, 64].map(|bit| bits & bit != 0);
                     let always_fast = fast && always;
-                    let options =
-                        GuestOptions { fast, always_fast, aside, chunk, class, stats, lint, verify, alone, no_cache };
+                    let pin_once = Bytes(if stats { 5 << 30 } else { 0 });
+                    let options = GuestOptions {
+                        fast,
+                        always_fast,
+                        aside,
+                        chunk,
+                        class,
+                        pin_once,
+                        stats,
+                        lint,
+                        verify,
+                        alone,
+                        no_cache,
+                    };
                     assert_eq!(options.to_string().parse(), Ok(options));
                 }
             }
@@ -154,7 +172,9 @@ mod tests {
 
     #[test]
     fn unknown_words_and_tiny_chunks_are_refused() {
-        for text in ["aside=sometimes", "chunk=1", "chunk=", "faster", "fast=never", "flow=urgent", "stats=1"] {
+        for text in
+            ["aside=sometimes", "chunk=1", "chunk=", "faster", "fast=never", "flow=urgent", "stats=1", "pin-once"]
+        {
             assert_eq!(text.parse::<GuestOptions>(), Err(GuestOptionError { word: text.to_owned() }));
         }
     }

@@ -116,6 +116,8 @@ pub enum Host {
 pub enum Became {
     /// Several threads, through page-locked memory.
     Fast,
+    /// The engine, from or to memory of the program's own that Headway keeps page-locked.
+    PinnedOnce,
     /// A kernel in the copy's own stream.
     Aside,
     /// The driver, in chunks.
@@ -132,6 +134,7 @@ impl Became {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fast => "fast",
+            Self::PinnedOnce => "pinned once",
             Self::Aside => "aside",
             Self::Chunks => "chunks",
             Self::PassedOn => "passed on",

@@ -73,6 +73,7 @@ impl Whole {
                 granted: bulk && copy.granted,
                 window: copy.window,
                 realtime: false,
+                repeats: None,
             };
             match self.chooser.choose(MethodWanted::Auto, &situation) {
                 Ok(choice) => return (asked, choice),

@@ -69,6 +69,8 @@ pub(crate) const OBSERVED: u32 = 4;
 pub(crate) const ALWAYS: u32 = 8;
 /// Other programs may copy in bulk.
 pub(crate) const NEIGHBOURS: u32 = 16;
+/// Memory of the program may be pinned, of which the driver must not make a copy by itself.
+pub(crate) const PINS: u32 = 32;
 
 /// Copies out of a GPU of this size and more are looked at in any case.
 static LARGE: AtomicUsize = AtomicUsize::new(usize::MAX);

@@ -71,6 +71,8 @@ functions! {
     cuLaunchKernel,
     cuMemHostAlloc,
     cuMemHostGetDevicePointer_v2,
+    cuMemHostRegister_v2,
+    cuMemHostUnregister,
     cuMemcpyDtoHAsync_v2,
     cuMemcpyHtoDAsync_v2,
     cuModuleGetFunction,
@@ -262,6 +264,25 @@ pub(crate) fn uuid(driver: &Driver, device: c_int) -> Option<[u8; 16]> {
 pub(crate) fn synchronize(driver: &Driver, stream: Stream) -> Status {
     // SAFETY: the stream is the caller's, which uses it in this call.
     unsafe { (driver.cuStreamSynchronize)(handle(stream)) }
+}
+
+/// Waits as the driver does before it copies ordinary memory: until the stream has passed what was queued before.
+pub(crate) fn wait(driver: &Driver, stream: Stream) -> bool {
+    if stream == STREAM_LEGACY {
+        // An event in the legacy stream is behind the work of all streams that wait for that stream.
+        let mut event = null_mut();
+        // SAFETY: `event` is valid for the call to write; event and stream are of the current context.
+        unsafe {
+            if (driver.cuEventCreate)(&raw mut event, EVENT_WITHOUT_TIME) != SUCCESS {
+                return false;
+            }
+            let recorded = (driver.cuEventRecord)(event, handle(stream)) == SUCCESS;
+            let waited = recorded && (driver.cuEventSynchronize)(event) == SUCCESS;
+            (driver.cuEventDestroy_v2)(event);
+            return waited;
+        }
+    }
+    synchronize(driver, stream) == SUCCESS
 }
 
 /// Makes `context` current on this thread again.

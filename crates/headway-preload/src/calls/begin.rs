@@ -5,9 +5,9 @@ use std::ffi::{CStr, c_int};
 use headway::guest::board::Board;
 use headway_core::files::guest::{AsideMode, GuestOptions, VARIABLE};
 
-use crate::base::attention::{self, ALWAYS, NEIGHBOURS, OBSERVED, variable};
-use crate::base::driver;
+use crate::base::attention::{self, ALWAYS, NEIGHBOURS, OBSERVED, PINS, variable};
 use crate::base::print::print;
+use crate::base::{driver, pins};
 use crate::observers;
 
 /// From this version of the driver on signatures are not known, and everything is passed on.
@@ -38,6 +38,11 @@ pub(crate) fn begin(copies: Vec<&'static CStr>) {
     let mut reasons = 0;
     if observers::begin(options, copies) {
         reasons |= OBSERVED;
+    }
+    // A copy of a pinned range that Headway does not look at would see page-locked memory.
+    if options.fast && options.pin_once.0 > 0 {
+        pins::begin();
+        reasons |= PINS;
     }
     if options.aside == AsideMode::Always {
         reasons |= ALWAYS;

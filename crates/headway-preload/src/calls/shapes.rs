@@ -8,6 +8,7 @@ use headway_core::files::guest_log::Call;
 
 use crate::base::copy::Copy;
 use crate::base::driver::{DevicePtr, Status, Stream};
+use crate::base::pins;
 use crate::decide::{self, pass_on};
 use crate::observers::Passed;
 
@@ -142,6 +143,9 @@ pub(crate) unsafe fn space(shape: *const Space, stream: Stream, waits: bool, rea
 fn copy(shape: Option<Space>, stream: Stream, waits: bool, real: impl FnOnce() -> Status) -> Status {
     let Some(shape) = shape else { return real() };
     let Some(Linear { from, to, bytes }) = shape.linear() else {
+        if [shape.from.kind, shape.to.kind].iter().any(|kind| [HOST, UNIFIED].contains(kind)) {
+            pins::give_up_all();
+        }
         let bytes = shape.width.saturating_mul(shape.height).saturating_mul(shape.depth);
         return pass_on(Passed::Rows, bytes, real);
     };
@@ -151,7 +155,10 @@ fn copy(shape: Option<Space>, stream: Stream, waits: bool, real: impl FnOnce() -
         (DEVICE, HOST, true) => Call::Out,
         (DEVICE, HOST, false) => Call::OutAsync,
         (DEVICE, DEVICE, _) => return pass_on(Passed::Within, bytes, real),
-        (HOST, HOST, _) => return real(),
+        (HOST, HOST, _) => {
+            pins::give_up_all();
+            return real();
+        }
         (_, _, true) => Call::Any,
         (_, _, false) => Call::AnyAsync,
     };

@@ -1,22 +1,22 @@
 //! The functions that replace the driver's, each under the driver's name, and the table of them.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicPtr;
 
 use headway_core::files::guest_log::Call;
 
-use crate::base::context;
 use crate::base::copy::Copy;
 use crate::base::driver::{
     Context, DevicePtr, NOT_INITIALIZED, STREAM_LEGACY, STREAM_PER_THREAD, SUCCESS, Status, Stream,
 };
+use crate::base::{context, pins};
 use crate::calls::begin::UNKNOWN;
 use crate::calls::replaced::{Replaced, Table};
 use crate::calls::shapes::{self, Plane, Space};
 use crate::decide::{self, batch, pass_on};
 use crate::methods::batch::{Attributes, Batch, Lists};
-use crate::methods::fast;
+use crate::methods::{fast, pinned};
 use crate::observers::Passed;
 
 /// A stream by a handle that means the same in every function: 0 is the default stream of the function that was called.
@@ -26,10 +26,27 @@ const fn named(stream: Stream, default: Stream) -> Stream {
 
 /// Makes a call that may destroy something, and drops what Headway keeps for that, also what another thread made meanwhile.
 fn destroying(forget: impl Fn(), real: impl FnOnce() -> Status) -> Status {
+    pinned::release_all();
     forget();
     let status = real();
     forget();
     status
+}
+
+/// Makes a call that may see pinned memory, which is ordinary memory then.
+fn unpinned(end_pins: impl FnOnce(), real: impl FnOnce() -> Status) -> Status {
+    end_pins();
+    real()
+}
+
+/// A node of a graph, of the kind that `what` begins with: a copy is made when no call tells.
+fn pins_and_node(what: *const c_int) {
+    /// `CU_GRAPH_NODE_TYPE_MEMCPY`.
+    const COPIES: c_int = 1;
+    // SAFETY: the driver reads it, too.
+    if !what.is_null() && unsafe { what.read_unaligned() } == COPIES {
+        pins::stop();
+    }
 }
 
 /// Drops what Headway keeps for the primary context of a device.
@@ -103,6 +120,7 @@ macro_rules! function {
             };
             // SAFETY: the caller's arguments are passed on as they are.
             let $real = move || unsafe { function($($argument),*) };
+            let _call = pins::enter();
             $(let $function = function;)?
             let $default = $default_stream;
             $body
@@ -281,6 +299,117 @@ replaced! {
         // SAFETY: the attributes are the caller's, or ours for the caller's copy; the driver reads them, too.
         unsafe { batch::copy_one(copy, attributes, |attributes| function(to, from, bytes, attributes, stream)) }
     };
+
+    /// The program asks what an address is: memory that only Headway has page-locked is ordinary.
+    cuPointerGetAttribute: c"cuPointerGetAttribute" from 4_000 until UNKNOWN;
+    fn(value: *mut c_void, attribute: c_int, address: DevicePtr) by(real, default, function)
+        // SAFETY: the caller's arguments, or the address of a byte that is there.
+        unsafe { function(value, attribute, pins::ordinary_instead(address)) };
+
+    /// `cuPointerGetAttribute` for several at once.
+    cuPointerGetAttributes: c"cuPointerGetAttributes" from 7_000 until UNKNOWN;
+    fn(count: c_uint, attributes: *mut c_int, values: *mut *mut c_void, address: DevicePtr) by(real, default, function)
+        // SAFETY: the caller's arguments, or the address of a byte that is there.
+        unsafe { function(count, attributes, values, pins::ordinary_instead(address)) };
+
+    /// Sets what an address is.
+    cuPointerSetAttribute: c"cuPointerSetAttribute" from 6_000 until UNKNOWN;
+    fn(value: *const c_void, attribute: c_int, address: DevicePtr) by(real, default) unpinned(|| pins::asked(address as *const c_void), real);
+
+    /// The program page-locks memory itself.
+    cuMemHostRegister_v2: c"cuMemHostRegister" from 6_050 until UNKNOWN;
+    fn(start: *mut c_void, bytes: usize, flags: c_uint) by(real, default) unpinned(|| pins::keep_out(start, bytes), real);
+
+    /// `cuMemHostRegister` of the first drivers.
+    cuMemHostRegister: c"cuMemHostRegister" from 4_000 until 6_050;
+    fn(start: *mut c_void, bytes: usize, flags: c_uint) by(real, default) unpinned(|| pins::keep_out(start, bytes), real);
+
+    /// It releases memory that it has page-locked.
+    cuMemHostUnregister: c"cuMemHostUnregister" from 4_000 until UNKNOWN;
+    fn(start: *mut c_void) by(real, default) unpinned(|| pins::asked(start), real);
+
+    /// Memory that the driver has allocated is freed.
+    cuMemFreeHost: c"cuMemFreeHost" from 2_000 until UNKNOWN;
+    fn(start: *mut c_void) by(real, default) unpinned(|| pins::asked(start), real);
+
+    /// Where a GPU sees page-locked memory.
+    cuMemHostGetDevicePointer_v2: c"cuMemHostGetDevicePointer" from 3_020 until UNKNOWN;
+    fn(place: *mut DevicePtr, start: *mut c_void, flags: c_uint) by(real, default) unpinned(|| pins::asked(start), real);
+
+    /// How memory was page-locked.
+    cuMemHostGetFlags: c"cuMemHostGetFlags" from 2_030 until UNKNOWN;
+    fn(place: *mut c_uint, start: *mut c_void) by(real, default) unpinned(|| pins::asked(start), real);
+
+    /// The range that an address belongs to.
+    cuMemGetAddressRange_v2: c"cuMemGetAddressRange" from 3_020 until UNKNOWN;
+    fn(start: *mut DevicePtr, bytes: *mut usize, address: DevicePtr) by(real, default) unpinned(|| pins::asked(address as *const c_void), real);
+
+    /// Copies into an array, and waits.
+    cuMemcpyHtoA_v2: c"cuMemcpyHtoA" from 3_020 until UNKNOWN, or cuMemcpyHtoA_v2_ptds from 7_000;
+    fn(array: usize, offset: usize, from: *const c_void, bytes: usize) by(real, default) unpinned(|| pins::give_up(from, bytes), real);
+
+    /// `cuMemcpyHtoA` in the order of a stream.
+    cuMemcpyHtoAAsync_v2: c"cuMemcpyHtoAAsync" from 3_020 until UNKNOWN, or cuMemcpyHtoAAsync_v2_ptsz from 7_000;
+    fn(array: usize, offset: usize, from: *const c_void, bytes: usize, stream: Stream) by(real, default)
+        unpinned(|| pins::give_up(from, bytes), real);
+
+    /// Copies out of an array, and waits.
+    cuMemcpyAtoH_v2: c"cuMemcpyAtoH" from 3_020 until UNKNOWN, or cuMemcpyAtoH_v2_ptds from 7_000;
+    fn(to: *mut c_void, array: usize, offset: usize, bytes: usize) by(real, default) unpinned(|| pins::give_up(to, bytes), real);
+
+    /// `cuMemcpyAtoH` in the order of a stream.
+    cuMemcpyAtoHAsync_v2: c"cuMemcpyAtoHAsync" from 3_020 until UNKNOWN, or cuMemcpyAtoHAsync_v2_ptsz from 7_000;
+    fn(to: *mut c_void, array: usize, offset: usize, bytes: usize, stream: Stream) by(real, default) unpinned(|| pins::give_up(to, bytes), real);
+
+    /// Copies planes between contexts, and waits.
+    cuMemcpy3DPeer: c"cuMemcpy3DPeer" from 4_000 until UNKNOWN, or cuMemcpy3DPeer_ptds from 7_000;
+    fn(shape: *const c_void) by(real, default) unpinned(pins::give_up_all, real);
+
+    /// `cuMemcpy3DPeer` in the order of a stream.
+    cuMemcpy3DPeerAsync: c"cuMemcpy3DPeerAsync" from 4_000 until UNKNOWN, or cuMemcpy3DPeerAsync_ptsz from 7_000;
+    fn(shape: *const c_void, stream: Stream) by(real, default) unpinned(pins::give_up_all, real);
+
+    /// Many copies of planes in one call, as CUDA 12.8 has them.
+    cuMemcpy3DBatchAsync: c"cuMemcpy3DBatchAsync" from 12_080 until 13_000, or cuMemcpy3DBatchAsync_ptsz from 12_080;
+    fn(count: usize, list: *const c_void, failed: *mut usize, flags: u64, stream: Stream) by(real, default) unpinned(pins::give_up_all, real);
+
+    /// `cuMemcpy3DBatchAsync` of CUDA 13.
+    cuMemcpy3DBatchAsync_v2: c"cuMemcpy3DBatchAsync" from 13_000 until UNKNOWN, or cuMemcpy3DBatchAsync_v2_ptsz from 13_000;
+    fn(count: usize, list: *const c_void, flags: u64, stream: Stream) by(real, default) unpinned(pins::give_up_all, real);
+
+    /// A copy of planes with attributes.
+    cuMemcpy3DWithAttributesAsync: c"cuMemcpy3DWithAttributesAsync" from 13_020 until UNKNOWN, or cuMemcpy3DWithAttributesAsync_ptsz from 13_020;
+    fn(list: *const c_void, flags: u64, stream: Stream) by(real, default) unpinned(pins::give_up_all, real);
+
+    /// A graph gets a copy, which is made when no call tells: nothing is pinned any more. Copies that are captured come as copies.
+    cuGraphAddMemcpyNode: c"cuGraphAddMemcpyNode" from 10_000 until UNKNOWN;
+    fn(node: *mut usize, graph: usize, after: *const usize, count: usize, shape: *const c_void, context: Context) by(real, default)
+        unpinned(pins::stop, real);
+
+    /// A copy in a graph is changed.
+    cuGraphMemcpyNodeSetParams: c"cuGraphMemcpyNodeSetParams" from 10_000 until UNKNOWN;
+    fn(node: usize, shape: *const c_void) by(real, default) unpinned(pins::stop, real);
+
+    /// A copy in a graph that is ready is changed.
+    cuGraphExecMemcpyNodeSetParams: c"cuGraphExecMemcpyNodeSetParams" from 10_020 until UNKNOWN;
+    fn(graph: usize, node: usize, shape: *const c_void, context: Context) by(real, default) unpinned(pins::stop, real);
+
+    /// A graph gets a node of any kind.
+    cuGraphAddNode: c"cuGraphAddNode" from 12_020 until 13_000;
+    fn(node: *mut usize, graph: usize, after: *const usize, count: usize, what: *mut c_int) by(real, default) unpinned(|| pins_and_node(what), real);
+
+    /// The same with data of the edges.
+    cuGraphAddNode_v2: c"cuGraphAddNode" from 13_000 until UNKNOWN;
+    fn(node: *mut usize, graph: usize, after: *const usize, edges: *const c_void, count: usize, what: *mut c_int) by(real, default)
+        unpinned(|| pins_and_node(what), real);
+
+    /// A node is changed.
+    cuGraphNodeSetParams: c"cuGraphNodeSetParams" from 12_020 until UNKNOWN;
+    fn(node: usize, what: *mut c_int) by(real, default) unpinned(|| pins_and_node(what), real);
+
+    /// A node of a graph that is ready is changed.
+    cuGraphExecNodeSetParams: c"cuGraphExecNodeSetParams" from 12_020 until UNKNOWN;
+    fn(graph: usize, node: usize, what: *mut c_int) by(real, default) unpinned(|| pins_and_node(what), real);
 
     /// A stream is destroyed, and its handle may be given again.
     cuStreamDestroy_v2: c"cuStreamDestroy" from 4_000 until UNKNOWN;

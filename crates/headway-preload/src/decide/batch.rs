@@ -15,6 +15,7 @@ use crate::base::attention;
 use crate::base::context;
 use crate::base::copy::{Copy, Made};
 use crate::base::driver::{self, DevicePtr, Driver, GRANULE, Relaxed, STREAM_PER_THREAD, SUCCESS, Status, Stream};
+use crate::base::pins;
 use crate::decide;
 use crate::methods::batch::{Attributes, Batch, Lists, Piece, bytes_of};
 use crate::methods::chunks;
@@ -34,11 +35,13 @@ pub(crate) unsafe fn copy_one(
 ) -> Status {
     // The driver refuses the legacy default stream.
     if attributes.is_null() || copy.bytes == 0 || copy.stream <= STREAM_PER_THREAD || !attention::looks_at(copy.bytes) {
+        decide::give_up_both(copy);
         return real(attributes);
     }
     // SAFETY: by this function's contract.
     let known = unsafe { attributes.read_unaligned() };
     if !known.are_known() {
+        decide::give_up_both(copy);
         return real(attributes);
     }
     decide::copy(copy, || {
@@ -54,10 +57,14 @@ pub(crate) unsafe fn copy_one(
 pub(crate) unsafe fn copy(batch: &Batch<impl Fn(&Lists, *mut usize) -> Status>) -> Status {
     // The driver refuses the legacy default stream.
     if batch.stream <= STREAM_PER_THREAD || !attention::looks_at(usize::MAX) {
+        pins::give_up_all();
         return batch.pass_on();
     }
     // SAFETY: by this function's contract.
-    let Some(mut pieces) = (unsafe { batch.pieces() }) else { return batch.pass_on() };
+    let Some(mut pieces) = (unsafe { batch.pieces() }) else {
+        pins::give_up_all();
+        return batch.pass_on();
+    };
     if let [piece] = pieces[..] {
         return decide::copy(piece.copy, || batch.send(&pieces));
     }

@@ -16,11 +16,12 @@ use headway::copy::{
 use headway::machine::EndpointId;
 use headway::units::{Bytes, Nanos};
 use headway_core::decisions::chooser::CopyAbsence;
-use headway_core::files::guest_log::{Call, DriverReason, Host, Towards};
+use headway_core::files::guest_log::{Became, Call, DriverReason, Host, Towards};
 
 use crate::base::copy::{Copy, Made};
-use crate::base::driver::{self, Driver, Relaxed, STREAM_LEGACY, SUCCESS, Status, Stream};
-use crate::base::{attention, stack, symbols};
+use crate::base::driver::{self, Driver, Relaxed, SUCCESS, Status, Stream};
+use crate::base::{attention, pins, stack, symbols};
+use crate::methods::pinned;
 use crate::observers::{Event, tell};
 
 /// Like the driver, a guest waits without end for a busy GPU: a copy that was given up could still write.
@@ -55,7 +56,7 @@ struct Gpu {
 
 /// What becomes of a copy.
 pub(crate) enum Answer {
-    Made,
+    Made(Became),
     /// The driver makes it from the start. Its time is measured where the choice can learn from it.
     Left(DriverReason, Option<Timing>),
 }
@@ -71,7 +72,7 @@ pub(crate) struct Timing {
 impl Timing {
     /// The driver's call has returned.
     pub(crate) fn end(self, driver: &Driver, status: Status) {
-        if status == SUCCESS && self.stream.is_none_or(|stream| wait(driver, stream)) {
+        if status == SUCCESS && self.stream.is_none_or(|stream| driver::wait(driver, stream)) {
             let time = Nanos(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX));
             self.chosen.ended(CopyTook { time, cpu: None });
             tell(Event::Timed);
@@ -185,25 +186,6 @@ pub(crate) fn forget_device(device: c_int) {
     drop(gone);
 }
 
-/// Waits as the driver does before it copies ordinary memory: until the stream has passed what was queued before.
-fn wait(driver: &Driver, stream: Stream) -> bool {
-    if stream == STREAM_LEGACY {
-        // An event in the legacy stream is behind the work of all streams that wait for that stream.
-        let mut event = std::ptr::null_mut();
-        // SAFETY: `event` is valid for the call to write; event and stream are of the current context.
-        unsafe {
-            if (driver.cuEventCreate)(&raw mut event, driver::EVENT_WITHOUT_TIME) != SUCCESS {
-                return false;
-            }
-            let recorded = (driver.cuEventRecord)(event, driver::handle(stream)) == SUCCESS;
-            let waited = recorded && (driver.cuEventSynchronize)(event) == SUCCESS;
-            (driver.cuEventDestroy_v2)(event);
-            return waited;
-        }
-    }
-    driver::synchronize(driver, stream) == SUCCESS
-}
-
 /// Makes `copy`, whose direction is known, by the best known method, unless that is the driver's, and notes what the host's end is once
 /// that is known.
 pub(crate) fn copy(driver: &Driver, copy: Copy, made: &mut Made) -> Answer {
@@ -218,7 +200,9 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, made: &mut Made) -> Answer {
     if !may_wait(driver, copy) {
         return Answer::Left(DriverReason::StreamBusy, None);
     }
-    if !driver::is_ordinary(driver, copy.host(), copy.bytes) {
+    let repeats = pins::repeats(copy.host(), copy.bytes);
+    let is_pinned = repeats.is_some_and(|repeats| repeats.is_pinned);
+    if !is_pinned && !driver::is_ordinary(driver, copy.host(), copy.bytes) {
         made.host = Host::KnownToDriver;
         return Answer::Left(DriverReason::NotOrdinary, None);
     }
@@ -228,12 +212,23 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, made: &mut Made) -> Answer {
     // SAFETY: the bytes are only asked about, not read; the guest keeps them while its call lasts.
     let host = unsafe { std::slice::from_raw_parts(copy.host().cast::<u8>(), copy.bytes) };
     let direction = if copy.towards == Towards::Out { Direction::D2h } else { Direction::H2d };
-    let chosen = chooser.choose_ordinary(direction, host);
+    let mut chosen = chooser.choose_ordinary(direction, host, repeats);
     tell(Event::Chosen(chosen.choice().reason));
+    if chosen.choice().method == Method::PinnedOnce {
+        match pinned::copy(driver, copy, device) {
+            Ok(()) => {
+                tell(Event::MadePinned(copy, start.elapsed()));
+                return Answer::Made(Became::PinnedOnce);
+            }
+            // It may have to be made by the driver, which is to see ordinary memory.
+            Err(why @ (DriverReason::Failed | DriverReason::NotOnGpu)) => return Answer::Left(why, None),
+            Err(_) => chosen = chooser.choose_ordinary(direction, host, None),
+        }
+    }
     if chosen.choice().method == Method::Pageable {
         // What the stream was given before is no part of the copy.
         let stream = may_return_at_once(copy).then_some(copy.stream);
-        let timed = chosen.choice().is_timed() && wait(driver, copy.stream);
+        let timed = chosen.choice().is_timed() && driver::wait(driver, copy.stream);
         return Answer::Left(
             DriverReason::DriverFastest,
             timed.then(|| Timing { chosen, start: Instant::now(), stream }),
@@ -242,7 +237,7 @@ pub(crate) fn copy(driver: &Driver, copy: Copy, made: &mut Made) -> Answer {
     match staged(driver, copy, device, chosen) {
         Ok(()) => {
             tell(Event::MadeByThreads(copy, start.elapsed()));
-            Answer::Made
+            Answer::Made(Became::Fast)
         }
         Err(why) => Answer::Left(why, None),
     }
@@ -257,7 +252,7 @@ fn staged(driver: &Driver, copy: Copy, device: c_int, mut chosen: ChosenCopy<'_>
     if !driver::on_device(driver, copy.there(), copy.bytes, device) {
         return Err(DriverReason::NotOnGpu);
     }
-    if !wait(driver, copy.stream) {
+    if !driver::wait(driver, copy.stream) {
         return Err(DriverReason::Failed);
     }
     // SAFETY: the driver knows the range as plain memory of this GPU. The guest keeps both ends while its call lasts, as for the

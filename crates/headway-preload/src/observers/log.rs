@@ -53,7 +53,7 @@ struct Count {
 
 const CALLS: [Call; 8] =
     [Call::In, Call::InAsync, Call::Out, Call::OutAsync, Call::Any, Call::AnyAsync, Call::Batch, Call::Attributes];
-const BECAME: [Became; 4] = [Became::Fast, Became::Aside, Became::Chunks, Became::PassedOn];
+const BECAME: [Became; 5] = [Became::Fast, Became::PinnedOnce, Became::Aside, Became::Chunks, Became::PassedOn];
 
 struct Log {
     file: c_int,

@@ -3,12 +3,13 @@
 use std::ffi::c_int;
 use std::fmt::{self, Write};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use headway_core::decisions::chooser::ChoiceReason;
 use headway_core::files::guest_log::{Became, Call, DriverReason, SIZES, Towards, size_class};
 
 use crate::base::attention;
+use crate::base::pins;
 use crate::base::print::print_bytes;
 use crate::observers::{Accelerated, Event, Passed};
 
@@ -51,6 +52,9 @@ static ASKED: [[Count; SIZES.len()]; CALLS.len()] = [const { [const { Count::non
 static PASSED_ON: [Count; PASSED.len()] = [const { Count::none() }; PASSED.len()];
 /// What was made by several threads: into a GPU and out of it.
 static BY_THREADS: [Count; 2] = [const { Count::none() }; 2];
+/// What was made of memory that is kept page-locked.
+static BY_PINS: [Count; 2] = [const { Count::none() }; 2];
+static BY_PINS_NS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static BY_THREADS_NS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 /// What the choices for the first GPU began with.
@@ -83,10 +87,12 @@ pub(super) fn take(event: &Event<'_>) {
     let counter = match event {
         Event::Asked(copy) => return ASKED[copy.call as usize][size_class(copy.bytes as u64)].add(copy.bytes),
         Event::PassedOn(what, bytes) => return PASSED_ON[*what as usize].add(*bytes),
-        Event::MadeByThreads(copy, took) => {
+        Event::MadeByThreads(copy, took) | Event::MadePinned(copy, took) => {
+            let is_pinned = matches!(event, Event::MadePinned(..));
+            let (count, ns) = if is_pinned { (&BY_PINS, &BY_PINS_NS) } else { (&BY_THREADS, &BY_THREADS_NS) };
             let direction = usize::from(copy.towards == Towards::Out);
-            BY_THREADS_NS[direction].fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
-            return BY_THREADS[direction].add(copy.bytes);
+            ns[direction].fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+            return count[direction].add(copy.bytes);
         }
         Event::ChosenBy(basis) => {
             CHOSEN_BY.get_or_init(|| basis);
@@ -143,13 +149,37 @@ fn table(text: &mut Text) -> fmt::Result {
             writeln!(text, "  {name:<33} {copies:>10} copies {bytes:>16} bytes, passed on")?;
         }
     }
-    for (at, name) in ["into a GPU", "out of a GPU"].into_iter().enumerate() {
-        if let Some((copies, bytes)) = BY_THREADS[at].read() {
-            let rate = bytes as f64 / BY_THREADS_NS[at].load(Ordering::Relaxed).max(1) as f64;
-            writeln!(
-                text,
-                "  {copies:>10} copies of ordinary memory {name} by several threads: {bytes} bytes at {rate:.1} GB/s"
-            )?;
+    for (counts, times, how) in
+        [(&BY_THREADS, &BY_THREADS_NS, "by several threads"), (&BY_PINS, &BY_PINS_NS, "that is kept page-locked")]
+    {
+        for (at, name) in ["into a GPU", "out of a GPU"].into_iter().enumerate() {
+            if let Some((copies, bytes)) = counts[at].read() {
+                let rate = bytes as f64 / times[at].load(Ordering::Relaxed).max(1) as f64;
+                writeln!(
+                    text,
+                    "  {copies:>10} copies of ordinary memory {name} {how}: {bytes} bytes at {rate:.1} GB/s"
+                )?;
+            }
+        }
+    }
+    let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+    if count(&pins::PINNED) > 0 {
+        let (now, pinned, ended) = (count(&pins::BYTES), count(&pins::PINNED), count(&pins::ENDED));
+        writeln!(
+            text,
+            "  {pinned:>10} ranges were page-locked, {ended} of them released again; {now} bytes are page-locked now"
+        )?;
+    }
+    if let Some(why) = pins::ABSENT.get() {
+        writeln!(text, "  no more memory is page-locked: {why}")?;
+    }
+    for (name, ranges) in pins::Why::NAMES.iter().zip(&pins::RANGES).filter(|(_, ranges)| count(ranges) > 0) {
+        write!(text, "  {:>10} ranges {name}", count(ranges))?;
+        match pins::REFUSED_WITH.load(Ordering::Relaxed) {
+            status if *name == pins::Why::NAMES[pins::Why::Driver as usize] => {
+                writeln!(text, " (CUDA error {status})")?
+            }
+            _ => writeln!(text)?,
         }
     }
     if let Some(basis) = CHOSEN_BY.get() {

@@ -23,7 +23,7 @@ static ENGINES: [OnceLock<Option<[EngineActivity; 2]>>; DEVICES] = [const { Once
 #[inline]
 pub(super) fn copied(copy: Copy, made: &Made, status: Status) {
     let counts = copy.bytes >= COUNTED_MIN || made.became == Became::Aside;
-    if counts && made.became != Became::Fast {
+    if counts && !matches!(made.became, Became::Fast | Became::PinnedOnce) {
         tell(copy, made, copy.bytes, status);
     }
 }

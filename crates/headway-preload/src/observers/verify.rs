@@ -13,6 +13,7 @@ use headway_core::units::Bytes;
 use crate::base::attention;
 use crate::base::copy::Copy;
 use crate::base::driver::{self, Driver, Relaxed, SUCCESS, Status};
+use crate::base::pins;
 use crate::base::print::print;
 use crate::observers::{Accelerated, Event, log, unhooked};
 
@@ -107,6 +108,7 @@ fn different(driver: &Driver, copy: Copy, became: Became, first: usize) -> Statu
     if towards == Towards::Out {
         return SUCCESS;
     }
+    pins::give_up(host, bytes);
     // SAFETY: the guest's copy, in its stream. The driver has read ordinary memory when the call returns.
     unsafe { (driver.cuMemcpyHtoDAsync_v2)(there, host.cast_const().cast::<c_void>(), bytes, driver::handle(stream)) }
 }

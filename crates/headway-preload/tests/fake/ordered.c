@@ -5,15 +5,19 @@
  * step. Ordinary memory is copied in the call, behind what was queued. Contexts own their memory and streams; a forked child
  * gets "not initialised". Every copy is counted by the name of the call (fake_count), also those of Headway.
  *
- * FAKE_PIN_MAX=BYTES: as much memory may be page-locked. FAKE_VERSION=NUMBER: the driver's version.
+ * FAKE_PINS: what a program page-locks of its own memory are pages, not addresses, and that waits until nothing runs. FAKE_PIN_MAX=BYTES: as much memory may be page-locked. FAKE_VERSION=NUMBER: the driver's version.
+ * FAKE_REFUSES=STATUS: what a program gets that page-locks its own memory.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "pins.h"
 
 typedef int CUresult;
 typedef uint64_t CUdeviceptr;
@@ -22,7 +26,7 @@ typedef struct event *CUevent;
 typedef size_t CUcontext;
 enum {
     SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500,
-    NOT_READY = 600, CONTEXT_DESTROYED = 709, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_IMPLICIT = 906
+    NOT_READY = 600, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, CONTEXT_DESTROYED = 709, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_IMPLICIT = 906
 };
 enum { HOST = 1, DEVICE = 2, UNIFIED = 4 };
 enum { PRIMARY = 77 };
@@ -65,7 +69,7 @@ static CUresult state(void) {
 #define ALIVE do { CUresult alive = state(); if (alive) return alive; } while (0)
 
 /* Memory. */
-static struct range { uint64_t start; size_t bytes; int kind; CUcontext context; } ranges[8192];
+static struct range { uint64_t start; size_t bytes; int kind; CUcontext context; struct pins *pins; } ranges[8192];
 static int ranges_count;
 static size_t locked_bytes;
 static void range(void *start, size_t bytes, int kind) {
@@ -73,7 +77,7 @@ static void range(void *start, size_t bytes, int kind) {
         int i = 0;
         while (i < ranges_count && ranges[i].bytes) i++;
         if (i == ranges_count && i + 1 < (int)(sizeof ranges / sizeof *ranges)) ranges_count++;
-        ranges[i] = (struct range){(uint64_t)start, bytes, kind, current};
+        ranges[i] = (struct range){(uint64_t)start, bytes, kind, current, 0};
         if (kind == HOST) locked_bytes += bytes;
     }
 }
@@ -82,7 +86,8 @@ static int no_range(uint64_t start) {
     LOCKED for (int i = 0; i < ranges_count; i++)
         if (ranges[i].bytes && ranges[i].start == start) {
             if (ranges[i].kind == HOST) locked_bytes -= ranges[i].bytes;
-            ranges[i].bytes = 0, found = 1;
+            pins_end(ranges[i].pins);
+            ranges[i].bytes = 0, ranges[i].pins = 0, found = 1;
         }
     return found;
 }
@@ -92,6 +97,13 @@ static struct range covering(uint64_t start, size_t bytes) {
         if (ranges[i].bytes && start >= ranges[i].start && start + bytes <= ranges[i].start + ranges[i].bytes) found = ranges[i];
     return found;
 }
+/* As memmove, where page-locked memory is its pages. Behind the range lies nothing of it: who asked has seen to that. */
+static void moved(void *to, const void *from, size_t bytes) {
+    struct range there = covering((uint64_t)to, bytes), here = covering((uint64_t)from, bytes);
+    if (here.pins) LOCKED pins_read(here.pins, to, from, bytes);
+    else if (there.pins) LOCKED pins_write(there.pins, to, from, bytes);
+    else memmove(to, from, bytes);
+}
 static int may_lock(size_t bytes) {
     const char *max = getenv("FAKE_PIN_MAX");
     return !max || locked_bytes + bytes <= strtoul(max, 0, 0);
@@ -99,7 +111,7 @@ static int may_lock(size_t bytes) {
 
 /* Streams and events. */
 struct op { int kind; void *to; const void *from; size_t bytes; CUevent event; unsigned long mark; };
-enum { COPY, RECORD, WAIT, WRITE };
+enum { COPY, RECORD, WAIT, WRITE, UNTIL };
 struct stream {
     int joined; /* with the legacy default stream */
     CUcontext context;
@@ -130,8 +142,11 @@ static int known(CUstream stream) {
 }
 static void drain(CUstream stream);
 static void step(CUstream stream) {
-    struct op op = stream->ops[stream->first++];
-    if (op.kind == COPY) memmove(op.to, op.from, op.bytes);
+    struct op op = stream->ops[stream->first];
+    /* What waits for a thread of the program lets it in; who asked asks again. */
+    if (op.kind == UNTIL && *(volatile unsigned *)op.to < op.mark) { pthread_mutex_unlock(&lock), sched_yield(), pthread_mutex_lock(&lock); return; }
+    stream->first++;
+    if (op.kind == COPY) moved(op.to, op.from, op.bytes);
     if (op.kind == WRITE) *(volatile unsigned *)op.to = (unsigned)op.mark;
     if (op.kind == RECORD && op.event->reached < op.mark) op.event->reached = op.mark;
     if (op.kind == WAIT) while (op.event->reached < op.mark && op.event->where->first < op.event->where->end) step(op.event->where);
@@ -227,14 +242,24 @@ CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
     return SUCCESS;
 }
 CUresult cuMemFreeHost(void *address) { ALIVE; if (!no_range((uint64_t)address)) return INVALID_VALUE; free(address); return SUCCESS; }
+CUresult cuCtxSynchronize(void);
 CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) {
     (void)flags;
     ALIVE;
+    if (getenv("FAKE_REFUSES") && atoi(getenv("FAKE_REFUSES"))) return atoi(getenv("FAKE_REFUSES"));
+    if (getenv("FAKE_PINS")) cuCtxSynchronize();
     if (!may_lock(bytes)) return OUT_OF_MEMORY;
-    range(address, bytes, HOST);
+    uint64_t start = (uint64_t)address;
+    for (int i = 0; i < ranges_count; i++)
+        if (ranges[i].bytes && ranges[i].kind == HOST && ranges[i].start < start + bytes && start < ranges[i].start + ranges[i].bytes) return ALREADY_REGISTERED;
+    LOCKED {
+        range(address, bytes, HOST);
+        for (int i = 0; getenv("FAKE_PINS") && i < ranges_count; i++)
+            if (ranges[i].start == start && ranges[i].bytes == bytes) ranges[i].pins = pins_of(address, bytes);
+    }
     return SUCCESS;
 }
-CUresult cuMemHostUnregister(void *address) { ALIVE; return no_range((uint64_t)address) ? SUCCESS : INVALID_VALUE; }
+CUresult cuMemHostUnregister(void *address) { ALIVE; return no_range((uint64_t)address) ? SUCCESS : NOT_REGISTERED; }
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) { *free_bytes = *total = (size_t)1 << 30; return SUCCESS; }
 CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t bytes) { ALIVE; LOCKED { join(&legacy); drain(&legacy); } memset((void *)to, value, bytes); return SUCCESS; }
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *seen, void *address, unsigned flags) { (void)flags; *seen = (CUdeviceptr)address; return SUCCESS; }
@@ -251,6 +276,11 @@ CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **values, 
         default: return INVALID_VALUE;
     }
     return SUCCESS;
+}
+
+CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address) {
+    if (!covering(address, 1).kind) return INVALID_VALUE;
+    return cuPointerGetAttributes(1, &attribute, &value, address);
 }
 
 CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
@@ -328,6 +358,12 @@ CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, unsigned 
     LOCKED push(named(stream, 0), (struct op){.kind = WRITE, .to = (void *)address, .mark = value});
     return SUCCESS;
 }
+CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, unsigned value, unsigned flags) {
+    ALIVE;
+    if (covering(address, 4).kind == 0 || flags) return INVALID_VALUE;
+    LOCKED push(named(stream, 0), (struct op){.kind = UNTIL, .to = (void *)address, .mark = value});
+    return SUCCESS;
+}
 CUresult cuEventCreate(CUevent *event, unsigned flags) { (void)flags; ALIVE; *event = calloc(1, sizeof **event); return SUCCESS; }
 CUresult cuEventDestroy_v2(CUevent event) { (void)event; return SUCCESS; }
 CUresult cuEventRecord(CUevent event, CUstream stream) {
@@ -400,7 +436,7 @@ static CUresult copy(const char *name, void *to, const void *from, size_t bytes,
     }
     pthread_mutex_unlock(&lock);
     /* Ordinary memory may be of any kind: what it does to the caller happens without the lock. */
-    if (!status && bytes && (ordinary || waits)) memmove(to, from, bytes);
+    if (!status && bytes && (ordinary || waits)) moved(to, from, bytes);
     return status;
 }
 #define BOTH(name, suffix, arguments, call) CUresult name arguments { enum { PER_THREAD = 0 }; const char *called = #name; return call; } \

@@ -572,13 +572,14 @@ static void alarm_is_blocked(void) {
 static void signal_is_waited_for(void) {
     sigset_t awaited;
     int taken = 0;
-    block(SIGUSR1);
-    sigemptyset(&awaited), sigaddset(&awaited, SIGUSR1);
+    /* SIGUSR1 is what `--stats` answers. */
+    block(SIGUSR2);
+    sigemptyset(&awaited), sigaddset(&awaited, SIGUSR2);
     both_ways("before");
-    kill(getpid(), SIGUSR1);
+    kill(getpid(), SIGUSR2);
     both_ways("beside");
     sigwait(&awaited, &taken);
-    printf("taken: %d\n", taken == SIGUSR1);
+    printf("taken: %d\n", taken == SIGUSR2);
 }
 
 /* The smallest stack that a thread may have, and the stack of a signal handler. */
@@ -708,7 +709,257 @@ static void beside(void) {
     printf("beside: bytes %016llx\n", (unsigned long long)(sum + hash(bulk, LARGE)));
 }
 
+/*
+ * Memory that is copied again and again, so that it may be kept page-locked, and then becomes other memory. What a GPU gets and what the program
+ * finds must be what lies at the address at the time of the call.
+ */
+static unsigned char *repeated(unsigned seed) {
+    unsigned char *memory = fresh(LARGE);
+    pattern(memory, LARGE, seed);
+    for (int i = 0; i < 5; i++) must(in(device, memory, LARGE), "in");
+    return memory;
+}
+static void in_now(const char *what, unsigned char *memory, size_t bytes) {
+    must(fill(device, 0x11, LARGE), "cuMemsetD8");
+    said(what, in(device, memory, bytes));
+    on_gpu(what, device, LARGE);
+}
+static void map_at(void *address, size_t bytes) {
+    if (mmap(address, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != address) exit(3);
+}
+static void again_unmapped(void) {
+    for (unsigned round = 0; round < 3; round++) {
+        unsigned char *memory = repeated(round);
+        munmap(memory, LARGE);
+        map_at(memory, LARGE);
+        if (round == 0) in_now("of zeros", memory, LARGE);
+        if (round == 1) in_now("small, of zeros", memory + 8192, SMALL);
+        pattern(memory, LARGE, 50 + round);
+        in_now("mapped again", memory, LARGE);
+        must(fill(device, 0x22, LARGE), "cuMemsetD8");
+        said("out", out(memory, device, LARGE));
+        hashed("out", memory, LARGE);
+    }
+}
+static void again_in_part(void) {
+    unsigned char *memory = repeated(1);
+    map_at(memory + 2 * MIB, MIB);
+    in_now("in the middle", memory, LARGE);
+    memory = repeated(2);
+    map_at(memory, LARGE);
+    memory = repeated(3);
+    munmap(memory + LARGE / 4096 * 4096 - 4096, 8192);
+    in_now("without its end", memory, LARGE / 4096 * 4096 - 4096);
+}
+static void again_given_back(void) {
+    for (int how = 0; how < 2; how++) {
+        unsigned char *memory = repeated(4);
+        madvise(memory + 2 * MIB, 2 * MIB, how ? MADV_DONTNEED : MADV_FREE);
+        if (how) in_now("in part", memory, LARGE);
+        pattern(memory, LARGE, 5);
+        for (int i = 0; i < 5; i++) in_now("written again", memory, LARGE);
+    }
+}
+static void again_moved(void) {
+    unsigned char *memory = repeated(6), *there = fresh(2 * LARGE);
+    if (mremap(memory, LARGE, LARGE, MREMAP_MAYMOVE | MREMAP_FIXED, there) != there) exit(3);
+    map_at(memory, LARGE);
+    pattern(memory, LARGE, 7);
+    in_now("at the old place", memory, LARGE);
+    in_now("at the new place", there, LARGE);
+    for (int i = 0; i < 5; i++) must(in(device, there, LARGE), "in");
+    if (mremap(there, LARGE, MIB, 0) != there) exit(3);
+    in_now("what is left", there, MIB);
+    if (mremap(there, MIB, 3 * LARGE, MREMAP_MAYMOVE) == MAP_FAILED) exit(3);
+}
+static void again_small(void) {
+    unsigned char *memory = repeated(8);
+    said("small, queued", in_async(device, memory + 5000, SMALL, stream));
+    memset(memory, 0xee, LARGE);
+    said("wait", stream_sync(stream));
+    on_gpu("small", device, SMALL);
+    memory = repeated(9);
+    must(fill(device, 0x33, LARGE), "cuMemsetD8");
+    /* Our stream does not wait for the default one. */
+    must(stream_sync(0), "cuStreamSynchronize");
+    said("small out, queued", out_async(memory + 9000, device, SMALL, stream));
+    hashed("small out", memory, LARGE);
+    memory = repeated(10);
+    in_now("a part", memory + 4096 * 3 + 7, 2 * MIB);
+    in_now("across the end", memory + LARGE - SMALL, SMALL);
+}
+static void again_asked(void) {
+    CUresult (*attribute)(void *, int, CUdeviceptr), (*attributes)(unsigned, int *, void **, CUdeviceptr), (*unregister)(void *);
+    find(&attribute, "cuPointerGetAttribute"), find(&attributes, "cuPointerGetAttributes"), find(&unregister, "cuMemHostUnregister");
+    unsigned char *memory = repeated(11);
+    unsigned kind = 7;
+    void *value = &kind;
+    int type = 2;
+    said("kind", attribute(&kind, 2, (CUdeviceptr)memory + MIB));
+    said("kinds", attributes(1, &type, &value, (CUdeviceptr)memory + MIB));
+    printf("kind %u\n", kind);
+    said("not registered", unregister(memory) != 0);
+    memory = repeated(12);
+    said("register", host_register(memory, 2 * MIB, 0));
+    said("kind", attribute(&kind, 2, (CUdeviceptr)memory + MIB));
+    printf("kind %u\n", kind);
+    said("unregister", unregister(memory));
+    in_now("ordinary again", memory, LARGE);
+}
+static void again_forked(void) {
+    unsigned char *memory = repeated(13);
+    pid_t child = fork();
+    if (!child) { memset(memory, 0, LARGE); munmap(memory, LARGE); _exit(0); }
+    pattern(memory, LARGE, 14);
+    in_now("beside the child", memory, LARGE);
+    waitpid(child, 0, 0);
+    pattern(memory, LARGE, 15);
+    in_now("after the child", memory, LARGE);
+    must(fill(device, 0x44, LARGE), "cuMemsetD8");
+    said("out", out(memory, device, LARGE));
+    hashed("out", memory, LARGE);
+}
+static void again_captured(void) {
+    unsigned char *memory = repeated(16);
+    void *graph;
+    said("begin", begin_capture(stream, 2));
+    said("in", in_async(device, memory, LARGE, stream));
+    said("end", end_capture(stream, &graph));
+    pattern(memory, LARGE, 17);
+    for (int i = 0; i < 4; i++) in_now("after the capture", memory, LARGE);
+}
+static void again_both_ways(void) {
+    unsigned char *memory = fresh(LARGE);
+    for (unsigned i = 0; i < 8; i++) {
+        pattern(memory, LARGE, 20 + i);
+        said("in", in_async(device, memory, LARGE, stream));
+        memset(memory, 0xee, LARGE);
+        said("wait", stream_sync(stream));
+        said("out", out_async(memory, device, LARGE, stream));
+        hashed("out", memory, LARGE);
+    }
+}
+static void again_allocated(void) {
+    unsigned char *before = 0;
+    for (unsigned i = 0; i < 12; i++) {
+        size_t bytes = LARGE - i % 3 * MIB;
+        unsigned char *memory = malloc(bytes);
+        pattern(memory, bytes, i);
+        for (int j = 0; j < 4; j++) must(in(device, memory, bytes), "in");
+        in_now("allocated", memory, bytes);
+        if (i % 4 == 3) memory = realloc(memory, 3 * LARGE), in_now("larger", memory, bytes);
+        free(before), before = memory;
+    }
+}
+/* As PyTorch does with weights that are offloaded: allocated on the CPU, filled by the GPU, and then copied in for each token. */
+static void again_offloaded(void) {
+    enum { WEIGHTS = 3 };
+    size_t bytes = 40 * MIB;
+    unsigned char *weights[WEIGHTS];
+    CUdeviceptr place;
+    must(alloc(&place, bytes), "cuMemAlloc");
+    for (int round = 0; round < 2; round++)
+        for (int i = 0; i < WEIGHTS; i++) {
+            if (round) must(in_async(place, weights[i], bytes, 0), "in"), must(stream_sync(0), "wait"), free(weights[i]);
+            if (posix_memalign((void **)&weights[i], 64, bytes)) exit(3);
+            must(fill(place, (unsigned char)(i + 1), bytes), "cuMemsetD8");
+            must(out_async(weights[i], place, bytes, 0), "out"), must(stream_sync(0), "wait");
+        }
+    for (int token = 0; token < 4; token++)
+        for (int i = 0; i < WEIGHTS; i++) {
+            must(in_async(place, weights[i], bytes, 0), "in"), must(stream_sync(0), "wait");
+            on_gpu("weight", place, MIB);
+            weights[i][token] ^= 0x55;
+        }
+    for (int i = 0; i < WEIGHTS; i++) free(weights[i]);
+}
+static int wrong;
+static void *again_in_a_thread(void *number) {
+    must(set_current(context), "cuCtxSetCurrent");
+    CUdeviceptr own;
+    must(alloc(&own, MIDDLE), "cuMemAlloc");
+    for (unsigned i = 0; i < 24; i++) {
+        unsigned char *memory = fresh(MIDDLE), *back = malloc(MIDDLE);
+        for (unsigned j = 0; j < 1 + i % 6; j++) {
+            pattern(memory, MIDDLE, (unsigned)(size_t)number * 1000 + i + j);
+            memset(back, 0, MIDDLE);
+            if (in(own, memory, MIDDLE) || out(back, own, MIDDLE) || memcmp(memory, back, MIDDLE)) __atomic_add_fetch(&wrong, 1, __ATOMIC_RELAXED);
+        }
+        if (i % 3 == 1) madvise(memory, MIDDLE, MADV_DONTNEED);
+        munmap(memory, MIDDLE);
+        free(back);
+    }
+    return 0;
+}
+static void again_in_threads(void) {
+    pthread_t threads[4];
+    for (size_t i = 0; i < 4; i++) pthread_create(&threads[i], 0, again_in_a_thread, (void *)i);
+    for (size_t i = 0; i < 4; i++) pthread_join(threads[i], 0);
+    printf("wrong: %d\n", wrong);
+}
+static void again_reset(void) {
+    unsigned char *memory = repeated(18);
+    said("reset", reset(0));
+    again("after the reset");
+    pattern(memory, LARGE, 19);
+    must(host_alloc((void **)&pinned, 4096, 0), "cuMemHostAlloc");
+    for (int i = 0; i < 4; i++) in_now("after the reset", memory, LARGE);
+}
+/* A stream waits for a thread that copies first: of the memory that the stream is to copy, or while the driver is asked to page-lock and waits, too. */
+static volatile unsigned *gate;
+static CUresult held_status;
+static void close_gate(void) {
+    CUresult (*wait_value)(CUstream, CUdeviceptr, unsigned, unsigned);
+    find(&wait_value, "cuStreamWaitValue32_v2");
+    gate = (volatile unsigned *)(pinned + 4032), *gate = 0;
+    must(wait_value(stream, (CUdeviceptr)gate, 1, 0), "cuStreamWaitValue32");
+    alarm(60);
+}
+static void open_gate(pthread_t thread) {
+    *gate = 1;
+    pthread_join(thread, 0);
+    said("in the thread", held_status);
+    said("wait", stream_sync(stream));
+    on_gpu("in the thread", device, LARGE);
+}
+static void *in_behind_the_gate(void *memory) {
+    must(set_current(context), "cuCtxSetCurrent");
+    held_status = in_async(device, memory, LARGE, stream);
+    return 0;
+}
+static void again_waited_for(void) {
+    unsigned char *memory = repeated(21);
+    pthread_t thread;
+    close_gate();
+    pthread_create(&thread, 0, in_behind_the_gate, memory);
+    usleep(100000);
+    said("small", in(device + LARGE, memory + 5000, SMALL));
+    open_gate(thread);
+    on_gpu("small", device + LARGE, SMALL);
+}
+static void *in_beside_the_gate(void *memory) {
+    must(set_current(context), "cuCtxSetCurrent");
+    for (int i = 0; i < 5 && !held_status; i++) held_status = in(device, memory, LARGE);
+    return 0;
+}
+static void again_held_up(void) {
+    unsigned char *memory = fresh(LARGE), *other = fresh(LARGE);
+    pthread_t thread;
+    pattern(memory, LARGE, 22), pattern(other, LARGE, 23);
+    close_gate();
+    pthread_create(&thread, 0, in_beside_the_gate, memory);
+    usleep(100000);
+    for (int i = 0; i < 4; i++) said("other", in(device + LARGE, other, i % 2 ? LARGE : SMALL));
+    open_gate(thread);
+    on_gpu("other", device + LARGE, LARGE);
+}
+
 static const struct { const char *name; void (*run)(void); } cases[] = {
+    {"again-unmapped", again_unmapped}, {"again-in-part", again_in_part}, {"again-given-back", again_given_back},
+    {"again-moved", again_moved}, {"again-small", again_small}, {"again-asked", again_asked}, {"again-forked", again_forked},
+    {"again-captured", again_captured}, {"again-both-ways", again_both_ways}, {"again-allocated", again_allocated},
+    {"again-offloaded", again_offloaded}, {"again-in-threads", again_in_threads}, {"again-reset", again_reset},
+    {"again-waited-for", again_waited_for}, {"again-held-up", again_held_up},
     {"overwritten", overwritten}, {"freed", freed}, {"read-only", read_only_large}, {"read-only-small", read_only_small},
     {"read-only-half", read_only_half}, {"no-access-in", no_access_in}, {"no-access-in-half", no_access_in_half},
     {"no-access-out", no_access_out}, {"null", null_pointers}, {"unmapped", unmapped}, {"truncated-in", truncated_in},

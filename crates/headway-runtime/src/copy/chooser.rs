@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use headway_core::decisions::chooser::{
     Chooser, ChooserOptions, CopyAbsence, CopyChoice, CopyQuestion, CopySituation, CopyTook, HostKnown, MethodWanted,
+    Repeats,
 };
 use headway_core::files::copy_cache::NodeKey;
 use headway_core::files::machine::EndpointId;
@@ -185,8 +186,8 @@ impl CopyChooser {
     }
 
     /// How a copy between the GPU and `host`, which is ordinary memory, is made where nothing else is under way. For choosers without a
-    /// profile: no other form of a method is looked for.
-    pub fn choose_ordinary(&self, direction: Direction, host: &[u8]) -> ChosenCopy<'_> {
+    /// profile: no other form of a method is looked for. `repeats`: what is known of earlier copies, where the memory could be kept pinned.
+    pub fn choose_ordinary(&self, direction: Direction, host: &[u8], repeats: Option<Repeats>) -> ChosenCopy<'_> {
         let mut situation = CopySituation {
             direction,
             bytes: Bytes(host.len() as u64),
@@ -196,6 +197,7 @@ impl CopyChooser {
             granted: false,
             window: None,
             realtime: is_realtime(),
+            repeats,
         };
         let mut chooser = self.lock();
         loop {
@@ -332,7 +334,7 @@ mod tests {
     }
 
     fn choose<'a>(chooser: &'a CopyChooser, host: &[u8]) -> ChosenCopy<'a> {
-        chooser.choose_ordinary(Direction::H2d, host)
+        chooser.choose_ordinary(Direction::H2d, host, None)
     }
 
     fn big() -> Vec<u8> {

@@ -96,6 +96,7 @@ impl Copier {
             granted: standing.is_some_and(|standing| standing.grants),
             window: request.device.buffer.window(),
             realtime: is_realtime(),
+            repeats: None,
         }
     }
 

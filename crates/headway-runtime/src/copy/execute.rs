@@ -54,6 +54,10 @@ impl Copier {
                 resident(gpu, request, shape).map_err(|error| CopyError::device(method, error, 0, 0))
             }
             Method::Staged | Method::Multipath => self.staged(request, decision),
+            Method::PinnedOnce => Err(CopyError::Invalid {
+                what: "method",
+                reason: "`pinned-once` is for the programs of `headway exec --pin-once`; pin the memory yourself and use `dma`".into(),
+            }),
             Method::Peer => {
                 Err(CopyError::Invalid { what: "method", reason: "`peer` copies between GPUs; use `copy_peer`".into() })
             }

@@ -234,7 +234,7 @@ fn groups(log: &GuestLog) -> Vec<CopyGroup> {
         ordinary.iter_mut().filter_map(|(key, sample)| Some((*key, median(sample)?))).collect();
     let drivers_median = |call: Call, class: usize, became: Became| match became {
         Became::PassedOn => None,
-        Became::Fast => ordinary.get(&(call, class)).copied(),
+        Became::Fast | Became::PinnedOnce => ordinary.get(&(call, class)).copied(),
         Became::Aside | Became::Chunks => all.get(&(call, class)).copied(),
     };
     let group = |((call, class, became), mut totals): ((Call, usize, Became), Totals)| CopyGroup {

@@ -47,7 +47,7 @@ impl UnderWay {
     fn add(&mut self, at: usize, copy: &Copy) -> Role {
         let mut end = copy.at.saturating_add(copy.took);
         let mut begin = copy.at;
-        if !copy.call.waits() && copy.became != Became::Fast {
+        if !copy.call.waits() && !matches!(copy.became, Became::Fast | Became::PinnedOnce) {
             let takes = u128::from(copy.bytes.0) * u128::from(NANOS_PER_SECOND) / u128::from(BULK_BYTES_PER_S);
             let takes = Nanos(u64::try_from(takes).unwrap_or(u64::MAX));
             begin = self.queued.max(copy.at);

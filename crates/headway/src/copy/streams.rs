@@ -191,7 +191,7 @@ impl StreamCopier {
             return Ok((Method::Dma, 0));
         }
         let chooser = self.copier.chooser(0).filter(|chooser| chooser.learns());
-        let choice = chooser.map(|chooser| *chooser.choose_ordinary(direction, host).choice());
+        let choice = chooser.map(|chooser| *chooser.choose_ordinary(direction, host, None).choice());
         let tuning = choice.and_then(|choice| choice.tuning);
         Ok((choice.map_or(Method::Pageable, |choice| choice.method), tuning.map_or(0, |tuning| tuning.threads)))
     }

@@ -27,6 +27,9 @@ pub enum GuestError {
         /// The chunk.
         asked: Bytes,
     },
+    /// Memory is to be pinned for copies that are left to the driver.
+    #[error("`pin-once` is for copies that `fast` makes, and `fast` is off")]
+    PinsWithoutFast,
     /// A file of something else lies where the log would be written.
     #[error("`{path}` exists and is not the log of a guest")]
     NoLog { path: PathBuf },
@@ -65,6 +68,7 @@ impl GuestError {
             }
             Self::Unspeakable { .. } => "move Headway to a folder without spaces and colons",
             Self::SmallChunk { .. } => "4 MiB is a good chunk for PCIe 5; `--yield=auto` takes it",
+            Self::PinsWithoutFast => "leave out one of them",
             Self::NoLog { .. } => "name another file; only logs of guests are replaced",
             Self::Log { .. } => "name a file in a folder that exists and that you may write",
             Self::NoShare { .. } => "`--share 90%` leaves a tenth to the job beside it",

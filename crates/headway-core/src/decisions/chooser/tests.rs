@@ -33,6 +33,7 @@ fn situation(direction: Direction, bytes: Bytes) -> CopySituation {
         granted: false,
         window: None,
         realtime: false,
+        repeats: None,
     }
 }
 
@@ -146,4 +147,33 @@ fn gpus_that_copy_at_once_share_the_cpus() {
     };
     assert_eq!([1, 2, 4, 20].map(|parties| within(9, parties)), [8, 4, 2, 1]);
     assert_eq!(within(64, 4), 12);
+}
+
+#[test]
+fn memory_that_is_copied_a_third_time_is_pinned_where_that_takes_less_than_the_copies_that_are_expected() {
+    let choose = |before, is_pinned, bytes, realtime| {
+        let repeats = Some(Repeats { before, is_pinned });
+        let asked = CopySituation { repeats, realtime, ..situation(Direction::H2d, Bytes(bytes)) };
+        learning().choose(MethodWanted::Auto, &asked).unwrap().method
+    };
+    let methods = |times: [u32; 4]| times.map(|before| choose(before, false, 256 << 20, false) == Method::PinnedOnce);
+    assert_eq!(methods([0, 1, 2, 100]), [false, false, true, true]);
+    // A thread with deadlines does not wait for pages to be pinned, but takes those that are.
+    assert_ne!(choose(100, false, 256 << 20, true), Method::PinnedOnce);
+    assert_eq!(choose(100, true, 256 << 20, true), Method::PinnedOnce);
+    // What is pinned is used, unless the copy is smaller than any that is looked at.
+    assert_eq!(choose(0, true, 1 << 20, false), Method::PinnedOnce);
+    assert_ne!(choose(100, true, (1 << 20) - 1, false), Method::PinnedOnce);
+}
+
+#[test]
+fn what_cannot_be_pinned_once_is_staged() {
+    let mut chooser = learning();
+    let repeats = Some(Repeats { before: 2, is_pinned: false });
+    let asked = CopySituation { repeats, ..situation(Direction::H2d, LARGE) };
+    let choice = chooser.choose(MethodWanted::Auto, &asked).unwrap();
+    assert_eq!((choice.method, choice.reason), (Method::PinnedOnce, ChoiceReason::Repeated));
+    let next = chooser.failed(&choice, CopyAbsence::Passing).unwrap();
+    assert_eq!((next.method, next.reason), (Method::Staged, ChoiceReason::Absent(Method::PinnedOnce)));
+    assert_eq!(chooser.failed(&next, CopyAbsence::Passing).unwrap().method, Method::Pageable);
 }

@@ -134,6 +134,17 @@ const PINNING: Abilities = Abilities {
     instead: &[Method::Staged],
     ..PLAIN
 };
+const PINNED_ONCE: Abilities = Abilities {
+    summary: "`dma` of memory that is copied again and again, pinned once (`headway exec --pin-once`)",
+    // Pages of files change behind the mapping.
+    memory: &[Touched, Untouched],
+    // Nothing that is measured repeats a copy of a program's memory.
+    measured: &[],
+    least: Bytes(MIB),
+    occupies: Occupies { engine: true, ..NOTHING },
+    instead: &[Method::Staged],
+    ..PLAIN
+};
 const STAGED: Abilities = Abilities {
     summary: "threads copy through pinned buffers while the engine copies",
     least: Bytes(64 * KIB),
@@ -204,6 +215,7 @@ impl Method {
             Self::Dma => &DMA,
             Self::Register => &REGISTER,
             Self::Pinning => &PINNING,
+            Self::PinnedOnce => &PINNED_ONCE,
             Self::Staged => &STAGED,
             Self::Window(_) => &WINDOW,
             Self::PagedWindow(_) => &PAGED_WINDOW,

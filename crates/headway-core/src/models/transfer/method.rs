@@ -19,6 +19,8 @@ pub enum Method {
     Register,
     /// Pins the memory in ranges: while one is copied the next is pinned, and the one before is released (Patil and Kulkarni 2021: pinned and overlapped).
     Pinning,
+    /// `dma` from or to ordinary memory that is copied again and again, pinned once and kept pinned.
+    PinnedOnce,
     /// Threads copy between ordinary memory and pinned buffers while the engine copies on (Cho 2018: double queuing).
     Staged,
     /// The CPU stores into and loads from mapped GPU memory (Fujii 2013: IORW).
@@ -66,11 +68,12 @@ pub struct NotAMethod(String);
 
 impl Method {
     /// Every method in each of its forms, in order.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Pageable,
         Self::Dma,
         Self::Register,
         Self::Pinning,
+        Self::PinnedOnce,
         Self::Staged,
         Self::Window(None),
         Self::Window(Some(WindowMapping::Gdrdrv)),
@@ -96,6 +99,7 @@ impl Method {
             Self::Pageable => "pageable",
             Self::Dma | Self::Register => "dma",
             Self::Pinning => "pinning",
+            Self::PinnedOnce => "pinned-once",
             Self::Staged => "staged",
             Self::Window(_) => "window",
             Self::PagedWindow(_) => "paged-window",
