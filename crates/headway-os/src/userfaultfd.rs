@@ -624,7 +624,7 @@ mod tests {
             assert!(unsafe { libc::dup2(reads.as_raw_fd(), watch.descriptor.as_raw_fd()) } >= 0);
             // SAFETY: nobody reads the memory.
             unsafe { munmap(address(range.start), range.len()) }.unwrap();
-            while !watch.lost(id).is_some() {
+            while watch.lost(id).is_none() {
                 std::thread::yield_now();
             }
             let other = mapped();
