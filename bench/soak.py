@@ -9,7 +9,7 @@ seed, one of them is killed, or stopped for a while. `guest 1` and `flow 1` are 
 half, so that something lives long enough to show that it grows. Needs the Python package `headway`, and with `--backend emu` a C compiler: guests
 and flows copy by the driver libraries of our tests, which have no GPU behind them.
 
-Writes `samples.csv`, `minutes.csv`, `events.csv`, `runs.csv` and `summary.md`, and with `headway-lab` beside HEADWAY also pictures. The exit
+Writes `samples.csv`, `minutes.csv`, `events.csv`, `lates.csv`, `runs.csv` and `summary.md`, and with `headway-lab` beside HEADWAY also pictures. The exit
 status is 1 if a target was not met.
 """
 
@@ -73,6 +73,13 @@ MEMORY_RATIO, MEMORY_KIB, DESCRIPTORS = 1.05, 2048, 4
 # Files that stay until the computer is started again, as the documentation says.
 LASTING_FILES = ("headway-cpus-", "headway-gpu-")
 MARK = "HEADWAY_SOAK"
+# What is drawn: measures with the name and unit that pictures have.
+PICTURES = {
+    "memory_kib": ("memory_mib", 1024),
+    "descriptors": ("descriptors", 1),
+    "locked_bytes": ("page_locked_mib", 1 << 20),
+    "missed": ("missed", 1),
+}
 # How Headway ends what it says of a copy that took longer than promised, and nothing that the promise rests on is known to be broken.
 UNKNOWN = "no assumption is known to be broken"
 # Shorter quarters, and those with fewer samples, say nothing of growth: clients come and go.
@@ -461,9 +468,9 @@ class Soak:
             part.is_stopped, part.continue_at, part.kill_after = True, now + length, action != "stop"
         self.events.append(Event(now, name, action, now if action == "kill" else now + length))
 
-    def explains(self, part: str, at: float, span: float = 0.0) -> str:
+    def explains(self, part: str, at: float) -> str:
         """The last hit that a lateness of that part can come from: one of its own or of the broker. What becomes of others must not make it late."""
-        near = [e for e in self.events if e.part in (part, "broker") and e.start <= at and at - span <= e.end + AFTERWARDS_S]
+        near = [e for e in self.events if e.part in (part, "broker") and e.start <= at <= e.end + AFTERWARDS_S]
         near.sort(key=lambda event: (event.part == part, event.start))
         return f"{near[-1].action} of {near[-1].part}" if near else ""
 
@@ -522,7 +529,8 @@ class Soak:
         run = Run(part.started, now, False, verdict["deadlines"], verdict["misses"] + verdict["lost"], summary["totals"]["releases_late"])
         run.unpromised = verdict.get("unpromised") or ""
         if run.misses:
-            run.explained = self.explains(part.name, now, now - part.started) or run.unpromised
+            own = [event.action for event in self.events if event.part == part.name and event.end >= part.started]
+            run.explained = f"{own[-1]} of {part.name}" if own else run.unpromised
         part.served += 1
         part.at_rest["missed"] = part.at_rest.get("missed", 0) + run.misses
         self.runs.append(run)
@@ -563,17 +571,22 @@ class Soak:
         rows = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
         return [int(row[1]) for row in rows if int(row[4]) in self.pids]
 
+    def begin(self) -> None:
+        """Starts all, and waits until each was served once."""
+        broker, limit = self.parts[0], time.monotonic() + PATIENCE_S
+        while time.monotonic() < limit and not self.socket.exists():
+            self.tend(broker)
+            time.sleep(0.1)
+        while time.monotonic() < limit and not all(part.served for part in self.parts if part is not broker):
+            for part in self.parts:
+                self.tend(part)
+            time.sleep(0.1)
+
     def work(self) -> None:
-        """Until the time is over."""
+        """Hits and looks, until the time is over."""
+        self.began, sampled = time.monotonic(), 0.0
         hits = iter(self.hits())
         at, name, action, length, rest = next(hits)
-        sampled, self.began = 0.0, time.monotonic()
-        # Nobody is hit before all have begun.
-        self.tend(self.parts[0])
-        for _ in range(100):
-            if self.socket.exists():
-                break
-            time.sleep(0.1)
         while self.seconds() < self.args.seconds:
             for part in self.parts:
                 self.tend(part)
@@ -717,55 +730,15 @@ class Soak:
 
     def write(self, targets: list[Target]) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
-
-        def table(name: str, head: list[str], rows: Iterable[Iterable[object]]) -> None:
-            with (self.out / name).open("w", newline="") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerows(
-                    [
-                        head,
-                        *([f"{one:.2f}" if isinstance(one, float) and one % 1 else int(one) if isinstance(one, float) else one for one in row] for row in rows),
-                    ]
-                )
-
-        table("samples.csv", ["seconds", "part", "life", "measure", "value"], self.samples)
-        table("events.csv", ["seconds", "part", "action", "until_seconds"], [(e.start - self.began, e.part, e.action, e.end - self.began) for e in self.events])
+        table(self.out / "samples.csv", ["seconds", "part", "life", "measure", "value"], self.samples)
+        events = [(e.start - self.began, e.part, e.action, e.end - self.began) for e in self.events]
+        late = [(one.at - self.began, part.name, int(one.missed), self.explains(part.name, one.at), one.blame) for part in self.parts for one in part.late]
+        table(self.out / "lates.csv", ["seconds", "part", "missed", "near", "blame"], late)
+        table(self.out / "events.csv", ["seconds", "part", "action", "until_seconds"], events)
         runs = [(r.start - self.began, r.end - self.began, int(r.killed), r.deadlines, r.misses, r.releases_late, r.unpromised, r.explained) for r in self.runs]
-        table("runs.csv", ["start_seconds", "end_seconds", "killed", "deadlines", "missed", "releases_late", "unpromised", "explained"], runs)
-        pictures = {"memory": "memory_kib", "descriptors": "descriptors", "pinned": "locked_bytes", "misses": "missed"}
-        minutes: dict[tuple[int, str, str], float] = defaultdict(float)
-        for at, part, _, measure, value in self.samples:
-            for name, of in pictures.items():
-                if measure == of:
-                    minute = (int(at // 60), part, name)
-                    minutes[minute] = max(minutes[minute], value)
-        table("minutes.csv", ["minute", "part", "measure", "most"], [(*key, value) for key, value in sorted(minutes.items())])
+        table(self.out / "runs.csv", ["start_seconds", "end_seconds", "killed", "deadlines", "missed", "releases_late", "unpromised", "explained"], runs)
         self.summary(targets)
-        lab = Path(self.args.headway).resolve().parent / "headway-lab"
-        for name in pictures:
-            draw = [
-                "plot",
-                str(self.out / "minutes.csv"),
-                "--x",
-                "minute",
-                "--y",
-                "most",
-                "--by",
-                "part",
-                "--only",
-                f"measure={name}",
-                "--out",
-                str(self.out / f"{name}.svg"),
-                "--force",
-            ]
-            if lab.exists() and any(key[2] == name for key in minutes):
-                done = subprocess.run([str(lab), *draw], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-                if done.returncode:
-                    print(f"warning: {name}.svg was not drawn: {done.stderr.strip()}")
-        if not lab.exists():
-            print(
-                f"note: no pictures, since {lab.name} is not beside headway; `headway-lab plot minutes.csv --x minute --y most --by part --only measure=memory --out memory.svg`"
-            )
+        draw(self.samples, self.out, self.args.backend, Path(self.args.headway).resolve().parent / "headway-lab")
 
     def summary(self, targets: list[Target]) -> None:
         version = subprocess.run([self.args.headway, "--version"], check=False, stdout=subprocess.PIPE, text=True).stdout.strip()
@@ -827,6 +800,38 @@ class Soak:
         (self.out / "summary.md").write_text("\n".join(lines) + "\n")
 
 
+def table(path: Path, head: list[str], rows: Iterable[Iterable[object]]) -> None:
+    def text(cell: object) -> object:
+        if not isinstance(cell, float):
+            return cell
+        return f"{cell:.2f}" if cell % 1 else int(cell)
+
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerows([head, *([text(cell) for cell in row] for row in rows)])
+
+
+def draw(samples: Iterable[tuple[float, str, int, str, float]], out: Path, source: str, lab: Path) -> None:
+    """The most of each minute in a table, and a picture of each measure if there is the program that draws."""
+    most: dict[tuple[str, str, int, str], float] = defaultdict(float)
+    for at, part, _, measure, value in samples:
+        if measure in PICTURES:
+            name, unit = PICTURES[measure]
+            key = (source, name, int(at // 60), part)
+            most[key] = max(most[key], value / unit)
+    table(out / "minutes.csv", ["source", "measure", "minute", "part", "most"], [(*key, value) for key, value in sorted(most.items())])
+    for name in sorted({name for _, name, _, _ in most}):
+        plot = ["--x", "minute", "--y", "most", "--by", "part", "--only", f"measure={name}", "--out", str(out / f"{name}.svg"), "--force"]
+        if lab.exists():
+            done = subprocess.run(
+                [str(lab), "plot", str(out / "minutes.csv"), *plot], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )
+            if done.returncode:
+                print(f"warning: {name}.svg was not drawn: {done.stderr.strip()}")
+        else:
+            print(f"note: {lab.name} is not beside headway, so there is no {name}.svg; `headway-lab plot {out / 'minutes.csv'} {' '.join(plot)}` draws it")
+
+
 def numbers(of: Json, name: str) -> list[int]:
     """Every number with that name, however deep."""
     if isinstance(of, list):
@@ -864,6 +869,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="headway-soak-") as place:
         soak = Soak(args, Path(place))
         try:
+            soak.begin()
             soak.work()
             targets = soak.verdict(soak.end())
         finally:
