@@ -72,7 +72,7 @@ def load_safetensors(
     """Loads tensors of safetensors files to GPUs, or to host memory. Each tensor owns its memory, from PyTorch's allocator.
 
     Threads read the files in parts of 4 MiB into page-locked memory, 64 MiB for each GPU, from where the GPU fetches them. What the page
-    cache has they copy from a mapping; the rest is read from the disk past that cache. Other copies of the program stay short meanwhile, as
+    cache has is read from there; the rest is read from the disk past that cache. Other copies of the program stay short meanwhile, as
     Headway's copies leave them room. The load waits for what the current stream of each GPU was given, and the bytes are there for every
     stream when it returns. Other threads of Python run meanwhile, and Ctrl-C ends it.
 

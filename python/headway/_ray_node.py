@@ -47,7 +47,7 @@ class Ask:
     @staticmethod
     def of_dict(given: dict[str, Any]) -> Ask:
         contracts = tuple(FlowContract(**contract) for contract in given["contracts"])
-        return Ask(given["id"], contracts, given["gpus"], given["lease_ns"])
+        return Ask(given["id"], contracts, int(given["gpus"]), int(given["lease_ns"]))
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,8 @@ class Reserved:
     @staticmethod
     def of_dict(given: dict[str, Any]) -> Reserved:
         holder = given["holder"]
-        return Reserved(Ask.of_dict(given["ask"]), given["lease_ends_ns"], None if holder is None else Process(**holder))
+        process = None if holder is None else Process(int(holder["pid"]), int(holder["started"]))
+        return Reserved(Ask.of_dict(given["ask"]), int(given["lease_ends_ns"]), process)
 
 
 class NodeBook:
@@ -138,9 +139,10 @@ class NodeBook:
             # Written by the process before this one, by the same clock.
             try:
                 kept = [Reserved.of_dict(each) for each in json.loads(record.read_text())]
-            except (ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+                what = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else f"is damaged: {error}"
                 raise NodeRefusal(
-                    f"the record of what this node has promised, `{record}`, is damaged: {error}",
+                    f"the record of what this node has promised, `{record}`, {what}",
                     help="restart the node; or remove the file once no actor with a contract runs here",
                 ) from error
             self._reserved = {each.ask.id: each for each in kept}
@@ -315,12 +317,19 @@ class NodeActor:
             return error
 
 
-def checked(contract: FlowContract, gpus: int) -> FlowContract:
+def checked(contract: object, gpus: int) -> FlowContract:
     """The contract in ns and bytes.
 
     Raises:
         OptionError: It cannot be asked for.
     """
+    if not isinstance(contract, FlowContract):
+        raise OptionError(f"{contract!r} is no contract; give a `headway.FlowContract`")
+    # A node would fail by them, where their types were not checked before.
+    if type(contract.name) is not str:
+        raise OptionError(f"the name of a flow is a text, not {contract.name!r}")
+    if type(contract.gpu) is not int:
+        raise OptionError(f"`gpu={contract.gpu!r}` of `{contract.name}` is no whole number")
     if contract.direction not in ("in", "out"):
         raise OptionError(f'`direction="{contract.direction}"` of `{contract.name}` is neither "in" nor "out"')
     if not 0 <= contract.gpu < gpus:

@@ -48,6 +48,8 @@ _NAMESPACE = "headway"
 _NODE_ID = "ray.io/node-id"
 _RESERVATION = "HEADWAY_RAY_RESERVATION"
 _TOLD_MAX = 5
+_VARIABLES_OF_NODE = ("HEADWAY_", "LD_", "PYTHON", "__RAY_WORKER_PROCESS_SETUP_HOOK")
+"""How the names of variables begin that decide which code a process runs, and by which machine file."""
 
 
 class AdmissionRefused(HeadwayError):
@@ -103,11 +105,11 @@ def options(
 
     Raises:
         AdmissionRefused: No node takes it: `reasons` has each node's.
-        OptionError: The contract is none, or there is no whole number of GPUs.
+        OptionError: The contract is none, there is no whole number of GPUs, or Ray does not take `runtime_env`.
     """
     ask, seconds = _ask(contract, num_gpus, nanoseconds(lease)), nanoseconds(timeout) / 1e9
-    given = dict(runtime_env or {})
-    variables = dict(given.get("env_vars") or {})
+    given = _environment(runtime_env)
+    variables = given.get("env_vars", {})
     nodes = _Nodes(seconds, variables.get("LD_PRELOAD", _job_preload()))
     found = find(nodes.candidates(), ask, nodes)
     if not isinstance(found, tuple):
@@ -129,7 +131,7 @@ def confirm(*, timeout: Time = "30 s") -> Reservation:
         OptionError: This is no actor with arguments of `options`.
     """
     text = os.environ.get(_RESERVATION)
-    if text is None:
+    if not text:
         raise OptionError(
             "nothing is reserved for this process; start the actor with `.options(**headway.ray.options(..))`, or call `headway.ray.admit_here`"
         )
@@ -173,13 +175,27 @@ def status(*, timeout: Time = "30 s") -> list[dict[str, Any]]:
     ]
 
 
-def _ask(contract: FlowContract | Sequence[FlowContract], gpus: int, lease_ns: int) -> Ask:
-    contracts = (contract,) if isinstance(contract, FlowContract) else tuple(contract)
+def _ask(contract: FlowContract | Sequence[FlowContract], gpus: object, lease_ns: int) -> Ask:
+    contracts = tuple(contract) if isinstance(contract, Iterable) else (contract,)
     if not contracts:
         raise OptionError("there is no contract; give at least one `FlowContract`")
-    if isinstance(gpus, bool) or gpus != int(gpus) or gpus < 1:
+    # Ray takes 1.0 for 1.
+    whole = int(gpus) if isinstance(gpus, float) and gpus.is_integer() else gpus
+    if isinstance(whole, bool) or not isinstance(whole, int) or whole < 1:
         raise OptionError(f"`num_gpus` is {gpus!r}, and a contract needs whole GPUs: no other process may copy on them")
-    return Ask(uuid.uuid4().hex, tuple(checked(each, gpus) for each in contracts), gpus, lease_ns)
+    return Ask(uuid.uuid4().hex, tuple(checked(each, whole) for each in contracts), whole, lease_ns)
+
+
+def _environment(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What Ray takes for an actor's environment, before anything is reserved for that actor."""
+    try:
+        made = dict(given or {})
+        if made.get("env_vars", {}) is None:
+            del made["env_vars"]
+        ray.runtime_env.RuntimeEnv(**made)
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"`runtime_env` is not what Ray takes: {error}") from error
+    return made
 
 
 def _hold(ask: Ask, node: str, timeout: Time) -> Reservation:
@@ -217,6 +233,18 @@ def _job_preload() -> str:
     """What `LD_PRELOAD` would say without Headway: the job's, else what Ray gives to its workers, which it puts in place of this text."""
     variables: dict[str, str] = ray.get_runtime_context().runtime_env.get("env_vars") or {}
     return variables.get("LD_PRELOAD", "${LD_PRELOAD}")
+
+
+def _environment_of_node() -> dict[str, Any]:
+    """What a node's actor gets in place of the environment of the job that asks first, which Ray would give to it: it answers all jobs.
+
+    A job's packages and files stay, since Ray has no word for none of them; a node's actor needs none of them.
+    """
+    job: dict[str, Any] = ray.get_runtime_context().runtime_env
+    # Ray puts what the node itself has in place of such a text.
+    given: dict[str, str] = job.get("env_vars") or {}
+    variables = {name: f"${{{name}}}" for name in given if name.startswith(_VARIABLES_OF_NODE)}
+    return {"env_vars": variables, **{field: "" for field in ("py_executable", "conda", "image_uri") if field in job}}
 
 
 class _Nodes:
@@ -264,6 +292,9 @@ class _Nodes:
         while pending:
             done, pending = ray.wait(pending, timeout=max(0.0, end - time.monotonic()))
             if not done:
+                # Ray lets no process of an actor end before its questions, and a node that goes on would still do what nobody waits for.
+                for each in pending:
+                    ray.cancel(each)
                 yield from ((calls[each], silent(self._seconds)) for each in pending)
                 return
             for each in done:
@@ -286,6 +317,7 @@ class _Nodes:
             max_restarts=-1,
             max_task_retries=-1,
             label_selector={_NODE_ID: node},
+            runtime_env=_environment_of_node(),
         )
         # Ray's own files of this node lie there, and go with it.
         record = Path(facts["RayletSocketName"]).with_name(f"headway-{node}.json")

@@ -192,10 +192,21 @@ def test_what_cannot_be_recorded_is_not_promised(clock: Clock, tmp_path: Path) -
 
 def test_a_damaged_record_is_said_and_nothing_is_promised(clock: Clock, tmp_path: Path) -> None:
     record = tmp_path / "node.json"
-    for text in ["", "[1]", '[{"ask": 3}]']:
+    book(clock, record).reserve(ask("a"))
+    (good,) = json.loads(record.read_text())
+    typed: list[dict[str, Any]] = [
+        {"lease_ends_ns": "soon"},
+        {"holder": {"pid": "self", "started": 1}},
+        {"ask": {**good["ask"], "gpus": "all"}},
+    ]
+    for text in ["", "[1]", '[{"ask": 3}]', "[" * 100_000, *(json.dumps([{**good, **each}]) for each in typed)]:
         record.write_text(text)
         with pytest.raises(NodeRefusal, match="damaged"):
             book(clock, record)
+    record.unlink()
+    record.mkdir()
+    with pytest.raises(NodeRefusal, match="cannot be read: Is a directory"):
+        book(clock, record)
 
 
 class Simulated:
@@ -491,15 +502,23 @@ def test_what_no_node_can_promise_is_refused_by_each_with_its_proposals(idle: No
     with pytest.raises(headway.ray.AdmissionRefused) as refused:
         headway.ray.options(contract=[CAMERA, RADAR])
     assert sum("at most" in reason for reason in refused.value.reasons.values()) == 2
-    wrong: list[dict[str, Any]] = [{"num_gpus": 0}, {"num_gpus": 0.5}, {"lease": "soon"}]
+    wrong: list[dict[str, Any]] = [
+        *({"num_gpus": gpus} for gpus in (0, 0.5, None, float("nan"), True)),
+        *({"runtime_env": {"env_vars": given}} for given in ({"MINE": 1}, {"LD_PRELOAD": None}, ["MINE"])),
+        {"runtime_env": {"pip": [], "conda": "base"}},
+        {"lease": "soon"},
+    ]
     for each in wrong:
         with pytest.raises(hw.OptionError):
             place(**each)
     for contract in [replace(CAMERA, gpu=1), replace(CAMERA, direction="up"), replace(CAMERA, period="0 ms")]:
         with pytest.raises(hw.OptionError):
             headway.ray.options(contract=contract)
-    with pytest.raises(hw.OptionError):
-        headway.ray.options(contract=[])
+    changed: Any = replace
+    untyped: list[Any] = [[], [None], "camera", changed(CAMERA, gpu="0"), changed(CAMERA, name=None)]
+    for untyped_contract in untyped:
+        with pytest.raises(hw.OptionError):
+            headway.ray.options(contract=untyped_contract)
     assert reservations() == []
 
 
@@ -551,6 +570,49 @@ def test_a_node_actor_that_is_ended_for_good_is_started_again(idle: Nodes, start
     assert facts(other)["node"] != held["node"]
     ray.kill(actor)
     assert facts(start(place_eventually()))["node"] == held["node"]
+
+
+def test_a_node_answers_all_jobs_and_goes_by_the_environment_of_none(idle: Nodes, tmp_path: Path) -> None:
+    import headway.ray
+
+    ray = real_ray()
+    for node in headway.ray.status():
+        if node["promised"] is not None:
+            ray.kill(ray.get_actor(f"headway-node-{node['node']}", namespace="headway"))
+    eventually(lambda: all(node["promised"] is None for node in headway.ray.status()))
+    job = {"env_vars": {"HEADWAY_MACHINE": "h200-x4", "PYTHONHOME": "/nonexistent"}, "py_executable": "/nonexistent"}
+    code = (
+        f"import headway, headway.ray, ray; ray.init(address={idle.cluster.address!r}, runtime_env={job!r}); "
+        "headway.ray.options(contract=headway.FlowContract('camera', 'in', '6 MiB', period='33 ms', deadline='5 ms'), lease='1 ms')"
+    )
+    asked = run_python(tmp_path, code)
+    assert asked.returncode == 0, asked.stderr
+    # Its figures are those of the node's file.
+    told = [node["promised"] for node in headway.ray.status() if node["promised"] is not None]
+    assert [promised["machine"] for promised in told] == ["h200-x1"]
+
+
+def test_an_actor_whose_node_is_silent_ends(idle: Nodes) -> None:
+    ray = real_ray()
+
+    class Camera:
+        def __init__(self) -> None:
+            import headway.ray
+
+            headway.ray.confirm(timeout="1 s")
+
+        def facts(self) -> None:
+            pass
+
+    placed = place(lease="1 s")
+    stopped = node_actor_pid(placed["label_selector"]["ray.io/node-id"])
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        actor = ray.remote(Camera).options(num_cpus=0, **placed).remote()
+        with pytest.raises(ray.exceptions.ActorDiedError, match="it did not answer within 1 s"):
+            facts(actor)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
 
 
 def test_what_never_starts_is_free_after_its_lease(idle: Nodes, start: Start) -> None:

@@ -61,6 +61,9 @@ pub struct Plan {
     /// Other programs whose turns at the copy engines are part of its costs.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub others: u32,
+    /// Calls of the thread that submits operations; `None` = nobody measured what one takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<DriverDemand>,
     /// The machine's engines, in its order.
     pub engines: Vec<PlannedEngine>,
     /// The machine's links and limits, in its order.
@@ -84,6 +87,17 @@ pub struct Plan {
     /// The best answer of every strategy that was tried, this one's included.
     #[serde(default)]
     pub alternatives: Vec<Alternative>,
+}
+
+/// What the one thread that submits operations has to do. Looking for ends is not counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverDemand {
+    /// Calls that submit, rounded up; those of urgent copies are not known.
+    pub calls_per_second: u64,
+    /// The part of one CPU that these calls take, parts per million.
+    pub busy_ppm: u64,
+    /// What the calls take if all steps open at the same instant.
+    pub at_once: Nanos,
 }
 
 /// The rectangle of streams that the CPU takes of those that may run on either (`verner-2014`, V-B; the rule is ours).

@@ -1007,3 +1007,46 @@ fn per_gpu_has_one_server_for_the_copies_of_each_gpu_and_keeps_its_directions_ap
         assert!(own.steps[0].cost <= other.steps[0].cost, "{}", own.name);
     }
 }
+
+/// Two messages of 64 KiB each, on a machine where the call that submits a copy takes `submit`.
+fn with_calls_of(submit: Nanos, period: &str) -> Plan {
+    let mut machine = shipped("h200-x1");
+    machine.routes.iter_mut().for_each(|route| route.submit = submit);
+    let message = |id: &str, from: &str, to: &str| {
+        format!(
+            "[[message]]\nid = \"{id}\"\nperiod = \"{period}\"\nblocks = [{{ from = \"{from}\", to = \"{to}\", bytes = \"64 KiB\" }}]\n"
+        )
+    };
+    let text = "name = \"w\"\n".to_owned() + &message("there", "host", "gpu0") + &message("back", "gpu0", "host");
+    plan(&machine, &parsed(&text), PlanOptions::default()).unwrap()
+}
+
+#[test]
+fn the_calls_that_submit_are_counted_where_somebody_measured_them() {
+    assert_eq!(with_calls_of(Nanos::ZERO, "4 ms").driver, None);
+    let found = with_calls_of(Nanos(5_000), "4 ms");
+    let driver = found.driver.expect("calls were measured");
+    assert_eq!((driver.calls_per_second, driver.busy_ppm, driver.at_once), (500, 2_500, Nanos(10_000)));
+    assert_eq!(found.verdict.outcome, Outcome::Schedulable, "{:?}", found.verdict);
+    assert!(!found.verdict.notes.iter().any(|note| note.contains("at one instant")), "{:?}", found.verdict.notes);
+}
+
+#[test]
+fn a_driver_that_may_be_later_than_the_jitter_is_named_and_one_without_time_is_a_no() {
+    // 200 us are allowed.
+    let late = with_calls_of(Nanos(150_000), "4 ms");
+    assert_eq!(late.verdict.outcome, Outcome::Schedulable, "{:?}", late.verdict);
+    assert!(
+        late.verdict.notes.iter().any(|note| note.contains("take 300 us, more than the 200 us")),
+        "{:?}",
+        late.verdict
+    );
+    let busy = with_calls_of(Nanos(2_100_000), "4 ms");
+    assert_eq!((busy.verdict.outcome, busy.verdict.strength), (Outcome::NotSchedulable, Strength::Sufficient));
+    assert!(busy.verdict.margin_ppm.unwrap() < 1_000_000 && busy.verdict.utilisation_ppm >= 1_050_000);
+    let violation = busy.verdict.violation.unwrap();
+    assert!(
+        violation.server == "driver" && violation.because[0].contains("500 calls a second take 105"),
+        "{violation:?}"
+    );
+}

@@ -1,12 +1,12 @@
 //! What plans assume of the CPUs, and how to get more of them.
 
 use headway_core::models::cpu::{RequestedClass, SchedulingClass};
-use headway_core::plan::Plan;
-use headway_core::units::Nanos;
+use headway_core::plan::{DriverDemand, Plan};
+use headway_core::units::{Nanos, percent};
 use headway_os::sched::{self, Missing, Role, SchedError};
 use serde::Serialize;
 
-/// What the answer of a plan assumes of the CPUs. The demand for CPU time is not part of the model.
+/// What the answer of a plan assumes of the CPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Assumption {
     /// How late the driver may be: how long after its time a window may open, and how long after its end an operation may be
@@ -24,9 +24,16 @@ pub fn assumption(plan: &Plan) -> Assumption {
         Nanos::ZERO => "is never late".to_owned(),
         late_max => format!("opens windows and notices ends at most {late_max} late, together"),
     };
+    let demand = match plan.driver {
+        Some(DriverDemand { calls_per_second, busy_ppm, at_once }) => format!(
+            "its {calls_per_second} calls a second that submit take {} of one CPU, and at most {at_once} at one instant; other CPU time is \
+             not part of the model",
+            percent(busy_ppm)
+        ),
+        None => "CPU time is not part of the model".to_owned(),
+    };
     let text = format!(
-        "the thread that drives the GPUs {allowance}, and blocks are packed before their windows open; CPU time is not part of \
-         the model, and what makes a thread run in time is its scheduling class (`headway doctor` names it); no other program \
+        "the thread that drives the GPUs {allowance}, and blocks are packed before their windows open; {demand}, and what makes a thread run in time is its scheduling class (`headway doctor` names it); no other program \
          copies over the engines of the plan, and a run on GPUs names who does"
     );
     Assumption { late_max, text }

@@ -182,6 +182,8 @@ impl Inner {
     /// Waits until a flow's copies are accepted.
     fn settle(&self, flow: FlowId, contract: &FlowContract) -> Result<(), Error> {
         self.limit(contract.gpu, contract.direction)?;
+        let copier = self.copiers.copier();
+        copier.prepare_promised(contract.gpu as usize, contract.direction).map_err(Failure::Copy)?;
         self.wait_until(&contract.name, |book| book.is_settled(flow))
     }
 

@@ -18,7 +18,7 @@ pub(crate) fn explain(plan: &mut Plan, machine: &Machine) {
     };
     let because = overload(plan, machine, &violation.server);
     if let Some(violation) = &mut plan.verdict.violation {
-        violation.because = because;
+        violation.because.extend(because);
     }
 }
 

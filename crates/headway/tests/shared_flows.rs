@@ -235,6 +235,30 @@ fn programs_are_admitted_beside_each_other_and_who_would_suffer_is_named_with_it
     assert_eq!(status.clients.iter().find(|of| of.client == flow.client).unwrap().pid, one.pid());
 }
 
+/// Threads of a process; each queue of an emulated GPU has one.
+fn threads(of: &Program) -> usize {
+    std::fs::read_dir(format!("/proc/{}/task", of.pid())).unwrap().count()
+}
+
+#[test]
+fn a_program_makes_no_queue_when_others_come_and_go() {
+    let folder = tempfile::tempdir().unwrap();
+    let broker = Broker::start(folder.path(), Nanos(600_000_000_000));
+    let mut one = Program::start(&broker);
+    assert_eq!(one.ask("open camera 400"), "open");
+    let (alone, before) = (millis(&one.ask("bound camera")), threads(&one));
+    for _ in 0..3 {
+        let mut other = Program::start(&broker);
+        assert_eq!(other.ask("open lidar 400"), "open");
+        drop(other);
+        let start = Instant::now();
+        while millis(&one.ask("bound camera")) != alone {
+            assert!(start.elapsed() < LIMIT);
+        }
+    }
+    assert_eq!(threads(&one), before);
+}
+
 #[test]
 fn a_program_that_is_killed_while_it_copies_counts_until_the_drain_has_passed_and_its_flows_are_lost() {
     let folder = tempfile::tempdir().unwrap();

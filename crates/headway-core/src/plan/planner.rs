@@ -20,6 +20,7 @@ mod context;
 mod cores;
 mod demands;
 mod division;
+mod driver;
 mod explored;
 mod gangs;
 mod groups;

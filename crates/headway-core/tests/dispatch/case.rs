@@ -136,6 +136,7 @@ pub(crate) fn plan(servers: Vec<Server>, pipelines: Vec<Pipeline>, streams: Vec<
         strategy: Kept::Partitioned,
         jitter: Nanos::ZERO,
         others: 0,
+        driver: None,
         engines: vec![PlannedEngine { name: "engine".to_owned(), gpu: Some(0), serves: Vec::new() }],
         capacities: Vec::new(),
         servers,

@@ -180,6 +180,14 @@ void headway_fake_fail(const char *call, int code, int at) {
 void headway_fake_hold(int hold) { held = hold; }
 /* For the tests: objects and allocations not given back, retained contexts included. */
 int headway_fake_live(void) { return live; }
+/* For bench/soak.py: bytes that are page-locked. */
+size_t headway_fake_locked(void) {
+	size_t bytes = 0;
+	pthread_mutex_lock(&mutex);
+	for (int i = 0; i < range_count; i++) if (ranges[i].used && ranges[i].pinned) bytes += ranges[i].bytes;
+	pthread_mutex_unlock(&mutex);
+	return bytes;
+}
 
 Code cuInit(unsigned flags) { ENTER(cuInit); LEAVE(flags ? INVALID_VALUE : 0); }
 Code cuDriverGetVersion(int *version) { ENTER(cuDriverGetVersion); *version = VERSION; LEAVE(0); }

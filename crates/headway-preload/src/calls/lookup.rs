@@ -19,11 +19,14 @@ unsafe extern "C" fn dlsym_cu(library: *mut c_void, name: *const c_char) -> *mut
 /// `dlsym`, for the whole program. It must not have a frame of its own: with `RTLD_NEXT` the real one looks at its return
 /// address to identify the caller. Names that do not begin with `cu`, `RTLD_NEXT` and `RTLD_DEFAULT` go straight on.
 ///
+/// The program of the unit tests keeps the C library's: a sanitiser asks it before memory is ready for code with its checks.
+///
 /// # Safety
 /// The caller keeps the promise of `dlsym`.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg_attr(test, unsafe(export_name = "headway_dlsym"))]
 pub(crate) unsafe extern "C" fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void {
     std::arch::naked_asm!(
         // RTLD_DEFAULT is 0, RTLD_NEXT is -1.
@@ -63,7 +66,8 @@ pub(crate) unsafe extern "C" fn dlsym(library: *mut c_void, name: *const c_char)
 /// The caller keeps the promise of `dlsym`.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
-#[unsafe(no_mangle)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg_attr(test, unsafe(export_name = "headway_dlsym"))]
 pub(crate) unsafe extern "C" fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void {
     std::arch::naked_asm!(
         "add x9, x0, #1",

@@ -83,6 +83,16 @@ impl Copier {
         result
     }
 
+    /// Makes a queue for one more caller of promised copies, since the driver takes longer for that than for many a copy.
+    ///
+    /// # Errors
+    /// [`CopyError`] if the driver refuses it.
+    pub fn prepare_promised(&self, gpu: usize, direction: Direction) -> Result<(), CopyError> {
+        let of = &self.gpus[gpu];
+        let prepared = of.engine(direction).prepare(of.device.as_ref());
+        prepared.map_err(|error| CopyError::device(Method::Dma, error, 0, 0))
+    }
+
     /// Bounds the chunks of all copies without a promise on the engine of the GPU at position `gpu` from now on; `None` = as before. On
     /// return no larger chunk is on the engine. Copies in callers' streams, and copies that the driver stages, are not bounded.
     ///
@@ -99,10 +109,6 @@ impl Copier {
             let reason = "another copier of this process, or a plan that it runs, promises copies on the same engine; promise all of a GPU by \
                           one copier, and when the plan has ended";
             return Err(CopyError::Invalid { what: "promised copies", reason: reason.to_owned() });
-        }
-        if chunk.is_some() {
-            let prepared = of.engine(direction).prepare(of.device.as_ref());
-            prepared.map_err(|error| CopyError::device(Method::Dma, error, 0, 0))?;
         }
         if direction == Direction::D2h {
             let mut before = of.turn_before.lock().unwrap_or_else(PoisonError::into_inner);

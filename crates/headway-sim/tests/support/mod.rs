@@ -230,6 +230,7 @@ pub(crate) fn by_hand(machine: &Machine, pipelines: Vec<Pipeline>) -> Plan {
         strategy: Strategy::Serial,
         jitter: Nanos::ZERO,
         others: 0,
+        driver: None,
         engines: machine.engines.iter().map(engine).collect(),
         capacities: Vec::new(),
         servers: vec![Server { name: "all".to_owned(), engines: Vec::new(), in_flight: 1, verdict: verdict() }],

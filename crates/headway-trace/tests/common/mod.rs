@@ -55,6 +55,7 @@ pub(crate) fn plan(streams: u32) -> Plan {
         strategy: Strategy::Partitioned,
         jitter: Nanos(1_000),
         others: 0,
+        driver: None,
         engines,
         capacities: vec![
             capacity("host -> gpu0", 10_000_000_000),

@@ -1,7 +1,7 @@
 //! The answer for the whole plan, from those of its servers.
 
 use super::holds::Holds;
-use super::{Context, Draft, PlanError, batches, cores};
+use super::{Context, Draft, PlanError, batches, cores, driver};
 use crate::plan::{Named, Outcome, Plan, PlannedCapacity, PlannedEngine, SCHEMA, Server, Strength, Verdict};
 use crate::units::Nanos;
 
@@ -19,6 +19,11 @@ pub(super) fn finished(context: &Context<'_>, draft: Draft) -> Plan {
     let machine = context.machine;
     let mut verdict = of_servers(context, &draft.servers);
     verdict.notes.extend(draft.notes);
+    let jitter = machine.calibration.as_ref().map_or(Nanos::ZERO, |of| of.jitter);
+    let driver = driver::demand(context, &draft.pipelines, &draft.servers);
+    if let Some(demand) = driver {
+        driver::judge(&mut verdict, demand, jitter);
+    }
     let engines = machine.engines.iter().map(|engine| PlannedEngine {
         name: engine.id.clone(),
         gpu: Some(context.ordinal(engine.gpu)),
@@ -32,8 +37,9 @@ pub(super) fn finished(context: &Context<'_>, draft: Draft) -> Plan {
         workload: Named { name: context.workload.name.clone(), hash: context.workload.hash.clone() },
         machine: Named { name: machine.name.clone(), hash: machine.hash.clone() },
         strategy: context.strategy,
-        jitter: machine.calibration.as_ref().map_or(Nanos::ZERO, |of| of.jitter),
+        jitter,
         others: machine.others,
+        driver,
         engines,
         capacities: capacities.collect(),
         servers: draft.servers,
