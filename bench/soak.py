@@ -413,7 +413,7 @@ class Soak:
         workload.write_text(WORKLOAD)
         again = [sys.executable, str(Path(__file__).resolve()), headway, "--part"]
         broker = [headway, "broker", "--socket", str(self.socket), "--tokens", "1", "--no-boost", "--metrics", f"unix:{self.metrics_at}"]
-        broker += ["--machine", "h200-x4", "--gpus", "2"] if emulated else ["--machine", str(self.machine)]
+        broker += ["--machine", "h200-x4", "--gpus", "2"] if emulated else ["--machine", str(self.machine), "--gpus", "1"]
         broker += ["--watchdog", f"{WATCHDOG_S:g} s", "--recover", f"{RECOVER_S:g} s", "--drain", f"{DRAIN_S * 1000:g} ms"]
         broker += ["--log", str(place / "broker.jsonl"), "--log-size", f"{LOG_BYTES >> 20} MiB", "--log-files", str(LOG_FILES), "--quiet"]
         seconds = min(20.0, self.args.seconds / 4)
