@@ -40,11 +40,11 @@ fn unpinned(end_pins: impl FnOnce(), real: impl FnOnce() -> Status) -> Status {
 }
 
 /// A node of a graph, of the kind that `what` begins with: a copy is made when no call tells.
-fn pins_and_node(what: *const c_int) {
+fn pins_and_node(what: *const c_void) {
     /// `CU_GRAPH_NODE_TYPE_MEMCPY`.
     const COPIES: c_int = 1;
     // SAFETY: the driver reads it, too.
-    if !what.is_null() && unsafe { what.read_unaligned() } == COPIES {
+    if !what.is_null() && unsafe { what.cast::<c_int>().read_unaligned() } == COPIES {
         pins::stop();
     }
 }
@@ -396,20 +396,20 @@ replaced! {
 
     /// A graph gets a node of any kind.
     cuGraphAddNode: c"cuGraphAddNode" from 12_020 until 13_000;
-    fn(node: *mut usize, graph: usize, after: *const usize, count: usize, what: *mut c_int) by(real, default) unpinned(|| pins_and_node(what), real);
+    fn(node: *mut usize, graph: usize, after: *const usize, count: usize, what: *mut c_void) by(real, default) unpinned(|| pins_and_node(what), real);
 
     /// The same with data of the edges.
     cuGraphAddNode_v2: c"cuGraphAddNode" from 13_000 until UNKNOWN;
-    fn(node: *mut usize, graph: usize, after: *const usize, edges: *const c_void, count: usize, what: *mut c_int) by(real, default)
+    fn(node: *mut usize, graph: usize, after: *const usize, edges: *const c_void, count: usize, what: *mut c_void) by(real, default)
         unpinned(|| pins_and_node(what), real);
 
     /// A node is changed.
     cuGraphNodeSetParams: c"cuGraphNodeSetParams" from 12_020 until UNKNOWN;
-    fn(node: usize, what: *mut c_int) by(real, default) unpinned(|| pins_and_node(what), real);
+    fn(node: usize, what: *mut c_void) by(real, default) unpinned(|| pins_and_node(what), real);
 
     /// A node of a graph that is ready is changed.
     cuGraphExecNodeSetParams: c"cuGraphExecNodeSetParams" from 12_020 until UNKNOWN;
-    fn(graph: usize, node: usize, what: *mut c_int) by(real, default) unpinned(|| pins_and_node(what), real);
+    fn(graph: usize, node: usize, what: *mut c_void) by(real, default) unpinned(|| pins_and_node(what), real);
 
     /// A stream is destroyed, and its handle may be given again.
     cuStreamDestroy_v2: c"cuStreamDestroy" from 4_000 until UNKNOWN;

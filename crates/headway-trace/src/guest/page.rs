@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use headway_core::files::guest_log::{Copy, DriverReason, Host, Towards};
+use headway_core::files::guest_log::{Became, Copy, DriverReason, Host, Towards};
 use headway_core::units::{Bytes, Nanos};
 use serde::Serialize;
 
@@ -22,8 +22,8 @@ const WORTH_SEEING: usize = 100;
 const MARKS_MAX: usize = 2_000;
 /// A small copy beside a bulk copy is marked from so many medians without one on.
 const LONG: u64 = 2;
-/// What the page draws a bulk copy as that is taken to be under way; below it stand the four ways in which copies are made.
-const UNDER_WAY: u8 = 4;
+/// What the page draws a bulk copy as that is taken to be under way; below it stand the ways in which copies are made.
+const UNDER_WAY: u8 = Became::PassedOn as u8 + 1;
 
 /// Everything the page draws. Times are nanoseconds after the log began; equal positions in the vectors of a struct belong together.
 #[derive(Serialize)]

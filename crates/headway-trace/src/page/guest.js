@@ -2,7 +2,8 @@
 
   /** How copies were made, by their number in the data: label and colour; the last is no call, but what a queued copy is taken to do. */
   const MADE = [
-    ["fast, by several threads", "#009e73"], ["aside, by a kernel", "#56b4e9"], ["in chunks", "#e69f00"], ["passed on to the driver", "#7f7f7f"],
+    ["fast, by several threads", "#009e73"], ["from or to memory that is kept page-locked", "#0072b2"], ["aside, by a kernel", "#56b4e9"],
+    ["in chunks", "#e69f00"], ["passed on to the driver", "#7f7f7f"],
     ["bulk, assumed under way", "#cc79a7"],
   ];
   const UNDER_WAY = MADE.length - 1;
@@ -68,7 +69,7 @@
       color: (job, kind) => MADE[kind][1],
       waits: () => false,
       thin: (kind) => kind === UNDER_WAY,
-      waitColor: MADE[3][1],
+      waitColor: MADE[4][1],
       flagged: (job) => job >= 0 && copies.marked[job],
       wait: () => null,
       tell,
