@@ -641,9 +641,9 @@ class Soak:
         if broker.process is not None:
             try:
                 code = broker.process.wait(20)
-                must("the broker ends when it is told to, with status 0", [code] if code != 0 else [], "see what it printed: please report it")
+                must("told to end, the broker exits with status 0", [code] if code != 0 else [], "see what it printed: please report it")
             except subprocess.TimeoutExpired:
-                must("the broker ends when it is told to, with status 0", ["not within 20 s"], "please report where it hangs (`gdb -p`)")
+                must("told to end, the broker exits with status 0", ["not within 20 s"], "please report where it hangs (`gdb -p`)")
                 broker.send(signal.SIGKILL)
                 broker.process.wait()
         must("no process is left", marked(self.token).values(), "end it, and please report it")
@@ -703,7 +703,7 @@ class Soak:
         missed = [is_near for _, one, is_near in late if one.missed]
         measured = f"flows: {len(missed)} missed, {sum(missed)} of them near a hit, and of the others Headway named the reason"
         measured += f"; runs: {sum(run.misses for run in self.runs)} missed; {len(strange)} unexplained" + "; ".join(["", *strange[:3]])
-        what = f"who is late was hit, or the broker was, in the {AFTERWARDS_S:.0f} s before, or Headway names which assumption of the promise was broken"
+        what = f"each late job follows a hit of its program or of the broker within {AFTERWARDS_S:.0f} s, or Headway names the assumption that was broken"
         targets.append(Target(what, measured, not strange, "please report runs.csv, and what the flow said"))
         idle = [part.name for part in self.parts if part.kind != "broker" and not part.served]
         faults = [*self.faults, *(f"{name} was never served" for name in idle)]

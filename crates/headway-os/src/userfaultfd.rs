@@ -90,7 +90,7 @@ struct Change {
 pub enum PageLoss {
     /// Unmapped, moved, or mapped over.
     Unmapped,
-    /// Given back by `madvise`. The pages may still be there when that is told, and go later.
+    /// Given back by `madvise`. The kernel tells this before it takes the pages away.
     GivenBack,
     /// The program has closed the file by which the kernel tells.
     Closed,

@@ -1,8 +1,8 @@
 //! `--pin-once`: copies of memory that Headway keeps page-locked, by the engine alone ([`pins`]).
 //!
 //! As for every copy of ordinary memory that Headway makes, the calling thread waits for the copy's stream first, and returns when the bytes are
-//! there. The engine's part goes through a stream of Headway's own: who holds a pin waits for nothing that the program has queued, which may
-//! wait for another thread of the program, which may wait for the pin.
+//! there. The engine's part goes through a stream of Headway's own, so that a thread that holds a pin never waits for the program's queue: that queue may
+//! wait for another thread, and that thread for the pin.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
