@@ -25,6 +25,10 @@ use crate::script::Script;
 
 /// Bytes at each end of the copies.
 const BYTES: usize = 1 << 20;
+/// `CUDA_ERROR_NOT_READY`.
+const NOT_READY: c_int = 600;
+/// `CU_MEMHOSTALLOC_PORTABLE`.
+const PORTABLE: u32 = 1;
 /// Handles of a kind that are open at once.
 const OPEN_MAX: usize = 3;
 /// Nothing takes that long, however slow the machine is.
@@ -34,9 +38,15 @@ const LIMIT_NS: u64 = 100_000_000_000;
 /// A driver without a GPU, and memory of its device; `None` without a C compiler.
 static DEVICE: LazyLock<Option<Device>> = LazyLock::new(Device::new);
 
+/// Memory of both sides lasts as long as the process: a copy goes on when its ticket is freed, and a job of a flow may outlive the flow.
 struct Device {
     /// Device memory of the driver is host memory, so that a test can look at it.
     memory: usize,
+    host: usize,
+    /// What only flows use, since nobody can wait for a job that was freed.
+    flow_memory: usize,
+    flow_pinned: usize,
+    query_stream: unsafe extern "C" fn(*mut c_void) -> c_int,
     _library: libloading::Library,
     _folder: tempfile::TempDir,
 }
@@ -52,21 +62,28 @@ impl Device {
         // SAFETY: a library of this repository, which does nothing when it is loaded.
         let library = unsafe { libloading::Library::new(&driver) }.expect("the driver loads");
         let mut context = null_mut();
-        let mut memory = 0_u64;
+        let (mut memory, mut flow_memory, mut flow_pinned) = (0_u64, 0_u64, null_mut::<c_void>());
         // SAFETY: the functions have these types in the driver's interface, and all places live until they return.
-        unsafe {
+        let query_stream = unsafe {
             let init = library.get::<unsafe extern "C" fn(u32) -> c_int>(c"cuInit").expect("cuInit");
             let retain =
                 library.get::<unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int>(c"cuDevicePrimaryCtxRetain");
             let set = library.get::<unsafe extern "C" fn(*mut c_void) -> c_int>(c"cuCtxSetCurrent");
-            let allocate = library.get::<unsafe extern "C" fn(*mut u64, usize) -> c_int>(c"cuMemAlloc_v2");
+            let allocate =
+                library.get::<unsafe extern "C" fn(*mut u64, usize) -> c_int>(c"cuMemAlloc_v2").expect("cuMemAlloc_v2");
+            let pin = library.get::<unsafe extern "C" fn(*mut *mut c_void, usize, u32) -> c_int>(c"cuMemHostAlloc");
             assert_eq!(init(0), 0);
             assert_eq!(retain.expect("cuDevicePrimaryCtxRetain")(&raw mut context, 0), 0);
             assert_eq!(set.expect("cuCtxSetCurrent")(context), 0);
-            assert_eq!(allocate.expect("cuMemAlloc_v2")(&raw mut memory, BYTES), 0);
-        }
-        let memory = usize::try_from(memory).expect("an address");
-        Some(Self { memory, _library: library, _folder: folder })
+            assert_eq!(allocate(&raw mut memory, BYTES), 0);
+            assert_eq!(allocate(&raw mut flow_memory, BYTES), 0);
+            assert_eq!(pin.expect("cuMemHostAlloc")(&raw mut flow_pinned, BYTES, PORTABLE), 0);
+            *library.get::<unsafe extern "C" fn(*mut c_void) -> c_int>(c"cuStreamQuery").expect("cuStreamQuery")
+        };
+        let [memory, flow_memory] = [memory, flow_memory].map(|address| usize::try_from(address).expect("an address"));
+        let host = Vec::leak(vec![7_u8; BYTES]).as_mut_ptr().expose_provenance();
+        let flow_pinned = flow_pinned.expose_provenance();
+        Some(Self { memory, host, flow_memory, flow_pinned, query_stream, _library: library, _folder: folder })
     }
 }
 
@@ -104,13 +121,12 @@ pub(crate) fn cross(bytes: &[u8]) {
     let Some(device) = &*DEVICE else { return };
     let mut script = Script(bytes);
     let mut handles = Handles::default();
-    let mut host = vec![7_u8; BYTES];
     let (called, asked) = (AtomicU32::new(0), AtomicU32::new(0));
     while let Some(kind) = script.byte() {
         match kind % 16 {
             0 => handles.open_copier(&mut script),
             1 => close(&mut handles.copiers, &mut script, headway_copier_close),
-            2 | 3 => handles.copy(kind % 16 == 3, &mut host, device.memory, &mut script),
+            2 | 3 => handles.copy(kind % 16 == 3, device, &mut script),
             4 => handles.ask(&mut script),
             5 => close(&mut handles.tickets, &mut script, headway_ticket_free),
             6 => handles.call_back(&called, &asked, &mut script),
@@ -118,7 +134,7 @@ pub(crate) fn cross(bytes: &[u8]) {
             8 => close(&mut handles.nodes, &mut script, headway_node_close),
             9 => handles.open_flow(&mut script),
             10 => close(&mut handles.flows, &mut script, headway_flow_close),
-            11 | 12 => handles.flow_copy(kind % 16 == 12, &mut host, device.memory, &mut script),
+            11 | 12 => handles.flow_copy(kind % 16 == 12, device, &mut script),
             13 => handles.wait_for_job(&mut script),
             14 => close(&mut handles.jobs, &mut script, headway_flow_job_free),
             _ => check_texts(),
@@ -128,6 +144,13 @@ pub(crate) fn cross(bytes: &[u8]) {
     let start = Instant::now();
     while called.load(Ordering::Acquire) < asked.load(Ordering::Acquire) {
         assert!(start.elapsed() < LIMIT, "a callback was never called");
+        std::thread::yield_now();
+    }
+    // Copies whose ticket was freed before they ended.
+    // SAFETY: the legacy stream, of the driver that is loaded.
+    while let code @ 1.. = unsafe { (device.query_stream)(null_mut()) } {
+        assert_eq!(code, NOT_READY);
+        assert!(start.elapsed() < LIMIT, "a copy without a ticket does not end");
         std::thread::yield_now();
     }
 }
@@ -244,9 +267,9 @@ impl Handles {
     }
 
     /// A copy one way or the other, in the call or behind it.
-    fn copy(&mut self, waits: bool, host: &mut [u8], device: usize, script: &mut Script<'_>) {
+    fn copy(&mut self, waits: bool, device: &Device, script: &mut Script<'_>) {
         let copier = some(&self.copiers, script);
-        let Ends { to, from, bytes, crosses } = Ends::of(host, device, script);
+        let Ends { to, from, bytes, crosses } = Ends::of(device.host, device.memory, script);
         if waits {
             let mut report = CopyResult { bytes: 0, nanoseconds: 0, method: [0; 32] };
             let place = if script.small(2) == 0 { null_mut() } else { &raw mut report };
@@ -258,8 +281,8 @@ impl Handles {
                 assert_eq!(report.bytes, bytes as u64);
                 assert_eq!(report.method[31], 0);
             }
-            if status == Status::Ok && self.tickets.is_empty() && self.jobs.is_empty() {
-                // SAFETY: both ranges are the caller's, and every copy has ended.
+            if status == Status::Ok {
+                // SAFETY: both ranges are the caller's, and the stream did all earlier copies before this one.
                 let [to, from] =
                     [to.cast_const(), from].map(|at| unsafe { std::slice::from_raw_parts(at.cast::<u8>(), bytes) });
                 assert!(to == from, "{bytes} bytes did not arrive");
@@ -271,7 +294,7 @@ impl Handles {
         }
         let mut ticket = no_handle();
         let place = if script.small(8) == 7 { null_mut() } else { &raw mut ticket };
-        // SAFETY: both ranges are the caller's until the end, and what several copies at once leave in them is not looked at.
+        // SAFETY: both ranges last as long as the process, and all copies of them are in one stream.
         let status = unsafe { headway_copy_async(copier, to, from, bytes, null_mut(), place) };
         if place.is_null() {
             assert_eq!(checked(status), Status::Invalid);
@@ -360,9 +383,11 @@ impl Handles {
         keep(status, flow, &mut self.flows, wrong);
     }
 
-    fn flow_copy(&mut self, waits: bool, host: &mut [u8], device: usize, script: &mut Script<'_>) {
+    fn flow_copy(&mut self, waits: bool, device: &Device, script: &mut Script<'_>) {
         let flow = some(&self.flows, script);
-        let Ends { to, from, bytes, .. } = Ends::of(host, device, script);
+        // Flows refuse host memory that is not pinned.
+        let host = if script.small(4) == 3 { device.host } else { device.flow_pinned };
+        let Ends { to, from, bytes, .. } = Ends::of(host, device.flow_memory, script);
         // SAFETY: null or an open flow.
         assert!((unsafe { headway_flow_bound(flow) } == 0) == flow.is_null());
         if waits {
@@ -377,7 +402,7 @@ impl Handles {
             return;
         }
         let mut job = no_handle();
-        // SAFETY: both ranges are the caller's until the end, and what several copies at once leave in them is not looked at.
+        // SAFETY: both ranges last as long as the process, and what several copies at once leave in them is not looked at.
         let status = unsafe { headway_flow_submit(flow, to, from, bytes, null_mut(), &raw mut job) };
         keep(status, job, &mut self.jobs, flow.is_null());
     }
@@ -429,11 +454,10 @@ struct Ends {
 }
 
 impl Ends {
-    fn of(host: &mut [u8], device: usize, script: &mut Script<'_>) -> Self {
+    fn of(host: usize, device: usize, script: &mut Script<'_>) -> Self {
         let bytes = [0, 1, 4_096, 65_536, BYTES / 2][script.small(5) as usize];
         let offset = usize::from(script.byte().unwrap_or(0)) * (BYTES / 2 / 255);
-        let host = host[offset..].as_mut_ptr().cast::<c_void>();
-        let device = std::ptr::with_exposed_provenance_mut::<c_void>(device + offset);
+        let [host, device] = [host, device].map(|at| std::ptr::with_exposed_provenance_mut::<c_void>(at + offset));
         let (to, from, crosses) = match script.small(8) {
             0 => (host, host.cast_const(), false),
             1 => (null_mut(), host.cast_const(), false),

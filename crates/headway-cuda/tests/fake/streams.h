@@ -20,7 +20,8 @@ typedef struct {
 	Operation *first, *end;
 	int quits;
 } Stream;
-static Stream legacy;
+/* The legacy stream of each context. */
+static Stream legacy_streams[DEVICES];
 static int capturing;
 void headway_fake_capture(int on) { capturing = on; }
 
@@ -54,13 +55,14 @@ static void *serve_stream(void *argument) {
 	return NULL;
 }
 static Stream *stream_of(Stream *handle) {
-	if ((size_t)handle > 2) return handle;
-	if (!legacy.thread) {
-		pthread_cond_init(&legacy.came, NULL);
-		legacy.context = current;
-		pthread_create(&legacy.thread, NULL, serve_stream, &legacy);
+	if ((size_t)handle > 2 || !current) return handle;
+	Stream *legacy = &legacy_streams[current - contexts];
+	if (!legacy->thread) {
+		pthread_cond_init(&legacy->came, NULL);
+		legacy->context = current;
+		pthread_create(&legacy->thread, NULL, serve_stream, legacy);
 	}
-	return &legacy;
+	return legacy;
 }
 static Code enqueue(Stream *stream, Operation what) {
 	Operation *made = malloc(sizeof *made);
