@@ -445,10 +445,8 @@ impl FlowBook {
         if demand.bytes > limits.bytes_max {
             return Err(InvalidContract::TooManyBytes { name, bytes: demand.bytes, most: limits.bytes_max });
         }
-        let least = place.engine.jitter.saturating_add(Nanos(1));
-        if demand.deadline <= least || demand.deadline > limits.time_max {
-            let (deadline, most) = (demand.deadline, limits.time_max);
-            return Err(InvalidContract::Deadline { name, deadline, least, most });
+        if demand.deadline == Nanos::ZERO || demand.deadline > limits.time_max {
+            return Err(InvalidContract::Deadline { name, deadline: demand.deadline, most: limits.time_max });
         }
         if place.flows.len() >= limits.flows_max {
             return Err(InvalidContract::Full { name, limit: limits.flows_max });
@@ -469,7 +467,8 @@ impl FlowBook {
         let place = &self.engines[&key];
         let counted = place.counted(joined).map(|(_, flow)| flow.name.as_str());
         let (suffers, by, why) = unfit.named(name, &counted.chain([name]).collect::<Vec<&str>>());
-        let mut proposals = admission::proposals(demand, self.limits.time_max, |demand| fits(place, demand));
+        let mut proposals =
+            admission::proposals(demand, &place.engine, self.limits.time_max, |demand| fits(place, demand));
         let others = self.engines.iter().filter(|((gpu, direction), _)| *gpu != key.0 && *direction == key.1);
         let others = others.filter(|(other, _)| self.check_demand(name, **other, &demand).is_ok());
         let others = others.filter(|(_, place)| fits(place, demand)).map(|((gpu, _), _)| FlowProposal::OtherGpu(*gpu));

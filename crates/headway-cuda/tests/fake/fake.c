@@ -454,20 +454,21 @@ Code cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t bytes, Stream *st
 	ENTER(cuMemcpyHtoDAsync_v2);
 	stream = stream_of(stream);
 	NEED(MINE(stream) && bytes && inside((void *)to, bytes, 0), INVALID_VALUE);
+	char *kept = NULL;
 	if (!inside(from, bytes, 1)) {
 		NEED(bytes <= 65536, INVALID_VALUE);
-		char *kept = malloc(bytes);
+		kept = malloc(bytes);
 		NEED(kept, NO_MEMORY);
 		from = memcpy(kept, from, bytes);
 	}
-	LEAVE(enqueue(stream, (Operation){COPY_BYTES, (char *)to, from, bytes, 0, NULL}));
+	LEAVE(enqueue(stream, (Operation){COPY_BYTES, (char *)to, from, bytes, 0, kept, NULL}));
 }
 /* Little ordinary memory is written when the stream comes to it, as drivers may. */
 Code cuMemcpyDtoHAsync_v2(void *to, Address from, size_t bytes, Stream *stream) {
 	ENTER(cuMemcpyDtoHAsync_v2);
 	stream = stream_of(stream);
 	NEED(MINE(stream) && bytes && inside((void *)from, bytes, 0) && (bytes <= 65536 || inside(to, bytes, 1)), INVALID_VALUE);
-	LEAVE(enqueue(stream, (Operation){COPY_BYTES, to, (char *)from, bytes, 0, NULL}));
+	LEAVE(enqueue(stream, (Operation){COPY_BYTES, to, (char *)from, bytes, 0, NULL, NULL}));
 }
 #else
 Code cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t bytes, Stream *stream) { for (long long end = now() + COPY_NANOS; now() < end;); COPY(cuMemcpyHtoDAsync_v2, MINE(stream) && bytes && inside((void *)to, bytes, 0) && inside(from, bytes, 1)); }
@@ -482,13 +483,13 @@ Code cuStreamWriteValue32_v2(Stream *stream, Address word, unsigned value, unsig
 	stream = stream_of(stream);
 	NEED(MINE(stream) && !flags && word % 4 == 0 && inside((void *)word, 4, 1), INVALID_VALUE);
 	words++;
-	LEAVE(enqueue(stream, (Operation){WRITE_WORD, (char *)word, NULL, 0, value, NULL}));
+	LEAVE(enqueue(stream, (Operation){WRITE_WORD, (char *)word, NULL, 0, value, NULL, NULL}));
 }
 Code cuStreamWaitValue32_v2(Stream *stream, Address word, unsigned value, unsigned flags) {
 	ENTER(cuStreamWaitValue32_v2);
 	stream = stream_of(stream);
 	NEED(MINE(stream) && flags <= 1 && word % 4 == 0 && inside((void *)word, 4, 1), INVALID_VALUE);
-	LEAVE(enqueue(stream, (Operation){flags ? WAIT_EQUAL : WAIT_REACHED, (char *)word, NULL, 0, value, NULL}));
+	LEAVE(enqueue(stream, (Operation){flags ? WAIT_EQUAL : WAIT_REACHED, (char *)word, NULL, 0, value, NULL, NULL}));
 }
 #else
 Code cuStreamWriteValue32_v2(Stream *stream, Address word, unsigned value, unsigned flags) {

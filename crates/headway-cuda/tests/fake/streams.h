@@ -9,6 +9,8 @@ typedef struct Operation {
 	const char *from;
 	size_t bytes;
 	unsigned value;
+	/* A copy of the source that ends with the operation; or null. */
+	char *kept;
 	struct Operation *next;
 } Operation;
 typedef struct {
@@ -49,6 +51,7 @@ static void *serve_stream(void *argument) {
 		pthread_mutex_lock(&mutex);
 		stream->first = now->next;
 		if (!stream->first) stream->end = NULL;
+		free(now->kept);
 		free(now);
 	}
 	pthread_mutex_unlock(&mutex);

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use headway::flow::{FlowContract, FlowCopy, FlowError, FlowNode, FlowPlace, FlowRefused, InvalidContract, OnMiss};
+use headway::flow::{FlowContract, FlowCopy, FlowNode, FlowPlace, OnMiss};
 use headway::gpus::{self, CopyBackend};
 use headway::run::Progress;
-use headway::{COMMIT, ErrorKind, Failure};
+use headway::{COMMIT, ErrorKind};
 use headway_core::files::machine::Machine;
 use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::{Bytes, Nanos};
@@ -291,7 +291,7 @@ impl Bench<'_> {
         for load in loads {
             match node.open(contract(load)) {
                 Ok(flow) => flows.push(flow),
-                Err(refused) if refused.kind() == ErrorKind::NotAccepted || is_too_short(&refused) => return Ok(false),
+                Err(refused) if refused.kind() == ErrorKind::NotAccepted => return Ok(false),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -471,11 +471,6 @@ impl Bench<'_> {
 /// New memory of the GPU, and new pinned memory.
 fn ends(copier: &Copier, bytes: usize) -> Result<[FlowPlace; 2], Error> {
     Ok([FlowPlace::device(copier, 0, bytes)?, FlowPlace::pinned(copier, 0, bytes)?])
-}
-
-/// Whether threads of this node may ask for the engine later than a load is due.
-fn is_too_short(error: &headway::Error) -> bool {
-    matches!(error.failure(), Failure::Flow(FlowError::Refused(FlowRefused::Invalid(InvalidContract::Deadline { .. }))))
 }
 
 fn contract(load: &Load) -> FlowContract {

@@ -34,15 +34,19 @@ pub(super) struct Demand {
     pub(super) deadline: Nanos,
 }
 
+/// Deadlines up to this can have passed when the first chunk asks.
+fn asked_by(engine: &FlowEngine) -> Nanos {
+    engine.jitter.saturating_add(Nanos(1))
+}
+
 impl Demand {
     fn flow(&self, engine: &FlowEngine) -> ChunkFlow {
-        let late = engine.jitter.saturating_add(Nanos(1));
         ChunkFlow {
             bytes: self.bytes,
             setup: engine.setup.saturating_add(engine.jitter),
             rate: engine.rate,
             period: self.period,
-            deadline: self.deadline.saturating_sub(late),
+            deadline: self.deadline.saturating_sub(asked_by(engine)),
         }
     }
 }
@@ -119,8 +123,18 @@ impl<'a> Demands<'a> {
         passes(&[costs, &self.blockers(ahead, factor)].concat())
     }
 
+    /// A deadline that can have passed when its job's first chunk asks.
+    fn asks_too_late(&self) -> Option<Unfit> {
+        let jitter = self.engine.jitter;
+        let suffers = self.deadlines.iter().position(|deadline| *deadline <= asked_by(self.engine))?;
+        Some(Unfit::AsksLate { suffers, jitter, by: asked_by(self.engine).saturating_sub(self.deadlines[suffers]) })
+    }
+
     /// Whether all deadlines hold with chunks of `chunk` bytes.
     pub(super) fn hold_with(&self, chunk: Bytes) -> bool {
+        if self.asks_too_late().is_some() {
+            return false;
+        }
         let costs = self.costs(chunk, PPM);
         asked_ppm(&costs) <= ASKED_PPM_MAX && self.hold(&costs, chunk, PPM)
     }
@@ -162,6 +176,9 @@ impl<'a> Demands<'a> {
     /// The common chunk: the largest with which all costs may rise by a quarter, an eighth and so on, whichever is first at most a half of what
     /// they may rise by where only these flows are there. The planner leaves as much to what it plans when it sizes bulk chunks.
     pub(super) fn chunk(&self) -> Result<Bytes, Unfit> {
+        if let Some(unfit) = self.asks_too_late() {
+            return Err(unfit);
+        }
         for part in 2..=PARTS_MAX {
             let kept = PPM >> part;
             if asked_ppm(&self.costs(self.engine.chunk_max, PPM + 2 * kept)) > ASKED_PPM_MAX {
@@ -187,7 +204,7 @@ impl<'a> Demands<'a> {
 
     /// Why not all deadlines hold with chunks of `chunk` bytes.
     pub(super) fn why_with(&self, chunk: Bytes) -> Unfit {
-        self.why(&Excluded { cut: chunk, ahead: chunk })
+        self.asks_too_late().unwrap_or_else(|| self.why(&Excluded { cut: chunk, ahead: chunk }))
     }
 
     fn why(&self, excluded: &Excluded) -> Unfit {
@@ -226,6 +243,11 @@ pub(super) enum Unfit {
     Overload {
         asked_ppm: u64,
     },
+    AsksLate {
+        suffers: usize,
+        jitter: Nanos,
+        by: Nanos,
+    },
     Late {
         /// Position; `None` = nobody can be named.
         suffers: Option<usize>,
@@ -242,6 +264,10 @@ impl Unfit {
         match self {
             Self::Overload { asked_ppm } => (name.to_owned(), Nanos::ZERO, UnfitReason::Overload { asked_ppm }),
             Self::Unknown => (name.to_owned(), Nanos::ZERO, UnfitReason::Unknown),
+            Self::AsksLate { suffers, jitter, by } => {
+                let suffers = names.get(suffers).copied().unwrap_or(name).to_owned();
+                (suffers.clone(), by, UnfitReason::AsksLate { suffers, jitter })
+            }
             Self::Late { suffers, interval, demand, blocking } => {
                 let suffers = suffers.and_then(|at| names.get(at).copied()).unwrap_or(name).to_owned();
                 let by = demand.saturating_sub(interval);
@@ -257,7 +283,12 @@ const PROPOSAL_STEPS: u64 = 1_000;
 const LONGER_MAX: u32 = 10;
 
 /// Changes of `asked` with which `fits` says yes, each as little as the steps of the search allow.
-pub(super) fn proposals(asked: Demand, most: Nanos, fits: impl Fn(Demand) -> bool) -> Vec<FlowProposal> {
+pub(super) fn proposals(
+    asked: Demand,
+    engine: &FlowEngine,
+    most: Nanos,
+    fits: impl Fn(Demand) -> bool,
+) -> Vec<FlowProposal> {
     let step = |of: u64| (of / PROPOSAL_STEPS).max(1);
     let mut found = Vec::new();
     let bytes_step = step(asked.bytes.0);
@@ -283,7 +314,8 @@ pub(super) fn proposals(asked: Demand, most: Nanos, fits: impl Fn(Demand) -> boo
         }
         Some(time(high))
     };
-    found.extend(longer(asked.deadline, &|deadline| Demand { deadline, ..asked }).map(FlowProposal::LongerDeadline));
+    let shortest = asked.deadline.max(asked_by(engine));
+    found.extend(longer(shortest, &|deadline| Demand { deadline, ..asked }).map(FlowProposal::LongerDeadline));
     found.extend(longer(asked.period, &|period| Demand { period, ..asked }).map(FlowProposal::LongerPeriod));
     found
 }

@@ -112,10 +112,8 @@ pub enum InvalidContract {
     TooManyBytes { name: String, bytes: Bytes, most: Bytes },
     #[error("flow `{name}` has a period of {period}; it must be above zero and at most {most}")]
     Period { name: String, period: Nanos, most: Nanos },
-    #[error(
-        "`{name}` has a deadline of {deadline}; it must be above {least}, within which threads ask for the engine, and at most {most}"
-    )]
-    Deadline { name: String, deadline: Nanos, least: Nanos, most: Nanos },
+    #[error("`{name}` has a deadline of {deadline}; it must be above zero and at most {most}")]
+    Deadline { name: String, deadline: Nanos, most: Nanos },
     #[error("there is no engine for copies {} GPU {gpu}, which `{name}` asks for; choose another GPU or direction", direction.preposition())]
     NoEngine { name: String, gpu: u32, direction: Direction },
     #[error(
@@ -193,6 +191,8 @@ pub enum UnfitReason {
         /// Of all time of the engine.
         asked_ppm: u64,
     },
+    /// The deadline can have passed when a thread of this node asks for the engine.
+    AsksLate { suffers: String, jitter: Nanos },
     /// A job could end too late.
     Late {
         suffers: String,
@@ -221,6 +221,12 @@ impl std::fmt::Display for UnfitReason {
                     write!(f, ", {blocking} of it for chunks that had begun before")?;
                 }
                 f.write_str(")")
+            }
+            Self::AsksLate { suffers, jitter } => {
+                write!(
+                    f,
+                    "a thread of this node can ask for the engine as late as {jitter} after a release, when `{suffers}` is due already"
+                )
             }
             Self::Unknown => f.write_str("the test gives no answer within its limits"),
         }

@@ -96,7 +96,7 @@ fn what_cannot_be_a_flow_is_refused_with_what_to_do() {
         FlowContract { bytes: Bytes(u64::MAX), ..good.clone() },
         FlowContract { period: Nanos::ZERO, ..good.clone() },
         FlowContract { period: Nanos::MAX, ..good.clone() },
-        FlowContract { deadline: US * 20, ..good.clone() },
+        FlowContract { deadline: Nanos::ZERO, ..good.clone() },
         FlowContract { deadline: Nanos::MAX, ..good.clone() },
         FlowContract { gpu: 7, ..good.clone() },
         FlowContract { direction: Direction::Peer, ..good.clone() },
@@ -139,6 +139,26 @@ fn a_refusal_names_who_would_suffer_and_every_proposal_would_be_admitted() {
             assert!(book.clone().open(MS, changed).is_ok(), "{proposal} of {text}");
         }
     }
+}
+
+#[test]
+fn a_deadline_shorter_than_the_lateness_of_the_threads_is_refused_with_one_that_is_long_enough() {
+    let mut book = book(1);
+    for deadline in [Nanos(1), US * 20, US * 20 + Nanos(1)] {
+        let asked = contract("control", 4096, MS, deadline);
+        let refused = book.open(MS, asked.clone()).unwrap_err();
+        let FlowRefused::Unfit(unfit) = &refused else { panic!("{refused}") };
+        assert_eq!(unfit.why, UnfitReason::AsksLate { suffers: "control".to_owned(), jitter: US * 20 });
+        let [FlowProposal::LongerDeadline(deadline)] = *refused.proposals() else { panic!("{refused}") };
+        assert!(book.clone().open(MS, FlowContract { deadline, ..asked }).is_ok(), "{refused}");
+        let urgent = book.urgent(MS, 0, OUT, Bytes(4096), US * 20).unwrap_err();
+        assert!(matches!(*urgent.proposals(), [FlowProposal::LongerDeadline(_)]), "{urgent}");
+    }
+    // The threads of a node that is open turn out to be later.
+    settled(&mut book, MS, contract("control", 4096, MS, US * 400));
+    let later = FlowEngine { jitter: MS, ..engine(0) };
+    let FlowSuffers { suffers, by, .. } = book.change(MS, later, "").unwrap_err();
+    assert_eq!((suffers.as_str(), by), ("control", US * 600 + Nanos(1)));
 }
 
 #[test]
