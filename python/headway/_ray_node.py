@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -138,7 +140,7 @@ class NodeBook:
         if record is not None and record.exists():
             # Written by the process before this one, by the same clock.
             try:
-                kept = [Reserved.of_dict(each) for each in json.loads(record.read_text())]
+                kept = [Reserved.of_dict(each) for each in json.loads(_read(record))]
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 what = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else f"is damaged: {error}"
                 raise NodeRefusal(
@@ -205,6 +207,18 @@ class NodeBook:
         self._keep(Reserved(ask, known.lease_ends_ns if known else self._now_ns(), holder))
         return bounds_ns
 
+    def give_back(self, ask: Ask) -> tuple[int, ...]:
+        """Ends a reservation before its lease does. One that is not there any more is no error.
+
+        Raises:
+            NodeRefusal: A process has confirmed it, and has it until it ends.
+        """
+        known = next((each for each in self.reserved() if each.ask.id == ask.id), None)
+        if known and known.holder:
+            raise NodeRefusal(f"process {known.holder.pid} has it until it ends", help="end that actor: `ray.kill(actor)`")
+        self._store({id: each for id, each in self._reserved.items() if id != ask.id})
+        return ()
+
     def told(self) -> dict[str, Any]:
         """Facts for people."""
         now, held = self._now_ns(), self.reserved()
@@ -230,7 +244,9 @@ class NodeBook:
 
     def _keep(self, new: Reserved) -> None:
         """Remembers it on disk first: an answer that is given must outlive this process."""
-        every = {**self._reserved, new.ask.id: new}
+        self._store({**self._reserved, new.ask.id: new})
+
+    def _store(self, every: dict[str, Reserved]) -> None:
         if self._record is not None:
             try:
                 beside = self._record.with_suffix(".new")
@@ -239,6 +255,14 @@ class NodeBook:
             except OSError as error:
                 raise NodeRefusal(f"it cannot write `{self._record}`, what it has promised: {error.strerror}") from error
         self._reserved = every
+
+
+def _read(record: Path) -> bytes:
+    # A pipe or a device in place of the file would have no end.
+    with open(record, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        return file.read()
 
 
 def _gpus(number: int) -> str:
@@ -299,6 +323,9 @@ class NodeActor:
 
     def reserve(self, ask: Ask) -> Answer:
         return self._answer(lambda book: book.reserve(ask))
+
+    def give_back(self, ask: Ask) -> Answer:
+        return self._answer(lambda book: book.give_back(ask))
 
     def confirm(self, ask: Ask, holder: Process) -> Answer:
         return self._answer(lambda book: book.confirm(ask, holder))

@@ -42,7 +42,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError("headway.ray needs Ray: pip install 'headway-gpu[ray]'", name="ray") from error
 state: Any = import_module("ray._private.state")
 
-__all__ = ["AdmissionRefused", "Reservation", "admit_here", "confirm", "options", "status"]
+__all__ = ["AdmissionRefused", "Reservation", "admit_here", "confirm", "give_back", "options", "status"]
 
 _NAMESPACE = "headway"
 _NODE_ID = "ray.io/node-id"
@@ -135,9 +135,27 @@ def confirm(*, timeout: Time = "30 s") -> Reservation:
         raise OptionError(
             "nothing is reserved for this process; start the actor with `.options(**headway.ray.options(..))`, or call `headway.ray.admit_here`"
         )
-    facts = json.loads(text)
-    node = facts.pop("node")
-    return _hold(Ask.of_dict(facts), node, timeout)
+    node, ask = _reservation(text)
+    return _hold(ask, node, timeout)
+
+
+def give_back(placed: Mapping[str, Any], *, timeout: Time = "30 s") -> None:
+    """Ends what `options` has reserved before its lease does, for an actor that will not come or has failed before it confirmed.
+
+    Args:
+        placed: What `options` gave.
+
+    Raises:
+        AdmissionRefused: An actor has confirmed it and holds it until it ends, or the node does not answer.
+        OptionError: `placed` is nothing that `options` gave.
+    """
+    try:
+        node, ask = _reservation(placed["runtime_env"]["env_vars"][_RESERVATION])
+    except (KeyError, TypeError, ValueError) as error:
+        raise OptionError("`placed` has no reservation; give what `headway.ray.options` gave") from error
+    answer = _Nodes(nanoseconds(timeout) / 1e9).call(node, "give_back", ask)
+    if not isinstance(answer, Admitted):
+        raise _refused(ask, {node: str(answer)})
 
 
 def admit_here(*, contract: FlowContract | Sequence[FlowContract], timeout: Time = "30 s") -> Reservation:
@@ -184,6 +202,12 @@ def _ask(contract: FlowContract | Sequence[FlowContract], gpus: object, lease_ns
     if isinstance(whole, bool) or not isinstance(whole, int) or whole < 1:
         raise OptionError(f"`num_gpus` is {gpus!r}, and a contract needs whole GPUs: no other process may copy on them")
     return Ask(uuid.uuid4().hex, tuple(checked(each, whole) for each in contracts), whole, lease_ns)
+
+
+def _reservation(text: str) -> tuple[str, Ask]:
+    facts = json.loads(text)
+    node: str = facts.pop("node")
+    return node, Ask.of_dict(facts)
 
 
 def _environment(given: Mapping[str, Any] | None) -> dict[str, Any]:

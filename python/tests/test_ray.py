@@ -207,6 +207,31 @@ def test_a_damaged_record_is_said_and_nothing_is_promised(clock: Clock, tmp_path
     record.mkdir()
     with pytest.raises(NodeRefusal, match="cannot be read: Is a directory"):
         book(clock, record)
+    record.rmdir()
+    os.mkfifo(record)
+    with pytest.raises(NodeRefusal, match="cannot be read: it is not a regular file"):
+        book(clock, record)
+
+
+def test_what_is_given_back_is_free_before_its_lease_ends(
+    clock: Clock, child: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    record = tmp_path / "node.json"
+    node = book(clock, record)
+    node.reserve(ask("a"))
+    node.give_back(ask("another"))
+    with pytest.raises(NodeRefusal):
+        node.reserve(ask("b"))
+    node.give_back(ask("a"))
+    assert book(clock, record).reserved() == []
+    node.reserve(ask("b"))
+    # Its actor comes after all, and is asked for as if it had just asked.
+    with pytest.raises(NodeRefusal, match="more to start"):
+        node.confirm(ask("a"), me())
+    node.confirm(ask("b"), process_of(child))
+    with pytest.raises(NodeRefusal, match=f"process {child.pid} has it until it ends"):
+        node.give_back(ask("b"))
+    assert [each.ask.id for each in node.reserved()] == ["b"]
 
 
 class Simulated:
@@ -622,6 +647,20 @@ def test_what_never_starts_is_free_after_its_lease(idle: Nodes, start: Start) ->
     actor = start(placed)
     assert facts(actor)["node"]
     assert len(late) == 1
+
+
+def test_what_is_given_back_is_free_at_once_but_not_what_an_actor_holds(idle: Nodes, start: Start) -> None:
+    import headway.ray
+
+    both = [place(lease="1000 s"), place(lease="1000 s")]
+    for placed in both:
+        headway.ray.give_back(placed)
+    placed = place(lease="1000 s")
+    facts(start(placed))
+    with pytest.raises(headway.ray.AdmissionRefused, match="has it until it ends"):
+        headway.ray.give_back(placed)
+    with pytest.raises(hw.OptionError, match="has no reservation"):
+        headway.ray.give_back({"runtime_env": {}})
 
 
 def test_arguments_are_for_one_actor(idle: Nodes, start: Start) -> None:
