@@ -87,6 +87,9 @@ pub struct Book {
     faults: BTreeMap<GpuId, u64>,
     /// Grants that clients get only after the journal has written them.
     withheld: Vec<sharing::ArbiterAction>,
+    /// Engines could be leased, and are not before the journal has written who gave theirs back. No record has what is used under a lease, so
+    /// the record must not name an earlier user then.
+    withholds_leases: bool,
     now: Nanos,
     #[serde(skip)]
     counts: Counts,
@@ -134,6 +137,7 @@ impl Book {
             without_room: BTreeSet::new(),
             faults: BTreeMap::new(),
             withheld: Vec::new(),
+            withholds_leases: false,
             now,
             counts: Counts::default(),
             actions: VecDeque::new(),
@@ -150,7 +154,7 @@ impl Book {
         }
         self.now = now;
         self.end_recovery(now);
-        self.settle_leases();
+        self.settle_leases(!self.parameters.must_remember || matches!(input, Input::Written));
         if self.turns.are_due_to_be_written(now) {
             self.turns.set_written(now);
             self.actions.push_back(Action::RecordClients);
@@ -276,7 +280,7 @@ impl Book {
     /// Tells of the grants that waited until they were written down.
     fn tell_withheld(&mut self, now: Nanos) -> bool {
         let withheld = std::mem::take(&mut self.withheld);
-        let any = !withheld.is_empty();
+        let any = !withheld.is_empty() || self.withholds_leases;
         for action in withheld {
             // A job that has given up meanwhile, or has lost the GPU, gets no answer.
             let stands = match &action {
@@ -380,10 +384,10 @@ impl Book {
         self.faults.get(&gpu).copied().unwrap_or(0)
     }
 
-    /// Grants that wait until they are written down.
+    /// Grants that wait until they are written down; all leases count as one.
     #[must_use]
     pub fn withheld(&self) -> usize {
-        self.withheld.len()
+        self.withheld.len() + usize::from(self.withholds_leases)
     }
 
     /// What happened since the start.

@@ -204,7 +204,8 @@ impl World {
         self.has_faults = false;
         self.disk.fails = false;
         for at in 0..self.programs.len() {
-            if !self.programs[at].is_honest() {
+            // One that hangs goes on to: the watchdog must end it.
+            if self.programs[at].lies() {
                 self.kill(at);
             }
         }
@@ -295,7 +296,7 @@ impl World {
             let at = self.chance.below(self.programs.len() as u64) as usize;
             self.kill(at);
         }
-        if self.server.is_some() && self.chance.one_in(2_000) {
+        if self.server.is_some() && self.chance.one_in(1_000) {
             self.kill_broker()?;
         }
         if self.chance.one_in(1_500) && self.server.is_some() {
@@ -369,7 +370,7 @@ fn parameters(chance: &mut Chance) -> BookParameters {
     let limits = BrokerLimits {
         clients_per_user: 3,
         tasks_per_user: 5,
-        requests_per_user: 4,
+        requests_per_user: 2,
         deadline_min: Nanos(1),
         ..BrokerLimits::default()
     };

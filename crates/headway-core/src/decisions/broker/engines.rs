@@ -220,17 +220,22 @@ impl Book {
         }
     }
 
-    /// Leases the free engines of every GPU whose tokens one client alone holds, and ends the other leases.
-    pub(super) fn settle_leases(&mut self) {
+    /// Leases the free engines of every GPU whose tokens one client alone holds, if it `may_lend` now, and ends the other leases.
+    pub(super) fn settle_leases(&mut self, may_lend: bool) {
         if self.parameters.arbiter.engines.is_none() {
             return;
         }
         let alone = self.only_holders();
         self.end_leases(|lock, client| alone.get(&lock.gpu) != Some(&client));
+        self.withholds_leases = false;
         for (gpu, client) in alone {
             let mut locks = self.locks_of_gpu(gpu);
             locks.retain(|lock| !self.leases.contains_key(lock) && !self.is_wanted(*lock));
             if locks.is_empty() {
+                continue;
+            }
+            if !may_lend {
+                self.withholds_leases = true;
                 continue;
             }
             self.leases.extend(locks.iter().map(|lock| (*lock, Lease { client, is_ending: false })));

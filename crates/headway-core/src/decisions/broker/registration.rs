@@ -220,7 +220,7 @@ impl Book {
             self.lost.insert(gpu);
             self.take_all_turns(now);
             // Whoever hears that it is done finds no engine of the GPU leased any more.
-            self.settle_leases();
+            self.settle_leases(false);
         }
         if let Some(client) = client {
             let done = match may {

@@ -482,6 +482,21 @@ fn a_grant_is_told_only_when_it_is_written_down_where_the_broker_must_remember()
     assert_eq!(host.feed(Input::Written), []);
 }
 
+#[test]
+fn an_engine_is_leased_only_when_it_is_written_down_that_nobody_else_holds_anything() {
+    let mut host = Host::new(BookParameters { must_remember: true, ..parameters(1, 2) });
+    let (one, two) = (host.party(1, 11, 10), host.party(2, 11, 1_000));
+    for task in [one, two] {
+        host.request(task);
+        assert_eq!(granted(&host.feed(Input::Written)), [task]);
+    }
+    let lends = |actions: &[Action]| actions.iter().any(|action| matches!(action, Action::Lend { .. }));
+    assert!(!lends(&host.release(two)) && !lends(&host.wait(WATCHDOG / 2)));
+    assert_eq!(host.book.withheld(), 1);
+    assert!(lends(&host.feed(Input::Written)));
+    assert_eq!((host.book.withheld(), host.feed(Input::Written)), (0, Vec::new()));
+}
+
 /// Task 5 of process 101 held token 0 when the broker before ended, task 6 of process 102 nothing.
 fn restarted() -> Host {
     let known = |client: u64, task: u32| KnownProcess {

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use headway_core::decisions::broker::{BookParameters, BrokerLimits, Roster};
-use headway_core::decisions::engine_lock::LockId;
+use headway_core::decisions::broker::{BookParameters, BrokerLimits, HeldToken, Roster};
+use headway_core::decisions::engine_lock::{EngineRole, LockId};
 use headway_core::decisions::sharing::{ClientId, GpuId, TaskId, TokenId};
 use headway_core::units::Nanos;
 
@@ -135,6 +135,32 @@ impl Audit {
         self.clients.insert(client, Welcomed { pid, account });
     }
 
+    /// The broker has believed a client if it is welcome: then nobody else uses what it claims.
+    pub(super) fn check_claims(&self, client: ClientId, claims: &[HeldToken]) -> Result<(), String> {
+        let Some(Welcomed { pid, .. }) = self.clients.get(&client) else { return Ok(()) };
+        let is_other = |of: &&Use| of.pid != *pid && of.until.is_none();
+        for HeldToken { gpu, token, locks, .. } in claims {
+            if let Some(other) = self.tokens.get(&(*gpu, *token)).filter(is_other) {
+                return Err(format!(
+                    "process {pid} is believed to hold {token:?} of {gpu:?}, which process {} uses",
+                    other.pid
+                ));
+            }
+            let engines = [EngineRole::Execute, EngineRole::In, EngineRole::Out]
+                .into_iter()
+                .filter(|engine| locks[*engine as usize]);
+            for lock in engines.map(|engine| LockId { gpu: *gpu, engine }) {
+                if let Some(other) = self.engines.get(&lock).filter(is_other) {
+                    return Err(format!(
+                        "process {pid} is believed to hold {lock:?}, which process {} uses",
+                        other.pid
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn registered(&mut self, client: ClientId, task: TaskId) {
         self.tasks.entry(client).or_default().insert(task);
     }
@@ -206,6 +232,15 @@ impl Audit {
             let (clients, tasks) = counts.entry(known.account).or_default();
             *clients += 1;
             *tasks += self.tasks.get(client).map_or(0, BTreeSet::len);
+        }
+        // A token is one of its user's requests until it is given back.
+        let mut requests: BTreeMap<u32, usize> = BTreeMap::new();
+        for of in self.tokens.values().filter(|of| of.until.is_none()) {
+            let account = self.clients.values().find(|known| known.pid == of.pid).map(|known| known.account);
+            account.into_iter().for_each(|account| *requests.entry(account).or_default() += 1);
+        }
+        if let Some((account, count)) = requests.into_iter().find(|(_, count)| *count > limits.requests_per_user) {
+            return Err(format!("user {account} has {count} tokens, and may ask for {}", limits.requests_per_user));
         }
         match counts
             .iter()

@@ -84,6 +84,8 @@ pub(super) struct Program {
     pub(super) comes_back_at: Nanos,
     character: Character,
     connection: Connection,
+    /// Whose page it greeted with last.
+    last_client: Option<ClientId>,
     tasks: Vec<ProgramTask>,
     /// Waits for the answer to a registration of this shape.
     registers: Option<TaskShape>,
@@ -151,6 +153,7 @@ impl Program {
             comes_back_at: Nanos::ZERO,
             character,
             connection: Connection::None { again_at: now },
+            last_client: None,
             tasks: Vec::new(),
             registers: None,
             is_hung: false,
@@ -163,9 +166,13 @@ impl Program {
         self.character == Character::Honest
     }
 
+    pub(super) fn lies(&self) -> bool {
+        self.character == Character::Lies
+    }
+
     /// Jobs that wait for a token.
     pub(super) fn waiting(&self) -> impl Iterator<Item = JobId> {
-        self.tasks.iter().filter(|_| self.is_alive).filter_map(|task| match task.phase {
+        self.tasks.iter().filter(|_| self.is_alive && !self.is_hung).filter_map(|task| match task.phase {
             Phase::Waits(Wait { job, .. }) => Some(JobId { task: task.id, job }),
             _ => None,
         })
@@ -215,9 +222,10 @@ impl Program {
             let held = self.claim(around, at)?;
             resumed.push(ResumedTask { id: self.tasks[at].id, shape: self.tasks[at].shape.clone(), held });
         }
-        // The page of the connection before has nothing more to tell.
         *around.next_client += 1;
         let client = ClientId(*around.next_client);
+        // The page of the connection before has nothing more to tell.
+        self.last_client.replace(client).map(|before| around.pages.remove(&before));
         around.pages.insert(client, Page { last: around.now, ..Page::default() });
         if let Some(server) = &mut around.server {
             server.connect(client, self.process.pid);
@@ -231,7 +239,7 @@ impl Program {
     /// The token and engine that a task has; a liar says something else now and then.
     fn claim(&mut self, around: &mut Around<'_>, at: usize) -> Result<Option<HeldToken>, String> {
         let pid = self.process.pid;
-        let lies = self.character == Character::Lies && around.chance.one_in(3);
+        let lies = self.character == Character::Lies && around.chance.one_in(2);
         let number = Self::slot(at, TOKEN_SLOT);
         let generation = self.generation + 1;
         let task = &mut self.tasks[at];
@@ -239,6 +247,12 @@ impl Program {
             let chance = &mut *around.chance;
             let mut locks = [false; 3];
             locks[chance.below(3) as usize] = chance.one_in(2);
+            if let Phase::Holds(Hold { job, release, gpu, token, .. }) = task.phase
+                && chance.one_in(2)
+            {
+                // Only the engine is not its own.
+                return Ok(Some(HeldToken { job, release, gpu, token, slot: number, generation, locks }));
+            }
             let (gpu, token) = (GpuId(chance.below(2) as u32), TokenId(chance.below(4) as u32));
             let job = task.jobs + chance.below(2);
             return Ok(Some(HeldToken { job, release: around.now, gpu, token, slot: number, generation, locks }));

@@ -170,12 +170,15 @@ impl Server {
                 self.write_roster(world);
             }
             if world.pages.get(&client).is_some_and(|page| !page.is_closed) {
-                match input {
+                let mut claims = Vec::new();
+                match &input {
                     Input::Left { .. } => world.audit.closed(client, world.now),
-                    Input::Withdraw { client, task, .. } => world.audit.withdrew(client, task),
+                    Input::Withdraw { client, task, .. } => world.audit.withdrew(*client, *task),
+                    Input::Greeting { resumed, .. } => claims.extend(resumed.iter().filter_map(|task| task.held)),
                     _ => {}
                 }
                 self.feed(world, input)?;
+                world.audit.check_claims(client, &claims)?;
             }
         }
         Ok(())
