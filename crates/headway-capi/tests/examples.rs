@@ -171,9 +171,10 @@ int main(void) {
     headway_node *node = NULL;
     headway_flow *flow = NULL;
     headway_flow_job *job = NULL, *other = NULL;
-    headway_ticket *ticket = NULL;
+    headway_ticket *ticket = NULL, *second = NULL;
     headway_contract contract;
-    printf("%d %d\n", headway_copier_open(-2, NULL, &none), none == NULL);
+    int below = headway_copier_open(-2, NULL, &none);
+    printf("%d %d\n", below, none == NULL);
     if (headway_copier_open(0, NULL, &copier) || headway_node_open(copier, "h200-x1", &node)) return 1;
     void *driver = dlopen(getenv("HEADWAY_LIBCUDA"), RTLD_NOW), *pinned = NULL;
     int (*allocate)(unsigned long long *, size_t), (*pin)(void **, size_t, unsigned);
@@ -201,7 +202,7 @@ int main(void) {
         printf("%d %d %d\n", headway_flow_job_wait(job, UINT64_MAX, NULL), headway_flow_submit(flow, (void *)device, pinned, 4096, NULL, &other),
                headway_flow_copy(flow, (void *)device, pinned, 4096, NULL, NULL));
         printf("%d %d %d\n", headway_ticket_when_done(ticket, then, NULL), headway_ticket_descriptor(ticket),
-               headway_copy_async(copier, (void *)device, pinned, 4096, NULL, &ticket));
+               headway_copy_async(copier, (void *)device, pinned, 4096, NULL, &second));
         headway_flow_job_free(job);
         headway_flow_close(flow);
         headway_node_close(node);
