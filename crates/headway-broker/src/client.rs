@@ -37,6 +37,7 @@ use headway_core::decisions::flows::{FlowAdmitted, FlowContract, FlowId, FlowRef
 use headway_core::decisions::sharing::{ClusterId, GpuId, TaskId, TokenId};
 use headway_core::decisions::token::TokenParameters;
 use headway_core::units::Nanos;
+use headway_os::fork::Home;
 use headway_os::ipc::{Socket, SocketPacket, is_stopped};
 use headway_os::threads;
 
@@ -102,6 +103,7 @@ struct State {
 }
 
 struct Shared {
+    home: Home,
     path: PathBuf,
     name: String,
     on_loss: OnLoss,
@@ -118,6 +120,11 @@ struct Shared {
 }
 
 impl Shared {
+    /// Whether this is a forked child of the process that connected. It has none of the threads, and a lock that one of them had stays locked.
+    fn is_foreign(&self) -> bool {
+        !self.home.is_here()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -128,6 +135,9 @@ impl Shared {
 
     /// A link that is not lost, waited for if need be, but not longer than `bound`.
     fn live(&self, bound: Option<Duration>) -> Result<Arc<Link>, ClientError> {
+        if self.is_foreign() {
+            return Err(ClientError::Lost);
+        }
         let until = Instant::now() + bound.map_or(NEXT_MAX, |bound| bound.min(NEXT_MAX));
         let mut state = self.lock();
         loop {
@@ -161,7 +171,8 @@ struct Answers {
     epoch: u64,
 }
 
-/// A connection to a broker. Its tasks must go before it does.
+/// A connection to a broker. Its tasks must go before it does. In a forked child it is lost, and nothing that the child does there reaches
+/// the broker.
 pub struct Client {
     shared: Arc<Shared>,
     /// Answers to control messages; one question at a time.
@@ -183,6 +194,7 @@ impl Client {
         let link = Arc::new(Link::open(socket, name, Vec::new())?);
         let state = State { link, records: Vec::new(), closing: false, failed: false };
         let shared = Arc::new(Shared {
+            home: Home::here(),
             path: socket.to_owned(),
             name: name.to_owned(),
             on_loss,
@@ -216,6 +228,7 @@ impl Client {
     /// # Errors
     /// [`ClientError::TooManyTasks`], [`ClientError::Refused`], [`ClientError::Lost`].
     pub fn register(&self, shape: TaskShape) -> Result<BrokerTask<'_>, ClientError> {
+        self.shared.live(None)?;
         let _one_at_a_time = self.registering.lock().unwrap_or_else(PoisonError::into_inner);
         let taken: Vec<usize> = self.shared.lock().records.iter().map(|record| record.index).collect();
         let index = (0..TASKS_MAX).find(|index| !taken.contains(index));
@@ -278,12 +291,14 @@ impl Client {
     /// Whether the connection has ended.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        self.shared.lock().link.is_lost()
+        self.shared.is_foreign() || self.shared.lock().link.is_lost()
     }
 
     /// Ends the connection now.
     pub fn hang_up(&self) {
-        self.shared.lock().link.hang_up();
+        if !self.shared.is_foreign() {
+            self.shared.lock().link.hang_up();
+        }
     }
 
     /// Has threads that wait for an engine look for it for `time` before they sleep, 50 us if this is never called: about
@@ -344,6 +359,7 @@ impl Client {
 
     /// Asks the broker, or the next one if it ends before it answers. No question does harm when it is asked twice.
     fn ask(&self, question: &FromClient) -> Result<FromBroker, ClientError> {
+        self.shared.live(None)?;
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let link = self.shared.live(None)?;
@@ -402,6 +418,9 @@ impl Client {
     }
 
     fn withdraw(&self, task: TaskId) {
+        if self.shared.is_foreign() {
+            return;
+        }
         self.shared.lock().records.retain(|record| record.id != task);
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         let link = Arc::clone(&self.shared.lock().link);
@@ -414,6 +433,10 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
+        if self.shared.is_foreign() {
+            // The connection is the parent's, and so is the thread.
+            return std::mem::forget(self.watcher.take());
+        }
         self.stop.store(true, Ordering::Release);
         {
             let mut state = self.shared.lock();

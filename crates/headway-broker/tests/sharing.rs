@@ -11,6 +11,7 @@ use headway_core::decisions::engine_lock::{EngineWork, LockedOperation};
 use headway_core::decisions::sharing::GpuId;
 use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
+use headway_os::fork::holds_in_a_child;
 use headway_os::ipc::{Socket, SocketPacket};
 
 const WORKS: [EngineWork; 3] = [EngineWork::Execute, EngineWork::CopyIn, EngineWork::CopyOut];
@@ -54,6 +55,27 @@ fn a_client_alone_on_a_gpu_takes_its_engines_without_the_broker() {
         }
     }
     assert_eq!(client.status().unwrap().counts.engines, before);
+}
+
+#[test]
+fn a_forked_child_gives_nothing_of_its_parents_back_and_ends_no_connection() {
+    let broker = Broker::start(one_gpu(1));
+    let client = connect(&broker, "one");
+    let mut bystander = Some(connect(&broker, "two"));
+    let mut task = client.register(shape("a")).unwrap();
+    let mut token = Some(task.acquire(clock::now(), 0, Some(LIMIT)).unwrap());
+    assert!(holds_in_a_child(|| {
+        let engine = token.as_mut().is_some_and(|token| token.engine(operation(EngineWork::Execute)).is_err());
+        drop((token.take(), bystander.take()));
+        client.hang_up();
+        engine && matches!(client.status(), Err(ClientError::Lost)) && client.register(shape("b")).is_err()
+    }));
+    let status = bystander.expect("the child had a copy of it").status().unwrap();
+    assert_eq!((status.clients.len(), status.jobs.len()), (2, 1), "{status:?}");
+    let mut token = token.expect("the child had a copy of it");
+    assert!(token.engine(operation(EngineWork::Execute)).unwrap().is_locked());
+    token.release(Nanos(1_000));
+    task.acquire(clock::now(), 1, Some(LIMIT)).unwrap();
 }
 
 #[test]

@@ -223,6 +223,13 @@ pub unsafe extern "C" fn headway_copier_open(
     options: *const CopierOptions,
     copier: *mut *mut Copier,
 ) -> Status {
+    if gpu < -1 {
+        if !copier.is_null() {
+            // SAFETY: the caller's promise.
+            unsafe { copier.write(std::ptr::null_mut()) };
+        }
+        return invalid("gpu is below -1: name a GPU by its number, or the current one by -1");
+    }
     let which = u32::try_from(gpu).map_or(WhichGpu::Current, WhichGpu::Index);
     // SAFETY: the caller's promise.
     unsafe { open(which, options, copier) }

@@ -151,6 +151,76 @@ int main(void) {
     assert_eq!(text, "3 3 3 3\n3 3 3 3\n3 3 3 3 1\n3 3 3 3\n3 6\n0\n");
 }
 
+/// A child that hangs is ended by its alarm.
+#[test]
+fn in_a_forked_child_every_call_returns_and_the_parent_goes_on() {
+    let Some(built) = &*BUILT else { return };
+    let source = built.folder.path().join("forked.c");
+    std::fs::write(
+        &source,
+        r#"
+#include <headway.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static void then(headway_status status, void *context) { (void)status, (void)context; }
+int main(void) {
+    headway_copier *copier = NULL, *none = (headway_copier *)&none;
+    headway_node *node = NULL;
+    headway_flow *flow = NULL;
+    headway_flow_job *job = NULL, *other = NULL;
+    headway_ticket *ticket = NULL, *second = NULL;
+    headway_contract contract;
+    int below = headway_copier_open(-2, NULL, &none);
+    printf("%d %d\n", below, none == NULL);
+    if (headway_copier_open(0, NULL, &copier) || headway_node_open(copier, "h200-x1", &node)) return 1;
+    void *driver = dlopen(getenv("HEADWAY_LIBCUDA"), RTLD_NOW), *pinned = NULL;
+    int (*allocate)(unsigned long long *, size_t), (*pin)(void **, size_t, unsigned);
+    *(void **)&allocate = dlsym(driver, "cuMemAlloc_v2"), *(void **)&pin = dlsym(driver, "cuMemHostAlloc");
+    int (*retain)(void **, int), (*set)(void *);
+    *(void **)&retain = dlsym(driver, "cuDevicePrimaryCtxRetain"), *(void **)&set = dlsym(driver, "cuCtxSetCurrent");
+    void *context = NULL;
+    unsigned long long device = 0;
+    if (retain(&context, 0) || set(context) || allocate(&device, 1 << 20) || pin(&pinned, 1 << 20, 1)) return 1;
+    headway_contract_init(&contract);
+    contract.name = "a", contract.bytes = 4096, contract.period_ns = contract.deadline_ns = 1000000000;
+    if (headway_flow_open(node, &contract, &flow)) return 1;
+    /* The second copy waits for its period, so that it has not ended in the child. */
+    for (int i = 0; i < 2; i++) {
+        headway_flow_job_free(job);
+        if (headway_flow_submit(flow, (void *)device, pinned, 4096, NULL, &job)) return 1;
+    }
+    if (headway_copy_async(copier, (void *)device, pinned, 1 << 20, NULL, &ticket)) return 1;
+    /* The thread for callbacks is there in the parent. */
+    if (headway_ticket_when_done(ticket, then, NULL) || headway_ticket_wait(ticket, 60000000000ull)) return 1;
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(60);
+        printf("%d %d %d\n", headway_flow_job_wait(job, UINT64_MAX, NULL), headway_flow_submit(flow, (void *)device, pinned, 4096, NULL, &other),
+               headway_flow_copy(flow, (void *)device, pinned, 4096, NULL, NULL));
+        printf("%d %d %d\n", headway_ticket_when_done(ticket, then, NULL), headway_ticket_descriptor(ticket),
+               headway_copy_async(copier, (void *)device, pinned, 4096, NULL, &second));
+        headway_flow_job_free(job);
+        headway_flow_close(flow);
+        headway_node_close(node);
+        headway_copier_close(copier);
+        exit(0);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    printf("%d %d %d\n", status, headway_flow_job_wait(job, 60000000000ull, NULL), headway_flow_copy(flow, (void *)device, pinned, 4096, NULL, NULL));
+    return 0;
+}
+"#,
+    )
+    .unwrap();
+    let text = run(&mut example(built, "cc", "-std=c11", source.to_str().unwrap()));
+    assert_eq!(text, "3 1\n5 5 5\n5 -1 5\n0 0 0\n");
+}
+
 const CAMERA: &str = r#"
 name = "camera"
 run = { duration = "330 ms" }

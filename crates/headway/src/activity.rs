@@ -116,6 +116,11 @@ impl ActivityMonitor {
         monitor
     }
 
+    /// Whether it can read what links carry.
+    pub(crate) fn has_counters(&self) -> bool {
+        self.nvml.is_ok()
+    }
+
     /// An interval begins now, whenever the one before has ended.
     pub fn begin(&mut self) {
         self.read_links(&mut Carried::default());

@@ -41,8 +41,9 @@ use headway_core::files::machine::Machine;
 use headway_core::models::transfer::Direction;
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{HostEnd, LentEnds};
-use headway_device::Buffer;
 use headway_device::gpu::{Caching, CpuReach};
+use headway_device::{Buffer, DeviceError};
+use headway_os::fork::Home;
 use headway_os::{clock, threads};
 use headway_runtime::copy::{At, Copier, CopyError, Promise, PromisedCopy, UNPROMISED_IN_FLIGHT};
 
@@ -136,6 +137,7 @@ impl Copiers {
 }
 
 struct Inner {
+    home: Home,
     copiers: Copiers,
     book: Mutex<FlowBook>,
     /// Held while the chunks of an engine change.
@@ -162,11 +164,24 @@ struct BrokerFlow {
     name: String,
 }
 
+/// The answer to everything in a forked child.
+#[cold]
+fn forked() -> Error {
+    let reason = "this process was forked from the one that opened it".to_owned();
+    let remedy = "copy there, or start the process anew (`spawn` instead of `fork`)";
+    Failure::Device(DeviceError::Unavailable { what: "the flow".into(), reason, remedy: remedy.into() }).into()
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Inner {
+    /// An error in a forked child: it has none of the threads, and a lock that one of them had stays locked.
+    fn here(&self) -> Result<(), Error> {
+        if self.home.is_here() { Ok(()) } else { Err(forked()) }
+    }
+
     fn book(&self) -> MutexGuard<'_, FlowBook> {
         lock(&self.book)
     }
@@ -330,7 +345,7 @@ impl FlowNode {
         let engines = flow_engines(machine, UNPROMISED_IN_FLIGHT);
         let book = Mutex::new(FlowBook::new(engines.clone(), LIMITS));
         let (changing, patience, sharing) = (Mutex::default(), Duration::from_secs(10), OnceLock::new());
-        let inner = Inner { copiers, book, changing, engines, patience, sharing };
+        let inner = Inner { home: Home::here(), copiers, book, changing, engines, patience, sharing };
         Ok(Self(Arc::new(inner)))
     }
 
@@ -342,6 +357,7 @@ impl FlowNode {
     /// `ErrorKind::Options` if the node has flows, or a broker.
     pub fn under(self, socket: Option<&Path>) -> Result<Self, Error> {
         let late = || Error::from(Failure::Flow(FlowError::LateBroker));
+        self.0.here()?;
         if !self.is_empty() {
             return Err(late());
         }
@@ -367,6 +383,9 @@ impl FlowNode {
     /// Whether nothing is promised: no flow is open, and the capacity of all that were has returned.
     #[must_use]
     pub fn is_empty(&self) -> bool {
+        if self.0.here().is_err() {
+            return true;
+        }
         let (mut book, now) = (self.0.book(), clock::now());
         self.0.engines.iter().all(|of| {
             book.rest(now, of.gpu, of.direction);
@@ -382,6 +401,7 @@ impl FlowNode {
     /// `ErrorKind::NotAccepted` where it cannot be promised, `ErrorKind::Options` for a contract that is none, `ErrorKind::Device`,
     /// `ErrorKind::Broker`.
     pub fn open(&self, contract: FlowContract) -> Result<Flow, Error> {
+        self.0.here()?;
         let broker = self.0.ask(&contract)?;
         let _alone = lock(&self.0.changing);
         let admitted = self.0.book().open(clock::now(), contract.clone());
@@ -453,15 +473,16 @@ impl Outcome {
 
 /// A copy that was submitted. To drop it does not end the copy.
 pub struct FlowTicket {
+    home: Home,
     flow: String,
     outcome: Arc<Outcome>,
 }
 
 impl FlowTicket {
-    /// Whether the copy has ended, well or not.
+    /// Whether the copy has ended, well or not. True in a forked child, where nothing ends it.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        lock(&self.outcome.result).is_some()
+        !self.home.is_here() || lock(&self.outcome.result).is_some()
     }
 
     /// Waits for the end of the copy, for `limit` at most.
@@ -469,6 +490,9 @@ impl FlowTicket {
     /// # Errors
     /// Those of [`Flow::copy`]; and `ErrorKind::Device` when time is up, after which it can be waited for again.
     pub fn wait(&self, limit: Duration) -> Result<FlowReport, Error> {
+        if !self.home.is_here() {
+            return Err(forked());
+        }
         let result = lock(&self.outcome.result);
         let (mut result, _) = self
             .outcome
@@ -501,7 +525,8 @@ impl Flow {
     /// The longest response that is promised now. It grows when other flows join, and never beyond the deadline.
     #[must_use]
     pub fn bound(&self) -> Nanos {
-        self.0.node.book().bound(self.0.admitted.flow).unwrap_or(self.0.contract.deadline)
+        let bound = || self.0.node.book().bound(self.0.admitted.flow);
+        self.0.node.here().ok().and_then(|()| bound()).unwrap_or(self.0.contract.deadline)
     }
 
     /// Makes one copy on the calling thread, and returns when the bytes are there. One that comes earlier than the contract allows waits
@@ -529,6 +554,7 @@ impl Flow {
     /// Those of [`Flow::copy`]; and where no thread can be started.
     pub fn submit(&self, copy: FlowCopy) -> Result<FlowTicket, Error> {
         let shared = &self.0;
+        shared.node.here()?;
         let mut jobs = lock(&shared.jobs);
         if jobs.is_closed {
             return Err(Failure::Flow(SubmitRefused::Unknown.into()).into());
@@ -547,7 +573,7 @@ impl Flow {
         let outcome = Arc::<Outcome>::default();
         jobs.waiting.push_back((copy, job, Arc::clone(&outcome)));
         shared.came.notify_all();
-        Ok(FlowTicket { flow: shared.contract.name.clone(), outcome })
+        Ok(FlowTicket { home: shared.node.home, flow: shared.contract.name.clone(), outcome })
     }
 
     /// Gives the flow's capacity back, when copies that were submitted have ended and theory allows it.
@@ -557,6 +583,9 @@ impl Flow {
     /// not made.
     pub fn finish(&self) {
         let shared = &self.0;
+        if shared.node.here().is_err() {
+            return;
+        }
         shared.end();
         let jobs = lock(&shared.jobs);
         drop(shared.came.wait_while(jobs, |jobs| jobs.is_served).unwrap_or_else(PoisonError::into_inner));
@@ -572,6 +601,10 @@ impl Drop for Flow {
 impl Shared {
     /// No copies come any more.
     fn end(&self) {
+        if self.node.here().is_err() {
+            // The flow goes on in the parent.
+            return;
+        }
         let mut jobs = lock(&self.jobs);
         let leaves = !jobs.is_closed && !jobs.is_served;
         jobs.is_closed = true;
@@ -670,6 +703,7 @@ impl Shared {
         job: Option<FlowJob>,
         stop: &mut dyn FnMut() -> bool,
     ) -> Result<FlowReport, Error> {
+        self.node.here()?;
         match (copy, &self.node.copiers) {
             (FlowCopy::Buffers { device, host, bytes }, copiers) => {
                 let job = job.map_or_else(|| self.take(Bytes(bytes as u64)), Ok)?;

@@ -35,8 +35,10 @@ const CLIENT_MAX: Duration = Duration::from_secs(2);
 const CLIENTS_MAX: usize = 64;
 /// A longer request is refused.
 const REQUEST_MAX: usize = 4 << 10;
-/// How long links are looked at for one answer.
+/// How long links are looked at.
 const LOOK: Duration = PcieCounters::READ_EVERY;
+/// They are looked at again after this long.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Where metrics are served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -135,7 +137,15 @@ impl MetricsServer {
             let _ends: mpsc::Sender<()> = ends;
             // Who stops waits for a bounded time only: the bell must still be there when it is heard.
             let _stopped = stopped;
-            Service { listener, poller, source, monitor: None, clients: BTreeMap::new(), accepted: FIRST_CLIENT }.run();
+            Service {
+                listener,
+                poller,
+                source,
+                links: LinkLook::default(),
+                clients: BTreeMap::new(),
+                accepted: FIRST_CLIENT,
+            }
+            .run();
         };
         threads::spawn("headway-metrics", serve).map_err(|error| failed(io::Error::other(error)))?;
         Ok(Self { address: listening_at, stop, ended, file })
@@ -249,7 +259,7 @@ struct Service {
     listener: AnyListener,
     poller: Poller,
     source: MetricsSource,
-    monitor: Option<ActivityMonitor>,
+    links: LinkLook,
     /// In the order in which they came.
     clients: BTreeMap<u64, Client>,
     /// The next number.
@@ -306,7 +316,7 @@ impl Service {
 
     fn serve(&mut self, number: u64) {
         let Some(client) = self.clients.get_mut(&number) else { return };
-        let answer = |request| answer(request, &self.source, &mut self.monitor);
+        let answer = |request| answer(request, &self.source, &mut self.links);
         let await_room = |stream: &TcpStream| {
             self.poller.remove(stream.as_fd());
             self.poller.add_writable(stream.as_fd(), number).map_err(io::Error::other)
@@ -380,10 +390,10 @@ fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-fn answer(request: Request, source: &MetricsSource, monitor: &mut Option<ActivityMonitor>) -> Vec<u8> {
+fn answer(request: Request, source: &MetricsSource, links: &mut LinkLook) -> Vec<u8> {
     const TEXT: &str = "text/plain; charset=utf-8";
     let (status, kind, body) = match request {
-        Request::Metrics => ("200 OK", "text/plain; version=0.0.4; charset=utf-8", exposition(source, monitor)),
+        Request::Metrics => ("200 OK", "text/plain; version=0.0.4; charset=utf-8", exposition(source, links)),
         Request::Health => match problem(source) {
             None => ("200 OK", TEXT, "ok\n".to_owned()),
             Some(problem) => ("503 Service Unavailable", TEXT, problem + "\n"),
@@ -454,7 +464,7 @@ fn problem(source: &MetricsSource) -> Option<String> {
 }
 
 /// The text of all metrics.
-fn exposition(source: &MetricsSource, monitor: &mut Option<ActivityMonitor>) -> String {
+fn exposition(source: &MetricsSource, links: &mut LinkLook) -> String {
     let mut page = Page::default();
     page.family("headway_build_info", "gauge", "Version of Headway; always 1.");
     page.sample(&[("version", crate::VERSION)], 1);
@@ -466,7 +476,7 @@ fn exposition(source: &MetricsSource, monitor: &mut Option<ActivityMonitor>) -> 
             page.sample(&[], if total > 0.0 { done / total } else { 0.0 });
         }
         MetricsSource::Broker(socket) => {
-            links(&mut page, monitor.get_or_insert_with(ActivityMonitor::new));
+            page.text += links.lines(Instant::now());
             let status = broker::status(Some(socket)).ok();
             page.family("headway_broker_up", "gauge", "Whether the broker answers.");
             page.sample(&[], u8::from(status.is_some()));
@@ -515,11 +525,33 @@ const fn direction(outward: bool) -> &'static str {
 
 /// What links carry. To count it without a gap would cost some percent of a CPU, so this is a look of [`LOOK`]. Calls of the driver may wait
 /// for a reading: a run does not look.
-fn links(page: &mut Page, monitor: &mut ActivityMonitor) {
+#[derive(Default)]
+struct LinkLook {
+    monitor: Option<ActivityMonitor>,
+    lines: String,
+    began: Option<Instant>,
+}
+
+impl LinkLook {
+    /// What the last look found; a new one if that is too long ago. So whoever asks without pause has nobody wait for more looks.
+    fn lines(&mut self, now: Instant) -> &str {
+        if self.began.is_none_or(|began| now.saturating_duration_since(began) >= LOOK_EVERY) {
+            self.began = Some(now);
+            self.lines = look_at_links(self.monitor.get_or_insert_with(ActivityMonitor::new));
+        }
+        &self.lines
+    }
+}
+
+fn look_at_links(monitor: &mut ActivityMonitor) -> String {
+    let mut page = Page::default();
+    let help = "What the PCIe link carried of copies, in 25 ms of the last second.";
+    page.family("headway_link_bytes_per_second", "gauge", help);
+    if !monitor.has_counters() {
+        return page.text;
+    }
     monitor.begin();
     let activity = monitor.wait(LOOK, &AtomicBool::new(false));
-    let help = "What the PCIe link carried of copies, in the 25 ms before the answer.";
-    page.family("headway_link_bytes_per_second", "gauge", help);
     let seconds = activity.interval.0.max(1) as f64 / 1e9;
     for gpu in &activity.gpus {
         for (outward, link) in [(false, &gpu.inward), (true, &gpu.outward)] {
@@ -528,6 +560,7 @@ fn links(page: &mut Page, monitor: &mut ActivityMonitor) {
             }
         }
     }
+    page.text
 }
 
 fn of_broker(page: &mut Page, status: &BrokerStatus) {
@@ -648,6 +681,18 @@ mod tests {
             assert_eq!(ask(&host, true), Some(Request::ForeignHost), "{host}");
             assert_eq!(ask(&host, false), Some(Request::Metrics), "{host}");
         }
+    }
+
+    #[test]
+    fn links_are_looked_at_once_a_second_however_often_somebody_asks() {
+        let (mut links, start) = (LinkLook::default(), Instant::now());
+        assert!(links.lines(start).contains("headway_link_bytes_per_second"));
+        for millis in [1, 500, 999] {
+            links.lines(start + Duration::from_millis(millis));
+            assert_eq!(links.began, Some(start), "{millis}");
+        }
+        links.lines(start + LOOK_EVERY);
+        assert_eq!(links.began, Some(start + LOOK_EVERY));
     }
 
     /// Asks at `path` for the build's version.

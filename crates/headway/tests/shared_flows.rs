@@ -15,6 +15,7 @@ use headway::copy::{self, Direction};
 use headway::flow::{Flow, FlowContract, FlowCopy, FlowNode, FlowPlace, OnMiss};
 use headway::machine::{self, Machine};
 use headway::units::{Bytes, Nanos};
+use headway_os::fork::holds_in_a_child;
 use headway_os::ipc::{Process, Signal};
 
 const SOCKET: &str = "HEADWAY_TEST_BROKER";
@@ -142,7 +143,7 @@ impl Drop for Program {
     }
 }
 
-/// What a program does: `open NAME DEADLINE_MS`, `bound NAME`, `copy NAME`, `bulk`, `close NAME`, `leave`.
+/// What a program does: `open NAME DEADLINE_MS`, `bound NAME`, `copy NAME`, `bulk`, `close NAME`, `leave`, `fork NAME`.
 #[test]
 #[ignore = "a process of the other tests"]
 fn program() {
@@ -199,6 +200,19 @@ fn program() {
                 flows.clear();
                 node = None;
                 "left".to_owned()
+            }
+            // A child that tries to copy, and closes all that it has inherited.
+            "fork" => {
+                let (device, host) = (FlowPlace::device(&copier, 0, 64 << 10), FlowPlace::pinned(&copier, 0, 64 << 10));
+                let copy = FlowCopy::Buffers { device: device.unwrap(), host: host.unwrap(), bytes: 64 << 10 };
+                let of = find(&flows);
+                let holds = holds_in_a_child(|| {
+                    let refused = flows[of].submit(copy).is_err();
+                    flows.clear();
+                    node = None;
+                    refused
+                });
+                holds.to_string()
             }
             other => panic!("{other}"),
         };
@@ -297,6 +311,17 @@ fn a_program_that_says_that_it_has_closed_counts_while_its_process_lives() {
     assert!(millis(&one.ask("bound camera")) >= millis(&both), "its connection is gone, and it copies on");
     let status = broker.status();
     assert!(status.clients.iter().any(|client| client.pid == liar.pid() && client.draining));
+}
+
+#[test]
+fn a_forked_child_that_closes_what_it_inherited_takes_no_flow_from_its_parent() {
+    let folder = tempfile::tempdir().unwrap();
+    let broker = Broker::start(folder.path(), Nanos(600_000_000_000));
+    let mut one = Program::start(&broker);
+    assert_eq!([one.ask("open camera 400"), one.ask("fork camera")], ["open", "true"]);
+    // The broker hears what comes next after what the child has said.
+    assert_eq!([one.ask("open lidar 400"), one.ask("copy camera")], ["open", "Done"]);
+    broker.wait_for_flows(&["camera", "lidar"]);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use headway_core::decisions::sharing::{GpuId, JobId};
 use headway_core::units::Nanos;
 use headway_os::OsError;
 use headway_os::clock;
+use headway_os::fork::Home;
 use headway_os::ipc::{Bell, Socket, Words, WordsView, is_stopped};
 
 use super::receive;
@@ -29,6 +30,7 @@ const LOOKS: u32 = 64;
 
 pub(super) struct Link {
     pub(super) socket: Socket,
+    home: Home,
     /// Of the broker, among those that were at this socket.
     pub(super) epoch: u64,
     page: Words,
@@ -96,6 +98,7 @@ impl Link {
         }
         Ok(Self {
             socket,
+            home: Home::here(),
             epoch: welcome.epoch,
             page: Words::open(page, CLIENT_LONGS, CLIENT_WORDS)?,
             answers: WordsView::open(&answers, BROKER_LONGS, BROKER_WORDS)?,
@@ -111,8 +114,13 @@ impl Link {
         })
     }
 
+    /// Whether this is a forked child of the process that connected: socket and pages are that one's.
+    pub(super) fn is_foreign(&self) -> bool {
+        !self.home.is_here()
+    }
+
     pub(super) fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::SeqCst)
+        self.lost.load(Ordering::SeqCst) || self.is_foreign()
     }
 
     pub(super) fn lose(&self) {
@@ -121,6 +129,9 @@ impl Link {
 
     /// Ends the connection from this side; the watcher sees it.
     pub(super) fn hang_up(&self) {
+        if self.is_foreign() {
+            return;
+        }
         self.lose();
         self.socket.shut_down();
     }

@@ -285,7 +285,7 @@ impl<'client> Token<'_, 'client> {
     }
 
     fn close(&mut self, outcome: TokenOutcome) {
-        if !std::mem::take(&mut self.open) {
+        if !std::mem::take(&mut self.open) || self.link.is_foreign() {
             return;
         }
         let mut state = self.task.client.shared.lock();
@@ -337,6 +337,9 @@ trait Return {
 
 impl Return for Token<'_, '_> {
     fn give_back(&self, lock: usize, mine: u64) {
+        if self.link.is_foreign() {
+            return;
+        }
         match lease::release(self.link.lease(lock), mine) {
             Released::Kept => {}
             Released::Returned if self.link.is_lost() => self.return_to_next(lock),
@@ -353,7 +356,9 @@ impl Return for Token<'_, '_> {
     }
 
     fn tell(&self, lock: usize, begin: Nanos, end: Nanos) {
-        self.link.report(self.job, lock, begin, end);
+        if !self.link.is_foreign() {
+            self.link.report(self.job, lock, begin, end);
+        }
     }
 }
 

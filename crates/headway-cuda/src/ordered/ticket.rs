@@ -164,11 +164,16 @@ impl OrderedTicket {
         if self.done().reached(self.generation) {
             return Ok(true);
         }
+        // A forked child has none of the threads that would end it, and may not take their locks.
+        self.shared.context.driver.here()?;
         self.shared.check().map(|()| false)
     }
 
     /// Asks the driver whether the copier's streams have failed; slow. Then [`OrderedTicket::is_done`] tells.
     pub fn look(&self) {
+        if self.shared.context.driver.here().is_err() {
+            return;
+        }
         // The error is kept.
         let _ = self.shared.look();
     }
@@ -224,6 +229,9 @@ impl OrderedTicket {
 
 impl Drop for OrderedTicket {
     fn drop(&mut self) {
+        if self.shared.context.driver.here().is_err() {
+            return;
+        }
         lock(&self.shared.tickets.spare).push((self.index, self.generation));
     }
 }

@@ -28,6 +28,7 @@ use headway_cuda::{
 };
 use headway_device::gpu::Gpu;
 use headway_device::{DeviceError, DeviceLimits, HostKind};
+use headway_os::fork::Home;
 use headway_os::ipc::Bell;
 use headway_os::threads;
 use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, CopyReport, How, LearningOptions};
@@ -269,10 +270,16 @@ impl CopyTicket {
 type Then = Box<dyn FnOnce(Result<(), Error>) + Send>;
 
 /// Copies for whose end something is to be called.
-#[derive(Default)]
 struct Watched {
+    home: Home,
     state: Mutex<WatchedState>,
     came: Condvar,
+}
+
+impl Default for Watched {
+    fn default() -> Self {
+        Self { home: Home::here(), state: Mutex::default(), came: Condvar::new() }
+    }
 }
 
 impl std::fmt::Debug for Watched {
@@ -302,6 +309,10 @@ impl Watched {
     }
 
     fn add(self: &Arc<Self>, ticket: Arc<OrderedTicket>, then: Then) -> Result<(), Error> {
+        if !self.home.is_here() {
+            let reason = "this process was forked from the one that queued them".to_owned();
+            return Err(lacking("a thread that watches copies", reason, "watch them there"));
+        }
         let mut state = self.lock();
         if !state.is_served {
             let watched = Arc::clone(self);
