@@ -223,14 +223,11 @@ pub unsafe extern "C" fn headway_copier_open(
     options: *const CopierOptions,
     copier: *mut *mut Copier,
 ) -> Status {
-    if gpu < -1 {
-        if !copier.is_null() {
-            // SAFETY: the caller's promise.
-            unsafe { copier.write(std::ptr::null_mut()) };
-        }
-        return invalid("gpu is below -1: name a GPU by its number, or the current one by -1");
-    }
-    let which = u32::try_from(gpu).map_or(WhichGpu::Current, WhichGpu::Index);
+    let which = match u32::try_from(gpu) {
+        Ok(index) => Ok(WhichGpu::Index(index)),
+        Err(_) if gpu == -1 => Ok(WhichGpu::Current),
+        Err(_) => Err("gpu is below -1: name a GPU by its number, or the current one by -1"),
+    };
     // SAFETY: the caller's promise.
     unsafe { open(which, options, copier) }
 }
@@ -245,27 +242,24 @@ pub unsafe extern "C" fn headway_copier_open_uuid(
     options: *const CopierOptions,
     copier: *mut *mut Copier,
 ) -> Status {
-    if uuid.is_null() {
-        if !copier.is_null() {
-            // SAFETY: the caller's promise.
-            unsafe { copier.write(std::ptr::null_mut()) };
-        }
-        return invalid("uuid is null");
-    }
     // SAFETY: the caller's promise.
-    let uuid = unsafe { CStr::from_ptr(uuid) }.to_string_lossy().into_owned();
+    let which = unsafe { text(uuid) }.map(WhichGpu::Uuid).ok_or("uuid is null");
     // SAFETY: the caller's promise.
-    unsafe { open(WhichGpu::Uuid(uuid), options, copier) }
+    unsafe { open(which, options, copier) }
 }
 
 /// # Safety
 /// The caller keeps the promise of `headway_copier_open`.
-unsafe fn open(which: WhichGpu, options: *const CopierOptions, copier: *mut *mut Copier) -> Status {
+unsafe fn open(which: Result<WhichGpu, &str>, options: *const CopierOptions, copier: *mut *mut Copier) -> Status {
     if copier.is_null() {
         return invalid("copier is null: there is no place for the result");
     }
     // SAFETY: the caller's promise.
     unsafe { copier.write(std::ptr::null_mut()) };
+    let which = match which {
+        Ok(which) => which,
+        Err(why) => return invalid(why),
+    };
     let mut chosen = StreamOptions::default();
     if !options.is_null() {
         // SAFETY: the caller's promise. The size comes first in every version, and says how much more may be read.

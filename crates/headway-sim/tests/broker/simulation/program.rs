@@ -225,7 +225,9 @@ impl Program {
         *around.next_client += 1;
         let client = ClientId(*around.next_client);
         // The page of the connection before has nothing more to tell.
-        self.last_client.replace(client).map(|before| around.pages.remove(&before));
+        if let Some(before) = self.last_client.replace(client) {
+            around.pages.remove(&before);
+        }
         around.pages.insert(client, Page { last: around.now, ..Page::default() });
         if let Some(server) = &mut around.server {
             server.connect(client, self.process.pid);
