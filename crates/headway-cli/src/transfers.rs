@@ -75,6 +75,9 @@ fn measured(report: &measuring::MeasureReport) -> String {
         if let Some(watch) = &found.driver_watch {
             let _ = writeln!(text, "driver    {watch}\n          {}", watch.limits());
         }
+        if let Some(watch) = &found.chunk_watch {
+            let _ = writeln!(text, "chunks    {watch}");
+        }
     }
     let _ = writeln!(text, "\nlink or limit                    rate");
     for (name, rate) in &report.rates {

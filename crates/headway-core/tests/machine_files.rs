@@ -4,7 +4,7 @@ use headway_core::files::error::FileError;
 use headway_core::files::machine::{
     CapacityId, CapacityKind, EndpointId, EngineClass, Machine, RouteId, SHIPPED, parse, shipped, write,
 };
-use headway_core::models::cpu::{DelayStatistics, DriverWatch};
+use headway_core::models::cpu::{ChunkWatch, DelayStatistics, DriverWatch};
 use headway_core::models::transfer::{Direction, Method};
 use headway_core::units::{Nanos, Rate};
 
@@ -437,14 +437,23 @@ fn routes_without_a_fitting_engine_or_path_are_refused() {
 }
 
 #[test]
-fn what_a_watch_of_the_driver_saw_is_kept() {
+fn what_watches_of_threads_saw_is_kept() {
     let lateness = |count, p99, max| DelayStatistics { count, median: Nanos(1_003), p99, max: Nanos(max), beyond: 0 };
     let mut machine = shipped("h200-x1").expect("shipped");
-    machine.calibration.as_mut().expect("it is calibrated").driver_watch = Some(DriverWatch {
+    let calibration = machine.calibration.as_mut().expect("it is calibrated");
+    calibration.driver_watch = Some(DriverWatch {
         time: Nanos(1_000_000_000),
         class: "SCHED_OTHER nice -20".to_owned(),
         woken: lateness(500, Some(Nanos(60_001)), 4_464_001),
         noticed: lateness(99, None, 8_000_003),
+    });
+    calibration.chunk_watch = Some(ChunkWatch {
+        time: Nanos(1_000_000_001),
+        class: "SCHED_FIFO priority 1".to_owned(),
+        chunks: 30_003,
+        each: Nanos(4_001),
+        together: Nanos(120_002),
+        max: Nanos(99_003),
     });
     let again = parse("m.toml", &write(&machine, &[])).expect("what was written can be read");
     assert_eq!(again.calibration, machine.calibration);

@@ -17,7 +17,7 @@ use super::fit::Observed;
 use super::sample::Effort;
 use super::session::Session;
 use super::sets::{Rates, Set, SetMemory, SetPace};
-use super::{kernels, links, sets, small_batches};
+use super::{chunks, kernels, links, sets, small_batches};
 use crate::Error;
 
 /// Repetitions of each random batch.
@@ -67,6 +67,13 @@ pub fn calibrate(
     let mut machine = observed.machine(name, gpus, stamp)?;
     if let Some(calibration) = &mut machine.calibration {
         calibration.driver_watch = Some(driver_watch);
+    }
+    let chunk_watch = match gpus.first() {
+        Some(gpu) if machine.calibration.is_some() => chunks::watch(session, gpu, &machine, watch_time)?,
+        _ => None,
+    };
+    if let Some(calibration) = &mut machine.calibration {
+        calibration.chunk_watch = chunk_watch;
     }
     small_batches::put(&mut machine, &small_batches::measure(session, &mut bed, gpus.len(), reaches)?)?;
     session.phase("check", scope.batches);

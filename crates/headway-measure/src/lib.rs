@@ -7,6 +7,7 @@ mod arbitration;
 pub mod batches;
 pub mod bench;
 pub mod child;
+mod chunks;
 #[doc(hidden)]
 pub mod copy_timer;
 #[doc(hidden)]

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use headway_core::files::machine::{Calibration, Machine};
-use headway_core::models::cpu::DriverWatch;
+use headway_core::models::cpu::{ChunkWatch, DriverWatch};
 use headway_core::models::transfer::{
     Direction, HostMemory, Method, MethodChoice, MethodRequest, MethodVerdict, RejectionReason, Tuning, choose,
 };
@@ -61,12 +61,16 @@ pub struct Checked {
     pub jitter: Nanos,
     /// How late a driver would have run meanwhile.
     pub driver_watch: Option<DriverWatch>,
+    /// How late threads were that copied chunk after chunk.
+    pub chunk_watch: Option<ChunkWatch>,
 }
 
 impl Checked {
     fn of(found: &Calibration) -> Self {
-        let Calibration { batches, median_ppm, max_ppm, margin_ppm, jitter, ref driver_watch, .. } = *found;
-        Self { batches, median_ppm, max_ppm, margin_ppm, jitter, driver_watch: driver_watch.clone() }
+        let Calibration { batches, median_ppm, max_ppm, margin_ppm, jitter, ref driver_watch, ref chunk_watch, .. } =
+            *found;
+        let (driver_watch, chunk_watch) = (driver_watch.clone(), chunk_watch.clone());
+        Self { batches, median_ppm, max_ppm, margin_ppm, jitter, driver_watch, chunk_watch }
     }
 }
 

@@ -198,6 +198,8 @@ struct EngineFlows {
     /// Bounds that somebody asked for since the flows changed the last time.
     bounds: BTreeMap<FlowId, Nanos>,
     faults: Vec<FlowFault>,
+    /// By how much the promised chunks since the last instant without a promised job were later than each may be.
+    late: Nanos,
 }
 
 impl EngineFlows {
@@ -212,6 +214,7 @@ impl EngineFlows {
             is_drained: true,
             bounds: BTreeMap::new(),
             faults: Vec::new(),
+            late: Nanos::ZERO,
         }
     }
 
@@ -250,6 +253,7 @@ impl EngineFlows {
             return false;
         }
         self.faults.clear();
+        self.late = Nanos::ZERO;
         let leaves = |flow: &Flow| flow.state == FlowState::Leaving && flow.jobs.is_empty();
         // Urgent copies have no say in how large chunks are.
         let grows = self.flows.values().any(|flow| leaves(flow) && !flow.is_urgent);
@@ -675,6 +679,10 @@ impl FlowBook {
         let bound = place.bound(flow).unwrap_or(deadline);
         place.bounds.insert(flow, bound);
         let engine = &place.engine;
+        let expected = admission::worst(engine, job.bytes, job.chunk.unwrap_or(place.chunk));
+        if facts.chunks > 0 {
+            place.late = place.late.saturating_add(facts.engine).saturating_sub(expected);
+        }
         let ended = EndedJob {
             owner,
             release: job.release,
@@ -682,7 +690,9 @@ impl FlowBook {
             bound,
             jitter: engine.jitter,
             chunk_cost: engine.chunk_cost(place.chunk),
-            worst: admission::worst(engine, job.bytes, job.chunk.unwrap_or(place.chunk)),
+            worst: expected.saturating_add(engine.late_once()),
+            late: place.late,
+            late_once: engine.late_once(),
             unpromised_in_flight: engine.unpromised_in_flight,
             known: &place.faults,
         };

@@ -19,7 +19,7 @@ pub use self::cpu::{CpuCores, CpuCost};
 pub use self::file::{RATE_MIN, parse};
 pub use self::shipped::{SHIPPED, shipped};
 pub use self::write::{with_file, write};
-use crate::models::cpu::DriverWatch;
+use crate::models::cpu::{ChunkWatch, DriverWatch};
 pub use crate::models::index::{CapacityId, EndpointId, EngineId, RouteId};
 use crate::models::transfer::{Method, Profile};
 use crate::units::{Bytes, Nanos, PPM, RATE_MAX, Rate};
@@ -255,6 +255,8 @@ pub struct Calibration {
     pub driver: String,
     /// How late the driver's thread would have run while the node was measured; `None` = nobody looked.
     pub driver_watch: Option<DriverWatch>,
+    /// How late threads that copy by chunks were; `None` = nobody looked.
+    pub chunk_watch: Option<ChunkWatch>,
 }
 
 impl Calibration {
@@ -274,6 +276,7 @@ impl Calibration {
             date: String::new(),
             driver: "none".to_owned(),
             driver_watch: None,
+            chunk_watch: None,
         }
     }
 

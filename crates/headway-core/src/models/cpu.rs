@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::transfer::tail;
-use crate::units::Nanos;
+use crate::units::{Nanos, PPM};
 
 /// A scheduling class that a thread runs in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -215,6 +215,70 @@ impl fmt::Display for DriverWatch {
     }
 }
 
+/// How much longer chunks took than the machine file says, of a thread that copied one after the other and did nothing else.
+///
+/// Chunks in a row take at most [`Self::together`] longer than the file and [`Self::each`] say, if [`LOST_PPM`] of the time is taken off: a CPU
+/// that gives `1 - LOST_PPM` of its time after a delay (the bounded-delay model of A. K. Mok, X. Feng, D. Chen, "Resource partition for
+/// real-time systems", RTAS 2001).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChunkWatch {
+    /// What all chunks took.
+    pub time: Nanos,
+    /// The scheduling class that the thread got.
+    pub class: String,
+    pub chunks: u64,
+    /// 99th percentile of what a chunk takes longer.
+    pub each: Nanos,
+    pub together: Nanos,
+    /// The most by which one chunk took longer.
+    pub max: Nanos,
+}
+
+/// The part of its time that a thread may lose for good and still be in time, parts per million.
+pub const LOST_PPM: u64 = 20_000;
+
+impl ChunkWatch {
+    /// Of chunks in a row that took `took` each, where the machine file says `expected`; `None` of fewer than 100.
+    #[must_use]
+    pub fn of(class: String, expected: Nanos, took: &[Nanos]) -> Option<Self> {
+        let mut longer: Vec<Nanos> = took.iter().map(|took| took.saturating_sub(expected)).collect();
+        longer.sort_unstable();
+        let each = *longer.get((longer.len() * 99).div_ceil(100).checked_sub(1)?)?;
+        let (mut time, mut now, mut together) = (0, 0, 0);
+        for took in took {
+            let late = took.saturating_sub(expected).saturating_sub(each).0;
+            now = (now + late).saturating_sub((u128::from(took.0) * u128::from(LOST_PPM) / u128::from(PPM)) as u64);
+            together = together.max(now);
+            time += took.0;
+        }
+        let max = *longer.last()?;
+        let (time, together, chunks) = (Nanos(time), Nanos(together), took.len() as u64);
+        (took.len() >= 100).then_some(Self { time, class, chunks, each, together, max })
+    }
+
+    /// The later one of both in all figures.
+    #[must_use]
+    pub fn worse(self, other: &Self) -> Self {
+        Self {
+            each: self.each.max(other.each),
+            together: self.together.max(other.together),
+            max: self.max.max(other.max),
+            ..self
+        }
+    }
+}
+
+impl fmt::Display for ChunkWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { time, class, chunks, each, together, max } = self;
+        write!(
+            f,
+            "{chunks} in {time} as {class}: later than the model by p99 {each}, max {max}; chunks in a row by {together} beyond that p99 \
+             together"
+        )
+    }
+}
+
 /// Buckets of [`Meter`]: eight for each power of two.
 const BUCKETS: usize = 62 * 8;
 
@@ -323,6 +387,27 @@ mod tests {
             text.contains("for 3 s as SCHED_OTHER: 500 wake-ups, late by median 1 us, p99 2 us, max 4.5 ms; longest"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_watch_of_chunks_says_how_late_one_and_all_in_a_row_are() {
+        let us = |us: u64| Nanos(us * 1_000);
+        let of = |took: &[Nanos]| ChunkWatch::of("SCHED_FIFO".to_owned(), us(100), took);
+        // As fast as the file says, or faster: never late.
+        let quick = of(&[us(100), us(60)].repeat(100)).unwrap();
+        assert_eq!((quick.each, quick.together, quick.max, quick.chunks), (us(0), us(0), us(0), 200));
+        assert_eq!(quick.time, us(16_000));
+        // 3 us for each of many; 50 and 70 us beyond it in a row, of which 2 % of 153 us and 173 us are taken off.
+        let mut took = vec![us(103); 1_000];
+        (took[400], took[401]) = (us(153), us(173));
+        let late = of(&took).unwrap();
+        assert_eq!((late.each, late.together, late.max), (us(3), Nanos(120_000 - 3_060 - 3_460), us(73)));
+        // Far apart, the time between them pays for the first.
+        (took[401], took[500]) = (us(103), us(173));
+        assert_eq!(of(&took).unwrap().together, Nanos(70_000 - 3_460));
+        let worse = quick.clone().worse(&late);
+        assert_eq!((worse.each, worse.max, worse.chunks), (late.each, late.max, quick.chunks));
+        assert_eq!(of(&took[..99]), None);
     }
 
     #[test]

@@ -351,6 +351,7 @@ fn exact() -> Calibration {
         date: String::new(),
         driver: String::new(),
         driver_watch: None,
+        chunk_watch: None,
     }
 }
 

@@ -155,10 +155,15 @@ impl Audit {
                 _ => None,
             })
         };
-        // Copies without a promise use gaps.
+        // Copies without a promise use gaps. A chunk that takes too long is part of what all take together, and so is a job.
         let follows = |fault: &FlowFault| {
             let has_gap = self.injected.iter().any(|of| matches!(of, FlowFault::Gaps { .. }));
+            let is_long = |of: &FlowFault| {
+                matches!(of, FlowFault::LateTogether { .. })
+                    || matches!(of, FlowFault::LongChunk { owner, .. } if *owner != ChunkOwner::Unpromised)
+            };
             has_gap && matches!(fault, FlowFault::ManyChunks { owner: ChunkOwner::Unpromised, .. })
+                || is_long(fault) && self.injected.iter().any(is_long)
         };
         let happened = |fault: &FlowFault| follows(fault) || self.injected.iter().any(|of| is_same(of, fault));
         if let Some(wrong) = blamed().find(|fault| !happened(fault)) {

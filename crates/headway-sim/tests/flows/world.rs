@@ -77,13 +77,15 @@ pub(crate) enum InjectedFault {
     SlowUnpromised,
     /// A chunk without a promise is larger than allowed.
     LargeUnpromised,
+    /// Promised chunks are late again and again, none too late alone.
+    LateAgain,
     /// A job's next chunk asks only after the one before has ended.
     Gap,
 }
 
 impl InjectedFault {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::LateThread, Self::SlowChunk, Self::SlowUnpromised, Self::LargeUnpromised, Self::Gap];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::LateThread, Self::SlowChunk, Self::SlowUnpromised, Self::LargeUnpromised, Self::LateAgain, Self::Gap];
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -157,6 +159,8 @@ struct World {
     next: u64,
     flows: BTreeMap<FlowId, OpenFlow>,
     jobs: BTreeMap<(FlowId, u64), Job>,
+    /// What the promised chunks since the last instant without a promised job have left of the time by which they may be late together.
+    late_left: Nanos,
     /// A flow was opened that needs smaller chunks.
     must_drain: bool,
     /// Costs are the worst, or anything up to them.
@@ -180,12 +184,18 @@ impl World {
         let mut draw = Draw(seed.wrapping_mul(0x2545_F491_4F6C_DD1D) ^ 0x9E37);
         let limits = [draw.within(0, 2), draw.within(0, 4)];
         let chunk_min = Bytes(1 << draw.within(14, 16));
+        let mut jitter = Nanos(if draw.below(3) == 0 { 0 } else { draw.below(100_000) });
+        let mut late_each = (draw.below(2) == 0).then(|| Nanos(draw.below(jitter.0 + 1)));
+        if fault == Some(InjectedFault::LateAgain) {
+            (jitter, late_each) = (Nanos(draw.within(50_000, 100_000)), Some(Nanos(draw.below(5_000))));
+        }
         let engine = FlowEngine {
             gpu: GPU,
             direction: OUT,
             setup: Nanos(draw.within(2_000, 15_000)),
             rate: Rate(draw.within(10, 60) * 1_000_000_000),
-            jitter: Nanos(if draw.below(3) == 0 { 0 } else { draw.below(100_000) }),
+            jitter,
+            late_each,
             unpromised_in_flight: (limits[0] + limits[1]) as u32,
             chunk_max: Bytes(chunk_min.0 << draw.within(4, 8)),
             chunk_min,
@@ -206,6 +216,7 @@ impl World {
             next: 0,
             flows: BTreeMap::new(),
             jobs: BTreeMap::new(),
+            late_left: engine.late_once(),
             must_drain: false,
             is_worst: draw.below(2) == 0,
             fault,
@@ -405,10 +416,27 @@ impl World {
         self.at(Nanos(job.release.0 + late), Event::Ask(key));
     }
 
-    /// The work of a chunk, and what its thread takes.
-    fn costs(&mut self, bytes: Bytes, is_slow: bool) -> (Nanos, Nanos, Nanos) {
-        let (most, jitter) = (self.engine.setup.0 + self.engine.rate.time_for(bytes).0, self.engine.jitter.0);
+    /// How late the thread of a promised chunk may be. What a chunk is later than each may be is taken from what all may be together.
+    fn lateness(&mut self) -> u64 {
+        if self.audit.is_idle(self.now) {
+            self.late_left = self.engine.late_once();
+        }
+        let each = self.engine.jitter.0 - self.engine.late_once().0;
+        let most = if self.fault == Some(InjectedFault::LateAgain) { self.engine.late_once() } else { self.late_left };
+        let more = if self.draw.below(3) == 0 { self.draw.below(most.0 + 1) } else { most.0 };
+        if more > self.late_left.0 {
+            let (late, most) = (Nanos(more), self.engine.late_once());
+            self.notice(FlowFault::LateTogether { late, most });
+        }
+        self.late_left = Nanos(self.late_left.0.saturating_sub(more));
+        each + more
+    }
+
+    /// The work of a chunk, and what its thread takes, which can be late by `jitter`.
+    fn costs(&mut self, bytes: Bytes, jitter: u64, is_slow: bool) -> (Nanos, Nanos, Nanos) {
+        let most = self.engine.setup.0 + self.engine.rate.time_for(bytes).0;
         if is_slow {
+            let jitter = self.engine.jitter.0;
             let more = jitter + most / 4 + self.draw.below(4 * most + 100_000);
             return (Nanos(most + more + 1), Nanos::ZERO, Nanos::ZERO);
         }
@@ -444,7 +472,8 @@ impl World {
         let (owner, most) = (job.owner.clone(), job.chunk);
         let entry =
             LineEntry { deadline: Some(job.job.deadline), bytes, ..LineEntry::new(class, LineParty::Promised, 1) };
-        let (work, before, behind) = self.costs(bytes, is_slow);
+        let jitter = self.lateness();
+        let (work, before, behind) = self.costs(bytes, jitter, is_slow);
         let asked = self.now;
         self.stand(Chunk { entry, owner, job: Some(key), bytes, most, asked, started: asked, work, before, behind });
         Ok(())
@@ -459,7 +488,7 @@ impl World {
             0 => Bytes(self.draw.within(1, most.0)),
             _ => most,
         };
-        let (work, before, _) = self.costs(bytes, is_slow);
+        let (work, before, _) = self.costs(bytes, self.engine.jitter.0, is_slow);
         let class = *self.draw.pick(&[FlowClass::Normal, FlowClass::Bulk]);
         let limit = if party == LineParty::Copies { self.audit.limits[0] } else { self.audit.limits[1] } as u32;
         let entry = LineEntry { bytes, ..LineEntry::new(class, party, limit) };

@@ -9,6 +9,8 @@
 //!   with a later deadline behind them. Both were started before, so that both block: the sum, not the larger.
 //! - Nothing without a promise starts while a promised chunk waits or is on the engine, and a job's next chunk asks before the one before it
 //!   has ended. So all of this blocks once in a busy period, not once a chunk.
+//! - Threads are late by `late_each` for every chunk. What goes beyond counts once, with what blocks. Where that is not measured, each chunk is
+//!   late by `jitter`.
 
 use serde::{Deserialize, Serialize};
 
@@ -43,7 +45,7 @@ impl Demand {
     fn flow(&self, engine: &FlowEngine) -> ChunkFlow {
         ChunkFlow {
             bytes: self.bytes,
-            setup: engine.setup.saturating_add(engine.jitter),
+            setup: engine.chunk_setup(),
             rate: engine.rate,
             period: self.period,
             deadline: self.deadline.saturating_sub(asked_by(engine)),
@@ -51,7 +53,7 @@ impl Demand {
     }
 }
 
-/// The longest time that a job's own chunks can take.
+/// The longest time that a job's own chunks can take, without [`FlowEngine::late_once`].
 pub(super) fn worst(engine: &FlowEngine, bytes: Bytes, chunk: Bytes) -> Nanos {
     let flow = Demand { bytes, period: Nanos::MAX, deadline: Nanos::MAX }.flow(engine);
     flow.task(chunk).cost
@@ -95,7 +97,7 @@ impl<'a> Demands<'a> {
     fn blockers(&self, ahead: Bytes, factor: u64) -> Vec<RecurrentTask> {
         let one = self.engine.setup.saturating_add(self.engine.rate.time_for(ahead));
         let unpromised = Nanos(one.0.saturating_mul(self.engine.unpromised_in_flight.into()));
-        let mut blockers = vec![RecurrentTask::bulk(unpromised)];
+        let mut blockers = vec![RecurrentTask::bulk(unpromised.saturating_add(self.engine.late_once()))];
         let mut longest = Bytes(0);
         for &at in &self.latest_first {
             let flow = &self.flows[at];

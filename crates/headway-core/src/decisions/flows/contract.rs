@@ -60,8 +60,14 @@ pub enum FlowAssumption {
         /// The longest for which each keeps the engine before it changes hands.
         turn: Option<Nanos>,
     },
-    /// The threads that drive copies ask for a chunk, and notice its end, within this time.
-    Threads { jitter: Nanos },
+    /// The threads that drive copies ask for a chunk, and notice its end, within `jitter`.
+    Threads {
+        jitter: Nanos,
+        /// They do so within this time, but for what adds up to `jitter` while the engine is busy; `None` = not measured, each chunk may
+        /// be late by `jitter`.
+        #[serde(default)]
+        each: Option<Nanos>,
+    },
     /// Set-up and rate of the engine are not measured on this node.
     NotMeasured,
 }
@@ -87,9 +93,13 @@ impl std::fmt::Display for FlowAssumption {
                      before it changes hands"
                 )
             }
-            Self::Threads { jitter } => {
+            Self::Threads { jitter, each: None } => {
                 write!(f, "the threads that drive copies ask and notice within {jitter}")
             }
+            Self::Threads { jitter, each: Some(each) } => write!(
+                f,
+                "the threads that drive copies ask and notice within {each}, but for delays that make {jitter} together while the engine is busy"
+            ),
             Self::NotMeasured => f.write_str(
                 "the engine's set-up time and rate are not measured here but assumed; `headway measure` measures them",
             ),

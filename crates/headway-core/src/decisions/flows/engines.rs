@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::FlowAssumption;
 use crate::files::machine::{Calibration, Machine, RouteId};
 use crate::interconnect::Network;
+use crate::models::cpu::LOST_PPM;
 use crate::models::transfer::Direction;
 use crate::models::transfer::arbitration::DIRECTIONS;
 use crate::units::{Bytes, Nanos, PPM, Rate};
@@ -28,6 +29,10 @@ pub struct FlowEngine {
     pub rate: Rate,
     /// The most by which threads are late: when a released job asks for the engine, and when they report to the line that a chunk has ended.
     pub jitter: Nanos,
+    /// How late they are for each chunk at most, but for what adds up over all promised chunks of a busy period to [`Self::late_once`].
+    /// `None` = not measured: each chunk can be late by the whole jitter.
+    #[serde(default)]
+    pub late_each: Option<Nanos>,
     /// Chunks without a promise that may be on the engine at a time.
     pub unpromised_in_flight: u32,
     /// No chunk is larger, also while there is no flow.
@@ -46,7 +51,18 @@ impl FlowEngine {
     /// The longest service time of a chunk of so many bytes, as the line sees it.
     #[must_use]
     pub fn chunk_cost(&self, bytes: Bytes) -> Nanos {
-        self.setup.saturating_add(self.jitter).saturating_add(self.rate.time_for(bytes))
+        self.chunk_setup().saturating_add(self.late_once()).saturating_add(self.rate.time_for(bytes))
+    }
+
+    /// What each chunk costs beside its bytes.
+    pub(super) fn chunk_setup(&self) -> Nanos {
+        self.setup.saturating_add(self.jitter.saturating_sub(self.late_once()))
+    }
+
+    /// By how much all promised chunks of a busy period together may be later than [`Self::late_each`] lets each be.
+    #[must_use]
+    pub fn late_once(&self) -> Nanos {
+        self.jitter.saturating_sub(self.late_each.unwrap_or(self.jitter))
     }
 
     /// The engine as a program has it beside `others` processes that copy what they like; `None` where their turns are not measured.
@@ -69,7 +85,7 @@ impl FlowEngine {
         let turn = self.turn;
         let sharing =
             self.others.map_or(FlowAssumption::OnlyHeadway { turn }, |others| FlowAssumption::Turns { others, turn });
-        let always = [sharing, FlowAssumption::Threads { jitter: self.jitter }];
+        let always = [sharing, FlowAssumption::Threads { jitter: self.jitter, each: self.late_each }];
         measured.into_iter().chain(always).collect()
     }
 }
@@ -99,12 +115,18 @@ pub fn flow_engines(machine: &Machine, unpromised_in_flight: u32) -> Vec<FlowEng
             let calibration = machine.calibration.as_ref();
             let margin = u128::from(PPM) + u128::from(calibration.map_or(0, |of| of.margin_ppm));
             let slower = (u128::from(rate.0) * u128::from(PPM) / margin) as u64;
+            let watch = calibration.and_then(|of| of.chunk_watch.as_ref());
+            let kept = PPM - watch.map_or(0, |_| LOST_PPM);
+            let longer = |time: Nanos| Nanos((u128::from(time.0) * u128::from(PPM)).div_ceil(kept.into()) as u64);
             engines.push(FlowEngine {
                 gpu: number,
                 direction,
-                setup: calibration.map_or(setup, |of| of.with_margin(setup).saturating_sub(of.jitter)),
-                rate: Rate(slower.max(1)),
-                jitter: calibration.map_or(JITTER, |of| of.jitter),
+                setup: longer(calibration.map_or(setup, |of| of.with_margin(setup).saturating_sub(of.jitter))),
+                rate: Rate((u128::from(slower) * u128::from(kept) / u128::from(PPM)).max(1) as u64),
+                jitter: watch.map_or(calibration.map_or(JITTER, |of| of.jitter), |of| {
+                    longer(of.each.saturating_add(of.together))
+                }),
+                late_each: watch.map(|of| longer(of.each)),
                 unpromised_in_flight,
                 chunk_max: CHUNK_MAX,
                 chunk_min: CHUNK_MIN,

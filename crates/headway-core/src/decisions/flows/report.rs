@@ -68,6 +68,11 @@ pub enum FlowFault {
     LargeChunk { owner: ChunkOwner, bytes: Bytes, most: Bytes },
     #[error("{chunks} chunks of {owner} went before it, {most} are allowed")]
     ManyChunks { owner: ChunkOwner, chunks: u32, most: u32 },
+    /// No chunk alone took too long, but all together did: threads of several jobs were late.
+    #[error(
+        "promised copies took {late} longer than their chunks should, in all since the engine last had none; {most} was assumed"
+    )]
+    LateTogether { late: Nanos, most: Nanos },
     /// Neither in the line nor on the engine: the next chunk was not asked for before the one before had ended.
     #[error("the thread of {owner} let {time} pass between its chunks")]
     Gaps { owner: ChunkOwner, time: Nanos },
@@ -151,6 +156,9 @@ pub(super) struct EndedJob<'a> {
     pub(super) chunk_cost: Nanos,
     /// The longest its own chunks may take together.
     pub(super) worst: Nanos,
+    /// By how much all promised chunks since the engine last had none were later than each may be, and by how much they may.
+    pub(super) late: Nanos,
+    pub(super) late_once: Nanos,
     pub(super) unpromised_in_flight: u32,
     /// Faults that were noticed since the engine last had nothing promised to do.
     pub(super) known: &'a [FlowFault],
@@ -169,6 +177,9 @@ impl EndedJob<'_> {
             if took > most {
                 faults.push(FlowFault::LongChunk { owner: self.owner.clone(), took, most });
             }
+        }
+        if faults.is_empty() && self.late > self.late_once {
+            faults.push(FlowFault::LateTogether { late: self.late, most: self.late_once });
         }
         for ChunksAhead { owner, chunks, longest, .. } in &facts.ahead {
             if *longest > most {

@@ -17,6 +17,7 @@ fn engine(gpu: u32) -> FlowEngine {
         setup: US * 10,
         rate: Rate(50_000_000_000),
         jitter: US * 20,
+        late_each: None,
         unpromised_in_flight: 2,
         chunk_max: CHUNK_MAX,
         chunk_min: CHUNK_MIN,
@@ -64,7 +65,7 @@ fn a_flow_is_admitted_with_a_bound_that_contains_all_that_may_be_on_the_engine()
     assert_eq!((book.bound(flow), book.chunk(0, OUT)), (Some(bound), Some(chunk)));
     assert_eq!(
         admitted.assumptions,
-        [FlowAssumption::OnlyHeadway { turn: None }, FlowAssumption::Threads { jitter: US * 20 }]
+        [FlowAssumption::OnlyHeadway { turn: None }, FlowAssumption::Threads { jitter: US * 20, each: None }]
     );
     assert!(admitted.assumptions.iter().all(|assumption| !assumption.to_string().is_empty()));
 }
@@ -139,6 +140,47 @@ fn a_refusal_names_who_would_suffer_and_every_proposal_would_be_admitted() {
             assert!(book.clone().open(MS, changed).is_ok(), "{proposal} of {text}");
         }
     }
+}
+
+/// Late by 2 us for each chunk, and by 98 us more once.
+fn seldom_late() -> FlowEngine {
+    FlowEngine { jitter: US * 100, late_each: Some(US * 2), ..engine(0) }
+}
+
+#[test]
+fn where_threads_are_late_seldom_more_is_promised_than_where_each_chunk_may_be_late() {
+    let often = FlowEngine { late_each: None, ..seldom_late() };
+    let promised = |engine: &FlowEngine, mib: u64| {
+        let mut book = FlowBook::new(vec![engine.clone()], LIMITS);
+        let flow = |name: &str, mib, ms| contract(name, MIB * mib, MS * ms, MS * ms);
+        book.open(MS, flow("short", 4, 1)).and_then(|_| book.open(MS, flow("long", mib, 20))).is_ok()
+    };
+    let most = |engine: &FlowEngine| (1..1_000).take_while(|mib| promised(engine, *mib)).last();
+    let (often, seldom) = (most(&often).unwrap_or(0), most(&seldom_late()).unwrap_or(0));
+    assert!(2 * seldom > 3 * often, "{often} and {seldom} MiB every 20 ms");
+    let one = seldom_late();
+    assert_eq!(one.chunk_cost(Bytes(MIB)), FlowEngine { late_each: None, ..one.clone() }.chunk_cost(Bytes(MIB)));
+}
+
+#[test]
+fn chunks_that_are_late_again_and_again_are_named_although_none_is_too_late_alone() {
+    let mut book = FlowBook::new(vec![seldom_late()], LIMITS);
+    let flows = ["a", "b"].map(|name| settled(&mut book, MS, contract(name, MIB, MS * 4, MS * 2)).flow);
+    let jobs = flows.map(|flow| book.submit(MS * 2, flow, Bytes(MIB)).unwrap());
+    // It should take 32,972 ns.
+    let facts =
+        |took: Nanos| JobFacts { asked: MS * 2, engine: took, chunks: 1, longest_chunk: took, ..JobFacts::default() };
+    let first = book.ended(MS * 2 + US * 113, flows[0], jobs[0].sequence, facts(US * 113)).unwrap();
+    assert!(!first.blame.iter().any(|blame| matches!(blame, FlowBlame::Fault(_))), "{:?}", first.blame);
+    let waited = JobFacts { waited: MS * 2, ..facts(US * 113) };
+    let second = book.ended(MS * 4 + US * 113, flows[1], jobs[1].sequence, waited).unwrap();
+    let fault = FlowFault::LateTogether { late: Nanos(2 * (113_000 - 32_972)), most: US * 98 };
+    assert_eq!(second.blame[0], FlowBlame::Fault(fault), "{:?}", second.blame);
+    // Nothing promised is there: all begins anew.
+    let job = book.submit(MS * 8, flows[0], Bytes(MIB)).unwrap();
+    let facts = JobFacts { asked: MS * 8, waited: MS * 2, ..facts(US * 113) };
+    let blame = book.ended(MS * 10 + US * 113, flows[0], job.sequence, facts).unwrap().blame;
+    assert!(matches!(blame[0], FlowBlame::Unexplained { .. }), "{blame:?}");
 }
 
 #[test]
@@ -222,6 +264,7 @@ fn capacity_returns_when_no_promised_job_is_left_and_not_before() {
         setup: Nanos::ZERO,
         rate: Rate(1_000_000_000),
         jitter: Nanos::ZERO,
+        late_each: None,
         unpromised_in_flight: 0,
         chunk_max: Bytes(1_000),
         chunk_min: Bytes(1_000),

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::files::document::{self, DocumentTable, Field, narrow, suggest};
 use crate::files::error::{FileError, SourceText};
-use crate::models::cpu::{DelayStatistics, DriverWatch};
+use crate::models::cpu::{ChunkWatch, DelayStatistics, DriverWatch};
 use crate::models::transfer::Method;
 use crate::units::{PPM, Rate};
 
@@ -61,6 +61,7 @@ const CALIBRATION: &[&str] = &[
     "date",
     "driver",
     "driver_watch",
+    "chunk_watch",
 ];
 const CLASSES: &[(&str, EngineClass)] =
     &[("h2d", EngineClass::H2d), ("d2h", EngineClass::D2h), ("peer", EngineClass::Peer), ("ee", EngineClass::Ee)];
@@ -558,6 +559,7 @@ fn calibration(top: &mut DocumentTable<'_>) -> Result<Option<Calibration>, FileE
         date: table.require("date", "\"2026-11-21\"")?.text("\"2026-11-21\"")?.to_owned(),
         driver: table.require("driver", "\"580.159.04\"")?.text("\"580.159.04\"")?.to_owned(),
         driver_watch: table.take("driver_watch").map(driver_watch).transpose()?,
+        chunk_watch: table.take("chunk_watch").map(chunk_watch).transpose()?,
     }))
 }
 
@@ -568,6 +570,18 @@ fn driver_watch(field: Field<'_>) -> Result<DriverWatch, FileError> {
         class: table.require("class", "\"SCHED_OTHER\"")?.text("\"SCHED_OTHER\"")?.to_owned(),
         woken: lateness(table.require("woken", LATENESS)?)?,
         noticed: lateness(table.require("noticed", LATENESS)?)?,
+    })
+}
+
+fn chunk_watch(field: Field<'_>) -> Result<ChunkWatch, FileError> {
+    let mut table = field.table("chunk_watch", &["time", "class", "chunks", "each", "together", "max"])?;
+    Ok(ChunkWatch {
+        time: table.require("time", "\"1 s\"")?.time()?,
+        class: table.require("class", "\"SCHED_OTHER\"")?.text("\"SCHED_OTHER\"")?.to_owned(),
+        chunks: table.require("chunks", "30000")?.integer(0, u64::MAX)?,
+        each: table.require("each", "\"4 us\"")?.time()?,
+        together: table.require("together", "\"120 us\"")?.time()?,
+        max: table.require("max", "\"110 us\"")?.time()?,
     })
 }
 

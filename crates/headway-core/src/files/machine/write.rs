@@ -5,7 +5,7 @@ use std::fmt::{Display, Write as _};
 
 use super::{Calibration, CapacityId, CapacityKind, CpuCores, EndpointId, EndpointKind, EngineClass, Machine, RouteId};
 use crate::files::document::{self, decimal, quoted};
-use crate::models::cpu::{DelayStatistics, DriverWatch};
+use crate::models::cpu::{ChunkWatch, DelayStatistics, DriverWatch};
 use crate::models::transfer::arbitration::{Cut, EngineArbitration, SmallCopyWait};
 use crate::models::transfer::{
     BackgroundLoad, Curve, CurveKey, CurvePoint, Direction, HostMemory, Method, PricedTuning, Stamp, Tuning, TuningKey,
@@ -275,6 +275,13 @@ impl Text<'_> {
             let (woken, noticed) = (lateness(woken), lateness(noticed));
             self.line(&format!(
                 "driver_watch = {{ time = {time}, class = {class}, woken = {woken}, noticed = {noticed} }}"
+            ));
+        }
+        if let Some(ChunkWatch { time, class, chunks, each, together, max }) = &of.chunk_watch {
+            let [time, each, together, max] = [time, each, together, max].map(|time| quoted(&time.exact()));
+            let class = quoted(class);
+            self.line(&format!(
+                "chunk_watch = {{ time = {time}, class = {class}, chunks = {chunks}, each = {each}, together = {together}, max = {max} }}"
             ));
         }
     }

@@ -29,6 +29,7 @@ fn calibration(margin_ppm: u64, jitter: u64) -> Calibration {
         date: String::new(),
         driver: String::new(),
         driver_watch: None,
+        chunk_watch: None,
     }
 }
 

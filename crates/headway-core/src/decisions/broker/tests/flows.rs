@@ -20,6 +20,7 @@ fn engine(gpu: u32, direction: Direction) -> FlowEngine {
         setup: Nanos(10_000),
         rate: Rate(50_000_000_000),
         jitter: Nanos(20_000),
+        late_each: None,
         unpromised_in_flight: 2,
         chunk_max: CHUNK_MAX,
         chunk_min: CHUNK_MIN,
