@@ -6,6 +6,7 @@
 //! - [`context`]: what is kept for each CUDA context: the kernel, pinned lines, bulk copies under way.
 //! - [`neighbours`]: guests of one user know of each other's bulk copies by the user's board.
 //! - [`pins`]: memory of the program's own that is kept page-locked.
+//! - [`kept`]: the calling thread's `errno`, and that it is not cancelled within a call of this library.
 //! - [`link`]: whether programs that announce nothing copy out of a GPU, by the counters of its PCIe link.
 //! - [`stack`]: whether the calling thread's stack is large enough for a method of Headway's.
 //! - [`print`]: lines on standard error.
@@ -14,6 +15,7 @@ pub(crate) mod attention;
 pub(crate) mod context;
 pub(crate) mod copy;
 pub(crate) mod driver;
+pub(crate) mod kept;
 pub(crate) mod link;
 pub(crate) mod neighbours;
 pub(crate) mod pins;

@@ -79,6 +79,7 @@ fn every_small_copy_by_a_kernel_and_small_pieces_change_nothing() {
         "reset",
         "sticky",
         "invalid",
+        "null",
         "fork",
         "captured",
         "captured-elsewhere",
@@ -118,7 +119,7 @@ fn memory_that_is_kept_page_locked_and_becomes_other_memory_is_copied_as_it_is()
     }
     let cases = cases();
     let again: Vec<&str> = cases.iter().map(String::as_str).filter(|case| case.starts_with("again-")).collect();
-    assert_eq!(again.len(), 15);
+    assert_eq!(again.len(), 16);
     compare(again, PIN_ONCE, &[("FAKE_PINS", "1")]);
 }
 
@@ -136,6 +137,7 @@ fn hostile_programs_are_as_they_are_without_headway_where_memory_is_kept_page_lo
         "no-context",
         "sticky",
         "invalid",
+        "null",
         "many-threads",
         "fork",
         "captured",
@@ -145,6 +147,7 @@ fn hostile_programs_are_as_they_are_without_headway_where_memory_is_kept_page_lo
         "invalid-batches",
         "small-stack",
         "handler-copies",
+        "key-destructor",
         "closed",
     ];
     compare(cases, PIN_ONCE, &[]);

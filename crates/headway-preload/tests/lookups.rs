@@ -245,6 +245,42 @@ fn two_copies_of_the_library_in_one_program_serve_it() {
     }
 }
 
+#[test]
+fn functions_of_others_that_have_the_drivers_names_are_theirs() {
+    let Some(built) = BUILT.as_ref() else { return };
+    let library = ["-shared", "-fPIC", "-ldl"];
+    let sources = ["lookups/others.c"];
+    std::fs::create_dir(built.path("front")).unwrap();
+    built.compile("front/libcuda.so.1", &sources, &[&library[..], &["-DWRAPS", "-Wl,-soname,libcuda.so.1"]].concat());
+    built.compile("beside.so", &sources, &[&library[..], &["-DWRAPS"]].concat());
+    built.compile("libnames.so", &sources, &[&library[..], &["-DNAMES"]].concat());
+    built.compile("others", &sources, &["-ldl"]);
+    built.compile("others-linked", &sources, &["-L.", "-Wl,--no-as-needed", "-lnames", "-ldl"]);
+    let driver = built.path("libcuda.so.1");
+    // What reached the driver of the copies that Headway is to make, and of those of others.
+    let accelerated = "driver: reached 0\n";
+    for (program, how, library, seen_as_driver) in [
+        ("others", "wrapper", built.path("beside.so"), "wrapper: reached 0\n"),
+        ("others", "wrapper", built.path("front/libcuda.so.1"), "wrapper: reached 2\n"),
+        ("others", "namespace", driver.clone(), accelerated),
+        ("others", "names", built.path("libnames.so"), accelerated),
+        ("others-linked", "linked", driver.clone(), ""),
+    ] {
+        let run = |options: Option<&str>| {
+            let mut program = built.program(built.path(program));
+            program.arg(how).arg(&library).env("REAL", &driver);
+            if let Some(options) = options {
+                as_guest(&mut program, options);
+            }
+            program.output().unwrap()
+        };
+        let (plain, guest) = (run(None), run(Some(FAST)));
+        assert!(plain.status.success(), "{how} {library:?}: {plain:?}");
+        assert_eq!(seen(&guest), seen(&plain), "{how} {library:?}: {guest:?}");
+        assert!(text(&guest.stderr).contains(seen_as_driver), "{how} {library:?}: {guest:?}");
+    }
+}
+
 fn tool(name: &str, arguments: &[&str]) -> Option<String> {
     let Ok(output) = Command::new(name).args(arguments).arg(preload()).output() else {
         println!("skipped: there is no `{name}`");

@@ -181,10 +181,16 @@ pub(crate) fn pinned(driver: &Driver, address: *mut c_void, bytes: usize) -> Opt
     Some(first.seen_by_device)
 }
 
-/// Whether both ends of host memory are unknown to the driver: neither page-locked nor managed.
+/// Where a program's memory may lie: not on the page of the null pointer, and within what the C library maps of its own accord.
+const PROGRAM: std::ops::Range<DevicePtr> = 4096..1 << if cfg!(target_arch = "aarch64") { 48 } else { 47 };
+
+/// Whether both ends of host memory are unknown to the driver: neither page-locked nor managed. Addresses at which no memory can be are
+/// the driver's to refuse.
 pub(crate) fn is_ordinary(driver: &Driver, address: *mut c_void, bytes: usize) -> bool {
     let unknown = |at: DevicePtr| Address::ask(driver, at).is_some_and(|known| known.kind == 0);
-    unknown(address as DevicePtr) && unknown((address as DevicePtr).wrapping_add(bytes as u64 - 1))
+    let (first, last) = (address as DevicePtr, (address as DevicePtr).checked_add(bytes as u64 - 1));
+    let last = last.filter(|last| PROGRAM.contains(&first) && PROGRAM.contains(last));
+    last.is_some_and(|last| unknown(first) && unknown(last))
 }
 
 /// Whether `bytes` bytes at `address` are plain memory of device `device`, all of them mapped.

@@ -59,3 +59,14 @@ pub(crate) fn library() -> Option<*mut c_void> {
         unsafe { if namespace > 0 { libc::dlmopen(namespace.into(), name, flags) } else { libc::dlopen(name, flags) } };
     (!library.is_null()).then_some(library)
 }
+
+/// Whether `found`, which some library has under this name, is the function of the driver that serves. Another library's, or a second driver's,
+/// means something else, or passes calls on to the driver.
+pub(crate) fn is_drivers(name: &CStr, found: *mut c_void) -> bool {
+    let is = library().is_some_and(|driver| find(driver, name) == found);
+    if !is {
+        // SAFETY: the call takes nothing. The program's look-up was a success, and leaves no error to be told of.
+        unsafe { libc::dlerror() };
+    }
+    is
+}

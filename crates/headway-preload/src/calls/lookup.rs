@@ -6,11 +6,13 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
+use crate::base::kept::KeptThread;
 use crate::base::symbols::{REAL_DLSYM, find, resolve_dlsym};
 use crate::calls::table::TABLE;
 
 /// `dlsym` for names that begin with `cu`, in a library that was named.
 unsafe extern "C" fn dlsym_cu(library: *mut c_void, name: *const c_char) -> *mut c_void {
+    let _kept = KeptThread::now();
     // SAFETY: the caller of `dlsym` gives a text that ends in zero.
     let name = unsafe { CStr::from_ptr(name) };
     TABLE.looked_up(name, find(library, name))

@@ -50,12 +50,13 @@ impl Table {
         symbols.filter(|symbol| symbol.to_bytes().starts_with(b"cuMemcpy")).collect()
     }
 
-    /// What a program gets that looks `name` up in the driver's library, where it is at `real`.
+    /// What a program gets that looks `name` up in a library, where it is at `real`.
     pub(crate) fn looked_up(&self, name: &CStr, real: *mut c_void) -> *mut c_void {
         if real.is_null() || attention::is_off() {
             return real;
         }
-        self.find(name).map_or(real, |row| self.replace(row, real))
+        let row = self.find(name).filter(|row| real == (row.ours)() || symbols::is_drivers(name, real));
+        row.map_or(real, |row| self.replace(row, real))
     }
 
     /// What `--hook=audit` binds `name` to, which is at `real` in the driver of a namespace. Nothing but atomics is touched: the loader is
@@ -94,7 +95,11 @@ impl Table {
     fn first_call(&self, row: &Replaced) -> *mut c_void {
         let mut real = row.real.load(Ordering::Acquire);
         if real.is_null() {
-            real = symbols::library().map_or(real, |library| symbols::find(library, row.symbol));
+            let Some(library) = symbols::library() else {
+                // Another library has a function of this name, and would be called without us.
+                return symbols::find(libc::RTLD_NEXT, row.symbol);
+            };
+            real = symbols::find(library, row.symbol);
             if real.is_null() || real == (row.ours)() {
                 return null_mut();
             }

@@ -10,6 +10,7 @@ use crate::base::copy::Copy;
 use crate::base::driver::{
     Context, DevicePtr, NOT_INITIALIZED, STREAM_LEGACY, STREAM_PER_THREAD, SUCCESS, Status, Stream,
 };
+use crate::base::kept::KeptThread;
 use crate::base::{context, pins};
 use crate::calls::begin::UNKNOWN;
 use crate::calls::replaced::{Replaced, Table};
@@ -55,23 +56,6 @@ fn forget_device(device: c_int) {
     context::forget_device(device);
 }
 
-/// The thread's `errno`, which it has again when this is dropped: waits of Headway's own set it.
-struct KeptErrno(c_int);
-
-impl KeptErrno {
-    fn now() -> Self {
-        // SAFETY: the C library gives each thread a place that lives as long as the thread.
-        Self(unsafe { *libc::__errno_location() })
-    }
-}
-
-impl Drop for KeptErrno {
-    fn drop(&mut self) {
-        // SAFETY: as in `now`: the place is this thread's.
-        unsafe { *libc::__errno_location() = self.0 };
-    }
-}
-
 const fn text(ends_in_zero: &str) -> &CStr {
     match CStr::from_bytes_with_nul(ends_in_zero.as_bytes()) {
         Ok(text) => text,
@@ -109,7 +93,7 @@ macro_rules! function {
         #[allow(unused_variables, reason = "some calls have no stream")]
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> Status {
-            let _errno = KeptErrno::now();
+            let _kept = KeptThread::now();
             let address = TABLE.real(Row::$name as usize);
             if address.is_null() {
                 return NOT_INITIALIZED;

@@ -95,7 +95,7 @@ static int no_range(uint64_t start) {
 static struct range covering(uint64_t start, size_t bytes) {
     struct range found = {0};
     LOCKED for (int i = 0; i < ranges_count; i++)
-        if (ranges[i].bytes && start >= ranges[i].start && start + bytes <= ranges[i].start + ranges[i].bytes) found = ranges[i];
+        if (bytes <= ranges[i].bytes && start >= ranges[i].start && start - ranges[i].start <= ranges[i].bytes - bytes && ranges[i].bytes) found = ranges[i];
     return found;
 }
 /* As memmove, where page-locked memory is its pages. Behind the range lies nothing of it: who asked has seen to that. */
@@ -430,7 +430,8 @@ static CUresult copy(const char *name, void *to, const void *from, size_t bytes,
         const void *host = way == IN ? from : to;
         struct range locked = way == IN ? here : there;
         ordinary = way != (IN | OUT) && locked.kind != HOST;
-        if (locked.kind == HOST && !covering((uint64_t)host, bytes).kind) status = INVALID_VALUE;
+        /* As driver 580 does: a null pointer is refused; any other address is read or written. */
+        if ((locked.kind == HOST && !covering((uint64_t)host, bytes).kind) || (way != (IN | OUT) && !host)) status = INVALID_VALUE;
         if (!status) status = disturbs(stream);
         if (!status && stream->capturing) { push(stream, (struct op){.to = to, .from = from, .bytes = bytes}); bytes = 0; }
         else if (!status && (ordinary || waits)) { join(stream); drain(stream); }

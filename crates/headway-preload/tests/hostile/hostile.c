@@ -172,8 +172,29 @@ static void no_access_out(void) {
     said("out", out_async(to, device, LARGE, stream));
 }
 static void null_pointers(void) {
-    said("in from null", in(device, 0, SMALL));
+    size_t sizes[] = {SMALL, LARGE, (size_t)1 << 50, SIZE_MAX - 4095};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        said("in from null", in(device, 0, sizes[i]));
+        said("out to null", out(0, device, sizes[i]));
+        said("in from null, by address", any(device, 0, sizes[i]));
+        said("out to null, by address", any(0, device, sizes[i]));
+        said("in from null, queued", in_async(device, 0, sizes[i], stream));
+        said("out to null, queued", out_async(0, device, sizes[i], stream));
+        said("into null of the GPU", in(0, pinned, sizes[i]));
+        said("out of null of the GPU", out(pinned, 0, sizes[i]));
+        if (sizes[i] <= LARGE) continue;
+        said("in, absurd", in(device, pinned + 1, sizes[i]));
+        said("out, absurd", out(pinned + 1, device, sizes[i]));
+    }
+    on_gpu("after", device, LARGE);
 }
+/* The driver refuses none of these: its copy raises the signal. */
+#define BEHIND_ALL ((unsigned char *)(UINTPTR_MAX - MIB + 1))
+#define NOT_CANONICAL ((unsigned char *)((uintptr_t)1 << 60))
+static void wraps_in(void) { said("in", in(device, BEHIND_ALL, LARGE)); }
+static void wraps_out(void) { said("out", any((CUdeviceptr)BEHIND_ALL, device, LARGE)); }
+static void not_canonical_in(void) { said("in", any(device, (CUdeviceptr)NOT_CANONICAL, LARGE)); }
+static void not_canonical_out(void) { said("out", out_async(NOT_CANONICAL, device, LARGE, stream)); }
 static void unmapped(void) {
     unsigned char *memory = fresh(LARGE);
     munmap(memory, LARGE);
@@ -954,15 +975,61 @@ static void again_held_up(void) {
     on_gpu("other", device + LARGE, LARGE);
 }
 
+/* A thread copies while its keys are destroyed, in each of the rounds that the C library makes. */
+static pthread_key_t late;
+static void copies_late(void *round) {
+    both_ways("late"), said("late", out(pinned, device, SMALL));
+    if ((size_t)round < 4) pthread_setspecific(late, (void *)((size_t)round + 1));
+}
+static void *ends_late(void *has_copied) {
+    must(set_current(context), "cuCtxSetCurrent");
+    pthread_setspecific(late, (void *)1);
+    for (int i = 0; has_copied && i < 4; i++) both_ways("early");
+    return 0;
+}
+static void key_destructor(void) {
+    pthread_key_create(&late, copies_late);
+    for (size_t i = 0; i < 3; i++) {
+        pthread_t thread;
+        pthread_create(&thread, 0, ends_late, (void *)i);
+        pthread_join(thread, 0);
+    }
+    both_ways("after");
+}
+/* Cancelled before it copies, a thread ends at the first place that allows that: in the program, at the end. A GPU's driver may have others. */
+static int copies_made;
+static void *copies_cancelled(void *nothing) {
+    (void)nothing;
+    must(set_current(context), "cuCtxSetCurrent");
+    pthread_cancel(pthread_self());
+    unsigned char *memory = fresh(LARGE);
+    for (int i = 0; i < 5; i++, copies_made++) if (in(device, memory, LARGE) || out(memory, device, LARGE)) break;
+    pthread_testcancel();
+    return 0;
+}
+static void again_cancelled(void) {
+    if (!dlsym(driver, "fake_break")) return;
+    for (int i = 0; i < 3; i++) {
+        pthread_t thread;
+        void *answer = 0;
+        pthread_create(&thread, 0, copies_cancelled, 0);
+        pthread_join(thread, &answer);
+        printf("copies %d, cancelled %d\n", copies_made, answer == PTHREAD_CANCELED);
+        both_ways("after");
+    }
+}
+
 static const struct { const char *name; void (*run)(void); } cases[] = {
     {"again-unmapped", again_unmapped}, {"again-in-part", again_in_part}, {"again-given-back", again_given_back},
     {"again-moved", again_moved}, {"again-small", again_small}, {"again-asked", again_asked}, {"again-forked", again_forked},
     {"again-captured", again_captured}, {"again-both-ways", again_both_ways}, {"again-allocated", again_allocated},
     {"again-offloaded", again_offloaded}, {"again-in-threads", again_in_threads}, {"again-reset", again_reset},
     {"again-waited-for", again_waited_for}, {"again-held-up", again_held_up},
+    {"again-cancelled", again_cancelled}, {"key-destructor", key_destructor},
     {"overwritten", overwritten}, {"freed", freed}, {"read-only", read_only_large}, {"read-only-small", read_only_small},
     {"read-only-half", read_only_half}, {"no-access-in", no_access_in}, {"no-access-in-half", no_access_in_half},
-    {"no-access-out", no_access_out}, {"null", null_pointers}, {"unmapped", unmapped}, {"truncated-in", truncated_in},
+    {"no-access-out", no_access_out}, {"null", null_pointers}, {"wraps-in", wraps_in}, {"wraps-out", wraps_out},
+    {"not-canonical-in", not_canonical_in}, {"not-canonical-out", not_canonical_out}, {"unmapped", unmapped}, {"truncated-in", truncated_in},
     {"truncated-out", truncated_out}, {"overlapping", overlapping}, {"huge", huge}, {"registered-half", registered_half},
     {"reset", reset_in_flight}, {"destroyed", destroyed_in_flight}, {"no-context", no_context}, {"sticky", sticky},
     {"invalid", invalid}, {"many-threads", many_threads}, {"threads-that-end", threads_that_end}, {"vfork", child_by_vfork},

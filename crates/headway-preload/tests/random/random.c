@@ -3,9 +3,9 @@
  *
  *     random SEED
  *
- * The same SEED always gives the same calls: copies, batches, copies with attributes and of rows, on several CUDA streams that are ordered by
- * events and waits, captures and their launches, memory that is page-locked and freed, calls that the driver refuses, several threads, a
- * forked child. No program has a race: before it uses bytes, it waits for who had them, as CUDA's rules ask for. So it knows all bytes, and
+ * The same SEED always gives the same calls: copies, batches, copies with attributes, of rows and planes, by either kind of default stream, on
+ * several CUDA streams that are ordered by events and waits, captures and their launches, memory that is page-locked and freed, calls that the
+ * driver refuses, also with ends that make no sense, several threads, a forked child. No program has a race: before it uses bytes, it waits for who had them, as CUDA's rules ask for. So it knows all bytes, and
  * says WRONG where they are others. It prints the status of each call and what the bytes are. That, and how it ends, must be the same with
  * and without Headway.
  */
@@ -35,6 +35,10 @@ struct rows { /* CUDA_MEMCPY2D */
     size_t from_x, from_y; unsigned from_kind; const void *from_host; CUdeviceptr from_device; void *from_array; size_t from_pitch;
     size_t to_x, to_y; unsigned to_kind; void *to_host; CUdeviceptr to_device; void *to_array; size_t to_pitch, width, height;
 };
+struct space { /* CUDA_MEMCPY3D */
+    size_t from_x, from_y, from_z, from_lod; unsigned from_kind; const void *from_host; CUdeviceptr from_device; void *from_array, *from_reserved; size_t from_pitch, from_height;
+    size_t to_x, to_y, to_z, to_lod; unsigned to_kind; void *to_host; CUdeviceptr to_device; void *to_array, *to_reserved; size_t to_pitch, to_height, width, height, depth;
+};
 static struct {
     CUresult (*cuInit)(unsigned), (*cuDriverGetVersion)(int *), (*cuDevicePrimaryCtxRetain)(size_t *, int), (*cuCtxSetCurrent)(size_t);
     CUresult (*cuCtxCreate)(size_t *, unsigned, int), (*cuMemAlloc)(CUdeviceptr *, size_t), (*cuMemFree)(CUdeviceptr);
@@ -44,7 +48,8 @@ static struct {
     CUresult (*cuMemcpy)(CUdeviceptr, CUdeviceptr, size_t), (*cuMemcpyAsync)(CUdeviceptr, CUdeviceptr, size_t, CUstream);
     CUresult (*cuMemcpyDtoD)(CUdeviceptr, CUdeviceptr, size_t), (*cuMemcpyDtoDAsync)(CUdeviceptr, CUdeviceptr, size_t, CUstream);
     CUresult (*cuMemcpyPeerAsync)(CUdeviceptr, size_t, CUdeviceptr, size_t, size_t, CUstream);
-    CUresult (*cuMemcpy2D)(const struct rows *), (*cuMemcpy2DAsync)(const struct rows *, CUstream);
+    CUresult (*cuMemcpy2D)(const struct rows *), (*cuMemcpy2DUnaligned)(const struct rows *), (*cuMemcpy2DAsync)(const struct rows *, CUstream);
+    CUresult (*cuMemcpy3D)(const struct space *), (*cuMemcpy3DAsync)(const struct space *, CUstream);
     CUresult (*cuMemcpyWithAttributesAsync)(CUdeviceptr, CUdeviceptr, size_t, struct attributes *, CUstream);
     CUresult (*batch)(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, struct attributes *, size_t *, size_t, size_t *, CUstream);
     CUresult (*batch_v2)(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, struct attributes *, size_t *, size_t, CUstream);
@@ -56,34 +61,40 @@ static struct {
     CUresult (*cuGraphInstantiateWithFlags)(void **, void *, unsigned long long), (*cuGraphLaunch)(void *, CUstream);
     CUresult (*cuMemHostRegister)(void *, size_t, unsigned), (*cuMemHostUnregister)(void *);
 } cu;
-static int version, per_thread, resolver;
+static int version, per_thread, resolver; /* per_thread: copies are by the functions in whose default stream is the thread's own */
 static size_t contexts[2];
 
-static void find(void *function, void *driver, const char *name, const char *symbol) {
+static void find(void *function, void *driver, const char *name, const char *symbol, const char *suffix) {
     CUresult (*ask)(const char *, void **, int, uint64_t, int *) = dlsym(driver, "cuGetProcAddress_v2");
     void *found = 0;
     if (symbol && resolver) ask(name, &found, version, per_thread ? 2 : 0, 0);
-    else found = dlsym(driver, symbol ? symbol : name);
+    else {
+        char text[100];
+        snprintf(text, sizeof text, "%s%s", symbol ? symbol : name, per_thread ? suffix : "");
+        found = dlsym(driver, text);
+    }
+    if (!found) printf("UNEXPECTED: no %s\n", name);
     memcpy(function, &found, sizeof found);
 }
 static void find_all(void) {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     if (!driver) exit(2);
-    find(&cu.cuDriverGetVersion, driver, "cuDriverGetVersion", 0);
+    find(&cu.cuDriverGetVersion, driver, "cuDriverGetVersion", 0, "");
     cu.cuDriverGetVersion(&version);
-#define ONE(name, suffix) find(&cu.name, driver, #name suffix, 0);
-#define COPY(name, suffix) find(&cu.name, driver, #name, #name suffix);
+#define ONE(name, suffix) find(&cu.name, driver, #name suffix, 0, "");
+#define COPY(name, suffix) find(&cu.name, driver, #name, #name suffix, "_ptds");
+#define QUEUE(name, suffix) find(&cu.name, driver, #name, #name suffix, "_ptsz");
     ONE(cuInit, "") ONE(cuDevicePrimaryCtxRetain, "") ONE(cuCtxSetCurrent, "") ONE(cuCtxCreate, "_v2") ONE(cuMemAlloc, "_v2") ONE(cuMemFree, "_v2")
     ONE(cuMemHostAlloc, "") ONE(cuMemFreeHost, "") ONE(cuMemHostRegister, "_v2") ONE(cuMemHostUnregister, "") ONE(cuStreamCreate, "")
     ONE(cuStreamDestroy, "_v2") ONE(cuStreamSynchronize, "") ONE(cuStreamQuery, "") ONE(cuStreamWaitEvent, "") ONE(cuCtxSynchronize, "")
     ONE(cuEventCreate, "") ONE(cuEventDestroy, "_v2") ONE(cuEventRecord, "") ONE(cuEventSynchronize, "") ONE(cuEventQuery, "")
     ONE(cuStreamBeginCapture, "_v2") ONE(cuStreamEndCapture, "") ONE(cuGraphGetNodes, "") ONE(cuGraphInstantiateWithFlags, "") ONE(cuGraphLaunch, "")
-    COPY(cuMemcpyHtoD, "_v2") COPY(cuMemcpyDtoH, "_v2") COPY(cuMemcpyHtoDAsync, "_v2") COPY(cuMemcpyDtoHAsync, "_v2") COPY(cuMemcpy, "")
-    COPY(cuMemcpyAsync, "") COPY(cuMemcpyDtoD, "_v2") COPY(cuMemcpyDtoDAsync, "_v2") COPY(cuMemcpy2D, "_v2") COPY(cuMemcpy2DAsync, "_v2")
-    COPY(cuMemcpyPeerAsync, "")
-    if (version >= 13020) COPY(cuMemcpyWithAttributesAsync, "")
-    if (version >= 13000) find(&cu.batch_v2, driver, "cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2");
-    else if (version >= 12080) find(&cu.batch, driver, "cuMemcpyBatchAsync", "cuMemcpyBatchAsync");
+    COPY(cuMemcpyHtoD, "_v2") COPY(cuMemcpyDtoH, "_v2") QUEUE(cuMemcpyHtoDAsync, "_v2") QUEUE(cuMemcpyDtoHAsync, "_v2") COPY(cuMemcpy, "")
+    QUEUE(cuMemcpyAsync, "") COPY(cuMemcpyDtoD, "_v2") QUEUE(cuMemcpyDtoDAsync, "_v2") QUEUE(cuMemcpyPeerAsync, "")
+    COPY(cuMemcpy2D, "_v2") COPY(cuMemcpy2DUnaligned, "_v2") QUEUE(cuMemcpy2DAsync, "_v2") COPY(cuMemcpy3D, "_v2") QUEUE(cuMemcpy3DAsync, "_v2")
+    if (version >= 13020) QUEUE(cuMemcpyWithAttributesAsync, "")
+    if (version >= 13000) find(&cu.batch_v2, driver, "cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2", "_ptsz");
+    else if (version >= 12080) find(&cu.batch, driver, "cuMemcpyBatchAsync", "cuMemcpyBatchAsync", "_ptsz");
 }
 
 /* One thread's program. */
@@ -144,7 +155,7 @@ static void fill(struct program *p, unsigned char *memory, size_t bytes) {
 /* The handle for functions that have no form for per-thread default streams; the default stream also has the handle 0 for copies. */
 static CUstream handle(struct program *p, int s) { return s == LEGACY ? (CUstream)1 : s == OWN ? (CUstream)2 : p->streams[s]; }
 static CUstream for_copies(struct program *p, int s) {
-    return s == (per_thread && resolver ? OWN : LEGACY) && one_in(p, 2) ? 0 : handle(p, s);
+    return s == (per_thread ? OWN : LEGACY) && one_in(p, 2) ? 0 : handle(p, s);
 }
 
 /* Order. */
@@ -209,7 +220,7 @@ static void make(struct program *p, struct region *r, enum kind kind) {
         must(p, cu.cuMemAlloc(&address, r->bytes), "cuMemAlloc");
         r->at = (unsigned char *)address;
         must(p, cu.cuMemcpyHtoD(address, r->known, r->bytes), "first cuMemcpyHtoD");
-        r->writer = per_thread && resolver ? OWN : LEGACY, r->written = issue(p, r->writer);
+        r->writer = per_thread ? OWN : LEGACY, r->written = issue(p, r->writer);
         return;
     }
     if (kind == LOCKED) must(p, cu.cuMemHostAlloc((void **)&r->at, r->bytes, 0), "cuMemHostAlloc");
@@ -296,7 +307,7 @@ static CUresult copy_waiting(struct program *p, const struct copy *c, const char
 static void copy(struct program *p) {
     struct copy c;
     if (!draw_copy(p, &c, 1)) return;
-    int waits = one_in(p, 3), s = waits ? (per_thread && resolver ? OWN : LEGACY) : any_stream(p, c.from, 1);
+    int waits = one_in(p, 3), s = waits ? (per_thread ? OWN : LEGACY) : any_stream(p, c.from, 1);
     const char *name;
     order_copy(p, s, &c);
     errno = 77;
@@ -316,21 +327,36 @@ static void copy(struct program *p) {
     }
     if (c.to->kind == ORDINARY && one_in(p, 2)) look(p, c.to, "at once");
 }
+/* Planes of rows, with gaps in and between them or without. Rows without gaps are one copy, which may be large. */
 static void copy_rows(struct program *p) {
     struct copy c;
     if (!draw_copy(p, &c, 0) || c.bytes < 64) return;
-    size_t width = 1 + draw(p, c.bytes < 3000 ? c.bytes : 3000), pitch = width + draw(p, 64), height = c.bytes / pitch;
-    if (height > 40) height = 40;
-    struct rows rows = {.from_pitch = pitch, .to_pitch = pitch, .width = width, .height = height};
-    rows.from_kind = is_host(c.from) ? 1 : 2, rows.to_kind = is_host(c.to) ? 1 : 2;
-    rows.from_host = (void *)from_of(&c), rows.from_device = from_of(&c), rows.to_host = (void *)to_of(&c), rows.to_device = to_of(&c);
-    int waits = one_in(p, 2), s = waits ? (per_thread && resolver ? OWN : LEGACY) : any_stream(p, c.from, 1);
+    int is_dense = one_in(p, 2), has_planes = one_in(p, 2);
+    size_t most = is_dense || one_in(p, 2) ? c.bytes : 3000, width = 1 + draw(p, c.bytes < most ? c.bytes : most);
+    size_t pitch = is_dense ? width : width + draw(p, 64), rows = c.bytes / pitch;
+    if (!is_dense && rows > 40) rows = 40;
+    size_t depth = has_planes && rows ? 1 + draw(p, rows < 4 ? rows : 4) : 1, plane = rows / depth, height = is_dense || !plane ? plane : plane - draw(p, 2);
+    struct space space = {.from_pitch = pitch, .from_height = plane, .to_pitch = pitch, .to_height = plane, .width = width, .height = height, .depth = depth};
+    space.from_kind = is_host(c.from) ? 1 : 2, space.to_kind = is_host(c.to) ? 1 : 2;
+    if (one_in(p, 4)) space.from_kind = 4; /* by the address */
+    if (one_in(p, 4)) space.to_kind = 4;
+    space.from_host = (void *)from_of(&c), space.from_device = from_of(&c), space.to_host = (void *)to_of(&c), space.to_device = to_of(&c);
+    struct rows flat = {
+        .from_kind = space.from_kind, .from_host = space.from_host, .from_device = space.from_device, .from_pitch = pitch,
+        .to_kind = space.to_kind, .to_host = space.to_host, .to_device = space.to_device, .to_pitch = pitch, .width = width, .height = height,
+    };
+    int waits = one_in(p, 2), s = waits ? (per_thread ? OWN : LEGACY) : any_stream(p, c.from, 1);
     order_copy(p, s, &c);
-    CUresult status = waits ? cu.cuMemcpy2D(&rows) : cu.cuMemcpy2DAsync(&rows, for_copies(p, s));
-    said(p, status, "rows %zu x %zu on %d, %d to %d", width, height, s, c.from->kind, c.to->kind);
+    CUresult status;
+    if (has_planes) status = waits ? cu.cuMemcpy3D(&space) : cu.cuMemcpy3DAsync(&space, for_copies(p, s));
+    else status = !waits ? cu.cuMemcpy2DAsync(&flat, for_copies(p, s)) : one_in(p, 2) ? cu.cuMemcpy2D(&flat) : cu.cuMemcpy2DUnaligned(&flat);
+    said(p, status, "rows %zu x %zu x %zu on %d, %d to %d", width, height, depth, s, c.from->kind, c.to->kind);
     if (status) return;
     unsigned operation = issue(p, s);
-    for (size_t y = 0; y < height; y++) made((struct copy){c.to, c.from, c.to_at + y * pitch, c.from_at + y * pitch, width});
+    for (size_t z = 0; z < depth; z++) for (size_t y = 0; y < height; y++) {
+        size_t at = (z * plane + y) * pitch;
+        made((struct copy){c.to, c.from, c.to_at + at, c.from_at + at, width});
+    }
     note(s, operation, &c);
 }
 static void copy_with_attributes(struct program *p) {
@@ -420,6 +446,25 @@ static void capture(struct program *p) {
         unsigned operation = issue(p, where);
         for (size_t i = 0; i < count; i++) made(c[i]), note(where, operation, &c[i]);
     }
+}
+
+/* A copy with an end or a size that makes no sense: the driver refuses it and changes nothing. */
+static void absurd(struct program *p) {
+    static const size_t sizes[] = {1, MIB, 5 * MIB, (size_t)1 << 40, SIZE_MAX / 2, SIZE_MAX - 4095, SIZE_MAX};
+    struct region *device = &p->regions[0], *host = &p->regions[draw(p, REGIONS)];
+    size_t bytes = sizes[draw(p, sizeof sizes / sizeof *sizes)];
+    int is_in = one_in(p, 2), is_null = bytes <= 5 * MIB || one_in(p, 2), how = (int)draw(p, 4);
+    if (!is_host(host)) return;
+    CUdeviceptr there = (CUdeviceptr)device->at, here = is_null ? 0 : (CUdeviceptr)host->at;
+    CUstream stream = for_copies(p, CREATED);
+    struct space space = {.from_kind = is_in ? 1 : 2, .to_kind = is_in ? 2 : 1, .from_host = (void *)here, .to_host = (void *)here, .from_device = there, .to_device = there,
+                          .from_pitch = MIB, .to_pitch = MIB, .width = MIB, .height = 1, .depth = 1};
+    CUresult status;
+    if (how == 0 && is_null) status = cu.cuMemcpy3DAsync(&space, stream);
+    else if (how <= 1) status = is_in ? cu.cuMemcpyHtoD(there, (void *)here, bytes) : cu.cuMemcpyDtoH((void *)here, there, bytes);
+    else if (how == 2) status = is_in ? cu.cuMemcpyHtoDAsync(there, (void *)here, bytes, stream) : cu.cuMemcpyDtoHAsync((void *)here, there, bytes, stream);
+    else status = is_in ? cu.cuMemcpyAsync(there, here, bytes, stream) : cu.cuMemcpyAsync(here, there, bytes, stream);
+    said(p, status, "absurd %zx %s %s by %d", bytes, is_in ? "in" : "out", is_null ? "null" : "host", how);
 }
 
 /* Calls that the driver refuses. What they may have changed is made anew. */
@@ -516,7 +561,7 @@ static void *run(void *argument) {
     }
     static const enum kind kinds[REGIONS] = {DEVICE, LOCKED, ORDINARY, DEVICE, LOCKED, ORDINARY, DEVICE, REGISTERED, HALF};
     for (int r = 0; r < REGIONS; r++) make(p, &p->regions[r], kinds[r]);
-    for (uint64_t steps = 30 + draw(p, 60); steps; steps--) switch (draw(p, 24)) {
+    for (uint64_t steps = 30 + draw(p, 60); steps; steps--) switch (draw(p, 26)) {
         case 0: capture(p); break;
         case 1: refused(p); break;
         case 2: replace(p, &p->regions[draw(p, REGIONS)]); break;
@@ -524,7 +569,8 @@ static void *run(void *argument) {
         case 5: case 6: look(p, &p->regions[draw(p, REGIONS)], "now"); break;
         case 7: case 8: case 9: batch(p); break;
         case 10: case 11: copy_with_attributes(p); break;
-        case 12: copy_rows(p); break;
+        case 12: case 14: copy_rows(p); break;
+        case 15: absurd(p); break;
         case 13: if (one_in(p, 4)) fork_a_child(p); else replace_stream(p); break;
         default: copy(p); break;
     }
