@@ -75,8 +75,8 @@ fn measured(report: &measuring::MeasureReport) -> String {
         if let Some(watch) = &found.driver_watch {
             let _ = writeln!(text, "driver    {watch}\n          {}", watch.limits());
         }
-        if let Some(watch) = &found.chunk_watch {
-            let _ = writeln!(text, "chunks    {watch}");
+        for (direction, watch) in &found.chunk_watch {
+            let _ = writeln!(text, "chunks    {direction} {watch}");
         }
     }
     let _ = writeln!(text, "\nlink or limit                    rate");

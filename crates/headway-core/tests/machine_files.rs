@@ -447,14 +447,16 @@ fn what_watches_of_threads_saw_is_kept() {
         woken: lateness(500, Some(Nanos(60_001)), 4_464_001),
         noticed: lateness(99, None, 8_000_003),
     });
-    calibration.chunk_watch = Some(ChunkWatch {
+    let watch = |max| ChunkWatch {
         time: Nanos(1_000_000_001),
         class: "SCHED_FIFO priority 1".to_owned(),
         chunks: 30_003,
+        slower_ppm: 12_003,
         each: Nanos(4_001),
         together: Nanos(120_002),
-        max: Nanos(99_003),
-    });
+        max: Nanos(max),
+    };
+    calibration.chunk_watch = [(Direction::D2h, watch(99_003)), (Direction::H2d, watch(99_004))].into();
     let again = parse("m.toml", &write(&machine, &[])).expect("what was written can be read");
     assert_eq!(again.calibration, machine.calibration);
 }

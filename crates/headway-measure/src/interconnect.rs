@@ -1,6 +1,7 @@
 //! Links and limits of a node: sets of copies measured, a machine fitted to them, and checked with random batches that it was
 //! not fitted to (specification of messages, 1.5).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use headway_core::files::machine::{Calibration, Machine};
@@ -70,7 +71,7 @@ pub fn calibrate(
     }
     let chunk_watch = match gpus.first() {
         Some(gpu) if machine.calibration.is_some() => chunks::watch(session, gpu, &machine, watch_time)?,
-        _ => None,
+        _ => BTreeMap::new(),
     };
     if let Some(calibration) = &mut machine.calibration {
         calibration.chunk_watch = chunk_watch;

@@ -1,5 +1,6 @@
 //! What a measurement says at its end.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use headway_core::files::machine::{Calibration, Machine};
@@ -62,7 +63,7 @@ pub struct Checked {
     /// How late a driver would have run meanwhile.
     pub driver_watch: Option<DriverWatch>,
     /// How late threads were that copied chunk after chunk.
-    pub chunk_watch: Option<ChunkWatch>,
+    pub chunk_watch: BTreeMap<Direction, ChunkWatch>,
 }
 
 impl Checked {

@@ -764,18 +764,26 @@ impl Shared {
         let chunk = book().begin(clock::now(), flow, sequence).map_err(gone)?;
         match make(Promise { deadline: job.deadline, class: job.class(), chunk }) {
             Ok(moved) => {
-                let PromisedCopy { asked, ended, engine, longest_chunk, chunks, unpromised, longest_unpromised } =
-                    moved;
+                let PromisedCopy { asked, ended, engine, longest_chunk, chunks, unpromised, .. } = moved;
                 let waited = ended.saturating_sub(asked).saturating_sub(engine);
                 let before = ChunksAhead {
                     owner: ChunkOwner::Unpromised,
                     chunks: unpromised,
                     time: Nanos::ZERO,
-                    longest: longest_unpromised,
+                    longest: moved.longest_unpromised,
                 };
                 let ahead = (unpromised > 0).then_some(before).into_iter().collect();
                 let facts = JobFacts { asked, waited, engine, chunks, longest_chunk, ahead };
-                let job = book().ended(ended, flow, sequence, facts).map_err(gone)?;
+                let mut book = book();
+                let (gpu, direction) = (self.contract.gpu, self.contract.direction);
+                let most = book.chunk_cost(gpu, direction, chunk).unwrap_or(Nanos::MAX);
+                // A job that is not over yet cannot tell of its chunk that this one waited for.
+                if moved.longest_promised > most.max(longest_chunk) {
+                    let (owner, took) = (ChunkOwner::Promised, moved.longest_promised);
+                    book.fault(ended, gpu, direction, FlowFault::LongChunk { owner, took, most });
+                }
+                let job = book.ended(ended, flow, sequence, facts).map_err(gone)?;
+                drop(book);
                 Ok(FlowReport { job, moved: Some(moved) })
             }
             Err(error) => {

@@ -13,6 +13,7 @@ mod shipped;
 mod write;
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 pub use self::confidence::Confidence;
 pub use self::cpu::{CpuCores, CpuCost};
@@ -21,7 +22,7 @@ pub use self::shipped::{SHIPPED, shipped};
 pub use self::write::{with_file, write};
 use crate::models::cpu::{ChunkWatch, DriverWatch};
 pub use crate::models::index::{CapacityId, EndpointId, EngineId, RouteId};
-use crate::models::transfer::{Method, Profile};
+use crate::models::transfer::{Direction, Method, Profile};
 use crate::units::{Bytes, Nanos, PPM, RATE_MAX, Rate};
 
 /// One computer with the links between its memories and GPUs.
@@ -255,8 +256,8 @@ pub struct Calibration {
     pub driver: String,
     /// How late the driver's thread would have run while the node was measured; `None` = nobody looked.
     pub driver_watch: Option<DriverWatch>,
-    /// How late threads that copy by chunks were; `None` = nobody looked.
-    pub chunk_watch: Option<ChunkWatch>,
+    /// How late threads that copy by chunks were; empty = nobody looked.
+    pub chunk_watch: BTreeMap<Direction, ChunkWatch>,
 }
 
 impl Calibration {
@@ -276,7 +277,7 @@ impl Calibration {
             date: String::new(),
             driver: "none".to_owned(),
             driver_watch: None,
-            chunk_watch: None,
+            chunk_watch: BTreeMap::new(),
         }
     }
 

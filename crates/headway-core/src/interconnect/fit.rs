@@ -375,7 +375,7 @@ fn calibrate(node: &NodeFacts, machine: &Machine, sets: &[Set]) -> Result<Calibr
         date: node.date.clone(),
         driver: node.driver.clone(),
         driver_watch: None,
-        chunk_watch: None,
+        chunk_watch: BTreeMap::new(),
     };
     let excess = excess_ppm(machine, sets, &calibration)?;
     calibration.margin_ppm = excess.saturating_add(excess.div_ceil(4)).clamp(MARGIN_MIN_PPM, LARGEST_PPM);

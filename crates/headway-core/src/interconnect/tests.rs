@@ -33,7 +33,7 @@ fn calibration(sigma_ppm: u64) -> Calibration {
         date: String::new(),
         driver: String::new(),
         driver_watch: None,
-        chunk_watch: None,
+        chunk_watch: BTreeMap::new(),
     }
 }
 

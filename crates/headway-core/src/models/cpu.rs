@@ -215,11 +215,12 @@ impl fmt::Display for DriverWatch {
     }
 }
 
-/// How much longer chunks took than the machine file says, of a thread that copied one after the other and did nothing else.
+/// How much longer chunks took than the machine file says, of a thread that copied one after the other, through far more memory than
+/// translations are kept for, and did nothing else.
 ///
-/// Chunks in a row take at most [`Self::together`] longer than the file and [`Self::each`] say, if [`LOST_PPM`] of the time is taken off: a CPU
-/// that gives `1 - LOST_PPM` of its time after a delay (the bounded-delay model of A. K. Mok, X. Feng, D. Chen, "Resource partition for
-/// real-time systems", RTAS 2001).
+/// Chunks in a row take at most [`Self::together`] longer than the file, [`Self::slower_ppm`] and [`Self::each`] say, if [`LOST_PPM`] of the time
+/// is taken off: a CPU that gives `1 - LOST_PPM` of its time after a delay (the bounded-delay model of A. K. Mok, X. Feng, D. Chen, "Resource
+/// partition for real-time systems", RTAS 2001).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkWatch {
     /// What all chunks took.
@@ -227,7 +228,9 @@ pub struct ChunkWatch {
     /// The scheduling class that the thread got.
     pub class: String,
     pub chunks: u64,
-    /// 99th percentile of what a chunk takes longer.
+    /// By how much bytes move slower than the file says, parts per million: half of the chunks took more.
+    pub slower_ppm: u64,
+    /// 99th percentile of what a chunk takes longer than that.
     pub each: Nanos,
     pub together: Nanos,
     /// The most by which one chunk took longer.
@@ -238,12 +241,16 @@ pub struct ChunkWatch {
 pub const LOST_PPM: u64 = 20_000;
 
 impl ChunkWatch {
-    /// Of chunks in a row that took `took` each, where the machine file says `expected`; `None` of fewer than 100.
+    /// Of chunks in a row that took `took` each, where the machine file says `setup` and, for its bytes, `moving`; `None` of fewer than 100.
     #[must_use]
-    pub fn of(class: String, expected: Nanos, took: &[Nanos]) -> Option<Self> {
-        let mut longer: Vec<Nanos> = took.iter().map(|took| took.saturating_sub(expected)).collect();
-        longer.sort_unstable();
-        let each = *longer.get((longer.len() * 99).div_ceil(100).checked_sub(1)?)?;
+    pub fn of(class: String, setup: Nanos, moving: Nanos, took: &[Nanos]) -> Option<Self> {
+        let mut sorted = took.to_vec();
+        sorted.sort_unstable();
+        let rank = |percent: usize| Some(*sorted.get((sorted.len() * percent).div_ceil(100).checked_sub(1)?)?);
+        let slower = rank(50)?.saturating_sub(setup).saturating_sub(moving);
+        let expected = setup.saturating_add(moving).saturating_add(slower);
+        let slower_ppm = (u128::from(slower.0) * u128::from(PPM)).div_ceil(u128::from(moving.0.max(1)));
+        let (each, max) = (rank(99)?.saturating_sub(expected), rank(100)?.saturating_sub(expected));
         let (mut time, mut now, mut together) = (0, 0, 0);
         for took in took {
             let late = took.saturating_sub(expected).saturating_sub(each).0;
@@ -251,30 +258,20 @@ impl ChunkWatch {
             together = together.max(now);
             time += took.0;
         }
-        let max = *longer.last()?;
         let (time, together, chunks) = (Nanos(time), Nanos(together), took.len() as u64);
-        (took.len() >= 100).then_some(Self { time, class, chunks, each, together, max })
-    }
-
-    /// The later one of both in all figures.
-    #[must_use]
-    pub fn worse(self, other: &Self) -> Self {
-        Self {
-            each: self.each.max(other.each),
-            together: self.together.max(other.together),
-            max: self.max.max(other.max),
-            ..self
-        }
+        let slower_ppm = u64::try_from(slower_ppm).unwrap_or(u64::MAX);
+        (took.len() >= 100).then_some(Self { time, class, chunks, slower_ppm, each, together, max })
     }
 }
 
 impl fmt::Display for ChunkWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { time, class, chunks, each, together, max } = self;
+        let Self { time, class, chunks, slower_ppm, each, together, max } = self;
+        let slower = *slower_ppm as f64 / 1e4;
         write!(
             f,
-            "{chunks} in {time} as {class}: later than the model by p99 {each}, max {max}; chunks in a row by {together} beyond that p99 \
-             together"
+            "{chunks} in {time} as {class}: bytes {slower:.1} % slower than the model, chunks later by p99 {each}, max {max}; chunks in a row by \
+             {together} beyond that p99 together"
         )
     }
 }
@@ -392,22 +389,23 @@ mod tests {
     #[test]
     fn a_watch_of_chunks_says_how_late_one_and_all_in_a_row_are() {
         let us = |us: u64| Nanos(us * 1_000);
-        let of = |took: &[Nanos]| ChunkWatch::of("SCHED_FIFO".to_owned(), us(100), took);
+        let of = |took: &[Nanos]| ChunkWatch::of("SCHED_FIFO".to_owned(), us(20), us(80), took);
         // As fast as the file says, or faster: never late.
         let quick = of(&[us(100), us(60)].repeat(100)).unwrap();
         assert_eq!((quick.each, quick.together, quick.max, quick.chunks), (us(0), us(0), us(0), 200));
-        assert_eq!(quick.time, us(16_000));
-        // 3 us for each of many; 50 and 70 us beyond it in a row, of which 2 % of 153 us and 173 us are taken off.
-        let mut took = vec![us(103); 1_000];
+        assert_eq!((quick.time, quick.slower_ppm), (us(16_000), 0));
+        // Two of a hundred are late by 3 us; 50 and 70 us beyond it in a row, of which 2 % of 153 us and 173 us are taken off.
+        let mut took = [[us(100)].repeat(98), vec![us(103); 2]].concat().repeat(10);
         (took[400], took[401]) = (us(153), us(173));
         let late = of(&took).unwrap();
         assert_eq!((late.each, late.together, late.max), (us(3), Nanos(120_000 - 3_060 - 3_460), us(73)));
         // Far apart, the time between them pays for the first.
-        (took[401], took[500]) = (us(103), us(173));
+        (took[401], took[500]) = (us(100), us(173));
         assert_eq!(of(&took).unwrap().together, Nanos(70_000 - 3_460));
-        let worse = quick.clone().worse(&late);
-        assert_eq!((worse.each, worse.max, worse.chunks), (late.each, late.max, quick.chunks));
         assert_eq!(of(&took[..99]), None);
+        // A quarter of the time of the bytes longer, all the time: that is slow, and nobody is late.
+        let slow = of(&[us(120)].repeat(100)).unwrap();
+        assert_eq!((slow.slower_ppm, slow.each, slow.together), (250_000, us(0), us(0)));
     }
 
     #[test]

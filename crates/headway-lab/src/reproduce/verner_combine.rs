@@ -10,6 +10,7 @@ use headway_core::plan::message::{Elementary, MessageSet};
 use headway_core::units::{Bytes, Nanos};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
+use std::collections::BTreeMap;
 
 use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, raw_figures, said, silent};
 use crate::Error;
@@ -351,7 +352,7 @@ fn exact() -> Calibration {
         date: String::new(),
         driver: String::new(),
         driver_watch: None,
-        chunk_watch: None,
+        chunk_watch: BTreeMap::new(),
     }
 }
 

@@ -56,6 +56,8 @@ pub struct PromisedCopy {
     pub unpromised: u32,
     /// The longest service time of a chunk without a promise on this engine since the last promised copy ended.
     pub longest_unpromised: Nanos,
+    /// The same of promised chunks, its own among them.
+    pub longest_promised: Nanos,
 }
 
 /// One copy engine of one GPU, as copies share it.
@@ -246,8 +248,19 @@ impl Engine {
         }
         let unpromised = run.place.ahead().unpromised;
         let chunks = u32::try_from(run.finish()?.chunks).unwrap_or(u32::MAX);
-        let longest_unpromised = self.shared.line.service().take_longest_unpromised();
-        Ok(PromisedCopy { asked, ended, engine, longest_chunk, chunks, unpromised, longest_unpromised })
+        let service = self.shared.line.service();
+        let (longest_unpromised, longest_promised) =
+            (service.take_longest_unpromised(), service.take_longest_promised());
+        Ok(PromisedCopy {
+            asked,
+            ended,
+            engine,
+            longest_chunk,
+            chunks,
+            unpromised,
+            longest_unpromised,
+            longest_promised,
+        })
     }
 
     /// Whether anybody looks at how long chunks are on this engine.

@@ -30,21 +30,27 @@ pub(crate) struct Line {
     activity: EngineActivity,
 }
 
-/// How long chunks were on one engine: each from its start in the line, or from the end of the chunk before it where that is later, until the
-/// line was told of its end.
+/// How long chunks were on one engine: each from when the line let it start, or from the end of the chunk before it where that is later, until
+/// the line was told of its end.
 #[derive(Default)]
 pub(crate) struct ServiceTimes {
     /// Nobody looks at the clock before.
     pub(crate) is_watched: Flag,
     last_end: AtomicU64,
-    /// Of chunks without a promise, since somebody took it.
+    /// Of chunks without a promise, and of promised ones, since somebody took it.
     longest_unpromised: AtomicU64,
+    longest_promised: AtomicU64,
 }
 
 impl ServiceTimes {
     /// The longest of the chunks without a promise since the last call.
     pub(crate) fn take_longest_unpromised(&self) -> Nanos {
         Nanos(self.longest_unpromised.swap(0, Ordering::Relaxed))
+    }
+
+    /// The longest of the promised chunks since the last call.
+    pub(crate) fn take_longest_promised(&self) -> Nanos {
+        Nanos(self.longest_promised.swap(0, Ordering::Relaxed))
     }
 }
 
@@ -57,6 +63,8 @@ struct Queue {
 /// The turn of one chunk that waits.
 struct Turn {
     has_come: AtomicBool,
+    /// When it came, if anybody asked: the engine waits for its thread from then on.
+    came: AtomicU64,
     signal: Option<Arc<Signal>>,
 }
 
@@ -108,7 +116,10 @@ impl Line {
             self.state.store(IDLE, Ordering::Release);
         }
         drop(queue);
+        let is_watched = !come.is_empty() && self.service.is_watched.load(Ordering::Relaxed);
+        let now = if is_watched { clock::now() } else { Nanos::ZERO };
         for turn in come {
+            turn.came.store(now.0, Ordering::Relaxed);
             turn.has_come.store(true, Ordering::Release);
             if let Some(signal) = &turn.signal {
                 signal.raise();
@@ -158,13 +169,14 @@ impl Place {
             queue.line.run(&self.entry);
             self.line.unlock(queue);
         }
-        self.started();
+        self.started(None);
     }
 
-    fn started(&mut self) {
+    /// A chunk has the engine, since it came or since now.
+    fn started(&mut self, came: Option<Nanos>) {
         self.held += 1;
         if self.line.service.is_watched.load(Ordering::Relaxed) {
-            self.starts.push_back(clock::now());
+            self.starts.push_back(came.unwrap_or_else(clock::now));
         }
     }
 
@@ -176,7 +188,8 @@ impl Place {
             self.ahead.get_or_insert_default();
             true
         } else {
-            let turn = Arc::new(Turn { has_come: AtomicBool::new(false), signal: self.signal.clone() });
+            let came = AtomicU64::new(0);
+            let turn = Arc::new(Turn { has_come: AtomicBool::new(false), came, signal: self.signal.clone() });
             let mut queue = self.line.lock();
             let key = queue.line.ask(self.entry);
             self.entry.after = key.end_tag(self.entry.bytes);
@@ -193,8 +206,8 @@ impl Place {
             has_come
         };
         if has_come {
-            self.waits = None;
-            self.started();
+            let came = self.waits.take().map(|(_, turn)| Nanos(turn.came.load(Ordering::Relaxed)));
+            self.started(came.filter(|came| *came > Nanos::ZERO));
         }
         has_come
     }
@@ -205,9 +218,11 @@ impl Place {
             let end = clock::now();
             let before = Nanos(self.line.service.last_end.swap(end.0, Ordering::Relaxed));
             let service = end.saturating_sub(start.max(before));
-            if self.entry.party != LineParty::Promised {
-                self.line.service.longest_unpromised.fetch_max(service.0, Ordering::Relaxed);
-            }
+            let longest = match self.entry.party {
+                LineParty::Promised => &self.line.service.longest_promised,
+                _ => &self.line.service.longest_unpromised,
+            };
+            longest.fetch_max(service.0, Ordering::Relaxed);
             service
         });
         self.held -= 1;
@@ -253,5 +268,26 @@ impl Drop for Place {
         while self.held > 0 {
             self.release();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_is_on_the_engine_from_when_its_turn_came_though_its_thread_looks_later() {
+        const LATE: Nanos = Nanos(2_000_000);
+        let line = Line::new();
+        line.service().is_watched.store(true, Ordering::Relaxed);
+        let entry = LineEntry { deadline: Some(Nanos(1)), ..LineEntry::new(FlowClass::Urgent, LineParty::Promised, 1) };
+        let [mut first, mut second] = [0; 2].map(|_| Place::new(&line, entry));
+        assert!(first.take() && !second.take());
+        let quick = first.release().expect("it is watched");
+        clock::sleep_until(clock::now().saturating_add(LATE));
+        assert!(second.take());
+        let service = second.release().expect("it is watched");
+        assert!(service >= LATE, "{service}");
+        assert_eq!(line.service().take_longest_promised(), service.max(quick));
     }
 }

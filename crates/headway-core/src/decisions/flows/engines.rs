@@ -113,19 +113,20 @@ pub fn flow_engines(machine: &Machine, unpromised_in_flight: u32) -> Vec<FlowEng
             let rate = routes.iter().map(|&route| network.guaranteed_rate(route, &busy).ok()).min().flatten();
             let (Some(setup), Some(rate)) = (setups.max(), rate) else { continue };
             let calibration = machine.calibration.as_ref();
+            let watch = calibration.and_then(|of| of.chunk_watch.get(&direction));
             let margin = u128::from(PPM) + u128::from(calibration.map_or(0, |of| of.margin_ppm));
-            let slower = (u128::from(rate.0) * u128::from(PPM) / margin) as u64;
-            let watch = calibration.and_then(|of| of.chunk_watch.as_ref());
+            let longer_bytes = u128::from(PPM) + u128::from(watch.map_or(0, |of| of.slower_ppm));
+            let slower = (u128::from(rate.0) * u128::from(PPM) / margin * u128::from(PPM) / longer_bytes) as u64;
             let kept = PPM - watch.map_or(0, |_| LOST_PPM);
             let longer = |time: Nanos| Nanos((u128::from(time.0) * u128::from(PPM)).div_ceil(kept.into()) as u64);
+            // Threads that sleep are later than those that were watched here.
+            let together = watch.map_or(Nanos::ZERO, |of| longer(of.each.saturating_add(of.together)));
             engines.push(FlowEngine {
                 gpu: number,
                 direction,
                 setup: longer(calibration.map_or(setup, |of| of.with_margin(setup).saturating_sub(of.jitter))),
                 rate: Rate((u128::from(slower) * u128::from(kept) / u128::from(PPM)).max(1) as u64),
-                jitter: watch.map_or(calibration.map_or(JITTER, |of| of.jitter), |of| {
-                    longer(of.each.saturating_add(of.together))
-                }),
+                jitter: calibration.map_or(JITTER, |of| of.jitter).max(together),
                 late_each: watch.map(|of| longer(of.each)),
                 unpromised_in_flight,
                 chunk_max: CHUNK_MAX,

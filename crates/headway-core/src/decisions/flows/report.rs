@@ -12,6 +12,8 @@ pub enum ChunkOwner {
     Flow(String),
     /// A copy that was admitted when it was asked for.
     Urgent,
+    /// Some promised copy of this program.
+    Promised,
     /// Any copy without a promise.
     Unpromised,
 }
@@ -21,6 +23,7 @@ impl std::fmt::Display for ChunkOwner {
         match self {
             Self::Flow(name) => write!(f, "flow `{name}`"),
             Self::Urgent => f.write_str("an urgent copy"),
+            Self::Promised => f.write_str("another promised copy"),
             Self::Unpromised => f.write_str("copies without a promise"),
         }
     }

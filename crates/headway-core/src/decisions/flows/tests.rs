@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::files::machine::shipped;
+use crate::models::cpu::ChunkWatch;
 use crate::units::Rate;
 
 const US: Nanos = Nanos(1_000);
@@ -474,6 +475,23 @@ fn engines_come_from_a_machine_file_with_its_margin_and_say_so_if_nobody_measure
     let mut book = FlowBook::new(assumed.collect(), LIMITS);
     let admitted = book.open(MS, contract("a", MIB, MS * 20, MS * 10)).unwrap();
     assert_eq!(admitted.assumptions[0], FlowAssumption::NotMeasured);
+}
+
+#[test]
+fn what_a_watch_of_chunks_saw_makes_an_engine_slower_and_rare_delays_count_once() {
+    let mut machine = shipped("h200-x1").unwrap();
+    let plain = flow_engines(&machine, 6).remove(1);
+    let (class, each, together, max) = ("SCHED_OTHER".to_owned(), US * 49, US * 490, US * 400);
+    let watch = ChunkWatch { time: MS, class, chunks: 1_000, slower_ppm: 250_000, each, together, max };
+    machine.calibration.as_mut().unwrap().chunk_watch = [(OUT, watch)].into();
+    let [other, watched] = <[FlowEngine; 2]>::try_from(flow_engines(&machine, 6)).unwrap();
+    assert_eq!((other.late_each, other.late_once()), (None, Nanos::ZERO));
+    assert_eq!((watched.late_each, watched.late_once(), watched.jitter), (Some(US * 50), US * 500, US * 550));
+    let share = watched.rate.0 * 1_000_000 / plain.rate.0;
+    assert!((783_999..=784_000).contains(&share), "{share}: 0.98 of four fifths");
+    // The file's jitter is more than was seen here.
+    machine.calibration.as_mut().unwrap().jitter = MS;
+    assert_eq!(flow_engines(&machine, 6)[1].jitter, MS);
 }
 
 #[test]

@@ -9,7 +9,8 @@ use super::{
 use crate::files::document::{self, DocumentTable, Field, narrow, suggest};
 use crate::files::error::{FileError, SourceText};
 use crate::models::cpu::{ChunkWatch, DelayStatistics, DriverWatch};
-use crate::models::transfer::Method;
+use crate::models::transfer::arbitration::DIRECTIONS;
+use crate::models::transfer::{Direction, Method};
 use crate::units::{PPM, Rate};
 
 /// Slowest link or limit that a machine file can hold; below it, rates in whole bytes per second would be too coarse for the sharing model.
@@ -559,7 +560,7 @@ fn calibration(top: &mut DocumentTable<'_>) -> Result<Option<Calibration>, FileE
         date: table.require("date", "\"2026-11-21\"")?.text("\"2026-11-21\"")?.to_owned(),
         driver: table.require("driver", "\"580.159.04\"")?.text("\"580.159.04\"")?.to_owned(),
         driver_watch: table.take("driver_watch").map(driver_watch).transpose()?,
-        chunk_watch: table.take("chunk_watch").map(chunk_watch).transpose()?,
+        chunk_watch: table.take("chunk_watch").map_or_else(|| Ok(BTreeMap::new()), chunk_watch)?,
     }))
 }
 
@@ -573,12 +574,20 @@ fn driver_watch(field: Field<'_>) -> Result<DriverWatch, FileError> {
     })
 }
 
-fn chunk_watch(field: Field<'_>) -> Result<ChunkWatch, FileError> {
-    let mut table = field.table("chunk_watch", &["time", "class", "chunks", "each", "together", "max"])?;
+fn chunk_watch(field: Field<'_>) -> Result<BTreeMap<Direction, ChunkWatch>, FileError> {
+    let mut both = field.table("chunk_watch", &DIRECTIONS.map(Direction::word))?;
+    let taken = DIRECTIONS.map(|direction| both.take(direction.word()).map(|field| (direction, field)));
+    taken.into_iter().flatten().map(|(direction, field)| Ok((direction, chunks_of_one_direction(field)?))).collect()
+}
+
+fn chunks_of_one_direction(field: Field<'_>) -> Result<ChunkWatch, FileError> {
+    let keys = ["time", "class", "chunks", "slower_ppm", "each", "together", "max"];
+    let mut table = field.table("chunks", &keys)?;
     Ok(ChunkWatch {
         time: table.require("time", "\"1 s\"")?.time()?,
         class: table.require("class", "\"SCHED_OTHER\"")?.text("\"SCHED_OTHER\"")?.to_owned(),
         chunks: table.require("chunks", "30000")?.integer(0, u64::MAX)?,
+        slower_ppm: table.require("slower_ppm", "0")?.integer(0, 100 * PPM)?,
         each: table.require("each", "\"4 us\"")?.time()?,
         together: table.require("together", "\"120 us\"")?.time()?,
         max: table.require("max", "\"110 us\"")?.time()?,

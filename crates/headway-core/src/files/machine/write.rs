@@ -277,12 +277,17 @@ impl Text<'_> {
                 "driver_watch = {{ time = {time}, class = {class}, woken = {woken}, noticed = {noticed} }}"
             ));
         }
-        if let Some(ChunkWatch { time, class, chunks, each, together, max }) = &of.chunk_watch {
+        let chunks = of.chunk_watch.iter().map(|(direction, watch)| {
+            let ChunkWatch { time, class, chunks, slower_ppm, each, together, max } = watch;
             let [time, each, together, max] = [time, each, together, max].map(|time| quoted(&time.exact()));
-            let class = quoted(class);
-            self.line(&format!(
-                "chunk_watch = {{ time = {time}, class = {class}, chunks = {chunks}, each = {each}, together = {together}, max = {max} }}"
-            ));
+            let (direction, class) = (direction.word(), quoted(class));
+            format!(
+                "{direction} = {{ time = {time}, class = {class}, chunks = {chunks}, slower_ppm = {slower_ppm}, each = {each}, \
+                 together = {together}, max = {max} }}"
+            )
+        });
+        if !of.chunk_watch.is_empty() {
+            self.line(&format!("chunk_watch = {{ {} }}", chunks.collect::<Vec<_>>().join(", ")));
         }
     }
 

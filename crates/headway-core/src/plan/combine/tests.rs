@@ -12,6 +12,7 @@ use crate::interconnect::Network;
 use crate::interconnect::tests::fixtures::*;
 use crate::plan::message::{Batch, Elementary, MessageSet, Release};
 use crate::units::{Bytes, Nanos};
+use std::collections::BTreeMap;
 
 const MS: u64 = 1_000_000;
 
@@ -29,7 +30,7 @@ fn calibration(margin_ppm: u64, jitter: u64) -> Calibration {
         date: String::new(),
         driver: String::new(),
         driver_watch: None,
-        chunk_watch: None,
+        chunk_watch: BTreeMap::new(),
     }
 }
 
