@@ -56,7 +56,7 @@ enum Command {
     Json(json::Args),
     /// Keep a recorded run under bench/runs
     KeepRun(keep_run::Args),
-    /// Break the code in known ways, and see a test notice each
+    /// Break what a change touches by cargo-mutants, and see whether tests notice
     Mutants(mutants::Args),
     /// Move runs that later ones follow into one archive, and write its index
     OlderRuns,
@@ -74,7 +74,7 @@ enum Command {
     Site,
     /// Check the repository's own rules
     Tidy,
-    /// Print what a change of a source file touches: tests, pages, patches that break it
+    /// Print what a change of a source file touches: tests, pages
     Where(touches::Args),
 }
 

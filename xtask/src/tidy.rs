@@ -17,7 +17,7 @@ use std::fmt;
 use anyhow::bail;
 
 use crate::tree::Tree;
-use crate::{claims, dependencies, json, mutants, older_runs, papers};
+use crate::{claims, dependencies, json, older_runs, papers};
 
 pub(crate) use arrows::{Package, packages};
 pub(crate) use pages::{links, prose, resolve};
@@ -70,14 +70,6 @@ pub(crate) fn run() -> anyhow::Result<()> {
     findings.extend(papers::stale(&root)?.map(|message| Finding::new(papers::path(), 1, message)));
     let wrong = dependencies::wrong(&root)?;
     findings.extend(wrong.into_iter().map(|(path, line, message)| Finding::new(path, line, message)));
-    let (mutants, wrong) = mutants::all(&tree);
-    findings.extend(wrong.into_iter().map(|(path, line, message)| Finding::new(&path, line, message)));
-    for mutant in &mutants {
-        if let Some(reason) = mutants::misfit(&root, mutant)? {
-            let message = format!("the patch does not apply ({reason}), use one made of the code as it is");
-            findings.push(Finding::new(&mutant.path(), 1, message));
-        }
-    }
     match pages::documented_flags(&tree) {
         Some(known) => findings.extend(pages::check_flags(&tree, &known)),
         None => println!("note: flags named in pages are not checked: there is no {}*.txt", pages::HELP_SNAPSHOTS[0]),

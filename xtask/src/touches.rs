@@ -1,10 +1,9 @@
-//! `cargo xtask where FILE`: what a change of a source file touches: its tests, the pages that describe it, the patches that
-//! break it.
+//! `cargo xtask where FILE`: what a change of a source file touches: its tests, the pages that describe it.
 //!
 //! It reads the tree as text: a test program or a page counts if it names something that the file makes public, or the file.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 
@@ -71,11 +70,6 @@ fn describe(tree: &Tree, file: &str) -> anyhow::Result<String> {
     }
     for mention in pages.iter().take(SHOWN) {
         out += &format!("  {}   # {}\n", mention.place, join(&mention.names));
-    }
-    let is_patch = |path: &str| path.starts_with("xtask/mutants/");
-    for mention in mentions(tree, &BTreeSet::new(), file, is_patch) {
-        let name = Path::new(&mention.place).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        out += &format!("\nBroken on purpose by\n  cargo xtask mutants {name}\n");
     }
     Ok(out)
 }
@@ -185,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_the_core_has_its_tests_and_a_patched_one_its_patch() {
+    fn a_file_of_the_core_has_its_tests_and_pages() {
         let tree = Tree::read(&crate::root()).unwrap();
         let of = |file: &str| describe(&tree, file).unwrap();
         let cuts = of("crates/headway-core/src/decisions/staging/cuts.rs");
@@ -193,11 +187,5 @@ mod tests {
         let machine = of("crates/headway-core/src/files/machine.rs");
         assert!(machine.contains("cargo test -p headway-core --test it machine_files::"), "{machine}");
         assert!(machine.contains("  docs/"), "{machine}");
-        let patched = tree.texts().filter(|(path, _)| path.starts_with("xtask/mutants/")).find_map(|(patch, text)| {
-            let file = text.lines().find_map(|line| line.strip_prefix("+++ b/"))?.to_owned();
-            Some((Path::new(patch).file_stem()?.to_string_lossy().into_owned(), file))
-        });
-        let (name, file) = patched.expect("there are patches");
-        assert!(of(&file).contains(&format!("cargo xtask mutants {name}\n")), "{file}");
     }
 }

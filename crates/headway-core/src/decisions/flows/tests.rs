@@ -115,6 +115,13 @@ fn what_cannot_be_a_flow_is_refused_with_what_to_do() {
 }
 
 #[test]
+fn what_is_at_every_limit_is_admitted() {
+    let (bytes, time) = (LIMITS.bytes_max.0, LIMITS.time_max);
+    let largest = contract(&"a".repeat(LIMITS.name_max), bytes, time, time);
+    assert!(book(1).open(MS, largest).is_ok());
+}
+
+#[test]
 fn a_refusal_names_who_would_suffer_and_every_proposal_would_be_admitted() {
     let mut book = book(3);
     settled(&mut book, MS, contract("control", 4096, MS, US * 400));
