@@ -14,6 +14,8 @@ mod engine;
 mod exchange;
 mod line;
 #[cfg(test)]
+mod line_tests;
+#[cfg(test)]
 mod model_tests;
 mod pool;
 mod stock;
