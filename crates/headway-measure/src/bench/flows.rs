@@ -438,7 +438,7 @@ impl Bench<'_> {
     ) {
         for (number, Sample { response, bound, missed, why }) in samples.iter().enumerate() {
             let name = &load.name;
-            let _ = writeln!(self.raw, "{case},{by},{name},{number},{},{},{missed},\"{why}\"", response.0, bound.0);
+            let _ = writeln!(self.raw, "\"{case}\",{by},{name},{number},{},{},{missed},\"{why}\"", response.0, bound.0);
         }
         let times: Vec<Nanos> = samples.iter().map(|sample| sample.response).collect();
         let Some(figures) = SampleFigures::of(&times) else {
