@@ -105,3 +105,30 @@ pub(crate) fn watch(
     session.advance()?;
     Ok(found)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use headway_core::files::machine::shipped;
+    use headway_core::models::transfer::arbitration::DIRECTIONS;
+    use headway_device::emu::{EmuGpu, EmuSpec};
+
+    use super::*;
+
+    #[test]
+    fn both_directions_are_watched_and_an_interruption_ends_it() {
+        let gpu: Arc<dyn Gpu> = Arc::new(EmuGpu::open(EmuSpec::new("gpu0")));
+        let (machine, stop, mut ignore) = (shipped("h200-x1").unwrap(), AtomicBool::new(false), |_| ());
+        let mut session = Session::new(None, None, &stop, &mut ignore);
+        let found = watch(&mut session, &gpu, &machine, Nanos(500_000_000)).unwrap();
+        // A busy computer makes fewer than a hundred copies in that time, which say nothing.
+        assert!(found.keys().all(|direction| DIRECTIONS.contains(direction)), "{found:?}");
+        for watch in found.values() {
+            assert!(watch.chunks >= 100 && watch.each <= watch.max && watch.time > Nanos::ZERO, "{watch:?}");
+        }
+        stop.store(true, Ordering::Relaxed);
+        let interrupted = watch(&mut session, &gpu, &machine, Nanos(u64::MAX / 4)).unwrap_err();
+        assert_eq!(interrupted.to_string(), headway::Failure::Interrupted.to_string());
+    }
+}

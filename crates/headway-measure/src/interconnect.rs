@@ -10,7 +10,7 @@ use headway_core::interconnect::{Network, TrialErrors};
 use headway_core::models::transfer::Stamp;
 use headway_core::units::{NANOS_PER_SECOND, Nanos};
 use headway_device::gpu::Gpu;
-use headway_device::{DeviceError, Engines};
+use headway_device::{DeviceError, DeviceSource, Engines};
 use headway_os::clock;
 
 use super::batches::{BatchDraw, BatchTiming, Lazy, Routes, TrialBlock};
@@ -69,8 +69,10 @@ pub fn calibrate(
     if let Some(calibration) = &mut machine.calibration {
         calibration.driver_watch = Some(driver_watch);
     }
+    // The threads of an emulated GPU compete for CPUs with those that are watched.
+    let is_cuda = device.description().source == DeviceSource::Cuda;
     let chunk_watch = match gpus.first() {
-        Some(gpu) if machine.calibration.is_some() => chunks::watch(session, gpu, &machine, watch_time)?,
+        Some(gpu) if is_cuda => chunks::watch(session, gpu, &machine, watch_time)?,
         _ => BTreeMap::new(),
     };
     if let Some(calibration) = &mut machine.calibration {
