@@ -92,7 +92,7 @@ impl GuestLog {
             None => self.torn += 1,
             Some(GuestLogLine::Copy(copy)) => self.copies.push(copy),
             Some(GuestLogLine::Counted(counted)) => self.counted.push(counted),
-            Some(GuestLogLine::Lost(lost)) => self.lost += lost,
+            Some(GuestLogLine::Lost(lost)) => self.lost = self.lost.saturating_add(lost),
             Some(GuestLogLine::Finding(finding)) => self.findings.push(finding),
             Some(GuestLogLine::Difference(difference)) => self.differences.push(difference),
             Some(GuestLogLine::Verified(verified)) => self.verified = Some(verified),

@@ -250,7 +250,7 @@ fn waits(log: &GuestLog, known: &CopyRoles) -> Vec<Waits> {
             at,
             longest_at: copy.at,
         });
-        wait.copies += copy.of;
+        wait.copies = wait.copies.saturating_add(copy.of);
         wait.total = wait.total.saturating_add(Nanos(copy.took.0.saturating_mul(copy.of)));
         if copy.took > wait.longest {
             (wait.longest, wait.at, wait.longest_at) = (copy.took, at, copy.at);

@@ -134,7 +134,7 @@ impl Sample {
     }
 
     fn copies(&self) -> u64 {
-        self.times.iter().map(|(_, of)| of).sum()
+        self.times.iter().fold(0, |sum: u64, (_, of)| sum.saturating_add(*of))
     }
 
     /// The smallest time that `percent` of the copies do not exceed.
@@ -162,7 +162,8 @@ pub fn summarize(log: &GuestLog) -> GuestSummary {
     let groups = groups(log);
     let mut reasons: BTreeMap<DriverReason, u64> = BTreeMap::new();
     for (why, copy) in log.copies.iter().filter_map(|copy| Some((copy.why?, copy))) {
-        *reasons.entry(why).or_default() += copy.of;
+        let copies = reasons.entry(why).or_default();
+        *copies = copies.saturating_add(copy.of);
     }
     let mut slowest = log.copies.clone();
     slowest.sort_by_key(|copy| std::cmp::Reverse(copy.took));
@@ -176,7 +177,7 @@ pub fn summarize(log: &GuestLog) -> GuestSummary {
         full: log.end.is_some_and(|end| end.full),
         lost: log.lost,
         torn: log.torn,
-        copies: groups.iter().map(|group| group.copies).sum(),
+        copies: groups.iter().fold(0, |sum: u64, group| sum.saturating_add(group.copies)),
         bytes: Bytes(groups.iter().fold(0, |sum, group| sum.saturating_add(group.bytes.0))),
         blocked: groups.iter().fold(Nanos::ZERO, |sum, group| sum.saturating_add(group.blocked)),
         groups,
@@ -262,7 +263,7 @@ fn beside(copies: &[Copy]) -> Beside {
             Role::Small(BulkAhead::OtherStream(bulk)) => {
                 with.add(copy);
                 let is_legacy = [copy.stream, copies[bulk].stream].contains(&LEGACY);
-                with_legacy += if is_legacy { copy.of } else { 0 };
+                with_legacy = if is_legacy { copy.of.saturating_add(with_legacy) } else { with_legacy };
             }
             Role::Small(BulkAhead::SameStream) => same.add(copy),
             Role::Small(BulkAhead::None) => without.add(copy),
