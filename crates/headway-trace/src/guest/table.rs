@@ -33,7 +33,7 @@ impl GuestSummary {
         if self.full {
             writeln!(text, "note     the log had reached its size: later copies were only counted")?;
         }
-        if self.lost + self.torn > 0 {
+        if self.lost > 0 || self.torn > 0 {
             writeln!(text, "note     {} lines could not be written, {} were cut off", self.lost, self.torn)?;
         }
         Ok(())
@@ -79,7 +79,7 @@ impl GuestSummary {
 
     fn beside(&self, text: &mut String) -> fmt::Result {
         let beside = &self.beside;
-        if beside.with.copies + beside.same_stream.copies + beside.aside.copies == 0 {
+        if [&beside.with, &beside.same_stream, &beside.aside].iter().all(|times| times.copies == 0) {
             return Ok(());
         }
         writeln!(text, "\nsmall copies out of a GPU, and bulk copies out of it by this process")?;
