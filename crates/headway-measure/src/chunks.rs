@@ -31,6 +31,9 @@ struct Extent {
     buffer: usize,
 }
 
+const EXTENT: Extent = Extent { chunk: CHUNK_MAX.0 as usize, buffer: 2 << 30 };
+const EXTENT_EMULATED: Extent = Extent { chunk: 1 << 20, buffer: 8 << 20 };
+
 /// Memory for copies on an engine.
 struct Ends {
     engine: FlowEngine,
@@ -39,9 +42,6 @@ struct Ends {
     bytes: usize,
 }
 
-const EXTENT: Extent = Extent { chunk: CHUNK_MAX.0 as usize, buffer: 2 << 30 };
-const EXTENT_EMULATED: Extent = Extent { chunk: 1 << 20, buffer: 8 << 20 };
-
 /// Copies chunks into and out of the first GPU of `machine` at once for `time`, each direction on a thread as flows have it.
 pub(crate) fn watch(
     session: &mut Session<'_>,
@@ -49,8 +49,7 @@ pub(crate) fn watch(
     machine: &Machine,
     time: Nanos,
 ) -> Result<BTreeMap<Direction, ChunkWatch>, Error> {
-    session.phase("chunks", 1);
-    let found = session.step("chunk watch", |session| {
+    session.only_step("chunks", "chunk watch", |session| {
         let Some(id) = machine.gpus().next() else { return Ok(BTreeMap::new()) };
         let copier = Copier::new(vec![(id, Arc::clone(gpu))], machine.profile.clone(), CopyOptions::default())?;
         let engines = flow_engines(machine, UNPROMISED_IN_FLIGHT);
@@ -101,9 +100,7 @@ pub(crate) fn watch(
         })?;
         session.go_on()?;
         Ok(found.into_iter().flatten().collect())
-    })?;
-    session.advance()?;
-    Ok(found)
+    })
 }
 
 #[cfg(test)]

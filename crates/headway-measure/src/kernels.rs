@@ -175,8 +175,7 @@ pub(crate) fn wait(
 
 /// The longest time between submission and start plus end and notice of small copies on an idle engine.
 pub(crate) fn jitter(session: &mut Session<'_>, device: &mut Engines, effort: Effort) -> Result<Nanos, Error> {
-    session.phase("jitter", 1);
-    let longest = session.step("jitter", |session| {
+    session.only_step("jitter", "jitter", |session| {
         let host = device.host_buffer(4096, HostKind::Pinned)?;
         let target = device.device_buffer(4096)?;
         let figures = session.series("jitter", effort, |_| {
@@ -186,21 +185,16 @@ pub(crate) fn jitter(session: &mut Session<'_>, device: &mut Engines, effort: Ef
             Ok(done.started.saturating_sub(submitted) + done.noticed.saturating_sub(done.finished))
         })?;
         Ok(figures.max)
-    })?;
-    session.advance()?;
-    Ok(longest)
+    })
 }
 
 /// How late a driver of this host's GPUs would run.
 pub(crate) fn driver_watch(session: &mut Session<'_>, source: DeviceSource, time: Nanos) -> Result<DriverWatch, Error> {
-    session.phase("driver", 1);
     let spin = if source == DeviceSource::Cuda { wall::GPU_SPIN } else { Nanos::ZERO };
-    let found = session.step("driver watch", |session| {
+    session.only_step("driver", "driver watch", |session| {
         let found = wall::watch(spin, time, session.interrupt());
         session.go_on().map(|()| found)
-    })?;
-    session.advance()?;
-    Ok(found)
+    })
 }
 
 #[cfg(test)]

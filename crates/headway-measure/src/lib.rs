@@ -467,12 +467,10 @@ impl Measurement<'_> {
         };
         let costs = kernels::costs(&mut self.session, device, size)?;
         self.put_kernels(costs);
-        self.session.phase("cores", 1);
         let (effort, watch) = (self.options.cpu_effort(), self.options.watch);
         let watch = cpu::Watch { time: watch, interrupt: &self.options.interrupt };
-        let costs = self.session.step("cores", |_| cpu::costs(headway_kernels::ids(), effort, &watch))?;
+        let costs = self.session.only_step("cores", "cores", |_| cpu::costs(headway_kernels::ids(), effort, &watch))?;
         self.machine.cpu = Some(cpu::of(costs));
-        self.session.advance()?;
         Ok(())
     }
 

@@ -81,6 +81,19 @@ impl<'a> Session<'a> {
         Ok(value)
     }
 
+    /// A phase with this one [`Self::step`].
+    pub fn only_step<T: Serialize + DeserializeOwned>(
+        &mut self,
+        phase: &'static str,
+        key: &str,
+        work: impl FnOnce(&mut Self) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.phase(phase, 1);
+        let value = self.step(key, work)?;
+        self.advance()?;
+        Ok(value)
+    }
+
     /// Times `once` and returns the figures; the samples go to the raw file under `key`.
     pub fn series(
         &mut self,

@@ -1,5 +1,7 @@
 //! Verner 2014, IV: the examples of message combining, and how far Algorithm 1 is from the best there is.
 
+use std::collections::BTreeMap;
+
 use headway_core::analysis::schedulability::{self, RecurrentTask};
 use headway_core::files::machine::{self, Calibration, Machine, RouteId};
 use headway_core::interconnect::Network;
@@ -10,7 +12,6 @@ use headway_core::plan::message::{Elementary, MessageSet};
 use headway_core::units::{Bytes, Nanos};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
-use std::collections::BTreeMap;
 
 use super::{ExperimentResults, ExperimentSetting, PaperRow, PaperVerdict, RawFigures, raw_figures, said, silent};
 use crate::Error;

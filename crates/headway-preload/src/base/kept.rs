@@ -19,7 +19,8 @@ pub(crate) struct KeptThread {
 impl KeptThread {
     pub(crate) fn now() -> Self {
         let mut may_be_cancelled = 0;
-        // SAFETY: the call writes where it is told to. The C library gives each thread a place that lives as long as the thread.
+        // SAFETY: `pthread_setcancelstate` writes the former state into `may_be_cancelled`. `__errno_location` gives the address of the
+        // calling thread's own `errno`.
         unsafe {
             pthread_setcancelstate(CANNOT_BE_CANCELLED, &raw mut may_be_cancelled);
             Self { errno: *libc::__errno_location(), may_be_cancelled }
@@ -29,7 +30,7 @@ impl KeptThread {
 
 impl Drop for KeptThread {
     fn drop(&mut self) {
-        // SAFETY: as in `now`: the place is this thread's.
+        // SAFETY: a null pointer asks for no former state. The address is that of the calling thread's own `errno`.
         unsafe {
             pthread_setcancelstate(self.may_be_cancelled, std::ptr::null_mut());
             *libc::__errno_location() = self.errno;

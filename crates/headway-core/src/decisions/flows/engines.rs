@@ -118,7 +118,10 @@ pub fn flow_engines(machine: &Machine, unpromised_in_flight: u32) -> Vec<FlowEng
             let longer_bytes = u128::from(PPM) + u128::from(watch.map_or(0, |of| of.slower_ppm));
             let slower = (u128::from(rate.0) * u128::from(PPM) / margin * u128::from(PPM) / longer_bytes) as u64;
             let kept = PPM - watch.map_or(0, |_| LOST_PPM);
-            let longer = |time: Nanos| Nanos((u128::from(time.0) * u128::from(PPM)).div_ceil(kept.into()) as u64);
+            let longer = |time: Nanos| {
+                let longer = (u128::from(time.0) * u128::from(PPM)).div_ceil(kept.into());
+                u64::try_from(longer).map_or(Nanos::MAX, Nanos)
+            };
             // Threads that sleep are later than those that were watched here.
             let together = watch.map_or(Nanos::ZERO, |of| longer(of.each.saturating_add(of.together)));
             engines.push(FlowEngine {

@@ -499,6 +499,9 @@ fn what_a_watch_of_chunks_saw_makes_an_engine_slower_and_rare_delays_count_once(
     // The file's jitter is more than was seen here.
     machine.calibration.as_mut().unwrap().jitter = MS;
     assert_eq!(flow_engines(&machine, 6)[1].jitter, MS);
+    let calibration = machine.calibration.as_mut().unwrap();
+    calibration.chunk_watch.get_mut(&OUT).unwrap().each = Nanos::MAX;
+    assert_eq!(flow_engines(&machine, 6)[1].jitter, Nanos::MAX, "no large time becomes a small one");
 }
 
 #[test]

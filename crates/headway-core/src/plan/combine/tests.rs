@@ -3,6 +3,8 @@
 mod rules_left_open;
 mod slots;
 
+use std::collections::BTreeMap;
+
 use super::greedy::{greedy, greedy_in_groups};
 use super::stars::Stars;
 use super::*;
@@ -12,7 +14,6 @@ use crate::interconnect::Network;
 use crate::interconnect::tests::fixtures::*;
 use crate::plan::message::{Batch, Elementary, MessageSet, Release};
 use crate::units::{Bytes, Nanos};
-use std::collections::BTreeMap;
 
 const MS: u64 = 1_000_000;
 
