@@ -7,7 +7,7 @@ use std::thread;
 
 use headway::flow::FlowPlace;
 use headway_core::decisions::engine_line::FlowClass;
-use headway_core::decisions::flows::{CHUNK_MAX, FlowEngine, flow_engines};
+use headway_core::decisions::flows::{CHUNK_USUAL, FlowEngine, flow_engines};
 use headway_core::files::machine::Machine;
 use headway_core::models::cpu::ChunkWatch;
 use headway_core::models::transfer::Direction;
@@ -31,7 +31,7 @@ struct Extent {
     buffer: usize,
 }
 
-const EXTENT: Extent = Extent { chunk: CHUNK_MAX.0 as usize, buffer: 2 << 30 };
+const EXTENT: Extent = Extent { chunk: CHUNK_USUAL.0 as usize, buffer: 2 << 30 };
 const EXTENT_EMULATED: Extent = Extent { chunk: 1 << 20, buffer: 8 << 20 };
 
 /// Memory for copies on an engine.

@@ -49,7 +49,7 @@ pub use self::contract::{
     FlowAdmitted, FlowAssumption, FlowContract, FlowId, FlowProposal, FlowRefused, FlowSuffers, FlowUnfit,
     InvalidContract, UnfitReason,
 };
-pub use self::engines::{CHUNK_MAX, CHUNK_MIN, FlowEngine, flow_engines};
+pub use self::engines::{CHUNK_MAX, CHUNK_MIN, CHUNK_USUAL, FlowEngine, flow_engines};
 pub use self::log::{FlowAnswer, FlowInput};
 pub use self::report::{ChunkOwner, ChunksAhead, FlowBlame, FlowFault, FlowJobReport, JobEnd, JobFacts};
 

@@ -141,12 +141,14 @@ impl<'a> Demands<'a> {
         asked_ppm(&costs) <= ASKED_PPM_MAX && self.hold(&costs, chunk, PPM)
     }
 
-    /// The largest chunk with which all deadlines hold although all costs are `factor` ppm of what they are.
+    /// The largest usual chunk with which all deadlines hold although all costs are `factor` ppm of what they are.
     ///
     /// Whether a size passes is not monotone, since small chunks cost set-ups and large ones block. But costs at a size are
     /// least among it and all smaller ones, so that what blocks too long with *these* costs is excluded for good.
     fn largest_chunk(&self, factor: u64) -> Result<Bytes, Excluded> {
-        let sizes = self.sizes();
+        let mut sizes = self.sizes();
+        let usual = self.engine.chunk_usual();
+        sizes.retain(|size| *size <= usual);
         let mut at = sizes.len() - 1;
         for _ in 0..=sizes.len() {
             let cut = sizes[at];
@@ -175,15 +177,16 @@ impl<'a> Demands<'a> {
         multiples.map(|multiple| Bytes(least * multiple)).collect()
     }
 
-    /// The common chunk: the largest with which all costs may rise by a quarter, an eighth and so on, whichever is first at most a half of what
-    /// they may rise by where only these flows are there. The planner leaves as much to what it plans when it sizes bulk chunks.
+    /// The common chunk: the largest usual one with which all costs may rise by a quarter, an eighth and so on, whichever is first at most a half of
+    /// what they may rise by where only these flows are there. The planner leaves as much to what it plans when it sizes bulk chunks. Where no usual
+    /// chunk passes, the smallest larger one that does.
     pub(super) fn chunk(&self) -> Result<Bytes, Unfit> {
         if let Some(unfit) = self.asks_too_late() {
             return Err(unfit);
         }
         for part in 2..=PARTS_MAX {
             let kept = PPM >> part;
-            if asked_ppm(&self.costs(self.engine.chunk_max, PPM + 2 * kept)) > ASKED_PPM_MAX {
+            if asked_ppm(&self.costs(self.engine.chunk_usual(), PPM + 2 * kept)) > ASKED_PPM_MAX {
                 continue;
             }
             if let Ok(chunk) = self.largest_chunk(PPM + kept) {
@@ -193,7 +196,11 @@ impl<'a> Demands<'a> {
                 }
             }
         }
-        self.largest_chunk(PPM).map_err(|excluded| self.why(&excluded))
+        self.largest_chunk(PPM).or_else(|excluded| {
+            let usual = self.engine.chunk_usual();
+            let larger = self.sizes().into_iter().find(|size| *size > usual && self.hold_with(*size));
+            larger.ok_or_else(|| self.why(&excluded))
+        })
     }
 
     /// The longest response of the flow at this position, from release to end; at most its deadline.

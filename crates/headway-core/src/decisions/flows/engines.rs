@@ -10,8 +10,12 @@ use crate::models::transfer::Direction;
 use crate::models::transfer::arbitration::DIRECTIONS;
 use crate::units::{Bytes, Nanos, PPM, Rate};
 
-/// Far above the size at which a chunk's set-up costs nothing, and what is promised waits for some of them.
-pub const CHUNK_MAX: Bytes = Bytes(16 << 20);
+/// No chunk is larger: beyond, even set-ups of a millisecond cost little beside the bytes.
+pub const CHUNK_MAX: Bytes = Bytes(64 << 20);
+/// Chunks are larger than this part of [`FlowEngine::chunk_max`] only where set-ups cost too much otherwise: what is promised waits for some of them.
+const USUAL_PART: u64 = 4;
+/// The largest chunk where the set-up is not what limits.
+pub const CHUNK_USUAL: Bytes = Bytes(CHUNK_MAX.0 / USUAL_PART);
 /// Chunks are no smaller, and multiples of it: below, set-ups cost more than bytes.
 pub const CHUNK_MIN: Bytes = Bytes(64 << 10);
 /// What threads are late at most where nobody measured it: the jitter of machine files.
@@ -68,16 +72,27 @@ impl FlowEngine {
     /// The engine as a program has it beside `others` processes that copy what they like; `None` where their turns are not measured.
     ///
     /// The engine goes round among processes, and each keeps it for at most a turn. A chunk waits for one turn of each other process before it
-    /// starts or, if its own process loses the engine under it, in its middle; and again for each whole turn that it takes itself.
+    /// starts or, if its own process loses the engine under it, in its middle; and again for each whole turn that it takes itself. So no chunk
+    /// takes more than a turn, unless the smallest one does.
     #[must_use]
     pub fn beside(&self, others: u32) -> Option<Self> {
-        let mut waits = Nanos::ZERO;
+        let (mut waits, mut chunk_max) = (Nanos::ZERO, self.chunk_max);
         if others > 0 {
             let turn = self.turn?.max(Nanos(1));
-            let rounds = self.rate.time_for(self.chunk_max).0.div_ceil(turn.0);
+            let in_a_turn = |multiple: &u64| self.rate.time_for(Bytes(self.chunk_min.0 * multiple)) <= turn;
+            let least = self.chunk_min.0.max(1);
+            let multiples: Vec<u64> = (1..=(self.chunk_max.0 / least).max(1)).collect();
+            chunk_max = Bytes(least * (multiples.partition_point(in_a_turn) as u64).max(1));
+            let rounds = self.rate.time_for(chunk_max).0.div_ceil(turn.0);
             waits = Nanos(turn.0.saturating_mul(rounds).saturating_mul(others.into()));
         }
-        Some(Self { setup: self.setup.saturating_add(waits), others: Some(others), ..self.clone() })
+        Some(Self { setup: self.setup.saturating_add(waits), chunk_max, others: Some(others), ..self.clone() })
+    }
+
+    /// Chunks are no larger unless set-ups cost too much.
+    #[must_use]
+    pub(super) fn chunk_usual(&self) -> Bytes {
+        Bytes(self.chunk_max.0 / USUAL_PART).max(self.chunk_min).min(self.chunk_max)
     }
 
     pub(super) fn assumptions(&self) -> Vec<FlowAssumption> {

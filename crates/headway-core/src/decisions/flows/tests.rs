@@ -505,12 +505,31 @@ fn what_a_watch_of_chunks_saw_makes_an_engine_slower_and_rare_delays_count_once(
 }
 
 #[test]
+fn chunks_are_larger_than_usual_only_where_set_ups_cost_too_much() {
+    let slow = FlowEngine { setup: US * 200, ..engine(0) };
+    let mut book = FlowBook::new(vec![slow], LIMITS);
+    // A third of the engine by its bytes, with usual chunks a half.
+    let few = settled(&mut book, MS, contract("camera", 32 * MIB, MS * 2, MS * 40));
+    assert_eq!(few.chunk, CHUNK_USUAL);
+    book.close_all(MS * 2);
+    book.drained(MS * 2, 0, OUT);
+    // 0.75, with usual chunks 1.2.
+    let many = settled(&mut book, MS * 3, contract("camera", 358 * MIB, MS * 10, MS * 40));
+    assert!(CHUNK_USUAL < many.chunk && many.chunk <= CHUNK_MAX, "{}", many.chunk);
+}
+
+#[test]
 fn turns_of_others_are_borne_at_once_and_given_back_when_nothing_promised_is_there() {
     let plain = FlowEngine { turn: Some(MS), ..engine(0) };
     let beside = |others| plain.beside(others).unwrap();
     assert_eq!(beside(2).setup, plain.setup + MS * 2, "the largest chunk takes no whole turn");
-    let quick_turns = FlowEngine { turn: Some(US * 100), ..plain.clone() };
-    assert_eq!(quick_turns.beside(1).unwrap().setup, plain.setup + US * 400, "336 us are four of them, begun");
+    assert_eq!((beside(2).chunk_max, beside(0).chunk_max), (Bytes(762 * CHUNK_MIN.0), CHUNK_MAX), "50 MB a turn");
+    let quick_turns = FlowEngine { turn: Some(US), ..plain.clone() }.beside(1).unwrap();
+    assert_eq!(
+        (quick_turns.setup, quick_turns.chunk_max),
+        (plain.setup + US * 2, CHUNK_MIN),
+        "1.3 us are two of them, begun"
+    );
     assert_eq!((engine(0).beside(1), engine(0).beside(0).unwrap().setup), (None, plain.setup));
 
     let mut book = FlowBook::new(vec![beside(1)], LIMITS);
