@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("headway.load")
 
 _THREADS = 8
-_SLOT_BYTES = 4 << 20
+_SLOT_BYTES = 2 << 20
 # What a thread reads at once into host memory.
 _READ_BYTES = 16 << 20
 # From this size on PyTorch's allocator cuts a block from a larger one.
@@ -71,7 +71,7 @@ def load_safetensors(
 ) -> dict[str, torch.Tensor]:
     """Loads tensors of safetensors files to GPUs, or to host memory. Each tensor owns its memory, from PyTorch's allocator.
 
-    Threads read the files in parts of 4 MiB into page-locked memory, 64 MiB for each GPU, from where the GPU fetches them. What the page
+    Threads read the files in parts of 2 MiB into page-locked memory, 32 MiB for each GPU, from where the GPU fetches them. What the page
     cache has is read from there; the rest is read from the disk past that cache. Other copies of the program stay short meanwhile, as
     Headway's copies leave them room. The load waits for what the current stream of each GPU was given, and the bytes are there for every
     stream when it returns. Other threads of Python run meanwhile, and Ctrl-C ends it.

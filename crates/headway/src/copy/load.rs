@@ -45,9 +45,9 @@ pub struct LoadOptions {
 }
 
 impl Default for LoadOptions {
-    /// Eight threads, 4 MiB (64 MiB of page-locked memory).
+    /// Eight threads, 2 MiB (32 MiB of page-locked memory).
     fn default() -> Self {
-        Self { threads: 8, slot: Bytes(4 << 20) }
+        Self { threads: 8, slot: Bytes(2 << 20) }
     }
 }
 
