@@ -16,6 +16,7 @@ use headway::plan::Strategy;
 use headway::run::RequestedClass;
 use headway::units::{Bytes, Nanos, UnitError};
 use headway_measure::MeasureStep;
+use headway_measure::bench::FlowBenchCase;
 use headway_measure::child::CHILD_ARGUMENT;
 
 use headway_cli::terminal::OutputFormat;
@@ -269,6 +270,24 @@ pub(crate) enum BenchCommand {
     Flows(FlowBenchArgs),
 }
 
+/// A set of flows of the benchmark.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum FlowBenchCaseArg {
+    /// 1 MiB out of the GPU again and again, plain and promised
+    One,
+    /// Ten flows in both directions, as large as can be promised together
+    Ten,
+}
+
+impl From<FlowBenchCaseArg> for FlowBenchCase {
+    fn from(case: FlowBenchCaseArg) -> Self {
+        match case {
+            FlowBenchCaseArg::One => Self::One,
+            FlowBenchCaseArg::Ten => Self::Ten,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct FlowBenchArgs {
     /// What is measured
@@ -283,7 +302,10 @@ pub(crate) struct FlowBenchArgs {
     /// Socket of a broker, which admits the flows beside those of other programs
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
-    /// Length of each case
+    /// Which flows [default: all]
+    #[arg(long, value_enum, value_name = "CASE")]
+    pub(crate) only: Option<FlowBenchCaseArg>,
+    /// How long promised flows run; without promises they run for 10 s at most
     #[arg(long, value_name = "TIME", default_value = "10 s", value_parser = some_time)]
     pub(crate) duration: Nanos,
     /// Folder for figures and summary

@@ -141,11 +141,12 @@ pub(crate) fn bench_flows(out: &Out, args: &FlowBenchArgs) -> Result<CommandAnsw
         model: args.model.clone(),
         machine: args.machine.clone(),
         broker: args.socket.clone(),
+        only: args.only.map(Into::into),
         duration: args.duration,
         out: args.out.clone(),
         interrupt: interrupt(out, "what is done"),
     };
-    out.foresee(args.duration * 3);
+    out.foresee(args.duration * 2);
     let mut bar = Bar::new(!out.quiet);
     let report = bench::flows(&options, |progress| bar.show(progress));
     bar.finish();

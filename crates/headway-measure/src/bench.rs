@@ -22,7 +22,7 @@ use headway_core::units::{Bytes, Nanos};
 use headway_runtime::copy::{Copier, CopyOptions};
 use serde::Serialize;
 
-pub use self::flows::{FlowBenchOptions, FlowBenchReport, FlowRow, flows};
+pub use self::flows::{FlowBenchCase, FlowBenchOptions, FlowBenchReport, FlowRow, flows};
 pub use self::predict::{PredictedPoint, Prediction};
 pub use self::results::{BenchRow, Target, TargetOutcome};
 use crate::Error;

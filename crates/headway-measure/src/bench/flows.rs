@@ -25,6 +25,15 @@ use crate::Error;
 use crate::folder::{self, ENDED_EARLY, Folder};
 use crate::sample::SampleFigures;
 
+/// A set of flows that is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowBenchCase {
+    /// 1 MiB out of the GPU every 2 ms within 1 ms, or some times as long, beside bulk copies out: plain, and promised.
+    One,
+    /// Ten flows in both directions, periods 1 to 200 ms, as large as can be promised together, beside bulk copies both ways.
+    Ten,
+}
+
 /// What to run, and where to write it.
 #[derive(Clone, Debug)]
 pub struct FlowBenchOptions {
@@ -36,7 +45,9 @@ pub struct FlowBenchOptions {
     pub machine: Option<String>,
     /// The broker that admits the flows beside those of other programs, by its socket; `None` = nobody.
     pub broker: Option<PathBuf>,
-    /// Length of each case.
+    /// `None` = all.
+    pub only: Option<FlowBenchCase>,
+    /// How long promised flows run.
     pub duration: Nanos,
     /// Folder for figures and summary.
     pub out: PathBuf,
@@ -117,6 +128,8 @@ const BULK_EMULATED: usize = 8 << 20;
 const MS: Nanos = Nanos(1_000_000);
 /// Where threads are too late for the shortest periods, all are so many times as long.
 const LONGER: [u64; 4] = [1, 2, 5, 10];
+/// How long the driver is watched without promises, at most.
+const PLAIN_MAX: Nanos = Nanos(10_000_000_000);
 /// How long bulk copies are alone.
 const ALONE: Nanos = Nanos(1_000_000_000);
 
@@ -166,8 +179,13 @@ pub fn flows(options: &FlowBenchOptions, mut progress: impl FnMut(Progress)) -> 
     };
     // An emulated copy goes no faster than this computer's memory, and an emulated GPU has no more of it.
     let (slower, smaller) = if is_emulated { (20, 100) } else { (1, 1) };
-    bench.one(slower, &mut progress)?;
-    bench.many(slower, smaller, &mut progress)?;
+    let runs = |case| options.only.is_none_or(|only| only == case);
+    if runs(FlowBenchCase::One) {
+        bench.one(slower, &mut progress)?;
+    }
+    if runs(FlowBenchCase::Ten) {
+        bench.ten(slower, smaller, &mut progress)?;
+    }
     let Bench { rows, raw, mut warnings, .. } = bench;
     let complete = !options.interrupt.load(Ordering::Relaxed);
     warnings.extend((!complete).then(|| ENDED_EARLY.to_owned()));
@@ -202,7 +220,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// 1 MiB out of the GPU every 2 ms within 1 ms, beside bulk copies out: plain, and promised.
+    /// [`FlowBenchCase::One`].
     fn one(&mut self, slower: u64, progress: &mut impl FnMut(Progress)) -> Result<(), Error> {
         let load = |longer: u64| Load {
             name: "results".to_owned(),
@@ -228,8 +246,8 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Ten flows in both directions, periods 1 to 200 ms, as large as can be promised together, beside bulk copies both ways.
-    fn many(&mut self, slower: u64, smaller: u64, progress: &mut impl FnMut(Progress)) -> Result<(), Error> {
+    /// [`FlowBenchCase::Ten`].
+    fn ten(&mut self, slower: u64, smaller: u64, progress: &mut impl FnMut(Progress)) -> Result<(), Error> {
         const PERIODS_MS: [u64; 5] = [1, 5, 20, 50, 200];
         /// Where threads are too late for the shortest period, it is so long, the second one at least twice that, and so on.
         const SHORTEST_MS: [u64; 4] = [1, 2, 4, 8];
@@ -402,7 +420,7 @@ impl Bench<'_> {
         let gpu = Arc::clone(&self.copier.gpus()[0]);
         let before = gpu.set_turn(None);
         let (over, moved) = (AtomicBool::new(false), AtomicU64::new(0));
-        let end = clock::now().saturating_add(self.options.duration);
+        let end = clock::now().saturating_add(self.options.duration.min(PLAIN_MAX));
         let start = clock::now();
         let samples = thread::scope(|scope| {
             let bulk = scope.spawn(|| -> Result<(), Error> {
