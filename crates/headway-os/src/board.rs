@@ -1,5 +1,5 @@
 //! A board in shared memory on which the programs of one user tell each other of their copies: who copies how much, over which engine, and
-//! who expects bulk copies on one.
+//! who expects bulk copies on one. Runs of plans announce their kernels, too.
 //!
 //! It is System V shared memory: a mapped file could be shortened by another process, and `/dev/shm` can be full when a page of it is
 //! first used. Both would raise SIGBUS in a program that only copies. The system keeps the board until it is started again; `ipcrm` removes it.
@@ -45,6 +45,12 @@ const BEHIND: usize = 7;
 const FREE: u64 = 0;
 const TAKEN: u64 = 1;
 const FIRST_KIND: u64 = 2;
+/// A line about kernels with a promise, behind those about copies. Until when one is expected, as for [`PROMISED_KERNEL_MAX`].
+const KERNELS: u64 = FIRST_KIND + (DIRECTIONS.len() * CLASSES.len()) as u64;
+const UNTIL: usize = 3;
+
+/// How long after its last announcement a program that hangs, or was killed, is still taken to have a promised kernel on a GPU.
+pub const PROMISED_KERNEL_MAX: Nanos = Nanos(50_000_000);
 
 /// A GPU on the board: the bytes of its UUID, or its name where it has none. Of a longer name it is the beginning and a check sum.
 pub type BoardGpu = [u8; 16];
@@ -153,10 +159,33 @@ impl Board {
         reading
     }
 
+    /// Whether another program that lives has announced a kernel with a promise on this GPU, which has not ended `now`, on the monotonic clock.
+    #[must_use]
+    pub fn has_promised_kernel(&self, gpu: &BoardGpu, now: Nanos) -> bool {
+        let halves = halves(gpu);
+        for page in self.pages() {
+            let owner = page[0].load(Ordering::Acquire);
+            // Pages and lines are taken in order, and never given back.
+            if owner == 0 {
+                break;
+            }
+            let lines = page.chunks_exact(LINE).skip(1);
+            let mut taken = lines.take_while(|line| line[KIND].load(Ordering::Acquire) != FREE);
+            let is_other = owner & CLEARING == 0 && (owner >> 32) as u32 != process::id();
+            if is_other && taken.any(|line| announces(line, halves, now)) && lives(owner) {
+                return true;
+            }
+        }
+        false
+    }
+
     fn row(&self, gpu: BoardGpu, direction: StagingDirection, class: FlowClass) -> Option<Row> {
+        self.line(gpu, FIRST_KIND + direction as u64 * CLASSES.len() as u64 + class as u64)
+    }
+
+    fn line(&self, gpu: BoardGpu, kind: u64) -> Option<Row> {
         let OwnPage { page, owner } = self.own()?;
-        let kind = FIRST_KIND + direction as u64 * CLASSES.len() as u64 + class as u64;
-        let halves = [0, 1].map(|half| u64::from_be_bytes(std::array::from_fn(|byte| gpu[half * 8 + byte])));
+        let halves = halves(&gpu);
         let take = |line: &[AtomicU64]| {
             let taken = line[KIND].compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Acquire);
             if taken.is_ok() {
@@ -169,6 +198,18 @@ impl Board {
         let line = page.chunks_exact(LINE).skip(1).find(|line| take(line))?;
         Some(Row { page, line, owner })
     }
+}
+
+/// The two words of a GPU on a line.
+fn halves(gpu: &BoardGpu) -> [u64; 2] {
+    [0, 1].map(|half| u64::from_be_bytes(std::array::from_fn(|byte| gpu[half * 8 + byte])))
+}
+
+/// Whether a line announces a kernel with a promise on the GPU of `halves`, which has not ended `now`.
+fn announces(line: &[AtomicU64], halves: [u64; 2], now: Nanos) -> bool {
+    let word = |at: usize| line[at].load(Ordering::Relaxed);
+    let is_about_it = word(KIND) == KERNELS && [word(GPU), word(GPU + 1)] == halves;
+    is_about_it && (1..=PROMISED_KERNEL_MAX.0).contains(&word(UNTIL).saturating_sub(now.0))
 }
 
 /// Whether only `user` may use the memory. Another user could have made it first.
@@ -278,6 +319,46 @@ impl EngineActivity {
         if let Some(row) = self.row(class) {
             row.add(MISSES, 1);
         }
+    }
+}
+
+/// What this process announces of kernels with a promise on one GPU, so that guests with `--depth` launch nothing meanwhile.
+pub struct KernelActivity {
+    row: Option<Row>,
+    under_way: u32,
+}
+
+impl KernelActivity {
+    /// It takes a line of the board.
+    #[must_use]
+    pub fn new(gpu: BoardGpu) -> Self {
+        Self { row: Board::of_user().and_then(|board| board.line(gpu, KERNELS)), under_way: 0 }
+    }
+
+    /// A kernel is about to be launched.
+    pub fn begin(&mut self, now: Nanos) {
+        self.under_way += 1;
+        self.announce(now.saturating_add(PROMISED_KERNEL_MAX));
+    }
+
+    /// One has ended.
+    pub fn end(&mut self) {
+        self.under_way = self.under_way.saturating_sub(1);
+        if self.under_way == 0 {
+            self.announce(Nanos::ZERO);
+        }
+    }
+
+    fn announce(&self, until: Nanos) {
+        if let Some(row) = self.row.as_ref().filter(|row| row.is_ours()) {
+            row.line[UNTIL].store(until.0, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for KernelActivity {
+    fn drop(&mut self) {
+        self.announce(Nanos::ZERO);
     }
 }
 
@@ -431,6 +512,7 @@ mod tests {
         let bytes: u64 = std::env::var(CHILD_BYTES).unwrap().parse().unwrap();
         (0..bytes).for_each(|_| row.add(BYTES, 1));
         row.add(COPIES, 1);
+        board.line(GPU, KERNELS).unwrap().line[UNTIL].store(PROMISED_KERNEL_MAX.0, Ordering::Relaxed);
         writeln!(std::io::stdout(), "\ntold").unwrap();
         let _ = std::io::stdin().read(&mut [0]);
     }
@@ -517,6 +599,37 @@ mod tests {
         assert_eq!(own.board.read().rows.iter().map(|row| (row.pid, row.bytes)).collect::<Vec<_>>(), [(1, 1)]);
     }
 
+    #[test]
+    fn a_promised_kernel_is_seen_by_other_programs_until_it_ends_or_its_program_does() {
+        let own = OwnBoard::new();
+        let mut teller = Teller::start(own.key, 0);
+        let is_seen = |gpu: &BoardGpu| own.board.has_promised_kernel(gpu, Nanos(1));
+        assert!(is_seen(&GPU) && !is_seen(&[1; 16]));
+        teller.kill();
+        assert!(!is_seen(&GPU), "nobody is there who ends it");
+        let mut kernels = KernelActivity { row: own.board.line(GPU, KERNELS), under_way: 0 };
+        let until = |kernels: &KernelActivity| kernels.row.as_ref().unwrap().line[UNTIL].load(Ordering::Relaxed);
+        (0..2).for_each(|at| kernels.begin(Nanos(at)));
+        kernels.end();
+        assert_eq!(until(&kernels), PROMISED_KERNEL_MAX.0 + 1, "the other one is under way");
+        assert!(!is_seen(&GPU), "a program does not wait for its own");
+        kernels.end();
+        assert_eq!(until(&kernels), 0);
+        assert!(own.board.read().rows.is_empty(), "these are no copies");
+    }
+
+    #[test]
+    fn an_announcement_of_a_kernel_counts_for_a_bounded_time() {
+        let own = OwnBoard::new();
+        let line = own.board.line(GPU, KERNELS).unwrap().line;
+        let now = Nanos(7);
+        let last = now.0 + PROMISED_KERNEL_MAX.0;
+        for (until, counts) in [(0, false), (7, false), (8, true), (last, true), (last + 1, false), (u64::MAX, false)] {
+            line[UNTIL].store(until, Ordering::Relaxed);
+            assert_eq!(announces(line, halves(&GPU), now), counts, "{until}");
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
         #[test]
@@ -539,6 +652,7 @@ mod tests {
             let reading = own.board.read();
             let known = kinds.iter().filter(|kind| (FIRST_KIND..FIRST_KIND + 8).contains(kind)).count();
             prop_assert_eq!(reading.rows.len(), 8 * known);
+            let _ = own.board.has_promised_kernel(&GPU, Nanos(seed));
             let row = own.board.row(GPU, StagingDirection::In, FlowClass::Bulk);
             prop_assert_eq!(row.is_some(), kinds.contains(&FREE));
         }

@@ -386,6 +386,8 @@ struct UnderWay {
     step: u32,
     /// Of a copy between host and GPU: its place in the engine's line.
     turn: Option<Place>,
+    /// Of a kernel: its GPU.
+    kernel: Option<usize>,
 }
 
 struct Driver<'a> {
@@ -510,8 +512,13 @@ impl Driver<'_> {
     ) -> Result<(), RunError> {
         let operation = completion.tag;
         // Others are of a run before that was given up while the device did not answer.
-        let Some(UnderWay { pipeline, cycle, step, turn }) = self.under_way.remove(&operation) else { return Ok(()) };
+        let Some(UnderWay { pipeline, cycle, step, turn, kernel }) = self.under_way.remove(&operation) else {
+            return Ok(());
+        };
         drop(turn);
+        if let Some(gpu) = kernel {
+            self.turns.kernel_ended(gpu);
+        }
         if let Err(source) = completion.result {
             self.feed(now, DispatchInput::Failed { operation }, log)?;
             return Err(self.failed(pipeline, cycle, step, source));
@@ -592,7 +599,12 @@ impl Driver<'_> {
                     // Messages have their memory elsewhere.
                     let OpenCycle { slot, block } = self.open.get(&(pipeline, cycle)).copied().unwrap_or_default();
                     let chunk = chunk::StepChunk { pipeline, cycle, step, index, slot, block, offset, bytes };
-                    let path = CopyPath::of(self.plan, &planned.steps[step as usize].operations[index as usize]);
+                    let work = &planned.steps[step as usize].operations[index as usize];
+                    let kernel = turns::kernel_gpu(self.plan, work);
+                    if let Some(gpu) = kernel {
+                        self.turns.kernel_begins(gpu, now);
+                    }
+                    let path = CopyPath::of(self.plan, work);
                     let turn = path.and_then(|path| self.turns.hold(&planned.source, path));
                     let submitted = match self.asked.under_way(pipeline, cycle) {
                         Some(request) => request.submit(self.plan, self.devices, &chunk, operation),
@@ -603,7 +615,7 @@ impl Driver<'_> {
                         turn.moved(bytes.0);
                         turn.copied(Nanos::ZERO);
                     }
-                    self.under_way.insert(operation, UnderWay { pipeline, cycle, step, turn });
+                    self.under_way.insert(operation, UnderWay { pipeline, cycle, step, turn, kernel });
                     if let PipelineSource::Batch(parts) = &planned.source
                         && parts[index as usize].message.bytes == offset + bytes
                     {

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,6 +20,7 @@ use headway_core::units::{Bytes, Nanos};
 use headway_device::emu::{EmuGpu, EmuSpec};
 use headway_device::{DeviceError, Engines, Gpu};
 use headway_kernels::Shipped;
+use headway_os::board::Board;
 use headway_os::sched::{self, Missing, Role};
 use headway_os::{affinity, clock};
 use headway_runtime::blocks::{DataError, Gatherer, Scatterer, output_name};
@@ -215,6 +217,39 @@ fn a_plan_and_flows_do_not_promise_copies_on_one_engine_at_a_time() {
         .unwrap();
     assert!(meanwhile.unwrap().unwrap_err().contains("a plan that it runs"));
     limit(Some(Bytes(1 << 20))).unwrap();
+}
+
+/// Asks a copy of this test program to look for kernels of others.
+const LOOKS: &str = "HEADWAY_TEST_LOOKS_FOR_KERNELS";
+
+#[test]
+fn looks_for_kernels_where_a_test_asks() {
+    if std::env::var_os(LOOKS).is_none() {
+        return;
+    }
+    let device = Engines::open(Arc::new(Bench::new().gpu(GpuFaults::default()))).unwrap();
+    let (gpu, board) = (device.description().board_gpu(), Board::of_user().expect("System V shared memory"));
+    let end = clock::now().saturating_add(Nanos(60_000_000_000));
+    while !board.has_promised_kernel(&gpu, clock::now()) {
+        assert!(clock::now() < end, "nobody has announced a kernel");
+    }
+}
+
+#[test]
+fn other_programs_see_that_a_kernel_of_a_plan_is_under_way() {
+    let mut looks = Command::new(std::env::current_exe().unwrap());
+    looks.args(["--exact", "wall::looks_for_kernels_where_a_test_asks"]).env(LOOKS, "1").stdout(Stdio::null());
+    let mut looks = looks.spawn().unwrap();
+    let bench = Bench::new();
+    let input = bench.input(50_000);
+    let seen = loop {
+        bench.run(bench.open(&input), GpuFaults::default(), &WallOptions::default()).0.unwrap();
+        fs::remove_dir_all(bench.place()).unwrap();
+        if let Some(status) = looks.try_wait().unwrap() {
+            break status;
+        }
+    };
+    assert!(seen.success());
 }
 
 #[test]

@@ -1,11 +1,15 @@
 //! The lines of the engines that a plan copies on. Its dispatcher decides what its own steps do; copies of this process that no plan made wait
-//! while a step is on their engine.
+//! while a step is on their engine. While one of its kernels is on a GPU, guests with `--depth` launch nothing there.
+
+use std::collections::BTreeMap;
 
 use headway_core::decisions::engine_line::{FlowClass, LineEntry, LineParty};
 use headway_core::decisions::staging::StagingDirection;
 use headway_core::files::machine::EngineClass;
-use headway_core::plan::{PipelineSource, Plan};
+use headway_core::plan::{OperationWork, PipelineSource, Plan, PlannedOperation};
+use headway_core::units::Nanos;
 use headway_device::Engines;
+use headway_os::board::KernelActivity;
 
 use super::RunError;
 use crate::endpoints::CopyPath;
@@ -15,16 +19,24 @@ use crate::staging::{GpuEngines, Place, new_promiser};
 pub(super) struct Turns {
     engines: Vec<GpuEngines>,
     promiser: u64,
+    /// By GPU, of those on which the plan computes.
+    kernels: BTreeMap<usize, KernelActivity>,
 }
 
 impl Turns {
     /// # Errors
     /// [`RunError::Promised`] if this process promises copies of flows, or of another plan, where this one copies.
     pub(super) fn new(plan: &Plan, devices: &[Engines]) -> Result<Self, RunError> {
-        let turns = Self::on(devices);
+        let mut turns = Self::on(devices);
         for pipeline in plan.pipelines.iter().filter(|of| !matches!(of.source, PipelineSource::Bulk(_))) {
-            for path in pipeline.steps.iter().flat_map(|step| &step.operations).filter_map(|of| CopyPath::of(plan, of))
-            {
+            let operations = || pipeline.steps.iter().flat_map(|step| &step.operations);
+            for gpu in operations().filter_map(|of| kernel_gpu(plan, of)) {
+                if let Some(device) = devices.get(gpu) {
+                    let new = || KernelActivity::new(device.description().board_gpu());
+                    turns.kernels.entry(gpu).or_insert_with(new);
+                }
+            }
+            for path in operations().filter_map(|of| CopyPath::of(plan, of)) {
                 let (gpu, Some(direction)) = (path.device(), direction(path)) else { continue };
                 let engine = turns.engines.get(gpu).map(|engines| engines.get(direction));
                 if engine.is_some_and(|engine| !engine.promise_by(turns.promiser)) {
@@ -41,7 +53,21 @@ impl Turns {
 
     fn on(devices: &[Engines]) -> Self {
         let engines = devices.iter().map(|device| GpuEngines::of(device.gpu().as_ref())).collect();
-        Self { engines, promiser: new_promiser() }
+        Self { engines, promiser: new_promiser(), kernels: BTreeMap::new() }
+    }
+
+    /// A kernel is about to be launched on this GPU.
+    pub(super) fn kernel_begins(&mut self, gpu: usize, now: Nanos) {
+        if let Some(kernels) = self.kernels.get_mut(&gpu) {
+            kernels.begin(now);
+        }
+    }
+
+    /// It has ended.
+    pub(super) fn kernel_ended(&mut self, gpu: usize) {
+        if let Some(kernels) = self.kernels.get_mut(&gpu) {
+            kernels.end();
+        }
     }
 
     /// A packet, or a block of a message, was late on this GPU.
@@ -71,6 +97,12 @@ impl Drop for Turns {
             self.engines.iter().for_each(|engines| engines.get(direction).promise_ends(self.promiser));
         }
     }
+}
+
+/// The GPU that runs an operation; `None` for what is no kernel, and for kernels on cores of the CPU.
+pub(super) fn kernel_gpu(plan: &Plan, operation: &PlannedOperation) -> Option<usize> {
+    let OperationWork::Compute { .. } = operation.work else { return None };
+    plan.engines[operation.engines.first()?.at()].gpu.map(|gpu| gpu as usize)
 }
 
 /// Between which ends of a GPU a copy goes; `None` for what is no copy between host and GPU.
