@@ -4,7 +4,7 @@
     python3 bench/main_job.py HEADWAY classes|neighbours|shares [--machine FILE] [--seconds S] [--backend cuda]
 
 `classes`: each scheduling class of the driving threads, beside busy CPUs. `neighbours`: an unmodified training loop, and products of matrices,
-in time slices of the GPU and at the same time by MPS, with 50, 90 and 100 % of the multiprocessors (`exec --share`). `shares`: what share of its products a program keeps that is given 10 to
+in time slices of the GPU, with all their launches and with few under way (`exec --depth`), and at the same time by MPS, with 50, 90 and 100 % of the multiprocessors (`exec --share`). `shares`: what share of its products a program keeps that is given 10 to
 90 % of the multiprocessors. Prints one line of JSON a case; one that cannot be run has `error` instead of figures, and a class that the system refuses has `refused`.
 """
 import argparse
@@ -26,6 +26,7 @@ LOADS = {"none": (0, SPIN), "16 busy loops": (16, SPIN), "64 busy loops": (64, S
 # Until a guest has loaded PyTorch and warmed up.
 GUEST_START_S = 9
 SHARES = [100, 90, 50]
+DEPTHS = [1, 4]
 LIMIT_S = 90
 
 parser = argparse.ArgumentParser()
@@ -110,14 +111,13 @@ def broker(place):
 
 
 class Guest:
-    """An unmodified program, plain or under a broker's MPS daemon, that counts its steps for some seconds from `start` on."""
+    """An unmodified program, plain or with options of `exec`, that counts its steps for some seconds from `start` on."""
 
-    def __init__(self, name, seconds, socket=None, share="90%", wait=GUEST_START_S):
+    def __init__(self, name, seconds, options=(), wait=GUEST_START_S):
         self.start = time.time() + wait if wait else 0.0
         command = [sys.executable, str(HERE / "guests" / f"{name}.py"), "--seconds", str(seconds), "--start", str(self.start)]
-        if socket:
-            exec_ = [args.headway, "exec", "--share", share, "--socket", socket, "--fast=off", "--yield=never", "--"]
-            command = exec_ + command
+        if options:
+            command = [args.headway, "exec", *options, "--fast=off", "--yield=never", "--", *command]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def result(self):
@@ -130,13 +130,18 @@ class Guest:
         return json.loads(lines[-1]) if lines else {"error": error.strip()[-400:]}
 
 
+def share(socket, percent):
+    """The options of a guest that gets a share of the GPU under a broker's MPS daemon."""
+    return ["--share", f"{percent}%", "--socket", socket]
+
+
 def say(**line):
     print(json.dumps(line), flush=True)
 
 
-def beside(name, how, seconds, socket=None, percent=100):
-    """The guest and the job at the same time."""
-    guest = Guest(name, seconds, socket, f"{percent}%")
+def beside(name, how, seconds, options=(), socket=None):
+    """The guest and the job at the same time, which joins the MPS daemon of the broker at `socket`."""
+    guest = Guest(name, seconds, options)
     time.sleep(max(0.0, guest.start - time.time()))
     env = {**os.environ, "HEADWAY_BROKER": socket} if socket else None
     with tempfile.TemporaryDirectory() as place:
@@ -161,10 +166,12 @@ def neighbours():
     for name in ["training", "products"]:
         say(case="neighbour", neighbour=name, how="alone", guest=Guest(name, seconds).result())
         beside(name, "time slices", seconds)
+        for depth in DEPTHS:
+            beside(name, f"time slices, --depth {depth}", seconds, ["--depth", str(depth)])
     with tempfile.TemporaryDirectory() as place, broker(place) as socket:
         for name in ["training", "products"]:
             for percent in SHARES:
-                beside(name, f"MPS, {percent} %", seconds, socket, percent)
+                beside(name, f"MPS, {percent} %", seconds, share(socket, percent), socket)
 
 
 def shares():
@@ -172,7 +179,7 @@ def shares():
     say(case="share", percent=100, guest=alone)
     with tempfile.TemporaryDirectory() as place, broker(place) as socket:
         for percent in (10, 25, 50, 90):
-            say(case="share", percent=percent, guest=Guest("products", 2, socket, f"{percent}%", wait=0).result())
+            say(case="share", percent=percent, guest=Guest("products", 2, share(socket, percent), wait=0).result())
 
 
 {"classes": classes, "neighbours": neighbours, "shares": shares}[args.what]()

@@ -296,7 +296,7 @@ def flow_bounds(machine: Machine, contracts: SupportsGetItem[int, Incomplete]) -
     The longest response of each flow on a machine, if all of them were open.
     """
 
-def guest_environment(folder: str | PathLike[str], before: str, *, fast: str, pin_once: str | None, aside: str, flow: str, chunk: str, machine: str | None, stats: bool, lint: bool, verify: bool, log: str | PathLike[str] | None, alone: bool, no_cache: bool) -> dict[str, str | None]:
+def guest_environment(folder: str | PathLike[str], before: str, *, fast: str, pin_once: str | None, aside: str, flow: str, chunk: str, machine: str | None, stats: bool, lint: bool, verify: bool, log: str | PathLike[str] | None, alone: bool, depth: SupportsIndex | None, no_cache: bool) -> dict[str, str | None]:
     """
     The variables that `headway exec` sets; `None` = the variable must not be there.
 

@@ -26,6 +26,7 @@ def preload_env(
     verify: bool = False,
     log: str | os.PathLike[str] | None = None,
     alone: bool = False,
+    depth: int | None = None,
     no_cache: bool = False,
     env: Mapping[str, str] | None = None,
 ) -> Generator[dict[str, str], None, None]:
@@ -49,6 +50,7 @@ def preload_env(
         verify: Make each accelerated copy again by the driver, and compare.
         log: A line for each copy is written to this file; in its name, `%p` is the process.
         alone: Exchange nothing with other guests.
+        depth: At most this many launches of kernels are under way, and none begins while `headway run` has a kernel on the GPU.
         no_cache: Neither use nor keep what is learnt of copies on this node.
         env: What the environment is made of; `None` = this process's.
 
@@ -73,6 +75,7 @@ def preload_env(
         verify=verify,
         log=None if log is None else os.fspath(log),
         alone=alone,
+        depth=depth,
         no_cache=no_cache,
     )
     for name, value in variables.items():

@@ -14,7 +14,7 @@ use crate::errors::{Subject, options_error, raised};
 ///
 /// `folder` has the library, and `before` is what `LD_PRELOAD` says already.
 #[pyfunction]
-#[pyo3(signature = (folder, before, *, fast, pin_once, aside, flow, chunk, machine, stats, lint, verify, log, alone, no_cache))]
+#[pyo3(signature = (folder, before, *, fast, pin_once, aside, flow, chunk, machine, stats, lint, verify, log, alone, depth, no_cache))]
 #[expect(clippy::too_many_arguments, reason = "each is an option by name")]
 pub(crate) fn guest_environment(
     py: Python<'_>,
@@ -31,6 +31,7 @@ pub(crate) fn guest_environment(
     verify: bool,
     log: Option<PathBuf>,
     alone: bool,
+    depth: Option<u32>,
     no_cache: bool,
 ) -> PyResult<BTreeMap<&'static str, Option<OsString>>> {
     let (fast, always_fast) = match fast {
@@ -60,7 +61,7 @@ pub(crate) fn guest_environment(
     let budget = pin_once.map(str::parse::<PinnedBudget>).transpose().map_err(|error| options_error(py, &error))?;
     let pin_once = budget.map_or(Bytes(0), PinnedBudget::bytes);
     let options =
-        GuestOptions { fast, always_fast, pin_once, no_cache, aside, chunk, class, stats, lint, verify, alone };
+        GuestOptions { fast, always_fast, pin_once, no_cache, aside, chunk, class, stats, lint, verify, alone, depth };
     let variables =
         environment(options, log.as_deref(), &folder, &before).map_err(|error| raised(py, Subject::Other, &error))?;
     Ok(variables.into_iter().map(|variable| (variable.name, variable.value)).collect())

@@ -187,14 +187,16 @@ def test_what_the_planner_tried_goes_to_logging(caplog: pytest.LogCaptureFixture
 
 def test_a_guest_gets_what_exec_sets() -> None:
     environment = {"LD_PRELOAD": "/other.so", "HEADWAY_GUEST_LOG": "old", "HOME": "/"}
-    with hw.preload_env(pin_once="3 GiB", aside=True, flow="bulk", chunk="4 MiB", stats=True, env=environment) as made:
+    with hw.preload_env(pin_once="3 GiB", aside=True, flow="bulk", chunk="4 MiB", depth=4, stats=True, env=environment) as made:
         library, other = made["LD_PRELOAD"].split(":")
         assert Path(library).name == "libheadway_preload.so" and Path(library).is_file() and other == "/other.so"
         assert "HEADWAY_GUEST_LOG" not in made and environment["HEADWAY_GUEST_LOG"] == "old"
-    command = ["headway", "exec", "--pin-once=3 GiB", "--aside", "--flow=bulk", "--yield=4 MiB", "--stats", "--", "/usr/bin/env"]
+    command = ["headway", "exec", "--pin-once=3 GiB", "--aside", "--flow=bulk", "--yield=4 MiB", "--depth=4", "--stats", "--", "/usr/bin/env"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert f"HEADWAY_GUEST={made['HEADWAY_GUEST']}" in said.splitlines()
     with pytest.raises(hw.GuestError, match="64 KiB"), hw.preload_env(chunk="1 KiB"):
+        pass
+    with pytest.raises(hw.GuestError, match="1 to 1024"), hw.preload_env(depth=0):
         pass
     with pytest.raises(hw.GuestError, match="fast"), hw.preload_env(pin_once=True, fast=False):
         pass

@@ -67,6 +67,10 @@ pub(crate) struct ExecArgs {
     /// With `--share`: socket of the broker [default: the user's, else the machine's]
     #[arg(long, value_name = "PATH", requires = "share")]
     pub(crate) socket: Option<PathBuf>,
+    /// Keep at most this many launches of kernels and graphs under way, and begin none while `headway run` has a kernel on the GPU: its jobs
+    /// then wait for few launches of the program, where processes take turns. Not with `--share`, under which kernels run side by side
+    #[arg(long, value_name = "N", conflicts_with = "share")]
+    pub(crate) depth: Option<u32>,
     /// Neither use what earlier programs have learnt of copies on this node, nor keep what this one learns
     #[arg(long)]
     pub(crate) no_cache: bool,
@@ -129,10 +133,12 @@ fn options(args: &ExecArgs) -> Result<(GuestOptions, Option<String>)> {
         FlowArg::Normal => GuestClass::Normal,
     };
     let (chunk, why) = args.chunk.chunk(aside, class, args.machine.as_deref())?;
-    let ExecArgs { stats, lint, verify, alone, no_cache, .. } = *args;
+    let ExecArgs { stats, lint, verify, alone, depth, no_cache, .. } = *args;
     let pin_once = args.pin_once.map_or(Bytes(0), PinnedBudget::bytes);
     let (fast, always_fast) = (args.fast != Switch::Off, args.fast == Switch::Always);
-    Ok((GuestOptions { fast, always_fast, no_cache, aside, chunk, class, pin_once, stats, lint, verify, alone }, why))
+    let options =
+        GuestOptions { fast, always_fast, no_cache, aside, chunk, class, pin_once, depth, stats, lint, verify, alone };
+    Ok((options, why))
 }
 
 /// Returns only if the program could not be started.
@@ -181,6 +187,15 @@ mod tests {
         }
         for text in ["0%", "101%", "", "%", "half", "-5%", "50.5%", "90%%"] {
             assert!(text.parse::<Percent>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_depth_is_for_programs_that_take_turns() {
+        assert_eq!(options(&args("--depth 4")).unwrap().0.depth, Some(4));
+        for line in ["--depth 4 --share 90%", "--depth", "--depth many"] {
+            let line = ["headway", "exec"].into_iter().chain(line.split_whitespace()).chain(["--", "true"]);
+            assert!(Cli::try_parse_from(line).is_err());
         }
     }
 

@@ -1,7 +1,8 @@
-//! Layer 2, what becomes of a copy: passed on, made by several threads (*fast*), by a kernel in its own stream (*aside*), or
+//! Layer 2, what becomes of a copy, or of a launch ([`launches`]). A copy is passed on, made by several threads (*fast*), by a kernel in its own stream (*aside*), or
 //! queued in chunks (*yield*).
 
 pub(crate) mod batch;
+pub(crate) mod launches;
 
 use std::ffi::c_void;
 use std::ops::ControlFlow::{self, Break, Continue};

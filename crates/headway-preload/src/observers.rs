@@ -52,6 +52,10 @@ pub(crate) enum Event<'a> {
     HintDropped,
     /// A copy was made other than by the driver's own call.
     Made(Accelerated<'a>),
+    /// A launch waited so long, for those before it or for another program.
+    LaunchHeld(Duration),
+    /// None before it ended for too long: a launch was passed on without waiting, or without waiting longer.
+    LaunchNotHeld,
     /// The guest's call ends.
     Returns(Returning),
 }

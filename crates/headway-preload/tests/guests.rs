@@ -103,6 +103,7 @@ const NOTHING: GuestOptions = GuestOptions {
     alone: true,
     always_fast: false,
     pin_once: Bytes(0),
+    depth: None,
     no_cache: true,
 };
 const ASIDE: GuestOptions = GuestOptions { aside: AsideMode::Auto, ..NOTHING };

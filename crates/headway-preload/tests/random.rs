@@ -18,7 +18,7 @@ static BUILT: LazyLock<Option<Built>> = LazyLock::new(|| {
 });
 
 /// How programs are run. Those of a test see a third of it each; on demand, all.
-const OPTIONS: [&str; 17] = [
+const OPTIONS: [&str; 20] = [
     "aside=never,alone,no-cache",
     "aside=never,fast=always,alone,no-cache",
     "aside=never,fast=always,verify,alone,no-cache",
@@ -36,6 +36,9 @@ const OPTIONS: [&str; 17] = [
     "aside=auto,chunk=65536,flow=normal,fast=always,alone,no-cache",
     "aside=never,fast=always,pin-once=1073741824,verify,alone,no-cache",
     "aside=auto,chunk=1048576,fast=always,pin-once=33554432,alone,no-cache",
+    "aside=never,depth=1,alone,no-cache",
+    "aside=auto,chunk=65536,fast=always,depth=1,stats,no-cache",
+    "aside=always,chunk=65536,fast=always,verify,depth=3,alone,no-cache",
 ];
 const VERSIONS: [&str; 5] = ["12000", "12080", "13000", "13010", "13020"];
 /// Programs that a test runs in CI. Others: `HEADWAY_PROGRAMS=1000..2000`, or one again: `HEADWAY_PROGRAMS=7..8`.

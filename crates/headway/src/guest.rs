@@ -13,7 +13,7 @@ use std::process::Command;
 use std::str::FromStr;
 
 pub use headway_core::files::guest::{AsideMode, GuestClass, GuestOptions};
-use headway_core::files::guest::{CHUNK_MIN, FIRST_VARIABLE, VARIABLE};
+use headway_core::files::guest::{CHUNK_MIN, DEPTH_MAX, FIRST_VARIABLE, VARIABLE};
 use headway_core::files::guest_log;
 use headway_core::models::transfer::Direction;
 use headway_core::models::transfer::arbitration::{ArbitrationAdvice, WAIT_GUESTS, built_in};
@@ -285,6 +285,9 @@ fn variables(
     if let Some(asked) = options.chunk.filter(|chunk| *chunk < CHUNK_MIN) {
         return Err(GuestError::SmallChunk { asked }.into());
     }
+    if let Some(asked) = options.depth.filter(|depth| !(1..=DEPTH_MAX).contains(depth)) {
+        return Err(GuestError::Depth { asked }.into());
+    }
     if options.pin_once > Bytes(0) && !options.fast {
         return Err(GuestError::PinsWithoutFast.into());
     }
@@ -400,6 +403,17 @@ mod tests {
         let error = command(options, None, OsStr::new("true"), []).unwrap_err();
         assert!(error.to_string().contains("64 KiB"), "{error}");
     }
+
+    #[test]
+    fn a_depth_is_at_least_one_launch() {
+        for (depth, is_good) in [(0, false), (1, true), (DEPTH_MAX, true), (DEPTH_MAX + 1, false)] {
+            let options = GuestOptions { depth: Some(depth), ..GuestOptions::default() };
+            let made = environment(options, None, Path::new("/nowhere"), OsStr::new(""));
+            let error = made.unwrap_err().to_string();
+            assert_eq!(error.contains("cannot be meant: it is 1 to 1024 launches"), !is_good, "{depth}: {error}");
+        }
+    }
+
     #[test]
     fn the_usual_chunk_is_what_was_measured_and_says_by_what() {
         let folder = tempfile::tempdir().unwrap();

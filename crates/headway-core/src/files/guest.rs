@@ -59,12 +59,17 @@ pub struct GuestOptions {
     pub alone: bool,
     /// How many bytes of the program's own memory may be kept pinned, so that copies of it need no thread; 0 = none.
     pub pin_once: Bytes,
+    /// How many launches of kernels a context may have under way; `None` = as many as the driver takes.
+    pub depth: Option<u32>,
     /// Whether nothing that was learnt of copies is read from the user's cache folder, or kept there.
     pub no_cache: bool,
 }
 
 /// The smallest chunk that is accepted: below it a copy engine spends most of its time on set-up.
 pub const CHUNK_MIN: Bytes = Bytes(64 << 10);
+
+/// The largest depth that is accepted: about as many launches the driver queues itself.
+pub const DEPTH_MAX: u32 = 1024;
 
 /// A text that is not what [`GuestOptions`] writes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -96,6 +101,9 @@ impl fmt::Display for GuestOptions {
         if self.pin_once != Bytes(0) {
             write!(f, ",pin-once={}", self.pin_once.0)?;
         }
+        if let Some(depth) = self.depth {
+            write!(f, ",depth={depth}")?;
+        }
         f.write_str(if self.stats { ",stats" } else { "" })?;
         f.write_str(if self.lint { ",lint" } else { "" })?;
         f.write_str(if self.verify { ",verify" } else { "" })?;
@@ -124,6 +132,10 @@ impl FromStr for GuestOptions {
                 ("fast", "") => options.fast = true,
                 ("fast", "always") => (options.fast, options.always_fast) = (true, true),
                 ("pin-once", bytes) => options.pin_once = Bytes(bytes.parse().map_err(|_| unknown())?),
+                ("depth", number) => {
+                    let depth = number.parse().ok().filter(|depth| (1..=DEPTH_MAX).contains(depth));
+                    options.depth = Some(depth.ok_or_else(unknown)?);
+                }
                 ("stats", "") => options.stats = true,
                 ("lint", "") => options.lint = true,
                 ("verify", "") => options.verify = true,
@@ -151,6 +163,7 @@ mod tests {
                         [1, 2, 4, 8, 16, 32, 64].map(|bit| bits & bit != 0);
                     let always_fast = fast && always;
                     let pin_once = Bytes(if stats { 5 << 30 } else { 0 });
+                    let depth = lint.then_some(1 + bits);
                     let options = GuestOptions {
                         fast,
                         always_fast,
@@ -162,6 +175,7 @@ mod tests {
                         lint,
                         verify,
                         alone,
+                        depth,
                         no_cache,
                     };
                     assert_eq!(options.to_string().parse(), Ok(options));
@@ -171,10 +185,21 @@ mod tests {
     }
 
     #[test]
-    fn unknown_words_and_tiny_chunks_are_refused() {
-        for text in
-            ["aside=sometimes", "chunk=1", "chunk=", "faster", "fast=never", "flow=urgent", "stats=1", "pin-once"]
-        {
+    fn unknown_words_tiny_chunks_and_impossible_depths_are_refused() {
+        for text in [
+            "depth",
+            "depth=0",
+            "depth=1025",
+            "depth=-1",
+            "aside=sometimes",
+            "chunk=1",
+            "chunk=",
+            "faster",
+            "fast=never",
+            "flow=urgent",
+            "stats=1",
+            "pin-once",
+        ] {
             assert_eq!(text.parse::<GuestOptions>(), Err(GuestOptionError { word: text.to_owned() }));
         }
     }

@@ -43,9 +43,15 @@ pub(crate) fn variable(name: &str) -> Option<String> {
     if has_more_rights() { None } else { std::env::var(name).ok() }
 }
 
-/// The options that the environment of this process asks for.
+/// The options that the environment of this process asked for when it was first looked at.
 pub(crate) fn asked() -> Option<GuestOptions> {
-    variable(VARIABLE)?.parse().ok()
+    static ASKED: OnceLock<Option<GuestOptions>> = OnceLock::new();
+    *ASKED.get_or_init(|| variable(VARIABLE)?.parse().ok())
+}
+
+/// Whether launches of kernels are looked at, which is known before a function is replaced.
+pub(crate) fn holds_launches() -> bool {
+    asked().is_some_and(|options| options.depth.is_some())
 }
 
 pub(crate) fn options() -> GuestOptions {

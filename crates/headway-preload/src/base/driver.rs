@@ -66,6 +66,7 @@ functions! {
     cuDeviceGetUuid_v2,
     cuEventCreate,
     cuEventDestroy_v2,
+    cuEventQuery,
     cuEventRecord,
     cuEventSynchronize,
     cuLaunchKernel,

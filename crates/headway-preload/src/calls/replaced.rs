@@ -28,6 +28,12 @@ pub(crate) struct Replaced {
 }
 
 impl Replaced {
+    /// Whether programs get it: functions that launch are the driver's own where nothing is done about launches.
+    fn is_wanted(&self) -> bool {
+        let launches = [&b"cuLaunch"[..], b"cuGraphLaunch"].iter().any(|name| self.symbol.to_bytes().starts_with(name));
+        !launches || attention::holds_launches()
+    }
+
     /// Keeps the real function's address. Whichever came first serves: the versions of a row have one signature and one meaning.
     fn keep(&self, real: *mut c_void) {
         let _ = self.real.compare_exchange(null_mut(), real, Ordering::AcqRel, Ordering::Acquire);
@@ -41,7 +47,7 @@ pub(crate) struct Table {
 
 impl Table {
     fn find(&self, symbol: &CStr) -> Option<&Replaced> {
-        self.rows.iter().find(|row| row.symbol == symbol)
+        self.rows.iter().find(|row| row.symbol == symbol && row.is_wanted())
     }
 
     /// The functions that copy; any library may hold those for contexts and the resolver.
@@ -143,6 +149,7 @@ impl Table {
             find(false)
         };
         if let Some(row) = found
+            && row.is_wanted()
             && !real.is_null()
         {
             // SAFETY: by this function's contract; the real call has read and written the same places.

@@ -15,7 +15,7 @@ use crate::base::{context, pins};
 use crate::calls::begin::UNKNOWN;
 use crate::calls::replaced::{Replaced, Table};
 use crate::calls::shapes::{self, Plane, Space};
-use crate::decide::{self, batch, pass_on};
+use crate::decide::{self, batch, launches, pass_on};
 use crate::methods::batch::{Attributes, Batch, Lists};
 use crate::methods::{fast, pinned};
 use crate::observers::Passed;
@@ -50,10 +50,30 @@ fn pins_and_node(what: *const c_void) {
     }
 }
 
+/// Drops what Headway keeps for a context.
+fn forget(which: Context) {
+    context::forget(which);
+    launches::forget(which);
+}
+
+/// Drops what Headway keeps for any context.
+fn forget_all() {
+    context::forget_all();
+    launches::forget_all();
+}
+
 /// Drops what Headway keeps for the primary context of a device.
 fn forget_device(device: c_int) {
     fast::forget_device(device);
     context::forget_device(device);
+    launches::forget_device(device);
+}
+
+/// The beginning of a launch's description (`CUlaunchConfig`).
+#[repr(C)]
+pub(crate) struct LaunchConfig {
+    _grid_blocks_and_shared: [c_uint; 7],
+    stream: Stream,
 }
 
 const fn text(ends_in_zero: &str) -> &CStr {
@@ -402,17 +422,41 @@ replaced! {
         real()
     };
 
+    /// Launches a kernel.
+    cuLaunchKernel: c"cuLaunchKernel" from 4_000 until UNKNOWN, or cuLaunchKernel_ptsz from 7_000;
+    fn(kernel: usize, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: Stream, arguments: *mut *mut c_void, more: *mut *mut c_void) by(real, default)
+        launches::launch(named(stream, default), real);
+
+    /// Launches a kernel whose blocks wait for each other.
+    cuLaunchCooperativeKernel: c"cuLaunchCooperativeKernel" from 9_000 until UNKNOWN, or cuLaunchCooperativeKernel_ptsz from 9_000;
+    fn(kernel: usize, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: Stream, arguments: *mut *mut c_void) by(real, default)
+        launches::launch(named(stream, default), real);
+
+    /// Launches a kernel with attributes.
+    cuLaunchKernelEx: c"cuLaunchKernelEx" from 11_060 until UNKNOWN, or cuLaunchKernelEx_ptsz from 11_060;
+    fn(config: *const LaunchConfig, kernel: usize, arguments: *mut *mut c_void, more: *mut *mut c_void) by(real, default) {
+        // SAFETY: the driver reads it, too.
+        match unsafe { config.as_ref() } {
+            Some(config) => launches::launch(named(config.stream, default), real),
+            None => real(),
+        }
+    };
+
+    /// Launches a graph.
+    cuGraphLaunch: c"cuGraphLaunch" from 10_000 until UNKNOWN, or cuGraphLaunch_ptsz from 10_000;
+    fn(graph: usize, stream: Stream) by(real, default) launches::launch(named(stream, default), real);
+
     /// The context is destroyed.
     cuCtxDestroy_v2: c"cuCtxDestroy" from 4_000 until UNKNOWN;
-    fn(which: Context) by(real, default) destroying(|| context::forget(which), real);
+    fn(which: Context) by(real, default) destroying(|| forget(which), real);
 
     /// `cuCtxDestroy` of the first drivers.
     cuCtxDestroy: c"cuCtxDestroy" from 2_000 until 4_000;
-    fn(which: Context) by(real, default) destroying(|| context::forget(which), real);
+    fn(which: Context) by(real, default) destroying(|| forget(which), real);
 
     /// A part of a GPU and its context are destroyed. The call does not name the context, so Headway prepares all of them anew.
     cuGreenCtxDestroy: c"cuGreenCtxDestroy" from 12_040 until UNKNOWN;
-    fn(which: usize) by(real, default) destroying(context::forget_all, real);
+    fn(which: usize) by(real, default) destroying(forget_all, real);
 
     /// The last release destroys the primary context; after any other, it is prepared anew.
     cuDevicePrimaryCtxRelease_v2: c"cuDevicePrimaryCtxRelease" from 11_000 until UNKNOWN;

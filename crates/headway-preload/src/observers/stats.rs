@@ -70,9 +70,12 @@ static OTHER_MEMORY: AtomicU64 = AtomicU64::new(0);
 static NO_LINE: AtomicU64 = AtomicU64::new(0);
 static NOT_LAUNCHED: AtomicU64 = AtomicU64::new(0);
 static HINT_DROPPED: AtomicU64 = AtomicU64::new(0);
+static LAUNCHES_NOT_HELD: AtomicU64 = AtomicU64::new(0);
+static LAUNCHES_HELD: AtomicU64 = AtomicU64::new(0);
+static LAUNCH_HELD_NS_MAX: AtomicU64 = AtomicU64::new(0);
 
 /// What became of copies that were looked at.
-static OUTCOMES: [(&AtomicU64, &str); 7] = [
+static OUTCOMES: [(&AtomicU64, &str); 8] = [
     (&ASIDE, "copies made by a kernel in their own stream"),
     (&CHUNKS, "chunks of bulk copies that let other streams in"),
     (&CAPTURE, "passed on: the stream was capturing"),
@@ -80,6 +83,7 @@ static OUTCOMES: [(&AtomicU64, &str); 7] = [
     (&NO_LINE, "passed on: all pinned lines were in use"),
     (&NOT_LAUNCHED, "passed on: the driver did not take the kernel"),
     (&HINT_DROPPED, "passed on without PREFER_OVERLAP, with which the driver may corrupt them (NVIDIA bug 6718200)"),
+    (&LAUNCHES_NOT_HELD, "launches passed on beyond the depth: none before them ended within 10 s"),
 ];
 
 #[inline(always)]
@@ -108,6 +112,11 @@ pub(super) fn take(event: &Event<'_>) {
         Event::NotAside(DriverReason::NotLaunched) => &NOT_LAUNCHED,
         Event::NotAside(_) => &OTHER_MEMORY,
         Event::HintDropped => &HINT_DROPPED,
+        Event::LaunchNotHeld => &LAUNCHES_NOT_HELD,
+        Event::LaunchHeld(waited) => {
+            LAUNCH_HELD_NS_MAX.fetch_max(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+            &LAUNCHES_HELD
+        }
         Event::Chosen(_) | Event::Made(_) | Event::Returns(_) => return,
     };
     counter.fetch_add(1, Ordering::Relaxed);
@@ -188,6 +197,11 @@ fn table(text: &mut Text) -> fmt::Result {
         for (reason, times) in [(ChoiceReason::Learnt, &LEARNT), (ChoiceReason::Trial, &TRIAL)] {
             writeln!(text, "  {:>10} methods: {reason}", times.load(Ordering::Relaxed))?;
         }
+    }
+    let held = LAUNCHES_HELD.load(Ordering::Relaxed);
+    if held > 0 {
+        let longest_us = LAUNCH_HELD_NS_MAX.load(Ordering::Relaxed) / 1_000;
+        writeln!(text, "  {held:>10} launches were held, the longest for {longest_us} us")?;
     }
     for (times, name) in OUTCOMES {
         let times = times.load(Ordering::Relaxed);

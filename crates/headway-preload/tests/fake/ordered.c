@@ -1,12 +1,12 @@
 /*
- * A library with the CUDA driver's interface for copies, exact in names, versions and order, and no GPU behind it.
+ * A library with the CUDA driver's interface for copies and launches, exact in names, versions and order, and no GPU behind it.
  *
  * Streams are queues: what is queued happens only when somebody waits for it, so that who does not wait sees old bytes. A query makes one
  * step. Ordinary memory is copied in the call, behind what was queued. Contexts own their memory and streams; a forked child
  * gets "not initialised". Every copy is counted by the name of the call (fake_count), also those of Headway.
  *
  * FAKE_PINS: what a program page-locks of its own memory are pages, not addresses, and that waits until nothing runs. FAKE_PIN_MAX=BYTES: as much memory may be page-locked. FAKE_VERSION=NUMBER: the driver's version.
- * FAKE_REFUSES=STATUS: what a program gets that page-locks its own memory.
+ * FAKE_REFUSES=STATUS: what a program gets that page-locks its own memory. FAKE_GPU=NUMBER: the last byte of the GPU's UUID.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -112,7 +112,7 @@ static int may_lock(size_t bytes) {
 
 /* Streams and events. */
 struct op { int kind; void *to; const void *from; size_t bytes; CUevent event; unsigned long mark; };
-enum { COPY, RECORD, WAIT, WRITE, UNTIL };
+enum { COPY, RECORD, WAIT, WRITE, UNTIL, LAUNCH_ENDS };
 struct stream {
     int joined; /* with the legacy default stream */
     CUcontext context;
@@ -125,6 +125,9 @@ struct stream {
 struct graph { size_t count, room; struct op *ops; };
 struct event { unsigned long recorded, reached; CUstream where; };
 static struct stream legacy, *streams;
+/* Launches of the program, whose kernels are function 6, that have not ended; and most of them at a time. */
+static unsigned launches, launches_most;
+unsigned fake_launches_most(void) { return launches_most; }
 static __thread struct stream *own;
 static __thread int thread_mode;
 
@@ -148,6 +151,7 @@ static void step(CUstream stream) {
     if (op.kind == UNTIL && *(volatile unsigned *)op.to < op.mark) { pthread_mutex_unlock(&lock), sched_yield(), pthread_mutex_lock(&lock); return; }
     stream->first++;
     if (op.kind == COPY) moved(op.to, op.from, op.bytes);
+    if (op.kind == LAUNCH_ENDS) launches--;
     if (op.kind == WRITE) *(volatile unsigned *)op.to = (unsigned)op.mark;
     if (op.kind == RECORD && op.event->reached < op.mark) op.event->reached = op.mark;
     if (op.kind == WAIT) while (op.event->reached < op.mark && op.event->where->first < op.event->where->end) step(op.event->where);
@@ -184,10 +188,14 @@ static CUresult disturbs(CUstream stream) {
 CUresult cuInit(unsigned flags) { (void)flags; owner = getpid(); return SUCCESS; }
 CUresult cuDriverGetVersion(int *version) { const char *asked = getenv("FAKE_VERSION"); *version = asked ? atoi(asked) : 13010; return SUCCESS; }
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, int device) { (void)device; primary_alive = 1; *context = PRIMARY; return owner == getpid() ? SUCCESS : NOT_INITIALIZED; }
+static void empty(CUstream stream) {
+    for (size_t i = stream->first; i < stream->end; i++) launches -= stream->ops[i].kind == LAUNCH_ENDS;
+    stream->first = stream->end = 0;
+}
 static CUresult gone(CUcontext context) {
     LOCKED {
-        for (CUstream each = streams; each; each = each->next) if (each->context == context) each->first = each->end = 0;
-        if (context == PRIMARY) legacy.first = legacy.end = 0;
+        for (CUstream each = streams; each; each = each->next) if (each->context == context) empty(each);
+        if (context == PRIMARY) empty(&legacy);
         for (int i = 0; i < ranges_count; i++) if (ranges[i].context == context) {
             if (ranges[i].kind == HOST && ranges[i].bytes) locked_bytes -= ranges[i].bytes;
             ranges[i].bytes = 0;
@@ -222,7 +230,12 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes =
 CUresult cuDeviceGetPCIBusId(char *text, int bytes, int device) { (void)device; snprintf(text, (size_t)bytes, "0000:00:00.0"); return SUCCESS; }
 CUresult cuDeviceCanAccessPeer(int *can, int a, int b) { (void)a, (void)b; *can = 0; return SUCCESS; }
 CUresult cuDeviceGetAttribute(int *value, int attribute, int device) { (void)device; *value = attribute == 75 ? 9 : attribute == 41; return SUCCESS; }
-CUresult cuDeviceGetUuid_v2(unsigned char *uuid, int device) { (void)device; memset(uuid, 7, 16); return SUCCESS; }
+CUresult cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
+    (void)device;
+    memset(uuid, 7, 16);
+    if (getenv("FAKE_GPU")) uuid[15] = (unsigned char)atoi(getenv("FAKE_GPU"));
+    return SUCCESS;
+}
 CUresult cuDeviceGetUuid(unsigned char *uuid, int device) { return cuDeviceGetUuid_v2(uuid, device); }
 CUresult cuModuleGetLoadingMode(int *mode) { *mode = 2; return SUCCESS; }
 
@@ -320,11 +333,26 @@ CUresult cuStreamEndCapture(CUstream stream, void **graph) {
 }
 CUresult cuGraphGetNodes(struct graph *graph, void *nodes, size_t *count) { (void)nodes; *count = graph->count; return SUCCESS; }
 CUresult cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags) { (void)flags; *exec = graph; return SUCCESS; }
-CUresult cuGraphLaunch(struct graph *exec, CUstream stream) {
-    ALIVE;
-    LOCKED for (size_t i = 0; i < exec->count; i++) push(named(stream, 0), exec->ops[i]);
-    return SUCCESS;
+/* A launch of the program was queued, with the lock. */
+static void launched(CUstream stream) {
+    if (stream->capturing) return;
+    if (++launches > launches_most) launches_most = launches;
+    push(stream, (struct op){.kind = LAUNCH_ENDS});
 }
+static CUresult launch_graph(struct graph *exec, CUstream stream) {
+    CUresult status = SUCCESS;
+    ALIVE;
+    LOCKED {
+        if (!known(stream)) status = INVALID_HANDLE;
+        else if (!(status = disturbs(stream))) {
+            for (size_t i = 0; i < exec->count; i++) push(stream, exec->ops[i]);
+            launched(stream);
+        }
+    }
+    return status;
+}
+CUresult cuGraphLaunch(struct graph *exec, CUstream stream) { return launch_graph(exec, named(stream, 0)); }
+CUresult cuGraphLaunch_ptsz(struct graph *exec, CUstream stream) { return launch_graph(exec, named(stream, 1)); }
 CUresult cuThreadExchangeStreamCaptureMode(int *mode) { int before = thread_mode; thread_mode = *mode; *mode = before; return SUCCESS; }
 static CUresult stream_query(CUstream stream) {
     CUresult status = SUCCESS;
@@ -399,18 +427,24 @@ CUresult cuEventElapsedTime(float *ms, CUevent a, CUevent b) { (void)a, (void)b;
 
 CUresult cuModuleLoadData(size_t *module, const void *image) { ALIVE; *module = strstr(image, "headway_aside") ? 5 : 0; return SUCCESS; }
 CUresult cuModuleGetFunction(size_t *function, size_t module, const char *name) { (void)name; ALIVE; *function = module; return SUCCESS; }
-CUresult cuLaunchKernel(size_t function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                        CUstream stream, void **arguments, void **extra) {
-    (void)gx, (void)gy, (void)gz, (void)by, (void)bz, (void)shared, (void)extra, (void)bx;
+enum { OWN_KERNEL = 5, PROGRAMS_KERNEL };
+static CUresult launch(const char *name, size_t function, CUstream stream, void **arguments) {
     ALIVE;
-    if (function != 5) return INVALID_VALUE;
-    if (!known(named(stream, 0))) return INVALID_HANDLE;
+    if (function == PROGRAMS_KERNEL) counted(name, 0);
+    else if (function != OWN_KERNEL) return INVALID_VALUE;
+    if (!known(stream)) return INVALID_HANDLE;
+    CUresult status = SUCCESS;
+    if (function == PROGRAMS_KERNEL) LOCKED status = disturbs(stream);
+    if (status) return status;
     CUdeviceptr to = *(CUdeviceptr *)arguments[0], from = *(CUdeviceptr *)arguments[1];
     uint64_t bytes = *(uint64_t *)arguments[2];
     if (!bytes) return SUCCESS;
     if (!covering(to, bytes).kind || !covering(from, bytes).kind) { sticky = 700; return SUCCESS; }
-    counted("kernel", bytes);
-    LOCKED push(named(stream, 0), (struct op){.to = (void *)to, .from = (void *)from, .bytes = bytes});
+    if (function == OWN_KERNEL) counted("kernel", bytes);
+    LOCKED {
+        push(stream, (struct op){.to = (void *)to, .from = (void *)from, .bytes = bytes});
+        if (function == PROGRAMS_KERNEL) launched(stream);
+    }
     return SUCCESS;
 }
 
@@ -444,6 +478,13 @@ static CUresult copy(const char *name, void *to, const void *from, size_t bytes,
 }
 #define BOTH(name, suffix, arguments, call) CUresult name arguments { enum { PER_THREAD = 0 }; const char *called = #name; return call; } \
     CUresult name##suffix arguments { enum { PER_THREAD = 1 }; const char *called = #name #suffix; return call; }
+#define SIZES unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared
+#define SIZES_UNUSED (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared
+struct launch_config { unsigned sizes[7]; CUstream stream; void *attributes; unsigned count; }; /* CUlaunchConfig */
+BOTH(cuLaunchKernel, _ptsz, (size_t function, SIZES, CUstream stream, void **arguments, void **extra), (SIZES_UNUSED, (void)extra, launch(called, function, named(stream, PER_THREAD), arguments)))
+BOTH(cuLaunchCooperativeKernel, _ptsz, (size_t function, SIZES, CUstream stream, void **arguments), (SIZES_UNUSED, launch(called, function, named(stream, PER_THREAD), arguments)))
+BOTH(cuLaunchKernelEx, _ptsz, (const struct launch_config *config, size_t function, void **arguments, void **extra),
+     ((void)extra, config ? launch(called, function, named(config->stream, PER_THREAD), arguments) : INVALID_VALUE))
 BOTH(cuMemcpyDtoHAsync_v2, _ptsz, (void *to, CUdeviceptr from, size_t bytes, CUstream stream), copy(called, to, (void *)from, bytes, named(stream, PER_THREAD), 0, OUT))
 BOTH(cuMemcpyDtoH_v2, _ptds, (void *to, CUdeviceptr from, size_t bytes), copy(called, to, (void *)from, bytes, named(0, PER_THREAD), 1, OUT))
 BOTH(cuMemcpyHtoDAsync_v2, _ptsz, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), copy(called, (void *)to, from, bytes, named(stream, PER_THREAD), 0, IN))
@@ -543,6 +584,8 @@ static const struct named { const char *name; int since; void *plain, *per_threa
     ONE(cuGetExportTable, 3000, cuGetExportTable) ONE(cuMemAlloc, 3020, cuMemAlloc_v2) ONE(cuMemFree, 3020, cuMemFree_v2)
     ONE(cuMemHostAlloc, 2020, cuMemHostAlloc) ONE(cuMemFreeHost, 2000, cuMemFreeHost) ONE(cuStreamCreate, 2000, cuStreamCreate)
     TWO(cuStreamSynchronize, 2000, cuStreamSynchronize, _ptsz)
+    TWO(cuLaunchKernel, 4000, cuLaunchKernel, _ptsz) TWO(cuLaunchCooperativeKernel, 9000, cuLaunchCooperativeKernel, _ptsz)
+    TWO(cuLaunchKernelEx, 11060, cuLaunchKernelEx, _ptsz) TWO(cuGraphLaunch, 10000, cuGraphLaunch, _ptsz)
     TWO(cuMemcpyDtoHAsync, 3020, cuMemcpyDtoHAsync_v2, _ptsz) TWO(cuMemcpyDtoH, 3020, cuMemcpyDtoH_v2, _ptds)
     TWO(cuMemcpyHtoDAsync, 3020, cuMemcpyHtoDAsync_v2, _ptsz) TWO(cuMemcpyHtoD, 3020, cuMemcpyHtoD_v2, _ptds)
     TWO(cuMemcpyAsync, 4000, cuMemcpyAsync, _ptsz) TWO(cuMemcpy, 4000, cuMemcpy, _ptds)

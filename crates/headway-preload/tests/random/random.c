@@ -3,7 +3,7 @@
  *
  *     random SEED
  *
- * The same SEED always gives the same calls: copies, batches, copies with attributes, of rows and planes, by either kind of default stream, on
+ * The same SEED always gives the same calls: copies, kernels, batches, copies with attributes, of rows and planes, by either kind of default stream, on
  * several CUDA streams that are ordered by events and waits, captures and their launches, memory that is page-locked and freed, calls that the
  * driver refuses, also with ends that make no sense, several threads, a forked child. No program has a race: before it uses bytes, it waits for who had them, as CUDA's rules ask for. So it knows all bytes, and
  * says WRONG where they are others. It prints the status of each call and what the bytes are. That, and how it ends, must be the same with
@@ -39,6 +39,9 @@ struct space { /* CUDA_MEMCPY3D */
     size_t from_x, from_y, from_z, from_lod; unsigned from_kind; const void *from_host; CUdeviceptr from_device; void *from_array, *from_reserved; size_t from_pitch, from_height;
     size_t to_x, to_y, to_z, to_lod; unsigned to_kind; void *to_host; CUdeviceptr to_device; void *to_array, *to_reserved; size_t to_pitch, to_height, width, height, depth;
 };
+struct launch_config { unsigned sizes[7]; CUstream stream; void *attributes; unsigned count; }; /* CUlaunchConfig */
+enum { KERNEL = 6 }; /* the driver's function that copies */
+#define SIZES unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned
 static struct {
     CUresult (*cuInit)(unsigned), (*cuDriverGetVersion)(int *), (*cuDevicePrimaryCtxRetain)(size_t *, int), (*cuCtxSetCurrent)(size_t);
     CUresult (*cuCtxCreate)(size_t *, unsigned, int), (*cuMemAlloc)(CUdeviceptr *, size_t), (*cuMemFree)(CUdeviceptr);
@@ -53,6 +56,8 @@ static struct {
     CUresult (*cuMemcpyWithAttributesAsync)(CUdeviceptr, CUdeviceptr, size_t, struct attributes *, CUstream);
     CUresult (*batch)(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, struct attributes *, size_t *, size_t, size_t *, CUstream);
     CUresult (*batch_v2)(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, struct attributes *, size_t *, size_t, CUstream);
+    CUresult (*cuLaunchKernel)(size_t, SIZES, CUstream, void **, void **), (*cuLaunchCooperativeKernel)(size_t, SIZES, CUstream, void **);
+    CUresult (*cuLaunchKernelEx)(const struct launch_config *, size_t, void **, void **);
     CUresult (*cuStreamCreate)(CUstream *, unsigned), (*cuStreamDestroy)(CUstream), (*cuStreamSynchronize)(CUstream), (*cuStreamQuery)(CUstream);
     CUresult (*cuStreamWaitEvent)(CUstream, CUevent, unsigned), (*cuCtxSynchronize)(void);
     CUresult (*cuEventCreate)(CUevent *, unsigned), (*cuEventDestroy)(CUevent), (*cuEventRecord)(CUevent, CUstream);
@@ -88,7 +93,8 @@ static void find_all(void) {
     ONE(cuMemHostAlloc, "") ONE(cuMemFreeHost, "") ONE(cuMemHostRegister, "_v2") ONE(cuMemHostUnregister, "") ONE(cuStreamCreate, "")
     ONE(cuStreamDestroy, "_v2") ONE(cuStreamSynchronize, "") ONE(cuStreamQuery, "") ONE(cuStreamWaitEvent, "") ONE(cuCtxSynchronize, "")
     ONE(cuEventCreate, "") ONE(cuEventDestroy, "_v2") ONE(cuEventRecord, "") ONE(cuEventSynchronize, "") ONE(cuEventQuery, "")
-    ONE(cuStreamBeginCapture, "_v2") ONE(cuStreamEndCapture, "") ONE(cuGraphGetNodes, "") ONE(cuGraphInstantiateWithFlags, "") ONE(cuGraphLaunch, "")
+    ONE(cuStreamBeginCapture, "_v2") ONE(cuStreamEndCapture, "") ONE(cuGraphGetNodes, "") ONE(cuGraphInstantiateWithFlags, "") QUEUE(cuGraphLaunch, "")
+    QUEUE(cuLaunchKernel, "") QUEUE(cuLaunchCooperativeKernel, "") QUEUE(cuLaunchKernelEx, "")
     COPY(cuMemcpyHtoD, "_v2") COPY(cuMemcpyDtoH, "_v2") QUEUE(cuMemcpyHtoDAsync, "_v2") QUEUE(cuMemcpyDtoHAsync, "_v2") COPY(cuMemcpy, "")
     QUEUE(cuMemcpyAsync, "") COPY(cuMemcpyDtoD, "_v2") QUEUE(cuMemcpyDtoDAsync, "_v2") QUEUE(cuMemcpyPeerAsync, "")
     COPY(cuMemcpy2D, "_v2") COPY(cuMemcpy2DUnaligned, "_v2") QUEUE(cuMemcpy2DAsync, "_v2") COPY(cuMemcpy3D, "_v2") QUEUE(cuMemcpy3DAsync, "_v2")
@@ -285,10 +291,20 @@ static struct attributes draw_attributes(struct program *p) {
 /* Sources of other orders than the stream's may be read at any time from the call on. */
 static void order_source(struct program *p, struct attributes attributes, struct region *from) { if (attributes.access != 1) order_read(p, HOST, from); }
 
-/* One copy by one of the functions that make it in the order of a stream: how it was called. */
+/* One copy by one of the functions that make it in the order of a stream, or by a kernel: how it was called. */
 static CUresult queue(struct program *p, int s, const struct copy *c, const char **name) {
     CUdeviceptr to = to_of(c), from = from_of(c);
     CUstream stream = for_copies(p, s);
+    if (c->to->kind <= REGISTERED && c->from->kind <= REGISTERED && one_in(p, 3)) {
+        uint64_t bytes = c->bytes;
+        void *arguments[] = {&to, &from, &bytes};
+        struct launch_config config = {.stream = stream};
+        switch (draw(p, 3)) {
+        case 0: *name = "cuLaunchKernel"; return cu.cuLaunchKernel(KERNEL, 1, 1, 1, 32, 1, 1, 0, stream, arguments, 0);
+        case 1: *name = "cuLaunchCooperativeKernel"; return cu.cuLaunchCooperativeKernel(KERNEL, 1, 1, 1, 32, 1, 1, 0, stream, arguments);
+        default: *name = "cuLaunchKernelEx"; return cu.cuLaunchKernelEx(&config, KERNEL, arguments, 0);
+        }
+    }
     if (one_in(p, 3)) { *name = "cuMemcpyAsync"; return cu.cuMemcpyAsync(to, from, c->bytes, stream); }
     if (is_host(c->from)) { *name = "cuMemcpyHtoDAsync"; return cu.cuMemcpyHtoDAsync(to, (void *)from, c->bytes, stream); }
     if (is_host(c->to)) { *name = "cuMemcpyDtoHAsync"; return cu.cuMemcpyDtoHAsync((void *)to, from, c->bytes, stream); }
@@ -442,7 +458,7 @@ static void capture(struct program *p) {
     for (uint64_t launches = draw(p, 3); launches; launches--) {
         int where = any_stream(p, count ? c[0].from : p->regions, 1);
         for (size_t i = 0; i < count; i++) order_copy(p, where, &c[i]);
-        said(p, cu.cuGraphLaunch(exec, handle(p, where)), "launch on %d", where);
+        said(p, cu.cuGraphLaunch(exec, for_copies(p, where)), "launch on %d", where);
         unsigned operation = issue(p, where);
         for (size_t i = 0; i < count; i++) made(c[i]), note(where, operation, &c[i]);
     }

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use headway_core::files::guest::DEPTH_MAX;
 use headway_core::units::Bytes;
 
 /// The library's file name.
@@ -26,6 +27,12 @@ pub enum GuestError {
     SmallChunk {
         /// The chunk.
         asked: Bytes,
+    },
+    /// A depth that holds back everything, or nothing.
+    #[error("a depth of {asked} cannot be meant: it is 1 to {DEPTH_MAX} launches")]
+    Depth {
+        /// The depth.
+        asked: u32,
     },
     /// Memory is to be pinned for copies that are left to the driver.
     #[error("`pin-once` is for copies that `fast` makes, and `fast` is off")]
@@ -68,6 +75,7 @@ impl GuestError {
             }
             Self::Unspeakable { .. } => "move Headway to a folder without spaces and colons",
             Self::SmallChunk { .. } => "4 MiB is a good chunk for PCIe 5; `--yield=auto` takes it",
+            Self::Depth { .. } => "`--depth 1` lets other programs in after each launch",
             Self::PinsWithoutFast => "leave out one of them",
             Self::NoLog { .. } => "name another file; only logs of guests are replaced",
             Self::Log { .. } => "name a file in a folder that exists and that you may write",
