@@ -107,7 +107,8 @@ fn test(sanitizer: Sanitizer, suite: &Suite) -> anyhow::Result<bool> {
         .env("CARGO_TARGET_DIR", root.join(target))
         // What a process has not freed or joined when it ends is no error of its. The borders do not limit memory where these are set.
         .env("ASAN_OPTIONS", "detect_leaks=0")
-        .env("TSAN_OPTIONS", "report_thread_leaks=0")
+        // Tests that fork start threads in the child, which has none of the parent's.
+        .env("TSAN_OPTIONS", "report_thread_leaks=0:die_after_fork=0")
         // Of the borders.
         .env("HEADWAY_MUTATIONS", "200");
     Ok(command.status().context("start cargo")?.success())
