@@ -15,7 +15,7 @@ use crate::tree::Tree;
 /// Folder of the pack, from the root; git ignores it.
 const PACK: &str = ".gpu";
 /// What a slow line to the GPU machine still carries in seconds.
-pub(crate) const PACK_BYTES_MAX: u64 = 60 << 20;
+pub(crate) const PACK_BYTES_MAX: u64 = 64 << 20;
 /// Test programs that use a GPU if there is one. Others may need files or tools that the GPU machine does not have.
 const GPU_TESTS: &str = "gpu*";
 /// What `headway exec` loads into other programs, from beside itself.
