@@ -525,7 +525,9 @@ def test_copies_go_to_logging(driver: Driver, caplog: pytest.LogCaptureFixture) 
 def run(library: Path | str, code: str) -> str:
     """What a program prints that uses the driver library."""
     start = "import sys; from pathlib import Path; import headway as hw, numpy as np\nfrom fake_gpu import Array, Driver\n"
-    environment = {**os.environ, "HEADWAY_LIBCUDA": str(library), "HEADWAY_CACHE": "off"}
+    # Python 3.12 warns of forks.
+    warnings = {"PYTHONWARNINGS": "ignore::DeprecationWarning"}
+    environment = {**os.environ, **warnings, "HEADWAY_LIBCUDA": str(library), "HEADWAY_CACHE": "off"}
     make = f"driver = Driver(Path({str(library)!r}))\n" if isinstance(library, Path) else ""
     command = [sys.executable, "-c", start + make + code]
     # The folder of the tests, and not that of the package's sources.
