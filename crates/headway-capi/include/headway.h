@@ -668,7 +668,7 @@ enum headway_status headway_program_open(const char *workload,
                                          struct headway_program **program);
 
 /*
- Closes a program; null is allowed.
+ Closes a program; null is allowed. In a forked child nothing is freed: its threads, and whoever held a lock, stayed in the parent.
 
  # Safety
  `program` is null or came from `headway_program_open` and is not used by any thread any more.
@@ -749,7 +749,7 @@ enum headway_status headway_urgent_copy(const struct headway_urgent *urgent,
                                         struct headway_urgent_result *result);
 
 /*
- Frees urgent copies and their memory; null is allowed. The program may be closed before.
+ Frees urgent copies and their memory; null is allowed. The program may be closed before. In a forked child nothing is freed.
 
  # Safety
  `urgent` is null or came from `headway_urgent_open` and is not used by any thread any more.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use headway::copy::Access;
 use headway::flow::FlowPlace;
+use headway::fork::{Home, at_home};
 use headway::run::{
     Backend, CallbackResult, Program, RunEvent, RunEvents, RunOptions, UrgentCopies, UrgentCopy, UrgentReport,
 };
@@ -122,6 +123,7 @@ pub struct ProgramEvent {
 
 /// A plan that is ready to run, or has run.
 pub struct OpenProgram {
+    home: Home,
     /// `None` from when it runs.
     program: Mutex<Option<Program>>,
     interrupt: Arc<AtomicBool>,
@@ -130,6 +132,7 @@ pub struct OpenProgram {
 
 /// Urgent copies of one name, with memory for one of them. One thread at a time uses it.
 pub struct UrgentHandle {
+    home: Home,
     copies: UrgentCopies,
     from: FlowPlace,
     to: FlowPlace,
@@ -205,21 +208,25 @@ pub unsafe extern "C" fn headway_program_open(
     guarded(|| {
         let interrupt = Arc::clone(&chosen.interrupt);
         let opened = Program::open(&workload::open(Path::new(&file))?, &chosen)?;
-        let opened = OpenProgram { program: Mutex::new(Some(opened)), interrupt, events: Mutex::default() };
+        let (opened, events) = (Mutex::new(Some(opened)), Mutex::default());
+        let opened = OpenProgram { home: Home::here(), program: opened, interrupt, events };
         // SAFETY: the caller's promise.
         unsafe { program.write(Box::into_raw(Box::new(opened))) };
         Ok(Status::Ok)
     })
 }
 
-/// Closes a program; null is allowed.
+/// Closes a program; null is allowed. In a forked child nothing is freed: its threads, and whoever held a lock, stayed in the parent.
 ///
 /// # Safety
 /// `program` is null or came from `headway_program_open` and is not used by any thread any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn headway_program_close(program: *mut OpenProgram) {
     // SAFETY: the caller's promise.
-    unsafe { release(program) };
+    if unsafe { program.as_ref() }.is_some_and(|of| of.home.is_here()) {
+        // SAFETY: the caller's promise.
+        unsafe { release(program) };
+    }
 }
 
 /// Has `give` fill the packets of a stream, one after the other, on a thread of the library's. It is asked some packets ahead and may wait for
@@ -297,6 +304,7 @@ pub unsafe extern "C" fn headway_program_event(
     // SAFETY: the caller's promise.
     let Some(of) = (unsafe { program.as_ref() }) else { return invalid("program is null") };
     guarded(|| {
+        at_home(of.home, PROGRAM)?;
         let mut events = lock(&of.events);
         if events.is_none() {
             *events = lock(&of.program).as_mut().map(|program| program.events(WAITING));
@@ -342,7 +350,7 @@ pub unsafe extern "C" fn headway_urgent_open(
         let copies = program.urgent(&name)?;
         let (from, to) = (copies.from_place(bytes)?, copies.to_place(bytes)?);
         // SAFETY: the caller's promise.
-        unsafe { urgent.write(Box::into_raw(Box::new(UrgentHandle { copies, from, to }))) };
+        unsafe { urgent.write(Box::into_raw(Box::new(UrgentHandle { home: of.home, copies, from, to }))) };
         Ok(())
     })
 }
@@ -364,6 +372,7 @@ pub unsafe extern "C" fn headway_urgent_memory(
     // SAFETY: the caller's promise.
     let Some(urgent) = (unsafe { urgent.as_ref() }) else { return invalid("urgent is null") };
     guarded(|| {
+        at_home(urgent.home, PROGRAM)?;
         for (place, address) in [(&urgent.from, from), (&urgent.to, to)] {
             let all = place.buffer.claim(0..place.buffer.len(), Access::Read).map_err(Failure::Device)?;
             // SAFETY: the caller's promise.
@@ -387,7 +396,7 @@ pub unsafe extern "C" fn headway_urgent_copy(
     result: *mut UrgentResult,
 ) -> Status {
     // SAFETY: the caller's promise.
-    let Some(UrgentHandle { copies, from, to }) = (unsafe { urgent.as_ref() }) else {
+    let Some(UrgentHandle { copies, from, to, .. }) = (unsafe { urgent.as_ref() }) else {
         return invalid("urgent is null");
     };
     guarded(|| {
@@ -402,14 +411,17 @@ pub unsafe extern "C" fn headway_urgent_copy(
     })
 }
 
-/// Frees urgent copies and their memory; null is allowed. The program may be closed before.
+/// Frees urgent copies and their memory; null is allowed. The program may be closed before. In a forked child nothing is freed.
 ///
 /// # Safety
 /// `urgent` is null or came from `headway_urgent_open` and is not used by any thread any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn headway_urgent_free(urgent: *mut UrgentHandle) {
     // SAFETY: the caller's promise.
-    unsafe { release(urgent) };
+    if unsafe { urgent.as_ref() }.is_some_and(|of| of.home.is_here()) {
+        // SAFETY: the caller's promise.
+        unsafe { release(urgent) };
+    }
 }
 
 /// Runs the plan, once, and returns when it is over and the sinks have what was delivered. Missed deadlines are no error: the result says so.
@@ -421,8 +433,9 @@ pub unsafe extern "C" fn headway_urgent_free(urgent: *mut UrgentHandle) {
 pub unsafe extern "C" fn headway_program_run(program: *const OpenProgram, result: *mut RunResult) -> Status {
     // SAFETY: the caller's promise.
     let Some(of) = (unsafe { program.as_ref() }) else { return invalid("program is null") };
-    let Some(program) = lock(&of.program).take() else { return invalid(HAS_RUN) };
     guarded(|| {
+        at_home(of.home, PROGRAM)?;
+        let Some(program) = lock(&of.program).take() else { return Ok(invalid(HAS_RUN)) };
         let summary = program.run(|_| ())?.summary;
         if !result.is_null() {
             let (verdict, packets) = (&summary.verdict, summary.totals.packets);
@@ -452,13 +465,18 @@ pub unsafe extern "C" fn headway_program_stop(program: *const OpenProgram) {
     }
 }
 
+/// In errors.
+const PROGRAM: &str = "the program";
 const HAS_RUN: &str = "the program runs or has run; open another one";
 
 impl OpenProgram {
     fn with(&self, body: impl FnOnce(&mut Program) -> Result<(), Error>) -> Status {
-        let mut program = lock(&self.program);
-        let Some(program) = program.as_mut() else { return invalid(HAS_RUN) };
-        guarded(|| body(program).map(|()| Status::Ok))
+        guarded(|| {
+            at_home(self.home, PROGRAM)?;
+            let mut program = lock(&self.program);
+            let Some(program) = program.as_mut() else { return Ok(invalid(HAS_RUN)) };
+            body(program).map(|()| Status::Ok)
+        })
     }
 }
 

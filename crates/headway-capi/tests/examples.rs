@@ -260,6 +260,101 @@ fn the_example_of_a_plan_gives_frames_takes_them_back_and_asks_for_an_urgent_cop
     }
 }
 
+/// Children fork before the plan runs and while it does, with a thread of the parent in a call. One that hangs is ended by its alarm.
+#[test]
+fn in_a_forked_child_every_call_of_a_program_returns_and_the_parent_goes_on() {
+    let Some(built) = &*BUILT else { return };
+    let folder = built.folder.path();
+    let source = folder.join("forked_program.c");
+    std::fs::write(folder.join("forked.toml"), CAMERA).unwrap();
+    std::fs::write(
+        &source,
+        r#"
+#include <headway.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static headway_program *program;
+static headway_urgent *urgent;
+static int begun[2], goes_on[2];
+static int give(const headway_source_packet *packet, void *to, size_t bytes, void *context) {
+    char byte = 0;
+    memset(to, 1, bytes);
+    return context && packet->packet == 1 && (write(begun[1], &byte, 1) != 1 || read(goes_on[0], &byte, 1) != 1);
+}
+static int take(const headway_sink_packet *packet, const void *from, size_t bytes, void *context) {
+    (void)packet, (void)from, (void)bytes, (void)context;
+    return 0;
+}
+static void *hear(void *context) {
+    headway_event event;
+    (void)context;
+    while (headway_program_event(program, UINT64_MAX, &event) == HEADWAY_STATUS_OK) {}
+    return NULL;
+}
+static void *run(void *context) {
+    headway_run_result result;
+    *(int *)context = headway_program_run(program, &result);
+    return NULL;
+}
+static int child(void) {
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(60);
+        headway_event event;
+        headway_run_result result;
+        headway_urgent *other = NULL;
+        void *from, *to;
+        printf("%d %d %d ", headway_program_run(program, &result), headway_program_event(program, UINT64_MAX, &event),
+               headway_urgent_copy(urgent, 64, UINT64_MAX, NULL));
+        printf("%d %d %d ", headway_program_source(program, "camera", give, NULL), headway_program_sink(program, "camera", take, NULL),
+               headway_urgent_open(program, "order", 64, &other));
+        printf("%d ", headway_urgent_memory(urgent, &from, &to));
+        printf("%s\n", headway_last_error());
+        headway_program_stop(program);
+        headway_urgent_free(urgent);
+        headway_program_close(program);
+        exit(0);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    return status;
+}
+int main(void) {
+    headway_run_options options;
+    headway_run_options_init(&options);
+    options.backend = HEADWAY_BACKEND_EMU, options.out = "forked";
+    if (pipe(begun) || pipe(goes_on) || headway_program_open("forked.toml", &options, &program) ||
+        headway_program_source(program, "camera", give, program) || headway_program_sink(program, "camera", take, NULL) ||
+        headway_program_event(program, 0, NULL) || headway_urgent_open(program, "order", 64, &urgent))
+        return 1;
+    int before = child(), ran = -1;
+    pthread_t runs, hears;
+    char byte = 0;
+    if (pthread_create(&runs, NULL, run, &ran) || pthread_create(&hears, NULL, hear, NULL) || read(begun[0], &byte, 1) != 1) return 1;
+    int during = child();
+    if (write(goes_on[1], &byte, 1) != 1 || pthread_join(runs, NULL) || pthread_join(hears, NULL)) return 1;
+    headway_urgent_free(urgent);
+    headway_program_close(program);
+    printf("%d %d %d\n", before, during, ran);
+    return 0;
+}
+"#,
+    )
+    .unwrap();
+    let mut program = example(built, "cc", "-std=c11", source.to_str().unwrap());
+    let text = run(program.current_dir(folder));
+    let lines: Vec<&str> = text.lines().collect();
+    for child in &lines[..2] {
+        assert!(child.starts_with("5 5 5 5 5 5 5 the program is not available: this process was forked"), "{text}");
+    }
+    assert_eq!(lines[2..], ["0 0 0"], "{text}");
+}
+
 #[test]
 fn a_plan_that_promises_nothing_a_failing_callback_and_wrong_arguments_are_errors_and_never_more() {
     let Some(built) = &*BUILT else { return };

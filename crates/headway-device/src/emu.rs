@@ -453,6 +453,18 @@ mod tests {
         Operation::Copy { from: claim(from, Access::Read), to: claim(to, Access::Write) }
     }
 
+    #[test]
+    fn queues_and_resident_copiers_of_the_parent_can_be_dropped_in_a_forked_child() {
+        let gpu = EmuGpu::open(EmuSpec::new("emu0"));
+        let options = ResidentOptions { piece: 4096, lease: HOUR, patience: HOUR };
+        let queue = gpu.queue(false).unwrap();
+        let resident = gpu.resident(ResidentShape::Hub, options).unwrap();
+        assert!(headway_os::fork::holds_in_a_child(|| {
+            drop((queue, resident));
+            true
+        }));
+    }
+
     /// What two copies of 64 bytes on two queues take together, if the second goes `inward`.
     fn two_queues(spec: EmuSpec, inward: bool) -> Nanos {
         let gpu = EmuGpu::open(spec);

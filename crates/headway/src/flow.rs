@@ -41,9 +41,8 @@ use headway_core::files::machine::Machine;
 use headway_core::models::transfer::Direction;
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{HostEnd, LentEnds};
+use headway_device::Buffer;
 use headway_device::gpu::{Caching, CpuReach};
-use headway_device::{Buffer, DeviceError};
-use headway_os::fork::Home;
 use headway_os::{clock, threads};
 use headway_runtime::copy::{At, Copier, CopyError, Promise, PromisedCopy, UNPROMISED_IN_FLIGHT};
 
@@ -58,8 +57,11 @@ pub use crate::error::FlowError;
 use headway_core::decisions::flows::{FlowBook, FlowJob, JobFacts, LIMITS, flow_engines};
 
 use crate::copy::{RawCopy, StreamCopier};
+use crate::fork::{Home, at_home};
 use crate::{Error, Failure};
 
+/// In errors.
+const FLOW: &str = "the flow";
 /// Between two looks whether the engine of a flow that joins or leaves has nothing promised to do.
 const LOOK: Duration = Duration::from_micros(200);
 /// So long before its release a held copy looks at nothing else any more.
@@ -164,22 +166,14 @@ struct BrokerFlow {
     name: String,
 }
 
-/// The answer to everything in a forked child.
-#[cold]
-fn forked() -> Error {
-    let reason = "this process was forked from the one that opened it".to_owned();
-    let remedy = "copy there, or start the process anew (`spawn` instead of `fork`)";
-    Failure::Device(DeviceError::Unavailable { what: "the flow".into(), reason, remedy: remedy.into() }).into()
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Inner {
-    /// An error in a forked child: it has none of the threads, and a lock that one of them had stays locked.
+    /// An error in a forked child.
     fn here(&self) -> Result<(), Error> {
-        if self.home.is_here() { Ok(()) } else { Err(forked()) }
+        at_home(self.home, FLOW)
     }
 
     fn book(&self) -> MutexGuard<'_, FlowBook> {
@@ -490,9 +484,7 @@ impl FlowTicket {
     /// # Errors
     /// Those of [`Flow::copy`]; and `ErrorKind::Device` when time is up, after which it can be waited for again.
     pub fn wait(&self, limit: Duration) -> Result<FlowReport, Error> {
-        if !self.home.is_here() {
-            return Err(forked());
-        }
+        at_home(self.home, FLOW)?;
         let result = lock(&self.outcome.result);
         let (mut result, _) = self
             .outcome

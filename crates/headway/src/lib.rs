@@ -49,6 +49,8 @@ pub mod cores;
 #[doc(hidden)]
 pub mod emulation;
 #[doc(hidden)]
+pub mod fork;
+#[doc(hidden)]
 pub mod gpus;
 #[doc(hidden)]
 pub mod guest;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use headway_core::units::Nanos;
+use headway_os::fork::Home;
 use headway_os::sched::{Classes, Role};
 use headway_os::{clock, sched, threads};
 
@@ -23,6 +24,7 @@ pub(super) struct EmuQueue {
     line: Arc<QueueShared>,
     outstanding: usize,
     thread: Option<JoinHandle<()>>,
+    home: Home,
 }
 
 #[derive(Default)]
@@ -44,7 +46,7 @@ struct State {
 impl EmuQueue {
     /// The caller has counted it in `gpu.queues`.
     pub(super) fn start(gpu: Arc<Shared>) -> Result<Self, DeviceError> {
-        let mut queue = Self { gpu, line: Arc::default(), outstanding: 0, thread: None };
+        let mut queue = Self { gpu, line: Arc::default(), outstanding: 0, thread: None, home: Home::here() };
         let (gpu, line) = (Arc::clone(&queue.gpu), Arc::clone(&queue.line));
         let thread = threads::spawn("headway-emu-queue", move || serve(&gpu, &line));
         queue.thread = Some(thread.map_err(|error| DeviceError::Unavailable {
@@ -99,6 +101,11 @@ impl Queue for EmuQueue {
 
 impl Drop for EmuQueue {
     fn drop(&mut self) {
+        if !self.home.is_here() {
+            // The thread, and whoever held the lock, stayed in the parent.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         lock(&self.line.state).stop = true;
         self.line.changed.notify_one();
         if let Some(thread) = self.thread.take() {

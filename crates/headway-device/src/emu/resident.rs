@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use headway_core::models::transfer::ResidentShape;
 use headway_core::units::Nanos;
+use headway_os::fork::Home;
 use headway_os::{clock, threads};
 
 use super::Shared;
@@ -30,6 +31,7 @@ pub(super) struct EmuResident {
     options: ResidentOptions,
     mail: Arc<Mail>,
     threads: Vec<JoinHandle<()>>,
+    home: Home,
     /// When the lease of the last launch ends.
     until: Nanos,
     stage: PinnedMemory,
@@ -74,7 +76,8 @@ impl EmuResident {
         stage: PinnedMemory,
     ) -> Result<Self, DeviceError> {
         let mail = Arc::new(Mail { state: Mutex::default(), changed: Condvar::new(), cancel: AtomicBool::new(false) });
-        let mut resident = Self { gpu, shape, options, mail, threads: Vec::new(), until: Nanos::ZERO, stage };
+        let mut resident =
+            Self { gpu, shape, options, mail, threads: Vec::new(), home: Home::here(), until: Nanos::ZERO, stage };
         resident.launch(None)?;
         Ok(resident)
     }
@@ -122,6 +125,11 @@ impl EmuResident {
 
     /// Has the units leave and waits for that.
     fn leave(&mut self) {
+        if !self.home.is_here() {
+            // The threads, and whoever held the lock, stayed in the parent.
+            std::mem::forget(std::mem::take(&mut self.threads));
+            return;
+        }
         self.mail.cancel.store(true, Ordering::Relaxed);
         lock(&self.mail.state).leave = true;
         self.mail.changed.notify_all();

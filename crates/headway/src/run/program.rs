@@ -32,6 +32,7 @@ use super::{
     publish, set_seed,
 };
 use crate::error::ProgramError;
+use crate::fork::{Home, at_home};
 use crate::{Error, Failure, emulation, logfile, modules, report};
 
 /// How long a callback may take, beyond when its packet is needed, unless somebody says otherwise.
@@ -130,6 +131,7 @@ pub struct Program {
     plan: Arc<Plan>,
     warnings: Vec<String>,
     bound: Bound,
+    home: Home,
 }
 
 impl Program {
@@ -161,7 +163,7 @@ impl Program {
             return Err(Failure::Options("`--time-only` reads nothing: leave out `--input`").into());
         }
         let (workload, plan) = (workload.clone(), Arc::new(plan));
-        Ok(Self { workload, options, chosen, plan, warnings, bound: Bound::default() })
+        Ok(Self { workload, options, chosen, plan, warnings, bound: Bound::default(), home: Home::here() })
     }
 
     /// What is going to run.
@@ -260,7 +262,8 @@ impl Program {
     /// # Errors
     /// [`Error`]; nothing is left behind then, but after `ErrorKind::Callback`, which names the callback, its packet and the folder of results.
     pub fn run(self, mut progress: impl FnMut(Progress)) -> Result<RunReport, Error> {
-        let Self { workload, options, mut chosen, plan, mut warnings, bound } = self;
+        at_home(self.home, "the program")?;
+        let Self { workload, options, mut chosen, plan, mut warnings, bound, home: _ } = self;
         let (options, source) = (&options, chosen.source);
         let place = options.place(&plan.workload.name, source);
         let outlet = Outlet::create(&place)?;

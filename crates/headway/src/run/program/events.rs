@@ -14,6 +14,7 @@ use headway_core::units::Nanos;
 use headway_runtime::program::Callbacks;
 
 use super::after;
+use crate::fork::Home;
 
 /// Something that happened in a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,8 +126,9 @@ impl fmt::Display for RunEventKind {
     }
 }
 
-/// The events of a run, in the order of time. They end with the run.
+/// The events of a run, in the order of time. They end with the run. In a forked child there are none.
 pub struct RunEvents {
+    home: Home,
     events: Receiver<RunEvent>,
     lost: Arc<AtomicU64>,
 }
@@ -135,7 +137,7 @@ impl RunEvents {
     /// The next event, within `limit`; `None` if none comes, or the run is over.
     #[must_use]
     pub fn wait(&self, limit: Duration) -> Option<RunEvent> {
-        self.events.recv_timeout(limit).ok()
+        self.home.is_here().then(|| self.events.recv_timeout(limit).ok())?
     }
 
     /// Events that nobody took in time, and that are lost.
@@ -150,7 +152,7 @@ impl Iterator for RunEvents {
 
     /// Waits for the next event; `None` when the run is over.
     fn next(&mut self) -> Option<RunEvent> {
-        self.events.recv().ok()
+        self.home.is_here().then(|| self.events.recv().ok())?
     }
 }
 
@@ -172,7 +174,7 @@ impl EventSender {
 pub(super) fn channel(waiting: usize) -> (EventSender, RunEvents) {
     let (sender, events) = mpsc::sync_channel(waiting.max(1));
     let lost = Arc::<AtomicU64>::default();
-    (EventSender { events: sender, lost: Arc::clone(&lost) }, RunEvents { events, lost })
+    (EventSender { events: sender, lost: Arc::clone(&lost) }, RunEvents { home: Home::here(), events, lost })
 }
 
 /// Cycles of a pipeline of which it is remembered what went wrong.

@@ -17,7 +17,11 @@ use headway_runtime::wall::{CopyEnds, RequestOutcome, Requests, UrgentRequest};
 
 use crate::error::ProgramError;
 use crate::flow::FlowPlace;
+use crate::fork::{Home, at_home};
 use crate::{Error, Failure};
+
+/// In errors.
+const URGENT: &str = "an urgent copy";
 
 /// Where a program asks for the urgent copies of one name. Clones ask the same run.
 #[derive(Clone)]
@@ -28,6 +32,7 @@ pub struct UrgentCopies {
     path: CopyPath,
     gpus: Vec<Arc<dyn Gpu>>,
     requests: Requests,
+    home: Home,
 }
 
 /// An urgent copy between places of a program.
@@ -64,6 +69,7 @@ pub struct UrgentReport {
 
 /// An urgent copy that was asked for. To drop it does not end the copy.
 pub struct UrgentTicket {
+    home: Home,
     name: String,
     asked: Nanos,
     deadline: Nanos,
@@ -81,7 +87,7 @@ impl UrgentCopies {
         let path = of.steps.first().and_then(|step| CopyPath::of(plan, step.operations.first()?));
         let path = path.filter(|path| path.last_device() < devices.len()).ok_or_else(simulated)?;
         let gpus = devices.iter().map(|device| Arc::clone(device.gpu())).collect();
-        Ok(Self { name: name.to_owned(), pipeline, urgent, path, gpus, requests: requests.clone() })
+        Ok(Self { name: name.to_owned(), pipeline, urgent, path, gpus, requests: requests.clone(), home: Home::here() })
     }
 
     /// New memory of `bytes` bytes where such copies begin.
@@ -113,6 +119,7 @@ impl UrgentCopies {
     /// # Errors
     /// `ErrorKind::Options` for a copy that is none of these, and while no run is under way.
     pub fn ask(&self, copy: UrgentCopy) -> Result<UrgentTicket, Error> {
+        at_home(self.home, URGENT)?;
         let UrgentCopy { from, to, bytes, deadline, otherwise } = copy;
         let name = || self.name.clone();
         if !self.is_at(&from, self.path.from) || !self.is_at(&to, self.path.to) {
@@ -138,7 +145,7 @@ impl UrgentCopies {
         };
         let asked = clock::now();
         let outcomes = self.requests.ask(request).map_err(|_| ProgramError::NoRun { name: name() })?;
-        Ok(UrgentTicket { name: name(), asked, deadline, outcomes })
+        Ok(UrgentTicket { home: self.home, name: name(), asked, deadline, outcomes })
     }
 
     /// Whether a place is on that GPU, or in the host's memory.
@@ -158,7 +165,8 @@ impl UrgentTicket {
     /// `ErrorKind::NotAccepted` if it was refused; `ErrorKind::Options` if the run did not take it; `ErrorKind::Device` when time is up or
     /// the run ended before.
     pub fn wait(self, limit: Duration) -> Result<UrgentReport, Error> {
-        let Self { name, asked, deadline, outcomes } = self;
+        let Self { home, name, asked, deadline, outcomes } = self;
+        at_home(home, URGENT)?;
         let until = Instant::now().checked_add(limit);
         let mut is_promised = false;
         loop {
