@@ -86,10 +86,11 @@ int main(int count, char **arguments)
     headway_status status = headway_program_run(program, &result);
     if (order)
         pthread_join(asks, NULL);
+    /* The next call that fails has another text, and the last call for an event does. */
+    check(status, "run");
     headway_event event;
     while (headway_program_event(program, 0, &event) == HEADWAY_STATUS_OK)
         printf("at %llu ns: %s\n", (unsigned long long)event.at_ns, event.text);
-    check(status, "run");
     printf("%llu frames, %llu came back, deadlines held: %u\n", (unsigned long long)result.packets, frames, result.held);
     headway_urgent_free(order);
     headway_program_close(program);
