@@ -383,19 +383,19 @@ typedef struct headway_urgent_result {
  */
 typedef struct headway_run_result {
   /*
-   Packets that arrived.
+   Packets that were delivered or lost. Of a run that ended early, those that were under way or still to come are not among them.
    */
   uint64_t packets;
   /*
-   Packets that were delivered after their deadline.
+   Of these, delivered after their deadline.
    */
   uint64_t missed;
   /*
-   Packets that were given up.
+   Of these, never delivered.
    */
   uint64_t lost;
   /*
-   1 = every packet was delivered in time.
+   1 = the run came to its end, and every deadline held, those of urgent copies and messages among them.
    */
   uint32_t held;
   /*

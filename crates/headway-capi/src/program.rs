@@ -87,13 +87,13 @@ pub struct SinkPacket {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RunResult {
-    /// Packets that arrived.
+    /// Packets that were delivered or lost. Of a run that ended early, those that were under way or still to come are not among them.
     pub packets: u64,
-    /// Packets that were delivered after their deadline.
+    /// Of these, delivered after their deadline.
     pub missed: u64,
-    /// Packets that were given up.
+    /// Of these, never delivered.
     pub lost: u64,
-    /// 1 = every packet was delivered in time.
+    /// 1 = the run came to its end, and every deadline held, those of urgent copies and messages among them.
     pub held: u32,
     /// 1 = the run ended early, as after `headway_program_stop`.
     pub incomplete: u32,
@@ -438,14 +438,13 @@ pub unsafe extern "C" fn headway_program_run(program: *const OpenProgram, result
         let Some(program) = lock(&of.program).take() else { return Ok(invalid(HAS_RUN)) };
         let summary = program.run(|_| ())?.summary;
         if !result.is_null() {
-            let (verdict, packets) = (&summary.verdict, summary.totals.packets);
-            let made = RunResult {
-                packets,
-                missed: verdict.misses,
-                lost: verdict.lost,
-                held: verdict.held.into(),
-                incomplete: summary.incomplete.is_some().into(),
-            };
+            let (held, incomplete) = (summary.verdict.held.into(), summary.incomplete.is_some().into());
+            let mut made = RunResult { packets: 0, missed: 0, lost: 0, held, incomplete };
+            for stream in &summary.streams {
+                made.packets += stream.delivered + stream.lost;
+                made.missed += stream.misses;
+                made.lost += stream.lost;
+            }
             // SAFETY: the caller's promise.
             unsafe { result.write(made) };
         }
