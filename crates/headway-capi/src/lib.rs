@@ -97,6 +97,10 @@ fn failed(error: &Error) -> Status {
         text = format!("{text}: {cause}");
         source = cause.source();
     }
+    // The text of a place in a file ends with the remedy.
+    if let Some(help) = error.help().filter(|_| error.place().is_none()) {
+        text = format!("{text}; {help}");
+    }
     remember(&text);
     let of_device = |error: &DeviceError| match error {
         DeviceError::Unavailable { .. } => Status::Unavailable,

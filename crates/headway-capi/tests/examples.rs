@@ -433,6 +433,48 @@ int main(void) {
 }
 
 #[test]
+fn errors_of_programs_name_the_thing_and_a_remedy() {
+    let Some(built) = &*BUILT else { return };
+    let folder = built.folder.path();
+    let source = folder.join("texts.c");
+    std::fs::write(folder.join("texts.toml"), CAMERA).unwrap();
+    std::fs::write(
+        &source,
+        r#"
+#include <headway.h>
+#include <stdio.h>
+static void tell(const char *file, uint32_t gpus, uint64_t duration_ns, const char *out) {
+    headway_program *program = NULL;
+    headway_run_options options;
+    headway_run_options_init(&options);
+    options.backend = HEADWAY_BACKEND_SIM, options.machine = "h200-x1", options.gpus = gpus, options.duration_ns = duration_ns, options.out = out;
+    headway_status status = headway_program_open(file, &options, &program);
+    if (status == HEADWAY_STATUS_OK) status = headway_program_run(program, NULL);
+    printf("%d %s\n", (int)status, headway_last_error());
+    headway_program_close(program);
+}
+int main(void) {
+    tell("texts.toml", 9, 0, "texts");
+    tell("texts.toml", 0, 1000000000000000000ull, "texts");
+    tell("texts.toml", 0, 0, "/proc/nope/x");
+    tell("nofile", 0, 0, "texts");
+    return 0;
+}
+"#,
+    )
+    .unwrap();
+    let mut program = example(built, "cc", "-std=c11", source.to_str().unwrap());
+    let text = run(program.current_dir(folder));
+    let said = [
+        "3 machine `h200-x1` has 1 GPU, not 9; choose 1 GPU (`--gpus`), or another machine (`--machine`)",
+        "3 random input for 1000000000 s of 1 stream would have 9309090909388800 bytes; choose a duration (`--duration`) for which it has between 1 and 1125899906842624, or give an input (`--input`)",
+        "3 cannot create output folder `/proc/nope/x`: No such file or directory (os error 2); nothing was kept; choose another folder for the results (`--out`)",
+        "3 cannot read `nofile`: No such file or directory (os error 2); check the path; it is taken from the current folder",
+    ];
+    assert_eq!(text.lines().collect::<Vec<_>>(), said);
+}
+
+#[test]
 fn a_missing_driver_is_an_error_with_its_remedy() {
     let Some(built) = &*BUILT else { return };
     let source = built.folder.path().join("missing.c");

@@ -205,7 +205,7 @@ pub enum Failure {
         suggestion: String,
     },
     /// Fewer GPUs than asked for.
-    #[error("machine `{machine}` has {available} GPUs, not {wanted}")]
+    #[error("machine `{machine}` has {available} GPU{}, not {wanted}", if *available == 1 { "" } else { "s" })]
     TooFewGpus {
         machine: String,
         /// GPUs asked for.
@@ -240,8 +240,9 @@ pub enum Failure {
     Input(#[from] InputError),
     /// A sample would be too large or empty.
     #[error(
-        "random input for {duration} of {streams} streams would have {bytes} bytes; choose a `--duration` for which it has \
-         between 1 and {max}, or process a file with `--input`"
+        "random input for {duration} of {streams} stream{} would have {bytes} bytes; choose a duration (`--duration`) for \
+         which it has between 1 and {max}, or give an input (`--input`)",
+        if *streams == 1 { "" } else { "s" }
     )]
     Sample {
         /// Length of the run.
@@ -256,7 +257,7 @@ pub enum Failure {
     /// The log of a run would take more memory than there is.
     #[error(
         "a run of {span} keeps about {records} records in memory, which take {needed}, and this computer has {available} left; \
-         choose a `--duration` of at most {longest}"
+         choose a duration (`--duration`) of at most {longest}"
     )]
     TooLong {
         /// Length of the run.
@@ -525,13 +526,14 @@ impl Diagnosis for Failure {
             Self::NoTurns { .. } => {
                 "measure the node (`headway measure`), and give its file with `--machine`; or leave out `--others`"
             }
-            Self::NotAccepted { .. } => "`headway plan` shows all servers and steps; `--force` runs nevertheless",
+            Self::NotAccepted { .. } => {
+                "`headway plan` shows all servers and steps; a run that is forced (`--force`) begins nevertheless"
+            }
             Self::Guest(error) => return Some(error.help().to_owned()),
             Self::Workload(error) => return error.help().map(str::to_owned),
             Self::TooFewGpus { available, .. } => {
-                return Some(format!(
-                    "choose from 1 to {available} with `--gpus`, or another machine with `--machine`"
-                ));
+                let number = if *available == 1 { "1 GPU".to_owned() } else { format!("from 1 to {available} GPUs") };
+                return Some(format!("choose {number} (`--gpus`), or another machine (`--machine`)"));
             }
             Self::NoRun { runs, .. } => return Some(one_of(runs)),
             Self::CutLog { .. } => {
@@ -539,7 +541,8 @@ impl Diagnosis for Failure {
                  a run with a larger `--log-max` keeps more"
             }
             Self::Backend { backend: "cuda", .. } => {
-                "`headway doctor` says what is missing; `--backend sim` and `--backend emu` need no GPU, where `--help` lists them"
+                "`headway doctor` says what is missing; the backends `sim` and `emu` need no GPU (`--backend sim`, `--backend emu`), where \
+                 `--help` lists them"
             }
             Self::Output(
                 OutputError::Create { source, .. }
@@ -547,13 +550,13 @@ impl Diagnosis for Failure {
                 | OutputError::Publish { source, .. },
             ) => match source.kind() {
                 io::ErrorKind::StorageFull | io::ErrorKind::FileTooLarge | io::ErrorKind::QuotaExceeded => {
-                    "nothing was kept; free space, or choose a folder on another disk with `--out`"
+                    "nothing was kept; free space, or choose a folder for the results (`--out`) on another disk"
                 }
-                _ => "nothing was kept; choose another folder with `--out`",
+                _ => "nothing was kept; choose another folder for the results (`--out`)",
             },
             Self::Run(error) if is_out_of_memory(error) => {
                 "every stream holds blocks of all cycles under way: take fewer streams, smaller packets or shorter deadlines; \
-                 an emulated GPU has 1 GiB, and `--backend sim` needs no memory of GPUs"
+                 an emulated GPU has 1 GiB, and a simulation (`--backend sim`) needs no memory of GPUs"
             }
             Self::Metrics { .. } => "choose another port or path with `--metrics`, or end who listens there",
             Self::NotAlone => {

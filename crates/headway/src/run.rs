@@ -487,10 +487,13 @@ fn sharded_of(plan: &Plan) -> Option<&Sharded> {
 /// Packets of a stream without input that arrive in `duration`.
 fn packets(stream: &PlannedStream, duration: Nanos, options: &RunOptions) -> Result<u64, Error> {
     if options.input.is_some() {
-        return Err(Failure::Options("the images of a wafer are synthetic: leave out `--input`").into());
+        return Err(Failure::Options("the images of a wafer are synthetic: leave the input (`--input`) out").into());
     }
     match duration.0 / stream.period.0 {
-        0 => Err(Failure::Options("no generation of images arrives in that time; choose a longer `--duration`").into()),
+        0 => Err(Failure::Options(
+            "no generation of images arrives in that time; choose a longer duration (`--duration`)",
+        )
+        .into()),
         packets => Ok(packets),
     }
 }
@@ -662,7 +665,9 @@ fn intake(
         let (at, stream) = (number as usize, &plan.streams[number as usize]);
         let bytes = bytes_within(stream, duration);
         if bytes == 0 {
-            return Err(Failure::Options("no packet arrives in that time; choose a longer `--duration`").into());
+            return Err(
+                Failure::Options("no packet arrives in that time; choose a longer duration (`--duration`)").into()
+            );
         }
         let source = ProgramSource::new(plan, number, bytes / stream.packet.0, give, callbacks)?;
         intake.give(at, source, bytes, granules[at]);
@@ -685,7 +690,7 @@ fn read(
 ) -> Result<(Intake, Vec<u64>), Error> {
     if streams.is_empty() {
         return match options.input {
-            Some(_) => Err(Failure::Options("the workload has no streams that could read `--input`").into()),
+            Some(_) => Err(Failure::Options("the workload has no streams that could read an input (`--input`)").into()),
             None => Ok((Intake::default(), Vec::new())),
         };
     }
