@@ -1,4 +1,4 @@
-/* Runs the plan of a workload with the program's own frames: cc -std=c11 plan.c $(pkg-config --cflags --libs headway)
+/* Runs the plan of a workload with the program's own frames: cc -std=c11 -D_GNU_SOURCE -pthread plan.c $(pkg-config --cflags --libs headway)
  *
  *     ./a.out camera.toml
  *

@@ -305,7 +305,7 @@ typedef struct headway_source_packet {
 } headway_source_packet;
 
 /*
- Fills `bytes` bytes from `to` on. What is not 0 ends the run.
+ Fills `bytes` bytes from `to` on. What is not 0 ends the run. It must return: no `longjmp` out of it, no `pthread_exit`, no C++ exception.
  */
 typedef int (*headway_source_function)(const struct headway_source_packet *packet,
                                        void *to,
@@ -339,7 +339,7 @@ typedef struct headway_sink_packet {
 } headway_sink_packet;
 
 /*
- Gets `bytes` bytes from `from` on, which live as long as the call. What is not 0 ends the run.
+ Gets `bytes` bytes from `from` on, which live as long as the call. What is not 0 ends the run. It must return, as a source must.
  */
 typedef int (*headway_sink_function)(const struct headway_sink_packet *packet,
                                      const void *from,
@@ -507,7 +507,7 @@ enum headway_status headway_ticket_wait(const struct headway_ticket *ticket,
                                         uint64_t timeout_ns);
 
 /*
- Calls `then` once, on a thread of the library's, when the copy has ended. It must return soon and may call nothing of this library but
+ Calls `then` once, on a thread of the library's, when the copy has ended. It must return soon (no `longjmp` out of it, no `pthread_exit`), and may call nothing of this library but
  `headway_last_error`. The ticket may be freed before.
 
  # Safety

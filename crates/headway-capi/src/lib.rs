@@ -401,7 +401,7 @@ impl Context {
     }
 }
 
-/// Calls `then` once, on a thread of the library's, when the copy has ended. It must return soon and may call nothing of this library but
+/// Calls `then` once, on a thread of the library's, when the copy has ended. It must return soon (no `longjmp` out of it, no `pthread_exit`), and may call nothing of this library but
 /// `headway_last_error`. The ticket may be freed before.
 ///
 /// # Safety

@@ -138,12 +138,12 @@ pub struct UrgentHandle {
     to: FlowPlace,
 }
 
-/// Fills `bytes` bytes from `to` on. What is not 0 ends the run.
+/// Fills `bytes` bytes from `to` on. What is not 0 ends the run. It must return: no `longjmp` out of it, no `pthread_exit`, no C++ exception.
 pub type SourceFunction = Option<
     unsafe extern "C" fn(packet: *const SourcePacket, to: *mut c_void, bytes: usize, context: *mut c_void) -> c_int,
 >;
 
-/// Gets `bytes` bytes from `from` on, which live as long as the call. What is not 0 ends the run.
+/// Gets `bytes` bytes from `from` on, which live as long as the call. What is not 0 ends the run. It must return, as a source must.
 pub type SinkFunction = Option<
     unsafe extern "C" fn(packet: *const SinkPacket, from: *const c_void, bytes: usize, context: *mut c_void) -> c_int,
 >;
