@@ -101,6 +101,7 @@ fn test(sanitizer: Sanitizer, suite: &Suite) -> anyhow::Result<bool> {
         command.arg("-Zbuild-std");
         command.args(["--", "--skip", LOOM_TESTS]);
     }
+    let suppressions = root.join("crates/headway-fuzz/tests/thread.supp");
     command
         .env("RUSTC_BOOTSTRAP", "1")
         .env("RUSTFLAGS", flags)
@@ -108,7 +109,7 @@ fn test(sanitizer: Sanitizer, suite: &Suite) -> anyhow::Result<bool> {
         // What a process has not freed or joined when it ends is no error of its. The borders do not limit memory where these are set.
         .env("ASAN_OPTIONS", "detect_leaks=0")
         // Tests that fork start threads in the child, which has none of the parent's.
-        .env("TSAN_OPTIONS", "report_thread_leaks=0:die_after_fork=0")
+        .env("TSAN_OPTIONS", format!("report_thread_leaks=0:die_after_fork=0:suppressions={}", suppressions.display()))
         // Of the borders.
         .env("HEADWAY_MUTATIONS", "200");
     Ok(command.status().context("start cargo")?.success())
