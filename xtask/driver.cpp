@@ -78,6 +78,7 @@ namespace preload {
 struct Plane;
 struct Space;
 struct Attributes;
+struct LaunchConfig;
 }
 template <> struct twin<cuda::AllocationProperties> { using type = CUmemAllocationProp; };
 template <> struct twin<cuda::AccessDescription> { using type = CUmemAccessDesc; };
@@ -89,6 +90,7 @@ template <> struct twin<cuda::CopyAttributes> { using type = CUmemcpyAttributes;
 template <> struct twin<preload::Plane> { using type = CUDA_MEMCPY2D; };
 template <> struct twin<preload::Space> { using type = CUDA_MEMCPY3D; };
 template <> struct twin<preload::Attributes> { using type = CUmemcpyAttributes; };
+template <> struct twin<preload::LaunchConfig> { using type = CUlaunchConfig; };
 
 #include "declared.h"
 
@@ -134,6 +136,13 @@ FIELD(cuda::CopyAttributes, source_order, srcAccessOrder)
 FIELD(cuda::CopyAttributes, source_location, srcLocHint)
 FIELD(cuda::CopyAttributes, destination_location, dstLocHint)
 FIELD(cuda::CopyAttributes, flags, flags)
+SIZE(preload::LaunchConfig)
+FIELD(preload::LaunchConfig, grid, gridDimX)
+FIELD(preload::LaunchConfig, block, blockDimX)
+FIELD(preload::LaunchConfig, shared_bytes, sharedMemBytes)
+FIELD(preload::LaunchConfig, stream, hStream)
+FIELD(preload::LaunchConfig, attributes, attrs)
+FIELD(preload::LaunchConfig, attribute_count, numAttrs)
 SIZE(preload::Plane)
 FIELD(preload::Plane, from.x, srcXInBytes)
 FIELD(preload::Plane, from.y, srcY)

@@ -69,11 +69,15 @@ fn forget_device(device: c_int) {
     launches::forget_device(device);
 }
 
-/// The beginning of a launch's description (`CUlaunchConfig`).
+/// A launch (`CUlaunchConfig`).
 #[repr(C)]
 pub(crate) struct LaunchConfig {
-    _grid_blocks_and_shared: [c_uint; 7],
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared_bytes: c_uint,
     stream: Stream,
+    attributes: *mut c_void,
+    attribute_count: c_uint,
 }
 
 const fn text(ends_in_zero: &str) -> &CStr {
