@@ -1,19 +1,24 @@
 """Swaps two models: one leaves the GPU and the other comes in, as a server does that has more models than memory.
 
-    python bench/demos/swap_models.py [--gib 8] [--rounds 5] [--quick] [--json FILE]
+    python bench/demos/swap_models.py [--gib 8] [--rounds 5] [--beside] [--quick] [--json FILE]
 
 The program calls `a.to("cpu")` and `b.to("cuda")`. It runs plain and under `headway exec`; the case `headway` calls `headway.torch.move_out` and
-`move_in` instead. The value is the median of a swap, and all bytes are compared at the end.
+`move_in` instead. The value is the median of a swap, and all bytes are compared at the end. `--beside` has a third model give tokens meanwhile, in
+another thread, and says what a token took before the swaps and during them.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import threading
 import time
 from typing import Any
 
-from demo import Case, Cpus, Demo, synchronize
+from demo import Case, Cpus, Demo, percentile, synchronize
+
+# How long tokens are given before the swaps.
+QUIET_S = 2.0
 
 
 def model(gib: float, seed: int, device: str) -> Any:
@@ -39,6 +44,36 @@ def is_whole(made: Any, seed: int) -> bool:
         if not torch.equal(words[:, 0], places) or not bool((words[:, 1:] == seed * 1000 + number).all()):
             return False
     return True
+
+
+class Tokens:
+    """A model that gives one token after the other, on a stream and a thread of its own."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self._device, self._stream = device, torch.cuda.Stream(device)
+        self._weights = [torch.randn(1024, 1024, device=device, dtype=torch.bfloat16) for _ in range(2)]
+        self._is_over = False
+        self.times_us: list[float] = []
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Tokens:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_given: object) -> None:
+        self._is_over = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        import torch
+
+        with torch.cuda.stream(self._stream):
+            while not self._is_over:
+                begun = time.perf_counter()
+                (self._weights[0] @ self._weights[1]).argmax().item()
+                self.times_us.append((time.perf_counter() - begun) * 1e6)
 
 
 def work(args: argparse.Namespace, case: str) -> dict[str, Any]:
@@ -68,26 +103,49 @@ def work(args: argparse.Namespace, case: str) -> dict[str, Any]:
     out(a), into(b), out(b), into(a)
     synchronize(device)
     times: list[float] = []
-    with Cpus() as cpus:
+
+    def swap() -> None:
+        nonlocal a, b
         for _ in range(rounds):
             begun = time.perf_counter()
             out(a)
             into(b)
-            synchronize(device)
+            # A device's other streams need not be idle.
+            if device.startswith("cuda"):
+                torch.cuda.current_stream(device).synchronize()
             times.append(time.perf_counter() - begun)
             a, b = b, a
+
+    more: dict[str, Any] = {}
+    if args.beside:
+        with Tokens(device) as tokens:
+            time.sleep(QUIET_S)
+            quiet = len(tokens.times_us)
+            with Cpus() as cpus:
+                swap()
+            during = tokens.times_us[quiet:]
+        # The first ones begin slowly.
+        idle = tokens.times_us[quiet // 2 : quiet]
+        for name, taken in (("idle", idle), ("during", during)):
+            more[f"tokens {name}"] = len(taken)
+            for part, of in ((0.5, "median"), (0.99, "p99")):
+                more[f"{name} {of} us"] = round(percentile(taken, part), 1)
+    else:
+        with Cpus() as cpus:
+            swap()
     into(b)
     synchronize(device)
     equal = is_whole(a, 1 + rounds % 2) and is_whole(b, 2 - rounds % 2)
     nbytes = sum(parameter.nbytes for parameter in a.parameters())
     median = statistics.median(times)
-    more = {"GB out and in": round(2 * nbytes / 1e9, 2), "GB/s": round(2 * nbytes / median / 1e9, 1)}
+    more |= {"GB out and in": round(2 * nbytes / 1e9, 2), "GB/s": round(2 * nbytes / median / 1e9, 1)}
     return {"value": median, "cpus": cpus.value, "equal": equal, "n": rounds, "more": more, "torch": torch.__version__}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gib", type=float, default=8.0, help="of each model")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--beside", action="store_true", help="give tokens of a third model meanwhile")
 
 
 if __name__ == "__main__":
