@@ -6,9 +6,12 @@ import atexit
 import json
 import logging
 import math
+import operator
 import os
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from headway import _native
 from headway._errors import OptionError
@@ -157,7 +160,7 @@ def _method(row: dict[str, Any]) -> CopyMethod:
     return CopyMethod(row["method"], row["via"], row["median"], row["p99"], row["verdict"], price)
 
 
-def pinned_empty(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, gpu: int | None = None) -> numpy.ndarray[Any, Any]:
+def pinned_empty(shape: SupportsIndex | Iterable[SupportsIndex], dtype: DTypeLike = float, *, gpu: int | None = None) -> numpy.ndarray[Any, Any]:
     """A NumPy array in page-locked memory, zeroed: copies of it to and from GPUs need no threads, and go at the speed of the link.
 
     The memory is given back when the array and all views of it are gone; it is used again for the next such array before more is locked.
@@ -170,7 +173,7 @@ def pinned_empty(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, gpu:
         gpu: The driver's number; `None` = the GPU that was used first.
 
     Raises:
-        OptionError: The type has objects, or a size is below zero.
+        OptionError: The type has objects, the shape is none, or no memory has so many bytes.
         GpuError: There is no driver, or no GPU.
         CopyError: So much memory cannot be locked.
         ModuleNotFoundError: NumPy is not installed.
@@ -180,13 +183,33 @@ def pinned_empty(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, gpu:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("NumPy is not installed, and `pinned_empty` makes its arrays; `pip install numpy`", name="numpy") from error
     kind = numpy.dtype(dtype)
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    sizes = _sizes(shape)
     if kind.hasobject:
         raise OptionError(f"`dtype={kind}` has objects of Python, which no GPU reads; give a type of numbers")
-    if any(size < 0 for size in sizes):
-        raise OptionError(f"`shape={sizes}` has a size below zero")
+    _check_gpu(gpu)
     count = math.prod(sizes)
+    if max(count * kind.itemsize, *sizes, 0) > sys.maxsize:
+        raise OptionError(f"`shape={shape!r}` of `{kind}` has more bytes than any memory; give a smaller shape")
     if count * kind.itemsize == 0:
         return numpy.empty(sizes, kind)
     memory = _native.PinnedMemory(count * kind.itemsize, gpu)
     return numpy.asarray(memory).view(kind).reshape(sizes)
+
+
+def _check_gpu(gpu: object) -> None:
+    if gpu is not None and not (isinstance(gpu, int) and 0 <= gpu < 1 << 31):
+        raise OptionError(f"`gpu={gpu!r}` is no number of a GPU; they count from 0")
+
+
+def _sizes(shape: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
+    """The shape as NumPy takes it: one whole number of any kind, or several."""
+    try:
+        if isinstance(shape, Iterable) and not isinstance(shape, str | bytes):
+            sizes = tuple(operator.index(size) for size in shape)
+        else:
+            sizes = (operator.index(cast("SupportsIndex", shape)),)
+    except TypeError as error:
+        raise OptionError(f"`shape={shape!r}` is no whole number and not several; write a shape such as `4` or `(2, 3)`") from error
+    if any(size < 0 for size in sizes):
+        raise OptionError(f"`shape={shape!r}` has a size below zero; sizes are 0 or more")
+    return sizes

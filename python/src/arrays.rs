@@ -103,6 +103,18 @@ impl Element {
     }
 }
 
+/// Whether a format of the buffer protocol has an object of Python, also inside a structure. Between colons it has the names of fields.
+fn has_objects(format: &str) -> bool {
+    format.split(':').step_by(2).any(|types| types.contains('O'))
+}
+
+/// The same of an array with NumPy's interface.
+fn is_of_objects(array: &Bound<'_, PyAny>, typestr: &str) -> PyResult<bool> {
+    let dtype = array.getattr_opt("dtype")?;
+    let asked = dtype.map(|dtype| dtype.getattr_opt("hasobject")).transpose()?.flatten();
+    Ok(typestr.as_bytes().get(1) == Some(&b'O') || asked.map(|asked| asked.is_truthy()).transpose()?.unwrap_or(false))
+}
+
 fn is_native(order: u8, bytes: usize) -> bool {
     let other = if cfg!(target_endian = "little") { [b'>', b'!'] } else { [b'<', b'<'] };
     bytes < 2 || !other.contains(&order)
@@ -149,6 +161,8 @@ struct Said<'a> {
     stride_unit: usize,
     place: Place,
     is_read_only: bool,
+    /// Elements are addresses of Python's objects, or have such.
+    has_objects: bool,
     stream: Option<usize>,
     role: Role,
     py: Python<'a>,
@@ -258,6 +272,7 @@ impl Array {
             stride_unit: 1,
             place: Place::Host,
             is_read_only: buffer.is_read_only(),
+            has_objects: has_objects(buffer.format()),
             stream: None,
             role,
             py,
@@ -294,6 +309,7 @@ impl Array {
             stride_unit: 1,
             place,
             is_read_only,
+            has_objects: is_of_objects(object, &text)?,
             stream,
             role,
             py,
@@ -351,6 +367,7 @@ impl<'a> Said<'a> {
             stride_unit: element.map_or(1, |element| element.bytes),
             place: place(py, tensor.device, role)?,
             is_read_only,
+            has_objects: false,
             stream: None,
             role,
             py,
@@ -370,6 +387,16 @@ impl<'a> Said<'a> {
             };
             array_error(self.py, facts)
         };
+        if self.has_objects {
+            let text = format!(
+                "`{word}` has objects of Python, of which a copy would move the addresses alone: {}",
+                self.element_text
+            );
+            return Err(refused(
+                text,
+                Some("convert it to a type of numbers: `array.astype(float)`, or a structure without objects"),
+            ));
+        }
         let Some(element) = self.element else {
             let text = format!("elements of `{word}` cannot be copied: {}", self.element_text);
             return Err(refused(text, Some("elements are whole bytes in this computer's byte order")));

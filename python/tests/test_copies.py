@@ -8,6 +8,7 @@ import ctypes
 import gc
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import headway as hw
 import numpy as np
@@ -497,6 +498,41 @@ def test_pinned_arrays_are_given_back_with_their_last_view(driver: Driver) -> No
         hw.pinned_empty((3, -1))
     with pytest.raises(hw.HeadwayError):
         hw.pinned_empty(1 << 62, np.uint8)
+    for shape in (np.int64(4), [4], np.array([2, 2]), (np.int32(2), 2), ()):
+        assert hw.pinned_empty(shape, "u1").shape == np.empty(shape, "u1").shape
+    wrong: list[Any] = [-1, 1 << 64, (0, 1 << 64), (1 << 32, 1 << 32), 1.5, "1", "", b"1", None, (2, None), (2, "1")]
+    for shape in wrong:
+        with pytest.raises(hw.OptionError, match=re.escape(f"`shape={shape!r}`")):
+            hw.pinned_empty(shape)
+    bad: list[Any] = [-1, 1 << 64, "0"]
+    for gpu in bad:
+        with pytest.raises(hw.OptionError, match=f"`gpu={gpu!r}`"):
+            hw.pinned_empty(4, gpu=gpu)
+
+
+def test_objects_of_python_are_never_copied(driver: Driver) -> None:
+    nested = np.dtype([("time", "M8[s]"), ("inner", [("O", "i4"), ("what", "O", (2,))])])
+    plain = np.dtype([("O", "i4"), ("of", "i4")])
+    arrays: list[Any] = [
+        np.array([1, "two", None], object),
+        np.zeros(3, [("number", "i8"), ("what", "O")]),
+        np.zeros(3, nested),
+        np.zeros(3, [("O", "i4"), ("inner", [("number", "i4"), ("what", "O")])]),
+        memoryview(cast("Any", np.array([1, 2, 3], object))),
+        (ctypes.py_object * 3)(*cast("Any", (1, 2, 3))),
+    ]
+    for array_of_objects in arrays:
+        gpu = Array(driver, (3,), np.uint64)
+        for dst, src, word in [(gpu, array_of_objects, "src"), (array_of_objects, gpu, "dst")]:
+            with pytest.raises(hw.ArrayError, match=f"`{word}` has objects of Python") as refused:
+                hw.copy(dst, src)
+            assert refused.value.argument == word and refused.value.help
+            with pytest.raises(hw.ArrayError, match="objects of Python"):
+                hw.explain(dst, src)
+    numbers = np.array([(1, 2), (3, 4)], plain)
+    gpu = Array(driver, (2,), np.uint64)
+    hw.copy(gpu, numbers)
+    assert gpu.content().tobytes() == numbers.tobytes()
 
 
 def test_an_explanation_says_what_the_copy_will_do(driver: Driver) -> None:
