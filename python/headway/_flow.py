@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+import unicodedata
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from headway import _native
 from headway._errors import OptionError
@@ -17,6 +18,10 @@ from headway._units import Size, Time, nanoseconds, nbytes
 
 if TYPE_CHECKING:
     from headway._machine import Machine
+
+_NAP_MIN_S = 0.0002
+_NAP_MAX_S = 0.005
+"""Between two looks of an event loop at a copy that it waits for."""
 
 atexit.register(_native.finish_flows)
 
@@ -42,15 +47,58 @@ class FlowContract:
     gpu: int = 0
 
 
+_NAME_MAX = 255
+
+
+def checked(contract: object) -> FlowContract:
+    """The contract in ns and bytes.
+
+    Raises:
+        OptionError: It cannot be asked for. The text names the field.
+    """
+    if not isinstance(contract, FlowContract):
+        raise OptionError(f"`{contract!r}` is no contract; give a `headway.FlowContract`")
+    name, direction, gpu = contract.name, contract.direction, contract.gpu
+    _check_name(name)
+    if direction not in ("in", "out"):
+        raise OptionError(f'`direction={direction!r}` of `{name}` is neither "in" nor "out"')
+    if type(gpu) is not int or not 0 <= gpu < 1 << 32:
+        raise OptionError(f"`gpu={gpu!r}` of `{name}` is no number of a GPU; they count from 0")
+    values: dict[str, int] = {}
+    for field, value, count in (
+        ("size", contract.size, nbytes),
+        ("period", contract.period, nanoseconds),
+        ("deadline", contract.deadline, nanoseconds),
+    ):
+        try:
+            values[field] = count(value)
+        except OptionError as error:
+            raise OptionError(f"`{field}` of `{name}`: {error.message}", help=error.help) from error
+    return replace(contract, size=values["size"], period=values["period"], deadline=values["deadline"])
+
+
+def _check_name(name: object) -> None:
+    if type(name) is not str:
+        raise OptionError(f"`name={name!r}` of a flow is no text")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise OptionError(f"`name={name!r}` of a flow is no text that UTF-8 has; leave out what is half of a character") from error
+    if not 1 <= size <= _NAME_MAX or any(unicodedata.category(character) == "Cc" for character in name):
+        raise OptionError(f"`name={name!r}` of a flow has {size} bytes; give one of 1 to {_NAME_MAX} bytes without control characters")
+
+
 class _NativeContract:
-    def __init__(self, of: FlowContract) -> None:
-        self.name, self.direction, self.gpu = of.name, of.direction, of.gpu
-        self.nbytes = nbytes(of.size)
-        self.period_ns, self.deadline_ns = nanoseconds(of.period), nanoseconds(of.deadline)
+    def __init__(self, of: object) -> None:
+        exact = checked(of)
+        self.name, self.direction, self.gpu = exact.name, exact.direction, exact.gpu
+        self.nbytes, self.period_ns, self.deadline_ns = exact.size, exact.period, exact.deadline
 
 
-def bounds(machine: Machine, contracts: Sequence[FlowContract]) -> list[int]:
-    native = [_NativeContract(contract) for contract in contracts]
+def bounds(machine: Machine, contracts: object) -> list[int]:
+    if isinstance(contracts, FlowContract) or not isinstance(contracts, Iterable):
+        raise OptionError(f"`contracts={contracts!r}` is not several contracts; give a list of them")
+    native = [_NativeContract(contract) for contract in cast("Iterable[object]", contracts)]
     return _native.flow_bounds(machine._native, native)  # pyright: ignore
 
 
@@ -79,7 +127,16 @@ class FlowTicket:
         return self._native.wait(timeout)
 
     def __await__(self) -> Generator[object, None, FlowReport]:
-        return asyncio.to_thread(self.wait, None).__await__()
+        return self._ended().__await__()
+
+    async def _ended(self) -> FlowReport:
+        # The thread that makes the copies of a flow calls nobody: it would wait for the interpreter's lock while the next copy is due. No
+        # thread waits here either, so that whoever gives up leaves nothing behind.
+        nap_s = _NAP_MIN_S
+        while not self.done:
+            await asyncio.sleep(nap_s)
+            nap_s = min(2 * nap_s, _NAP_MAX_S)
+        return self.wait()
 
     def __repr__(self) -> str:
         return f"<headway.FlowTicket {'done' if self.done else 'under way'}>"
@@ -168,6 +225,7 @@ def open_flow(
             raise OptionError(f"the contract of flow `{flow.name}` says period and deadline; do not give them again")
         promised, name, period, deadline = _NativeContract(flow), flow.name, flow.period, flow.deadline
     else:
+        _check_name(flow)
         promised, name = None, flow
         if period is None or deadline is None:
             raise OptionError(f"flow `{name}` needs a period and a deadline, or a `FlowContract` in place of its name")

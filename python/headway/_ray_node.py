@@ -15,9 +15,9 @@ from typing import Any
 
 from headway._errors import HeadwayError, MachineError, OptionError
 from headway._flow import FlowContract
+from headway._flow import checked as checked_contract
 from headway._machine import Machine, machine
 from headway._preload import preload_env
-from headway._units import nanoseconds, nbytes
 
 MACHINE = "HEADWAY_MACHINE"
 """The variable that says what a node's copies cost: a machine file's absolute path, or a shipped machine's name."""
@@ -166,9 +166,10 @@ class NodeBook:
         held = [each for each in self.reserved() if each.ask.id != ask.id]
         free = self.gpus - sum(each.ask.gpus for each in held)
         if ask.gpus > self.gpus:
-            raise NodeRefusal(f"it has {_gpus(self.gpus)} with figures in its machine file, not {ask.gpus}")
+            raise NodeRefusal(f"it has {gpus_text(self.gpus)} with figures in its machine file, not {ask.gpus}")
         if ask.gpus > free:
-            raise NodeRefusal(f"{free} of its {_gpus(self.gpus)} are free of contracts; {'; '.join(map(self._told, held))}")
+            holders = "; ".join(map(self._told, held))
+            raise NodeRefusal(f"{free} of its {gpus_text(self.gpus)} are free of contracts, and the actor needs {ask.gpus}; {holders}")
         longest = [0] * len(ask.contracts)
         for first in range(self._machine.gpus):
             there = [replace(each, gpu=(first + each.gpu) % self._machine.gpus) for each in ask.contracts]
@@ -265,7 +266,7 @@ def _read(record: Path) -> bytes:
         return file.read()
 
 
-def _gpus(number: int) -> str:
+def gpus_text(number: int) -> str:
     return f"{number} GPU{'' if number == 1 else 's'}"
 
 
@@ -345,25 +346,12 @@ class NodeActor:
 
 
 def checked(contract: object, gpus: int) -> FlowContract:
-    """The contract in ns and bytes.
+    """The contract in ns and bytes, for an actor with so many GPUs.
 
     Raises:
         OptionError: It cannot be asked for.
     """
-    if not isinstance(contract, FlowContract):
-        raise OptionError(f"{contract!r} is no contract; give a `headway.FlowContract`")
-    # A node would fail by them, where their types were not checked before.
-    if type(contract.name) is not str:
-        raise OptionError(f"the name of a flow is a text, not {contract.name!r}")
-    if type(contract.gpu) is not int:
-        raise OptionError(f"`gpu={contract.gpu!r}` of `{contract.name}` is no whole number")
-    if contract.direction not in ("in", "out"):
-        raise OptionError(f'`direction="{contract.direction}"` of `{contract.name}` is neither "in" nor "out"')
-    if not 0 <= contract.gpu < gpus:
-        raise OptionError(f"`{contract.name}` is for GPU {contract.gpu} of an actor that has {_gpus(gpus)}, counted from 0")
-    return replace(
-        contract,
-        size=nbytes(contract.size),
-        period=nanoseconds(contract.period),
-        deadline=nanoseconds(contract.deadline),
-    )
+    exact = checked_contract(contract)
+    if exact.gpu >= gpus:
+        raise OptionError(f"`{exact.name}` is for GPU {exact.gpu} of an actor that has {gpus_text(gpus)}, counted from 0")
+    return exact

@@ -62,7 +62,7 @@ def find(candidates: Iterable[Candidate], ask: Ask, nodes: Nodes) -> tuple[str, 
                 f"it has no label `{GPUS_LABEL}`: install Headway there, and start Ray with `--labels \"$(headway ray labels)\"`"
             )
         elif each.gpus_free < ask.gpus:
-            reasons[each.node] = f"by Ray's count, {each.gpus_free:g} of its {each.gpus:g} GPUs are free"
+            reasons[each.node] = f"by Ray's count, {each.gpus_free:g} of its {each.gpus:g} GPUs are free, and the actor needs {ask.gpus}"
         else:
             fitting.append(each)
     random.shuffle(fitting)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, cast
 from headway._errors import HeadwayError, OptionError
 from headway._flow import FlowContract
 from headway._machine import machine as _machine
-from headway._ray_node import Admitted, Answer, Ask, NodeActor, NodeRefusal, Process, checked
+from headway._ray_node import Admitted, Answer, Ask, NodeActor, NodeRefusal, Process, checked, gpus_text
 from headway._ray_search import GPUS_LABEL, Candidate, find, silent
 from headway._units import Time, nanoseconds
 
@@ -165,6 +165,7 @@ def admit_here(*, contract: FlowContract | Sequence[FlowContract], timeout: Time
         AdmissionRefused: The node cannot promise it.
         OptionError: The contract is none, or the actor has no whole GPU.
     """
+    _check_is_actor()
     gpus = _assigned_gpus()
     if gpus < 1 or gpus != int(gpus):
         raise OptionError(f"this actor has {gpus:g} GPUs, and a contract needs whole ones: start it with `num_gpus=1`")
@@ -194,7 +195,9 @@ def status(*, timeout: Time = "30 s") -> list[dict[str, Any]]:
 
 
 def _ask(contract: FlowContract | Sequence[FlowContract], gpus: object, lease_ns: int) -> Ask:
-    contracts = tuple(contract) if isinstance(contract, Iterable) else (contract,)
+    # What is no sequence of contracts is refused by what it is, and not by its parts.
+    is_one = isinstance(contract, str | bytes | Mapping) or not isinstance(contract, Iterable)
+    contracts = (contract,) if is_one else tuple(cast("Iterable[object]", contract))
     if not contracts:
         raise OptionError("there is no contract; give at least one `FlowContract`")
     # Ray takes 1.0 for 1.
@@ -223,9 +226,8 @@ def _environment(given: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _hold(ask: Ask, node: str, timeout: Time) -> Reservation:
+    _check_is_actor()
     context = ray.get_runtime_context()
-    if context.get_actor_id() is None:
-        raise OptionError("this is no actor: a task's process goes on after the task, and would keep what was promised")
     if context.get_node_id() != node:
         raise OptionError(f"this actor runs on node {context.get_node_id()}, and node {node} was asked; pass `label_selector` on, too")
     if _assigned_gpus() != ask.gpus:
@@ -244,9 +246,15 @@ def _refused(ask: Ask, reasons: Mapping[str, str]) -> AdmissionRefused:
     if len(reasons) > _TOLD_MAX:
         told.append(f"and {len(reasons) - _TOLD_MAX} more, in `reasons`")
     which = "the cluster has no nodes" if not reasons else "no node takes it"
-    error = AdmissionRefused(f"an actor with {ask.title} is not admitted: {which}", kind="refused", causes=told)
+    error = AdmissionRefused(f"an actor with {gpus_text(ask.gpus)} and {ask.title} is not admitted: {which}", kind="refused", causes=told)
     error.reasons = dict(reasons)
     return error
+
+
+def _check_is_actor() -> None:
+    # Outside of Ray's workers this has none, and other questions end with an assertion of Ray's.
+    if ray.get_runtime_context().get_actor_id() is None:
+        raise OptionError("this is no actor: a task's process goes on after the task, and would keep what was promised; ask in the actor's `__init__`")
 
 
 def _assigned_gpus() -> float:

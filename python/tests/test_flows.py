@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from dataclasses import replace
+from typing import Any
 
 import headway as hw
 import numpy as np
@@ -136,6 +138,27 @@ def test_bounds_can_be_asked_without_a_gpu() -> None:
         node().flow_bounds([hw.FlowContract("left", "sideways", "6 MiB", period="33 ms", deadline="5 ms")])
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("name", name) for name in (None, "", "a\0b", "a\nb", "a\ud800", 256 * "a")),
+        *(("direction", direction) for direction in (None, "up")),
+        *(("gpu", gpu) for gpu in (-1, "0", 1 << 32, None)),
+        *((field, value) for field in ("size", "period", "deadline") for value in (None, -1, "soon", 1.5, 1 << 64)),
+    ],
+)
+def test_a_wrong_field_of_a_contract_is_named(field: str, value: Any) -> None:
+    contract = replace(hw.FlowContract("left", "in", "6 MiB", period="33 ms", deadline="5 ms"), **{field: value})
+    with pytest.raises(hw.OptionError, match=f"^`{field}[`=]"):
+        node().flow_bounds([contract])
+
+
+@pytest.mark.parametrize("contracts", [hw.FlowContract("left", "in", "6 MiB", period="33 ms", deadline="5 ms"), None, 7, ["left"], "left"])
+def test_what_is_not_several_contracts_is_named(contracts: Any) -> None:
+    with pytest.raises(hw.OptionError, match="contract"):
+        node().flow_bounds(contracts)
+
+
 def test_bounds_of_all_flows_are_given_whatever_chunks_they_need() -> None:
     tight = hw.FlowContract("tight", "in", "6 MiB", period="33 ms", deadline="1 ms")
     loose = hw.FlowContract("loose", "in", "6 MiB", period="33 ms", deadline="20 ms")
@@ -209,3 +232,30 @@ def test_a_wait_tells_how_long_it_waited(driver: Driver, host: Bytes, image: Arr
                 ticket.wait("400 ms")
             assert late.value.after_ns == 400_000_000
         ticket.wait()
+
+
+def test_event_loops_wait_without_threads_and_may_give_up(driver: Driver, host: Bytes, image: Array) -> None:
+    async def main(flow: hw.Flow) -> None:
+        before = threading.active_count()
+        with driver.held():
+            ticket = flow.submit()
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(wait(ticket), 0.05)
+            assert not ticket.done and threading.active_count() == before
+        report = await ticket
+        assert report == await ticket == ticket.wait() and threading.active_count() == before
+        flow.close()
+        with pytest.raises(hw.CopyError, match="closed"):
+            await held
+
+    async def wait(ticket: hw.FlowTicket) -> None:
+        await ticket
+
+    host[:] = data(3)
+    with node().flow("held", dst=image, src=host, period="60 min", deadline="1 s") as other:
+        other.copy()
+        held = other.submit()
+        other.close()
+        with node().flow("loop", dst=image, src=host, period="1 ms", deadline="1 s") as flow:
+            asyncio.run(main(flow))
+    assert (image.content() == host).all()

@@ -95,7 +95,7 @@ def test_a_contract_that_no_engine_can_keep_is_refused_with_proposals(clock: Clo
 def test_gpus_are_promised_once_and_the_refusal_says_who_has_them(clock: Clock) -> None:
     node = book(clock, machine="h200-x4", gpus=4)
     node.reserve(ask("a", gpus=3))
-    with pytest.raises(NodeRefusal, match="1 of its 4 GPUs are free of contracts; `camera`"):
+    with pytest.raises(NodeRefusal, match="1 of its 4 GPUs are free of contracts, and the actor needs 2; `camera`"):
         node.reserve(ask("b", gpus=2))
     node.reserve(ask("c"))
     with pytest.raises(NodeRefusal, match="0 of its 4 GPUs"):
@@ -540,10 +540,14 @@ def test_what_no_node_can_promise_is_refused_by_each_with_its_proposals(idle: No
         with pytest.raises(hw.OptionError):
             headway.ray.options(contract=contract)
     changed: Any = replace
-    untyped: list[Any] = [[], [None], "camera", changed(CAMERA, gpu="0"), changed(CAMERA, name=None)]
+    untyped: list[Any] = [[], [None], changed(CAMERA, gpu="0")]
+    untyped += [changed(CAMERA, name=name) for name in (None, "", "a\0b", "a\nb", "a\ud800", 256 * "a", 128 * "\u00e4")]
     for untyped_contract in untyped:
         with pytest.raises(hw.OptionError):
             headway.ray.options(contract=untyped_contract)
+    text: Any = "camera"
+    with pytest.raises(hw.OptionError, match="`'camera'` is no contract"):
+        headway.ray.options(contract=text)
     assert reservations() == []
 
 
@@ -700,10 +704,13 @@ def test_an_actor_asks_its_own_node_and_a_task_may_not(idle: Nodes) -> None:
     node = ray.get(replica.node.remote(), timeout=PATIENCE_S)
     assert [each["lease_left_ns"] for each in reservations()] == [None] and len(node) == 56
     asked = ray.remote(task)
-    with pytest.raises(hw.OptionError, match="whole ones"):
-        ray.get(asked.options(num_gpus=0.5).remote(), timeout=PATIENCE_S)
+    half = made.options(num_gpus=0.5, num_cpus=0).remote()
+    with pytest.raises(ray.exceptions.ActorDiedError, match="whole ones"):
+        ray.get(half.node.remote(), timeout=PATIENCE_S)
     with pytest.raises(hw.OptionError, match="this is no actor"):
         ray.get(asked.options(num_gpus=1).remote(), timeout=PATIENCE_S)
+    with pytest.raises(hw.OptionError, match="this is no actor"):
+        task()
     with pytest.raises(hw.OptionError, match="nothing is reserved"):
         import headway.ray
 
