@@ -171,6 +171,15 @@ fn files_that_are_not_there_or_hold_something_else_are_refused_at_line_and_colum
 }
 
 #[test]
+fn a_module_that_is_a_pipe_is_refused_and_nobody_waits_for_its_writer() {
+    let place = Place::new(CAMERA);
+    let module = place.path("camera/edges.ptx");
+    fs::remove_file(&module).unwrap();
+    assert!(Command::new("mkfifo").arg(&module).status().unwrap().success());
+    assert!(place.refused().contains("camera/edges.ptx` cannot be read: it is a pipe"), "{}", place.refused());
+}
+
+#[test]
 fn without_a_cost_the_plan_is_refused_with_the_remedy() {
     let place = Place::new(&CAMERA.replace(", cost = \"200 us\"", ""));
     let workload = workload::open(&place.path("camera.toml")).unwrap();
