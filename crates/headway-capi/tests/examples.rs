@@ -70,6 +70,15 @@ fn example(built: &Built, compiler: &str, standard: &str, source: &str) -> Comma
     command
 }
 
+/// A program of which `text` is the source, in its folder.
+fn c_program(built: &Built, name: &str, text: &str) -> Command {
+    let source = built.folder.path().join(name).with_extension("c");
+    std::fs::write(&source, text).unwrap();
+    let mut program = example(built, "cc", "-std=c11", source.to_str().unwrap());
+    program.current_dir(built.folder.path());
+    program
+}
+
 #[test]
 fn the_example_in_c_copies_there_and_back() {
     let Some(built) = &*BUILT else { return };
@@ -97,9 +106,9 @@ fn the_example_of_flows_copies_in_time_or_says_so_and_refuses_what_cannot_be_pro
 #[test]
 fn wrong_arguments_of_flows_are_errors_and_never_more() {
     let Some(built) = &*BUILT else { return };
-    let source = built.folder.path().join("wrong.c");
-    std::fs::write(
-        &source,
+    let mut program = c_program(
+        built,
+        "wrong",
         r#"
 #include <headway.h>
 #include <stdio.h>
@@ -145,9 +154,8 @@ int main(void) {
     return 0;
 }
 "#,
-    )
-    .unwrap();
-    let text = run(&mut example(built, "cc", "-std=c11", source.to_str().unwrap()));
+    );
+    let text = run(&mut program);
     assert_eq!(text, "3 3 3 3\n3 3 3 3\n3 3 3 3 1\n3 3 3 3\n3 6\n0\n");
 }
 
@@ -155,9 +163,9 @@ int main(void) {
 #[test]
 fn in_a_forked_child_every_call_returns_and_the_parent_goes_on() {
     let Some(built) = &*BUILT else { return };
-    let source = built.folder.path().join("forked.c");
-    std::fs::write(
-        &source,
+    let mut program = c_program(
+        built,
+        "forked",
         r#"
 #include <headway.h>
 #include <dlfcn.h>
@@ -215,9 +223,8 @@ int main(void) {
     return 0;
 }
 "#,
-    )
-    .unwrap();
-    let text = run(&mut example(built, "cc", "-std=c11", source.to_str().unwrap()));
+    );
+    let text = run(&mut program);
     assert_eq!(text, "3 1\n5 5 5\n5 -1 5\n0 0 0\n");
 }
 
@@ -265,10 +272,10 @@ fn the_example_of_a_plan_gives_frames_takes_them_back_and_asks_for_an_urgent_cop
 fn in_a_forked_child_every_call_of_a_program_returns_and_the_parent_goes_on() {
     let Some(built) = &*BUILT else { return };
     let folder = built.folder.path();
-    let source = folder.join("forked_program.c");
     std::fs::write(folder.join("forked.toml"), CAMERA).unwrap();
-    std::fs::write(
-        &source,
+    let mut program = c_program(
+        built,
+        "forked_program",
         r#"
 #include <headway.h>
 #include <pthread.h>
@@ -344,10 +351,8 @@ int main(void) {
     return 0;
 }
 "#,
-    )
-    .unwrap();
-    let mut program = example(built, "cc", "-std=c11", source.to_str().unwrap());
-    let text = run(program.current_dir(folder));
+    );
+    let text = run(&mut program);
     let lines: Vec<&str> = text.lines().collect();
     for child in &lines[..2] {
         assert!(child.starts_with("5 5 5 5 5 5 5 the program is not available: this process was forked"), "{text}");
@@ -359,11 +364,11 @@ int main(void) {
 fn a_plan_that_promises_nothing_a_failing_callback_and_wrong_arguments_are_errors_and_never_more() {
     let Some(built) = &*BUILT else { return };
     let folder = built.folder.path();
-    let source = folder.join("programs.c");
     std::fs::write(folder.join("camera.toml"), CAMERA).unwrap();
     std::fs::write(folder.join("tight.toml"), CAMERA.replace("\"30 ms\"", "\"1 us\"")).unwrap();
-    std::fs::write(
-        &source,
+    let mut program = c_program(
+        built,
+        "programs",
         r#"
 #include <headway.h>
 #include <stdio.h>
@@ -418,10 +423,8 @@ int main(void) {
     return 0;
 }
 "#,
-    )
-    .unwrap();
-    let mut program = example(built, "cc", "-std=c11", source.to_str().unwrap());
-    let text = run(program.current_dir(folder));
+    );
+    let text = run(&mut program);
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "3 3 3 3 3 1", "{text}");
     assert_eq!(lines[1], "8 0 3 3 3 3 3 3", "{text}");
@@ -436,10 +439,10 @@ int main(void) {
 fn errors_of_programs_name_the_thing_and_a_remedy() {
     let Some(built) = &*BUILT else { return };
     let folder = built.folder.path();
-    let source = folder.join("texts.c");
     std::fs::write(folder.join("texts.toml"), CAMERA).unwrap();
-    std::fs::write(
-        &source,
+    let mut program = c_program(
+        built,
+        "texts",
         r#"
 #include <headway.h>
 #include <stdio.h>
@@ -461,10 +464,8 @@ int main(void) {
     return 0;
 }
 "#,
-    )
-    .unwrap();
-    let mut program = example(built, "cc", "-std=c11", source.to_str().unwrap());
-    let text = run(program.current_dir(folder));
+    );
+    let text = run(&mut program);
     let said = [
         "3 machine `h200-x1` has 1 GPU, not 9; choose 1 GPU (`--gpus`), or another machine (`--machine`)",
         "3 random input for 1000000000 s of 1 stream would have 9309090909388800 bytes; choose a duration (`--duration`) for which it has between 1 and 1125899906842624, or give an input (`--input`)",
@@ -477,9 +478,9 @@ int main(void) {
 #[test]
 fn a_missing_driver_is_an_error_with_its_remedy() {
     let Some(built) = &*BUILT else { return };
-    let source = built.folder.path().join("missing.c");
-    std::fs::write(
-        &source,
+    let mut program = c_program(
+        built,
+        "missing",
         r#"
 #include <headway.h>
 #include <stdio.h>
@@ -499,10 +500,8 @@ int main(void) {
     return 0;
 }
 "#,
-    )
-    .unwrap();
-    let mut command = example(built, "cc", "-std=c11", source.to_str().unwrap());
-    let text = run(command.env("HEADWAY_LIBCUDA", "/nowhere/libcuda.so"));
+    );
+    let text = run(program.env("HEADWAY_LIBCUDA", "/nowhere/libcuda.so"));
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].starts_with("5 1 ") && lines[0].contains("/nowhere/libcuda.so"), "{text}");
     assert!(lines[1].starts_with("3 ") && lines[1].contains("headway_options_init"), "{text}");
@@ -512,9 +511,9 @@ int main(void) {
 #[test]
 fn of_options_of_another_version_only_the_size_is_read() {
     let Some(built) = &*BUILT else { return };
-    let source = built.folder.path().join("older.c");
-    std::fs::write(
-        &source,
+    let mut program = c_program(
+        built,
+        "older",
         r#"
 #include <headway.h>
 #include <stdio.h>
@@ -532,20 +531,19 @@ int main(void) {
     return 0;
 }
 "#,
-    )
-    .unwrap();
-    let text = run(&mut example(built, "cc", "-std=c11", source.to_str().unwrap()));
+    );
+    let text = run(&mut program);
     assert!(text.starts_with("3 options.size"), "{text}");
 }
 
 #[test]
 fn tickets_of_a_copier_that_was_closed_still_tell_of_the_end() {
     let Some(built) = &*BUILT else { return };
-    let source = built.folder.path().join("closed.c");
     let example = here().join("examples/copy.c");
-    std::fs::write(
-        &source,
-        format!(
+    let mut program = c_program(
+        built,
+        "closed",
+        &format!(
             r#"
 #define main example
 #include "{}"
@@ -574,9 +572,8 @@ int main(void) {{
 "#,
             example.display()
         ),
-    )
-    .unwrap();
-    let text = run(&mut self::example(built, "cc", "-std=c11", source.to_str().unwrap()));
+    );
+    let text = run(&mut program);
     assert!(text.ends_with("told\n"), "{text}");
 }
 

@@ -6,8 +6,8 @@ use headway_device::DeviceError;
 
 use crate::{Error, Failure};
 
-/// An error in a forked child of the process that `what` was opened in: it has none of the threads, and a lock that one of them had stays
-/// locked.
+/// An error in a forked child of the process that `what` was opened in: it has none of the threads, and locks that
+/// they held stay locked there.
 ///
 /// # Errors
 /// `ErrorKind::Device`.

@@ -258,7 +258,7 @@ impl Bench<'_> {
             |direction| node.engines().iter().find(|engine| engine.direction == direction).map_or(1, |of| of.rate.0);
         let loads = |shortest: u64, percent: u64| -> Vec<Load> {
             let each = |direction: Direction| {
-                [0, 1, 2, 3, 4].map(|at| {
+                std::array::from_fn::<_, 5, _>(|at| {
                     let period = MS * PERIODS_MS[at].max(shortest * (at as u64 + 1)) * slower;
                     let bytes = u128::from(rate(direction)) * u128::from(period.0) / 1_000_000_000;
                     let bytes = (bytes * u128::from(percent) / 100 / PERIODS_MS.len() as u128) as u64 / smaller;

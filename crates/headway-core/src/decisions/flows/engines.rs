@@ -8,7 +8,7 @@ use crate::interconnect::Network;
 use crate::models::cpu::LOST_PPM;
 use crate::models::transfer::Direction;
 use crate::models::transfer::arbitration::DIRECTIONS;
-use crate::units::{Bytes, Nanos, PPM, Rate};
+use crate::units::{Bytes, NANOS_PER_SECOND, Nanos, PPM, Rate};
 
 /// No chunk is larger: beyond, even set-ups of a millisecond cost little beside the bytes.
 pub const CHUNK_MAX: Bytes = Bytes(64 << 20);
@@ -79,10 +79,10 @@ impl FlowEngine {
         let (mut waits, mut chunk_max) = (Nanos::ZERO, self.chunk_max);
         if others > 0 {
             let turn = self.turn?.max(Nanos(1));
-            let in_a_turn = |multiple: &u64| self.rate.time_for(Bytes(self.chunk_min.0 * multiple)) <= turn;
             let least = self.chunk_min.0.max(1);
-            let multiples: Vec<u64> = (1..=(self.chunk_max.0 / least).max(1)).collect();
-            chunk_max = Bytes(least * (multiples.partition_point(in_a_turn) as u64).max(1));
+            let in_a_turn = u128::from(self.rate.0) * u128::from(turn.0) / u128::from(NANOS_PER_SECOND);
+            let in_a_turn = u64::try_from(in_a_turn).unwrap_or(u64::MAX).min(chunk_max.0);
+            chunk_max = Bytes(least * (in_a_turn / least).max(1));
             let rounds = self.rate.time_for(chunk_max).0.div_ceil(turn.0);
             waits = Nanos(turn.0.saturating_mul(rounds).saturating_mul(others.into()));
         }
