@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
-use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,7 +11,7 @@ use headway_core::units::Bytes;
 use headway_device::work::Library;
 use headway_kernels::module::{CpuForm, WithModules, check};
 use headway_os::function::BytesFunction;
-use headway_os::input::open_once;
+use headway_os::input::open_again;
 
 use crate::Error;
 use crate::error::error_at;
@@ -81,11 +80,7 @@ struct FoundFiles {
 
 fn bytes(path: &Path) -> Result<Arc<[u8]>, String> {
     let mut bytes = Vec::new();
-    // Its reader waits for somebody who writes.
-    if path.metadata().is_ok_and(|about| about.file_type().is_fifo()) {
-        return Err("it is a pipe, and a module is a file".to_owned());
-    }
-    let file = open_once(path).map_err(|error| error.to_string())?;
+    let file = open_again(path).map_err(|error| error.to_string())?;
     file.take(MODULE_MAX.0 + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
     if bytes.len() as u64 > MODULE_MAX.0 {
         return Err(format!("it has more than {MODULE_MAX}"));
