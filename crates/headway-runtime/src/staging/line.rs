@@ -31,7 +31,8 @@ pub(crate) struct Line {
 }
 
 /// How long chunks were on one engine: each from when the line let it start, or from the end of the chunk before it where that is later, until
-/// the line was told of its end.
+/// the line was told of its end. A promised chunk that ends before the line is told of the end of one without a promise before it adds its time to
+/// that one's: nobody knows how long its own was.
 #[derive(Default)]
 pub(crate) struct ServiceTimes {
     /// Nobody looks at the clock before.
@@ -42,7 +43,32 @@ pub(crate) struct ServiceTimes {
     longest_promised: AtomicU64,
 }
 
+/// A chunk that has ended.
+struct EndedChunk {
+    start: Nanos,
+    /// The end of the chunk before it that the line was told of.
+    before: Nanos,
+    at: Nanos,
+}
+
 impl ServiceTimes {
+    /// A chunk that started then ends now.
+    fn end(&self, start: Nanos) -> EndedChunk {
+        let at = clock::now();
+        EndedChunk { start, before: Nanos(self.last_end.swap(at.0, Ordering::Relaxed)), at }
+    }
+
+    /// The service time of a chunk of this party.
+    fn count(&self, party: LineParty, ended: &EndedChunk) -> Nanos {
+        let service = ended.at.saturating_sub(ended.start.max(ended.before));
+        let longest = match party {
+            LineParty::Promised => &self.longest_promised,
+            _ => &self.longest_unpromised,
+        };
+        longest.fetch_max(service.0, Ordering::Relaxed);
+        service
+    }
+
     /// The longest of the chunks without a promise since the last call.
     pub(crate) fn take_longest_unpromised(&self) -> Nanos {
         Nanos(self.longest_unpromised.swap(0, Ordering::Relaxed))
@@ -58,6 +84,8 @@ impl ServiceTimes {
 struct Queue {
     line: EngineLine,
     turns: BTreeMap<LineKey, Arc<Turn>>,
+    /// When the last promised chunk ended, if anybody asked.
+    promised_end: Nanos,
 }
 
 /// The turn of one chunk that waits.
@@ -214,24 +242,26 @@ impl Place {
 
     /// A chunk has ended: how long it was on the engine, if anybody asked.
     pub(crate) fn release(&mut self) -> Option<Nanos> {
-        let service = self.starts.pop_front().map(|start| {
-            let end = clock::now();
-            let before = Nanos(self.line.service.last_end.swap(end.0, Ordering::Relaxed));
-            let service = end.saturating_sub(start.max(before));
-            let longest = match self.entry.party {
-                LineParty::Promised => &self.line.service.longest_promised,
-                _ => &self.line.service.longest_unpromised,
-            };
-            longest.fetch_max(service.0, Ordering::Relaxed);
-            service
-        });
+        let ended = self.starts.pop_front().map(|start| self.line.service.end(start));
         self.held -= 1;
-        if !self.line.swap(alone(&self.entry), IDLE) {
-            let mut queue = self.line.lock();
-            queue.line.end(&self.entry);
-            self.line.unlock(queue);
+        if self.line.swap(alone(&self.entry), IDLE) {
+            return ended.map(|ended| self.line.service.count(self.entry.party, &ended));
         }
-        service
+        let mut queue = self.line.lock();
+        queue.line.end(&self.entry);
+        let own = ended.map(|ended| {
+            let is_promised = self.entry.party == LineParty::Promised;
+            // No chunk without a promise starts beside a promised one: what is still there began before it, and has ended, too.
+            let is_behind = queue.line.unpromised(self.entry.engine) > 0 && queue.promised_end <= ended.start;
+            if is_promised {
+                queue.promised_end = ended.at;
+            }
+            let party = if is_promised && is_behind { LineParty::Copies } else { self.entry.party };
+            let service = self.line.service.count(party, &ended);
+            if party == self.entry.party { service } else { Nanos::ZERO }
+        });
+        self.line.unlock(queue);
+        own
     }
 
     /// Leaves the line, if it stands in it.
