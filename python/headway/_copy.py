@@ -54,7 +54,15 @@ def copy(dst: object, src: object, *, stream: object = None) -> _native.Ticket:
         CopyTimeout: A copy without a stream did not end within a minute. It goes on, and both arrays are kept for ever.
         CopyError: It was refused, as in a stream that is being captured, or it failed.
     """
-    ticket = _native.copy(dst, src, stream)
+    return _told(_native.copy(dst, src, stream, False))
+
+
+def copy_bulk(dst: object, src: object, stream: object) -> _native.Ticket:
+    """The same in a stream, with short turns: small copies of other streams wait less, and this one takes up to a fifth longer."""
+    return _told(_native.copy(dst, src, stream, True))
+
+
+def _told(ticket: _native.Ticket) -> _native.Ticket:
     if _log.isEnabledFor(logging.DEBUG):
         if ticket.done:
             _log.debug("copied %d bytes by %s in %d ns", ticket.nbytes, ticket.method, ticket.took_ns)

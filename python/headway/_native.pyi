@@ -265,9 +265,9 @@ def commit() -> str:
     Commit that this module was built from, or `unknown`.
     """
 
-def copy(dst: Any, src: Any, stream: Any | None) -> Ticket:
+def copy(dst: Any, src: Any, stream: Any | None, bulk: bool) -> Ticket:
     """
-    Copies `src` to `dst`. Without a stream, the bytes are there when this returns.
+    Copies `src` to `dst`. Without a stream, the bytes are there when this returns. `bulk`: in a stream, with short turns.
     """
 
 def doctor(machine: str, watch_ns: SupportsIndex) -> str:

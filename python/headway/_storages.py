@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from headway import _native
-from headway._copy import copy
+from headway._copy import copy_bulk
 
 # Storages begin at multiples of this in page-locked memory.
 _ALIGN = 512
@@ -95,4 +95,4 @@ def move_all(pairs: Iterable[tuple[Any, Any]], stream: Any) -> list[Any]:
 
     # The stream is the current one, so that no copy waits for what another one was given.
     with torch.cuda.stream(stream):
-        return [copy(to, of, stream=stream) for to, of in pairs]
+        return [copy_bulk(to, of, stream) for to, of in pairs]

@@ -350,14 +350,15 @@ impl Ends {
     }
 }
 
-/// Copies `src` to `dst`. Without a stream, the bytes are there when this returns.
+/// Copies `src` to `dst`. Without a stream, the bytes are there when this returns. `bulk`: in a stream, with short turns.
 #[pyfunction]
-#[pyo3(signature = (dst, src, stream))]
+#[pyo3(signature = (dst, src, stream, bulk))]
 pub(crate) fn copy(
     py: Python<'_>,
     dst: &Bound<'_, PyAny>,
     src: &Bound<'_, PyAny>,
     stream: Option<&Bound<'_, PyAny>>,
+    bulk: bool,
 ) -> PyResult<Ticket> {
     let stream = stream.map(stream_handle).transpose()?;
     let ends = Ends::of(dst, src, stream)?;
@@ -367,7 +368,7 @@ pub(crate) fn copy(
     }
     let copier = ends.copier(py)?;
     match stream {
-        Some(stream) => in_stream(py, &copier, ends, stream),
+        Some(stream) => in_stream(py, &copier, ends, stream, bulk),
         None => at_once(py, &copier, ends),
     }
 }
@@ -401,7 +402,7 @@ fn at_once(py: Python<'_>, copier: &StreamCopier, ends: Ends) -> PyResult<Ticket
 }
 
 /// Queues the copy in `stream`.
-fn in_stream(py: Python<'_>, copier: &StreamCopier, ends: Ends, stream: usize) -> PyResult<Ticket> {
+fn in_stream(py: Python<'_>, copier: &StreamCopier, ends: Ends, stream: usize, bulk: bool) -> PyResult<Ticket> {
     let bytes = ends.to.bytes;
     if let Some(other) = ends.on_gpu().stream.filter(|other| (*other).max(1) != stream.max(1)) {
         // What wrote or reads the array is in another stream: its work so far comes first.
@@ -411,6 +412,7 @@ fn in_stream(py: Python<'_>, copier: &StreamCopier, ends: Ends, stream: usize) -
     let ticket = loop {
         sweep(py);
         let raw = ends.raw(bytes, stream);
+        let raw = if bulk { raw.bulk() } else { raw };
         match py.detach(|| copier.copy_async(raw)) {
             Ok(ticket) => break ticket,
             Err(error) if is_full(&error) && begun.elapsed() < EXIT_MAX => {

@@ -48,6 +48,8 @@ use crate::words;
 const DRIVER_BUFFERS: usize = 64 << 10;
 /// The smallest chunk of a staged copy.
 const CHUNK_MIN: usize = 512 << 10;
+/// Bytes that a bulk copy moves out before it lets other streams in.
+const BULK_TURN: usize = 1 << 20;
 
 /// Most threads of a copier, as in machine files. More would only keep others on the computer from theirs.
 const THREADS_MAX: u32 = 1_024;
@@ -85,6 +87,7 @@ pub struct RawCopy {
     from: u64,
     bytes: usize,
     stream: StreamHandle,
+    is_bulk: bool,
 }
 
 impl RawCopy {
@@ -102,7 +105,14 @@ impl RawCopy {
     /// GPU's primary context, and is not destroyed before the call that queues the copy returns.
     #[must_use]
     pub unsafe fn new(to: u64, from: u64, bytes: usize, stream: StreamHandle) -> Self {
-        Self { to, from, bytes, stream }
+        Self { to, from, bytes, stream, is_bulk: false }
+    }
+
+    /// Out of the GPU to page-locked memory, the copy lets small copies of other streams in after each 1 MiB instead of 16 (H100 and H200): they
+    /// wait for 25 us instead of 300, and it takes a fifth longer.
+    #[must_use]
+    pub fn bulk(self) -> Self {
+        Self { is_bulk: true, ..self }
     }
 }
 
@@ -114,6 +124,7 @@ struct OrderedCopy {
     host: *mut u8,
     bytes: usize,
     stream: StreamHandle,
+    is_bulk: bool,
     /// Of the host memory.
     kind: HostKind,
 }
@@ -380,7 +391,7 @@ impl OrderedCopier {
 
     /// Which end is the GPU's, and what the host's is.
     fn ends(&self, copy: &RawCopy) -> Result<OrderedCopy, DeviceError> {
-        let (context, &RawCopy { to, from, bytes, stream }) = (&self.shared.context, copy);
+        let (context, &RawCopy { to, from, bytes, stream, is_bulk }) = (&self.shared.context, copy);
         let is_gpu = |address: u64| match AddressFacts::of(context, address)? {
             known if known.is_managed() => {
                 Err(invalid("memory", "it is managed by the driver; use the driver's own copy"))
@@ -411,7 +422,7 @@ impl OrderedCopier {
         if status != 0 {
             return Err(invalid("stream", "it is being captured; record the driver's own copy"));
         }
-        Ok(OrderedCopy { direction, device, host, bytes, stream, kind })
+        Ok(OrderedCopy { direction, device, host, bytes, stream, is_bulk, kind })
     }
 
     /// Page-locked memory, or little ordinary memory into the GPU: the driver copies it in the caller's stream.
@@ -420,7 +431,10 @@ impl OrderedCopier {
     /// The caller keeps the promise of [`RawCopy::new`].
     unsafe fn copy_in_stream(&self, copy: &OrderedCopy, ticket: &OrderedTicket) -> Result<(), DeviceError> {
         let (context, stream) = (&self.shared.context, copy.stream.handle());
-        let (turn, mut at) = (context.turn_bytes(), 0);
+        let turn = context.turn_bytes();
+        // Where nobody knows what lets others in, copies stay whole.
+        let turn = if copy.is_bulk && turn < usize::MAX { turn.min(BULK_TURN) } else { turn };
+        let mut at = 0;
         while at < copy.bytes {
             let device = copy.device + at as u64;
             let host = copy.host.wrapping_add(at).cast::<c_void>();

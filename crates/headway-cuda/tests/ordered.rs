@@ -169,6 +169,32 @@ fn pinned_memory_is_copied_in_the_callers_stream() {
 }
 
 #[test]
+fn bulk_copies_out_of_the_gpu_let_others_in_more_often() {
+    static FAKE: LazyLock<Fake> = LazyLock::new(|| Fake::build(&["-DSTREAMS"]));
+    let setup = Setup::new(&FAKE);
+    setup.gpu.set_turn(Some(Bytes(16 << 20)));
+    let (stream, bytes) = (setup.stream(), 36 << 20);
+    let (pinned, device) = (setup.gpu.pinned_buffer(bytes, Caching::Cached).unwrap(), setup.device(bytes));
+    let address = device.claim(0..bytes, Access::Read).unwrap().as_ptr().addr() as u64;
+    let mut span = pinned.claim(0..bytes, Access::Write).unwrap();
+    let host = span.bytes_mut().unwrap();
+    let mut words = |is_bulk: bool, bytes: usize| {
+        let before = FAKE.words();
+        // SAFETY: the test keeps both ends until the ticket is done.
+        let copy = unsafe { RawCopy::new(host.as_mut_ptr().expose_provenance() as u64, address, bytes, stream) };
+        setup.copier.copy(if is_bulk { copy.bulk() } else { copy }).unwrap().wait(LIMIT).unwrap();
+        // One is the ticket's.
+        FAKE.words() - before - 1
+    };
+    assert_eq!((words(false, 36 << 20), words(true, 36 << 20)), (2, 35));
+    assert_eq!((words(false, 1 << 20), words(true, 1 << 20)), (0, 0));
+    setup.gpu.set_turn(Some(Bytes(512 << 10)));
+    assert_eq!(words(true, 2 << 20), 3, "what is shorter stays so");
+    setup.gpu.set_turn(None);
+    assert_eq!(words(true, 8 << 20), 0, "whole copies");
+}
+
+#[test]
 fn nobody_gets_the_words_that_a_stream_is_still_to_write_for_a_copier_that_is_gone() {
     let fake = Fake::build(&["-DSTREAMS"]);
     let setup = Setup::new(&fake);

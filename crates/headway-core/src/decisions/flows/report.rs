@@ -217,7 +217,10 @@ impl EndedJob<'_> {
         if facts.waited > Nanos::ZERO {
             blame.push(FlowBlame::Waited(facts.waited));
         }
-        blame.push(FlowBlame::Engine { took: facts.engine, worst: self.worst });
+        // Nothing of it was on the engine, or it is not known how long.
+        if facts.engine > Nanos::ZERO {
+            blame.push(FlowBlame::Engine { took: facts.engine, worst: self.worst });
+        }
         blame
     }
 }
