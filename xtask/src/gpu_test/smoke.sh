@@ -105,7 +105,7 @@ modes="$(sed -nE 's/^\| `(--[^`]*)`.*/\1/p' "$here/pages/$page" | grep -v '^--sh
 for mode in fast aside yield stats log; do
     grep -q "^--$mode" <<< "$modes" || fail "headway exec --$mode" "the table of options does not have it"
 done
-each "$(sed 's/^--machine FILE/--machine node.toml/; s/FILE/copies.jsonl/; s/^/headway exec /; s/$/ -- program/' <<< "$modes")"
+each "$(sed 's/^--machine FILE/--machine node.toml/; s/FILE/copies.jsonl/; s/\[=[A-Z]*\]//; s/ N$/ 4/; s/^/headway exec /; s/$/ -- program/' <<< "$modes")"
 page=mps.md
 for signal in TERM KILL; do
     under_mps "$signal"
