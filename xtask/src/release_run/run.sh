@@ -90,10 +90,10 @@ piece() {
     save
 }
 
-measure() { # number of GPUs, seconds
+measure() { # number of GPUs, seconds, how long to watch for late threads
     # Other pieces need the file.
     [ -e machine.toml ] || [ "$wanted" = "  " ] || wanted+="measure "
-    piece measure "$2" 0 "$headway" -q measure --backend "$backend" --quick --gpus "$1" --watch "5 s" --force --out machine.toml
+    piece measure "$2" 0 "$headway" -q measure --backend "$backend" --quick --gpus "$1" --watch "$3" --force --out machine.toml
 }
 
 transfers() { # number of GPUs, seconds, more options
@@ -117,7 +117,7 @@ experiment() { # name, seconds, more options
 case "$part" in
 one)
     piece doctor 60 1 "$headway" -q doctor --watch "5 s"
-    measure 1 150
+    measure 1 150 "5 s"
     transfers 1 220
     piece flows 120 1 "$headway" -q bench flows --backend "$backend" --machine machine.toml --duration "15 s" --format json --out flows
     encrypt 1 "20 s"
@@ -146,15 +146,16 @@ three)
     piece loads 90 0 python3 "$bench/python/load_weights.py" --quick --beside --only headway,safetensors --json loads.jsonl
     experiment who-waits 150
     experiment cho-queues 90
-    experiment cho-bfs 60
+    experiment cho-bfs 100
     experiment cho-pathfinder 60
     experiment patil-table1 60
     experiment patil-table2 60
-    experiment patil-batch 60
+    experiment patil-batch 120
     experiment fujii 120
     ;;
 two-gpus)
-    measure 2 200
+    # In 5 s hosts show a quarter of the lateness that a minute has.
+    measure 2 200 "30 s"
     transfers 2 120 --sizes "256 MiB,1 GiB"
     encrypt 2 "10 s"
     piece parts 60 1 bash "$bench/record.sh" "$headway" parts run "$here/workloads/two-gpus.toml" --backend "$backend" --machine machine.toml --gpus 2 --duration "5 s" --force
