@@ -6,7 +6,7 @@ import asyncio
 import atexit
 import os
 import unicodedata
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
@@ -64,17 +64,21 @@ def checked(contract: object) -> FlowContract:
         raise OptionError(f'`direction={direction!r}` of `{name}` is neither "in" nor "out"')
     if type(gpu) is not int or not 0 <= gpu < 1 << 32:
         raise OptionError(f"`gpu={gpu!r}` of `{name}` is no number of a GPU; they count from 0")
-    values: dict[str, int] = {}
-    for field, value, count in (
-        ("size", contract.size, nbytes),
-        ("period", contract.period, nanoseconds),
-        ("deadline", contract.deadline, nanoseconds),
-    ):
-        try:
-            values[field] = count(value)
-        except OptionError as error:
-            raise OptionError(f"`{field}` of `{name}`: {error.message}", help=error.help) from error
-    return replace(contract, size=values["size"], period=values["period"], deadline=values["deadline"])
+    size = _number(nbytes, contract.size, f"`size` of `{name}`")
+    period, deadline = _times(contract.period, contract.deadline, name)
+    return replace(contract, size=size, period=period, deadline=deadline)
+
+
+def _times(period: Time, deadline: Time, name: str) -> tuple[int, int]:
+    """Period and deadline of a flow, in ns."""
+    return _number(nanoseconds, period, f"`period` of `{name}`"), _number(nanoseconds, deadline, f"`deadline` of `{name}`")
+
+
+def _number(count: Callable[[str | int], int], value: str | int, what: str) -> int:
+    try:
+        return count(value)
+    except OptionError as error:
+        raise OptionError(f"{what}: {error.message}", help=error.help) from error
 
 
 def _check_name(name: object) -> None:
@@ -171,6 +175,8 @@ class Flow:
     def copy(self, *, dst: object = None, src: object = None, stream: object = None) -> FlowReport:
         """Makes one copy and returns when the bytes are there. One that comes earlier than the period allows waits until then.
 
+        Ctrl-C ends a copy that waits for its period. One that the GPU has begun ends first, since its arrays must stay; `submit` and `wait` leave it alone.
+
         Args:
             dst: Another target than the flow's.
             src: Another source than the flow's.
@@ -229,13 +235,14 @@ def open_flow(
         promised, name = None, flow
         if period is None or deadline is None:
             raise OptionError(f"flow `{name}` needs a period and a deadline, or a `FlowContract` in place of its name")
+    period_ns, deadline_ns = _times(period, deadline, name)
     native = _native.open_flow(
         machine._native,  # pyright: ignore[reportPrivateUsage]
         name,
         dst,
         src,
-        nanoseconds(period),
-        nanoseconds(deadline),
+        period_ns,
+        deadline_ns,
         on_miss,
         promised,
         None if broker is None or broker is False else "" if broker is True else os.fspath(broker),

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use headway::Failure;
 use headway::copy::Direction;
-use headway::flow::{Flow, FlowContract, FlowCopy, FlowNode, FlowTicket, OnMiss};
+use headway::flow::{Flow, FlowContract, FlowCopy, FlowError, FlowNode, FlowTicket, OnMiss};
 use headway::units::{Bytes, Nanos};
 use pyo3::prelude::*;
 
@@ -301,6 +302,10 @@ impl NativeFlow {
         let stream = stream.map(stream_handle).transpose()?;
         let ends =
             Ends::of(dst.unwrap_or_else(|| self.dst.bind(py)), src.unwrap_or_else(|| self.src.bind(py)), stream)?;
+        let are_others = dst.is_some() || src.is_some();
+        if are_others && ends.bytes() > 0 && !ends.is_pinned(py, &*ends.copier(py)?)? {
+            return Err(not_pinned(py, &self.name));
+        }
         let stream = stream.or_else(|| ends.on_gpu().stream).unwrap_or(0);
         Ok((ends, stream))
     }
@@ -331,13 +336,13 @@ impl NativeFlowTicket {
                     return Ok(FlowReport(report));
                 }
                 Err(error) => {
-                    let is_over = timeout.is_some_and(|limit| start.elapsed() >= limit);
-                    if self.0.ticket.is_done() || !is_timeout(&error) {
+                    // Any other error is the copy's, which may have ended since the wait did.
+                    let Failure::Flow(FlowError::Late { flow, .. }) = error.failure() else {
                         sweep();
                         return Err(failed(py, &error));
-                    }
-                    if let Some(limit) = timeout.filter(|_| is_over) {
-                        return Err(late(py, "a copy of a flow", limit));
+                    };
+                    if let Some(limit) = timeout.filter(|limit| start.elapsed() >= *limit) {
+                        return Err(late(py, &format!("a copy of flow `{flow}`"), limit));
                     }
                 }
             }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -105,8 +106,10 @@ def test_a_closed_flow_takes_no_copies_and_its_name_is_free(host: Bytes, image: 
 def test_copies_that_are_none_of_the_flow_are_refused(driver: Driver, host: Bytes, image: Array) -> None:
     ordinary, larger = np.zeros(SIZE, np.uint8), hw.pinned_empty(SIZE + 1, np.uint8)
     with node().flow("strict", dst=image, src=host, period="1 ms", deadline="1 s") as flow:
-        with pytest.raises(hw.HeadwayError, match="pinned"):
-            flow.copy(src=ordinary)
+        for ask in (flow.copy, flow.submit):
+            with pytest.raises(hw.ArrayError, match="flow `strict` is not page-locked") as refused:
+                ask(src=ordinary)
+            assert "pinned_empty" in (refused.value.help or "")
         with pytest.raises(hw.HeadwayError):
             flow.copy(dst=Array(driver, (SIZE + 1,), np.uint8), src=larger)
         with pytest.raises(hw.HeadwayError):
@@ -123,7 +126,8 @@ def test_one_machine_stands_behind_all_flows_of_a_gpu(host: Bytes, image: Array)
 
 @pytest.mark.parametrize("times", [{"period": "0 ms"}, {"deadline": "soon"}, {"deadline": -1}, {"on_miss": "explode"}])
 def test_times_and_words_that_are_none_are_refused(host: Bytes, image: Array, times: dict[str, str]) -> None:
-    with pytest.raises(hw.OptionError):
+    (word,) = times
+    with pytest.raises(hw.OptionError, match=word):
         node().flow("wrong", dst=image, src=host, **{"period": "1 ms", "deadline": "1 s", **times})
 
 
@@ -230,8 +234,16 @@ def test_a_wait_tells_how_long_it_waited(driver: Driver, host: Bytes, image: Arr
             ticket = flow.submit()
             with pytest.raises(hw.CopyTimeout) as late:
                 ticket.wait("400 ms")
-            assert late.value.after_ns == 400_000_000
+            assert late.value.after_ns == 400_000_000 and "`slow`" in str(late.value)
         ticket.wait()
+
+
+def test_a_copy_that_ends_as_a_wait_looks_at_signals_is_no_timeout(host: Bytes, image: Array) -> None:
+    # A wait looks at signals every 150 ms.
+    with node().flow("look", dst=image, src=host, period="150 ms", deadline="1 s") as flow, ThreadPoolExecutor(8) as pool:
+        for _ in range(2):
+            waits = [pool.submit(ticket.wait, "60 s") for ticket in [flow.submit() for _ in range(4)]]
+            assert all(wait.result().response_ns > 0 for wait in waits)
 
 
 def test_event_loops_wait_without_threads_and_may_give_up(driver: Driver, host: Bytes, image: Array) -> None:
