@@ -769,6 +769,13 @@ fn promise(after: Nanos) -> Promise {
 
 #[test]
 fn promised_copies_move_their_bytes_in_chunks_while_bulk_copies_run() {
+    /// Ends the other thread also where an assertion fails.
+    struct Ends<'a>(&'a std::sync::atomic::AtomicBool);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
     let copier = copier(1, CopyOptions::default());
     copier.limit_chunks(0, Direction::H2d, Some(Bytes(512 << 10))).unwrap();
     let gpu = copier.gpus()[0].as_ref();
@@ -784,6 +791,7 @@ fn promised_copies_move_their_bytes_in_chunks_while_bulk_copies_run() {
                 assert_eq!(report.chunks, 8, "cut into what promises allow for");
             }
         });
+        let _ends = Ends(&over);
         let (buffer, host) = (device(MIB), pinned(MIB));
         let (at, from) = (At { buffer: &buffer, offset: 0 }, At { buffer: &host, offset: 0 });
         let mut random = Random::new(11);
@@ -796,7 +804,6 @@ fn promised_copies_move_their_bytes_in_chunks_while_bulk_copies_run() {
             assert!(report.longest_chunk <= report.engine && report.unpromised <= 4, "{report:?}");
             assert!(seen(gpu, &buffer) == data);
         }
-        over.store(true, Ordering::Relaxed);
     });
     copier.limit_chunks(0, Direction::H2d, None).unwrap();
     let (to, from) = (device(4 * MIB), pinned(4 * MIB));

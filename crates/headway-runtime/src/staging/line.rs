@@ -84,8 +84,8 @@ impl ServiceTimes {
 struct Queue {
     line: EngineLine,
     turns: BTreeMap<LineKey, Arc<Turn>>,
-    /// When the last promised chunk ended, if anybody asked.
-    promised_end: Nanos,
+    /// Chunks without a promise that have ended, since a promised chunk behind them has, and of whose end nobody has told yet.
+    over: u32,
 }
 
 /// The turn of one chunk that waits.
@@ -249,19 +249,18 @@ impl Place {
         }
         let mut queue = self.line.lock();
         queue.line.end(&self.entry);
-        let own = ended.map(|ended| {
-            let is_promised = self.entry.party == LineParty::Promised;
-            // No chunk without a promise starts beside a promised one: what is still there began before it, and has ended, too.
-            let is_behind = queue.line.unpromised(self.entry.engine) > 0 && queue.promised_end <= ended.start;
-            if is_promised {
-                queue.promised_end = ended.at;
-            }
-            let party = if is_promised && is_behind { LineParty::Copies } else { self.entry.party };
-            let service = self.line.service.count(party, &ended);
-            if party == self.entry.party { service } else { Nanos::ZERO }
-        });
+        let is_behind = if self.entry.party == LineParty::Promised {
+            // None starts beside a promised chunk: what is still there began before it, and has ended, too.
+            let there = queue.line.unpromised(self.entry.engine);
+            std::mem::replace(&mut queue.over, there) < there
+        } else {
+            queue.over = queue.over.saturating_sub(1);
+            false
+        };
+        let party = if is_behind { LineParty::Copies } else { self.entry.party };
+        let service = ended.map(|ended| self.line.service.count(party, &ended));
         self.line.unlock(queue);
-        own
+        service.map(|service| if is_behind { Nanos::ZERO } else { service })
     }
 
     /// Leaves the line, if it stands in it.

@@ -42,6 +42,9 @@ fn the_time_behind_a_chunk_whose_thread_tells_its_end_late_is_not_that_of_the_pr
     let own = second.release().expect("it is watched");
     assert!(own >= LATE, "the chunk before it was promised, and has ended: {own}");
     assert_eq!(line.service().take_longest_promised(), own);
+    assert!(first.take());
+    wait();
+    assert!(first.release() >= Some(LATE), "the chunk without a promise is over, whoever tells when");
     let late = bulk.release().expect("it is watched");
     assert_eq!(line.service().take_longest_unpromised(), late);
     assert!(first.take(), "the line is idle again");
