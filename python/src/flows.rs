@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use headway::Failure;
-use headway::copy::Direction;
+use headway::copy::{Direction, StreamCopier};
 use headway::flow::{Flow, FlowContract, FlowCopy, FlowError, FlowNode, FlowTicket, OnMiss};
 use headway::units::{Bytes, Nanos};
 use pyo3::prelude::*;
@@ -124,9 +124,7 @@ pub(crate) fn open_flow(
     let on_miss = miss_policy(py, on_miss)?;
     let ends = Ends::of(dst, src, None)?;
     let copier = ends.copier(py)?;
-    if !ends.is_pinned(py, &copier)? {
-        return Err(not_pinned(py, name));
-    }
+    check_pinned(py, &ends, &copier, name)?;
     let gpu = copier.gpu().index();
     let node = node(py, gpu, machine, broker)?;
     let mut contract = FlowContract {
@@ -161,10 +159,13 @@ fn other_arrays(py: Python<'_>, promised: &FlowContract, arrays: &FlowContract) 
     array_error(py, ArrayFacts { help: Some(help), ..ArrayFacts::of(message) })
 }
 
-fn not_pinned(py: Python<'_>, name: &str) -> PyErr {
+fn check_pinned(py: Python<'_>, ends: &Ends, copier: &StreamCopier, name: &str) -> PyResult<()> {
+    if ends.is_pinned(py, copier)? {
+        return Ok(());
+    }
     let message = format!("the host memory of flow `{name}` is not page-locked, so that its copies cannot be promised");
     let help = "use `headway.pinned_empty`, or a tensor with `pin_memory=True`".to_owned();
-    array_error(py, ArrayFacts { help: Some(help), ..ArrayFacts::of(message) })
+    Err(array_error(py, ArrayFacts { help: Some(help), ..ArrayFacts::of(message) }))
 }
 
 /// The node of a GPU: there is one, whatever flows come and go, since promises hold until the last copies have ended.
@@ -302,9 +303,9 @@ impl NativeFlow {
         let stream = stream.map(stream_handle).transpose()?;
         let ends =
             Ends::of(dst.unwrap_or_else(|| self.dst.bind(py)), src.unwrap_or_else(|| self.src.bind(py)), stream)?;
-        let are_others = dst.is_some() || src.is_some();
-        if are_others && ends.bytes() > 0 && !ends.is_pinned(py, &*ends.copier(py)?)? {
-            return Err(not_pinned(py, &self.name));
+        // The flow's own arrays were checked when it was opened.
+        if (dst.is_some() || src.is_some()) && ends.bytes() > 0 {
+            check_pinned(py, &ends, &*ends.copier(py)?, &self.name)?;
         }
         let stream = stream.or_else(|| ends.on_gpu().stream).unwrap_or(0);
         Ok((ends, stream))

@@ -538,8 +538,9 @@ def test_objects_of_python_are_never_copied(driver: Driver) -> None:
 def test_an_explanation_says_what_the_copy_will_do(driver: Driver) -> None:
     gpu, host = Array(driver, (1 << 20,), np.uint8), data(1 << 20)
     explained = hw.explain(gpu, host, machine="h200-x1")
-    # One copy or another tries a method that nobody has tried yet.
-    assert explained.machine == "h200-x1" and explained.method in [hw.copy(gpu, host).method for _ in range(20)]
+    # Some copies try a method that nobody has tried yet.
+    agree = sum(hw.explain(gpu, host, machine="h200-x1").method == hw.copy(gpu, host).method for _ in range(20))
+    assert explained.machine == "h200-x1" and agree > 10
     assert explained.methods[0].verdict == "chosen" and explained.methods[1].verdict.startswith("rejected: ")
     assert {"cpus", "pinned"} <= explained.methods[0].price.keys()
     assert explained.basis and str(explained).startswith(f"method   {explained.method}")

@@ -31,8 +31,8 @@ pub(crate) struct Line {
 }
 
 /// How long chunks were on one engine: each from when the line let it start, or from the end of the chunk before it where that is later, until
-/// the line was told of its end. A promised chunk that ends before the line is told of the end of one without a promise before it adds its time to
-/// that one's: nobody knows how long its own was.
+/// the line was told of its end. A thread may report the end of its unpromised chunk only after the promised chunk behind it has ended. Then the time
+/// of both counts as the unpromised one's: nobody knows where the one ended and the other began.
 #[derive(Default)]
 pub(crate) struct ServiceTimes {
     /// Nobody looks at the clock before.
@@ -43,30 +43,20 @@ pub(crate) struct ServiceTimes {
     longest_promised: AtomicU64,
 }
 
-/// A chunk that has ended.
-struct EndedChunk {
-    start: Nanos,
-    /// The end of the chunk before it that the line was told of.
-    before: Nanos,
-    at: Nanos,
-}
-
 impl ServiceTimes {
-    /// A chunk that started then ends now.
-    fn end(&self, start: Nanos) -> EndedChunk {
-        let at = clock::now();
-        EndedChunk { start, before: Nanos(self.last_end.swap(at.0, Ordering::Relaxed)), at }
+    /// A chunk that started then ends now: its service time.
+    fn end(&self, start: Nanos) -> Nanos {
+        let end = clock::now();
+        let before = Nanos(self.last_end.swap(end.0, Ordering::Relaxed));
+        end.saturating_sub(start.max(before))
     }
 
-    /// The service time of a chunk of this party.
-    fn count(&self, party: LineParty, ended: &EndedChunk) -> Nanos {
-        let service = ended.at.saturating_sub(ended.start.max(ended.before));
+    fn count(&self, party: LineParty, service: Nanos) {
         let longest = match party {
             LineParty::Promised => &self.longest_promised,
             _ => &self.longest_unpromised,
         };
         longest.fetch_max(service.0, Ordering::Relaxed);
-        service
     }
 
     /// The longest of the chunks without a promise since the last call.
@@ -84,7 +74,7 @@ impl ServiceTimes {
 struct Queue {
     line: EngineLine,
     turns: BTreeMap<LineKey, Arc<Turn>>,
-    /// Chunks without a promise that have ended, since a promised chunk behind them has, and of whose end nobody has told yet.
+    /// Unpromised chunks that have ended, although their threads have not reported it: a promised chunk behind them has ended.
     over: u32,
 }
 
@@ -242,10 +232,12 @@ impl Place {
 
     /// A chunk has ended: how long it was on the engine, if anybody asked.
     pub(crate) fn release(&mut self) -> Option<Nanos> {
-        let ended = self.starts.pop_front().map(|start| self.line.service.end(start));
+        let service = self.starts.pop_front().map(|start| self.line.service.end(start));
+        let count = |party| service.into_iter().for_each(|service| self.line.service.count(party, service));
         self.held -= 1;
         if self.line.swap(alone(&self.entry), IDLE) {
-            return ended.map(|ended| self.line.service.count(self.entry.party, &ended));
+            count(self.entry.party);
+            return service;
         }
         let mut queue = self.line.lock();
         queue.line.end(&self.entry);
@@ -257,8 +249,7 @@ impl Place {
             queue.over = queue.over.saturating_sub(1);
             false
         };
-        let party = if is_behind { LineParty::Copies } else { self.entry.party };
-        let service = ended.map(|ended| self.line.service.count(party, &ended));
+        count(if is_behind { LineParty::Copies } else { self.entry.party });
         self.line.unlock(queue);
         service.map(|service| if is_behind { Nanos::ZERO } else { service })
     }

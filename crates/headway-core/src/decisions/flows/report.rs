@@ -30,8 +30,8 @@ impl std::fmt::Display for ChunkOwner {
 }
 
 /// What a driver knows of a job that has ended. The *service time* of a chunk begins when the line lets it start, or when the chunk before it on
-/// the engine ends, if that is later. It ends when the driver reports the chunk's end to the line. Where the end of a chunk without a promise is
-/// reported after that of the job's chunk behind it, the time of both counts as that chunk's, and as waiting.
+/// the engine ends, if that is later. It ends when the driver reports the chunk's end to the line. The end of an unpromised chunk may be reported only
+/// after the job's chunk behind it has ended. Then the time of both counts as the unpromised chunk's, and for the job as waiting.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobFacts {
     /// When its first chunk asked the line.
