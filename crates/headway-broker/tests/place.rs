@@ -12,7 +12,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use headway_broker::{BrokerServer, Client, ClientError, OnLoss, ServerError, ServerOptions, TaskShape, client};
 use headway_core::units::Nanos;
 use headway_os::clock;
-use headway_os::ipc::{Listener, Process, Signal, Socket, SocketPacket, stop_when_told, this_thread, user};
+use headway_os::ipc::{Listener, Process, Signal, Socket, SocketPacket, is_stopped, stop_when_told, this_thread, user};
 use headway_os::sched::{self, SchedClass};
 use rustix::fs::{FileType, Mode};
 use support::{Broker, LIMIT, parameters, shape, wait_until};
@@ -111,15 +111,9 @@ impl Other {
         Process::open(self.0.id()).unwrap().signal(signal).unwrap();
     }
 
-    /// Stops every thread: the kernel stops those on other CPUs a little after the signal was sent.
     fn stop(&self) {
         self.signal(Signal::Stop);
-        let is_stopped = |thread: PathBuf| {
-            let stat = fs::read_to_string(thread.join("stat")).unwrap();
-            stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
-        };
-        let threads = || fs::read_dir(format!("/proc/{}/task", self.0.id())).unwrap();
-        wait_until("every thread is stopped", || threads().all(|thread| is_stopped(thread.unwrap().path())));
+        wait_until("every thread is stopped", || is_stopped(self.0.id()));
     }
 }
 

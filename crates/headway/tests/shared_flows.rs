@@ -16,7 +16,7 @@ use headway::flow::{Flow, FlowContract, FlowCopy, FlowNode, FlowPlace, OnMiss};
 use headway::machine::{self, Machine};
 use headway::units::{Bytes, Nanos};
 use headway_os::fork::holds_in_a_child;
-use headway_os::ipc::{Process, Signal};
+use headway_os::ipc::{Process, Signal, is_stopped};
 
 const SOCKET: &str = "HEADWAY_TEST_BROKER";
 /// Nothing takes that long, however slow the machine is.
@@ -331,6 +331,12 @@ fn a_program_that_hangs_is_cut_off_and_loses_its_flows_and_the_others_go_on() {
     let [mut one, mut hung] = [(); 2].map(|()| Program::start(&broker));
     assert_eq!(hung.ask("open lidar 400"), "open");
     hung.signal(Signal::Stop);
+    // A thread that still ran would say that it counts on the other one, and nothing more would be asked of this program.
+    let start = Instant::now();
+    while !is_stopped(hung.pid()) {
+        assert!(start.elapsed() < LIMIT);
+        std::thread::yield_now();
+    }
     // It is answered although the other one does not say that it counts on it.
     assert_eq!(one.ask("open camera 400"), "open");
     broker.wait_for_flows(&["camera"]);

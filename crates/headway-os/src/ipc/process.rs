@@ -89,11 +89,14 @@ pub fn has_thread(pid: u32, tid: u32) -> bool {
     Path::new(&format!("/proc/{pid}/task/{tid}")).exists()
 }
 
-/// Whether the process `pid` is stopped, by a signal or a debugger; `false` also where the system does not tell.
+/// Whether every thread of the process `pid` is stopped, by a signal or a debugger; `false` also where the system does not tell. Threads
+/// on other CPUs stop a little after the signal was sent.
 #[must_use]
 pub fn is_stopped(pid: u32) -> bool {
-    let state = stat_field(&format!("/proc/{pid}/stat"), STATE);
-    matches!(state.as_deref(), Some("T" | "t"))
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    let states = threads.map(|thread| stat_field(thread.ok()?.path().join("stat").to_str()?, STATE));
+    let mut states = states.filter(|state| state.as_deref() != Some("Z")).peekable();
+    states.peek().is_some() && states.all(|state| matches!(state.as_deref(), Some("T" | "t")))
 }
 
 /// When the process `pid` was started, in ticks of the kernel's clock since the start of the system: with the number it says
