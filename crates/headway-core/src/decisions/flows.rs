@@ -43,7 +43,7 @@ use crate::models::transfer::Direction;
 use crate::units::{Bytes, Nanos};
 
 use self::admission::{Demand, Demands};
-use self::report::EndedJob;
+use self::report::{EndedJob, add_fault};
 
 pub use self::contract::{
     FlowAdmitted, FlowAssumption, FlowContract, FlowId, FlowProposal, FlowRefused, FlowSuffers, FlowUnfit,
@@ -65,7 +65,7 @@ pub struct FlowLimits {
     pub bytes_max: Bytes,
     /// The longest period and deadline.
     pub time_max: Nanos,
-    /// Faults that are remembered of one engine until it has nothing promised to do.
+    /// Kinds of faults, of owners, that are remembered of one engine until it has nothing promised to do.
     pub faults_max: usize,
 }
 
@@ -517,8 +517,9 @@ impl FlowBook {
         }
         job.chunk = Some(place.chunk);
         let (late, jitter) = (now.saturating_sub(job.release), place.engine.jitter);
-        if late > jitter && place.faults.len() < self.limits.faults_max {
-            place.faults.push(FlowFault::AskedLate { owner: of.owner(), late, jitter });
+        if late > jitter {
+            let fault = FlowFault::AskedLate { owner: of.owner(), late, jitter };
+            add_fault(&mut place.faults, fault, self.limits.faults_max);
         }
         Ok(place.chunk)
     }
@@ -703,8 +704,7 @@ impl FlowBook {
         }
         let held = job.release.saturating_sub(job.submitted);
         let report = FlowJobReport { response: ended.response, bound, end, missed, held, blame };
-        let room = self.limits.faults_max.saturating_sub(place.faults.len());
-        place.faults.extend(own.into_iter().take(room));
+        own.into_iter().for_each(|fault| add_fault(&mut place.faults, fault, self.limits.faults_max));
         self.rest(now, key.0, key.1);
         Ok(report)
     }
@@ -713,10 +713,8 @@ impl FlowBook {
     /// nothing promised to do.
     pub fn fault(&mut self, now: Nanos, gpu: u32, direction: Direction, fault: FlowFault) {
         self.rest(now, gpu, direction);
-        if let Some(place) = self.engines.get_mut(&(gpu, direction))
-            && place.faults.len() < self.limits.faults_max
-        {
-            place.faults.push(fault);
+        if let Some(place) = self.engines.get_mut(&(gpu, direction)) {
+            add_fault(&mut place.faults, fault, self.limits.faults_max);
         }
     }
 

@@ -82,6 +82,45 @@ pub enum FlowFault {
     Gaps { owner: ChunkOwner, time: Nanos },
 }
 
+impl FlowFault {
+    fn owner(&self) -> Option<&ChunkOwner> {
+        match self {
+            Self::AskedLate { owner, .. }
+            | Self::LongChunk { owner, .. }
+            | Self::LargeChunk { owner, .. }
+            | Self::ManyChunks { owner, .. }
+            | Self::Gaps { owner, .. } => Some(owner),
+            Self::LateTogether { .. } => None,
+        }
+    }
+
+    /// By how much the assumption was exceeded, in a unit of its own.
+    fn excess(&self) -> u64 {
+        match self {
+            Self::AskedLate { late, jitter, .. } => late.0.saturating_sub(jitter.0),
+            Self::LongChunk { took, most, .. } => took.0.saturating_sub(most.0),
+            Self::LargeChunk { bytes, most, .. } => bytes.0.saturating_sub(most.0),
+            Self::ManyChunks { chunks, most, .. } => u64::from(chunks.saturating_sub(*most)),
+            Self::LateTogether { late, most } => late.0.saturating_sub(most.0),
+            Self::Gaps { time, .. } => time.0,
+        }
+    }
+
+    fn is_like(&self, other: &Self) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other) && self.owner() == other.owner()
+    }
+}
+
+/// Adds a broken assumption to others: of each kind and owner the worst is kept, and at most `most` in all.
+pub(super) fn add_fault(faults: &mut Vec<FlowFault>, fault: FlowFault, most: usize) {
+    let known = faults.iter().position(|known| known.is_like(&fault));
+    match known {
+        Some(at) if faults[at].excess() < fault.excess() => faults[at] = fault,
+        None if faults.len() < most => faults.push(fault),
+        _ => {}
+    }
+}
+
 /// What a job's time went to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -103,11 +142,10 @@ impl std::fmt::Display for FlowBlame {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Fault(fault) => fault.fmt(f),
-            Self::Ahead(ChunksAhead { owner, chunks, time: Nanos(0), .. }) => {
-                write!(f, "{chunks} chunks of {owner} went before it")
-            }
             Self::Ahead(ChunksAhead { owner, chunks, time, .. }) => {
-                write!(f, "{chunks} chunks of {owner} went before it and took {time}")
+                let chunks = if *chunks == 1 { "1 chunk".to_owned() } else { format!("{chunks} chunks") };
+                write!(f, "{chunks} of {owner} went before it")?;
+                if *time > Nanos::ZERO { write!(f, " and took {time}") } else { Ok(()) }
             }
             Self::Waited(time) => write!(f, "it waited {time} for the engine"),
             Self::Engine { took, worst } => write!(f, "its own chunks took {took} on the engine, at most {worst}"),
@@ -133,7 +171,7 @@ pub struct FlowJobReport {
     pub missed: bool,
     /// How long it had to wait for its release, since it came earlier than the contract allows. Not part of the response.
     pub held: Nanos,
-    /// Faults first. Never empty where the response is longer than the bound.
+    /// Faults first, of each kind and owner the worst. Never empty where the response is longer than the bound.
     pub blame: Vec<FlowBlame>,
 }
 
@@ -164,7 +202,7 @@ pub(super) struct EndedJob<'a> {
     pub(super) late: Nanos,
     pub(super) late_once: Nanos,
     pub(super) unpromised_in_flight: u32,
-    /// Faults that were noticed since the engine last had nothing promised to do.
+    /// Faults since the engine last had nothing promised to do.
     pub(super) known: &'a [FlowFault],
 }
 
@@ -179,7 +217,7 @@ impl EndedJob<'_> {
         let most = self.chunk_cost;
         for (took, most) in [(facts.longest_chunk, most), (facts.engine, self.worst)] {
             if took > most {
-                faults.push(FlowFault::LongChunk { owner: self.owner.clone(), took, most });
+                add_fault(&mut faults, FlowFault::LongChunk { owner: self.owner.clone(), took, most }, usize::MAX);
             }
         }
         if faults.is_empty() && self.late > self.late_once {
@@ -201,8 +239,9 @@ impl EndedJob<'_> {
     pub(super) fn blame(&self, facts: &JobFacts, own: &[FlowFault]) -> Vec<FlowBlame> {
         let mut blame = Vec::new();
         if self.response > self.bound {
-            let known = self.known.iter().filter(|fault| !own.contains(fault));
-            blame.extend(own.iter().chain(known).cloned().map(FlowBlame::Fault));
+            let mut faults = own.to_vec();
+            self.known.iter().for_each(|fault| add_fault(&mut faults, fault.clone(), usize::MAX));
+            blame.extend(faults.into_iter().map(FlowBlame::Fault));
             let late = facts.asked.saturating_sub(self.release);
             let accounted = late.saturating_add(facts.waited).saturating_add(facts.engine);
             let time = self.response.saturating_sub(accounted);

@@ -451,6 +451,22 @@ fn beyond_the_bound_blame_names_what_broke() {
 }
 
 #[test]
+fn blame_names_the_worst_fault_of_each_kind_and_owner() {
+    let gap = |time| FlowFault::Gaps { owner: ChunkOwner::Flow("b".to_owned()), time };
+    let large = FlowFault::LargeChunk { owner: ChunkOwner::Unpromised, bytes: Bytes(1 << 30), most: Bytes(MIB) };
+    let mut told = vec![gap(US), gap(US * 9), gap(US * 3)];
+    // More than are remembered, and a fault of another kind behind them.
+    told.extend([gap(US * 2), gap(US * 4)].into_iter().cycle().take(2 * LIMITS.faults_max));
+    told.push(large.clone());
+    // One chunk took too long: as a chunk, and as all that the job has.
+    let facts = JobFacts { engine: MS, chunks: 1, longest_chunk: MS, ..JobFacts::default() };
+    let (blame, _) = blamed(MS, facts, &told);
+    let faults: Vec<&FlowBlame> = blame.iter().filter(|blame| matches!(blame, FlowBlame::Fault(_))).collect();
+    assert!(matches!(faults[0], FlowBlame::Fault(FlowFault::LongChunk { took, .. }) if *took == MS), "{blame:?}");
+    assert_eq!(faults[1..], [&FlowBlame::Fault(gap(US * 9)), &FlowBlame::Fault(large)]);
+}
+
+#[test]
 fn a_fault_is_told_to_all_jobs_until_nothing_promised_is_there() {
     let mut book = book(1);
     let flows = ["a", "b"].map(|name| settled(&mut book, MS, contract(name, MIB, MS * 2, MS)).flow);
