@@ -190,7 +190,7 @@ class Flow:
 
     def submit(self, *, dst: object = None, src: object = None, stream: object = None) -> FlowTicket:
         """Has the flow's own thread make one copy, and returns at once. What `stream` is given later does not wait for the copy: wait for the
-        ticket first.
+        ticket first. While 64 copies wait for the thread, another one is refused.
 
         Args:
             dst: Another target than the flow's.

@@ -119,6 +119,19 @@ def test_copies_that_are_none_of_the_flow_are_refused(driver: Driver, host: Byte
         assert flow.copy().response_ns > 0
 
 
+def test_more_copies_than_may_wait_are_refused(driver: Driver, host: Bytes, image: Array) -> None:
+    with node().flow("slow", dst=image, src=host, period="60 min", deadline="1 s") as flow:
+        flow.copy()
+        # One is held for an hour, and the others wait for it.
+        tickets = [flow.submit()]
+        with pytest.raises(hw.HeadwayError, match="`slow`.*64"):
+            for _ in range(66):
+                tickets.append(flow.submit())
+        assert len(tickets) in (64, 65) and not tickets[-1].done
+    with pytest.raises(hw.HeadwayError, match="closed"):
+        tickets[-1].wait("60 s")
+
+
 def test_one_machine_stands_behind_all_flows_of_a_gpu(host: Bytes, image: Array) -> None:
     with node().flow("first", dst=image, src=host, period="1 ms", deadline="1 s"), pytest.raises(hw.OptionError, match="machine"):
         hw.machine("h200-x4").flow("second", dst=image, src=host, period="1 ms", deadline="1 s")

@@ -541,8 +541,7 @@ impl Diagnosis for Failure {
                  a run with a larger `--log-max` keeps more"
             }
             Self::Backend { backend: "cuda", .. } => {
-                "`headway doctor` says what is missing; the backends `sim` and `emu` need no GPU (`--backend sim`, `--backend emu`), where \
-                 `--help` lists them"
+                "`headway doctor` says what is missing; plans and simulations need no GPU (of commands that have it, `--backend sim` or `emu`)"
             }
             Self::Output(
                 OutputError::Create { source, .. }

@@ -543,13 +543,18 @@ impl Flow {
     /// stream has come to this point.
     ///
     /// # Errors
-    /// Those of [`Flow::copy`]; and where no thread can be started.
+    /// Those of [`Flow::copy`]; where 64 copies wait already; and where no thread can be started.
     pub fn submit(&self, copy: FlowCopy) -> Result<FlowTicket, Error> {
         let shared = &self.0;
         shared.node.here()?;
         let mut jobs = lock(&shared.jobs);
         if jobs.is_closed {
             return Err(Failure::Flow(SubmitRefused::Unknown.into()).into());
+        }
+        // The book counts copies between addresses when their streams have come to them.
+        if jobs.waiting.len() >= LIMITS.jobs_max {
+            let (name, limit) = (shared.contract.name.clone(), LIMITS.jobs_max);
+            return Err(Failure::Flow(SubmitRefused::Full { name, limit }.into()).into());
         }
         if !jobs.is_served {
             let serving = Arc::clone(shared);

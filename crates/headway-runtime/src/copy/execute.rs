@@ -125,7 +125,9 @@ impl Copier {
             HostKind::Pinned => Ok(()),
             HostKind::Pageable => Err(CopyError::Invalid {
                 what,
-                reason: "the host memory is not pinned; use `staged` or `pageable`, or pin it".into(),
+                reason:
+                    "the host memory is not pinned; pin it, or use `staged` or `pageable` where nothing is promised"
+                        .into(),
             }),
         }
     }
