@@ -168,7 +168,23 @@ struct Answers {
     heard: Receiver<Heard>,
     /// Questions to the broker of this number whose answers no thread awaits any more: these answers come first.
     owed: usize,
+    /// Flows among these answers: the broker has them, and no thread knows of them.
+    unclaimed: Vec<FlowId>,
     epoch: u64,
+}
+
+impl Answers {
+    /// An answer has come; it is given back if a thread awaits it.
+    fn take(&mut self, message: FromBroker) -> Option<FromBroker> {
+        self.owed = self.owed.saturating_sub(1);
+        if self.owed == 0 {
+            return Some(message);
+        }
+        if let FromBroker::FlowOpened(admitted) = message {
+            self.unclaimed.push(admitted.flow);
+        }
+        None
+    }
 }
 
 /// A connection to a broker. Its tasks must go before it does. In a forked child it is lost, and nothing that the child does there reaches
@@ -218,7 +234,7 @@ impl Client {
             let errno = headway_os::Errno(error.raw_os_error().unwrap_or(0));
             ClientError::System(headway_os::OsError { call: "pthread_create", errno })
         })?;
-        let answers = Mutex::new(Answers { heard, owed: 0, epoch });
+        let answers = Mutex::new(Answers { heard, owed: 0, unclaimed: Vec::new(), epoch });
         let terms = Mutex::new(Some(terms));
         Ok(Self { shared, answers, registering: Mutex::new(()), terms, watcher: Some(watcher), stop })
     }
@@ -381,13 +397,26 @@ impl Client {
         let waits_for_others = matches!(question, FromClient::OpenFlow { .. });
         if answers.epoch != link.epoch {
             (answers.owed, answers.epoch) = (0, link.epoch);
+            answers.unclaimed.clear();
         }
+        // Of these no thread awaits the last one either.
+        answers.owed += 1;
         while let Ok(heard) = answers.heard.try_recv() {
-            answers.owed = answers.owed.saturating_sub(usize::from(matches!(heard, Heard::Message(_))));
+            if let Heard::Message(message) = heard {
+                answers.take(message);
+            }
         }
+        answers.owed -= 1;
         // Its end may have been among these; if not, it is heard below.
         if link.is_lost() {
             return Err(ClientError::Lost);
+        }
+        while let Some(flow) = answers.unclaimed.pop() {
+            if link.send(&FromClient::CloseFlow { flow }).is_err() {
+                answers.unclaimed.push(flow);
+                break;
+            }
+            answers.owed += 1;
         }
         // What cannot be sent as the broker reads nothing is not answered. Its end is heard below.
         if link.send(question).is_err_and(|error| error.errno.name() == Some("EAGAIN")) {
@@ -401,9 +430,8 @@ impl Client {
         loop {
             match answers.heard.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(Heard::Message(message)) => {
-                    answers.owed = answers.owed.saturating_sub(1);
-                    if answers.owed == 0 {
-                        return Ok(message);
+                    if let Some(answer) = answers.take(message) {
+                        return Ok(answer);
                     }
                 }
                 Ok(Heard::End { epoch }) if epoch != link.epoch => {}

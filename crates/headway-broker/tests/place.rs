@@ -8,9 +8,16 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 
-use headway_broker::{BrokerServer, Client, ClientError, OnLoss, ServerError, ServerOptions, TaskShape, client};
-use headway_core::units::Nanos;
+use headway_broker::{
+    BrokerServer, Client, ClientError, OnLoss, ProgramEngine, ServerError, ServerOptions, TaskShape, client,
+};
+use headway_core::decisions::flows::{FlowContract, flow_engines};
+use headway_core::files::machine::shipped;
+use headway_core::files::workload::OnMiss;
+use headway_core::models::transfer::Direction;
+use headway_core::units::{Bytes, Nanos};
 use headway_os::clock;
 use headway_os::ipc::{Listener, Process, Signal, Socket, SocketPacket, is_stopped, stop_when_told, this_thread, user};
 use headway_os::sched::{self, SchedClass};
@@ -368,6 +375,61 @@ fn a_stopped_broker_is_told_of_and_when_it_goes_on_so_do_its_clients() {
         drop(other);
         task.acquire(clock::now(), 0, Some(LIMIT)).unwrap().release(Nanos(1));
     }
+}
+
+#[test]
+fn who_closes_before_the_answer_has_left_and_was_not_cut_off() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("broker");
+    let broker = Other::start(&mut again("broker", &socket));
+    wait_until("the broker serves", || is_there(&socket));
+    let before = client::status(&socket).unwrap().counts;
+    broker.stop();
+    for _ in 0..3 {
+        // It says who it is, and is gone before the broker looks.
+        let client = Socket::connect(&socket).unwrap();
+        client.send(br#"{"hello":{"version":7,"name":"hasty","resumed":[]}}"#, &[]).unwrap();
+    }
+    broker.signal(Signal::Continue);
+    // Each connection for the status leaves, too.
+    let left = || client::status(&socket).unwrap().counts;
+    wait_until("all three have left", || left().gone >= before.gone + 3);
+    assert_eq!(left().cut, before.cut);
+}
+
+#[test]
+fn a_flow_that_was_opened_when_nobody_waited_for_it_any_more_is_closed() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("broker");
+    let broker = Other::start(&mut again("broker", &socket));
+    wait_until("the broker serves", || is_there(&socket));
+    let client = Arc::new(Client::connect(&socket, "one", OnLoss::Fail).unwrap());
+    let (keeps, terms) = (Arc::downgrade(&client), client.terms().unwrap());
+    std::thread::spawn(move || {
+        for terms in terms {
+            keeps.upgrade().map(|client| client.take_terms(terms.version));
+        }
+    });
+    let engines = flow_engines(&shipped("h200-x1").unwrap(), 2);
+    let engines: Vec<_> = engines.into_iter().map(|engine| ProgramEngine { gpu: "G".to_owned(), engine }).collect();
+    let contract = || FlowContract {
+        name: "camera".to_owned(),
+        gpu: 0,
+        direction: Direction::H2d,
+        bytes: Bytes(1 << 20),
+        period: Nanos(100_000_000),
+        deadline: Nanos(100_000_000),
+        on_miss: OnMiss::Finish,
+    };
+    broker.stop();
+    client.bear_silence(std::time::Duration::from_millis(20));
+    let silent = client.open_flow(engines.clone(), contract()).unwrap_err();
+    assert!(matches!(silent, ClientError::Silent { .. }), "{silent}");
+    broker.signal(Signal::Continue);
+    client.bear_silence(LIMIT);
+    // The broker may refuse it once, if it opens the first one only then.
+    wait_until("it is opened again", || client.open_flow(engines.clone(), contract()).unwrap().is_ok());
+    assert_eq!(client.status().unwrap().flows.len(), 1);
 }
 
 #[test]

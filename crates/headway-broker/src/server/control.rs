@@ -159,9 +159,8 @@ impl BookDriver {
             engines: self.book.parameters().arbiter.engines,
             log: self.journal.has_log(),
         };
-        let Ok(text) = serde_json::to_vec(&FromBroker::Welcome(welcome)) else { return false };
         let [page, answers, bell] = pages.descriptors();
-        session.socket.send(&text, &[page, answers, self.notice.as_fd(), bell]).is_ok()
+        session.send(&FromBroker::Welcome(welcome), &[page, answers, self.notice.as_fd(), bell])
     }
 }
 

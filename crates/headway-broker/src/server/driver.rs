@@ -441,7 +441,7 @@ impl BookDriver {
     }
 
     pub(super) fn send(&self, client: ClientId, message: &FromBroker) -> bool {
-        self.sessions.get(&client).is_some_and(|session| session.send(message))
+        self.sessions.get(&client).is_some_and(|session| session.send(message, &[]))
     }
 
     fn answer(&self, client: ClientId, slot: Slot, code: Code, answer: [u64; 4]) {

@@ -1,5 +1,7 @@
 //! One connection.
 
+use std::os::fd::BorrowedFd;
+
 use headway_core::decisions::broker::ClientProcess;
 use headway_os::ipc::{Peer, Process, Socket, started};
 
@@ -46,10 +48,13 @@ impl Session {
         if self.pages.is_some() || self.is_in_flight { CLIENT } else { CONNECTION }
     }
 
-    /// Sends an answer; whether the client takes it.
-    pub(super) fn send(&self, message: &FromBroker) -> bool {
+    /// Sends an answer with descriptors; whether the client takes it. One that has closed its end takes what comes: it is heard to leave.
+    pub(super) fn send(&self, message: &FromBroker, descriptors: &[BorrowedFd<'_>]) -> bool {
         let Ok(text) = serde_json::to_vec(message) else { return false };
-        self.socket.send(&text, &[]).is_ok()
+        match self.socket.send(&text, descriptors) {
+            Ok(()) => true,
+            Err(error) => matches!(error.errno.name(), Some("EPIPE" | "ECONNRESET")),
+        }
     }
 }
 
