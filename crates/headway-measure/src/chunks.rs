@@ -16,6 +16,7 @@ use headway_device::DeviceSource;
 use headway_device::gpu::Gpu;
 use headway_os::{clock, sched};
 use headway_runtime::copy::{At, Copier, CopyOptions, Promise, UNPROMISED_IN_FLIGHT};
+use headway_runtime::staging::Promiser;
 
 use crate::Error;
 use crate::session::Session;
@@ -67,6 +68,7 @@ pub(crate) fn watch(
         let engines = engines.into_iter().filter(|engine| engine.gpu == 0);
         let all = engines.map(|engine| ends(engine.clone(), buffer).or_else(|_| ends(engine, chunk)));
         let all = all.collect::<Result<Vec<_>, _>>()?;
+        let promiser = Promiser::new();
         let (interrupt, end) = (session.interrupt(), clock::now().saturating_add(time));
         let copies = |Ends { engine, device, host, bytes }: Ends| -> Result<Option<(Direction, ChunkWatch)>, Error> {
             // The threads of an emulated GPU would get no CPU beside it.
@@ -75,7 +77,7 @@ pub(crate) fn watch(
             }
             let class = sched::current().map_or_else(|error| error.to_string(), |class| class.to_string());
             let size = Bytes(chunk as u64);
-            copier.limit_chunks(0, engine.direction, Some(size))?;
+            copier.limit_chunks(promiser, 0, engine.direction, Some(size))?;
             let mut took = Vec::new();
             for offset in (0..bytes).step_by(chunk).cycle() {
                 if clock::now() >= end || interrupt.load(Ordering::Relaxed) {
@@ -86,7 +88,7 @@ pub(crate) fn watch(
                 let [device, host] = [device.at(), host.at()].map(|at| At { offset: at.offset + offset, ..at });
                 took.push(copier.promised_pinned(engine.direction, device, host, chunk, promise)?.engine);
             }
-            copier.limit_chunks(0, engine.direction, None)?;
+            copier.limit_chunks(promiser, 0, engine.direction, None)?;
             let watch = ChunkWatch::of(class, engine.setup, engine.rate.time_for(size), &took);
             Ok(watch.map(|watch| (engine.direction, watch)))
         };

@@ -48,7 +48,7 @@ pub use self::engine::{Promise, PromisedCopy, UNPROMISED_IN_FLIGHT};
 pub use self::error::CopyError;
 pub use self::promised::{EngineTurns, Turn};
 pub use crate::at::At;
-use crate::staging::{Line, new_promiser};
+use crate::staging::Line;
 pub use headway_core::decisions::chooser::MethodWanted as How;
 
 /// How much of everything copies take.
@@ -188,8 +188,6 @@ pub struct MethodProbe {
 
 /// Copies between host and GPU memory, from any thread.
 pub struct Copier {
-    /// Tells copiers of this process apart, from 1 on.
-    number: u64,
     gpus: Vec<CopierGpu>,
     devices: Vec<Arc<dyn Gpu>>,
     options: CopyOptions,
@@ -237,7 +235,6 @@ impl Copier {
         let (options, profile, peers) = (options.normal(), Arc::new(profile), Line::new());
         let chooser = |gpu| CopyChooser::new(gpu, Arc::clone(&profile), &options, stale.clone(), gpus.len());
         let copier = Self {
-            number: new_promiser(),
             choosers: gpus.iter().map(|(gpu, _)| chooser(*gpu)).collect(),
             devices: gpus.iter().map(|(_, gpu)| Arc::clone(gpu)).collect(),
             shares: Shares::new(gpus.len()),
@@ -426,7 +423,10 @@ impl Copier {
     }
 
     /// The position of the GPU whose memory `buffer` is.
-    fn gpu_of(&self, buffer: &Buffer) -> Result<usize, CopyError> {
+    ///
+    /// # Errors
+    /// [`CopyError::Invalid`] for memory of another GPU or of the host, [`CopyError::Unavailable`] in a forked child.
+    pub fn gpu_of(&self, buffer: &Buffer) -> Result<usize, CopyError> {
         if !self.home.is_here() {
             return Err(forked());
         }

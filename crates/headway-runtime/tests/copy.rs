@@ -19,6 +19,7 @@ use headway_device::{Access, DeviceLimits};
 use headway_os::board::{Board, board_gpu};
 use headway_os::memory;
 use headway_runtime::copy::{At, Copier, CopyError, CopyLimits, CopyOptions, How, ManyBy, Promise};
+use headway_runtime::staging::Promiser;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
@@ -776,8 +777,8 @@ fn promised_copies_move_their_bytes_in_chunks_while_bulk_copies_run() {
             self.0.store(true, Ordering::Relaxed);
         }
     }
-    let copier = copier(1, CopyOptions::default());
-    copier.limit_chunks(0, Direction::H2d, Some(Bytes(512 << 10))).unwrap();
+    let (copier, node) = (copier(1, CopyOptions::default()), Promiser::new());
+    copier.limit_chunks(node, 0, Direction::H2d, Some(Bytes(512 << 10))).unwrap();
     let gpu = copier.gpus()[0].as_ref();
     let device = |len| gpu.device_buffer(len, CpuReach::Device).unwrap();
     let pinned = |len| gpu.pinned_buffer(len, Caching::Cached).unwrap();
@@ -805,7 +806,7 @@ fn promised_copies_move_their_bytes_in_chunks_while_bulk_copies_run() {
             assert!(seen(gpu, &buffer) == data);
         }
     });
-    copier.limit_chunks(0, Direction::H2d, None).unwrap();
+    copier.limit_chunks(node, 0, Direction::H2d, None).unwrap();
     let (to, from) = (device(4 * MIB), pinned(4 * MIB));
     let (to, from) = (At { buffer: &to, offset: 0 }, At { buffer: &from, offset: 0 });
     let whole = copier.copy_pinned(Direction::H2d, to, from, 4 * MIB, How::By(Method::Dma)).unwrap();
@@ -824,15 +825,16 @@ fn copiers_of_one_gpu_keep_to_the_promises_of_one_of_them() {
         let (to, from) = (At { buffer: &to, offset: 0 }, At { buffer: &from, offset: 0 });
         second.copy_pinned(Direction::H2d, to, from, 4 * MIB, How::By(Method::Dma)).unwrap().chunks
     };
-    first.limit_chunks(0, Direction::H2d, Some(Bytes(MIB as u64))).unwrap();
+    let [one, other] = [(); 2].map(|()| Promiser::new());
+    first.limit_chunks(one, 0, Direction::H2d, Some(Bytes(MIB as u64))).unwrap();
     assert_eq!(chunks(), 4);
-    let refused = second.limit_chunks(0, Direction::H2d, Some(Bytes(4 * MIB as u64))).unwrap_err();
+    let refused = second.limit_chunks(other, 0, Direction::H2d, Some(Bytes(4 * MIB as u64))).unwrap_err();
     assert!(matches!(refused, CopyError::Invalid { .. }), "{refused:?}");
-    second.limit_chunks(0, Direction::H2d, None).unwrap();
+    second.limit_chunks(other, 0, Direction::H2d, None).unwrap();
     assert_eq!(chunks(), 4, "who promised nothing gives nothing back");
-    first.limit_chunks(0, Direction::H2d, None).unwrap();
+    first.limit_chunks(one, 0, Direction::H2d, None).unwrap();
     assert_eq!(chunks(), 1);
-    second.limit_chunks(0, Direction::H2d, Some(Bytes(2 * MIB as u64))).unwrap();
+    second.limit_chunks(other, 0, Direction::H2d, Some(Bytes(2 * MIB as u64))).unwrap();
     assert_eq!(chunks(), 2);
 }
 

@@ -28,6 +28,7 @@ use headway_runtime::copy::{Copier, CopyOptions};
 use headway_runtime::intake::{InputError, Intake};
 use headway_runtime::kernels::Kernels;
 use headway_runtime::outlet::Outlet;
+use headway_runtime::staging::Promiser;
 use headway_runtime::wall::{self, RunError, WallOptions, WallOutcome};
 
 /// Two streams in one class, one in another, one whose packets are jobs of their own; deadlines that any machine meets
@@ -204,7 +205,8 @@ fn a_plan_and_flows_do_not_promise_copies_on_one_engine_at_a_time() {
     let copier =
         Copier::new(vec![(EndpointId(1), Arc::clone(&gpu))], Profile::default(), CopyOptions::default()).unwrap();
     let mut devices = [Engines::open(gpu).unwrap()];
-    let limit = |chunk| copier.limit_chunks(0, Direction::D2h, chunk);
+    let node = Promiser::new();
+    let limit = |chunk| copier.limit_chunks(node, 0, Direction::D2h, chunk);
     limit(Some(Bytes(1 << 20))).unwrap();
     let refused = bench.run_on(&mut devices, bench.open(&input), &WallOptions::default(), |_| {}).unwrap_err();
     assert!(matches!(refused, RunError::Promised { gpu: 0, way: "out of" }), "{refused}");

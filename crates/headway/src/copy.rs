@@ -82,7 +82,8 @@ pub fn emulated(gpus: usize) -> Result<Copier, Error> {
 pub fn open(options: &OpenOptions) -> Result<Copier, Error> {
     let machine = options.machine.as_deref().map(crate::machine::open).transpose()?;
     let gpus = gpus::open(options.backend, options.model.as_deref(), options.gpus)?;
-    let ids = names(machine.as_ref(), &gpus)?;
+    let in_order = || (0..gpus.len() as u32).map(EndpointId).collect();
+    let ids = machine.as_ref().map_or_else(|| Ok(in_order()), |machine| endpoints(machine, &gpus, 0))?;
     let profile = machine.as_ref().map_or_else(Profile::default, |machine| machine.profile.clone());
     let stale = profile.stamp.as_ref().and_then(|was| difference(was, &stamp::stamp(&gpus, String::new())));
     let learns = machine.is_none();
@@ -106,9 +107,9 @@ fn learn(copier: &Copier, options: &CopyOptions) {
     }
 }
 
-/// The name of each GPU in the machine file: by UUID where the file has them, else in order.
-fn names(machine: Option<&Machine>, gpus: &[Arc<dyn Gpu>]) -> Result<Vec<EndpointId>, Error> {
-    let Some(machine) = machine else { return Ok((0..gpus.len() as u32).map(EndpointId).collect()) };
+/// The name of each GPU in the machine file: by UUID where the file has them, else in order from number `first` on, or from 0 where the file
+/// has too few for that.
+pub(crate) fn endpoints(machine: &Machine, gpus: &[Arc<dyn Gpu>], first: usize) -> Result<Vec<EndpointId>, Error> {
     let endpoints: Vec<EndpointId> = machine.gpus().collect();
     let by_uuid = |gpu: &Arc<dyn Gpu>| {
         let uuid = gpu.description().uuid.as_ref()?;
@@ -121,7 +122,8 @@ fn names(machine: Option<&Machine>, gpus: &[Arc<dyn Gpu>]) -> Result<Vec<Endpoin
         let (machine, wanted) = (machine.name.clone(), gpus.len());
         return Err(Failure::TooFewGpus { machine, wanted, available: endpoints.len() }.into());
     }
-    Ok(endpoints.into_iter().take(gpus.len()).collect())
+    let first = if first + gpus.len() <= endpoints.len() { first } else { 0 };
+    Ok(endpoints.into_iter().skip(first).take(gpus.len()).collect())
 }
 
 /// What has changed since `was`; GPUs that are not used now do not count.
@@ -144,6 +146,16 @@ mod tests {
         let model = Some("h200-x4".to_owned());
         let machine = machine.map(str::to_owned);
         OpenOptions { backend: CopyBackend::Emu, machine, model, gpus: Some(gpus), copies: CopyOptions::default() }
+    }
+
+    #[test]
+    fn gpus_without_uuid_are_those_of_the_file_from_their_own_number_on() {
+        let machine = crate::machine::open("h200-x4").unwrap();
+        let all: Vec<EndpointId> = machine.gpus().collect();
+        let copier = open(&emulated(None, 2)).unwrap();
+        let of = |first| endpoints(&machine, copier.gpus(), first).unwrap();
+        assert_eq!([of(0), of(1), of(2)], [&all[0..2], &all[1..3], &all[2..4]]);
+        assert_eq!(of(3), all[0..2], "it has too few for that");
     }
 
     #[test]

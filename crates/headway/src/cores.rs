@@ -25,9 +25,11 @@ pub fn on_all_cores<T: Send, E: Send>(count: usize, work: impl Fn(usize) -> Resu
         }
     };
     thread::scope(|scope| {
-        for _ in 0..count_of_threads {
-            threads::without_signals(|| scope.spawn(take_pieces));
+        for _ in 1..count_of_threads {
+            // Where the system refuses a thread, the others do its share.
+            let _ = threads::without_signals(|| thread::Builder::new().spawn_scoped(scope, take_pieces));
         }
+        take_pieces();
     });
     let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
     results.sort_by_key(|(at, _)| *at);

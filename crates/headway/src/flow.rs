@@ -37,7 +37,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use headway_broker::{Client, FlowTerms, OnLoss, ProgramEngine, place};
-use headway_core::files::machine::Machine;
+use headway_core::files::machine::{EndpointId, Machine};
 use headway_core::models::transfer::Direction;
 use headway_core::units::{Bytes, Nanos};
 use headway_cuda::{HostEnd, LentEnds};
@@ -45,6 +45,7 @@ use headway_device::Buffer;
 use headway_device::gpu::{Caching, CpuReach};
 use headway_os::{clock, threads};
 use headway_runtime::copy::{At, Copier, CopyError, Promise, PromisedCopy, UNPROMISED_IN_FLIGHT};
+use headway_runtime::staging::Promiser;
 
 pub use headway_core::decisions::flows::{
     ChunkOwner, ChunksAhead, FlowAdmitted, FlowAssumption, FlowBlame, FlowContract, FlowEngine, FlowFault, FlowId,
@@ -56,7 +57,7 @@ pub use crate::error::FlowError;
 
 use headway_core::decisions::flows::{FlowBook, FlowJob, JobFacts, LIMITS, flow_engines};
 
-use crate::copy::{RawCopy, StreamCopier};
+use crate::copy::{RawCopy, StreamCopier, endpoints};
 use crate::fork::{Home, at_home};
 use crate::{Error, Failure};
 
@@ -66,6 +67,8 @@ const FLOW: &str = "the flow";
 const LOOK: Duration = Duration::from_micros(200);
 /// So long before its release a held copy looks at nothing else any more.
 const HELD_AWAKE: Nanos = Nanos(1_000_000);
+/// Between two looks whether the flows that were lost with a broker have left.
+const LEAVING_LOOK: Duration = Duration::from_millis(10);
 /// Between two looks whether a held copy is still wanted.
 const HELD_NAP: Nanos = Nanos(100_000_000);
 
@@ -140,6 +143,7 @@ impl Copiers {
 
 struct Inner {
     home: Home,
+    promiser: Promiser,
     copiers: Copiers,
     book: Mutex<FlowBook>,
     /// Held while the chunks of an engine change.
@@ -183,9 +187,27 @@ impl Inner {
     /// Has the other copies of an engine keep to the chunks that its flows allow for. On return no larger one is on the engine.
     fn limit(&self, gpu: u32, direction: Direction) -> Result<(), Error> {
         let chunk = self.book().chunk(gpu, direction);
-        self.copiers.copier().limit_chunks(gpu as usize, direction, chunk).map_err(Failure::Copy)?;
+        let copier = self.copiers.copier();
+        copier.limit_chunks(self.promiser, gpu as usize, direction, chunk).map_err(Failure::Copy)?;
         self.book().drained(clock::now(), gpu, direction);
         Ok(())
+    }
+
+    /// Whether nothing is promised.
+    fn is_empty(&self) -> bool {
+        let (mut book, now) = (self.book(), clock::now());
+        self.engines.iter().all(|of| {
+            book.rest(now, of.gpu, of.direction);
+            book.chunk(of.gpu, of.direction).is_none()
+        })
+    }
+
+    /// Nothing is promised: other copies have the chunks that they had before.
+    fn give_all_back(&self) {
+        for of in &self.engines {
+            // A larger limit waits for nobody.
+            let _ = self.limit(of.gpu, of.direction);
+        }
     }
 
     /// Waits until a flow's copies are accepted.
@@ -246,6 +268,9 @@ impl Inner {
         // The next broker does not know of flows that were lost with the last one.
         self.book().close_all(clock::now());
         self.wait_until(flow, |book| book.flows().next().is_none())?;
+        let alone = lock(&self.changing);
+        self.give_all_back();
+        drop(alone);
         let program = std::env::current_exe().ok();
         let program = program.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
         let name = program.unwrap_or_else(|| "flows".to_owned());
@@ -291,6 +316,17 @@ impl Inner {
     }
 }
 
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.home.is_here() {
+            for of in &self.engines {
+                // A larger limit waits for nobody.
+                let _ = self.copiers.copier().limit_chunks(self.promiser, of.gpu as usize, of.direction, None);
+            }
+        }
+    }
+}
+
 /// Keeps a node to the terms of its broker until the connection ends; then its flows are lost.
 fn keep_terms(node: &Weak<Inner>, client: &Weak<Client>, terms: &Receiver<FlowTerms>) {
     for FlowTerms { version, engines } in terms {
@@ -299,11 +335,28 @@ fn keep_terms(node: &Weak<Inner>, client: &Weak<Client>, terms: &Receiver<FlowTe
             client.hang_up();
         }
     }
-    let Some(node) = node.upgrade() else { return };
-    let Some(sharing) = node.sharing.get() else { return };
-    let mut known = lock(&sharing.client);
-    if known.take_if(|known| Arc::as_ptr(known) == client.as_ptr()).is_some() {
+    let is_lost = |node: &Inner| {
+        let sharing = node.sharing.get()?;
+        lock(&sharing.client).take_if(|known| Arc::as_ptr(known) == client.as_ptr())?;
         node.book().close_all(clock::now());
+        Some(())
+    };
+    if node.upgrade().and_then(|node| is_lost(&node)).is_none() {
+        return;
+    }
+    while let Some(node) = node.upgrade() {
+        // The next connection gives back what the last one had.
+        if node.sharing.get().is_some_and(|sharing| lock(&sharing.client).is_some()) {
+            return;
+        }
+        let alone = lock(&node.changing);
+        if node.is_empty() {
+            node.give_all_back();
+            return;
+        }
+        drop(alone);
+        drop(node);
+        std::thread::sleep(LEAVING_LOOK);
     }
 }
 
@@ -314,7 +367,8 @@ pub struct FlowNode(Arc<Inner>);
 impl FlowNode {
     /// The node of a copier. `machine` says what copies cost at worst, best as `headway measure` found it on this computer.
     ///
-    /// One copier of a process promises on an engine at a time: opening a flow is refused where another does.
+    /// One node of a process promises on an engine at a time: opening a flow is refused where another does. Clone it to have it in several
+    /// places. The GPUs of the copier are found in `machine` by UUID where it has them, else in order.
     ///
     /// # Errors
     /// `ErrorKind::Machine` for a machine with fewer GPUs.
@@ -331,15 +385,22 @@ impl FlowNode {
     }
 
     fn new(copiers: Copiers, machine: &Machine) -> Result<Self, Error> {
-        let gpus = copiers.copier().gpus().len();
-        let available = machine.gpus().count();
-        if available < gpus {
-            return Err(Failure::TooFewGpus { machine: machine.name.clone(), wanted: gpus, available }.into());
-        }
-        let engines = flow_engines(machine, UNPROMISED_IN_FLIGHT);
+        let first = match &copiers {
+            Copiers::Buffers(_) => 0,
+            Copiers::Streams(copier) => copier.gpu().index() as usize,
+        };
+        let ids = endpoints(machine, copiers.copier().gpus(), first)?;
+        let all = flow_engines(machine, UNPROMISED_IN_FLIGHT);
+        let engines_of = |(gpu, id): (u32, &EndpointId)| {
+            let number = machine.gpus().position(|endpoint| endpoint == *id);
+            let own = all.iter().filter(move |engine| Some(engine.gpu as usize) == number);
+            own.map(move |engine| FlowEngine { gpu, ..engine.clone() })
+        };
+        let engines: Vec<FlowEngine> = (0..).zip(&ids).flat_map(engines_of).collect();
         let book = Mutex::new(FlowBook::new(engines.clone(), LIMITS));
         let (changing, patience, sharing) = (Mutex::default(), Duration::from_secs(10), OnceLock::new());
-        let inner = Inner { home: Home::here(), copiers, book, changing, engines, patience, sharing };
+        let (home, promiser) = (Home::here(), Promiser::new());
+        let inner = Inner { home, promiser, copiers, book, changing, engines, patience, sharing };
         Ok(Self(Arc::new(inner)))
     }
 
@@ -380,11 +441,13 @@ impl FlowNode {
         if self.0.here().is_err() {
             return true;
         }
-        let (mut book, now) = (self.0.book(), clock::now());
-        self.0.engines.iter().all(|of| {
-            book.rest(now, of.gpu, of.direction);
-            book.chunk(of.gpu, of.direction).is_none()
-        })
+        // Who has it now opens a flow or gives back what one had.
+        let alone = self.0.changing.try_lock();
+        let is_empty = self.0.is_empty();
+        if is_empty && alone.is_ok() {
+            self.0.give_all_back();
+        }
+        is_empty
     }
 
     /// Promises that every copy of a flow ends within its deadline, or says who would suffer and what would help.
@@ -398,7 +461,10 @@ impl FlowNode {
         self.0.here()?;
         let broker = self.0.ask(&contract)?;
         let _alone = lock(&self.0.changing);
-        let admitted = self.0.book().open(clock::now(), contract.clone());
+        // What a refusal says takes long to find. Copies that are promised do not wait for the book meanwhile.
+        let mut trial = self.0.book().clone();
+        let tried = trial.open(clock::now(), contract.clone());
+        let admitted = tried.and_then(|_| self.0.book().open(clock::now(), contract.clone()));
         let admitted = admitted.map_err(|refused| {
             if let Some(BrokerFlow { client, id, .. }) = &broker {
                 // It holds nothing but a place, until the connection ends.
@@ -564,7 +630,10 @@ impl Flow {
             jobs.is_served = true;
         }
         let job = match &copy {
-            FlowCopy::Buffers { bytes, .. } => Some(shared.take(Bytes(*bytes as u64))?),
+            FlowCopy::Buffers { device, bytes, .. } => {
+                shared.check_gpu(device)?;
+                Some(shared.take(Bytes(*bytes as u64))?)
+            }
             FlowCopy::Addresses(_) => None,
         };
         let outcome = Arc::<Outcome>::default();
@@ -639,7 +708,8 @@ impl Shared {
         if self.broker.as_ref().is_some_and(|of| of.client.is_lost()) {
             return Err(Failure::Flow(FlowError::BrokerLost { flow: self.contract.name.clone() }).into());
         }
-        let taken = self.node.book().submit(clock::now(), self.admitted.flow, bytes);
+        let now = clock::now();
+        let taken = self.node.book().submit(now, self.admitted.flow, bytes);
         taken.map_err(|refused| Failure::Flow(refused.into()).into())
     }
 
@@ -703,6 +773,7 @@ impl Shared {
         self.node.here()?;
         match (copy, &self.node.copiers) {
             (FlowCopy::Buffers { device, host, bytes }, copiers) => {
+                self.check_gpu(&device)?;
                 let job = job.map_or_else(|| self.take(Bytes(bytes as u64)), Ok)?;
                 let copier = copiers.copier();
                 self.run(job, stop, |promise| {
@@ -736,6 +807,11 @@ impl Shared {
             }
             _ => Err(self.wrong("its addresses are those of a copy in the other direction")),
         }
+    }
+
+    fn check_gpu(&self, device: &FlowPlace) -> Result<(), Error> {
+        let gpu = self.node.copiers.copier().gpu_of(&device.buffer).map_err(Failure::Copy)?;
+        if gpu == self.contract.gpu as usize { Ok(()) } else { Err(self.wrong("its memory is that of another GPU")) }
     }
 
     fn wrong(&self, reason: &'static str) -> Error {

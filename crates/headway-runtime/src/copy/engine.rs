@@ -159,22 +159,17 @@ pub(super) struct QueueStep {
 
 /// Claims the bytes of a copy from `from` to `to` in chunks, all before the first one moves.
 pub(super) fn steps(from: At<'_>, to: At<'_>, len: usize, chunk: usize) -> Result<Vec<QueueStep>, DeviceError> {
-    let claim = |at: At<'_>, start: usize, len: usize, access| -> Result<Span, DeviceError> {
+    if len == 0 {
+        return Ok(Vec::new());
+    }
+    let claim = |at: At<'_>, access| -> Result<Vec<Span>, DeviceError> {
         let outside =
             || DeviceError::OutOfRange { range: at.offset..at.offset.saturating_add(len), len: at.buffer.len() };
-        let begin = at.offset.checked_add(start).ok_or_else(outside)?;
-        let end = begin.checked_add(len).ok_or_else(outside)?;
-        at.buffer.claim(begin..end, access)
+        let end = at.offset.checked_add(len).ok_or_else(outside)?;
+        Ok(at.buffer.claim(at.offset..end, access)?.cut((chunk..len).step_by(chunk)))
     };
-    let mut steps = Vec::with_capacity(len.div_ceil(chunk));
-    let mut start = 0;
-    while start < len {
-        let here = chunk.min(len - start);
-        let (from, to) = (claim(from, start, here, Access::Read)?, claim(to, start, here, Access::Write)?);
-        steps.push(QueueStep { what: Operation::Copy { from, to }, len: here as u64 });
-        start += here;
-    }
-    Ok(steps)
+    let chunks = claim(from, Access::Read)?.into_iter().zip(claim(to, Access::Write)?);
+    Ok(chunks.map(|(from, to)| QueueStep { len: from.len() as u64, what: Operation::Copy { from, to } }).collect())
 }
 
 impl Engine {

@@ -13,7 +13,7 @@ use headway_os::clock;
 use super::engine::{Engine, Promise, PromisedCopy, Stopped, steps};
 use super::request::{Host, Request};
 use super::{At, Copier, CopyError};
-use crate::staging::{Limited, Place};
+use crate::staging::{Limited, Place, Promiser};
 use crate::wait::Patience;
 
 impl Copier {
@@ -93,21 +93,28 @@ impl Copier {
         prepared.map_err(|error| CopyError::device(Method::Dma, error, 0, 0))
     }
 
-    /// Bounds the chunks of all copies without a promise on the engine of the GPU at position `gpu` from now on; `None` = as before. On
-    /// return no larger chunk is on the engine. Copies in callers' streams, and copies that the driver stages, are not bounded.
+    /// Bounds the chunks of all copies without a promise on the engine of the GPU at position `gpu` from now on, for the promises of `who`;
+    /// `None` = as before, if `who` has bounded them. On return no larger chunk is on the engine. Copies in callers' streams, and copies that
+    /// the driver stages, are not bounded.
     ///
     /// # Errors
     /// [`CopyError::Timeout`] if larger copies that are under way make no progress; the bound holds for later ones.
-    /// [`CopyError::Invalid`] where another copier of this process bounds them, or a plan runs that copies there.
-    pub fn limit_chunks(&self, gpu: usize, direction: Direction, chunk: Option<Bytes>) -> Result<(), CopyError> {
+    /// [`CopyError::Invalid`] where another one bounds them, or a plan runs that copies there.
+    pub fn limit_chunks(
+        &self,
+        who: Promiser,
+        gpu: usize,
+        direction: Direction,
+        chunk: Option<Bytes>,
+    ) -> Result<(), CopyError> {
         let of = &self.gpus[gpu];
         let shared = &of.engine(direction).shared;
-        if !shared.promise_by(self.number) {
-            if chunk.is_none() {
-                return Ok(());
-            }
-            let reason = "another copier of this process, or a plan that it runs, promises copies on the same engine; promise all of a GPU by \
-                          one copier, and when the plan has ended";
+        if chunk.is_none() && !shared.is_promised_by(who) {
+            return Ok(());
+        }
+        if !shared.promise_by(who) {
+            let reason = "another copier or node of this process, or a plan that it runs, promises copies on the same engine; promise all of a \
+                          GPU by one of them, and when the plan has ended";
             return Err(CopyError::Invalid { what: "promised copies", reason: reason.to_owned() });
         }
         if direction == Direction::D2h {
@@ -124,7 +131,7 @@ impl Copier {
         let patience = self.options.limits.patience;
         if shared.limit.set(chunk, patience) {
             if chunk.is_none() {
-                shared.promise_ends(self.number);
+                shared.promise_ends(who);
             }
             return Ok(());
         }

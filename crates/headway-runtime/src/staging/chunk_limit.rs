@@ -9,6 +9,8 @@ use crate::wait::Patience;
 /// How large the chunks of copies without a promise may be on one engine, and which copies began before that changed.
 pub(crate) struct ChunkLimit {
     bytes: AtomicUsize,
+    /// No copy under way has larger chunks: more than `bytes` after a change that gave up waiting.
+    largest: AtomicUsize,
     /// Counts changes.
     epoch: AtomicU32,
     /// Copies under way that began in an even or odd epoch.
@@ -31,6 +33,7 @@ impl ChunkLimit {
     pub(crate) const fn none() -> Self {
         Self {
             bytes: AtomicUsize::new(usize::MAX),
+            largest: AtomicUsize::new(usize::MAX),
             epoch: AtomicU32::new(0),
             under_way: [const { AtomicU32::new(0) }; 2],
         }
@@ -55,21 +58,33 @@ impl ChunkLimit {
     /// Only one thread at a time changes it.
     pub(crate) fn set(&self, chunk: Option<Bytes>, patience: Nanos) -> bool {
         let bytes = chunk.map_or(usize::MAX, |chunk| usize::try_from(chunk.0).unwrap_or(usize::MAX));
-        let before = self.bytes.swap(bytes, Ordering::SeqCst);
-        if bytes >= before {
+        let is_smaller = bytes < self.largest.load(Ordering::SeqCst);
+        if !is_smaller {
+            self.largest.store(bytes, Ordering::SeqCst);
+        }
+        self.bytes.store(bytes, Ordering::SeqCst);
+        if !is_smaller {
             return true;
         }
         // Those of the epoch before this one may still run, if the last change gave up on them.
         let mut patience = Patience::new(patience);
         for _ in 0..2 {
             let epoch = self.epoch.fetch_add(1, Ordering::SeqCst);
-            while self.under_way[epoch as usize % 2].load(Ordering::SeqCst) > 0 {
+            let count = &self.under_way[epoch as usize % 2];
+            let mut left = count.load(Ordering::SeqCst);
+            while left > 0 {
                 if !patience.pause() {
                     return false;
                 }
+                let now = count.load(Ordering::SeqCst);
+                if now < left {
+                    patience.progress();
+                }
+                left = now;
             }
             patience.progress();
         }
+        self.largest.store(bytes, Ordering::SeqCst);
         true
     }
 }
@@ -88,8 +103,10 @@ mod tests {
         assert_eq!(before.bytes, usize::MAX);
         assert!(!limit.set(Some(Bytes(4)), Nanos(1_000_000)), "nothing moves on");
         assert_eq!(limit.enter().bytes, 4);
+        assert!(!limit.set(Some(Bytes(4)), Nanos(1_000_000)), "it is still there when the same is asked again");
+        assert!(!limit.set(Some(Bytes(8)), Nanos(1_000_000)), "and when less than it has is asked");
         drop(before);
-        assert!(limit.set(Some(Bytes(2)), Nanos(1_000_000_000)));
+        assert!(limit.set(Some(Bytes(2)), Nanos(60_000_000_000)));
         let small = limit.enter();
         assert!(limit.set(None, Nanos(1)), "a larger limit waits for nobody");
         assert_eq!(small.bytes, 2);

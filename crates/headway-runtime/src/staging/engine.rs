@@ -69,23 +69,33 @@ impl CopyEngine {
         Arc::new(Self { line: Arc::clone(line), limit: ChunkLimit::none(), bulk, promiser })
     }
 
-    /// From now on `who`, a [`new_promiser`], promises what the engine does; `false` if somebody else does already, whose promises would not
-    /// know of these.
-    pub(crate) fn promise_by(&self, who: u64) -> bool {
-        let before = self.promiser.compare_exchange(0, who, Ordering::Relaxed, Ordering::Relaxed);
-        before.is_ok() || before == Err(who)
+    /// From now on `who` promises what the engine does; `false` if somebody else does already, whose promises would not know of these.
+    pub(crate) fn promise_by(&self, who: Promiser) -> bool {
+        let before = self.promiser.compare_exchange(0, who.0, Ordering::Relaxed, Ordering::Relaxed);
+        before.is_ok() || self.is_promised_by(who)
+    }
+
+    pub(crate) fn is_promised_by(&self, who: Promiser) -> bool {
+        self.promiser.load(Ordering::Relaxed) == who.0
     }
 
     /// `who` promises nothing any more.
-    pub(crate) fn promise_ends(&self, who: u64) {
-        let _ = self.promiser.compare_exchange(who, 0, Ordering::Relaxed, Ordering::Relaxed);
+    pub(crate) fn promise_ends(&self, who: Promiser) {
+        let _ = self.promiser.compare_exchange(who.0, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
-/// A number for one who promises, which is not 0.
-pub(crate) fn new_promiser() -> u64 {
-    static LAST: AtomicU64 = AtomicU64::new(0);
-    LAST.fetch_add(1, Ordering::Relaxed) + 1
+/// One who promises what engines do, as a node of flows or the run of a plan: an engine has one at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Promiser(u64);
+
+impl Promiser {
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "each is another")]
+    pub fn new() -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Self(LAST.fetch_add(1, Ordering::Relaxed) + 1)
+    }
 }
 
 #[cfg(test)]
@@ -101,12 +111,13 @@ mod tests {
         assert!(Arc::ptr_eq(&first, &again));
         assert!(!Arc::ptr_eq(&first, &CopyEngine::of(&gpu, StagingDirection::Out)));
         assert!(!Arc::ptr_eq(&first, &CopyEngine::of(&other, StagingDirection::In)));
-        assert!(first.promise_by(1) && again.promise_by(1) && !again.promise_by(2));
-        again.promise_ends(2);
-        assert!(!again.promise_by(2));
-        again.promise_ends(1);
-        assert!(again.promise_by(2));
+        let [one, two, three] = [(); 3].map(|()| Promiser::new());
+        assert!(first.promise_by(one) && again.promise_by(one) && !again.promise_by(two));
+        again.promise_ends(two);
+        assert!(!again.promise_by(two));
+        again.promise_ends(one);
+        assert!(again.promise_by(two) && first.is_promised_by(two));
         drop((first, again));
-        assert!(CopyEngine::of(&gpu, StagingDirection::In).promise_by(3), "a new one");
+        assert!(CopyEngine::of(&gpu, StagingDirection::In).promise_by(three), "a new one");
     }
 }

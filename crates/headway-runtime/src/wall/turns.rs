@@ -13,12 +13,12 @@ use headway_os::board::KernelActivity;
 
 use super::RunError;
 use crate::endpoints::CopyPath;
-use crate::staging::{GpuEngines, Place, new_promiser};
+use crate::staging::{GpuEngines, Place, Promiser};
 
 /// The engines of each device, on which nobody else promises copies meanwhile.
 pub(super) struct Turns {
     engines: Vec<GpuEngines>,
-    promiser: u64,
+    promiser: Promiser,
     /// By GPU, of those on which the plan computes.
     kernels: BTreeMap<usize, KernelActivity>,
 }
@@ -53,7 +53,7 @@ impl Turns {
 
     fn on(devices: &[Engines]) -> Self {
         let engines = devices.iter().map(|device| GpuEngines::of(device.gpu().as_ref())).collect();
-        Self { engines, promiser: new_promiser(), kernels: BTreeMap::new() }
+        Self { engines, promiser: Promiser::new(), kernels: BTreeMap::new() }
     }
 
     /// A kernel is about to be launched on this GPU.
