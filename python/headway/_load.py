@@ -285,9 +285,12 @@ def run_all(
         except BaseException as error:
             for load in loads:
                 load.stop()
+            # Also if another Ctrl-C ends the wait, since the loads go on.
+            kept = list(keep)
+            _kept.append(kept)
             wait(running)
-            if any(isinstance(future.exception(), CopyTimeout) for future in running) or isinstance(error, CopyTimeout):
-                _kept.extend(keep)
+            if not any(isinstance(future.exception(), CopyTimeout) for future in running) and not isinstance(error, CopyTimeout):
+                _kept[:] = [one for one in _kept if one is not kept]
             raise
     if moved:
         moved(sum(load.moved_bytes for load in loads))

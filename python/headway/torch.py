@@ -206,6 +206,8 @@ class _Home:
         self.device: Any = None
         # Storages on the GPU that have the same bytes, by their addresses; what is written there must be copied again.
         self.inside: list[int] = []
+        # The event behind the copies that write `parts`.
+        self.written: Any = None
 
 
 _homes: weakref.WeakKeyDictionary[Any, _Home] = weakref.WeakKeyDictionary()
@@ -311,6 +313,7 @@ def _out(module: Any, device: Any, changed: bool, wait: bool) -> Move:
     if copies:
         stream = _side_stream(device, "out")
         tickets = move_all(zip(home.parts, found.values(), strict=True), stream)
+        home.written = stream.record_event() if stream is not None else None
         for storage in found.values() if stream is not None else []:
             storage.record_stream(stream)
     _set(tensors, dict(zip(found, home.parts, strict=True)))
@@ -366,6 +369,8 @@ def _in(module: Any, home: _Home, device: Any, wait: bool) -> Move:
     found = storages(tensors)
     there = [torch.empty(storage.numel(), dtype=torch.uint8, device=device) for storage in found.values()]
     stream = _side_stream(device, "in")
+    if stream is not None and home.written is not None:
+        stream.wait_event(home.written)
     tickets = move_all(zip(there, found.values(), strict=True), stream)
     if stream is not None:
         torch.cuda.current_stream(device).wait_stream(stream)
@@ -476,8 +481,10 @@ class Stager:
         if stream is not None and now:
             torch.cuda.current_stream(device).wait_stream(stream)
         queued = _Queued(device)
+        future = self._pool.submit(self._finish, queued, rest, tickets, stream, staged)
+        future.add_done_callback(queued.give_up)
         self._queued = self._last = queued
-        return self._pool.submit(self._finish, queued, rest, tickets, stream, staged)
+        return future
 
     def _finish(self, queued: _Queued, rest: list[tuple[Any, Any]], tickets: list[Any], stream: Any, staged: Any) -> Any:
         try:
@@ -561,6 +568,12 @@ class _Queued:
         self.event: Any = None
         # Without the state, which nobody is to keep.
         self.ended: Future[None] = Future()
+
+    def give_up(self, staging: Future[Any]) -> None:
+        """Nobody waits for a staging that was cancelled before it began."""
+        if staging.cancelled():
+            self.ready.set()
+            self.ended.set_result(None)
 
 
 def _walk(value: Any, found: dict[int, Any]) -> None:

@@ -383,13 +383,13 @@ fn at_once(py: Python<'_>, copier: &StreamCopier, ends: Ends) -> PyResult<Ticket
         match py.detach(|| copier.copy(raw)) {
             Ok(made) => break made,
             Err(error) => {
-                if !is_timeout(&error) {
-                    return Err(failed(py, &error));
-                }
-                let again = if waits < WAITS { py.check_signals() } else { Err(failed(py, &error)) };
+                let is_late = is_timeout(&error);
+                let again = if is_late && waits < WAITS { py.check_signals() } else { Err(failed(py, &error)) };
                 if let Err(error) = again {
-                    // What was queued may still use the arrays.
-                    forget(ends);
+                    if is_late || waits > 1 {
+                        // What was queued may still use the arrays.
+                        forget(ends);
+                    }
                     return Err(error);
                 }
                 waits += 1;

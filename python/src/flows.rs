@@ -196,7 +196,13 @@ fn node(py: Python<'_>, gpu: u32, machine: &Machine, broker: Option<PathBuf>) ->
     if let Some(socket) = &broker {
         node = node.and_then(|node| node.under(Some(socket.as_path()).filter(|path| !path.as_os_str().is_empty())));
     }
-    let node = node.map_err(|error| failed(py, &error))?;
+    let node = match node {
+        Ok(node) => node,
+        Err(error) => {
+            drop(nodes);
+            return Err(failed(py, &error));
+        }
+    };
     nodes.retain(|known| known.gpu != gpu);
     nodes.push(GpuNode { gpu, machine: Arc::clone(&machine.0), broker, node: node.clone() });
     Ok(node)
@@ -284,6 +290,7 @@ impl NativeFlow {
                 flow.finish();
             }
         });
+        sweep();
     }
 }
 
@@ -321,7 +328,11 @@ impl NativeFlowTicket {
     /// Whether the copy has ended.
     #[getter]
     fn done(&self) -> bool {
-        self.0.ticket.is_done()
+        let is_done = self.0.ticket.is_done();
+        if is_done {
+            sweep();
+        }
+        is_done
     }
 
     /// Waits for the copy's end: what it did.

@@ -58,6 +58,14 @@ def test_submitted_copies_arrive_in_order_and_keep_their_arrays(driver: Driver, 
     assert all(other.exported == 0 for other in others)
 
 
+def test_arrays_of_a_copy_whose_ticket_nobody_keeps_are_let_go_when_the_flow_closes(driver: Driver, host: Bytes, image: Array) -> None:
+    other = Array(driver, (SIZE,), np.uint8)
+    host[:] = data(3)
+    with node().flow("camera", dst=image, src=host, period="1 ms", deadline="1 s") as camera:
+        camera.submit(dst=other)
+    assert (other.content() == host).all() and other.exported == 0
+
+
 def test_both_directions_and_other_copies_beside_them(driver: Driver, host: Bytes, image: Array) -> None:
     bulk, kept, over = Array(driver, (64 << 20,), np.uint8), hw.pinned_empty(64 << 20, np.uint8), threading.Event()
 

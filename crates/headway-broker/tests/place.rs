@@ -193,7 +193,7 @@ fn a_broker_removes_only_its_own_socket_when_it_ends() {
 
 #[test]
 fn planted_links_and_files_beside_the_socket_are_not_written_to() {
-    for ending in [".epoch", ".epoch.new", ".lock", ".clients", ".clients.new", ".state", ".state.new"] {
+    for ending in [".epoch", ".epoch.new", ".lock", ".held", ".state", ".state.new"] {
         let folder = tempfile::tempdir().unwrap();
         let (socket, victim) = (folder.path().join("s"), folder.path().join("victim"));
         fs::write(&victim, "precious").unwrap();

@@ -13,7 +13,7 @@ use anyhow::{Context, ensure};
 use crate::executables::{self, Executable};
 
 /// A program that takes longer hangs, and is killed.
-const LIMIT: Duration = Duration::from_secs(20 * 60);
+const LIMIT: Duration = Duration::from_secs(40 * 60);
 
 /// Builds the programs that `cargo test` with these arguments would run; doc tests are not programs.
 pub(super) fn build(command: &mut Command) -> anyhow::Result<Vec<Executable>> {

@@ -1,7 +1,7 @@
 //! Reports copies on the board that the programs of this user share. `headway top` reads it.
 //!
 //! Copies by several threads are told by the copier that makes them. Those that nobody looks at are not told, nor are small ones that the driver
-//! makes. A copy that a stream records counts once, when it is recorded: to ask each stream would cost more than such an error is worth.
+//! makes. A small copy that a stream records counts once, when it is recorded: to ask each stream would cost more than such an error is worth.
 
 use std::sync::OnceLock;
 
