@@ -90,6 +90,7 @@ impl CopyEngine {
 pub struct Promiser(u64);
 
 impl Promiser {
+    /// Another one than all before.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "each is another")]
     pub fn new() -> Self {
