@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,40 @@ def test_a_module_that_is_where_it_is_to_go_is_refused(module: Any) -> None:
     hwt._out(Tied(), CPU, True, True)
 
 
+class Stream:
+    """In the place of a CUDA stream: notes what it waits for."""
+
+    def __init__(self) -> None:
+        self.waited: list[Any] = []
+
+    def record_event(self) -> Any:
+        return ("event", self)
+
+    def wait_event(self, event: Any) -> None:
+        self.waited.append(event)
+
+    def wait_stream(self, other: Any) -> None:
+        pass
+
+
+def test_a_move_in_waits_for_the_move_out_of_the_same_module(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = {"out": Stream(), "in": Stream()}
+
+    def copies(pairs: Any, stream: Any) -> Any:
+        for to, source in pairs:
+            to.copy_(source)
+        return []
+
+    monkeypatch.setattr(hwt, "_side_stream", lambda device, purpose: streams[purpose])
+    monkeypatch.setattr(hwt, "move_all", copies)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *given: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    before = values(module)
+    hwt._out(module, CPU, True, False)
+    hwt._in(module, hwt._homes[module], CPU, False)
+    assert streams["in"].waited == [("event", streams["out"])] and same(module, before)
+
+
 class CpuStager(hwt.Stager):  # type: ignore[misc, unused-ignore]
     """Takes host memory for a GPU's."""
 
@@ -231,6 +266,21 @@ def test_a_failed_copy_is_the_error_of_whoever_waits(module: Any, monkeypatch: p
         stager.synchronize_staging()
     optimizer.step()
     stager.close()
+
+
+def test_a_staging_that_is_cancelled_or_refused_keeps_nobody_waiting(module: Any) -> None:
+    optimizer = trained(module)
+    stager, begins = CpuStager(optimizer), threading.Event()
+    stager._pool.submit(begins.wait)
+    only = {"first": module.first}
+    assert stager.stage(only).cancel()
+    optimizer.step()
+    stager.synchronize_staging()
+    begins.set()
+    stager.close()
+    with pytest.raises(RuntimeError):
+        stager.stage(only)
+    stager.synchronize_staging()
 
 
 @pytest.mark.filterwarnings("ignore")
