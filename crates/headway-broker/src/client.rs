@@ -174,16 +174,28 @@ struct Answers {
 }
 
 impl Answers {
-    /// An answer has come; it is given back if a thread awaits it.
-    fn take(&mut self, message: FromBroker) -> Option<FromBroker> {
+    /// An answer has come that no thread awaits any more.
+    fn late(&mut self, message: &FromBroker) {
         self.owed = self.owed.saturating_sub(1);
-        if self.owed == 0 {
-            return Some(message);
-        }
         if let FromBroker::FlowOpened(admitted) = message {
             self.unclaimed.push(admitted.flow);
         }
-        None
+    }
+
+    /// The next answer, for which `patience` is waited; where it may wait for other programs, as long as the broker goes round.
+    fn next(&self, link: &Link, patience: Nanos, waits_for_others: bool) -> Result<FromBroker, ClientError> {
+        let (mut until, mut beat) = (Instant::now() + Duration::from_nanos(patience.0), link.beat());
+        loop {
+            match self.heard.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(Heard::Message(message)) => return Ok(message),
+                Ok(Heard::End { epoch }) if epoch != link.epoch => {}
+                Ok(Heard::End { .. }) | Err(RecvTimeoutError::Disconnected) => return Err(ClientError::Lost),
+                Err(RecvTimeoutError::Timeout) if waits_for_others && link.beat() != beat => {
+                    (until, beat) = (Instant::now() + Duration::from_nanos(patience.0), link.beat());
+                }
+                Err(RecvTimeoutError::Timeout) => return Err(link.silent(patience)),
+            }
+        }
     }
 }
 
@@ -394,29 +406,30 @@ impl Client {
         question: &FromClient,
         patience: Nanos,
     ) -> Result<FromBroker, ClientError> {
-        let waits_for_others = matches!(question, FromClient::OpenFlow { .. });
+        while let Ok(heard) = answers.heard.try_recv() {
+            if let Heard::Message(message) = heard {
+                answers.late(&message);
+            }
+        }
         if answers.epoch != link.epoch {
             (answers.owed, answers.epoch) = (0, link.epoch);
             answers.unclaimed.clear();
         }
-        // Of these no thread awaits the last one either.
-        answers.owed += 1;
-        while let Ok(heard) = answers.heard.try_recv() {
-            if let Heard::Message(message) = heard {
-                answers.take(message);
-            }
-        }
-        answers.owed -= 1;
         // Its end may have been among these; if not, it is heard below.
         if link.is_lost() {
             return Err(ClientError::Lost);
         }
-        while let Some(flow) = answers.unclaimed.pop() {
-            if link.send(&FromClient::CloseFlow { flow }).is_err() {
-                answers.unclaimed.push(flow);
-                break;
+        // Answers come in another order than questions where one waits for other programs. So no other question is under way.
+        while patience > Nanos::ZERO && (answers.owed > 0 || !answers.unclaimed.is_empty()) {
+            if let Some(flow) = answers.unclaimed.pop() {
+                if link.send(&FromClient::CloseFlow { flow }).is_err_and(|error| error.errno.name() == Some("EAGAIN")) {
+                    answers.unclaimed.push(flow);
+                    return Err(link.silent(patience));
+                }
+                answers.owed += 1;
             }
-            answers.owed += 1;
+            let message = answers.next(link, patience, true)?;
+            answers.late(&message);
         }
         // What cannot be sent as the broker reads nothing is not answered. Its end is heard below.
         if link.send(question).is_err_and(|error| error.errno.name() == Some("EAGAIN")) {
@@ -426,23 +439,9 @@ impl Client {
         if patience == Nanos::ZERO {
             return Err(link.silent(patience));
         }
-        let (mut until, mut beat) = (Instant::now() + Duration::from_nanos(patience.0), link.beat());
-        loop {
-            match answers.heard.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(Heard::Message(message)) => {
-                    if let Some(answer) = answers.take(message) {
-                        return Ok(answer);
-                    }
-                }
-                Ok(Heard::End { epoch }) if epoch != link.epoch => {}
-                Ok(Heard::End { .. }) | Err(RecvTimeoutError::Disconnected) => return Err(ClientError::Lost),
-                // The answer waits for other programs, as long as the broker goes round.
-                Err(RecvTimeoutError::Timeout) if waits_for_others && link.beat() != beat => {
-                    (until, beat) = (Instant::now() + Duration::from_nanos(patience.0), link.beat());
-                }
-                Err(RecvTimeoutError::Timeout) => return Err(link.silent(patience)),
-            }
-        }
+        let message = answers.next(link, patience, matches!(question, FromClient::OpenFlow { .. }))?;
+        answers.owed -= 1;
+        Ok(message)
     }
 
     fn withdraw(&self, task: TaskId) {

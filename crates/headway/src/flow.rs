@@ -286,12 +286,12 @@ impl Inner {
 
     /// Has the engines cost what they do beside the processes that there are now. On return every job goes by that.
     fn keep_to(&self, engines: &[FlowEngine]) -> Result<(), Error> {
+        let alone = lock(&self.changing);
         for engine in engines {
             let changed = self.book().change(clock::now(), engine.clone(), "");
             // The broker has tested it with more flows than there are here.
             changed.map_err(|of| Failure::Flow(FlowError::BrokerLost { flow: of.suffers }))?;
         }
-        let alone = lock(&self.changing);
         for engine in engines {
             let has_flows = self.book().chunk(engine.gpu, engine.direction).is_some();
             if has_flows {
@@ -336,10 +336,10 @@ fn keep_terms(node: &Weak<Inner>, client: &Weak<Client>, terms: &Receiver<FlowTe
         }
     }
     let is_lost = |node: &Inner| {
-        let sharing = node.sharing.get()?;
-        lock(&sharing.client).take_if(|known| Arc::as_ptr(known) == client.as_ptr())?;
-        node.book().close_all(clock::now());
-        Some(())
+        // The next connection opens no flow before these are closed.
+        let mut known = lock(&node.sharing.get()?.client);
+        let lost = known.take_if(|known| Arc::as_ptr(known) == client.as_ptr());
+        lost.is_some().then(|| node.book().close_all(clock::now()))
     };
     if node.upgrade().and_then(|node| is_lost(&node)).is_none() {
         return;
@@ -460,18 +460,22 @@ impl FlowNode {
     pub fn open(&self, contract: FlowContract) -> Result<Flow, Error> {
         self.0.here()?;
         let broker = self.0.ask(&contract)?;
-        let _alone = lock(&self.0.changing);
+        let alone = lock(&self.0.changing);
         // What a refusal says takes long to find. Copies that are promised do not wait for the book meanwhile.
         let mut trial = self.0.book().clone();
         let tried = trial.open(clock::now(), contract.clone());
         let admitted = tried.and_then(|_| self.0.book().open(clock::now(), contract.clone()));
-        let admitted = admitted.map_err(|refused| {
-            if let Some(BrokerFlow { client, id, .. }) = &broker {
-                // It holds nothing but a place, until the connection ends.
-                let _ = client.close_flow(*id);
+        let admitted = match admitted {
+            Ok(admitted) => admitted,
+            Err(refused) => {
+                drop(alone);
+                if let Some(BrokerFlow { client, id, .. }) = &broker {
+                    // It holds nothing but a place, until the connection ends.
+                    let _ = client.close_flow(*id);
+                }
+                return Err(Failure::Flow(refused.into()).into());
             }
-            Failure::Flow(refused.into())
-        })?;
+        };
         let (node, jobs) = (Arc::clone(&self.0), Mutex::default());
         let shared = Shared { node, contract, admitted, broker, jobs, came: Condvar::new() };
         let flow = Flow(Arc::new(shared));
@@ -740,6 +744,12 @@ impl Shared {
         let Ok(closed) = self.node.book().close(clock::now(), self.admitted.flow) else { return };
         if let (Some(sharing), Some(broker)) = (self.node.sharing.get(), &self.broker) {
             lock(&sharing.leaving).push((self.admitted.flow, broker.clone()));
+        } else if closed.has_returned
+            && let Ok(_alone) = self.node.changing.try_lock()
+        {
+            // A larger limit waits for nobody.
+            let _ = self.node.limit(gpu, direction);
+            return;
         }
         let node: Weak<Inner> = Arc::downgrade(&self.node);
         let flow: FlowId = self.admitted.flow;

@@ -71,17 +71,17 @@ impl CopyEngine {
 
     /// From now on `who` promises what the engine does; `false` if somebody else does already, whose promises would not know of these.
     pub(crate) fn promise_by(&self, who: Promiser) -> bool {
-        let before = self.promiser.compare_exchange(0, who.0, Ordering::Relaxed, Ordering::Relaxed);
+        let before = self.promiser.compare_exchange(0, who.0, Ordering::AcqRel, Ordering::Acquire);
         before.is_ok() || self.is_promised_by(who)
     }
 
     pub(crate) fn is_promised_by(&self, who: Promiser) -> bool {
-        self.promiser.load(Ordering::Relaxed) == who.0
+        self.promiser.load(Ordering::Acquire) == who.0
     }
 
     /// `who` promises nothing any more.
     pub(crate) fn promise_ends(&self, who: Promiser) {
-        let _ = self.promiser.compare_exchange(who.0, 0, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self.promiser.compare_exchange(who.0, 0, Ordering::AcqRel, Ordering::Acquire);
     }
 }
 
