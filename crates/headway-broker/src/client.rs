@@ -166,9 +166,9 @@ const SPIN_ENGINE: Nanos = Nanos(50_000);
 /// What the broker has said and what it still owes.
 struct Answers {
     heard: Receiver<Heard>,
-    /// Questions to the broker of this number whose answers no thread awaits any more: these answers come first.
+    /// Questions to the broker of this number that have no answer yet.
     owed: usize,
-    /// Flows among these answers: the broker has them, and no thread knows of them.
+    /// Flows that the broker opened when no thread awaited the answer any more.
     unclaimed: Vec<FlowId>,
     epoch: u64,
 }
@@ -182,7 +182,16 @@ impl Answers {
         }
     }
 
-    /// The next answer, for which `patience` is waited; where it may wait for other programs, as long as the broker goes round.
+    /// Sends a question. If the broker reads nothing, it cannot be sent, and is not answered. The end of a broker is heard in place of its answer.
+    fn send(&mut self, link: &Link, question: &FromClient, patience: Nanos) -> Result<(), ClientError> {
+        if link.send(question).is_err_and(|error| error.errno.name() == Some("EAGAIN")) {
+            return Err(link.silent(patience));
+        }
+        self.owed += 1;
+        Ok(())
+    }
+
+    /// Waits for the next answer, for `patience`, or longer if it may wait for other programs and the broker goes round meanwhile.
     fn next(&self, link: &Link, patience: Nanos, waits_for_others: bool) -> Result<FromBroker, ClientError> {
         let (mut until, mut beat) = (Instant::now() + Duration::from_nanos(patience.0), link.beat());
         loop {
@@ -419,23 +428,16 @@ impl Client {
         if link.is_lost() {
             return Err(ClientError::Lost);
         }
-        // Answers come in another order than questions where one waits for other programs. So no other question is under way.
+        // The broker answers a question that waits for other programs later than those behind it. So only one question is asked at a time.
         while patience > Nanos::ZERO && (answers.owed > 0 || !answers.unclaimed.is_empty()) {
-            if let Some(flow) = answers.unclaimed.pop() {
-                if link.send(&FromClient::CloseFlow { flow }).is_err_and(|error| error.errno.name() == Some("EAGAIN")) {
-                    answers.unclaimed.push(flow);
-                    return Err(link.silent(patience));
-                }
-                answers.owed += 1;
+            if let Some(&flow) = answers.unclaimed.last() {
+                answers.send(link, &FromClient::CloseFlow { flow }, patience)?;
+                answers.unclaimed.pop();
             }
             let message = answers.next(link, patience, true)?;
             answers.late(&message);
         }
-        // What cannot be sent as the broker reads nothing is not answered. Its end is heard below.
-        if link.send(question).is_err_and(|error| error.errno.name() == Some("EAGAIN")) {
-            return Err(link.silent(patience));
-        }
-        answers.owed += 1;
+        answers.send(link, question, patience)?;
         if patience == Nanos::ZERO {
             return Err(link.silent(patience));
         }

@@ -193,7 +193,7 @@ fn worker() {
         client = Client::connect(&orders.socket, "worker", OnLoss::Wait);
     }
     let client = client.unwrap();
-    // Whoever gives a slow broker up is replaced as one that was cut off.
+    // A worker that gives up waiting for a slow broker ends, as one that was cut off does.
     client.bear_silence(LIMIT);
     let Ok(mut task) = client.register(shape("work")) else { return };
     let mut random = Pcg64Mcg::seed_from_u64(u64::from(me));

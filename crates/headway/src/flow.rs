@@ -367,8 +367,8 @@ pub struct FlowNode(Arc<Inner>);
 impl FlowNode {
     /// The node of a copier. `machine` says what copies cost at worst, best as `headway measure` found it on this computer.
     ///
-    /// One node of a process promises on an engine at a time: opening a flow is refused where another does. Clone it to have it in several
-    /// places. The GPUs of the copier are found in `machine` by UUID where it has them, else in order.
+    /// One node of a process promises on an engine at a time: opening a flow is refused where another does. Clone the node to use it in
+    /// several places. The GPUs of the copier are found in `machine` by UUID where it has them, else in order.
     ///
     /// # Errors
     /// `ErrorKind::Machine` for a machine with fewer GPUs.
@@ -438,16 +438,7 @@ impl FlowNode {
     /// Whether nothing is promised: no flow is open, and the capacity of all that were has returned.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        if self.0.here().is_err() {
-            return true;
-        }
-        // Who has it now opens a flow or gives back what one had.
-        let alone = self.0.changing.try_lock();
-        let is_empty = self.0.is_empty();
-        if is_empty && alone.is_ok() {
-            self.0.give_all_back();
-        }
-        is_empty
+        self.0.here().is_err() || self.0.is_empty()
     }
 
     /// Promises that every copy of a flow ends within its deadline, or says who would suffer and what would help.
@@ -634,10 +625,7 @@ impl Flow {
             jobs.is_served = true;
         }
         let job = match &copy {
-            FlowCopy::Buffers { device, bytes, .. } => {
-                shared.check_gpu(device)?;
-                Some(shared.take(Bytes(*bytes as u64))?)
-            }
+            FlowCopy::Buffers { device, bytes, .. } => Some(shared.take_between_buffers(device, *bytes)?),
             FlowCopy::Addresses(_) => None,
         };
         let outcome = Arc::<Outcome>::default();
@@ -717,6 +705,15 @@ impl Shared {
         taken.map_err(|refused| Failure::Flow(refused.into()).into())
     }
 
+    /// Takes a copy between buffers, if the flow's GPU has `device`.
+    fn take_between_buffers(&self, device: &FlowPlace, bytes: usize) -> Result<FlowJob, Error> {
+        let gpu = self.node.copiers.copier().gpu_of(&device.buffer).map_err(Failure::Copy)?;
+        if gpu != self.contract.gpu as usize {
+            return Err(self.wrong("its memory is that of another GPU"));
+        }
+        self.take(Bytes(bytes as u64))
+    }
+
     /// Makes submitted copies one after the other until the flow is closed.
     fn serve(&self) {
         let mut jobs = lock(&self.jobs);
@@ -783,8 +780,7 @@ impl Shared {
         self.node.here()?;
         match (copy, &self.node.copiers) {
             (FlowCopy::Buffers { device, host, bytes }, copiers) => {
-                self.check_gpu(&device)?;
-                let job = job.map_or_else(|| self.take(Bytes(bytes as u64)), Ok)?;
+                let job = job.map_or_else(|| self.take_between_buffers(&device, bytes), Ok)?;
                 let copier = copiers.copier();
                 self.run(job, stop, |promise| {
                     copier.promised_pinned(self.contract.direction, device.at(), host.at(), bytes, promise)
@@ -817,11 +813,6 @@ impl Shared {
             }
             _ => Err(self.wrong("its addresses are those of a copy in the other direction")),
         }
-    }
-
-    fn check_gpu(&self, device: &FlowPlace) -> Result<(), Error> {
-        let gpu = self.node.copiers.copier().gpu_of(&device.buffer).map_err(Failure::Copy)?;
-        if gpu == self.contract.gpu as usize { Ok(()) } else { Err(self.wrong("its memory is that of another GPU")) }
     }
 
     fn wrong(&self, reason: &'static str) -> Error {

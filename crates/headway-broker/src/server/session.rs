@@ -48,7 +48,8 @@ impl Session {
         if self.pages.is_some() || self.is_in_flight { CLIENT } else { CONNECTION }
     }
 
-    /// Sends an answer with descriptors; whether the client takes it. One that has closed its end takes what comes: it is heard to leave.
+    /// Sends an answer with descriptors; whether the client takes it. This is also true of a client that has closed its end: the broker hears
+    /// next that it has left.
     pub(super) fn send(&self, message: &FromBroker, descriptors: &[BorrowedFd<'_>]) -> bool {
         let Ok(text) = serde_json::to_vec(message) else { return false };
         match self.socket.send(&text, descriptors) {

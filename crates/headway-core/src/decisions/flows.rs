@@ -65,7 +65,7 @@ pub struct FlowLimits {
     pub bytes_max: Bytes,
     /// The longest period and deadline.
     pub time_max: Nanos,
-    /// Kinds of faults, of owners, that are remembered of one engine until it has nothing promised to do.
+    /// Faults of one engine, one of each kind and owner, that are remembered until it has nothing promised to do.
     pub faults_max: usize,
 }
 

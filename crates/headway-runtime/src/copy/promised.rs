@@ -16,7 +16,7 @@ use super::{At, Copier, CopyError};
 use crate::staging::{Limited, Place, Promiser};
 use crate::wait::Patience;
 
-/// How long one who promises waits for another to give the engine back.
+/// How long a promiser waits for another one to give the engine back.
 const HANDED_OVER: Nanos = Nanos(20_000_000);
 
 impl Copier {
@@ -115,12 +115,12 @@ impl Copier {
         if chunk.is_none() && !shared.is_promised_by(who) {
             return Ok(());
         }
-        // Who is gone may give the engine back on a thread of its own.
-        let end = clock::now().saturating_add(HANDED_OVER);
-        while !shared.promise_by(who) && clock::now() < end {
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
-        if !shared.is_promised_by(who) {
+        // A node that was dropped a moment ago may still be giving the engine back, on another thread.
+        let mut patience = Patience::new(HANDED_OVER);
+        while !shared.promise_by(who) {
+            if patience.pause() {
+                continue;
+            }
             let reason = "another copier or node of this process, or a plan that it runs, promises copies on the same engine; promise all of a \
                           GPU by one of them, and when the plan has ended";
             return Err(CopyError::Invalid { what: "promised copies", reason: reason.to_owned() });

@@ -9,7 +9,7 @@ use crate::wait::Patience;
 /// How large the chunks of copies without a promise may be on one engine, and which copies began before that changed.
 pub(crate) struct ChunkLimit {
     bytes: AtomicUsize,
-    /// No copy under way has larger chunks: more than `bytes` after a change that gave up waiting.
+    /// The largest chunk that a copy under way may have. It is larger than `bytes` after a change that gave up waiting for such copies.
     largest: AtomicUsize,
     /// Counts changes.
     epoch: AtomicU32,
