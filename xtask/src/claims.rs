@@ -113,13 +113,7 @@ pub(crate) fn page(root: &Path) -> anyhow::Result<String> {
     let mut runs = runs::kept(&root.join(RUNS))?;
     runs.extend(runs::kept(&run_archive::unpacked(root)?)?);
     runs.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(page::render(&claims(&runs), &release(&runs), &|run| run_archive::link(root, run)))
-}
-
-/// Commit of the newest release run; empty if there is none.
-fn release(runs: &[runs::Run]) -> String {
-    let newest = runs.iter().filter(|run| run_archive::is_release(&run.name)).max_by_key(|run| &run.name);
-    newest.map(|run| run.commit.clone()).unwrap_or_default()
+    Ok(page::render(&claims(&runs), &|run| run_archive::link(root, run)))
 }
 
 /// The figures of the release run in `folder` as a table, and those that are missing, each with the piece that makes it.

@@ -161,8 +161,10 @@ fn index(folder: &Path) -> anyhow::Result<String> {
     for name in names(folder)? {
         let page = fs::read_to_string(folder.join(&name).join("summary.md")).unwrap_or_default();
         let about = page.lines().find(|line| line.starts_with("Source `") || line.contains("[cuda]"));
-        let about = about
-            .map_or_else(|| "Raw figures only.".to_owned(), |line| format!("{}.", line.trim().trim_end_matches('.')));
+        let about = about.map_or_else(
+            || "Raw figures only.".to_owned(),
+            |line| format!("{}.", unlinked(line.trim()).trim_end_matches('.')),
+        );
         let mut files = fs::read_dir(folder.join(&name))?
             .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
             .collect::<Vec<_>>();
@@ -172,9 +174,32 @@ fn index(folder: &Path) -> anyhow::Result<String> {
     Ok(text)
 }
 
+/// The line with the words of its links only: they lead to files that are in the archive.
+fn unlinked(line: &str) -> String {
+    let mut text = String::new();
+    let mut rest = line;
+    while let Some((before, link)) = rest.split_once('[') {
+        text.push_str(before);
+        let words = link.split_once("](").and_then(|(words, end)| Some((words, end.split_once(')')?.1)));
+        let Some((words, after)) = words.filter(|(words, _)| !words.contains(['[', ']'])) else {
+            text.push('[');
+            rest = link;
+            continue;
+        };
+        text.push_str(words);
+        rest = after;
+    }
+    text + rest
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn links_of_a_summary_are_words_in_the_index() {
+        assert_eq!(unlinked("a [b.csv](b.csv); [c] in [d](e/d.md), [f"), "a b.csv; [c] in d, [f");
+    }
 
     fn folder(root: &Path, run: &str, complete: bool) {
         let path = root.join(RUNS).join(run);

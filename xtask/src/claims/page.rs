@@ -1,7 +1,5 @@
 //! The page: for each claim best, median, worst and how many runs meet the target, then every run.
 
-use std::collections::BTreeSet;
-
 use super::{Better, Claim, Line, Measure};
 use crate::run_archive;
 
@@ -21,12 +19,10 @@ The first table of a claim has one line for each figure. *Median* is the run in 
 counts the runs that meet the target. The second table has every run; *samples* are those of one figure in one run. GB = 10^9 bytes.
 ";
 
-/// The page; `release` is the commit of the newest release run, and `link` where a run is described.
-pub(super) fn render(claims: &[Claim], release: &str, link: &dyn Fn(&str) -> String) -> String {
+/// The page; `link` says where a run is described.
+pub(super) fn render(claims: &[Claim], link: &dyn Fn(&str) -> String) -> String {
     let mut text = HEAD.to_owned();
-    if !release.is_empty() {
-        text.push_str(&release_table(claims, release, link));
-    }
+    text.push_str(&release_table(claims));
     for claim in claims.iter().filter(|claim| !claim.lines.is_empty()) {
         text.push_str(&format!("\n## {}\n\n{}\n\n", claim.title, claim.about));
         text.push_str(
@@ -42,40 +38,42 @@ pub(super) fn render(claims: &[Claim], release: &str, link: &dyn Fn(&str) -> Str
     text
 }
 
-/// The figures of the release runs of one commit.
-fn release_table(claims: &[Claim], commit: &str, link: &dyn Fn(&str) -> String) -> String {
-    let is_of = |line: &&Line| run_archive::is_release(&line.run) && line.commit == commit;
-    let lines = claims.iter().flat_map(|claim| &claim.lines).filter(is_of);
-    let hosts: BTreeSet<&str> = lines.map(|line| run_archive::top(line.folder())).collect();
-    let hosts: Vec<String> = hosts.into_iter().map(|host| format!("[{host}]({})", link(host))).collect();
-    let mut text = format!(
-        "\n## {RELEASE}\n\nEvery figure was made on each of these hosts at commit {commit}, by the same commands (`cargo xtask release-run`): {}. \
-         Best, median and worst are over the hosts with that GPU. The price has the CPUs that were busy, best to worst.\n\n\
-         | what | GPU | figure | hosts | best | median | worst | target | met | price |\n|---|---|---|---|---|---|---|---|---|---|\n",
-        hosts.join(", ")
-    );
+/// The figures of release runs, each of the newest commit that has it; empty without release runs.
+fn release_table(claims: &[Claim]) -> String {
+    let mut rows = String::new();
     for claim in claims {
         for gpu in ["H200", "H100"] {
-            let of_gpu = || claim.lines.iter().filter(is_of).filter(|line| line.gpu == gpu);
-            let price = price(claim, of_gpu());
             for (at, measure) in claim.measures.iter().enumerate().filter(|(_, measure)| measure.name != BUSY) {
-                let Some(row) = Ranked::of(of_gpu(), at, measure) else { continue };
+                let made =
+                    |line: &&Line| run_archive::is_release(&line.run) && line.gpu == gpu && line.figures[at].is_some();
+                let Some(newest) = claim.lines.iter().filter(made).max_by_key(|line| &line.run) else { continue };
+                let of_newest = || claim.lines.iter().filter(made).filter(|line| line.commit == newest.commit);
+                let Some(row) = Ranked::of(of_newest(), at, measure) else { continue };
                 let values =
                     [0, row.figures.len() / 2, row.figures.len() - 1].map(|at| figure_text(row.figures[at].0, measure));
-                text.push_str(&format!(
-                    "| [{}](#{}) | {gpu} | {} | {} | {} | {} | {} | {price} |\n",
+                rows.push_str(&format!(
+                    "| [{}](#{}) | {gpu} | {} | {} | {} | {} | {} | {} | {} |\n",
                     claim.title,
                     anchor(&claim.title),
                     measure.name,
+                    newest.commit,
                     row.figures.len(),
                     values.join(" | "),
                     row.target,
-                    row.met
+                    row.met,
+                    price(claim, of_newest())
                 ));
             }
         }
     }
-    text
+    if rows.is_empty() {
+        return rows;
+    }
+    format!(
+        "\n## {RELEASE}\n\nEvery figure was made by the same commands (`cargo xtask release-run`), at the newest commit whose release run has it. *Hosts* \
+         counts those of that commit with that GPU. The table of the claim has their names. The price has the CPUs that were busy, best to worst.\n\n\
+         | what | GPU | figure | commit | hosts | best | median | worst | target | met | price |\n|---|---|---|---|---|---|---|---|---|---|---|\n{rows}"
+    )
 }
 
 /// What the figures of a claim cost on the hosts of `lines`.
@@ -227,7 +225,7 @@ mod tests {
     #[test]
     fn a_bad_run_is_shown_as_the_worst_and_counted() {
         let claims = [claim(Better::More, &[0.96, 0.67, 0.939_9, 0.94])];
-        let text = render(&claims, "", &|run| format!("runs/{run}/summary.md"));
+        let text = render(&claims, &|run| format!("runs/{run}/summary.md"));
         assert!(
             text.contains("| H200 | f | 4 | 0.960 (r0) | 0.940 (r2) | 0.670 (r1) | at least 0.940 | 2 of 4 |"),
             "{text}"
@@ -238,7 +236,29 @@ mod tests {
 
     #[test]
     fn less_is_better_where_a_measure_says_so() {
-        let text = render(&[claim(Better::Less, &[0.9, 1.0, 2.0])], "", &|run| run.to_owned());
+        let text = render(&[claim(Better::Less, &[0.9, 1.0, 2.0])], &|run| run.to_owned());
         assert!(text.contains("| 0.900 (r0) | 1.000 (r1) | 2.000 (r2) | at most 0.940 | 1 of 3 |"), "{text}");
+    }
+    #[test]
+    fn a_release_run_with_few_figures_hides_none_of_an_older_one() {
+        let line = |run: &str, commit: &str, figures: [Option<f64>; 2]| Line {
+            run: run.to_owned(),
+            gpu: "H200",
+            gpus: 1,
+            commit: commit.to_owned(),
+            samples: "9".to_owned(),
+            figures: figures.to_vec(),
+        };
+        let measure = |name| Measure { name, better: Better::More, target: None, digits: 1 };
+        let lines = vec![
+            line("2026-01-01-h200x1-release-a", "old", [Some(1.0), Some(10.0)]),
+            line("2026-01-02-h200x1-release-b", "new", [Some(2.0), None]),
+            line("2026-01-02-h200x1-release-c", "new", [Some(3.0), None]),
+            line("2026-01-03-h200x1-transfers", "newer", [Some(4.0), Some(40.0)]),
+        ];
+        let claims = [Claim { measures: vec![measure("f"), measure("g")], lines, ..claim(Better::More, &[]) }];
+        let text = render(&claims, &|run| run.to_owned());
+        assert!(text.contains("| [T](#t) | H200 | f | new | 2 | 3.0 | 2.0 | 2.0 | - | - | - |"), "{text}");
+        assert!(text.contains("| [T](#t) | H200 | g | old | 1 | 10.0 | 10.0 | 10.0 | - | - | - |"), "{text}");
     }
 }
