@@ -304,9 +304,9 @@ mod tests {
         let results = claims::page(root).unwrap();
         let release = results.split("\n## ").find(|section| section.starts_with("The release run\n")).unwrap();
         let row = "| [A token loop beside an offload to page-locked memory](#a-token-loop-beside-an-offload-to-page-locked-memory) \
-                   | H100 | `--aside`, us | 2 | 54.9 | 61.5 | 61.5 | at most 60.0 | 1 of 2 | - |\n";
+                   | H100 | `--aside`, us | d24708228877 | 2 | 54.9 | 61.5 | 61.5 | at most 60.0 | 1 of 2 | - |\n";
         assert!(release.contains(row), "{release}");
-        let row = "| `exec`, times as fast | 2 | 12.0 | 12.0 | 12.0 | - | - | 10.7 CPUs busy; page-locked memory for both models with the package |\n";
+        let row = "| `exec`, times as fast | d24708228877 | 2 | 12.0 | 12.0 | 12.0 | - | - | 10.7 CPUs busy; page-locked memory for both models with the package |\n";
         assert!(release.contains(row), "{release}");
     }
 
