@@ -160,6 +160,8 @@ struct Sharing {
     client: Mutex<Option<Arc<Client>>>,
     /// Flows that are closed and have not left.
     leaving: Mutex<Vec<(FlowId, BrokerFlow)>>,
+    /// Held while the broker is told of them: what another thread tells is known when this one asks.
+    telling: Mutex<()>,
 }
 
 /// A flow as the broker knows it.
@@ -304,6 +306,7 @@ impl Inner {
 
     /// Tells the broker of flows that have left.
     fn tell_left(&self, sharing: &Sharing) {
+        let _alone = lock(&sharing.telling);
         let mut leaving = lock(&sharing.leaving);
         let left: Vec<_> = leaving.extract_if(.., |(flow, _)| self.book().bound(*flow).is_none()).collect();
         drop(leaving);
@@ -424,7 +427,8 @@ impl FlowNode {
         };
         let engines = self.0.engines.iter().filter_map(named).collect();
         let socket = socket.map_or_else(place::usual, Path::to_owned);
-        let sharing = Sharing { socket, engines, client: Mutex::default(), leaving: Mutex::default() };
+        let sharing =
+            Sharing { socket, engines, client: Mutex::default(), leaving: Mutex::default(), telling: Mutex::default() };
         self.0.sharing.set(sharing).map_err(|_| late())?;
         Ok(self)
     }
