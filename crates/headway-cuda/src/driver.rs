@@ -4,6 +4,7 @@ pub(crate) mod nvml;
 pub(crate) mod structures;
 pub(crate) mod table;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, OsString, c_char, c_int, c_void};
 use std::fmt;
@@ -43,8 +44,6 @@ pub struct Driver {
     pub(crate) table: Table,
     pub(crate) domain: MemoryDomain,
     path: PathBuf,
-    /// Whether the program had loaded it for itself, and may be capturing streams.
-    pub(crate) is_guest: bool,
     home: Home,
     ids: Mutex<BTreeMap<Ordinal, DeviceId>>,
 }
@@ -81,7 +80,7 @@ impl Driver {
         if let Some(driver) = loaded.get(path) {
             return Ok(Arc::clone(driver));
         }
-        let driver = Self::of(path, Table::load(path)?, false)?;
+        let driver = Self::of(path, Table::load(path)?)?;
         loaded.insert(path.to_owned(), Arc::clone(&driver));
         Ok(driver)
     }
@@ -99,16 +98,15 @@ impl Driver {
         let path = Path::new("the program's own libcuda.so.1");
         // SAFETY: the caller's promise.
         let table = unsafe { Table::find(path, find) }?;
-        Self::of(path, table, true)
+        Self::of(path, table)
     }
 
-    fn of(path: &Path, table: Table, is_guest: bool) -> Result<Arc<Self>, DeviceError> {
+    fn of(path: &Path, table: Table) -> Result<Arc<Self>, DeviceError> {
         FIRST.get_or_init(Home::here);
         let driver = Self {
             table,
             domain: MemoryDomain::new(),
             path: path.to_owned(),
-            is_guest,
             home: Home::here(),
             ids: Mutex::default(),
         };
@@ -185,7 +183,17 @@ impl Driver {
         let mut handle = std::ptr::null_mut();
         // SAFETY: `handle` is valid for the call to write.
         unsafe { call!(self, cuCtxGetCurrent(&raw mut handle)) }?;
-        Ok(CurrentContext { driver: Arc::clone(self), handle })
+        Ok(CurrentContext { driver: Arc::clone(self), handle, was_relaxed: MODE_BEFORE.get().is_some() })
+    }
+
+    /// Lets the calling thread ask and allocate while another thread captures a graph. Else the driver refuses that, and ends the capture:
+    /// `torch.cuda.graph` begins one of this kind. The mode is the thread's own and stays so until a [`CurrentContext`] ends.
+    pub(crate) fn relax(&self) {
+        if MODE_BEFORE.get().is_none()
+            && let Some(exchange) = self.table.cuThreadExchangeStreamCaptureMode
+        {
+            MODE_BEFORE.set(Some(exchanged(exchange, table::CAPTURE_RELAXED)));
+        }
     }
 
     /// The number of the GPU whose context is current on the calling thread.
@@ -329,10 +337,29 @@ pub struct GpuIdentity {
 pub struct CurrentContext {
     driver: Arc<Driver>,
     handle: Handle,
+    was_relaxed: bool,
+}
+
+thread_local! {
+    /// The mode that this thread had for captures of others, before [`Driver::relax`].
+    static MODE_BEFORE: Cell<Option<c_int>> = const { Cell::new(None) };
+}
+
+/// Gives the calling thread `mode`; the one that it had.
+fn exchanged(exchange: table::functions::cuThreadExchangeStreamCaptureMode, mut mode: c_int) -> c_int {
+    // SAFETY: `mode` is valid for the call to exchange.
+    unsafe { exchange(&raw mut mode) };
+    mode
 }
 
 impl Drop for CurrentContext {
     fn drop(&mut self) {
+        if !self.was_relaxed
+            && let Some(mode) = MODE_BEFORE.take()
+            && let Some(exchange) = self.driver.table.cuThreadExchangeStreamCaptureMode
+        {
+            exchanged(exchange, mode);
+        }
         let mut now = std::ptr::null_mut();
         // SAFETY: `now` is valid for the call to write.
         let asked = unsafe { call!(self.driver, cuCtxGetCurrent(&raw mut now)) };

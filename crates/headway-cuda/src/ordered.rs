@@ -29,6 +29,7 @@ use headway_device::buffer::Budget;
 use headway_device::gpu::Gpu;
 use headway_device::{Buffer, DeviceError, HostKind};
 use headway_os::board::EngineActivity;
+use headway_os::clock;
 
 use self::pipeline::Pipeline;
 pub use self::ticket::OrderedTicket;
@@ -40,7 +41,7 @@ use crate::driver::table::{self, Address, Handle};
 use crate::driver::{CurrentContext, call, lock};
 use crate::foreign::ForeignMemory;
 use crate::lookup::AddressFacts;
-use crate::owned::Context;
+use crate::owned::{Context, Fate};
 use crate::pool::Pool;
 use crate::words;
 
@@ -170,7 +171,7 @@ struct Shared {
     /// By direction: into the GPU, out of it. Made when they are first used.
     pipelines: [Mutex<Vec<Pipeline>>; 2],
     queue: workers::JobQueue,
-    /// The first error after which the copier makes no copies any more.
+    /// The first error after which the copier takes no copies any more. Those that it has go on while the context lives.
     broken: OnceLock<DeviceError>,
     closing: AtomicBool,
 }
@@ -180,11 +181,21 @@ impl Shared {
         self.broken.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// Ends everything with `error`. Threads leave what they wait for.
+    /// Takes no copies any more, because of `error`.
     fn fail(&self, error: DeviceError) -> DeviceError {
         let error = self.broken.get_or_init(|| error).clone();
         self.queue.wake_all();
         error
+    }
+
+    /// The error with which copies under way have ended: the driver has ended the context, and neither it nor a thread uses their memory any
+    /// more.
+    fn ended(&self) -> Result<(), DeviceError> {
+        let Some(error) = self.broken.get() else { return Ok(()) };
+        match self.context.fate(Err(error.clone())) {
+            Fate::Over(ended) if self.queue.rests() => ended,
+            _ => Ok(()),
+        }
     }
 
     /// Has the threads end when nothing is left to copy.
@@ -197,8 +208,15 @@ impl Shared {
     fn look(&self) -> Result<(), DeviceError> {
         self.check()?;
         for pipelines in &self.pipelines {
-            for pipeline in lock(pipelines).iter() {
-                pipeline.stream.rests().map_err(|error| self.fail(error))?;
+            // Who queues a copy, for as long as the driver's queue is full, sees the same errors.
+            let Ok(pipelines) = pipelines.try_lock() else { continue };
+            for pipeline in pipelines.iter() {
+                let asked = pipeline.stream.rests();
+                if let Err(error) = asked
+                    && self.context.has_ended()
+                {
+                    return Err(self.fail(error));
+                }
             }
         }
         Ok(())
@@ -481,6 +499,8 @@ impl OrderedCopier {
     unsafe fn stage(&self, copy: &OrderedCopy, ticket: &OrderedTicket) -> Result<(), DeviceError> {
         let shared = &self.shared;
         let mut pipelines = lock(&shared.pipelines[usize::from(copy.direction == Direction::D2h)]);
+        // A copy that failed meanwhile may have left a stream that does not go on.
+        shared.check()?;
         let at = pipelines.iter().position(Pipeline::is_free);
         let at = match at {
             Some(at) => at,
@@ -508,22 +528,26 @@ impl OrderedCopier {
                 words::write(&shared.context, stream, passed.address(), ticket.generation())
             }
         });
-        drop(pipelines);
         // Some of it is queued and uses the memory: the copier is of no use any more.
-        held.map_err(|error| {
-            let error = shared.fail(error);
+        let held = held.map_err(|error| shared.fail(error));
+        drop(pipelines);
+        held.inspect_err(|_| {
             self.settle();
-            error
         })
     }
 
-    /// Waits for what the copier's streams were given, for a bounded time.
+    /// Waits for what the copier's streams and threads were given, for [`DROP_MAX`] in all.
     fn settle(&self) -> bool {
-        let context = &self.shared.context;
-        let all = self.shared.pipelines.iter().all(|pipelines| {
-            lock(pipelines).iter().all(|pipeline| await_rest_for(context, &pipeline.stream, "copies", DROP_MAX).is_ok())
-        });
-        all && self.workers.rest(DROP_MAX)
+        let (context, end) = (&self.shared.context, clock::now().saturating_add(DROP_MAX));
+        let left = || end.saturating_sub(clock::now());
+        let mut rests = true;
+        for pipelines in &self.shared.pipelines {
+            for pipeline in lock(pipelines).iter() {
+                rests &= await_rest_for(context, &pipeline.stream, "copies", left()).is_ok();
+            }
+        }
+        // The threads use the caller's memory, whether or not the streams rest.
+        self.workers.rest(left()) && rests
     }
 }
 

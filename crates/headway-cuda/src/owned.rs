@@ -125,20 +125,13 @@ impl Context {
 
     /// Binds a context that was given up: what was queued in it before may be asked for.
     pub(crate) fn bind_anyway(&self) -> Result<(), DeviceError> {
+        self.driver.relax();
         // Others in this process may change what is current on this thread, so that it is asked for and not remembered.
         if self.is_current()? {
             return Ok(());
         }
         // SAFETY: the context is retained while this value lives.
-        self.note(unsafe { call!(self.driver, cuCtxSetCurrent(self.handle.0)) })?;
-        if self.driver.is_guest
-            && let Some(exchange) = self.driver.table.cuThreadExchangeStreamCaptureMode
-        {
-            let mut mode = table::CAPTURE_RELAXED;
-            // SAFETY: `mode` is valid for the call to exchange. The mode is this thread's own.
-            unsafe { exchange(&raw mut mode) };
-        }
-        Ok(())
+        self.note(unsafe { call!(self.driver, cuCtxSetCurrent(self.handle.0)) })
     }
 
     /// Whether this is the calling thread's current context.
@@ -175,6 +168,11 @@ impl Context {
                 Some(_) => Fate::UnderWay,
             },
         }
+    }
+
+    /// Whether the driver has ended it: what was queued does not go on.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire) != 0
     }
 
     /// If the driver has ended it: how long its memory is still taken to be in use.

@@ -10,11 +10,11 @@ use headway_core::models::transfer::Direction;
 use headway_core::units::Bytes;
 use headway_cuda::{CudaGpu, Driver, OrderedCopier, OrderedOptions, OrderedTicket, RawCopy, StreamHandle};
 use headway_device::buffer::Buffer;
-use headway_device::gpu::{Caching, CpuReach, Gpu};
+use headway_device::gpu::{Caching, CpuReach, Gpu, Operation};
 use headway_device::{Access, DeviceError, DeviceLimits};
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
-use support::{Fake, in_time};
+use support::{Fake, failing, in_time};
 
 static STREAMS: LazyLock<Fake> = LazyLock::new(|| Fake::build(&["-DSTREAMS"]));
 /// Far longer than anything here takes.
@@ -270,6 +270,70 @@ fn a_lost_context_ends_every_wait() {
         drop(ticket);
         drop(setup.copier);
     });
+}
+
+#[test]
+fn a_graph_that_another_thread_captures_ends_no_copy() {
+    let fake = Fake::build(&["-DSTREAMS"]);
+    let setup = Setup::new(&fake);
+    let (stream, device) = (setup.stream(), setup.device(4 << 20));
+    let mut data = random(4 << 20, 5);
+    let (pinned, there) = (setup.gpu.pinned_buffer(4096, Caching::Cached).unwrap(), setup.device(4096));
+    fake.hold(true);
+    let ticket = setup.copy(Direction::H2d, &device, &mut data, stream).unwrap();
+    fake.capture(true);
+    // Threads that have called nothing yet.
+    let (waited, after, queued) = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| (ticket.wait(Duration::from_millis(250)), mode(setup.library)));
+        let (waited, after) = waiting.join().unwrap();
+        fake.hold(false);
+        let queueing = scope.spawn(|| {
+            let from = pinned.claim(0..4096, Access::Read).unwrap();
+            let to = there.claim(0..4096, Access::Write).unwrap();
+            let mut queue = setup.gpu.queue(false).unwrap();
+            queue.submit(Operation::Copy { from, to }, 1).unwrap();
+            std::iter::repeat_with(|| queue.poll()).find_map(|done| done).unwrap().result
+        });
+        (waited, after, queueing.join().unwrap())
+    });
+    assert!(matches!(waited, Err(DeviceError::Timeout { .. })), "{waited:?}");
+    assert_eq!((after, queued), (0, Ok(())), "the thread has the mode that it had");
+    ticket.wait(LIMIT).unwrap();
+    fake.capture(false);
+    let mut back = vec![0; 4 << 20];
+    setup.copy(Direction::D2h, &device, &mut back, stream).unwrap().wait(LIMIT).unwrap();
+    assert!(back == data);
+}
+
+/// The mode that the calling thread has for captures of others.
+fn mode(library: &libloading::Library) -> i32 {
+    let mut mode = 0;
+    // SAFETY: the function exchanges an int.
+    unsafe {
+        library.get::<unsafe extern "C" fn(*mut i32) -> i32>(b"cuThreadExchangeStreamCaptureMode\0").unwrap()(
+            &raw mut mode,
+        )
+    };
+    mode
+}
+
+#[test]
+fn a_copy_that_cannot_be_queued_leaves_those_before_it_alone() {
+    let fake = failing("cuMemcpyHtoDAsync_v2", 1, 10, &["-DSTREAMS"]);
+    let setup = Setup::new(&fake);
+    let (first, second, device) = (setup.stream(), setup.stream(), setup.device(8 << 20));
+    let word = setup.gpu.pinned_buffer(8, Caching::Cached).unwrap();
+    let (mut data, mut other) = (random(4 << 20, 4), random(4 << 20, 5));
+    setup.word(b"cuStreamWaitValue32_v2\0", first, &word, 1);
+    // Eight chunks each, with a queue of their own each.
+    let before = setup.copy(Direction::H2d, &device, &mut data, first).unwrap();
+    let refused = setup.copy(Direction::H2d, &device, &mut other, second);
+    assert!(matches!(refused, Err(DeviceError::Driver { code: 1, .. })), "{refused:?}");
+    assert!(!before.is_done().unwrap(), "it goes on");
+    setup.word(b"cuStreamWriteValue32_v2\0", setup.stream(), &word, 1);
+    before.wait(LIMIT).unwrap();
+    let again = setup.copy(Direction::H2d, &device, &mut data, first);
+    assert!(matches!(again, Err(DeviceError::Driver { code: 1, .. })), "no more copies: {again:?}");
 }
 
 #[test]

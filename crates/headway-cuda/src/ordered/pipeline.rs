@@ -73,21 +73,21 @@ impl Pipeline {
         self.last = Some((ticket.done(), generation));
         // SAFETY: the words live as long as the ticket's memory.
         unsafe { words::wait(context, stream, ticket.begin().address(), generation, table::WAIT_GEQ) }?;
-        jobs.push(Arc::new(OrderedJob::new(*copy, chunk, ticket, &self.slots, first)));
-        for at in 0..count {
+        let job = Arc::new(OrderedJob::new(*copy, chunk, ticket, &self.slots, first));
+        jobs.push(Arc::clone(&job));
+        let mut queued = (0..count).try_for_each(|at| {
             if at == WAKE_AFTER {
                 jobs.wake_all();
             }
             // SAFETY: the caller's promise.
-            unsafe { self.queue_chunk(context, copy, first + at as u64, at * chunk, chunk) }?;
-        }
-        let ended = match copy.direction {
+            unsafe { self.queue_chunk(context, copy, first + at as u64, at * chunk, chunk) }
+        });
+        if queued.is_ok() && copy.direction == Direction::H2d {
             // SAFETY: the caller's promise.
-            Direction::H2d => unsafe { words::write(context, stream, ticket.done().address(), generation) },
-            _ => Ok(()),
-        };
+            queued = unsafe { words::write(context, stream, ticket.done().address(), generation) };
+        }
         jobs.wake_all();
-        ended
+        queued.inspect_err(|_| jobs.remove(&job))
     }
 
     /// # Safety

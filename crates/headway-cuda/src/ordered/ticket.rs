@@ -159,21 +159,24 @@ impl OrderedTicket {
     /// Whether the bytes are in the destination. Calls nothing of the driver.
     ///
     /// # Errors
-    /// The error after which the copier gave up; the destination is unspecified then.
+    /// The error with which the driver ended the GPU's context; the destination is unspecified then, and nothing uses the memory any more.
     pub fn is_done(&self) -> Result<bool, DeviceError> {
         if self.done().reached(self.generation) {
             return Ok(true);
         }
         // A forked child has none of the threads that would end it, and may not take their locks.
         self.shared.context.driver.here()?;
-        self.shared.check().map(|()| false)
+        self.shared.ended().map(|()| false)
     }
 
     /// Asks the driver whether the copier's streams have failed; slow. Then [`OrderedTicket::is_done`] tells.
     pub fn look(&self) {
-        if self.shared.context.driver.here().is_err() {
+        let driver = &self.shared.context.driver;
+        if driver.here().is_err() {
             return;
         }
+        // A context that has ended does not say what is current.
+        let _before = driver.keep_current().ok();
         // The error is kept.
         let _ = self.shared.look();
     }

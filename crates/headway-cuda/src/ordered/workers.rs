@@ -43,6 +43,17 @@ impl JobQueue {
         lock(&self.jobs).push_back((job, 0));
     }
 
+    /// Forgets a copy whose chunks are not all queued: those that are not would never be ready.
+    pub(super) fn remove(&self, job: &Arc<OrderedJob>) {
+        lock(&self.jobs).retain(|(known, _)| !Arc::ptr_eq(known, job));
+    }
+
+    /// Whether no thread copies, nor will.
+    pub(super) fn rests(&self) -> bool {
+        // In this order: a chunk that leaves the queue is counted as busy before the lock is free again.
+        lock(&self.jobs).is_empty() && self.busy.load(Ordering::Acquire) == 0
+    }
+
     pub(super) fn wake_all(&self) {
         let _jobs = lock(&self.jobs);
         self.came.notify_all();
@@ -70,7 +81,7 @@ impl JobQueue {
         let mut nap = NAP_MIN;
         let mut jobs = lock(&self.jobs);
         loop {
-            if shared.broken.get().is_some() {
+            if shared.context.has_ended() {
                 jobs.clear();
             }
             match self.find(&mut jobs) {
@@ -132,9 +143,7 @@ impl Workers {
     /// Waits until no copy is left, for `limit` at most.
     pub(super) fn rest(&self, limit: Nanos) -> bool {
         let (start, limit) = (Instant::now(), Duration::from_nanos(limit.0));
-        let queue = &self.shared.queue;
-        // In this order: a chunk that leaves the queue is counted as busy before the lock is free again.
-        while !(lock(&queue.jobs).is_empty() && queue.busy.load(Ordering::Acquire) == 0) {
+        while !self.shared.queue.rests() {
             if start.elapsed() > limit {
                 return false;
             }

@@ -266,7 +266,7 @@ Code cuStreamDestroy_v2(Stream *stream) {
 	free(stream);
 	return 0;
 }
-Code cuStreamQuery(Stream *stream) { ENTER(cuStreamQuery); stream = stream_of(stream); NEED(MINE(stream), INVALID_CONTEXT); LEAVE(stream->first ? NOT_READY : 0); }
+Code cuStreamQuery(Stream *stream) { ENTER(cuStreamQuery); stream = stream_of(stream); NEED(MINE(stream), INVALID_CONTEXT); NEED(MAY_ASK, 900); LEAVE(stream->first ? NOT_READY : 0); }
 Code cuStreamIsCapturing(Stream *stream, int *status) { ENTER(cuStreamIsCapturing); NEED(MINE(stream_of(stream)), INVALID_CONTEXT); *status = capturing; LEAVE(0); }
 #endif
 /* From ordinary memory: with -DSTAGED the bytes arrive when the default stream is waited for. */
@@ -303,7 +303,7 @@ Code cuEventRecord(Event *event, Stream *stream) {
 	__atomic_store_n(&event->lag, 1, __ATOMIC_RELEASE);
 	LEAVE(enqueue(stream, (Operation){WRITE_WORD, (char *)&event->lag, NULL, 0, 0, NULL}));
 }
-Code cuEventQuery(Event *event) { ENTER(cuEventQuery); NEED(MINE(event), INVALID_CONTEXT); LEAVE(__atomic_load_n(&event->lag, __ATOMIC_ACQUIRE) ? NOT_READY : 0); }
+Code cuEventQuery(Event *event) { ENTER(cuEventQuery); NEED(MINE(event), INVALID_CONTEXT); NEED(MAY_ASK, 900); LEAVE(__atomic_load_n(&event->lag, __ATOMIC_ACQUIRE) ? NOT_READY : 0); }
 #else
 Code cuEventRecord(Event *event, Stream *stream) { ENTER(cuEventRecord); NEED(MINE(event) && MINE(stream), INVALID_CONTEXT); event->nanos = now(); event->lag = LAG; LEAVE(0); }
 Code cuEventQuery(Event *event) { ENTER(cuEventQuery); NEED(MINE(event), INVALID_CONTEXT); LEAVE(held || (event->lag > 0 && event->lag--) ? NOT_READY : 0); }

@@ -26,6 +26,10 @@ typedef struct {
 static Stream legacy_streams[DEVICES];
 static int capturing;
 void headway_fake_capture(int on) { capturing = on; }
+/* What a thread may do while another one captures: 0 = not ask, 2 = everything. */
+static __thread int capture_mode;
+Code cuThreadExchangeStreamCaptureMode(int *mode) { int before = capture_mode; capture_mode = *mode; *mode = before; return 0; }
+#define MAY_ASK (!capturing || capture_mode == 2)
 
 static void *serve_stream(void *argument) {
 	Stream *stream = argument;

@@ -65,6 +65,15 @@ impl Fake {
         }
     }
 
+    /// While this is set a thread of the program captures a graph; the library is built with `-DSTREAMS`.
+    pub fn capture(&self, on: bool) {
+        // SAFETY: the library is loaded already, and this function of it takes an int.
+        unsafe {
+            let library = libloading::Library::new(&self.path).unwrap();
+            library.get::<unsafe extern "C" fn(i32)>(b"headway_fake_capture\0").unwrap()(on.into());
+        }
+    }
+
     /// Objects and allocations that the library has handed out and not got back.
     pub fn live(&self) -> i32 {
         // SAFETY: the library is loaded already, and this function of it takes nothing and returns an int.
