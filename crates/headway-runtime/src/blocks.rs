@@ -31,6 +31,9 @@ pub enum DataError {
     /// A program's callback failed. What other streams gave until then is right.
     #[error(transparent)]
     Callback(#[from] CallbackFailure),
+    /// A thread of the run has panicked; standard error has its message.
+    #[error("the thread that {work} has panicked")]
+    Panicked { work: &'static str },
     /// The block is damaged.
     #[error("pipeline `{pipeline}`, cycle {cycle}: damaged block")]
     Block {

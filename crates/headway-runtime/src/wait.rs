@@ -29,24 +29,55 @@ impl Cancel {
     }
 }
 
+/// Time that was waited. Between two looks at the clock a quarter of the bound counts at most: a process that was stopped looks again at what
+/// it waits for before it gives up.
+#[derive(Debug)]
+pub(crate) struct WaitedTime {
+    bound: Nanos,
+    waited: Nanos,
+    looked: Option<Nanos>,
+}
+
+impl WaitedTime {
+    pub(crate) const fn new(bound: Nanos) -> Self {
+        Self { bound, waited: Nanos::ZERO, looked: None }
+    }
+
+    /// Begins anew.
+    pub(crate) const fn restart(&mut self) {
+        self.waited = Nanos::ZERO;
+        self.looked = None;
+    }
+
+    /// Looks at the clock; whether it was waited for longer than the bound.
+    pub(crate) fn is_over(&mut self) -> bool {
+        self.is_over_at(clock::now())
+    }
+
+    fn is_over_at(&mut self, now: Nanos) -> bool {
+        let since = now.saturating_sub(self.looked.replace(now).unwrap_or(now));
+        self.waited = self.waited.saturating_add(since.min(Nanos((self.bound.0 / 4).max(1))));
+        self.waited >= self.bound
+    }
+}
+
 /// One wait after the other, each until something happens.
 #[derive(Debug)]
 pub(crate) struct Patience {
-    bound: Nanos,
     turns: u32,
-    since: Option<Nanos>,
+    time: WaitedTime,
 }
 
 impl Patience {
     /// A wait of at most `bound` between two signs of progress.
     pub(crate) const fn new(bound: Nanos) -> Self {
-        Self { bound, turns: 0, since: None }
+        Self { turns: 0, time: WaitedTime::new(bound) }
     }
 
     /// Something has happened.
     pub(crate) const fn progress(&mut self) {
         self.turns = 0;
-        self.since = None;
+        self.time.restart();
     }
 
     /// Lets a moment pass; `false` when nothing has happened for too long.
@@ -57,12 +88,7 @@ impl Patience {
         } else {
             headway_os::sched::yield_now();
         }
-        if !self.turns.is_multiple_of(LOOK) {
-            return true;
-        }
-        let now = clock::now();
-        let since = *self.since.get_or_insert(now);
-        now.saturating_sub(since) < self.bound
+        !self.turns.is_multiple_of(LOOK) || !self.time.is_over()
     }
 }
 
@@ -80,6 +106,17 @@ mod tests {
         }
         patience.progress();
         assert!(patience.pause());
+    }
+
+    #[test]
+    fn a_process_that_was_stopped_looks_again_before_it_gives_up() {
+        let mut time = WaitedTime::new(Nanos(100));
+        assert!(!time.is_over_at(Nanos(7)));
+        assert!(!time.is_over_at(Nanos(1_000_000)), "it was stopped");
+        let late: Vec<bool> = (1..=4).map(|at| time.is_over_at(Nanos(1_000_000 + 20 * at))).collect();
+        assert_eq!(late, [false, false, false, true], "25 count for the stop, then 20 each");
+        time.restart();
+        assert!(!time.is_over_at(Nanos(9_000_000)));
     }
 
     #[test]

@@ -263,6 +263,8 @@ pub fn run_work(
         let (deliver, delivered) = mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
         requests.open(inbox.clone());
+        // On every way out, also by a panic: else the scope would wait for the feeder.
+        let end = RunEnd { stop: &Arc::clone(&stop), requests: &requests };
         // First, so that the other threads keep off the CPUs of cores.
         let awake = options.spin > Nanos::ZERO && !held.class().is_rationed();
         let cores = cores::Cores::start(plan, kernels, &classes, awake, &inbox)?;
@@ -273,9 +275,12 @@ pub fn run_work(
         drop(came);
         let feeder = feed::Feeder::new(plan, supply, &buffers, &cycles, inbox.clone(), told, Arc::clone(&stop));
         let feeder = feeder.within(options.limits.cycles_in_flight_max);
-        threads::without_signals(|| scope.spawn(in_class(&classes, Role::Feeder, move || feeder.run())));
+        let watch = PanicWatch { work: "fills the first buffers", inbox: inbox.clone() };
+        threads::without_signals(|| scope.spawn(in_class(&classes, Role::Feeder, move || watch.over(|| feeder.run()))));
+        let watch = PanicWatch { work: "empties the last buffers", inbox: inbox.clone() };
         let sink = feed::Sink::new(collect, &buffers, inbox, delivered, free);
-        let sink = threads::without_signals(|| scope.spawn(in_class(&classes, Role::Sink, move || sink.run())));
+        let sink = move || watch.over(|| sink.run());
+        let sink = threads::without_signals(|| scope.spawn(in_class(&classes, Role::Sink, sink)));
         let mut driver = Driver {
             plan,
             dispatcher: Dispatcher::new(Plan::clone(plan), options.limits)?,
@@ -304,8 +309,7 @@ pub fn run_work(
             event!(ERROR, "headway::run", "run ends early", why = error);
             driver.settle();
         }
-        requests.close();
-        stop.store(true, Ordering::Relaxed);
+        drop(end);
         let (cpus, (woken, noticed)) = (driver.cores.cpus.clone(), driver.pace.lateness());
         // Closing the channels ends the sink after what was delivered, and the feeder at its next message.
         drop(driver);
@@ -358,6 +362,39 @@ fn in_class<T>(classes: &Arc<Classes>, role: Role, work: impl FnOnce() -> T) -> 
     move || {
         let _held = classes.take(role);
         work()
+    }
+}
+
+/// Ends the feeder and refuses urgent copies when dropped.
+struct RunEnd<'a> {
+    stop: &'a AtomicBool,
+    requests: &'a Requests,
+}
+
+impl Drop for RunEnd<'_> {
+    fn drop(&mut self) {
+        self.requests.close();
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Tells the driver of a thread that panics: it would wait for what that thread was to do.
+struct PanicWatch {
+    work: &'static str,
+    inbox: Sender<Message>,
+}
+
+impl PanicWatch {
+    fn over<T>(self, work: impl FnOnce() -> T) -> T {
+        work()
+    }
+}
+
+impl Drop for PanicWatch {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = self.inbox.send(Message::Failed(DataError::Panicked { work: self.work }));
+        }
     }
 }
 
@@ -631,7 +668,7 @@ impl Driver<'_> {
                     if self.asked.arrived(pipeline, cycle, now) {
                         continue;
                     }
-                    // A sink that has ended has sent its error already; it is in the inbox.
+                    // A sink that has ended, or panicked, has sent its error already; it is in the inbox.
                     let at = now.saturating_sub(self.epoch);
                     let _ = self.deliver.send(feed::Delivery { pipeline, cycle, slot, block, at, lost });
                 }

@@ -1,10 +1,12 @@
 //! The wall-clock driver on the emulated device: what comes out is right, and every failure ends the run cleanly.
 
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use super::faulty::{FaultyGpu, GpuFaults};
 use super::plain_run::plain_run;
@@ -15,6 +17,7 @@ use headway_core::log::{LogRecord, RecordBody};
 use headway_core::models::cpu::RequestedClass;
 use headway_core::models::transfer::{Direction, Profile};
 use headway_core::plan::Plan;
+use headway_core::plan::payload::Gathered;
 use headway_core::plan::planner::{self, PlanOptions};
 use headway_core::units::{Bytes, Nanos};
 use headway_device::emu::{EmuGpu, EmuSpec};
@@ -23,11 +26,12 @@ use headway_kernels::Shipped;
 use headway_os::board::Board;
 use headway_os::sched::{self, Missing, Role};
 use headway_os::{affinity, clock};
-use headway_runtime::blocks::{DataError, Gatherer, Scatterer, output_name};
+use headway_runtime::blocks::{DataError, Gatherer, Scatterer, Supply, output_name};
 use headway_runtime::copy::{Copier, CopyOptions};
 use headway_runtime::intake::{InputError, Intake};
 use headway_runtime::kernels::Kernels;
 use headway_runtime::outlet::Outlet;
+use headway_runtime::program::Came;
 use headway_runtime::staging::Promiser;
 use headway_runtime::wall::{self, RunError, WallOptions, WallOutcome};
 
@@ -170,6 +174,52 @@ fn every_stream_comes_out_as_one_unbroken_chain() {
     }
     let halted = records.iter().any(|r| matches!(r.what, RecordBody::Event(DispatchEvent::Halted { .. })));
     assert!(!halted && outcome.end > outcome.epoch);
+}
+
+/// Never brings a block: it panics, or is silent. As a program does, it keeps what says that something came.
+struct Nothing {
+    came: Option<Came>,
+    panics: bool,
+}
+
+impl Supply for Nothing {
+    fn begin(&mut self, _: Nanos, came: &Came) {
+        self.came = Some(Arc::clone(came));
+    }
+
+    fn is_ready(&mut self, _: u32, _: u64) -> Result<bool, DataError> {
+        assert!(!self.panics, "on purpose");
+        Ok(false)
+    }
+
+    fn supply(&mut self, _: u32, _: u64, _: usize, _: &mut [&mut [u8]]) -> Result<Gathered, DataError> {
+        unreachable!("nothing is ready")
+    }
+}
+
+#[test]
+fn a_run_ends_when_a_thread_of_it_or_its_log_panics() {
+    for panics in [true, false] {
+        let (told, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let bench = Bench::new();
+            let kernels = Kernels::of(&bench.plan, &bench.workload, &Shipped).unwrap();
+            let intake = bench.open(&bench.input(1_000));
+            let gatherer = Gatherer::new(Arc::clone(&bench.plan), Arc::new(intake));
+            let outlet = Outlet::create(&bench.place()).unwrap();
+            let scatterer = Scatterer::new(gatherer.clone(), &outlet).unwrap();
+            let mut job = plain_run(&bench.plan, &kernels, &gatherer, scatterer);
+            job.supply = Box::new(Nothing { came: None, panics });
+            let mut devices = [Engines::open(Arc::new(bench.gpu(GpuFaults::default()))).unwrap()];
+            let log = |_: &LogRecord| assert!(panics, "the log panics on purpose");
+            let options = WallOptions::default();
+            let ran =
+                catch_unwind(AssertUnwindSafe(|| wall::run_work(job, &mut devices, &options, log, |_| {}).map(drop)));
+            told.send(ran.is_err()).unwrap();
+        });
+        let is_panic = ended.recv_timeout(Duration::from_secs(300)).expect("the run ends");
+        assert!(is_panic, "the panic is seen");
+    }
 }
 
 /// Between two packets lie a hundred empty cycles, more than the dispatcher keeps open: the feeder must not run ahead.

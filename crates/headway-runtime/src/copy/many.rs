@@ -492,8 +492,11 @@ impl Flow<'_> {
             drop(run);
             Ok(EngineMoved::default())
         };
-        while self.in_pool > 0 && self.receiver.recv().is_ok() {
-            self.in_pool -= 1;
+        let Self { receiver, sender, mut in_pool, .. } = self;
+        // A job that panics says nothing, but drops its sender.
+        drop(sender);
+        while in_pool > 0 && receiver.recv().is_ok() {
+            in_pool -= 1;
         }
         result.and(ended)
     }

@@ -10,7 +10,7 @@ use headway_device::{Access, DeviceError};
 use headway_os::clock;
 
 use super::bounce::SLOT;
-use super::engine::{Bounds, EngineMoved, QueueStep, Stopped, steps};
+use super::engine::{Bounds, EngineMoved, QueueStep, Stopped, Why, steps};
 use super::gpu::CopierGpu;
 use super::request::claim;
 use super::{At, Copier, CopyError, CopyReport};
@@ -84,7 +84,10 @@ impl Copier {
             self.through_host(source, target, to, from, len, bounds)
         };
         let moved = moved.map_err(|stopped| stopped.error(method, bounds));
-        if let Err(CopyError::DeviceLost) = moved {
+        // A copy through the host has said on which of the two it stopped.
+        if let Err(CopyError::DeviceLost) = moved
+            && direct
+        {
             source.lose();
         }
         Ok((moved?, instead_of))
@@ -107,29 +110,34 @@ impl Copier {
                 remedy: "copy out of one and into the other".into(),
             }));
         }
-        let slots = source.bounce.await_slots(source.device.as_ref(), SLOTS, self.options.limits.pinned_max, bounds)?;
+        let pinned_max = self.options.limits.pinned_max;
+        let slots = source.bounce.await_slots(source.device.as_ref(), SLOTS, pinned_max, bounds).map_err(on(source))?;
         let limits = [source.d2h.shared.limit.enter(), target.h2d.shared.limit.enter()];
         let chunk = limits.iter().map(|limited| limited.bytes).fold(SLOT, usize::min);
         let (mut free, mut full) = (slots.offsets.clone(), VecDeque::new());
         let mut emptying = VecDeque::new();
         let mut reading = VecDeque::new();
-        let mut outward = source.d2h.open(source.device.as_ref(), len.div_ceil(chunk), Bytes(chunk as u64), bounds)?;
-        let mut inward = target.h2d.open(target.device.as_ref(), len.div_ceil(chunk), Bytes(chunk as u64), bounds)?;
+        let (chunks, bytes) = (len.div_ceil(chunk), Bytes(chunk as u64));
+        let mut outward = source.d2h.open(source.device.as_ref(), chunks, bytes, bounds).map_err(on(source))?;
+        let mut inward = target.h2d.open(target.device.as_ref(), chunks, bytes, bounds).map_err(on(target))?;
         let (mut read, mut written) = (0, 0);
         while written < len {
             if read < len && !free.is_empty() && outward.turn() {
                 let (here, slot) = (chunk.min(len - read), free.pop().expect("checked above"));
-                outward.submit(one_step(from.plus(read), At { buffer: &slots.buffer, offset: slot }, here)?)?;
+                let step = one_step(from.plus(read), At { buffer: &slots.buffer, offset: slot }, here)?;
+                outward.submit(step).map_err(on(source))?;
                 reading.push_back((read, here, slot));
                 read += here;
             }
             if !full.is_empty() && inward.turn() {
                 let (start, here, slot) = full.pop_front().expect("checked above");
-                inward.submit(one_step(At { buffer: &slots.buffer, offset: slot }, to.plus(start), here)?)?;
+                let step = one_step(At { buffer: &slots.buffer, offset: slot }, to.plus(start), here)?;
+                inward.submit(step).map_err(on(target))?;
                 emptying.push_back((here, slot));
             }
-            for run in [&mut outward, &mut inward] {
-                if run.flying() > 0 { run.poll()? } else { run.pause()? }
+            for (run, gpu) in [(&mut outward, source), (&mut inward, target)] {
+                let passed = if run.flying() > 0 { run.poll() } else { run.pause() };
+                passed.map_err(on(gpu))?;
             }
             while reading.len() > outward.flying() {
                 full.extend(reading.pop_front());
@@ -140,9 +148,19 @@ impl Copier {
                 free.push(slot);
             }
         }
-        let (first, second) = (outward.finish()?, inward.finish()?);
+        let (first, second) = (outward.finish().map_err(on(source))?, inward.finish().map_err(on(target))?);
         let waited = first.waited.saturating_add(second.waited);
         Ok(EngineMoved { chunks: second.chunks, waited, ahead: first.ahead, cpu: None })
+    }
+}
+
+/// Knows that `gpu` is lost if a step stopped for that.
+fn on(gpu: &CopierGpu) -> impl Fn(Stopped) -> Stopped + '_ {
+    |stopped| {
+        if matches!(stopped.why, Why::Device(DeviceError::DeviceLost)) {
+            gpu.lose();
+        }
+        stopped
     }
 }
 

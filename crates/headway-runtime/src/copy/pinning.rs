@@ -37,18 +37,21 @@ impl Copier {
         let (direction, len) = (request.direction, request.len);
         let limited = gpu.engine(direction).shared.limit.enter();
         let chunk = self.chunk(method, len).min(limited.bytes);
-        let ranges: Vec<_> = ranges(address, len, chunk).collect();
+        // Beside flows chunks may be shorter than what can be pinned by itself.
+        let ranges: Vec<_> = ranges(address, len, chunk.max(CUT)).collect();
         request
             .with_buffers(None, |from, to| {
                 // Pinning waits until no kernel runs, and resident copiers run on until their leases end.
                 self.gpus.iter().try_for_each(CopierGpu::park).map_err(Stopped::early)?;
                 let (engine, bounds) = (gpu.engine(direction), self.bounds(&cancel));
-                let mut run = engine.open(gpu.device.as_ref(), ranges.len(), Bytes(chunk as u64), bounds)?;
+                let mut run = engine.open(gpu.device.as_ref(), len.div_ceil(chunk), Bytes(chunk as u64), bounds)?;
                 for range in ranges {
                     while run.flying() > 1 {
                         run.poll()?;
                     }
-                    run.submit(pin(gpu.device.as_ref(), direction, from, to, range)?)?;
+                    for step in pin(gpu.device.as_ref(), direction, from, to, range, chunk)? {
+                        run.submit(step)?;
+                    }
                 }
                 run.finish()
             })
@@ -56,28 +59,32 @@ impl Copier {
     }
 }
 
-/// The copy of one range, which unpins it when it has ended.
+/// The copies of one range, each of `chunk` bytes at most; the last one that ends unpins it.
 fn pin(
     gpu: &dyn Gpu,
     direction: Direction,
     from: At<'_>,
     to: At<'_>,
     range: Range<usize>,
-) -> Result<QueueStep, Stopped> {
-    let within = |at: At<'_>| at.offset + range.start..at.offset + range.end;
+    chunk: usize,
+) -> Result<Vec<QueueStep>, Stopped> {
+    let within = |at: At<'_>, part: &Range<usize>| at.offset + part.start..at.offset + part.end;
     let host = if direction == Direction::D2h { to } else { from };
-    let view = gpu.register(host.buffer, within(host)).map_err(|error| match error {
+    let view = gpu.register(host.buffer, within(host, &range)).map_err(|error| match error {
         DeviceError::DeviceLost => Stopped::early(error),
         error => Stopped::unpinned(error),
     })?;
-    let all = 0..range.len();
-    let (from, to) = if direction == Direction::D2h {
-        (from.buffer.claim(within(from), Access::Read), view.claim(all, Access::Write))
-    } else {
-        (view.claim(all, Access::Read), to.buffer.claim(within(to), Access::Write))
+    let step = |start: usize| {
+        let part = start..(start + chunk).min(range.end);
+        let pinned = part.start - range.start..part.end - range.start;
+        let (from, to) = if direction == Direction::D2h {
+            (from.buffer.claim(within(from, &part), Access::Read)?, view.claim(pinned, Access::Write)?)
+        } else {
+            (view.claim(pinned, Access::Read)?, to.buffer.claim(within(to, &part), Access::Write)?)
+        };
+        Ok(QueueStep { what: Operation::Copy { from, to }, len: part.len() as u64 })
     };
-    let what = Operation::Copy { from: from.map_err(Stopped::early)?, to: to.map_err(Stopped::early)? };
-    Ok(QueueStep { what, len: range.len() as u64 })
+    range.clone().step_by(chunk).map(step).collect::<Result<_, DeviceError>>().map_err(Stopped::early)
 }
 
 /// The ranges of a copy of `len` bytes from `address` on, each of `step` bytes at most, which is no less than [`CUT`].

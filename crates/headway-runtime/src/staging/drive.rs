@@ -16,6 +16,7 @@ use super::stock::Slot;
 use super::worker::StagingJob;
 use super::workers::Signal;
 use crate::at::At;
+use crate::wait::WaitedTime;
 
 /// Polls before the CPU is offered to others, and before parking where nothing is on an engine.
 const SPINS: u32 = 256;
@@ -137,7 +138,7 @@ impl Drive<'_> {
         }
         let mut ended = Vec::new();
         let mut round = Round::default();
-        let (mut first, mut quiet, mut since) = (true, 0u32, None);
+        let (mut first, mut quiet, mut waited) = (true, 0u32, WaitedTime::new(self.patience));
         loop {
             if self.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed)) {
                 self.cancel = None;
@@ -146,7 +147,8 @@ impl Drive<'_> {
             self.retire(&mut round);
             self.poll(&mut ended);
             if first || self.signal.take() || !ended.is_empty() {
-                (first, quiet, since) = (false, 0, None);
+                (first, quiet) = (false, 0);
+                waited.restart();
                 if let Some(outcome) = self.round(&mut ended, &mut round) {
                     return Ending::Over(outcome);
                 }
@@ -154,8 +156,12 @@ impl Drive<'_> {
             }
             quiet = quiet.saturating_add(1);
             let slept = self.pause(quiet);
-            if (slept || quiet.is_multiple_of(CLOCK_EVERY)) && self.is_stuck(&mut since) {
-                return Ending::Stuck(self.give_up());
+            if slept || quiet.is_multiple_of(CLOCK_EVERY) {
+                // Copies that were given up stand in the line until somebody asks whether they have ended.
+                self.links.iter().filter(|link| link.blocked.is_some()).for_each(|link| link.shared.stock().reclaim());
+                if waited.is_over() {
+                    return Ending::Stuck(self.give_up());
+                }
             }
         }
     }
@@ -261,11 +267,6 @@ impl Drive<'_> {
             return true;
         }
         false
-    }
-
-    fn is_stuck(&self, since: &mut Option<Instant>) -> bool {
-        let since = *since.get_or_insert_with(Instant::now);
-        since.elapsed() >= Duration::from_nanos(self.patience.0)
     }
 
     /// Stops, and waits for the workers: their copies end, and they use the caller's memory.
