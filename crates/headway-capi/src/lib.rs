@@ -86,7 +86,9 @@ thread_local! {
 }
 
 fn remember(text: &str) {
-    LAST.with_borrow_mut(|last| *last = CString::new(text.replace('\0', " ")).unwrap_or_default());
+    let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
+    // A thread that ends, or a process, may have let go of it already.
+    let _ = LAST.try_with(|last| last.replace(text));
 }
 
 /// What went wrong, as a status, with its text for the caller.
@@ -118,7 +120,7 @@ fn failed(error: &Error) -> Status {
         Failure::Copy(CopyError::Failed { source, .. }) => of_device(source),
         Failure::Copy(_) => Status::Failed,
         Failure::Flow(_) if error.is_answer() => Status::NotPromised,
-        Failure::Flow(FlowError::Late { .. }) => Status::Timeout,
+        Failure::Flow(FlowError::Late { .. } | FlowError::Unsettled { .. }) => Status::Timeout,
         Failure::Flow(FlowError::Thread { .. }) => Status::Refused,
         Failure::Flow(FlowError::Told { .. } | FlowError::Closed { .. } | FlowError::BrokerLost { .. }) => {
             Status::Failed
@@ -192,7 +194,8 @@ pub extern "C" fn headway_version() -> *const c_char {
 /// this thread's next call of the library that fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn headway_last_error() -> *const c_char {
-    LAST.with_borrow(|last| last.as_ptr())
+    let text = LAST.try_with(|last| last.borrow().as_ptr());
+    text.unwrap_or(c"the thread is ending, and has no texts of errors any more".as_ptr())
 }
 
 /// Sets the defaults of a copier.

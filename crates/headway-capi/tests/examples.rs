@@ -476,6 +476,37 @@ int main(void) {
 }
 
 #[test]
+fn a_call_that_fails_while_a_thread_or_the_process_ends_is_an_error() {
+    let Some(built) = &*BUILT else { return };
+    let mut program = c_program(
+        built,
+        "ending",
+        r#"
+#include <headway.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+static pthread_key_t key;
+static void fail(void) {
+    headway_copier *copier = NULL;
+    int status = headway_copier_open(-2, NULL, &copier);
+    printf("%d %d\n", status, headway_last_error()[0] != 0);
+}
+static void late(void *value) { (void)value, fail(); }
+static void *work(void *nothing) { return pthread_setspecific(key, &key), fail(), nothing; }
+int main(void) {
+    pthread_t thread;
+    if (atexit(fail) || pthread_key_create(&key, late) || pthread_create(&thread, NULL, work, NULL)) return 1;
+    pthread_join(thread, NULL);
+    fail();
+    return 0;
+}
+"#,
+    );
+    assert_eq!(run(&mut program), "3 1\n".repeat(4));
+}
+
+#[test]
 fn a_missing_driver_is_an_error_with_its_remedy() {
     let Some(built) = &*BUILT else { return };
     let mut program = c_program(

@@ -217,7 +217,13 @@ impl Inner {
         self.limit(contract.gpu, contract.direction)?;
         let copier = self.copiers.copier();
         copier.prepare_promised(contract.gpu as usize, contract.direction).map_err(Failure::Copy)?;
-        self.wait_until(&contract.name, |book| book.is_settled(flow))
+        // With the connection to the broker the flow is lost, too.
+        let is_lost = |book: &FlowBook| book.bound(flow).is_none();
+        self.wait_until(&contract.name, |book| is_lost(book) || book.is_settled(flow))?;
+        if is_lost(&self.book()) {
+            return Err(Failure::Flow(FlowError::BrokerLost { flow: contract.name.clone() }).into());
+        }
+        Ok(())
     }
 
     /// Waits until `holds`, for the sake of a flow.
@@ -512,6 +518,8 @@ struct Shared {
 struct Jobs {
     waiting: VecDeque<(FlowCopy, Option<FlowJob>, Arc<Outcome>)>,
     is_served: bool,
+    /// The thread that serves makes no copy.
+    is_idle: bool,
     is_closed: bool,
 }
 
@@ -668,7 +676,9 @@ impl Shared {
             return;
         }
         let mut jobs = lock(&self.jobs);
-        let leaves = !jobs.is_closed && !jobs.is_served;
+        // Else the thread that makes the last copies closes the flow behind them.
+        let is_at_work = jobs.is_served && !(jobs.is_idle && jobs.waiting.is_empty());
+        let leaves = !jobs.is_closed && !is_at_work;
         jobs.is_closed = true;
         self.came.notify_all();
         drop(jobs);
@@ -691,6 +701,9 @@ impl Shared {
             if waited.unwrap_or_else(PoisonError::into_inner).0.is_closed {
                 break FlowError::Closed { flow: self.contract.name.clone() }.into();
             }
+            if let Err(lost) = self.connected() {
+                break lost;
+            }
             if stop() {
                 break Failure::Interrupted;
             }
@@ -700,10 +713,16 @@ impl Shared {
         Err(why.into())
     }
 
-    fn take(&self, bytes: Bytes) -> Result<FlowJob, Error> {
-        if self.broker.as_ref().is_some_and(|of| of.client.is_lost()) {
-            return Err(Failure::Flow(FlowError::BrokerLost { flow: self.contract.name.clone() }).into());
+    /// An error if the flow was lost with the connection to its broker.
+    fn connected(&self) -> Result<(), Failure> {
+        match &self.broker {
+            Some(of) if of.client.is_lost() => Err(FlowError::BrokerLost { flow: self.contract.name.clone() }.into()),
+            _ => Ok(()),
         }
+    }
+
+    fn take(&self, bytes: Bytes) -> Result<FlowJob, Error> {
+        self.connected()?;
         let now = clock::now();
         let taken = self.node.book().submit(now, self.admitted.flow, bytes);
         taken.map_err(|refused| Failure::Flow(refused.into()).into())
@@ -729,8 +748,12 @@ impl Shared {
                 jobs = self.came.wait(jobs).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
+            jobs.is_idle = false;
             drop(jobs);
-            outcome.tell(self.perform(copy, job, &mut || false));
+            let made = self.perform(copy, job, &mut || false);
+            // Before anybody knows, who may close the flow then.
+            lock(&self.jobs).is_idle = true;
+            outcome.tell(made);
             jobs = lock(&self.jobs);
         }
         drop(jobs);
@@ -755,7 +778,6 @@ impl Shared {
         let node: Weak<Inner> = Arc::downgrade(&self.node);
         let flow: FlowId = self.admitted.flow;
         let give_back = move || {
-            clock::sleep_until(closed.returns_from);
             while let Some(node) = node.upgrade() {
                 let alone = lock(&node.changing);
                 node.book().rest(clock::now(), gpu, direction);
@@ -768,7 +790,8 @@ impl Shared {
                 }
                 drop(alone);
                 drop(node);
-                std::thread::sleep(LOOK);
+                // At that time it leaves at the latest; sooner if nothing promised is there.
+                std::thread::sleep(if clock::now() < closed.returns_from { LEAVING_LOOK } else { LOOK });
             }
         };
         // Without a thread the next flow that opens gives it back.

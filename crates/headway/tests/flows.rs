@@ -75,3 +75,17 @@ fn other_copies_have_their_chunks_again_when_a_node_is_dropped_with_its_flows() 
     // Nobody promises there any more.
     node(&copier).open(contract(0)).unwrap();
 }
+
+#[test]
+fn a_flow_whose_copies_have_ended_can_be_opened_again_as_soon_as_it_is_dropped() {
+    let copier = Arc::new(copy::emulated(1).unwrap());
+    let node = node(&copier);
+    let (device, host) = (FlowPlace::device(&copier, 0, MIB).unwrap(), FlowPlace::pinned(&copier, 0, MIB).unwrap());
+    for time in 0..50 {
+        let flow = node.open(contract(0)).unwrap_or_else(|error| panic!("the {time}th time: {error}"));
+        let copy = FlowCopy::Buffers { device: device.clone(), host: host.clone(), bytes: MIB };
+        flow.submit(copy).unwrap().wait(LIMIT).unwrap();
+        // The copy was in time, and nothing promised is there any more.
+        drop(flow);
+    }
+}

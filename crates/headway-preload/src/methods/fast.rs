@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use headway::copy::{
-    At, ChosenCopy, Copier, CopyChooser, CopyLimits, CopyOptions, CopyTook, CudaDriver, CudaGpu, DeviceLimits,
-    Direction, LearningGpu, LearningOptions, Method, Profile,
+    At, ChosenCopy, Copier, CopyChooser, CopyError, CopyLimits, CopyOptions, CopyTook, CudaDriver, CudaGpu,
+    DeviceLimits, Direction, LearningGpu, LearningOptions, Method, Profile,
 };
 use headway::machine::EndpointId;
 use headway::units::{Bytes, Nanos};
@@ -151,9 +151,12 @@ fn open(driver: &Driver, device: c_int) -> Option<Gpu> {
     let gpu = Arc::new(CudaGpu::open(&cuda()?, index, limits).ok()?);
     let gpus = vec![(EndpointId(0), Arc::clone(&gpu) as _)];
     let copier = Copier::new(gpus, Profile::default(), copy_options()).ok()?;
-    // Threads and memory are there before the first copy is timed.
-    copier.prepare().ok()?;
-    Some(Gpu { gpu, copier })
+    // Threads and memory are there before the first copy is timed. A thread that starts while a library is loaded waits for the loader, which may be
+    // the guest's, in this call.
+    match copier.prepare() {
+        Ok(()) | Err(CopyError::NotReady { .. }) => Some(Gpu { gpu, copier }),
+        Err(_) => None,
+    }
 }
 
 /// The GPU `device`, if the current context is its primary one.

@@ -35,6 +35,8 @@ const QUEUES_AT_START: usize = 2;
 const QUEUES_MAX: usize = 16;
 /// Most chunks on the engine that pinned memory is prepared for.
 const IN_FLIGHT_MAX: u32 = 4;
+/// How long somebody waits for threads and memory: far longer than they take to be made.
+const PREPARE_MAX: Nanos = Nanos(10_000_000_000);
 /// Chunks that may be on their way through one relay.
 const RELAYS_MAX: usize = 16;
 
@@ -156,13 +158,13 @@ impl StagingPool {
     /// Starts, and waits until there are all threads, and all that one copy with buffers of `buffer` bytes may have; `relay`: also what it takes as a relay with that many chunks in flight. For measurements and tests.
     ///
     /// # Errors
-    /// [`StagingError::SetUp`], [`StagingError::NotReady`] after the pool's patience, [`StagingError::Forked`].
+    /// [`StagingError::SetUp`], [`StagingError::NotReady`] after the pool's patience, ten seconds at most, [`StagingError::Forked`].
     pub fn prepare(&self, buffer: Bytes, relay: Option<u32>) -> Result<(), StagingError> {
         let shared = &self.shared;
         if !shared.is_ours() {
             return Err(StagingError::Forked);
         }
-        let until = Instant::now() + Duration::from_nanos(shared.options.patience.0);
+        let until = Instant::now() + Duration::from_nanos(shared.options.patience.min(PREPARE_MAX).0);
         let mut orders = shared.orders();
         let each = (shared.slab_bytes() / buffer.0.max(1)).max(1);
         let slabs = u64::from(IN_FLIGHT_MAX + SPARE_BUFFERS).div_ceil(each) as usize;

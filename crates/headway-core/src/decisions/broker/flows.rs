@@ -82,7 +82,7 @@ struct FlowAsk {
     contract: FlowContract,
 }
 
-/// New terms that not all programs keep to yet.
+/// New terms that not all programs keep to yet. Nobody is waited for where no flow opens: the former terms were stricter.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct TermsChange {
     version: u64,
@@ -396,7 +396,8 @@ impl Book {
             let engines = program.book.terms();
             if engines != program.told {
                 program.told.clone_from(&engines);
-                if opens.as_ref().is_none_or(|(asks, _)| asks != client) {
+                // Who keeps to former terms while nothing opens takes nobody's time.
+                if opens.as_ref().is_some_and(|(asks, _)| asks != client) {
                     waits_for.insert(*client);
                 }
                 self.actions.push_back(Action::SetTerms { client: *client, terms: FlowTerms { version, engines } });
